@@ -1,0 +1,82 @@
+"""The contract: values, transformations, leaf-wise arithmetic, and ways to look inside."""
+
+from fnopt.core._apply import apply_updates
+from fnopt.core._config import from_config, to_config
+from fnopt.core._dtypes import (
+    compute_dtype,
+    default_float,
+    increment,
+    is_inexact,
+    real_dtype,
+    zero_count,
+)
+from fnopt.core._errors import listing, place, where
+from fnopt.core._inspect import Slot, hyperparams, named, slot_names, slots
+from fnopt.core._leaves import check_inexact, check_same_tree, map_leaves, slot_zeros
+from fnopt.core._norm import global_norm
+from fnopt.core._paths import leaf_paths, leaves_with_names, path_name, shown
+from fnopt.core._ravel import ravel
+from fnopt.core._transformation import (
+    EmptyState,
+    Member,
+    Transformation,
+    as_transformation,
+    check_state,
+    foreign,
+)
+from fnopt.core._value import (
+    Scalar,
+    ScalarOrSchedule,
+    Schedule,
+    Value,
+    as_number,
+    call_text,
+    hyper,
+    registry,
+    static,
+)
+
+__all__ = [
+    "EmptyState",
+    "Member",
+    "Scalar",
+    "ScalarOrSchedule",
+    "Schedule",
+    "Slot",
+    "Transformation",
+    "Value",
+    "apply_updates",
+    "as_number",
+    "as_transformation",
+    "call_text",
+    "check_inexact",
+    "check_same_tree",
+    "check_state",
+    "compute_dtype",
+    "default_float",
+    "foreign",
+    "from_config",
+    "global_norm",
+    "hyper",
+    "hyperparams",
+    "increment",
+    "is_inexact",
+    "leaf_paths",
+    "leaves_with_names",
+    "listing",
+    "map_leaves",
+    "named",
+    "path_name",
+    "place",
+    "ravel",
+    "real_dtype",
+    "registry",
+    "shown",
+    "slot_names",
+    "slot_zeros",
+    "slots",
+    "static",
+    "to_config",
+    "where",
+    "zero_count",
+]

@@ -1,0 +1,67 @@
+"""Adding updates to params."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core._dtypes import compute_dtype
+from fnopt.core._errors import where
+from fnopt.core._paths import leaves_with_names, shown
+
+_HINT = "Were the updates made for these params (gradient with respect to them, same state)?"
+
+
+def _flatten(tree: Any) -> tuple[list[tuple[str, Any]], Any]:
+    # None stands for "no update", so it counts as a leaf here.
+    return leaves_with_names(tree, is_leaf=lambda x: x is None)
+
+
+def _added(path: str, p: Any, u: Any) -> Any:
+    if u is None or p is None:
+        if p is None and u is not None:
+            raise ValueError(f"{where()}apply_updates: {shown(path)} is None, but has an update.")
+        return p
+    if jnp.shape(p) != jnp.shape(u):
+        raise ValueError(
+            f"{where()}apply_updates: {shown(path)}: params have shape {jnp.shape(p)}, updates "
+            f"have shape {jnp.shape(u)}, expected the same. {_HINT}"
+        )
+    p_dtype = jnp.result_type(p)
+    dtype = compute_dtype(p_dtype, jnp.result_type(u))
+    return (jnp.asarray(p).astype(dtype) + jnp.asarray(u).astype(dtype)).astype(p_dtype)
+
+
+def apply_updates(params: Any, updates: Any) -> Any:
+    r"""Adds updates to params: :math:`\theta \leftarrow \theta + u`, leaf by leaf.
+
+    The sum is made in the wider of the two dtypes (at least float32) and stored in the params'
+    dtype. A `None` update leaves its param as it is.
+
+    Args:
+        params: A tree of arrays.
+        updates: A tree of the same structure and shapes; leaves may be `None`.
+
+    Returns:
+        The new params, with the dtypes of `params`.
+
+    Raises:
+        ValueError: If structures or shapes differ (nothing is broadcast); the message names the
+            leaf.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> fnopt.apply_updates({"w": jnp.ones(2)}, {"w": jnp.full(2, -0.5)})
+        {'w': Array([0.5, 0.5], dtype=float32)}
+    """
+    ps, treedef = _flatten(params)
+    us, updates_treedef = _flatten(updates)
+    if treedef != updates_treedef:
+        raise ValueError(
+            f"{where()}apply_updates: params are {treedef}, updates are {updates_treedef}, "
+            f"expected the same tree. {_HINT}"
+        )
+    leaves = [_added(path, p, u) for (path, p), (_, u) in zip(ps, us, strict=True)]
+    return jax.tree.unflatten(treedef, leaves)

@@ -1,0 +1,159 @@
+"""Values to and from plain JSON: a walk over their fields, not a second description."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fnopt.core._errors import listing
+from fnopt.core._value import Value, config_name, registry
+
+
+def to_config(value: Any) -> Any:
+    """Describes an optimizer (or any fnopt value) by plain dicts, lists, numbers and strings.
+
+    Args:
+        value: A transformation, schedule or selector.
+
+    Returns:
+        A structure that `json.dumps` takes; `from_config` turns it into an equal value.
+
+    Raises:
+        TypeError: If a part has no plain description (a lambda, another library's transform).
+
+    Example:
+        >>> import json, fnopt
+        >>> tx = fnopt.adam(1e-3)
+        >>> fnopt.from_config(json.loads(json.dumps(fnopt.to_config(tx)))) == tx
+        True
+    """
+    return _encode(value, "")
+
+
+def _encode(x: Any, path: str) -> Any:
+    match x:
+        case Value():
+            fields = dataclasses.fields(x)  # pyright: ignore[reportArgumentType]
+            inside = {f.name: _encode(getattr(x, f.name), f"{path}.{f.name}") for f in fields}
+            return {"type": config_name(type(x)), **inside}
+        case None | bool() | int() | str():
+            return x
+        case float():
+            return x if math.isfinite(x) else {"type": "float", "value": repr(x)}
+        case tuple() | list():
+            return [_encode(v, f"{path}[{i}]") for i, v in enumerate(x)]
+        case dict():
+            return {
+                "type": "dict",
+                "items": {k: _encode(v, f"{path}[{k!r}]") for k, v in x.items()},
+            }
+        case np.dtype():
+            return {"type": "dtype", "name": x.name}
+        case jax.Array() | np.ndarray():
+            # A float64 holds every narrower float exactly, so the values come back bit for bit.
+            values = np.asarray(x).astype(np.float64).tolist()
+            return {"type": "array", "dtype": x.dtype.name, "values": values}
+    return _encode_function(x, path)
+
+
+def _encode_function(x: Any, path: str) -> Any:
+    name = getattr(x, "__qualname__", None)
+    if name is None or "<" in name or _lookup(f"{x.__module__}:{name}") is not x:
+        raise TypeError(
+            f"to_config: {path.lstrip('.') or 'the value'} = {x!r} has no plain description; "
+            "use fnopt's own transforms, or functions defined at the top of a module."
+        )
+    return {"type": "function", "name": f"{x.__module__}:{name}"}
+
+
+def _lookup(name: str) -> Any:
+    """A function by `module:qualname`, among imported modules only: a config never imports code."""
+    module, _, qualname = name.partition(":")
+    found = sys.modules.get(module)
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def from_config(config: Any) -> Any:
+    """Builds the value that `to_config` described.
+
+    A user's own classes and functions are found if their module has been imported; nothing is
+    imported by a configuration.
+
+    Args:
+        config: What `to_config` gave, possibly through JSON.
+
+    Returns:
+        A value equal to the one described.
+
+    Raises:
+        ValueError: If a type or a field is unknown, or a field is missing; the message says where.
+        TypeError: If a field has a value of the wrong type.
+
+    Example:
+        >>> import fnopt
+        >>> fnopt.from_config({"type": "fnopt.scale_by_adan"})
+        Traceback (most recent call last):
+        ...
+        ValueError: from_config: unknown type 'fnopt.scale_by_adan'. Did you mean ...?
+    """
+    if not isinstance(config, dict) or "type" not in config:
+        raise TypeError(
+            f"from_config: {config!r} is a {type(config).__name__}, expected a dict with a 'type'."
+        )
+    return _decode(config)
+
+
+def _decode(x: Any) -> Any:
+    if isinstance(x, list):
+        return tuple(map(_decode, x))
+    if not isinstance(x, dict):
+        return x
+    match x:
+        case {"type": "float", "value": text}:
+            return float(text)
+        case {"type": "dict", "items": items}:
+            return {k: _decode(v) for k, v in items.items()}
+        case {"type": "dtype", "name": name}:
+            return jnp.dtype(name)
+        case {"type": "array", "dtype": dtype, "values": values}:
+            return jnp.asarray(values, dtype)
+        case {"type": "function", "name": name}:
+            return _decode_function(name)
+        case {"type": str(name), **fields}:
+            return _build(name, fields)
+    raise ValueError(f"from_config: {x!r} has no 'type'.")
+
+
+def _decode_function(name: str) -> Any:
+    found = _lookup(name)
+    if not callable(found):
+        raise ValueError(f"from_config: no function {name!r}; import its module first.")
+    return found
+
+
+def _build(name: str, config: dict[str, Any]) -> Any:
+    cls = registry.get(name)
+    if cls is None:
+        close = difflib.get_close_matches(name, registry, n=3, cutoff=0.5)
+        hint = f" Did you mean {listing(close)}?" if close else " Import the module of your class."
+        raise ValueError(f"from_config: unknown type {name!r}.{hint}")
+    fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
+    known = [f.name for f in fields]
+    unknown = [k for k in config if k not in known]
+    if unknown:
+        raise ValueError(
+            f"from_config: {name} has no field {unknown[0]!r}; it has {listing(known)}."
+        )
+    missing = [f.name for f in fields if f.default is dataclasses.MISSING and f.name not in config]
+    if missing:
+        raise ValueError(f"from_config: {name} lacks the field {missing[0]!r}.")
+    return cls(**{k: _decode(v) for k, v in config.items()})

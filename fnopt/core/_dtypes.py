@@ -1,0 +1,58 @@
+"""In which precision the arithmetic of an optimizer runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def compute_dtype(*dtypes: Any) -> Any:
+    """The dtype to compute in for operands of these dtypes: their common one, at least float32.
+
+    bfloat16 and float16 are widened: an exponential average with b2 = 0.999 never decays in
+    bfloat16, and 1e-8 is zero in float16.
+
+    Args:
+        *dtypes: Floating or complex dtypes.
+
+    Returns:
+        A NumPy dtype.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.core import compute_dtype
+        >>> compute_dtype(jnp.bfloat16), compute_dtype(jnp.complex64)
+        (dtype('float32'), dtype('complex64'))
+    """
+    with jax.numpy_dtype_promotion("standard"):  # mixing on purpose, also under strict promotion
+        return jnp.result_type(jnp.float32, *dtypes)
+
+
+def real_dtype(dtype: Any) -> Any:
+    """The dtype of the real part: float32 for complex64, and a real dtype itself."""
+    return jnp.finfo(dtype).dtype
+
+
+def default_float() -> Any:
+    """JAX's default float: float64 with x64 on, else float32; strongly typed."""
+    return jnp.dtype(jax.dtypes.canonicalize_dtype(float))
+
+
+def is_inexact(x: Any) -> bool:
+    """Whether a leaf is a floating or complex array (or a Python float or complex)."""
+    if isinstance(x, (float, complex)):
+        return True
+    return hasattr(x, "dtype") and bool(jnp.issubdtype(x.dtype, jnp.inexact))
+
+
+def increment(count: jax.Array) -> jax.Array:
+    """`count + 1`, staying at the dtype's largest value instead of wrapping round."""
+    top = jnp.asarray(jnp.iinfo(count.dtype).max, count.dtype)
+    return jnp.where(count < top, count + jnp.ones((), count.dtype), top)
+
+
+def zero_count() -> jax.Array:
+    """A fresh step count: a strongly typed int32 scalar."""
+    return jnp.zeros((), jnp.int32)

@@ -1,0 +1,174 @@
+"""Looking into a state: slots, members and current hyper-parameters by name."""
+
+from __future__ import annotations
+
+import typing
+from collections import Counter
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core._dtypes import default_float
+from fnopt.core._transformation import Member, Transformation
+from fnopt.core._value import Schedule
+
+_SLOT = "fnopt slot"
+Slot = Annotated[Any, _SLOT]
+"""Annotates a field of a state NamedTuple as a slot: a tree of the params' structure."""
+
+_Path = tuple[str, ...]
+
+
+def _unique(items: list[tuple[_Path, Any]]) -> dict[str, Any]:
+    """Names items by the last part of their path, and by all of it where that is ambiguous."""
+    times = Counter(path[-1] for path, _ in items)
+    return {(path[-1] if times[path[-1]] == 1 else "/".join(path)): x for path, x in items}
+
+
+def _is_state(node: Any) -> bool:
+    return isinstance(node, (tuple, dict))
+
+
+def _holds_states(node: Any) -> bool:
+    """Whether a container has a NamedTuple somewhere inside: then it holds states, not arrays."""
+    if hasattr(node, "_fields"):
+        return True
+    parts = node.values() if isinstance(node, dict) else node
+    return isinstance(node, (tuple, list, dict)) and any(map(_holds_states, parts))
+
+
+def _declared_slots(state: Any) -> set[str]:
+    hints = typing.get_type_hints(type(state), include_extras=True)
+    return {name for name, hint in hints.items() if hint == Slot}
+
+
+def _guessed_slots(state: Any) -> set[str]:
+    """For states that declare none (other libraries'): every field that isn't a lone scalar."""
+    fields = state._asdict().items()
+    return {
+        name
+        for name, x in fields
+        if jax.tree.leaves(x) and not (hasattr(x, "ndim") and x.ndim == 0) and not _holds_states(x)
+    }
+
+
+def _slot_fields(state: Any) -> set[str]:
+    try:
+        declared = _declared_slots(state)
+    except (NameError, TypeError):  # annotations that can't be looked up from here
+        declared = set()
+    return declared or _guessed_slots(state)
+
+
+def _walk_slots(state: Any, path: _Path) -> Iterator[tuple[_Path, Any]]:
+    if hasattr(state, "_fields"):
+        fields, own = state._asdict(), _slot_fields(state)
+    elif isinstance(state, dict):
+        fields, own = state, set()
+    else:
+        fields, own = {str(i): part for i, part in enumerate(state)}, set()
+    for name, part in fields.items():
+        if name in own:
+            yield (*path, name), part
+        elif _is_state(part):
+            yield from _walk_slots(part, (*path, str(name)))
+
+
+def slots(state: Any) -> dict[str, Any]:
+    """The params-shaped trees inside a state, by name.
+
+    Args:
+        state: The state of any transform, chain or wrapper (an optax one too).
+
+    Returns:
+        A dict from `'mu'`, `'nu'`, `'trace'`, … to trees of the params' structure. Where two
+        members have a slot of the same name, both are named by their place too (`'1/trace'`).
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.adam(1e-3)
+        >>> fnopt.slots(tx.init({"w": jnp.ones(2)}))["nu"]
+        {'w': Array([0., 0.], dtype=float32)}
+    """
+    return _unique(list(_walk_slots(state, ()))) if _is_state(state) else {}
+
+
+def slot_names(tx: Any, params: Any) -> tuple[str, ...]:
+    """The names of an optimizer's slots, known before the first step.
+
+    Args:
+        tx: An optimizer.
+        params: The params, real or abstract (`jax.ShapeDtypeStruct`): nothing is allocated.
+
+    Returns:
+        The keys that `slots` will have.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> fnopt.slot_names(fnopt.adam(1e-3), {"w": jnp.ones(2)})
+        ('mu', 'nu')
+    """
+    return tuple(slots(jax.eval_shape(tx.init, params)))
+
+
+def _walk_members(tx: Transformation, state: Any, path: _Path) -> Iterator[tuple[_Path, Member]]:
+    for member in tx.members(state):
+        here = (*path, member.name)
+        yield here, member
+        yield from _walk_members(member.tx, member.state, here)
+
+
+def named(tx: Transformation, state: Any) -> dict[str, Any]:
+    """The states of all transforms inside an optimizer, by name.
+
+    Args:
+        tx: An optimizer.
+        state: Its state.
+
+    Returns:
+        A dict from the member's name (the name given to `chain`, the label of a `partition`, else
+        the name of the transform) to its state. Ambiguous names are given with their whole path.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.adam(1e-3)
+        >>> state = tx.init({"w": jnp.ones(2)})
+        >>> list(fnopt.named(tx, state))
+        ['scale_by_adam', 'scale_by_learning_rate']
+        >>> fnopt.named(tx, state)["scale_by_adam"].count
+        Array(0, dtype=int32)
+    """
+    return _unique([(path, member.state) for path, member in _walk_members(tx, state, ())])
+
+
+def _own_hyperparams(tx: Transformation, state: Any, path: _Path) -> Iterator[tuple[_Path, Any]]:
+    for name in tx._leaf_names:
+        value = getattr(tx, name)
+        if isinstance(value, Schedule):
+            yield (*path, name), value(state.count)
+        elif isinstance(value, (float, jax.Array)):
+            yield (*path, name), jnp.asarray(value, getattr(value, "dtype", default_float()))
+
+
+def hyperparams(tx: Transformation, state: Any) -> dict[str, jax.Array]:
+    """The current value of every numeric hyper-parameter, the scheduled ones included.
+
+    Args:
+        tx: An optimizer.
+        state: Its state, which knows how many steps were made.
+
+    Returns:
+        A dict from name to scalar: the value that the *next* update uses.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.sgd(fnopt.linear_schedule(1.0, 0.0, transition_steps=10))
+        >>> fnopt.hyperparams(tx, tx.init({"w": jnp.ones(2)}))
+        {'learning_rate': Array(1., dtype=float32)}
+    """
+    items = list(_own_hyperparams(tx, state, ()))
+    for path, member in _walk_members(tx, state, ()):
+        items += _own_hyperparams(member.tx, member.state, path)
+    return _unique(items)

@@ -1,0 +1,233 @@
+"""The contract: an optimizer is an immutable value with two pure functions."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, NamedTuple
+
+from fnopt.core._errors import place, where
+from fnopt.core._leaves import check_same_tree
+from fnopt.core._value import Schedule, Value, static
+
+
+class EmptyState(NamedTuple):
+    """The state of a transform that remembers nothing."""
+
+
+class Member(NamedTuple):
+    """A transform inside another one: its name, itself, and its part of the state."""
+
+    name: str
+    tx: Transformation
+    state: Any
+
+
+class Transformation(Value):
+    r"""An optimizer, or a part of one, as an immutable value.
+
+    .. math:: (u_t, s_{t+1}) = \mathrm{update}(g_t, s_t, \theta_t), \qquad
+              \theta_{t+1} = \theta_t + u_t
+
+    `init(params)` makes the first state; `update(updates, state, params, **extra_args)` turns
+    gradients (or the updates of the transform before it) into updates, which are *added* to the
+    params. Both are pure. A subclass is made a frozen dataclass and a pytree: numeric fields are
+    leaves, so one compiled step serves all their values; fields declared with `fnopt.static` are
+    compile-time constants. It unpacks: `init, update = tx`.
+
+    A subclass defines `update`, and `init` if it has state. Annotate `init`'s result with the
+    class of the state, and the state of another optimizer is refused by name. An extra argument
+    that `update` needs is keyword-only without a default; all others go to `**extra_args`. Set
+    `needs_params = True` if `update` reads the params.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> class sign_descent(fnopt.Transformation):
+        ...     step: float = 0.5
+        ...     def update(self, updates, state, params=None, **extra_args):
+        ...         return fnopt.core.map_leaves(lambda g: -self.step * jnp.sign(g), updates), state
+        >>> tx = sign_descent()
+        >>> params = {"w": jnp.asarray([3.0, -4.0])}
+        >>> updates, state = tx.update(params, tx.init(params), params)
+        >>> fnopt.apply_updates(params, updates)
+        {'w': Array([ 2.5, -3.5], dtype=float32)}
+    """
+
+    needs_params: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # Checks and the place in error messages belong to the contract, so every subclass gets
+        # them, a user's too: the methods are wrapped where the class is made.
+        if "init" in cls.__dict__:
+            cls.init = _guarded_init(cls.__dict__["init"])
+        if "update" in cls.__dict__:
+            cls.update = _guarded_update(cls.__dict__["update"])
+
+    @property
+    def _place(self) -> str:
+        return type(self).__name__
+
+    def __iter__(self) -> Iterator[Callable[..., Any]]:
+        yield self.init
+        yield self.update
+
+    def init(self, params: Any) -> Any:
+        """The state before the first step: strongly typed arrays only."""
+        del params
+        return EmptyState()
+
+    def update(
+        self, updates: Any, state: Any, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, Any]:
+        """Transforms gradients into updates, and the state into the next one."""
+        raise NotImplementedError(f"{type(self).__name__} must define update")
+
+    def members(self, state: Any = None) -> tuple[Member, ...]:
+        """The transforms inside this one, each with its part of `state`; wrappers override it."""
+        del state
+        return ()
+
+    def at(self, count: Any) -> Any:
+        """This value with every scheduled hyper-parameter replaced by its value at `count`."""
+        children, aux = self._flatten()
+        now = [c(count) if isinstance(c, Schedule) else c for c in children]
+        return self._unflatten(aux, tuple(now))
+
+
+@functools.cache
+def _state_type(cls: type[Transformation]) -> type | None:
+    """The NamedTuple that `init` is annotated to return, if it says so."""
+    if cls.init is Transformation.init:
+        return EmptyState
+    try:
+        hint = typing.get_type_hints(cls.init).get("return")
+    except NameError:  # a class that was defined inside a function can't be looked up by name
+        return None
+    return hint if isinstance(hint, type) and issubclass(hint, tuple) else None
+
+
+def check_state(tx: Transformation, state: Any) -> None:
+    """Raises a TypeError if `state` is not of the class that `tx.init` makes."""
+    expected = _state_type(type(tx))
+    if expected is None or isinstance(state, expected):
+        return
+    raise TypeError(
+        f"{where()}the state is {_describe_state(state)}, expected {expected.__name__}. It looks "
+        "like the state of another optimizer: use the one that init(params) of this one gave "
+        "(after a restore, restore into the structure of init(params))."
+    )
+
+
+def _describe_state(state: Any) -> str:
+    if isinstance(state, tuple) and not hasattr(state, "_fields"):
+        return f"a tuple of {len(state)}"
+    return f"a {type(state).__name__}"
+
+
+def _guarded_init(init: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(init)
+    def guarded(self: Transformation, params: Any) -> Any:
+        with place(self._place):
+            return init(self, params)
+
+    return guarded
+
+
+def _guarded_update(update: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(update)
+    def guarded(
+        self: Transformation, updates: Any, state: Any, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, Any]:
+        with place(self._place) as outermost:
+            check_state(self, state)
+            if params is None and self.needs_params:
+                raise ValueError(
+                    f"{where()}update needs the params: call update(updates, state, params)."
+                )
+            # Inside a chain the trees were checked on entry; LM takes no gradient (None).
+            if outermost and params is not None and updates is not None:
+                check_same_tree(updates, params, "gradients", "params")
+            _check_required(self, update, extra_args)
+            return update(self, updates, state, params, **extra_args)
+
+    return guarded
+
+
+@functools.cache
+def _required_extras(update: Callable[..., Any]) -> tuple[str, ...]:
+    parameters = inspect.signature(update).parameters.values()
+    return tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty)
+
+
+def _check_required(tx: Transformation, update: Callable[..., Any], given: Any) -> None:
+    for name in _required_extras(update):
+        if name not in given:
+            raise TypeError(
+                f"{where()}update needs the extra argument {name!r}: call "
+                f"update(updates, state, params, {name}=...), through every wrapper around it."
+            )
+
+
+class foreign(Transformation):
+    """Another library's (init, update) pair as a member of an fnopt pipeline.
+
+    `chain` and the other wrappers make it by themselves from anything that has `init` and `update`
+    or unpacks to the two. Extra arguments go to it as far as its signature takes them.
+
+    Args:
+        init_fn: The pair's init function.
+        update_fn: The pair's update function.
+
+    Example:
+        >>> import fnopt, optax
+        >>> fnopt.chain(optax.scale(-0.1)).init({"w": 1.0})
+        (EmptyState(),)
+    """
+
+    init_fn: Callable[..., Any] = static()
+    update_fn: Callable[..., Any] = static()
+
+    def init(self, params: Any) -> Any:
+        """Calls the pair's init."""
+        return self.init_fn(params)
+
+    def update(
+        self, updates: Any, state: Any, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, Any]:
+        """Calls the pair's update with the extra arguments that its signature takes."""
+        return self.update_fn(updates, state, params, **_accepted(self.update_fn, extra_args))
+
+
+def _accepted(fn: Callable[..., Any], extra_args: dict[str, Any]) -> dict[str, Any]:
+    parameters = inspect.signature(fn).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return extra_args
+    named = [p.name for p in parameters.values() if p.kind is p.KEYWORD_ONLY]
+    return {k: v for k, v in extra_args.items() if k in named}
+
+
+def _pair_of(tx: Any) -> tuple[Any, Any]:
+    if isinstance(tx, type):  # its init and update are unbound: somebody forgot to call it
+        return None, None
+    if callable(getattr(tx, "init", None)) and callable(getattr(tx, "update", None)):
+        return tx.init, tx.update
+    return tx if isinstance(tx, tuple) and len(tx) == 2 else (None, None)
+
+
+def as_transformation(tx: Any, what: str = "member") -> Transformation:
+    """A Transformation as it is; anything else with an (init, update) pair as a `foreign` one."""
+    if isinstance(tx, Transformation):
+        return tx
+    pair = _pair_of(tx)
+    if not all(map(callable, pair)):
+        hint = ""
+        if callable(tx):
+            hint = f" Did you forget to call it, as in {getattr(tx, '__name__', 'it')}(...)?"
+        raise TypeError(
+            f"{where()}{what} is {tx!r}, expected an optimizer: a fnopt Transformation or an "
+            f"(init, update) pair.{hint}"
+        )
+    return foreign(*pair)

@@ -1,0 +1,312 @@
+"""Immutable values that are pytrees: the base of transforms, schedules and selectors."""
+
+from __future__ import annotations
+
+import dataclasses
+import numbers
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, Self, dataclass_transform
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from fnopt.core._dtypes import default_float
+from fnopt.core._errors import where
+
+_BOUNDS: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
+    "ge": (">=", operator.ge),
+    "gt": (">", operator.gt),
+    "le": ("<=", operator.le),
+    "lt": ("<", operator.lt),
+}
+
+
+def static(
+    *, default: Any = dataclasses.MISSING, convert: Callable[[Any], Any] | None = None
+) -> Any:
+    """Declares a field that is a flag or a function: hashed, compared, never traced.
+
+    Args:
+        default: The default value; without one the field is required.
+        convert: A function that brings the given value to its stored form.
+
+    Returns:
+        A dataclass field.
+
+    Example:
+        >>> import fnopt
+        >>> class sign_flip(fnopt.Transformation):
+        ...     enabled: bool = fnopt.static(default=True)
+        ...     def update(self, updates, state, params=None, **extra_args):
+        ...         return (jax.tree.map(jnp.negative, updates) if self.enabled else updates), state
+        >>> sign_flip()
+        sign_flip(enabled=True)
+    """
+    return dataclasses.field(default=default, metadata={"static": True, "convert": convert})
+
+
+def hyper(
+    *,
+    default: Any = dataclasses.MISSING,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    lt: float | None = None,
+    schedule: bool = False,
+) -> Any:
+    """Declares a numeric hyper-parameter: a pytree leaf, checked when a user gives it.
+
+    Python ints become floats (so that `jax.grad` reaches every one), arrays stay arrays, traced
+    values pass unchecked. `None` is allowed where it is the default.
+
+    Args:
+        default: The default value; without one the field is required.
+        ge: Smallest value allowed.
+        gt: Open lower bound.
+        le: Largest value allowed.
+        lt: Open upper bound.
+        schedule: Whether a `Schedule` may stand for the number.
+
+    Returns:
+        A dataclass field.
+
+    Example:
+        >>> import fnopt
+        >>> fnopt.scale_by_adam(b1=2)
+        Traceback (most recent call last):
+        ...
+        ValueError: scale_by_adam: b1 = 2.0, expected b1 >= 0 and b1 < 1.
+    """
+    bounds = {"ge": ge, "gt": gt, "le": le, "lt": lt}
+    metadata = {
+        "hyper": True,
+        "bounds": {k: v for k, v in bounds.items() if v is not None},
+        "schedule": schedule,
+    }
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_))
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, (jax.Array, np.ndarray)) and value.dtype != jnp.bool_
+
+
+def as_number(value: Any) -> Any:
+    """A Python or NumPy number as a Python float, a NumPy array as a JAX array; else as it is."""
+    if _is_number(value):
+        return float(value)
+    if _is_array(value):
+        value = jnp.asarray(value)
+        if jnp.issubdtype(value.dtype, jnp.integer):
+            return value.astype(default_float())
+    return value
+
+
+def _check_bounds(owner: str, name: str, value: Any, bounds: dict[str, float]) -> None:
+    if isinstance(value, Tracer):
+        return
+    if not all(np.all(_BOUNDS[k][1](np.asarray(value), limit)) for k, limit in bounds.items()):
+        rule = " and ".join(f"{name} {_BOUNDS[k][0]} {limit}" for k, limit in bounds.items())
+        raise ValueError(f"{where()}{owner}: {name} = {value}, expected {rule}.")
+
+
+def _checked_hyper(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
+    value, meta = as_number(value), field.metadata
+    if isinstance(value, float) or _is_array(value):
+        _check_bounds(owner, field.name, value, meta["bounds"])
+        return value
+    if value is None and field.default is None:
+        return value
+    if isinstance(value, Schedule):
+        if meta["schedule"]:
+            return value
+        raise TypeError(f"{where()}{owner}: {field.name} can't be scheduled; give it a number.")
+    allowed = "a number, an array" + (" or a fnopt Schedule" if meta["schedule"] else "")
+    hint = ""
+    if callable(value):
+        hint = " Wrap a function as fnopt.schedule(fn)." if meta["schedule"] else ""
+    raise TypeError(
+        f"{where()}{owner}: {field.name} = {value!r} is a {type(value).__name__}, "
+        f"expected {allowed}.{hint}"
+    )
+
+
+def _checked_static(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
+    convert = field.metadata.get("convert")
+    value = convert(value) if convert else value
+    try:
+        hash(value)
+    except TypeError:
+        raise TypeError(
+            f"{where()}{owner}: static field {field.name} = {value!r} can't be hashed; "
+            "use a tuple, a string, a number or a function."
+        ) from None
+    return value
+
+
+def _checked_child(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
+    if isinstance(value, (bool, str)) or (callable(value) and not isinstance(value, Value)):
+        raise TypeError(
+            f"{where()}{owner}: {field.name} = {value!r} is not numeric; "
+            "declare flags, names and functions with fnopt.static()."
+        )
+    return as_number(value)
+
+
+def _is_static(field: dataclasses.Field[Any]) -> bool:
+    return bool(field.metadata.get("static"))
+
+
+def _leaf_key(leaf: Any) -> Any:
+    """Something hashable that is equal for equal leaves."""
+    if isinstance(leaf, (jax.Array, np.ndarray)):
+        concrete = np.asarray(leaf)  # a traced leaf fails here, as it should: it has no value yet
+        return concrete.dtype.str, concrete.shape, concrete.tobytes()
+    return type(leaf), repr(leaf)
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, (jax.Array, np.ndarray)):
+        if value.ndim == 0 and not isinstance(value, Tracer):
+            return f"{value.item():.6g}"
+        return f"{value.dtype.name}{list(value.shape)}"
+    if isinstance(value, tuple):
+        return "(" + ", ".join(_show(v) for v in value) + ("," if len(value) == 1 else "") + ")"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k!r}: {_show(v)}" for k, v in value.items()) + "}"
+    if callable(value) and hasattr(value, "__qualname__"):
+        return value.__qualname__
+    return repr(value)
+
+
+def call_text(name: str, parts: list[str], width: int = 96) -> str:
+    """`name(a, b)` on one line, or a line per part where that gets too long."""
+    flat = f"{name}({', '.join(parts)})"
+    if len(flat) <= width and "\n" not in flat:
+        return flat
+    inside = ",\n".join(parts).replace("\n", "\n    ")
+    return f"{name}(\n    {inside},\n)"
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(static, hyper, dataclasses.field))
+class Value:
+    """An immutable value that is also a pytree.
+
+    A subclass is made a frozen dataclass and registered with JAX: fields declared with `static`
+    are auxiliary data, all others are children. Values compare and hash by content, pickle, print
+    themselves, work with `dataclasses.replace`, and go to and from a plain configuration.
+
+    Example:
+        >>> import jax, fnopt
+        >>> class ramp(fnopt.Schedule):
+        ...     slope: float = 0.1
+        ...     def __call__(self, count):
+        ...         return self.slope * count
+        >>> ramp() == ramp(0.1), jax.tree.leaves(ramp(2))
+        (True, [2.0])
+    """
+
+    _leaf_names: ClassVar[tuple[str, ...]] = ()
+    _static_names: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+        fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
+        cls._leaf_names = tuple(f.name for f in fields if not _is_static(f))
+        cls._static_names = tuple(f.name for f in fields if _is_static(f))
+        # JAX's own registration of dataclasses calls __init__ to rebuild; ours does not, because
+        # JAX also rebuilds with placeholders, which the checks of __post_init__ would refuse.
+        jax.tree_util.register_pytree_with_keys(
+            cls, cls._flatten_with_keys, cls._unflatten, cls._flatten
+        )
+        registry[config_name(cls)] = cls
+
+    def __post_init__(self) -> None:
+        owner = type(self).__name__
+        for field in dataclasses.fields(self):  # pyright: ignore[reportArgumentType]
+            meta = field.metadata
+            check = _checked_child
+            if _is_static(field):
+                check = _checked_static
+            elif meta.get("hyper"):
+                check = _checked_hyper
+            self._set(field.name, check(owner, field, getattr(self, field.name)))
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)  # the dataclass is frozen; only construction writes
+
+    def _flatten(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        children = tuple(getattr(self, n) for n in self._leaf_names)
+        return children, tuple(getattr(self, n) for n in self._static_names)
+
+    def _flatten_with_keys(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        children, aux = self._flatten()
+        keys = map(jax.tree_util.GetAttrKey, self._leaf_names)
+        return tuple(zip(keys, children, strict=True)), aux
+
+    @classmethod
+    def _unflatten(cls, aux: tuple[Any, ...], children: Iterable[Any]) -> Self:
+        self = object.__new__(cls)
+        for name, value in zip(cls._leaf_names, children, strict=True):
+            self._set(name, value)
+        for name, value in zip(cls._static_names, aux, strict=True):
+            self._set(name, value)
+        return self
+
+    def _content(self) -> tuple[Any, ...]:
+        leaves, treedef = jax.tree.flatten(self)
+        return treedef, tuple(map(_leaf_key, leaves))
+
+    def __eq__(self, other: object) -> bool:
+        if type(self) is not type(other):
+            return NotImplemented
+        return self._content() == other._content()  # pyright: ignore[reportAttributeAccessIssue]
+
+    def __hash__(self) -> int:
+        return hash(self._content())
+
+    def __repr__(self) -> str:
+        names = [f.name for f in dataclasses.fields(self)]  # pyright: ignore[reportArgumentType]
+        return call_text(type(self).__name__, [f"{n}={_show(getattr(self, n))}" for n in names])
+
+
+registry: dict[str, type[Value]] = {}
+"""Every value class by the name it has in a configuration."""
+
+
+def config_name(cls: type) -> str:
+    """`fnopt.scale_by_adam` for the library's own, `module.Class` for a user's."""
+    module = "fnopt" if cls.__module__.split(".")[0] == "fnopt" else cls.__module__
+    return f"{module}.{cls.__qualname__}"
+
+
+class Schedule(Value):
+    """A hyper-parameter that changes with the step: a value with `__call__(count) -> scalar`.
+
+    `count` is the number of updates made so far (an integer scalar; the first update sees 0). The
+    result is a floating scalar.
+
+    Example:
+        >>> import fnopt
+        >>> schedule = fnopt.linear_schedule(1.0, 0.0, transition_steps=4)
+        >>> [float(schedule(i)) for i in (0, 1, 4, 9)]
+        [1.0, 0.75, 0.0, 0.0]
+    """
+
+    def __call__(self, count: Any) -> jax.Array:
+        """The value after `count` updates."""
+        raise NotImplementedError(f"{type(self).__name__} must define __call__(self, count)")
+
+
+Scalar = float | jax.Array
+"""A numeric hyper-parameter: a Python number or an array (traced, or stacked for a sweep)."""
+
+ScalarOrSchedule = float | jax.Array | Schedule
+"""A numeric hyper-parameter that may change with the step."""

@@ -1,0 +1,68 @@
+"""The simplest transforms: nothing, zero, and a user's function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import EmptyState, Transformation, static
+
+
+class identity(Transformation):
+    r"""Passes updates on as they are: :math:`u = g`.
+
+    Example:
+        >>> import fnopt
+        >>> tx = fnopt.identity()
+        >>> tx.update({"w": 2.0}, tx.init({"w": 1.0}))[0]
+        {'w': 2.0}
+    """
+
+    def update(
+        self, updates: Any, state: EmptyState, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, EmptyState]:
+        """The same updates."""
+        return updates, state
+
+
+class set_to_zero(Transformation):
+    r"""Replaces updates by zeros: :math:`u = 0`; the params stay where they are.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.set_to_zero()
+        >>> tx.update({"w": jnp.ones(2)}, tx.init({"w": jnp.ones(2)}))[0]
+        {'w': Array([0., 0.], dtype=float32)}
+    """
+
+    def update(
+        self, updates: Any, state: EmptyState, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, EmptyState]:
+        """Zeros of the updates' shapes and dtypes."""
+        return jax.tree.map(jnp.zeros_like, updates), state
+
+
+class stateless(Transformation):
+    r"""A transform from a plain function: :math:`u = f(g, \theta)`.
+
+    Args:
+        fn: `fn(updates, params) -> updates` on whole trees; `params` is None if the caller gave
+            none. A function defined at the top of a module can be pickled and put in a config.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, fnopt
+        >>> tx = fnopt.stateless(lambda updates, params: jax.tree.map(jnp.sign, updates))
+        >>> tx.update({"w": jnp.asarray([3.0, -2.0])}, tx.init({"w": jnp.ones(2)}))[0]
+        {'w': Array([ 1., -1.], dtype=float32)}
+    """
+
+    fn: Callable[[Any, Any], Any] = static()
+
+    def update(
+        self, updates: Any, state: EmptyState, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, EmptyState]:
+        """What the function makes of the updates."""
+        return self.fn(updates, params), state

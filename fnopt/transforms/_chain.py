@@ -1,0 +1,144 @@
+"""One transform after another."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from fnopt.core import (
+    Member,
+    Transformation,
+    as_transformation,
+    call_text,
+    listing,
+    place,
+    static,
+    where,
+)
+
+
+class Chain(Transformation):
+    r"""Transforms applied one after another; made by `chain`.
+
+    .. math:: u^{(0)} = g, \qquad u^{(i)}, s_i' = \mathrm{update}_i(u^{(i-1)}, s_i, \theta)
+
+    Args:
+        transforms: The members, in order.
+        names: A name for every member, or None.
+
+    Example:
+        >>> import fnopt
+        >>> fnopt.sgd(0.1)
+        chain(scale_by_learning_rate(learning_rate=0.1))
+    """
+
+    transforms: tuple[Transformation, ...]
+    names: tuple[str, ...] | None = static(default=None)
+
+    @property
+    def _place(self) -> str:
+        return "chain"
+
+    @property
+    def _keys(self) -> tuple[Any, ...]:
+        return self.names or tuple(range(len(self.transforms)))
+
+    def init(self, params: Any) -> Any:
+        """The members' states: a tuple, or a dict by name if the members are named."""
+        states = []
+        for key, tx in zip(self._keys, self.transforms, strict=True):
+            with place(f"[{key}]"):
+                states.append(tx.init(params))
+        return self._packed(states)
+
+    def update(
+        self, updates: Any, state: Any, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, Any]:
+        """Hands the updates from member to member; extra arguments go to all of them."""
+        states = self._unpacked(state)
+        new_states = []
+        for key, tx, member_state in zip(self._keys, self.transforms, states, strict=True):
+            with place(f"[{key}]"):
+                updates, member_state = tx.update(updates, member_state, params, **extra_args)
+            new_states.append(member_state)
+        return updates, self._packed(new_states)
+
+    def _packed(self, states: list[Any]) -> Any:
+        return dict(zip(self.names, states, strict=True)) if self.names else tuple(states)
+
+    def _unpacked(self, state: Any) -> list[Any]:
+        if self.names:
+            if isinstance(state, dict) and state.keys() == set(self.names):
+                return [state[name] for name in self.names]
+            expected = f"a dict with the keys {listing(sorted(self.names))}"
+        else:
+            # A NamedTuple is the state of some other transform, not one entry per member.
+            if type(state) in (tuple, list) and len(state) == len(self.transforms):
+                return list(state)
+            expected = f"a tuple of {len(self.transforms)}, one for each member"
+        keys = f" with the keys {listing(sorted(state))}" if isinstance(state, dict) else ""
+        size = f" of {len(state)}" if type(state) in (tuple, list) else ""
+        raise TypeError(
+            f"{where()}the state is a {type(state).__name__}{size}{keys}, expected {expected}. It "
+            "looks like the state of another optimizer: use the one that init(params) gave."
+        )
+
+    def members(self, state: Any = None) -> tuple[Member, ...]:
+        """Every transform with its name (given, or its own) and its state."""
+        own = [tx._place for tx in self.transforms]
+        times = Counter(own)
+        names = self.names or [
+            name if times[name] == 1 else f"{name}_{i}" for i, name in enumerate(own)
+        ]
+        states = [None] * len(own) if state is None else self._unpacked(state)
+        return tuple(map(Member, names, self.transforms, states))
+
+    def __repr__(self) -> str:
+        parts = list(map(repr, self.transforms))
+        if self.names:
+            parts = [f"({n!r}, {p})" for n, p in zip(self.names, parts, strict=True)]
+        return call_text("chain", parts)
+
+
+def _is_named(member: Any) -> bool:
+    return isinstance(member, tuple) and len(member) == 2 and isinstance(member[0], str)
+
+
+def chain(*transforms: Any) -> Chain:
+    r"""Applies transforms one after another.
+
+    .. math:: u^{(0)} = g, \qquad u^{(i)}, s_i' = \mathrm{update}_i(u^{(i-1)}, s_i, \theta)
+
+    Args:
+        *transforms: Transformations, other libraries' (init, update) pairs, or pairs
+            `(name, transform)`; either all members are named or none.
+
+    Returns:
+        A transformation. Its state is a tuple of the members' states, or a dict by name if the
+        members are named.
+
+    Raises:
+        ValueError: For no members, repeated names, or names for some members only.
+        TypeError: If a member isn't an optimizer.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.chain(("clip", fnopt.clip_by_global_norm(1.0)), ("sgd", fnopt.sgd(0.1)))
+        >>> sorted(tx.init({"w": jnp.ones(2)}))
+        ['clip', 'sgd']
+    """
+    if not transforms:
+        raise ValueError("chain() of nothing: give it at least one transform (or use identity()).")
+    if not any(map(_is_named, transforms)):
+        members = enumerate(transforms)
+        return Chain(tuple(as_transformation(t, f"chain: member {i}") for i, t in members))
+    unnamed = [i for i, t in enumerate(transforms) if not _is_named(t)]
+    if unnamed:
+        raise ValueError(
+            f"chain: members {unnamed} have no name, others have: name all members or none."
+        )
+    names = tuple(name for name, _ in transforms)
+    repeated = [name for name, times in Counter(names).items() if times > 1]
+    if repeated:
+        raise ValueError(f"chain: the names {listing(repeated)} are used more than once.")
+    return Chain(tuple(as_transformation(t, f"chain: member {n!r}") for n, t in transforms), names)

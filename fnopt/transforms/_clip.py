@@ -1,0 +1,70 @@
+"""Bounding gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from fnopt.core import EmptyState, Scalar, Transformation, global_norm, hyper, map_leaves
+
+
+class clip(Transformation):
+    r"""Clips every element to an interval: :math:`u = \min(\max(g, -c), c)`.
+
+    Args:
+        max_delta: :math:`c`, the largest absolute value of an element.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.clip(1.0)
+        >>> tx.update({"w": jnp.asarray([3.0, -0.5])}, tx.init({"w": jnp.ones(2)}))[0]
+        {'w': Array([ 1. , -0.5], dtype=float32)}
+    """
+
+    max_delta: Scalar = hyper(ge=0)
+
+    def update(
+        self, updates: Any, state: EmptyState, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, EmptyState]:
+        """The clipped updates."""
+
+        def leaf(h: Any, g: Any) -> Any:
+            return jnp.clip(g, -h.max_delta, h.max_delta)
+
+        return map_leaves(leaf, updates, hyper=self), state
+
+
+class clip_by_global_norm(Transformation):
+    r"""Shrinks all updates together if their joint norm is too large.
+
+    .. math:: u = g \cdot \frac{c}{\max(\lVert g \rVert_2,\, c)}
+
+    The norm runs over all leaves and is summed in at least float32. A gradient with infinite or
+    NaN entries is not repaired; put `apply_if_finite` around the chain for that.
+
+    Args:
+        max_norm: :math:`c`, the largest norm that passes unchanged.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.clip_by_global_norm(1.0)
+        >>> tx.update({"w": jnp.asarray([3.0, 4.0])}, tx.init({"w": jnp.ones(2)}))[0]
+        {'w': Array([0.6, 0.8], dtype=float32)}
+
+    Reference:
+        Pascanu, Mikolov and Bengio, 2012, arXiv:1211.5063.
+    """
+
+    max_norm: Scalar = hyper(gt=0)
+
+    def update(
+        self, updates: Any, state: EmptyState, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, EmptyState]:
+        """The updates times one factor."""
+        norm = global_norm(updates)
+        max_norm = jnp.asarray(self.max_norm, norm.dtype)
+        # One scalar factor, not a select over two trees: XLA fuses a product into whatever comes
+        # next, while a division per element would be kept in a temporary of the params' size.
+        factor = max_norm / jnp.maximum(norm, max_norm)
+        return map_leaves(lambda g: g * factor.astype(jnp.finfo(g.dtype).dtype), updates), state

@@ -1,0 +1,53 @@
+"""The step size, and the minus sign of descent."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+
+from fnopt.core import (
+    ScalarOrSchedule,
+    Transformation,
+    hyper,
+    increment,
+    map_leaves,
+    zero_count,
+)
+
+
+class ScaleByLearningRateState(NamedTuple):
+    """How many updates were made; kept for constant rates too, so that states are alike."""
+
+    count: jax.Array
+
+
+class scale_by_learning_rate(Transformation):
+    r"""Scales by minus the learning rate: :math:`u_t = -\eta_t\, g_t`.
+
+    It is the one place where the sign of descent enters: put it last in a chain.
+
+    Args:
+        learning_rate: :math:`\eta`, a number, an array scalar or a `Schedule`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.scale_by_learning_rate(0.5)
+        >>> tx.update({"w": jnp.ones(2)}, tx.init({"w": jnp.ones(2)}))[0]
+        {'w': Array([-0.5, -0.5], dtype=float32)}
+    """
+
+    learning_rate: ScalarOrSchedule = hyper(schedule=True)
+
+    def init(self, params: Any) -> ScaleByLearningRateState:
+        """A zero count."""
+        del params
+        return ScaleByLearningRateState(zero_count())
+
+    def update(
+        self, updates: Any, state: ScaleByLearningRateState, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, ScaleByLearningRateState]:
+        """Minus the learning rate times the updates."""
+        now = self.at(state.count)
+        updates = map_leaves(lambda h, g: -h.learning_rate * g, updates, hyper=now)
+        return updates, ScaleByLearningRateState(increment(state.count))

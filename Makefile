@@ -1,0 +1,67 @@
+# Two commands do everything: `make demo` and `make test`. Each makes the virtual environment .venv
+# if there is none, installs what it needs (again only when pyproject.toml changed), and runs.
+
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= 2
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+GROUPS := lint test docs bench demo
+
+.PHONY: help install demo test lint format types docs bench bench-smoke clean
+
+help:
+	@echo "make demo          train on real digits, fit a real curve, sweep 16 learning rates; writes a picture"
+	@echo "make test          all tests and doctests"
+	@echo "make lint types    ruff and pyright"
+	@echo "make docs          the documentation, every page executed, warnings as errors"
+	@echo "make bench         every benchmark (bench-smoke: a quick run of the same code)"
+	@echo "make clean         remove what these commands made, $(VENV) included"
+
+# pip 25.1 is the first that installs dependency groups. The stamp comes last, so that an
+# interrupted installation is taken up again.
+$(VENV)/.stamp-venv:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "fnopt needs Python 3.11 or newer; this is %d.%d (try make PYTHON=python3.12)" % v[:2])'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --upgrade "pip>=25.1"
+	@touch $@
+
+# One stamp for each dependency group of pyproject.toml: .venv/.stamp-test and so on.
+$(VENV)/.stamp-group-%: pyproject.toml | $(VENV)/.stamp-venv
+	@echo "installing fnopt and its '$*' dependencies into $(VENV) ..."
+	$(PIP) install --quiet --editable . --group $*
+	@touch $@
+
+install: $(GROUPS:%=$(VENV)/.stamp-group-%)
+
+demo: $(VENV)/.stamp-group-demo
+	$(BIN)/python docs/demo/digits_and_curve.py
+
+test: $(VENV)/.stamp-group-test
+	$(BIN)/python -m pytest -n $(JOBS) -q --durations=10
+
+lint: $(VENV)/.stamp-group-lint
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+format: $(VENV)/.stamp-group-lint
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+types: $(VENV)/.stamp-group-lint
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+docs: $(VENV)/.stamp-group-docs
+	$(BIN)/sphinx-build --fail-on-warning --keep-going -q -b html docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
+bench: $(VENV)/.stamp-group-bench
+	$(BIN)/python -m benchmarks --json benchmarks/results/latest.json
+
+bench-smoke: $(VENV)/.stamp-group-bench
+	$(BIN)/python -m benchmarks --smoke
+
+clean:
+	rm -rf $(VENV) docs/_build demo_output benchmarks/results build dist

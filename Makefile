@@ -50,7 +50,8 @@ format: $(VENV)/.stamp-group-lint
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-types: $(VENV)/.stamp-group-lint
+# The type checker reads the libraries that fnopt works with, so they have to be there.
+types: $(VENV)/.stamp-group-lint $(VENV)/.stamp-group-test
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 docs: $(VENV)/.stamp-group-docs

@@ -1,0 +1,176 @@
+"""The rules of the layout, read from the source: layers, dependencies, sizes, documentation."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fnopt
+
+ROOT = Path(fnopt.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+
+# Which packages a package may import from, besides itself. The picture is read from left to right:
+# core < schedules < gradients, transforms < optimizers; core < linear < residuals < least_squares.
+LAYERS = {
+    "core": set(),
+    "schedules": {"core"},
+    "gradients": {"core", "schedules"},
+    "transforms": {"core", "schedules"},
+    "optimizers": {"core", "schedules", "gradients", "transforms"},
+    "linear": {"core"},
+    "residuals": {"core", "linear"},
+    "least_squares": {"core", "linear", "residuals"},
+    "losses": {"core"},
+    "monitor": {"core"},
+    "interop": {"core"},
+}
+RUNTIME = {"fnopt", "jax", "numpy", *sys.stdlib_module_names}
+LONGEST_FILE = 350
+PACKAGES = sorted(p.name for p in ROOT.iterdir() if (p / "__init__.py").exists())
+
+
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+def _package(path: Path) -> str:
+    """The layer that a file belongs to; '' for fnopt/__init__.py, which re-exports all of them."""
+    parts = path.relative_to(ROOT).parts
+    return parts[0] if len(parts) > 1 else ""
+
+
+def _modules(nodes: Iterator[ast.AST]) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute here"
+            names = [alias.name for alias in node.names]
+            # `from fnopt import core` names a package, `from fnopt.core import x` a thing in one.
+            yield from [f"fnopt.{n}" for n in names] if node.module == "fnopt" else [node.module]
+
+
+def _outside_functions(tree: ast.AST) -> Iterator[ast.AST]:
+    for node in ast.iter_child_nodes(tree):
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield node
+            yield from _outside_functions(node)
+
+
+def _name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", FILES, ids=_name)
+def test_imports_point_one_way(path):
+    layer = _package(path)
+    if not layer:
+        return
+    for module in _modules(ast.walk(_tree(path))):
+        if module.startswith("fnopt."):
+            other = module.split(".")[1]
+            assert other == layer or other in LAYERS[layer], f"{layer} must not import {module}"
+        else:
+            assert module != "fnopt", f"{layer} must not import the whole of fnopt"
+
+
+@pytest.mark.parametrize("path", FILES, ids=_name)
+def test_a_package_is_imported_by_its_front_door(path):
+    # Private modules are an affair of their own package.
+    layer = _package(path)
+    for module in _modules(ast.walk(_tree(path))):
+        parts = module.split(".")
+        private = parts[0] == "fnopt" and any(p.startswith("_") for p in parts)
+        assert not private or parts[1] == layer, f"{_name(path)} reaches into {module}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=_name)
+def test_only_jax_numpy_and_the_standard_library_at_run_time(path):
+    tree = _tree(path)
+    nodes = _outside_functions(tree) if _package(path) == "interop" else ast.walk(tree)
+    foreign = {m for m in _modules(nodes) if m.split(".")[0] not in RUNTIME}
+    assert not foreign, f"{_name(path)} imports {sorted(foreign)}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=_name)
+def test_files_are_short(path):
+    lines = path.read_text().count("\n")
+    assert lines <= LONGEST_FILE, f"{_name(path)} has {lines} lines: does it hide two ideas?"
+
+
+def test_every_package_has_a_layer():
+    assert set(PACKAGES) <= set(LAYERS), "say in LAYERS what the new package may import"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_package_says_what_is_public(package):
+    module = importlib.import_module(f"fnopt.{package}")
+    assert module.__doc__
+    assert not [name for name in module.__all__ if not hasattr(module, name)]
+
+
+def _calls(path: Path) -> set[str]:
+    attributes = {n.attr for n in ast.walk(_tree(path)) if isinstance(n, ast.Attribute)}
+    names = {n.id for n in ast.walk(_tree(path)) if isinstance(n, ast.Name)}
+    return attributes | names
+
+
+def test_one_place_flattens_a_tree_to_a_vector():
+    assert not [_name(p) for p in FILES if "ravel_pytree" in _calls(p)], "use fnopt.core.ravel"
+
+
+DERIVATIVES = {"grad", "value_and_grad", "jacfwd", "jacrev", "jvp", "vjp", "linearize", "hessian"}
+
+
+@pytest.mark.parametrize("layer", ["linear", "least_squares"])
+def test_derivatives_are_taken_in_residuals_only(layer):
+    users = {_name(p): _calls(p) & DERIVATIVES for p in FILES if _package(p) == layer}
+    assert not {name: found for name, found in users.items() if found}
+
+
+def _public() -> list[tuple[str, object]]:
+    """Everything in an `__all__`, by its dotted name; packages and plain aliases excepted."""
+    found = {}
+    for package in ["fnopt", *(f"fnopt.{p}" for p in PACKAGES)]:
+        module = importlib.import_module(package)
+        for name in getattr(module, "__all__", ()):
+            thing = getattr(module, name)
+            if inspect.isclass(thing) or inspect.isfunction(thing):
+                found[f"{thing.__module__}.{thing.__qualname__}"] = (f"{package}.{name}", thing)
+    return list(found.values())
+
+
+PUBLIC = _public()
+
+
+def _is_data(thing: object) -> bool:
+    """States, results and protocols are read, not called: a sentence says what they are."""
+    return inspect.isclass(thing) and (
+        issubclass(thing, tuple) or not issubclass(thing, fnopt.core.Value)
+    )
+
+
+@pytest.mark.parametrize(("name", "thing"), PUBLIC, ids=[name for name, _ in PUBLIC])
+def test_every_public_name_is_documented(name, thing):
+    doc = (vars(thing)["__doc__"] if inspect.isclass(thing) else thing.__doc__) or " "
+    assert doc.splitlines()[0].endswith("."), f"{name} has no summary line"
+    # The small tools of `core` for authors of transforms need no example of their own.
+    if not _is_data(thing) and (not name.startswith("fnopt.core.") or "Args:" in doc):
+        assert "Example:" in doc, f"{name} has no Example"
+
+
+def test_everything_useful_is_in_fnopt_itself():
+    # A user finds optimizers, transforms, schedules, gradients and solvers without their package.
+    packages = {"optimizers", "transforms", "schedules", "gradients", "least_squares"}
+    for package in sorted(packages & set(PACKAGES)):
+        module = importlib.import_module(f"fnopt.{package}")
+        values = [n for n in module.__all__ if not _is_data(getattr(module, n))]
+        missing = [n for n in values if n[0].islower() and not hasattr(fnopt, n)]
+        assert not missing, f"fnopt lacks {missing} of fnopt.{package}"

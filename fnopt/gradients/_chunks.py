@@ -1,0 +1,64 @@
+"""The one loop over a batch in chunks."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+Carry = TypeVar("Carry")
+
+
+def checked_chunk_size(chunk_size: int | None, name: str) -> int | None:
+    """A chunk size that is `None` or an int of at least 1; anything else is an error."""
+    if chunk_size is None:
+        return None
+    if isinstance(chunk_size, bool) or not hasattr(chunk_size, "__index__"):
+        raise TypeError(f"{name}: chunk_size is {chunk_size!r}, expected an int or None.")
+    if chunk_size < 1:
+        raise ValueError(
+            f"{name}: chunk_size is {chunk_size}, expected at least 1 example a chunk "
+            "(None takes the whole batch at once)."
+        )
+    return operator.index(chunk_size)
+
+
+def scan_chunks(
+    body: Callable[[Carry, Any], tuple[Carry, Any]],
+    carry: Carry,
+    batch: Any,
+    size: int,
+    chunk_size: int | None,
+) -> tuple[Carry, Any]:
+    """`jax.lax.scan` over chunks of examples; the last chunk may be shorter.
+
+    What is stacked stays in memory for the whole batch: gradients that are to be summed belong in
+    the carry.
+
+    Args:
+        body: `(carry, chunk) -> (carry, outputs)`. The leaves of `chunk` and `outputs` have a
+            leading axis over the examples of the chunk.
+        carry: The first carry; its shapes and dtypes stay.
+        batch: A tree whose leaves have a leading axis of `size` examples.
+        size: How many examples there are.
+        chunk_size: How many examples the body sees at once; `None` for all.
+
+    Returns:
+        The last carry, and the outputs with a leading axis of `size` examples, in order.
+    """
+    if chunk_size is None or chunk_size >= size:
+        return body(carry, batch)
+    whole = size - size % chunk_size
+
+    def fold(x: Any) -> Any:
+        return x[:whole].reshape(-1, chunk_size, *x.shape[1:])
+
+    carry, outputs = jax.lax.scan(body, carry, jax.tree.map(fold, batch))
+    outputs = jax.tree.map(lambda y: y.reshape(whole, *y.shape[2:]), outputs)
+    if whole == size:
+        return carry, outputs
+    carry, last = body(carry, jax.tree.map(lambda x: x[whole:], batch))
+    return carry, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), outputs, last)

@@ -1,0 +1,124 @@
+"""A user's loss of one example, and one call of it on a batch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import leaves_with_names, shown
+from fnopt.gradients._checks import check_batch, check_key, check_params, checked_loss
+
+
+class BoundLoss(NamedTuple):
+    """The loss in the form that all of `gradients` works on, and what to call it with.
+
+    Attributes:
+        loss: `(params, example) -> (value, aux)`; shared arguments are inside.
+        params: A tuple of what is differentiated.
+        batch: A tree; every leaf has a leading axis of `size` examples.
+        size: How many examples there are.
+    """
+
+    loss: Callable[[Any, Any], tuple[jax.Array, Any]]
+    params: tuple[Any, ...]
+    batch: Any
+    size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ExampleLoss:
+    """What a user says about a loss: which arguments are differentiated, which are batched.
+
+    Attributes:
+        fn: The loss of ONE example.
+        argnums: The arguments to differentiate, as in `jax.grad`.
+        batch_argnums: The arguments with a leading example axis; `None` for all that come after
+            the last differentiated one.
+        has_aux: Whether `fn` returns `(value, aux)`.
+        name: The public function that the user called, for messages.
+    """
+
+    fn: Callable[..., Any]
+    argnums: int | Sequence[int]
+    batch_argnums: int | Sequence[int] | None
+    has_aux: bool
+    name: str
+
+    def __post_init__(self) -> None:
+        if not callable(self.fn):
+            raise TypeError(
+                f"{self.name}: the loss is {type(self.fn).__name__}, expected a function "
+                "loss_fn(params, example)."
+            )
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any) -> BoundLoss:
+        """Checks one call and splits it into params, batch and shared arguments."""
+        argnums, batch_argnums = self._positions(len(args))
+        params = tuple(args[i] for i in argnums)
+        batch = tuple(args[i] for i in batch_argnums)
+        check_params(self._named_leaves(args, argnums), self.name)
+        size = check_batch(self._named_leaves(args, batch_argnums), self.name)
+        keys = None if key is None else _example_keys(check_key(key, self.name), size)
+
+        def loss(params: tuple[Any, ...], example: Any) -> tuple[jax.Array, Any]:
+            batched, example_key = example
+            full = list(args)
+            for i, value in zip((*argnums, *batch_argnums), (*params, *batched), strict=True):
+                full[i] = value
+            keyed = {} if example_key is None else {"key": example_key}
+            return checked_loss(self.fn(*full, **kwargs, **keyed), self.has_aux, self.name)
+
+        return BoundLoss(loss, params, (batch, keys), size)
+
+    def like_argnums(self, grads: tuple[Any, ...]) -> Any:
+        """One gradient for an int `argnums`, a tuple for a sequence, as `jax.grad` does."""
+        return grads[0] if isinstance(self.argnums, int) else grads
+
+    def _positions(self, count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        argnums = self._normal("argnums", self.argnums, count)
+        if self.batch_argnums is None:
+            batch_argnums = tuple(range(max(argnums) + 1, count))
+        else:
+            batch_argnums = self._normal("batch_argnums", self.batch_argnums, count)
+        if not batch_argnums:
+            raise TypeError(
+                f"{self.name}: no batch among the {count} positional arguments. Call it as "
+                "(params, batch): arguments after the last of argnums are batched, or say which "
+                "with batch_argnums."
+            )
+        if both := sorted({*argnums} & {*batch_argnums}):
+            raise ValueError(
+                f"{self.name}: argument {both[0]} is in argnums and in batch_argnums. A gradient "
+                "with respect to the examples themselves is jax.vmap(jax.grad(loss_fn, ...))."
+            )
+        return argnums, batch_argnums
+
+    def _normal(self, what: str, nums: int | Sequence[int], count: int) -> tuple[int, ...]:
+        nums = (nums,) if isinstance(nums, int) else tuple(nums)
+        if not nums or any(not -count <= i < count for i in nums):
+            raise ValueError(
+                f"{self.name}: {what} is {nums}, but there are {count} positional arguments "
+                "(arguments passed by keyword are shared by all examples)."
+            )
+        normal = tuple(i % count for i in nums)
+        if len({*normal}) < len(normal):
+            raise ValueError(f"{self.name}: {what} names an argument twice: {nums}.")
+        return normal
+
+    def _named_leaves(
+        self, args: tuple[Any, ...], positions: tuple[int, ...]
+    ) -> list[tuple[str, Any]]:
+        return [
+            (f"argument {i}, {shown(path)}", leaf)
+            for i in positions
+            for path, leaf in leaves_with_names(args[i])[0]
+        ]
+
+
+def _example_keys(key: Any, size: int) -> jax.Array:
+    # By index, so that an example's key depends neither on the chunk size nor on its neighbours.
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(size, dtype=jnp.uint32))

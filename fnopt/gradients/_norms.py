@@ -1,0 +1,76 @@
+"""The norm of every example's gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from fnopt.core import global_norm
+from fnopt.gradients._chunks import checked_chunk_size, scan_chunks
+from fnopt.gradients._loss import ExampleLoss
+from fnopt.gradients._methods import check_method, chosen_chunk_size
+
+
+def per_example_norms(
+    loss_fn: Callable[..., Any],
+    *,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    batch_argnums: int | Sequence[int] | None = None,
+    method: str = "auto",
+    chunk_size: int | None = None,
+) -> Callable[..., Any]:
+    r"""The global norm of the gradient of every example.
+
+    .. math:: \lVert g_i \rVert = \Bigl(\sum_k \lVert \nabla_{\theta_k}\,
+              \ell(\theta, x_i) \rVert^2\Bigr)^{1/2}
+
+    Large norms point at the hardest, the mislabelled and the broken examples. No more than a
+    chunk of gradients is in memory at a time.
+
+    Args:
+        loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.
+        argnums: Which positional arguments to differentiate; the norm is over all of them.
+        has_aux: Whether `loss_fn` returns `(value, aux)`.
+        batch_argnums: Which positional arguments have a leading example axis; by default all
+            after the last of `argnums`.
+        method: `'vmap'` takes all gradients at once, `'chunked'` bounds the memory, `'auto'`
+            takes the whole batch where its gradients are small, and chunks otherwise.
+        chunk_size: How many examples to take at once; `None` lets the size of the params decide.
+
+    Returns:
+        A function `(params, batch, ..., key=None)` -> the norms, `[n]`, at least float32; or
+        `(norms, aux)` with `has_aux`.
+
+    Raises:
+        TypeError: If a parameter isn't floating, or the loss doesn't return a real scalar.
+        ValueError: If the example axes disagree or are empty, or an option makes no sense.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.gradients import per_example_norms
+        >>> x = jnp.array([[3.0, 4.0], [0.0, 1.0]])
+        >>> per_example_norms(lambda w, x: w @ x)(jnp.zeros(2), x).tolist()
+        [5.0, 1.0]
+    """
+    spec = ExampleLoss(loss_fn, argnums, batch_argnums, has_aux, "per_example_norms")
+    chunk_size = checked_chunk_size(chunk_size, spec.name)
+    check_method(method, chunk_size, spec.name)
+
+    def norms_fn(*args: Any, key: Any = None, **kwargs: Any) -> Any:
+        bound = spec.bind(args, kwargs, key)
+
+        def one(example: Any) -> tuple[jax.Array, Any]:
+            grads, aux = jax.grad(bound.loss, has_aux=True)(bound.params, example)
+            return global_norm(grads), aux
+
+        def body(carry: None, chunk: Any) -> tuple[None, Any]:
+            return carry, jax.vmap(one)(chunk)
+
+        chunk = chosen_chunk_size(method, chunk_size, bound.params, bound.size)
+        _, (norms, aux) = scan_chunks(body, None, bound.batch, bound.size, chunk)
+        return (norms, aux) if has_aux else norms
+
+    return norms_fn

@@ -1,0 +1,157 @@
+"""Weighted gradients: a factor for every example, at the cost of a plain gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from fnopt.core import compute_dtype
+from fnopt.gradients._checks import check_choice, check_weights
+from fnopt.gradients._chunks import checked_chunk_size, scan_chunks
+from fnopt.gradients._loss import BoundLoss, ExampleLoss
+from fnopt.gradients._sums import REDUCTIONS, add_to_sums, like_params, zero_sums
+
+
+def weighted_grad(
+    loss_fn: Callable[..., Any],
+    *,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    batch_argnums: int | Sequence[int] | None = None,
+    reduction: str = "sum",
+    chunk_size: int | None = None,
+) -> Callable[..., Any]:
+    r"""The gradient of a weighted sum of the examples' losses.
+
+    .. math:: g = \sum_{i=1}^n w_i \nabla_\theta\, \ell(\theta, x_i)
+              \qquad\text{or}\qquad \frac1n \sum_{i=1}^n w_i \nabla_\theta\, \ell(\theta, x_i)
+
+    The weights are the cotangents of one backward pass over the batch, so it costs what a plain
+    gradient costs. It is differentiable in the weights, as influence functions, data
+    reweighting and meta-learning need it. A weight of zero does not hide an example whose
+    gradient isn't finite.
+
+    Args:
+        loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.
+        argnums: Which positional arguments to differentiate, as in `jax.grad`.
+        has_aux: Whether `loss_fn` returns `(value, aux)`.
+        batch_argnums: Which positional arguments have a leading example axis; by default all
+            after the last of `argnums`.
+        reduction: `'sum'`, or `'mean'`, which divides by the number of examples (not by the sum
+            of the weights).
+        chunk_size: How many examples to differentiate at once; gradients are accumulated over
+            chunks in float32 or wider. `None` for all.
+
+    Returns:
+        A function `(params, batch, ..., weights, key=None)` -> the gradient, like `params`, or
+        `(gradient, aux)` with `has_aux`, where `aux` has a leading example axis. `weights`, of
+        shape `[n]`, real (bool and integer masks too), is the last positional argument.
+
+    Raises:
+        TypeError: If a parameter isn't floating, or the loss doesn't return a real scalar.
+        ValueError: If the weights' shape isn't `[n]`, or the example axes disagree or are empty.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.gradients import weighted_grad
+        >>> x, weights = jnp.array([1.0, 2.0, 3.0]), jnp.array([1.0, 0.5, 0.0])
+        >>> float(weighted_grad(lambda w, x: w * x)(jnp.float32(0.0), x, weights))
+        2.0
+    """
+    spec = ExampleLoss(loss_fn, argnums, batch_argnums, has_aux, "weighted_grad")
+    run = _values_aux_grad(spec, reduction, chunk_size)
+
+    def grad_fn(*args: Any, key: Any = None, **kwargs: Any) -> Any:
+        _, aux, grads = run(args, kwargs, key)
+        return (grads, aux) if has_aux else grads
+
+    return grad_fn
+
+
+def value_and_weighted_grad(
+    loss_fn: Callable[..., Any],
+    *,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    batch_argnums: int | Sequence[int] | None = None,
+    reduction: str = "sum",
+    chunk_size: int | None = None,
+) -> Callable[..., Any]:
+    r"""The loss of every example, and the gradient of their weighted sum.
+
+    As `weighted_grad`. The losses are neither weighted nor summed: `weights @ losses` is the
+    function that the gradient belongs to.
+
+    Args:
+        loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.
+        argnums: Which positional arguments to differentiate, as in `jax.grad`.
+        has_aux: Whether `loss_fn` returns `(value, aux)`.
+        batch_argnums: Which positional arguments have a leading example axis; by default all
+            after the last of `argnums`.
+        reduction: `'sum'`, or `'mean'`, which divides by the number of examples.
+        chunk_size: How many examples to differentiate at once; `None` for all.
+
+    Returns:
+        A function `(params, batch, ..., weights, key=None)` -> `(losses, gradient)`, or
+        `((losses, aux), gradient)` with `has_aux`; `losses` has shape `[n]`.
+
+    Raises:
+        TypeError: If a parameter isn't floating, or the loss doesn't return a real scalar.
+        ValueError: If the weights' shape isn't `[n]`, or the example axes disagree or are empty.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.gradients import value_and_weighted_grad
+        >>> x, weights = jnp.array([1.0, 2.0, 3.0]), jnp.array([1.0, 0.5, 0.0])
+        >>> losses, grad = value_and_weighted_grad(lambda w, x: w * x)(jnp.float32(2.0), x, weights)
+        >>> losses.tolist(), float(grad)
+        ([2.0, 4.0, 6.0], 2.0)
+    """
+    spec = ExampleLoss(loss_fn, argnums, batch_argnums, has_aux, "value_and_weighted_grad")
+    run = _values_aux_grad(spec, reduction, chunk_size)
+
+    def values_and_grad_fn(*args: Any, key: Any = None, **kwargs: Any) -> Any:
+        losses, aux, grads = run(args, kwargs, key)
+        return ((losses, aux) if has_aux else losses), grads
+
+    return values_and_grad_fn
+
+
+def _values_aux_grad(
+    spec: ExampleLoss, reduction: str, chunk_size: int | None
+) -> Callable[..., Any]:
+    check_choice(reduction, REDUCTIONS, "reduction", spec.name)
+    chunk_size = checked_chunk_size(chunk_size, spec.name)
+
+    def run(args: tuple[Any, ...], kwargs: dict[str, Any], key: Any) -> tuple[Any, Any, Any]:
+        if not args:
+            raise TypeError(f"{spec.name}: call it as (params, batch, weights).")
+        bound = spec.bind(args[:-1], kwargs, key)
+        weights = check_weights(args[-1], bound.size, spec.name)
+        scale = 1 / bound.size if reduction == "mean" else 1.0
+        losses, aux, sums = _weighted_sum(bound, weights, scale, chunk_size)
+        return losses, aux, spec.like_argnums(like_params(sums, bound.params))
+
+    return run
+
+
+def _weighted_sum(
+    bound: BoundLoss, weights: jax.Array, scale: float, chunk_size: int | None
+) -> tuple[jax.Array, Any, Any]:
+    def body(sums: Any, chunk: tuple[Any, jax.Array]) -> tuple[Any, Any]:
+        examples, w = chunk
+        losses, pullback, aux = jax.vjp(
+            lambda params: jax.vmap(bound.loss, (None, 0))(params, examples),
+            bound.params,
+            has_aux=True,
+        )
+        # The scale is applied before the weights are rounded to a low-precision loss's dtype.
+        w = w.astype(compute_dtype(losses.dtype)) * scale
+        (grads,) = pullback(w.astype(losses.dtype))
+        return add_to_sums(sums, grads), (losses, aux)
+
+    carry = zero_sums(bound.params)
+    sums, (losses, aux) = scan_chunks(body, carry, (bound.batch, weights), bound.size, chunk_size)
+    return losses, aux, sums

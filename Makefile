@@ -25,13 +25,13 @@ help:
 $(VENV)/.stamp-venv:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "fnopt needs Python 3.11 or newer; this is %d.%d (try make PYTHON=python3.12)" % v[:2])'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet --upgrade "pip>=25.1"
+	$(PIP) install -qq --upgrade "pip>=25.1"
 	@touch $@
 
 # One stamp for each dependency group of pyproject.toml: .venv/.stamp-test and so on.
 $(VENV)/.stamp-group-%: pyproject.toml | $(VENV)/.stamp-venv
 	@echo "installing fnopt and its '$*' dependencies into $(VENV) ..."
-	$(PIP) install --quiet --editable . --group $*
+	$(PIP) install -qq --editable . --group $*
 	@touch $@
 
 install: $(GROUPS:%=$(VENV)/.stamp-group-%)

@@ -1,0 +1,72 @@
+"""The command: `python -m benchmarks [CASE ...] [--smoke] [--json OUT] [--baseline FILE]`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import pkgutil
+import sys
+import time
+from pathlib import Path
+
+from benchmarks import cases, report
+from benchmarks.metric import Skipped
+from benchmarks.timing import Settings
+
+
+def case_names() -> list[str]:
+    """Every file in `benchmarks/cases` is a case."""
+    return sorted(m.name for m in pkgutil.iter_modules(cases.__path__))
+
+
+def arguments(argv: list[str] | None) -> argparse.Namespace:
+    """What the command line says."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    known = case_names()
+    parser.add_argument("case", nargs="*", help=f"part of a name; all by default: {known}")
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes: shows that it works")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write all figures there")
+    parser.add_argument("--baseline", type=Path, metavar="FILE", help="fail where it got worse")
+    args = parser.parse_args(argv)
+    args.chosen = [c for c in known if not args.case or any(part in c for part in args.case)]
+    if not args.chosen:
+        parser.error(f"no case is called {args.case}; there are {known}")
+    return args
+
+
+def run_cases(chosen: list[str], settings: Settings) -> tuple[report.Results, dict[str, str]]:
+    """Runs case after case and prints as it goes."""
+    results: report.Results = {}
+    skipped: dict[str, str] = {}
+    for name in chosen:
+        module = importlib.import_module(f"benchmarks.cases.{name}")
+        start = time.perf_counter()
+        try:
+            results[name] = list(module.run(settings))
+        except Skipped as reason:
+            skipped[name] = str(reason)
+            print(f"\n{name}: skipped, {reason}")
+            continue
+        title = module.__doc__.splitlines()[0]
+        report.print_case(f"{name}: {title} ({time.perf_counter() - start:.0f} s)", results[name])
+    return results, skipped
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the chosen cases; 1 if a figure is worse than the baseline."""
+    args = arguments(argv)
+    print(report.machine())
+    results, skipped = run_cases(args.chosen, Settings(smoke=args.smoke))
+    if args.json:
+        report.write_json(args.json, results, skipped)
+        print(f"\nwritten to {args.json}")
+    worse = []
+    if args.baseline:
+        worse = report.regressions(results, json.loads(args.baseline.read_text()))
+        print("\n".join(["", *worse]) if worse else "\nnothing is worse than the baseline")
+    return bool(worse)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The cases: every file defines `run(settings)`, which yields metrics."""

@@ -4,6 +4,7 @@ import jax
 import pytest
 
 jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 2)  # so that sharding can be tested
 
 
 @pytest.fixture(autouse=True)

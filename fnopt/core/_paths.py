@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 from jax import tree_util
 
-# Boxes that flax puts around an array add a key that says nothing about the model.
-_BOX_KEYS = frozenset({"value", "raw_value"})
+_IsLeaf = Callable[[Any], bool]
+
+# flax wraps arrays in boxes (nnx.Param, linen's Partitioned), whose `.value` says nothing about
+# the model. They are known by their class, since a field that is called `value` may also be an
+# honest part of a model (query, key, value).
+_BOX_CLASSES = frozenset({"Variable", "VariableState", "AxisMetadata"})
+
+
+def _is_box(node: Any) -> bool:
+    bases = type(node).__mro__
+    return any(b.__name__ in _BOX_CLASSES and b.__module__.startswith("flax.") for b in bases)
 
 
 def _key_name(key: Any) -> str:
@@ -22,13 +32,8 @@ def _key_name(key: Any) -> str:
     return str(key)
 
 
-def _is_box(key: Any) -> bool:
-    # A box is an attribute or an index-less node; a dict entry that is called "value" is a name.
-    return isinstance(key, tree_util.GetAttrKey) and key.name in _BOX_KEYS
-
-
 def path_name(path: tuple[Any, ...]) -> str:
-    """One key path as text: `'dense/kernel'`, also for flax boxes, Equinox modules, dataclasses.
+    """One key path as text: `'dense/kernel'`.
 
     Args:
         path: A key path, as `jax.tree_util.tree_flatten_with_path` gives it.
@@ -37,28 +42,44 @@ def path_name(path: tuple[Any, ...]) -> str:
         The keys joined by `/`; `''` for a tree that is a single leaf.
 
     Example:
-        >>> import jax, fnopt
         >>> path = jax.tree_util.tree_flatten_with_path({"dense": [1.0]})[0][0][0]
         >>> fnopt.core.path_name(path)
         'dense/0'
     """
-    if path and _is_box(path[-1]):
-        path = path[:-1]
-    return "/".join(_key_name(key) for key in path)
+    return "/".join(map(_key_name, path))
 
 
-def leaves_with_names(
-    tree: Any, is_leaf: Callable[[Any], bool] | None = None
-) -> tuple[list[tuple[str, Any]], Any]:
-    """The leaves of a tree with their normalised paths, and the tree's structure."""
-    pairs, treedef = tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
-    return [(path_name(path), leaf) for path, leaf in pairs], treedef
+def leaves_with_names(tree: Any, is_leaf: _IsLeaf | None = None) -> tuple[list[Any], Any]:
+    """The leaves of a tree with their normalised paths, and the tree's structure.
+
+    Args:
+        tree: Any pytree.
+        is_leaf: As in `jax.tree.flatten`.
+
+    Returns:
+        A list of `(name, leaf)` in the order of `jax.tree.leaves`, and the treedef.
+
+    Example:
+        >>> fnopt.core.leaves_with_names({"b": [2.0], "a": 1.0})[0]
+        [('a', 1.0), ('b/0', 2.0)]
+    """
+
+    def stop(node: Any) -> bool:
+        return _is_box(node) or (is_leaf is not None and is_leaf(node))
+
+    outer, _ = tree_util.tree_flatten_with_path(tree, is_leaf=stop)
+    pairs = [
+        (path_name(path), leaf)
+        for path, node in outer
+        for leaf in (jax.tree.leaves(node, is_leaf=is_leaf) if _is_box(node) else (node,))
+    ]
+    return pairs, jax.tree.structure(tree, is_leaf=is_leaf)
 
 
 def leaf_paths(tree: Any) -> Any:
     """A tree of the same structure that holds the name of every leaf.
 
-    Paths are spelled alike whatever the containers: plain dicts, flax `FrozenDict`, nnx `State`
+    Paths are spelled alike whatever the containers: plain dicts, flax `FrozenDict`/nnx `State`
     (the `.value` of a box is dropped), Equinox modules, NamedTuples and dataclasses.
 
     Args:
@@ -68,16 +89,13 @@ def leaf_paths(tree: Any) -> Any:
         The same structure with strings such as `'dense/kernel'` as leaves.
 
     Example:
-        >>> import fnopt
         >>> fnopt.leaf_paths({"dense": {"kernel": 1.0, "bias": 2.0}})
         {'dense': {'bias': 'dense/bias', 'kernel': 'dense/kernel'}}
     """
-    return tree_util.tree_map_with_path(lambda path, _: path_name(path), tree)
+    pairs, treedef = leaves_with_names(tree)
+    return jax.tree.unflatten(treedef, [name for name, _ in pairs])
 
 
 def shown(path: str) -> str:
     """A leaf's name for a message."""
     return f"leaf {path!r}" if path else "the only leaf"
-
-
-__all__ = ["leaf_paths", "leaves_with_names", "path_name", "shown"]

@@ -1,0 +1,55 @@
+"""Params and gradients for the battery: every kind of leaf that users have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+SHAPES = {
+    "dense": {"kernel": (3, 2), "bias": (2,)},
+    "scale": (),
+    "absent": None,
+    "empty": (0, 3),
+    "blocks": [(4,), (1, 1)],
+}
+
+DTYPES = {
+    "f32": lambda i: jnp.float32,
+    "bf16": lambda i: jnp.bfloat16,
+    "mixed": lambda i: (jnp.float32, jnp.bfloat16, jnp.float16)[i % 3],
+    "f64": lambda i: jnp.float64,
+}
+
+
+def make_tree(seed: int, kind: str = "f32") -> Any:
+    """A tree of pseudo-random numbers between -1 and 1, at least 0.1 in size."""
+    rng = np.random.default_rng(seed)
+    shapes, treedef = jax.tree.flatten(SHAPES, is_leaf=lambda x: isinstance(x, tuple))
+
+    def leaf(i: int, shape: tuple[int, ...]) -> jax.Array:
+        x = rng.uniform(0.1, 1.0, shape) * rng.choice([-1.0, 1.0], shape)
+        return jnp.asarray(x, DTYPES[kind](i))
+
+    return jax.tree.unflatten(treedef, [leaf(i, s) for i, s in enumerate(shapes)])
+
+
+def signature(tree: Any) -> Any:
+    """Structure, shapes, dtypes and weak types: what must never change between steps."""
+    leaves, treedef = jax.tree.flatten(tree)
+    return treedef, [(x.shape, x.dtype, x.weak_type) for x in leaves]
+
+
+def assert_close(actual: Any, expected: Any, rtol: float, atol: float = 0.0) -> None:
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        a, e = (np.asarray(x).astype(np.float64) for x in (a, e))
+        np.testing.assert_allclose(a, e, rtol=rtol, atol=atol)
+
+
+def assert_identical(actual: Any, expected: Any) -> None:
+    assert signature(actual) == signature(expected)
+    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert np.asarray(a).tobytes() == np.asarray(e).tobytes()

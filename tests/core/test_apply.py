@@ -1,0 +1,73 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fnopt
+
+
+def test_casts_to_the_params_dtype():
+    params = {"a": jnp.ones(2, jnp.bfloat16), "b": jnp.ones((), jnp.float16)}
+    updates = {"a": jnp.full(2, 0.5, jnp.float32), "b": jnp.ones((), jnp.bfloat16)}
+    new = fnopt.apply_updates(params, updates)
+    assert (new["a"].dtype, new["b"].dtype) == (jnp.bfloat16, jnp.float16)
+    assert new["a"].tolist() == [1.5, 1.5]
+
+
+def test_sums_in_the_wider_dtype():
+    # 1 + 2^-9 + 2^-9 rounds to 1 in bfloat16 unless the update keeps its own precision
+    params = jnp.ones((), jnp.bfloat16)
+    assert float(fnopt.apply_updates(params, jnp.asarray(2.0**-7 * 0.75))) == 1.0078125
+
+
+def test_none_updates_leave_params_alone():
+    kept = jnp.ones(2)
+    new = fnopt.apply_updates({"a": kept, "b": None}, {"a": None, "b": None})
+    assert new["a"] is kept
+    assert new["b"] is None
+
+
+@pytest.mark.parametrize(
+    ("params", "updates", "text"),
+    [
+        ({"w": jnp.ones(3)}, {"w": jnp.ones(1)}, r"leaf 'w': params have shape \(3,\), updates"),
+        ({"w": jnp.ones(())}, {"w": jnp.ones(2)}, r"updates have shape \(2,\)"),
+        ({"w": jnp.ones(3)}, {"v": jnp.ones(3)}, r"params are .*'w'.*, updates are .*'v'"),
+        ({"w": None}, {"w": jnp.ones(3)}, "leaf 'w' is None, but has an update"),
+    ],
+)
+def test_nothing_is_broadcast(params, updates, text):
+    with pytest.raises(ValueError, match=text):
+        fnopt.apply_updates(params, updates)
+
+
+shapes = st.lists(st.integers(0, 3), max_size=2).map(tuple)
+trees = st.recursive(
+    shapes.map(lambda s: ("leaf", s)) | st.none(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab", max_size=2), inner),
+    max_leaves=5,
+)
+
+
+def _build(spec):
+    if isinstance(spec, tuple) and spec and spec[0] == "leaf":
+        return jnp.ones(spec[1])
+    if isinstance(spec, list):
+        return [_build(s) for s in spec]
+    if isinstance(spec, dict):
+        return {k: _build(s) for k, s in spec.items()}
+    return None
+
+
+@settings(max_examples=30, deadline=None)
+@given(trees)
+def test_any_tree(spec):
+    params = _build(spec)
+    tx = fnopt.chain(fnopt.clip(0.5), fnopt.scale_by_learning_rate(1.0))
+    updates, _ = tx.update(params, tx.init(params), params)
+    new = fnopt.apply_updates(params, updates)
+    assert jax.tree.structure(new) == jax.tree.structure(params)
+    for x in jax.tree.leaves(new):
+        np.testing.assert_array_equal(x, 0.5)

@@ -1,0 +1,65 @@
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import pytest
+
+import fnopt
+
+PARAMS = {"w": jnp.ones(2)}
+
+
+def test_slots_by_name():
+    tx = fnopt.adam(0.1)
+    assert fnopt.slots(tx.init(PARAMS)).keys() == {"mu", "nu"}
+    assert fnopt.slot_names(tx, PARAMS) == ("mu", "nu")
+
+
+def test_slots_of_a_single_scalar_param():
+    state = fnopt.adam(0.1).init(jnp.ones(()))
+    assert fnopt.slots(state).keys() == {"mu", "nu"}
+
+
+def test_equal_names_are_told_apart_by_place():
+    tx = fnopt.chain(("a", fnopt.scale_by_adam()), ("b", fnopt.scale_by_adam()))
+    assert set(fnopt.slot_names(tx, PARAMS)) == {"a/mu", "a/nu", "b/mu", "b/nu"}
+    tx = fnopt.chain(fnopt.scale_by_adam(), fnopt.scale_by_adam())
+    assert set(fnopt.slot_names(tx, PARAMS)) == {"0/mu", "0/nu", "1/mu", "1/nu"}
+    assert set(fnopt.named(tx, tx.init(PARAMS))) == {"scale_by_adam_0", "scale_by_adam_1"}
+
+
+def test_slots_of_states_without_declarations():
+    class OwnState(NamedTuple):
+        count: Any
+        velocity: Any
+
+    state = OwnState(jnp.zeros((), jnp.int32), PARAMS)
+    assert fnopt.slots((state,)) == {"velocity": PARAMS}
+
+
+def test_slots_of_optax_states():
+    optax = pytest.importorskip("optax")
+    assert fnopt.slots(optax.adam(0.1).init(PARAMS)).keys() == {"mu", "nu"}
+
+
+def test_no_slots():
+    assert fnopt.slots(fnopt.sgd(0.1).init(PARAMS)) == {}
+    assert fnopt.slots(jnp.ones(2)) == {}
+
+
+def test_hyperparams_follow_the_schedule():
+    tx = fnopt.chain(("opt", fnopt.adam(fnopt.linear_schedule(1.0, 0.0, 4))))
+    state = tx.init(PARAMS)
+    seen = []
+    for _ in range(3):
+        seen.append(float(fnopt.hyperparams(tx, state)["learning_rate"]))
+        _, state = tx.update(PARAMS, state, PARAMS)
+    assert seen == [1.0, 0.75, 0.5]
+    assert float(fnopt.hyperparams(tx, state)["b1"]) == pytest.approx(0.9)
+
+
+def test_named_reaches_every_depth():
+    tx = fnopt.chain(("clip", fnopt.clip(1.0)), ("opt", fnopt.adam(0.1)))
+    state = tx.init(PARAMS)
+    found = fnopt.named(tx, state)
+    assert found.keys() == {"clip", "opt", "scale_by_adam", "scale_by_learning_rate"}
+    assert found["scale_by_adam"] is state["opt"][0]

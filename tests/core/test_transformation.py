@@ -1,0 +1,186 @@
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import fnopt
+from fnopt.core import EmptyState, Member, foreign
+
+
+class CountState(NamedTuple):
+    count: jax.Array
+
+
+class counted(fnopt.Transformation):
+    """A user's own transform, with a state and an extra argument that it needs."""
+
+    needs_params = True
+    rate: Any = 0.5
+
+    def init(self, params) -> CountState:
+        return CountState(jnp.zeros((), jnp.int32))
+
+    def update(self, updates, state, params=None, *, value, **extra_args):
+        updates = fnopt.map_leaves(lambda g: -self.rate * value * g, updates)
+        return updates, CountState(state.count + 1)
+
+
+PARAMS = {"w": jnp.ones(2), "b": jnp.zeros(())}
+
+
+def test_a_dozen_lines_get_the_whole_contract():
+    tx = counted()
+    init, update = tx
+    updates, state = jax.jit(update)(PARAMS, init(PARAMS), PARAMS, value=1.0, unknown=2)
+    assert updates["w"].tolist() == [-0.5, -0.5]
+    assert int(state.count) == 1
+    assert fnopt.from_config(fnopt.to_config(tx)) == tx
+    stacked = jax.vmap(counted)(jnp.asarray([0.1, 0.2]))
+    run = partial(lambda tx: tx.update(PARAMS, init(PARAMS), PARAMS, value=1.0)[0]["w"])
+    assert jax.vmap(run)(stacked).shape == (2, 2)
+
+
+def test_stateless_by_default():
+    class flip(fnopt.Transformation):
+        def update(self, updates, state, params=None, **extra_args):
+            return jax.tree.map(jnp.negative, updates), state
+
+    assert flip().init(PARAMS) == EmptyState()
+    with pytest.raises(TypeError, match=r"^flip: the state is a CountState, expected EmptyState"):
+        flip().update(PARAMS, CountState(jnp.zeros(())))
+
+
+def test_update_must_be_defined():
+    class nothing(fnopt.Transformation):
+        pass
+
+    with pytest.raises(NotImplementedError, match="nothing must define update"):
+        nothing().update(PARAMS, EmptyState())
+
+
+def test_missing_params_and_extras_fail_by_name():
+    tx = fnopt.chain(fnopt.identity(), counted())
+    state = tx.init(PARAMS)
+    with pytest.raises(ValueError, match=r"^chain\[1\] > counted: update needs the params"):
+        tx.update(PARAMS, state, value=1.0)
+    with pytest.raises(TypeError, match=r"^chain\[1\] > counted: update needs the extra .*'value'"):
+        tx.update(PARAMS, state, PARAMS)
+
+
+def test_the_place_is_forgotten_after_an_error():
+    tx = fnopt.chain(counted())
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"^chain\[0\] > counted: update"):
+            tx.update(PARAMS, tx.init(PARAMS), value=1.0)
+
+
+@pytest.mark.parametrize(
+    ("grads", "text"),
+    [
+        ({"w": jnp.ones(2)}, r"gradients lack \['b'\]; expected the same tree. Was the gradient"),
+        ({"w": jnp.ones(2), "c": 1.0}, r"lack \['b'\]; gradients have \['c'\], which params lack"),
+        ({"w": jnp.ones((1, 2)), "b": jnp.ones(())}, r"leaf 'w': gradients have shape \(1, 2\)"),
+        (jnp.ones((5, 3)), "gradient taken with respect to the params"),
+        ({"w": jnp.ones(2), "b": None}, r"gradients lack \['b'\]"),
+        ((jnp.ones(2), jnp.ones(())), "Was the gradient taken with respect to the params"),
+    ],
+)
+def test_gradients_of_something_else(grads, text):
+    tx = fnopt.chain(fnopt.clip(1.0), fnopt.adam(0.1))
+    with pytest.raises(ValueError, match=r"^chain: .*" + text):
+        tx.update(grads, tx.init(PARAMS), PARAMS)
+
+
+def test_gradients_of_something_else_are_found_without_params_too():
+    tx = fnopt.chain(fnopt.clip(1.0), fnopt.adam(0.1))
+    with pytest.raises(
+        ValueError, match=r"^chain\[1\] > chain\[0\] > scale_by_adam: .*lack \['b'\]"
+    ):
+        tx.update({"w": jnp.ones(2)}, tx.init(PARAMS))
+
+
+def test_integer_leaves():
+    tx = fnopt.adam(0.1)
+    params = {"w": jnp.ones(2), "steps": jnp.zeros((), jnp.int32)}
+    text = r"scale_by_adam: params: leaf 'steps' is int32\[\], expected a floating array. Freeze"
+    with pytest.raises(TypeError, match=text):
+        tx.init(params)
+    with pytest.raises(TypeError, match=r"clip: gradients: leaf 'steps' is int32"):
+        fnopt.clip(1.0).update(params, EmptyState())
+
+
+def test_leaves_that_are_no_arrays():
+    with pytest.raises(TypeError, match=r"leaf 'act' is custom_jvp, expected.*eqx.filter"):
+        fnopt.adam(0.1).init({"act": jax.nn.relu})
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        (fnopt.chain(fnopt.identity()).init(PARAMS), "the state is a tuple of 1, expected a tuple of 2"),
+        (EmptyState(), "the state is a EmptyState, expected a tuple of 2"),
+        ({"0": (), "1": ()}, r"the state is a dict with the keys \['0', '1'\], expected a tuple"),
+        (fnopt.adam(0.1).init(PARAMS)[::-1], r"chain\[0\] > scale_by_adam: the state is a ScaleBy"),
+        (None, "the state is a NoneType"),
+    ],
+    ids=range(5),
+)
+def test_state_of_another_optimizer(state, text):
+    with pytest.raises(TypeError, match=text):
+        fnopt.adam(0.1).update(PARAMS, state, PARAMS)
+
+
+def test_state_of_other_params():
+    tx = fnopt.adam(0.1)
+    other = {"w": jnp.ones(3), "b": jnp.zeros(())}
+    with pytest.raises(ValueError, match=r"leaf 'w': gradients have shape \(2,\), mu have shape"):
+        tx.update(PARAMS, tx.init(other), PARAMS)
+
+
+def test_chain_of_nothing():
+    with pytest.raises(ValueError, match=r"chain\(\) of nothing"):
+        fnopt.chain()
+
+
+@pytest.mark.parametrize(
+    ("members", "error", "text"),
+    [
+        ((fnopt.scale_by_adam,), TypeError, "member 0 is .* Did you forget to call it, as in sca"),
+        ((fnopt.identity(), 3), TypeError, "member 1 is 3, expected an optimizer"),
+        ((("a", fnopt.identity()), fnopt.identity()), ValueError, r"members \[1\] have no name"),
+        ((("a", fnopt.identity()),) * 2, ValueError, r"the names \['a'\] are used more than once"),
+    ],
+)
+def test_bad_members(members, error, text):
+    with pytest.raises(error, match=text):
+        fnopt.chain(*members)
+
+
+def test_named_chain_state_is_addressed_by_name():
+    tx = fnopt.chain(("clip", fnopt.clip(1.0)), ("adam", fnopt.scale_by_adam()))
+    state = tx.init(PARAMS)
+    assert set(state) == {"clip", "adam"}
+    assert int(tx.update(PARAMS, state, PARAMS)[1]["adam"].count) == 1
+    with pytest.raises(TypeError, match=r"keys \['a'\], expected a dict with the keys \['adam',"):
+        tx.update(PARAMS, {"a": 1}, PARAMS)
+
+
+def test_pairs_of_functions_are_members_and_get_the_extras_they_take():
+    seen = {}
+
+    def update(updates, state, params=None, *, value):
+        seen["value"] = value
+        return updates, state
+
+    tx = fnopt.chain((lambda params: (), update), (lambda params: (), lambda u, s, p=None: (u, s)))
+    tx.update(PARAMS, tx.init(PARAMS), PARAMS, value=2.0, other=3.0)
+    assert seen == {"value": 2.0}
+    assert isinstance(tx.transforms[0], foreign)
+
+
+def test_members_are_named():
+    tx = fnopt.chain(fnopt.clip(1.0), fnopt.clip(2.0), fnopt.adam(0.1))
+    assert [m.name for m in tx.members()] == ["clip_0", "clip_1", "chain"]
+    assert all(isinstance(m, Member) for m in tx.members(tx.init(PARAMS)))

@@ -1,0 +1,115 @@
+import copy
+import dataclasses
+import pickle
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fnopt
+
+
+class ramp(fnopt.Schedule):
+    slope: Any = fnopt.hyper(default=0.5, ge=0)
+    up: bool = fnopt.static(default=True)
+
+    def __call__(self, count):
+        return jnp.asarray(count, jnp.float32) * self.slope
+
+
+def test_numbers_are_leaves_and_flags_are_static():
+    leaves, treedef = jax.tree.flatten(ramp(2.0, up=False))
+    assert leaves == [2.0]
+    assert treedef != jax.tree.structure(ramp(2.0))
+    assert treedef == jax.tree.structure(ramp(3.0, up=False))
+
+
+def test_leaves_have_names():
+    (path, _), *_ = jax.tree_util.tree_leaves_with_path(ramp())
+    assert jax.tree_util.keystr(path) == ".slope"
+
+
+@pytest.mark.parametrize("number", [2, np.int64(2), np.float32(2), 2.0], ids=repr)
+def test_numbers_become_python_floats(number):
+    assert type(ramp(number).slope) is float
+    assert ramp(number) == ramp(2.0)
+
+
+def test_arrays_stay_arrays_and_integers_among_them_become_floats():
+    assert ramp(np.ones(2, np.float32)).slope.dtype == jnp.float32
+    assert jnp.issubdtype(ramp(jnp.arange(2)).slope.dtype, jnp.floating)
+
+
+def test_traced_and_placeholder_leaves_are_not_checked():
+    assert jax.jit(lambda s: ramp(s).slope)(-1.0) == -1.0
+    assert jax.tree.map(lambda _: "anything", ramp()).slope == "anything"
+
+
+def test_is_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        ramp().slope = 1.0  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_equality_looks_at_arrays_too():
+    a, b = ramp(jnp.ones(2)), ramp(jnp.ones(2))
+    assert a == b
+    assert hash(a) == hash(b)
+    assert a != ramp(jnp.zeros(2))
+    assert a != ramp(1.0)
+    assert ramp() != fnopt.constant_schedule(0.5)
+
+
+def test_copies_are_equal():
+    value = ramp(3.0)
+    assert copy.deepcopy(value) == value
+    assert pickle.loads(pickle.dumps(value)) == value
+    assert dataclasses.replace(value, slope=4.0) == ramp(4.0)
+
+
+def test_repr_evaluates_to_the_value():
+    assert eval(repr(ramp(3.0, up=False))) == ramp(3.0, up=False)
+    assert repr(ramp(jnp.ones((2, 3)))) == "ramp(slope=float32[2, 3], up=True)"
+
+
+@pytest.mark.parametrize(
+    ("bad", "error", "text"),
+    [
+        ("0.5", TypeError, "ramp: slope = '0.5' is a str, expected a number, an array."),
+        (True, TypeError, "ramp: slope = True is a bool"),
+        (None, TypeError, "slope = None is a NoneType"),
+        (-1, ValueError, r"ramp: slope = -1.0, expected slope >= 0."),
+        (jnp.asarray([1.0, -1.0]), ValueError, "expected slope >= 0"),
+        (fnopt.constant_schedule(1.0), TypeError, "slope can't be scheduled"),
+    ],
+)
+def test_wrong_numbers(bad, error, text):
+    with pytest.raises(error, match=text):
+        ramp(bad)
+
+
+def test_unhashable_static_field():
+    with pytest.raises(TypeError, match=r"static field up = \[1\] can't be hashed; use a tuple"):
+        ramp(up=[1])
+
+
+def test_undeclared_flag_says_how_to_declare_it():
+    class careless(fnopt.Transformation):
+        nesterov: bool = False
+
+    with pytest.raises(TypeError, match=r"nesterov = False is not numeric; declare .*static"):
+        careless()
+
+
+def test_a_schedule_must_be_callable():
+    class empty(fnopt.Schedule):
+        pass
+
+    with pytest.raises(NotImplementedError, match="empty must define __call__"):
+        empty()(0)
+
+
+def test_a_function_for_a_learning_rate_says_how_to_wrap_it():
+    with pytest.raises(TypeError, match=r"Wrap a function as fnopt.schedule\(fn\)"):
+        fnopt.adam(lambda count: 0.1)

@@ -31,7 +31,7 @@ EXPECTED = ["dense/bias", "dense/kernel"]
 def test_dicts_dataclasses_and_sequences():
     assert names({"dense": {"kernel": 1.0, "bias": 2.0}}) == EXPECTED
     assert names({"dense": Dense(1.0, 2.0)}) == EXPECTED
-    assert names([(1.0,), {"a": None, 3: 2.0}]) == ["0/0", "1/3"]
+    assert names([(1.0,), {"a": None, "b": 2.0}, {3: 1.0}]) == ["0/0", "1/b", "2/3"]
     assert names(1.0) == [""]
 
 

@@ -1,0 +1,197 @@
+"""The kinds of selectors: by function, by pattern, and by a tree of labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+from jax.core import Tracer
+
+from fnopt.core import Value, listing, static, where
+
+Label = str | bool
+"""What a selector says about a leaf: True or False in a mask, a name in a partition."""
+
+Leaves = list[tuple[str, Any]]
+"""The leaves of a tree with their paths."""
+
+
+def as_label(label: Any, what: str) -> Label:
+    """A label as str or bool; NumPy's and JAX's single booleans are Python's here."""
+    if isinstance(label, (str, bool)):
+        return label
+    if getattr(label, "dtype", None) == np.bool_ and not isinstance(label, Tracer):
+        if np.ndim(label) == 0:
+            return bool(label)
+        raise TypeError(
+            f"{where()}{what} is an array of shape {np.shape(label)}, expected one label for the "
+            "whole leaf; for a mask per element, multiply the gradients by it."
+        )
+    raise TypeError(
+        f"{where()}{what} is {label!r}, a {type(label).__name__}, expected a bool or a string, "
+        "decided from the path, shape and dtype."
+    )
+
+
+class Selector(Value):
+    """Gives every leaf of a tree a label, from its path, shape and dtype.
+
+    The kinds are `by_path` (a function), `by_pattern` (patterns on the path) and `Labels` (a tree
+    of labels, made where a plain tree is given). A selector is a value: it compares, hashes,
+    prints, pickles, and goes to and from a configuration.
+
+    Example:
+        >>> import fnopt
+        >>> isinstance(fnopt.by_pattern("*/bias"), fnopt.Selector)
+        True
+    """
+
+    def choose(self, leaves: Leaves) -> list[Any]:
+        """A label for every leaf; None for one that this selector says nothing about."""
+        raise NotImplementedError(f"{type(self).__name__} must define choose(self, leaves)")
+
+    def check(self, positions: list[str]) -> None:
+        """Raises a ValueError if the selector can't have been meant for a tree of these paths."""
+
+
+class by_path(Selector):
+    """Selects by a function of the leaf's path and the leaf.
+
+    The function is called while JAX traces, so it decides from the path, shape and dtype: values
+    are not known then.
+
+    Args:
+        fn: `fn(path, leaf)` returns the label of one leaf: a bool for a mask, a string for a
+            partition. `path` is spelled as by `leaf_paths`. A function defined at the top of a
+            module can be pickled and put in a configuration.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> matrices = fnopt.by_path(lambda path, leaf: leaf.ndim > 1)
+        >>> fnopt.select(matrices, {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)})
+        {'bias': False, 'kernel': True}
+    """
+
+    fn: Callable[[str, Any], Label] = static()
+
+    def choose(self, leaves: Leaves) -> list[Any]:
+        """What the function says."""
+        return [self.fn(path, leaf) for path, leaf in leaves]
+
+
+def _pattern_pairs(patterns: Any) -> tuple[tuple[str, Label], ...]:
+    if isinstance(patterns, str):
+        patterns = (patterns,)
+    items = patterns.items() if isinstance(patterns, Mapping) else patterns
+    return tuple((p, True) if isinstance(p, str) else _pair(p) for p in items)
+
+
+def _pair(item: Any) -> tuple[str, Label]:
+    match item:
+        case (str(pattern), label):
+            return pattern, as_label(label, f"by_pattern: the label of {pattern!r}")
+    raise TypeError(
+        f"by_pattern: {item!r} is a {type(item).__name__}, expected patterns (strings), or a dict "
+        "from pattern to label."
+    )
+
+
+class by_pattern(Selector):
+    """Selects by glob patterns on the leaf's path; the first pattern that matches decides.
+
+    `*` stands for any text, slashes included, `?` for one character, `[ab]` for one of a set. A
+    leading `*/` also stands for nothing, so `'*/bias'` finds `'bias'` at the top too.
+
+    Args:
+        patterns: A pattern or several, whose leaves are labelled True; or a mapping from pattern
+            to label.
+        default: The label of the leaves that no pattern matches. Without it they are labelled
+            False if the patterns' labels are all True, else they are an error.
+
+    Raises:
+        ValueError: In use, if no pattern matches any leaf and there is no default.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> params = {"dense": {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}}
+        >>> fnopt.select(fnopt.by_pattern("*/bias"), params)
+        {'dense': {'bias': True, 'kernel': False}}
+        >>> fnopt.select(fnopt.by_pattern({"*/bias": "fast"}, default="slow"), params)
+        {'dense': {'bias': 'fast', 'kernel': 'slow'}}
+    """
+
+    patterns: Any = static(convert=_pattern_pairs)
+    default: Label | None = static(default=None)
+
+    def choose(self, leaves: Leaves) -> list[Any]:
+        """The label of the first pattern that matches, for every leaf."""
+        other = self.default
+        if other is None and all(label is True for _, label in self.patterns):
+            other = False
+        return [
+            next((label for pattern, label in self.patterns if _matches(path, pattern)), other)
+            for path, _ in leaves
+        ]
+
+    def check(self, positions: list[str]) -> None:
+        """Refuses patterns of which none matches anything: a name is misspelled."""
+        patterns = [pattern for pattern, _ in self.patterns]
+        if self.default is not None or any(_matches(p, q) for p in positions for q in patterns):
+            return
+        raise ValueError(
+            f"{where()}by_pattern: none of {listing(patterns)} matches a leaf of "
+            f"{listing(positions)}. If that is meant, say so with a default, as in "
+            f"fnopt.by_pattern({patterns[0]!r}, default=False)."
+        )
+
+
+def _matches(path: str, pattern: str) -> bool:
+    return fnmatchcase(path, pattern) or fnmatchcase(f"/{path}", pattern)
+
+
+class Labels(Selector):
+    """A tree of labels, kept by leaf path; made where a plain tree is given as mask or labels.
+
+    Paths instead of the tree itself make it hashable and independent of containers: labels in a
+    plain dict fit a `FrozenDict`, an nnx `State` or an Equinox module of the same names.
+
+    Args:
+        paths: The paths, spelled as by `leaf_paths`; one that names a branch labels all of its
+            leaves, `''` labels all leaves of the tree.
+        values: A label for every path.
+
+    Example:
+        >>> import fnopt
+        >>> frozen = {"encoder": True, "head": {"kernel": False, "bias": False}}
+        >>> fnopt.freeze(fnopt.sgd(0.1), frozen).mask
+        Labels(paths=('encoder', 'head/bias', 'head/kernel'), values=(True, False, False))
+    """
+
+    paths: tuple[str, ...] = static(convert=tuple)
+    values: tuple[Label, ...] = static(convert=tuple)
+
+    def choose(self, leaves: Leaves) -> list[Any]:
+        """For every leaf its own label, or that of the nearest branch above it."""
+        known = dict(zip(self.paths, self.values, strict=True))
+        found = [[known[b] for b in _branches(path) if b in known] for path, _ in leaves]
+        return [labels[0] if labels else None for labels in found]
+
+    def check(self, positions: list[str]) -> None:
+        """Refuses labels for leaves that the tree lacks."""
+        here = {branch for position in positions for branch in _branches(position)}
+        # A position may also lie above the label: a whole branch that is None for now.
+        above = set(positions)
+        lost = [p for p in self.paths if p not in here and not above.intersection(_branches(p))]
+        if lost:
+            raise ValueError(
+                f"{where()}labels are given for {listing(lost)}, but the tree has no such leaves; "
+                f"it has {listing(positions)}."
+            )
+
+
+def _branches(path: str) -> list[str]:
+    """The path and the branches that it lies in, nearest first: `a/b`, `a` and the root."""
+    parts = path.split("/") if path else []
+    return ["/".join(parts[:n]) for n in range(len(parts), -1, -1)]

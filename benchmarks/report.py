@@ -56,10 +56,10 @@ def regressions(results: Results, baseline: dict[str, Any]) -> list[str]:
     """The figures that are worse than in the baseline by more than their tolerance."""
     found = []
     for case, metrics in results.items():
-        before = {m["name"]: m["value"] for m in baseline["cases"].get(case, [])}
-        found += [
-            f"{case}: {m.name} is {m.value:.3f} {m.unit}, the baseline says {before[m.name]:.3f}"
-            for m in metrics
-            if m.name in before and m.worse_than(before[m.name])
-        ]
+        before = {(m["name"], m["unit"]): m["value"] for m in baseline["cases"].get(case, [])}
+        for m in metrics:
+            value = before.get((m.name, m.unit))
+            if value is not None and m.worse_than(value):
+                was = f"the baseline says {value:.3f}"
+                found.append(f"{case}: {m.name} is {m.value:.3f} {m.unit}, {was}")
     return found

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from fnopt.core import is_inexact, listing
 
@@ -116,7 +117,7 @@ def check_clip_norm(clip_norm: Any, name: str) -> None:
         )
         if not real or shape != ():
             raise TypeError(f"{name}: clip_norm is {described(clip_norm)}, expected one number.")
-    if not isinstance(clip_norm, jax.core.Tracer) and not clip_norm > 0:
+    if not isinstance(clip_norm, Tracer) and not clip_norm > 0:
         raise ValueError(f"{name}: clip_norm is {clip_norm}, expected a positive number.")
 
 

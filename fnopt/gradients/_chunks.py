@@ -54,7 +54,8 @@ def scan_chunks(
     whole = size - size % chunk_size
 
     def fold(x: Any) -> Any:
-        return x[:whole].reshape(-1, chunk_size, *x.shape[1:])
+        # The number of chunks is written out, because -1 is ambiguous for a leaf of size zero.
+        return x[:whole].reshape(whole // chunk_size, chunk_size, *x.shape[1:])
 
     carry, outputs = jax.lax.scan(body, carry, jax.tree.map(fold, batch))
     outputs = jax.tree.map(lambda y: y.reshape(whole, *y.shape[2:]), outputs)

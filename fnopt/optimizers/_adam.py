@@ -1,11 +1,17 @@
-"""Adam."""
+"""Adam and its nearest relatives."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from fnopt.core import Scalar, ScalarOrSchedule
-from fnopt.transforms import Chain, chain, scale_by_adam, scale_by_learning_rate
+from fnopt.transforms import (
+    Chain,
+    add_decayed_weights,
+    chain,
+    scale_by_adam,
+    scale_by_learning_rate,
+)
 
 
 def adam(
@@ -14,9 +20,9 @@ def adam(
     b2: Scalar = 0.999,
     eps: Scalar = 1e-8,
     eps_root: Scalar = 0.0,
+    mu_dtype: Any = None,
     *,
     nesterov: bool = False,
-    mu_dtype: Any = None,
 ) -> Chain:
     r"""Adam: the mean gradient over its root mean square.
 
@@ -28,8 +34,8 @@ def adam(
         b2: Decay of the mean square.
         eps: Added to the root.
         eps_root: Added under the root.
-        nesterov: Whether to look ahead (Nadam).
         mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
+        nesterov: Whether to look ahead (Nadam).
 
     Returns:
         A chain of `scale_by_adam` and `scale_by_learning_rate`, with the slots `mu` and `nu`.
@@ -46,6 +52,95 @@ def adam(
         Kingma and Ba, 2014, arXiv:1412.6980.
     """
     return chain(
-        scale_by_adam(b1, b2, eps, eps_root, nesterov=nesterov, mu_dtype=mu_dtype),
+        scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov),
+        scale_by_learning_rate(learning_rate),
+    )
+
+
+def nadam(
+    learning_rate: ScalarOrSchedule,
+    b1: Scalar = 0.9,
+    b2: Scalar = 0.999,
+    eps: Scalar = 1e-8,
+    eps_root: Scalar = 0.0,
+    mu_dtype: Any = None,
+) -> Chain:
+    r"""Adam with Nesterov's look-ahead.
+
+    .. math:: u_t = -\frac{\eta_t}{\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon} \left(
+              \frac{\beta_1 \mu_t}{1-\beta_1^{t+1}} + \frac{(1-\beta_1)\, g_t}{1-\beta_1^t}\right)
+
+    Args:
+        learning_rate: :math:`\eta`, a number or a `Schedule`.
+        b1: :math:`\beta_1`, decay of the mean gradient.
+        b2: :math:`\beta_2`, decay of the mean square.
+        eps: Added to the root.
+        eps_root: Added under the root.
+        mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
+
+    Returns:
+        A chain of `scale_by_adam` and `scale_by_learning_rate`, with the slots `mu` and `nu`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.nadam(0.1)
+        >>> params = {"w": jnp.ones(2)}
+        >>> updates, state = tx.update({"w": jnp.ones(2)}, tx.init(params), params)
+        >>> updates["w"].round(4)
+        Array([-0.1474, -0.1474], dtype=float32)
+
+    Reference:
+        Dozat, 2016, Incorporating Nesterov momentum into Adam.
+    """
+    return adam(learning_rate, b1, b2, eps, eps_root, mu_dtype, nesterov=True)
+
+
+def adamw(
+    learning_rate: ScalarOrSchedule,
+    b1: Scalar = 0.9,
+    b2: Scalar = 0.999,
+    eps: Scalar = 1e-8,
+    eps_root: Scalar = 0.0,
+    mu_dtype: Any = None,
+    weight_decay: ScalarOrSchedule = 1e-4,
+    mask: Any = None,
+    *,
+    nesterov: bool = False,
+) -> Chain:
+    r"""Adam with decoupled weight decay.
+
+    .. math:: u_t = -\eta_t \left(\frac{\hat\mu_t}{\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon} +
+              \lambda_t\, \theta_t\right)
+
+    Args:
+        learning_rate: :math:`\eta`, a number or a `Schedule`.
+        b1: Decay of the mean gradient.
+        b2: Decay of the mean square.
+        eps: Added to the root.
+        eps_root: Added under the root.
+        mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
+        weight_decay: :math:`\lambda`, a number or a `Schedule` of its own. It is multiplied by the
+            learning rate.
+        mask: Which leaves decay; see `add_decayed_weights`. None for all.
+        nesterov: Whether to look ahead (Nadam).
+
+    Returns:
+        A chain of `scale_by_adam`, `add_decayed_weights` and `scale_by_learning_rate`, with the
+        slots `mu` and `nu`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.adamw(0.1, weight_decay=0.5, mask="*/kernel")
+        >>> params = {"kernel": jnp.ones(2), "bias": jnp.ones(2)}
+        >>> updates, state = tx.update(params, tx.init(params), params)
+        >>> fnopt.apply_updates(params, updates)
+        {'bias': Array([0.9, 0.9], dtype=float32), 'kernel': Array([0.85, 0.85], dtype=float32)}
+
+    Reference:
+        Loshchilov and Hutter, 2019, arXiv:1711.05101.
+    """
+    return chain(
+        scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov),
+        add_decayed_weights(weight_decay, mask),
         scale_by_learning_rate(learning_rate),
     )

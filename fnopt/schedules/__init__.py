@@ -1,5 +1,31 @@
 """Schedules: hyper-parameters as functions of the step, each an immutable value."""
 
-from fnopt.schedules._basic import constant_schedule
+from fnopt.schedules._basic import (
+    constant_schedule,
+    linear_schedule,
+    polynomial_schedule,
+    schedule,
+)
+from fnopt.schedules._decay import (
+    cosine_decay_schedule,
+    exponential_decay,
+    warmup_constant_schedule,
+    warmup_cosine_decay_schedule,
+)
+from fnopt.schedules._join import join_schedules, piecewise_constant_schedule
+from fnopt.schedules._restarts import cosine_restarts_schedule, sgdr_schedule
 
-__all__ = ["constant_schedule"]
+__all__ = [
+    "constant_schedule",
+    "cosine_decay_schedule",
+    "cosine_restarts_schedule",
+    "exponential_decay",
+    "join_schedules",
+    "linear_schedule",
+    "piecewise_constant_schedule",
+    "polynomial_schedule",
+    "schedule",
+    "sgdr_schedule",
+    "warmup_constant_schedule",
+    "warmup_cosine_decay_schedule",
+]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from fnopt.core import Scalar, Schedule, hyper
-from fnopt.schedules._time import numbers
+from fnopt.core import Scalar, Schedule, default_float, hyper, static, where
+from fnopt.schedules._time import between, fraction, numbers, power
 
 
 class constant_schedule(Schedule):
@@ -28,3 +30,108 @@ class constant_schedule(Schedule):
         """The value."""
         del count
         return numbers(self).value
+
+
+class linear_schedule(Schedule):
+    r"""A straight line from one value to another.
+
+    .. math:: \eta_t = (1 - x_t)\, I + x_t\, E, \qquad
+              x_t = \min\left(\max\left(\frac{t - B}{T}, 0\right), 1\right)
+
+    Args:
+        init_value: :math:`I`, the value up to step :math:`B`.
+        end_value: :math:`E`, the value from step :math:`B + T` on.
+        transition_steps: :math:`T`, the length of the transition in steps. A transition of no
+            steps is over at once (where optax would stay at `init_value` for ever).
+        transition_begin: :math:`B`, the step at which the transition begins.
+
+    Example:
+        >>> import fnopt
+        >>> schedule = fnopt.linear_schedule(1.0, 0.0, transition_steps=4)
+        >>> [float(schedule(i)) for i in (0, 1, 4, 9)]
+        [1.0, 0.75, 0.0, 0.0]
+    """
+
+    init_value: Scalar = hyper()
+    end_value: Scalar = hyper()
+    transition_steps: Scalar = hyper(ge=0)
+    transition_begin: Scalar = hyper(default=0.0, ge=0)
+
+    def __call__(self, count: Any) -> jax.Array:
+        """The value after `count` updates."""
+        h = numbers(self)
+        phase = fraction(count, h.transition_begin, h.transition_steps)
+        return between(h.init_value, h.end_value, 1 - phase)
+
+
+class polynomial_schedule(Schedule):
+    r"""A power law from one value to another.
+
+    .. math:: \eta_t = (I - E)\, (1 - x_t)^p + E, \qquad
+              x_t = \min\left(\max\left(\frac{t - B}{T}, 0\right), 1\right)
+
+    Args:
+        init_value: :math:`I`, the value up to step :math:`B`.
+        end_value: :math:`E`, the value from step :math:`B + T` on.
+        power: :math:`p`.
+        transition_steps: :math:`T`, the length of the transition in steps; 0 is over at once.
+        transition_begin: :math:`B`, the step at which the transition begins.
+
+    Example:
+        >>> import fnopt
+        >>> schedule = fnopt.polynomial_schedule(1.0, 0.0, power=2, transition_steps=4)
+        >>> [float(schedule(i)) for i in (0, 1, 2, 4)]
+        [1.0, 0.5625, 0.25, 0.0]
+    """
+
+    init_value: Scalar = hyper()
+    end_value: Scalar = hyper()
+    power: Scalar = hyper(ge=0)
+    transition_steps: Scalar = hyper(ge=0)
+    transition_begin: Scalar = hyper(default=0.0, ge=0)
+
+    def __call__(self, count: Any) -> jax.Array:
+        """The value after `count` updates."""
+        h = numbers(self)
+        phase = fraction(count, h.transition_begin, h.transition_steps)
+        return between(h.init_value, h.end_value, power(1 - phase, h.power))
+
+
+class schedule(Schedule):
+    r"""A schedule from a plain function: :math:`\eta_t = f(t)`.
+
+    Args:
+        fn: `fn(count) -> scalar`, traceable; `count` is an integer scalar (inside
+            `join_schedules` a floating one). A function defined at the top of a module can be
+            pickled and put in a config.
+
+    Raises:
+        TypeError: If `fn` can't be called.
+        ValueError: When called, if the function gives something else than a scalar.
+
+    Example:
+        >>> import fnopt
+        >>> inverse = fnopt.schedule(lambda count: 0.1 / (1.0 + count))
+        >>> fnopt.sgd(inverse)
+        chain(scale_by_learning_rate(learning_rate=schedule(fn=<lambda>)))
+    """
+
+    fn: Callable[[Any], Any] = static()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not callable(self.fn):
+            raise TypeError(
+                f"{where()}schedule: fn = {self.fn!r} is a {type(self.fn).__name__}, expected a "
+                "function of the step count; a number needs no wrapper."
+            )
+
+    def __call__(self, count: Any) -> jax.Array:
+        """What the function gives for `count`."""
+        value = jnp.asarray(self.fn(count))
+        if value.shape:
+            raise ValueError(
+                f"{where()}schedule: the function gave an array of shape {value.shape}, expected "
+                "a scalar."
+            )
+        return value.astype(default_float())

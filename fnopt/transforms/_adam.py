@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from fnopt.core import (
     Scalar,
@@ -18,7 +17,7 @@ from fnopt.core import (
     static,
     zero_count,
 )
-from fnopt.transforms._moments import as_dtype, bias_correction, ema, squared
+from fnopt.transforms._moments import as_dtype, bias_correction, ema, nonzero, root, squared
 
 
 class ScaleByAdamState(NamedTuple):
@@ -44,11 +43,12 @@ class scale_by_adam(Transformation):
     Args:
         b1: :math:`\beta_1`, decay of the mean.
         b2: :math:`\beta_2`, decay of the mean square.
-        eps: :math:`\epsilon`, added to the root.
-        eps_root: :math:`\bar\epsilon`, added under the root; a small value makes the derivative
-            through the root finite where gradients are zero.
-        nesterov: Whether to look ahead (Nadam).
+        eps: :math:`\epsilon`, added to the root. With both epsilons zero, an element that never
+            saw a gradient gets a zero update (0/0 is taken as 0).
+        eps_root: :math:`\bar\epsilon`, added under the root. Hyper-gradients are finite without
+            it too: the derivative of the root at 0 is taken as 0.
         mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
+        nesterov: Whether to look ahead (Nadam).
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -65,8 +65,8 @@ class scale_by_adam(Transformation):
     b2: Scalar = hyper(default=0.999, ge=0, lt=1)
     eps: Scalar = hyper(default=1e-8, ge=0)
     eps_root: Scalar = hyper(default=0.0, ge=0)
-    nesterov: bool = static(default=False)
     mu_dtype: Any = static(default=None, convert=as_dtype)
+    nesterov: bool = static(default=False)
 
     def init(self, params: Any) -> ScaleByAdamState:
         """Zero averages: they are filled by the first updates, and bias correction knows it."""
@@ -87,7 +87,7 @@ class scale_by_adam(Transformation):
                 mu_hat = h.b1 * mu / bias_correction(h.b1, increment(count))
                 mu_hat += (1 - h.b1) * g / bias_correction(h.b1, count)
             nu_hat = nu / bias_correction(h.b2, count)
-            return mu_hat / (jnp.sqrt(nu_hat + h.eps_root) + h.eps), mu, nu
+            return mu_hat / nonzero(root(nu_hat + h.eps_root) + h.eps), mu, nu
 
         slots = {"mu": state.mu, "nu": state.nu}
         updates, mu, nu = map_leaves(leaf, updates, hyper=self, outputs=3, **slots)

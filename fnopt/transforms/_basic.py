@@ -1,4 +1,4 @@
-"""The simplest transforms: nothing, zero, and a user's function."""
+"""The simplest transforms: nothing, zero, a factor, and a user's function."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import EmptyState, Transformation, static
+from fnopt.core import EmptyState, Scalar, Transformation, hyper, map_leaves, static
 
 
 class identity(Transformation):
@@ -43,6 +43,28 @@ class set_to_zero(Transformation):
     ) -> tuple[Any, EmptyState]:
         """Zeros of the updates' shapes and dtypes."""
         return jax.tree.map(jnp.zeros_like, updates), state
+
+
+class scale(Transformation):
+    r"""Scales by a constant: :math:`u = c\, g`. The minus sign of descent is not in it.
+
+    Args:
+        step_size: :math:`c`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.scale(2.0)
+        >>> tx.update({"w": jnp.ones(2)}, tx.init({"w": jnp.ones(2)}))[0]
+        {'w': Array([2., 2.], dtype=float32)}
+    """
+
+    step_size: Scalar = hyper()
+
+    def update(
+        self, updates: Any, state: EmptyState, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, EmptyState]:
+        """The scaled updates."""
+        return map_leaves(lambda h, g: h.step_size * g, updates, hyper=self), state
 
 
 class stateless(Transformation):

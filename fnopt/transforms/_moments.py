@@ -26,3 +26,25 @@ def squared(x: jax.Array) -> jax.Array:
 def bias_correction(decay: jax.Array, count: jax.Array) -> jax.Array:
     r"""What an average that started at zero has seen after `count` steps: :math:`1-\beta^t`."""
     return 1 - decay ** count.astype(decay.dtype)
+
+
+@jax.custom_jvp
+def root(x: jax.Array) -> jax.Array:
+    r"""The square root :math:`\sqrt x`, with derivative 0 at 0.
+
+    The slope of the root is infinite there, and infinity times the zero derivative of a second
+    moment that saw no gradient would make every hyper-gradient NaN.
+    """
+    return jnp.sqrt(x)
+
+
+@root.defjvp
+def _root_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+    y = root(*primals)
+    slope = jnp.where(y == 0, jnp.zeros_like(y), 0.5 / nonzero(y))
+    return y, slope * tangents[0]
+
+
+def nonzero(x: jax.Array) -> jax.Array:
+    """A divisor: 1 where `x` is 0, so that a zero over a zero is 0; NaN stays NaN."""
+    return jnp.where(x == 0, jnp.ones_like(x), x)

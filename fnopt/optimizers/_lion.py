@@ -1,0 +1,61 @@
+"""Lion."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fnopt.core import Scalar, ScalarOrSchedule
+from fnopt.transforms import (
+    Chain,
+    add_decayed_weights,
+    chain,
+    scale_by_learning_rate,
+    scale_by_lion,
+)
+
+
+def lion(
+    learning_rate: ScalarOrSchedule,
+    b1: Scalar = 0.9,
+    b2: Scalar = 0.99,
+    mu_dtype: Any = None,
+    weight_decay: ScalarOrSchedule = 1e-3,
+    mask: Any = None,
+) -> Chain:
+    r"""Lion: the sign of a mean gradient, with decoupled weight decay.
+
+    .. math:: u_t = -\eta_t \left(\operatorname{sign}(\beta_1 \mu_{t-1} + (1-\beta_1)\, g_t) +
+              \lambda_t\, \theta_t\right), \qquad
+              \mu_t = \beta_2 \mu_{t-1} + (1-\beta_2)\, g_t
+
+    Every element moves by the learning rate, so it wants a rate 3 to 10 times smaller, and a
+    weight decay 3 to 10 times larger, than AdamW.
+
+    Args:
+        learning_rate: :math:`\eta`, a number or a `Schedule`.
+        b1: :math:`\beta_1`, how much of the step comes from the past.
+        b2: :math:`\beta_2`, decay of the mean.
+        mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
+        weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
+        mask: Which leaves decay; see `add_decayed_weights`. None for all.
+
+    Returns:
+        A chain of `scale_by_lion`, `add_decayed_weights` and `scale_by_learning_rate`, with the
+        slot `mu`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.lion(0.25, weight_decay=0.0)
+        >>> params = {"w": jnp.ones(2)}
+        >>> updates, state = tx.update({"w": jnp.asarray([3.0, -0.1])}, tx.init(params), params)
+        >>> fnopt.apply_updates(params, updates)
+        {'w': Array([0.75, 1.25], dtype=float32)}
+
+    Reference:
+        Chen et al., 2023, arXiv:2302.06675.
+    """
+    return chain(
+        scale_by_lion(b1, b2, mu_dtype),
+        add_decayed_weights(weight_decay, mask),
+        scale_by_learning_rate(learning_rate),
+    )

@@ -1,0 +1,91 @@
+"""Gradient descent: plain, with momentum, and with warm restarts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fnopt.core import Scalar, ScalarOrSchedule
+from fnopt.schedules import cosine_restarts_schedule
+from fnopt.transforms import Chain, chain, scale_by_learning_rate, trace
+
+
+def sgd(
+    learning_rate: ScalarOrSchedule,
+    momentum: Scalar | None = None,
+    nesterov: bool = False,
+    accumulator_dtype: Any = None,
+) -> Chain:
+    r"""Gradient descent, with momentum if asked for.
+
+    .. math:: m_t = \gamma\, m_{t-1} + g_t, \qquad
+              u_t = -\eta_t\, m_t \quad \text{or} \quad
+              u_t = -\eta_t\, (g_t + \gamma\, m_t) \;\; \text{(Nesterov)}
+
+    Args:
+        learning_rate: :math:`\eta`, a number or a `Schedule`.
+        momentum: :math:`\gamma`. None means no momentum and no slot for it; 0.0 has the slot, so
+            that its state is that of any other number.
+        nesterov: Whether to look ahead.
+        accumulator_dtype: Storage dtype of the momentum; by default the params' own, but at least
+            float32.
+
+    Returns:
+        A chain of `trace` (unless `momentum` is None) and `scale_by_learning_rate`, with the slot
+        `trace`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.sgd(0.1, momentum=0.9)
+        >>> params = {"w": jnp.ones(2)}
+        >>> updates, state = tx.update({"w": jnp.ones(2)}, tx.init(params), params)
+        >>> fnopt.apply_updates(params, updates)
+        {'w': Array([0.9, 0.9], dtype=float32)}
+
+    Reference:
+        Sutskever, Martens, Dahl and Hinton, 2013.
+    """
+    step = scale_by_learning_rate(learning_rate)
+    if momentum is None:
+        return chain(step)
+    return chain(trace(momentum, nesterov, accumulator_dtype), step)
+
+
+def sgdr(
+    learning_rate: Scalar,
+    decay_steps: Scalar,
+    t_mult: Scalar = 2.0,
+    alpha: Scalar = 0.0,
+    momentum: Scalar | None = 0.9,
+    nesterov: bool = False,
+    accumulator_dtype: Any = None,
+) -> Chain:
+    r"""Gradient descent with warm restarts: the learning rate falls in half cosines.
+
+    .. math:: \eta_t = \eta \left((1 - \alpha)\, \tfrac12 \left(1 + \cos
+              \frac{\pi\, (t - t_i)}{T_i}\right) + \alpha\right), \qquad
+              T_i = T_0\, m^i, \quad t_{i+1} = t_i + T_i
+
+    Args:
+        learning_rate: :math:`\eta`, at the start of every cycle.
+        decay_steps: :math:`T_0`, the length of the first cycle in steps.
+        t_mult: :math:`m`, how many times longer each cycle is than the one before.
+        alpha: :math:`\alpha`, where a cycle ends, as a fraction of `learning_rate`.
+        momentum: The momentum; it is not reset by a restart. None for none.
+        nesterov: Whether to look ahead.
+        accumulator_dtype: Storage dtype of the momentum; by default the params' own, but at least
+            float32.
+
+    Returns:
+        `sgd` with a `cosine_restarts_schedule`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.sgdr(0.1, decay_steps=10)
+        >>> fnopt.hyperparams(tx, tx.init({"w": jnp.ones(2)}))["learning_rate"]
+        Array(0.1, dtype=float32)
+
+    Reference:
+        Loshchilov and Hutter, 2017, arXiv:1608.03983.
+    """
+    schedule = cosine_restarts_schedule(learning_rate, decay_steps, t_mult, alpha)
+    return sgd(schedule, momentum, nesterov, accumulator_dtype)

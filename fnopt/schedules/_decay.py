@@ -1,0 +1,175 @@
+"""Schedules that decay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import Scalar, Schedule, hyper, static, where
+from fnopt.schedules._time import between, cosine, fraction, numbers, since
+
+
+class exponential_decay(Schedule):
+    r"""Decays by a constant factor every `transition_steps` steps.
+
+    .. math:: \eta_t = I\, r^{x_t}, \qquad x_t = \max\left(\frac{t - B}{T},\, 0\right)
+
+    Args:
+        init_value: :math:`I`, the value up to step :math:`B`.
+        transition_steps: :math:`T`, in steps.
+        decay_rate: :math:`r`, the factor per :math:`T` steps.
+        transition_begin: :math:`B`, the step at which the decay begins.
+        staircase: Whether :math:`x_t` is rounded down, so that the value falls in steps.
+        end_value: A bound: the smallest value if :math:`r < 1`, else the largest. None for none.
+
+    Example:
+        >>> import fnopt
+        >>> schedule = fnopt.exponential_decay(1.0, transition_steps=10, decay_rate=0.5)
+        >>> [float(schedule(i)) for i in (0, 10, 20)]
+        [1.0, 0.5, 0.25]
+    """
+
+    init_value: Scalar = hyper()
+    transition_steps: Scalar = hyper(gt=0)
+    decay_rate: Scalar = hyper(gt=0)
+    transition_begin: Scalar = hyper(default=0.0, ge=0)
+    staircase: bool = static(default=False)
+    end_value: Scalar | None = hyper(default=None)
+
+    def __call__(self, count: Any) -> jax.Array:
+        """The value after `count` updates."""
+        h = numbers(self)
+        periods = jnp.maximum(since(count, h.transition_begin), 0) / h.transition_steps
+        value = h.init_value * h.decay_rate ** (jnp.floor(periods) if self.staircase else periods)
+        if h.end_value is None:
+            return value
+        floor, ceiling = jnp.maximum(value, h.end_value), jnp.minimum(value, h.end_value)
+        return jnp.where(h.decay_rate < 1, floor, ceiling)
+
+
+class cosine_decay_schedule(Schedule):
+    r"""Half a cosine, from a value to a fraction of it.
+
+    .. math:: \eta_t = I \left((1 - \alpha)\, c_t^p + \alpha\right), \qquad
+              c_t = \tfrac12 \left(1 + \cos \frac{\pi \min(t, T)}{T}\right)
+
+    Args:
+        init_value: :math:`I`, the first value.
+        decay_steps: :math:`T`, in steps.
+        alpha: :math:`\alpha`, the last value as a fraction of the first.
+        exponent: :math:`p`.
+
+    Example:
+        >>> import fnopt
+        >>> schedule = fnopt.cosine_decay_schedule(1.0, decay_steps=10)
+        >>> [round(float(schedule(i)), 4) for i in (0, 5, 10, 99)]
+        [1.0, 0.5, 0.0, 0.0]
+
+    Reference:
+        Loshchilov and Hutter, 2017, arXiv:1608.03983.
+    """
+
+    init_value: Scalar = hyper()
+    decay_steps: Scalar = hyper(gt=0)
+    alpha: Scalar = hyper(default=0.0)
+    exponent: Scalar = hyper(default=1.0, ge=0)
+
+    def __call__(self, count: Any) -> jax.Array:
+        """The value after `count` updates."""
+        h = numbers(self)
+        phase = fraction(count, jnp.zeros_like(h.decay_steps), h.decay_steps)
+        return between(h.init_value, h.init_value * h.alpha, cosine(phase, h.exponent))
+
+
+class warmup_constant_schedule(Schedule):
+    r"""A linear warm-up, then a constant.
+
+    .. math:: \eta_t = (1 - x_t)\, I + x_t\, P, \qquad x_t = \min(t / W,\, 1)
+
+    Args:
+        init_value: :math:`I`, the first value.
+        peak_value: :math:`P`, the value from step :math:`W` on.
+        warmup_steps: :math:`W`, in steps; with 0 the value is the peak from the start.
+
+    Example:
+        >>> import fnopt
+        >>> schedule = fnopt.warmup_constant_schedule(0.0, 1.0, warmup_steps=4)
+        >>> [float(schedule(i)) for i in (0, 2, 4, 9)]
+        [0.0, 0.5, 1.0, 1.0]
+    """
+
+    init_value: Scalar = hyper()
+    peak_value: Scalar = hyper()
+    warmup_steps: Scalar = hyper(ge=0)
+
+    def __call__(self, count: Any) -> jax.Array:
+        """The value after `count` updates."""
+        h = numbers(self)
+        phase = fraction(count, jnp.zeros_like(h.warmup_steps), h.warmup_steps)
+        return between(h.init_value, h.peak_value, 1 - phase)
+
+
+class warmup_cosine_decay_schedule(Schedule):
+    r"""A linear warm-up, then half a cosine.
+
+    .. math::
+        \eta_t = \begin{cases}
+            (1 - t/W)\, I + (t/W)\, P & t < W \\
+            (P - E)\, c_t^p + E & t \ge W
+        \end{cases} \qquad
+        c_t = \tfrac12 \left(1 + \cos \frac{\pi \min(t - W, T - W)}{T - W}\right)
+
+    Args:
+        init_value: :math:`I`, the first value.
+        peak_value: :math:`P`, the value at step :math:`W`.
+        warmup_steps: :math:`W`, the length of the warm-up in steps.
+        decay_steps: :math:`T`, the length of the whole schedule in steps, warm-up included.
+        end_value: :math:`E`, the value from step :math:`T` on.
+        exponent: :math:`p`.
+
+    Raises:
+        ValueError: If `decay_steps` is less than `warmup_steps`.
+
+    Example:
+        >>> import fnopt
+        >>> schedule = fnopt.warmup_cosine_decay_schedule(0.0, 1.0, 10, 110)
+        >>> [round(float(schedule(i)), 4) for i in (0, 5, 10, 60, 110)]
+        [0.0, 0.5, 1.0, 0.5, 0.0]
+
+    Reference:
+        Loshchilov and Hutter, 2017, arXiv:1608.03983 (the cosine); Goyal et al., 2017,
+        arXiv:1706.02677 (the warm-up).
+    """
+
+    init_value: Scalar = hyper()
+    peak_value: Scalar = hyper()
+    warmup_steps: Scalar = hyper(ge=0)
+    decay_steps: Scalar = hyper(gt=0)
+    end_value: Scalar = hyper(default=0.0)
+    exponent: Scalar = hyper(default=1.0, ge=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_order(self.warmup_steps, self.decay_steps)
+
+    def __call__(self, count: Any) -> jax.Array:
+        """The value after `count` updates."""
+        h = numbers(self)
+        warm = fraction(count, jnp.zeros_like(h.warmup_steps), h.warmup_steps)
+        phase = fraction(count, h.warmup_steps, h.decay_steps - h.warmup_steps)
+        warming = between(h.init_value, h.peak_value, 1 - warm)
+        decaying = between(h.peak_value, h.end_value, cosine(phase, h.exponent))
+        return jnp.where(warm < 1, warming, decaying)
+
+
+def _check_order(warmup_steps: Any, decay_steps: Any) -> None:
+    """Raises a ValueError if the decay would be over before the warm-up; arrays may be traced."""
+    known = isinstance(warmup_steps, float) and isinstance(decay_steps, float)
+    if known and decay_steps < warmup_steps:
+        raise ValueError(
+            f"{where()}warmup_cosine_decay_schedule: decay_steps = {decay_steps}, warmup_steps = "
+            f"{warmup_steps}, expected decay_steps >= warmup_steps: it is the length of the whole "
+            "schedule, warm-up included."
+        )

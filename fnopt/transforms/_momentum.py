@@ -1,0 +1,61 @@
+"""Momentum."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from fnopt.core import Scalar, Slot, Transformation, hyper, map_leaves, slot_zeros, static
+from fnopt.transforms._moments import as_dtype
+
+
+class TraceState(NamedTuple):
+    """The decaying sum of gradients."""
+
+    trace: Slot
+
+
+class trace(Transformation):
+    r"""Sums gradients with a decay (momentum).
+
+    .. math:: m_t = \gamma\, m_{t-1} + g_t, \qquad
+              u_t = \begin{cases} m_t \\ g_t + \gamma\, m_t & \text{Nesterov} \end{cases}
+
+    It is a sum, not an average: with a constant gradient it grows to :math:`g / (1 - \gamma)`.
+
+    Args:
+        decay: :math:`\gamma`, the momentum.
+        nesterov: Whether to look ahead.
+        accumulator_dtype: Storage dtype of the sum; by default the params' own, but at least
+            float32.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.trace(0.5)
+        >>> g, state = {"w": jnp.ones(2)}, tx.init({"w": jnp.ones(2)})
+        >>> _, state = tx.update(g, state)
+        >>> tx.update(g, state)[0]
+        {'w': Array([1.5, 1.5], dtype=float32)}
+
+    Reference:
+        Polyak, 1964; Sutskever, Martens, Dahl and Hinton, 2013 (Nesterov).
+    """
+
+    decay: Scalar = hyper(ge=0, le=1)
+    nesterov: bool = static(default=False)
+    accumulator_dtype: Any = static(default=None, convert=as_dtype)
+
+    def init(self, params: Any) -> TraceState:
+        """A zero sum: the first update adds the first gradient to it."""
+        return TraceState(slot_zeros(params, self.accumulator_dtype))
+
+    def update(
+        self, updates: Any, state: TraceState, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, TraceState]:
+        """Adds a gradient to the decayed sum."""
+
+        def leaf(h: Any, g: Any, m: Any) -> Any:
+            m = h.decay * m + g
+            return (g + h.decay * m if self.nesterov else m), m
+
+        updates, m = map_leaves(leaf, updates, hyper=self, outputs=2, trace=state.trace)
+        return updates, TraceState(m)

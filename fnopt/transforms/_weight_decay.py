@@ -1,0 +1,100 @@
+"""Decoupled weight decay."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+
+from fnopt.core import (
+    ScalarOrSchedule,
+    Transformation,
+    hyper,
+    increment,
+    map_leaves,
+    static,
+    zero_count,
+)
+from fnopt.transforms._select import as_mask, select_mask
+
+
+class AddDecayedWeightsState(NamedTuple):
+    """How many updates were made; kept for constant decay too, so that states are alike."""
+
+    count: jax.Array
+
+
+def _as_mask(mask: Any) -> Any:
+    return None if mask is None else as_mask(mask)
+
+
+class add_decayed_weights(Transformation):
+    r"""Adds a multiple of the params to the updates: :math:`u_t = g_t + \lambda_t\, \theta_t`.
+
+    Between a direction and `scale_by_learning_rate` it is decoupled weight decay; in front of a
+    direction it is the gradient of :math:`\frac{\lambda}{2} \lVert \theta \rVert^2`.
+
+    Args:
+        weight_decay: :math:`\lambda`, a number or a `Schedule`.
+        mask: Which leaves decay: a tree of bools (or a prefix of the params), a pattern on the
+            leaf path such as `'*/kernel'`, `fnopt.by_path` or `fnopt.by_pattern`. None for all.
+
+    Raises:
+        ValueError: From `init`, if the mask doesn't fit the params.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.add_decayed_weights(0.5), {"w": jnp.full(2, 4.0)}
+        >>> tx.update({"w": jnp.ones(2)}, tx.init(params), params)[0]
+        {'w': Array([3., 3.], dtype=float32)}
+
+        Biases can be left out by a pattern:
+
+        >>> tx = fnopt.add_decayed_weights(0.5, mask="*/kernel")
+        >>> params = {"kernel": jnp.full(2, 4.0), "bias": jnp.full(2, 4.0)}
+        >>> tx.update(params, tx.init(params), params)[0]
+        {'bias': Array([4., 4.], dtype=float32), 'kernel': Array([6., 6.], dtype=float32)}
+
+    Reference:
+        Loshchilov and Hutter, 2019, arXiv:1711.05101.
+    """
+
+    needs_params = True
+
+    weight_decay: ScalarOrSchedule = hyper(default=0.0, schedule=True)
+    mask: Any = static(default=None, convert=_as_mask)
+
+    def init(self, params: Any) -> AddDecayedWeightsState:
+        """A zero count."""
+        self._chosen(params)  # so that a mask which doesn't fit is found here
+        return AddDecayedWeightsState(zero_count())
+
+    def update(
+        self, updates: Any, state: AddDecayedWeightsState, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, AddDecayedWeightsState]:
+        """The updates plus the decay."""
+        chosen = self._chosen(params)
+        decayed = map_leaves(
+            lambda h, g, p: g + h.weight_decay * p,
+            _only(chosen, updates),
+            hyper=self.at(state.count),
+            params=_only(chosen, params),
+        )
+        updates = jax.tree.map(
+            lambda g, new: g if new is None else new, updates, decayed, is_leaf=_is_none
+        )
+        return updates, AddDecayedWeightsState(increment(state.count))
+
+    def _chosen(self, params: Any) -> Any:
+        if self.mask is None:
+            return jax.tree.map(lambda _: True, params)
+        return select_mask(self.mask, params)
+
+
+def _is_none(x: Any) -> bool:
+    return x is None
+
+
+def _only(chosen: Any, tree: Any) -> Any:
+    """The tree with None for the leaves that are not chosen: they are not touched at all."""
+    return jax.tree.map(lambda keep, x: x if keep else None, chosen, tree)

@@ -1,0 +1,150 @@
+"""Gradients added up over several calls."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import (
+    ScalarOrSchedule,
+    Slot,
+    default_float,
+    hyper,
+    increment,
+    map_leaves,
+    slot_zeros,
+    static,
+    where,
+    zero_count,
+)
+from fnopt.transforms._wrapper import Wrapper, cast_like, zeros_of
+
+
+class AccumulateState(NamedTuple):
+    """Calls since the last emitting step, emitting steps made, and the sum of the gradients."""
+
+    mini_step: jax.Array
+    gradient_step: jax.Array
+    acc: Slot
+    inner_state: Any
+
+    @property
+    def count(self) -> jax.Array:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """What schedules count: the emitting steps."""
+        return self.gradient_step
+
+
+class accumulate(Wrapper):
+    r"""Adds up gradients over `k` calls, then makes one step of the inner transform.
+
+    .. math:: u_t = \begin{cases} \mathrm{inner}\big(\tfrac1k \sum_{i=t-k+1}^{t} g_i\big)
+              & k \text{ divides } t \\ 0 & \text{otherwise} \end{cases}
+
+    It is training with a batch `k` times as large, in the memory of a small one. The inner
+    transform runs on the emitting calls only, so its schedules count emitted steps. The sum is
+    kept in at least float32; the mean goes to the inner transform in the gradients' dtype. With
+    `k=1` the updates are those of the inner transform, bit for bit.
+
+    Args:
+        inner: The transform that makes the steps, fnopt's or any (init, update) pair.
+        k: How many gradients make a step, a whole number, or a `Schedule` over emitted steps.
+        use_grad_mean: Whether the inner transform gets the mean of the gradients, or their sum.
+
+    Raises:
+        ValueError: If `k` is less than 1 or not whole.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.accumulate(fnopt.sgd(1.0), k=2)
+        >>> state = tx.init({"w": jnp.ones(())})
+        >>> updates, state = tx.update({"w": jnp.asarray(1.0)}, state)
+        >>> updates, fnopt.has_updated(state)
+        ({'w': Array(0., dtype=float32)}, Array(False, dtype=bool))
+        >>> updates, state = tx.update({"w": jnp.asarray(3.0)}, state)
+        >>> updates, fnopt.has_updated(state)
+        ({'w': Array(-2., dtype=float32)}, Array(True, dtype=bool))
+    """
+
+    k: ScalarOrSchedule = hyper(ge=1, schedule=True)
+    use_grad_mean: bool = static(default=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.k, float) and not self.k.is_integer():
+            raise ValueError(f"{where()}accumulate: k = {self.k}, expected a whole number.")
+
+    def init(self, params: Any) -> AccumulateState:
+        """An empty sum, and the inner state."""
+        return AccumulateState(
+            zero_count(), zero_count(), slot_zeros(params), self.inner.init(params)
+        )
+
+    def update(
+        self, updates: Any, state: AccumulateState, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, AccumulateState]:
+        """Zeros, until enough gradients are in the sum; then the inner updates for it."""
+        count = increment(state.mini_step)
+        k = self.at(state.gradient_step).k
+        emits = count.astype(default_float()) >= jnp.asarray(k, default_float())
+        acc = self._added(updates, state)
+
+        def inner(state: AccumulateState) -> tuple[Any, Any]:
+            gradients = self._emitted(updates, acc, count)
+            return self.inner.update(gradients, state.inner_state, params, **extra_args)
+
+        def emit(state: AccumulateState) -> tuple[Any, Any]:
+            new_updates, inner_state = inner(state)
+            return new_updates, cast_like(inner_state, state.inner_state)
+
+        def wait(state: AccumulateState) -> tuple[Any, Any]:
+            return zeros_of(jax.eval_shape(inner, state)[0]), state.inner_state
+
+        new_updates, inner_state = jax.lax.cond(emits, emit, wait, state)
+        mini_step = jnp.where(emits, zero_count(), count)
+        gradient_step = jnp.where(emits, increment(state.gradient_step), state.gradient_step)
+        return new_updates, AccumulateState(mini_step, gradient_step, acc, inner_state)
+
+    def _added(self, updates: Any, state: AccumulateState) -> Any:
+        # The first gradient replaces the old sum: nothing has to be set to zero after a step, and
+        # the sum of one gradient is that gradient in every bit.
+        first = state.mini_step == 0
+
+        def leaf(g: Any, acc: Any) -> Any:
+            return g, jnp.where(first, g, acc + g)
+
+        return map_leaves(leaf, updates, outputs=2, acc=state.acc)[1]
+
+    def _emitted(self, updates: Any, acc: Any, count: jax.Array) -> Any:
+        def leaf(g: Any, acc: Any) -> Any:
+            del g  # it only lends its dtype
+            return acc / count.astype(jnp.finfo(acc.dtype).dtype) if self.use_grad_mean else acc
+
+        return map_leaves(leaf, updates, acc=acc)
+
+
+def has_updated(state: AccumulateState) -> jax.Array:
+    """Whether the last call of `accumulate` made a step of the inner transform.
+
+    Args:
+        state: The state that the call returned; inside a chain, `named(tx, state)["accumulate"]`.
+
+    Returns:
+        A boolean scalar; False before the first step.
+
+    Raises:
+        TypeError: If it is not the state of `accumulate`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.accumulate(fnopt.sgd(1.0), k=1)
+        >>> fnopt.has_updated(tx.update(jnp.ones(2), tx.init(jnp.ones(2)))[1])
+        Array(True, dtype=bool)
+    """
+    if not isinstance(state, AccumulateState):
+        raise TypeError(
+            f"has_updated: the state is a {type(state).__name__}, expected AccumulateState; take "
+            'it out of a chain with fnopt.named(tx, state)["accumulate"].'
+        )
+    return (state.mini_step == 0) & (state.gradient_step > 0)

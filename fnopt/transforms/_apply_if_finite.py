@@ -1,0 +1,115 @@
+"""Steps that are not taken because a number is infinite or NaN."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import Scalar, default_float, hyper, increment, is_inexact, zero_count
+from fnopt.transforms._wrapper import Wrapper, cast_like
+
+
+class ApplyIfFiniteState(NamedTuple):
+    """Bad steps in a row, whether the last step was good, bad steps in all, the inner state."""
+
+    notfinite_count: jax.Array
+    last_finite: jax.Array
+    total_notfinite: jax.Array
+    inner_state: Any
+
+
+class apply_if_finite(Wrapper):
+    r"""Skips a step that would bring infinities or NaN into the params or the state.
+
+    .. math:: (u, s') = \begin{cases} \mathrm{inner}(g, s) & \text{if } g,\ u \text{ are finite and
+              } s' \text{ is where } s \text{ is} \\ (0, s) & \text{otherwise} \end{cases}
+
+    A bad step leaves params and inner state as they were, in every bit. The result is looked at
+    too and not only the gradient: a finite gradient of 1e25 overflows a float32 mean square,
+    which then never comes back.
+
+    By default no bad step is ever taken. Other libraries give up after some bad steps in a row and
+    take the next one: it writes NaN into every param, and the run is lost some steps after the
+    person who could have looked at it. Look at `notfinite_count` in the state instead, and stop if
+    it grows. Their rule can be had with `max_consecutive_errors`.
+
+    Args:
+        inner: The transform to guard, fnopt's or any (init, update) pair.
+        max_consecutive_errors: How many bad steps in a row are skipped before one is taken anyway;
+            None skips all.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.apply_if_finite(fnopt.sgd(1.0))
+        >>> grads = {"a": jnp.ones(2), "b": jnp.asarray(jnp.nan)}
+        >>> updates, state = tx.update(grads, tx.init(grads))
+        >>> updates["a"], state.notfinite_count, state.last_finite
+        (Array([0., 0.], dtype=float32), Array(1, dtype=int32), Array(False, dtype=bool))
+    """
+
+    max_consecutive_errors: Scalar | None = hyper(default=None, ge=0)
+
+    def init(self, params: Any) -> ApplyIfFiniteState:
+        """No bad steps so far, and the inner state."""
+        return ApplyIfFiniteState(
+            zero_count(), jnp.ones((), bool), zero_count(), self.inner.init(params)
+        )
+
+    def update(
+        self, updates: Any, state: ApplyIfFiniteState, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, ApplyIfFiniteState]:
+        """The inner step if all is finite, else zeros and the state as it was."""
+        bad_so_far = increment(state.notfinite_count)
+        anyway = self._gives_up(bad_so_far)
+        finite = _all_finite(updates)
+        # The inner transform never meets a NaN that is thrown away afterwards: a derivative
+        # through `where` would be NaN, and a search inside it might not end.
+        safe = _or_zeros(finite | anyway, updates)
+        new_updates, inner_state = self.inner.update(safe, state.inner_state, params, **extra_args)
+        inner_state = cast_like(inner_state, state.inner_state)
+        finite &= _all_finite(new_updates) & _stays_finite(inner_state, state.inner_state)
+        taken = finite | anyway
+        return _or_zeros(taken, new_updates), ApplyIfFiniteState(
+            jnp.where(finite, zero_count(), bad_so_far),
+            finite,
+            jnp.where(finite, state.total_notfinite, increment(state.total_notfinite)),
+            _choose(taken, inner_state, state.inner_state),
+        )
+
+    def _gives_up(self, bad: jax.Array) -> jax.Array:
+        if self.max_consecutive_errors is None:
+            return jnp.zeros((), bool)
+        most = jnp.asarray(self.max_consecutive_errors, default_float())
+        return bad.astype(most.dtype) > most
+
+
+def _choose(condition: jax.Array, tree: Any, other: Any) -> Any:
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), tree, other)
+
+
+def _or_zeros(condition: jax.Array, updates: Any) -> Any:
+    def one(u: Any) -> Any:
+        if jnp.result_type(u) == jax.dtypes.float0:  # the gradient of a frozen integer: a zero
+            return u
+        return jnp.where(condition, u, jnp.zeros_like(u))
+
+    return jax.tree.map(one, updates)
+
+
+def _conjunction(conditions: list[jax.Array]) -> jax.Array:
+    return functools.reduce(jnp.logical_and, conditions, jnp.ones((), bool))
+
+
+def _all_finite(tree: Any) -> jax.Array:
+    leaves = filter(is_inexact, jax.tree.leaves(tree))
+    return _conjunction([jnp.isfinite(x).all() for x in leaves])
+
+
+def _stays_finite(new: Any, old: Any) -> jax.Array:
+    """Whether nothing that was finite no longer is; an infinity kept on purpose stays allowed."""
+    pairs = zip(jax.tree.leaves(new), jax.tree.leaves(old), strict=True)
+    floats = [(x, y) for x, y in pairs if is_inexact(x)]
+    return _conjunction([(jnp.isfinite(x) | ~jnp.isfinite(y)).all() for x, y in floats])

@@ -1,0 +1,54 @@
+"""Params that stay as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import is_inexact
+from fnopt.transforms._masked import Selective
+
+
+class freeze(Selective):
+    r"""Keeps the selected params as they are, and trains the others.
+
+    .. math:: u_\ell = \begin{cases} 0 & m_\ell \\
+              \mathrm{inner}(g)_\ell & \text{otherwise} \end{cases}
+
+    Frozen leaves have no state at all, and their gradients are not looked at: they may be NaN, and
+    leaves of integers (a counter inside a model) can be frozen too. Put it around the whole
+    optimizer, so that nothing else meets the frozen leaves.
+
+    Args:
+        inner: The optimizer of the other leaves, fnopt's or any (init, update) pair.
+        mask: Which leaves are frozen, in any form that `masked` takes.
+
+    Raises:
+        TypeError: If `mask` is a bare function or has leaves that are not bools.
+        ValueError: If leaves have no label, or the mask fits no leaf of the params.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.freeze(fnopt.adam(0.1), "encoder/*")
+        >>> params = {"encoder": {"w": jnp.ones(2)}, "head": {"w": jnp.ones(2)}}
+        >>> fnopt.slots(tx.init(params))["mu"]
+        {'encoder': {'w': None}, 'head': {'w': Array([0., 0.], dtype=float32)}}
+        >>> tx.update(params, tx.init(params), params)[0]["encoder"]
+        {'w': Array([0., 0.], dtype=float32)}
+    """
+
+    def _chosen(self, tree: Any) -> Any:
+        return jax.tree.map(lambda frozen: not frozen, super()._chosen(tree))
+
+    def _others(self, updates: Any, params: Any) -> Any:
+        return jax.tree.map(_no_update, updates, updates if params is None else params)
+
+
+def _no_update(g: Any, p: Any) -> Any:
+    """Zeros to add: in the gradient's dtype for floating params, in the param's own for others."""
+    dtype = jnp.result_type(g if is_inexact(p) else p)
+    if dtype == jax.dtypes.float0:  # from jax.grad(allow_int=True), and no params were given
+        return g
+    return jnp.zeros_like(p, dtype=dtype)

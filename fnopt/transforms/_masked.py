@@ -1,0 +1,87 @@
+"""A transform for some leaves only."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+
+from fnopt.core import static
+from fnopt.transforms._select import as_mask, select_mask
+from fnopt.transforms._selectors import Selector
+from fnopt.transforms._wrapper import Wrapper
+
+
+class MaskedState(NamedTuple):
+    """The state of the inner transform, which knows of the leaves that it works on only."""
+
+    inner_state: Any
+
+
+def only(chosen: Any, tree: Any) -> Any:
+    """The leaves where the tree `chosen` is True; `None`, an empty tree, in place of the others."""
+    return jax.tree.map(lambda c, x: x if c else None, chosen, tree)
+
+
+class Selective(Wrapper):
+    """A wrapper whose inner transform works on some leaves, and sees `None` in place of others."""
+
+    mask: Selector = static(convert=as_mask)
+
+    def _chosen(self, tree: Any) -> Any:
+        """A tree of bools: which leaves the inner transform works on."""
+        return select_mask(self.mask, tree)
+
+    def _others(self, updates: Any, params: Any) -> Any:
+        """A tree with what becomes of the other leaves."""
+        raise NotImplementedError
+
+    def init(self, params: Any) -> MaskedState:
+        """The inner state, for the leaves that the inner transform works on."""
+        return MaskedState(self.inner.init(only(self._chosen(params), params)))
+
+    def update(
+        self, updates: Any, state: MaskedState, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, MaskedState]:
+        """The inner updates where the inner transform works, and what becomes of the others."""
+        # The params decide if they are given: `init` saw their dtypes; gradients may have others.
+        chosen = self._chosen(updates if params is None else params)
+        inner_params = None if params is None else only(chosen, params)
+        inside, inner_state = self.inner.update(
+            only(chosen, updates), state.inner_state, inner_params, **extra_args
+        )
+        others = self._others(updates, params)
+        merged = jax.tree.map(lambda c, new, other: new if c else other, chosen, inside, others)
+        return merged, MaskedState(inner_state)
+
+
+class masked(Wrapper):
+    r"""Applies a transform to the selected leaves; the others pass through unchanged.
+
+    .. math:: u_\ell = \begin{cases} \mathrm{inner}(g)_\ell & m_\ell \\
+              g_\ell & \text{otherwise} \end{cases}
+
+    The inner transform sees `None` in place of the other leaves, and keeps no state for them.
+    Leaves that are not selected come out as *gradients*: use `masked` for a part of a chain, and
+    `freeze` for params that should stay as they are.
+
+    Args:
+        inner: The transform for the selected leaves, fnopt's or any (init, update) pair.
+        mask: Which leaves: a tree of bools with the structure of the params or a prefix of it, a
+            pattern on the leaf path (`'*/bias'`), `by_pattern` or `by_path`.
+
+    Raises:
+        TypeError: If `mask` is a bare function or has leaves that are not bools.
+        ValueError: If leaves have no label, or the mask fits no leaf of the params.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.masked(fnopt.clip(1.0), "*/bias")
+        >>> grads = {"kernel": jnp.full(2, 3.0), "bias": jnp.full(2, 3.0)}
+        >>> tx.update(grads, tx.init(grads))[0]
+        {'bias': Array([1., 1.], dtype=float32), 'kernel': Array([3., 3.], dtype=float32)}
+    """
+
+    def _others(self, updates: Any, params: Any) -> Any:
+        del params
+        return updates

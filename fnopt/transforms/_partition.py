@@ -1,0 +1,130 @@
+"""Another transform for every group of leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from fnopt.core import (
+    Member,
+    Transformation,
+    as_transformation,
+    leaves_with_names,
+    listing,
+    place,
+    static,
+    where,
+)
+from fnopt.transforms._masked import only
+from fnopt.transforms._select import as_labels, select
+from fnopt.transforms._selectors import Selector
+
+
+class partition(Transformation):
+    r"""Applies to every leaf the transform of its label.
+
+    .. math:: u_\ell = \mathrm{tx}_{c(\ell)}(g)_\ell
+
+    Every transform sees the leaves with its label, `None` in place of the others, and keeps state
+    for its leaves only. Extra arguments go to all transforms.
+
+    Args:
+        transforms: A dict from label (a string) to transform, fnopt's or any (init, update) pair.
+            A label that no leaf has is fine.
+        labels: The label of every leaf: a tree of strings with the structure of the params or a
+            prefix of it, `by_pattern` or `by_path`.
+
+    Raises:
+        TypeError: If `transforms` isn't a dict of optimizers, or `labels` a bare function.
+        ValueError: In use, if leaves have no label or one without a transform; they are listed.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.partition(
+        ...     {"slow": fnopt.sgd(0.1), "fast": fnopt.sgd(1.0)},
+        ...     fnopt.by_pattern({"*/bias": "fast"}, default="slow"),
+        ... )
+        >>> grads = {"kernel": jnp.ones(2), "bias": jnp.ones(2)}
+        >>> tx.update(grads, tx.init(grads))[0]
+        {'bias': Array([-1., -1.], dtype=float32), 'kernel': Array([-0.1, -0.1], dtype=float32)}
+    """
+
+    transforms: dict[str, Any]
+    labels: Selector = static(convert=as_labels)
+
+    def __post_init__(self) -> None:
+        self._set("transforms", _checked(self.transforms))
+        super().__post_init__()
+
+    def init(self, params: Any) -> dict[str, Any]:
+        """A dict from label to the state of its transform."""
+        labels = self._labels(params)
+        states = {}
+        for label, tx in self.transforms.items():
+            with place(f"[{label}]"):
+                states[label] = tx.init(_labelled(labels, label, params))
+        return states
+
+    def update(
+        self, updates: Any, state: dict[str, Any], params: Any = None, **extra_args: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        """The updates of every label's transform, put together."""
+        self._check_state(state)
+        labels = self._labels(updates if params is None else params)
+        new_state, merged = {}, updates
+        for label, tx in self.transforms.items():
+            mine = None if params is None else _labelled(labels, label, params)
+            with place(f"[{label}]"):
+                new, new_state[label] = tx.update(
+                    _labelled(labels, label, updates), state[label], mine, **extra_args
+                )
+            merged = _replaced(labels, label, new, merged)
+        return merged, new_state
+
+    def members(self, state: Any = None) -> tuple[Member, ...]:
+        """The transforms, by label."""
+        states = dict.fromkeys(self.transforms) if state is None else state
+        return tuple(Member(label, tx, states[label]) for label, tx in self.transforms.items())
+
+    def _labels(self, tree: Any) -> Any:
+        labels = select(self.labels, tree)
+        found = leaves_with_names(labels)[0]
+        unknown = [path for path, label in found if label not in self.transforms]
+        if unknown:
+            names = sorted({repr(label) for _, label in found if label not in self.transforms})
+            raise ValueError(
+                f"{where()}leaves {listing(unknown)} have the labels [{', '.join(names)}], but "
+                f"there are transforms for {listing(sorted(self.transforms))} only."
+            )
+        return labels
+
+    def _check_state(self, state: Any) -> None:
+        if isinstance(state, dict) and state.keys() == self.transforms.keys():
+            return
+        came = listing(sorted(state)) if isinstance(state, dict) else type(state).__name__
+        raise TypeError(
+            f"{where()}the state is {came}, expected a dict with the labels "
+            f"{listing(sorted(self.transforms))}. It looks like the state of another optimizer: "
+            "use the one that init(params) gave."
+        )
+
+
+def _checked(transforms: Any) -> dict[str, Transformation]:
+    if not isinstance(transforms, Mapping) or not all(isinstance(k, str) for k in transforms):
+        raise TypeError(
+            f"{where()}partition: transforms = {transforms!r}, expected a dict from label (a "
+            "string) to optimizer."
+        )
+    # sorted, as JAX sorts the keys of a dict: the order of the keys is no difference of two values
+    labels = sorted(transforms)
+    return {k: as_transformation(transforms[k], f"partition: transforms[{k!r}]") for k in labels}
+
+
+def _labelled(labels: Any, label: str, tree: Any) -> Any:
+    return only(jax.tree.map(lambda x: x == label, labels), tree)
+
+
+def _replaced(labels: Any, label: str, new: Any, old: Any) -> Any:
+    return jax.tree.map(lambda x, n, o: n if x == label else o, labels, new, old)

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core._dtypes import compute_dtype
+from fnopt.core._dtypes import compute_dtype, is_inexact
 from fnopt.core._errors import where
 from fnopt.core._paths import leaves_with_names, shown
 
@@ -29,16 +29,31 @@ def _added(path: str, p: Any, u: Any) -> Any:
             f"{where()}apply_updates: {shown(path)}: params have shape {jnp.shape(p)}, updates "
             f"have shape {jnp.shape(u)}, expected the same. {_HINT}"
         )
-    p_dtype = jnp.result_type(p)
-    dtype = compute_dtype(p_dtype, jnp.result_type(u))
+    p_dtype, u_dtype = jnp.result_type(p), jnp.result_type(u)
+    if u_dtype == jax.dtypes.float0:  # what jax.grad(allow_int=True) says of an integer: zero
+        return p
+    if not is_inexact(p):
+        return _added_exactly(path, p, u)
+    dtype = compute_dtype(p_dtype, u_dtype)
     return (jnp.asarray(p).astype(dtype) + jnp.asarray(u).astype(dtype)).astype(p_dtype)
+
+
+def _added_exactly(path: str, p: Any, u: Any) -> Any:
+    # Not by way of float32: it holds whole numbers up to 2**24 only, and a counter may be larger.
+    if is_inexact(u):
+        raise TypeError(
+            f"{where()}apply_updates: {shown(path)}: params are {jnp.result_type(p)}, updates are "
+            f"{jnp.result_type(u)}, expected whole numbers. Freeze such leaves with fnopt.freeze."
+        )
+    return jnp.asarray(p) + jnp.asarray(u).astype(jnp.result_type(p))
 
 
 def apply_updates(params: Any, updates: Any) -> Any:
     r"""Adds updates to params: :math:`\theta \leftarrow \theta + u`, leaf by leaf.
 
     The sum is made in the wider of the two dtypes (at least float32) and stored in the params'
-    dtype. A `None` update leaves its param as it is.
+    dtype. A `None` update leaves its param as it is. Params of integers or bools (a counter inside
+    a model) take updates of integers only, and are added exactly.
 
     Args:
         params: A tree of arrays.
@@ -50,6 +65,7 @@ def apply_updates(params: Any, updates: Any) -> Any:
     Raises:
         ValueError: If structures or shapes differ (nothing is broadcast); the message names the
             leaf.
+        TypeError: If a param of integers has a floating update.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

@@ -29,6 +29,21 @@ def test_none_updates_leave_params_alone():
     assert new["b"] is None
 
 
+def test_integers_are_added_exactly():
+    params = {"n": jnp.asarray(2**24 + 1, jnp.int32), "on": jnp.ones((), bool)}
+    new = fnopt.apply_updates(params, jax.tree.map(jnp.zeros_like, params))
+    assert (int(new["n"]), bool(new["on"])) == (2**24 + 1, True)
+    assert (new["n"].dtype, new["on"].dtype) == (jnp.int32, jnp.bool_)
+    zero = jax.grad(lambda p: p["n"].astype(float), allow_int=True)({"n": params["n"]})
+    assert int(fnopt.apply_updates({"n": params["n"]}, zero)["n"]) == 2**24 + 1
+
+
+def test_no_fraction_is_added_to_an_integer():
+    text = "leaf 'n': params are int32, updates are float32, expected whole numbers. Freeze"
+    with pytest.raises(TypeError, match=text):
+        fnopt.apply_updates({"n": jnp.ones((), jnp.int32)}, {"n": jnp.ones(())})
+
+
 @pytest.mark.parametrize(
     ("params", "updates", "text"),
     [

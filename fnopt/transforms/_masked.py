@@ -55,7 +55,7 @@ class Selective(Wrapper):
         return merged, MaskedState(inner_state)
 
 
-class masked(Wrapper):
+class masked(Selective):
     r"""Applies a transform to the selected leaves; the others pass through unchanged.
 
     .. math:: u_\ell = \begin{cases} \mathrm{inner}(g)_\ell & m_\ell \\

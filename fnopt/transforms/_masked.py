@@ -77,7 +77,7 @@ class masked(Selective):
     Example:
         >>> import jax.numpy as jnp, fnopt
         >>> tx = fnopt.masked(fnopt.clip(1.0), "*/bias")
-        >>> grads = {"kernel": jnp.full(2, 3.0), "bias": jnp.full(2, 3.0)}
+        >>> grads = {"kernel": 3 * jnp.ones(2), "bias": 3 * jnp.ones(2)}
         >>> tx.update(grads, tx.init(grads))[0]
         {'bias': Array([1., 1.], dtype=float32), 'kernel': Array([3., 3.], dtype=float32)}
     """

@@ -1,5 +1,6 @@
 """The contract: values, transformations, leaf-wise arithmetic, and ways to look inside."""
 
+from fnopt.core import _jaxpr as jaxprs
 from fnopt.core._apply import apply_updates
 from fnopt.core._config import from_config, to_config
 from fnopt.core._dtypes import (
@@ -61,6 +62,7 @@ __all__ = [
     "hyperparams",
     "increment",
     "is_inexact",
+    "jaxprs",
     "leaf_paths",
     "leaves_with_names",
     "listing",

@@ -111,10 +111,9 @@ def select(selector: Any, tree: Any) -> Any:
         {'dense': {'bias': 'slow', 'kernel': 'slow'}, 'scale': 'fast'}
     """
     selector = as_selector(selector)
-    positions = [path for path, _ in leaves_with_names(tree, is_leaf=_is_position)[0]]
-    if positions:
-        selector.check(positions)
     leaves, treedef = leaves_with_names(tree)
+    if leaves:
+        selector.check([path for path, _ in leaves_with_names(tree, is_leaf=_is_position)[0]])
     chosen = selector.choose(leaves)
     unlabelled = [path for (path, _), label in zip(leaves, chosen, strict=True) if label is None]
     if unlabelled:

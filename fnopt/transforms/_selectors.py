@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -85,6 +85,8 @@ def _pattern_pairs(patterns: Any) -> tuple[tuple[str, Label], ...]:
     if isinstance(patterns, str):
         patterns = (patterns,)
     items = patterns.items() if isinstance(patterns, Mapping) else patterns
+    if not isinstance(items, Iterable):
+        items = (items,)  # refused below
     return tuple((p, True) if isinstance(p, str) else _pair(p) for p in items)
 
 

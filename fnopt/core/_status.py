@@ -1,0 +1,54 @@
+"""How an iteration ended: codes for arrays, messages for people."""
+
+from __future__ import annotations
+
+import enum
+
+import jax
+import jax.numpy as jnp
+
+
+class Status(enum.IntEnum):
+    """Why a solver stopped, or that it hasn't.
+
+    Inside `jax.jit` a status is an int32 array; `Status(int(code))` brings the meaning back.
+
+    Example:
+        >>> from fnopt import Status
+        >>> status = Status(2)
+        >>> status.name, status.converged, status.message
+        ('CONVERGED_STEP', True, 'converged: the last step was below xtol')
+    """
+
+    message: str
+
+    RUNNING = 0, "not finished: more steps would lower the cost"
+    CONVERGED_COST = 1, "converged: the cost can't be lowered by more than ftol"
+    CONVERGED_STEP = 2, "converged: the last step was below xtol"
+    CONVERGED_GRADIENT = 3, "converged: the gradient is below gtol"
+    MAX_STEPS = 4, "not converged: max_steps steps were made"
+    STALLED = 5, "not converged: no step lowers the cost, though the gradient isn't small"
+    NONFINITE_START = 6, "failed: the residuals or their Jacobian are not finite at these params"
+    NONFINITE_STEP = 7, "failed: every step led to residuals that are not finite"
+
+    def __new__(cls, code: int, message: str = "") -> Status:
+        """Makes a member from its code and its message."""
+        self = int.__new__(cls, code)
+        self._value_ = code
+        self.message = message
+        return self
+
+    @property
+    def converged(self) -> bool:
+        """Whether a convergence test was met."""
+        return self.name.startswith("CONVERGED")
+
+    @property
+    def array(self) -> jax.Array:
+        """The code as a strongly typed int32 scalar."""
+        return jnp.asarray(self.value, jnp.int32)
+
+
+def is_converged(status: jax.Array) -> jax.Array:
+    """Whether a convergence test was met, of an array of status codes of any shape."""
+    return (status >= Status.CONVERGED_COST.value) & (status <= Status.CONVERGED_GRADIENT.value)

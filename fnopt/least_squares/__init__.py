@@ -1,0 +1,19 @@
+"""Nonlinear least squares: the method, and the loop to convergence."""
+
+from __future__ import annotations
+
+from fnopt.least_squares._covariance import covariance, standard_errors
+from fnopt.least_squares._driver import least_squares
+from fnopt.least_squares._levenberg_marquardt import LevenbergMarquardtState, levenberg_marquardt
+from fnopt.least_squares._solution import History, Solution, StepInfo
+
+__all__ = [
+    "History",
+    "LevenbergMarquardtState",
+    "Solution",
+    "StepInfo",
+    "covariance",
+    "least_squares",
+    "levenberg_marquardt",
+    "standard_errors",
+]

@@ -1,0 +1,40 @@
+"""When to stop, and what to say then."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core._status import Status
+
+
+def first_of(*cases: tuple[jax.Array, Status]) -> jax.Array:
+    """The status of the first case that holds, `RUNNING` if none does."""
+    status = Status.RUNNING.array
+    for holds, case in reversed(cases):
+        status = jnp.where(holds, case.array, status)
+    return status
+
+
+def is_stationary(cost: jax.Array, cosine: jax.Array, gtol: jax.Array) -> jax.Array:
+    """Whether nothing is left to gain: no residual, or one at right angles to every column."""
+    return (cost <= 0) | (cosine <= gtol)
+
+
+def cost_converged(
+    actual: jax.Array, predicted: jax.Array, cost: jax.Array, ftol: jax.Array, noise: jax.Array
+) -> jax.Array:
+    r"""Whether the model promises, and the step gained, next to nothing.
+
+    .. math:: \delta f_\text{predicted} \le \epsilon_f f \quad\text{and}\quad
+        |\delta f| \le \max(\epsilon_f, \epsilon_\text{noise})\, f
+
+    The promise is exact to rounding, so it is what is tested sharply; the actual reduction is a
+    difference of nearly equal numbers and only has to be as small as its noise allows.
+    """
+    return (predicted <= ftol * cost) & (jnp.abs(actual) <= jnp.maximum(ftol, noise) * cost)
+
+
+def step_converged(length: jax.Array, size: jax.Array, xtol: jax.Array) -> jax.Array:
+    r"""Whether the step is tiny against the params: :math:`\|D p\| \le \epsilon_x \|D x\|`."""
+    return length <= xtol * size

@@ -1,0 +1,101 @@
+"""How well the data determine the params."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import ravel
+from fnopt.least_squares._scaling import initial_scale
+from fnopt.linear import column_norms, numerical_rank, singular_factors
+
+if TYPE_CHECKING:
+    from fnopt.least_squares._solution import Solution
+
+
+def covariance_from(
+    J: jax.Array, cost: jax.Array, absolute_sigma: bool = False
+) -> tuple[jax.Array, jax.Array]:
+    r"""The covariance of the params of a fit, by the singular values of the scaled Jacobian.
+
+    .. math:: C = s^2 (J^T J)^{-1} = s^2 D^{-1} V \,\mathrm{diag}(1 / \sigma^2)\, V^T D^{-1},
+        \qquad J D^{-1} = U \,\mathrm{diag}(\sigma)\, V^T
+
+    where :math:`s^2 = \|r\|^2 / (m - n)` estimates the variance of the data, or is 1 if the
+    residuals are in units of known standard deviations. The columns are scaled first, so that
+    the rank doesn't depend on the units of the params.
+
+    Args:
+        J: The Jacobian, of shape `[m, n]`.
+        cost: Half the sum of squares.
+        absolute_sigma: Whether the residuals are in units of known standard deviations.
+
+    Returns:
+        The covariance, of shape `[n, n]`, infinite where the data don't determine all params; and
+        the rank, an int32 scalar.
+    """
+    m, n = J.shape
+    dtype = J.dtype
+    scale = initial_scale(column_norms(J))
+    factors = singular_factors(J / scale, jnp.zeros(m, dtype))
+    rank = numerical_rank(factors, m)
+    known = (rank == n) if absolute_sigma else (rank == n) & jnp.asarray(m > n)
+    safe = jnp.where(factors.s > 0, factors.s, jnp.ones_like(factors.s))
+    root = factors.Vt / safe[:, None] / scale
+    variance = jnp.ones((), dtype) if absolute_sigma else 2 * cost / max(m - n, 1)
+    C = (root.T @ root) * variance
+    return jnp.where(known, C, jnp.full_like(C, jnp.inf)), rank
+
+
+def standard_errors_from(J: jax.Array, cost: jax.Array, absolute_sigma: bool = False) -> jax.Array:
+    """The square roots of the covariance's diagonal, of shape `[n]`."""
+    return jnp.sqrt(jnp.diagonal(covariance_from(J, cost, absolute_sigma)[0]))
+
+
+def covariance(solution: Solution, absolute_sigma: bool = False) -> jax.Array:
+    r"""The covariance matrix of fitted params.
+
+    .. math:: C = s^2 (J^T J)^{-1}, \qquad s^2 = \frac{\|r\|^2}{m - n}
+
+    Args:
+        solution: What :func:`fnopt.least_squares` returned.
+        absolute_sigma: Whether the residuals are in units of known standard deviations; then
+            :math:`s^2 = 1`.
+
+    Returns:
+        An array of shape `[n, n]`, for the params laid end to end in the order of their leaves;
+        infinite if the data don't determine them all.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> x = jnp.asarray([0.0, 1.0, 2.0, 3.0])
+        >>> y = jnp.asarray([1.0, 3.1, 4.9, 7.0])
+        >>> fit = fnopt.least_squares(lambda p: p["a"] + p["b"] * x - y, {"a": 0.0, "b": 0.0})
+        >>> print(fnopt.covariance(fit).round(4))
+        [[ 0.0049 -0.0021]
+         [-0.0021  0.0014]]
+    """
+    return covariance_from(solution.jacobian, solution.cost, absolute_sigma)[0]
+
+
+def standard_errors(solution: Solution, absolute_sigma: bool = False) -> Any:
+    r"""The standard error of every fitted parameter: :math:`\sqrt{C_{jj}}`.
+
+    Args:
+        solution: What :func:`fnopt.least_squares` returned.
+        absolute_sigma: Whether the residuals are in units of known standard deviations.
+
+    Returns:
+        A tree like the params.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> y = jnp.asarray([1.0, 2.0, 3.0])
+        >>> fit = fnopt.least_squares(lambda p: p["mean"] - y, {"mean": 0.0})
+        >>> print(fnopt.standard_errors(fit)["mean"].round(4))  # 1 / sqrt(3)
+        0.5774
+    """
+    unravel = ravel(solution.params, "params")[1]
+    return unravel(standard_errors_from(solution.jacobian, solution.cost, absolute_sigma))

@@ -1,0 +1,68 @@
+"""How good a step was: what it gained against what the linear model promised."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.linear import SingularFactors
+
+_LEAST_GAIN = 1e-4  # Moré's p0: less than this fraction of the promise is no progress
+
+
+def predicted_reduction(factors: SingularFactors, z: jax.Array, lam: jax.Array) -> jax.Array:
+    r"""What the linear model promises for the step :math:`p = -V z`.
+
+    .. math:: \tfrac12 \|r\|^2 - \tfrac12 \|A p + r\|^2
+        = \textstyle\sum_i \left( s_i b_i z_i - \tfrac12 s_i^2 z_i^2 \right)
+        = \tfrac12 \|s z\|^2 + \lambda \|z\|^2,
+
+    because :math:`s b = (s^2 + \lambda) z`. The last form has no cancellation.
+    """
+    half = jnp.asarray(0.5, z.dtype)
+    return half * jnp.sum(jnp.square(factors.s * z)) + lam * jnp.sum(jnp.square(z))
+
+
+def actual_reduction(before: jax.Array, after: jax.Array) -> jax.Array:
+    r"""By how much the cost falls from one residual to another.
+
+    .. math:: \tfrac12 \|r\|^2 - \tfrac12 \|r_+\|^2 = \tfrac12 (r - r_+)^T (r + r_+)
+
+    Near a solution both costs agree in nearly all digits. Their difference is all rounding, while
+    the product keeps the digits that the residuals themselves have: in float32 that is worth a
+    digit or more in the params.
+
+    Args:
+        before: The residual `r` at the point, of shape `[m]`.
+        after: The residual at the trial.
+
+    Returns:
+        The reduction, a scalar; minus infinity where the trial is not finite.
+    """
+    half = jnp.asarray(0.5, before.dtype)
+    reduction = half * jnp.sum((before - after) * (before + after))
+    return jnp.where(jnp.isfinite(reduction), reduction, jnp.asarray(-jnp.inf, before.dtype))
+
+
+def gain_ratio(actual: jax.Array, predicted: jax.Array) -> jax.Array:
+    """The actual reduction of the cost over the predicted one; -1 where nothing is promised."""
+    safe = jnp.where(predicted > 0, predicted, jnp.ones_like(predicted))
+    return jnp.where(predicted > 0, actual / safe, -jnp.ones_like(actual))
+
+
+def is_negligible(
+    actual: jax.Array, predicted: jax.Array, cost: jax.Array, noise: jax.Array
+) -> jax.Array:
+    """Whether both reductions drown in the rounding of the cost, so their ratio says nothing."""
+    return (predicted <= noise * cost) & (jnp.abs(actual) <= noise * cost)
+
+
+def is_accepted(actual: jax.Array, gain: jax.Array, negligible: jax.Array) -> jax.Array:
+    r"""Whether to take the step: it gains enough, or it costs nothing where gains are noise.
+
+    The cost never rises. Where the ratio is noise, a step that doesn't raise the cost is taken
+    nevertheless: near the solution of a problem with a large residual the params still gain
+    digits that the cost can no longer show.
+    """
+    enough = gain > jnp.asarray(_LEAST_GAIN, gain.dtype)
+    return (actual >= 0) & (enough | negligible)

@@ -1,0 +1,57 @@
+"""What is known at one point."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.linear import column_norms
+
+
+class Point(NamedTuple):
+    """A point with its residual and Jacobian, and what follows from them."""
+
+    x: jax.Array  # [n]
+    r: jax.Array  # [m]
+    J: jax.Array  # [m, n]
+    cost: jax.Array  # half the sum of squares
+    gradient: jax.Array  # [n], J^T r
+    columns: jax.Array  # [n], the norm of every column of J
+
+
+def half_square(r: jax.Array) -> jax.Array:
+    r"""The cost :math:`f = \tfrac12 \|r\|^2`; infinite where the residual is not finite."""
+    cost = jnp.asarray(0.5, r.dtype) * jnp.sum(jnp.square(r))
+    return jnp.where(jnp.isfinite(cost), cost, jnp.asarray(jnp.inf, r.dtype))
+
+
+def point_at(x: jax.Array, r: jax.Array, J: jax.Array) -> Point:
+    """Gathers a point."""
+    return Point(x, r, J, half_square(r), r @ J, column_norms(J))
+
+
+def is_finite(point: Point) -> jax.Array:
+    """Whether the point can be stepped from: params, residuals and Jacobian are finite."""
+    return (
+        jnp.all(jnp.isfinite(point.x))
+        & jnp.isfinite(point.cost)
+        & jnp.all(jnp.isfinite(point.J))
+        & jnp.all(jnp.isfinite(point.columns))
+    )
+
+
+def gradient_cosine(point: Point) -> jax.Array:
+    r"""How far from stationary the point is, whatever the units.
+
+    .. math:: \max_j \frac{|J_j^T r|}{\|J_j\| \|r\|}
+
+    is the largest cosine between the residual and a column of the Jacobian: 0 at a stationary
+    point, 1 where one parameter alone could remove the whole residual. A zero residual gives 0.
+    """
+    length = jnp.sqrt(2 * point.cost)
+    scale = point.columns * length
+    safe = jnp.where(scale > 0, scale, jnp.ones_like(scale))
+    cosines = jnp.where(scale > 0, jnp.abs(point.gradient) / safe, jnp.zeros_like(scale))
+    return jnp.max(cosines, initial=0)

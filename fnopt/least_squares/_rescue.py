@@ -1,0 +1,56 @@
+"""A second chance for a trust region that collapsed where the cost still slopes."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.least_squares._point import Point
+from fnopt.least_squares._scaling import fresh_scale
+from fnopt.linear import divide, norm
+
+MOST_RESCUES = 3
+_SLOPING = 1e-5  # a gradient cosine below this counts as a stationary point
+_NOISE = 10
+
+
+def is_sloping(point: Point, cosine: jax.Array, eps: jax.Array) -> jax.Array:
+    r"""Whether the residual leans on some column by more than rounding explains.
+
+    Rounding moves a residual by about :math:`\epsilon \|J_j x_j\|` for each parameter, and with
+    it the cosines by
+
+    .. math:: \epsilon\, \frac{\| (\|J_j\| x_j)_j \|}{\|r\|},
+
+    which is large where the residuals are small against what they are differences of.
+    """
+    size = norm(point.columns * point.x)
+    length = jnp.sqrt(2 * point.cost)
+    noise = eps * divide(size, length)
+    floor = jnp.asarray(_SLOPING, cosine.dtype)
+    return cosine > jnp.maximum(floor, jnp.asarray(_NOISE, cosine.dtype) * noise)
+
+
+def reopened(x: jax.Array, columns: jax.Array, rescues: jax.Array) -> tuple[jax.Array, jax.Array]:
+    r"""Forgets the history of the scaling and reopens the region.
+
+    Moré's scaling never forgets: a parameter that was steep once, far from here, can hold all
+    steps down to nothing. The scaling starts anew from this point's columns, with the radius
+
+    .. math:: \Delta = 10^{-1-k} \|D x\|
+
+    at the `k`-th rescue. The number of rescues is bounded, so this ends.
+
+    Args:
+        x: The params, of shape `[n]`.
+        columns: The norms of the Jacobian's columns, of shape `[n]`.
+        rescues: How many there were, an int32 scalar.
+
+    Returns:
+        The fresh radius and scaling.
+    """
+    scale = fresh_scale(columns)
+    length = norm(scale * x)
+    length = jnp.where(length > 0, length, jnp.ones_like(length))
+    tenth = jnp.asarray(0.1, x.dtype)
+    return length * tenth ** (1 + rescues).astype(x.dtype), scale

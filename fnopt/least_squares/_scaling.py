@@ -1,0 +1,41 @@
+"""The metric of the trust region."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.linear import norm
+
+
+def initial_scale(columns: jax.Array) -> jax.Array:
+    r"""Moré's scaling: :math:`D_j = \|J_j\|`, and 1 for a parameter that has no effect yet.
+
+    In :math:`\|D p\|` a parameter counts by how far it moves the residuals, so the method does
+    not depend on the units of the params.
+
+    Reference:
+        Moré (1978), The Levenberg-Marquardt algorithm: implementation and theory, section 6.
+    """
+    return jnp.where(columns > 0, columns, jnp.ones_like(columns))
+
+
+def grown_scale(scale: jax.Array, columns: jax.Array) -> jax.Array:
+    r"""Moré's update :math:`D_j \leftarrow \max(D_j, \|J_j\|)`.
+
+    It never shrinks: a parameter that once was steep stays on a short lead.
+    """
+    return jnp.maximum(scale, columns)
+
+
+def fresh_scale(columns: jax.Array) -> jax.Array:
+    """The scaling without memory, for a rescue; a dead parameter gets the steepest one's."""
+    top = jnp.max(columns, initial=0)
+    top = jnp.where(top > 0, top, jnp.ones_like(top))
+    return jnp.where(columns > 0, columns, top)
+
+
+def initial_radius(factor: jax.Array, scale: jax.Array, x: jax.Array) -> jax.Array:
+    r"""The first radius: :math:`\Delta = c \|D x\|`, or `c` if the params are all zero."""
+    length = norm(scale * x)
+    return factor * jnp.where(length > 0, length, jnp.ones_like(length))

@@ -1,0 +1,116 @@
+"""What a solver returns."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fnopt.core import leaves_with_names
+from fnopt.core._status import Status
+from fnopt.least_squares._covariance import standard_errors_from
+
+
+class History(NamedTuple):
+    """One entry a step; entries from `steps` on are NaN (and False)."""
+
+    cost: jax.Array  # [max_steps], after the step
+    gradient_norm: jax.Array  # [max_steps], of J^T r after the step
+    radius: jax.Array  # [max_steps], of the trust region after the step
+    accepted: jax.Array  # bool[max_steps]
+
+
+class StepInfo(NamedTuple):
+    """What a callback gets at every step."""
+
+    step: jax.Array  # int32, 1 at the first one
+    params: Any  # after the step
+    cost: jax.Array
+    gradient_norm: jax.Array
+    radius: jax.Array
+    accepted: jax.Array  # bool
+
+
+class Solution(NamedTuple):
+    r"""The result of :func:`fnopt.least_squares`; `print` gives a short report.
+
+    It is a pytree of arrays, so it comes out of `jax.jit` and `jax.vmap` like any other.
+    """
+
+    params: Any  # the best params found, as they were given: tree, shapes, dtypes
+    cost: jax.Array  # half the sum of squares at params
+    residuals: Any  # at params, as residual_fn returns them
+    jacobian: jax.Array  # [m, n] at params, residuals and params laid end to end
+    gradient_norm: jax.Array  # Euclidean norm of J^T r
+    rank: jax.Array  # int32, how many directions of the params the data determine
+    steps: jax.Array  # int32, steps made, refused ones too
+    nfev: jax.Array  # int32, evaluations of the residuals
+    njev: jax.Array  # int32, evaluations of the Jacobian
+    status: jax.Array  # int32, a fnopt.Status
+    history: History | None = None
+
+    @property
+    def message(self) -> Any:
+        """Why the solver stopped, in words; for a batch a (nested) list. Outside jit only."""
+        codes = np.asarray(self.status)
+        if codes.ndim == 0:
+            return Status(int(codes)).message
+        return [self._replace(status=code).message for code in codes]
+
+    @property
+    def converged(self) -> jax.Array:
+        """Whether a convergence test was met."""
+        low, high = Status.CONVERGED_COST, Status.CONVERGED_GRADIENT
+        return (self.status >= low.value) & (self.status <= high.value)
+
+    def __str__(self) -> str:
+        if isinstance(self.status, jax.core.Tracer):
+            return repr(self)
+        return _report(self) if jnp.ndim(self.status) == 0 else _batch_report(self)
+
+
+def _report(solution: Solution) -> str:
+    m, n = solution.jacobian.shape
+    lines = [
+        f"least squares: {solution.message}",
+        f"  cost {float(solution.cost):.6g} (half the sum of {m} squares), "
+        f"gradient norm {float(solution.gradient_norm):.2g}",
+        f"  {int(solution.steps)} steps, {int(solution.nfev)} residual and "
+        f"{int(solution.njev)} Jacobian evaluations",
+    ]
+    if int(solution.rank) < n:
+        lines.append(f"  rank {int(solution.rank)} of {n}: the data don't determine all params")
+    return "\n".join(lines + _parameter_lines(solution))
+
+
+_MOST_SHOWN = 12  # parameters with a line of their own
+
+
+def _parameter_lines(solution: Solution) -> list[str]:
+    pairs, _ = leaves_with_names(solution.params)
+    names = [name for path, leaf in pairs for name in _entry_names(path, np.shape(leaf))]
+    if len(names) > _MOST_SHOWN:
+        return [f"  {len(names)} parameters in {len(pairs)} leaves"]
+    values = np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for _, leaf in pairs])
+    errors = np.asarray(standard_errors_from(solution.jacobian, solution.cost))
+    width = max(map(len, names))
+    return [
+        f"  {name:<{width}}  {value:>12.6g} ± {error:.2g}"
+        for name, value, error in zip(names, values, errors, strict=True)
+    ]
+
+
+def _entry_names(path: str, shape: tuple[int, ...]) -> list[str]:
+    if not shape:
+        return [path or "x"]
+    return [f"{path or 'x'}[{', '.join(map(str, i))}]" for i in np.ndindex(*shape)]
+
+
+def _batch_report(solution: Solution) -> str:
+    codes = np.ravel(np.asarray(solution.status))
+    lines = [f"least squares: {codes.size} problems"]
+    for code, count in zip(*np.unique(codes, return_counts=True), strict=True):
+        lines.append(f"  {count:>6}  {Status(int(code)).message}")
+    return "\n".join(lines)

@@ -1,0 +1,50 @@
+"""Euclidean norms that neither overflow nor underflow on the way."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+
+def norm(v: jax.Array, axis: int = 0) -> jax.Array:
+    r"""The Euclidean norm, safe where the squares leave the range of the dtype.
+
+    .. math:: \|v\| = c \sqrt{\textstyle\sum_i (v_i / c)^2}, \qquad c = \max_i |v_i|
+
+    In float32 squares overflow beyond 1.8e19, and vanish below 1e-19: magnitudes that residuals
+    and Jacobians of unscaled models do reach.
+
+    Args:
+        v: An array of shape `[..., m, ...]`; `m` may be zero.
+        axis: The axis to reduce.
+
+    Returns:
+        The norm, without that axis.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.linear import norm
+        >>> print(norm(jnp.asarray([3e30, 4e30])))
+        5e+30
+    """
+    largest = jnp.max(jnp.abs(v), axis=axis, keepdims=True, initial=0)
+    c = jnp.where((largest > 0) & jnp.isfinite(largest), largest, jnp.ones_like(largest))
+    return jnp.squeeze(c, axis) * jnp.sqrt(jnp.sum(jnp.square(v / c), axis=axis))
+
+
+def column_norms(J: jax.Array) -> jax.Array:
+    r"""The norm of every column: how much each parameter moves the residuals.
+
+    Args:
+        J: The Jacobian, of shape `[m, n]`.
+
+    Returns:
+        A vector of shape `[n]`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.linear import column_norms
+        >>> column_norms(jnp.asarray([[3.0, 0.0], [4.0, 0.0]]))
+        Array([5., 0.], dtype=float32)
+    """
+    return norm(J, axis=0)

@@ -1,0 +1,152 @@
+"""From what the user has (functions of pytrees) to what the algebra needs (vectors)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import leaves_with_names, ravel, shown, where
+
+
+class FlatResidual(NamedTuple):
+    """A residual function as a function of a vector."""
+
+    r: Callable[[jax.Array], jax.Array]  # [n] -> [m]
+    unravel: Callable[[jax.Array], Any]  # [n] -> params
+    unflatten: Callable[[jax.Array], Any]  # [m] -> the residuals as the user returns them
+    m: int
+    n: int
+
+
+def flat_residual(
+    residual_fn: Any, params: Any, args: tuple[Any, ...] = ()
+) -> tuple[jax.Array, FlatResidual]:
+    r"""Flattens a residual function of pytrees.
+
+    Args:
+        residual_fn: `residual_fn(params, *args)` that returns the residuals as an array or a
+            pytree of arrays; or a list, tuple or dict of such functions, whose residuals are laid
+            end to end. A complex residual counts as two real ones, its real and imaginary part.
+        params: A pytree of real floating arrays.
+        args: Further arguments, passed on as they are.
+
+    Returns:
+        The params as a vector `x` of shape `[n]`, in their common dtype (at least float32), and
+        the flattened function, which computes in that dtype.
+
+    Raises:
+        TypeError: If `residual_fn` is not a function, or params or residuals are not floating.
+        ValueError: If there are no params or no residuals.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.residuals import flat_residual
+        >>> x, flat = flat_residual(lambda p: {"a": p["u"] ** 2 - 1}, {"u": jnp.arange(3.0)})
+        >>> flat.r(x)
+        Array([-1.,  0.,  3.], dtype=float32)
+    """
+    fn = _one_function(residual_fn)
+    x, unravel = ravel(_checked_params(params), "params")
+
+    def tree(vector: jax.Array) -> Any:
+        return fn(unravel(vector), *args)
+
+    shapes = jax.eval_shape(tree, x)
+    m = _count(shapes)
+    dtype = x.dtype
+
+    def r(vector: jax.Array) -> jax.Array:
+        leaves = [part for leaf in jax.tree.leaves(tree(vector)) for part in _real_parts(leaf)]
+        return jnp.concatenate([jnp.ravel(part).astype(dtype) for part in leaves])
+
+    return x, FlatResidual(r, unravel, lambda v: _unflatten(v, shapes), m, x.size)
+
+
+def _one_function(residual_fn: Any) -> Callable[..., Any]:
+    if callable(residual_fn):
+        return residual_fn
+    functions, treedef = jax.tree.flatten(residual_fn) if _is_container(residual_fn) else ([], None)
+    if treedef is None or not functions or not all(map(callable, functions)):
+        raise TypeError(
+            f"{where()}residual_fn is {_described(residual_fn)}, expected a function of the params "
+            "that returns the residuals (not their sum of squares), or a list, tuple or dict of "
+            "such functions."
+        )
+    return lambda *args: jax.tree.unflatten(treedef, [fn(*args) for fn in functions])
+
+
+def _is_container(x: Any) -> bool:
+    return isinstance(x, (list, tuple, dict))
+
+
+def _described(x: Any) -> str:
+    if _is_container(x):
+        kinds = sorted({type(leaf).__name__ for leaf in jax.tree.leaves(x)})
+        return f"a {type(x).__name__} of {', '.join(kinds) or 'nothing'}"
+    if hasattr(x, "dtype"):
+        return f"an array, {x.dtype}{list(jnp.shape(x))}"
+    return f"{x!r}, a {type(x).__name__}"
+
+
+def _checked_params(params: Any) -> Any:
+    pairs, _ = leaves_with_names(params)
+    for path, leaf in pairs:
+        if jnp.issubdtype(getattr(leaf, "dtype", type(leaf)), jnp.complexfloating):
+            raise TypeError(
+                f"{where()}params: {shown(path)} is complex, expected a real floating array. "
+                "Make its real and imaginary part params of their own."
+            )
+    if sum(jnp.size(leaf) for _, leaf in pairs if hasattr(leaf, "dtype") or jnp.isscalar(leaf)):
+        return params
+    if all(hasattr(leaf, "dtype") for _, leaf in pairs):
+        raise ValueError(f"{where()}params hold no numbers, expected at least one to fit.")
+    return params
+
+
+def _count(residuals: Any) -> int:
+    pairs, _ = leaves_with_names(residuals)
+    if not pairs:
+        raise TypeError(
+            f"{where()}residual_fn returned {residuals!r}, expected an array of residuals or a "
+            "pytree of them. Is there a return statement?"
+        )
+    for path, leaf in pairs:
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            raise TypeError(
+                f"{where()}residual_fn: {shown(path)} of the residuals is "
+                f"{leaf.dtype}{list(leaf.shape)}, expected a floating array. "
+                "Do the params take part in it? Return prediction - target as floats."
+            )
+    m = sum(leaf.size * (1 + _is_complex(leaf)) for _, leaf in pairs)
+    if m == 0:
+        shapes = [tuple(leaf.shape) for _, leaf in pairs]
+        raise ValueError(
+            f"{where()}residual_fn returned no residuals (shapes {shapes}), expected at least one. "
+            "Are the data empty?"
+        )
+    return m
+
+
+def _is_complex(leaf: Any) -> bool:
+    return bool(jnp.issubdtype(leaf.dtype, jnp.complexfloating))
+
+
+def _real_parts(leaf: jax.Array) -> tuple[jax.Array, ...]:
+    return (jnp.real(leaf), jnp.imag(leaf)) if jnp.iscomplexobj(leaf) else (leaf,)
+
+
+def _unflatten(vector: jax.Array, shapes: Any) -> Any:
+    """Undoes the flattening of residuals of these shapes and dtypes."""
+    leaves, treedef = jax.tree.flatten(shapes)
+    parts, start = [], 0
+    for leaf in leaves:
+        halves = []
+        for _ in range(1 + _is_complex(leaf)):
+            halves.append(vector[start : start + leaf.size].reshape(leaf.shape))
+            start += leaf.size
+        part = jax.lax.complex(*halves) if _is_complex(leaf) else halves[0]
+        parts.append(part.astype(leaf.dtype))
+    return jax.tree.unflatten(treedef, parts)

@@ -1,0 +1,107 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fnopt
+
+COUNT = 2**24 + 1  # not a float32
+
+
+def make_params():
+    return {
+        "encoder": {"w": jnp.full((2,), 0.5, jnp.bfloat16), "steps": jnp.asarray(COUNT, jnp.int32)},
+        "head": {"w": jnp.asarray([1.0, 2.0])},
+    }
+
+
+def loss(params):
+    w = params["encoder"]["w"].astype(jnp.float32)
+    return jnp.sum((w - params["head"]["w"]) ** 2)
+
+
+def test_frozen_leaves_do_not_move():
+    tx, params = fnopt.freeze(fnopt.adam(0.1), "encoder/*"), make_params()
+
+    @jax.jit
+    def step(params, state):
+        grads = jax.grad(loss, allow_int=True)(params)
+        updates, state = tx.update(grads, state, params)
+        return fnopt.apply_updates(params, updates), state
+
+    state, before = tx.init(params), make_params()
+    for _ in range(50):
+        params, state = step(params, state)
+    jax.tree.map(np.testing.assert_array_equal, params["encoder"], before["encoder"])
+    assert params["encoder"]["steps"] == COUNT
+    assert float(loss(params)) < 0.1 * float(loss(before))
+
+
+def test_frozen_leaves_have_no_state():
+    tx = fnopt.freeze(fnopt.adam(0.1), {"encoder": True, "head": False})
+    slots = fnopt.slots(tx.init(make_params()))
+    assert slots["mu"]["encoder"] == {"w": None, "steps": None}
+    assert [x.shape for x in jax.tree.leaves(slots)] == [(2,), (2,)]
+
+
+@pytest.mark.parametrize("with_params", [True, False])
+def test_zeros_have_a_dtype_that_can_be_added(with_params):
+    tx, params = fnopt.freeze(fnopt.sgd(0.1), "encoder/*"), make_params()
+    grads = jax.grad(loss, allow_int=True)(params)
+    given = params if with_params else None
+    updates, _ = tx.update(grads, tx.init(params), given)
+    assert updates["encoder"]["w"].dtype == jnp.bfloat16
+    if with_params:
+        assert updates["encoder"]["steps"].dtype == jnp.int32
+    assert fnopt.apply_updates(params, updates)["encoder"]["steps"] == COUNT
+
+
+def test_other_libraries_can_add_the_zeros():
+    optax = pytest.importorskip("optax")
+    tx, params = fnopt.freeze(fnopt.sgd(0.1), "encoder/*"), make_params()
+    updates, _ = tx.update(jax.grad(loss, allow_int=True)(params), tx.init(params), params)
+    assert optax.apply_updates(params, updates)["encoder"]["steps"] == COUNT
+
+
+def test_gradients_of_frozen_leaves_may_be_nan():
+    params = {"a": jnp.ones(2), "b": jnp.ones(2)}
+    grads = {"a": jnp.full(2, jnp.nan), "b": jnp.ones(2)}
+    tx = fnopt.freeze(fnopt.chain(fnopt.clip_by_global_norm(1.0), fnopt.sgd(1.0)), "a")
+    updates, _ = tx.update(grads, tx.init(params), params)
+    np.testing.assert_array_equal(updates["a"], 0)
+    np.testing.assert_allclose(updates["b"], -(0.5**0.5), rtol=1e-6)  # the NaN is not in the norm
+
+
+def test_zeros_keep_the_gradients_dtype():
+    params = {"a": jnp.ones(2, jnp.bfloat16), "b": jnp.ones(2, jnp.bfloat16)}
+    grads = jax.tree.map(lambda p: p.astype(jnp.float32), params)
+    tx = fnopt.freeze(fnopt.sgd(1.0), "a")
+    updates, _ = tx.update(grads, tx.init(params), params)
+    assert {u.dtype for u in jax.tree.leaves(updates)} == {jnp.dtype("float32")}
+
+
+def test_freezing_everything_is_no_step():
+    params = make_params()
+    tx = fnopt.freeze(fnopt.adam(0.1), "*")
+    updates, state = tx.update(params, tx.init(params), params)
+    assert fnopt.apply_updates(params, updates)["encoder"]["steps"] == COUNT
+    assert all(x.size == 1 for x in jax.tree.leaves(state))
+
+
+def test_an_integer_that_is_not_frozen_is_named():
+    text = r"freeze > chain\[0\] > scale_by_adam: params: leaf 'encoder/steps' is int32\[\].*freeze"
+    with pytest.raises(TypeError, match=text):
+        fnopt.freeze(fnopt.adam(0.1), "head/*").init(make_params())
+
+
+def test_a_misspelled_name_freezes_nothing_silently():
+    with pytest.raises(ValueError, match=r"^freeze: by_pattern: none of \['encodr/\*'\] matches"):
+        fnopt.freeze(fnopt.adam(0.1), "encodr/*").init(make_params())
+
+
+def test_names_inside():
+    tx = fnopt.freeze(fnopt.adam(fnopt.constant_schedule(0.5)), "encoder/*")
+    state = tx.init(make_params())
+    assert list(fnopt.named(tx, state)) == ["chain", "scale_by_adam", "scale_by_learning_rate"]
+    assert float(fnopt.hyperparams(tx, state)["learning_rate"]) == 0.5
+    assert fnopt.slot_names(tx, make_params()) == ("mu", "nu")

@@ -1,4 +1,4 @@
-"""Gradient descent: plain, with momentum, and with warm restarts."""
+"""Gradient descent: plain, with momentum, over accumulated gradients, with warm restarts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from fnopt.core import Scalar, ScalarOrSchedule
 from fnopt.schedules import cosine_restarts_schedule
-from fnopt.transforms import Chain, chain, scale_by_learning_rate, trace
+from fnopt.transforms import Chain, accumulate, chain, scale_by_learning_rate, trace
 
 
 def sgd(
@@ -48,6 +48,47 @@ def sgd(
     if momentum is None:
         return chain(step)
     return chain(trace(momentum, nesterov, accumulator_dtype), step)
+
+
+def accumulated_sgd(
+    learning_rate: ScalarOrSchedule,
+    k: ScalarOrSchedule,
+    momentum: Scalar | None = None,
+    nesterov: bool = False,
+    accumulator_dtype: Any = None,
+    *,
+    use_grad_mean: bool = True,
+) -> accumulate:
+    r"""Gradient descent that steps once in `k` calls, along the mean of their gradients.
+
+    .. math:: u_t = \begin{cases} -\frac{\eta}{k} \sum_{i=t-k+1}^{t} g_i & k \text{ divides } t \\
+              0 & \text{otherwise} \end{cases}
+
+    Args:
+        learning_rate: :math:`\eta`, a number or a `Schedule` over the steps made (not the calls).
+        k: How many gradients make a step, a whole number or a `Schedule` over the steps made.
+        momentum: The momentum over steps made, as in `sgd`; None for none.
+        nesterov: Whether to look ahead.
+        accumulator_dtype: Storage dtype of the momentum; by default the params' own, but at least
+            float32.
+        use_grad_mean: Whether to step along the mean of the gradients, or their sum.
+
+    Returns:
+        `accumulate` around `sgd`, with the slots `acc` and, with momentum, `trace`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.accumulated_sgd(0.5, k=2)
+        >>> params = {"w": jnp.ones(())}
+        >>> state = tx.init(params)
+        >>> for g in (1.0, 3.0):
+        ...     updates, state = tx.update({"w": jnp.asarray(g)}, state, params)
+        ...     print(updates["w"])
+        0.0
+        -1.0
+    """
+    inner = sgd(learning_rate, momentum, nesterov, accumulator_dtype)
+    return accumulate(inner, k, use_grad_mean)
 
 
 def sgdr(

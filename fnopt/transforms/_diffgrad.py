@@ -84,7 +84,11 @@ class scale_by_diffgrad(Transformation):
             mu_hat = mu / bias_correction(h.b1, count)
             nu_hat = nu / bias_correction(h.b2, count)
             friction = jax.nn.sigmoid(jnp.abs(previous - g))
-            return friction * mu_hat / nonzero(root(nu_hat) + h.eps), mu, nu, g
+            u = friction * mu_hat / nonzero(root(nu_hat) + h.eps)
+            # The stored gradient is made to depend on the direction, which never changes it unless
+            # all is NaN anyway: XLA then writes it last, in place of the old one that the
+            # direction was computed from. Without it a copy of the params' size would be kept.
+            return u, mu, nu, jnp.where(jnp.isnan(u), u, g)
 
         slots = {"mu": state.mu, "nu": state.nu, "previous": state.previous}
         updates, *new = map_leaves(leaf, updates, hyper=self, outputs=4, **slots)

@@ -24,7 +24,8 @@ class scale_by_lion(Transformation):
 
     Args:
         b1: :math:`\beta_1`, how much of the step comes from the past.
-        b2: :math:`\beta_2`, decay of the mean.
+        b2: :math:`\beta_2`, decay of the mean; not 0, because the step is computed from the new
+            mean.
         mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
 
     Example:
@@ -37,8 +38,8 @@ class scale_by_lion(Transformation):
         Chen et al., 2023, arXiv:2302.06675.
     """
 
-    b1: Scalar = hyper(default=0.9, ge=0, le=1)
-    b2: Scalar = hyper(default=0.99, ge=0, le=1)
+    b1: Scalar = hyper(default=0.9, ge=0, lt=1)
+    b2: Scalar = hyper(default=0.99, gt=0, lt=1)
     mu_dtype: Any = static(default=None, convert=as_dtype)
 
     def init(self, params: Any) -> ScaleByLionState:
@@ -51,7 +52,11 @@ class scale_by_lion(Transformation):
         """The sign, and one step of the mean."""
 
         def leaf(h: Any, g: Any, mu: Any) -> Any:
-            return jnp.sign(ema(mu, g, h.b1)), ema(mu, g, h.b2)
+            # The same sum from the new mean, so that the old one can be overwritten before the
+            # direction is used; else XLA would keep a copy of it, of the params' size.
+            mu = ema(mu, g, h.b2)
+            c = h.b1 / h.b2
+            return jnp.sign(c * mu + (1 - c) * g), mu
 
         updates, mu = map_leaves(leaf, updates, hyper=self, outputs=2, mu=state.mu)
         return updates, ScaleByLionState(mu)

@@ -1,0 +1,74 @@
+"""Histograms of magnitudes, read off the exponent bits."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+BINS = 32
+LOWEST = -42
+WIDTH = 2
+
+
+def histogram_edges() -> tuple[float, ...]:
+    r"""The edges between the bins of every histogram of `health`.
+
+    .. math:: \text{bin } 0: |x| < 2^{-40}, \quad
+              \text{bin } k: 2^{-42+2k} \le |x| < 2^{-40+2k}, \quad
+              \text{bin } 31: |x| \ge 2^{20}
+
+    Fixed edges make histograms of all leaves and of all steps comparable. A zero falls into bin 0;
+    an infinity or NaN into none.
+
+    Returns:
+        The 31 inner edges, ascending powers of two.
+
+    Example:
+        >>> from fnopt.monitor import histogram_edges
+        >>> edges = histogram_edges()
+        >>> len(edges), edges[20:23]
+        (31, (1.0, 4.0, 16.0))
+    """
+    return tuple(2.0 ** (LOWEST + WIDTH * k) for k in range(1, BINS))
+
+
+def _layout(dtype: jnp.dtype) -> tuple[jnp.dtype, int, int]:
+    """The integer of the same width, the bits of the mantissa, and the exponent's offset."""
+    info = jnp.finfo(dtype)
+    integer = {16: jnp.int16, 32: jnp.int32, 64: jnp.int64}[info.bits]
+    return jnp.dtype(integer), info.nmant, 1 - int(info.minexp)
+
+
+def _bins(x: jax.Array) -> jax.Array:
+    """The bin of every element of a float32 or float64 array; BINS where it isn't finite."""
+    integer, mantissa, offset = _layout(x.dtype)
+    # The sign bit goes with the shift to the left, the mantissa with the one to the right. An
+    # arithmetic shift would carry the exponent's top bit along, so the mask cuts it off.
+    bits = jax.lax.bitcast_convert_type(x, integer)
+    top = 2 * offset + 1
+    biased = jax.lax.shift_right_logical(bits, jnp.asarray(mantissa, integer)) & jnp.asarray(
+        top, integer
+    )
+    exponent = biased.astype(jnp.int32) - offset
+    index = jnp.clip((exponent - LOWEST) >> (WIDTH.bit_length() - 1), 0, BINS - 1)
+    return jnp.where(biased == top, BINS, index)
+
+
+def _by_scatter(index: jax.Array) -> jax.Array:
+    # An index of BINS lies outside and is dropped.
+    return jnp.zeros(BINS, jnp.int32).at[index].add(1, mode="drop")
+
+
+def _by_comparison(index: jax.Array) -> jax.Array:
+    return jnp.sum(index[:, None] == jnp.arange(BINS, dtype=jnp.int32), axis=0, dtype=jnp.int32)
+
+
+def histogram(x: jax.Array) -> jax.Array:
+    """How many elements of a real array fall into each bin: int32 `[BINS]`."""
+    assert math.log2(WIDTH).is_integer()
+    index = _bins(jnp.ravel(x))
+    # One core counts fastest by adding into 32 cells; thousands of threads would wait for each
+    # other at those cells, and compare with all bins in the same pass over memory instead.
+    return jax.lax.platform_dependent(index, cpu=_by_scatter, default=_by_comparison)

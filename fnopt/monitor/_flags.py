@@ -1,0 +1,243 @@
+"""Dead, exploding and non-finite layers: flags that are slow to rise and slow to fall."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fnopt.core import Scalar, Value, hyper, static, where
+from fnopt.monitor._health import Health
+
+
+class Flag(enum.IntEnum):
+    """What is wrong with a layer.
+
+    Example:
+        >>> from fnopt.monitor import Flag
+        >>> Flag(1).name
+        'DEAD'
+    """
+
+    FINE = 0
+    DEAD = 1
+    EXPLODING = 2
+    NONFINITE = 3
+
+
+class FlagState(NamedTuple):
+    """For every group its flags, since how many observations they want to change, and its past."""
+
+    dead: jax.Array
+    dead_streak: jax.Array
+    exploding: jax.Array
+    exploding_streak: jax.Array
+    nonfinite: jax.Array
+    nonfinite_streak: jax.Array
+    usual: jax.Array
+
+    @property
+    def code(self) -> jax.Array:
+        """The worst flag of every group, as an int32 array of `Flag` values."""
+        kinds = [
+            (self.nonfinite, Flag.NONFINITE),
+            (self.exploding, Flag.EXPLODING),
+            (self.dead, Flag.DEAD),
+        ]
+        code = jnp.full(self.dead.shape, Flag.FINE.value, jnp.int32)
+        for flag, kind in reversed(kinds):
+            code = jnp.where(flag, jnp.asarray(kind.value, jnp.int32), code)
+        return code
+
+
+class FlagReport(NamedTuple):
+    """The names of the groups with a flag; empty (and false) if all is well."""
+
+    dead: tuple[str, ...]
+    exploding: tuple[str, ...]
+    nonfinite: tuple[str, ...]
+
+    def __bool__(self) -> bool:
+        return any(tuple(self))
+
+    def __str__(self) -> str:
+        parts = [f"{kind}: {', '.join(names)}" for kind, names in self._asdict().items() if names]
+        return "; ".join(parts) or "all layers are fine"
+
+
+def _as_patience(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{where()}patience = {value!r}, expected a whole number of at least 1.")
+    return value
+
+
+def _hysteresis(
+    flag: jax.Array, streak: jax.Array, enter: jax.Array, leave: jax.Array, patience: Any
+) -> tuple[jax.Array, jax.Array]:
+    """A flag changes when the wish to change it has come `patience` times in a row."""
+    wish = jnp.where(flag, leave, enter)
+    streak = jnp.where(wish, streak + 1, jnp.zeros_like(streak))
+    change = streak >= patience
+    return flag ^ change, jnp.where(change, jnp.zeros_like(streak), streak)
+
+
+class health_flags(Value):
+    r"""Tells from one `Health` after the other which layers are dead or exploding.
+
+    A group is seen as *dead* where the root mean square :math:`r_\ell` of its gradient is
+    negligible beside the median group's, as *exploding* where its norm :math:`n_\ell` is far above
+    its own usual one :math:`\bar n_\ell`, or large absolutely:
+
+    .. math::
+        r_\ell \le d \cdot \operatorname{median}_k r_k, \qquad
+        n_\ell > e\, \bar n_\ell \ \text{ or } \ n_\ell > c
+
+    :math:`\bar n_\ell` is an exponential geometric mean over the observations that were neither
+    zero nor flagged. Both tests are free of the scale of the loss, the absolute one apart.
+
+    One odd batch is no disease, and no cure either: a flag rises after `patience` such
+    observations in a row, and falls after as many in a row beyond the threshold by the factor
+    `release`. The flag for infinite or NaN elements rises at once.
+
+    It is a pair of pure functions: `init(groups)` and `update(health, state)`.
+
+    Args:
+        dead: :math:`d`, fraction of the median root mean square.
+        exploding: :math:`e`, multiple of the group's usual norm.
+        limit: :math:`c`, norm that is too large in any case.
+        release: How far beyond the threshold an observation must be to count as recovered.
+        decay: Decay of the usual norm for each observation.
+        patience: Number of observations in a row that raise or lower a flag.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.monitor import health, health_flags
+        >>> watch = health_flags(patience=2)
+        >>> state = watch.init(3)
+        >>> for _ in range(2):
+        ...     h = health({"a": jnp.ones(4), "b": jnp.zeros(4), "c": jnp.ones(4)})
+        ...     state = watch.update(h, state)
+        >>> print(watch.report(h.names, state))
+        dead: b
+    """
+
+    dead: Scalar = hyper(default=1e-6, ge=0)
+    exploding: Scalar = hyper(default=1e3, gt=1)
+    limit: Scalar = hyper(default=1e6, gt=0)
+    release: Scalar = hyper(default=10.0, ge=1)
+    decay: Scalar = hyper(default=0.99, ge=0, lt=1)
+    patience: int = static(default=3, convert=_as_patience)
+
+    def init(self, groups: int, dtype: Any = None) -> FlagState:
+        """No flags, and no past.
+
+        Args:
+            groups: How many groups will be observed, `len(health.names)`.
+            dtype: The dtype of the statistics; float32 by default.
+
+        Returns:
+            The first state.
+        """
+        no = [jnp.zeros(groups, bool), jnp.zeros(groups, jnp.int32)]
+        return FlagState(*no, *no, *no, jnp.zeros(groups, dtype or jnp.float32))
+
+    def update(self, health: Health, state: FlagState) -> FlagState:
+        """One observation; pure, for use inside a jitted step.
+
+        Args:
+            health: What `health` measured, with the norm among the statistics.
+            state: The state after the observation before.
+
+        Returns:
+            The next state.
+
+        Raises:
+            ValueError: If the norm was not measured, or for another number of groups.
+        """
+        _check(health, state)
+        norm = health.norm.astype(state.usual.dtype)
+        h = jax.tree.map(lambda x: jnp.asarray(x, norm.dtype), self)
+        sizes = jnp.asarray([max(n, 1) for n in health.sizes], norm.dtype)
+        present = jnp.asarray([n > 0 for n in health.sizes], bool)
+        dead, recovered = _dead(h, norm / jnp.sqrt(sizes), present)
+        exploding, calm = _exploding(h, norm, state.usual)
+        bad = ~jnp.isfinite(norm) if health.nonfinite is None else health.nonfinite > 0
+        dead_now = _hysteresis(state.dead, state.dead_streak, dead, recovered, self.patience)
+        exploding_now = _hysteresis(
+            state.exploding, state.exploding_streak, exploding, calm, self.patience
+        )
+        at_once = jnp.where(state.nonfinite, self.patience, 1)
+        bad_now = _hysteresis(state.nonfinite, state.nonfinite_streak, bad, ~bad, at_once)
+        usual = _usual(h, norm, state.usual, exploding)
+        return FlagState(*dead_now, *exploding_now, *bad_now, usual)
+
+    def report(self, names: tuple[str, ...], state: FlagState) -> FlagReport:
+        """The names of the groups whose flags are up.
+
+        Args:
+            names: The names of the groups, `health.names`.
+            state: A state with concrete values (outside `jax.jit`).
+
+        Returns:
+            A `FlagReport`; print it, or test whether it is true.
+        """
+        flags = (state.dead, state.exploding, state.nonfinite)
+        return FlagReport(
+            *(
+                tuple(n for n, up in zip(names, np.asarray(flag), strict=True) if up)
+                for flag in flags
+            )
+        )
+
+
+def _check(health: Health, state: FlagState) -> None:
+    if health.norm is None:
+        raise ValueError(
+            f"{where()}health_flags needs the norm: health(..., stats=('norm', ...)), "
+            f"it got {health.stats}."
+        )
+    if health.norm.shape != state.usual.shape:
+        raise ValueError(
+            f"{where()}health_flags: the state is for groups of shape {state.usual.shape}, the "
+            f"health has {health.norm.shape}: call init({len(health.names)}), and jax.vmap over "
+            "further axes."
+        )
+
+
+def _dead(h: health_flags, rms: jax.Array, present: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Whether each group looks dead, and whether it looks clearly alive.
+
+    The median is taken of the finite groups that have elements. Where most of them are zero it is
+    zero too, and they are still found, since zero is not above it.
+    """
+    counts = present & jnp.isfinite(rms)
+    median = _median(rms, counts)
+    return counts & (rms <= h.dead * median), rms > h.release * h.dead * median
+
+
+def _median(x: jax.Array, counts: jax.Array) -> jax.Array:
+    """The (upper) median of the elements that count; zero if none does."""
+    zero = jnp.zeros((), x.dtype)
+    if not x.size:
+        return zero
+    ordered = jnp.sort(jnp.where(counts, x, jnp.asarray(jnp.inf, x.dtype)))
+    how_many = jnp.sum(counts, dtype=jnp.int32)
+    return jnp.where(how_many > 0, ordered[jnp.minimum(how_many // 2, x.size - 1)], zero)
+
+
+def _exploding(h: health_flags, norm: jax.Array, usual: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Whether each norm is far too large, and whether it clearly is not."""
+    bound = jnp.where(usual > 0, jnp.minimum(h.exploding * usual, h.limit), h.limit)
+    return norm > bound, norm < bound / h.release
+
+
+def _usual(h: health_flags, norm: jax.Array, usual: jax.Array, exploding: jax.Array) -> jax.Array:
+    """The exponential geometric mean of the norms, which starts with the first one above zero."""
+    counts = (norm > 0) & jnp.isfinite(norm) & ~exploding
+    one = jnp.ones((), norm.dtype)
+    now = jnp.log(jnp.where(counts, norm, one))
+    past = jnp.where(usual > 0, jnp.log(jnp.where(usual > 0, usual, one)), now)
+    return jnp.where(counts, jnp.exp(h.decay * past + (one - h.decay) * now), usual)

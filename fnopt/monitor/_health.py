@@ -1,0 +1,159 @@
+"""The health of a tree of gradients or updates: a few numbers for each leaf or group."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import numpy as np
+
+from fnopt.core import check_same_tree, listing, where
+from fnopt.monitor._groups import as_groups, group
+from fnopt.monitor._measure import CHEAP, STATISTICS, as_stats, measure
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=[*STATISTICS],
+    meta_fields=["names", "sizes", "skipped"],
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class Health:
+    """What `health` measured: for each statistic an array over the groups, or None.
+
+    It is a pytree whose names are static, so `jax.jit`, `jax.vmap` and `jax.lax.scan` give it back
+    with further axes in front.
+
+    Attributes:
+        names: The name of every group; without `groups` those of the leaves.
+        sizes: How many elements each group has.
+        skipped: The names of the leaves that were not looked at, because they hold integers.
+        norm: Euclidean norm, `[groups]` (as all others but the histogram).
+        max: Largest absolute value.
+        mean: Mean; of complex leaves that of the real part.
+        rms: Root mean square.
+        ratio: Norm over the norm of the params: how far a step moves the weights, relatively.
+        zeros: Fraction of elements that are exactly zero.
+        nonfinite: Number of elements that are infinite or NaN.
+        histogram: Number of elements in each bin of `histogram_edges()`, `[groups, 32]`.
+    """
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    skipped: tuple[str, ...] = ()
+    norm: Any = None
+    max: Any = None
+    mean: Any = None
+    rms: Any = None
+    ratio: Any = None
+    zeros: Any = None
+    nonfinite: Any = None
+    histogram: Any = None
+
+    @property
+    def stats(self) -> tuple[str, ...]:
+        """The names of the statistics that were measured."""
+        return tuple(s for s in STATISTICS if getattr(self, s) is not None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """A flat dict such as `{'norm/dense/kernel': ...}`, as loggers like it."""
+        return {
+            f"{stat}/{name}": getattr(self, stat)[..., i, :]
+            if stat == "histogram"
+            else getattr(self, stat)[..., i]
+            for stat in self.stats
+            for i, name in enumerate(self.names)
+        }
+
+    def table(self) -> str:
+        """The numbers as a table that a person reads; a histogram shows its outer bins."""
+        columns = [("", [*self.names])]
+        for stat in self.stats:
+            values = np.asarray(getattr(self, stat))
+            if stat == "histogram":
+                columns.append(("exponents", [_exponents(row) for row in values]))
+            else:
+                columns.append((stat, [f"{x:.3g}" for x in values]))
+        return "\n".join(_lines(columns) + _note(self.skipped))
+
+
+def _exponents(row: Any) -> str:
+    found = np.flatnonzero(row)
+    return f"2^{2 * found[0] - 42}..2^{2 * found[-1] - 40}" if found.size else "none"
+
+
+def _lines(columns: list[tuple[str, list[str]]]) -> list[str]:
+    rows: Iterable[tuple[str, ...]] = zip(
+        *[[title, *cells] for title, cells in columns], strict=True
+    )
+    widths = [max(map(len, [title, *cells])) for title, cells in columns]
+    return [
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
+        for row in rows
+    ]
+
+
+def _note(skipped: tuple[str, ...]) -> list[str]:
+    return [f"skipped, because they hold no floating numbers: {listing([*skipped])}"] * bool(
+        skipped
+    )
+
+
+def health(tree: Any, params: Any = None, *, stats: Any = None, groups: Any = None) -> Health:
+    r"""Measures the gradients or the updates of a step, leaf by leaf or group by group.
+
+    .. math::
+        \text{norm} = \lVert g_\ell \rVert_2, \quad
+        \text{rms} = \frac{\lVert g_\ell \rVert_2}{\sqrt{n_\ell}}, \quad
+        \text{ratio} = \frac{\lVert g_\ell \rVert_2}{\lVert \theta_\ell \rVert_2}
+
+    Call it inside the jitted step. Only the statistics that are asked for are computed, leaves of
+    16 bits in float32. Non-finite elements are not hidden: they make the norm infinite or NaN, and
+    `nonfinite` counts them (looking at single elements only in steps where a norm is not finite).
+
+    Args:
+        tree: Gradients or updates: a tree of floating or complex arrays. Leaves of other types
+            are skipped and listed in `skipped`.
+        params: The params, a tree of the same structure; needed for the ratio.
+        stats: The statistics to compute: some of `'norm'`, `'max'`, `'mean'`, `'rms'`, `'ratio'`,
+            `'zeros'`, `'nonfinite'`, `'histogram'`. By default norm, nonfinite, and the ratio if
+            there are params.
+        groups: Which leaves are taken together. None: every leaf by itself; a number: all leaves
+            whose paths begin with the same that many parts; a list of patterns (`'encoder'`,
+            `'*/bias'`) or a dict from name to pattern or patterns: the first that fits counts,
+            and what fits none is in the group `'other'`.
+
+    Returns:
+        A `Health`: the numbers, and the names that belong to them.
+
+    Raises:
+        ValueError: If the tree has no floating leaf, a pattern fits no leaf, a statistic is
+            unknown, or the ratio is asked for without params.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.monitor import health
+        >>> grads = {"dense": {"kernel": jnp.full((3, 4), 0.5), "bias": jnp.zeros(4)}}
+        >>> print(health(grads, stats=("norm", "max", "zeros")).table())
+                          norm  max  zeros
+            dense/bias       0    0      1
+            dense/kernel  1.73  0.5      0
+    """
+    if stats is None:
+        stats = [s for s in CHEAP if s != "ratio" or params is not None]
+    stats = as_stats(stats)
+    if "ratio" in stats and params is None:
+        raise ValueError(f"{where()}health: the ratio needs the params: health(tree, params).")
+    grouping = group(tree, as_groups(groups))
+    if not grouping.names:
+        raise ValueError(
+            f"{where()}health: the tree has no floating leaf; "
+            f"it has {listing([*grouping.skipped]) if grouping.skipped else 'no leaf at all'}."
+        )
+    if params is not None:
+        check_same_tree(tree, params, "gradients", "params")
+    rows = measure(jax.tree.leaves(tree), jax.tree.leaves(params), grouping, stats)
+    return Health(grouping.names, grouping.sizes, grouping.skipped, **rows)

@@ -1,0 +1,153 @@
+"""What can be measured of the leaves of a tree, and how leaves add up to groups."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import compute_dtype, listing, real_dtype, where
+from fnopt.monitor._exponents import BINS, histogram
+from fnopt.monitor._groups import Grouping
+
+STATISTICS = ("norm", "max", "mean", "rms", "ratio", "zeros", "nonfinite", "histogram")
+"""Everything that can be measured, in the order in which it is shown."""
+
+CHEAP = ("norm", "ratio", "nonfinite")
+"""What is measured unless the user says otherwise: one pass over the gradients and the params."""
+
+Rows = dict[str, jax.Array]
+"""A statistic's name, and its value for every group: `[groups]`, or `[groups, BINS]`."""
+
+
+def as_stats(given: Any) -> tuple[str, ...]:
+    """Checks names of statistics, and puts them into their fixed order."""
+    names = (given,) if isinstance(given, str) else tuple(given)
+    unknown = [n for n in names if n not in STATISTICS]
+    if unknown:
+        raise ValueError(
+            f"{where()}stats: {listing(unknown)} are unknown; there are {listing([*STATISTICS])}."
+        )
+    if not names:
+        raise ValueError(f"{where()}stats is empty; choose from {listing([*STATISTICS])}.")
+    return tuple(n for n in STATISTICS if n in names)
+
+
+def _sum_of_squares(x: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.real(x * jnp.conj(x)))
+
+
+def _sum(x: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.real(x))
+
+
+def _largest(x: jax.Array) -> jax.Array:
+    return jnp.max(jnp.abs(x), initial=0.0)
+
+
+def _count_zeros(x: jax.Array) -> jax.Array:
+    return jnp.sum(x == 0, dtype=jnp.int32)
+
+
+def _count_nonfinite(x: jax.Array) -> jax.Array:
+    return jnp.sum(~jnp.isfinite(x), dtype=jnp.int32)
+
+
+def _histogram(x: jax.Array) -> jax.Array:
+    return histogram(jnp.abs(x))
+
+
+def _quotient(a: jax.Array, b: jax.Array) -> jax.Array:
+    """`a / b`, with 0 / 0 = 0: a zero update of zero weights changes nothing."""
+    return a / jnp.where((a == 0) & (b == 0), jnp.ones_like(b), b)
+
+
+class _Leaves:
+    """The leaves of a tree, ready to be measured; one method for each statistic."""
+
+    def __init__(self, leaves: list[Any], params: list[Any] | None, grouping: Grouping) -> None:
+        own = [leaves[i] for members in grouping.members for i in members]
+        self.dtype = common_dtype(own)
+        self.leaves, self.params, self.grouping = leaves, params, grouping
+        self.sizes = jnp.asarray([max(n, 1) for n in grouping.sizes], self.dtype)
+
+    def each(self, fn: Callable[[jax.Array], jax.Array], leaves: list[Any]) -> list[Any]:
+        """`fn` of every leaf in its compute dtype (16 bits would lose the sums), by group."""
+
+        def one(x: Any) -> jax.Array:
+            return fn(jnp.asarray(x).astype(compute_dtype(jnp.result_type(x))))
+
+        return [[one(x) for x in members] for members in self.grouping.pick(leaves)]
+
+    def join(self, values: list[Any], add: Callable[..., Any] = jnp.add) -> jax.Array:
+        """One value for every group, in the common dtype."""
+        return jnp.stack(
+            [functools.reduce(add, [v.astype(self.dtype) for v in own]) for own in values]
+        )
+
+    def norm(self) -> jax.Array:
+        return jnp.sqrt(self.join(self.each(_sum_of_squares, self.leaves)))
+
+    def rms(self) -> jax.Array:
+        return self.norm() / jnp.sqrt(self.sizes)
+
+    def ratio(self) -> jax.Array:
+        assert self.params is not None
+        return _quotient(self.norm(), jnp.sqrt(self.join(self.each(_sum_of_squares, self.params))))
+
+    def mean(self) -> jax.Array:
+        return self.join(self.each(_sum, self.leaves)) / self.sizes
+
+    def max(self) -> jax.Array:
+        return self.join(self.each(_largest, self.leaves), jnp.maximum)
+
+    def zeros(self) -> jax.Array:
+        return self.join(self.each(_count_zeros, self.leaves)) / self.sizes
+
+    def histogram(self) -> jax.Array:
+        return self.join(self.each(_histogram, self.leaves))
+
+    def nonfinite(self) -> jax.Array:
+        # A sum of squares is finite only if every term is. So the elements are looked at only
+        # when some sum is not, and a healthy step pays nothing.
+        healthy = jnp.all(jnp.isfinite(self.norm()))
+        return jax.lax.cond(
+            healthy,
+            lambda: jnp.zeros(len(self.grouping.names), self.dtype),
+            lambda: self.join(self.each(_count_nonfinite, self.leaves)),
+        )
+
+
+def common_dtype(leaves: list[Any]) -> Any:
+    """The dtype of statistics: real, and at least float32."""
+    return real_dtype(compute_dtype(*map(jnp.result_type, leaves)))
+
+
+def measure(
+    leaves: list[Any], params: list[Any] | None, grouping: Grouping, stats: tuple[str, ...]
+) -> Rows:
+    """The chosen statistics of every group.
+
+    Args:
+        leaves: All leaves of the tree.
+        params: All leaves of the params, for the ratio.
+        grouping: Which leaves belong together.
+        stats: Names from `STATISTICS`.
+
+    Returns:
+        A dict with an entry for each name.
+    """
+    if not grouping.names:
+        return nothing(stats, common_dtype([]), 0)
+    # The compiler finds what statistics have in common: the norm is computed once.
+    looked = _Leaves(leaves, params, grouping)
+    return {name: getattr(looked, name)() for name in stats}
+
+
+def nothing(stats: tuple[str, ...], dtype: Any, groups: int) -> Rows:
+    """Zeros in the place of every statistic, before there is any."""
+    shapes = {"histogram": (groups, BINS)}
+    return {name: jnp.zeros(shapes.get(name, (groups,)), dtype) for name in stats}

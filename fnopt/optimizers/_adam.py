@@ -84,10 +84,10 @@ def nadam(
     Example:
         >>> import jax.numpy as jnp, fnopt
         >>> tx = fnopt.nadam(0.1)
-        >>> params = {"w": jnp.ones(2)}
-        >>> updates, state = tx.update({"w": jnp.ones(2)}, tx.init(params), params)
-        >>> updates["w"].round(4)
-        Array([-0.1474, -0.1474], dtype=float32)
+        >>> params = {"w": jnp.ones(())}
+        >>> updates, state = tx.update(params, tx.init(params), params)
+        >>> print(f"{updates['w']:.4f}")
+        -0.1474
 
     Reference:
         Dozat, 2016, Incorporating Nesterov momentum into Adam.

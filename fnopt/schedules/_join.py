@@ -110,16 +110,17 @@ class join_schedules(Schedule):
     boundaries: Iterable[Scalar]
 
     def __post_init__(self) -> None:
-        self._set("schedules", tuple(self.schedules))
-        self._set("boundaries", tuple(map(as_number, self.boundaries)))
+        schedules, boundaries = tuple(self.schedules), tuple(map(as_number, self.boundaries))
+        self._set("schedules", schedules)
+        self._set("boundaries", boundaries)
         super().__post_init__()
-        _check_members(self.schedules)
-        if not self.schedules or len(self.boundaries) != len(self.schedules) - 1:
+        _check_members(schedules)
+        if not schedules or len(boundaries) != len(schedules) - 1:
             raise ValueError(
-                f"{where()}join_schedules: {len(self.schedules)} schedules with "
-                f"{len(self.boundaries)} boundaries, expected one boundary less than schedules."
+                f"{where()}join_schedules: {len(schedules)} schedules with {len(boundaries)} "
+                "boundaries, expected one boundary less than schedules."
             )
-        _check_increasing("join_schedules", self.boundaries)
+        _check_increasing("join_schedules", boundaries)
 
     def __call__(self, count: Any) -> jax.Array:
         """The value of the schedule whose turn it is."""

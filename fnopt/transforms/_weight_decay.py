@@ -51,9 +51,9 @@ class add_decayed_weights(Transformation):
         Biases can be left out by a pattern:
 
         >>> tx = fnopt.add_decayed_weights(0.5, mask="*/kernel")
-        >>> params = {"kernel": jnp.full(2, 4.0), "bias": jnp.full(2, 4.0)}
+        >>> params = {"kernel": jnp.ones(2), "bias": jnp.ones(2)}
         >>> tx.update(params, tx.init(params), params)[0]
-        {'bias': Array([4., 4.], dtype=float32), 'kernel': Array([6., 6.], dtype=float32)}
+        {'bias': Array([1., 1.], dtype=float32), 'kernel': Array([1.5, 1.5], dtype=float32)}
 
     Reference:
         Loshchilov and Hutter, 2019, arXiv:1711.05101.

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+from fnopt.gradients._between import grad_between, jacobian_between
+from fnopt.gradients._capture import Captured, capture
 from fnopt.gradients._clipped import ExampleInfo, clipped_grad
+from fnopt.gradients._list_nodes import nodes
+from fnopt.gradients._nodes import Node
 from fnopt.gradients._norms import per_example_norms
+from fnopt.gradients._patch import patch
 from fnopt.gradients._per_example import per_example_grads, value_and_per_example_grads
+from fnopt.gradients._tap import tap
 from fnopt.gradients._weighted import value_and_weighted_grad, weighted_grad
 
 __all__ = [
+    "Captured",
     "ExampleInfo",
+    "Node",
+    "capture",
     "clipped_grad",
+    "grad_between",
+    "jacobian_between",
+    "nodes",
+    "patch",
     "per_example_grads",
     "per_example_norms",
+    "tap",
     "value_and_per_example_grads",
     "value_and_weighted_grad",
     "weighted_grad",

@@ -14,8 +14,9 @@ from fnopt.gradients._checks import check_choice
 METHODS = ("auto", "vmap", "chunked")
 
 # How many bytes the per-example gradients of one chunk may take. On a CPU a chunk that fits its
-# caches is fastest; an accelerator needs enough examples at once to be busy.
-_CPU_CHUNK_BYTES = 16 * 2**20
+# caches is fastest (measured on a dense network and a transformer); an accelerator needs enough
+# examples at once to be busy (its figure is an estimate).
+_CPU_CHUNK_BYTES = 4 * 2**20
 _ACCELERATOR_CHUNK_BYTES = 512 * 2**20
 
 

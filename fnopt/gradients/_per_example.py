@@ -33,7 +33,8 @@ def per_example_grads(
             default all that come after the last of `argnums`. The others, and every keyword
             argument, are handed to all examples as they are.
         chunk_size: How many examples to differentiate at once, which bounds the memory of
-            activations; the result is the same. It need not divide the batch. `None` for all.
+            activations; the result is the same. It need not divide the batch, but a remainder
+            costs a copy of the result. `None` for all.
 
     Returns:
         A function `(params, batch, ..., key=None)` -> the gradients: a tree like `params` whose

@@ -45,6 +45,6 @@ def test_a_chunk_that_is_chosen_fits_its_budget(size, width):
     params = jax.ShapeDtypeStruct((width,), jnp.float32)
     chunk = chosen_chunk_size("auto", None, params, size)
     assert 1 <= chunk <= size
-    assert chunk == 1 or chunk * width * 4 <= 16 * 2**20
+    assert chunk == 1 or chunk * width * 4 <= 4 * 2**20
     assert chosen_chunk_size("vmap", None, params, size) is None
     assert chosen_chunk_size("chunked", 3, params, size) == 3

@@ -28,7 +28,7 @@ def test_equals_a_loop_on_every_model(problem, naive, assert_close):
     clip_norm = float(np.median(clipped_by_hand(grads, 1.0)[1]))  # clips half of the examples
     expected, norms = clipped_by_hand(grads, clip_norm)
     for options in ({"method": "vmap"}, {"chunk_size": 3}):
-        actual, info = clipped_grad(problem.loss, clip_norm, **options)(*problem[1:])
+        actual, info = jax.jit(clipped_grad(problem.loss, clip_norm, **options))(*problem[1:])
         assert_close(actual, like(expected, actual))
         assert_close(info, ExampleInfo(losses, jnp.asarray(norms, jnp.float32)))
 

@@ -1,0 +1,59 @@
+"""Identities that hand out the cotangent that flows through them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+@jax.custom_jvp
+def listened(x: jax.Array, probe: jax.Array) -> jax.Array:
+    """`x`; the derivative with respect to the probe is the derivative with respect to `x`.
+
+    As `x + probe` at `probe = 0`, but the probe's zeros are never read, so that the compiler drops
+    them, and `x` keeps its bits.
+    """
+    return x
+
+
+@listened.defjvp
+def _listened_jvp(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[Any, Any]:
+    return primals[0], tangents[0] + tangents[1]
+
+
+def listened_reduced(reduce: Callable[[Any], Any], x: jax.Array, probe: Any) -> jax.Array:
+    """`x`; the "cotangent" of the probe is `reduce(cotangent of x)`, so nothing else is kept."""
+
+    @jax.custom_vjp
+    def identity(x: jax.Array, probe: Any) -> jax.Array:
+        return x
+
+    def backward(_: None, cotangent: jax.Array) -> tuple[jax.Array, Any]:
+        return cotangent, jax.tree.map(_as_float, reduce(cotangent))
+
+    identity.defvjp(lambda x, probe: (x, None), backward)
+    return identity(x, probe)
+
+
+def with_cotangent_rule(rule: Callable[[Any], Any], x: jax.Array) -> jax.Array:
+    """`x`; its cotangent goes through `rule` on the way back."""
+
+    @jax.custom_vjp
+    def identity(x: jax.Array) -> jax.Array:
+        return x
+
+    identity.defvjp(lambda x: (x, None), lambda _, cotangent: (rule(cotangent),))
+    return identity(x)
+
+
+def probe_dtype(dtype: Any) -> Any:
+    """The dtype in which a reduction travels as a cotangent: counts travel as float32."""
+    return dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.dtype(jnp.float32)
+
+
+def _as_float(x: Any) -> jax.Array:
+    x = jnp.asarray(x)
+    return x.astype(probe_dtype(x.dtype))

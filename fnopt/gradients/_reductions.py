@@ -1,0 +1,97 @@
+"""What can be kept of a value instead of the value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import compute_dtype, listing
+
+Reduction = Callable[[Any], Any]
+
+HISTOGRAM_BINS = 40
+_LOWEST_EXPONENT = -32
+
+
+def _wide(x: jax.Array) -> jax.Array:
+    """At least float32 (integers and booleans too)."""
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        return x.astype(compute_dtype(x.dtype))
+    return x.astype(jnp.float32)
+
+
+def _mean(x: jax.Array) -> jax.Array:
+    wide = _wide(x)
+    return jnp.sum(wide) / max(x.size, 1)
+
+
+def _rms(x: jax.Array) -> jax.Array:
+    magnitude = jnp.abs(_wide(x))
+    return jnp.sqrt(jnp.sum(magnitude * magnitude) / max(x.size, 1))
+
+
+def _max(x: jax.Array) -> jax.Array:
+    return jnp.max(jnp.abs(_wide(x)), initial=0.0)
+
+
+def _zeros(x: jax.Array) -> jax.Array:
+    return _mean(x == 0)
+
+
+def _dead(x: jax.Array) -> jax.Array:
+    # A vector has features only, no examples.
+    return _mean(jnp.all(x == 0, axis=tuple(range(x.ndim - 1))))
+
+
+def _nonfinite(x: jax.Array) -> jax.Array:
+    return _mean(~jnp.isfinite(x))
+
+
+def _histogram(x: jax.Array) -> jax.Array:
+    # jnp.histogram sorts; a scatter into few bins is slow on accelerators. Comparing with every
+    # edge is one fused pass.
+    magnitude = jnp.abs(_wide(x)).reshape(-1)
+    exponents = jnp.arange(_LOWEST_EXPONENT + 1, _LOWEST_EXPONENT + HISTOGRAM_BINS)
+    edges = jnp.exp2(exponents.astype(magnitude.dtype))
+    below = jnp.sum(magnitude < edges[:, None], axis=1, dtype=jnp.int32)
+    inside = jnp.sum(magnitude == magnitude, dtype=jnp.int32)  # what isn't NaN
+    return jnp.diff(below, prepend=jnp.int32(0), append=inside)
+
+
+REDUCTIONS: dict[str, Reduction] = {
+    "mean": _mean,
+    "rms": _rms,
+    "max": _max,
+    "zeros": _zeros,
+    "dead": _dead,
+    "nonfinite": _nonfinite,
+    "histogram": _histogram,
+}
+
+
+def as_reduction(name: str, reduce: Any) -> Reduction | None:
+    """A function of one array, from a name, a function, several names, or a dict of both."""
+    if reduce is None or callable(reduce):
+        return reduce
+    if isinstance(reduce, str):
+        return _known(name, reduce)
+    if not isinstance(reduce, Mapping):
+        reduce = {key: key for key in reduce}
+    parts = {key: as_reduction(name, part) for key, part in reduce.items()}
+
+    def several(x: jax.Array) -> dict[str, Any]:
+        return {key: x if part is None else part(x) for key, part in parts.items()}
+
+    return several
+
+
+def _known(name: str, reduce: str) -> Reduction:
+    if reduce not in REDUCTIONS:
+        raise ValueError(
+            f"{name}: reduce is {reduce!r}, expected one of {listing([*REDUCTIONS])} or a function "
+            "of an array."
+        )
+    return REDUCTIONS[reduce]

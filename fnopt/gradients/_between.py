@@ -122,8 +122,7 @@ def _link(
     name: str, fn: Callable[..., Any], src: Source, dst: str | None, args: Any, kwargs: Any
 ) -> _Link:
     names = tuple(n for n in (src, dst) if isinstance(n, str))
-    several = not isinstance(src, (str, int))
-    argnums = () if isinstance(src, str) else tuple(src) if several else (src,)
+    argnums = None if isinstance(src, str) else src
     program = trace(name, fn, args, kwargs, argnums, scopes=has_scopes(names))
     start = program.one(src, lacks_cotangent) if isinstance(src, str) else None
     end = None if dst is None else program.one(dst, lacks_cotangent)
@@ -143,8 +142,7 @@ def _link(
     if start is not None:
         node = program.nodes[start]
         return _Link(destination, jnp.zeros(node.shape, node.dtype), program)
-    structure = jax.tree.structure(tuple(args[n] for n in argnums) if several else args[argnums[0]])
-    return _Link(destination, jax.tree.unflatten(structure, program.diff_inputs), program)
+    return _Link(destination, jax.tree.unflatten(program.diff_tree, program.diff_inputs), program)
 
 
 def _forward_is_cheaper(link: _Link) -> bool:

@@ -103,11 +103,9 @@ def capture(
     """
     chosen = checked_names("capture", names)
     reduction = as_reduction("capture", reduce)
-    several = argnums is not None and not isinstance(argnums, int)
-    positions = () if argnums is None else tuple(argnums) if several else (argnums,)
 
     def captured(*args: Any, **kwargs: Any) -> tuple[Any, Captured]:
-        program = trace("capture", fn, args, kwargs, positions, scopes=has_scopes(chosen))
+        program = trace("capture", fn, args, kwargs, argnums, scopes=has_scopes(chosen))
         seen = set(program.select(chosen, lacks_value)) if values else set()
         heard = program.select(chosen, lacks_cotangent) if cotangents else []
         program = program.only({*seen, *heard})
@@ -115,13 +113,9 @@ def capture(
         if not cotangents and argnums is None:
             out, records = program.run(visit, {})
             return out, Captured(program.by_name(records), {})
-        out, records, found, flat = _backward(program, visit, heard, reduction, has_aux)
-        grads = jax.tree.unflatten(jax.tree.structure([args[n] for n in positions]), flat)
-        return out, Captured(
-            program.by_name(records),
-            program.by_name(found),
-            None if argnums is None else tuple(grads) if several else grads[0],
-        )
+        out, records, found, grads = _backward(program, visit, heard, reduction, has_aux)
+        grads = None if argnums is None else jax.tree.unflatten(program.diff_tree, grads)
+        return out, Captured(program.by_name(records), program.by_name(found), grads)
 
     return captured
 
@@ -146,7 +140,7 @@ def _backward(
     reduction: Reduction | None,
     has_aux: bool,
 ) -> tuple[Any, Records, Records, list[Any]]:
-    """The output, the records, the cotangents by node, and the flat gradient."""
+    """The output, the records, the cotangents by node, and the leaves of the gradient."""
     shapes = {i: cotangent_shape(program.nodes[i], reduction) for i in heard}
     probes = jax.tree.map(lambda s: jnp.zeros(s.shape, probe_dtype(s.dtype)), shapes)
 
@@ -169,16 +163,18 @@ def cotangent_shape(node: Node, reduction: Reduction | None) -> Any:
     return jax.tree.map(lambda s: jax.ShapeDtypeStruct((*node.axes, *s.shape), s.dtype), kept)
 
 
-def _scalar(out: Any, has_aux: bool) -> jax.Array:
-    hint = ""
-    if isinstance(out, tuple):
-        hint = " It returns (loss, aux)? Say has_aux=True."
-    if has_aux and not (isinstance(out, tuple) and len(out) == 2):
-        raise TypeError(f"capture: has_aux=True expects (loss, aux), it returned {described(out)}.")
-    loss = out[0] if has_aux else out
-    if getattr(loss, "shape", None) != () or not jnp.issubdtype(loss.dtype, jnp.floating):
+def _scalar(out: Any, has_aux: bool) -> Any:
+    pair = isinstance(out, tuple) and len(out) == 2
+    if has_aux and not pair:
         raise TypeError(
-            f"capture: cotangents and gradients are those of a real scalar, but the function "
-            f"returned {described(loss)}.{hint} Between two nodes, see jacobian_between."
+            f"capture: has_aux=True expects the function to return (loss, aux), it returned "
+            f"{described(out)}."
+        )
+    loss: Any = out[0] if has_aux else out
+    if getattr(loss, "shape", None) != () or not jnp.issubdtype(loss.dtype, jnp.floating):
+        hint = "Say has_aux=True if it returns (loss, aux). " if pair else ""
+        raise TypeError(
+            "capture: cotangents and gradients are those of a real scalar, the function returned "
+            f"{described(loss)}. {hint}For other derivatives see grad_between, jacobian_between."
         )
     return loss

@@ -9,7 +9,6 @@ import jax
 
 from fnopt.gradients._nodes import Node
 from fnopt.gradients._program import trace
-from fnopt.gradients._tap import SCOPE
 
 
 def nodes(fn: Callable[..., Any], *, scopes: bool = False) -> Callable[..., tuple[Node, ...]]:

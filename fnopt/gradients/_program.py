@@ -16,6 +16,9 @@ from fnopt.gradients._nodes import Level, Node, find_nodes
 from fnopt.gradients._replay import Records, Visit, replay
 from fnopt.gradients._tap import SCOPE
 
+Argnums = int | Sequence[int] | None
+"""Which positional arguments are differentiated, as in `jax.grad`; `None` for none."""
+
 Names = tuple[str, ...] | None
 """Which nodes: names and patterns, or `None` for all taps."""
 
@@ -32,6 +35,7 @@ class Program(NamedTuple):
         nodes: All nodes, by number.
         inputs: The arrays that it was called with.
         diff: The positions among `inputs` of what is differentiated.
+        diff_tree: The structure of the differentiated arguments (a tuple for a sequence of them).
         out_tree: The structure of the output.
     """
 
@@ -40,6 +44,7 @@ class Program(NamedTuple):
     nodes: tuple[Node, ...]
     inputs: list[Any]
     diff: list[int]
+    diff_tree: Any
     out_tree: Any
 
     def run(
@@ -149,7 +154,7 @@ def trace(
     fn: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    argnums: Sequence[int] = (),
+    argnums: Argnums = None,
     *,
     scopes: bool = False,
 ) -> Program:
@@ -164,7 +169,7 @@ def trace(
         scopes: Whether named scopes are nodes too.
     """
     leaves, treedef = jax.tree.flatten((args, kwargs))
-    diff = _differentiated(name, args, argnums)
+    diff, diff_tree = _differentiated(name, args, argnums)
     # Flags, names and functions among the arguments stay what they are, as under `jax.grad`.
     traced = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "dtype") or i in diff]
 
@@ -179,24 +184,29 @@ def trace(
     closed, shapes = jax.make_jaxpr(run, return_shape=True)(inputs)
     level, nodes = find_nodes(closed, scopes)
     positions = [traced.index(i) for i in diff]
-    return Program(name, level, nodes, inputs, positions, jax.tree.structure(shapes))
+    out_tree = jax.tree.structure(shapes)
+    return Program(name, level, nodes, inputs, positions, diff_tree, out_tree)
 
 
-def _differentiated(name: str, args: tuple[Any, ...], argnums: Sequence[int]) -> list[int]:
-    """The positions among all leaves of the leaves of the differentiated arguments, in order."""
-    sizes = [len(jax.tree.leaves(arg)) for arg in args]
-    positions = []
-    for n in argnums:
-        if not -len(args) <= n < len(args):
-            raise ValueError(
-                f"{name}: argnums has {n}, but there are {len(args)} positional arguments."
-            )
-        n %= len(args)
-        pairs, _ = leaves_with_names(args[n])
-        check_params([(f"argument {n}, {shown(path)}", leaf) for path, leaf in pairs], name)
-        start = sum(sizes[:n])
-        positions += range(start, start + sizes[n])
-    return positions
+def _differentiated(name: str, args: tuple[Any, ...], argnums: Argnums) -> tuple[list[int], Any]:
+    """The positions of the differentiated leaves among all leaves, and their structure."""
+    if isinstance(argnums, int):
+        return [*_leaves_of(name, args, argnums)], jax.tree.structure(args[argnums])
+    numbers = argnums or ()
+    positions = [i for n in numbers for i in _leaves_of(name, args, n)]
+    return positions, jax.tree.structure(tuple(args[n] for n in numbers))
+
+
+def _leaves_of(name: str, args: tuple[Any, ...], n: int) -> range:
+    if not -len(args) <= n < len(args):
+        raise ValueError(
+            f"{name}: argnums has {n}, but there are {len(args)} positional arguments."
+        )
+    n %= len(args)
+    pairs, _ = leaves_with_names(args[n])
+    check_params([(f"argument {n}, {shown(path)}", leaf) for path, leaf in pairs], name)
+    start = len(jax.tree.leaves(args[:n]))
+    return range(start, start + len(pairs))
 
 
 def has_scopes(names: Names) -> bool:

@@ -46,7 +46,7 @@ def replay(
             outs = jaxprs.bind(eqn, ins)
         env.write(eqn.outvars, outs)
         for node, var in level.marks.get(i, ()):
-            value, record = visit(node, *env.read([var]), probes.get(node))
+            value, record = visit(node, env.read([var])[0], probes.get(node))
             env.write([var], [value])
             if record is not None:
                 records[node] = record
@@ -73,11 +73,11 @@ def _remat(
     eqn: jex.JaxprEqn, levels: tuple[Level, ...], ins: list[Any], visit: Visit, probes: Records
 ) -> tuple[list[Any], Records]:
     # What is recorded is stored; all else is still forgotten and computed again.
-    @jax.checkpoint(prevent_cse=eqn.params["prevent_cse"], policy=eqn.params["policy"])
     def run(ins: list[Any], probes: Records) -> tuple[list[Any], Records]:
         return replay(levels[0], ins, visit, probes)
 
-    return run(ins, _of(levels, probes))
+    options = {key: eqn.params[key] for key in ("prevent_cse", "policy")}
+    return jax.checkpoint(run, **options)(ins, _of(levels, probes))
 
 
 def _custom_rule(

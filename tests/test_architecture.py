@@ -171,6 +171,6 @@ def test_everything_useful_is_in_fnopt_itself():
     packages = {"optimizers", "transforms", "schedules", "gradients", "least_squares"}
     for package in sorted(packages & set(PACKAGES)):
         module = importlib.import_module(f"fnopt.{package}")
-        values = [n for n in module.__all__ if not _is_data(getattr(module, n))]
-        missing = [n for n in values if n[0].islower() and not hasattr(fnopt, n)]
+        values = {n: getattr(module, n) for n in module.__all__ if n[0].islower()}
+        missing = [n for n, value in values.items() if getattr(fnopt, n, None) is not value]
         assert not missing, f"fnopt lacks {missing} of fnopt.{package}"

@@ -1,0 +1,56 @@
+"""How the documentation is built: every page is a notebook that runs, every warning an error."""
+
+import os
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE / "_ext"))
+
+# The pages run in kernels of their own, which inherit this environment.
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["MATPLOTLIBRC"] = str(HERE / "matplotlibrc")
+
+project = "fnopt"
+author = "The fnopt authors"
+copyright = author
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.mathjax",
+    "sphinx.ext.viewcode",
+    "public",
+]
+exclude_patterns = ["_build", "jupyter_execute", "demo"]
+
+myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 3
+nb_execution_mode = "force"
+nb_execution_raise_on_error = True
+nb_execution_show_tb = True
+nb_execution_timeout = 180
+nb_merge_streams = True
+
+# Docstrings are written in Google style; single backticks are code.
+default_role = "code"
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+napoleon_custom_sections = ["Reference"]
+autodoc_typehints = "none"
+autodoc_preserve_defaults = True
+autodoc_member_order = "bysource"
+python_maximum_signature_line_length = 80
+
+html_theme = "sphinx_book_theme"
+html_title = "fnopt"
+html_theme_options = {
+    "show_toc_level": 2,
+    "navigation_with_keys": False,
+    "pygments_light_style": "default",
+    "use_download_button": False,
+    "use_fullscreen_button": False,
+}
+html_static_path = ["_static"]
+html_css_files = ["style.css"]

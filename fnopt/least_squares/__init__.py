@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fnopt.least_squares._covariance import covariance, standard_errors
+from fnopt.least_squares._curve_fit import OptimizeWarning, curve_fit
 from fnopt.least_squares._driver import least_squares
 from fnopt.least_squares._levenberg_marquardt import LevenbergMarquardtState, levenberg_marquardt
 from fnopt.least_squares._solution import History, Solution, StepInfo
@@ -10,9 +11,11 @@ from fnopt.least_squares._solution import History, Solution, StepInfo
 __all__ = [
     "History",
     "LevenbergMarquardtState",
+    "OptimizeWarning",
     "Solution",
     "StepInfo",
     "covariance",
+    "curve_fit",
     "least_squares",
     "levenberg_marquardt",
     "standard_errors",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fnopt.core._status import Status
+from fnopt.core import Status
 
 
 def first_of(*cases: tuple[jax.Array, Status]) -> jax.Array:

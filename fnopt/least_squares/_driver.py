@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core._status import Status
+from fnopt.core import Status
 from fnopt.least_squares._convergence import first_of, is_stationary
 from fnopt.least_squares._gain import actual_reduction
 from fnopt.least_squares._levenberg_marquardt import levenberg_marquardt

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from fnopt.core import (
     Slot,
+    Status,
     Transformation,
     apply_updates,
     check_same_tree,
@@ -20,7 +21,6 @@ from fnopt.core import (
     static,
     zero_count,
 )
-from fnopt.core._status import Status
 from fnopt.least_squares._gain import actual_reduction
 from fnopt.least_squares._options import Options, resolved
 from fnopt.least_squares._point import Point, half_square, is_finite, point_at
@@ -69,10 +69,10 @@ class levenberg_marquardt(Transformation):
     :math:`m n^2` or :math:`m^2 n`, whichever is less.
 
     Args:
-        ftol: Relative tolerance of the cost; by default 4 rounding units of the params' dtype.
+        ftol: Relative tolerance of the cost; by default the rounding unit of the params' dtype.
         xtol: Relative tolerance of the params; by default 4 rounding units.
         gtol: Tolerance of the cosine between the residual and the Jacobian's columns; by default
-            1 rounding unit.
+            the rounding unit.
         radius: The first trust radius, in units of :math:`\|D x\|`.
         acceleration: The largest acceleration allowed, relative to the step.
         geodesic: Whether to use the second derivative of the residuals along the step. Without,

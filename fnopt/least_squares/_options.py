@@ -7,8 +7,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-NOISE = 20
-
 
 class Options(NamedTuple):
     """Numbers of the algorithm."""
@@ -32,21 +30,21 @@ def resolved(
     radius: float | jax.Array,
     acceleration: float | jax.Array,
 ) -> Options:
-    r"""Fills in the defaults: 4, 4 and 1 times the rounding unit `eps` of the params.
+    r"""Fills in the defaults, which are multiples of the rounding unit `eps` of the params.
 
-    The cost is a sum of many rounded squares, so that its relative error is a multiple of `eps`;
-    20 covers the problems of the NIST collection.
+    Differences of costs are computed from differences of residuals, so they are good to a few
+    `eps` of the cost, and the tests can be as sharp as that.
     """
 
     def array(value: float | jax.Array | None, default: float) -> jax.Array:
         return jnp.asarray(default if value is None else value, dtype)
 
     return Options(
-        ftol=array(ftol, 4 * eps),
+        ftol=array(ftol, eps),
         xtol=array(xtol, 4 * eps),
         gtol=array(gtol, eps),
         eps=array(eps, 0),
-        noise=array(NOISE * eps, 0),
+        noise=array(4 * eps, 0),
         radius=array(radius, 1),
         acceleration=array(acceleration, 0),
     )

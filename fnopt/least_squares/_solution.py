@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import leaves_with_names
-from fnopt.core._status import Status
+from fnopt.core import Status, is_converged, leaves_with_names
 from fnopt.least_squares._covariance import standard_errors_from
 
 
@@ -62,8 +61,7 @@ class Solution(NamedTuple):
     @property
     def converged(self) -> jax.Array:
         """Whether a convergence test was met."""
-        low, high = Status.CONVERGED_COST, Status.CONVERGED_GRADIENT
-        return (self.status >= low.value) & (self.status <= high.value)
+        return is_converged(self.status)
 
     def __str__(self) -> str:
         if isinstance(self.status, jax.core.Tracer):

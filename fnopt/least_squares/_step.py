@@ -1,8 +1,8 @@
 """One step of the method on vectors: propose, then judge.
 
 The two halves don't evaluate anything: the caller does, between them. So the driver, which keeps
-the Jacobian of a point until it leaves the point, and the (init, update) pair, which trusts nothing of
-the last batch, share every line of the method.
+the Jacobian of a point until it leaves the point, and the (init, update) pair, which trusts
+nothing of the last batch, share every line of the method.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core._status import Status
+from fnopt.core import Status
 from fnopt.least_squares._acceleration import accelerated, geodesic_acceleration
 from fnopt.least_squares._convergence import (
     cost_converged,

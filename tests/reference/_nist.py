@@ -1,9 +1,9 @@
 """Reader of the NIST StRD nonlinear regression files, and their models in JAX.
 
-The data are not part of this repository. They are published at
-https://www.itl.nist.gov/div898/strd/nls/nls_main.shtml (27 files with the ending ``.dat``). A folder that
-holds them is found through the environment variable ``FNOPT_NIST_STRD``, or as ``nist_strd``
-in the root of the repository, or as ``shared/nist_strd`` beside it.
+The data are not part of this repository. They are published, as 27 files with the ending
+``.dat``, at https://www.itl.nist.gov/div898/strd/nls/nls_main.shtml. A folder that holds them is
+found through the environment variable ``FNOPT_NIST_STRD``, or as ``nist_strd`` in the root of the
+repository, or as ``shared/nist_strd`` beside it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 WHERE = (
     "the NIST StRD data are not here: download the 27 .dat files from "
-    "https://www.itl.nist.gov/div898/strd/nls/nls_main.shtml and set FNOPT_NIST_STRD to their folder"
+    "https://www.itl.nist.gov/div898/strd/nls/nls_main.shtml, set FNOPT_NIST_STRD to their folder"
 )
 
 
@@ -82,8 +82,8 @@ def parse(name: str, text: str) -> Problem:
 def log_relative_error(problem: Problem, estimate: np.ndarray) -> float:
     """Return the number of correct digits of the worst parameter, at most 11.
 
-    ``LRE = min_i -log10(|b_i - c_i| / |c_i|)``. Certified values have 11 digits. A relabelled copy of the
-    same fit (two peaks exchanged, say) counts as correct.
+    ``LRE = min_i -log10(|b_i - c_i| / |c_i|)``. Certified values have 11 digits. A relabelled
+    copy of the same fit (two peaks exchanged, say) counts as correct.
     """
     with np.errstate(all="ignore"):
         errors = [

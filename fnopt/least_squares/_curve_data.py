@@ -1,0 +1,87 @@
+"""The data of a curve fit: what they may be, and what to say if they are not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.linalg import solve_triangular
+
+from fnopt.core import default_float, is_inexact
+
+
+def _is_known(x: Any) -> bool:
+    return not isinstance(x, jax.core.Tracer)
+
+
+def _floating(x: Any) -> jax.Array:
+    """An array as it is if it is floating, else as floats (SciPy takes integer data too)."""
+    x = jnp.asarray(x)
+    return x if is_inexact(x) else x.astype(default_float())
+
+
+def _check_finite(x: jax.Array, name: str) -> None:
+    if _is_known(x) and not np.all(np.isfinite(np.asarray(x))):
+        count = int(np.sum(~np.isfinite(np.asarray(x))))
+        raise ValueError(
+            f"curve_fit: {name} hold {count} NaN or infinite values, expected finite ones. "
+            "Leave these points out."
+        )
+
+
+def checked_x(xdata: Any, check_finite: bool) -> Any:
+    """`xdata` as a floating array if it is one; any other pytree as it is."""
+    if not isinstance(xdata, (list, tuple, np.ndarray, jax.Array)):
+        return xdata
+    x = _floating(xdata)
+    if check_finite:
+        _check_finite(x, "xdata")
+    return x
+
+
+def checked_y(ydata: Any, check_finite: bool) -> jax.Array:
+    """`ydata` as a floating array."""
+    y = _floating(ydata)
+    if y.size == 0:
+        raise ValueError("curve_fit: ydata are empty, expected at least one point.")
+    if check_finite:
+        _check_finite(y, "ydata")
+    return y
+
+
+def checked_sigma(sigma: Any, y: jax.Array) -> tuple[jax.Array | None, bool]:
+    """What residuals are divided by, and whether it is a matrix: then its Cholesky factor."""
+    if sigma is None:
+        return None, False
+    sigma = _floating(sigma)
+    if sigma.shape in {(), y.shape}:
+        if _is_known(sigma) and not np.all(np.asarray(sigma) > 0):
+            raise ValueError(
+                f"curve_fit: sigma holds values that are not positive (the least is "
+                f"{float(jnp.min(sigma))}), expected standard deviations > 0."
+            )
+        return sigma, False
+    if sigma.shape == (y.size, y.size):
+        return _cholesky(sigma), True
+    raise ValueError(
+        f"curve_fit: sigma has shape {sigma.shape}, expected (), {y.shape} for standard deviations "
+        f"or {(y.size, y.size)} for a covariance matrix."
+    )
+
+
+def _cholesky(sigma: jax.Array) -> jax.Array:
+    L = jnp.linalg.cholesky(sigma)
+    if _is_known(L) and not np.all(np.isfinite(np.asarray(L))):
+        raise ValueError("curve_fit: the matrix sigma is not positive definite.")
+    return L
+
+
+def whiten(r: jax.Array, sigma: jax.Array | None, matrix: bool) -> jax.Array:
+    r"""Residuals in units of their standard deviation: :math:`r / \sigma`, or :math:`L^{-1} r`."""
+    if sigma is None:
+        return r
+    if matrix:
+        return solve_triangular(sigma, jnp.ravel(r), lower=True)
+    return r / sigma

@@ -1,0 +1,229 @@
+"""Curve fitting in SciPy's spelling."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fnopt.core import Status, default_float, is_inexact
+from fnopt.least_squares._covariance import covariance_from
+from fnopt.least_squares._curve_data import checked_sigma, checked_x, checked_y, whiten
+from fnopt.least_squares._driver import least_squares
+from fnopt.least_squares._levenberg_marquardt import levenberg_marquardt
+from fnopt.least_squares._solution import Solution
+
+
+class OptimizeWarning(UserWarning):
+    """The fit is there, but something about it is not to be trusted."""
+
+
+def curve_fit(
+    f: Callable[..., Any],
+    xdata: Any,
+    ydata: Any,
+    p0: Any = None,
+    sigma: Any = None,
+    absolute_sigma: bool = False,
+    check_finite: bool = True,
+    *,
+    ftol: float | None = None,
+    xtol: float | None = None,
+    gtol: float | None = None,
+    maxfev: int = 1000,
+    full_output: bool = False,
+) -> Any:
+    r"""Fits a function to data, as `scipy.optimize.curve_fit` does.
+
+    .. math:: \min_p \sum_i \left( \frac{f(x_i, p) - y_i}{\sigma_i} \right)^2, \qquad
+        C = s^2 (J^T J)^{-1}
+
+    Derivatives are exact, so there is no `jac` to give. It also works under `jax.jit` and
+    `jax.vmap`; there it can't raise, so ask for `full_output` and look at the status.
+
+    Args:
+        f: The model, `f(x, a, b, ...)`, written with `jax.numpy`; it returns an array of the
+            shape of `ydata`.
+        xdata: Where the data were taken: an array, or anything that `f` takes.
+        ydata: The data, an array of shape `[m]` (or any other).
+        p0: Where to start: a sequence of numbers or an array of shape `[n]`; by default ones, as
+            many as `f` has parameters. Any other pytree is passed to `f` as one argument,
+            `f(x, p)`.
+        sigma: Standard deviations of the data: a scalar, an array like `ydata`, or a covariance
+            matrix of shape `[m, m]`.
+        absolute_sigma: Whether `sigma` is in the units of the data. Otherwise only its ratios
+            count, and the covariance is scaled by the reduced chi-square.
+        check_finite: Whether to refuse data that hold NaN or infinity.
+        ftol: Relative tolerance of the cost; see :class:`fnopt.levenberg_marquardt`.
+        xtol: Relative tolerance of the params.
+        gtol: Tolerance of the gradient.
+        maxfev: The most evaluations of the model.
+        full_output: Whether to return more.
+
+    Returns:
+        `(popt, pcov)`: the params, as an array of shape `[n]` (or a tree like `p0`), and their
+        covariance of shape `[n, n]`, infinite where the data don't determine them. With
+        `full_output` also `infodict` (with `nfev`, `fvec`, `njev` and the whole `solution`),
+        the message, and a number that is 1 to 4 if the fit succeeded.
+
+    Raises:
+        ValueError: If the data are empty, not finite, or of shapes that don't fit; if `sigma` is
+            not positive; or if `p0` has the wrong length.
+        TypeError: If `f` isn't a function, or `p0` isn't made of numbers.
+        RuntimeError: If the fit doesn't converge (not under `jax.jit`).
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> x = jnp.linspace(0.0, 4.0, 9)
+        >>> y = 2.5 * jnp.exp(-1.3 * x) + 0.5 + 0.02 * jnp.cos(20 * x)
+        >>> popt, pcov = fnopt.curve_fit(lambda x, a, b, c: a * jnp.exp(-b * x) + c, x, y)
+        >>> print(popt.round(1))
+        [2.5 1.3 0.5]
+
+    Reference:
+        Virtanen et al. (2020), SciPy 1.0, arXiv:1907.10121 (the interface).
+    """
+    if not callable(f):
+        raise TypeError(f"curve_fit: f is {f!r}, expected a function f(x, a, b, ...).")
+    x, y = checked_x(xdata, check_finite), checked_y(ydata, check_finite)
+    start, unpacked = _start(f, p0)
+    sigma, matrix = checked_sigma(sigma, y)
+    _check_prediction(f, x, y, start, unpacked)
+
+    def residuals(p: Any, x: Any, y: jax.Array, sigma: jax.Array | None) -> jax.Array:
+        return whiten(_predict(f, x, p, unpacked) - y, sigma, matrix)
+
+    solution = least_squares(
+        residuals,
+        start,
+        args=(x, y, sigma),
+        solver=levenberg_marquardt(ftol=ftol, xtol=xtol, gtol=gtol),
+        max_steps=max(maxfev - 1, 1),
+    )
+    pcov, _ = covariance_from(solution.jacobian, solution.cost, absolute_sigma)
+    _report_failures(solution, pcov)
+    if not full_output:
+        return solution.params, pcov
+    return solution.params, pcov, *_details(solution)
+
+
+def _start(f: Callable[..., Any], p0: Any) -> tuple[Any, bool]:
+    """Where to start, and whether it is unpacked into arguments of `f`."""
+    if p0 is None:
+        return jnp.ones(_count_parameters(f), default_float()), True
+    if not _is_plain(p0):
+        return p0, False
+    p = jnp.atleast_1d(jnp.asarray(p0))
+    if not is_inexact(p):
+        p = p.astype(default_float())
+    _check_count(f, p.size)
+    return p, True
+
+
+def _is_plain(p0: Any) -> bool:
+    """Whether `p0` is numbers in a row, as SciPy takes them."""
+    if isinstance(p0, (list, tuple)) and not hasattr(p0, "_fields"):
+        return all(isinstance(v, (int, float)) or jnp.ndim(v) == 0 for v in p0 if _is_leaf(v)) and (
+            all(map(_is_leaf, p0))
+        )
+    return isinstance(p0, (int, float)) or (hasattr(p0, "ndim") and p0.ndim <= 1)
+
+
+def _is_leaf(v: Any) -> bool:
+    return isinstance(v, (int, float)) or hasattr(v, "ndim")
+
+
+def _positional(f: Callable[..., Any]) -> tuple[int, int, bool]:
+    """How many arguments `f` must and can take by position, and whether it takes any number."""
+    parameters = inspect.signature(f).parameters.values()
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = sum(p.default is p.empty for p in named)
+    return required, len(named), any(p.kind is p.VAR_POSITIONAL for p in parameters)
+
+
+def _count_parameters(f: Callable[..., Any]) -> int:
+    try:
+        _, most, any_number = _positional(f)
+    except ValueError:
+        most, any_number = 0, True
+    if any_number or most < 2:
+        raise ValueError(
+            "curve_fit: the number of params can't be read from the signature of f; expected "
+            "f(x, a, b, ...), or give p0."
+        )
+    return most - 1
+
+
+def _check_count(f: Callable[..., Any], n: int) -> None:
+    try:
+        required, most, any_number = _positional(f)
+    except ValueError:  # a function without a signature, such as a NumPy ufunc
+        return
+    if n == 0 or n + 1 < required or (n + 1 > most and not any_number):
+        takes = f"{required - 1}" if required == most else f"{required - 1} to {most - 1}"
+        takes = f"at least {required - 1}" if any_number else takes
+        raise ValueError(
+            f"curve_fit: p0 has {n} numbers, but f takes {takes} params after x; expected one "
+            "starting value for each."
+        )
+
+
+def _predict(f: Callable[..., Any], x: Any, p: Any, unpacked: bool) -> Any:
+    return f(x, *p) if unpacked else f(x, p)
+
+
+def _check_prediction(
+    f: Callable[..., Any], x: Any, y: jax.Array, start: Any, unpacked: bool
+) -> None:
+    shape = jax.eval_shape(lambda x, p: _predict(f, x, p, unpacked), x, start)
+    if not hasattr(shape, "shape"):
+        raise TypeError(f"curve_fit: f returned {shape!r}, expected an array like ydata.")
+    if shape.shape not in {y.shape, ()}:
+        x_shape = f" for xdata of shape {x.shape}" if hasattr(x, "shape") else ""
+        raise ValueError(
+            f"curve_fit: f returned shape {shape.shape}{x_shape}, but ydata have shape {y.shape}; "
+            "expected the same. Do xdata and ydata have the same length?"
+        )
+
+
+def _report_failures(solution: Solution, pcov: jax.Array) -> None:
+    if isinstance(solution.status, jax.core.Tracer):
+        return  # under jit or vmap the status is all there is
+    if not bool(solution.converged):
+        raise RuntimeError(
+            f"curve_fit: optimal parameters not found: {solution.message} "
+            f"(after {int(solution.nfev)} evaluations). Try another p0, or raise maxfev."
+        )
+    if not np.all(np.isfinite(np.asarray(pcov))):
+        warnings.warn(
+            "curve_fit: the covariance of the params could not be estimated: the data don't "
+            f"determine all of them (rank {int(solution.rank)} of {pcov.shape[0]}, "
+            f"{solution.jacobian.shape[0]} data).",
+            OptimizeWarning,
+            stacklevel=3,
+        )
+
+
+# What MINPACK's info says of the convergence tests.
+_MINPACK = {
+    Status.CONVERGED_COST: 1,
+    Status.CONVERGED_STEP: 2,
+    Status.CONVERGED_GRADIENT: 4,
+}
+
+
+def _details(solution: Solution) -> tuple[dict[str, Any], Any, Any]:
+    info = {
+        "nfev": solution.nfev,
+        "njev": solution.njev,
+        "fvec": solution.residuals,
+        "solution": solution,
+    }
+    if isinstance(solution.status, jax.core.Tracer):
+        return info, None, solution.status
+    return info, solution.message, _MINPACK.get(Status(int(solution.status)), 5)

@@ -141,8 +141,8 @@ class health_flags(Value):
         Returns:
             The first state.
         """
-        no = [jnp.zeros(groups, bool), jnp.zeros(groups, jnp.int32)]
-        return FlagState(*no, *no, *no, jnp.zeros(groups, dtype or jnp.float32))
+        no = (jnp.zeros(groups, bool), jnp.zeros(groups, jnp.int32))
+        return FlagState(*no, *no, *no, usual=jnp.zeros(groups, dtype or jnp.float32))
 
     def update(self, health: Health, state: FlagState) -> FlagState:
         """One observation; pure, for use inside a jitted step.
@@ -172,7 +172,7 @@ class health_flags(Value):
         at_once = jnp.where(state.nonfinite, self.patience, 1)
         bad_now = _hysteresis(state.nonfinite, state.nonfinite_streak, bad, ~bad, at_once)
         usual = _usual(h, norm, state.usual, exploding)
-        return FlagState(*dead_now, *exploding_now, *bad_now, usual)
+        return FlagState(*dead_now, *exploding_now, *bad_now, usual=usual)
 
     def report(self, names: tuple[str, ...], state: FlagState) -> FlagReport:
         """The names of the groups whose flags are up.

@@ -80,7 +80,7 @@ def as_groups(given: Any) -> Groups:
     return pairs
 
 
-def _matches(path: str, pattern: str) -> bool:
+def matches(path: str, pattern: str) -> bool:
     """Whether a pattern, or a plain name of a branch, fits; `*/` also stands for nothing."""
     return any(
         fnmatchcase(p, q) for p in (path, f"/{path}") for q in (pattern, f"{pattern.rstrip('/')}/*")
@@ -92,7 +92,7 @@ def _label(path: str, groups: Groups) -> str:
         return path
     if isinstance(groups, int):
         return "/".join(path.split("/")[:groups])
-    fits = (name for name, patterns in groups if any(_matches(path, p) for p in patterns))
+    fits = (name for name, patterns in groups if any(matches(path, p) for p in patterns))
     return next(fits, REST)
 
 
@@ -101,7 +101,7 @@ def _check_found(groups: Groups, paths: list[str]) -> None:
     if not isinstance(groups, tuple) or not paths:
         return
     every = [pattern for _, patterns in groups for pattern in patterns]
-    lost = [q for q in every if not any(_matches(path, q) for path in paths)]
+    lost = [q for q in every if not any(matches(path, q) for path in paths)]
     if lost:
         raise ValueError(
             f"{where()}groups: {listing(lost)} match no leaf of {listing(paths)}. Patterns are "

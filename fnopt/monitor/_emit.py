@@ -1,0 +1,166 @@
+"""Metrics out of a running program, every so many steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fnopt.core import Transformation, increment, is_inexact, static, where, zero_count
+from fnopt.monitor._groups import as_groups
+from fnopt.monitor._health import Health, health
+from fnopt.monitor._measure import CHEAP, as_stats
+from fnopt.monitor._record import as_positive
+
+Sink = Callable[[dict[str, Any]], Any]
+"""What takes the records: a function of one flat dict."""
+
+
+def _entries(metrics: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(metrics, Health):
+        metrics = metrics.as_dict()
+    if isinstance(metrics, Mapping):
+        for key, value in metrics.items():
+            yield from _entries(value, f"{path}/{key}" if path else str(key))
+    else:
+        yield path, metrics
+
+
+def record_of(step: Any, metrics: Any) -> dict[str, Any]:
+    """One flat dict of plain numbers, from metrics on the host.
+
+    Args:
+        step: The number of the step.
+        metrics: A dict of numbers, `Health`s and further dicts; or a `Health`.
+
+    Returns:
+        A dict with `'step'` first; names are joined by `/`. Scalars are Python's, arrays NumPy's.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.monitor import health, record_of
+        >>> h = health({"w": jnp.asarray([3.0, 4.0])})
+        >>> record_of(7, {"loss": 0.5, "grads": h})
+        {'step': 7, 'loss': 0.5, 'grads/norm/w': 5.0, 'grads/nonfinite/w': 0.0}
+    """
+    values = {k: np.asarray(v) for k, v in _entries(metrics, "")}
+    return {"step": int(step)} | {k: v if v.ndim else v.item() for k, v in values.items()}
+
+
+def _check(metrics: Any, step: jax.Array, every: int) -> None:
+    if not callable(metrics) or isinstance(metrics, (Mapping, Health)):
+        raise TypeError(
+            f"{where()}emit: metrics is a {type(metrics).__name__}, expected a function without "
+            "arguments, as in lambda: {'loss': loss}: it is called only for the steps that are "
+            "sent."
+        )
+    if step.ndim or not jnp.issubdtype(step.dtype, jnp.integer):
+        raise TypeError(
+            f"{where()}emit: step is {step.dtype}{list(step.shape)}, expected a whole number."
+        )
+    as_positive("every")(every)
+
+
+def emit(sink: Sink, step: Any, metrics: Callable[[], Any], *, every: int = 1) -> None:
+    """Sends metrics from inside a jitted function to a function on the host, every so many steps.
+
+    On all other steps nothing is computed and nothing is sent. Delivery is asynchronous and may
+    reorder records (each has its step): wait with `jax.effects_barrier()` before reading what the
+    sink has got. Under `jax.vmap` there is one record for each member, and the metrics are
+    computed in every step, since a batched condition selects.
+
+    Args:
+        sink: Takes one flat dict, as `record_of` makes it: a function, a `JsonLines`, a
+            `TensorBoard`, a `Progress`, or several by `tee`.
+        step: The number of the step, an integer scalar.
+        metrics: A function without arguments that gives a dict of numbers, `Health`s and further
+            dicts, or a `Health`.
+        every: Sends the steps 0, `every`, 2 `every`, ...
+
+    Raises:
+        TypeError: If `metrics` is no function, or the step no integer.
+        ValueError: If `every` is below 1.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from fnopt.monitor import emit
+        >>> @jax.jit
+        ... def run(x):
+        ...     def body(i, x):
+        ...         emit(print, i, lambda: {"x": x}, every=2)
+        ...         return x / 2
+        ...     return jax.lax.fori_loop(0, 4, body, x)
+        >>> _ = run(1.0).block_until_ready(); jax.effects_barrier()
+        {'step': 0, 'x': 1.0}
+        {'step': 2, 'x': 0.25}
+    """
+    step = jnp.asarray(step)
+    _check(metrics, step, every)
+    due = step % every == 0
+
+    def deliver(due: Any, step: Any, values: Any) -> None:
+        if due:  # under vmap all members come here, also those whose turn it is not
+            sink(record_of(step, values))
+
+    def send() -> None:
+        jax.debug.callback(deliver, due, step, metrics())
+
+    if every == 1:
+        send()
+    else:
+        jax.lax.cond(due, send, lambda: None)
+
+
+class EmitHealthState(NamedTuple):
+    """How many updates have passed."""
+
+    count: jax.Array
+
+
+class emit_health(Transformation):
+    """Passes updates through unchanged, and sends their health to a function every so many steps.
+
+    It is `emit` of `health` as a transform, for training loops whose step one can't edit.
+
+    Args:
+        sink: Takes one flat dict: `{'step': 200, 'norm/dense/kernel': 0.3, ...}`.
+        every: Sends the updates 0, `every`, 2 `every`, ...; between them nothing is computed.
+        stats: The statistics, as for `health`.
+        groups: Which leaves are taken together, as for `health`.
+
+    Raises:
+        ValueError: In use, if the ratio is among `stats` and no params are given.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, fnopt
+        >>> from fnopt.monitor import emit_health
+        >>> tx = fnopt.chain(emit_health(print, stats="norm"), fnopt.sgd(0.1))
+        >>> params = {"w": jnp.asarray([3.0, 4.0])}
+        >>> _ = tx.update(params, tx.init(params), params); jax.effects_barrier()
+        {'step': 0, 'norm/w': 5.0}
+    """
+
+    sink: Sink = static()
+    every: int = static(default=100, convert=as_positive("every"))
+    stats: tuple[str, ...] = static(default=CHEAP, convert=as_stats)
+    groups: Any = static(default=None, convert=as_groups)
+
+    def init(self, params: Any) -> EmitHealthState:
+        """A count of zero."""
+        del params
+        return EmitHealthState(zero_count())
+
+    def update(
+        self, updates: Any, state: EmitHealthState, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, EmitHealthState]:
+        """The same updates; on the chosen steps their health goes to the sink."""
+        if any(map(is_inexact, jax.tree.leaves(updates))):
+
+            def measured() -> Health:
+                return health(updates, params, stats=self.stats, groups=self.groups)
+
+            emit(self.sink, state.count, measured, every=self.every)
+        return updates, EmitHealthState(increment(state.count))

@@ -1,0 +1,172 @@
+"""What was measured over many steps, on the host: from a transform's state, or from a log."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from fnopt.core import Transformation, listing
+from fnopt.monitor._flags import Flag, FlagReport
+from fnopt.monitor._groups import group
+from fnopt.monitor._measure import STATISTICS
+from fnopt.monitor._record import RecordHealthState, record_health
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class History:
+    """The health of many steps.
+
+    Attributes:
+        names: The name of every group.
+        steps: The numbers of the steps, ascending, `[times]`.
+        values: From statistic to array `[times, groups]` (histograms `[times, groups, 32]`).
+            `'flag'`, where it was recorded, holds `Flag` codes.
+    """
+
+    names: tuple[str, ...]
+    steps: np.ndarray
+    values: dict[str, np.ndarray]
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """One flat dict for each step, as the writers take it."""
+        for t, step in enumerate(self.steps):
+            record: dict[str, Any] = {"step": int(step)}
+            for stat, rows in self.values.items():
+                for name, value in zip(self.names, rows[t], strict=True):
+                    record[f"{stat}/{name}"] = value
+            yield record
+
+    def report(self) -> FlagReport:
+        """The groups whose flags were up at the last recorded step."""
+        code = self.values["flag"][-1] if len(self.steps) else np.zeros(len(self.names))
+        kinds = (Flag.DEAD, Flag.EXPLODING, Flag.NONFINITE)
+        return FlagReport(
+            *(
+                tuple(n for n, c in zip(self.names, code, strict=True) if c == kind)
+                for kind in kinds
+            )
+        )
+
+
+def _found(tx: Transformation, state: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(tx, record_health):
+        yield path or "record_health", tx, state
+    for member in tx.members(state):
+        yield from _found(member.tx, member.state, f"{path}/{member.name}".lstrip("/"))
+
+
+def _chosen(tx: Transformation, state: Any, name: str | None) -> tuple[Any, RecordHealthState]:
+    found = {path: (own, part) for path, own, part in _found(tx, state)}
+    fitting = {path: pair for path, pair in found.items() if name in (None, path)}
+    if len(fitting) == 1:
+        return next(iter(fitting.values()))
+    if not found:
+        raise ValueError(
+            f"health_history: there is no record_health in {tx!r}; put one into the chain, as in "
+            "fnopt.chain(record_health(), optimizer)."
+        )
+    raise ValueError(
+        f"health_history: {'several recorders' if name is None else f'no recorder {name!r}'}; "
+        f"choose one by name=..., there are {listing([*found])}."
+    )
+
+
+def health_history(
+    tx: Transformation, state: Any, params: Any, *, name: str | None = None
+) -> History:
+    """Reads what a `record_health` inside an optimizer has recorded.
+
+    Call it outside `jax.jit`. Of a state with further axes (a `jax.vmap` over optimizers) take one
+    entry first: `jax.tree.map(lambda x: x[i], state)`.
+
+    Args:
+        tx: The optimizer.
+        state: Its state.
+        params: The params, for the names (abstract ones will do).
+        name: Which recorder, if there are several: its name in the chain.
+
+    Returns:
+        A `History` of the last recordings, oldest first.
+
+    Raises:
+        ValueError: If there is no such recorder, or the name doesn't single one out.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> from fnopt.monitor import health_history, record_health
+        >>> params = {"w": jnp.ones(4), "b": jnp.ones(())}
+        >>> tx = fnopt.chain(record_health(every=2), fnopt.sgd(0.1))
+        >>> state = tx.init(params)
+        >>> for _ in range(5):
+        ...     updates, state = tx.update(params, state, params)
+        >>> history = health_history(tx, state, params)
+        >>> history.names, history.steps, history.values["norm"][-1]
+        (('b', 'w'), array([0, 2, 4]), array([1., 2.], dtype=float32))
+    """
+    own, part = _chosen(tx, state, name)
+    if np.ndim(part.count):
+        raise ValueError(
+            f"health_history: the state has further axes {np.shape(part.count)}; take one entry "
+            "first, jax.tree.map(lambda x: x[i], state)."
+        )
+    recordings = -(-int(part.count) // own.every)
+    kept = np.arange(max(0, recordings - own.size), recordings)
+    values = {k: np.asarray(v)[kept % own.size] for k, v in part.ring.items()}
+    return History(group(params, own.groups).names, kept * own.every, values)
+
+
+def history_of(records: Iterable[Mapping[str, Any]], prefix: str = "") -> History:
+    """Puts the records that a sink got, or that were read from a log, together again.
+
+    Args:
+        records: Flat dicts with a `'step'` and entries such as `'norm/dense/kernel'`; other
+            entries are left out. Those read from JSON lines have None for what isn't finite.
+        prefix: The prefix under which the health was emitted, if any: `'grads'`.
+
+    Returns:
+        A `History`, sorted by step. What a record lacks is NaN.
+
+    Raises:
+        ValueError: If no record has any health.
+
+    Example:
+        >>> from fnopt.monitor import history_of
+        >>> history = history_of([{"step": 1, "norm/w": 3.0}, {"step": 0, "norm/w": 2.0}])
+        >>> history.steps, history.values["norm"].tolist()
+        (array([0, 1]), [[2.0], [3.0]])
+    """
+    rows = sorted(records, key=lambda record: record["step"])
+    start = f"{prefix.rstrip('/')}/" if prefix else ""
+    kinds = (*STATISTICS, "flag")
+    entries = dict.fromkeys(
+        tuple(key.removeprefix(start).split("/", 1))
+        for row in rows
+        for key in row
+        if key.startswith(start)
+        and key.removeprefix(start).split("/", 1)[0] in kinds
+        and "/" in key
+    )
+    if not entries:
+        raise ValueError(
+            f"history_of: none of {len(rows)} records has an entry such as '{start}norm/...'."
+        )
+    names = tuple(dict.fromkeys(entry[1] for entry in entries))
+    values = {
+        stat: np.asarray(
+            [[_number(row, f"{start}{stat}/{n}", stat) for n in names] for row in rows]
+        )
+        for stat in dict.fromkeys(entry[0] for entry in entries)
+    }
+    return History(names, np.asarray([int(row["step"]) for row in rows]), values)
+
+
+def _number(row: Mapping[str, Any], key: str, stat: str) -> Any:
+    value = row.get(key)
+    if stat == "histogram":
+        return np.full(32, np.nan) if value is None else np.asarray(value, float)
+    if stat == "flag":
+        return 0 if value is None else int(value)
+    return float("nan") if value is None else float(value)

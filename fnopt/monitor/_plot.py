@@ -1,0 +1,168 @@
+"""The flow of gradients through the layers over time, as one picture."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fnopt.core import listing
+from fnopt.monitor._flags import Flag
+from fnopt.monitor._groups import matches
+from fnopt.monitor._history import History
+from fnopt.monitor._optional import optional
+
+LOGARITHMIC = ("norm", "max", "rms", "ratio")
+MARKS = {
+    Flag.DEAD: ("dead", "#000000"),
+    Flag.EXPLODING: ("exploding", "#d95f02"),
+    Flag.NONFINITE: ("not finite", "#e7298a"),
+}
+MOST_LABELS = 50
+
+
+def by_depth(names: Sequence[str]) -> list[str]:
+    """The given order, but numbered siblings by their number: `layer_2` before `layer_10`."""
+    ranks: dict[tuple[str, str], int] = {}
+
+    def key(name: str) -> list[tuple[int, list[int]]]:
+        parts, keys = name.split("/"), []
+        for i, part in enumerate(parts):
+            stem = ("/".join(parts[:i]), re.sub(r"\d+", "#", part))
+            rank = ranks.setdefault(stem, len(ranks))
+            keys.append((rank, [int(digits) for digits in re.findall(r"\d+", part)]))
+        return keys
+
+    return sorted(names, key=key)
+
+
+def _ordered(names: tuple[str, ...], order: Sequence[str] | None) -> list[str]:
+    found = by_depth(names)
+    if order is None:
+        return found
+    lost = [q for q in order if not any(matches(name, q) for name in names)]
+    if lost:
+        raise ValueError(
+            f"plot_gradient_flow: order: {listing(lost)} match none of {listing(found)}."
+        )
+
+    def place(name: str) -> int:
+        return next((i for i, q in enumerate(order) if matches(name, q)), len(order))
+
+    return sorted(found, key=place)
+
+
+def _last_flags(history: History) -> np.ndarray:
+    """The last flag of every group; without recorded flags those that values alone show."""
+    if "flag" in history.values:
+        return history.values["flag"][-1]
+    norm = history.values["norm"][-1] if "norm" in history.values else np.ones(len(history.names))
+    return np.where(~np.isfinite(norm), Flag.NONFINITE, np.where(norm == 0, Flag.DEAD, Flag.FINE))
+
+
+def _layers(history: History, stat: str, rows: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """What is drawn, `[groups, times]`: the numbers (masked where they say nothing), and flags."""
+    values = history.values[stat][:, rows].T.astype(float)
+    dead = values == 0 if stat in LOGARITHMIC else np.zeros(values.shape, bool)
+    flags = np.where(~np.isfinite(values), Flag.NONFINITE, np.where(dead, Flag.DEAD, Flag.FINE))
+    if "flag" in history.values:
+        recorded = history.values["flag"][:, rows].T
+        flags = np.where((flags == Flag.FINE) & (recorded == Flag.DEAD), Flag.DEAD, flags)
+    blank = (flags == Flag.NONFINITE) | (flags == Flag.DEAD)
+    numbers = np.ma.masked_array(np.where(blank, 1.0, values), blank)
+    return (np.ma.log10(numbers) if stat in LOGARITHMIC else numbers), flags
+
+
+def _edges(steps: np.ndarray) -> np.ndarray:
+    """The borders of the columns, half way between the steps."""
+    if len(steps) == 1:
+        return np.asarray([steps[0] - 0.5, steps[0] + 0.5])
+    middles = (steps[1:] + steps[:-1]) / 2
+    return np.concatenate([[2 * steps[0] - middles[0]], middles, [2 * steps[-1] - middles[-1]]])
+
+
+def _check(history: History, stat: str) -> None:
+    if stat not in history.values or stat in ("histogram", "flag"):
+        known = [s for s in history.values if s not in ("histogram", "flag")]
+        raise ValueError(
+            f"plot_gradient_flow: no {stat!r} in the history; it has {listing(known)}."
+        )
+    if not history.names or not len(history.steps):
+        raise ValueError("plot_gradient_flow: nothing has been recorded yet.")
+
+
+def plot_gradient_flow(
+    history: History, *, stat: str = "norm", order: Sequence[str] | None = None, ax: Any = None
+) -> Any:
+    """Draws one statistic of every layer over time as a heat map; needs matplotlib.
+
+    Rows are layers, columns steps, the colour is the logarithm (base 10) of the number. Dead
+    stretches are black, infinite or NaN ones pink, and the layers whose flag is up in the end are
+    named in colour on the right: what is wrong can be seen without reading numbers.
+
+    Args:
+        history: From `health_history` or `history_of`.
+        stat: What to draw: `'norm'`, `'rms'`, `'ratio'`, `'max'`; `'mean'`, `'zeros'` and
+            `'nonfinite'` are drawn without logarithm.
+        order: Patterns of names from top to bottom (`['embedding', 'layers', 'head']`); what fits
+            none comes last. By default the order of the tree, numbered layers by number.
+        ax: The axes to draw into; by default a new figure of fitting size.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ValueError: If the statistic wasn't recorded, or nothing was.
+        ImportError: If matplotlib isn't installed.
+
+    Example:
+        >>> import matplotlib; matplotlib.use("agg")
+        >>> from fnopt.monitor import history_of, plot_gradient_flow
+        >>> records = [{"step": i, "norm/a": 1.0, "norm/b": 0.0} for i in range(3)]
+        >>> plot_gradient_flow(history_of(records)).get_title(loc="left")
+        'gradient flow: log10 of norm'
+    """
+    _check(history, stat)
+    names = _ordered(history.names, order)
+    rows = [history.names.index(name) for name in names]
+    if ax is None:
+        plt = optional("matplotlib.pyplot", "plot_gradient_flow")
+        _, ax = plt.subplots(figsize=(8, 1.2 + 0.22 * min(len(names), 80)), layout="constrained")
+    numbers, flags = _layers(history, stat, rows)
+    _draw(ax, _edges(history.steps), numbers, flags, stat)
+    _label(ax, names, _last_flags(history)[rows])
+    log = "log10 of " if stat in LOGARITHMIC else ""
+    ax.set_title(f"gradient flow: {log}{stat}", loc="left")
+    ax.set_xlabel("step")
+    return ax
+
+
+def _draw(ax: Any, edges: np.ndarray, numbers: Any, flags: np.ndarray, stat: str) -> None:
+    colors = optional("matplotlib.colors", "plot_gradient_flow")
+    heights = np.arange(len(numbers) + 1) - 0.5
+    seen = numbers.compressed()
+    # A few extreme cells must not wash out the picture: the scale leaves out 1 % at either end.
+    low, high = np.percentile(seen, [1, 99]) if seen.size else (0.0, 1.0)
+    mesh = ax.pcolormesh(edges, heights, numbers, cmap="viridis", vmin=low, vmax=high)
+    label = f"log10 of {stat}" if stat in LOGARITHMIC else stat
+    ax.figure.colorbar(mesh, ax=ax, label=label, extend="both", pad=0.12)
+    for flag in (Flag.DEAD, Flag.NONFINITE):
+        cells = np.ma.masked_array(np.ones(flags.shape), flags != flag)
+        ax.pcolormesh(edges, heights, cells, cmap=colors.ListedColormap([MARKS[flag][1]]))
+    ax.grid(False)
+    ax.invert_yaxis()
+
+
+def _label(ax: Any, names: list[str], flags: np.ndarray) -> None:
+    every = -(-len(names) // MOST_LABELS)
+    ticks = [i for i in range(len(names)) if i % every == 0 or flags[i] != Flag.FINE]
+    ax.set_yticks(ticks, [names[i] for i in ticks], fontsize=8)
+    for tick, i in zip(ax.get_yticklabels(), ticks, strict=True):
+        if flags[i] != Flag.FINE:
+            word, colour = MARKS[Flag(flags[i])]
+            tick.set(color=colour, fontweight="bold")
+            right = ax.get_yaxis_transform()
+            style = {"color": colour, "fontsize": 8, "fontweight": "bold", "va": "center"}
+            ax.text(1.01, i, word, transform=right, **style)

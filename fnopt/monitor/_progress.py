@@ -1,0 +1,120 @@
+"""A line that says how far training is, how fast, and how well it goes."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable
+from typing import Any, TextIO
+
+import numpy as np
+
+from fnopt.core import listing
+from fnopt.monitor._optional import optional
+from fnopt.monitor._writers import Record, Writer
+
+
+class Progress(Writer):
+    """A progress line with throughput and metrics: by tqdm where installed, else plain text.
+
+    Args:
+        total: How many steps there will be, or None if nobody knows.
+        examples: How many examples (tokens, ...) a step takes: then their rate is shown too.
+        show: The names of the metrics to show; by default all scalars, up to four.
+        seconds: The least time between two plain lines; tqdm has its own rhythm.
+        tqdm: Whether to use tqdm; None for where it can be imported.
+        file: Where to write; standard error by default.
+
+    Raises:
+        ImportError: If `tqdm` is True and it isn't installed.
+        ValueError: If a name in `show` is in no record.
+
+    Example:
+        >>> import sys
+        >>> from fnopt.monitor import Progress
+        >>> with Progress(3, tqdm=False, seconds=0, file=sys.stdout) as progress:
+        ...     for i in range(3):
+        ...         progress({"step": i, "loss": 0.5 / (i + 1)})
+        step 1/3 (33%), loss 0.5
+        step 2/3 (67%), ... steps/s, loss 0.25
+        step 3/3 (100%), ... steps/s, loss 0.167
+    """
+
+    def __init__(
+        self,
+        total: int | None = None,
+        *,
+        examples: int | None = None,
+        show: Iterable[str] | None = None,
+        seconds: float = 1.0,
+        tqdm: bool | None = None,
+        file: TextIO | None = None,
+    ) -> None:
+        self.total, self.examples, self.seconds = total, examples, seconds
+        self.show = None if show is None else tuple(show)
+        self._file = file
+        self._first: tuple[float, int] | None = None
+        self._done, self._printed, self._last = 0, -np.inf, ""
+        self._bar = _bar(total, tqdm, file)
+
+    def __call__(self, record: Record) -> None:
+        """Takes one record; records may skip steps."""
+        now, done = time.monotonic(), max(self._done, int(record["step"]) + 1)
+        if self._first is None:
+            self._first = (now, done)
+        rate, shown = self._rate(now, done), self._shown(record)
+        if rate is not None and self.examples:
+            shown.insert(0, f"{rate * self.examples:.3g} examples/s")
+        if self._bar is None:
+            self._line(now, done, rate, shown)
+        else:
+            self._bar.set_postfix_str(", ".join(shown), refresh=False)
+            self._bar.update(done - self._done)
+        self._done = done
+
+    def _rate(self, now: float, done: int) -> float | None:
+        """Steps per second since the first record: what came before it was compilation."""
+        assert self._first is not None
+        start, first = self._first
+        return (done - first) / (now - start) if done > first and now > start else None
+
+    def _shown(self, record: Record) -> list[str]:
+        names = self.show
+        if names is None:
+            scalars = [k for k, v in record.items() if k != "step" and np.ndim(v) == 0]
+            names = scalars[:4]
+        lost = [n for n in names if n not in record]
+        if lost:
+            raise ValueError(f"Progress: {listing(lost)} not in the record: {listing([*record])}.")
+        return [f"{n} {record[n]:.3g}" for n in names]
+
+    def _line(self, now: float, done: int, rate: float | None, shown: list[str]) -> None:
+        of = f"/{self.total} ({done / self.total:.0%})" if self.total else ""
+        speed = [] if rate is None else [f"{rate:.3g} steps/s"]
+        self._last = ", ".join([f"step {done}{of}", *speed, *shown])
+        if now - self._printed >= self.seconds:
+            self._print()
+            self._printed = now
+
+    def _print(self) -> None:
+        print(self._last, file=self._file or sys.stderr, flush=True)
+        self._last = ""
+
+    def close(self) -> None:
+        """Shows the last state, if it isn't shown yet."""
+        if self._bar is not None:
+            self._bar.close()
+        elif self._last:
+            self._print()
+
+
+def _bar(total: int | None, wanted: bool | None, file: TextIO | None) -> Any:
+    if wanted is False:
+        return None
+    try:
+        tqdm = optional("tqdm", "Progress(tqdm=True)")
+    except ImportError:
+        if wanted:
+            raise
+        return None
+    return tqdm.tqdm(total=total, file=file, unit="step")

@@ -1,0 +1,146 @@
+"""A transform that keeps the health of the last steps in its state."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import Transformation, check_same_tree, increment, static, where, zero_count
+from fnopt.monitor._flags import FlagState, health_flags
+from fnopt.monitor._groups import Grouping, as_groups, group
+from fnopt.monitor._health import Health
+from fnopt.monitor._measure import CHEAP, as_stats, common_dtype, measure, nothing
+
+
+class RecordHealthState(NamedTuple):
+    """The steps seen, the flags as they are now, and a ring of what was measured.
+
+    Attributes:
+        count: How many updates have passed, int32.
+        flags: The state of the flags.
+        ring: From statistic to array `[size, groups, ...]`; entry `i` of the ring holds the
+            recordings `i`, `i + size`, ..., whichever is the last. `'flag'` holds `Flag` codes.
+    """
+
+    count: jax.Array
+    flags: FlagState
+    ring: dict[str, jax.Array]
+
+
+def as_positive(name: str) -> Any:
+    """A converter for a static field that is a whole number of at least 1."""
+
+    def convert(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{where()}{name} = {value!r}, expected a whole number of at least 1.")
+        return value
+
+    return convert
+
+
+class record_health(Transformation):
+    r"""Passes updates through unchanged, and keeps their health of the last steps in its state.
+
+    .. math:: u = g, \qquad s_{t+1} = s_t \cup \mathrm{health}(g_t)
+
+    First in a chain it sees the gradients, last the updates, to which the ratio to the weights
+    belongs. The state is a ring of fixed size, so it works in `jax.lax.scan`, `jax.jit` and
+    `jax.vmap`, and is saved with the rest of the optimizer's state. `health_history` reads it.
+
+    Args:
+        size: How many recordings are kept.
+        every: Records the updates 0, `every`, 2 `every`, ...; between them nothing is computed.
+        stats: The statistics, as for `health`; the norm is always among them.
+        groups: Which leaves are taken together, as for `health`.
+        flags: The thresholds of the flags.
+
+    Raises:
+        ValueError: In use, if the ratio is among `stats` and no params are given.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> from fnopt.monitor import health_history, record_health
+        >>> tx = fnopt.chain(record_health(size=2), fnopt.sgd(0.1))
+        >>> params = {"w": jnp.asarray([3.0, 4.0])}
+        >>> state = tx.init(params)
+        >>> for i in range(3):
+        ...     updates, state = tx.update(params, state, params)
+        ...     params = fnopt.apply_updates(params, updates)
+        >>> history = health_history(tx, state, params)
+        >>> history.steps, history.values["norm"].round(3)
+        (array([1, 2]), array([[4.5 ],
+           [4.05]], dtype=float32))
+    """
+
+    size: int = static(default=128, convert=as_positive("size"))
+    every: int = static(default=1, convert=as_positive("every"))
+    stats: tuple[str, ...] = static(default=CHEAP, convert=as_stats)
+    groups: Any = static(default=None, convert=as_groups)
+    flags: health_flags = health_flags()
+
+    @property
+    def recorded(self) -> tuple[str, ...]:
+        """The statistics in the ring; the flags need the norm."""
+        return as_stats(("norm", *self.stats))
+
+    def init(self, params: Any) -> RecordHealthState:
+        """An empty ring: its shape is known from the names of the leaves."""
+        grouping, dtype = group(params, self.groups), _dtype(params)
+        n = len(grouping.names)
+        ring = nothing(self.recorded, dtype, n) | {"flag": jnp.zeros(n, jnp.int32)}
+        ring = {k: jnp.zeros((self.size, *v.shape), v.dtype) for k, v in ring.items()}
+        return RecordHealthState(zero_count(), self.flags.init(n, dtype), ring)
+
+    def update(
+        self, updates: Any, state: RecordHealthState, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, RecordHealthState]:
+        """The same updates; every `every` steps one more entry in the ring."""
+        if params is None and "ratio" in self.stats:
+            raise ValueError(
+                f"{where()}the ratio needs the params: call update(updates, state, params), or "
+                "leave 'ratio' out of stats."
+            )
+        grouping = group(updates, self.groups)
+        _check_groups(grouping, state)
+        if self.every == 1:
+            new = self._recorded(updates, params, grouping, state)
+        else:
+            new = jax.lax.cond(
+                state.count % self.every == 0,
+                lambda: self._recorded(updates, params, grouping, state),
+                lambda: state,
+            )
+        return updates, new._replace(count=increment(state.count))
+
+    def _recorded(
+        self, updates: Any, params: Any, grouping: Grouping, state: RecordHealthState
+    ) -> RecordHealthState:
+        if "ratio" in self.stats:
+            check_same_tree(updates, params, "gradients", "params")
+        leaves, weights = jax.tree.leaves(updates), jax.tree.leaves(params)
+        rows = measure(leaves, weights, grouping, self.recorded)
+        rows = {k: v.astype(state.ring[k].dtype) for k, v in rows.items()}
+        flags = self.flags.update(
+            Health(grouping.names, grouping.sizes, grouping.skipped, **rows), state.flags
+        )
+        rows["flag"] = flags.code
+        place = (state.count // self.every) % self.size
+        ring = {k: state.ring[k].at[place].set(row) for k, row in rows.items()}
+        return RecordHealthState(state.count, flags, ring)
+
+
+def _dtype(params: Any) -> Any:
+    return common_dtype(
+        [x for x in jax.tree.leaves(params) if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
+    )
+
+
+def _check_groups(grouping: Grouping, state: RecordHealthState) -> None:
+    expected = state.flags.dead.shape[-1]
+    if len(grouping.names) != expected:
+        raise ValueError(
+            f"{where()}the updates have {len(grouping.names)} groups, the state was made for "
+            f"{expected}: use the state that init(params) of these params gave."
+        )

@@ -1,0 +1,200 @@
+"""Sinks that write: JSON lines, and TensorBoard event files."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from fnopt.monitor._exponents import BINS, histogram_edges
+from fnopt.monitor._optional import optional
+
+Record = Mapping[str, Any]
+"""A flat dict with a `'step'`."""
+
+
+class Writer:
+    """A sink that holds a file open: call it with records, close it in the end, or use `with`."""
+
+    def __call__(self, record: Record) -> None:
+        """Takes one record."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Writes what is still in a buffer, and closes the file."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _as_json(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they are null."""
+    if isinstance(value, np.ndarray):
+        return [_as_json(x) for x in value.tolist()]
+    if isinstance(value, list):
+        return [_as_json(x) for x in value]
+    if isinstance(value, np.generic):
+        return _as_json(value.item())
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class JsonLines(Writer):
+    """Appends records to a file, one JSON object a line.
+
+    Every line is flushed, so that a run that dies leaves all of its records. What isn't finite is
+    written as `null`, because JSON has no NaN.
+
+    Args:
+        path: The file; folders are made, and an existing file is appended to.
+
+    Example:
+        >>> import tempfile
+        >>> from fnopt.monitor import JsonLines
+        >>> path = tempfile.mkdtemp() + "/run.jsonl"
+        >>> with JsonLines(path) as write:
+        ...     write({"step": 0, "loss": 0.5})
+        ...     write({"step": 1, "loss": float("nan")})
+        >>> with open(path) as file:
+        ...     print(file.read().strip())
+        {"step": 0, "loss": 0.5}
+        {"step": 1, "loss": null}
+    """
+
+    def __init__(self, path: Any) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self.path.open("a", encoding="utf-8")
+
+    def __call__(self, record: Record) -> None:
+        """Writes one line."""
+        line = json.dumps({k: _as_json(v) for k, v in record.items()}, allow_nan=False)
+        self._file.write(line + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+def read_json_lines(path: Any) -> list[dict[str, Any]]:
+    """Reads the records that `JsonLines` has written.
+
+    Args:
+        path: The file.
+
+    Returns:
+        One dict for each line; a last line that was cut off by a crash is left out.
+
+    Raises:
+        ValueError: If another line isn't JSON; the message says which.
+
+    Example:
+        >>> import tempfile
+        >>> from fnopt.monitor import JsonLines, read_json_lines
+        >>> path = tempfile.mkdtemp() + "/run.jsonl"
+        >>> with JsonLines(path) as write:
+        ...     write({"step": 0, "loss": 0.5})
+        >>> read_json_lines(path)
+        [{'step': 0, 'loss': 0.5}]
+    """
+    lines = Path(path).read_text(encoding="utf-8").split("\n")
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            records += [json.loads(line)] if line else []
+        except ValueError as error:
+            if number < len(lines):  # only the last one has no line end
+                raise ValueError(f"{path}: line {number} is not JSON: {error}") from None
+    return records
+
+
+class TensorBoard(Writer):
+    """Writes records as a TensorBoard event file; needs the tensorboardX package.
+
+    Numbers become scalars, histograms of `health` histograms over the logarithm (base 2) of the
+    magnitude. What else has axes is left out.
+
+    Args:
+        folder: The run's folder, which `tensorboard --logdir` is pointed at.
+
+    Raises:
+        ImportError: If tensorboardX isn't installed.
+
+    Example:
+        >>> import tempfile
+        >>> from fnopt.monitor import TensorBoard
+        >>> with TensorBoard(tempfile.mkdtemp()) as write:
+        ...     write({"step": 0, "loss": 0.5})
+    """
+
+    def __init__(self, folder: Any) -> None:
+        tensorboard = optional("tensorboardX", "TensorBoard")
+        self._writer = tensorboard.SummaryWriter(str(folder))
+
+    def __call__(self, record: Record) -> None:
+        """Adds one event for each entry."""
+        for name, value in record.items():
+            if name == "step":
+                continue
+            if np.ndim(value) == 0:
+                self._writer.add_scalar(name, float(value), record["step"])
+            elif np.shape(value) == (BINS,) and "histogram" in name.split("/"):
+                self._histogram(name, np.asarray(value, np.float64), record["step"])
+
+    def _histogram(self, name: str, counts: np.ndarray, step: int) -> None:
+        edges = np.log2(histogram_edges())
+        limits = np.append(edges, edges[-1] + 2)
+        middles = limits - 1
+        self._writer.add_histogram_raw(
+            name,
+            min=limits[0] - 2,
+            max=limits[-1],
+            num=counts.sum(),
+            sum=counts @ middles,
+            sum_squares=counts @ middles**2,
+            bucket_limits=limits.tolist(),
+            bucket_counts=counts.tolist(),
+            global_step=step,
+        )
+
+    def close(self) -> None:
+        """Writes the rest and closes the file."""
+        self._writer.close()
+
+
+def tee(*sinks: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], None]:
+    """One sink that hands every record to several.
+
+    Args:
+        *sinks: Functions or writers.
+
+    Returns:
+        A function of a record. The writers stay yours to close.
+
+    Example:
+        >>> from fnopt.monitor import tee
+        >>> records = []
+        >>> tee(records.append, print)({"step": 0, "loss": 0.5})
+        {'step': 0, 'loss': 0.5}
+        >>> records
+        [{'step': 0, 'loss': 0.5}]
+    """
+
+    def every(record: dict[str, Any]) -> None:
+        for sink in sinks:
+            sink(record)
+
+    return every

@@ -1,0 +1,312 @@
+"""What a training step costs: forward pass, backward pass and update, each by itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from fnopt.core import apply_updates, as_transformation
+from fnopt.monitor._cost import TripCounts, check_all_used, check_arrays, checked_trip_counts
+from fnopt.monitor._cost_bytes import nbytes
+from fnopt.monitor._cost_compiled import compiled_cost
+from fnopt.monitor._cost_count import count
+from fnopt.monitor._cost_graph import Cell, Graph, trace
+from fnopt.monitor._cost_live import prune
+from fnopt.monitor._cost_result import Compiled, Cost
+from fnopt.monitor._cost_table import Row, binary, notes, work_table
+from fnopt.monitor._roofline import Hardware
+from fnopt.monitor._work import Work
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class GradCost:
+    """What a gradient costs; `print` shows a table.
+
+    Attributes:
+        forward: The forward pass, as it runs when a backward pass will follow.
+        backward: The backward pass; with `jax.checkpoint`, also what is computed again.
+        residual_bytes: What the forward pass keeps for the backward pass, besides the arguments.
+        compiled: The compiler's figures for both together, if they were asked for.
+    """
+
+    forward: Cost
+    backward: Cost
+    residual_bytes: int
+    compiled: Compiled | None = dataclasses.field(default=None, kw_only=True)
+
+    @property
+    def phases(self) -> dict[str, Cost]:
+        """The costs by the name of the phase, in the order in which they run."""
+        return {"forward": self.forward, "backward": self.backward}
+
+    @property
+    def total(self) -> Work:
+        """The work of all phases."""
+        return sum((cost.total for cost in self.phases.values()), Work())
+
+    @property
+    def backward_to_forward(self) -> float:
+        """FLOPs of the backward pass for one of the forward pass: about 2 for a deep network."""
+        return self.backward.flops / self.forward.flops if self.forward.flops else float("nan")
+
+    @property
+    def exact(self) -> bool:
+        """Whether everything was counted."""
+        return all(cost.exact for cost in self.phases.values())
+
+    def seconds(self, hardware: Hardware) -> float:
+        """The roofline time: one phase after the other."""
+        return sum(cost.seconds(hardware) for cost in self.phases.values())
+
+    def table(self, depth: int = 1, hardware: Hardware | None = None) -> str:
+        """The figures as text, a line for every phase and for its parts.
+
+        Args:
+            depth: How many levels of parts to show; 0 for the phases alone.
+            hardware: Rates of a machine; adds the roofline times and what limits them.
+        """
+        rows: list[Row] = []
+        for name, cost in self.phases.items():
+            rows += [(name, [cost.total]), *_parts(cost, depth)]
+        rows.append(("total", [cost.total for cost in self.phases.values()]))
+        lines = work_table(rows, hardware)
+        unknown = [u for cost in self.phases.values() for u in cost.unknown]
+        return "\n".join([*lines, *self._remarks(), *notes(unknown, self.compiled, self.total)])
+
+    def _remarks(self) -> list[str]:
+        return [
+            f"backward / forward: {self.backward_to_forward:.3g} x the FLOPs",
+            f"kept for the backward pass: {binary(self.residual_bytes)}",
+        ]
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def __repr__(self) -> str:
+        phases = ", ".join(f"{name}={cost!r}" for name, cost in self.phases.items())
+        return f"{type(self).__name__}({phases}, residual_bytes={self.residual_bytes})"
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class StepCost(GradCost):
+    """What a training step costs; `print` shows a table.
+
+    Attributes:
+        forward: The forward pass, as it runs when a backward pass will follow.
+        backward: The backward pass; with `jax.checkpoint`, also what is computed again.
+        residual_bytes: What the forward pass keeps for the backward pass, besides the arguments.
+        update: The optimizer: from gradients to new params and state.
+        params_bytes: Size of the params.
+        state_bytes: Size of the optimizer's state.
+        compiled: The compiler's figures for the whole step with donated params and state, if they
+            were asked for.
+    """
+
+    update: Cost
+    params_bytes: int
+    state_bytes: int
+
+    @property
+    def phases(self) -> dict[str, Cost]:
+        """The costs by the name of the phase, in the order in which they run."""
+        return {**super().phases, "update": self.update}
+
+    def _remarks(self) -> list[str]:
+        sizes = f"params: {binary(self.params_bytes)}, optimizer state: {binary(self.state_bytes)}"
+        return [*super()._remarks(), sizes]
+
+
+def grad_cost(
+    loss: Callable[..., Any],
+    *,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    trip_counts: TripCounts = None,
+    compile: bool = False,
+) -> Callable[..., GradCost]:
+    """Counts the forward and the backward pass of `jax.value_and_grad(loss)` apart.
+
+    Args:
+        loss: A function that gives a scalar, or `(scalar, aux)`.
+        argnums: What to differentiate with respect to, as in `jax.grad`.
+        has_aux: Whether `loss` gives `(scalar, aux)`.
+        trip_counts: As in `fnopt.monitor.cost`.
+        compile: Whether to ask the compiler too.
+
+    Returns:
+        A function of the arguments of `loss` that gives a `GradCost`; nothing is executed.
+
+    Raises:
+        TypeError: The loss is not a scalar; an argument is not an array.
+        ValueError: As `fnopt.monitor.cost`.
+
+    Example:
+        >>> from fnopt.monitor import grad_cost
+        >>> def loss(w, x):
+        ...     return jnp.sum(jnp.tanh(x @ w) @ w)
+        >>> g = grad_cost(loss)(jnp.ones((64, 64)), jnp.ones((16, 64)))
+        >>> g.forward.matmul_flops == 2 * 2 * 16 * 64 * 64
+        True
+        >>> g.backward.matmul_flops / g.forward.matmul_flops  # x needs no gradient
+        1.5
+    """
+    counts = checked_trip_counts(trip_counts)
+
+    def counted(*args: Any, **kwargs: Any) -> GradCost:
+        check_arrays("grad_cost", args, kwargs)
+        forward = _forward_pass(loss, argnums, has_aux)
+        grad = _measured(forward, args, kwargs, counts)
+        if not compile:
+            return grad
+        whole = jax.value_and_grad(loss, argnums, has_aux)
+        return dataclasses.replace(grad, compiled=compiled_cost(whole, args, kwargs))
+
+    return counted
+
+
+def step_cost(
+    loss: Callable[..., Any],
+    tx: Any,
+    *,
+    has_aux: bool = False,
+    update_args: Mapping[str, Any] | None = None,
+    trip_counts: TripCounts = None,
+    compile: bool = False,
+) -> Callable[..., StepCost]:
+    """Counts a training step: forward pass, backward pass and optimizer update apart.
+
+    Args:
+        loss: `loss(params, *batch)` gives a scalar, or `(scalar, aux)`.
+        tx: The optimizer: an fnopt transformation or any `(init, update)` pair.
+        has_aux: Whether `loss` gives `(scalar, aux)`.
+        update_args: Extra arguments for `tx.update`.
+        trip_counts: As in `fnopt.monitor.cost`; for loops of the loss and of the optimizer.
+        compile: Whether to ask the compiler too, for the memory that the step needs with params
+            and state donated.
+
+    Returns:
+        A function `(params, *batch) -> StepCost`, of arrays or `jax.ShapeDtypeStruct`s; nothing
+        is executed.
+
+    Raises:
+        TypeError: The loss is not a scalar; `tx` is no optimizer; an argument is not an array.
+        ValueError: As `fnopt.monitor.cost`.
+
+    Example:
+        >>> import fnopt
+        >>> from fnopt.monitor import step_cost
+        >>> def loss(w, x):
+        ...     return jnp.mean((x @ w) ** 2)
+        >>> s = step_cost(loss, fnopt.adam(1e-3))(jnp.ones((64, 8)), jnp.ones((16, 64)))
+        >>> s.forward.matmul_flops, s.backward.matmul_flops, s.update.matmul_flops
+        (16384, 16384, 0)
+        >>> s.params_bytes, s.state_bytes  # two moments, a count
+        (2048, 4100)
+    """
+    counts, extra = checked_trip_counts(trip_counts), dict(update_args or {})
+    tx = as_transformation(tx, "step_cost: tx")
+
+    def update(grads: Any, state: Any, params: Any, extra: dict[str, Any]) -> tuple[Any, Any]:
+        updates, state = tx.update(grads, state, params, **extra)
+        return apply_updates(params, updates), state
+
+    def step(params: Any, state: Any, extra: dict[str, Any], *batch: Any) -> Any:
+        value, grads = jax.value_and_grad(loss, has_aux=has_aux)(params, *batch)
+        return value, update(grads, state, params, extra)
+
+    def counted(params: Any, *batch: Any) -> StepCost:
+        check_arrays("step_cost", (params, *batch), extra)
+        params = jax.eval_shape(lambda p: p, params)
+        state = jax.eval_shape(tx.init, params)
+        update_cost = _count(update, (params, state, params, extra), counts)
+        forward = _forward_pass(loss, 0, has_aux)
+        grad = _measured(forward, (params, *batch), {}, counts, update_cost)
+        jitted = jax.jit(step, donate_argnums=(0, 1))
+        return StepCost(
+            grad.forward,
+            grad.backward,
+            grad.residual_bytes,
+            update_cost,
+            _size(params),
+            _size(state),
+            compiled=compiled_cost(jitted, (params, state, extra, *batch), {}) if compile else None,
+        )
+
+    return counted
+
+
+def _forward_pass(
+    loss: Callable[..., Any], argnums: int | Sequence[int], has_aux: bool
+) -> Callable[..., tuple[Any, Any, Any]]:
+    """`loss` as it runs before a backward pass: gives `(pullback, value, aux)`."""
+    chosen = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+
+    def forward(*args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
+        def of_chosen(*values: Any) -> Any:
+            every = list(args)
+            for i, value in zip(chosen, values, strict=True):
+                every[i] = value
+            return loss(*every, **kwargs)
+
+        found: Any = jax.vjp(of_chosen, *(args[i] for i in chosen), has_aux=has_aux)
+        value, pullback, aux = found if has_aux else (*found, None)
+        return pullback, value, aux
+
+    return forward
+
+
+def _measured(
+    forward: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    counts: dict[str, int],
+    *others: Cost,
+) -> GradCost:
+    """The two passes; `others` is what else `counts` may name the loops of."""
+    pullback, value, _ = jax.eval_shape(forward, *args, **kwargs)
+    if getattr(value, "shape", None) != ():
+        raise TypeError(
+            f"the loss gives {jax.tree.map(lambda v: v.shape, value)} shaped values, expected a "
+            "scalar: take the mean or the sum (with has_aux=True for a pair (scalar, aux))."
+        )
+    graph, _ = prune(trace(forward, args, kwargs))
+    forward_cost = count(graph, counts)
+    backward_cost = _count(lambda pull, ct: pull(ct), (pullback, value), counts)
+    check_all_used(counts, sum(others, forward_cost + backward_cost))
+    residuals = graph.outputs[: len(jax.tree.leaves(pullback))]
+    return GradCost(forward_cost, backward_cost, _kept_bytes(graph, residuals))
+
+
+def _count(fn: Callable[..., Any], args: tuple[Any, ...], counts: dict[str, int]) -> Cost:
+    graph, _ = prune(trace(fn, args, {}))
+    return count(graph, counts)
+
+
+def _kept_bytes(graph: Graph, residuals: Sequence[Cell | None]) -> int:
+    """Size of what is kept for the backward pass and is not an argument, each memory once."""
+    memory: dict[Cell, int] = {}
+    for cell in residuals:
+        if cell is not None:
+            held = _memory(cell)
+            memory[held] = max(nbytes(cell), memory.get(held, 0))
+    return sum(size for cell, size in memory.items() if cell not in set(graph.inputs))
+
+
+def _memory(cell: Cell) -> Cell:
+    # A cast is a copy, unlike a transpose or a reshape.
+    while cell.base is not None and cell.base.aval.dtype == cell.aval.dtype:
+        cell = cell.base
+    return cell
+
+
+def _parts(cost: Cost, depth: int) -> list[Row]:
+    groups = cost.grouped(depth) if depth else {}
+    named = any(groups)
+    return [(f"  {name or '(no name)'}", [work]) for name, work in groups.items() if named]
+
+
+def _size(tree: Any) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

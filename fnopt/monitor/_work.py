@@ -1,0 +1,50 @@
+"""The units of work."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """Amounts of work; they add, and a loop multiplies them.
+
+    Attributes:
+        matmul_flops: FLOPs of matrix products and convolutions; a multiply-add counts as two.
+        elementwise_flops: All other FLOPs.
+        transcendentals: Evaluations of exp, log, tanh, sqrt, ...
+        bytes: Memory traffic if everything elementwise is fused away.
+    """
+
+    matmul_flops: int = 0
+    elementwise_flops: int = 0
+    transcendentals: int = 0
+    bytes: int = 0
+
+    @property
+    def flops(self) -> int:
+        """All floating-point operations except transcendental ones."""
+        return self.matmul_flops + self.elementwise_flops
+
+    @property
+    def intensity(self) -> float:
+        """Arithmetic intensity: FLOPs per byte; infinite if no memory is touched."""
+        if self.bytes:
+            return self.flops / self.bytes
+        return float("inf") if self.flops else 0.0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            self.matmul_flops + other.matmul_flops,
+            self.elementwise_flops + other.elementwise_flops,
+            self.transcendentals + other.transcendentals,
+            self.bytes + other.bytes,
+        )
+
+    def __mul__(self, times: int) -> Work:
+        return Work(
+            self.matmul_flops * times,
+            self.elementwise_flops * times,
+            self.transcendentals * times,
+            self.bytes * times,
+        )

@@ -42,11 +42,18 @@ class exponential_decay(Schedule):
         """The value after `count` updates."""
         h = numbers(self)
         periods = jnp.maximum(since(count, h.transition_begin), 0) / h.transition_steps
+        periods = jnp.minimum(periods, _before_overflow(h.decay_rate))
         value = h.init_value * h.decay_rate ** (jnp.floor(periods) if self.staircase else periods)
         if h.end_value is None:
             return value
         floor, ceiling = jnp.maximum(value, h.end_value), jnp.minimum(value, h.end_value)
         return jnp.where(h.decay_rate < 1, floor, ceiling)
+
+
+def _before_overflow(rate: jax.Array) -> jax.Array:
+    """The largest power to take of a rate that grows: beyond it derivatives would be NaN."""
+    largest = 0.9 * jnp.log(jnp.asarray(jnp.finfo(rate.dtype).max, rate.dtype))
+    return jax.lax.stop_gradient(largest / jnp.maximum(jnp.log(rate), 1e-30))
 
 
 class cosine_decay_schedule(Schedule):

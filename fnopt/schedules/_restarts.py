@@ -12,16 +12,15 @@ import jax.numpy as jnp
 from fnopt.core import Scalar, Schedule, hyper
 from fnopt.schedules._decay import warmup_cosine_decay_schedule
 from fnopt.schedules._join import join_schedules
-from fnopt.schedules._time import between, cosine, numbers, since
+from fnopt.schedules._time import between, cosine, fraction, numbers, since
 
 
 def _cycles_length(n: jax.Array, growth: jax.Array) -> jax.Array:
     r"""The length of `n` cycles in units of the first one: :math:`\sum_{i<n} m^i`."""
-    rest = growth - 1
-    near_one = rest == 0
-    safe = jnp.where(near_one, jnp.ones_like(rest), rest)
+    rest, equal = growth - 1, growth == 1
     # expm1 and log1p stay accurate for m close to one; at one the series gives the derivative too.
-    length = jnp.where(near_one, n + rest * n * (n - 1) / 2, jnp.expm1(n * jnp.log1p(safe)) / safe)
+    safe, power = jnp.where(equal, 1, rest), jnp.where(equal, 0, n)
+    length = jnp.where(equal, n + rest * n * (n - 1) / 2, jnp.expm1(power * jnp.log1p(safe)) / safe)
     # The sum is whole if m is. Rounding restores it, else a restart could come a step late.
     snapped = jnp.where(growth == jnp.round(growth), jnp.round(length), length)
     return length + jax.lax.stop_gradient(snapped - length)
@@ -29,11 +28,11 @@ def _cycles_length(n: jax.Array, growth: jax.Array) -> jax.Array:
 
 def _cycle_number(time: jax.Array, growth: jax.Array) -> jax.Array:
     """How many cycles are over at `time` (in units of the first cycle)."""
-    rest = growth - 1
-    safe = jnp.where(rest == 0, jnp.ones_like(rest), rest)
-    guess = jnp.where(rest == 0, time, jnp.log1p(time * safe) / jnp.log1p(safe))
-    n = jnp.floor(guess)
-    # Logarithms round: at the very step of a restart the guess can be one cycle too low.
+    safe = jnp.where(growth == 1, 1, growth - 1)
+    n = jnp.floor(jnp.where(growth == 1, time, jnp.log1p(time * safe) / jnp.log1p(safe)))
+    # Logarithms round: at the very step of a restart the guess can be a cycle too low, and the
+    # beginning of the cycle a rounding error too late.
+    time = time * (1 + 4 * jnp.finfo(time.dtype).eps)
     n = jnp.where(_cycles_length(n + 1, growth) <= time, n + 1, n)
     return jnp.where(_cycles_length(n, growth) > time, n - 1, n)
 
@@ -74,9 +73,9 @@ class cosine_restarts_schedule(Schedule):
         h = numbers(self)
         time = since(count, jnp.zeros_like(h.decay_steps)) / h.decay_steps
         n = jax.lax.stop_gradient(_cycle_number(time, h.t_mult))
-        begin = _cycles_length(n, h.t_mult)
-        length = _cycles_length(n + 1, h.t_mult) - begin
-        phase = jnp.clip((time - begin) / length, 0, 1)
+        begin = h.decay_steps * _cycles_length(n, h.t_mult)
+        end = h.decay_steps * _cycles_length(n + 1, h.t_mult)
+        phase = fraction(count, begin, end - begin)
         return between(h.init_value, h.init_value * h.alpha, cosine(phase, h.exponent))
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Scalar, default_float, hyper, increment, is_inexact, zero_count
-from fnopt.transforms._wrapper import Wrapper, cast_like
+from fnopt.transforms._wrapper import Wrapper, cast_like, zeros_of
 
 
 class ApplyIfFiniteState(NamedTuple):
@@ -29,7 +29,8 @@ class apply_if_finite(Wrapper):
 
     A bad step leaves params and inner state as they were, in every bit. The result is looked at
     too and not only the gradient: a finite gradient of 1e25 overflows a float32 mean square,
-    which then never comes back.
+    which then never comes back. For this the inner step is computed twice, which costs little where
+    it is a few operations per param, as those of first order are.
 
     By default no bad step is ever taken. Other libraries give up after some bad steps in a row and
     take the next one: it writes NaN into every param, and the run is lost some steps after the
@@ -65,18 +66,26 @@ class apply_if_finite(Wrapper):
         bad_so_far = increment(state.notfinite_count)
         anyway = self._gives_up(bad_so_far)
         finite = _all_finite(updates)
-        # The inner transform never meets a NaN that is thrown away afterwards: a derivative
-        # through `where` would be NaN, and a search inside it might not end.
-        safe = _or_zeros(finite | anyway, updates)
-        new_updates, inner_state = self.inner.update(safe, state.inner_state, params, **extra_args)
-        inner_state = cast_like(inner_state, state.inner_state)
-        finite &= _all_finite(new_updates) & _stays_finite(inner_state, state.inner_state)
-        taken = finite | anyway
-        return _or_zeros(taken, new_updates), ApplyIfFiniteState(
+        usable = finite | anyway
+
+        def step() -> tuple[Any, Any]:
+            # The inner transform never meets a NaN that is thrown away afterwards: a search inside
+            # it might not end, and a derivative would be NaN under vmap.
+            safe = _or_zeros(usable, updates)
+            new, inner_state = self.inner.update(safe, state.inner_state, params, **extra_args)
+            return new, cast_like(inner_state, state.inner_state)
+
+        # The step is computed twice, to look at it and to take it. To keep the first result until
+        # its last number is known would take a second copy of params and state, and be slower.
+        seen_updates, seen_state = step()
+        finite &= _all_finite(seen_updates) & _stays_finite(seen_state, state.inner_state)
+        skipped = zeros_of(seen_updates), state.inner_state
+        new_updates, inner_state = jax.lax.cond(finite | anyway, step, lambda: skipped)
+        return new_updates, ApplyIfFiniteState(
             jnp.where(finite, zero_count(), bad_so_far),
             finite,
             jnp.where(finite, state.total_notfinite, increment(state.total_notfinite)),
-            _choose(taken, inner_state, state.inner_state),
+            inner_state,
         )
 
     def _gives_up(self, bad: jax.Array) -> jax.Array:
@@ -84,10 +93,6 @@ class apply_if_finite(Wrapper):
             return jnp.zeros((), bool)
         most = jnp.asarray(self.max_consecutive_errors, default_float())
         return bad.astype(most.dtype) > most
-
-
-def _choose(condition: jax.Array, tree: Any, other: Any) -> Any:
-    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), tree, other)
 
 
 def _or_zeros(condition: jax.Array, updates: Any) -> Any:

@@ -33,6 +33,11 @@ class Settings:
         return 0.002 if self.smoke else 0.05
 
     @property
+    def budget(self) -> float:
+        """Seconds after which a comparison makes do with fewer rounds (but never under three)."""
+        return 1.0 if self.smoke else 40.0
+
+    @property
     def compilations(self) -> int:
         """How often every variant is compiled for the compile time."""
         return 1 if self.smoke else 3
@@ -105,7 +110,10 @@ def interleave(
     gc.collect()
     gc.disable()
     try:
+        begin = time.perf_counter()
         for i in range(settings.rounds):
+            if i >= 3 and time.perf_counter() - begin > settings.budget:
+                break
             for name in list(variants)[:: 1 if i % 2 == 0 else -1]:
                 start = time.perf_counter()
                 for _ in range(repetitions[name]):

@@ -161,8 +161,9 @@ def _is_data(thing: object) -> bool:
 def test_every_public_name_is_documented(name, thing):
     doc = (vars(thing)["__doc__"] if inspect.isclass(thing) else thing.__doc__) or " "
     assert doc.splitlines()[0].endswith("."), f"{name} has no summary line"
-    # The small tools of `core` for authors of transforms need no example of their own.
-    if not _is_data(thing) and (not name.startswith("fnopt.core.") or "Args:" in doc):
+    # The one-line tools for authors of transforms and solvers need no example of their own.
+    tool = name.startswith(("fnopt.core.", "fnopt.linear.", "fnopt.residuals."))
+    if not _is_data(thing) and ("Args:" in doc or not tool):
         assert "Example:" in doc, f"{name} has no Example"
 
 
@@ -174,3 +175,11 @@ def test_everything_useful_is_in_fnopt_itself():
         values = {n: getattr(module, n) for n in module.__all__ if n[0].islower()}
         missing = [n for n, value in values.items() if getattr(fnopt, n, None) is not value]
         assert not missing, f"fnopt lacks {missing} of fnopt.{package}"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_package_is_in_the_api_reference(package):
+    # The page's `public` directive reads the package's __all__, so that no name can be missing.
+    api = ROOT.parent / "docs" / "api"
+    assert f"{{public}} fnopt.{package}" in (api / f"{package}.md").read_text()
+    assert f"\n{package}\n" in (api / "index.md").read_text()

@@ -22,7 +22,7 @@ from benchmarks.timing import (
     ratio,
 )
 
-TOLERANCE, MAX_STEPS = 1e-8, 500
+TOLERANCE, MAX_STEPS = 1e-8, 200
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,9 +62,9 @@ def problems(smoke: bool) -> dict[str, Problem]:
     def noisy(p: Any, model: Any) -> Any:
         return np.asarray(model(np.asarray(p), (t, 0.0))) + 0.02 * rng.standard_normal(len(t))
 
-    truths = rng.uniform([1, 0.5, 0], [3, 2, 1], (4 if smoke else 1000, 3))
+    truths = rng.uniform([1, 0.5, 0], [3, 2, 1], (4 if smoke else 500, 3))
     many = jnp.stack([noisy(p, decay) for p in truths])
-    times, width = jnp.asarray(t), 2 if smoke else 20
+    times, width = jnp.asarray(t), 2 if smoke else 6
     wave = jnp.sin(3 * times) + 0.02 * jnp.asarray(rng.standard_normal(len(t)))
     start = jnp.asarray(rng.standard_normal(3 * width))
     return {

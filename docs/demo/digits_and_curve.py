@@ -201,15 +201,16 @@ def sweep(train: Digits, epochs: int = 5) -> tuple[np.ndarray, np.ndarray]:
     final = curves[:, -20:].mean(1)
     print(f"\n16 learning rates in one vmapped program, {curves.shape[1]} steps each:")
     best = int(jnp.nanargmin(final))
-    print(f"  best rate {rates[best]:.2g}: loss {final[best]:.3f}, after 1e-5: {final[0]:.3f}")
+    for i, what in ((0, "smallest"), (best, "best"), (15, "largest")):
+        print(f"  {what:<8} rate {rates[i]:7.1e}: loss {final[i]:.3f}")
     return np.asarray(rates), np.asarray(curves)
 
 
 # --- the picture ------------------------------------------------------------------------------
 
 
-def smooth(values: np.ndarray, width: int = 22) -> np.ndarray:
-    """A moving average along the last axis, over one epoch."""
+def smooth(values: np.ndarray, width: int) -> np.ndarray:
+    """A moving average along the last axis."""
     sums = np.cumsum(np.insert(values, 0, 0, axis=-1), axis=-1)
     return (sums[..., width:] - sums[..., :-width]) / width
 
@@ -218,7 +219,7 @@ def draw_training(ax: Any, history: dict[str, list[float]]) -> None:
     """Loss on the left, accuracy on the right."""
     loss = np.asarray(history["loss"])
     ax.semilogy(loss, color="C0", alpha=0.25, lw=0.8)
-    ax.semilogy(np.arange(22, len(loss) + 1), smooth(loss), color="C0")
+    ax.semilogy(np.arange(22, len(loss) + 1), smooth(loss, 22), color="C0")
     ax.set(xlabel="step", ylabel="training loss", title="Digits: clip, AdamW, warm-up cosine")
     ax.yaxis.label.set_color("C0")
     right = ax.twinx()
@@ -233,8 +234,8 @@ def draw_training(ax: Any, history: dict[str, list[float]]) -> None:
 def draw_sweep(ax: Any, rates: np.ndarray, curves: np.ndarray) -> None:
     """One loss curve for every rate."""
     colors = plt.get_cmap("viridis")(np.linspace(0, 0.95, len(rates)))
-    for curve, color in zip(smooth(curves), colors, strict=True):
-        ax.semilogy(np.arange(22, curves.shape[1] + 1), curve, color=color, lw=1.3)
+    for curve, color in zip(smooth(curves, 11), colors, strict=True):
+        ax.semilogy(np.arange(11, curves.shape[1] + 1), curve, color=color, lw=1.3)
     norm = mpl.colors.LogNorm(rates[0], rates[-1])
     plt.colorbar(plt.cm.ScalarMappable(norm, "viridis"), ax=ax, label="learning rate")
     ax.set(xlabel="step", ylabel="training loss", title="16 learning rates, one program")

@@ -17,6 +17,7 @@ from fnopt.core._leaves import check_inexact, check_same_tree, map_leaves, slot_
 from fnopt.core._norm import global_norm
 from fnopt.core._paths import leaf_paths, leaves_with_names, path_name, shown
 from fnopt.core._ravel import ravel
+from fnopt.core._status import Status, is_converged
 from fnopt.core._transformation import (
     EmptyState,
     Member,
@@ -44,6 +45,7 @@ __all__ = [
     "ScalarOrSchedule",
     "Schedule",
     "Slot",
+    "Status",
     "Transformation",
     "Value",
     "apply_updates",
@@ -61,6 +63,7 @@ __all__ = [
     "hyper",
     "hyperparams",
     "increment",
+    "is_converged",
     "is_inexact",
     "jaxprs",
     "leaf_paths",

@@ -167,7 +167,8 @@ def _check_required(tx: Transformation, update: Callable[..., Any], given: Any) 
         if name not in given:
             raise TypeError(
                 f"{where()}update needs the extra argument {name!r}: call "
-                f"update(updates, state, params, {name}=...), through every wrapper around it."
+                f"update(updates, state, params, {name}=...), through every wrapper around it "
+                "(optax's hand it on to fnopt.interop.to_optax(tx), not to tx)."
             )
 
 

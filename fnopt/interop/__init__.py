@@ -1,0 +1,10 @@
+"""fnopt's optimizers in other libraries, and theirs here.
+
+Most loops need nothing from this package: an fnopt optimizer has the `init` and `update` that
+flax, Equinox and optax call, and `fnopt.chain` takes other libraries' (init, update) pairs as they
+are. Other libraries are imported inside the functions that need them.
+"""
+
+from fnopt.interop._optax import from_optax, to_optax
+
+__all__ = ["from_optax", "to_optax"]

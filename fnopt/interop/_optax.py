@@ -1,0 +1,64 @@
+"""optax's transformations and fnopt's, one as the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fnopt.core import Transformation, as_transformation
+
+
+def to_optax(tx: Any) -> Any:
+    """An fnopt optimizer as an `optax.GradientTransformationExtraArgs`.
+
+    optax's wrappers, flax and Equinox take an fnopt optimizer as it is; but `optax.chain` and its
+    kin hand extra arguments (`value=loss`) on to instances of that class only, and drop them
+    silently for others. Convert what needs one. What makes it a value (equality, configuration,
+    numbers as leaves) stays behind.
+
+    Args:
+        tx: An fnopt optimizer, or any (init, update) pair.
+
+    Returns:
+        An `optax.GradientTransformationExtraArgs` with the same `init` and `update`, and so the
+        same state.
+
+    Raises:
+        TypeError: If `tx` isn't an optimizer.
+        ImportError: If optax isn't installed.
+
+    Example:
+        >>> import fnopt, optax
+        >>> tx = fnopt.interop.to_optax(fnopt.adam(1e-3))
+        >>> isinstance(tx, optax.GradientTransformationExtraArgs)
+        True
+    """
+    import optax
+
+    return optax.GradientTransformationExtraArgs(*as_transformation(tx, "to_optax: tx"))
+
+
+def from_optax(tx: Any) -> Transformation:
+    """An optax transformation as an fnopt one.
+
+    `fnopt.chain` and the wrappers do this by themselves. By hand it gives an optimizer that is a
+    pytree, and so can be an argument of a jitted function; its hyper-parameters are closed over
+    where optax put them, and so are constants.
+
+    Args:
+        tx: An `optax.GradientTransformation`, or any (init, update) pair.
+
+    Returns:
+        A Transformation with the same state. Extra arguments go to `tx` as far as its signature
+        takes them.
+
+    Raises:
+        TypeError: If `tx` isn't an optimizer.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, fnopt, optax
+        >>> tx = fnopt.interop.from_optax(optax.sgd(0.5))
+        >>> step = jax.jit(lambda tx, grads: tx.update(grads, tx.init(grads))[0])
+        >>> step(tx, {"w": jnp.ones(2)})
+        {'w': Array([-0.5, -0.5], dtype=float32)}
+    """
+    return as_transformation(tx, "from_optax: tx")

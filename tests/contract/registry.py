@@ -69,6 +69,10 @@ def _mean_of_signs(updates: Any, params: Any) -> Any:
     return jax.tree.map(jnp.sign, updates)
 
 
+def _ignored(record: dict[str, Any]) -> None:
+    del record
+
+
 def _is_matrix(path: str, leaf: Any) -> bool:
     return leaf.ndim > 1
 
@@ -140,6 +144,9 @@ CASES = [
         "apply_if_finite",
         peer=lambda optax: optax.apply_if_finite(optax.adam(1e-2), 3),
     ),
+    # watchers
+    Case("record_health", lambda: fnopt.monitor.record_health(4)),
+    Case("emit_health", lambda: fnopt.monitor.emit_health(_ignored, every=2)),
     # optimizers
     optimizer(fnopt.sgd, 0.05, "sgd", peer=lambda optax: optax.sgd(1e-2)),
     optimizer(

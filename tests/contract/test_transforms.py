@@ -39,7 +39,7 @@ def run(case: Any, kind: str = "f32", steps: int = 3, grads_kind: str | None = N
 
 def test_every_public_transform_is_registered():
     used = {type(m) for case in CASES for m in _all_parts(case.make())}
-    public = {*vars(fnopt).values(), *vars(fnopt.monitor).values()}
+    public = [*vars(fnopt).values(), *vars(fnopt.monitor).values()]
     transforms = {c for c in public if inspect.isclass(c) and issubclass(c, fnopt.Transformation)}
     assert {c.__name__ for c in transforms - used} <= NOT_IN_REGISTRY
 
@@ -201,9 +201,7 @@ def test_state_sharding_follows_params(case: Any):
 @every
 def test_derivative_by_hyperparameters_is_finite(case: Any):
     params = {"kernel": jnp.ones((1, 2)), "bias": jnp.ones(2)}
-    slopes = [
-        jax.tree.map(lambda p, s=s: jnp.stack([s * p, 2 * s * p]), params) for s in (0.0, 0.5)
-    ]
+    two_grads = jax.tree.map(lambda p: jnp.stack([p, 2 * p]), params)
 
     @jax.jit
     @jax.grad
@@ -215,9 +213,10 @@ def test_derivative_by_hyperparameters_is_finite(case: Any):
         (end, _), _ = jax.lax.scan(body, (params, tx.init(params)), grads)
         return sum(jnp.sum(x**2) for x in jax.tree.leaves(end))
 
-    for grads in slopes:  # zero gradients first: there roots and quotients have no derivative
-        for x in jax.tree.leaves(hypergradient(case.make(), grads)):
-            assert bool(jnp.isfinite(x).all())
+    for size in (0.0, 0.5):  # zero gradients first: there roots and quotients have no derivative
+        grads = jax.tree.map(lambda g, size=size: size * g, two_grads)
+        for slope in jax.tree.leaves(hypergradient(case.make(), grads)):
+            assert bool(jnp.isfinite(slope).all())
 
 
 @every

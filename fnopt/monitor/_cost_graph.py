@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.extend import core as jex
@@ -70,6 +71,7 @@ class Op:
         bodies: What it repeats or chooses from: `(body,)` of a scan, `(cond, body)` of a while
             loop, the branches of a cond.
         effects: Whether it does something besides its outputs, so that it runs in any case.
+        used: Which outputs somebody reads; known once the program is pruned.
     """
 
     name: str
@@ -79,6 +81,7 @@ class Op:
     scope: tuple[str, ...]
     bodies: tuple[Graph, ...] = ()
     effects: bool = False
+    used: Sequence[bool] = ()
 
     @property
     def avals(self) -> list[Any]:
@@ -127,7 +130,7 @@ def whole_number(x: Any) -> int | None:
         return None
     if isinstance(x, int):
         return x
-    whole = getattr(x, "shape", None) == () and np.issubdtype(x.dtype, np.integer)
+    whole = getattr(x, "shape", None) == () and jnp.issubdtype(x.dtype, jnp.integer)
     return int(x) if whole else None
 
 

@@ -26,7 +26,7 @@ def prune(graph: Graph, keep: Sequence[bool] | None = None) -> tuple[Graph, list
         used = [c in needed for c in op.outputs]
         if any(used) or op.effects:
             kept, reads = _prune_op(op, used)
-            ops.append(kept)
+            ops.append(dataclasses.replace(kept, used=used))
             needed.update(c for c, r in zip(op.inputs, reads, strict=True) if r)
     return Graph(graph.inputs, ops[::-1], outputs), [c in needed for c in graph.inputs]
 

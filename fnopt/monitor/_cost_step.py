@@ -154,6 +154,7 @@ def grad_cost(
         1.5
     """
     counts = checked_trip_counts(trip_counts)
+    _check_loss("grad_cost", loss)
 
     def counted(*args: Any, **kwargs: Any) -> GradCost:
         check_arrays("grad_cost", args, kwargs)
@@ -203,11 +204,12 @@ def step_cost(
         >>> s = step_cost(loss, fnopt.adam(1e-3))(jnp.ones((64, 8)), jnp.ones((16, 64)))
         >>> s.forward.matmul_flops, s.backward.matmul_flops, s.update.matmul_flops
         (16384, 16384, 0)
-        >>> s.params_bytes, s.state_bytes  # two moments, a count
-        (2048, 4100)
+        >>> s.params_bytes, s.state_bytes  # two moments and two counts
+        (2048, 4104)
     """
     counts, extra = checked_trip_counts(trip_counts), dict(update_args or {})
     tx = as_transformation(tx, "step_cost: tx")
+    _check_loss("step_cost", loss)
 
     def update(grads: Any, state: Any, params: Any, extra: dict[str, Any]) -> tuple[Any, Any]:
         updates, state = tx.update(grads, state, params, **extra)
@@ -249,13 +251,31 @@ def _forward_pass(
             every = list(args)
             for i, value in zip(chosen, values, strict=True):
                 every[i] = value
-            return loss(*every, **kwargs)
+            return _checked_value(loss(*every, **kwargs), has_aux)
 
         found: Any = jax.vjp(of_chosen, *(args[i] for i in chosen), has_aux=has_aux)
         value, pullback, aux = found if has_aux else (*found, None)
         return pullback, value, aux
 
     return forward
+
+
+def _check_loss(what: str, loss: Any) -> None:
+    if not callable(loss):
+        raise TypeError(f"{what}: the loss is {type(loss).__name__}, expected a function.")
+
+
+def _checked_value(result: Any, has_aux: bool) -> Any:
+    """What the loss gave, if that is a scalar (and aux)."""
+    value = result[0] if has_aux and isinstance(result, tuple) and len(result) == 2 else result
+    shape = getattr(value, "shape", None)
+    if shape == ():
+        return result
+    found = f"a {type(value).__name__}" if shape is None else f"a value of shape {shape}"
+    raise TypeError(
+        f"the loss gives {found}, expected a scalar: take the mean or the sum; with has_aux=True "
+        "it gives a pair (scalar, aux)."
+    )
 
 
 def _measured(
@@ -267,11 +287,6 @@ def _measured(
 ) -> GradCost:
     """The two passes; `others` is what else `counts` may name the loops of."""
     pullback, value, _ = jax.eval_shape(forward, *args, **kwargs)
-    if getattr(value, "shape", None) != ():
-        raise TypeError(
-            f"the loss gives {jax.tree.map(lambda v: v.shape, value)} shaped values, expected a "
-            "scalar: take the mean or the sum (with has_aux=True for a pair (scalar, aux))."
-        )
     graph, _ = prune(trace(forward, args, kwargs))
     forward_cost = count(graph, counts)
     backward_cost = _count(lambda pull, ct: pull(ct), (pullback, value), counts)

@@ -55,13 +55,13 @@ def householder_product(op: Op) -> Work:
 
 
 def qr(op: Op) -> Work:
-    """The reflections, and Q from them."""
+    """The reflections, and Q from them if it is used."""
     batch, m, n = _matrix(op)
     k = min(m, n)
     columns = m if op.params.get("full_matrices") else k
     reflections = 2 * k**2 * (max(m, n) - k / 3)
     product = 4 * m * columns * k - 2 * (m + columns) * k**2 + 4 * k**3 / 3
-    return _count(op, reflections + product, batch)
+    return _count(op, reflections + (product if op.used[0] else 0), batch)
 
 
 def tridiagonal_solve(op: Op) -> Work:

@@ -21,7 +21,7 @@ _FREE = VIEWS | names("""
     random_wrap random_unwrap random_seed random_bits random_fold_in random_split random_clone
     threefry2x32 rng_bit_generator rng_uniform shift_left shift_right_arithmetic
     shift_right_logical population_count clz dynamic_update_slice scatter
-    lu_pivots_to_permutation psum_invariant pbroadcast mesh_cast unvary
+    lu_pivots_to_permutation pbroadcast mesh_cast unvary
 """)
 _ELEMENTWISE = names("""
     add add_any sub mul div rem max min neg abs sign floor ceil round square clamp select_n eq
@@ -139,8 +139,8 @@ MEMORY_BOUND_BY_ITSELF = names("""
 """)
 
 _COMMUNICATION = names("""
-    psum psum2 psum_scatter reduce_scatter pmax pmin ppermute all_gather all_gather_invariant
-    all_gather_reduced all_to_all ragged_all_to_all pgather
+    psum psum2 psum_invariant psum_scatter reduce_scatter pmax pmin ppermute all_gather
+    all_gather_invariant all_gather_reduced all_to_all ragged_all_to_all pgather
 """)
 _HOST = {"pure_callback", "io_callback", "debug_callback", "debug_print"}
 _ITERATIVE = {"eig", "eigh", "svd", "schur", "hessenberg", "tridiagonal"}

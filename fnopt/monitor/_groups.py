@@ -69,7 +69,7 @@ def as_groups(given: Any) -> Groups:
     elif isinstance(given, (tuple, list)):
         # Pairs are what this function makes: it may see its own result again.
         named = [p if isinstance(p, (tuple, list)) and len(p) == 2 else (p, p) for p in given]
-        pairs = tuple((str(name), _patterns(p)) for name, p in named)
+        pairs = tuple((str(name).rstrip("/"), _patterns(p)) for name, p in named)
     else:
         raise TypeError(
             f"{where()}groups = {given!r} is a {type(given).__name__}, expected None (every leaf), "
@@ -110,14 +110,16 @@ def _check_found(groups: Groups, paths: list[str]) -> None:
 
 
 def group(tree: Any, groups: Groups) -> Grouping:
-    """Sorts the floating leaves of a tree into groups, in the order of their first leaves."""
+    """Sorts the floating leaves of a tree into groups, in the order of the patterns or leaves."""
     pairs = leaves_with_names(tree)[0]
     paths = [path for path, _ in pairs]
     _check_found(groups, paths)
     skipped = tuple(path for path, leaf in pairs if not is_inexact(leaf))
-    members: dict[str, list[int]] = {}
+    named = [name for name, _ in groups] if isinstance(groups, tuple) else []
+    members: dict[str, list[int]] = {name: [] for name in named}
     for i, (path, leaf) in enumerate(pairs):
         if is_inexact(leaf):
             members.setdefault(_label(path, groups), []).append(i)
+    members = {name: own for name, own in members.items() if own}
     sizes = [sum(math.prod(jnp.shape(pairs[i][1])) for i in own) for own in members.values()]
     return Grouping(tuple(members), tuple(sizes), tuple(map(tuple, members.values())), skipped)

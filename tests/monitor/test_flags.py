@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fnopt
+from fnopt.monitor import Flag, FlagReport, health, health_flags
+
+
+def observe(watch, state, **norms):
+    h = health({name: jnp.asarray([x]) for name, x in norms.items()})
+    return watch.update(h, state), h.names
+
+
+def watched(watch, sequence):
+    """The flags of layer `x` beside two healthy ones, after each observation."""
+    state, codes = watch.init(3), []
+    update = jax.jit(lambda w, s, x: observe(w, s, a=1.0, b=2.0, x=x)[0])
+    for value in sequence:
+        state = update(watch, state, jnp.float32(value))
+        codes.append(int(state.code[2]))
+        assert not state.code[:2].any()
+    return codes
+
+
+def test_dead_rises_and_falls_after_patience():
+    # one odd batch changes nothing in either direction
+    seen = watched(health_flags(patience=2), [1, 0, 1, 0, 0, 1, 0, 0, 1, 1])
+    assert seen == [0, 0, 0, 0, 1, 1, 1, 1, 1, 0]
+
+
+def test_dead_is_relative_to_the_other_layers():
+    watch = health_flags(patience=1, dead=1e-6, release=10)
+    # the median is 1: below 1e-6 it is dead, and only above 1e-5 alive again
+    assert watched(watch, [2e-6, 5e-7, 5e-6, 2e-5]) == [0, 1, 1, 0]
+
+
+def test_flags_do_not_depend_on_the_scale_of_the_loss():
+    watch = health_flags(patience=1, limit=1e30)
+    for scale in (1e-10, 1e10):
+        state = watch.init(3)
+        state, names = observe(watch, state, a=scale, b=2 * scale, c=1e-8 * scale)
+        assert watch.report(names, state).dead == ("c",)
+
+
+def test_all_layers_dead_are_found():
+    watch = health_flags(patience=1)
+    state, names = observe(watch, watch.init(3), a=0.0, b=0.0, c=0.0)
+    assert watch.report(names, state).dead == names
+
+
+def test_exploding_is_relative_to_the_own_past():
+    watch = health_flags(patience=2, exploding=100, release=10, decay=0.9)
+    # a spike is none; back below a tenth of the bound it is over
+    seen = watched(watch, [1, 1, 500, 1, 500, 500, 50, 50, 5, 5])
+    assert seen == [0, 0, 0, 0, 0, 2, 2, 2, 2, 0]
+
+
+def test_exploding_does_not_become_usual():
+    assert watched(health_flags(patience=1, exploding=100), [1] + [1e4] * 300)[-1] == 2
+
+
+def test_slow_growth_and_a_bad_start_meet_the_limit():
+    watch = health_flags(patience=1, limit=1e3)
+    assert watched(watch, 1.05 ** np.arange(160))[-1] == 2
+    assert watched(watch, [1e4])[-1] == 2
+
+
+def test_nonfinite_rises_at_once_and_falls_after_patience():
+    assert watched(health_flags(patience=2), [1, np.nan, 1, np.inf, 1, 1]) == [0, 3, 3, 3, 3, 0]
+
+
+def test_usual_norm_is_a_geometric_mean():
+    watch = health_flags(decay=0.5)
+    state = watch.init(1)
+    expected = None
+    for x in (2.0, 8.0, 0.0, np.nan, 32.0):
+        state, _ = observe(watch, state, w=x)
+        if x > 0:
+            expected = x if expected is None else np.sqrt(expected * x)
+    np.testing.assert_allclose(state.usual, [expected], rtol=1e-6)
+
+
+def test_state_is_strongly_typed_and_keeps_its_types():
+    watch = health_flags()
+    state = watch.init(2)
+    after, _ = observe(watch, state, a=1.0, b=0.0)
+    for x, y in zip(state, after, strict=True):
+        assert (x.dtype, x.shape, x.weak_type) == (y.dtype, y.shape, False)
+
+
+def test_empty_arrays_are_never_dead():
+    watch = health_flags(patience=1)
+    h = health({"a": jnp.ones(2), "b": jnp.zeros((0, 3))})
+    assert not watch.report(h.names, watch.update(h, watch.init(2)))
+
+
+def test_under_vmap_and_scan():
+    watch = health_flags(patience=2)
+
+    def run(xs):
+        def body(state, x):
+            state = watch.update(health({"a": jnp.ones(2), "b": x[None]}), state)
+            return state, state.code
+
+        return jax.lax.scan(body, watch.init(2), xs)[1][-1]
+
+    codes = jax.vmap(run)(jnp.asarray([[1.0, 1.0], [0.0, 0.0]]))
+    np.testing.assert_array_equal(codes, [[0, 0], [0, Flag.DEAD]])
+
+
+def test_report():
+    report = FlagReport(("a", "b"), (), ("c",))
+    assert str(report) == "dead: a, b; nonfinite: c"
+    assert report
+    assert not FlagReport((), (), ())
+    assert str(FlagReport((), (), ())) == "all layers are fine"
+
+
+def test_is_a_value():
+    watch = health_flags(dead=1e-5, patience=7)
+    assert fnopt.from_config(json.loads(json.dumps(fnopt.to_config(watch)))) == watch
+
+
+def test_wrong_use():
+    with pytest.raises(ValueError, match="patience = 0, expected a whole number of at least 1"):
+        health_flags(patience=0)
+    with pytest.raises(ValueError, match=r"release = 0\.5, expected release >= 1"):
+        health_flags(release=0.5)
+    watch = health_flags()
+    with pytest.raises(ValueError, match=r"needs the norm.*it got \('max',\)"):
+        watch.update(health({"w": jnp.ones(2)}, stats="max"), watch.init(1))
+    with pytest.raises(ValueError, match=r"for groups of shape \(2,\).*call init\(1\)"):
+        watch.update(health({"w": jnp.ones(2)}), watch.init(2))

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import io
+import re
+import sys
+
+import pytest
+
+from fnopt.monitor import Progress
+from fnopt.monitor import _progress as module
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that goes one second further whenever somebody looks."""
+    now = iter(range(1000))
+    monkeypatch.setattr(module.time, "monotonic", lambda: float(next(now)))
+
+
+def lines(records, total=None, **options):
+    file = io.StringIO()
+    with Progress(total, tqdm=False, file=file, **options) as progress:
+        for record in records:
+            progress(record)
+    return file.getvalue().splitlines()
+
+
+def test_plain_lines(clock):
+    records = [{"step": 10 * i + 9, "loss": 1 / (i + 1)} for i in range(3)]
+    assert lines(records, 30, seconds=0, examples=32) == [
+        "step 10/30 (33%), loss 1",
+        "step 20/30 (67%), 10 steps/s, 320 examples/s, loss 0.5",
+        "step 30/30 (100%), 10 steps/s, 320 examples/s, loss 0.333",
+    ]
+
+
+def test_the_last_line_is_always_shown(clock):
+    shown = lines([{"step": i} for i in range(7)], seconds=4)
+    assert [line.split(",")[0] for line in shown] == ["step 1", "step 5", "step 7"]
+
+
+def test_which_metrics_are_shown(clock):
+    record = {"step": 0, "loss": 0.5, "histogram/w": [1, 2], "acc": float("nan"), "n": 3}
+    assert lines([record]) == ["step 1, loss 0.5, acc nan, n 3"]
+    assert lines([record], show=["acc"]) == ["step 1, acc nan"]
+    with pytest.raises(ValueError, match=r"\['los'\] not in the record: \['step', 'loss'"):
+        lines([record], show=["los"])
+
+
+def test_records_may_come_out_of_order(clock):
+    shown = lines([{"step": 5}, {"step": 4}, {"step": 7}], seconds=0)
+    assert [line.split(",")[0] for line in shown] == ["step 6", "step 6", "step 8"]
+
+
+def test_tqdm():
+    pytest.importorskip("tqdm")
+    file = io.StringIO()
+    with Progress(4, tqdm=True, file=file) as progress:
+        for i in range(4):
+            progress({"step": i, "loss": 0.5})
+    last = re.split(r"[\r\n]+", file.getvalue().strip())[-1]
+    assert "4/4" in last
+    assert "loss 0.5" in last
+
+
+def test_without_tqdm(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    file = io.StringIO()
+    with Progress(1, file=file) as progress:
+        progress({"step": 0})
+    assert file.getvalue() == "step 1/1 (100%)\n"
+    with pytest.raises(ImportError, match="needs tqdm: install it"):
+        Progress(1, tqdm=True)

@@ -1,0 +1,112 @@
+"""fnopt with Equinox modules as params."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fnopt
+from tests.interop.problem import X, Y
+
+eqx = pytest.importorskip("equinox")
+
+
+class Net(eqx.Module):
+    """A network with everything that a module may hold: functions, an integer, a flag."""
+
+    layers: list
+    calls: jax.Array
+    activation: object
+    flag: bool = eqx.field(static=True, default=True)
+
+    def __init__(self):
+        keys = jax.random.split(jax.random.key(0))
+        self.layers = [eqx.nn.Linear(3, 8, key=keys[0]), eqx.nn.Linear(8, 1, key=keys[1])]
+        self.activation = jax.nn.tanh
+        self.calls = jnp.asarray(2**24 + 1, jnp.int32)
+
+    def __call__(self, x):
+        return self.layers[1](self.activation(self.layers[0](x)))
+
+
+def mse(model):
+    return jnp.mean((jax.vmap(model)(X) - Y) ** 2)
+
+
+@pytest.mark.parametrize("apply", ["equinox", "fnopt"])
+@pytest.mark.parametrize(
+    "tx",
+    [
+        fnopt.adam(0.05),
+        fnopt.freeze(fnopt.adam(0.05), "*/bias"),
+        fnopt.partition(
+            {"a": fnopt.adam(0.05), "b": fnopt.sgd(0.05)},
+            fnopt.by_pattern({"layers/0/*": "a"}, default="b"),
+        ),
+        fnopt.accumulate(fnopt.adam(0.1), 2),
+        fnopt.apply_if_finite(fnopt.adam(0.05)),
+    ],
+    ids=["adam", "freeze", "partition", "accumulate", "apply_if_finite"],
+)
+def test_filtered_loop(tx, apply):
+    add = eqx.apply_updates if apply == "equinox" else fnopt.apply_updates
+    model = Net()
+    state = tx.init(eqx.filter(model, eqx.is_inexact_array))
+
+    @eqx.filter_jit
+    def step(model, state):
+        loss, grads = eqx.filter_value_and_grad(mse)(model)
+        params, rest = eqx.partition(model, eqx.is_inexact_array)
+        updates, state = tx.update(grads, state, params)
+        return eqx.combine(add(params, updates), rest), state, loss
+
+    losses = []
+    for _ in range(60):
+        model, state, loss = step(model, state)
+        losses.append(float(loss))
+    assert losses[-1] < 0.2 * losses[0]
+    assert int(model.calls) == 2**24 + 1
+
+
+def test_updates_can_be_added_to_the_whole_model():
+    # as in Equinox' own examples: params only in `update`, the model itself in `apply_updates`
+    tx, model = fnopt.sgd(0.1), Net()
+    params = eqx.filter(model, eqx.is_inexact_array)
+    updates, _ = tx.update(eqx.filter_grad(mse)(model), tx.init(params), params)
+    better = eqx.apply_updates(model, updates)
+    assert float(mse(better)) < float(mse(model))
+    assert better.activation is model.activation
+
+
+def test_an_unfiltered_model_is_refused_with_the_way_out():
+    with pytest.raises(TypeError, match=r"leaf 'calls' is int32\[\].*eqx.is_inexact_array"):
+        fnopt.adam(0.1).init(eqx.filter(Net(), eqx.is_array))
+
+
+def test_integers_of_a_model_can_be_frozen_instead_of_filtered():
+    params, rest = eqx.partition(Net(), eqx.is_array)
+    tx = fnopt.freeze(fnopt.adam(0.05), "calls")
+    grads = jax.grad(lambda p: mse(eqx.combine(p, rest)), allow_int=True)(params)
+    updates, _ = tx.update(grads, tx.init(params), params)
+    new = fnopt.apply_updates(params, updates)
+    assert int(new.calls) == 2**24 + 1
+    assert float(mse(eqx.combine(new, rest))) < float(mse(Net()))
+
+
+def test_a_module_as_mask_is_a_tree_and_not_a_function():
+    params = eqx.filter(Net(), eqx.is_inexact_array)
+    spec = jax.tree.map(lambda _: False, params)
+    spec = eqx.tree_at(lambda m: m.layers[1], spec, True)  # a prefix, as in Equinox' filter specs
+    assert callable(spec)
+    tx = fnopt.freeze(fnopt.sgd(0.1), spec)
+    updates, _ = tx.update(params, tx.init(params), params)
+    np.testing.assert_array_equal(updates.layers[1].weight, 0)
+    np.testing.assert_allclose(updates.layers[0].bias, -0.1 * params.layers[0].bias, rtol=1e-6)
+
+
+def test_a_state_can_be_saved_by_equinox(tmp_path):
+    tx, params = fnopt.adam(0.1), eqx.filter(Net(), eqx.is_inexact_array)
+    _, state = tx.update(params, tx.init(params), params)
+    eqx.tree_serialise_leaves(tmp_path / "state.eqx", state)
+    restored = eqx.tree_deserialise_leaves(tmp_path / "state.eqx", tx.init(params))
+    jax.tree.map(np.testing.assert_array_equal, restored, state)

@@ -1,0 +1,57 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fnopt.linear import singular_factors, trust_region_solution
+from tests.linear.test_singular import problem
+
+solve = jax.jit(trust_region_solution, static_argnums=2)
+
+
+def test_takes_the_full_step_if_it_fits():
+    A, r = problem(7, 3)
+    factors = singular_factors(jnp.asarray(A), jnp.asarray(r))
+    lam, z = solve(factors, jnp.float32(1e3), 7)
+    assert lam == 0
+    expected = np.linalg.lstsq(A.astype(np.float64), -r, rcond=None)[0]
+    np.testing.assert_allclose(-factors.Vt.T @ z, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("m", "n"), [(7, 3), (2, 5)])
+@pytest.mark.parametrize("radius", [1e-6, 1e-3, 0.1])
+def test_a_step_that_does_not_fit_ends_near_the_boundary(m, n, radius):
+    A, r = problem(m, n)
+    factors = singular_factors(jnp.asarray(A), jnp.asarray(r))
+    lam, z = solve(factors, jnp.float32(radius), m)
+    assert lam > 0
+    assert 0.85 * radius <= np.linalg.norm(z) <= 1.15 * radius
+
+
+@given(
+    st.lists(st.floats(-8, 4), min_size=3, max_size=3),
+    st.lists(st.floats(-1e3, 1e3, width=32), min_size=4, max_size=4),
+    st.floats(-10, 10),
+)
+@settings(max_examples=60, deadline=None)
+def test_is_finite_and_never_far_outside(powers, r, log_radius):
+    # Singular values over twelve orders of magnitude, most beyond what float32 resolves.
+    A, _ = problem(4, 3)
+    A = (A * np.power(10.0, powers)).astype(np.float32)
+    factors = singular_factors(jnp.asarray(A), jnp.asarray(r, jnp.float32))
+    radius = np.float32(10.0**log_radius)
+    lam, z = solve(factors, jnp.asarray(radius), 4)
+    assert np.isfinite(lam)
+    assert lam >= 0
+    assert np.all(np.isfinite(z))
+    assert np.linalg.norm(z) <= 2 * radius
+
+
+@pytest.mark.parametrize("r", [[0.0, 0.0, 0.0], [0.0, 0.0, 5.0]])
+def test_no_slope_no_step(r):
+    A = jnp.asarray([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]])
+    lam, z = solve(singular_factors(A, jnp.asarray(r)), jnp.float32(1), 3)
+    np.testing.assert_allclose(z, 0, atol=1e-6)
+    assert np.isfinite(lam)

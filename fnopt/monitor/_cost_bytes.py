@@ -74,7 +74,7 @@ def _writes(graph: Graph, counted: set[Cell]) -> Iterator[tuple[tuple[str, ...],
             continue
         if cell.root in inputs:
             if op.name not in IN_PLACE:  # a view of an input, copied: read and written
-                yield op.scope, 2 * nbytes(cell)
+                yield op.scope, nbytes(cell) + min(nbytes(cell), nbytes(cell.root))
         elif result := _fused_into(cell, makers, free):
             free.remove(result)
         else:
@@ -88,7 +88,7 @@ def _fused_into(cell: Cell, makers: dict[Cell, Op], free: set[Cell]) -> Cell | N
     once, and as the output of the function.
     """
     seen, stack = {cell}, [cell]
-    while stack:
+    while stack and free:
         found = stack.pop()
         if found in free and nbytes(found) >= nbytes(cell):
             return found

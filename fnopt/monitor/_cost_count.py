@@ -100,7 +100,11 @@ class _Counter:
 
     def cond(self, op: Op, tally: _Tally, where: _Scope) -> None:
         branches = [self.graph(branch, where) for branch in op.bodies]
-        tally.add_all(max(branches, key=_weight), op.scope)
+        heaviest = max(branches, key=_weight)
+        tally.add_all(heaviest, op.scope)
+        for other in branches:  # what isn't known of them might make them the heaviest
+            if other is not heaviest:
+                tally.add_all(_Tally(unknown=other.unknown), op.scope)
 
     def shard_map(self, op: Op, tally: _Tally, where: _Scope) -> None:
         # The body is the program of one device; all devices run it.

@@ -39,6 +39,9 @@ def _prune_op(op: Op, used: list[bool]) -> tuple[Op, list[bool]]:
             return _prune_while(op, used)
         case "cond":
             return _prune_cond(op, used)
+        case "shard_map":
+            body, reads = prune(op.bodies[0], used)
+            return dataclasses.replace(op, bodies=(body,)), reads[: len(op.inputs)]
     return op, [True] * len(op.inputs)
 
 

@@ -162,6 +162,18 @@ def test_of_a_cond_the_heavier_branch_counts():
     assert c.matmul_flops == 2 * 2 * 4 * 8 * 8
 
 
+def test_the_unknown_of_every_branch_is_reported():
+    def fn(x, w):
+        def odd(x):
+            return jax.pure_callback(lambda x: x, jax.typeof(x), x)
+
+        return jax.lax.cond(x[0, 0] > 0, odd, lambda x: x @ w, x)
+
+    c = cost(fn)(f32(4, 8), f32(8, 8))
+    assert c.matmul_flops == 2 * 4 * 8 * 8
+    assert [u.name for u in c.unknown] == ["pure_callback"]
+
+
 def test_custom_derivatives_remat_and_jit_are_looked_into():
     @jax.custom_vjp
     def product(x, w):
@@ -252,6 +264,8 @@ def test_elementwise_work_moves_its_edges_only():
     x = f32(n)
     assert cost(lambda x, y: jnp.exp(x * y) + x)(x, x).bytes == 3 * 4 * n
     assert cost(lambda x: x)(x).bytes == 0
+    assert cost(lambda x: x[::-1])(x).bytes == 2 * 4 * n
+    assert cost(lambda x: jnp.broadcast_to(x, (5, n)))(x).bytes == (1 + 5) * 4 * n
     assert cost(lambda x: jnp.sum(x))(x).bytes == 4 * n + 4
     # Reading a slice, or rows of a table, is not reading all of it.
     assert cost(lambda x: x[:10] + 1.0)(x).bytes == 2 * 40

@@ -73,8 +73,8 @@ class GradCost:
             rows += [(name, [cost.total]), *_parts(cost, depth)]
         rows.append(("total", [cost.total for cost in self.phases.values()]))
         lines = work_table(rows, hardware)
-        unknown = [u for cost in self.phases.values() for u in cost.unknown]
-        return "\n".join([*lines, *self._remarks(), *notes(unknown, self.compiled, self.total)])
+        remarks = notes(list(self.phases.values()), self.compiled)
+        return "\n".join([*lines, *self._remarks(), *remarks])
 
     def _remarks(self) -> list[str]:
         return [

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fnopt.monitor._work import Work
 
 if TYPE_CHECKING:
-    from fnopt.monitor._cost_result import Compiled, Cost, Unknown
+    from fnopt.monitor._cost_result import Compiled, Cost
     from fnopt.monitor._roofline import Hardware
 
 _HEADER = ("", "matmul FLOP", "other FLOP", "transcend.", "bytes", "FLOP/byte", "share")
@@ -23,7 +23,7 @@ def cost_table(cost: Cost, depth: int, hardware: Hardware | None) -> str:
     rows = [(name or "(no name)", [work]) for name, work in cost.grouped(depth).items()]
     rows = [] if len(rows) < 2 else sorted(rows, key=_heaviest)
     lines = work_table([*rows, ("total", [cost.total])], hardware)
-    return "\n".join([*lines, *notes(cost.unknown, cost.compiled, cost.total)])
+    return "\n".join([*lines, *notes([cost], cost.compiled)])
 
 
 def work_table(rows: Sequence[Row], hardware: Hardware | None = None) -> list[str]:
@@ -42,21 +42,25 @@ def _aligned(row: tuple[str, ...], widths: list[int]) -> str:
     return "  ".join([row[0].ljust(widths[0]), *figures]).rstrip()
 
 
-def notes(unknown: Iterable[Unknown], compiled: Compiled | None, total: Work) -> list[str]:
+def notes(costs: Sequence[Cost], compiled: Compiled | None) -> list[str]:
     """What is not in the figures, and what the compiler says."""
-    found = list(unknown)
+    found = [u for cost in costs for u in cost.unknown]
     lines = [f"not counted: {u.name} x {u.count}{_in(u.part)}: {u.reason}" for u in found[:_SHOWN]]
     if len(found) > _SHOWN:
         lines.append(f"not counted: {len(found) - _SHOWN} more, see .unknown")
-    if compiled is not None:
-        share = f" ({compiled.flops / total.flops:.1%} of the above)" if total.flops else ""
-        lines += [
-            f"compiler: {si(compiled.flops)}FLOP{share}; it counts the body of a loop once",
-            f"memory: {binary(compiled.peak_bytes)} at most = arguments "
-            f"{binary(compiled.argument_bytes)}, results {binary(compiled.output_bytes)}, "
-            f"working memory {binary(compiled.temp_bytes)}, less what is donated",
-        ]
-    return lines
+    return lines if compiled is None else [*lines, *_compiled(costs, compiled)]
+
+
+def _compiled(costs: Sequence[Cost], compiled: Compiled) -> list[str]:
+    flops = sum(cost.flops for cost in costs)
+    share = f" ({compiled.flops / flops:.1%} of the above)" if flops else ""
+    once = "; it counts the body of a loop once" if any(cost.loops for cost in costs) else ""
+    return [
+        f"compiler: {si(compiled.flops)}FLOP{share}{once}",
+        f"memory: {binary(compiled.peak_bytes)} at most = arguments "
+        f"{binary(compiled.argument_bytes)} + results {binary(compiled.output_bytes)} + working "
+        f"memory {binary(compiled.temp_bytes)} - what is donated",
+    ]
 
 
 def si(x: float) -> str:

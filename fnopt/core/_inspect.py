@@ -59,7 +59,8 @@ def _slot_fields(state: Any) -> set[str]:
         declared = _declared_slots(state)
     except (NameError, TypeError):  # annotations that can't be looked up from here
         declared = set()
-    return declared or _guessed_slots(state)
+    ours = type(state).__module__.partition(".")[0] == "fnopt"
+    return declared if declared or ours else _guessed_slots(state)
 
 
 def _walk_slots(state: Any, path: _Path) -> Iterator[tuple[_Path, Any]]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import jax
 import jax.numpy as jnp
 
 BINS = 32
 LOWEST = -42
-WIDTH = 2
+LOG_WIDTH = 1  # a bin is 2^1 exponents wide: two powers of two
 
 
 def histogram_edges() -> tuple[float, ...]:
@@ -31,7 +29,7 @@ def histogram_edges() -> tuple[float, ...]:
         >>> len(edges), edges[20:23]
         (31, (1.0, 4.0, 16.0))
     """
-    return tuple(2.0 ** (LOWEST + WIDTH * k) for k in range(1, BINS))
+    return tuple(2.0 ** (LOWEST + 2 * k) for k in range(1, BINS))
 
 
 def _layout(dtype: jnp.dtype) -> tuple[jnp.dtype, int, int]:
@@ -44,31 +42,33 @@ def _layout(dtype: jnp.dtype) -> tuple[jnp.dtype, int, int]:
 def _bins(x: jax.Array) -> jax.Array:
     """The bin of every element of a float32 or float64 array; BINS where it isn't finite."""
     integer, mantissa, offset = _layout(x.dtype)
-    # The sign bit goes with the shift to the left, the mantissa with the one to the right. An
-    # arithmetic shift would carry the exponent's top bit along, so the mask cuts it off.
+    top = 2 * offset + 1  # all bits of the exponent set: infinity or NaN; as a mask, no sign
     bits = jax.lax.bitcast_convert_type(x, integer)
-    top = 2 * offset + 1
-    biased = jax.lax.shift_right_logical(bits, jnp.asarray(mantissa, integer)) & jnp.asarray(
-        top, integer
-    )
-    exponent = biased.astype(jnp.int32) - offset
-    index = jnp.clip((exponent - LOWEST) >> (WIDTH.bit_length() - 1), 0, BINS - 1)
+    biased = ((bits >> mantissa) & top).astype(jnp.int32)
+    index = jnp.clip((biased - offset - LOWEST) >> LOG_WIDTH, 0, BINS - 1)
     return jnp.where(biased == top, BINS, index)
 
 
 def _by_scatter(index: jax.Array) -> jax.Array:
     # An index of BINS lies outside and is dropped.
-    return jnp.zeros(BINS, jnp.int32).at[index].add(1, mode="drop")
+    return jnp.zeros(BINS, jnp.int32).at[jnp.ravel(index)].add(1, mode="drop")
 
 
 def _by_comparison(index: jax.Array) -> jax.Array:
-    return jnp.sum(index[:, None] == jnp.arange(BINS, dtype=jnp.int32), axis=0, dtype=jnp.int32)
+    same = index[..., None] == jnp.arange(BINS, dtype=jnp.int32)
+    return jnp.sum(same, axis=range(index.ndim), dtype=jnp.int32)
+
+
+def _is_sharded(x: jax.Array) -> bool:
+    """Whether the type itself says that the array is spread over devices (explicit sharding)."""
+    return any(jax.typeof(x).sharding.spec)
 
 
 def histogram(x: jax.Array) -> jax.Array:
     """How many elements of a real array fall into each bin: int32 `[BINS]`."""
-    assert math.log2(WIDTH).is_integer()
-    index = _bins(jnp.ravel(x))
+    index = _bins(x)
+    if _is_sharded(index):  # a scatter with spread indices would have to gather them first
+        return _by_comparison(index)
     # One core counts fastest by adding into 32 cells; thousands of threads would wait for each
     # other at those cells, and compare with all bins in the same pass over memory instead.
     return jax.lax.platform_dependent(index, cpu=_by_scatter, default=_by_comparison)

@@ -125,6 +125,23 @@ def test_float32_updates_of_bfloat16_params_keep_the_state():
     assert jax.tree.map(jnp.result_type, after) == jax.tree.map(jnp.result_type, state)
 
 
+def test_what_is_recorded_is_no_slot_of_the_optimizer():
+    tx = fnopt.chain(record_health(stats=("norm", "histogram")), fnopt.adam(0.1))
+    assert fnopt.slot_names(tx, PARAMS) == ("mu", "nu")
+
+
+@pytest.mark.parametrize("spec", [("data",), (None, "data"), ()], ids=str)
+def test_sharded_updates(spec):
+    mesh = jax.make_mesh((2,), ("data",), devices=jax.devices()[:2])
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+    params = {"w": jax.device_put(jnp.arange(8.0).reshape(4, 2), sharding)}
+    tx = record_health(size=2, stats=("norm", "max", "ratio", "nonfinite", "histogram"))
+    _, state = jax.jit(tx.update)(params, tx.init(params), params)
+    values = health_history(tx, state, params).values
+    np.testing.assert_allclose(values["norm"], [[np.sqrt(140)]], rtol=1e-6)
+    assert values["histogram"].sum() == 8
+
+
 def test_wrong_use():
     with pytest.raises(ValueError, match="every = 0, expected a whole number of at least 1"):
         record_health(every=0)

@@ -1,0 +1,88 @@
+"""Every optimizer of the library with all its options, and the same in optax where it has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+import fnopt
+
+SHAPES = {"blocks": [{"kernel": (4, 3)}, ()], "empty": (0, 3)}
+KERNELS = {"blocks": [{"kernel": True}, False], "empty": False}
+
+
+def rate(m: Any) -> Any:
+    return _of_float(m, m.warmup_cosine_decay_schedule(0.01, 0.1, 5, 25, end_value=0.001))
+
+
+def decay(m: Any) -> Any:
+    return _of_float(m, m.linear_schedule(0.1, 0.01, 10))
+
+
+def _of_float(m: Any, schedule: Any) -> Any:
+    """Optax would compute a schedule of its int32 count in float32, also with x64 on."""
+    if m is fnopt:
+        return schedule
+    return lambda count: schedule(count.astype(jax.dtypes.canonicalize_dtype(float)))
+
+
+def _multi_steps(m: Any, inner: Any, k: int) -> Any:
+    if m is fnopt:
+        return fnopt.accumulated_sgd(0.1, k, momentum=0.9)
+    return m.MultiSteps(inner, every_k_schedule=k).gradient_transformation()
+
+
+# name -> a function of the library: ours, or optax
+OPTIMIZERS: dict[str, Any] = {
+    "sgd": lambda m: m.sgd(0.1),
+    "sgd_schedule": lambda m: m.sgd(rate(m)),
+    "sgd_momentum": lambda m: m.sgd(0.1, momentum=0.9),
+    "sgd_momentum_zero": lambda m: m.sgd(0.1, momentum=0.0),
+    "sgd_nesterov": lambda m: m.sgd(rate(m), momentum=0.9, nesterov=True),
+    "adam": lambda m: m.adam(0.1),
+    "adam_eps_root": lambda m: m.adam(rate(m), 0.8, 0.9, 1e-4, 1e-6),
+    "nadam": lambda m: m.nadam(0.1),
+    "adamw": lambda m: m.adamw(0.1, weight_decay=0.1),
+    "adamw_schedules": lambda m: m.adamw(
+        rate(m), weight_decay=decay(m), mask=KERNELS, nesterov=True
+    ),
+    "rmsprop": lambda m: m.rmsprop(0.1),
+    "rmsprop_outside": lambda m: m.rmsprop(0.1, initial_scale=1.0, eps_in_sqrt=False),
+    "rmsprop_corrected": lambda m: m.rmsprop(0.1, 0.8, bias_correction=True),
+    "rmsprop_momentum": lambda m: m.rmsprop(rate(m), momentum=0.9),
+    "rmsprop_nesterov": lambda m: m.rmsprop(rate(m), momentum=0.9, nesterov=True),
+    "rmsprop_centred": lambda m: m.rmsprop(0.01, centered=True, eps=1e-3, momentum=0.9),
+    "rmsprop_centred_corrected": lambda m: m.rmsprop(
+        0.01, centered=True, eps=1e-2, bias_correction=True
+    ),
+    "adagrad": lambda m: m.adagrad(0.1),
+    "lion": lambda m: m.lion(0.01),
+    "lion_masked": lambda m: m.lion(rate(m), 0.95, 0.98, weight_decay=decay(m), mask=KERNELS),
+    "accumulated_sgd": lambda m: _multi_steps(m, None if m is fnopt else m.sgd(0.1, 0.9), 3),
+}
+
+OURS_ONLY: dict[str, Any] = {
+    "diffgrad": lambda m: m.diffgrad(0.1),
+    "sgdr": lambda m: m.sgdr(0.1, decay_steps=4, momentum=0.9),
+}
+
+ALL = OPTIMIZERS | OURS_ONLY
+
+
+def ours(name: str) -> Any:
+    return ALL[name](fnopt)
+
+
+def tree(seed: int, *leading: int) -> Any:
+    """A tree of float64 NumPy arrays, each with the leading axes in front."""
+    rng = np.random.default_rng(seed)
+    is_shape = lambda x: isinstance(x, tuple)  # noqa: E731
+    return jax.tree.map(
+        lambda shape: rng.standard_normal((*leading, *shape)), SHAPES, is_leaf=is_shape
+    )
+
+
+def cast(tree: Any, dtype: Any) -> Any:
+    return jax.tree.map(lambda x: jax.numpy.asarray(x, dtype), tree)

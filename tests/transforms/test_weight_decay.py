@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import fnopt
+
+PARAMS = {"dense": {"kernel": jnp.full((2, 2), 4.0), "bias": jnp.full(2, 4.0)}}
+G = jax.tree.map(jnp.ones_like, PARAMS)
+
+
+def decayed(mask, params=PARAMS):
+    tx = fnopt.add_decayed_weights(0.5, mask)
+    updates, _ = tx.update(G, tx.init(params), params)
+    return float(updates["dense"]["kernel"].mean()), float(updates["dense"]["bias"].mean())
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        "*/kernel",
+        fnopt.by_pattern("*/kernel"),
+        fnopt.by_path(lambda path, leaf: leaf.ndim > 1),
+        {"dense": {"kernel": True, "bias": False}},
+    ],
+    ids=["string", "pattern", "function", "tree"],
+)
+def test_masks_in_every_form(mask):
+    assert decayed(mask) == (3.0, 1.0)
+
+
+def test_all_leaves_without_a_mask():
+    assert decayed(None) == decayed(True) == (3.0, 3.0)
+
+
+def test_the_schedule_counts_steps():
+    tx = fnopt.add_decayed_weights(fnopt.linear_schedule(1.0, 0.0, 2))
+    state, seen = tx.init(PARAMS), []
+    for _ in range(3):
+        updates, state = tx.update(G, state, PARAMS)
+        seen.append(float(updates["dense"]["bias"][0]))
+    assert seen == [5.0, 3.0, 1.0]
+
+
+def test_params_are_needed():
+    tx = fnopt.adamw(0.1)
+    with pytest.raises(ValueError, match=r"chain\[1\] > add_decayed_weights: update needs the par"):
+        tx.update(G, tx.init(PARAMS))
+
+
+def test_a_mask_that_fits_nothing_is_refused_by_init():
+    with pytest.raises(ValueError, match=r"add_decayed_weights: .*'\*/gamma'.* matches a leaf"):
+        fnopt.add_decayed_weights(0.1, "*/gamma").init(PARAMS)
+
+
+def test_a_bare_function_as_mask_is_refused_with_advice():
+    with pytest.raises(TypeError, match=r"write fnopt\.by_path\(fn\)"):
+        fnopt.adamw(0.1, mask=lambda params: params)
+
+
+def test_the_mask_is_part_of_the_value():
+    tx = fnopt.adamw(0.1, mask="*/kernel")
+    assert fnopt.from_config(fnopt.to_config(tx)) == tx
+    assert tx != fnopt.adamw(0.1)
+
+
+def test_inside_a_masked_transform():
+    tx = fnopt.masked(fnopt.add_decayed_weights(0.5), "*/kernel")
+    updates, _ = tx.update(G, tx.init(PARAMS), PARAMS)
+    assert float(updates["dense"]["kernel"].mean()) == 3.0
+    assert float(updates["dense"]["bias"].mean()) == 1.0
+
+
+def test_updates_keep_the_gradients_dtype():
+    tx = fnopt.add_decayed_weights(0.5)
+    g = jax.tree.map(lambda x: x.astype(jnp.bfloat16), G)
+    updates, _ = tx.update(g, tx.init(PARAMS), PARAMS)
+    assert {x.dtype for x in jax.tree.leaves(updates)} == {jnp.dtype(jnp.bfloat16)}

@@ -19,7 +19,7 @@ from fnopt.core import (
     where,
     zero_count,
 )
-from fnopt.transforms._wrapper import Wrapper, cast_like, zeros_of
+from fnopt.transforms._wrapper import Wrapper, cast_like
 
 
 class AccumulateState(NamedTuple):
@@ -99,7 +99,8 @@ class accumulate(Wrapper):
             return new_updates, cast_like(inner_state, state.inner_state)
 
         def wait(state: AccumulateState) -> tuple[Any, Any]:
-            return zeros_of(jax.eval_shape(inner, state)[0]), state.inner_state
+            abstract, _ = jax.eval_shape(inner, state)
+            return jax.tree.map(jnp.zeros_like, abstract), state.inner_state
 
         new_updates, inner_state = jax.lax.cond(emits, emit, wait, state)
         mini_step = jnp.where(emits, zero_count(), count)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Scalar, default_float, hyper, increment, is_inexact, zero_count
-from fnopt.transforms._wrapper import Wrapper, cast_like, zeros_of
+from fnopt.transforms._wrapper import Wrapper, cast_like
 
 
 class ApplyIfFiniteState(NamedTuple):
@@ -79,7 +79,7 @@ class apply_if_finite(Wrapper):
         # its last number is known would take a second copy of params and state, and be slower.
         seen_updates, seen_state = step()
         finite &= _all_finite(seen_updates) & _stays_finite(seen_state, state.inner_state)
-        skipped = zeros_of(seen_updates), state.inner_state
+        skipped = jax.tree.map(jnp.zeros_like, seen_updates), state.inner_state
         new_updates, inner_state = jax.lax.cond(finite | anyway, step, lambda: skipped)
         return new_updates, ApplyIfFiniteState(
             jnp.where(finite, zero_count(), bad_so_far),

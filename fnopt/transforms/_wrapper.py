@@ -28,11 +28,11 @@ class Wrapper(Transformation):
         return (Member(self.inner._place, self.inner, inner_state),)
 
 
-def zeros_of(abstract: Any) -> Any:
-    """Zeros of the shapes and dtypes of a tree of abstract arrays."""
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), abstract)
-
-
 def cast_like(tree: Any, like: Any) -> Any:
     """A tree of arrays in the dtypes of another: some libraries' states drift."""
-    return jax.tree.map(lambda x, y: jnp.asarray(x).astype(jnp.result_type(y)), tree, like)
+
+    def one(x: Any, y: Any) -> Any:
+        dtype = jnp.result_type(y)
+        return x if jnp.result_type(x) == dtype else jnp.asarray(x).astype(dtype)
+
+    return jax.tree.map(one, tree, like)

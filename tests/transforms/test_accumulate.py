@@ -161,6 +161,15 @@ def test_a_drifting_foreign_state_keeps_its_types():
             assert signature(state) == signature(tx.init(params))
 
 
+@pytest.mark.parametrize("wrap", [lambda tx: fnopt.accumulate(tx, 2), fnopt.apply_if_finite])
+def test_a_foreign_state_may_hold_a_key(wrap):
+    optax = pytest.importorskip("optax")
+    tx, params = wrap(optax.add_noise(0.1, 0.5, jax.random.key(0))), {"w": jnp.ones(2)}
+    with jax.numpy_dtype_promotion("standard"):
+        seen = run(tx, [params] * 2, params)
+    assert np.all(seen[1][0]["w"] != 1.0)
+
+
 def test_a_bad_sum_does_not_last():
     good, bad = {"w": jnp.ones(2)}, {"w": jnp.full(2, jnp.nan)}
     tx = fnopt.accumulate(fnopt.apply_if_finite(fnopt.sgd(1.0)), 2)

@@ -11,6 +11,7 @@ from jax.extend import core as jex
 
 _CALLS = {"jit", "pjit", "closed_call", "core_call"}
 _REMATS = {"remat", "remat2", "checkpoint"}
+_NAMES = {"name", "tap"}
 _CUSTOM_RULES = {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
 
 
@@ -41,6 +42,14 @@ def is_remat(eqn: jex.JaxprEqn) -> bool:
 def is_custom_rule(eqn: jex.JaxprEqn) -> bool:
     """Whether the equation is a call with a derivative of its own (custom_jvp, custom_vjp)."""
     return eqn.primitive.name in _CUSTOM_RULES
+
+
+def is_name(eqn: jex.JaxprEqn) -> bool:
+    """Whether the equation is an identity that names a value, `eqn.params["name"]`.
+
+    A tap of `fnopt.gradients`, or a `jax.ad_checkpoint.checkpoint_name`.
+    """
+    return eqn.primitive.name in _NAMES
 
 
 def sub_jaxprs(eqn: jex.JaxprEqn) -> list[Sub]:

@@ -75,8 +75,9 @@ def capture(
         reduce: What to keep of each value and cotangent: a function of one array that returns an
             array or a tree of arrays; `'rms'`, `'mean'`, `'max'` (of magnitudes), `'zeros'` (their
             fraction), `'dead'` (the fraction of features, on the last axis, that are zero for all
-            examples), `'nonfinite'` (their fraction), or `'histogram'` (40 counts of magnitudes by
-            powers of two: below :math:`2^{-31}`, …, :math:`[2^k, 2^{k+1})`, …, from :math:`2^7`);
+            examples), `'nonfinite'` (their fraction), or `'histogram'` (32 counts of magnitudes,
+            bin `k` from :math:`2^{-42+2k}` to :math:`2^{-40+2k}`, all smaller ones in the first,
+            all larger ones in the last, as in `fnopt.monitor`);
             or several, as a sequence or a dict. It runs inside scans, so that nothing big is
             stacked.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -83,13 +84,13 @@ def find_nodes(closed: jex.ClosedJaxpr, scopes: bool) -> tuple[Level, tuple[Node
 
 def _numbered(found: list[Node]) -> tuple[Node, ...]:
     """Tells nodes of one name apart: `name#0`, `name#1`, in the order of the program."""
-    names = [node.name for node in found]
-    seen: dict[str, int] = {}
+    total = collections.Counter(node.name for node in found)
+    seen: collections.Counter[str] = collections.Counter()
     numbered = []
     for node in found:
-        count = seen[node.name] = seen.get(node.name, -1) + 1
-        several = names.count(node.name) > 1
-        numbered.append(node._replace(name=f"{node.name}#{count}") if several else node)
+        several = total[node.name] > 1
+        numbered.append(node._replace(name=f"{node.name}#{seen[node.name]}") if several else node)
+        seen[node.name] += 1
     return tuple(numbered)
 
 
@@ -135,7 +136,7 @@ class _Finder:
 
 
 def _taps(eqn: jex.JaxprEqn) -> Iterator[tuple[str, jex.Var]]:
-    if eqn.primitive.name == "name":
+    if jaxprs.is_name(eqn):
         yield eqn.params["name"], eqn.outvars[0]
 
 

@@ -47,7 +47,9 @@ def patch(
     Returns:
         A function like `fn`, for `jax.grad`, `jax.jit`, `capture` and all others. A node inside a
         scan is patched in every iteration, with what one iteration has. Several names that match
-        one node act in their order; the cotangent is that of the patched value.
+        one node act in their order; the cotangent is that of the patched value. Looking at a tap of
+        the patched function shows what the rest of it sees: the patched value, and the loss's
+        derivative with respect to that, before the rule for the cotangent.
 
     Raises:
         ValueError: If a name matches no node, or a node that can't be patched; or if a rule changes

@@ -36,8 +36,18 @@ def replay(
     """
     env = jaxprs.Environment(level.jaxpr, level.consts, args)
     records: Records = {}
+
+    def visited(node: int, value: Any) -> Any:
+        value, record = visit(node, value, probes.get(node))
+        if record is not None:
+            records[node] = record
+        return value
+
     for i, eqn in enumerate(level.jaxpr.eqns):
-        ins = env.read(eqn.invars)
+        ins, marks = env.read(eqn.invars), level.marks.get(i, ())
+        if jaxprs.is_name(eqn) and marks and marks[0].var is eqn.outvars[0]:
+            # Before the tap, so that who looks at a patched function sees what was put there.
+            ins, marks = [visited(marks[0].node, *ins)], marks[1:]
         if i in level.inner:
             with jaxprs.context(eqn):
                 outs, seen = _runner(eqn)(eqn, level.inner[i], ins, visit, probes)
@@ -45,11 +55,8 @@ def replay(
         else:
             outs = jaxprs.bind(eqn, ins)
         env.write(eqn.outvars, outs)
-        for node, var in level.marks.get(i, ()):
-            value, record = visit(node, env.read([var])[0], probes.get(node))
-            env.write([var], [value])
-            if record is not None:
-                records[node] = record
+        for node, var in marks:
+            env.write([var], [visited(node, *env.read([var]))])
     return env.read(level.jaxpr.outvars), records
 
 
@@ -140,11 +147,13 @@ def _while(
     n_cond, n_body = p["cond_nconsts"], p["body_nconsts"]
     cond_consts, body_consts, init = ins[:n_cond], ins[n_cond:][:n_body], ins[n_cond + n_body :]
 
+    level = next(level for level in levels if level.jaxpr is p["body_jaxpr"].jaxpr)
+
     def goes_on(state: tuple[list[Any], Records]) -> Any:
         return jex.jaxpr_as_fun(p["cond_jaxpr"])(*cond_consts, *state[0])[0]
 
     def body(state: tuple[list[Any], Records]) -> tuple[list[Any], Records]:
-        return replay(levels[0], [*body_consts, *state[0]], visit, probes)
+        return replay(level, [*body_consts, *state[0]], visit, probes)
 
     _, shapes = jax.eval_shape(body, (init, {}))
     return jax.lax.while_loop(goes_on, body, (init, _zeros(shapes)))

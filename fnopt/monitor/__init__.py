@@ -1,8 +1,9 @@
 """Looking at training without changing it: the health of gradients, and what a step costs."""
 
 from fnopt.monitor._cost import cost
+from fnopt.monitor._cost_phases import GradCost, StepCost
 from fnopt.monitor._cost_result import Compiled, Cost, Loop, Unknown
-from fnopt.monitor._cost_step import GradCost, StepCost, grad_cost, step_cost
+from fnopt.monitor._cost_step import grad_cost, step_cost
 from fnopt.monitor._emit import EmitHealthState, emit, emit_health, record_of
 from fnopt.monitor._exponents import histogram_edges
 from fnopt.monitor._flags import Flag, FlagReport, FlagState, health_flags

@@ -29,6 +29,8 @@ class _Tally:
 
     def add_all(self, other: _Tally, scope: _Scope, times: int = 1) -> None:
         """Adds `times` runs of a program that stands in the part `scope`."""
+        if times == 0:
+            return
         for inner, work in other.works.items():
             self.add(scope + inner, work * times)
         for (name, part, reason), count in other.unknown.items():

@@ -131,6 +131,11 @@ def test_unknown_loops_inside_scans_count_once_an_iteration():
     assert {u.count for u in c.unknown} == {7}
 
 
+def test_loops_that_never_run_cost_nothing():
+    c = cost(lambda x: lax.scan(lambda x, _: (two_loops(x), None), x, length=0)[0])(X)
+    assert (c.flops, c.exact) == (0, True)
+
+
 def test_trip_counts_are_checked():
     with pytest.raises(ValueError, match=r"names the loop 'wile', .* loops are \['first/while', "):
         cost(two_loops, trip_counts={"wile": 3})(X)

@@ -10,6 +10,11 @@ sys.path.insert(0, str(HERE / "_ext"))
 # The pages run in kernels of their own, which inherit this environment.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["MATPLOTLIBRC"] = str(HERE / "matplotlibrc")
+# A profile of their own: nobody's settings change the pages, and kernels only report errors.
+profile = HERE / "_build" / "ipython" / "profile_default"
+profile.mkdir(parents=True, exist_ok=True)
+(profile / "ipython_kernel_config.py").write_text("c.IPKernelApp.log_level = 'ERROR'\n")
+os.environ["IPYTHONDIR"] = str(profile.parent)
 
 project = "fnopt"
 author = "The fnopt authors"
@@ -51,6 +56,7 @@ html_theme_options = {
     "pygments_light_style": "default",
     "use_download_button": False,
     "use_fullscreen_button": False,
+    "navbar_persistent": [],
 }
 html_static_path = ["_static"]
 html_css_files = ["style.css"]

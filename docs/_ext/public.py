@@ -1,4 +1,4 @@
-"""The directive `{public} fnopt.package`: reference entries for everything in its `__all__`.
+"""The directive `.. public:: fnopt.package`: reference entries for everything in its `__all__`.
 
 The list is read from the package, so that nothing public can be missing from the reference.
 """
@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import pkgutil
+import re
 from types import ModuleType
 from typing import Any
 
 from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx.application import Sphinx
+from sphinx.pycode import ModuleAnalyzer
 from sphinx.util.docutils import SphinxDirective
 
 
@@ -27,7 +30,7 @@ def _is_callable(thing: object) -> bool:
     return inspect.isclass(thing) or inspect.isfunction(thing)
 
 
-def _entry(name: str, thing: object) -> list[str]:
+def _entry(name: str, thing: object, doc: list[str]) -> list[str]:
     if inspect.isfunction(thing):
         return [f".. autofunction:: {name}", ""]
     if inspect.isclass(thing):
@@ -35,7 +38,16 @@ def _entry(name: str, thing: object) -> list[str]:
         base = thing.__name__ in {"Transformation", "Schedule"}
         options = ["   :members:", "   :special-members: __call__"] if base else []
         return [f".. autoclass:: {name}", *options, ""]
-    return [f".. autodata:: {name}", "   :no-value:", ""]
+    return [f".. py:data:: {name}", "", *(f"   {line}" for line in doc), ""]
+
+
+def _data_docs(package: ModuleType) -> dict[str, list[str]]:
+    """The strings below assignments, which a name loses when it is imported elsewhere."""
+    docs: dict[str, list[str]] = {}
+    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        found = ModuleAnalyzer.for_module(module.name).find_attr_docs()
+        docs |= {name: lines for (owner, name), lines in found.items() if not owner}
+    return docs
 
 
 def _order(item: tuple[str, Any]) -> tuple[bool, str]:
@@ -54,17 +66,24 @@ class Public(SphinxDirective):
         package: ModuleType = importlib.import_module(self.arguments[0])
         things = {n: getattr(package, n) for n in package.__all__}
         chosen = {n: t for n, t in things.items() if not isinstance(t, ModuleType)}
+        docs = _data_docs(package)
         lines = [
             line
             for name, thing in sorted(chosen.items(), key=_order)
-            for line in _entry(_home(name, thing, self.arguments[0]), thing)
+            for line in _entry(_home(name, thing, package.__name__), thing, docs.get(name, []))
         ]
         node = nodes.container()
         self.state.nested_parse(StringList(lines, "public"), self.content_offset, node)
-        return node.children
+        return [node]
+
+
+def _plural_code(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]):
+    """Lets docstrings say `Node`s: a letter right after code is markup in their language."""
+    lines[:] = [re.sub(r"(`[^`]+`)(?=\w)", r"\1\\ ", line) for line in lines]
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Registers the directive."""
     app.add_directive("public", Public)
+    app.connect("autodoc-process-docstring", _plural_code)
     return {"parallel_read_safe": True}

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import Status, default_float, is_inexact
+from fnopt.core import Status, default_float, is_inexact, ravel
 from fnopt.least_squares._covariance import covariance_from
 from fnopt.least_squares._curve_data import checked_sigma, checked_x, checked_y, whiten
 from fnopt.least_squares._driver import least_squares
@@ -117,6 +117,7 @@ def _start(f: Callable[..., Any], p0: Any) -> tuple[Any, bool]:
     if p0 is None:
         return jnp.ones(_count_parameters(f), default_float()), True
     if not _is_plain(p0):
+        ravel(p0, "p0")  # refuses what isn't a tree of floating arrays
         return p0, False
     p = jnp.atleast_1d(jnp.asarray(p0))
     if not is_inexact(p):
@@ -128,14 +129,12 @@ def _start(f: Callable[..., Any], p0: Any) -> tuple[Any, bool]:
 def _is_plain(p0: Any) -> bool:
     """Whether `p0` is numbers in a row, as SciPy takes them."""
     if isinstance(p0, (list, tuple)) and not hasattr(p0, "_fields"):
-        return all(isinstance(v, (int, float)) or jnp.ndim(v) == 0 for v in p0 if _is_leaf(v)) and (
-            all(map(_is_leaf, p0))
-        )
-    return isinstance(p0, (int, float)) or (hasattr(p0, "ndim") and p0.ndim <= 1)
+        return all(map(_is_scalar, p0))
+    return _is_scalar(p0) or (hasattr(p0, "ndim") and p0.ndim == 1)
 
 
-def _is_leaf(v: Any) -> bool:
-    return isinstance(v, (int, float)) or hasattr(v, "ndim")
+def _is_scalar(v: Any) -> bool:
+    return isinstance(v, (int, float)) or getattr(v, "ndim", None) == 0
 
 
 def _positional(f: Callable[..., Any]) -> tuple[int, int, bool]:

@@ -39,7 +39,9 @@ def test_mode_follows_the_shape():
 
 
 def test_a_wide_jacobian_pulls_back_as_many_cotangents_as_residuals():
-    text = jax.jit(lambda x: linearise(lambda x: x[:3] * x.sum(), x, 3)[1]).lower(
-        jnp.ones(500)
-    ).as_text()
+    text = (
+        jax.jit(lambda x: linearise(lambda x: x[:3] * x.sum(), x, 3)[1])
+        .lower(jnp.ones(500))
+        .as_text()
+    )
     assert "500x500" not in text

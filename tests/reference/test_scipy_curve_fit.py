@@ -1,0 +1,147 @@
+"""curve_fit against SciPy's, with the same calls."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fnopt import curve_fit
+from fnopt.least_squares import OptimizeWarning
+
+scipy = pytest.importorskip("scipy.optimize")
+
+RNG = np.random.default_rng(0)
+X = np.linspace(0, 4, 50)
+Y = 2.5 * np.exp(-1.3 * X) + 0.5 + 0.05 * RNG.standard_normal(50)
+SIGMA = RNG.uniform(0.5, 2, 50)
+MATRIX = np.diag(SIGMA**2) + 0.1
+
+
+def decay(np):
+    return lambda x, a, b, c: a * np.exp(-b * x) + c
+
+
+def theirs(*args, **kwargs):
+    return scipy.curve_fit(*args, **kwargs, ftol=1e-15, xtol=1e-15, gtol=1e-15)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"p0": [2, 1, 0]},
+        {"sigma": SIGMA},
+        {"sigma": SIGMA, "absolute_sigma": True},
+        {"sigma": MATRIX},
+        {"sigma": MATRIX, "absolute_sigma": True},
+        {"sigma": 0.3, "absolute_sigma": True},
+    ],
+    ids=lambda options: "-".join(options) or "plain",
+)
+def test_params_and_covariance_agree(options, x64):
+    popt, pcov = curve_fit(decay(jnp), X, Y, **options)
+    expected, covariance = theirs(decay(np), X, Y, **options)
+    np.testing.assert_allclose(popt, expected, rtol=1e-7)
+    np.testing.assert_allclose(pcov, covariance, rtol=1e-5)
+
+
+def test_float32_agrees_to_its_precision():
+    popt, pcov = curve_fit(decay(jnp), X, Y)
+    expected, covariance = theirs(decay(np), X, Y)
+    assert popt.dtype == pcov.dtype == jnp.float32
+    np.testing.assert_allclose(popt, expected, rtol=1e-4)
+    np.testing.assert_allclose(pcov, covariance, rtol=1e-3)
+
+
+def test_too_few_data_give_an_infinite_covariance_and_a_warning():
+    with pytest.warns(OptimizeWarning, match="covariance of the params could not be estimated"):
+        popt, pcov = curve_fit(lambda x, a, b: a * x + b, [0.0, 1.0], [1.0, 3.0])
+    np.testing.assert_allclose(popt, [2, 1], rtol=1e-5)
+    assert np.all(np.isinf(pcov))
+    with pytest.warns(scipy.OptimizeWarning):
+        assert np.all(np.isinf(theirs(lambda x, a, b: a * x + b, [0.0, 1.0], [1.0, 3.0])[1]))
+
+
+def test_params_that_the_data_cannot_tell_apart_warn():
+    with pytest.warns(OptimizeWarning, match="rank 1 of 2"):
+        _, pcov = curve_fit(lambda x, a, b: (a + b) * x, X, Y)
+    assert np.all(np.isinf(pcov))
+
+
+def test_no_convergence_is_a_runtime_error():
+    with pytest.raises(RuntimeError, match=r"optimal parameters not found: .*max_steps.*maxfev"):
+        curve_fit(decay(jnp), X, Y, maxfev=3)
+    with pytest.raises(RuntimeError, match="not finite at these params"):
+        curve_fit(lambda x, a: jnp.log(a) * x, X, Y, p0=[-1.0])
+
+
+def test_full_output():
+    popt, pcov, info, message, ier = curve_fit(decay(jnp), X, Y, full_output=True)
+    assert ier in (1, 2, 3, 4)
+    assert message.startswith("converged")
+    assert info["fvec"].shape == Y.shape
+    assert int(info["nfev"]) >= int(info["njev"]) > 1
+    np.testing.assert_array_equal(info["solution"].params, popt)
+    assert np.all(np.isfinite(pcov))
+
+
+def test_a_pytree_is_passed_as_one_argument():
+    popt, pcov = curve_fit(
+        lambda x, p: p["line"][0] * x + p["line"][1] + p["bend"] * x**2,
+        X,
+        Y,
+        {"line": np.zeros(2, np.float32), "bend": 0.0},
+    )
+    expected = np.polyfit(X, Y, 2)
+    np.testing.assert_allclose([popt["bend"], *popt["line"]], expected, rtol=1e-3)
+    assert pcov.shape == (3, 3)
+
+
+def test_works_under_jit_and_vmap():
+    ys = np.stack([Y, 2 * Y, np.full_like(Y, np.nan)])
+
+    @jax.jit
+    @jax.vmap
+    def fit(y):
+        popt, _, info, *_ = curve_fit(decay(jnp), X, y, full_output=True)
+        return popt, info["solution"].converged
+
+    popt, converged = fit(ys)
+    one, _ = curve_fit(decay(jnp), X, Y)
+    np.testing.assert_allclose(popt[0], one, rtol=1e-4)
+    np.testing.assert_allclose(popt[1], one * np.asarray([2, 1, 2]), rtol=1e-4)
+    assert np.all(np.isfinite(popt))
+    assert list(converged) == [True, True, False]
+
+
+def test_starts_from_ones_as_many_as_the_signature_says():
+    popt, _ = curve_fit(lambda x, a, b=2.0: a * x + b, X, 3 * X + 1)
+    np.testing.assert_allclose(popt, [3, 1], rtol=1e-4)
+    constant, _ = curve_fit(lambda x, a: a, X, Y)  # broadcasts, as in SciPy
+    np.testing.assert_allclose(constant, Y.mean(), rtol=1e-5)
+
+
+BAD = [
+    ({"ydata": Y[:-1]}, ValueError, r"shape \(50,\).*ydata have shape \(49,\).*same length"),
+    ({"p0": [1.0, 2.0]}, ValueError, r"p0 has 2 numbers, but f takes 3 params after x"),
+    ({"p0": []}, ValueError, r"p0 has 0 numbers, but f takes 3"),
+    ({"p0": "abc"}, TypeError, r"p0: the only leaf is str"),
+    ({"xdata": [], "ydata": []}, ValueError, r"ydata are empty"),
+    ({"ydata": np.where(X > 3, np.nan, Y)}, ValueError, r"ydata hold 13 NaN or infinite"),
+    ({"xdata": np.where(X > 3, np.inf, X)}, ValueError, r"xdata hold 13 NaN or infinite"),
+    ({"sigma": SIGMA[:4]}, ValueError, r"sigma has shape \(4,\), expected \(\), \(50,\)"),
+    ({"sigma": -SIGMA}, ValueError, r"sigma holds values that are not positive"),
+    ({"sigma": -MATRIX}, ValueError, r"matrix sigma is not positive definite"),
+    ({"f": 3}, TypeError, r"f is 3, expected a function"),
+    ({"f": lambda x, *p: x}, ValueError, r"number of params can't be read.*or give p0"),
+    ({"f": lambda x: x}, ValueError, r"number of params can't be read"),
+    ({"f": lambda x, a: (a, a)}, TypeError, r"f returned .*expected an array like ydata"),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "text"), BAD)
+def test_bad_input_is_refused_by_name(change, error, text):
+    with pytest.raises(error, match=text):
+        curve_fit(**{"f": decay(jnp), "xdata": X, "ydata": Y, **change})

@@ -27,7 +27,7 @@ def names(text: str) -> frozenset[str]:
 # order, or at a part of it: reading the result reads the operand's memory.
 VIEWS = names("""
     reshape transpose squeeze expand_dims broadcast_in_dim convert_element_type slice dynamic_slice
-    gather split rev copy copy_p name stop_gradient optimization_barrier sharding_constraint
+    gather split rev copy copy_p name tap stop_gradient optimization_barrier sharding_constraint
     device_put reduce_precision bitcast_convert_type reshard pvary
 """)
 # These change a few elements of their first operand where it lies.

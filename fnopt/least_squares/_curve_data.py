@@ -7,13 +7,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.scipy.linalg import solve_triangular
 
 from fnopt.core import default_float, is_inexact
 
 
 def _is_known(x: Any) -> bool:
-    return not isinstance(x, jax.core.Tracer)
+    return not isinstance(x, Tracer)
 
 
 def _floating(x: Any) -> jax.Array:

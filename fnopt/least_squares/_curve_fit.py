@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from fnopt.core import Status, default_float, is_inexact, ravel
 from fnopt.least_squares._covariance import covariance_from
@@ -130,7 +131,7 @@ def _is_plain(p0: Any) -> bool:
     """Whether `p0` is numbers in a row, as SciPy takes them."""
     if isinstance(p0, (list, tuple)) and not hasattr(p0, "_fields"):
         return all(map(_is_scalar, p0))
-    return _is_scalar(p0) or (hasattr(p0, "ndim") and p0.ndim == 1)
+    return _is_scalar(p0) or getattr(p0, "ndim", None) == 1
 
 
 def _is_scalar(v: Any) -> bool:
@@ -191,7 +192,7 @@ def _check_prediction(
 
 
 def _report_failures(solution: Solution, pcov: jax.Array) -> None:
-    if isinstance(solution.status, jax.core.Tracer):
+    if isinstance(solution.status, Tracer):
         return  # under jit or vmap the status is all there is
     if not bool(solution.converged):
         raise RuntimeError(
@@ -223,6 +224,6 @@ def _details(solution: Solution) -> tuple[dict[str, Any], Any, Any]:
         "fvec": solution.residuals,
         "solution": solution,
     }
-    if isinstance(solution.status, jax.core.Tracer):
+    if isinstance(solution.status, Tracer):
         return info, None, solution.status
     return info, solution.message, _MINPACK.get(Status(int(solution.status)), 5)

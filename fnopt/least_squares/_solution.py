@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from fnopt.core import Status, is_converged, leaves_with_names
 from fnopt.least_squares._covariance import standard_errors_from
@@ -64,7 +65,7 @@ class Solution(NamedTuple):
         return is_converged(self.status)
 
     def __str__(self) -> str:
-        if isinstance(self.status, jax.core.Tracer):
+        if isinstance(self.status, Tracer):
             return repr(self)
         return _report(self) if jnp.ndim(self.status) == 0 else _batch_report(self)
 

@@ -111,7 +111,7 @@ def test_works_under_jit_and_vmap():
     popt, converged = fit(ys)
     one, _ = curve_fit(decay(jnp), X, Y)
     np.testing.assert_allclose(popt[0], one, rtol=1e-4)
-    np.testing.assert_allclose(popt[1], one * np.asarray([2, 1, 2]), rtol=1e-4)
+    np.testing.assert_allclose(popt[1], np.asarray(one) * [2, 1, 2], rtol=1e-4)
     assert np.all(np.isfinite(popt))
     assert list(converged) == [True, True, False]
 

@@ -170,7 +170,7 @@ CASES = [
     optimizer(fnopt.lion, 0.02, "lion", peer=lambda optax: optax.lion(1e-2)),
     optimizer(fnopt.diffgrad, 0.1, "diffgrad"),
     Case("sgdr", lambda: fnopt.sgdr(0.01, 3), minimise=lambda: fnopt.sgdr(5e-3, 1000, 1.0)),
-    optimizer(lambda rate: fnopt.accumulated_sgd(rate, 2), 0.05, "accumulated_sgd"),
+    optimizer(lambda rate: fnopt.accumulated_sgd(rate, 2), 0.02, "accumulated_sgd"),
 ]
 
 # Public classes that are no transform of their own, and the solvers, which have their own battery.

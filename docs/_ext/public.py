@@ -77,9 +77,14 @@ class Public(SphinxDirective):
         return [node]
 
 
+def _escaped(match: re.Match[str]) -> str:
+    code, letter = match.groups()
+    return f"{code}\\ {letter}" if letter else code
+
+
 def _plural_code(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]):
     """Lets docstrings say `Node`s: a letter right after code is markup in their language."""
-    lines[:] = [re.sub(r"(`[^`]+`)(?=\w)", r"\1\\ ", line) for line in lines]
+    lines[:] = [re.sub(r"(`[^`]+`)(\w?)", _escaped, line) for line in lines]
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

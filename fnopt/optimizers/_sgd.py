@@ -25,7 +25,7 @@ def sgd(
         learning_rate: :math:`\eta`, a number or a `Schedule`.
         momentum: :math:`\gamma`. None means no momentum and no slot for it; 0.0 has the slot, so
             that its state is that of any other number.
-        nesterov: Whether to look ahead.
+        nesterov: Whether to look ahead; without momentum there is nothing to look at.
         accumulator_dtype: Storage dtype of the momentum; by default the params' own, but at least
             float32.
 

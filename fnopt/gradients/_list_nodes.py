@@ -6,9 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 from fnopt.gradients._nodes import Node
 from fnopt.gradients._program import trace
+
+_ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
 
 
 def nodes(fn: Callable[..., Any], *, scopes: bool = False) -> Callable[..., tuple[Node, ...]]:
@@ -36,7 +39,7 @@ def nodes(fn: Callable[..., Any], *, scopes: bool = False) -> Callable[..., tupl
 
     def listed(*args: Any, **kwargs: Any) -> tuple[Node, ...]:
         leaves, treedef = jax.tree.flatten((args, kwargs))
-        abstract = {i: leaf for i, leaf in enumerate(leaves) if hasattr(leaf, "dtype")}
+        abstract = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, _ARRAYS)}
         found: list[Node] = []
 
         def look(arrays: dict[int, Any]) -> None:

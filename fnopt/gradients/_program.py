@@ -9,12 +9,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fnopt.core import leaves_with_names, listing, shown
 from fnopt.gradients._checks import check_params
 from fnopt.gradients._nodes import Level, Node, find_nodes
 from fnopt.gradients._replay import Records, Visit, replay
 from fnopt.gradients._tap import SCOPE
+
+_ARRAYS = (jax.Array, np.ndarray, np.generic)
 
 Argnums = int | Sequence[int] | None
 """Which positional arguments are differentiated, as in `jax.grad`; `None` for none."""
@@ -82,8 +85,8 @@ class Program(NamedTuple):
         A pattern, or `None`, passes over nodes that haven't; but each must find one.
 
         Raises:
-            ValueError: If a name matches nothing, or nothing that has it; the message says why,
-                and lists what there is.
+            ValueError: If a name matches nothing, or nothing that has it; the message lists
+                what there is, or says why.
         """
         groups = [self._all_taps()] if names is None else [self.matches(n) for n in names]
         chosen: set[int] = set()
@@ -171,7 +174,8 @@ def trace(
     leaves, treedef = jax.tree.flatten((args, kwargs))
     diff, diff_tree = _differentiated(name, args, argnums)
     # Flags, names and functions among the arguments stay what they are, as under `jax.grad`.
-    traced = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "dtype") or i in diff]
+    wanted = {i for i, leaf in enumerate(leaves) if isinstance(leaf, _ARRAYS)}.union(diff)
+    traced = {i: position for position, i in enumerate(sorted(wanted))}
 
     def run(inputs: list[Any]) -> Any:
         full = list(leaves)
@@ -180,11 +184,10 @@ def trace(
         args, kwargs = jax.tree.unflatten(treedef, full)
         return fn(*args, **kwargs)
 
-    inputs = [leaves[i] if hasattr(leaves[i], "aval") else jnp.asarray(leaves[i]) for i in traced]
+    inputs = [jnp.asarray(leaves[i]) for i in traced]
     closed, shapes = jax.make_jaxpr(run, return_shape=True)(inputs)
     level, nodes = find_nodes(closed, scopes)
-    positions = [traced.index(i) for i in diff]
-    out_tree = jax.tree.structure(shapes)
+    positions, out_tree = [traced[i] for i in diff], jax.tree.structure(shapes)
     return Program(name, level, nodes, inputs, positions, diff_tree, out_tree)
 
 

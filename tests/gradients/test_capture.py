@@ -253,13 +253,16 @@ def test_values_need_no_scalar_output():
 
 
 def test_flags_and_keywords_stay_what_they_are():
-    def loss(x, scale, *, power=1, name=None):
+    def loss(x, scale, *, power=1, name=None, dtype=None):
+        assert dtype is jnp.float32
         assert isinstance(power, int)
         assert name == "n"
         assert isinstance(scale, float)
         return jnp.sum(tap("x", scale * x) ** power)
 
-    _, seen = capture(loss, cotangents=True)(jnp.ones(2), 3.0, power=2, name="n")
+    arguments = {"power": 2, "name": "n", "dtype": jnp.float32}
+    assert nodes(loss)(jnp.ones(2), 3.0, **arguments)[0].shape == (2,)
+    _, seen = capture(loss, cotangents=True)(jnp.ones(2), 3.0, **arguments)
     assert seen.cotangents["x"].tolist() == [6.0, 6.0]
 
 

@@ -83,8 +83,8 @@ def curve_fit(
         >>> x = jnp.linspace(0.0, 4.0, 9)
         >>> y = 2.5 * jnp.exp(-1.3 * x) + 0.5 + 0.02 * jnp.cos(20 * x)
         >>> popt, pcov = fnopt.curve_fit(lambda x, a, b, c: a * jnp.exp(-b * x) + c, x, y)
-        >>> print(popt.round(1))
-        [2.5 1.3 0.5]
+        >>> print([f"{value:.1f}" for value in popt])
+        ['2.5', '1.3', '0.5']
 
     Reference:
         Virtanen et al. (2020), SciPy 1.0, arXiv:1907.10121 (the interface).

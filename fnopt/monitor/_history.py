@@ -92,7 +92,8 @@ def health_history(
         A `History` of the last recordings, oldest first.
 
     Raises:
-        ValueError: If there is no such recorder, or the name doesn't single one out.
+        ValueError: If there is no such recorder, the name doesn't single one out, or the params
+            have other groups than those that it saw.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -112,10 +113,17 @@ def health_history(
             f"health_history: the state has further axes {np.shape(part.count)}; take one entry "
             "first, jax.tree.map(lambda x: x[i], state)."
         )
+    names = group(params, own.groups).names
+    if len(names) != part.flags.dead.size:
+        raise ValueError(
+            f"health_history: the recorder knows {part.flags.dead.size} groups, these params have "
+            f"{len(names)}: inside masked or partition it sees some leaves only, so give the "
+            "params with None in place of the others."
+        )
     recordings = -(-int(part.count) // own.every)
     kept = np.arange(max(0, recordings - own.size), recordings)
     values = {k: np.asarray(v)[kept % own.size] for k, v in part.ring.items()}
-    return History(group(params, own.groups).names, kept * own.every, values)
+    return History(names, kept * own.every, values)
 
 
 def history_of(records: Iterable[Mapping[str, Any]], prefix: str = "") -> History:

@@ -152,6 +152,8 @@ def test_wrong_use():
         tx.update(PARAMS, tx.init(PARAMS))
     with pytest.raises(ValueError, match="have 1 groups, the state was made for 2"):
         tx.update({"a": jnp.ones(2)}, tx.init(PARAMS), {"a": jnp.ones(2)})
+    with pytest.raises(ValueError, match=r"knows 2 groups, these params have 1: .* with None"):
+        health_history(tx, tx.init(PARAMS), {"a": PARAMS["a"]})
     with pytest.raises(ValueError, match="there is no record_health in"):
         health_history(fnopt.sgd(0.1), fnopt.sgd(0.1).init(PARAMS), PARAMS)
     with pytest.raises(ValueError, match=r"record_health: groups: \['c'\] match no leaf"):

@@ -30,6 +30,8 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--baseline", type=Path, metavar="FILE", help="fail where it got worse")
     args = parser.parse_args(argv)
     args.chosen = [c for c in known if not args.case or any(part in c for part in args.case)]
+    if args.smoke and args.baseline:
+        parser.error("tiny sizes have other ratios: a baseline is for full runs")
     if not args.chosen:
         parser.error(f"no case is called {args.case}; there are {known}")
     return args

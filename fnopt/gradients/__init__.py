@@ -12,13 +12,19 @@ from fnopt.gradients._patch import patch
 from fnopt.gradients._per_example import per_example_grads, value_and_per_example_grads
 from fnopt.gradients._tap import tap
 from fnopt.gradients._weighted import value_and_weighted_grad, weighted_grad
+from fnopt.gradients.ghost import GhostReport, ParamRule, Parity, ghost_parity, ghost_report
 
 __all__ = [
     "Captured",
     "ExampleInfo",
+    "GhostReport",
     "Node",
+    "ParamRule",
+    "Parity",
     "capture",
     "clipped_grad",
+    "ghost_parity",
+    "ghost_report",
     "grad_between",
     "jacobian_between",
     "nodes",

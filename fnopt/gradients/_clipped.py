@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype, global_norm
+from fnopt.core import global_norm
 from fnopt.gradients._checks import check_choice, check_clip_norm
 from fnopt.gradients._chunks import checked_chunk_size, scan_chunks
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
-from fnopt.gradients._methods import check_method, chosen_chunk_size
-from fnopt.gradients._sums import REDUCTIONS, like_params, zero_sums
+from fnopt.gradients._methods import Way, check_method, choose
+from fnopt.gradients._sums import REDUCTIONS, like_params, weighted_total, zero_sums
+from fnopt.gradients.ghost import Ghost
 
 
 class ExampleInfo(NamedTuple):
@@ -60,9 +61,12 @@ def clipped_grad(
         batch_argnums: Which positional arguments have a leading example axis; by default all
             after the last of `argnums`.
         reduction: `'sum'`, or `'mean'`, which divides by the number of examples.
-        method: `'vmap'` takes all gradients at once, `'chunked'` bounds the memory, `'auto'`
-            takes the whole batch where its gradients are small, and chunks otherwise.
-        chunk_size: How many examples to take at once; `None` lets the size of the params decide.
+        method: `'ghost'` finds where each param enters and computes norms from activations and
+            cotangents, without forming the gradients of matrices that are large beside them
+            (`ghost_report` shows which); `'vmap'` takes all gradients at once; `'chunked'` takes
+            them chunk by chunk. `'auto'` is `'ghost'` where that stores less for an example than
+            its gradient, else `'chunked'`.
+        chunk_size: How many examples to take at once; `None` lets the sizes decide.
 
     Returns:
         A function `(params, batch, ..., key=None)` -> `(gradient, info)`. The gradient is like the
@@ -92,8 +96,7 @@ def clipped_grad(
 
     def grad_fn(*args: Any, key: Any = None, **kwargs: Any) -> tuple[Any, ExampleInfo]:
         bound = spec.bind(args, kwargs, key)
-        chunk = chosen_chunk_size(method, chunk_size, bound.params, bound.size)
-        sums, info = _clipped_sum(bound, clip_norm, chunk)
+        sums, info = _clipped_sum(bound, clip_norm, choose(method, chunk_size, bound))
         if reduction == "mean":
             sums = jax.tree.map(lambda total: total / bound.size, sums)
         return spec.like_argnums(like_params(sums, bound.params)), info
@@ -101,18 +104,41 @@ def clipped_grad(
     return grad_fn
 
 
-def _clipped_sum(
-    bound: BoundLoss, clip_norm: Any, chunk_size: int | None
-) -> tuple[Any, ExampleInfo]:
+def _clipped_sum(bound: BoundLoss, clip_norm: Any, way: Way) -> tuple[Any, ExampleInfo]:
+    chunk_sum = _by_ghost(way.ghost) if way.ghost else _by_vmap(bound)
+
+    def body(sums: Any, chunk: Any) -> tuple[Any, ExampleInfo]:
+        total, info = chunk_sum(chunk, lambda norms: clip_factors(norms, clip_norm))
+        return jax.tree.map(jnp.add, sums, total), info
+
+    return scan_chunks(body, zero_sums(bound.params), bound.batch, bound.size, way.chunk_size)
+
+
+ChunkSum = Callable[[Any, Callable[[jax.Array], jax.Array]], tuple[Any, ExampleInfo]]
+"""The weighted sum of a chunk's gradients, where the weights are a function of their norms."""
+
+
+def _by_vmap(bound: BoundLoss) -> ChunkSum:
     def one(example: Any) -> tuple[Any, ExampleInfo]:
         (loss, aux), grads = jax.value_and_grad(bound.loss, has_aux=True)(bound.params, example)
         return grads, ExampleInfo(loss, global_norm(grads), aux)
 
-    def body(sums: Any, chunk: Any) -> tuple[Any, ExampleInfo]:
+    def chunk_sum(chunk: Any, factors: Any) -> tuple[Any, ExampleInfo]:
         grads, info = jax.vmap(one)(chunk)
-        return _add_scaled(sums, clip_factors(info.norm, clip_norm), grads), info
+        weights = factors(info.norm)
+        return jax.tree.map(lambda g: weighted_total(weights, g), grads), info
 
-    return scan_chunks(body, zero_sums(bound.params), bound.batch, bound.size, chunk_size)
+    return chunk_sum
+
+
+def _by_ghost(ghost: Ghost) -> ChunkSum:
+    def chunk_sum(chunk: Any, factors: Any) -> tuple[Any, ExampleInfo]:
+        measured = ghost.measure(chunk)
+        loss, aux = measured.loss_and_aux
+        norms = measured.norms()
+        return measured.weighted_sum(factors(norms)), ExampleInfo(loss, norms, aux)
+
+    return chunk_sum
 
 
 def clip_factors(norms: jax.Array, clip_norm: Any) -> jax.Array:
@@ -121,18 +147,3 @@ def clip_factors(norms: jax.Array, clip_norm: Any) -> jax.Array:
     over = norms > limit
     one = jnp.ones((), norms.dtype)
     return jnp.where(over, limit / jnp.where(over, norms, one), one)
-
-
-def _add_scaled(sums: Any, factors: jax.Array, grads: Any) -> Any:
-    """Adds `sum_i factors[i] * grads[i]` to the sums."""
-
-    def add(total: jax.Array, grad: jax.Array) -> jax.Array:
-        # A matrix product, because XLA's reduction over a leading axis is 60x slower on a CPU; at
-        # the highest precision, or an accelerator would round the factors to fewer digits.
-        dtype = compute_dtype(grad.dtype)
-        product = jnp.tensordot(
-            factors.astype(dtype), grad.astype(dtype), axes=1, precision=jax.lax.Precision.HIGHEST
-        )
-        return total + product
-
-    return jax.tree.map(add, sums, grads)

@@ -3,21 +3,39 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fnopt.core import compute_dtype
 from fnopt.gradients._checks import check_choice
+from fnopt.gradients._loss import BoundLoss
+from fnopt.gradients.ghost import Ghost, trace
 
-METHODS = ("auto", "vmap", "chunked")
+METHODS = ("auto", "vmap", "chunked", "ghost")
 
 # How many bytes the per-example gradients of one chunk may take. On a CPU a chunk that fits its
 # caches is fastest (measured on a dense network and a transformer); an accelerator needs enough
 # examples at once to be busy (its figure is an estimate).
 _CPU_CHUNK_BYTES = 4 * 2**20
 _ACCELERATOR_CHUNK_BYTES = 512 * 2**20
+
+# A chunk of recorded activations may be larger: they are written and read once, and every chunk
+# costs another pass over the sums.
+_GHOST_FACTOR = 8
+
+
+class Way(NamedTuple):
+    """How the gradients of a batch are reduced.
+
+    Attributes:
+        ghost: The traced loss, if gradients are measured without being formed.
+        chunk_size: How many examples are taken at once; `None` for all.
+    """
+
+    ghost: Ghost | None
+    chunk_size: int | None
 
 
 def check_method(method: str, chunk_size: int | None, name: str) -> None:
@@ -30,12 +48,24 @@ def check_method(method: str, chunk_size: int | None, name: str) -> None:
         )
 
 
-def chosen_chunk_size(method: str, chunk_size: int | None, params: Any, size: int) -> int | None:
-    """How many of `size` examples to take at once: what was asked for, or what fits the budget."""
-    if method == "vmap" or chunk_size is not None:
-        return chunk_size
+def choose(method: str, chunk_size: int | None, bound: BoundLoss) -> Way:
+    """What was asked for; `'auto'` compares what one example takes in memory."""
+    if method == "vmap":
+        return Way(None, None)
+    gradient = _gradient_bytes(bound.params)
+    ghost = trace(bound) if method in {"auto", "ghost"} else None
+    if method == "auto" and ghost is not None and ghost.plan.bytes >= gradient:
+        ghost = None
+    if chunk_size is None:
+        per_example = gradient if ghost is None else ghost.plan.bytes // _GHOST_FACTOR
+        chunk_size = _fitting(per_example, bound.size)
+    return Way(ghost, chunk_size)
+
+
+def _fitting(bytes_per_example: int, size: int) -> int:
+    """How many of `size` examples fit the budget."""
     budget = _CPU_CHUNK_BYTES if jax.default_backend() == "cpu" else _ACCELERATOR_CHUNK_BYTES
-    most = min(size, max(1, budget // max(1, _gradient_bytes(params))))
+    most = min(size, max(1, budget // max(1, bytes_per_example)))
     # A divisor close by spares the remainder chunk, which is compiled apart.
     return next((k for k in range(most, most // 2, -1) if size % k == 0), most)
 

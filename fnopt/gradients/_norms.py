@@ -9,8 +9,9 @@ import jax
 
 from fnopt.core import global_norm
 from fnopt.gradients._chunks import checked_chunk_size, scan_chunks
-from fnopt.gradients._loss import ExampleLoss
-from fnopt.gradients._methods import check_method, chosen_chunk_size
+from fnopt.gradients._loss import BoundLoss, ExampleLoss
+from fnopt.gradients._methods import check_method, choose
+from fnopt.gradients.ghost import Ghost
 
 
 def per_example_norms(
@@ -28,7 +29,13 @@ def per_example_norms(
               \ell(\theta, x_i) \rVert^2\Bigr)^{1/2}
 
     Large norms point at the hardest, the mislabelled and the broken examples. No more than a
-    chunk of gradients is in memory at a time.
+    chunk of gradients is in memory at a time, and with `method='ghost'` hardly any.
+
+    For a matrix that is used at `R` positions with inputs `a_r`, whose outputs have cotangents
+    `c_r`, the norm is that of a sum of outer products, known from inner products alone:
+
+    .. math:: \Bigl\lVert \sum_r a_r c_r^\top \Bigr\rVert^2
+              = \sum_{r,s} (a_r \cdot a_s)(c_r \cdot c_s)
 
     Args:
         loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.
@@ -36,9 +43,12 @@ def per_example_norms(
         has_aux: Whether `loss_fn` returns `(value, aux)`.
         batch_argnums: Which positional arguments have a leading example axis; by default all
             after the last of `argnums`.
-        method: `'vmap'` takes all gradients at once, `'chunked'` bounds the memory, `'auto'`
-            takes the whole batch where its gradients are small, and chunks otherwise.
-        chunk_size: How many examples to take at once; `None` lets the size of the params decide.
+        method: `'ghost'` finds where each param enters and computes norms from activations and
+            cotangents, without forming the gradients of matrices that are large beside them
+            (`ghost_report` shows which); `'vmap'` takes all gradients at once; `'chunked'` takes
+            them chunk by chunk. `'auto'` is `'ghost'` where that stores less for an example than
+            its gradient, else `'chunked'`.
+        chunk_size: How many examples to take at once; `None` lets the sizes decide.
 
     Returns:
         A function `(params, batch, ..., key=None)` -> the norms, `[n]`, at least float32; or
@@ -54,6 +64,11 @@ def per_example_norms(
         >>> x = jnp.array([[3.0, 4.0], [0.0, 1.0]])
         >>> per_example_norms(lambda w, x: w @ x)(jnp.zeros(2), x).tolist()
         [5.0, 1.0]
+
+    Reference:
+        Goodfellow, 2015, "Efficient Per-Example Gradient Computations", arXiv:1510.01799. Li et
+        al., 2021, "Large Language Models Can Be Strong Differentially Private Learners",
+        arXiv:2110.05679.
     """
     spec = ExampleLoss(loss_fn, argnums, batch_argnums, has_aux, "per_example_norms")
     chunk_size = checked_chunk_size(chunk_size, spec.name)
@@ -62,15 +77,29 @@ def per_example_norms(
     def norms_fn(*args: Any, key: Any = None, **kwargs: Any) -> Any:
         bound = spec.bind(args, kwargs, key)
 
-        def one(example: Any) -> tuple[jax.Array, Any]:
-            grads, aux = jax.grad(bound.loss, has_aux=True)(bound.params, example)
-            return global_norm(grads), aux
+        way = choose(method, chunk_size, bound)
+        one = _by_ghost(way.ghost) if way.ghost else _by_vmap(bound)
 
         def body(carry: None, chunk: Any) -> tuple[None, Any]:
-            return carry, jax.vmap(one)(chunk)
+            return carry, one(chunk)
 
-        chunk = chosen_chunk_size(method, chunk_size, bound.params, bound.size)
-        _, (norms, aux) = scan_chunks(body, None, bound.batch, bound.size, chunk)
+        _, (norms, aux) = scan_chunks(body, None, bound.batch, bound.size, way.chunk_size)
         return (norms, aux) if has_aux else norms
 
     return norms_fn
+
+
+def _by_vmap(bound: BoundLoss) -> Callable[[Any], tuple[jax.Array, Any]]:
+    def one(example: Any) -> tuple[jax.Array, Any]:
+        grads, aux = jax.grad(bound.loss, has_aux=True)(bound.params, example)
+        return global_norm(grads), aux
+
+    return jax.vmap(one)
+
+
+def _by_ghost(ghost: Ghost) -> Callable[[Any], tuple[jax.Array, Any]]:
+    def all_of(chunk: Any) -> tuple[jax.Array, Any]:
+        measured = ghost.measure(chunk)
+        return measured.norms(), measured.loss_and_aux[1]
+
+    return all_of

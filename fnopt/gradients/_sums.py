@@ -29,3 +29,12 @@ def add_to_sums(sums: Any, grads: Any) -> Any:
 def like_params(sums: Any, params: Any) -> Any:
     """Sums in the dtypes of the params, as `jax.grad` returns them."""
     return jax.tree.map(lambda total, leaf: total.astype(jnp.result_type(leaf)), sums, params)
+
+
+def weighted_total(weights: jax.Array, x: jax.Array) -> jax.Array:
+    """`sum_i weights[i] * x[i]` over the leading axis, at least float32."""
+    # A matrix product, because XLA's reduction over a leading axis is 60x slower on a CPU; at the
+    # highest precision, or an accelerator would round the weights to fewer digits.
+    dtype = compute_dtype(x.dtype)
+    highest = jax.lax.Precision.HIGHEST
+    return jnp.tensordot(weights.astype(dtype), x.astype(dtype), axes=1, precision=highest)

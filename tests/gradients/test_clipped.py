@@ -27,7 +27,7 @@ def test_equals_a_loop_on_every_model(problem, naive, assert_close):
     losses, grads = naive(problem)
     clip_norm = float(np.median(clipped_by_hand(grads, 1.0)[1]))  # clips half of the examples
     expected, norms = clipped_by_hand(grads, clip_norm)
-    for options in ({"method": "vmap"}, {"chunk_size": 3}):
+    for options in ({"chunk_size": 3, "method": "chunked"}, {"method": "ghost"}):
         actual, info = jax.jit(clipped_grad(problem.loss, clip_norm, **options))(*problem[1:])
         assert_close(actual, like(expected, actual))
         assert_close(info, ExampleInfo(losses, jnp.asarray(norms, jnp.float32)))
@@ -36,7 +36,9 @@ def test_equals_a_loop_on_every_model(problem, naive, assert_close):
 @pytest.mark.parametrize(
     "options",
     [
-        {"chunk_size": 1},
+        {"chunk_size": 1, "method": "chunked"},
+        {"chunk_size": 3, "method": "ghost"},
+        {"method": "vmap"},
         {"chunk_size": 7, "method": "chunked"},
         {"chunk_size": 100},
         {"method": "chunked"},
@@ -173,7 +175,10 @@ class TestMemory:
         program = self.program(method="vmap")
         assert self.largest(program) == self.BATCH * self.WIDTH**2
 
-    def test_auto_bounds_what_is_large(self, monkeypatch):
+    def test_the_budget_bounds_what_is_large(self, monkeypatch):
         monkeypatch.setattr("fnopt.gradients._methods._CPU_CHUNK_BYTES", 6 * 8 * self.WIDTH**2)
         # 6 would fit, 4 divides the batch.
-        assert self.largest(self.program()) == 4 * self.WIDTH**2
+        assert self.largest(self.program(method="chunked")) == 4 * self.WIDTH**2
+
+    def test_auto_forms_no_gradient_of_an_example(self):
+        assert self.largest(self.program()) == self.WIDTH**2

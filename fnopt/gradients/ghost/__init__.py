@@ -1,0 +1,21 @@
+"""Norms and weighted sums of per-example gradients that are never written down."""
+
+from __future__ import annotations
+
+from fnopt.gradients.ghost._parity import Parity, ghost_parity
+from fnopt.gradients.ghost._plan import Group, Plan
+from fnopt.gradients.ghost._report import GhostReport, ParamRule, ghost_report
+from fnopt.gradients.ghost._trace import Ghost, Measured, trace
+
+__all__ = [
+    "Ghost",
+    "GhostReport",
+    "Group",
+    "Measured",
+    "ParamRule",
+    "Parity",
+    "Plan",
+    "ghost_parity",
+    "ghost_report",
+    "trace",
+]

@@ -1,0 +1,60 @@
+"""Convolutions with a kernel, as one matrix product for each offset in the window."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.gradients.ghost._factors import Dense, Pair
+from fnopt.gradients.ghost._layout import Layout
+from fnopt.gradients.ghost._sites import Site
+
+
+def layout(site: Site) -> Layout:
+    """`T` are the groups, `D` has the window and the input channels, `K` the output channels."""
+    numbers, groups = site.eqn.params["dimension_numbers"], site.eqn.params["feature_group_count"]
+    out, own, *window = numbers.rhs_spec
+    shape = site.weight.aval.shape
+    split = (groups, *(shape[d] for d in window), shape[own], shape[out] // groups)
+    place: dict[int, tuple[int, ...]] = {out: (0, len(split) - 1), own: (len(split) - 2,)}
+    place |= {d: (1 + i,) for i, d in enumerate(window)}
+    perm = tuple(i for d in range(len(shape)) for i in place[d])
+    return Layout(site.weight, split, (1, len(window) + 1, 1), perm, shape)
+
+
+def pair(site: Site, x: jax.Array, g: jax.Array) -> Pair:
+    """Rows of the image under each offset of the window, and rows of the cotangent."""
+    numbers, groups = site.eqn.params["dimension_numbers"], site.eqn.params["feature_group_count"]
+    blocks = tuple(_rows(patch, groups) for patch in _under_window(site, x))
+    return Pair(Dense(blocks), Dense((_rows(g.transpose(numbers.out_spec), groups),)))
+
+
+def _under_window(site: Site, x: jax.Array) -> Iterator[jax.Array]:
+    """For each offset in the window, what the output's positions see there; `[N, C, ...]`."""
+    p = site.eqn.params
+    numbers = p["dimension_numbers"]
+    x = x.transpose(numbers.lhs_spec)
+    edges = [(0, 0, 0), (0, 0, 0), *((low, high, 0) for low, high in p["padding"])]
+    x = jax.lax.pad(x, jnp.zeros((), x.dtype), edges)
+    window = [site.weight.aval.shape[d] for d in numbers.rhs_spec[2:]]
+    extent = [site.eqn.outvars[0].aval.shape[d] for d in numbers.out_spec[2:]]
+    for offset in itertools.product(*map(range, window)):
+        start = [o * d for o, d in zip(offset, p["rhs_dilation"], strict=True)]
+        yield _strided(x, start, extent, p["window_strides"])
+
+
+def _strided(x: jax.Array, start: list[int], extent: list[int], strides: Any) -> jax.Array:
+    steps = zip(start, extent, strides, strict=True)
+    stop = [s + (n - 1) * stride + 1 for s, n, stride in steps]
+    return jax.lax.slice(x, (0, 0, *start), (*x.shape[:2], *stop), (1, 1, *strides))
+
+
+def _rows(x: jax.Array, groups: int) -> jax.Array:
+    """From `[N, C, ...]` to `[groups, positions, C / groups]`."""
+    n, channels = x.shape[:2]
+    x = x.reshape(n, groups, channels // groups, -1)
+    return x.transpose(1, 0, 3, 2).reshape(groups, -1, channels // groups)

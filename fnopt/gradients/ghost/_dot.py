@@ -1,0 +1,87 @@
+"""Products with a matrix: `x @ w`, einsum, attention, scores against an embedding."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fnopt.gradients.ghost._factors import Dense, Pair
+from fnopt.gradients.ghost._layout import Layout
+from fnopt.gradients.ghost._sites import Site
+from fnopt.gradients.ghost._weights import Weight, without_transposes
+
+
+class _Axes(NamedTuple):
+    """Axes of the operands, in the order of the axes of the weight before its transposes.
+
+    Attributes:
+        base: The weight before its transposes.
+        weight: Its batched, contracted and free axes.
+        data: The batched and contracted axes of the other operand.
+        out: The batched axes of the output, and those that come from the weight.
+    """
+
+    base: Weight
+    weight: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+    data: tuple[tuple[int, ...], tuple[int, ...]]
+    out: tuple[tuple[int, ...], tuple[int, ...]]
+
+    @property
+    def swapped(self) -> bool:
+        """Whether the free axes stand for `D`: the first axis always does, so that uses agree."""
+        _, contracted, free = self.weight
+        return bool(free) and (not contracted or free[0] < contracted[0])
+
+
+def _axes(site: Site) -> _Axes:
+    contract, batch = site.eqn.params["dimension_numbers"]
+    k = site.position
+    base, perm = without_transposes(site.weight)
+    free = [d for d in range(len(perm)) if d not in contract[k] and d not in batch[k]]
+    n_batch, data_ndim = len(batch[k]), site.eqn.invars[1 - k].aval.ndim
+    n_rows = data_ndim - n_batch - len(contract[k])
+    first_free = n_batch + (n_rows if k == 1 else 0)
+
+    def in_order(mine: Any, *others: Any) -> list[tuple[int, ...]]:
+        order = np.argsort([perm[d] for d in mine]) if len(mine) else ()
+        lists = ([perm[d] for d in mine], *others)
+        return [tuple(int(x[i]) for i in order) for x in lists]
+
+    batched, data_batch, out_batch = in_order(batch[k], batch[1 - k], range(n_batch))
+    contracted, data_contract = in_order(contract[k], contract[1 - k])
+    own, out_own = in_order(free, range(first_free, first_free + len(free)))
+    return _Axes(
+        base, (batched, contracted, own), (data_batch, data_contract), (out_batch, out_own)
+    )
+
+
+def layout(site: Site) -> Layout:
+    """`T` has the batched axes of the weight, `D` and `K` the contracted and the free ones."""
+    axes = _axes(site)
+    batched, contracted, free = axes.weight
+    parts = (batched, free, contracted) if axes.swapped else (batched, contracted, free)
+    order = [d for part in parts for d in part]
+    shape = axes.base.aval.shape
+    return Layout(
+        axes.base,
+        tuple(shape[d] for d in order),
+        (len(parts[0]), len(parts[1]), len(parts[2])),
+        tuple(int(i) for i in np.argsort(order)),
+        shape,
+    )
+
+
+def pair(site: Site, x: jax.Array, g: jax.Array) -> Pair:
+    """Rows of the data and of the cotangent, one for each position of one example."""
+    axes = _axes(site)
+    inputs = _rows(x, axes.data[0], axes.data[1])
+    outputs = _rows(g, axes.out[0], axes.out[1])
+    return Pair(outputs, inputs) if axes.swapped else Pair(inputs, outputs)
+
+
+def _rows(x: jax.Array, batched: tuple[int, ...], features: tuple[int, ...]) -> Dense:
+    positions = [d for d in range(x.ndim) if d not in batched and d not in features]
+    sizes = [int(np.prod([x.shape[d] for d in part])) for part in (batched, positions, features)]
+    return Dense((x.transpose(*batched, *positions, *features).reshape(sizes),))

@@ -1,0 +1,159 @@
+r"""Gradients of matrices as sums of outer products, and what is known without adding them up.
+
+The gradient of one example is, for each of `T` matrices, a sum over the `R` positions at which the
+matrix was used:
+
+.. math:: G_t = \sum_{r=1}^R a_{tr} c_{tr}^\top, \qquad
+          \langle G, G' \rangle = \sum_{t,r,s} \langle a_{tr}, a'_{ts} \rangle
+          \langle c_{tr}, c'_{ts} \rangle
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import compute_dtype
+
+
+class Dense(NamedTuple):
+    """Vectors `[T, R, d]`, cut into blocks along `d`.
+
+    Attributes:
+        blocks: The blocks, `[T, R, d_i]` each.
+    """
+
+    blocks: tuple[jax.Array, ...]
+
+
+class OneHot(NamedTuple):
+    """Unit vectors.
+
+    Attributes:
+        index: Where their one is, `[T, R]`.
+    """
+
+    index: jax.Array
+
+
+Factor = Dense | OneHot
+
+
+class Pair(NamedTuple):
+    """A sum of outer products: `left` has the `a`, `right` the `c` of the formula."""
+
+    left: Factor
+    right: Factor
+
+
+def accumulated(x: jax.Array) -> jax.Array:
+    """What may be multiplied with sums in float32: all but float16, whose range is too small."""
+    return x.astype(jnp.float32) if x.dtype == jnp.float16 else x
+
+
+def product(a: jax.Array, b: jax.Array, axis: int, precision: Any) -> jax.Array:
+    """A batched matrix product that contracts the given axis of both, in a wide dtype."""
+    a, b = accumulated(a), accumulated(b)
+    dtype = compute_dtype(a.dtype, b.dtype)
+    if a.dtype != b.dtype:
+        a, b = a.astype(dtype), b.astype(dtype)
+    numbers = (((axis,), (axis,)), ((0,), (0,)))
+    return jax.lax.dot_general(a, b, numbers, precision=precision, preferred_element_type=dtype)
+
+
+def gram(a: Factor, b: Factor) -> jax.Array:
+    """The inner products of all vectors of one with all of the other, `[T, R, R']`."""
+    match a, b:
+        case OneHot(), OneHot():
+            same = a.index[:, :, None] == b.index[:, None, :]
+            return same.astype(jnp.float32)
+        case OneHot(), Dense():
+            (block,) = b.blocks
+            return jnp.swapaxes(jax.vmap(lambda c, i: c[:, i])(block, a.index), 1, 2)
+        case Dense(), OneHot():
+            return jnp.swapaxes(gram(b, a), 1, 2)
+    return sum_of(
+        product(x, y, 2, jax.lax.Precision.HIGHEST) for x, y in zip(a.blocks, b.blocks, strict=True)
+    )
+
+
+def sum_of(terms: Any) -> jax.Array:
+    """The sum of at least one array."""
+    first, *rest = terms
+    for term in rest:
+        first = first + term
+    return first
+
+
+def rows(factor: Factor) -> int:
+    """How many vectors there are for each matrix."""
+    x = factor.index if isinstance(factor, OneHot) else factor.blocks[0]
+    return x.shape[1]
+
+
+def squared(x: jax.Array) -> jax.Array:
+    """The sum of squares, in a wide dtype."""
+    wide = x.astype(compute_dtype(x.dtype))
+    return jnp.sum(jnp.real(wide * jnp.conj(wide)))
+
+
+def inner(p: Pair, q: Pair) -> jax.Array:
+    """The inner product of two gradients."""
+    left, right = gram(p.left, q.left), gram(p.right, q.right)
+    dtype = compute_dtype(left.dtype, right.dtype)
+    return jnp.sum(left.astype(dtype) * right.astype(dtype))
+
+
+def length_squared(pairs: Sequence[Pair]) -> jax.Array:
+    """The squared norm of a sum of gradients."""
+    pairs = merged(pairs)
+    total = sum_of(inner_self(p) for p in pairs)
+    for i, p in enumerate(pairs):
+        for q in pairs[:i]:
+            total = total + 2 * inner(p, q)
+    return total
+
+
+def inner_self(pair: Pair) -> jax.Array:
+    """The squared norm of a gradient."""
+    if rows(pair.left) > 1 or not isinstance(pair.right, Dense):
+        return inner(pair, pair)
+    # A single position: the norm of an outer product is the product of the norms.
+    return jnp.sum(_lengths(pair.left) * _lengths(pair.right))
+
+
+def _lengths(factor: Factor) -> jax.Array:
+    if isinstance(factor, OneHot):
+        return jnp.ones(factor.index.shape[:1], jnp.float32)
+    return sum_of(jax.vmap(squared)(x) for x in factor.blocks)
+
+
+def merged(pairs: Sequence[Pair]) -> Sequence[Pair]:
+    """Several uses of a matrix as one, where all vectors are dense."""
+    dense = all(isinstance(f, Dense) for p in pairs for f in p)
+    if len(pairs) == 1 or not dense or len({jax.tree.structure(p) for p in pairs}) > 1:
+        return pairs
+    return [jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *pairs)]
+
+
+def outer(pair: Pair, shape: tuple[int, int], precision: Any = None) -> jax.Array:
+    """The gradient itself, `[T, D, K]`.
+
+    Args:
+        pair: Its factors.
+        shape: `D` and `K`.
+        precision: The precision of the product in the model.
+    """
+    match pair:
+        case Pair(OneHot(index), Dense((block,))):
+            wide = block.astype(compute_dtype(block.dtype))
+            zeros = jnp.zeros(shape, wide.dtype)
+            return jax.vmap(lambda i, c: zeros.at[i].add(c))(index, wide)
+        case Pair(Dense(left), Dense((right,))):
+            return jnp.concatenate([product(x, right, 1, precision) for x in left], axis=1)
+        case Pair(Dense((left,)), Dense(right)):
+            return jnp.concatenate([product(left, x, 1, precision) for x in right], axis=2)
+    raise AssertionError(pair)

@@ -1,0 +1,39 @@
+"""Rows of a table: embeddings."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.lax import GatherScatterMode
+
+from fnopt.gradients.ghost._factors import Dense, OneHot, Pair
+from fnopt.gradients.ghost._layout import Layout
+from fnopt.gradients.ghost._sites import Site
+from fnopt.gradients.ghost._weights import without_transposes
+
+
+def layout(site: Site) -> Layout:
+    """`D` is the axis that is looked up, `K` has all others."""
+    base, perm = without_transposes(site.weight)
+    order = [perm[0], *sorted(perm[1:])]
+    shape = base.aval.shape
+    split = tuple(shape[d] for d in order)
+    return Layout(
+        base, split, (0, 1, len(order) - 1), tuple(int(i) for i in np.argsort(order)), shape
+    )
+
+
+def pair(site: Site, indices: jax.Array, g: jax.Array) -> Pair:
+    """The gradient of a lookup has the cotangent in the row that was looked up."""
+    _, perm = without_transposes(site.weight)
+    offsets = site.eqn.params["dimension_numbers"].offset_dims
+    kept = [offsets[i] for i in np.argsort(perm[1:])]
+    positions = [d for d in range(g.ndim) if d not in kept]
+    index = indices.reshape(-1)
+    g = g.transpose(*positions, *kept).reshape(index.size, -1)
+    size = site.weight.aval.shape[0]
+    if site.eqn.params["mode"] == GatherScatterMode.FILL_OR_DROP:
+        inside = (index >= 0) & (index < size)
+        g = jnp.where(inside[:, None], g, jnp.zeros((), g.dtype))
+    return Pair(OneHot(jnp.clip(index, 0, size - 1)[None]), Dense((g[None],)))

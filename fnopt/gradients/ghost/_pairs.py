@@ -1,0 +1,62 @@
+"""The outer products of a site over all iterations of the scans around it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from fnopt.gradients.ghost._factors import Pair
+from fnopt.gradients.ghost._sites import Site
+
+
+def site_pair(rule: Any, site: Site, x: jax.Array, g: jax.Array) -> Pair:
+    """The factors of one example's gradient with respect to the site's stacked weight.
+
+    Iterations that share the weight are further positions; those that have a slice of their own
+    are further matrices.
+
+    Args:
+        rule: The module with the `pair` of one iteration.
+        site: The site.
+        x: The other operand, with a leading axis for every scan around the site.
+        g: The cotangent of the output, likewise.
+    """
+
+    def one(x: jax.Array, g: jax.Array) -> Pair:
+        return rule.pair(site, x, g)
+
+    for _ in site.axes:
+        one = jax.vmap(one)
+    return jax.tree.map(lambda a: _folded(a, site), one(x, g))
+
+
+def _folded(a: jax.Array, site: Site) -> jax.Array:
+    """From `[scans..., T, R, ...]` to `[slicing scans and T, other scans and R, ...]`."""
+    n = len(site.axes)
+    slicing = [i for i, number in enumerate(site.axes) if number in site.weight.axes]
+    sharing = [i for i in range(n) if i not in slicing]
+    rest = range(n + 2, a.ndim)
+    t = math.prod(a.shape[i] for i in (*slicing, n))
+    r = math.prod(a.shape[i] for i in (*sharing, n + 1))
+    moved = a.transpose(*slicing, n, *sharing, n + 1, *rest)
+    return moved.reshape(t, r, *(a.shape[i] for i in rest))
+
+
+def pair_shapes(
+    rule: Any,
+    site: Site,
+    nodes: Mapping[int, tuple[Any, tuple[int, ...]]],
+    lengths: Mapping[int, int],
+) -> Pair:
+    """The shapes of a site's factors."""
+    (other,) = site.others
+    assert isinstance(other, int)
+
+    def shape(number: int) -> jax.ShapeDtypeStruct:
+        aval, axes = nodes[number]
+        return jax.ShapeDtypeStruct((*(lengths[n] for n in axes), *aval.shape), aval.dtype)
+
+    return jax.eval_shape(lambda x, g: site_pair(rule, site, x, g), shape(other), shape(site.tap))

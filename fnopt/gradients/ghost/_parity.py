@@ -1,0 +1,127 @@
+"""Comparing what is measured with what `jax.vmap(jax.grad)` says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import global_norm
+from fnopt.gradients._chunks import checked_chunk_size, scan_chunks
+from fnopt.gradients._loss import BoundLoss, ExampleLoss
+from fnopt.gradients._sums import weighted_total, zero_sums
+from fnopt.gradients.ghost._trace import Ghost, trace
+
+
+class Parity(NamedTuple):
+    """How far `method='ghost'` is from `jax.vmap(jax.grad)`.
+
+    Attributes:
+        norm_error: For every example, `|norm - naive norm| / naive norm`, `[n]`.
+        grad_error: For every param, the largest error of an entry of a weighted sum of gradients,
+            divided by the sum of the norms of what is summed; a tree like the params.
+    """
+
+    norm_error: jax.Array
+    grad_error: Any
+
+    @property
+    def worst(self) -> jax.Array:
+        """The largest of all errors; NaN if any is."""
+        return jnp.max(jnp.stack([self.norm_error.max(), *jax.tree.leaves(self.grad_error)]))
+
+
+def ghost_parity(
+    loss_fn: Callable[..., Any],
+    *,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    batch_argnums: int | Sequence[int] | None = None,
+    chunk_size: int | None = 8,
+) -> Callable[..., Parity]:
+    """Checks on your own loss that norms and sums of per-example gradients are right.
+
+    Both are computed twice: from activations and cotangents, and by `jax.vmap(jax.grad)`.
+
+    Args:
+        loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.
+        argnums: Which positional arguments to differentiate.
+        has_aux: Whether `loss_fn` returns `(value, aux)`.
+        batch_argnums: Which positional arguments have a leading example axis; by default all
+            after the last of `argnums`.
+        chunk_size: How many examples to differentiate at once.
+
+    Returns:
+        A function `(params, batch, ..., key=None)` -> a `Parity`. Its `worst` is a few times 1e-7
+        in float32; where an example's gradient is a sum that nearly cancels, up to 1e-5.
+
+    Raises:
+        TypeError: If a parameter isn't floating, or the loss doesn't return a real scalar.
+        ValueError: If the example axes disagree or are empty.
+
+    Example:
+        >>> from fnopt.gradients import ghost_parity
+        >>> def loss(params, x):
+        ...     return jnp.sum(jnp.tanh(x @ params["w"] + params["b"]))
+        >>> params = {"w": jnp.eye(3), "b": jnp.zeros(3)}
+        >>> bool(ghost_parity(loss)(params, jnp.ones((5, 2, 3))).worst < 1e-6)
+        True
+    """
+    spec = ExampleLoss(loss_fn, argnums, batch_argnums, has_aux, "ghost_parity")
+    chunk_size = checked_chunk_size(chunk_size, spec.name)
+
+    def parity_fn(*args: Any, key: Any = None, **kwargs: Any) -> Parity:
+        bound = spec.bind(args, kwargs, key)
+        norms, total = _reduced(bound, _measured(trace(bound)), chunk_size)
+        naive_norms, naive_total = _reduced(bound, _naive(bound), chunk_size)
+        norm_error = _relative(jnp.abs(norms - naive_norms), naive_norms)
+        scale = jnp.sum(naive_norms)
+        grad_error = jax.tree.map(
+            lambda a, b: _relative(jnp.max(jnp.abs(a - b), initial=0.0), scale), total, naive_total
+        )
+        return Parity(norm_error, spec.like_argnums(grad_error))
+
+    return parity_fn
+
+
+Reduced = Callable[[Any, jax.Array], tuple[jax.Array, Any]]
+"""From a chunk and its weights to the norms and the weighted sum."""
+
+
+def _reduced(bound: BoundLoss, fn: Reduced, chunk_size: int | None) -> tuple[jax.Array, Any]:
+    def body(sums: Any, chunk: Any) -> tuple[Any, jax.Array]:
+        norms, total = fn(*chunk)
+        return jax.tree.map(jnp.add, sums, total), norms
+
+    # Unequal weights, or an error that mixes up examples would go unseen.
+    weights = jnp.linspace(0.5, 1.0, bound.size, dtype=jnp.float32)
+    batch = (bound.batch, weights)
+    sums, norms = scan_chunks(body, zero_sums(bound.params), batch, bound.size, chunk_size)
+    return norms, sums
+
+
+def _measured(ghost: Ghost) -> Reduced:
+    def fn(chunk: Any, weights: jax.Array) -> tuple[jax.Array, Any]:
+        measured = ghost.measure(chunk)
+        return measured.norms(), measured.weighted_sum(weights)
+
+    return fn
+
+
+def _naive(bound: BoundLoss) -> Reduced:
+    def one(example: Any) -> Any:
+        return jax.grad(bound.loss, has_aux=True)(bound.params, example)[0]
+
+    def fn(chunk: Any, weights: jax.Array) -> tuple[jax.Array, Any]:
+        grads = jax.vmap(one)(chunk)
+        total = jax.tree.map(lambda g: weighted_total(weights, g), grads)
+        return jax.vmap(global_norm)(grads), total
+
+    return fn
+
+
+def _relative(error: jax.Array, scale: jax.Array) -> jax.Array:
+    tiny = jnp.finfo(scale.dtype).tiny
+    return error.astype(scale.dtype) / jnp.maximum(scale, jnp.asarray(tiny, scale.dtype))

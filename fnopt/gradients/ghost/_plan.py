@@ -1,0 +1,150 @@
+"""For every param, how its gradients are measured and summed: decided once, from shapes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.extend import core as jex
+
+from fnopt.gradients._nodes import Level
+from fnopt.gradients.ghost import _conv, _dot, _gather
+from fnopt.gradients.ghost._factors import OneHot, rows
+from fnopt.gradients.ghost._layout import Layout
+from fnopt.gradients.ghost._pairs import pair_shapes
+from fnopt.gradients.ghost._sites import Found, Site, find_sites
+
+RULES: dict[str, Any] = {"dot": _dot, "conv": _conv, "gather": _gather}
+
+# A gradient of D x K is formed where it has at most so many times the numbers of what it is made
+# of, R (D + K): then that costs less than the inner products of all R positions, and not much more
+# memory. Both ways add less than a tenth to the matrix products of a training step.
+_FORM_FACTOR = 4
+
+
+class Group(NamedTuple):
+    """Params whose gradients are handled together, because they enter by common sites.
+
+    Attributes:
+        leaves: The numbers of the params.
+        sites: Where they enter.
+        form: `'gram'` never forms a gradient, `'matrix'` forms it as a matrix, `'params'` forms
+            it like the params, `'vmap'` leaves it to `jax.vmap(jax.grad)`, `'none'` knows that it
+            is zero.
+        layout: How matrices make up the weight, for the first two forms.
+        why: The reason for the form.
+    """
+
+    leaves: tuple[int, ...]
+    sites: tuple[Site, ...]
+    form: str
+    layout: Layout | None
+    why: str
+
+
+class Plan(NamedTuple):
+    """What is done with a loss.
+
+    Attributes:
+        level: The loss of one example with its taps and records.
+        groups: All params.
+        taps: By number of the node: shape and dtype of the output, and the scans around it.
+        lengths: How many iterations the scans have, by number.
+        params: Shapes and dtypes of the params.
+        bytes: How much is stored for one example until its gradient is summed.
+    """
+
+    level: Level
+    groups: tuple[Group, ...]
+    taps: dict[int, tuple[Any, tuple[int, ...]]]
+    lengths: dict[int, int]
+    params: tuple[Any, ...]
+    bytes: int
+
+
+def make_plan(closed: jex.ClosedJaxpr, n_params: int) -> Plan:
+    """Decides for the traced loss of one example, whose first inputs are the params."""
+    found = find_sites(closed, n_params)
+    params = tuple(v.aval for v in closed.jaxpr.invars[:n_params])
+    groups = tuple(_group(found, leaves, sites) for leaves, sites in _components(found, n_params))
+    kept = [site for group in groups for site in group.sites]
+    taps = {site.tap: found.nodes[site.tap] for site in kept}
+    records = {o for site in kept for o in site.others if isinstance(o, int)}
+    nodes = {*taps, *records}
+    stored = sum(_bytes(*found.nodes[i], found.lengths) for i in nodes)
+    stored += sum(_formed_bytes(group, params) for group in groups)
+    return Plan(found.level.only(nodes), groups, taps, found.lengths, params, stored)
+
+
+def _components(found: Found, n_params: int) -> Iterable[tuple[tuple[int, ...], list[Site]]]:
+    """Params that enter by common sites, in their order, with these sites."""
+    of = {i: frozenset({i}) for i in range(n_params)}
+    for site in found.sites:
+        together = frozenset().union(*(of[i] for i in site.weight.leaves))
+        of |= dict.fromkeys(together, together)
+    for leaves in dict.fromkeys(of.values()):
+        yield tuple(sorted(leaves)), [s for s in found.sites if s.weight.leaves <= leaves]
+
+
+def _group(found: Found, leaves: tuple[int, ...], sites: Sequence[Site]) -> Group:
+    lost = [found.lost[i] for i in leaves if i in found.lost]
+    if lost:
+        return Group(leaves, (), "vmap", None, lost[0])
+    if not sites:
+        return Group(leaves, (), "none", None, "the loss does not use it")
+    form, layout, why = _form(found, sites)
+    return Group(leaves, tuple(sites), form, layout, why)
+
+
+def _form(found: Found, sites: Sequence[Site]) -> tuple[str, Layout | None, str]:
+    if any(site.kind == "direct" for site in sites):
+        return "params", None, "its gradient is hardly larger than what it is made of"
+    layouts = [stacked_layout(site, found.lengths) for site in sites]
+    if len({layout.key for layout in layouts}) > 1:
+        return "params", None, "used in several shapes"
+    if not layouts[0].weight.keeps_length:
+        return "params", None, "computed from the params before it meets the example"
+    pairs = [pair_shapes(RULES[s.kind], s, found.nodes, found.lengths) for s in sites]
+    _, d, k = layouts[0].sizes
+    dense = sum(rows(p.right) for p in pairs if not isinstance(p.left, OneHot))
+    if dense > 1 and d * k <= _FORM_FACTOR * dense * (d + k):
+        return "matrix", layouts[0], f"{d} x {k} is small beside {dense} positions"
+    used = sum(rows(p.right) for p in pairs)
+    return "gram", layouts[0], f"{d} x {k} is large beside {used} position{'s' * (used > 1)}"
+
+
+def stacked_layout(site: Site, lengths: dict[int, int]) -> Layout:
+    """The layout of a site's weight, with an axis of `T` for every scan that slices it."""
+    layout = RULES[site.kind].layout(site)
+    sizes = tuple(lengths[number] for number in layout.weight.axes)
+    n = len(sizes)
+    t, d, k = layout.counts
+    return Layout(
+        layout.weight,
+        (*sizes, *layout.split),
+        (n + t, d, k),
+        (*range(n), *(n + i for i in layout.perm)),
+        (*sizes, *layout.shape),
+    )
+
+
+def _bytes(aval: Any, axes: tuple[int, ...], lengths: dict[int, int]) -> int:
+    size = aval.size * getattr(aval.dtype, "itemsize", 4)
+    for number in axes:
+        size *= lengths[number]
+    return size
+
+
+def _formed_bytes(group: Group, params: Sequence[Any]) -> int:
+    if group.form in {"gram", "none"}:
+        return 0
+    return sum(params[i].size * max(4, params[i].dtype.itemsize) for i in group.leaves)
+
+
+def tap_zeros(plan: Plan) -> dict[int, jax.Array]:
+    """A zero for every tap, with an axis for every scan around it."""
+    return {
+        i: jax.numpy.zeros((*(plan.lengths[n] for n in axes), *aval.shape), aval.dtype)
+        for i, (aval, axes) in plan.taps.items()
+    }

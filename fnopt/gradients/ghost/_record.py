@@ -1,0 +1,49 @@
+"""One forward and one backward pass that keeps what the gradients are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from fnopt.gradients._replay import replay
+from fnopt.gradients.ghost._plan import Plan, tap_zeros
+
+
+class Tape(NamedTuple):
+    """What is known after the backward pass; everything has a leading example axis.
+
+    Attributes:
+        outputs: The loss, and the leaves of aux.
+        records: By node: operands of sites.
+        cotangents: By node: cotangents of the outputs of sites.
+        grads: By number of the param: gradients, where no other way is known.
+    """
+
+    outputs: list[jax.Array]
+    records: dict[int, jax.Array]
+    cotangents: dict[int, jax.Array]
+    grads: dict[int, jax.Array]
+
+
+def record(plan: Plan, params: Sequence[Any], batch: Sequence[Any]) -> Tape:
+    """Runs the loss and its derivative on all examples.
+
+    The params themselves are not differentiated: only zeros that are added to what the sites put
+    out, and the params that are left to `jax.vmap`.
+    """
+    left = {i: params[i] for group in plan.groups if group.form == "vmap" for i in group.leaves}
+
+    def loss(taps: Any, left: dict[int, Any], example: Sequence[Any]) -> Any:
+        inputs = [left.get(i, p) for i, p in enumerate(params)]
+        outputs, records = replay(plan.level, [*inputs, *example], _visit, taps)
+        return outputs[0], (outputs, records)
+
+    run = jax.vmap(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True), (None, None, 0))
+    (_, (outputs, records)), (cotangents, grads) = run(tap_zeros(plan), left, batch)
+    return Tape(outputs, records, cotangents, grads)
+
+
+def _visit(node: int, value: jax.Array, tap: jax.Array | None) -> tuple[Any, Any]:
+    return (value, value) if tap is None else (value + tap, None)

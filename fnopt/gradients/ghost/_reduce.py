@@ -1,0 +1,145 @@
+"""Squared norms of the gradients of all examples, and their weighted sum, from a tape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import compute_dtype
+from fnopt.gradients._sums import weighted_total
+from fnopt.gradients.ghost import _direct
+from fnopt.gradients.ghost._factors import (
+    Pair,
+    accumulated,
+    length_squared,
+    outer,
+    squared,
+    sum_of,
+)
+from fnopt.gradients.ghost._pairs import site_pair
+from fnopt.gradients.ghost._plan import RULES, Group
+from fnopt.gradients.ghost._record import Tape
+from fnopt.gradients.ghost._sites import Site
+from fnopt.gradients.ghost._weights import Weight, evaluate, pull_back
+
+Formed = jax.Array | dict[int, jax.Array] | None
+"""The gradients of a group: matrices, by param, or not formed; with a leading example axis."""
+
+
+def form(group: Group, tape: Tape, params: Mapping[int, Any]) -> Formed:
+    """The gradients of all examples, where the plan is to form them."""
+    if group.form == "vmap":
+        return {i: tape.grads[i] for i in group.leaves}
+    if group.form == "matrix":
+        return sum_of(_matrices(group, s, tape) for s in group.sites)
+    if group.form == "params":
+        return _by_param(group, tape, params)
+    return None
+
+
+def by_param(group: Group, tape: Tape, params: Mapping[int, Any]) -> dict[int, jax.Array]:
+    """The gradients of all examples like the params, however the plan handles them."""
+    if group.form == "vmap":
+        return {i: tape.grads[i] for i in group.leaves}
+    return _by_param(group, tape, params)
+
+
+def squared_norms(group: Group, formed: Formed, tape: Tape) -> jax.Array | None:
+    """The squared norm of every example's gradient with respect to a group; `None` for zero."""
+    if formed is not None:
+        return sum_of(jax.vmap(squared)(x) for x in jax.tree.leaves(formed))
+    if group.form == "none":
+        return None
+
+    def one(data: list[tuple[Any, jax.Array]]) -> jax.Array:
+        pairs = [
+            site_pair(RULES[s.kind], s, x, g) for s, (x, g) in zip(group.sites, data, strict=True)
+        ]
+        return length_squared(pairs)
+
+    return jax.vmap(one)([_data(s, tape) for s in group.sites])
+
+
+def weighted_sum(
+    group: Group, formed: Formed, tape: Tape, weights: jax.Array, params: Mapping[int, Any]
+) -> dict[int, jax.Array]:
+    """The sum of the gradients of all examples, each times its weight, by param."""
+    if isinstance(formed, dict):
+        return {i: weighted_total(weights, x) for i, x in formed.items()}
+    if group.layout is None:
+        return {}
+    if formed is not None:
+        total = weighted_total(weights, formed)
+    else:
+        total = sum_of(_contracted(group, s, tape, weights) for s in group.sites)
+    return pull_back(group.layout.weight, group.layout.array(total), params)
+
+
+def _data(site: Site, tape: Tape) -> tuple[Any, jax.Array]:
+    (other,) = site.others
+    assert isinstance(other, int)
+    return tape.records[other], tape.cotangents[site.tap]
+
+
+def _matrices(group: Group, site: Site, tape: Tape) -> jax.Array:
+    assert group.layout is not None
+    _, d, k = group.layout.sizes
+
+    def one(x: jax.Array, g: jax.Array) -> jax.Array:
+        return outer(site_pair(RULES[site.kind], site, x, g), (d, k), _precision(site))
+
+    return jax.vmap(one)(*_data(site, tape))
+
+
+def _precision(site: Site) -> Any:
+    """The precision that the model asks for; presets of algorithms are for its own dtypes."""
+    precision = site.eqn.params.get("precision")
+    parts = precision if isinstance(precision, tuple) else (precision,)
+    return precision if all(isinstance(p, jax.lax.Precision) for p in parts) else None
+
+
+def _contracted(group: Group, site: Site, tape: Tape, weights: jax.Array) -> jax.Array:
+    """One more contraction of the tape, of examples and positions at once: `[T, D, K]`."""
+    assert group.layout is not None
+    _, d, k = group.layout.sizes
+    pairs = jax.vmap(lambda x, g: site_pair(RULES[site.kind], site, x, g))(*_data(site, tape))
+    scaled = Pair(pairs.left, jax.tree.map(lambda x: _scaled(x, weights), pairs.right))
+    return outer(jax.tree.map(_examples_as_positions, scaled), (d, k), _precision(site))
+
+
+def _scaled(x: jax.Array, weights: jax.Array) -> jax.Array:
+    x = accumulated(x)
+    wide = compute_dtype(x.dtype)
+    factor = weights.astype(wide).reshape(-1, *[1] * (x.ndim - 1))
+    return (x.astype(wide) * factor).astype(x.dtype)
+
+
+def _examples_as_positions(x: jax.Array) -> jax.Array:
+    """From `[n, T, R, ...]` to `[T, n R, ...]`."""
+    n, t, r, *rest = x.shape
+    return jnp.moveaxis(x, 0, 1).reshape(t, n * r, *rest)
+
+
+def _by_param(group: Group, tape: Tape, params: Mapping[int, Any]) -> dict[int, jax.Array]:
+    """One example after the other: the gradient at every site, taken back to the params."""
+    memo: dict[int, Any] = {}
+
+    def value(weight: Weight) -> Any:
+        if id(weight) not in memo:
+            memo[id(weight)] = evaluate(weight, params)
+        return memo[id(weight)]
+
+    def one(records: dict[int, Any], cotangents: dict[int, Any]) -> dict[int, jax.Array]:
+        total: dict[int, jax.Array] = {}
+        for site in group.sites:
+            others = [records[o] if isinstance(o, int) else value(o) for o in site.others]
+            g = _direct.gradient(site, value(site.weight), others, cotangents[site.tap])
+            g = g.astype(compute_dtype(g.dtype)) if site.weight.moves_only else g
+            for i, x in pull_back(site.weight, g, params).items():
+                total[i] = total[i] + x if i in total else x
+        return total
+
+    return jax.vmap(one)(tape.records, tape.cotangents)

@@ -1,0 +1,132 @@
+"""What is known about every param of a loss, for people to read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from fnopt.core import leaves_with_names
+from fnopt.gradients._loss import BoundLoss, ExampleLoss
+from fnopt.gradients.ghost._plan import Group
+from fnopt.gradients.ghost._trace import trace
+
+
+class ParamRule(NamedTuple):
+    """How the per-example gradients of one param are measured.
+
+    Attributes:
+        name: The path of the param.
+        shape: Its shape.
+        rule: `'gram'`: never formed, the norm comes from inner products of activations and of
+            cotangents. `'matrix'`, `'params'`: formed from activations and cotangents, because
+            that is cheap. `'vmap'`: not understood, so formed by `jax.vmap(jax.grad)`, for this
+            param only. `'none'`: the loss does not use it.
+        enters: The operations by which it enters, such as `('gather', 'dot_general')`.
+        why: The reason for the rule.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    rule: str
+    enters: tuple[str, ...]
+    why: str
+
+
+class GhostReport(NamedTuple):
+    """What `method='ghost'` does with a loss; `print` it.
+
+    Attributes:
+        params: One entry for each param.
+        coverage: Which part of the numbers in the params is handled without `'vmap'`.
+        bytes_per_example: What is stored for one example until its gradient is summed.
+        gradient_bytes: What its gradient would take.
+    """
+
+    params: tuple[ParamRule, ...]
+    coverage: float
+    bytes_per_example: int
+    gradient_bytes: int
+
+    def __str__(self) -> str:
+        head = ("param", "shape", "rule", "enters by", "why")
+        table = [(p.name, str(p.shape), p.rule, ", ".join(p.enters), p.why) for p in self.params]
+        widths = [max(map(len, column)) for column in zip(head, *table, strict=True)]
+        lines = [
+            "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
+            for row in (head, *table)
+        ]
+        last = (
+            f"{100 * self.coverage:.1f} % of the params without vmap; one example stores "
+            f"{self.bytes_per_example} bytes, its gradient would take {self.gradient_bytes}"
+        )
+        return "\n".join([*lines, last])
+
+
+def ghost_report(
+    loss_fn: Callable[..., Any],
+    *,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    batch_argnums: int | Sequence[int] | None = None,
+) -> Callable[..., GhostReport]:
+    """Says for every param how its per-example gradients are measured, and why.
+
+    Nothing is computed: the loss is traced for one example, and the places are found where params
+    meet it.
+
+    Args:
+        loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.
+        argnums: Which positional arguments to differentiate.
+        has_aux: Whether `loss_fn` returns `(value, aux)`.
+        batch_argnums: Which positional arguments have a leading example axis; by default all
+            after the last of `argnums`.
+
+    Returns:
+        A function `(params, batch, ..., key=None)` -> a `GhostReport`.
+
+    Raises:
+        TypeError: If a parameter isn't floating, or the loss doesn't return a real scalar.
+        ValueError: If the example axes disagree or are empty.
+
+    Example:
+        >>> from fnopt.gradients import ghost_report
+        >>> params = {"table": jnp.ones((50, 8)), "w": jnp.ones((8, 8)), "b": jnp.ones(8)}
+        >>> def loss(params, tokens):
+        ...     return jnp.sum(jnp.tanh(params["table"][tokens] @ params["w"] + params["b"]))
+        >>> report = ghost_report(loss)(params, jnp.zeros((4, 6), jnp.int32))
+        >>> [(p.name, p.rule, p.enters) for p in report.params]
+        [('b', 'params', ('add',)), ('table', 'gram', ('gather',)),
+         ('w', 'matrix', ('dot_general',))]
+        >>> report.coverage
+        1.0
+    """
+    spec = ExampleLoss(loss_fn, argnums, batch_argnums, has_aux, "ghost_report")
+
+    def report_fn(*args: Any, key: Any = None, **kwargs: Any) -> GhostReport:
+        bound = spec.bind(args, kwargs, key)
+        return _report(bound, spec.like_argnums(bound.params))
+
+    return report_fn
+
+
+def _report(bound: BoundLoss, params: Any) -> GhostReport:
+    plan = trace(bound).plan
+    names = [name for name, _ in leaves_with_names(params)[0]]
+    rules = {
+        i: _rule(group, i, names[i], jax.numpy.shape(leaf))
+        for i, leaf in enumerate(jax.tree.leaves(params))
+        for group in plan.groups
+        if i in group.leaves
+    }
+    sizes = [p.size for p in plan.params]
+    known = sum(size for i, size in enumerate(sizes) if rules[i].rule != "vmap")
+    coverage = known / sum(sizes) if sum(sizes) else 1.0
+    gradient_bytes = sum(p.size * max(4, p.dtype.itemsize) for p in plan.params)
+    return GhostReport(tuple(rules.values()), coverage, plan.bytes, gradient_bytes)
+
+
+def _rule(group: Group, leaf: int, name: str, shape: tuple[int, ...]) -> ParamRule:
+    enters = tuple(s.eqn.primitive.name for s in group.sites if leaf in s.weight.leaves)
+    return ParamRule(name, shape, group.form, enters, group.why)

@@ -1,0 +1,307 @@
+"""Where params meet the example: an abstract walk of the loss of one example.
+
+The loss is traced for a single example, so no batch axis has to be followed. A value that depends
+on the params but not on the example is a *weight*; it stays one through casts, transposes, jit,
+remat and slicing by scans. An equation in which a weight meets anything else is a *site*: the
+gradient with respect to the weight is known from the equation's other inputs and from the
+cotangent of its output.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax.extend import core as jex
+from jax.lax import GatherScatterMode
+
+from fnopt.core import is_inexact, jaxprs
+from fnopt.gradients._nodes import Level, Mark
+from fnopt.gradients.ghost._weights import Constant, Leaf, Slice, Weight, step
+
+# Equations whose derivative with respect to an operand is hardly larger than their output.
+_DIRECT = {
+    "add",
+    "add_any",
+    "atan2",
+    "clamp",
+    "concatenate",
+    "div",
+    "dynamic_slice",
+    "dynamic_update_slice",
+    "gather",
+    "max",
+    "min",
+    "mul",
+    "pad",
+    "pow",
+    "select_n",
+    "sub",
+}
+_MOST_OFFSETS = 64  # a convolution is unrolled over the offsets of its window
+
+
+class Site(NamedTuple):
+    """An equation in which a weight meets the example.
+
+    Attributes:
+        kind: `'dot'`, `'conv'`, `'gather'` or `'direct'`.
+        eqn: The equation.
+        position: Which operand the weight is.
+        weight: The weight.
+        others: The other operands: weights, or the numbers of records.
+        tap: The number of the node that has the cotangent of the output.
+        axes: The numbers of the scans around it, outermost first.
+    """
+
+    kind: str
+    eqn: Any
+    position: int
+    weight: Weight
+    others: tuple[Weight | int, ...]
+    tap: int
+    axes: tuple[int, ...]
+
+
+class Found(NamedTuple):
+    """What the walk finds.
+
+    Attributes:
+        level: The loss, with taps and records as its nodes.
+        sites: Where params meet the example.
+        lost: Params of which not all sites are known, and why.
+        nodes: By number: shape and dtype of a tap or record in one iteration, and the scans.
+        lengths: How many iterations the scans have, by number.
+    """
+
+    level: Level
+    sites: list[Site]
+    lost: dict[int, str]
+    nodes: dict[int, tuple[Any, tuple[int, ...]]]
+    lengths: dict[int, int]
+
+
+def find_sites(closed: jex.ClosedJaxpr, n_params: int) -> Found:
+    """Walks the loss of one example; its first `n_params` inputs are the params."""
+    finder = _Finder()
+    invars = closed.jaxpr.invars
+    params = [Leaf(v.aval, frozenset({i})) for i, v in enumerate(invars[:n_params])]
+    for i, v in enumerate(invars[:n_params]):
+        if not is_inexact(v.aval) or v.aval.dtype.kind == "c":
+            finder.lost[i] = f"{v.aval.dtype} params"
+    sub = jaxprs.Sub("jaxpr", closed.jaxpr, tuple(closed.consts))
+    level, outs = finder.level(sub, [*params, *[None] * (len(invars) - n_params)], ())
+    finder.lose(outs[:1], "the loss has a part that the example does not change")
+    return Found(level, finder.sites, finder.lost, finder.nodes, finder.lengths)
+
+
+Values = Sequence[Weight | None]
+"""Weights; `None` for what depends on the example."""
+
+
+class _Finder:
+    def __init__(self) -> None:
+        self.sites: list[Site] = []
+        self.lost: dict[int, str] = {}
+        self.nodes: dict[int, tuple[Any, tuple[int, ...]]] = {}
+        self.lengths: dict[int, int] = {}
+
+    def lose(self, values: Values, why: str) -> None:
+        for w in values:
+            if w is not None and w.differentiable:
+                for i in w.leaves:
+                    self.lost.setdefault(i, why)
+
+    def node(self, aval: Any, axes: tuple[int, ...]) -> int:
+        number = len(self.nodes)
+        self.nodes[number] = (aval, axes)
+        return number
+
+    def level(
+        self, sub: jaxprs.Sub, values: Values, axes: tuple[int, ...]
+    ) -> tuple[Level, list[Weight | None]]:
+        walk = _Walk(self, sub, values, axes)
+        for i, eqn in enumerate(sub.jaxpr.eqns):
+            walk.equation(i, eqn)
+        return walk.found, walk.read(sub.jaxpr.outvars)
+
+
+class _Walk:
+    """The walk through one jaxpr."""
+
+    def __init__(
+        self, finder: _Finder, sub: jaxprs.Sub, values: Values, axes: tuple[int, ...]
+    ) -> None:
+        self.finder, self.axes = finder, axes
+        self.found = Level(sub.jaxpr, sub.consts, {}, {})
+        self.env: dict[Any, Weight | None] = dict(zip(sub.jaxpr.invars, values, strict=True))
+        for v, c in zip(sub.jaxpr.constvars, sub.consts, strict=True):
+            self.env[v] = Constant(v.aval, value=c)
+        self.uses = Counter(
+            v
+            for atoms in (*(e.invars for e in sub.jaxpr.eqns), sub.jaxpr.outvars)
+            for v in atoms
+            if not isinstance(v, jex.Literal)
+        )
+        self.taps: dict[Any, int] = {}
+        self.records: dict[Any, int] = {}
+
+    def read(self, atoms: Sequence[Any]) -> list[Weight | None]:
+        return [
+            Constant(a.aval, value=a.val) if isinstance(a, jex.Literal) else self.env.get(a)
+            for a in atoms
+        ]
+
+    def equation(self, i: int, eqn: jex.JaxprEqn) -> None:
+        ins = self.read(eqn.invars)
+        weights = [w for w in ins if w is not None]
+        if any(w.differentiable for w in weights) and (jaxprs.is_call(eqn) or jaxprs.is_remat(eqn)):
+            self.call(i, eqn, ins)
+        elif len(weights) == len(ins):
+            outs = step(eqn, weights, self.axes)
+            self.env.update(zip(eqn.outvars, outs, strict=True))
+        elif any(w.differentiable for w in weights):
+            self.meeting(i, eqn, ins)
+
+    def call(self, i: int, eqn: jex.JaxprEqn, ins: list[Weight | None]) -> None:
+        sub = jaxprs.called(eqn)
+        assert sub is not None
+        level, outs = self.finder.level(sub, ins, self.axes)
+        self.found.inner[i] = (level,)
+        self.env.update(zip(eqn.outvars, outs, strict=True))
+
+    def meeting(self, i: int, eqn: jex.JaxprEqn, ins: list[Weight | None]) -> None:
+        name = eqn.primitive.name
+        if name == "scan":
+            self.scan(i, eqn, ins)
+        elif not any(is_inexact(v.aval) for v in eqn.outvars):
+            return  # a comparison: no gradient comes this way
+        elif len(eqn.outvars) > 1:
+            self.finder.lose(ins, f"used by {name}")
+        else:
+            self.operands(i, eqn, ins)
+
+    def operands(self, i: int, eqn: jex.JaxprEqn, ins: list[Weight | None]) -> None:
+        """Every weight among the operands is a site; they share the tap."""
+        positions = [k for k, w in enumerate(ins) if w is not None and w.differentiable]
+        kinds = [site_kind(eqn, k) for k in positions]
+        if len(positions) > 1:
+            kinds = ["direct" if eqn.primitive.name in _DIRECT else ""] * len(positions)
+        if not all(kinds):
+            self.finder.lose(ins, f"used by {eqn.primitive.name}")
+            return
+        marks: list[Mark] = []
+        read = [self.operand(eqn, k, w, marks) for k, w in enumerate(ins)]
+        tap = self.tap(eqn, ins, marks)
+        self.found.marks[i] = tuple(marks)
+        for k, kind in zip(positions, kinds, strict=True):
+            others = tuple(read[:k] + read[k + 1 :])
+            weight = ins[k]
+            assert weight is not None
+            self.finder.sites.append(Site(kind, eqn, k, weight, others, tap, self.axes))
+
+    def operand(
+        self, eqn: jex.JaxprEqn, k: int, weight: Weight | None, marks: list[Mark]
+    ) -> Weight | int:
+        if weight is not None:
+            return weight
+        aval: Any = eqn.invars[k].aval
+        if _changes_derivative(eqn, k):
+            return self.record(eqn.invars[k], marks)
+        return Constant(aval, value=jnp.zeros(aval.shape, aval.dtype))
+
+    def record(self, var: Any, marks: list[Mark]) -> int:
+        if var not in self.records:
+            self.records[var] = self.finder.node(var.aval, self.axes)
+            marks.append(Mark(self.records[var], var))
+        return self.records[var]
+
+    def tap(self, eqn: jex.JaxprEqn, ins: list[Weight | None], marks: list[Mark]) -> int:
+        (out,) = eqn.outvars
+        before = self.tap_before(eqn, ins)
+        if before is None:
+            before = self.finder.node(out.aval, self.axes)
+            marks.append(Mark(before, out))
+        self.taps[out] = before
+        return before
+
+    def tap_before(self, eqn: jex.JaxprEqn, ins: list[Weight | None]) -> int | None:
+        """The tap of the product to which this equation adds a bias: its cotangent is the same."""
+        name = eqn.primitive.name
+        if not (name in {"add", "add_any"} or (name == "sub" and ins[0] is None)):
+            return None
+        data: list[Any] = [v for v, w in zip(eqn.invars, ins, strict=True) if w is None]
+        out: Any = eqn.outvars[0].aval
+        same = len(data) == 1 and self.uses[data[0]] == 1 and data[0].aval.shape == out.shape
+        return self.taps.get(data[0]) if same else None
+
+    def scan(self, i: int, eqn: jex.JaxprEqn, ins: list[Weight | None]) -> None:
+        p = eqn.params
+        n_consts, n_carry = p["num_consts"], p["num_carry"]
+        number = len(self.finder.lengths)
+        self.finder.lengths[number] = p["length"]
+        carry = ins[n_consts:][:n_carry]
+        self.finder.lose(carry, "the first carry of a scan")
+        body = next(s for s in jaxprs.sub_jaxprs(eqn) if s.param == "jaxpr")
+        slices = [
+            None if w is None else Slice(v.aval, w.leaves, (*w.axes, number), (w,))
+            for w, v in zip(
+                ins[n_consts + n_carry :], body.jaxpr.invars[n_consts + n_carry :], strict=True
+            )
+        ]
+        inner = [*ins[:n_consts], *[None] * n_carry, *slices]
+        level, outs = self.finder.level(body, inner, (*self.axes, number))
+        self.finder.lose(outs, "leaves a scan unchanged by the example")
+        self.found.inner[i] = (level,)
+
+
+def site_kind(eqn: jex.JaxprEqn, position: int) -> str:
+    """The rule for a weight at this operand; `''` if there is none."""
+    name = eqn.primitive.name
+    if name == "dot_general":
+        return "dot"
+    if name == "conv_general_dilated":
+        return _conv_kind(eqn) if position == 1 else ""
+    if name == "gather" and position == 0 and _is_lookup(eqn):
+        return "gather"
+    return "direct" if name in _DIRECT else ""
+
+
+def _changes_derivative(eqn: jex.JaxprEqn, position: int) -> bool:
+    """Whether an operand matters for the derivative with respect to the others."""
+    name = eqn.primitive.name
+    if name in {"add", "add_any", "sub", "concatenate", "pad"}:
+        return False
+    if name == "select_n":
+        return position == 0
+    return name != "dynamic_update_slice" or position > 1
+
+
+def _conv_kind(eqn: jex.JaxprEqn) -> str:
+    kernel: Any = eqn.invars[1].aval
+    window = [kernel.shape[d] for d in eqn.params["dimension_numbers"].rhs_spec[2:]]
+    p = eqn.params
+    # Between the entries of a dilated image are zeros, which no product should be made with.
+    plain = p["batch_group_count"] == 1 and all(d == 1 for d in p["lhs_dilation"])
+    return "conv" if plain and math.prod(window) <= _MOST_OFFSETS else "direct"
+
+
+def _is_lookup(eqn: jex.JaxprEqn) -> bool:
+    """Whether whole rows are picked: `table[indices]`."""
+    table: Any = eqn.invars[0].aval
+    numbers = eqn.params["dimension_numbers"]
+    modes = {
+        GatherScatterMode.CLIP,
+        GatherScatterMode.FILL_OR_DROP,
+        GatherScatterMode.PROMISE_IN_BOUNDS,
+    }
+    return (
+        numbers.collapsed_slice_dims == (0,)
+        and numbers.start_index_map == (0,)
+        and not numbers.operand_batching_dims
+        and tuple(eqn.params["slice_sizes"]) == (1, *table.shape[1:])
+        and eqn.params["mode"] in modes
+    )

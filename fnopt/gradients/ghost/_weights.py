@@ -1,0 +1,271 @@
+"""Values inside a loss that the example does not change: params, and what is made of them alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.extend import core as jex
+
+from fnopt.core import is_inexact, jaxprs
+
+# Operations that only move numbers, so that they work in any dtype and are linear.
+_MOVES = {
+    "broadcast_in_dim",
+    "concatenate",
+    "convert_element_type",
+    "copy",
+    "copy_p",
+    "expand_dims",
+    "name",
+    "neg",
+    "reshape",
+    "rev",
+    "slice",
+    "split",
+    "squeeze",
+    "transpose",
+}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Weight:
+    """A value that is the same for every example.
+
+    Inside a scan it may be a slice of a larger one. Then its *stacked* value, with a leading axis
+    for every scan that slices it, is what is computed and differentiated here.
+
+    Attributes:
+        aval: Shape and dtype of one slice.
+        leaves: The params that its derivative reaches; a constant has none.
+        axes: The numbers of the scans that slice it, outermost first.
+        inputs: What it is computed from.
+    """
+
+    aval: Any
+    leaves: frozenset[int] = frozenset()
+    axes: tuple[int, ...] = ()
+    inputs: tuple[Weight, ...] = ()
+
+    @functools.cached_property
+    def key(self) -> Any:
+        """Equal for weights that are computed alike."""
+        return id(self)
+
+    @functools.cached_property
+    def moves_only(self) -> bool:
+        """Whether every number in it is a number of its params, up to the sign."""
+        return False
+
+    @functools.cached_property
+    def keeps_length(self) -> bool:
+        """Whether a gradient is as long with respect to the params as with respect to it."""
+        return False
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether params can be reached through it."""
+        return bool(self.leaves) and is_inexact(self.aval)
+
+    def of(self, values: Sequence[Any], wide: bool) -> Any:
+        """The stacked value from the stacked values of its inputs."""
+        raise NotImplementedError
+
+
+class Leaf(Weight):
+    """A param itself."""
+
+    @functools.cached_property
+    def key(self) -> Any:
+        """The number of the leaf."""
+        return ("leaf", *self.leaves)
+
+    @functools.cached_property
+    def moves_only(self) -> bool:
+        """It is the params."""
+        return True
+
+    @functools.cached_property
+    def keeps_length(self) -> bool:
+        """It is the params."""
+        return True
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Constant(Weight):
+    """A value that is in the program.
+
+    Attributes:
+        value: The value.
+    """
+
+    value: Any = None
+
+    def of(self, values: Sequence[Any], wide: bool) -> Any:
+        """The value."""
+        return self.value
+
+
+class Slice(Weight):
+    """An entry of a weight that a scan runs over; the stacked value is the whole weight."""
+
+    @functools.cached_property
+    def key(self) -> Any:
+        """The scan, and what is sliced."""
+        return ("slice", self.axes[-1], self.inputs[0].key)
+
+    @functools.cached_property
+    def moves_only(self) -> bool:
+        """As the whole weight."""
+        return self.inputs[0].moves_only
+
+    @functools.cached_property
+    def keeps_length(self) -> bool:
+        """As the whole weight."""
+        return self.inputs[0].keeps_length
+
+    def of(self, values: Sequence[Any], wide: bool) -> Any:
+        """The whole weight."""
+        return values[0]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Step(Weight):
+    """An output of an equation of weights.
+
+    Attributes:
+        eqn: The equation.
+        index: Which of its outputs.
+    """
+
+    eqn: Any = None
+    index: int = 0
+
+    @property
+    def name(self) -> str:
+        """The primitive."""
+        return self.eqn.primitive.name
+
+    @functools.cached_property
+    def key(self) -> Any:
+        """The primitive with its parameters, and the inputs; only moves are compared."""
+        if not self.moves_only:
+            return id(self)
+        params = tuple((k, str(v)) for k, v in sorted(self.eqn.params.items()))
+        return (self.name, self.index, params, *(w.key for w in self.inputs))
+
+    @functools.cached_property
+    def moves_only(self) -> bool:
+        """Whether this is a move, and all before it."""
+        floating = all(map(is_inexact, (self.aval, *(w.aval for w in self.inputs))))
+        return floating and self.name in _MOVES and all(w.moves_only for w in self.inputs)
+
+    @functools.cached_property
+    def keeps_length(self) -> bool:
+        """Whether no number is used twice."""
+        if self.name == "broadcast_in_dim" and self.inputs[0].aval.size != self.aval.size:
+            return False
+        disjoint = sum(len(w.leaves) for w in self.inputs) == len(self.leaves)
+        return self.moves_only and disjoint and all(w.keeps_length for w in self.inputs)
+
+    def of(self, values: Sequence[Any], wide: bool) -> Any:
+        """Runs the equation for all slices."""
+        if wide and self.name == "convert_element_type":
+            return values[0]
+
+        def run(*values: Any) -> list[Any]:
+            return jaxprs.bind(self.eqn, values)
+
+        axes = [w.axes for w in self.inputs]
+        return over_scans(run, self.axes, axes)(*values)[self.index]
+
+
+def over_scans(
+    fn: Any,
+    around: Sequence[int],
+    axes: Sequence[Sequence[int]],
+    lengths: Sequence[int] | None = None,
+) -> Any:
+    """`fn` for all iterations of the scans around it.
+
+    Args:
+        fn: A function of as many arrays as `axes` has entries.
+        around: The numbers of the scans, outermost first.
+        axes: For each argument, which of these scans it has a leading axis for.
+        lengths: How many iterations the scans have; not needed where some argument has the axis.
+    """
+    for i, number in reversed([*enumerate(around)]):
+        where = tuple(0 if number in own else None for own in axes)
+        fn = jax.vmap(fn, where, axis_size=None if lengths is None else lengths[i])
+    return fn
+
+
+def step(eqn: jex.JaxprEqn, inputs: Sequence[Weight], around: Sequence[int]) -> list[Weight]:
+    """The outputs of an equation whose inputs are all weights."""
+    stopped = eqn.primitive.name == "stop_gradient"
+    leaves = frozenset() if stopped else frozenset().union(*(w.leaves for w in inputs))
+    sliced = {number for w in inputs for number in w.axes}
+    axes = tuple(number for number in around if number in sliced)
+    return [
+        Step(v.aval, leaves, axes, tuple(inputs), eqn, i)  # pyright: ignore[reportAbstractUsage]
+        for i, v in enumerate(eqn.outvars)
+    ]
+
+
+def evaluate(weight: Weight, leaves: Mapping[int, Any], wide: bool = False) -> Any:
+    """The stacked value of a weight.
+
+    Args:
+        weight: The weight.
+        leaves: The params by number.
+        wide: Whether casts are left out.
+    """
+    memo: dict[int, Any] = {}
+
+    def value(w: Weight) -> Any:
+        if isinstance(w, Leaf):
+            (number,) = w.leaves
+            return leaves[number]
+        if id(w) not in memo:
+            memo[id(w)] = w.of([value(x) for x in w.inputs], wide)
+        return memo[id(w)]
+
+    return value(weight)
+
+
+def pull_back(weight: Weight, cotangent: Any, leaves: Mapping[int, Any]) -> dict[int, Any]:
+    """From a gradient with respect to a weight's stacked value to one with respect to its params.
+
+    Where the weight is merely params in another order, the dtype of the cotangent is kept: a sum
+    over a batch isn't rounded to the dtype that the model computes in.
+    """
+    numbers = sorted(weight.leaves)
+
+    def forward(values: list[Any]) -> Any:
+        given = {**leaves, **dict(zip(numbers, values, strict=True))}
+        return evaluate(weight, given, weight.moves_only)
+
+    params = [leaves[i] for i in numbers]
+    if weight.moves_only:
+        like = [jax.ShapeDtypeStruct(p.shape, cotangent.dtype) for p in params]
+        (grads,) = jax.linear_transpose(forward, like)(cotangent)
+    else:
+        _, transposed = jax.vjp(forward, params)
+        (grads,) = transposed(cotangent.astype(weight.aval.dtype))
+    return dict(zip(numbers, grads, strict=True))
+
+
+def without_transposes(weight: Weight) -> tuple[Weight, tuple[int, ...]]:
+    """What a weight is before casts and transposes, and which of its axes became which."""
+    perm = tuple(range(weight.aval.ndim))
+    while isinstance(weight, Step) and weight.moves_only:
+        if weight.name == "transpose":
+            moved = weight.eqn.params["permutation"]
+            perm = tuple(moved[d] for d in perm)
+        elif weight.name != "convert_element_type":
+            break
+        weight = weight.inputs[0]
+    return weight, perm

@@ -100,7 +100,8 @@ def map_leaves(
 
     Raises:
         TypeError: If an update isn't floating; the message names the leaf.
-        ValueError: If a companion tree has another structure, or a leaf another shape.
+        ValueError: If a companion tree has another structure, or a leaf another shape, or a number
+            of `hyper` isn't a scalar.
 
     Example:
         >>> import jax.numpy as jnp
@@ -110,6 +111,7 @@ def map_leaves(
         {'w': Array([1.9, 1.9], dtype=float32)}
     """
     check_inexact(updates, "gradients")
+    _check_scalars(hyper)
     leaves, treedef = jax.tree.flatten(updates)
     for name, tree in slots.items():
         check_same_tree(updates, tree, "gradients", name)
@@ -117,6 +119,16 @@ def map_leaves(
     rows = [_map_row(fn, row, hyper, outputs) for row in zip(*columns, strict=True)]
     trees = tuple(jax.tree.unflatten(treedef, [row[i] for row in rows]) for i in range(outputs))
     return trees[0] if outputs == 1 else trees
+
+
+def _check_scalars(hyper: Any) -> None:
+    """A stacked optimizer outside `vmap` would broadcast its numbers against the gradients."""
+    for path, x in leaves_with_names(hyper)[0]:
+        if jnp.ndim(x) != 0:
+            raise ValueError(
+                f"{where()}{path} has shape {jnp.shape(x)}, expected a scalar. A stack of "
+                "optimizers is used under jax.vmap: jax.vmap(train)(optimizers)."
+            )
 
 
 def _map_row(fn: Callable[..., Any], row: tuple[Any, ...], hyper: Any, outputs: int) -> Any:

@@ -184,3 +184,12 @@ def test_members_are_named():
     tx = fnopt.chain(fnopt.clip(1.0), fnopt.clip(2.0), fnopt.adam(0.1))
     assert [m.name for m in tx.members()] == ["clip_0", "clip_1", "chain"]
     assert all(isinstance(m, Member) for m in tx.members(tx.init(PARAMS)))
+
+
+def test_a_stack_of_optimizers_needs_vmap():
+    stack = jax.vmap(fnopt.adam)(jnp.asarray([0.1, 0.2]))
+    state = fnopt.adam(0.1).init(PARAMS)
+    with pytest.raises(ValueError, match=r"scale_by_adam: b1 has shape \(2,\), expected a scalar"):
+        stack.update(PARAMS, state, PARAMS)
+    updates, _ = jax.vmap(lambda tx: tx.update(PARAMS, state, PARAMS))(stack)
+    assert updates["w"].shape == (2, 2)

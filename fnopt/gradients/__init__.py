@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from fnopt.gradients._aggregate import median_of_means, sign_agreement, trimmed_mean
 from fnopt.gradients._between import grad_between, jacobian_between
 from fnopt.gradients._capture import Captured, capture
 from fnopt.gradients._clipped import ExampleInfo, clipped_grad
 from fnopt.gradients._list_nodes import nodes
 from fnopt.gradients._nodes import Node
+from fnopt.gradients._noise import NoiseInfo, add_noise
 from fnopt.gradients._norms import per_example_norms
 from fnopt.gradients._patch import patch
 from fnopt.gradients._per_example import per_example_grads, value_and_per_example_grads
+from fnopt.gradients._statistics import GradientStatistics, gradient_statistics, noise_scale
 from fnopt.gradients._tap import tap
 from fnopt.gradients._weighted import value_and_weighted_grad, weighted_grad
 from fnopt.gradients.ghost import GhostReport, ParamRule, Parity, ghost_parity, ghost_report
@@ -18,20 +21,28 @@ __all__ = [
     "Captured",
     "ExampleInfo",
     "GhostReport",
+    "GradientStatistics",
     "Node",
+    "NoiseInfo",
     "ParamRule",
     "Parity",
+    "add_noise",
     "capture",
     "clipped_grad",
     "ghost_parity",
     "ghost_report",
     "grad_between",
+    "gradient_statistics",
     "jacobian_between",
+    "median_of_means",
     "nodes",
+    "noise_scale",
     "patch",
     "per_example_grads",
     "per_example_norms",
+    "sign_agreement",
     "tap",
+    "trimmed_mean",
     "value_and_per_example_grads",
     "value_and_weighted_grad",
     "weighted_grad",

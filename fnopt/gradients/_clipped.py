@@ -9,11 +9,19 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import global_norm
-from fnopt.gradients._checks import check_choice, check_clip_norm
+from fnopt.gradients._checks import check_choice
 from fnopt.gradients._chunks import checked_chunk_size, scan_chunks
+from fnopt.gradients._clip_rule import RULES, Blocks, blocks_of, check_limits, check_where, factors
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._methods import Way, check_method, choose
-from fnopt.gradients._sums import REDUCTIONS, like_params, weighted_total, zero_sums
+from fnopt.gradients._sums import (
+    REDUCTIONS,
+    like_params,
+    only_where,
+    squared,
+    weighted_total,
+    zero_sums,
+)
 from fnopt.gradients.ghost import Ghost
 
 
@@ -25,11 +33,13 @@ class ExampleInfo(NamedTuple):
         norm: The global norm of every example's gradient before clipping, `[n]`, at least
             float32. A value that isn't finite says which example has a bad gradient.
         aux: What the loss returned beside its value, with a leading example axis; else `None`.
+        parts: Where `clip_norm` is a tree: the norms of the parts, a tree of `[n]`; else `None`.
     """
 
     loss: jax.Array
     norm: jax.Array
     aux: Any = None
+    parts: Any = None
 
 
 def clipped_grad(
@@ -42,6 +52,8 @@ def clipped_grad(
     reduction: str = "sum",
     method: str = "auto",
     chunk_size: int | None = None,
+    rule: str = "clip",
+    skip_nonfinite: bool = False,
 ) -> Callable[..., Any]:
     r"""The sum of the examples' gradients, each clipped to a global norm first.
 
@@ -49,13 +61,15 @@ def clipped_grad(
               \qquad g_i = \nabla_\theta\, \ell(\theta, x_i)
 
     No single example moves the sum by more than `C`, up to rounding: what robust training and
-    differentially private SGD build on. Noise and accounting are not part of it. An example whose
-    gradient isn't finite makes the sum not finite; `info.norm` says which one it was.
+    differentially private SGD build on: see `add_noise`; accounting is not part of it. An example
+    whose gradient isn't finite makes the sum not finite, unless it is skipped; `info.norm` says
+    which one it was.
 
     Args:
         loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.
         clip_norm: The largest norm `C` > 0 of one example's gradient; a number or a scalar array,
-            which may be traced. Infinity doesn't clip.
+            which may be traced. Infinity doesn't clip. Or a tree of such numbers that the params
+            continue, such as `{'encoder': 1.0, 'head': 0.1}`: every part is clipped by itself.
         argnums: Which positional arguments to differentiate; the norm is over all of them.
         has_aux: Whether `loss_fn` returns `(value, aux)`; `aux` is then in the info.
         batch_argnums: Which positional arguments have a leading example axis; by default all
@@ -67,11 +81,17 @@ def clipped_grad(
             them chunk by chunk. `'auto'` is `'ghost'` where that stores less for an example than
             its gradient, else `'chunked'`.
         chunk_size: How many examples to take at once; `None` lets the sizes decide.
+        rule: `'clip'` as above; `'automatic'` scales every gradient by `C / (norm + 0.01)`, so
+            that `C` is a factor of the learning rate and needs no tuning.
+        skip_nonfinite: Whether an example with a gradient or a loss that isn't finite counts as
+            one with a gradient of zero.
 
     Returns:
-        A function `(params, batch, ..., key=None)` -> `(gradient, info)`. The gradient is like the
-        params (summed in float32 or wider), `info` is an `ExampleInfo` with the loss and the norm
-        of every example.
+        A function `(params, batch, ..., key=None, where=None)` -> `(gradient, info)`. The gradient
+        is like the params (summed in float32 or wider), `info` is an `ExampleInfo` with the loss
+        and the norm of every example. `where`, bool `[n]`, says which examples count; the others
+        (the padding of a batch whose size is random, say) are as if they had a gradient of zero,
+        whatever is in them.
 
     Raises:
         TypeError: If a parameter isn't floating, or the loss doesn't return a real scalar.
@@ -86,17 +106,25 @@ def clipped_grad(
         ([1.5, 3.0], [5.0, 1.0])
 
     Reference:
-        Abadi et al., 2016, "Deep Learning with Differential Privacy", arXiv:1607.00133.
+        Abadi et al., 2016, "Deep Learning with Differential Privacy", arXiv:1607.00133. Bu et al.,
+        2022, "Automatic Clipping: Differentially Private Deep Learning Made Easier and Stronger",
+        arXiv:2206.07136.
     """
     spec = ExampleLoss(loss_fn, argnums, batch_argnums, has_aux, "clipped_grad")
-    check_clip_norm(clip_norm, spec.name)
+    check_limits(clip_norm, spec.name)
     check_choice(reduction, REDUCTIONS, "reduction", spec.name)
+    check_choice(rule, RULES, "rule", spec.name)
     chunk_size = checked_chunk_size(chunk_size, spec.name)
     check_method(method, chunk_size, spec.name)
 
-    def grad_fn(*args: Any, key: Any = None, **kwargs: Any) -> tuple[Any, ExampleInfo]:
+    def grad_fn(
+        *args: Any, key: Any = None, where: Any = None, **kwargs: Any
+    ) -> tuple[Any, ExampleInfo]:
         bound = spec.bind(args, kwargs, key)
-        sums, info = _clipped_sum(bound, clip_norm, choose(method, chunk_size, bound))
+        wanted = check_where(where, bound.size, spec.name)
+        blocks = blocks_of(spec.like_argnums(bound.params), clip_norm, spec.name)
+        clip = Clip(blocks, rule, skip_nonfinite)
+        sums, info = _clipped_sum(bound, wanted, clip, choose(method, chunk_size, bound))
         if reduction == "mean":
             sums = jax.tree.map(lambda total: total / bound.size, sums)
         return spec.like_argnums(like_params(sums, bound.params)), info
@@ -104,46 +132,78 @@ def clipped_grad(
     return grad_fn
 
 
-def _clipped_sum(bound: BoundLoss, clip_norm: Any, way: Way) -> tuple[Any, ExampleInfo]:
-    chunk_sum = _by_ghost(way.ghost) if way.ghost else _by_vmap(bound)
+class Clip(NamedTuple):
+    """What is done with the gradient of an example.
 
-    def body(sums: Any, chunk: Any) -> tuple[Any, ExampleInfo]:
-        total, info = chunk_sum(chunk, lambda norms: clip_factors(norms, clip_norm))
+    Attributes:
+        blocks: Which params are scaled together, and their limits.
+        rule: How they are scaled.
+        skip_nonfinite: Whether examples that aren't finite are left out.
+    """
+
+    blocks: Blocks
+    rule: str
+    skip_nonfinite: bool
+
+    def apply(
+        self, info: ExampleInfo, squares: list[Any], wanted: jax.Array | None
+    ) -> tuple[list[jax.Array], jax.Array | None, ExampleInfo]:
+        """The weights by leaf, which examples count (`None` for all), and the norms."""
+        norms = self.blocks.norms(squares, info.norm)
+        if self.skip_nonfinite:
+            finite = jnp.isfinite(info.norm) & jnp.isfinite(info.loss)
+            wanted = finite if wanted is None else wanted & finite
+        weights = [factors(n, c, self.rule) for n, c in zip(norms, self.blocks.limits, strict=True)]
+        if wanted is not None:
+            weights = [jnp.where(wanted, w, jnp.zeros_like(w)) for w in weights]
+        if self.blocks.several:
+            info = info._replace(parts=jax.tree.unflatten(self.blocks.tree, norms))
+        return [weights[i] for i in self.blocks.of_leaf], wanted, info
+
+
+def _clipped_sum(
+    bound: BoundLoss, wanted: jax.Array | None, clip: Clip, way: Way
+) -> tuple[Any, ExampleInfo]:
+    chunk_sum = _by_ghost(way.ghost, clip) if way.ghost else _by_vmap(bound, clip)
+
+    def body(sums: Any, chunk: tuple[Any, Any]) -> tuple[Any, ExampleInfo]:
+        total, info = chunk_sum(*chunk)
         return jax.tree.map(jnp.add, sums, total), info
 
-    return scan_chunks(body, zero_sums(bound.params), bound.batch, bound.size, way.chunk_size)
+    batch = (bound.batch, wanted)
+    return scan_chunks(body, zero_sums(bound.params), batch, bound.size, way.chunk_size)
 
 
-ChunkSum = Callable[[Any, Callable[[jax.Array], jax.Array]], tuple[Any, ExampleInfo]]
-"""The weighted sum of a chunk's gradients, where the weights are a function of their norms."""
+ChunkSum = Callable[[Any, jax.Array | None], tuple[Any, ExampleInfo]]
+"""From the examples of a chunk, and which of them count, to the sum of their clipped gradients."""
 
 
-def _by_vmap(bound: BoundLoss) -> ChunkSum:
+def _by_vmap(bound: BoundLoss, clip: Clip) -> ChunkSum:
     def one(example: Any) -> tuple[Any, ExampleInfo]:
         (loss, aux), grads = jax.value_and_grad(bound.loss, has_aux=True)(bound.params, example)
         return grads, ExampleInfo(loss, global_norm(grads), aux)
 
-    def chunk_sum(chunk: Any, factors: Any) -> tuple[Any, ExampleInfo]:
+    def chunk_sum(chunk: Any, wanted: jax.Array | None) -> tuple[Any, ExampleInfo]:
         grads, info = jax.vmap(one)(chunk)
-        weights = factors(info.norm)
-        return jax.tree.map(lambda g: weighted_total(weights, g), grads), info
+        leaves, treedef = jax.tree.flatten(grads)
+        squares = [jax.vmap(squared)(g) for g in leaves]
+        weights, wanted, info = clip.apply(info, squares, wanted)
+        if wanted is not None:
+            leaves = [only_where(wanted, g) for g in leaves]
+        sums = [weighted_total(w, g) for w, g in zip(weights, leaves, strict=True)]
+        return jax.tree.unflatten(treedef, sums), info
 
     return chunk_sum
 
 
-def _by_ghost(ghost: Ghost) -> ChunkSum:
-    def chunk_sum(chunk: Any, factors: Any) -> tuple[Any, ExampleInfo]:
-        measured = ghost.measure(chunk)
+def _by_ghost(ghost: Ghost, clip: Clip) -> ChunkSum:
+    def chunk_sum(chunk: Any, wanted: jax.Array | None) -> tuple[Any, ExampleInfo]:
+        measured = ghost.measure(chunk, clip.blocks.of_leaf)
         loss, aux = measured.loss_and_aux
-        norms = measured.norms()
-        return measured.weighted_sum(factors(norms)), ExampleInfo(loss, norms, aux)
+        info = ExampleInfo(loss, measured.norms(), aux)
+        weights, wanted, info = clip.apply(info, measured.squares(), wanted)
+        if wanted is not None:
+            measured = measured.only(wanted)
+        return measured.weighted_sum(weights), info
 
     return chunk_sum
-
-
-def clip_factors(norms: jax.Array, clip_norm: Any) -> jax.Array:
-    """`min(1, clip_norm / norm)`, with a finite derivative where the norm is zero."""
-    limit = jnp.asarray(clip_norm).astype(norms.dtype)
-    over = norms > limit
-    one = jnp.ones((), norms.dtype)
-    return jnp.where(over, limit / jnp.where(over, norms, one), one)

@@ -144,6 +144,73 @@ def test_matches_the_aggregator_of_optax(dense, naive, assert_close):
     assert_close(ours, jax.tree.unflatten(treedef, peer))
 
 
+METHODS = ("vmap", "ghost")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_automatic_clipping(dense, naive, assert_close, method):
+    _, grads = naive(dense)
+    _, norms = clipped_by_hand(grads, 1.0)
+    expected = jax.tree.map(lambda g: np.tensordot(0.7 / (norms + 0.01), g, 1), grads)
+    actual, _ = clipped_grad(dense.loss, 0.7, rule="automatic", method=method)(*dense[1:])
+    assert_close(actual, like(expected, actual))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_part_by_part(dense, naive, assert_close, method):
+    _, grads = naive(dense)
+    limits = {"hidden": 0.2, "out": 0.5}
+    parts = {k: clipped_by_hand(grads[k], limits[k]) for k in limits}
+    run = clipped_grad(
+        dense.loss, limits, method=method, chunk_size=3 if method == "ghost" else None
+    )
+    actual, info = jax.jit(run)(*dense[1:])
+    assert_close(actual, like({k: sums for k, (sums, _) in parts.items()}, actual))
+    assert_close(info.parts, {k: jnp.asarray(n, jnp.float32) for k, (_, n) in parts.items()})
+    assert_close(info.norm, jnp.sqrt(sum(n**2 for n in info.parts.values())))
+
+
+def test_parts_that_enter_the_model_together(assert_close):
+    # One matrix for the model, two for clipping: their gradients are formed, to be told apart.
+    def loss(params, x):
+        return jnp.sum(jnp.tanh(x @ jnp.concatenate([params["a"], params["b"]], axis=1)) ** 2)
+
+    w = jax.random.normal(jax.random.key(0), (4, 10))
+    params, x = {"a": w[:, :3], "b": w[:, 3:]}, jax.random.normal(jax.random.key(1), (7, 4))
+    grads = jax.vmap(jax.grad(loss), (None, 0))(params, x)
+    expected = {k: clipped_by_hand(grads[k], c)[0] for k, c in {"a": 0.3, "b": 0.9}.items()}
+    actual, _ = clipped_grad(loss, {"a": 0.3, "b": 0.9}, method="ghost")(params, x)
+    assert_close(actual, like(expected, actual))
+    whole, _ = clipped_grad(loss, 0.5, method="ghost")(params, x)
+    assert_close(whole, like(clipped_by_hand(grads, 0.5)[0], whole))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_not_finite_can_be_skipped(dense, assert_close, method):
+    x = dense.batch["x"].at[2].set(jnp.nan).at[5, 0].set(jnp.inf)
+    broken = dense.batch | {"x": x}
+    run = clipped_grad(dense.loss, 0.7, method=method, skip_nonfinite=True)
+    actual, info = jax.jit(run)(dense.params, broken)
+    good = np.array([0, 1, 3, 4, 6])
+    assert np.flatnonzero(~np.isfinite(info.norm + info.loss)).tolist() == [2, 5]
+    kept = jax.tree.map(lambda a: a[good], dense.batch)
+    assert_close(actual, clipped_grad(dense.loss, 0.7, method="vmap")(dense.params, kept)[0])
+    poisoned, _ = clipped_grad(dense.loss, 0.7, method=method)(dense.params, broken)
+    assert not all(jnp.all(jnp.isfinite(g)) for g in jax.tree.leaves(poisoned))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_padding_is_left_out_whatever_it_is(dense, assert_close, method):
+    where = jnp.array([True, True, False, True, False, True, True])
+    padded = dense.batch | {"x": jnp.where(where[:, None], dense.batch["x"], jnp.nan)}
+    run = clipped_grad(dense.loss, 0.7, method=method)
+    actual, _ = jax.jit(run)(dense.params, padded, where=where)
+    expected, _ = clipped_grad(dense.loss, 0.7, method="vmap")(
+        dense.params, jax.tree.map(lambda a: a[np.asarray(where)], dense.batch)
+    )
+    assert_close(actual, expected)
+
+
 class TestMemory:
     """No gradient of the whole batch in a chunked program."""
 

@@ -185,7 +185,25 @@ def test_clip_norms_that_are_not_positive(clip_norm):
         clipped_grad(loss, clip_norm)
 
 
-@pytest.mark.parametrize("clip_norm", ["1", None, True, jnp.ones(2), {"w": 1.0}], ids=repr)
+@pytest.mark.parametrize("clip_norm", ["1", None, True, jnp.ones(2), {}, {"w": "1"}], ids=repr)
 def test_clip_norms_that_are_no_number(clip_norm):
     with pytest.raises(TypeError, match=r"clip_norm is .*, expected one number"):
         clipped_grad(loss, clip_norm)
+
+
+def test_clip_norms_that_are_another_tree_than_the_params():
+    with pytest.raises(ValueError, match=r"clip_norm is .*'w'.*expected one number, or a tree"):
+        clipped_grad(loss, {"w": 1.0})(W, X)
+    with pytest.raises(ValueError, match=r"^clipped_grad: leaf 'w': clip_norm is -1"):
+        clipped_grad(loss, {"w": -1})
+
+
+def test_rules():
+    with pytest.raises(ValueError, match=r"^clipped_grad: rule is 'hard', .*'clip', 'automatic'"):
+        clipped_grad(loss, 1.0, rule="hard")
+
+
+@pytest.mark.parametrize("where", [True, jnp.ones(3), jnp.ones(2, jnp.bool_)], ids=repr)
+def test_where(where):
+    with pytest.raises(ValueError, match=r"where is .*, expected bool\[3\]"):
+        clipped_grad(loss, 1.0)(W, X, where=where)

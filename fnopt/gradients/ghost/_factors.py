@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import compute_dtype
+from fnopt.gradients._sums import squared
 
 
 class Dense(NamedTuple):
@@ -92,12 +93,6 @@ def rows(factor: Factor) -> int:
     """How many vectors there are for each matrix."""
     x = factor.index if isinstance(factor, OneHot) else factor.blocks[0]
     return x.shape[1]
-
-
-def squared(x: jax.Array) -> jax.Array:
-    """The sum of squares, in a wide dtype."""
-    wide = x.astype(compute_dtype(x.dtype))
-    return jnp.sum(jnp.real(wide * jnp.conj(wide)))
 
 
 def inner(p: Pair, q: Pair) -> jax.Array:

@@ -105,7 +105,7 @@ def _reduced(bound: BoundLoss, fn: Reduced, chunk_size: int | None) -> tuple[jax
 def _measured(ghost: Ghost) -> Reduced:
     def fn(chunk: Any, weights: jax.Array) -> tuple[jax.Array, Any]:
         measured = ghost.measure(chunk)
-        return measured.norms(), measured.weighted_sum(weights)
+        return measured.norms(), measured.weighted_sum([weights] * len(ghost.params))
 
     return fn
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from fnopt.core import compute_dtype
-from fnopt.gradients._sums import weighted_total
+from fnopt.gradients._sums import squared, weighted_total
 from fnopt.gradients.ghost import _direct
 from fnopt.gradients.ghost._factors import (
     Pair,
     accumulated,
     length_squared,
     outer,
-    squared,
     sum_of,
 )
 from fnopt.gradients.ghost._pairs import site_pair
@@ -44,15 +43,20 @@ def by_param(group: Group, tape: Tape, params: Mapping[int, Any]) -> dict[int, j
     """The gradients of all examples like the params, however the plan handles them."""
     if group.form == "vmap":
         return {i: tape.grads[i] for i in group.leaves}
-    return _by_param(group, tape, params)
+    return {} if group.form == "none" else _by_param(group, tape, params)
 
 
-def squared_norms(group: Group, formed: Formed, tape: Tape) -> jax.Array | None:
-    """The squared norm of every example's gradient with respect to a group; `None` for zero."""
+def squared_norms(group: Group, formed: Formed, tape: Tape) -> dict[int, jax.Array]:
+    """The squared norms of the examples' gradients, `[n]`; of all params of a group together.
+
+    By param where gradients are formed like the params, else with the first param of the group.
+    """
+    if isinstance(formed, dict):
+        return {i: jax.vmap(squared)(x) for i, x in formed.items()}
     if formed is not None:
-        return sum_of(jax.vmap(squared)(x) for x in jax.tree.leaves(formed))
+        return {group.leaves[0]: jax.vmap(squared)(formed)}
     if group.form == "none":
-        return None
+        return {}
 
     def one(data: list[tuple[Any, jax.Array]]) -> jax.Array:
         pairs = [
@@ -60,21 +64,26 @@ def squared_norms(group: Group, formed: Formed, tape: Tape) -> jax.Array | None:
         ]
         return length_squared(pairs)
 
-    return jax.vmap(one)([_data(s, tape) for s in group.sites])
+    return {group.leaves[0]: jax.vmap(one)([_data(s, tape) for s in group.sites])}
 
 
 def weighted_sum(
-    group: Group, formed: Formed, tape: Tape, weights: jax.Array, params: Mapping[int, Any]
+    group: Group,
+    formed: Formed,
+    tape: Tape,
+    weights: Sequence[jax.Array],
+    params: Mapping[int, Any],
 ) -> dict[int, jax.Array]:
     """The sum of the gradients of all examples, each times its weight, by param."""
     if isinstance(formed, dict):
-        return {i: weighted_total(weights, x) for i, x in formed.items()}
+        return {i: weighted_total(weights[i], x) for i, x in formed.items()}
     if group.layout is None:
         return {}
+    shared = weights[group.leaves[0]]
     if formed is not None:
-        total = weighted_total(weights, formed)
+        total = weighted_total(shared, formed)
     else:
-        total = sum_of(_contracted(group, s, tape, weights) for s in group.sites)
+        total = sum_of(_contracted(group, s, tape, shared) for s in group.sites)
     return pull_back(group.layout.weight, group.layout.array(total), params)
 
 

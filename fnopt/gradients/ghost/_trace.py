@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype
+from fnopt.core import compute_dtype, is_inexact
+from fnopt.gradients._clip_rule import safe_root
 from fnopt.gradients._loss import BoundLoss
+from fnopt.gradients._sums import only_where
 from fnopt.gradients.ghost import _reduce
 from fnopt.gradients.ghost._plan import Plan, make_plan
 from fnopt.gradients.ghost._record import Tape, record
@@ -29,11 +32,22 @@ class Ghost(NamedTuple):
     params_tree: Any
     out_tree: Any
 
-    def measure(self, batch: Any) -> Measured:
-        """One forward and one backward pass over a batch (or a chunk of one)."""
+    def measure(self, batch: Any, blocks: Sequence[int] | None = None) -> Measured:
+        """One forward and one backward pass over a batch (or a chunk of one).
+
+        Args:
+            batch: The examples.
+            blocks: By leaf of the params, the block that it is measured with; all together if
+                `None`. Params that enter together but are in different blocks are formed.
+        """
         tape = record(self.plan, self.params, jax.tree.leaves(batch))
         numbered = dict(enumerate(self.params))
-        formed = [_reduce.form(group, tape, numbered) for group in self.plan.groups]
+        blocks = [0] * len(self.params) if blocks is None else blocks
+        formed = []
+        for group in self.plan.groups:
+            apart = len({blocks[i] for i in group.leaves}) > 1
+            form = _reduce.by_param if apart else _reduce.form
+            formed.append(form(group, tape, numbered))
         return Measured(self, tape, formed)
 
 
@@ -55,21 +69,39 @@ class Measured(NamedTuple):
         """What the loss returned, with a leading example axis."""
         return jax.tree.unflatten(self.ghost.out_tree, self.tape.outputs)
 
+    def squares(self) -> list[jax.Array]:
+        """Squared norms, `[n]` each, by leaf; what several leaves share is with their first one."""
+        dtype = compute_dtype(*(p.dtype for p in self.ghost.plan.params))
+        zero = jnp.zeros(self.tape.outputs[0].shape, jnp.finfo(dtype).dtype)
+        squares = [zero] * len(self.ghost.params)
+        for group, formed in zip(self.ghost.plan.groups, self.formed, strict=True):
+            for i, square in _reduce.squared_norms(group, formed, self.tape).items():
+                squares[i] = square.astype(zero.dtype)
+        return squares
+
     def norms(self) -> jax.Array:
         """The global norm of every example's gradient."""
-        squares = [
-            _reduce.squared_norms(group, formed, self.tape)
-            for group, formed in zip(self.ghost.plan.groups, self.formed, strict=True)
-        ]
-        dtype = compute_dtype(*(p.dtype for p in self.ghost.plan.params))
-        dtype = jnp.finfo(dtype).dtype
-        total = jnp.zeros(self.tape.outputs[0].shape, dtype)
-        for square in squares:
-            total = total if square is None else total + square.astype(dtype)
-        return safe_root(total)
+        squares = self.squares()
+        return safe_root(sum(squares[1:], squares[0]))
 
-    def weighted_sum(self, weights: jax.Array) -> Any:
-        """The sum of the gradients, each times the weight of its example; float32 or wider."""
+    def only(self, wanted: jax.Array) -> Measured:
+        """The same without what is known of other examples, whose values may be NaN."""
+
+        def kept(x: jax.Array) -> jax.Array:
+            return only_where(wanted, x) if is_inexact(x) else x
+
+        tape = self.tape._replace(
+            records=jax.tree.map(kept, self.tape.records),
+            cotangents=jax.tree.map(kept, self.tape.cotangents),
+        )
+        return self._replace(tape=tape, formed=jax.tree.map(kept, self.formed))
+
+    def weighted_sum(self, weights: Sequence[jax.Array]) -> Any:
+        """The sum of the gradients, each times a weight; float32 or wider.
+
+        Args:
+            weights: By leaf of the params, the weights of the examples, `[n]`.
+        """
         numbered = dict(enumerate(self.ghost.params))
         sums: dict[int, jax.Array] = {}
         for group, formed in zip(self.ghost.plan.groups, self.formed, strict=True):
@@ -80,14 +112,6 @@ class Measured(NamedTuple):
     def _like(self, param: Any, total: jax.Array | None) -> jax.Array:
         dtype = compute_dtype(param.dtype)
         return jnp.zeros(param.shape, dtype) if total is None else total.astype(dtype)
-
-
-def safe_root(squares: jax.Array) -> jax.Array:
-    """The square root, with a finite derivative at zero."""
-    positive = squares > 0
-    root = jnp.sqrt(jnp.where(positive, squares, jnp.ones_like(squares)))
-    # Rounding may leave less than nothing of gradients that cancel; NaN must stay NaN.
-    return jnp.where(positive, root, jnp.where(squares <= 0, jnp.zeros_like(squares), squares))
 
 
 def trace(bound: BoundLoss) -> Ghost:

@@ -1,0 +1,137 @@
+"""Ways to combine the gradients of examples that a few bad ones do not spoil."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import compute_dtype, leaves_with_names
+from fnopt.gradients._checks import check_batch
+
+
+def _by_leaf(grads: Any, name: str, fn: Callable[[jax.Array, int], jax.Array]) -> Any:
+    """Applies `fn(gradients, n)` in a wide dtype to every leaf."""
+    size = check_batch([(f"leaf {path!r}", x) for path, x in leaves_with_names(grads)[0]], name)
+
+    def one(x: jax.Array) -> jax.Array:
+        return fn(x.astype(compute_dtype(x.dtype)), size).astype(x.dtype)
+
+    return jax.tree.map(one, grads)
+
+
+def median_of_means(grads: Any, groups: int) -> Any:
+    r"""The median, number by number, of the means of groups of examples.
+
+    Consecutive examples form a group; the sizes of groups differ by at most one. With `groups = n`
+    it is the median, with 1 the mean; it withstands fewer than `groups / 2` bad examples.
+
+    Args:
+        grads: A tree of per-example gradients with a leading example axis, as
+            `per_example_grads` gives them.
+        groups: How many groups, between 1 and the number of examples.
+
+    Returns:
+        The tree without the example axis, in the same dtypes.
+
+    Raises:
+        ValueError: If there are not that many examples, or their numbers disagree.
+
+    Example:
+        >>> from fnopt.gradients import median_of_means
+        >>> median_of_means(jnp.array([1.0, 2.0, 3.0, 1e9, 2.0, 4.0]), groups=3).tolist()
+        3.0
+
+    Reference:
+        Chen, Su and Xu, 2017, "Distributed Statistical Machine Learning in Adversarial Settings:
+        Byzantine Gradient Descent", arXiv:1705.05491.
+    """
+
+    def combine(x: jax.Array, n: int) -> jax.Array:
+        if not 1 <= groups <= n:
+            raise ValueError(
+                f"median_of_means: groups is {groups}, expected between 1 and the {n} examples."
+            )
+        group = jnp.arange(n) * groups // n
+        counts = jnp.bincount(group, length=groups).astype(x.dtype)
+        sums = jax.ops.segment_sum(x, group, groups)
+        return jnp.median(sums / counts.reshape(-1, *[1] * (x.ndim - 1)), axis=0)
+
+    return _by_leaf(grads, "median_of_means", combine)
+
+
+def trimmed_mean(grads: Any, fraction: float) -> Any:
+    r"""The mean, number by number, without the smallest and the largest examples.
+
+    :math:`\lfloor \beta n \rfloor` examples are left out at either end, for the fraction
+    :math:`\beta`. It withstands as many bad examples as are left out at one end.
+
+    Args:
+        grads: A tree of per-example gradients with a leading example axis.
+        fraction: What to leave out at either end, at least 0 and less than 1/2.
+
+    Returns:
+        The tree without the example axis, in the same dtypes.
+
+    Raises:
+        ValueError: If the fraction is out of range, or the numbers of examples disagree.
+
+    Example:
+        >>> from fnopt.gradients import trimmed_mean
+        >>> trimmed_mean(jnp.array([1.0, 2.0, 3.0, 1e9, -1e9]), fraction=0.2).tolist()
+        2.0
+
+    Reference:
+        Yin et al., 2018, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical
+        Rates", arXiv:1803.01498.
+    """
+    if not 0 <= fraction < 0.5:
+        raise ValueError(f"trimmed_mean: fraction is {fraction}, expected 0 <= fraction < 0.5.")
+
+    def combine(x: jax.Array, n: int) -> jax.Array:
+        out = math.floor(fraction * n)
+        return jnp.mean(jnp.sort(x, axis=0)[out : n - out], axis=0)
+
+    return _by_leaf(grads, "trimmed_mean", combine)
+
+
+def sign_agreement(grads: Any, threshold: float = 0.5) -> Any:
+    r"""The mean, where enough examples agree on its sign, else zero.
+
+    .. math:: \bar g \cdot \mathbf 1\Bigl[ \Bigl\lvert \tfrac1n \sum_i \mathrm{sign}(g_i)
+              \Bigr\rvert \ge \tau \Bigr]
+
+    Numbers on which the examples disagree are taken for what a single example memorises.
+
+    Args:
+        grads: A tree of per-example gradients with a leading example axis.
+        threshold: `tau`, between 0 (the mean) and 1 (all have to agree).
+
+    Returns:
+        The tree without the example axis, in the same dtypes.
+
+    Raises:
+        ValueError: If the threshold is out of range, or the numbers of examples disagree.
+
+    Example:
+        >>> from fnopt.gradients import sign_agreement
+        >>> sign_agreement(jnp.array([[1.0, -2.0], [3.0, 2.5], [2.0, 0.1]]), 0.8).tolist()
+        [2.0, 0.0]
+
+    Reference:
+        Parascandolo et al., 2020, "Learning explanations that are hard to vary",
+        arXiv:2009.00329.
+    """
+    if not 0 <= threshold <= 1:
+        raise ValueError(f"sign_agreement: threshold is {threshold}, expected 0 <= threshold <= 1.")
+
+    def combine(x: jax.Array, n: int) -> jax.Array:
+        mean, agreement = jnp.mean(x, axis=0), jnp.abs(jnp.mean(jnp.sign(x), axis=0))
+        # n - 1 of n agreeing is compared with the threshold as a count, free of rounding.
+        enough = jnp.round(agreement * n) >= threshold * n - 1e-6
+        return jnp.where(enough, mean, jnp.zeros_like(mean))
+
+    return _by_leaf(grads, "sign_agreement", combine)

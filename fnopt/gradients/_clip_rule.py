@@ -1,0 +1,102 @@
+"""How the norm of an example's gradient becomes the factor that it is scaled by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import leaves_with_names, shown
+from fnopt.gradients._checks import check_clip_norm, described
+
+RULES = ("clip", "automatic")
+
+# The stability constant of the paper that proposes automatic clipping; not sensitive, it says.
+_GAMMA = 0.01
+
+
+class Blocks(NamedTuple):
+    """Which params are measured and scaled together.
+
+    Attributes:
+        of_leaf: The number of the block of every leaf.
+        limits: The largest norm of every block.
+        tree: The structure of the limits as they were given.
+    """
+
+    of_leaf: tuple[int, ...]
+    limits: tuple[Any, ...]
+    tree: Any
+
+    @property
+    def several(self) -> bool:
+        """Whether limits were given as a tree."""
+        return not jax.tree_util.treedef_is_leaf(self.tree)
+
+    def norms(self, squares: Sequence[jax.Array | None], like: jax.Array) -> list[jax.Array]:
+        """The norm of every block, `[n]` each, from the squared norms by leaf."""
+        totals = [jnp.zeros_like(like) for _ in self.limits]
+        for block, square in zip(self.of_leaf, squares, strict=True):
+            if square is not None:
+                totals[block] = totals[block] + square.astype(like.dtype)
+        return [safe_root(total) for total in totals]
+
+
+def safe_root(squares: jax.Array) -> jax.Array:
+    """The square root, with a finite derivative at zero."""
+    positive = squares > 0
+    root = jnp.sqrt(jnp.where(positive, squares, jnp.ones_like(squares)))
+    # Rounding may leave less than nothing of gradients that cancel; NaN must stay NaN.
+    return jnp.where(positive, root, jnp.where(squares <= 0, jnp.zeros_like(squares), squares))
+
+
+def check_limits(clip_norm: Any, name: str) -> None:
+    """Refuses what isn't one positive number, or a tree of them."""
+    pairs = leaves_with_names(clip_norm)[0]
+    if jax.tree_util.all_leaves([clip_norm]) or not pairs:
+        check_clip_norm(clip_norm, name)
+        return
+    for path, limit in pairs:
+        check_clip_norm(limit, f"{name}: {shown(path)}")
+
+
+def blocks_of(params: Any, clip_norm: Any, name: str) -> Blocks:
+    """One block for all params, or one for each subtree that has a limit of its own.
+
+    Args:
+        params: The differentiated argument (a tuple for several).
+        clip_norm: A number, or a tree of numbers that the params continue.
+        name: The public function, for messages.
+    """
+    limits, tree = jax.tree.flatten(clip_norm)
+    try:
+        sizes = [len(jax.tree.leaves(sub)) for sub in tree.flatten_up_to(params)]
+    except ValueError as error:
+        raise ValueError(
+            f"{name}: clip_norm is {tree}, expected one number, or a tree that the params "
+            f"{jax.tree.structure(params)} continue: {error}"
+        ) from None
+    of_leaf = tuple(i for i, size in enumerate(sizes) for _ in range(size))
+    return Blocks(of_leaf, tuple(limits), tree)
+
+
+def factors(norms: jax.Array, clip_norm: Any, rule: str) -> jax.Array:
+    """What a gradient of this norm is multiplied by."""
+    limit = jnp.asarray(clip_norm).astype(norms.dtype)
+    if rule == "automatic":
+        return limit / (norms + jnp.asarray(_GAMMA, norms.dtype))
+    over = norms > limit
+    one = jnp.ones((), norms.dtype)
+    # The inner select keeps a division by zero out of the derivative.
+    return jnp.where(over, limit / jnp.where(over, norms, one), one)
+
+
+def check_where(where: Any, size: int, name: str) -> jax.Array | None:
+    """A bool for every example, or `None`."""
+    if where is None:
+        return None
+    if getattr(where, "shape", None) != (size,) or where.dtype != jnp.bool_:
+        raise ValueError(f"{name}: where is {described(where)}, expected bool[{size}].")
+    return jnp.asarray(where)

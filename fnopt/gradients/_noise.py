@@ -1,0 +1,112 @@
+"""Noise on a clipped sum: the last step of differentially private gradient descent."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+
+from fnopt.core import check_inexact, compute_dtype, default_float
+from fnopt.gradients._checks import check_key
+from fnopt.gradients._clip_rule import check_limits
+
+
+class NoiseInfo(NamedTuple):
+    """What was added.
+
+    Attributes:
+        stddev: The standard deviation of the noise on every number.
+        sensitivity: The most that one example moves the gradient, in the Euclidean norm.
+    """
+
+    stddev: jax.Array
+    sensitivity: jax.Array
+
+
+def add_noise(
+    grads: Any,
+    key: Any,
+    noise_multiplier: Any,
+    clip_norm: Any,
+    *,
+    step: Any = None,
+    batch_size: Any = None,
+) -> tuple[Any, NoiseInfo]:
+    r"""Adds Gaussian noise in proportion to what one example can change.
+
+    .. math:: \tilde g = g + \sigma S \xi, \quad \xi \sim \mathcal N(0, I), \qquad
+              S = \Bigl(\sum_k C_k^2\Bigr)^{1/2} \; [\,/\, B\,]
+
+    where `S` is the sensitivity of a sum of gradients that were clipped to `C` (or part by part to
+    `C_k`) when an example is added or removed. Which privacy that gives over many steps is for an
+    accounting library to say, from the noise multiplier, the sampling rate and the number of
+    steps; it holds if batches are sampled as the accountant assumes, and if nothing else that
+    depends on the data (losses, norms, skipped examples) is published. The noise comes from JAX's
+    generator in floating point, which is neither cryptographically secure nor free of the known
+    weaknesses of floating-point noise.
+
+    Args:
+        grads: A clipped sum from `clipped_grad`, or that divided by `batch_size`.
+        key: One PRNG key.
+        noise_multiplier: `sigma` >= 0; a number or a scalar array.
+        clip_norm: The `clip_norm` that the gradients were clipped to, a number or a tree of them.
+        step: The number of the step, folded into the key so that one key serves a whole training;
+            `None` uses the key as it is: never use one twice.
+        batch_size: What the sum was divided by, if it was. Divide by the *expected* size of a
+            batch: its actual size is itself a secret.
+
+    Returns:
+        The noisy gradients, in the dtypes of `grads`, and a `NoiseInfo`.
+
+    Raises:
+        TypeError: If a gradient isn't floating, or the key is not one PRNG key.
+        ValueError: If the multiplier is negative, or a clip norm isn't positive.
+
+    Example:
+        >>> from fnopt.gradients import add_noise
+        >>> grads = {"w": jnp.zeros((100, 100))}
+        >>> noisy, info = add_noise(grads, jax.random.key(0), 1.2, clip_norm=0.5, step=3)
+        >>> print(f"{info.sensitivity:.1f} {info.stddev:.1f} {jnp.std(noisy['w']):.1f}")
+        0.5 0.6 0.6
+
+    Reference:
+        Abadi et al., 2016, "Deep Learning with Differential Privacy", arXiv:1607.00133. Mironov,
+        2012, "On significance of the least significant bits for differential privacy".
+    """
+    check_inexact(grads, "add_noise: grads")
+    check_limits(clip_norm, "add_noise")
+    _check_multiplier(noise_multiplier)
+    key = check_key(key, "add_noise")
+    if step is not None:
+        key = jax.random.fold_in(key, jnp.asarray(step).astype(jnp.uint32))
+    sensitivity = _sensitivity(clip_norm, batch_size)
+    stddev = jnp.asarray(noise_multiplier).astype(sensitivity.dtype) * sensitivity
+    leaves, treedef = jax.tree.flatten(grads)
+    noisy = [_noisy(g, jax.random.fold_in(key, i), stddev) for i, g in enumerate(leaves)]
+    return jax.tree.unflatten(treedef, noisy), NoiseInfo(stddev, sensitivity)
+
+
+def _check_multiplier(noise_multiplier: Any) -> None:
+    traced = isinstance(noise_multiplier, Tracer)
+    if not traced and not noise_multiplier >= 0:
+        raise ValueError(
+            f"add_noise: noise_multiplier is {noise_multiplier}, expected a number >= 0."
+        )
+
+
+def _sensitivity(clip_norm: Any, batch_size: Any) -> jax.Array:
+    dtype = default_float()
+    limits = [jnp.asarray(c).astype(dtype) for c in jax.tree.leaves(clip_norm)]
+    total = jnp.sqrt(sum((c * c for c in limits), jnp.zeros((), dtype)))
+    return total if batch_size is None else total / jnp.asarray(batch_size).astype(dtype)
+
+
+def _noisy(grad: jax.Array, key: Any, stddev: jax.Array) -> jax.Array:
+    dtype = compute_dtype(grad.dtype)
+    noise = jax.random.normal(key, grad.shape, dtype)
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        # JAX gives each part half of the variance; here every number gets all of it.
+        noise = noise * jnp.sqrt(jnp.asarray(2, jnp.finfo(dtype).dtype)).astype(dtype)
+    return (grad.astype(dtype) + stddev.astype(dtype) * noise).astype(grad.dtype)

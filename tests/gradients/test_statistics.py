@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fnopt.gradients import gradient_statistics, noise_scale
+
+
+def by_hand(grads):
+    """Mean, total variance and squared mean by leaf, in float64 NumPy."""
+    leaves = [np.asarray(g, np.float64).reshape(7, -1) for g in jax.tree.leaves(grads)]
+    return [(g.mean(0), g.var(0, ddof=1).sum()) for g in leaves]
+
+
+@pytest.mark.parametrize("options", [{"method": "ghost"}, {"chunk_size": 3}, {"method": "vmap"}])
+def test_against_materialised_gradients(dense, naive, options):
+    losses, grads = naive(dense)
+    found = jax.jit(gradient_statistics(dense.loss, **options))(*dense[1:])
+    expected = by_hand(grads)
+    signal = [m @ m - v / 7 for m, v in expected]
+    for actual, (mean, _) in zip(jax.tree.leaves(found.mean), expected, strict=True):
+        np.testing.assert_allclose(np.ravel(actual), mean, atol=1e-6)
+    variance = np.array([v for _, v in expected])
+    np.testing.assert_allclose(jax.tree.leaves(found.variance), variance, rtol=1e-5)
+    np.testing.assert_allclose(jax.tree.leaves(found.snr), signal / variance, rtol=1e-4)
+    np.testing.assert_allclose(found.noise_scale, variance.sum() / sum(signal), rtol=1e-4)
+    np.testing.assert_allclose(found.loss, losses, rtol=1e-6)
+    norms = [
+        np.linalg.norm(np.concatenate([np.ravel(g[i]) for g in jax.tree.leaves(grads)]))
+        for i in range(7)
+    ]
+    np.testing.assert_allclose(found.norm, norms, rtol=1e-5)
+
+
+def test_structure_argnums_and_aux():
+    def loss(a, b, x):
+        return jnp.sum(a["w"] * x) + b * x[0], x
+
+    args = {"w": jnp.ones(2)}, jnp.float32(1.0), jnp.array([[1.0, 2.0], [3.0, 2.0]])
+    found = gradient_statistics(loss, argnums=(0, 1), has_aux=True)(*args)
+    np.testing.assert_array_equal(found.mean[0]["w"], [2.0, 2.0])
+    np.testing.assert_allclose([found.variance[0]["w"], found.variance[1]], [2.0, 2.0])
+    np.testing.assert_array_equal(found.aux, args[2])
+
+
+def test_noise_scale_of_a_known_distribution():
+    # Gradients with mean (3, 4) and variance 2 in each of 2 numbers: tr / |G|^2 = 4 / 25.
+    x = jnp.array([3.0, 4.0]) + jnp.sqrt(2.0) * jax.random.normal(jax.random.key(0), (4096, 2))
+    found = gradient_statistics(lambda w, x: w @ x)(jnp.zeros(2), x)
+    np.testing.assert_allclose(found.noise_scale, 4 / 25, rtol=0.1)
+
+
+def test_two_batches():
+    x = jnp.array([3.0, 4.0]) + jnp.sqrt(2.0) * jax.random.normal(jax.random.key(0), (512, 16, 2))
+    small = jnp.linalg.norm(x.mean(1), axis=-1)  # 512 batches of 16 each
+    scale, grad_sq, trace = noise_scale(small, jnp.linalg.norm(x.mean((0, 1))), 16, 512 * 16)
+    np.testing.assert_allclose([grad_sq, trace], [25.0, 4.0], rtol=0.2)
+    np.testing.assert_allclose(scale, trace / grad_sq)
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="the batch has 1 example, a variance needs at least 2"):
+        gradient_statistics(lambda w, x: w @ x)(jnp.ones(2), jnp.ones((1, 2)))
+    with pytest.raises(ValueError, match="small_size is 4, big_size is 4, expected 0 < small"):
+        noise_scale(1.0, 1.0, 4, 4)

@@ -2,7 +2,61 @@
 
 from __future__ import annotations
 
-from fnopt.residuals._flat import FlatResidual, flat_residual
+from fnopt.residuals._bounds import Box, box_of
+from fnopt.residuals._flat import FlatResidual, flat_residual, one_function
+from fnopt.residuals._implicit import minimum_tangent, pushed
 from fnopt.residuals._jacobian import curvature_along, jacobian_mode, linearise
+from fnopt.residuals._parameters import (
+    Constraint,
+    Parametrisation,
+    fixed,
+    interval,
+    parametrised,
+    positive,
+    tied,
+)
+from fnopt.residuals._robust import (
+    RobustLoss,
+    arctan,
+    barron,
+    cauchy,
+    huber,
+    named_loss,
+    robust_slopes,
+    soft_l1,
+    tukey,
+)
+from fnopt.residuals._robust_cost import RobustCost, robust_cost
+from fnopt.residuals._weights import whitened
 
-__all__ = ["FlatResidual", "curvature_along", "flat_residual", "jacobian_mode", "linearise"]
+__all__ = [
+    "Box",
+    "Constraint",
+    "FlatResidual",
+    "Parametrisation",
+    "RobustCost",
+    "RobustLoss",
+    "arctan",
+    "barron",
+    "box_of",
+    "cauchy",
+    "curvature_along",
+    "fixed",
+    "flat_residual",
+    "huber",
+    "interval",
+    "jacobian_mode",
+    "linearise",
+    "minimum_tangent",
+    "named_loss",
+    "one_function",
+    "parametrised",
+    "positive",
+    "pushed",
+    "robust_cost",
+    "robust_slopes",
+    "soft_l1",
+    "tied",
+    "tukey",
+    "whitened",
+]

@@ -48,7 +48,7 @@ def flat_residual(
         >>> flat.r(x)
         Array([-1.,  0.,  3.], dtype=float32)
     """
-    fn = _one_function(residual_fn)
+    fn = one_function(residual_fn)
     x, unravel = ravel(_checked_params(params), "params")
 
     def tree(vector: jax.Array) -> Any:
@@ -65,7 +65,8 @@ def flat_residual(
     return x, FlatResidual(r, unravel, lambda v: _unflatten(v, shapes), m, x.size)
 
 
-def _one_function(residual_fn: Any) -> Callable[..., Any]:
+def one_function(residual_fn: Any) -> Callable[..., Any]:
+    """A residual function as it is; several, in a list, tuple or dict, as one."""
     if callable(residual_fn):
         return residual_fn
     functions, treedef = jax.tree.flatten(residual_fn) if _is_container(residual_fn) else ([], None)

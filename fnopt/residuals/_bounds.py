@@ -1,0 +1,98 @@
+"""Bounds on params, as vectors."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from fnopt.core import leaves_with_names, shown, where
+from fnopt.residuals._prefix import as_leaf, spread
+
+
+class Box(NamedTuple):
+    """The least and the largest value of every parameter; infinite where there is none."""
+
+    lower: jax.Array  # [n]
+    upper: jax.Array  # [n]
+
+    def nearest(self, x: jax.Array) -> jax.Array:
+        """The point of the box nearest to `x`."""
+        return jnp.clip(x, self.lower, self.upper)
+
+    def held(self, x: jax.Array, gradient: jax.Array) -> jax.Array:
+        """Which params sit on a bound that the cost pushes them against, as a mask of `[n]`."""
+        low = (x <= self.lower) & (gradient >= 0)
+        high = (x >= self.upper) & (gradient <= 0)
+        return low | high
+
+
+def box_of(bounds: Any, params: Any, dtype: Any) -> list[Box] | None:
+    """Lays bounds along params, leaf by leaf.
+
+    Args:
+        bounds: `(lower, upper)`: each a number for all, or a tree like the params, or like their
+            top, of arrays that broadcast to them; None for no bound.
+        params: The params, which have to be inside.
+        dtype: The dtype to compare in.
+
+    Returns:
+        A box of flat vectors for every leaf of the params; None without any bound.
+
+    Raises:
+        TypeError: If `bounds` isn't a pair.
+        ValueError: If a bound doesn't fit the params, isn't below the upper one, or the params
+            are outside.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.residuals import box_of
+        >>> box_of((0.0, {"a": 1.0, "b": None}), {"a": 0.5, "b": 2.0}, jnp.float32)[1].upper
+        Array([inf], dtype=float32)
+    """
+    if bounds is None:
+        return None
+    # A SciPy Bounds object has the two as attributes.
+    if hasattr(bounds, "lb") and hasattr(bounds, "ub"):
+        bounds = (bounds.lb, bounds.ub)
+    if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
+        raise TypeError(f"{where()}bounds = {bounds!r}, expected a pair (lower, upper).")
+    sides = [spread(side, params, "bounds") for side in bounds]
+    pairs, _ = leaves_with_names(params)
+    return [
+        _leaf_box(lower, upper, leaf, path, dtype)
+        for lower, upper, (path, leaf) in zip(*sides, pairs, strict=True)
+    ]
+
+
+def _leaf_box(lower: Any, upper: Any, leaf: Any, path: str, dtype: Any) -> Box:
+    lower = -jnp.inf if lower is None else lower
+    upper = jnp.inf if upper is None else upper
+    box = Box(*(as_leaf(side, leaf, path, "bounds", dtype) for side in (lower, upper)))
+    _check(box, jnp.ravel(jnp.asarray(leaf, dtype)), path)
+    return box
+
+
+def _check(box: Box, x: jax.Array, path: str) -> None:
+    if isinstance(box.lower, Tracer) or isinstance(box.upper, Tracer):
+        return
+    lower, upper = np.asarray(box.lower), np.asarray(box.upper)
+    crossed = ~(lower < upper)
+    if np.any(crossed):
+        i = int(np.argmax(crossed))
+        raise ValueError(
+            f"{where()}bounds of {shown(path)} are crossed: lower {lower[i]} and upper {upper[i]} "
+            "leave no room. To hold a parameter, use fnopt.fixed()."
+        )
+    if isinstance(x, Tracer):
+        return
+    outside = (np.asarray(x) < lower) | (np.asarray(x) > upper)
+    if np.any(outside):
+        i = int(np.argmax(outside))
+        raise ValueError(
+            f"{where()}{shown(path)} starts at {np.asarray(x)[i]}, outside its bounds "
+            f"[{lower[i]}, {upper[i]}]. Start inside them."
+        )

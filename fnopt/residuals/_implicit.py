@@ -1,0 +1,104 @@
+"""How a minimum moves with what the cost depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fnopt.linear import divide
+
+
+def pushed(fn: Callable[..., Any], primals: Any, tangents: Any) -> tuple[Any, Any]:
+    """The value of a function and its change: `jax.jvp`.
+
+    Args:
+        fn: A function of several arguments.
+        primals: The arguments.
+        tangents: Their changes.
+
+    Returns:
+        The value and its change.
+
+    Example:
+        >>> from fnopt.residuals import pushed
+        >>> pushed(lambda x: x * x, (3.0,), (1.0,))[1]
+        Array(6., dtype=float32, weak_type=True)
+    """
+    return jax.jvp(fn, tuple(primals), tuple(tangents))
+
+
+def minimum_tangent(
+    cost: Callable[[jax.Array, Any], jax.Array],
+    x: jax.Array,
+    data: Any,
+    change: Any,
+    fixed: tuple[jax.Array, jax.Array] | None = None,
+    mode: str = "auto",
+) -> jax.Array:
+    r"""The change of a minimum with the data, by the implicit function theorem.
+
+    At a minimum :math:`g(x, d) = \nabla_x f(x, d) = 0`, so
+
+    .. math:: \dot x = -H^{-1} \frac{\partial g}{\partial d}\, \dot d,
+        \qquad H = \nabla_x^2 f(x, d),
+
+    with the exact second derivatives of the cost. Directions in which it is flat don't move.
+
+    Args:
+        cost: `cost(x, data)`, a scalar.
+        x: The minimum, of shape `[n]`.
+        data: A pytree of floating arrays.
+        change: The change of the data, a tree like it.
+        fixed: A mask of `[n]` of params that follow a bound, and how far they move; or None.
+        mode: `'forward'` where the cost has no reverse-mode derivative.
+
+    Returns:
+        The change of the minimum, of shape `[n]`; linear in `change`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.residuals import minimum_tangent
+        >>> cost = lambda x, d: 0.5 * jnp.sum((2 * x - d) ** 2)
+        >>> minimum_tangent(cost, jnp.ones(1), jnp.asarray([2.0]), jnp.ones(1))
+        Array([0.5], dtype=float32)
+
+    Reference:
+        Gould et al. (2016), On differentiating parameterized argmin and argmax problems,
+        arXiv:1607.05447.
+    """
+    derivative = jax.jacfwd if mode == "forward" else jax.grad
+    gradient = derivative(cost)
+    _, moved = jax.jvp(lambda d: gradient(x, d), (data,), (change,))
+    H = jax.jacfwd(gradient)(x, data)
+    if fixed is None:
+        return -_solve(H, moved)
+    held, shift = fixed
+    free = (~held).astype(x.dtype)
+    shift = jnp.where(held, shift, jnp.zeros_like(shift))
+    rhs = free * (moved + H @ shift)
+    block = H * free * free[:, None] + jnp.diag(1 - free)
+    return shift - free * _solve(block, rhs)
+
+
+def _solve(H: jax.Array, b: jax.Array) -> jax.Array:
+    """Solves with a symmetric matrix; flat directions get 0."""
+    inverse = lax.stop_gradient(_pseudo_inverse(lax.stop_gradient(H)))
+    return lax.custom_linear_solve(
+        lambda v: H @ v, b, solve=lambda _, v: inverse @ v, symmetric=True
+    )
+
+
+def _pseudo_inverse(H: jax.Array) -> jax.Array:
+    n = H.shape[0]
+    scale = jnp.sqrt(jnp.abs(jnp.diagonal(H)))
+    scale = jnp.where(scale > 0, scale, jnp.ones_like(scale))
+    w, V = jnp.linalg.eigh(H / scale / scale[:, None])
+    size = jnp.abs(w)
+    noise = jnp.asarray(n * jnp.finfo(w.dtype).eps, w.dtype) * jnp.max(size, initial=0)
+    inverse = jnp.where(size > noise, jnp.sign(w) * divide(jnp.ones_like(w), size), 0)
+    root = V / scale[:, None]
+    return (root * inverse) @ root.T

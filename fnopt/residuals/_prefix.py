@@ -1,0 +1,76 @@
+"""One value for a whole branch of a tree: given as a tree that may stop early."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import leaves_with_names, shown, where
+
+
+def spread(
+    prefix: Any, tree: Any, what: str, is_leaf: Callable[[Any], bool] | None = None
+) -> list[Any]:
+    """A value for every leaf of a tree, from a tree that may end at its branches.
+
+    Args:
+        prefix: A single value, or a tree whose structure is the top of that of `tree`. `None`
+            counts as a value.
+        tree: The tree.
+        what: What the values are (`'loss'`), and of what, for the message if they don't fit.
+        is_leaf: What else is a value of `prefix`, not a branch.
+
+    Returns:
+        A list in the order of the leaves of `tree`.
+
+    Raises:
+        ValueError: If `prefix` isn't the top of `tree`.
+
+    Example:
+        >>> from fnopt.residuals._prefix import spread
+        >>> spread({"a": 1.0, "b": None}, {"a": [5, 6], "b": 7}, "sigma")
+        [1.0, 1.0, None]
+    """
+
+    def ends(node: Any) -> bool:
+        return node is None or (is_leaf is not None and is_leaf(node))
+
+    try:
+        parts = jax.tree.map(
+            lambda value, branch: [value] * len(jax.tree.leaves(branch)),
+            prefix,
+            tree,
+            is_leaf=ends,
+        )
+    except ValueError as error:
+        names = [name for name, _ in leaves_with_names(tree)[0]]
+        raise ValueError(
+            f"{where()}{what} are a tree that doesn't fit: expected one value for all, or a tree "
+            f"like the top of the one with the leaves {names}. ({error})"
+        ) from None
+    return [v for part in _parts(parts, prefix, ends) for v in part]
+
+
+def _parts(parts: Any, prefix: Any, ends: Any) -> list[list[Any]]:
+    """The lists at the places of the values, in order (the prefix may hold lists of its own)."""
+    return jax.tree.structure(prefix, is_leaf=ends).flatten_up_to(parts)
+
+
+def as_leaf(value: Any, leaf: Any, path: str, what: str, dtype: Any) -> jax.Array:
+    """A value as a flat array of the size of its leaf, in this dtype.
+
+    Raises:
+        ValueError: If its shape doesn't broadcast to that of the leaf.
+    """
+    value = jnp.asarray(value, dtype)
+    shape = jnp.shape(leaf)
+    try:
+        return jnp.ravel(jnp.broadcast_to(value, shape))
+    except ValueError:
+        raise ValueError(
+            f"{where()}{what} for {shown(path)} have shape {value.shape}, expected {shape} or one "
+            "that broadcasts to it."
+        ) from None

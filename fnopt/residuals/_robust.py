@@ -1,0 +1,265 @@
+"""Losses that keep a few wild residuals from deciding the fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import Value, hyper
+
+
+class RobustLoss(Value):
+    r"""What a residual costs: :math:`\tfrac12 c^2 \rho(r^2 / c^2)`, with :math:`c` its `scale`.
+
+    A subclass defines :math:`\rho`, with :math:`\rho(0) = 0` and :math:`\rho'(0) = 1`, so that
+    small residuals cost what they cost in least squares. Its derivatives are taken from it.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> class capped(fnopt.residuals.RobustLoss):
+        ...     def rho(self, z):
+        ...         return jnp.tanh(z)
+        >>> print(capped().rho(jnp.asarray([0.0, 9.0])))
+        [0. 1.]
+    """
+
+    def rho(self, z: jax.Array) -> jax.Array:
+        """The loss as a function of the scaled square, elementwise, for `z >= 0`."""
+        raise NotImplementedError(f"{type(self).__name__} must define rho(self, z)")
+
+    @property
+    def size(self) -> Any:
+        """The scale; 1 for a loss that has no such field."""
+        return getattr(self, "scale", 1.0)
+
+
+class soft_l1(RobustLoss):
+    r"""A smooth absolute value: quadratic for small residuals, linear for large ones.
+
+    .. math:: \rho(z) = 2 (\sqrt{1 + z} - 1)
+
+    Args:
+        scale: The residual at which the quadratic turns into the line, in units of the residuals.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> print(fnopt.residuals.soft_l1().rho(jnp.asarray([0.0, 3.0])))
+        [0. 2.]
+
+    Reference:
+        Charbonnier et al. (1994), Two deterministic half-quadratic regularization algorithms.
+    """
+
+    scale: float | jax.Array = hyper(default=1.0, gt=0)
+
+    def rho(self, z: jax.Array) -> jax.Array:
+        """The loss of the scaled square."""
+        return 2 * z / (1 + jnp.sqrt(1 + z))  # without the cancellation of the formula
+
+
+class huber(RobustLoss):
+    r"""Squares up to `scale`, straight lines beyond.
+
+    .. math:: \rho(z) = \begin{cases} z & z \le 1 \\ 2 \sqrt{z} - 1 & z > 1 \end{cases}
+
+    Args:
+        scale: The largest residual that counts fully, in units of the residuals.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> print(fnopt.residuals.huber().rho(jnp.asarray([0.5, 9.0])))
+        [0.5 5. ]
+
+    Reference:
+        Huber (1964), Robust estimation of a location parameter.
+    """
+
+    scale: float | jax.Array = hyper(default=1.0, gt=0)
+
+    def rho(self, z: jax.Array) -> jax.Array:
+        """The loss of the scaled square."""
+        beyond = z > 1
+        root = jnp.sqrt(jnp.where(beyond, z, jnp.ones_like(z)))
+        return jnp.where(beyond, 2 * root - 1, z)
+
+
+class cauchy(RobustLoss):
+    r"""Grows as the logarithm: a far outlier hardly pulls.
+
+    .. math:: \rho(z) = \ln(1 + z)
+
+    Not convex: there may be several minima, so the start matters.
+
+    Args:
+        scale: The residual from which on the pull falls, in units of the residuals.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> print(fnopt.residuals.cauchy().rho(jnp.asarray([0.0, 1.0])).round(4))
+        [0.     0.6931]
+
+    Reference:
+        Black and Anandan (1996), The robust estimation of multiple motions.
+    """
+
+    scale: float | jax.Array = hyper(default=1.0, gt=0)
+
+    def rho(self, z: jax.Array) -> jax.Array:
+        """The loss of the scaled square."""
+        return jnp.log1p(z)
+
+
+class arctan(RobustLoss):
+    r"""Levels off: an outlier costs at most :math:`\tfrac{\pi}{4}` squares of the scale.
+
+    .. math:: \rho(z) = \arctan(z)
+
+    Not convex: there may be several minima, so the start matters.
+
+    Args:
+        scale: The residual from which on the pull falls, in units of the residuals.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> print(fnopt.residuals.arctan().rho(jnp.asarray([0.0, 1.0])).round(4))
+        [0.     0.7854]
+    """
+
+    scale: float | jax.Array = hyper(default=1.0, gt=0)
+
+    def rho(self, z: jax.Array) -> jax.Array:
+        """The loss of the scaled square."""
+        return jnp.arctan(z)
+
+
+class tukey(RobustLoss):
+    r"""Tukey's biweight: residuals beyond `scale` have no say at all.
+
+    .. math:: \rho(z) = \begin{cases} \tfrac13 \left( 1 - (1 - z)^3 \right) & z \le 1 \\
+        \tfrac13 & z > 1 \end{cases}
+
+    Not convex, and blind beyond `scale`: start near the solution, from a fit with
+    :class:`huber` for instance.
+
+    Args:
+        scale: The residual from which on data are ignored; 4.685 standard deviations keep 95 %
+            of the efficiency of least squares on normal data.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> print(fnopt.residuals.tukey().rho(jnp.asarray([0.0, 1.0, 9.0])).round(4))
+        [0.     0.3333 0.3333]
+
+    Reference:
+        Beaton and Tukey (1974), The fitting of power series, meaning polynomials, illustrated on
+        band-spectroscopic data.
+    """
+
+    scale: float | jax.Array = hyper(default=1.0, gt=0)
+
+    def rho(self, z: jax.Array) -> jax.Array:
+        """The loss of the scaled square."""
+        t = jnp.minimum(z, jnp.ones_like(z))
+        return t * (1 - t * (1 - t / 3))  # = (1 - (1 - t)^3) / 3, without its cancellation
+
+
+class barron(RobustLoss):
+    r"""A family with a shape: squares, soft L1, Cauchy, Geman-McClure, Welsch and all between.
+
+    .. math:: \rho(z) = \frac{2 b}{\alpha}
+        \left( \left( \frac{z}{b} + 1 \right)^{\alpha / 2} - 1 \right), \qquad b = |\alpha - 2|
+
+    and its limits: :math:`\alpha = 2` are squares, 1 is soft L1, 0 is Cauchy
+    (:math:`2 \ln(1 + z / 2)`), -2 is Geman-McClure, :math:`-\infty` is Welsch
+    (:math:`2 - 2 e^{-z/2}`). Not convex below 1.
+
+    Args:
+        alpha: The shape, at most 2. Smaller ones care less about outliers.
+        scale: The residual at which the loss bends, in units of the residuals.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> print(fnopt.residuals.barron(alpha=1.0).rho(jnp.asarray([0.0, 3.0])))
+        [0. 2.]
+
+    Reference:
+        Barron (2019), A general and adaptive robust loss function, arXiv:1701.03077 (there
+        without the factor 2).
+    """
+
+    alpha: float | jax.Array = hyper(default=1.0, le=2)
+    scale: float | jax.Array = hyper(default=1.0, gt=0)
+
+    def rho(self, z: jax.Array) -> jax.Array:
+        """The loss of the scaled square."""
+        alpha = jnp.asarray(self.alpha, z.dtype)
+        b = jnp.maximum(2 - alpha, jnp.asarray(jnp.finfo(z.dtype).eps, z.dtype))
+        welsch = ~jnp.isfinite(alpha)
+        b = jnp.where(welsch, jnp.ones_like(b), b)
+        half = jnp.where(welsch, jnp.ones_like(alpha), alpha) / 2
+        general = b * _powered(jnp.log1p(z / b), half)
+        squares = alpha >= 2
+        return jnp.where(welsch, -2 * jnp.expm1(-z / 2), jnp.where(squares, z, general))
+
+
+def _powered(t: jax.Array, a: jax.Array) -> jax.Array:
+    r""":math:`(e^{a t} - 1) / a`, which is `t` for `a = 0`."""
+    small = jnp.abs(a) < jnp.asarray(jnp.finfo(a.dtype).eps, a.dtype)
+    safe = jnp.where(small, jnp.ones_like(a), a)
+    # To first order in a, so that the derivative by a is right too.
+    return jnp.where(small, t + a * t * t / 2, jnp.expm1(safe * t) / safe)
+
+
+NAMES = {cls.__name__: cls for cls in (soft_l1, huber, cauchy, arctan, tukey, barron)}
+
+
+def robust_slopes(loss: RobustLoss, z: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    r"""The loss and its two derivatives, :math:`\rho, \rho', \rho''`, elementwise.
+
+    Args:
+        loss: The loss.
+        z: Scaled squares, of shape `[m]`.
+
+    Returns:
+        Three arrays of shape `[m]`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.residuals import huber, robust_slopes
+        >>> print([f"{float(v[0]):.4f}" for v in robust_slopes(huber(), jnp.asarray([4.0]))])
+        ['3.0000', '0.5000', '-0.0625']
+    """
+    one = jnp.ones_like(z)
+
+    def first(z: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jax.jvp(loss.rho, (z,), (one,))
+
+    (rho, d1), (_, d2) = jax.jvp(first, (z,), (one,))
+    return rho, d1, d2
+
+
+def named_loss(name: str, scale: Any = 1.0) -> RobustLoss | None:
+    """The loss that SciPy calls so; None for `'linear'`.
+
+    Args:
+        name: `'linear'`, `'soft_l1'`, `'huber'`, `'cauchy'`, `'arctan'`, or one of fnopt's own.
+        scale: Its scale, which SciPy calls `f_scale`.
+
+    Returns:
+        The loss.
+
+    Raises:
+        ValueError: If there is none of that name.
+
+    Example:
+        >>> from fnopt.residuals import named_loss
+        >>> named_loss("cauchy", 0.1)
+        cauchy(scale=0.1)
+    """
+    if name == "linear":
+        return None
+    if name not in NAMES:
+        raise ValueError(f"loss = {name!r}, expected one of {['linear', *NAMES]}.")
+    return NAMES[name](scale=scale)

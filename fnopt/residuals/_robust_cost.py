@@ -1,0 +1,179 @@
+"""The cost of a vector of residuals whose blocks have losses of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import Value, leaves_with_names, static, where
+from fnopt.residuals._prefix import spread
+from fnopt.residuals._robust import RobustLoss, named_loss, robust_slopes
+
+_FLOOR = 0.02  # least curvature of a residual's loss, in units of its slope
+
+
+class RobustCost(Value):
+    r"""The cost :math:`f = \sum_i \tfrac12 c_i^2 \rho_i(r_i^2 / c_i^2)` of a residual vector.
+
+    Args:
+        losses: A loss, or None for plain squares, for each block of the vector.
+        sizes: How many residuals each block has.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.residuals import RobustCost, huber
+        >>> print(RobustCost((huber(), None), (1, 1)).cost(jnp.asarray([3.0, 3.0])))
+        7.0
+    """
+
+    losses: tuple[RobustLoss | None, ...]
+    sizes: tuple[int, ...] = static()
+
+    def cost(self, r: jax.Array) -> jax.Array:
+        """The cost; infinite where a residual isn't finite."""
+        half = jnp.asarray(0.5, r.dtype)
+        total = half * jnp.sum(self._map(_costs, r))
+        finite = jnp.isfinite(total) & jnp.all(jnp.isfinite(r))
+        return jnp.where(finite, total, jnp.asarray(jnp.inf, r.dtype))
+
+    def reduction(self, before: jax.Array, after: jax.Array) -> jax.Array:
+        """By how much the cost falls from one residual to another; minus infinity if not finite."""
+        half = jnp.asarray(0.5, before.dtype)
+        total = half * jnp.sum(self._map(_reductions, before, after))
+        finite = jnp.isfinite(total) & jnp.all(jnp.isfinite(after))
+        return jnp.where(finite, total, jnp.asarray(-jnp.inf, before.dtype))
+
+    def corrections(self, r: jax.Array, floor: float = _FLOOR) -> tuple[jax.Array, jax.Array]:
+        r"""What to multiply residuals and rows of the Jacobian by, to second order.
+
+        .. math:: \hat r = \frac{\rho'}{\sqrt w}\, r, \qquad \hat J = \sqrt w\, J, \qquad
+            w = \max(\rho' + 2 z \rho'', \delta \rho')
+
+        Then :math:`\hat J^T \hat r` is the exact gradient of the cost, and :math:`\hat J^T \hat J`
+        its Gauss-Newton matrix with the loss's own curvature. Where that is negative, or nearly,
+        it is kept at a small fraction of the slope: the matrix stays positive semidefinite, and
+        no residual is blown up by a division by next to nothing.
+
+        Args:
+            r: The residuals, of shape `[m]`.
+            floor: The fraction :math:`\delta`.
+
+        Returns:
+            The two factors, each of shape `[m]`.
+
+        Reference:
+            Triggs et al. (2000), Bundle adjustment: a modern synthesis, section 4.3.
+        """
+        slope = self._map(lambda loss, r: _slopes(loss, r)[0], r)
+        curvature = self._map(lambda loss, r: _slopes(loss, r)[1], r)
+        w = jnp.maximum(curvature, jnp.asarray(floor, r.dtype) * slope)
+        alive = w > 0
+        root = jnp.sqrt(jnp.where(alive, w, jnp.ones_like(w)))
+        zero = jnp.zeros_like(w)
+        return jnp.where(alive, slope / root, zero), jnp.where(alive, root, zero)
+
+    def corrected(self, r: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
+        r"""The function whose value is :math:`\hat r` and whose Jacobian is :math:`\hat J`.
+
+        The factors count as constants, so its second derivative along a direction is
+        :math:`\sqrt w\, r''_{vv}`, which is what a step by :math:`\hat J` needs.
+        """
+
+        def function(x: jax.Array) -> jax.Array:
+            value = r(x)
+            held = jax.lax.stop_gradient(value)
+            a, b = self.corrections(held)
+            return a * held + b * (value - held)
+
+        return function
+
+    def _map(self, fn: Callable[..., jax.Array], *vectors: jax.Array) -> jax.Array:
+        """Applies `fn(loss, *parts)` to every block."""
+        parts, start = [], 0
+        for loss, size in zip(self.losses, self.sizes, strict=True):
+            parts.append(fn(loss, *(v[start : start + size] for v in vectors)))
+            start += size
+        return jnp.concatenate(parts)
+
+
+def _scaled_square(loss: RobustLoss, r: jax.Array) -> tuple[jax.Array, jax.Array]:
+    c = jnp.asarray(loss.size, r.dtype)
+    return c, jnp.square(r / c)
+
+
+def _costs(loss: RobustLoss | None, r: jax.Array) -> jax.Array:
+    if loss is None:
+        return jnp.square(r)
+    c, z = _scaled_square(loss, r)
+    return c * c * loss.rho(z)
+
+
+def _slopes(loss: RobustLoss | None, r: jax.Array) -> tuple[jax.Array, jax.Array]:
+    r"""Slope :math:`\rho'` and curvature :math:`\rho' + 2 z \rho''`."""
+    if loss is None:
+        return jnp.ones_like(r), jnp.ones_like(r)
+    _, z = _scaled_square(loss, r)
+    _, d1, d2 = robust_slopes(loss, z)
+    return d1, d1 + 2 * z * d2
+
+
+def _reductions(loss: RobustLoss | None, r: jax.Array, after: jax.Array) -> jax.Array:
+    r"""Twice the fall of every residual's cost.
+
+    :math:`r^2 - r_+^2 = (r - r_+)(r + r_+)` keeps the digits that the residuals themselves have.
+    For a loss, so does the slope in the middle times that, where the two are near.
+    """
+    if loss is None:
+        return (r - after) * (r + after)
+    c, z = _scaled_square(loss, r)
+    _, z_after = _scaled_square(loss, after)
+    fall = (r - after) * (r + after)
+    near = jnp.abs(z - z_after) <= jnp.asarray(jnp.finfo(r.dtype).eps ** 0.4, r.dtype) * (1 + z)
+    middle = jnp.where(near, (z + z_after) / 2, z)
+    slope = robust_slopes(loss, middle)[1]
+    return jnp.where(near, fall * slope, c * c * (loss.rho(z) - loss.rho(z_after)))
+
+
+def robust_cost(loss: Any, residuals: Any) -> RobustCost | None:
+    """Lays losses along the residuals.
+
+    Args:
+        loss: A loss, its name, or None for plain squares; or a tree of these like the residuals,
+            or like their top: a list of losses for a list of residual functions, say.
+        residuals: The residuals, or their shapes and dtypes.
+
+    Returns:
+        The cost; None if all of it is plain squares.
+
+    Raises:
+        TypeError: If a loss is none.
+        ValueError: If the tree doesn't fit, or there is no loss of that name.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.residuals import huber, robust_cost
+        >>> robust_cost([huber(), None], [jnp.ones(3), {"a": jnp.ones(2)}]).sizes
+        (3, 2)
+    """
+    values = spread(loss, residuals, "loss", is_leaf=lambda x: isinstance(x, RobustLoss))
+    losses = tuple(_checked(value) for value in values)
+    if all(value is None for value in losses):
+        return None
+    leaves = [leaf for _, leaf in leaves_with_names(residuals)[0]]
+    sizes = [leaf.size * (1 + jnp.issubdtype(leaf.dtype, jnp.complexfloating)) for leaf in leaves]
+    return RobustCost(losses, tuple(map(int, sizes)))
+
+
+def _checked(loss: Any) -> RobustLoss | None:
+    if isinstance(loss, str):
+        return named_loss(loss)
+    if loss is None or isinstance(loss, RobustLoss):
+        return loss
+    hint = " Did you forget to call it?" if isinstance(loss, type) else ""
+    raise TypeError(
+        f"{where()}loss = {loss!r}, expected a robust loss such as fnopt.huber(scale=1.0), the "
+        f"name of one, or None for plain squares.{hint}"
+    )

@@ -57,12 +57,14 @@ from fnopt.gradients import (
     weighted_grad,
 )
 from fnopt.least_squares import (
+    BatchFit,
     History,
     OptimizeWarning,
     Solution,
     StepInfo,
     covariance,
     curve_fit,
+    curve_fit_batch,
     least_squares,
     levenberg_marquardt,
     standard_errors,
@@ -125,6 +127,7 @@ from fnopt.transforms import (
 )
 
 __all__ = [
+    "BatchFit",
     "Captured",
     "Chain",
     "EmptyState",
@@ -162,6 +165,7 @@ __all__ = [
     "cosine_restarts_schedule",
     "covariance",
     "curve_fit",
+    "curve_fit_batch",
     "diffgrad",
     "exponential_decay",
     "freeze",

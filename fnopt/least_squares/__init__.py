@@ -7,8 +7,10 @@ from fnopt.least_squares._curve_fit import OptimizeWarning, curve_fit
 from fnopt.least_squares._driver import least_squares
 from fnopt.least_squares._levenberg_marquardt import LevenbergMarquardtState, levenberg_marquardt
 from fnopt.least_squares._solution import History, Solution, StepInfo
+from fnopt.least_squares.batched import BatchFit, curve_fit_batch
 
 __all__ = [
+    "BatchFit",
     "History",
     "LevenbergMarquardtState",
     "OptimizeWarning",
@@ -16,6 +18,7 @@ __all__ = [
     "StepInfo",
     "covariance",
     "curve_fit",
+    "curve_fit_batch",
     "least_squares",
     "levenberg_marquardt",
     "standard_errors",

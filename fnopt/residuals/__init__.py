@@ -6,6 +6,7 @@ from fnopt.residuals._bounds import Box, box_of
 from fnopt.residuals._flat import FlatResidual, flat_residual, one_function
 from fnopt.residuals._implicit import minimum_tangent, pushed
 from fnopt.residuals._jacobian import curvature_along, jacobian_mode, linearise
+from fnopt.residuals._lanes import linearise_lanes
 from fnopt.residuals._parameters import (
     Constraint,
     Parametrisation,
@@ -47,6 +48,7 @@ __all__ = [
     "interval",
     "jacobian_mode",
     "linearise",
+    "linearise_lanes",
     "minimum_tangent",
     "named_loss",
     "one_function",

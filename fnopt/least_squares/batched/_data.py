@@ -1,0 +1,111 @@
+"""The data of many fits: what belongs to each fit, and what they share."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from fnopt.core import default_float, is_inexact, leaves_with_names, shown
+
+NAME = "curve_fit_batch"
+
+
+class Points(NamedTuple):
+    """Data of curve fits; a field that is not given is None."""
+
+    x: Any
+    y: jax.Array | None = None
+    sigma: jax.Array | None = None
+    mask: jax.Array | None = None
+
+
+def floating(a: Any) -> jax.Array:
+    """An array as it is if it is floating, else as floats."""
+    a = jnp.asarray(a)
+    return a if is_inexact(a) else a.astype(default_float())
+
+
+def checked_y(y: Any) -> jax.Array:
+    """The data as an array of shape `[fits, ...]`."""
+    y = floating(y)
+    if y.ndim < 2 or y.size == 0:
+        raise ValueError(
+            f"{NAME}: y has shape {y.shape}, expected [fits, points] with at least one of each. "
+            "For a single fit use fnopt.curve_fit."
+        )
+    if jnp.iscomplexobj(y):
+        raise TypeError(
+            f"{NAME}: y is {y.dtype}, expected real data. Stack real and imaginary part as points."
+        )
+    return y
+
+
+def split(x: Any, y: jax.Array, sigma: Any, mask: Any, x_per_fit: bool) -> tuple[Points, Points]:
+    """What all fits share, and what each has of its own (with a leading axis)."""
+    x = jax.tree.map(jnp.asarray, x)
+    if x_per_fit:
+        _check_leading(x, y.shape[0], "x")
+    if sigma is not None:
+        sigma = _check_broadcasts(floating(sigma), y, "sigma")
+        _check_positive(sigma)
+    if mask is not None:
+        mask = _check_broadcasts(_as_mask(mask), y, "mask")
+    shared, own = Points(x), Points(None, y)
+    if x_per_fit:
+        shared, own = Points(None), Points(x, y)
+    for name, value in {"sigma": sigma, "mask": mask}.items():
+        if value is None:
+            continue
+        if value.ndim == y.ndim and value.shape[0] == y.shape[0]:
+            own = own._replace(**{name: value})
+        else:
+            lead = value.ndim == y.ndim  # a leading axis of length one
+            shared = shared._replace(**{name: value[0] if lead else value})
+    return shared, own
+
+
+def _check_leading(tree: Any, fits: int, what: str) -> None:
+    for path, leaf in leaves_with_names(tree)[0]:
+        if jnp.ndim(leaf) == 0 or leaf.shape[0] != fits:
+            raise ValueError(
+                f"{NAME}: {what}: {shown(path)} has shape {jnp.shape(leaf)}, expected a leading "
+                f"axis of length {fits}, one entry for each fit."
+            )
+
+
+def _check_broadcasts(a: jax.Array, y: jax.Array, what: str) -> jax.Array:
+    try:
+        fits = np.broadcast_shapes(a.shape, y.shape) == y.shape
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"{NAME}: {what} has shape {a.shape}, expected one that broadcasts to y's {y.shape}: "
+            f"{y.shape[1:]} for all fits alike, {y.shape} for each its own, "
+            f"{(y.shape[0], *(1,) * (y.ndim - 1))} for one number a fit."
+        )
+    return a
+
+
+def _check_positive(sigma: jax.Array) -> None:
+    if not isinstance(sigma, Tracer) and not np.all(np.asarray(sigma) > 0):
+        raise ValueError(
+            f"{NAME}: sigma holds values that are not positive, expected standard deviations > 0. "
+            "Leave points out with mask."
+        )
+
+
+def _as_mask(mask: Any) -> jax.Array:
+    mask = jnp.asarray(mask)
+    if mask.dtype != jnp.bool_:
+        raise TypeError(f"{NAME}: mask is {mask.dtype}, expected bool: True where a point counts.")
+    return mask
+
+
+def joined(shared: Points, own: Points) -> Points:
+    """The points of one fit from what it shares and its own."""
+    return Points(*(b if a is None else a for a, b in zip(shared, own, strict=True)))

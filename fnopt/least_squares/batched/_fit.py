@@ -1,0 +1,59 @@
+"""What a batch of fits returns."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from fnopt.core import Status, is_converged
+
+
+class BatchFit(NamedTuple):
+    """The result of :func:`fnopt.curve_fit_batch`; `print` says how many fits ended how.
+
+    It is a pytree of arrays whose first axis is the fits, so it comes out of `jax.jit` like any
+    other, and `jax.tree.map(lambda a: a[i], fit)` is one of them.
+    """
+
+    params: Any  # [fits, n], or a tree like p0 whose leaves have a leading axis
+    covariance: jax.Array  # [fits, n, n]; infinite where the data don't determine all params
+    cost: jax.Array  # [fits], half the sum of squares; infinite if the start isn't finite
+    rank: jax.Array  # int32[fits], how many params the data determine
+    steps: jax.Array  # int32[fits], refused ones too
+    status: jax.Array  # int32[fits], a fnopt.Status
+
+    @property
+    def converged(self) -> jax.Array:
+        """Which fits met a convergence test, `bool[fits]`."""
+        return is_converged(self.status)
+
+    @property
+    def errors(self) -> jax.Array:
+        """The standard errors of the params, `[fits, n]`."""
+        return jnp.sqrt(jnp.diagonal(self.covariance, axis1=-2, axis2=-1))
+
+    @property
+    def message(self) -> list[str]:
+        """Why each fit ended, in words. Outside `jax.jit` only."""
+        return [Status(int(code)).message for code in np.ravel(np.asarray(self.status))]
+
+    def __str__(self) -> str:
+        return repr(self) if isinstance(self.status, Tracer) else _report(self)
+
+
+def _report(fit: BatchFit) -> str:
+    codes, rank = np.ravel(np.asarray(fit.status)), np.ravel(np.asarray(fit.rank))
+    steps = np.asarray(fit.steps)
+    head = f"{codes.size} fits, {steps.mean():.1f} steps on average, {steps.max()} at most"
+    lines = [head]
+    for code, count in zip(*np.unique(codes, return_counts=True), strict=True):
+        lines.append(f"  {count:>8}  {Status(int(code)).message}")
+    converged = np.ravel(np.asarray(fit.converged))
+    loose = int(np.sum(converged & (rank < fit.covariance.shape[-1])))
+    if loose:
+        lines.append(f"  {loose:>8}  of the converged: the data don't determine all params")
+    return "\n".join(lines)

@@ -1,0 +1,207 @@
+"""Normal equations of many small problems at once, in plain arithmetic.
+
+Problems lie along the last axis, the *lanes*. Every number of the algebra is an array of shape
+`[lanes]`, so each line below is one vector instruction for many problems, and no loop runs over
+problems. Everything is unrolled in Python, which is meant for up to a dozen unknowns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+Rows = tuple[tuple[jax.Array, ...], ...]
+"""A lower triangle: row `i` holds its entries 0 to `i`, each of shape `[lanes]`."""
+
+_BLOCK = 64  # a sum of float32 over more points than that is made in two stages
+
+
+class NormalEquations(NamedTuple):
+    """The sums over the points that a step needs, each of shape `[lanes]`."""
+
+    square: jax.Array  # r^T r
+    g: tuple[jax.Array, ...]  # J^T r
+    A: Rows  # J^T J
+
+
+class Factor(NamedTuple):
+    r"""Cholesky factors :math:`L L^T` of many small matrices."""
+
+    L: Rows  # below the diagonal; row i has i entries
+    diagonal: tuple[jax.Array, ...]  # L_ii, infinite where there is no pivot
+    definite: jax.Array  # bool[lanes], whether all pivots are positive
+
+
+def normal_equations(columns: Sequence[jax.Array], r: jax.Array) -> NormalEquations:
+    r"""The sums :math:`r^T r`, :math:`J^T r` and :math:`J^T J` of every lane, in one pass.
+
+    Args:
+        columns: The columns of the Jacobians: `n` arrays of shape `[m, lanes]`.
+        r: The residuals, of shape `[m, lanes]`.
+
+    Returns:
+        The sums.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.linear import normal_equations
+        >>> one = normal_equations([jnp.ones((3, 2))], jnp.asarray([[1.0, 2.0]] * 3))
+        >>> print(one.square, one.g[0], one.A[0][0])
+        [ 3. 12.] [3. 6.] [3. 3.]
+    """
+    n = len(columns)
+    # Without the barrier the model would be evaluated anew for each of the sums.
+    *J, r = lax.optimization_barrier((*columns, r))
+    products = [r * r, *(c * r for c in J)]
+    products += [J[i] * J[j] for i in range(n) for j in range(i + 1)]
+    square, *sums = _sums(products)
+    g, rest = tuple(sums[:n]), iter(sums[n:])
+    return NormalEquations(
+        square, g, tuple(tuple(next(rest) for _ in range(i + 1)) for i in range(n))
+    )
+
+
+def _sums(terms: list[jax.Array]) -> tuple[jax.Array, ...]:
+    """Sums over the first axis, all in one loop; in two stages where one would lose digits."""
+    m = terms[0].shape[0]
+    if m <= _BLOCK:
+        return _sum_together(terms)
+    whole = m - m % _BLOCK
+    blocks = [t[:whole].reshape(-1, _BLOCK, *t.shape[1:]) for t in terms]
+    partial = _sum_together([jnp.swapaxes(b, 0, 1) for b in blocks])
+    if whole < m:
+        rest = _sum_together([t[whole:] for t in terms])
+        partial = [jnp.concatenate([p, e[None]]) for p, e in zip(partial, rest, strict=True)]
+    return _sums(list(partial))
+
+
+def _sum_together(terms: list[jax.Array]) -> tuple[jax.Array, ...]:
+    zeros = (jnp.zeros((), terms[0].dtype),) * len(terms)
+
+    def add(a: tuple[jax.Array, ...], b: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        return tuple(x + y for x, y in zip(a, b, strict=True))
+
+    return tuple(lax.reduce(tuple(terms), zeros, add, (0,)))
+
+
+def jacobi_scale(A: Rows) -> tuple[jax.Array, ...]:
+    r"""One over the norms of the Jacobian's columns, :math:`A_{ii}^{-1/2}`; 1 for a zero column."""
+    diagonal = [row[-1] for row in A]
+    return tuple(lax.rsqrt(jnp.where(a > 0, a, jnp.ones_like(a))) for a in diagonal)
+
+
+def scaled(A: Rows, scale: Sequence[jax.Array]) -> Rows:
+    r"""The matrix :math:`S A S` with :math:`S = \mathrm{diag}(s)`."""
+    return tuple(
+        tuple(scale[i] * a * scale[j] for j, a in enumerate(row)) for i, row in enumerate(A)
+    )
+
+
+def unrolled_cholesky(A: Rows, damping: jax.Array, least: float = 0.0) -> Factor:
+    r"""Factors :math:`A + \lambda I = L L^T` for every lane.
+
+    A pivot that isn't above `least` is left out, with its row and column of `L`: for a
+    semidefinite matrix that gives a factor of the part that the others span.
+
+    Args:
+        A: The lower triangles.
+        damping: The number added to the diagonal, of shape `[lanes]`.
+        least: What a pivot has to exceed.
+
+    Returns:
+        The factors.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.linear import unrolled_cholesky
+        >>> A = ((jnp.asarray([4.0, 1.0]),), (jnp.asarray([2.0, 1.0]), jnp.asarray([5.0, 1.0])))
+        >>> factor = unrolled_cholesky(A, jnp.zeros(2))
+        >>> print(factor.L[1][0], factor.definite)
+        [1. 1.] [ True False]
+    """
+    L: list[list[jax.Array]] = []
+    diagonal: list[jax.Array] = []
+    definite = jnp.asarray(True)
+    for i, row in enumerate(A):
+        L.append([])
+        for j in range(i):
+            L[i].append((row[j] - _dot(L[i][:j], L[j][:j])) / diagonal[j])
+        pivot = row[i] + damping - _dot(L[i], L[i])
+        definite = definite & (pivot > least)
+        diagonal.append(jnp.sqrt(jnp.where(pivot > least, pivot, jnp.full_like(pivot, jnp.inf))))
+    return Factor(tuple(map(tuple, L)), tuple(diagonal), definite)
+
+
+def _dot(a: Sequence[jax.Array], b: Sequence[jax.Array]) -> Any:
+    return sum(x * y for x, y in zip(a, b, strict=True))
+
+
+def unrolled_solve(factor: Factor, b: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+    r"""Solves :math:`L L^T x = b` for every lane; an unknown without a pivot becomes 0.
+
+    Args:
+        factor: The factors.
+        b: The right-hand sides: `n` arrays of shape `[lanes]`.
+
+    Returns:
+        The solutions: `n` arrays of shape `[lanes]`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.linear import unrolled_cholesky, unrolled_solve
+        >>> factor = unrolled_cholesky(((jnp.asarray([4.0, 2.0]),),), jnp.zeros(2))
+        >>> print(unrolled_solve(factor, [jnp.ones(2)])[0])
+        [0.25 0.5 ]
+    """
+    # Divisions rather than products with inverses: XLA computes a division once and keeps it,
+    # but repeats a product in everything that uses it.
+    L, diagonal = factor.L, factor.diagonal
+    n = len(diagonal)
+    y: list[jax.Array] = []
+    for i in range(n):
+        y.append((b[i] - _dot(L[i], y)) / diagonal[i])
+    x: list[jax.Array] = [y[-1]] * n
+    for i in reversed(range(n)):
+        above = [L[k][i] for k in range(i + 1, n)]
+        x[i] = (y[i] - _dot(above, x[i + 1 :])) / diagonal[i]
+    return tuple(x)
+
+
+def unrolled_inverse(factor: Factor) -> Rows:
+    """The inverses, as lower triangles.
+
+    Args:
+        factor: The factors.
+
+    Returns:
+        The lower triangles; finite, but meaningless where the matrix isn't definite.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.linear import unrolled_cholesky, unrolled_inverse
+        >>> print(unrolled_inverse(unrolled_cholesky(((jnp.asarray([4.0]),),), jnp.zeros(1)))[0][0])
+        [0.25]
+    """
+    L, diagonal = factor.L, factor.diagonal
+    n = len(diagonal)
+    M: list[list[jax.Array]] = []  # L^-1
+    for i in range(n):
+        ends = [-_dot(L[i][j:], [M[k][j] for k in range(j, i)]) for j in range(i)]
+        M.append([e / diagonal[i] for e in [*ends, jnp.ones_like(diagonal[i])]])
+    return tuple(
+        tuple(
+            _dot([M[k][i] for k in range(i, n)], [M[k][j] for k in range(i, n)])
+            for j in range(i + 1)
+        )
+        for i in range(n)
+    )
+
+
+def unrolled_rank(factor: Factor) -> jax.Array:
+    """How many pivots there are, an int32 array of shape `[lanes]`."""
+    kept = [jnp.isfinite(d).astype(jnp.int32) for d in factor.diagonal]
+    return sum(kept[1:], kept[0])

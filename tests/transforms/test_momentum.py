@@ -43,7 +43,5 @@ def test_small_gradients_reach_a_bfloat16_params_sum():
 
 
 def test_decay_above_one_is_refused():
-    with pytest.raises(
-        ValueError, match=r"trace: decay = 1\.5, expected decay >= 0 and"
-    ):
+    with pytest.raises(ValueError, match=r"trace: decay = 1\.5, expected decay >= 0 and"):
         fnopt.trace(1.5)

@@ -18,6 +18,7 @@ from fnopt.least_squares._curve_data import checked_sigma, checked_x, checked_y,
 from fnopt.least_squares._driver import least_squares
 from fnopt.least_squares._levenberg_marquardt import levenberg_marquardt
 from fnopt.least_squares._solution import Solution
+from fnopt.least_squares.batched import BatchFit, curve_fit_batch
 
 
 class OptimizeWarning(UserWarning):
@@ -38,6 +39,7 @@ def curve_fit(
     gtol: float | None = None,
     maxfev: int = 1000,
     full_output: bool = False,
+    batch: bool = False,
 ) -> Any:
     r"""Fits a function to data, as `scipy.optimize.curve_fit` does.
 
@@ -65,12 +67,17 @@ def curve_fit(
         gtol: Tolerance of the gradient.
         maxfev: The most evaluations of the model.
         full_output: Whether to return more.
+        batch: Whether `ydata` hold many sets of data, of shape `[fits, m]`: all are fitted at
+            once by :func:`fnopt.curve_fit_batch`, which says how `p0` and `sigma` may differ
+            between fits. `popt` and `pcov` get a leading axis. A fit that fails raises nothing:
+            a warning counts them, and the status says which.
 
     Returns:
         `(popt, pcov)`: the params, as an array of shape `[n]` (or a tree like `p0`), and their
         covariance of shape `[n, n]`, infinite where the data don't determine them. With
         `full_output` also `infodict` (with `nfev`, `fvec`, `njev` and the whole `solution`),
-        the message, and a number that is 1 to 4 if the fit succeeded.
+        the message, and a number that is 1 to 4 if the fit succeeded; for a batch only the
+        `solution` (a `BatchFit`), and lists of messages and numbers.
 
     Raises:
         ValueError: If the data are empty, not finite, or of shapes that don't fit; if `sigma` is
@@ -91,6 +98,21 @@ def curve_fit(
     """
     if not callable(f):
         raise TypeError(f"curve_fit: f is {f!r}, expected a function f(x, a, b, ...).")
+    if batch:
+        tolerances = {"ftol": ftol, "xtol": xtol, "gtol": gtol}
+        start = _start(f, None)[0] if p0 is None else p0
+        fits = curve_fit_batch(
+            f,
+            xdata,
+            ydata,
+            start,
+            sigma,
+            absolute_sigma,
+            max_steps=max(maxfev - 1, 1),
+            **tolerances,
+        )
+        _report_failed_fits(fits)
+        return (fits.params, fits.covariance, *(_batch_details(fits) if full_output else ()))
     x, y = checked_x(xdata, check_finite), checked_y(ydata, check_finite)
     start, unpacked = _start(f, p0)
     sigma, matrix = checked_sigma(sigma, y)
@@ -207,6 +229,25 @@ def _report_failures(solution: Solution, pcov: jax.Array) -> None:
             OptimizeWarning,
             stacklevel=3,
         )
+
+
+def _report_failed_fits(fits: BatchFit) -> None:
+    if isinstance(fits.status, Tracer) or bool(jnp.all(fits.converged)):
+        return
+    failed = int(jnp.sum(~fits.converged))
+    warnings.warn(
+        f"curve_fit: {failed} of the fits did not converge; which ones, the status in "
+        f"full_output says.\n{fits}",
+        OptimizeWarning,
+        stacklevel=3,
+    )
+
+
+def _batch_details(fits: BatchFit) -> tuple[dict[str, Any], Any, Any]:
+    if isinstance(fits.status, Tracer):
+        return {"solution": fits}, None, fits.status
+    numbers = [_MINPACK.get(Status(int(code)), 5) for code in np.asarray(fits.status)]
+    return {"solution": fits}, fits.message, numbers
 
 
 # What MINPACK's info says of the convergence tests.

@@ -24,8 +24,16 @@ def squared(x: jax.Array) -> jax.Array:
 
 
 def bias_correction(decay: jax.Array, count: jax.Array) -> jax.Array:
-    r"""What an average that started at zero has seen after `count` steps: :math:`1-\beta^t`."""
-    return 1 - decay ** count.astype(decay.dtype)
+    r"""What an average that started at zero has seen after `count` steps: :math:`1-\beta^t`.
+
+    It is computed as :math:`-\mathrm{expm1}(t \log \beta)`: for a decay near one the power is near
+    one too, and the difference would lose three of float32's seven digits in the first steps.
+    """
+    t = count.astype(decay.dtype)
+    positive = decay > 0
+    safe = jnp.where(positive, decay, jnp.full_like(decay, 0.5))
+    # log1p of the exact difference keeps the digits of 1 - beta, which log alone would round.
+    return jnp.where(positive, -jnp.expm1(t * jnp.log1p(safe - 1)), 1 - decay**t)
 
 
 @jax.custom_jvp

@@ -99,17 +99,17 @@ def curve_fit(
     if not callable(f):
         raise TypeError(f"curve_fit: f is {f!r}, expected a function f(x, a, b, ...).")
     if batch:
-        tolerances = {"ftol": ftol, "xtol": xtol, "gtol": gtol}
-        start = _start(f, None)[0] if p0 is None else p0
         fits = curve_fit_batch(
             f,
             xdata,
             ydata,
-            start,
+            _start(f, None)[0] if p0 is None else p0,
             sigma,
             absolute_sigma,
+            ftol=ftol,
+            xtol=xtol,
+            gtol=gtol,
             max_steps=max(maxfev - 1, 1),
-            **tolerances,
         )
         _report_failed_fits(fits)
         return (fits.params, fits.covariance, *(_batch_details(fits) if full_output else ()))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from fnopt.core import ravel
 from fnopt.least_squares._scaling import initial_scale
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def covariance_from(
-    J: jax.Array, cost: jax.Array, absolute_sigma: bool = False
+    J: jax.Array, cost: jax.Array, absolute_sigma: bool = False, dof: int | jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
     r"""The covariance of the params of a fit, by the singular values of the scaled Jacobian.
 
@@ -31,6 +32,7 @@ def covariance_from(
         J: The Jacobian, of shape `[m, n]`.
         cost: Half the sum of squares.
         absolute_sigma: Whether the residuals are in units of known standard deviations.
+        dof: The degrees of freedom, if they aren't :math:`m - n`.
 
     Returns:
         The covariance, of shape `[n, n]`, infinite where the data don't determine all params; and
@@ -38,20 +40,37 @@ def covariance_from(
     """
     m, n = J.shape
     dtype = J.dtype
-    scale = initial_scale(column_norms(J))
-    factors = singular_factors(J / scale, jnp.zeros(m, dtype))
+    still = lax.stop_gradient(J)
+    scale = initial_scale(column_norms(still))
+    factors = singular_factors(still / scale, jnp.zeros(m, dtype))
     rank = numerical_rank(factors, m)
-    known = (rank == n) if absolute_sigma else (rank == n) & jnp.asarray(m > n)
+    dof = jnp.asarray(m - n if dof is None else dof, dtype)
+    known = (rank == n) if absolute_sigma else (rank == n) & (dof > 0)
     safe = jnp.where(factors.s > 0, factors.s, jnp.ones_like(factors.s))
     root = factors.Vt / safe[:, None] / scale
-    variance = jnp.ones((), dtype) if absolute_sigma else 2 * cost / max(m - n, 1)
-    C = (root.T @ root) * variance
+    inverse = root.T @ root
+    # Zero, but for its derivative: that of an inverse, without those of singular vectors.
+    inverse = inverse - inverse @ (J.T @ J - lax.stop_gradient(J.T @ J)) @ inverse
+    one = jnp.ones((), dtype)
+    variance = one if absolute_sigma else 2 * cost / jnp.maximum(dof, one)
+    C = inverse * variance
     return jnp.where(known, C, jnp.full_like(C, jnp.inf)), rank
 
 
-def standard_errors_from(J: jax.Array, cost: jax.Array, absolute_sigma: bool = False) -> jax.Array:
-    """The square roots of the covariance's diagonal, of shape `[n]`."""
-    return jnp.sqrt(jnp.diagonal(covariance_from(J, cost, absolute_sigma)[0]))
+def covariance_of(solution: Solution, absolute_sigma: bool = False) -> jax.Array:
+    """The covariance of the params of a solution, those that are held or tied included."""
+    if solution.jacobian is None:
+        raise ValueError(
+            "covariance: the solver did not form the Jacobian, without which there is none. Use "
+            "linear_solver='svd' or 'cholesky' and no chunk_size."
+        )
+    C, _ = covariance_from(solution.jacobian, solution.cost, absolute_sigma, solution.dof)
+    T = solution.tangent
+    if T is None:
+        return C
+    known = jnp.all(jnp.isfinite(C))
+    through = T @ jnp.where(known, C, jnp.zeros_like(C)) @ T.T
+    return jnp.where(known, through, jnp.full_like(through, jnp.inf))
 
 
 def covariance(solution: Solution, absolute_sigma: bool = False) -> jax.Array:
@@ -66,7 +85,10 @@ def covariance(solution: Solution, absolute_sigma: bool = False) -> jax.Array:
 
     Returns:
         An array of shape `[n, n]`, for the params laid end to end in the order of their leaves;
-        infinite if the data don't determine them all.
+        infinite if the data don't determine them all. Params that are held have zeros.
+
+    Raises:
+        ValueError: If the solver formed no Jacobian.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -77,7 +99,7 @@ def covariance(solution: Solution, absolute_sigma: bool = False) -> jax.Array:
         [[ 0.0063 -0.0027]
          [-0.0027  0.0018]]
     """
-    return covariance_from(solution.jacobian, solution.cost, absolute_sigma)[0]
+    return covariance_of(solution, absolute_sigma)
 
 
 def standard_errors(solution: Solution, absolute_sigma: bool = False) -> Any:
@@ -98,4 +120,4 @@ def standard_errors(solution: Solution, absolute_sigma: bool = False) -> Any:
         0.5774
     """
     unravel = ravel(solution.params, "params")[1]
-    return unravel(standard_errors_from(solution.jacobian, solution.cost, absolute_sigma))
+    return unravel(jnp.sqrt(jnp.diagonal(covariance_of(solution, absolute_sigma))))

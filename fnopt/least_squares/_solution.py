@@ -10,7 +10,7 @@ import numpy as np
 from jax.core import Tracer
 
 from fnopt.core import Status, is_converged, leaves_with_names
-from fnopt.least_squares._covariance import standard_errors_from
+from fnopt.least_squares._covariance import covariance_of
 
 
 class History(NamedTuple):
@@ -50,6 +50,8 @@ class Solution(NamedTuple):
     njev: jax.Array  # int32, evaluations of the Jacobian
     status: jax.Array  # int32, a fnopt.Status
     history: History | None = None
+    tangent: jax.Array | None = None  # [p, n], d params / d what is fitted; None if they are it
+    dof: jax.Array | None = None  # int32, residuals that count minus params that are fitted
 
     @property
     def message(self) -> Any:
@@ -71,7 +73,10 @@ class Solution(NamedTuple):
 
 
 def _report(solution: Solution) -> str:
-    m, n = solution.jacobian.shape
+    m = sum(
+        np.size(leaf) * (1 + np.iscomplexobj(leaf)) for leaf in jax.tree.leaves(solution.residuals)
+    )
+    n = _fitted(solution)
     lines = [
         f"least squares: {solution.message}",
         f"  cost {float(solution.cost):.6g} (half the sum of {m} squares), "
@@ -79,9 +84,19 @@ def _report(solution: Solution) -> str:
         f"  {int(solution.steps)} steps, {int(solution.nfev)} residual and "
         f"{int(solution.njev)} Jacobian evaluations",
     ]
+    if solution.dof is not None and int(solution.dof) > 0:
+        chi2 = 2 * float(solution.cost) / int(solution.dof)
+        lines.append(f"  reduced chi-square {chi2:.4g}, {int(solution.dof)} degrees of freedom")
     if int(solution.rank) < n:
         lines.append(f"  rank {int(solution.rank)} of {n}: the data don't determine all params")
     return "\n".join(lines + _parameter_lines(solution))
+
+
+def _fitted(solution: Solution) -> int:
+    """How many numbers were fitted."""
+    if solution.tangent is not None:
+        return solution.tangent.shape[1]
+    return sum(np.size(leaf) for leaf in jax.tree.leaves(solution.params))
 
 
 _MOST_SHOWN = 12  # parameters with a line of their own
@@ -93,12 +108,24 @@ def _parameter_lines(solution: Solution) -> list[str]:
     if len(names) > _MOST_SHOWN:
         return [f"  {len(names)} parameters in {len(pairs)} leaves"]
     values = np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for _, leaf in pairs])
-    errors = np.asarray(standard_errors_from(solution.jacobian, solution.cost))
+    errors = _errors(solution, values.size)
     width = max(map(len, names))
     return [
-        f"  {name:<{width}}  {value:>12.6g} ± {error:.2g}"
+        f"  {name:<{width}}  {value:>12.6g}{_plus_minus(error)}"
         for name, value, error in zip(names, values, errors, strict=True)
     ]
+
+
+def _errors(solution: Solution, size: int) -> np.ndarray:
+    if solution.jacobian is None:
+        return np.full(size, np.nan)
+    return np.sqrt(np.asarray(np.diagonal(covariance_of(solution)), np.float64))
+
+
+def _plus_minus(error: float) -> str:
+    if error == 0:
+        return "   (held)"
+    return "" if np.isnan(error) else f" ± {error:.2g}"
 
 
 def _entry_names(path: str, shape: tuple[int, ...]) -> list[str]:

@@ -1,0 +1,102 @@
+"""Derivatives of a solution, which don't look at how it was found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fnopt.least_squares._bounded import shifted
+from fnopt.least_squares._problem import Problem
+from fnopt.least_squares._solution import Solution
+from fnopt.residuals import linearise, minimum_tangent, pushed
+
+Data = tuple[Any, Any, Any]  # what residuals, losses and bounds depend on
+
+
+def implicitly(
+    iterate: Callable[[Problem, Any, jax.Array], Solution],
+    problem: Problem,
+    solver: Any,
+    x: jax.Array,
+) -> Solution:
+    """Runs an iteration whose result is differentiated as the minimum that it is.
+
+    Params, cost, residuals and Jacobian of the result have derivatives with respect to all that
+    the residuals, losses and bounds depend on: arguments, or what the residual function closes
+    over. The start has none: the minimum doesn't depend on it.
+
+    Args:
+        iterate: `iterate(problem, solver, x)` returns a solution made of vectors.
+        problem: The problem.
+        solver: The method.
+        x: Where to start.
+
+    Returns:
+        What `iterate` returns.
+    """
+    # What the residuals close over becomes an argument, so that it can have a derivative.
+    r, consts = jax.closure_convert(problem.flat.r, x)
+    mode = getattr(solver, "jacobian", "auto")
+
+    def rebuilt(data: Data) -> Problem:
+        consts, losses, box = data
+        flat = problem.flat._replace(r=lambda v: r(v, *consts))
+        return Problem(flat, losses, box)
+
+    @jax.custom_jvp
+    def run(x: jax.Array, data: Data, solver: Any) -> Solution:
+        return iterate(rebuilt(data), solver, x)
+
+    @run.defjvp
+    def rule(primals: Any, tangents: Any) -> tuple[Solution, Solution]:
+        (_, data, _), (_, change, _) = primals, tangents
+        end = run(*primals)
+        return end, _tangent(rebuilt, end, data, change, mode)
+
+    return run(x, (consts, problem.losses, problem.box), solver)
+
+
+def _tangent(
+    rebuilt: Callable[[Data], Problem], end: Solution, data: Data, change: Data, mode: str
+) -> Solution:
+    x = end.params
+
+    def cost(x: jax.Array, data: Data) -> jax.Array:
+        problem = rebuilt(data)
+        return problem.cost(problem.flat.r(x))
+
+    def derived(x: jax.Array, data: Data) -> tuple[Any, Any, Any]:
+        return _derived(rebuilt(data), x, mode, end.jacobian is not None)
+
+    problem = rebuilt(data)
+    held = None
+    if problem.box is not None:
+        gradient = _gradient(problem, x, mode)
+        held = shifted(problem.box, x, gradient, change[2])
+    dx = minimum_tangent(cost, x, data, change, held, mode)
+    _, (cost_change, r, J) = pushed(derived, (x, data), (dx, change))
+    still = jax.tree.map(_no_change, end)
+    return still._replace(params=dx, cost=cost_change, residuals=r, jacobian=J)
+
+
+def _derived(problem: Problem, x: jax.Array, mode: str, with_jacobian: bool) -> tuple[Any, ...]:
+    r = problem.flat.r(x)
+    if not with_jacobian:
+        return problem.cost(r), r, None
+    _, J = linearise(problem.flat.r, x, problem.flat.m, mode)
+    return problem.cost(r), r, problem.weighed(J, r)
+
+
+def _gradient(problem: Problem, x: jax.Array, mode: str) -> jax.Array:
+    r, J = linearise(problem.model.r, x, problem.flat.m, mode)
+    return r @ J
+
+
+def _no_change(leaf: jax.Array) -> Any:
+    if jnp.issubdtype(leaf.dtype, jnp.inexact):
+        return jnp.zeros_like(leaf)
+    return np.zeros(leaf.shape, jax.dtypes.float0)

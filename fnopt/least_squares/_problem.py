@@ -1,0 +1,155 @@
+"""What is minimised, as functions of a vector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from fnopt.core import leaves_with_names, ravel, shown
+from fnopt.least_squares._gain import actual_reduction
+from fnopt.least_squares._point import half_square
+from fnopt.residuals import (
+    Box,
+    Constraint,
+    FlatResidual,
+    Parametrisation,
+    RobustCost,
+    box_of,
+    fixed,
+    flat_residual,
+    linearise,
+    one_function,
+    parametrised,
+    robust_cost,
+    tied,
+    whitened,
+)
+
+
+class Problem(NamedTuple):
+    """Residuals, their cost, and the bounds, of a vector."""
+
+    flat: FlatResidual
+    losses: RobustCost | None = None
+    box: Box | None = None
+
+    @property
+    def model(self) -> FlatResidual:
+        """Residuals whose squares model the cost to second order."""
+        if self.losses is None:
+            return self.flat
+        return self.flat._replace(r=self.losses.corrected(self.flat.r))
+
+    def cost(self, r: jax.Array) -> jax.Array:
+        """The cost of residuals."""
+        return half_square(r) if self.losses is None else self.losses.cost(r)
+
+    def reduction(self, before: jax.Array, after: jax.Array) -> jax.Array:
+        """By how much the cost falls from one residual to another."""
+        if self.losses is None:
+            return actual_reduction(before, after)
+        return self.losses.reduction(before, after)
+
+    def curved(self, J: jax.Array | None, r: jax.Array) -> jax.Array | None:
+        r"""The model's Jacobian without the floor under its curvature, for the covariance.
+
+        .. math:: \sqrt{\max(0, \rho' + 2 z \rho'')}\, J
+        """
+        if self.losses is None or J is None:
+            return J
+        used = self.losses.corrections(r)[1][:, None]
+        J = jnp.where(used > 0, J / jnp.where(used > 0, used, jnp.ones_like(used)), 0 * J)
+        return self.weighed(J, r)
+
+    def weighed(self, J: jax.Array, r: jax.Array) -> jax.Array:
+        """The rows of the residuals' Jacobian by the roots of the curvatures of their losses."""
+        if self.losses is None:
+            return J
+        return J * self.losses.corrections(r, floor=0.0)[1][:, None]
+
+
+class Setting(NamedTuple):
+    """How a user's problem was brought to a vector, and how to get back."""
+
+    x: jax.Array  # [n], where to start
+    problem: Problem
+    made: Parametrisation
+    dof: jax.Array  # int32, residuals that count minus variables
+
+    def params(self, x: jax.Array) -> Any:
+        """The user's params at a vector."""
+        return self.made.assemble(self.problem.flat.unravel(x))
+
+    def tangent(self, x: jax.Array) -> jax.Array | None:
+        """How the params, laid end to end, move with the vector; None if they are the vector."""
+        if not self.made.kinds:
+            return None
+
+        def laid(x: jax.Array) -> jax.Array:
+            return ravel(self.params(x))[0]
+
+        size = jax.eval_shape(laid, x).size
+        return linearise(laid, x, size, "forward")[1]
+
+
+def set_up(
+    residual_fn: Any,
+    params: Any,
+    args: tuple[Any, ...],
+    *,
+    loss: Any = None,
+    sigma: Any = None,
+    weights: Any = None,
+    bounds: Any = None,
+    constraints: Any = None,
+) -> Setting:
+    """Brings a problem to a vector; everything that is known by now is checked."""
+    fn = one_function(residual_fn)
+    made = parametrised(params, constraints)
+    plain = loss is None and sigma is None and weights is None
+    shapes = None if plain else jax.eval_shape(fn, params, *args)
+    whiten = whitened(shapes, sigma, weights)
+    x, flat = flat_residual(lambda free: whiten(fn(made.assemble(free), *args)), made.free)
+    losses = None if loss is None else robust_cost(loss, shapes)
+    ignored = 0 if weights is None else _count_zeros(whiten, shapes)
+    dof = jnp.asarray(flat.m - flat.n - ignored, jnp.int32)
+    return Setting(x, Problem(flat, losses, _box(bounds, params, made, x.dtype)), made, dof)
+
+
+def _count_zeros(whiten: Callable[[Any], Any], shapes: Any) -> jax.Array:
+    """How many residuals have no weight."""
+    ones = whiten(jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype), shapes))
+    counts = [jnp.sum(leaf == 0, dtype=jnp.int32) for leaf in jax.tree.leaves(ones)]
+    return sum(counts[1:], counts[0])
+
+
+def _box(bounds: Any, params: Any, made: Parametrisation, dtype: Any) -> Box | None:
+    boxes = box_of(bounds, params, dtype)
+    if boxes is None:
+        return None
+    kinds = made.kinds or (None,) * len(boxes)
+    paths = [path for path, _ in leaves_with_names(params)[0]]
+    rows = zip(boxes, kinds, paths, strict=True)
+    kept = [box for box, kind, path in rows if _is_fitted(kind, box, path)]
+    return Box(*(jnp.concatenate(side) for side in zip(*kept, strict=True)))
+
+
+def _is_fitted(kind: Constraint | None, box: Box, path: str) -> bool:
+    """Whether a leaf is among the free variables; refuses bounds that can't be kept."""
+    if kind is not None and not isinstance(kind, fixed) and not _is_boundless(box):
+        raise ValueError(
+            f"least_squares: {shown(path)} has bounds and is {kind!r} as well; expected one of "
+            "the two. Leave its bounds out (None)."
+        )
+    return not isinstance(kind, (fixed, tied))
+
+
+def _is_boundless(box: Box) -> bool:
+    if isinstance(box.lower, Tracer) or isinstance(box.upper, Tracer):
+        return False
+    return bool(np.all(np.isinf(box.lower)) and np.all(np.isinf(box.upper)))

@@ -27,9 +27,14 @@ from benchmarks.timing import (
 )
 
 POINTS, MAX_STEPS = 50, 100
-# What each solver stops at, chosen so that (nearly) all fits get within a hundredth of a standard
-# error of the optimum; the share that does is shown beside the times.
-TOLERANCE = {"float32": 1e-5, "float64": 1e-8}
+# What each solver stops at: the loosest power of ten with which (nearly) all fits get within a
+# hundredth of a standard error of the optimum; the share that does is shown beside the times.
+# jaxopt's is an absolute one of the gradient, whose rounding in float32 is above 1e-3. There
+# jaxopt would make all the steps it may; so it gets the next one, with which fewer are right.
+TOLERANCE = {
+    "float32": {"fnopt": 1e-6, "optimistix": 1e-3, "jaxopt": 1e-2, "cpufit": 1e-6},
+    "float64": {"fnopt": 1e-10, "optimistix": 1e-3, "jaxopt": 1e-3, "cpufit": 1e-10},
+}
 RIGHT = 0.01  # standard errors
 
 
@@ -73,9 +78,9 @@ def residuals(p: Any, x: Any, y: Any) -> Any:
     return peak(x, *p) - y
 
 
-def ours(x: Any, y: Any, p0: Any) -> Any:
+def ours(x: Any, y: Any, p0: Any, ftol: float | None = None) -> Any:
     """By fnopt, with everything it returns."""
-    return fnopt.curve_fit_batch(peak, x, y, p0)
+    return fnopt.curve_fit_batch(peak, x, y, p0, ftol=ftol)
 
 
 def by_optimistix(tolerance: float) -> Callable[..., Any]:
@@ -140,10 +145,14 @@ def run(settings: Settings) -> Iterator[Metric]:
 
 def _compare(dtype: str, data: Peaks, settings: Settings) -> Iterator[Metric]:
     args = (data.x, data.y, data.p0)
-    functions = {"fnopt": (lambda *a: ours(*a), args)}
+    tolerance = TOLERANCE[dtype]
+    functions = {
+        "fnopt": (lambda *a: ours(*a, ftol=tolerance["fnopt"]), args),
+        "fnopt's defaults": (ours, args),
+    }
     for name, make in {"optimistix": by_optimistix, "jaxopt": by_jaxopt}.items():
         try:
-            functions[name] = (make(TOLERANCE[dtype]), args)
+            functions[name] = (make(tolerance[name]), args)
         except Skipped as reason:
             print(f"  without {name}: {reason}")
     seconds, compiled = compile_seconds(functions, settings)
@@ -152,7 +161,7 @@ def _compare(dtype: str, data: Peaks, settings: Settings) -> Iterator[Metric]:
     }
     try:
         variants["Cpufit's algorithm"] = cpufit.gaussians(
-            *map(np.asarray, args), tolerance=1e-6 if dtype == "float32" else 1e-10
+            *map(np.asarray, args), tolerance=tolerance["cpufit"]
         )
     except Skipped as reason:
         print(f"  without Cpufit's algorithm: {reason}")
@@ -163,7 +172,7 @@ def _compare(dtype: str, data: Peaks, settings: Settings) -> Iterator[Metric]:
         yield _per_fit(label, name, times, rights, len(data.y))
     if dtype == "float64":
         yield _against_scipy(label, data, times["fnopt"], settings)
-    for name in list(functions)[1:]:
+    for name in list(functions)[2:]:
         yield compile_ratio(f"{label}: compile", f"x {name}", seconds["fnopt"], seconds[name])
 
 

@@ -1,0 +1,69 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fnopt.residuals import box_of, fixed, interval, parametrised, positive, tied
+
+PARAMS = {"peak": {"height": 2.0, "width": jnp.asarray([0.5, 1.5])}, "base": 0.25}
+
+
+def test_what_is_held_tied_or_transformed_comes_back():
+    made = parametrised(
+        PARAMS,
+        {
+            "base": tied(lambda p: p["peak"]["height"] / 8),
+            "*/height": interval(1.0, 5.0),
+            "peak": positive(),
+        },
+    )
+    assert len(made.free) == 2
+    params = made.assemble(made.free)
+    assert params["base"].shape == ()
+    np.testing.assert_allclose(params["base"], 0.25, rtol=1e-6)
+    np.testing.assert_allclose(params["peak"]["height"], 2, rtol=1e-6)
+    np.testing.assert_allclose(params["peak"]["width"], [0.5, 1.5], rtol=1e-6)
+
+
+def test_a_branch_is_held():
+    made = parametrised(PARAMS, {"peak": fixed()})
+    assert made.free == (0.25,)
+    np.testing.assert_array_equal(made.assemble((7.0,))["peak"]["width"], [0.5, 1.5])
+
+
+BAD = [
+    ({"bas": fixed()}, ValueError, "'bas' matches no leaf of"),
+    ({"base": 1.0}, TypeError, "the constraint of 'base' is 1.0, expected fnopt.fixed"),
+    (fixed(), ValueError, "all params are fixed or tied"),
+    ({"base": interval(1.0, 2.0)}, ValueError, "leaf 'base' starts at 0.25, outside of what"),
+]
+
+
+@pytest.mark.parametrize(("constraints", "error", "text"), BAD)
+def test_bad_constraints_are_refused_by_name(constraints, error, text):
+    with pytest.raises(error, match=text):
+        parametrised(PARAMS, constraints)
+
+
+def test_a_tie_of_another_shape_is_refused():
+    made = parametrised(PARAMS, {"base": tied(lambda p: p["peak"]["width"])})
+    with pytest.raises(ValueError, match=r"leaf 'base' is tied to an expression of shape \(2,\)"):
+        made.assemble(made.free)
+
+
+def test_crossed_ends_are_refused():
+    with pytest.raises(ValueError, match="expected lower < upper"):
+        interval(2.0, 1.0)
+
+
+BAD_BOUNDS = [
+    (3.0, TypeError, r"bounds = 3.0, expected a pair \(lower, upper\)"),
+    ((1.0, 1.0), ValueError, "bounds of leaf 'base' are crossed: lower 1.0 and upper 1.0"),
+    ((None, {"base": 0.0, "peak": 9.0}), ValueError, r"leaf 'base' starts at 0.25, outside"),
+    (({"bas": 0.0}, None), ValueError, "bounds are a tree that doesn't fit"),
+]
+
+
+@pytest.mark.parametrize(("bounds", "error", "text"), BAD_BOUNDS)
+def test_bad_bounds_are_refused_by_name(bounds, error, text):
+    with pytest.raises(error, match=text):
+        box_of(bounds, PARAMS, jnp.float32)

@@ -1,0 +1,97 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fnopt.residuals import (
+    RobustCost,
+    arctan,
+    barron,
+    cauchy,
+    huber,
+    named_loss,
+    robust_cost,
+    robust_slopes,
+    soft_l1,
+    tukey,
+)
+
+Z = np.asarray([0.0, 1e-9, 0.3, 0.99, 1.7, 25.0, 1e6])
+
+
+def _general(alpha):
+    b = abs(alpha - 2)
+    return lambda z: 2 * b / alpha * ((z / b + 1) ** (alpha / 2) - 1)
+
+
+# The formulas as they are published, in float64.
+FORMULAS = [
+    (soft_l1(), lambda z: 2 * (np.sqrt(1 + z) - 1)),
+    (huber(), lambda z: np.where(z <= 1, z, 2 * np.sqrt(z) - 1)),
+    (cauchy(), lambda z: np.log(1 + z)),
+    (arctan(), np.arctan),
+    (tukey(), lambda z: np.where(z <= 1, (1 - (1 - z) ** 3) / 3, 1 / 3)),
+    (barron(alpha=1.5), _general(1.5)),
+    (barron(alpha=-2.0), _general(-2.0)),
+    (barron(alpha=0.0), lambda z: 2 * np.log(z / 2 + 1)),
+    (barron(alpha=2.0), lambda z: z),
+    (barron(alpha=-np.inf), lambda z: 2 - 2 * np.exp(-z / 2)),
+]
+
+
+@pytest.mark.parametrize(("loss", "formula"), FORMULAS, ids=lambda x: repr(x)[:24])
+def test_losses_are_the_published_formulas(loss, formula, x64):
+    rho, slope, bend = jax.jit(robust_slopes)(loss, jnp.asarray(Z))
+    np.testing.assert_allclose(rho, formula(Z), rtol=1e-6, atol=1e-15)
+    away = (Z > 0.1) & (Z < 1e3)
+    z = Z[away]
+    central = (formula(1.00001 * z) - formula(0.99999 * z)) / (2e-5 * z)
+    np.testing.assert_allclose(slope[away], central, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(slope[0], 1, rtol=1e-12)
+    assert np.all(np.isfinite(bend))
+
+
+def test_the_model_has_the_gradient_of_the_cost_and_its_curvature_where_that_is_positive(x64):
+    losses = RobustCost((cauchy(scale=0.5), None, huber(scale=2.0)), (4, 1, 2))
+    r = jnp.asarray([0.1, 0.4, -0.7, 30.0, 5.0, 1.0, -9.0])
+    slope, bend = jax.grad(losses.cost)(r), jnp.diagonal(jax.hessian(losses.cost)(r))
+    model = losses.corrected(lambda x: x)
+    value, J = model(r), jax.jacfwd(model)(r)
+    np.testing.assert_allclose(value @ J, slope, rtol=1e-12)
+    convex = np.asarray(bend) > 0.1 * np.asarray(slope / r)
+    np.testing.assert_allclose(jnp.diagonal(J.T @ J)[convex], bend[convex], rtol=1e-12)
+    assert np.all(jnp.diagonal(J.T @ J) > 0)
+
+
+def test_small_reductions_of_the_cost_keep_their_digits():
+    # Four digits of float32 remain of a difference of costs that agree in all but the last.
+    losses = RobustCost((soft_l1(scale=0.5),), (3,))
+    r = jnp.asarray([1.0, -2.0, 0.25])
+    after = r * jnp.float32(1 - 2**-20)
+    z = (np.asarray(r, np.float64) / 0.5) ** 2
+    z_after = (np.asarray(after, np.float64) / 0.5) ** 2
+    exact = 0.25 * np.sum(np.sqrt(1 + z) - np.sqrt(1 + z_after))
+    np.testing.assert_allclose(losses.reduction(r, after), exact, rtol=1e-5)
+
+
+def test_losses_are_laid_along_the_residuals():
+    tree = {"a": [jnp.ones(3), jnp.ones((2, 2), jnp.complex64)], "b": jnp.ones(1)}
+    cost = robust_cost({"a": huber(scale=0.1), "b": None}, tree)
+    assert cost.sizes == (3, 8, 1)
+    assert cost.losses == (huber(scale=0.1), huber(scale=0.1), None)
+    assert robust_cost(None, tree) is None
+    assert named_loss("linear") is None
+
+
+BAD = [
+    (huber, TypeError, "Did you forget to call it"),
+    (3.0, TypeError, "loss = 3.0, expected a robust loss such as"),
+    ("squared", ValueError, "loss = 'squared', expected one of"),
+    ([huber()] * 3, ValueError, "loss are a tree that doesn't fit"),
+]
+
+
+@pytest.mark.parametrize(("loss", "error", "text"), BAD)
+def test_what_is_no_loss_is_refused(loss, error, text):
+    with pytest.raises(error, match=text):
+        robust_cost(loss, [jnp.ones(2), jnp.ones(1)])

@@ -1,0 +1,40 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fnopt.residuals import whitened
+
+R = {"a": jnp.asarray([1.0, 2.0]), "b": jnp.asarray([[3.0 + 4j]], jnp.complex64)}
+
+
+def test_sigma_divides_and_weights_multiply_the_squares():
+    by_sigma = whitened(R, sigma={"a": np.asarray([0.5, 2.0]), "b": 2.0})(R)
+    by_weight = whitened(R, weights={"a": np.asarray([4.0, 0.25]), "b": 0.25})(R)
+    for out in (by_sigma, by_weight):
+        np.testing.assert_allclose(out["a"], [2, 1])
+        np.testing.assert_allclose(out["b"], [[1.5 + 2j]])
+    assert whitened(R)(R) is R
+
+
+def test_a_covariance_matrix_whitens():
+    rng = np.random.default_rng(0)
+    A = rng.standard_normal((3, 3))
+    C, r = A @ A.T + np.eye(3), rng.standard_normal(3)
+    out = whitened(jnp.ones(3), sigma=C)(jnp.asarray(r, jnp.float32))
+    np.testing.assert_allclose(out @ out, r @ np.linalg.solve(C, r), rtol=1e-5)
+
+
+BAD = [
+    ({"sigma": 1.0, "weights": 1.0}, "both given"),
+    ({"sigma": {"a": 0.0, "b": 1.0}}, "sigma for leaf 'a' holds 0.0, expected standard"),
+    ({"weights": {"a": -1.0, "b": 1.0}}, "weights for leaf 'a' hold -1.0"),
+    ({"sigma": {"a": np.ones(3), "b": 1.0}}, r"leaf 'a' have shape \(3,\), expected \(2,\)"),
+    ({"sigma": {"a": -np.eye(2), "b": 1.0}}, "leaf 'a' is not positive definite"),
+    ({"sigma": {"c": 1.0}}, "sigma are a tree that doesn't fit"),
+]
+
+
+@pytest.mark.parametrize(("options", "text"), BAD)
+def test_bad_weights_are_refused_by_name(options, text):
+    with pytest.raises(ValueError, match=text):
+        whitened(R, **options)

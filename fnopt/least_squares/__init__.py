@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from fnopt.least_squares._covariance import covariance, standard_errors
 from fnopt.least_squares._curve_fit import OptimizeWarning, curve_fit
+from fnopt.least_squares._dogleg import dogleg
 from fnopt.least_squares._driver import least_squares
-from fnopt.least_squares._levenberg_marquardt import LevenbergMarquardtState, levenberg_marquardt
+from fnopt.least_squares._gauss_newton import gauss_newton
+from fnopt.least_squares._levenberg_marquardt import levenberg_marquardt
+from fnopt.least_squares._method import LeastSquaresMethod, LeastSquaresState
 from fnopt.least_squares._solution import History, Solution, StepInfo
 from fnopt.least_squares.batched import BatchFit, curve_fit_batch
 
 __all__ = [
     "BatchFit",
     "History",
-    "LevenbergMarquardtState",
+    "LeastSquaresMethod",
+    "LeastSquaresState",
     "OptimizeWarning",
     "Solution",
     "StepInfo",
     "covariance",
     "curve_fit",
     "curve_fit_batch",
+    "dogleg",
+    "gauss_newton",
     "least_squares",
     "levenberg_marquardt",
     "standard_errors",

@@ -5,12 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fnopt.linear import SingularFactors, damped_gram_solution, norm
+from fnopt.linear import System, norm
 
 
-def geodesic_acceleration(
-    factors: SingularFactors, projected: jax.Array, lam: jax.Array
-) -> jax.Array:
+def geodesic_acceleration(system: System, bend: jax.Array, lam: jax.Array) -> jax.Array | None:
     r"""The half acceleration of the path along which the linear model holds to second order.
 
     Along :math:`x(t) = x + v t + \tfrac12 a t^2` the residual is
@@ -22,21 +20,25 @@ def geodesic_acceleration(
     It reuses the factors of the step, and costs one second derivative along the step.
 
     Args:
-        factors: The factors of `A`.
-        projected: :math:`A^T r''_{vv}`, of shape `[n]`.
+        system: The linear model.
+        bend: :math:`r''_{vv}`, of shape `[m]`.
         lam: The damping of the step.
 
     Returns:
-        :math:`\tfrac12 D a`, of shape `[n]`, in scaled variables.
+        :math:`\tfrac12 D a`, of shape `[n]`, in scaled variables; None if it would cost another
+        iterative solution, or a derivative that isn't there.
 
     Reference:
         Transtrum and Sethna (2012), Improvements to the Levenberg-Marquardt algorithm for
         nonlinear least-squares minimization, arXiv:1201.5885.
     """
-    return -jnp.asarray(0.5, projected.dtype) * damped_gram_solution(factors, projected, lam)
+    solution = system.pull_back(bend, lam)
+    return None if solution is None else -jnp.asarray(0.5, bend.dtype) * solution
 
 
-def accelerated(velocity: jax.Array, half: jax.Array, t: jax.Array, ratio: jax.Array) -> jax.Array:
+def accelerated(
+    velocity: jax.Array, half: jax.Array | None, t: jax.Array, ratio: jax.Array
+) -> jax.Array:
     r"""Follows the path for a time `t`, with the acceleration where it is a small correction.
 
     .. math:: p = t v + \tfrac12 t^2 a \quad\text{if}\quad 2 t\, \|\tfrac12 a\| \le \alpha \|v\|,
@@ -46,13 +48,15 @@ def accelerated(velocity: jax.Array, half: jax.Array, t: jax.Array, ratio: jax.A
 
     Args:
         velocity: The damped step, of shape `[n]`, in scaled variables.
-        half: Half the acceleration, of shape `[n]`, in scaled variables.
+        half: Half the acceleration, of shape `[n]`, in scaled variables, if there is any.
         t: How far to go, a scalar.
         ratio: The largest ratio :math:`\alpha`.
 
     Returns:
         The step, of shape `[n]`, in scaled variables.
     """
+    if half is None:
+        return t * velocity
     small = 2 * t * norm(half) <= ratio * norm(velocity)
     use = small & jnp.all(jnp.isfinite(half))
     return t * velocity + jnp.where(use, t * t * half, jnp.zeros_like(half))

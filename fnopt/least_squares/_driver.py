@@ -13,19 +13,12 @@ from fnopt.core import Status
 from fnopt.least_squares._convergence import first_of, is_stationary
 from fnopt.least_squares._gain import actual_reduction
 from fnopt.least_squares._levenberg_marquardt import levenberg_marquardt
+from fnopt.least_squares._method import LeastSquaresMethod
 from fnopt.least_squares._options import Options
 from fnopt.least_squares._point import Point, gradient_cosine, is_finite
 from fnopt.least_squares._solution import History, Solution, StepInfo
-from fnopt.least_squares._step import (
-    Search,
-    arrive,
-    begin,
-    factorise,
-    improves,
-    judge,
-    propose,
-)
-from fnopt.linear import SingularFactors, norm, numerical_rank
+from fnopt.least_squares._step import Search, arrive, improves
+from fnopt.linear import norm
 from fnopt.residuals import FlatResidual, flat_residual
 
 
@@ -33,7 +26,7 @@ class _Loop(NamedTuple):
     """What the loop carries: a point is evaluated and factorised once, when it is reached."""
 
     point: Point
-    factors: SingularFactors
+    factors: Any
     search: Search
     status: jax.Array
     steps: jax.Array
@@ -47,7 +40,7 @@ def least_squares(
     params: Any,
     *,
     args: tuple[Any, ...] = (),
-    solver: levenberg_marquardt | None = None,
+    solver: LeastSquaresMethod | None = None,
     max_steps: int = 1000,
     history: bool = False,
     callback: Callable[[StepInfo], Any] | None = None,
@@ -98,15 +91,15 @@ def least_squares(
     solver = _checked_solver(solver)
     _check_steps(max_steps)
 
-    def solve(params: Any, args: tuple[Any, ...], solver: levenberg_marquardt) -> Solution:
+    def solve(params: Any, args: tuple[Any, ...], solver: LeastSquaresMethod) -> Solution:
         return _solve(residual_fn, params, args, solver, max_steps, history, callback)
 
     return jax.jit(solve)(params, args, solver)
 
 
-def _checked_solver(solver: Any) -> levenberg_marquardt:
+def _checked_solver(solver: Any) -> LeastSquaresMethod:
     solver = levenberg_marquardt() if solver is None else solver
-    if not isinstance(solver, levenberg_marquardt):
+    if not isinstance(solver, LeastSquaresMethod):
         hint = " Did you forget to call it?" if isinstance(solver, type) else ""
         raise TypeError(
             f"least_squares: solver = {solver!r}, expected a least-squares solver such as "
@@ -124,7 +117,7 @@ def _solve(
     residual_fn: Any,
     params: Any,
     args: tuple[Any, ...],
-    solver: levenberg_marquardt,
+    solver: LeastSquaresMethod,
     max_steps: int,
     history: bool,
     callback: Callable[[StepInfo], Any] | None,
@@ -141,20 +134,20 @@ def _solve(
 
     first = _started(flat, solver, options, x)
     first = first._replace(history=_empty_history(max_steps, x.dtype) if history else None)
-    return _solution(flat, lax.while_loop(unfinished, advance, first))
+    return _solution(flat, solver, lax.while_loop(unfinished, advance, first))
 
 
 def _started(
-    flat: FlatResidual, solver: levenberg_marquardt, options: Options, x: jax.Array
+    flat: FlatResidual, solver: LeastSquaresMethod, options: Options, x: jax.Array
 ) -> _Loop:
     point = solver.evaluate(flat, x)
-    search = begin(point, options)
+    search = solver.begin(point, options)
     status = first_of(
         (~is_finite(point), Status.NONFINITE_START),
         (_stationary(point, options), Status.CONVERGED_GRADIENT),
     )
     one = jnp.ones((), jnp.int32)
-    factors = factorise(point, search)
+    factors = solver.factorise(flat, point, search)
     return _Loop(point, factors, search, status, jnp.zeros((), jnp.int32), one, one, None)
 
 
@@ -163,22 +156,22 @@ def _stationary(point: Point, options: Options) -> jax.Array:
 
 
 def _advance(
-    flat: FlatResidual, solver: levenberg_marquardt, options: Options, loop: _Loop
+    flat: FlatResidual, solver: LeastSquaresMethod, options: Options, loop: _Loop
 ) -> tuple[_Loop, jax.Array]:
     """One step; says whether it was accepted."""
     point, factors, search = loop.point, loop.factors, loop.search
-    trial = propose(point, factors, search, solver.curvature(flat, point.x), options)
+    trial = solver.propose(flat, point, factors, search, options)
     x = point.x + trial.step
     actual = actual_reduction(point.r, flat.r(x))
     promising = improves(point, trial, actual, options)
     there = lax.cond(promising, lambda: solver.evaluate(flat, x), lambda: point)
     # A point whose Jacobian isn't finite is a dead end, however low its cost.
     actual = jnp.where(is_finite(there), actual, jnp.asarray(-jnp.inf, actual.dtype))
-    accepted, status, judged = judge(point, trial, actual, search, options)
+    accepted, status, judged = solver.judge(point, trial, actual, search, options)
     here = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), there, point)
     judged = arrive(judged, here)
     stale = accepted | (judged.rescues > search.rescues)
-    factors = lax.cond(stale, lambda: factorise(here, judged), lambda: factors)
+    factors = lax.cond(stale, lambda: solver.factorise(flat, here, judged), lambda: factors)
     stationary = accepted & _stationary(here, options)
     status = jnp.where(stationary, Status.CONVERGED_GRADIENT.array, status)
     one = jnp.ones((), jnp.int32)
@@ -218,16 +211,16 @@ def _empty_history(max_steps: int, dtype: Any) -> History:
     return History(nan, nan, nan, jnp.zeros(max_steps, bool))
 
 
-def _solution(flat: FlatResidual, loop: _Loop) -> Solution:
+def _solution(flat: FlatResidual, solver: LeastSquaresMethod, loop: _Loop) -> Solution:
     point = loop.point
     ended = loop.status != Status.RUNNING.value
     return Solution(
         params=flat.unravel(point.x),
         cost=point.cost,
         residuals=flat.unflatten(point.r),
-        jacobian=point.J,
+        jacobian=solver.model(flat).jacobian(point),
         gradient_norm=norm(point.gradient),
-        rank=numerical_rank(loop.factors, flat.m),
+        rank=solver.model(flat).rank(loop.factors),
         steps=loop.steps,
         nfev=loop.nfev,
         njev=loop.njev,

@@ -5,22 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fnopt.linear import SingularFactors
-
 _LEAST_GAIN = 1e-4  # Moré's p0: less than this fraction of the promise is no progress
-
-
-def predicted_reduction(factors: SingularFactors, z: jax.Array, lam: jax.Array) -> jax.Array:
-    r"""What the linear model promises for the step :math:`p = -V z`.
-
-    .. math:: \tfrac12 \|r\|^2 - \tfrac12 \|A p + r\|^2
-        = \textstyle\sum_i \left( s_i b_i z_i - \tfrac12 s_i^2 z_i^2 \right)
-        = \tfrac12 \|s z\|^2 + \lambda \|z\|^2,
-
-    because :math:`s b = (s^2 + \lambda) z`. The last form has no cancellation.
-    """
-    half = jnp.asarray(0.5, z.dtype)
-    return half * jnp.sum(jnp.square(factors.s * z)) + lam * jnp.sum(jnp.square(z))
 
 
 def actual_reduction(before: jax.Array, after: jax.Array) -> jax.Array:

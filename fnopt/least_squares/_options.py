@@ -16,8 +16,17 @@ class Options(NamedTuple):
     gtol: jax.Array
     eps: jax.Array  # rounding unit of the params
     noise: jax.Array  # relative changes of the cost below this are rounding
-    radius: jax.Array
-    acceleration: jax.Array
+    radius: jax.Array  # the first reach of a step
+    acceleration: jax.Array  # the largest one, relative to the step
+
+    def with_reach(
+        self, radius: float | jax.Array, acceleration: float | jax.Array = 0.0
+    ) -> Options:
+        """These options with what a method says of its steps."""
+        dtype = self.eps.dtype
+        return self._replace(
+            radius=jnp.asarray(radius, dtype), acceleration=jnp.asarray(acceleration, dtype)
+        )
 
 
 def resolved(
@@ -27,8 +36,6 @@ def resolved(
     ftol: float | jax.Array | None,
     xtol: float | jax.Array | None,
     gtol: float | jax.Array | None,
-    radius: float | jax.Array,
-    acceleration: float | jax.Array,
 ) -> Options:
     r"""Fills in the defaults, which are multiples of the rounding unit `eps` of the params.
 
@@ -45,6 +52,6 @@ def resolved(
         gtol=array(gtol, eps),
         eps=array(eps, 0),
         noise=array(4 * eps, 0),
-        radius=array(radius, 1),
-        acceleration=array(acceleration, 0),
+        radius=array(1.0, 1),
+        acceleration=array(0.0, 0),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ class Point(NamedTuple):
 
     x: jax.Array  # [n]
     r: jax.Array  # [m]
-    J: jax.Array  # [m, n]
+    J: Any  # what the linear algebra keeps: J [m, n], J^T J [n, n], or nothing
     cost: jax.Array  # half the sum of squares
     gradient: jax.Array  # [n], J^T r
     columns: jax.Array  # [n], the norm of every column of J
@@ -34,12 +34,8 @@ def point_at(x: jax.Array, r: jax.Array, J: jax.Array) -> Point:
 
 def is_finite(point: Point) -> jax.Array:
     """Whether the point can be stepped from: params, residuals and Jacobian are finite."""
-    return (
-        jnp.all(jnp.isfinite(point.x))
-        & jnp.isfinite(point.cost)
-        & jnp.all(jnp.isfinite(point.J))
-        & jnp.all(jnp.isfinite(point.columns))
-    )
+    known = (point.x, point.cost, point.J, point.gradient, point.columns)
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in jax.tree.leaves(known)]))
 
 
 def gradient_cosine(point: Point) -> jax.Array:

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.least_squares._point import Point
-from fnopt.least_squares._scaling import fresh_scale
 from fnopt.linear import divide, norm
 
 MOST_RESCUES = 3
@@ -31,8 +30,10 @@ def is_sloping(point: Point, cosine: jax.Array, eps: jax.Array) -> jax.Array:
     return cosine > jnp.maximum(floor, jnp.asarray(_NOISE, cosine.dtype) * noise)
 
 
-def reopened(x: jax.Array, columns: jax.Array, rescues: jax.Array) -> tuple[jax.Array, jax.Array]:
-    r"""Forgets the history of the scaling and reopens the region.
+def reopened_radius(
+    option: jax.Array, scale: jax.Array, x: jax.Array, rescues: jax.Array
+) -> jax.Array:
+    r"""The radius after a rescue, which forgets the history of the scaling.
 
     Moré's scaling never forgets: a parameter that was steep once, far from here, can hold all
     steps down to nothing. The scaling starts anew from this point's columns, with the radius
@@ -42,15 +43,16 @@ def reopened(x: jax.Array, columns: jax.Array, rescues: jax.Array) -> tuple[jax.
     at the `k`-th rescue. The number of rescues is bounded, so this ends.
 
     Args:
+        option: Not used.
+        scale: The fresh scaling, of shape `[n]`.
         x: The params, of shape `[n]`.
-        columns: The norms of the Jacobian's columns, of shape `[n]`.
         rescues: How many there were, an int32 scalar.
 
     Returns:
-        The fresh radius and scaling.
+        The radius.
     """
-    scale = fresh_scale(columns)
+    del option
     length = norm(scale * x)
     length = jnp.where(length > 0, length, jnp.ones_like(length))
     tenth = jnp.asarray(0.1, x.dtype)
-    return length * tenth ** (1 + rescues).astype(x.dtype), scale
+    return length * tenth ** (1 + rescues).astype(x.dtype)

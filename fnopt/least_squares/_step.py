@@ -25,26 +25,26 @@ from fnopt.least_squares._gain import (
     gain_ratio,
     is_accepted,
     is_negligible,
-    predicted_reduction,
 )
 from fnopt.least_squares._length import newton_length, second_order_reduction
 from fnopt.least_squares._options import Options
 from fnopt.least_squares._point import Point, gradient_cosine
-from fnopt.least_squares._radius import next_radius, shrink_factor
-from fnopt.least_squares._rescue import MOST_RESCUES, is_sloping, reopened
-from fnopt.least_squares._scaling import grown_scale, initial_radius, initial_scale
-from fnopt.linear import SingularFactors, norm, singular_factors, trust_region_solution
+from fnopt.least_squares._rescue import MOST_RESCUES, is_sloping
+from fnopt.least_squares._rules import Outcome, Rule
+from fnopt.least_squares._scaling import fresh_scale, grown_scale, initial_scale
+from fnopt.linear import DampedStep, System, norm
 
-_MOST_REJECTIONS = 80  # the radius shrinks at least by half each time
+_MOST_REJECTIONS = 80  # the reach shrinks at least by half each time
 
 
 class Search(NamedTuple):
     """What the method remembers from step to step."""
 
-    radius: jax.Array  # of the trust region, in scaled variables
+    radius: jax.Array  # the reach of a step: of the trust region, in scaled variables, if any
     scale: jax.Array  # [n], D
     rejections: jax.Array  # int32, in a row
     rescues: jax.Array  # int32
+    lam: jax.Array  # the damping of the last step, a guess of the next one's
 
 
 class Trial(NamedTuple):
@@ -58,20 +58,12 @@ class Trial(NamedTuple):
     lam: jax.Array  # damping
 
 
-class Straight(NamedTuple):
-    """The step of the linear model."""
-
-    velocity: jax.Array  # [n], in scaled variables
-    z: jax.Array  # [k], in the singular basis
-    lam: jax.Array  # damping
-    linear: jax.Array  # the promise: reduction of the cost
-
-
-def begin(point: Point, options: Options) -> Search:
+def begin(point: Point, options: Options, rule: Rule) -> Search:
     """The search at a first point."""
     scale = initial_scale(point.columns)
     zero = jnp.zeros((), jnp.int32)
-    return Search(initial_radius(options.radius, scale, point.x), scale, zero, zero)
+    radius = rule.first(options.radius, scale, point.x)
+    return Search(radius, scale, zero, zero, jnp.zeros_like(radius))
 
 
 def arrive(search: Search, point: Point) -> Search:
@@ -79,60 +71,44 @@ def arrive(search: Search, point: Point) -> Search:
     return search._replace(scale=grown_scale(search.scale, point.columns))
 
 
-def factorise(point: Point, search: Search) -> SingularFactors:
-    """The factors of the scaled Jacobian."""
-    return singular_factors(point.J / search.scale, point.r)
+def straight(point: Point, search: Search, step: DampedStep) -> Trial:
+    """A step of the linear model as it is."""
+    p = step.p / search.scale
+    return Trial(p, norm(step.p), point.gradient @ p, step.promise, step.promise, step.lam)
 
 
-def propose(
+def bent(
     point: Point,
-    factors: SingularFactors,
-    search: Search,
-    curvature: Callable[[jax.Array], jax.Array] | None,
-    options: Options,
-) -> Trial:
-    r"""The step that the linear model takes within the trust region, bent by its curvature.
-
-    Args:
-        point: Where the step starts.
-        factors: The factors of the scaled Jacobian there.
-        search: The trust region.
-        curvature: `v -> r''_vv` at the point; None for a straight step.
-        options: The numbers.
-
-    Returns:
-        The step and what the model says of it.
-    """
-    lam, z = trust_region_solution(factors, search.radius, point.r.size)
-    linear = predicted_reduction(factors, z, lam)
-    straight = Straight(-(factors.Vt.T @ z), z, lam, linear)
-    if curvature is None:
-        scaled, predicted = straight.velocity, linear
-    else:
-        scaled, predicted = _bent(point, factors, search, curvature, options, straight)
-    step = scaled / search.scale
-    attainable = jnp.maximum(linear, predicted)
-    return Trial(step, norm(scaled), point.gradient @ step, predicted, attainable, lam)
-
-
-def _bent(
-    point: Point,
-    factors: SingularFactors,
+    system: System,
     search: Search,
     curvature: Callable[[jax.Array], jax.Array],
     options: Options,
-    straight: Straight,
-) -> tuple[jax.Array, jax.Array]:
-    """The straight step corrected to second order (its length, its bend), and its promise."""
-    velocity, z, lam, linear = straight
-    v = velocity / search.scale
+    step: DampedStep,
+) -> Trial:
+    """A step of the linear model corrected to second order: its length, and its bend.
+
+    Args:
+        point: Where the step starts.
+        system: The linear model there, in scaled variables.
+        search: The trust region.
+        curvature: `v -> r''_vv` at the point.
+        options: The numbers.
+        step: The step of the linear model.
+
+    Returns:
+        The step and what the second-order model says of it.
+    """
+    v = step.p / search.scale
     bend = curvature(v)
     slope = point.gradient @ v
-    exact = jnp.sum(jnp.square(factors.s * z)) + point.r @ bend
-    t = newton_length(slope, exact, norm(velocity), search.radius, lam)
-    half = geodesic_acceleration(factors, (bend @ point.J) / search.scale, lam)
-    scaled = accelerated(velocity, half, t, options.acceleration)
-    return scaled, second_order_reduction(t, slope, exact, linear)
+    exact = step.image + point.r @ bend
+    t = newton_length(slope, exact, norm(step.p), search.radius, step.lam)
+    half = geodesic_acceleration(system, bend, step.lam)
+    scaled = accelerated(step.p, half, t, options.acceleration)
+    predicted = second_order_reduction(t, slope, exact, step.promise)
+    p = scaled / search.scale
+    attainable = jnp.maximum(step.promise, predicted)
+    return Trial(p, norm(scaled), point.gradient @ p, predicted, attainable, step.lam)
 
 
 def improves(point: Point, trial: Trial, actual: jax.Array, options: Options) -> jax.Array:
@@ -142,7 +118,12 @@ def improves(point: Point, trial: Trial, actual: jax.Array, options: Options) ->
 
 
 def judge(
-    point: Point, trial: Trial, actual: jax.Array, search: Search, options: Options
+    point: Point,
+    trial: Trial,
+    actual: jax.Array,
+    search: Search,
+    options: Options,
+    rule: Rule,
 ) -> tuple[jax.Array, jax.Array, Search]:
     """Accepts or rejects a trial, and adapts the search.
 
@@ -152,6 +133,7 @@ def judge(
         actual: By how much it lowers the cost; minus infinity if its end isn't finite.
         search: The search before it.
         options: The numbers.
+        rule: How the reach of a step adapts.
 
     Returns:
         Whether it is accepted, the status, and the next search.
@@ -159,19 +141,36 @@ def judge(
     gain = gain_ratio(actual, trial.predicted)
     negligible = is_negligible(actual, trial.predicted, point.cost, options.noise)
     accepted = improves(point, trial, actual, options)
-    shrink = shrink_factor(actual, trial.slope)
-    radius = next_radius(
-        search.radius, trial.length, gain, shrink, trial.lam == 0, search.rejections > 0
-    )
+    radius = rule.next(_outcome(trial, actual, gain, search, accepted))
     radius = jnp.where(negligible, search.radius, radius)
     rejections = jnp.where(accepted, jnp.zeros_like(search.rejections), search.rejections + 1)
-    search = search._replace(radius=radius, rejections=rejections)
-    status, search = _stop_or_rescue(point, trial, actual, search, options)
+    search = search._replace(radius=radius, rejections=rejections, lam=trial.lam)
+    status, search = _stop_or_rescue(point, trial, actual, search, options, rule)
     return accepted, status, search
 
 
+def _outcome(
+    trial: Trial, actual: jax.Array, gain: jax.Array, search: Search, accepted: jax.Array
+) -> Outcome:
+    return Outcome(
+        reach=search.radius,
+        rejections=search.rejections,
+        length=trial.length,
+        slope=trial.slope,
+        actual=actual,
+        gain=gain,
+        full=trial.lam == 0,
+        accepted=accepted,
+    )
+
+
 def _stop_or_rescue(
-    point: Point, trial: Trial, actual: jax.Array, search: Search, options: Options
+    point: Point,
+    trial: Trial,
+    actual: jax.Array,
+    search: Search,
+    options: Options,
+    rule: Rule,
 ) -> tuple[jax.Array, Search]:
     size = norm(search.scale * point.x)
     cosine = gradient_cosine(point)
@@ -193,12 +192,14 @@ def _stop_or_rescue(
         (tiny, Status.CONVERGED_STEP),
         (stuck, Status.STALLED),
     )
-    return status, choose(rescued, _rescue(point, search), search)
+    return status, choose(rescued, _rescue(point, search, options, rule), search)
 
 
-def _rescue(point: Point, search: Search) -> Search:
-    radius, scale = reopened(point.x, point.columns, search.rescues)
-    return Search(radius, scale, jnp.zeros_like(search.rejections), search.rescues + 1)
+def _rescue(point: Point, search: Search, options: Options, rule: Rule) -> Search:
+    scale = fresh_scale(point.columns)
+    radius = rule.reopened(options.radius, scale, point.x, search.rescues)
+    none = jnp.zeros_like(search.rejections)
+    return Search(radius, scale, none, search.rescues + 1, jnp.zeros_like(radius))
 
 
 def choose(choice: jax.Array, a: Search, b: Search) -> Search:

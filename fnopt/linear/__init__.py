@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from fnopt.linear._choice import linear_solver
 from fnopt.linear._damped import (
     damped_gram_solution,
     damped_solution,
     divide,
     gauss_newton_solution,
 )
+from fnopt.linear._dogleg import dogleg_step
+from fnopt.linear._gram import gram, scaled_gram
+from fnopt.linear._gram_system import TallGramSystem, WideGramSystem
+from fnopt.linear._krylov_system import KrylovSystem
 from fnopt.linear._norms import column_norms, norm
 from fnopt.linear._singular import SingularFactors, numerical_rank, singular_factors
+from fnopt.linear._singular_system import SingularSystem
+from fnopt.linear._system import DampedStep, System
 from fnopt.linear._trust_region import trust_region_solution
 from fnopt.linear._unrolled import (
     NormalEquations,
@@ -23,18 +30,28 @@ from fnopt.linear._unrolled import (
 )
 
 __all__ = [
+    "DampedStep",
+    "KrylovSystem",
     "NormalEquations",
     "SingularFactors",
+    "SingularSystem",
+    "System",
+    "TallGramSystem",
+    "WideGramSystem",
     "column_norms",
     "damped_gram_solution",
     "damped_solution",
     "divide",
+    "dogleg_step",
     "gauss_newton_solution",
+    "gram",
     "jacobi_scale",
+    "linear_solver",
     "norm",
     "normal_equations",
     "numerical_rank",
     "scaled",
+    "scaled_gram",
     "singular_factors",
     "trust_region_solution",
     "unrolled_cholesky",

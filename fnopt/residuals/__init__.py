@@ -16,6 +16,7 @@ from fnopt.residuals._parameters import (
     positive,
     tied,
 )
+from fnopt.residuals._products import linearise_gram, linearise_products, probed_columns
 from fnopt.residuals._robust import (
     RobustLoss,
     arctan,
@@ -48,12 +49,15 @@ __all__ = [
     "interval",
     "jacobian_mode",
     "linearise",
+    "linearise_gram",
     "linearise_lanes",
+    "linearise_products",
     "minimum_tangent",
     "named_loss",
     "one_function",
     "parametrised",
     "positive",
+    "probed_columns",
     "pushed",
     "robust_cost",
     "robust_slopes",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from fnopt.core import where
 
 MODES = ("auto", "forward", "reverse")
+_MOST_AT_ONCE, _CHUNK = 256, 64  # matrix products are as fast in such chunks, and fit memory
 
 
 def jacobian_mode(mode: str, m: int, n: int) -> str:
@@ -39,7 +42,11 @@ def jacobian_mode(mode: str, m: int, n: int) -> str:
 
 
 def linearise(
-    r: Callable[[jax.Array], jax.Array], x: jax.Array, m: int, mode: str = "auto"
+    r: Callable[[jax.Array], jax.Array],
+    x: jax.Array,
+    m: int,
+    mode: str = "auto",
+    chunk_size: int | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     r"""The residual and its Jacobian :math:`J_{ij} = \partial r_i / \partial x_j` at a point.
 
@@ -51,6 +58,9 @@ def linearise(
         x: The point, of shape `[n]`.
         m: The number of residuals.
         mode: `'auto'`, `'forward'` or `'reverse'`.
+        chunk_size: How many tangents or cotangents are pushed at once, to bound the memory of
+            what lies between params and residuals; by default all of them up to 256, else 64 at
+            a time.
 
     Returns:
         `r(x)` of shape `[m]` and the Jacobian of shape `[m, n]`.
@@ -67,9 +77,30 @@ def linearise(
     """
     if jacobian_mode(mode, m, x.size) == "forward":
         value, push = jax.linearize(r, x)
-        return value, jax.vmap(push, out_axes=1)(jnp.eye(x.size, dtype=x.dtype))
+        if _at_once(x.size, chunk_size):
+            return value, jax.vmap(push, out_axes=1)(jnp.eye(x.size, dtype=x.dtype))
+        return value, _in_chunks(push, x.size, chunk_size, x.dtype).T
     value, pull = jax.vjp(r, x)
-    return value, jax.vmap(lambda e: pull(e)[0])(jnp.eye(m, dtype=value.dtype))
+    if _at_once(m, chunk_size):
+        return value, jax.vmap(lambda e: pull(e)[0])(jnp.eye(m, dtype=value.dtype))
+    return value, _in_chunks(lambda e: pull(e)[0], m, chunk_size, value.dtype)
+
+
+def _at_once(size: int, chunk_size: int | None) -> bool:
+    return size <= (_MOST_AT_ONCE if chunk_size is None else chunk_size)
+
+
+def _in_chunks(
+    linear: Callable[[jax.Array], jax.Array], size: int, chunk_size: int | None, dtype: Any
+) -> jax.Array:
+    """What a linear map makes of every unit vector, one a row, so many at a time."""
+    indices = jnp.arange(size)
+    batch_size = _CHUNK if chunk_size is None else chunk_size
+    return lax.map(lambda i: linear(_unit(i, size, dtype)), indices, batch_size=batch_size)
+
+
+def _unit(i: jax.Array, size: int, dtype: Any) -> jax.Array:
+    return (jnp.arange(size) == i).astype(dtype)
 
 
 def curvature_along(r: Callable[[jax.Array], jax.Array], x: jax.Array, v: jax.Array) -> jax.Array:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 import fnopt
 from fnopt import Status
+from fnopt.least_squares import dogleg, gauss_newton
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +30,17 @@ SOLVERS = [
         "straight_reverse",
         lambda **kw: fnopt.levenberg_marquardt(geodesic=False, jacobian="reverse", **kw),
     ),
+]
+
+
+# Every other method and algebra; a lighter battery, since they share the code around the step.
+VARIANTS = [
+    Solver("marquardt", lambda: fnopt.levenberg_marquardt(damping="marquardt")),
+    Solver("nielsen", lambda: fnopt.levenberg_marquardt(damping="nielsen", lam=1e-6)),
+    Solver("cholesky", lambda: fnopt.levenberg_marquardt(linear_solver="cholesky", radius=1e4)),
+    Solver("cg", lambda: fnopt.levenberg_marquardt(linear_solver="cg", radius=1e4)),
+    Solver("gauss_newton", gauss_newton),
+    Solver("dogleg", lambda: dogleg(radius=1e4)),
 ]
 
 

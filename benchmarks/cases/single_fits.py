@@ -1,0 +1,201 @@
+"""One iteration on one large problem in float64, against optimistix, jaxopt and SciPy."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fnopt
+from benchmarks.metric import Metric, Skipped
+from benchmarks.timing import (
+    Settings,
+    blocking,
+    compile_ratio,
+    compile_seconds,
+    interleave,
+    peer,
+    ratio,
+)
+
+STEPS = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """Residuals of params and data, where to start, and the data."""
+
+    residuals: Callable[[Any, Any], Any]
+    start: Any
+    data: Any
+
+
+def network(x: int, hidden: int, examples: int, seed: int = 0) -> Problem:
+    """A network with one hidden layer and one output: `hidden (x + 2) + ...` params."""
+    rng = np.random.default_rng(seed)
+    inputs = jnp.asarray(rng.standard_normal((examples, x)))
+    targets = jnp.sin(inputs @ jnp.asarray(rng.standard_normal(x)))
+
+    def residuals(p: Any, data: Any) -> Any:
+        inputs, targets = data
+        W = p[: x * hidden].reshape(x, hidden)
+        b, v = p[x * hidden : (x + 1) * hidden], p[(x + 1) * hidden :]
+        return jnp.tanh(inputs @ W + b) @ v - targets
+
+    start = jnp.asarray(rng.standard_normal((x + 2) * hidden) / np.sqrt(x + hidden))
+    return Problem(residuals, start, (inputs, targets))
+
+
+def dense(m: int, n: int) -> Problem:
+    """A generalised linear model: every param moves every residual."""
+    rng = np.random.default_rng(1)
+    A = jnp.asarray(rng.standard_normal((m, n)) / np.sqrt(n))
+    truth = jnp.asarray(rng.standard_normal(n))
+    y = jnp.tanh(A @ truth) + 0.1 * jnp.asarray(rng.standard_normal(m))
+
+    def residuals(p: Any, data: Any) -> Any:
+        A, y = data
+        return jnp.tanh(A @ p) - y
+
+    return Problem(residuals, jnp.zeros(n), (A, y))
+
+
+def rosenbrock() -> Problem:
+    """Two params: nothing but the overhead of an iteration."""
+
+    def residuals(p: Any, data: Any) -> Any:
+        return jnp.stack([data * (p[1] - p[0] ** 2), 1 - p[0]])
+
+    return Problem(residuals, jnp.asarray([-1.2, 1.0]), jnp.asarray(10.0))
+
+
+def problems(smoke: bool) -> dict[str, Problem]:
+    """More params than residuals, many more residuals than params, both large, and a toy."""
+    if smoke:
+        return {"network 20 x 60": network(3, 12, 20), "rosenbrock": rosenbrock()}
+    return {
+        "network 400 x 3010": network(5, 430, 400),
+        "dense 20000 x 200": dense(20_000, 200),
+        "network 5120 x 1510": network(8, 151, 5120),
+        "rosenbrock": rosenbrock(),
+    }
+
+
+def ours(problem: Problem) -> Callable[..., Any]:
+    """Params and steps by fnopt, at its defaults but for tolerances that are never met."""
+    solver = fnopt.levenberg_marquardt(ftol=0.0, xtol=0.0, gtol=0.0)
+
+    def solve(start: Any, data: Any) -> Any:
+        solution = fnopt.least_squares(
+            problem.residuals, start, args=(data,), solver=solver, max_steps=STEPS
+        )
+        return solution.params, solution.steps
+
+    return solve
+
+
+def by_optimistix(problem: Problem) -> Callable[..., Any]:
+    """Params and steps by optimistix."""
+    optimistix = peer("optimistix")
+    solver = optimistix.LevenbergMarquardt(rtol=1e-30, atol=1e-30)
+
+    def solve(start: Any, data: Any) -> Any:
+        solution = optimistix.least_squares(
+            problem.residuals, solver, start, data, max_steps=STEPS, throw=False
+        )
+        return solution.value, solution.stats["num_steps"]
+
+    return solve
+
+
+def by_jaxopt(problem: Problem, method: str) -> Callable[..., Any]:
+    """Params and steps by jaxopt, with its Cholesky or QR."""
+    jaxopt = peer("jaxopt")
+
+    def solve(start: Any, data: Any) -> Any:
+        solver = jaxopt.LevenbergMarquardt(
+            problem.residuals,
+            solver=method,
+            materialize_jac=True,
+            tol=0.0,
+            xtol=0.0,
+            gtol=0.0,
+            maxiter=STEPS,
+        )
+        solution = solver.run(start, data)
+        return solution.params, solution.state.iter_num
+
+    return solve
+
+
+def by_scipy(problem: Problem) -> Callable[[], Any]:
+    """Params and Jacobians by SciPy's trust region, with our compiled residuals and Jacobian."""
+    optimize = peer("scipy.optimize")
+    fun = jax.jit(problem.residuals)
+    m, n = jax.eval_shape(fun, problem.start, problem.data).size, problem.start.size
+    jac = jax.jit((jax.jacfwd if n <= m else jax.jacrev)(problem.residuals))
+
+    def solve() -> Any:
+        solution = optimize.least_squares(
+            lambda p: np.asarray(fun(p, problem.data)),
+            np.asarray(problem.start),
+            lambda p: np.asarray(jac(p, problem.data)),
+            ftol=1e-15,
+            xtol=1e-15,
+            gtol=1e-15,
+            max_nfev=STEPS,
+        )
+        return solution.x, solution.nfev
+
+    return solve
+
+
+def run(settings: Settings) -> Iterator[Metric]:
+    """Every problem, every peer that is installed."""
+    with jax.enable_x64(True):
+        for label, problem in problems(settings.smoke).items():
+            yield from _compare(label, problem, settings)
+
+
+def _installed(problem: Problem) -> dict[str, Callable[..., Any]]:
+    makers = {
+        "optimistix": lambda: by_optimistix(problem),
+        "jaxopt Cholesky": lambda: by_jaxopt(problem, "cholesky"),
+        "jaxopt QR": lambda: by_jaxopt(problem, "qr"),
+    }
+    solvers = {}
+    for name, make in makers.items():
+        try:
+            solvers[name] = make()
+        except Skipped as reason:
+            print(f"  without {name}: {reason}")
+    return solvers
+
+
+def _cost(problem: Problem, params: Any) -> float:
+    return 0.5 * float(jnp.sum(problem.residuals(jnp.asarray(params), problem.data) ** 2))
+
+
+def _compare(label: str, problem: Problem, settings: Settings) -> Iterator[Metric]:
+    """Time of a step: a few steps, over their number; and the cost that they reached."""
+    solvers = {"fnopt": ours(problem), **_installed(problem)}
+    args = (problem.start, problem.data)
+    functions = {name: (solve, args) for name, solve in solvers.items()}
+    seconds, compiled = compile_seconds(functions, settings)
+    variants = {name: blocking(compiled[name], *args) for name in functions}
+    variants["scipy"] = by_scipy(problem)
+    ends = {name: solve() for name, solve in variants.items()}
+    costs = {name: _cost(problem, params) for name, (params, _) in ends.items()}
+    steps = {name: max(int(count), 1) for name, (_, count) in ends.items()}
+    times = interleave(variants, settings)
+    each = {name: [t / steps[name] for t in times[name]] for name in variants}
+    for name in list(variants)[1:]:
+        metric = ratio(f"{label}: step", f"x {name}", each["fnopt"], each[name])
+        detail = {"ours_cost": costs["fnopt"], "peer_cost": costs[name]}
+        yield dataclasses.replace(metric, detail=metric.detail | detail)
+    for name in list(functions)[1:]:
+        yield compile_ratio(f"{label}: compile", f"x {name}", seconds["fnopt"], seconds[name])

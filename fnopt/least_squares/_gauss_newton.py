@@ -1,0 +1,84 @@
+"""Gauss-Newton with refused steps shortened."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import hyper
+from fnopt.least_squares._method import LeastSquaresMethod
+from fnopt.least_squares._options import Options
+from fnopt.least_squares._point import Point
+from fnopt.least_squares._rules import FRACTION, Rule
+from fnopt.least_squares._step import Search, Trial, straight
+from fnopt.linear import DampedStep
+from fnopt.residuals import FlatResidual
+
+
+class gauss_newton(LeastSquaresMethod):
+    r"""Gauss-Newton: the minimum of the linear model, or a part of the way there.
+
+    .. math:: p = \arg\min_p \tfrac12 \|J p + r\|^2, \qquad u = t\, p
+
+    The fraction `t` starts at `step_size`; it shrinks with every refused step, to the minimum of
+    the parabola through what is known of the cost along `p` (at least to a half, at most to a
+    tenth), and is 1 again after an accepted one. So the cost never rises, and the iteration always
+    ends. Where the data don't determine all params the step of least norm is taken, in units of
+    the Jacobian's columns.
+
+    It is the plainest method and the quickest near a solution with small residuals. From far away,
+    or where the Jacobian is nearly singular, :class:`fnopt.levenberg_marquardt` is more reliable.
+
+    Its `update` ignores the gradients that it is given (they may be `None`) and needs the
+    residuals instead: `update(None, state, params, residual_fn=fn)`.
+    :func:`fnopt.least_squares` loops it to convergence.
+
+    Args:
+        ftol: Relative tolerance of the cost; by default the rounding unit of the params' dtype.
+        xtol: Relative tolerance of the params; by default 4 rounding units.
+        gtol: Tolerance of the cosine between the residual and the Jacobian's columns; by default
+            the rounding unit.
+        jacobian: `'forward'`, `'reverse'`, or `'auto'` for the cheaper one.
+        linear_solver: `'svd'`, `'cholesky'`, `'cg'`, or `'auto'`, which goes by shape.
+        chunk_size: How many tangents or cotangents are pushed at once; by default all up to
+            256, else 64.
+        step_size: The fraction of the first step, in (0, 1].
+
+    Raises:
+        ValueError: If a hyper-parameter is out of its range.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> from fnopt.least_squares import gauss_newton
+        >>> solution = fnopt.least_squares(
+        ...     lambda x: x**2 - 2, jnp.asarray([1.0]), solver=gauss_newton()
+        ... )
+        >>> print(solution.params, int(solution.steps))
+        [1.4142135] 5
+
+    Reference:
+        Nocedal and Wright (2006), Numerical Optimization, section 10.3.
+    """
+
+    step_size: float | jax.Array = hyper(default=1.0, gt=0, le=1)
+
+    rule: ClassVar[Rule] = FRACTION
+
+    def options(self, params: Any, dtype: Any) -> Options:
+        """The hyper-parameters in the dtype that is computed in, with the defaults filled in."""
+        return super().options(params, dtype).with_reach(self.step_size)
+
+    def propose(
+        self, flat: FlatResidual, point: Point, factors: Any, search: Search, options: Options
+    ) -> Trial:
+        """A fraction of the full step."""
+        del options
+        full = self.model(flat).system(point, factors, search.scale, search.lam).gauss_newton()
+        return straight(point, search, _part(full, search.radius))
+
+
+def _part(full: DampedStep, t: jax.Array) -> DampedStep:
+    r"""A fraction of a step that minimises the model, which promises :math:`t(2 - t)` of it."""
+    return DampedStep(t * full.p, full.lam, jnp.square(t) * full.image, t * (2 - t) * full.promise)

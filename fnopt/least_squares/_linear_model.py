@@ -1,0 +1,125 @@
+"""The linear model at a point, in the algebra that suits its shape."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.least_squares._point import Point, half_square, point_at
+from fnopt.linear import (
+    KrylovSystem,
+    SingularSystem,
+    System,
+    TallGramSystem,
+    WideGramSystem,
+    gram,
+    linear_solver,
+    numerical_rank,
+    scaled_gram,
+    singular_factors,
+)
+from fnopt.residuals import (
+    FlatResidual,
+    linearise,
+    linearise_gram,
+    linearise_products,
+    probed_columns,
+)
+
+Pull = Callable[[jax.Array], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearModel:
+    """How residuals are linearised and what is kept of the Jacobian: choices made when tracing.
+
+    Args:
+        flat: The residual function of a vector.
+        solver: `'auto'`, `'svd'`, `'cholesky'` or `'cg'`.
+        mode: `'auto'`, `'forward'` or `'reverse'`.
+        chunk_size: How many derivatives are taken at once, or None.
+    """
+
+    flat: FlatResidual
+    solver: str
+    mode: str
+    chunk_size: int | None
+
+    @property
+    def kind(self) -> str:
+        """`'svd'`, `'tall'`, `'wide'` or `'cg'`."""
+        m, n = self.flat.m, self.flat.n
+        name = linear_solver(self.solver, m, n)
+        if name != "cholesky":
+            return name
+        return "tall" if m >= n else "wide"
+
+    def evaluate(self, x: jax.Array) -> Point:
+        """What is known at a point: a dense Jacobian is kept, or its Gram matrix, or neither."""
+        flat = self.flat
+        if self.kind == "tall":
+            r, G, g = linearise_gram(flat.r, x, flat.m, self.mode, self.chunk_size)
+            columns = jnp.sqrt(jnp.diagonal(G))
+            return Point(x, r, G, half_square(r), g, columns)
+        if self.kind == "cg":
+            r, _, pull = linearise_products(flat.r, x)
+            return Point(x, r, (), half_square(r), pull(r), probed_columns(pull, r))
+        return point_at(x, *linearise(flat.r, x, flat.m, self.mode, self.chunk_size))
+
+    def factorise(self, point: Point, scale: jax.Array) -> Any:
+        """What only depends on the point and the scaling, for any number of steps from there."""
+        if self.kind == "svd":
+            return singular_factors(point.J / scale, point.r)
+        if self.kind == "tall":
+            return scaled_gram(point.J, scale)
+        if self.kind == "wide":
+            return gram((point.J / scale).T)
+        return ()
+
+    def system(self, point: Point, factors: Any, scale: jax.Array, lam: jax.Array) -> System:
+        """The linear model in scaled variables, ready for steps; `lam` is a guess of a damping."""
+        if self.kind == "cg":
+            _, push, back = linearise_products(self.flat.r, point.x)
+            return KrylovSystem(lambda v: push(v / scale), lambda w: back(w) / scale, point.r)
+        if self.kind == "tall":
+            return TallGramSystem(factors, point.gradient / scale, lam, self._pull(point, scale))
+
+        def pull(w: jax.Array) -> jax.Array:
+            return (w @ point.J) / scale
+
+        if self.kind == "wide":
+            return WideGramSystem(factors, point.r, lam, lambda v: point.J @ (v / scale), pull)
+        return SingularSystem(factors, self.flat.m, pull)
+
+    def _pull(self, point: Point, scale: jax.Array) -> Pull | None:
+        if self.mode == "forward":  # asked for by somebody whose function may have nothing else
+            return None
+        _, _, pull = linearise_products(self.flat.r, point.x)
+        return lambda w: pull(w) / scale
+
+    def jacobian(self, point: Point) -> Any:
+        """The Jacobian at a point; None where it is too large to have."""
+        if self.kind == "cg" or (self.kind == "tall" and self.chunk_size is not None):
+            return None
+        if self.kind == "tall":
+            return linearise(self.flat.r, point.x, self.flat.m, self.mode)[1]
+        return point.J
+
+    def rank(self, factors: Any) -> jax.Array:
+        """How many directions the data determine; -1 where nothing tells."""
+        if self.kind == "cg":
+            return jnp.asarray(-1, jnp.int32)
+        if self.kind == "svd":
+            return numerical_rank(factors, self.flat.m)
+        return gram_rank(factors)
+
+
+def gram_rank(K: jax.Array) -> jax.Array:
+    r"""The rank that a Gram matrix shows: eigenvalues above :math:`2 k \epsilon` of the largest."""
+    squares = jnp.linalg.eigvalsh(jnp.where(jnp.isfinite(K), K, jnp.zeros_like(K)))
+    noise = jnp.asarray(2 * K.shape[0] * jnp.finfo(K.dtype).eps, K.dtype)
+    return jnp.sum(squares > noise * jnp.max(squares, initial=0), dtype=jnp.int32)

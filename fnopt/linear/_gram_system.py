@@ -1,0 +1,158 @@
+"""Steps from a Gram matrix: the fastest ones for large problems."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.linear._norms import norm
+from fnopt.linear._secular import (
+    Damped,
+    backward,
+    cholesky,
+    forward,
+    least_damping,
+    secular_root,
+)
+from fnopt.linear._system import DampedStep
+
+
+@dataclasses.dataclass(frozen=True)
+class TallGramSystem:
+    r"""A linear model with `m >= n`, known by its normal equations.
+
+    .. math:: (A^T A + \lambda I)\, p = -A^T r
+
+    Squaring `A` squares its condition number: directions with singular values below
+    :math:`\sqrt{\epsilon}` of the largest are not told from noise, and get a damped step.
+
+    Args:
+        G: :math:`A^T A`, of shape `[n, n]`.
+        g: :math:`A^T r`, of shape `[n]`.
+        start: A guess of the damping, a scalar; it saves factorisations.
+        pull: :math:`w \mapsto A^T w`; None if there is none.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.linear import TallGramSystem
+        >>> system = TallGramSystem(3 * jnp.eye(2), jnp.ones(2), jnp.float32(0))
+        >>> print(system.damped(jnp.float32(1)).p.round(4))
+        [-0.25 -0.25]
+    """
+
+    G: jax.Array
+    g: jax.Array
+    start: jax.Array
+    pull: Callable[[jax.Array], jax.Array] | None = None
+
+    def trust_region(self, radius: jax.Array) -> DampedStep:
+        """The step within the radius; see :func:`secular_root`."""
+        least, most = least_damping(self.G), norm(self.g) / radius
+        return self._step(secular_root(self._solve, radius, least, most, self.start), least)
+
+    def damped(self, lam: jax.Array) -> DampedStep:
+        """The damped step."""
+        least = least_damping(self.G)
+        return self._step(self._solve(jnp.maximum(lam, least)), least)
+
+    def gauss_newton(self) -> DampedStep:
+        """The step with the least damping that rounding allows."""
+        return self.damped(jnp.zeros((), self.G.dtype))
+
+    def image(self, v: jax.Array) -> jax.Array:
+        r"""The square :math:`\|A v\|^2`."""
+        return jnp.maximum(v @ (self.G @ v), 0)
+
+    def pull_back(self, w: jax.Array, lam: jax.Array) -> jax.Array | None:
+        """The damped solution for another right-hand side; None without `pull`."""
+        if self.pull is None:
+            return None
+        L = cholesky(self.G, jnp.maximum(lam, least_damping(self.G)))
+        return backward(L, forward(L, self.pull(w)))
+
+    def _solve(self, lam: jax.Array) -> Damped:
+        L = cholesky(self.G, lam)
+        p = backward(L, forward(L, -self.g))
+        return Damped(p, lam, norm(p), jnp.sum(jnp.square(forward(L, p))))
+
+    def _step(self, solved: Damped, least: jax.Array) -> DampedStep:
+        return _damped_step(solved.y, solved.lam, self.image(solved.y), least)
+
+
+@dataclasses.dataclass(frozen=True)
+class WideGramSystem:
+    r"""A linear model with `m < n`, whose steps are found among its `m` rows.
+
+    .. math:: (A A^T + \lambda I)\, y = r, \qquad p = -A^T y
+
+    which is the same step as that of the normal equations, at a cost of
+    :math:`m^2 n + m^3`; no `n x n` array exists.
+
+    Args:
+        K: :math:`A A^T`, of shape `[m, m]`.
+        r: The residual, of shape `[m]`.
+        start: A guess of the damping, a scalar; it saves factorisations.
+        push: :math:`v \mapsto A v`.
+        pull: :math:`w \mapsto A^T w`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.linear import WideGramSystem
+        >>> A, r = jnp.asarray([[3.0, 4.0]]), jnp.ones(1)
+        >>> system = WideGramSystem(A @ A.T, r, jnp.float32(0), lambda v: A @ v, lambda w: w @ A)
+        >>> print(system.gauss_newton().p.round(4))
+        [-0.12 -0.16]
+    """
+
+    K: jax.Array
+    r: jax.Array
+    start: jax.Array
+    push: Callable[[jax.Array], jax.Array]
+    pull: Callable[[jax.Array], jax.Array]
+
+    def trust_region(self, radius: jax.Array) -> DampedStep:
+        """The step within the radius; see :func:`secular_root`."""
+        least = least_damping(self.K)
+        most = jnp.sqrt(jnp.maximum(self.r @ (self.K @ self.r), 0)) / radius
+        return self._step(secular_root(self._solve, radius, least, most, self.start), least)
+
+    def damped(self, lam: jax.Array) -> DampedStep:
+        """The damped step."""
+        least = least_damping(self.K)
+        return self._step(self._solve(jnp.maximum(lam, least)), least)
+
+    def gauss_newton(self) -> DampedStep:
+        """The step with the least damping that rounding allows."""
+        return self.damped(jnp.zeros((), self.K.dtype))
+
+    def image(self, v: jax.Array) -> jax.Array:
+        r"""The square :math:`\|A v\|^2`."""
+        return jnp.sum(jnp.square(self.push(v)))
+
+    def pull_back(self, w: jax.Array, lam: jax.Array) -> jax.Array:
+        r"""The damped solution for another residual, :math:`A^T (A A^T + \lambda I)^{-1} w`."""
+        L = cholesky(self.K, jnp.maximum(lam, least_damping(self.K)))
+        return self.pull(backward(L, forward(L, w)))
+
+    def _solve(self, lam: jax.Array) -> Damped:
+        L = cholesky(self.K, lam)
+        y = backward(L, forward(L, self.r))
+        Ky = self.K @ y
+        square = jnp.maximum(y @ Ky, jnp.zeros_like(lam))
+        # p^T (A^T A + lam I)^-1 p = (K y)^T (K + lam I)^-1 y
+        slope = forward(L, Ky) @ forward(L, y)
+        return Damped(y, lam, jnp.sqrt(square), slope)
+
+    def _step(self, solved: Damped, least: jax.Array) -> DampedStep:
+        image = jnp.sum(jnp.square(self.K @ solved.y))
+        return _damped_step(-self.pull(solved.y), solved.lam, image, least)
+
+
+def _damped_step(p: jax.Array, lam: jax.Array, image: jax.Array, least: jax.Array) -> DampedStep:
+    half = jnp.asarray(0.5, p.dtype)
+    promise = half * image + lam * jnp.sum(jnp.square(p))
+    # The least damping is there for rounding only: such a step is a full one.
+    return DampedStep(p, jnp.where(lam <= least, jnp.zeros_like(lam), lam), image, promise)

@@ -1,0 +1,140 @@
+"""Steps from products with the Jacobian alone, which is never formed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fnopt.linear._damped import divide
+from fnopt.linear._norms import norm
+from fnopt.linear._system import DampedStep
+
+
+class _Iterate(NamedTuple):
+    p: jax.Array  # [n]
+    s: jax.Array  # [m], -(A p + r)
+    z: jax.Array  # [n], minus the gradient of the damped model
+    d: jax.Array  # [n], the direction
+    gamma: jax.Array  # ||z||^2
+    gain: jax.Array  # reduction of the damped model so far
+    count: jax.Array
+    outside: jax.Array  # whether the boundary was reached
+    done: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class KrylovSystem:
+    r"""A linear model known by its products, whose steps are found by conjugate gradients.
+
+    The iteration stops where the gradient of the model has fallen to a fraction
+    :math:`\eta` of the first, at a limit of iterations, or where it leaves the trust region:
+    there the step ends on the boundary (Steihaug). It works on the residual and not on the normal
+    equations (CGLS), which keeps the accuracy of the products.
+
+    Args:
+        push: :math:`v \mapsto A v`.
+        pull: :math:`w \mapsto A^T w`.
+        r: The residual, of shape `[m]`.
+        tolerance: The fraction :math:`\eta`.
+        iterations: The most iterations; each costs a product with `A` and one with its transpose.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.linear import KrylovSystem
+        >>> A = jnp.asarray([[2.0, 0.0], [0.0, 1.0]])
+        >>> system = KrylovSystem(lambda v: A @ v, lambda w: w @ A, jnp.ones(2))
+        >>> print(system.gauss_newton().p.round(4))
+        [-0.5 -1. ]
+
+    Reference:
+        Steihaug (1983), The conjugate gradient method and trust regions in large scale
+        optimization; Björck (1996), Numerical Methods for Least Squares Problems, section 7.4.
+    """
+
+    push: Callable[[jax.Array], jax.Array]
+    pull: Callable[[jax.Array], jax.Array]
+    r: jax.Array
+    tolerance: float = 0.03
+    iterations: int = 100
+
+    def trust_region(self, radius: jax.Array) -> DampedStep:
+        """The step along the path of conjugate gradients, up to the boundary."""
+        end = self._iterate(radius, jnp.zeros_like(radius))
+        # The multiplier of the boundary: there the gradient of the model is -lam p.
+        lam = jnp.maximum(divide(end.z @ end.p, jnp.square(norm(end.p))), _tiny(radius))
+        lam = jnp.where(end.outside, lam, jnp.zeros_like(lam))
+        return DampedStep(end.p, lam, self._image(end), end.gain)
+
+    def damped(self, lam: jax.Array) -> DampedStep:
+        """The damped step, to the tolerance."""
+        end = self._iterate(jnp.full_like(lam, jnp.inf), lam)
+        half = jnp.asarray(0.5, lam.dtype)
+        promise = end.gain + half * lam * jnp.sum(jnp.square(end.p))
+        return DampedStep(end.p, lam, self._image(end), promise)
+
+    def gauss_newton(self) -> DampedStep:
+        """The full step, to the tolerance."""
+        return self.damped(jnp.zeros((), self.r.dtype))
+
+    def pull_back(self, w: jax.Array, lam: jax.Array) -> None:
+        """None: it would cost as much as the step itself."""
+        del w, lam
+
+    def image(self, v: jax.Array) -> jax.Array:
+        r"""The square :math:`\|A v\|^2`."""
+        return jnp.sum(jnp.square(self.push(v)))
+
+    def _image(self, end: _Iterate) -> jax.Array:
+        return jnp.sum(jnp.square(end.s + self.r))
+
+    def _iterate(self, radius: jax.Array, lam: jax.Array) -> _Iterate:
+        z = self.pull(-self.r)
+        gamma = jnp.sum(jnp.square(z))
+        zero = jnp.zeros_like(gamma)
+        small = jnp.asarray(self.tolerance**2, gamma.dtype) * gamma
+        no = jnp.zeros((), bool)
+        count = jnp.zeros((), jnp.int32)
+        first = _Iterate(jnp.zeros_like(z), -self.r, z, z, gamma, zero, count, no, ~(gamma > 0))
+
+        def advance(at: _Iterate) -> _Iterate:
+            new = self._advance(at, radius, lam)
+            done = new.outside | ~(new.gamma > small) | (new.count >= self.iterations)
+            return new._replace(done=done)
+
+        return lax.while_loop(lambda at: ~at.done, advance, first)
+
+    def _advance(self, at: _Iterate, radius: jax.Array, lam: jax.Array) -> _Iterate:
+        q = self.push(at.d)
+        curvature = jnp.sum(jnp.square(q)) + lam * jnp.sum(jnp.square(at.d))
+        full = divide(at.gamma, curvature)
+        outside = (norm(at.p + full * at.d) >= radius) | ~(curvature > 0)
+        alpha = jnp.where(outside, to_boundary(at.p, at.d, radius), full)
+        p = at.p + alpha * at.d
+        s = at.s - alpha * q
+        z = self.pull(s) - lam * p
+        gamma = jnp.sum(jnp.square(z))
+        half = jnp.asarray(0.5, alpha.dtype)
+        gain = at.gain + alpha * at.gamma - half * jnp.square(alpha) * curvature
+        d = z + divide(gamma, at.gamma) * at.d
+        return _Iterate(p, s, z, d, gamma, gain, at.count + 1, outside, at.done)
+
+
+def _tiny(like: jax.Array) -> jax.Array:
+    return jnp.asarray(jnp.finfo(like.dtype).tiny, like.dtype)
+
+
+def to_boundary(p: jax.Array, d: jax.Array, radius: jax.Array) -> jax.Array:
+    r"""The `t >= 0` at which :math:`\|p + t d\| = \Delta`; 0 if the radius is infinite."""
+    length = norm(d)
+    u = d / jnp.where(length > 0, length, jnp.ones_like(length))
+    b = p @ u
+    room = jnp.maximum(jnp.square(radius) - jnp.sum(jnp.square(p)), jnp.zeros_like(radius))
+    root = jnp.sqrt(jnp.square(b) + room)
+    # Both forms are the same root; each is free of cancellation for one sign of b.
+    t = jnp.where(b > 0, divide(room, b + root), root - b)
+    return jnp.where(jnp.isfinite(radius), divide(t, length), jnp.zeros_like(t))

@@ -1,0 +1,124 @@
+"""Damped systems by Cholesky factors, and the damping at which a step fits a trust region."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+_SLACK = 0.2  # a step within 20 % of the radius is near enough: each try is a factorisation
+_FACTORISATIONS = 12  # two or three are usual
+
+
+class Damped(NamedTuple):
+    r"""The solution of :math:`(K + \lambda I)\, y = b`, and numbers of the step it stands for."""
+
+    y: jax.Array  # [k]
+    lam: jax.Array
+    length: jax.Array  # ||p||
+    slope: jax.Array  # p^T (A^T A + lam I)^-1 p, which is -||p|| d||p||/dlam
+
+
+def cholesky(K: jax.Array, lam: jax.Array) -> jax.Array:
+    r"""The lower factor of :math:`K + \lambda I`; NaN if that isn't positive definite."""
+    k = K.shape[0]
+    at = jnp.arange(k)
+    return lax.linalg.cholesky(K.at[at, at].add(lam), symmetrize_input=False)
+
+
+def forward(L: jax.Array, b: jax.Array) -> jax.Array:
+    r"""Solves :math:`L y = b`."""
+    return lax.linalg.triangular_solve(L, b[:, None], left_side=True, lower=True)[:, 0]
+
+
+def backward(L: jax.Array, b: jax.Array) -> jax.Array:
+    r"""Solves :math:`L^T y = b`."""
+    return lax.linalg.triangular_solve(L, b[:, None], left_side=True, lower=True, transpose_a=True)[
+        :, 0
+    ]
+
+
+def least_damping(K: jax.Array) -> jax.Array:
+    r"""The damping that rounding makes necessary: :math:`32 \sqrt{k}\, \epsilon \max_i K_{ii}`.
+
+    The factorisation of a singular matrix is off by about :math:`\sqrt{k}\, \epsilon`. With less
+    damping than that it may fail; with as much, what rounding puts into directions that the data
+    don't determine is of the size of the step itself, so there is some more.
+    """
+    top = jnp.max(jnp.diagonal(K), initial=0)
+    eps = jnp.asarray(32 * math.sqrt(K.shape[0]) * jnp.finfo(K.dtype).eps, K.dtype)
+    return jnp.maximum(eps * top, jnp.asarray(jnp.finfo(K.dtype).tiny, K.dtype))
+
+
+class _Search(NamedTuple):
+    now: Damped
+    low: jax.Array
+    high: jax.Array
+    tries: jax.Array
+    done: jax.Array
+
+
+def secular_root(
+    solve: Callable[[jax.Array], Damped],
+    radius: jax.Array,
+    least: jax.Array,
+    most: jax.Array,
+    start: jax.Array,
+) -> Damped:
+    r"""The damping at which the step has the length of the radius; the least one if it is shorter.
+
+    Hebden's iteration, as in :func:`trust_region_solution`, where every try costs a
+    factorisation; so it starts from a guess, and is content with less.
+
+    Args:
+        solve: The solution for a damping.
+        radius: The trust radius.
+        least: The least damping.
+        most: A damping at which the step is surely short enough.
+        start: Where to start, such as the damping of the step before.
+
+    Returns:
+        The solution. The number of tries is bounded, so this always ends.
+
+    Reference:
+        Moré and Sorensen (1983), Computing a trust region step; Conn, Gould and Toint (2000),
+        Trust-Region Methods, section 7.3.
+    """
+    most = jnp.clip(most, least, jnp.asarray(jnp.finfo(least.dtype).max, least.dtype))
+
+    def judged(lam: jax.Array, low: jax.Array, high: jax.Array, tries: jax.Array) -> _Search:
+        now = solve(lam)
+        return _Search(now, low, high, tries + 1, _is_near(now, radius, least))
+
+    def again(state: _Search) -> _Search:
+        lam, low, high = _next(state, radius, least)
+        return judged(lam, low, high, state.tries)
+
+    zero = jnp.zeros((), jnp.int32)
+    first = judged(jnp.clip(start, least, most), jnp.zeros_like(least), most, zero)
+    return lax.while_loop(lambda s: ~s.done & (s.tries < _FACTORISATIONS), again, first).now
+
+
+def _is_near(now: Damped, radius: jax.Array, least: jax.Array) -> jax.Array:
+    slack = jnp.asarray(_SLACK, radius.dtype) * radius
+    fits = (now.lam <= least) & (now.length <= radius)
+    return fits | (jnp.abs(now.length - radius) <= slack)
+
+
+def _next(
+    state: _Search, radius: jax.Array, least: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The next damping, and the bracket it lies in; a failed factorisation counts as too long."""
+    lam, length = state.now.lam, state.now.length
+    short = length < radius
+    high = jnp.where(short, jnp.minimum(state.high, lam), state.high)
+    low = jnp.where(short, state.low, jnp.maximum(state.low, lam))
+    hebden = lam + (jnp.square(length) / state.now.slope) * (length - radius) / radius
+    middle = jnp.maximum(jnp.sqrt(low) * jnp.sqrt(high), jnp.asarray(10, low.dtype) * low)
+    lam = jnp.where((hebden > low) & (hebden < high), hebden, jnp.minimum(middle, high))
+    # Whether a full step fits is found out as soon as the damping gets that small.
+    return jnp.maximum(lam, least), low, high

@@ -1,0 +1,44 @@
+"""What a method asks of the linear model at a point, whatever the algebra behind it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import jax
+
+
+class DampedStep(NamedTuple):
+    r"""A step of the linear model :math:`\tfrac12 \|A p + r\|^2`, and what follows from it."""
+
+    p: jax.Array  # [n]
+    lam: jax.Array  # its damping; 0 for a full step
+    image: jax.Array  # ||A p||^2
+    promise: jax.Array  # the model's reduction, (||r||^2 - ||A p + r||^2) / 2
+
+
+class System(Protocol):
+    r"""A linear model :math:`A p + r` that is factorised, so that steps for it are cheap.
+
+    :class:`SingularSystem`, :class:`TallGramSystem`, :class:`WideGramSystem` and
+    :class:`KrylovSystem` are such.
+    """
+
+    def trust_region(self, radius: jax.Array) -> DampedStep:
+        r"""The step that lowers the model most within :math:`\|p\| \le \Delta`."""
+        ...
+
+    def damped(self, lam: jax.Array) -> DampedStep:
+        r"""The minimum of :math:`\tfrac12 \|A p + r\|^2 + \tfrac\lambda2 \|p\|^2`."""
+        ...
+
+    def gauss_newton(self) -> DampedStep:
+        r"""The minimum of the model; the one of least norm if there are many."""
+        ...
+
+    def image(self, v: jax.Array) -> jax.Array:
+        r"""The square :math:`\|A v\|^2`."""
+        ...
+
+    def pull_back(self, w: jax.Array, lam: jax.Array) -> jax.Array | None:
+        r"""The vector :math:`(A^T A + \lambda I)^{-1} A^T w`; None if that is too dear."""
+        ...

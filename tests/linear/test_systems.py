@@ -1,0 +1,158 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fnopt.linear import (
+    KrylovSystem,
+    SingularSystem,
+    TallGramSystem,
+    WideGramSystem,
+    dogleg_step,
+    gram,
+    linear_solver,
+    singular_factors,
+)
+
+SHAPES = [(9, 4), (3, 7)]
+
+
+def problem(m, n):
+    rng = np.random.default_rng(m)
+    A = rng.standard_normal((m, n)) / np.arange(1, n + 1)  # columns of different length
+    return A, rng.standard_normal(m)
+
+
+def systems(A, r, start=0.0):
+    """Every system that serves the shape, by name."""
+    A, r = jnp.asarray(A), jnp.asarray(r)
+    start = jnp.asarray(start, A.dtype)
+
+    def push(v):
+        return A @ v
+
+    def pull(w):
+        return w @ A
+
+    if A.shape[0] >= A.shape[1]:
+        square = TallGramSystem(gram(A), r @ A, start, pull)
+    else:
+        square = WideGramSystem(A @ A.T, r, start, push, pull)
+    return {
+        "svd": SingularSystem(singular_factors(A, r), A.shape[0], pull),
+        "gram": square,
+        "cg": KrylovSystem(push, pull, r, tolerance=1e-7),
+    }
+
+
+def damped(A, r, lam):
+    return -np.linalg.solve(A.T @ A + lam * np.eye(A.shape[1]), A.T @ r)
+
+
+def reduction(A, r, p):
+    return 0.5 * (r @ r - np.sum((A @ p + r) ** 2))
+
+
+def check(A, r, step, rtol=1e-6):
+    np.testing.assert_allclose(step.image, np.sum((A @ step.p) ** 2), rtol=rtol)
+    np.testing.assert_allclose(step.promise, reduction(A, r, np.asarray(step.p)), rtol=rtol)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_damped_and_full_steps_agree_with_numpy(x64, shape):
+    A, r = problem(*shape)
+    full = np.linalg.lstsq(A, -r, rcond=None)[0]
+    for system in systems(A, r).values():
+        step = system.damped(jnp.asarray(0.3))
+        np.testing.assert_allclose(step.p, damped(A, r, 0.3), rtol=1e-6)
+        check(A, r, step)
+        step = system.gauss_newton()
+        np.testing.assert_allclose(step.p, full, rtol=1e-6)
+        assert step.lam == 0
+        check(A, r, step)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("radius", [1e-4, 0.3])
+def test_trust_region_steps_end_near_the_boundary(x64, shape, radius):
+    A, r = problem(*shape)
+    least = np.sum(np.square(A.T @ r)) / np.sum(np.square(A @ (A.T @ r)))
+    cauchy = reduction(A, r, -min(least, radius / np.linalg.norm(A.T @ r)) * (A.T @ r))
+    for name, system in systems(A, r).items():
+        step = system.trust_region(jnp.asarray(radius))
+        length = np.linalg.norm(step.p)
+        assert step.lam > 0
+        assert 0.8 * radius <= length <= 1.2 * radius
+        check(A, r, step)
+        assert step.promise >= 0.8 * cauchy
+        if name != "cg":  # which stops on the way
+            np.testing.assert_allclose(step.p, damped(A, r, float(step.lam)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("start", [0.0, 1e-6, 1e6])
+def test_a_full_step_that_fits_is_found_from_any_guess(x64, shape, start):
+    A, r = problem(*shape)
+    step = systems(A, r, start)["gram"].trust_region(jnp.asarray(1e3))
+    np.testing.assert_allclose(step.p, np.linalg.lstsq(A, -r, rcond=None)[0], rtol=1e-6)
+    assert step.lam == 0
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_pull_back(x64, shape):
+    A, r = problem(*shape)
+    w = r[::-1].copy()
+    for name, system in systems(A, r).items():
+        if name == "cg":
+            assert system.pull_back(jnp.asarray(w), jnp.asarray(0.3)) is None
+        else:
+            p = system.pull_back(jnp.asarray(w), jnp.asarray(0.3))
+            np.testing.assert_allclose(p, -damped(A, w, 0.3), rtol=1e-9)
+
+
+@pytest.mark.parametrize("rows", [5, 2])
+def test_rank_deficient_float32_steps_are_finite(rows):
+    A = np.ones((rows, 3), np.float32)
+    for system in systems(A, np.ones(rows, np.float32)).values():
+        for step in (system.gauss_newton(), system.trust_region(jnp.float32(0.1))):
+            assert np.all(np.isfinite(step.p))
+        np.testing.assert_allclose(system.gauss_newton().p, -1 / 3, rtol=5e-2)
+
+
+def test_no_slope_no_step():
+    A = np.asarray([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]], np.float32)
+    for system in systems(A, np.asarray([0.0, 0.0, 5.0], np.float32)).values():
+        np.testing.assert_allclose(system.trust_region(jnp.float32(1)).p, 0, atol=1e-6)
+
+
+def test_dogleg_lies_on_the_path(x64):
+    A, r = problem(9, 4)
+    g = A.T @ r
+    cauchy = -(g @ g) / np.sum((A @ g) ** 2) * g
+    full = np.linalg.lstsq(A, -r, rcond=None)[0]
+    system, g = systems(A, r)["gram"], jnp.asarray(g)
+    short = dogleg_step(system, g, jnp.asarray(0.5 * np.linalg.norm(cauchy)))
+    np.testing.assert_allclose(short.p, 0.5 * cauchy, rtol=1e-9)
+    radius = 0.5 * (np.linalg.norm(cauchy) + np.linalg.norm(full))
+    step = dogleg_step(system, g, jnp.asarray(radius))
+    np.testing.assert_allclose(np.linalg.norm(step.p), radius, rtol=1e-9)
+    t = (step.p - cauchy) / (full - cauchy)
+    np.testing.assert_allclose(t, t[0], rtol=1e-6)
+    check(A, r, step)
+    np.testing.assert_allclose(dogleg_step(system, g, jnp.asarray(99.0)).p, full, rtol=1e-9)
+
+
+def test_gram_of_many_columns(x64):
+    A = np.random.default_rng(0).standard_normal((7, 131))
+    G = jax.jit(gram)(jnp.asarray(A))
+    np.testing.assert_allclose(G, A.T @ A, atol=1e-12)
+    np.testing.assert_array_equal(G[:65, 65:], G[65:, :65].T)
+
+
+def test_the_choice_goes_by_the_smaller_side():
+    assert linear_solver("auto", 10**6, 64) == "svd"
+    assert linear_solver("auto", 65, 10**6) == "cholesky"
+    assert linear_solver("auto", 10**5, 10**5) == "cg"
+    assert linear_solver("svd", 10**5, 10**5) == "svd"
+    with pytest.raises(ValueError, match=r"linear_solver = 'qr', expected one of"):
+        linear_solver("qr", 3, 2)

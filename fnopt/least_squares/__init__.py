@@ -10,9 +10,18 @@ from fnopt.least_squares._gauss_newton import gauss_newton
 from fnopt.least_squares._levenberg_marquardt import levenberg_marquardt
 from fnopt.least_squares._method import LeastSquaresMethod, LeastSquaresState
 from fnopt.least_squares._solution import History, Solution, StepInfo
+from fnopt.least_squares._uncertainty import (
+    Band,
+    confidence_intervals,
+    correlation,
+    predict_band,
+    reduced_chi_square,
+    t_quantile,
+)
 from fnopt.least_squares.batched import BatchFit, curve_fit_batch
 
 __all__ = [
+    "Band",
     "BatchFit",
     "History",
     "LeastSquaresMethod",
@@ -20,6 +29,8 @@ __all__ = [
     "OptimizeWarning",
     "Solution",
     "StepInfo",
+    "confidence_intervals",
+    "correlation",
     "covariance",
     "curve_fit",
     "curve_fit_batch",
@@ -27,5 +38,8 @@ __all__ = [
     "gauss_newton",
     "least_squares",
     "levenberg_marquardt",
+    "predict_band",
+    "reduced_chi_square",
     "standard_errors",
+    "t_quantile",
 ]

@@ -52,6 +52,36 @@ def checked_y(ydata: Any, check_finite: bool) -> jax.Array:
     return y
 
 
+def without_nan(x: Any, y: jax.Array, sigma: Any, policy: str | None) -> tuple[Any, Any, Any]:
+    """Data and sigma without the points at which `xdata` or `ydata` are NaN, if that is asked."""
+    if policy is None:
+        return x, y, sigma
+    if policy not in {"raise", "omit"}:
+        raise ValueError(f"curve_fit: nan_policy = {policy!r}, expected None, 'raise' or 'omit'.")
+    if not _is_known(y) or not _is_known(x):
+        raise ValueError(
+            "curve_fit: nan_policy counts the data, which aren't known under jax.jit. Leave the "
+            "NaN out before, or give least_squares weights of 0 there."
+        )
+    bad = np.isnan(np.asarray(y))
+    if isinstance(x, jax.Array):
+        bad_x = np.isnan(np.asarray(x))
+        bad = bad | bad_x.any(axis=tuple(range(bad_x.ndim - 1)))
+    if not bad.any():
+        return x, y, sigma
+    if policy == "raise":
+        raise ValueError(f"curve_fit: the data hold {int(bad.sum())} points that are NaN.")
+    x = x[..., ~bad] if isinstance(x, jax.Array) else x
+    return x, y[~bad], _kept_sigma(sigma, ~bad)
+
+
+def _kept_sigma(sigma: Any, kept: np.ndarray) -> Any:
+    sigma = None if sigma is None else jnp.asarray(sigma)
+    if sigma is None or sigma.ndim == 0:
+        return sigma
+    return sigma[kept] if sigma.ndim == 1 else sigma[kept][:, kept]
+
+
 def checked_sigma(sigma: Any, y: jax.Array) -> tuple[jax.Array | None, bool]:
     """What residuals are divided by, and whether it is a matrix: then its Cholesky factor."""
     if sigma is None:

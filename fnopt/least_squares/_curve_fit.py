@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -12,13 +11,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import Status, default_float, is_inexact, ravel
-from fnopt.least_squares._covariance import covariance_from
-from fnopt.least_squares._curve_data import checked_sigma, checked_x, checked_y, whiten
+from fnopt.core import Status
+from fnopt.least_squares._covariance import covariance_of
+from fnopt.least_squares._curve_data import (
+    checked_sigma,
+    checked_x,
+    checked_y,
+    whiten,
+    without_nan,
+)
+from fnopt.least_squares._curve_start import checked_bounds, start_of
 from fnopt.least_squares._driver import least_squares
 from fnopt.least_squares._levenberg_marquardt import levenberg_marquardt
 from fnopt.least_squares._solution import Solution
 from fnopt.least_squares.batched import BatchFit, curve_fit_batch
+from fnopt.residuals import named_loss
 
 
 class OptimizeWarning(UserWarning):
@@ -32,13 +39,20 @@ def curve_fit(
     p0: Any = None,
     sigma: Any = None,
     absolute_sigma: bool = False,
-    check_finite: bool = True,
+    check_finite: bool | None = None,
+    bounds: Any = (-jnp.inf, jnp.inf),
+    method: str | None = None,
+    jac: Any = None,
     *,
+    full_output: bool = False,
+    nan_policy: str | None = None,
+    loss: Any = "linear",
+    f_scale: float | jax.Array = 1.0,
     ftol: float | None = None,
     xtol: float | None = None,
     gtol: float | None = None,
-    maxfev: int = 1000,
-    full_output: bool = False,
+    maxfev: int | None = None,
+    max_nfev: int | None = None,
     batch: bool = False,
 ) -> Any:
     r"""Fits a function to data, as `scipy.optimize.curve_fit` does.
@@ -46,7 +60,7 @@ def curve_fit(
     .. math:: \min_p \sum_i \left( \frac{f(x_i, p) - y_i}{\sigma_i} \right)^2, \qquad
         C = s^2 (J^T J)^{-1}
 
-    Derivatives are exact, so there is no `jac` to give. It also works under `jax.jit` and
+    Derivatives are exact, so there is no need for `jac`. It also works under `jax.jit` and
     `jax.vmap`; there it can't raise, so ask for `full_output` and look at the status.
 
     Args:
@@ -61,12 +75,24 @@ def curve_fit(
             matrix of shape `[m, m]`.
         absolute_sigma: Whether `sigma` is in the units of the data. Otherwise only its ratios
             count, and the covariance is scaled by the reduced chi-square.
-        check_finite: Whether to refuse data that hold NaN or infinity.
+        check_finite: Whether to refuse data that hold NaN or infinity; by default yes, unless
+            there is a `nan_policy`.
+        bounds: `(lower, upper)`, each a number or one for every parameter, or a SciPy `Bounds`;
+            for a `p0` that is a tree, trees like it.
+        method: `'lm'`, `'trf'` and `'dogbox'` are understood, as in SciPy, but the method is
+            always Levenberg-Marquardt in a trust region, projected onto the bounds.
+        jac: The Jacobian `jac(x, a, b, ...)` of shape `[m, n]`, written with `jax.numpy`, if it is
+            cheaper than what `f` itself gives. SciPy's names of difference schemes are accepted
+            and not needed.
+        full_output: Whether to return more.
+        nan_policy: What to do with NaN in the data: `'raise'`, or `'omit'` these points.
+        loss: A robust loss, or its name; see :func:`fnopt.least_squares`.
+        f_scale: The scale of a loss that is given by name.
         ftol: Relative tolerance of the cost; see :class:`fnopt.levenberg_marquardt`.
         xtol: Relative tolerance of the params.
         gtol: Tolerance of the gradient.
-        maxfev: The most evaluations of the model.
-        full_output: Whether to return more.
+        maxfev: The most evaluations of the model, by default 1000.
+        max_nfev: The same, by SciPy's other name.
         batch: Whether `ydata` hold many sets of data, of shape `[fits, m]`: all are fitted at
             once by :func:`fnopt.curve_fit_batch`, which says how `p0` and `sigma` may differ
             between fits. `popt` and `pcov` get a leading axis. A fit that fails raises nothing:
@@ -81,7 +107,8 @@ def curve_fit(
 
     Raises:
         ValueError: If the data are empty, not finite, or of shapes that don't fit; if `sigma` is
-            not positive; or if `p0` has the wrong length.
+            not positive; if `p0` has the wrong length or is outside the bounds; if the bounds
+            are crossed; or if an option is none of its values.
         TypeError: If `f` isn't a function, or `p0` isn't made of numbers.
         RuntimeError: If the fit doesn't converge (not under `jax.jit`).
 
@@ -98,101 +125,93 @@ def curve_fit(
     """
     if not callable(f):
         raise TypeError(f"curve_fit: f is {f!r}, expected a function f(x, a, b, ...).")
+    steps = max((maxfev or max_nfev or 1000) - 1, 1)
+    box = checked_bounds(bounds)
+    loss = named_loss(loss, f_scale) if isinstance(loss, str) else loss
+    _check_method(method, box)
     if batch:
+        _check_batch(bounds=box, jac=jac, nan_policy=nan_policy, loss=loss)
         fits = curve_fit_batch(
             f,
             xdata,
             ydata,
-            _start(f, None)[0] if p0 is None else p0,
+            start_of(f, None)[0] if p0 is None else p0,
             sigma,
             absolute_sigma,
             ftol=ftol,
             xtol=xtol,
             gtol=gtol,
-            max_steps=max(maxfev - 1, 1),
+            max_steps=steps,
         )
         _report_failed_fits(fits)
         return (fits.params, fits.covariance, *(_batch_details(fits) if full_output else ()))
+    check_finite = nan_policy is None if check_finite is None else check_finite
     x, y = checked_x(xdata, check_finite), checked_y(ydata, check_finite)
-    start, unpacked = _start(f, p0)
+    x, y, sigma = without_nan(x, y, sigma, nan_policy)
+    start, unpacked = start_of(f, p0, box)
     sigma, matrix = checked_sigma(sigma, y)
     _check_prediction(f, x, y, start, unpacked)
+    predict = _with_jacobian(f, jac, unpacked)
 
     def residuals(p: Any, x: Any, y: jax.Array, sigma: jax.Array | None) -> jax.Array:
-        return whiten(_predict(f, x, p, unpacked) - y, sigma, matrix)
+        return whiten(predict(x, p) - y, sigma, matrix)
 
     solution = least_squares(
         residuals,
         start,
         args=(x, y, sigma),
         solver=levenberg_marquardt(ftol=ftol, xtol=xtol, gtol=gtol),
-        max_steps=max(maxfev - 1, 1),
+        loss=loss,
+        bounds=box,
+        max_steps=steps,
     )
-    pcov, _ = covariance_from(solution.jacobian, solution.cost, absolute_sigma)
+    pcov = covariance_of(solution, absolute_sigma)
     _report_failures(solution, pcov)
     if not full_output:
         return solution.params, pcov
     return solution.params, pcov, *_details(solution)
 
 
-def _start(f: Callable[..., Any], p0: Any) -> tuple[Any, bool]:
-    """Where to start, and whether it is unpacked into arguments of `f`."""
-    if p0 is None:
-        return jnp.ones(_count_parameters(f), default_float()), True
-    if not _is_plain(p0):
-        ravel(p0, "p0")  # refuses what isn't a tree of floating arrays
-        return p0, False
-    p = jnp.atleast_1d(jnp.asarray(p0))
-    if not is_inexact(p):
-        p = p.astype(default_float())
-    _check_count(f, p.size)
-    return p, True
+def _check_method(method: str | None, box: Any) -> None:
+    if method not in {None, "lm", "trf", "dogbox"}:
+        raise ValueError(f"curve_fit: method = {method!r}, expected None, 'lm', 'trf' or 'dogbox'.")
+    if method == "lm" and box is not None:
+        raise ValueError("curve_fit: method 'lm' takes no bounds; leave the method out.")
 
 
-def _is_plain(p0: Any) -> bool:
-    """Whether `p0` is numbers in a row, as SciPy takes them."""
-    if isinstance(p0, (list, tuple)) and not hasattr(p0, "_fields"):
-        return all(map(_is_scalar, p0))
-    return _is_scalar(p0) or getattr(p0, "ndim", None) == 1
+def _check_batch(**options: Any) -> None:
+    given = [name for name, option in options.items() if option is not None]
+    if given:
+        raise ValueError(f"curve_fit: {given[0]} is not available for a batch.")
 
 
-def _is_scalar(v: Any) -> bool:
-    return isinstance(v, (int, float)) or getattr(v, "ndim", None) == 0
+def _with_jacobian(
+    f: Callable[..., Any], jac: Any, unpacked: bool
+) -> Callable[[Any, Any], jax.Array]:
+    """The model with the Jacobian that the user gives, if any."""
+    if not callable(jac):
+        if jac not in {None, "2-point", "3-point", "cs"}:
+            raise ValueError(f"curve_fit: jac = {jac!r}, expected a function jac(x, a, b, ...).")
+        return lambda x, p: _predict(f, x, p, unpacked)
+    if not unpacked:
+        raise ValueError("curve_fit: jac is given, but p0 is a tree; expected numbers in a row.")
 
+    def predict(x: Any, p: jax.Array) -> jax.Array:
+        at_x = jax.custom_jvp(lambda p: jnp.asarray(f(x, *p)))
 
-def _positional(f: Callable[..., Any]) -> tuple[int, int, bool]:
-    """How many arguments `f` must and can take by position, and whether it takes any number."""
-    parameters = inspect.signature(f).parameters.values()
-    named = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    required = sum(p.default is p.empty for p in named)
-    return required, len(named), any(p.kind is p.VAR_POSITIONAL for p in parameters)
+        @at_x.defjvp
+        def rule(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+            (p,), (change,) = primals, tangents
+            value, J = at_x(p), jnp.asarray(jac(x, *p))
+            if J.shape != (value.size, p.size):
+                raise ValueError(
+                    f"curve_fit: jac returned shape {J.shape}, expected {(value.size, p.size)}."
+                )
+            return value, (J.astype(change.dtype) @ change).reshape(value.shape)
 
+        return at_x(p)
 
-def _count_parameters(f: Callable[..., Any]) -> int:
-    try:
-        _, most, any_number = _positional(f)
-    except ValueError:
-        most, any_number = 0, True
-    if any_number or most < 2:
-        raise ValueError(
-            "curve_fit: the number of params can't be read from the signature of f; expected "
-            "f(x, a, b, ...), or give p0."
-        )
-    return most - 1
-
-
-def _check_count(f: Callable[..., Any], n: int) -> None:
-    try:
-        required, most, any_number = _positional(f)
-    except ValueError:  # a function without a signature, such as a NumPy ufunc
-        return
-    if n == 0 or n + 1 < required or (n + 1 > most and not any_number):
-        takes = f"{required - 1}" if required == most else f"{required - 1} to {most - 1}"
-        takes = f"at least {required - 1}" if any_number else takes
-        raise ValueError(
-            f"curve_fit: p0 has {n} numbers, but f takes {takes} params after x; expected one "
-            "starting value for each."
-        )
+    return predict
 
 
 def _predict(f: Callable[..., Any], x: Any, p: Any, unpacked: bool) -> Any:

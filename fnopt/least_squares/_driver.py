@@ -10,22 +10,24 @@ import jax.numpy as jnp
 from jax import lax
 
 from fnopt.core import Status
+from fnopt.least_squares._bounded import bounded_trial, faced, with_dense_jacobian
 from fnopt.least_squares._convergence import first_of, is_stationary
-from fnopt.least_squares._gain import actual_reduction
+from fnopt.least_squares._implicit import implicitly
 from fnopt.least_squares._levenberg_marquardt import levenberg_marquardt
 from fnopt.least_squares._method import LeastSquaresMethod
 from fnopt.least_squares._options import Options
 from fnopt.least_squares._point import Point, gradient_cosine, is_finite
+from fnopt.least_squares._problem import Problem, Setting, set_up
 from fnopt.least_squares._solution import History, Solution, StepInfo
-from fnopt.least_squares._step import Search, arrive, improves
+from fnopt.least_squares._step import Search, Trial, arrive, improves
 from fnopt.linear import norm
-from fnopt.residuals import FlatResidual, flat_residual
 
 
 class _Loop(NamedTuple):
     """What the loop carries: a point is evaluated and factorised once, when it is reached."""
 
-    point: Point
+    point: Point  # of the model: its J^T r is the gradient of the cost
+    r: jax.Array  # [m], the residuals
     factors: Any
     search: Search
     status: jax.Array
@@ -41,17 +43,29 @@ def least_squares(
     *,
     args: tuple[Any, ...] = (),
     solver: LeastSquaresMethod | None = None,
+    loss: Any = None,
+    sigma: Any = None,
+    weights: Any = None,
+    bounds: Any = None,
+    constraints: Any = None,
     max_steps: int = 1000,
     history: bool = False,
     callback: Callable[[StepInfo], Any] | None = None,
 ) -> Solution:
     r"""Fits params to data: minimises :math:`\tfrac12 \|r(\theta)\|^2` to convergence.
 
+    .. math:: \min_\theta \sum_i \tfrac12 c_i^2\, \rho_i( r_i^2 / (c_i \sigma_i)^2 )
+        \quad\text{subject to}\quad l \le \theta \le u
+
     The loop is one `lax.while_loop`: the call works under `jax.jit` and `jax.vmap`. Called by
     itself it is compiled each time; to compile once, jit a function that calls it and takes the
     data as arguments.
 
     A refused step costs one evaluation of the residuals, no Jacobian and no factorisation.
+
+    The solution has derivatives, forward and reverse, with respect to whatever the residuals
+    depend on: `args`, or what `residual_fn` closes over. They come from the implicit function
+    theorem, with the exact second derivatives of the cost, not from the iterations.
 
     Args:
         residual_fn: `residual_fn(params, *args)` returns the residuals (prediction minus target,
@@ -60,6 +74,18 @@ def least_squares(
         params: Where to start: a pytree of real floating arrays.
         args: Further arguments of `residual_fn`: pytrees of arrays.
         solver: The method and its options; by default `levenberg_marquardt()`.
+        loss: A robust loss such as `huber(scale=0.1)`, or its name; or a tree of these (None for
+            plain squares) like the residuals or like their top: for a list of residual functions
+            a list of losses.
+        sigma: Standard deviations that residuals are divided by, before the loss: a number, an
+            array like the residuals, or a tree of these; for residuals of shape `[m]` also a
+            covariance matrix of shape `[m, m]`.
+        weights: Factors of the squares instead, :math:`1 / \sigma^2`; 0 leaves a residual out.
+        bounds: `(lower, upper)`, each a number, an array, or a tree of these like the params or
+            like their top; None for no bound. Every step stays inside, and solutions on a bound
+            are reached exactly.
+        constraints: `fixed()`, `tied(fn)`, `positive()` or `interval(a, b)`, by the path of a
+            leaf, a pattern of paths, or a tree like the params.
         max_steps: The most steps to make, refused ones included.
         history: Whether to keep cost, gradient norm, radius and acceptance of every step.
         callback: `callback(info)` is called on the host at every step with a `StepInfo` of NumPy
@@ -67,11 +93,13 @@ def least_squares(
 
     Returns:
         A `Solution`. Whether it converged, and why it stopped, is in its `status` and `message`:
-        values never raise. Its params are always finite if those given are.
+        values never raise. Its params are always finite if those given are. Its residuals are
+        divided by `sigma`; its Jacobian includes `sigma` and the curvature of the loss.
 
     Raises:
         TypeError: If `residual_fn` is not a function, or params or residuals are not floating.
-        ValueError: If there are no params or no residuals, or `max_steps` is not positive.
+        ValueError: If there are no params or no residuals, `max_steps` is not positive, bounds
+            are crossed, the start is outside of them, or an option doesn't fit its tree.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -88,16 +116,26 @@ def least_squares(
     Reference:
         See :class:`fnopt.levenberg_marquardt`.
     """
-    solver = _checked_solver(solver)
+    solver = _checked_solver(solver, bounds is not None)
     _check_steps(max_steps)
+    options = {
+        "loss": loss,
+        "sigma": sigma,
+        "weights": weights,
+        "bounds": bounds,
+        "constraints": constraints,
+    }
+    if any(option is not None for option in options.values()):
+        set_up(residual_fn, params, args, **options)  # inside jit no value can be checked
 
     def solve(params: Any, args: tuple[Any, ...], solver: LeastSquaresMethod) -> Solution:
-        return _solve(residual_fn, params, args, solver, max_steps, history, callback)
+        setting = set_up(residual_fn, params, args, **options)
+        return _solve(setting, solver, max_steps, history, callback)
 
     return jax.jit(solve)(params, args, solver)
 
 
-def _checked_solver(solver: Any) -> LeastSquaresMethod:
+def _checked_solver(solver: Any, bounded: bool) -> LeastSquaresMethod:
     solver = levenberg_marquardt() if solver is None else solver
     if not isinstance(solver, LeastSquaresMethod):
         hint = " Did you forget to call it?" if isinstance(solver, type) else ""
@@ -105,7 +143,7 @@ def _checked_solver(solver: Any) -> LeastSquaresMethod:
             f"least_squares: solver = {solver!r}, expected a least-squares solver such as "
             f"fnopt.levenberg_marquardt().{hint}"
         )
-    return solver
+    return with_dense_jacobian(solver) if bounded else solver
 
 
 def _check_steps(max_steps: Any) -> None:
@@ -114,69 +152,100 @@ def _check_steps(max_steps: Any) -> None:
 
 
 def _solve(
-    residual_fn: Any,
-    params: Any,
-    args: tuple[Any, ...],
+    setting: Setting,
     solver: LeastSquaresMethod,
     max_steps: int,
     history: bool,
     callback: Callable[[StepInfo], Any] | None,
 ) -> Solution:
-    x, flat = flat_residual(residual_fn, params, args)
-    options = solver.options(params, x.dtype)
+    def iterate(problem: Problem, solver: LeastSquaresMethod, x: jax.Array) -> Solution:
+        options = solver.options(setting.made.free, x.dtype)
 
-    def advance(loop: _Loop) -> _Loop:
-        loop, accepted = _advance(flat, solver, options, loop)
-        return _watched(flat, loop, accepted, callback)
+        def advance(loop: _Loop) -> _Loop:
+            loop, accepted = _advance(problem, solver, options, loop)
+            return _watched(setting, loop, accepted, callback)
 
-    def unfinished(loop: _Loop) -> jax.Array:
-        return (loop.status == Status.RUNNING.value) & (loop.steps < max_steps)
+        def unfinished(loop: _Loop) -> jax.Array:
+            return (loop.status == Status.RUNNING.value) & (loop.steps < max_steps)
 
-    first = _started(flat, solver, options, x)
-    first = first._replace(history=_empty_history(max_steps, x.dtype) if history else None)
-    return _solution(flat, solver, lax.while_loop(unfinished, advance, first))
+        first = _started(problem, solver, options, x)
+        first = first._replace(history=_empty_history(max_steps, x.dtype) if history else None)
+        return _ended(problem, solver, lax.while_loop(unfinished, advance, first))
+
+    end = implicitly(iterate, setting.problem, solver, setting.x)
+    return end._replace(
+        params=setting.params(end.params),
+        residuals=setting.problem.flat.unflatten(end.residuals),
+        tangent=setting.tangent(end.params),
+        dof=setting.dof,
+    )
 
 
-def _started(
-    flat: FlatResidual, solver: LeastSquaresMethod, options: Options, x: jax.Array
-) -> _Loop:
-    point = solver.evaluate(flat, x)
+def _started(problem: Problem, solver: LeastSquaresMethod, options: Options, x: jax.Array) -> _Loop:
+    x = x if problem.box is None else problem.box.nearest(x)
+    r = problem.flat.r(x)
+    point = _evaluate(problem, solver, x, r)
     search = solver.begin(point, options)
     status = first_of(
         (~is_finite(point), Status.NONFINITE_START),
-        (_stationary(point, options), Status.CONVERGED_GRADIENT),
+        (_stationary(faced(point, problem.box), options), Status.CONVERGED_GRADIENT),
     )
     one = jnp.ones((), jnp.int32)
-    factors = solver.factorise(flat, point, search)
-    return _Loop(point, factors, search, status, jnp.zeros((), jnp.int32), one, one, None)
+    factors = solver.factorise(problem.model, faced(point, problem.box), search)
+    return _Loop(point, r, factors, search, status, jnp.zeros((), jnp.int32), one, one, None)
+
+
+def _evaluate(problem: Problem, solver: LeastSquaresMethod, x: jax.Array, r: jax.Array) -> Point:
+    return solver.evaluate(problem.model, x)._replace(cost=problem.cost(r))
 
 
 def _stationary(point: Point, options: Options) -> jax.Array:
     return is_stationary(point.cost, gradient_cosine(point), options.gtol)
 
 
+def _propose(
+    problem: Problem, solver: LeastSquaresMethod, options: Options, loop: _Loop
+) -> tuple[Trial, jax.Array]:
+    """A step, and where it ends."""
+    flat, point, search = problem.model, loop.point, loop.search
+    trial = solver.propose(flat, faced(point, problem.box), loop.factors, search, options)
+    if problem.box is None:
+        return trial, point.x + trial.step
+
+    def again(point: Point) -> Trial:
+        return solver.propose(flat, point, solver.factorise(flat, point, search), search, options)
+
+    return bounded_trial(point, problem.box, trial, again)
+
+
 def _advance(
-    flat: FlatResidual, solver: LeastSquaresMethod, options: Options, loop: _Loop
+    problem: Problem, solver: LeastSquaresMethod, options: Options, loop: _Loop
 ) -> tuple[_Loop, jax.Array]:
     """One step; says whether it was accepted."""
-    point, factors, search = loop.point, loop.factors, loop.search
-    trial = solver.propose(flat, point, factors, search, options)
-    x = point.x + trial.step
-    actual = actual_reduction(point.r, flat.r(x))
+    point, factors, search = faced(loop.point, problem.box), loop.factors, loop.search
+    trial, x = _propose(problem, solver, options, loop)
+    r = problem.flat.r(x)
+    actual = problem.reduction(loop.r, r)
     promising = improves(point, trial, actual, options)
-    there = lax.cond(promising, lambda: solver.evaluate(flat, x), lambda: point)
+    there = lax.cond(promising, lambda: _evaluate(problem, solver, x, r), lambda: loop.point)
     # A point whose Jacobian isn't finite is a dead end, however low its cost.
     actual = jnp.where(is_finite(there), actual, jnp.asarray(-jnp.inf, actual.dtype))
     accepted, status, judged = solver.judge(point, trial, actual, search, options)
-    here = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), there, point)
+    here, r = jax.tree.map(
+        lambda new, old: jnp.where(accepted, new, old), (there, r), (loop.point, loop.r)
+    )
     judged = arrive(judged, here)
     stale = accepted | (judged.rescues > search.rescues)
-    factors = lax.cond(stale, lambda: solver.factorise(flat, here, judged), lambda: factors)
-    stationary = accepted & _stationary(here, options)
+    facing = faced(here, problem.box)
+    factors = lax.cond(
+        stale, lambda: solver.factorise(problem.model, facing, judged), lambda: factors
+    )
+    stationary = accepted & _stationary(facing, options)
     status = jnp.where(stationary, Status.CONVERGED_GRADIENT.array, status)
     one = jnp.ones((), jnp.int32)
     return loop._replace(
         point=here,
+        r=r,
         factors=factors,
         search=judged,
         status=status,
@@ -187,7 +256,7 @@ def _advance(
 
 
 def _watched(
-    flat: FlatResidual,
+    setting: Setting,
     loop: _Loop,
     accepted: jax.Array,
     callback: Callable[[StepInfo], Any] | None,
@@ -195,7 +264,7 @@ def _watched(
     """Writes the history and calls the callback, where asked to."""
     cost, slope, radius = loop.point.cost, norm(loop.point.gradient), loop.search.radius
     if callback is not None:
-        params = flat.unravel(loop.point.x)
+        params = setting.params(loop.point.x)
         jax.debug.callback(callback, StepInfo(loop.steps, params, cost, slope, radius, accepted))
     if loop.history is None:
         return loop
@@ -211,16 +280,19 @@ def _empty_history(max_steps: int, dtype: Any) -> History:
     return History(nan, nan, nan, jnp.zeros(max_steps, bool))
 
 
-def _solution(flat: FlatResidual, solver: LeastSquaresMethod, loop: _Loop) -> Solution:
-    point = loop.point
+def _ended(problem: Problem, solver: LeastSquaresMethod, loop: _Loop) -> Solution:
+    """The solution, as vectors."""
+    point, model = loop.point, solver.model(problem.model)
     ended = loop.status != Status.RUNNING.value
+    bounded = problem.box is not None
+    factors = solver.factorise(problem.model, point, loop.search) if bounded else loop.factors
     return Solution(
-        params=flat.unravel(point.x),
+        params=point.x,
         cost=point.cost,
-        residuals=flat.unflatten(point.r),
-        jacobian=solver.model(flat).jacobian(point),
-        gradient_norm=norm(point.gradient),
-        rank=solver.model(flat).rank(loop.factors),
+        residuals=loop.r,
+        jacobian=problem.curved(model.jacobian(point), loop.r),
+        gradient_norm=norm(faced(point, problem.box).gradient),
+        rank=model.rank(factors),
         steps=loop.steps,
         nfev=loop.nfev,
         njev=loop.njev,

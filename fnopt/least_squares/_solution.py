@@ -42,7 +42,7 @@ class Solution(NamedTuple):
     params: Any  # the best params found, as they were given: tree, shapes, dtypes
     cost: jax.Array  # half the sum of squares at params
     residuals: Any  # at params, as residual_fn returns them
-    jacobian: jax.Array  # [m, n] at params, residuals and params laid end to end
+    jacobian: Any  # [m, n] at params, laid end to end; None if the method doesn't form it
     gradient_norm: jax.Array  # Euclidean norm of J^T r
     rank: jax.Array  # int32, how many directions of the params the data determine
     steps: jax.Array  # int32, steps made, refused ones too

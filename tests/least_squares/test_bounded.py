@@ -1,0 +1,88 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fnopt
+
+T = np.linspace(0.0, 3.0, 25)
+Y = 2.0 * np.exp(-0.7 * T) + 0.3 + 0.05 * np.cos(7 * T)
+
+
+def decay(p, t=T, y=Y):
+    return p[0] * jnp.exp(-p[1] * t) + p[2] - y
+
+
+def rosenbrock(p):
+    return jnp.stack([10 * (p[1] - p[0] ** 2), 1 - p[0]])
+
+
+@jax.jit
+def solve_decay(start, lower, upper):
+    return fnopt.least_squares(decay, start, bounds=(lower, upper))
+
+
+@jax.jit
+def solve_rosenbrock(start, lower, upper):
+    return fnopt.least_squares(rosenbrock, start, bounds=(lower, upper), history=True)
+
+
+INF = np.inf
+CASES = [
+    (solve_decay, decay, [1.0, 1.0, 0.5], [0.0, 0.0, 0.4], [INF] * 3),
+    (solve_decay, decay, [1.0, 0.8, 0.0], [0.0, 0.0, -1.0], [1.5, 0.9, 0.1]),
+    (solve_decay, decay, [3.0, 0.8, 0.0], [2.5, 0.0, -1.0], [INF, 0.9, INF]),
+    (solve_rosenbrock, rosenbrock, [-2.0, 1.0], [-INF, -1.5], [INF, INF]),
+    (solve_rosenbrock, rosenbrock, [2.0, 2.0], [-INF, 1.5], [INF, INF]),
+    (solve_rosenbrock, rosenbrock, [-2.0, 2.0], [-INF, 1.5], [INF, INF]),
+    (solve_rosenbrock, rosenbrock, [-1.2, 1.0], [-1.5, -0.5], [0.5, 1.0]),
+]
+
+
+@pytest.mark.parametrize(("solve", "fn", "start", "lower", "upper"), CASES)
+def test_agrees_with_scipy(solve, fn, start, lower, upper, x64):
+    optimize = pytest.importorskip("scipy.optimize")
+    tight = {"xtol": 1e-15, "ftol": 1e-15, "gtol": 1e-12}
+    numpy = {"jnp": np}
+    plain = type(fn)(fn.__code__, {**fn.__globals__, **numpy}, argdefs=fn.__defaults__)
+    want = optimize.least_squares(plain, start, bounds=(lower, upper), **tight)
+    lower, upper = np.asarray(lower), np.asarray(upper)
+    got = solve(jnp.asarray(start), lower, upper)
+    assert bool(got.converged), got.message
+    np.testing.assert_allclose(got.cost, want.cost, rtol=1e-9, atol=1e-20)
+    np.testing.assert_allclose(got.params, want.x, rtol=1e-6, atol=1e-9)
+    assert np.all((got.params >= lower) & (got.params <= upper))
+    # A bound that SciPy comes near to is met exactly.
+    for x, end in [(got.params, lower), (got.params, upper)]:
+        near = np.abs(want.x - end) < 1e-8
+        np.testing.assert_array_equal(np.asarray(x)[near], end[near])
+    assert int(got.nfev) <= 25
+
+
+def test_many_params_on_their_bounds(x64):
+    optimize = pytest.importorskip("scipy.optimize")
+    rng = np.random.default_rng(0)
+    A, b = rng.standard_normal((30, 10)), rng.standard_normal(30)
+    want = optimize.lsq_linear(A, b, (-0.1, 0.1), tol=1e-14)
+    got = fnopt.least_squares(lambda p: A @ p - b, jnp.zeros(10), bounds=(-0.1, 0.1))
+    np.testing.assert_allclose(got.params, want.x, rtol=1e-9)
+    assert int(got.nfev) <= 15
+
+
+def test_bounds_are_checked_before_anything_is_traced():
+    def never(p):
+        raise AssertionError
+
+    with pytest.raises(ValueError, match=r"starts at 2\.0, outside its bounds"):
+        fnopt.least_squares(lambda p: p, jnp.asarray(2.0), bounds=(0.0, 1.0))
+    with pytest.raises(ValueError, match="bounds need linear_solver='svd', not 'cg'"):
+        fnopt.least_squares(
+            never,
+            jnp.ones(2),
+            bounds=(0.0, 2.0),
+            solver=fnopt.levenberg_marquardt(linear_solver="cg"),
+        )
+    with pytest.raises(ValueError, match="leaf 'a' has bounds and is positive"):
+        fnopt.least_squares(
+            lambda p: p["a"], {"a": 1.0}, bounds=(0.5, 2.0), constraints={"a": fnopt.positive()}
+        )

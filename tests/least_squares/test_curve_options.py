@@ -1,0 +1,81 @@
+"""What `curve_fit` shares with SciPy's beyond the plain fit."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fnopt
+
+X = np.linspace(0.0, 4.0, 30)
+Y = 2.5 * np.exp(-1.3 * X) + 0.5 + 0.1 * np.random.default_rng(1).standard_normal(30)
+SIGMA = np.linspace(0.1, 0.2, 30)
+
+
+def curve(x, a, b, c):
+    return a * jnp.exp(-b * x) + c
+
+
+HOLE = np.where(np.arange(30) == 3, np.nan, Y)
+CASES = {
+    "bounds": (Y, {"bounds": (0, [3.0, 1.0, 0.6])}),
+    "open bounds": (Y, {"bounds": ([-np.inf, 0.2, -1], [2.0, np.inf, 1.0]), "sigma": SIGMA}),
+    "omit": (HOLE, {"nan_policy": "omit", "sigma": SIGMA}),
+}
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_changing_the_import_is_enough(name, x64):
+    optimize = pytest.importorskip("scipy.optimize")
+    y, options = CASES[name]
+    popt, pcov = fnopt.curve_fit(curve, X, y, **options)
+    want, wanted_cov = optimize.curve_fit(
+        lambda x, a, b, c: a * np.exp(-b * x) + c, X, y, **options
+    )
+    np.testing.assert_allclose(popt, want, rtol=1e-4)
+    np.testing.assert_allclose(pcov, wanted_cov, rtol=2e-3)
+
+
+def test_a_loss_by_name():
+    by_name, _ = fnopt.curve_fit(curve, X, Y, loss="soft_l1", f_scale=0.1, method="trf")
+    fit = fnopt.least_squares(
+        lambda p: curve(X, *p) - Y, jnp.ones(3), loss=fnopt.soft_l1(scale=0.1)
+    )
+    np.testing.assert_allclose(by_name, fit.params, rtol=1e-4)
+
+
+def test_a_given_jacobian_is_used():
+    calls = []
+
+    def jac(x, *p):
+        calls.append(p)
+        a, b, _ = p
+        e = jnp.exp(-b * x)
+        return jnp.stack([e, -a * x * e, jnp.ones_like(x)], axis=1)
+
+    # A model through which nothing can be differentiated.
+    def opaque(x, a, b, c):
+        return curve(x, *map(jax.lax.stop_gradient, (a, b, c)))
+
+    popt, _ = fnopt.curve_fit(opaque, X, Y, jac=jac)
+    want, _ = fnopt.curve_fit(curve, X, Y)
+    assert calls
+    np.testing.assert_allclose(popt, want, rtol=1e-3)
+
+
+BAD = [
+    ({"nan_policy": "propagate"}, "nan_policy = 'propagate', expected None"),
+    ({"nan_policy": "raise", "ydata": HOLE}, "hold 1 points that are NaN"),
+    ({"method": "newton"}, "method = 'newton', expected None, 'lm'"),
+    ({"method": "lm", "bounds": (0, 1)}, "method 'lm' takes no bounds"),
+    ({"bounds": ([0, 0], [1, 1])}, "expected one number for each of the 3 params"),
+    ({"bounds": (0, 1), "p0": [2.0, 0.5, 0.5]}, "the only leaf starts at 2.0, outside its bounds"),
+    ({"jac": "4-point"}, "jac = '4-point', expected a function"),
+]
+
+
+@pytest.mark.parametrize(("options", "text"), BAD)
+def test_bad_options_are_refused_by_name(options, text):
+    options = {"ydata": Y, **options}
+    with pytest.raises(ValueError, match=text):
+        fnopt.curve_fit(curve, X, **options)

@@ -1,0 +1,77 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fnopt
+
+T = np.linspace(0.0, 3.0, 20)
+
+
+def data():
+    rng = np.random.default_rng(0)
+    y = 2 * np.exp(-0.7 * T) + 0.3 + 0.1 * rng.standard_normal(20)
+    return jnp.asarray(y), jnp.asarray(rng.standard_normal(20))
+
+
+def model(p):
+    return p["a"] * jnp.exp(-p["b"] * T) + p["c"]
+
+
+START = {"a": 1.0, "b": 1.0, "c": 0.1}
+SETTINGS = {
+    "plain": lambda s: {},
+    "robust": lambda s: {"loss": fnopt.huber(scale=s), "weights": 1 + s},
+    "bounds": lambda s: {"bounds": (s, {"a": 18 * s, "b": None, "c": None})},
+    "constraints": lambda s: {"constraints": {"a": fnopt.positive(), "b": fnopt.fixed()}},
+}
+
+
+@pytest.mark.parametrize("name", list(SETTINGS))
+def test_derivatives_are_those_of_the_minimum(name, x64):
+    y, along = data()
+
+    @jax.jit
+    def fit(y, s):
+        solution = fnopt.least_squares(lambda p: model(p) - y, START, **SETTINGS[name](s))
+        return jnp.stack([*solution.params.values(), solution.cost])
+
+    @jax.jit
+    def derivatives(y, s):
+        forward = jax.jvp(fit, (y, s), (along, 0.3))[1]
+        pulled = jax.vjp(fit, y, s)[1](jnp.asarray([1.0, 2.0, -1.0, 0.5]))
+        return forward, pulled
+
+    forward, (by_y, by_s) = derivatives(y, 0.1)
+    h = 1e-4
+    central = (fit(y + h * along, 0.1 + h * 0.3) - fit(y - h * along, 0.1 - h * 0.3)) / (2 * h)
+    np.testing.assert_allclose(forward, central, rtol=2e-4, atol=1e-5)
+    pulled = by_y @ along + 0.3 * by_s
+    np.testing.assert_allclose(pulled, jnp.asarray([1.0, 2.0, -1.0, 0.5]) @ forward, rtol=1e-9)
+
+
+def test_closed_form_under_vmap_by_argument_and_twice():
+    # The weighted mean: d mean / d y_i = w_i, and nothing beyond.
+    w = jnp.asarray([0.5, 0.3, 0.2])
+
+    @jax.jit
+    def fit(y):
+        return fnopt.least_squares(lambda p, y: p - y, 0.0, args=(y,), weights=w).params ** 2
+
+    y = jnp.asarray([[1.0, 2.0, 3.0], [4.0, 0.0, 1.0]])
+    got = jax.vmap(jax.grad(fit))(y)
+    np.testing.assert_allclose(got, 2 * (y @ w)[:, None] * w, rtol=1e-5)
+    np.testing.assert_allclose(jax.hessian(fit)(y[0]), 2 * w * w[:, None], rtol=1e-5, atol=1e-7)
+
+
+def test_the_covariance_has_a_derivative():
+    x = jnp.asarray([1.0, 2.0, 4.0])
+    y = jnp.asarray([1.0, 2.5, 3.0])
+
+    def variance(s):
+        fit = fnopt.least_squares(lambda p: (p * x - y) * s, 0.0)
+        return fnopt.covariance(fit, absolute_sigma=True)[0, 0]
+
+    value, slope = jax.value_and_grad(variance)(2.0)
+    np.testing.assert_allclose(value, 1 / 84, rtol=1e-5)
+    np.testing.assert_allclose(slope, -1 / 84, rtol=1e-5)  # of 1 / (21 s^2)

@@ -1,0 +1,61 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fnopt
+
+LEVELS, DOF = np.asarray([0.5, 0.95, 0.999])[:, None], np.asarray([1, 2, 7, 40, 1000])
+
+
+def test_t_quantiles_are_scipys():
+    stats = pytest.importorskip("scipy.stats")
+    want = stats.t.ppf(0.5 + LEVELS / 2, DOF)
+    # 1 - 0.999 has four digits in float32.
+    np.testing.assert_allclose(fnopt.t_quantile(LEVELS, DOF), want, rtol=2e-3)
+    np.testing.assert_allclose(fnopt.t_quantile(LEVELS, DOF)[:2], want[:2], rtol=3e-4)
+
+
+def test_t_quantiles_in_float64(x64):
+    stats = pytest.importorskip("scipy.stats")
+    want = stats.t.ppf(0.5 + LEVELS / 2, DOF)
+    np.testing.assert_allclose(fnopt.t_quantile(LEVELS, DOF), want, rtol=1e-10)
+    np.testing.assert_allclose(fnopt.t_quantile(0.95, jnp.inf), stats.norm.ppf(0.975), rtol=1e-12)
+
+
+def test_a_straight_line_has_the_intervals_of_the_textbook(x64):
+    stats = pytest.importorskip("scipy.stats")
+    x = np.arange(10.0)
+    y = 2 + 0.5 * x + 0.3 * np.cos(5 * x)
+    want = stats.linregress(x, y)
+    fit = fnopt.least_squares(lambda p: p["a"] + p["b"] * x - y, {"a": 0.0, "b": 0.0})
+    t = stats.t.ppf(0.95, 8)
+    lower, upper = fnopt.confidence_intervals(fit, 0.9)
+    np.testing.assert_allclose(upper["b"] - lower["b"], 2 * t * want.stderr, rtol=1e-8)
+    np.testing.assert_allclose(upper["a"] + lower["a"], 2 * want.intercept, rtol=1e-8)
+    s2 = np.sum((want.intercept + want.slope * x - y) ** 2) / 8
+    np.testing.assert_allclose(fnopt.reduced_chi_square(fit), s2, rtol=1e-10)
+    new = np.asarray([4.5, 20.0])
+    leverage = 1 / 10 + (new - 4.5) ** 2 / np.sum((x - 4.5) ** 2)
+    for noise, square in [(False, leverage), (True, 1 + leverage), (0.5, leverage + 0.25 / s2)]:
+        band = fnopt.predict_band(lambda p: p["a"] + p["b"] * new, fit, 0.9, noise=noise)
+        np.testing.assert_allclose(band.error, np.sqrt(s2 * square), rtol=1e-8)
+        np.testing.assert_allclose(band.upper - band.value, t * band.error, rtol=1e-8)
+    corr = -np.sum(x) / np.sqrt(10 * np.sum(x**2))
+    np.testing.assert_allclose(fnopt.correlation(fit), [[1, corr], [corr, 1]], rtol=1e-8)
+
+
+def test_what_is_not_determined_has_infinite_intervals():
+    fit = fnopt.least_squares(
+        lambda p: (p["a"] + p["b"]) * jnp.arange(3.0) - 1, {"a": 1.0, "b": 1.0}
+    )
+    lower, upper = fnopt.confidence_intervals(fit)
+    assert float(upper["a"]) == np.inf
+    assert float(lower["b"]) == -np.inf
+    assert np.all(np.isnan(fnopt.correlation(fit)))
+    assert np.all(np.isinf(fnopt.predict_band(lambda p: p["a"] * jnp.ones(2), fit).error))
+
+
+def test_a_level_in_percent_is_refused():
+    fit = fnopt.least_squares(lambda p: p - jnp.arange(3.0), 0.0)
+    with pytest.raises(ValueError, match=r"level = 95, expected a fraction"):
+        fnopt.confidence_intervals(fit, 95)

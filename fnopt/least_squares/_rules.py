@@ -32,7 +32,8 @@ class Rule(NamedTuple):
     Whatever it is, it shrinks at least by half with every refused step; so every rule ends.
     """
 
-    first: Callable[[jax.Array, jax.Array, jax.Array], jax.Array]  # (option, scale, x)
+    first: Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
+    """At the start: (option, scale, x, cost)."""
     next: Callable[[Outcome], jax.Array]
     reopened: Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
     """After a rescue: (option, scale, x, number of rescues)."""

@@ -35,7 +35,11 @@ def fresh_scale(columns: jax.Array) -> jax.Array:
     return jnp.where(columns > 0, columns, top)
 
 
-def initial_radius(factor: jax.Array, scale: jax.Array, x: jax.Array) -> jax.Array:
-    r"""The first radius: :math:`\Delta = c \|D x\|`, or `c` if the params are all zero."""
+def initial_radius(factor: jax.Array, scale: jax.Array, x: jax.Array, cost: jax.Array) -> jax.Array:
+    r"""The first radius: :math:`\Delta = c \|D x\|`, or :math:`c \|r\|` if all params are zero.
+
+    Both are in the units of the residuals.
+    """
     length = norm(scale * x)
+    length = jnp.where(length > 0, length, jnp.sqrt(2 * cost))
     return factor * jnp.where(length > 0, length, jnp.ones_like(length))

@@ -62,7 +62,7 @@ def begin(point: Point, options: Options, rule: Rule) -> Search:
     """The search at a first point."""
     scale = initial_scale(point.columns)
     zero = jnp.zeros((), jnp.int32)
-    radius = rule.first(options.radius, scale, point.x)
+    radius = rule.first(options.radius, scale, point.x, point.cost)
     return Search(radius, scale, zero, zero, jnp.zeros_like(radius))
 
 

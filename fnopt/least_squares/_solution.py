@@ -73,23 +73,31 @@ class Solution(NamedTuple):
 
 
 def _report(solution: Solution) -> str:
-    m = sum(
-        np.size(leaf) * (1 + np.iscomplexobj(leaf)) for leaf in jax.tree.leaves(solution.residuals)
-    )
+    residuals = [np.ravel(np.asarray(leaf)) for leaf in jax.tree.leaves(solution.residuals)]
+    m = sum(r.size * (1 + np.iscomplexobj(r)) for r in residuals)
+    plain = _is_plain(residuals, float(solution.cost))
     n = _fitted(solution)
+    of = f"half the sum of {m} squares" if plain else f"the loss of {m} residuals"
     lines = [
         f"least squares: {solution.message}",
-        f"  cost {float(solution.cost):.6g} (half the sum of {m} squares), "
+        f"  cost {float(solution.cost):.6g} ({of}), "
         f"gradient norm {float(solution.gradient_norm):.2g}",
         f"  {int(solution.steps)} steps, {int(solution.nfev)} residual and "
         f"{int(solution.njev)} Jacobian evaluations",
     ]
-    if solution.dof is not None and int(solution.dof) > 0:
+    if plain and solution.dof is not None and int(solution.dof) > 0:
         chi2 = 2 * float(solution.cost) / int(solution.dof)
         lines.append(f"  reduced chi-square {chi2:.4g}, {int(solution.dof)} degrees of freedom")
-    if int(solution.rank) < n:
+    if 0 <= int(solution.rank) < n:
         lines.append(f"  rank {int(solution.rank)} of {n}: the data don't determine all params")
     return "\n".join(lines + _parameter_lines(solution))
+
+
+def _is_plain(residuals: list[np.ndarray], cost: float) -> bool:
+    """Whether the cost is that of plain squares, not of a robust loss."""
+    total = sum(float(np.sum(np.square(np.abs(r.astype(complex))))) for r in residuals) / 2
+    coarse = max(float(jnp.finfo(r.dtype).eps) for r in residuals)
+    return abs(total - cost) <= max(1e-4, 8 * coarse) * max(total, cost)
 
 
 def _fitted(solution: Solution) -> int:

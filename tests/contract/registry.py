@@ -174,4 +174,4 @@ CASES = [
 ]
 
 # Public classes that are no transform of their own, and the solvers, which have their own battery.
-NOT_IN_REGISTRY = {"Transformation", "foreign", "levenberg_marquardt"}
+NOT_IN_REGISTRY = {"Transformation", "foreign", "levenberg_marquardt", "gauss_newton", "dogleg"}

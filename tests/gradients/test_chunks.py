@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fnopt.gradients._chunks import scan_chunks
-from fnopt.gradients._methods import chosen_chunk_size
+from fnopt.gradients._loss import BoundLoss
+from fnopt.gradients._methods import choose
 
 
 def running(carry, chunk):
@@ -43,8 +44,9 @@ def test_the_body_is_traced_once_more_for_a_remainder(size, shapes):
 @given(size=st.integers(1, 500), width=st.integers(1, 10**7))
 def test_a_chunk_that_is_chosen_fits_its_budget(size, width):
     params = jax.ShapeDtypeStruct((width,), jnp.float32)
-    chunk = chosen_chunk_size("auto", None, params, size)
+    bound = BoundLoss(lambda params, example: (jnp.zeros(()), None), params, (), size)
+    chunk = choose("chunked", None, bound).chunk_size
     assert 1 <= chunk <= size
     assert chunk == 1 or chunk * width * 4 <= 4 * 2**20
-    assert chosen_chunk_size("vmap", None, params, size) is None
-    assert chosen_chunk_size("chunked", 3, params, size) == 3
+    assert choose("vmap", None, bound).chunk_size is None
+    assert choose("chunked", 3, bound).chunk_size == 3

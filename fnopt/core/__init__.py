@@ -1,5 +1,6 @@
 """The contract: values, transformations, leaf-wise arithmetic, and ways to look inside."""
 
+from fnopt.core import _exponents as exponents
 from fnopt.core import _jaxpr as jaxprs
 from fnopt.core._apply import apply_updates
 from fnopt.core._config import from_config, to_config
@@ -57,6 +58,7 @@ __all__ = [
     "check_state",
     "compute_dtype",
     "default_float",
+    "exponents",
     "foreign",
     "from_config",
     "global_norm",

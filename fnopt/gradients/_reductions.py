@@ -8,13 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype, listing
+from fnopt.core import compute_dtype, exponents, listing
 
 Reduction = Callable[[Any], Any]
-
-# The bins of the histograms in `fnopt.monitor`, so that pictures can be compared.
-HISTOGRAM_BINS = 32
-_LOWEST = -42
 
 
 def _wide(x: jax.Array) -> jax.Array:
@@ -52,12 +48,7 @@ def _nonfinite(x: jax.Array) -> jax.Array:
 
 
 def _histogram(x: jax.Array) -> jax.Array:
-    magnitude = jnp.abs(_wide(x)).reshape(-1)
-    _, exponent = jnp.frexp(magnitude)  # magnitude = m 2^exponent, 1/2 <= m < 1
-    index = jnp.clip((exponent - 1 - _LOWEST) // 2, 0, HISTOGRAM_BINS - 1)
-    index = jnp.where(magnitude == 0, 0, index)
-    index = jnp.where(jnp.isfinite(magnitude), index, HISTOGRAM_BINS)  # outside, hence dropped
-    return jnp.zeros(HISTOGRAM_BINS, jnp.int32).at[index].add(1, mode="drop")
+    return exponents.histogram(jnp.abs(_wide(x)))
 
 
 REDUCTIONS: dict[str, Reduction] = {

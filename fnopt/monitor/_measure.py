@@ -9,8 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype, listing, real_dtype, where
-from fnopt.monitor._exponents import BINS, histogram
+from fnopt.core import compute_dtype, exponents, listing, real_dtype, where
 from fnopt.monitor._groups import Grouping
 
 STATISTICS = ("norm", "max", "mean", "rms", "ratio", "zeros", "nonfinite", "histogram")
@@ -57,7 +56,7 @@ def _count_nonfinite(x: jax.Array) -> jax.Array:
 
 
 def _histogram(x: jax.Array) -> jax.Array:
-    return histogram(jnp.abs(x))
+    return exponents.histogram(jnp.abs(x))
 
 
 def _quotient(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -149,5 +148,5 @@ def measure(
 
 def nothing(stats: tuple[str, ...], dtype: Any, groups: int) -> Rows:
     """Zeros in the place of every statistic, before there is any."""
-    shapes = {"histogram": (groups, BINS)}
+    shapes = {"histogram": (groups, exponents.BINS)}
     return {name: jnp.zeros(shapes.get(name, (groups,)), dtype) for name in stats}

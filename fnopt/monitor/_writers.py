@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from fnopt.monitor._exponents import BINS, histogram_edges
+from fnopt.core import exponents
 from fnopt.monitor._optional import optional
 
 Record = Mapping[str, Any]
@@ -151,11 +151,11 @@ class TensorBoard(Writer):
                 continue
             if np.ndim(value) == 0:
                 self._writer.add_scalar(name, float(value), record["step"])
-            elif np.shape(value) == (BINS,) and "histogram" in name.split("/"):
+            elif np.shape(value) == (exponents.BINS,) and "histogram" in name.split("/"):
                 self._histogram(name, np.asarray(value, np.float64), record["step"])
 
     def _histogram(self, name: str, counts: np.ndarray, step: int) -> None:
-        edges = np.log2(histogram_edges())
+        edges = np.log2(exponents.histogram_edges())
         limits = np.append(edges, edges[-1] + 2)
         middles = limits - 1
         self._writer.add_histogram_raw(

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fnopt.core import exponents
 from fnopt.gradients import capture, tap
-from fnopt.gradients._reductions import HISTOGRAM_BINS, REDUCTIONS
+from fnopt.gradients._reductions import REDUCTIONS
 
 W = jax.random.normal(jax.random.key(0), (8, 8)) / 2
 X = jax.random.normal(jax.random.key(1), (5, 3, 8))
@@ -63,9 +64,9 @@ def test_histogram():
     edges = 2.0 ** np.arange(-40, 22, 2)
     x = np.array([0.0, -0.0, 1e-30, 2.0**-40, 0.5, -1.0, 3.999, 4.0, 1e30, np.inf, np.nan])
     counts = jax.jit(REDUCTIONS["histogram"])(jnp.asarray(x, jnp.float32))
-    assert counts.shape == (HISTOGRAM_BINS,)
+    assert counts.shape == (exponents.BINS,)
     finite = np.abs(x[np.isfinite(x)])
-    expected = np.bincount(np.searchsorted(edges, finite, side="right"), minlength=HISTOGRAM_BINS)
+    expected = np.bincount(np.searchsorted(edges, finite, side="right"), minlength=exponents.BINS)
     assert counts.tolist() == expected.tolist()
 
 

@@ -93,6 +93,7 @@ def test_rates_of_this_machine():
 
 
 def test_published_rates_name_their_machine():
-    assert all(m.vector_flops > 0 or 1 for m in PUBLISHED_RATES.values() if m.vector_flops)
-    h100 = PUBLISHED_RATES["nvidia-h100-sxm"]
-    assert 200 < h100.ridge < 400
+    # Ridges (FLOP/byte) worked out by hand from the published rates.
+    ridges = {"nvidia-a100-80gb-sxm": 153, "nvidia-h100-sxm": 295, "google-tpu-v5e": 241}
+    assert {name: round(m.ridge) for name, m in PUBLISHED_RATES.items()} == ridges
+    assert [m.name.split()[0] for m in PUBLISHED_RATES.values()] == ["NVIDIA", "NVIDIA", "Google"]

@@ -20,7 +20,6 @@ _MOVES = {
     "copy",
     "copy_p",
     "expand_dims",
-    "name",
     "neg",
     "reshape",
     "rev",
@@ -161,7 +160,8 @@ class Step(Weight):
     def moves_only(self) -> bool:
         """Whether this is a move, and all before it."""
         floating = all(map(is_inexact, (self.aval, *(w.aval for w in self.inputs))))
-        return floating and self.name in _MOVES and all(w.moves_only for w in self.inputs)
+        moves = self.name in _MOVES or jaxprs.is_name(self.eqn)
+        return floating and moves and all(w.moves_only for w in self.inputs)
 
     @functools.cached_property
     def keeps_length(self) -> bool:
@@ -259,13 +259,13 @@ def pull_back(weight: Weight, cotangent: Any, leaves: Mapping[int, Any]) -> dict
 
 
 def without_transposes(weight: Weight) -> tuple[Weight, tuple[int, ...]]:
-    """What a weight is before casts and transposes, and which of its axes became which."""
+    """What a weight is before casts, names and transposes, and which of its axes became which."""
     perm = tuple(range(weight.aval.ndim))
     while isinstance(weight, Step) and weight.moves_only:
         if weight.name == "transpose":
             moved = weight.eqn.params["permutation"]
             perm = tuple(moved[d] for d in perm)
-        elif weight.name != "convert_element_type":
+        elif weight.name != "convert_element_type" and not jaxprs.is_name(weight.eqn):
             break
         weight = weight.inputs[0]
     return weight, perm

@@ -4,7 +4,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 import zoo
+from jax.ad_checkpoint import checkpoint_name
 
+from fnopt.gradients import tap
 from fnopt.gradients.ghost import ghost_report
 
 
@@ -35,6 +37,16 @@ def test_every_rule():
             }.items()
         },
     }
+
+
+def test_names_are_looked_through():
+    # A tapped weight is the weight: still never formed, and tied to its other uses.
+    def loss(w, x):
+        named = checkpoint_name(tap("w", w).T, "turned")
+        return jnp.sum(jnp.tanh(jnp.tanh(x @ w) @ named))
+
+    (w,) = ghost_report(loss)(jnp.ones((40, 30)), jnp.ones((5, 40))).params
+    assert (w.rule, w.enters) == ("gram", ("dot_general", "dot_general"))
 
 
 def test_reasons():

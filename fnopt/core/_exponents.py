@@ -11,7 +11,7 @@ LOG_WIDTH = 1  # a bin is 2^1 exponents wide: two powers of two
 
 
 def histogram_edges() -> tuple[float, ...]:
-    r"""The edges between the bins of every histogram of `health`.
+    r"""The edges between the bins of every histogram, of `health` and of `capture`.
 
     .. math:: \text{bin } 0: |x| < 2^{-40}, \quad
               \text{bin } k: 2^{-42+2k} \le |x| < 2^{-40+2k}, \quad

@@ -3,6 +3,7 @@
 from fnopt.core import _exponents as exponents
 from fnopt.core import _jaxpr as jaxprs
 from fnopt.core._apply import apply_updates
+from fnopt.core._compiled import call_compiled, fresh
 from fnopt.core._config import from_config, to_config
 from fnopt.core._dtypes import (
     compute_dtype,
@@ -52,6 +53,7 @@ __all__ = [
     "apply_updates",
     "as_number",
     "as_transformation",
+    "call_compiled",
     "call_text",
     "check_inexact",
     "check_same_tree",
@@ -60,6 +62,7 @@ __all__ = [
     "default_float",
     "exponents",
     "foreign",
+    "fresh",
     "from_config",
     "global_norm",
     "hyper",

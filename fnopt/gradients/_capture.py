@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fnopt.core import fresh
 from fnopt.gradients._checks import described
 from fnopt.gradients._listen import listened, listened_reduced, probe_dtype
 from fnopt.gradients._nodes import Node
@@ -160,7 +161,7 @@ def cotangent_shape(node: Node, reduction: Reduction | None) -> Any:
     if reduction is None:
         return whole
     inner = jax.ShapeDtypeStruct(node.shape[len(node.axes) :], node.dtype)
-    kept = jax.eval_shape(reduction, inner)
+    kept = jax.eval_shape(fresh(reduction), inner)
     return jax.tree.map(lambda s: jax.ShapeDtypeStruct((*node.axes, *s.shape), s.dtype), kept)
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import Status
+from fnopt.core import Status, call_compiled
 from fnopt.least_squares._bounded import bounded_trial, faced, with_dense_jacobian
 from fnopt.least_squares._convergence import first_of, is_stationary
 from fnopt.least_squares._implicit import implicitly
@@ -58,8 +58,9 @@ def least_squares(
         \quad\text{subject to}\quad l \le \theta \le u
 
     The loop is one `lax.while_loop`: the call works under `jax.jit` and `jax.vmap`. Called by
-    itself it is compiled each time; to compile once, jit a function that calls it and takes the
-    data as arguments.
+    itself it traces the residuals each time, so whatever they close over may change from call to
+    call, but compiles only what it hasn't compiled before: other data of the same shapes cost no
+    compilation. For a loop of many calls, jit a function that takes the data as arguments.
 
     A refused step costs one evaluation of the residuals, no Jacobian and no factorisation.
 
@@ -132,7 +133,7 @@ def least_squares(
         setting = set_up(residual_fn, params, args, **options)
         return _solve(setting, solver, max_steps, history, callback)
 
-    return jax.jit(solve)(params, args, solver)
+    return call_compiled(solve, params, args, solver)
 
 
 def _checked_solver(solver: Any, bounded: bool) -> LeastSquaresMethod:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import leaves_with_names, ravel, shown
+from fnopt.core import fresh, leaves_with_names, ravel, shown
 from fnopt.least_squares._gain import actual_reduction
 from fnopt.least_squares._point import half_square
 from fnopt.residuals import (
@@ -112,7 +112,7 @@ def set_up(
     fn = one_function(residual_fn)
     made = parametrised(params, constraints)
     plain = loss is None and sigma is None and weights is None
-    shapes = None if plain else jax.eval_shape(fn, params, *args)
+    shapes = None if plain else jax.eval_shape(fresh(fn), params, *args)
     whiten = whitened(shapes, sigma, weights)
     x, flat = flat_residual(lambda free: whiten(fn(made.assemble(free), *args)), made.free)
     losses = None if loss is None else robust_cost(loss, shapes)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.scipy.special import betainc, erfinv
 
-from fnopt.core import default_float, ravel
+from fnopt.core import default_float, fresh, ravel
 from fnopt.least_squares._covariance import covariance_of
 from fnopt.least_squares._solution import Solution
 from fnopt.linear import divide
@@ -205,7 +205,7 @@ def predict_band(
         Seber and Wild (1989), Nonlinear regression, section 5.1.
     """
     x, unravel = ravel(solution.params, "params")
-    shape = jax.eval_shape(predict, solution.params)
+    shape = jax.eval_shape(fresh(predict), solution.params)
 
     def flat(x: jax.Array) -> jax.Array:
         return jnp.ravel(predict(unravel(x))).astype(x.dtype)

@@ -15,7 +15,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend import core as jex
 
-from fnopt.core import jaxprs
+from fnopt.core import fresh, jaxprs
 
 
 def names(text: str) -> frozenset[str]:
@@ -104,7 +104,7 @@ class Graph(NamedTuple):
 
 def trace(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
     """The program that `fn` runs on arguments of these shapes; nothing is computed."""
-    closed = jax.make_jaxpr(fn)(*args, **kwargs)
+    closed = jax.make_jaxpr(fresh(fn))(*args, **kwargs)
     known = list(map(whole_number, jax.tree.leaves((args, kwargs))))
     return graph_of(jaxprs.Sub("", closed.jaxpr, tuple(closed.consts)), known)
 

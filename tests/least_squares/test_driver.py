@@ -5,6 +5,7 @@ import pytest
 
 import fnopt
 from fnopt import Status
+from fnopt.core._compiled import _compile
 
 T = np.linspace(0.0, 3.0, 12, dtype=np.float32)
 Y = 2.0 * np.exp(-0.7 * T) + 0.3
@@ -21,6 +22,30 @@ def check(solution):
     assert bool(solution.converged), solution.message
     got = [float(solution.params[k]) for k in ("scale", "rate", "level")]
     np.testing.assert_allclose(got, [2, 0.7, 0.3], rtol=1e-4)
+
+
+@pytest.mark.parametrize("loss", [None, "huber"])
+def test_one_function_whose_data_change_between_calls(loss):
+    data = {}
+
+    def residuals(p):
+        return p - data["y"]
+
+    for y in ([1.0, 2.0], [3.0, 4.0], [3.0, 4.0, 5.0]):
+        data["y"] = np.asarray(y, np.float32)
+        fit = fnopt.least_squares(residuals, 0.0, loss=loss)
+        assert fit.residuals.shape == (len(y),)
+        np.testing.assert_allclose(fit.params, np.mean(y), rtol=1e-4)
+
+
+def test_other_data_need_no_compilation():
+    def fit(shift):
+        return fnopt.least_squares(lambda p: decay(p, T, Y + shift), START)
+
+    fit(0.0)
+    before = _compile.cache_info().misses
+    assert float(fit(1.0).params["level"]) == pytest.approx(1.3, rel=1e-4)
+    assert _compile.cache_info().misses == before
 
 
 def test_several_functions_and_arguments():

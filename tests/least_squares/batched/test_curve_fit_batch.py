@@ -189,8 +189,22 @@ def test_a_fit_without_points_keeps_its_start():
     fit = curve_fit_batch(f, x, y, p0, mask=mask)
     np.testing.assert_array_equal(fit.params[1], p0[1])
     assert fit.rank[1] == 0
+    assert fit.status.tolist()[1] == Status.ILL_POSED
+    assert fit.converged.tolist() == [True, False, True]
     assert np.all(np.isinf(fit.covariance[1]))
     assert np.all(np.isfinite(fit.covariance[0]))
+
+
+def test_residuals_that_no_param_moves_are_no_success():
+    def f(x, a):
+        return jnp.maximum(a, 0.0) * x
+
+    x = np.linspace(1, 2, 10, dtype=np.float32)
+    y = np.stack([2 * x, 2 * x, 0 * x])
+    fit = curve_fit_batch(f, x, y, np.asarray([[1.0], [-1.0], [-1.0]], np.float32))
+    assert fit.status.tolist()[1] == Status.ILL_POSED
+    assert fit.converged.tolist() == [True, False, True]  # the last one has nothing left to explain
+    assert fit.params[1, 0] == -1
 
 
 def test_few_steps_are_said_and_nothing_is_lost():

@@ -90,7 +90,8 @@ def least_squares(
         max_steps: The most steps to make, refused ones included.
         history: Whether to keep cost, gradient norm, radius and acceptance of every step.
         callback: `callback(info)` is called on the host at every step with a `StepInfo` of NumPy
-            arrays; for a batch it is called once per problem and step.
+            arrays (`callback=print` shows the progress, a line a step); for a batch it is called
+            once per problem and step.
 
     Returns:
         A `Solution`. Whether it converged, and why it stopped, is in its `status` and `message`:

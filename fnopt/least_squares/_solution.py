@@ -23,7 +23,7 @@ class History(NamedTuple):
 
 
 class StepInfo(NamedTuple):
-    """What a callback gets at every step."""
+    """What a callback gets at every step; as text it is a line of progress."""
 
     step: jax.Array  # int32, 1 at the first one
     params: Any  # after the step
@@ -31,6 +31,15 @@ class StepInfo(NamedTuple):
     gradient_norm: jax.Array
     radius: jax.Array
     accepted: jax.Array  # bool
+
+    def __str__(self) -> str:
+        if isinstance(self.cost, Tracer):
+            return repr(self)
+        return (
+            f"step {int(self.step):4d}  cost {float(self.cost):<12.6g} "
+            f"gradient {float(self.gradient_norm):<9.3g} radius {float(self.radius):<9.3g} "
+            f"{'accepted' if self.accepted else 'refused'}"
+        )
 
 
 class Solution(NamedTuple):

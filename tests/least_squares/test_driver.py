@@ -75,6 +75,10 @@ def test_a_callback_sees_every_step_and_history_agrees():
         got = [getattr(info, field) for info in seen]
         np.testing.assert_array_equal(got, getattr(solution.history, field)[:steps])
     np.testing.assert_array_equal(seen[-1].params["rate"], solution.params["rate"])
+    last = str(seen[-1])
+    assert last.startswith(f"step {steps:4d}  cost ")
+    assert last.endswith("accepted" if seen[-1].accepted else "refused")
+    assert f"{float(solution.history.radius[steps - 1]):.3g}" in last
 
 
 def test_compiles_once_inside_a_jitted_function():

@@ -33,8 +33,8 @@ def _check_finite(x: jax.Array, name: str) -> None:
 
 
 def checked_x(xdata: Any, check_finite: bool) -> Any:
-    """`xdata` as a floating array if it is one; any other pytree as it is."""
-    if not isinstance(xdata, (list, tuple, np.ndarray, jax.Array)):
+    """`xdata` as a floating array if it is one, or a data frame's column; else as it is."""
+    if not isinstance(xdata, (list, tuple)) and not hasattr(xdata, "__array__"):
         return xdata
     x = _floating(xdata)
     if check_finite:

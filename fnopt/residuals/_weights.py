@@ -29,7 +29,7 @@ def whitened(residuals: Any, sigma: Any = None, weights: Any = None) -> Callable
             of arrays that broadcast to them. For an array of shape `[m]` also a covariance matrix
             of shape `[m, m]`. None leaves residuals as they are.
         weights: Factors of the squares, :math:`w = 1 / \sigma^2`, given alike; 0 leaves a
-            residual out. Not together with `sigma`.
+            residual out, NaN or not. Not together with `sigma`.
 
     Returns:
         A function from residuals to residuals.
@@ -74,7 +74,12 @@ def _whitener(value: Any, leaf: Any, path: str, what: str) -> Whitener:
     _check_sign(flat, path, what)
     if what == "sigma":
         return lambda r: r / flat.astype(r.dtype)
-    return lambda r: jnp.sqrt(flat).astype(r.dtype) * r
+    return lambda r: _weighed(r, flat)
+
+
+def _weighed(r: jax.Array, w: jax.Array) -> jax.Array:
+    # A residual without weight is left out whatever it is: NaN, say, where there is no datum.
+    return jnp.where(w > 0, jnp.sqrt(w).astype(r.dtype) * r, jnp.zeros_like(r))
 
 
 def _check_sign(value: jax.Array, path: str, what: str) -> None:

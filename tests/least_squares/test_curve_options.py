@@ -36,6 +36,21 @@ def test_changing_the_import_is_enough(name, x64):
     np.testing.assert_allclose(pcov, wanted_cov, rtol=2e-3)
 
 
+class Column:
+    """As a column of a data frame: something that becomes an array when asked to."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(self.values, dtype)
+
+
+def test_columns_of_a_data_frame():
+    popt, _ = fnopt.curve_fit(curve, Column(X), Column(Y), sigma=Column(SIGMA))
+    np.testing.assert_array_equal(popt, fnopt.curve_fit(curve, X, Y, sigma=SIGMA)[0])
+
+
 def test_a_loss_by_name():
     by_name, _ = fnopt.curve_fit(curve, X, Y, loss="soft_l1", f_scale=0.1, method="trf")
     fit = fnopt.least_squares(

@@ -47,7 +47,7 @@ def test_functions_with_losses_of_their_own():
 
 
 def test_what_has_no_weight_does_not_count():
-    y = jnp.asarray([1.0, 2.0, 3.0, 1e6])
+    y = jnp.asarray([1.0, 2.0, 3.0, jnp.nan])
     fit = fnopt.least_squares(lambda p: p - y, 0.0, weights=jnp.asarray([1.0, 1, 1, 0]))
     np.testing.assert_allclose(fit.params, 2, rtol=1e-6)
     assert int(fit.dof) == 2

@@ -16,6 +16,11 @@ def test_sigma_divides_and_weights_multiply_the_squares():
     assert whitened(R)(R) is R
 
 
+def test_what_has_no_weight_is_left_out_even_if_it_is_nan():
+    r = jnp.asarray([2.0, jnp.nan, jnp.inf])
+    np.testing.assert_array_equal(whitened(r, weights=np.asarray([4.0, 0.0, 0.0]))(r), [4, 0, 0])
+
+
 def test_a_covariance_matrix_whitens():
     rng = np.random.default_rng(0)
     A = rng.standard_normal((3, 3))

@@ -71,9 +71,16 @@ def box_of(bounds: Any, params: Any, dtype: Any) -> list[Box] | None:
 def _leaf_box(lower: Any, upper: Any, leaf: Any, path: str, dtype: Any) -> Box:
     lower = -jnp.inf if lower is None else lower
     upper = jnp.inf if upper is None else upper
-    box = Box(*(as_leaf(side, leaf, path, "bounds", dtype) for side in (lower, upper)))
+    box = Box(*(_side(side, leaf, path, dtype) for side in (lower, upper)))
     _check(box, jnp.ravel(jnp.asarray(leaf, dtype)), path)
     return box
+
+
+def _side(value: Any, leaf: Any, path: str, dtype: Any) -> jax.Array:
+    if isinstance(value, Tracer):
+        return as_leaf(value, leaf, path, "bounds", dtype)
+    with jax.ensure_compile_time_eval():  # what is known can be looked at under jit as well
+        return as_leaf(value, leaf, path, "bounds", dtype)
 
 
 def _check(box: Box, x: jax.Array, path: str) -> None:

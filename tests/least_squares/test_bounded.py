@@ -69,6 +69,23 @@ def test_many_params_on_their_bounds(x64):
     assert int(got.nfev) <= 15
 
 
+def test_bounds_beside_a_tied_param_in_and_out_of_jit():
+    x = jnp.linspace(0.0, 1.0, 9)
+    start = {"a": 1.0, "b": 0.5, "c": 0.1}
+
+    def solve(most):
+        return fnopt.least_squares(
+            lambda p: p["a"] * x + p["b"] + p["c"] - (2 * x + 1),
+            start,
+            bounds=({"a": 0.0, "b": None, "c": None}, {"a": most, "b": None, "c": None}),
+            constraints={"c": fnopt.tied(lambda p: 0.25 * p["b"])},
+        ).params
+
+    for fit in (solve(1.5), jax.jit(solve)(1.5)):
+        # With a at 1.5 the rest is the mean of 0.5 x + 1, of which b is four fifths.
+        np.testing.assert_allclose([fit["a"], fit["b"], fit["c"]], [1.5, 1.0, 0.25], rtol=1e-5)
+
+
 def test_bounds_are_checked_before_anything_is_traced():
     def never(p):
         raise AssertionError

@@ -208,7 +208,8 @@ def _matches(path: str, pattern: str) -> bool:
 def _start(kind: Constraint | None, leaf: Any, path: str) -> Any:
     if not isinstance(kind, Transformed):
         return leaf
-    if not isinstance(leaf, Tracer) and not np.all(kind.allows(np.asarray(leaf))):
+    known = not any(isinstance(number, Tracer) for number in jax.tree.leaves((leaf, kind)))
+    if known and not np.all(kind.allows(np.asarray(leaf))):
         raise ValueError(
             f"{where()}{shown(path)} starts at {np.asarray(leaf)}, outside of what {kind!r} "
             "allows. Start inside."

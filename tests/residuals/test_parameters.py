@@ -1,3 +1,4 @@
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -48,6 +49,14 @@ def test_a_tie_of_another_shape_is_refused():
     made = parametrised(PARAMS, {"base": tied(lambda p: p["peak"]["width"])})
     with pytest.raises(ValueError, match=r"leaf 'base' is tied to an expression of shape \(2,\)"):
         made.assemble(made.free)
+
+
+def test_ends_that_are_not_known_yet():
+    def back(upper):
+        made = parametrised({"a": 1.0}, {"a": interval(0.0, upper)})
+        return made.assemble(made.free)["a"]
+
+    np.testing.assert_allclose(jax.jit(back)(4.0), 1, rtol=1e-6)
 
 
 def test_crossed_ends_are_refused():

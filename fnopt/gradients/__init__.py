@@ -6,13 +6,18 @@ from fnopt.gradients._aggregate import median_of_means, sign_agreement, trimmed_
 from fnopt.gradients._between import grad_between, jacobian_between
 from fnopt.gradients._capture import Captured, capture
 from fnopt.gradients._clipped import ExampleInfo, clipped_grad
+from fnopt.gradients._hardest import HardExamples, hardest_examples
+from fnopt.gradients._independence import check_examples_independent
 from fnopt.gradients._list_nodes import nodes
 from fnopt.gradients._nodes import Node
 from fnopt.gradients._noise import NoiseInfo, add_noise
+from fnopt.gradients._noise_scale import noise_scale
 from fnopt.gradients._norms import per_example_norms
 from fnopt.gradients._patch import patch
 from fnopt.gradients._per_example import per_example_grads, value_and_per_example_grads
-from fnopt.gradients._statistics import GradientStatistics, gradient_statistics, noise_scale
+from fnopt.gradients._poisson import PoissonBatch, poisson_batch
+from fnopt.gradients._similarity import GradientSimilarity, gradient_similarity
+from fnopt.gradients._statistics import GradientStatistics, gradient_statistics
 from fnopt.gradients._tap import tap
 from fnopt.gradients._weighted import value_and_weighted_grad, weighted_grad
 from fnopt.gradients.ghost import GhostReport, ParamRule, Parity, ghost_parity, ghost_report
@@ -21,18 +26,24 @@ __all__ = [
     "Captured",
     "ExampleInfo",
     "GhostReport",
+    "GradientSimilarity",
     "GradientStatistics",
+    "HardExamples",
     "Node",
     "NoiseInfo",
     "ParamRule",
     "Parity",
+    "PoissonBatch",
     "add_noise",
     "capture",
+    "check_examples_independent",
     "clipped_grad",
     "ghost_parity",
     "ghost_report",
     "grad_between",
+    "gradient_similarity",
     "gradient_statistics",
+    "hardest_examples",
     "jacobian_between",
     "median_of_means",
     "nodes",
@@ -40,6 +51,7 @@ __all__ = [
     "patch",
     "per_example_grads",
     "per_example_norms",
+    "poisson_batch",
     "sign_agreement",
     "tap",
     "trimmed_mean",

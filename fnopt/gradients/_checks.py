@@ -121,6 +121,14 @@ def check_clip_norm(clip_norm: Any, name: str) -> None:
         raise ValueError(f"{name}: clip_norm is {clip_norm}, expected a positive number.")
 
 
+def check_count(value: Any, what: str, name: str) -> None:
+    """Refuses what isn't a whole number of at least 1."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name}: {what} is {value!r}, expected an int.")
+    if value < 1:
+        raise ValueError(f"{name}: {what} is {value}, expected at least 1.")
+
+
 def check_choice(value: Any, choices: tuple[str, ...], what: str, name: str) -> None:
     """Refuses a string option that isn't one of the choices."""
     if value not in choices:

@@ -10,7 +10,7 @@ import jax
 from fnopt.core import global_norm
 from fnopt.gradients._chunks import checked_chunk_size, scan_chunks
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
-from fnopt.gradients._methods import check_method, choose
+from fnopt.gradients._methods import Way, check_method, choose
 from fnopt.gradients.ghost import Ghost
 
 
@@ -76,30 +76,34 @@ def per_example_norms(
 
     def norms_fn(*args: Any, key: Any = None, **kwargs: Any) -> Any:
         bound = spec.bind(args, kwargs, key)
-
-        way = choose(method, chunk_size, bound)
-        one = _by_ghost(way.ghost) if way.ghost else _by_vmap(bound)
-
-        def body(carry: None, chunk: Any) -> tuple[None, Any]:
-            return carry, one(chunk)
-
-        _, (norms, aux) = scan_chunks(body, None, bound.batch, bound.size, way.chunk_size)
+        _, norms, aux = losses_and_norms(bound, choose(method, chunk_size, bound))
         return (norms, aux) if has_aux else norms
 
     return norms_fn
 
 
-def _by_vmap(bound: BoundLoss) -> Callable[[Any], tuple[jax.Array, Any]]:
-    def one(example: Any) -> tuple[jax.Array, Any]:
-        grads, aux = jax.grad(bound.loss, has_aux=True)(bound.params, example)
-        return global_norm(grads), aux
+def losses_and_norms(bound: BoundLoss, way: Way) -> tuple[jax.Array, jax.Array, Any]:
+    """The loss, the norm of the gradient and the aux of every example."""
+    one = _by_ghost(way.ghost) if way.ghost else _by_vmap(bound)
+
+    def body(carry: None, chunk: Any) -> tuple[None, Any]:
+        return carry, one(chunk)
+
+    return scan_chunks(body, None, bound.batch, bound.size, way.chunk_size)[1]
+
+
+def _by_vmap(bound: BoundLoss) -> Callable[[Any], tuple[jax.Array, jax.Array, Any]]:
+    def one(example: Any) -> tuple[jax.Array, jax.Array, Any]:
+        (loss, aux), grads = jax.value_and_grad(bound.loss, has_aux=True)(bound.params, example)
+        return loss, global_norm(grads), aux
 
     return jax.vmap(one)
 
 
-def _by_ghost(ghost: Ghost) -> Callable[[Any], tuple[jax.Array, Any]]:
-    def all_of(chunk: Any) -> tuple[jax.Array, Any]:
+def _by_ghost(ghost: Ghost) -> Callable[[Any], tuple[jax.Array, jax.Array, Any]]:
+    def all_of(chunk: Any) -> tuple[jax.Array, jax.Array, Any]:
         measured = ghost.measure(chunk)
-        return measured.norms(), measured.loss_and_aux[1]
+        loss, aux = measured.loss_and_aux
+        return loss, measured.norms(), aux
 
     return all_of

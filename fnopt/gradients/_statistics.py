@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype, default_float
+from fnopt.core import compute_dtype, real_dtype
+from fnopt.gradients._alignment import alignment_with_others
 from fnopt.gradients._chunks import checked_chunk_size, scan_chunks
-from fnopt.gradients._clip_rule import safe_root
+from fnopt.gradients._clip_rule import check_where, safe_root
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._methods import Way, check_method, choose
-from fnopt.gradients._sums import like_params, squared, weighted_total, zero_sums
+from fnopt.gradients._sums import like_params, only_where, squared, weighted_total, zero_sums
 
 
 class GradientStatistics(NamedTuple):
@@ -22,14 +23,18 @@ class GradientStatistics(NamedTuple):
     Attributes:
         mean: The mean gradient, like the params.
         variance: By leaf: the variance summed over all numbers in it, the trace of the covariance
-            of one example's gradient; unbiased.
+            of one example's gradient; unbiased. NaN where fewer than two examples count.
         snr: By leaf: the signal-to-noise ratio, `|mean|^2 / variance`, where `|mean|^2` is
             estimated without the part that is noise; may be negative if there is hardly a signal.
         noise_scale: The simple noise scale of all params, `sum(variance) / |mean|^2` with the same
             estimate: the batch size from which on larger batches hardly help.
         loss: The loss of every example, `[n]`.
-        norm: The global norm of every example's gradient, `[n]`.
+        norm: The global norm of every example's gradient, `[n]`. A value that isn't finite says
+            which example has a bad gradient.
         aux: What the loss returned beside its value; else `None`.
+        count: How many examples count, int32.
+        alignment: With `alignment=True`: the cosine of the angle between the gradient of every
+            example and the mean of those of all others, `[n]`; else `None`.
     """
 
     mean: Any
@@ -38,7 +43,9 @@ class GradientStatistics(NamedTuple):
     noise_scale: jax.Array
     loss: jax.Array
     norm: jax.Array
-    aux: Any = None
+    aux: Any
+    count: jax.Array
+    alignment: jax.Array | None = None
 
 
 def gradient_statistics(
@@ -49,6 +56,8 @@ def gradient_statistics(
     batch_argnums: int | Sequence[int] | None = None,
     method: str = "auto",
     chunk_size: int | None = None,
+    alignment: bool = False,
+    skip_nonfinite: bool = False,
 ) -> Callable[..., GradientStatistics]:
     r"""Mean, variance and signal-to-noise ratio of per-example gradients, in one pass.
 
@@ -58,7 +67,10 @@ def gradient_statistics(
               s = \lVert g \rVert^2 - \frac vn, \qquad
               \mathrm{snr} = \frac sv, \qquad B_\mathrm{simple} = \frac vs
 
-    No gradient of an example is kept, so it costs little more than the mean gradient.
+    No gradient of an example is kept, so it costs little more than the mean gradient. A second
+    pass (one forward-mode derivative along the mean) says which examples disagree with the others:
+
+    .. math:: \mathrm{alignment}_i = \cos\Bigl(g_i, \sum_{j \ne i} g_j\Bigr)
 
     Args:
         loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.
@@ -68,10 +80,13 @@ def gradient_statistics(
             after the last of `argnums`.
         method: As in `per_example_norms`.
         chunk_size: How many examples to take at once; `None` lets the sizes decide.
+        alignment: Whether to make the second pass.
+        skip_nonfinite: Whether an example with a gradient or a loss that isn't finite is left out
+            of all sums. Without it, one such example makes them NaN.
 
     Returns:
-        A function `(params, batch, ..., key=None)` -> `GradientStatistics`. At least two examples
-        are needed.
+        A function `(params, batch, ..., key=None, where=None)` -> `GradientStatistics`. `where`,
+        bool `[n]`, says which examples count, whatever is in the others. At least two have to.
 
     Raises:
         TypeError: If a parameter isn't floating, or the loss doesn't return a real scalar.
@@ -91,142 +106,167 @@ def gradient_statistics(
     chunk_size = checked_chunk_size(chunk_size, spec.name)
     check_method(method, chunk_size, spec.name)
 
-    def statistics_fn(*args: Any, key: Any = None, **kwargs: Any) -> GradientStatistics:
+    def statistics_fn(
+        *args: Any, key: Any = None, where: Any = None, **kwargs: Any
+    ) -> GradientStatistics:
         bound = spec.bind(args, kwargs, key)
         if bound.size < 2:
             raise ValueError(f"{spec.name}: the batch has 1 example, a variance needs at least 2.")
-        found = _statistics(bound, choose(method, chunk_size, bound))
-        trees = {f: spec.like_argnums(getattr(found, f)) for f in ("mean", "variance", "snr")}
-        return found._replace(**trees)
+        wanted = check_where(where, bound.size, spec.name)
+        found = totals(bound, choose(method, chunk_size, bound), wanted, skip_nonfinite)
+        return _finished(found, bound, spec, alignment, chunk_size)
 
     return statistics_fn
 
 
-def noise_scale(
-    small_norm: Any, big_norm: Any, small_size: int, big_size: int
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    r"""The gradient noise scale from the norms of gradients on batches of two sizes.
+class Totals(NamedTuple):
+    """What is summed over the examples that count, and what is known of every example.
 
-    .. math:: \lvert G \rvert^2 \approx \frac{B \lvert g_B \rvert^2 - b \lvert g_b \rvert^2}
-              {B - b}, \qquad
-              \mathrm{tr}\,\Sigma \approx \frac{\lvert g_b \rvert^2 - \lvert g_B \rvert^2}
-              {1/b - 1/B}, \qquad B_\mathrm{simple} = \frac{\mathrm{tr}\,\Sigma}{\lvert G \rvert^2}
-
-    In data-parallel training both come for free: the gradient of one device, and their mean. The
-    two estimates are noisy but unbiased, their ratio is not: average the estimates over steps and
-    divide the averages.
-
-    Args:
-        small_norm: The norm of a mean gradient over `small_size` examples; or several of them,
-            `[k]`, whose squares are averaged.
-        big_norm: The norm of a mean gradient over `big_size` examples.
-        small_size: `b`.
-        big_size: `B > b`.
-
-    Returns:
-        `(noise_scale, grad_sq, trace)`: the ratio, and the estimates of `|G|^2` and of the trace.
-
-    Raises:
-        ValueError: If the sizes are not `0 < small_size < big_size`.
-
-    Example:
-        >>> from fnopt.gradients import noise_scale
-        >>> scale, grad_sq, trace = noise_scale(3.0, 2.0, small_size=1, big_size=6)
-        >>> float(grad_sq), float(trace), float(scale)
-        (3.0, 6.0, 2.0)
-
-    Reference:
-        McCandlish et al., 2018, "An Empirical Model of Large-Batch Training", arXiv:1812.06162,
-        appendix A.1.
+    Attributes:
+        total: The sum of the gradients, like the params, at least float32.
+        squares: By leaf: the sum of squared norms.
+        counts: Which examples count, bool `[n]`; `None` for all.
+        loss: The loss of every example, `[n]`.
+        norm: The norm of every example's gradient, `[n]`.
+        aux: What the loss returned beside its value.
     """
-    if not 0 < small_size < big_size:
-        raise ValueError(
-            f"noise_scale: small_size is {small_size}, big_size is {big_size}, expected "
-            "0 < small_size < big_size."
-        )
-    small, big = (_mean_square(norm) for norm in (small_norm, big_norm))
-    grad_sq = (big_size * big - small_size * small) / (big_size - small_size)
-    trace = (small - big) / (1 / small_size - 1 / big_size)
-    return trace / grad_sq, grad_sq, trace
-
-
-def _mean_square(norm: Any) -> jax.Array:
-    norm = jnp.asarray(norm)
-    dtype = compute_dtype(norm.dtype) if norm.dtype.kind == "f" else default_float()
-    return jnp.mean(jnp.square(norm.astype(dtype)))
-
-
-class _Chunk(NamedTuple):
-    """What a chunk adds: the sum of gradients, and squared norms by leaf, summed and by example."""
 
     total: Any
     squares: list[jax.Array]
-    outputs: tuple[jax.Array, jax.Array, Any]
+    counts: jax.Array | None
+    loss: jax.Array
+    norm: jax.Array
+    aux: Any
+
+    @property
+    def count(self) -> jax.Array:
+        """How many examples count."""
+        if self.counts is None:
+            return jnp.full((), self.loss.shape[0], jnp.int32)
+        return jnp.sum(self.counts, dtype=jnp.int32)
 
 
-def _statistics(bound: BoundLoss, way: Way) -> GradientStatistics:
-    chunk_of = _by_ghost(way) if way.ghost else _by_vmap(bound)
+def totals(bound: BoundLoss, way: Way, wanted: jax.Array | None, skip_nonfinite: bool) -> Totals:
+    """One pass over the batch."""
+    see = _by_ghost(way) if way.ghost else _by_vmap(bound)
+
+    def body(sums: Any, chunk: tuple[Any, jax.Array | None]) -> tuple[Any, Any]:
+        seen, wanted = see(chunk[0]), chunk[1]
+        counts = _counting(seen, wanted, skip_nonfinite)
+        squares = [jnp.sum(_kept(counts, s)) for s in seen.squares]
+        sums = jax.tree.map(jnp.add, sums, (seen.total(counts), squares))
+        return sums, (counts, seen.loss, seen.norm, seen.aux)
+
     zeros = [jnp.zeros((), _real(p)) for p in jax.tree.leaves(bound.params)]
+    batch, carry = (bound.batch, wanted), (zero_sums(bound.params), zeros)
+    sums, outputs = scan_chunks(body, carry, batch, bound.size, way.chunk_size)
+    return Totals(*sums, *outputs)
 
-    def body(sums: Any, batch: Any) -> tuple[Any, Any]:
-        chunk = chunk_of(batch)
-        return jax.tree.map(jnp.add, sums, (chunk.total, chunk.squares)), chunk.outputs
 
-    carry = zero_sums(bound.params), zeros
-    (total, squares), (loss, norm, aux) = scan_chunks(
-        body, carry, bound.batch, bound.size, way.chunk_size
-    )
-    n = bound.size
-    mean = jax.tree.map(lambda t: t / n, total)
-    leaves, treedef = jax.tree.flatten(mean)
-    lengths = [squared(m).astype(s.dtype) for m, s in zip(leaves, squares, strict=True)]
-    variance = [(s - n * m) / (n - 1) for s, m in zip(squares, lengths, strict=True)]
-    signal = [m - v / n for m, v in zip(lengths, variance, strict=True)]
+def _counting(seen: _Seen, wanted: jax.Array | None, skip_nonfinite: bool) -> jax.Array | None:
+    if not skip_nonfinite:
+        return wanted
+    finite = jnp.isfinite(seen.norm) & jnp.isfinite(seen.loss)
+    return finite if wanted is None else wanted & finite
+
+
+def _kept(counts: jax.Array | None, x: jax.Array) -> jax.Array:
+    return x if counts is None else only_where(counts, x)
+
+
+def _finished(
+    found: Totals, bound: BoundLoss, spec: ExampleLoss, alignment: bool, chunk_size: int | None
+) -> GradientStatistics:
+    leaves, treedef = jax.tree.flatten(found.total)
+    means = [t / found.count.astype(t.dtype) for t in leaves]
+    spreads = [_spread(m, s, found.count) for m, s in zip(means, found.squares, strict=True)]
+    variance, signal = ([*parts] for parts in zip(*spreads, strict=True))
     snr = [s / v for s, v in zip(signal, variance, strict=True)]
-    scale = _total(variance) / _total(signal)
-    tree = treedef.unflatten
-    like = like_params(mean, bound.params)
-    return GradientStatistics(like, tree(variance), tree(snr), scale, loss, norm, aux)
+    mean = like_params(treedef.unflatten(means), bound.params)
+    aligned = alignment_with_others(bound, found, chunk_size) if alignment else None
+    return GradientStatistics(
+        mean=spec.like_argnums(mean),
+        variance=spec.like_argnums(treedef.unflatten(variance)),
+        snr=spec.like_argnums(treedef.unflatten(snr)),
+        noise_scale=_sum(variance) / _sum(signal),
+        loss=found.loss,
+        norm=found.norm,
+        aux=found.aux,
+        count=found.count,
+        alignment=aligned,
+    )
+
+
+def _spread(mean: jax.Array, squares: jax.Array, count: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The variance, and the squared length of the mean without what is noise in it."""
+    n, length = count.astype(squares.dtype), squared(mean).astype(squares.dtype)
+    variance = (squares - n * length) / (n - 1)
+    return variance, length - variance / n
 
 
 def _real(leaf: Any) -> Any:
-    return jnp.finfo(compute_dtype(jnp.result_type(leaf))).dtype
+    return real_dtype(compute_dtype(jnp.result_type(leaf)))
 
 
-def _total(parts: list[jax.Array]) -> jax.Array:
+def _sum(parts: list[jax.Array]) -> jax.Array:
     dtype = compute_dtype(*(p.dtype for p in parts))
     return jnp.sum(jnp.stack([p.astype(dtype) for p in parts]))
 
 
-def _by_vmap(bound: BoundLoss) -> Callable[[Any], _Chunk]:
+class _Seen(NamedTuple):
+    """What is known of the gradients of a chunk.
+
+    Attributes:
+        total: From which examples count to the sum of their gradients.
+        squares: By leaf: the squared norms of all examples, `[n]`.
+        loss: The losses.
+        norm: The norms of the gradients.
+        aux: What the loss returned beside its value.
+    """
+
+    total: Callable[[jax.Array | None], Any]
+    squares: list[jax.Array]
+    loss: jax.Array
+    norm: jax.Array
+    aux: Any
+
+
+def _by_vmap(bound: BoundLoss) -> Callable[[Any], _Seen]:
     def one(example: Any) -> Any:
         (loss, aux), grads = jax.value_and_grad(bound.loss, has_aux=True)(bound.params, example)
         return grads, [squared(g) for g in jax.tree.leaves(grads)], loss, aux
 
-    def chunk_of(batch: Any) -> _Chunk:
+    def see(batch: Any) -> _Seen:
         grads, squares, loss, aux = jax.vmap(one)(batch)
-        total = jax.tree.map(lambda g: weighted_total(jnp.ones(loss.shape, jnp.float32), g), grads)
-        return _chunk(total, squares, loss, aux)
 
-    return chunk_of
+        def total(counts: jax.Array | None) -> Any:
+            ones = jnp.ones(loss.shape, jnp.float32)
+            return jax.tree.map(lambda g: weighted_total(ones, _kept(counts, g)), grads)
+
+        return _Seen(total, squares, loss, _norm(squares), aux)
+
+    return see
 
 
-def _by_ghost(way: Way) -> Callable[[Any], _Chunk]:
+def _by_ghost(way: Way) -> Callable[[Any], _Seen]:
     ghost = way.ghost
     assert ghost is not None
+    leaves = len(ghost.params)
 
-    def chunk_of(batch: Any) -> _Chunk:
-        leaves = len(ghost.params)
-        measured = ghost.measure(batch, range(leaves))
-        loss, aux = measured.loss_and_aux
-        total = measured.weighted_sum([jnp.ones(loss.shape, jnp.float32)] * leaves)
-        squares = measured.squares()
-        squares = [s.astype(_real(p)) for s, p in zip(squares, ghost.params, strict=True)]
-        return _chunk(total, squares, loss, aux)
+    def see(batch: Any) -> _Seen:
+        seen = ghost.measure(batch, range(leaves))
+        loss, aux = seen.loss_and_aux
+        squares = zip(seen.squares(), ghost.params, strict=True)
+        squares = [s.astype(_real(p)) for s, p in squares]
 
-    return chunk_of
+        def total(counts: jax.Array | None) -> Any:
+            kept = seen if counts is None else seen.only(counts)
+            return kept.weighted_sum([jnp.ones(loss.shape, jnp.float32)] * leaves)
+
+        return _Seen(total, squares, loss, _norm(squares), aux)
+
+    return see
 
 
-def _chunk(total: Any, squares: list[jax.Array], loss: jax.Array, aux: Any) -> _Chunk:
-    norm = safe_root(jnp.sum(jnp.stack([s.astype(squares[0].dtype) for s in squares]), axis=0))
-    return _Chunk(total, [jnp.sum(s) for s in squares], (loss, norm, aux))
+def _norm(squares: list[jax.Array]) -> jax.Array:
+    return safe_root(jnp.sum(jnp.stack([s.astype(squares[0].dtype) for s in squares]), axis=0))

@@ -50,3 +50,12 @@ def only_where(wanted: jax.Array, x: jax.Array) -> jax.Array:
     """Zero for the examples that do not count: a weight of zero would not hide a NaN."""
     mask = wanted.reshape(-1, *[1] * (x.ndim - 1))
     return jnp.where(mask, x, jnp.zeros((), x.dtype))
+
+
+def inner_products(x: jax.Array, y: jax.Array) -> jax.Array:
+    """The real inner products of all `x[i]` with all `y[j]`, `[n, m]`, at least float32."""
+    dtype = compute_dtype(x.dtype, y.dtype)
+    a, b = (z.astype(dtype).reshape(z.shape[0], -1) for z in (x, y))
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        a, b = (jnp.concatenate([jnp.real(z), jnp.imag(z)], axis=1) for z in (a, b))
+    return jnp.matmul(a, b.T, precision=jax.lax.Precision.HIGHEST)

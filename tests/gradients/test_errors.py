@@ -9,6 +9,9 @@ import pytest
 
 from fnopt.gradients import (
     clipped_grad,
+    gradient_similarity,
+    gradient_statistics,
+    hardest_examples,
     per_example_grads,
     per_example_norms,
     value_and_per_example_grads,
@@ -29,6 +32,9 @@ BUILD = {
     "value_and_weighted_grad": value_and_weighted_grad,
     "clipped_grad": lambda fn, **options: clipped_grad(fn, 1.0, **options),
     "per_example_norms": per_example_norms,
+    "gradient_statistics": gradient_statistics,
+    "gradient_similarity": gradient_similarity,
+    "hardest_examples": lambda fn, **options: hardest_examples(fn, 2, **options),
 }
 
 

@@ -34,6 +34,75 @@ def test_against_materialised_gradients(dense, naive, options):
     np.testing.assert_allclose(found.norm, norms, rtol=1e-5)
 
 
+def cosine_with_others(grads, counts):
+    flat = [np.asarray(g, np.float64).reshape(7, -1) for g in jax.tree.leaves(grads)]
+    flat = np.concatenate(flat, axis=1)
+    others = flat[counts].sum(0) - flat * counts[:, None]
+    return (flat * others).sum(1) / np.linalg.norm(flat, axis=1) / np.linalg.norm(others, axis=1)
+
+
+@pytest.mark.parametrize("options", [{"method": "ghost"}, {"chunk_size": 3}])
+def test_alignment_and_padding(dense, naive, options):
+    grads = naive(dense)[1]
+    run = jax.jit(gradient_statistics(dense.loss, alignment=True, **options))
+    where = jnp.arange(7) != 2
+    # What is in the padding does not matter.
+    batch = jax.tree.map(lambda x: x.at[2].set(jnp.nan) if x.ndim > 1 else x, dense.batch)
+    found = run(dense.params, batch, where=where)
+    expected = cosine_with_others(grads, np.asarray(where))
+    np.testing.assert_allclose(found.alignment[where], expected[where], atol=1e-5)
+    assert int(found.count) == 6
+    kept = [np.asarray(g, np.float64)[np.asarray(where)] for g in jax.tree.leaves(grads)]
+    variance = [g.reshape(6, -1).var(0, ddof=1).sum() for g in kept]
+    np.testing.assert_allclose(jax.tree.leaves(found.variance), variance, rtol=1e-5)
+    for mean, g in zip(jax.tree.leaves(found.mean), kept, strict=True):
+        np.testing.assert_allclose(mean, g.mean(0), atol=1e-6)
+
+
+def test_alignment_where_only_reverse_mode_exists(naive):
+    @jax.custom_vjp
+    def tripled(x):
+        return 3.0 * x
+
+    tripled.defvjp(lambda x: (tripled(x), None), lambda _, g: (3.0 * g,))
+
+    def loss(w, x):
+        return tripled(jnp.tanh(w @ x))
+
+    x = jax.random.normal(jax.random.key(0), (7, 4))
+    found = gradient_statistics(loss, alignment=True)(jnp.ones(4), x)
+    grads = jax.vmap(jax.grad(loss), (None, 0))(jnp.ones(4), x)
+    expected = cosine_with_others(grads, np.ones(7, bool))
+    np.testing.assert_allclose(found.alignment, expected, atol=1e-5)
+
+
+def test_alignment_without_a_direction():
+    x = jnp.array([[1.0, 0.0], [0.0, 0.0], [-1.0, 0.0]])
+    run = gradient_statistics(lambda w, x: w @ x, alignment=True)
+    np.testing.assert_allclose(run(jnp.zeros(2), x).alignment, [-1, 0, -1])
+    np.testing.assert_array_equal(run(jnp.zeros(2), 0 * x).alignment, [0, 0, 0])
+
+
+@pytest.mark.parametrize("method", ["ghost", "vmap"])
+def test_broken_examples_are_skipped_on_request_and_reported_always(method):
+    x = jnp.array([[1.0, 0.0], [jnp.nan, 1.0], [1.0, 2.0], [1.0, 1.0]])
+    run = gradient_statistics(lambda w, x: w @ x, method=method, skip_nonfinite=True)
+    found = run(jnp.zeros(2), x)
+    np.testing.assert_allclose(found.mean, [1.0, 1.0])
+    np.testing.assert_allclose(found.variance, 1.0)
+    assert int(found.count) == 3
+    assert jnp.flatnonzero(~jnp.isfinite(found.norm)).tolist() == [1]
+    assert jnp.isnan(gradient_statistics(lambda w, x: w @ x)(jnp.zeros(2), x).mean).any()
+
+
+def test_too_few_that_count():
+    found = gradient_statistics(lambda w, x: w @ x)(
+        jnp.zeros(2), jnp.ones((3, 2)), where=jnp.array([True, False, False])
+    )
+    assert int(found.count) == 1
+    assert jnp.isnan(found.variance)
+
+
 def test_structure_argnums_and_aux():
     def loss(a, b, x):
         return jnp.sum(a["w"] * x) + b * x[0], x

@@ -64,7 +64,7 @@ def squared_norms(group: Group, formed: Formed, tape: Tape) -> dict[int, jax.Arr
         ]
         return length_squared(pairs)
 
-    return {group.leaves[0]: jax.vmap(one)([_data(s, tape) for s in group.sites])}
+    return {group.leaves[0]: jax.vmap(one)([data_of(s, tape) for s in group.sites])}
 
 
 def weighted_sum(
@@ -87,7 +87,8 @@ def weighted_sum(
     return pull_back(group.layout.weight, group.layout.array(total), params)
 
 
-def _data(site: Site, tape: Tape) -> tuple[Any, jax.Array]:
+def data_of(site: Site, tape: Tape) -> tuple[Any, jax.Array]:
+    """What a site recorded, and the cotangent of its output."""
     (other,) = site.others
     assert isinstance(other, int)
     return tape.records[other], tape.cotangents[site.tap]
@@ -100,7 +101,7 @@ def _matrices(group: Group, site: Site, tape: Tape) -> jax.Array:
     def one(x: jax.Array, g: jax.Array) -> jax.Array:
         return outer(site_pair(RULES[site.kind], site, x, g), (d, k), _precision(site))
 
-    return jax.vmap(one)(*_data(site, tape))
+    return jax.vmap(one)(*data_of(site, tape))
 
 
 def _precision(site: Site) -> Any:
@@ -114,7 +115,7 @@ def _contracted(group: Group, site: Site, tape: Tape, weights: jax.Array) -> jax
     """One more contraction of the tape, of examples and positions at once: `[T, D, K]`."""
     assert group.layout is not None
     _, d, k = group.layout.sizes
-    pairs = jax.vmap(lambda x, g: site_pair(RULES[site.kind], site, x, g))(*_data(site, tape))
+    pairs = jax.vmap(lambda x, g: site_pair(RULES[site.kind], site, x, g))(*data_of(site, tape))
     scaled = Pair(pairs.left, jax.tree.map(lambda x: _scaled(x, weights), pairs.right))
     return outer(jax.tree.map(_examples_as_positions, scaled), (d, k), _precision(site))
 

@@ -12,7 +12,7 @@ from fnopt.core import compute_dtype, is_inexact
 from fnopt.gradients._clip_rule import safe_root
 from fnopt.gradients._loss import BoundLoss
 from fnopt.gradients._sums import only_where
-from fnopt.gradients.ghost import _reduce
+from fnopt.gradients.ghost import _gram, _reduce
 from fnopt.gradients.ghost._plan import Plan, make_plan
 from fnopt.gradients.ghost._record import Tape, record
 
@@ -83,6 +83,17 @@ class Measured(NamedTuple):
         """The global norm of every example's gradient."""
         squares = self.squares()
         return safe_root(sum(squares[1:], squares[0]))
+
+    def inner_products(self, other: Measured) -> jax.Array:
+        """The inner products of these gradients with those of other examples, `[n, m]`."""
+        dtype = jnp.finfo(compute_dtype(*(p.dtype for p in self.ghost.plan.params))).dtype
+        shape = (self.tape.outputs[0].shape[0], other.tape.outputs[0].shape[0])
+        total = jnp.zeros(shape, dtype)
+        groups = zip(self.ghost.plan.groups, self.formed, other.formed, strict=True)
+        for group, mine, theirs in groups:
+            found = _gram.inner_matrix(group, (mine, self.tape), (theirs, other.tape))
+            total = total if found is None else total + found.astype(dtype)
+        return total
 
     def only(self, wanted: jax.Array) -> Measured:
         """The same without what is known of other examples, whose values may be NaN."""

@@ -1,0 +1,115 @@
+"""How well the gradient of every example agrees with those of the others."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import jaxprs
+from fnopt.gradients._chunks import scan_chunks
+from fnopt.gradients._clip_rule import safe_root
+from fnopt.gradients._loss import BoundLoss
+from fnopt.gradients._sums import squared
+
+
+class Totals(Protocol):
+    """The sum of the gradients that count, and the norms of all."""
+
+    @property
+    def total(self) -> Any:
+        """The sum, like the params, at least float32."""
+        ...
+
+    @property
+    def norm(self) -> jax.Array:
+        """The norms, `[n]`."""
+        ...
+
+    @property
+    def counts(self) -> jax.Array | None:
+        """Which gradients are in the sum; `None` for all."""
+        ...
+
+
+def alignment_with_others(bound: BoundLoss, found: Totals, chunk_size: int | None) -> jax.Array:
+    r"""The cosine between every gradient and the sum `S` of those of the others, `[n]`.
+
+    .. math:: \cos(g_i, S - g_i) = \frac{\langle g_i, S \rangle - \lVert g_i \rVert^2}
+              {\lVert g_i \rVert \, (\lVert S \rVert^2 - 2 \langle g_i, S \rangle
+              + \lVert g_i \rVert^2)^{1/2}}
+
+    With itself in the sum, a single huge gradient would seem to agree best of all. It is zero
+    where there is no direction to compare.
+
+    Args:
+        bound: The loss and the batch.
+        found: What one pass over the batch found.
+        chunk_size: How many examples to take at once.
+    """
+    norm = found.norm
+    squares = [squared(t).astype(norm.dtype) for t in jax.tree.leaves(found.total)]
+    length = safe_root(functools.reduce(jnp.add, squares))
+
+    def unit(total: jax.Array, param: Any) -> jax.Array:
+        # Of length 1, which even float16 can hold.
+        return jnp.conj(total / _nonzero(length).astype(total.dtype)).astype(param.dtype)
+
+    direction = jax.tree.map(unit, found.total, bound.params)
+    along = length * derivatives_along(bound, direction, chunk_size).astype(norm.dtype)
+    own = norm if found.counts is None else jnp.where(found.counts, norm, jnp.zeros_like(norm))
+    others = safe_root(length**2 - 2 * (own / _nonzero(norm)) * along + own**2)
+    cosine = (along - own**2) / _nonzero(norm * others)
+    return jnp.where(norm * others == 0, jnp.zeros_like(cosine), jnp.clip(cosine, -1, 1))
+
+
+def _nonzero(x: jax.Array) -> jax.Array:
+    return jnp.where(x == 0, jnp.ones_like(x), x)
+
+
+def derivatives_along(bound: BoundLoss, direction: Any, chunk_size: int | None) -> jax.Array:
+    """The inner product of every example's gradient with a direction like the params, `[n]`."""
+    one = _reverse if _has_custom_vjp(bound) else _forward
+
+    def body(carry: None, chunk: Any) -> tuple[None, jax.Array]:
+        return carry, one(bound, direction, chunk)
+
+    return scan_chunks(body, None, bound.batch, bound.size, chunk_size)[1]
+
+
+def _forward(bound: BoundLoss, direction: Any, chunk: Any) -> jax.Array:
+    def along(example: Any) -> jax.Array:
+        def loss(params: Any) -> jax.Array:
+            return bound.loss(params, example)[0]
+
+        return jax.jvp(loss, (bound.params,), (direction,))[1]
+
+    return jax.vmap(along)(chunk)
+
+
+def _reverse(bound: BoundLoss, direction: Any, chunk: Any) -> jax.Array:
+    """The same without a forward-mode derivative: the backward pass is linear in the weights."""
+
+    def losses(params: Any) -> jax.Array:
+        return jax.vmap(lambda example: bound.loss(params, example)[0])(chunk)
+
+    values, pull = jax.vjp(losses, bound.params)
+
+    def along(weights: jax.Array) -> jax.Array:
+        products = jax.tree.map(_real_product, pull(weights)[0], direction)
+        parts = [x.astype(weights.dtype) for x in jax.tree.leaves(products)]
+        return functools.reduce(jnp.add, parts)
+
+    return jax.grad(along)(jnp.ones_like(values))
+
+
+def _real_product(x: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.real(jnp.sum(x * y))
+
+
+def _has_custom_vjp(bound: BoundLoss) -> bool:
+    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), bound.batch)
+    jaxpr = jax.make_jaxpr(bound.loss)(bound.params, example)
+    return any(e.primitive.name.startswith("custom_vjp") for e in jaxprs.equations(jaxpr.jaxpr))

@@ -1,0 +1,125 @@
+"""The examples that stand out by their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.gradients._alignment import alignment_with_others
+from fnopt.gradients._checks import check_choice, check_count
+from fnopt.gradients._chunks import checked_chunk_size
+from fnopt.gradients._clip_rule import check_where
+from fnopt.gradients._loss import ExampleLoss
+from fnopt.gradients._methods import check_method, choose
+from fnopt.gradients._norms import losses_and_norms
+from fnopt.gradients._statistics import totals
+
+CRITERIA = ("norm", "loss", "disagreement")
+
+
+class HardExamples(NamedTuple):
+    """The `k` hardest examples of a batch, the hardest first.
+
+    Attributes:
+        index: Their places in the batch, int32 `[k]`; -1 where fewer than `k` count.
+        score: What they were chosen by, `[k]`.
+        loss: Their losses, `[k]`.
+        norm: The norms of their gradients, `[k]`.
+        aux: What the loss returned beside its value for them; else `None`.
+    """
+
+    index: jax.Array
+    score: jax.Array
+    loss: jax.Array
+    norm: jax.Array
+    aux: Any = None
+
+
+def hardest_examples(
+    loss_fn: Callable[..., Any],
+    k: int,
+    *,
+    by: str = "norm",
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    batch_argnums: int | Sequence[int] | None = None,
+    method: str = "auto",
+    chunk_size: int | None = None,
+) -> Callable[..., HardExamples]:
+    r"""The `k` examples with the largest gradients, the largest losses, or at odds with the rest.
+
+    The score of an example is
+
+    .. math:: \lVert g_i \rVert, \qquad \ell(\theta, x_i) \qquad\text{or}\qquad
+              -\cos\Bigl(g_i, \sum_{j \ne i} g_j\Bigr)
+
+    Once a model fits most of the data, the mislabelled examples are among the first. The batch
+    may be a whole data set: no more than a chunk of gradients is in memory at a time.
+
+    Args:
+        loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.
+        k: How many examples, between 1 and the size of the batch.
+        by: `'norm'`, `'loss'` or `'disagreement'`; the last takes a second, forward-mode pass.
+        argnums: Which positional arguments to differentiate; the norm is over all of them.
+        has_aux: Whether `loss_fn` returns `(value, aux)`.
+        batch_argnums: Which positional arguments have a leading example axis; by default all
+            after the last of `argnums`.
+        method: As in `per_example_norms`.
+        chunk_size: How many examples to take at once; `None` lets the sizes decide.
+
+    Returns:
+        A function `(params, batch, ..., key=None, where=None)` -> `HardExamples`. Where a score is
+        NaN, the example comes first: its gradient is broken, which is as hard as can be. (By
+        disagreement such examples are left out of the sum.) `where`, bool `[n]`, says which
+        examples count.
+
+    Raises:
+        TypeError: If a parameter isn't floating, or the loss doesn't return a real scalar.
+        ValueError: If there aren't `k` examples, their axes disagree, or an option makes no sense.
+
+    Example:
+        >>> from fnopt.gradients import hardest_examples
+        >>> x = jnp.array([[3.0, 4.0], [0.0, 1.0], [-6.0, -8.0], [0.0, 2.0]])
+        >>> found = hardest_examples(lambda w, x: w @ x, 2)(jnp.zeros(2), x)
+        >>> found.index.tolist(), found.norm.tolist()
+        ([2, 0], [10.0, 5.0])
+    """
+    spec = ExampleLoss(loss_fn, argnums, batch_argnums, has_aux, "hardest_examples")
+    check_choice(by, CRITERIA, "by", spec.name)
+    chunk_size = checked_chunk_size(chunk_size, spec.name)
+    check_method(method, chunk_size, spec.name)
+    check_count(k, "k", spec.name)
+
+    def hardest_fn(*args: Any, key: Any = None, where: Any = None, **kwargs: Any) -> HardExamples:
+        bound = spec.bind(args, kwargs, key)
+        if k > bound.size:
+            raise ValueError(f"{spec.name}: k is {k}, but the batch has {bound.size} examples.")
+        wanted = check_where(where, bound.size, spec.name)
+        way = choose(method, chunk_size, bound)
+        if by == "disagreement":
+            found = totals(bound, way, wanted, skip_nonfinite=True)
+            score = -alignment_with_others(bound, found, chunk_size)
+            return _first(k, wanted, score, found.loss, found.norm, found.aux)
+        loss, norm, aux = losses_and_norms(bound, way)
+        return _first(k, wanted, norm if by == "norm" else loss, loss, norm, aux)
+
+    return hardest_fn
+
+
+def _first(
+    k: int,
+    wanted: jax.Array | None,
+    score: jax.Array,
+    loss: jax.Array,
+    norm: jax.Array,
+    aux: Any,
+) -> HardExamples:
+    order = jnp.where(jnp.isnan(score), jnp.full_like(score, jnp.inf), score)
+    wanted = jnp.ones(score.shape, jnp.bool_) if wanted is None else wanted
+    # Two sorts, because an example that counts may have a score of minus infinity.
+    order = jnp.lexsort((-order, ~wanted))[:k]
+    index = jnp.where(wanted[order], order, jnp.full_like(order, -1)).astype(jnp.int32)
+    return HardExamples(index, *jax.tree.map(lambda x: x[order], (score, loss, norm, aux)))

@@ -1,0 +1,159 @@
+"""Whether the loss of an example depends on its neighbours in the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from fnopt.core import leaves_with_names, shown
+from fnopt.gradients._checks import check_batch, check_count, described
+
+_NAME = "check_examples_independent"
+
+
+def check_examples_independent(
+    losses_fn: Callable[..., Any],
+    *,
+    batch_argnums: int | Sequence[int] = 1,
+    has_aux: bool = False,
+    probes: int = 2,
+) -> Callable[..., None]:
+    r"""Checks by trial that the losses of a batch do not depend on each other.
+
+    A gradient per example only makes sense if
+
+    .. math:: \ell_i(\theta, x_1, \dots, x_n) = \ell(\theta, x_i)
+
+    Batch norm in training mode breaks this, so does anything else that is computed over the batch
+    axis (a contrastive loss, a capacity shared by the tokens of all examples). Here a few
+    examples are replaced by others, one at a time, and the losses of all others have to stay.
+
+    Functions like `per_example_grads` are safe by construction, because they call a loss of *one*
+    example; the trap is a batch norm inside of it, which then sees a batch of one, and is no
+    longer the function that you train. Check the batched loss before you write the other.
+
+    Args:
+        losses_fn: `losses_fn(params, batch, ...) -> [n]`, the loss of every example of a batch, or
+            `([n], aux)`.
+        batch_argnums: Which positional arguments have a leading example axis.
+        has_aux: Whether `losses_fn` returns `(losses, aux)`.
+        probes: How many examples to replace.
+
+    Returns:
+        A function of the arguments of `losses_fn` that returns `None`. It runs `losses_fn`
+        `probes + 1` times and looks at the numbers, so call it outside of `jit`.
+
+    Raises:
+        ValueError: If the losses of other examples moved; or if they have another shape than `[n]`,
+            aren't finite, or the batch has no two different examples.
+        TypeError: If it is called on traced values.
+
+    Example:
+        >>> from fnopt.gradients import check_examples_independent
+        >>> x = jnp.arange(6.0).reshape(3, 2)
+        >>> check_examples_independent(lambda w, x: x @ w)(jnp.ones(2), x)
+        >>> check_examples_independent(lambda w, x: (x - x.mean(0)) @ w)(jnp.ones(2), x)
+        Traceback (most recent call last):
+        ValueError: check_examples_independent: the examples mix: when example 0 was replaced...
+    """
+    check_count(probes, "probes", _NAME)
+    positions = (batch_argnums,) if isinstance(batch_argnums, int) else tuple(batch_argnums)
+
+    def check(*args: Any, **kwargs: Any) -> None:
+        batch = {i: args[i] for i in _checked_positions(positions, len(args))}
+        size = check_batch(_named(batch), _NAME)
+        if any(isinstance(x, Tracer) for x in jax.tree.leaves((args, kwargs))):
+            raise TypeError(f"{_NAME}: the arguments are traced. Call it outside of jit.")
+
+        def losses(batch: dict[int, Any]) -> jax.Array:
+            output = losses_fn(*[batch.get(i, arg) for i, arg in enumerate(args)], **kwargs)
+            return _checked(output[0] if has_aux else output, size)
+
+        before = losses(batch)
+        for i, j in _pairs(batch, size, probes):
+            _compare(before, losses(_replaced(batch, i, j)), i)
+
+    return check
+
+
+def _checked_positions(positions: tuple[int, ...], count: int) -> tuple[int, ...]:
+    if not positions or any(not 0 <= i < count for i in positions):
+        raise ValueError(
+            f"{_NAME}: batch_argnums is {positions}, but there are {count} positional arguments."
+        )
+    return positions
+
+
+def _named(batch: dict[int, Any]) -> list[tuple[str, Any]]:
+    return [
+        (f"argument {i}, {shown(path)}", leaf)
+        for i, arg in batch.items()
+        for path, leaf in leaves_with_names(arg)[0]
+    ]
+
+
+def _checked(losses: Any, size: int) -> jax.Array:
+    if getattr(losses, "shape", None) != (size,):
+        raise ValueError(
+            f"{_NAME}: the losses are {described(losses)}, expected shape ({size},): one loss for "
+            "every example of the batch, neither summed nor averaged."
+        )
+    bad = np.flatnonzero(~np.isfinite(_numbers(losses)))
+    if bad.size:
+        raise ValueError(
+            f"{_NAME}: the losses of {bad.size} examples are not finite, the first is example "
+            f"{bad[0]}."
+        )
+    return losses
+
+
+def _numbers(x: Any) -> np.ndarray:
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return np.asarray(jax.random.key_data(x))
+    return np.asarray(x, np.float64 if jnp.issubdtype(x.dtype, jnp.floating) else None)
+
+
+def _pairs(batch: Any, size: int, probes: int) -> list[tuple[int, int]]:
+    """Examples spread over the batch, each with the next one that differs from it."""
+    leaves = [_numbers(x) for x in jax.tree.leaves(batch)]
+
+    def next_to(i: int) -> int | None:
+        others = ((i + step) % size for step in range(1, size))
+        return next((j for j in others if any(np.any(x[i] != x[j]) for x in leaves)), None)
+
+    places = np.unique(np.linspace(0, size - 1, probes).astype(int)).tolist()
+    found = [(i, j) for i in places if (j := next_to(i)) is not None]
+    if not found:
+        raise ValueError(
+            f"{_NAME}: the batch has no two different examples, so there is nothing to replace "
+            "one by."
+        )
+    return found
+
+
+def _replaced(batch: Any, i: int, j: int) -> Any:
+    return jax.tree.map(lambda x: jnp.asarray(x).at[i].set(x[j]), batch)
+
+
+def _compare(before: jax.Array, after: jax.Array, replaced: int) -> None:
+    was, now = _numbers(before), _numbers(after)
+    moved = np.abs(now - was)
+    moved[replaced] = 0
+    # Other rows of a matrix product may be rounded differently, nothing else.
+    scale = np.maximum(np.abs(was), np.abs(was).mean())
+    others = np.flatnonzero(moved > 64 * float(jnp.finfo(before.dtype).eps) * scale)
+    if not others.size:
+        return
+    worst = int(np.argmax(moved))
+    raise ValueError(
+        f"{_NAME}: the examples mix: when example {replaced} was replaced, the losses of "
+        f"{others.size} others moved, that of example {worst} from {was[worst]:.6g} to "
+        f"{now[worst]:.6g}. The gradient of one example is then not defined. Batch norm in "
+        "training mode does this: use its running averages (train=False, "
+        "use_running_average=True), or a norm within an example (layer, group, instance norm)."
+    )

@@ -1,0 +1,102 @@
+"""Inner products between the gradients of different examples, from two tapes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import compute_dtype
+from fnopt.gradients._sums import inner_products
+from fnopt.gradients.ghost import _reduce
+from fnopt.gradients.ghost._factors import Dense, Pair, inner, merged, outer, sum_of
+from fnopt.gradients.ghost._pairs import site_pair
+from fnopt.gradients.ghost._plan import RULES, Group
+from fnopt.gradients.ghost._record import Tape
+
+# What the inner products of positions, or the slices of gradients, may take at a time.
+_BLOCK_BYTES = 32 * 2**20
+
+
+def inner_matrix(
+    group: Group, one: tuple[_reduce.Formed, Tape], other: tuple[_reduce.Formed, Tape]
+) -> jax.Array | None:
+    """The inner products of the gradients of all examples of two tapes, `[n, m]`.
+
+    `None` where they are zero. For two positions a product of gradients takes `D + K`
+    multiplications, and there are `R^2` pairs of positions; where forming the `D x K` gradients is
+    cheaper, they are formed slice by slice.
+    """
+    if group.form == "none":
+        return None
+    if one[0] is not None and other[0] is not None:
+        pairs = zip(jax.tree.leaves(one[0]), jax.tree.leaves(other[0]), strict=True)
+        return sum_of(inner_products(x, y) for x, y in pairs)
+    assert group.layout is not None
+    p, q = _pairs(group, one[1]), _pairs(group, other[1])
+    _, d, k = group.layout.sizes
+    dense = len(p) == 1 and all(isinstance(f, Dense) for f in p[0])
+    if dense and _positions(p[0]) * _positions(q[0]) * (d + k) > d * k:
+        return _by_slices(p[0], q[0], d, k)
+    return _by_positions(p, q)
+
+
+def _pairs(group: Group, tape: Tape) -> list[Pair]:
+    """The factors of the gradients of all examples, with a leading example axis."""
+
+    def one(data: list[tuple[Any, jax.Array]]) -> list[Pair]:
+        found = [
+            site_pair(RULES[s.kind], s, x, g) for s, (x, g) in zip(group.sites, data, strict=True)
+        ]
+        return list(merged(found))
+
+    return jax.vmap(one)([_reduce.data_of(site, tape) for site in group.sites])
+
+
+def _positions(pair: Pair) -> int:
+    return jax.tree.leaves(pair.left)[0].shape[2]
+
+
+def _by_positions(p: list[Pair], q: list[Pair]) -> jax.Array:
+    """All pairs of positions, for as many examples at once as fit."""
+
+    def row(mine: list[Pair]) -> jax.Array:
+        return jax.vmap(lambda theirs: sum_of(inner(a, b) for a in mine for b in theirs))(q)
+
+    n = jax.tree.leaves(p)[0].shape[0]
+    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), p)
+    taken = sum(_positions(a) for a in p) * sum(_positions(b) for b in q)
+    m, t = jax.tree.leaves(q)[0].shape[0], jax.tree.leaves(one)[0].shape[0]
+    fitting = max(1, _BLOCK_BYTES // max(1, 4 * taken * m * t))
+    return jax.vmap(row)(p) if fitting >= n else jax.lax.map(row, p, batch_size=fitting)
+
+
+def _by_slices(p: Pair, q: Pair, d: int, k: int) -> jax.Array:
+    """The gradients themselves, some of their `D` rows at a time."""
+    x, y = _joined(p.left), _joined(q.left)
+    per_row = 4 * x.shape[1] * k * (x.shape[0] + y.shape[0])
+    count = math.ceil(d / min(d, max(1, _BLOCK_BYTES // per_row)))
+    width = math.ceil(d / count)
+
+    def cut(z: jax.Array) -> jax.Array:
+        # Rows of zeros at the end add nothing to an inner product.
+        z = jnp.pad(z, (*[(0, 0)] * (z.ndim - 1), (0, count * width - d)))
+        return jnp.moveaxis(z.reshape(*z.shape[:-1], count, width), -2, 0)
+
+    def formed(left: jax.Array, right: Any) -> jax.Array:
+        pair = Pair(Dense((left,)), Dense((_joined(right),)))
+        return jax.vmap(lambda one: outer(one, (width, k), jax.lax.Precision.HIGHEST))(pair)
+
+    def add(total: jax.Array, part: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        return total + inner_products(formed(part[0], p.right), formed(part[1], q.right)), None
+
+    dtype = compute_dtype(*(z.dtype for z in jax.tree.leaves((p, q))))
+    zero = jnp.zeros((x.shape[0], y.shape[0]), dtype)
+    return jax.lax.scan(add, zero, (cut(x), cut(y)))[0]
+
+
+def _joined(factor: Any) -> jax.Array:
+    """The vectors in one piece."""
+    return jnp.concatenate(factor.blocks, axis=-1)

@@ -1,0 +1,1 @@
+"""Collections of least-squares problems with known solutions, for benchmarks and tests."""

@@ -3,6 +3,7 @@
 from fnopt.core import _exponents as exponents
 from fnopt.core import _jaxpr as jaxprs
 from fnopt.core._apply import apply_updates
+from fnopt.core._colouring import Sparsity
 from fnopt.core._compiled import call_compiled, fresh
 from fnopt.core._config import from_config, to_config
 from fnopt.core._dtypes import (
@@ -15,10 +16,13 @@ from fnopt.core._dtypes import (
 )
 from fnopt.core._errors import listing, place, where
 from fnopt.core._inspect import Slot, hyperparams, named, slot_names, slots
+from fnopt.core._jacobian import jacobian_mode, value_and_jacobian
 from fnopt.core._leaves import check_inexact, check_same_tree, map_leaves, slot_zeros
 from fnopt.core._norm import global_norm
 from fnopt.core._paths import leaf_paths, leaves_with_names, path_name, shown
 from fnopt.core._ravel import ravel
+from fnopt.core._real_vector import RealVector, real_vector
+from fnopt.core._sparse_jacobian import SparseJacobian
 from fnopt.core._status import Status, is_converged
 from fnopt.core._transformation import (
     EmptyState,
@@ -43,10 +47,13 @@ from fnopt.core._value import (
 __all__ = [
     "EmptyState",
     "Member",
+    "RealVector",
     "Scalar",
     "ScalarOrSchedule",
     "Schedule",
     "Slot",
+    "SparseJacobian",
+    "Sparsity",
     "Status",
     "Transformation",
     "Value",
@@ -70,6 +77,7 @@ __all__ = [
     "increment",
     "is_converged",
     "is_inexact",
+    "jacobian_mode",
     "jaxprs",
     "leaf_paths",
     "leaves_with_names",
@@ -80,6 +88,7 @@ __all__ = [
     "place",
     "ravel",
     "real_dtype",
+    "real_vector",
     "registry",
     "shown",
     "slot_names",
@@ -87,6 +96,7 @@ __all__ = [
     "slots",
     "static",
     "to_config",
+    "value_and_jacobian",
     "where",
     "zero_count",
 ]

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import jaxprs
 from fnopt.gradients._checks import check_choice, described
+from fnopt.gradients._jacobian import tree_or_matrix
 from fnopt.gradients._listen import listened
-from fnopt.gradients._program import Program, has_scopes, lacks_cotangent, trace
+from fnopt.gradients._program import has_scopes, lacks_cotangent, trace
 
 Source = str | int | Sequence[int]
 MODES = ("auto", "forward", "reverse")
@@ -23,7 +22,6 @@ class _Link(NamedTuple):
 
     destination: Callable[[Any], Any]
     source: Any
-    program: Program
 
 
 def grad_between(
@@ -111,9 +109,7 @@ def jacobian_between(
 
     def between(*args: Any, **kwargs: Any) -> Any:
         link = _link("jacobian_between", fn, src, dst, args, kwargs)
-        forward = mode == "forward" or (mode == "auto" and _forward_is_cheaper(link))
-        jacobian = jax.jacfwd if forward else jax.jacrev
-        return jacobian(link.destination)(link.source)
+        return tree_or_matrix(link.destination, link.source, mode, None, "tree", "jacobian_between")
 
     return between
 
@@ -141,19 +137,8 @@ def _link(
 
     if start is not None:
         node = program.nodes[start]
-        return _Link(destination, jnp.zeros(node.shape, node.dtype), program)
-    return _Link(destination, jax.tree.unflatten(program.diff_tree, program.diff_inputs), program)
-
-
-def _forward_is_cheaper(link: _Link) -> bool:
-    equations = jaxprs.equations(link.program.level.jaxpr)
-    if any(eqn.primitive.name.startswith("custom_vjp") for eqn in equations):
-        return False
-    return _size(link.source) <= _size(jax.eval_shape(link.destination, link.source))
-
-
-def _size(tree: Any) -> int:
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
+        return _Link(destination, jnp.zeros(node.shape, node.dtype))
+    return _Link(destination, jax.tree.unflatten(program.diff_tree, program.diff_inputs))
 
 
 def _checked_scalar(value: Any) -> jax.Array:

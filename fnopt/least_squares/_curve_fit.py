@@ -20,6 +20,7 @@ from fnopt.least_squares._curve_data import (
     whiten,
     without_nan,
 )
+from fnopt.least_squares._curve_jacobian import residual_jacobian
 from fnopt.least_squares._curve_start import checked_bounds, start_of
 from fnopt.least_squares._driver import least_squares
 from fnopt.least_squares._levenberg_marquardt import levenberg_marquardt
@@ -82,8 +83,8 @@ def curve_fit(
         method: `'lm'`, `'trf'` and `'dogbox'` are understood, as in SciPy, but the method is
             always Levenberg-Marquardt in a trust region, projected onto the bounds.
         jac: The Jacobian `jac(x, a, b, ...)` of shape `[m, n]`, written with `jax.numpy`, if it is
-            cheaper than what `f` itself gives. SciPy's names of difference schemes are accepted
-            and not needed.
+            cheaper than what `f` itself gives. Then `f` is never differentiated, and steps are
+            straight. SciPy's names of difference schemes are accepted and not needed.
         full_output: Whether to return more.
         nan_policy: What to do with NaN in the data: `'raise'`, or `'omit'` these points.
         loss: A robust loss, or its name; see :func:`fnopt.least_squares`.
@@ -151,16 +152,18 @@ def curve_fit(
     start, unpacked = start_of(f, p0, box)
     sigma, matrix = checked_sigma(sigma, y)
     _check_prediction(f, x, y, start, unpacked)
-    predict = _with_jacobian(f, jac, unpacked)
+    jacobian = residual_jacobian(jac, unpacked, matrix)
 
     def residuals(p: Any, x: Any, y: jax.Array, sigma: jax.Array | None) -> jax.Array:
-        return whiten(predict(x, p) - y, sigma, matrix)
+        return whiten(_predict(f, x, p, unpacked) - y, sigma, matrix)
 
     solution = least_squares(
         residuals,
         start,
         args=(x, y, sigma),
-        solver=levenberg_marquardt(ftol=ftol, xtol=xtol, gtol=gtol),
+        jac=jacobian,
+        # Who brings a Jacobian may have a model that can't be differentiated.
+        solver=levenberg_marquardt(ftol=ftol, xtol=xtol, gtol=gtol, geodesic=jacobian is None),
         loss=loss,
         bounds=box,
         max_steps=steps,
@@ -183,35 +186,6 @@ def _check_batch(**options: Any) -> None:
     given = [name for name, option in options.items() if option is not None]
     if given:
         raise ValueError(f"curve_fit: {given[0]} is not available for a batch.")
-
-
-def _with_jacobian(
-    f: Callable[..., Any], jac: Any, unpacked: bool
-) -> Callable[[Any, Any], jax.Array]:
-    """The model with the Jacobian that the user gives, if any."""
-    if not callable(jac):
-        if jac not in {None, "2-point", "3-point", "cs"}:
-            raise ValueError(f"curve_fit: jac = {jac!r}, expected a function jac(x, a, b, ...).")
-        return lambda x, p: _predict(f, x, p, unpacked)
-    if not unpacked:
-        raise ValueError("curve_fit: jac is given, but p0 is a tree; expected numbers in a row.")
-
-    def predict(x: Any, p: jax.Array) -> jax.Array:
-        at_x = jax.custom_jvp(lambda p: jnp.asarray(f(x, *p)))
-
-        @at_x.defjvp
-        def rule(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-            (p,), (change,) = primals, tangents
-            value, J = at_x(p), jnp.asarray(jac(x, *p))
-            if J.shape != (value.size, p.size):
-                raise ValueError(
-                    f"curve_fit: jac returned shape {J.shape}, expected {(value.size, p.size)}."
-                )
-            return value, (J.astype(change.dtype) @ change).reshape(value.shape)
-
-        return at_x(p)
-
-    return predict
 
 
 def _predict(f: Callable[..., Any], x: Any, p: Any, unpacked: bool) -> Any:

@@ -42,6 +42,7 @@ def least_squares(
     params: Any,
     *,
     args: tuple[Any, ...] = (),
+    jac: Any = None,
     solver: LeastSquaresMethod | None = None,
     loss: Any = None,
     sigma: Any = None,
@@ -74,6 +75,14 @@ def least_squares(
             functions.
         params: Where to start: a pytree of real floating arrays.
         args: Further arguments of `residual_fn`: pytrees of arrays.
+        jac: `jac(params, *args)` returns the Jacobian, if you have it cheaper than by
+            differentiation: what `jax.jacfwd(residual_fn)` would return, a tree like the
+            residuals whose leaves are trees like the params, of arrays of shape
+            `residual.shape + param.shape`; for one array of residuals and one vector of params
+            that is `[m, n]`. It may also be a list, tuple or dict of functions, like
+            `residual_fn`. See :func:`fnopt.per_example_jacobian` and
+            :func:`fnopt.sparse_jacobian`. With `levenberg_marquardt(geodesic=False)`, or a
+            method other than Levenberg-Marquardt, the residual function is never differentiated.
         solver: The method and its options; by default `levenberg_marquardt()`.
         loss: A robust loss such as `huber(scale=0.1)`, or its name; or a tree of these (None for
             plain squares) like the residuals or like their top: for a list of residual functions
@@ -131,7 +140,7 @@ def least_squares(
         set_up(residual_fn, params, args, **options)  # inside jit no value can be checked
 
     def solve(params: Any, args: tuple[Any, ...], solver: LeastSquaresMethod) -> Solution:
-        setting = set_up(residual_fn, params, args, **options)
+        setting = set_up(residual_fn, params, args, jac=jac, **options)
         return _solve(setting, solver, max_steps, history, callback)
 
     return call_compiled(solve, params, args, solver)
@@ -198,7 +207,7 @@ def _started(problem: Problem, solver: LeastSquaresMethod, options: Options, x: 
 
 
 def _evaluate(problem: Problem, solver: LeastSquaresMethod, x: jax.Array, r: jax.Array) -> Point:
-    return solver.evaluate(problem.model, x)._replace(cost=problem.cost(r))
+    return solver.evaluate(problem.model_at(r), x)._replace(cost=problem.cost(r))
 
 
 def _stationary(point: Point, options: Options) -> jax.Array:

@@ -12,7 +12,7 @@ import numpy as np
 from fnopt.least_squares._bounded import shifted
 from fnopt.least_squares._problem import Problem
 from fnopt.least_squares._solution import Solution
-from fnopt.residuals import linearise, minimum_tangent, pushed
+from fnopt.residuals import Derivative, linearise, minimum_tangent, pushed
 
 Data = tuple[Any, Any, Any]  # what residuals, losses and bounds depend on
 
@@ -40,11 +40,14 @@ def implicitly(
     """
     # What the residuals close over becomes an argument, so that it can have a derivative.
     r, consts = jax.closure_convert(problem.flat.r, x)
+    given, at_consts = _opened(problem.flat.derivative, x)
     mode = getattr(solver, "jacobian", "auto")
 
     def rebuilt(data: Data) -> Problem:
-        consts, losses, box = data
+        (consts, at_consts), losses, box = data
         flat = problem.flat._replace(r=lambda v: r(v, *consts))
+        if given is not None:
+            flat = flat._replace(derivative=given(at_consts))
         return Problem(flat, losses, box)
 
     @jax.custom_jvp
@@ -57,7 +60,17 @@ def implicitly(
         end = run(*primals)
         return end, _tangent(rebuilt, end, data, change, mode)
 
-    return run(x, (consts, problem.losses, problem.box), solver)
+    return run(x, ((consts, at_consts), problem.losses, problem.box), solver)
+
+
+def _opened(
+    given: Derivative | None, x: jax.Array
+) -> tuple[Callable[[Any], Derivative] | None, list[Any]]:
+    """The user's Jacobian as a function of what it closes over, and that."""
+    if given is None:
+        return None, []
+    at, consts = jax.closure_convert(given.at, x)
+    return lambda consts: given._replace(at=lambda v: at(v, *consts)), consts
 
 
 def _tangent(
@@ -87,12 +100,13 @@ def _derived(problem: Problem, x: jax.Array, mode: str, with_jacobian: bool) -> 
     r = problem.flat.r(x)
     if not with_jacobian:
         return problem.cost(r), r, None
-    _, J = linearise(problem.flat.r, x, problem.flat.m, mode)
+    # By the function itself: what the user's Jacobian depends on is not looked at here.
+    _, J = linearise(problem.flat._replace(derivative=None), x, mode)
     return problem.cost(r), r, problem.weighed(J, r)
 
 
 def _gradient(problem: Problem, x: jax.Array, mode: str) -> jax.Array:
-    r, J = linearise(problem.model.r, x, problem.flat.m, mode)
+    r, J = linearise(problem.model, x, mode)
     return r @ J
 
 

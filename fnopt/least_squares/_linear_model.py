@@ -30,6 +30,8 @@ from fnopt.residuals import (
     probed_columns,
 )
 
+_SPARSE = 256  # from that many unknowns on a sparse Jacobian isn't made a full matrix
+
 Pull = Callable[[jax.Array], jax.Array]
 
 
@@ -54,6 +56,9 @@ class LinearModel:
         """`'svd'`, `'tall'`, `'wide'` or `'cg'`."""
         m, n = self.flat.m, self.flat.n
         name = linear_solver(self.solver, m, n)
+        given = self.flat.derivative
+        if self.solver == "auto" and given is not None and given.sparse and min(m, n) > _SPARSE:
+            name = "cg"
         if name != "cholesky":
             return name
         return "tall" if m >= n else "wide"
@@ -62,13 +67,13 @@ class LinearModel:
         """What is known at a point: a dense Jacobian is kept, or its Gram matrix, or neither."""
         flat = self.flat
         if self.kind == "tall":
-            r, G, g = linearise_gram(flat.r, x, flat.m, self.mode, self.chunk_size)
+            r, G, g = linearise_gram(flat, x, self.mode, self.chunk_size)
             columns = jnp.sqrt(jnp.diagonal(G))
             return Point(x, r, G, half_square(r), g, columns)
         if self.kind == "cg":
-            r, _, pull = linearise_products(flat.r, x)
-            return Point(x, r, (), half_square(r), pull(r), probed_columns(pull, r))
-        return point_at(x, *linearise(flat.r, x, flat.m, self.mode, self.chunk_size))
+            r, J, pull = self._pullable(x)
+            return Point(x, r, J, half_square(r), pull(r), probed_columns(pull, r))
+        return point_at(x, *linearise(flat, x, self.mode, self.chunk_size))
 
     def factorise(self, point: Point, scale: jax.Array) -> Any:
         """What only depends on the point and the scaling, for any number of steps from there."""
@@ -83,7 +88,7 @@ class LinearModel:
     def system(self, point: Point, factors: Any, scale: jax.Array, lam: jax.Array) -> System:
         """The linear model in scaled variables, ready for steps; `lam` is a guess of a damping."""
         if self.kind == "cg":
-            _, push, back = linearise_products(self.flat.r, point.x)
+            push, back = self._products(point)
             return KrylovSystem(lambda v: push(v / scale), lambda w: back(w) / scale, point.r)
         if self.kind == "tall":
             return TallGramSystem(factors, point.gradient / scale, lam, self._pull(point, scale))
@@ -98,15 +103,34 @@ class LinearModel:
     def _pull(self, point: Point, scale: jax.Array) -> Pull | None:
         if self.mode == "forward":  # asked for by somebody whose function may have nothing else
             return None
-        _, _, pull = linearise_products(self.flat.r, point.x)
-        return lambda w: pull(w) / scale
+        # Only called where the residual function is differentiated anyway.
+        return lambda w: linearise_products(self.flat.r, point.x)[2](w) / scale
+
+    def _pullable(self, x: jax.Array) -> tuple[jax.Array, Any, Pull]:
+        """The residual, what is kept of the Jacobian for its products, and that of its transpose.
+
+        Nothing is kept of one that comes from the residual function.
+        """
+        given = self.flat.derivative
+        if given is None:
+            r, _, pull = linearise_products(self.flat.r, x)
+            return r, (), pull
+        J = given.at(x)
+        return self.flat.r(x), J, lambda w: given.pull(J, w)
+
+    def _products(self, point: Point) -> tuple[Pull, Pull]:
+        """The products with the Jacobian at a point, and with its transpose."""
+        given = self.flat.derivative
+        if given is None:
+            return linearise_products(self.flat.r, point.x)[1:]
+        return lambda v: given.push(point.J, v), lambda w: given.pull(point.J, w)
 
     def jacobian(self, point: Point) -> Any:
         """The Jacobian at a point; None where it is too large to have."""
         if self.kind == "cg" or (self.kind == "tall" and self.chunk_size is not None):
             return None
         if self.kind == "tall":
-            return linearise(self.flat.r, point.x, self.flat.m, self.mode)[1]
+            return linearise(self.flat, point.x, self.mode)[1]
         return point.J
 
     def rank(self, factors: Any) -> jax.Array:

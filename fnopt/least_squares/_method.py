@@ -15,6 +15,7 @@ from fnopt.core import (
     check_same_tree,
     hyper,
     increment,
+    jacobian_mode,
     ravel,
     slot_zeros,
     static,
@@ -28,7 +29,7 @@ from fnopt.least_squares._point import Point, half_square, is_finite
 from fnopt.least_squares._rules import TRUST_REGION, Rule
 from fnopt.least_squares._step import Search, Trial, arrive, begin, choose, judge
 from fnopt.linear import linear_solver
-from fnopt.residuals import FlatResidual, flat_residual, jacobian_mode
+from fnopt.residuals import FlatResidual, flat_residual, given_derivative
 
 
 class LeastSquaresState(NamedTuple):
@@ -103,6 +104,7 @@ class LeastSquaresMethod(Transformation):
         params: Any = None,
         *,
         residual_fn: Any,
+        jac: Any = None,
         **extra_args: Any,
     ) -> tuple[Any, LeastSquaresState]:
         """One step: the update is zero, and the params stay as they are, if it is refused.
@@ -113,6 +115,7 @@ class LeastSquaresMethod(Transformation):
             params: A pytree of real floating arrays.
             residual_fn: `residual_fn(params)` returns the residuals, as an array or a pytree; or
                 a list, tuple or dict of such functions.
+            jac: `jac(params)` returns their Jacobian, as in :func:`fnopt.least_squares`.
             **extra_args: Not used.
 
         Returns:
@@ -121,6 +124,10 @@ class LeastSquaresMethod(Transformation):
         del updates, extra_args
         check_same_tree(params, state.scale, "params", "the state's scale")
         x, flat = flat_residual(residual_fn, params)
+        if jac is not None:
+            residuals = jax.eval_shape(flat.unflatten, jax.ShapeDtypeStruct((flat.m,), x.dtype))
+            given = given_derivative(jac, residuals, params, (), x.dtype)
+            flat = flat._replace(derivative=given)
         options = self.options(params, x.dtype)
         point = self.evaluate(flat, x)
         search = self._resumed(state, point, options)

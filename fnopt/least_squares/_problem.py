@@ -10,19 +10,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import fresh, leaves_with_names, ravel, shown
+from fnopt.core import fresh, leaves_with_names, ravel, shown, value_and_jacobian
 from fnopt.least_squares._gain import actual_reduction
 from fnopt.least_squares._point import half_square
 from fnopt.residuals import (
     Box,
     Constraint,
+    Derivative,
     FlatResidual,
     Parametrisation,
     RobustCost,
     box_of,
     fixed,
     flat_residual,
-    linearise,
+    given_derivative,
     one_function,
     parametrised,
     robust_cost,
@@ -43,7 +44,23 @@ class Problem(NamedTuple):
         """Residuals whose squares model the cost to second order."""
         if self.losses is None:
             return self.flat
-        return self.flat._replace(r=self.losses.corrected(self.flat.r))
+        flat, given = self.flat, self.flat.derivative
+        if given is not None:
+            given = given.scaled(lambda x: self._factors(flat.r(x)))
+        return flat._replace(r=self.losses.corrected(flat.r), derivative=given)
+
+    def model_at(self, r: jax.Array) -> FlatResidual:
+        """The model for use at a point whose residuals are known.
+
+        Where the user brings the Jacobian, the residuals aren't evaluated there again.
+        """
+        given = self.flat.derivative
+        if given is None:
+            return self.model
+        if self.losses is None:
+            return self.flat._replace(r=lambda x: r)
+        a, b = self.losses.corrections(r)
+        return self.flat._replace(r=lambda x: a * r, derivative=given.scaled(lambda x: b))
 
     def cost(self, r: jax.Array) -> jax.Array:
         """The cost of residuals."""
@@ -65,6 +82,10 @@ class Problem(NamedTuple):
         used = self.losses.corrections(r)[1][:, None]
         J = jnp.where(used > 0, J / jnp.where(used > 0, used, jnp.ones_like(used)), 0 * J)
         return self.weighed(J, r)
+
+    def _factors(self, r: jax.Array) -> jax.Array:
+        """What the rows of the Jacobian are multiplied by for their losses."""
+        return jnp.ones_like(r) if self.losses is None else self.losses.corrections(r)[1]
 
     def weighed(self, J: jax.Array, r: jax.Array) -> jax.Array:
         """The rows of the residuals' Jacobian by the roots of the curvatures of their losses."""
@@ -94,7 +115,7 @@ class Setting(NamedTuple):
             return ravel(self.params(x))[0]
 
         size = jax.eval_shape(laid, x).size
-        return linearise(laid, x, size, "forward")[1]
+        return value_and_jacobian(laid, x, size, "forward")[1]
 
 
 def set_up(
@@ -102,6 +123,7 @@ def set_up(
     params: Any,
     args: tuple[Any, ...],
     *,
+    jac: Any = None,
     loss: Any = None,
     sigma: Any = None,
     weights: Any = None,
@@ -111,14 +133,44 @@ def set_up(
     """Brings a problem to a vector; everything that is known by now is checked."""
     fn = one_function(residual_fn)
     made = parametrised(params, constraints)
-    plain = loss is None and sigma is None and weights is None
+    plain = loss is None and sigma is None and weights is None and jac is None
     shapes = None if plain else jax.eval_shape(fresh(fn), params, *args)
     whiten = whitened(shapes, sigma, weights)
     x, flat = flat_residual(lambda free: whiten(fn(made.assemble(free), *args)), made.free)
+    if jac is not None:
+        given = given_derivative(jac, shapes, params, args, x.dtype)
+        given = _of_variables(given, flat, x, made)
+        if sigma is not None or weights is not None:
+            given = _weighted(given, flat, x.dtype, whiten)
+        flat = flat._replace(derivative=given)
     losses = None if loss is None else robust_cost(loss, shapes)
     ignored = 0 if weights is None else _count_zeros(whiten, shapes)
     dof = jnp.asarray(flat.m - flat.n - ignored, jnp.int32)
     return Setting(x, Problem(flat, losses, _box(bounds, params, made, x.dtype)), made, dof)
+
+
+def _of_variables(
+    given: Derivative, flat: FlatResidual, x: jax.Array, made: Parametrisation
+) -> Derivative:
+    """The derivative by what is fitted, from that by the params."""
+    if not made.kinds:
+        return given
+
+    def assembled(x: jax.Array) -> jax.Array:
+        return ravel(made.assemble(flat.unravel(x)))[0].astype(x.dtype)
+
+    return given.preceded_by(assembled, x)
+
+
+def _weighted(
+    given: Derivative, flat: FlatResidual, dtype: Any, whiten: Callable[[Any], Any]
+) -> Derivative:
+    """The derivative of the weighted residuals, from that of the residuals."""
+
+    def weighted(r: jax.Array) -> jax.Array:
+        return flat.flatten(whiten(flat.unflatten(r)))
+
+    return given.followed_by(weighted, jnp.zeros(flat.m, dtype))
 
 
 def _count_zeros(whiten: Callable[[Any], Any], shapes: Any) -> jax.Array:

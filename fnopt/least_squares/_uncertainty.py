@@ -10,11 +10,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.scipy.special import betainc, erfinv
 
-from fnopt.core import default_float, fresh, ravel
+from fnopt.core import default_float, fresh, ravel, value_and_jacobian
 from fnopt.least_squares._covariance import covariance_of
 from fnopt.least_squares._solution import Solution
 from fnopt.linear import divide
-from fnopt.residuals import linearise
 
 _NEARLY_NORMAL = 1e6  # degrees of freedom from which on the normal distribution is exact enough
 
@@ -210,7 +209,7 @@ def predict_band(
     def flat(x: jax.Array) -> jax.Array:
         return jnp.ravel(predict(unravel(x))).astype(x.dtype)
 
-    value, J = linearise(flat, x, shape.size)
+    value, J = value_and_jacobian(flat, x, shape.size)
     C = covariance_of(solution, absolute_sigma)
     known = jnp.all(jnp.isfinite(C))
     square = jnp.sum((J @ jnp.where(known, C, jnp.zeros_like(C))) * J, axis=1)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from fnopt.residuals._bounds import Box, box_of
+from fnopt.residuals._derivative import Derivative
 from fnopt.residuals._flat import FlatResidual, flat_residual, one_function
+from fnopt.residuals._given import given_derivative
 from fnopt.residuals._implicit import minimum_tangent, pushed
-from fnopt.residuals._jacobian import curvature_along, jacobian_mode, linearise
+from fnopt.residuals._jacobian import curvature_along, linearise
 from fnopt.residuals._lanes import linearise_lanes
 from fnopt.residuals._parameters import (
     Constraint,
@@ -34,6 +36,7 @@ from fnopt.residuals._weights import whitened
 __all__ = [
     "Box",
     "Constraint",
+    "Derivative",
     "FlatResidual",
     "Parametrisation",
     "RobustCost",
@@ -45,9 +48,9 @@ __all__ = [
     "curvature_along",
     "fixed",
     "flat_residual",
+    "given_derivative",
     "huber",
     "interval",
-    "jacobian_mode",
     "linearise",
     "linearise_gram",
     "linearise_lanes",

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import leaves_with_names, ravel, shown, where
+from fnopt.core import leaves_with_names, ravel, real_vector, shown, where
+from fnopt.residuals._derivative import Derivative
 
 
 class FlatResidual(NamedTuple):
@@ -16,9 +17,11 @@ class FlatResidual(NamedTuple):
 
     r: Callable[[jax.Array], jax.Array]  # [n] -> [m]
     unravel: Callable[[jax.Array], Any]  # [n] -> params
+    flatten: Callable[[Any], jax.Array]  # the residuals as the user returns them -> [m]
     unflatten: Callable[[jax.Array], Any]  # [m] -> the residuals as the user returns them
     m: int
     n: int
+    derivative: Derivative | None = None  # the Jacobian that the user brings, if any
 
 
 def flat_residual(
@@ -55,26 +58,34 @@ def flat_residual(
         return fn(unravel(vector), *args)
 
     shapes = jax.eval_shape(tree, x)
-    m = _count(shapes)
-    dtype = x.dtype
+    _check_residuals(shapes)
+    laid = real_vector(shapes, x.dtype)
 
-    def r(vector: jax.Array) -> jax.Array:
-        leaves = [part for leaf in jax.tree.leaves(tree(vector)) for part in _real_parts(leaf)]
-        return jnp.concatenate([jnp.ravel(part).astype(dtype) for part in leaves])
+    return x, FlatResidual(
+        r=lambda vector: laid.flatten(tree(vector)),
+        unravel=unravel,
+        flatten=laid.flatten,
+        unflatten=laid.unflatten,
+        m=laid.size,
+        n=x.size,
+    )
 
-    return x, FlatResidual(r, unravel, lambda v: _unflatten(v, shapes), m, x.size)
+
+_WHAT = {
+    "residual_fn": "the residuals (not their sum of squares)",
+    "jac": "their Jacobian",
+}
 
 
-def one_function(residual_fn: Any) -> Callable[..., Any]:
-    """A residual function as it is; several, in a list, tuple or dict, as one."""
-    if callable(residual_fn):
-        return residual_fn
-    functions, treedef = jax.tree.flatten(residual_fn) if _is_container(residual_fn) else ([], None)
+def one_function(given: Any, name: str = "residual_fn") -> Callable[..., Any]:
+    """A residual function (or a `jac`) as it is; several, in a list, tuple or dict, as one."""
+    if callable(given):
+        return given
+    functions, treedef = jax.tree.flatten(given) if _is_container(given) else ([], None)
     if treedef is None or not functions or not all(map(callable, functions)):
         raise TypeError(
-            f"{where()}residual_fn is {_described(residual_fn)}, expected a function of the params "
-            "that returns the residuals (not their sum of squares), or a list, tuple or dict of "
-            "such functions."
+            f"{where()}{name} is {_described(given)}, expected a function of the params that "
+            f"returns {_WHAT[name]}, or a list, tuple or dict of such functions."
         )
     return lambda *args: jax.tree.unflatten(treedef, [fn(*args) for fn in functions])
 
@@ -107,7 +118,7 @@ def _checked_params(params: Any) -> Any:
     return params
 
 
-def _count(residuals: Any) -> int:
+def _check_residuals(residuals: Any) -> None:
     pairs, _ = leaves_with_names(residuals)
     if not pairs:
         raise TypeError(
@@ -121,33 +132,9 @@ def _count(residuals: Any) -> int:
                 f"{leaf.dtype}{list(leaf.shape)}, expected a floating array. "
                 "Do the params take part in it? Return prediction - target as floats."
             )
-    m = sum(leaf.size * (1 + _is_complex(leaf)) for _, leaf in pairs)
-    if m == 0:
+    if sum(leaf.size for _, leaf in pairs) == 0:
         shapes = [tuple(leaf.shape) for _, leaf in pairs]
         raise ValueError(
             f"{where()}residual_fn returned no residuals (shapes {shapes}), expected at least one. "
             "Are the data empty?"
         )
-    return m
-
-
-def _is_complex(leaf: Any) -> bool:
-    return bool(jnp.issubdtype(leaf.dtype, jnp.complexfloating))
-
-
-def _real_parts(leaf: jax.Array) -> tuple[jax.Array, ...]:
-    return (jnp.real(leaf), jnp.imag(leaf)) if jnp.iscomplexobj(leaf) else (leaf,)
-
-
-def _unflatten(vector: jax.Array, shapes: Any) -> Any:
-    """Undoes the flattening of residuals of these shapes and dtypes."""
-    leaves, treedef = jax.tree.flatten(shapes)
-    parts, start = [], 0
-    for leaf in leaves:
-        halves = []
-        for _ in range(1 + _is_complex(leaf)):
-            halves.append(vector[start : start + leaf.size].reshape(leaf.shape))
-            start += leaf.size
-        part = jax.lax.complex(*halves) if _is_complex(leaf) else halves[0]
-        parts.append(part.astype(leaf.dtype))
-    return jax.tree.unflatten(treedef, parts)

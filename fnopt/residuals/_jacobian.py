@@ -3,104 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax import lax
 
-from fnopt.core import where
-
-MODES = ("auto", "forward", "reverse")
-_MOST_AT_ONCE, _CHUNK = 256, 64  # matrix products are as fast in such chunks, and fit memory
-
-
-def jacobian_mode(mode: str, m: int, n: int) -> str:
-    """Chooses forward (`n` tangents) or reverse (`m` cotangents): whichever is fewer.
-
-    Args:
-        mode: `'auto'`, `'forward'` or `'reverse'`.
-        m: How many residuals there are.
-        n: How many params there are.
-
-    Returns:
-        `'forward'` or `'reverse'`.
-
-    Raises:
-        ValueError: If `mode` is something else.
-
-    Example:
-        >>> from fnopt.residuals import jacobian_mode
-        >>> jacobian_mode("auto", m=100, n=3), jacobian_mode("auto", m=8, n=1000)
-        ('forward', 'reverse')
-    """
-    if mode not in MODES:
-        raise ValueError(f"{where()}jacobian = {mode!r}, expected one of {MODES}.")
-    if mode == "auto":
-        return "forward" if n <= m else "reverse"
-    return mode
+from fnopt.core import value_and_jacobian
+from fnopt.residuals._flat import FlatResidual
 
 
 def linearise(
-    r: Callable[[jax.Array], jax.Array],
-    x: jax.Array,
-    m: int,
-    mode: str = "auto",
-    chunk_size: int | None = None,
+    flat: FlatResidual, x: jax.Array, mode: str = "auto", chunk_size: int | None = None
 ) -> tuple[jax.Array, jax.Array]:
     r"""The residual and its Jacobian :math:`J_{ij} = \partial r_i / \partial x_j` at a point.
 
-    The function is traced once: forward mode pushes the `n` unit tangents through its linear map,
-    reverse mode pulls the `m` unit cotangents back.
+    A Jacobian that the user brings is used; else it comes from the function.
 
     Args:
-        r: A function from `[n]` to `[m]`.
+        flat: The residual function.
         x: The point, of shape `[n]`.
-        m: The number of residuals.
         mode: `'auto'`, `'forward'` or `'reverse'`.
-        chunk_size: How many tangents or cotangents are pushed at once, to bound the memory of
-            what lies between params and residuals; by default all of them up to 256, else 64 at
-            a time.
+        chunk_size: How many tangents or cotangents are pushed at once; see
+            :func:`fnopt.core.value_and_jacobian`.
 
     Returns:
-        `r(x)` of shape `[m]` and the Jacobian of shape `[m, n]`.
-
-    Raises:
-        ValueError: If `mode` is none of the three.
+        The residual of shape `[m]` and the Jacobian of shape `[m, n]`.
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from fnopt.residuals import linearise
-        >>> linearise(lambda x: x**2, jnp.asarray([1.0, 2.0]), m=2)[1]
+        >>> from fnopt.residuals import flat_residual, linearise
+        >>> x, flat = flat_residual(lambda x: x**2, jnp.asarray([1.0, 2.0]))
+        >>> linearise(flat, x)[1]
         Array([[2., 0.],
                [0., 4.]], dtype=float32)
     """
-    if jacobian_mode(mode, m, x.size) == "forward":
-        value, push = jax.linearize(r, x)
-        if _at_once(x.size, chunk_size):
-            return value, jax.vmap(push, out_axes=1)(jnp.eye(x.size, dtype=x.dtype))
-        return value, _in_chunks(push, x.size, chunk_size, x.dtype).T
-    value, pull = jax.vjp(r, x)
-    if _at_once(m, chunk_size):
-        return value, jax.vmap(lambda e: pull(e)[0])(jnp.eye(m, dtype=value.dtype))
-    return value, _in_chunks(lambda e: pull(e)[0], m, chunk_size, value.dtype)
-
-
-def _at_once(size: int, chunk_size: int | None) -> bool:
-    return size <= (_MOST_AT_ONCE if chunk_size is None else chunk_size)
-
-
-def _in_chunks(
-    linear: Callable[[jax.Array], jax.Array], size: int, chunk_size: int | None, dtype: Any
-) -> jax.Array:
-    """What a linear map makes of every unit vector, one a row, so many at a time."""
-    indices = jnp.arange(size)
-    batch_size = _CHUNK if chunk_size is None else chunk_size
-    return lax.map(lambda i: linear(_unit(i, size, dtype)), indices, batch_size=batch_size)
-
-
-def _unit(i: jax.Array, size: int, dtype: Any) -> jax.Array:
-    return (jnp.arange(size) == i).astype(dtype)
+    given = flat.derivative
+    if given is not None:
+        return flat.r(x), given.matrix(given.at(x))
+    return value_and_jacobian(flat.r, x, flat.m, mode, chunk_size)
 
 
 def curvature_along(r: Callable[[jax.Array], jax.Array], x: jax.Array, v: jax.Array) -> jax.Array:

@@ -8,25 +8,26 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fnopt.core import jacobian_mode
 from fnopt.linear import gram, norm
-from fnopt.residuals._jacobian import jacobian_mode, linearise
+from fnopt.residuals._flat import FlatResidual
+from fnopt.residuals._jacobian import linearise
 
 Map = Callable[[jax.Array], jax.Array]
 _PROBES = 8
 
 
 def linearise_gram(
-    r: Map, x: jax.Array, m: int, mode: str = "auto", chunk_size: int | None = None
+    flat: FlatResidual, x: jax.Array, mode: str = "auto", chunk_size: int | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     r"""The residual, :math:`J^T J` and :math:`J^T r` at a point.
 
     In reverse mode with a `chunk_size` only that many rows of the Jacobian exist at a time; else
-    it is formed and dropped.
+    (and if the user brings it) it is formed and dropped.
 
     Args:
-        r: A function from `[n]` to `[m]`.
+        flat: The residual function.
         x: The point, of shape `[n]`.
-        m: The number of residuals.
         mode: `'auto'`, `'forward'` or `'reverse'`.
         chunk_size: How many derivatives are taken at once; None for all.
 
@@ -35,16 +36,18 @@ def linearise_gram(
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from fnopt.residuals import linearise_gram
-        >>> _, G, g = linearise_gram(lambda x: x**2, jnp.asarray([1.0, 2.0]), m=2)
+        >>> from fnopt.residuals import flat_residual, linearise_gram
+        >>> x, flat = flat_residual(lambda x: x**2, jnp.asarray([1.0, 2.0]))
+        >>> _, G, g = linearise_gram(flat, x)
         >>> print(G, g)
         [[ 4.  0.]
          [ 0. 16.]] [ 2. 16.]
     """
-    if chunk_size is None or jacobian_mode(mode, m, x.size) == "forward" or chunk_size >= m:
-        value, J = linearise(r, x, m, mode, chunk_size)
-        return value, gram(J), value @ J
-    return _gram_by_rows(r, x, m, chunk_size)
+    by_rows = jacobian_mode(mode, flat.m, x.size) == "reverse" and flat.derivative is None
+    if by_rows and chunk_size is not None and chunk_size < flat.m:
+        return _gram_by_rows(flat.r, x, flat.m, chunk_size)
+    value, J = linearise(flat, x, mode, chunk_size)
+    return value, gram(J), value @ J
 
 
 def _gram_by_rows(

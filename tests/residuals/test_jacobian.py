@@ -1,9 +1,8 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
-from fnopt.residuals import curvature_along, jacobian_mode, linearise
+from fnopt.residuals import curvature_along, flat_residual, given_derivative, linearise
 
 
 def model(x):
@@ -13,13 +12,14 @@ def model(x):
 X = np.asarray([0.3, -1.2])
 
 
-@pytest.mark.parametrize("mode", ["auto", "forward", "reverse"])
-def test_jacobian_agrees_with_the_formula(mode):
-    r, J = linearise(model, jnp.asarray(X, jnp.float32), 4, mode)
-    a, b = X
-    expected = [[np.cos(a) * b, np.sin(a)], [0, 3 * b**2], [b, a], [np.exp(a), 0]]
-    np.testing.assert_allclose(J, expected, rtol=1e-6)
-    np.testing.assert_allclose(r, [np.sin(a) * b, b**3, a * b, np.exp(a)], rtol=1e-6)
+def test_the_jacobian_that_is_given_is_the_one_that_is_used():
+    x, flat = flat_residual(model, jnp.asarray(X, jnp.float32))
+    r, J = linearise(flat, x)
+    np.testing.assert_allclose(J, jax.jacfwd(model)(x), rtol=1e-6)
+    twice = given_derivative(lambda x: 2 * jax.jacfwd(model)(x), r, x, (), x.dtype)
+    value, doubled = linearise(flat._replace(derivative=twice), x)
+    np.testing.assert_array_equal(value, r)
+    np.testing.assert_allclose(doubled, 2 * J, rtol=1e-6)
 
 
 def test_curvature_agrees_with_the_formula():
@@ -28,20 +28,3 @@ def test_curvature_agrees_with_the_formula():
     (a, b), (p, q) = X, v
     first = -np.sin(a) * b * p**2 + 2 * np.cos(a) * p * q
     np.testing.assert_allclose(got, [first, 6 * b * q**2, 2 * p * q, np.exp(a) * p**2], rtol=1e-5)
-
-
-def test_mode_follows_the_shape():
-    assert jacobian_mode("auto", m=5, n=5) == "forward"
-    assert jacobian_mode("auto", m=4, n=5) == "reverse"
-    assert jacobian_mode("forward", m=4, n=5) == "forward"
-    with pytest.raises(ValueError, match=r"jacobian = 'sideways', expected one of"):
-        jacobian_mode("sideways", m=1, n=1)
-
-
-def test_a_wide_jacobian_pulls_back_as_many_cotangents_as_residuals():
-    text = (
-        jax.jit(lambda x: linearise(lambda x: x[:3] * x.sum(), x, 3)[1])
-        .lower(jnp.ones(500))
-        .as_text()
-    )
-    assert "500x500" not in text

@@ -1,0 +1,70 @@
+"""A Jacobian that the user brings, through all that is done to the params and residuals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+Map = Callable[[jax.Array], jax.Array]
+
+
+class Derivative(NamedTuple):
+    """The derivative of a function from `[n]` to `[m]`, known without differentiating it.
+
+    What stands for the Jacobian at a point is a tree of arrays, so that it can be kept: the
+    matrix, or something else that its products can be made from. All that depends on data is in
+    that tree; the three functions that read it close over no array.
+    """
+
+    at: Callable[[jax.Array], Any]  # x -> J, a tree of arrays
+    matrix: Callable[[Any], jax.Array]  # J -> [m, n]
+    push: Callable[[Any, jax.Array], jax.Array]  # J, v -> J v
+    pull: Callable[[Any, jax.Array], jax.Array]  # J, w -> J^T w
+    sparse: bool = False  # whether products cost far less than the matrix
+
+    def scaled(self, factors: Map) -> Derivative:
+        r"""That of :math:`b_i f_i`, where the factors `b(x)` count as constants."""
+        return Derivative(
+            lambda x: (factors(x), self.at(x)),
+            lambda J: J[0][:, None] * self.matrix(J[1]),
+            lambda J, v: J[0] * self.push(J[1], v),
+            lambda J, w: self.pull(J[1], J[0] * w),
+            self.sparse,
+        )
+
+    def followed_by(self, outer: Map, r: jax.Array) -> Derivative:
+        r""":math:`A J`, that of :math:`A f(x)` for a linear map of vectors such as `r`."""
+        apply, consts = jax.closure_convert(outer, r)
+
+        def transposed(consts: Any, w: jax.Array) -> jax.Array:
+            _, pull = jax.vjp(lambda r: apply(r, *consts), jnp.zeros_like(w))
+            return pull(w)[0]
+
+        return Derivative(
+            lambda x: (consts, self.at(x)),
+            lambda J: jax.vmap(lambda column: apply(column, *J[0]), 1, 1)(self.matrix(J[1])),
+            lambda J, v: apply(self.push(J[1], v), *J[0]),
+            lambda J, w: self.pull(J[1], transposed(J[0], w)),
+            self.sparse,
+        )
+
+    def preceded_by(self, inner: Map, x: jax.Array) -> Derivative:
+        r""":math:`J T`, that of :math:`f(g(x))` with :math:`T = \partial g / \partial x`."""
+        apply, consts = jax.closure_convert(inner, x)
+
+        def push(consts: Any, x: jax.Array, v: jax.Array) -> jax.Array:
+            return jax.jvp(lambda x: apply(x, *consts), (x,), (v,))[1]
+
+        def pull(consts: Any, x: jax.Array, w: jax.Array) -> jax.Array:
+            return jax.vjp(lambda x: apply(x, *consts), x)[1](w)[0]
+
+        return Derivative(
+            lambda x: (consts, x, self.at(inner(x))),
+            lambda J: jax.vmap(lambda row: pull(J[0], J[1], row))(self.matrix(J[2])),
+            lambda J, v: self.push(J[2], push(J[0], J[1], v)),
+            lambda J, w: pull(J[0], J[1], self.pull(J[2], w)),
+            self.sparse,
+        )

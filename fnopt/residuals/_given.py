@@ -1,0 +1,143 @@
+"""What the user's Jacobian function returns, checked and laid out as a matrix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import (
+    SparseJacobian,
+    compute_dtype,
+    is_inexact,
+    leaves_with_names,
+    ravel,
+    real_vector,
+    shown,
+    where,
+)
+from fnopt.residuals._derivative import Derivative
+from fnopt.residuals._flat import one_function
+
+
+def given_derivative(
+    jac: Any, residuals: Any, params: Any, args: tuple[Any, ...], dtype: Any
+) -> Derivative:
+    """A user's Jacobian function as the derivative of a function of a vector.
+
+    Args:
+        jac: `jac(params, *args)` returns what `jax.jacfwd` of the residual function would, or a
+            :class:`fnopt.core.SparseJacobian`.
+        residuals: The residuals that it belongs to, or their shapes and dtypes.
+        params: The params.
+        args: Further arguments.
+        dtype: The dtype to compute in.
+
+    Returns:
+        The derivative, by the params laid end to end.
+
+    Raises:
+        TypeError: If `jac` is no function, or what it returns isn't floating.
+        ValueError: If what it returns has another structure or shape.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.residuals import given_derivative
+        >>> x = jnp.ones(2)
+        >>> given = given_derivative(lambda x: jnp.diag(2 * x), x**2, x, (), jnp.float32)
+        >>> given.push(given.at(x), x)
+        Array([2., 2.], dtype=float32)
+    """
+    fn = one_function(jac, "jac")
+    x, unravel = ravel(params, "params")
+
+    def at(x: jax.Array) -> Matrix:
+        J = fn(unravel(x), *args)
+        if isinstance(J, SparseJacobian):
+            _check_shape(J, residuals, x.size)
+            return J.astype(dtype)
+        return _laid_out(J, residuals, params, dtype)
+
+    sparse = isinstance(jax.eval_shape(at, x), SparseJacobian)
+    return Derivative(at, _matrix, _push, _pull, sparse)
+
+
+Matrix = jax.Array | SparseJacobian
+
+
+def _matrix(J: Matrix) -> jax.Array:
+    return J.matrix() if isinstance(J, SparseJacobian) else J
+
+
+def _push(J: Matrix, v: jax.Array) -> jax.Array:
+    return J.mv(v) if isinstance(J, SparseJacobian) else J @ v
+
+
+def _pull(J: Matrix, w: jax.Array) -> jax.Array:
+    return J.rmv(w) if isinstance(J, SparseJacobian) else w @ J
+
+
+def _check_shape(J: SparseJacobian, residuals: Any, n: int) -> None:
+    m = real_vector(residuals, float).size
+    if J.shape != (m, n):
+        raise ValueError(
+            f"{where()}jac returned a sparse Jacobian of shape {J.shape}, expected {(m, n)}: one "
+            "row for every residual, one column for every param."
+        )
+
+
+def _laid_out(blocks: Any, residuals: Any, params: Any, dtype: Any) -> jax.Array:
+    """The matrix whose rows are residuals and whose columns are params, all laid end to end."""
+    pairs, treedef = leaves_with_names(residuals)
+    branches = _branches(treedef, blocks, "one branch for every leaf of the residuals")
+    rows = zip(branches, pairs, strict=True)
+    return jnp.concatenate([_rows(branch, r, path, params, dtype) for branch, (path, r) in rows])
+
+
+def _rows(branch: Any, residual: Any, residual_path: str, params: Any, dtype: Any) -> jax.Array:
+    """The rows of one leaf of the residuals; a complex one has real rows, then imaginary ones."""
+    pairs, treedef = leaves_with_names(params)
+    of = f"{shown(residual_path)} of the residuals"
+    leaves = _branches(treedef, branch, f"a tree like the params for {of}")
+    complex_rows = jnp.issubdtype(residual.dtype, jnp.complexfloating)
+    if complex_rows:
+        dtype = compute_dtype(dtype, jnp.complex64)
+    J = jnp.concatenate(
+        [
+            _block(value, residual, leaf, f"{of} by {shown(path)} of the params", dtype)
+            for value, (path, leaf) in zip(leaves, pairs, strict=True)
+        ],
+        axis=1,
+    )
+    return jnp.concatenate([jnp.real(J), jnp.imag(J)]) if complex_rows else J
+
+
+def _branches(treedef: Any, tree: Any, expected: str) -> list[Any]:
+    try:
+        return treedef.flatten_up_to(tree)
+    except ValueError as error:
+        raise ValueError(
+            f"{where()}jac returned a tree that doesn't fit: expected {expected}, as jax.jacfwd "
+            f"returns it. ({error})"
+        ) from None
+
+
+def _block(value: Any, residual: Any, param: Any, what: str, dtype: Any) -> jax.Array:
+    shape = (*residual.shape, *jnp.shape(param))
+    if not hasattr(value, "shape") or not is_inexact(value):
+        raise TypeError(
+            f"{where()}jac: {what} is {getattr(value, 'dtype', type(value).__name__)}, expected a "
+            f"floating array of shape {shape}."
+        )
+    value = jnp.asarray(value)
+    if value.shape != shape:
+        raise ValueError(
+            f"{where()}jac: {what} has shape {value.shape}, expected {shape}: the shape of the "
+            "residual, then that of the param."
+        )
+    if jnp.iscomplexobj(value) and not jnp.issubdtype(dtype, jnp.complexfloating):
+        raise TypeError(
+            f"{where()}jac: {what} is {value.dtype}, expected a real array for a real residual."
+        )
+    return value.reshape(residual.size, -1).astype(dtype)

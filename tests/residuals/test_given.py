@@ -1,0 +1,86 @@
+"""Jacobians that the user brings: their layout, and what is refused by name."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fnopt.residuals import flat_residual, given_derivative
+
+T = jnp.arange(3.0)
+PARAMS = {"a": jnp.asarray([1.0, 2.0]), "b": jnp.float32(0.5)}
+
+
+def residuals(p):
+    z = jax.lax.complex(p["a"] * p["b"], jnp.sin(p["a"]))
+    return {"real": jnp.sin(p["b"] * T) + p["a"].sum(), "z": z, "one": p["b"] ** 2}
+
+
+def derivative_of(jac, fn=residuals, params=PARAMS):
+    x, flat = flat_residual(fn, params)
+    return x, flat, given_derivative(jac, jax.eval_shape(fn, params), params, (), x.dtype)
+
+
+def test_blocks_are_laid_out_as_the_vectors_are():
+    x, flat, given = derivative_of(jax.jacfwd(residuals))
+    expected = jax.jacfwd(flat.r)(x)
+    assert expected.shape == (3 + 1 + 4, 3)
+    J = given.at(x)
+    np.testing.assert_allclose(given.matrix(J), expected, rtol=1e-6)
+    v, w = jnp.asarray([1.0, -2.0, 3.0]), jnp.arange(8.0)
+    np.testing.assert_allclose(given.push(J, v), expected @ v, rtol=1e-6)
+    np.testing.assert_allclose(given.pull(J, w), w @ expected, rtol=1e-5)
+
+
+def test_functions_in_a_list_have_jacobians_in_a_list():
+    functions = [lambda p: p["a"], lambda p: p["b"] * T]
+    x, flat, given = derivative_of(
+        [jax.jacfwd(f) for f in functions], lambda p: [f(p) for f in functions]
+    )
+    np.testing.assert_allclose(given.matrix(given.at(x)), jax.jacfwd(flat.r)(x))
+
+
+def test_low_precision_comes_back_in_float32():
+    x, _, given = derivative_of(jax.jacfwd(lambda p: p**2), lambda p: p**2, jnp.ones(2, "bfloat16"))
+    assert given.at(x).dtype == jnp.float32
+
+
+def spoiled(**changes):
+    def jac(p):
+        J = jax.jacfwd(residuals)(p)
+        return {k: changes.get(k, lambda block: block)(block) for k, block in J.items()}
+
+    return jac
+
+
+BAD = [
+    (
+        spoiled(real=lambda block: block | {"a": block["a"].T}),
+        ValueError,
+        r"leaf 'real' of the residuals by leaf 'a' of the params has shape \(2, 3\), "
+        r"expected \(3, 2\)",
+    ),
+    (
+        spoiled(one=lambda block: {"a": block["a"]}),
+        ValueError,
+        r"expected a tree like the params for leaf 'one' of the residuals",
+    ),
+    (lambda p: jnp.ones((8, 3)), ValueError, r"expected one branch for every leaf of the res"),
+    (
+        spoiled(one=lambda block: block | {"b": 1}),
+        TypeError,
+        r"leaf 'one' of the residuals by leaf 'b' of the params is int, expected a floating",
+    ),
+    (
+        spoiled(real=lambda block: block | {"b": block["b"].astype("complex64")}),
+        TypeError,
+        r"is complex64, expected a real array for a real residual",
+    ),
+    (jnp.ones((8, 3)), TypeError, r"jac is an array, float32\[8, 3\], expected a function"),
+]
+
+
+@pytest.mark.parametrize(("jac", "error", "text"), BAD)
+def test_what_does_not_fit_is_named(jac, error, text):
+    with pytest.raises(error, match=text):
+        jax.eval_shape(lambda x: derivative_of(jac)[2].at(x), jnp.ones(3))

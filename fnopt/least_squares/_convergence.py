@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Status
+from fnopt.core import Status, is_converged
 
 
 def first_of(*cases: tuple[jax.Array, Status]) -> jax.Array:
@@ -19,6 +19,16 @@ def first_of(*cases: tuple[jax.Array, Status]) -> jax.Array:
 def is_stationary(cost: jax.Array, cosine: jax.Array, gtol: jax.Array) -> jax.Array:
     """Whether nothing is left to gain: no residual, or one at right angles to every column."""
     return (cost <= 0) | (cosine <= gtol)
+
+
+def explained(status: jax.Array, columns: jax.Array, cost: jax.Array) -> jax.Array:
+    """The status, except that a point is no solution where nothing moves the residuals.
+
+    It is stationary there, but because every column of the Jacobian is zero: the residuals are
+    constant, or saturated, or the loss counts all of them as outliers.
+    """
+    dead = (jnp.max(columns, initial=0) <= 0) & (cost > 0)
+    return jnp.where(is_converged(status) & dead, Status.ILL_POSED.array, status)
 
 
 def cost_converged(

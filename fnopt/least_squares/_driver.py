@@ -11,7 +11,7 @@ from jax import lax
 
 from fnopt.core import Status, call_compiled
 from fnopt.least_squares._bounded import bounded_trial, faced, with_dense_jacobian
-from fnopt.least_squares._convergence import first_of, is_stationary
+from fnopt.least_squares._convergence import explained, first_of, is_stationary
 from fnopt.least_squares._implicit import implicitly
 from fnopt.least_squares._levenberg_marquardt import levenberg_marquardt
 from fnopt.least_squares._method import LeastSquaresMethod
@@ -295,6 +295,7 @@ def _ended(problem: Problem, solver: LeastSquaresMethod, loop: _Loop) -> Solutio
     """The solution, as vectors."""
     point, model = loop.point, solver.model(problem.model)
     ended = loop.status != Status.RUNNING.value
+    status = jnp.where(ended, loop.status, Status.MAX_STEPS.array)
     bounded = problem.box is not None
     factors = solver.factorise(problem.model, point, loop.search) if bounded else loop.factors
     return Solution(
@@ -307,6 +308,6 @@ def _ended(problem: Problem, solver: LeastSquaresMethod, loop: _Loop) -> Solutio
         steps=loop.steps,
         nfev=loop.nfev,
         njev=loop.njev,
-        status=jnp.where(ended, loop.status, Status.MAX_STEPS.array),
+        status=explained(status, point.columns, point.cost),
         history=loop.history,
     )

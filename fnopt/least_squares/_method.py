@@ -22,6 +22,7 @@ from fnopt.core import (
     where,
     zero_count,
 )
+from fnopt.least_squares._convergence import explained
 from fnopt.least_squares._gain import actual_reduction
 from fnopt.least_squares._linear_model import LinearModel
 from fnopt.least_squares._options import Options, resolved
@@ -141,6 +142,7 @@ class LeastSquaresMethod(Transformation):
         accepted, status, judged = self.judge(point, trial, actual, search, options)
         usable = is_finite(point)
         accepted = accepted & usable
+        status = explained(status, point.columns, point.cost)
         status = jnp.where(usable, status, Status.NONFINITE_START.array)
         # -0.0, not 0.0: it is the number that changes no other, -0.0 included.
         updates = jax.tree.map(

@@ -123,7 +123,7 @@ PROBLEMS = [
         "constant_residual",
         lambda p: jnp.full(3, 2.0, p["x"].dtype),
         {"x": 1.0},
-        frozenset({Status.CONVERGED_GRADIENT}),
+        frozenset({Status.ILL_POSED}),
         cost=6.0,
         rank=0,
         kept=("x",),

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import Status, call_compiled
+from fnopt.core import Status, call_compiled, is_converged
 from fnopt.least_squares._bounded import bounded_trial, faced, with_dense_jacobian
 from fnopt.least_squares._convergence import explained, first_of, is_stationary
 from fnopt.least_squares._implicit import implicitly
@@ -186,10 +186,16 @@ def _solve(
     end = implicitly(iterate, setting.problem, solver, setting.x)
     return end._replace(
         params=setting.params(end.params),
+        status=_counting(end.status, setting.dof + setting.x.size),
         residuals=setting.problem.flat.unflatten(end.residuals),
         tangent=setting.tangent(end.params),
         dof=setting.dof,
     )
+
+
+def _counting(status: jax.Array, counted: jax.Array) -> jax.Array:
+    """The status, except that there is no solution where no residual counts."""
+    return jnp.where(is_converged(status) & (counted <= 0), Status.ILL_POSED.array, status)
 
 
 def _started(problem: Problem, solver: LeastSquaresMethod, options: Options, x: jax.Array) -> _Loop:

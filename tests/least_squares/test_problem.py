@@ -54,6 +54,13 @@ def test_what_has_no_weight_does_not_count():
     np.testing.assert_allclose(fnopt.standard_errors(fit), 1 / np.sqrt(3), rtol=1e-5)
 
 
+@pytest.mark.parametrize("options", [{"loss": "tukey"}, {"weights": 0.0}], ids=str)
+def test_a_fit_in_which_nothing_counts_is_no_success(options):
+    fit = fnopt.least_squares(lambda p: p * jnp.ones(3) + 100, 1.0, **options)
+    assert fnopt.Status(int(fit.status)).name == "ILL_POSED"
+    np.testing.assert_array_equal(fit.params, 1)
+
+
 def test_constrained_params_and_their_errors():
     x = jnp.linspace(0.0, 2.0, 20)
     y = 3 * x + 1 + 0.1 * jnp.cos(11 * x)

@@ -31,6 +31,12 @@ def check_params(leaves: NamedLeaves, name: str) -> None:
             )
 
 
+def check_some(params: Any, name: str) -> None:
+    """Refuses params without a single array."""
+    if not jax.tree.leaves(params):
+        raise ValueError(f"{name}: the params have no array in them, so no gradient.")
+
+
 def check_batch(leaves: NamedLeaves, name: str) -> int:
     """The common number of examples of all batched leaves, at least 1."""
     if not leaves:
@@ -67,6 +73,17 @@ def check_key(key: Any, name: str) -> Any:
         f"{name}: key is {described(key)}, expected one PRNG key (jax.random.key(seed)); every "
         "example gets its own from it. Keys that you have split yourself are a batched argument."
     )
+
+
+def folded(key: Any, step: Any, name: str) -> Any:
+    """The key of one step; `None` for the key as it is."""
+    if step is None:
+        return key
+    step = jnp.asarray(step)
+    if step.shape != () or not jnp.issubdtype(step.dtype, jnp.integer):
+        # Rounding would give two steps the same random numbers.
+        raise TypeError(f"{name}: step is {described(step)}, expected one integer.")
+    return jax.random.fold_in(key, step.astype(jnp.uint32))
 
 
 def checked_loss(output: Any, has_aux: bool, name: str) -> tuple[jax.Array, Any]:
@@ -110,15 +127,21 @@ def check_weights(weights: Any, size: int, name: str) -> jax.Array:
 
 def check_clip_norm(clip_norm: Any, name: str) -> None:
     """Refuses what isn't one positive number; a traced value passes."""
-    if isinstance(clip_norm, bool) or not isinstance(clip_norm, (int, float)):
-        dtype, shape = getattr(clip_norm, "dtype", None), getattr(clip_norm, "shape", None)
-        real = dtype is not None and (
-            jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
-        )
-        if not real or shape != ():
-            raise TypeError(f"{name}: clip_norm is {described(clip_norm)}, expected one number.")
+    check_number(clip_norm, "clip_norm", name)
     if not isinstance(clip_norm, Tracer) and not clip_norm > 0:
         raise ValueError(f"{name}: clip_norm is {clip_norm}, expected a positive number.")
+
+
+def check_number(value: Any, what: str, name: str) -> None:
+    """Refuses what isn't one real number; an array without axes is one."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return
+    dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
+    real = dtype is not None and (
+        jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
+    )
+    if not real or shape != ():
+        raise TypeError(f"{name}: {what} is {described(value)}, expected one number.")
 
 
 def check_count(value: Any, what: str, name: str) -> None:

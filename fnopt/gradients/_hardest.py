@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.gradients._alignment import alignment_with_others
-from fnopt.gradients._checks import check_choice, check_count
+from fnopt.gradients._checks import check_choice, check_count, check_some
 from fnopt.gradients._chunks import checked_chunk_size
 from fnopt.gradients._clip_rule import check_where
 from fnopt.gradients._loss import ExampleLoss
@@ -24,7 +24,8 @@ class HardExamples(NamedTuple):
     """The `k` hardest examples of a batch, the hardest first.
 
     Attributes:
-        index: Their places in the batch, int32 `[k]`; -1 where fewer than `k` count.
+        index: Their places in the batch, int32 `[k]`; -1 where fewer than `k` count,
+            and then the rest of the entry means nothing.
         score: What they were chosen by, `[k]`.
         loss: Their losses, `[k]`.
         norm: The norms of their gradients, `[k]`.
@@ -95,6 +96,7 @@ def hardest_examples(
 
     def hardest_fn(*args: Any, key: Any = None, where: Any = None, **kwargs: Any) -> HardExamples:
         bound = spec.bind(args, kwargs, key)
+        check_some(bound.params, spec.name)
         if k > bound.size:
             raise ValueError(f"{spec.name}: k is {k}, but the batch has {bound.size} examples.")
         wanted = check_where(where, bound.size, spec.name)

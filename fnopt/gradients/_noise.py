@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from fnopt.core import check_inexact, compute_dtype, default_float
-from fnopt.gradients._checks import check_key
+from fnopt.gradients._checks import check_key, check_number, folded
 from fnopt.gradients._clip_rule import check_limits
 
 
@@ -61,8 +62,9 @@ def add_noise(
         The noisy gradients, in the dtypes of `grads`, and a `NoiseInfo`.
 
     Raises:
-        TypeError: If a gradient isn't floating, or the key is not one PRNG key.
-        ValueError: If the multiplier is negative, or a clip norm isn't positive.
+        TypeError: If a gradient isn't floating, the key is not one PRNG key, or the step isn't an
+            integer.
+        ValueError: If the multiplier is negative, or a clip norm isn't positive and finite.
 
     Example:
         >>> from fnopt.gradients import add_noise
@@ -77,10 +79,10 @@ def add_noise(
     """
     check_inexact(grads, "add_noise: grads")
     check_limits(clip_norm, "add_noise")
+    _check_finite(clip_norm)
     _check_multiplier(noise_multiplier)
-    key = check_key(key, "add_noise")
-    if step is not None:
-        key = jax.random.fold_in(key, jnp.asarray(step).astype(jnp.uint32))
+    _check_batch_size(batch_size)
+    key = folded(check_key(key, "add_noise"), step, "add_noise")
     sensitivity = _sensitivity(clip_norm, batch_size)
     stddev = jnp.asarray(noise_multiplier).astype(sensitivity.dtype) * sensitivity
     leaves, treedef = jax.tree.flatten(grads)
@@ -89,11 +91,28 @@ def add_noise(
 
 
 def _check_multiplier(noise_multiplier: Any) -> None:
-    traced = isinstance(noise_multiplier, Tracer)
-    if not traced and not noise_multiplier >= 0:
+    check_number(noise_multiplier, "noise_multiplier", "add_noise")
+    if not isinstance(noise_multiplier, Tracer) and not noise_multiplier >= 0:
         raise ValueError(
             f"add_noise: noise_multiplier is {noise_multiplier}, expected a number >= 0."
         )
+
+
+def _check_finite(clip_norm: Any) -> None:
+    for limit in jax.tree.leaves(clip_norm):
+        if not isinstance(limit, Tracer) and not limit < math.inf:
+            raise ValueError(
+                f"add_noise: clip_norm is {limit}: gradients that are not clipped have no "
+                "sensitivity, and no noise hides an example."
+            )
+
+
+def _check_batch_size(batch_size: Any) -> None:
+    if batch_size is None:
+        return
+    check_number(batch_size, "batch_size", "add_noise")
+    if not isinstance(batch_size, Tracer) and not batch_size > 0:
+        raise ValueError(f"add_noise: batch_size is {batch_size}, expected a positive number.")
 
 
 def _sensitivity(clip_norm: Any, batch_size: Any) -> jax.Array:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from fnopt.gradients._checks import check_count, check_key
+from fnopt.gradients._checks import check_count, check_key, check_number, folded
 
 # The logarithm of the chance 1e-10 that a batch does not fit, for the capacity chosen by default.
 _LOG_CHANCE = 10 * math.log(10)
@@ -60,7 +60,7 @@ def poisson_batch(
         A `PoissonBatch`.
 
     Raises:
-        TypeError: If the size isn't an int, or the key is not one PRNG key.
+        TypeError: If the size or the step isn't an integer, or the key is not one PRNG key.
         ValueError: If the rate isn't between 0 and 1, or a size makes no sense.
 
     Example:
@@ -77,9 +77,7 @@ def poisson_batch(
     check_count(size, "size", "poisson_batch")
     _check_rate(rate)
     capacity = _checked_capacity(capacity, size, rate)
-    key = check_key(key, "poisson_batch")
-    if step is not None:
-        key = jax.random.fold_in(key, jnp.asarray(step).astype(jnp.uint32))
+    key = folded(check_key(key, "poisson_batch"), step, "poisson_batch")
     drawn = jax.random.bernoulli(key, jnp.asarray(rate).astype(jnp.float32), (size,))
     (index,) = jnp.nonzero(drawn, size=capacity, fill_value=0)
     count = jnp.sum(drawn, dtype=jnp.int32)
@@ -89,8 +87,7 @@ def poisson_batch(
 
 
 def _check_rate(rate: Any) -> None:
-    if jnp.shape(rate) != ():
-        raise ValueError(f"poisson_batch: rate has shape {jnp.shape(rate)}, expected one number.")
+    check_number(rate, "rate", "poisson_batch")
     if not isinstance(rate, Tracer) and not 0 <= rate <= 1:
         raise ValueError(f"poisson_batch: rate is {rate}, expected a probability: 0 <= rate <= 1.")
 

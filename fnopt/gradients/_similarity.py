@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import compute_dtype
+from fnopt.gradients._checks import check_some
 from fnopt.gradients._chunks import checked_chunk_size, scan_chunks
 from fnopt.gradients._clip_rule import safe_root
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
@@ -86,7 +87,8 @@ def gradient_similarity(
 
     Raises:
         TypeError: If a parameter isn't floating, or the loss doesn't return a real scalar.
-        ValueError: If the example axes disagree or are empty, or an option makes no sense.
+        ValueError: If there are no params, the example axes disagree or are empty, or an option
+            makes no sense.
 
     Example:
         >>> from fnopt.gradients import gradient_similarity
@@ -107,6 +109,7 @@ def gradient_similarity(
 
     def similarity_fn(*args: Any, key: Any = None, **kwargs: Any) -> GradientSimilarity:
         bound = spec.bind(args, kwargs, key)
+        check_some(bound.params, spec.name)
         # The whole batch if nothing else is said: every further chunk costs passes over all others.
         way = choose(method, chunk_size or bound.size, bound)
         see = _Ghosts(way.ghost) if way.ghost else _Gradients(bound)

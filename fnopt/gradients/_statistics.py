@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from fnopt.core import compute_dtype, real_dtype
 from fnopt.gradients._alignment import alignment_with_others
+from fnopt.gradients._checks import check_some
 from fnopt.gradients._chunks import checked_chunk_size, scan_chunks
 from fnopt.gradients._clip_rule import check_where, safe_root
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
@@ -26,6 +27,7 @@ class GradientStatistics(NamedTuple):
             of one example's gradient; unbiased. NaN where fewer than two examples count.
         snr: By leaf: the signal-to-noise ratio, `|mean|^2 / variance`, where `|mean|^2` is
             estimated without the part that is noise; may be negative if there is hardly a signal.
+            Zero for a param that the loss ignores, infinite where all gradients are the same.
         noise_scale: The simple noise scale of all params, `sum(variance) / |mean|^2` with the same
             estimate: the batch size from which on larger batches hardly help.
         loss: The loss of every example, `[n]`.
@@ -90,7 +92,8 @@ def gradient_statistics(
 
     Raises:
         TypeError: If a parameter isn't floating, or the loss doesn't return a real scalar.
-        ValueError: If there is a single example, or the example axes disagree or are empty.
+        ValueError: If there is a single example, or no param, or the example axes disagree or are
+            empty.
 
     Example:
         >>> from fnopt.gradients import gradient_statistics
@@ -110,6 +113,7 @@ def gradient_statistics(
         *args: Any, key: Any = None, where: Any = None, **kwargs: Any
     ) -> GradientStatistics:
         bound = spec.bind(args, kwargs, key)
+        check_some(bound.params, spec.name)
         if bound.size < 2:
             raise ValueError(f"{spec.name}: the batch has 1 example, a variance needs at least 2.")
         wanted = check_where(where, bound.size, spec.name)
@@ -178,17 +182,17 @@ def _finished(
     found: Totals, bound: BoundLoss, spec: ExampleLoss, alignment: bool, chunk_size: int | None
 ) -> GradientStatistics:
     leaves, treedef = jax.tree.flatten(found.total)
-    means = [t / found.count.astype(t.dtype) for t in leaves]
+    means = [t / jnp.maximum(found.count, 1).astype(t.dtype) for t in leaves]
     spreads = [_spread(m, s, found.count) for m, s in zip(means, found.squares, strict=True)]
     variance, signal = ([*parts] for parts in zip(*spreads, strict=True))
-    snr = [s / v for s, v in zip(signal, variance, strict=True)]
+    snr = [_quotient(s, v) for s, v in zip(signal, variance, strict=True)]
     mean = like_params(treedef.unflatten(means), bound.params)
     aligned = alignment_with_others(bound, found, chunk_size) if alignment else None
     return GradientStatistics(
         mean=spec.like_argnums(mean),
         variance=spec.like_argnums(treedef.unflatten(variance)),
         snr=spec.like_argnums(treedef.unflatten(snr)),
-        noise_scale=_sum(variance) / _sum(signal),
+        noise_scale=_quotient(_sum(variance), _sum(signal)),
         loss=found.loss,
         norm=found.norm,
         aux=found.aux,
@@ -200,8 +204,15 @@ def _finished(
 def _spread(mean: jax.Array, squares: jax.Array, count: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The variance, and the squared length of the mean without what is noise in it."""
     n, length = count.astype(squares.dtype), squared(mean).astype(squares.dtype)
-    variance = (squares - n * length) / (n - 1)
+    # Rounding may leave less than nothing of gradients that are all the same.
+    variance = jnp.maximum(squares - n * length, 0) / (n - 1)
+    variance = jnp.where(count < 2, jnp.full_like(variance, jnp.nan), variance)
     return variance, length - variance / n
+
+
+def _quotient(a: jax.Array, b: jax.Array) -> jax.Array:
+    """`a / b`, with 0 / 0 = 0: a param that the loss ignores has no signal, and no noise."""
+    return a / jnp.where((a == 0) & (b == 0), jnp.ones_like(b), b)
 
 
 def _real(leaf: Any) -> Any:

@@ -76,6 +76,9 @@ def test_under_jit_and_in_low_precision():
     [
         ((KEY, -1.0, 1.0), ValueError, "noise_multiplier is -1.0, expected a number >= 0"),
         ((KEY, float("nan"), 1.0), ValueError, "noise_multiplier is nan"),
+        ((KEY, "1", 1.0), TypeError, "noise_multiplier is str, expected one number"),
+        ((KEY, jnp.ones(2), 1.0), TypeError, "noise_multiplier is float32.2., expected one"),
+        ((KEY, 1.0, {"a": 1.0, "b": jnp.inf}), ValueError, "clip_norm is inf: gradients that are"),
         ((KEY, 1.0, 0.0), ValueError, "clip_norm is 0.0, expected a positive number"),
         ((3, 1.0, 1.0), TypeError, "add_noise: key is int, expected one PRNG key"),
     ],
@@ -83,5 +86,12 @@ def test_under_jit_and_in_low_precision():
 def test_errors(args, error, text):
     with pytest.raises(error, match=text):
         add_noise(jnp.zeros(2), *args)
+
+
+def test_errors_in_other_arguments():
     with pytest.raises(TypeError, match="add_noise: grads: leaf 'n' is int32"):
         add_noise({"n": jnp.zeros(2, jnp.int32)}, KEY, 1.0, 1.0)
+    with pytest.raises(ValueError, match="batch_size is 0, expected a positive number"):
+        add_noise(jnp.zeros(2), KEY, 1.0, 1.0, batch_size=0)
+    with pytest.raises(TypeError, match=r"step is float32\[\], expected one integer"):
+        add_noise(jnp.zeros(2), KEY, 1.0, 1.0, step=1.5)

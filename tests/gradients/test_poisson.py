@@ -54,7 +54,7 @@ def test_errors():
         poisson_batch(key, 10, 1.5)
     with pytest.raises(ValueError, match="rate is nan, expected a probability"):
         poisson_batch(key, 10, float("nan"))
-    with pytest.raises(ValueError, match=r"rate has shape \(2,\), expected one number"):
+    with pytest.raises(TypeError, match=r"rate is float32\[2\], expected one number"):
         poisson_batch(key, 10, jnp.ones(2))
     with pytest.raises(ValueError, match="capacity is 11, expected at most the 10 examples"):
         poisson_batch(key, 10, 0.5, capacity=11)
@@ -62,5 +62,7 @@ def test_errors():
         jax.jit(lambda q: poisson_batch(key, 10, q))(0.5)
     with pytest.raises(TypeError, match=r"size is 10\.0, expected an int"):
         poisson_batch(key, 10.0, 0.5)
+    with pytest.raises(TypeError, match=r"step is float32\[\], expected one integer"):
+        poisson_batch(key, 10, 0.5, step=1.5)
     with pytest.raises(TypeError, match="expected one PRNG key"):
         poisson_batch(0, 10, 0.5)

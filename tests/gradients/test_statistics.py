@@ -95,12 +95,29 @@ def test_broken_examples_are_skipped_on_request_and_reported_always(method):
     assert jnp.isnan(gradient_statistics(lambda w, x: w @ x)(jnp.zeros(2), x).mean).any()
 
 
+@pytest.mark.parametrize("method", ["ghost", "vmap"])
+def test_params_that_the_loss_ignores_and_gradients_that_are_the_same(method):
+    params = {"used": jnp.ones(2), "ignored": jnp.ones(3)}
+    run = gradient_statistics(lambda p, x: p["used"] @ x, method=method)
+    found = run(params, jnp.array([[1.0, 2.0], [3.0, 1.0]]))
+    assert found.variance["ignored"] == found.snr["ignored"] == 0
+    assert jnp.isfinite(found.noise_scale)
+    same = run(params, jnp.full((3, 2), 0.1))
+    assert same.variance["used"] == 0
+    assert same.snr["used"] == jnp.inf
+    assert same.noise_scale == 0
+
+
 def test_too_few_that_count():
     found = gradient_statistics(lambda w, x: w @ x)(
         jnp.zeros(2), jnp.ones((3, 2)), where=jnp.array([True, False, False])
     )
     assert int(found.count) == 1
     assert jnp.isnan(found.variance)
+    nobody = gradient_statistics(lambda w, x: w @ x)(
+        jnp.zeros(2), jnp.ones((3, 2)), where=jnp.zeros(3, jnp.bool_)
+    )
+    assert nobody.mean.tolist() == [0.0, 0.0]
 
 
 def test_structure_argnums_and_aux():
@@ -130,6 +147,8 @@ def test_two_batches():
 
 
 def test_errors():
+    with pytest.raises(ValueError, match="the params have no array in them"):
+        gradient_statistics(lambda p, x: jnp.sum(x))({}, jnp.ones((2, 2)))
     with pytest.raises(ValueError, match="the batch has 1 example, a variance needs at least 2"):
         gradient_statistics(lambda w, x: w @ x)(jnp.ones(2), jnp.ones((1, 2)))
     with pytest.raises(ValueError, match="small_size is 4, big_size is 4, expected 0 < small"):

@@ -28,11 +28,15 @@ STEPS = 10  # enough that the evaluation before the first one hardly counts
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """Residuals of params and data, where to start, and the data."""
+    """Residuals of params and data, where to start, and the data.
+
+    Where the Jacobian has a structure (rows of one example each, a band), `jac` makes use of it.
+    """
 
     residuals: Callable[[Any, Any], Any]
     start: Any
     data: Any
+    jac: Callable[[Any, Any], Any] | None = None
 
 
 def network(examples: int, *widths: int) -> Problem:
@@ -42,17 +46,18 @@ def network(examples: int, *widths: int) -> Problem:
     inputs = jnp.asarray(rng.standard_normal((examples, widths[0])))
     targets = jnp.sin(inputs @ jnp.asarray(rng.standard_normal(widths[0])))
 
-    def residuals(p: Any, data: Any) -> Any:
+    def residuals(p: Any, data: Any) -> Any:  # of a batch, or of one example
         x, y = data
         at = 0
         for k, (a, b) in enumerate(shapes):
             W, c = p[at : at + a * b].reshape(a, b), p[at + a * b : at + (a + 1) * b]
             x = (jnp.tanh(x) if k else x) @ W + c
             at += (a + 1) * b
-        return x[:, 0] - y
+        return x[..., 0] - y
 
     parts = [rng.standard_normal((a + 1) * b) / np.sqrt(a) for a, b in shapes]
-    return Problem(residuals, jnp.asarray(np.concatenate(parts)), (inputs, targets))
+    start = jnp.asarray(np.concatenate(parts))
+    return Problem(residuals, start, (inputs, targets), fnopt.per_example_jacobian(residuals))
 
 
 def dense(m: int, n: int) -> Problem:
@@ -69,6 +74,20 @@ def dense(m: int, n: int) -> Problem:
     return Problem(residuals, jnp.zeros(n), (A, y))
 
 
+def banded(n: int) -> Problem:
+    """Broyden's tridiagonal function: every residual depends on three params."""
+
+    def residuals(p: Any, data: Any) -> Any:
+        left = jnp.concatenate([jnp.zeros(1), p[:-1]])
+        right = jnp.concatenate([p[1:], jnp.zeros(1)])
+        return (3 - 2 * p) * p - left - 2 * right + data
+
+    i = np.arange(n)
+    pattern = np.r_[i, i[1:], i[:-1]], np.r_[i, i[:-1], i[1:]]
+    jac = fnopt.sparse_jacobian(residuals, pattern)
+    return Problem(residuals, -jnp.ones(n), jnp.asarray(1.0), jac)
+
+
 def rosenbrock() -> Problem:
     """Two params: nothing but the overhead of an iteration."""
 
@@ -79,24 +98,29 @@ def rosenbrock() -> Problem:
 
 
 def problems(smoke: bool) -> dict[str, Problem]:
-    """More params than residuals, many more residuals than params, both large, and a toy."""
+    """More params than residuals, many more residuals than params, both large, a band, a toy."""
     if smoke:
-        return {"network 20 x 61": network(20, 3, 12), "rosenbrock": rosenbrock()}
+        return {
+            "network 20 x 61": network(20, 3, 12),
+            "banded 300 x 300": banded(300),
+            "rosenbrock": rosenbrock(),
+        }
     return {
         "network 400 x 3013": network(400, 5, 52, 50),
         "dense 20000 x 200": dense(20_000, 200),
         "network 5120 x 1549": network(5120, 4, 36, 36),
+        "banded 1000 x 1000": banded(1000),
         "rosenbrock": rosenbrock(),
     }
 
 
-def ours(problem: Problem) -> Callable[..., Any]:
+def ours(problem: Problem, jac: Any = None) -> Callable[..., Any]:
     """Params and steps by fnopt, at its defaults but for tolerances that are never met."""
     solver = fnopt.levenberg_marquardt(ftol=0.0, xtol=0.0, gtol=0.0)
 
     def solve(start: Any, data: Any) -> Any:
         solution = fnopt.least_squares(
-            problem.residuals, start, args=(data,), solver=solver, max_steps=STEPS
+            problem.residuals, start, args=(data,), jac=jac, solver=solver, max_steps=STEPS
         )
         return solution.params, solution.steps
 
@@ -188,6 +212,8 @@ def _cost(problem: Problem, params: Any) -> float:
 def _compare(label: str, problem: Problem, settings: Settings) -> Iterator[Metric]:
     """Time of a step: a few steps, over their number; and the cost that they reached."""
     solvers = {"fnopt": ours(problem), **_installed(problem)}
+    if problem.jac is not None:
+        solvers["fnopt with jac"] = ours(problem, problem.jac)
     args = (problem.start, problem.data)
     functions = {name: (solve, args) for name, solve in solvers.items()}
     seconds, compiled = compile_seconds(functions, settings)

@@ -218,7 +218,7 @@ def _report_failures(solution: Solution, pcov: jax.Array) -> None:
         warnings.warn(
             "curve_fit: the covariance of the params could not be estimated: the data don't "
             f"determine all of them (rank {int(solution.rank)} of {pcov.shape[0]}, "
-            f"{solution.jacobian.shape[0]} data).",
+            f"{np.size(solution.residuals)} data).",
             OptimizeWarning,
             stacklevel=3,
         )

@@ -51,7 +51,7 @@ class Solution(NamedTuple):
     params: Any  # the best params found, as they were given: tree, shapes, dtypes
     cost: jax.Array  # half the sum of squares at params
     residuals: Any  # at params, as residual_fn returns them
-    jacobian: Any  # [m, n] at params, laid end to end; None if the method doesn't form it
+    jacobian: jax.Array | None  # [m, n] at params, laid end to end; None if it isn't formed
     gradient_norm: jax.Array  # Euclidean norm of J^T r
     rank: jax.Array  # int32, how many directions of the params the data determine
     steps: jax.Array  # int32, steps made, refused ones too
@@ -125,11 +125,11 @@ def _parameter_lines(solution: Solution) -> list[str]:
     if len(names) > _MOST_SHOWN:
         return [f"  {len(names)} parameters in {len(pairs)} leaves"]
     values = np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for _, leaf in pairs])
-    errors = _errors(solution, values.size)
+    errors, held = _errors(solution, values.size), _held(solution, values.size)
     width = max(map(len, names))
     return [
-        f"  {name:<{width}}  {value:>12.6g}{_plus_minus(error)}"
-        for name, value, error in zip(names, values, errors, strict=True)
+        f"  {name:<{width}}  {value:>12.6g}{'   (held)' if still else _plus_minus(error)}"
+        for name, value, error, still in zip(names, values, errors, held, strict=True)
     ]
 
 
@@ -139,9 +139,14 @@ def _errors(solution: Solution, size: int) -> np.ndarray:
     return np.sqrt(np.asarray(np.diagonal(covariance_of(solution)), np.float64))
 
 
+def _held(solution: Solution, size: int) -> np.ndarray:
+    """Which params don't move with what is fitted."""
+    if solution.tangent is None:
+        return np.zeros(size, bool)
+    return ~np.any(np.asarray(solution.tangent), axis=1)
+
+
 def _plus_minus(error: float) -> str:
-    if error == 0:
-        return "   (held)"
     return "" if np.isnan(error) else f" ± {error:.2g}"
 
 

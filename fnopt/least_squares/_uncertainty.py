@@ -77,6 +77,7 @@ def degrees_of_freedom(solution: Solution) -> jax.Array:
     """How many residuals count, minus how many params were fitted; an int32 scalar."""
     if solution.dof is not None:
         return solution.dof
+    assert solution.jacobian is not None, "a solution without degrees of freedom has a Jacobian"
     m, n = solution.jacobian.shape[-2:]
     return jnp.asarray(m - n, jnp.int32)
 

@@ -123,7 +123,8 @@ def inner_self(pair: Pair) -> jax.Array:
 def _lengths(factor: Factor) -> jax.Array:
     if isinstance(factor, OneHot):
         return jnp.ones(factor.index.shape[:1], jnp.float32)
-    return sum_of(jax.vmap(squared)(x) for x in factor.blocks)
+    # As a matrix, or XLA writes the squares down before it adds them (in another layout).
+    return sum_of(jax.vmap(squared)(x.reshape(x.shape[0], -1)) for x in factor.blocks)
 
 
 def merged(pairs: Sequence[Pair]) -> Sequence[Pair]:

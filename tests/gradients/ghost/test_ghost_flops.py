@@ -68,8 +68,10 @@ def temporary(fn, shapes):
 
 def test_memory_of_a_dense_network():
     loss, shapes = dense()
-    clipped = temporary(clipped_grad(loss, 1.0), shapes)
-    assert clipped <= 2 * temporary(plain(loss), shapes)
+    clipped, own = temporary(clipped_grad(loss, 1.0), shapes), temporary(plain(loss), shapes)
+    assert clipped <= 2 * own
+    # The norms alone keep nothing that a plain gradient does not.
+    assert temporary(per_example_norms(loss), shapes) <= 1.1 * own
     assert clipped < 256 * 784 * 512 * 4 / 50  # the gradients of the first layer alone
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fnopt.gradients._aggregate import median_of_means, sign_agreement, trimmed_mean
 from fnopt.gradients._between import grad_between, jacobian_between
 from fnopt.gradients._capture import Captured, capture
+from fnopt.gradients._check_sparsity import check_sparsity
 from fnopt.gradients._clipped import ExampleInfo, clipped_grad
 from fnopt.gradients._hardest import HardExamples, hardest_examples
 from fnopt.gradients._independence import check_examples_independent
@@ -42,6 +43,7 @@ __all__ = [
     "add_noise",
     "capture",
     "check_examples_independent",
+    "check_sparsity",
     "clipped_grad",
     "ghost_parity",
     "ghost_report",

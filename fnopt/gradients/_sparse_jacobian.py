@@ -30,8 +30,7 @@ def sparse_jacobian(
     It is what `least_squares` takes as `jac` for large problems with local coupling.
 
     The pattern has to hold every entry that can be nonzero: one that is missing is added to
-    another's, without a warning. In doubt compare a product: `J.mv(v)` should be
-    `jax.jvp(fn, (params,), (v,))[1]` for a random `v`.
+    another's, without a warning. `check_sparsity` finds such entries.
 
     Args:
         fn: `fn(params, ...)` returns an array, or a pytree of arrays.

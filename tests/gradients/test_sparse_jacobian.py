@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fnopt
-from fnopt.gradients import sparse_jacobian
+from fnopt.gradients import check_sparsity, sparse_jacobian
 
 
 def chain(x, c=2.0):
@@ -89,7 +89,26 @@ def test_large_problems_form_no_matrix():
     np.testing.assert_allclose(solution.residuals, 0, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("mode", "text"), [("forward", r"in the rows \[4\] "), ("reverse", r"in the columns \[3\] ")]
+)
+def test_an_entry_outside_of_the_pattern_is_found(mode, text):
+    rows, cols = band(9)
+    x = X / 9 + 0.1
+    check_sparsity(chain, (rows, cols), mode=mode)(x)
+    kept = ~((rows == 4) & (cols == 3))
+    check = check_sparsity(chain, (rows[kept], cols[kept]), mode=mode)
+    with pytest.raises(ValueError, match=text):
+        check(x)
+
+
 BAD = [
+    (lambda: jax.jit(check_sparsity(chain, DENSE))(X), TypeError, "Call it outside of jit"),
+    (
+        lambda: check_sparsity(lambda x: jnp.sqrt(x - 1) * chain(x), DENSE)(X),
+        ValueError,
+        "the derivative is not finite",
+    ),
     (lambda: sparse_jacobian(chain, np.eye(3)), TypeError, "pattern is ndarray, expected a bool"),
     (lambda: sparse_jacobian(chain, ([0.0], [1])), TypeError, "expected a boolean array"),
     (lambda: sparse_jacobian(chain, band(9), mode="up"), ValueError, "mode = 'up', expected one"),

@@ -7,6 +7,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 
 from fnopt.core import leaves_with_names, shown, where
 
@@ -18,10 +20,10 @@ def spread(
 
     Args:
         prefix: A single value, or a tree whose structure is the top of that of `tree`. `None`
-            counts as a value.
+            counts as a value. Numbers in a list or tuple are an array if `tree` is one.
         tree: The tree.
         what: What the values are (`'loss'`), and of what, for the message if they don't fit.
-        is_leaf: What else is a value of `prefix`, not a branch.
+        is_leaf: What else is a value of `prefix`, not a branch; by default values are numbers.
 
     Returns:
         A list in the order of the leaves of `tree`.
@@ -34,6 +36,8 @@ def spread(
         >>> spread({"a": 1.0, "b": None}, {"a": [5, 6], "b": 7}, "sigma")
         [1.0, 1.0, None]
     """
+    if is_leaf is None:
+        prefix = _as_row(prefix, tree)
 
     def ends(node: Any) -> bool:
         return node is None or (is_leaf is not None and is_leaf(node))
@@ -52,6 +56,15 @@ def spread(
             f"like the top of the one with the leaves {names}. ({error})"
         ) from None
     return [v for part in _parts(parts, prefix, ends) for v in part]
+
+
+def _as_row(prefix: Any, tree: Any) -> Any:
+    """Numbers in a list or tuple, for a tree that is a single array, as an array of them."""
+    single = jax.tree_util.treedef_is_leaf(jax.tree.structure(tree))
+    if not single or not isinstance(prefix, (list, tuple)):
+        return prefix
+    known = not any(isinstance(number, Tracer) for number in jax.tree.leaves(prefix))
+    return np.asarray(prefix, float) if known else jnp.asarray(prefix)
 
 
 def _parts(parts: Any, prefix: Any, ends: Any) -> list[list[Any]]:

@@ -76,3 +76,11 @@ BAD_BOUNDS = [
 def test_bad_bounds_are_refused_by_name(bounds, error, text):
     with pytest.raises(error, match=text):
         box_of(bounds, PARAMS, jnp.float32)
+
+
+def test_numbers_in_a_list_bound_an_array():
+    (box,) = box_of(([0.0, -1.0], (np.inf, 1)), jnp.asarray([0.5, 0.5]), jnp.float32)
+    np.testing.assert_array_equal(box.lower, [0, -1])
+    np.testing.assert_array_equal(box.upper, [np.inf, 1])
+    upper = jax.jit(lambda u: box_of((0.0, [u, 1.0]), jnp.ones(2), jnp.float32)[0].upper)(3.0)
+    np.testing.assert_array_equal(upper, [3, 1])

@@ -21,6 +21,11 @@ def test_what_has_no_weight_is_left_out_even_if_it_is_nan():
     np.testing.assert_array_equal(whitened(r, weights=np.asarray([4.0, 0.0, 0.0]))(r), [4, 0, 0])
 
 
+def test_numbers_in_a_list_are_those_of_an_array():
+    out = whitened(jnp.ones(2), sigma=[0.5, 2])(jnp.asarray([1.0, 2.0]))
+    np.testing.assert_array_equal(out, [2, 1])
+
+
 def test_a_covariance_matrix_whitens():
     rng = np.random.default_rng(0)
     A = rng.standard_normal((3, 3))

@@ -182,8 +182,9 @@ def predict_band(
         solution: What :func:`fnopt.least_squares` returned.
         level: The fraction of such bands that hold the truth, at each point.
         noise: The standard deviation :math:`s` of new data, in the units of the prediction, for a
-            band that holds these; True takes :math:`s^2 = \|r\|^2 / (m - n)` from the fit. False
-            is the band of the curve itself.
+            band that holds these; True takes :math:`s^2 = \|r\|^2 / (m - n)` from the fit, which
+            is in these units only if it had neither `sigma` nor `weights`. False is the band of
+            the curve itself.
         absolute_sigma: Whether the residuals are in units of known standard deviations.
 
     Returns:

@@ -57,6 +57,5 @@ def accelerated(
     """
     if half is None:
         return t * velocity
-    small = 2 * t * norm(half) <= ratio * norm(velocity)
-    use = small & jnp.all(jnp.isfinite(half))
-    return t * velocity + jnp.where(use, t * t * half, jnp.zeros_like(half))
+    small = 2 * t * norm(half) <= ratio * norm(velocity)  # false if any of it is NaN
+    return t * velocity + jnp.where(small, t * t * half, jnp.zeros_like(half))

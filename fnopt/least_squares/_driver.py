@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from fnopt.least_squares._problem import Problem, Setting, set_up
 from fnopt.least_squares._solution import History, Solution, StepInfo
 from fnopt.least_squares._step import Search, Trial, arrive, improves
 from fnopt.linear import norm
+from fnopt.residuals import products_ahead
 
 
 class _Loop(NamedTuple):
@@ -32,9 +34,12 @@ class _Loop(NamedTuple):
     search: Search
     status: jax.Array
     steps: jax.Array
-    nfev: jax.Array
     njev: jax.Array
     history: History | None
+
+
+Evaluate = Callable[[jax.Array, jax.Array], Point]
+"""What is known at a point, whose residuals are."""
 
 
 def least_squares(
@@ -173,13 +178,15 @@ def _solve(
         options = solver.options(setting.made.free, x.dtype)
 
         def advance(loop: _Loop) -> _Loop:
-            loop, accepted = _advance(problem, solver, options, loop)
+            loop, accepted = _advance(problem, solver, options, evaluate, loop)
             return _watched(setting, loop, accepted, callback)
 
         def unfinished(loop: _Loop) -> jax.Array:
             return (loop.status == Status.RUNNING.value) & (loop.steps < max_steps)
 
-        first = _started(problem, solver, options, x)
+        residuals = jax.ShapeDtypeStruct((problem.flat.m,), x.dtype)
+        evaluate = products_ahead(functools.partial(_evaluate, problem, solver), x, residuals)
+        first = _started(problem, solver, options, evaluate, x)
         first = first._replace(history=_empty_history(max_steps, x.dtype) if history else None)
         return _ended(problem, solver, lax.while_loop(unfinished, advance, first))
 
@@ -198,10 +205,16 @@ def _counting(status: jax.Array, counted: jax.Array) -> jax.Array:
     return jnp.where(is_converged(status) & (counted <= 0), Status.ILL_POSED.array, status)
 
 
-def _started(problem: Problem, solver: LeastSquaresMethod, options: Options, x: jax.Array) -> _Loop:
+def _started(
+    problem: Problem,
+    solver: LeastSquaresMethod,
+    options: Options,
+    evaluate: Evaluate,
+    x: jax.Array,
+) -> _Loop:
     x = x if problem.box is None else problem.box.nearest(x)
     r = problem.flat.r(x)
-    point = _evaluate(problem, solver, x, r)
+    point = evaluate(x, r)
     search = solver.begin(point, options)
     status = first_of(
         (~is_finite(point), Status.NONFINITE_START),
@@ -209,7 +222,7 @@ def _started(problem: Problem, solver: LeastSquaresMethod, options: Options, x: 
     )
     one = jnp.ones((), jnp.int32)
     factors = solver.factorise(problem.model, faced(point, problem.box), search)
-    return _Loop(point, r, factors, search, status, jnp.zeros((), jnp.int32), one, one, None)
+    return _Loop(point, r, factors, search, status, jnp.zeros((), jnp.int32), one, None)
 
 
 def _evaluate(problem: Problem, solver: LeastSquaresMethod, x: jax.Array, r: jax.Array) -> Point:
@@ -236,7 +249,11 @@ def _propose(
 
 
 def _advance(
-    problem: Problem, solver: LeastSquaresMethod, options: Options, loop: _Loop
+    problem: Problem,
+    solver: LeastSquaresMethod,
+    options: Options,
+    evaluate: Evaluate,
+    loop: _Loop,
 ) -> tuple[_Loop, jax.Array]:
     """One step; says whether it was accepted."""
     point, factors, search = faced(loop.point, problem.box), loop.factors, loop.search
@@ -244,13 +261,13 @@ def _advance(
     r = problem.flat.r(x)
     actual = problem.reduction(loop.r, r)
     promising = improves(point, trial, actual, options)
-    there = lax.cond(promising, lambda: _evaluate(problem, solver, x, r), lambda: loop.point)
-    # A point whose Jacobian isn't finite is a dead end, however low its cost.
-    actual = jnp.where(is_finite(there), actual, jnp.asarray(-jnp.inf, actual.dtype))
-    accepted, status, judged = solver.judge(point, trial, actual, search, options)
-    here, r = jax.tree.map(
-        lambda new, old: jnp.where(accepted, new, old), (there, r), (loop.point, loop.r)
+    here, r, usable = lax.cond(
+        promising,
+        lambda: _arrived(loop, evaluate(x, r), r),
+        lambda: (loop.point, loop.r, ~promising),
     )
+    actual = jnp.where(usable, actual, jnp.asarray(-jnp.inf, actual.dtype))
+    accepted, status, judged = solver.judge(point, trial, actual, search, options)
     judged = arrive(judged, here)
     stale = accepted | (judged.rescues > search.rescues)
     facing = faced(here, problem.box)
@@ -267,9 +284,18 @@ def _advance(
         search=judged,
         status=status,
         steps=loop.steps + one,
-        nfev=loop.nfev + one,
         njev=loop.njev + promising.astype(jnp.int32),
     ), accepted
+
+
+def _arrived(loop: _Loop, there: Point, r: jax.Array) -> tuple[Point, jax.Array, jax.Array]:
+    """A next point, its residuals, and whether it is one that can be stepped from.
+
+    A point whose Jacobian isn't finite is a dead end, however low its cost: the old one stays.
+    """
+    usable = is_finite(there)
+    here, r = lax.cond(usable, lambda: (there, r), lambda: (loop.point, loop.r))
+    return here, r, usable
 
 
 def _watched(
@@ -312,7 +338,7 @@ def _ended(problem: Problem, solver: LeastSquaresMethod, loop: _Loop) -> Solutio
         gradient_norm=norm(faced(point, problem.box).gradient),
         rank=model.rank(factors),
         steps=loop.steps,
-        nfev=loop.nfev,
+        nfev=loop.steps + jnp.ones((), jnp.int32),  # one a step, and the start
         njev=loop.njev,
         status=explained(status, point.columns, point.cost),
         history=loop.history,

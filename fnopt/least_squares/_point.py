@@ -33,9 +33,12 @@ def point_at(x: jax.Array, r: jax.Array, J: jax.Array) -> Point:
 
 
 def is_finite(point: Point) -> jax.Array:
-    """Whether the point can be stepped from: params, residuals and Jacobian are finite."""
-    known = (point.x, point.cost, point.J, point.gradient, point.columns)
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in jax.tree.leaves(known)]))
+    """Whether the point can be stepped from: params, residuals and Jacobian are finite.
+
+    The cost shows it of the residuals, and the norms of its columns of the Jacobian.
+    """
+    known = (point.x, point.gradient, point.columns, point.cost[None])
+    return jnp.all(jnp.isfinite(jnp.concatenate(known)))
 
 
 def gradient_cosine(point: Point) -> jax.Array:

@@ -12,7 +12,8 @@ def norm(v: jax.Array, axis: int = 0) -> jax.Array:
     .. math:: \|v\| = c \sqrt{\textstyle\sum_i (v_i / c)^2}, \qquad c = \max_i |v_i|
 
     In float32 squares overflow beyond 1.8e19, and vanish below 1e-19: magnitudes that residuals
-    and Jacobians of unscaled models do reach.
+    and Jacobians of unscaled models do reach. Those of float64 cover 1e-150 to 1e150, so there
+    `c = 1`, and one pass is enough.
 
     Args:
         v: An array of shape `[..., m, ...]`; `m` may be zero.
@@ -27,6 +28,8 @@ def norm(v: jax.Array, axis: int = 0) -> jax.Array:
         >>> print(norm(jnp.asarray([3e30, 4e30])))
         5e+30
     """
+    if v.dtype == jnp.float64:
+        return jnp.sqrt(jnp.sum(jnp.square(v), axis=axis))
     largest = jnp.max(jnp.abs(v), axis=axis, keepdims=True, initial=0)
     c = jnp.where((largest > 0) & jnp.isfinite(largest), largest, jnp.ones_like(largest))
     return jnp.squeeze(c, axis) * jnp.sqrt(jnp.sum(jnp.square(v / c), axis=axis))

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.linear._damped import damped_solution, divide, gauss_newton_solution
+from fnopt.linear._damped import damped_solution, divide
 from fnopt.linear._norms import norm
-from fnopt.linear._singular import SingularFactors, determined
+from fnopt.linear._singular import SingularFactors, noise_level
 
 _SLACK = 0.1  # a step within 10 % of the radius is near enough (Moré 1978)
-_ITERATIONS = 10  # Newton needs two or three; each costs O(k)
+_ITERATIONS = 30  # two or three are usual; each costs O(k)
 
 
 def trust_region_solution(
@@ -25,15 +25,16 @@ def trust_region_solution(
     .. math:: \phi(\lambda) = \|z(\lambda)\| - \Delta = 0, \qquad
         z(\lambda) = \frac{s\, b}{s^2 + \lambda},
 
-    which is convex and falls with :math:`\lambda`. Hebden's iteration is Newton's for
-    :math:`1/\Delta - 1/\|z\|`, which is nearly linear:
+    which falls with :math:`\lambda`. Hebden's iteration is Newton's for
+    :math:`1/\|z\| - 1/\Delta`, which is nearly linear:
 
     .. math:: \lambda \leftarrow \lambda
-        - \frac{\phi + \Delta}{\Delta} \frac{\phi}{\phi'}, \qquad
+        - \frac{\|z\|}{\Delta} \frac{\phi}{\phi'}, \qquad
         \phi' = -\frac{1}{\|z\|} \sum_i \frac{z_i^2}{s_i^2 + \lambda}.
 
-    It is kept inside a bracket: :math:`\|z(\lambda)\| \le \|s b\| / \lambda` bounds the root from
-    above, and a Newton step for :math:`\phi` itself, which is convex, from below.
+    That function rises and is concave. So from the left, where the step is too long, the iteration
+    rises to the root and never beyond it, and needs no bracket; it starts at 0. If rounding hides
+    some directions, it starts with a damping that leaves them out.
 
     Args:
         factors: The factors of `A` and `r`.
@@ -42,7 +43,7 @@ def trust_region_solution(
 
     Returns:
         The damping `lam >= 0` and the coefficients `z` in the singular basis, `[k]`; the step is
-        `-Vt.T @ z`. The number of iterations is fixed, so this always ends.
+        `-Vt.T @ z`. The number of iterations is bounded, so this always ends.
 
     Example:
         >>> import jax.numpy as jnp
@@ -55,45 +56,28 @@ def trust_region_solution(
     Reference:
         Moré (1978), The Levenberg-Marquardt algorithm: implementation and theory, section 5.
     """
-    full = gauss_newton_solution(factors, m)
-    slack = jnp.asarray(1 + _SLACK, radius.dtype)
     # Directions below rounding noise have no full step, but a damped one may still help.
-    fits = jnp.all(determined(factors, m)) & (norm(full) <= slack * radius)
-    lam = _secular_root(factors, radius)
-    return (
-        jnp.where(fits, jnp.zeros_like(lam), lam),
-        jnp.where(fits, full, damped_solution(factors, lam)),
-    )
+    least = jnp.square(noise_level(factors, m))
+    least = jnp.where(jnp.min(factors.s) > jnp.sqrt(least), jnp.zeros_like(least), least)
+    lam = _secular_root(factors, radius, least)
+    return lam, damped_solution(factors, lam)
 
 
-def _secular_root(factors: SingularFactors, radius: jax.Array) -> jax.Array:
-    dtype = radius.dtype
-    highest = norm(factors.s * factors.b) / radius
-    start = highest * jnp.asarray(1e-3, dtype)
+def _secular_root(factors: SingularFactors, radius: jax.Array, least: jax.Array) -> jax.Array:
+    slack = jnp.asarray(1 + _SLACK, radius.dtype) * radius
 
-    def iterate(_: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        lam, low, high = carry
-        return _hebden(factors, radius, lam, low, high)
+    def iterate(at: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        lam, _, count = at
+        z = damped_solution(factors, lam)
+        length = norm(z)
+        near = length <= slack
+        # -phi' / length, by way of z / length, whose squares don't overflow
+        fall = jnp.sum(divide(jnp.square(z / length), jnp.square(factors.s) + lam))
+        return jnp.where(near, lam, lam + (length / radius - 1) / fall), near, count + 1
 
-    init = (start, jnp.zeros((), dtype), highest)
-    lam, low, high = lax.fori_loop(0, _ITERATIONS, iterate, init)
-    return jnp.clip(lam, low, high)
+    def unfinished(at: tuple[jax.Array, ...]) -> jax.Array:
+        _, near, count = at
+        return ~near & (count < _ITERATIONS)
 
-
-def _hebden(
-    factors: SingularFactors, radius: jax.Array, lam: jax.Array, low: jax.Array, high: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """One safeguarded iteration; returns the next damping and bracket."""
-    dtype = radius.dtype
-    inside = (lam > low) & (lam < high)
-    lam = jnp.where(inside, lam, jnp.maximum(jnp.asarray(1e-3, dtype) * high, jnp.sqrt(low * high)))
-    z = damped_solution(factors, lam)
-    length = norm(z)
-    phi = length - radius
-    # phi' * length, of one sign: divide() gives 0 where it vanishes
-    slope = jnp.sum(divide(jnp.square(z), jnp.square(factors.s) + lam))
-    newton = divide(phi * length, slope)  # = -phi / phi'
-    high = jnp.where(phi < 0, jnp.minimum(high, lam), high)
-    low = jnp.maximum(low, lam + newton)
-    done = jnp.abs(phi) < jnp.asarray(_SLACK, dtype) * radius
-    return jnp.where(done, lam, lam + newton * length / radius), low, high
+    init = (least, jnp.zeros((), bool), jnp.zeros((), jnp.int32))
+    return lax.while_loop(unfinished, iterate, init)[0]

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import optimize
 
-from fnopt.linear import singular_factors, trust_region_solution
+from fnopt.linear import SingularFactors, singular_factors, trust_region_solution
 from tests.linear.test_singular import problem
 
 solve = jax.jit(trust_region_solution, static_argnums=2)
@@ -55,3 +56,31 @@ def test_no_slope_no_step(r):
     lam, z = solve(singular_factors(A, jnp.asarray(r)), jnp.float32(1), 3)
     np.testing.assert_allclose(z, 0, atol=1e-6)
     assert np.isfinite(lam)
+
+
+@pytest.mark.parametrize("spread", [1e-2, 1e-6, 1e-10])
+@pytest.mark.parametrize("radius", [1e-4, 1.0, 1e4])
+def test_the_damping_is_the_root_found_by_bisection(x64, spread, radius):
+    s = np.geomspace(1, spread, 6)
+    b = np.random.default_rng(0).standard_normal(6)
+    factors = SingularFactors(jnp.asarray(s), jnp.eye(6), jnp.asarray(b))
+    lam, _ = solve(factors, jnp.float64(radius), 6)
+    if np.linalg.norm(b / s) <= 1.1 * radius:
+        assert lam == 0
+        return
+
+    def damping(length):
+        return optimize.brentq(
+            lambda log: np.linalg.norm(s * b / (s**2 + np.exp(log))) - length, -70, 20
+        )
+
+    # It comes from the side of too little damping, and is content with 10 % too long a step.
+    assert damping(1.1 * radius) <= np.log(lam) + 1e-6
+    assert np.log(lam) <= damping(radius) + 1e-6
+
+
+def test_directions_that_nothing_determines_stay_where_they_are():
+    factors = SingularFactors(jnp.asarray([1.0, 1e-3, 0.0]), jnp.eye(3), jnp.ones(3))
+    lam, z = solve(factors, jnp.float32(1e6), 3)
+    assert 0 < lam < 1e-10
+    np.testing.assert_allclose(z, [1, 1000, 0], rtol=1e-5)

@@ -1,0 +1,79 @@
+"""What a loop need not compute again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend import core as jex
+
+from fnopt.core import jaxprs
+
+_Place = tuple[int, ...]
+"""Where an equation is: its number, within the call whose number comes before."""
+_LATER = object()  # stands for a value that isn't known yet
+
+
+def products_ahead(fn: Callable[..., Any], *args: Any) -> Callable[..., Any]:
+    r"""A function whose matrix products that don't depend on its arguments are computed now.
+
+    The Jacobian of :math:`f(A x)` is :math:`f'(A x)\, A`. Forward mode gets the `A` in it as the
+    product with all unit vectors, anew at every `x`, for the price of :math:`A^T A`. XLA moves
+    such a product out of a loop, but not out of a branch within the loop.
+
+    Args:
+        fn: A function of arrays; what else it reads it closes over.
+        *args: Arrays like those that it will be called with, or their shapes and dtypes.
+
+    Returns:
+        The same function; it is not traced again.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from fnopt.residuals import products_ahead
+        >>> A, x = jnp.eye(2), jnp.ones(2)
+        >>> fn = products_ahead(lambda x: (A @ A) * (A @ x), x)
+        >>> str(jax.make_jaxpr(fn)(x)).count("dot_general")
+        1
+    """
+    closed, out = jax.make_jaxpr(fn, return_shape=True)(*args)
+    structure = jax.tree.structure(out)
+    products: dict[_Place, list[Any]] = {}
+
+    def early(place: _Place, eqn: jex.JaxprEqn, ins: list[Any]) -> list[Any]:
+        if eqn.effects or any(value is _LATER for value in ins):
+            return [_LATER] * len(eqn.outvars)
+        outs = jaxprs.bind(eqn, ins)
+        if eqn.primitive.name == "dot_general":
+            products[place] = outs
+        return outs
+
+    def late(place: _Place, eqn: jex.JaxprEqn, ins: list[Any]) -> list[Any]:
+        return products[place] if place in products else jaxprs.bind(eqn, ins)
+
+    def run(*args: Any) -> Any:
+        return jax.tree.unflatten(structure, _run(closed.jaxpr, closed.consts, args, late))
+
+    _run(closed.jaxpr, closed.consts, [_LATER] * len(args), early)
+    return run
+
+
+def _run(
+    jaxpr: jex.Jaxpr,
+    consts: Sequence[Any],
+    args: Sequence[Any],
+    evaluate: Callable[[_Place, jex.JaxprEqn, list[Any]], list[Any]],
+    place: _Place = (),
+) -> list[Any]:
+    """Runs a jaxpr, and those that it calls, equation by equation."""
+    env = jaxprs.Environment(jaxpr, consts, args)
+    for i, eqn in enumerate(jaxpr.eqns):
+        ins, here = env.read(eqn.invars), (*place, i)
+        sub = jaxprs.called(eqn) if jaxprs.is_call(eqn) else None
+        if sub is None:
+            outs = evaluate(here, eqn, ins)
+        else:
+            outs = _run(sub.jaxpr, sub.consts, ins, evaluate, here)
+        env.write(eqn.outvars, outs)
+    return env.read(jaxpr.outvars)

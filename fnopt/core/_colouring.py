@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -40,15 +41,11 @@ class Sparsity:
         self.colour = _greedy(self.rows, self.cols, shape[1])
         self.colours = int(self.colour.max(initial=0)) + 1
 
-    @property
-    def transposed(self) -> Sparsity:
-        """That of the transpose, whose colours are of rows."""
-        return Sparsity(self.cols, self.rows, (self.shape[1], self.shape[0]))
-
     def seeds(self, dtype: Any) -> np.ndarray:
         """The sums of the unit vectors of each colour, an array of shape `[colours, columns]`."""
         return (self.colour == np.arange(self.colours)[:, None]).astype(dtype)
 
+    @functools.cached_property
     def lists(self) -> tuple[np.ndarray, np.ndarray]:
         """For every row and colour its column (0 if none), and whether there is one."""
         column = np.zeros((self.shape[0], self.colours), np.int32)
@@ -56,6 +53,12 @@ class Sparsity:
         at = (self.rows, self.colour[self.cols])
         column[at], there[at] = self.cols, True
         return column, there
+
+    @functools.cached_property
+    def by_columns(self) -> tuple[np.ndarray, np.ndarray]:
+        """The rows and columns of all entries, those of a column together."""
+        order = np.argsort(self.cols, kind="stable")
+        return self.rows[order], self.cols[order]
 
 
 def _greedy(rows: np.ndarray, cols: np.ndarray, columns: int) -> np.ndarray:

@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fnopt.core._colouring import Sparsity
 
@@ -65,14 +64,12 @@ class SparseJacobian:
         return A.T if self.by_rows else A
 
     def _along(self, v: jax.Array) -> jax.Array:
-        column, there = self.sparsity.lists()
+        column, there = self.sparsity.lists
         return jnp.sum(jnp.where(there, self.sums * v[column], 0), axis=1)
 
     def _across(self, w: jax.Array) -> jax.Array:
         at = self.sparsity
-        # By columns, so that the sum of each is one stretch.
-        order = np.argsort(at.cols, kind="stable")
-        rows, cols = at.rows[order], at.cols[order]
+        rows, cols = at.by_columns
         terms = self.sums[rows, at.colour[cols]] * w[rows]
         return jax.ops.segment_sum(terms, cols, at.shape[1], indices_are_sorted=True)
 

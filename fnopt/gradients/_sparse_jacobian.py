@@ -27,7 +27,9 @@ def sparse_jacobian(
     sum. A greedy colouring, made once, groups them: 3 passes for a tridiagonal Jacobian of any
     size, instead of `n`. Nothing of shape `[m, n]` is formed.
 
-    It is what `least_squares` takes as `jac` for large problems with local coupling.
+    It is what `least_squares` takes as `jac` for large problems with local coupling. With more
+    than 256 of both residuals and params its steps then come from products alone, by conjugate
+    gradients, and its solution has no matrix and no covariance; `linear_solver` says otherwise.
 
     The pattern has to hold every entry that can be nonzero: one that is missing is added to
     another's, without a warning. `check_sparsity` finds such entries.

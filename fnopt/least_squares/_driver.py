@@ -87,7 +87,8 @@ def least_squares(
             that is `[m, n]`. It may also be a list, tuple or dict of functions, like
             `residual_fn`. See :func:`fnopt.per_example_jacobian` and
             :func:`fnopt.sparse_jacobian`. With `levenberg_marquardt(geodesic=False)`, or a
-            method other than Levenberg-Marquardt, the residual function is never differentiated.
+            method other than Levenberg-Marquardt, the residual function is not differentiated
+            (only if you ask for derivatives of the solution).
         solver: The method and its options; by default `levenberg_marquardt()`.
         loss: A robust loss such as `huber(scale=0.1)`, or its name; or a tree of these (None for
             plain squares) like the residuals or like their top: for a list of residual functions

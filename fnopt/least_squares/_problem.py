@@ -42,12 +42,12 @@ class Problem(NamedTuple):
     @property
     def model(self) -> FlatResidual:
         """Residuals whose squares model the cost to second order."""
-        if self.losses is None:
-            return self.flat
-        flat, given = self.flat, self.flat.derivative
+        losses, flat, given = self.losses, self.flat, self.flat.derivative
+        if losses is None:
+            return flat
         if given is not None:
-            given = given.scaled(lambda x: self._factors(flat.r(x)))
-        return flat._replace(r=self.losses.corrected(flat.r), derivative=given)
+            given = given.scaled(lambda x: losses.corrections(flat.r(x))[1])
+        return flat._replace(r=losses.corrected(flat.r), derivative=given)
 
     def model_at(self, r: jax.Array) -> FlatResidual:
         """The model for use at a point whose residuals are known.
@@ -82,10 +82,6 @@ class Problem(NamedTuple):
         used = self.losses.corrections(r)[1][:, None]
         J = jnp.where(used > 0, J / jnp.where(used > 0, used, jnp.ones_like(used)), 0 * J)
         return self.weighed(J, r)
-
-    def _factors(self, r: jax.Array) -> jax.Array:
-        """What the rows of the Jacobian are multiplied by for their losses."""
-        return jnp.ones_like(r) if self.losses is None else self.losses.corrections(r)[1]
 
     def weighed(self, J: jax.Array, r: jax.Array) -> jax.Array:
         """The rows of the residuals' Jacobian by the roots of the curvatures of their losses."""

@@ -37,4 +37,4 @@ def test_an_arrow_needs_few_colours_by_rows_only():
     pattern = np.eye(40, dtype=bool)
     pattern[0] = True
     assert of(pattern).colours == 40
-    assert of(pattern).transposed.colours == 2
+    assert of(pattern.T).colours == 2

@@ -95,31 +95,28 @@ def test_residuals_that_cannot_be_differentiated(name):
     np.testing.assert_allclose(list(solution.params.values()), want, rtol=2e-3)
 
 
-def test_residuals_that_cannot_be_differentiated_within_bounds():
+def test_within_bounds_and_nothing_is_evaluated_twice():
+    calls = []
+
+    def counted(p):
+        def on_host(a, b, c):
+            calls.append(a)
+            return np.asarray(a * np.exp(-b * T) + c - Y, np.float32)
+
+        shape = jax.ShapeDtypeStruct((12,), jnp.float32)
+        return jax.pure_callback(on_host, shape, p["a"], p["b"], p["c"])
+
     solution = fnopt.least_squares(
-        opaque, START, jac=by_hand, solver=STRAIGHT, bounds=(0.0, {"a": 1.8, "b": 3, "c": 1})
+        counted,
+        START,
+        jac=by_hand,
+        solver=STRAIGHT,
+        loss="soft_l1",
+        bounds=(0.0, {"a": 1.8, "b": 3, "c": 1}),
     )
     assert bool(solution.converged)
     assert float(solution.params["a"]) == np.float32(1.8)
     assert int(solution.rank) == 3
-
-
-def test_nothing_is_evaluated_twice():
-    calls = []
-
-    def counted(p):
-        shape = jax.ShapeDtypeStruct((2,), jnp.float32)
-        return jax.pure_callback(lambda p: (calls.append(0), p**2 - 2)[1], shape, p)
-
-    solution = fnopt.least_squares(
-        counted,
-        jnp.asarray([1.0, 3.0]),
-        jac=lambda p: jnp.diag(2 * p),
-        solver=STRAIGHT,
-        loss="soft_l1",
-    )
-    jax.block_until_ready(solution)
-    np.testing.assert_allclose(solution.params, np.sqrt(2), rtol=1e-5)
     assert len(calls) <= int(solution.nfev) + 1
 
 

@@ -44,6 +44,11 @@ class Outcome(NamedTuple):
         """Whether the params are right."""
         return self.verdict.text == "solved"
 
+    @property
+    def misled(self) -> bool:
+        """Whether the solver says that it converged where there is no minimum."""
+        return self.claimed and self.verdict.text not in ("solved", "local minimum")
+
 
 Outcomes = dict[str, list[Outcome]]
 """By solver, with its settings."""
@@ -89,7 +94,7 @@ def figures(found: Outcomes, dtype: str, ours: str = "fnopt") -> Iterator[Metric
         detail = {
             "evaluations": sum(run.evaluations for run in runs),
             "where_both_solve_x_ours": spent,
-            "wrong_but_claimed": sum(run.claimed and not run.solved for run in runs),
+            "wrong_but_claimed": sum(run.misled for run in runs),
         }
         for text in sorted({run.verdict.text for run in runs if not run.solved}):
             detail[text.replace(" ", "_")] = sum(run.verdict.text == text for run in runs)

@@ -13,7 +13,12 @@ import numpy as np
 from benchmarks.metric import Metric
 from benchmarks.timing import Settings, blocking, compile_ratio, compile_seconds, interleave
 from benchmarks.timing import ratio as time_ratio
-from fnopt.gradients import clipped_grad, gradient_statistics, per_example_norms
+from fnopt.gradients import (
+    clipped_grad,
+    gradient_similarity,
+    gradient_statistics,
+    per_example_norms,
+)
 from fnopt.monitor import cost
 
 CLIP = 1.0
@@ -101,6 +106,8 @@ def _functions(problem: Problem) -> dict[str, Callable[..., Any]]:
         "clipped, chunked": lambda p, b: clipped_grad(loss, CLIP, method="chunked")(p, b)[0],
         "norms": per_example_norms(loss),
         "statistics": lambda p, b: gradient_statistics(loss)(p, b)[:4],
+        "statistics, alignment": lambda p, b: gradient_statistics(loss, alignment=True)(p, b),
+        "similarity": lambda p, b: gradient_similarity(loss, method="ghost")(p, b).inner,
     }
     try:
         from jax_privacy import clipped_grad as peer

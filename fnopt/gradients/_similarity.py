@@ -22,6 +22,8 @@ from fnopt.gradients.ghost import Ghost
 class GradientSimilarity(NamedTuple):
     """The inner products of the gradients of `n` examples.
 
+    The properties `cosine`, `[n, n]`, and `norm`, `[n]`, are computed from them.
+
     Attributes:
         inner: The Gram matrix, `[n, n]`, at least float32.
         loss: The loss of every example, `[n]`.

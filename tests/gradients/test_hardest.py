@@ -29,7 +29,7 @@ def test_by_norm_and_loss_against_sorting(options):
 
 
 def test_by_disagreement_with_the_others():
-    found = hardest_examples(linear, 5, by="disagreement")(jnp.zeros(2), X)
+    found = jax.jit(hardest_examples(linear, 5, by="disagreement"))(jnp.zeros(2), X)
     others = np.asarray(X).sum(0) - np.asarray(X)
     cosine = (X * others).sum(1) / np.linalg.norm(X, axis=1) / np.linalg.norm(others, axis=1)
     assert found.index.tolist() == np.argsort(cosine).tolist()
@@ -40,8 +40,8 @@ def test_by_disagreement_with_the_others():
 @pytest.mark.parametrize("by", ["norm", "disagreement"])
 def test_broken_examples_come_first_and_spoil_no_other(by):
     x = X.at[3].set(jnp.nan)
-    found = hardest_examples(linear, 5, by=by)(jnp.zeros(2), x)
-    rest = hardest_examples(linear, 4, by=by)(jnp.zeros(2), jnp.delete(x, 3, axis=0))
+    found = jax.jit(hardest_examples(linear, 5, by=by))(jnp.zeros(2), x)
+    rest = jax.jit(hardest_examples(linear, 4, by=by))(jnp.zeros(2), jnp.delete(x, 3, axis=0))
     assert found.index[0] == 3
     assert jnp.isnan(found.score[0])
     np.testing.assert_allclose(found.score[1:], rest.score, atol=1e-6)
@@ -52,7 +52,7 @@ def test_padding_and_aux():
         return w @ x, {"first": x[0]}
 
     where = jnp.array([True, False, False, True, False])
-    found = hardest_examples(loss, 3, has_aux=True)(jnp.zeros(2), X, where=where)
+    found = jax.jit(hardest_examples(loss, 3, has_aux=True))(jnp.zeros(2), X, where=where)
     assert found.index.tolist() == [0, 3, -1]
     assert found.aux["first"][:2].tolist() == [3.0, 0.0]
 

@@ -25,7 +25,7 @@ def test_every_example_is_drawn_as_often_as_it_should():
 
 
 def test_what_does_not_fit_is_reported():
-    batch = poisson_batch(jax.random.key(1), 100, 0.5, capacity=10)
+    batch = jax.jit(lambda key: poisson_batch(key, 100, 0.5, capacity=10))(jax.random.key(1))
     assert batch.where.all()
     assert int(batch.overflow) == int(batch.count) - 10 > 0
 
@@ -37,7 +37,6 @@ def test_traced_rates_and_the_ends():
     assert not nobody.where.any()
     assert everybody.index.tolist() == [0, 1, 2, 3, 4, 5]
     assert everybody.where.all()
-    assert poisson_batch(jax.random.key(0), 6, 0).where.tolist() == [False] * 6
 
 
 @pytest.mark.parametrize(("n", "q"), [(100, 0.1), (60_000, 256 / 60_000), (1000, 0.5), (50, 1e-3)])

@@ -233,7 +233,12 @@ def _tie(
         if not isinstance(kind, tied):
             continue
         path, leaf = pairs[i]
-        value = jnp.asarray(kind.fn(jax.tree.unflatten(treedef, leaves)))
+        try:
+            value = jnp.asarray(kind.fn(jax.tree.unflatten(treedef, leaves)))
+        except TypeError as error:
+            later = [pairs[k][0] for k in range(i, len(kinds)) if isinstance(kinds[k], tied)]
+            error.add_note(f"{shown(path)} is tied; it can't use {listing(later)}: None as yet.")
+            raise
         if value.shape != jnp.shape(leaf):
             raise ValueError(
                 f"{where()}{shown(path)} is tied to an expression of shape {value.shape}, "

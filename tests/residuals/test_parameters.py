@@ -51,6 +51,16 @@ def test_a_tie_of_another_shape_is_refused():
         made.assemble(made.free)
 
 
+def test_a_tie_to_what_is_tied_itself_and_comes_later():
+    both = {"*/height": tied(lambda p: 1.0), "base": tied(lambda p: 2 * p["peak"]["height"])}
+    made = parametrised(PARAMS, both)
+    with pytest.raises(TypeError) as caught:
+        made.assemble(made.free)
+    assert caught.value.__notes__ == [
+        "leaf 'base' is tied; it can't use ['base', 'peak/height']: None as yet."
+    ]
+
+
 def test_ends_that_are_not_known_yet():
     def back(upper):
         made = parametrised({"a": 1.0}, {"a": interval(0.0, upper)})

@@ -182,7 +182,8 @@ def _time_to_loss(size: Size) -> Iterator[Metric]:
 def _summary(curves: list[Curve], size: Size) -> str:
     """Medians over the starts: seconds to the targets, and the losses when the time is up."""
     times = [statistics.median(c.reached(target) for c in curves) for target in size.targets]
-    reached = ", ".join(f"{t:.2f} s to {g} °F" for t, g in zip(times, size.targets, strict=True))
+    shown = [f"{t:.2f} s" if np.isfinite(t) else "never" for t in times]
+    reached = ", ".join(f"{t} to {g} °F" for t, g in zip(shown, size.targets, strict=True))
     train, test = (statistics.median(getattr(c, k)[-1] for c in curves) for k in ("train", "test"))
     return f"{reached}; at the end {train:.4f} °F, held out {test:.4f} °F"
 

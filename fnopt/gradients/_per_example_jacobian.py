@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import RealVector, jacobian_mode, leaves_with_names, ravel, real_vector, shown
+from fnopt.core import (
+    RealVector,
+    compute_dtype,
+    jacobian_mode,
+    leaves_with_names,
+    ravel,
+    real_vector,
+    shown,
+)
 from fnopt.gradients._checks import check_batch
 from fnopt.gradients._chunks import checked_chunk_size, scan_chunks
 from fnopt.gradients._vectors import blocks, check_real, checked_outputs
 
 _NAME = "per_example_jacobian"
+Carry = TypeVar("Carry")
 
 
 def per_example_jacobian(
     fn: Callable[..., Any], *, mode: str = "auto", chunk_size: int | None = None
-) -> Callable[..., Any]:
+) -> PerExampleJacobian:
     r"""The Jacobian of the outputs for every example with respect to the params.
 
     .. math:: J_i = \frac{\partial f(\theta, x_i)}{\partial \theta}, \qquad i = 1, \dots, b
@@ -35,7 +45,9 @@ def per_example_jacobian(
         mode: `'reverse'` makes a pass for each output of an example, `'forward'` one for each
             param; `'auto'` takes the fewer.
         chunk_size: How many examples are differentiated at once, which bounds the memory of
-            activations; `None` for all.
+            activations; `None` for all. Least squares with normal equations (`'cholesky'`) then
+            adds `J^T J` up chunk by chunk, so that `J` never exists as a whole; the solution has
+            no covariance.
 
     Returns:
         A function `(params, batch, ...)` that returns a tree like the outputs of trees like the
@@ -57,26 +69,84 @@ def per_example_jacobian(
                [3., 4.]], dtype=float32)
     """
     jacobian_mode(mode, 1, 1, f"{_NAME}: mode")
-    chunk_size = checked_chunk_size(chunk_size, _NAME)
+    return PerExampleJacobian(fn, mode, checked_chunk_size(chunk_size, _NAME))
 
-    def jacobian_fn(params: Any, *batch: Any, **shared: Any) -> Any:
-        check_real(params, _NAME)
-        size = check_batch(_named_leaves(batch), _NAME)
 
-        def one(params: Any, example: Any) -> Any:
-            return fn(params, *example, **shared)
+@dataclasses.dataclass(frozen=True)
+class PerExampleJacobian:
+    """What `per_example_jacobian` returns: a function, which can also be gone through in chunks.
 
-        example = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), batch)
-        outputs = checked_outputs(jax.eval_shape(one, params, example), _NAME)
-        laid = real_vector(outputs, ravel(params)[0].dtype)
-        rows = _rows_of(one, laid, params, mode)
+    Args:
+        fn: The function of params and one example.
+        mode: `'auto'`, `'forward'` or `'reverse'`.
+        chunk_size: How many examples are differentiated at once; `None` for all.
+    """
+
+    fn: Callable[..., Any]
+    mode: str
+    chunk_size: int | None
+
+    def __call__(self, params: Any, *batch: Any, **shared: Any) -> Any:
+        """The Jacobians, as blocks."""
+        size, laid, rows = self._bound(params, batch, shared)
 
         def body(carry: None, chunk: Any) -> tuple[None, Any]:
             return carry, jax.vmap(lambda example: blocks(laid.unflatten, rows(example)))(chunk)
 
-        return scan_chunks(body, None, batch, size, chunk_size)[1]
+        return scan_chunks(body, None, batch, size, self.chunk_size)[1]
 
-    return jacobian_fn
+    def fold(
+        self,
+        step: Callable[[Carry, jax.Array, Any], Carry],
+        carry: Carry,
+        params: Any,
+        batch: tuple[Any, ...],
+        along: Any,
+    ) -> Carry:
+        """Goes through the rows of the Jacobian, chunk by chunk, without keeping them.
+
+        Args:
+            step: `step(carry, J, parts)` returns the next carry; `J` has shape `[rows, n]`, the
+                params laid end to end, and `parts` is `along` for these rows.
+            carry: The first carry.
+            params: The params.
+            batch: The batched arguments.
+            along: A tuple of trees like the outputs of the batch.
+
+        Returns:
+            The last carry.
+        """
+        size, laid, rows = self._bound(params, batch, {})
+
+        def body(carry: Carry, chunk: Any) -> tuple[Carry, None]:
+            examples, trees = chunk
+            parts = tuple(jnp.ravel(jax.vmap(laid.flatten)(tree)) for tree in trees)
+            J = jax.vmap(lambda example: _joined(rows(example), laid.size))(examples)
+            return step(carry, J.reshape(-1, J.shape[-1]), parts), None
+
+        return scan_chunks(body, carry, (batch, along), size, self.chunk_size)[0]
+
+    def _bound(
+        self, params: Any, batch: tuple[Any, ...], shared: dict[str, Any]
+    ) -> tuple[int, RealVector, Callable[[Any], Any]]:
+        """How many examples there are, how one's outputs are laid out, and the rows of one."""
+        check_real(params, _NAME)
+        size = check_batch(_named_leaves(batch), _NAME)
+
+        def one(params: Any, example: Any) -> Any:
+            return self.fn(params, *example, **shared)
+
+        example = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), batch)
+        outputs = checked_outputs(jax.eval_shape(one, params, example), _NAME)
+        laid = real_vector(outputs, ravel(params)[0].dtype)
+        return size, laid, _rows_of(one, laid, params, self.mode)
+
+
+def _joined(rows: Any, k: int) -> jax.Array:
+    """Rows `[k, *param]` in a tree as `[k, n]`."""
+    parts = [leaf.reshape(k, -1) for leaf in jax.tree.leaves(rows)]
+    dtype = compute_dtype(*(part.dtype for part in parts))
+    return jnp.concatenate([part.astype(dtype) for part in parts], axis=1)
 
 
 def _rows_of(

@@ -40,7 +40,7 @@ def implicitly(
     """
     # What the residuals close over becomes an argument, so that it can have a derivative.
     r, consts = jax.closure_convert(problem.flat.r, x)
-    given, at_consts = _opened(problem.flat.derivative, x)
+    given, at_consts = _opened(problem.flat.derivative, x, problem.flat.m)
     mode = getattr(solver, "jacobian", "auto")
 
     def rebuilt(data: Data) -> Problem:
@@ -64,13 +64,24 @@ def implicitly(
 
 
 def _opened(
-    given: Derivative | None, x: jax.Array
+    given: Derivative | None, x: jax.Array, m: int
 ) -> tuple[Callable[[Any], Derivative] | None, list[Any]]:
     """The user's Jacobian as a function of what it closes over, and that."""
     if given is None:
         return None, []
     at, consts = jax.closure_convert(given.at, x)
-    return lambda consts: given._replace(at=lambda v: at(v, *consts)), consts
+    if given.gram is None:
+        return lambda consts: given._replace(at=lambda v: at(v, *consts)), consts
+    one = jnp.ones(m, x.dtype)
+    gram, more = jax.closure_convert(given.gram, x, one, one)
+
+    def rebuilt(consts: Any) -> Derivative:
+        first, second = consts[: len(consts) - len(more)], consts[len(consts) - len(more) :]
+        return given._replace(
+            at=lambda v: at(v, *first), gram=lambda v, d, w: gram(v, d, w, *second)
+        )
+
+    return rebuilt, [*consts, *more]
 
 
 def _tangent(

@@ -63,6 +63,12 @@ class LinearModel:
             return name
         return "tall" if m >= n else "wide"
 
+    @property
+    def _in_chunks(self) -> bool:
+        """Whether normal equations are added up without the Jacobian."""
+        given = self.flat.derivative
+        return self.chunk_size is not None if given is None else given.gram is not None
+
     def evaluate(self, x: jax.Array) -> Point:
         """What is known at a point: a dense Jacobian is kept, or its Gram matrix, or neither."""
         flat = self.flat
@@ -127,7 +133,7 @@ class LinearModel:
 
     def jacobian(self, point: Point) -> Any:
         """The Jacobian at a point; None where it is too large to have."""
-        if self.kind == "cg" or (self.kind == "tall" and self.chunk_size is not None):
+        if self.kind == "cg" or (self.kind == "tall" and self._in_chunks):
             return None
         if self.kind == "tall":
             return linearise(self.flat, point.x, self.mode)[1]

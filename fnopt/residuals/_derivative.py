@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 Map = Callable[[jax.Array], jax.Array]
+Gram = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 
 
 class Derivative(NamedTuple):
@@ -24,6 +25,7 @@ class Derivative(NamedTuple):
     push: Callable[[Any, jax.Array], jax.Array]  # J, v -> J v
     pull: Callable[[Any, jax.Array], jax.Array]  # J, w -> J^T w
     sparse: bool = False  # whether products cost far less than the matrix
+    gram: Gram | None = None  # x, d, w -> (DJ)^T DJ and J^T w, if there is a way without J
 
     def scaled(self, factors: Map) -> Derivative:
         r"""That of :math:`b_i f_i`, where the factors `b(x)` count as constants."""
@@ -33,7 +35,19 @@ class Derivative(NamedTuple):
             lambda J, v: J[0] * self.push(J[1], v),
             lambda J, w: self.pull(J[1], J[0] * w),
             self.sparse,
+            self._scaled_gram(factors),
         )
+
+    def _scaled_gram(self, factors: Map) -> Gram | None:
+        gram = self.gram
+        if gram is None:
+            return None
+
+        def scaled(x: jax.Array, d: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+            b = factors(x)
+            return gram(x, b * d, b * w)
+
+        return scaled
 
     def followed_by(self, outer: Map, r: jax.Array) -> Derivative:
         r""":math:`A J`, that of :math:`A f(x)` for a linear map of vectors such as `r`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,7 +18,8 @@ from fnopt.core import (
     shown,
     where,
 )
-from fnopt.residuals._derivative import Derivative
+from fnopt.linear import gram as linear_gram
+from fnopt.residuals._derivative import Derivative, Gram
 from fnopt.residuals._flat import one_function
 
 
@@ -60,7 +62,35 @@ def given_derivative(
         return _laid_out(J, residuals, params, dtype)
 
     sparse = isinstance(jax.eval_shape(at, x), SparseJacobian)
-    return Derivative(at, _matrix, _push, _pull, sparse)
+    gram = _gram_in_chunks(jac, unravel, residuals, args, dtype)
+    return Derivative(at, _matrix, _push, _pull, sparse, gram)
+
+
+def _gram_in_chunks(
+    jac: Any, unravel: Callable[[jax.Array], Any], residuals: Any, args: Any, dtype: Any
+) -> Gram | None:
+    """How a Jacobian that can be gone through in chunks adds up to its Gram matrix."""
+    if getattr(jac, "fold", None) is None or jac.chunk_size is None:
+        return None
+    laid = real_vector(jax.tree.map(_widened, residuals), dtype)
+
+    def add(sums: Any, J: jax.Array, parts: tuple[jax.Array, ...]) -> Any:
+        (G, g), (d, w) = sums, parts
+        J = J.astype(dtype)
+        # What doesn't count may be NaN.
+        DJ = jnp.where((d != 0)[:, None], d[:, None] * J, 0)
+        return G + linear_gram(DJ), g + w @ jnp.where((w != 0)[:, None], J, 0)
+
+    def gram(x: jax.Array, d: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+        zero = jnp.zeros((x.size, x.size), dtype), jnp.zeros(x.size, dtype)
+        along = laid.unflatten(d), laid.unflatten(w)
+        return jac.fold(add, zero, unravel(x), args, along)
+
+    return gram
+
+
+def _widened(leaf: Any) -> Any:
+    return jax.ShapeDtypeStruct(leaf.shape, compute_dtype(leaf.dtype))
 
 
 Matrix = jax.Array | SparseJacobian

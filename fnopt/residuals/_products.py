@@ -46,6 +46,9 @@ def linearise_gram(
     by_rows = jacobian_mode(mode, flat.m, x.size) == "reverse" and flat.derivative is None
     if by_rows and chunk_size is not None and chunk_size < flat.m:
         return _gram_by_rows(flat.r, x, flat.m, chunk_size)
+    if flat.derivative is not None and flat.derivative.gram is not None:
+        value = flat.r(x)
+        return value, *flat.derivative.gram(x, jnp.ones_like(value), value)
     value, J = linearise(flat, x, mode, chunk_size)
     return value, gram(J), value @ J
 

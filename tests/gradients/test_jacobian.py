@@ -23,10 +23,16 @@ def close(got, want, rtol=1e-5):
     )
 
 
-@pytest.mark.parametrize(("mode", "chunk_size"), [("auto", None), ("forward", 3), ("reverse", 2)])
-def test_a_tree_is_that_of_jax(mode, chunk_size):
-    J = jax.jit(jacobian(model, mode=mode, chunk_size=chunk_size))(PARAMS, X)
-    close(J, jax.jit(jax.jacfwd(model))(PARAMS, X))
+def test_a_tree_is_that_of_jax():
+    options = [{}, {"mode": "forward", "chunk_size": 3}, {"mode": "reverse", "chunk_size": 2}]
+
+    @jax.jit
+    def all_of(p, x):
+        return jax.jacfwd(model)(p, x), [jacobian(model, **o)(p, x) for o in options]
+
+    expected, jacobians = all_of(PARAMS, X)
+    for J in jacobians:
+        close(J, expected)
 
 
 def test_a_matrix_and_an_operator_agree_with_the_tree():
@@ -72,13 +78,17 @@ def residual(p, example, scale=1.0):
 BATCH = (jnp.asarray([[1.0, 2.0], [0.3, 0.1], [-2.0, 0.5]]), jnp.ones((3, 2)))
 
 
-@pytest.mark.parametrize(
-    ("mode", "chunk_size"), [("auto", None), ("forward", 2), ("reverse", 2), ("reverse", 3)]
-)
-def test_one_jacobian_per_example(mode, chunk_size):
-    jac = jax.jit(per_example_jacobian(residual, mode=mode, chunk_size=chunk_size))
-    whole = jax.jacfwd(lambda p: jax.vmap(lambda e: residual(p, e, 3.0))(BATCH))(PARAMS)
-    close(jac(PARAMS, BATCH, scale=3.0), whole)
+def test_one_jacobian_per_example():
+    options = [{}, {"mode": "forward", "chunk_size": 2}, {"mode": "reverse", "chunk_size": 3}]
+
+    @jax.jit
+    def all_of(p):
+        whole = jax.jacfwd(lambda p: jax.vmap(lambda e: residual(p, e, 3.0))(BATCH))(p)
+        return whole, [per_example_jacobian(residual, **o)(p, BATCH, scale=3.0) for o in options]
+
+    whole, jacobians = all_of(PARAMS)
+    for J in jacobians:
+        close(J, whole)
 
 
 def test_an_example_does_not_see_the_others():
@@ -106,10 +116,13 @@ def test_it_is_what_least_squares_takes():
         jax.vmap(residual, (None, 0, 0)),
         {"a": 1.0, "k": 1.0, "c": 0.0},
         args=(x, y),
-        jac=per_example_jacobian(residual),
+        jac=per_example_jacobian(residual, chunk_size=7),
+        solver=fnopt.levenberg_marquardt(linear_solver="cholesky"),
+        loss="huber",
     )
     np.testing.assert_allclose(fit.cost, 0, atol=1e-9)
     np.testing.assert_allclose(fit.params["a"], 2, rtol=1e-3)
+    assert fit.jacobian is None
 
 
 BAD = [

@@ -7,7 +7,7 @@ import pytest
 
 import fnopt
 from fnopt import Status
-from fnopt.least_squares import dogleg, gauss_newton
+from fnopt.least_squares import gauss_newton
 from fnopt.least_squares._problem import set_up
 
 T = np.linspace(0.1, 3.0, 12)
@@ -21,7 +21,7 @@ def residuals(p, t):
 
 
 def both(p, t):
-    return [residuals(p, t), jax.lax.complex(p["a"] * t, p["b"] * p["c"] - t)]
+    return [residuals(p, t), jax.lax.complex(p["a"] * t, p["b"] * p["c"] - p["d"] * t)]
 
 
 SETTINGS = {
@@ -33,15 +33,16 @@ SETTINGS = {
             "a": fnopt.positive(),
             "b": fnopt.interval(0.1, 4.0),
             "c": fnopt.tied(lambda p: p["a"] / 5),
+            "d": fnopt.fixed(),
         },
     },
-    "fixed": {"constraints": {"b": fnopt.fixed()}},
 }
 
 
 @pytest.mark.parametrize("name", list(SETTINGS))
 def test_it_goes_through_all_that_is_done_to_params_and_residuals(name, x64):
-    setting = set_up(both, START, (jnp.asarray(T),), jac=jax.jacfwd(both), **SETTINGS[name])
+    start = START | {"d": 3.0}
+    setting = set_up(both, start, (jnp.asarray(T),), jac=jax.jacfwd(both), **SETTINGS[name])
     problem, x = setting.problem, setting.x + 0.1
     v, w = jnp.arange(1.0, x.size + 1), jnp.cos(jnp.arange(36.0))
 
@@ -80,15 +81,11 @@ def by_hand(p):
 
 
 STRAIGHT = fnopt.levenberg_marquardt(geodesic=False)
-METHODS = {
-    "tall": gauss_newton(linear_solver="cholesky"),
-    "cg": dogleg(linear_solver="cg"),
-}
 
 
-@pytest.mark.parametrize("name", list(METHODS))
-def test_residuals_that_cannot_be_differentiated(name):
-    solution = fnopt.least_squares(opaque, START, jac=by_hand, solver=METHODS[name], loss="huber")
+def test_residuals_that_cannot_be_differentiated():
+    solver = gauss_newton(linear_solver="cholesky")
+    solution = fnopt.least_squares(opaque, START, jac=by_hand, solver=solver, loss="huber")
     assert bool(solution.converged), solution.message
     optimize = pytest.importorskip("scipy.optimize")
     want, _ = optimize.curve_fit(lambda t, a, b, c: a * np.exp(-b * t) + c, T, Y, [1.5, 1, 0.2])

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fnopt.residuals import flat_residual, given_derivative
+from fnopt.gradients import per_example_jacobian
+from fnopt.residuals import flat_residual, given_derivative, linearise, linearise_gram
 
 T = jnp.arange(3.0)
 PARAMS = {"a": jnp.asarray([1.0, 2.0]), "b": jnp.float32(0.5)}
@@ -23,13 +24,18 @@ def derivative_of(jac, fn=residuals, params=PARAMS):
 
 def test_blocks_are_laid_out_as_the_vectors_are():
     x, flat, given = derivative_of(jax.jacfwd(residuals))
-    expected = jax.jacfwd(flat.r)(x)
-    assert expected.shape == (3 + 1 + 4, 3)
-    J = given.at(x)
-    np.testing.assert_allclose(given.matrix(J), expected, rtol=1e-6)
     v, w = jnp.asarray([1.0, -2.0, 3.0]), jnp.arange(8.0)
-    np.testing.assert_allclose(given.push(J, v), expected @ v, rtol=1e-6)
-    np.testing.assert_allclose(given.pull(J, w), w @ expected, rtol=1e-5)
+
+    @jax.jit
+    def all_of(x):
+        J = given.at(x)
+        return jax.jacfwd(flat.r)(x), given.matrix(J), given.push(J, v), given.pull(J, w)
+
+    expected, matrix, pushed, pulled = all_of(x)
+    assert expected.shape == (3 + 1 + 4, 3)
+    np.testing.assert_allclose(matrix, expected, rtol=1e-6)
+    np.testing.assert_allclose(pushed, expected @ v, rtol=1e-6)
+    np.testing.assert_allclose(pulled, w @ expected, rtol=1e-5)
 
 
 def test_functions_in_a_list_have_jacobians_in_a_list():
@@ -43,6 +49,43 @@ def test_functions_in_a_list_have_jacobians_in_a_list():
 def test_low_precision_comes_back_in_float32():
     x, _, given = derivative_of(jax.jacfwd(lambda p: p**2), lambda p: p**2, jnp.ones(2, "bfloat16"))
     assert given.at(x).dtype == jnp.float32
+
+
+def example(p, t, u):
+    z = jax.lax.complex(jnp.sin(p["a"] * t), p["b"] * u)
+    return {"r": p["b"] * t - p["a"], "z": z}
+
+
+BATCH = (jnp.linspace(0.1, 1.0, 7), jnp.arange(14.0).reshape(7, 2))
+
+
+@pytest.mark.parametrize("chunk_size", [3, 20])
+def test_normal_equations_add_up_over_chunks_of_examples(chunk_size):
+    fn = jax.vmap(example, (None, 0, 0))
+    x, flat = flat_residual(fn, PARAMS, BATCH)
+    jac = per_example_jacobian(example, chunk_size=chunk_size)
+    given = given_derivative(jac, jax.eval_shape(fn, PARAMS, *BATCH), PARAMS, BATCH, x.dtype)
+    flat = flat._replace(derivative=given.scaled(lambda x: jnp.cos(jnp.arange(float(flat.m)))))
+    (_, J), (r, G, g) = jax.jit(lambda x: (linearise(flat, x), linearise_gram(flat, x)))(x)
+    np.testing.assert_allclose(G, J.T @ J, rtol=1e-5)
+    np.testing.assert_allclose(g, r @ J, rtol=1e-4, atol=1e-5)
+
+
+def test_the_chunks_bound_the_memory():
+    m, n = 4000, 100
+    t = jnp.ones(m)
+
+    def example(w, t):
+        return jnp.tanh(w * t).sum()
+
+    def bytes_of(chunk_size):
+        x, flat = flat_residual(jax.vmap(example, (None, 0)), jnp.ones(n), (t,))
+        jac = per_example_jacobian(example, chunk_size=chunk_size)
+        given = given_derivative(jac, t, x, (t,), x.dtype)
+        fn = jax.jit(lambda x: linearise_gram(flat._replace(derivative=given), x))
+        return fn.lower(x).compile().memory_analysis().temp_size_in_bytes
+
+    assert bytes_of(50) < 0.2 * 4 * m * n <= 0.2 * bytes_of(None)
 
 
 def spoiled(**changes):

@@ -185,8 +185,7 @@ def _solve(
         def unfinished(loop: _Loop) -> jax.Array:
             return (loop.status == Status.RUNNING.value) & (loop.steps < max_steps)
 
-        residuals = jax.ShapeDtypeStruct((problem.flat.m,), x.dtype)
-        evaluate = products_ahead(functools.partial(_evaluate, problem, solver), x, residuals)
+        evaluate = _evaluation(problem, solver, x)
         first = _started(problem, solver, options, evaluate, x)
         first = first._replace(history=_empty_history(max_steps, x.dtype) if history else None)
         return _ended(problem, solver, lax.while_loop(unfinished, advance, first))
@@ -224,6 +223,13 @@ def _started(
     one = jnp.ones((), jnp.int32)
     factors = solver.factorise(problem.model, faced(point, problem.box), search)
     return _Loop(point, r, factors, search, status, jnp.zeros((), jnp.int32), one, None)
+
+
+def _evaluation(problem: Problem, solver: LeastSquaresMethod, x: jax.Array) -> Evaluate:
+    """What evaluates points; no more is kept for it than the size of a Jacobian."""
+    m, n = problem.flat.m, problem.flat.n
+    r = jax.ShapeDtypeStruct((m,), x.dtype)
+    return products_ahead(functools.partial(_evaluate, problem, solver), x, r, largest=m * n)
 
 
 def _evaluate(problem: Problem, solver: LeastSquaresMethod, x: jax.Array, r: jax.Array) -> Point:
@@ -290,10 +296,7 @@ def _advance(
 
 
 def _arrived(loop: _Loop, there: Point, r: jax.Array) -> tuple[Point, jax.Array, jax.Array]:
-    """A next point, its residuals, and whether it is one that can be stepped from.
-
-    A point whose Jacobian isn't finite is a dead end, however low its cost: the old one stays.
-    """
+    """A next point, its residuals, and whether its Jacobian is finite; else the old one stays."""
     usable = is_finite(there)
     here, r = lax.cond(usable, lambda: (there, r), lambda: (loop.point, loop.r))
     return here, r, usable

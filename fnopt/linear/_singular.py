@@ -86,10 +86,6 @@ def numerical_rank(factors: SingularFactors, m: int) -> jax.Array:
 
 def determined(factors: SingularFactors, m: int) -> jax.Array:
     """Which singular values are above rounding noise, as a mask of shape `[k]`."""
-    return factors.s > noise_level(factors, m)
-
-
-def noise_level(factors: SingularFactors, m: int) -> jax.Array:
-    r"""The size of singular values that may be rounding: :math:`\max(m, n)\, \epsilon\, s_1`."""
-    eps = max(m, factors.Vt.shape[1]) * jnp.finfo(factors.s.dtype).eps
-    return jnp.asarray(eps, factors.s.dtype) * factors.s[0]
+    s = factors.s
+    noise = max(m, factors.Vt.shape[1]) * jnp.finfo(s.dtype).eps
+    return s > jnp.asarray(noise, s.dtype) * s[0]

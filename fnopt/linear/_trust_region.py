@@ -8,7 +8,7 @@ from jax import lax
 
 from fnopt.linear._damped import damped_solution, divide
 from fnopt.linear._norms import norm
-from fnopt.linear._singular import SingularFactors, noise_level
+from fnopt.linear._singular import SingularFactors, determined
 
 _SLACK = 0.1  # a step within 10 % of the radius is near enough (Moré 1978)
 _ITERATIONS = 30  # two or three are usual; each costs O(k)
@@ -34,7 +34,7 @@ def trust_region_solution(
 
     That function rises and is concave. So from the left, where the step is too long, the iteration
     rises to the root and never beyond it, and needs no bracket; it starts at 0. If rounding hides
-    some directions, it starts with a damping that leaves them out.
+    some directions, it starts at :math:`(\epsilon s_1)^2`.
 
     Args:
         factors: The factors of `A` and `r`.
@@ -56,9 +56,11 @@ def trust_region_solution(
     Reference:
         Moré (1978), The Levenberg-Marquardt algorithm: implementation and theory, section 5.
     """
-    # Directions below rounding noise have no full step, but a damped one may still help.
-    least = jnp.square(noise_level(factors, m))
-    least = jnp.where(jnp.min(factors.s) > jnp.sqrt(least), jnp.zeros_like(least), least)
+    # Directions below rounding noise have no full step, but a damped one may still help: with the
+    # damping of noise itself the last digits of an ill-conditioned fit would come too slowly.
+    eps = jnp.asarray(jnp.finfo(radius.dtype).eps, radius.dtype)
+    least = jnp.square(eps * factors.s[0])
+    least = jnp.where(jnp.all(determined(factors, m)), jnp.zeros_like(least), least)
     lam = _secular_root(factors, radius, least)
     return lam, damped_solution(factors, lam)
 

@@ -15,7 +15,7 @@ _Place = tuple[int, ...]
 _LATER = object()  # stands for a value that isn't known yet
 
 
-def products_ahead(fn: Callable[..., Any], *args: Any) -> Callable[..., Any]:
+def products_ahead(fn: Callable[..., Any], *args: Any, largest: int) -> Callable[..., Any]:
     r"""A function whose matrix products that don't depend on its arguments are computed now.
 
     The Jacobian of :math:`f(A x)` is :math:`f'(A x)\, A`. Forward mode gets the `A` in it as the
@@ -25,6 +25,7 @@ def products_ahead(fn: Callable[..., Any], *args: Any) -> Callable[..., Any]:
     Args:
         fn: A function of arrays; what else it reads it closes over.
         *args: Arrays like those that it will be called with, or their shapes and dtypes.
+        largest: How many numbers a product may have: those that are made ahead are all kept.
 
     Returns:
         The same function; it is not traced again.
@@ -33,7 +34,7 @@ def products_ahead(fn: Callable[..., Any], *args: Any) -> Callable[..., Any]:
         >>> import jax, jax.numpy as jnp
         >>> from fnopt.residuals import products_ahead
         >>> A, x = jnp.eye(2), jnp.ones(2)
-        >>> fn = products_ahead(lambda x: (A @ A) * (A @ x), x)
+        >>> fn = products_ahead(lambda x: (A @ A) * (A @ x), x, largest=4)
         >>> str(jax.make_jaxpr(fn)(x)).count("dot_general")
         1
     """
@@ -45,7 +46,7 @@ def products_ahead(fn: Callable[..., Any], *args: Any) -> Callable[..., Any]:
         if eqn.effects or any(value is _LATER for value in ins):
             return [_LATER] * len(eqn.outvars)
         outs = jaxprs.bind(eqn, ins)
-        if eqn.primitive.name == "dot_general":
+        if eqn.primitive.name == "dot_general" and outs[0].size <= largest:
             products[place] = outs
         return outs
 

@@ -22,11 +22,16 @@ def test_the_constant_product_of_a_jacobian_is_made_once(residual):
     def jacobian(x):
         return linearise(flat_residual(residual, X)[1], x)
 
-    ahead = products_ahead(jacobian, X)
+    ahead = products_ahead(jacobian, X, largest=15)
     assert products(jacobian) == 2  # A x, and A with all unit vectors
     assert products(ahead) == 1
     for got, want in zip(ahead(X), jacobian(X), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_a_product_that_is_too_large_to_keep_is_made_each_time():
+    ahead = products_ahead(lambda x: jnp.sum(A @ A.T) * x, X, largest=24)
+    assert products(ahead) == 1
 
 
 def test_one_function_called_twice_has_its_own_product_each_time():
@@ -34,7 +39,7 @@ def test_one_function_called_twice_has_its_own_product_each_time():
     def twice(B, x):
         return (B @ B) * x
 
-    ahead = products_ahead(lambda x: (twice(A.T @ A, x), twice(jnp.eye(3), x)), X)
+    ahead = products_ahead(lambda x: (twice(A.T @ A, x), twice(jnp.eye(3), x)), X, largest=9)
     np.testing.assert_allclose(ahead(X)[0], (A.T @ A) @ (A.T @ A) * X, rtol=1e-5)
     np.testing.assert_allclose(ahead(X)[1], jnp.eye(3) * X)
 
@@ -46,7 +51,7 @@ def test_what_is_seen_outside_happens_when_the_function_runs():
         jax.debug.callback(lambda: seen.append(1))
         return A @ x
 
-    ahead = products_ahead(watched, jax.ShapeDtypeStruct(X.shape, X.dtype))
+    ahead = products_ahead(watched, jax.ShapeDtypeStruct(X.shape, X.dtype), largest=9)
     jax.effects_barrier()
     assert not seen
     jax.block_until_ready(jax.jit(ahead)(X))
@@ -56,7 +61,8 @@ def test_what_is_seen_outside_happens_when_the_function_runs():
 
 def test_batches_of_what_the_function_closes_over():
     def of(B):
-        return products_ahead(lambda x: jnp.sin(B @ x)[:, None] * (B @ B), X)(X)
+        fn = products_ahead(lambda x: jnp.sin(B @ x)[:, None] * (B @ B), X, largest=9)
+        return fn(X)
 
     batch = jnp.stack([jnp.eye(3), A[:3]])
     np.testing.assert_allclose(jax.vmap(of)(batch)[1], of(A[:3]), rtol=1e-5)

@@ -59,6 +59,29 @@ def test_agrees_with_scipy(solve, fn, start, lower, upper, x64):
     assert int(got.nfev) <= 25
 
 
+def test_a_robust_fit_within_bounds_agrees_with_scipy(x64):
+    optimize = pytest.importorskip("scipy.optimize")
+    y = Y + 2.0 * (np.arange(25) % 6 == 0)
+    start, bounds = [1.5, 0.8, 0.45], ([0.0, 0.0, 0.4], [5.0, 5.0, 5.0])
+    want = optimize.least_squares(
+        lambda p: p[0] * np.exp(-p[1] * T) + p[2] - y,
+        start,
+        bounds=bounds,
+        loss="cauchy",
+        f_scale=0.2,
+        ftol=1e-15,
+        xtol=1e-15,
+        gtol=1e-12,
+        max_nfev=2000,
+    )
+    got = fnopt.least_squares(
+        lambda p: decay(p, y=y), jnp.asarray(start), bounds=bounds, loss=fnopt.cauchy(scale=0.2)
+    )
+    assert bool(got.converged), got.message
+    np.testing.assert_allclose(got.cost, want.cost, rtol=1e-8)
+    np.testing.assert_allclose(got.params, want.x, rtol=1e-4)
+
+
 def test_many_params_on_their_bounds(x64):
     optimize = pytest.importorskip("scipy.optimize")
     rng = np.random.default_rng(0)

@@ -117,7 +117,7 @@ def test_it_is_what_least_squares_takes():
         {"a": 1.0, "k": 1.0, "c": 0.0},
         args=(x, y),
         jac=per_example_jacobian(residual, chunk_size=7),
-        solver=fnopt.levenberg_marquardt(linear_solver="cholesky"),
+        solver=fnopt.gauss_newton(linear_solver="cholesky"),
         loss="huber",
     )
     np.testing.assert_allclose(fit.cost, 0, atol=1e-9)

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 
 from fnopt.linear import norm
 
+_LEAST = 1e-3  # of the residual's length, for a first radius
+
 
 def initial_scale(columns: jax.Array) -> jax.Array:
     r"""Moré's scaling: :math:`D_j = \|J_j\|`, and 1 for a parameter that has no effect yet.
@@ -36,10 +38,14 @@ def fresh_scale(columns: jax.Array) -> jax.Array:
 
 
 def initial_radius(factor: jax.Array, scale: jax.Array, x: jax.Array, cost: jax.Array) -> jax.Array:
-    r"""The first radius: :math:`\Delta = c \|D x\|`, or :math:`c \|r\|` if all params are zero.
+    r"""The first radius, in the units of the residuals.
 
-    Both are in the units of the residuals.
+    .. math:: \Delta = c \max(\|D x\|, 10^{-3} \|r\|), \quad
+        \text{or } c \|r\| \text{ if } D x = 0
+
+    Where the only params that aren't zero have no effect yet, :math:`\|D x\|` alone is next to
+    nothing, and no step would get anywhere.
     """
-    length = norm(scale * x)
-    length = jnp.where(length > 0, length, jnp.sqrt(2 * cost))
+    length, residual = norm(scale * x), jnp.sqrt(2 * cost)
+    length = jnp.maximum(length, jnp.where(length > 0, _LEAST, jnp.ones_like(length)) * residual)
     return factor * jnp.where(length > 0, length, jnp.ones_like(length))

@@ -174,7 +174,9 @@ def _stop_or_rescue(
 ) -> tuple[jax.Array, Search]:
     size = norm(search.scale * point.x)
     cosine = gradient_cosine(point)
-    flat = cost_converged(actual, trial.attainable, point.cost, options.ftol, options.noise)
+    # What one parameter alone could gain, where the radius doesn't let it, isn't nothing.
+    attainable = jnp.maximum(trial.attainable, jnp.square(cosine) * point.cost)
+    flat = cost_converged(actual, attainable, point.cost, options.ftol, options.noise)
     # A step that was refused where gains are noise would only be proposed again.
     negligible = is_negligible(actual, trial.predicted, point.cost, options.noise)
     flat = flat | (negligible & (search.rejections > 0))

@@ -38,8 +38,8 @@ class Labelled(NamedTuple):
 def temperatures(rows: int | None = None) -> Regression:
     """Hourly temperatures of Seattle in degrees Fahrenheit: 8,759 rows that vega_datasets ships.
 
-    They are means over thirty years (the climate normals of NOAA, 1981 to 2010), rounded to a tenth
-    of a degree: a smooth function of the day and the hour with hardly any noise (0.05 degrees).
+    They are as smooth as means over many years, and rounded to a tenth of a degree: a function of
+    the day and the hour with hardly any noise (0.05 degrees).
     The inputs are cosine and sine of both. A fifth of the hours is held out.
     """
     spec = importlib.util.find_spec("vega_datasets")

@@ -15,7 +15,7 @@ class Point(NamedTuple):
 
     x: jax.Array  # [n]
     r: jax.Array  # [m]
-    J: Any  # what the linear algebra keeps: J [m, n], J^T J [n, n], or nothing
+    J: Any  # what the linear algebra keeps: J, J^T J, a tree for products, or nothing
     cost: jax.Array  # half the sum of squares
     gradient: jax.Array  # [n], J^T r
     columns: jax.Array  # [n], the norm of every column of J

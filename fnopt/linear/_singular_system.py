@@ -38,7 +38,7 @@ class SingularSystem:
 
     def trust_region(self, radius: jax.Array) -> DampedStep:
         """The step within the radius; see :func:`trust_region_solution`."""
-        lam, z = trust_region_solution(self.factors, radius, self.m)
+        lam, z = trust_region_solution(self.factors, radius)
         return self._step(z, lam)
 
     def damped(self, lam: jax.Array) -> DampedStep:

@@ -8,14 +8,14 @@ from jax import lax
 
 from fnopt.linear._damped import damped_solution, divide
 from fnopt.linear._norms import norm
-from fnopt.linear._singular import SingularFactors, determined
+from fnopt.linear._singular import SingularFactors
 
 _SLACK = 0.1  # a step within 10 % of the radius is near enough (Moré 1978)
 _ITERATIONS = 30  # two or three are usual; each costs O(k)
 
 
 def trust_region_solution(
-    factors: SingularFactors, radius: jax.Array, m: int
+    factors: SingularFactors, radius: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     r"""Solves :math:`\min_p \tfrac12\|A p + r\|^2` subject to :math:`\|p\| \le \Delta`.
 
@@ -33,13 +33,13 @@ def trust_region_solution(
         \phi' = -\frac{1}{\|z\|} \sum_i \frac{z_i^2}{s_i^2 + \lambda}.
 
     That function rises and is concave. So from the left, where the step is too long, the iteration
-    rises to the root and never beyond it, and needs no bracket; it starts at 0. If rounding hides
-    some directions, it starts at :math:`(\epsilon s_1)^2`.
+    rises to the root and never beyond it, and needs no bracket; it starts at 0, even if rounding
+    hides some directions. They are where problems that are singular at their solution make their
+    progress, and the radius bounds what rounding can do to them.
 
     Args:
         factors: The factors of `A` and `r`.
         radius: The trust radius, a scalar > 0.
-        m: The number of rows of `A`.
 
     Returns:
         The damping `lam >= 0` and the coefficients `z` in the singular basis, `[k]`; the step is
@@ -49,23 +49,18 @@ def trust_region_solution(
         >>> import jax.numpy as jnp
         >>> from fnopt.linear import norm, singular_factors, trust_region_solution
         >>> factors = singular_factors(jnp.eye(2), jnp.asarray([3.0, 4.0]))
-        >>> lam, z = trust_region_solution(factors, jnp.float32(1), 2)
+        >>> lam, z = trust_region_solution(factors, jnp.float32(1))
         >>> print(round(float(norm(z)), 1))
         1.0
 
     Reference:
         Moré (1978), The Levenberg-Marquardt algorithm: implementation and theory, section 5.
     """
-    # Directions below rounding noise have no full step, but a damped one may still help: with the
-    # damping of noise itself the last digits of an ill-conditioned fit would come too slowly.
-    eps = jnp.asarray(jnp.finfo(radius.dtype).eps, radius.dtype)
-    least = jnp.square(eps * factors.s[0])
-    least = jnp.where(jnp.all(determined(factors, m)), jnp.zeros_like(least), least)
-    lam = _secular_root(factors, radius, least)
+    lam = _secular_root(factors, radius)
     return lam, damped_solution(factors, lam)
 
 
-def _secular_root(factors: SingularFactors, radius: jax.Array, least: jax.Array) -> jax.Array:
+def _secular_root(factors: SingularFactors, radius: jax.Array) -> jax.Array:
     slack = jnp.asarray(1 + _SLACK, radius.dtype) * radius
 
     def iterate(at: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -81,5 +76,5 @@ def _secular_root(factors: SingularFactors, radius: jax.Array, least: jax.Array)
         _, near, count = at
         return ~near & (count < _ITERATIONS)
 
-    init = (least, jnp.zeros((), bool), jnp.zeros((), jnp.int32))
+    init = (jnp.zeros_like(radius), jnp.zeros((), bool), jnp.zeros((), jnp.int32))
     return lax.while_loop(unfinished, iterate, init)[0]

@@ -42,7 +42,7 @@ def names():
 
 
 def test_the_blocks_run(names, capsys):
-    first, sweep, fit, per_example = BLOCKS
+    first, sweep, fit, per_example, inside = BLOCKS
     exec(first, names)
     arguments = [names[name] for name in ("optimizer", "params", "state", "batch")]
     _, state = names["step"](*arguments)
@@ -56,3 +56,5 @@ def test_the_blocks_run(names, capsys):
     exec(fit, names)
     assert bool(names["solution"].cost < 1e-3)
     assert "least squares" in capsys.readouterr().out
+    exec(inside, names | {"network": {"w": jnp.ones((1, 4)), "v": jnp.ones(4)}})
+    assert "backward / forward" in capsys.readouterr().out

@@ -16,7 +16,7 @@ from fnopt.core._dtypes import (
 )
 from fnopt.core._errors import listing, place, where
 from fnopt.core._inspect import Slot, hyperparams, named, slot_names, slots
-from fnopt.core._jacobian import jacobian_mode, value_and_jacobian
+from fnopt.core._jacobian import at_once, in_chunks, jacobian_mode, value_and_jacobian
 from fnopt.core._leaves import check_inexact, check_same_tree, map_leaves, slot_zeros
 from fnopt.core._norm import global_norm
 from fnopt.core._paths import leaf_paths, leaves_with_names, path_name, shown
@@ -60,6 +60,7 @@ __all__ = [
     "apply_updates",
     "as_number",
     "as_transformation",
+    "at_once",
     "call_compiled",
     "call_text",
     "check_inexact",
@@ -74,6 +75,7 @@ __all__ = [
     "global_norm",
     "hyper",
     "hyperparams",
+    "in_chunks",
     "increment",
     "is_converged",
     "is_inexact",

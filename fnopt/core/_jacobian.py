@@ -78,27 +78,30 @@ def value_and_jacobian(
     """
     if jacobian_mode(mode, m, x.size) == "forward":
         value, push = jax.linearize(fn, x)
-        if _at_once(x.size, chunk_size):
+        if at_once(x.size, chunk_size):
             return value, jax.vmap(push, out_axes=1)(jnp.eye(x.size, dtype=x.dtype))
-        return value, _in_chunks(push, x.size, chunk_size, x.dtype).T
+        return value, in_chunks(push, _units(x.size, x.dtype), x.size, chunk_size).T
     value, pull = jax.vjp(fn, x)
-    if _at_once(m, chunk_size):
+    if at_once(m, chunk_size):
         return value, jax.vmap(lambda e: pull(e)[0])(jnp.eye(m, dtype=value.dtype))
-    return value, _in_chunks(lambda e: pull(e)[0], m, chunk_size, value.dtype)
+    return value, in_chunks(lambda e: pull(e)[0], _units(m, value.dtype), m, chunk_size)
 
 
-def _at_once(size: int, chunk_size: int | None) -> bool:
+def at_once(size: int, chunk_size: int | None = None) -> bool:
+    """Whether so many products with a linear map are made at once, or in chunks."""
     return size <= (_MOST_AT_ONCE if chunk_size is None else chunk_size)
 
 
-def _in_chunks(
-    linear: Callable[[jax.Array], jax.Array], size: int, chunk_size: int | None, dtype: Any
+def in_chunks(
+    linear: Callable[[jax.Array], jax.Array],
+    seed: Callable[[jax.Array], jax.Array],
+    size: int,
+    chunk_size: int | None = None,
 ) -> jax.Array:
-    """What a linear map makes of every unit vector, one a row, so many at a time."""
-    indices = jnp.arange(size)
+    """What a linear map makes of the vectors `seed(0)` to `seed(size - 1)`, one a row."""
     batch_size = _CHUNK if chunk_size is None else chunk_size
-    return lax.map(lambda i: linear(_unit(i, size, dtype)), indices, batch_size=batch_size)
+    return lax.map(lambda i: linear(seed(i)), jnp.arange(size), batch_size=batch_size)
 
 
-def _unit(i: jax.Array, size: int, dtype: Any) -> jax.Array:
-    return (jnp.arange(size) == i).astype(dtype)
+def _units(size: int, dtype: Any) -> Callable[[jax.Array], jax.Array]:
+    return lambda i: (jnp.arange(size) == i).astype(dtype)

@@ -9,13 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
-from fnopt.core import SparseJacobian, Sparsity, jacobian_mode
+from fnopt.core import SparseJacobian, Sparsity, at_once, in_chunks, jacobian_mode
 from fnopt.gradients._vectors import VectorFunction, vector_function
 
 _NAME = "sparse_jacobian"
-_MOST_AT_ONCE, _CHUNK = 256, 64
 
 
 def sparse_jacobian(
@@ -86,14 +84,11 @@ def sparse_jacobian(
 def _sums(flat: VectorFunction, sparsity: Sparsity, by_rows: bool) -> jax.Array:
     """The sum of the columns (or rows) of each colour, `[m, colours]` (or `[n, colours]`)."""
     product = _pull(flat) if by_rows else jax.linearize(flat.fn, flat.x)[1]
-    if sparsity.colours <= _MOST_AT_ONCE:
+    if at_once(sparsity.colours):
         return jax.vmap(product, out_axes=1)(jnp.asarray(sparsity.seeds(flat.x.dtype)))
     colour = jnp.asarray(sparsity.colour)
-
-    def sum_of(k: jax.Array) -> jax.Array:
-        return product((colour == k).astype(flat.x.dtype))
-
-    return lax.map(sum_of, jnp.arange(sparsity.colours), batch_size=_CHUNK).T
+    sums = in_chunks(product, lambda k: (colour == k).astype(flat.x.dtype), sparsity.colours)
+    return sums.T
 
 
 def _pull(flat: VectorFunction) -> Callable[[jax.Array], jax.Array]:

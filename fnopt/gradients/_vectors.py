@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import (
+    fresh,
     is_inexact,
     jacobian_mode,
     jaxprs,
@@ -62,7 +63,7 @@ def vector_function(fn: Callable[[Any], Any], params: Any, name: str) -> VectorF
     """
     check_real(params, name)
     x, unravel = ravel(params, "params")
-    laid = real_vector(checked_outputs(jax.eval_shape(fn, params), name), x.dtype)
+    laid = real_vector(checked_outputs(jax.eval_shape(fresh(fn), params), name), x.dtype)
     return VectorFunction(
         lambda x: laid.flatten(fn(unravel(x))), x, laid.size, laid.unflatten, params
     )

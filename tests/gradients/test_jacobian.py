@@ -23,6 +23,17 @@ def close(got, want, rtol=1e-5):
     )
 
 
+def test_what_a_function_reads_may_change_between_operators():
+    size = 2
+
+    def fn(p):
+        return p[:size]
+
+    assert fnopt.gradients.JacobianOperator(fn, jnp.ones(4)).shape == (2, 4)
+    size = 3
+    assert fnopt.gradients.JacobianOperator(fn, jnp.ones(4)).shape == (3, 4)
+
+
 def test_a_tree_is_that_of_jax():
     options = [{}, {"mode": "forward", "chunk_size": 3}, {"mode": "reverse", "chunk_size": 2}]
 

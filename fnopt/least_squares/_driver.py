@@ -1,45 +1,23 @@
-"""The loop to convergence."""
+"""What a user calls: the problem is set up, looped to convergence, and brought back."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from fnopt.core import Status, call_compiled, is_converged
-from fnopt.least_squares._bounded import bounded_trial, faced, with_dense_jacobian
-from fnopt.least_squares._convergence import explained, first_of, is_stationary
+from fnopt.least_squares._bounded import with_dense_jacobian
 from fnopt.least_squares._implicit import implicitly
+from fnopt.least_squares._iteration import Loop, advance, ended, evaluation, started
 from fnopt.least_squares._levenberg_marquardt import levenberg_marquardt
 from fnopt.least_squares._method import LeastSquaresMethod
-from fnopt.least_squares._options import Options
-from fnopt.least_squares._point import Point, gradient_cosine, is_finite
 from fnopt.least_squares._problem import Problem, Setting, set_up
 from fnopt.least_squares._solution import History, Solution, StepInfo
-from fnopt.least_squares._step import Search, Trial, arrive, improves
 from fnopt.linear import norm
-from fnopt.residuals import products_ahead
-
-
-class _Loop(NamedTuple):
-    """What the loop carries: a point is evaluated and factorised once, when it is reached."""
-
-    point: Point  # of the model: its J^T r is the gradient of the cost
-    r: jax.Array  # [m], the residuals
-    factors: Any
-    search: Search
-    status: jax.Array
-    steps: jax.Array
-    njev: jax.Array
-    history: History | None
-
-
-Evaluate = Callable[[jax.Array, jax.Array], Point]
-"""What is known at a point, whose residuals are."""
 
 
 def least_squares(
@@ -178,17 +156,17 @@ def _solve(
     def iterate(problem: Problem, solver: LeastSquaresMethod, x: jax.Array) -> Solution:
         options = solver.options(setting.made.free, x.dtype)
 
-        def advance(loop: _Loop) -> _Loop:
-            loop, accepted = _advance(problem, solver, options, evaluate, loop)
+        def step(loop: Loop) -> Loop:
+            loop, accepted = advance(problem, solver, options, evaluate, loop)
             return _watched(setting, loop, accepted, callback)
 
-        def unfinished(loop: _Loop) -> jax.Array:
+        def unfinished(loop: Loop) -> jax.Array:
             return (loop.status == Status.RUNNING.value) & (loop.steps < max_steps)
 
-        evaluate = _evaluation(problem, solver, x)
-        first = _started(problem, solver, options, evaluate, x)
+        evaluate = evaluation(problem, solver, x)
+        first = started(problem, solver, options, evaluate, x)
         first = first._replace(history=_empty_history(max_steps, x.dtype) if history else None)
-        return _ended(problem, solver, lax.while_loop(unfinished, advance, first))
+        return ended(problem, solver, lax.while_loop(unfinished, step, first))
 
     end = implicitly(iterate, setting.problem, solver, setting.x)
     return end._replace(
@@ -205,109 +183,12 @@ def _counting(status: jax.Array, counted: jax.Array) -> jax.Array:
     return jnp.where(is_converged(status) & (counted <= 0), Status.ILL_POSED.array, status)
 
 
-def _started(
-    problem: Problem,
-    solver: LeastSquaresMethod,
-    options: Options,
-    evaluate: Evaluate,
-    x: jax.Array,
-) -> _Loop:
-    x = x if problem.box is None else problem.box.nearest(x)
-    r = problem.flat.r(x)
-    point = evaluate(x, r)
-    search = solver.begin(point, options)
-    status = first_of(
-        (~is_finite(point), Status.NONFINITE_START),
-        (_stationary(faced(point, problem.box), options), Status.CONVERGED_GRADIENT),
-    )
-    one = jnp.ones((), jnp.int32)
-    factors = solver.factorise(problem.model, faced(point, problem.box), search)
-    return _Loop(point, r, factors, search, status, jnp.zeros((), jnp.int32), one, None)
-
-
-def _evaluation(problem: Problem, solver: LeastSquaresMethod, x: jax.Array) -> Evaluate:
-    """What evaluates points; no more is kept for it than the size of a Jacobian."""
-    m, n = problem.flat.m, problem.flat.n
-    r = jax.ShapeDtypeStruct((m,), x.dtype)
-    return products_ahead(functools.partial(_evaluate, problem, solver), x, r, largest=m * n)
-
-
-def _evaluate(problem: Problem, solver: LeastSquaresMethod, x: jax.Array, r: jax.Array) -> Point:
-    return solver.evaluate(problem.model_at(r), x)._replace(cost=problem.cost(r))
-
-
-def _stationary(point: Point, options: Options) -> jax.Array:
-    return is_stationary(point.cost, gradient_cosine(point), options.gtol)
-
-
-def _propose(
-    problem: Problem, solver: LeastSquaresMethod, options: Options, loop: _Loop
-) -> tuple[Trial, jax.Array]:
-    """A step, and where it ends."""
-    flat, point, search = problem.model, loop.point, loop.search
-    trial = solver.propose(flat, faced(point, problem.box), loop.factors, search, options)
-    if problem.box is None:
-        return trial, point.x + trial.step
-
-    def again(point: Point) -> Trial:
-        return solver.propose(flat, point, solver.factorise(flat, point, search), search, options)
-
-    return bounded_trial(point, problem.box, trial, again)
-
-
-def _advance(
-    problem: Problem,
-    solver: LeastSquaresMethod,
-    options: Options,
-    evaluate: Evaluate,
-    loop: _Loop,
-) -> tuple[_Loop, jax.Array]:
-    """One step; says whether it was accepted."""
-    point, factors, search = faced(loop.point, problem.box), loop.factors, loop.search
-    trial, x = _propose(problem, solver, options, loop)
-    r = problem.flat.r(x)
-    actual = problem.reduction(loop.r, r)
-    promising = improves(point, trial, actual, options)
-    here, r, usable = lax.cond(
-        promising,
-        lambda: _arrived(loop, evaluate(x, r), r),
-        lambda: (loop.point, loop.r, ~promising),
-    )
-    actual = jnp.where(usable, actual, jnp.asarray(-jnp.inf, actual.dtype))
-    accepted, status, judged = solver.judge(point, trial, actual, search, options)
-    judged = arrive(judged, here)
-    stale = accepted | (judged.rescues > search.rescues)
-    facing = faced(here, problem.box)
-    factors = lax.cond(
-        stale, lambda: solver.factorise(problem.model, facing, judged), lambda: factors
-    )
-    stationary = accepted & _stationary(facing, options)
-    status = jnp.where(stationary, Status.CONVERGED_GRADIENT.array, status)
-    one = jnp.ones((), jnp.int32)
-    return loop._replace(
-        point=here,
-        r=r,
-        factors=factors,
-        search=judged,
-        status=status,
-        steps=loop.steps + one,
-        njev=loop.njev + promising.astype(jnp.int32),
-    ), accepted
-
-
-def _arrived(loop: _Loop, there: Point, r: jax.Array) -> tuple[Point, jax.Array, jax.Array]:
-    """A next point, its residuals, and whether its Jacobian is finite; else the old one stays."""
-    usable = is_finite(there)
-    here, r = lax.cond(usable, lambda: (there, r), lambda: (loop.point, loop.r))
-    return here, r, usable
-
-
 def _watched(
     setting: Setting,
-    loop: _Loop,
+    loop: Loop,
     accepted: jax.Array,
     callback: Callable[[StepInfo], Any] | None,
-) -> _Loop:
+) -> Loop:
     """Writes the history and calls the callback, where asked to."""
     cost, slope, radius = loop.point.cost, norm(loop.point.gradient), loop.search.radius
     if callback is not None:
@@ -325,25 +206,3 @@ def _watched(
 def _empty_history(max_steps: int, dtype: Any) -> History:
     nan = jnp.full(max_steps, jnp.nan, dtype)
     return History(nan, nan, nan, jnp.zeros(max_steps, bool))
-
-
-def _ended(problem: Problem, solver: LeastSquaresMethod, loop: _Loop) -> Solution:
-    """The solution, as vectors."""
-    point, model = loop.point, solver.model(problem.model)
-    ended = loop.status != Status.RUNNING.value
-    status = jnp.where(ended, loop.status, Status.MAX_STEPS.array)
-    bounded = problem.box is not None
-    factors = solver.factorise(problem.model, point, loop.search) if bounded else loop.factors
-    return Solution(
-        params=point.x,
-        cost=point.cost,
-        residuals=loop.r,
-        jacobian=problem.curved(model.jacobian(point), loop.r),
-        gradient_norm=norm(faced(point, problem.box).gradient),
-        rank=model.rank(factors),
-        steps=loop.steps,
-        nfev=loop.steps + jnp.ones((), jnp.int32),  # one a step, and the start
-        njev=loop.njev,
-        status=explained(status, point.columns, point.cost),
-        history=loop.history,
-    )

@@ -1,0 +1,159 @@
+"""One iteration of a method: its start, a step, its end. A point is evaluated only once."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fnopt.core import Status
+from fnopt.least_squares._bounded import bounded_trial, faced
+from fnopt.least_squares._convergence import explained, first_of, is_stationary
+from fnopt.least_squares._method import LeastSquaresMethod
+from fnopt.least_squares._options import Options
+from fnopt.least_squares._point import Point, gradient_cosine, is_finite
+from fnopt.least_squares._problem import Problem
+from fnopt.least_squares._solution import History, Solution
+from fnopt.least_squares._step import Search, Trial, arrive, improves
+from fnopt.linear import norm
+from fnopt.residuals import products_ahead
+
+
+class Loop(NamedTuple):
+    """What the loop carries: a point is evaluated and factorised once, when it is reached."""
+
+    point: Point  # of the model: its J^T r is the gradient of the cost
+    r: jax.Array  # [m], the residuals
+    factors: Any
+    search: Search
+    status: jax.Array
+    steps: jax.Array
+    njev: jax.Array
+    history: History | None
+
+
+Evaluate = Callable[[jax.Array, jax.Array], Point]
+"""What is known at a point, whose residuals are."""
+
+
+def started(
+    problem: Problem,
+    solver: LeastSquaresMethod,
+    options: Options,
+    evaluate: Evaluate,
+    x: jax.Array,
+) -> Loop:
+    x = x if problem.box is None else problem.box.nearest(x)
+    r = problem.flat.r(x)
+    point = evaluate(x, r)
+    search = solver.begin(point, options)
+    status = first_of(
+        (~is_finite(point), Status.NONFINITE_START),
+        (_stationary(faced(point, problem.box), options), Status.CONVERGED_GRADIENT),
+    )
+    one = jnp.ones((), jnp.int32)
+    factors = solver.factorise(problem.model, faced(point, problem.box), search)
+    return Loop(point, r, factors, search, status, jnp.zeros((), jnp.int32), one, None)
+
+
+def evaluation(problem: Problem, solver: LeastSquaresMethod, x: jax.Array) -> Evaluate:
+    """What evaluates points; no more is kept for it than the size of a Jacobian."""
+    m, n = problem.flat.m, problem.flat.n
+    r = jax.ShapeDtypeStruct((m,), x.dtype)
+    return products_ahead(functools.partial(_evaluate, problem, solver), x, r, largest=m * n)
+
+
+def _evaluate(problem: Problem, solver: LeastSquaresMethod, x: jax.Array, r: jax.Array) -> Point:
+    return solver.evaluate(problem.model_at(r), x)._replace(cost=problem.cost(r))
+
+
+def _stationary(point: Point, options: Options) -> jax.Array:
+    return is_stationary(point.cost, gradient_cosine(point), options.gtol)
+
+
+def _propose(
+    problem: Problem, solver: LeastSquaresMethod, options: Options, loop: Loop
+) -> tuple[Trial, jax.Array]:
+    """A step, and where it ends."""
+    flat, point, search = problem.model, loop.point, loop.search
+    trial = solver.propose(flat, faced(point, problem.box), loop.factors, search, options)
+    if problem.box is None:
+        return trial, point.x + trial.step
+
+    def again(point: Point) -> Trial:
+        return solver.propose(flat, point, solver.factorise(flat, point, search), search, options)
+
+    return bounded_trial(point, problem.box, trial, again)
+
+
+def advance(
+    problem: Problem,
+    solver: LeastSquaresMethod,
+    options: Options,
+    evaluate: Evaluate,
+    loop: Loop,
+) -> tuple[Loop, jax.Array]:
+    """One step; says whether it was accepted."""
+    point, factors, search = faced(loop.point, problem.box), loop.factors, loop.search
+    trial, x = _propose(problem, solver, options, loop)
+    r = problem.flat.r(x)
+    actual = problem.reduction(loop.r, r)
+    promising = improves(point, trial, actual, options)
+    here, r, usable = lax.cond(
+        promising,
+        lambda: _arrived(loop, evaluate(x, r), r),
+        lambda: (loop.point, loop.r, ~promising),
+    )
+    actual = jnp.where(usable, actual, jnp.asarray(-jnp.inf, actual.dtype))
+    accepted, status, judged = solver.judge(point, trial, actual, search, options)
+    judged = arrive(judged, here)
+    stale = accepted | (judged.rescues > search.rescues)
+    facing = faced(here, problem.box)
+    factors = lax.cond(
+        stale, lambda: solver.factorise(problem.model, facing, judged), lambda: factors
+    )
+    stationary = accepted & _stationary(facing, options)
+    status = jnp.where(stationary, Status.CONVERGED_GRADIENT.array, status)
+    one = jnp.ones((), jnp.int32)
+    return loop._replace(
+        point=here,
+        r=r,
+        factors=factors,
+        search=judged,
+        status=status,
+        steps=loop.steps + one,
+        njev=loop.njev + promising.astype(jnp.int32),
+    ), accepted
+
+
+def _arrived(loop: Loop, there: Point, r: jax.Array) -> tuple[Point, jax.Array, jax.Array]:
+    """A next point, its residuals, and whether its Jacobian is finite; else the old one stays."""
+    usable = is_finite(there)
+    here, r = lax.cond(usable, lambda: (there, r), lambda: (loop.point, loop.r))
+    return here, r, usable
+
+
+def ended(problem: Problem, solver: LeastSquaresMethod, loop: Loop) -> Solution:
+    """The solution, as vectors."""
+    point, model = loop.point, solver.model(problem.model)
+    finished = loop.status != Status.RUNNING.value
+    status = jnp.where(finished, loop.status, Status.MAX_STEPS.array)
+    bounded = problem.box is not None
+    factors = solver.factorise(problem.model, point, loop.search) if bounded else loop.factors
+    return Solution(
+        params=point.x,
+        cost=point.cost,
+        residuals=loop.r,
+        jacobian=problem.curved(model.jacobian(point), loop.r),
+        gradient_norm=norm(faced(point, problem.box).gradient),
+        rank=model.rank(factors),
+        steps=loop.steps,
+        nfev=loop.steps + jnp.ones((), jnp.int32),  # one a step, and the start
+        njev=loop.njev,
+        status=explained(status, point.columns, point.cost),
+        history=loop.history,
+    )

@@ -3,6 +3,7 @@
 from fnopt.core import _exponents as exponents
 from fnopt.core import _jaxpr as jaxprs
 from fnopt.core._apply import apply_updates
+from fnopt.core._closure import opened
 from fnopt.core._colouring import Sparsity
 from fnopt.core._compiled import call_compiled, fresh
 from fnopt.core._config import from_config, to_config
@@ -86,6 +87,7 @@ __all__ = [
     "listing",
     "map_leaves",
     "named",
+    "opened",
     "path_name",
     "place",
     "ravel",

@@ -75,6 +75,8 @@ def least_squares(
             array like the residuals, or a tree of these; for residuals of shape `[m]` also a
             covariance matrix of shape `[m, m]`.
         weights: Factors of the squares instead, :math:`1 / \sigma^2`; 0 leaves a residual out.
+            Params and cost have derivatives by a weight of 0 too; the solution's residuals and
+            Jacobian, which go with its root, count as constant there.
         bounds: `(lower, upper)`, each a number, an array, or a tree of these like the params or
             like their top; None for no bound. Every step stays inside, and solutions on a bound
             are reached exactly.

@@ -9,12 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fnopt.core import opened
 from fnopt.least_squares._bounded import shifted
 from fnopt.least_squares._problem import Problem
 from fnopt.least_squares._solution import Solution
 from fnopt.residuals import Derivative, linearise, minimum_tangent, pushed
 
-Data = tuple[Any, Any, Any]  # what residuals, losses and bounds depend on
+Map = Callable[[jax.Array], jax.Array]
+Data = tuple[Any, Any, Any]  # what residuals (and their squares), losses and bounds depend on
 
 
 def implicitly(
@@ -39,16 +41,17 @@ def implicitly(
         What `iterate` returns.
     """
     # What the residuals close over becomes an argument, so that it can have a derivative.
-    r, consts = jax.closure_convert(problem.flat.r, x)
+    r, consts = opened(problem.flat.r, x)
     given, at_consts = _opened(problem.flat.derivative, x, problem.flat.m)
+    squares, more = _opened_squares(problem.squares, x)
     mode = getattr(solver, "jacobian", "auto")
 
     def rebuilt(data: Data) -> Problem:
-        (consts, at_consts), losses, box = data
+        (consts, at_consts, more), losses, box = data
         flat = problem.flat._replace(r=lambda v: r(v, *consts))
         if given is not None:
             flat = flat._replace(derivative=given(at_consts))
-        return Problem(flat, losses, box)
+        return Problem(flat, losses, box, squares(more))
 
     @jax.custom_jvp
     def run(x: jax.Array, data: Data, solver: Any) -> Solution:
@@ -60,7 +63,16 @@ def implicitly(
         end = run(*primals)
         return end, _tangent(rebuilt, end, data, change, mode)
 
-    return run(x, ((consts, at_consts), problem.losses, problem.box), solver)
+    return run(x, ((consts, at_consts, more), problem.losses, problem.box), solver)
+
+
+def _opened_squares(
+    squares: Map | None, x: jax.Array
+) -> tuple[Callable[[list[Any]], Map | None], list[Any]]:
+    if squares is None:
+        return lambda consts: None, []
+    function, consts = opened(squares, x)
+    return lambda consts: lambda v: function(v, *consts), consts
 
 
 def _opened(
@@ -69,11 +81,11 @@ def _opened(
     """The user's Jacobian as a function of what it closes over, and that."""
     if given is None:
         return None, []
-    at, consts = jax.closure_convert(given.at, x)
+    at, consts = opened(given.at, x)
     if given.gram is None:
         return lambda consts: given._replace(at=lambda v: at(v, *consts)), consts
     one = jnp.ones(m, x.dtype)
-    gram, more = jax.closure_convert(given.gram, x, one, one)
+    gram, more = opened(given.gram, x, one, one)
 
     def rebuilt(consts: Any) -> Derivative:
         first, second = consts[: len(consts) - len(more)], consts[len(consts) - len(more) :]
@@ -90,8 +102,7 @@ def _tangent(
     x = end.params
 
     def cost(x: jax.Array, data: Data) -> jax.Array:
-        problem = rebuilt(data)
-        return problem.cost(problem.flat.r(x))
+        return rebuilt(data).cost_at(x)
 
     def derived(x: jax.Array, data: Data) -> tuple[Any, Any, Any]:
         return _derived(rebuilt(data), x, mode, end.jacobian is not None)
@@ -110,10 +121,10 @@ def _tangent(
 def _derived(problem: Problem, x: jax.Array, mode: str, with_jacobian: bool) -> tuple[Any, ...]:
     r = problem.flat.r(x)
     if not with_jacobian:
-        return problem.cost(r), r, None
+        return problem.cost_at(x), r, None
     # By the function itself: what the user's Jacobian depends on is not looked at here.
     _, J = linearise(problem.flat._replace(derivative=None), x, mode)
-    return problem.cost(r), r, problem.weighed(J, r)
+    return problem.cost_at(x), r, problem.weighed(J, r)
 
 
 def _gradient(problem: Problem, x: jax.Array, mode: str) -> jax.Array:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.core import Tracer
 
 from fnopt.core import fresh, leaves_with_names, ravel, shown, value_and_jacobian
@@ -38,6 +39,7 @@ class Problem(NamedTuple):
     flat: FlatResidual
     losses: RobustCost | None = None
     box: Box | None = None
+    squares: Callable[[jax.Array], jax.Array] | None = None  # w r^2, if there are weights
 
     @property
     def model(self) -> FlatResidual:
@@ -65,6 +67,19 @@ class Problem(NamedTuple):
     def cost(self, r: jax.Array) -> jax.Array:
         """The cost of residuals."""
         return half_square(r) if self.losses is None else self.losses.cost(r)
+
+    def cost_at(self, x: jax.Array) -> jax.Array:
+        r"""The cost at a point, for derivatives.
+
+        In terms of :math:`w r^2` it has one by a weight of 0 too, where :math:`\sqrt{w}\, r`
+        has none.
+        """
+        if self.squares is None:
+            return self.cost(self.flat.r(x))
+        squares = self.squares(x)
+        if self.losses is not None:
+            return self.losses.cost_of_squares(squares)
+        return jnp.asarray(0.5, squares.dtype) * jnp.sum(squares)
 
     def reduction(self, before: jax.Array, after: jax.Array) -> jax.Array:
         """By how much the cost falls from one residual to another."""
@@ -132,7 +147,11 @@ def set_up(
     plain = loss is None and sigma is None and weights is None and jac is None
     shapes = None if plain else jax.eval_shape(fresh(fn), params, *args)
     whiten = whitened(shapes, sigma, weights)
-    x, flat = flat_residual(lambda free: whiten(fn(made.assemble(free), *args)), made.free)
+
+    def residuals(free: Any) -> Any:
+        return fn(made.assemble(free), *args)
+
+    x, flat = flat_residual(lambda free: whiten(residuals(free)), made.free)
     if jac is not None:
         given = given_derivative(jac, shapes, params, args, x.dtype)
         given = _of_variables(given, flat, x, made)
@@ -140,9 +159,14 @@ def set_up(
             given = _weighted(given, flat, x.dtype, whiten)
         flat = flat._replace(derivative=given)
     losses = None if loss is None else robust_cost(loss, shapes)
-    ignored = 0 if weights is None else _count_zeros(whiten, shapes)
-    dof = jnp.asarray(flat.m - flat.n - ignored, jnp.int32)
-    return Setting(x, Problem(flat, losses, _box(bounds, params, made, x.dtype)), made, dof)
+    box = _box(bounds, params, made, x.dtype)
+    dof = jnp.asarray(flat.m - flat.n, jnp.int32)
+    if whiten.weights is None:
+        return Setting(x, Problem(flat, losses, box), made, dof)
+    w = flat.flatten(jax.tree.map(_both_parts, whiten.weights, shapes))
+    squares = _weighted_squares(lambda x: flat.flatten(residuals(flat.unravel(x))), w)
+    dof = dof - jnp.sum(w == 0, dtype=jnp.int32)
+    return Setting(x, Problem(flat, losses, box, squares), made, dof)
 
 
 def _of_variables(
@@ -169,11 +193,21 @@ def _weighted(
     return given.followed_by(weighted, jnp.zeros(flat.m, dtype))
 
 
-def _count_zeros(whiten: Callable[[Any], Any], shapes: Any) -> jax.Array:
-    """How many residuals have no weight."""
-    ones = whiten(jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype), shapes))
-    counts = [jnp.sum(leaf == 0, dtype=jnp.int32) for leaf in jax.tree.leaves(ones)]
-    return sum(counts[1:], counts[0])
+def _both_parts(w: jax.Array, shape: Any) -> jax.Array:
+    """The weights of a leaf, for the real and the imaginary part if it is complex."""
+    return lax.complex(w, w) if jnp.issubdtype(shape.dtype, jnp.complexfloating) else w
+
+
+def _weighted_squares(
+    r: Callable[[jax.Array], jax.Array], w: jax.Array
+) -> Callable[[jax.Array], jax.Array]:
+    def squares(x: jax.Array) -> jax.Array:
+        value = r(x)
+        # Where there is no datum, more weight doesn't help either.
+        counts = (w > 0) | jnp.isfinite(value)
+        return w * jnp.square(jnp.where(counts, value, jnp.zeros_like(value)))
+
+    return squares
 
 
 def _box(bounds: Any, params: Any, made: Parametrisation, dtype: Any) -> Box | None:

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fnopt.core import opened
+
 Map = Callable[[jax.Array], jax.Array]
 Gram = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 
@@ -51,7 +53,7 @@ class Derivative(NamedTuple):
 
     def followed_by(self, outer: Map, r: jax.Array) -> Derivative:
         r""":math:`A J`, that of :math:`A f(x)` for a linear map of vectors such as `r`."""
-        apply, consts = jax.closure_convert(outer, r)
+        apply, consts = opened(outer, r)
 
         def transposed(consts: Any, w: jax.Array) -> jax.Array:
             _, pull = jax.vjp(lambda r: apply(r, *consts), jnp.zeros_like(w))
@@ -67,7 +69,7 @@ class Derivative(NamedTuple):
 
     def preceded_by(self, inner: Map, x: jax.Array) -> Derivative:
         r""":math:`J T`, that of :math:`f(g(x))` with :math:`T = \partial g / \partial x`."""
-        apply, consts = jax.closure_convert(inner, x)
+        apply, consts = opened(inner, x)
 
         def push(consts: Any, x: jax.Array, v: jax.Array) -> jax.Array:
             return jax.jvp(lambda x: apply(x, *consts), (x,), (v,))[1]

@@ -39,6 +39,10 @@ class RobustCost(Value):
         finite = jnp.isfinite(total) & jnp.all(jnp.isfinite(r))
         return jnp.where(finite, total, jnp.asarray(jnp.inf, r.dtype))
 
+    def cost_of_squares(self, squares: jax.Array) -> jax.Array:
+        """The cost of residuals whose squares are known."""
+        return jnp.asarray(0.5, squares.dtype) * jnp.sum(self._map(_costs_of_squares, squares))
+
     def reduction(self, before: jax.Array, after: jax.Array) -> jax.Array:
         """By how much the cost falls from one residual to another; minus infinity if not finite."""
         half = jnp.asarray(0.5, before.dtype)
@@ -109,6 +113,13 @@ def _costs(loss: RobustLoss | None, r: jax.Array) -> jax.Array:
         return jnp.square(r)
     c, z = _scaled_square(loss, r)
     return c * c * loss.rho(z)
+
+
+def _costs_of_squares(loss: RobustLoss | None, squares: jax.Array) -> jax.Array:
+    if loss is None:
+        return squares
+    c = jnp.asarray(loss.size, squares.dtype)
+    return c * c * loss.rho(squares / (c * c))
 
 
 def _slopes(loss: RobustLoss | None, r: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,22 @@ from fnopt.residuals._prefix import as_leaf, spread
 Whitener = Callable[[jax.Array], jax.Array]
 
 
-def whitened(residuals: Any, sigma: Any = None, weights: Any = None) -> Callable[[Any], Any]:
+class Whitening(NamedTuple):
+    """A linear map of residuals, leaf by leaf: a function."""
+
+    maps: tuple[Whitener, ...]  # none if residuals stay as they are
+    weights: Any = None  # a tree like the residuals, of real arrays of their shapes, if given
+    by_rows: bool = True  # whether every residual is multiplied by a number of its own
+
+    def __call__(self, r: Any) -> Any:
+        """The residuals in units of what they are known to."""
+        if not self.maps:
+            return r
+        leaves, treedef = jax.tree.flatten(r)
+        return treedef.unflatten([f(leaf) for f, leaf in zip(self.maps, leaves, strict=True)])
+
+
+def whitened(residuals: Any, sigma: Any = None, weights: Any = None) -> Whitening:
     r"""The function that brings residuals to unit variance.
 
     .. math:: r_i / \sigma_i, \qquad \sqrt{w_i}\, r_i, \qquad\text{or}\quad L^{-1} r
@@ -47,51 +62,69 @@ def whitened(residuals: Any, sigma: Any = None, weights: Any = None) -> Callable
     """
     if sigma is not None and weights is not None:
         raise ValueError(f"{where()}sigma and weights are both given, expected one of them.")
-    if sigma is None and weights is None:
-        return lambda r: r
-    what = "weights" if sigma is None else "sigma"
-    values = spread(weights if sigma is None else sigma, residuals, what)
-    pairs, treedef = leaves_with_names(residuals)
-    maps = [
-        _whitener(value, leaf, path, what)
-        for value, (path, leaf) in zip(values, pairs, strict=True)
-    ]
-
-    def apply(r: Any) -> Any:
-        leaves = treedef.flatten_up_to(r)
-        return jax.tree.unflatten(treedef, [f(leaf) for f, leaf in zip(maps, leaves, strict=True)])
-
-    return apply
+    if weights is not None:
+        each = _by_leaf(_weight, weights, residuals, "weights")
+        treedef = jax.tree.structure(residuals)
+        return Whitening(tuple(map(_weigher, each)), treedef.unflatten(each))
+    if sigma is None:
+        return Whitening(())
+    by_rows = not any(_by_leaf(_is_matrix, sigma, residuals, "sigma"))
+    return Whitening(tuple(_by_leaf(_divider, sigma, residuals, "sigma")), None, by_rows)
 
 
-def _whitener(value: Any, leaf: Any, path: str, what: str) -> Whitener:
+def _by_leaf(fn: Callable[..., Any], given: Any, residuals: Any, what: str) -> list[Any]:
+    """`fn(value, leaf, path)` for every leaf of the residuals."""
+    values, (pairs, _) = spread(given, residuals, what), leaves_with_names(residuals)
+    return [fn(value, leaf, path) for value, (path, leaf) in zip(values, pairs, strict=True)]
+
+
+def _weight(value: Any, leaf: Any, path: str) -> jax.Array:
+    w = _like(1.0 if value is None else value, leaf, path, "weights")
+    least = _least(w)
+    if least is not None and not least >= 0:
+        raise ValueError(f"{where()}weights for {shown(path)} hold {least}, expected numbers >= 0.")
+    return w
+
+
+def _weigher(w: jax.Array) -> Whitener:
+    def weigh(r: jax.Array) -> jax.Array:
+        # A residual without weight is left out whatever it is: NaN, say, where there is no datum.
+        # The root isn't taken there, so that derivatives by other weights are finite.
+        counts = w > 0
+        root = jnp.sqrt(jnp.where(counts, w, jnp.ones_like(w)))
+        return jnp.where(counts, root.astype(r.dtype) * r, jnp.zeros_like(r))
+
+    return weigh
+
+
+def _is_matrix(value: Any, leaf: Any, path: str) -> bool:
+    del path
+    square = (leaf.size, leaf.size)
+    return value is not None and len(leaf.shape) == 1 and jnp.shape(value) == square
+
+
+def _divider(value: Any, leaf: Any, path: str) -> Whitener:
     if value is None:
         return lambda r: r
-    shape = tuple(leaf.shape)
-    if what == "sigma" and jnp.shape(value) == (leaf.size, leaf.size) and len(shape) == 1:
+    if _is_matrix(value, leaf, path):
         return _by_matrix(jnp.asarray(value, leaf.dtype), path)
-    flat = as_leaf(value, leaf, path, what, real_dtype(leaf.dtype)).reshape(shape)
-    _check_sign(flat, path, what)
-    if what == "sigma":
-        return lambda r: r / flat.astype(r.dtype)
-    return lambda r: _weighed(r, flat)
-
-
-def _weighed(r: jax.Array, w: jax.Array) -> jax.Array:
-    # A residual without weight is left out whatever it is: NaN, say, where there is no datum.
-    return jnp.where(w > 0, jnp.sqrt(w).astype(r.dtype) * r, jnp.zeros_like(r))
-
-
-def _check_sign(value: jax.Array, path: str, what: str) -> None:
-    if isinstance(value, Tracer):
-        return
-    least = float(np.min(np.asarray(value), initial=np.inf))
-    if what == "sigma" and not least > 0:
+    sigma = _like(value, leaf, path, "sigma")
+    least = _least(sigma)
+    if least is not None and not least > 0:
         raise ValueError(
             f"{where()}sigma for {shown(path)} holds {least}, expected standard deviations > 0."
         )
-    if what == "weights" and not least >= 0:
-        raise ValueError(f"{where()}weights for {shown(path)} hold {least}, expected numbers >= 0.")
+    return lambda r: r / sigma.astype(r.dtype)
+
+
+def _like(value: Any, leaf: Any, path: str, what: str) -> jax.Array:
+    return as_leaf(value, leaf, path, what, real_dtype(leaf.dtype)).reshape(leaf.shape)
+
+
+def _least(value: jax.Array) -> float | None:
+    """The least of some numbers, if they are known by now."""
+    known = not isinstance(value, Tracer)
+    return float(np.min(np.asarray(value), initial=np.inf)) if known else None
 
 
 def _by_matrix(covariance: jax.Array, path: str) -> Whitener:

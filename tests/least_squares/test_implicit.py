@@ -75,3 +75,40 @@ def test_the_covariance_has_a_derivative():
     value, slope = jax.value_and_grad(variance)(2.0)
     np.testing.assert_allclose(value, 1 / 84, rtol=1e-5)
     np.testing.assert_allclose(slope, -1 / 84, rtol=1e-5)  # of 1 / (21 s^2)
+
+
+ROWS = np.stack([np.ones(5), [0.0, 1.0, 2.0, 3.0, 5.0]], axis=1)
+Y = np.asarray([0.0, 1.5, 1.0, 2.0, np.nan])  # no datum where there is never weight
+
+
+def test_a_weight_of_zero_has_the_derivative_of_a_small_one(x64):
+    @jax.jit
+    def fit(w):
+        line = fnopt.least_squares(lambda p: ROWS @ p - Y, jnp.zeros(2), weights=w)
+        return jnp.append(line.params, line.cost)
+
+    weights = np.asarray([[1.0, 0.0, 2.0, 1.0, 0.0], [0.0, 1.0, 1.0, 0.5, 0.0]])
+    for w, got in zip(weights, jax.vmap(jax.jacrev(fit))(weights), strict=True):
+        H, known = ROWS.T @ (w[:, None] * ROWS), np.nan_to_num(Y)
+        r = ROWS @ np.linalg.solve(H, ROWS.T @ (w * known)) - known
+        r[4] = 0
+        expected = np.vstack([-np.linalg.solve(H, (ROWS * r[:, None]).T), r**2 / 2])
+        np.testing.assert_allclose(got, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_a_weight_of_zero_within_a_robust_loss_and_integers_among_the_data(x64):
+    def fit(w, c, order):
+        def r(p):
+            return (ROWS @ p - Y)[order]
+
+        start, loss = jnp.asarray([0.5, 0.5]), fnopt.cauchy(scale=c)
+        return fnopt.least_squares(r, start, weights=w[order], loss=loss).params
+
+    w, along, c = np.asarray([1.0, 0.0, 2.0, 1.0, 0.0]), np.asarray([0.0, 1.0, -2.0, 0.0, 3.0]), 0.8
+    derivative = jax.jit(lambda order: jax.jvp(lambda w, c: fit(w, c, order), (w, c), (along, 0.3)))
+    x, got = derivative(jnp.asarray([1, 0, 2, 4, 3]))
+    r = np.nan_to_num(ROWS @ x - Y)
+    z = w * r**2 / c**2
+    moved = (along * r + 0.3 * w * r * 2 * z / c) / (1 + z) ** 2
+    H = ROWS.T @ ((w * (1 - z) / (1 + z) ** 2)[:, None] * ROWS)
+    np.testing.assert_allclose(got, -np.linalg.solve(H, ROWS.T @ moved), rtol=1e-8)

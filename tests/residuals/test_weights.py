@@ -1,3 +1,4 @@
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -19,6 +20,12 @@ def test_sigma_divides_and_weights_multiply_the_squares():
 def test_what_has_no_weight_is_left_out_even_if_it_is_nan():
     r = jnp.asarray([2.0, jnp.nan, jnp.inf])
     np.testing.assert_array_equal(whitened(r, weights=np.asarray([4.0, 0.0, 0.0]))(r), [4, 0, 0])
+
+
+def test_an_infinite_sigma_has_a_derivative_of_zero():
+    r, sigma = jnp.asarray([3.0, 2.0]), jnp.asarray([jnp.inf, 2.0])
+    slope = jax.grad(lambda sigma: jnp.sum(whitened(r, sigma=sigma)(r)))(sigma)
+    np.testing.assert_array_equal(slope, [0, -0.5])
 
 
 def test_numbers_in_a_list_are_those_of_an_array():

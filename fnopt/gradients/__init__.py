@@ -22,6 +22,7 @@ from fnopt.gradients._per_example_jacobian import per_example_jacobian
 from fnopt.gradients._poisson import PoissonBatch, poisson_batch
 from fnopt.gradients._similarity import GradientSimilarity, gradient_similarity
 from fnopt.gradients._sparse_jacobian import sparse_jacobian
+from fnopt.gradients._sparsity_pattern import sparsity_pattern
 from fnopt.gradients._statistics import GradientStatistics, gradient_statistics
 from fnopt.gradients._tap import tap
 from fnopt.gradients._weighted import value_and_weighted_grad, weighted_grad
@@ -63,6 +64,7 @@ __all__ = [
     "poisson_batch",
     "sign_agreement",
     "sparse_jacobian",
+    "sparsity_pattern",
     "tap",
     "trimmed_mean",
     "value_and_per_example_grads",

@@ -11,15 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from fnopt.core import SparseJacobian, Sparsity, at_once, in_chunks, jacobian_mode
+from fnopt.gradients._sparsity_pattern import found_pattern
 from fnopt.gradients._vectors import VectorFunction, vector_function
 
 _NAME = "sparse_jacobian"
 
 
 def sparse_jacobian(
-    fn: Callable[..., Any], pattern: Any, *, mode: str = "auto"
+    fn: Callable[..., Any], pattern: Any = None, *, mode: str = "auto"
 ) -> Callable[..., SparseJacobian]:
-    r"""The Jacobian of a function whose sparsity is known, by as many passes as it has colours.
+    r"""The Jacobian of a function of local coupling, by as many passes as it has colours.
 
     Columns that have no row in common are found in one pass, for they can be told apart in the
     sum. A greedy colouring, made once, groups them: 3 passes for a tridiagonal Jacobian of any
@@ -29,14 +30,17 @@ def sparse_jacobian(
     than 256 of both residuals and params its steps then come from products alone, by conjugate
     gradients, and its solution has no matrix and no covariance; `linear_solver` says otherwise.
 
-    The pattern has to hold every entry that can be nonzero: one that is missing is added to
-    another's, without a warning. `check_sparsity` finds such entries.
+    Where it may have entries is read from the program of `fn`, whenever that is traced, as by
+    `sparsity_pattern`, which says what it can tell. A pattern of your own may be tighter, and has
+    to hold every entry that can be nonzero: one that is missing is added to another's, without a
+    warning. `check_sparsity` finds such entries.
 
     Args:
         fn: `fn(params, ...)` returns an array, or a pytree of arrays.
         pattern: Where the Jacobian may have entries, outputs and params each laid end to end: a
             boolean array of shape `[m, n]`, a pair `(rows, cols)` of int arrays, or a SciPy sparse
-            matrix. A complex output has rows for its real part, then for its imaginary part.
+            matrix. A complex output has rows for its real part, then for its imaginary part. None
+            to have it found.
         mode: `'forward'` colours columns, `'reverse'` rows, `'auto'` takes what needs fewer
             colours.
 
@@ -46,15 +50,14 @@ def sparse_jacobian(
 
     Raises:
         TypeError: If the pattern is none of these, or params or outputs aren't floating.
-        ValueError: If the pattern doesn't fit the function, or `mode` is something else.
+        ValueError: If the pattern doesn't fit the function, or has too many entries where it is
+            found, or `mode` is something else.
 
     Example:
-        >>> import jax.numpy as jnp, numpy as np, fnopt
+        >>> import jax.numpy as jnp, fnopt
         >>> def chain(x):
         ...     return x[1:] - x[:-1] ** 2
-        >>> i = np.arange(4)
-        >>> jac = fnopt.sparse_jacobian(chain, (np.r_[i, i], np.r_[i, i + 1]))
-        >>> J = jac(jnp.arange(1.0, 6.0))
+        >>> J = fnopt.sparse_jacobian(chain)(jnp.arange(1.0, 6.0))
         >>> J
         SparseJacobian(shape=(4, 5), entries=8, colours=2, by=columns)
         >>> J.matrix()[:2]
@@ -66,19 +69,43 @@ def sparse_jacobian(
         Gebremedhin, Manne and Pothen (2005), What color is your Jacobian?
     """
     jacobian_mode(mode, 1, 1, f"{_NAME}: mode")
-    rows, cols, shape = _entries(pattern)
+    coloured = _finding(mode) if pattern is None else _given(_entries(pattern), mode)
+
+    def jacobian_fn(params: Any, *args: Any, **kwargs: Any) -> SparseJacobian:
+        flat = vector_function(lambda p: fn(p, *args, **kwargs), params, _NAME)
+        sparsity, by_rows = coloured(flat)
+        return SparseJacobian(_sums(flat, sparsity, by_rows), sparsity, by_rows)
+
+    return jacobian_fn
+
+
+Colouring = Callable[[VectorFunction], tuple[Sparsity, bool]]
+
+
+def _given(entries: tuple[np.ndarray, np.ndarray, Any], mode: str) -> Colouring:
+    """Colours the pattern that is given, once for each shape."""
+    rows, cols, shape = entries
 
     @functools.cache
     def coloured(m: int, n: int) -> tuple[Sparsity, bool]:
         _check_fit(rows, cols, shape, (m, n))
         return _coloured(rows, cols, (m, n), mode)
 
-    def jacobian_fn(params: Any, *args: Any, **kwargs: Any) -> SparseJacobian:
-        flat = vector_function(lambda p: fn(p, *args, **kwargs), params, _NAME)
-        sparsity, by_rows = coloured(flat.m, flat.x.size)
-        return SparseJacobian(_sums(flat, sparsity, by_rows), sparsity, by_rows)
+    return lambda flat: coloured(flat.m, flat.x.size)
 
-    return jacobian_fn
+
+def _finding(mode: str) -> Colouring:
+    """Finds the pattern anew for every trace; one that was there before isn't coloured again."""
+
+    @functools.lru_cache(maxsize=4)
+    def coloured(m: int, n: int, rows: bytes, cols: bytes) -> tuple[Sparsity, bool]:
+        return _coloured(np.frombuffer(rows, np.int32), np.frombuffer(cols, np.int32), (m, n), mode)
+
+    def found(flat: VectorFunction) -> tuple[Sparsity, bool]:
+        rows, cols = found_pattern(flat)
+        return coloured(flat.m, flat.x.size, rows.tobytes(), cols.tobytes())
+
+    return found
 
 
 def _sums(flat: VectorFunction, sparsity: Sparsity, by_rows: bool) -> jax.Array:

@@ -98,11 +98,12 @@ def checked_outputs(outputs: Any, name: str) -> Any:
 
 def cheaper_mode(mode: str, of: VectorFunction) -> str:
     """The mode with fewer passes; reverse where there is a `custom_vjp`, which has no forward."""
-    if mode == "auto" and of.x.size <= of.m and _lacks_forward(of.fn, of.x):
+    if mode == "auto" and of.x.size <= of.m and lacks_forward(of.fn, of.x):
         return "reverse"
     return jacobian_mode(mode, of.m, of.x.size)
 
 
-def _lacks_forward(fn: Callable[[jax.Array], jax.Array], x: jax.Array) -> bool:
+def lacks_forward(fn: Callable[[jax.Array], jax.Array], x: jax.Array) -> bool:
+    """Whether there is a `custom_vjp` in the function, which only has a reverse mode."""
     equations = jaxprs.equations(jax.make_jaxpr(fn)(x).jaxpr)
     return any(eqn.primitive.name.startswith("custom_vjp") for eqn in equations)

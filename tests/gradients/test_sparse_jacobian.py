@@ -35,6 +35,7 @@ DENSE[band(9)] = True
 
 CASES = {
     "band": (chain, X, band(9), "auto", (3, False)),
+    "found": (chain, X, None, "auto", (3, False)),
     "boolean": (chain, X, DENSE, "reverse", (3, True)),
     "arrow": (arrow, P, ARROW, "auto", (2, True)),
     "arrow forward": (arrow, P, ARROW, "forward", (7, False)),

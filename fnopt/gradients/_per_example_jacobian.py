@@ -46,8 +46,8 @@ def per_example_jacobian(
             param; `'auto'` takes the fewer.
         chunk_size: How many examples are differentiated at once, which bounds the memory of
             activations; `None` for all. Least squares with normal equations (`'cholesky'`) then
-            adds `J^T J` up chunk by chunk, so that `J` never exists as a whole (unless there are
-            constraints, `sigma` or weights); the solution has no covariance.
+            adds `J^T J` up chunk by chunk, so that `J` never exists as a whole (unless `sigma` is a
+            matrix); the solution has no covariance.
 
     Returns:
         A function `(params, batch, ...)` that returns a tree like the outputs of trees like the

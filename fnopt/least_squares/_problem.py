@@ -21,6 +21,7 @@ from fnopt.residuals import (
     FlatResidual,
     Parametrisation,
     RobustCost,
+    Whitening,
     box_of,
     fixed,
     flat_residual,
@@ -182,14 +183,14 @@ def _of_variables(
     return given.preceded_by(assembled, x)
 
 
-def _weighted(
-    given: Derivative, flat: FlatResidual, dtype: Any, whiten: Callable[[Any], Any]
-) -> Derivative:
+def _weighted(given: Derivative, flat: FlatResidual, dtype: Any, whiten: Whitening) -> Derivative:
     """The derivative of the weighted residuals, from that of the residuals."""
 
     def weighted(r: jax.Array) -> jax.Array:
         return flat.flatten(whiten(flat.unflatten(r)))
 
+    if whiten.by_rows:
+        return given.scaled(lambda x: weighted(jnp.ones(flat.m, dtype)))
     return given.followed_by(weighted, jnp.zeros(flat.m, dtype))
 
 

@@ -32,7 +32,7 @@ from fnopt.residuals._robust import (
     tukey,
 )
 from fnopt.residuals._robust_cost import RobustCost, robust_cost
-from fnopt.residuals._weights import whitened
+from fnopt.residuals._weights import Whitening, whitened
 
 __all__ = [
     "Box",
@@ -42,6 +42,7 @@ __all__ = [
     "Parametrisation",
     "RobustCost",
     "RobustLoss",
+    "Whitening",
     "arctan",
     "barron",
     "box_of",

@@ -11,7 +11,11 @@ import jax.numpy as jnp
 from fnopt.core import opened
 
 Map = Callable[[jax.Array], jax.Array]
-Gram = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+Gram = Callable[..., tuple[jax.Array, jax.Array]]
+r"""`gram(x, d, w)` adds up :math:`(DJ)^T DJ` and :math:`J^T w` without ever having all of `J`.
+
+Given `*maps` as well, it is that of the matrix whose rows are those of `J` after the maps.
+"""
 
 
 class Derivative(NamedTuple):
@@ -27,14 +31,17 @@ class Derivative(NamedTuple):
     push: Callable[[Any, jax.Array], jax.Array]  # J, v -> J v
     pull: Callable[[Any, jax.Array], jax.Array]  # J, w -> J^T w
     sparse: bool = False  # whether products cost far less than the matrix
-    gram: Gram | None = None  # x, d, w -> (DJ)^T DJ and J^T w, if there is a way without J
+    gram: Gram | None = None  # if there is a way without J
 
     def scaled(self, factors: Map) -> Derivative:
-        r"""That of :math:`b_i f_i`, where the factors `b(x)` count as constants."""
+        r"""That of :math:`b_i f_i`, where the factors `b(x)` count as constants.
+
+        What has no weight, `b = 0`, may be NaN.
+        """
         return Derivative(
             lambda x: (factors(x), self.at(x)),
-            lambda J: J[0][:, None] * self.matrix(J[1]),
-            lambda J, v: J[0] * self.push(J[1], v),
+            lambda J: _times(J[0][:, None], self.matrix(J[1])),
+            lambda J, v: _times(J[0], self.push(J[1], v)),
             lambda J, w: self.pull(J[1], J[0] * w),
             self.sparse,
             self._scaled_gram(factors),
@@ -45,9 +52,9 @@ class Derivative(NamedTuple):
         if gram is None:
             return None
 
-        def scaled(x: jax.Array, d: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def scaled(x: jax.Array, d: jax.Array, w: jax.Array, *maps: Map) -> Any:
             b = factors(x)
-            return gram(x, b * d, b * w)
+            return gram(x, b * d, b * w, *maps)
 
         return scaled
 
@@ -83,4 +90,19 @@ class Derivative(NamedTuple):
             lambda J, v: self.push(J[2], push(J[0], J[1], v)),
             lambda J, w: pull(J[0], J[1], self.pull(J[2], w)),
             self.sparse,
+            self._preceded_gram(inner, lambda x, row: pull(consts, x, row)),
         )
+
+    def _preceded_gram(self, inner: Map, pull: Callable[[jax.Array, jax.Array], Any]) -> Any:
+        gram = self.gram
+        if gram is None:
+            return None
+
+        def preceded(x: jax.Array, d: jax.Array, w: jax.Array, *maps: Map) -> Any:
+            return gram(inner(x), d, w, lambda row: pull(x, row), *maps)
+
+        return preceded
+
+
+def _times(b: jax.Array, a: jax.Array) -> jax.Array:
+    return jnp.where(b != 0, b * a, jnp.zeros_like(a))

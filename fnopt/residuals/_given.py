@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,7 @@ from fnopt.core import (
     where,
 )
 from fnopt.linear import gram as linear_gram
-from fnopt.residuals._derivative import Derivative, Gram
+from fnopt.residuals._derivative import Derivative, Gram, Map
 from fnopt.residuals._flat import one_function
 
 
@@ -74,15 +75,19 @@ def _gram_in_chunks(
         return None
     laid = real_vector(jax.tree.map(_widened, residuals), dtype)
 
-    def add(sums: Any, J: jax.Array, parts: tuple[jax.Array, ...]) -> Any:
-        (G, g), (d, w) = sums, parts
-        J = J.astype(dtype)
-        # What doesn't count may be NaN.
-        DJ = jnp.where((d != 0)[:, None], d[:, None] * J, 0)
-        return G + linear_gram(DJ), g + w @ jnp.where((w != 0)[:, None], J, 0)
+    def gram(x: jax.Array, d: jax.Array, w: jax.Array, *maps: Map) -> Any:
+        def mapped(row: jax.Array) -> jax.Array:
+            return functools.reduce(lambda row, f: f(row), maps, row)
 
-    def gram(x: jax.Array, d: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
-        zero = jnp.zeros((x.size, x.size), dtype), jnp.zeros(x.size, dtype)
+        def add(sums: Any, J: jax.Array, parts: tuple[jax.Array, ...]) -> Any:
+            (G, g), (d, w) = sums, parts
+            J = jax.vmap(mapped)(J.astype(dtype))
+            # What doesn't count may be NaN.
+            DJ = jnp.where((d != 0)[:, None], d[:, None] * J, 0)
+            return G + linear_gram(DJ), g + w @ jnp.where((w != 0)[:, None], J, 0)
+
+        n = jax.eval_shape(mapped, x).size
+        zero = jnp.zeros((n, n), dtype), jnp.zeros(n, dtype)
         along = laid.unflatten(d), laid.unflatten(w)
         return jac.fold(add, zero, unravel(x), args, along)
 

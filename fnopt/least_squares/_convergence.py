@@ -21,14 +21,26 @@ def is_stationary(cost: jax.Array, cosine: jax.Array, gtol: jax.Array) -> jax.Ar
     return (cost <= 0) | (cosine <= gtol)
 
 
-def explained(status: jax.Array, columns: jax.Array, cost: jax.Array) -> jax.Array:
+def explained(
+    status: jax.Array, moved: jax.Array, cost: jax.Array, counted: int | jax.Array = 1
+) -> jax.Array:
     """The status, except that a point is no solution where nothing moves the residuals.
 
     It is stationary there, but because every column of the Jacobian is zero: the residuals are
-    constant, or saturated, or the loss counts all of them as outliers.
+    constant, or saturated, or the loss counts all of them as outliers, or no residual counts.
+    Residuals of zero that do count leave nothing to explain.
+
+    Args:
+        status: The status by the tests of convergence.
+        moved: Whether any param moves any residual that counts.
+        cost: The cost.
+        counted: How many residuals count.
+
+    Returns:
+        The status, of the same shape.
     """
-    dead = (jnp.max(columns, initial=0) <= 0) & (cost > 0)
-    return jnp.where(is_converged(status) & dead, Status.ILL_POSED.array, status)
+    nothing = ~moved & ((cost > 0) | (counted <= 0))
+    return jnp.where(is_converged(status) & nothing, Status.ILL_POSED.array, status)
 
 
 def cost_converged(

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import Status, call_compiled, is_converged
+from fnopt.core import Status, call_compiled
 from fnopt.least_squares._bounded import with_dense_jacobian
+from fnopt.least_squares._convergence import explained
 from fnopt.least_squares._implicit import implicitly
 from fnopt.least_squares._iteration import Loop, advance, ended, evaluation, started
 from fnopt.least_squares._levenberg_marquardt import levenberg_marquardt
@@ -171,18 +172,14 @@ def _solve(
         return ended(problem, solver, lax.while_loop(unfinished, step, first))
 
     end = implicitly(iterate, setting.problem, solver, setting.x)
+    counted = setting.dof + setting.x.size
     return end._replace(
         params=setting.params(end.params),
-        status=_counting(end.status, setting.dof + setting.x.size),
+        status=explained(end.status, counted > 0, end.cost, counted),
         residuals=setting.problem.flat.unflatten(end.residuals),
         tangent=setting.tangent(end.params),
         dof=setting.dof,
     )
-
-
-def _counting(status: jax.Array, counted: jax.Array) -> jax.Array:
-    """The status, except that there is no solution where no residual counts."""
-    return jnp.where(is_converged(status) & (counted <= 0), Status.ILL_POSED.array, status)
 
 
 def _watched(

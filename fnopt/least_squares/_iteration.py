@@ -154,6 +154,6 @@ def ended(problem: Problem, solver: LeastSquaresMethod, loop: Loop) -> Solution:
         steps=loop.steps,
         nfev=loop.steps + jnp.ones((), jnp.int32),  # one a step, and the start
         njev=loop.njev,
-        status=explained(status, point.columns, point.cost),
+        status=explained(status, jnp.any(point.columns > 0), point.cost),
         history=loop.history,
     )

@@ -142,7 +142,7 @@ class LeastSquaresMethod(Transformation):
         accepted, status, judged = self.judge(point, trial, actual, search, options)
         usable = is_finite(point)
         accepted = accepted & usable
-        status = explained(status, point.columns, point.cost)
+        status = explained(status, jnp.any(point.columns > 0), point.cost)
         status = jnp.where(usable, status, Status.NONFINITE_START.array)
         # -0.0, not 0.0: it is the number that changes no other, -0.0 included.
         updates = jax.tree.map(

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Status, is_converged
+from fnopt.least_squares._convergence import explained
 from fnopt.least_squares.batched._data import Points, checked_y, joined, split
 from fnopt.least_squares.batched._fit import BatchFit
 from fnopt.least_squares.batched._lanes import Params, Tolerances
@@ -146,15 +146,8 @@ def _compiled(
         cost=progress.square / 2,
         rank=progress.rank,
         steps=progress.steps,
-        status=_status(progress, points),
+        status=explained(progress.status, progress.rank > 0, progress.square, points),
     )
-
-
-def _status(progress: Progress, points: jax.Array) -> jax.Array:
-    """Why each fit ended; to be stationary is no success where nothing moves the residuals."""
-    nothing = (points == 0) | (progress.square > 0)
-    ill_posed = is_converged(progress.status) & (progress.rank == 0) & nothing
-    return jnp.where(ill_posed, Status.ILL_POSED.array, progress.status)
 
 
 def _count(shared: Points, own: Points) -> jax.Array:

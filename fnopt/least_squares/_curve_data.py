@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.scipy.linalg import solve_triangular
 
 from fnopt.core import default_float, is_inexact
 
@@ -83,36 +82,13 @@ def _kept_sigma(sigma: Any, kept: np.ndarray) -> Any:
 
 
 def checked_sigma(sigma: Any, y: jax.Array) -> tuple[jax.Array | None, bool]:
-    """What residuals are divided by, and whether it is a matrix: then its Cholesky factor."""
+    """`sigma` as a floating array, and whether it is a covariance matrix."""
     if sigma is None:
         return None, False
-    sigma = _floating(sigma)
-    if sigma.shape in {(), y.shape}:
-        if _is_known(sigma) and not np.all(np.asarray(sigma) > 0):
-            raise ValueError(
-                f"curve_fit: sigma holds values that are not positive (the least is "
-                f"{float(jnp.min(sigma))}), expected standard deviations > 0."
-            )
-        return sigma, False
-    if sigma.shape == (y.size, y.size):
-        return _cholesky(sigma), True
-    raise ValueError(
-        f"curve_fit: sigma has shape {sigma.shape}, expected (), {y.shape} for standard deviations "
-        f"or {(y.size, y.size)} for a covariance matrix."
-    )
-
-
-def _cholesky(sigma: jax.Array) -> jax.Array:
-    L = jnp.linalg.cholesky(sigma)
-    if _is_known(L) and not np.all(np.isfinite(np.asarray(L))):
-        raise ValueError("curve_fit: the matrix sigma is not positive definite.")
-    return L
-
-
-def whiten(r: jax.Array, sigma: jax.Array | None, matrix: bool) -> jax.Array:
-    r"""Residuals in units of their standard deviation: :math:`r / \sigma`, or :math:`L^{-1} r`."""
-    if sigma is None:
-        return r
-    if matrix:
-        return solve_triangular(sigma, jnp.ravel(r), lower=True)
-    return r / sigma
+    sigma, square = _floating(sigma), (y.size, y.size)
+    if sigma.shape not in {(), y.shape, square}:
+        raise ValueError(
+            f"curve_fit: sigma has shape {sigma.shape}, expected (), {y.shape} for standard "
+            f"deviations or {square} for a covariance matrix."
+        )
+    return sigma, sigma.shape not in {(), y.shape}

@@ -17,7 +17,6 @@ from fnopt.least_squares._curve_data import (
     checked_sigma,
     checked_x,
     checked_y,
-    whiten,
     without_nan,
 )
 from fnopt.least_squares._curve_jacobian import residual_jacobian
@@ -154,17 +153,19 @@ def curve_fit(
     _check_prediction(f, x, y, start, unpacked)
     jacobian = residual_jacobian(jac, unpacked, matrix)
 
-    def residuals(p: Any, x: Any, y: jax.Array, sigma: jax.Array | None) -> jax.Array:
-        return whiten(_predict(f, x, p, unpacked) - y, sigma, matrix)
+    def residuals(p: Any, x: Any, y: jax.Array) -> jax.Array:
+        r = _predict(f, x, p, unpacked) - y
+        return jnp.ravel(r) if matrix else r
 
     solution = least_squares(
         residuals,
         start,
-        args=(x, y, sigma),
+        args=(x, y),
         jac=jacobian,
         # Who brings a Jacobian may have a model that can't be differentiated.
         solver=levenberg_marquardt(ftol=ftol, xtol=xtol, gtol=gtol, geodesic=jacobian is None),
         loss=loss,
+        sigma=sigma,
         bounds=box,
         max_steps=steps,
     )

@@ -8,18 +8,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.least_squares._curve_data import whiten
-
 _SCHEMES = (None, "2-point", "3-point", "cs")  # SciPy's ways to do without; not needed here
 
 
 def residual_jacobian(jac: Any, unpacked: bool, matrix: bool) -> Callable[..., jax.Array] | None:
-    """The Jacobian of the weighted residuals, `(p, x, y, sigma) -> J`, from that of the model.
+    """The Jacobian of the residuals, `(p, x, y) -> J`, from that of the model.
 
     Args:
         jac: `jac(x, a, b, ...)` of shape `[m, n]`, or what stands for none.
         unpacked: Whether the params are numbers in a row.
-        matrix: Whether `sigma` is the Cholesky factor of a covariance matrix.
+        matrix: Whether the residuals are laid end to end, for a covariance matrix.
 
     Returns:
         The function; None if there is no `jac`.
@@ -31,13 +29,13 @@ def residual_jacobian(jac: Any, unpacked: bool, matrix: bool) -> Callable[..., j
     if not unpacked:
         raise ValueError("curve_fit: jac is given, but p0 is a tree; expected numbers in a row.")
 
-    def jacobian(p: jax.Array, x: Any, y: jax.Array, sigma: jax.Array | None) -> jax.Array:
+    def jacobian(p: jax.Array, x: Any, y: jax.Array) -> jax.Array:
         J = jnp.asarray(jac(x, *p))
         if J.shape != (y.size, p.size):
             raise ValueError(
                 f"curve_fit: jac returned shape {J.shape}, expected {(y.size, p.size)}."
             )
-        columns = J.astype(y.dtype).reshape(*y.shape, p.size)
-        return jax.vmap(lambda column: whiten(column, sigma, matrix), -1, -1)(columns)
+        J = J.astype(y.dtype)
+        return J if matrix else J.reshape(*y.shape, p.size)
 
     return jacobian

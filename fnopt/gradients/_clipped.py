@@ -10,10 +10,10 @@ import jax.numpy as jnp
 
 from fnopt.core import global_norm
 from fnopt.gradients._checks import check_choice
-from fnopt.gradients._chunks import checked_chunk_size, scan_chunks
+from fnopt.gradients._chunks import scan_chunks
 from fnopt.gradients._clip_rule import RULES, Blocks, blocks_of, check_limits, check_where, factors
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
-from fnopt.gradients._methods import Way, check_method, choose
+from fnopt.gradients._methods import Way, checked_way, choose
 from fnopt.gradients._sums import (
     REDUCTIONS,
     like_params,
@@ -114,8 +114,7 @@ def clipped_grad(
     check_limits(clip_norm, spec.name)
     check_choice(reduction, REDUCTIONS, "reduction", spec.name)
     check_choice(rule, RULES, "rule", spec.name)
-    chunk_size = checked_chunk_size(chunk_size, spec.name)
-    check_method(method, chunk_size, spec.name)
+    chunk_size = checked_way(method, chunk_size, spec.name)
 
     def grad_fn(
         *args: Any, key: Any = None, where: Any = None, **kwargs: Any

@@ -10,10 +10,9 @@ import jax.numpy as jnp
 
 from fnopt.gradients._alignment import alignment_with_others
 from fnopt.gradients._checks import check_choice, check_count, check_some
-from fnopt.gradients._chunks import checked_chunk_size
 from fnopt.gradients._clip_rule import check_where
 from fnopt.gradients._loss import ExampleLoss
-from fnopt.gradients._methods import check_method, choose
+from fnopt.gradients._methods import checked_way, choose
 from fnopt.gradients._norms import losses_and_norms
 from fnopt.gradients._statistics import totals
 
@@ -90,8 +89,7 @@ def hardest_examples(
     """
     spec = ExampleLoss(loss_fn, argnums, batch_argnums, has_aux, "hardest_examples")
     check_choice(by, CRITERIA, "by", spec.name)
-    chunk_size = checked_chunk_size(chunk_size, spec.name)
-    check_method(method, chunk_size, spec.name)
+    chunk_size = checked_way(method, chunk_size, spec.name)
     check_count(k, "k", spec.name)
 
     def hardest_fn(*args: Any, key: Any = None, where: Any = None, **kwargs: Any) -> HardExamples:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from fnopt.core import compute_dtype
 from fnopt.gradients._checks import check_choice
+from fnopt.gradients._chunks import checked_chunk_size
 from fnopt.gradients._loss import BoundLoss
 from fnopt.gradients.ghost import Ghost, trace
 
@@ -38,14 +39,16 @@ class Way(NamedTuple):
     chunk_size: int | None
 
 
-def check_method(method: str, chunk_size: int | None, name: str) -> None:
-    """Refuses a method that doesn't exist, or that contradicts the chunk size."""
+def checked_way(method: str, chunk_size: int | None, name: str) -> int | None:
+    """The chunk size; refuses a method that doesn't exist, or that contradicts it."""
+    chunk_size = checked_chunk_size(chunk_size, name)
     check_choice(method, METHODS, "method", name)
     if method == "vmap" and chunk_size is not None:
         raise ValueError(
             f"{name}: method='vmap' takes the whole batch at once, but chunk_size is {chunk_size}. "
             "Use method='chunked' or leave one of them out."
         )
+    return chunk_size
 
 
 def choose(method: str, chunk_size: int | None, bound: BoundLoss) -> Way:

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 
 from fnopt.core import global_norm
-from fnopt.gradients._chunks import checked_chunk_size, scan_chunks
+from fnopt.gradients._chunks import scan_chunks
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
-from fnopt.gradients._methods import Way, check_method, choose
+from fnopt.gradients._methods import Way, checked_way, choose
 from fnopt.gradients.ghost import Ghost
 
 
@@ -71,8 +71,7 @@ def per_example_norms(
         arXiv:2110.05679.
     """
     spec = ExampleLoss(loss_fn, argnums, batch_argnums, has_aux, "per_example_norms")
-    chunk_size = checked_chunk_size(chunk_size, spec.name)
-    check_method(method, chunk_size, spec.name)
+    chunk_size = checked_way(method, chunk_size, spec.name)
 
     def norms_fn(*args: Any, key: Any = None, **kwargs: Any) -> Any:
         bound = spec.bind(args, kwargs, key)

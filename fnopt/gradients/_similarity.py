@@ -11,10 +11,10 @@ import jax.numpy as jnp
 
 from fnopt.core import compute_dtype
 from fnopt.gradients._checks import check_some
-from fnopt.gradients._chunks import checked_chunk_size, scan_chunks
+from fnopt.gradients._chunks import scan_chunks
 from fnopt.gradients._clip_rule import safe_root
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
-from fnopt.gradients._methods import check_method, choose
+from fnopt.gradients._methods import checked_way, choose
 from fnopt.gradients._sums import inner_products
 from fnopt.gradients.ghost import Ghost
 
@@ -106,8 +106,7 @@ def gradient_similarity(
         Generalization in Neural Networks", arXiv:1901.09491.
     """
     spec = ExampleLoss(loss_fn, argnums, batch_argnums, has_aux, "gradient_similarity")
-    chunk_size = checked_chunk_size(chunk_size, spec.name)
-    check_method(method, chunk_size, spec.name)
+    chunk_size = checked_way(method, chunk_size, spec.name)
 
     def similarity_fn(*args: Any, key: Any = None, **kwargs: Any) -> GradientSimilarity:
         bound = spec.bind(args, kwargs, key)

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from fnopt.core import compute_dtype, real_dtype
 from fnopt.gradients._alignment import alignment_with_others
 from fnopt.gradients._checks import check_some
-from fnopt.gradients._chunks import checked_chunk_size, scan_chunks
+from fnopt.gradients._chunks import scan_chunks
 from fnopt.gradients._clip_rule import check_where, safe_root
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
-from fnopt.gradients._methods import Way, check_method, choose
+from fnopt.gradients._methods import Way, checked_way, choose
 from fnopt.gradients._sums import like_params, only_where, squared, weighted_total, zero_sums
 
 
@@ -106,8 +106,7 @@ def gradient_statistics(
         McCandlish et al., 2018, "An Empirical Model of Large-Batch Training", arXiv:1812.06162.
     """
     spec = ExampleLoss(loss_fn, argnums, batch_argnums, has_aux, "gradient_statistics")
-    chunk_size = checked_chunk_size(chunk_size, spec.name)
-    check_method(method, chunk_size, spec.name)
+    chunk_size = checked_way(method, chunk_size, spec.name)
 
     def statistics_fn(
         *args: Any, key: Any = None, where: Any = None, **kwargs: Any

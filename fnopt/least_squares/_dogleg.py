@@ -23,19 +23,12 @@ class dogleg(LeastSquaresMethod):
     :math:`\|D u\| \le \Delta`. It needs one factorisation a step; those of
     :class:`fnopt.levenberg_marquardt` may need a few, but lower the model more.
 
-    Its `update` ignores the gradients that it is given (they may be `None`) and needs the
-    residuals instead: `update(None, state, params, residual_fn=fn)`.
-    :func:`fnopt.least_squares` loops it to convergence.
+    It is called as :class:`fnopt.levenberg_marquardt` is, and :func:`fnopt.least_squares` loops it
+    to convergence.
 
     Args:
-        ftol: Relative tolerance of the cost; by default the rounding unit of the params' dtype.
-        xtol: Relative tolerance of the params; by default 4 rounding units.
-        gtol: Tolerance of the cosine between the residual and the Jacobian's columns; by default
-            the rounding unit.
-        jacobian: `'forward'`, `'reverse'`, or `'auto'` for the cheaper one.
-        linear_solver: `'svd'`, `'cholesky'`, `'cg'`, or `'auto'`, which goes by shape.
-        chunk_size: How many tangents or cotangents are pushed at once; by default all up to
-            256, else 64.
+        ftol, xtol, gtol, jacobian, linear_solver, chunk_size: As for all of the methods; see
+            :class:`fnopt.least_squares.LeastSquaresMethod`.
         radius: The first trust radius, in units of :math:`\|D x\|`.
 
     Raises:

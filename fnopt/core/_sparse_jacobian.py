@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fnopt.core._colouring import Sparsity
 
@@ -44,6 +45,13 @@ class SparseJacobian:
         m, n = self.sparsity.shape
         return (n, m) if self.by_rows else (m, n)
 
+    @property
+    def entries(self) -> tuple[np.ndarray, np.ndarray, jax.Array]:
+        """The rows, the columns and the values of all entries, each of shape `[entries]`."""
+        at = self.sparsity
+        values = self.sums[at.rows, at.colour[at.cols]]
+        return (at.cols, at.rows, values) if self.by_rows else (at.rows, at.cols, values)
+
     def astype(self, dtype: Any) -> SparseJacobian:
         """The same in another dtype."""
         return SparseJacobian(self.sums.astype(dtype), self.sparsity, self.by_rows)
@@ -56,12 +64,17 @@ class SparseJacobian:
         """The product of the transpose with a vector of shape `[m]`, of shape `[n]`."""
         return self._along(w) if self.by_rows else self._across(w)
 
+    def times_rows(self, b: jax.Array) -> SparseJacobian:
+        """The rows by the factors `b`, of shape `[m]`; a row of no weight may be NaN."""
+        column, there = self.sparsity.lists
+        factors = jnp.where(there, b[column], 0) if self.by_rows else b[:, None]
+        sums = jnp.where(factors != 0, factors * self.sums, 0)
+        return SparseJacobian(sums, self.sparsity, self.by_rows)
+
     def matrix(self) -> jax.Array:
         """All of it, an array of shape `[m, n]`."""
-        at = self.sparsity
-        entries = self.sums[at.rows, at.colour[at.cols]]
-        A = jnp.zeros(at.shape, entries.dtype).at[at.rows, at.cols].set(entries)
-        return A.T if self.by_rows else A
+        rows, cols, values = self.entries
+        return jnp.zeros(self.shape, values.dtype).at[rows, cols].set(values)
 
     def _along(self, v: jax.Array) -> jax.Array:
         column, there = self.sparsity.lists

@@ -27,8 +27,10 @@ def sparse_jacobian(
     size, instead of `n`. Nothing of shape `[m, n]` is formed.
 
     It is what `least_squares` takes as `jac` for large problems with local coupling. With more
-    than 256 of both residuals and params its steps then come from products alone, by conjugate
-    gradients, and its solution has no matrix and no covariance; `linear_solver` says otherwise.
+    than 256 of both residuals and params its steps then come from a factorisation along the band,
+    if :math:`J^T J` has a narrow one in some order of the params, and else from products alone, by
+    conjugate gradients. The solution has no matrix and no covariance; `linear_solver` says
+    otherwise.
 
     Where it may have entries is read from the program of `fn`, whenever that is traced, as by
     `sparsity_pattern`, which says what it can tell. A pattern of your own may be tighter, and has

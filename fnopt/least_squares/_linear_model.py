@@ -11,11 +11,14 @@ import jax.numpy as jnp
 
 from fnopt.least_squares._point import Point, half_square, point_at
 from fnopt.linear import (
+    Band,
+    BandedGramSystem,
     KrylovSystem,
     SingularSystem,
     System,
     TallGramSystem,
     WideGramSystem,
+    band_of,
     gram,
     linear_solver,
     numerical_rank,
@@ -31,6 +34,8 @@ from fnopt.residuals import (
 )
 
 _SPARSE = 256  # from that many unknowns on a sparse Jacobian isn't made a full matrix
+_WIDEST = 128  # unknowns in a block of a band; beyond, conjugate gradients may be faster
+_SHORTEST = 4  # blocks; a shorter band is a full matrix
 
 Pull = Callable[[jax.Array], jax.Array]
 
@@ -53,15 +58,24 @@ class LinearModel:
 
     @property
     def kind(self) -> str:
-        """`'svd'`, `'tall'`, `'wide'` or `'cg'`."""
+        """`'svd'`, `'tall'`, `'wide'`, `'band'` or `'cg'`."""
         m, n = self.flat.m, self.flat.n
         name = linear_solver(self.solver, m, n)
         given = self.flat.derivative
         if self.solver == "auto" and given is not None and given.sparse and min(m, n) > _SPARSE:
-            name = "cg"
+            return "cg" if self._band is None else "band"
         if name != "cholesky":
             return name
         return "tall" if m >= n else "wide"
+
+    @property
+    def _band(self) -> Band | None:
+        """Where the normal equations of a sparse Jacobian have their entries, if that is narrow."""
+        given, n = self.flat.derivative, self.flat.n
+        if given is None or given.compressed is None or self.flat.m < n:
+            return None
+        _, sparsity, by_rows = given.compressed
+        return band_of(sparsity, by_rows, min(_WIDEST, n // _SHORTEST))
 
     @property
     def _in_chunks(self) -> bool:
@@ -76,6 +90,8 @@ class LinearModel:
             r, G, g = linearise_gram(flat, x, self.mode, self.chunk_size)
             columns = jnp.sqrt(jnp.diagonal(G))
             return Point(x, r, G, half_square(r), g, columns)
+        if self.kind == "band":
+            return self._banded(x)
         if self.kind == "cg":
             r, J, pull = self._pullable(x)
             return Point(x, r, J, half_square(r), pull(r), probed_columns(pull, r))
@@ -89,6 +105,8 @@ class LinearModel:
             return scaled_gram(point.J, scale)
         if self.kind == "wide":
             return gram((point.J / scale).T)
+        if self.kind == "band":
+            return self._known_band.scaled(point.J[1], scale)  # of (J, J^T J)
         return ()
 
     def system(self, point: Point, factors: Any, scale: jax.Array, lam: jax.Array) -> System:
@@ -96,6 +114,8 @@ class LinearModel:
         if self.kind == "cg":
             push, back = self._products(point)
             return KrylovSystem(lambda v: push(v / scale), lambda w: back(w) / scale, point.r)
+        if self.kind == "band":
+            return self._band_system(point, factors, scale, lam)
         if self.kind == "tall":
             return TallGramSystem(factors, point.gradient / scale, lam, self._pull(point, scale))
 
@@ -105,6 +125,35 @@ class LinearModel:
         if self.kind == "wide":
             return WideGramSystem(factors, point.r, lam, lambda v: point.J @ (v / scale), pull)
         return SingularSystem(factors, self.flat.m, pull)
+
+    @property
+    def _known_band(self) -> Band:
+        band = self._band
+        assert band is not None
+        return band
+
+    def _banded(self, x: jax.Array) -> Point:
+        """A point that keeps both the Jacobian, for its products, and its Gram matrix."""
+        given, band = self.flat.derivative, self._known_band
+        assert given is not None
+        assert given.compressed is not None
+        r, J, pull = self._pullable(x)
+        G = band.gram(given.compressed.of(J))
+        columns = jnp.sqrt(band.diagonal(G))
+        return Point(x, r, (J, G), half_square(r), pull(r), columns)
+
+    def _band_system(
+        self, point: Point, G: jax.Array, scale: jax.Array, lam: jax.Array
+    ) -> BandedGramSystem:
+        push, pull = self._products(point._replace(J=point.J[0]))
+        return BandedGramSystem(
+            G,
+            point.gradient / scale,
+            lam,
+            lambda w: pull(w) / scale,
+            lambda v: push(v / scale),
+            self._known_band,
+        )
 
     def _pull(self, point: Point, scale: jax.Array) -> Pull | None:
         if self.mode == "forward":  # asked for by somebody whose function may have nothing else
@@ -133,7 +182,7 @@ class LinearModel:
 
     def jacobian(self, point: Point) -> Any:
         """The Jacobian at a point; None where it is too large to have."""
-        if self.kind == "cg" or (self.kind == "tall" and self._in_chunks):
+        if self.kind in {"cg", "band"} or (self.kind == "tall" and self._in_chunks):
             return None
         if self.kind == "tall":
             return linearise(self.flat, point.x, self.mode)[1]
@@ -141,7 +190,7 @@ class LinearModel:
 
     def rank(self, factors: Any) -> jax.Array:
         """How many directions the data determine; -1 where nothing tells."""
-        if self.kind == "cg":
+        if self.kind in {"cg", "band"}:
             return jnp.asarray(-1, jnp.int32)
         if self.kind == "svd":
             return numerical_rank(factors, self.flat.m)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from fnopt.linear._band import Band, band_of
+from fnopt.linear._band_order import reverse_cuthill_mckee
+from fnopt.linear._band_system import BandedGramSystem
 from fnopt.linear._choice import linear_solver
 from fnopt.linear._damped import (
     damped_gram_solution,
@@ -30,6 +33,8 @@ from fnopt.linear._unrolled import (
 )
 
 __all__ = [
+    "Band",
+    "BandedGramSystem",
     "DampedStep",
     "KrylovSystem",
     "NormalEquations",
@@ -38,6 +43,7 @@ __all__ = [
     "System",
     "TallGramSystem",
     "WideGramSystem",
+    "band_of",
     "column_norms",
     "damped_gram_solution",
     "damped_solution",
@@ -50,6 +56,7 @@ __all__ = [
     "norm",
     "normal_equations",
     "numerical_rank",
+    "reverse_cuthill_mckee",
     "scaled",
     "scaled_gram",
     "singular_factors",

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from fnopt.linear._norms import norm
 from fnopt.linear._secular import (
     Damped,
+    Solvers,
     backward,
     cholesky,
     forward,
@@ -50,12 +51,12 @@ class TallGramSystem:
 
     def trust_region(self, radius: jax.Array) -> DampedStep:
         """The step within the radius; see :func:`secular_root`."""
-        least, most = least_damping(self.G), norm(self.g) / radius
+        least, most = self._least, norm(self.g) / radius
         return self._step(secular_root(self._solve, radius, least, most, self.start), least)
 
     def damped(self, lam: jax.Array) -> DampedStep:
         """The damped step."""
-        least = least_damping(self.G)
+        least = self._least
         return self._step(self._solve(jnp.maximum(lam, least)), least)
 
     def gauss_newton(self) -> DampedStep:
@@ -70,13 +71,21 @@ class TallGramSystem:
         """The damped solution for another right-hand side; None without `pull`."""
         if self.pull is None:
             return None
-        L = cholesky(self.G, jnp.maximum(lam, least_damping(self.G)))
-        return backward(L, forward(L, self.pull(w)))
+        solve = self._solvers(jnp.maximum(lam, self._least))
+        return solve.backward(solve.forward(self.pull(w)))
+
+    @property
+    def _least(self) -> jax.Array:
+        return least_damping(self.G)
+
+    def _solvers(self, lam: jax.Array) -> Solvers:
+        L = cholesky(self.G, lam)
+        return Solvers(lambda b: forward(L, b), lambda y: backward(L, y))
 
     def _solve(self, lam: jax.Array) -> Damped:
-        L = cholesky(self.G, lam)
-        p = backward(L, forward(L, -self.g))
-        return Damped(p, lam, norm(p), jnp.sum(jnp.square(forward(L, p))))
+        solve = self._solvers(lam)
+        p = solve.backward(solve.forward(-self.g))
+        return Damped(p, lam, norm(p), jnp.sum(jnp.square(solve.forward(p))))
 
     def _step(self, solved: Damped, least: jax.Array) -> DampedStep:
         return _damped_step(solved.y, solved.lam, self.image(solved.y), least)

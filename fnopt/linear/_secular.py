@@ -42,16 +42,32 @@ def backward(L: jax.Array, b: jax.Array) -> jax.Array:
     ]
 
 
+class Solvers(NamedTuple):
+    """The halves of a solution by a factorisation."""
+
+    forward: Callable[[jax.Array], jax.Array]  # b -> y with L y = b, or its blocks
+    backward: Callable[[jax.Array], jax.Array]  # y -> x with L^T x = y
+
+
 def least_damping(K: jax.Array) -> jax.Array:
+    """The damping that rounding makes necessary for a dense matrix."""
+    return rounding_damping(jnp.max(jnp.diagonal(K), initial=0), K.shape[0])
+
+
+def rounding_damping(top: jax.Array, k: int) -> jax.Array:
     r"""The damping that rounding makes necessary: :math:`32 \sqrt{k}\, \epsilon \max_i K_{ii}`.
 
     The factorisation of a singular matrix is off by about :math:`\sqrt{k}\, \epsilon`. With less
     damping than that it may fail; with as much, what rounding puts into directions that the data
     don't determine is of the size of the step itself, so there is some more.
+
+    Args:
+        top: The largest entry of the diagonal.
+        k: How many entries a row of the factor has.
     """
-    top = jnp.max(jnp.diagonal(K), initial=0)
-    eps = jnp.asarray(32 * math.sqrt(K.shape[0]) * jnp.finfo(K.dtype).eps, K.dtype)
-    return jnp.maximum(eps * top, jnp.asarray(jnp.finfo(K.dtype).tiny, K.dtype))
+    info = jnp.finfo(top.dtype)
+    eps = jnp.asarray(32 * math.sqrt(k) * info.eps, top.dtype)
+    return jnp.maximum(eps * top, jnp.asarray(info.tiny, top.dtype))
 
 
 class _Search(NamedTuple):

@@ -19,8 +19,8 @@ class DampedStep(NamedTuple):
 class System(Protocol):
     r"""A linear model :math:`A p + r` that is factorised, so that steps for it are cheap.
 
-    :class:`SingularSystem`, :class:`TallGramSystem`, :class:`WideGramSystem` and
-    :class:`KrylovSystem` are such.
+    :class:`SingularSystem`, :class:`TallGramSystem`, :class:`WideGramSystem`,
+    :class:`BandedGramSystem` and :class:`KrylovSystem` are such.
     """
 
     def trust_region(self, radius: jax.Array) -> DampedStep:

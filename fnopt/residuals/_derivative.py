@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import opened
+from fnopt.core import SparseJacobian, Sparsity, opened
 
 Map = Callable[[jax.Array], jax.Array]
 Gram = Callable[..., tuple[jax.Array, jax.Array]]
@@ -16,6 +16,14 @@ r"""`gram(x, d, w)` adds up :math:`(DJ)^T DJ` and :math:`J^T w` without ever hav
 
 Given `*maps` as well, it is that of the matrix whose rows are those of `J` after the maps.
 """
+
+
+class Compressed(NamedTuple):
+    """A Jacobian whose entries can be read one by one, as they were and where they are."""
+
+    of: Callable[[Any], SparseJacobian]  # J -> its entries
+    sparsity: Sparsity
+    by_rows: bool
 
 
 class Derivative(NamedTuple):
@@ -32,6 +40,7 @@ class Derivative(NamedTuple):
     pull: Callable[[Any, jax.Array], jax.Array]  # J, w -> J^T w
     sparse: bool = False  # whether products cost far less than the matrix
     gram: Gram | None = None  # if there is a way without J
+    compressed: Compressed | None = None  # if it is kept by the colours of its columns or rows
 
     def scaled(self, factors: Map) -> Derivative:
         r"""That of :math:`b_i f_i`, where the factors `b(x)` count as constants.
@@ -45,7 +54,14 @@ class Derivative(NamedTuple):
             lambda J, w: self.pull(J[1], J[0] * w),
             self.sparse,
             self._scaled_gram(factors),
+            self._scaled_entries(),
         )
+
+    def _scaled_entries(self) -> Compressed | None:
+        entries = self.compressed
+        if entries is None:
+            return None
+        return entries._replace(of=lambda J: entries.of(J[1]).times_rows(J[0]))
 
     def _scaled_gram(self, factors: Map) -> Gram | None:
         gram = self.gram

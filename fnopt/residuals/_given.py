@@ -20,7 +20,7 @@ from fnopt.core import (
     where,
 )
 from fnopt.linear import gram as linear_gram
-from fnopt.residuals._derivative import Derivative, Gram, Map
+from fnopt.residuals._derivative import Compressed, Derivative, Gram, Map
 from fnopt.residuals._flat import one_function
 
 
@@ -62,9 +62,12 @@ def given_derivative(
             return J.astype(dtype)
         return _laid_out(J, residuals, params, dtype)
 
-    sparse = isinstance(jax.eval_shape(at, x), SparseJacobian)
+    shape = jax.eval_shape(at, x)
     gram = _gram_in_chunks(jac, unravel, residuals, args, dtype)
-    return Derivative(at, _matrix, _push, _pull, sparse, gram)
+    if isinstance(shape, SparseJacobian):
+        entries = Compressed(lambda J: J, shape.sparsity, shape.by_rows)
+        return Derivative(at, _matrix, _push, _pull, True, gram, entries)
+    return Derivative(at, _matrix, _push, _pull, False, gram)
 
 
 def _gram_in_chunks(

@@ -1,0 +1,137 @@
+"""Gram matrices of narrow bands, in blocks along the diagonal."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fnopt.core import SparseJacobian, Sparsity
+from fnopt.linear._band_order import reverse_cuthill_mckee
+
+_BLOCK = 16  # smaller blocks aren't faster: what counts then is how many there are
+_PRODUCTS = 2**24  # pairs of entries in a row
+
+
+class Band:
+    r"""Where the entries of :math:`J^T J` go: into blocks on the diagonal, and left of it.
+
+    Its unknowns are in an order in which they couple with near ones only. With blocks as large as
+    the bandwidth all entries are in the blocks `[i, i]` and `[i, i - 1]`, so that an array
+    `[blocks, 2, size, size]` holds the lower triangle, in :math:`2 n b` numbers.
+
+    Args:
+        order: The columns of the Jacobian in that order.
+        size: How many unknowns a block has.
+        places: For every product of two entries of a row the first entry, the second one, and
+            where it is added in that array laid end to end.
+    """
+
+    def __init__(
+        self, order: np.ndarray, size: int, places: tuple[np.ndarray, np.ndarray, np.ndarray]
+    ) -> None:
+        self.order = order
+        self.size = size
+        self.blocks = -(-order.size // size)
+        self.position = np.argsort(order)
+        self._left, self._right, self._target = places
+
+    def gram(self, J: SparseJacobian) -> jax.Array:
+        """The blocks of :math:`J^T J`."""
+        _, _, values = J.entries
+        shape = (self.blocks, 2, self.size, self.size)
+        terms = values[self._left] * values[self._right]
+        sums = jax.ops.segment_sum(
+            terms, self._target, int(np.prod(shape)), indices_are_sorted=True
+        )
+        return sums.reshape(shape)
+
+    def scaled(self, G: jax.Array, scale: jax.Array) -> jax.Array:
+        r"""The blocks of :math:`D^{-1} G D^{-1}`, with the diagonal of `D` by column."""
+        d = self.blocked(scale, 1)
+        before = jnp.concatenate([d[:1], d[:-1]])
+        return G / d[:, None, :, None] / jnp.stack([d, before], 1)[:, :, None, :]
+
+    def diagonal(self, G: jax.Array) -> jax.Array:
+        """The diagonal, by column, `[n]`."""
+        return self.flat(jnp.diagonal(G[:, 0], axis1=1, axis2=2))
+
+    def blocked(self, v: jax.Array, fill: float = 0) -> jax.Array:
+        """A vector by column as blocks `[blocks, size]`; the last one is filled up."""
+        rest = self.blocks * self.size - v.size
+        return jnp.pad(v[self.order], (0, rest), constant_values=fill).reshape(-1, self.size)
+
+    def flat(self, v: jax.Array) -> jax.Array:
+        """Undoes `blocked`."""
+        return v.ravel()[self.position]
+
+
+@functools.lru_cache(maxsize=8)
+def band_of(sparsity: Sparsity, by_rows: bool, widest: int) -> Band | None:
+    """The band of the Gram matrix of a sparse Jacobian; None if it is wider than that.
+
+    Args:
+        sparsity: Where the Jacobian has entries; by rows, that of its transpose.
+        by_rows: Whether it is.
+        widest: The largest block.
+
+    Returns:
+        The band in the order of the columns, or in that of Cuthill and McKee if that is narrower.
+    """
+    rows, cols = sparsity.rows, sparsity.cols
+    m, n = sparsity.shape
+    if by_rows:
+        rows, cols, m, n = cols, rows, n, m
+    most = int(np.bincount(rows, minlength=1).max(initial=0))
+    if most > widest or rows.size * most > _PRODUCTS:
+        return None
+    left, right = _products(rows, most)
+    a, b = cols[left], cols[right]
+    order = np.arange(n)
+    width = _width(order, a, b)
+    if width > _BLOCK:
+        other = reverse_cuthill_mckee(*_edges(a, b, n), n)
+        order = min(order, other, key=lambda order: _width(order, a, b))
+        width = _width(order, a, b)
+    if width > widest:
+        return None
+    size = max(width, min(_BLOCK, n))
+    return Band(order, size, _placed(order, size, left, right, cols))
+
+
+def _products(rows: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """All pairs of entries that share a row, each with itself too."""
+    by_row = np.argsort(rows, kind="stable")
+    rows = rows[by_row]
+    starts = [np.flatnonzero(rows[d:] == rows[: rows.size - d]) for d in range(most)]
+    left = np.concatenate(starts)
+    right = np.concatenate([start + d for d, start in enumerate(starts)])
+    return by_row[left], by_row[right]
+
+
+def _width(order: np.ndarray, a: np.ndarray, b: np.ndarray) -> int:
+    position = np.argsort(order)
+    return int(np.abs(position[a] - position[b]).max(initial=0))
+
+
+def _edges(a: np.ndarray, b: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+    keys = np.concatenate([a.astype(np.int64) * n + b, b.astype(np.int64) * n + a])
+    rows, cols = np.divmod(np.unique(keys), n)
+    return rows[rows != cols], cols[rows != cols]
+
+
+def _placed(
+    order: np.ndarray, size: int, left: np.ndarray, right: np.ndarray, cols: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    position = np.argsort(order)
+    p, q = position[cols[left]], position[cols[right]]
+    low, high = np.maximum(p, q), np.minimum(p, q)
+    block, row = np.divmod(low, size)
+    beside, col = np.divmod(high, size)
+    target = ((block * 2 + (block - beside)) * size + row) * size + col
+    by_target = np.argsort(target, kind="stable")
+    parts = (part[by_target].astype(np.int32) for part in (left, right, target))
+    first, second, third = parts
+    return first, second, third

@@ -30,7 +30,11 @@ class Status(enum.IntEnum):
     STALLED = 5, "not converged: no step lowers the cost, though the gradient isn't small"
     NONFINITE_START = 6, "failed: the residuals or their Jacobian are not finite at these params"
     NONFINITE_STEP = 7, "failed: every step led to residuals that are not finite"
-    ILL_POSED = 8, "failed: no residual depends on any param here, or none counts"
+    ILL_POSED = (
+        8,
+        "failed: no residual depends on any param here, or none counts (a square may underflow)",
+    )
+    INFEASIBLE = 9, "failed: the bounds are crossed, or not numbers"
 
     def __new__(cls, code: int, message: str = "") -> Status:
         """Makes a member from its code and its message."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from jax import lax
 
 from fnopt.core import Status, call_compiled
 from fnopt.least_squares._bounded import with_dense_jacobian
+from fnopt.least_squares._call import checked_args, vector_hint
 from fnopt.least_squares._convergence import explained
 from fnopt.least_squares._implicit import implicitly
 from fnopt.least_squares._iteration import Loop, advance, ended, evaluation, started
@@ -115,7 +117,8 @@ def least_squares(
         See :class:`fnopt.levenberg_marquardt`.
     """
     solver = _checked_solver(solver, bounds is not None)
-    _check_steps(max_steps)
+    max_steps = _checked_steps(max_steps)
+    args = checked_args(args)
     options = {
         "loss": loss,
         "sigma": sigma,
@@ -124,13 +127,15 @@ def least_squares(
         "constraints": constraints,
     }
     if any(option is not None for option in options.values()):
-        set_up(residual_fn, params, args, **options)  # inside jit no value can be checked
+        with vector_hint(params):  # inside jit no value can be checked
+            set_up(residual_fn, params, args, **options)
 
     def solve(params: Any, args: tuple[Any, ...], solver: LeastSquaresMethod) -> Solution:
         setting = set_up(residual_fn, params, args, jac=jac, **options)
         return _solve(setting, solver, max_steps, history, callback)
 
-    return call_compiled(solve, params, args, solver)
+    with vector_hint(params):
+        return call_compiled(solve, params, args, solver)
 
 
 def _checked_solver(solver: Any, bounded: bool) -> LeastSquaresMethod:
@@ -144,9 +149,11 @@ def _checked_solver(solver: Any, bounded: bool) -> LeastSquaresMethod:
     return with_dense_jacobian(solver) if bounded else solver
 
 
-def _check_steps(max_steps: Any) -> None:
-    if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1:
+def _checked_steps(max_steps: Any) -> int:
+    whole = hasattr(max_steps, "__index__") and not isinstance(max_steps, bool)
+    if not whole or max_steps < 1:
         raise ValueError(f"least_squares: max_steps = {max_steps!r}, expected a positive int.")
+    return operator.index(max_steps)
 
 
 def _solve(

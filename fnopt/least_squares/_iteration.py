@@ -47,17 +47,25 @@ def started(
     evaluate: Evaluate,
     x: jax.Array,
 ) -> Loop:
-    x = x if problem.box is None else problem.box.nearest(x)
+    feasible = jnp.ones((), bool) if problem.box is None else problem.box.has_room()
+    x = x if problem.box is None else jnp.where(feasible, problem.box.nearest(x), x)
     r = problem.flat.r(x)
     point = evaluate(x, r)
     search = solver.begin(point, options)
     status = first_of(
+        (~feasible, Status.INFEASIBLE),
         (~is_finite(point), Status.NONFINITE_START),
+        (_vanishes(r, point.cost), Status.ILL_POSED),
         (_stationary(faced(point, problem.box), options), Status.CONVERGED_GRADIENT),
     )
     one = jnp.ones((), jnp.int32)
     factors = solver.factorise(problem.model, faced(point, problem.box), search)
     return Loop(point, r, factors, search, status, jnp.zeros((), jnp.int32), one, None)
+
+
+def _vanishes(r: jax.Array, cost: jax.Array) -> jax.Array:
+    """Whether residuals are so small that their squares are zero."""
+    return (cost <= 0) & jnp.any(r != 0)
 
 
 def evaluation(problem: Problem, solver: LeastSquaresMethod, x: jax.Array) -> Evaluate:

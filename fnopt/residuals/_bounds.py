@@ -19,6 +19,10 @@ class Box(NamedTuple):
     lower: jax.Array  # [n]
     upper: jax.Array  # [n]
 
+    def has_room(self) -> jax.Array:
+        """Whether there is a point in it: no bound is crossed or NaN."""
+        return jnp.all(self.lower < self.upper)
+
     def nearest(self, x: jax.Array) -> jax.Array:
         """The point of the box nearest to `x`."""
         return jnp.clip(x, self.lower, self.upper)

@@ -89,8 +89,9 @@ def _weight(value: Any, leaf: Any, path: str) -> jax.Array:
 def _weigher(w: jax.Array) -> Whitener:
     def weigh(r: jax.Array) -> jax.Array:
         # A residual without weight is left out whatever it is: NaN, say, where there is no datum.
-        # The root isn't taken there, so that derivatives by other weights are finite.
-        counts = w > 0
+        # The root isn't taken there, so that derivatives by other weights are finite. That of a
+        # negative weight, which can't be refused under jit, is NaN: the status will tell.
+        counts = w != 0
         root = jnp.sqrt(jnp.where(counts, w, jnp.ones_like(w)))
         return jnp.where(counts, root.astype(r.dtype) * r, jnp.zeros_like(r))
 
@@ -114,7 +115,7 @@ def _divider(value: Any, leaf: Any, path: str) -> Whitener:
         raise ValueError(
             f"{where()}sigma for {shown(path)} holds {least}, expected standard deviations > 0."
         )
-    return lambda r: r / sigma.astype(r.dtype)
+    return lambda r: r / jnp.where(sigma > 0, sigma, jnp.nan).astype(r.dtype)
 
 
 def _like(value: Any, leaf: Any, path: str, what: str) -> jax.Array:

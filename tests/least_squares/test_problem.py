@@ -1,5 +1,7 @@
 """Losses, weights and constraints of a fit."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -93,3 +95,37 @@ def test_nothing_is_retraced_or_lost_under_vmap():
 
     y = jnp.asarray([[0.1, 0.2], [5.0, 9.0], [-3.0, -4.0]])
     np.testing.assert_allclose(jax.vmap(fit)(y), [0.15, 1, 0], atol=1e-6)
+
+
+T3 = np.asarray([1.0, 2.0, 3.0], np.float32)
+
+
+def test_bounds_that_cannot_be_refused_under_jit_end_in_a_status():
+    @jax.jit
+    @jax.vmap
+    def fit(lower, upper):
+        return fnopt.least_squares(lambda p: p * T3 - 6 * T3, 1.0, bounds=(lower, upper))
+
+    end = fit(jnp.asarray([3.0, -jnp.inf, 0.0]), jnp.asarray([0.0, jnp.nan, 9.0]))
+    assert end.message[:2] == [fnopt.Status.INFEASIBLE.message] * 2
+    np.testing.assert_allclose(end.params, [1, 1, 6], rtol=1e-6)
+    assert end.converged.tolist() == [False, False, True]
+
+
+def test_squares_that_underflow_are_no_solution():
+    fit = fnopt.least_squares(lambda p: (p * T3 - 6) * 1e-25, 1.0)
+    assert fnopt.Status(int(fit.status)).name == "ILL_POSED"
+
+
+CALLS = [
+    ({"args": T3}, r"args is ndarray, expected a tuple of arguments; for a single one args=\(data"),
+    ({"args": (T3, "mode")}, r"args: leaf '1' is 'mode', expected arrays"),
+    ({"params": [1.0, 2.0, 3.0]}, "params are a list of numbers, each a leaf of its own"),
+]
+
+
+@pytest.mark.parametrize(("change", "text"), CALLS)
+def test_what_a_first_call_gets_wrong_is_explained(change, text):
+    with pytest.raises(TypeError) as caught:
+        fnopt.least_squares(lambda p, *args: p * T3, **{"params": 1.0, **change})
+    assert re.search(text, "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])]))

@@ -28,6 +28,13 @@ def test_an_infinite_sigma_has_a_derivative_of_zero():
     np.testing.assert_array_equal(slope, [0, -0.5])
 
 
+@pytest.mark.parametrize("what", ["sigma", "weights"])
+def test_negative_ones_that_cannot_be_refused_under_jit_give_nan(what):
+    given = jnp.asarray([1.0, -1.0, jnp.nan])
+    out = jax.jit(lambda given: whitened(given, **{what: given})(jnp.ones(3)))(given)
+    np.testing.assert_array_equal(out, [1, jnp.nan, jnp.nan])
+
+
 def test_numbers_in_a_list_are_those_of_an_array():
     out = whitened(jnp.ones(2), sigma=[0.5, 2])(jnp.asarray([1.0, 2.0]))
     np.testing.assert_array_equal(out, [2, 1])

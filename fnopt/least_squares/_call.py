@@ -1,0 +1,43 @@
+"""How a user calls a solver: what is refused at once, and what a first call gets wrong."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from fnopt.core import leaves_with_names, shown
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, (bool, int, float, complex))
+
+
+def checked_args(args: Any) -> tuple[Any, ...]:
+    """The further arguments of a residual function as a tuple of trees of arrays."""
+    if not isinstance(args, (tuple, list)):
+        raise TypeError(
+            f"least_squares: args is {type(args).__name__}, expected a tuple of arguments; for a "
+            "single one args=(data,)."
+        )
+    for path, leaf in leaves_with_names(tuple(args))[0]:
+        if not hasattr(leaf, "dtype") and not _is_number(leaf):
+            raise TypeError(
+                f"least_squares: args: {shown(path)} is {leaf!r}, expected arrays. What isn't one "
+                "belongs into the function: functools.partial(residual_fn, ...) or a closure."
+            )
+    return tuple(args)
+
+
+@contextlib.contextmanager
+def vector_hint(params: Any) -> Iterator[None]:
+    """Tells who gives params as a list, as elsewhere, what that means here."""
+    try:
+        yield
+    except TypeError as error:
+        if isinstance(params, (list, tuple)) and params and all(map(_is_number, params)):
+            error.add_note(
+                "params are a list of numbers, each a leaf of its own: residual_fn gets a list. "
+                "For a vector give an array: jnp.asarray(params)."
+            )
+        raise

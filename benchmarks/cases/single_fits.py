@@ -82,10 +82,7 @@ def banded(n: int) -> Problem:
         right = jnp.concatenate([p[1:], jnp.zeros(1)])
         return (3 - 2 * p) * p - left - 2 * right + data
 
-    i = np.arange(n)
-    pattern = np.r_[i, i[1:], i[:-1]], np.r_[i, i[:-1], i[1:]]
-    jac = fnopt.sparse_jacobian(residuals, pattern)
-    return Problem(residuals, -jnp.ones(n), jnp.asarray(1.0), jac)
+    return Problem(residuals, -jnp.ones(n), jnp.asarray(1.0), fnopt.sparse_jacobian(residuals))
 
 
 def rosenbrock() -> Problem:

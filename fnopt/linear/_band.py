@@ -92,7 +92,10 @@ def band_of(sparsity: Sparsity, by_rows: bool, widest: int) -> Band | None:
     order = np.arange(n)
     width = _width(order, a, b)
     if width > _BLOCK:
-        other = reverse_cuthill_mckee(*_edges(a, b, n), n)
+        one, end = _edges(a, b, n)
+        if np.bincount(one, minlength=1).max() > 2 * widest:  # in any order
+            return None
+        other = reverse_cuthill_mckee(one, end, n)
         order = min(order, other, key=lambda order: _width(order, a, b))
         width = _width(order, a, b)
     if width > widest:
@@ -117,8 +120,9 @@ def _width(order: np.ndarray, a: np.ndarray, b: np.ndarray) -> int:
 
 
 def _edges(a: np.ndarray, b: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
-    keys = np.concatenate([a.astype(np.int64) * n + b, b.astype(np.int64) * n + a])
-    rows, cols = np.divmod(np.unique(keys), n)
+    """The couplings of different columns, each from both ends, once."""
+    keys = np.sort(np.concatenate([a.astype(np.int64) * n + b, b.astype(np.int64) * n + a]))
+    rows, cols = np.divmod(keys[np.r_[True, keys[1:] != keys[:-1]]], n)
     return rows[rows != cols], cols[rows != cols]
 
 

@@ -46,6 +46,8 @@ def scan(sets: Sets, run: Run, eqn: jex.JaxprEqn, inputs: list[Entry]) -> list[E
     def turn(carry: list[Entry], x: list[Entry]) -> list[Entry]:
         return run(body, consts + carry + x)
 
+    if not length:
+        return carry + [Entry((0, *v.aval.shape)) for v in body.jaxpr.outvars[b - a :]]
     if length * len(body.jaxpr.eqns) <= _UNROLLED:
         return _unrolled(turn, carry, xs, length, p["reverse"])
     any_x = [_any_row(sets, x) for x in xs]
@@ -100,7 +102,7 @@ def _settled(sets: Sets, turn: Turn, carry: list[Entry]) -> list[Entry]:
         if _same(carry, following):
             return carry
         carry = following
-    return [c if c.ids is None else dependent(np.full(c.shape, ALL, np.int32)) for c in carry]
+    return [dependent(np.full(c.shape, ALL, np.int32)) for c in carry]
 
 
 def _joined(sets: Sets, a: list[Entry], b: list[Entry]) -> list[Entry]:

@@ -61,6 +61,15 @@ def while_loop(x):
     return jax.lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] * x), (0, x))[1]
 
 
+def no_turns(x):
+    return jax.lax.scan(lambda c, v: (c * v, v), x, x.reshape(N, 1)[:0])
+
+
+def updated(x):
+    x = jax.lax.dynamic_update_slice(x, x[:2] * x[2], (20,))
+    return jnp.split(x, [3, 5])[1:]
+
+
 def grouped_convolution(x):
     kernel = jnp.ones((4, 1, 2), x.dtype)
     options = {"rhs_dilation": (2,), "feature_group_count": 2}
@@ -85,6 +94,8 @@ EXACT = {
     "where": lambda x: jnp.where(np.arange(N) > 5, x, x[::-1]),
     "gaps": lambda x: jax.lax.pad(x, jnp.float32(0), [(2, -3, 1)]),
     "scan": recurrence,
+    "no turns": no_turns,
+    "split and update": updated,
     "long scan": long_scan,
     "loop by index": filled,
     "while": while_loop,
@@ -167,6 +178,19 @@ def test_reverse_mode_where_there_is_no_other():
     i = np.arange(N - 1)
     np.testing.assert_array_equal(rows, np.repeat(i, 2))
     np.testing.assert_array_equal(cols, np.stack([i, i + 1], 1).ravel())
+
+
+def test_a_loop_of_unknown_length_lets_all_through():
+    def shifted(state):
+        return state[0] + 1, state[1], *state[1:-1]
+
+    def fn(x):
+        zeros = (jnp.zeros(()),) * 40
+        end = jax.lax.while_loop(lambda s: s[0] < 50, shifted, (0, x[0], *zeros))
+        return jnp.stack(end[1:])
+
+    rows, _ = fnopt.sparsity_pattern(fn)(X)
+    assert set(rows.tolist()) == set(range(41))
 
 
 def test_a_bundle_adjustment_has_its_blocks():

@@ -5,10 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fnopt.linear import System, norm
+from fnopt.linear import DampedStep, System, norm
 
 
-def geodesic_acceleration(system: System, bend: jax.Array, lam: jax.Array) -> jax.Array | None:
+def geodesic_acceleration(system: System, bend: jax.Array, step: DampedStep) -> jax.Array | None:
     r"""The half acceleration of the path along which the linear model holds to second order.
 
     Along :math:`x(t) = x + v t + \tfrac12 a t^2` the residual is
@@ -22,7 +22,7 @@ def geodesic_acceleration(system: System, bend: jax.Array, lam: jax.Array) -> ja
     Args:
         system: The linear model.
         bend: :math:`r''_{vv}`, of shape `[m]`.
-        lam: The damping of the step.
+        step: The step, whose damping and factor it shares.
 
     Returns:
         :math:`\tfrac12 D a`, of shape `[n]`, in scaled variables; None if it would cost another
@@ -32,7 +32,7 @@ def geodesic_acceleration(system: System, bend: jax.Array, lam: jax.Array) -> ja
         Transtrum and Sethna (2012), Improvements to the Levenberg-Marquardt algorithm for
         nonlinear least-squares minimization, arXiv:1201.5885.
     """
-    solution = system.pull_back(bend, lam)
+    solution = system.pull_back(bend, step)
     return None if solution is None else -jnp.asarray(0.5, bend.dtype) * solution
 
 

@@ -12,6 +12,7 @@ from jax import lax
 
 from fnopt.least_squares._point import Point
 from fnopt.least_squares._step import Trial
+from fnopt.linear import Triangle
 from fnopt.residuals import Box
 
 _PASSES = 5  # how often a step is taken again with more params on their bounds
@@ -19,11 +20,11 @@ _PASSES = 5  # how often a step is taken again with more params on their bounds
 
 def with_dense_jacobian(solver: Any) -> Any:
     """The method with the algebra that single params can be taken out of."""
-    if solver.linear_solver not in {"auto", "svd"}:
+    if solver.linear_solver not in {"auto", "qr"}:
         raise ValueError(
-            f"least_squares: bounds need linear_solver='svd', not {solver.linear_solver!r}."
+            f"least_squares: bounds need linear_solver='qr', not {solver.linear_solver!r}."
         )
-    return dataclasses.replace(solver, linear_solver="svd")
+    return dataclasses.replace(solver, linear_solver="qr")
 
 
 def without(point: Point, held: jax.Array, shift: jax.Array | None = None) -> Point:
@@ -42,7 +43,12 @@ def without(point: Point, held: jax.Array, shift: jax.Array | None = None) -> Po
     r = point.r if shift is None else point.r + point.J @ shift
     J = point.J * free
     gradient = point.gradient * free if shift is None else r @ J
-    return point._replace(r=r, J=J, gradient=gradient, columns=point.columns * free)
+    factors = point.triangle
+    if factors is not None:
+        c = factors.c if shift is None else factors.c + shift @ factors.L
+        factors = Triangle(factors.L * free[:, None], c)
+    columns = point.columns * free
+    return point._replace(r=r, J=J, gradient=gradient, columns=columns, triangle=factors)
 
 
 class _Cut(NamedTuple):

@@ -43,7 +43,7 @@ def covariance_from(
     still = lax.stop_gradient(J)
     scale = initial_scale(column_norms(still))
     factors = singular_factors(still / scale, jnp.zeros(m, dtype))
-    rank = numerical_rank(factors, m)
+    rank = numerical_rank(factors.s, max(still.shape))
     dof = jnp.asarray(m - n if dof is None else dof, dtype)
     known = (rank == n) if absolute_sigma else (rank == n) & (dof > 0)
     safe = jnp.where(factors.s > 0, factors.s, jnp.ones_like(factors.s))
@@ -62,7 +62,7 @@ def covariance_of(solution: Solution, absolute_sigma: bool = False) -> jax.Array
     if solution.jacobian is None:
         raise ValueError(
             "covariance: the solver did not form the Jacobian, without which there is none. Use "
-            "linear_solver='svd' or 'cholesky' and no chunk_size."
+            "linear_solver='qr' or 'cholesky' and no chunk_size."
         )
     C, _ = covariance_from(solution.jacobian, solution.cost, absolute_sigma, solution.dof)
     T = solution.tangent

@@ -9,21 +9,24 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.least_squares._point import Point, half_square, point_at
+from fnopt.least_squares._point import Point, factorised_point, half_square, point_at
 from fnopt.linear import (
     Band,
     BandedGramSystem,
     KrylovSystem,
-    SingularSystem,
+    LiftedSystem,
     System,
     TallGramSystem,
+    Triangle,
+    TriangleSystem,
     WideGramSystem,
     band_of,
     gram,
+    guarded,
     linear_solver,
     numerical_rank,
     scaled_gram,
-    singular_factors,
+    triangle,
 )
 from fnopt.residuals import (
     FlatResidual,
@@ -46,7 +49,7 @@ class LinearModel:
 
     Args:
         flat: The residual function of a vector.
-        solver: `'auto'`, `'svd'`, `'cholesky'` or `'cg'`.
+        solver: `'auto'`, `'qr'`, `'cholesky'` or `'cg'`.
         mode: `'auto'`, `'forward'` or `'reverse'`.
         chunk_size: How many derivatives are taken at once, or None.
     """
@@ -58,15 +61,17 @@ class LinearModel:
 
     @property
     def kind(self) -> str:
-        """`'svd'`, `'tall'`, `'wide'`, `'band'` or `'cg'`."""
+        """`'qr'`, or `'rows'` for that of the transpose; `'tall'`, `'wide'`, `'band'`, `'cg'`."""
         m, n = self.flat.m, self.flat.n
         name = linear_solver(self.solver, m, n)
         given = self.flat.derivative
         if self.solver == "auto" and given is not None and given.sparse and min(m, n) > _SPARSE:
             return "cg" if self._band is None else "band"
-        if name != "cholesky":
-            return name
-        return "tall" if m >= n else "wide"
+        if name == "qr":
+            return "qr" if m >= n else "rows"
+        if name == "cholesky":
+            return "tall" if m >= n else "wide"
+        return name
 
     @property
     def _band(self) -> Band | None:
@@ -95,12 +100,18 @@ class LinearModel:
         if self.kind == "cg":
             r, J, pull = self._pullable(x)
             return Point(x, r, J, half_square(r), pull(r), probed_columns(pull, r))
-        return point_at(x, *linearise(flat, x, self.mode, self.chunk_size))
+        gathered = factorised_point if self.kind == "qr" else point_at
+        return gathered(x, *linearise(flat, x, self.mode, self.chunk_size))
 
     def factorise(self, point: Point, scale: jax.Array) -> Any:
         """What only depends on the point and the scaling, for any number of steps from there."""
-        if self.kind == "svd":
-            return singular_factors(point.J / scale, point.r)
+        if self.kind == "qr":
+            assert point.triangle is not None
+            L, c = point.triangle
+            return guarded(Triangle(L / scale[:, None], c))
+        if self.kind == "rows":
+            Q, R = jnp.linalg.qr((point.J / scale).T)
+            return guarded(triangle(R.T, point.r)), Q
         if self.kind == "tall":
             return scaled_gram(point.J, scale)
         if self.kind == "wide":
@@ -124,7 +135,11 @@ class LinearModel:
 
         if self.kind == "wide":
             return WideGramSystem(factors, point.r, lam, lambda v: point.J @ (v / scale), pull)
-        return SingularSystem(factors, self.flat.m, pull)
+        size = max(self.flat.m, self.flat.n)
+        if self.kind == "qr":
+            return TriangleSystem(factors, size, lam, pull)
+        rows, Q = factors
+        return LiftedSystem(TriangleSystem(rows, size, lam, lambda w: pull(w) @ Q), Q)
 
     @property
     def _known_band(self) -> Band:
@@ -192,8 +207,10 @@ class LinearModel:
         """How many directions the data determine; -1 where nothing tells."""
         if self.kind in {"cg", "band"}:
             return jnp.asarray(-1, jnp.int32)
-        if self.kind == "svd":
-            return numerical_rank(factors, self.flat.m)
+        if self.kind in {"qr", "rows"}:
+            small = factors if self.kind == "qr" else factors[0]
+            s = jnp.linalg.svd(small.triangle.L, compute_uv=False)
+            return numerical_rank(s, max(self.flat.m, self.flat.n))
         return gram_rank(factors)
 
 

@@ -55,7 +55,7 @@ class LeastSquaresMethod(Transformation):
         gtol: Tolerance of the cosine between the residual and the Jacobian's columns; by default
             the rounding unit.
         jacobian: `'forward'`, `'reverse'`, or `'auto'` for the cheaper one.
-        linear_solver: `'svd'`, `'cholesky'`, `'cg'`, or `'auto'`, which goes by shape; see
+        linear_solver: `'qr'`, `'cholesky'`, `'cg'`, or `'auto'`, which goes by shape; see
             :func:`fnopt.linear.linear_solver`.
         chunk_size: How many tangents or cotangents are pushed at once; by default all up to
             256, else 64.

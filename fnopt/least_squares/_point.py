@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.linear import column_norms
+from fnopt.linear import Triangle, column_norms, norm, triangle
 
 
 class Point(NamedTuple):
@@ -19,6 +19,7 @@ class Point(NamedTuple):
     cost: jax.Array  # half the sum of squares
     gradient: jax.Array  # [n], J^T r
     columns: jax.Array  # [n], the norm of every column of J
+    triangle: Triangle | None = None  # of J and r, where the linear algebra goes by that
 
 
 def half_square(r: jax.Array) -> jax.Array:
@@ -30,6 +31,13 @@ def half_square(r: jax.Array) -> jax.Array:
 def point_at(x: jax.Array, r: jax.Array, J: jax.Array) -> Point:
     """Gathers a point."""
     return Point(x, r, J, half_square(r), r @ J, column_norms(J))
+
+
+def factorised_point(x: jax.Array, r: jax.Array, J: jax.Array) -> Point:
+    """Gathers a point by the triangle of its tall Jacobian, which has everything but the cost."""
+    factors = triangle(J, r)
+    L, c = factors
+    return Point(x, r, J, half_square(r), L @ c, norm(L, axis=1), factors)
 
 
 def is_finite(point: Point) -> jax.Array:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from fnopt.core import Status
 from fnopt.least_squares._acceleration import accelerated, geodesic_acceleration
@@ -103,7 +104,7 @@ def bent(
     slope = point.gradient @ v
     exact = step.image + point.r @ bend
     t = newton_length(slope, exact, norm(step.p), search.radius, step.lam)
-    half = geodesic_acceleration(system, bend, step.lam)
+    half = geodesic_acceleration(system, bend, step)
     scaled = accelerated(step.p, half, t, options.acceleration)
     predicted = second_order_reduction(t, slope, exact, step.promise)
     p = scaled / search.scale
@@ -194,7 +195,7 @@ def _stop_or_rescue(
         (tiny, Status.CONVERGED_STEP),
         (stuck, Status.STALLED),
     )
-    return status, choose(rescued, _rescue(point, search, options, rule), search)
+    return status, lax.cond(rescued, lambda: _rescue(point, search, options, rule), lambda: search)
 
 
 def _rescue(point: Point, search: Search, options: Options, rule: Rule) -> Search:

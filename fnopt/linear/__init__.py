@@ -6,21 +6,22 @@ from fnopt.linear._band import Band, band_of
 from fnopt.linear._band_order import reverse_cuthill_mckee
 from fnopt.linear._band_system import BandedGramSystem
 from fnopt.linear._choice import linear_solver
-from fnopt.linear._damped import (
-    damped_gram_solution,
-    damped_solution,
-    divide,
-    gauss_newton_solution,
-)
+from fnopt.linear._divide import divide
 from fnopt.linear._dogleg import dogleg_step
 from fnopt.linear._gram import gram, scaled_gram
 from fnopt.linear._gram_system import TallGramSystem, WideGramSystem
 from fnopt.linear._krylov_system import KrylovSystem
 from fnopt.linear._norms import column_norms, norm
-from fnopt.linear._singular import SingularFactors, numerical_rank, singular_factors
-from fnopt.linear._singular_system import SingularSystem
+from fnopt.linear._singular import (
+    SingularFactors,
+    gauss_newton_solution,
+    numerical_rank,
+    singular_factors,
+    singular_triangle,
+)
 from fnopt.linear._system import DampedStep, System
-from fnopt.linear._trust_region import trust_region_solution
+from fnopt.linear._triangle import Guarded, Triangle, damped_triangle, guarded, triangle
+from fnopt.linear._triangle_system import LiftedSystem, TriangleSystem
 from fnopt.linear._unrolled import (
     NormalEquations,
     jacobi_scale,
@@ -36,21 +37,24 @@ __all__ = [
     "Band",
     "BandedGramSystem",
     "DampedStep",
+    "Guarded",
     "KrylovSystem",
+    "LiftedSystem",
     "NormalEquations",
     "SingularFactors",
-    "SingularSystem",
     "System",
     "TallGramSystem",
+    "Triangle",
+    "TriangleSystem",
     "WideGramSystem",
     "band_of",
     "column_norms",
-    "damped_gram_solution",
-    "damped_solution",
+    "damped_triangle",
     "divide",
     "dogleg_step",
     "gauss_newton_solution",
     "gram",
+    "guarded",
     "jacobi_scale",
     "linear_solver",
     "norm",
@@ -60,7 +64,8 @@ __all__ = [
     "scaled",
     "scaled_gram",
     "singular_factors",
-    "trust_region_solution",
+    "singular_triangle",
+    "triangle",
     "unrolled_cholesky",
     "unrolled_inverse",
     "unrolled_rank",

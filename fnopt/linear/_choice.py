@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fnopt.core import where
 
-SOLVERS = ("auto", "svd", "cholesky", "cg")
-_ACCURATE = 64  # up to that many unknowns on the smaller side, singular values cost next to nothing
+SOLVERS = ("auto", "qr", "cholesky", "cg")
+_ACCURATE = 64  # up to that many unknowns on the smaller side, accuracy costs next to nothing
 _DENSE = 8192  # beyond, factorising costs more than a few hundred products with the Jacobian
 
 
@@ -15,19 +15,19 @@ def linear_solver(name: str, m: int, n: int) -> str:
     ==============  =============  =====================================================
     `k`             choice         cost of a step
     ==============  =============  =====================================================
-    at most 64      `'svd'`        :math:`2 m n k`, accurate to the condition number
+    at most 64      `'qr'`         :math:`2 m n k`, accurate to the condition number
     at most 8192    `'cholesky'`   :math:`m n k + k^3/3`, to the square of it
     above           `'cg'`         up to 100 products with `J` and with its transpose;
                                    `J` is never formed
     ==============  =============  =====================================================
 
     Args:
-        name: `'auto'`, `'svd'`, `'cholesky'` or `'cg'`.
+        name: `'auto'`, `'qr'`, `'cholesky'` or `'cg'`.
         m: How many residuals there are.
         n: How many params there are.
 
     Returns:
-        `'svd'`, `'cholesky'` or `'cg'`.
+        `'qr'`, `'cholesky'` or `'cg'`.
 
     Raises:
         ValueError: If `name` is something else.
@@ -35,11 +35,11 @@ def linear_solver(name: str, m: int, n: int) -> str:
     Example:
         >>> from fnopt.linear import linear_solver
         >>> linear_solver("auto", 200, 5), linear_solver("auto", 400, 3000)
-        ('svd', 'cholesky')
+        ('qr', 'cholesky')
     """
     if name not in SOLVERS:
         raise ValueError(f"{where()}linear_solver = {name!r}, expected one of {SOLVERS}.")
     if name != "auto":
         return name
     k = min(m, n)
-    return "svd" if k <= _ACCURATE else "cholesky" if k <= _DENSE else "cg"
+    return "qr" if k <= _ACCURATE else "cholesky" if k <= _DENSE else "cg"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fnopt.linear._damped import divide
+from fnopt.linear._divide import divide
 from fnopt.linear._krylov_system import to_boundary
 from fnopt.linear._norms import norm
 from fnopt.linear._system import DampedStep, System

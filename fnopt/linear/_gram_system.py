@@ -67,11 +67,11 @@ class TallGramSystem:
         r"""The square :math:`\|A v\|^2`."""
         return jnp.maximum(v @ (self.G @ v), 0)
 
-    def pull_back(self, w: jax.Array, lam: jax.Array) -> jax.Array | None:
+    def pull_back(self, w: jax.Array, step: DampedStep) -> jax.Array | None:
         """The damped solution for another right-hand side; None without `pull`."""
         if self.pull is None:
             return None
-        solve = self._solvers(jnp.maximum(lam, self._least))
+        solve = self._solvers(jnp.maximum(step.lam, self._least))
         return solve.backward(solve.forward(self.pull(w)))
 
     @property
@@ -141,9 +141,9 @@ class WideGramSystem:
         r"""The square :math:`\|A v\|^2`."""
         return jnp.sum(jnp.square(self.push(v)))
 
-    def pull_back(self, w: jax.Array, lam: jax.Array) -> jax.Array:
+    def pull_back(self, w: jax.Array, step: DampedStep) -> jax.Array:
         r"""The damped solution for another residual, :math:`A^T (A A^T + \lambda I)^{-1} w`."""
-        L = cholesky(self.K, jnp.maximum(lam, least_damping(self.K)))
+        L = cholesky(self.K, jnp.maximum(step.lam, least_damping(self.K)))
         return self.pull(backward(L, forward(L, w)))
 
     def _solve(self, lam: jax.Array) -> Damped:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.linear._damped import divide
+from fnopt.linear._divide import divide
 from fnopt.linear._norms import norm
 from fnopt.linear._system import DampedStep
 
@@ -81,9 +81,9 @@ class KrylovSystem:
         """The full step, to the tolerance."""
         return self.damped(jnp.zeros((), self.r.dtype))
 
-    def pull_back(self, w: jax.Array, lam: jax.Array) -> None:
+    def pull_back(self, w: jax.Array, step: DampedStep) -> None:
         """None: it would cost as much as the step itself."""
-        del w, lam
+        del w, step
 
     def image(self, v: jax.Array) -> jax.Array:
         r"""The square :math:`\|A v\|^2`."""

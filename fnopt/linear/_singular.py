@@ -1,4 +1,4 @@
-"""One factorisation that answers every damping: the singular values of the smaller side."""
+"""The singular values of the smaller side of a matrix: its rank, and steps of least norm."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fnopt.linear._divide import divide
+from fnopt.linear._triangle import Triangle, triangle
+
 
 class SingularFactors(NamedTuple):
-    r"""What is needed of :math:`A = U \,\mathrm{diag}(s)\, V^T` to solve with any damping.
+    r"""What is needed of :math:`A = U \,\mathrm{diag}(s)\, V^T` for the step of least norm.
 
     `k` is `min(m, n)`. `U` is never formed for a tall matrix: only :math:`b = U^T r` is needed.
     """
@@ -20,13 +23,12 @@ class SingularFactors(NamedTuple):
 
 
 def singular_factors(A: jax.Array, r: jax.Array) -> SingularFactors:
-    r"""Factorises once, so that damped steps for any damping cost no further factorisation.
+    r"""Singular values, without forming :math:`A^T A`, which would square the condition number.
 
     A tall matrix (`m >= n`) goes through the QR decomposition of the augmented :math:`[A\; r]`,
     whose triangle holds both :math:`R` and :math:`Q^T r`, so that :math:`Q` is never formed; then
     the singular values of the small :math:`R` are found. A wide one (`m < n`) goes through the
     QR of :math:`A^T`, so that the cost is :math:`m^2 n + m^3` and no `n x n` array exists.
-    Neither forms :math:`A^T A`, which would square the condition number.
 
     Args:
         A: The scaled Jacobian, of shape `[m, n]`.
@@ -46,15 +48,13 @@ def singular_factors(A: jax.Array, r: jax.Array) -> SingularFactors:
         Golub and Van Loan (2013), Matrix Computations, sections 5.2 and 8.6.
     """
     m, n = A.shape
-    return _tall(A, r) if m >= n else _wide(A, r)
+    return singular_triangle(triangle(A, r)) if m >= n else _wide(A, r)
 
 
-def _tall(A: jax.Array, r: jax.Array) -> SingularFactors:
-    n = A.shape[1]
-    triangle = jnp.linalg.qr(jnp.concatenate([A, r[:, None]], axis=1), mode="r")
-    R, c = triangle[:n, :n], triangle[:n, n]  # c = Q^T r
-    U, s, Vt = jnp.linalg.svd(R)
-    return SingularFactors(s, Vt, U.T @ c)
+def singular_triangle(factors: Triangle) -> SingularFactors:
+    """The singular values of a matrix whose triangle is known."""
+    U, s, Vt = jnp.linalg.svd(factors.L.T)
+    return SingularFactors(s, Vt, U.T @ factors.c)
 
 
 def _wide(A: jax.Array, r: jax.Array) -> SingularFactors:
@@ -63,14 +63,14 @@ def _wide(A: jax.Array, r: jax.Array) -> SingularFactors:
     return SingularFactors(s, Wt @ Q.T, U.T @ r)
 
 
-def numerical_rank(factors: SingularFactors, m: int) -> jax.Array:
+def numerical_rank(s: jax.Array, size: int) -> jax.Array:
     r"""How many directions the data determine: singular values above rounding noise.
 
     .. math:: \#\{ s_i > \max(m, n)\, \epsilon\, s_1 \}
 
     Args:
-        factors: The factors of a matrix.
-        m: Its number of rows.
+        s: The singular values of a matrix, descending, of shape `[k]`.
+        size: Its longer side, `max(m, n)`.
 
     Returns:
         An int32 scalar.
@@ -78,14 +78,36 @@ def numerical_rank(factors: SingularFactors, m: int) -> jax.Array:
     Example:
         >>> import jax.numpy as jnp
         >>> from fnopt.linear import numerical_rank, singular_factors
-        >>> print(numerical_rank(singular_factors(jnp.ones((3, 2)), jnp.ones(3)), 3))
+        >>> print(numerical_rank(singular_factors(jnp.ones((3, 2)), jnp.ones(3)).s, 3))
         1
     """
-    return jnp.sum(determined(factors, m), dtype=jnp.int32)
+    return jnp.sum(_determined(s, size), dtype=jnp.int32)
 
 
-def determined(factors: SingularFactors, m: int) -> jax.Array:
+def gauss_newton_solution(factors: SingularFactors, size: int) -> jax.Array:
+    r"""The undamped step of least norm in the singular basis.
+
+    .. math:: z_i = b_i / s_i \text{ where } s_i > \max(m, n)\, \epsilon\, s_1 \text{, else } 0
+
+    Args:
+        factors: The factors of `A` and `r`.
+        size: The longer side of `A`, `max(m, n)`.
+
+    Returns:
+        The coefficients `z`, of shape `[k]`; the step is `-Vt.T @ z`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.linear import gauss_newton_solution, singular_factors
+        >>> factors = singular_factors(jnp.diag(jnp.asarray([2.0, 0.0])), jnp.ones(2))
+        >>> jnp.abs(gauss_newton_solution(factors, 2))
+        Array([0.5, 0. ], dtype=float32)
+    """
+    z = divide(factors.b, factors.s)
+    return jnp.where(_determined(factors.s, size), z, jnp.zeros_like(z))
+
+
+def _determined(s: jax.Array, size: int) -> jax.Array:
     """Which singular values are above rounding noise, as a mask of shape `[k]`."""
-    s = factors.s
-    noise = max(m, factors.Vt.shape[1]) * jnp.finfo(s.dtype).eps
+    noise = size * jnp.finfo(s.dtype).eps
     return s > jnp.asarray(noise, s.dtype) * s[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 
@@ -14,13 +14,14 @@ class DampedStep(NamedTuple):
     lam: jax.Array  # its damping; 0 for a full step
     image: jax.Array  # ||A p||^2
     promise: jax.Array  # the model's reduction, (||r||^2 - ||A p + r||^2) / 2
+    L: Any = None  # the factor that it was solved with, if any, for `pull_back`
 
 
 class System(Protocol):
     r"""A linear model :math:`A p + r` that is factorised, so that steps for it are cheap.
 
-    :class:`SingularSystem`, :class:`TallGramSystem`, :class:`WideGramSystem`,
-    :class:`BandedGramSystem` and :class:`KrylovSystem` are such.
+    :class:`TriangleSystem`, :class:`LiftedSystem`, :class:`TallGramSystem`,
+    :class:`WideGramSystem`, :class:`BandedGramSystem` and :class:`KrylovSystem` are such.
     """
 
     def trust_region(self, radius: jax.Array) -> DampedStep:
@@ -39,6 +40,9 @@ class System(Protocol):
         r"""The square :math:`\|A v\|^2`."""
         ...
 
-    def pull_back(self, w: jax.Array, lam: jax.Array) -> jax.Array | None:
-        r"""The vector :math:`(A^T A + \lambda I)^{-1} A^T w`; None if that is too dear."""
+    def pull_back(self, w: jax.Array, step: DampedStep) -> jax.Array | None:
+        r"""The vector :math:`(A^T A + \lambda I)^{-1} A^T w`, with the damping of a step.
+
+        None if that is too dear.
+        """
         ...

@@ -115,7 +115,7 @@ def test_bounds_are_checked_before_anything_is_traced():
 
     with pytest.raises(ValueError, match=r"starts at 2\.0, outside its bounds"):
         fnopt.least_squares(lambda p: p, jnp.asarray(2.0), bounds=(0.0, 1.0))
-    with pytest.raises(ValueError, match="bounds need linear_solver='svd', not 'cg'"):
+    with pytest.raises(ValueError, match="bounds need linear_solver='qr', not 'cg'"):
         fnopt.least_squares(
             never,
             jnp.ones(2),

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fnopt.linear import numerical_rank, singular_factors
+from fnopt.linear import gauss_newton_solution, numerical_rank, singular_factors
 
 SHAPES = [(7, 3), (3, 3), (4, 3), (2, 5), (1, 4), (5, 1)]
 TOLERANCE = {np.float32: 2e-6, np.float64: 1e-13}
@@ -39,6 +39,20 @@ def test_a_wide_matrix_makes_nothing_of_the_size_of_its_longer_side_squared():
 def test_rank_counts_what_is_above_rounding():
     A, r = problem(6, 3)
     A[:, 2] = A[:, 0] - 2 * A[:, 1]
-    assert int(numerical_rank(singular_factors(jnp.asarray(A), jnp.asarray(r)), 6)) == 2
+    assert int(numerical_rank(singular_factors(jnp.asarray(A), jnp.asarray(r)).s, 6)) == 2
     zero = singular_factors(jnp.zeros((3, 2)), jnp.ones(3))
-    assert int(numerical_rank(zero, 3)) == 0
+    assert int(numerical_rank(zero.s, 3)) == 0
+
+
+@pytest.mark.parametrize(("m", "n"), SHAPES)
+def test_gauss_newton_solution_is_the_one_of_least_norm(m, n):
+    A, r = problem(m, n)
+    factors = singular_factors(jnp.asarray(A), jnp.asarray(r))
+    step = -factors.Vt.T @ gauss_newton_solution(factors, max(m, n))
+    expected = np.linalg.lstsq(A.astype(np.float64), -r, rcond=None)[0]
+    np.testing.assert_allclose(step, expected, rtol=2e-4, atol=2e-6)
+
+
+def test_undetermined_directions_get_no_step():
+    factors = singular_factors(jnp.zeros((3, 2)), jnp.ones(3))
+    np.testing.assert_array_equal(gauss_newton_solution(factors, 3), 0)

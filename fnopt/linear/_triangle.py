@@ -1,0 +1,111 @@
+"""The triangle of a QR decomposition: all of a Jacobian that steps depend on."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class Triangle(NamedTuple):
+    r"""The lower factor of :math:`A^T A = L L^T`, and the residual as it sees it.
+
+    With :math:`A = Q R` it is :math:`L = R^T`, and :math:`\|A p + r\|^2 = \|L^T p + c\|^2` but
+    for a constant, with :math:`c = Q^T r`.
+    """
+
+    L: jax.Array  # [k, k]
+    c: jax.Array  # [k]
+
+
+def triangle(A: jax.Array, r: jax.Array) -> Triangle:
+    r"""The triangle of a tall matrix, without :math:`Q` and without :math:`A^T A`.
+
+    The QR decomposition of the augmented :math:`[A\; r]` holds both :math:`R` and
+    :math:`Q^T r`. It is as accurate as `A` itself; its square would lose half of the digits.
+
+    Args:
+        A: A matrix of shape `[m, n]` with `m >= n`.
+        r: The residual, of shape `[m]`.
+
+    Returns:
+        The triangle, with `k = n`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.linear import triangle
+        >>> L, c = triangle(jnp.asarray([[3.0], [4.0]]), jnp.asarray([1.0, 2.0]))
+        >>> print(L @ L.T, L @ c)  # A^T A and A^T r
+        [[25.]] [11.]
+
+    Reference:
+        Golub and Van Loan (2013), Matrix Computations, section 5.3.
+    """
+    n = A.shape[1]
+    R = jnp.linalg.qr(jnp.concatenate([A, r[:, None]], axis=1), mode="r")
+    return Triangle(R[:n, :n].T, R[:n, n])
+
+
+def damped_triangle(factors: Triangle, d: jax.Array) -> Triangle:
+    r"""The triangle of :math:`A` with a diagonal below it.
+
+    .. math:: L_d L_d^T = A^T A + \operatorname{diag}(d)^2, \qquad L_d\, c_d = A^T r
+
+    Args:
+        factors: The triangle of `A` and `r`.
+        d: The diagonal, of shape `[k]`.
+
+    Returns:
+        The triangle for the damped problem.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.linear import Triangle, damped_triangle
+        >>> L, c = damped_triangle(Triangle(3 * jnp.eye(1), jnp.ones(1)), jnp.asarray([4.0]))
+        >>> print(jnp.abs(L), L @ c)
+        [[5.]] [3.]
+
+    Reference:
+        Moré (1978), The Levenberg-Marquardt algorithm: implementation and theory, section 3.
+    """
+    return triangle(
+        jnp.concatenate([factors.L.T, jnp.diag(d)]),
+        jnp.concatenate([factors.c, jnp.zeros_like(factors.c)]),
+    )
+
+
+class Guarded(NamedTuple):
+    """A triangle, and what its diagonal needs besides so that it can be solved with."""
+
+    triangle: Triangle
+    diagonal: jax.Array  # [k], zeros almost always
+    needed: jax.Array  # bool, whether any of it isn't zero
+
+
+def guarded(factors: Triangle) -> Guarded:
+    r"""Looks for what can't be solved with, without any damping.
+
+    A column of zeros gets 1 on its diagonal: nothing moves along it, as in the solution of least
+    norm. Where others leave nothing of a column, it gets the rounding unit: what is left of it
+    is noise, and is treated as noise anywhere.
+
+    Args:
+        factors: The triangle, of columns with lengths about 1.
+
+    Returns:
+        The triangle with its guard.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.linear import guarded, triangle
+        >>> print(guarded(triangle(jnp.asarray([[1.0, 0.0], [1.0, 0.0]]), jnp.ones(2))).diagonal)
+        [0. 1.]
+    """
+    L = factors.L
+    eps = jnp.finfo(L.dtype).eps
+    dead = ~jnp.any(L != 0, axis=1)
+    hidden = jnp.abs(jnp.diagonal(L)) <= jnp.asarray(eps * eps, L.dtype)
+    noise = jnp.where(hidden, jnp.asarray(eps, L.dtype), jnp.zeros((), L.dtype))
+    diagonal = jnp.where(dead, jnp.ones_like(noise), noise)
+    return Guarded(factors, diagonal, jnp.any(diagonal > 0))

@@ -1,0 +1,106 @@
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import optimize
+
+from fnopt.linear import TriangleSystem, damped_triangle, guarded, triangle
+from tests.linear.test_singular import TOLERANCE, problem
+
+SHAPES = [(7, 3), (3, 3), (4, 3), (5, 1), (1, 1)]
+
+
+@jax.jit
+def trust_region(A, r, radius, start):
+    system = TriangleSystem(guarded(triangle(A, r)), A.shape[0], start, lambda w: w @ A)
+    step = system.trust_region(radius)
+    return step.p, step.lam
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("m", "n"), SHAPES)
+def test_a_triangle_gives_back_the_products(m, n, dtype):
+    A, r = problem(m, n, dtype)
+    d = np.linspace(0, 2, n).astype(dtype)
+    with jax.enable_x64(dtype == np.float64):
+        factors = triangle(jnp.asarray(A), jnp.asarray(r))
+        plain = [np.asarray(a, np.float64) for a in factors]
+        damped = [np.asarray(a, np.float64) for a in damped_triangle(factors, jnp.asarray(d))]
+    A, r, d = A.astype(np.float64), r.astype(np.float64), d.astype(np.float64)
+    for (L, c), extra in ((plain, 0), (damped, np.diag(d**2))):
+        np.testing.assert_array_equal(L, np.tril(L))
+        np.testing.assert_allclose(L @ L.T, A.T @ A + extra, atol=40 * TOLERANCE[dtype])
+        np.testing.assert_allclose(L @ c, A.T @ r, atol=40 * TOLERANCE[dtype])
+
+
+@given(
+    st.lists(st.floats(-8, 4), min_size=3, max_size=3),
+    st.lists(st.floats(-1e3, 1e3, width=32), min_size=4, max_size=4),
+    st.floats(-10, 10),
+    st.floats(0, 1),
+)
+@settings(max_examples=60, deadline=None)
+def test_is_finite_and_never_far_outside(powers, r, log_radius, start):
+    # Columns over twelve orders of magnitude, most beyond what float32 resolves.
+    A, _ = problem(4, 3)
+    A = (A * np.power(10.0, powers)).astype(np.float32)
+    radius = np.float32(10.0**log_radius)
+    p, lam = trust_region(A, np.asarray(r, np.float32), radius, np.float32(start))
+    assert np.isfinite(lam)
+    assert lam >= 0
+    assert np.all(np.isfinite(p))
+    assert np.linalg.norm(p) <= 2 * radius
+
+
+@pytest.mark.parametrize("spread", [1e-2, 1e-6, 1e-10])
+@pytest.mark.parametrize("radius", [1e-4, 1.0, 1e4])
+@pytest.mark.parametrize("start", [0.0, 1e-8, 10.0])
+def test_the_damping_is_the_root_found_by_bisection(x64, spread, radius, start):
+    rng = np.random.default_rng(0)
+    s, b = np.geomspace(1, spread, 6), rng.standard_normal(6)
+    U, V = (np.linalg.qr(rng.standard_normal((6, 6)))[0] for _ in range(2))
+    p, lam = trust_region((U * s) @ V.T, U @ b, np.float64(radius), np.float64(start))
+    if np.linalg.norm(b / s) <= 1.0 * radius:
+        assert lam == 0
+        np.testing.assert_allclose(p, -V @ (b / s), rtol=1e-15 / spread, atol=1e-16 / spread)
+        return
+
+    def damping(length):
+        root: Any = optimize.brentq(
+            lambda log: np.linalg.norm(s * b / (s**2 + np.exp(log))) - length, -70, 20
+        )
+        return root
+
+    # It is content with a step that is 10 % too long, and not with one that is too short.
+    assert damping(1.1 * radius) <= np.log(lam) + 1e-4
+    assert np.log(lam) <= damping(radius) + 1e-4
+
+
+def test_what_nothing_moves_stays_where_it_is(x64):
+    A = np.asarray([[1.0, 0.0, 2.0], [1.0, 0.0, -1.0], [0.0, 0.0, 1.0], [2.0, 0.0, 0.5]])
+    r = np.asarray([1.0, 2.0, 3.0, 4.0])
+    p, lam = trust_region(A, r, np.float64(1e6), np.float64(0))
+    assert lam == 0
+    np.testing.assert_allclose(p, np.linalg.lstsq(A, -r, rcond=None)[0], rtol=1e-12, atol=1e-300)
+    assert p[1] == 0
+
+
+@pytest.mark.parametrize("A", [np.ones((3, 2)), np.eye(3, 2, 1), np.zeros((3, 2))])
+def test_a_singular_matrix_gets_the_full_step_or_one_within_reach(x64, A):
+    r = np.asarray([1.0, 2.0, 4.0])
+    p, _ = trust_region(A, r, np.float64(10.0), np.float64(0))
+    assert np.linalg.norm(p) <= 11.0 * (1 + 1e-9)
+    best = r + A @ np.linalg.lstsq(A, -r, rcond=None)[0]
+    np.testing.assert_allclose(r + A @ np.asarray(p), best, atol=1e-6)
+
+
+@pytest.mark.parametrize("r", [[0.0, 0.0, 0.0], [0.0, 0.0, 5.0]])
+def test_no_slope_no_step(r):
+    A = np.asarray([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]], np.float32)
+    p, lam = trust_region(A, np.asarray(r, np.float32), np.float32(1), np.float32(0))
+    np.testing.assert_allclose(p, 0, atol=1e-6)
+    assert np.isfinite(lam)

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import jax
+
 from fnopt.core import leaves_with_names, shown
 
 
@@ -30,8 +32,8 @@ def checked_args(args: Any) -> tuple[Any, ...]:
 
 
 @contextlib.contextmanager
-def vector_hint(params: Any) -> Iterator[None]:
-    """Tells who gives params as a list, as elsewhere, what that means here."""
+def first_call_hints(params: Any = None) -> Iterator[None]:
+    """Adds to an error of a user's function what it comes from, most often."""
     try:
         yield
     except TypeError as error:
@@ -40,4 +42,6 @@ def vector_hint(params: Any) -> Iterator[None]:
                 "params are a list of numbers, each a leaf of its own: residual_fn gets a list. "
                 "For a vector give an array: jnp.asarray(params)."
             )
+        elif isinstance(error, jax.errors.TracerArrayConversionError):
+            error.add_note("Is the function written with jax.numpy: jnp.exp, not np.exp?")
         raise

@@ -17,8 +17,12 @@ def _is_known(x: Any) -> bool:
 
 
 def _floating(x: Any) -> jax.Array:
-    """An array as it is if it is floating, else as floats (SciPy takes integer data too)."""
-    x = jnp.asarray(x)
+    """An array as it is if it is floating, else as floats.
+
+    As in SciPy these may be integers, or numbers in a column of objects.
+    """
+    of_objects = getattr(getattr(x, "dtype", None), "kind", None) == "O"
+    x = jnp.asarray(np.asarray(x, float) if of_objects else x)
     return x if is_inexact(x) else x.astype(default_float())
 
 

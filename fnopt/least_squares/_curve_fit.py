@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 from jax.core import Tracer
 
 from fnopt.core import Status
+from fnopt.least_squares._call import first_call_hints
 from fnopt.least_squares._covariance import covariance_of
 from fnopt.least_squares._curve_data import (
     checked_sigma,
@@ -125,7 +127,7 @@ def curve_fit(
     """
     if not callable(f):
         raise TypeError(f"curve_fit: f is {f!r}, expected a function f(x, a, b, ...).")
-    steps = max((maxfev or max_nfev or 1000) - 1, 1)
+    steps = _checked_steps(maxfev or max_nfev or 1000)
     box = checked_bounds(bounds)
     loss = named_loss(loss, f_scale) if isinstance(loss, str) else loss
     _check_method(method, box)
@@ -176,6 +178,12 @@ def curve_fit(
     return solution.params, pcov, *_details(solution)
 
 
+def _checked_steps(evaluations: Any) -> int:
+    if not hasattr(evaluations, "__index__") or evaluations < 1:
+        raise ValueError(f"curve_fit: maxfev = {evaluations!r}, expected a positive int.")
+    return max(operator.index(evaluations) - 1, 1)
+
+
 def _check_method(method: str | None, box: Any) -> None:
     if method not in {None, "lm", "trf", "dogbox"}:
         raise ValueError(f"curve_fit: method = {method!r}, expected None, 'lm', 'trf' or 'dogbox'.")
@@ -196,7 +204,8 @@ def _predict(f: Callable[..., Any], x: Any, p: Any, unpacked: bool) -> Any:
 def _check_prediction(
     f: Callable[..., Any], x: Any, y: jax.Array, start: Any, unpacked: bool
 ) -> None:
-    shape = jax.eval_shape(lambda x, p: _predict(f, x, p, unpacked), x, start)
+    with first_call_hints():
+        shape = jax.eval_shape(lambda x, p: _predict(f, x, p, unpacked), x, start)
     if not hasattr(shape, "shape"):
         raise TypeError(f"curve_fit: f returned {shape!r}, expected an array like ydata.")
     if shape.shape not in {y.shape, ()}:

@@ -12,7 +12,7 @@ from jax import lax
 
 from fnopt.core import Status, call_compiled
 from fnopt.least_squares._bounded import with_dense_jacobian
-from fnopt.least_squares._call import checked_args, vector_hint
+from fnopt.least_squares._call import checked_args, first_call_hints
 from fnopt.least_squares._convergence import explained
 from fnopt.least_squares._implicit import implicitly
 from fnopt.least_squares._iteration import Loop, advance, ended, evaluation, started
@@ -127,14 +127,14 @@ def least_squares(
         "constraints": constraints,
     }
     if any(option is not None for option in options.values()):
-        with vector_hint(params):  # inside jit no value can be checked
+        with first_call_hints(params):  # inside jit no value can be checked
             set_up(residual_fn, params, args, **options)
 
     def solve(params: Any, args: tuple[Any, ...], solver: LeastSquaresMethod) -> Solution:
         setting = set_up(residual_fn, params, args, jac=jac, **options)
         return _solve(setting, solver, max_steps, history, callback)
 
-    with vector_hint(params):
+    with first_call_hints(params):
         return call_compiled(solve, params, args, solver)
 
 

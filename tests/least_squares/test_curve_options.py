@@ -47,7 +47,8 @@ class Column:
 
 
 def test_columns_of_a_data_frame():
-    popt, _ = fnopt.curve_fit(curve, Column(X), Column(Y), sigma=Column(SIGMA))
+    objects = np.asarray(SIGMA, object)
+    popt, _ = fnopt.curve_fit(curve, Column(X), Column(Y), sigma=objects)
     np.testing.assert_array_equal(popt, fnopt.curve_fit(curve, X, Y, sigma=SIGMA)[0])
 
 

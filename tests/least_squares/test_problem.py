@@ -121,11 +121,12 @@ CALLS = [
     ({"args": T3}, r"args is ndarray, expected a tuple of arguments; for a single one args=\(data"),
     ({"args": (T3, "mode")}, r"args: leaf '1' is 'mode', expected arrays"),
     ({"params": [1.0, 2.0, 3.0]}, "params are a list of numbers, each a leaf of its own"),
+    ({"residual_fn": lambda p: np.sin(p) * T3}, r"with jax\.numpy: jnp\.exp, not np\.exp"),
 ]
 
 
 @pytest.mark.parametrize(("change", "text"), CALLS)
 def test_what_a_first_call_gets_wrong_is_explained(change, text):
     with pytest.raises(TypeError) as caught:
-        fnopt.least_squares(lambda p, *args: p * T3, **{"params": 1.0, **change})
+        fnopt.least_squares(**{"residual_fn": lambda p, *args: p * T3, "params": 1.0, **change})
     assert re.search(text, "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])]))

@@ -160,7 +160,7 @@ STEPS = [
 ]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.lists(st.sampled_from(STEPS), min_size=1, max_size=4))
 def test_programs_of_several_steps(steps):
     def fn(x):

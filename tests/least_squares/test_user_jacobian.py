@@ -7,7 +7,7 @@ import pytest
 
 import fnopt
 from fnopt import Status
-from fnopt.least_squares import gauss_newton
+from fnopt.least_squares import dogleg, gauss_newton
 from fnopt.least_squares._problem import set_up
 
 T = np.linspace(0.1, 3.0, 12)
@@ -149,6 +149,48 @@ def test_the_solution_has_derivatives(x64):
     along = jnp.cos(3 * t)
     ends = [fit(y + h * along)[0] for h in (1e-4, -1e-4)]
     np.testing.assert_allclose(fit(y)[1] @ along, (ends[0] - ends[1]) / 2e-4, rtol=1e-5)
+
+
+A = np.asarray([[1.0, 2.0, 0.0, -1.0], [0.5, -1.0, 0.0, 2.0]], np.float32)  # wide
+METHODS = {
+    "dogleg": dogleg(linear_solver="cholesky"),
+    "nielsen": fnopt.levenberg_marquardt(damping="nielsen", geodesic=False),
+    "marquardt": fnopt.levenberg_marquardt(
+        damping="marquardt", linear_solver="cholesky", geodesic=False
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_on_the_wide_side_with_problems_of_all_kinds(name):
+    def residuals(p, scale, b):
+        return (scale * A) @ jnp.sqrt(p) - b
+
+    def jac(p, scale, b):
+        return scale * A / (2 * jnp.sqrt(p))
+
+    @jax.jit
+    @jax.vmap
+    def fit(p, scale, b):
+        return fnopt.least_squares(
+            residuals, p, args=(scale, b), jac=jac, solver=METHODS[name], max_steps=200
+        )
+
+    # Solvable, no effect at all, rows that depend on each other, NaN data, not finite at the start.
+    starts = jnp.ones((5, 4)).at[4].set(-1.0)
+    scale = jnp.ones((5, 2, 1)).at[1].set(0).at[2, 1].set(0)
+    b = jnp.asarray([[2.0, 1.0], [1.0, 1.0], [2.0, 0.0], [jnp.nan, 1.0], [2.0, 1.0]])
+    end = fit(starts, scale, b)
+    bad = Status.NONFINITE_START.message
+    assert end.converged.tolist() == [True, False, True, False, False]
+    assert end.message[1] == Status.ILL_POSED.message
+    assert end.message[3:] == [bad, bad]
+    assert end.rank[:3].tolist() == [2, 0, 1]
+    np.testing.assert_allclose(end.cost[:3], [0, 1, 0], atol=1e-6)
+    np.testing.assert_array_equal(
+        end.params[jnp.asarray([1, 3, 4])], starts[jnp.asarray([1, 3, 4])]
+    )
+    np.testing.assert_array_equal(end.params[:, 2], starts[:, 2])  # the one that has no effect
 
 
 def test_a_shape_that_does_not_fit_is_named():

@@ -100,21 +100,19 @@ def test_nothing_is_retraced_or_lost_under_vmap():
 T3 = np.asarray([1.0, 2.0, 3.0], np.float32)
 
 
-def test_bounds_that_cannot_be_refused_under_jit_end_in_a_status():
+def test_values_that_cannot_be_refused_end_in_a_status():
     @jax.jit
     @jax.vmap
-    def fit(lower, upper):
-        return fnopt.least_squares(lambda p: p * T3 - 6 * T3, 1.0, bounds=(lower, upper))
+    def fit(lower, upper, unit):
+        return fnopt.least_squares(lambda p: (p - 6) * T3 * unit, 1.0, bounds=(lower, upper))
 
-    end = fit(jnp.asarray([3.0, -jnp.inf, 0.0]), jnp.asarray([0.0, jnp.nan, 9.0]))
-    assert end.message[:2] == [fnopt.Status.INFEASIBLE.message] * 2
-    np.testing.assert_allclose(end.params, [1, 1, 6], rtol=1e-6)
-    assert end.converged.tolist() == [False, False, True]
-
-
-def test_squares_that_underflow_are_no_solution():
-    fit = fnopt.least_squares(lambda p: (p * T3 - 6) * 1e-25, 1.0)
-    assert fnopt.Status(int(fit.status)).name == "ILL_POSED"
+    # Crossed bounds, one that is NaN, squares that underflow, and nothing wrong.
+    lower, upper = jnp.asarray([3.0, -jnp.inf, 0, 0]), jnp.asarray([0.0, jnp.nan, 9, 9])
+    end = fit(lower, upper, jnp.asarray([1.0, 1.0, 1e-25, 1e-9]))
+    infeasible, ill_posed = fnopt.Status.INFEASIBLE.message, fnopt.Status.ILL_POSED.message
+    assert end.message[:3] == [infeasible, infeasible, ill_posed]
+    np.testing.assert_allclose(end.params, [1, 1, 1, 6], rtol=1e-6)
+    assert end.converged.tolist() == [False, False, False, True]
 
 
 CALLS = [

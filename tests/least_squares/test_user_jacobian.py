@@ -155,9 +155,6 @@ A = np.asarray([[1.0, 2.0, 0.0, -1.0], [0.5, -1.0, 0.0, 2.0]], np.float32)  # wi
 METHODS = {
     "dogleg": dogleg(linear_solver="cholesky"),
     "nielsen": fnopt.levenberg_marquardt(damping="nielsen", geodesic=False),
-    "marquardt": fnopt.levenberg_marquardt(
-        damping="marquardt", linear_solver="cholesky", geodesic=False
-    ),
 }
 
 

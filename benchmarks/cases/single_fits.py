@@ -24,6 +24,7 @@ from benchmarks.timing import (
 )
 
 STEPS = 10  # enough that the evaluation before the first one hardly counts
+FEW = 3  # where a step takes up to ten seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Problem:
     start: Any
     data: Any
     jac: Callable[[Any, Any], Any] | None = None
+    steps: int = STEPS
 
 
 def network(examples: int, *widths: int) -> Problem:
@@ -57,7 +59,8 @@ def network(examples: int, *widths: int) -> Problem:
 
     parts = [rng.standard_normal((a + 1) * b) / np.sqrt(a) for a, b in shapes]
     start = jnp.asarray(np.concatenate(parts))
-    return Problem(residuals, start, (inputs, targets), fnopt.per_example_jacobian(residuals))
+    jac = fnopt.per_example_jacobian(residuals)
+    return Problem(residuals, start, (inputs, targets), jac, steps=FEW)
 
 
 def dense(m: int, n: int) -> Problem:
@@ -117,7 +120,7 @@ def ours(problem: Problem, jac: Any = None) -> Callable[..., Any]:
 
     def solve(start: Any, data: Any) -> Any:
         solution = fnopt.least_squares(
-            problem.residuals, start, args=(data,), jac=jac, solver=solver, max_steps=STEPS
+            problem.residuals, start, args=(data,), jac=jac, solver=solver, max_steps=problem.steps
         )
         return solution.params, solution.steps
 
@@ -131,7 +134,7 @@ def by_optimistix(problem: Problem) -> Callable[..., Any]:
 
     def solve(start: Any, data: Any) -> Any:
         solution = optimistix.least_squares(
-            problem.residuals, solver, start, data, max_steps=STEPS, throw=False
+            problem.residuals, solver, start, data, max_steps=problem.steps, throw=False
         )
         return solution.value, solution.stats["num_steps"]
 
@@ -150,7 +153,7 @@ def by_jaxopt(problem: Problem, method: str) -> Callable[..., Any]:
             tol=0.0,
             xtol=0.0,
             gtol=0.0,
-            maxiter=STEPS,
+            maxiter=problem.steps,
         )
         solution = solver.run(start, data)
         return solution.params, solution.state.iter_num
@@ -173,7 +176,7 @@ def by_scipy(problem: Problem) -> Callable[[], Any]:
             ftol=1e-15,
             xtol=1e-15,
             gtol=1e-15,
-            max_nfev=STEPS,
+            max_nfev=problem.steps,
         )
         return solution.x, solution.nfev
 

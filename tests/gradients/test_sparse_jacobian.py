@@ -52,7 +52,14 @@ def test_it_is_the_dense_one(name):
     def both(params):
         J, want = sparse_jacobian(fn, pattern, mode=mode)(params), dense(params)
         m, n = J.shape
-        return J, (J.matrix(), want), (J.mv(v[:n]), want @ v[:n]), (J.rmv(w[:m]), w[:m] @ want)
+        scaled = (J.times_rows(w[:m]).matrix(), w[:m, None] * want)
+        return (
+            J,
+            scaled,
+            (J.matrix(), want),
+            (J.mv(v[:n]), want @ v[:n]),
+            (J.rmv(w[:m]), w[:m] @ want),
+        )
 
     J, *pairs = both(params)
     assert (J.sparsity.colours, J.by_rows) == (colours, by_rows)

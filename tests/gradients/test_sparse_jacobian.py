@@ -95,7 +95,9 @@ def test_large_problems_without_a_band_form_no_matrix():
         return fnopt.least_squares(coupled, x, jac=jac, loss="soft_l1", sigma=2.0)
 
     compiled = jax.jit(solve).lower(-jnp.ones(n)).compile()
-    assert compiled.memory_analysis().temp_size_in_bytes < n * n
+    memory = compiled.memory_analysis()
+    assert memory is not None
+    assert memory.temp_size_in_bytes < n * n
     solution = compiled(-jnp.ones(n))
     assert bool(solution.converged)
     assert solution.jacobian is None

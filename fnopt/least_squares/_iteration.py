@@ -13,6 +13,7 @@ from jax import lax
 from fnopt.core import Status
 from fnopt.least_squares._bounded import bounded_trial, faced
 from fnopt.least_squares._convergence import explained, first_of, is_stationary
+from fnopt.least_squares._curvature import learned
 from fnopt.least_squares._method import LeastSquaresMethod
 from fnopt.least_squares._options import Options
 from fnopt.least_squares._point import Point, gradient_cosine, is_finite
@@ -51,7 +52,8 @@ def started(
     x = x if problem.box is None else jnp.where(feasible, problem.box.nearest(x), x)
     r = problem.flat.r(x)
     point = evaluate(x, r)
-    search = solver.begin(point, options)
+    plain = problem.box is None and problem.losses is None
+    search = solver.begin(point, options, solver.memory(problem.model) if plain else 0)
     status = first_of(
         (~feasible, Status.INFEASIBLE),
         (~is_finite(point), Status.NONFINITE_START),
@@ -118,7 +120,7 @@ def advance(
     )
     actual = jnp.where(usable, actual, jnp.asarray(-jnp.inf, actual.dtype))
     accepted, status, judged = solver.judge(point, trial, actual, search, options)
-    judged = arrive(judged, here)
+    judged = arrive(_taught(judged, loop.point, here, trial, accepted), here)
     stale = accepted | (judged.rescues > search.rescues)
     facing = faced(here, problem.box)
     factors = lax.cond(
@@ -138,6 +140,16 @@ def advance(
     ), accepted
 
 
+def _taught(
+    search: Search, before: Point, after: Point, trial: Trial, accepted: jax.Array
+) -> Search:
+    """The search with what an accepted step shows of the curvature."""
+    if not search.rows.size:
+        return search
+    rows = learned(search.rows, before, after, trial.step, trial.excess)
+    return search._replace(rows=jnp.where(accepted, rows, search.rows))
+
+
 def _arrived(loop: Loop, there: Point, r: jax.Array) -> tuple[Point, jax.Array, jax.Array]:
     """A next point, its residuals, and whether its Jacobian is finite; else the old one stays."""
     usable = is_finite(there)
@@ -150,8 +162,11 @@ def ended(problem: Problem, solver: LeastSquaresMethod, loop: Loop) -> Solution:
     point, model = loop.point, solver.model(problem.model)
     finished = loop.status != Status.RUNNING.value
     status = jnp.where(finished, loop.status, Status.MAX_STEPS.array)
-    bounded = problem.box is not None
-    factors = solver.factorise(problem.model, point, loop.search) if bounded else loop.factors
+    # The rank is that of the Jacobian, by its own columns.
+    search = loop.search
+    plain = search._replace(scale=search.steepest, rows=search.rows[:0])
+    other = problem.box is not None or search.rows.size > 0
+    factors = solver.factorise(problem.model, point, plain) if other else loop.factors
     return Solution(
         params=point.x,
         cost=point.cost,

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from fnopt.core import hyper, static, where
+from fnopt.least_squares._curvature import ROWS, with_curvature
 from fnopt.least_squares._method import LeastSquaresMethod
 from fnopt.least_squares._options import Options
 from fnopt.least_squares._point import Point
@@ -37,6 +38,13 @@ class levenberg_marquardt(LeastSquaresMethod):
     of the Jacobian: with `m` residuals and `n` params it costs :math:`m n^2` or :math:`m^2 n`,
     whichever is less, so a network of very many params takes steps on small batches. A refused
     step needs no new Jacobian.
+
+    In :func:`fnopt.least_squares`, where one point leads to the next, fits with at least as many
+    residuals as params (up to 64, without bounds or a robust loss) get two things more. Where
+    residuals stay large and bend, the curvature :math:`S \approx \sum_i r_i \nabla^2 r_i` that
+    :math:`J^T J` leaves out is learned from step to step. And a parameter whose whole effect is
+    less than the residuals changes by factors of its own size, :math:`D_j \ge 0.7 \|r\| / |x_j|`,
+    so that no step throws it to where it has no effect at all.
 
     Instead of the trust region one of the classic rules may set the damping :math:`\lambda` in
     :math:`(J^T J + \lambda D^2)\, v = -J^T r`: Marquardt's divides or multiplies it by ten,
@@ -81,7 +89,8 @@ class levenberg_marquardt(LeastSquaresMethod):
 
     Reference:
         Levenberg (1944); Marquardt (1963); Moré (1978), The Levenberg-Marquardt algorithm:
-        implementation and theory; Nielsen (1999), Damping parameter in Marquardt's method;
+        implementation and theory; Dennis, Gay and Welsch (1981), An adaptive nonlinear
+        least-squares algorithm; Nielsen (1999), Damping parameter in Marquardt's method;
         Transtrum and Sethna (2012), arXiv:1201.5885.
     """
 
@@ -108,6 +117,20 @@ class levenberg_marquardt(LeastSquaresMethod):
         reach = self.radius if self.damping == "trust_region" else 1 / self.lam
         options = super().options(params, dtype)
         return options.with_reach(reach, self.acceleration)
+
+    def memory(self, flat: FlatResidual) -> int:
+        """How many rows of curvature the method can use, where one point leads to the next.
+
+        They are for fits in which the data determine a few params; those of a network count
+        together, not each by itself.
+        """
+        exact = self.geodesic and self.damping == "trust_region"
+        return ROWS if exact and self.model(flat).kind == "qr" else 0
+
+    def factorise(self, flat: FlatResidual, point: Point, search: Search) -> Any:
+        """What serves any number of steps from a point, as long as the scaling stays."""
+        known = with_curvature(point, search.rows) if search.rows.size else point
+        return super().factorise(flat, known, search)
 
     def propose(
         self, flat: FlatResidual, point: Point, factors: Any, search: Search, options: Options

@@ -23,6 +23,7 @@ from fnopt.core import (
     zero_count,
 )
 from fnopt.least_squares._convergence import explained
+from fnopt.least_squares._curvature import no_curvature
 from fnopt.least_squares._gain import actual_reduction
 from fnopt.least_squares._linear_model import LinearModel
 from fnopt.least_squares._options import Options, resolved
@@ -152,7 +153,7 @@ class LeastSquaresMethod(Transformation):
         return updates, LeastSquaresState(
             count=increment(state.count),
             radius=kept.radius,
-            scale=ravel(state.scale)[1](kept.scale),
+            scale=ravel(state.scale)[1](kept.steepest),
             rejections=kept.rejections,
             rescues=kept.rescues,
             lam=kept.lam,
@@ -183,9 +184,14 @@ class LeastSquaresMethod(Transformation):
         """What serves any number of steps from a point, as long as the scaling stays."""
         return self.model(flat).factorise(point, search.scale)
 
-    def begin(self, point: Point, options: Options) -> Search:
-        """The search at a first point."""
-        return begin(point, options, self.rule)
+    def begin(self, point: Point, options: Options, memory: int = 0) -> Search:
+        """The search at a first point; it remembers `memory` rows of curvature."""
+        return begin(point, options, self.rule, memory)
+
+    def memory(self, flat: FlatResidual) -> int:
+        """How many rows of curvature the method can use, where one point leads to the next."""
+        del flat
+        return 0
 
     def propose(
         self, flat: FlatResidual, point: Point, factors: Any, search: Search, options: Options
@@ -218,4 +224,5 @@ def rounding_unit(params: Any) -> float:
 
 def _held(state: LeastSquaresState) -> Search:
     scale, _ = ravel(state.scale)
-    return Search(state.radius, scale, state.rejections, state.rescues, state.lam)
+    rows = no_curvature(0, scale)
+    return Search(state.radius, scale, scale, state.rejections, state.rescues, state.lam, rows)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fnopt.linear import norm
+from fnopt.least_squares._point import Point
+from fnopt.linear import divide, norm
 
 _LEAST = 1e-3  # of the residual's length, for a first radius
+_LEASH = 0.7  # of the residual's length, for what a parameter's whole effect counts at least
 
 
 def initial_scale(columns: jax.Array) -> jax.Array:
@@ -35,6 +37,29 @@ def fresh_scale(columns: jax.Array) -> jax.Array:
     top = jnp.max(columns, initial=0)
     top = jnp.where(top > 0, top, jnp.ones_like(top))
     return jnp.where(columns > 0, columns, top)
+
+
+def leashed(steepest: jax.Array, point: Point) -> jax.Array:
+    r"""The scaling that also keeps a parameter without effect near its own size.
+
+    .. math:: D_j = \max(d_j, \delta\, \|r\| / |x_j|), \qquad \delta = 0.7
+
+    Where a parameter hardly moves the residuals (an exponential that has died out), its column
+    is next to nothing, and a step within :math:`\|D p\| \le \Delta` may change it by any number
+    of magnitudes: to where it has no effect at all, and never comes back. So as long as its
+    whole effect, :math:`d_j |x_j|`, is less than the residuals, it changes by factors. This
+    doesn't depend on its units either, and isn't remembered: the leash grows with the parameter,
+    and is gone when the residuals are. A parameter that is zero has no size, and no leash.
+
+    Args:
+        steepest: `d`, the largest norms of the Jacobian's columns so far, of shape `[n]`.
+        point: The point.
+
+    Returns:
+        The scaling `D`, of shape `[n]`.
+    """
+    length = jnp.asarray(_LEASH, steepest.dtype) * jnp.sqrt(2 * point.cost)
+    return jnp.maximum(steepest, divide(length, jnp.abs(point.x)))
 
 
 def initial_radius(factor: jax.Array, scale: jax.Array, x: jax.Array, cost: jax.Array) -> jax.Array:

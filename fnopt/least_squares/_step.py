@@ -22,6 +22,7 @@ from fnopt.least_squares._convergence import (
     is_stationary,
     step_converged,
 )
+from fnopt.least_squares._curvature import curvature_along_rows, no_curvature
 from fnopt.least_squares._gain import (
     gain_ratio,
     is_accepted,
@@ -32,8 +33,8 @@ from fnopt.least_squares._options import Options
 from fnopt.least_squares._point import Point, gradient_cosine
 from fnopt.least_squares._rescue import MOST_RESCUES, is_sloping
 from fnopt.least_squares._rules import Outcome, Rule
-from fnopt.least_squares._scaling import fresh_scale, grown_scale, initial_scale
-from fnopt.linear import DampedStep, System, norm
+from fnopt.least_squares._scaling import fresh_scale, grown_scale, initial_scale, leashed
+from fnopt.linear import DampedStep, System, divide, norm
 
 _MOST_REJECTIONS = 80  # the reach shrinks at least by half each time
 
@@ -42,10 +43,12 @@ class Search(NamedTuple):
     """What the method remembers from step to step."""
 
     radius: jax.Array  # the reach of a step: of the trust region, in scaled variables, if any
+    steepest: jax.Array  # [n], the largest norms of the Jacobian's columns so far
     scale: jax.Array  # [n], D
     rejections: jax.Array  # int32, in a row
     rescues: jax.Array  # int32
     lam: jax.Array  # the damping of the last step, a guess of the next one's
+    rows: jax.Array  # [k, n], W: curvature that the linear model leaves out; k = 0 for none
 
 
 class Trial(NamedTuple):
@@ -57,25 +60,35 @@ class Trial(NamedTuple):
     predicted: jax.Array  # reduction of the cost, by the best model there is
     attainable: jax.Array  # reduction of the cost, by the most hopeful model
     lam: jax.Array  # damping
+    excess: jax.Array  # curvature of the residuals along the step over the linear model's
 
 
-def begin(point: Point, options: Options, rule: Rule) -> Search:
-    """The search at a first point."""
-    scale = initial_scale(point.columns)
+def begin(point: Point, options: Options, rule: Rule, memory: int = 0) -> Search:
+    """The search at a first point; it remembers `memory` rows of curvature."""
+    steepest = initial_scale(point.columns)
     zero = jnp.zeros((), jnp.int32)
-    radius = rule.first(options.radius, scale, point.x, point.cost)
-    return Search(radius, scale, zero, zero, jnp.zeros_like(radius))
+    radius = rule.first(options.radius, steepest, point.x, point.cost)
+    rows = no_curvature(memory, point.x)
+    scale = _scale(steepest, point, rows)
+    return Search(radius, steepest, scale, zero, zero, jnp.zeros_like(radius), rows)
 
 
 def arrive(search: Search, point: Point) -> Search:
     """The search at a next point, whose Jacobian grows the scaling."""
-    return search._replace(scale=grown_scale(search.scale, point.columns))
+    steepest = grown_scale(search.steepest, point.columns)
+    return search._replace(steepest=steepest, scale=_scale(steepest, point, search.rows))
+
+
+def _scale(steepest: jax.Array, point: Point, rows: jax.Array) -> jax.Array:
+    """The scaling, with a leash where one point leads to the next and few params are enough."""
+    return leashed(steepest, point) if rows.size else steepest
 
 
 def straight(point: Point, search: Search, step: DampedStep) -> Trial:
     """A step of the linear model as it is."""
     p = step.p / search.scale
-    return Trial(p, norm(step.p), point.gradient @ p, step.promise, step.promise, step.lam)
+    none = jnp.zeros_like(step.lam)
+    return Trial(p, norm(step.p), point.gradient @ p, step.promise, step.promise, step.lam, none)
 
 
 def bent(
@@ -102,14 +115,17 @@ def bent(
     v = step.p / search.scale
     bend = curvature(v)
     slope = point.gradient @ v
-    exact = step.image + point.r @ bend
+    image = jnp.maximum(step.image - curvature_along_rows(search.rows, v), 0)
+    rest = point.r @ bend
+    exact = image + rest
     t = newton_length(slope, exact, norm(step.p), search.radius, step.lam)
     half = geodesic_acceleration(system, bend, step)
     scaled = accelerated(step.p, half, t, options.acceleration)
     predicted = second_order_reduction(t, slope, exact, step.promise)
     p = scaled / search.scale
     attainable = jnp.maximum(step.promise, predicted)
-    return Trial(p, norm(scaled), point.gradient @ p, predicted, attainable, step.lam)
+    excess = divide(rest, image)
+    return Trial(p, norm(scaled), point.gradient @ p, predicted, attainable, step.lam, excess)
 
 
 def improves(point: Point, trial: Trial, actual: jax.Array, options: Options) -> jax.Array:
@@ -199,10 +215,12 @@ def _stop_or_rescue(
 
 
 def _rescue(point: Point, search: Search, options: Options, rule: Rule) -> Search:
-    scale = fresh_scale(point.columns)
+    steepest = fresh_scale(point.columns)
+    scale = _scale(steepest, point, search.rows)
     radius = rule.reopened(options.radius, scale, point.x, search.rescues)
     none = jnp.zeros_like(search.rejections)
-    return Search(radius, scale, none, search.rescues + 1, jnp.zeros_like(radius))
+    lam, rows = jnp.zeros_like(radius), jnp.zeros_like(search.rows)
+    return Search(radius, steepest, scale, none, search.rescues + 1, lam, rows)
 
 
 def choose(choice: jax.Array, a: Search, b: Search) -> Search:

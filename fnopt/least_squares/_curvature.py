@@ -1,0 +1,95 @@
+"""The curvature that the linear model leaves out, learned from step to step."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fnopt.least_squares._point import Point
+from fnopt.linear import Triangle, triangle
+
+ROWS = 3  # how many directions are remembered; more hardly help
+_MUCH = 2.0  # times the linear model's own curvature
+
+
+def with_curvature(point: Point, rows: jax.Array) -> Point:
+    r"""The point with rows of known curvature below its Jacobian, and no residual there.
+
+    .. math:: A = \begin{pmatrix} J \\ W \end{pmatrix}, \quad b = \begin{pmatrix} r \\ 0
+        \end{pmatrix}, \qquad A^T A = J^T J + W^T W, \quad A^T b = J^T r
+
+    So what solves the linear model sees :math:`W^T W`, and the gradient is as it was. The rows go
+    below the triangle of the Jacobian, which is small.
+    """
+    plain = point.triangle
+    assert plain is not None
+
+    def extended() -> Triangle:
+        zeros = jnp.zeros(rows.shape[:1], plain.c.dtype)
+        return triangle(jnp.concatenate([plain.L.T, rows]), jnp.concatenate([plain.c, zeros]))
+
+    return point._replace(triangle=lax.cond(jnp.any(rows != 0), extended, lambda: plain))
+
+
+def no_curvature(k: int, x: jax.Array) -> jax.Array:
+    """`k` rows of zeros."""
+    return jnp.zeros((k, x.size), x.dtype)
+
+
+def curvature_along_rows(rows: jax.Array, v: jax.Array) -> jax.Array:
+    r"""The square :math:`\|W v\|^2`."""
+    return jnp.sum(jnp.square(rows @ v))
+
+
+def learned(
+    rows: jax.Array, before: Point, after: Point, step: jax.Array, excess: jax.Array
+) -> jax.Array:
+    r"""The rows after an accepted step: a structured symmetric rank-one update.
+
+    The Hessian of the cost is :math:`J^T J + S`, with :math:`S = \sum_i r_i \nabla^2 r_i`, which
+    the linear model leaves out. Where residuals stay large and `S` is positive along a step, the
+    model's steps are much too long, and go to and fro across the valley. How `S` acts on the last
+    step `s` follows from Jacobians that are at hand:
+
+    .. math:: y = (J_+ - J)^T r_+ \approx S s, \qquad
+        W^T W \leftarrow W^T W + \frac{d\, d^T}{s^T d}, \quad d = y - W^T W s.
+
+    `W` is first shrunk to the curvature that there is, :math:`\|W s\|^2 \le s^T y`, so that it
+    vanishes together with the residuals. Only positive curvature is kept (the trust region looks
+    after the other), and only as long as it is twice the model's own, over the step and
+    exactly at its start: otherwise the model converges quickly by itself, and is better left alone.
+
+    Args:
+        rows: `W`, of shape `[k, n]`; the oldest row makes room for a new one.
+        before: Where the step starts.
+        after: Where it ends.
+        step: `s`, of shape `[n]`.
+        excess: :math:`v^T S v / \|J v\|^2` at the start, for the direction that the step takes.
+
+    Returns:
+        The rows, of shape `[k, n]`.
+
+    Reference:
+        Dennis, Gay and Welsch (1981), An adaptive nonlinear least-squares algorithm; Nocedal
+        and Wright (2006), Numerical Optimization, sections 6.2 and 10.3.
+    """
+    zero, one = jnp.zeros((), step.dtype), jnp.ones((), step.dtype)
+    y = after.gradient - after.r @ before.J
+    curvature = step @ y
+    rows = rows * jnp.sqrt(_ratio(curvature, curvature_along_rows(rows, step)))
+    d = y - (rows @ step) @ rows
+    rest = step @ d
+    significant = rest > jnp.finfo(step.dtype).eps * jnp.abs(curvature)
+    row = d * jnp.where(significant, one / jnp.sqrt(jnp.where(significant, rest, one)), zero)
+    newer = jnp.concatenate([rows[1:], row[None]])
+    rows = jnp.where(significant & jnp.all(jnp.isfinite(row)), newer, rows)
+    much = jnp.asarray(_MUCH, step.dtype)
+    large = (curvature > much * jnp.sum(jnp.square(before.J @ step))) & (excess > much)
+    return jnp.where(large, rows, jnp.zeros_like(rows))
+
+
+def _ratio(curvature: jax.Array, known: jax.Array) -> jax.Array:
+    """Which part of the known curvature there really is, in [0, 1]."""
+    part = curvature / jnp.where(known > 0, known, jnp.ones_like(known))
+    return jnp.where(known > 0, jnp.clip(part, 0, 1), jnp.ones_like(part))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -74,6 +76,14 @@ def learned(
         Dennis, Gay and Welsch (1981), An adaptive nonlinear least-squares algorithm; Nocedal
         and Wright (2006), Numerical Optimization, sections 6.2 and 10.3.
     """
+    much = jnp.asarray(_MUCH, step.dtype)
+    update = functools.partial(_updated, rows, before, after, step, much)
+    return lax.cond(excess > much, update, lambda: jnp.zeros_like(rows))
+
+
+def _updated(
+    rows: jax.Array, before: Point, after: Point, step: jax.Array, much: jax.Array
+) -> jax.Array:
     zero, one = jnp.zeros((), step.dtype), jnp.ones((), step.dtype)
     y = after.gradient - after.r @ before.J
     curvature = step @ y
@@ -84,8 +94,7 @@ def learned(
     row = d * jnp.where(significant, one / jnp.sqrt(jnp.where(significant, rest, one)), zero)
     newer = jnp.concatenate([rows[1:], row[None]])
     rows = jnp.where(significant & jnp.all(jnp.isfinite(row)), newer, rows)
-    much = jnp.asarray(_MUCH, step.dtype)
-    large = (curvature > much * jnp.sum(jnp.square(before.J @ step))) & (excess > much)
+    large = curvature > much * jnp.sum(jnp.square(before.J @ step))
     return jnp.where(large, rows, jnp.zeros_like(rows))
 
 

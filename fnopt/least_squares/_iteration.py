@@ -52,8 +52,8 @@ def started(
     x = x if problem.box is None else jnp.where(feasible, problem.box.nearest(x), x)
     r = problem.flat.r(x)
     point = evaluate(x, r)
-    plain = problem.box is None and problem.losses is None
-    search = solver.begin(point, options, solver.memory(problem.model) if plain else 0)
+    learns = problem.box is None and problem.losses is None
+    search = solver.begin(point, options, solver.memory(problem.model) if learns else 0)
     status = first_of(
         (~feasible, Status.INFEASIBLE),
         (~is_finite(point), Status.NONFINITE_START),
@@ -61,7 +61,8 @@ def started(
         (_stationary(faced(point, problem.box), options), Status.CONVERGED_GRADIENT),
     )
     one = jnp.ones((), jnp.int32)
-    factors = solver.factorise(problem.model, faced(point, problem.box), search)
+    plain = search._replace(rows=search.rows[:0])  # nothing is known of the curvature yet
+    factors = solver.factorise(problem.model, faced(point, problem.box), plain)
     return Loop(point, r, factors, search, status, jnp.zeros((), jnp.int32), one, None)
 
 

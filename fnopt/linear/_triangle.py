@@ -43,8 +43,8 @@ def triangle(A: jax.Array, r: jax.Array) -> Triangle:
         Golub and Van Loan (2013), Matrix Computations, section 5.3.
     """
     n = A.shape[1]
-    R = jnp.linalg.qr(jnp.concatenate([A, r[:, None]], axis=1), mode="r")
-    return Triangle(R[:n, :n].T, R[:n, n])
+    raw, _ = jnp.linalg.qr(jnp.concatenate([A, r[:, None]], axis=1), mode="raw")
+    return Triangle(jnp.tril(raw[:n, :n]), raw[n, :n])  # the transpose of R, and reflections
 
 
 def damped_triangle(factors: Triangle, d: jax.Array) -> Triangle:

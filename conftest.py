@@ -1,10 +1,26 @@
 """What every test runs under: CPU, strict dtype promotion, warnings as errors, x64 off."""
 
+import gc
+import pathlib
+
 import jax
 import pytest
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 2)  # so that sharding can be tested
+
+
+_MAPPINGS = pathlib.Path("/proc/self/maps")
+_MOST_MAPPINGS = 20_000  # of the 65,530 that Linux gives a process by default
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _bounded_number_of_programs():
+    # Thousands of compiled programs would need more memory mappings than a process may have.
+    yield
+    if _MAPPINGS.exists() and _MAPPINGS.read_bytes().count(b"\n") > _MOST_MAPPINGS:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ class DampedStep(NamedTuple):
     lam: jax.Array  # its damping; 0 for a full step
     image: jax.Array  # ||A p||^2
     promise: jax.Array  # the model's reduction, (||r||^2 - ||A p + r||^2) / 2
-    L: Any = None  # the factor that it was solved with, if any, for `pull_back`
+    inverse: Any = None  # of the factor that it was solved with, if `pull_back` makes use of it
 
 
 class System(Protocol):

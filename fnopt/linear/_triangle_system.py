@@ -102,12 +102,12 @@ class TriangleSystem:
         """The full step of least norm, in the directions above rounding noise."""
         factors = singular_triangle(self.factors.triangle)
         p = -(factors.Vt.T @ gauss_newton_solution(factors, self.size))
-        zero = jnp.zeros((), p.dtype)
-        return self._step(_Solved(p, norm(p), zero, self.factors.triangle.L))
+        # Its inverse goes unused, and uncomputed, where nothing is pulled back with this step.
+        return self._step(self._solve(jnp.zeros((), p.dtype))._replace(p=p, length=norm(p)))
 
     def pull_back(self, w: jax.Array, step: DampedStep) -> jax.Array:
         """The damped solution for another right-hand side."""
-        return (step.L @ self.pull(w)) @ step.L
+        return (step.inverse @ self.pull(w)) @ step.inverse
 
     def image(self, v: jax.Array) -> jax.Array:
         r"""The square :math:`\|A v\|^2`."""

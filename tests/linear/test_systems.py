@@ -118,6 +118,15 @@ def test_pull_back(x64, shape):
             np.testing.assert_allclose(p, -damped(A, w, 0.3), rtol=1e-9)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_pull_back_with_the_full_step(x64, shape):
+    A, r = problem(*shape)
+    w = r[::-1].copy()
+    for system in (systems(A, r)["qr"], systems(A, r)["gram"]):
+        p = system.pull_back(jnp.asarray(w), system.gauss_newton())
+        np.testing.assert_allclose(p, np.linalg.lstsq(A, w, rcond=None)[0], rtol=1e-6)
+
+
 @pytest.mark.parametrize("rows", [5, 2])
 def test_rank_deficient_float32_steps_are_finite(rows):
     A = np.ones((rows, 3), np.float32)

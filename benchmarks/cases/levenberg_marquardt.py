@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fnopt
+from benchmarks.cases.single_fits import rosenbrock
 from benchmarks.metric import Metric, Skipped
 from benchmarks.timing import (
     Settings,
@@ -47,12 +48,6 @@ def two_decays(p: Any, data: Any) -> Any:
     return p[0] * jnp.exp(-p[1] * t) + p[2] * jnp.exp(-p[3] * t) + p[4] - y
 
 
-def rosenbrock(p: Any, data: Any) -> Any:
-    """Rosenbrock's valley: two params and hardly any arithmetic."""
-    steepness, bottom = data
-    return jnp.stack([steepness * (p[1] - p[0] ** 2), bottom - p[0]])
-
-
 def network(p: Any, data: Any) -> Any:
     """A network with one hidden layer, as a vector of params."""
     x, y = data
@@ -73,10 +68,9 @@ def problems(smoke: bool) -> dict[str, Problem]:
     times, width = jnp.asarray(t), 2 if smoke else 6
     wave = jnp.sin(3 * times) + 0.02 * jnp.asarray(rng.standard_normal(len(t)))
     start = jnp.asarray(rng.standard_normal(3 * width))
+    valley = rosenbrock()
     return {
-        "rosenbrock": Problem(
-            rosenbrock, jnp.asarray([-1.2, 1.0]), (jnp.asarray(10.0), jnp.asarray(1.0))
-        ),
+        "rosenbrock": Problem(valley.residuals, valley.start, valley.data),
         "decay": Problem(decay, jnp.ones(3), (times, many[0])),
         "two decays": Problem(
             two_decays,
@@ -142,9 +136,9 @@ def by_scipy(problem: Problem) -> Callable[[], Any]:
             method="lm",
         ).x
 
-    times, y = problem.data
     if not problem.batched:
         return lambda: one(problem.data)
+    times, y = problem.data
     return lambda: np.stack([one((times, row)) for row in y])
 
 
@@ -194,8 +188,8 @@ def _compare(label: str, problem: Problem, settings: Settings) -> Iterator[Metri
         metric = ratio(f"{label}: run", f"x {name}", times["fnopt"], times[name])
         yield dataclasses.replace(metric, detail=metric.detail | excess)
         if name != "scipy":
-            alike = times["fnopt, their tolerance"]
-            yield ratio(f"{label}: run, their tolerance", f"x {name}", alike, times[name])
+            as_theirs = times["fnopt, their tolerance"]
+            yield ratio(f"{label}: run, their tolerance", f"x {name}", as_theirs, times[name])
     for name in list(functions)[2:]:
         yield compile_ratio(f"{label}: compile", f"x {name}", seconds["fnopt"], seconds[name])
     yield Metric(f"{label}: cost", 1 + _excess(costs, "fnopt"), "x best solver's", tolerance=1e-6)

@@ -49,8 +49,8 @@ class Derivative(NamedTuple):
         """
         return Derivative(
             lambda x: (factors(x), self.at(x)),
-            lambda J: _times(J[0][:, None], self.matrix(J[1])),
-            lambda J, v: _times(J[0], self.push(J[1], v)),
+            lambda J: counted(J[0][:, None], self.matrix(J[1])),
+            lambda J, v: counted(J[0], self.push(J[1], v)),
             lambda J, w: self.pull(J[1], J[0] * w),
             self.sparse,
             self._scaled_gram(factors),
@@ -120,5 +120,6 @@ class Derivative(NamedTuple):
         return preceded
 
 
-def _times(b: jax.Array, a: jax.Array) -> jax.Array:
+def counted(b: jax.Array, a: jax.Array) -> jax.Array:
+    """The product `b a`, of which what has no weight, `b = 0`, is zero, NaN or not."""
     return jnp.where(b != 0, b * a, jnp.zeros_like(a))

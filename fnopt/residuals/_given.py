@@ -20,7 +20,7 @@ from fnopt.core import (
     where,
 )
 from fnopt.linear import gram as linear_gram
-from fnopt.residuals._derivative import Compressed, Derivative, Gram, Map
+from fnopt.residuals._derivative import Compressed, Derivative, Gram, Map, counted
 from fnopt.residuals._flat import one_function
 
 
@@ -85,8 +85,7 @@ def _gram_in_chunks(
         def add(sums: Any, J: jax.Array, parts: tuple[jax.Array, ...]) -> Any:
             (G, g), (d, w) = sums, parts
             J = jax.vmap(mapped)(J.astype(dtype))
-            # What doesn't count may be NaN.
-            DJ = jnp.where((d != 0)[:, None], d[:, None] * J, 0)
+            DJ = counted(d[:, None], J)
             return G + linear_gram(DJ), g + w @ jnp.where((w != 0)[:, None], J, 0)
 
         n = jax.eval_shape(mapped, x).size

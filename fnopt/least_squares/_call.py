@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Iterator
 from typing import Any
 
 import jax
 
 from fnopt.core import leaves_with_names, shown
+
+
+def checked_count(value: Any, what: str) -> int:
+    """A positive whole number, of NumPy too, as an int."""
+    whole = hasattr(value, "__index__") and not isinstance(value, bool)
+    if not whole or value < 1:
+        raise ValueError(f"{what} = {value!r}, expected a positive int.")
+    return operator.index(value)
 
 
 def _is_number(x: Any) -> bool:

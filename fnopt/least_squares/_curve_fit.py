@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 from jax.core import Tracer
 
 from fnopt.core import Status
-from fnopt.least_squares._call import first_call_hints
+from fnopt.least_squares._call import checked_count, first_call_hints
 from fnopt.least_squares._covariance import covariance_of
 from fnopt.least_squares._curve_data import (
     checked_sigma,
@@ -127,7 +126,7 @@ def curve_fit(
     """
     if not callable(f):
         raise TypeError(f"curve_fit: f is {f!r}, expected a function f(x, a, b, ...).")
-    steps = _checked_steps(maxfev or max_nfev or 1000)
+    steps = max(checked_count(maxfev or max_nfev or 1000, "curve_fit: maxfev") - 1, 1)
     box = checked_bounds(bounds)
     loss = named_loss(loss, f_scale) if isinstance(loss, str) else loss
     _check_method(method, box)
@@ -176,12 +175,6 @@ def curve_fit(
     if not full_output:
         return solution.params, pcov
     return solution.params, pcov, *_details(solution)
-
-
-def _checked_steps(evaluations: Any) -> int:
-    if not hasattr(evaluations, "__index__") or evaluations < 1:
-        raise ValueError(f"curve_fit: maxfev = {evaluations!r}, expected a positive int.")
-    return max(operator.index(evaluations) - 1, 1)
 
 
 def _check_method(method: str | None, box: Any) -> None:

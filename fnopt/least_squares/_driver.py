@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ from jax import lax
 
 from fnopt.core import Status, call_compiled
 from fnopt.least_squares._bounded import with_dense_jacobian
-from fnopt.least_squares._call import checked_args, first_call_hints
+from fnopt.least_squares._call import checked_args, checked_count, first_call_hints
 from fnopt.least_squares._convergence import explained
 from fnopt.least_squares._implicit import implicitly
 from fnopt.least_squares._iteration import Loop, advance, ended, evaluation, started
@@ -117,7 +116,7 @@ def least_squares(
         See :class:`fnopt.levenberg_marquardt`.
     """
     solver = _checked_solver(solver, bounds is not None)
-    max_steps = _checked_steps(max_steps)
+    max_steps = checked_count(max_steps, "least_squares: max_steps")
     args = checked_args(args)
     options = {
         "loss": loss,
@@ -147,13 +146,6 @@ def _checked_solver(solver: Any, bounded: bool) -> LeastSquaresMethod:
             f"fnopt.levenberg_marquardt().{hint}"
         )
     return with_dense_jacobian(solver) if bounded else solver
-
-
-def _checked_steps(max_steps: Any) -> int:
-    whole = hasattr(max_steps, "__index__") and not isinstance(max_steps, bool)
-    if not whole or max_steps < 1:
-        raise ValueError(f"least_squares: max_steps = {max_steps!r}, expected a positive int.")
-    return operator.index(max_steps)
 
 
 def _solve(

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fnopt.least_squares._point import Point
-from fnopt.linear import Triangle, triangle
+from fnopt.linear import divide, extended_triangle
 
 ROWS = 3  # how many directions are remembered; more hardly help
 _MUCH = 2.0  # times the linear model's own curvature
@@ -26,11 +26,7 @@ def with_curvature(point: Point, rows: jax.Array) -> Point:
     """
     plain = point.triangle
     assert plain is not None
-
-    def extended() -> Triangle:
-        zeros = jnp.zeros(rows.shape[:1], plain.c.dtype)
-        return triangle(jnp.concatenate([plain.L.T, rows]), jnp.concatenate([plain.c, zeros]))
-
+    extended = functools.partial(extended_triangle, plain, rows)
     return point._replace(triangle=lax.cond(jnp.any(rows != 0), extended, lambda: plain))
 
 
@@ -100,5 +96,5 @@ def _updated(
 
 def _ratio(curvature: jax.Array, known: jax.Array) -> jax.Array:
     """Which part of the known curvature there really is, in [0, 1]."""
-    part = curvature / jnp.where(known > 0, known, jnp.ones_like(known))
-    return jnp.where(known > 0, jnp.clip(part, 0, 1), jnp.ones_like(part))
+    part = jnp.clip(divide(curvature, known), 0, 1)
+    return jnp.where(known > 0, part, jnp.ones_like(part))

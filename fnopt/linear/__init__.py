@@ -20,7 +20,14 @@ from fnopt.linear._singular import (
     singular_triangle,
 )
 from fnopt.linear._system import DampedStep, System
-from fnopt.linear._triangle import Guarded, Triangle, damped_triangle, guarded, triangle
+from fnopt.linear._triangle import (
+    Guarded,
+    Triangle,
+    damped_triangle,
+    extended_triangle,
+    guarded,
+    triangle,
+)
 from fnopt.linear._triangle_system import LiftedSystem, TriangleSystem
 from fnopt.linear._unrolled import (
     NormalEquations,
@@ -52,6 +59,7 @@ __all__ = [
     "damped_triangle",
     "divide",
     "dogleg_step",
+    "extended_triangle",
     "gauss_newton_solution",
     "gram",
     "guarded",

@@ -87,8 +87,17 @@ def secular_root(
 ) -> Damped:
     r"""The damping at which the step has the length of the radius; the least one if it is shorter.
 
-    Hebden's iteration, as in :func:`trust_region_solution`, where every try costs a
-    factorisation; so it starts from a guess, and is content with less.
+    The damping is the root of the secular equation
+
+    .. math:: \phi(\lambda) = \|p(\lambda)\| - \Delta = 0, \qquad
+        \phi' = -\frac{p^T (A^T A + \lambda I)^{-1} p}{\|p\|}.
+
+    Hebden's iteration is Newton's for :math:`1/\|p\| - 1/\Delta`, which is nearly linear:
+
+    .. math:: \lambda \leftarrow \lambda - \frac{\|p\|}{\Delta} \frac{\phi}{\phi'}
+
+    Every try costs a factorisation; so it starts from a guess, and is content with a length that
+    is near enough.
 
     Args:
         solve: The solution for a damping.

@@ -47,6 +47,29 @@ def triangle(A: jax.Array, r: jax.Array) -> Triangle:
     return Triangle(jnp.tril(raw[:n, :n]), raw[n, :n])  # the transpose of R, and reflections
 
 
+def extended_triangle(factors: Triangle, rows: jax.Array) -> Triangle:
+    r"""The triangle of :math:`A` with more rows below it, where the residual is zero.
+
+    .. math:: L_+ L_+^T = A^T A + W^T W, \qquad L_+ c_+ = A^T r
+
+    Args:
+        factors: The triangle of `A` and `r`.
+        rows: `W`, of shape `[j, k]`.
+
+    Returns:
+        The triangle of both.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.linear import Triangle, extended_triangle
+        >>> L, c = extended_triangle(Triangle(3 * jnp.eye(1), jnp.ones(1)), jnp.full((1, 1), 4.0))
+        >>> print(jnp.abs(L), L @ c)
+        [[5.]] [3.]
+    """
+    zeros = jnp.zeros(rows.shape[:1], factors.c.dtype)
+    return triangle(jnp.concatenate([factors.L.T, rows]), jnp.concatenate([factors.c, zeros]))
+
+
 def damped_triangle(factors: Triangle, d: jax.Array) -> Triangle:
     r"""The triangle of :math:`A` with a diagonal below it.
 
@@ -69,10 +92,7 @@ def damped_triangle(factors: Triangle, d: jax.Array) -> Triangle:
     Reference:
         Moré (1978), The Levenberg-Marquardt algorithm: implementation and theory, section 3.
     """
-    return triangle(
-        jnp.concatenate([factors.L.T, jnp.diag(d)]),
-        jnp.concatenate([factors.c, jnp.zeros_like(factors.c)]),
-    )
+    return extended_triangle(factors, jnp.diag(d))
 
 
 class Guarded(NamedTuple):

@@ -5,7 +5,7 @@ from fnopt.core import _jaxpr as jaxprs
 from fnopt.core._apply import apply_updates
 from fnopt.core._closure import opened
 from fnopt.core._colouring import Sparsity
-from fnopt.core._compiled import call_compiled, fresh
+from fnopt.core._compiled import call_compiled, fresh, runs_now
 from fnopt.core._config import from_config, to_config
 from fnopt.core._dtypes import (
     compute_dtype,
@@ -23,6 +23,7 @@ from fnopt.core._norm import global_norm
 from fnopt.core._paths import leaf_paths, leaves_with_names, path_name, shown
 from fnopt.core._ravel import ravel
 from fnopt.core._real_vector import RealVector, real_vector
+from fnopt.core._recorded import Recorded, call_recorded, is_data, recorded
 from fnopt.core._sparse_jacobian import SparseJacobian
 from fnopt.core._status import Status, is_converged
 from fnopt.core._transformation import (
@@ -49,6 +50,7 @@ __all__ = [
     "EmptyState",
     "Member",
     "RealVector",
+    "Recorded",
     "Scalar",
     "ScalarOrSchedule",
     "Schedule",
@@ -63,6 +65,7 @@ __all__ = [
     "as_transformation",
     "at_once",
     "call_compiled",
+    "call_recorded",
     "call_text",
     "check_inexact",
     "check_same_tree",
@@ -79,6 +82,7 @@ __all__ = [
     "in_chunks",
     "increment",
     "is_converged",
+    "is_data",
     "is_inexact",
     "jacobian_mode",
     "jaxprs",
@@ -93,7 +97,9 @@ __all__ = [
     "ravel",
     "real_dtype",
     "real_vector",
+    "recorded",
     "registry",
+    "runs_now",
     "shown",
     "slot_names",
     "slot_zeros",

@@ -14,7 +14,7 @@ from jax.core import Tracer, eval_jaxpr
 
 # Programs. On a CPU one of a least-squares fit takes some 400 memory mappings, and Linux gives a
 # process 65,530 by default; a compilation that gets none ends in an error or ends the process.
-_KEPT = 32
+KEPT = 32
 _CONFIG: Any = jax.config  # its fields are made at run time
 
 
@@ -56,10 +56,10 @@ def call_compiled(fn: Callable[..., Any], *args: Any) -> Any:
         >>> [float(call_compiled(lambda x: x * scale, jnp.float32(2))) for scale in (1.0, 3.0)]
         [2.0, 6.0]
     """
-    if _is_staged() or _CONFIG.jax_disable_jit or _any_traced(args):
+    if not runs_now(args):
         return jax.jit(fn)(*args)
     closed, shapes = jax.make_jaxpr(fresh(fn), return_shape=True)(*args)
-    if _any_traced(closed.consts):
+    if any_traced(closed.consts):
         return jax.jit(fn)(*args)
     leaves = (*closed.consts, *jax.tree.leaves(args))
 
@@ -86,7 +86,7 @@ def fresh(fn: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args, **kwargs: fn(*args, **kwargs)
 
 
-@functools.lru_cache(maxsize=_KEPT)
+@functools.lru_cache(maxsize=KEPT)
 def _compile(program: _Program) -> Any:
     return program.lowered.compile()
 
@@ -102,10 +102,15 @@ def _devices(leaves: tuple[Any, ...]) -> tuple[Any, ...]:
     )
 
 
+def runs_now(args: Any) -> bool:
+    """Whether a program of these arguments would be run, and not be a part of another one."""
+    return not (_is_staged() or _CONFIG.jax_disable_jit or any_traced(args))
+
+
 def _is_staged() -> bool:
     """Whether operations are being recorded rather than run."""
     return isinstance(jax.lax.add(np.int32(0), np.int32(0)), Tracer)
 
 
-def _any_traced(tree: Any) -> bool:
+def any_traced(tree: Any) -> bool:
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))

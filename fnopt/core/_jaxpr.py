@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -149,6 +149,51 @@ def bind(eqn: jex.JaxprEqn, values: Iterable[Any]) -> list[Any]:
     with context(eqn):
         outputs = eqn.primitive.bind(*subfuns, *values, **params)
     return list(outputs) if eqn.primitive.multiple_results else [outputs]
+
+
+Place = tuple[int, ...]
+"""Where an equation is: its number, within the call whose number comes before."""
+
+
+def run(
+    jaxpr: jex.Jaxpr,
+    consts: Sequence[Any],
+    args: Sequence[Any],
+    evaluate: Callable[[Place, jex.JaxprEqn, list[Any]], list[Any]],
+    place: Place = (),
+) -> list[Any]:
+    """Runs a jaxpr equation by equation, and what it calls as if it stood there itself.
+
+    Args:
+        jaxpr: The jaxpr.
+        consts: Values of its `constvars`.
+        args: Values of its `invars`.
+        evaluate: `evaluate(place, eqn, inputs)` returns the outputs of an equation.
+        place: Where the jaxpr itself is.
+
+    Returns:
+        The values of its `outvars`.
+
+    Example:
+        >>> from fnopt.core import jaxprs
+        >>> closed = jax.make_jaxpr(lambda x: jax.jit(jnp.sin)(x) + 1.0)(0.0)
+        >>> seen = []
+        >>> def evaluate(place, eqn, inputs):
+        ...     seen.append((place, eqn.primitive.name))
+        ...     return jaxprs.bind(eqn, inputs)
+        >>> float(jaxprs.run(closed.jaxpr, closed.consts, [0.0], evaluate)[0]), seen
+        (1.0, [((0, 0), 'sin'), ((1,), 'add')])
+    """
+    env = Environment(jaxpr, consts, args)
+    for i, eqn in enumerate(jaxpr.eqns):
+        ins, here = env.read(eqn.invars), (*place, i)
+        sub = called(eqn) if is_call(eqn) else None
+        if sub is None:
+            outs = evaluate(here, eqn, ins)
+        else:
+            outs = run(sub.jaxpr, sub.consts, ins, evaluate, here)
+        env.write(eqn.outvars, outs)
+    return env.read(jaxpr.outvars)
 
 
 @contextlib.contextmanager

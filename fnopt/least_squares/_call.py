@@ -9,7 +9,8 @@ from typing import Any
 
 import jax
 
-from fnopt.core import leaves_with_names, shown
+from fnopt.core import Recorded, leaves_with_names, recorded, runs_now, shown
+from fnopt.residuals import one_function, parametrised, seen_params
 
 
 def checked_count(value: Any, what: str) -> int:
@@ -54,3 +55,16 @@ def first_call_hints(params: Any = None) -> Iterator[None]:
         elif isinstance(error, jax.errors.TracerArrayConversionError):
             error.add_note("Is the function written with jax.numpy: jnp.exp, not np.exp?")
         raise
+
+
+def recorded_functions(
+    residual_fn: Any, jac: Any, params: Any, args: tuple[Any, ...], constraints: Any
+) -> tuple[Recorded, Recorded | None] | None:
+    """The functions of a user as values, if the fit runs now and they can be told from others."""
+    # A Jacobian that can be gone through in chunks is more than a function.
+    if not runs_now((params, args, constraints)) or hasattr(jac, "fold"):
+        return None
+    seen = seen_params(parametrised(params, constraints))
+    r = recorded(one_function(residual_fn), seen, *args)
+    J = None if jac is None else recorded(one_function(jac, "jac"), seen, *args)
+    return None if r is None or (J is None and jac is not None) else (r, J)

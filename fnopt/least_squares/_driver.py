@@ -9,9 +9,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import Status, call_compiled
+from fnopt.core import Status, call_compiled, call_recorded, is_data
 from fnopt.least_squares._bounded import with_dense_jacobian
-from fnopt.least_squares._call import checked_args, checked_count, first_call_hints
+from fnopt.least_squares._call import (
+    checked_args,
+    checked_count,
+    first_call_hints,
+    recorded_functions,
+)
 from fnopt.least_squares._convergence import explained
 from fnopt.least_squares._implicit import implicitly
 from fnopt.least_squares._iteration import Loop, advance, ended, evaluation, started
@@ -129,12 +134,32 @@ def least_squares(
         with first_call_hints(params):  # inside jit no value can be checked
             set_up(residual_fn, params, args, **options)
 
-    def solve(params: Any, args: tuple[Any, ...], solver: LeastSquaresMethod) -> Solution:
-        setting = set_up(residual_fn, params, args, jac=jac, **options)
-        return _solve(setting, solver, max_steps, history, callback)
-
+    static: dict[str, Any] = {"max_steps": max_steps, "history": history, "callback": callback}
     with first_call_hints(params):
-        return call_compiled(solve, params, args, solver)
+        functions = recorded_functions(residual_fn, jac, params, args, constraints)
+        if functions and callback is None and is_data((solver, options)):
+            return call_recorded(_fit, *functions, params, args, solver, options, **static)
+
+        def fit(params: Any, args: tuple[Any, ...], solver: LeastSquaresMethod) -> Solution:
+            return _fit(residual_fn, jac, params, args, solver, options, **static)
+
+        return call_compiled(fit, params, args, solver)
+
+
+def _fit(
+    residual_fn: Any,
+    jac: Any,
+    params: Any,
+    args: tuple[Any, ...],
+    solver: LeastSquaresMethod,
+    options: dict[str, Any],
+    *,
+    max_steps: int,
+    history: bool,
+    callback: Callable[[StepInfo], Any] | None,
+) -> Solution:
+    setting = set_up(residual_fn, params, args, jac=jac, **options)
+    return _solve(setting, solver, max_steps, history, callback)
 
 
 def _checked_solver(solver: Any, bounded: bool) -> LeastSquaresMethod:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fnopt.residuals._ahead import products_ahead
 from fnopt.residuals._bounds import Box, box_of
 from fnopt.residuals._derivative import Derivative
-from fnopt.residuals._flat import FlatResidual, flat_residual, one_function
+from fnopt.residuals._flat import FlatResidual, flat_residual, one_function, seen_params
 from fnopt.residuals._given import given_derivative
 from fnopt.residuals._implicit import minimum_tangent, pushed
 from fnopt.residuals._jacobian import curvature_along, linearise
@@ -67,6 +67,7 @@ __all__ = [
     "pushed",
     "robust_cost",
     "robust_slopes",
+    "seen_params",
     "soft_l1",
     "tied",
     "tukey",

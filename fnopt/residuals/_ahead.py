@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,8 +10,6 @@ from jax.extend import core as jex
 
 from fnopt.core import jaxprs
 
-_Place = tuple[int, ...]
-"""Where an equation is: its number, within the call whose number comes before."""
 _LATER = object()  # stands for a value that isn't known yet
 
 
@@ -40,9 +38,9 @@ def products_ahead(fn: Callable[..., Any], *args: Any, largest: int) -> Callable
     """
     closed, out = jax.make_jaxpr(fn, return_shape=True)(*args)
     structure = jax.tree.structure(out)
-    products: dict[_Place, list[Any]] = {}
+    products: dict[jaxprs.Place, list[Any]] = {}
 
-    def early(place: _Place, eqn: jex.JaxprEqn, ins: list[Any]) -> list[Any]:
+    def early(place: jaxprs.Place, eqn: jex.JaxprEqn, ins: list[Any]) -> list[Any]:
         if eqn.effects or any(value is _LATER for value in ins):
             return [_LATER] * len(eqn.outvars)
         outs = jaxprs.bind(eqn, ins)
@@ -50,31 +48,11 @@ def products_ahead(fn: Callable[..., Any], *args: Any, largest: int) -> Callable
             products[place] = outs
         return outs
 
-    def late(place: _Place, eqn: jex.JaxprEqn, ins: list[Any]) -> list[Any]:
+    def late(place: jaxprs.Place, eqn: jex.JaxprEqn, ins: list[Any]) -> list[Any]:
         return products[place] if place in products else jaxprs.bind(eqn, ins)
 
     def run(*args: Any) -> Any:
-        return jax.tree.unflatten(structure, _run(closed.jaxpr, closed.consts, args, late))
+        return jax.tree.unflatten(structure, jaxprs.run(closed.jaxpr, closed.consts, args, late))
 
-    _run(closed.jaxpr, closed.consts, [_LATER] * len(args), early)
+    jaxprs.run(closed.jaxpr, closed.consts, [_LATER] * len(args), early)
     return run
-
-
-def _run(
-    jaxpr: jex.Jaxpr,
-    consts: Sequence[Any],
-    args: Sequence[Any],
-    evaluate: Callable[[_Place, jex.JaxprEqn, list[Any]], list[Any]],
-    place: _Place = (),
-) -> list[Any]:
-    """Runs a jaxpr, and those that it calls, equation by equation."""
-    env = jaxprs.Environment(jaxpr, consts, args)
-    for i, eqn in enumerate(jaxpr.eqns):
-        ins, here = env.read(eqn.invars), (*place, i)
-        sub = jaxprs.called(eqn) if jaxprs.is_call(eqn) else None
-        if sub is None:
-            outs = evaluate(here, eqn, ins)
-        else:
-            outs = _run(sub.jaxpr, sub.consts, ins, evaluate, here)
-        env.write(eqn.outvars, outs)
-    return env.read(jaxpr.outvars)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from fnopt.core import leaves_with_names, ravel, real_vector, shown, where
 from fnopt.residuals._derivative import Derivative
+from fnopt.residuals._parameters import Parametrisation
 
 
 class FlatResidual(NamedTuple):
@@ -69,6 +70,12 @@ def flat_residual(
         m=laid.size,
         n=x.size,
     )
+
+
+def seen_params(made: Parametrisation) -> Any:
+    """The shapes and dtypes of the params as a residual function sees them."""
+    x, unravel = ravel(_checked_params(made.free), "params")
+    return jax.eval_shape(lambda x: made.assemble(unravel(x)), x)
 
 
 _WHAT = {

@@ -5,7 +5,6 @@ import pytest
 
 import fnopt
 from fnopt import Status
-from fnopt.core._compiled import _compile
 
 T = np.linspace(0.0, 3.0, 12, dtype=np.float32)
 Y = 2.0 * np.exp(-0.7 * T) + 0.3
@@ -36,16 +35,6 @@ def test_one_function_whose_data_change_between_calls(loss):
         fit = fnopt.least_squares(residuals, 0.0, loss=loss)
         assert fit.residuals.shape == (len(y),)
         np.testing.assert_allclose(fit.params, np.mean(y), rtol=1e-4)
-
-
-def test_other_data_need_no_compilation():
-    def fit(shift):
-        return fnopt.least_squares(lambda p: decay(p, T, Y + shift), START)
-
-    fit(0.0)
-    before = _compile.cache_info().misses
-    assert float(fit(1.0).params["level"]) == pytest.approx(1.3, rel=1e-4)
-    assert _compile.cache_info().misses == before
 
 
 def test_several_functions_and_arguments():

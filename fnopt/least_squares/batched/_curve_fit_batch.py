@@ -9,11 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fnopt.core import Recorded, call_compiled, call_recorded
 from fnopt.least_squares._convergence import explained
 from fnopt.least_squares.batched._data import Points, checked_y, joined, split
 from fnopt.least_squares.batched._fit import BatchFit
 from fnopt.least_squares.batched._lanes import Params, Tolerances
-from fnopt.least_squares.batched._model import Model, check_model
+from fnopt.least_squares.batched._model import Predict, checked_model, residual
 from fnopt.least_squares.batched._queue import Progress, fit_all
 from fnopt.least_squares.batched._start import checked_start
 from fnopt.linear import NormalEquations, normal_equations
@@ -56,9 +57,7 @@ def curve_fit_batch(
     length one. It is straight, too, without that solver's acceleration and rescue: fits that start
     far off are better done there. Everything is unrolled, so it is meant for up to a dozen params.
 
-    The compiled program is kept for the function `f` itself (not for an equal one), and for the
-    shapes and dtypes of the data. It computes in the common dtype of `x`, `y` and `p0`, at least
-    float32.
+    It computes in the common dtype of `x`, `y` and `p0`, at least float32.
 
     Args:
         f: The model, `f(x, a, b, ...)`, written with `jax.numpy` for one fit; it returns an array
@@ -114,34 +113,41 @@ def curve_fit_batch(
     y = checked_y(y)
     shared, own = split(x, y, sigma, mask, x_per_fit)
     x0, layout = checked_start(p0, own.x if x_per_fit else shared.x, y)
-    model = Model(f, layout)
-    check_model(model, x0, shared, own)
-    tolerances = _tolerances(x0.dtype, ftol, xtol, gtol, damping)
-    settings = (absolute_sigma, _positive(max_steps, "max_steps"), _chunk(chunk, y.shape[0]))
-    return _compiled(model, x0, shared, own, tolerances, *settings)
+    predict = checked_model(f, layout, x0, shared, own)
+    settings: dict[str, Any] = {
+        "absolute_sigma": bool(absolute_sigma),
+        "max_steps": _positive(max_steps, "max_steps"),
+        "chunk": _chunk(chunk, y.shape[0]),
+    }
+    arrays = x0, shared, own, _tolerances(x0.dtype, ftol, xtol, gtol, damping)
+    if isinstance(predict, Recorded):
+        fits = call_recorded(_fit, predict, *arrays, **settings)
+    else:
+        fits = call_compiled(functools.partial(_fit, predict, **settings), *arrays)
+    return fits._replace(params=layout.tree(fits.params))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 5, 6, 7))
-def _compiled(
-    model: Model,
+def _fit(
+    predict: Predict,
     x0: jax.Array,
     shared: Points,
     own: Points,
     tolerances: Tolerances,
+    *,
     absolute_sigma: bool,
     max_steps: int,
     chunk: int,
 ) -> BatchFit:
     def evaluate(x: Params, data: Points) -> NormalEquations:
-        def residual(x: Params, data: Points) -> jax.Array:
-            return model.residual(x, joined(shared, data))
+        def one(x: Params, data: Points) -> jax.Array:
+            return residual(predict, x, joined(shared, data))
 
-        return normal_equations(*linearise_lanes(residual, x, data))
+        return normal_equations(*linearise_lanes(one, x, data))
 
     progress = fit_all(evaluate, x0, own, tolerances, max_steps, chunk)
     points = _count(shared, own)
     return BatchFit(
-        params=model.layout.tree(progress.x),
+        params=progress.x,
         covariance=_covariance(progress, points, absolute_sigma),
         cost=progress.square / 2,
         rank=progress.rank,

@@ -40,11 +40,6 @@ class Layout(NamedTuple):
         arrays = [p.reshape(-1, *leaf.shape) for p, leaf in zip(parts, leaves, strict=True)]
         return jax.tree.unflatten(treedef, _cast(arrays, leaves))
 
-    def key(self) -> Any:
-        """Something hashable that is equal for equal layouts."""
-        leaves, treedef = jax.tree.flatten(self.shapes)
-        return self.unpacked, treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-
 
 def _cast(arrays: list[jax.Array], like: list[Any]) -> list[jax.Array]:
     return [a.astype(leaf.dtype) for a, leaf in zip(arrays, like, strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -64,8 +65,16 @@ def covariance_of(solution: Solution, absolute_sigma: bool = False) -> jax.Array
             "covariance: the solver did not form the Jacobian, without which there is none. Use "
             "linear_solver='qr' or 'cholesky' and no chunk_size."
         )
-    C, _ = covariance_from(solution.jacobian, solution.cost, absolute_sigma, solution.dof)
-    T = solution.tangent
+    return _of_params(
+        solution.jacobian, solution.cost, solution.dof, solution.tangent, bool(absolute_sigma)
+    )
+
+
+@functools.partial(jax.jit, static_argnums=4)
+def _of_params(
+    J: jax.Array, cost: jax.Array, dof: Any, T: jax.Array | None, absolute_sigma: bool
+) -> jax.Array:
+    C, _ = covariance_from(J, cost, absolute_sigma, dof)
     if T is None:
         return C
     known = jnp.all(jnp.isfinite(C))

@@ -12,7 +12,7 @@ import numpy as np
 from jax.core import Tracer
 
 from fnopt.core import Status
-from fnopt.least_squares._call import checked_count, first_call_hints
+from fnopt.least_squares._call import checked_count
 from fnopt.least_squares._covariance import covariance_of
 from fnopt.least_squares._curve_data import (
     checked_sigma,
@@ -151,11 +151,10 @@ def curve_fit(
     x, y, sigma = without_nan(x, y, sigma, nan_policy)
     start, unpacked = start_of(f, p0, box)
     sigma, matrix = checked_sigma(sigma, y)
-    _check_prediction(f, x, y, start, unpacked)
     jacobian = residual_jacobian(jac, unpacked, matrix)
 
     def residuals(p: Any, x: Any, y: jax.Array) -> jax.Array:
-        r = _predict(f, x, p, unpacked) - y
+        r = _checked(f(x, *p) if unpacked else f(x, p), x, y) - y
         return jnp.ravel(r) if matrix else r
 
     solution = least_squares(
@@ -190,23 +189,17 @@ def _check_batch(**options: Any) -> None:
         raise ValueError(f"curve_fit: {given[0]} is not available for a batch.")
 
 
-def _predict(f: Callable[..., Any], x: Any, p: Any, unpacked: bool) -> Any:
-    return f(x, *p) if unpacked else f(x, p)
-
-
-def _check_prediction(
-    f: Callable[..., Any], x: Any, y: jax.Array, start: Any, unpacked: bool
-) -> None:
-    with first_call_hints():
-        shape = jax.eval_shape(lambda x, p: _predict(f, x, p, unpacked), x, start)
-    if not hasattr(shape, "shape"):
-        raise TypeError(f"curve_fit: f returned {shape!r}, expected an array like ydata.")
-    if shape.shape not in {y.shape, ()}:
+def _checked(values: Any, x: Any, y: jax.Array) -> Any:
+    """What the model returned, if it fits the data."""
+    if not hasattr(values, "shape"):
+        raise TypeError(f"curve_fit: f returned {values!r}, expected an array like ydata.")
+    if values.shape not in {y.shape, ()}:
         x_shape = f" for xdata of shape {x.shape}" if hasattr(x, "shape") else ""
         raise ValueError(
-            f"curve_fit: f returned shape {shape.shape}{x_shape}, but ydata have shape {y.shape}; "
+            f"curve_fit: f returned shape {values.shape}{x_shape}, but ydata have shape {y.shape}; "
             "expected the same. Do xdata and ydata have the same length?"
         )
+    return values
 
 
 def _report_failures(solution: Solution, pcov: jax.Array) -> None:

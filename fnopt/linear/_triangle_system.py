@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -11,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fnopt.linear._divide import divide
 from fnopt.linear._norms import norm
 from fnopt.linear._singular import gauss_newton_solution, singular_triangle
 from fnopt.linear._system import DampedStep
@@ -78,9 +78,9 @@ class TriangleSystem:
         def again(state: _State) -> _State:
             _, lam, tries = state
             now = self._solve(lam)
-            u = now.p / jnp.where(now.length > 0, now.length, jnp.ones_like(lam))
-            fall = jnp.sum(jnp.square(now.inverse @ u))  # -(d||p||/dlam) / ||p||
-            rise = (now.length / radius - 1) / fall
+            # ||p|| over its fall with lam
+            fall = jnp.square(divide(now.length, norm(now.inverse @ now.p)))
+            rise = (now.length / radius - 1) * fall
             return now, jnp.maximum(lam + rise, jnp.zeros_like(lam)), tries + 1
 
         def unfinished(state: _State) -> jax.Array:
@@ -115,12 +115,15 @@ class TriangleSystem:
 
     def _solve(self, lam: jax.Array) -> _Solved:
         plain, diagonal, needed = self.factors
-        damp = functools.partial(damped_triangle, plain, jnp.sqrt(lam) + diagonal)
-        L, c = lax.cond((lam > 0) | needed, damp, lambda: plain)
+        L, c = lax.cond(
+            (lam > 0) | needed,
+            lambda: damped_triangle(plain, jnp.sqrt(lam) + diagonal),
+            lambda: plain,
+        )
         # Of a small triangle the inverse is had for the price of one solution.
         one = jnp.eye(c.size, dtype=c.dtype)
         inverse = lax.linalg.triangular_solve(L, one, left_side=True, lower=True)
-        p = -(c @ inverse)
+        p = -c @ inverse
         return _Solved(p, norm(p), lam, inverse)
 
     def _step(self, solved: _Solved) -> DampedStep:

@@ -16,9 +16,9 @@ def first_of(*cases: tuple[jax.Array, Status]) -> jax.Array:
     return status
 
 
-def is_stationary(cost: jax.Array, cosine: jax.Array, gtol: jax.Array) -> jax.Array:
+def is_stationary(cost: jax.Array, lean: jax.Array, gtol: jax.Array) -> jax.Array:
     """Whether nothing is left to gain: no residual, or one at right angles to every column."""
-    return (cost <= 0) | (cosine <= gtol)
+    return lean <= gtol * jnp.sqrt(2 * cost)
 
 
 def explained(

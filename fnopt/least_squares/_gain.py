@@ -42,12 +42,12 @@ def is_negligible(
     return (predicted <= noise * cost) & (jnp.abs(actual) <= noise * cost)
 
 
-def is_accepted(actual: jax.Array, gain: jax.Array, negligible: jax.Array) -> jax.Array:
+def is_accepted(actual: jax.Array, predicted: jax.Array, negligible: jax.Array) -> jax.Array:
     r"""Whether to take the step: it gains enough, or it costs nothing where gains are noise.
 
     The cost never rises. Where the ratio is noise, a step that doesn't raise the cost is taken
     nevertheless: near the solution of a problem with a large residual the params still gain
     digits that the cost can no longer show.
     """
-    enough = gain > jnp.asarray(_LEAST_GAIN, gain.dtype)
-    return (actual >= 0) & (enough | negligible)
+    least = jnp.asarray(_LEAST_GAIN, predicted.dtype) * predicted
+    return (actual >= 0) & (((predicted > 0) & (actual > least)) | negligible)

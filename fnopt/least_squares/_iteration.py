@@ -16,7 +16,7 @@ from fnopt.least_squares._convergence import explained, first_of, is_stationary
 from fnopt.least_squares._curvature import learned
 from fnopt.least_squares._method import LeastSquaresMethod
 from fnopt.least_squares._options import Options
-from fnopt.least_squares._point import Point, gradient_cosine, is_finite
+from fnopt.least_squares._point import Point, is_finite, lean
 from fnopt.least_squares._problem import Problem
 from fnopt.least_squares._solution import History, Solution
 from fnopt.least_squares._step import Search, Trial, arrive, improves
@@ -31,6 +31,7 @@ class Loop(NamedTuple):
     r: jax.Array  # [m], the residuals
     factors: Any
     search: Search
+    lean: jax.Array  # by how much the residual leans on a column, of those that may move
     status: jax.Array
     steps: jax.Array
     njev: jax.Array
@@ -54,16 +55,18 @@ def started(
     point = evaluate(x, r)
     learns = problem.box is None and problem.losses is None
     search = solver.begin(point, options, solver.memory(problem.model) if learns else 0)
+    facing = faced(point, problem.box)
+    steep = lean(facing)
     status = first_of(
         (~feasible, Status.INFEASIBLE),
         (~is_finite(point), Status.NONFINITE_START),
         (_vanishes(r, point.cost), Status.ILL_POSED),
-        (_stationary(faced(point, problem.box), options), Status.CONVERGED_GRADIENT),
+        (is_stationary(point.cost, steep, options.gtol), Status.CONVERGED_GRADIENT),
     )
     one = jnp.ones((), jnp.int32)
     plain = search._replace(rows=search.rows[:0])  # nothing is known of the curvature yet
-    factors = solver.factorise(problem.model, faced(point, problem.box), plain)
-    return Loop(point, r, factors, search, status, jnp.zeros((), jnp.int32), one, None)
+    factors = solver.factorise(problem.model, facing, plain)
+    return Loop(point, r, factors, search, steep, status, jnp.zeros((), jnp.int32), one, None)
 
 
 def _vanishes(r: jax.Array, cost: jax.Array) -> jax.Array:
@@ -80,10 +83,6 @@ def evaluation(problem: Problem, solver: LeastSquaresMethod, x: jax.Array) -> Ev
 
 def _evaluate(problem: Problem, solver: LeastSquaresMethod, x: jax.Array, r: jax.Array) -> Point:
     return solver.evaluate(problem.model_at(r), x)._replace(cost=problem.cost(r))
-
-
-def _stationary(point: Point, options: Options) -> jax.Array:
-    return is_stationary(point.cost, gradient_cosine(point), options.gtol)
 
 
 def _propose(
@@ -114,20 +113,21 @@ def advance(
     r = problem.flat.r(x)
     actual = problem.reduction(loop.r, r)
     promising = improves(point, trial, actual, options)
-    here, r, usable = lax.cond(
+    here, r, accepted = lax.cond(
         promising,
         lambda: _arrived(loop, evaluate(x, r), r),
-        lambda: (loop.point, loop.r, ~promising),
+        lambda: (loop.point, loop.r, jnp.zeros((), bool)),
     )
-    actual = jnp.where(usable, actual, jnp.asarray(-jnp.inf, actual.dtype))
-    accepted, status, judged = solver.judge(point, trial, actual, search, options)
+    actual = jnp.where(promising & ~accepted, jnp.asarray(-jnp.inf, actual.dtype), actual)
+    status, judged = solver.judge(point, loop.lean, trial, actual, accepted, search, options)
     judged = arrive(_taught(judged, loop.point, here, trial, accepted), here)
     stale = accepted | (judged.rescues > search.rescues)
     facing = faced(here, problem.box)
     factors = lax.cond(
         stale, lambda: solver.factorise(problem.model, facing, judged), lambda: factors
     )
-    stationary = accepted & _stationary(facing, options)
+    steep = lean(facing)
+    stationary = accepted & is_stationary(here.cost, steep, options.gtol)
     status = jnp.where(stationary, Status.CONVERGED_GRADIENT.array, status)
     one = jnp.ones((), jnp.int32)
     return loop._replace(
@@ -135,6 +135,7 @@ def advance(
         r=r,
         factors=factors,
         search=judged,
+        lean=steep,
         status=status,
         steps=loop.steps + one,
         njev=loop.njev + promising.astype(jnp.int32),

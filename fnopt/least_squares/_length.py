@@ -40,12 +40,13 @@ def newton_length(
     dtype = slope.dtype
     one = jnp.ones((), dtype)
     convex = curvature > 0
-    # Without a minimum along v the cost falls ever faster: as far as is allowed.
-    t = jnp.where(convex, -slope / jnp.where(convex, curvature, one), jnp.asarray(_LONGEST, dtype))
     room = radius / jnp.where(length > 0, length, one)
     most = jnp.where(lam == 0, jnp.clip(room, one, jnp.asarray(_LONGEST, dtype)), one)
-    t = jnp.clip(t, jnp.asarray(_SHORTEST, dtype), most)
-    return jnp.where(jnp.isfinite(t) & jnp.isfinite(curvature), t, one)
+    within = jnp.clip(-slope, jnp.asarray(_SHORTEST, dtype) * curvature, most * curvature)
+    # Without a minimum along v the cost falls ever faster: as far as is allowed.
+    rise, run = jnp.where(convex, within, most), jnp.where(convex, curvature, one)
+    known = jnp.isfinite(slope) & jnp.isfinite(curvature)
+    return jnp.where(known, rise, one) / jnp.where(known, run, one)  # divided once, and last
 
 
 def second_order_reduction(

@@ -22,14 +22,14 @@ from fnopt.core import (
     where,
     zero_count,
 )
-from fnopt.least_squares._convergence import explained
+from fnopt.least_squares._convergence import explained, is_stationary
 from fnopt.least_squares._curvature import no_curvature
 from fnopt.least_squares._gain import actual_reduction
 from fnopt.least_squares._linear_model import LinearModel
 from fnopt.least_squares._options import Options, resolved
-from fnopt.least_squares._point import Point, half_square, is_finite
+from fnopt.least_squares._point import Point, half_square, is_finite, lean
 from fnopt.least_squares._rules import TRUST_REGION, Rule
-from fnopt.least_squares._step import Search, Trial, arrive, begin, choose, judge
+from fnopt.least_squares._step import Search, Trial, arrive, begin, choose, improves, judge
 from fnopt.linear import linear_solver
 from fnopt.residuals import FlatResidual, flat_residual, given_derivative
 
@@ -140,7 +140,11 @@ class LeastSquaresMethod(Transformation):
         arrived, _ = ravel(apply_updates(params, updates))
         r = flat.r(arrived)
         actual = actual_reduction(point.r, r)
-        accepted, status, judged = self.judge(point, trial, actual, search, options)
+        accepted = improves(point, trial, actual, options)
+        steep = lean(point)
+        status, judged = self.judge(point, steep, trial, actual, accepted, search, options)
+        stationary = is_stationary(point.cost, steep, options.gtol)
+        status = jnp.where(stationary, Status.CONVERGED_GRADIENT.array, status)
         usable = is_finite(point)
         accepted = accepted & usable
         status = explained(status, jnp.any(point.columns > 0), point.cost)
@@ -211,10 +215,17 @@ class LeastSquaresMethod(Transformation):
         raise NotImplementedError(f"{type(self).__name__} must define propose")
 
     def judge(
-        self, point: Point, trial: Trial, actual: jax.Array, search: Search, options: Options
-    ) -> tuple[jax.Array, jax.Array, Search]:
-        """Whether a trial is accepted, the status, and the next search."""
-        return judge(point, trial, actual, search, options, self.rule)
+        self,
+        point: Point,
+        lean: jax.Array,
+        trial: Trial,
+        actual: jax.Array,
+        accepted: jax.Array,
+        search: Search,
+        options: Options,
+    ) -> tuple[jax.Array, Search]:
+        """The status, as far as a step tells, and the next search."""
+        return judge(point, lean, trial, actual, accepted, search, options, self.rule)
 
 
 def rounding_unit(params: Any) -> float:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.linear import Triangle, column_norms, norm, triangle
+from fnopt.linear import Triangle, column_norms, divide, norm, triangle
 
 
 class Point(NamedTuple):
@@ -49,16 +49,12 @@ def is_finite(point: Point) -> jax.Array:
     return jnp.all(jnp.isfinite(jnp.concatenate(known)))
 
 
-def gradient_cosine(point: Point) -> jax.Array:
-    r"""How far from stationary the point is, whatever the units.
+def lean(point: Point) -> jax.Array:
+    r"""How far from stationary the point is, whatever the units of the params.
 
-    .. math:: \max_j \frac{|J_j^T r|}{\|J_j\| \|r\|}
+    .. math:: \ell = \max_j \frac{|J_j^T r|}{\|J_j\|}
 
-    is the largest cosine between the residual and a column of the Jacobian: 0 at a stationary
-    point, 1 where one parameter alone could remove the whole residual. A zero residual gives 0.
+    is the length of what one parameter alone could take off the residual, which would lower the
+    cost by :math:`\ell^2 / 2`: 0 at a stationary point, :math:`\|r\|` where nothing would be left.
     """
-    length = jnp.sqrt(2 * point.cost)
-    scale = point.columns * length
-    safe = jnp.where(scale > 0, scale, jnp.ones_like(scale))
-    cosines = jnp.where(scale > 0, jnp.abs(point.gradient) / safe, jnp.zeros_like(scale))
-    return jnp.max(cosines, initial=0)
+    return jnp.max(divide(jnp.abs(point.gradient), point.columns))

@@ -6,28 +6,26 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.least_squares._point import Point
-from fnopt.linear import divide, norm
+from fnopt.linear import norm
 
 MOST_RESCUES = 3
-_SLOPING = 1e-5  # a gradient cosine below this counts as a stationary point
+_SLOPING = 1e-5  # of the residual's length; leaning by less counts as a stationary point
 _NOISE = 30  # how far above that estimate rounding was seen to reach
 
 
-def is_sloping(point: Point, cosine: jax.Array, eps: jax.Array) -> jax.Array:
+def is_sloping(point: Point, lean: jax.Array, eps: jax.Array) -> jax.Array:
     r"""Whether the residual leans on some column by more than rounding explains.
 
     Rounding moves a residual by about :math:`\epsilon \|J_j x_j\|` for each parameter, and with
-    it the cosines by
+    it what it leans by
 
-    .. math:: \epsilon\, \frac{\| (\|J_j\| x_j)_j \|}{\|r\|},
+    .. math:: \epsilon\, \| (\|J_j\| x_j)_j \|,
 
     which is large where the residuals are small against what they are differences of.
     """
-    size = norm(point.columns * point.x)
-    length = jnp.sqrt(2 * point.cost)
-    noise = eps * divide(size, length)
-    floor = jnp.asarray(_SLOPING, cosine.dtype)
-    return cosine > jnp.maximum(floor, jnp.asarray(_NOISE, cosine.dtype) * noise)
+    noise = eps * norm(point.columns * point.x)
+    floor = jnp.asarray(_SLOPING, lean.dtype) * jnp.sqrt(2 * point.cost)
+    return lean > jnp.maximum(floor, jnp.asarray(_NOISE, lean.dtype) * noise)
 
 
 def reopened_radius(

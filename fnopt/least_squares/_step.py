@@ -19,7 +19,6 @@ from fnopt.least_squares._acceleration import accelerated, geodesic_acceleration
 from fnopt.least_squares._convergence import (
     cost_converged,
     first_of,
-    is_stationary,
     step_converged,
 )
 from fnopt.least_squares._curvature import curvature_along_rows, no_curvature
@@ -30,7 +29,7 @@ from fnopt.least_squares._gain import (
 )
 from fnopt.least_squares._length import newton_length, second_order_reduction
 from fnopt.least_squares._options import Options
-from fnopt.least_squares._point import Point, gradient_cosine
+from fnopt.least_squares._point import Point
 from fnopt.least_squares._rescue import MOST_RESCUES, is_sloping
 from fnopt.least_squares._rules import Outcome, Rule
 from fnopt.least_squares._scaling import fresh_scale, grown_scale, initial_scale, leashed
@@ -125,45 +124,50 @@ def bent(
     p = scaled / search.scale
     attainable = jnp.maximum(step.promise, predicted)
     excess = divide(rest, image)
-    return Trial(p, norm(scaled), point.gradient @ p, predicted, attainable, step.lam, excess)
+    length = norm(search.scale * p)
+    return Trial(p, length, point.gradient @ p, predicted, attainable, step.lam, excess)
 
 
 def improves(point: Point, trial: Trial, actual: jax.Array, options: Options) -> jax.Array:
     """Whether the actual reduction of the cost is good enough to go there."""
     negligible = is_negligible(actual, trial.predicted, point.cost, options.noise)
-    return is_accepted(actual, gain_ratio(actual, trial.predicted), negligible)
+    return is_accepted(actual, trial.predicted, negligible)
 
 
 def judge(
     point: Point,
+    lean: jax.Array,
     trial: Trial,
     actual: jax.Array,
+    accepted: jax.Array,
     search: Search,
     options: Options,
     rule: Rule,
-) -> tuple[jax.Array, jax.Array, Search]:
-    """Accepts or rejects a trial, and adapts the search.
+) -> tuple[jax.Array, Search]:
+    """Adapts the search to how a trial went, and says whether to stop.
 
     Args:
         point: Where the step starts.
+        lean: By how much the residual leans on a column there.
         trial: The step.
         actual: By how much it lowers the cost; minus infinity if its end isn't finite.
+        accepted: Whether it is taken.
         search: The search before it.
         options: The numbers.
         rule: How the reach of a step adapts.
 
     Returns:
-        Whether it is accepted, the status, and the next search.
+        The status, as far as the step tells, and the next search.
     """
     gain = gain_ratio(actual, trial.predicted)
     negligible = is_negligible(actual, trial.predicted, point.cost, options.noise)
-    accepted = improves(point, trial, actual, options)
     radius = rule.next(_outcome(trial, actual, gain, search, accepted))
     radius = jnp.where(negligible, search.radius, radius)
     rejections = jnp.where(accepted, jnp.zeros_like(search.rejections), search.rejections + 1)
     search = search._replace(radius=radius, rejections=rejections, lam=trial.lam)
-    status, search = _stop_or_rescue(point, trial, actual, search, options, rule)
-    return accepted, status, search
+    # A step that was refused where gains are noise would only be proposed again.
+    again = negligible & (rejections > 0)
+    return _stop_or_rescue(point, lean, trial, actual, again, search, options, rule)
 
 
 def _outcome(
@@ -183,27 +187,24 @@ def _outcome(
 
 def _stop_or_rescue(
     point: Point,
+    lean: jax.Array,
     trial: Trial,
     actual: jax.Array,
+    again: jax.Array,
     search: Search,
     options: Options,
     rule: Rule,
 ) -> tuple[jax.Array, Search]:
     size = norm(search.scale * point.x)
-    cosine = gradient_cosine(point)
     # What one parameter alone could gain, where the radius doesn't let it, isn't nothing.
-    attainable = jnp.maximum(trial.attainable, jnp.square(cosine) * point.cost)
-    flat = cost_converged(actual, attainable, point.cost, options.ftol, options.noise)
-    # A step that was refused where gains are noise would only be proposed again.
-    negligible = is_negligible(actual, trial.predicted, point.cost, options.noise)
-    flat = flat | (negligible & (search.rejections > 0))
+    alone = jnp.asarray(0.5, lean.dtype) * jnp.square(lean)
+    attainable = jnp.maximum(trial.attainable, alone)
+    flat = again | cost_converged(actual, attainable, point.cost, options.ftol, options.noise)
     tiny = step_converged(trial.length, size, options.xtol)
     stuck = search.rejections > _MOST_REJECTIONS
-    done = is_stationary(point.cost, cosine, options.gtol) | flat
-    collapsed = ~done & (tiny | stuck) & is_sloping(point, cosine, options.eps)
+    collapsed = ~flat & (tiny | stuck) & is_sloping(point, lean, options.eps)
     rescued = collapsed & (search.rescues < MOST_RESCUES)
     status = first_of(
-        (is_stationary(point.cost, cosine, options.gtol), Status.CONVERGED_GRADIENT),
         (flat, Status.CONVERGED_COST),
         (rescued, Status.RUNNING),
         (collapsed & ~jnp.isfinite(actual), Status.NONFINITE_STEP),

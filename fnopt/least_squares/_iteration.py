@@ -25,11 +25,12 @@ from fnopt.residuals import products_ahead
 
 
 class Loop(NamedTuple):
-    """What the loop carries: a point is evaluated and factorised once, when it is reached."""
+    """What the loop carries: a point is evaluated once, and factorised once, if that is dear."""
 
     point: Point  # of the model: its J^T r is the gradient of the cost
     r: jax.Array  # [m], the residuals
-    factors: Any
+    factors: Any  # of an earlier step from the point, or None
+    stale: jax.Array  # whether there was none, or with another scaling
     search: Search
     lean: jax.Array  # by how much the residual leans on a column, of those that may move
     status: jax.Array
@@ -64,9 +65,27 @@ def started(
         (is_stationary(point.cost, steep, options.gtol), Status.CONVERGED_GRADIENT),
     )
     one = jnp.ones((), jnp.int32)
-    plain = search._replace(rows=search.rows[:0])  # nothing is known of the curvature yet
-    factors = solver.factorise(problem.model, facing, plain)
-    return Loop(point, r, factors, search, steep, status, jnp.zeros((), jnp.int32), one, None)
+    factors = _no_factors(problem, solver, facing, search)
+    stale, none = jnp.ones((), bool), jnp.zeros((), jnp.int32)
+    return Loop(point, r, factors, stale, search, steep, status, none, one, None)
+
+
+def _no_factors(
+    problem: Problem, solver: LeastSquaresMethod, point: Point, search: Search
+) -> Any:
+    """What holds the place of factors, where they are worth keeping."""
+    if solver.model(problem.model).comes_factorised:
+        return None
+    shapes = jax.eval_shape(functools.partial(solver.factorise, problem.model), point, search)
+    return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+
+
+def _factors(
+    problem: Problem, solver: LeastSquaresMethod, loop: Loop, point: Point, search: Search
+) -> Any:
+    """The factors at a point: those of the last step, if it was refused and they were kept."""
+    make = functools.partial(solver.factorise, problem.model, point, search)
+    return make() if loop.factors is None else lax.cond(loop.stale, make, lambda: loop.factors)
 
 
 def _vanishes(r: jax.Array, cost: jax.Array) -> jax.Array:
@@ -108,8 +127,10 @@ def advance(
     loop: Loop,
 ) -> tuple[Loop, jax.Array]:
     """One step; says whether it was accepted."""
-    point, factors, search = faced(loop.point, problem.box), loop.factors, loop.search
-    trial, x = _propose(problem, solver, options, loop)
+    point = faced(loop.point, problem.box)
+    search = arrive(loop.search, loop.point)
+    factors = _factors(problem, solver, loop, point, search)
+    trial, x = _propose(problem, solver, options, loop._replace(factors=factors, search=search))
     r = problem.flat.r(x)
     actual = problem.reduction(loop.r, r)
     promising = improves(point, trial, actual, options)
@@ -120,12 +141,8 @@ def advance(
     )
     actual = jnp.where(promising & ~accepted, jnp.asarray(-jnp.inf, actual.dtype), actual)
     status, judged = solver.judge(point, loop.lean, trial, actual, accepted, search, options)
-    judged = arrive(_taught(judged, loop.point, here, trial, accepted), here)
-    stale = accepted | (judged.rescues > search.rescues)
+    judged = _taught(judged, loop.point, here, trial, accepted)
     facing = faced(here, problem.box)
-    factors = lax.cond(
-        stale, lambda: solver.factorise(problem.model, facing, judged), lambda: factors
-    )
     steep = lean(facing)
     stationary = accepted & is_stationary(here.cost, steep, options.gtol)
     status = jnp.where(stationary, Status.CONVERGED_GRADIENT.array, status)
@@ -133,7 +150,8 @@ def advance(
     return loop._replace(
         point=here,
         r=r,
-        factors=factors,
+        factors=None if loop.factors is None else factors,
+        stale=accepted | (judged.rescues > search.rescues),
         search=judged,
         lean=steep,
         status=status,
@@ -165,10 +183,9 @@ def ended(problem: Problem, solver: LeastSquaresMethod, loop: Loop) -> Solution:
     finished = loop.status != Status.RUNNING.value
     status = jnp.where(finished, loop.status, Status.MAX_STEPS.array)
     # The rank is that of the Jacobian, by its own columns.
-    search = loop.search
+    search = arrive(loop.search, point)
     plain = search._replace(scale=search.steepest, rows=search.rows[:0])
-    other = problem.box is not None or search.rows.size > 0
-    factors = solver.factorise(problem.model, point, plain) if other else loop.factors
+    factors = solver.factorise(problem.model, point, plain)
     return Solution(
         params=point.x,
         cost=point.cost,

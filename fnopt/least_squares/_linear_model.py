@@ -74,6 +74,11 @@ class LinearModel:
         return name
 
     @property
+    def comes_factorised(self) -> bool:
+        """Whether a point has the triangle that steps go by, so that hardly anything is left."""
+        return self.kind == "qr"
+
+    @property
     def _band(self) -> Band | None:
         """Where the normal equations of a sparse Jacobian have their entries, if that is narrow."""
         given, n = self.flat.derivative, self.flat.n

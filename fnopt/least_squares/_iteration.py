@@ -28,7 +28,7 @@ class Loop(NamedTuple):
     """What the loop carries: a point is evaluated once, and factorised once, if that is dear."""
 
     point: Point  # of the model: its J^T r is the gradient of the cost
-    r: jax.Array  # [m], the residuals
+    r: jax.Array | None  # [m], the residuals, where the model has others
     factors: Any  # of an earlier step from the point, or None
     stale: jax.Array  # whether there was none, or with another scaling
     search: Search
@@ -37,6 +37,11 @@ class Loop(NamedTuple):
     steps: jax.Array
     njev: jax.Array
     history: History | None
+
+    @property
+    def residuals(self) -> jax.Array:
+        """The residuals."""
+        return self.point.r if self.r is None else self.r
 
 
 Evaluate = Callable[[jax.Array, jax.Array], Point]
@@ -67,12 +72,11 @@ def started(
     one = jnp.ones((), jnp.int32)
     factors = _no_factors(problem, solver, facing, search)
     stale, none = jnp.ones((), bool), jnp.zeros((), jnp.int32)
-    return Loop(point, r, factors, stale, search, steep, status, none, one, None)
+    kept = None if problem.losses is None else r
+    return Loop(point, kept, factors, stale, search, steep, status, none, one, None)
 
 
-def _no_factors(
-    problem: Problem, solver: LeastSquaresMethod, point: Point, search: Search
-) -> Any:
+def _no_factors(problem: Problem, solver: LeastSquaresMethod, point: Point, search: Search) -> Any:
     """What holds the place of factors, where they are worth keeping."""
     if solver.model(problem.model).comes_factorised:
         return None
@@ -101,7 +105,8 @@ def evaluation(problem: Problem, solver: LeastSquaresMethod, x: jax.Array) -> Ev
 
 
 def _evaluate(problem: Problem, solver: LeastSquaresMethod, x: jax.Array, r: jax.Array) -> Point:
-    return solver.evaluate(problem.model_at(r), x)._replace(cost=problem.cost(r))
+    known = r if problem.losses is None else None
+    return solver.evaluate(problem.model_at(r), x, known)._replace(cost=problem.cost(r))
 
 
 def _propose(
@@ -132,11 +137,11 @@ def advance(
     factors = _factors(problem, solver, loop, point, search)
     trial, x = _propose(problem, solver, options, loop._replace(factors=factors, search=search))
     r = problem.flat.r(x)
-    actual = problem.reduction(loop.r, r)
+    actual = problem.reduction(loop.residuals, r)
     promising = improves(point, trial, actual, options)
     here, r, accepted = lax.cond(
         promising,
-        lambda: _arrived(loop, evaluate(x, r), r),
+        lambda: _arrived(loop, evaluate(x, r), None if loop.r is None else r),
         lambda: (loop.point, loop.r, jnp.zeros((), bool)),
     )
     actual = jnp.where(promising & ~accepted, jnp.asarray(-jnp.inf, actual.dtype), actual)
@@ -170,7 +175,7 @@ def _taught(
     return search._replace(rows=jnp.where(accepted, rows, search.rows))
 
 
-def _arrived(loop: Loop, there: Point, r: jax.Array) -> tuple[Point, jax.Array, jax.Array]:
+def _arrived(loop: Loop, there: Point, r: Any) -> tuple[Point, Any, jax.Array]:
     """A next point, its residuals, and whether its Jacobian is finite; else the old one stays."""
     usable = is_finite(there)
     here, r = lax.cond(usable, lambda: (there, r), lambda: (loop.point, loop.r))
@@ -189,8 +194,8 @@ def ended(problem: Problem, solver: LeastSquaresMethod, loop: Loop) -> Solution:
     return Solution(
         params=point.x,
         cost=point.cost,
-        residuals=loop.r,
-        jacobian=problem.curved(model.jacobian(point), loop.r),
+        residuals=loop.residuals,
+        jacobian=problem.curved(model.jacobian(point), loop.residuals),
         gradient_norm=norm(faced(point, problem.box).gradient),
         rank=model.rank(factors),
         steps=loop.steps,

@@ -93,8 +93,11 @@ class LinearModel:
         given = self.flat.derivative
         return self.chunk_size is not None if given is None else given.gram is not None
 
-    def evaluate(self, x: jax.Array) -> Point:
-        """What is known at a point: a dense Jacobian is kept, or its Gram matrix, or neither."""
+    def evaluate(self, x: jax.Array, residual: jax.Array | None = None) -> Point:
+        """What is known at a point: a dense Jacobian is kept, or its Gram matrix, or neither.
+
+        A dense one goes with the residual that is given, if any.
+        """
         flat = self.flat
         if self.kind == "tall":
             r, G, g = linearise_gram(flat, x, self.mode, self.chunk_size)
@@ -106,7 +109,8 @@ class LinearModel:
             r, J, pull = self._pullable(x)
             return Point(x, r, J, half_square(r), pull(r), probed_columns(pull, r))
         gathered = factorised_point if self.kind == "qr" else point_at
-        return gathered(x, *linearise(flat, x, self.mode, self.chunk_size))
+        r, J = linearise(flat, x, self.mode, self.chunk_size)
+        return gathered(x, r if residual is None else residual, J)
 
     def factorise(self, point: Point, scale: jax.Array) -> Any:
         """What only depends on the point and the scaling, for any number of steps from there."""

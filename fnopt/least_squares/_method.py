@@ -180,9 +180,9 @@ class LeastSquaresMethod(Transformation):
         """How the residuals are linearised."""
         return LinearModel(flat, self.linear_solver, self.jacobian, self.chunk_size)
 
-    def evaluate(self, flat: FlatResidual, x: jax.Array) -> Point:
-        """What is known at a point."""
-        return self.model(flat).evaluate(x)
+    def evaluate(self, flat: FlatResidual, x: jax.Array, r: jax.Array | None = None) -> Point:
+        """What is known at a point; its residual may be known already."""
+        return self.model(flat).evaluate(x, r)
 
     def factorise(self, flat: FlatResidual, point: Point, search: Search) -> Any:
         """What serves any number of steps from a point, as long as the scaling stays."""

@@ -26,6 +26,7 @@ from fnopt.linear._triangle import (
     damped_triangle,
     extended_triangle,
     guarded,
+    inverse_triangle,
     triangle,
 )
 from fnopt.linear._triangle_system import LiftedSystem, TriangleSystem
@@ -63,6 +64,7 @@ __all__ = [
     "gauss_newton_solution",
     "gram",
     "guarded",
+    "inverse_triangle",
     "jacobi_scale",
     "linear_solver",
     "norm",

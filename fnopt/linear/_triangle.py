@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+
+_FEW = 6  # rows
 
 
 class Triangle(NamedTuple):
@@ -93,6 +96,36 @@ def damped_triangle(factors: Triangle, d: jax.Array) -> Triangle:
         Moré (1978), The Levenberg-Marquardt algorithm: implementation and theory, section 3.
     """
     return extended_triangle(factors, jnp.diag(d))
+
+
+def inverse_triangle(L: jax.Array) -> jax.Array:
+    """The inverse of a lower triangle, by forward substitution.
+
+    That of a handful of rows is written out: there a call of LAPACK takes longer than its work.
+
+    Args:
+        L: The triangle, of shape `[k, k]`, without a zero on its diagonal.
+
+    Returns:
+        The inverse, of the same shape.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.linear import inverse_triangle
+        >>> print(inverse_triangle(jnp.asarray([[2.0, 0.0], [1.0, 4.0]])))
+        [[ 0.5    0.   ]
+         [-0.125  0.25 ]]
+    """
+    k, one = L.shape[0], jnp.eye(L.shape[0], dtype=L.dtype)
+    if k > _FEW:
+        return lax.linalg.triangular_solve(L, one, left_side=True, lower=True)
+    rows: list[jax.Array] = []
+    for i in range(k):
+        rest = one[i]
+        for j, row in enumerate(rows):
+            rest = rest - L[i, j] * row
+        rows.append(rest / L[i, i])
+    return jnp.stack(rows)
 
 
 class Guarded(NamedTuple):

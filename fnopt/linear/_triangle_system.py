@@ -14,7 +14,7 @@ from fnopt.linear._divide import divide
 from fnopt.linear._norms import norm
 from fnopt.linear._singular import gauss_newton_solution, singular_triangle
 from fnopt.linear._system import DampedStep
-from fnopt.linear._triangle import Guarded, damped_triangle
+from fnopt.linear._triangle import Guarded, damped_triangle, inverse_triangle
 
 # A step that is longer by 10 % is near enough (Moré 1978). Shorter ones are not: the radius grows
 # by the length of a step, and where the problem is singular the progress does with it.
@@ -121,8 +121,7 @@ class TriangleSystem:
             lambda: plain,
         )
         # Of a small triangle the inverse is had for the price of one solution.
-        one = jnp.eye(c.size, dtype=c.dtype)
-        inverse = lax.linalg.triangular_solve(L, one, left_side=True, lower=True)
+        inverse = inverse_triangle(L)
         p = -c @ inverse
         return _Solved(p, norm(p), lam, inverse)
 

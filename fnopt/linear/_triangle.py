@@ -120,11 +120,12 @@ def inverse_triangle(L: jax.Array) -> jax.Array:
     if k > _FEW:
         return lax.linalg.triangular_solve(L, one, left_side=True, lower=True)
     rows: list[jax.Array] = []
+    pivots = 1 / jnp.diagonal(L)
     for i in range(k):
         rest = one[i]
         for j, row in enumerate(rows):
             rest = rest - L[i, j] * row
-        rows.append(rest / L[i, i])
+        rows.append(rest * pivots[i])
     return jnp.stack(rows)
 
 

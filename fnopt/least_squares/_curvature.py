@@ -1,4 +1,12 @@
-"""The curvature that the linear model leaves out, learned from step to step."""
+r"""The curvature that the linear model leaves out, learned from step to step.
+
+It is kept as rows `W` below the Jacobian, with no residual there:
+
+.. math:: A = \begin{pmatrix} J \\ W \end{pmatrix}, \quad b = \begin{pmatrix} r \\ 0
+    \end{pmatrix}, \qquad A^T A = J^T J + W^T W, \quad A^T b = J^T r
+
+So what solves the linear model sees :math:`W^T W`, and the gradient is as it was.
+"""
 
 from __future__ import annotations
 
@@ -9,35 +17,15 @@ import jax.numpy as jnp
 from jax import lax
 
 from fnopt.least_squares._point import Point
-from fnopt.linear import divide, extended_triangle
+from fnopt.linear import divide
 
 ROWS = 3  # how many directions are remembered; more hardly help
 _MUCH = 2.0  # times the linear model's own curvature
 
 
-def with_curvature(point: Point, rows: jax.Array) -> Point:
-    r"""The point with rows of known curvature below its Jacobian, and no residual there.
-
-    .. math:: A = \begin{pmatrix} J \\ W \end{pmatrix}, \quad b = \begin{pmatrix} r \\ 0
-        \end{pmatrix}, \qquad A^T A = J^T J + W^T W, \quad A^T b = J^T r
-
-    So what solves the linear model sees :math:`W^T W`, and the gradient is as it was. The rows go
-    below the triangle of the Jacobian, which is small.
-    """
-    plain = point.triangle
-    assert plain is not None
-    extended = functools.partial(extended_triangle, plain, rows)
-    return point._replace(triangle=lax.cond(jnp.any(rows != 0), extended, lambda: plain))
-
-
 def no_curvature(k: int, x: jax.Array) -> jax.Array:
     """`k` rows of zeros."""
     return jnp.zeros((k, x.size), x.dtype)
-
-
-def curvature_along_rows(rows: jax.Array, v: jax.Array) -> jax.Array:
-    r"""The square :math:`\|W v\|^2`."""
-    return jnp.sum(jnp.square(rows @ v))
 
 
 def learned(
@@ -82,19 +70,15 @@ def _updated(
 ) -> jax.Array:
     zero, one = jnp.zeros((), step.dtype), jnp.ones((), step.dtype)
     y = after.gradient - after.r @ before.J
-    curvature = step @ y
-    rows = rows * jnp.sqrt(_ratio(curvature, curvature_along_rows(rows, step)))
-    d = y - (rows @ step) @ rows
-    rest = step @ d
+    curvature, along = step @ y, rows @ step
+    known = jnp.sum(jnp.square(along))
+    there = jnp.clip(curvature, zero, known)
+    part = jnp.where(known > 0, divide(there, known), one)
+    d = y - part * (along @ rows)
+    rest = curvature - there  # s^T d
     significant = rest > jnp.finfo(step.dtype).eps * jnp.abs(curvature)
-    row = d * jnp.where(significant, one / jnp.sqrt(jnp.where(significant, rest, one)), zero)
-    newer = jnp.concatenate([rows[1:], row[None]])
-    rows = jnp.where(significant & jnp.all(jnp.isfinite(row)), newer, rows)
+    row = d / jnp.sqrt(jnp.where(significant, rest, one))
+    rows = jnp.sqrt(part) * rows
+    newer = jnp.concatenate([rows[1:], jnp.where(jnp.isfinite(row), row, zero)[None]])
     large = curvature > much * jnp.sum(jnp.square(before.J @ step))
-    return jnp.where(large, rows, jnp.zeros_like(rows))
-
-
-def _ratio(curvature: jax.Array, known: jax.Array) -> jax.Array:
-    """Which part of the known curvature there really is, in [0, 1]."""
-    part = jnp.clip(divide(curvature, known), 0, 1)
-    return jnp.where(known > 0, part, jnp.ones_like(part))
+    return jnp.where(large, jnp.where(significant, newer, rows), zero)

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from fnopt.core import hyper, static, where
-from fnopt.least_squares._curvature import ROWS, with_curvature
+from fnopt.least_squares._curvature import ROWS
 from fnopt.least_squares._method import LeastSquaresMethod
 from fnopt.least_squares._options import Options
 from fnopt.least_squares._point import Point
@@ -126,11 +126,6 @@ class levenberg_marquardt(LeastSquaresMethod):
         """
         exact = self.geodesic and self.damping == "trust_region"
         return ROWS if exact and self.model(flat).kind == "qr" else 0
-
-    def factorise(self, flat: FlatResidual, point: Point, search: Search) -> Any:
-        """What serves any number of steps from a point, as long as the scaling stays."""
-        known = with_curvature(point, search.rows) if search.rows.size else point
-        return super().factorise(flat, known, search)
 
     def propose(
         self, flat: FlatResidual, point: Point, factors: Any, search: Search, options: Options

@@ -112,12 +112,15 @@ class LinearModel:
         r, J = linearise(flat, x, self.mode, self.chunk_size)
         return gathered(x, r if residual is None else residual, J)
 
-    def factorise(self, point: Point, scale: jax.Array) -> Any:
-        """What only depends on the point and the scaling, for any number of steps from there."""
+    def factorise(self, point: Point, scale: jax.Array, rows: jax.Array) -> Any:
+        """What only depends on the point and the scaling, for any number of steps from there.
+
+        Only one by the triangle of a tall Jacobian takes `rows` below it.
+        """
         if self.kind == "qr":
             assert point.triangle is not None
             L, c = point.triangle
-            return guarded(Triangle(L / scale[:, None], c))
+            return guarded(Triangle(L / scale[:, None], c), rows / scale)
         if self.kind == "rows":
             Q, R = jnp.linalg.qr((point.J / scale).T)
             return guarded(triangle(R.T, point.r)), Q

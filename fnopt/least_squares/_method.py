@@ -186,7 +186,7 @@ class LeastSquaresMethod(Transformation):
 
     def factorise(self, flat: FlatResidual, point: Point, search: Search) -> Any:
         """What serves any number of steps from a point, as long as the scaling stays."""
-        return self.model(flat).factorise(point, search.scale)
+        return self.model(flat).factorise(point, search.scale, search.rows)
 
     def begin(self, point: Point, options: Options, memory: int = 0) -> Search:
         """The search at a first point; it remembers `memory` rows of curvature."""

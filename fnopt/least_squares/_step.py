@@ -21,7 +21,7 @@ from fnopt.least_squares._convergence import (
     first_of,
     step_converged,
 )
-from fnopt.least_squares._curvature import curvature_along_rows, no_curvature
+from fnopt.least_squares._curvature import no_curvature
 from fnopt.least_squares._gain import (
     gain_ratio,
     is_accepted,
@@ -114,16 +114,15 @@ def bent(
     v = step.p / search.scale
     bend = curvature(v)
     slope = point.gradient @ v
-    image = jnp.maximum(step.image - curvature_along_rows(search.rows, v), 0)
     rest = point.r @ bend
-    exact = image + rest
+    exact = step.image + rest
     t = newton_length(slope, exact, norm(step.p), search.radius, step.lam)
     half = geodesic_acceleration(system, bend, step)
     scaled = accelerated(step.p, half, t, options.acceleration)
     predicted = second_order_reduction(t, slope, exact, step.promise)
     p = scaled / search.scale
     attainable = jnp.maximum(step.promise, predicted)
-    excess = divide(rest, image)
+    excess = divide(rest, step.image)
     length = norm(search.scale * p)
     return Trial(p, length, point.gradient @ p, predicted, attainable, step.lam, excess)
 

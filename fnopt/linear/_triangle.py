@@ -130,14 +130,15 @@ def inverse_triangle(L: jax.Array) -> jax.Array:
 
 
 class Guarded(NamedTuple):
-    """A triangle, and what its diagonal needs besides so that it can be solved with."""
+    """A triangle, what is below it, and what its diagonal needs so that it can be solved with."""
 
     triangle: Triangle
+    rows: jax.Array  # [j, k], W: more rows of the model, where the residual is zero
     diagonal: jax.Array  # [k], zeros almost always
-    needed: jax.Array  # bool, whether any of it isn't zero
+    needed: jax.Array  # bool, whether any of both isn't zero
 
 
-def guarded(factors: Triangle) -> Guarded:
+def guarded(factors: Triangle, rows: jax.Array | None = None) -> Guarded:
     r"""Looks for what can't be solved with, without any damping.
 
     A column of zeros gets 1 on its diagonal: nothing moves along it, as in the solution of least
@@ -146,6 +147,7 @@ def guarded(factors: Triangle) -> Guarded:
 
     Args:
         factors: The triangle, of columns with lengths about 1.
+        rows: More rows of the model, of shape `[j, k]`, if there are any.
 
     Returns:
         The triangle with its guard.
@@ -162,4 +164,5 @@ def guarded(factors: Triangle) -> Guarded:
     hidden = jnp.abs(jnp.diagonal(L)) <= jnp.asarray(eps * eps, L.dtype)
     noise = jnp.where(hidden, jnp.asarray(eps, L.dtype), jnp.zeros((), L.dtype))
     diagonal = jnp.where(dead, jnp.ones_like(noise), noise)
-    return Guarded(factors, diagonal, jnp.any(diagonal > 0))
+    rows = jnp.zeros((0, noise.size), L.dtype) if rows is None else rows
+    return Guarded(factors, rows, diagonal, jnp.any((diagonal > 0) | jnp.any(rows != 0, axis=0)))

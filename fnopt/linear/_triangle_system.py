@@ -14,7 +14,7 @@ from fnopt.linear._divide import divide
 from fnopt.linear._norms import norm
 from fnopt.linear._singular import gauss_newton_solution, singular_triangle
 from fnopt.linear._system import DampedStep
-from fnopt.linear._triangle import Guarded, damped_triangle, inverse_triangle
+from fnopt.linear._triangle import Guarded, Triangle, extended_triangle, inverse_triangle
 
 # A step that is longer by 10 % is near enough (Moré 1978). Shorter ones are not: the radius grows
 # by the length of a step, and where the problem is singular the progress does with it.
@@ -43,8 +43,11 @@ class TriangleSystem:
     so directions count that are near to what rounding leaves of them: where problems that are
     singular at their solution make their progress. The radius bounds what rounding can do there.
 
+    Rows `W` below `A` are part of the model, :math:`\tfrac12 \|A p + r\|^2 + \tfrac12 \|W p\|^2`,
+    and are factorised together with the damping; images are those of `A` alone.
+
     Args:
-        factors: The triangle of `A` and `r`, with its guard.
+        factors: The triangle of `A` and `r`, with its guard and any rows below it.
         size: The longer side of `A`, `max(m, n)`.
         start: A guess of the damping, a scalar; it saves decompositions.
         pull: :math:`w \mapsto A^T w`.
@@ -78,9 +81,9 @@ class TriangleSystem:
         def again(state: _State) -> _State:
             _, lam, tries = state
             now = self._solve(lam)
-            # ||p|| over its fall with lam
-            fall = jnp.square(divide(now.length, norm(now.inverse @ now.p)))
-            rise = (now.length / radius - 1) * fall
+            # ||p|| falls with lam by ||L^-1 p||^2 / ||p||.
+            ratio = divide(now.length, norm(_product(now.inverse, now.p)))
+            rise = (now.length / radius - 1) * jnp.square(ratio)
             return now, jnp.maximum(lam + rise, jnp.zeros_like(lam)), tries + 1
 
         def unfinished(state: _State) -> jax.Array:
@@ -100,6 +103,7 @@ class TriangleSystem:
 
     def gauss_newton(self) -> DampedStep:
         """The full step of least norm, in the directions above rounding noise."""
+        assert not self.factors.rows.size
         factors = singular_triangle(self.factors.triangle)
         p = -(factors.Vt.T @ gauss_newton_solution(factors, self.size))
         # Its inverse goes unused, and uncomputed, where nothing is pulled back with this step.
@@ -111,24 +115,39 @@ class TriangleSystem:
 
     def image(self, v: jax.Array) -> jax.Array:
         r"""The square :math:`\|A v\|^2`."""
-        return jnp.sum(jnp.square(v @ self.factors.triangle.L))
+        return jnp.sum(jnp.square(_times(v, self.factors.triangle.L)))
 
     def _solve(self, lam: jax.Array) -> _Solved:
-        plain, diagonal, needed = self.factors
-        L, c = lax.cond(
-            (lam > 0) | needed,
-            lambda: damped_triangle(plain, jnp.sqrt(lam) + diagonal),
-            lambda: plain,
-        )
+        plain, rows, diagonal, needed = self.factors
+
+        def extended() -> Triangle:
+            damping = jnp.diag(jnp.sqrt(lam) + diagonal)
+            return extended_triangle(plain, jnp.concatenate([rows, damping]))
+
+        L, c = lax.cond((lam > 0) | needed, extended, lambda: plain)
         # Of a small triangle the inverse is had for the price of one solution.
         inverse = inverse_triangle(L)
-        p = -c @ inverse
+        p = _times(-c, inverse)
         return _Solved(p, norm(p), lam, inverse)
 
     def _step(self, solved: _Solved) -> DampedStep:
-        image = self.image(solved.p)
-        promise = jnp.asarray(0.5, image.dtype) * image + solved.lam * jnp.square(solved.length)
+        image, rows = self.image(solved.p), self.factors.rows
+        below = (
+            jnp.sum(jnp.square(_product(rows, solved.p))) if rows.size else jnp.zeros_like(image)
+        )
+        half = jnp.asarray(0.5, image.dtype)
+        promise = half * (image + below) + solved.lam * jnp.square(solved.length)
         return DampedStep(solved.p, solved.lam, image, promise, solved.inverse)
+
+
+def _product(A: jax.Array, v: jax.Array) -> jax.Array:
+    """`A @ v` of few numbers, which the compiler makes one kernel of with what comes before."""
+    return jnp.sum(A * v, axis=1)
+
+
+def _times(v: jax.Array, A: jax.Array) -> jax.Array:
+    """`v @ A`, likewise."""
+    return jnp.sum(v[:, None] * A, axis=0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import fnopt
-from fnopt.least_squares._curvature import learned, no_curvature, with_curvature
+from fnopt.least_squares._curvature import learned, no_curvature
 from fnopt.least_squares._point import factorised_point
+from fnopt.linear import TriangleSystem, guarded
 
 HESSIANS = np.random.default_rng(0).normal(size=(4, 3, 3))
 HESSIANS = (HESSIANS + HESSIANS.transpose(0, 2, 1)) / 2
@@ -36,14 +38,17 @@ def upwards(step):
     return 100 * np.sign(np.einsum("ijk,j,k->i", HESSIANS, step, step))
 
 
-def test_rows_are_part_of_the_linear_model_and_leave_the_gradient(x64):
+@pytest.mark.parametrize("lam", [0.0, 0.3])
+def test_rows_are_part_of_the_linear_model_and_leave_the_gradient(x64, lam):
     point, _ = quadratic(np.ones(3), np.ones(4))
-    W = jnp.asarray(np.random.default_rng(2).normal(size=(2, 3)))
-    for rows in (W, 0 * W):
-        known = with_curvature(point, rows).triangle
-        assert known is not None
-        np.testing.assert_allclose(known.L @ known.L.T, point.J.T @ point.J + rows.T @ rows)
-        np.testing.assert_allclose(known.L @ known.c, point.gradient)
+    J, g, start = point.J, point.gradient, jnp.zeros(())
+    for W in (jnp.asarray(np.random.default_rng(2).normal(size=(2, 3))), jnp.zeros((2, 3))):
+        system = TriangleSystem(guarded(point.triangle, W), 4, start, lambda w: w @ J)
+        step, A = system.damped(jnp.asarray(lam)), J.T @ J + W.T @ W
+        p = -np.linalg.solve(A + lam * np.eye(3), g)
+        np.testing.assert_allclose(step.p, p)
+        np.testing.assert_allclose(step.image, np.sum((J @ p) ** 2))
+        np.testing.assert_allclose(step.promise, -g @ p - p @ A @ p / 2)
 
 
 def test_what_is_learned_acts_on_the_step_as_the_curvature_does(x64):

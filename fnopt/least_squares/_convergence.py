@@ -18,7 +18,7 @@ def first_of(*cases: tuple[jax.Array, Status]) -> jax.Array:
 
 def is_stationary(cost: jax.Array, lean: jax.Array, gtol: jax.Array) -> jax.Array:
     """Whether nothing is left to gain: no residual, or one at right angles to every column."""
-    return lean <= gtol * jnp.sqrt(2 * cost)
+    return (cost <= 0) | (lean <= gtol * jnp.sqrt(2 * cost))
 
 
 def explained(

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-_FEW = 6  # rows
+_FEW = 6  # rows that are written out
 
 
 class Triangle(NamedTuple):
@@ -73,14 +73,15 @@ def extended_triangle(factors: Triangle, rows: jax.Array) -> Triangle:
     return triangle(jnp.concatenate([factors.L.T, rows]), jnp.concatenate([factors.c, zeros]))
 
 
-def damped_triangle(factors: Triangle, d: jax.Array) -> Triangle:
-    r"""The triangle of :math:`A` with a diagonal below it.
+def damped_triangle(factors: Triangle, d: jax.Array, rows: jax.Array | None = None) -> Triangle:
+    r"""The triangle of :math:`A` with a diagonal below it, and any more rows.
 
-    .. math:: L_d L_d^T = A^T A + \operatorname{diag}(d)^2, \qquad L_d\, c_d = A^T r
+    .. math:: L_d L_d^T = A^T A + \operatorname{diag}(d)^2 + W^T W, \qquad L_d\, c_d = A^T r
 
     Args:
         factors: The triangle of `A` and `r`.
         d: The diagonal, of shape `[k]`.
+        rows: `W`, of shape `[j, k]`, if there are any.
 
     Returns:
         The triangle for the damped problem.
@@ -95,7 +96,9 @@ def damped_triangle(factors: Triangle, d: jax.Array) -> Triangle:
     Reference:
         Moré (1978), The Levenberg-Marquardt algorithm: implementation and theory, section 3.
     """
-    return extended_triangle(factors, jnp.diag(d))
+    damping = jnp.diag(d)
+    below = damping if rows is None else jnp.concatenate([rows, damping])
+    return extended_triangle(factors, below)
 
 
 def inverse_triangle(L: jax.Array) -> jax.Array:

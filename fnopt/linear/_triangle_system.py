@@ -14,7 +14,7 @@ from fnopt.linear._divide import divide
 from fnopt.linear._norms import norm
 from fnopt.linear._singular import gauss_newton_solution, singular_triangle
 from fnopt.linear._system import DampedStep
-from fnopt.linear._triangle import Guarded, Triangle, extended_triangle, inverse_triangle
+from fnopt.linear._triangle import Guarded, damped_triangle, inverse_triangle
 
 # A step that is longer by 10 % is near enough (Moré 1978). Shorter ones are not: the radius grows
 # by the length of a step, and where the problem is singular the progress does with it.
@@ -119,12 +119,11 @@ class TriangleSystem:
 
     def _solve(self, lam: jax.Array) -> _Solved:
         plain, rows, diagonal, needed = self.factors
-
-        def extended() -> Triangle:
-            damping = jnp.diag(jnp.sqrt(lam) + diagonal)
-            return extended_triangle(plain, jnp.concatenate([rows, damping]))
-
-        L, c = lax.cond((lam > 0) | needed, extended, lambda: plain)
+        L, c = lax.cond(
+            (lam > 0) | needed,
+            lambda: damped_triangle(plain, jnp.sqrt(lam) + diagonal, rows),
+            lambda: plain,
+        )
         # Of a small triangle the inverse is had for the price of one solution.
         inverse = inverse_triangle(L)
         p = _times(-c, inverse)

@@ -43,15 +43,15 @@ def run_cases(chosen: list[str], settings: Settings) -> tuple[report.Results, di
     skipped: dict[str, str] = {}
     for name in chosen:
         module = importlib.import_module(f"benchmarks.cases.{name}")
+        print(f"\n{name}: {module.__doc__.splitlines()[0]}")
         start = time.perf_counter()
         try:
-            results[name] = list(module.run(settings))
+            results[name] = list(report.printed(module.run(settings)))
         except Skipped as reason:
             skipped[name] = str(reason)
-            print(f"\n{name}: skipped, {reason}")
+            print(f"  skipped, {reason}")
             continue
-        title = module.__doc__.splitlines()[0]
-        report.print_case(f"{name}: {title} ({time.perf_counter() - start:.0f} s)", results[name])
+        print(f"  ({time.perf_counter() - start:.0f} s)")
     return results, skipped
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,11 @@ def _row(metric: Metric) -> str:
     return f"  {metric.name:<50} {metric.value:8.3f} {sign} {metric.unit:<20} {spread:<14} {detail}"
 
 
-def print_case(case: str, metrics: list[Metric]) -> None:
-    """The figures of one case; `<` says that less is better."""
-    print(f"\n{case}")
+def printed(metrics: Iterable[Metric]) -> Iterator[Metric]:
+    """Passes figures on and prints each as it comes; `<` says that less is better."""
     for metric in metrics:
-        print(_row(metric))
+        print(_row(metric), flush=True)
+        yield metric
 
 
 def machine() -> dict[str, Any]:

@@ -34,7 +34,7 @@ class Settings:
 
     @property
     def budget(self) -> float:
-        """Seconds after which a comparison makes do with fewer rounds (but never under three)."""
+        """Seconds after which three rounds are enough; after three times that, one round is."""
         return 1.0 if self.smoke else 40.0
 
     @property
@@ -90,11 +90,15 @@ def compile_seconds(
 
 
 def _repetitions(fn: Callable[[], Any], seconds: float) -> int:
-    """How many calls last that long; measured after a warm-up."""
-    fn()
-    start = time.perf_counter()
-    fn()
-    return max(1, round(seconds / max(time.perf_counter() - start, 1e-9)))
+    """How many calls last that long; measured after a warm-up, unless a single one is that long."""
+    lasted = 0.0
+    for _ in range(2):
+        start = time.perf_counter()
+        fn()
+        lasted = time.perf_counter() - start
+        if lasted > 10 * seconds:
+            return 1
+    return max(1, round(seconds / max(lasted, 1e-9)))
 
 
 def interleave(
@@ -112,7 +116,8 @@ def interleave(
     try:
         begin = time.perf_counter()
         for i in range(settings.rounds):
-            if i >= 3 and time.perf_counter() - begin > settings.budget:
+            spent = time.perf_counter() - begin
+            if spent > (settings.budget if i >= 3 else 3 * settings.budget):
                 break
             for name in list(variants)[:: 1 if i % 2 == 0 else -1]:
                 start = time.perf_counter()

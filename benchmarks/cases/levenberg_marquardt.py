@@ -24,6 +24,7 @@ from benchmarks.timing import (
 )
 
 TOLERANCE, MAX_STEPS = 1e-8, 200
+CALLED = ("rosenbrock", "decay")  # also measured as a user would call them without jax.jit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,10 +113,11 @@ def by_jaxopt(problem: Problem) -> Callable[..., Any]:
     """The best params by jaxopt."""
     jaxopt = peer("jaxopt")
 
+    solver = jaxopt.LevenbergMarquardt(
+        problem.residuals, tol=TOLERANCE, xtol=TOLERANCE, gtol=TOLERANCE, maxiter=MAX_STEPS
+    )
+
     def solve(start: Any, data: Any) -> Any:
-        solver = jaxopt.LevenbergMarquardt(
-            problem.residuals, tol=TOLERANCE, xtol=TOLERANCE, gtol=TOLERANCE, maxiter=MAX_STEPS
-        )
         return solver.run(start, data).params
 
     return solve
@@ -193,6 +195,31 @@ def _compare(label: str, problem: Problem, settings: Settings) -> Iterator[Metri
     for name in list(functions)[2:]:
         yield compile_ratio(f"{label}: compile", f"x {name}", seconds["fnopt"], seconds[name])
     yield Metric(f"{label}: cost", 1 + _excess(costs, "fnopt"), "x best solver's", tolerance=1e-6)
+    if label in CALLED[: 1 if settings.smoke else None]:
+        yield from _calls(label, problem, settings)
+
+
+def _calls(label: str, problem: Problem, settings: Settings) -> Iterator[Metric]:
+    """A fit that is called as it is, not under `jax.jit`: the work in Python counts too."""
+    known = {"fnopt": ours(problem), **_installed(problem)}
+    calls = {name: blocking(solve, problem.start, problem.data) for name, solve in known.items()}
+    times = interleave({**calls, "scipy": by_scipy(problem)}, settings)
+    for name in list(times)[1:]:
+        yield ratio(f"{label}: call", f"x {name}", times["fnopt"], times[name])
+
+    def anew(make: Callable[[Problem], Callable[..., Any]]) -> Callable[[], Any]:
+        """The same with a function that has not been seen before, as closures are."""
+
+        def call() -> Any:
+            closure = dataclasses.replace(problem, residuals=lambda *args: problem.residuals(*args))
+            return jax.block_until_ready(make(closure)(problem.start, problem.data))
+
+        return call
+
+    makers = {"fnopt": ours, "optimistix": by_optimistix, "jaxopt": by_jaxopt}
+    times = interleave({name: anew(makers[name]) for name in known}, settings)
+    for name in list(times)[1:]:
+        yield ratio(f"{label}: call, new function", f"x {name}", times["fnopt"], times[name])
 
 
 def _excess(costs: dict[str, float], name: str) -> float:

@@ -55,14 +55,14 @@ types: $(VENV)/.stamp-group-lint $(VENV)/.stamp-group-test
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 docs: $(VENV)/.stamp-group-docs
-	$(BIN)/sphinx-build --fail-on-warning --keep-going -q -b html docs docs/_build/html
+	$(BIN)/sphinx-build --fail-on-warning --keep-going -q -j $(JOBS) -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
 bench: $(VENV)/.stamp-group-bench
 	$(BIN)/python -m benchmarks --json benchmarks/results/latest.json
 
 bench-smoke: $(VENV)/.stamp-group-bench
-	$(BIN)/python -m benchmarks --smoke
+	$(BIN)/python -m benchmarks --smoke --jobs $(JOBS)
 
 clean:
 	rm -rf $(VENV) docs/_build demo_output benchmarks/results build dist

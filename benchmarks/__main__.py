@@ -6,8 +6,10 @@ import argparse
 import importlib
 import json
 import pkgutil
+import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks import cases, report
@@ -26,12 +28,17 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     known = case_names()
     parser.add_argument("case", nargs="*", help=f"part of a name; all by default: {known}")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes: shows that it works")
+    parser.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help="of a smoke run: cases at once"
+    )
     parser.add_argument("--json", type=Path, metavar="OUT", help="write all figures there")
     parser.add_argument("--baseline", type=Path, metavar="FILE", help="fail where it got worse")
     args = parser.parse_args(argv)
     args.chosen = [c for c in known if not args.case or any(part in c for part in args.case)]
     if args.smoke and args.baseline:
         parser.error("tiny sizes have other ratios: a baseline is for full runs")
+    if args.jobs != 1 and (not args.smoke or args.json):
+        parser.error("figures are taken one after the other: --jobs is for --smoke without --json")
     if not args.chosen:
         parser.error(f"no case is called {args.case}; there are {known}")
     return args
@@ -55,9 +62,24 @@ def run_cases(chosen: list[str], settings: Settings) -> tuple[report.Results, di
     return results, skipped
 
 
+def smoke(chosen: list[str], jobs: int) -> bool:
+    """Runs cases in processes of their own, some at once; whether all of them ran through."""
+
+    def run(name: str) -> bool:
+        command = [sys.executable, "-m", "benchmarks", "--smoke", name]
+        ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        print(ended.stdout, flush=True)
+        return ended.returncode == 0
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return all(list(pool.map(run, chosen)))
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs the chosen cases; 1 if a figure is worse than the baseline."""
     args = arguments(argv)
+    if args.jobs > 1:
+        return not smoke(args.chosen, args.jobs)
     print(report.machine())
     results, skipped = run_cases(args.chosen, Settings(smoke=args.smoke))
     if args.json:

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.core import Tracer, eval_jaxpr
 
-# Programs. On a CPU one of a least-squares fit takes some 400 memory mappings, and Linux gives a
+# Programs. On a CPU one of a least-squares fit takes some 310 memory mappings, and Linux gives a
 # process 65,530 by default; a compilation that gets none ends in an error or ends the process.
 KEPT = 32
 _CONFIG: Any = jax.config  # its fields are made at run time

@@ -74,8 +74,13 @@ def flat_residual(
 
 def seen_params(made: Parametrisation) -> Any:
     """The shapes and dtypes of the params as a residual function sees them."""
-    x, unravel = ravel(_checked_params(made.free), "params")
-    return jax.eval_shape(lambda x: made.assemble(unravel(x)), x)
+    free = _checked_params(made.free)
+    x, unravel = ravel(free, "params")
+    if made.kinds:
+        return jax.eval_shape(lambda x: made.assemble(unravel(x)), x)
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), free
+    )
 
 
 _WHAT = {

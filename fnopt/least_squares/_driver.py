@@ -136,9 +136,10 @@ def least_squares(
 
     static: dict[str, Any] = {"max_steps": max_steps, "history": history, "callback": callback}
     with first_call_hints(params):
-        functions = recorded_functions(residual_fn, jac, params, args, constraints)
-        if functions and callback is None and is_data((solver, options)):
-            return call_recorded(_fit, *functions, params, args, solver, options, **static)
+        if callback is None and is_data((solver, options)):
+            functions = recorded_functions(residual_fn, jac, params, args, constraints)
+            if functions is not None:
+                return call_recorded(_fit, *functions, params, args, solver, options, **static)
 
         def fit(params: Any, args: tuple[Any, ...], solver: LeastSquaresMethod) -> Solution:
             return _fit(residual_fn, jac, params, args, solver, options, **static)

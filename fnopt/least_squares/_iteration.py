@@ -19,7 +19,7 @@ from fnopt.least_squares._options import Options
 from fnopt.least_squares._point import Point, is_finite, lean
 from fnopt.least_squares._problem import Problem
 from fnopt.least_squares._solution import History, Solution
-from fnopt.least_squares._step import Search, Trial, arrive, improves
+from fnopt.least_squares._step import Search, Trial, arrive, improves, judge
 from fnopt.linear import norm
 from fnopt.residuals import products_ahead
 
@@ -145,7 +145,7 @@ def advance(
         lambda: (loop.point, loop.r, jnp.zeros((), bool)),
     )
     actual = jnp.where(promising & ~accepted, jnp.asarray(-jnp.inf, actual.dtype), actual)
-    status, judged = solver.judge(point, loop.lean, trial, actual, accepted, search, options)
+    status, judged = judge(point, loop.lean, trial, actual, accepted, search, options, solver.rule)
     judged = _taught(judged, loop.point, here, trial, accepted)
     facing = faced(here, problem.box)
     steep = lean(facing)

@@ -142,7 +142,7 @@ class LeastSquaresMethod(Transformation):
         actual = actual_reduction(point.r, r)
         accepted = improves(point, trial, actual, options)
         steep = lean(point)
-        status, judged = self.judge(point, steep, trial, actual, accepted, search, options)
+        status, judged = judge(point, steep, trial, actual, accepted, search, options, self.rule)
         stationary = is_stationary(point.cost, steep, options.gtol)
         status = jnp.where(stationary, Status.CONVERGED_GRADIENT.array, status)
         usable = is_finite(point)
@@ -213,19 +213,6 @@ class LeastSquaresMethod(Transformation):
             The step.
         """
         raise NotImplementedError(f"{type(self).__name__} must define propose")
-
-    def judge(
-        self,
-        point: Point,
-        lean: jax.Array,
-        trial: Trial,
-        actual: jax.Array,
-        accepted: jax.Array,
-        search: Search,
-        options: Options,
-    ) -> tuple[jax.Array, Search]:
-        """The status, as far as a step tells, and the next search."""
-        return judge(point, lean, trial, actual, accepted, search, options, self.rule)
 
 
 def rounding_unit(params: Any) -> float:

@@ -50,29 +50,6 @@ def triangle(A: jax.Array, r: jax.Array) -> Triangle:
     return Triangle(jnp.tril(raw[:n, :n]), raw[n, :n])  # the transpose of R, and reflections
 
 
-def extended_triangle(factors: Triangle, rows: jax.Array) -> Triangle:
-    r"""The triangle of :math:`A` with more rows below it, where the residual is zero.
-
-    .. math:: L_+ L_+^T = A^T A + W^T W, \qquad L_+ c_+ = A^T r
-
-    Args:
-        factors: The triangle of `A` and `r`.
-        rows: `W`, of shape `[j, k]`.
-
-    Returns:
-        The triangle of both.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from fnopt.linear import Triangle, extended_triangle
-        >>> L, c = extended_triangle(Triangle(3 * jnp.eye(1), jnp.ones(1)), jnp.full((1, 1), 4.0))
-        >>> print(jnp.abs(L), L @ c)
-        [[5.]] [3.]
-    """
-    zeros = jnp.zeros(rows.shape[:1], factors.c.dtype)
-    return triangle(jnp.concatenate([factors.L.T, rows]), jnp.concatenate([factors.c, zeros]))
-
-
 def damped_triangle(factors: Triangle, d: jax.Array, rows: jax.Array | None = None) -> Triangle:
     r"""The triangle of :math:`A` with a diagonal below it, and any more rows.
 
@@ -96,9 +73,10 @@ def damped_triangle(factors: Triangle, d: jax.Array, rows: jax.Array | None = No
     Reference:
         Moré (1978), The Levenberg-Marquardt algorithm: implementation and theory, section 3.
     """
-    damping = jnp.diag(d)
-    below = damping if rows is None else jnp.concatenate([rows, damping])
-    return extended_triangle(factors, below)
+    L, c = factors
+    below = [jnp.diag(d)] if rows is None else [rows, jnp.diag(d)]
+    A = jnp.concatenate([L.T, *below])
+    return triangle(A, jnp.concatenate([c, jnp.zeros(len(A) - len(c), c.dtype)]))
 
 
 def inverse_triangle(L: jax.Array) -> jax.Array:

@@ -19,7 +19,7 @@ import numpy as np
 import fnopt
 from benchmarks.metric import Skipped
 from benchmarks.timing import peer
-from fnopt.least_squares import dogleg, gauss_newton
+from fnopt.solvers import dogleg, gauss_newton
 
 # The most steps at tight tolerances; ours have their default of 1,000. jaxopt's test is an absolute
 # one of the gradient, which it hardly ever meets here: it makes all the steps that it may.

@@ -16,18 +16,26 @@ import fnopt
 ROOT = Path(fnopt.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
-# Which packages a package may import from, besides itself. The picture is read from left to right:
-# core < schedules < gradients, transforms < optimizers; core < linear < residuals < least_squares.
+# Which packages a package may import from, besides itself. Read from left to right:
+# core < programs < taps, gradients, jacobians, costs; core < schedules < transforms < optimizers;
+# jacobians < linear < residuals < solvers < curves.
 LAYERS = {
     "core": set(),
+    "programs": {"core"},
     "schedules": {"core"},
-    "gradients": {"core", "schedules"},
     "transforms": {"core", "schedules"},
-    "optimizers": {"core", "schedules", "gradients", "transforms"},
-    "linear": {"core"},
-    "residuals": {"core", "linear"},
-    "least_squares": {"core", "linear", "residuals"},
+    "optimizers": {"core", "schedules", "transforms"},
+    "gradients": {"core", "programs"},
+    "jacobians": {"core", "programs"},
+    "taps": {"core", "programs", "jacobians"},
+    "costs": {"core", "programs"},
+    "linear": {"core", "jacobians"},
+    "residuals": {"core", "programs", "jacobians", "linear"},
+    "solvers": {"core", "programs", "jacobians", "linear", "residuals"},
+    "curves": {"core", "programs", "jacobians", "linear", "residuals", "solvers"},
     "losses": {"core"},
+    "tree": {"core"},
+    "projections": {"core"},
     "monitor": {"core"},
     "interop": {"core"},
 }
@@ -116,6 +124,43 @@ def test_every_package_says_what_is_public(package):
     assert not [name for name in module.__all__ if not hasattr(module, name)]
 
 
+def _imports(path: Path) -> set[Path]:
+    """The files that a file imports when it is loaded, packages' front doors followed."""
+    found = set()
+    for node in _outside_functions(_tree(path)):
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("fnopt"):
+            base = ROOT.parent.joinpath(*node.module.split("."))
+            for target in [base, *(base / alias.name for alias in node.names)]:
+                found |= {
+                    f for f in (target.with_suffix(".py"), target / "__init__.py") if f.exists()
+                }
+    return found
+
+
+def test_no_files_import_each_other_in_a_circle():
+    # What is imported for type checkers only counts too. Front doors are left out: a file of a
+    # package never imports its own.
+    graph = {p: {q for q in _imports(p) if q.name != "__init__.py"} for p in FILES}
+    done: set[Path] = set()
+
+    def visit(path: Path, trail: tuple[Path, ...]) -> None:
+        circle = [_name(p) for p in trail[trail.index(path) :]] if path in trail else []
+        assert not circle, f"a circle of imports: {circle}"
+        if path not in done:
+            for other in graph[path]:
+                visit(other, (*trail, path))
+            done.add(path)
+
+    for path in FILES:
+        visit(path, ())
+
+
+def test_no_package_has_the_name_of_a_function():
+    # The one that is imported last would hide the other.
+    functions = {name for name, _ in PUBLIC if name.count(".") == 1}
+    assert not {f"fnopt.{package}" for package in PACKAGES} & functions
+
+
 def _calls(path: Path) -> set[str]:
     attributes = {n.attr for n in ast.walk(_tree(path)) if isinstance(n, ast.Attribute)}
     names = {n.id for n in ast.walk(_tree(path)) if isinstance(n, ast.Name)}
@@ -123,13 +168,13 @@ def _calls(path: Path) -> set[str]:
 
 
 def test_one_place_flattens_a_tree_to_a_vector():
-    assert not [_name(p) for p in FILES if "ravel_pytree" in _calls(p)], "use fnopt.core.ravel"
+    assert not [_name(p) for p in FILES if "ravel_pytree" in _calls(p)], "use fnopt.jacobians.ravel"
 
 
 DERIVATIVES = {"grad", "value_and_grad", "jacfwd", "jacrev", "jvp", "vjp", "linearize", "hessian"}
 
 
-@pytest.mark.parametrize("layer", ["linear", "least_squares"])
+@pytest.mark.parametrize("layer", ["linear", "solvers", "curves"])
 def test_derivatives_are_taken_in_residuals_only(layer):
     users = {_name(p): _calls(p) & DERIVATIVES for p in FILES if _package(p) == layer}
     assert not {name: found for name, found in users.items() if found}
@@ -162,14 +207,14 @@ def test_every_public_name_is_documented(name, thing):
     doc = (vars(thing)["__doc__"] if inspect.isclass(thing) else thing.__doc__) or " "
     assert doc.splitlines()[0].endswith("."), f"{name} has no summary line"
     # The one-line tools for authors of transforms and solvers need no example of their own.
-    tool = name.startswith(("fnopt.core.", "fnopt.linear.", "fnopt.residuals."))
+    tool = name.startswith(("fnopt.core.", "fnopt.linear.", "fnopt.residuals.", "fnopt.programs."))
     if not _is_data(thing) and ("Args:" in doc or not tool):
         assert "Example:" in doc, f"{name} has no Example"
 
 
 def test_everything_useful_is_in_fnopt_itself():
     # A user finds optimizers, transforms, schedules, gradients and solvers without their package.
-    packages = {"optimizers", "transforms", "schedules", "gradients", "least_squares"}
+    packages = {"optimizers", "transforms", "schedules", "gradients", "taps", "solvers", "curves"}
     for package in sorted(packages & set(PACKAGES)):
         module = importlib.import_module(f"fnopt.{package}")
         values = {n: getattr(module, n) for n in module.__all__ if n[0].islower()}

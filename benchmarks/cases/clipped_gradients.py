@@ -13,13 +13,13 @@ import numpy as np
 from benchmarks.metric import Metric
 from benchmarks.timing import Settings, blocking, compile_ratio, compile_seconds, interleave
 from benchmarks.timing import ratio as time_ratio
+from fnopt.costs import cost
 from fnopt.gradients import (
     clipped_grad,
     gradient_similarity,
     gradient_statistics,
     per_example_norms,
 )
-from fnopt.monitor import cost
 
 CLIP = 1.0
 

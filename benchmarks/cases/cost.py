@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from benchmarks.metric import Metric
 from benchmarks.timing import Settings
-from fnopt.monitor import cost
+from fnopt.costs import cost
 
 
 def f32(*shape: int) -> jax.ShapeDtypeStruct:

@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.metric import Metric
 from benchmarks.timing import Settings, blocking, compile_ratio, compile_seconds, interleave, ratio
-from fnopt.gradients import capture, tap
+from fnopt.taps import capture, tap
 
 See = Callable[[str, Any], Any]
 NODES = 5

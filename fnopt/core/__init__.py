@@ -1,11 +1,25 @@
 """The contract: values, transformations, leaf-wise arithmetic, and ways to look inside."""
 
+from __future__ import annotations
+
 from fnopt.core import _exponents as exponents
-from fnopt.core import _jaxpr as jaxprs
 from fnopt.core._apply import apply_updates
-from fnopt.core._closure import opened
-from fnopt.core._colouring import Sparsity
-from fnopt.core._compiled import call_compiled, fresh, runs_now
+from fnopt.core._checks import (
+    check_batch,
+    check_choice,
+    check_clip_norm,
+    check_count,
+    check_key,
+    check_number,
+    check_params,
+    check_some,
+    check_weights,
+    checked_loss,
+    described,
+    folded,
+)
+from fnopt.core._chunks import checked_chunk_size
+from fnopt.core._chunks import scan_chunks as scan_chunks
 from fnopt.core._config import from_config, to_config
 from fnopt.core._dtypes import (
     compute_dtype,
@@ -17,14 +31,9 @@ from fnopt.core._dtypes import (
 )
 from fnopt.core._errors import listing, place, where
 from fnopt.core._inspect import Slot, hyperparams, named, slot_names, slots
-from fnopt.core._jacobian import at_once, in_chunks, jacobian_mode, value_and_jacobian
 from fnopt.core._leaves import check_inexact, check_same_tree, map_leaves, slot_zeros
 from fnopt.core._norm import global_norm
 from fnopt.core._paths import leaf_paths, leaves_with_names, path_name, shown
-from fnopt.core._ravel import ravel
-from fnopt.core._real_vector import RealVector, real_vector
-from fnopt.core._recorded import Recorded, call_recorded, is_data, recorded
-from fnopt.core._sparse_jacobian import SparseJacobian
 from fnopt.core._status import Status, is_converged
 from fnopt.core._transformation import (
     EmptyState,
@@ -41,6 +50,7 @@ from fnopt.core._value import (
     Value,
     as_number,
     call_text,
+    config_name,
     hyper,
     registry,
     static,
@@ -49,64 +59,60 @@ from fnopt.core._value import (
 __all__ = [
     "EmptyState",
     "Member",
-    "RealVector",
-    "Recorded",
     "Scalar",
     "ScalarOrSchedule",
     "Schedule",
     "Slot",
-    "SparseJacobian",
-    "Sparsity",
     "Status",
     "Transformation",
     "Value",
     "apply_updates",
     "as_number",
     "as_transformation",
-    "at_once",
-    "call_compiled",
-    "call_recorded",
     "call_text",
+    "check_batch",
+    "check_choice",
+    "check_clip_norm",
+    "check_count",
     "check_inexact",
+    "check_key",
+    "check_number",
+    "check_params",
     "check_same_tree",
+    "check_some",
     "check_state",
+    "check_weights",
+    "checked_chunk_size",
+    "checked_loss",
     "compute_dtype",
+    "config_name",
     "default_float",
+    "described",
     "exponents",
+    "folded",
     "foreign",
-    "fresh",
     "from_config",
     "global_norm",
     "hyper",
     "hyperparams",
-    "in_chunks",
     "increment",
     "is_converged",
-    "is_data",
     "is_inexact",
-    "jacobian_mode",
-    "jaxprs",
     "leaf_paths",
     "leaves_with_names",
     "listing",
     "map_leaves",
     "named",
-    "opened",
     "path_name",
     "place",
-    "ravel",
     "real_dtype",
-    "real_vector",
-    "recorded",
     "registry",
-    "runs_now",
     "shown",
     "slot_names",
     "slot_zeros",
     "slots",
     "static",
     "to_config",
-    "value_and_jacobian",
     "where",
     "zero_count",
 ]

@@ -9,8 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype, leaves_with_names
-from fnopt.gradients._checks import check_batch
+from fnopt.core import check_batch, compute_dtype, leaves_with_names
 
 
 def _by_leaf(grads: Any, name: str, fn: Callable[[jax.Array, int], jax.Array]) -> Any:

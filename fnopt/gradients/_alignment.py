@@ -8,11 +8,11 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import jaxprs
-from fnopt.gradients._chunks import scan_chunks
+from fnopt.core import scan_chunks
 from fnopt.gradients._clip_rule import safe_root
 from fnopt.gradients._loss import BoundLoss
 from fnopt.gradients._sums import squared
+from fnopt.programs import jaxprs
 
 
 class Totals(Protocol):

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import leaves_with_names, shown
-from fnopt.gradients._checks import check_clip_norm, described
+from fnopt.core import check_clip_norm, described, leaves_with_names, shown
 
 RULES = ("clip", "automatic")
 

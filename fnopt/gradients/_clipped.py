@@ -8,9 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import global_norm
-from fnopt.gradients._checks import check_choice
-from fnopt.gradients._chunks import scan_chunks
+from fnopt.core import check_choice, global_norm, scan_chunks
 from fnopt.gradients._clip_rule import RULES, Blocks, blocks_of, check_limits, check_where, factors
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._methods import Way, checked_way, choose

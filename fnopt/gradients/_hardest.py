@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fnopt.core import check_choice, check_count, check_some
 from fnopt.gradients._alignment import alignment_with_others
-from fnopt.gradients._checks import check_choice, check_count, check_some
 from fnopt.gradients._clip_rule import check_where
 from fnopt.gradients._loss import ExampleLoss
 from fnopt.gradients._methods import checked_way, choose

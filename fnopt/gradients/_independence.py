@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import leaves_with_names, shown
-from fnopt.gradients._checks import check_batch, check_count, described
+from fnopt.core import check_batch, check_count, described, leaves_with_names, shown
 
 _NAME = "check_examples_independent"
 

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import leaves_with_names, shown
-from fnopt.gradients._checks import check_batch, check_key, check_params, checked_loss
+from fnopt.core import check_batch, check_key, check_params, checked_loss, leaves_with_names, shown
 
 
 class BoundLoss(NamedTuple):

@@ -8,9 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype
-from fnopt.gradients._checks import check_choice
-from fnopt.gradients._chunks import checked_chunk_size
+from fnopt.core import check_choice, checked_chunk_size, compute_dtype
 from fnopt.gradients._loss import BoundLoss
 from fnopt.gradients.ghost import Ghost, trace
 

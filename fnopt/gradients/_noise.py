@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from fnopt.core import check_inexact, compute_dtype, default_float
-from fnopt.gradients._checks import check_key, check_number, folded
+from fnopt.core import check_inexact, check_key, check_number, compute_dtype, default_float, folded
 from fnopt.gradients._clip_rule import check_limits
 
 

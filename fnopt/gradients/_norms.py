@@ -7,8 +7,7 @@ from typing import Any
 
 import jax
 
-from fnopt.core import global_norm
-from fnopt.gradients._chunks import scan_chunks
+from fnopt.core import global_norm, scan_chunks
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._methods import Way, checked_way, choose
 from fnopt.gradients.ghost import Ghost

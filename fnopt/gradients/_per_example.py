@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from fnopt.gradients._chunks import checked_chunk_size, scan_chunks
+from fnopt.core import checked_chunk_size, scan_chunks
 from fnopt.gradients._loss import ExampleLoss
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from fnopt.gradients._checks import check_count, check_key, check_number, folded
+from fnopt.core import check_count, check_key, check_number, folded
 
 # The logarithm of the chance 1e-10 that a batch does not fit, for the capacity chosen by default.
 _LOG_CHANCE = 10 * math.log(10)

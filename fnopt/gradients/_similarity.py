@@ -9,9 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype
-from fnopt.gradients._checks import check_some
-from fnopt.gradients._chunks import scan_chunks
+from fnopt.core import check_some, compute_dtype, scan_chunks
 from fnopt.gradients._clip_rule import safe_root
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._methods import checked_way, choose

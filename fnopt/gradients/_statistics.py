@@ -8,10 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype, real_dtype
+from fnopt.core import check_some, compute_dtype, real_dtype, scan_chunks
 from fnopt.gradients._alignment import alignment_with_others
-from fnopt.gradients._checks import check_some
-from fnopt.gradients._chunks import scan_chunks
 from fnopt.gradients._clip_rule import check_where, safe_root
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._methods import Way, checked_way, choose

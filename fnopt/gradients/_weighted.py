@@ -7,9 +7,7 @@ from typing import Any
 
 import jax
 
-from fnopt.core import compute_dtype
-from fnopt.gradients._checks import check_choice, check_weights
-from fnopt.gradients._chunks import checked_chunk_size, scan_chunks
+from fnopt.core import check_choice, check_weights, checked_chunk_size, compute_dtype, scan_chunks
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._sums import REDUCTIONS, add_to_sums, like_params, zero_sums
 

@@ -5,6 +5,11 @@ flax, Equinox and optax call, and `fnopt.chain` takes other libraries' (init, up
 are. Other libraries are imported inside the functions that need them.
 """
 
+from __future__ import annotations
+
 from fnopt.interop._optax import from_optax, to_optax
 
-__all__ = ["from_optax", "to_optax"]
+__all__ = [
+    "from_optax",
+    "to_optax",
+]

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import SparseJacobian, Sparsity
+from fnopt.jacobians import SparseJacobian, Sparsity
 from fnopt.linear._band_order import reverse_cuthill_mckee
 
 _BLOCK = 16  # smaller blocks aren't faster: what counts then is how many there are

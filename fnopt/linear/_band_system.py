@@ -87,7 +87,7 @@ class BandedGramSystem(TallGramSystem):
 
     Example:
         >>> import jax.numpy as jnp, numpy as np
-        >>> from fnopt.core import SparseJacobian, Sparsity
+        >>> from fnopt.jacobians import SparseJacobian, Sparsity
         >>> from fnopt.linear import BandedGramSystem, band_of
         >>> i = np.arange(3)
         >>> A = SparseJacobian(jnp.full((3, 1), 2.0), Sparsity(i, i, (3, 3)))

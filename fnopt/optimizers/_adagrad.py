@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from fnopt.core import Scalar, ScalarOrSchedule
-from fnopt.transforms import Chain, chain, scale_by_learning_rate, scale_by_rss
+from fnopt.optimizers._scale_by_rss import scale_by_rss
+from fnopt.transforms import Chain, chain, scale_by_learning_rate
 
 
 def adagrad(

@@ -5,13 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fnopt.core import Scalar, ScalarOrSchedule
-from fnopt.transforms import (
-    Chain,
-    add_decayed_weights,
-    chain,
-    scale_by_adam,
-    scale_by_learning_rate,
-)
+from fnopt.optimizers._scale_by_adam import scale_by_adam
+from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learning_rate
 
 
 def adam(

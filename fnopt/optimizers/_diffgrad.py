@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fnopt.core import Scalar, ScalarOrSchedule
-from fnopt.transforms import Chain, chain, scale_by_diffgrad, scale_by_learning_rate
+from fnopt.optimizers._scale_by_diffgrad import scale_by_diffgrad
+from fnopt.transforms import Chain, chain, scale_by_learning_rate
 
 
 def diffgrad(

@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 from fnopt.core import Scalar, ScalarOrSchedule
-from fnopt.transforms import (
-    Chain,
-    chain,
-    scale_by_learning_rate,
-    scale_by_rms,
-    scale_by_stddev,
-    trace,
-)
+from fnopt.optimizers._scale_by_rms import scale_by_rms, scale_by_stddev
+from fnopt.transforms import Chain, chain, scale_by_learning_rate, trace
 
 
 def rmsprop(

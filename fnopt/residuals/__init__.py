@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fnopt.residuals._ahead import products_ahead
 from fnopt.residuals._bounds import Box, box_of
 from fnopt.residuals._derivative import Derivative
 from fnopt.residuals._flat import FlatResidual, flat_residual, one_function, seen_params
@@ -63,7 +62,6 @@ __all__ = [
     "parametrised",
     "positive",
     "probed_columns",
-    "products_ahead",
     "pushed",
     "robust_cost",
     "robust_slopes",

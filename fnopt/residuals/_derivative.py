@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import SparseJacobian, Sparsity, opened
+from fnopt.jacobians import SparseJacobian, Sparsity
+from fnopt.programs import opened
 
 Map = Callable[[jax.Array], jax.Array]
 Gram = Callable[..., tuple[jax.Array, jax.Array]]

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import leaves_with_names, ravel, real_vector, shown, where
+from fnopt.core import leaves_with_names, shown, where
+from fnopt.jacobians import ravel, real_vector
 from fnopt.residuals._derivative import Derivative
 from fnopt.residuals._parameters import Parametrisation
 

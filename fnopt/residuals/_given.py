@@ -9,16 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    SparseJacobian,
-    compute_dtype,
-    is_inexact,
-    leaves_with_names,
-    ravel,
-    real_vector,
-    shown,
-    where,
-)
+from fnopt.core import compute_dtype, is_inexact, leaves_with_names, shown, where
+from fnopt.jacobians import SparseJacobian, ravel, real_vector
 from fnopt.linear import gram as linear_gram
 from fnopt.residuals._derivative import Compressed, Derivative, Gram, Map, counted
 from fnopt.residuals._flat import one_function
@@ -31,7 +23,7 @@ def given_derivative(
 
     Args:
         jac: `jac(params, *args)` returns what `jax.jacfwd` of the residual function would, or a
-            :class:`fnopt.core.SparseJacobian`.
+            :class:`fnopt.jacobians.SparseJacobian`.
         residuals: The residuals that it belongs to, or their shapes and dtypes.
         params: The params.
         args: Further arguments.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import jax
 
-from fnopt.core import value_and_jacobian
+from fnopt.jacobians import value_and_jacobian
 from fnopt.residuals._flat import FlatResidual
 
 
@@ -22,7 +22,7 @@ def linearise(
         x: The point, of shape `[n]`.
         mode: `'auto'`, `'forward'` or `'reverse'`.
         chunk_size: How many tangents or cotangents are pushed at once; see
-            :func:`fnopt.core.value_and_jacobian`.
+            :func:`fnopt.jacobians.value_and_jacobian`.
 
     Returns:
         The residual of shape `[m]` and the Jacobian of shape `[m, n]`.

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import Value, hyper, leaves_with_names, listing, ravel, shown, static, where
+from fnopt.core import Value, hyper, leaves_with_names, listing, shown, static, where
+from fnopt.jacobians import ravel
 
 
 class Constraint(Value):

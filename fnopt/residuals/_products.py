@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import jacobian_mode
+from fnopt.jacobians import jacobian_mode
 from fnopt.linear import gram, norm
 from fnopt.residuals._flat import FlatResidual
 from fnopt.residuals._jacobian import linearise

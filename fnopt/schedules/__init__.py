@@ -1,11 +1,8 @@
 """Schedules: hyper-parameters as functions of the step, each an immutable value."""
 
-from fnopt.schedules._basic import (
-    constant_schedule,
-    linear_schedule,
-    polynomial_schedule,
-    schedule,
-)
+from __future__ import annotations
+
+from fnopt.schedules._basic import constant_schedule, linear_schedule, polynomial_schedule, schedule
 from fnopt.schedules._decay import (
     cosine_decay_schedule,
     exponential_decay,

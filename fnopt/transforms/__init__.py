@@ -1,20 +1,23 @@
 """Transforms: gradients to updates, one idea each."""
 
+from __future__ import annotations
+
 from fnopt.transforms._accumulate import AccumulateState, accumulate, has_updated
-from fnopt.transforms._adagrad import ScaleByRssState, scale_by_rss
-from fnopt.transforms._adam import ScaleByAdamState, scale_by_adam
 from fnopt.transforms._apply_if_finite import ApplyIfFiniteState, apply_if_finite
 from fnopt.transforms._basic import identity, scale, set_to_zero, stateless
 from fnopt.transforms._chain import Chain, chain
 from fnopt.transforms._clip import clip, clip_by_global_norm
-from fnopt.transforms._diffgrad import ScaleByDiffgradState, scale_by_diffgrad
 from fnopt.transforms._freeze import freeze
 from fnopt.transforms._learning_rate import ScaleByLearningRateState, scale_by_learning_rate
-from fnopt.transforms._lion import ScaleByLionState, scale_by_lion
 from fnopt.transforms._masked import MaskedState, masked
+from fnopt.transforms._moments import as_dtype as as_dtype
+from fnopt.transforms._moments import bias_correction as bias_correction
+from fnopt.transforms._moments import ema as ema
+from fnopt.transforms._moments import nonzero as nonzero
+from fnopt.transforms._moments import root as root
+from fnopt.transforms._moments import squared as squared
 from fnopt.transforms._momentum import TraceState, trace
 from fnopt.transforms._partition import partition
-from fnopt.transforms._rms import ScaleByRmsState, ScaleByStddevState, scale_by_rms, scale_by_stddev
 from fnopt.transforms._select import select
 from fnopt.transforms._selectors import Labels, Selector, by_path, by_pattern
 from fnopt.transforms._weight_decay import AddDecayedWeightsState, add_decayed_weights
@@ -26,13 +29,7 @@ __all__ = [
     "Chain",
     "Labels",
     "MaskedState",
-    "ScaleByAdamState",
-    "ScaleByDiffgradState",
     "ScaleByLearningRateState",
-    "ScaleByLionState",
-    "ScaleByRmsState",
-    "ScaleByRssState",
-    "ScaleByStddevState",
     "Selector",
     "TraceState",
     "accumulate",
@@ -49,13 +46,7 @@ __all__ = [
     "masked",
     "partition",
     "scale",
-    "scale_by_adam",
-    "scale_by_diffgrad",
     "scale_by_learning_rate",
-    "scale_by_lion",
-    "scale_by_rms",
-    "scale_by_rss",
-    "scale_by_stddev",
     "select",
     "set_to_zero",
     "stateless",

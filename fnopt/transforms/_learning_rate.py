@@ -6,14 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fnopt.core import (
-    ScalarOrSchedule,
-    Transformation,
-    hyper,
-    increment,
-    map_leaves,
-    zero_count,
-)
+from fnopt.core import ScalarOrSchedule, Transformation, hyper, increment, map_leaves, zero_count
 
 
 class ScaleByLearningRateState(NamedTuple):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 import fnopt
 from fnopt import Status
-from fnopt.least_squares import dogleg, gauss_newton
+from fnopt.solvers import dogleg, gauss_newton
 
 
 @dataclasses.dataclass(frozen=True)

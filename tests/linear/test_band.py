@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fnopt.core import SparseJacobian, Sparsity
+from fnopt.jacobians import SparseJacobian, Sparsity
 from fnopt.linear import BandedGramSystem, band_of, reverse_cuthill_mckee
 
 N = 45

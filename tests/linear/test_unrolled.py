@@ -2,7 +2,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fnopt.linear import (
+from fnopt.curves import (
     jacobi_scale,
     normal_equations,
     scaled,

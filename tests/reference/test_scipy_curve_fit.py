@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fnopt import curve_fit
-from fnopt.least_squares import OptimizeWarning
+from fnopt.curves import OptimizeWarning
 
 scipy = pytest.importorskip("scipy.optimize")
 

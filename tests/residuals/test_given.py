@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fnopt.gradients import per_example_jacobian
+from fnopt.jacobians import per_example_jacobian
 from fnopt.residuals import flat_residual, given_derivative, linearise, linearise_gram
 
 T = jnp.arange(3.0)

@@ -6,9 +6,9 @@ from typing import Any
 
 import jax
 
-from fnopt.core import jaxprs
 from fnopt.gradients.ghost._sites import Site
 from fnopt.gradients.ghost._weights import over_scans
+from fnopt.programs import jaxprs
 
 
 def gradient(site: Site, weight: Any, others: list[Any], g: jax.Array) -> jax.Array:

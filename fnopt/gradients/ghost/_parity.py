@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import global_norm
-from fnopt.gradients._chunks import checked_chunk_size, scan_chunks
+from fnopt.core import checked_chunk_size, global_norm, scan_chunks
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._sums import weighted_total, zero_sums
 from fnopt.gradients.ghost._trace import Ghost, trace

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend import core as jex
 
-from fnopt.gradients._nodes import Level
 from fnopt.gradients.ghost import _conv, _dot, _gather
 from fnopt.gradients.ghost._factors import OneHot, rows
 from fnopt.gradients.ghost._layout import Layout
 from fnopt.gradients.ghost._pairs import pair_shapes
 from fnopt.gradients.ghost._sites import Found, Site, find_sites
+from fnopt.programs import Level
 
 RULES: dict[str, Any] = {"dot": _dot, "conv": _conv, "gather": _gather}
 

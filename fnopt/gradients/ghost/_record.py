@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fnopt.gradients._replay import replay
 from fnopt.gradients.ghost._plan import Plan, tap_zeros
+from fnopt.programs import replay
 
 
 class Tape(NamedTuple):

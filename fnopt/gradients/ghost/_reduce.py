@@ -11,13 +11,7 @@ import jax.numpy as jnp
 from fnopt.core import compute_dtype
 from fnopt.gradients._sums import squared, weighted_total
 from fnopt.gradients.ghost import _direct
-from fnopt.gradients.ghost._factors import (
-    Pair,
-    accumulated,
-    length_squared,
-    outer,
-    sum_of,
-)
+from fnopt.gradients.ghost._factors import Pair, accumulated, length_squared, outer, sum_of
 from fnopt.gradients.ghost._pairs import site_pair
 from fnopt.gradients.ghost._plan import RULES, Group
 from fnopt.gradients.ghost._record import Tape

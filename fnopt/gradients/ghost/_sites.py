@@ -18,9 +18,9 @@ import jax.numpy as jnp
 from jax.extend import core as jex
 from jax.lax import GatherScatterMode
 
-from fnopt.core import is_inexact, jaxprs
-from fnopt.gradients._nodes import Level, Mark
+from fnopt.core import is_inexact
 from fnopt.gradients.ghost._weights import Constant, Leaf, Slice, Weight, step
+from fnopt.programs import Level, Mark, jaxprs
 
 # Equations whose derivative with respect to an operand is hardly larger than their output.
 _DIRECT = {

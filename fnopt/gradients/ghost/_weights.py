@@ -10,7 +10,8 @@ from typing import Any
 import jax
 from jax.extend import core as jex
 
-from fnopt.core import is_inexact, jaxprs
+from fnopt.core import is_inexact
+from fnopt.programs import jaxprs
 
 # Operations that only move numbers, so that they work in any dtype and are linear.
 _MOVES = {

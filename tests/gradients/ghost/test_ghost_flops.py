@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import pytest
 import zoo
 
+from fnopt.costs import cost
 from fnopt.gradients import clipped_grad, per_example_norms
-from fnopt.monitor import cost
 
 # The gradient of a whole matrix has to be formed for every example: it is computed from other
 # params before it meets the example, enters in several ways, or is left to vmap.

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import zoo
 
-from fnopt.gradients import gradient_similarity, per_example_grads
-from fnopt.gradients.ghost import _gram
-from fnopt.monitor import cost
+from fnopt.costs import cost
+from fnopt.gradients import _gram, gradient_similarity, per_example_grads
 
 
 def compare(loss, params, batch):

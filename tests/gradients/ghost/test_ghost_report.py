@@ -6,8 +6,8 @@ import pytest
 import zoo
 from jax.ad_checkpoint import checkpoint_name
 
-from fnopt.gradients import tap
 from fnopt.gradients.ghost import ghost_report
+from fnopt.taps import tap
 
 
 def rules(problem, **options):

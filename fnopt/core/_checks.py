@@ -1,0 +1,160 @@
+"""What is checked while a loss is traced, and what the messages say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+
+from fnopt.core._dtypes import is_inexact
+from fnopt.core._errors import listing
+
+NamedLeaves = list[tuple[str, Any]]
+
+
+def described(x: Any) -> str:
+    """What a leaf is, for a message: `'float32[8,3]'`, or the name of its Python type."""
+    if not hasattr(x, "dtype"):
+        return type(x).__name__
+    return f"{x.dtype}[{','.join(map(str, x.shape))}]"
+
+
+def check_params(leaves: NamedLeaves, name: str) -> None:
+    """Refuses what has no gradient."""
+    for where, leaf in leaves:
+        if not is_inexact(leaf):
+            raise TypeError(
+                f"{name}: {where} is {described(leaf)}, which has no gradient. Differentiate "
+                "floating arrays only: split the rest off (equinox.partition, flax.nnx.split) and "
+                "close over it, or choose the argument with argnums."
+            )
+
+
+def check_some(params: Any, name: str) -> None:
+    """Refuses params without a single array."""
+    if not jax.tree.leaves(params):
+        raise ValueError(f"{name}: the params have no array in them, so no gradient.")
+
+
+def check_batch(leaves: NamedLeaves, name: str) -> int:
+    """The common number of examples of all batched leaves, at least 1."""
+    if not leaves:
+        raise ValueError(f"{name}: the batch has no array in it, so no examples.")
+    for where, leaf in leaves:
+        if not getattr(leaf, "shape", ()):
+            raise ValueError(
+                f"{name}: {where} of the batch is {described(leaf)} without an example axis. "
+                "Pass what all examples share by keyword, or say which arguments are batched with "
+                "batch_argnums."
+            )
+    sizes = {where: leaf.shape[0] for where, leaf in leaves}
+    if len({*sizes.values()}) > 1:
+        raise ValueError(
+            f"{name}: the leading axes of the batch disagree: "
+            f"{listing([f'{where}: {size}' for where, size in sizes.items()])}. "
+            "Every leaf needs one entry per example."
+        )
+    size = leaves[0][1].shape[0]
+    if size == 0:
+        raise ValueError(
+            f"{name}: the batch is empty: {leaves[0][0]} is {described(leaves[0][1])}."
+        )
+    return size
+
+
+def check_key(key: Any, name: str) -> Any:
+    """One PRNG key, new style or raw."""
+    dtype, shape = getattr(key, "dtype", None), getattr(key, "shape", None)
+    typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    if (typed and shape == ()) or (dtype == jnp.uint32 and shape is not None and len(shape) == 1):
+        return key
+    raise TypeError(
+        f"{name}: key is {described(key)}, expected one PRNG key (jax.random.key(seed)); every "
+        "example gets its own from it. Keys that you have split yourself are a batched argument."
+    )
+
+
+def folded(key: Any, step: Any, name: str) -> Any:
+    """The key of one step; `None` for the key as it is."""
+    if step is None:
+        return key
+    step = jnp.asarray(step)
+    if step.shape != () or not jnp.issubdtype(step.dtype, jnp.integer):
+        # Rounding would give two steps the same random numbers.
+        raise TypeError(f"{name}: step is {described(step)}, expected one integer.")
+    return jax.random.fold_in(key, step.astype(jnp.uint32))
+
+
+def checked_loss(output: Any, has_aux: bool, name: str) -> tuple[jax.Array, Any]:
+    """What the loss returned, as `(value, aux)` with a real floating scalar for `value`."""
+    if has_aux and not (isinstance(output, tuple) and len(output) == 2):
+        raise TypeError(
+            f"{name}: has_aux=True expects the loss to return (value, aux), "
+            f"it returned {described(output)}."
+        )
+    value, aux = output if has_aux else (output, None)
+    if not isinstance(value, (int, float)) and not hasattr(value, "dtype"):
+        hint = " Say has_aux=True if it returns (value, aux)." if isinstance(value, tuple) else ""
+        raise TypeError(
+            f"{name}: the loss returned {described(value)}, expected one floating scalar.{hint}"
+        )
+    value = jnp.asarray(value)
+    if value.shape:
+        raise TypeError(
+            f"{name}: the loss of ONE example returned {described(value)}, expected a scalar. "
+            "Write the loss for a single example, without the batch axis, and sum over whatever "
+            "axes it has (time, pixels): it is mapped over the batch for you."
+        )
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        raise TypeError(f"{name}: the loss returned {described(value)}, expected a real float.")
+    return value, aux
+
+
+def check_weights(weights: Any, size: int, name: str) -> jax.Array:
+    """Real weights of shape `[size]`."""
+    if getattr(weights, "shape", None) != (size,):
+        raise ValueError(
+            f"{name}: weights are {described(weights)}, expected shape ({size},): one weight per "
+            "example. They are the last positional argument, after the batch."
+        )
+    if jnp.issubdtype(weights.dtype, jnp.complexfloating) or not (
+        jnp.issubdtype(weights.dtype, jnp.number) or weights.dtype == jnp.bool_
+    ):
+        raise TypeError(f"{name}: weights are {described(weights)}, expected real numbers.")
+    return jnp.asarray(weights)
+
+
+def check_clip_norm(clip_norm: Any, name: str) -> None:
+    """Refuses what isn't one positive number; a traced value passes."""
+    check_number(clip_norm, "clip_norm", name)
+    if not isinstance(clip_norm, Tracer) and not clip_norm > 0:
+        raise ValueError(f"{name}: clip_norm is {clip_norm}, expected a positive number.")
+
+
+def check_number(value: Any, what: str, name: str) -> None:
+    """Refuses what isn't one real number; an array without axes is one."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return
+    dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
+    real = dtype is not None and (
+        jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
+    )
+    if not real or shape != ():
+        raise TypeError(f"{name}: {what} is {described(value)}, expected one number.")
+
+
+def check_count(value: Any, what: str, name: str) -> None:
+    """Refuses what isn't a whole number of at least 1."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name}: {what} is {value!r}, expected an int.")
+    if value < 1:
+        raise ValueError(f"{name}: {what} is {value}, expected at least 1.")
+
+
+def check_choice(value: Any, choices: tuple[str, ...], what: str, name: str) -> None:
+    """Refuses a string option that isn't one of the choices."""
+    if value not in choices:
+        expected = ", ".join(map(repr, choices))
+        raise ValueError(f"{name}: {what} is {value!r}, expected one of {expected}.")

@@ -1,0 +1,26 @@
+"""What a program costs: FLOPs, bytes and memory read from its jaxpr, and the roofline."""
+
+from __future__ import annotations
+
+from fnopt.costs._cost import cost
+from fnopt.costs._phases import GradCost, StepCost
+from fnopt.costs._result import Compiled, Cost, Loop, Unknown
+from fnopt.costs._roofline import PUBLISHED_RATES, Hardware, measure_hardware
+from fnopt.costs._step import grad_cost, step_cost
+from fnopt.costs._work import Work
+
+__all__ = [
+    "PUBLISHED_RATES",
+    "Compiled",
+    "Cost",
+    "GradCost",
+    "Hardware",
+    "Loop",
+    "StepCost",
+    "Unknown",
+    "Work",
+    "cost",
+    "grad_cost",
+    "measure_hardware",
+    "step_cost",
+]

@@ -1,0 +1,100 @@
+"""Memory traffic, if everything elementwise is fused into what it feeds or follows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from fnopt.costs._flops_table import MEMORY_BOUND_BY_ITSELF, RULES
+from fnopt.costs._graph import IN_PLACE, VIEWS, Cell, Graph, Op
+
+
+def nbytes(cell: Cell) -> int:
+    """The size of a value in memory; 0 for tokens and the like."""
+    itemsize = getattr(getattr(cell.aval, "dtype", None), "itemsize", 0)
+    return math.prod(getattr(cell.aval, "shape", ())) * itemsize
+
+
+def own_traffic(op: Op) -> int:
+    """What a matrix product, a sort, ... reads and writes: its operands and its results.
+
+    An operand that is a broadcast or a widened view of something smaller counts as that.
+    """
+    if op.name in IN_PLACE:
+        changed = op.inputs[1 if op.name == "dynamic_update_slice" else 2]
+        return nbytes(changed)
+    if not moves_memory(op) or op.bodies:
+        return 0
+    reads = sum(min(nbytes(c), nbytes(c.root)) for c in op.inputs)
+    return reads + sum(map(nbytes, op.outputs))
+
+
+def moves_memory(op: Op) -> bool:
+    """Whether an operation has memory traffic of its own: heavy ones, loops, and unknown ones."""
+    return op.name in MEMORY_BOUND_BY_ITSELF or bool(op.bodies) or op.name not in RULES
+
+
+def edge_traffic(graph: Graph) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Inputs and outputs of a program that no operation with traffic of its own has touched.
+
+    Each is read or written once, by the fused elementwise work; yields the part and the bytes.
+    """
+    counted = _touched(graph)
+    yield from _reads(graph, counted)
+    yield from _writes(graph, counted)
+
+
+def _touched(graph: Graph) -> set[Cell]:
+    """The memory whose traffic is in `own_traffic`, or in the body of a loop."""
+    cells: set[Cell] = set()
+    for op in filter(moves_memory, graph.ops):
+        cells.update(c.root for c in [*op.inputs, *op.outputs])
+    return cells
+
+
+def _reads(graph: Graph, counted: set[Cell]) -> Iterator[tuple[tuple[str, ...], int]]:
+    left = {c: nbytes(c) for c in graph.inputs if c not in counted}
+    for op in graph.ops:
+        if op.name in VIEWS or moves_memory(op):
+            continue
+        # What is updated in place is not read: only the few elements that change are touched.
+        for cell in op.inputs[1:] if op.name in IN_PLACE else op.inputs:
+            if read := min(nbytes(cell), left.get(cell.root, 0)):
+                left[cell.root] -= read
+                yield op.scope, read
+
+
+def _writes(graph: Graph, counted: set[Cell]) -> Iterator[tuple[tuple[str, ...], int]]:
+    inputs = set(graph.inputs)
+    makers = {out: op for op in graph.ops for out in op.outputs}
+    free = {c for c in counted if c in makers and moves_memory(makers[c])}
+    for cell in dict.fromkeys(c for c in graph.outputs if c is not None and c not in inputs):
+        op = makers.get(cell)
+        if op is None or cell.root in counted:
+            continue
+        if cell.root in inputs:
+            if op.name not in IN_PLACE:  # a view of an input, copied: read and written
+                yield op.scope, nbytes(cell) + min(nbytes(cell), nbytes(cell.root))
+        elif result := _fused_into(cell, makers, free):
+            free.remove(result)
+        else:
+            yield op.scope, nbytes(cell)
+
+
+def _fused_into(cell: Cell, makers: dict[Cell, Op], free: set[Cell]) -> Cell | None:
+    """A result of a matrix product, ... that is written as this output instead.
+
+    An activation function right after a matrix product costs no traffic: the product is written
+    once, and as the output of the function.
+    """
+    seen, stack = {cell}, [cell]
+    while stack and free:
+        found = stack.pop()
+        if found in free and nbytes(found) >= nbytes(cell):
+            return found
+        op = makers.get(found)
+        if op is not None and not moves_memory(op):
+            new = set(op.inputs) - seen
+            seen |= new
+            stack += new
+    return None

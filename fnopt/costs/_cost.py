@@ -1,0 +1,127 @@
+"""FLOPs and bytes of any function, read off its traced program."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from fnopt.core import leaves_with_names, shown
+from fnopt.costs._compiled import compiled_cost
+from fnopt.costs._count import count
+from fnopt.costs._graph import trace
+from fnopt.costs._live import prune
+from fnopt.costs._result import Cost
+
+TripCounts = int | Mapping[str, int] | None
+
+
+def cost(
+    fn: Callable[..., Any], *, trip_counts: TripCounts = None, compile: bool = False
+) -> Callable[..., Cost]:
+    r"""Counts what a function computes and moves, without running it.
+
+    The function is traced for the shapes of its arguments, what nobody reads is left out, and the
+    operations are added up: the body of a scan times its length, the body of a while loop times
+    its number of iterations, of a cond the branch that costs more. A matrix product of
+    `[m, k]` and `[k, n]` is `2 m k n` FLOPs, a convolution 2 for every tap that meets an element,
+    and everything else on floating-point numbers 1 for each element of the result (a reduction: of
+    the operand). exp, log, tanh, sqrt, ... are counted apart, casts and whole numbers not at all.
+
+    Bytes are those of a program whose elementwise work is fused away: operands and results of
+    matrix products, convolutions, sorts and factorisations, in every iteration of a loop again;
+    and arguments and results that none of those has touched, once.
+
+    Args:
+        fn: Any function of arrays that JAX can trace; jitted, a gradient, a whole training step.
+        trip_counts: How often while loops run whose number of iterations isn't in the program: one
+            number for all of them, or numbers by the names that the result gives the loops. A
+            loop of `jax.lax.fori_loop` with known bounds needs none; integers among the arguments
+            are known bounds.
+        compile: Whether to ask the compiler too, for memory use and for its own count of FLOPs
+            (which counts the body of every loop once).
+
+    Returns:
+        A function of the same arguments, arrays or `jax.ShapeDtypeStruct`s, that gives a `Cost`.
+
+    Raises:
+        TypeError: `fn` is not a function; an argument is not an array.
+        ValueError: `trip_counts` names a loop that isn't there, or is negative; an argument has a
+            symbolic dimension.
+
+    Example:
+        >>> from fnopt.costs import cost
+        >>> def rnn(w, x):
+        ...     return jax.lax.scan(lambda h, _: (jnp.tanh(h @ w), None), x, length=100)[0]
+        >>> w, x = jnp.ones((64, 64)), jnp.ones((8, 64))
+        >>> c = cost(rnn, compile=True)(w, x)
+        >>> c.matmul_flops == 100 * 2 * 8 * 64 * 64, c.transcendentals == 100 * 8 * 64
+        (True, True)
+        >>> c.compiled.flops < 2 * c.flops / 100
+        True
+    """
+    if not callable(fn):
+        raise TypeError(f"cost: fn is {type(fn).__name__}, expected a function of arrays.")
+    counts = checked_trip_counts(trip_counts)
+
+    @functools.wraps(fn, updated=())
+    def counted(*args: Any, **kwargs: Any) -> Cost:
+        check_arrays("cost", args, kwargs)
+        graph, _ = prune(trace(fn, args, kwargs))
+        found = count(graph, counts)
+        check_all_used(counts, found)
+        return dataclasses.replace(
+            found, compiled=compiled_cost(fn, args, kwargs) if compile else None
+        )
+
+    return counted
+
+
+def check_all_used(trip_counts: Mapping[str, int], found: Cost) -> None:
+    """Raises a ValueError if `trip_counts` names a loop that was not met."""
+    loops = [loop.name for loop in found.loops if loop.is_while]
+    for name in set(trip_counts) - {"*", *loops}:
+        raise ValueError(
+            f"cost: trip_counts names the loop {name!r}, which isn't in the program; its while "
+            f"loops are {loops} (a scan's length is known)."
+        )
+
+
+def checked_trip_counts(trip_counts: TripCounts) -> dict[str, int]:
+    """Numbers of iterations by the names of loops; `'*'` stands for all others."""
+    named = trip_counts if isinstance(trip_counts, Mapping) else {"*": trip_counts}
+    given = {name: n for name, n in named.items() if n is not None}
+    for name, n in given.items():
+        if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0:
+            loop = "" if name == "*" else f" of {name!r}"
+            raise ValueError(f"cost: trip_counts{loop} is {n!r}, expected a whole number >= 0.")
+    return {name: int(n) for name, n in given.items()}
+
+
+def check_arrays(what: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Raises where an argument has a leaf that is no array, or whose shape isn't known."""
+    for name, leaf in leaves_with_names((args, dict(kwargs)))[0]:
+        path = _argument(name)
+        if isinstance(leaf, (bool, int, float, complex, np.generic)):
+            continue
+        if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+            raise TypeError(
+                f"{what}: {path} is {type(leaf).__name__}, expected an array or a "
+                "jax.ShapeDtypeStruct. Close over what is no array: "
+                f"{what}(lambda x: fn(x, setting))(x)."
+            )
+        if not all(isinstance(d, (int, np.integer)) for d in leaf.shape):
+            raise ValueError(
+                f"{what}: {path} has the shape {tuple(leaf.shape)}, expected whole numbers: "
+                "put in the sizes that you want to know the cost for."
+            )
+
+
+def _argument(name: str) -> str:
+    """`0/1/w` is leaf `w` of the second positional argument, `1/x` the keyword argument `x`."""
+    kind, first, *rest = name.split("/")
+    of = f"argument {first}" if kind == "0" else f"keyword argument {first!r}"
+    return f"{shown('/'.join(rest))} of {of}" if rest else of

@@ -1,0 +1,85 @@
+"""Leaving out what nobody reads, as the compiler does."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from fnopt.costs._graph import Cell, Graph, Op
+
+
+def prune(graph: Graph, keep: Sequence[bool] | None = None) -> tuple[Graph, list[bool]]:
+    """A program without the operations that its kept outputs don't need.
+
+    Args:
+        graph: The program.
+        keep: Which outputs are needed; all by default.
+
+    Returns:
+        The program with `None` in place of outputs that are not kept, and which inputs it reads.
+    """
+    keep = [True] * len(graph.outputs) if keep is None else keep
+    outputs = [c if k else None for c, k in zip(graph.outputs, keep, strict=True)]
+    needed: set[Cell | None] = set(outputs)
+    ops = []
+    for op in reversed(graph.ops):
+        used = [c in needed for c in op.outputs]
+        if any(used) or op.effects:
+            kept, reads = _prune_op(op, used)
+            ops.append(dataclasses.replace(kept, used=used))
+            needed.update(c for c, r in zip(op.inputs, reads, strict=True) if r)
+    return Graph(graph.inputs, ops[::-1], outputs), [c in needed for c in graph.inputs]
+
+
+def _prune_op(op: Op, used: list[bool]) -> tuple[Op, list[bool]]:
+    match op.name:
+        case "scan":
+            return _prune_scan(op, used)
+        case "while":
+            return _prune_while(op, used)
+        case "cond":
+            return _prune_cond(op, used)
+        case "shard_map":
+            body, reads = prune(op.bodies[0], used)
+            return dataclasses.replace(op, bodies=(body,)), reads[: len(op.inputs)]
+    return op, [True] * len(op.inputs)
+
+
+def _prune_scan(op: Op, used: list[bool]) -> tuple[Op, list[bool]]:
+    consts, carries = op.params["num_consts"], op.params["num_carry"]
+    keep = list(used)
+    while True:
+        body, reads = prune(op.bodies[0], keep)
+        grown = _either(keep[:carries], reads[consts : consts + carries])
+        if grown == keep[:carries]:
+            break
+        keep[:carries] = grown
+    reads[consts : consts + carries] = keep[:carries]
+    # After its arguments a body lists constants of its own, which are nobody's input here.
+    return dataclasses.replace(op, bodies=(body,)), reads[: len(op.inputs)]
+
+
+def _prune_while(op: Op, used: list[bool]) -> tuple[Op, list[bool]]:
+    n_cond, n_body = op.params["cond_nconsts"], op.params["body_nconsts"]
+    carries = len(used)
+    cond, cond_reads = prune(op.bodies[0])
+    keep = _either(used, cond_reads[n_cond : n_cond + carries])
+    while True:
+        body, reads = prune(op.bodies[1], keep)
+        grown = _either(keep, reads[n_body : n_body + carries])
+        if grown == keep:
+            break
+        keep = grown
+    kept = dataclasses.replace(op, bodies=(cond, body))
+    return kept, [*cond_reads[:n_cond], *reads[:n_body], *keep]
+
+
+def _prune_cond(op: Op, used: list[bool]) -> tuple[Op, list[bool]]:
+    pruned = [prune(branch, used) for branch in op.bodies]
+    size = len(op.inputs) - 1
+    reads = [any(r) for r in zip(*(r[:size] for _, r in pruned), strict=True)]
+    return dataclasses.replace(op, bodies=tuple(g for g, _ in pruned)), [True, *reads]
+
+
+def _either(a: Sequence[bool], b: Sequence[bool]) -> list[bool]:
+    return [x or y for x, y in zip(a, b, strict=True)]

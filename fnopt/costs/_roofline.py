@@ -1,0 +1,130 @@
+"""How long a machine with given rates takes at least."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.costs._work import Work
+
+
+@dataclasses.dataclass(frozen=True)
+class Hardware:
+    r"""The rates of a machine, and the roofline time of work on it.
+
+    .. math:: t = \max\left(\frac{F_\mathrm{matmul}}{\mathrm{flops}} +
+              \frac{F_\mathrm{other}}{\mathrm{vector\_flops}},\
+              \frac{B}{\mathrm{bandwidth}}\right)
+
+    A lower bound: arithmetic and memory traffic overlap perfectly, and nothing else takes time. A
+    transcendental counts as one operation of the vector units.
+
+    Args:
+        flops: Matrix-product rate in FLOP/s, for the dtype in use.
+        bandwidth: Memory bandwidth in byte/s.
+        vector_flops: Rate of all other arithmetic in FLOP/s; that of matrix products if not given.
+        name: What to call it in tables.
+
+    Raises:
+        ValueError: A rate is not above 0.
+
+    Example:
+        >>> from fnopt.costs import Hardware, Work
+        >>> machine = Hardware(flops=1e12, bandwidth=1e11)
+        >>> machine.seconds(Work(matmul_flops=4_000_000_000, bytes=1_000_000)), machine.ridge
+        (0.004, 10.0)
+        >>> machine.limit(Work(matmul_flops=1_000, bytes=1_000_000))
+        'memory'
+
+    Reference:
+        Williams, Waterman and Patterson, 2009, "Roofline: an insightful visual performance model
+        for multicore architectures".
+    """
+
+    flops: float
+    bandwidth: float
+    vector_flops: float | None = None
+    name: str = "machine"
+
+    def __post_init__(self) -> None:
+        for rate in ("flops", "bandwidth", "vector_flops"):
+            value = getattr(self, rate)
+            if value is not None and not value > 0:
+                raise ValueError(f"Hardware: {rate} is {value!r}, expected a rate above 0.")
+
+    @property
+    def ridge(self) -> float:
+        """The arithmetic intensity (FLOP/byte) above which arithmetic is the limit."""
+        return self.flops / self.bandwidth
+
+    def seconds(self, work: Work) -> float:
+        """The shortest time that the work can take."""
+        return max(self._arithmetic(work), work.bytes / self.bandwidth)
+
+    def limit(self, work: Work) -> str:
+        """What the time goes into: `'compute'` or `'memory'`."""
+        return "compute" if self._arithmetic(work) > work.bytes / self.bandwidth else "memory"
+
+    def _arithmetic(self, work: Work) -> float:
+        other = work.elementwise_flops + work.transcendentals
+        return work.matmul_flops / self.flops + other / (self.vector_flops or self.flops)
+
+
+#: Published peak rates of a few machines: dense matrix products in bfloat16 with float32 sums.
+#: No program reaches them; `measure_hardware` gives what this machine really does.
+PUBLISHED_RATES = {
+    # NVIDIA, "A100 Tensor Core GPU" data sheet (2021): bfloat16 312 TFLOP/s (624 with sparsity),
+    # 2,039 GB/s, float32 19.5 TFLOP/s.
+    "nvidia-a100-80gb-sxm": Hardware(312e12, 2.039e12, 19.5e12, "NVIDIA A100 SXM 80 GB"),
+    # NVIDIA, "H100 Tensor Core GPU" data sheet (2023): bfloat16 1,979 TFLOP/s with sparsity, which
+    # is half of it without; 3.35 TB/s, float32 67 TFLOP/s.
+    "nvidia-h100-sxm": Hardware(989.5e12, 3.35e12, 67e12, "NVIDIA H100 SXM"),
+    # Google Cloud, "TPU v5e" and "TPU v6e" (which compares with it): bfloat16 197 TFLOP/s and
+    # 819 GB/s a chip; some editions of the page round to 800. There is no rate for the vector unit.
+    "google-tpu-v5e": Hardware(197e12, 819e9, None, "Google TPU v5e"),
+}
+
+
+def measure_hardware(dtype: Any = jnp.float32, size: int = 2048, repeats: int = 5) -> Hardware:
+    """Measures this machine's rates with one matrix product and one addition of large vectors.
+
+    Args:
+        dtype: What to multiply in.
+        size: Rows of the square matrices; the vectors have `8 * size**2` elements.
+        repeats: How often to measure; the median counts.
+
+    Returns:
+        A `Hardware` named after JAX's default device.
+
+    Example:
+        >>> from fnopt.costs import measure_hardware
+        >>> machine = measure_hardware(size=64, repeats=1)
+        >>> machine.flops > 0, machine.bandwidth > 0
+        (True, True)
+    """
+    a = jnp.ones((size, size), dtype)
+    x = jnp.ones((8 * size**2,), dtype)
+    matmul = _median_seconds(jax.jit(jnp.matmul), (a, a), repeats)
+    add = _median_seconds(jax.jit(jnp.add), (x, x), repeats)
+    return Hardware(
+        flops=2 * size**3 / matmul,
+        bandwidth=3 * x.nbytes / add,
+        vector_flops=None,
+        name=jax.devices()[0].device_kind,
+    )
+
+
+def _median_seconds(fn: Callable[..., Any], args: tuple[Any, ...], repeats: int) -> float:
+    jax.block_until_ready(fn(*args))  # compiled before the clock starts
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        jax.block_until_ready(fn(*args))
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)

@@ -1,0 +1,221 @@
+"""Counts a training step: forward pass, backward pass and update, each by itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from fnopt.core import apply_updates, as_transformation
+from fnopt.costs._bytes import nbytes
+from fnopt.costs._compiled import compiled_cost
+from fnopt.costs._cost import TripCounts, check_all_used, check_arrays, checked_trip_counts
+from fnopt.costs._count import count
+from fnopt.costs._graph import Cell, Graph, trace
+from fnopt.costs._live import prune
+from fnopt.costs._phases import GradCost, StepCost
+from fnopt.costs._result import Cost
+
+
+def grad_cost(
+    loss: Callable[..., Any],
+    *,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    trip_counts: TripCounts = None,
+    compile: bool = False,
+) -> Callable[..., GradCost]:
+    """Counts the forward and the backward pass of `jax.value_and_grad(loss)` apart.
+
+    Args:
+        loss: A function that gives a scalar, or `(scalar, aux)`.
+        argnums: What to differentiate with respect to, as in `jax.grad`.
+        has_aux: Whether `loss` gives `(scalar, aux)`.
+        trip_counts: As in `fnopt.costs.cost`.
+        compile: Whether to ask the compiler too.
+
+    Returns:
+        A function of the arguments of `loss` that gives a `GradCost`; nothing is executed.
+
+    Raises:
+        TypeError: The loss is not a scalar; an argument is not an array.
+        ValueError: As `fnopt.costs.cost`.
+
+    Example:
+        >>> from fnopt.costs import grad_cost
+        >>> def loss(w, x):
+        ...     return jnp.sum(jnp.tanh(x @ w) @ w)
+        >>> g = grad_cost(loss)(jnp.ones((64, 64)), jnp.ones((16, 64)))
+        >>> g.forward.matmul_flops == 2 * 2 * 16 * 64 * 64
+        True
+        >>> g.backward.matmul_flops / g.forward.matmul_flops  # x needs no gradient
+        1.5
+    """
+    counts = checked_trip_counts(trip_counts)
+    _check_loss("grad_cost", loss)
+
+    def counted(*args: Any, **kwargs: Any) -> GradCost:
+        check_arrays("grad_cost", args, kwargs)
+        forward = _forward_pass(loss, argnums, has_aux)
+        grad = _measured(forward, args, kwargs, counts)
+        if not compile:
+            return grad
+        whole = jax.value_and_grad(loss, argnums, has_aux)
+        return dataclasses.replace(grad, compiled=compiled_cost(whole, args, kwargs))
+
+    return counted
+
+
+def step_cost(
+    loss: Callable[..., Any],
+    tx: Any,
+    *,
+    has_aux: bool = False,
+    update_args: Mapping[str, Any] | None = None,
+    trip_counts: TripCounts = None,
+    compile: bool = False,
+) -> Callable[..., StepCost]:
+    """Counts a training step: forward pass, backward pass and optimizer update apart.
+
+    Args:
+        loss: `loss(params, *batch)` gives a scalar, or `(scalar, aux)`.
+        tx: The optimizer: an fnopt transformation or any `(init, update)` pair.
+        has_aux: Whether `loss` gives `(scalar, aux)`.
+        update_args: Extra arguments for `tx.update`.
+        trip_counts: As in `fnopt.costs.cost`; for loops of the loss and of the optimizer.
+        compile: Whether to ask the compiler too, for the memory that the step needs with params
+            and state donated.
+
+    Returns:
+        A function `(params, *batch) -> StepCost`, of arrays or `jax.ShapeDtypeStruct`s; nothing
+        is executed.
+
+    Raises:
+        TypeError: The loss is not a scalar; `tx` is no optimizer; an argument is not an array.
+        ValueError: As `fnopt.costs.cost`.
+
+    Example:
+        >>> import fnopt
+        >>> from fnopt.costs import step_cost
+        >>> def loss(w, x):
+        ...     return jnp.mean((x @ w) ** 2)
+        >>> s = step_cost(loss, fnopt.adam(1e-3))(jnp.ones((64, 8)), jnp.ones((16, 64)))
+        >>> s.forward.matmul_flops, s.backward.matmul_flops, s.update.matmul_flops
+        (16384, 16384, 0)
+        >>> s.params_bytes, s.state_bytes  # two moments and two counts
+        (2048, 4104)
+    """
+    counts, extra = checked_trip_counts(trip_counts), dict(update_args or {})
+    tx = as_transformation(tx, "step_cost: tx")
+    _check_loss("step_cost", loss)
+
+    def update(grads: Any, state: Any, params: Any, extra: dict[str, Any]) -> tuple[Any, Any]:
+        updates, state = tx.update(grads, state, params, **extra)
+        return apply_updates(params, updates), state
+
+    def step(params: Any, state: Any, extra: dict[str, Any], *batch: Any) -> Any:
+        value, grads = jax.value_and_grad(loss, has_aux=has_aux)(params, *batch)
+        return value, update(grads, state, params, extra)
+
+    def counted(params: Any, *batch: Any) -> StepCost:
+        check_arrays("step_cost", (params, *batch), extra)
+        params = jax.eval_shape(lambda p: p, params)
+        state = jax.eval_shape(tx.init, params)
+        update_cost = _count(update, (params, state, params, extra), counts)
+        forward = _forward_pass(loss, 0, has_aux)
+        grad = _measured(forward, (params, *batch), {}, counts, update_cost)
+        jitted = jax.jit(step, donate_argnums=(0, 1))
+        return StepCost(
+            grad.forward,
+            grad.backward,
+            grad.residual_bytes,
+            update_cost,
+            _size(params),
+            _size(state),
+            compiled=compiled_cost(jitted, (params, state, extra, *batch), {}) if compile else None,
+        )
+
+    return counted
+
+
+def _forward_pass(
+    loss: Callable[..., Any], argnums: int | Sequence[int], has_aux: bool
+) -> Callable[..., tuple[Any, Any, Any]]:
+    """`loss` as it runs before a backward pass: gives `(pullback, value, aux)`."""
+    chosen = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+
+    def forward(*args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
+        def of_chosen(*values: Any) -> Any:
+            every = list(args)
+            for i, value in zip(chosen, values, strict=True):
+                every[i] = value
+            return _checked_value(loss(*every, **kwargs), has_aux)
+
+        found: Any = jax.vjp(of_chosen, *(args[i] for i in chosen), has_aux=has_aux)
+        value, pullback, aux = found if has_aux else (*found, None)
+        return pullback, value, aux
+
+    return forward
+
+
+def _check_loss(what: str, loss: Any) -> None:
+    if not callable(loss):
+        raise TypeError(f"{what}: the loss is {type(loss).__name__}, expected a function.")
+
+
+def _checked_value(result: Any, has_aux: bool) -> Any:
+    """What the loss gave, if that is a scalar (and aux)."""
+    value = result[0] if has_aux and isinstance(result, tuple) and len(result) == 2 else result
+    shape = getattr(value, "shape", None)
+    if shape == ():
+        return result
+    found = f"a {type(value).__name__}" if shape is None else f"a value of shape {shape}"
+    raise TypeError(
+        f"the loss gives {found}, expected a scalar: take the mean or the sum; with has_aux=True "
+        "it gives a pair (scalar, aux)."
+    )
+
+
+def _measured(
+    forward: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    counts: dict[str, int],
+    *others: Cost,
+) -> GradCost:
+    """The two passes; `others` is what else `counts` may name the loops of."""
+    pullback, value, _ = jax.eval_shape(forward, *args, **kwargs)
+    graph, _ = prune(trace(forward, args, kwargs))
+    forward_cost = count(graph, counts)
+    backward_cost = _count(lambda pull, ct: pull(ct), (pullback, value), counts)
+    check_all_used(counts, sum(others, forward_cost + backward_cost))
+    residuals = graph.outputs[: len(jax.tree.leaves(pullback))]
+    return GradCost(forward_cost, backward_cost, _kept_bytes(graph, residuals))
+
+
+def _count(fn: Callable[..., Any], args: tuple[Any, ...], counts: dict[str, int]) -> Cost:
+    graph, _ = prune(trace(fn, args, {}))
+    return count(graph, counts)
+
+
+def _kept_bytes(graph: Graph, residuals: Sequence[Cell | None]) -> int:
+    """Size of what is kept for the backward pass and is not an argument, each memory once."""
+    inputs = set(graph.inputs)
+    memory: dict[Cell, int] = {}
+    for cell in residuals:
+        if cell is not None and (held := _memory(cell)) not in inputs:
+            memory[held] = max(nbytes(cell), memory.get(held, 0))
+    return sum(memory.values())
+
+
+def _memory(cell: Cell) -> Cell:
+    # A cast is a copy, unlike a transpose or a reshape.
+    while cell.base is not None and cell.base.aval.dtype == cell.aval.dtype:
+        cell = cell.base
+    return cell
+
+
+def _size(tree: Any) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

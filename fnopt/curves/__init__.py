@@ -1,0 +1,31 @@
+"""Fitting curves to data: one fit or many at once, with covariance, intervals and bands."""
+
+from __future__ import annotations
+
+from fnopt.curves._covariance import covariance, standard_errors
+from fnopt.curves._curve_fit import OptimizeWarning, curve_fit
+from fnopt.curves._uncertainty import (
+    Band,
+    confidence_intervals,
+    correlation,
+    predict_band,
+    reduced_chi_square,
+    t_quantile,
+)
+from fnopt.curves.batched._curve_fit_batch import curve_fit_batch
+from fnopt.curves.batched._fit import BatchFit
+
+__all__ = [
+    "Band",
+    "BatchFit",
+    "OptimizeWarning",
+    "confidence_intervals",
+    "correlation",
+    "covariance",
+    "curve_fit",
+    "curve_fit_batch",
+    "predict_band",
+    "reduced_chi_square",
+    "standard_errors",
+    "t_quantile",
+]

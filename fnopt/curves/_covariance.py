@@ -1,0 +1,61 @@
+"""How well the data determine the params."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.jacobians import ravel
+from fnopt.solvers import Solution, covariance_of
+
+
+def covariance(solution: Solution, absolute_sigma: bool = False) -> jax.Array:
+    r"""The covariance matrix of fitted params.
+
+    .. math:: C = s^2 (J^T J)^{-1}, \qquad s^2 = \frac{\|r\|^2}{m - n}
+
+    Args:
+        solution: What :func:`fnopt.least_squares` returned.
+        absolute_sigma: Whether the residuals are in units of known standard deviations; then
+            :math:`s^2 = 1`.
+
+    Returns:
+        An array of shape `[n, n]`, for the params laid end to end in the order of their leaves;
+        infinite if the data don't determine them all. Params that are held have zeros.
+
+    Raises:
+        ValueError: If the solver formed no Jacobian.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> x = jnp.asarray([0.0, 1.0, 2.0, 3.0])
+        >>> y = jnp.asarray([1.0, 3.1, 4.9, 7.0])
+        >>> fit = fnopt.least_squares(lambda p: p["a"] + p["b"] * x - y, {"a": 0.0, "b": 0.0})
+        >>> print(fnopt.covariance(fit).round(4))
+        [[ 0.0063 -0.0027]
+         [-0.0027  0.0018]]
+    """
+    return covariance_of(solution, absolute_sigma)
+
+
+def standard_errors(solution: Solution, absolute_sigma: bool = False) -> Any:
+    r"""The standard error of every fitted parameter: :math:`\sqrt{C_{jj}}`.
+
+    Args:
+        solution: What :func:`fnopt.least_squares` returned.
+        absolute_sigma: Whether the residuals are in units of known standard deviations.
+
+    Returns:
+        A tree like the params.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> y = jnp.asarray([1.0, 2.0, 3.0])
+        >>> fit = fnopt.least_squares(lambda p: p["mean"] - y, {"mean": 0.0})
+        >>> print(f"{fnopt.standard_errors(fit)['mean']:.4f}")  # 1 / sqrt(3)
+        0.5774
+    """
+    unravel = ravel(solution.params, "params")[1]
+    return unravel(jnp.sqrt(jnp.diagonal(covariance_of(solution, absolute_sigma))))

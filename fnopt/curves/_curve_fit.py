@@ -1,0 +1,250 @@
+"""Curve fitting in SciPy's spelling."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from fnopt.core import Status
+from fnopt.curves._curve_data import checked_sigma, checked_x, checked_y, without_nan
+from fnopt.curves._curve_jacobian import residual_jacobian
+from fnopt.curves._curve_start import checked_bounds, start_of
+from fnopt.curves.batched import BatchFit, curve_fit_batch
+from fnopt.residuals import named_loss
+from fnopt.solvers import Solution, checked_count, covariance_of, least_squares, levenberg_marquardt
+
+
+class OptimizeWarning(UserWarning):
+    """The fit is there, but something about it is not to be trusted."""
+
+
+def curve_fit(
+    f: Callable[..., Any],
+    xdata: Any,
+    ydata: Any,
+    p0: Any = None,
+    sigma: Any = None,
+    absolute_sigma: bool = False,
+    check_finite: bool | None = None,
+    bounds: Any = (-jnp.inf, jnp.inf),
+    method: str | None = None,
+    jac: Any = None,
+    *,
+    full_output: bool = False,
+    nan_policy: str | None = None,
+    loss: Any = "linear",
+    f_scale: float | jax.Array = 1.0,
+    ftol: float | None = None,
+    xtol: float | None = None,
+    gtol: float | None = None,
+    maxfev: int | None = None,
+    max_nfev: int | None = None,
+    batch: bool = False,
+) -> Any:
+    r"""Fits a function to data, as `scipy.optimize.curve_fit` does.
+
+    .. math:: \min_p \sum_i \left( \frac{f(x_i, p) - y_i}{\sigma_i} \right)^2, \qquad
+        C = s^2 (J^T J)^{-1}
+
+    Derivatives are exact, so there is no need for `jac`. It also works under `jax.jit` and
+    `jax.vmap`; there it can't raise, so ask for `full_output` and look at the status.
+
+    Args:
+        f: The model, `f(x, a, b, ...)`, written with `jax.numpy`; it returns an array of the
+            shape of `ydata`.
+        xdata: Where the data were taken: an array, or anything that `f` takes.
+        ydata: The data, an array of shape `[m]` (or any other).
+        p0: Where to start: a sequence of numbers or an array of shape `[n]`; by default ones, as
+            many as `f` has parameters. Any other pytree is passed to `f` as one argument,
+            `f(x, p)`.
+        sigma: Standard deviations of the data: a scalar, an array like `ydata`, or a covariance
+            matrix of shape `[m, m]`.
+        absolute_sigma: Whether `sigma` is in the units of the data. Otherwise only its ratios
+            count, and the covariance is scaled by the reduced chi-square.
+        check_finite: Whether to refuse data that hold NaN or infinity; by default yes, unless
+            there is a `nan_policy`.
+        bounds: `(lower, upper)`, each a number or one for every parameter, or a SciPy `Bounds`;
+            for a `p0` that is a tree, trees like it.
+        method: `'lm'`, `'trf'` and `'dogbox'` are understood, as in SciPy, but the method is
+            always Levenberg-Marquardt in a trust region, projected onto the bounds.
+        jac: The Jacobian `jac(x, a, b, ...)` of shape `[m, n]`, written with `jax.numpy`, if it is
+            cheaper than what `f` itself gives. Then `f` is never differentiated, and steps are
+            straight. SciPy's names of difference schemes are accepted and not needed.
+        full_output: Whether to return more.
+        nan_policy: What to do with NaN in the data: `'raise'`, or `'omit'` these points.
+        loss: A robust loss, or its name; see :func:`fnopt.least_squares`.
+        f_scale: The scale of a loss that is given by name.
+        ftol: Relative tolerance of the cost; see :class:`fnopt.levenberg_marquardt`.
+        xtol: Relative tolerance of the params.
+        gtol: Tolerance of the gradient.
+        maxfev: The most evaluations of the model, by default 1000.
+        max_nfev: The same, by SciPy's other name.
+        batch: Whether `ydata` hold many sets of data, of shape `[fits, m]`: all are fitted at
+            once by :func:`fnopt.curve_fit_batch`, which says how `p0` and `sigma` may differ
+            between fits. `popt` and `pcov` get a leading axis. A fit that fails raises nothing:
+            a warning counts them, and the status says which.
+
+    Returns:
+        `(popt, pcov)`: the params, as an array of shape `[n]` (or a tree like `p0`), and their
+        covariance of shape `[n, n]`, infinite where the data don't determine them. With
+        `full_output` also `infodict` (with `nfev`, `fvec`, `njev` and the whole `solution`),
+        the message, and a number that is 1 to 4 if the fit succeeded; for a batch only the
+        `solution` (a `BatchFit`), and lists of messages and numbers.
+
+    Raises:
+        ValueError: If the data are empty, not finite, or of shapes that don't fit; if `sigma` is
+            not positive; if `p0` has the wrong length or is outside the bounds; if the bounds
+            are crossed; or if an option is none of its values.
+        TypeError: If `f` isn't a function, or `p0` isn't made of numbers.
+        RuntimeError: If the fit doesn't converge (not under `jax.jit`).
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> x = jnp.linspace(0.0, 4.0, 9)
+        >>> y = 2.5 * jnp.exp(-1.3 * x) + 0.5 + 0.02 * jnp.cos(20 * x)
+        >>> popt, pcov = fnopt.curve_fit(lambda x, a, b, c: a * jnp.exp(-b * x) + c, x, y)
+        >>> print([f"{value:.1f}" for value in popt])
+        ['2.5', '1.3', '0.5']
+
+    Reference:
+        Virtanen et al. (2020), SciPy 1.0, arXiv:1907.10121 (the interface).
+    """
+    if not callable(f):
+        raise TypeError(f"curve_fit: f is {f!r}, expected a function f(x, a, b, ...).")
+    steps = max(checked_count(maxfev or max_nfev or 1000, "curve_fit: maxfev") - 1, 1)
+    box = checked_bounds(bounds)
+    loss = named_loss(loss, f_scale) if isinstance(loss, str) else loss
+    _check_method(method, box)
+    if batch:
+        _check_batch(bounds=box, jac=jac, nan_policy=nan_policy, loss=loss)
+        fits = curve_fit_batch(
+            f,
+            xdata,
+            ydata,
+            start_of(f, None)[0] if p0 is None else p0,
+            sigma,
+            absolute_sigma,
+            ftol=ftol,
+            xtol=xtol,
+            gtol=gtol,
+            max_steps=steps,
+        )
+        _report_failed_fits(fits)
+        return (fits.params, fits.covariance, *(_batch_details(fits) if full_output else ()))
+    check_finite = nan_policy is None if check_finite is None else check_finite
+    x, y = checked_x(xdata, check_finite), checked_y(ydata, check_finite)
+    x, y, sigma = without_nan(x, y, sigma, nan_policy)
+    start, unpacked = start_of(f, p0, box)
+    sigma, matrix = checked_sigma(sigma, y)
+    jacobian = residual_jacobian(jac, unpacked, matrix)
+
+    def residuals(p: Any, x: Any, y: jax.Array) -> jax.Array:
+        r = _checked(f(x, *p) if unpacked else f(x, p), x, y) - y
+        return jnp.ravel(r) if matrix else r
+
+    solution = least_squares(
+        residuals,
+        start,
+        args=(x, y),
+        jac=jacobian,
+        # Who brings a Jacobian may have a model that can't be differentiated.
+        solver=levenberg_marquardt(ftol=ftol, xtol=xtol, gtol=gtol, geodesic=jacobian is None),
+        loss=loss,
+        sigma=sigma,
+        bounds=box,
+        max_steps=steps,
+    )
+    pcov = covariance_of(solution, absolute_sigma)
+    _report_failures(solution, pcov)
+    if not full_output:
+        return solution.params, pcov
+    return solution.params, pcov, *_details(solution)
+
+
+def _check_method(method: str | None, box: Any) -> None:
+    if method not in {None, "lm", "trf", "dogbox"}:
+        raise ValueError(f"curve_fit: method = {method!r}, expected None, 'lm', 'trf' or 'dogbox'.")
+    if method == "lm" and box is not None:
+        raise ValueError("curve_fit: method 'lm' takes no bounds; leave the method out.")
+
+
+def _check_batch(**options: Any) -> None:
+    given = [name for name, option in options.items() if option is not None]
+    if given:
+        raise ValueError(f"curve_fit: {given[0]} is not available for a batch.")
+
+
+def _checked(values: Any, x: Any, y: jax.Array) -> Any:
+    """What the model returned, if it fits the data."""
+    if not hasattr(values, "shape"):
+        raise TypeError(f"curve_fit: f returned {values!r}, expected an array like ydata.")
+    if values.shape not in {y.shape, ()}:
+        x_shape = f" for xdata of shape {x.shape}" if hasattr(x, "shape") else ""
+        raise ValueError(
+            f"curve_fit: f returned shape {values.shape}{x_shape}, but ydata have shape {y.shape}; "
+            "expected the same. Do xdata and ydata have the same length?"
+        )
+    return values
+
+
+def _report_failures(solution: Solution, pcov: jax.Array) -> None:
+    if isinstance(solution.status, Tracer):
+        return  # under jit or vmap the status is all there is
+    if not bool(solution.converged):
+        raise RuntimeError(
+            f"curve_fit: optimal parameters not found: {solution.message} "
+            f"(after {int(solution.nfev)} evaluations). Try another p0, or raise maxfev."
+        )
+    if not np.all(np.isfinite(np.asarray(pcov))):
+        warnings.warn(
+            "curve_fit: the covariance of the params could not be estimated: the data don't "
+            f"determine all of them (rank {int(solution.rank)} of {pcov.shape[0]}, "
+            f"{np.size(solution.residuals)} data).",
+            OptimizeWarning,
+            stacklevel=3,
+        )
+
+
+def _report_failed_fits(fits: BatchFit) -> None:
+    if isinstance(fits.status, Tracer) or bool(jnp.all(fits.converged)):
+        return
+    failed = int(jnp.sum(~fits.converged))
+    warnings.warn(
+        f"curve_fit: {failed} of the fits did not converge; which ones, the status in "
+        f"full_output says.\n{fits}",
+        OptimizeWarning,
+        stacklevel=3,
+    )
+
+
+def _batch_details(fits: BatchFit) -> tuple[dict[str, Any], Any, Any]:
+    if isinstance(fits.status, Tracer):
+        return {"solution": fits}, None, fits.status
+    numbers = [_MINPACK.get(Status(int(code)), 5) for code in np.asarray(fits.status)]
+    return {"solution": fits}, fits.message, numbers
+
+
+# What MINPACK's info says of the convergence tests.
+_MINPACK = {
+    Status.CONVERGED_COST: 1,
+    Status.CONVERGED_STEP: 2,
+    Status.CONVERGED_GRADIENT: 4,
+}
+
+
+def _details(solution: Solution) -> tuple[dict[str, Any], Any, Any]:
+    info = {
+        "nfev": solution.nfev,
+        "njev": solution.njev,
+        "fvec": solution.residuals,
+        "solution": solution,
+    }
+    if isinstance(solution.status, Tracer):
+        return info, None, solution.status
+    return info, solution.message, _MINPACK.get(Status(int(solution.status)), 5)

@@ -1,0 +1,226 @@
+"""What a fit is worth: intervals, bands, correlation, and whether the model fits at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.scipy.special import betainc, erfinv
+
+from fnopt.core import default_float
+from fnopt.jacobians import ravel, value_and_jacobian
+from fnopt.linear import divide
+from fnopt.programs import fresh
+from fnopt.solvers import Solution, covariance_of
+
+_NEARLY_NORMAL = 1e6  # degrees of freedom from which on the normal distribution is exact enough
+
+
+class Band(NamedTuple):
+    """A prediction and how well it is known; each an array like the prediction."""
+
+    value: jax.Array
+    lower: jax.Array
+    upper: jax.Array
+    error: jax.Array  # one standard error
+
+
+def t_quantile(level: float | jax.Array, dof: float | jax.Array) -> jax.Array:
+    r"""How many standard errors hold a fraction of Student's distribution.
+
+    .. math:: P(|T| < t) = I_{t^2 / (\nu + t^2)}\!\left( \tfrac12, \tfrac{\nu}{2} \right) = p
+
+    is solved for `t` by bisection of its logarithm.
+
+    Args:
+        level: The fraction `p`, between 0 and 1.
+        dof: The degrees of freedom :math:`\nu`; infinite for the normal distribution.
+
+    Returns:
+        A scalar, infinite where there are no degrees of freedom.
+
+    Example:
+        >>> import fnopt
+        >>> print(f"{fnopt.t_quantile(0.95, 10):.3f} {fnopt.t_quantile(0.95, jnp.inf):.3f}")
+        2.228 1.960
+    """
+    dtype = default_float()
+    p, nu = jnp.asarray(level, dtype), jnp.asarray(dof, dtype)
+    normal = jnp.sqrt(jnp.asarray(2, dtype)) * erfinv(p)
+    usable = jnp.where((nu > 0) & (nu < _NEARLY_NORMAL), nu, jnp.ones_like(nu))
+
+    def halve(_: Any, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        low, high = ends
+        middle = (low + high) / 2
+        square = jnp.exp(2 * middle)
+        inside = betainc(jnp.asarray(0.5, dtype), usable / 2, square / (usable + square))
+        return jnp.where(inside < p, middle, low), jnp.where(inside < p, high, middle)
+
+    ends = (jnp.full_like(p * usable, -15), jnp.full_like(p * usable, 40))
+    low, high = lax.fori_loop(0, 64, halve, ends)
+    student = jnp.exp((low + high) / 2)
+    t = jnp.where(nu < _NEARLY_NORMAL, student, normal)
+    return jnp.where(nu > 0, t, jnp.asarray(jnp.inf, dtype))
+
+
+def _quantile(solution: Solution, level: float, absolute_sigma: bool) -> jax.Array:
+    """The quantile; the normal one where the data's standard deviations are known."""
+    if not 0 < level < 1:
+        raise ValueError(f"level = {level}, expected a fraction between 0 and 1, such as 0.95.")
+    dof = jnp.inf if absolute_sigma else degrees_of_freedom(solution)
+    return t_quantile(level, dof).astype(solution.cost.dtype)
+
+
+def degrees_of_freedom(solution: Solution) -> jax.Array:
+    """How many residuals count, minus how many params were fitted; an int32 scalar."""
+    if solution.dof is not None:
+        return solution.dof
+    assert solution.jacobian is not None, "a solution without degrees of freedom has a Jacobian"
+    m, n = solution.jacobian.shape[-2:]
+    return jnp.asarray(m - n, jnp.int32)
+
+
+def reduced_chi_square(solution: Solution) -> jax.Array:
+    r"""The sum of squares for each degree of freedom, :math:`\chi^2_\nu = \|r\|^2 / (m - n)`.
+
+    With residuals in units of known standard deviations (`sigma`) it is near 1 if the model and
+    these are right; much more says that one of them isn't.
+
+    Args:
+        solution: What :func:`fnopt.least_squares` returned.
+
+    Returns:
+        A scalar; infinite without degrees of freedom.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> y = jnp.asarray([1.0, 2.0, 3.0])
+        >>> fit = fnopt.least_squares(lambda p: p["mean"] - y, {"mean": 0.0}, sigma=0.5)
+        >>> print(f"{fnopt.reduced_chi_square(fit):.2f}")
+        4.00
+    """
+    dof = degrees_of_freedom(solution).astype(solution.cost.dtype)
+    one = jnp.ones_like(dof)
+    chi2 = 2 * solution.cost / jnp.where(dof > 0, dof, one)
+    return jnp.where(dof > 0, chi2, jnp.inf * one)
+
+
+def correlation(solution: Solution) -> jax.Array:
+    r"""The correlation of fitted params, :math:`C_{ij} / \sqrt{C_{ii} C_{jj}}`.
+
+    Args:
+        solution: What :func:`fnopt.least_squares` returned.
+
+    Returns:
+        An array of shape `[n, n]` for the params laid end to end; NaN if the data don't determine
+        them all, 0 for those that are held.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> x = jnp.asarray([1.0, 2.0, 3.0])
+        >>> fit = fnopt.least_squares(lambda p: p["a"] + p["b"] * x - x**2, {"a": 0.0, "b": 0.0})
+        >>> print(fnopt.correlation(fit).round(2))
+        [[ 1.   -0.93]
+         [-0.93  1.  ]]
+    """
+    C = covariance_of(solution)
+    error = jnp.sqrt(jnp.diagonal(C))
+    both = error * error[:, None]
+    return jnp.where(jnp.isfinite(both), divide(C, both), jnp.full_like(C, jnp.nan))
+
+
+def confidence_intervals(
+    solution: Solution, level: float = 0.95, absolute_sigma: bool = False
+) -> tuple[Any, Any]:
+    r"""The intervals :math:`\theta_j \pm t_p \sqrt{C_{jj}}` around fitted params.
+
+    Args:
+        solution: What :func:`fnopt.least_squares` returned.
+        level: The fraction of such intervals that hold the truth, if the model is right and
+            nearly linear over their width.
+        absolute_sigma: Whether the residuals are in units of known standard deviations.
+
+    Returns:
+        The lower and the upper ends, two trees like the params; infinite if the data don't
+        determine them all.
+
+    Raises:
+        ValueError: If `level` is no fraction.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> y = jnp.asarray([1.0, 2.0, 3.0])
+        >>> fit = fnopt.least_squares(lambda p: p["mean"] - y, {"mean": 0.0})
+        >>> lower, upper = fnopt.confidence_intervals(fit)
+        >>> print(f"{lower['mean']:.3f} {upper['mean']:.3f}")
+        -0.484 4.484
+    """
+    x, unravel = ravel(solution.params, "params")
+    reach = _quantile(solution, level, absolute_sigma) * jnp.sqrt(
+        jnp.diagonal(covariance_of(solution, absolute_sigma))
+    )
+    return unravel(x - reach), unravel(x + reach)
+
+
+def predict_band(
+    predict: Callable[[Any], jax.Array],
+    solution: Solution,
+    level: float = 0.95,
+    *,
+    noise: float | jax.Array | bool = False,
+    absolute_sigma: bool = False,
+) -> Band:
+    r"""A prediction with the band that the uncertainty of the params makes around it.
+
+    .. math:: f(\hat\theta) \pm t_p \sqrt{g^T C g + s^2}, \qquad
+        g = \nabla_\theta f(\hat\theta)
+
+    Args:
+        predict: `predict(params)` returns the prediction, an array.
+        solution: What :func:`fnopt.least_squares` returned.
+        level: The fraction of such bands that hold the truth, at each point.
+        noise: The standard deviation :math:`s` of new data, in the units of the prediction, for a
+            band that holds these; True takes :math:`s^2 = \|r\|^2 / (m - n)` from the fit, which
+            is in these units only if it had neither `sigma` nor `weights`. False is the band of
+            the curve itself.
+        absolute_sigma: Whether the residuals are in units of known standard deviations.
+
+    Returns:
+        The prediction, the ends of the band, and the standard error.
+
+    Raises:
+        ValueError: If `level` is no fraction.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> x = jnp.asarray([0.0, 1.0, 2.0, 3.0])
+        >>> y = jnp.asarray([1.0, 3.1, 4.9, 7.0])
+        >>> fit = fnopt.least_squares(lambda p: p["a"] + p["b"] * x - y, {"a": 0.0, "b": 0.0})
+        >>> band = fnopt.predict_band(lambda p: p["a"] + p["b"] * jnp.asarray([1.5, 9.0]), fit)
+        >>> print(band.lower.round(2), band.upper.round(2))
+        [ 3.8  17.47] [ 4.2  20.23]
+
+    Reference:
+        Seber and Wild (1989), Nonlinear regression, section 5.1.
+    """
+    x, unravel = ravel(solution.params, "params")
+    shape = jax.eval_shape(fresh(predict), solution.params)
+
+    def flat(x: jax.Array) -> jax.Array:
+        return jnp.ravel(predict(unravel(x))).astype(x.dtype)
+
+    value, J = value_and_jacobian(flat, x, shape.size)
+    C = covariance_of(solution, absolute_sigma)
+    known = jnp.all(jnp.isfinite(C))
+    square = jnp.sum((J @ jnp.where(known, C, jnp.zeros_like(C))) * J, axis=1)
+    if noise is True:
+        square = square + reduced_chi_square(solution)
+    elif noise is not False:
+        spread = jnp.asarray(noise, x.dtype)
+        square = square + jnp.ravel(jnp.broadcast_to(jnp.square(spread), shape.shape))
+    error = jnp.where(known, jnp.sqrt(square), jnp.full_like(square, jnp.inf))
+    reach = _quantile(solution, level, absolute_sigma) * error
+    return Band(*(v.reshape(shape.shape) for v in (value, value - reach, value + reach, error)))

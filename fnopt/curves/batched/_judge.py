@@ -1,0 +1,127 @@
+"""What a trial is worth, and whether to go on after it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import Status
+from fnopt.curves.batched._lanes import Lanes, Params, Tolerances
+from fnopt.linear import NormalEquations, jacobi_scale
+from fnopt.solvers import first_of
+
+_LEAST_GAIN = 1e-4  # less than this fraction of the promise is no progress
+_MOST_DAMPING = 1e16  # steps are far below rounding then
+_SLOPING = 1e-5  # a gradient cosine below this counts as a stationary point
+_NOISE = 30.0  # how far above its estimate rounding was seen to reach
+
+
+class Trial(NamedTuple):
+    """A trial, as the linear model promised it and as it turned out."""
+
+    predicted: jax.Array  # reduction of the sum of squares
+    actual: jax.Array  # the same, measured; NaN or infinite where the trial isn't finite
+    length: jax.Array  # squared, ||D p||^2 with D the norms of the Jacobian's columns
+    size: jax.Array  # squared, ||D x||^2
+    finite: jax.Array  # bool
+    negligible: jax.Array  # bool, both reductions drown in rounding: their ratio says nothing
+
+
+def examine(lanes: Lanes, new: NormalEquations, tol: Tolerances) -> Trial:
+    r"""Compares the trial with its promise.
+
+    .. math:: \|r\|^2 - \|r + J p\|^2 = -p^T g + \lambda \|D p\|^2
+        \quad\text{because}\quad (J^T J + \lambda D^2)\, p = -g
+
+    The right side has no cancellation. The step is taken as it was rounded when it was added.
+    """
+    zero = jnp.zeros_like(lanes.lam)
+    slope, length, size = zero, zero, zero
+    scale = jacobi_scale(lanes.sums.A)
+    for x, trial, s, g in zip(lanes.x, lanes.trial, scale, lanes.sums.g, strict=True):
+        p = trial - x
+        slope += p * g
+        length += jnp.square(p / s)
+        size += jnp.square(x / s)
+    predicted = lanes.lam * length - slope
+    actual = lanes.sums.square - new.square
+    noise = tol.noise * lanes.sums.square
+    negligible = (predicted <= noise) & (jnp.abs(actual) <= noise)
+    return Trial(predicted, actual, length, size, _is_finite(lanes.trial, new), negligible)
+
+
+def _is_finite(x: Params, sums: NormalEquations) -> jax.Array:
+    # The other sums are bounded by these: Cauchy-Schwarz.
+    finite = jnp.isfinite(sums.square)
+    for x_i, row in zip(x, sums.A, strict=True):
+        finite &= jnp.isfinite(x_i) & jnp.isfinite(row[-1])
+    return finite
+
+
+def improves(trial: Trial) -> jax.Array:
+    """Whether to go there.
+
+    Where gains are rounding the gradient, which is much more exact, is trusted: such steps give
+    the params digits that the cost can't show any more.
+    """
+    enough = jnp.asarray(_LEAST_GAIN, trial.actual.dtype) * trial.predicted
+    gains = (trial.actual >= enough) & (trial.predicted > 0)
+    return trial.finite & (gains | trial.negligible)
+
+
+def gradient_cosine(sums: NormalEquations) -> jax.Array:
+    r"""The squared largest cosine between the residual and a column of the Jacobian.
+
+    .. math:: \max_j \frac{(J_j^T r)^2}{\|J_j\|^2 \|r\|^2}
+    """
+    steepest = jnp.zeros_like(sums.square)
+    for s, g in zip(jacobi_scale(sums.A), sums.g, strict=True):
+        steepest = jnp.maximum(steepest, jnp.square(s * g))
+    return jnp.where(sums.square > 0, steepest / sums.square, steepest)
+
+
+def status_after(
+    lanes: Lanes, sums: NormalEquations, lam: jax.Array, trial: Trial, tol: Tolerances
+) -> jax.Array:
+    """The status of every lane after a trial.
+
+    Args:
+        lanes: Before it.
+        sums: After it: at the trial where that was accepted.
+        lam: The damping after it.
+        trial: The trial.
+        tol: The tolerances.
+
+    Returns:
+        An int32 array, `RUNNING` where there is work left.
+    """
+    f, tried = lanes.sums.square, ~lanes.fresh
+    cosine = gradient_cosine(sums)
+    stationary = (sums.square <= 0) | (cosine <= jnp.square(tol.gtol))
+    flat = (trial.predicted <= tol.ftol * f) & (
+        jnp.abs(trial.actual) <= jnp.maximum(tol.ftol, tol.noise) * f
+    )
+    tiny = trial.length <= jnp.square(tol.xtol) * trial.size
+    stuck = lam > jnp.asarray(_MOST_DAMPING, f.dtype)
+    collapsed = tried & (stuck | (tiny & ~trial.finite) | (tiny & _slopes(cosine, f, trial, tol)))
+    return first_of(
+        (lanes.fresh & ~trial.finite, Status.NONFINITE_START),
+        (stationary, Status.CONVERGED_GRADIENT),
+        (tried & flat, Status.CONVERGED_COST),
+        (collapsed & ~trial.finite, Status.NONFINITE_STEP),
+        (collapsed, Status.STALLED),
+        (tried & tiny, Status.CONVERGED_STEP),
+    )
+
+
+def _slopes(cosine: jax.Array, f: jax.Array, trial: Trial, tol: Tolerances) -> jax.Array:
+    r"""Whether the residual leans on a column by more than rounding explains.
+
+    Rounding moves a residual by about :math:`\epsilon \|J_j x_j\|` for each parameter. All are
+    squares here.
+    """
+    floor = jnp.asarray(_SLOPING**2, f.dtype) * f
+    noise = jnp.square(jnp.asarray(_NOISE, f.dtype) * tol.eps) * trial.size
+    return cosine * f > jnp.maximum(floor, noise)

@@ -1,0 +1,69 @@
+"""The model of a curve fit, as the batch needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.curves.batched._data import NAME, Points, joined
+from fnopt.curves.batched._lanes import Params
+from fnopt.curves.batched._start import Layout
+from fnopt.programs import Recorded, recorded, runs_now
+
+_MOST_PARAMS = 16  # everything is unrolled: compile time grows with the cube
+
+Predict = Callable[[Params, Any], jax.Array]
+"""`predict(numbers, x)` returns the values of one fit."""
+
+
+def checked_model(
+    f: Callable[..., Any], layout: Layout, x0: jax.Array, shared: Points, own: Points
+) -> Predict | Recorded:
+    """A user's function of one fit's numbers, as a value where that can be had.
+
+    It is traced for one fit, to say what is wrong in terms of one fit.
+    """
+    n = x0.shape[1]
+    if n > _MOST_PARAMS:
+        raise ValueError(
+            f"{NAME}: p0 has {n} params a fit, expected at most {_MOST_PARAMS}: the algebra is "
+            "unrolled. Use jax.vmap over fnopt.least_squares for larger problems."
+        )
+
+    def predict(x: Params, at: Any) -> Any:
+        params = layout.params(x)
+        return f(at, *params) if layout.unpacked else f(at, params)
+
+    one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), own)
+    numbers = (jax.ShapeDtypeStruct((), x0.dtype),) * n
+    at = joined(shared, one).x
+    found = recorded(predict, numbers, at) if runs_now((x0, shared, own)) else None
+    value = jax.eval_shape(predict, numbers, at) if found is None else found.returns
+    _check_value(value, one.y.shape)
+    return predict if found is None else found
+
+
+def _check_value(value: Any, shape: tuple[int, ...]) -> None:
+    if not hasattr(value, "shape") or jnp.issubdtype(value.dtype, jnp.complexfloating):
+        raise TypeError(f"{NAME}: f returned {value!r}, expected a real array like y[0].")
+    if value.shape not in {shape, ()}:
+        raise ValueError(
+            f"{NAME}: f returned shape {value.shape} for one fit, but one fit's data have shape "
+            f"{shape}; expected the same. If x has an axis for the fits, say "
+            "x_per_fit=True."
+        )
+
+
+def residual(predict: Predict, x: Params, points: Points) -> jax.Array:
+    """The residuals of one fit, laid end to end."""
+    assert points.y is not None
+    dtype = x[0].dtype
+    r = jnp.asarray(predict(x, points.x)).astype(dtype) - points.y.astype(dtype)
+    if points.sigma is not None:
+        r = r / points.sigma.astype(dtype)
+    if points.mask is not None:
+        r = jnp.where(points.mask, r, jnp.zeros_like(r))
+    return jnp.ravel(r)

@@ -1,8 +1,0 @@
-"""Which inputs of a function an output can depend on, read from its program."""
-
-from __future__ import annotations
-
-from fnopt.gradients.dependence._interpret import dependence
-from fnopt.gradients.dependence._sets import ALL, EMPTY, Sets
-
-__all__ = ["ALL", "EMPTY", "Sets", "dependence"]

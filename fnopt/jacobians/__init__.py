@@ -1,0 +1,34 @@
+"""Derivatives of any function as trees, matrices and operators; sparse ones and their patterns."""
+
+from __future__ import annotations
+
+from fnopt.jacobians._check_sparsity import check_sparsity
+from fnopt.jacobians._coloured import SparseJacobian
+from fnopt.jacobians._colouring import Sparsity
+from fnopt.jacobians._flat import at_once as at_once
+from fnopt.jacobians._flat import in_chunks as in_chunks
+from fnopt.jacobians._flat import jacobian_mode, value_and_jacobian
+from fnopt.jacobians._of_function import jacobian
+from fnopt.jacobians._of_function import tree_or_matrix as tree_or_matrix
+from fnopt.jacobians._operator import JacobianOperator
+from fnopt.jacobians._per_example import per_example_jacobian
+from fnopt.jacobians._ravel import ravel
+from fnopt.jacobians._real_vector import RealVector, real_vector
+from fnopt.jacobians._sparse import sparse_jacobian
+from fnopt.jacobians._sparsity_pattern import sparsity_pattern
+
+__all__ = [
+    "JacobianOperator",
+    "RealVector",
+    "SparseJacobian",
+    "Sparsity",
+    "check_sparsity",
+    "jacobian",
+    "jacobian_mode",
+    "per_example_jacobian",
+    "ravel",
+    "real_vector",
+    "sparse_jacobian",
+    "sparsity_pattern",
+    "value_and_jacobian",
+]

@@ -1,0 +1,88 @@
+"""Whether a sparsity pattern holds all that it has to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from fnopt.jacobians._sparse import sparse_jacobian
+from fnopt.jacobians._vectors import vector_function
+
+_NAME = "check_sparsity"
+_SLACK = 1e3  # of the rounding unit: a row of a large Jacobian adds many numbers up
+
+
+def check_sparsity(
+    fn: Callable[..., Any], pattern: Any, *, mode: str = "auto"
+) -> Callable[..., None]:
+    r"""Checks by trial that the Jacobian of a function has no entry outside of a pattern.
+
+    An entry that the pattern of `sparse_jacobian` lacks is taken for another one, and nothing
+    tells. But it changes products: here one with a random vector is compared with the exact
+    one. All entries that aren't zero at these params are found, whatever their places.
+
+    Args:
+        fn: `fn(params, ...)`, as for `sparse_jacobian`.
+        pattern: Where the Jacobian may have entries, as for `sparse_jacobian`.
+        mode: As for `sparse_jacobian`.
+
+    Returns:
+        A function of the arguments of `fn` that returns `None`. It looks at numbers, so call it
+        outside of `jit`, at params where nothing happens to be zero.
+
+    Raises:
+        ValueError: If there are entries outside of the pattern; the message names outputs and
+            params that have some.
+        TypeError: If it is called on traced values.
+
+    Example:
+        >>> import numpy as np
+        >>> from fnopt.jacobians import check_sparsity
+        >>> diagonal = (np.arange(3), np.arange(3))
+        >>> check_sparsity(lambda x: x**2, diagonal)(jnp.ones(3))
+        >>> check_sparsity(lambda x: x**2 + x[1], diagonal)(jnp.ones(3))
+        Traceback (most recent call last):
+        ValueError: check_sparsity: the Jacobian has entries outside of the pattern: in the rows...
+    """
+    jac = sparse_jacobian(fn, pattern, mode=mode)
+
+    def check(*args: Any, **kwargs: Any) -> None:
+        if any(isinstance(x, Tracer) for x in jax.tree.leaves((args, kwargs))):
+            raise TypeError(f"{_NAME}: the arguments are traced. Call it outside of jit.")
+        J = jac(*args, **kwargs)
+        flat = vector_function(lambda p: fn(p, *args[1:], **kwargs), args[0], _NAME)
+        v, w = _random(0, flat.x.size, flat.x), _random(1, flat.m, flat.x)
+        _, product = jax.jvp(flat.fn, (flat.x,), (v,))
+        _, pull = jax.vjp(flat.fn, flat.x)
+        rows = _differing(J.mv(v), product)
+        cols = _differing(J.rmv(w), pull(w)[0])
+        if rows.size or cols.size:
+            raise ValueError(
+                f"{_NAME}: the Jacobian has entries outside of the pattern: in the rows "
+                f"{_listed(rows)} (outputs, laid end to end), in the columns {_listed(cols)} "
+                "(params). Add them, or sparse_jacobian returns something else."
+            )
+
+    return check
+
+
+def _random(seed: int, size: int, like: jax.Array) -> jax.Array:
+    return jax.random.normal(jax.random.key(seed), (size,), like.dtype)
+
+
+def _differing(got: jax.Array, want: jax.Array) -> np.ndarray:
+    a, b = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    if not np.all(np.isfinite(b)):
+        raise ValueError(f"{_NAME}: the derivative is not finite at these params.")
+    scale = np.maximum(np.abs(b), np.abs(b).mean())
+    return np.flatnonzero(np.abs(a - b) > _SLACK * float(jnp.finfo(got.dtype).eps) * scale)
+
+
+def _listed(indices: np.ndarray) -> str:
+    more = f", … and {indices.size - 8} more" if indices.size > 8 else ""
+    return f"[{', '.join(map(str, indices[:8]))}{more}]"

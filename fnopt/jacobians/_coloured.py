@@ -1,0 +1,103 @@
+"""A sparse Jacobian in compressed form: as many columns as there are colours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fnopt.jacobians._colouring import Sparsity
+
+
+@jax.tree_util.register_pytree_node_class
+class SparseJacobian:
+    r"""A sparse matrix `[m, n]` kept by colours: the sums of the columns (or rows) of each.
+
+    A row has at most one entry a colour, so the sums hold every entry, in an array of shape
+    `[m, colours]`, and products with the matrix need nothing else. It is a pytree whose only leaf
+    is that array.
+
+    Args:
+        sums: The sums, of shape `[m, colours]`; by rows, `[n, colours]`.
+        sparsity: Where the matrix has entries, and which columns have which colour; by rows, that
+            of its transpose.
+        by_rows: Whether rows were summed rather than columns.
+
+    Example:
+        >>> import numpy as np
+        >>> from fnopt.jacobians import SparseJacobian, Sparsity
+        >>> i = np.arange(3)
+        >>> J = SparseJacobian(jnp.asarray([[1.0], [2.0], [3.0]]), Sparsity(i, i, (3, 3)))
+        >>> J.shape, J.mv(jnp.ones(3))
+        ((3, 3), Array([1., 2., 3.], dtype=float32))
+    """
+
+    def __init__(self, sums: Any, sparsity: Sparsity, by_rows: bool = False) -> None:
+        self.sums = sums
+        self.sparsity = sparsity
+        self.by_rows = by_rows
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The numbers of rows and of columns."""
+        m, n = self.sparsity.shape
+        return (n, m) if self.by_rows else (m, n)
+
+    @property
+    def entries(self) -> tuple[np.ndarray, np.ndarray, jax.Array]:
+        """The rows, the columns and the values of all entries, each of shape `[entries]`."""
+        at = self.sparsity
+        values = self.sums[at.rows, at.colour[at.cols]]
+        return (at.cols, at.rows, values) if self.by_rows else (at.rows, at.cols, values)
+
+    def astype(self, dtype: Any) -> SparseJacobian:
+        """The same in another dtype."""
+        return SparseJacobian(self.sums.astype(dtype), self.sparsity, self.by_rows)
+
+    def mv(self, v: jax.Array) -> jax.Array:
+        """The product with a vector of shape `[n]`, of shape `[m]`."""
+        return self._across(v) if self.by_rows else self._along(v)
+
+    def rmv(self, w: jax.Array) -> jax.Array:
+        """The product of the transpose with a vector of shape `[m]`, of shape `[n]`."""
+        return self._along(w) if self.by_rows else self._across(w)
+
+    def times_rows(self, b: jax.Array) -> SparseJacobian:
+        """The rows by the factors `b`, of shape `[m]`; a row of no weight may be NaN."""
+        column, there = self.sparsity.lists
+        factors = jnp.where(there, b[column], 0) if self.by_rows else b[:, None]
+        sums = jnp.where(factors != 0, factors * self.sums, 0)
+        return SparseJacobian(sums, self.sparsity, self.by_rows)
+
+    def matrix(self) -> jax.Array:
+        """All of it, an array of shape `[m, n]`."""
+        rows, cols, values = self.entries
+        return jnp.zeros(self.shape, values.dtype).at[rows, cols].set(values)
+
+    def _along(self, v: jax.Array) -> jax.Array:
+        column, there = self.sparsity.lists
+        return jnp.sum(jnp.where(there, self.sums * v[column], 0), axis=1)
+
+    def _across(self, w: jax.Array) -> jax.Array:
+        at = self.sparsity
+        rows, cols = at.by_columns
+        terms = self.sums[rows, at.colour[cols]] * w[rows]
+        return jax.ops.segment_sum(terms, cols, at.shape[1], indices_are_sorted=True)
+
+    def tree_flatten(self) -> tuple[tuple[Any], tuple[Sparsity, bool]]:
+        """The sums; the rest is static."""
+        return (self.sums,), (self.sparsity, self.by_rows)
+
+    @classmethod
+    def tree_unflatten(cls, aux: tuple[Sparsity, bool], children: tuple[Any]) -> SparseJacobian:
+        """Undoes `tree_flatten`."""
+        return cls(children[0], *aux)
+
+    def __repr__(self) -> str:
+        m, n = self.shape
+        return (
+            f"SparseJacobian(shape=({m}, {n}), entries={self.sparsity.rows.size}, "
+            f"colours={self.sparsity.colours}, by={'rows' if self.by_rows else 'columns'})"
+        )

@@ -1,0 +1,107 @@
+"""The Jacobian of a function of a vector, by whichever mode is cheaper, in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fnopt.core import where
+
+MODES = ("auto", "forward", "reverse")
+_MOST_AT_ONCE, _CHUNK = 256, 64  # matrix products are as fast in such chunks, and fit memory
+
+
+def jacobian_mode(mode: str, m: int, n: int, what: str = "jacobian") -> str:
+    """Chooses forward (`n` tangents) or reverse (`m` cotangents): whichever is fewer.
+
+    Args:
+        mode: `'auto'`, `'forward'` or `'reverse'`.
+        m: How many outputs there are.
+        n: How many inputs there are.
+        what: What the option is called, for the message.
+
+    Returns:
+        `'forward'` or `'reverse'`.
+
+    Raises:
+        ValueError: If `mode` is something else.
+
+    Example:
+        >>> from fnopt.jacobians import jacobian_mode
+        >>> jacobian_mode("auto", m=100, n=3), jacobian_mode("auto", m=8, n=1000)
+        ('forward', 'reverse')
+    """
+    if mode not in MODES:
+        raise ValueError(f"{where()}{what} = {mode!r}, expected one of {MODES}.")
+    if mode == "auto":
+        return "forward" if n <= m else "reverse"
+    return mode
+
+
+def value_and_jacobian(
+    fn: Callable[[jax.Array], jax.Array],
+    x: jax.Array,
+    m: int,
+    mode: str = "auto",
+    chunk_size: int | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    r"""The value of a function and its Jacobian :math:`J_{ij} = \partial f_i / \partial x_j`.
+
+    The function is traced once: forward mode pushes the `n` unit tangents through its linear map,
+    reverse mode pulls the `m` unit cotangents back.
+
+    Args:
+        fn: A function from `[n]` to `[m]`.
+        x: The point, of shape `[n]`.
+        m: The number of outputs.
+        mode: `'auto'`, `'forward'` or `'reverse'`.
+        chunk_size: How many tangents or cotangents are pushed at once, to bound the memory of
+            what lies between inputs and outputs; by default all of them up to 256, else 64 at
+            a time.
+
+    Returns:
+        `fn(x)` of shape `[m]` and the Jacobian of shape `[m, n]`.
+
+    Raises:
+        ValueError: If `mode` is none of the three.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.jacobians import value_and_jacobian
+        >>> value_and_jacobian(lambda x: x**2, jnp.asarray([1.0, 2.0]), m=2)[1]
+        Array([[2., 0.],
+               [0., 4.]], dtype=float32)
+    """
+    if jacobian_mode(mode, m, x.size) == "forward":
+        value, push = jax.linearize(fn, x)
+        if at_once(x.size, chunk_size):
+            return value, jax.vmap(push, out_axes=1)(jnp.eye(x.size, dtype=x.dtype))
+        return value, in_chunks(push, _units(x.size, x.dtype), x.size, chunk_size).T
+    value, pull = jax.vjp(fn, x)
+    if at_once(m, chunk_size):
+        return value, jax.vmap(lambda e: pull(e)[0])(jnp.eye(m, dtype=value.dtype))
+    return value, in_chunks(lambda e: pull(e)[0], _units(m, value.dtype), m, chunk_size)
+
+
+def at_once(size: int, chunk_size: int | None = None) -> bool:
+    """Whether so many products with a linear map are made at once, or in chunks."""
+    return size <= (_MOST_AT_ONCE if chunk_size is None else chunk_size)
+
+
+def in_chunks(
+    linear: Callable[[jax.Array], jax.Array],
+    seed: Callable[[jax.Array], jax.Array],
+    size: int,
+    chunk_size: int | None = None,
+) -> jax.Array:
+    """What a linear map makes of the vectors `seed(0)` to `seed(size - 1)`, one a row."""
+    batch_size = _CHUNK if chunk_size is None else chunk_size
+    return lax.map(lambda i: linear(seed(i)), jnp.arange(size), batch_size=batch_size)
+
+
+def _units(size: int, dtype: Any) -> Callable[[jax.Array], jax.Array]:
+    return lambda i: (jnp.arange(size) == i).astype(dtype)

@@ -1,0 +1,108 @@
+"""The Jacobian of any function by its params: as a tree, as a matrix, or as an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fnopt.core import check_choice, checked_chunk_size
+from fnopt.jacobians._flat import jacobian_mode, value_and_jacobian
+from fnopt.jacobians._operator import JacobianOperator
+from fnopt.jacobians._vectors import cheaper_mode, vector_function
+
+FORMS = ("tree", "matrix", "operator")
+
+
+def jacobian(
+    fn: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    *,
+    form: str = "tree",
+    mode: str = "auto",
+    chunk_size: int | None = None,
+) -> Callable[..., Any]:
+    r"""The Jacobian of the outputs of a function with respect to its params.
+
+    .. math:: J_{ij} = \frac{\partial f_i}{\partial \theta_j}
+
+    Forward mode costs a pass for each of the `n` params, reverse mode one for each of the `m`
+    outputs; the cheaper one is taken, and only so many passes are made at once as memory allows.
+
+    Args:
+        fn: `fn(params, ...)` returns an array, or a pytree of arrays, real or complex.
+        argnums: Which positional arguments to differentiate, as in `jax.jacobian`.
+        form: `'tree'` is what `jax.jacobian` returns; `'matrix'` lays outputs and params end to
+            end; `'operator'` never forms it and only multiplies by it.
+        mode: `'forward'`, `'reverse'`, or `'auto'` for the one with fewer passes (`'reverse'`
+            where a `custom_vjp` allows nothing else).
+        chunk_size: How many passes are made at once; by default all up to 256, else 64.
+
+    Returns:
+        A function of the arguments of `fn` that returns `J`:
+
+        - as a tree like the outputs whose leaves are trees like the params, of arrays of shape
+          `output.shape + param.shape` in the dtype of the output;
+        - as an array of shape `[m, n]`, in the params' common dtype (at least float32), where a
+          complex output has rows for its real part, then for its imaginary part;
+        - as a :class:`JacobianOperator`.
+
+    Raises:
+        TypeError: If params or outputs aren't floating, or params are complex.
+        ValueError: If an option is none of its values.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> def model(p, x):
+        ...     return p["a"] * x + p["b"]
+        >>> p, x = {"a": jnp.float32(2.0), "b": jnp.float32(1.0)}, jnp.asarray([1.0, 5.0])
+        >>> fnopt.jacobian(model)(p, x)["a"]
+        Array([1., 5.], dtype=float32)
+        >>> fnopt.jacobian(model, form="matrix")(p, x)
+        Array([[1., 1.],
+               [5., 1.]], dtype=float32)
+        >>> J = fnopt.jacobian(model, form="operator")(p, x)
+        >>> {name: float(v) for name, v in J.rmv(jnp.asarray([1.0, 1.0])).items()}
+        {'a': 6.0, 'b': 2.0}
+    """
+    check_choice(form, FORMS, "form", "jacobian")
+    jacobian_mode(mode, 1, 1, "jacobian: mode")
+    chunk_size = checked_chunk_size(chunk_size, "jacobian")
+
+    def jacobian_fn(*args: Any, **kwargs: Any) -> Any:
+        of_params, params = _of_params(fn, argnums, args, kwargs)
+        if form == "operator":
+            return JacobianOperator(of_params, params, mode, chunk_size)
+        return tree_or_matrix(of_params, params, mode, chunk_size, form, "jacobian")
+
+    return jacobian_fn
+
+
+def tree_or_matrix(
+    fn: Callable[[Any], Any], params: Any, mode: str, chunk_size: int | None, form: str, name: str
+) -> Any:
+    """The Jacobian of a function of the params, in one of these two forms."""
+    flat = vector_function(fn, params, name)
+    mode = cheaper_mode(mode, flat)
+    _, J = value_and_jacobian(flat.fn, flat.x, flat.m, mode, chunk_size)
+    return J if form == "matrix" else flat.tree(J)
+
+
+def _of_params(
+    fn: Callable[..., Any], argnums: int | Sequence[int], args: tuple[Any, ...], kwargs: Any
+) -> tuple[Callable[[Any], Any], Any]:
+    """The function of what is differentiated alone, and that."""
+    one = isinstance(argnums, int)
+    positions = (argnums,) if one else tuple(argnums)
+    if not positions or any(not -len(args) <= i < len(args) for i in positions):
+        raise ValueError(
+            f"jacobian: argnums is {argnums}, but there are {len(args)} positional arguments."
+        )
+
+    def of_params(params: Any) -> Any:
+        full = list(args)
+        for i, value in zip(positions, (params,) if one else params, strict=True):
+            full[i] = value
+        return fn(*full, **kwargs)
+
+    values = tuple(args[i] for i in positions)
+    return of_params, values[0] if one else values

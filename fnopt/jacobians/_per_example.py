@@ -1,0 +1,176 @@
+"""One Jacobian per example: what least squares needs of a network."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import (
+    check_batch,
+    checked_chunk_size,
+    compute_dtype,
+    leaves_with_names,
+    scan_chunks,
+    shown,
+)
+from fnopt.jacobians._flat import jacobian_mode
+from fnopt.jacobians._ravel import ravel
+from fnopt.jacobians._real_vector import RealVector, real_vector
+from fnopt.jacobians._vectors import blocks, check_real, checked_outputs
+
+_NAME = "per_example_jacobian"
+Carry = TypeVar("Carry")
+
+
+def per_example_jacobian(
+    fn: Callable[..., Any], *, mode: str = "auto", chunk_size: int | None = None
+) -> PerExampleJacobian:
+    r"""The Jacobian of the outputs for every example with respect to the params.
+
+    .. math:: J_i = \frac{\partial f(\theta, x_i)}{\partial \theta}, \qquad i = 1, \dots, b
+
+    The outputs for an example depend on no other example, so `k` backward passes over the batch
+    give all `b k` rows of the Jacobian, with `k` the number of outputs of ONE example; that is
+    what makes it cheaper than the Jacobian of the batch as a whole.
+
+    It is what `least_squares` takes as `jac` where the residuals are mapped over examples:
+    `least_squares(jax.vmap(fn, (None, 0)), params, args=(batch,), jac=per_example_jacobian(fn))`.
+
+    Args:
+        fn: `fn(params, example, ...)` for ONE example returns an array, or a pytree of arrays.
+        mode: `'reverse'` makes a pass for each output of an example, `'forward'` one for each
+            param; `'auto'` takes the fewer.
+        chunk_size: How many examples are differentiated at once, which bounds the memory of
+            activations; `None` for all. Least squares with normal equations (`'cholesky'`) then
+            adds `J^T J` up chunk by chunk, so that `J` never exists as a whole (unless `sigma` is a
+            matrix); the solution has no covariance.
+
+    Returns:
+        A function `(params, batch, ...)` that returns a tree like the outputs of trees like the
+        params, of arrays of shape `[b, *output.shape, *param.shape]`. All arguments after the
+        params have a leading axis of `b` examples; keyword arguments are shared.
+
+    Raises:
+        TypeError: If params or outputs aren't floating, or params are complex.
+        ValueError: If the example axes disagree or are empty, or an option makes no sense.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> def residual(w, example):
+        ...     x, y = example
+        ...     return jnp.tanh(w @ x) - y
+        >>> batch = (jnp.asarray([[1.0, 2.0], [3.0, 4.0]]), jnp.zeros(2))
+        >>> fnopt.per_example_jacobian(residual)(jnp.zeros(2), batch)
+        Array([[1., 2.],
+               [3., 4.]], dtype=float32)
+    """
+    jacobian_mode(mode, 1, 1, f"{_NAME}: mode")
+    return PerExampleJacobian(fn, mode, checked_chunk_size(chunk_size, _NAME))
+
+
+@dataclasses.dataclass(frozen=True)
+class PerExampleJacobian:
+    """What `per_example_jacobian` returns: a function, which can also be gone through in chunks.
+
+    Args:
+        fn: The function of params and one example.
+        mode: `'auto'`, `'forward'` or `'reverse'`.
+        chunk_size: How many examples are differentiated at once; `None` for all.
+    """
+
+    fn: Callable[..., Any]
+    mode: str
+    chunk_size: int | None
+
+    def __call__(self, params: Any, *batch: Any, **shared: Any) -> Any:
+        """The Jacobians, as blocks."""
+        size, laid, rows = self._bound(params, batch, shared)
+
+        def body(carry: None, chunk: Any) -> tuple[None, Any]:
+            return carry, jax.vmap(lambda example: blocks(laid.unflatten, rows(example)))(chunk)
+
+        return scan_chunks(body, None, batch, size, self.chunk_size)[1]
+
+    def fold(
+        self,
+        step: Callable[[Carry, jax.Array, Any], Carry],
+        carry: Carry,
+        params: Any,
+        batch: tuple[Any, ...],
+        along: Any,
+    ) -> Carry:
+        """Goes through the rows of the Jacobian, chunk by chunk, without keeping them.
+
+        Args:
+            step: `step(carry, J, parts)` returns the next carry; `J` has shape `[rows, n]`, the
+                params laid end to end, and `parts` is `along` for these rows.
+            carry: The first carry.
+            params: The params.
+            batch: The batched arguments.
+            along: A tuple of trees like the outputs of the batch.
+
+        Returns:
+            The last carry.
+        """
+        size, laid, rows = self._bound(params, batch, {})
+
+        def body(carry: Carry, chunk: Any) -> tuple[Carry, None]:
+            examples, trees = chunk
+            parts = tuple(jnp.ravel(jax.vmap(laid.flatten)(tree)) for tree in trees)
+            J = jax.vmap(lambda example: _joined(rows(example), laid.size))(examples)
+            return step(carry, J.reshape(-1, J.shape[-1]), parts), None
+
+        return scan_chunks(body, carry, (batch, along), size, self.chunk_size)[0]
+
+    def _bound(
+        self, params: Any, batch: tuple[Any, ...], shared: dict[str, Any]
+    ) -> tuple[int, RealVector, Callable[[Any], Any]]:
+        """How many examples there are, how one's outputs are laid out, and the rows of one."""
+        check_real(params, _NAME)
+        size = check_batch(_named_leaves(batch), _NAME)
+
+        def one(params: Any, example: Any) -> Any:
+            return self.fn(params, *example, **shared)
+
+        example = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), batch)
+        outputs = checked_outputs(jax.eval_shape(one, params, example), _NAME)
+        laid = real_vector(outputs, ravel(params)[0].dtype)
+        return size, laid, _rows_of(one, laid, params, self.mode)
+
+
+def _joined(rows: Any, k: int) -> jax.Array:
+    """Rows `[k, *param]` in a tree as `[k, n]`."""
+    parts = [leaf.reshape(k, -1) for leaf in jax.tree.leaves(rows)]
+    dtype = compute_dtype(*(part.dtype for part in parts))
+    return jnp.concatenate([part.astype(dtype) for part in parts], axis=1)
+
+
+def _rows_of(
+    fn: Callable[[Any, Any], Any], laid: RealVector, params: Any, mode: str
+) -> Callable[[Any], Any]:
+    """The function from an example to a tree like the params, of its rows `[k, *param]`."""
+    x, unravel = ravel(params, "params")
+
+    def by_rows(example: Any) -> Any:
+        # By the leaves and not by the vector: what is never laid end to end need not be cut up.
+        value, pull = jax.vjp(lambda p: laid.flatten(fn(p, example)), params)
+        return jax.vmap(lambda e: pull(e)[0])(jnp.eye(laid.size, dtype=value.dtype))
+
+    def by_columns(example: Any) -> Any:
+        _, push = jax.linearize(lambda p: laid.flatten(fn(p, example)), params)
+        columns = jax.vmap(lambda v: push(unravel(v)), out_axes=1)(jnp.eye(x.size, dtype=x.dtype))
+        return jax.vmap(unravel)(columns)
+
+    return by_rows if jacobian_mode(mode, laid.size, x.size) == "reverse" else by_columns
+
+
+def _named_leaves(batch: tuple[Any, ...]) -> list[tuple[str, Any]]:
+    return [
+        (f"argument {i + 1}, {shown(path)}", leaf)
+        for i, part in enumerate(batch)
+        for path, leaf in leaves_with_names(part)[0]
+    ]

@@ -1,0 +1,63 @@
+"""The one place that turns a pytree into a vector and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fnopt.core import compute_dtype, is_inexact, leaves_with_names, shown, where
+
+
+def _checked_leaves(tree: Any, what: str) -> tuple[list[Any], Any]:
+    pairs, treedef = leaves_with_names(tree)
+    for path, leaf in pairs:
+        if not is_inexact(leaf):
+            came = getattr(leaf, "dtype", type(leaf).__name__)
+            raise TypeError(
+                f"{where()}{what}: {shown(path)} is {came}, expected a floating array. "
+                "Convert it to float, or keep it out of the tree (close over it)."
+            )
+    return [leaf for _, leaf in pairs], treedef
+
+
+def ravel(tree: Any, what: str = "tree") -> tuple[jax.Array, Callable[[jax.Array], Any]]:
+    r"""Lays the leaves of a pytree end to end in one vector.
+
+    Args:
+        tree: A pytree of floating arrays of any shapes.
+        what: What the tree is (`'params'`), for the message if a leaf isn't floating.
+
+    Returns:
+        The vector of shape `[n]`, in the leaves' common dtype (at least float32), and the function
+        that takes such a vector back to the tree's structure, shapes and dtypes.
+
+    Raises:
+        TypeError: If a leaf is not floating; the message names it.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.jacobians import ravel
+        >>> vector, unravel = ravel({"a": jnp.ones(2), "b": jnp.zeros(())})
+        >>> vector.shape, unravel(vector)["a"].shape
+        ((3,), (2,))
+    """
+    leaves, treedef = _checked_leaves(tree, what)
+    shapes = [jnp.shape(leaf) for leaf in leaves]
+    dtypes = [jnp.result_type(leaf) for leaf in leaves]
+    dtype = compute_dtype(*dtypes)
+    ends = np.cumsum([0, *(int(np.prod(shape)) for shape in shapes)])
+
+    def unravel(vector: jax.Array) -> Any:
+        parts = [
+            jax.lax.slice_in_dim(vector, int(lo), int(hi)).reshape(shape).astype(leaf_dtype)
+            for lo, hi, shape, leaf_dtype in zip(ends[:-1], ends[1:], shapes, dtypes, strict=True)
+        ]
+        return jax.tree.unflatten(treedef, parts)
+
+    if not leaves:
+        return jnp.zeros((0,), dtype), unravel
+    return jnp.concatenate([jnp.ravel(jnp.asarray(leaf, dtype)) for leaf in leaves]), unravel

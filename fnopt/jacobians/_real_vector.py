@@ -1,0 +1,71 @@
+"""Trees of real and complex arrays as real vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class RealVector(NamedTuple):
+    """How a tree is laid end to end; a complex leaf is its real part, then its imaginary part."""
+
+    size: int
+    flatten: Callable[[Any], jax.Array]  # the tree -> [size]
+    unflatten: Callable[[jax.Array], Any]  # [size, ...] -> the tree, with leaves [*shape, ...]
+
+
+def real_vector(shapes: Any, dtype: Any) -> RealVector:
+    """Lays a tree of arrays out as a real vector.
+
+    Args:
+        shapes: The tree, or its shapes and dtypes: floating or complex.
+        dtype: The real dtype of the vector.
+
+    Returns:
+        Its length, and the functions there and back.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.jacobians import real_vector
+        >>> tree = {"a": jnp.asarray([1.0, 2.0]), "z": jnp.asarray(3.0 + 4.0j)}
+        >>> laid = real_vector(tree, jnp.float32)
+        >>> laid.flatten(tree)
+        Array([1., 2., 3., 4.], dtype=float32)
+        >>> laid.unflatten(laid.flatten(tree))["z"]
+        Array(3.+4.j, dtype=complex64)
+    """
+    leaves, treedef = jax.tree.flatten(shapes)
+
+    def flatten(tree: Any) -> jax.Array:
+        parts = [part for leaf in treedef.flatten_up_to(tree) for part in _real_parts(leaf)]
+        return jnp.concatenate([jnp.ravel(part).astype(dtype) for part in parts])
+
+    def unflatten(vector: jax.Array) -> Any:
+        return jax.tree.unflatten(treedef, _cut(vector, leaves))
+
+    return RealVector(sum(leaf.size * _width(leaf) for leaf in leaves), flatten, unflatten)
+
+
+def _width(leaf: Any) -> int:
+    return 2 if jnp.issubdtype(leaf.dtype, jnp.complexfloating) else 1
+
+
+def _real_parts(leaf: Any) -> tuple[jax.Array, ...]:
+    leaf = jnp.asarray(leaf)
+    return (jnp.real(leaf), jnp.imag(leaf)) if jnp.iscomplexobj(leaf) else (leaf,)
+
+
+def _cut(vector: jax.Array, leaves: list[Any]) -> list[jax.Array]:
+    parts, start = [], 0
+    for leaf in leaves:
+        halves = []
+        for _ in range(_width(leaf)):
+            part = vector[start : start + leaf.size]
+            halves.append(part.reshape(*leaf.shape, *vector.shape[1:]))
+            start += leaf.size
+        whole = jax.lax.complex(*halves) if len(halves) == 2 else halves[0]
+        parts.append(whole.astype(leaf.dtype))
+    return parts

@@ -1,0 +1,178 @@
+"""The Jacobian of a function whose outputs depend on a few params each."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fnopt.jacobians._coloured import SparseJacobian
+from fnopt.jacobians._colouring import Sparsity
+from fnopt.jacobians._flat import at_once, in_chunks, jacobian_mode
+from fnopt.jacobians._sparsity_pattern import found_pattern
+from fnopt.jacobians._vectors import VectorFunction, vector_function
+
+_NAME = "sparse_jacobian"
+
+
+def sparse_jacobian(
+    fn: Callable[..., Any], pattern: Any = None, *, mode: str = "auto"
+) -> Callable[..., SparseJacobian]:
+    r"""The Jacobian of a function of local coupling, by as many passes as it has colours.
+
+    Columns that have no row in common are found in one pass, for they can be told apart in the
+    sum. A greedy colouring, made once, groups them: 3 passes for a tridiagonal Jacobian of any
+    size, instead of `n`. Nothing of shape `[m, n]` is formed.
+
+    It is what `least_squares` takes as `jac` for large problems with local coupling. With more
+    than 256 of both residuals and params its steps then come from a factorisation along the band,
+    if :math:`J^T J` has a narrow one in some order of the params, and else from products alone, by
+    conjugate gradients. The solution has no matrix and no covariance; `linear_solver` says
+    otherwise.
+
+    Where it may have entries is read from the program of `fn`, whenever that is traced, as by
+    `sparsity_pattern`, which says what it can tell. A pattern of your own may be tighter, and has
+    to hold every entry that can be nonzero: one that is missing is added to another's, without a
+    warning. `check_sparsity` finds such entries.
+
+    Args:
+        fn: `fn(params, ...)` returns an array, or a pytree of arrays.
+        pattern: Where the Jacobian may have entries, outputs and params each laid end to end: a
+            boolean array of shape `[m, n]`, a pair `(rows, cols)` of int arrays, or a SciPy sparse
+            matrix. A complex output has rows for its real part, then for its imaginary part. None
+            to have it found.
+        mode: `'forward'` colours columns, `'reverse'` rows, `'auto'` takes what needs fewer
+            colours.
+
+    Returns:
+        A function of the arguments of `fn` that returns a :class:`SparseJacobian`, which has
+        `mv`, `rmv` and `matrix`.
+
+    Raises:
+        TypeError: If the pattern is none of these, or params or outputs aren't floating.
+        ValueError: If the pattern doesn't fit the function, or has too many entries where it is
+            found, or `mode` is something else.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> def chain(x):
+        ...     return x[1:] - x[:-1] ** 2
+        >>> J = fnopt.sparse_jacobian(chain)(jnp.arange(1.0, 6.0))
+        >>> J
+        SparseJacobian(shape=(4, 5), entries=8, colours=2, by=columns)
+        >>> J.matrix()[:2]
+        Array([[-2.,  1.,  0.,  0.,  0.],
+               [ 0., -4.,  1.,  0.,  0.]], dtype=float32)
+
+    Reference:
+        Curtis, Powell and Reid (1974), On the estimation of sparse Jacobian matrices;
+        Gebremedhin, Manne and Pothen (2005), What color is your Jacobian?
+    """
+    jacobian_mode(mode, 1, 1, f"{_NAME}: mode")
+    coloured = _finding(mode) if pattern is None else _given(_entries(pattern), mode)
+
+    def jacobian_fn(params: Any, *args: Any, **kwargs: Any) -> SparseJacobian:
+        flat = vector_function(lambda p: fn(p, *args, **kwargs), params, _NAME)
+        sparsity, by_rows = coloured(flat)
+        return SparseJacobian(_sums(flat, sparsity, by_rows), sparsity, by_rows)
+
+    return jacobian_fn
+
+
+Colouring = Callable[[VectorFunction], tuple[Sparsity, bool]]
+
+
+def _given(entries: tuple[np.ndarray, np.ndarray, Any], mode: str) -> Colouring:
+    """Colours the pattern that is given, once for each shape."""
+    rows, cols, shape = entries
+
+    @functools.cache
+    def coloured(m: int, n: int) -> tuple[Sparsity, bool]:
+        _check_fit(rows, cols, shape, (m, n))
+        return _coloured(rows, cols, (m, n), mode)
+
+    return lambda flat: coloured(flat.m, flat.x.size)
+
+
+def _finding(mode: str) -> Colouring:
+    """Finds the pattern anew for every trace; one that was there before isn't coloured again."""
+
+    @functools.lru_cache(maxsize=4)
+    def coloured(m: int, n: int, rows: bytes, cols: bytes) -> tuple[Sparsity, bool]:
+        return _coloured(np.frombuffer(rows, np.int32), np.frombuffer(cols, np.int32), (m, n), mode)
+
+    def found(flat: VectorFunction) -> tuple[Sparsity, bool]:
+        rows, cols = found_pattern(flat)
+        return coloured(flat.m, flat.x.size, rows.tobytes(), cols.tobytes())
+
+    return found
+
+
+def _sums(flat: VectorFunction, sparsity: Sparsity, by_rows: bool) -> jax.Array:
+    """The sum of the columns (or rows) of each colour, `[m, colours]` (or `[n, colours]`)."""
+    product = _pull(flat) if by_rows else jax.linearize(flat.fn, flat.x)[1]
+    if at_once(sparsity.colours):
+        return jax.vmap(product, out_axes=1)(jnp.asarray(sparsity.seeds(flat.x.dtype)))
+    colour = jnp.asarray(sparsity.colour)
+    sums = in_chunks(product, lambda k: (colour == k).astype(flat.x.dtype), sparsity.colours)
+    return sums.T
+
+
+def _pull(flat: VectorFunction) -> Callable[[jax.Array], jax.Array]:
+    _, pull = jax.vjp(flat.fn, flat.x)
+    return lambda w: pull(w)[0]
+
+
+def _coloured(
+    rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int], mode: str
+) -> tuple[Sparsity, bool]:
+    if mode == "forward":
+        return Sparsity(rows, cols, shape), False
+    by_rows = Sparsity(cols, rows, (shape[1], shape[0]))
+    if mode == "reverse":
+        return by_rows, True
+    by_columns = Sparsity(rows, cols, shape)
+    if by_rows.colours < by_columns.colours:
+        return by_rows, True
+    return by_columns, False
+
+
+def _entries(pattern: Any) -> tuple[np.ndarray, np.ndarray, tuple[int, int] | None]:
+    """Rows and columns of the entries; the shape where the pattern has one."""
+    if hasattr(pattern, "tocoo"):
+        coo = pattern.tocoo()
+        m, n = coo.shape
+        return np.asarray(coo.row), np.asarray(coo.col), (m, n)
+    if isinstance(pattern, tuple) and len(pattern) == 2:
+        rows, cols = (np.asarray(part) for part in pattern)
+        whole = all(np.issubdtype(part.dtype, np.integer) for part in (rows, cols))
+        if whole and rows.ndim == 1 and rows.shape == cols.shape:
+            return rows, cols, None
+    elif getattr(pattern, "dtype", None) == np.bool_ and np.ndim(pattern) == 2:
+        full = np.asarray(pattern)
+        rows, cols = np.nonzero(full)
+        return rows, cols, (full.shape[0], full.shape[1])
+    raise TypeError(
+        f"{_NAME}: pattern is {type(pattern).__name__}, expected a boolean array of shape [m, n], "
+        "a pair (rows, cols) of int arrays of one length, or a SciPy sparse matrix."
+    )
+
+
+def _check_fit(
+    rows: np.ndarray, cols: np.ndarray, given: tuple[int, int] | None, shape: tuple[int, int]
+) -> None:
+    if given is not None and given != shape:
+        raise ValueError(
+            f"{_NAME}: the pattern has shape {given}, but the function has {shape[0]} outputs of "
+            f"{shape[1]} params."
+        )
+    for part, size, what in ((rows, shape[0], "outputs"), (cols, shape[1], "params")):
+        if part.size and (part.min() < 0 or part.max() >= size):
+            raise ValueError(
+                f"{_NAME}: the pattern has entries from {part.min()} to {part.max()}, but the "
+                f"function has {size} {what}."
+            )

@@ -1,0 +1,95 @@
+"""Where the Jacobian of a function can have entries, read from its program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from fnopt.jacobians._vectors import VectorFunction, lacks_forward, vector_function
+from fnopt.jacobians.dependence import dependence
+
+_NAME = "sparsity_pattern"
+_MOST = 2**26  # entries; that many take half a gigabyte, and weeks to colour
+
+
+def sparsity_pattern(fn: Callable[..., Any]) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
+    r"""Where the Jacobian of a function can have entries, at any params.
+
+    .. math:: \{ (i, j) : \partial f_i / \partial x_j \text{ isn't known to be zero} \}
+
+    The derivative of `fn` is traced once, not run, and walked with a set of params in place of
+    every number. The pattern never lacks an entry. It is exact for what moves elements about or
+    combines them in fixed places (stencils, differences, indexing, convolutions, products with a
+    constant matrix, of whose zeros it makes use), and may hold too much where that depends on the
+    numbers: sorting, loops of unknown length, and operations that it doesn't know, which count as
+    mixing all their inputs.
+
+    Index arrays and matrices are looked at where the program has them as constants: those that
+    `fn` closes over, and arguments outside of `jax.jit`. Traced ones are unknown, and so are those
+    in the `args` of `least_squares`.
+
+    Args:
+        fn: `fn(params, ...)` returns an array, or a pytree of arrays.
+
+    Returns:
+        A function of the arguments of `fn` that returns `(rows, cols)`, two int32 NumPy arrays,
+        also under `jax.jit`: the outputs and the params, each laid end to end, of every entry, row
+        by row. It is what `sparse_jacobian` takes as a pattern. A complex output has rows for its
+        real part, then for its imaginary part.
+
+    Raises:
+        TypeError: If params or outputs aren't floating.
+        ValueError: If the pattern has more than 67 million entries.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> rows, cols = fnopt.sparsity_pattern(lambda x: x[1:] - x[:-1] ** 2)(jnp.ones(4))
+        >>> print(rows, cols)
+        [0 0 1 1 2 2] [0 1 1 2 2 3]
+
+    Reference:
+        Griewank and Walther (2008), Evaluating Derivatives, section 7.1; Hill and Dalle (2025),
+        Sparser, Better, Faster, Stronger: Sparsity Detection for Efficient Automatic
+        Differentiation, arXiv:2501.17737.
+    """
+
+    def pattern_fn(params: Any, *args: Any, **kwargs: Any) -> tuple[np.ndarray, np.ndarray]:
+        return found_pattern(vector_function(lambda p: fn(p, *args, **kwargs), params, _NAME))
+
+    return pattern_fn
+
+
+def found_pattern(flat: VectorFunction) -> tuple[np.ndarray, np.ndarray]:
+    """The rows and columns of the entries of the Jacobian of a vector function."""
+    x = jax.ShapeDtypeStruct(flat.x.shape, flat.x.dtype)
+    if not lacks_forward(flat.fn, flat.x):
+        return _members(jax.make_jaxpr(_pushed(flat))(x, x), flat.x.size, flat)
+    w = jax.ShapeDtypeStruct((flat.m,), flat.x.dtype)
+    cols, rows = _members(jax.make_jaxpr(_pulled(flat))(x, w), flat.m, flat)
+    order = np.lexsort((cols, rows))
+    return rows[order], cols[order]
+
+
+def _pushed(flat: VectorFunction) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    return lambda x, v: jax.jvp(flat.fn, (x,), (v,))[1]
+
+
+def _pulled(flat: VectorFunction) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    return lambda x, w: jax.vjp(flat.fn, x)[1](w)[0]
+
+
+def _members(program: Any, size: int, flat: VectorFunction) -> tuple[np.ndarray, np.ndarray]:
+    """For every output of a linear program and every input that it depends on, their places."""
+    sets, (ids,) = dependence(program, size)
+    if sets.entries(ids) > _MOST:
+        raise ValueError(
+            f"{_NAME}: the Jacobian of shape {(flat.m, flat.x.size)} may have {sets.entries(ids)} "
+            "entries, so it isn't sparse, as far as its program tells. Index arrays and matrices "
+            "that are traced (arguments under jax.jit, args of least_squares) are unknown: let the "
+            "function close over them, or give the pattern."
+        )
+    outputs, inputs = sets.members(ids)
+    return outputs.astype(np.int32), inputs.astype(np.int32)

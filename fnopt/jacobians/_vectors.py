@@ -1,0 +1,103 @@
+"""A function of trees as a function of vectors, and its Jacobian back as a tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import check_params, described, is_inexact, leaves_with_names, shown
+from fnopt.jacobians._flat import jacobian_mode
+from fnopt.jacobians._ravel import ravel
+from fnopt.jacobians._real_vector import real_vector
+from fnopt.programs import fresh, jaxprs
+
+
+class VectorFunction(NamedTuple):
+    """What a function of a tree is for vectors."""
+
+    fn: Callable[[jax.Array], jax.Array]  # [n] -> [m]
+    x: jax.Array  # [n], where it is taken
+    m: int
+    unflatten: Callable[[jax.Array], Any]  # [m, ...] -> the outputs, with leaves [*shape, ...]
+    params: Any
+
+    def tree(self, J: jax.Array) -> Any:
+        """The blocks of a matrix `[m, n]`: a tree like the outputs of trees like the params."""
+        leaves, treedef = jax.tree.flatten(self.params)
+        columns, start = [], 0
+        for leaf in leaves:
+            part = J[:, start : start + jnp.size(leaf)]
+            columns.append(part.reshape(self.m, *jnp.shape(leaf)))
+            start += jnp.size(leaf)
+        return blocks(self.unflatten, jax.tree.unflatten(treedef, columns))
+
+
+def blocks(unflatten: Callable[[jax.Array], Any], rows: Any) -> Any:
+    """A tree like the outputs of trees like the params, from one of rows `[m, *param]`."""
+    by_param, params = jax.tree.flatten(rows)
+    pieces = [unflatten(part) for part in by_param]
+    outputs = jax.tree.structure(pieces[0])
+    transposed = zip(*map(jax.tree.leaves, pieces), strict=True)
+    return jax.tree.unflatten(outputs, [jax.tree.unflatten(params, parts) for parts in transposed])
+
+
+def vector_function(fn: Callable[[Any], Any], params: Any, name: str) -> VectorFunction:
+    """Lays params and outputs end to end.
+
+    Args:
+        fn: A function of the params.
+        params: A tree of real floating arrays.
+        name: The public function that the user called, for messages.
+
+    Returns:
+        The function of a vector, in the params' common dtype (at least float32).
+    """
+    check_real(params, name)
+    x, unravel = ravel(params, "params")
+    laid = real_vector(checked_outputs(jax.eval_shape(fresh(fn), params), name), x.dtype)
+    return VectorFunction(
+        lambda x: laid.flatten(fn(unravel(x))), x, laid.size, laid.unflatten, params
+    )
+
+
+def check_real(params: Any, name: str) -> None:
+    """Refuses params without a real derivative."""
+    leaves = [(shown(path), leaf) for path, leaf in leaves_with_names(params)[0]]
+    if not leaves:
+        raise TypeError(f"{name}: the params hold no array, so there is nothing to differentiate.")
+    check_params(leaves, name)
+    for path, leaf in leaves:
+        if jnp.iscomplexobj(leaf):
+            raise TypeError(
+                f"{name}: {path} of the params is {described(leaf)}, expected a real array. Make "
+                "its real and imaginary part params of their own."
+            )
+
+
+def checked_outputs(outputs: Any, name: str) -> Any:
+    """Outputs (their shapes and dtypes) that have a derivative."""
+    pairs, _ = leaves_with_names(outputs)
+    if not pairs:
+        raise TypeError(f"{name}: the function returned {outputs!r}, expected arrays.")
+    for path, leaf in pairs:
+        if not is_inexact(leaf):
+            raise TypeError(
+                f"{name}: {shown(path)} of the outputs is {described(leaf)}, expected floats."
+            )
+    return outputs
+
+
+def cheaper_mode(mode: str, of: VectorFunction) -> str:
+    """The mode with fewer passes; reverse where there is a `custom_vjp`, which has no forward."""
+    if mode == "auto" and of.x.size <= of.m and lacks_forward(of.fn, of.x):
+        return "reverse"
+    return jacobian_mode(mode, of.m, of.x.size)
+
+
+def lacks_forward(fn: Callable[[jax.Array], jax.Array], x: jax.Array) -> bool:
+    """Whether there is a `custom_vjp` in the function, which only has a reverse mode."""
+    equations = jaxprs.equations(jax.make_jaxpr(fn)(x).jaxpr)
+    return any(eqn.primitive.name.startswith("custom_vjp") for eqn in equations)

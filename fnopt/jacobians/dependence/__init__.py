@@ -1,0 +1,8 @@
+"""Which inputs of a function an output can depend on, read from its program."""
+
+from __future__ import annotations
+
+from fnopt.jacobians.dependence._interpret import dependence
+from fnopt.jacobians.dependence._sets import ALL, EMPTY, Sets
+
+__all__ = ["ALL", "EMPTY", "Sets", "dependence"]

@@ -1,0 +1,118 @@
+"""Loops and branches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from jax.extend import core as jex
+
+from fnopt.jacobians.dependence._entry import Constant, Entry, dependent
+from fnopt.jacobians.dependence._sets import ALL, Sets
+
+_UNROLLED = 20_000  # equations; a loop of more is taken as one of any number of turns
+_ROUNDS = 32
+
+Run = Callable[[jex.ClosedJaxpr, list[Entry]], list[Entry]]
+Turn = Callable[[list[Entry]], list[Entry]]
+
+
+def branches(sets: Sets, run: Run, eqn: jex.JaxprEqn, inputs: list[Entry]) -> list[Entry]:
+    """`lax.cond` and `lax.switch`: what any of the branches may give."""
+    index, *operands = inputs
+    taken = eqn.params["branches"]
+    if index.known:
+        taken = [taken[min(max(int(index.value()), 0), len(taken) - 1)]]
+    first, *others = [run(branch, operands) for branch in taken]
+    for other in others:
+        first = _joined(sets, first, other)
+    return first
+
+
+def while_loop(sets: Sets, run: Run, eqn: jex.JaxprEqn, inputs: list[Entry]) -> list[Entry]:
+    """`lax.while_loop`: what any number of turns may give."""
+    skipped, kept = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    consts, carry = inputs[skipped : skipped + kept], inputs[skipped + kept :]
+    return _settled(sets, lambda carry: run(eqn.params["body_jaxpr"], consts + carry), carry)
+
+
+def scan(sets: Sets, run: Run, eqn: jex.JaxprEqn, inputs: list[Entry]) -> list[Entry]:
+    """`lax.scan`: turn by turn if it is short, else what any number of turns may give."""
+    p = eqn.params
+    a, b = p["num_consts"], p["num_consts"] + p["num_carry"]
+    consts, carry, xs = inputs[:a], inputs[a:b], inputs[b:]
+    body, length = p["jaxpr"], p["length"]
+
+    def turn(carry: list[Entry], x: list[Entry]) -> list[Entry]:
+        return run(body, consts + carry + x)
+
+    if not length:
+        return carry + [Entry((0, *v.aval.shape)) for v in body.jaxpr.outvars[b - a :]]
+    if length * len(body.jaxpr.eqns) <= _UNROLLED:
+        return _unrolled(turn, carry, xs, length, p["reverse"])
+    any_x = [_any_row(sets, x) for x in xs]
+    carry = _settled(sets, lambda carry: turn(carry, any_x)[: b - a], carry)
+    ys = turn(carry, any_x)[b - a :]
+    rows = [np.broadcast_to(y.sets, (length, *y.shape)) for y in ys]
+    return carry + [dependent(row) for row in rows]
+
+
+def _unrolled(
+    turn: Callable[[list[Entry], list[Entry]], list[Entry]],
+    carry: list[Entry],
+    xs: list[Entry],
+    length: int,
+    reverse: bool,
+) -> list[Entry]:
+    rows: list[list[Entry]] = [[] for _ in range(length)]
+    count = len(carry)
+    for i in reversed(range(length)) if reverse else range(length):
+        outputs = turn(carry, [_row(x, i) for x in xs])
+        carry, rows[i] = [_forced(c) for c in outputs[:count]], outputs[count:]
+    ys = [dependent(np.stack([y.sets for y in parts])) for parts in zip(*rows, strict=True)]
+    return carry + ys
+
+
+def _row(x: Entry, i: int) -> Entry:
+    if x.ids is not None:
+        return dependent(x.ids[i])
+    if not x.known:
+        return Entry(x.shape[1:])
+    return Entry(x.shape[1:], source=(Constant(outputs=[x.value()[i]]), 0))
+
+
+def _forced(entry: Entry) -> Entry:
+    """A known value of a loop is computed at once, or a long chain would have to be kept."""
+    if not entry.known or entry.shape:
+        return entry if entry.ids is not None else Entry(entry.shape)
+    return Entry((), source=(Constant(outputs=[entry.value()[()]]), 0))
+
+
+def _any_row(sets: Sets, x: Entry) -> Entry:
+    if x.ids is None:
+        return Entry(x.shape[1:])
+    return dependent(sets.union_along(x.ids, (0,)))
+
+
+def _settled(sets: Sets, turn: Turn, carry: list[Entry]) -> list[Entry]:
+    """The carry after any number of turns: until nothing is added, or all is mixed."""
+    carry = [entry if entry.ids is not None else Entry(entry.shape) for entry in carry]
+    for _ in range(_ROUNDS):
+        following = _joined(sets, carry, turn(carry))
+        if _same(carry, following):
+            return carry
+        carry = following
+    return [dependent(np.full(c.shape, ALL, np.int32)) for c in carry]
+
+
+def _joined(sets: Sets, a: list[Entry], b: list[Entry]) -> list[Entry]:
+    def union(x: Entry, y: Entry) -> Entry:
+        if x.ids is None and y.ids is None:
+            return Entry(x.shape)
+        return dependent(sets.union(x.sets, y.sets))
+
+    return [union(x, y) for x, y in zip(a, b, strict=True)]
+
+
+def _same(a: list[Entry], b: list[Entry]) -> bool:
+    return all(np.array_equal(x.sets, y.sets) for x, y in zip(a, b, strict=True))

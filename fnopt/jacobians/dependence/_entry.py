@@ -1,0 +1,95 @@
+"""What is known of a variable of a jaxpr: the sets of its elements, or its value."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from jax.core import Tracer
+from jax.extend import core as jex
+
+from fnopt.programs import jaxprs
+
+
+class Constant:
+    """A value that depends on nothing, which is computed when somebody asks for it.
+
+    Args:
+        eqn: The equation that it comes from; None for one that is there.
+        inputs: The constants that the equation takes.
+        outputs: The values of the equation, once they are there.
+    """
+
+    def __init__(
+        self,
+        eqn: jex.JaxprEqn | None = None,
+        inputs: list[tuple[Constant, int]] | None = None,
+        outputs: list[Any] | None = None,
+    ) -> None:
+        self.eqn = eqn
+        self.inputs = inputs or []
+        self.outputs = outputs
+
+    def compute(self) -> list[Any]:
+        """The outputs; a chain of constants may be long, so there is no recursion."""
+        stack = [self]
+        while stack:
+            node = stack[-1]
+            missing = [source for source, _ in node.inputs if source.outputs is None]
+            if node.outputs is None and missing:
+                stack += missing
+                continue
+            if node.outputs is None:
+                assert node.eqn is not None
+                values = [source.outputs[i] for source, i in node.inputs if source.outputs]
+                node.outputs = jaxprs.bind(node.eqn, values)
+            stack.pop()
+        assert self.outputs is not None
+        return self.outputs
+
+
+class Entry(NamedTuple):
+    """A variable: sets if it depends on inputs; else its value, if that can be known."""
+
+    shape: tuple[int, ...]
+    ids: np.ndarray | None = None
+    source: tuple[Constant, int] | None = None
+
+    @property
+    def sets(self) -> np.ndarray:
+        """The sets; empty ones if it depends on nothing."""
+        return np.zeros(self.shape, np.int32) if self.ids is None else self.ids
+
+    @property
+    def known(self) -> bool:
+        """Whether its value can be known."""
+        return self.ids is None and self.source is not None
+
+    def value(self) -> np.ndarray:
+        """The value, which has to be known."""
+        assert self.source is not None
+        constant, position = self.source
+        return np.asarray(constant.compute()[position])
+
+
+def entry_of(value: Any) -> Entry:
+    """What is known of a constant of a jaxpr; nothing of one that is traced further outside."""
+    shape = tuple(np.shape(value))
+    if isinstance(value, Tracer):
+        return Entry(shape)
+    return Entry(shape, source=(Constant(outputs=[value]), 0))
+
+
+def dependent(ids: np.ndarray) -> Entry:
+    """A variable with these sets, `int32` in its shape."""
+    return Entry(ids.shape, ids)
+
+
+def outputs_of(eqn: jex.JaxprEqn, inputs: list[Entry]) -> list[Entry]:
+    """The outputs of an equation whose inputs depend on nothing."""
+    shapes = [tuple(getattr(v.aval, "shape", ())) for v in eqn.outvars]
+    if eqn.effects or not all(entry.known for entry in inputs):
+        return [Entry(shape) for shape in shapes]
+    sources = [entry.source for entry in inputs if entry.source is not None]
+    constant = Constant(eqn, sources)
+    return [Entry(shape, source=(constant, k)) for k, shape in enumerate(shapes)]

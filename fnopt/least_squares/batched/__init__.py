@@ -1,8 +1,0 @@
-"""Many small fits at once."""
-
-from __future__ import annotations
-
-from fnopt.least_squares.batched._curve_fit_batch import curve_fit_batch
-from fnopt.least_squares.batched._fit import BatchFit
-
-__all__ = ["BatchFit", "curve_fit_batch"]

@@ -1,0 +1,33 @@
+"""Reading, replaying and keeping the programs (jaxprs) of functions."""
+
+from __future__ import annotations
+
+from fnopt.programs import _read as jaxprs
+from fnopt.programs._ahead import products_ahead
+from fnopt.programs._closure import opened
+from fnopt.programs._compiled import call_compiled, fresh, runs_now
+from fnopt.programs._levels import IN_RULE, SCOPE, Level, Mark, Node
+from fnopt.programs._levels import find_nodes as find_nodes
+from fnopt.programs._recorded import Recorded, call_recorded, is_data, recorded
+from fnopt.programs._replay import Records, Visit
+from fnopt.programs._replay import replay as replay
+
+__all__ = [
+    "IN_RULE",
+    "SCOPE",
+    "Level",
+    "Mark",
+    "Node",
+    "Recorded",
+    "Records",
+    "Visit",
+    "call_compiled",
+    "call_recorded",
+    "fresh",
+    "is_data",
+    "jaxprs",
+    "opened",
+    "products_ahead",
+    "recorded",
+    "runs_now",
+]

@@ -1,0 +1,204 @@
+"""Reading jaxprs: what is inside an equation, which merely call, and running one again."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.extend import core as jex
+
+_CALLS = {"jit", "pjit", "closed_call", "core_call"}
+_REMATS = {"remat", "remat2", "checkpoint"}
+_NAMES = {"name", "tap"}
+_CUSTOM_RULES = {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
+
+
+class Sub(NamedTuple):
+    """A jaxpr inside an equation.
+
+    Attributes:
+        param: The equation's parameter that it stands in: `'jaxpr'`, `'branches'`, `'body_jaxpr'`.
+        jaxpr: The open jaxpr.
+        consts: The values of its `constvars`.
+    """
+
+    param: str
+    jaxpr: jex.Jaxpr
+    consts: tuple[Any, ...]
+
+
+def is_call(eqn: jex.JaxprEqn) -> bool:
+    """Whether the equation only runs its jaxpr on its inputs: jit and closed calls."""
+    return eqn.primitive.name in _CALLS
+
+
+def is_remat(eqn: jex.JaxprEqn) -> bool:
+    """Whether the equation is a `jax.checkpoint`: a call that forgets what it computed."""
+    return eqn.primitive.name in _REMATS
+
+
+def is_custom_rule(eqn: jex.JaxprEqn) -> bool:
+    """Whether the equation is a call with a derivative of its own (custom_jvp, custom_vjp)."""
+    return eqn.primitive.name in _CUSTOM_RULES
+
+
+def is_name(eqn: jex.JaxprEqn) -> bool:
+    """Whether the equation is an identity that names a value, `eqn.params["name"]`.
+
+    A tap of `fnopt.gradients`, or a `jax.ad_checkpoint.checkpoint_name`.
+    """
+    return eqn.primitive.name in _NAMES
+
+
+def sub_jaxprs(eqn: jex.JaxprEqn) -> list[Sub]:
+    """All jaxprs in an equation's parameters, in their order, also those in tuples.
+
+    Example:
+        >>> from fnopt.programs import jaxprs
+        >>> jaxpr = jax.make_jaxpr(jax.jit(jnp.sin))(1.0).jaxpr
+        >>> [(s.param, len(s.jaxpr.eqns)) for s in jaxprs.sub_jaxprs(jaxpr.eqns[0])]
+        [('jaxpr', 1)]
+    """
+    return [sub for name, value in eqn.params.items() for sub in _subs(name, value)]
+
+
+def _subs(name: str, value: Any) -> Iterator[Sub]:
+    # In this order: a closed jaxpr may answer to the attributes of an open one.
+    if isinstance(value, jex.ClosedJaxpr):
+        yield Sub(name, value.jaxpr, tuple(value.consts))
+    elif isinstance(value, jex.Jaxpr):
+        yield Sub(name, value, ())
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _subs(name, item)
+
+
+def called(eqn: jex.JaxprEqn) -> Sub | None:
+    """The jaxpr that a call, a remat or a custom-rule call runs on the equation's inputs.
+
+    Its `invars` and `outvars` are those of the equation, one to one. `None` for every other
+    equation, loops and branches among them.
+    """
+    if not (is_call(eqn) or is_remat(eqn) or is_custom_rule(eqn)):
+        return None
+    return next(s for s in sub_jaxprs(eqn) if s.param in {"jaxpr", "call_jaxpr", "fun_jaxpr"})
+
+
+def equations(jaxpr: jex.Jaxpr) -> Iterator[jex.JaxprEqn]:
+    """Every equation, also those inside others (after the one that they are in)."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for sub in sub_jaxprs(eqn):
+            yield from equations(sub.jaxpr)
+
+
+def scope(eqn: jex.JaxprEqn) -> tuple[str, ...]:
+    """The `jax.named_scope`s around an equation, outermost first, within its own jaxpr.
+
+    A scope that was mapped over, `vmap(name)`, counts as `name`: mapping does not change which part
+    of a model it is. Derivatives keep their mark: `jvp(name)`, `transpose(jvp(name))`.
+    """
+    parts = map(_without_vmap, str(eqn.source_info.name_stack).split("/"))
+    return tuple(part for part in parts if part)
+
+
+def _without_vmap(part: str) -> str:
+    while part.startswith("vmap(") and part.endswith(")"):
+        part = part[len("vmap(") : -1]
+    return part
+
+
+class Environment:
+    """The values of a jaxpr's variables while its equations are run or interpreted.
+
+    Args:
+        jaxpr: The jaxpr to run.
+        consts: Values of its `constvars`.
+        args: Values of its `invars`.
+
+    Example:
+        >>> from fnopt.programs import jaxprs
+        >>> closed = jax.make_jaxpr(lambda x: 2.0 * x + 1.0)(3.0)
+        >>> env = jaxprs.Environment(closed.jaxpr, closed.consts, [3.0])
+        >>> for eqn in closed.jaxpr.eqns:
+        ...     env.write(eqn.outvars, jaxprs.bind(eqn, env.read(eqn.invars)))
+        >>> float(env.read(closed.jaxpr.outvars)[0])
+        7.0
+    """
+
+    def __init__(self, jaxpr: jex.Jaxpr, consts: Iterable[Any], args: Iterable[Any]) -> None:
+        self._values: dict[jex.Var, Any] = {}
+        self.write(jaxpr.constvars, consts)
+        self.write(jaxpr.invars, args)
+
+    def read(self, atoms: Iterable[Any]) -> list[Any]:
+        """The values of variables and literals."""
+        return [a.val if isinstance(a, jex.Literal) else self._values[a] for a in atoms]
+
+    def write(self, variables: Iterable[jex.Var], values: Iterable[Any]) -> None:
+        """Sets (or replaces) the values of variables."""
+        self._values.update(zip(variables, values, strict=True))
+
+
+def bind(eqn: jex.JaxprEqn, values: Iterable[Any]) -> list[Any]:
+    """Runs one equation on these inputs, in its own context and scopes; a list of its outputs."""
+    params = eqn.primitive.get_bind_params(eqn.params)
+    subfuns, params = params if isinstance(params, tuple) else ((), params)  # a tuple before 0.8
+    with context(eqn):
+        outputs = eqn.primitive.bind(*subfuns, *values, **params)
+    return list(outputs) if eqn.primitive.multiple_results else [outputs]
+
+
+Place = tuple[int, ...]
+"""Where an equation is: its number, within the call whose number comes before."""
+
+
+def run(
+    jaxpr: jex.Jaxpr,
+    consts: Sequence[Any],
+    args: Sequence[Any],
+    evaluate: Callable[[Place, jex.JaxprEqn, list[Any]], list[Any]],
+    place: Place = (),
+) -> list[Any]:
+    """Runs a jaxpr equation by equation, and what it calls as if it stood there itself.
+
+    Args:
+        jaxpr: The jaxpr.
+        consts: Values of its `constvars`.
+        args: Values of its `invars`.
+        evaluate: `evaluate(place, eqn, inputs)` returns the outputs of an equation.
+        place: Where the jaxpr itself is.
+
+    Returns:
+        The values of its `outvars`.
+
+    Example:
+        >>> from fnopt.programs import jaxprs
+        >>> closed = jax.make_jaxpr(lambda x: jax.jit(jnp.sin)(x) + 1.0)(0.0)
+        >>> seen = []
+        >>> def evaluate(place, eqn, inputs):
+        ...     seen.append((place, eqn.primitive.name))
+        ...     return jaxprs.bind(eqn, inputs)
+        >>> float(jaxprs.run(closed.jaxpr, closed.consts, [0.0], evaluate)[0]), seen
+        (1.0, [((0, 0), 'sin'), ((1,), 'add')])
+    """
+    env = Environment(jaxpr, consts, args)
+    for i, eqn in enumerate(jaxpr.eqns):
+        ins, here = env.read(eqn.invars), (*place, i)
+        sub = called(eqn) if is_call(eqn) else None
+        if sub is None:
+            outs = evaluate(here, eqn, ins)
+        else:
+            outs = run(sub.jaxpr, sub.consts, ins, evaluate, here)
+        env.write(eqn.outvars, outs)
+    return env.read(jaxpr.outvars)
+
+
+@contextlib.contextmanager
+def context(eqn: jex.JaxprEqn) -> Iterator[None]:
+    """The scopes and settings (mesh, compute type) under which the equation was traced."""
+    name = "/".join(scope(eqn))
+    with jax.named_scope(name) if name else contextlib.nullcontext(), eqn.ctx.manager:
+        yield

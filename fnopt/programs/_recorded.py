@@ -1,0 +1,183 @@
+"""A function as a value: what it computes is its identity, so its programs can be kept."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Self
+
+import jax
+import numpy as np
+from jax.core import eval_jaxpr
+from jax.extend import core as jex
+
+from fnopt.core import Value, config_name
+from fnopt.programs import _read as jaxprs
+from fnopt.programs._compiled import KEPT, any_traced, fresh
+from fnopt.programs._key import UnidentifiedError, key_of, like
+
+
+class _Record:
+    """The operations of a function; equal to those of any other function that has the same."""
+
+    def __init__(self, key: Any, jaxpr: Any, returns: Any) -> None:
+        self.key, self.jaxpr, self.returns = (key, jax.tree.structure(returns)), jaxpr, returns
+        self._hash = hash(self.key)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Record) and self.key == other.key
+
+
+@jax.tree_util.register_pytree_node_class
+class Recorded:
+    """A function of arrays as a value: its operations, and the arrays that it closes over.
+
+    As a pytree its leaves are those arrays, and its structure the operations. So `jax.jit` of a
+    function that takes it as an argument compiles again when it *does* something else, not when
+    it is another object; and other data are no reason.
+
+    Args:
+        record: The operations.
+        closed_over: The arrays.
+    """
+
+    def __init__(self, record: _Record, closed_over: tuple[Any, ...]) -> None:
+        self.record, self.closed_over = record, closed_over
+
+    def __call__(self, *args: Any) -> Any:
+        """What the function returns, for arguments of the types that it was recorded with."""
+        jaxpr = self.record.jaxpr
+        pairs = zip(jax.tree.leaves(args), jaxpr.invars, strict=True)
+        leaves = [jax.lax.convert_element_type(leaf, var.aval.dtype) for leaf, var in pairs]
+        outputs = eval_jaxpr(jaxpr, list(self.closed_over), *leaves)
+        return jax.tree.unflatten(jax.tree.structure(self.returns), outputs)
+
+    @property
+    def returns(self) -> Any:
+        """The shapes and dtypes of what it returns."""
+        return self.record.returns
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], _Record]:
+        """For JAX."""
+        return self.closed_over, self.record
+
+    @classmethod
+    def tree_unflatten(cls, record: _Record, closed_over: Any) -> Self:
+        """For JAX."""
+        return cls(record, tuple(closed_over))
+
+
+def recorded(fn: Callable[..., Any], *args: Any) -> Recorded | None:
+    """Records what a function does, if that can be told from whatever else it might do.
+
+    It is traced in every call, so it isn't stale: globals and closures are as they are now. That
+    takes a millisecond or two, where tracing a solver that uses the function takes a hundred.
+
+    Args:
+        fn: A function of pytrees of arrays. If it has derivatives of its own
+            (`jax.custom_jvp`), they are told apart up to the second order, by the first argument.
+        *args: Its arguments, or their shapes and dtypes.
+
+    Returns:
+        The function as a value; None if it closes over traced arrays, or if two traces of it
+        can't be seen to be the same: with a `jax.custom_vjp`, or a callback made in every trace.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from fnopt.programs import recorded
+        >>> def scaling(a):
+        ...     return recorded(lambda x: a * x, jnp.ones(3))
+        >>> one, two = scaling(jnp.float32(1)), scaling(jnp.float32(2))
+        >>> jax.tree.structure(one) == jax.tree.structure(two), two(jnp.ones(3)).tolist()
+        (True, [2.0, 2.0, 2.0])
+    """
+    found = _recorded(fn, args)
+    if found is None:
+        return None
+    verdict = _verdict(found.record)
+    if not verdict:
+        again = _recorded(fn, args)
+        verdict.append(again is not None and again.record == found.record)
+    return found if verdict[0] else None
+
+
+@functools.lru_cache(maxsize=KEPT)
+def _verdict(record: _Record) -> list[bool]:
+    """Whether every trace of the function gives this record; empty until that is known."""
+    del record
+    return []
+
+
+def _recorded(fn: Callable[..., Any], args: tuple[Any, ...]) -> Recorded | None:
+    closed, shapes = jax.make_jaxpr(fresh(fn), return_shape=True)(*args)
+    closed = _closed_over_outside(closed)
+    if any_traced(closed.consts):
+        return None
+    try:
+        key = key_of(closed.jaxpr, len(jax.tree.leaves(args[0])))
+        return Recorded(_Record(key, closed.jaxpr, shapes), tuple(closed.consts))
+    except UnidentifiedError:
+        return None
+
+
+def _closed_over_outside(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """The function where functions under `jax.jit` close over nothing: it does so for them."""
+    calls = filter(jaxprs.is_call, jaxprs.equations(closed.jaxpr))
+    if not any(sub.consts for eqn in calls for sub in jaxprs.sub_jaxprs(eqn)):
+        return closed
+
+    def inlined(*args: Any) -> list[Any]:
+        return jaxprs.run(
+            closed.jaxpr, closed.consts, args, lambda place, eqn, ins: jaxprs.bind(eqn, ins)
+        )
+
+    return jax.make_jaxpr(inlined)(*map(like, closed.in_avals))
+
+
+def is_data(tree: Any) -> bool:
+    """Whether a tree holds arrays, numbers and values of this library, and no function."""
+    nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, Value))
+    return all(_is_plain(node) if isinstance(node, Value) else _is_array(node) for node in nodes)
+
+
+def _is_plain(value: Value) -> bool:
+    """Whether a value does what its fields say: nobody else's code is in it."""
+    children, aux = value._flatten()
+    ours = config_name(type(value)).startswith("fnopt.")
+    return ours and not any(map(callable, aux)) and is_data(children)
+
+
+def _is_array(x: Any) -> bool:
+    return isinstance(x, (jax.Array, np.ndarray, np.generic, bool, int, float, complex))
+
+
+def call_recorded(fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Calls `jax.jit(fn)(*args, **options)` and keeps the program while there is room.
+
+    Args:
+        fn: A function that reads nothing but its arguments: not a closure.
+        *args: Trees of arrays, among them functions that are :class:`Recorded`.
+        **options: What isn't an array, and can be hashed.
+
+    Returns:
+        What `fn` returns.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.programs import call_recorded, recorded
+        >>> def twice(fn, x):
+        ...     return fn(fn(x))
+        >>> x = jnp.float32(2)
+        >>> [float(call_recorded(twice, recorded(lambda x: x**k, x), x)) for k in (2, 3)]
+        [16.0, 512.0]
+    """
+    leaves, structure = jax.tree.flatten(args)
+    return _program(fn, structure, tuple(sorted(options.items())))(*leaves)
+
+
+@functools.lru_cache(maxsize=KEPT)
+def _program(fn: Callable[..., Any], structure: Any, options: Any) -> Callable[..., Any]:
+    return jax.jit(lambda *leaves: fn(*jax.tree.unflatten(structure, leaves), **dict(options)))

@@ -1,0 +1,26 @@
+"""Nonlinear least squares: the methods, and the loop to convergence."""
+
+from __future__ import annotations
+
+from fnopt.solvers._call import checked_count as checked_count
+from fnopt.solvers._convergence import explained as explained
+from fnopt.solvers._convergence import first_of as first_of
+from fnopt.solvers._covariance import covariance_of as covariance_of
+from fnopt.solvers._dogleg import dogleg
+from fnopt.solvers._driver import least_squares
+from fnopt.solvers._gauss_newton import gauss_newton
+from fnopt.solvers._levenberg_marquardt import levenberg_marquardt
+from fnopt.solvers._method import LeastSquaresMethod, LeastSquaresState
+from fnopt.solvers._solution import History, Solution, StepInfo
+
+__all__ = [
+    "History",
+    "LeastSquaresMethod",
+    "LeastSquaresState",
+    "Solution",
+    "StepInfo",
+    "dogleg",
+    "gauss_newton",
+    "least_squares",
+    "levenberg_marquardt",
+]

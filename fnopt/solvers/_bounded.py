@@ -1,0 +1,129 @@
+"""Steps that stay within bounds: the trust-region step of the free params, projected."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fnopt.linear import Triangle
+from fnopt.residuals import Box
+from fnopt.solvers._point import Point
+from fnopt.solvers._step import Trial
+
+_PASSES = 5  # how often a step is taken again with more params on their bounds
+
+
+def with_dense_jacobian(solver: Any) -> Any:
+    """The method with the algebra that single params can be taken out of."""
+    if solver.linear_solver not in {"auto", "qr"}:
+        raise ValueError(
+            f"least_squares: bounds need linear_solver='qr', not {solver.linear_solver!r}."
+        )
+    return dataclasses.replace(solver, linear_solver="qr")
+
+
+def without(point: Point, held: jax.Array, shift: jax.Array | None = None) -> Point:
+    r"""The point as the free params see it: the held ones have no effect on the residuals.
+
+    Args:
+        point: The point.
+        held: The params that don't take part, a mask of shape `[n]`.
+        shift: How far these are moved nevertheless, zero for the others; the residuals are then
+            those that the linear model gives after the move.
+
+    Returns:
+        The point whose Jacobian and gradient have zeros for the held params.
+    """
+    free = (~held).astype(point.x.dtype)
+    r = point.r if shift is None else point.r + point.J @ shift
+    J = point.J * free
+    gradient = point.gradient * free if shift is None else r @ J
+    factors = point.triangle
+    if factors is not None:
+        c = factors.c if shift is None else factors.c + shift @ factors.L
+        factors = Triangle(factors.L * free[:, None], c)
+    columns = point.columns * free
+    return point._replace(r=r, J=J, gradient=gradient, columns=columns, triangle=factors)
+
+
+class _Cut(NamedTuple):
+    """A step for which more and more params are put on their bounds."""
+
+    moved: jax.Array  # bool[n], which are
+    end: jax.Array  # [n], where the step ends, in the box
+    best: jax.Array  # [n], the best such end so far
+    promise: jax.Array  # what the linear model says of it
+    more: jax.Array  # bool, whether the last step left the box
+    passes: jax.Array  # int32
+
+
+def bounded_trial(
+    point: Point, box: Box, trial: Trial, again: Callable[[Point], Trial]
+) -> tuple[Trial, jax.Array]:
+    r"""A step within bounds.
+
+    Params on a bound that the cost pushes them against are held, the others take the step of the
+    method, and what leads out of the box is cut back to it. Cutting one param back spoils the
+    step for those that go with it. So those cut back are put on their bounds and the step is
+    taken again for the rest, a few times; the best of these ends, by the linear model, stands.
+
+    A step that promises nothing after this is refused. That shrinks the region, and short steps
+    go down the scaled gradient, along which cutting back does no harm.
+
+    Args:
+        point: Where the step starts, in the box, with all of its Jacobian.
+        box: The bounds.
+        trial: The step of the params that aren't held.
+        again: Gives the step of another point.
+
+    Returns:
+        The trial, whose promise is that of the linear model after cutting back, and where it
+        ends, exactly on the bounds that it meets.
+
+    Reference:
+        Kanzow, Yamashita and Fukushima (2004), Levenberg-Marquardt methods with strong local
+        convergence properties for solving nonlinear equations with convex constraints.
+    """
+    held = box.held(point.x, point.gradient)
+
+    def cut(moved: jax.Array, goal: jax.Array, passes: jax.Array) -> _Cut:
+        end = box.nearest(goal)
+        more = jnp.any(end != goal)
+        return _Cut(moved | (end != goal), end, end, _promise(point, end - point.x), more, passes)
+
+    def advance(at: _Cut) -> _Cut:
+        shift = jnp.where(at.moved, at.end - point.x, jnp.zeros_like(at.end))
+        rest = again(without(point, held | at.moved, shift)).step
+        new = cut(at.moved, point.x + jnp.where(at.moved, shift, rest), at.passes + 1)
+        better = new.promise > at.promise
+        best = jnp.where(better, new.end, at.best)
+        return new._replace(best=best, promise=jnp.where(better, new.promise, at.promise))
+
+    first = cut(jnp.zeros_like(held), point.x + trial.step, jnp.zeros((), jnp.int32))
+    last = lax.while_loop(lambda at: at.more & (at.passes < _PASSES), advance, first)
+    # Where nothing was cut, the method's own promise is the better one.
+    promise = jnp.where(first.more, last.promise, trial.predicted)
+    step = jnp.where(first.more, last.best - point.x, trial.step)
+    return trial._replace(step=step, slope=point.gradient @ step, predicted=promise), last.best
+
+
+def _promise(point: Point, step: jax.Array) -> jax.Array:
+    """What the linear model says that a step gains."""
+    half = jnp.asarray(0.5, step.dtype)
+    return -(point.gradient @ step) - half * jnp.sum(jnp.square(point.J @ step))
+
+
+def faced(point: Point, box: Box | None) -> Point:
+    """The point without the params that are held on their bounds."""
+    return point if box is None else without(point, box.held(point.x, point.gradient))
+
+
+def shifted(box: Box, x: jax.Array, gradient: jax.Array, change: Any) -> Any:
+    """Which params follow a bound, and how far they go when the bounds change."""
+    held = box.held(x, gradient)
+    return held, jnp.where(x <= box.lower, change.lower, change.upper)

@@ -1,0 +1,71 @@
+"""How a user calls a solver: what is refused at once, and what a first call gets wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from fnopt.core import leaves_with_names, shown
+from fnopt.programs import Recorded, recorded, runs_now
+from fnopt.residuals import one_function, parametrised, seen_params
+
+
+def checked_count(value: Any, what: str) -> int:
+    """A positive whole number, of NumPy too, as an int."""
+    whole = hasattr(value, "__index__") and not isinstance(value, bool)
+    if not whole or value < 1:
+        raise ValueError(f"{what} = {value!r}, expected a positive int.")
+    return operator.index(value)
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, (bool, int, float, complex))
+
+
+def checked_args(args: Any) -> tuple[Any, ...]:
+    """The further arguments of a residual function as a tuple of trees of arrays."""
+    if not isinstance(args, (tuple, list)):
+        raise TypeError(
+            f"least_squares: args is {type(args).__name__}, expected a tuple of arguments; for a "
+            "single one args=(data,)."
+        )
+    for path, leaf in leaves_with_names(tuple(args))[0]:
+        if not hasattr(leaf, "dtype") and not _is_number(leaf):
+            raise TypeError(
+                f"least_squares: args: {shown(path)} is {leaf!r}, expected arrays. What isn't one "
+                "belongs into the function: functools.partial(residual_fn, ...) or a closure."
+            )
+    return tuple(args)
+
+
+@contextlib.contextmanager
+def first_call_hints(params: Any = None) -> Iterator[None]:
+    """Adds to an error of a user's function what it comes from, most often."""
+    try:
+        yield
+    except TypeError as error:
+        if isinstance(params, (list, tuple)) and params and all(map(_is_number, params)):
+            error.add_note(
+                "params are a list of numbers, each a leaf of its own: residual_fn gets a list. "
+                "For a vector give an array: jnp.asarray(params)."
+            )
+        elif isinstance(error, jax.errors.TracerArrayConversionError):
+            error.add_note("Is the function written with jax.numpy: jnp.exp, not np.exp?")
+        raise
+
+
+def recorded_functions(
+    residual_fn: Any, jac: Any, params: Any, args: tuple[Any, ...], constraints: Any
+) -> tuple[Recorded, Recorded | None] | None:
+    """The functions of a user as values, if the fit runs now and they can be told from others."""
+    # A Jacobian that can be gone through in chunks is more than a function.
+    if not runs_now((params, args, constraints)) or hasattr(jac, "fold"):
+        return None
+    seen = seen_params(parametrised(params, constraints))
+    r = recorded(one_function(residual_fn), seen, *args)
+    J = None if jac is None else recorded(one_function(jac, "jac"), seen, *args)
+    return None if r is None or (J is None and jac is not None) else (r, J)

@@ -1,0 +1,228 @@
+"""What a user calls: the problem is set up, looped to convergence, and brought back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fnopt.core import Status
+from fnopt.linear import norm
+from fnopt.programs import call_compiled, call_recorded, is_data
+from fnopt.solvers._bounded import with_dense_jacobian
+from fnopt.solvers._call import checked_args, checked_count, first_call_hints, recorded_functions
+from fnopt.solvers._convergence import explained
+from fnopt.solvers._implicit import implicitly
+from fnopt.solvers._iteration import Loop, advance, ended, evaluation, started
+from fnopt.solvers._levenberg_marquardt import levenberg_marquardt
+from fnopt.solvers._method import LeastSquaresMethod
+from fnopt.solvers._problem import Problem, Setting, set_up
+from fnopt.solvers._solution import History, Solution, StepInfo
+
+
+def least_squares(
+    residual_fn: Any,
+    params: Any,
+    *,
+    args: tuple[Any, ...] = (),
+    jac: Any = None,
+    solver: LeastSquaresMethod | None = None,
+    loss: Any = None,
+    sigma: Any = None,
+    weights: Any = None,
+    bounds: Any = None,
+    constraints: Any = None,
+    max_steps: int = 1000,
+    history: bool = False,
+    callback: Callable[[StepInfo], Any] | None = None,
+) -> Solution:
+    r"""Fits params to data: minimises :math:`\tfrac12 \|r(\theta)\|^2` to convergence.
+
+    .. math:: \min_\theta \sum_i \tfrac12 c_i^2\, \rho_i( r_i^2 / (c_i \sigma_i)^2 )
+        \quad\text{subject to}\quad l \le \theta \le u
+
+    The loop is one `lax.while_loop`: the call works under `jax.jit` and `jax.vmap`. Called by
+    itself it traces the residuals each time, so whatever they close over may change from call to
+    call, but compiles only what it hasn't compiled before: other data of the same shapes cost no
+    compilation. For a loop of many calls, jit a function that takes the data as arguments.
+
+    A refused step costs one evaluation of the residuals, no Jacobian and no factorisation.
+
+    The solution has derivatives, forward and reverse, with respect to whatever the residuals
+    depend on: `args`, or what `residual_fn` closes over. They come from the implicit function
+    theorem, with the exact second derivatives of the cost, not from the iterations.
+
+    Args:
+        residual_fn: `residual_fn(params, *args)` returns the residuals (prediction minus target,
+            not squared) as an array or a pytree of arrays; or a list, tuple or dict of such
+            functions.
+        params: Where to start: a pytree of real floating arrays.
+        args: Further arguments of `residual_fn`: pytrees of arrays.
+        jac: `jac(params, *args)` returns the Jacobian, if you have it cheaper than by
+            differentiation: what `jax.jacfwd(residual_fn)` would return, a tree like the
+            residuals whose leaves are trees like the params, of arrays of shape
+            `residual.shape + param.shape`; for one array of residuals and one vector of params
+            that is `[m, n]`. It may also be a list, tuple or dict of functions, like
+            `residual_fn`. See :func:`fnopt.per_example_jacobian` and
+            :func:`fnopt.sparse_jacobian`. With `levenberg_marquardt(geodesic=False)`, or a
+            method other than Levenberg-Marquardt, the residual function is not differentiated
+            (only if you ask for derivatives of the solution).
+        solver: The method and its options; by default `levenberg_marquardt()`.
+        loss: A robust loss such as `huber(scale=0.1)`, or its name; or a tree of these (None for
+            plain squares) like the residuals or like their top: for a list of residual functions
+            a list of losses.
+        sigma: Standard deviations that residuals are divided by, before the loss: a number, an
+            array like the residuals, or a tree of these; for residuals of shape `[m]` also a
+            covariance matrix of shape `[m, m]`.
+        weights: Factors of the squares instead, :math:`1 / \sigma^2`; 0 leaves a residual out.
+            Params and cost have derivatives by a weight of 0 too; the solution's residuals and
+            Jacobian, which go with its root, count as constant there.
+        bounds: `(lower, upper)`, each a number, an array, or a tree of these like the params or
+            like their top; None for no bound. Every step stays inside, and solutions on a bound
+            are reached exactly.
+        constraints: `fixed()`, `tied(fn)`, `positive()` or `interval(a, b)`, by the path of a
+            leaf, a pattern of paths, or a tree like the params.
+        max_steps: The most steps to make, refused ones included.
+        history: Whether to keep cost, gradient norm, radius and acceptance of every step.
+        callback: `callback(info)` is called on the host at every step with a `StepInfo` of NumPy
+            arrays (`callback=print` shows the progress, a line a step); for a batch it is called
+            once per problem and step.
+
+    Returns:
+        A `Solution`. Whether it converged, and why it stopped, is in its `status` and `message`:
+        values never raise. Its params are always finite if those given are. Its residuals are
+        divided by `sigma`; its Jacobian includes `sigma` and the curvature of the loss.
+
+    Raises:
+        TypeError: If `residual_fn` is not a function, or params or residuals are not floating.
+        ValueError: If there are no params or no residuals, `max_steps` is not positive, bounds
+            are crossed, the start is outside of them, or an option doesn't fit its tree.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> t = jnp.asarray([0.0, 1.0, 2.0, 3.0])
+        >>> y = jnp.asarray([2.0, 1.21, 0.74, 0.44])
+        >>> def residuals(p):
+        ...     return p["scale"] * jnp.exp(-p["rate"] * t) - y
+        >>> solution = fnopt.least_squares(residuals, {"scale": 1.0, "rate": 1.0})
+        >>> print({k: round(float(v), 3) for k, v in solution.params.items()})
+        {'rate': 0.501, 'scale': 2.0}
+        >>> bool(solution.converged)
+        True
+
+    Reference:
+        See :class:`fnopt.levenberg_marquardt`.
+    """
+    solver = _checked_solver(solver, bounds is not None)
+    max_steps = checked_count(max_steps, "least_squares: max_steps")
+    args = checked_args(args)
+    options = {
+        "loss": loss,
+        "sigma": sigma,
+        "weights": weights,
+        "bounds": bounds,
+        "constraints": constraints,
+    }
+    if any(option is not None for option in options.values()):
+        with first_call_hints(params):  # inside jit no value can be checked
+            set_up(residual_fn, params, args, **options)
+
+    static: dict[str, Any] = {"max_steps": max_steps, "history": history, "callback": callback}
+    with first_call_hints(params):
+        if callback is None and is_data((solver, options)):
+            functions = recorded_functions(residual_fn, jac, params, args, constraints)
+            if functions is not None:
+                return call_recorded(_fit, *functions, params, args, solver, options, **static)
+
+        def fit(params: Any, args: tuple[Any, ...], solver: LeastSquaresMethod) -> Solution:
+            return _fit(residual_fn, jac, params, args, solver, options, **static)
+
+        return call_compiled(fit, params, args, solver)
+
+
+def _fit(
+    residual_fn: Any,
+    jac: Any,
+    params: Any,
+    args: tuple[Any, ...],
+    solver: LeastSquaresMethod,
+    options: dict[str, Any],
+    *,
+    max_steps: int,
+    history: bool,
+    callback: Callable[[StepInfo], Any] | None,
+) -> Solution:
+    setting = set_up(residual_fn, params, args, jac=jac, **options)
+    return _solve(setting, solver, max_steps, history, callback)
+
+
+def _checked_solver(solver: Any, bounded: bool) -> LeastSquaresMethod:
+    solver = levenberg_marquardt() if solver is None else solver
+    if not isinstance(solver, LeastSquaresMethod):
+        hint = " Did you forget to call it?" if isinstance(solver, type) else ""
+        raise TypeError(
+            f"least_squares: solver = {solver!r}, expected a least-squares solver such as "
+            f"fnopt.levenberg_marquardt().{hint}"
+        )
+    return with_dense_jacobian(solver) if bounded else solver
+
+
+def _solve(
+    setting: Setting,
+    solver: LeastSquaresMethod,
+    max_steps: int,
+    history: bool,
+    callback: Callable[[StepInfo], Any] | None,
+) -> Solution:
+    def iterate(problem: Problem, solver: LeastSquaresMethod, x: jax.Array) -> Solution:
+        options = solver.options(setting.made.free, x.dtype)
+
+        def step(loop: Loop) -> Loop:
+            loop, accepted = advance(problem, solver, options, evaluate, loop)
+            return _watched(setting, loop, accepted, callback)
+
+        def unfinished(loop: Loop) -> jax.Array:
+            return (loop.status == Status.RUNNING.value) & (loop.steps < max_steps)
+
+        evaluate = evaluation(problem, solver, x)
+        first = started(problem, solver, options, evaluate, x)
+        first = first._replace(history=_empty_history(max_steps, x.dtype) if history else None)
+        return ended(problem, solver, lax.while_loop(unfinished, step, first))
+
+    end = implicitly(iterate, setting.problem, solver, setting.x)
+    counted = setting.dof + setting.x.size
+    return end._replace(
+        params=setting.params(end.params),
+        status=explained(end.status, counted > 0, end.cost, counted),
+        residuals=setting.problem.flat.unflatten(end.residuals),
+        tangent=setting.tangent(end.params),
+        dof=setting.dof,
+    )
+
+
+def _watched(
+    setting: Setting,
+    loop: Loop,
+    accepted: jax.Array,
+    callback: Callable[[StepInfo], Any] | None,
+) -> Loop:
+    """Writes the history and calls the callback, where asked to."""
+    cost, slope, radius = loop.point.cost, norm(loop.point.gradient), loop.search.radius
+    if callback is not None:
+        params = setting.params(loop.point.x)
+        jax.debug.callback(callback, StepInfo(loop.steps, params, cost, slope, radius, accepted))
+    if loop.history is None:
+        return loop
+    entry = History(cost, slope, radius, accepted)
+    at = loop.steps - 1
+    return loop._replace(
+        history=History(*(a.at[at].set(v) for a, v in zip(loop.history, entry, strict=True)))
+    )
+
+
+def _empty_history(max_steps: int, dtype: Any) -> History:
+    nan = jnp.full(max_steps, jnp.nan, dtype)
+    return History(nan, nan, nan, jnp.zeros(max_steps, bool))

@@ -1,0 +1,77 @@
+"""Gauss-Newton with refused steps shortened."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import hyper
+from fnopt.linear import DampedStep
+from fnopt.residuals import FlatResidual
+from fnopt.solvers._method import LeastSquaresMethod
+from fnopt.solvers._options import Options
+from fnopt.solvers._point import Point
+from fnopt.solvers._rules import FRACTION, Rule
+from fnopt.solvers._step import Search, Trial, straight
+
+
+class gauss_newton(LeastSquaresMethod):
+    r"""Gauss-Newton: the minimum of the linear model, or a part of the way there.
+
+    .. math:: p = \arg\min_p \tfrac12 \|J p + r\|^2, \qquad u = t\, p
+
+    The fraction `t` starts at `step_size`; it shrinks with every refused step, to the minimum of
+    the parabola through what is known of the cost along `p` (at least to a half, at most to a
+    tenth), and is 1 again after an accepted one. So the cost never rises, and the iteration always
+    ends. Where the data don't determine all params the step of least norm is taken, in units of
+    the Jacobian's columns.
+
+    It is the plainest method and the quickest near a solution with small residuals. From far away,
+    or where the Jacobian is nearly singular, :class:`fnopt.levenberg_marquardt` is more reliable.
+
+    It is called as :class:`fnopt.levenberg_marquardt` is, and :func:`fnopt.least_squares` loops it
+    to convergence.
+
+    Args:
+        ftol, xtol, gtol, jacobian, linear_solver, chunk_size: As for all of the methods; see
+            :class:`fnopt.solvers.LeastSquaresMethod`.
+        step_size: The fraction of the first step, in (0, 1].
+
+    Raises:
+        ValueError: If a hyper-parameter is out of its range.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> from fnopt.solvers import gauss_newton
+        >>> solution = fnopt.least_squares(
+        ...     lambda x: x**2 - 2, jnp.asarray([1.0]), solver=gauss_newton()
+        ... )
+        >>> print(solution.params, int(solution.steps))
+        [1.4142135] 5
+
+    Reference:
+        Nocedal and Wright (2006), Numerical Optimization, section 10.3.
+    """
+
+    step_size: float | jax.Array = hyper(default=1.0, gt=0, le=1)
+
+    rule: ClassVar[Rule] = FRACTION
+
+    def options(self, params: Any, dtype: Any) -> Options:
+        """The hyper-parameters in the dtype that is computed in, with the defaults filled in."""
+        return super().options(params, dtype).with_reach(self.step_size)
+
+    def propose(
+        self, flat: FlatResidual, point: Point, factors: Any, search: Search, options: Options
+    ) -> Trial:
+        """A fraction of the full step."""
+        del options
+        full = self.model(flat).system(point, factors, search.scale, search.lam).gauss_newton()
+        return straight(point, search, _part(full, search.radius))
+
+
+def _part(full: DampedStep, t: jax.Array) -> DampedStep:
+    r"""A fraction of a step that minimises the model, which promises :math:`t(2 - t)` of it."""
+    return DampedStep(t * full.p, full.lam, jnp.square(t) * full.image, t * (2 - t) * full.promise)

@@ -1,0 +1,206 @@
+"""One iteration of a method: its start, a step, its end. A point is evaluated only once."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fnopt.core import Status
+from fnopt.linear import norm
+from fnopt.programs import products_ahead
+from fnopt.solvers._bounded import bounded_trial, faced
+from fnopt.solvers._convergence import explained, first_of, is_stationary
+from fnopt.solvers._curvature import learned
+from fnopt.solvers._method import LeastSquaresMethod
+from fnopt.solvers._options import Options
+from fnopt.solvers._point import Point, is_finite, lean
+from fnopt.solvers._problem import Problem
+from fnopt.solvers._solution import History, Solution
+from fnopt.solvers._step import Search, Trial, arrive, improves, judge
+
+
+class Loop(NamedTuple):
+    """What the loop carries: a point is evaluated once, and factorised once, if that is dear."""
+
+    point: Point  # of the model: its J^T r is the gradient of the cost
+    r: jax.Array | None  # [m], the residuals, where the model has others
+    factors: Any  # of an earlier step from the point, or None
+    stale: jax.Array  # whether there was none, or with another scaling
+    search: Search
+    lean: jax.Array  # by how much the residual leans on a column, of those that may move
+    status: jax.Array
+    steps: jax.Array
+    njev: jax.Array
+    history: History | None
+
+    @property
+    def residuals(self) -> jax.Array:
+        """The residuals."""
+        return self.point.r if self.r is None else self.r
+
+
+Evaluate = Callable[[jax.Array, jax.Array], Point]
+"""What is known at a point, whose residuals are."""
+
+
+def started(
+    problem: Problem,
+    solver: LeastSquaresMethod,
+    options: Options,
+    evaluate: Evaluate,
+    x: jax.Array,
+) -> Loop:
+    feasible = jnp.ones((), bool) if problem.box is None else problem.box.has_room()
+    x = x if problem.box is None else jnp.where(feasible, problem.box.nearest(x), x)
+    r = problem.flat.r(x)
+    point = evaluate(x, r)
+    learns = problem.box is None and problem.losses is None
+    search = solver.begin(point, options, solver.memory(problem.model) if learns else 0)
+    facing = faced(point, problem.box)
+    steep = lean(facing)
+    status = first_of(
+        (~feasible, Status.INFEASIBLE),
+        (~is_finite(point), Status.NONFINITE_START),
+        (_vanishes(r, point.cost), Status.ILL_POSED),
+        (is_stationary(point.cost, steep, options.gtol), Status.CONVERGED_GRADIENT),
+    )
+    one = jnp.ones((), jnp.int32)
+    factors = _no_factors(problem, solver, facing, search)
+    stale, none = jnp.ones((), bool), jnp.zeros((), jnp.int32)
+    kept = None if problem.losses is None else r
+    return Loop(point, kept, factors, stale, search, steep, status, none, one, None)
+
+
+def _no_factors(problem: Problem, solver: LeastSquaresMethod, point: Point, search: Search) -> Any:
+    """What holds the place of factors, where they are worth keeping."""
+    if solver.model(problem.model).comes_factorised:
+        return None
+    shapes = jax.eval_shape(functools.partial(solver.factorise, problem.model), point, search)
+    return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+
+
+def _factors(
+    problem: Problem, solver: LeastSquaresMethod, loop: Loop, point: Point, search: Search
+) -> Any:
+    """The factors at a point: those of the last step, if it was refused and they were kept."""
+    make = functools.partial(solver.factorise, problem.model, point, search)
+    return make() if loop.factors is None else lax.cond(loop.stale, make, lambda: loop.factors)
+
+
+def _vanishes(r: jax.Array, cost: jax.Array) -> jax.Array:
+    """Whether residuals are so small that their squares are zero."""
+    return (cost <= 0) & jnp.any(r != 0)
+
+
+def evaluation(problem: Problem, solver: LeastSquaresMethod, x: jax.Array) -> Evaluate:
+    """What evaluates points; no more is kept for it than the size of a Jacobian."""
+    m, n = problem.flat.m, problem.flat.n
+    r = jax.ShapeDtypeStruct((m,), x.dtype)
+    return products_ahead(functools.partial(_evaluate, problem, solver), x, r, largest=m * n)
+
+
+def _evaluate(problem: Problem, solver: LeastSquaresMethod, x: jax.Array, r: jax.Array) -> Point:
+    known = r if problem.losses is None else None
+    return solver.evaluate(problem.model_at(r), x, known)._replace(cost=problem.cost(r))
+
+
+def _propose(
+    problem: Problem, solver: LeastSquaresMethod, options: Options, loop: Loop
+) -> tuple[Trial, jax.Array]:
+    """A step, and where it ends."""
+    flat, point, search = problem.model, loop.point, loop.search
+    trial = solver.propose(flat, faced(point, problem.box), loop.factors, search, options)
+    if problem.box is None:
+        return trial, point.x + trial.step
+
+    def again(point: Point) -> Trial:
+        return solver.propose(flat, point, solver.factorise(flat, point, search), search, options)
+
+    return bounded_trial(point, problem.box, trial, again)
+
+
+def advance(
+    problem: Problem,
+    solver: LeastSquaresMethod,
+    options: Options,
+    evaluate: Evaluate,
+    loop: Loop,
+) -> tuple[Loop, jax.Array]:
+    """One step; says whether it was accepted."""
+    point = faced(loop.point, problem.box)
+    search = arrive(loop.search, loop.point)
+    factors = _factors(problem, solver, loop, point, search)
+    trial, x = _propose(problem, solver, options, loop._replace(factors=factors, search=search))
+    r = problem.flat.r(x)
+    actual = problem.reduction(loop.residuals, r)
+    promising = improves(point, trial, actual, options)
+    here, r, accepted = lax.cond(
+        promising,
+        lambda: _arrived(loop, evaluate(x, r), None if loop.r is None else r),
+        lambda: (loop.point, loop.r, jnp.zeros((), bool)),
+    )
+    actual = jnp.where(promising & ~accepted, jnp.asarray(-jnp.inf, actual.dtype), actual)
+    status, judged = judge(point, loop.lean, trial, actual, accepted, search, options, solver.rule)
+    judged = _taught(judged, loop.point, here, trial, accepted)
+    facing = faced(here, problem.box)
+    steep = lean(facing)
+    stationary = accepted & is_stationary(here.cost, steep, options.gtol)
+    status = jnp.where(stationary, Status.CONVERGED_GRADIENT.array, status)
+    one = jnp.ones((), jnp.int32)
+    return loop._replace(
+        point=here,
+        r=r,
+        factors=None if loop.factors is None else factors,
+        stale=accepted | (judged.rescues > search.rescues),
+        search=judged,
+        lean=steep,
+        status=status,
+        steps=loop.steps + one,
+        njev=loop.njev + promising.astype(jnp.int32),
+    ), accepted
+
+
+def _taught(
+    search: Search, before: Point, after: Point, trial: Trial, accepted: jax.Array
+) -> Search:
+    """The search with what an accepted step shows of the curvature."""
+    if not search.rows.size:
+        return search
+    rows = learned(search.rows, before, after, trial.step, trial.excess)
+    return search._replace(rows=jnp.where(accepted, rows, search.rows))
+
+
+def _arrived(loop: Loop, there: Point, r: Any) -> tuple[Point, Any, jax.Array]:
+    """A next point, its residuals, and whether its Jacobian is finite; else the old one stays."""
+    usable = is_finite(there)
+    here, r = lax.cond(usable, lambda: (there, r), lambda: (loop.point, loop.r))
+    return here, r, usable
+
+
+def ended(problem: Problem, solver: LeastSquaresMethod, loop: Loop) -> Solution:
+    """The solution, as vectors."""
+    point, model = loop.point, solver.model(problem.model)
+    finished = loop.status != Status.RUNNING.value
+    status = jnp.where(finished, loop.status, Status.MAX_STEPS.array)
+    # The rank is that of the Jacobian, by its own columns.
+    search = arrive(loop.search, point)
+    plain = search._replace(scale=search.steepest, rows=search.rows[:0])
+    factors = solver.factorise(problem.model, point, plain)
+    return Solution(
+        params=point.x,
+        cost=point.cost,
+        residuals=loop.residuals,
+        jacobian=problem.curved(model.jacobian(point), loop.residuals),
+        gradient_norm=norm(faced(point, problem.box).gradient),
+        rank=model.rank(factors),
+        steps=loop.steps,
+        nfev=loop.steps + jnp.ones((), jnp.int32),  # one a step, and the start
+        njev=loop.njev,
+        status=explained(status, jnp.any(point.columns > 0), point.cost),
+        history=loop.history,
+    )

@@ -1,0 +1,143 @@
+"""Levenberg-Marquardt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from fnopt.core import hyper, static, where
+from fnopt.residuals import FlatResidual, curvature_along
+from fnopt.solvers._curvature import ROWS
+from fnopt.solvers._method import LeastSquaresMethod
+from fnopt.solvers._options import Options
+from fnopt.solvers._point import Point
+from fnopt.solvers._rules import MARQUARDT, NIELSEN, TRUST_REGION, Rule
+from fnopt.solvers._step import Search, Trial, bent, straight
+
+RULES = {"trust_region": TRUST_REGION, "marquardt": MARQUARDT, "nielsen": NIELSEN}
+
+
+class levenberg_marquardt(LeastSquaresMethod):
+    r"""Levenberg-Marquardt in a scaled trust region, with geodesic acceleration.
+
+    .. math:: v = \arg\min_{\|D v\| \le \Delta} \tfrac12 \|J v + r\|^2, \qquad
+        u = t v + \tfrac12 t^2 a
+
+    `a` bends the step along the path on which the linear model stays true, `t` is the best length
+    along it to second order, and `D` holds the largest norms of the Jacobian's columns so far, so
+    that nothing depends on the units of the params. A step that would raise the cost is refused:
+    the update is then zero and the radius shrinks.
+
+    Its `update` ignores the gradients that it is given (they may be `None`) and needs the
+    residuals instead: `update(None, state, params, residual_fn=fn)`. `fn(params)` closes over the
+    data; it may be another batch in each call, for nothing is trusted from call to call but the
+    radius and the scaling. :func:`fnopt.least_squares` loops it to convergence.
+
+    The linear algebra works in the params' common dtype (at least float32) and on the smaller side
+    of the Jacobian: with `m` residuals and `n` params it costs :math:`m n^2` or :math:`m^2 n`,
+    whichever is less, so a network of very many params takes steps on small batches. A refused
+    step needs no new Jacobian.
+
+    In :func:`fnopt.least_squares`, where one point leads to the next, fits with at least as many
+    residuals as params (up to 64, without bounds or a robust loss) get two things more. Where
+    residuals stay large and bend, the curvature :math:`S \approx \sum_i r_i \nabla^2 r_i` that
+    :math:`J^T J` leaves out is learned from step to step. And a parameter whose whole effect is
+    less than the residuals changes by factors of its own size, :math:`D_j \ge 0.7 \|r\| / |x_j|`,
+    so that no step throws it to where it has no effect at all.
+
+    Instead of the trust region one of the classic rules may set the damping :math:`\lambda` in
+    :math:`(J^T J + \lambda D^2)\, v = -J^T r`: Marquardt's divides or multiplies it by ten,
+    Nielsen's goes by how well the model predicted. Both are simpler and need more steps.
+
+    Args:
+        ftol: Relative tolerance of the cost; by default the rounding unit of the params' dtype.
+        xtol: Relative tolerance of the params; by default 4 rounding units.
+        gtol: Tolerance of the cosine between the residual and the Jacobian's columns; by default
+            the rounding unit.
+        jacobian: `'forward'`, `'reverse'`, or `'auto'` for the cheaper one.
+        linear_solver: `'qr'` (the most accurate), `'cholesky'` (the fastest), `'cg'` (without a
+            Jacobian; steps are straight), or `'auto'`, which goes by shape: see
+            :func:`fnopt.linear.linear_solver`.
+        chunk_size: How many tangents or cotangents are pushed at once, to bound memory; by
+            default all up to 256, else 64.
+        radius: The first trust radius, in units of :math:`\|D x\|`.
+        acceleration: The largest acceleration allowed, relative to the step.
+        geodesic: Whether to use the second derivative of the residuals along the step. Without,
+            steps are straight, and the residuals need no forward-mode derivative if `jacobian`
+            is `'reverse'`.
+        damping: `'trust_region'`, `'marquardt'` or `'nielsen'`.
+        lam: The first damping of the two latter, in units of :math:`D^2`.
+
+    Raises:
+        ValueError: If a hyper-parameter is out of its range.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, fnopt
+        >>> tx = fnopt.levenberg_marquardt()
+        >>> residuals = lambda p: jnp.stack([10 * (p["y"] - p["x"] ** 2), 1 - p["x"]])
+        >>> params = {"x": jnp.float32(-1.2), "y": jnp.float32(1.0)}
+        >>> state = tx.init(params)
+        >>> @jax.jit
+        ... def step(params, state):
+        ...     updates, state = tx.update(None, state, params, residual_fn=residuals)
+        ...     return fnopt.apply_updates(params, updates), state
+        >>> for _ in range(30):
+        ...     params, state = step(params, state)
+        >>> print(f"{params['x']:.4f} {params['y']:.4f}")
+        1.0000 1.0000
+
+    Reference:
+        Levenberg (1944); Marquardt (1963); Moré (1978), The Levenberg-Marquardt algorithm:
+        implementation and theory; Dennis, Gay and Welsch (1981), An adaptive nonlinear
+        least-squares algorithm; Nielsen (1999), Damping parameter in Marquardt's method;
+        Transtrum and Sethna (2012), arXiv:1201.5885.
+    """
+
+    radius: float | jax.Array = hyper(default=0.6, gt=0)
+    acceleration: float | jax.Array = hyper(default=0.5, ge=0)
+    geodesic: bool = static(default=True)
+    damping: str = static(default="trust_region")
+    lam: float | jax.Array = hyper(default=1e-3, gt=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.damping not in RULES:
+            raise ValueError(
+                f"{where()}damping = {self.damping!r}, expected one of {tuple(RULES)}."
+            )
+
+    @property
+    def rule(self) -> Rule:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """How the reach of a step adapts."""
+        return RULES[self.damping]
+
+    def options(self, params: Any, dtype: Any) -> Options:
+        """The hyper-parameters in the dtype that is computed in, with the defaults filled in."""
+        reach = self.radius if self.damping == "trust_region" else 1 / self.lam
+        options = super().options(params, dtype)
+        return options.with_reach(reach, self.acceleration)
+
+    def memory(self, flat: FlatResidual) -> int:
+        """How many rows of curvature the method can use, where one point leads to the next.
+
+        They are for fits in which the data determine a few params; those of a network count
+        together, not each by itself.
+        """
+        exact = self.geodesic and self.damping == "trust_region"
+        return ROWS if exact and self.model(flat).kind == "qr" else 0
+
+    def propose(
+        self, flat: FlatResidual, point: Point, factors: Any, search: Search, options: Options
+    ) -> Trial:
+        """The step of the linear model within reach, bent by its curvature."""
+        system = self.model(flat).system(point, factors, search.scale, search.lam)
+        if self.damping == "trust_region":
+            step = system.trust_region(search.radius)
+        else:
+            step = system.damped(1 / search.radius)
+        if not self.geodesic:
+            return straight(point, search, step)
+        return bent(
+            point, system, search, lambda v: curvature_along(flat.r, point.x, v), options, step
+        )

@@ -1,0 +1,225 @@
+"""What the methods have in common: an (init, update) pair around propose and judge."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import (
+    Slot,
+    Status,
+    Transformation,
+    apply_updates,
+    check_same_tree,
+    hyper,
+    increment,
+    slot_zeros,
+    static,
+    where,
+    zero_count,
+)
+from fnopt.jacobians import jacobian_mode, ravel
+from fnopt.linear import linear_solver
+from fnopt.residuals import FlatResidual, flat_residual, given_derivative
+from fnopt.solvers._convergence import explained, is_stationary
+from fnopt.solvers._curvature import no_curvature
+from fnopt.solvers._gain import actual_reduction
+from fnopt.solvers._linear_model import LinearModel
+from fnopt.solvers._options import Options, resolved
+from fnopt.solvers._point import Point, half_square, is_finite, lean
+from fnopt.solvers._rules import TRUST_REGION, Rule
+from fnopt.solvers._step import Search, Trial, arrive, begin, choose, improves, judge
+
+
+class LeastSquaresState(NamedTuple):
+    """What the next step needs, and how the last one went."""
+
+    count: jax.Array  # int32, updates made
+    radius: jax.Array  # the reach of a step; 0 before the first update
+    scale: Slot  # D, how strongly each parameter moves the residuals
+    rejections: jax.Array  # int32, refused steps in a row
+    rescues: jax.Array  # int32
+    lam: jax.Array  # damping of the last step
+    cost: jax.Array  # half the sum of squares after the update
+    status: jax.Array  # int32, a fnopt.Status
+
+
+class LeastSquaresMethod(Transformation):
+    r"""The base of the least-squares methods; a subclass defines `propose`.
+
+    Args:
+        ftol: Relative tolerance of the cost; by default the rounding unit of the params' dtype.
+        xtol: Relative tolerance of the params; by default 4 rounding units.
+        gtol: Tolerance of the cosine between the residual and the Jacobian's columns; by default
+            the rounding unit.
+        jacobian: `'forward'`, `'reverse'`, or `'auto'` for the cheaper one.
+        linear_solver: `'qr'`, `'cholesky'`, `'cg'`, or `'auto'`, which goes by shape; see
+            :func:`fnopt.linear.linear_solver`.
+        chunk_size: How many tangents or cotangents are pushed at once; by default all up to
+            256, else 64.
+
+    Example:
+        >>> from fnopt.solvers import LeastSquaresMethod, dogleg
+        >>> isinstance(dogleg(), LeastSquaresMethod)
+        True
+    """
+
+    ftol: float | jax.Array | None = hyper(default=None, ge=0)
+    xtol: float | jax.Array | None = hyper(default=None, ge=0)
+    gtol: float | jax.Array | None = hyper(default=None, ge=0)
+    jacobian: str = static(default="auto")
+    linear_solver: str = static(default="auto")
+    chunk_size: int | None = static(default=None)
+
+    needs_params = True
+    rule: ClassVar[Rule] = TRUST_REGION
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        jacobian_mode(self.jacobian, 1, 1)
+        linear_solver(self.linear_solver, 1, 1)
+        size = self.chunk_size
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+            raise ValueError(f"{where()}chunk_size = {size!r}, expected a positive int or None.")
+
+    def init(self, params: Any) -> LeastSquaresState:
+        """The state before the first step; the reach of a step is found at the first update."""
+        dtype = ravel(params, "params")[0].dtype
+        return LeastSquaresState(
+            count=zero_count(),
+            radius=jnp.zeros((), dtype),
+            scale=slot_zeros(params, dtype),
+            rejections=zero_count(),
+            rescues=zero_count(),
+            lam=jnp.zeros((), dtype),
+            cost=jnp.asarray(jnp.inf, dtype),
+            status=Status.RUNNING.array,
+        )
+
+    def update(
+        self,
+        updates: Any,
+        state: LeastSquaresState,
+        params: Any = None,
+        *,
+        residual_fn: Any,
+        jac: Any = None,
+        **extra_args: Any,
+    ) -> tuple[Any, LeastSquaresState]:
+        """One step: the update is zero, and the params stay as they are, if it is refused.
+
+        Args:
+            updates: Not used; may be `None`.
+            state: The state.
+            params: A pytree of real floating arrays.
+            residual_fn: `residual_fn(params)` returns the residuals, as an array or a pytree; or
+                a list, tuple or dict of such functions.
+            jac: `jac(params)` returns their Jacobian, as in :func:`fnopt.least_squares`.
+            **extra_args: Not used.
+
+        Returns:
+            The updates, in the dtypes of the params, and the next state.
+        """
+        del updates, extra_args
+        check_same_tree(params, state.scale, "params", "the state's scale")
+        x, flat = flat_residual(residual_fn, params)
+        if jac is not None:
+            residuals = jax.eval_shape(flat.unflatten, jax.ShapeDtypeStruct((flat.m,), x.dtype))
+            given = given_derivative(jac, residuals, params, (), x.dtype)
+            flat = flat._replace(derivative=given)
+        options = self.options(params, x.dtype)
+        point = self.evaluate(flat, x)
+        search = self._resumed(state, point, options)
+        factors = self.factorise(flat, point, search)
+        trial = self.propose(flat, point, factors, search, options)
+        updates = flat.unravel(trial.step)
+        # The cost is that of the params as apply_updates will round them.
+        arrived, _ = ravel(apply_updates(params, updates))
+        r = flat.r(arrived)
+        actual = actual_reduction(point.r, r)
+        accepted = improves(point, trial, actual, options)
+        steep = lean(point)
+        status, judged = judge(point, steep, trial, actual, accepted, search, options, self.rule)
+        stationary = is_stationary(point.cost, steep, options.gtol)
+        status = jnp.where(stationary, Status.CONVERGED_GRADIENT.array, status)
+        usable = is_finite(point)
+        accepted = accepted & usable
+        status = explained(status, jnp.any(point.columns > 0), point.cost)
+        status = jnp.where(usable, status, Status.NONFINITE_START.array)
+        # -0.0, not 0.0: it is the number that changes no other, -0.0 included.
+        updates = jax.tree.map(
+            lambda u: jnp.where(accepted, u, jnp.asarray(-0.0, u.dtype)), updates
+        )
+        kept = choose(usable, judged, _held(state))
+        return updates, LeastSquaresState(
+            count=increment(state.count),
+            radius=kept.radius,
+            scale=ravel(state.scale)[1](kept.steepest),
+            rejections=kept.rejections,
+            rescues=kept.rescues,
+            lam=kept.lam,
+            cost=jnp.where(accepted, half_square(r), point.cost),
+            status=status,
+        )
+
+    def _resumed(self, state: LeastSquaresState, point: Point, options: Options) -> Search:
+        """The search so far, taken to this point; a fresh one if there is none yet."""
+        held = arrive(_held(state), point)
+        return choose(state.radius > 0, held, self.begin(point, options))
+
+    def options(self, params: Any, dtype: Any) -> Options:
+        """The hyper-parameters in the dtype that is computed in, with the defaults filled in."""
+        return resolved(
+            dtype, rounding_unit(params), ftol=self.ftol, xtol=self.xtol, gtol=self.gtol
+        )
+
+    def model(self, flat: FlatResidual) -> LinearModel:
+        """How the residuals are linearised."""
+        return LinearModel(flat, self.linear_solver, self.jacobian, self.chunk_size)
+
+    def evaluate(self, flat: FlatResidual, x: jax.Array, r: jax.Array | None = None) -> Point:
+        """What is known at a point; its residual may be known already."""
+        return self.model(flat).evaluate(x, r)
+
+    def factorise(self, flat: FlatResidual, point: Point, search: Search) -> Any:
+        """What serves any number of steps from a point, as long as the scaling stays."""
+        return self.model(flat).factorise(point, search.scale, search.rows)
+
+    def begin(self, point: Point, options: Options, memory: int = 0) -> Search:
+        """The search at a first point; it remembers `memory` rows of curvature."""
+        return begin(point, options, self.rule, memory)
+
+    def memory(self, flat: FlatResidual) -> int:
+        """How many rows of curvature the method can use, where one point leads to the next."""
+        del flat
+        return 0
+
+    def propose(
+        self, flat: FlatResidual, point: Point, factors: Any, search: Search, options: Options
+    ) -> Trial:
+        """A step, and what the model says of it.
+
+        Args:
+            flat: The residual function.
+            point: Where the step starts.
+            factors: What `factorise` made there.
+            search: The reach of a step, and the scaling.
+            options: The numbers.
+
+        Returns:
+            The step.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define propose")
+
+
+def rounding_unit(params: Any) -> float:
+    """The spacing of the coarsest dtype among the params."""
+    return max(float(jnp.finfo(jnp.result_type(leaf)).eps) for leaf in jax.tree.leaves(params))
+
+
+def _held(state: LeastSquaresState) -> Search:
+    scale, _ = ravel(state.scale)
+    rows = no_curvature(0, scale)
+    return Search(state.radius, scale, scale, state.rejections, state.rescues, state.lam, rows)

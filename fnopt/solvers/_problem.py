@@ -1,0 +1,240 @@
+"""What is minimised, as functions of a vector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.core import Tracer
+
+from fnopt.core import leaves_with_names, shown
+from fnopt.jacobians import ravel, value_and_jacobian
+from fnopt.programs import fresh
+from fnopt.residuals import (
+    Box,
+    Constraint,
+    Derivative,
+    FlatResidual,
+    Parametrisation,
+    RobustCost,
+    Whitening,
+    box_of,
+    fixed,
+    flat_residual,
+    given_derivative,
+    one_function,
+    parametrised,
+    robust_cost,
+    tied,
+    whitened,
+)
+from fnopt.solvers._gain import actual_reduction
+from fnopt.solvers._point import half_square
+
+
+class Problem(NamedTuple):
+    """Residuals, their cost, and the bounds, of a vector."""
+
+    flat: FlatResidual
+    losses: RobustCost | None = None
+    box: Box | None = None
+    squares: Callable[[jax.Array], jax.Array] | None = None  # w r^2, if there are weights
+
+    @property
+    def model(self) -> FlatResidual:
+        """Residuals whose squares model the cost to second order."""
+        losses, flat, given = self.losses, self.flat, self.flat.derivative
+        if losses is None:
+            return flat
+        if given is not None:
+            given = given.scaled(lambda x: losses.corrections(flat.r(x))[1])
+        return flat._replace(r=losses.corrected(flat.r), derivative=given)
+
+    def model_at(self, r: jax.Array) -> FlatResidual:
+        """The model for use at a point whose residuals are known.
+
+        Where the user brings the Jacobian, the residuals aren't evaluated there again.
+        """
+        given = self.flat.derivative
+        if given is None:
+            return self.model
+        if self.losses is None:
+            return self.flat._replace(r=lambda x: r)
+        a, b = self.losses.corrections(r)
+        return self.flat._replace(r=lambda x: a * r, derivative=given.scaled(lambda x: b))
+
+    def cost(self, r: jax.Array) -> jax.Array:
+        """The cost of residuals."""
+        return half_square(r) if self.losses is None else self.losses.cost(r)
+
+    def cost_at(self, x: jax.Array) -> jax.Array:
+        r"""The cost at a point, for derivatives.
+
+        In terms of :math:`w r^2` it has one by a weight of 0 too, where :math:`\sqrt{w}\, r`
+        has none.
+        """
+        if self.squares is None:
+            return self.cost(self.flat.r(x))
+        squares = self.squares(x)
+        if self.losses is not None:
+            return self.losses.cost_of_squares(squares)
+        return jnp.asarray(0.5, squares.dtype) * jnp.sum(squares)
+
+    def reduction(self, before: jax.Array, after: jax.Array) -> jax.Array:
+        """By how much the cost falls from one residual to another."""
+        if self.losses is None:
+            return actual_reduction(before, after)
+        return self.losses.reduction(before, after)
+
+    def curved(self, J: jax.Array | None, r: jax.Array) -> jax.Array | None:
+        r"""The model's Jacobian without the floor under its curvature, for the covariance.
+
+        .. math:: \sqrt{\max(0, \rho' + 2 z \rho'')}\, J
+        """
+        if self.losses is None or J is None:
+            return J
+        used = self.losses.corrections(r)[1][:, None]
+        J = jnp.where(used > 0, J / jnp.where(used > 0, used, jnp.ones_like(used)), 0 * J)
+        return self.weighed(J, r)
+
+    def weighed(self, J: jax.Array, r: jax.Array) -> jax.Array:
+        """The rows of the residuals' Jacobian by the roots of the curvatures of their losses."""
+        if self.losses is None:
+            return J
+        return J * self.losses.corrections(r, floor=0.0)[1][:, None]
+
+
+class Setting(NamedTuple):
+    """How a user's problem was brought to a vector, and how to get back."""
+
+    x: jax.Array  # [n], where to start
+    problem: Problem
+    made: Parametrisation
+    dof: jax.Array  # int32, residuals that count minus variables
+
+    def params(self, x: jax.Array) -> Any:
+        """The user's params at a vector."""
+        return self.made.assemble(self.problem.flat.unravel(x))
+
+    def tangent(self, x: jax.Array) -> jax.Array | None:
+        """How the params, laid end to end, move with the vector; None if they are the vector."""
+        if not self.made.kinds:
+            return None
+
+        def laid(x: jax.Array) -> jax.Array:
+            return ravel(self.params(x))[0]
+
+        size = jax.eval_shape(laid, x).size
+        return value_and_jacobian(laid, x, size, "forward")[1]
+
+
+def set_up(
+    residual_fn: Any,
+    params: Any,
+    args: tuple[Any, ...],
+    *,
+    jac: Any = None,
+    loss: Any = None,
+    sigma: Any = None,
+    weights: Any = None,
+    bounds: Any = None,
+    constraints: Any = None,
+) -> Setting:
+    """Brings a problem to a vector; everything that is known by now is checked."""
+    fn = one_function(residual_fn)
+    made = parametrised(params, constraints)
+    plain = loss is None and sigma is None and weights is None and jac is None
+    shapes = None if plain else jax.eval_shape(fresh(fn), params, *args)
+    whiten = whitened(shapes, sigma, weights)
+
+    def residuals(free: Any) -> Any:
+        return fn(made.assemble(free), *args)
+
+    x, flat = flat_residual(lambda free: whiten(residuals(free)), made.free)
+    if jac is not None:
+        given = given_derivative(jac, shapes, params, args, x.dtype)
+        given = _of_variables(given, flat, x, made)
+        if sigma is not None or weights is not None:
+            given = _weighted(given, flat, x.dtype, whiten)
+        flat = flat._replace(derivative=given)
+    losses = None if loss is None else robust_cost(loss, shapes)
+    box = _box(bounds, params, made, x.dtype)
+    dof = jnp.asarray(flat.m - flat.n, jnp.int32)
+    if whiten.weights is None:
+        return Setting(x, Problem(flat, losses, box), made, dof)
+    w = flat.flatten(jax.tree.map(_both_parts, whiten.weights, shapes))
+    squares = _weighted_squares(lambda x: flat.flatten(residuals(flat.unravel(x))), w)
+    dof = dof - jnp.sum(w == 0, dtype=jnp.int32)
+    return Setting(x, Problem(flat, losses, box, squares), made, dof)
+
+
+def _of_variables(
+    given: Derivative, flat: FlatResidual, x: jax.Array, made: Parametrisation
+) -> Derivative:
+    """The derivative by what is fitted, from that by the params."""
+    if not made.kinds:
+        return given
+
+    def assembled(x: jax.Array) -> jax.Array:
+        return ravel(made.assemble(flat.unravel(x)))[0].astype(x.dtype)
+
+    return given.preceded_by(assembled, x)
+
+
+def _weighted(given: Derivative, flat: FlatResidual, dtype: Any, whiten: Whitening) -> Derivative:
+    """The derivative of the weighted residuals, from that of the residuals."""
+
+    def weighted(r: jax.Array) -> jax.Array:
+        return flat.flatten(whiten(flat.unflatten(r)))
+
+    if whiten.by_rows:
+        return given.scaled(lambda x: weighted(jnp.ones(flat.m, dtype)))
+    return given.followed_by(weighted, jnp.zeros(flat.m, dtype))
+
+
+def _both_parts(w: jax.Array, shape: Any) -> jax.Array:
+    """The weights of a leaf, for the real and the imaginary part if it is complex."""
+    return lax.complex(w, w) if jnp.issubdtype(shape.dtype, jnp.complexfloating) else w
+
+
+def _weighted_squares(
+    r: Callable[[jax.Array], jax.Array], w: jax.Array
+) -> Callable[[jax.Array], jax.Array]:
+    def squares(x: jax.Array) -> jax.Array:
+        value = r(x)
+        # Where there is no datum, more weight doesn't help either.
+        counts = (w > 0) | jnp.isfinite(value)
+        return w * jnp.square(jnp.where(counts, value, jnp.zeros_like(value)))
+
+    return squares
+
+
+def _box(bounds: Any, params: Any, made: Parametrisation, dtype: Any) -> Box | None:
+    boxes = box_of(bounds, params, dtype)
+    if boxes is None:
+        return None
+    kinds = made.kinds or (None,) * len(boxes)
+    paths = [path for path, _ in leaves_with_names(params)[0]]
+    rows = zip(boxes, kinds, paths, strict=True)
+    kept = [box for box, kind, path in rows if _is_fitted(kind, box, path)]
+    return Box(*(jnp.concatenate(side) for side in zip(*kept, strict=True)))
+
+
+def _is_fitted(kind: Constraint | None, box: Box, path: str) -> bool:
+    """Whether a leaf is among the free variables; refuses bounds that can't be kept."""
+    if kind is not None and not isinstance(kind, fixed) and not _is_boundless(box):
+        raise ValueError(
+            f"least_squares: {shown(path)} has bounds and is {kind!r} as well; expected one of "
+            "the two. Leave its bounds out (None)."
+        )
+    return not isinstance(kind, (fixed, tied))
+
+
+def _is_boundless(box: Box) -> bool:
+    if isinstance(box.lower, Tracer) or isinstance(box.upper, Tracer):
+        return False
+    return bool(np.all(np.isinf(box.lower)) and np.all(np.isinf(box.upper)))

@@ -1,0 +1,56 @@
+"""A second chance for a trust region that collapsed where the cost still slopes."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.linear import norm
+from fnopt.solvers._point import Point
+
+MOST_RESCUES = 3
+_SLOPING = 1e-5  # of the residual's length; leaning by less counts as a stationary point
+_NOISE = 30  # how far above that estimate rounding was seen to reach
+
+
+def is_sloping(point: Point, lean: jax.Array, eps: jax.Array) -> jax.Array:
+    r"""Whether the residual leans on some column by more than rounding explains.
+
+    Rounding moves a residual by about :math:`\epsilon \|J_j x_j\|` for each parameter, and with
+    it what it leans by
+
+    .. math:: \epsilon\, \| (\|J_j\| x_j)_j \|,
+
+    which is large where the residuals are small against what they are differences of.
+    """
+    noise = eps * norm(point.columns * point.x)
+    floor = jnp.asarray(_SLOPING, lean.dtype) * jnp.sqrt(2 * point.cost)
+    return lean > jnp.maximum(floor, jnp.asarray(_NOISE, lean.dtype) * noise)
+
+
+def reopened_radius(
+    option: jax.Array, scale: jax.Array, x: jax.Array, rescues: jax.Array
+) -> jax.Array:
+    r"""The radius after a rescue, which forgets the history of the scaling.
+
+    Moré's scaling never forgets: a parameter that was steep once, far from here, can hold all
+    steps down to nothing. The scaling starts anew from this point's columns, with the radius
+
+    .. math:: \Delta = 10^{-1-k} \|D x\|
+
+    at the `k`-th rescue. The number of rescues is bounded, so this ends.
+
+    Args:
+        option: Not used.
+        scale: The fresh scaling, of shape `[n]`.
+        x: The params, of shape `[n]`.
+        rescues: How many there were, an int32 scalar.
+
+    Returns:
+        The radius.
+    """
+    del option
+    length = norm(scale * x)
+    length = jnp.where(length > 0, length, jnp.ones_like(length))
+    tenth = jnp.asarray(0.1, x.dtype)
+    return length * tenth ** (1 + rescues).astype(x.dtype)

@@ -1,0 +1,220 @@
+"""One step of the method on vectors: propose, then judge.
+
+The two halves don't evaluate anything: the caller does, between them. So the driver, which keeps
+the Jacobian of a point until it leaves the point, and the (init, update) pair, which trusts
+nothing of the last batch, share every line of the method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fnopt.core import Status
+from fnopt.linear import DampedStep, System, divide, norm
+from fnopt.solvers._acceleration import accelerated, geodesic_acceleration
+from fnopt.solvers._convergence import cost_converged, first_of, step_converged
+from fnopt.solvers._curvature import no_curvature
+from fnopt.solvers._gain import gain_ratio, is_accepted, is_negligible
+from fnopt.solvers._length import newton_length, second_order_reduction
+from fnopt.solvers._options import Options
+from fnopt.solvers._point import Point
+from fnopt.solvers._rescue import MOST_RESCUES, is_sloping
+from fnopt.solvers._rules import Outcome, Rule
+from fnopt.solvers._scaling import fresh_scale, grown_scale, initial_scale, leashed
+
+_MOST_REJECTIONS = 80  # the reach shrinks at least by half each time
+
+
+class Search(NamedTuple):
+    """What the method remembers from step to step."""
+
+    radius: jax.Array  # the reach of a step: of the trust region, in scaled variables, if any
+    steepest: jax.Array  # [n], the largest norms of the Jacobian's columns so far
+    scale: jax.Array  # [n], D
+    rejections: jax.Array  # int32, in a row
+    rescues: jax.Array  # int32
+    lam: jax.Array  # the damping of the last step, a guess of the next one's
+    rows: jax.Array  # [k, n], W: curvature that the linear model leaves out; k = 0 for none
+
+
+class Trial(NamedTuple):
+    """A proposed step."""
+
+    step: jax.Array  # [n]
+    length: jax.Array  # ||D p||
+    slope: jax.Array  # g^T p
+    predicted: jax.Array  # reduction of the cost, by the best model there is
+    attainable: jax.Array  # reduction of the cost, by the most hopeful model
+    lam: jax.Array  # damping
+    excess: jax.Array  # curvature of the residuals along the step over the linear model's
+
+
+def begin(point: Point, options: Options, rule: Rule, memory: int = 0) -> Search:
+    """The search at a first point; it remembers `memory` rows of curvature."""
+    steepest = initial_scale(point.columns)
+    zero = jnp.zeros((), jnp.int32)
+    radius = rule.first(options.radius, steepest, point.x, point.cost)
+    rows = no_curvature(memory, point.x)
+    scale = _scale(steepest, point, rows)
+    return Search(radius, steepest, scale, zero, zero, jnp.zeros_like(radius), rows)
+
+
+def arrive(search: Search, point: Point) -> Search:
+    """The search at a next point, whose Jacobian grows the scaling."""
+    steepest = grown_scale(search.steepest, point.columns)
+    return search._replace(steepest=steepest, scale=_scale(steepest, point, search.rows))
+
+
+def _scale(steepest: jax.Array, point: Point, rows: jax.Array) -> jax.Array:
+    """The scaling, with a leash where one point leads to the next and few params are enough."""
+    return leashed(steepest, point) if rows.size else steepest
+
+
+def straight(point: Point, search: Search, step: DampedStep) -> Trial:
+    """A step of the linear model as it is."""
+    p = step.p / search.scale
+    none = jnp.zeros_like(step.lam)
+    return Trial(p, norm(step.p), point.gradient @ p, step.promise, step.promise, step.lam, none)
+
+
+def bent(
+    point: Point,
+    system: System,
+    search: Search,
+    curvature: Callable[[jax.Array], jax.Array],
+    options: Options,
+    step: DampedStep,
+) -> Trial:
+    """A step of the linear model corrected to second order: its length, and its bend.
+
+    Args:
+        point: Where the step starts.
+        system: The linear model there, in scaled variables.
+        search: The trust region.
+        curvature: `v -> r''_vv` at the point.
+        options: The numbers.
+        step: The step of the linear model.
+
+    Returns:
+        The step and what the second-order model says of it.
+    """
+    v = step.p / search.scale
+    bend = curvature(v)
+    slope = point.gradient @ v
+    rest = point.r @ bend
+    exact = step.image + rest
+    t = newton_length(slope, exact, norm(step.p), search.radius, step.lam)
+    half = geodesic_acceleration(system, bend, step)
+    scaled = accelerated(step.p, half, t, options.acceleration)
+    predicted = second_order_reduction(t, slope, exact, step.promise)
+    p = scaled / search.scale
+    attainable = jnp.maximum(step.promise, predicted)
+    excess = divide(rest, step.image)
+    length = norm(search.scale * p)
+    return Trial(p, length, point.gradient @ p, predicted, attainable, step.lam, excess)
+
+
+def improves(point: Point, trial: Trial, actual: jax.Array, options: Options) -> jax.Array:
+    """Whether the actual reduction of the cost is good enough to go there."""
+    negligible = is_negligible(actual, trial.predicted, point.cost, options.noise)
+    return is_accepted(actual, trial.predicted, negligible)
+
+
+def judge(
+    point: Point,
+    lean: jax.Array,
+    trial: Trial,
+    actual: jax.Array,
+    accepted: jax.Array,
+    search: Search,
+    options: Options,
+    rule: Rule,
+) -> tuple[jax.Array, Search]:
+    """Adapts the search to how a trial went, and says whether to stop.
+
+    Args:
+        point: Where the step starts.
+        lean: By how much the residual leans on a column there.
+        trial: The step.
+        actual: By how much it lowers the cost; minus infinity if its end isn't finite.
+        accepted: Whether it is taken.
+        search: The search before it.
+        options: The numbers.
+        rule: How the reach of a step adapts.
+
+    Returns:
+        The status, as far as the step tells, and the next search.
+    """
+    gain = gain_ratio(actual, trial.predicted)
+    negligible = is_negligible(actual, trial.predicted, point.cost, options.noise)
+    radius = rule.next(_outcome(trial, actual, gain, search, accepted))
+    radius = jnp.where(negligible, search.radius, radius)
+    rejections = jnp.where(accepted, jnp.zeros_like(search.rejections), search.rejections + 1)
+    search = search._replace(radius=radius, rejections=rejections, lam=trial.lam)
+    # A step that was refused where gains are noise would only be proposed again.
+    again = negligible & (rejections > 0)
+    return _stop_or_rescue(point, lean, trial, actual, again, search, options, rule)
+
+
+def _outcome(
+    trial: Trial, actual: jax.Array, gain: jax.Array, search: Search, accepted: jax.Array
+) -> Outcome:
+    return Outcome(
+        reach=search.radius,
+        rejections=search.rejections,
+        length=trial.length,
+        slope=trial.slope,
+        actual=actual,
+        gain=gain,
+        full=trial.lam == 0,
+        accepted=accepted,
+    )
+
+
+def _stop_or_rescue(
+    point: Point,
+    lean: jax.Array,
+    trial: Trial,
+    actual: jax.Array,
+    again: jax.Array,
+    search: Search,
+    options: Options,
+    rule: Rule,
+) -> tuple[jax.Array, Search]:
+    size = norm(search.scale * point.x)
+    # What one parameter alone could gain, where the radius doesn't let it, isn't nothing.
+    alone = jnp.asarray(0.5, lean.dtype) * jnp.square(lean)
+    attainable = jnp.maximum(trial.attainable, alone)
+    flat = again | cost_converged(actual, attainable, point.cost, options.ftol, options.noise)
+    tiny = step_converged(trial.length, size, options.xtol)
+    stuck = search.rejections > _MOST_REJECTIONS
+    collapsed = ~flat & (tiny | stuck) & is_sloping(point, lean, options.eps)
+    rescued = collapsed & (search.rescues < MOST_RESCUES)
+    status = first_of(
+        (flat, Status.CONVERGED_COST),
+        (rescued, Status.RUNNING),
+        (collapsed & ~jnp.isfinite(actual), Status.NONFINITE_STEP),
+        (collapsed, Status.STALLED),
+        (tiny, Status.CONVERGED_STEP),
+        (stuck, Status.STALLED),
+    )
+    return status, lax.cond(rescued, lambda: _rescue(point, search, options, rule), lambda: search)
+
+
+def _rescue(point: Point, search: Search, options: Options, rule: Rule) -> Search:
+    steepest = fresh_scale(point.columns)
+    scale = _scale(steepest, point, search.rows)
+    radius = rule.reopened(options.radius, scale, point.x, search.rescues)
+    none = jnp.zeros_like(search.rejections)
+    lam, rows = jnp.zeros_like(radius), jnp.zeros_like(search.rows)
+    return Search(radius, steepest, scale, none, search.rescues + 1, lam, rows)
+
+
+def choose(choice: jax.Array, a: Search, b: Search) -> Search:
+    """The search `a` where `choice` holds, else `b`."""
+    return Search(*(jnp.where(choice, x, y) for x, y in zip(a, b, strict=True)))

@@ -1,0 +1,151 @@
+"""Derivatives of one node with respect to another, or to the arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import check_choice, described
+from fnopt.jacobians import tree_or_matrix
+from fnopt.taps._listen import listened
+from fnopt.taps._program import has_scopes, lacks_cotangent, trace
+
+Source = str | int | Sequence[int]
+MODES = ("auto", "forward", "reverse")
+
+
+class _Link(NamedTuple):
+    """The destination as a function of the source, and the source's value to take it at."""
+
+    destination: Callable[[Any], Any]
+    source: Any
+
+
+def grad_between(
+    fn: Callable[..., Any],
+    src: Source,
+    dst: str | None = None,
+    *,
+    select: Callable[[Any], Any] | None = None,
+) -> Callable[..., Any]:
+    r"""The gradient of one node (or one number made of it) with respect to another.
+
+    .. math:: \frac{\partial\, s(\text{dst})}{\partial\, \text{src}}
+
+    The class score behind a saliency map, the activation of a unit with respect to the params:
+    one backward pass, from `dst` to `src`.
+
+    Args:
+        fn: Any JAX function.
+        src: The name of one node (as in `capture`), or the positional arguments to differentiate
+            with respect to: an int, or a sequence of them.
+        dst: The name of one node, or `None` for the function's output.
+        select: Makes a real scalar of the value at `dst`, such as `lambda scores: scores[0, 3]`;
+            without one, `dst` has to be a scalar.
+
+    Returns:
+        A function of the arguments of `fn` that gives the gradient, like the value at `src`: with
+        the iterations of scans in front, zero where `dst` doesn't depend on it.
+
+    Raises:
+        ValueError: If a name matches no node, or several, or one without a derivative.
+        TypeError: If there is no real scalar to differentiate.
+
+    Example:
+        >>> from fnopt.taps import grad_between, tap
+        >>> def model(w, x):
+        ...     return tap("scores", jnp.tanh(tap("hidden", w * x)) * jnp.array([1.0, 3.0]))
+        >>> score = grad_between(model, "hidden", "scores", select=lambda s: s[1])
+        >>> score(jnp.zeros(2), jnp.ones(2)).tolist()
+        [0.0, 3.0]
+    """
+
+    def between(*args: Any, **kwargs: Any) -> Any:
+        link = _link("grad_between", fn, src, dst, args, kwargs)
+
+        def scalar(source: Any) -> jax.Array:
+            value = link.destination(source)
+            return _checked_scalar(select(value) if select else value)
+
+        return jax.grad(scalar)(link.source)
+
+    return between
+
+
+def jacobian_between(
+    fn: Callable[..., Any], src: Source, dst: str | None = None, *, mode: str = "auto"
+) -> Callable[..., Any]:
+    r"""The Jacobian of one node with respect to another, or to the arguments.
+
+    .. math:: J = \frac{\partial\, \text{dst}}{\partial\, \text{src}}
+
+    Args:
+        fn: Any JAX function.
+        src: The name of one node (as in `capture`), or positional arguments.
+        dst: The name of one node, or `None` for the function's output.
+        mode: `'forward'` takes one pass per element of `src`, `'reverse'` one per element of
+            `dst`, all at once by `vmap`; `'auto'` takes the fewer, and `'reverse'` where a
+            `custom_vjp` allows nothing else.
+
+    Returns:
+        A function of the arguments of `fn` that gives `J`, of shape `[*dst.shape, *src.shape]`
+        with the iterations of scans first in each (trees as with `jax.jacobian`).
+
+    Raises:
+        ValueError: If a name matches no node, or several, or one without a derivative.
+
+    Example:
+        >>> from fnopt.taps import jacobian_between, tap
+        >>> def model(w, x):
+        ...     return jnp.sum(tap("out", w @ tap("in", x)))
+        >>> J = jacobian_between(model, "in", "out")
+        >>> J(jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.ones(2)).tolist()
+        [[1.0, 2.0], [3.0, 4.0]]
+    """
+    check_choice(mode, MODES, "mode", "jacobian_between")
+
+    def between(*args: Any, **kwargs: Any) -> Any:
+        link = _link("jacobian_between", fn, src, dst, args, kwargs)
+        return tree_or_matrix(link.destination, link.source, mode, None, "tree", "jacobian_between")
+
+    return between
+
+
+def _link(
+    name: str, fn: Callable[..., Any], src: Source, dst: str | None, args: Any, kwargs: Any
+) -> _Link:
+    names = tuple(n for n in (src, dst) if isinstance(n, str))
+    argnums = None if isinstance(src, str) else src
+    program = trace(name, fn, args, kwargs, argnums, scopes=has_scopes(names))
+    start = program.one(src, lacks_cotangent) if isinstance(src, str) else None
+    end = None if dst is None else program.one(dst, lacks_cotangent)
+    program = program.only({i for i in (start, end) if i is not None})
+
+    def visit(node: int, value: Any, probe: Any) -> tuple[Any, Any]:
+        value = value if probe is None else listened(value, probe)
+        return value, value if node == end else None
+
+    def destination(source: Any) -> Any:
+        if start is None:
+            out, records = program.run(visit, {}, jax.tree.leaves(source))
+        else:
+            out, records = program.run(visit, {start: source})
+        return out if end is None else records[end]
+
+    if start is not None:
+        node = program.nodes[start]
+        return _Link(destination, jnp.zeros(node.shape, node.dtype))
+    return _Link(destination, jax.tree.unflatten(program.diff_tree, program.diff_inputs))
+
+
+def _checked_scalar(value: Any) -> jax.Array:
+    if getattr(value, "shape", None) != () or not jnp.issubdtype(value.dtype, jnp.floating):
+        raise TypeError(
+            f"grad_between: there is {described(value)} to differentiate, expected a real scalar: "
+            "make one with select=, such as select=lambda scores: scores[0, 3], or take "
+            "jacobian_between."
+        )
+    return value

@@ -1,0 +1,180 @@
+"""Values and cotangents of the nodes inside a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import described
+from fnopt.programs import Node, Records, Visit, fresh
+from fnopt.taps._listen import listened, listened_reduced, probe_dtype
+from fnopt.taps._program import (
+    Program,
+    checked_names,
+    has_scopes,
+    lacks_cotangent,
+    lacks_value,
+    trace,
+)
+from fnopt.taps._reductions import Reduction, as_reduction
+
+
+class Captured(NamedTuple):
+    """What was seen at the nodes of a function.
+
+    Attributes:
+        values: The value at each node, or what a reduction made of it, by the node's name.
+        cotangents: The derivative of the loss with respect to each node, or its reduction.
+        grads: The gradient with respect to the arguments in `argnums`; `None` without them.
+    """
+
+    values: dict[str, Any]
+    cotangents: dict[str, Any]
+    grads: Any = None
+
+
+def capture(
+    fn: Callable[..., Any],
+    names: str | Iterable[str] | None = None,
+    *,
+    values: bool = True,
+    cotangents: bool = False,
+    argnums: int | Sequence[int] | None = None,
+    has_aux: bool = False,
+    reduce: Any = None,
+) -> Callable[..., tuple[Any, Captured]]:
+    r"""Looks at nodes inside a function: activations, their cotangents, the gradient, all at once.
+
+    .. math:: h, \qquad \bar h = \frac{\partial\, \text{loss}}{\partial h}, \qquad
+              \frac{\partial\, \text{loss}}{\partial\theta}
+
+    Nothing is threaded through the model by hand. One forward pass, and one backward pass if
+    cotangents or gradients are wanted, gives everything; wrap it in `jax.jit` like `jax.grad`.
+
+    A node inside a scan has one entry per iteration, stacked in front (entry `t` belongs to
+    `xs[t]`). In a branch of `cond` that isn't taken, values and cotangents are zero. Inside a
+    `while_loop` the value is that of the last iteration; there is no cotangent. Inside a function
+    with its own derivative rule there is a value but no cotangent.
+
+    Args:
+        fn: Any JAX function; a scalar loss where cotangents or gradients are wanted.
+        names: Which nodes, several or one: the name of a `tap`, of one of several taps of that name
+            (`'attention#2'`), of a tapped tree or of a leaf of it (`'state/h'`), or a glob
+            (`'layer_*'`; `*` matches slashes too). `'scope:Model/Dense_0'` is a `jax.named_scope`,
+            as flax and Equinox modules open them: the last floating value that leaves it. `None`
+            is all taps.
+        values: Whether to return the nodes' values.
+        cotangents: Whether to return their cotangents. Names that match several nodes, and `None`,
+            leave out those that have none.
+        argnums: Positional arguments whose gradients are wanted too, as in `jax.grad`.
+        has_aux: Whether `fn` returns `(loss, aux)`; matters for cotangents and gradients.
+        reduce: What to keep of each value and cotangent: a function of one array that returns an
+            array or a tree of arrays; `'rms'`, `'mean'`, `'max'` (of magnitudes), `'zeros'` (their
+            fraction), `'dead'` (the fraction of features, on the last axis, that are zero for all
+            examples), `'nonfinite'` (their fraction), or `'histogram'` (32 counts of magnitudes,
+            bin `k` from :math:`2^{-42+2k}` to :math:`2^{-40+2k}`, all smaller ones in the first,
+            all larger ones in the last, as in `fnopt.monitor`);
+            or several, as a sequence or a dict. It runs inside scans, so that nothing big is
+            stacked.
+
+    Returns:
+        A function of the arguments of `fn` that gives `(output of fn, Captured)`. A cotangent has
+        the shape and dtype of its value.
+
+    Raises:
+        ValueError: If a name matches no node, or only nodes without a cotangent; the message lists
+            the nodes that there are.
+        TypeError: If cotangents are asked of a function that isn't a real scalar.
+
+    Example:
+        >>> from fnopt.taps import capture, tap
+        >>> def loss(w, x):
+        ...     h = tap("hidden", jax.nn.relu(x * w))
+        ...     return jnp.sum(h**2)
+        >>> seeing = jax.jit(capture(loss, "hidden", cotangents=True, argnums=0))
+        >>> out, seen = seeing(jnp.array([1.0, -1.0]), jnp.array([3.0, 2.0]))
+        >>> seen.values["hidden"].tolist(), seen.cotangents["hidden"].tolist()
+        ([3.0, 0.0], [6.0, 0.0])
+        >>> float(out), seen.grads.tolist()
+        (9.0, [18.0, 0.0])
+    """
+    chosen = checked_names("capture", names)
+    reduction = as_reduction("capture", reduce)
+
+    def captured(*args: Any, **kwargs: Any) -> tuple[Any, Captured]:
+        program = trace("capture", fn, args, kwargs, argnums, scopes=has_scopes(chosen))
+        seen = set(program.select(chosen, lacks_value)) if values else set()
+        heard = program.select(chosen, lacks_cotangent) if cotangents else []
+        program = program.only({*seen, *heard})
+        visit = _visitor(seen, reduction)
+        if not cotangents and argnums is None:
+            out, records = program.run(visit, {})
+            return out, Captured(program.by_name(records), {})
+        out, records, found, grads = _backward(program, visit, heard, reduction, has_aux)
+        grads = None if argnums is None else jax.tree.unflatten(program.diff_tree, grads)
+        return out, Captured(program.by_name(records), program.by_name(found), grads)
+
+    return captured
+
+
+def _visitor(seen: set[int], reduction: Reduction | None) -> Visit:
+    def visit(node: int, value: Any, probe: Any) -> tuple[Any, Any]:
+        if probe is not None:
+            value = (
+                listened_reduced(reduction, value, probe) if reduction else listened(value, probe)
+            )
+        if node not in seen:
+            return value, None
+        return value, reduction(value) if reduction else value
+
+    return visit
+
+
+def _backward(
+    program: Program,
+    visit: Visit,
+    heard: list[int],
+    reduction: Reduction | None,
+    has_aux: bool,
+) -> tuple[Any, Records, Records, list[Any]]:
+    """The output, the records, the cotangents by node, and the leaves of the gradient."""
+    shapes = {i: cotangent_shape(program.nodes[i], reduction) for i in heard}
+    probes = jax.tree.map(lambda s: jnp.zeros(s.shape, probe_dtype(s.dtype)), shapes)
+
+    def loss(probes: Records, diff: list[Any]) -> tuple[jax.Array, tuple[Any, Records]]:
+        out, records = program.run(visit, probes, diff)
+        return _scalar(out, has_aux), (out, records)
+
+    backward = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
+    (_, (out, records)), (found, flat) = backward(probes, program.diff_inputs)
+    return out, records, jax.tree.map(lambda c, s: c.astype(s.dtype), found, shapes), flat
+
+
+def cotangent_shape(node: Node, reduction: Reduction | None) -> Any:
+    """Shape and dtype of what is kept of a node's cotangent."""
+    whole = jax.ShapeDtypeStruct(node.shape, node.dtype)
+    if reduction is None:
+        return whole
+    inner = jax.ShapeDtypeStruct(node.shape[len(node.axes) :], node.dtype)
+    kept = jax.eval_shape(fresh(reduction), inner)
+    return jax.tree.map(lambda s: jax.ShapeDtypeStruct((*node.axes, *s.shape), s.dtype), kept)
+
+
+def _scalar(out: Any, has_aux: bool) -> Any:
+    pair = isinstance(out, tuple) and len(out) == 2
+    if has_aux and not pair:
+        raise TypeError(
+            f"capture: has_aux=True expects the function to return (loss, aux), it returned "
+            f"{described(out)}."
+        )
+    loss: Any = out[0] if has_aux else out
+    if getattr(loss, "shape", None) != () or not jnp.issubdtype(loss.dtype, jnp.floating):
+        hint = "Say has_aux=True if it returns (loss, aux). " if pair else ""
+        raise TypeError(
+            "capture: cotangents and gradients are those of a real scalar, the function returned "
+            f"{described(loss)}. {hint}For other derivatives see grad_between, jacobian_between."
+        )
+    return loss

@@ -1,0 +1,237 @@
+"""One call of a user's function, traced, with the nodes that were asked for."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fnopt.core import check_params, leaves_with_names, listing, shown
+from fnopt.programs import SCOPE, Level, Node, Records, Visit, find_nodes, replay
+
+_ARRAYS = (jax.Array, np.ndarray, np.generic)
+
+Argnums = int | Sequence[int] | None
+"""Which positional arguments are differentiated, as in `jax.grad`; `None` for none."""
+
+Names = tuple[str, ...] | None
+"""Which nodes: names and patterns, or `None` for all taps."""
+
+Ask = Callable[[Node], str]
+"""Why a node hasn't got what is asked for, or `''`."""
+
+
+class Program(NamedTuple):
+    """A traced call.
+
+    Attributes:
+        name: The public function that the user called, for messages.
+        level: The jaxpr with its nodes.
+        nodes: All nodes, by number.
+        inputs: The arrays that it was called with.
+        diff: The positions among `inputs` of what is differentiated.
+        diff_tree: The structure of the differentiated arguments (a tuple for a sequence of them).
+        out_tree: The structure of the output.
+    """
+
+    name: str
+    level: Level
+    nodes: tuple[Node, ...]
+    inputs: list[Any]
+    diff: list[int]
+    diff_tree: Any
+    out_tree: Any
+
+    def run(
+        self, visit: Visit, probes: Records, diff: Sequence[Any] | None = None
+    ) -> tuple[Any, Records]:
+        """Runs it again: the output, and the records by node.
+
+        Args:
+            visit: What is done at each node that has been chosen with `only`.
+            probes: Extra inputs of `visit`, by node.
+            diff: Other values for the differentiated inputs.
+        """
+        inputs = list(self.inputs)
+        for i, value in zip(self.diff, self.diff_inputs if diff is None else diff, strict=True):
+            inputs[i] = value
+        outs, records = replay(self.level, inputs, visit, probes)
+        return jax.tree.unflatten(self.out_tree, outs), records
+
+    @property
+    def diff_inputs(self) -> list[Any]:
+        """The differentiated inputs."""
+        return [self.inputs[i] for i in self.diff]
+
+    def only(self, chosen: Iterable[int]) -> Program:
+        """The same program, with nothing but these nodes visited."""
+        return self._replace(level=self.level.only(set(chosen)))
+
+    def by_name(self, records: Records) -> dict[str, Any]:
+        """Records under the names of their nodes, in the order of the program."""
+        return {self.nodes[i].name: records[i] for i in sorted(records)}
+
+    def select(self, names: Names, ask: Ask) -> list[int]:
+        """The numbers of the nodes that are meant and that have what is asked for.
+
+        A pattern, or `None`, passes over nodes that haven't; but each must find one.
+
+        Raises:
+            ValueError: If a name matches nothing, or nothing that has it; the message lists
+                what there is, or says why.
+        """
+        groups = [self._all_taps()] if names is None else [self.matches(n) for n in names]
+        chosen: set[int] = set()
+        for group in groups:
+            good = [i for i in group if not ask(self.nodes[i])]
+            if not good:
+                node = self.nodes[group[0]]
+                raise ValueError(f"{self.name}: {node.name!r} has {ask(node)}.")
+            chosen.update(good)
+        return sorted(chosen)
+
+    def _all_taps(self) -> list[int]:
+        taps = [i for i, node in enumerate(self.nodes) if not node.name.startswith(SCOPE)]
+        if not taps:
+            raise ValueError(f"{self.name}: {self._no_taps()}")
+        return taps
+
+    def matches(self, pattern: str) -> list[int]:
+        """The nodes of one name: exactly so called, else members of a tree, else by glob."""
+        full = [node.name for node in self.nodes]
+        base = [name.rpartition("#")[0] or name for name in full]
+        pairs = list(enumerate(zip(full, base, strict=True)))
+        found = [i for i, both in pairs if pattern in both]
+        if not found and not pattern.startswith(SCOPE):
+            found = [i for i, (_, b) in pairs if b.startswith(f"{pattern}/")]
+        if not found:
+            # A scope is meant only by who says so.
+            same = [(i, b) for i, b in pairs if b[0].startswith(SCOPE) == pattern.startswith(SCOPE)]
+            found = [i for i, both in same if any(fnmatch.fnmatchcase(n, pattern) for n in both)]
+        if not found:
+            raise ValueError(f"{self.name}: no node is called {pattern!r}. {self._known(pattern)}")
+        return found
+
+    def one(self, name: str, ask: Ask) -> int:
+        """The one node of a name.
+
+        Raises:
+            ValueError: If the name matches none, or several, or one without what is asked for.
+        """
+        found = self.select((name,), ask)
+        if len(found) > 1:
+            names = [self.nodes[i].name for i in found]
+            raise ValueError(
+                f"{self.name}: {name!r} is the name of {len(found)} nodes, expected one: choose "
+                f"from {listing(names)}."
+            )
+        return found[0]
+
+    def _known(self, pattern: str) -> str:
+        scope = pattern.startswith(SCOPE)
+        names = [node.name for node in self.nodes if node.name.startswith(SCOPE) == scope]
+        if not names:
+            return "The function has no named scopes." if scope else self._no_taps()
+        close = difflib.get_close_matches(pattern, names, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        return f"There {'are' if len(names) > 1 else 'is'} {listing(names, 20)}.{hint}"
+
+    def _no_taps(self) -> str:
+        return (
+            "The function has no taps: name a value where it is computed, h = fnopt.tap('h', h), "
+            f"or choose a named scope by its path, such as '{SCOPE}*/Dense_0' "
+            "(fnopt.nodes(fn, scopes=True)(...) lists them)."
+        )
+
+
+def trace(
+    name: str,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    argnums: Argnums = None,
+    *,
+    scopes: bool = False,
+) -> Program:
+    """Traces one call of `fn`, once.
+
+    Args:
+        name: The public function, for messages.
+        fn: The user's function.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        argnums: Which positional arguments are differentiated.
+        scopes: Whether named scopes are nodes too.
+    """
+    leaves, treedef = jax.tree.flatten((args, kwargs))
+    diff, diff_tree = _differentiated(name, args, argnums)
+    # Flags, names and functions among the arguments stay what they are, as under `jax.grad`.
+    wanted = {i for i, leaf in enumerate(leaves) if isinstance(leaf, _ARRAYS)}.union(diff)
+    traced = {i: position for position, i in enumerate(sorted(wanted))}
+
+    def run(inputs: list[Any]) -> Any:
+        full = list(leaves)
+        for i, value in zip(traced, inputs, strict=True):
+            full[i] = value
+        args, kwargs = jax.tree.unflatten(treedef, full)
+        return fn(*args, **kwargs)
+
+    inputs = [jnp.asarray(leaves[i]) for i in traced]
+    closed, shapes = jax.make_jaxpr(run, return_shape=True)(inputs)
+    level, nodes = find_nodes(closed, scopes)
+    positions, out_tree = [traced[i] for i in diff], jax.tree.structure(shapes)
+    return Program(name, level, nodes, inputs, positions, diff_tree, out_tree)
+
+
+def _differentiated(name: str, args: tuple[Any, ...], argnums: Argnums) -> tuple[list[int], Any]:
+    """The positions of the differentiated leaves among all leaves, and their structure."""
+    if isinstance(argnums, int):
+        return [*_leaves_of(name, args, argnums)], jax.tree.structure(args[argnums])
+    numbers = argnums or ()
+    positions = [i for n in numbers for i in _leaves_of(name, args, n)]
+    return positions, jax.tree.structure(tuple(args[n] for n in numbers))
+
+
+def _leaves_of(name: str, args: tuple[Any, ...], n: int) -> range:
+    if not -len(args) <= n < len(args):
+        raise ValueError(
+            f"{name}: argnums has {n}, but there are {len(args)} positional arguments."
+        )
+    n %= len(args)
+    pairs, _ = leaves_with_names(args[n])
+    check_params([(f"argument {n}, {shown(path)}", leaf) for path, leaf in pairs], name)
+    start = len(jax.tree.leaves(args[:n]))
+    return range(start, start + len(pairs))
+
+
+def has_scopes(names: Names) -> bool:
+    """Whether any of these names means a scope."""
+    return any(name.startswith(SCOPE) for name in names or ())
+
+
+def checked_names(name: str, names: Any) -> Names:
+    """One name, or several, as a tuple; `None` stays."""
+    if names is None:
+        return None
+    given = (names,) if isinstance(names, str) else tuple(names)
+    for n in given:
+        if not isinstance(n, str):
+            raise TypeError(f"{name}: {n!r} is a {type(n).__name__}, expected a name of a node.")
+    if not given:
+        raise ValueError(f"{name}: no name of a node is given.")
+    return given
+
+
+def lacks_value(node: Node) -> str:
+    """Why a node's value is out of reach, or `''`."""
+    return "" if node.visible else f"no value to show: it is {node.note}"
+
+
+def lacks_cotangent(node: Node) -> str:
+    """Why a node has no cotangent, or `''`."""
+    return f"no cotangent: it is {node.note}" if node.note else ""

@@ -1,0 +1,79 @@
+"""Naming a value inside a function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from fnopt.core import leaves_with_names
+from fnopt.programs import SCOPE
+
+_RESERVED = "*?[]#"
+
+# An identity in the traced program that leaves nothing in the compiled one. It differs from JAX's
+# own `name` primitive in its derivative rule, which drops the tap: a differentiated scan would
+# otherwise keep the value before and after the tap as two residuals of every iteration.
+tap_p = Primitive("tap")
+tap_p.def_impl(lambda x, *, name: x)
+tap_p.def_abstract_eval(lambda x, *, name: x)
+mlir.register_lowering(tap_p, lambda ctx, x, *, name: [x])
+batching.defvectorized(tap_p)
+ad.primitive_jvps[tap_p] = lambda primals, tangents, *, name: (primals[0], tangents[0])
+ad.primitive_transposes[tap_p] = lambda cotangent, x, *, name: [cotangent]
+
+
+def tap(name: str, x: Any) -> Any:
+    """Names a value inside a function, so that `capture`, `patch` and others find it.
+
+    The identity: while nobody looks, the compiled program is the same as without it, also that of
+    the gradient. It works in any JAX code (jit, grad, vmap, scan, remat, branches, custom
+    derivative rules) and in the modules of any framework.
+
+    Values that are named by `jax.ad_checkpoint.checkpoint_name` are found like taps. That one also
+    tells rematerialisation policies what to save, and is still there when a function is looked at
+    after it was differentiated; but it may cost memory. A tap is gone from `jax.grad(loss)`: look
+    at the loss.
+
+    Args:
+        name: What the value is called; slashes are welcome (`'layer_3/attention'`). Where one name
+            is used several times, the nodes are `name#0`, `name#1`, … in the order of the program.
+        x: An array, or a tree, whose leaves are then called `name/path`.
+
+    Returns:
+        `x`.
+
+    Raises:
+        TypeError: If the name isn't a string.
+        ValueError: If the name is empty, has one of `*?[]#` in it, or begins with `scope:`.
+
+    Example:
+        >>> from fnopt.taps import capture, tap
+        >>> def loss(w, x):
+        ...     return jnp.sum(tap("hidden", w * x) ** 2)
+        >>> _, seen = capture(loss, "hidden", cotangents=True)(jnp.float32(2.0), jnp.ones(2))
+        >>> seen.values["hidden"].tolist(), seen.cotangents["hidden"].tolist()
+        ([2.0, 2.0], [4.0, 4.0])
+    """
+    _check_name(name)
+    pairs, treedef = leaves_with_names(x)
+    return jax.tree.unflatten(treedef, [_named(name, path, leaf) for path, leaf in pairs])
+
+
+def _named(name: str, path: str, leaf: Any) -> jax.Array:
+    return tap_p.bind(jnp.asarray(leaf), name=f"{name}/{path}" if path else name)
+
+
+def _check_name(name: Any) -> None:
+    if not isinstance(name, str):
+        raise TypeError(
+            f"tap: the name is a {type(name).__name__}, expected a string: tap('hidden', x)."
+        )
+    if not name or name.startswith(SCOPE) or any(c in name for c in _RESERVED):
+        raise ValueError(
+            f"tap: the name is {name!r}, expected some text without any of '{_RESERVED}', which "
+            f"select nodes, and not beginning with {SCOPE!r}, which selects scopes."
+        )

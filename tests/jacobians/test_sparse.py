@@ -1,0 +1,151 @@
+"""Sparse Jacobians by colours, against dense ones."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fnopt
+from fnopt.jacobians import check_sparsity, sparse_jacobian
+
+
+def chain(x, c=2.0):
+    """Broyden's tridiagonal function."""
+    y = jnp.concatenate([jnp.zeros(1, x.dtype), x, jnp.zeros(1, x.dtype)])
+    return (3 - c * y[1:-1]) * y[1:-1] - y[:-2] - 2 * y[2:] + 1
+
+
+def band(n):
+    i = np.arange(n)
+    return np.r_[i, i[1:], i[:-1]], np.r_[i, i[:-1], i[1:]]
+
+
+def arrow(p):
+    total = jnp.sum(p["x"] ** 2) * p["b"]
+    return {"each": jnp.sin(p["x"]), "total": total}
+
+
+ARROW = np.zeros((7, 7), bool)
+ARROW[:6, 1:], ARROW[6] = np.eye(6), True
+P = {"b": jnp.float32(2.0), "x": jnp.arange(6.0)}
+X = jnp.arange(9.0)
+DENSE = np.zeros((9, 9), bool)
+DENSE[band(9)] = True
+
+
+CASES = {
+    "band": (chain, X, band(9), "auto", (3, False)),
+    "found": (chain, X, None, "auto", (3, False)),
+    "boolean": (chain, X, DENSE, "reverse", (3, True)),
+    "arrow": (arrow, P, ARROW, "auto", (2, True)),
+    "arrow forward": (arrow, P, ARROW, "forward", (7, False)),
+}
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_it_is_the_dense_one(name):
+    fn, params, pattern, mode, (colours, by_rows) = CASES[name]
+    dense = fnopt.jacobian(fn, form="matrix")
+    v, w = jnp.cos(jnp.arange(9.0)), jnp.sin(jnp.arange(9.0))
+
+    @jax.jit
+    def both(params):
+        J, want = sparse_jacobian(fn, pattern, mode=mode)(params), dense(params)
+        m, n = J.shape
+        scaled = (J.times_rows(w[:m]).matrix(), w[:m, None] * want)
+        return (
+            J,
+            scaled,
+            (J.matrix(), want),
+            (J.mv(v[:n]), want @ v[:n]),
+            (J.rmv(w[:m]), w[:m] @ want),
+        )
+
+    J, *pairs = both(params)
+    assert (J.sparsity.colours, J.by_rows) == (colours, by_rows)
+    for got, want in pairs:
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_a_scipy_matrix_is_a_pattern():
+    sparse = pytest.importorskip("scipy.sparse")
+    pattern = sparse.diags([np.ones(8), np.ones(9), np.ones(8)], [-1, 0, 1])
+    J = jax.jit(sparse_jacobian(chain, pattern))(X)
+    np.testing.assert_allclose(J.matrix(), jax.jacfwd(chain)(X), rtol=1e-6)
+
+
+def test_many_colours_are_pushed_in_chunks():
+    n = 300
+    jac = jax.jit(sparse_jacobian(lambda x: x * x.sum(), np.ones((n, n), bool)))
+    x = jnp.linspace(0.0, 1.0, n)
+    want = np.outer(x, np.ones(n)) + np.eye(n) * float(x.sum())
+    np.testing.assert_allclose(jac(x).matrix(), want, rtol=1e-5)
+
+
+def test_large_problems_without_a_band_form_no_matrix():
+    n = 2000
+    far = np.random.default_rng(0).permutation(n)
+
+    def coupled(x):
+        return chain(x) + 0.1 * jnp.sin(x[far])
+
+    jac = sparse_jacobian(coupled)
+
+    def solve(x):
+        return fnopt.least_squares(coupled, x, jac=jac, loss="soft_l1", sigma=2.0)
+
+    compiled = jax.jit(solve).lower(-jnp.ones(n)).compile()
+    memory = compiled.memory_analysis()
+    assert memory is not None
+    assert memory.temp_size_in_bytes < n * n
+    solution = compiled(-jnp.ones(n))
+    assert bool(solution.converged)
+    assert solution.jacobian is None
+    np.testing.assert_allclose(solution.residuals, 0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("mode", "text"), [("forward", r"in the rows \[4\] "), ("reverse", r"in the columns \[3\] ")]
+)
+def test_an_entry_outside_of_the_pattern_is_found(mode, text):
+    rows, cols = band(9)
+    x = X / 9 + 0.1
+    check_sparsity(chain, (rows, cols), mode=mode)(x)
+    kept = ~((rows == 4) & (cols == 3))
+    check = check_sparsity(chain, (rows[kept], cols[kept]), mode=mode)
+    with pytest.raises(ValueError, match=text):
+        check(x)
+
+
+BAD = [
+    (lambda: jax.jit(check_sparsity(chain, DENSE))(X), TypeError, "Call it outside of jit"),
+    (
+        lambda: check_sparsity(lambda x: jnp.sqrt(x - 1) * chain(x), DENSE)(X),
+        ValueError,
+        "the derivative is not finite",
+    ),
+    (lambda: sparse_jacobian(chain, np.eye(3)), TypeError, "pattern is ndarray, expected a bool"),
+    (lambda: sparse_jacobian(chain, ([0.0], [1])), TypeError, "expected a boolean array"),
+    (lambda: sparse_jacobian(chain, band(9), mode="up"), ValueError, "mode = 'up', expected one"),
+    (
+        lambda: sparse_jacobian(chain, DENSE)(X[:5]),
+        ValueError,
+        r"the pattern has shape \(9, 9\), but the function has 5 outputs of 5 params",
+    ),
+    (
+        lambda: sparse_jacobian(chain, band(9))(X[:5]),
+        ValueError,
+        "entries from 0 to 8, but the function has 5 outputs",
+    ),
+    (
+        lambda: fnopt.least_squares(lambda x: chain(x)[:3], X, jac=sparse_jacobian(chain, DENSE)),
+        ValueError,
+        r"sparse Jacobian of shape \(9, 9\), expected \(3, 9\)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "text"), BAD)
+def test_bad_input_is_named(call, error, text):
+    with pytest.raises(error, match=text):
+        call()

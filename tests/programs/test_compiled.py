@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fnopt.programs import call_compiled
+from fnopt.programs._compiled import _compile
+
+
+@pytest.fixture
+def compilations():
+    """How many programs were compiled since the test began."""
+    _compile.cache_clear()
+    return lambda: _compile.cache_info().misses
+
+
+def test_other_data_of_the_same_shapes_need_no_compilation(compilations):
+    for k in range(3):
+        data, shift = np.arange(3.0, dtype=np.float32) + k, jnp.float32(k)
+        got = call_compiled(lambda x, d=data, s=shift: {"y": x * d + s}, jnp.float32(2))
+        np.testing.assert_array_equal(got["y"], 2 * data + k)
+    assert compilations() == 1
+
+
+def test_data_inside_loops_and_derivatives_are_arguments_too(compilations):
+    for k in range(2):
+        data = jnp.arange(3.0) + k
+
+        def f(x, data=data):
+            slope = jax.grad(lambda x: jnp.sum(jnp.sin(data * x)))
+            return jax.lax.fori_loop(0, 2, lambda _, x: x - slope(x), x)
+
+        np.testing.assert_allclose(call_compiled(f, jnp.float32(1)), f(jnp.float32(1)), rtol=1e-5)
+    assert compilations() == 1
+
+
+def test_nothing_that_the_function_reads_is_stale(compilations):
+    table = {"scale": 1.0}
+    array = np.ones(2, np.float32)
+
+    def f(x):
+        return x * table["scale"] * array
+
+    assert call_compiled(f, jnp.float32(1)).tolist() == [1.0, 1.0]
+    table["scale"] = 2.0
+    assert call_compiled(f, jnp.float32(1)).tolist() == [2.0, 2.0]
+    array[:] = 5.0
+    assert call_compiled(f, jnp.float32(1)).tolist() == [10.0, 10.0]
+    assert compilations() == 2  # a Python number is part of the program, an array is not
+
+
+@pytest.mark.parametrize("name", ["jit", "grad", "vmap"])
+def test_it_is_transparent_to_transformations(name):
+    x = jnp.ones(2) if name == "vmap" else jnp.float32(1)
+
+    def inner(x):
+        return call_compiled(lambda y: jnp.sin(y) * x, x)
+
+    wrap = getattr(jax, name)
+    np.testing.assert_allclose(wrap(inner)(x), wrap(lambda x: jnp.sin(x) * x)(x), rtol=1e-6)
+
+
+def test_nothing_runs_while_a_program_is_recorded(compilations):
+    closed = jax.make_jaxpr(lambda: call_compiled(jnp.sin, jnp.float32(1)))()
+    assert "sin" in str(closed)
+    assert compilations() == 0
+
+
+def test_callbacks_reach_the_one_who_asked():
+    seen = {"a": [], "b": []}
+    for name, values in seen.items():
+
+        def f(x, values=values):
+            jax.debug.callback(lambda v: values.append(float(v)), x)
+            return x + 1
+
+        assert float(call_compiled(f, jnp.float32(len(name)))) == 2.0
+    jax.effects_barrier()
+    assert seen == {"a": [1.0], "b": [1.0]}
+
+
+def test_equal_programs_of_other_trees_and_types(compilations):
+    one = jnp.float32(1)
+    assert call_compiled(lambda x: {"a": x}, one) == {"a": 1}
+    assert call_compiled(lambda x: (x,), one) == (1,)
+    assert compilations() == 1
+    weak = call_compiled(lambda x: x, 1.0)
+    assert weak.weak_type
+    assert not call_compiled(lambda x: x, one).weak_type
+
+
+def test_precision_is_part_of_the_program():
+    def f(x):
+        return jnp.asarray(x) / 3
+
+    with jax.enable_x64(True):
+        assert call_compiled(f, 1.0).dtype == jnp.float64
+    assert call_compiled(f, 1.0).dtype == jnp.float32
+
+
+def test_errors_come_through():
+    with pytest.raises(TypeError, match="my message"):
+        call_compiled(_raises, 1.0)
+
+
+def _raises(x):
+    raise TypeError("my message")
+
+
+def test_without_compilation():
+    with jax.disable_jit():
+        assert float(call_compiled(lambda x: x + 1, jnp.float32(1))) == 2

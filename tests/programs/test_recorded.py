@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fnopt
+from fnopt.programs import Recorded, call_recorded, is_data, recorded
+from fnopt.programs._recorded import _program
+from fnopt.residuals import RobustLoss
+
+ONE = jnp.float32(1)
+DATA = jnp.asarray([1.0, -2.0, 3.0])
+
+
+def structure(fn, *args):
+    """What decides whether a program is compiled again."""
+    found = recorded(fn, *(args or (ONE,)))
+    assert found is not None
+    return jax.tree.structure(found)
+
+
+def branching(x):
+    return jax.lax.cond(x > 0, jnp.sin, jnp.cos, x)
+
+
+def looping(x):
+    steps = jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * 2), (0, x))[1]
+    total, _ = jax.lax.scan(lambda c, d: (c + d * x, c), x, DATA)
+    return steps + total
+
+
+def network(x):
+    return jnp.sum(jax.nn.softplus(jax.nn.relu(x * DATA) @ jnp.outer(DATA, DATA)))
+
+
+def numeric(x):
+    noise = jax.random.normal(jax.random.key(3), (3,))
+    return jnp.linalg.solve(jnp.eye(3) * (2 + x), noise)[::2] + jnp.sort(DATA)[:2]
+
+
+FUNCTIONS = [branching, looping, network, numeric]
+
+
+@pytest.mark.parametrize("fn", FUNCTIONS)
+def test_it_computes_what_the_function_does_and_its_derivatives(fn):
+    found = recorded(fn, ONE)
+    x = jnp.float32(0.7)
+    for derived in (lambda f: f, jax.jacfwd, lambda f: jax.jacfwd(jax.jacfwd(f)), jax.jit):
+        np.testing.assert_array_equal(derived(found)(x), derived(fn)(x))
+
+
+@pytest.mark.parametrize("fn", FUNCTIONS)
+def test_any_trace_of_a_function_gives_the_same(fn):
+    assert structure(fn) == structure(lambda x: fn(x))
+    assert hash(structure(fn)) == hash(structure(lambda x: fn(x)))
+
+
+def test_functions_that_do_something_else_differ():
+    functions = [
+        *FUNCTIONS,
+        lambda x: x,
+        lambda x: -x,
+        lambda x: (x,),
+        lambda x: {"a": x},
+        lambda x: x * 0.0,
+        lambda x: x * -0.0,
+        lambda x: x * np.float32("nan"),
+        lambda x: x**2,
+        lambda x: x**3,
+        lambda x: x - x * 2,
+        lambda x: x * 2 - x,
+        lambda x: jax.lax.cond(x > 0, jnp.cos, jnp.sin, x),
+        lambda x: jax.lax.fori_loop(0, 3, lambda i, c: c * x, x),
+        lambda x: jax.lax.fori_loop(0, 4, lambda i, c: c * x, x),
+        lambda x: jnp.zeros(2) + x,
+        lambda x: jnp.zeros(3) + x,
+    ]
+    assert len({structure(fn) for fn in functions}) == len(functions)
+
+
+def test_types_count_and_weak_ones_too():
+    def same(x):
+        return x
+
+    kinds = (ONE, jnp.ones(1), jnp.bfloat16(1), 1.0)
+    assert len({structure(same, x) for x in kinds}) == len(kinds)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, lambda f: jax.jit(jax.jit(f))])
+def test_arrays_that_it_closes_over_are_leaves(wrap):
+    def closing(data):
+        return recorded(wrap(lambda x: x * data), ONE)
+
+    one, two = closing(DATA), closing(2 * DATA)
+    assert jax.tree.structure(one) == jax.tree.structure(two)
+    np.testing.assert_array_equal(jax.tree.leaves(two)[0], 2 * DATA)
+    np.testing.assert_array_equal(two(ONE), 2 * DATA)
+
+
+def test_nothing_that_the_function_reads_is_stale():
+    table, array = {"scale": 1.0}, np.ones(2, np.float32)
+
+    def f(x):
+        return x * table["scale"] * array
+
+    before = recorded(f, ONE)
+    table["scale"], array[:] = 2.0, 5.0
+    after = recorded(f, ONE)
+    assert jax.tree.structure(before) != jax.tree.structure(after)
+    assert after(ONE).tolist() == [10.0, 10.0]
+
+
+def with_slope(slope):
+    @jax.custom_jvp
+    def f(x):
+        return 2 * x
+
+    @f.defjvp
+    def _(primals, tangents):
+        return f(*primals), slope(primals[0]) * tangents[0]
+
+    return f
+
+
+def test_derivatives_that_users_wrote_are_told_apart_by_what_they_are():
+    same = structure(with_slope(lambda x: 3 * x))
+    assert same == structure(with_slope(lambda x: 3 * x))
+    assert same != structure(with_slope(lambda x: 4 * x))
+    slope = with_slope(lambda x: 5 * x)  # another second derivative, and nothing else
+    assert structure(with_slope(lambda x: 3 * x + 0 * slope(x))) != structure(
+        with_slope(lambda x: 3 * x + 0 * with_slope(lambda x: 6 * x)(x))
+    )
+
+
+@jax.custom_vjp
+def reverse_only(x):
+    return x
+
+
+reverse_only.defvjp(lambda x: (x, None), lambda _, g: (2 * g,))
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        reverse_only,
+        with_slope(lambda x: DATA[0] * x),  # data that only the derivative reads
+        lambda x: jax.lax.scan(lambda c, _: (jax.jit(lambda c: c * DATA[0])(c), None), x, length=2),
+        lambda x: jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct((), jnp.float32), x),
+    ],
+    ids=["custom_vjp", "rule with data", "loop over jit with data", "new callback in every trace"],
+)
+def test_what_cannot_be_told_apart_is_not_recorded(fn):
+    assert recorded(fn, ONE) is None
+    assert recorded(fn, ONE) is None  # nor when it is met again
+
+
+def test_one_and_the_same_callback_can_be_told_from_others():
+    shape = jax.ShapeDtypeStruct((), jnp.float32)
+    sine, cosine = (
+        structure(lambda x, f=f: jax.pure_callback(f, shape, x)) for f in (np.sin, np.cos)
+    )
+    assert sine == structure(lambda x: jax.pure_callback(np.sin, shape, x))
+    assert sine != cosine
+
+
+def test_a_function_of_traced_arrays_is_not_recorded():
+    @jax.jit
+    def outer(data):
+        assert recorded(lambda x: x * data, ONE) is None
+        return data
+
+    outer(ONE)
+
+
+def test_precision_is_part_of_it(x64):
+    del x64
+    wide = structure(jnp.sin, 1.0)
+    with jax.enable_x64(False):
+        assert wide != structure(jnp.sin, 1.0)
+
+
+def twice(fn, x, *, negative=False):
+    y = fn(fn(x))
+    return -y if negative else y
+
+
+def test_programs_are_kept_by_what_the_functions_do():
+    _program.cache_clear()
+    for k in range(3):
+        data = DATA + k
+        got = call_recorded(twice, recorded(lambda x, d=data: x * d, DATA), DATA)
+        np.testing.assert_array_equal(got, DATA * data * data)
+    assert _program.cache_info().misses == 1
+    assert call_recorded(twice, recorded(lambda x: x, ONE), ONE, negative=True) == -1
+    assert call_recorded(twice, recorded(lambda x: x, ONE), ONE) == 1
+    assert _program.cache_info().misses == 3
+
+
+class mine(RobustLoss):
+    def rho(self, z):
+        return z
+
+
+@pytest.mark.parametrize(
+    ("tree", "expected"),
+    [
+        ({"a": 1.0, "b": (np.ones(2), None, True)}, True),
+        (fnopt.levenberg_marquardt(ftol=1e-3), True),
+        ([fnopt.huber(), fnopt.fixed()], True),
+        (fnopt.tied(lambda p: p), False),
+        (mine(), False),
+        ((mine(), fnopt.huber()), False),
+        ("huber", False),
+        (jnp.sin, False),
+    ],
+)
+def test_is_data(tree, expected):
+    assert is_data(tree) is expected
+
+
+def test_arguments_of_weaker_types_are_what_it_was_recorded_with():
+    found = recorded(lambda x: x * 2, jnp.bfloat16(1))
+    assert isinstance(found, Recorded)
+    assert found(1.0).dtype == jnp.bfloat16

@@ -1,0 +1,164 @@
+"""Patched values and cotangents, against the same change written into the function."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fnopt.taps import capture, patch, tap
+
+W = jax.random.normal(jax.random.key(0), (3, 3))
+X = jax.random.normal(jax.random.key(1), (4, 3))
+
+
+def written(change):
+    """A recurrent net with a change at its node."""
+
+    def loss(w, x):
+        def step(h, u):
+            h = change(jnp.tanh(u + h @ w))
+            return h, h
+
+        return jnp.sum(jax.lax.scan(step, jnp.zeros(3), x)[1] ** 2)
+
+    return loss
+
+
+tapped = written(lambda h: tap("h", h))
+
+
+def through(rule):
+    """An identity whose derivative goes through a rule."""
+
+    @jax.custom_vjp
+    def identity(x):
+        return x
+
+    identity.defvjp(lambda x: (x, None), lambda _, g: (rule(g),))
+    return identity
+
+
+RULES = {
+    "clip": lambda g: jnp.clip(g, -0.1, 0.1),
+    "scale": lambda g: 0.5 * g,
+    "stop": jnp.zeros_like,
+    "unit norm": lambda g: g / jnp.linalg.norm(g),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_cotangents(rule):
+    value, grads = jax.jit(jax.value_and_grad(patch(tapped, cotangents={"h": RULES[rule]})))(W, X)
+    expected = jax.value_and_grad(written(through(RULES[rule])))(W, X)
+    np.testing.assert_allclose(value, expected[0], rtol=1e-6)
+    np.testing.assert_allclose(grads, expected[1], rtol=1e-5, atol=1e-6)
+
+
+VALUES = {
+    "ablate": lambda h: h.at[1].set(0.0),
+    "add": lambda h: h + 0.3,
+    "stop": jax.lax.stop_gradient,
+}
+
+
+@pytest.mark.parametrize("rule", VALUES)
+def test_values(rule):
+    value, grads = jax.jit(jax.value_and_grad(patch(tapped, values={"h": VALUES[rule]})))(W, X)
+    expected = jax.value_and_grad(written(VALUES[rule]))(W, X)
+    np.testing.assert_allclose(value, expected[0], rtol=1e-6)
+    np.testing.assert_allclose(grads, expected[1], rtol=1e-5, atol=1e-6)
+
+
+def test_arrays_stand_instead():
+    def f(x):
+        return jnp.sum(tap("x", x) ** 2)
+
+    assert float(patch(f, values={"x": jnp.arange(3.0)})(jnp.ones(3))) == 5.0
+    assert float(patch(f, values={"x": 2})(jnp.ones(3))) == 12.0
+    grads = jax.grad(patch(f, cotangents={"x": jnp.arange(3.0)}))(jnp.ones(3))
+    assert grads.tolist() == [0.0, 1.0, 2.0]
+
+
+def test_order_of_rules_on_one_node():
+    def f(x):
+        return jnp.sum(tap("x", x) * 3.0)
+
+    rules = {"x": lambda g: g + 1.0, "*": lambda g: 10.0 * g}
+    assert jax.grad(patch(f, cotangents=rules))(jnp.ones(1)).tolist() == [40.0]
+    assert float(patch(f, values=rules)(jnp.ones(1))) == 60.0
+    both = patch(f, values={"x": lambda v: 2.0 * v}, cotangents={"x": lambda g: g + 1.0})
+    assert jax.grad(both)(jnp.ones(1)).tolist() == [8.0]
+
+
+def test_a_patched_function_can_be_looked_at():
+    def f(x):
+        return jnp.sum(tap("b", 2.0 * tap("a", x)))
+
+    patched = patch(f, cotangents={"b": lambda g: 7.0 * g}, values={"a": lambda v: v + 1.0})
+    _, seen = capture(patched, cotangents=True)(jnp.ones(1))
+    assert seen.cotangents["b"].tolist() == [1.0]
+    assert seen.cotangents["a"].tolist() == [14.0]
+    assert seen.values["b"].tolist() == [4.0]
+
+
+def test_remat_branches_and_while():
+    def f(x):
+        x = jax.checkpoint(lambda v: tap("r", jnp.sin(v)) * 2.0)(x)
+        x = jax.lax.cond(x[0] > 0.0, lambda v: tap("c", v * 3.0), lambda v: v, x)
+        return jnp.sum(x)
+
+    x = jnp.ones(1)
+    grads = jax.grad(patch(f, cotangents={"r": lambda g: g * 10.0, "c": lambda g: g * 7.0}))(x)
+    np.testing.assert_allclose(grads, 2 * 3 * 70 * np.cos(x), rtol=1e-6)
+
+    def loop(x):
+        return jax.lax.while_loop(lambda v: v < 9.0, lambda v: tap("w", v * 2.0), x)
+
+    assert float(patch(loop, values={"w": lambda v: v + 1.0})(jnp.float32(1.0))) == 15.0
+
+
+def test_every_part_of_a_map_is_patched():
+    def f(x):
+        return jnp.sum(jax.vmap(lambda v: tap("v", 2.0 * v))(x))
+
+    assert jax.grad(patch(f, cotangents={"v": lambda g: 3.0 * g}))(jnp.ones(2)).tolist() == [6, 6]
+
+
+def test_without_patches_the_function_is_the_same():
+    def f(x):
+        return jnp.sum(tap("x", x) ** 2)
+
+    assert jax.grad(patch(f, cotangents={"x": lambda g: g}))(jnp.ones(2)).tolist() == [2.0, 2.0]
+    with pytest.raises(ValueError, match="patch: no name of a node is given"):
+        patch(f)
+
+
+@jax.custom_jvp
+def ruled(x):
+    return tap("inside", x) * 1.0
+
+
+ruled.defjvp(lambda x, t: (ruled(*x), t[0]))
+
+
+def test_errors():
+    def f(x):
+        return jnp.sum(ruled(tap("x", x)))
+
+    x = jnp.ones(2)
+    with pytest.raises(ValueError, match=r"the rule made float32\[1\] of the value of 'x', which"):
+        patch(f, values={"x": lambda v: v[:1]})(x)
+    with pytest.raises(ValueError, match=r"made float16\[2\] of the cotangent of 'x'"):
+        jax.grad(patch(f, cotangents={"x": lambda g: g.astype(jnp.float16)}))(x)
+    with pytest.raises(
+        ValueError, match=r"patch: no node is called 'y'. There are \['x', 'inside'"
+    ):
+        patch(f, values={"y": lambda v: v})(x)
+    with pytest.raises(
+        ValueError, match="'inside' has a value that can't be changed: it is inside"
+    ):
+        patch(f, values={"inside": lambda v: v})(x)
+    with pytest.raises(ValueError, match="'inside' has no cotangent"):
+        patch(f, cotangents={"inside": lambda v: v})(x)

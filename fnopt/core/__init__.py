@@ -34,6 +34,8 @@ from fnopt.core._inspect import Slot, hyperparams, named, slot_names, slots
 from fnopt.core._leaves import check_inexact, check_same_tree, map_leaves, slot_zeros
 from fnopt.core._norm import global_norm
 from fnopt.core._paths import leaf_paths, leaves_with_names, path_name, shown
+from fnopt.core._products import HIGHEST as HIGHEST
+from fnopt.core._products import matmul as matmul
 from fnopt.core._status import Status, is_converged
 from fnopt.core._transformation import (
     EmptyState,

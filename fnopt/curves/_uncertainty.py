@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.scipy.special import betainc, erfinv
 
-from fnopt.core import default_float
+from fnopt.core import default_float, matmul
 from fnopt.jacobians import ravel, value_and_jacobian
 from fnopt.linear import divide
 from fnopt.programs import fresh
@@ -215,7 +215,7 @@ def predict_band(
     value, J = value_and_jacobian(flat, x, shape.size)
     C = covariance_of(solution, absolute_sigma)
     known = jnp.all(jnp.isfinite(C))
-    square = jnp.sum((J @ jnp.where(known, C, jnp.zeros_like(C))) * J, axis=1)
+    square = jnp.sum(matmul(J, jnp.where(known, C, jnp.zeros_like(C))) * J, axis=1)
     if noise is True:
         square = square + reduced_chi_square(solution)
     elif noise is not False:

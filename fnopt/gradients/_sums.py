@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype
+from fnopt.core import HIGHEST, compute_dtype, matmul
 
 REDUCTIONS = ("sum", "mean")
 
@@ -36,8 +36,7 @@ def weighted_total(weights: jax.Array, x: jax.Array) -> jax.Array:
     # A matrix product, because XLA's reduction over a leading axis is 60x slower on a CPU; at the
     # highest precision, or an accelerator would round the weights to fewer digits.
     dtype = compute_dtype(x.dtype)
-    highest = jax.lax.Precision.HIGHEST
-    return jnp.tensordot(weights.astype(dtype), x.astype(dtype), axes=1, precision=highest)
+    return jnp.tensordot(weights.astype(dtype), x.astype(dtype), axes=1, precision=HIGHEST)
 
 
 def squared(x: jax.Array) -> jax.Array:
@@ -58,4 +57,4 @@ def inner_products(x: jax.Array, y: jax.Array) -> jax.Array:
     a, b = (z.astype(dtype).reshape(z.shape[0], -1) for z in (x, y))
     if jnp.issubdtype(dtype, jnp.complexfloating):
         a, b = (jnp.concatenate([jnp.real(z), jnp.imag(z)], axis=1) for z in (a, b))
-    return jnp.matmul(a, b.T, precision=jax.lax.Precision.HIGHEST)
+    return matmul(a, b.T)

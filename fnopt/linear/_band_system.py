@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fnopt.core import matmul
 from fnopt.linear._band import Band
 from fnopt.linear._gram_system import TallGramSystem
 from fnopt.linear._secular import Solvers, cholesky, rounding_damping
@@ -38,7 +39,7 @@ def band_cholesky(G: jax.Array, lam: jax.Array) -> BandFactor:
 
     def step(L: jax.Array, blocks: jax.Array) -> tuple[jax.Array, BandFactor]:
         Z = _solve(L, blocks[1].T)
-        L = cholesky(blocks[0] - Z.T @ Z, lam)
+        L = cholesky(blocks[0] - matmul(Z.T, Z), lam)
         return L, BandFactor(L, Z)
 
     return lax.scan(step, jnp.eye(G.shape[-1], dtype=G.dtype), G)[1]
@@ -49,7 +50,7 @@ def band_forward(factor: BandFactor, b: jax.Array) -> jax.Array:
 
     def step(y: jax.Array, at: tuple[BandFactor, jax.Array]) -> tuple[jax.Array, jax.Array]:
         (L, Z), b = at
-        y = _solve(L, (b - y @ Z)[:, None])[:, 0]
+        y = _solve(L, (b - matmul(y, Z))[:, None])[:, 0]
         return y, y
 
     return lax.scan(step, jnp.zeros_like(b[0]), (factor, b))[1]
@@ -61,7 +62,7 @@ def band_backward(factor: BandFactor, y: jax.Array) -> jax.Array:
     def step(rest: jax.Array, at: tuple[BandFactor, jax.Array]) -> tuple[jax.Array, jax.Array]:
         (L, Z), y = at
         x = _solve(L, (y - rest)[:, None], True)[:, 0]
-        return Z @ x, x
+        return matmul(Z, x), x
 
     return lax.scan(step, jnp.zeros_like(y[0]), (factor, y), reverse=True)[1]
 

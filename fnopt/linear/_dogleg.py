@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from fnopt.core import matmul
 from fnopt.linear._divide import divide
 from fnopt.linear._krylov_system import to_boundary
 from fnopt.linear._norms import norm
@@ -48,6 +49,6 @@ def dogleg_step(system: System, g: jax.Array, radius: jax.Array) -> DampedStep:
     fits = length <= radius
     p = jnp.where(fits, full.p, bent)
     image = jnp.where(fits, full.image, system.image(p))
-    promise = jnp.where(fits, full.promise, -(g @ p) - jnp.asarray(0.5, p.dtype) * image)
+    promise = jnp.where(fits, full.promise, -matmul(g, p) - jnp.asarray(0.5, p.dtype) * image)
     lam = jnp.where(fits, full.lam, jnp.maximum(divide(norm(g), radius), jnp.finfo(p.dtype).tiny))
     return DampedStep(p, lam, image, promise)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from fnopt.core import matmul
+
 _WIDE = 128  # below that many columns a product in two parts saves nothing
 
 
@@ -31,10 +33,10 @@ def gram(A: jax.Array) -> jax.Array:
     """
     n = A.shape[1]
     if n < _WIDE:
-        return A.T @ A
+        return matmul(A.T, A)
     left, right = A[:, : n // 2], A[:, n // 2 :]
-    below = right.T @ left
-    return jnp.block([[left.T @ left, below.T], [below, right.T @ right]])
+    below = matmul(right.T, left)
+    return jnp.block([[matmul(left.T, left), below.T], [below, matmul(right.T, right)]])
 
 
 def scaled_gram(G: jax.Array, scale: jax.Array) -> jax.Array:

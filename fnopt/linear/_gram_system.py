@@ -8,6 +8,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from fnopt.core import matmul
 from fnopt.linear._norms import norm
 from fnopt.linear._secular import (
     Damped,
@@ -65,7 +66,7 @@ class TallGramSystem:
 
     def image(self, v: jax.Array) -> jax.Array:
         r"""The square :math:`\|A v\|^2`."""
-        return jnp.maximum(v @ (self.G @ v), 0)
+        return jnp.maximum(matmul(v, matmul(self.G, v)), 0)
 
     def pull_back(self, w: jax.Array, step: DampedStep) -> jax.Array | None:
         """The damped solution for another right-hand side; None without `pull`."""
@@ -125,7 +126,7 @@ class WideGramSystem:
     def trust_region(self, radius: jax.Array) -> DampedStep:
         """The step within the radius; see :func:`secular_root`."""
         least = least_damping(self.K)
-        most = jnp.sqrt(jnp.maximum(self.r @ (self.K @ self.r), 0)) / radius
+        most = jnp.sqrt(jnp.maximum(matmul(self.r, matmul(self.K, self.r)), 0)) / radius
         return self._step(secular_root(self._solve, radius, least, most, self.start), least)
 
     def damped(self, lam: jax.Array) -> DampedStep:
@@ -149,14 +150,14 @@ class WideGramSystem:
     def _solve(self, lam: jax.Array) -> Damped:
         L = cholesky(self.K, lam)
         y = backward(L, forward(L, self.r))
-        Ky = self.K @ y
-        square = jnp.maximum(y @ Ky, jnp.zeros_like(lam))
+        Ky = matmul(self.K, y)
+        square = jnp.maximum(matmul(y, Ky), jnp.zeros_like(lam))
         # p^T (A^T A + lam I)^-1 p = (K y)^T (K + lam I)^-1 y
-        slope = forward(L, Ky) @ forward(L, y)
+        slope = matmul(forward(L, Ky), forward(L, y))
         return Damped(y, lam, jnp.sqrt(square), slope)
 
     def _step(self, solved: Damped, least: jax.Array) -> DampedStep:
-        image = jnp.sum(jnp.square(self.K @ solved.y))
+        image = jnp.sum(jnp.square(matmul(self.K, solved.y)))
         return _damped_step(-self.pull(solved.y), solved.lam, image, least)
 
 

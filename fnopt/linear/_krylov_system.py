@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fnopt.core import matmul
 from fnopt.linear._divide import divide
 from fnopt.linear._norms import norm
 from fnopt.linear._system import DampedStep
@@ -66,7 +67,7 @@ class KrylovSystem:
         """The step along the path of conjugate gradients, up to the boundary."""
         end = self._iterate(radius, jnp.zeros_like(radius))
         # The multiplier of the boundary: there the gradient of the model is -lam p.
-        lam = jnp.maximum(divide(end.z @ end.p, jnp.square(norm(end.p))), _tiny(radius))
+        lam = jnp.maximum(divide(matmul(end.z, end.p), jnp.square(norm(end.p))), _tiny(radius))
         lam = jnp.where(end.outside, lam, jnp.zeros_like(lam))
         return DampedStep(end.p, lam, self._image(end), end.gain)
 
@@ -132,7 +133,7 @@ def to_boundary(p: jax.Array, d: jax.Array, radius: jax.Array) -> jax.Array:
     r"""The `t >= 0` at which :math:`\|p + t d\| = \Delta`; 0 if the radius is infinite."""
     length = norm(d)
     u = d / jnp.where(length > 0, length, jnp.ones_like(length))
-    b = p @ u
+    b = matmul(p, u)
     room = jnp.maximum(jnp.square(radius) - jnp.sum(jnp.square(p)), jnp.zeros_like(radius))
     root = jnp.sqrt(jnp.square(b) + room)
     # Both forms are the same root; each is free of cancellation for one sign of b.

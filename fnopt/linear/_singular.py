@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fnopt.core import matmul
 from fnopt.linear._divide import divide
 from fnopt.linear._triangle import Triangle, triangle
 
@@ -54,13 +55,13 @@ def singular_factors(A: jax.Array, r: jax.Array) -> SingularFactors:
 def singular_triangle(factors: Triangle) -> SingularFactors:
     """The singular values of a matrix whose triangle is known."""
     U, s, Vt = jnp.linalg.svd(factors.L.T)
-    return SingularFactors(s, Vt, U.T @ factors.c)
+    return SingularFactors(s, Vt, matmul(U.T, factors.c))
 
 
 def _wide(A: jax.Array, r: jax.Array) -> SingularFactors:
     Q, R = jnp.linalg.qr(A.T)  # A = R^T Q^T
     U, s, Wt = jnp.linalg.svd(R.T)
-    return SingularFactors(s, Wt @ Q.T, U.T @ r)
+    return SingularFactors(s, matmul(Wt, Q.T), matmul(U.T, r))
 
 
 def numerical_rank(s: jax.Array, size: int) -> jax.Array:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fnopt.core import matmul
 from fnopt.linear._divide import divide
 from fnopt.linear._norms import norm
 from fnopt.linear._singular import gauss_newton_solution, singular_triangle
@@ -105,13 +106,13 @@ class TriangleSystem:
         """The full step of least norm, in the directions above rounding noise."""
         assert not self.factors.rows.size
         factors = singular_triangle(self.factors.triangle)
-        p = -(factors.Vt.T @ gauss_newton_solution(factors, self.size))
+        p = -matmul(factors.Vt.T, gauss_newton_solution(factors, self.size))
         # Its inverse goes unused, and uncomputed, where nothing is pulled back with this step.
         return self._step(self._solve(jnp.zeros((), p.dtype))._replace(p=p, length=norm(p)))
 
     def pull_back(self, w: jax.Array, step: DampedStep) -> jax.Array:
         """The damped solution for another right-hand side."""
-        return (step.inverse @ self.pull(w)) @ step.inverse
+        return matmul(matmul(step.inverse, self.pull(w)), step.inverse)
 
     def image(self, v: jax.Array) -> jax.Array:
         r"""The square :math:`\|A v\|^2`."""
@@ -187,11 +188,11 @@ class LiftedSystem:
 
     def pull_back(self, w: jax.Array, step: DampedStep) -> jax.Array:
         """The damped solution for another residual."""
-        return self.Q @ self.rows.pull_back(w, step)
+        return matmul(self.Q, self.rows.pull_back(w, step))
 
     def image(self, v: jax.Array) -> jax.Array:
         r"""The square :math:`\|A v\|^2`."""
-        return self.rows.image(v @ self.Q)
+        return self.rows.image(matmul(v, self.Q))
 
     def _lifted(self, step: DampedStep) -> DampedStep:
-        return step._replace(p=self.Q @ step.p)
+        return step._replace(p=matmul(self.Q, step.p))

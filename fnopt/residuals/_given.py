@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype, is_inexact, leaves_with_names, shown, where
+from fnopt.core import compute_dtype, is_inexact, leaves_with_names, matmul, shown, where
 from fnopt.jacobians import SparseJacobian, ravel, real_vector
 from fnopt.linear import gram as linear_gram
 from fnopt.residuals._derivative import Compressed, Derivative, Gram, Map, counted
@@ -78,7 +78,7 @@ def _gram_in_chunks(
             (G, g), (d, w) = sums, parts
             J = jax.vmap(mapped)(J.astype(dtype))
             DJ = counted(d[:, None], J)
-            return G + linear_gram(DJ), g + w @ jnp.where((w != 0)[:, None], J, 0)
+            return G + linear_gram(DJ), g + matmul(w, jnp.where((w != 0)[:, None], J, 0))
 
         n = jax.eval_shape(mapped, x).size
         zero = jnp.zeros((n, n), dtype), jnp.zeros(n, dtype)
@@ -100,11 +100,11 @@ def _matrix(J: Matrix) -> jax.Array:
 
 
 def _push(J: Matrix, v: jax.Array) -> jax.Array:
-    return J.mv(v) if isinstance(J, SparseJacobian) else J @ v
+    return J.mv(v) if isinstance(J, SparseJacobian) else matmul(J, v)
 
 
 def _pull(J: Matrix, w: jax.Array) -> jax.Array:
-    return J.rmv(w) if isinstance(J, SparseJacobian) else w @ J
+    return J.rmv(w) if isinstance(J, SparseJacobian) else matmul(w, J)
 
 
 def _check_shape(J: SparseJacobian, residuals: Any, n: int) -> None:

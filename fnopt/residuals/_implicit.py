@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fnopt.core import matmul
 from fnopt.linear import divide
 
 
@@ -79,7 +80,7 @@ def minimum_tangent(
     held, shift = fixed
     free = (~held).astype(x.dtype)
     shift = jnp.where(held, shift, jnp.zeros_like(shift))
-    rhs = free * (moved + H @ shift)
+    rhs = free * (moved + matmul(H, shift))
     block = H * free * free[:, None] + jnp.diag(1 - free)
     return shift - free * _solve(block, rhs)
 
@@ -88,7 +89,7 @@ def _solve(H: jax.Array, b: jax.Array) -> jax.Array:
     """Solves with a symmetric matrix; flat directions get 0."""
     inverse = lax.stop_gradient(_pseudo_inverse(lax.stop_gradient(H)))
     return lax.custom_linear_solve(
-        lambda v: H @ v, b, solve=lambda _, v: inverse @ v, symmetric=True
+        lambda v: matmul(H, v), b, solve=lambda _, v: matmul(inverse, v), symmetric=True
     )
 
 
@@ -101,4 +102,4 @@ def _pseudo_inverse(H: jax.Array) -> jax.Array:
     noise = jnp.asarray(n * jnp.finfo(w.dtype).eps, w.dtype) * jnp.max(size, initial=0)
     inverse = jnp.where(size > noise, jnp.sign(w) * divide(jnp.ones_like(w), size), 0)
     root = V / scale[:, None]
-    return (root * inverse) @ root.T
+    return matmul(root * inverse, root.T)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fnopt.core import matmul
 from fnopt.jacobians import jacobian_mode
 from fnopt.linear import gram, norm
 from fnopt.residuals._flat import FlatResidual
@@ -50,7 +51,7 @@ def linearise_gram(
         value = flat.r(x)
         return value, *flat.derivative.gram(x, jnp.ones_like(value), value)
     value, J = linearise(flat, x, mode, chunk_size)
-    return value, gram(J), value @ J
+    return value, gram(J), matmul(value, J)
 
 
 def _gram_by_rows(

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fnopt.core import matmul
 from fnopt.linear import Triangle
 from fnopt.residuals import Box
 from fnopt.solvers._point import Point
@@ -40,12 +41,12 @@ def without(point: Point, held: jax.Array, shift: jax.Array | None = None) -> Po
         The point whose Jacobian and gradient have zeros for the held params.
     """
     free = (~held).astype(point.x.dtype)
-    r = point.r if shift is None else point.r + point.J @ shift
+    r = point.r if shift is None else point.r + matmul(point.J, shift)
     J = point.J * free
-    gradient = point.gradient * free if shift is None else r @ J
+    gradient = point.gradient * free if shift is None else matmul(r, J)
     factors = point.triangle
     if factors is not None:
-        c = factors.c if shift is None else factors.c + shift @ factors.L
+        c = factors.c if shift is None else factors.c + matmul(shift, factors.L)
         factors = Triangle(factors.L * free[:, None], c)
     columns = point.columns * free
     return point._replace(r=r, J=J, gradient=gradient, columns=columns, triangle=factors)
@@ -109,13 +110,15 @@ def bounded_trial(
     # Where nothing was cut, the method's own promise is the better one.
     promise = jnp.where(first.more, last.promise, trial.predicted)
     step = jnp.where(first.more, last.best - point.x, trial.step)
-    return trial._replace(step=step, slope=point.gradient @ step, predicted=promise), last.best
+    return trial._replace(
+        step=step, slope=matmul(point.gradient, step), predicted=promise
+    ), last.best
 
 
 def _promise(point: Point, step: jax.Array) -> jax.Array:
     """What the linear model says that a step gains."""
     half = jnp.asarray(0.5, step.dtype)
-    return -(point.gradient @ step) - half * jnp.sum(jnp.square(point.J @ step))
+    return -matmul(point.gradient, step) - half * jnp.sum(jnp.square(matmul(point.J, step)))
 
 
 def faced(point: Point, box: Box | None) -> Point:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fnopt.core import matmul
 from fnopt.linear import column_norms, numerical_rank, singular_factors
 from fnopt.solvers._scaling import initial_scale
 
@@ -58,9 +59,10 @@ def covariance_from(
     known = (rank == n) if absolute_sigma else (rank == n) & (dof > 0)
     safe = jnp.where(factors.s > 0, factors.s, jnp.ones_like(factors.s))
     root = factors.Vt / safe[:, None] / scale
-    inverse = root.T @ root
+    inverse = matmul(root.T, root)
     # Zero, but for its derivative: that of an inverse, without those of singular vectors.
-    inverse = inverse - inverse @ (J.T @ J - lax.stop_gradient(J.T @ J)) @ inverse
+    G = matmul(J.T, J)
+    inverse = inverse - matmul(matmul(inverse, G - lax.stop_gradient(G)), inverse)
     one = jnp.ones((), dtype)
     variance = one if absolute_sigma else 2 * cost / jnp.maximum(dof, one)
     C = inverse * variance
@@ -87,5 +89,5 @@ def _of_params(
     if T is None:
         return C
     known = jnp.all(jnp.isfinite(C))
-    through = T @ jnp.where(known, C, jnp.zeros_like(C)) @ T.T
+    through = matmul(matmul(T, jnp.where(known, C, jnp.zeros_like(C))), T.T)
     return jnp.where(known, through, jnp.full_like(through, jnp.inf))

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fnopt.core import matmul
 from fnopt.linear import divide
 from fnopt.solvers._point import Point
 
@@ -69,16 +70,16 @@ def _updated(
     rows: jax.Array, before: Point, after: Point, step: jax.Array, much: jax.Array
 ) -> jax.Array:
     zero, one = jnp.zeros((), step.dtype), jnp.ones((), step.dtype)
-    y = after.gradient - after.r @ before.J
-    curvature, along = step @ y, rows @ step
+    y = after.gradient - matmul(after.r, before.J)
+    curvature, along = matmul(step, y), matmul(rows, step)
     known = jnp.sum(jnp.square(along))
     there = jnp.clip(curvature, zero, known)
     part = jnp.where(known > 0, divide(there, known), one)
-    d = y - part * (along @ rows)
+    d = y - part * matmul(along, rows)
     rest = curvature - there  # s^T d
     significant = rest > jnp.finfo(step.dtype).eps * jnp.abs(curvature)
     row = d / jnp.sqrt(jnp.where(significant, rest, one))
     rows = jnp.sqrt(part) * rows
     newer = jnp.concatenate([rows[1:], jnp.where(jnp.isfinite(row), row, zero)[None]])
-    large = curvature > much * jnp.sum(jnp.square(before.J @ step))
+    large = curvature > much * jnp.sum(jnp.square(matmul(before.J, step)))
     return jnp.where(large, jnp.where(significant, newer, rows), zero)

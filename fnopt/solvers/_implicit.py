@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fnopt.core import matmul
 from fnopt.programs import opened
 from fnopt.residuals import Derivative, linearise, minimum_tangent, pushed
 from fnopt.solvers._bounded import shifted
@@ -129,7 +130,7 @@ def _derived(problem: Problem, x: jax.Array, mode: str, with_jacobian: bool) -> 
 
 def _gradient(problem: Problem, x: jax.Array, mode: str) -> jax.Array:
     r, J = linearise(problem.model, x, mode)
-    return r @ J
+    return matmul(r, J)
 
 
 def _no_change(leaf: jax.Array) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fnopt.core import matmul
 from fnopt.linear import (
     Band,
     BandedGramSystem,
@@ -143,15 +144,15 @@ class LinearModel:
             return TallGramSystem(factors, point.gradient / scale, lam, self._pull(point, scale))
 
         def pull(w: jax.Array) -> jax.Array:
-            return (w @ point.J) / scale
+            return matmul(w, point.J) / scale
 
         if self.kind == "wide":
-            return WideGramSystem(factors, point.r, lam, lambda v: point.J @ (v / scale), pull)
+            return WideGramSystem(factors, point.r, lam, lambda v: matmul(point.J, v / scale), pull)
         size = max(self.flat.m, self.flat.n)
         if self.kind == "qr":
             return TriangleSystem(factors, size, lam, pull)
         rows, Q = factors
-        return LiftedSystem(TriangleSystem(rows, size, lam, lambda w: pull(w) @ Q), Q)
+        return LiftedSystem(TriangleSystem(rows, size, lam, lambda w: matmul(pull(w), Q)), Q)
 
     @property
     def _known_band(self) -> Band:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fnopt.core import matmul
 from fnopt.linear import Triangle, column_norms, divide, norm, triangle
 
 
@@ -30,14 +31,14 @@ def half_square(r: jax.Array) -> jax.Array:
 
 def point_at(x: jax.Array, r: jax.Array, J: jax.Array) -> Point:
     """Gathers a point."""
-    return Point(x, r, J, half_square(r), r @ J, column_norms(J))
+    return Point(x, r, J, half_square(r), matmul(r, J), column_norms(J))
 
 
 def factorised_point(x: jax.Array, r: jax.Array, J: jax.Array) -> Point:
     """Gathers a point by the triangle of its tall Jacobian, which has everything but the cost."""
     factors = triangle(J, r)
     L, c = factors
-    return Point(x, r, J, half_square(r), L @ c, norm(L, axis=1), factors)
+    return Point(x, r, J, half_square(r), matmul(L, c), norm(L, axis=1), factors)
 
 
 def is_finite(point: Point) -> jax.Array:

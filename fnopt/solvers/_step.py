@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import Status
+from fnopt.core import Status, matmul
 from fnopt.linear import DampedStep, System, divide, norm
 from fnopt.solvers._acceleration import accelerated, geodesic_acceleration
 from fnopt.solvers._convergence import cost_converged, first_of, step_converged
@@ -79,7 +79,9 @@ def straight(point: Point, search: Search, step: DampedStep) -> Trial:
     """A step of the linear model as it is."""
     p = step.p / search.scale
     none = jnp.zeros_like(step.lam)
-    return Trial(p, norm(step.p), point.gradient @ p, step.promise, step.promise, step.lam, none)
+    return Trial(
+        p, norm(step.p), matmul(point.gradient, p), step.promise, step.promise, step.lam, none
+    )
 
 
 def bent(
@@ -105,8 +107,8 @@ def bent(
     """
     v = step.p / search.scale
     bend = curvature(v)
-    slope = point.gradient @ v
-    rest = point.r @ bend
+    slope = matmul(point.gradient, v)
+    rest = matmul(point.r, bend)
     exact = step.image + rest
     t = newton_length(slope, exact, norm(step.p), search.radius, step.lam)
     half = geodesic_acceleration(system, bend, step)
@@ -116,7 +118,7 @@ def bent(
     attainable = jnp.maximum(step.promise, predicted)
     excess = divide(rest, step.image)
     length = norm(search.scale * p)
-    return Trial(p, length, point.gradient @ p, predicted, attainable, step.lam, excess)
+    return Trial(p, length, matmul(point.gradient, p), predicted, attainable, step.lam, excess)
 
 
 def improves(point: Point, trial: Trial, actual: jax.Array, options: Options) -> jax.Array:

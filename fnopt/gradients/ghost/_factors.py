@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype
+from fnopt.core import HIGHEST, compute_dtype
 from fnopt.gradients._sums import squared
 
 
@@ -76,9 +76,7 @@ def gram(a: Factor, b: Factor) -> jax.Array:
             return jnp.swapaxes(jax.vmap(lambda c, i: c[:, i])(block, a.index), 1, 2)
         case Dense(), OneHot():
             return jnp.swapaxes(gram(b, a), 1, 2)
-    return sum_of(
-        product(x, y, 2, jax.lax.Precision.HIGHEST) for x, y in zip(a.blocks, b.blocks, strict=True)
-    )
+    return sum_of(product(x, y, 2, HIGHEST) for x, y in zip(a.blocks, b.blocks, strict=True))
 
 
 def sum_of(terms: Any) -> jax.Array:

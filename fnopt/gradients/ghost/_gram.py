@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype
+from fnopt.core import HIGHEST, compute_dtype
 from fnopt.gradients._sums import inner_products
 from fnopt.gradients.ghost import _reduce
 from fnopt.gradients.ghost._factors import Dense, Pair, inner, merged, outer, sum_of
@@ -87,7 +87,7 @@ def _by_slices(p: Pair, q: Pair, d: int, k: int) -> jax.Array:
 
     def formed(left: jax.Array, right: Any) -> jax.Array:
         pair = Pair(Dense((left,)), Dense((_joined(right),)))
-        return jax.vmap(lambda one: outer(one, (width, k), jax.lax.Precision.HIGHEST))(pair)
+        return jax.vmap(lambda one: outer(one, (width, k), HIGHEST))(pair)
 
     def add(total: jax.Array, part: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         return total + inner_products(formed(part[0], p.right), formed(part[1], q.right)), None

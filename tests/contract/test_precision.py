@@ -1,0 +1,230 @@
+"""Every product that the library adds to a program without products states its precision.
+
+An accelerator rounds the factors of a float32 product by default (a GPU to TF32, a TPU to
+bfloat16), which no test on a CPU can see in the numbers; so the programs are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import fnopt
+from fnopt import gradients, monitor, residuals, solvers
+from fnopt.programs import jaxprs
+
+PRODUCTS = ("dot_general", "ragged_dot_general", "conv_general_dilated")
+
+t = jnp.linspace(0.0, 3.0, 12)
+y = 2.0 * jnp.exp(-t) + 0.1 * jnp.cos(5 * t)
+START = {"a": jnp.float32(1.5), "b": jnp.float32(0.7)}
+BATCH = (jnp.linspace(0.1, 1.0, 12).reshape(4, 3), jnp.arange(4.0))
+
+
+def model(t, a, b):
+    return a * jnp.exp(-b * t)
+
+
+def decay(p):
+    return model(t, p["a"], p["b"]) - y
+
+
+def wide(p):
+    """Fewer residuals than params."""
+    return jnp.stack([jnp.sum(p), jnp.prod(p)]) - 3.0
+
+
+def chain(p):
+    return jnp.concatenate([p[1:] - jnp.sin(p[:-1]), p - 0.5])
+
+
+def loss(w, example):
+    x, target = example
+    gate = jnp.take(w["table"], jnp.int32(target))
+    return 0.5 * jnp.square(jnp.sum(jnp.tanh(w["w"] * x + w["b"]) * gate) - target)
+
+
+W = {"w": jnp.ones(3), "b": jnp.zeros(3), "table": jnp.ones(5)}
+
+
+def unstated(fn: Callable[..., Any], *args: Any) -> list[str]:
+    """The products of a program that leave their precision to the device."""
+    found: list[str] = []
+
+    def walk(jaxpr: Any) -> None:
+        for eqn in jaxpr.eqns:
+            if eqn.primitive.name in PRODUCTS and eqn.params["precision"] is None:
+                found.append(str(eqn))
+            for sub in jaxprs.sub_jaxprs(eqn):
+                walk(sub.jaxpr)
+
+    walk(jax.make_jaxpr(fn)(*args).jaxpr)
+    return found
+
+
+def fit(residual_fn=decay, start=None, **options):
+    start = START if start is None else start
+    return lambda p=start: fnopt.least_squares(residual_fn, p, **options), (start,)
+
+
+def derivative(residual_fn=decay, **options):
+    """A derivative of the solution, in reverse and in forward mode."""
+
+    def cost(shift):
+        def moved(p):
+            return residual_fn(p) - shift
+
+        end = fnopt.least_squares(moved, START, **options)
+        C = fnopt.covariance(end)
+        return end.params["b"] + end.cost + jnp.sum(C)
+
+    def both(shift):
+        return jax.grad(cost)(shift), jax.jvp(cost, (shift,), (jnp.ones(()),))
+
+    return both, (jnp.float32(0.1),)
+
+
+lm, gn = fnopt.levenberg_marquardt, solvers.gauss_newton
+inside = {"bounds": ({"a": 0.0, "b": 0.0}, {"a": 5.0, "b": 0.9})}
+per_point = jnp.full(12, 0.3)
+matrix = jnp.eye(12) + 0.1
+
+FITS = {
+    "default": fit(),
+    "straight": fit(solver=lm(geodesic=False)),
+    "reverse": fit(solver=lm(jacobian="reverse")),
+    "qr": fit(solver=lm(linear_solver="qr")),
+    "cholesky": fit(solver=lm(linear_solver="cholesky")),
+    "cg": fit(solver=lm(linear_solver="cg")),
+    "marquardt": fit(solver=lm(damping="marquardt")),
+    "nielsen": fit(solver=lm(damping="nielsen")),
+    "gauss_newton": fit(solver=gn()),
+    "gauss_newton cholesky": fit(solver=gn(linear_solver="cholesky")),
+    "dogleg": fit(solver=solvers.dogleg()),
+    "bounded": fit(**inside),
+    "bounded straight": fit(**inside, solver=lm(geodesic=False)),
+    "bounded dogleg": fit(**inside, solver=solvers.dogleg()),
+    "wide": fit(wide, jnp.ones(5)),
+    "wide cholesky": fit(wide, jnp.ones(5), solver=lm(linear_solver="cholesky")),
+    "wide gauss_newton": fit(wide, jnp.ones(5), solver=gn()),
+    "large": fit(chain, jnp.ones(150), solver=lm(linear_solver="cholesky")),
+    "large default": fit(chain, jnp.ones(150)),
+    "sparse": fit(chain, jnp.ones(150), jac=fnopt.sparse_jacobian(chain)),
+    "sparse cg": fit(
+        chain, jnp.ones(150), jac=fnopt.sparse_jacobian(chain), solver=lm(linear_solver="cg")
+    ),
+    "chunked": fit(solver=lm(linear_solver="cholesky", chunk_size=1)),
+    "robust": fit(loss="soft_l1", sigma=per_point),
+    "barron": fit(loss=fnopt.barron(-2.0, scale=0.1)),
+    "weights": fit(weights=per_point),
+    "correlated": fit(sigma=matrix),
+    "constraints": fit(constraints={"a": residuals.positive(), "b": residuals.interval(0.0, 2.0)}),
+    "tied": fit(constraints={"a": residuals.tied(lambda p: 2 * p["b"])}),
+    "derivative": derivative(),
+    "derivative, bounded": derivative(**inside),
+    "derivative, robust": derivative(loss="huber"),
+    "derivative, correlated": derivative(sigma=matrix),
+    "derivative, cholesky": derivative(solver=lm(linear_solver="cholesky")),
+}
+
+
+def sparse_products(p):
+    J = fnopt.sparse_jacobian(chain)(p)
+    return J.mv(p), J.rmv(chain(p)), J.matrix()
+
+
+def after(fn):
+    """What is computed from a solution."""
+    return lambda p: fn(fnopt.least_squares(decay, p)), (START,)
+
+
+def batched(**options):
+    return lambda ys: fnopt.curve_fit_batch(model, t, ys, (1.5, 0.7), **options), (
+        jnp.stack([y, y + 0.1]),
+    )
+
+
+CURVES = {
+    "curve_fit": (lambda y: fnopt.curve_fit(model, t, y, (1.5, 0.7), sigma=per_point), (y,)),
+    "curve_fit, correlated": (
+        lambda y: fnopt.curve_fit(model, t, y, (1.5, 0.7), sigma=matrix),
+        (y,),
+    ),
+    "curve_fit, bounded": (
+        lambda y: fnopt.curve_fit(model, t, y, (1.5, 0.7), bounds=([0, 0], [5, 1])),
+        (y,),
+    ),
+    "curve_fit_batch": batched(),
+    "covariance": after(fnopt.covariance),
+    "standard_errors": after(fnopt.standard_errors),
+    "correlation": after(fnopt.correlation),
+    "confidence_intervals": after(fnopt.confidence_intervals),
+    "reduced_chi_square": after(fnopt.reduced_chi_square),
+    "predict_band": after(lambda end: fnopt.predict_band(decay, end, noise=True)),
+}
+
+GRADIENTS = {
+    "clipped_grad, ghost": gradients.clipped_grad(loss, 1.0, method="ghost"),
+    "clipped_grad, vmap": gradients.clipped_grad(loss, 1.0, method="vmap"),
+    "clipped_grad, chunks": gradients.clipped_grad(loss, 1.0, chunk_size=2),
+    "norms": gradients.per_example_norms(loss),
+    "statistics": gradients.gradient_statistics(loss),
+    "similarity": gradients.gradient_similarity(loss),
+    "similarity, ghost": gradients.gradient_similarity(loss, method="ghost"),
+    "hardest": gradients.hardest_examples(loss, 2),
+    "per_example": gradients.per_example_grads(loss),
+}
+OTHERS = {
+    "weighted_grad": (lambda w: gradients.weighted_grad(loss)(w, BATCH, jnp.ones(4)), (W,)),
+    "trimmed_mean": (
+        lambda w: gradients.trimmed_mean(gradients.per_example_grads(loss)(w, BATCH), 0.25),
+        (W,),
+    ),
+    "health": (
+        lambda w: monitor.health(
+            W, w, stats=("norm", "max", "mean", "rms", "ratio", "zeros", "histogram")
+        ),
+        (W,),
+    ),
+    "global_norm": (fnopt.global_norm, (W,)),
+    "sparse_jacobian": (
+        sparse_products,
+        (jnp.ones(9),),
+    ),
+    "jacobian": (fnopt.jacobian(decay), (START,)),
+}
+
+
+def check(fn, args):
+    found = unstated(fn, *args)
+    assert not found, f"{len(found)} products without a precision, such as {found[0]}"
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_fits(name):
+    check(*FITS[name])
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_curves(name):
+    check(*CURVES[name])
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients(name):
+    check(lambda w: GRADIENTS[name](w, BATCH), (W,))
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_others(name):
+    check(*OTHERS[name])
+
+
+def test_the_walk_sees_a_product_of_the_user_inside_a_fit():
+    A = jnp.ones((12, 2))
+    found = unstated(lambda p: fnopt.least_squares(lambda p: A @ p - y, p), jnp.ones(2))
+    assert found

@@ -33,6 +33,12 @@ from fnopt.core._errors import listing, place, where
 from fnopt.core._inspect import Slot, hyperparams, named, slot_names, slots
 from fnopt.core._leaves import check_inexact, check_same_tree, map_leaves, slot_zeros
 from fnopt.core._norm import global_norm
+from fnopt.core._numbers import joint_norm as joint_norm
+from fnopt.core._numbers import nonzero as nonzero
+from fnopt.core._numbers import quotient as quotient
+from fnopt.core._numbers import root as root
+from fnopt.core._numbers import safe_norms as safe_norms
+from fnopt.core._numbers import sum_of_squares as sum_of_squares
 from fnopt.core._paths import leaf_paths, leaves_with_names, path_name, shown
 from fnopt.core._products import HIGHEST as HIGHEST
 from fnopt.core._products import matmul as matmul

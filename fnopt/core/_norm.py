@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from fnopt.core._dtypes import compute_dtype, real_dtype
+from fnopt.core._numbers import norm_of_leaves
 
 
 def global_norm(tree: Any) -> jax.Array:
@@ -17,22 +16,13 @@ def global_norm(tree: Any) -> jax.Array:
         tree: A tree of floating or complex arrays; `None` leaves are skipped.
 
     Returns:
-        A real scalar in the widest dtype of the leaves, at least float32. Its derivative at zero
-        is zero, not NaN.
+        A real scalar in the widest dtype of the leaves, at least float32. It is right wherever it
+        can be represented, though the squares can't: float32 gradients of 1e20 or 1e-30 have a
+        norm. Its derivative at zero is zero, not NaN.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
         >>> fnopt.global_norm({"a": jnp.asarray([3.0]), "b": jnp.asarray(4.0)})
         Array(5., dtype=float32)
     """
-    leaves = jax.tree.leaves(tree)
-    dtype = real_dtype(compute_dtype(*map(jnp.result_type, leaves)))
-    total = jnp.zeros((), dtype)
-    for x in leaves:
-        wide = jnp.asarray(x).astype(compute_dtype(jnp.result_type(x)))
-        total += jnp.sum(jnp.real(wide * jnp.conj(wide))).astype(dtype)
-    positive = total > 0
-    # sqrt has an infinite slope at zero; the inner select keeps it out of the derivative.
-    root = jnp.sqrt(jnp.where(positive, total, jnp.ones((), dtype)))
-    # NaN fails `> 0`, but must come out as NaN, so the other branch is `total`, not zero.
-    return jnp.where(positive, root, total)
+    return norm_of_leaves(jax.tree.leaves(tree))

@@ -67,3 +67,10 @@ def test_nan_is_not_hidden():
 def test_bad_limits_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("magnitude", [1e-30, 1e-24, 1e20, 1e35])
+def test_gradients_whose_squares_are_out_of_range(magnitude):
+    g = {"w": jnp.asarray([3.0, 4.0]) * magnitude}
+    tx = fnopt.clip_by_global_norm(0.5 * magnitude)
+    np.testing.assert_allclose(update(tx, g)["w"] / magnitude, [0.3, 0.4], rtol=1e-6)

@@ -1,0 +1,143 @@
+"""Safe numbers: roots, quotients, squares and norms that neither overflow nor underflow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core._dtypes import compute_dtype, real_dtype
+
+# From how many elements on a temporary of that size is avoided.
+_LARGE = 2**14
+
+
+def squared_modulus(x: jax.Array) -> jax.Array:
+    """:math:`|x|^2`, elementwise; real for complex arrays too."""
+    if jnp.iscomplexobj(x):
+        return jnp.square(jnp.real(x)) + jnp.square(jnp.imag(x))
+    return jnp.square(x)
+
+
+def root(x: jax.Array) -> jax.Array:
+    """The square root with derivative 0 at 0; what rounding made negative is 0, NaN stays NaN."""
+    positive = x > 0
+    # sqrt has an infinite slope at zero; the inner select keeps it out of the derivative.
+    y = jnp.sqrt(jax.lax.select(positive, x, jnp.ones_like(x)))
+    return jax.lax.select(positive, y, jnp.where(x <= 0, jnp.zeros_like(x), x))
+
+
+def nonzero(x: jax.Array) -> jax.Array:
+    """A divisor: 1 where `x` is 0; NaN stays NaN."""
+    return jnp.where(x == 0, jnp.ones_like(x), x)
+
+
+def quotient(a: jax.Array, b: jax.Array) -> jax.Array:
+    """`a / b` with 0 / 0 = 0."""
+    return a / jnp.where((a == 0) & (b == 0), jnp.ones_like(b), b)
+
+
+def sum_of_squares(x: Any, scale: Any = None, dtype: Any = None) -> jax.Array:
+    """The sum of the squared moduli of all elements, at least float32.
+
+    Args:
+        x: A floating or complex array.
+        scale: A number that every element is multiplied by first; `None` for 1.
+        dtype: A real dtype to compute in, if it is wider than that of the array.
+    """
+    x = jnp.asarray(x)
+    wide = x.astype(compute_dtype(x.dtype, *([] if dtype is None else [dtype])))
+    return jnp.sum(squared_modulus(wide if scale is None else wide * scale.astype(wide.dtype)))
+
+
+def safe_norms(squares: Callable[[jax.Array | None], jax.Array]) -> jax.Array:
+    r"""The roots of sums of squares, right wherever the norms themselves can be represented.
+
+    .. math:: \lVert x \rVert = \frac{1}{c} \Bigl( \sum_i (c\, x_i)^2 \Bigr)^{1/2}
+
+    In float32 the square of 2e19 is infinite and that of 1e-23 is zero. The plain sum is computed
+    first; only where it is out of range, a second pass scales by a power of two.
+
+    Args:
+        squares: From a scale `c` for each norm (`None` for 1) to the sums of squares of what is
+            scaled by it, real, at least float32, of any shape.
+
+    Returns:
+        The norms, in the shape of what `squares` returns. NaN and infinite elements give NaN and
+        infinite norms.
+    """
+    plain = squares(None)
+    bad = _out_of_range(plain)
+    return jax.lax.cond(jnp.any(bad), lambda: _rescaled(squares, plain, bad), lambda: root(plain))
+
+
+def _out_of_range(squares: jax.Array) -> jax.Array:
+    """Where a sum of squares is infinite, or so small that it may have lost terms."""
+    info = jnp.finfo(squares.dtype)
+    return (squares > info.max) | (squares < 2.0 ** (-info.maxexp // 2))
+
+
+def _rescaled(squares: Any, plain: jax.Array, bad: jax.Array) -> jax.Array:
+    # One power for each side will do. With 2^128 as the largest number, overflow comes from
+    # elements above 2^49 (if there are 2^30 of them), which 2^-96 brings to squares between 2^-94
+    # and 2^64; underflow from elements below 2^-32, which 2^80 brings to between 2^-92 and 2^96.
+    top = jnp.finfo(plain.dtype).maxexp
+    one, down, up = (jnp.full_like(plain, 2.0**e) for e in (0, -3 * top // 4, 5 * top // 8))
+    scale = jax.lax.select(bad, jax.lax.select(plain > 1, down, up), one)
+    return root(squares(scale)) / scale
+
+
+def joint_norm(norms: Sequence[jax.Array]) -> jax.Array:
+    """The norm of a whole from the norms of its parts, elementwise: `(sum_k n_k^2)^(1/2)`."""
+    if len(norms) == 1:
+        return norms[0]
+    stacked = jnp.stack([*norms])
+    largest = jnp.max(stacked, axis=0)
+    # Of parts that are infinite, the quotients would be NaN.
+    unit = jnp.where(jnp.isfinite(largest), nonzero(largest), jnp.ones_like(largest))
+    unit = jax.lax.stop_gradient(unit)
+    return unit * root(jnp.sum((stacked / unit) ** 2, axis=0))
+
+
+def norm_of_leaves(leaves: Sequence[Any]) -> jax.Array:
+    """The Euclidean norm over some arrays, in their widest real dtype, at least float32."""
+    if not leaves:
+        return jnp.zeros((), jnp.float32)
+    return _norm([jnp.asarray(x) for x in leaves])
+
+
+@jax.custom_jvp
+def _norm(leaves: list[jax.Array]) -> jax.Array:
+    return _norm_program(leaves)
+
+
+@jax.jit
+def _norm_program(leaves: list[jax.Array]) -> jax.Array:
+    # Compiled by itself, or an eager call would compile the condition anew every time.
+    dtype = real_dtype(compute_dtype(*(x.dtype for x in leaves)))
+
+    def squares(scale: jax.Array | None) -> jax.Array:
+        total = jnp.zeros((), dtype)
+        for x in leaves:
+            if scale is not None and x.size >= _LARGE:
+                # A scale for every leaf, or one as large as the leaf is kept for all of that shape.
+                total, scale = jax.lax.optimization_barrier((total, scale))
+            total += sum_of_squares(x, scale, dtype)
+        return total
+
+    return safe_norms(squares)
+
+
+@_norm.defjvp
+def _norm_jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[jax.Array, jax.Array]:
+    norm = _norm(*primals)
+    length = nonzero(norm)
+    slope = jnp.zeros_like(norm)
+    for x, dx in zip(primals[0], tangents[0], strict=True):
+        dtype = compute_dtype(x.dtype, norm.dtype)
+        # The quotient first: it has modulus 1 at most, a product could overflow.
+        unit = jnp.conj(x.astype(dtype) / length.astype(dtype))
+        slope += jnp.sum(jnp.real(unit * dx.astype(dtype)))
+    return norm, slope

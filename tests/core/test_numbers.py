@@ -1,0 +1,107 @@
+"""Norms over the whole range of a dtype, against float64 NumPy (and exact scaling)."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fnopt
+from fnopt.core import joint_norm, safe_norms, sum_of_squares
+
+MAGNITUDES = [1e-35, 1e-30, 1e-24, 1e-20, 1e-10, 1.0, 1e10, 1e18, 1e20, 1e30, 1e37]
+
+
+def numbers(shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+@pytest.mark.parametrize("magnitude", MAGNITUDES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64"])
+def test_norm_of_a_tree_of_any_magnitude(dtype, magnitude):
+    a, b = numbers((30, 7)), numbers(11, 1)
+    if dtype == "complex64":
+        b = b + 1j * numbers(11, 2)
+    tree = {"a": jnp.asarray(a * magnitude, dtype), "b": jnp.asarray(b * magnitude, dtype)}
+    wide = [np.asarray(x).astype(np.complex128) / magnitude for x in jax.tree.leaves(tree)]
+    expected = np.sqrt(sum((np.abs(x) ** 2).sum() for x in wide)) * magnitude
+    np.testing.assert_allclose(fnopt.global_norm(tree), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("magnitude", [1e-300, 1e-160, 1.0, 1e160, 1e300])
+def test_norm_of_float64(x64, magnitude):
+    x = numbers(50)
+    # A float32 leaf beside it is measured in the wider dtype.
+    tree = [jnp.asarray(x * magnitude), jnp.zeros(3, jnp.float32)]
+    expected = np.linalg.norm(x) * magnitude
+    np.testing.assert_allclose(fnopt.global_norm(tree), expected, rtol=1e-14)
+
+
+def test_a_few_large_among_many_small_and_the_other_way_round():
+    x = np.concatenate([np.full(3, 1e25), np.full(1000, 1e-25)]).astype(np.float32)
+    np.testing.assert_allclose(fnopt.global_norm(jnp.asarray(x)), np.sqrt(3) * 1e25, rtol=1e-6)
+    y = np.full(2**17, 2e-22, np.float32)  # every square is lost, their sum would not be
+    expected = np.sqrt(2**17) * 2e-22
+    np.testing.assert_allclose(fnopt.global_norm(jnp.asarray(y)), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("magnitude", [1e-30, 1.0, 1e30])
+def test_derivatives_are_the_direction(magnitude):
+    x = jnp.asarray([3.0, -4.0]) * magnitude
+
+    def norm(x):
+        return fnopt.global_norm([x[:1], x[1:]])
+
+    np.testing.assert_allclose(jax.grad(norm)(x), [0.6, -0.8], rtol=1e-6)
+    np.testing.assert_allclose(jax.jvp(norm, (x,), (jnp.ones(2),))[1], -0.2, rtol=1e-6)
+    assert jax.grad(norm)(jnp.zeros(2)).tolist() == [0, 0]
+
+
+def test_second_derivatives():
+    x = jnp.asarray([1.0, 2.0, 2.0])
+    unit = np.asarray(x) / 3
+    expected = (np.eye(3) - np.outer(unit, unit)) / 3
+    np.testing.assert_allclose(jax.hessian(fnopt.global_norm)(x), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_what_is_not_finite_stays_so(bad):
+    norm = fnopt.global_norm([jnp.asarray([1.0, bad]), jnp.asarray([1e30])])
+    assert np.isnan(norm) if np.isnan(bad) else norm == np.inf
+
+
+def test_under_vmap_every_norm_is_right():
+    x = numbers((4, 6)) * np.asarray([1e-28, 0.0, 1.0, 1e28])[:, None]
+    found = jax.jit(jax.vmap(fnopt.global_norm))(jnp.asarray(x, jnp.float32))
+    np.testing.assert_allclose(found, np.linalg.norm(x, axis=1), rtol=1e-6)
+
+
+def test_several_norms_at_once():
+    x = jnp.asarray(numbers((4, 6)) * np.asarray([1e-28, 0.0, 1.0, 1e28])[:, None], jnp.float32)
+
+    def squares(scale):
+        scale = jnp.ones(4) if scale is None else scale
+        return jax.vmap(sum_of_squares)(x, scale)
+
+    expected = np.linalg.norm(np.asarray(x, np.float64), axis=1)
+    np.testing.assert_allclose(safe_norms(squares), expected, rtol=1e-6)
+
+
+def test_joint_norm_of_parts():
+    parts = [jnp.asarray([3e30, 3e-30, 0.0, jnp.inf, jnp.nan]), jnp.asarray([4e30, 4e-30, 0, 1, 1])]
+    expected = [5e30, 5e-30, 0.0, np.inf, np.nan]
+    np.testing.assert_allclose(joint_norm(parts), expected, rtol=1e-6)
+    slope = jax.grad(lambda a: joint_norm([a, jnp.asarray(4e30)]))(jnp.asarray(3e30))
+    np.testing.assert_allclose(slope, 0.6, rtol=1e-6)
+
+
+def test_no_temporary_of_the_size_of_the_params():
+    tree = {name: jnp.ones((256, 256)) for name in "abcdef"}
+
+    def clipped(g):
+        tx = fnopt.clip_by_global_norm(1.0)
+        return tx.update(g, tx.init(g))[0]
+
+    memory = jax.jit(clipped).lower(tree).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 4 * 256 * 256 / 8

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from fnopt.jacobians.dependence._interpret import dependence
 from fnopt.jacobians.dependence._sets import ALL, EMPTY, Sets
+from fnopt.jacobians.dependence._table import RULES
 
-__all__ = ["ALL", "EMPTY", "Sets", "dependence"]
+__all__ = ["ALL", "EMPTY", "RULES", "Sets", "dependence"]

@@ -65,6 +65,12 @@ class Entry(NamedTuple):
         """Whether its value can be known."""
         return self.ids is None and self.source is not None
 
+    def partly(self) -> tuple[np.ndarray, np.ndarray]:
+        """The values, and which of them are known."""
+        if self.known:
+            return self.value(), np.ones(self.shape, bool)
+        return np.zeros(self.shape, np.int32), np.zeros(self.shape, bool)
+
     def value(self) -> np.ndarray:
         """The value, which has to be known."""
         assert self.source is not None

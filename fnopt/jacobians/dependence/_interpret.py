@@ -2,53 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 from jax.extend import core as jex
 
-from fnopt.jacobians.dependence import _moves, _sums
 from fnopt.jacobians.dependence._control import branches, scan, while_loop
 from fnopt.jacobians.dependence._entry import Entry, dependent, entry_of, outputs_of
-from fnopt.jacobians.dependence._sets import Sets
+from fnopt.jacobians.dependence._rule import shape_of
+from fnopt.jacobians.dependence._sets import ALL, Sets
+from fnopt.jacobians.dependence._sums import mixed
+from fnopt.jacobians.dependence._table import RULES
 from fnopt.programs import jaxprs
 
-Rule = Callable[[Sets, jex.JaxprEqn, list[Entry]], list[np.ndarray]]
-
-_ELEMENTWISE = (
-    *("add", "add_any", "sub", "neg", "div", "real", "imag", "conj", "complex"),
-    *("convert_element_type", "reduce_precision", "copy", "copy_p", "name", "tap"),
-)
-_RULES: dict[str, Rule] = {
-    **dict.fromkeys(_ELEMENTWISE, _moves.elementwise),
-    "optimization_barrier": _moves.each_by_itself,
-    "mul": _moves.mul,
-    "select_n": _moves.select,
-    "pad": _moves.pad,
-    "reshape": _moves.reshape,
-    "squeeze": _moves.reshape,
-    "expand_dims": _moves.reshape,
-    "broadcast_in_dim": _moves.broadcast_in_dim,
-    "transpose": _moves.transpose,
-    "rev": _moves.rev,
-    "slice": _moves.slice_,
-    "concatenate": _moves.concatenate,
-    "split": _moves.split,
-    "dynamic_slice": _moves.dynamic_slice,
-    "dynamic_update_slice": _moves.dynamic_update_slice,
-    "gather": _moves.gather,
-    "scatter": _moves.scatter,
-    "scatter-add": _moves.scatter_add,
-    "reduce_sum": _sums.reduce_sum,
-    "cumsum": _sums.cumsum,
-    "dot_general": _sums.dot_general,
-    "conv_general_dilated": _sums.conv,
-    "reduce_window_sum": _sums.reduce_window_sum,
-    "triangular_solve": _sums.triangular_solve,
-    "fft": _sums.fft,
-}
 _CONTROL = {"cond": branches, "while": while_loop, "scan": scan}
 
 
@@ -56,8 +23,9 @@ def dependence(linear: jex.ClosedJaxpr, size: int) -> tuple[Sets, list[np.ndarra
     r"""Which inputs each output of a program can depend on: never too few, perhaps too many.
 
     The program is walked once, with a set of inputs in place of every number. An operation that
-    isn't known mixes all its inputs. Index arrays and zeros of matrices count where the program
-    has them as constants.
+    isn't known, or has a parameter that isn't, mixes all its inputs. Index arrays and zeros of
+    matrices count where the program has them as constants. What is written into mutable arrays
+    (`jax.new_ref`) isn't followed: then every output depends on all inputs.
 
     Args:
         linear: A program that is linear in its last argument, a vector of shape `[size]`. Of the
@@ -76,10 +44,12 @@ def dependence(linear: jex.ClosedJaxpr, size: int) -> tuple[Sets, list[np.ndarra
     """
     sets = Sets(size)
     *others, _ = linear.jaxpr.invars
-    inputs = [Entry(_shape(v)) for v in others] + [dependent(sets.inputs)]
+    inputs = [Entry(shape_of(v)) for v in others] + [dependent(sets.inputs)]
     with jax.ensure_compile_time_eval():  # also where something is being traced outside
-        outputs = _run(sets, linear, inputs)
-    return sets, [entry.sets for entry in outputs]
+        try:
+            return sets, [entry.sets for entry in _run(sets, linear, inputs)]
+        except _WrittenError:
+            return sets, [np.full(shape_of(v), ALL, np.int32) for v in linear.jaxpr.outvars]
 
 
 def _run(sets: Sets, closed: jex.ClosedJaxpr, inputs: list[Entry]) -> list[Entry]:
@@ -106,14 +76,22 @@ def _outputs(sets: Sets, eqn: jex.JaxprEqn, inputs: list[Entry]) -> list[Entry]:
     sub = jaxprs.called(eqn)
     if sub is not None:
         return _walk(sets, sub.jaxpr, [entry_of(value) for value in sub.consts], inputs)
-    name = eqn.primitive.name
+    if _writes(eqn):
+        raise _WrittenError
+    name, run = eqn.primitive.name, lambda body, xs: _run(sets, body, xs)
     if name in _CONTROL:
-        return _CONTROL[name](sets, lambda body, xs: _run(sets, body, xs), eqn, inputs)
-    found = _RULES.get(name, _sums.mixed)(sets, eqn, inputs)
-    for ids, variable in zip(found, eqn.outvars, strict=True):
-        assert ids.shape == _shape(variable), f"{name}: {ids.shape}"
+        return _CONTROL[name](sets, run, eqn, inputs)
+    rule, shapes = RULES.get(name), [shape_of(v) for v in eqn.outvars]
+    if rule is None or not rule.knows(eqn):
+        return [dependent(ids) for ids in mixed(sets, shapes, inputs)]
+    found = rule(sets, eqn, inputs, run)
+    assert [ids.shape for ids in found] == shapes, f"{name}: {[ids.shape for ids in found]}"
     return [dependent(ids) for ids in found]
 
 
-def _shape(variable: Any) -> tuple[int, ...]:
-    return tuple(variable.aval.shape)
+class _WrittenError(Exception):
+    """Something that depends on inputs went into a mutable array, where nobody follows it."""
+
+
+def _writes(eqn: jex.JaxprEqn) -> bool:
+    return any(type(effect).__name__ in {"WriteEffect", "AccumEffect"} for effect in eqn.effects)

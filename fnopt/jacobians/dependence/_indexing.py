@@ -1,0 +1,136 @@
+"""Elements at indices, which may be known, or not along some axes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from fnopt.jacobians.dependence._entry import Entry
+from fnopt.jacobians.dependence._rule import Operation
+from fnopt.jacobians.dependence._sets import EMPTY, Sets
+
+
+def dynamic_slice(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
+    """A part; along an axis where it isn't known which, any element may be any."""
+    operand, *starts = inputs
+    sizes = op.params["slice_sizes"]
+    ids = spread(sets, operand.sets, _movable(starts, operand.shape, sizes))
+    return [ids[_window(starts, operand.shape, sizes)]]
+
+
+def dynamic_update_slice(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
+    """A part is overwritten; or may be, along an axis where it isn't known which."""
+    operand, update, *starts = inputs
+    unknown = _movable(starts, operand.shape, update.shape)
+    window = _window(starts, operand.shape, update.shape)
+    if not unknown:
+        ids = operand.sets.copy()
+        ids[window] = update.sets
+        return [ids]
+    ids = np.full(operand.shape, EMPTY, np.int32)
+    ids[window] = update.sets
+    return [sets.union(operand.sets, spread(sets, ids, unknown))]
+
+
+def _movable(
+    starts: list[Entry], shape: tuple[int, ...], sizes: tuple[int, ...]
+) -> tuple[int, ...]:
+    """The axes along which it isn't known where a part is."""
+    along = enumerate(zip(starts, shape, sizes, strict=True))
+    return tuple(k for k, (start, n, size) in along if not start.known and size < n)
+
+
+def spread(sets: Sets, ids: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
+    """Every element along these axes may be any of them."""
+    if not axes:
+        return ids
+    return np.broadcast_to(np.expand_dims(sets.union_along(ids, axes), axes), ids.shape)
+
+
+def _window(
+    starts: list[Entry], shape: tuple[int, ...], sizes: tuple[int, ...]
+) -> tuple[slice, ...]:
+    """Where a part is, from 0 where that isn't known: JAX moves one that would stick out."""
+    at = [int(start.value()) if start.known else 0 for start in starts]
+    firsts = [min(max(a, 0), n - k) for a, n, k in zip(at, shape, sizes, strict=True)]
+    return tuple(slice(first, first + k) for first, k in zip(firsts, sizes, strict=True))
+
+
+def gather(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
+    """Elements by index; places out of bounds get none."""
+    operand, indices = inputs
+    p = op.params
+    at, unknown = _at(indices, p["dimension_numbers"].start_index_map)
+    unknown = tuple(k for k in unknown if p["slice_sizes"][k] < operand.shape[k])
+    names = ("dimension_numbers", "slice_sizes", "mode")
+    ids = spread(sets, operand.sets, unknown)
+    return [taken(ids, at, {name: p[name] for name in names})]
+
+
+def _at(indices: Entry, axes: tuple[int, ...]) -> tuple[np.ndarray, tuple[int, ...]]:
+    """Indices, with zeros for those that aren't known; and the axes that these are of."""
+    value, there = indices.partly()
+    unknown = tuple(axis for k, axis in enumerate(axes) if not there[..., k].all())
+    return np.where(there[..., :], value, 0) if unknown else value, unknown
+
+
+def taken(ids: np.ndarray, indices: np.ndarray, params: dict[str, Any]) -> np.ndarray:
+    """`lax.gather` of numbers, in NumPy and out again; 0 beyond the bounds."""
+    return np.asarray(lax.gather(ids, indices, fill_value=0, **params))
+
+
+def scatter_add(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
+    """Elements are combined with what is there, at indices."""
+    operand, indices, updates = inputs
+    return [sets.union(operand.sets, _added(sets, op, operand.shape, indices, updates.sets))]
+
+
+def scatter(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
+    """Elements are overwritten; if it is known which, and each once."""
+    operand, indices, updates = inputs
+    if not (indices.known and op.params["unique_indices"]):
+        return scatter_add(sets, op, inputs)
+    targets, sources = _scattered(op, operand.shape, indices.value(), updates.sets)
+    ids = operand.sets.flatten()
+    ids[targets] = sources
+    return [ids.reshape(operand.shape)]
+
+
+def _added(
+    sets: Sets, op: Operation, shape: tuple[int, ...], indices: Entry, updates: np.ndarray
+) -> np.ndarray:
+    """What comes to every element of an array of this shape."""
+    axes = op.params["dimension_numbers"].scatter_dims_to_operand_dims
+    at, unknown = _at(indices, axes)
+    targets, sources = _scattered(op, shape, at, updates)
+    ids = sets.gather(targets, sources, math.prod(shape)).reshape(shape)
+    return spread(sets, ids, unknown)
+
+
+def _scattered(
+    op: Operation, shape: tuple[int, ...], indices: np.ndarray, updates: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The places that updates go to, in an array laid end to end, and the updates."""
+    # Where one goes is what a gather with the same indices finds there; 0 beyond the bounds.
+    places = np.arange(1, math.prod(shape) + 1, dtype=np.int32).reshape(shape)
+    target = taken(places, indices, _as_gather(op, shape, updates.shape))
+    there = target > 0
+    return target[there] - 1, updates[there]
+
+
+def _as_gather(op: Operation, shape: tuple[int, ...], updates: tuple[int, ...]) -> dict[str, Any]:
+    numbers = op.params["dimension_numbers"]
+    dropped = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
+    window = iter(numbers.update_window_dims)
+    sizes = tuple(1 if k in dropped else updates[next(window)] for k in range(len(shape)))
+    found = lax.GatherDimensionNumbers(
+        offset_dims=numbers.update_window_dims,
+        collapsed_slice_dims=numbers.inserted_window_dims,
+        start_index_map=numbers.scatter_dims_to_operand_dims,
+        operand_batching_dims=numbers.operand_batching_dims,
+        start_indices_batching_dims=numbers.scatter_indices_batching_dims,
+    )
+    return {"dimension_numbers": found, "slice_sizes": sizes, "mode": op.params["mode"]}

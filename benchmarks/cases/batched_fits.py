@@ -179,7 +179,7 @@ def _compare(dtype: str, data: Peaks, settings: Settings) -> Iterator[Metric]:
 
 
 def _params(result: Any) -> Any:
-    if isinstance(result, fnopt.BatchFit):
+    if isinstance(result, fnopt.curves.BatchFit):
         return result.params
     return result[0] if isinstance(result, tuple) else result
 

@@ -30,11 +30,13 @@ from fnopt.core._dtypes import (
     zero_count,
 )
 from fnopt.core._errors import listing, place, where
-from fnopt.core._inspect import Slot, hyperparams, named, slot_names, slots
-from fnopt.core._leaves import check_inexact, check_same_tree, map_leaves, slot_zeros
+from fnopt.core._inspect import hyperparams, named, slot_names, slots
+from fnopt.core._leafwise import Leafwise
+from fnopt.core._leaves import check_inexact, check_same_tree, map_leaves
+from fnopt.core._moments import as_dtype, bias_correction, ema, positive_root
 from fnopt.core._norm import global_norm
 from fnopt.core._numbers import joint_norm as joint_norm
-from fnopt.core._numbers import nonzero as nonzero
+from fnopt.core._numbers import nonzero, squared_modulus
 from fnopt.core._numbers import quotient as quotient
 from fnopt.core._numbers import root as root
 from fnopt.core._numbers import safe_norms as safe_norms
@@ -42,6 +44,7 @@ from fnopt.core._numbers import sum_of_squares as sum_of_squares
 from fnopt.core._paths import leaf_paths, leaves_with_names, path_name, shown
 from fnopt.core._products import HIGHEST as HIGHEST
 from fnopt.core._products import matmul as matmul
+from fnopt.core._slots import RealSlot, Slot, slot_zeros
 from fnopt.core._status import Status, is_converged
 from fnopt.core._transformation import (
     EmptyState,
@@ -66,7 +69,9 @@ from fnopt.core._value import (
 
 __all__ = [
     "EmptyState",
+    "Leafwise",
     "Member",
+    "RealSlot",
     "Scalar",
     "ScalarOrSchedule",
     "Schedule",
@@ -75,8 +80,10 @@ __all__ = [
     "Transformation",
     "Value",
     "apply_updates",
+    "as_dtype",
     "as_number",
     "as_transformation",
+    "bias_correction",
     "call_text",
     "check_batch",
     "check_choice",
@@ -96,6 +103,7 @@ __all__ = [
     "config_name",
     "default_float",
     "described",
+    "ema",
     "exponents",
     "folded",
     "foreign",
@@ -111,14 +119,17 @@ __all__ = [
     "listing",
     "map_leaves",
     "named",
+    "nonzero",
     "path_name",
     "place",
+    "positive_root",
     "real_dtype",
     "registry",
     "shown",
     "slot_names",
     "slot_zeros",
     "slots",
+    "squared_modulus",
     "static",
     "to_config",
     "where",

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import typing
 from collections import Counter
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from fnopt.core._dtypes import default_float
+from fnopt.core._slots import declared_slots
 from fnopt.core._transformation import Member, Transformation
 from fnopt.core._value import Schedule
-
-_SLOT = "fnopt slot"
-Slot = Annotated[Any, _SLOT]
-"""Annotates a field of a state NamedTuple as a slot: a tree of the params' structure."""
 
 _Path = tuple[str, ...]
 
@@ -39,11 +35,6 @@ def _holds_states(node: Any) -> bool:
     return isinstance(node, (tuple, list, dict)) and any(map(_holds_states, parts))
 
 
-def _declared_slots(state: Any) -> set[str]:
-    hints = typing.get_type_hints(type(state), include_extras=True)
-    return {name for name, hint in hints.items() if hint == Slot}
-
-
 def _guessed_slots(state: Any) -> set[str]:
     """For states that declare none (other libraries'): every field that isn't a lone scalar."""
     fields = state._asdict().items()
@@ -56,7 +47,7 @@ def _guessed_slots(state: Any) -> set[str]:
 
 def _slot_fields(state: Any) -> set[str]:
     try:
-        declared = _declared_slots(state)
+        declared = set(declared_slots(type(state)))
     except (NameError, TypeError):  # annotations that can't be looked up from here
         declared = set()
     ours = type(state).__module__.partition(".")[0] == "fnopt"

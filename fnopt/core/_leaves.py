@@ -26,6 +26,8 @@ def _describe(leaf: Any) -> str:
 
 def check_inexact(tree: Any, what: str) -> None:
     """Raises a TypeError that names the first leaf which is not a floating or complex array."""
+    if all(map(is_inexact, jax.tree.leaves(tree))):  # names cost ten times as much as the check
+        return
     for path, leaf in leaves_with_names(tree)[0]:
         if is_inexact(leaf):
             continue
@@ -38,6 +40,10 @@ def check_inexact(tree: Any, what: str) -> None:
 
 def check_same_tree(tree: Any, other: Any, what: str, other_what: str) -> None:
     """Raises a ValueError where two trees differ in structure, or leaves in shape."""
+    leaves, structure = jax.tree.flatten(tree)
+    other_leaves, other_structure = jax.tree.flatten(other)
+    if structure == other_structure and all(map(_same_shape, leaves, other_leaves)):
+        return
     mine, treedef = leaves_with_names(tree)
     theirs, other_treedef = leaves_with_names(other)
     if treedef != other_treedef:
@@ -48,6 +54,10 @@ def check_same_tree(tree: Any, other: Any, what: str, other_what: str) -> None:
                 f"{where()}{shown(path)}: {what} have shape {jnp.shape(a)}, "
                 f"{other_what} have shape {jnp.shape(b)}, expected the same. {_WRT_HINT}"
             )
+
+
+def _same_shape(x: Any, y: Any) -> bool:
+    return jnp.shape(x) == jnp.shape(y)
 
 
 def _structure_message(
@@ -71,7 +81,7 @@ def _structure_message(
     return text + f"expected the same tree. {_WRT_HINT}"
 
 
-def _cast(x: Any, dtype: Any) -> jax.Array:
+def cast(x: Any, dtype: Any) -> jax.Array:
     """Casts to the compute dtype; a real leaf stays real where others are complex."""
     x = jnp.asarray(x)
     return x.astype(dtype if jnp.iscomplexobj(x) else real_dtype(dtype))
@@ -83,7 +93,9 @@ def map_leaves(
     """Applies a function to every leaf of `updates` and to its companions in other trees.
 
     It is where precision is decided: all operands of a leaf are cast to their `compute_dtype`
-    first (bfloat16 and float16 to float32), results go back to the dtype that they came from.
+    first (bfloat16 and float16 to float32). The updates stay there, since transforms that follow
+    would lose small terms otherwise; slots go back to the dtype that they are stored in.
+    The outermost transform brings the updates to the dtype of the params.
 
     Args:
         fn: `fn(u, *companions)`, or `fn(h, u, *companions)` if `hyper` is given: arrays in the
@@ -91,8 +103,8 @@ def map_leaves(
         updates: A tree of floating arrays; `None` leaves are skipped.
         hyper: A value whose numeric leaves are cast to the (real) compute dtype of each leaf and
             passed as first argument.
-        outputs: How many arrays `fn` returns. The first goes back to the dtype of the update, the
-            next ones to those of the companions, in order.
+        outputs: How many arrays `fn` returns. The first stays in the compute dtype, the next ones
+            go back to the dtypes of the companions, in order.
         **slots: Trees that match `updates` leaf by leaf; the keyword is their name in errors.
 
     Returns:
@@ -111,18 +123,21 @@ def map_leaves(
         {'w': Array([1.9, 1.9], dtype=float32)}
     """
     check_inexact(updates, "gradients")
-    _check_scalars(hyper)
+    check_scalars(hyper)
     leaves, treedef = jax.tree.flatten(updates)
     for name, tree in slots.items():
         check_same_tree(updates, tree, "gradients", name)
     columns = [leaves, *(jax.tree.leaves(tree) for tree in slots.values())]
-    rows = [_map_row(fn, row, hyper, outputs) for row in zip(*columns, strict=True)]
+    casts: dict[Any, Any] = {}  # the numbers, cast once for every dtype
+    rows = [_map_row(fn, row, hyper, casts, outputs) for row in zip(*columns, strict=True)]
     trees = tuple(jax.tree.unflatten(treedef, [row[i] for row in rows]) for i in range(outputs))
     return trees[0] if outputs == 1 else trees
 
 
-def _check_scalars(hyper: Any) -> None:
+def check_scalars(hyper: Any) -> None:
     """A stacked optimizer outside `vmap` would broadcast its numbers against the gradients."""
+    if all(jnp.ndim(x) == 0 for x in jax.tree.leaves(hyper)):
+        return
     for path, x in leaves_with_names(hyper)[0]:
         if jnp.ndim(x) != 0:
             raise ValueError(
@@ -131,45 +146,20 @@ def _check_scalars(hyper: Any) -> None:
             )
 
 
-def _map_row(fn: Callable[..., Any], row: tuple[Any, ...], hyper: Any, outputs: int) -> Any:
+def _map_row(
+    fn: Callable[..., Any], row: tuple[Any, ...], hyper: Any, casts: dict[Any, Any], outputs: int
+) -> Any:
     dtypes = [jnp.result_type(x) for x in row]
     dtype = compute_dtype(*dtypes)
-    args = [_cast(x, dtype) for x in row]
+    args = [cast(x, dtype) for x in row]
     if hyper is not None:
-        args.insert(0, jax.tree.map(lambda x: jnp.asarray(x, real_dtype(dtype)), hyper))
-    out = fn(*args)
-    out = (out,) if outputs == 1 else out
-    assert len(out) == outputs <= len(dtypes)
-    return tuple(x.astype(dt) for x, dt in zip(out, dtypes, strict=False))
-
-
-def slot_zeros(params: Any, dtype: Any = None, *, fill: Any = 0.0, real: bool = False) -> Any:
-    """A fresh slot: a tree like `params`, filled with one value.
-
-    Args:
-        params: A tree of floating arrays (abstract ones too).
-        dtype: The storage dtype; by default that of each leaf, but at least float32, because slow
-            averages lose their increments in 16 bits.
-        fill: The value to start from, a scalar.
-        real: Whether complex leaves get a real slot (second moments).
-
-    Returns:
-        A tree of strongly typed arrays, sharded like `params`.
-
-    Raises:
-        TypeError: If a leaf isn't floating; the message names it.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from fnopt.core import slot_zeros
-        >>> slot_zeros({"w": jnp.ones(2, jnp.bfloat16)})
-        {'w': Array([0., 0.], dtype=float32)}
-    """
-    check_inexact(params, "params")
-
-    def one(p: Any) -> jax.Array:
-        slot_dtype = dtype or compute_dtype(jnp.result_type(p))
-        slot_dtype = real_dtype(slot_dtype) if real else slot_dtype
-        return jnp.full_like(p, jnp.asarray(fill, slot_dtype), dtype=slot_dtype)
-
-    return jax.tree.map(one, params)
+        real = real_dtype(dtype)
+        if real not in casts:
+            casts[real] = jax.tree.map(lambda x: jnp.asarray(x, real), hyper)
+        args.insert(0, casts[real])
+    # Operands have one width here, so standard promotion only lets real meet complex.
+    with jax.numpy_dtype_promotion("standard"):
+        out = fn(*args)
+    first, *others = (out,) if outputs == 1 else out
+    assert 1 + len(others) == outputs <= len(dtypes)
+    return first.astype(dtype), *(x.astype(d) for x, d in zip(others, dtypes[1:], strict=False))

@@ -8,6 +8,10 @@ import typing
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, NamedTuple
 
+import jax
+import jax.numpy as jnp
+
+from fnopt.core._dtypes import is_inexact
 from fnopt.core._errors import place, where
 from fnopt.core._leaves import check_same_tree
 from fnopt.core._value import Schedule, Value, static
@@ -99,7 +103,9 @@ class Transformation(Value):
 
 @functools.cache
 def _state_type(cls: type[Transformation]) -> type | None:
-    """The NamedTuple that `init` is annotated to return, if it says so."""
+    """The NamedTuple that the class names as `State`, or that `init` is annotated to return."""
+    if hasattr(cls, "State"):
+        return cls.State  # pyright: ignore[reportAttributeAccessIssue]
     if cls.init is Transformation.init:
         return EmptyState
     try:
@@ -151,9 +157,35 @@ def _guarded_update(update: Callable[..., Any]) -> Callable[..., Any]:
             if outermost and params is not None and updates is not None:
                 check_same_tree(updates, params, "gradients", "params")
             _check_required(self, update, extra_args)
-            return update(self, updates, state, params, **extra_args)
+            new_updates, new_state = update(self, updates, state, params, **extra_args)
+            if outermost:
+                new_updates = _as_stored(new_updates, updates if params is None else params)
+            return new_updates, new_state
 
     return guarded
+
+
+def _as_stored(updates: Any, like: Any) -> Any:
+    """Updates in the dtypes of the params (of the gradients, if no params are given).
+
+    Between the members of a chain they are float32 at least: bfloat16 would round away what a small
+    weight decay adds. Params of whole numbers, and other trees, are left as they are.
+    """
+    leaves, treedef = jax.tree.flatten(updates)
+    stored, other = jax.tree.flatten(like)
+    if treedef != other or all(map(_same_dtype, leaves, stored)):
+        return updates
+    return treedef.unflatten(map(_cast_like, leaves, stored))
+
+
+def _same_dtype(update: Any, like: Any) -> bool:
+    return jnp.result_type(update) == jnp.result_type(like)
+
+
+def _cast_like(update: Any, like: Any) -> Any:
+    if not (is_inexact(update) and is_inexact(like)):
+        return update
+    return update.astype(jnp.result_type(like))
 
 
 @functools.cache

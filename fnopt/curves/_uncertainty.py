@@ -43,8 +43,8 @@ def t_quantile(level: float | jax.Array, dof: float | jax.Array) -> jax.Array:
         A scalar, infinite where there are no degrees of freedom.
 
     Example:
-        >>> import fnopt
-        >>> print(f"{fnopt.t_quantile(0.95, 10):.3f} {fnopt.t_quantile(0.95, jnp.inf):.3f}")
+        >>> from fnopt.curves import t_quantile
+        >>> print(f"{t_quantile(0.95, 10):.3f} {t_quantile(0.95, jnp.inf):.3f}")
         2.228 1.960
     """
     dtype = default_float()
@@ -99,7 +99,7 @@ def reduced_chi_square(solution: Solution) -> jax.Array:
         >>> import jax.numpy as jnp, fnopt
         >>> y = jnp.asarray([1.0, 2.0, 3.0])
         >>> fit = fnopt.least_squares(lambda p: p["mean"] - y, {"mean": 0.0}, sigma=0.5)
-        >>> print(f"{fnopt.reduced_chi_square(fit):.2f}")
+        >>> print(f"{fnopt.curves.reduced_chi_square(fit):.2f}")
         4.00
     """
     dof = degrees_of_freedom(solution).astype(solution.cost.dtype)
@@ -122,7 +122,7 @@ def correlation(solution: Solution) -> jax.Array:
         >>> import jax.numpy as jnp, fnopt
         >>> x = jnp.asarray([1.0, 2.0, 3.0])
         >>> fit = fnopt.least_squares(lambda p: p["a"] + p["b"] * x - x**2, {"a": 0.0, "b": 0.0})
-        >>> print(fnopt.correlation(fit).round(2))
+        >>> print(fnopt.curves.correlation(fit).round(2))
         [[ 1.   -0.93]
          [-0.93  1.  ]]
     """

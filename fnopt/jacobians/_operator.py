@@ -26,7 +26,7 @@ class JacobianOperator:
     Example:
         >>> import jax.numpy as jnp, fnopt
         >>> p = {"a": jnp.asarray([1.0, 2.0]), "b": jnp.float32(3.0)}
-        >>> J = fnopt.JacobianOperator(lambda p: p["a"] * p["b"], p)
+        >>> J = fnopt.jacobians.JacobianOperator(lambda p: p["a"] * p["b"], p)
         >>> J.shape, J.mv({"a": jnp.zeros(2), "b": jnp.float32(1.0)})
         ((2, 3), Array([1., 2.], dtype=float32))
     """

@@ -1,31 +1,16 @@
-"""Named optimizers: every one is a chain of transforms."""
+"""Optimizers: one method a file, its direction (`scale_by_...`) and its recipes."""
 
 from __future__ import annotations
 
-from fnopt.optimizers._adagrad import adagrad
-from fnopt.optimizers._adam import adam, adamw, nadam
-from fnopt.optimizers._diffgrad import diffgrad
-from fnopt.optimizers._lion import lion
-from fnopt.optimizers._rmsprop import rmsprop
-from fnopt.optimizers._scale_by_adam import ScaleByAdamState, scale_by_adam
-from fnopt.optimizers._scale_by_diffgrad import ScaleByDiffgradState, scale_by_diffgrad
-from fnopt.optimizers._scale_by_lion import ScaleByLionState, scale_by_lion
-from fnopt.optimizers._scale_by_rms import (
-    ScaleByRmsState,
-    ScaleByStddevState,
-    scale_by_rms,
-    scale_by_stddev,
-)
-from fnopt.optimizers._scale_by_rss import ScaleByRssState, scale_by_rss
+from fnopt.optimizers import states as states
+from fnopt.optimizers._adagrad import adagrad, scale_by_rss
+from fnopt.optimizers._adam import adam, adamw, nadam, scale_by_adam
+from fnopt.optimizers._diffgrad import diffgrad, scale_by_diffgrad
+from fnopt.optimizers._lion import lion, scale_by_lion
+from fnopt.optimizers._rmsprop import rmsprop, scale_by_rms, scale_by_stddev
 from fnopt.optimizers._sgd import accumulated_sgd, sgd, sgdr
 
 __all__ = [
-    "ScaleByAdamState",
-    "ScaleByDiffgradState",
-    "ScaleByLionState",
-    "ScaleByRmsState",
-    "ScaleByRssState",
-    "ScaleByStddevState",
     "accumulated_sgd",
     "adagrad",
     "adam",

@@ -2,9 +2,59 @@
 
 from __future__ import annotations
 
-from fnopt.core import Scalar, ScalarOrSchedule
-from fnopt.optimizers._scale_by_rss import scale_by_rss
+from typing import Any, NamedTuple
+
+from fnopt.core import (
+    Leafwise,
+    RealSlot,
+    Scalar,
+    ScalarOrSchedule,
+    hyper,
+    positive_root,
+    squared_modulus,
+)
 from fnopt.transforms import Chain, chain, scale_by_learning_rate
+
+
+class ScaleByRssState(NamedTuple):
+    """The sum of the squared gradients."""
+
+    sum_of_squares: RealSlot
+
+
+class scale_by_rss(Leafwise):
+    r"""Divides the gradient by the root of the sum of all squared gradients so far.
+
+    .. math:: G_t = G_{t-1} + |g_t|^2, \qquad u_t = \frac{g_t}{\sqrt{G_t + \epsilon}}
+
+    Args:
+        initial_accumulator_value: :math:`G_0`.
+        eps: :math:`\epsilon`. With this and :math:`G_0` zero, an element that never saw a
+            gradient gets a zero update.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.scale_by_rss(initial_accumulator_value=9.0)
+        >>> tx.update({"w": jnp.full(2, 4.0)}, tx.init({"w": jnp.ones(2)}))[0]
+        {'w': Array([0.8, 0.8], dtype=float32)}
+
+    Reference:
+        Duchi, Hazan and Singer, 2011, Adaptive subgradient methods.
+    """
+
+    State = ScaleByRssState
+
+    initial_accumulator_value: Scalar = hyper(default=0.1, ge=0)
+    eps: Scalar = hyper(default=1e-7, ge=0)
+
+    def fill(self, slot: str) -> Any:
+        """The sum starts at `initial_accumulator_value`."""
+        del slot
+        return self.initial_accumulator_value
+
+    def leaf(self, h: Any, g: Any, total: Any) -> Any:
+        total = total + squared_modulus(g)
+        return g / positive_root(total + h.eps), total
 
 
 def adagrad(

@@ -2,11 +2,100 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from fnopt.core import Scalar, ScalarOrSchedule
-from fnopt.optimizers._scale_by_adam import scale_by_adam
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import (
+    Leafwise,
+    RealSlot,
+    Scalar,
+    ScalarOrSchedule,
+    Slot,
+    as_dtype,
+    bias_correction,
+    ema,
+    hyper,
+    increment,
+    positive_root,
+    squared_modulus,
+    static,
+)
 from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learning_rate
+
+
+class ScaleByAdamState(NamedTuple):
+    """Step count, and the averages of the gradient and of its square."""
+
+    count: jax.Array
+    mu: Slot
+    nu: RealSlot
+
+
+class scale_by_adam(Leafwise):
+    r"""Divides the mean gradient by its root mean square, both bias-corrected.
+
+    .. math::
+        \mu_t &= \beta_1 \mu_{t-1} + (1-\beta_1)\, g_t, \qquad
+        \nu_t = \beta_2 \nu_{t-1} + (1-\beta_2)\, |g_t|^2 \\
+        u_t &= \frac{\hat\mu_t}{\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon}, \qquad
+        \hat\mu_t = \frac{\mu_t}{1-\beta_1^t}, \quad \hat\nu_t = \frac{\nu_t}{1-\beta_2^t}
+
+    With `nesterov`, :math:`\hat\mu_t = \beta_1 \mu_t / (1-\beta_1^{t+1}) +
+    (1-\beta_1) g_t / (1-\beta_1^t)`.
+
+    Args:
+        b1: :math:`\beta_1`, decay of the mean.
+        b2: :math:`\beta_2`, decay of the mean square.
+        eps: :math:`\epsilon`, added to the root. With both epsilons zero, an element that never
+            saw a gradient gets a zero update (0/0 is taken as 0).
+        eps_root: :math:`\bar\epsilon`, added under the root. Hyper-gradients are finite without
+            it too: the derivative of the root at 0 is taken as 0.
+        mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
+        nesterov: Whether to look ahead (Nadam).
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.scale_by_adam()
+        >>> updates, state = tx.update({"w": jnp.full(2, 8.0)}, tx.init({"w": jnp.ones(2)}))
+        >>> updates["w"].round(4), state.count
+        (Array([1., 1.], dtype=float32), Array(1, dtype=int32))
+
+    Reference:
+        Kingma and Ba, 2014, arXiv:1412.6980; Dozat, 2016 (Nesterov).
+    """
+
+    State = ScaleByAdamState
+
+    b1: Scalar = hyper(default=0.9, ge=0, lt=1)
+    b2: Scalar = hyper(default=0.999, ge=0, lt=1)
+    eps: Scalar = hyper(default=1e-8, ge=0)
+    eps_root: Scalar = hyper(default=0.0, ge=0)
+    mu_dtype: Any = static(default=None, convert=as_dtype)
+    nesterov: bool = static(default=False)
+
+    def scalars(self, h: Any, t: Any) -> dict[str, Any]:
+        """Bias corrections, multiplied out so that a leaf is scaled once."""
+        seen = jnp.sqrt(bias_correction(h.b2, t))
+        mean, gradient = 1 / bias_correction(h.b1, t), jnp.zeros_like(seen)
+        if self.nesterov:
+            gradient = (1 - h.b1) * mean
+            mean = h.b1 / bias_correction(h.b1, increment(t))
+        return {
+            "gain1": 1 - h.b1,
+            "gain2": 1 - h.b2,
+            "mean": mean * seen,
+            "gradient": gradient * seen,
+            "under_root": h.eps_root * seen * seen,
+            "beside_root": h.eps * seen,
+        }
+
+    def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
+        mu = ema(mu, g, h.b1, h.gain1)
+        nu = ema(nu, squared_modulus(g), h.b2, h.gain2)
+        direction = h.mean * mu + h.gradient * g if self.nesterov else h.mean * mu
+        return direction / (positive_root(nu + h.under_root) + h.beside_root), mu, nu
 
 
 def adam(

@@ -2,11 +2,59 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from fnopt.core import Scalar, ScalarOrSchedule
-from fnopt.optimizers._scale_by_lion import scale_by_lion
+import jax.numpy as jnp
+
+from fnopt.core import Leafwise, Scalar, ScalarOrSchedule, Slot, as_dtype, ema, hyper, static
 from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learning_rate
+
+
+class ScaleByLionState(NamedTuple):
+    """The average of the gradient."""
+
+    mu: Slot
+
+
+class scale_by_lion(Leafwise):
+    r"""The sign of a mean gradient, which is averaged once for the step and once for memory.
+
+    .. math:: u_t = \operatorname{sign}(\beta_1 \mu_{t-1} + (1-\beta_1)\, g_t), \qquad
+              \mu_t = \beta_2 \mu_{t-1} + (1-\beta_2)\, g_t
+
+    Args:
+        b1: :math:`\beta_1`, how much of the step comes from the past.
+        b2: :math:`\beta_2`, decay of the mean; not 0, because the step is computed from the new
+            mean.
+        mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.scale_by_lion()
+        >>> tx.update({"w": jnp.asarray([3.0, -0.1])}, tx.init({"w": jnp.ones(2)}))[0]
+        {'w': Array([ 1., -1.], dtype=float32)}
+
+    Reference:
+        Chen et al., 2023, arXiv:2302.06675.
+    """
+
+    State = ScaleByLionState
+
+    b1: Scalar = hyper(default=0.9, ge=0, lt=1)
+    b2: Scalar = hyper(default=0.99, gt=0, lt=1)
+    mu_dtype: Any = static(default=None, convert=as_dtype)
+
+    def scalars(self, h: Any, t: Any) -> dict[str, Any]:
+        """The step's weights of the new mean and of the gradient."""
+        del t
+        past = h.b1 / h.b2
+        return {"gain2": 1 - h.b2, "past": past, "present": 1 - past}
+
+    def leaf(self, h: Any, g: Any, mu: Any) -> Any:
+        # The same sum from the new mean, so that the old one can be overwritten before the
+        # direction is used; else XLA would keep a copy of it, of the params' size.
+        mu = ema(mu, g, h.b2, h.gain2)
+        return jnp.sign(h.past * mu + h.present * g), mu
 
 
 def lion(

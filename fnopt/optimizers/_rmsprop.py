@@ -1,10 +1,147 @@
-"""RMSProp."""
+"""RMSProp: scaling by a running root mean square, about zero or about the mean."""
 
 from __future__ import annotations
 
-from fnopt.core import Scalar, ScalarOrSchedule
-from fnopt.optimizers._scale_by_rms import scale_by_rms, scale_by_stddev
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import (
+    Leafwise,
+    RealSlot,
+    Scalar,
+    ScalarOrSchedule,
+    Slot,
+    bias_correction,
+    ema,
+    hyper,
+    positive_root,
+    squared_modulus,
+    static,
+)
 from fnopt.transforms import Chain, chain, scale_by_learning_rate, trace
+
+
+class ScaleByRmsState(NamedTuple):
+    """Step count, and the average of the squared gradient."""
+
+    count: jax.Array
+    nu: RealSlot
+
+
+class ScaleByStddevState(NamedTuple):
+    """Step count, and the averages of the gradient and of its square."""
+
+    count: jax.Array
+    mu: Slot
+    nu: RealSlot
+
+
+def _scalars(h: Any, t: Any, corrected: bool) -> dict[str, Any]:
+    seen = bias_correction(h.decay, t) if corrected else jnp.ones_like(h.decay)
+    return {"gain": 1 - h.decay, "unseen": 1 / seen}
+
+
+def _divisor(variance: jax.Array, eps: jax.Array, eps_in_sqrt: bool) -> jax.Array:
+    return positive_root(variance + eps) if eps_in_sqrt else positive_root(variance) + eps
+
+
+class scale_by_rms(Leafwise):
+    r"""Divides the gradient by its running root mean square.
+
+    .. math:: \nu_t = \beta \nu_{t-1} + (1-\beta)\, |g_t|^2, \qquad
+              u_t = \frac{g_t}{\sqrt{\nu_t + \epsilon}}
+
+    Args:
+        decay: :math:`\beta`.
+        eps: :math:`\epsilon`. With 0, an element that never saw a gradient gets a zero update.
+        initial_scale: :math:`\nu_0`.
+        eps_in_sqrt: Whether epsilon stands under the root; else it is added to the root.
+        bias_correction: Whether to divide :math:`\nu_t` by :math:`1 - \beta^t`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.scale_by_rms(decay=0.75)
+        >>> tx.update({"w": jnp.full(2, 8.0)}, tx.init({"w": jnp.ones(2)}))[0]
+        {'w': Array([2., 2.], dtype=float32)}
+
+    Reference:
+        Tieleman and Hinton, 2012, Neural networks for machine learning, lecture 6.5.
+    """
+
+    State = ScaleByRmsState
+
+    decay: Scalar = hyper(default=0.9, ge=0, lt=1)
+    eps: Scalar = hyper(default=1e-8, ge=0)
+    initial_scale: Scalar = hyper(default=0.0, ge=0)
+    eps_in_sqrt: bool = static(default=True)
+    bias_correction: bool = static(default=False)
+
+    def fill(self, slot: str) -> Any:
+        """The average starts at `initial_scale`."""
+        del slot
+        return self.initial_scale
+
+    def scalars(self, h: Any, t: Any) -> dict[str, Any]:
+        """The bias correction, if there is one."""
+        return _scalars(h, t, self.bias_correction)
+
+    def leaf(self, h: Any, g: Any, nu: Any) -> Any:
+        nu = ema(nu, squared_modulus(g), h.decay, h.gain)
+        variance = h.unseen * nu if self.bias_correction else nu
+        return g / _divisor(variance, h.eps, self.eps_in_sqrt), nu
+
+
+class scale_by_stddev(Leafwise):
+    r"""Divides the gradient by its running standard deviation (centred root mean square).
+
+    .. math::
+        \mu_t &= \beta \mu_{t-1} + (1-\beta)\, g_t, \qquad
+        \nu_t = \beta \nu_{t-1} + (1-\beta)\, |g_t|^2 \\
+        u_t &= \frac{g_t}{\sqrt{\nu_t - |\mu_t|^2 + \epsilon}}
+
+    The variance is kept at zero or above: rounding makes the difference negative where the
+    gradient is almost constant.
+
+    Args:
+        decay: :math:`\beta`.
+        eps: :math:`\epsilon`. With 0, an element whose gradient never changes is passed on as is.
+        initial_scale: :math:`\nu_0`.
+        eps_in_sqrt: Whether epsilon stands under the root; else it is added to the root.
+        bias_correction: Whether to divide both averages by :math:`1 - \beta^t`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.scale_by_stddev(decay=0.5)
+        >>> tx.update({"w": jnp.full(2, 8.0)}, tx.init({"w": jnp.ones(2)}))[0]
+        {'w': Array([2., 2.], dtype=float32)}
+
+    Reference:
+        Graves, 2013, arXiv:1308.0850.
+    """
+
+    State = ScaleByStddevState
+
+    decay: Scalar = hyper(default=0.9, ge=0, lt=1)
+    eps: Scalar = hyper(default=1e-8, ge=0)
+    initial_scale: Scalar = hyper(default=0.0, ge=0)
+    eps_in_sqrt: bool = static(default=True)
+    bias_correction: bool = static(default=False)
+
+    def fill(self, slot: str) -> Any:
+        """The mean starts at zero, the mean square at `initial_scale`."""
+        return self.initial_scale if slot == "nu" else 0.0
+
+    def scalars(self, h: Any, t: Any) -> dict[str, Any]:
+        """The bias correction, if there is one."""
+        return _scalars(h, t, self.bias_correction)
+
+    def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
+        mu = ema(mu, g, h.decay, h.gain)
+        nu = ema(nu, squared_modulus(g), h.decay, h.gain)
+        variance = jnp.maximum(h.unseen * nu - squared_modulus(h.unseen * mu), 0)
+        return g / _divisor(variance, h.eps, self.eps_in_sqrt), mu, nu
 
 
 def rmsprop(

@@ -185,6 +185,6 @@ def _checked(loss: Any) -> RobustLoss | None:
         return loss
     hint = " Did you forget to call it?" if isinstance(loss, type) else ""
     raise TypeError(
-        f"{where()}loss = {loss!r}, expected a robust loss such as fnopt.huber(scale=1.0), the "
-        f"name of one, or None for plain squares.{hint}"
+        f"{where()}loss = {loss!r}, expected a robust loss such as "
+        f"fnopt.residuals.huber(scale=1.0), the name of one, or None for plain squares.{hint}"
     )

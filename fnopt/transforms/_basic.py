@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import EmptyState, Scalar, Transformation, hyper, map_leaves, static
+from fnopt.core import EmptyState, Leafwise, Scalar, Transformation, hyper, static
 
 
 class identity(Transformation):
@@ -45,7 +45,7 @@ class set_to_zero(Transformation):
         return jax.tree.map(jnp.zeros_like, updates), state
 
 
-class scale(Transformation):
+class scale(Leafwise):
     r"""Scales by a constant: :math:`u = c\, g`. The minus sign of descent is not in it.
 
     Args:
@@ -60,11 +60,8 @@ class scale(Transformation):
 
     step_size: Scalar = hyper()
 
-    def update(
-        self, updates: Any, state: EmptyState, params: Any = None, **extra_args: Any
-    ) -> tuple[Any, EmptyState]:
-        """The scaled updates."""
-        return map_leaves(lambda h, g: h.step_size * g, updates, hyper=self), state
+    def leaf(self, h: Any, g: Any) -> Any:
+        return h.step_size * g
 
 
 class stateless(Transformation):

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fnopt.core import ScalarOrSchedule, Transformation, hyper, increment, map_leaves, zero_count
+from fnopt.core import Leafwise, ScalarOrSchedule, hyper
 
 
 class ScaleByLearningRateState(NamedTuple):
@@ -15,7 +15,7 @@ class ScaleByLearningRateState(NamedTuple):
     count: jax.Array
 
 
-class scale_by_learning_rate(Transformation):
+class scale_by_learning_rate(Leafwise):
     r"""Scales by minus the learning rate: :math:`u_t = -\eta_t\, g_t`.
 
     It is the one place where the sign of descent enters: put it last in a chain.
@@ -30,17 +30,14 @@ class scale_by_learning_rate(Transformation):
         {'w': Array([-0.5, -0.5], dtype=float32)}
     """
 
+    State = ScaleByLearningRateState
+
     learning_rate: ScalarOrSchedule = hyper(schedule=True)
 
-    def init(self, params: Any) -> ScaleByLearningRateState:
-        """A zero count."""
-        del params
-        return ScaleByLearningRateState(zero_count())
+    def scalars(self, h: Any, t: Any) -> dict[str, Any]:
+        """The factor, with its sign."""
+        del t
+        return {"step": -h.learning_rate}
 
-    def update(
-        self, updates: Any, state: ScaleByLearningRateState, params: Any = None, **extra_args: Any
-    ) -> tuple[Any, ScaleByLearningRateState]:
-        """Minus the learning rate times the updates."""
-        now = self.at(state.count)
-        updates = map_leaves(lambda h, g: -h.learning_rate * g, updates, hyper=now)
-        return updates, ScaleByLearningRateState(increment(state.count))
+    def leaf(self, h: Any, g: Any) -> Any:
+        return h.step * g

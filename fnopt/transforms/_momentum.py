@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from fnopt.core import Scalar, Slot, Transformation, hyper, map_leaves, slot_zeros, static
-from fnopt.transforms._moments import as_dtype
+from fnopt.core import Leafwise, Scalar, Slot, as_dtype, hyper, static
 
 
 class TraceState(NamedTuple):
@@ -14,7 +13,7 @@ class TraceState(NamedTuple):
     trace: Slot
 
 
-class trace(Transformation):
+class trace(Leafwise):
     r"""Sums gradients with a decay (momentum).
 
     .. math:: m_t = \gamma\, m_{t-1} + g_t, \qquad
@@ -40,22 +39,17 @@ class trace(Transformation):
         Polyak, 1964; Sutskever, Martens, Dahl and Hinton, 2013 (Nesterov).
     """
 
+    State = TraceState
+
     decay: Scalar = hyper(ge=0, le=1)
     nesterov: bool = static(default=False)
     accumulator_dtype: Any = static(default=None, convert=as_dtype)
 
-    def init(self, params: Any) -> TraceState:
-        """A zero sum: the first update adds the first gradient to it."""
-        return TraceState(slot_zeros(params, self.accumulator_dtype))
+    def storage(self, slot: str) -> Any:
+        """`accumulator_dtype`."""
+        del slot
+        return self.accumulator_dtype
 
-    def update(
-        self, updates: Any, state: TraceState, params: Any = None, **extra_args: Any
-    ) -> tuple[Any, TraceState]:
-        """Adds a gradient to the decayed sum."""
-
-        def leaf(h: Any, g: Any, m: Any) -> Any:
-            m = h.decay * m + g
-            return (g + h.decay * m if self.nesterov else m), m
-
-        updates, m = map_leaves(leaf, updates, hyper=self, outputs=2, trace=state.trace)
-        return updates, TraceState(m)
+    def leaf(self, h: Any, g: Any, m: Any) -> Any:
+        m = h.decay * m + g
+        return (g + h.decay * m if self.nesterov else m), m

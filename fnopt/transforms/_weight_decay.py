@@ -6,15 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fnopt.core import (
-    ScalarOrSchedule,
-    Transformation,
-    hyper,
-    increment,
-    map_leaves,
-    static,
-    zero_count,
-)
+from fnopt.core import Leafwise, ScalarOrSchedule, hyper, static
 from fnopt.transforms._select import as_mask, select_mask
 
 
@@ -28,7 +20,7 @@ def _as_mask(mask: Any) -> Any:
     return None if mask is None else as_mask(mask)
 
 
-class add_decayed_weights(Transformation):
+class add_decayed_weights(Leafwise):
     r"""Adds a multiple of the params to the updates: :math:`u_t = g_t + \lambda_t\, \theta_t`.
 
     Between a direction and `scale_by_learning_rate` it is decoupled weight decay; in front of a
@@ -59,6 +51,7 @@ class add_decayed_weights(Transformation):
         Loshchilov and Hutter, 2019, arXiv:1711.05101.
     """
 
+    State = AddDecayedWeightsState
     needs_params = True
 
     weight_decay: ScalarOrSchedule = hyper(default=0.0, schedule=True)
@@ -66,29 +59,23 @@ class add_decayed_weights(Transformation):
 
     def init(self, params: Any) -> AddDecayedWeightsState:
         """A zero count."""
-        self._chosen(params)  # so that a mask which doesn't fit is found here
-        return AddDecayedWeightsState(zero_count())
+        if self.mask is not None:
+            select_mask(self.mask, params)  # so that a mask which doesn't fit is found here
+        return super().init(params)
+
+    def leaf(self, h: Any, g: Any, p: Any) -> Any:
+        return g + h.weight_decay * p
 
     def update(
         self, updates: Any, state: AddDecayedWeightsState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, AddDecayedWeightsState]:
         """The updates plus the decay."""
-        chosen = self._chosen(params)
-        decayed = map_leaves(
-            lambda h, g, p: g + h.weight_decay * p,
-            _only(chosen, updates),
-            hyper=self.at(state.count),
-            params=_only(chosen, params),
-        )
-        updates = jax.tree.map(
-            lambda g, new: g if new is None else new, updates, decayed, is_leaf=_is_none
-        )
-        return updates, AddDecayedWeightsState(increment(state.count))
-
-    def _chosen(self, params: Any) -> Any:
         if self.mask is None:
-            return jax.tree.map(lambda _: True, params)
-        return select_mask(self.mask, params)
+            return self._step(updates, state, params)
+        chosen = select_mask(self.mask, params)
+        decayed, state = self._step(_only(chosen, updates), state, _only(chosen, params))
+        merge = lambda g, new: g if new is None else new  # noqa: E731
+        return jax.tree.map(merge, updates, decayed, is_leaf=_is_none), state
 
 
 def _is_none(x: Any) -> bool:

@@ -8,7 +8,7 @@ from fnopt.core import check_same_tree, map_leaves, slot_zeros
 from fnopt.jacobians import ravel
 
 
-def test_computes_in_float32_and_comes_back():
+def test_computes_in_float32_and_stores_slots_as_they_were():
     seen = []
 
     def leaf(g, m):
@@ -19,7 +19,7 @@ def test_computes_in_float32_and_comes_back():
     m = {"w": jnp.ones(2, jnp.float16)}
     u, m = map_leaves(leaf, g, m=m, outputs=2)
     assert seen == [(jnp.float32, jnp.float32)]
-    assert (u["w"].dtype, m["w"].dtype) == (jnp.bfloat16, jnp.float16)
+    assert (u["w"].dtype, m["w"].dtype) == (jnp.float32, jnp.float16)
 
 
 def test_hyper_parameters_come_in_the_compute_dtype(x64):

@@ -55,7 +55,7 @@ def test_columns_of_a_data_frame():
 def test_a_loss_by_name():
     by_name, _ = fnopt.curve_fit(curve, X, Y, loss="soft_l1", f_scale=0.1, method="trf")
     fit = fnopt.least_squares(
-        lambda p: curve(X, *p) - Y, jnp.ones(3), loss=fnopt.soft_l1(scale=0.1)
+        lambda p: curve(X, *p) - Y, jnp.ones(3), loss=fnopt.residuals.soft_l1(scale=0.1)
     )
     np.testing.assert_allclose(by_name, fit.params, rtol=1e-4)
 

@@ -11,15 +11,17 @@ def test_t_quantiles_are_scipys():
     stats = pytest.importorskip("scipy.stats")
     want = stats.t.ppf(0.5 + LEVELS / 2, DOF)
     # 1 - 0.999 has four digits in float32.
-    np.testing.assert_allclose(fnopt.t_quantile(LEVELS, DOF), want, rtol=2e-3)
-    np.testing.assert_allclose(fnopt.t_quantile(LEVELS, DOF)[:2], want[:2], rtol=3e-4)
+    np.testing.assert_allclose(fnopt.curves.t_quantile(LEVELS, DOF), want, rtol=2e-3)
+    np.testing.assert_allclose(fnopt.curves.t_quantile(LEVELS, DOF)[:2], want[:2], rtol=3e-4)
 
 
 def test_t_quantiles_in_float64(x64):
     stats = pytest.importorskip("scipy.stats")
     want = stats.t.ppf(0.5 + LEVELS / 2, DOF)
-    np.testing.assert_allclose(fnopt.t_quantile(LEVELS, DOF), want, rtol=1e-10)
-    np.testing.assert_allclose(fnopt.t_quantile(0.95, jnp.inf), stats.norm.ppf(0.975), rtol=1e-12)
+    np.testing.assert_allclose(fnopt.curves.t_quantile(LEVELS, DOF), want, rtol=1e-10)
+    np.testing.assert_allclose(
+        fnopt.curves.t_quantile(0.95, jnp.inf), stats.norm.ppf(0.975), rtol=1e-12
+    )
 
 
 def test_a_straight_line_has_the_intervals_of_the_textbook(x64):
@@ -33,7 +35,7 @@ def test_a_straight_line_has_the_intervals_of_the_textbook(x64):
     np.testing.assert_allclose(upper["b"] - lower["b"], 2 * t * want.stderr, rtol=1e-8)
     np.testing.assert_allclose(upper["a"] + lower["a"], 2 * want.intercept, rtol=1e-8)
     s2 = np.sum((want.intercept + want.slope * x - y) ** 2) / 8
-    np.testing.assert_allclose(fnopt.reduced_chi_square(fit), s2, rtol=1e-10)
+    np.testing.assert_allclose(fnopt.curves.reduced_chi_square(fit), s2, rtol=1e-10)
     new = np.asarray([4.5, 20.0])
     leverage = 1 / 10 + (new - 4.5) ** 2 / np.sum((x - 4.5) ** 2)
     for noise, square in [(False, leverage), (True, 1 + leverage), (0.5, leverage + 0.25 / s2)]:
@@ -41,7 +43,7 @@ def test_a_straight_line_has_the_intervals_of_the_textbook(x64):
         np.testing.assert_allclose(band.error, np.sqrt(s2 * square), rtol=1e-8)
         np.testing.assert_allclose(band.upper - band.value, t * band.error, rtol=1e-8)
     corr = -np.sum(x) / np.sqrt(10 * np.sum(x**2))
-    np.testing.assert_allclose(fnopt.correlation(fit), [[1, corr], [corr, 1]], rtol=1e-8)
+    np.testing.assert_allclose(fnopt.curves.correlation(fit), [[1, corr], [corr, 1]], rtol=1e-8)
 
 
 def test_what_is_not_determined_has_infinite_intervals():
@@ -51,7 +53,7 @@ def test_what_is_not_determined_has_infinite_intervals():
     lower, upper = fnopt.confidence_intervals(fit)
     assert float(upper["a"]) == np.inf
     assert float(lower["b"]) == -np.inf
-    assert np.all(np.isnan(fnopt.correlation(fit)))
+    assert np.all(np.isnan(fnopt.curves.correlation(fit)))
     assert np.all(np.isinf(fnopt.predict_band(lambda p: p["a"] * jnp.ones(2), fit).error))
 
 

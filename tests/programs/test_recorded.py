@@ -209,10 +209,10 @@ class mine(RobustLoss):
     [
         ({"a": 1.0, "b": (np.ones(2), None, True)}, True),
         (fnopt.levenberg_marquardt(ftol=1e-3), True),
-        ([fnopt.huber(), fnopt.fixed()], True),
+        ([fnopt.residuals.huber(), fnopt.fixed()], True),
         (fnopt.tied(lambda p: p), False),
         (mine(), False),
-        ((mine(), fnopt.huber()), False),
+        ((mine(), fnopt.residuals.huber()), False),
         ("huber", False),
         (jnp.sin, False),
     ],

@@ -75,7 +75,10 @@ def test_a_robust_fit_within_bounds_agrees_with_scipy(x64):
         max_nfev=2000,
     )
     got = fnopt.least_squares(
-        lambda p: decay(p, y=y), jnp.asarray(start), bounds=bounds, loss=fnopt.cauchy(scale=0.2)
+        lambda p: decay(p, y=y),
+        jnp.asarray(start),
+        bounds=bounds,
+        loss=fnopt.residuals.cauchy(scale=0.2),
     )
     assert bool(got.converged), got.message
     np.testing.assert_allclose(got.cost, want.cost, rtol=1e-8)

@@ -26,7 +26,7 @@ SETTINGS = {
     },
     "weights and a loss": {
         "weights": np.where(T > 0.9, 0.0, 1 + T**2),
-        "loss": fnopt.soft_l1(scale=0.3),
+        "loss": fnopt.residuals.soft_l1(scale=0.3),
     },
 }
 

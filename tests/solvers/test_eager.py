@@ -59,7 +59,7 @@ def jacobian(shift):
 
 def several(shift):
     functions = [lambda p: decay(p, T[:6], Y[:6] + shift), lambda p: decay(p, T[6:], Y[6:] + shift)]
-    fit = fnopt.least_squares(functions, START, loss=[None, fnopt.huber()])
+    fit = fnopt.least_squares(functions, START, loss=[None, fnopt.residuals.huber()])
     return fit.params["level"]
 
 

@@ -21,7 +21,7 @@ def model(p):
 START = {"a": 1.0, "b": 1.0, "c": 0.1}
 SETTINGS = {
     "plain": lambda s: {},
-    "robust": lambda s: {"loss": fnopt.huber(scale=s), "weights": 1 + s},
+    "robust": lambda s: {"loss": fnopt.residuals.huber(scale=s), "weights": 1 + s},
     "bounds": lambda s: {"bounds": (s, {"a": 18 * s, "b": None, "c": None})},
     "constraints": lambda s: {"constraints": {"a": fnopt.positive(), "b": fnopt.fixed()}},
 }
@@ -101,7 +101,7 @@ def test_a_weight_of_zero_within_a_robust_loss_and_integers_among_the_data(x64):
         def r(p):
             return (ROWS @ p - Y)[order]
 
-        start, loss = jnp.asarray([0.5, 0.5]), fnopt.cauchy(scale=c)
+        start, loss = jnp.asarray([0.5, 0.5]), fnopt.residuals.cauchy(scale=c)
         return fnopt.least_squares(r, start, weights=w[order], loss=loss).params
 
     w, along, c = np.asarray([1.0, 0.0, 2.0, 1.0, 0.0]), np.asarray([0.0, 1.0, -2.0, 0.0, 3.0]), 0.8

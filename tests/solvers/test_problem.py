@@ -41,7 +41,7 @@ def test_functions_with_losses_of_their_own():
     both = fnopt.least_squares(
         {"data": lambda p: p - data, "prior": lambda p: 2 * (p - 3.0)},
         jnp.asarray(0.0),
-        loss={"data": fnopt.cauchy(scale=0.1), "prior": None},
+        loss={"data": fnopt.residuals.cauchy(scale=0.1), "prior": None},
         sigma={"data": 1.0, "prior": 1e3},
     )
     assert abs(float(both.params) - 1) < 0.05
@@ -90,7 +90,10 @@ def test_constrained_params_and_their_errors():
 def test_nothing_is_retraced_or_lost_under_vmap():
     def fit(y):
         return fnopt.least_squares(
-            lambda p: p - y, jnp.asarray(0.5), loss=fnopt.huber(scale=1.0), bounds=(0.0, 1.0)
+            lambda p: p - y,
+            jnp.asarray(0.5),
+            loss=fnopt.residuals.huber(scale=1.0),
+            bounds=(0.0, 1.0),
         ).params
 
     y = jnp.asarray([[0.1, 0.2], [5.0, 9.0], [-3.0, -4.0]])

@@ -6,7 +6,7 @@ from fnopt import Status
 
 def exact(tangent):
     one, zero = jnp.ones((), jnp.int32), jnp.float32(0)
-    return fnopt.Solution(
+    return fnopt.solvers.Solution(
         params={"a": jnp.float32(2), "b": jnp.float32(3)},
         cost=zero,
         residuals=jnp.zeros(4),

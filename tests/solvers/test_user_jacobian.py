@@ -28,7 +28,7 @@ SETTINGS = {
     "matrix": {"sigma": [COVARIANCE, None], "loss": "cauchy"},
     "weights": {
         "weights": [jnp.arange(12.0), 2.0],
-        "loss": [fnopt.huber(0.1), None],
+        "loss": [fnopt.residuals.huber(0.1), None],
         "constraints": {
             "a": fnopt.positive(),
             "b": fnopt.interval(0.1, 4.0),

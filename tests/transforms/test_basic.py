@@ -29,7 +29,7 @@ def test_scale_can_be_swept():
 
 def test_set_to_zero_keeps_shapes_and_dtypes():
     g = {"w": jnp.ones((2, 1), jnp.bfloat16), "n": None}
-    out = fnopt.set_to_zero().update(g, fnopt.EmptyState())[0]
+    out = fnopt.set_to_zero().update(g, fnopt.core.EmptyState())[0]
     assert out["n"] is None
     assert (out["w"].shape, out["w"].dtype, float(out["w"].sum())) == ((2, 1), jnp.bfloat16, 0.0)
 

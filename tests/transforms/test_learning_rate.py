@@ -27,7 +27,7 @@ def test_the_first_update_sees_step_zero():
 def test_the_count_stays_at_its_largest_value():
     tx = fnopt.scale_by_learning_rate(0.5)
     top = jnp.asarray(2**31 - 1, jnp.int32)
-    _, state = tx.update(G, fnopt.transforms.ScaleByLearningRateState(top))
+    _, state = tx.update(G, fnopt.transforms.states.ScaleByLearningRateState(top))
     assert int(state.count) == 2**31 - 1
 
 

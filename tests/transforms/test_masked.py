@@ -7,6 +7,7 @@ import fnopt
 
 PARAMS = {"dense": {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}, "scale": jnp.ones(())}
 GRADS = jax.tree.map(lambda p: 3 * p, PARAMS)
+EMPTY = fnopt.core.EmptyState()
 
 
 class needs_value(fnopt.Transformation):
@@ -129,20 +130,22 @@ def test_agrees_with_its_peer():
         ),
         (
             lambda: fnopt.masked(needs_value(), "*").update(
-                GRADS, fnopt.transforms.MaskedState(fnopt.EmptyState()), PARAMS
+                GRADS, fnopt.transforms.states.MaskedState(fnopt.core.EmptyState()), PARAMS
             ),
             TypeError,
             "masked > needs_value: update needs the extra argument 'value'",
         ),
         (
             lambda: fnopt.masked(needs_value(), "*").update(
-                GRADS, fnopt.transforms.MaskedState(fnopt.EmptyState())
+                GRADS, fnopt.transforms.states.MaskedState(fnopt.core.EmptyState())
             ),
             ValueError,
             "masked > needs_value: update needs the params",
         ),
         (
-            lambda: fnopt.masked(fnopt.adam(1.0), "*").update(GRADS, fnopt.EmptyState(), PARAMS),
+            lambda: fnopt.masked(fnopt.adam(1.0), "*").update(
+                GRADS, fnopt.core.EmptyState(), PARAMS
+            ),
             TypeError,
             "masked: the state is a EmptyState, expected MaskedState",
         ),

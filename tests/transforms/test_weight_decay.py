@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import fnopt
@@ -72,8 +73,17 @@ def test_inside_a_masked_transform():
     assert float(updates["dense"]["bias"].mean()) == 1.0
 
 
-def test_updates_keep_the_gradients_dtype():
+def test_updates_have_the_params_dtype():
     tx = fnopt.add_decayed_weights(0.5)
     g = jax.tree.map(lambda x: x.astype(jnp.bfloat16), G)
     updates, _ = tx.update(g, tx.init(PARAMS), PARAMS)
-    assert {x.dtype for x in jax.tree.leaves(updates)} == {jnp.dtype(jnp.bfloat16)}
+    assert {x.dtype for x in jax.tree.leaves(updates)} == {jnp.dtype(jnp.float32)}
+
+
+def test_decay_is_not_rounded_away_by_bfloat16_gradients():
+    # 1e-3 beside 1 is below bfloat16's rounding: between members the updates are float32
+    params, g = {"w": jnp.ones(4)}, {"w": jnp.ones(4, jnp.bfloat16)}
+    with_decay, without = fnopt.adamw(0.1, weight_decay=1e-3), fnopt.adamw(0.1, weight_decay=0.0)
+    a, _ = with_decay.update(g, with_decay.init(params), params)
+    b, _ = without.update(g, without.init(params), params)
+    np.testing.assert_allclose(a["w"] - b["w"], -1e-4, rtol=1e-3)

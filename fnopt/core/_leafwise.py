@@ -1,0 +1,185 @@
+"""The base of optimizers whose formula is the same for every leaf."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core._dtypes import compute_dtype, increment, real_dtype, zero_count
+from fnopt.core._leaves import cast, check_inexact, check_same_tree, check_scalars
+from fnopt.core._slots import declared_slots, slot_zeros
+from fnopt.core._transformation import EmptyState, Transformation
+
+
+class Leafwise(Transformation):
+    r"""A transform that works on every leaf by itself, by one formula.
+
+    .. math:: (u, s') = \mathrm{leaf}(h, g, s), \qquad h = (\text{numbers},\ \mathrm{scalars}(t))
+
+    A subclass says what its state is (`State`, a NamedTuple whose fields are an optional `count`
+    and slots, annotated `Slot` or `RealSlot`) and what happens to a leaf. The rest is written
+    here: `init` makes a zero count and zero slots; `update` counts, evaluates schedules,
+    casts the numbers, computes `scalars` once per step, applies `leaf` in at least float32, and
+    returns the slots to the dtype that they are stored in.
+
+    `leaf(self, h, g, *slots)` returns the update and the new slots, or the update alone if
+    there are none; with `needs_params = True` it is `leaf(self, h, g, p, *slots)`. `h` holds the
+    numeric fields and what `scalars` returned, as scalars of the leaf's real compute dtype; flags
+    are read from `self`. `leaf` must be a pure function of its arguments and of static fields:
+    it is traced once for all leaves of one shape.
+
+    `scalars(self, h, t)` returns a dict of further scalars; `t` is the number of this step, 1 at
+    the first (None without a `count` in the state). A slot that doesn't begin at zero, or has a
+    storage dtype of its own under another name than `<slot>_dtype`, overrides `fill` or `storage`.
+
+    Example:
+        >>> from typing import NamedTuple
+        >>> import jax, jax.numpy as jnp, fnopt
+        >>> from fnopt.core import Leafwise, Slot, bias_correction, ema, hyper
+        >>> class MeanState(NamedTuple):
+        ...     count: jax.Array
+        ...     mu: Slot
+        >>> class scale_by_mean(Leafwise):
+        ...     State = MeanState
+        ...     decay: float = hyper(default=0.9, ge=0, lt=1)
+        ...     def scalars(self, h, t):
+        ...         return {"seen": bias_correction(h.decay, t)}
+        ...     def leaf(self, h, g, mu):
+        ...         mu = ema(mu, g, h.decay)
+        ...         return mu / h.seen, mu
+        >>> tx = scale_by_mean(decay=0.75)
+        >>> updates, state = tx.update({"w": jnp.full(2, 4.0)}, tx.init({"w": jnp.ones(2)}))
+        >>> print(updates["w"].round(4), state.mu["w"])
+        [4. 4.] [1. 1.]
+    """
+
+    State: ClassVar[Any] = EmptyState
+
+    def scalars(self, h: Any, t: Any) -> dict[str, Any]:
+        """What depends on the step and not on the leaf; nothing by default."""
+        del h, t
+        return {}
+
+    def leaf(self, h: Any, g: Any, *slots: Any) -> Any:
+        """The update of one leaf, and its new slots."""
+        raise NotImplementedError(f"{type(self).__name__} must define leaf(self, h, g, *slots)")
+
+    def storage(self, slot: str) -> Any:
+        """The dtype that a slot is stored in; None for the params' own, at least float32."""
+        return getattr(self, f"{slot}_dtype", None)
+
+    def fill(self, slot: str) -> Any:
+        """What a slot begins with."""
+        del slot
+        return 0.0
+
+    def init(self, params: Any) -> Any:
+        """A zero count and fresh slots."""
+        slots = {
+            name: slot_zeros(params, self.storage(name), fill=self.fill(name), real=real)
+            for name, real in declared_slots(self.State).items()
+        }
+        return self.State(**slots, **({"count": zero_count()} if self._counts else {}))
+
+    @property
+    def _counts(self) -> bool:
+        return "count" in self.State._fields
+
+    def update(
+        self, updates: Any, state: Any, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, Any]:
+        """One step of the formula on every leaf."""
+        return self._step(updates, state, params)
+
+    def _step(self, updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        """`update` without its checks, for subclasses that do something around it."""
+        names = tuple(declared_slots(self.State))
+        leaves, treedef, columns = self._columns(updates, state, params, names)
+        numbers = _Numbers(self, state.count if self._counts else None)
+        program, flags = _leaf_program(type(self)), self._flatten()[1]
+        rows = [
+            program(flags, names, numbers.of(row), row)
+            for row in zip(leaves, *columns, strict=True)
+        ]
+        trees = [treedef.unflatten([row[i] for row in rows]) for i in range(1 + len(names))]
+        fields = dict(zip(names, trees[1:], strict=True))
+        if self._counts:
+            fields["count"] = numbers.step
+        return trees[0], self.State(**fields)
+
+    def _columns(
+        self, updates: Any, state: Any, params: Any, names: tuple[str, ...]
+    ) -> tuple[list[Any], Any, list[list[Any]]]:
+        """The leaves of the updates, their treedef, and the companions of every leaf."""
+        check_inexact(updates, "gradients")
+        check_scalars(self)
+        leaves, treedef = jax.tree.flatten(updates)
+        companions = {"params": params} if self.needs_params else {}
+        companions |= {name: getattr(state, name) for name in names}
+        for name, tree in companions.items():
+            check_same_tree(updates, tree, "gradients", name)
+        return leaves, treedef, [jax.tree.leaves(tree) for tree in companions.values()]
+
+
+class _Numbers:
+    """The scalars of one step, made once for every compute dtype that a leaf asks for."""
+
+    def __init__(self, tx: Leafwise, count: Any) -> None:
+        self._tx, self._count, self._made = tx, count, {}
+
+    def of(self, row: tuple[Any, ...]) -> dict[str, Any]:
+        return self._at(real_dtype(compute_dtype(*map(jnp.result_type, row))))[0]
+
+    @property
+    def step(self) -> Any:
+        made = next(iter(self._made.values()), None)
+        return (made or self._at(jnp.dtype(jnp.float32)))[1]
+
+    def _at(self, dtype: Any) -> tuple[dict[str, Any], Any]:
+        if dtype not in self._made:
+            self._made[dtype] = _scalar_program(type(self._tx))(self._tx, self._count, dtype)
+        return self._made[dtype]
+
+
+# Both programs are jitted functions inside the user's step. An eager update then costs one call a
+# leaf instead of one an operation; and a step that is traced has one equation a leaf, whose
+# program is traced once for all leaves of a shape. XLA inlines them, so nothing is lost there.
+
+
+@functools.cache
+def _scalar_program(cls: type[Leafwise]) -> Callable[..., Any]:
+    def scalars(tx: Any, count: Any, dtype: Any) -> tuple[dict[str, Any], Any]:
+        t = None if count is None else increment(count)
+        now = tx if count is None else tx.at(count)
+        values = {name: getattr(now, name) for name in cls._leaf_names}
+        numbers = {k: jnp.asarray(v, dtype) for k, v in values.items() if v is not None}
+        more = tx.scalars(SimpleNamespace(**values | numbers), t)
+        return numbers | {k: jnp.asarray(v, dtype) for k, v in more.items()}, t
+
+    scalars.__name__ = f"{cls.__name__}_scalars"
+    return jax.jit(scalars, static_argnums=2)
+
+
+@functools.cache
+def _leaf_program(cls: type[Leafwise]) -> Callable[..., Any]:
+    def leaf(flags: Any, slots: Any, h: dict[str, Any], row: tuple[Any, ...]) -> tuple[Any, ...]:
+        dtypes = [jnp.result_type(x) for x in row]
+        dtype = compute_dtype(*dtypes)
+        args = [cast(x, dtype) for x in row]
+        tx = cls._unflatten(flags, [h.get(name) for name in cls._leaf_names])
+        # Operands have one width here, so standard promotion only lets real meet complex.
+        with jax.numpy_dtype_promotion("standard"):
+            out = tx.leaf(SimpleNamespace(**dict.fromkeys(cls._leaf_names) | h), *args)
+        out = out if slots else (out,)
+        assert len(out) == 1 + len(slots), f"{cls.__name__}.leaf returns an update and its slots"
+        stored = dtypes[len(dtypes) - len(slots) :]
+        new = [x.astype(dt) for x, dt in zip(out[1:], stored, strict=True)]
+        return out[0].astype(dtype), *new
+
+    leaf.__name__ = cls.__name__
+    return jax.jit(leaf, static_argnums=(0, 1))

@@ -1,0 +1,83 @@
+"""The arithmetic of averages and quotients that adaptive methods share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def as_dtype(dtype: Any) -> Any:
+    """A storage dtype in its canonical, hashable form; None stays None."""
+    return None if dtype is None else jnp.dtype(dtype)
+
+
+def ema(mean: jax.Array, x: jax.Array, decay: jax.Array, gain: jax.Array | None = None) -> Any:
+    r"""One step of an exponential moving average: :math:`\beta m + (1-\beta)\, x`.
+
+    Args:
+        mean: :math:`m`, the average so far.
+        x: What is averaged, of the same shape.
+        decay: :math:`\beta`, a scalar.
+        gain: :math:`1-\beta`, if it was computed once for all leaves (see `Leafwise.scalars`).
+
+    Returns:
+        The new average.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.core import ema
+        >>> ema(jnp.asarray([4.0]), jnp.asarray([8.0]), 0.75)
+        Array([5.], dtype=float32)
+    """
+    return decay * mean + (1 - decay if gain is None else gain) * x
+
+
+def bias_correction(decay: jax.Array, count: jax.Array) -> jax.Array:
+    r"""What an average that started at zero has seen after `count` steps: :math:`1-\beta^t`.
+
+    It is computed as :math:`-\mathrm{expm1}(t \log \beta)`: for a decay near one the power is near
+    one too, and the difference would lose three of float32's seven digits in the first steps.
+
+    Args:
+        decay: :math:`\beta`, a floating scalar array.
+        count: :math:`t`, a whole number, at least 1.
+
+    Returns:
+        A scalar in the dtype of `decay`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.core import bias_correction
+        >>> bias_correction(jnp.asarray(0.5), jnp.asarray(2))
+        Array(0.75, dtype=float32)
+    """
+    t = count.astype(decay.dtype)
+    positive = decay > 0
+    safe = jnp.where(positive, decay, jnp.full_like(decay, 0.5))
+    # log1p of the exact difference keeps the digits of 1 - beta, which log alone would round.
+    return jnp.where(positive, -jnp.expm1(t * jnp.log1p(safe - 1)), 1 - decay**t)
+
+
+def positive_root(x: jax.Array) -> jax.Array:
+    r"""The square root of a second moment, fit to divide by: :math:`\sqrt{\max(x, x_{min})}`.
+
+    :math:`x_{min}` is the smallest normal number of the dtype (its root is 1e-19 in float32), below
+    which a sum of squares has no digits. So a moment that saw no gradient divides zero to zero,
+    without an epsilon too, and its slope is zero there: that of the root itself is infinite,
+    and would make every hyper-gradient NaN. NaN stays NaN.
+
+    Args:
+        x: A real array, not negative.
+
+    Returns:
+        An array of the same shape and dtype, positive.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.core import positive_root
+        >>> 0.0 / positive_root(jnp.asarray([0.0, 4.0]))
+        Array([0., 0.], dtype=float32)
+    """
+    return jnp.sqrt(jnp.maximum(x, jnp.finfo(x.dtype).tiny))

@@ -1,0 +1,69 @@
+"""Slots: the params-shaped trees of a state, how a state declares them, and how they begin."""
+
+from __future__ import annotations
+
+import functools
+import typing
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core._dtypes import compute_dtype, real_dtype
+from fnopt.core._leaves import check_inexact
+
+_SLOT, _REAL = "fnopt slot", "real"
+
+Slot = Annotated[Any, _SLOT]
+"""Annotates a field of a state NamedTuple as a slot: a tree of the params' structure."""
+
+RealSlot = Annotated[Any, _SLOT, _REAL]
+"""A `Slot` that stays real where the params are complex: second moments, norms."""
+
+
+@functools.cache
+def declared_slots(state: type) -> dict[str, bool]:
+    """The fields of a state class that are annotated as slots, and whether each is a `RealSlot`."""
+    try:
+        hints = typing.get_type_hints(state, include_extras=True)
+    except NameError:  # a class made inside a function: its annotations can't be looked up
+        hints = {name: _by_name(hint) for name, hint in state.__annotations__.items()}
+    marks = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+    return {name: _REAL in mark for name, mark in marks.items() if _SLOT in mark}
+
+
+def _by_name(hint: Any) -> Any:
+    text = str(getattr(hint, "__forward_arg__", hint)).rpartition(".")[2]
+    return {"Slot": Slot, "RealSlot": RealSlot}.get(text, hint)
+
+
+def slot_zeros(params: Any, dtype: Any = None, *, fill: Any = 0.0, real: bool = False) -> Any:
+    """A fresh slot: a tree like `params`, filled with one value.
+
+    Args:
+        params: A tree of floating arrays (abstract ones too).
+        dtype: The storage dtype; by default that of each leaf, but at least float32, because slow
+            averages lose their increments in 16 bits.
+        fill: The value to start from, a scalar.
+        real: Whether complex leaves get a real slot (second moments).
+
+    Returns:
+        A tree of strongly typed arrays, sharded like `params`.
+
+    Raises:
+        TypeError: If a leaf isn't floating; the message names it.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.core import slot_zeros
+        >>> slot_zeros({"w": jnp.ones(2, jnp.bfloat16)})
+        {'w': Array([0., 0.], dtype=float32)}
+    """
+    check_inexact(params, "params")
+
+    def one(p: Any) -> jax.Array:
+        slot_dtype = dtype or compute_dtype(jnp.result_type(p))
+        slot_dtype = real_dtype(slot_dtype) if real else slot_dtype
+        return jnp.full_like(p, jnp.asarray(fill, slot_dtype), dtype=slot_dtype)
+
+    return jax.tree.map(one, params)

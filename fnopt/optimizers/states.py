@@ -1,0 +1,18 @@
+"""The states of the optimizers: what `init` returns, one NamedTuple each."""
+
+from __future__ import annotations
+
+from fnopt.optimizers._adagrad import ScaleByRssState
+from fnopt.optimizers._adam import ScaleByAdamState
+from fnopt.optimizers._diffgrad import ScaleByDiffgradState
+from fnopt.optimizers._lion import ScaleByLionState
+from fnopt.optimizers._rmsprop import ScaleByRmsState, ScaleByStddevState
+
+__all__ = [
+    "ScaleByAdamState",
+    "ScaleByDiffgradState",
+    "ScaleByLionState",
+    "ScaleByRmsState",
+    "ScaleByRssState",
+    "ScaleByStddevState",
+]

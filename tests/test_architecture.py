@@ -171,6 +171,28 @@ def test_one_place_flattens_a_tree_to_a_vector():
     assert not [_name(p) for p in FILES if "ravel_pytree" in _calls(p)], "use fnopt.jacobians.ravel"
 
 
+# Parameters of the equations that hold programs; JAX renames them now and then.
+CONTROL_FLOW = {
+    *("num_consts", "num_carry", "ft_in", "ft_out", "_split_transpose"),
+    *("cond_jaxpr", "cond_nconsts", "body_jaxpr", "body_nconsts"),
+    *("branches", "jaxpr", "call_jaxpr", "fun_jaxpr"),
+}
+
+
+@pytest.mark.parametrize("path", FILES, ids=_name)
+def test_one_room_knows_the_parameters_of_control_flow(path):
+    if _package(path) == "programs":
+        return
+    keys = {
+        n.slice.value
+        for n in ast.walk(_tree(path))
+        if isinstance(n, ast.Subscript) and isinstance(n.slice, ast.Constant)
+    }
+    assert not keys & CONTROL_FLOW, "use fnopt.programs.control_view"
+    private = {"num_consts", "num_carry", "cond_nconsts", "body_nconsts", "ft_in", "ft_out"}
+    assert not private & _calls(path), "use fnopt.programs.control_view"
+
+
 DERIVATIVES = {"grad", "value_and_grad", "jacfwd", "jacrev", "jvp", "vjp", "linearize", "hessian"}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable
 
 from fnopt.costs._bytes import edge_traffic, own_traffic
 from fnopt.costs._flops_table import RULES, reason_unknown
@@ -12,6 +11,7 @@ from fnopt.costs._graph import Graph, Op
 from fnopt.costs._loops import trip_count
 from fnopt.costs._result import Cost, Loop, Unknown
 from fnopt.costs._work import Work
+from fnopt.programs import Cond, Control, Scan, ShardMap, While
 
 _Scope = tuple[str, ...]
 
@@ -71,21 +71,28 @@ class _Counter:
         return tally
 
     def op(self, op: Op, tally: _Tally, outer: _Scope) -> None:
-        if handle := _CONTROL.get(op.name):
-            handle(self, op, tally, outer + op.scope)
+        if op.control is not None:
+            self.control(op, op.control, tally, outer + op.scope)
             return
-        rule = RULES.get(op.name)
-        if rule is None:
-            tally.unknown[op.name, "/".join(op.scope), reason_unknown(op.name)] += 1
+        work = _work(op)
+        if isinstance(work, str):
+            tally.unknown[op.name, "/".join(op.scope), work] += 1
         else:
-            tally.add(op.scope, rule(op))
+            tally.add(op.scope, work)
         tally.add(op.scope, Work(bytes=own_traffic(op)))
 
-    def scan(self, op: Op, tally: _Tally, where: _Scope) -> None:
-        name = self.loop_name(where, "scan")
-        trips = op.params["length"]
-        self.loops.append(Loop(name, trips))
-        tally.add_all(self.graph(op.bodies[0], where), op.scope, trips)
+    def control(self, op: Op, control: Control, tally: _Tally, where: _Scope) -> None:
+        match control:
+            case Scan() as loop:
+                self.loops.append(Loop(self.loop_name(where, "scan"), loop.length))
+                tally.add_all(self.graph(op.bodies[0], where), op.scope, loop.length)
+            case While():
+                self.while_loop(op, tally, where)
+            case Cond():
+                self.cond(op, tally, where)
+            case ShardMap() as mapped:
+                # The body is the program of one device; all devices run it.
+                tally.add_all(self.graph(op.bodies[0], where), op.scope, mapped.devices)
 
     def while_loop(self, op: Op, tally: _Tally, where: _Scope) -> None:
         name = self.loop_name(where, "while")
@@ -93,11 +100,11 @@ class _Counter:
         if trips is None:
             trips = self.trip_counts.get("*")
         self.loops.append(Loop(name, trips))
-        cond, body = (self.graph(g, where) for g in op.bodies)
+        test, body = (self.graph(g, where) for g in op.bodies)
         if trips is None:
             reason = f"ONE iteration is counted: pass trip_counts={{{name!r}: n}}"
             tally.unknown[name, "/".join(op.scope), reason] += 1
-        tally.add_all(cond, op.scope, 2 if trips is None else trips + 1)
+        tally.add_all(test, op.scope, 2 if trips is None else trips + 1)
         tally.add_all(body, op.scope, 1 if trips is None else trips)
 
     def cond(self, op: Op, tally: _Tally, where: _Scope) -> None:
@@ -108,10 +115,6 @@ class _Counter:
             if other is not heaviest:
                 tally.add_all(_Tally(unknown=other.unknown), op.scope)
 
-    def shard_map(self, op: Op, tally: _Tally, where: _Scope) -> None:
-        # The body is the program of one device; all devices run it.
-        tally.add_all(self.graph(op.bodies[0], where), op.scope, op.params["mesh"].size)
-
     def loop_name(self, where: _Scope, kind: str) -> str:
         name = "/".join((*where, kind))
         taken = {loop.name for loop in self.loops}
@@ -119,12 +122,15 @@ class _Counter:
         return name if name not in taken else next(n for n in later if n not in taken)
 
 
-_CONTROL: dict[str, Callable[[_Counter, Op, _Tally, _Scope], None]] = {
-    "scan": _Counter.scan,
-    "while": _Counter.while_loop,
-    "cond": _Counter.cond,
-    "shard_map": _Counter.shard_map,
-}
+def _work(op: Op) -> Work | str:
+    """The work of an operation, or why it is not known."""
+    rule = RULES.get(op.name)
+    if rule is None:
+        return reason_unknown(op.name)
+    try:
+        return rule(op)
+    except KeyError as missing:  # a release of JAX may name its parameters otherwise
+        return f"this release of JAX gives it no parameter {missing}"
 
 
 def _weight(tally: _Tally) -> tuple[int, int]:

@@ -15,7 +15,17 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend import core as jex
 
-from fnopt.programs import fresh, jaxprs
+from fnopt.programs import (
+    Cond,
+    Control,
+    Scan,
+    ShardMap,
+    While,
+    called_with,
+    control_view,
+    fresh,
+    jaxprs,
+)
 
 
 def names(text: str) -> frozenset[str]:
@@ -68,7 +78,8 @@ class Op:
         inputs: What it reads.
         outputs: What it makes.
         scope: The parts of the model that it belongs to, outermost first.
-        bodies: What it repeats or chooses from: `(body,)` of a scan, `(cond, body)` of a while
+        control: How it repeats, chooses or maps, if it does.
+        bodies: What it repeats or chooses from: `(body,)` of a scan, `(test, body)` of a while
             loop, the branches of a cond.
         effects: Whether it does something besides its outputs, so that it runs in any case.
         used: Which outputs somebody reads; known once the program is pruned.
@@ -79,6 +90,7 @@ class Op:
     inputs: list[Cell]
     outputs: list[Cell]
     scope: tuple[str, ...]
+    control: Control | None = None
     bodies: tuple[Graph, ...] = ()
     effects: bool = False
     used: Sequence[bool] = ()
@@ -159,13 +171,14 @@ def _run(
     for eqn in jaxpr.eqns:
         found = [read(a) for a in eqn.invars]
         here = _scope_of(eqn, scope)
-        sub, found = _opened(eqn, found)
-        if sub is None:
+        call = called_with(eqn, found)
+        if call is None:
             op = _operation(eqn, found, here)
             ops.append(op)
             made = op.outputs
         else:
-            made = _run(sub.jaxpr, found, _constants(sub), _inside(eqn, sub, here), ops)
+            sub, passed = call
+            made = _run(sub.jaxpr, passed, _constants(sub), _inside(eqn, sub, here), ops)
         env.update(zip(eqn.outvars, made, strict=True))
     return [read(a) for a in jaxpr.outvars]
 
@@ -174,55 +187,32 @@ def _is_literal(atom: Any) -> bool:
     return isinstance(atom, jex.Literal)
 
 
-def _opened(eqn: jex.JaxprEqn, inputs: list[Cell]) -> tuple[jaxprs.Sub | None, list[Cell]]:
-    """The jaxpr that an equation merely calls, and what it calls it with."""
-    if eqn.primitive.name == "custom_linear_solve":
-        return _linear_solve(eqn, inputs)
-    return jaxprs.called(eqn), inputs
-
-
-def _linear_solve(eqn: jex.JaxprEqn, inputs: list[Cell]) -> tuple[jaxprs.Sub, list[Cell]]:
-    # Of its four programs (matvec, vecmat, solve, transpose_solve) only `solve` runs here; the
-    # constants of all of them come first, in this order.
-    counts, solve = eqn.params["const_lengths"], eqn.params["jaxprs"].solve
-    start = counts.matvec + counts.vecmat
-    own = inputs[start : start + counts.solve]
-    sub = jaxprs.Sub("solve", solve.jaxpr, tuple(solve.consts))
-    return sub, own + inputs[sum(counts) :]
-
-
 def _operation(eqn: jex.JaxprEqn, inputs: list[Cell], scope: tuple[str, ...]) -> Op:
-    name = eqn.primitive.name
+    name, control = eqn.primitive.name, control_view(eqn)
     outputs = [Cell(v.aval) for v in eqn.outvars]
-    bodies = tuple(graph_of(sub, known) for sub, known in _bodies(eqn, [c.known for c in inputs]))
+    bodies = _bodies(control, [c.known for c in inputs])
     if name in VIEWS | IN_PLACE:
         for i, out in enumerate(outputs):
             out.base = inputs[min(i, len(inputs) - 1) if name == "optimization_barrier" else 0]
     if len(outputs) == 1 and outputs[0].aval.shape == ():
         outputs[0].known = _fold(name, [c.known for c in inputs])
-    return Op(name, dict(eqn.params), inputs, outputs, scope, bodies, bool(eqn.effects))
+    params, effects = dict(eqn.params), bool(eqn.effects)
+    return Op(name, params, inputs, outputs, scope, control, bodies, effects)
 
 
-def _bodies(
-    eqn: jex.JaxprEqn, known: list[int | None]
-) -> list[tuple[jaxprs.Sub, list[int | None]]]:
+def _bodies(control: Control | None, known: list[int | None]) -> tuple[Graph, ...]:
     """The programs inside a loop or a choice, with what stays known of their arguments."""
-    subs, params = jaxprs.sub_jaxprs(eqn), eqn.params
-    by_name = {s.param: s for s in subs}
-    match eqn.primitive.name:
-        case "while":
-            n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
-            return [
-                (by_name["cond_jaxpr"], known[:n_cond]),
-                (by_name["body_jaxpr"], known[n_cond : n_cond + n_body]),
-            ]
-        case "scan":
-            return [(by_name["jaxpr"], known[: params["num_consts"]])]
-        case "cond":
-            return [(s, known[1:]) for s in subs if s.param == "branches"]
-        case "shard_map":
-            return [(by_name["jaxpr"], [])]
-    return []
+    match control:
+        case While() as loop:
+            test_consts, body_consts, _ = loop.parts(known)
+            return graph_of(loop.test, test_consts), graph_of(loop.body, body_consts)
+        case Scan() as loop:
+            return (graph_of(loop.body, loop.parts(known)[0]),)
+        case Cond() as choice:
+            return tuple(graph_of(branch, known[1:]) for branch in choice.branches)
+        case ShardMap() as mapped:
+            return (graph_of(mapped.body, []),)
+    return ()
 
 
 def _fold(name: str, values: list[int | None]) -> int | None:

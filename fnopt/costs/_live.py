@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from fnopt.costs._graph import Cell, Graph, Op
+from fnopt.programs import Cond, Scan, ShardMap, While
 
 
 def prune(graph: Graph, keep: Sequence[bool] | None = None) -> tuple[Graph, list[bool]]:
@@ -32,21 +33,21 @@ def prune(graph: Graph, keep: Sequence[bool] | None = None) -> tuple[Graph, list
 
 
 def _prune_op(op: Op, used: list[bool]) -> tuple[Op, list[bool]]:
-    match op.name:
-        case "scan":
-            return _prune_scan(op, used)
-        case "while":
-            return _prune_while(op, used)
-        case "cond":
+    match op.control:
+        case Scan() as loop:
+            return _prune_scan(op, loop, used)
+        case While() as loop:
+            return _prune_while(op, loop, used)
+        case Cond():
             return _prune_cond(op, used)
-        case "shard_map":
+        case ShardMap():
             body, reads = prune(op.bodies[0], used)
             return dataclasses.replace(op, bodies=(body,)), reads[: len(op.inputs)]
     return op, [True] * len(op.inputs)
 
 
-def _prune_scan(op: Op, used: list[bool]) -> tuple[Op, list[bool]]:
-    consts, carries = op.params["num_consts"], op.params["num_carry"]
+def _prune_scan(op: Op, loop: Scan, used: list[bool]) -> tuple[Op, list[bool]]:
+    consts, carries = loop.consts, loop.carry
     keep = list(used)
     while True:
         body, reads = prune(op.bodies[0], keep)
@@ -59,19 +60,19 @@ def _prune_scan(op: Op, used: list[bool]) -> tuple[Op, list[bool]]:
     return dataclasses.replace(op, bodies=(body,)), reads[: len(op.inputs)]
 
 
-def _prune_while(op: Op, used: list[bool]) -> tuple[Op, list[bool]]:
-    n_cond, n_body = op.params["cond_nconsts"], op.params["body_nconsts"]
+def _prune_while(op: Op, loop: While, used: list[bool]) -> tuple[Op, list[bool]]:
+    n_test, n_body = loop.test_consts, loop.body_consts
     carries = len(used)
-    cond, cond_reads = prune(op.bodies[0])
-    keep = _either(used, cond_reads[n_cond : n_cond + carries])
+    test, test_reads = prune(op.bodies[0])
+    keep = _either(used, test_reads[n_test : n_test + carries])
     while True:
         body, reads = prune(op.bodies[1], keep)
         grown = _either(keep, reads[n_body : n_body + carries])
         if grown == keep:
             break
         keep = grown
-    kept = dataclasses.replace(op, bodies=(cond, body))
-    return kept, [*cond_reads[:n_cond], *reads[:n_body], *keep]
+    kept = dataclasses.replace(op, bodies=(test, body))
+    return kept, [*test_reads[:n_test], *reads[:n_body], *keep]
 
 
 def _prune_cond(op: Op, used: list[bool]) -> tuple[Op, list[bool]]:

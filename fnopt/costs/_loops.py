@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fnopt.costs._graph import Cell, Graph, Op
+from fnopt.programs import While
 
 _MIRRORED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
 
@@ -27,7 +28,7 @@ class _Loop(NamedTuple):
         returned: The values that the body hands on.
     """
 
-    cond: Graph
+    test: Graph
     body: Graph
     starts: list[Cell]
     tested: list[Cell]
@@ -41,7 +42,8 @@ def trip_count(op: Op) -> int | None:
     That is what `jax.lax.fori_loop` makes, and what people write by hand: one carried whole number
     with a known start and a known step is compared with a known bound. `None` for all others.
     """
-    loop = _loop(op)
+    assert isinstance(op.control, While)
+    loop = _loop(op, op.control)
     test = _test(loop)
     start = None if test is None else loop.starts[test.counter].known
     step = None if test is None else _step(loop, test.counter)
@@ -50,16 +52,15 @@ def trip_count(op: Op) -> int | None:
     return _iterations(start, step, test)
 
 
-def _loop(op: Op) -> _Loop:
-    n_cond, n_body = op.params["cond_nconsts"], op.params["body_nconsts"]
-    cond, body = op.bodies
-    count = len(body.outputs)
+def _loop(op: Op, loop: While) -> _Loop:
+    test, body = op.bodies
+    _, _, starts = loop.parts(op.inputs)
     return _Loop(
-        cond,
+        test,
         body,
-        op.inputs[n_cond + n_body :],
-        cond.inputs[n_cond : n_cond + count],
-        body.inputs[n_body : n_body + count],
+        starts,
+        test.inputs[loop.test_consts :][: len(starts)],
+        body.inputs[loop.body_consts :][: len(starts)],
         list(body.outputs),
     )
 
@@ -76,7 +77,7 @@ def _iterations(start: int, step: int, test: _Test) -> int | None:
 
 
 def _test(loop: _Loop) -> _Test | None:
-    op = _maker(loop.cond, loop.cond.outputs[0])
+    op = _maker(loop.test, loop.test.outputs[0])
     if op is None or op.name not in _MIRRORED:
         return None
     left, right = op.inputs

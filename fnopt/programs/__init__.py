@@ -6,6 +6,15 @@ from fnopt.programs import _read as jaxprs
 from fnopt.programs._ahead import products_ahead
 from fnopt.programs._closure import opened
 from fnopt.programs._compiled import call_compiled, fresh, runs_now
+from fnopt.programs._control import (
+    Cond,
+    Control,
+    Scan,
+    ShardMap,
+    While,
+    called_with,
+    control_view,
+)
 from fnopt.programs._levels import IN_RULE, SCOPE, Level, Mark, Node
 from fnopt.programs._levels import find_nodes as find_nodes
 from fnopt.programs._recorded import Recorded, call_recorded, is_data, recorded
@@ -15,14 +24,21 @@ from fnopt.programs._replay import replay as replay
 __all__ = [
     "IN_RULE",
     "SCOPE",
+    "Cond",
+    "Control",
     "Level",
     "Mark",
     "Node",
     "Recorded",
     "Records",
+    "Scan",
+    "ShardMap",
     "Visit",
+    "While",
     "call_compiled",
     "call_recorded",
+    "called_with",
+    "control_view",
     "fresh",
     "is_data",
     "jaxprs",

@@ -11,6 +11,7 @@ from jax.extend import core as jex
 
 from fnopt.core import is_inexact
 from fnopt.programs import _read as jaxprs
+from fnopt.programs._control import Cond, Scan, While, control_view
 
 
 class Node(NamedTuple):
@@ -146,20 +147,24 @@ def _taps(eqn: jex.JaxprEqn) -> Iterator[tuple[str, jex.Var]]:
 def _inside(eqn: jex.JaxprEqn, outer: _Place) -> Iterator[tuple[jaxprs.Sub, _Place]]:
     """The jaxprs in an equation that are looked into, each with its place."""
     place = outer._replace(scope=(*outer.scope, *jaxprs.scope(eqn)))
-    kind = eqn.primitive.name
     if sub := jaxprs.called(eqn):
         yield sub, place._replace(note=IN_RULE if jaxprs.is_custom_rule(eqn) else place.note)
         return
-    for sub in jaxprs.sub_jaxprs(eqn):
-        if kind == "scan":
-            yield sub, place._replace(axes=(*place.axes, eqn.params["length"]))
-        elif kind == "cond":
-            yield sub, place
-        elif sub.param == "body_jaxpr":
-            yield sub, place._replace(note=place.note or IN_LOOP)
-        else:
-            note = f"inside {kind} ({sub.param}), where nothing can be seen"
-            yield sub, place._replace(note=note, visible=False)
+    match control_view(eqn):
+        case Scan() as loop:
+            yield loop.body, place._replace(axes=(*place.axes, loop.length))
+        case Cond() as choice:
+            yield from ((branch, place) for branch in choice.branches)
+        case While() as loop:
+            yield loop.test, _hidden(place, eqn, loop.test)
+            yield loop.body, place._replace(note=place.note or IN_LOOP)
+        case _:
+            yield from ((sub, _hidden(place, eqn, sub)) for sub in jaxprs.sub_jaxprs(eqn))
+
+
+def _hidden(place: _Place, eqn: jex.JaxprEqn, sub: jaxprs.Sub) -> _Place:
+    note = f"inside {eqn.primitive.name} ({sub.param}), where nothing can be seen"
+    return place._replace(note=note, visible=False)
 
 
 def _scope_ends(jaxpr: jex.Jaxpr) -> dict[int, list[tuple[tuple[str, ...], jex.Var]]]:

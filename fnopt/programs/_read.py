@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend import core as jex
 
-_CALLS = {"jit", "pjit", "closed_call", "core_call"}
+# JAX 0.12 calls `eval_jaxpr` what was `closed_call`.
+_CALLS = {"jit", "pjit", "closed_call", "core_call", "eval_jaxpr"}
 _REMATS = {"remat", "remat2", "checkpoint"}
 _NAMES = {"name", "tap"}
 _CUSTOM_RULES = {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
@@ -27,6 +28,11 @@ class Sub(NamedTuple):
     param: str
     jaxpr: jex.Jaxpr
     consts: tuple[Any, ...]
+
+    @property
+    def closed(self) -> jex.ClosedJaxpr:
+        """The jaxpr with its constants."""
+        return jex.ClosedJaxpr(self.jaxpr, self.consts)
 
 
 def is_call(eqn: jex.JaxprEqn) -> bool:
@@ -64,12 +70,19 @@ def sub_jaxprs(eqn: jex.JaxprEqn) -> list[Sub]:
     return [sub for name, value in eqn.params.items() for sub in _subs(name, value)]
 
 
-def _subs(name: str, value: Any) -> Iterator[Sub]:
+def sub_of(param: str, value: jex.Jaxpr | jex.ClosedJaxpr) -> Sub:
+    """The value of a parameter that is a jaxpr, open or closed (one class since JAX 0.12)."""
     # In this order: a closed jaxpr may answer to the attributes of an open one.
     if isinstance(value, jex.ClosedJaxpr):
-        yield Sub(name, value.jaxpr, tuple(value.consts))
-    elif isinstance(value, jex.Jaxpr):
-        yield Sub(name, value, ())
+        return Sub(param, value.jaxpr, tuple(value.consts))
+    if isinstance(value, jex.Jaxpr):
+        return Sub(param, value, ())
+    raise TypeError(f"{param}: a jaxpr was expected, not {type(value).__name__}")
+
+
+def _subs(name: str, value: Any) -> Iterator[Sub]:
+    if isinstance(value, (jex.ClosedJaxpr, jex.Jaxpr)):
+        yield sub_of(name, value)
     elif isinstance(value, (tuple, list)):
         for item in value:
             yield from _subs(name, item)
@@ -79,11 +92,18 @@ def called(eqn: jex.JaxprEqn) -> Sub | None:
     """The jaxpr that a call, a remat or a custom-rule call runs on the equation's inputs.
 
     Its `invars` and `outvars` are those of the equation, one to one. `None` for every other
-    equation, loops and branches among them.
+    equation, loops and branches among them, and for a call of a form that is not known.
     """
     if not (is_call(eqn) or is_remat(eqn) or is_custom_rule(eqn)):
         return None
-    return next(s for s in sub_jaxprs(eqn) if s.param in {"jaxpr", "call_jaxpr", "fun_jaxpr"})
+    subs = (s for s in sub_jaxprs(eqn) if s.param in {"jaxpr", "call_jaxpr", "fun_jaxpr"})
+    sub = next(subs, None)
+    fits = sub is not None and _arity(sub.jaxpr) == _arity(eqn)
+    return sub if fits else None
+
+
+def _arity(program: jex.Jaxpr | jex.JaxprEqn) -> tuple[int, int]:
+    return len(program.invars), len(program.outvars)
 
 
 def equations(jaxpr: jex.Jaxpr) -> Iterator[jex.JaxprEqn]:

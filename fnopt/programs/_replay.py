@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.extend import core as jex
 
 from fnopt.programs import _read as jaxprs
+from fnopt.programs._control import Cond, Scan, While, control_view
 from fnopt.programs._levels import Level
 
 Visit = Callable[[int, Any, Any], tuple[Any, Any]]
@@ -50,7 +51,7 @@ def replay(
             ins, marks = [visited(marks[0].node, *ins)], marks[1:]
         if i in level.inner:
             with jaxprs.context(eqn):
-                outs, seen = _runner(eqn)(eqn, level.inner[i], ins, visit, probes)
+                outs, seen = _inside(eqn, level.inner[i], ins, visit, probes)
             records |= seen
         else:
             outs = jaxprs.bind(eqn, ins)
@@ -60,20 +61,25 @@ def replay(
     return env.read(level.jaxpr.outvars), records
 
 
-def _runner(eqn: jex.JaxprEqn) -> Callable[..., tuple[list[Any], Records]]:
-    if jaxprs.is_remat(eqn):
-        return _remat
-    if jaxprs.is_custom_rule(eqn):
-        return _custom_rule
-    if jaxprs.is_call(eqn):
-        return _call
-    return {"scan": _scan, "cond": _cond, "while": _while}[eqn.primitive.name]
-
-
-def _call(
+def _inside(
     eqn: jex.JaxprEqn, levels: tuple[Level, ...], ins: list[Any], visit: Visit, probes: Records
 ) -> tuple[list[Any], Records]:
-    return replay(levels[0], ins, visit, probes)
+    """Runs an equation with nodes in it."""
+    if jaxprs.is_remat(eqn):
+        return _remat(eqn, levels, ins, visit, probes)
+    if jaxprs.is_custom_rule(eqn):
+        # Beside the call, which keeps its rule; the compiler merges the two forward computations.
+        return jaxprs.bind(eqn, ins), replay(levels[0], ins, visit, probes)[1]
+    if jaxprs.is_call(eqn):
+        return replay(levels[0], ins, visit, probes)
+    match control_view(eqn):
+        case Scan() as loop:
+            return _scan(loop, levels[0], ins, visit, probes)
+        case Cond():
+            return _cond(levels, ins, visit, probes)
+        case While() as loop:
+            return _while(loop, levels, ins, visit, probes)
+    raise AssertionError(f"a node inside {eqn.primitive.name} was thought to be visible")
 
 
 def _remat(
@@ -83,43 +89,29 @@ def _remat(
     def run(ins: list[Any], probes: Records) -> tuple[list[Any], Records]:
         return replay(levels[0], ins, visit, probes)
 
-    options = {key: eqn.params[key] for key in ("prevent_cse", "policy")}
+    options = {key: eqn.params[key] for key in ("prevent_cse", "policy") if key in eqn.params}
     return jax.checkpoint(run, **options)(ins, _of(levels, probes))
 
 
-def _custom_rule(
-    eqn: jex.JaxprEqn, levels: tuple[Level, ...], ins: list[Any], visit: Visit, probes: Records
-) -> tuple[list[Any], Records]:
-    # Beside the call, which keeps its rule; the compiler merges the two forward computations.
-    _, records = replay(levels[0], ins, visit, probes)
-    return jaxprs.bind(eqn, ins), records
-
-
 def _scan(
-    eqn: jex.JaxprEqn, levels: tuple[Level, ...], ins: list[Any], visit: Visit, probes: Records
+    loop: Scan, level: Level, ins: list[Any], visit: Visit, probes: Records
 ) -> tuple[list[Any], Records]:
-    p = eqn.params
-    n_consts, n_carry = p["num_consts"], p["num_carry"]
-    consts, init, xs = ins[:n_consts], ins[n_consts:][:n_carry], ins[n_consts + n_carry :]
+    consts, init, xs = loop.parts(ins)
 
     def body(carry: list[Any], x: tuple[list[Any], Records]) -> tuple[list[Any], Any]:
-        outs, records = replay(levels[0], [*consts, *carry, *x[0]], visit, x[1])
-        return outs[:n_carry], (outs[n_carry:], records)
+        outs, records = replay(level, [*consts, *carry, *x[0]], visit, x[1])
+        carry, rows = loop.results(outs)
+        return carry, (rows, records)
 
+    slices = (xs, _of((level,), probes))
     carry, (ys, records) = jax.lax.scan(
-        body,
-        init,
-        (xs, _of(levels, probes)),
-        length=p["length"],
-        reverse=p["reverse"],
-        unroll=p["unroll"],
-        _split_transpose=p.get("_split_transpose", False),
+        body, init, slices, length=loop.length, reverse=loop.reverse, **loop.options
     )
     return [*carry, *ys], records
 
 
 def _cond(
-    eqn: jex.JaxprEqn, levels: tuple[Level, ...], ins: list[Any], visit: Visit, probes: Records
+    levels: tuple[Level, ...], ins: list[Any], visit: Visit, probes: Records
 ) -> tuple[list[Any], Records]:
     def runs(level: Level) -> Callable[..., tuple[list[Any], Records]]:
         return lambda ins, probes: replay(level, ins, visit, probes)
@@ -141,16 +133,13 @@ def _cond(
 
 
 def _while(
-    eqn: jex.JaxprEqn, levels: tuple[Level, ...], ins: list[Any], visit: Visit, probes: Records
+    loop: While, levels: tuple[Level, ...], ins: list[Any], visit: Visit, probes: Records
 ) -> tuple[list[Any], Records]:
-    p = eqn.params
-    n_cond, n_body = p["cond_nconsts"], p["body_nconsts"]
-    cond_consts, body_consts, init = ins[:n_cond], ins[n_cond:][:n_body], ins[n_cond + n_body :]
-
-    level = next(level for level in levels if level.jaxpr is p["body_jaxpr"].jaxpr)
+    test_consts, body_consts, init = loop.parts(ins)
+    level = next(level for level in levels if level.jaxpr is loop.body.jaxpr)
 
     def goes_on(state: tuple[list[Any], Records]) -> Any:
-        return jex.jaxpr_as_fun(p["cond_jaxpr"])(*cond_consts, *state[0])[0]
+        return jex.jaxpr_as_fun(loop.test.closed)(*test_consts, *state[0])[0]
 
     def body(state: tuple[list[Any], Records]) -> tuple[list[Any], Records]:
         return replay(level, [*body_consts, *state[0]], visit, probes)

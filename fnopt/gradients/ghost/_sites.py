@@ -20,7 +20,7 @@ from jax.lax import GatherScatterMode
 
 from fnopt.core import is_inexact
 from fnopt.gradients.ghost._weights import Constant, Leaf, Slice, Weight, step
-from fnopt.programs import Level, Mark, jaxprs
+from fnopt.programs import Level, Mark, Scan, control_view, jaxprs
 
 # Equations whose derivative with respect to an operand is hardly larger than their output.
 _DIRECT = {
@@ -158,25 +158,25 @@ class _Walk:
     def equation(self, i: int, eqn: jex.JaxprEqn) -> None:
         ins = self.read(eqn.invars)
         weights = [w for w in ins if w is not None]
-        if any(w.differentiable for w in weights) and (jaxprs.is_call(eqn) or jaxprs.is_remat(eqn)):
-            self.call(i, eqn, ins)
+        opens = jaxprs.is_call(eqn) or jaxprs.is_remat(eqn)
+        sub = jaxprs.called(eqn) if opens else None
+        if any(w.differentiable for w in weights) and sub is not None:
+            self.call(i, eqn, sub, ins)
         elif len(weights) == len(ins):
             outs = step(eqn, weights, self.axes)
             self.env.update(zip(eqn.outvars, outs, strict=True))
         elif any(w.differentiable for w in weights):
             self.meeting(i, eqn, ins)
 
-    def call(self, i: int, eqn: jex.JaxprEqn, ins: list[Weight | None]) -> None:
-        sub = jaxprs.called(eqn)
-        assert sub is not None
+    def call(self, i: int, eqn: jex.JaxprEqn, sub: jaxprs.Sub, ins: list[Weight | None]) -> None:
         level, outs = self.finder.level(sub, ins, self.axes)
         self.found.inner[i] = (level,)
         self.env.update(zip(eqn.outvars, outs, strict=True))
 
     def meeting(self, i: int, eqn: jex.JaxprEqn, ins: list[Weight | None]) -> None:
-        name = eqn.primitive.name
-        if name == "scan":
-            self.scan(i, eqn, ins)
+        name, loop = eqn.primitive.name, control_view(eqn)
+        if isinstance(loop, Scan):
+            self.scan(i, loop, ins)
         elif not any(is_inexact(v.aval) for v in eqn.outvars):
             return  # a comparison: no gradient comes this way
         elif len(eqn.outvars) > 1:
@@ -238,22 +238,18 @@ class _Walk:
         same = len(data) == 1 and self.uses[data[0]] == 1 and data[0].aval.shape == out.shape
         return self.taps.get(data[0]) if same else None
 
-    def scan(self, i: int, eqn: jex.JaxprEqn, ins: list[Weight | None]) -> None:
-        p = eqn.params
-        n_consts, n_carry = p["num_consts"], p["num_carry"]
+    def scan(self, i: int, loop: Scan, ins: list[Weight | None]) -> None:
         number = len(self.finder.lengths)
-        self.finder.lengths[number] = p["length"]
-        carry = ins[n_consts:][:n_carry]
+        self.finder.lengths[number] = loop.length
+        consts, carry, xs = loop.parts(ins)
         self.finder.lose(carry, "the first carry of a scan")
-        body = next(s for s in jaxprs.sub_jaxprs(eqn) if s.param == "jaxpr")
+        *_, rows = loop.parts(loop.body.jaxpr.invars)
         slices = [
             None if w is None else Slice(v.aval, w.leaves, (*w.axes, number), (w,))
-            for w, v in zip(
-                ins[n_consts + n_carry :], body.jaxpr.invars[n_consts + n_carry :], strict=True
-            )
+            for w, v in zip(xs, rows, strict=True)
         ]
-        inner = [*ins[:n_consts], *[None] * n_carry, *slices]
-        level, outs = self.finder.level(body, inner, (*self.axes, number))
+        inner = [*consts, *[None] * len(carry), *slices]
+        level, outs = self.finder.level(loop.body, inner, (*self.axes, number))
         self.finder.lose(outs, "leaves a scan unchanged by the example")
         self.found.inner[i] = (level,)
 

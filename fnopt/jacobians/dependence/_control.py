@@ -8,7 +8,10 @@ import numpy as np
 from jax.extend import core as jex
 
 from fnopt.jacobians.dependence._entry import Constant, Entry, dependent
+from fnopt.jacobians.dependence._rule import shape_of
 from fnopt.jacobians.dependence._sets import ALL, Sets
+from fnopt.jacobians.dependence._sums import mixed
+from fnopt.programs import Cond, Scan, While, control_view
 
 _UNROLLED = 20_000  # equations; a loop of more is taken as one of any number of turns
 _ROUNDS = 32
@@ -19,8 +22,11 @@ Turn = Callable[[list[Entry]], list[Entry]]
 
 def branches(sets: Sets, run: Run, eqn: jex.JaxprEqn, inputs: list[Entry]) -> list[Entry]:
     """`lax.cond` and `lax.switch`: what any of the branches may give."""
+    choice = control_view(eqn)
+    if not isinstance(choice, Cond):
+        return _unknown(sets, eqn, inputs)
     index, *operands = inputs
-    taken = eqn.params["branches"]
+    taken = [branch.closed for branch in choice.branches]
     if index.known:
         taken = [taken[min(max(int(index.value()), 0), len(taken) - 1)]]
     first, *others = [run(branch, operands) for branch in taken]
@@ -31,30 +37,41 @@ def branches(sets: Sets, run: Run, eqn: jex.JaxprEqn, inputs: list[Entry]) -> li
 
 def while_loop(sets: Sets, run: Run, eqn: jex.JaxprEqn, inputs: list[Entry]) -> list[Entry]:
     """`lax.while_loop`: what any number of turns may give."""
-    skipped, kept = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-    consts, carry = inputs[skipped : skipped + kept], inputs[skipped + kept :]
-    return _settled(sets, lambda carry: run(eqn.params["body_jaxpr"], consts + carry), carry)
+    loop = control_view(eqn)
+    if not isinstance(loop, While):
+        return _unknown(sets, eqn, inputs)
+    _, consts, carry = loop.parts(inputs)
+    body = loop.body.closed
+    return _settled(sets, lambda carry: run(body, consts + carry), carry)
 
 
 def scan(sets: Sets, run: Run, eqn: jex.JaxprEqn, inputs: list[Entry]) -> list[Entry]:
     """`lax.scan`: turn by turn if it is short, else what any number of turns may give."""
-    p = eqn.params
-    a, b = p["num_consts"], p["num_consts"] + p["num_carry"]
-    consts, carry, xs = inputs[:a], inputs[a:b], inputs[b:]
-    body, length = p["jaxpr"], p["length"]
+    loop = control_view(eqn)
+    if not isinstance(loop, Scan):
+        return _unknown(sets, eqn, inputs)
+    consts, carry, xs = loop.parts(inputs)
+    body, length = loop.body.closed, loop.length
 
     def turn(carry: list[Entry], x: list[Entry]) -> list[Entry]:
         return run(body, consts + carry + x)
 
     if not length:
-        return carry + [Entry((0, *v.aval.shape)) for v in body.jaxpr.outvars[b - a :]]
+        _, rows = loop.results(eqn.outvars)
+        return carry + [Entry(shape_of(v)) for v in rows]
     if length * len(body.jaxpr.eqns) <= _UNROLLED:
-        return _unrolled(turn, carry, xs, length, p["reverse"])
+        return _unrolled(turn, carry, xs, length, loop.reverse)
     any_x = [_any_row(sets, x) for x in xs]
-    carry = _settled(sets, lambda carry: turn(carry, any_x)[: b - a], carry)
-    ys = turn(carry, any_x)[b - a :]
+    carry = _settled(sets, lambda carry: loop.results(turn(carry, any_x))[0], carry)
+    _, ys = loop.results(turn(carry, any_x))
     rows = [np.broadcast_to(y.sets, (length, *y.shape)) for y in ys]
     return carry + [dependent(row) for row in rows]
+
+
+def _unknown(sets: Sets, eqn: jex.JaxprEqn, inputs: list[Entry]) -> list[Entry]:
+    """A loop or a choice of a form that isn't known depends on all that goes in."""
+    shapes = [shape_of(v) for v in eqn.outvars]
+    return [dependent(ids) for ids in mixed(sets, shapes, inputs)]
 
 
 def _unrolled(

@@ -1,0 +1,201 @@
+"""Views of control flow: scans, loops, branches, calls, whatever JAX calls their parameters.
+
+Here, and nowhere else, the parameters of these equations are named. An equation whose parameters
+are not those of any known release (JAX 0.7 to 0.12) has no view: it is unknown to its reader,
+like any other operation that the reader has no rule for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from jax.extend import core as jex
+
+from fnopt.programs._read import Sub, called, sub_of
+
+T = TypeVar("T")
+
+
+class Scan(NamedTuple):
+    """A `jax.lax.scan`.
+
+    Attributes:
+        body: One iteration: constants, carry and slices in; carry and rows out.
+        consts: How many of the inputs are the same in all iterations; they come first.
+        carry: How many inputs come next, which each iteration replaces.
+        length: The number of iterations.
+        reverse: Whether the last slice is the first to be used.
+        options: How it is compiled: further keyword arguments of `jax.lax.scan`.
+    """
+
+    body: Sub
+    consts: int
+    carry: int
+    length: int
+    reverse: bool
+    options: dict[str, Any]
+
+    def parts(self, inputs: Sequence[T]) -> tuple[list[T], list[T], list[T]]:
+        """Inputs of the scan or of its body as constants, carry, and arrays to slice or slices."""
+        return _three(inputs, self.consts, self.carry)
+
+    def results(self, outputs: Sequence[T]) -> tuple[list[T], list[T]]:
+        """Outputs of the scan or of its body as carry and rows."""
+        return list(outputs[: self.carry]), list(outputs[self.carry :])
+
+
+class While(NamedTuple):
+    """A `jax.lax.while_loop`.
+
+    Attributes:
+        test: Constants of its own and the carry in, whether to go on out.
+        body: Constants of its own and the carry in, the carry out.
+        test_consts: How many of the inputs are constants of the test; they come first.
+        body_consts: How many inputs come next, which are constants of the body.
+    """
+
+    test: Sub
+    body: Sub
+    test_consts: int
+    body_consts: int
+
+    def parts(self, inputs: Sequence[T]) -> tuple[list[T], list[T], list[T]]:
+        """Inputs of the loop as constants of the test, constants of the body, and carry."""
+        return _three(inputs, self.test_consts, self.body_consts)
+
+
+class Cond(NamedTuple):
+    """A `jax.lax.cond` or `jax.lax.switch`; its first input is the index of the branch.
+
+    Attributes:
+        branches: The branches, which all take the other inputs.
+    """
+
+    branches: tuple[Sub, ...]
+
+
+class ShardMap(NamedTuple):
+    """A `jax.shard_map`.
+
+    Attributes:
+        body: What one device runs.
+        devices: How many devices run it.
+    """
+
+    body: Sub
+    devices: int
+
+
+Control = Scan | While | Cond | ShardMap
+
+
+def control_view(eqn: jex.JaxprEqn) -> Control | None:
+    """A view of a loop, a choice or a map over devices.
+
+    Args:
+        eqn: An equation.
+
+    Returns:
+        The view. `None` for all other equations, and for those whose parameters can't be read
+        because JAX has changed them.
+
+    Example:
+        >>> from fnopt.programs import control_view
+        >>> def total(x):
+        ...     return jax.lax.scan(lambda c, row: (c + row, None), 0.0, x)[0]
+        >>> loop = control_view(jax.make_jaxpr(total)(jnp.ones(3)).jaxpr.eqns[0])
+        >>> type(loop).__name__, loop.length, loop.parts(["start", "x"])
+        ('Scan', 3, ([], ['start'], ['x']))
+    """
+    read = _READERS.get(eqn.primitive.name)
+    return None if read is None else _if_known(lambda: read(eqn))
+
+
+def called_with(eqn: jex.JaxprEqn, inputs: Sequence[T]) -> tuple[Sub, list[T]] | None:
+    """The jaxpr that an equation merely calls, and which of its inputs it calls it with.
+
+    Args:
+        eqn: An equation.
+        inputs: Its inputs.
+
+    Returns:
+        `(jaxpr, its inputs)` for what `called` knows and for linear solves, which have four
+        programs and run one of them; `None` for all others.
+
+    Example:
+        >>> from fnopt.programs import called_with
+        >>> eqn = jax.make_jaxpr(jax.jit(jnp.sin))(1.0).jaxpr.eqns[0]
+        >>> called_with(eqn, ["x"])[1]
+        ['x']
+    """
+    if eqn.primitive.name == "custom_linear_solve":
+        return _if_known(lambda: _solve(eqn, inputs))
+    sub = called(eqn)
+    return None if sub is None else (sub, list(inputs))
+
+
+def _if_known(read: Callable[[], T | None]) -> T | None:
+    try:
+        return read()
+    except (KeyError, AttributeError, TypeError, ValueError):
+        return None
+
+
+def _scan(eqn: jex.JaxprEqn) -> Scan | None:
+    p = eqn.params
+    if "num_consts" in p:  # before 0.12
+        consts, carry = p["num_consts"], p["num_carry"]
+    else:  # trees of constants, carry and slices
+        consts, carry, _ = map(len, p["ft_in"].unpack())
+    options = {name: p[name] for name in ("unroll", "_split_transpose") if name in p}
+    view = Scan(sub_of("jaxpr", p["jaxpr"]), consts, carry, p["length"], p["reverse"], options)
+    body = view.body.jaxpr
+    fits = len(body.invars) == len(eqn.invars) and len(body.outvars) == len(eqn.outvars)
+    return view if fits and consts + carry <= len(eqn.invars) else None
+
+
+def _while(eqn: jex.JaxprEqn) -> While | None:
+    p = eqn.params
+    test, body = (sub_of(name, p[name]) for name in ("cond_jaxpr", "body_jaxpr"))
+    view = While(test, body, p["cond_nconsts"], p["body_nconsts"])
+    carry = len(eqn.outvars)
+    fits = (
+        len(test.jaxpr.invars) == view.test_consts + carry
+        and len(body.jaxpr.invars) == view.body_consts + carry
+        and len(eqn.invars) == view.test_consts + view.body_consts + carry
+    )
+    return view if fits else None
+
+
+def _cond(eqn: jex.JaxprEqn) -> Cond | None:
+    view = Cond(tuple(sub_of("branches", branch) for branch in eqn.params["branches"]))
+    fits = all(len(branch.jaxpr.invars) == len(eqn.invars) - 1 for branch in view.branches)
+    return view if fits else None
+
+
+def _shard_map(eqn: jex.JaxprEqn) -> ShardMap | None:
+    view = ShardMap(sub_of("jaxpr", eqn.params["jaxpr"]), int(eqn.params["mesh"].size))
+    return view if len(view.body.jaxpr.invars) == len(eqn.invars) else None
+
+
+def _solve(eqn: jex.JaxprEqn, inputs: Sequence[T]) -> tuple[Sub, list[T]]:
+    # Of its four programs (matvec, vecmat, solve, transpose_solve) only `solve` runs here; the
+    # constants of all of them come first, in this order.
+    counts = eqn.params["const_lengths"]
+    sub = sub_of("solve", eqn.params["jaxprs"].solve)
+    start = counts.matvec + counts.vecmat
+    return sub, [*inputs[start : start + counts.solve], *inputs[sum(counts) :]]
+
+
+_READERS: dict[str, Callable[[jex.JaxprEqn], Control | None]] = {
+    "scan": _scan,
+    "while": _while,
+    "cond": _cond,
+    "shard_map": _shard_map,
+}
+
+
+def _three(values: Sequence[T], first: int, second: int) -> tuple[list[T], list[T], list[T]]:
+    end = first + second
+    return list(values[:first]), list(values[first:end]), list(values[end:])

@@ -2,7 +2,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fnopt.curves import (
+from fnopt.linear import (
     jacobi_scale,
     normal_equations,
     scaled,

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.curves.batched._data import Points, checked_y, joined, split
-from fnopt.curves.batched._fit import BatchFit
+from fnopt.curves.batched._fit import BatchFit, no_fits
 from fnopt.curves.batched._lanes import Params, Tolerances
 from fnopt.curves.batched._model import Predict, checked_model, residual
 from fnopt.curves.batched._queue import Progress, fit_all
@@ -54,8 +54,10 @@ def curve_fit_batch(
     in the scaling of Jacobi. Against the QR of :func:`fnopt.least_squares` that loses digits where
     the params are strongly correlated: about :math:`\kappa^2 \epsilon` instead of
     :math:`\kappa \epsilon`, with :math:`\kappa` the condition of the Jacobian with columns of
-    length one. It is straight, too, without that solver's acceleration and rescue: fits that start
-    far off are better done there. Everything is unrolled, so it is meant for up to a dozen params.
+    length one. It is straight, too, without that solver's acceleration. A fit that fails, or whose
+    steps throw a param to where it has no effect any more, is tried again from its start with a
+    damping of 100, 1e4 and 1e6; if that doesn't help it counts as stalled. Everything is unrolled,
+    so it is meant for up to a dozen params.
 
     It computes in the common dtype of `x`, `y` and `p0`, at least float32.
 
@@ -119,6 +121,8 @@ def curve_fit_batch(
         "max_steps": _positive(max_steps, "max_steps"),
         "chunk": _chunk(chunk, y.shape[0]),
     }
+    if not y.shape[0]:
+        return no_fits(x0)._replace(params=layout.tree(x0))
     arrays = x0, shared, own, _tolerances(x0.dtype, ftol, xtol, gtol, damping)
     if isinstance(predict, Recorded):
         fits = call_recorded(_fit, predict, *arrays, **settings)
@@ -207,4 +211,4 @@ def _positive(value: Any, name: str) -> int:
 def _chunk(chunk: int | None, fits: int) -> int:
     if chunk is None:
         chunk = _CHUNK.get(jax.default_backend(), _LARGE_CHUNK)
-    return min(_positive(chunk, "chunk"), fits)
+    return max(min(_positive(chunk, "chunk"), fits), 1)

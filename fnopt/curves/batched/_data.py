@@ -32,9 +32,9 @@ def floating(a: Any) -> jax.Array:
 def checked_y(y: Any) -> jax.Array:
     """The data as an array of shape `[fits, ...]`."""
     y = floating(y)
-    if y.ndim < 2 or y.size == 0:
+    if y.ndim < 2 or 0 in y.shape[1:]:
         raise ValueError(
-            f"{NAME}: y has shape {y.shape}, expected [fits, points] with at least one of each. "
+            f"{NAME}: y has shape {y.shape}, expected [fits, points] with at least one point. "
             "For a single fit use fnopt.curve_fit."
         )
     if jnp.iscomplexobj(y):

@@ -45,7 +45,16 @@ class BatchFit(NamedTuple):
         return repr(self) if isinstance(self.status, Tracer) else _report(self)
 
 
+def no_fits(x0: jax.Array) -> BatchFit:
+    """The result of fitting no data, from starts of shape `[0, n]`."""
+    count = jnp.zeros(0, jnp.int32)
+    covariance = jnp.zeros((0, x0.shape[1], x0.shape[1]), x0.dtype)
+    return BatchFit(x0, covariance, jnp.zeros(0, x0.dtype), count, count, count)
+
+
 def _report(fit: BatchFit) -> str:
+    if not fit.status.size:
+        return "0 fits"
     codes, rank = np.ravel(np.asarray(fit.status)), np.ravel(np.asarray(fit.rank))
     steps = np.asarray(fit.steps)
     head = f"{codes.size} fits, {steps.mean():.1f} steps on average, {steps.max()} at most"

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Status
-from fnopt.curves.batched._lanes import Lanes, Params, Tolerances
+from fnopt.core import Status, is_converged
+from fnopt.curves.batched._lanes import Lanes, Params, Tolerances, params_used
 from fnopt.linear import NormalEquations, jacobi_scale
 from fnopt.solvers import first_of
 
@@ -87,6 +87,10 @@ def status_after(
 ) -> jax.Array:
     """The status of every lane after a trial.
 
+    A param that had an effect at the start and has none at all where it went (a decay time of
+    1e12) was thrown away. The others may be stationary there, at a limit at infinity, but that is
+    no solution.
+
     Args:
         lanes: Before it.
         sums: After it: at the trial where that was accepted.
@@ -103,10 +107,13 @@ def status_after(
     flat = (trial.predicted <= tol.ftol * f) & (
         jnp.abs(trial.actual) <= jnp.maximum(tol.ftol, tol.noise) * f
     )
+    # What one param alone could gain, where the damping doesn't let it, isn't nothing.
+    flat &= ~_leans(cosine, f, tol.ftol, trial, tol)
     tiny = trial.length <= jnp.square(tol.xtol) * trial.size
     stuck = lam > jnp.asarray(_MOST_DAMPING, f.dtype)
-    collapsed = tried & (stuck | (tiny & ~trial.finite) | (tiny & _slopes(cosine, f, trial, tol)))
-    return first_of(
+    sloping = _leans(cosine, f, jnp.asarray(_SLOPING**2, f.dtype), trial, tol)
+    collapsed = tried & (stuck | (tiny & (~trial.finite | sloping)))
+    status = first_of(
         (lanes.fresh & ~trial.finite, Status.NONFINITE_START),
         (stationary, Status.CONVERGED_GRADIENT),
         (tried & flat, Status.CONVERGED_COST),
@@ -114,14 +121,17 @@ def status_after(
         (collapsed, Status.STALLED),
         (tried & tiny, Status.CONVERGED_STEP),
     )
+    lost = (sums.square > 0) & (lanes.used > 0) & ((lanes.used & ~params_used(sums)) != 0)
+    return jnp.where(is_converged(status) & lost, Status.STALLED.array, status)
 
 
-def _slopes(cosine: jax.Array, f: jax.Array, trial: Trial, tol: Tolerances) -> jax.Array:
-    r"""Whether the residual leans on a column by more than rounding explains.
+def _leans(
+    cosine: jax.Array, f: jax.Array, least: jax.Array, trial: Trial, tol: Tolerances
+) -> jax.Array:
+    r"""Whether the residual leans on a column by a fraction, and more than rounding explains.
 
     Rounding moves a residual by about :math:`\epsilon \|J_j x_j\|` for each parameter. All are
     squares here.
     """
-    floor = jnp.asarray(_SLOPING**2, f.dtype) * f
     noise = jnp.square(jnp.asarray(_NOISE, f.dtype) * tol.eps) * trial.size
-    return cosine * f > jnp.maximum(floor, noise)
+    return cosine * f > jnp.maximum(least * f, noise)

@@ -7,7 +7,14 @@ import jax.numpy as jnp
 
 from fnopt.core import Status
 from fnopt.curves.batched._judge import Trial, examine, improves, status_after
-from fnopt.curves.batched._lanes import Lanes, Params, Tolerances, choose, is_running
+from fnopt.curves.batched._lanes import (
+    Lanes,
+    Params,
+    Tolerances,
+    choose,
+    is_running,
+    params_used,
+)
 from fnopt.linear import (
     NormalEquations,
     jacobi_scale,
@@ -49,6 +56,7 @@ def advance(lanes: Lanes, new: NormalEquations, tol: Tolerances, max_steps: int)
         The problems one step later.
     """
     running = is_running(lanes.status)
+    lanes = lanes._replace(used=jnp.where(lanes.used < 0, params_used(new), lanes.used))
     trial = examine(lanes, new, tol)
     accepted = once(running & jnp.where(lanes.fresh, trial.finite, improves(trial)))
     lam, growth = _next_damping(lanes, trial, accepted)
@@ -66,6 +74,7 @@ def advance(lanes: Lanes, new: NormalEquations, tol: Tolerances, max_steps: int)
         steps=steps,
         status=jnp.where(running, status, lanes.status),
         fresh=jnp.zeros_like(lanes.fresh),
+        used=lanes.used,
     )
 
 
@@ -94,8 +103,12 @@ def _next_damping(lanes: Lanes, trial: Trial, accepted: jax.Array) -> tuple[jax.
     lam = jnp.where(accepted, shrunk, lanes.lam * lanes.growth)
     growth = jnp.where(accepted, jnp.full_like(lam, 2), 2 * lanes.growth)
     hold = lanes.fresh | trial.negligible
+    # A gain that drowns in rounding says nothing, except that so much damping is of no use.
+    one = jnp.ones_like(lanes.lam)
+    held = jnp.maximum(jnp.asarray(_LEAST_SHRINK, dtype) * lanes.lam, jnp.minimum(lanes.lam, one))
+    held = jnp.where(lanes.fresh, lanes.lam, held)
     floor = jnp.asarray(jnp.finfo(dtype).eps, dtype)  # less is no damping beside a column's one
     return (
-        jnp.where(hold, lanes.lam, jnp.maximum(lam, floor)),
+        jnp.where(hold, held, jnp.maximum(lam, floor)),
         jnp.where(hold, lanes.growth, growth),
     )

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import Status
+from fnopt.core import Status, is_converged
 from fnopt.curves.batched._lanes import Lanes, Params, Tolerances, is_running
 from fnopt.curves.batched._method import advance
 from fnopt.linear import (
@@ -29,6 +29,7 @@ from fnopt.linear import (
 Evaluate = Callable[[Params, Any], NormalEquations]
 """The sums at params of many problems, from their data (the last axis is the lanes)."""
 
+_RETRIES = 3  # of a problem that fails, with a damping of 100, 1e4 and 1e6
 _LEAVE = 4  # a chunk is left when less than one lane in four still runs
 
 
@@ -43,6 +44,7 @@ class Progress(NamedTuple):
     growth: jax.Array  # [fits]
     steps: jax.Array  # int32[fits]
     status: jax.Array  # int32[fits]
+    used: jax.Array  # int32[fits], a bit for each param with an effect at the start, or -1
 
 
 def fit_all(
@@ -60,7 +62,10 @@ def fit_all(
 
     Returns:
         The progress when all problems have a status. Memory beyond data and result is what one
-        chunk needs, and an index of the problems.
+        chunk needs, an index of the problems, and a second result.
+
+    What fails is tried again from its start with more and more damping: steps that throw a param
+    to where it has no effect are the usual reason, and short ones don't.
     """
     fits = x0.shape[0]
 
@@ -78,7 +83,48 @@ def fit_all(
         chunks = (count + (chunk - 1)) // chunk
         return lax.fori_loop(0, chunks, lambda k, p: one_chunk(order, k, p), progress)
 
-    return lax.while_loop(lambda p: jnp.any(is_running(p.status)), one_round, _empty(x0, tol))
+    def attempt(state: tuple[jax.Array, Progress]) -> tuple[jax.Array, Progress]:
+        number, best = state
+        again = _failed(best, max_steps)
+        now = _restarted(best, x0, again, jnp.asarray(100, x0.dtype) ** number.astype(x0.dtype))
+        now = lax.while_loop(lambda p: jnp.any(is_running(p.status)), one_round, now)
+        return number + jnp.ones((), jnp.int32), _better(best, now, again)
+
+    def unfinished(state: tuple[jax.Array, Progress]) -> jax.Array:
+        number, best = state
+        return (number <= _RETRIES) & jnp.any(_failed(best, max_steps))
+
+    return lax.while_loop(unfinished, attempt, (jnp.zeros((), jnp.int32), _empty(x0, tol)))[1]
+
+
+def _failed(progress: Progress, max_steps: int) -> jax.Array:
+    """Which problems have another try: those not begun, and those that other steps may solve."""
+    status = progress.status
+    lost = (status == Status.STALLED.value) | (status == Status.NONFINITE_STEP.value)
+    return is_running(status) | (lost & (progress.steps < max_steps))
+
+
+def _restarted(best: Progress, x0: jax.Array, again: jax.Array, damping: jax.Array) -> Progress:
+    """Problems at their start again: the first time with their own damping, then with more."""
+    lam = jnp.where(damping > 1, damping, best.lam)
+    return best._replace(
+        x=jnp.where(again[:, None], x0, best.x),
+        lam=jnp.where(again, lam, best.lam),
+        growth=jnp.where(again, jnp.full_like(best.growth, 2), best.growth),
+        status=jnp.where(again, Status.RUNNING.array, best.status),
+    )
+
+
+def _better(best: Progress, now: Progress, again: jax.Array) -> Progress:
+    """The better end of each problem, with the steps of both tries."""
+    solved, before = is_converged(now.status), is_converged(best.status)
+    lower = (now.square <= best.square) | ~jnp.isfinite(best.square)
+    taken = again & ((solved & ~before) | ((solved == before) & lower))
+
+    def choose(new: jax.Array, old: jax.Array) -> jax.Array:
+        return jnp.where(taken.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+
+    return jax.tree.map(choose, now, best)._replace(steps=now.steps)
 
 
 def _empty(x0: jax.Array, tol: Tolerances) -> Progress:
@@ -94,6 +140,7 @@ def _empty(x0: jax.Array, tol: Tolerances) -> Progress:
         growth=jnp.full(fits, 2, dtype),
         steps=count,
         status=jnp.full(fits, Status.RUNNING.value, jnp.int32),
+        used=jnp.full(fits, -1, jnp.int32),
     )
 
 
@@ -125,6 +172,7 @@ def _load(progress: Progress, index: jax.Array, fits: int) -> Lanes:
         steps=_take(progress.steps, index),
         status=jnp.where(index < fits, status, Status.MAX_STEPS.array),
         fresh=jnp.ones(index.shape, bool),
+        used=_take(progress.used, index),
     )
 
 
@@ -161,5 +209,6 @@ def _store(progress: Progress, lanes: Lanes, index: jax.Array) -> Progress:
         growth=lanes.growth,
         steps=lanes.steps,
         status=lanes.status,
+        used=lanes.used,
     )
     return jax.tree.map(lambda all_, some: all_.at[index].set(some, mode="drop"), progress, new)

@@ -37,7 +37,7 @@ class Layout(NamedTuple):
         leaves, treedef = jax.tree.flatten(self.shapes)
         ends = np.cumsum([leaf.size for leaf in leaves])
         parts = jnp.split(x, ends[:-1].tolist(), axis=1)
-        arrays = [p.reshape(-1, *leaf.shape) for p, leaf in zip(parts, leaves, strict=True)]
+        arrays = [p.reshape(x.shape[0], *leaf.shape) for p, leaf in zip(parts, leaves, strict=True)]
         return jax.tree.unflatten(treedef, _cast(arrays, leaves))
 
 
@@ -86,6 +86,7 @@ def _is_array(p: Any) -> bool:
 
 
 def _per_fit(path: str, leaf: Any, fits: int) -> Any:
+    leaf = jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf  # in JAX's dtypes
     if isinstance(leaf, (int, float)) or jnp.ndim(leaf) == 0 or leaf.shape[0] == fits:
         return leaf
     raise ValueError(

@@ -282,7 +282,7 @@ def test_report_counts_how_fits_ended():
     [
         ({"f": 3}, TypeError, "expected a function"),
         ({"y": np.zeros(30)}, ValueError, "y has shape (30,)"),
-        ({"y": np.zeros((3, 0))}, ValueError, "at least one of each"),
+        ({"y": np.zeros((3, 0))}, ValueError, "at least one point"),
         ({"y": np.zeros((3, 30), np.complex64)}, TypeError, "expected real data"),
         ({"p0": np.zeros((2, 3))}, ValueError, "p0 has shape (2, 3), expected [n]"),
         ({"p0": (np.zeros(2), 1.0, 1.0)}, ValueError, "a leading axis of length 3"),

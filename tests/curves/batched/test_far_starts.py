@@ -1,0 +1,61 @@
+"""Starts from which the first steps throw a param to where it has no effect."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fnopt.core import Status
+from fnopt.curves.batched import curve_fit_batch
+
+X = np.linspace(0.0, 10.0, 40, dtype=np.float32)
+NOISE = 0.02 * np.random.default_rng(0).standard_normal(40)
+
+
+def decay(x, a, b):
+    return a * jnp.exp(-x / b)
+
+
+@pytest.fixture(scope="module")
+def fits():
+    """From 1 to 1e5 times the decay time, with the usual damping, and with far too much."""
+    starts = np.asarray([1, 20, 200, 500, 1e3, 5e3, 1e5], np.float32)
+    y = (3 * np.exp(-X / 2) + NOISE).astype(np.float32)
+    return [
+        curve_fit_batch(decay, X, np.tile(y, (starts.size, 1)), (1.0, starts), damping=damping)
+        for damping in (1e-3, 1e6)
+    ]
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_decay_time_that_starts_far_too_long_is_found(fits, which):
+    fit = fits[which]
+    assert np.all(fit.converged), fit.message
+    np.testing.assert_array_equal(fit.rank, 2)
+    np.testing.assert_allclose(fit.params, np.tile(fit.params[0], (7, 1)), rtol=1e-3)
+    assert np.max(fit.steps) < 80
+
+
+def test_a_limit_at_infinity_is_no_solution(monkeypatch):
+    monkeypatch.setattr("fnopt.curves.batched._queue._RETRIES", 0)
+    y = (3 * np.exp(-X / 2) + NOISE).astype(np.float32)
+
+    def model(x, a, b):  # a function of its own: nothing that is compiled fits
+        return decay(x, a, b)
+
+    fit = curve_fit_batch(model, X, np.stack([y, y]), (1.0, np.asarray([1e3, 1], np.float32)))
+    assert abs(fit.params[0, 1]) > 1e6  # thrown away by the first step
+    assert fit.converged.tolist() == [False, True]
+    assert fit.status.tolist()[0] == Status.STALLED
+
+
+def test_no_fits_at_all():
+    fit = curve_fit_batch(decay, X, np.zeros((0, 40), np.float32), (1.0, np.zeros(0)))
+    assert fit.params.shape == (0, 2)
+    assert fit.covariance.shape == (0, 2, 2)
+    assert fit.status.shape == fit.cost.shape == (0,)
+    assert fit.message == []
+    assert "0 fits" in str(fit)
+    tree = curve_fit_batch(
+        lambda x, p: decay(x, p["a"], p["b"]), X, np.zeros((0, 40)), {"a": 1.0, "b": 1.0}
+    )
+    assert tree.params["a"].shape == (0,)

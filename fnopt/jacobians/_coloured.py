@@ -7,7 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
+from fnopt.core import optional
+from fnopt.jacobians._bicolouring import Bicolouring
 from fnopt.jacobians._colouring import Sparsity
 
 
@@ -18,6 +21,9 @@ class SparseJacobian:
     A row has at most one entry a colour, so the sums hold every entry, in an array of shape
     `[m, colours]`, and products with the matrix need nothing else. It is a pytree whose only leaf
     is that array.
+
+    Where `sparse_jacobian` sums columns for some of the entries and rows for the others, there are
+    two such arrays, and `sparsity` is that of the whole.
 
     Args:
         sums: The sums, of shape `[m, colours]`; by rows, `[n, colours]`.
@@ -44,6 +50,11 @@ class SparseJacobian:
         """The numbers of rows and of columns."""
         m, n = self.sparsity.shape
         return (n, m) if self.by_rows else (m, n)
+
+    @property
+    def colours(self) -> int:
+        """How many sums it is kept by, which is how many passes it took."""
+        return self.sparsity.colours
 
     @property
     def entries(self) -> tuple[np.ndarray, np.ndarray, jax.Array]:
@@ -76,6 +87,43 @@ class SparseJacobian:
         rows, cols, values = self.entries
         return jnp.zeros(self.shape, values.dtype).at[rows, cols].set(values)
 
+    def to_bcoo(self) -> Any:
+        """The same as a `jax.experimental.sparse.BCOO`, also under `jax.jit`.
+
+        Example:
+            >>> J = fnopt.sparse_jacobian(lambda x: x[1:] - x[:-1] ** 2)(jnp.ones(4))
+            >>> (J.to_bcoo() @ jnp.ones(4)).shape
+            (3,)
+        """
+        from jax.experimental import sparse
+
+        rows, cols, values = self.entries
+        indices = jnp.asarray(np.stack([rows, cols], 1))
+        return sparse.BCOO((values, indices), shape=self.shape, unique_indices=True)
+
+    def to_scipy(self) -> Any:
+        """The same as a `scipy.sparse.csr_array`, for what SciPy knows of sparse matrices.
+
+        Raises:
+            ImportError: If SciPy isn't installed.
+            TypeError: Under `jax.jit` and the like, where it has no numbers.
+
+        Example:
+            >>> J = fnopt.sparse_jacobian(lambda x: x[1:] - x[:-1] ** 2)(jnp.ones(4))
+            >>> J.to_scipy().toarray()
+            array([[-2.,  1.,  0.,  0.],
+                   [ 0., -2.,  1.,  0.],
+                   [ 0.,  0., -2.,  1.]], dtype=float32)
+        """
+        sparse = optional("scipy.sparse", "SparseJacobian.to_scipy")
+        rows, cols, values = self.entries
+        if isinstance(values, Tracer):
+            raise TypeError(
+                "SparseJacobian.to_scipy: the entries are traced. Call it outside of jit, or take "
+                "to_bcoo, which works inside."
+            )
+        return sparse.csr_array((np.asarray(values), (rows, cols)), shape=self.shape)
+
     def _along(self, v: jax.Array) -> jax.Array:
         column, there = self.sparsity.lists
         return jnp.sum(jnp.where(there, self.sums * v[column], 0), axis=1)
@@ -99,5 +147,76 @@ class SparseJacobian:
         m, n = self.shape
         return (
             f"SparseJacobian(shape=({m}, {n}), entries={self.sparsity.rows.size}, "
-            f"colours={self.sparsity.colours}, by={'rows' if self.by_rows else 'columns'})"
+            f"colours={self.colours}, by={self._by})"
         )
+
+    @property
+    def _by(self) -> str:
+        return "rows" if self.by_rows else "columns"
+
+
+@jax.tree_util.register_pytree_node_class
+class TwoWayJacobian(SparseJacobian):
+    """A sparse matrix of which some entries are kept by sums of columns, the others of rows.
+
+    Args:
+        sums: The sums of columns, of shape `[m, ...]`, and those of rows, `[n, ...]`.
+        parts: Which entries are in which.
+    """
+
+    def __init__(self, sums: tuple[Any, Any], parts: Bicolouring) -> None:
+        super().__init__(sums, parts.whole)
+        self.parts = parts
+
+    @property
+    def columns(self) -> SparseJacobian:
+        """The part that is kept by sums of columns."""
+        return SparseJacobian(self.sums[0], self.parts.columns)
+
+    @property
+    def rows(self) -> SparseJacobian:
+        """The part that is kept by sums of rows."""
+        return SparseJacobian(self.sums[1], self.parts.rows, by_rows=True)
+
+    @property
+    def colours(self) -> int:
+        """How many sums it is kept by, of columns and rows together."""
+        return self.parts.colours
+
+    @property
+    def entries(self) -> tuple[np.ndarray, np.ndarray, jax.Array]:
+        """The rows, the columns and the values of all entries, row by row."""
+        values = jnp.concatenate([self.columns.entries[2], self.rows.entries[2]])
+        return self.sparsity.rows, self.sparsity.cols, values[self.parts.order]
+
+    def astype(self, dtype: Any) -> TwoWayJacobian:
+        """The same in another dtype."""
+        columns, rows = self.sums
+        return TwoWayJacobian((columns.astype(dtype), rows.astype(dtype)), self.parts)
+
+    def mv(self, v: jax.Array) -> jax.Array:
+        """The product with a vector of shape `[n]`, of shape `[m]`."""
+        return self.columns.mv(v) + self.rows.mv(v)
+
+    def rmv(self, w: jax.Array) -> jax.Array:
+        """The product of the transpose with a vector of shape `[m]`, of shape `[n]`."""
+        return self.columns.rmv(w) + self.rows.rmv(w)
+
+    def times_rows(self, b: jax.Array) -> TwoWayJacobian:
+        """The rows by the factors `b`, of shape `[m]`; a row of no weight may be NaN."""
+        return TwoWayJacobian(
+            (self.columns.times_rows(b).sums, self.rows.times_rows(b).sums), self.parts
+        )
+
+    def tree_flatten(self) -> tuple[tuple[Any], Any]:
+        """Both sums; the rest is static."""
+        return (self.sums,), self.parts
+
+    @classmethod
+    def tree_unflatten(cls, aux: Any, children: tuple[Any]) -> TwoWayJacobian:
+        """Undoes `tree_flatten`."""
+        return cls(children[0], aux)
+
+    @property
+    def _by(self) -> str:
+        return "columns and rows"

@@ -38,8 +38,16 @@ class Sparsity:
         unique = np.unique(np.asarray(rows, np.int64) * shape[1] + np.asarray(cols, np.int64))
         self.rows, self.cols = (part.astype(np.int32) for part in np.divmod(unique, shape[1]))
         self.shape = shape
-        self.colour = _greedy(self.rows, self.cols, shape[1])
-        self.colours = int(self.colour.max(initial=0)) + 1
+
+    @functools.cached_property
+    def colour(self) -> np.ndarray:
+        """The colour of every column; -1 for one without entries."""
+        return _greedy(self.rows, self.cols, self.shape[1])
+
+    @functools.cached_property
+    def colours(self) -> int:
+        """How many colours there are."""
+        return int(self.colour.max(initial=0)) + 1
 
     def seeds(self, dtype: Any) -> np.ndarray:
         """The sums of the unit vectors of each colour, an array of shape `[colours, columns]`."""
@@ -67,8 +75,10 @@ def _greedy(rows: np.ndarray, cols: np.ndarray, columns: int) -> np.ndarray:
     starts = np.searchsorted(cols[order], np.arange(columns + 1))
     by_column = rows[order].tolist()
     taken: dict[int, int] = {}  # the colours that a row has, as bits
-    colour = np.zeros(columns, np.int32)
+    colour = np.full(columns, -1, np.int32)
     for j, (lo, hi) in enumerate(zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)):
+        if lo == hi:
+            continue
         mask = 0
         for i in by_column[lo:hi]:
             mask |= taken.get(i, 0)

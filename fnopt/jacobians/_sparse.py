@@ -6,13 +6,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fnopt.jacobians._coloured import SparseJacobian
-from fnopt.jacobians._colouring import Sparsity
-from fnopt.jacobians._flat import at_once, in_chunks, jacobian_mode
+from fnopt.jacobians._compressed import Colouring, colouring, compressed
+from fnopt.jacobians._flat import jacobian_mode
 from fnopt.jacobians._sparsity_pattern import found_pattern
 from fnopt.jacobians._vectors import VectorFunction, vector_function
 
@@ -26,7 +24,9 @@ def sparse_jacobian(
 
     Columns that have no row in common are found in one pass, for they can be told apart in the
     sum. A greedy colouring, made once, groups them: 3 passes for a tridiagonal Jacobian of any
-    size, instead of `n`. Nothing of shape `[m, n]` is formed.
+    size, instead of `n`. Nothing of shape `[m, n]` is formed. Where a few rows are full, as in an
+    arrow, these are found by sums of rows and the rest by sums of columns, if that takes fewer
+    passes together; a few full columns likewise.
 
     It is what `least_squares` takes as `jac` for large problems with local coupling. With more
     than 256 of both residuals and params its steps then come from a factorisation along the band,
@@ -45,12 +45,12 @@ def sparse_jacobian(
             boolean array of shape `[m, n]`, a pair `(rows, cols)` of int arrays, or a SciPy sparse
             matrix. A complex output has rows for its real part, then for its imaginary part. None
             to have it found.
-        mode: `'forward'` colours columns, `'reverse'` rows, `'auto'` takes what needs fewer
-            colours.
+        mode: `'forward'` colours columns, `'reverse'` rows, `'auto'` takes what needs the fewest
+            passes, of columns, rows or both, in the modes that `fn` has.
 
     Returns:
         A function of the arguments of `fn` that returns a :class:`SparseJacobian`, which has
-        `mv`, `rmv` and `matrix`.
+        `mv`, `rmv` and `matrix`, `to_scipy` and `to_bcoo`.
 
     Raises:
         TypeError: If the pattern is none of these, or params or outputs aren't floating.
@@ -70,75 +70,48 @@ def sparse_jacobian(
 
     Reference:
         Curtis, Powell and Reid (1974), On the estimation of sparse Jacobian matrices;
-        Gebremedhin, Manne and Pothen (2005), What color is your Jacobian?
+        Coleman and Verma (1998), The efficient computation of sparse Jacobian matrices using
+        automatic differentiation; Gebremedhin, Manne and Pothen (2005), What color is your
+        Jacobian?
     """
     jacobian_mode(mode, 1, 1, f"{_NAME}: mode")
-    coloured = _finding(mode) if pattern is None else _given(_entries(pattern), mode)
+    coloured = _finding() if pattern is None else _given(_entries(pattern))
 
     def jacobian_fn(params: Any, *args: Any, **kwargs: Any) -> SparseJacobian:
         flat = vector_function(lambda p: fn(p, *args, **kwargs), params, _NAME)
-        sparsity, by_rows = coloured(flat)
-        return SparseJacobian(_sums(flat, sparsity, by_rows), sparsity, by_rows)
+        return compressed(flat, lambda mode: coloured(flat, mode), mode)
 
     return jacobian_fn
 
 
-Colouring = Callable[[VectorFunction], tuple[Sparsity, bool]]
+Coloured = Callable[[VectorFunction, str], Colouring]
 
 
-def _given(entries: tuple[np.ndarray, np.ndarray, Any], mode: str) -> Colouring:
+def _given(entries: tuple[np.ndarray, np.ndarray, Any]) -> Coloured:
     """Colours the pattern that is given, once for each shape."""
     rows, cols, shape = entries
 
     @functools.cache
-    def coloured(m: int, n: int) -> tuple[Sparsity, bool]:
+    def coloured(m: int, n: int, mode: str) -> Colouring:
         _check_fit(rows, cols, shape, (m, n))
-        return _coloured(rows, cols, (m, n), mode)
+        return colouring(rows, cols, (m, n), mode)
 
-    return lambda flat: coloured(flat.m, flat.x.size)
+    return lambda flat, mode: coloured(flat.m, flat.x.size, mode)
 
 
-def _finding(mode: str) -> Colouring:
+def _finding() -> Coloured:
     """Finds the pattern anew for every trace; one that was there before isn't coloured again."""
 
     @functools.lru_cache(maxsize=4)
-    def coloured(m: int, n: int, rows: bytes, cols: bytes) -> tuple[Sparsity, bool]:
-        return _coloured(np.frombuffer(rows, np.int32), np.frombuffer(cols, np.int32), (m, n), mode)
+    def coloured(m: int, n: int, rows: bytes, cols: bytes, mode: str) -> Colouring:
+        entries = np.frombuffer(rows, np.int32), np.frombuffer(cols, np.int32)
+        return colouring(*entries, (m, n), mode)
 
-    def found(flat: VectorFunction) -> tuple[Sparsity, bool]:
+    def found(flat: VectorFunction, mode: str) -> Colouring:
         rows, cols = found_pattern(flat)
-        return coloured(flat.m, flat.x.size, rows.tobytes(), cols.tobytes())
+        return coloured(flat.m, flat.x.size, rows.tobytes(), cols.tobytes(), mode)
 
     return found
-
-
-def _sums(flat: VectorFunction, sparsity: Sparsity, by_rows: bool) -> jax.Array:
-    """The sum of the columns (or rows) of each colour, `[m, colours]` (or `[n, colours]`)."""
-    product = _pull(flat) if by_rows else jax.linearize(flat.fn, flat.x)[1]
-    if at_once(sparsity.colours):
-        return jax.vmap(product, out_axes=1)(jnp.asarray(sparsity.seeds(flat.x.dtype)))
-    colour = jnp.asarray(sparsity.colour)
-    sums = in_chunks(product, lambda k: (colour == k).astype(flat.x.dtype), sparsity.colours)
-    return sums.T
-
-
-def _pull(flat: VectorFunction) -> Callable[[jax.Array], jax.Array]:
-    _, pull = jax.vjp(flat.fn, flat.x)
-    return lambda w: pull(w)[0]
-
-
-def _coloured(
-    rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int], mode: str
-) -> tuple[Sparsity, bool]:
-    if mode == "forward":
-        return Sparsity(rows, cols, shape), False
-    by_rows = Sparsity(cols, rows, (shape[1], shape[0]))
-    if mode == "reverse":
-        return by_rows, True
-    by_columns = Sparsity(rows, cols, shape)
-    if by_rows.colours < by_columns.colours:
-        return by_rows, True
-    return by_columns, False
 
 
 def _entries(pattern: Any) -> tuple[np.ndarray, np.ndarray, tuple[int, int] | None]:

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from fnopt.core import listing
+from fnopt.core import listing, optional
 from fnopt.monitor._flags import Flag
 from fnopt.monitor._groups import matches
 from fnopt.monitor._history import History
-from fnopt.monitor._optional import optional
 
 LOGARITHMIC = ("norm", "max", "rms", "ratio")
 MARKS = {
@@ -128,7 +127,7 @@ def plot_gradient_flow(
     names = _ordered(history.names, order)
     rows = [history.names.index(name) for name in names]
     if ax is None:
-        plt = optional("matplotlib.pyplot", "plot_gradient_flow")
+        plt = optional("matplotlib.pyplot", "plot_gradient_flow", "monitor")
         _, ax = plt.subplots(figsize=(8, 1.2 + 0.22 * min(len(names), 80)), layout="constrained")
     numbers, flags = _layers(history, stat, rows)
     _draw(ax, _edges(history.steps), numbers, flags, stat)
@@ -140,7 +139,7 @@ def plot_gradient_flow(
 
 
 def _draw(ax: Any, edges: np.ndarray, numbers: Any, flags: np.ndarray, stat: str) -> None:
-    colors = optional("matplotlib.colors", "plot_gradient_flow")
+    colors = optional("matplotlib.colors", "plot_gradient_flow", "monitor")
     heights = np.arange(len(numbers) + 1) - 0.5
     seen = numbers.compressed()
     # A few extreme cells must not wash out the picture: the scale leaves out 1 % at either end.

@@ -9,8 +9,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from fnopt.core import listing
-from fnopt.monitor._optional import optional
+from fnopt.core import listing, optional
 from fnopt.monitor._writers import Record, Writer
 
 
@@ -112,7 +111,7 @@ def _bar(total: int | None, wanted: bool | None, file: TextIO | None) -> Any:
     if wanted is False:
         return None
     try:
-        tqdm = optional("tqdm", "Progress(tqdm=True)")
+        tqdm = optional("tqdm", "Progress(tqdm=True)", "monitor")
     except ImportError:
         if wanted:
             raise

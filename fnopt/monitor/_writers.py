@@ -11,8 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from fnopt.core import exponents
-from fnopt.monitor._optional import optional
+from fnopt.core import exponents, optional
 
 Record = Mapping[str, Any]
 """A flat dict with a `'step'`."""
@@ -141,7 +140,7 @@ class TensorBoard(Writer):
     """
 
     def __init__(self, folder: Any) -> None:
-        tensorboard = optional("tensorboardX", "TensorBoard")
+        tensorboard = optional("tensorboardX", "TensorBoard", "monitor")
         self._writer = tensorboard.SummaryWriter(str(folder))
 
     def __call__(self, record: Record) -> None:

@@ -1,8 +1,10 @@
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fnopt.jacobians import Sparsity
+from fnopt.jacobians._bicolouring import bicolouring
+from fnopt.jacobians._compressed import colouring
 
 
 def of(pattern):
@@ -38,3 +40,40 @@ def test_an_arrow_needs_few_colours_by_rows_only():
     pattern[0] = True
     assert of(pattern).colours == 40
     assert of(pattern.T).colours == 2
+
+
+def summed(A, sparsity):
+    return A @ sparsity.seeds(A.dtype).T
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 2**32 - 1), st.integers(0, 3), st.integers(0, 3), st.booleans())
+def test_sums_of_both_hold_all_entries(seed, full_rows, full_columns, flat):
+    rng = np.random.default_rng(seed)
+    m, n = (5, 14) if flat else (14, 9)
+    pattern = rng.random((m, n)) < 0.12
+    pattern[rng.choice(m, full_rows, replace=False)] = True
+    pattern[:, rng.choice(n, full_columns, replace=False)] = True
+    fewest = min(of(pattern).colours, of(pattern.T).colours)
+    found = colouring(*np.nonzero(pattern), (m, n), "auto")
+    if not isinstance(found, tuple):
+        assert found.colours < fewest  # never more passes than in one direction
+    both = bicolouring(*np.nonzero(pattern), (m, n), 1_000)  # the best one, worth it or not
+    if both is None:
+        assert np.unique(pattern.sum(1)[pattern.any(1)]).size <= 1  # no row fuller than others
+        return
+    A = np.where(pattern, np.arange(m * n).reshape(m, n) + 1, 0)
+    sums = summed(A, both.columns), summed(A.T, both.rows)
+    B = np.zeros_like(A)
+    for to, part, values in zip((B, B.T), (both.columns, both.rows), sums, strict=True):
+        to[part.rows, part.cols] = values[part.rows, part.colour[part.cols]]
+    np.testing.assert_array_equal(B, A)
+    assert both.columns.rows.size + both.rows.rows.size == pattern.sum()
+
+
+def test_an_arrow_both_ways_takes_three_colours_of_both():
+    pattern = np.eye(24, dtype=bool)
+    pattern[0] = pattern[:, 0] = True
+    assert of(pattern).colours == of(pattern.T).colours == 24
+    found = colouring(*np.nonzero(pattern), pattern.shape, "auto")
+    assert found.colours == 3

@@ -1,5 +1,7 @@
 """Sparse Jacobians by colours, against dense ones."""
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,6 +27,11 @@ def arrow(p):
     return {"each": jnp.sin(p["x"]), "total": total}
 
 
+def spear(x):
+    """An arrow both ways: a full row, a full column and the diagonal."""
+    return jnp.concatenate([jnp.sum(x**2)[None], x[1:] ** 2 * x[0]])
+
+
 ARROW = np.zeros((7, 7), bool)
 ARROW[:6, 1:], ARROW[6] = np.eye(6), True
 P = {"b": jnp.float32(2.0), "x": jnp.arange(6.0)}
@@ -39,6 +46,8 @@ CASES = {
     "boolean": (chain, X, DENSE, "reverse", (3, True)),
     "arrow": (arrow, P, ARROW, "auto", (2, True)),
     "arrow forward": (arrow, P, ARROW, "forward", (7, False)),
+    "arrow both ways": (spear, X + 1, None, "auto", (3, False)),
+    "arrow both ways, reverse": (spear, X + 1, None, "reverse", (9, True)),
 }
 
 
@@ -62,7 +71,7 @@ def test_it_is_the_dense_one(name):
         )
 
     J, *pairs = both(params)
-    assert (J.sparsity.colours, J.by_rows) == (colours, by_rows)
+    assert (J.colours, J.by_rows) == (colours, by_rows)
     for got, want in pairs:
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
@@ -72,6 +81,64 @@ def test_a_scipy_matrix_is_a_pattern():
     pattern = sparse.diags([np.ones(8), np.ones(9), np.ones(8)], [-1, 0, 1])
     J = jax.jit(sparse_jacobian(chain, pattern))(X)
     np.testing.assert_allclose(J.matrix(), jax.jacfwd(chain)(X), rtol=1e-6)
+
+
+def test_it_goes_to_scipy_and_to_jax():
+    sparse = pytest.importorskip("scipy.sparse")
+    for fn in (chain, spear):
+        J, want = sparse_jacobian(fn)(X + 1), jax.jacfwd(fn)(X + 1)
+        got = J.to_scipy()
+        assert isinstance(got, sparse.csr_array)
+        assert got.nnz == J.sparsity.rows.size
+        np.testing.assert_allclose(got.toarray(), want, rtol=1e-6)
+        bcoo = jax.jit(lambda x, fn=fn: sparse_jacobian(fn)(x).to_bcoo())(X + 1)
+        np.testing.assert_allclose(bcoo.todense(), want, rtol=1e-6)
+
+
+def test_without_scipy_it_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy.sparse", None)
+    with pytest.raises(ImportError, match=r"to_scipy needs scipy: install it with `pip install sc"):
+        sparse_jacobian(chain)(X).to_scipy()
+
+
+@jax.custom_vjp
+def backwards_only(x):
+    return x**2
+
+
+backwards_only.defvjp(lambda x: (x**2, x), lambda x, g: (2 * x * g,))
+
+
+def forwards_only(x):
+    return spear(jax.lax.while_loop(lambda s: s[0] < 2, lambda s: (s[0] + 1, s[1] ** 2), (0, x))[1])
+
+
+def test_the_default_takes_a_mode_that_the_function_has():
+    for fn, colours, by_rows in (
+        (lambda x: spear(backwards_only(x)), 9, True),
+        (lambda x: chain(backwards_only(x)), 3, True),
+        (forwards_only, 9, False),
+    ):
+        J = sparse_jacobian(fn)(X + 1)
+        assert (J.colours, J.by_rows) == (colours, by_rows)
+        plain = jax.jacrev(fn) if by_rows else jax.jacfwd(fn)
+        np.testing.assert_allclose(J.matrix(), plain(X + 1), rtol=1e-5)
+
+
+def test_a_fit_by_sums_of_rows_and_columns():
+    n = 300
+    x = jnp.linspace(1.0, 2.0, n)
+
+    def residuals(x, y):
+        return spear(x) / n - y
+
+    solution = jax.jit(
+        lambda start, y: fnopt.least_squares(
+            residuals, start, args=(y,), jac=sparse_jacobian(residuals), loss="soft_l1", sigma=0.5
+        )
+    )(x + 0.1 * jnp.sin(7 * x), spear(x) / n)
+    assert bool(solution.converged)
+    np.testing.assert_allclose(solution.residuals, 0, atol=1e-5)
 
 
 def test_many_colours_are_pushed_in_chunks():
@@ -118,6 +185,11 @@ def test_an_entry_outside_of_the_pattern_is_found(mode, text):
 
 
 BAD = [
+    (
+        lambda: jax.jit(lambda x: sparse_jacobian(chain)(x).to_scipy())(X),
+        TypeError,
+        "the entries are traced. Call it outside of jit, or take to_bcoo",
+    ),
     (lambda: jax.jit(check_sparsity(chain, DENSE))(X), TypeError, "Call it outside of jit"),
     (
         lambda: check_sparsity(lambda x: jnp.sqrt(x - 1) * chain(x), DENSE)(X),

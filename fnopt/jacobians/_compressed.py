@@ -1,0 +1,95 @@
+"""The passes that a colouring asks for, forward, backward, or both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fnopt.jacobians._bicolouring import Bicolouring, bicolouring
+from fnopt.jacobians._coloured import SparseJacobian, TwoWayJacobian
+from fnopt.jacobians._colouring import Sparsity
+from fnopt.jacobians._flat import at_once, in_chunks
+from fnopt.jacobians._vectors import VectorFunction, lacks_forward
+
+Colouring = tuple[Sparsity, bool] | Bicolouring
+"""A colouring of columns; one of rows (of the transpose, and True); or of both."""
+
+
+def colouring(rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int], mode: str) -> Colouring:
+    """What needs the fewest passes; in one direction, if the mode says so."""
+    by_rows = Sparsity(cols, rows, (shape[1], shape[0]))
+    if mode == "reverse":
+        return by_rows, True
+    by_columns = Sparsity(rows, cols, shape)
+    if mode == "forward":
+        return by_columns, False
+    fewest = min(by_rows.colours, by_columns.colours)
+    both = bicolouring(by_columns.rows, by_columns.cols, shape, fewest)
+    if both is not None:
+        return both
+    return (by_rows, True) if by_rows.colours < by_columns.colours else (by_columns, False)
+
+
+def compressed(
+    flat: VectorFunction, coloured: Callable[[str], Colouring], mode: str
+) -> SparseJacobian:
+    """The Jacobian of a function by a colouring in the modes of differentiation that it has.
+
+    Args:
+        flat: The function.
+        coloured: The colouring for a mode.
+        mode: Which one is asked for.
+
+    Returns:
+        The Jacobian.
+    """
+    if mode == "auto" and lacks_forward(flat.fn, flat.x):
+        mode = "reverse"
+    found = coloured(mode)
+    if mode == "auto" and _goes_back(found) and _lacks_reverse(flat):
+        found = coloured("forward")
+    if isinstance(found, Bicolouring):
+        push = jax.linearize(flat.fn, flat.x)[1]
+        back = jax.linear_transpose(push, flat.x)
+        sums = (
+            _sums(push, found.columns, flat.x.dtype),
+            _sums(lambda w: back(w)[0], found.rows, flat.x.dtype),
+        )
+        return TwoWayJacobian(sums, found)
+    sparsity, by_rows = found
+    product = _pull(flat) if by_rows else jax.linearize(flat.fn, flat.x)[1]
+    return SparseJacobian(_sums(product, sparsity, flat.x.dtype), sparsity, by_rows)
+
+
+def _goes_back(found: Colouring) -> bool:
+    return isinstance(found, Bicolouring) or found[1]
+
+
+def _lacks_reverse(flat: VectorFunction) -> bool:
+    """Whether there is something that JAX can't transpose: a loop of unknown length, a callback."""
+    try:
+        jax.eval_shape(lambda x, w: jax.vjp(flat.fn, x)[1](w), flat.x, _outputs(flat))
+    except (TypeError, ValueError, NotImplementedError):
+        return True
+    return False
+
+
+def _outputs(flat: VectorFunction) -> Any:
+    return jax.eval_shape(flat.fn, flat.x)
+
+
+def _pull(flat: VectorFunction) -> Callable[[jax.Array], jax.Array]:
+    _, pull = jax.vjp(flat.fn, flat.x)
+    return lambda w: pull(w)[0]
+
+
+def _sums(product: Callable[[jax.Array], jax.Array], sparsity: Sparsity, dtype: Any) -> jax.Array:
+    """The sum of the columns (or rows) of each colour, `[m, colours]` (or `[n, colours]`)."""
+    if at_once(sparsity.colours):
+        return jax.vmap(product, out_axes=1)(jnp.asarray(sparsity.seeds(dtype)))
+    colour = jnp.asarray(sparsity.colour)
+    return in_chunks(product, lambda k: (colour == k).astype(dtype), sparsity.colours).T

@@ -40,7 +40,7 @@ demo: $(VENV)/.stamp-group-demo
 	$(BIN)/python docs/demo/digits_and_curve.py
 
 test: $(VENV)/.stamp-group-test
-	$(BIN)/python -m pytest -n $(JOBS) -q --durations=10
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -q --durations=10
 
 lint: $(VENV)/.stamp-group-lint
 	$(BIN)/ruff check

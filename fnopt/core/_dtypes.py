@@ -49,8 +49,8 @@ def is_inexact(x: Any) -> bool:
 
 def increment(count: jax.Array) -> jax.Array:
     """`count + 1`, staying at the dtype's largest value instead of wrapping round."""
-    top = jnp.asarray(jnp.iinfo(count.dtype).max, count.dtype)
-    return jnp.where(count < top, count + jnp.ones((), count.dtype), top)
+    last = jnp.iinfo(count.dtype).max - 1
+    return jnp.minimum(count, jnp.asarray(last, count.dtype)) + jnp.ones((), count.dtype)
 
 
 def zero_count() -> jax.Array:

@@ -78,18 +78,17 @@ class scale_by_adam(Leafwise):
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """Bias corrections, multiplied out so that a leaf is scaled once."""
         seen = jnp.sqrt(bias_correction(h.b2, t))
-        mean, gradient = 1 / bias_correction(h.b1, t), jnp.zeros_like(seen)
-        if self.nesterov:
-            gradient = (1 - h.b1) * mean
-            mean = h.b1 / bias_correction(h.b1, increment(t))
-        return {
+        scalars = {
             "gain1": 1 - h.b1,
             "gain2": 1 - h.b2,
-            "mean": mean * seen,
-            "gradient": gradient * seen,
+            "mean": seen / bias_correction(h.b1, t),
             "under_root": h.eps_root * seen * seen,
             "beside_root": h.eps * seen,
         }
+        if self.nesterov:
+            ahead = h.b1 * seen / bias_correction(h.b1, increment(t))
+            scalars |= {"gradient": scalars["gain1"] * scalars["mean"], "mean": ahead}
+        return scalars
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
         mu = ema(mu, g, h.b1, h.gain1)

@@ -1,13 +1,15 @@
-"""Every transform and optimizer that the battery runs on. Adding one is one line here."""
+"""Every transform and optimizer that the battery runs on: optimizers are found by themselves."""
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 import fnopt
 
@@ -28,38 +30,40 @@ class Case:
         name: Its name in test ids.
         make: Makes it.
         peer: The same algorithm in optax, as a function of the optax module.
-        minimise: Makes a version fit to minimise a quadratic and Rosenbrock's function; None for
-            transforms that don't descend.
+        minimise: Makes, for a learning rate, a version fit to minimise a quadratic and Rosenbrock's
+            function; None for transforms that don't descend.
         steps: How many steps that may take.
         extras: Extra arguments that its update requires.
+        real_only: Whether it has no meaning for complex numbers, and says so.
     """
 
     name: str
     make: Callable[[], Any]
     peer: Callable[[Any], Any] | None = None
-    minimise: Callable[[], Any] | None = None
-    steps: int = 4000
-    extras: dict[str, Any] = dataclasses.field(default_factory=dict)
+    minimise: Callable[[Any], Any] | None = None
+    steps: int = 2000
+    extras: dict[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+    real_only: bool = False
 
     def __repr__(self) -> str:
         return self.name
 
 
-def direction(make: Callable[[], Any], rate: float, name: str, **kwargs: Any) -> Case:
+def direction(make: Callable[[], Any], name: str, **kwargs: Any) -> Case:
     """A part of an optimizer: a learning rate behind it makes it descend."""
 
-    def minimise() -> Any:
-        schedule = fnopt.cosine_decay_schedule(rate, decay_steps=kwargs.get("steps", 4000))
+    def minimise(rate: Any) -> Any:
+        schedule = fnopt.cosine_decay_schedule(rate, decay_steps=kwargs.get("steps", 2000))
         return fnopt.chain(make(), fnopt.scale_by_learning_rate(schedule))
 
     return Case(name, make, minimise=minimise, **kwargs)
 
 
-def optimizer(make: Callable[[Any], Any], rate: float, name: str, **kwargs: Any) -> Case:
+def optimizer(make: Callable[[Any], Any], name: str, **kwargs: Any) -> Case:
     """A whole optimizer: a function of its learning rate."""
 
-    def minimise() -> Any:
-        return make(fnopt.cosine_decay_schedule(rate, decay_steps=kwargs.get("steps", 4000)))
+    def minimise(rate: Any) -> Any:
+        return make(fnopt.cosine_decay_schedule(rate, decay_steps=kwargs.get("steps", 2000)))
 
     return Case(name, lambda: make(1e-2), minimise=minimise, **kwargs)
 
@@ -106,22 +110,13 @@ CASES = [
         lambda: fnopt.add_decayed_weights(0.1, mask=KERNELS),
         lambda optax: optax.add_decayed_weights(0.1, mask=kernels_only),
     ),
-    direction(lambda: fnopt.clip(0.5), 0.05, "clip", peer=lambda optax: optax.clip(0.5)),
+    direction(lambda: fnopt.clip(0.5), "clip", peer=lambda optax: optax.clip(0.5), real_only=True),
     direction(
         lambda: fnopt.clip_by_global_norm(0.5),
-        0.05,
         "clip_by_global_norm",
         peer=lambda optax: optax.clip_by_global_norm(0.5),
     ),
-    direction(lambda: fnopt.trace(0.9), 5e-3, "trace", peer=lambda optax: optax.trace(0.9)),
-    direction(fnopt.scale_by_adam, 0.1, "scale_by_adam", peer=lambda optax: optax.scale_by_adam()),
-    direction(fnopt.scale_by_rms, 0.02, "scale_by_rms", peer=lambda optax: optax.scale_by_rms()),
-    direction(
-        fnopt.scale_by_stddev, 0.02, "scale_by_stddev", peer=lambda optax: optax.scale_by_stddev()
-    ),
-    direction(fnopt.scale_by_rss, 0.5, "scale_by_rss", peer=lambda optax: optax.scale_by_rss()),
-    direction(fnopt.scale_by_lion, 0.02, "scale_by_lion", peer=lambda optax: optax.scale_by_lion()),
-    direction(fnopt.scale_by_diffgrad, 0.1, "scale_by_diffgrad"),
+    direction(lambda: fnopt.trace(0.9), "trace", peer=lambda optax: optax.trace(0.9)),
     # wrappers
     Case("masked", lambda: fnopt.masked(fnopt.scale_by_adam(), KERNELS)),
     Case("partition", _partition),
@@ -130,48 +125,77 @@ CASES = [
         "named_chain",
         lambda: fnopt.chain(("clip", fnopt.clip(0.5)), ("adam", fnopt.adam(1e-2))),
         lambda optax: optax.named_chain(("clip", optax.clip(0.5)), ("adam", optax.adam(1e-2))),
+        real_only=True,
     ),
     optimizer(
         lambda rate: fnopt.accumulate(fnopt.adam(rate), k=2),
-        0.1,
         "accumulate",
         peer=lambda optax: optax.MultiSteps(optax.adam(1e-2), 2),
     ),
-    optimizer(lambda rate: fnopt.accumulate(fnopt.sgd(rate), k=1), 0.05, "accumulate_one"),
+    optimizer(lambda rate: fnopt.accumulate(fnopt.sgd(rate), k=1), "accumulate_one"),
     optimizer(
         lambda rate: fnopt.apply_if_finite(fnopt.adam(rate)),
-        0.1,
         "apply_if_finite",
         peer=lambda optax: optax.apply_if_finite(optax.adam(1e-2), 3),
     ),
     # watchers
     Case("record_health", lambda: fnopt.monitor.record_health(4)),
     Case("emit_health", lambda: fnopt.monitor.emit_health(_ignored, every=2)),
-    # optimizers
-    optimizer(fnopt.sgd, 0.05, "sgd", peer=lambda optax: optax.sgd(1e-2)),
+    # optimizers with options that change what they do; all others are found below
     optimizer(
         lambda rate: fnopt.sgd(rate, momentum=0.9, nesterov=True),
-        5e-3,
         "sgd_nesterov",
         peer=lambda optax: optax.sgd(1e-2, momentum=0.9, nesterov=True),
     ),
-    optimizer(fnopt.adam, 0.1, "adam", peer=lambda optax: optax.adam(1e-2)),
-    optimizer(fnopt.adamw, 0.1, "adamw", peer=lambda optax: optax.adamw(1e-2)),
-    optimizer(_decayed, 0.1, "adamw_scheduled_decay"),
-    optimizer(fnopt.nadam, 0.1, "nadam", peer=lambda optax: optax.nadam(1e-2)),
-    optimizer(fnopt.rmsprop, 0.02, "rmsprop", peer=lambda optax: optax.rmsprop(1e-2)),
+    optimizer(_decayed, "adamw_scheduled_decay"),
     optimizer(
         lambda rate: fnopt.rmsprop(rate, centered=True, momentum=0.9),
-        2e-3,
         "rmsprop_centered",
         peer=lambda optax: optax.rmsprop(1e-2, centered=True, momentum=0.9),
     ),
-    optimizer(fnopt.adagrad, 0.5, "adagrad", peer=lambda optax: optax.adagrad(1e-2)),
-    optimizer(fnopt.lion, 0.02, "lion", peer=lambda optax: optax.lion(1e-2)),
-    optimizer(fnopt.diffgrad, 0.1, "diffgrad"),
-    Case("sgdr", lambda: fnopt.sgdr(0.01, 3), minimise=lambda: fnopt.sgdr(5e-3, 1000, 1.0)),
-    optimizer(lambda rate: fnopt.accumulated_sgd(rate, 2), 0.02, "accumulated_sgd"),
+    Case("sgdr", lambda: fnopt.sgdr(0.01, 3), minimise=lambda rate: fnopt.sgdr(rate, 1000, 1.0)),
+    optimizer(lambda rate: fnopt.accumulated_sgd(rate, 2), "accumulated_sgd"),
 ]
+
+
+def _peer_of(name: str) -> Callable[[Any], Any] | None:
+    """optax's recipe of the same name, if it takes the same arguments with the same defaults."""
+    optax = pytest.importorskip("optax")
+    theirs = getattr(optax, name, None) or getattr(optax.contrib, name, None)
+    if theirs is None or _defaults(theirs) != _defaults(getattr(fnopt, name)):
+        return None
+    return lambda optax: theirs(1e-2)
+
+
+def _defaults(recipe: Callable[..., Any]) -> dict[str, Any]:
+    """The positional arguments that have a default; those that only one library has don't count."""
+    parameters = inspect.signature(recipe).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is not p.KEYWORD_ONLY}
+
+
+def _found() -> list[Case]:
+    """A case for every recipe of the library that takes a learning rate and nothing else."""
+    known, found = {case.name for case in CASES}, []
+    for name in fnopt.optimizers.__all__:
+        recipe = getattr(fnopt, name)
+        if inspect.isclass(recipe) or name in known | NOT_MINIMISERS:
+            continue
+        required = [
+            p.name
+            for p in inspect.signature(recipe).parameters.values()
+            if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
+        ]
+        if required == ["learning_rate"]:
+            found.append(optimizer(recipe, name, peer=_peer_of(name)))
+    return found
+
+
+# Recipes that take a learning rate, but need more than gradients; they have tests of their own.
+NOT_MINIMISERS: set[str] = set()
+# Public functions of the optimizers' package that are no recipes.
+FUNCTIONS: set[str] = set()
+
+CASES += _found()
 
 # Public classes that are no transform of their own, and the solvers, which have their own battery.
 NOT_IN_REGISTRY = {"Transformation", "foreign", "levenberg_marquardt", "gauss_newton", "dogleg"}

@@ -17,18 +17,20 @@ Rule = Callable[[Op], Work]
 
 # Moves, makes or names data, or works on whole numbers and random bits only.
 _FREE = VIEWS | names("""
-    concatenate pad iota empty empty2 create_token after_all axis_index real imag complex
+    concatenate stack pad iota zeros_like empty empty2 create_token after_all axis_index
+    real imag complex
     random_wrap random_unwrap random_seed random_bits random_fold_in random_split random_clone
-    threefry2x32 rng_bit_generator rng_uniform shift_left shift_right_arithmetic
-    shift_right_logical population_count clz dynamic_update_slice scatter
-    lu_pivots_to_permutation pbroadcast mesh_cast unvary
+    threefry2x32 threefry4x32 philox2x32 philox4x32 iota_2x32_shape rng_bit_generator rng_uniform
+    shift_left shift_right_arithmetic shift_right_logical population_count clz mulhi
+    dynamic_update_slice scatter lu_pivots_to_permutation pbroadcast mesh_cast unvary
+    inspect_sharding dce_sink tie
 """)
 _ELEMENTWISE = names("""
     add add_any sub mul div rem max min neg abs sign floor ceil round square clamp select_n eq
     ne lt le gt ge eq_to lt_to le_to is_finite nextafter and or xor not conj
 """)
 _TRANSCENDENTAL = names("""
-    exp exp2 expm1 log log1p logistic sqrt rsqrt cbrt pow sin cos tan asin acos atan atan2 sinh
+    exp exp2 expm1 log log2 log1p logistic sqrt rsqrt cbrt pow sin cos tan asin acos atan atan2 sinh
     cosh tanh asinh acosh atanh erf erfc erf_inv lgamma digamma polygamma igamma igammac
     igamma_grad_a random_gamma_grad regularized_incomplete_beta bessel_i0e bessel_i1e zeta
 """)
@@ -40,7 +42,7 @@ _CUMULATIVE = {"cumsum", "cumprod", "cummax", "cummin"}
 _WINDOWS = {"reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min"}
 
 # A complex operation in real ones.
-_COMPLEX = {"mul": 6, "div": 11, "square": 5}
+_COMPLEX = {"mul": 6, "div": 11, "square": 5, "one_minus_square": 3, "polynomial": 4}
 
 
 def _is_float(aval: Any) -> bool:
@@ -73,6 +75,15 @@ def _integer_pow(op: Op) -> Work:
     # By repeated squaring, and one division for a negative power.
     products = abs(y).bit_length() - 1 + abs(y).bit_count() - 1 if y else 0
     return _arithmetic(op, op.out.size * (products + (y < 0)))
+
+
+def _one_minus_square(op: Op) -> Work:
+    return _arithmetic(op, 2 * op.out.size)
+
+
+def _polynomial(op: Op) -> Work:
+    # Horner: one product and one sum for each coefficient after the first.
+    return _arithmetic(op, 2 * op.out.size * (len(op.inputs) - 2))
 
 
 def _reduction(op: Op) -> Work:
@@ -114,6 +125,8 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(_WINDOWS, _window),
     **dict.fromkeys(IN_PLACE - {"dynamic_update_slice", "scatter"}, _scatter),
     "integer_pow": _integer_pow,
+    "one_minus_square": _one_minus_square,
+    "polynomial": _polynomial,
     "cumlogsumexp": _cumulative_logsumexp,
     "select_and_gather_add": _window_gather,
     "select_and_scatter_add": _window_scatter,

@@ -37,12 +37,14 @@ def names(text: str) -> frozenset[str]:
 # order, or at a part of it: reading the result reads the operand's memory.
 VIEWS = names("""
     reshape transpose squeeze expand_dims broadcast_in_dim convert_element_type slice dynamic_slice
-    gather split rev copy copy_p name tap stop_gradient optimization_barrier sharding_constraint
-    device_put reduce_precision bitcast_convert_type reshard pvary
+    gather split unstack tile rev copy copy_p name tap stop_gradient optimization_barrier
+    sharding_constraint layout_constraint device_put reduce_precision bitcast_convert_type reshard
+    pvary pin unpin to_edtype from_edtype
 """)
 # These change a few elements of their first operand where it lies.
 IN_PLACE = names("""
-    dynamic_update_slice scatter scatter-add scatter-mul scatter-min scatter-max scatter-apply
+    dynamic_update_slice scatter scatter-add scatter-sub scatter-mul scatter-min scatter-max
+    scatter-apply
 """)
 _JAX = os.path.dirname(jax.__file__) + os.sep
 _TRANSFORMED = re.compile(r"^(?:jvp|transpose|vmap)\((.*)\)$")

@@ -37,8 +37,10 @@ _DIRECT = {
     "min",
     "mul",
     "pad",
+    "polynomial",
     "pow",
     "select_n",
+    "stack",
     "sub",
 }
 _MOST_OFFSETS = 64  # a convolution is unrolled over the offsets of its window
@@ -269,7 +271,7 @@ def site_kind(eqn: jex.JaxprEqn, position: int) -> str:
 def _changes_derivative(eqn: jex.JaxprEqn, position: int) -> bool:
     """Whether an operand matters for the derivative with respect to the others."""
     name = eqn.primitive.name
-    if name in {"add", "add_any", "sub", "concatenate", "pad"}:
+    if name in {"add", "add_any", "sub", "concatenate", "pad", "stack"}:
         return False
     if name == "select_n":
         return position == 0

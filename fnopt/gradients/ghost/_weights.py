@@ -27,7 +27,10 @@ _MOVES = {
     "slice",
     "split",
     "squeeze",
+    "stack",
+    "tile",
     "transpose",
+    "unstack",
 }
 
 
@@ -167,7 +170,8 @@ class Step(Weight):
     @functools.cached_property
     def keeps_length(self) -> bool:
         """Whether no number is used twice."""
-        if self.name == "broadcast_in_dim" and self.inputs[0].aval.size != self.aval.size:
+        repeats = self.name in {"broadcast_in_dim", "tile"}
+        if repeats and self.inputs[0].aval.size != self.aval.size:
             return False
         disjoint = sum(len(w.leaves) for w in self.inputs) == len(self.leaves)
         return self.moves_only and disjoint and all(w.keeps_length for w in self.inputs)

@@ -33,9 +33,10 @@ LAYERS = {
     "residuals": {"core", "programs", "jacobians", "linear"},
     "solvers": {"core", "programs", "jacobians", "linear", "residuals"},
     "curves": {"core", "programs", "jacobians", "linear", "residuals", "solvers"},
-    "losses": {"core"},
+    "losses": {"core", "projections"},
     "tree": {"core"},
     "projections": {"core"},
+    "discrete": {"core"},
     "monitor": {"core"},
     "interop": {"core"},
 }

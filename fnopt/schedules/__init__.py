@@ -9,20 +9,36 @@ from fnopt.schedules._decay import (
     warmup_constant_schedule,
     warmup_cosine_decay_schedule,
 )
+from fnopt.schedules._interpolate import (
+    cosine_onecycle_schedule,
+    linear_onecycle_schedule,
+    piecewise_interpolate_schedule,
+)
 from fnopt.schedules._join import join_schedules, piecewise_constant_schedule
 from fnopt.schedules._restarts import cosine_restarts_schedule, sgdr_schedule
+from fnopt.schedules._warmup import (
+    inverse_sqrt_schedule,
+    warmup_exponential_decay_schedule,
+    warmup_stable_decay_schedule,
+)
 
 __all__ = [
     "constant_schedule",
     "cosine_decay_schedule",
+    "cosine_onecycle_schedule",
     "cosine_restarts_schedule",
     "exponential_decay",
+    "inverse_sqrt_schedule",
     "join_schedules",
+    "linear_onecycle_schedule",
     "linear_schedule",
     "piecewise_constant_schedule",
+    "piecewise_interpolate_schedule",
     "polynomial_schedule",
     "schedule",
     "sgdr_schedule",
     "warmup_constant_schedule",
     "warmup_cosine_decay_schedule",
+    "warmup_exponential_decay_schedule",
+    "warmup_stable_decay_schedule",
 ]

@@ -41,13 +41,18 @@ class exponential_decay(Schedule):
     def __call__(self, count: Any) -> jax.Array:
         """The value after `count` updates."""
         h = numbers(self)
-        periods = jnp.maximum(since(count, h.transition_begin), 0) / h.transition_steps
-        periods = jnp.minimum(periods, _before_overflow(h.decay_rate))
-        value = h.init_value * h.decay_rate ** (jnp.floor(periods) if self.staircase else periods)
-        if h.end_value is None:
-            return value
-        floor, ceiling = jnp.maximum(value, h.end_value), jnp.minimum(value, h.end_value)
-        return jnp.where(h.decay_rate < 1, floor, ceiling)
+        return decayed(h, h.init_value, since(count, self.transition_begin))
+
+
+def decayed(h: Any, start: jax.Array, ahead: jax.Array) -> jax.Array:
+    """A start value after `ahead` steps of the exponential decay that `h` describes."""
+    periods = jnp.maximum(ahead, 0) / h.transition_steps
+    periods = jnp.minimum(periods, _before_overflow(h.decay_rate))
+    value = start * h.decay_rate ** (jnp.floor(periods) if h.staircase else periods)
+    if h.end_value is None:
+        return value
+    floor, ceiling = jnp.maximum(value, h.end_value), jnp.minimum(value, h.end_value)
+    return jnp.where(h.decay_rate < 1, floor, ceiling)
 
 
 def _before_overflow(rate: jax.Array) -> jax.Array:

@@ -48,37 +48,43 @@ class piecewise_constant_schedule(Schedule):
     boundaries_and_scales: Any = ()
 
     def __post_init__(self) -> None:
-        pairs = _as_pairs(self.boundaries_and_scales)
-        self._set("boundaries_and_scales", pairs)
+        name = type(self).__name__
+        self._set("boundaries_and_scales", as_pairs(name, self.boundaries_and_scales))
         super().__post_init__()
-        _check_increasing(type(self).__name__, tuple(b for b, _ in pairs))
-        negative = [f for _, f in pairs if isinstance(f, float) and f < 0]
-        if negative:
-            raise ValueError(
-                f"{where()}piecewise_constant_schedule: the factors {negative} are negative, "
-                "expected factors >= 0."
-            )
+        check_pairs(name, self.boundaries_and_scales)
 
     def __call__(self, count: Any) -> jax.Array:
         """The value after `count` updates."""
         h = numbers(self)
         value = h.init_value
-        for boundary, factor in h.boundaries_and_scales:
-            reached = since(count, boundary) >= 0
+        steps = [step for step, _ in self.boundaries_and_scales]
+        for step, (_, factor) in zip(steps, h.boundaries_and_scales, strict=True):
+            reached = since(count, step) >= 0
             value = value * jnp.where(reached, factor, jnp.ones_like(factor))
         return value
 
 
-def _as_pairs(given: Any) -> tuple[tuple[Any, Any], ...]:
+def as_pairs(owner: str, given: Any) -> tuple[tuple[Any, Any], ...]:
+    """A dict from step to factor, or pairs, as pairs in order."""
     if isinstance(given, dict):
         given = sorted(given.items())
     try:
         return tuple((as_number(step), as_number(factor)) for step, factor in given or ())
     except (TypeError, ValueError):
         raise TypeError(
-            f"{where()}piecewise_constant_schedule: boundaries_and_scales = {given!r}, expected "
-            "a dict from step to factor, or pairs (step, factor)."
+            f"{where()}{owner}: boundaries_and_scales = {given!r}, expected a dict from step to "
+            "factor, or pairs (step, factor)."
         ) from None
+
+
+def check_pairs(owner: str, pairs: tuple[tuple[Any, Any], ...]) -> None:
+    """Raises a ValueError if steps don't increase or factors are negative; traced ones pass."""
+    _check_increasing(owner, tuple(step for step, _ in pairs))
+    negative = [f for _, f in pairs if isinstance(f, float) and f < 0]
+    if negative:
+        raise ValueError(
+            f"{where()}{owner}: the factors {negative} are negative, expected factors >= 0."
+        )
 
 
 class join_schedules(Schedule):
@@ -126,7 +132,7 @@ class join_schedules(Schedule):
         """The value of the schedule whose turn it is."""
         first, *others = self.schedules
         value = first(count)
-        for boundary, schedule in zip(numbers(self.boundaries), others, strict=True):
+        for boundary, schedule in zip(self.boundaries, others, strict=True):
             ahead = since(count, boundary)
             # A schedule is never asked for a time before its beginning: what it would give is not
             # selected, but a NaN in it would spoil derivatives.

@@ -17,10 +17,20 @@ def numbers(schedule: Any) -> Any:
     return jax.tree.map(lambda x: jnp.asarray(x, default_float()), schedule)
 
 
-def since(count: Any, begin: jax.Array) -> jax.Array:
-    """How many steps after `begin` the step `count` is, as a float that depends on `begin`."""
+def since(count: Any, begin: Any) -> jax.Array:
+    """How many steps after `begin` the step `count` is, as a float that depends on `begin`.
+
+    A Python number is exact (below 2**31), an array as exact as its dtype: in float32 the step
+    2**24 + 1 is 2**24.
+    """
     count = jnp.asarray(count)
-    if not jnp.issubdtype(count.dtype, jnp.integer):
+    whole_count = bool(jnp.issubdtype(count.dtype, jnp.integer))
+    if isinstance(begin, float) and whole_count and 0 <= begin < 2**31:
+        whole, rest = divmod(begin, 1)
+        ahead = count.astype(jax.dtypes.canonicalize_dtype(int)) - int(whole)
+        return ahead.astype(default_float()) - rest
+    begin = jnp.asarray(begin, default_float())
+    if not whole_count:
         return count.astype(default_float()) - begin
     # float32 holds integers up to 2^24 only, so the whole steps are subtracted as integers; the
     # rest of `begin` is almost always zero, but through it flows the derivative.
@@ -30,7 +40,7 @@ def since(count: Any, begin: jax.Array) -> jax.Array:
     return ahead.astype(default_float()) - (begin - whole)
 
 
-def fraction(count: Any, begin: jax.Array, steps: jax.Array) -> jax.Array:
+def fraction(count: Any, begin: Any, steps: jax.Array) -> jax.Array:
     """How much of a phase of `steps` steps is over: 0 before `begin`, 1 at its end and after.
 
     A phase of no steps is over at once.

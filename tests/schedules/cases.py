@@ -53,6 +53,31 @@ CASES: dict[str, tuple[Any, Any]] = {
         True,
     ),
     "sgdr": (lambda m: m.sgdr_schedule(CYCLES), True),
+    "interpolate": (
+        lambda m: m.piecewise_interpolate_schedule("linear", 0.3, {20: 0.1, 10: 2.0}),
+        True,
+    ),
+    "interpolate_cosine": (
+        lambda m: m.piecewise_interpolate_schedule("cosine", 0.3, {10: 0.5, 30: 0.2}),
+        True,
+    ),
+    # The corners are rounded down to steps; where they are steps already is a jump.
+    "linear_onecycle": (lambda m: m.linear_onecycle_schedule(31, 0.3, 0.5, 0.7, 4.0, 10.0), True),
+    "cosine_onecycle": (lambda m: m.cosine_onecycle_schedule(41, 0.3), True),
+    "warmup_exponential": (
+        lambda m: m.warmup_exponential_decay_schedule(0.1, 0.5, 10, 7, 0.5, end_value=0.05),
+        True,
+    ),
+    "warmup_exponential_stairs": (
+        lambda m: m.warmup_exponential_decay_schedule(0.0, 0.5, 0, 7, 0.5, 3, staircase=True),
+        True,
+    ),
+    "wsd": (lambda m: m.warmup_stable_decay_schedule(0.1, 0.5, 10, 15, 12, 0.05), False),
+    "wsd_sqrt": (
+        lambda m: m.warmup_stable_decay_schedule(0.0, 0.5, 0, 9, 12, decay_type="sqrt"),
+        False,
+    ),
+    "inverse_sqrt": (lambda m: m.inverse_sqrt_schedule(0.1, 0.5, 10), False),
     "restarts": (lambda m: m.cosine_restarts_schedule(0.3, 4, 2, alpha=0.1), False),
     "restarts_equal": (lambda m: m.cosine_restarts_schedule(0.3, 4, 1), False),
     "function": (lambda m: m.schedule(inverse_root), False),

@@ -1,0 +1,9 @@
+"""Discrete choices: assignments, and derivatives of functions that jump."""
+
+from __future__ import annotations
+
+from fnopt.discrete._assignment import hungarian_algorithm
+from fnopt.discrete._noise import Gumbel, Normal
+from fnopt.discrete._perturbed import make_perturbed_fun
+
+__all__ = ["Gumbel", "Normal", "hungarian_algorithm", "make_perturbed_fun"]

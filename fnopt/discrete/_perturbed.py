@@ -1,0 +1,105 @@
+"""Derivatives of functions that have none, by noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import check_count, check_inexact, check_key, compute_dtype
+from fnopt.discrete._noise import Gumbel
+
+
+def make_perturbed_fun(
+    fun: Callable[[Any], Any],
+    num_samples: int = 1000,
+    sigma: Any = 0.1,
+    noise: Any = Gumbel(),  # noqa: B008 - an immutable value
+    use_baseline: bool = True,
+) -> Callable[[Any, Any], Any]:
+    r"""A smooth stand-in for a function with jumps: its mean over noisy inputs.
+
+    .. math:: f_\sigma(x) = \mathbb E_z\, f(x + \sigma z), \qquad
+              \partial f_\sigma(x) = -\mathbb E_z \left( f(x + \sigma z) - f(x) \right)
+              \frac{\nabla \log p(z)^\top}{\sigma}
+
+    Both are means over samples. The function is only evaluated: an argmax, a ranking or an
+    assignment has a derivative this way, of any order.
+
+    Args:
+        fun: A traceable function of a tree of floating arrays; its results are numbers (integers
+            and bools are averaged as floats).
+        num_samples: How many noisy inputs.
+        sigma: :math:`\sigma`, a positive number.
+        noise: The distribution of :math:`z`: `Gumbel()`, `Normal()`, or whatever has `sample(key,
+            shape, dtype)` and `log_prob(z)`.
+        use_baseline: Whether :math:`f(x)` is subtracted in derivatives, which lowers their
+            variance.
+
+    Returns:
+        `perturbed(key, x)`, of the structure of `fun(x)`, at least float32.
+
+    Raises:
+        ValueError: If the number of samples is below 1.
+        TypeError: If an input isn't floating, or `key` isn't one PRNG key.
+
+    Example:
+        >>> from fnopt.discrete import Normal, make_perturbed_fun
+        >>> def one_hot_argmax(x):
+        ...     return jax.nn.one_hot(jnp.argmax(x), 3)
+        >>> soft = make_perturbed_fun(one_hot_argmax, num_samples=500, sigma=1.0)
+        >>> x = jnp.asarray([0.0, 1.0, 2.0])
+        >>> bool(jnp.max(jnp.abs(soft(jax.random.key(0), x) - jax.nn.softmax(x))) < 0.1)
+        True
+
+    Reference:
+        Berthet et al., 2020, arXiv:2002.08676; Foerster et al., 2018, arXiv:1802.05098.
+    """
+    check_count(num_samples, "num_samples", "make_perturbed_fun")
+
+    def perturbed(key: Any, x: Any) -> Any:
+        check_key(key, "make_perturbed_fun")
+        check_inexact(x, "the input of a perturbed function")
+        baseline = _floats(fun(jax.lax.stop_gradient(x)))
+
+        def one(key: Any) -> Any:
+            shifted, log_prob = _sample(key, x, sigma, noise)
+            # 1 in value; its derivative is that of the logarithm of the density.
+            box = jnp.exp(log_prob - jax.lax.stop_gradient(log_prob))
+            value = _floats(fun(shifted))
+            if not use_baseline:
+                return jax.tree.map(lambda y: box.astype(y.dtype) * y, value)
+            return jax.tree.map(
+                lambda y, b: y + (box.astype(y.dtype) - 1) * (y - b), value, baseline
+            )
+
+        values = jax.vmap(one)(jax.random.split(key, num_samples))
+        return jax.tree.map(lambda y: jnp.mean(y, axis=0), values)
+
+    return perturbed
+
+
+def _floats(tree: Any) -> Any:
+    def one(y: Any) -> jax.Array:
+        y = jnp.asarray(y)
+        known = jnp.issubdtype(y.dtype, jnp.inexact)
+        return y.astype(compute_dtype(y.dtype) if known else compute_dtype())
+
+    return jax.tree.map(one, tree)
+
+
+def _sample(key: Any, x: Any, sigma: Any, noise: Any) -> tuple[Any, jax.Array]:
+    """A noisy input without derivative, and the log-density of its noise, which depends on `x`."""
+    leaves, treedef = jax.tree.flatten(x)
+    shifted, total = [], jnp.zeros((), compute_dtype())
+    for k, leaf in zip(jax.random.split(key, max(len(leaves), 1)), leaves, strict=False):
+        leaf = jnp.asarray(leaf)
+        dtype = compute_dtype(leaf.dtype)
+        s, wide = jnp.asarray(sigma).astype(dtype), leaf.astype(dtype)
+        moved = jax.lax.stop_gradient(wide + s * noise.sample(k, leaf.shape, dtype))
+        shifted.append(moved.astype(leaf.dtype))
+        z = (moved - wide) / s
+        total += jnp.sum(noise.log_prob(z)).astype(total.dtype)
+    return jax.tree.unflatten(treedef, shifted), total

@@ -1,0 +1,172 @@
+"""Functions of a batch, a few examples at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import (
+    check_batch,
+    check_choice,
+    check_count,
+    compute_dtype,
+    leaves_with_names,
+    scan_chunks,
+)
+
+_RULES = ("sum", "mean", "concat")
+
+
+def microbatch(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int],
+    microbatch_size: int | None,
+    accumulator: Any = "sum",
+    *,
+    argnames: str | Sequence[str] = (),
+    in_axes: int = 0,
+) -> Callable[..., Any]:
+    r"""Calls a function of a batch on one part after another, and puts the results together.
+
+    .. math:: f(x_1, \ldots, x_B) = \sum_k f(x_{(k-1)m+1}, \ldots, x_{km})
+
+    The memory is that of one part of :math:`m` examples, for the time of a loop. The last part may
+    be shorter.
+
+    Args:
+        fun: A function of a batch whose results are sums, means or lists over its examples.
+        argnums: Which positional arguments are batched.
+        microbatch_size: :math:`m`, how many examples at once; None for all.
+        accumulator: `'sum'` (of the parts' results), `'mean'` (weighted by their sizes) or
+            `'concat'` (along the first axis, in the order of the examples); one for all results,
+            or a tree of them that is a prefix of the results.
+        argnames: Which keyword arguments are batched.
+        in_axes: The axis of the examples.
+
+    Returns:
+        A function with the arguments of `fun`.
+
+    Raises:
+        ValueError: If the batched arguments disagree in size, or the accumulator is unknown.
+        TypeError: If the mean of integers is asked for.
+
+    Example:
+        >>> import fnopt
+        >>> def total(w, x):
+        ...     return jnp.sum((x @ w) ** 2)
+        >>> grad = fnopt.microbatch(jax.grad(total), 1, microbatch_size=2)
+        >>> grad(jnp.ones(2), jnp.arange(6.0).reshape(3, 2))
+        Array([ 92., 118.], dtype=float32)
+    """
+    if microbatch_size is not None:
+        check_count(microbatch_size, "microbatch_size", "microbatch")
+    for rule in jax.tree.leaves(accumulator):
+        check_choice(rule, _RULES, "accumulator", "microbatch")
+    places = {argnums} if isinstance(argnums, int) else {*argnums}
+    names = {argnames} if isinstance(argnames, str) else {*argnames}
+
+    def accumulated(*args: Any, **kwargs: Any) -> Any:
+        chosen = {i % len(args) for i in places}, names & kwargs.keys()
+        batch = [args[i] for i in sorted(chosen[0])], {k: kwargs[k] for k in sorted(chosen[1])}
+        batch = jax.tree.map(lambda x: jnp.moveaxis(jnp.asarray(x), in_axes, 0), batch)
+        size = check_batch(leaves_with_names(batch)[0], "microbatch")
+
+        def call(part: Any) -> Any:
+            some, named = jax.tree.map(lambda x: jnp.moveaxis(x, 0, in_axes), part)
+            given = list(args)
+            for i, x in zip(sorted(chosen[0]), some, strict=True):
+                given[i] = x
+            return fun(*given, **{**kwargs, **named})
+
+        return _accumulated(call, batch, size, microbatch_size, accumulator)
+
+    return accumulated
+
+
+def _accumulated(call: Any, batch: Any, size: int, part_size: int | None, rule: Any) -> Any:
+    """The parts' results: sums and means in the carry of a loop, lists beside it."""
+    first = jax.tree.map(lambda x: x[:1], batch)
+    leaves, treedef = jax.tree.flatten(jax.eval_shape(call, first))
+    rules = _prefix(rule, treedef.unflatten(leaves))
+    zeros = [jnp.zeros(x.shape, _sum_dtype(x.dtype)) for x in _others(leaves, rules)]
+
+    def body(sums: Any, part: Any) -> Any:
+        results = treedef.flatten_up_to(call(part))
+        weight = {"sum": 1, "mean": jax.tree.leaves(part)[0].shape[0] / size}
+        kinds = [r for r in rules if r != "concat"]
+        terms = zip(sums, _others(results, rules), kinds, strict=True)
+        sums = [s + jnp.asarray(x).astype(s.dtype) * weight[kind] for s, x, kind in terms]
+        return sums, [x for x, r in zip(results, rules, strict=True) if r == "concat"]
+
+    sums, lists = scan_chunks(body, zeros, batch, size, part_size)
+    sums, lists = iter(sums), iter(lists)
+    merged = [
+        next(lists) if r == "concat" else next(sums).astype(x.dtype)
+        for x, r in zip(leaves, rules, strict=True)
+    ]
+    return treedef.unflatten(merged)
+
+
+def _others(leaves: list[Any], rules: list[str]) -> list[Any]:
+    """The leaves that are added up, not listed."""
+    return [x for x, rule in zip(leaves, rules, strict=True) if rule != "concat"]
+
+
+def _sum_dtype(dtype: Any) -> Any:
+    """Sums of 16-bit numbers over many parts are made in float32."""
+    return compute_dtype(dtype) if jnp.issubdtype(dtype, jnp.inexact) else dtype
+
+
+def _prefix(rule: Any, results: Any) -> list[str]:
+    rules = jax.tree.map(lambda r, part: [r] * len(jax.tree.leaves(part)), rule, results)
+    found = [r for rs in jax.tree.leaves(rules, is_leaf=lambda x: isinstance(x, list)) for r in rs]
+    for r, x in zip(found, jax.tree.leaves(results), strict=True):
+        if r == "mean" and not jnp.issubdtype(x.dtype, jnp.inexact):
+            raise TypeError(f"microbatch: the mean of a result that is {x.dtype}; sum it.")
+    return found
+
+
+def micro_vmap(
+    fun: Callable[..., Any],
+    in_axes: Any = 0,
+    out_axes: int = 0,
+    *,
+    microbatch_size: int | None = None,
+) -> Callable[..., Any]:
+    """`jax.vmap`, a few examples at a time.
+
+    Args:
+        fun: A function of one example.
+        in_axes: The axis of the examples, an int for all arguments or a sequence with None for
+            arguments that all share.
+        out_axes: The axis of the examples in the results.
+        microbatch_size: How many examples at once; None for all.
+
+    Returns:
+        The function of a batch.
+
+    Raises:
+        ValueError: If batched arguments disagree in size.
+
+    Example:
+        >>> import fnopt
+        >>> squares = fnopt.micro_vmap(lambda x: x @ x, microbatch_size=2)
+        >>> squares(jnp.arange(6.0).reshape(3, 2))
+        Array([ 1., 13., 41.], dtype=float32)
+    """
+
+    def mapped(*args: Any) -> Any:
+        axes = (in_axes,) * len(args) if isinstance(in_axes, int) else tuple(in_axes)
+        batched = [i for i, axis in enumerate(axes) if axis is not None]
+        front = [
+            x if a is None else jax.tree.map(lambda leaf, a=a: jnp.moveaxis(leaf, a, 0), x)
+            for x, a in zip(args, axes, strict=True)
+        ]
+        each = jax.vmap(fun, in_axes=tuple(None if a is None else 0 for a in axes))
+        results = microbatch(each, batched, microbatch_size, "concat")(*front)
+        return jax.tree.map(lambda y: jnp.moveaxis(y, 0, out_axes), results)
+
+    return mapped

@@ -1,0 +1,134 @@
+"""Embeddings: alike things close together, others apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.losses._cosine import unit
+from fnopt.losses._inputs import floats
+
+
+def ntxent(embeddings: Any, labels: Any, temperature: Any = 0.07) -> jax.Array:
+    r"""The normalised temperature-scaled cross entropy (NT-Xent, InfoNCE) of a batch.
+
+    .. math:: \ell = \operatorname*{mean}_{i \ne j,\, c_i = c_j} -\log
+              \frac{e^{s_{ij}}}{e^{s_{ij}} + \sum_{k:\, c_k \ne c_i} e^{s_{ik}}}, \qquad
+              s_{ij} = \cos(z_i, z_j) / \tau
+
+    Args:
+        embeddings: :math:`z`, floating `[B, D]`.
+        labels: :math:`c`, `[B]`: views of the same thing have the same label.
+        temperature: :math:`\tau`.
+
+    Returns:
+        The mean over all pairs of equal label, a scalar (0 if there is none); at least float32.
+
+    Raises:
+        TypeError: If the embeddings aren't floating.
+        ValueError: If there isn't one label for each embedding.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.losses import ntxent
+        >>> z = jnp.asarray([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
+        >>> bool(ntxent(z, jnp.asarray([0, 0, 1, 1])) < ntxent(z, jnp.asarray([0, 1, 0, 1])))
+        True
+
+    Reference:
+        Chen et al., 2020, arXiv:2002.05709.
+    """
+    (z,) = floats("ntxent", embeddings=embeddings)
+    labels = jnp.asarray(labels)
+    if z.ndim != 2 or labels.shape != z.shape[:1]:
+        raise ValueError(
+            f"ntxent: embeddings have shape {z.shape}, labels have shape {labels.shape}, "
+            "expected [B, D] and [B]."
+        )
+    z, _ = unit(z, jnp.finfo(z.dtype).eps, axis=-1)
+    scores = jnp.matmul(z, z.T, precision="highest") / jnp.asarray(temperature, z.dtype)
+    same = labels[:, None] == labels
+    positive = same & ~jnp.eye(len(z), dtype=bool)
+    # log(e^s + e^n) - s = softplus(n - s), with n the logarithm of the sum over the others.
+    others = _logsumexp(scores, ~same)[:, None]
+    terms = jax.nn.softplus(others - scores)
+    count = jnp.sum(positive.astype(z.dtype))
+    return jnp.sum(jnp.where(positive, terms, jnp.zeros_like(terms))) / jnp.maximum(count, 1)
+
+
+def _logsumexp(x: jax.Array, where: jax.Array) -> jax.Array:
+    """Over the last axis; a number far below all others where there is nothing to sum."""
+    some = jnp.any(where, axis=-1)
+    shown = where | ~some[:, None]
+    total = jax.nn.logsumexp(jnp.where(shown, x, -jnp.inf), axis=-1)
+    least = jnp.full_like(total, jnp.finfo(x.dtype).min / 2)
+    return jnp.where(some, total, least)
+
+
+def triplet_margin_loss(
+    anchors: Any,
+    positives: Any,
+    negatives: Any,
+    axis: Any = -1,
+    norm_degree: Any = 2,
+    margin: Any = 1.0,
+    eps: Any = 1e-6,
+) -> jax.Array:
+    r"""An anchor shall be nearer to its positive than to its negative, by a margin.
+
+    .. math:: \ell = \max\left( 0,\, d(a, p) - d(a, n) + m \right), \qquad
+              d(x, y) = \Bigl( \sum_i |x_i - y_i|^q + \epsilon \Bigr)^{1/q}
+
+    Args:
+        anchors: :math:`a`, floating, vectors along `axis`.
+        positives: :math:`p`, of the same shape.
+        negatives: :math:`n`, of the same shape.
+        axis: The axis of the vectors.
+        norm_degree: :math:`q`, at least 1; the differences are taken without their sign.
+        margin: :math:`m`.
+        eps: :math:`\epsilon`, which keeps the derivative finite where two vectors meet.
+
+    Returns:
+        The losses, without `axis`; at least float32.
+
+    Raises:
+        TypeError: If the anchors aren't floating.
+        ValueError: If the shapes differ.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.losses import triplet_margin_loss
+        >>> a, p, n = jnp.zeros(2), jnp.asarray([3.0, 4.0]), jnp.asarray([0.0, 4.0])
+        >>> triplet_margin_loss(a, p, n)
+        Array(2., dtype=float32)
+
+    Reference:
+        Schultz and Joachims, 2003, NeurIPS; Balntas et al., 2016, doi:10.5244/C.30.119.
+    """
+    a, p, n = floats(
+        "triplet_margin_loss", anchors=anchors, positives=positives, negatives=negatives
+    )
+    if not a.shape == p.shape == n.shape:
+        raise ValueError(
+            f"triplet_margin_loss: anchors, positives and negatives have shapes {a.shape}, "
+            f"{p.shape}, {n.shape}, expected the same."
+        )
+    ahead = _distance(a - p, axis, norm_degree, eps) - _distance(a - n, axis, norm_degree, eps)
+    return jnp.maximum(ahead + jnp.asarray(margin, a.dtype), 0)
+
+
+def _distance(x: jax.Array, axis: Any, degree: Any, eps: Any) -> jax.Array:
+    """The norm of the given degree, over the largest entry: its powers might overflow."""
+    degree = jnp.asarray(degree, x.dtype)
+    least = jnp.asarray(eps, x.dtype) ** (1 / degree)
+    size = jnp.abs(x)
+    top = jnp.maximum(jnp.max(size, axis=axis, keepdims=True, initial=0), least)
+    top = jax.lax.stop_gradient(jnp.where(top > 0, top, jnp.ones_like(top)))
+    zero = size == 0
+    powers = jnp.where(zero, 0, jnp.where(zero, 1, size / top) ** degree).astype(x.dtype)
+    total = jnp.sum(powers, axis=axis) + (least / jnp.squeeze(top, axis)) ** degree
+    empty = total == 0  # only without eps
+    root = jnp.where(empty, jnp.ones_like(total), total) ** (1 / degree)
+    return jnp.squeeze(top, axis) * jnp.where(empty, jnp.zeros_like(total), root)

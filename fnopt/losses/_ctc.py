@@ -1,0 +1,181 @@
+"""Sequences without alignment."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.losses._arithmetic import at_label, log_softmax
+from fnopt.losses._inputs import floats
+
+
+class _Frames(NamedTuple):
+    """What is read at every time step, time first."""
+
+    emit: jax.Array  # [T, B, N] log-probability of every label
+    blank: jax.Array  # [T, B, 1] log-probability of the blank
+    padded: jax.Array  # [T, B, 1] bools
+
+
+def _checked(
+    logits: Any, logit_paddings: Any, labels: Any, label_paddings: Any
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    (logits,) = floats("ctc_loss", logits=logits)
+    labels, label_paddings = jnp.asarray(labels), jnp.asarray(label_paddings)
+    logit_paddings = jnp.asarray(logit_paddings)
+    if not jnp.issubdtype(labels.dtype, jnp.integer):
+        raise TypeError(f"ctc_loss: labels are {labels.dtype}, expected integers.")
+    batch = logits.shape[:1]
+    if (
+        logits.ndim != 3
+        or labels.ndim != 2
+        or labels.shape[:1] != batch
+        or label_paddings.shape != labels.shape
+        or logit_paddings.shape != logits.shape[:2]
+    ):
+        raise ValueError(
+            f"ctc_loss: logits {logits.shape}, logit_paddings {logit_paddings.shape}, labels "
+            f"{labels.shape}, label_paddings {label_paddings.shape}, expected [B, T, K], [B, T], "
+            "[B, N], [B, N]."
+        )
+    return logits, logit_paddings != 0, labels, label_paddings != 0
+
+
+def _frames(logits: jax.Array, padded: jax.Array, labels: jax.Array, blank_id: int) -> _Frames:
+    # Padded frames may hold anything; zeros keep it out of the derivative.
+    log_p = log_softmax(jnp.where(padded[..., None], jnp.zeros_like(logits), logits))
+    wide = jnp.broadcast_to(labels[:, None], (*logits.shape[:2], labels.shape[1]))
+    # A look-up, not a product with one-hot rows: an accelerator would round that to 16 bits.
+    emit = jnp.take_along_axis(log_p, jnp.clip(wide, 0, logits.shape[2] - 1), axis=2)
+    return _Frames(
+        emit.transpose(1, 0, 2),
+        log_p[:, :, blank_id][..., None].transpose(1, 0, 2),
+        padded[..., None].transpose(1, 0, 2),
+    )
+
+
+def _arrive(blank: jax.Array, emit: jax.Array) -> jax.Array:
+    """The scores after `n` labels, ending in a blank or in the n-th label."""
+    return jnp.concatenate([blank[:, :1], jnp.logaddexp(blank[:, 1:], emit)], axis=1)
+
+
+def ctc_loss_with_forward_probs(
+    logits: Any,
+    logit_paddings: Any,
+    labels: Any,
+    label_paddings: Any,
+    *,
+    blank_id: int = 0,
+    log_epsilon: Any = -1e5,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    r"""The CTC loss and the forward variables it is the end of.
+
+    .. math::
+        \alpha^\epsilon_t(n) = \left( \alpha^\epsilon_{t-1}(n) + \alpha^\ell_{t-1}(n) \right)
+            p_t(\epsilon), \qquad
+        \alpha^\ell_t(n) = \left( \alpha^\ell_{t-1}(n) + \alpha^\epsilon_{t-1}(n-1)
+            + [y_n \ne y_{n-1}]\, \alpha^\ell_{t-1}(n-1) \right) p_t(y_n)
+
+    Args:
+        logits: Scores, floating `[B, T, K]`.
+        logit_paddings: `[B, T]`; not 0 where a frame is padding (what it holds doesn't matter).
+        labels: Integers `[B, N]`.
+        label_paddings: `[B, N]`; not 0 where a label is padding. Padding is at the end.
+        blank_id: The class :math:`\epsilon` that stands for no label.
+        log_epsilon: What stands for the logarithm of 0: a sequence that can't be aligned (more
+            labels than frames) has about this loss, with the sign turned.
+
+    Returns:
+        The losses `[B]`; :math:`\log \alpha^\epsilon`, `[T, B, N + 1]`, which in the last frame
+        has the sum of both; :math:`\log \alpha^\ell`, `[T, B, N]`. All at least float32.
+
+    Raises:
+        TypeError: If the logits aren't floating or the labels aren't integers.
+        ValueError: If the shapes disagree.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.losses import ctc_loss_with_forward_probs
+        >>> logits, labels = jnp.zeros((1, 2, 3)), jnp.asarray([[1]])
+        >>> loss, blank, emit = ctc_loss_with_forward_probs(
+        ...     logits, jnp.zeros((1, 2)), labels, jnp.zeros((1, 1)))
+        >>> loss.shape, blank.shape, emit.shape
+        ((1,), (2, 1, 2), (2, 1, 1))
+
+    Reference:
+        Graves et al., 2006, ICML, doi:10.1145/1143844.1143891.
+    """
+    scores, padded, labels, no_label = _checked(logits, logit_paddings, labels, label_paddings)
+    zero = jnp.asarray(log_epsilon, scores.dtype)
+    batch, size = labels.shape
+    repeated = jnp.pad(labels[:, :-1] == labels[:, 1:], ((0, 0), (0, 1)))
+    through_blank = jnp.where(repeated, zero, 0).astype(scores.dtype)
+    straight = jnp.where(repeated, 0, zero).astype(scores.dtype)
+
+    def step(carry: Any, frame: _Frames) -> Any:
+        blank, emit = carry
+        # A label that repeats the one before needs a blank between them.
+        before = _arrive(blank, emit + through_blank)
+        next_emit = jnp.logaddexp(before[:, :-1], emit) + frame.emit
+        next_blank = _arrive(before + frame.blank, emit + frame.blank + straight)
+        new = (
+            jnp.where(frame.padded, blank, next_blank),
+            jnp.where(frame.padded, emit, next_emit),
+        )
+        return new, new
+
+    first = jnp.full((batch, size + 1), zero).at[:, 0].set(0), jnp.full((batch, size), zero)
+    _, (blank, emit) = jax.lax.scan(step, first, _frames(scores, padded, labels, blank_id))
+    last = _arrive(blank[-1], emit[-1])
+    length = size - jnp.sum(no_label.astype(jnp.int32), axis=1)
+    return -at_label(last, length), blank.at[-1].set(last), emit
+
+
+def ctc_loss(
+    logits: Any,
+    logit_paddings: Any,
+    labels: Any,
+    label_paddings: Any,
+    *,
+    blank_id: int = 0,
+    log_epsilon: Any = -1e5,
+) -> jax.Array:
+    r"""The connectionist temporal classification loss: labels of unknown position.
+
+    .. math:: \ell(x, y) = -\log \sum_{\pi:\, \mathcal B(\pi) = y} \prod_t p_t(\pi_t)
+
+    where :math:`\mathcal B` merges repeated classes and removes blanks.
+
+    Args:
+        logits: Scores, floating `[B, T, K]`.
+        logit_paddings: `[B, T]`; not 0 where a frame is padding (what it holds doesn't matter).
+        labels: Integers `[B, N]`.
+        label_paddings: `[B, N]`; not 0 where a label is padding. Padding is at the end.
+        blank_id: The class that stands for no label.
+        log_epsilon: What stands for the logarithm of 0: a sequence that can't be aligned (more
+            labels than frames) has about this loss, with the sign turned.
+
+    Returns:
+        The losses `[B]`, of every sequence; at least float32.
+
+    Raises:
+        TypeError: If the logits aren't floating or the labels aren't integers.
+        ValueError: If the shapes disagree.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.losses import ctc_loss
+        >>> logits, labels = jnp.zeros((1, 2, 3)), jnp.asarray([[1]])
+        >>> loss = ctc_loss(logits, jnp.zeros((1, 2)), labels, jnp.zeros((1, 1)))
+        >>> jnp.round(jnp.exp(-loss) * 9, 3)  # of the nine paths 11, 01 and 10 spell the label
+        Array([3.], dtype=float32)
+
+    Reference:
+        Graves et al., 2006, ICML, doi:10.1145/1143844.1143891.
+    """
+    losses, _, _ = ctc_loss_with_forward_probs(
+        logits, logit_paddings, labels, label_paddings, blank_id=blank_id, log_epsilon=log_epsilon
+    )
+    return losses

@@ -1,0 +1,116 @@
+"""Margins: hinge and perceptron losses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.losses._arithmetic import at_label
+from fnopt.losses._inputs import class_labels, floats, pairs
+
+
+def hinge_loss(predictor_outputs: Any, targets: Any) -> jax.Array:
+    r"""The hinge loss, element by element: :math:`\max(0, 1 - y\, \hat y)`.
+
+    Args:
+        predictor_outputs: :math:`\hat y`, floating scores of any shape.
+        targets: :math:`y`, -1 or 1, of the same shape or a scalar.
+
+    Returns:
+        The losses, of the shape of the scores; at least float32.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.losses import hinge_loss
+        >>> hinge_loss(jnp.asarray([0.5, 2.0, 2.0]), jnp.asarray([1, 1, -1]))
+        Array([0.5, 0. , 3. ], dtype=float32)
+
+    Reference:
+        Cortes and Vapnik, 1995, Machine Learning 20.
+    """
+    scores, targets = pairs("hinge_loss", predictor_outputs=predictor_outputs, targets=targets)
+    return jnp.maximum(1 - scores * targets, 0)
+
+
+def perceptron_loss(predictor_outputs: Any, targets: Any) -> jax.Array:
+    r"""The perceptron's loss, element by element: :math:`\max(0, -y\, \hat y)`.
+
+    Args:
+        predictor_outputs: :math:`\hat y`, floating scores of any shape.
+        targets: :math:`y`, -1 or 1, of the same shape or a scalar.
+
+    Returns:
+        The losses, of the shape of the scores; at least float32.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.losses import perceptron_loss
+        >>> perceptron_loss(jnp.asarray([0.5, 2.0]), jnp.asarray([1, -1]))
+        Array([0., 2.], dtype=float32)
+
+    Reference:
+        Rosenblatt, 1958, Psychological Review 65.
+    """
+    scores, targets = pairs("perceptron_loss", predictor_outputs=predictor_outputs, targets=targets)
+    return jnp.maximum(-scores * targets, 0)
+
+
+def _margins(name: str, scores: Any, labels: Any) -> tuple[jax.Array, jax.Array]:
+    """How far every class is ahead of the labelled one, and which are others."""
+    (scores,) = floats(name, scores=scores)
+    labels = class_labels(name, labels, scores.shape[:-1])
+    others = jnp.arange(scores.shape[-1], dtype=labels.dtype) != labels[..., None]
+    # The difference comes first: a margin of 1 is lost beside scores of 1e8.
+    return scores - at_label(scores, labels)[..., None], others
+
+
+def multiclass_hinge_loss(scores: Any, labels: Any) -> jax.Array:
+    r"""The hinge loss for many classes.
+
+    .. math:: \ell(x, c) = \max_i \left( x_i - x_c + [i \ne c] \right)
+
+    Args:
+        scores: :math:`x`, floating; the classes are on the last axis.
+        labels: :math:`c`, integers, of the shape of `scores` without its last axis. A number that
+            is no class gives NaN.
+
+    Returns:
+        The losses, of the shape of `labels`; at least float32.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.losses import multiclass_hinge_loss
+        >>> multiclass_hinge_loss(jnp.asarray([[2.0, 1.5, 0.0]]), jnp.asarray([0]))
+        Array([0.5], dtype=float32)
+
+    Reference:
+        Crammer and Singer, 2001, Journal of Machine Learning Research 2.
+    """
+    margins, others = _margins("multiclass_hinge_loss", scores, labels)
+    return jnp.max(margins + others.astype(margins.dtype), axis=-1)
+
+
+def multiclass_perceptron_loss(scores: Any, labels: Any) -> jax.Array:
+    r"""The perceptron's loss for many classes: :math:`\max_i x_i - x_c`.
+
+    Args:
+        scores: :math:`x`, floating; the classes are on the last axis.
+        labels: :math:`c`, integers, of the shape of `scores` without its last axis. A number that
+            is no class gives NaN.
+
+    Returns:
+        The losses, of the shape of `labels`; at least float32.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.losses import multiclass_perceptron_loss
+        >>> multiclass_perceptron_loss(jnp.asarray([[2.0, 1.5, 0.0]]), jnp.asarray([1]))
+        Array([0.5], dtype=float32)
+
+    Reference:
+        Collins, 2002, EMNLP, doi:10.3115/1118693.1118694.
+    """
+    margins, _ = _margins("multiclass_perceptron_loss", scores, labels)
+    return jnp.max(margins, axis=-1)

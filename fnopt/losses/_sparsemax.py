@@ -1,0 +1,80 @@
+"""Sparsemax: probabilities that may be zero."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import described
+from fnopt.losses._arithmetic import at_label
+from fnopt.losses._inputs import check_broadcast, class_labels, floats
+from fnopt.projections import simplex_of_rows
+
+
+def sparsemax_loss(logits: Any, labels: Any) -> jax.Array:
+    r"""The sparsemax loss of yes-or-no answers, element by element.
+
+    .. math:: \ell(x, y) = f\bigl((1 - 2y)\, x\bigr), \qquad f(z) = \begin{cases}
+              0 & z \le -1 \\ \tfrac14 (z + 1)^2 & |z| < 1 \\ z & z \ge 1 \end{cases}
+
+    Args:
+        logits: :math:`x`, floating, of any shape.
+        labels: :math:`y`, 0 or 1 (integers, bools or floats), of the same shape or a scalar.
+
+    Returns:
+        The losses, of the shape of `logits`; at least float32.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.losses import sparsemax_loss
+        >>> sparsemax_loss(jnp.asarray([0.0, 2.0, 2.0]), jnp.asarray([1, 1, 0]))
+        Array([0.25, 0.  , 2.  ], dtype=float32)
+
+    Reference:
+        Martins and Astudillo, 2016, arXiv:1602.02068.
+    """
+    (x,) = floats("sparsemax_loss", logits=logits)
+    yes = jnp.asarray(labels)
+    if jnp.issubdtype(yes.dtype, jnp.complexfloating):
+        raise TypeError(f"sparsemax_loss: labels are {described(yes)}, expected 0 and 1.")
+    check_broadcast("sparsemax_loss", logits=x, labels=yes)
+    z = jnp.where(yes != 0, -x, x)
+    # The square is taken of what is used only: that of 1e30 is infinite.
+    square = 0.25 * jnp.square(jnp.clip(z, -1, 1) + 1)
+    return jnp.where(z >= 1, z, square)
+
+
+def multiclass_sparsemax_loss(scores: Any, labels: Any) -> jax.Array:
+    r"""The sparsemax loss for many classes.
+
+    .. math:: \ell(x, c) = p^\top (x - x_c \mathbf 1) + \tfrac12 (1 - \|p\|^2), \qquad
+              p = \operatorname*{argmin}_{q \in \Delta} \|q - x\|^2
+
+    It is zero when the labelled class is ahead of all others by 1.
+
+    Args:
+        scores: :math:`x`, floating; the classes are on the last axis.
+        labels: :math:`c`, integers, of the shape of `scores` without its last axis. A number that
+            is no class gives NaN.
+
+    Returns:
+        The losses, of the shape of `labels`; at least float32.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.losses import multiclass_sparsemax_loss
+        >>> multiclass_sparsemax_loss(jnp.asarray([[1.0, 0.0], [0.5, 0.0]]), jnp.asarray([0, 0]))
+        Array([0.    , 0.0625], dtype=float32)
+
+    Reference:
+        Martins and Astudillo, 2016, arXiv:1602.02068.
+    """
+    (scores,) = floats("multiclass_sparsemax_loss", scores=scores)
+    labels = class_labels("multiclass_sparsemax_loss", labels, scores.shape[:-1])
+    ahead = scores - at_label(scores, labels)[..., None]
+    p = simplex_of_rows(scores, jnp.ones((), scores.dtype))
+    # Classes without probability may have a score of minus infinity.
+    terms = jnp.where(p > 0, p * jnp.where(p > 0, ahead, jnp.zeros_like(p)), jnp.zeros_like(p))
+    return jnp.sum(terms, axis=-1) + 0.5 * (1 - jnp.sum(jnp.square(p), axis=-1))

@@ -1,0 +1,222 @@
+"""Lines, planes, half-spaces, and boxes cut by a plane."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import real_dtype
+from fnopt.projections._trees import (
+    check_floating,
+    common_dtype,
+    divided,
+    inner,
+    largest,
+    restored,
+    widened,
+)
+
+
+def _normal(name: str, x: Any, a: Any) -> tuple[Any, Any, jax.Array, jax.Array, Any]:
+    """Both trees widened, `a` over its largest entry, which is returned, and its square."""
+    check_floating(name, x, allow_complex=True)
+    check_floating(name, a, allow_complex=True)
+    dtype = common_dtype(x, a)
+    x, a = widened(x, dtype), widened(a, dtype)
+    top = largest(a, real_dtype(dtype))
+    a = divided(a, top)
+    return x, a, top, inner(a, a, dtype), dtype
+
+
+def _over(numerator: jax.Array, square: jax.Array) -> jax.Array:
+    zero = square == 0  # no direction at all
+    return jnp.where(zero, 0, numerator / jnp.where(zero, 1, square)).astype(numerator.dtype)
+
+
+def projection_vector(x: Any, a: Any) -> Any:
+    r"""The nearest point on the line through zero and a vector.
+
+    .. math:: \frac{a^\top x}{a^\top a}\, a
+
+    Args:
+        x: A tree of floating (or complex) arrays, taken as one vector.
+        a: A tree of the same structure and shapes. If it is zero, so is the result.
+
+    Returns:
+        A tree like `x`.
+
+    Raises:
+        TypeError: If a leaf isn't a floating or complex array.
+
+    Example:
+        >>> from fnopt.projections import projection_vector
+        >>> projection_vector(jnp.asarray([2.0, 1.0]), jnp.asarray([5.0, 0.0]))
+        Array([2., 0.], dtype=float32)
+    """
+    w, a, _, square, dtype = _normal("projection_vector", x, a)
+    factor = _over(inner(a, w, dtype), square)
+    return restored(jax.tree.map(lambda leaf: factor * leaf, a), x)
+
+
+def _moved_along(name: str, x: Any, a: Any, b: Any, half: bool) -> Any:
+    w, a, top, square, dtype = _normal(name, x, a)
+    b = jnp.asarray(b).astype(real_dtype(dtype)) / top
+    step = _over(b - inner(a, w, dtype), square)
+    step = jnp.minimum(step, 0) if half else step
+    return restored(jax.tree.map(lambda p, q: p + step * q, w, a), x)
+
+
+def projection_hyperplane(x: Any, a: Any, b: Any) -> Any:
+    r"""The nearest point of the plane :math:`a^\top y = b`.
+
+    .. math:: x + \frac{b - a^\top x}{a^\top a}\, a
+
+    Args:
+        x: A tree of floating (or complex) arrays, taken as one vector.
+        a: The normal, a tree of the same structure and shapes. If it is zero, `x` stays.
+        b: A number.
+
+    Returns:
+        A tree like `x`.
+
+    Raises:
+        TypeError: If a leaf isn't a floating or complex array.
+
+    Example:
+        >>> from fnopt.projections import projection_hyperplane
+        >>> projection_hyperplane(jnp.asarray([2.0, 1.0]), jnp.asarray([1.0, 0.0]), 3.0)
+        Array([3., 1.], dtype=float32)
+    """
+    return _moved_along("projection_hyperplane", x, a, b, half=False)
+
+
+def projection_halfspace(x: Any, a: Any, b: Any) -> Any:
+    r"""The nearest point of the half-space :math:`a^\top y \le b`.
+
+    .. math:: x + \frac{\min(b - a^\top x, 0)}{a^\top a}\, a
+
+    Args:
+        x: A tree of floating (or complex) arrays, taken as one vector.
+        a: The normal, a tree of the same structure and shapes. If it is zero, `x` stays.
+        b: A number.
+
+    Returns:
+        A tree like `x`; a point inside stays as it is.
+
+    Raises:
+        TypeError: If a leaf isn't a floating or complex array.
+
+    Example:
+        >>> from fnopt.projections import projection_halfspace
+        >>> projection_halfspace(jnp.asarray([2.0, 1.0]), jnp.asarray([1.0, 0.0]), 1.0)
+        Array([1., 1.], dtype=float32)
+    """
+    return _moved_along("projection_halfspace", x, a, b, half=True)
+
+
+def projection_affine_set(x: Any, A: Any, b: Any) -> jax.Array:
+    r"""The nearest point that solves linear equations: :math:`A y = b`.
+
+    .. math:: x - A^\top (A A^\top)^{-1} (A x - b)
+
+    Args:
+        x: A vector `[n]`.
+        A: A matrix `[m, n]` of full row rank.
+        b: A vector `[m]`.
+
+    Returns:
+        A vector like `x`.
+
+    Raises:
+        TypeError: If an argument isn't a real floating array.
+        ValueError: If the shapes disagree.
+
+    Example:
+        >>> from fnopt.projections import projection_affine_set
+        >>> x, A, b = jnp.asarray([1.0, 2.0]), jnp.asarray([[0.0, 2.0]]), jnp.asarray([8.0])
+        >>> projection_affine_set(x, A, b)
+        Array([1., 4.], dtype=float32)
+    """
+    check_floating("projection_affine_set", {"x": x, "A": A, "b": b})
+    dtype = common_dtype(x, A, b)
+    w, m, c = (jnp.asarray(value).astype(dtype) for value in (x, A, b))
+    if m.ndim != 2 or w.shape != m.shape[1:] or c.shape != m.shape[:1]:
+        raise ValueError(
+            f"projection_affine_set: x has shape {w.shape}, A {m.shape}, b {c.shape}, expected "
+            "[n], [m, n], [m]."
+        )
+    # By a triangle of the rows rather than by A A^T, whose condition is the square of A's.
+    q, r = jnp.linalg.qr(m.T)
+    with jax.default_matmul_precision("highest"):
+        target = jax.scipy.linalg.solve_triangular(r.T, c, lower=True)
+        return (w + q @ (target - q.T @ w)).astype(jnp.asarray(x).dtype)
+
+
+def projection_box_section(x: Any, lower: Any, upper: Any, w: Any, c: Any) -> jax.Array:
+    r"""The nearest point of a box that lies in a plane.
+
+    .. math:: \operatorname*{argmin}_y \|x - y\|_2 \quad \text{with} \quad
+              l \le y \le u, \; w^\top y = c
+
+    The solution is :math:`y = \min(\max(x - \tau w, l), u)`; the multiplier :math:`\tau` is found
+    by bisection, and derivatives are those of the entries that are at no bound.
+
+    Args:
+        x: A vector `[n]`.
+        lower: :math:`l`, a number or `[n]`, finite.
+        upper: :math:`u`, a number or `[n]`, finite.
+        w: :math:`w`, a number or `[n]`.
+        c: A number that some point of the box reaches; else the point that comes nearest to it is
+            returned.
+
+    Returns:
+        A vector like `x`.
+
+    Raises:
+        TypeError: If `x` isn't a real floating array.
+
+    Example:
+        >>> from fnopt.projections import projection_box_section
+        >>> projection_box_section(jnp.asarray([0.9, 0.8, -1.0]), 0.0, 1.0, 1.0, 1.0)
+        Array([0.5499..., 0.45..., 0.        ], dtype=float32)
+    """
+    check_floating("projection_box_section", {"x": x})
+    dtype = common_dtype(x, lower, upper, w, c)
+    v = jnp.asarray(x).astype(dtype)
+    low, high, w = (
+        jnp.broadcast_to(jnp.asarray(b).astype(dtype), v.shape) for b in (lower, upper, w)
+    )
+    c = jnp.asarray(c).astype(dtype)
+    tau = jax.lax.stop_gradient(_multiplier(*map(jax.lax.stop_gradient, (v, low, high, w, c))))
+    y = v - tau * w
+    free = (y > low) & (y < high) & (w != 0)
+    at_bound = jnp.clip(y, low, high)
+    # Once more from the free entries alone: exact, and it has the right derivative.
+    square = jnp.sum(jnp.where(free, w * w, 0).astype(dtype))
+    rest = c - jnp.sum(jnp.where(free, 0, w * at_bound).astype(dtype))
+    exact = _over(jnp.sum(jnp.where(free, w * v, 0).astype(dtype)) - rest, square)
+    return jnp.where(free, jnp.clip(v - exact * w, low, high), at_bound).astype(
+        jnp.asarray(x).dtype
+    )
+
+
+def _multiplier(x: Any, low: Any, high: Any, w: Any, c: Any) -> jax.Array:
+    """Bisection of a function that falls, between the smallest and the largest of its kinks."""
+    usable = w != 0
+    safe = jnp.where(usable, w, 1).astype(x.dtype)
+    kinks = jnp.stack([(x - low) / safe, (x - high) / safe])
+    kinks = jnp.where(usable, kinks, 0).astype(x.dtype)
+
+    def halve(_: Any, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        a, b = ends
+        middle = a + (b - a) / 2
+        too_much = jnp.sum(w * jnp.clip(x - middle * w, low, high)) > c
+        return jnp.where(too_much, middle, a), jnp.where(too_much, b, middle)
+
+    steps = jnp.finfo(x.dtype).nmant + 16
+    a, b = jax.lax.fori_loop(
+        0, steps, halve, (jnp.min(kinks, initial=0), jnp.max(kinks, initial=0))
+    )
+    return a + (b - a) / 2

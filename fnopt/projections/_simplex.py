@@ -1,0 +1,172 @@
+"""The simplex and the sets of the 1-norm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.projections._trees import check_floating, check_scale, moved
+
+
+def _threshold(x: jax.Array, scale: jax.Array) -> jax.Array:
+    r"""The :math:`\tau` of rows with :math:`\sum_i \max(x_i - \tau, 0) = s`; `max(x)` is 0."""
+    n = x.shape[-1]
+    # What lies more than s below the top is never reached; cut off, it can't spoil the sums.
+    x = jax.lax.stop_gradient(jnp.maximum(x, -scale[..., None]))
+    scale = jax.lax.stop_gradient(scale)[..., None]
+    down = jnp.sort(x, axis=-1)[..., ::-1]
+    counts = jnp.arange(1, n + 1).astype(x.dtype)
+    sums = jnp.cumsum(down, axis=-1)
+    active = jnp.sum(scale + counts * down - sums > 0, axis=-1, keepdims=True)
+    last = jnp.maximum(active - 1, 0)
+    tau = (jnp.take_along_axis(sums, last, axis=-1) - scale) / (last + 1).astype(x.dtype)
+    # One step of Newton's method takes away what the long sum has lost.
+    above = jnp.maximum(x - tau, 0)
+    number = jnp.maximum(jnp.sum((above > 0).astype(x.dtype), axis=-1, keepdims=True), 1)
+    return tau + (jnp.sum(above, axis=-1, keepdims=True) - scale) / number
+
+
+def simplex_of_rows(x: jax.Array, scale: jax.Array) -> jax.Array:
+    r"""Projects the rows of an array (last axis) onto :math:`\{y \ge 0, \sum y = s\}`.
+
+    The derivative is that of the active set: :math:`\tau` is written once more as the mean over
+    the entries that stay positive.
+    """
+    if x.shape[-1] == 0:
+        return x
+    scale = jnp.broadcast_to(scale, x.shape[:-1])
+    # Moving all entries alike moves nothing, and the largest one keeps its digits at 0.
+    x = x - jax.lax.stop_gradient(jnp.max(x, axis=-1, keepdims=True))
+    tau = _threshold(x, scale)
+    # With s = 0 only the largest entries are left, at 0.
+    support = jnp.where(jnp.any(x > tau, axis=-1, keepdims=True), x > tau, x >= tau)
+    number = jnp.maximum(jnp.sum(support.astype(x.dtype), axis=-1, keepdims=True), 1)
+    inside = jnp.where(support, x, jnp.zeros_like(x))
+    total = jnp.sum(inside, axis=-1, keepdims=True)
+    exact = (total - scale[..., None]) / number
+    return jnp.where(support, jnp.maximum(x - exact, 0), _propagated(x))
+
+
+def _propagated(x: jax.Array) -> jax.Array:
+    """Zeros, but NaN for a row with a NaN: no comparison with it holds."""
+    bad = jnp.any(jnp.isnan(x), axis=-1, keepdims=True)
+    return jnp.where(bad, jnp.full_like(x, jnp.nan), jnp.zeros_like(x))
+
+
+def _whole(tree: Any, scale: jax.Array) -> Any:
+    """The simplex of all leaves together."""
+    leaves, treedef = jax.tree.flatten(tree)
+    if not leaves:
+        return tree
+    y = simplex_of_rows(jnp.concatenate([x.reshape(-1) for x in leaves]), scale)
+    ends = [0]
+    for x in leaves:
+        ends.append(ends[-1] + x.size)
+    parts = [y[ends[i] : ends[i + 1]].reshape(x.shape) for i, x in enumerate(leaves)]
+    return jax.tree.unflatten(treedef, parts)
+
+
+def _sphere(tree: Any, scale: jax.Array) -> Any:
+    sizes = _whole(jax.tree.map(jnp.abs, tree), scale)
+    # Zero counts as positive: of the nearest points that its signs allow, one.
+    return jax.tree.map(lambda x, size: jnp.where(x < 0, -size, size), tree, sizes)
+
+
+def projection_simplex(tree: Any, scale: Any = 1) -> Any:
+    r"""The nearest point of the simplex: numbers that are not negative and sum to `scale`.
+
+    .. math:: \operatorname*{argmin}_y \|x - y\|_2 \quad \text{with} \quad
+              y \ge 0, \; \mathbf 1^\top y = s
+
+    The derivative is exact wherever it exists.
+
+    Args:
+        tree: :math:`x`, a tree of real floating arrays, taken as one vector.
+        scale: :math:`s`, at least 0.
+
+    Returns:
+        A tree like `tree`.
+
+    Raises:
+        TypeError: If a leaf isn't a real floating array.
+        ValueError: If the scale is negative.
+
+    Example:
+        >>> from fnopt.projections import projection_simplex
+        >>> projection_simplex(jnp.asarray([0.6, 0.8, -1.0]))
+        Array([0.40000..., 0.6       , 0.        ], dtype=float32)
+
+    Reference:
+        Held, Wolfe and Crowder, 1974, Mathematical Programming 6; Duchi et al., 2008, ICML.
+    """
+    check_floating("projection_simplex", tree)
+    check_scale("projection_simplex", scale)
+    return moved(lambda x, dtype: _whole(x, jnp.asarray(scale).astype(dtype)), tree)
+
+
+def projection_l1_sphere(tree: Any, scale: Any = 1) -> Any:
+    r"""The nearest point whose moduli sum to `scale`.
+
+    .. math:: \operatorname*{argmin}_y \|x - y\|_2 \quad \text{with} \quad \|y\|_1 = s
+
+    Where several are nearest (at zero) it is the one of positive entries.
+
+    Args:
+        tree: :math:`x`, a tree of real floating arrays, taken as one vector.
+        scale: :math:`s`, at least 0.
+
+    Returns:
+        A tree like `tree`.
+
+    Raises:
+        TypeError: If a leaf isn't a real floating array.
+        ValueError: If the scale is negative.
+
+    Example:
+        >>> from fnopt.projections import projection_l1_sphere
+        >>> projection_l1_sphere(jnp.asarray([-0.25, 0.25]))
+        Array([-0.5,  0.5], dtype=float32)
+    """
+    check_floating("projection_l1_sphere", tree)
+    check_scale("projection_l1_sphere", scale)
+    return moved(lambda x, dtype: _sphere(x, jnp.asarray(scale).astype(dtype)), tree)
+
+
+def projection_l1_ball(tree: Any, scale: Any = 1) -> Any:
+    r"""The nearest point whose moduli sum to at most `scale`.
+
+    .. math:: \operatorname*{argmin}_y \|x - y\|_2 \quad \text{with} \quad \|y\|_1 \le s
+
+    A point inside stays as it is, in every bit.
+
+    Args:
+        tree: :math:`x`, a tree of real floating arrays, taken as one vector.
+        scale: :math:`s`, at least 0.
+
+    Returns:
+        A tree like `tree`.
+
+    Raises:
+        TypeError: If a leaf isn't a real floating array.
+        ValueError: If the scale is negative.
+
+    Example:
+        >>> from fnopt.projections import projection_l1_ball
+        >>> projection_l1_ball(jnp.asarray([-2.0, 0.5]))
+        Array([-1.,  0.], dtype=float32)
+
+    Reference:
+        Duchi et al., 2008, ICML, doi:10.1145/1390156.1390191.
+    """
+    check_floating("projection_l1_ball", tree)
+    check_scale("projection_l1_ball", scale)
+
+    def nearest(x: Any, dtype: Any) -> Any:
+        s = jnp.asarray(scale).astype(dtype)
+        total = sum((jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(x)), jnp.zeros((), dtype))
+        outside = _sphere(x, s)
+        return jax.tree.map(lambda a, b: jnp.where(total <= s, a, b), x, outside)
+
+    return moved(nearest, tree)

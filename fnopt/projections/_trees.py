@@ -1,0 +1,93 @@
+"""What the projections share: leaves in one precision, lengths without overflow."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+
+from fnopt.core import compute_dtype, described, is_inexact, leaves_with_names, real_dtype, shown
+
+
+def check_floating(name: str, tree: Any, *, allow_complex: bool = False) -> None:
+    """Refuses leaves that can't be moved to their projection."""
+    for path, leaf in leaves_with_names(tree)[0]:
+        if not is_inexact(leaf) or (jnp.iscomplexobj(leaf) and not allow_complex):
+            kind = "floating" if allow_complex else "real floating"
+            raise TypeError(f"{name}: {shown(path)} is {described(leaf)}, expected a {kind} array.")
+
+
+def check_scale(name: str, scale: Any) -> None:
+    """Refuses a size below zero: there is no such set."""
+    if not isinstance(scale, Tracer) and not (jnp.ndim(scale) == 0 and scale >= 0):
+        raise ValueError(f"{name}: scale = {scale}, expected one number >= 0.")
+
+
+def common_dtype(*trees: Any) -> Any:
+    """The dtype to compute in for whole trees."""
+    leaves = [x for tree in trees for x in jax.tree.leaves(tree)]
+    return compute_dtype(*(jnp.result_type(x) for x in leaves if is_inexact(x)))
+
+
+def widened(tree: Any, dtype: Any) -> Any:
+    """The leaves in the compute dtype; real ones stay real."""
+
+    def one(x: Any) -> jax.Array:
+        x = jnp.asarray(x)
+        return x.astype(dtype if jnp.iscomplexobj(x) else real_dtype(dtype))
+
+    return jax.tree.map(one, tree)
+
+
+def restored(tree: Any, like: Any) -> Any:
+    """The leaves in the dtypes that they had."""
+    return jax.tree.map(lambda x, old: x.astype(jnp.result_type(old)), tree, like)
+
+
+def moved(fn: Callable[[Any, Any], Any], tree: Any, *more: Any) -> Any:
+    """`fn(widened tree, dtype)`, back in the dtypes of the tree."""
+    dtype = common_dtype(tree, *more)
+    return restored(fn(widened(tree, dtype), dtype), tree)
+
+
+def reduced(fn: Callable[..., Any], tree: Any, start: Any, combine: Callable[..., Any]) -> Any:
+    """One scalar of all leaves."""
+    return functools.reduce(combine, [fn(x) for x in jax.tree.leaves(tree)], start)
+
+
+def largest(tree: Any, real: Any) -> jax.Array:
+    """The largest modulus, as a number to divide by: 1 where it is 0; no part of derivatives."""
+    zero = jnp.zeros((), real)
+    top = reduced(lambda x: jnp.max(jnp.abs(x), initial=0), tree, zero, jnp.maximum)
+    top = jax.lax.stop_gradient(top)
+    return jnp.where((top > 0) & jnp.isfinite(top), top, jnp.ones_like(top))
+
+
+def divided(tree: Any, by: jax.Array) -> Any:
+    """A tree over a number."""
+    return jax.tree.map(lambda x: x / by, tree)
+
+
+def inner(tree_x: Any, tree_y: Any, dtype: Any) -> jax.Array:
+    r"""The real inner product :math:`\Re \sum \bar x y`, not as a rounded matrix product."""
+    real = jnp.zeros((), real_dtype(dtype))
+    parts = jax.tree.map(lambda x, y: jnp.sum(jnp.real(jnp.conj(x) * y)), tree_x, tree_y)
+    return functools.reduce(jnp.add, jax.tree.leaves(parts), real)
+
+
+def length(tree: Any, dtype: Any) -> tuple[jax.Array, Any, jax.Array]:
+    """The Euclidean length in units of the largest entry, the tree in these units, the unit.
+
+    In these units the square neither overflows nor underflows. The length of zeros is 0, with
+    derivative 0.
+    """
+    top = largest(tree, real_dtype(dtype))
+    unit = divided(tree, top)
+    square = inner(unit, unit, dtype)
+    zero = square == 0
+    root = jnp.sqrt(jnp.where(zero, jnp.ones_like(square), square))
+    return jnp.where(zero, jnp.zeros_like(root), root), unit, top

@@ -1,0 +1,166 @@
+"""Schedules that warm up and then go their way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import Scalar, Schedule, check_choice, hyper, static
+from fnopt.schedules._decay import decayed
+from fnopt.schedules._time import between, cosine, fraction, numbers, power, since
+
+
+def _after(count: Any, steps: Any) -> jax.Array:
+    """The time since the end of a warm-up, 0 before it."""
+    return jnp.maximum(since(count, steps), 0)
+
+
+class warmup_exponential_decay_schedule(Schedule):
+    r"""A linear warm-up, then a constant factor every `transition_steps` steps.
+
+    .. math:: \eta_t = \begin{cases} (1 - t/W)\, I + (t/W)\, P & t < W \\
+              P\, r^{x_t} & t \ge W \end{cases}, \qquad
+              x_t = \max\left( \frac{t - W - B}{T}, 0 \right)
+
+    Args:
+        init_value: :math:`I`, the first value.
+        peak_value: :math:`P`, the value at step :math:`W`.
+        warmup_steps: :math:`W`, the length of the warm-up in steps.
+        transition_steps: :math:`T`, in steps.
+        decay_rate: :math:`r`, the factor per :math:`T` steps.
+        transition_begin: :math:`B`, how many steps after the warm-up the decay begins.
+        staircase: Whether :math:`x_t` is rounded down, so that the value falls in steps.
+        end_value: A bound of the decay: the smallest value if :math:`r < 1`, else the largest.
+
+    Example:
+        >>> import fnopt
+        >>> schedule = fnopt.warmup_exponential_decay_schedule(0.0, 1.0, 4, 10, 0.5)
+        >>> [float(schedule(i)) for i in (0, 2, 4, 14)]
+        [0.0, 0.5, 1.0, 0.5]
+    """
+
+    init_value: Scalar = hyper()
+    peak_value: Scalar = hyper()
+    warmup_steps: Scalar = hyper(ge=0)
+    transition_steps: Scalar = hyper(gt=0)
+    decay_rate: Scalar = hyper(gt=0)
+    transition_begin: Scalar = hyper(default=0.0, ge=0)
+    staircase: bool = static(default=False)
+    end_value: Scalar | None = hyper(default=None)
+
+    def __call__(self, count: Any) -> jax.Array:
+        """The value after `count` updates."""
+        h = numbers(self)
+        warm = fraction(count, 0.0, h.warmup_steps)
+        ahead = _after(count, self.warmup_steps)
+        decaying = decayed(h, h.peak_value, ahead - h.transition_begin)
+        return jnp.where(warm < 1, between(h.init_value, h.peak_value, 1 - warm), decaying)
+
+
+_COOLDOWNS = ("linear", "cosine", "sqrt")
+
+
+class warmup_stable_decay_schedule(Schedule):
+    r"""A linear warm-up, a long constant, and a short decay (WSD).
+
+    .. math::
+        \eta_t = \begin{cases}
+            (1 - t/W)\, I + (t/W)\, P & t < W \\
+            P & W \le t < W + S \\
+            w(x_t)\, P + (1 - w(x_t))\, E & t \ge W + S
+        \end{cases} \qquad x_t = \min\left( \frac{t - W - S}{D}, 1 \right)
+
+    with :math:`w(x) = 1 - x` for `'linear'`, :math:`\tfrac12 (1 + \cos \pi x)` for `'cosine'`
+    and :math:`1 - \sqrt x` for `'sqrt'`. The length of the training need not be known before the
+    decay begins.
+
+    Args:
+        init_value: :math:`I`, the first value.
+        peak_value: :math:`P`.
+        warmup_steps: :math:`W`, the length of the warm-up in steps.
+        stable_steps: :math:`S`, the length of the constant in steps.
+        decay_steps: :math:`D`, the length of the decay in steps (not of the whole).
+        end_value: :math:`E`, the last value.
+        decay_type: `'linear'`, `'cosine'` or `'sqrt'`.
+
+    Raises:
+        ValueError: If the type of the decay is unknown.
+
+    Example:
+        >>> import fnopt
+        >>> schedule = fnopt.warmup_stable_decay_schedule(0.0, 1.0, 4, 10, 4)
+        >>> [float(schedule(i)) for i in (0, 2, 4, 14, 16, 18)]
+        [0.0, 0.5, 1.0, 1.0, 0.5, 0.0]
+
+    Reference:
+        Hu et al., 2024, arXiv:2404.06395; Hägele et al., 2024, arXiv:2405.18392 (`'sqrt'`).
+    """
+
+    init_value: Scalar = hyper()
+    peak_value: Scalar = hyper()
+    warmup_steps: Scalar = hyper(ge=0)
+    stable_steps: Scalar = hyper(ge=0)
+    decay_steps: Scalar = hyper(ge=0)
+    end_value: Scalar = hyper(default=0.0)
+    decay_type: str = static(default="linear")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice(self.decay_type, _COOLDOWNS, "decay_type", type(self).__name__)
+
+    def __call__(self, count: Any) -> jax.Array:
+        """The value after `count` updates."""
+        h = numbers(self)
+        warm = fraction(count, 0.0, h.warmup_steps)
+        # Two Python numbers have an exact sum, whatever float32 makes of it.
+        begin = self.warmup_steps + self.stable_steps
+        phase = fraction(count, begin, h.decay_steps)
+        warming = between(h.init_value, h.peak_value, 1 - warm)
+        decaying = between(h.peak_value, h.end_value, _weight(self.decay_type, phase))
+        return jnp.where(warm < 1, warming, decaying)
+
+
+def _weight(kind: str, phase: jax.Array) -> jax.Array:
+    if kind == "cosine":
+        return cosine(phase, jnp.ones_like(phase))
+    return 1 - (power(phase, jnp.full_like(phase, 0.5)) if kind == "sqrt" else phase)
+
+
+class inverse_sqrt_schedule(Schedule):
+    r"""A linear warm-up, then a decay with the root of the time.
+
+    .. math:: \eta_t = \begin{cases} (1 - t/W)\, I + (t/W)\, P & t < W \\
+              P \sqrt{\frac{\tau}{\tau + t - W}} & t \ge W \end{cases}
+
+    With :math:`\tau = W` it is :math:`P \sqrt{W / t}`, the schedule of the transformer.
+
+    Args:
+        init_value: :math:`I`, the first value.
+        peak_value: :math:`P`, the value at step :math:`W`.
+        warmup_steps: :math:`W`, the length of the warm-up in steps.
+        timescale: :math:`\tau`, in steps; None for :math:`\max(W, 1)`.
+
+    Example:
+        >>> import fnopt
+        >>> schedule = fnopt.inverse_sqrt_schedule(0.0, 1.0, warmup_steps=4)
+        >>> [float(schedule(i)) for i in (0, 2, 4, 16, 64)]
+        [0.0, 0.5, 1.0, 0.5, 0.25]
+
+    Reference:
+        Vaswani et al., 2017, arXiv:1706.03762; Zhai et al., 2021, arXiv:2106.04560.
+    """
+
+    init_value: Scalar = hyper()
+    peak_value: Scalar = hyper()
+    warmup_steps: Scalar = hyper(ge=0)
+    timescale: Scalar | None = hyper(default=None, gt=0)
+
+    def __call__(self, count: Any) -> jax.Array:
+        """The value after `count` updates."""
+        h = numbers(self)
+        warm = fraction(count, 0.0, h.warmup_steps)
+        tau = jnp.maximum(h.warmup_steps, 1) if h.timescale is None else h.timescale
+        decaying = h.peak_value * jnp.sqrt(tau / (tau + _after(count, self.warmup_steps)))
+        return jnp.where(warm < 1, between(h.init_value, h.peak_value, 1 - warm), decaying)

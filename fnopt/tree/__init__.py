@@ -1,0 +1,69 @@
+"""Arithmetic of trees, and finding things in them.
+
+Import the package, not its names: `from fnopt import tree`, then `tree.sum(x)`.
+"""
+
+from __future__ import annotations
+
+from fnopt.tree._arithmetic import (
+    add,
+    add_scale,
+    clip,
+    conj,
+    div,
+    mul,
+    real,
+    scale,
+    sub,
+    where,
+)
+from fnopt.tree._like import batch_shape, cast, cast_like, dtype, full_like, ones_like, zeros_like
+from fnopt.tree._moments import (
+    bias_correction,
+    update_infinity_moment,
+    update_moment,
+    update_moment_per_elem_norm,
+)
+from fnopt.tree._params import map_params
+from fnopt.tree._random import random_like, split_key_like, unwrap_random_key_data
+from fnopt.tree._reduce import allclose, max, min, norm, size, sum, vdot
+from fnopt.tree._search import NamedTupleKey, get, get_all_with_path, set
+
+__all__ = [
+    "NamedTupleKey",
+    "add",
+    "add_scale",
+    "allclose",
+    "batch_shape",
+    "bias_correction",
+    "cast",
+    "cast_like",
+    "clip",
+    "conj",
+    "div",
+    "dtype",
+    "full_like",
+    "get",
+    "get_all_with_path",
+    "map_params",
+    "max",
+    "min",
+    "mul",
+    "norm",
+    "ones_like",
+    "random_like",
+    "real",
+    "scale",
+    "set",
+    "size",
+    "split_key_like",
+    "sub",
+    "sum",
+    "unwrap_random_key_data",
+    "update_infinity_moment",
+    "update_moment",
+    "update_moment_per_elem_norm",
+    "vdot",
+    "where",
+    "zeros_like",
+]

@@ -1,0 +1,222 @@
+"""Sums, products and choices of whole trees."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import default_float
+from fnopt.tree._promote import computed, promoted, scaled_dtype
+
+
+def _mapped(fn: Callable[..., Any], *trees: Any) -> Any:
+    """A function of leaves, in their common dtype."""
+    return jax.tree.map(lambda *xs: computed(fn, promoted(*xs), *xs), *trees)
+
+
+def add(tree_x: Any, tree_y: Any, *other_trees: Any) -> Any:
+    r"""The sum of trees: :math:`x + y + \ldots`, leaf by leaf.
+
+    Args:
+        tree_x: A tree of numbers.
+        tree_y: A tree of the same structure.
+        *other_trees: More of them.
+
+    Returns:
+        A tree in the leaves' common dtypes; sums of 16-bit leaves are made in float32.
+
+    Example:
+        >>> from fnopt import tree
+        >>> tree.add({"w": jnp.ones(2)}, {"w": jnp.asarray([1.0, 2.0])})
+        {'w': Array([2., 3.], dtype=float32)}
+    """
+    return _mapped(lambda *xs: functools.reduce(operator.add, xs), tree_x, tree_y, *other_trees)
+
+
+def sub(tree_x: Any, tree_y: Any) -> Any:
+    r"""The difference of trees: :math:`x - y`, leaf by leaf.
+
+    Args:
+        tree_x: A tree of numbers.
+        tree_y: A tree of the same structure.
+
+    Returns:
+        A tree in the leaves' common dtypes.
+
+    Example:
+        >>> from fnopt import tree
+        >>> tree.sub({"w": jnp.ones(2)}, {"w": jnp.asarray([1.0, 2.0])})
+        {'w': Array([ 0., -1.], dtype=float32)}
+    """
+    return _mapped(operator.sub, tree_x, tree_y)
+
+
+def mul(tree_x: Any, tree_y: Any) -> Any:
+    r"""The product of trees: :math:`x \cdot y`, leaf by leaf.
+
+    Args:
+        tree_x: A tree of numbers.
+        tree_y: A tree of the same structure.
+
+    Returns:
+        A tree in the leaves' common dtypes.
+
+    Example:
+        >>> from fnopt import tree
+        >>> tree.mul({"w": jnp.full(2, 3.0)}, {"w": jnp.asarray([1.0, 2.0])})
+        {'w': Array([3., 6.], dtype=float32)}
+    """
+    return _mapped(operator.mul, tree_x, tree_y)
+
+
+def div(tree_x: Any, tree_y: Any) -> Any:
+    r"""The quotient of trees: :math:`x / y`, leaf by leaf.
+
+    Args:
+        tree_x: A tree of numbers.
+        tree_y: A tree of the same structure.
+
+    Returns:
+        A tree in the leaves' common dtypes; floating for integers.
+
+    Example:
+        >>> from fnopt import tree
+        >>> tree.div({"w": jnp.full(2, 3.0)}, {"w": jnp.asarray([1.0, 2.0])})
+        {'w': Array([3. , 1.5], dtype=float32)}
+    """
+
+    def one(x: Any, y: Any) -> jax.Array:
+        dtype = promoted(x, y)
+        whole = not jnp.issubdtype(dtype, jnp.inexact)
+        return computed(operator.truediv, default_float() if whole else dtype, x, y)
+
+    return jax.tree.map(one, tree_x, tree_y)
+
+
+def scale(scalar: Any, tree: Any) -> Any:
+    r"""A number times a tree: :math:`a\, x`.
+
+    Args:
+        scalar: :math:`a`, a number. It never widens a floating leaf.
+        tree: :math:`x`.
+
+    Returns:
+        A tree with the dtypes of `tree` where they are floating.
+
+    Example:
+        >>> from fnopt import tree
+        >>> tree.scale(jnp.float32(0.5), {"w": jnp.ones(2, jnp.bfloat16)})
+        {'w': Array([0.5, 0.5], dtype=bfloat16)}
+    """
+    return jax.tree.map(lambda x: computed(operator.mul, scaled_dtype(scalar, x), scalar, x), tree)
+
+
+def add_scale(tree_x: Any, scalar: Any, tree_y: Any) -> Any:
+    r"""A tree plus a number times another: :math:`x + a\, y`.
+
+    Args:
+        tree_x: :math:`x`; a `None` in it stays `None`.
+        scalar: :math:`a`, a number. It never widens a floating leaf.
+        tree_y: :math:`y`, of the same structure.
+
+    Returns:
+        A tree in the common dtypes of both trees; the product isn't rounded before the sum.
+
+    Example:
+        >>> from fnopt import tree
+        >>> tree.add_scale({"w": jnp.ones(2)}, -0.5, {"w": jnp.asarray([1.0, 2.0])})
+        {'w': Array([0.5, 0. ], dtype=float32)}
+    """
+
+    def one(x: Any, y: Any) -> Any:
+        if x is None:
+            return None
+        dtype = scaled_dtype(scalar, x, y)
+        return computed(lambda x, a, y: x + a * y, dtype, x, scalar, y)
+
+    return jax.tree.map(one, tree_x, tree_y, is_leaf=lambda x: x is None)
+
+
+def where(condition: Any, tree_x: Any, tree_y: Any) -> Any:
+    r"""A choice between two trees, as `jnp.where`.
+
+    Args:
+        condition: A bool, or bools that broadcast against every leaf.
+        tree_x: What is taken where it is true.
+        tree_y: What is taken where it is false.
+
+    Returns:
+        A tree in the leaves' common dtypes.
+
+    Example:
+        >>> from fnopt import tree
+        >>> tree.where(jnp.asarray(True), {"w": jnp.ones(2)}, {"w": jnp.zeros(2)})
+        {'w': Array([1., 1.], dtype=float32)}
+    """
+    return _mapped(lambda x, y: jnp.where(condition, x, y), tree_x, tree_y)
+
+
+def clip(tree: Any, min_value: Any = None, max_value: Any = None) -> Any:
+    r"""A tree with every number moved between two bounds.
+
+    Args:
+        tree: A tree of real numbers.
+        min_value: The lower bound, a number; None for none.
+        max_value: The upper bound; None for none.
+
+    Returns:
+        A tree with the dtypes of `tree`.
+
+    Example:
+        >>> from fnopt import tree
+        >>> tree.clip({"w": jnp.asarray([-3.0, 0.5])}, -1.0, 1.0)
+        {'w': Array([-1. ,  0.5], dtype=float32)}
+    """
+
+    def one(x: Any) -> jax.Array:
+        x = jnp.asarray(x)
+        low, high = (
+            None if b is None else jnp.asarray(b).astype(x.dtype) for b in (min_value, max_value)
+        )
+        return jnp.clip(x, low, high)
+
+    return jax.tree.map(one, tree)
+
+
+def conj(tree: Any) -> Any:
+    r"""The complex conjugate :math:`\bar x` of every leaf; real ones stay.
+
+    Args:
+        tree: A tree of numbers.
+
+    Returns:
+        A tree with the dtypes of `tree`.
+
+    Example:
+        >>> from fnopt import tree
+        >>> tree.conj({"w": jnp.complex64(1 + 2j)})
+        {'w': Array(1.-2.j, dtype=complex64)}
+    """
+    return jax.tree.map(jnp.conj, tree)
+
+
+def real(tree: Any) -> Any:
+    r"""The real part of every leaf.
+
+    Args:
+        tree: A tree of numbers.
+
+    Returns:
+        A tree of real numbers.
+
+    Example:
+        >>> from fnopt import tree
+        >>> tree.real({"w": jnp.complex64(1 + 2j)})
+        {'w': Array(1., dtype=float32)}
+    """
+    return jax.tree.map(jnp.real, tree)

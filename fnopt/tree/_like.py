@@ -1,0 +1,196 @@
+"""Trees in the shape of others."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import check_choice, default_float, leaves_with_names, shown
+from fnopt.tree._promote import promoted
+
+
+def _chosen(leaf: Any, dtype: Any) -> Any:
+    """A dtype that is said, never a weak one."""
+    return jnp.result_type(leaf) if dtype is None else jnp.dtype(dtype)
+
+
+def zeros_like(tree: Any, dtype: Any = None) -> Any:
+    """A tree of zeros.
+
+    Args:
+        tree: A tree of arrays.
+        dtype: The dtype; by default that of each leaf.
+
+    Returns:
+        A tree of the same structure, shapes and sharding.
+
+    Example:
+        >>> from fnopt import tree
+        >>> tree.zeros_like({"w": jnp.ones(2)})
+        {'w': Array([0., 0.], dtype=float32)}
+    """
+    return jax.tree.map(lambda x: jnp.zeros_like(x, dtype=_chosen(x, dtype)), tree)
+
+
+def ones_like(tree: Any, dtype: Any = None) -> Any:
+    """A tree of ones.
+
+    Args:
+        tree: A tree of arrays.
+        dtype: The dtype; by default that of each leaf.
+
+    Returns:
+        A tree of the same structure, shapes and sharding.
+
+    Example:
+        >>> from fnopt import tree
+        >>> tree.ones_like({"w": jnp.zeros(2)})
+        {'w': Array([1., 1.], dtype=float32)}
+    """
+    return jax.tree.map(lambda x: jnp.ones_like(x, dtype=_chosen(x, dtype)), tree)
+
+
+def full_like(tree: Any, fill_value: Any, dtype: Any = None) -> Any:
+    """A tree filled with one number.
+
+    Args:
+        tree: A tree of arrays.
+        fill_value: The number.
+        dtype: The dtype; by default that of each leaf.
+
+    Returns:
+        A tree of the same structure, shapes and sharding.
+
+    Example:
+        >>> from fnopt import tree
+        >>> tree.full_like({"w": jnp.zeros(2)}, 3.0)
+        {'w': Array([3., 3.], dtype=float32)}
+    """
+
+    def one(x: Any) -> jax.Array:
+        dt = _chosen(x, dtype)
+        return jnp.full_like(x, jnp.asarray(fill_value).astype(dt), dtype=dt)
+
+    return jax.tree.map(one, tree)
+
+
+def batch_shape(tree: Any, shape: tuple[int, ...] = ()) -> Any:
+    """A tree repeated along new leading axes.
+
+    Args:
+        tree: A tree of arrays.
+        shape: The lengths of the new axes.
+
+    Returns:
+        A tree of leaves of shape `(*shape, *leaf.shape)`: a start for `jax.vmap`.
+
+    Example:
+        >>> from fnopt import tree
+        >>> tree.batch_shape({"w": jnp.ones(2)}, (3,))["w"].shape
+        (3, 2)
+    """
+
+    def one(x: Any) -> jax.Array:
+        x = jnp.asarray(x, _chosen(x, None))
+        return jnp.broadcast_to(x, (*shape, *x.shape))
+
+    return jax.tree.map(one, tree)
+
+
+def cast(tree: Any, dtype: Any) -> Any:
+    """A tree in another dtype.
+
+    Args:
+        tree: A tree of arrays.
+        dtype: The dtype; None leaves everything as it is.
+
+    Returns:
+        A tree of the same structure.
+
+    Example:
+        >>> from fnopt import tree
+        >>> tree.cast({"w": jnp.ones(2)}, jnp.bfloat16)
+        {'w': Array([1, 1], dtype=bfloat16)}
+    """
+    return tree if dtype is None else jax.tree.map(lambda x: jnp.asarray(x).astype(dtype), tree)
+
+
+def cast_like(tree: Any, other_tree: Any) -> Any:
+    """A tree in the dtypes of another.
+
+    Args:
+        tree: A tree of arrays.
+        other_tree: A tree of the same structure; where it has no array, nothing is cast.
+
+    Returns:
+        A tree of the structure of `tree`.
+
+    Example:
+        >>> from fnopt import tree
+        >>> tree.cast_like({"w": jnp.ones(2)}, {"w": jnp.ones(2, jnp.bfloat16)})
+        {'w': Array([1, 1], dtype=bfloat16)}
+    """
+
+    def one(x: Any, other: Any) -> Any:
+        return jnp.asarray(x).astype(other.dtype) if hasattr(other, "dtype") else x
+
+    return jax.tree.map(one, tree, other_tree)
+
+
+def dtype(tree: Any, mixed_dtype_handler: str | None = None) -> Any:
+    """The dtype of a tree.
+
+    Args:
+        tree: A tree of arrays.
+        mixed_dtype_handler: What is done if there are several: `'promote'` gives what JAX promotes
+            them to, `'highest'` and `'lowest'` the one that all others promote to or that promotes
+            to all others; None is an error.
+
+    Returns:
+        A NumPy dtype; JAX's default float for an empty tree.
+
+    Raises:
+        ValueError: If the leaves differ and there is no handler, or none of them is the highest or
+            lowest.
+
+    Example:
+        >>> from fnopt import tree
+        >>> x = {"a": jnp.ones(2), "b": jnp.ones(2, jnp.bfloat16)}
+        >>> tree.dtype(x, "lowest"), tree.dtype(x, "promote")
+        (dtype(bfloat16), dtype('float32'))
+    """
+    found = {name: jnp.asarray(x).dtype for name, x in leaves_with_names(tree)[0]}
+    if not found:
+        return default_float()
+    if mixed_dtype_handler is None:
+        return _only(found)
+    check_choice(
+        mixed_dtype_handler, ("promote", "highest", "lowest"), "mixed_dtype_handler", "tree.dtype"
+    )
+    if mixed_dtype_handler == "promote":
+        return promoted(*found.values())
+    return functools.reduce(
+        lambda a, b: _ordered(a, b)[mixed_dtype_handler == "highest"], found.values()
+    )
+
+
+def _only(found: dict[str, Any]) -> Any:
+    first, *_ = found
+    for name, dt in found.items():
+        if dt != found[first]:
+            raise ValueError(
+                f"tree.dtype: {shown(name)} is {dt}, {shown(first)} is {found[first]}, expected "
+                "one dtype (or say what to do with mixed_dtype_handler)."
+            )
+    return found[first]
+
+
+def _ordered(a: Any, b: Any) -> tuple[Any, Any]:
+    """The lower dtype and the higher one."""
+    both = promoted(a, b)
+    if both not in (a, b):
+        raise ValueError(f"tree.dtype: {a} and {b} can't be ordered; use 'promote'.")
+    return (b, a) if both == a else (a, b)

@@ -1,0 +1,152 @@
+"""Averages of gradients, for those who write an optimizer of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import compute_dtype, real_dtype
+
+
+def _mapped(fn: Callable[..., Any], updates: Any, moments: Any) -> Any:
+    """`fn(g, m, real dtype)` in the compute dtype, stored in the dtype of the moment."""
+
+    def one(g: Any, m: Any) -> Any:
+        if g is None:
+            return None
+        dtype = compute_dtype(jnp.result_type(g), jnp.result_type(m))
+        g, m = (jnp.asarray(x) for x in (g, m))
+        stored = m.dtype
+        g, m = (x.astype(dtype if jnp.iscomplexobj(x) else real_dtype(dtype)) for x in (g, m))
+        return fn(g, m, real_dtype(dtype)).astype(stored)
+
+    return jax.tree.map(one, updates, moments, is_leaf=lambda x: x is None)
+
+
+def _average(m: jax.Array, x: jax.Array, decay: Any, real: Any) -> jax.Array:
+    decay = jnp.asarray(decay, real)
+    return decay * m + (1 - decay) * x
+
+
+def _power(x: jax.Array, order: Any) -> jax.Array:
+    whole = float(order).is_integer() if isinstance(order, (int, float)) else False
+    return x ** int(order) if whole else x ** jnp.asarray(order, jnp.finfo(x.dtype).dtype)
+
+
+def update_moment(updates: Any, moments: Any, decay: Any, order: Any) -> Any:
+    r"""The exponential average of a power: :math:`m \leftarrow \beta m + (1 - \beta) g^k`.
+
+    Args:
+        updates: :math:`g`, a tree of gradients; a `None` stays `None`.
+        moments: :math:`m`, a tree of the same structure.
+        decay: :math:`\beta`.
+        order: :math:`k`, the same for complex gradients (no modulus is taken).
+
+    Returns:
+        The new averages, with the dtypes of `moments`.
+
+    Example:
+        >>> from fnopt import tree
+        >>> tree.update_moment({"w": jnp.full(2, 2.0)}, {"w": jnp.zeros(2)}, decay=0.9, order=1)
+        {'w': Array([0.20000...], dtype=float32)}
+    """
+    return _mapped(lambda g, m, real: _average(m, _power(g, order), decay, real), updates, moments)
+
+
+def update_moment_per_elem_norm(updates: Any, moments: Any, decay: Any, order: Any) -> Any:
+    r"""The exponential average of a power of the modulus of complex gradients.
+
+    .. math:: m \leftarrow \beta m + (1 - \beta) |g|^k
+
+    For real gradients it is :math:`g^k`, as in `update_moment`.
+
+    Args:
+        updates: :math:`g`, a tree of gradients; a `None` stays `None`.
+        moments: :math:`m`, a tree of the same structure, real.
+        decay: :math:`\beta`.
+        order: :math:`k`.
+
+    Returns:
+        The new averages, with the dtypes of `moments`.
+
+    Example:
+        >>> from fnopt import tree
+        >>> g = {"w": jnp.asarray(3 + 4j)}
+        >>> tree.update_moment_per_elem_norm(g, {"w": jnp.asarray(0.0)}, decay=0.5, order=2)
+        {'w': Array(12.5, dtype=float32)}
+    """
+
+    def one(g: jax.Array, m: jax.Array, real: Any) -> jax.Array:
+        if not jnp.iscomplexobj(g):
+            return _average(m, _power(g, order), decay, real)
+        square = jnp.square(jnp.real(g)) + jnp.square(jnp.imag(g))
+        return _average(m, _power(square, order / 2), decay, real)
+
+    return _mapped(one, updates, moments)
+
+
+def update_infinity_moment(updates: Any, moments: Any, decay: Any, eps: Any) -> Any:
+    r"""The decaying maximum of AdaMax: :math:`u \leftarrow \max(|g| + \epsilon, \beta u)`.
+
+    Args:
+        updates: :math:`g`, a tree of gradients; a `None` stays `None`.
+        moments: :math:`u`, a tree of the same structure.
+        decay: :math:`\beta`.
+        eps: :math:`\epsilon`.
+
+    Returns:
+        The new maxima, with the dtypes of `moments`.
+
+    Example:
+        >>> from fnopt import tree
+        >>> g, u = {"w": jnp.asarray([-1.0, 3.0])}, {"w": jnp.asarray([4.0, 2.0])}
+        >>> tree.update_infinity_moment(g, u, decay=0.5, eps=0.0)
+        {'w': Array([2., 3.], dtype=float32)}
+
+    Reference:
+        Kingma and Ba, 2014, arXiv:1412.6980, section 7.
+    """
+
+    def one(g: jax.Array, m: jax.Array, real: Any) -> jax.Array:
+        return jnp.maximum(jnp.abs(g) + jnp.asarray(eps, real), jnp.asarray(decay, real) * m)
+
+    return _mapped(one, updates, moments)
+
+
+def bias_correction(moment: Any, decay: Any, count: Any) -> Any:
+    r"""An average that started at zero over what it has seen: :math:`m / (1 - \beta^t)`.
+
+    Args:
+        moment: :math:`m`, a tree of averages.
+        decay: :math:`\beta`.
+        count: :math:`t`, how many steps it is the average of, at least 1.
+
+    Returns:
+        A tree with the dtypes of `moment`.
+
+    Example:
+        >>> from fnopt import tree
+        >>> tree.bias_correction({"w": jnp.asarray([0.75])}, decay=0.5, count=2)
+        {'w': Array([1.], dtype=float32)}
+
+    Reference:
+        Kingma and Ba, 2014, arXiv:1412.6980.
+    """
+
+    def one(m: Any) -> jax.Array:
+        m = jnp.asarray(m)
+        dtype = compute_dtype(m.dtype)
+        return (m.astype(dtype) / _seen(decay, count, real_dtype(dtype))).astype(m.dtype)
+
+    return jax.tree.map(one, moment)
+
+
+def _seen(decay: Any, count: Any, real: Any) -> jax.Array:
+    """`1 - decay ** count`, without losing the digits of a decay near one."""
+    decay, count = jnp.asarray(decay, real), jnp.asarray(count).astype(real)
+    positive = decay > 0
+    rest = jnp.where(positive, decay - 1, jnp.full_like(decay, -0.5))
+    return jnp.where(positive, -jnp.expm1(count * jnp.log1p(rest)), 1 - decay**count)

@@ -1,0 +1,205 @@
+"""Numbers about whole trees."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import default_float, global_norm
+from fnopt.tree._promote import common
+
+# This package has its own `sum`, `max` and `min`, as the field names them.
+_add = functools.partial(functools.reduce, jnp.add)
+
+
+def _total(tree: Any, of_leaf: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    leaves = jax.tree.leaves(tree)
+    dtype = common(leaves)
+    return _add([of_leaf(jnp.asarray(x).astype(dtype)) for x in leaves], jnp.zeros((), dtype))
+
+
+def sum(tree: Any) -> jax.Array:
+    r"""The sum of all numbers of a tree: :math:`\sum_\ell \sum_i x_{\ell i}`.
+
+    Args:
+        tree: A tree of numbers.
+
+    Returns:
+        A scalar in the leaves' common dtype, at least float32 for floating ones; 0 for an empty
+        tree.
+
+    Example:
+        >>> from fnopt import tree
+        >>> tree.sum({"a": jnp.ones(3), "b": jnp.asarray(2.0)})
+        Array(5., dtype=float32)
+    """
+    return _total(tree, jnp.sum)
+
+
+def vdot(tree_x: Any, tree_y: Any) -> jax.Array:
+    r"""The inner product of two trees: :math:`\sum_\ell \sum_i \bar x_{\ell i}\, y_{\ell i}`.
+
+    Args:
+        tree_x: A tree of numbers; complex ones are conjugated.
+        tree_y: A tree of the same structure and shapes.
+
+    Returns:
+        A scalar in the leaves' common dtype, at least float32 for floating ones.
+
+    Raises:
+        ValueError: If shapes differ (nothing is broadcast).
+
+    Example:
+        >>> from fnopt import tree
+        >>> tree.vdot({"w": jnp.ones(2)}, {"w": jnp.asarray([1.0, 2.0])})
+        Array(3., dtype=float32)
+    """
+    xs, treedef = jax.tree.flatten(tree_x)
+    ys = treedef.flatten_up_to(tree_y)
+    dtype = common([*xs, *ys])
+    products = [_product(x, y, dtype) for x, y in zip(xs, ys, strict=True)]
+    return _add(products, jnp.zeros((), dtype))
+
+
+def _product(x: Any, y: Any, dtype: Any) -> jax.Array:
+    x, y = jnp.asarray(x).astype(dtype), jnp.asarray(y).astype(dtype)
+    if x.shape != y.shape:
+        raise ValueError(f"tree.vdot: leaves of shapes {x.shape} and {y.shape}, expected the same.")
+    # Not as a matrix product, which accelerators make of rounded factors.
+    return jnp.sum(jnp.conj(x) * y)
+
+
+def norm(tree: Any, ord: Any = None, squared: bool = False) -> jax.Array:
+    r"""The norm of a tree as of one long vector.
+
+    .. math:: \|x\|_2 = \sqrt{\textstyle\sum |x_i|^2}, \qquad \|x\|_1 = \textstyle\sum |x_i|,
+              \qquad \|x\|_\infty = \max |x_i|
+
+    Args:
+        tree: A tree of numbers.
+        ord: 1, 2 (also None) or infinity (`jnp.inf`, `'inf'` or `'infinity'`).
+        squared: Whether the square of the norm is returned.
+
+    Returns:
+        A real scalar, at least float32. The Euclidean norm is `fnopt.global_norm`: its derivative
+        at zero is zero.
+
+    Raises:
+        ValueError: If `ord` is something else.
+
+    Example:
+        >>> from fnopt import tree
+        >>> x = {"a": jnp.asarray([3.0]), "b": jnp.asarray(-4.0)}
+        >>> tree.norm(x), tree.norm(x, ord=1), tree.norm(x, ord="inf")
+        (Array(5., dtype=float32), Array(7., dtype=float32), Array(4., dtype=float32))
+    """
+    sizes = jax.tree.map(_size, tree)
+    if ord is None or ord == 2:
+        return _total(sizes, lambda x: jnp.sum(x * x)) if squared else global_norm(sizes)
+    if ord == 1:
+        result = _total(sizes, jnp.sum)
+    elif ord in (float("inf"), "inf", "infinity"):
+        result = jnp.maximum(max(sizes), 0)  # of an empty tree: 0
+    else:
+        raise ValueError(f"tree.norm: ord is {ord!r}, expected 1, 2 or infinity.")
+    return result * result if squared else result
+
+
+def _size(x: Any) -> jax.Array:
+    """The modulus, floating."""
+    x = jnp.asarray(x)
+    floating = x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(default_float())
+    return jnp.abs(floating)
+
+
+def _extreme(tree: Any, fn: Callable[..., Any], pick: Callable[..., Any], none: float) -> jax.Array:
+    leaves = [x for x in jax.tree.leaves(tree) if jnp.size(x)]
+    dtype = common(leaves)
+    if not leaves:
+        return jnp.full((), none, dtype)
+    return functools.reduce(pick, [fn(jnp.asarray(x)).astype(dtype) for x in leaves])
+
+
+def max(tree: Any) -> jax.Array:
+    r"""The largest number of a tree.
+
+    Args:
+        tree: A tree of real numbers; empty leaves are left out.
+
+    Returns:
+        A scalar in the leaves' common dtype, at least float32 for floating ones; minus infinity
+        for a tree without a number.
+
+    Example:
+        >>> from fnopt import tree
+        >>> tree.max({"a": jnp.ones(3), "b": jnp.asarray(2.0)})
+        Array(2., dtype=float32)
+    """
+    return _extreme(tree, jnp.max, jnp.maximum, -float("inf"))
+
+
+def min(tree: Any) -> jax.Array:
+    r"""The smallest number of a tree.
+
+    Args:
+        tree: A tree of real numbers; empty leaves are left out.
+
+    Returns:
+        A scalar in the leaves' common dtype, at least float32 for floating ones; infinity for a
+        tree without a number.
+
+    Example:
+        >>> from fnopt import tree
+        >>> tree.min({"a": jnp.ones(3), "b": jnp.asarray(2.0)})
+        Array(1., dtype=float32)
+    """
+    return _extreme(tree, jnp.min, jnp.minimum, float("inf"))
+
+
+def size(tree: Any) -> int:
+    """How many numbers a tree has.
+
+    Args:
+        tree: A tree of arrays (abstract ones too) or numbers.
+
+    Returns:
+        A Python int.
+
+    Example:
+        >>> from fnopt import tree
+        >>> tree.size({"a": jnp.ones((3, 4)), "b": 2.0})
+        13
+    """
+    return functools.reduce(lambda n, x: n + int(jnp.size(x)), jax.tree.leaves(tree), 0)
+
+
+def allclose(a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False) -> Any:
+    r"""Whether two trees agree: :math:`|a - b| \le \epsilon_a + \epsilon_r |b|` everywhere.
+
+    Args:
+        a: A tree of numbers.
+        b: A tree of the same structure.
+        rtol: :math:`\epsilon_r`.
+        atol: :math:`\epsilon_a`.
+        equal_nan: Whether NaN equals NaN.
+
+    Returns:
+        A boolean scalar (true for empty trees).
+
+    Example:
+        >>> from fnopt import tree
+        >>> tree.allclose({"w": jnp.ones(2)}, {"w": jnp.ones(2)})
+        Array(True, dtype=bool)
+    """
+
+    def one(x: Any, y: Any) -> jax.Array:
+        dtype = common([x, y])
+        x, y = jnp.asarray(x).astype(dtype), jnp.asarray(y).astype(dtype)
+        return jnp.allclose(x, y, rtol=rtol, atol=atol, equal_nan=equal_nan)
+
+    results = jax.tree.leaves(jax.tree.map(one, a, b))
+    return functools.reduce(jnp.logical_and, results, jnp.asarray(True))

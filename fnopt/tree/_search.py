@@ -1,0 +1,186 @@
+"""Finding and replacing what a state holds, by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import tree_util
+
+from fnopt.core import Value, path_name
+
+
+@dataclasses.dataclass(frozen=True)
+class NamedTupleKey:
+    """A step of a path into a field of a NamedTuple.
+
+    Attributes:
+        tuple_name: The name of the NamedTuple's class, `'ScaleByAdamState'`.
+        name: The name of the field, `'mu'`.
+    """
+
+    tuple_name: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.tuple_name}.{self.name}"
+
+
+_Path = tuple[Any, ...]
+_Filter = Callable[[_Path, Any], bool]
+
+
+def _is_named_tuple(node: Any) -> bool:
+    return isinstance(node, tuple) and hasattr(node, "_fields")
+
+
+def _children(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
+    """What a node holds, with keys, and the structure of this one level."""
+    if node is None or tree_util.all_leaves([node]):
+        return [], None
+    pairs, treedef = tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
+    if _is_named_tuple(node):
+        owner = type(node).__name__
+        keys = [NamedTupleKey(owner, name) for name in node._fields]
+        return list(zip(keys, (child for _, child in pairs), strict=True)), treedef
+    return [(path[0], child) for path, child in pairs], treedef
+
+
+def _name(key: Any) -> Any:
+    """What a key is found by; places in lists and tuples have no name."""
+    if isinstance(key, (NamedTupleKey, tree_util.GetAttrKey)):
+        return key.name
+    return key.key if isinstance(key, tree_util.DictKey) else None
+
+
+def _class_name(node: Any) -> str | None:
+    """States and transforms are found by their class too."""
+    return type(node).__name__ if _is_named_tuple(node) or isinstance(node, Value) else None
+
+
+def _walk(node: Any, path: _Path = ()) -> Iterator[tuple[Any, _Path, Any]]:
+    """All named things below a node: name, path, thing."""
+    if (name := _class_name(node)) is not None:
+        yield name, path, node
+    for key, child in _children(node)[0]:
+        here = (*path, key)
+        if (name := _name(key)) is not None:
+            yield name, here, child
+        yield from _walk(child, here)
+
+
+def get_all_with_path(
+    tree: Any, key: Any, filtering: _Filter | None = None
+) -> list[tuple[_Path, Any]]:
+    """Everything of one name in a tree, with the way to it.
+
+    Args:
+        tree: A tree: the state of an optimizer (an optax one too), an optimizer, a dict.
+        key: The name of a field, a dict's key, or the name of a state's class.
+        filtering: `filtering(path, value) -> bool`: which of them count. A path consists of
+            JAX's keys, and of `NamedTupleKey`s for the fields of NamedTuples.
+
+    Returns:
+        A list of `(path, value)` pairs.
+
+    Example:
+        >>> from fnopt import tree
+        >>> state = fnopt.adam(1e-3).init({"w": jnp.ones(2)})
+        >>> [(str(path[-1]), value) for path, value in tree.get_all_with_path(state, "mu")]
+        [('ScaleByAdamState.mu', {'w': Array([0., 0.], dtype=float32)})]
+    """
+    found = [(path, value) for name, path, value in _walk(tree) if name == key]
+    return [(path, value) for path, value in found if filtering is None or filtering(path, value)]
+
+
+def get(tree: Any, key: Any, default: Any = None, filtering: _Filter | None = None) -> Any:
+    """The one thing of a name in a tree.
+
+    Args:
+        tree: A tree: the state of an optimizer (an optax one too), an optimizer, a dict.
+        key: The name of a field, a dict's key, or the name of a state's class.
+        default: What is returned if there is none.
+        filtering: `filtering(path, value) -> bool`: which things count.
+
+    Returns:
+        The thing.
+
+    Raises:
+        KeyError: If there are several; the message lists the ways to them.
+
+    Example:
+        >>> from fnopt import tree
+        >>> tx = fnopt.adam(1e-3)
+        >>> tree.get(tx.init({"w": jnp.ones(2)}), "mu"), tree.get(tx, "b1")
+        ({'w': Array([0., 0.], dtype=float32)}, 0.9)
+    """
+    found = get_all_with_path(tree, key, filtering)
+    if len(found) > 1:
+        places = ", ".join(repr(path_name(path)) for path, _ in found)
+        raise KeyError(
+            f"tree.get: {len(found)} values for {key!r}, at {places}. Choose one with "
+            "filtering=lambda path, value: ..., or take all with get_all_with_path."
+        )
+    return found[0][1] if found else default
+
+
+def set(tree: Any, filtering: _Filter | None = None, /, **kwargs: Any) -> Any:
+    """A tree with new values for things found by name.
+
+    Args:
+        tree: A tree: the state of an optimizer (an optax one too), an optimizer, a dict.
+        filtering: `filtering(path, value) -> bool`: which things are replaced; by default all of
+            the name.
+        **kwargs: New values by name. A number for an array keeps the array's dtype, so that no
+            step is compiled again. Values of optimizers are checked as in their construction.
+
+    Returns:
+        A tree of the same structure; what isn't named is the same object as before.
+
+    Raises:
+        KeyError: If there is nothing of a name.
+
+    Example:
+        >>> from fnopt import tree
+        >>> tree.set(fnopt.sgd(0.1), learning_rate=0.5)
+        chain(scale_by_learning_rate(learning_rate=0.5))
+    """
+    names = {name for name, path, value in _walk(tree) if _chosen(filtering, path, value)}
+    for name in kwargs:
+        if name not in names:
+            near = difflib.get_close_matches(name, [n for n in names if isinstance(n, str)])
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise KeyError(f"tree.set: there is nothing called {name!r} in the tree.{hint}")
+    return _replaced(tree, (), filtering, kwargs)
+
+
+def _chosen(filtering: _Filter | None, path: _Path, value: Any) -> bool:
+    return filtering is None or filtering(path, value)
+
+
+def _replaced(node: Any, path: _Path, filtering: _Filter | None, new: dict[str, Any]) -> Any:
+    name = _class_name(node)
+    if name in new and _chosen(filtering, path, node):
+        return new[name]
+    children, treedef = _children(node)
+    values = []
+    for key, child in children:
+        here, name = (*path, key), _name(key)
+        hit = isinstance(name, str) and name in new and _chosen(filtering, here, child)
+        values.append(_like(child, new[name]) if hit else _replaced(child, here, filtering, new))
+    if all(a is b for a, (_, b) in zip(values, children, strict=True)):
+        return node
+    if isinstance(node, Value):
+        fields = {_name(k): v for (k, _), v in zip(children, values, strict=True)}
+        return dataclasses.replace(node, **fields)  # pyright: ignore[reportArgumentType]
+    return treedef.unflatten(values)
+
+
+def _like(old: Any, new: Any) -> Any:
+    if isinstance(old, jax.Array) and isinstance(new, (bool, int, float, complex)):
+        return jnp.asarray(new, old.dtype)
+    return new

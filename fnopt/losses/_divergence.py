@@ -119,7 +119,7 @@ def generalized_kl_divergence(
         >>> import jax.numpy as jnp
         >>> from fnopt.losses import generalized_kl_divergence
         >>> generalized_kl_divergence(jnp.log(jnp.asarray([2.0, 1.0])), jnp.asarray([1.0, 1.0]))
-        Array(0.3068528, dtype=float32)
+        Array(0.30685..., dtype=float32)
     """
     log_q, p = _inputs(
         "generalized_kl_divergence", axis, where, log_predictions=log_predictions, targets=targets

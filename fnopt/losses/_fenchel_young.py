@@ -38,7 +38,7 @@ def make_fenchel_young_loss(max_fun: Callable[..., Any]) -> Callable[..., jax.Ar
         >>> from fnopt.losses import make_fenchel_young_loss
         >>> cross_entropy = make_fenchel_young_loss(jax.nn.logsumexp)
         >>> cross_entropy(jnp.asarray([2.0, 0.0]), jnp.asarray([1.0, 0.0]))
-        Array(0.1269281, dtype=float32)
+        Array(0.12692..., dtype=float32)
 
     Reference:
         Blondel, Martins and Niculae, 2020, arXiv:1901.02324.

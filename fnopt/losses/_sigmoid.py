@@ -36,7 +36,7 @@ def sigmoid_binary_cross_entropy(logits: Any, labels: Any) -> jax.Array:
         >>> import jax.numpy as jnp
         >>> from fnopt.losses import sigmoid_binary_cross_entropy
         >>> sigmoid_binary_cross_entropy(jnp.asarray([0.0, 30.0]), jnp.asarray([1, 1]))
-        Array([6.9314718e-01, 9.3576229e-14], dtype=float32)
+        Array([6.9314...e-01, 9.3576...e-14], dtype=float32)
 
     Reference:
         Goodfellow, Bengio and Courville, 2016, Deep Learning, section 6.2.
@@ -76,7 +76,7 @@ def sigmoid_focal_loss(
         >>> import jax.numpy as jnp
         >>> from fnopt.losses import sigmoid_focal_loss
         >>> sigmoid_focal_loss(jnp.asarray([0.0, 4.0]), jnp.asarray([1, 1]))
-        Array([1.7328680e-01, 5.8719...e-06], dtype=float32)
+        Array([1.7328...e-01, 5.8715...e-06], dtype=float32)
 
     Reference:
         Lin et al., 2017, arXiv:1708.02002.

@@ -14,6 +14,11 @@ from fnopt.core import default_float
 from fnopt.tree._promote import computed, promoted, scaled_dtype
 
 
+def _strong(x: Any) -> jax.Array:
+    """An array of a dtype that is said, never a weak one."""
+    return jnp.asarray(x, jnp.result_type(x))
+
+
 def _mapped(fn: Callable[..., Any], *trees: Any) -> Any:
     """A function of leaves, in their common dtype."""
     return jax.tree.map(lambda *xs: computed(fn, promoted(*xs), *xs), *trees)
@@ -179,7 +184,7 @@ def clip(tree: Any, min_value: Any = None, max_value: Any = None) -> Any:
     """
 
     def one(x: Any) -> jax.Array:
-        x = jnp.asarray(x)
+        x = _strong(x)
         low, high = (
             None if b is None else jnp.asarray(b).astype(x.dtype) for b in (min_value, max_value)
         )
@@ -202,7 +207,7 @@ def conj(tree: Any) -> Any:
         >>> tree.conj({"w": jnp.complex64(1 + 2j)})
         {'w': Array(1.-2.j, dtype=complex64)}
     """
-    return jax.tree.map(jnp.conj, tree)
+    return jax.tree.map(lambda x: jnp.conj(_strong(x)), tree)
 
 
 def real(tree: Any) -> Any:
@@ -219,4 +224,4 @@ def real(tree: Any) -> Any:
         >>> tree.real({"w": jnp.complex64(1 + 2j)})
         {'w': Array(1., dtype=float32)}
     """
-    return jax.tree.map(jnp.real, tree)
+    return jax.tree.map(lambda x: jnp.real(_strong(x)), tree)

@@ -1,0 +1,235 @@
+"""What fnopt has of optax's public names: a page made by introspecting the installed optax.
+
+python -m tests.interop.parity          # writes docs/coming_from/optax_names.md
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import typing
+import warnings
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import fnopt
+from tests.interop.parity_reasons import ANOTHER, DEVIATIONS, NOT_YET, RENAMED
+
+PAGE = Path(fnopt.__file__).parent.parent / "docs" / "coming_from" / "optax_names.md"
+PACKAGES = sorted(m.name for m in pkgutil.iter_modules(fnopt.__path__) if m.ispkg)
+# Where the same name in optax and in fnopt is the same thing.
+OURS = [p for p in PACKAGES if p not in {"interop", "programs"}]
+
+GROUPS = {
+    "losses.": "Losses",
+    "projections.": "Projections",
+    "tree.": "Trees",
+    "tree_utils.": "Trees",
+    "contrib.": "Contributed optimizers",
+    "schedules.": "Schedules and hyper-parameters",
+    "microbatching.": "Batches in parts, aggregation",
+    "experimental.": "Batches in parts, aggregation",
+    "perturbations.": "Perturbations, assignment, second order",
+    "assignment.": "Perturbations, assignment, second order",
+    "second_order.": "Perturbations, assignment, second order",
+}
+# Things that optax shows at its front page too are listed under their rooms.
+SHARED_ROOMS = {"Losses", "Trees", "Schedules and hyper-parameters"}
+STATES, TRANSFORMS = "Classes of states", "Optimizers, transforms and the rest"
+
+
+_STATES_SAID = (
+    "States are made by `init` and never by hand. What they hold is found by name, with "
+    "`fnopt.tree.get(state, ...)` and `fnopt.slots(state)`; their classes are private, so these "
+    "have no counterpart on purpose"
+)
+
+
+class Entry(NamedTuple):
+    """One public object of optax."""
+
+    names: tuple[str, ...]  # its public paths below `optax`, the shortest first
+    thing: Any
+    ours: str | None  # the path below `fnopt` of what we have
+    reason: str | None  # why not, or what is different
+
+
+def _modules() -> dict[str, ModuleType]:
+    """Public modules by their path below `optax` (`''` for itself)."""
+    optax = importlib.import_module("optax")
+    found = {"": optax}
+    for info in pkgutil.walk_packages(optax.__path__, "optax."):
+        parts = info.name.split(".")[1:]
+        if any(p.startswith("_") or p.endswith("_test") for p in parts):
+            continue
+        found[".".join(parts)] = importlib.import_module(info.name)
+    return found
+
+
+def _is_public(path: str, name: str, thing: Any) -> bool:
+    if name.startswith("_") or isinstance(thing, ModuleType):
+        return False
+    home = getattr(thing, "__module__", None)
+    if inspect.isclass(thing) or inspect.isfunction(thing):
+        return str(home).startswith("optax")
+    # Aliases of types have no home; those of the front page are meant.
+    return not path and (callable(thing) or typing.get_origin(thing) is not None)
+
+
+def _objects() -> list[tuple[tuple[str, ...], Any]]:
+    paths: dict[int, tuple[list[str], Any]] = {}
+    for path, module in _modules().items():
+        for name in dir(module):
+            thing = getattr(module, name)
+            if _is_public(path, name, thing):
+                full = f"{path}.{name}" if path else name
+                paths.setdefault(id(thing), ([], thing))[0].append(full)
+    order = [(tuple(sorted(names, key=lambda n: (len(n), n))), x) for names, x in paths.values()]
+    return sorted(order, key=lambda item: item[0][0].lower())
+
+
+def _lookup(path: str) -> Any:
+    """The thing at a path below `fnopt`, or None."""
+    thing: Any = fnopt
+    for part in path.split("."):
+        thing = getattr(thing, part, None)
+    return thing
+
+
+def _same_name(names: tuple[str, ...]) -> str | None:
+    """Our thing of the same name: at the top, or in the package that is called the same."""
+    for full in names:
+        *path, name = full.split(".")
+        room = {"tree_utils": "tree"}.get(path[0], path[0]) if path else None
+        name = name.removeprefix("tree_") if room == "tree" else name
+        if room in OURS and name in _lookup(room).__all__:
+            return f"{room}.{name}"
+    for full in names:
+        name = full.split(".")[-1]
+        if name in fnopt.__all__ and name not in PACKAGES:
+            return name
+        for package in OURS:
+            if name in _lookup(package).__all__:
+                return f"{package}.{name}"
+    return None
+
+
+def _is_state(names: tuple[str, ...], thing: Any) -> bool:
+    known = any(n in RENAMED or n in DEVIATIONS for n in names)
+    return inspect.isclass(thing) and issubclass(thing, tuple) and not known
+
+
+def entries() -> list[Entry]:
+    """Everything public in the installed optax, with what we have of it."""
+    found = []
+    for names, thing in _objects():
+        reason = next((DEVIATIONS[n] for n in names if n in DEVIATIONS), None)
+        ours = next((RENAMED[n] for n in names if n in RENAMED), None)
+        if _is_state(names, thing):
+            reason = STATES
+        elif not (ours or reason or {*names} & ANOTHER):
+            ours = _same_name(names)
+        found.append(Entry(names, thing, ours and _shortest(ours), reason))
+    return found
+
+
+def _shortest(path: str) -> str:
+    """`clip` rather than `transforms.clip`, where both are the same."""
+    name = path.split(".")[-1]
+    return name if getattr(fnopt, name, None) is _lookup(path) else path
+
+
+def _parameters(thing: Any) -> dict[str, Any] | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = inspect.signature(thing).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    return {p.name: p.default for p in found if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+
+
+def _same_default(a: Any, b: Any) -> bool:
+    """Numbers and names by value; objects (noise, functions) by their name."""
+    if callable(a) or callable(b) or hasattr(a, "init"):
+        return True
+    try:
+        return bool(a == b)
+    except ValueError:
+        return False
+
+
+def differences(entry: Entry) -> str:
+    """How the arguments of ours differ from the peer's; `''` if they don't."""
+    mine = _parameters(_lookup(entry.ours)) if entry.ours else None
+    theirs = _parameters(entry.thing)
+    if mine is None or theirs is None:
+        return ""
+    lack = [f"`{name}`" for name in theirs if name not in mine]
+    other = [
+        f"`{name}={mine[name]!r}`"
+        for name, default in theirs.items()
+        if name in mine and default is not inspect.Parameter.empty
+        if not _same_default(default, mine[name])
+    ]
+    text = [f"without {', '.join(lack)}"] if lack else []
+    return "; ".join(text + ([f"default {', '.join(other)}"] if other else []))
+
+
+def _group(entry: Entry) -> str:
+    if entry.reason is STATES:
+        return STATES
+    by_first = [g for p, g in GROUPS.items() if entry.names[0].startswith(p)]
+    rooms = [g for p, g in GROUPS.items() if any(n.startswith(p) for n in entry.names)]
+    return [*by_first, *(g for g in rooms if g in SHARED_ROOMS), TRANSFORMS][0]
+
+
+def status(entry: Entry) -> str:
+    """`'have'`, `'deviation'` or `'not yet'`."""
+    if entry.ours:
+        return "have"
+    return "deviation" if entry.reason else "not yet"
+
+
+def _row(entry: Entry) -> str:
+    kind = status(entry)
+    name = f"`{entry.names[0]}`"
+    if kind == "have":
+        note = "; ".join(x for x in (differences(entry), entry.reason or "") if x)
+        return f"| {name} | `fnopt.{entry.ours}` | {note} |"
+    if kind == "deviation":
+        return f"| {name} | on purpose not | {entry.reason} |"
+    return f"| {name} | not yet | {NOT_YET.get(entry.names[0], '')} |"
+
+
+def page() -> str:
+    """The page, as it is committed."""
+    optax = importlib.import_module("optax")
+    found = entries()
+    kinds = Counter(map(status, found))
+    lines = [
+        "# optax's names",
+        "",
+        "<!-- made by `python -m tests.interop.parity`; a test holds that it is current -->",
+        "",
+        f"What fnopt has of the {len(found)} public objects of optax {optax.__version__}: "
+        f"{kinds['have']} are here, {kinds['deviation']} are left out on purpose, "
+        f"{kinds['not yet']} are not here yet. Arguments have the same names, order and defaults "
+        "except where a row says otherwise.",
+        "",
+    ]
+    for group in [TRANSFORMS, *dict.fromkeys(GROUPS.values())]:
+        rows = [_row(e) for e in found if _group(e) == group]
+        if rows:
+            lines += [f"## {group}", "", "| optax | fnopt | |", "|---|---|---|", *rows, ""]
+    states = ", ".join(f"`{e.names[0]}`" for e in found if _group(e) == STATES)
+    lines += [f"## {STATES}", "", f"{_STATES_SAID}: {states}.", ""]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(page())

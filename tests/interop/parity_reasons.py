@@ -1,0 +1,78 @@
+"""What has another name here, what is left out on purpose, and why."""
+
+from __future__ import annotations
+
+# optax's path -> ours.
+RENAMED = {
+    "safe_softmax_cross_entropy": "losses.softmax_cross_entropy",
+    "convex_kl_divergence": "losses.generalized_kl_divergence",
+    "assignment.base_hungarian_algorithm": "discrete.hungarian_algorithm",
+    "assignment.hungarian_algorithm": "discrete.hungarian_algorithm",
+    "perturbations.make_perturbed_fun": "discrete.make_perturbed_fun",
+    "perturbations.Gumbel": "discrete.Gumbel",
+    "perturbations.Normal": "discrete.Normal",
+    "global_norm": "global_norm",
+    "safe_increment": "core.increment",
+    "safe_int32_increment": "core.increment",
+    "GradientTransformation": "Transformation",
+    "GradientTransformationExtraArgs": "Transformation",
+    "multi_transform": "partition",
+    "named_chain": "chain",
+    "MultiSteps": "accumulate",
+    "scale_by_schedule": "scale_by_learning_rate",
+    "contrib.differentially_private_aggregate": "clipped_grad",
+    "per_example_global_norm_clip": "clipped_grad",
+}
+
+# Names that mean something else here.
+ANOTHER = {"add_noise"}
+
+# optax's path -> why it isn't here.
+_TYPES = "a type annotation of optax's own"
+_TREES = "any tree of arrays is taken; there is no class for it"
+_VALUE = "an optimizer is a pytree: its numbers are changed, traced and swept as they are"
+_AGGREGATE = "the statistics of per-example gradients come from `fnopt.gradient_statistics`"
+_MICRO = "the rules are the strings `'sum'`, `'mean'` and `'concat'` of `fnopt.microbatch`"
+DEVIATIONS = {
+    "MaskOrFn": _TYPES,
+    "ScalarOrSchedule": _TYPES,
+    "Params": _TREES,
+    "TransformInitFn": _TYPES,
+    "TransformUpdateExtraArgsFn": _TYPES,
+    "TransformUpdateFn": _TYPES,
+    "MaskedNode": "what a mask leaves out is `None`",
+    "ShouldSkipUpdateFunction": _TYPES,
+    "transforms.ConditionFn": _TYPES,
+    "init_empty_state": "the default `init` of a `fnopt.Transformation`",
+    "with_extra_args_support": "every transform takes extra arguments",
+    "inject_hyperparams": _VALUE,
+    "inject_stateful_hyperparams": _VALUE,
+    "WrappedSchedule": _VALUE,
+    "schedules.StatefulSchedule": _VALUE,
+    "schedules.WrappedSchedule": _VALUE,
+    "per_example_layer_norm_clip": "`fnopt.clipped_grad` clips without forming the gradients",
+    "microbatching.AccumulationType": _MICRO,
+    "microbatching.Accumulator": _MICRO,
+    "microbatching.reshape_batch_axis": _MICRO,
+    "microbatching.micro_grad": "`fnopt.weighted_grad`, `fnopt.clipped_grad` and "
+    "`fnopt.per_example_grads` have a `chunk_size`",
+    "experimental.aggregating.accumulate_avg_updates": "`fnopt.accumulate`",
+    "experimental.aggregating.add_mean_variance_to_opt": _AGGREGATE,
+    "experimental.aggregating.Aggregator": _AGGREGATE,
+    "experimental.aggregating.AggregatorUpdateFn": _TYPES,
+    "experimental.aggregating.average_incrementally_updates": _AGGREGATE,
+    "experimental.aggregating.average_per_element_updates": _AGGREGATE,
+    "experimental.aggregating.get_batch_size_from_per_elt_updates": _AGGREGATE,
+    "experimental.aggregating.get_per_element_mean_and_sum_sq_diff_grads": _AGGREGATE,
+    "experimental.aggregating.get_unbiased_mean_and_variance_ema": _AGGREGATE,
+    "experimental.aggregating.process": _AGGREGATE,
+    "experimental.aggregating.track_per_element_mean_and_variance_with_ema": _AGGREGATE,
+}
+
+# optax's path -> a remark on what is still to come.
+NOT_YET = {
+    "add_noise": "`fnopt.add_noise` is another function, noise for private training",
+    "second_order.fisher_diag": "curvature has a room of its own",
+    "second_order.hessian_diag": "curvature has a room of its own",
+    "second_order.hvp": "curvature has a room of its own",
+}

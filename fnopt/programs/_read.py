@@ -114,6 +114,20 @@ def equations(jaxpr: jex.Jaxpr) -> Iterator[jex.JaxprEqn]:
             yield from equations(sub.jaxpr)
 
 
+def program_size(jaxpr: jex.Jaxpr) -> int:
+    """How many equations JAX traced: a jaxpr that several equations call counts once."""
+    seen: set[int] = set()
+
+    def size(jaxpr: jex.Jaxpr) -> int:
+        if id(jaxpr) in seen:
+            return 0
+        seen.add(id(jaxpr))
+        inside = (sub.jaxpr for eqn in jaxpr.eqns for sub in sub_jaxprs(eqn))
+        return len(jaxpr.eqns) + sum(map(size, inside))
+
+    return size(jaxpr)
+
+
 def scope(eqn: jex.JaxprEqn) -> tuple[str, ...]:
     """The `jax.named_scope`s around an equation, outermost first, within its own jaxpr.
 

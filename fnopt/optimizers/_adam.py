@@ -227,3 +227,46 @@ def adamw(
         add_decayed_weights(weight_decay, mask),
         scale_by_learning_rate(learning_rate),
     )
+
+
+def nadamw(
+    learning_rate: ScalarOrSchedule,
+    b1: Scalar = 0.9,
+    b2: Scalar = 0.999,
+    eps: Scalar = 1e-8,
+    eps_root: Scalar = 0.0,
+    mu_dtype: Any = None,
+    weight_decay: ScalarOrSchedule = 1e-4,
+    mask: Any = None,
+) -> Chain:
+    r"""Adam with Nesterov's look-ahead and decoupled weight decay.
+
+    .. math:: u_t = -\eta_t \left(\frac{1}{\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon} \left(
+              \frac{\beta_1 \mu_t}{1-\beta_1^{t+1}} + \frac{(1-\beta_1)\, g_t}{1-\beta_1^t}\right)
+              + \lambda_t\, \theta_t\right)
+
+    Args:
+        learning_rate: :math:`\eta`, a number or a `Schedule`.
+        b1: :math:`\beta_1`, decay of the mean gradient.
+        b2: :math:`\beta_2`, decay of the mean square.
+        eps: Added to the root.
+        eps_root: Added under the root.
+        mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
+        weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
+        mask: Which leaves decay; see `add_decayed_weights`. None for all.
+
+    Returns:
+        `adamw` with `nesterov=True`, with the slots `mu` and `nu`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.nadamw(0.1, weight_decay=0.5)
+        >>> params = {"w": jnp.ones(())}
+        >>> updates, state = tx.update(params, tx.init(params), params)
+        >>> print(f"{updates['w']:.4f}")
+        -0.1974
+
+    Reference:
+        Dozat, 2016; Loshchilov and Hutter, 2019, arXiv:1711.05101.
+    """
+    return adamw(learning_rate, b1, b2, eps, eps_root, mu_dtype, weight_decay, mask, nesterov=True)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from fnopt.optimizers._adagrad import ScaleByRssState
 from fnopt.optimizers._adam import ScaleByAdamState
+from fnopt.optimizers._adamax import ScaleByAdamaxState
+from fnopt.optimizers._amsgrad import ScaleByAmsgradState
 from fnopt.optimizers._diffgrad import ScaleByDiffgradState
 from fnopt.optimizers._lion import ScaleByLionState
 from fnopt.optimizers._rmsprop import ScaleByRmsState, ScaleByStddevState
 
 __all__ = [
     "ScaleByAdamState",
+    "ScaleByAdamaxState",
+    "ScaleByAmsgradState",
     "ScaleByDiffgradState",
     "ScaleByLionState",
     "ScaleByRmsState",

@@ -48,6 +48,16 @@ OPTIMIZERS: dict[str, Any] = {
     "adamw_schedules": lambda m: m.adamw(
         rate(m), weight_decay=decay(m), mask=KERNELS, nesterov=True
     ),
+    "nadamw": lambda m: m.nadamw(rate(m), weight_decay=decay(m), mask=KERNELS),
+    "amsgrad": lambda m: m.amsgrad(rate(m), b2=0.9, eps_root=1e-6),
+    "amsgrad_plain": lambda m: m.amsgrad(0.1, bias_correction_mu=False, bias_correction_nu=False),
+    "adamax": lambda m: m.adamax(rate(m)),
+    "adamaxw": lambda m: m.adamaxw(0.1, weight_decay=decay(m), mask=KERNELS),
+    "radam": lambda m: m.radam(rate(m), eps_root=1e-6),
+    "radam_nesterov": lambda m: m.radam(0.1, b2=0.9, threshold=4.5, nesterov=True),
+    "adabelief": lambda m: m.adabelief(rate(m), eps=1e-8),
+    "adabelief_nesterov": lambda m: m.adabelief(0.1, eps_root=1e-8, nesterov=True),
+    "yogi": lambda m: m.yogi(rate(m)),
     "rmsprop": lambda m: m.rmsprop(0.1),
     "rmsprop_outside": lambda m: m.rmsprop(0.1, initial_scale=1.0, eps_in_sqrt=False),
     "rmsprop_corrected": lambda m: m.rmsprop(0.1, 0.8, bias_correction=True),

@@ -1,0 +1,162 @@
+"""RAdam: Adam that waits until the mean square can be trusted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from fnopt.core import (
+    Leafwise,
+    Scalar,
+    ScalarOrSchedule,
+    bias_correction,
+    ema,
+    hyper,
+    increment,
+    positive_root,
+    squared_modulus,
+    static,
+)
+from fnopt.optimizers._adam import ScaleByAdamState
+from fnopt.transforms import Chain, chain, scale_by_learning_rate
+
+
+def _length(b2: Any, t: Any) -> tuple[Any, Any]:
+    r"""The length of the simple average that :math:`\nu_t` is worth, and its limit.
+
+    .. math:: \rho_\infty = \frac{2}{1-\beta_2} - 1, \qquad
+              \rho_t = \rho_\infty - \frac{2 t \beta_2^t}{1-\beta_2^t}
+
+    The difference is that of two numbers near 2000 at the first steps. With
+    :math:`L = -\log \beta_2` and :math:`x = L t` it is :math:`(2/(1-\beta_2) - 1 - 2/L) +
+    (2/L)(1 - x/(e^x-1))`, whose second term has a series, and whose first is small.
+    """
+    b2 = jnp.maximum(b2, 1e-6)
+    gap = 1 - b2
+    rate = -jnp.log1p(-gap)
+    x = rate * t.astype(b2.dtype)
+    small = x < 0.25
+    s = jnp.where(small, x, 0.0) ** 2
+    series = x / 2 - s / 12 * (1 - s / 60 * (1 - s / 42 * (1 - s / 40)))
+    large = jnp.where(small, 1.0, x)
+    rest = jnp.where(small, series, 1 - large / jnp.expm1(large))
+    near = gap < 0.01
+    # 2/d - 1 - 2/L by its series too, where d is small.
+    small_gap = gap / 6 * (1 + gap / 2 * (1 + 19 * gap / 30 * (1 + 27 * gap / 38)))
+    offset = jnp.where(near, small_gap, 2 / gap - 1 - 2 / rate)
+    return offset + 2 / rate * rest, 2 / gap - 1
+
+
+class scale_by_radam(Leafwise):
+    r"""Adam's direction times a rectification of its variance; the plain mean before that.
+
+    .. math::
+        \rho_t &= \rho_\infty - \frac{2 t \beta_2^t}{1-\beta_2^t}, \qquad
+        \rho_\infty = \frac{2}{1-\beta_2} - 1, \qquad
+        r_t = \sqrt{\frac{(\rho_t-4)(\rho_t-2)\,\rho_\infty}
+                         {(\rho_\infty-4)(\rho_\infty-2)\,\rho_t}} \\
+        u_t &= \begin{cases} r_t\, \hat\mu_t / (\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon)
+               & \rho_t \ge \rho_{min} \\ \hat\mu_t & \text{otherwise} \end{cases}
+
+    Args:
+        b1: :math:`\beta_1`, decay of the mean.
+        b2: :math:`\beta_2`, decay of the mean square.
+        eps: :math:`\epsilon`, added to the root.
+        eps_root: :math:`\bar\epsilon`, added under the root.
+        threshold: :math:`\rho_{min}`, from which length on the variance is used.
+        nesterov: Whether to look ahead.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.scale_by_radam()
+        >>> updates, state = tx.update({"w": jnp.full(2, 8.0)}, tx.init({"w": jnp.ones(2)}))
+        >>> updates["w"].round(4)
+        Array([8., 8.], dtype=float32)
+
+    Reference:
+        Liu et al., 2020, arXiv:1908.03265.
+    """
+
+    State = ScaleByAdamState
+
+    b1: Scalar = hyper(default=0.9, ge=0, lt=1)
+    b2: Scalar = hyper(default=0.999, ge=0, lt=1)
+    eps: Scalar = hyper(default=1e-8, ge=0)
+    eps_root: Scalar = hyper(default=0.0, ge=0)
+    threshold: Scalar = hyper(default=5.0)
+    nesterov: bool = static(default=False)
+
+    def scalars(self, h: Any, t: Any) -> dict[str, Any]:
+        """Bias corrections, and the rectification; zero where it is not used yet."""
+        length, limit = _length(h.b2, t)
+        ratio = (length - 4) * (length - 2) * limit / ((limit - 4) * (limit - 2) * length)
+        adapts = length >= h.threshold
+        usable = adapts & (ratio > 0)  # the slope of the root of what isn't used would be NaN
+        seen = jnp.sqrt(bias_correction(h.b2, t))
+        mean, gradient = 1 / bias_correction(h.b1, t), jnp.zeros_like(seen)
+        if self.nesterov:
+            gradient = (1 - h.b1) * mean
+            mean = h.b1 / bias_correction(h.b1, increment(t))
+        return {
+            "gain1": 1 - h.b1,
+            "gain2": 1 - h.b2,
+            "mean": mean,
+            "gradient": gradient,
+            "adapts": adapts,
+            "rectified": jnp.where(usable, jnp.sqrt(jnp.where(usable, ratio, 1.0)), 0.0) * seen,
+            "under_root": h.eps_root * seen * seen,
+            "beside_root": h.eps * seen,
+        }
+
+    def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
+        mu = ema(mu, g, h.b1, h.gain1)
+        nu = ema(nu, squared_modulus(g), h.b2, h.gain2)
+        direction = h.mean * mu + h.gradient * g if self.nesterov else h.mean * mu
+        factor = h.rectified / (positive_root(nu + h.under_root) + h.beside_root)
+        return jnp.where(h.adapts > 0, factor, jnp.ones_like(factor)) * direction, mu, nu
+
+
+def radam(
+    learning_rate: ScalarOrSchedule,
+    b1: Scalar = 0.9,
+    b2: Scalar = 0.999,
+    eps: Scalar = 1e-8,
+    eps_root: Scalar = 0.0,
+    threshold: Scalar = 5.0,
+    *,
+    nesterov: bool = False,
+) -> Chain:
+    r"""RAdam: Adam with a rectified variance, which needs no warm-up.
+
+    .. math:: u_t = -\eta_t\, r_t\, \frac{\hat\mu_t}{\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon}
+
+    Before the variance can be estimated, :math:`u_t = -\eta_t\, \hat\mu_t`; see `scale_by_radam`.
+
+    Args:
+        learning_rate: :math:`\eta`, a number or a `Schedule`.
+        b1: Decay of the mean gradient.
+        b2: Decay of the mean square.
+        eps: Added to the root.
+        eps_root: Added under the root.
+        threshold: From which length of the average on the variance is used.
+        nesterov: Whether to look ahead.
+
+    Returns:
+        A chain of `scale_by_radam` and `scale_by_learning_rate`, with the slots `mu` and `nu`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.radam(0.5)
+        >>> params = {"w": jnp.ones(2)}
+        >>> updates, state = tx.update({"w": jnp.full(2, 0.5)}, tx.init(params), params)
+        >>> fnopt.apply_updates(params, updates)["w"].round(4)
+        Array([0.75, 0.75], dtype=float32)
+
+    Reference:
+        Liu et al., 2020, arXiv:1908.03265.
+    """
+    return chain(
+        scale_by_radam(b1, b2, eps, eps_root, threshold, nesterov),
+        scale_by_learning_rate(learning_rate),
+    )

@@ -1,0 +1,111 @@
+"""Yogi: Adam whose mean square changes by bounded amounts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from fnopt.core import (
+    Leafwise,
+    Scalar,
+    ScalarOrSchedule,
+    bias_correction,
+    ema,
+    hyper,
+    positive_root,
+    squared_modulus,
+)
+from fnopt.optimizers._adam import ScaleByAdamState
+from fnopt.transforms import Chain, chain, scale_by_learning_rate
+
+
+class scale_by_yogi(Leafwise):
+    r"""Divides the mean gradient by the root of a mean square that follows additively.
+
+    .. math::
+        \mu_t &= \beta_1 \mu_{t-1} + (1-\beta_1)\, g_t, \qquad
+        \nu_t = \nu_{t-1} - (1-\beta_2) \operatorname{sign}(\nu_{t-1} - |g_t|^2)\, |g_t|^2 \\
+        u_t &= \frac{\hat\mu_t}{\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon}
+
+    Args:
+        b1: :math:`\beta_1`, decay of the mean.
+        b2: :math:`\beta_2`, decay of the mean square.
+        eps: :math:`\epsilon`, added to the root.
+        eps_root: :math:`\bar\epsilon`, added under the root.
+        initial_accumulator_value: :math:`\mu_0` and :math:`\nu_0`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.scale_by_yogi()
+        >>> updates, state = tx.update({"w": jnp.full(2, 8.0)}, tx.init({"w": jnp.ones(2)}))
+        >>> updates["w"].round(3)
+        Array([1., 1.], dtype=float32)
+
+    Reference:
+        Zaheer, Reddi, Sachan, Kale and Kumar, 2018, Adaptive methods for nonconvex optimization.
+    """
+
+    State = ScaleByAdamState
+
+    b1: Scalar = hyper(default=0.9, ge=0, lt=1)
+    b2: Scalar = hyper(default=0.999, ge=0, lt=1)
+    eps: Scalar = hyper(default=1e-3, ge=0)
+    eps_root: Scalar = hyper(default=0.0, ge=0)
+    initial_accumulator_value: Scalar = hyper(default=1e-6, ge=0)
+
+    def fill(self, slot: str) -> Any:
+        """Both averages start at `initial_accumulator_value`."""
+        del slot
+        return self.initial_accumulator_value
+
+    def scalars(self, h: Any, t: Any) -> dict[str, Any]:
+        """Bias corrections, multiplied out so that a leaf is scaled once."""
+        seen = jnp.sqrt(bias_correction(h.b2, t))
+        return {
+            "gain1": 1 - h.b1,
+            "gain2": 1 - h.b2,
+            "mean": seen / bias_correction(h.b1, t),
+            "under_root": h.eps_root * seen * seen,
+            "beside_root": h.eps * seen,
+        }
+
+    def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
+        mu = ema(mu, g, h.b1, h.gain1)
+        square = squared_modulus(g)
+        nu = nu - h.gain2 * jnp.sign(nu - square) * square
+        return h.mean * mu / (positive_root(nu + h.under_root) + h.beside_root), mu, nu
+
+
+def yogi(
+    learning_rate: ScalarOrSchedule,
+    b1: Scalar = 0.9,
+    b2: Scalar = 0.999,
+    eps: Scalar = 1e-3,
+) -> Chain:
+    r"""Yogi: Adam whose effective learning rate can't grow at once when gradients get small.
+
+    .. math:: \nu_t = \nu_{t-1} - (1-\beta_2) \operatorname{sign}(\nu_{t-1} - |g_t|^2)\, |g_t|^2,
+              \qquad u_t = -\eta_t\, \frac{\hat\mu_t}{\sqrt{\hat\nu_t} + \epsilon}
+
+    Args:
+        learning_rate: :math:`\eta`, a number or a `Schedule`.
+        b1: Decay of the mean gradient.
+        b2: :math:`\beta_2`, decay of the mean square.
+        eps: :math:`\epsilon`, added to the root.
+
+    Returns:
+        A chain of `scale_by_yogi` and `scale_by_learning_rate`, with the slots `mu` and `nu`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.yogi(0.5)
+        >>> params = {"w": jnp.ones(2)}
+        >>> updates, state = tx.update({"w": jnp.full(2, 8.0)}, tx.init(params), params)
+        >>> fnopt.apply_updates(params, updates)["w"].round(3)
+        Array([0.5, 0.5], dtype=float32)
+
+    Reference:
+        Zaheer, Reddi, Sachan, Kale and Kumar, 2018, Adaptive methods for nonconvex optimization.
+    """
+    return chain(scale_by_yogi(b1, b2, eps), scale_by_learning_rate(learning_rate))

@@ -37,6 +37,8 @@ from fnopt.core._moments import as_dtype, bias_correction, ema, positive_root
 from fnopt.core._norm import global_norm
 from fnopt.core._numbers import joint_norm as joint_norm
 from fnopt.core._numbers import nonzero, squared_modulus
+from fnopt.core._numbers import norm_of_leaves as norm_of_leaves
+from fnopt.core._numbers import out_of_range as out_of_range
 from fnopt.core._numbers import quotient as quotient
 from fnopt.core._numbers import root as root
 from fnopt.core._numbers import safe_norms as safe_norms

@@ -69,11 +69,11 @@ def safe_norms(squares: Callable[[jax.Array | None], jax.Array]) -> jax.Array:
         infinite norms.
     """
     plain = squares(None)
-    bad = _out_of_range(plain)
+    bad = out_of_range(plain)
     return jax.lax.cond(jnp.any(bad), lambda: _rescaled(squares, plain, bad), lambda: root(plain))
 
 
-def _out_of_range(squares: jax.Array) -> jax.Array:
+def out_of_range(squares: jax.Array) -> jax.Array:
     """Where a sum of squares is infinite, or so small that it may have lost terms."""
     info = jnp.finfo(squares.dtype)
     return (squares > info.max) | (squares < 2.0 ** (-info.maxexp // 2))

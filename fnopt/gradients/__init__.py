@@ -15,8 +15,6 @@ from fnopt.gradients._poisson import PoissonBatch, poisson_batch
 from fnopt.gradients._similarity import GradientSimilarity, gradient_similarity
 from fnopt.gradients._statistics import GradientStatistics, gradient_statistics
 from fnopt.gradients._weighted import value_and_weighted_grad, weighted_grad
-from fnopt.gradients.ghost import _gram
-from fnopt.gradients.ghost._parity import Parity, ghost_parity
 from fnopt.gradients.ghost._report import GhostReport, ParamRule, ghost_report
 
 __all__ = [
@@ -27,13 +25,10 @@ __all__ = [
     "HardExamples",
     "NoiseInfo",
     "ParamRule",
-    "Parity",
     "PoissonBatch",
-    "_gram",
     "add_noise",
     "check_examples_independent",
     "clipped_grad",
-    "ghost_parity",
     "ghost_report",
     "gradient_similarity",
     "gradient_statistics",

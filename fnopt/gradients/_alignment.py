@@ -8,29 +8,41 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import scan_chunks
-from fnopt.gradients._clip_rule import safe_root
+from fnopt.core import nonzero, norm_of_leaves, root, scan_chunks
 from fnopt.gradients._loss import BoundLoss
-from fnopt.gradients._sums import squared
 from fnopt.programs import jaxprs
 
 
-class Totals(Protocol):
-    """The sum of the gradients that count, and the norms of all."""
+class Moments(Protocol):
+    """The mean of the gradients that count."""
 
     @property
-    def total(self) -> Any:
-        """The sum, like the params, at least float32."""
+    def count(self) -> jax.Array:
+        """How many count."""
+        ...
+
+    @property
+    def mean(self) -> Any:
+        """Their mean, like the params, at least float32."""
+        ...
+
+
+class Totals(Protocol):
+    """What one pass over the batch found."""
+
+    @property
+    def moments(self) -> Moments:
+        """Of the gradients that count."""
         ...
 
     @property
     def norm(self) -> jax.Array:
-        """The norms, `[n]`."""
+        """The norms of all, `[n]`."""
         ...
 
     @property
     def counts(self) -> jax.Array | None:
-        """Which gradients are in the sum; `None` for all."""
+        """Which gradients count; `None` for all."""
         ...
 
 
@@ -49,24 +61,27 @@ def alignment_with_others(bound: BoundLoss, found: Totals, chunk_size: int | Non
         found: What one pass over the batch found.
         chunk_size: How many examples to take at once.
     """
-    norm = found.norm
-    squares = [squared(t).astype(norm.dtype) for t in jax.tree.leaves(found.total)]
-    length = safe_root(functools.reduce(jnp.add, squares))
+    norm, mean = found.norm, found.moments.mean
+    length = norm_of_leaves(jax.tree.leaves(mean)).astype(norm.dtype)
 
-    def unit(total: jax.Array, param: Any) -> jax.Array:
+    def unit(x: jax.Array, param: Any) -> jax.Array:
         # Of length 1, which even float16 can hold.
-        return jnp.conj(total / _nonzero(length).astype(total.dtype)).astype(param.dtype)
+        return jnp.conj(x / nonzero(length).astype(x.dtype)).astype(param.dtype)
 
-    direction = jax.tree.map(unit, found.total, bound.params)
-    along = length * derivatives_along(bound, direction, chunk_size).astype(norm.dtype)
-    own = norm if found.counts is None else jnp.where(found.counts, norm, jnp.zeros_like(norm))
-    others = safe_root(length**2 - 2 * (own / _nonzero(norm)) * along + own**2)
-    cosine = (along - own**2) / _nonzero(norm * others)
-    return jnp.where(norm * others == 0, jnp.zeros_like(cosine), jnp.clip(cosine, -1, 1))
-
-
-def _nonzero(x: jax.Array) -> jax.Array:
-    return jnp.where(x == 0, jnp.ones_like(x), x)
+    direction = jax.tree.map(unit, mean, bound.params)
+    # In units of the largest norm, whose squares are in range.
+    largest = nonzero(jnp.max(jnp.where(jnp.isfinite(norm), norm, jnp.zeros_like(norm))))
+    along = derivatives_along(bound, direction, chunk_size).astype(norm.dtype) / largest
+    total = length / largest * found.moments.count.astype(norm.dtype)
+    relative = norm / largest
+    own = relative
+    if found.counts is not None:
+        own = jnp.where(found.counts, relative, jnp.zeros_like(relative))
+    # For an example that counts `along` is its own part too, for the others it is not.
+    mine = (own / nonzero(relative)) * along
+    others = root(total**2 - 2 * total * mine + own**2)
+    cosine = (total * along - own**2) / nonzero(relative * others)
+    return jnp.where(relative * others == 0, jnp.zeros_like(cosine), jnp.clip(cosine, -1, 1))
 
 
 def derivatives_along(bound: BoundLoss, direction: Any, chunk_size: int | None) -> jax.Array:

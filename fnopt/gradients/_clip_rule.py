@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -33,22 +32,6 @@ class Blocks(NamedTuple):
     def several(self) -> bool:
         """Whether limits were given as a tree."""
         return not jax.tree_util.treedef_is_leaf(self.tree)
-
-    def norms(self, squares: Sequence[jax.Array | None], like: jax.Array) -> list[jax.Array]:
-        """The norm of every block, `[n]` each, from the squared norms by leaf."""
-        totals = [jnp.zeros_like(like) for _ in self.limits]
-        for block, square in zip(self.of_leaf, squares, strict=True):
-            if square is not None:
-                totals[block] = totals[block] + square.astype(like.dtype)
-        return [safe_root(total) for total in totals]
-
-
-def safe_root(squares: jax.Array) -> jax.Array:
-    """The square root, with a finite derivative at zero."""
-    positive = squares > 0
-    root = jnp.sqrt(jnp.where(positive, squares, jnp.ones_like(squares)))
-    # Rounding may leave less than nothing of gradients that cancel; NaN must stay NaN.
-    return jnp.where(positive, root, jnp.where(squares <= 0, jnp.zeros_like(squares), squares))
 
 
 def check_limits(clip_norm: Any, name: str) -> None:

@@ -8,19 +8,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_choice, global_norm, scan_chunks
+from fnopt.core import check_choice, joint_norm, scan_chunks
 from fnopt.gradients._clip_rule import RULES, Blocks, blocks_of, check_limits, check_where, factors
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
+from fnopt.gradients._measure import measure
 from fnopt.gradients._methods import Way, checked_way, choose
-from fnopt.gradients._sums import (
-    REDUCTIONS,
-    like_params,
-    only_where,
-    squared,
-    weighted_total,
-    zero_sums,
-)
-from fnopt.gradients.ghost import Ghost
+from fnopt.gradients._sums import REDUCTIONS, like_params, zero_sums
 
 
 class ExampleInfo(NamedTuple):
@@ -72,7 +65,9 @@ def clipped_grad(
         has_aux: Whether `loss_fn` returns `(value, aux)`; `aux` is then in the info.
         batch_argnums: Which positional arguments have a leading example axis; by default all
             after the last of `argnums`.
-        reduction: `'sum'`, or `'mean'`, which divides by the number of examples.
+        reduction: `'sum'`, or `'mean'`, which divides by the number of examples; with `where` by
+            that of those it names (a skipped example counts, with a gradient of zero). For
+            private training divide the sum by the expected number instead.
         method: `'ghost'` finds where each param enters and computes norms from activations and
             cotangents, without forming the gradients of matrices that are large beside them
             (`ghost_report` shows which); `'vmap'` takes all gradients at once; `'chunked'` takes
@@ -123,7 +118,8 @@ def clipped_grad(
         clip = Clip(blocks, rule, skip_nonfinite)
         sums, info = _clipped_sum(bound, wanted, clip, choose(method, chunk_size, bound))
         if reduction == "mean":
-            sums = jax.tree.map(lambda total: total / bound.size, sums)
+            count = bound.size if wanted is None else jnp.maximum(jnp.sum(wanted), 1)
+            sums = jax.tree.map(lambda total: total / jnp.asarray(count, total.dtype), sums)
         return spec.like_argnums(like_params(sums, bound.params)), info
 
     return grad_fn
@@ -143,10 +139,9 @@ class Clip(NamedTuple):
     skip_nonfinite: bool
 
     def apply(
-        self, info: ExampleInfo, squares: list[Any], wanted: jax.Array | None
+        self, info: ExampleInfo, norms: Sequence[jax.Array], wanted: jax.Array | None
     ) -> tuple[list[jax.Array], jax.Array | None, ExampleInfo]:
         """The weights by leaf, which examples count (`None` for all), and the norms."""
-        norms = self.blocks.norms(squares, info.norm)
         if self.skip_nonfinite:
             finite = jnp.isfinite(info.norm) & jnp.isfinite(info.loss)
             wanted = finite if wanted is None else wanted & finite
@@ -161,46 +156,16 @@ class Clip(NamedTuple):
 def _clipped_sum(
     bound: BoundLoss, wanted: jax.Array | None, clip: Clip, way: Way
 ) -> tuple[Any, ExampleInfo]:
-    chunk_sum = _by_ghost(way.ghost, clip) if way.ghost else _by_vmap(bound, clip)
+    take, blocks = measure(bound, way), clip.blocks.of_leaf
 
     def body(sums: Any, chunk: tuple[Any, Any]) -> tuple[Any, ExampleInfo]:
-        total, info = chunk_sum(*chunk)
-        return jax.tree.map(jnp.add, sums, total), info
+        seen, wanted = take(chunk[0], blocks), chunk[1]
+        loss, aux = seen.loss_and_aux
+        norms = [*seen.norms(blocks, len(clip.blocks.limits))]
+        info = ExampleInfo(loss, joint_norm(norms), aux)
+        weights, wanted, info = clip.apply(info, norms, wanted)
+        seen = seen if wanted is None else seen.only(wanted)
+        return jax.tree.map(jnp.add, sums, seen.weighted_sum(weights)), info
 
     batch = (bound.batch, wanted)
     return scan_chunks(body, zero_sums(bound.params), batch, bound.size, way.chunk_size)
-
-
-ChunkSum = Callable[[Any, jax.Array | None], tuple[Any, ExampleInfo]]
-"""From the examples of a chunk, and which of them count, to the sum of their clipped gradients."""
-
-
-def _by_vmap(bound: BoundLoss, clip: Clip) -> ChunkSum:
-    def one(example: Any) -> tuple[Any, ExampleInfo]:
-        (loss, aux), grads = jax.value_and_grad(bound.loss, has_aux=True)(bound.params, example)
-        return grads, ExampleInfo(loss, global_norm(grads), aux)
-
-    def chunk_sum(chunk: Any, wanted: jax.Array | None) -> tuple[Any, ExampleInfo]:
-        grads, info = jax.vmap(one)(chunk)
-        leaves, treedef = jax.tree.flatten(grads)
-        squares = [jax.vmap(squared)(g) for g in leaves]
-        weights, wanted, info = clip.apply(info, squares, wanted)
-        if wanted is not None:
-            leaves = [only_where(wanted, g) for g in leaves]
-        sums = [weighted_total(w, g) for w, g in zip(weights, leaves, strict=True)]
-        return jax.tree.unflatten(treedef, sums), info
-
-    return chunk_sum
-
-
-def _by_ghost(ghost: Ghost, clip: Clip) -> ChunkSum:
-    def chunk_sum(chunk: Any, wanted: jax.Array | None) -> tuple[Any, ExampleInfo]:
-        measured = ghost.measure(chunk, clip.blocks.of_leaf)
-        loss, aux = measured.loss_and_aux
-        info = ExampleInfo(loss, measured.norms(), aux)
-        weights, wanted, info = clip.apply(info, measured.squares(), wanted)
-        if wanted is not None:
-            measured = measured.only(wanted)
-        return measured.weighted_sum(weights), info
-
-    return chunk_sum

@@ -9,7 +9,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_batch, check_key, check_params, checked_loss, leaves_with_names, shown
+from fnopt.core import (
+    check_batch,
+    check_key,
+    check_params,
+    checked_loss,
+    described,
+    leaves_with_names,
+    shown,
+)
 
 
 class BoundLoss(NamedTuple):
@@ -72,6 +80,20 @@ class ExampleLoss:
             return checked_loss(self.fn(*full, **kwargs, **keyed), self.has_aux, self.name)
 
         return BoundLoss(loss, params, (batch, keys), size)
+
+    def with_batch(self, args: tuple[Any, ...], batch: Any) -> tuple[Any, ...]:
+        """The arguments with another batch: one argument, or a tuple if several are batched."""
+        _, positions = self._positions(len(args))
+        given = (batch,) if len(positions) == 1 else batch
+        if not isinstance(given, tuple) or len(given) != len(positions):
+            raise TypeError(
+                f"{self.name}: other is {described(batch)}, expected a tuple of the "
+                f"{len(positions)} batched arguments."
+            )
+        changed = list(args)
+        for i, value in zip(positions, given, strict=True):
+            changed[i] = value
+        return tuple(changed)
 
     def like_argnums(self, grads: tuple[Any, ...]) -> Any:
         """One gradient for an int `argnums`, a tuple for a sequence, as `jax.grad` does."""

@@ -7,10 +7,10 @@ from typing import Any
 
 import jax
 
-from fnopt.core import global_norm, scan_chunks
+from fnopt.core import scan_chunks
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
+from fnopt.gradients._measure import measure
 from fnopt.gradients._methods import Way, checked_way, choose
-from fnopt.gradients.ghost import Ghost
 
 
 def per_example_norms(
@@ -82,26 +82,11 @@ def per_example_norms(
 
 def losses_and_norms(bound: BoundLoss, way: Way) -> tuple[jax.Array, jax.Array, Any]:
     """The loss, the norm of the gradient and the aux of every example."""
-    one = _by_ghost(way.ghost) if way.ghost else _by_vmap(bound)
+    take = measure(bound, way)
 
     def body(carry: None, chunk: Any) -> tuple[None, Any]:
-        return carry, one(chunk)
+        seen = take(chunk)
+        loss, aux = seen.loss_and_aux
+        return carry, (loss, seen.norms()[0], aux)
 
     return scan_chunks(body, None, bound.batch, bound.size, way.chunk_size)[1]
-
-
-def _by_vmap(bound: BoundLoss) -> Callable[[Any], tuple[jax.Array, jax.Array, Any]]:
-    def one(example: Any) -> tuple[jax.Array, jax.Array, Any]:
-        (loss, aux), grads = jax.value_and_grad(bound.loss, has_aux=True)(bound.params, example)
-        return loss, global_norm(grads), aux
-
-    return jax.vmap(one)
-
-
-def _by_ghost(ghost: Ghost) -> Callable[[Any], tuple[jax.Array, jax.Array, Any]]:
-    def all_of(chunk: Any) -> tuple[jax.Array, jax.Array, Any]:
-        measured = ghost.measure(chunk)
-        loss, aux = measured.loss_and_aux
-        return loss, measured.norms(), aux
-
-    return all_of

@@ -2,51 +2,41 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_some, compute_dtype, scan_chunks
-from fnopt.gradients._clip_rule import safe_root
+from fnopt.core import check_some, nonzero, scan_chunks
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
-from fnopt.gradients._methods import checked_way, choose
-from fnopt.gradients._sums import inner_products
-from fnopt.gradients.ghost import Ghost
+from fnopt.gradients._measure import Measure, Measured, measure
+from fnopt.gradients._methods import Way, checked_way, choose
+from fnopt.gradients._norms import losses_and_norms
 
 
 class GradientSimilarity(NamedTuple):
-    """The inner products of the gradients of `n` examples.
-
-    The properties `cosine`, `[n, n]`, and `norm`, `[n]`, are computed from them.
+    """How the gradients of `n` examples agree with those of `m` others, or with each other.
 
     Attributes:
-        inner: The Gram matrix, `[n, n]`, at least float32.
+        inner: The inner products, `[n, m]`, at least float32; of a batch with itself the Gram
+            matrix.
+        cosine: The cosines of the angles, `[n, m]`: zero for a gradient of zero, which has no
+            direction. Right for gradients whose inner products overflow or underflow, too.
+        norm: The norm of every example's gradient, `[n]`.
         loss: The loss of every example, `[n]`.
         aux: What the loss returned beside its value; else `None`.
+        other_norm: The norms of the other batch, `[m]`; `None` without one.
+        other_loss: Its losses, `[m]`; `None` without one.
     """
 
     inner: jax.Array
+    cosine: jax.Array
+    norm: jax.Array
     loss: jax.Array
     aux: Any = None
-
-    @property
-    def norm(self) -> jax.Array:
-        """The norm of every example's gradient, `[n]`."""
-        return safe_root(jnp.diagonal(self.inner))
-
-    @property
-    def cosine(self) -> jax.Array:
-        """The cosine of the angle between the gradients of any two examples, `[n, n]`.
-
-        It is zero for a gradient of zero, which has no direction.
-        """
-        lengths = self.norm[:, None] * self.norm[None, :]
-        none = lengths == 0
-        cosine = self.inner / jnp.where(none, jnp.ones_like(lengths), lengths)
-        return jnp.where(none, jnp.zeros_like(cosine), jnp.clip(cosine, -1, 1))
+    other_norm: jax.Array | None = None
+    other_loss: jax.Array | None = None
 
 
 def gradient_similarity(
@@ -58,7 +48,7 @@ def gradient_similarity(
     method: str = "auto",
     chunk_size: int | None = None,
 ) -> Callable[..., GradientSimilarity]:
-    r"""The inner products, and with them the cosines, between the gradients of all examples.
+    r"""Inner products and cosines between the gradients of all examples, or of two batches.
 
     .. math:: K_{ij} = \langle g_i, g_j \rangle, \qquad
               \cos_{ij} = \frac{K_{ij}}{\lVert g_i \rVert \lVert g_j \rVert}
@@ -69,6 +59,10 @@ def gradient_similarity(
     :math:`\sum_{r,s} (a_{ir} \cdot a_{js}) (c_{ir} \cdot c_{js})`, so that no gradient has to be
     formed; where there are so many positions that forming is cheaper, slices of the gradients are
     formed one after the other.
+
+    With a test batch as `other`, a step of length `lr` on training example `i` changes the loss of
+    test example `j` by `-lr * inner[i, j]`, to first order. Summed over checkpoints of a training
+    it says which examples a prediction was learnt from.
 
     Args:
         loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.
@@ -82,8 +76,10 @@ def gradient_similarity(
             memory for all of it. With `k` chunks there are `k (k + 1)` passes over a chunk.
 
     Returns:
-        A function `(params, batch, ..., key=None)` -> a `GradientSimilarity`. An example with a
-        gradient that isn't finite spoils its own row and column only.
+        A function `(params, batch, ..., key=None, other=None)` -> a `GradientSimilarity`. `other`
+        is a second batch for the columns, of any size: like the batched argument, or a tuple of
+        such if there are several. An example with a gradient that isn't finite spoils its own row
+        and column only.
 
     Raises:
         TypeError: If a parameter isn't floating, or the loss doesn't return a real scalar.
@@ -101,69 +97,81 @@ def gradient_similarity(
 
     Reference:
         Fort, Nowak, Jastrzebski and Narayanan, 2019, "Stiffness: A New Perspective on
-        Generalization in Neural Networks", arXiv:1901.09491.
+        Generalization in Neural Networks", arXiv:1901.09491. Pruthi, Liu, Sundararajan and Kale,
+        2020, "Estimating Training Data Influence by Tracing Gradient Descent", arXiv:2002.08484.
     """
     spec = ExampleLoss(loss_fn, argnums, batch_argnums, has_aux, "gradient_similarity")
     chunk_size = checked_way(method, chunk_size, spec.name)
 
-    def similarity_fn(*args: Any, key: Any = None, **kwargs: Any) -> GradientSimilarity:
+    def similarity_fn(
+        *args: Any, key: Any = None, other: Any = None, **kwargs: Any
+    ) -> GradientSimilarity:
         bound = spec.bind(args, kwargs, key)
         check_some(bound.params, spec.name)
-        # The whole batch if nothing else is said: every further chunk costs passes over all others.
-        way = choose(method, chunk_size or bound.size, bound)
-        see = _Ghosts(way.ghost) if way.ghost else _Gradients(bound)
-        return _similarity(see, bound, way.chunk_size)
+        if other is None:
+            # The whole batch if nothing else is said: every further chunk costs passes over all.
+            way = choose(method, chunk_size or bound.size, bound)
+            return _similarity(bound, bound, way)
+        columns = spec.bind(spec.with_batch(args, other), kwargs, key)
+        way = choose(method, chunk_size or max(bound.size, columns.size), bound)
+        loss, norm, _ = losses_and_norms(columns, way)
+        found = _similarity(bound, columns, way)
+        return found._replace(other_norm=norm, other_loss=loss)
 
     return similarity_fn
 
 
-class _Ghosts(NamedTuple):
-    """Activations and cotangents of a chunk."""
+class _Scaled(NamedTuple):
+    """The gradients of a chunk with norms around 1, and what they were divided by.
 
-    ghost: Ghost
+    Attributes:
+        gradients: The scaled gradients.
+        length: Their norms, between 1/2 and 2.
+        exponent: The powers of two that they were divided by.
+        outputs: The norms before, the losses and what they returned beside.
+    """
 
-    def measure(self, chunk: Any) -> Any:
-        return self.ghost.measure(chunk)
+    gradients: Measured
+    length: jax.Array
+    exponent: jax.Array
+    outputs: tuple[jax.Array, jax.Array, Any]
 
-    def outputs(self, seen: Any) -> tuple[jax.Array, Any]:
-        return seen.loss_and_aux
-
-    def inner(self, one: Any, other: Any) -> jax.Array:
-        return one.inner_products(other)
-
-
-class _Gradients(NamedTuple):
-    """The gradients of a chunk."""
-
-    bound: BoundLoss
-
-    def measure(self, chunk: Any) -> Any:
-        grad = jax.value_and_grad(self.bound.loss, has_aux=True)
-        return jax.vmap(grad, (None, 0))(self.bound.params, chunk)
-
-    def outputs(self, seen: Any) -> tuple[jax.Array, Any]:
-        return seen[0]
-
-    def inner(self, one: Any, other: Any) -> jax.Array:
-        pairs = zip(jax.tree.leaves(one[1]), jax.tree.leaves(other[1]), strict=True)
-        found = [inner_products(x, y) for x, y in pairs]
-        dtype = compute_dtype(*(x.dtype for x in found))
-        return functools.reduce(jnp.add, [x.astype(dtype) for x in found])
+    def with_others(self, other: _Scaled) -> tuple[jax.Array, jax.Array]:
+        """The inner products and the cosines, `[n, m]`."""
+        scaled = self.gradients.inner_products(other.gradients)
+        lengths = self.length[:, None] * other.length[None, :]
+        cosine = jnp.where(lengths == 0, jnp.zeros_like(scaled), scaled / nonzero(lengths))
+        # One after the other, because their sum may be more than a factor can have.
+        inner = jnp.ldexp(scaled, self.exponent[:, None])
+        return jnp.ldexp(inner, other.exponent[None, :]), jnp.clip(cosine, -1, 1)
 
 
-def _similarity(see: Any, bound: BoundLoss, chunk_size: int | None) -> GradientSimilarity:
-    if chunk_size is None or chunk_size >= bound.size:
-        seen = see.measure(bound.batch)
-        return GradientSimilarity(see.inner(seen, seen), *see.outputs(seen))
+def _scaled(take: Measure, chunk: Any) -> _Scaled:
+    seen = take(chunk)
+    (loss, aux), norm = seen.loss_and_aux, seen.norms()[0]
+    usable = jnp.isfinite(norm) & (norm > 0)
+    exponent = jnp.round(jnp.log2(jnp.where(usable, norm, jnp.ones_like(norm))))
+    top = jnp.finfo(norm.dtype).maxexp - 4
+    exponent = jax.lax.stop_gradient(jnp.clip(exponent, -top, top)).astype(jnp.int32)
+    # A power of two, so that nothing is rounded.
+    factors = jnp.ldexp(jnp.ones_like(norm), -exponent)
+    return _Scaled(seen.scaled(factors), norm * factors, exponent, (norm, loss, aux))
+
+
+def _similarity(bound: BoundLoss, columns: BoundLoss, way: Way) -> GradientSimilarity:
+    take = measure(bound, way)
+    if columns is bound and (way.chunk_size is None or way.chunk_size >= bound.size):
+        seen = _scaled(take, bound.batch)
+        return GradientSimilarity(*seen.with_others(seen), *seen.outputs)
 
     def rows(carry: None, chunk: Any) -> tuple[None, Any]:
-        mine = see.measure(chunk)
+        mine = _scaled(take, chunk)
 
-        def columns(carry: None, other: Any) -> tuple[None, jax.Array]:
-            return carry, see.inner(see.measure(other), mine)
+        def column(carry: None, other: Any) -> tuple[None, Any]:
+            return carry, _scaled(take, other).with_others(mine)
 
-        _, inner = scan_chunks(columns, None, bound.batch, bound.size, chunk_size)
-        return carry, (inner.T, see.outputs(mine))
+        _, found = scan_chunks(column, None, columns.batch, columns.size, way.chunk_size)
+        return carry, (jax.tree.map(jnp.transpose, found), mine.outputs)
 
-    _, (inner, (loss, aux)) = scan_chunks(rows, None, bound.batch, bound.size, chunk_size)
-    return GradientSimilarity(inner, loss, aux)
+    _, (found, outputs) = scan_chunks(rows, None, bound.batch, bound.size, way.chunk_size)
+    return GradientSimilarity(*found, *outputs)

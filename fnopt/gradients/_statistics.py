@@ -8,12 +8,20 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_some, compute_dtype, real_dtype, scan_chunks
+from fnopt.core import (
+    check_some,
+    compute_dtype,
+    quotient,
+    real_dtype,
+    scan_chunks,
+    sum_of_squares,
+)
 from fnopt.gradients._alignment import alignment_with_others
-from fnopt.gradients._clip_rule import check_where, safe_root
+from fnopt.gradients._clip_rule import check_where
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
+from fnopt.gradients._measure import Measured, measure
 from fnopt.gradients._methods import Way, checked_way, choose
-from fnopt.gradients._sums import like_params, only_where, squared, weighted_total, zero_sums
+from fnopt.gradients._sums import like_params, zero_sums
 
 
 class GradientStatistics(NamedTuple):
@@ -63,12 +71,14 @@ def gradient_statistics(
 
     With the mean gradient :math:`g` of :math:`n` examples, for every leaf and for all together:
 
-    .. math:: v = \frac{\sum_i \lVert g_i \rVert^2 - n \lVert g \rVert^2}{n - 1}, \qquad
+    .. math:: v = \frac{\sum_i \lVert g_i - g \rVert^2}{n - 1}, \qquad
               s = \lVert g \rVert^2 - \frac vn, \qquad
               \mathrm{snr} = \frac sv, \qquad B_\mathrm{simple} = \frac vs
 
-    No gradient of an example is kept, so it costs little more than the mean gradient. A second
-    pass (one forward-mode derivative along the mean) says which examples disagree with the others:
+    No gradient of an example is kept, so it costs little more than the mean gradient. Squares are
+    taken around one gradient of each chunk, and chunks are merged by their means, so that a spread
+    that is small beside the mean keeps its digits. A second pass (one forward-mode derivative
+    along the mean) says which examples disagree with the others:
 
     .. math:: \mathrm{alignment}_i = \cos\Bigl(g_i, \sum_{j \ne i} g_j\Bigr)
 
@@ -102,6 +112,8 @@ def gradient_statistics(
 
     Reference:
         McCandlish et al., 2018, "An Empirical Model of Large-Batch Training", arXiv:1812.06162.
+        Chan, Golub and LeVeque, 1983, "Algorithms for Computing the Sample Variance", The American
+        Statistician 37.
     """
     spec = ExampleLoss(loss_fn, argnums, batch_argnums, has_aux, "gradient_statistics")
     chunk_size = checked_way(method, chunk_size, spec.name)
@@ -120,161 +132,122 @@ def gradient_statistics(
     return statistics_fn
 
 
+class Moments(NamedTuple):
+    """The first two moments of some gradients.
+
+    Attributes:
+        count: How many gradients, int32.
+        mean: Their mean, like the params, at least float32; zero of none.
+        spread: By leaf: the sum of the squared distances from the mean.
+    """
+
+    count: jax.Array
+    mean: Any
+    spread: list[jax.Array]
+
+
 class Totals(NamedTuple):
     """What is summed over the examples that count, and what is known of every example.
 
     Attributes:
-        total: The sum of the gradients, like the params, at least float32.
-        squares: By leaf: the sum of squared norms.
+        moments: Of the gradients that count.
         counts: Which examples count, bool `[n]`; `None` for all.
         loss: The loss of every example, `[n]`.
         norm: The norm of every example's gradient, `[n]`.
         aux: What the loss returned beside its value.
     """
 
-    total: Any
-    squares: list[jax.Array]
+    moments: Moments
     counts: jax.Array | None
     loss: jax.Array
     norm: jax.Array
     aux: Any
 
-    @property
-    def count(self) -> jax.Array:
-        """How many examples count."""
-        if self.counts is None:
-            return jnp.full((), self.loss.shape[0], jnp.int32)
-        return jnp.sum(self.counts, dtype=jnp.int32)
-
 
 def totals(bound: BoundLoss, way: Way, wanted: jax.Array | None, skip_nonfinite: bool) -> Totals:
     """One pass over the batch."""
-    see = _by_ghost(way) if way.ghost else _by_vmap(bound)
+    take, leaves = measure(bound, way), jax.tree.leaves(bound.params)
 
-    def body(sums: Any, chunk: tuple[Any, jax.Array | None]) -> tuple[Any, Any]:
-        seen, wanted = see(chunk[0]), chunk[1]
-        counts = _counting(seen, wanted, skip_nonfinite)
-        squares = [jnp.sum(_kept(counts, s)) for s in seen.squares]
-        sums = jax.tree.map(jnp.add, sums, (seen.total(counts), squares))
-        return sums, (counts, seen.loss, seen.norm, seen.aux)
+    def body(moments: Moments, chunk: tuple[Any, jax.Array | None]) -> tuple[Moments, Any]:
+        seen, counts = take(chunk[0], range(len(leaves))), chunk[1]
+        (loss, aux), norm = seen.loss_and_aux, seen.norms()[0]
+        if skip_nonfinite:
+            finite = jnp.isfinite(norm) & jnp.isfinite(loss)
+            counts = finite if counts is None else counts & finite
+        return _merged(moments, _moments(seen, counts, loss.shape[0])), (counts, loss, norm, aux)
 
-    zeros = [jnp.zeros((), _real(p)) for p in jax.tree.leaves(bound.params)]
-    batch, carry = (bound.batch, wanted), (zero_sums(bound.params), zeros)
-    sums, outputs = scan_chunks(body, carry, batch, bound.size, way.chunk_size)
-    return Totals(*sums, *outputs)
-
-
-def _counting(seen: _Seen, wanted: jax.Array | None, skip_nonfinite: bool) -> jax.Array | None:
-    if not skip_nonfinite:
-        return wanted
-    finite = jnp.isfinite(seen.norm) & jnp.isfinite(seen.loss)
-    return finite if wanted is None else wanted & finite
+    none = [jnp.zeros((), real_dtype(compute_dtype(jnp.result_type(p)))) for p in leaves]
+    carry = Moments(jnp.zeros((), jnp.int32), zero_sums(bound.params), none)
+    moments, outputs = scan_chunks(body, carry, (bound.batch, wanted), bound.size, way.chunk_size)
+    return Totals(moments, *outputs)
 
 
-def _kept(counts: jax.Array | None, x: jax.Array) -> jax.Array:
-    return x if counts is None else only_where(counts, x)
+def _moments(seen: Measured, counts: jax.Array | None, size: int) -> Moments:
+    """The moments of a chunk."""
+    if counts is not None:
+        seen = seen.only(counts)
+    counts = jnp.ones(size, jnp.bool_) if counts is None else counts
+    count, ones = jnp.sum(counts, dtype=jnp.int32), counts.astype(jnp.float32)
+    spread = seen.spread(ones)
+    total = seen.weighted_sum([ones] * len(spread))
+    return Moments(count, jax.tree.map(lambda t: _over(t, count), total), spread)
+
+
+def _merged(a: Moments, b: Moments) -> Moments:
+    """The moments of two sets of gradients together (Chan, Golub and LeVeque)."""
+    count = a.count + b.count
+    # Of the first chunk nothing changes: a share of 1, no gap to what was before.
+    share = b.count.astype(jnp.float32) / jnp.maximum(count, 1).astype(jnp.float32)
+    apart = a.count.astype(jnp.float32) * share
+
+    def moved(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.where(a.count == 0, y, x + (y - x) * share.astype(x.dtype))
+
+    pairs = zip(*map(jax.tree.leaves, (a.mean, b.mean)), strict=True)
+    gaps = [_gap(x, y) for x, y in pairs]
+    spread = [
+        s + t + g * apart.astype(g.dtype) for s, t, g in zip(a.spread, b.spread, gaps, strict=True)
+    ]
+    return Moments(count, jax.tree.map(moved, a.mean, b.mean), spread)
+
+
+def _gap(x: jax.Array, y: jax.Array) -> jax.Array:
+    return sum_of_squares(x - y.astype(x.dtype))
+
+
+def _over(total: jax.Array, count: jax.Array) -> jax.Array:
+    return total / jnp.maximum(count, 1).astype(total.dtype)
 
 
 def _finished(
     found: Totals, bound: BoundLoss, spec: ExampleLoss, alignment: bool, chunk_size: int | None
 ) -> GradientStatistics:
-    leaves, treedef = jax.tree.flatten(found.total)
-    means = [t / jnp.maximum(found.count, 1).astype(t.dtype) for t in leaves]
-    spreads = [_spread(m, s, found.count) for m, s in zip(means, found.squares, strict=True)]
+    count, mean, spread = found.moments
+    treedef = jax.tree.structure(mean)
+    spreads = [_variance(m, s, count) for m, s in zip(jax.tree.leaves(mean), spread, strict=True)]
     variance, signal = ([*parts] for parts in zip(*spreads, strict=True))
-    snr = [_quotient(s, v) for s, v in zip(signal, variance, strict=True)]
-    mean = like_params(treedef.unflatten(means), bound.params)
+    snr = [quotient(s, v) for s, v in zip(signal, variance, strict=True)]
     aligned = alignment_with_others(bound, found, chunk_size) if alignment else None
     return GradientStatistics(
-        mean=spec.like_argnums(mean),
+        mean=spec.like_argnums(like_params(mean, bound.params)),
         variance=spec.like_argnums(treedef.unflatten(variance)),
         snr=spec.like_argnums(treedef.unflatten(snr)),
-        noise_scale=_quotient(_sum(variance), _sum(signal)),
+        noise_scale=quotient(_sum(variance), _sum(signal)),
         loss=found.loss,
         norm=found.norm,
         aux=found.aux,
-        count=found.count,
+        count=count,
         alignment=aligned,
     )
 
 
-def _spread(mean: jax.Array, squares: jax.Array, count: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _variance(mean: jax.Array, spread: jax.Array, count: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The variance, and the squared length of the mean without what is noise in it."""
-    n, length = count.astype(squares.dtype), squared(mean).astype(squares.dtype)
-    # Rounding may leave less than nothing of gradients that are all the same.
-    variance = jnp.maximum(squares - n * length, 0) / (n - 1)
-    variance = jnp.where(count < 2, jnp.full_like(variance, jnp.nan), variance)
+    n, length = count.astype(spread.dtype), sum_of_squares(mean).astype(spread.dtype)
+    variance = jnp.where(count < 2, jnp.full_like(spread, jnp.nan), spread / (n - 1))
     return variance, length - variance / n
-
-
-def _quotient(a: jax.Array, b: jax.Array) -> jax.Array:
-    """`a / b`, with 0 / 0 = 0: a param that the loss ignores has no signal, and no noise."""
-    return a / jnp.where((a == 0) & (b == 0), jnp.ones_like(b), b)
-
-
-def _real(leaf: Any) -> Any:
-    return real_dtype(compute_dtype(jnp.result_type(leaf)))
 
 
 def _sum(parts: list[jax.Array]) -> jax.Array:
     dtype = compute_dtype(*(p.dtype for p in parts))
     return jnp.sum(jnp.stack([p.astype(dtype) for p in parts]))
-
-
-class _Seen(NamedTuple):
-    """What is known of the gradients of a chunk.
-
-    Attributes:
-        total: From which examples count to the sum of their gradients.
-        squares: By leaf: the squared norms of all examples, `[n]`.
-        loss: The losses.
-        norm: The norms of the gradients.
-        aux: What the loss returned beside its value.
-    """
-
-    total: Callable[[jax.Array | None], Any]
-    squares: list[jax.Array]
-    loss: jax.Array
-    norm: jax.Array
-    aux: Any
-
-
-def _by_vmap(bound: BoundLoss) -> Callable[[Any], _Seen]:
-    def one(example: Any) -> Any:
-        (loss, aux), grads = jax.value_and_grad(bound.loss, has_aux=True)(bound.params, example)
-        return grads, [squared(g) for g in jax.tree.leaves(grads)], loss, aux
-
-    def see(batch: Any) -> _Seen:
-        grads, squares, loss, aux = jax.vmap(one)(batch)
-
-        def total(counts: jax.Array | None) -> Any:
-            ones = jnp.ones(loss.shape, jnp.float32)
-            return jax.tree.map(lambda g: weighted_total(ones, _kept(counts, g)), grads)
-
-        return _Seen(total, squares, loss, _norm(squares), aux)
-
-    return see
-
-
-def _by_ghost(way: Way) -> Callable[[Any], _Seen]:
-    ghost = way.ghost
-    assert ghost is not None
-    leaves = len(ghost.params)
-
-    def see(batch: Any) -> _Seen:
-        seen = ghost.measure(batch, range(leaves))
-        loss, aux = seen.loss_and_aux
-        squares = zip(seen.squares(), ghost.params, strict=True)
-        squares = [s.astype(_real(p)) for s, p in squares]
-
-        def total(counts: jax.Array | None) -> Any:
-            kept = seen if counts is None else seen.only(counts)
-            return kept.weighted_sum([jnp.ones(loss.shape, jnp.float32)] * leaves)
-
-        return _Seen(total, squares, loss, _norm(squares), aux)
-
-    return see
-
-
-def _norm(squares: list[jax.Array]) -> jax.Array:
-    return safe_root(jnp.sum(jnp.stack([s.astype(squares[0].dtype) for s in squares]), axis=0))

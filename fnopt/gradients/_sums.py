@@ -39,12 +39,6 @@ def weighted_total(weights: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.tensordot(weights.astype(dtype), x.astype(dtype), axes=1, precision=HIGHEST)
 
 
-def squared(x: jax.Array) -> jax.Array:
-    """The sum of squares, at least float32."""
-    wide = x.astype(compute_dtype(x.dtype))
-    return jnp.sum(jnp.real(wide * jnp.conj(wide)))
-
-
 def only_where(wanted: jax.Array, x: jax.Array) -> jax.Array:
     """Zero for the examples that do not count: a weight of zero would not hide a NaN."""
     mask = wanted.reshape(-1, *[1] * (x.ndim - 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -70,7 +71,8 @@ def emit(sink: Sink, step: Any, metrics: Callable[[], Any], *, every: int = 1) -
     On all other steps nothing is computed and nothing is sent. Delivery is asynchronous and may
     reorder records (each has its step): wait with `jax.effects_barrier()` before reading what the
     sink has got. Under `jax.vmap` there is one record for each member, and the metrics are
-    computed in every step, since a batched condition selects.
+    computed in every step, since a batched condition selects. A sink that raises (the disk is
+    full) doesn't end the program: there is one warning, and later records are tried again.
 
     Args:
         sink: Takes one flat dict, as `record_of` makes it: a function, a `JsonLines`, a
@@ -101,9 +103,17 @@ def emit(sink: Sink, step: Any, metrics: Callable[[], Any], *, every: int = 1) -
     _check(metrics, step, every)
     due = step % every == 0
 
+    failed: list[Exception] = []
+
     def deliver(due: Any, step: Any, values: Any) -> None:
         if due:  # under vmap all members come here, also those whose turn it is not
-            sink(record_of(step, values))
+            try:
+                sink(record_of(step, values))
+            except Exception as error:
+                # From inside a callback it would end the program: a full disk the training.
+                if not failed:
+                    warnings.warn(_failure(sink, step, error), stacklevel=2)
+                failed.append(error)
 
     def send() -> None:
         jax.debug.callback(deliver, due, step, metrics())
@@ -112,6 +122,15 @@ def emit(sink: Sink, step: Any, metrics: Callable[[], Any], *, every: int = 1) -
         send()
     else:
         jax.lax.cond(due, send, lambda: None)
+
+
+def _failure(sink: Any, step: Any, error: Exception) -> str:
+    name = getattr(sink, "__name__", type(sink).__name__)
+    return (
+        f"emit: the sink {name} raised {type(error).__name__}: {error} at step {int(step)}. The "
+        "program goes on; the sink is called again for later steps, of its next failures nothing "
+        "is said."
+    )
 
 
 class EmitHealthState(NamedTuple):

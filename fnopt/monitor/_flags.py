@@ -65,7 +65,7 @@ class FlagReport(NamedTuple):
 
     def __str__(self) -> str:
         parts = [f"{kind}: {', '.join(names)}" for kind, names in self._asdict().items() if names]
-        return "; ".join(parts) or "all layers are fine"
+        return "; ".join(parts) or "no layer is flagged"
 
 
 def _as_patience(value: Any) -> int:

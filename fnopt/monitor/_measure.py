@@ -9,7 +9,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype, exponents, listing, real_dtype, where
+from fnopt.core import (
+    compute_dtype,
+    exponents,
+    listing,
+    quotient,
+    real_dtype,
+    safe_norms,
+    sum_of_squares,
+    where,
+)
 from fnopt.monitor._groups import Grouping
 
 STATISTICS = ("norm", "max", "mean", "rms", "ratio", "zeros", "nonfinite", "histogram")
@@ -35,10 +44,6 @@ def as_stats(given: Any) -> tuple[str, ...]:
     return tuple(n for n in STATISTICS if n in names)
 
 
-def _sum_of_squares(x: jax.Array) -> jax.Array:
-    return jnp.sum(jnp.real(x * jnp.conj(x)))
-
-
 def _sum(x: jax.Array) -> jax.Array:
     return jnp.sum(jnp.real(x))
 
@@ -57,11 +62,6 @@ def _count_nonfinite(x: jax.Array) -> jax.Array:
 
 def _histogram(x: jax.Array) -> jax.Array:
     return exponents.histogram(jnp.abs(x))
-
-
-def _quotient(a: jax.Array, b: jax.Array) -> jax.Array:
-    """`a / b`, with 0 / 0 = 0: a zero update of zero weights changes nothing."""
-    return a / jnp.where((a == 0) & (b == 0), jnp.ones_like(b), b)
 
 
 class _Leaves:
@@ -87,15 +87,36 @@ class _Leaves:
             [functools.reduce(add, [v.astype(self.dtype) for v in own]) for own in values]
         )
 
+    def norms_of(self, leaves: list[Any]) -> jax.Array:
+        """The norm of every group, also where its square would be out of range."""
+        picked = self.grouping.pick(leaves)
+
+        def squares(scale: jax.Array | None) -> jax.Array:
+            scales = [None] * len(picked) if scale is None else [*scale]
+            return self.join(
+                [
+                    [sum_of_squares(x, c, self.dtype) for x in own]
+                    for own, c in zip(picked, scales, strict=True)
+                ]
+            )
+
+        return safe_norms(squares)
+
+    @functools.cached_property
+    def length(self) -> jax.Array:
+        """The norms, once for all statistics that need them."""
+        return self.norms_of(self.leaves)
+
     def norm(self) -> jax.Array:
-        return jnp.sqrt(self.join(self.each(_sum_of_squares, self.leaves)))
+        return self.length
 
     def rms(self) -> jax.Array:
-        return self.norm() / jnp.sqrt(self.sizes)
+        return self.length / jnp.sqrt(self.sizes)
 
     def ratio(self) -> jax.Array:
         assert self.params is not None
-        return _quotient(self.norm(), jnp.sqrt(self.join(self.each(_sum_of_squares, self.params))))
+        # A zero update of zero weights changes nothing: 0 / 0 = 0.
+        return quotient(self.length, self.norms_of(self.params))
 
     def mean(self) -> jax.Array:
         return self.join(self.each(_sum, self.leaves)) / self.sizes
@@ -110,9 +131,9 @@ class _Leaves:
         return self.join(self.each(_histogram, self.leaves))
 
     def nonfinite(self) -> jax.Array:
-        # A sum of squares is finite only if every term is. So the elements are looked at only
-        # when some sum is not, and a healthy step pays nothing.
-        healthy = jnp.all(jnp.isfinite(self.norm()))
+        # A norm is finite only if every element is. So the elements are looked at only when some
+        # norm is not, and a healthy step pays nothing.
+        healthy = jnp.all(jnp.isfinite(self.length))
         return jax.lax.cond(
             healthy,
             lambda: jnp.zeros(len(self.grouping.names), self.dtype),
@@ -141,7 +162,6 @@ def measure(
     """
     if not grouping.names:
         return nothing(stats, common_dtype([]), 0)
-    # The compiler finds what statistics have in common: the norm is computed once.
     looked = _Leaves(leaves, params, grouping)
     return {name: getattr(looked, name)() for name in stats}
 

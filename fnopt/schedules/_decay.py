@@ -142,7 +142,7 @@ class warmup_cosine_decay_schedule(Schedule):
         exponent: :math:`p`.
 
     Raises:
-        ValueError: If `decay_steps` is less than `warmup_steps`.
+        ValueError: If `decay_steps` is not more than `warmup_steps`.
 
     Example:
         >>> import fnopt
@@ -179,9 +179,9 @@ class warmup_cosine_decay_schedule(Schedule):
 def _check_order(warmup_steps: Any, decay_steps: Any) -> None:
     """Raises a ValueError if the decay would be over before the warm-up; arrays may be traced."""
     known = isinstance(warmup_steps, float) and isinstance(decay_steps, float)
-    if known and decay_steps < warmup_steps:
+    if known and decay_steps <= warmup_steps:
         raise ValueError(
             f"{where()}warmup_cosine_decay_schedule: decay_steps = {decay_steps}, warmup_steps = "
-            f"{warmup_steps}, expected decay_steps >= warmup_steps: it is the length of the whole "
-            "schedule, warm-up included."
+            f"{warmup_steps}, expected decay_steps > warmup_steps: it is the length of the whole "
+            "schedule, warm-up included, and nothing would be left to decay in."
         )

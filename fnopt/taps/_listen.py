@@ -38,15 +38,19 @@ def listened_reduced(reduce: Callable[[Any], Any], x: jax.Array, probe: Any) -> 
     return identity(x, probe)
 
 
-def with_cotangent_rule(rule: Callable[[Any], Any], x: jax.Array) -> jax.Array:
-    """`x`; its cotangent goes through `rule` on the way back."""
+def with_cotangent_rule(rule: Callable[[Any, Any], Any], x: jax.Array, given: Any) -> jax.Array:
+    """`x`; its cotangent goes through `rule(cotangent, given)` on the way back."""
 
     @jax.custom_vjp
-    def identity(x: jax.Array) -> jax.Array:
+    def identity(x: jax.Array, given: Any) -> jax.Array:
         return x
 
-    identity.defvjp(lambda x: (x, None), lambda _, cotangent: (rule(cotangent),))
-    return identity(x)
+    def backward(given: Any, cotangent: jax.Array) -> tuple[jax.Array, Any]:
+        return rule(cotangent, given), jax.tree.map(jnp.zeros_like, given)
+
+    # An argument, because a rule must not close over values of an iteration.
+    identity.defvjp(lambda x, given: (x, given), backward)
+    return identity(x, given)
 
 
 def probe_dtype(dtype: Any) -> Any:

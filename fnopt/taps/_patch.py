@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
@@ -20,6 +20,38 @@ from fnopt.taps._program import (
 )
 
 Rule = Callable[[Any], Any]
+"""From the value (or cotangent) of a node to what stands in its place."""
+
+
+class _Rule(NamedTuple):
+    """What is done at a node: a function is applied, or an array stands instead."""
+
+    function: Rule | None
+    array: Any
+
+    def __call__(self, value: Any, entry: Any) -> Any:
+        """The new value; `entry` is what the array has for this iteration."""
+        if self.function is not None:
+            return self.function(value)
+        return jnp.broadcast_to(entry.astype(value.dtype), value.shape)
+
+    def by_iteration(self, node: Node) -> Any:
+        """The array with the axes of the scans around the node in front, as `capture` gives it."""
+        if self.function is not None:
+            return None
+        array, inner = jnp.asarray(self.array), node.shape[len(node.axes) :]
+        array = array.astype(node.dtype)
+        try:
+            if node.axes and array.ndim > len(inner):
+                return jnp.broadcast_to(array, node.shape)
+            return jnp.broadcast_to(array, (*node.axes, *jnp.broadcast_to(array, inner).shape))
+        except ValueError:
+            count = " x ".join(map(str, node.axes))
+            often = f", in each of {count} iterations" if count else ""
+            raise ValueError(
+                f"patch: {node.name!r} is {node.dtype}{list(inner)}{often}; the array that is to "
+                f"stand there has shape {list(array.shape)}, which does not broadcast to it."
+            ) from None
 
 
 def patch(
@@ -39,7 +71,8 @@ def patch(
         fn: Any JAX function.
         values: By name of a node (or glob, as in `capture`), what stands instead of its value: a
             function of the value, through which is differentiated (`jax.lax.stop_gradient` is one),
-            or an array that broadcasts to it.
+            or an array that broadcasts to it. Inside a scan of `T` iterations an array may also
+            have one entry for each of them, `[T, ...]`, as `capture` returns it.
         cotangents: By name, what stands instead of the node's cotangent on the way back: a function
             of the cotangent, such as `lambda g: jnp.clip(g, -1, 1)` or `jnp.zeros_like`, or an
             array. The value stays. Reverse mode only.
@@ -65,8 +98,7 @@ def patch(
         >>> float(patch(loss, values={"square": lambda s: s.at[1].set(0.0)})(w))
         1.0
     """
-    value_rules = _as_rules(values)
-    cotangent_rules = _as_rules(cotangents)
+    value_rules, cotangent_rules = _as_rules(values), _as_rules(cotangents)
     names = (*value_rules, *cotangent_rules)
     checked_names("patch", names)
 
@@ -75,16 +107,25 @@ def patch(
         on_value = _by_node(program, value_rules, _lacks_freedom)
         on_cotangent = _by_node(program, cotangent_rules, lacks_cotangent)
 
-        def visit(node: int, value: Any, _: Any) -> tuple[Any, None]:
-            name = program.nodes[node].name
-            for rule in on_value.get(node, ()):
-                value = _like(value, rule(value), f"the value of {name!r}")
+        def visit(node: int, value: Any, given: Any) -> tuple[Any, None]:
+            name, (own, back) = program.nodes[node].name, given
+            for rule, entry in zip(on_value.get(node, []), own, strict=True):
+                value = _like(value, rule(value, entry), f"the value of {name!r}")
             # The last rule is the first one that the cotangent meets on its way back.
-            for rule in reversed(on_cotangent.get(node, [])):
-                value = with_cotangent_rule(_checked(rule, name), value)
+            pairs = list(zip(on_cotangent.get(node, []), back, strict=True))
+            for rule, entry in reversed(pairs):
+                value = with_cotangent_rule(_checked(rule, name), value, entry)
             return value, None
 
-        return program.only({*on_value, *on_cotangent}).run(visit, {})[0]
+        chosen = {*on_value, *on_cotangent}
+        arrays = {
+            i: tuple(
+                [rule.by_iteration(program.nodes[i]) for rule in rules.get(i, [])]
+                for rules in (on_value, on_cotangent)
+            )
+            for i in chosen
+        }
+        return program.only(chosen).run(visit, arrays)[0]
 
     return patched
 
@@ -94,28 +135,27 @@ def _lacks_freedom(node: Node) -> str:
     return lacks_value(node) or (fixed if node.note == IN_RULE else "")
 
 
-def _as_rules(rules: Mapping[str, Any] | None) -> dict[str, Rule]:
+def _as_rules(rules: Mapping[str, Any] | None) -> dict[str, _Rule]:
     return {
-        name: rule if callable(rule) else _instead(rule) for name, rule in (rules or {}).items()
+        name: _Rule(rule, None) if callable(rule) else _Rule(None, rule)
+        for name, rule in (rules or {}).items()
     }
 
 
-def _instead(value: Any) -> Rule:
-    return lambda x: jnp.broadcast_to(jnp.asarray(value).astype(x.dtype), x.shape)
-
-
 def _by_node(
-    program: Program, rules: dict[str, Rule], ask: Callable[[Node], str]
-) -> dict[int, list[Rule]]:
-    found: dict[int, list[Rule]] = {}
+    program: Program, rules: dict[str, _Rule], ask: Callable[[Node], str]
+) -> dict[int, list[_Rule]]:
+    found: dict[int, list[_Rule]] = {}
     for name, rule in rules.items():
         for node in program.select((name,), ask):
             found.setdefault(node, []).append(rule)
     return found
 
 
-def _checked(rule: Rule, name: str) -> Rule:
-    return lambda cotangent: _like(cotangent, rule(cotangent), f"the cotangent of {name!r}")
+def _checked(rule: _Rule, name: str) -> Callable[[Any, Any], Any]:
+    return lambda cotangent, entry: _like(
+        cotangent, rule(cotangent, entry), f"the cotangent of {name!r}"
+    )
 
 
 def _like(before: Any, after: Any, what: str) -> Any:

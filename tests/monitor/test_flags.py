@@ -118,7 +118,7 @@ def test_report():
     assert str(report) == "dead: a, b; nonfinite: c"
     assert report
     assert not FlagReport((), (), ())
-    assert str(FlagReport((), (), ())) == "all layers are fine"
+    assert str(FlagReport((), (), ())) == "no layer is flagged"
 
 
 def test_is_a_value():

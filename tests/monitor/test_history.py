@@ -255,3 +255,29 @@ def test_record_of_nested_metrics():
     assert record.pop("v").tolist() == [1, 1]
     assert record == {"step": 3, "a/b": 1.0, "n": 2}
     assert type(record["step"]) is int
+
+
+def test_a_sink_that_raises_does_not_end_the_program():
+    records = []
+
+    def sink(record):
+        if record["step"] < 2:
+            raise OSError("no space left on device")
+        records.append(record["step"])
+
+    @jax.jit
+    def run(x):
+        def body(i, x):
+            emit(sink, i, lambda: {"x": x})
+            return x + 1
+
+        return jax.lax.fori_loop(0, 4, body, x)
+
+    def whole():
+        assert run(jnp.float32(0)) == 4
+        jax.effects_barrier()
+
+    with pytest.warns(UserWarning, match="sink raised OSError: no space left on device") as seen:
+        whole()
+    assert len(seen) == 1
+    assert sorted(records) == [2, 3]

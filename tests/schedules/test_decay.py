@@ -13,9 +13,10 @@ def test_warmup_of_no_steps_starts_at_the_peak():
     assert float(fnopt.warmup_constant_schedule(0.0, 0.5, 0)(0)) == 0.5
 
 
-def test_warmup_as_long_as_the_schedule_ends_at_the_end_value():
-    schedule = fnopt.warmup_cosine_decay_schedule(0.0, 1.0, 4, 4, end_value=0.25)
-    assert [float(schedule(i)) for i in (0, 2, 3, 4, 5)] == [0.0, 0.5, 0.75, 0.25, 0.25]
+def test_a_warmup_that_is_the_whole_schedule_is_refused():
+    # As optax does: the peak would never be reached, and nothing be left to decay in.
+    with pytest.raises(ValueError, match=r"expected decay_steps > warmup_steps"):
+        fnopt.warmup_cosine_decay_schedule(0.0, 1.0, 5, 5)
 
 
 def test_warmup_to_a_peak_of_zero():

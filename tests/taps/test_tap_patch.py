@@ -81,6 +81,33 @@ def test_arrays_stand_instead():
     assert grads.tolist() == [0.0, 1.0, 2.0]
 
 
+def test_arrays_of_all_iterations_of_a_scan():
+    def f(x):
+        def body(carry, x):
+            h = tap("h", jnp.tanh(carry + x))
+            return h, tap("y", jnp.sum(h) * x[0])
+
+        return jnp.sum(jax.lax.scan(body, jnp.zeros(2), x)[1])
+
+    x, other = jnp.arange(8.0).reshape(4, 2) / 8, jnp.arange(8.0, 0, -1).reshape(4, 2) / 8
+    _, seen = capture(f, ["h", "y"])(other)
+    patched = jax.jit(patch(f, values={"h": seen.values["h"], "y": seen.values["y"] * 2}))
+    np.testing.assert_allclose(patched(x), 2 * jnp.sum(seen.values["y"]), rtol=1e-6)
+    swapped = patch(f, values={"h": seen.values["h"]})
+    expected = jnp.sum(jnp.sum(seen.values["h"], axis=1) * x[:, 0])
+    np.testing.assert_allclose(swapped(x), expected, rtol=1e-6)
+    # The same in all iterations, and cotangents likewise.
+    np.testing.assert_allclose(patch(f, values={"h": jnp.ones(2)})(x), 2 * x[:, 0].sum(), rtol=1e-6)
+    cut = jax.grad(patch(f, cotangents={"h": jnp.zeros((4, 2))}))(x)
+    _, seen = capture(f, "h")(x)
+    np.testing.assert_allclose(cut[:, 0], jnp.sum(seen.values["h"], axis=1), rtol=1e-6)
+    assert cut[:, 1].tolist() == [0.0] * 4
+    with pytest.raises(
+        ValueError, match=r"'h' is float32\[2\], in each of 4 iterations; .*\[3, 2\]"
+    ):
+        patch(f, values={"h": jnp.ones((3, 2))})(x)
+
+
 def test_order_of_rules_on_one_node():
     def f(x):
         return jnp.sum(tap("x", x) * 3.0)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fnopt.gradients.ghost._parity import Parity, ghost_parity
+from fnopt.gradients.ghost._parity import Parity as Parity
+from fnopt.gradients.ghost._parity import ghost_parity as ghost_parity
 from fnopt.gradients.ghost._plan import Group, Plan
 from fnopt.gradients.ghost._report import GhostReport, ParamRule, ghost_report
 from fnopt.gradients.ghost._trace import Ghost, Measured, trace
@@ -13,9 +14,7 @@ __all__ = [
     "Group",
     "Measured",
     "ParamRule",
-    "Parity",
     "Plan",
-    "ghost_parity",
     "ghost_report",
     "trace",
 ]

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import HIGHEST, compute_dtype
-from fnopt.gradients._sums import squared
+from fnopt.core import HIGHEST, compute_dtype, real_dtype, root, sum_of_squares
+from fnopt.gradients._lengths import unit_of
 
 
 class Dense(NamedTuple):
@@ -110,6 +110,43 @@ def length_squared(pairs: Sequence[Pair]) -> jax.Array:
     return total
 
 
+def length(pairs: Sequence[Pair]) -> jax.Array:
+    """The norm of a sum of gradients, of factors that are scaled to 1 at most first."""
+    left, right = _unit([p.left for p in pairs]), _unit([p.right for p in pairs])
+    scaled = [Pair(_divided(p.left, left), _divided(p.right, right)) for p in pairs]
+    norm = root(length_squared(scaled))
+    return left.astype(norm.dtype) * right.astype(norm.dtype) * norm
+
+
+def balanced(pair: Pair, factor: jax.Array) -> Pair:
+    """A gradient times a number, with a left factor that is scaled to 1 at most."""
+    unit = _unit([pair.left])
+
+    def times(x: jax.Array) -> jax.Array:
+        x = x.astype(compute_dtype(x.dtype))
+        return x * unit.astype(x.dtype) * factor.astype(x.dtype)
+
+    if isinstance(pair.right, OneHot):
+        turned = balanced(Pair(pair.right, pair.left), factor)
+        return Pair(turned.right, turned.left)
+    return Pair(_divided(pair.left, unit), Dense(tuple(map(times, pair.right.blocks))))
+
+
+def _unit(factors: Sequence[Factor]) -> jax.Array:
+    blocks = [accumulated(x) for f in factors if isinstance(f, Dense) for x in f.blocks]
+    if not blocks:
+        return jnp.ones((), jnp.float32)
+    dtype = real_dtype(compute_dtype(*(x.dtype for x in blocks)))
+    return jnp.max(jnp.stack([unit_of(x).astype(dtype) for x in blocks]))
+
+
+def _divided(factor: Factor, unit: jax.Array) -> Factor:
+    if isinstance(factor, OneHot):
+        return factor
+    blocks = [accumulated(x) for x in factor.blocks]
+    return Dense(tuple(x / unit.astype(x.dtype) for x in blocks))
+
+
 def inner_self(pair: Pair) -> jax.Array:
     """The squared norm of a gradient."""
     if rows(pair.left) > 1 or not isinstance(pair.right, Dense):
@@ -122,7 +159,7 @@ def _lengths(factor: Factor) -> jax.Array:
     if isinstance(factor, OneHot):
         return jnp.ones(factor.index.shape[:1], jnp.float32)
     # As a matrix, or XLA writes the squares down before it adds them (in another layout).
-    return sum_of(jax.vmap(squared)(x.reshape(x.shape[0], -1)) for x in factor.blocks)
+    return sum_of(jax.vmap(sum_of_squares)(x.reshape(x.shape[0], -1)) for x in factor.blocks)
 
 
 def merged(pairs: Sequence[Pair]) -> Sequence[Pair]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from fnopt.core import HIGHEST, compute_dtype
 from fnopt.gradients._sums import inner_products
 from fnopt.gradients.ghost import _reduce
-from fnopt.gradients.ghost._factors import Dense, Pair, inner, merged, outer, sum_of
+from fnopt.gradients.ghost._factors import Dense, Pair, balanced, inner, merged, outer, sum_of
 from fnopt.gradients.ghost._pairs import site_pair
 from fnopt.gradients.ghost._plan import RULES, Group
 from fnopt.gradients.ghost._record import Tape
@@ -20,9 +20,22 @@ from fnopt.gradients.ghost._record import Tape
 _BLOCK_BYTES = 32 * 2**20
 
 
-def inner_matrix(
-    group: Group, one: tuple[_reduce.Formed, Tape], other: tuple[_reduce.Formed, Tape]
-) -> jax.Array | None:
+class Part(NamedTuple):
+    """What is known of the gradients of a group.
+
+    Attributes:
+        formed: The gradients, where they are formed.
+        tape: What they are made of.
+        factors: What the gradients of the examples are multiplied by, `[n]`; what is formed
+            has them in it.
+    """
+
+    formed: _reduce.Formed
+    tape: Tape
+    factors: jax.Array | None
+
+
+def inner_matrix(group: Group, one: Part, other: Part) -> jax.Array | None:
     """The inner products of the gradients of all examples of two tapes, `[n, m]`.
 
     `None` where they are zero. For two positions a product of gradients takes `D + K`
@@ -31,11 +44,11 @@ def inner_matrix(
     """
     if group.form == "none":
         return None
-    if one[0] is not None and other[0] is not None:
-        pairs = zip(jax.tree.leaves(one[0]), jax.tree.leaves(other[0]), strict=True)
+    if one.formed is not None and other.formed is not None:
+        pairs = zip(jax.tree.leaves(one.formed), jax.tree.leaves(other.formed), strict=True)
         return sum_of(inner_products(x, y) for x, y in pairs)
     assert group.layout is not None
-    p, q = _pairs(group, one[1]), _pairs(group, other[1])
+    p, q = _pairs(group, one), _pairs(group, other)
     _, d, k = group.layout.sizes
     dense = len(p) == 1 and all(isinstance(f, Dense) for f in p[0])
     if dense and _positions(p[0]) * _positions(q[0]) * (d + k) > d * k:
@@ -43,16 +56,18 @@ def inner_matrix(
     return _by_positions(p, q)
 
 
-def _pairs(group: Group, tape: Tape) -> list[Pair]:
+def _pairs(group: Group, part: Part) -> list[Pair]:
     """The factors of the gradients of all examples, with a leading example axis."""
 
-    def one(data: list[tuple[Any, jax.Array]]) -> list[Pair]:
+    def one(data: list[tuple[Any, jax.Array]], factor: jax.Array | None) -> list[Pair]:
         found = [
             site_pair(RULES[s.kind], s, x, g) for s, (x, g) in zip(group.sites, data, strict=True)
         ]
+        found = found if factor is None else [balanced(pair, factor) for pair in found]
         return list(merged(found))
 
-    return jax.vmap(one)([_reduce.data_of(site, tape) for site in group.sites])
+    data = [_reduce.data_of(site, part.tape) for site in group.sites]
+    return jax.vmap(one)(data, part.factors)
 
 
 def _positions(pair: Pair) -> int:

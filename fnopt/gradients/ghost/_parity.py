@@ -61,7 +61,7 @@ def ghost_parity(
         ValueError: If the example axes disagree or are empty.
 
     Example:
-        >>> from fnopt.gradients import ghost_parity
+        >>> from fnopt.gradients.ghost import ghost_parity
         >>> def loss(params, x):
         ...     return jnp.sum(jnp.tanh(x @ params["w"] + params["b"]))
         >>> params = {"w": jnp.eye(3), "b": jnp.zeros(3)}
@@ -104,7 +104,7 @@ def _reduced(bound: BoundLoss, fn: Reduced, chunk_size: int | None) -> tuple[jax
 def _measured(ghost: Ghost) -> Reduced:
     def fn(chunk: Any, weights: jax.Array) -> tuple[jax.Array, Any]:
         measured = ghost.measure(chunk)
-        return measured.norms(), measured.weighted_sum([weights] * len(ghost.params))
+        return measured.norms()[0], measured.weighted_sum([weights] * len(ghost.params))
 
     return fn
 

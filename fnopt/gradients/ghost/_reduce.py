@@ -9,9 +9,17 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import compute_dtype
-from fnopt.gradients._sums import squared, weighted_total
+from fnopt.gradients._lengths import lengths_of, squares_of
+from fnopt.gradients._sums import weighted_total
 from fnopt.gradients.ghost import _direct
-from fnopt.gradients.ghost._factors import Pair, accumulated, length_squared, outer, sum_of
+from fnopt.gradients.ghost._factors import (
+    Pair,
+    accumulated,
+    length,
+    length_squared,
+    outer,
+    sum_of,
+)
 from fnopt.gradients.ghost._pairs import site_pair
 from fnopt.gradients.ghost._plan import RULES, Group
 from fnopt.gradients.ghost._record import Tape
@@ -45,20 +53,33 @@ def squared_norms(group: Group, formed: Formed, tape: Tape) -> dict[int, jax.Arr
 
     By param where gradients are formed like the params, else with the first param of the group.
     """
+    return _measured(group, formed, tape, squares_of, length_squared)
+
+
+def norms(group: Group, formed: Formed, tape: Tape) -> dict[int, jax.Array]:
+    """The norms themselves, also where their squares are out of range; another pass or two."""
+    return _measured(group, formed, tape, lengths_of, length)
+
+
+def _measured(
+    group: Group, formed: Formed, tape: Tape, of_formed: Any, of_pairs: Any
+) -> dict[int, jax.Array]:
     if isinstance(formed, dict):
-        return {i: jax.vmap(squared)(x) for i, x in formed.items()}
+        return {i: of_formed(x) for i, x in formed.items()}
     if formed is not None:
-        return {group.leaves[0]: jax.vmap(squared)(formed)}
+        return {group.leaves[0]: of_formed(formed)}
     if group.form == "none":
         return {}
 
     def one(data: list[tuple[Any, jax.Array]]) -> jax.Array:
-        pairs = [
-            site_pair(RULES[s.kind], s, x, g) for s, (x, g) in zip(group.sites, data, strict=True)
-        ]
-        return length_squared(pairs)
+        return of_pairs(pairs_of(group, data))
 
     return {group.leaves[0]: jax.vmap(one)([data_of(s, tape) for s in group.sites])}
+
+
+def pairs_of(group: Group, data: Sequence[tuple[Any, jax.Array]]) -> list[Pair]:
+    """The factors of one example's gradient."""
+    return [site_pair(RULES[s.kind], s, x, g) for s, (x, g) in zip(group.sites, data, strict=True)]
 
 
 def weighted_sum(
@@ -111,7 +132,7 @@ def _contracted(group: Group, site: Site, tape: Tape, weights: jax.Array) -> jax
     _, d, k = group.layout.sizes
     pairs = jax.vmap(lambda x, g: site_pair(RULES[site.kind], site, x, g))(*data_of(site, tape))
     scaled = Pair(pairs.left, jax.tree.map(lambda x: _scaled(x, weights), pairs.right))
-    return outer(jax.tree.map(_examples_as_positions, scaled), (d, k), _precision(site))
+    return outer(jax.tree.map(examples_as_positions, scaled), (d, k), _precision(site))
 
 
 def _scaled(x: jax.Array, weights: jax.Array) -> jax.Array:
@@ -121,7 +142,7 @@ def _scaled(x: jax.Array, weights: jax.Array) -> jax.Array:
     return (x.astype(wide) * factor).astype(x.dtype)
 
 
-def _examples_as_positions(x: jax.Array) -> jax.Array:
+def examples_as_positions(x: jax.Array) -> jax.Array:
     """From `[n, T, R, ...]` to `[T, n R, ...]`."""
     n, t, r, *rest = x.shape
     return jnp.moveaxis(x, 0, 1).reshape(t, n * r, *rest)

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import compute_dtype, is_inexact
-from fnopt.gradients._clip_rule import safe_root
+from fnopt.gradients._lengths import joined
 from fnopt.gradients._loss import BoundLoss
 from fnopt.gradients._sums import only_where
-from fnopt.gradients.ghost import _gram, _reduce
+from fnopt.gradients.ghost import _differences, _gram, _reduce
 from fnopt.gradients.ghost._plan import Plan, make_plan
 from fnopt.gradients.ghost._record import Tape, record
 
@@ -58,11 +58,13 @@ class Measured(NamedTuple):
         ghost: The loss.
         tape: What the gradients are made of.
         formed: By group: the gradients, where they are formed.
+        factors: What the gradients are multiplied by in inner products, `[n]`; `None` for 1.
     """
 
     ghost: Ghost
     tape: Tape
     formed: list[_reduce.Formed]
+    factors: jax.Array | None = None
 
     @property
     def loss_and_aux(self) -> tuple[jax.Array, Any]:
@@ -71,18 +73,45 @@ class Measured(NamedTuple):
 
     def squares(self) -> list[jax.Array]:
         """Squared norms, `[n]` each, by leaf; what several leaves share is with their first one."""
-        dtype = compute_dtype(*(p.dtype for p in self.ghost.plan.params))
-        zero = jnp.zeros(self.tape.outputs[0].shape, jnp.finfo(dtype).dtype)
-        squares = [zero] * len(self.ghost.params)
-        for group, formed in zip(self.ghost.plan.groups, self.formed, strict=True):
-            for i, square in _reduce.squared_norms(group, formed, self.tape).items():
-                squares[i] = square.astype(zero.dtype)
-        return squares
+        return self._by_leaf(_reduce.squared_norms)
 
-    def norms(self) -> jax.Array:
-        """The global norm of every example's gradient."""
-        squares = self.squares()
-        return safe_root(sum(squares[1:], squares[0]))
+    def norms(self, blocks: Sequence[int] | None = None, count: int = 1) -> jax.Array:
+        """The norms of every example's gradient by block of leaves, `[blocks, n]`."""
+        if not self.ghost.params:
+            return jnp.zeros((count, *self.tape.outputs[0].shape), jnp.float32)
+        blocks = [0] * len(self.ghost.params) if blocks is None else blocks
+        return joined(self.squares(), lambda: self._by_leaf(_reduce.norms), blocks, count)
+
+    def spread(self, counts: jax.Array) -> list[jax.Array]:
+        """By leaf: the sum of the squared distances of the gradients from their mean.
+
+        Args:
+            counts: 1 for the examples that count, 0 for others, which have gradients of zero.
+        """
+
+        def spread(group: Any, formed: _reduce.Formed, tape: Tape) -> dict[int, jax.Array]:
+            return _differences.spread(group, formed, tape, counts)
+
+        return self._by_leaf(spread, ())
+
+    def scaled(self, factors: jax.Array) -> Measured:
+        """For inner products: the same with every gradient times a factor, `[n]`."""
+
+        def times(x: jax.Array) -> jax.Array:
+            wide = x.astype(compute_dtype(x.dtype))
+            return wide * factors.astype(wide.dtype).reshape(-1, *[1] * (x.ndim - 1))
+
+        return self._replace(formed=jax.tree.map(times, self.formed), factors=factors)
+
+    def _by_leaf(self, measured: Any, shape: tuple[int, ...] | None = None) -> list[jax.Array]:
+        dtype = compute_dtype(*(p.dtype for p in self.ghost.plan.params))
+        shape = self.tape.outputs[0].shape if shape is None else shape
+        zero = jnp.zeros(shape, jnp.finfo(dtype).dtype)
+        found = [zero] * len(self.ghost.params)
+        for group, formed in zip(self.ghost.plan.groups, self.formed, strict=True):
+            for i, x in measured(group, formed, self.tape).items():
+                found[i] = x.astype(zero.dtype)
+        return found
 
     def inner_products(self, other: Measured) -> jax.Array:
         """The inner products of these gradients with those of other examples, `[n, m]`."""
@@ -91,7 +120,8 @@ class Measured(NamedTuple):
         total = jnp.zeros(shape, dtype)
         groups = zip(self.ghost.plan.groups, self.formed, other.formed, strict=True)
         for group, mine, theirs in groups:
-            found = _gram.inner_matrix(group, (mine, self.tape), (theirs, other.tape))
+            one = _gram.Part(mine, self.tape, self.factors)
+            found = _gram.inner_matrix(group, one, _gram.Part(theirs, other.tape, other.factors))
             total = total if found is None else total + found.astype(dtype)
         return total
 

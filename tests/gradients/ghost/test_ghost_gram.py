@@ -9,7 +9,8 @@ import pytest
 import zoo
 
 from fnopt.costs import cost
-from fnopt.gradients import _gram, gradient_similarity, per_example_grads
+from fnopt.gradients import gradient_similarity, per_example_grads
+from fnopt.gradients.ghost import _gram
 
 
 def compare(loss, params, batch):

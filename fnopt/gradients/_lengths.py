@@ -1,0 +1,85 @@
+"""Norms of the gradients of examples, right wherever they can be represented."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import compute_dtype, joint_norm, out_of_range, root, sum_of_squares
+from fnopt.gradients._sums import only_where, weighted_total
+
+Lengths = Sequence[jax.Array]
+"""By leaf of the params: something of the gradients of all examples, `[n]` each."""
+
+
+def squares_of(x: jax.Array) -> jax.Array:
+    """The squared norms of formed gradients, `[n]`, at least float32."""
+    return jax.vmap(sum_of_squares)(x)
+
+
+def unit_of(x: jax.Array) -> jax.Array:
+    """The largest absolute value, or 1 where that is no divisor."""
+    largest = jnp.max(jnp.abs(x), initial=0)
+    usable = jnp.isfinite(largest) & (largest > 0)
+    # It cancels, so that no derivative goes through it.
+    return jax.lax.stop_gradient(jnp.where(usable, largest, jnp.ones_like(largest)))
+
+
+def lengths_of(x: jax.Array) -> jax.Array:
+    """The norms of formed gradients, `[n]`, by a scale for each of them: one more pass."""
+
+    def one(x: jax.Array) -> jax.Array:
+        unit = unit_of(x)
+        squares = sum_of_squares(x / unit.astype(x.dtype))
+        return root(squares) * unit.astype(squares.dtype)
+
+    return jax.vmap(one)(x)
+
+
+def spread_of(x: jax.Array, counts: jax.Array) -> jax.Array:
+    """The sum of the squared distances from their mean, of the formed gradients that count."""
+    x = x.astype(compute_dtype(x.dtype))
+    mean = weighted_total(counts, x) / number(counts, x.dtype)
+    return jnp.sum(only_where(counts > 0, squares_of(x - mean)))
+
+
+def number(counts: jax.Array, dtype: Any) -> jax.Array:
+    """How many count, at least 1: a divisor."""
+    return jnp.maximum(jnp.sum(counts), 1).astype(dtype)
+
+
+def joined(
+    squares: Lengths, careful: Callable[[], Lengths], blocks: Sequence[int], count: int
+) -> jax.Array:
+    """The norms of blocks of params, `[blocks, n]`.
+
+    Args:
+        squares: Squared norms by leaf; out of range if the norms are below 1e-19 or above 1e19.
+        careful: Gives the norms by leaf in another way; only run where sums are out of range.
+        blocks: By leaf, the number of its block.
+        count: How many blocks there are; one without a leaf has norm 0.
+    """
+    members = [[i for i, b in enumerate(blocks) if b == block] for block in range(count)]
+    plain = jnp.stack([_sum([squares[i] for i in own], squares[0]) for own in members])
+    bad = out_of_range(plain) | jnp.isnan(plain)
+
+    def again() -> jax.Array:
+        norms = careful()
+        found = jnp.stack([_joint([norms[i] for i in own], plain[0]) for own in members])
+        return jnp.where(bad, found, root(plain))
+
+    return jax.lax.cond(jnp.any(bad), again, lambda: root(plain))
+
+
+def _sum(parts: Lengths, like: jax.Array) -> jax.Array:
+    total = parts[0] if parts else jnp.zeros_like(like)
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def _joint(norms: Lengths, like: jax.Array) -> jax.Array:
+    return joint_norm([x.astype(like.dtype) for x in norms]) if norms else jnp.zeros_like(like)

@@ -1,0 +1,138 @@
+"""The gradients of a chunk of examples, formed or not, behind one face."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, Self
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import compute_dtype, real_dtype
+from fnopt.gradients._lengths import joined, lengths_of, spread_of, squares_of
+from fnopt.gradients._loss import BoundLoss
+from fnopt.gradients._methods import Way
+from fnopt.gradients._sums import inner_products, only_where, weighted_total
+
+
+class Measured(Protocol):
+    """What is known about the gradients of the examples of a chunk."""
+
+    @property
+    def loss_and_aux(self) -> tuple[jax.Array, Any]:
+        """What the loss returned, with a leading example axis."""
+        ...
+
+    def norms(self, blocks: Sequence[int] | None = None, count: int = 1) -> jax.Array:
+        """The norms by block of leaves, `[blocks, n]`; of all leaves together if `None`."""
+        ...
+
+    def spread(self, counts: jax.Array) -> list[jax.Array]:
+        """By leaf: the sum of the squared distances of the gradients from their mean.
+
+        Args:
+            counts: 1 for the examples that count, 0 for others, which have gradients of zero.
+        """
+        ...
+
+    def only(self, wanted: jax.Array) -> Self:
+        """The same with gradients of zero for all other examples, whatever they were."""
+        ...
+
+    def scaled(self, factors: jax.Array) -> Self:
+        """For inner products: the same with every gradient times a factor, `[n]`."""
+        ...
+
+    def weighted_sum(self, weights: Sequence[jax.Array]) -> Any:
+        """The sum of the gradients, each times a weight; by leaf the weights, `[n]`."""
+        ...
+
+    def inner_products(self, other: Self) -> jax.Array:
+        """The inner products of these gradients with those of other examples, `[n, m]`."""
+        ...
+
+
+class Formed(NamedTuple):
+    """Gradients that `jax.vmap(jax.grad)` has formed.
+
+    Attributes:
+        grads: A tree like the params with a leading example axis.
+        loss_and_aux: What the loss returned, with a leading example axis.
+    """
+
+    grads: Any
+    loss_and_aux: tuple[jax.Array, Any]
+
+    @property
+    def leaves(self) -> list[jax.Array]:
+        """The gradients by leaf."""
+        return jax.tree.leaves(self.grads)
+
+    def norms(self, blocks: Sequence[int] | None = None, count: int = 1) -> jax.Array:
+        """As `Measured.norms`."""
+        if not self.leaves:
+            return jnp.zeros((count, *self.loss_and_aux[0].shape), jnp.float32)
+        blocks = [0] * len(self.leaves) if blocks is None else blocks
+        return joined(
+            self._by_leaf(squares_of, self.leaves),
+            lambda: self._by_leaf(lengths_of, self.leaves),
+            blocks,
+            count,
+        )
+
+    def spread(self, counts: jax.Array) -> list[jax.Array]:
+        """As `Measured.spread`."""
+        return [spread_of(x, counts) for x in self.leaves]
+
+    def only(self, wanted: jax.Array) -> Formed:
+        """As `Measured.only`."""
+        return self._replace(grads=jax.tree.map(lambda g: only_where(wanted, g), self.grads))
+
+    def scaled(self, factors: jax.Array) -> Formed:
+        """As `Measured.scaled`."""
+
+        def times(x: jax.Array) -> jax.Array:
+            return _wide(x) * factors.astype(_wide(x).dtype).reshape(-1, *[1] * (x.ndim - 1))
+
+        return self._replace(grads=jax.tree.map(times, self.grads))
+
+    def weighted_sum(self, weights: Sequence[jax.Array]) -> Any:
+        """As `Measured.weighted_sum`."""
+        sums = [weighted_total(w, g) for w, g in zip(weights, self.leaves, strict=True)]
+        return jax.tree.unflatten(jax.tree.structure(self.grads), sums)
+
+    def inner_products(self, other: Formed) -> jax.Array:
+        """As `Measured.inner_products`."""
+        pairs = zip(self.leaves, other.leaves, strict=True)
+        return functools.reduce(jnp.add, _common([inner_products(x, y) for x, y in pairs]))
+
+    def _by_leaf(self, fn: Callable[[jax.Array], jax.Array], leaves: Any) -> list[jax.Array]:
+        return _common([fn(x) for x in leaves])
+
+
+def _wide(x: jax.Array) -> jax.Array:
+    return x.astype(compute_dtype(x.dtype))
+
+
+def _common(found: list[jax.Array]) -> list[jax.Array]:
+    dtype = real_dtype(compute_dtype(*(x.dtype for x in found)))
+    return [x.astype(dtype) for x in found]
+
+
+Measure = Callable[..., Measured]
+"""`(chunk, blocks=None)` -> the gradients of a chunk, which can be measured by these blocks."""
+
+
+def measure(bound: BoundLoss, way: Way) -> Measure:
+    """What takes the gradients of a chunk: one forward and one backward pass over it."""
+    if way.ghost is not None:
+        return way.ghost.measure
+
+    def formed(chunk: Any, blocks: Sequence[int] | None = None) -> Formed:
+        del blocks
+        grad = jax.vmap(jax.value_and_grad(bound.loss, has_aux=True), (None, 0))
+        loss_and_aux, grads = grad(bound.params, chunk)
+        return Formed(grads, loss_and_aux)
+
+    return formed

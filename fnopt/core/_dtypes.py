@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -35,6 +36,11 @@ def real_dtype(dtype: Any) -> Any:
     return jnp.finfo(dtype).dtype
 
 
+def dtype_of(x: Any) -> Any:
+    """The dtype of an array or a Python number; the former without JAX's rules, which take time."""
+    return x.dtype if hasattr(x, "dtype") else jnp.result_type(x)
+
+
 def default_float() -> Any:
     """JAX's default float: float64 with x64 on, else float32; strongly typed."""
     return jnp.dtype(jax.dtypes.canonicalize_dtype(float))
@@ -44,7 +50,12 @@ def is_inexact(x: Any) -> bool:
     """Whether a leaf is a floating or complex array (or a Python float or complex)."""
     if isinstance(x, (float, complex)):
         return True
-    return hasattr(x, "dtype") and bool(jnp.issubdtype(x.dtype, jnp.inexact))
+    return hasattr(x, "dtype") and _is_inexact(x.dtype)
+
+
+@functools.cache
+def _is_inexact(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, jnp.inexact))
 
 
 def increment(count: jax.Array) -> jax.Array:

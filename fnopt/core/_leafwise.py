@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from fnopt.core._dtypes import compute_dtype, increment, real_dtype, zero_count
+from fnopt.core._dtypes import compute_dtype, dtype_of, increment, real_dtype, zero_count
 from fnopt.core._leaves import cast, check_inexact, check_same_tree, check_scalars
 from fnopt.core._slots import declared_slots, slot_zeros
 from fnopt.core._transformation import EmptyState, Transformation
@@ -101,11 +101,8 @@ class Leafwise(Transformation):
         names = tuple(declared_slots(self.State))
         leaves, treedef, columns = self._columns(updates, state, params, names)
         numbers = _Numbers(self, state.count if self._counts else None)
-        program, flags = _leaf_program(type(self)), self._flatten()[1]
-        rows = [
-            program(flags, names, numbers.of(row), row)
-            for row in zip(leaves, *columns, strict=True)
-        ]
+        program = _leaf_program(type(self), self._flatten()[1], names)
+        rows = [program(numbers.of(row), *row) for row in zip(leaves, *columns, strict=True)]
         trees = [treedef.unflatten([row[i] for row in rows]) for i in range(1 + len(names))]
         fields = dict(zip(names, trees[1:], strict=True))
         if self._counts:
@@ -133,7 +130,7 @@ class _Numbers:
         self._tx, self._count, self._made = tx, count, {}
 
     def of(self, row: tuple[Any, ...]) -> dict[str, Any]:
-        return self._at(real_dtype(compute_dtype(*map(jnp.result_type, row))))[0]
+        return self._at(_real_width(tuple(map(dtype_of, row))))[0]
 
     @property
     def step(self) -> Any:
@@ -144,6 +141,11 @@ class _Numbers:
         if dtype not in self._made:
             self._made[dtype] = _scalar_program(type(self._tx))(self._tx, self._count, dtype)
         return self._made[dtype]
+
+
+@functools.cache
+def _real_width(dtypes: tuple[Any, ...]) -> Any:
+    return real_dtype(compute_dtype(*dtypes))
 
 
 # Both programs are jitted functions inside the user's step. An eager update then costs one call a
@@ -166,8 +168,8 @@ def _scalar_program(cls: type[Leafwise]) -> Callable[..., Any]:
 
 
 @functools.cache
-def _leaf_program(cls: type[Leafwise]) -> Callable[..., Any]:
-    def leaf(flags: Any, slots: Any, h: dict[str, Any], row: tuple[Any, ...]) -> tuple[Any, ...]:
+def _leaf_program(cls: type[Leafwise], flags: Any, slots: tuple[str, ...]) -> Callable[..., Any]:
+    def leaf(h: dict[str, Any], *row: Any) -> tuple[Any, ...]:
         dtypes = [jnp.result_type(x) for x in row]
         dtype = compute_dtype(*dtypes)
         args = [cast(x, dtype) for x in row]
@@ -182,4 +184,4 @@ def _leaf_program(cls: type[Leafwise]) -> Callable[..., Any]:
         return out[0].astype(dtype), *new
 
     leaf.__name__ = cls.__name__
-    return jax.jit(leaf, static_argnums=(0, 1))
+    return jax.jit(leaf)

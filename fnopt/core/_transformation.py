@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core._dtypes import is_inexact
+from fnopt.core._dtypes import dtype_of, is_inexact
 from fnopt.core._errors import place, where
 from fnopt.core._leaves import check_same_tree
 from fnopt.core._value import Schedule, Value, static
@@ -179,7 +179,7 @@ def _as_stored(updates: Any, like: Any) -> Any:
 
 
 def _same_dtype(update: Any, like: Any) -> bool:
-    return jnp.result_type(update) == jnp.result_type(like)
+    return dtype_of(update) == dtype_of(like)
 
 
 def _cast_like(update: Any, like: Any) -> Any:

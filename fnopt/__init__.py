@@ -74,7 +74,18 @@ from fnopt.jacobians import jacobian, per_example_jacobian, sparse_jacobian, spa
 from fnopt.optimizers import *
 from fnopt.residuals import fixed, interval, positive, tied
 from fnopt.schedules import *
-from fnopt.solvers import dogleg, gauss_newton, least_squares, levenberg_marquardt
+from fnopt.solvers import (
+    bfgs,
+    dogleg,
+    gauss_newton,
+    lbfgsb,
+    least_squares,
+    levenberg_marquardt,
+    minimize,
+    newton_cg,
+    nonlinear_cg,
+    projected_gradient,
+)
 from fnopt.taps import capture, grad_between, jacobian_between, nodes, patch, tap
 from fnopt.transforms import *
 
@@ -84,6 +95,7 @@ __all__ = [
     "Transformation",
     "add_noise",
     "apply_updates",
+    "bfgs",
     "capture",
     "clipped_grad",
     "confidence_intervals",
@@ -111,6 +123,7 @@ __all__ = [
     "jacobian",
     "jacobian_between",
     "jacobians",
+    "lbfgsb",
     "leaf_paths",
     "least_squares",
     "levenberg_marquardt",
@@ -120,10 +133,13 @@ __all__ = [
     "median_of_means",
     "micro_vmap",
     "microbatch",
+    "minimize",
     "monitor",
     "named",
+    "newton_cg",
     "nodes",
     "noise_scale",
+    "nonlinear_cg",
     "optimizers",
     "patch",
     "per_example_grads",
@@ -133,6 +149,7 @@ __all__ = [
     "positive",
     "predict_band",
     "programs",
+    "projected_gradient",
     "projections",
     "residuals",
     "schedules",

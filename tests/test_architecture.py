@@ -18,7 +18,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 # Which packages a package may import from, besides itself. Read from left to right:
 # core < programs < taps, gradients, jacobians, costs; core < schedules < transforms < optimizers;
-# jacobians < linear < residuals < solvers < curves.
+# jacobians < linear < residuals < solvers < curves; optimizers < solvers.
 LAYERS = {
     "core": set(),
     "programs": {"core"},
@@ -31,7 +31,10 @@ LAYERS = {
     "costs": {"core", "programs"},
     "linear": {"core", "jacobians"},
     "residuals": {"core", "programs", "jacobians", "linear"},
-    "solvers": {"core", "programs", "jacobians", "linear", "residuals"},
+    "solvers": {
+        *("core", "programs", "jacobians", "linear", "residuals"),
+        *("schedules", "transforms", "optimizers"),
+    },
     "curves": {"core", "programs", "jacobians", "linear", "residuals", "solvers"},
     "losses": {"core", "projections"},
     "tree": {"core"},

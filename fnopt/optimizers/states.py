@@ -9,12 +9,14 @@ from fnopt.optimizers._amsgrad import ScaleByAmsgradState
 from fnopt.optimizers._diffgrad import ScaleByDiffgradState
 from fnopt.optimizers._lion import ScaleByLionState
 from fnopt.optimizers._rmsprop import ScaleByRmsState, ScaleByStddevState
+from fnopt.optimizers._scale_by_lbfgs import ScaleByLBFGSState
 
 __all__ = [
     "ScaleByAdamState",
     "ScaleByAdamaxState",
     "ScaleByAmsgradState",
     "ScaleByDiffgradState",
+    "ScaleByLBFGSState",
     "ScaleByLionState",
     "ScaleByRmsState",
     "ScaleByRssState",

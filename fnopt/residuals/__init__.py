@@ -9,6 +9,7 @@ from fnopt.residuals._given import given_derivative
 from fnopt.residuals._implicit import minimum_tangent, pushed
 from fnopt.residuals._jacobian import curvature_along, linearise
 from fnopt.residuals._lanes import linearise_lanes
+from fnopt.residuals._objective import hessian_product, value_and_slope
 from fnopt.residuals._parameters import (
     Constraint,
     Parametrisation,
@@ -50,6 +51,7 @@ __all__ = [
     "fixed",
     "flat_residual",
     "given_derivative",
+    "hessian_product",
     "huber",
     "interval",
     "linearise",
@@ -69,5 +71,6 @@ __all__ = [
     "soft_l1",
     "tied",
     "tukey",
+    "value_and_slope",
     "whitened",
 ]

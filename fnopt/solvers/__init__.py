@@ -1,4 +1,4 @@
-"""Nonlinear least squares: the methods, and the loop to convergence."""
+"""Least squares and the minimisation of any function: methods, and loops to convergence."""
 
 from __future__ import annotations
 
@@ -12,15 +12,33 @@ from fnopt.solvers._gauss_newton import gauss_newton
 from fnopt.solvers._levenberg_marquardt import levenberg_marquardt
 from fnopt.solvers._method import LeastSquaresMethod, LeastSquaresState
 from fnopt.solvers._solution import History, Solution, StepInfo
+from fnopt.solvers.smooth import (
+    MinimizeMethod,
+    Minimum,
+    bfgs,
+    lbfgsb,
+    minimize,
+    newton_cg,
+    nonlinear_cg,
+    projected_gradient,
+)
 
 __all__ = [
     "History",
     "LeastSquaresMethod",
     "LeastSquaresState",
+    "MinimizeMethod",
+    "Minimum",
     "Solution",
     "StepInfo",
+    "bfgs",
     "dogleg",
     "gauss_newton",
+    "lbfgsb",
     "least_squares",
     "levenberg_marquardt",
+    "minimize",
+    "newton_cg",
+    "nonlinear_cg",
+    "projected_gradient",
 ]

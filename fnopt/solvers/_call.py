@@ -26,31 +26,31 @@ def _is_number(x: Any) -> bool:
     return isinstance(x, (bool, int, float, complex))
 
 
-def checked_args(args: Any) -> tuple[Any, ...]:
-    """The further arguments of a residual function as a tuple of trees of arrays."""
+def checked_args(args: Any, caller: str = "least_squares") -> tuple[Any, ...]:
+    """The further arguments of a user's function as a tuple of trees of arrays."""
     if not isinstance(args, (tuple, list)):
         raise TypeError(
-            f"least_squares: args is {type(args).__name__}, expected a tuple of arguments; for a "
+            f"{caller}: args is {type(args).__name__}, expected a tuple of arguments; for a "
             "single one args=(data,)."
         )
     for path, leaf in leaves_with_names(tuple(args))[0]:
         if not hasattr(leaf, "dtype") and not _is_number(leaf):
             raise TypeError(
-                f"least_squares: args: {shown(path)} is {leaf!r}, expected arrays. What isn't one "
+                f"{caller}: args: {shown(path)} is {leaf!r}, expected arrays. What isn't one "
                 "belongs into the function: functools.partial(residual_fn, ...) or a closure."
             )
     return tuple(args)
 
 
 @contextlib.contextmanager
-def first_call_hints(params: Any = None) -> Iterator[None]:
+def first_call_hints(params: Any = None, name: str = "residual_fn") -> Iterator[None]:
     """Adds to an error of a user's function what it comes from, most often."""
     try:
         yield
     except TypeError as error:
         if isinstance(params, (list, tuple)) and params and all(map(_is_number, params)):
             error.add_note(
-                "params are a list of numbers, each a leaf of its own: residual_fn gets a list. "
+                f"params are a list of numbers, each a leaf of its own: {name} gets a list. "
                 "For a vector give an array: jnp.asarray(params)."
             )
         elif isinstance(error, jax.errors.TracerArrayConversionError):

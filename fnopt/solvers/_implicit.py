@@ -115,7 +115,7 @@ def _tangent(
         held = shifted(problem.box, x, gradient, change[2])
     dx = minimum_tangent(cost, x, data, change, held, mode)
     _, (cost_change, r, J) = pushed(derived, (x, data), (dx, change))
-    still = jax.tree.map(_no_change, end)
+    still = jax.tree.map(no_change, end)
     return still._replace(params=dx, cost=cost_change, residuals=r, jacobian=J)
 
 
@@ -133,7 +133,7 @@ def _gradient(problem: Problem, x: jax.Array, mode: str) -> jax.Array:
     return matmul(r, J)
 
 
-def _no_change(leaf: jax.Array) -> Any:
+def no_change(leaf: jax.Array) -> Any:
     if jnp.issubdtype(leaf.dtype, jnp.inexact):
         return jnp.zeros_like(leaf)
     return np.zeros(leaf.shape, jax.dtypes.float0)

@@ -138,6 +138,9 @@ CASES = [
         "apply_if_finite",
         peer=lambda optax: optax.apply_if_finite(optax.adam(1e-2), 3),
     ),
+    # its curvature is learned from gradients; here these don't belong to one function
+    Case("scale_by_lbfgs", fnopt.scale_by_lbfgs),
+    optimizer(lambda rate: fnopt.lbfgs(rate, linesearch=None), "lbfgs"),
     # watchers
     Case("record_health", lambda: fnopt.monitor.record_health(4)),
     Case("emit_health", lambda: fnopt.monitor.emit_health(_ignored, every=2)),
@@ -197,5 +200,9 @@ FUNCTIONS: set[str] = set()
 
 CASES += _found()
 
-# Public classes that are no transform of their own, and the solvers, which have their own battery.
-NOT_IN_REGISTRY = {"Transformation", "foreign", "levenberg_marquardt", "gauss_newton", "dogleg"}
+# Public classes that are no transform of their own, the solvers, which have their own battery, and
+# line searches, which need a function and its gradient at the params (tests/transforms has theirs).
+NOT_IN_REGISTRY = {
+    *("Transformation", "foreign", "levenberg_marquardt", "gauss_newton", "dogleg"),
+    *("scale_by_zoom_linesearch", "scale_by_backtracking_linesearch"),
+}

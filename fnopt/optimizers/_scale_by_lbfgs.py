@@ -1,0 +1,166 @@
+"""The product of a gradient with what its own changes tell about the inverse Hessian."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import (
+    Slot,
+    Transformation,
+    increment,
+    map_leaves,
+    slot_zeros,
+    static,
+    where,
+    zero_count,
+)
+from fnopt.transforms import inner, real_dtype_of
+
+
+class ScaleByLBFGSState(NamedTuple):
+    """The last point and gradient, and the last differences of both, in a ring."""
+
+    count: jax.Array  # int32
+    params: Slot
+    updates: Slot
+    diff_params_memory: Any  # like the params, with a leading axis of memory_size
+    diff_updates_memory: Any
+    weights_memory: jax.Array  # [memory_size], 1 / <dw, du>; 0 for a pair that isn't used
+
+
+class scale_by_lbfgs(Transformation):
+    r"""Multiplies gradients by an approximate inverse Hessian of low rank (L-BFGS).
+
+    .. math:: P_{j+1} = V_j^T P_j V_j + \rho_j\, s_j s_j^T, \quad V_j = I - \rho_j\, y_j s_j^T,
+              \quad \rho_j = 1 / \langle s_j, y_j \rangle, \quad P_{k-m} = \gamma I
+
+    with the differences :math:`s_j` of the params and :math:`y_j` of the gradients in the last
+    :math:`m` steps, and :math:`\gamma = \langle s, y \rangle / \langle y, y \rangle` of the last
+    one. The first step is the gradient, shortened to length 1 if it is longer.
+
+    A pair without positive curvature is left out, so that the result is always a descent
+    direction (once negated).
+
+    Args:
+        memory_size: How many pairs are remembered.
+        scale_init_precond: Whether to use :math:`\gamma`, or 1.
+
+    Raises:
+        ValueError: If `memory_size` is not a positive whole number.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.scale_by_lbfgs()
+        >>> x = jnp.asarray([3.0, 4.0])
+        >>> direction, state = tx.update(x, tx.init(x), x)
+        >>> print(direction)
+        [0.6 0.8]
+
+    Reference:
+        Liu and Nocedal (1989), On the limited memory BFGS method for large scale optimization;
+        Nocedal and Wright (2006), Numerical Optimization, algorithm 7.4.
+    """
+
+    memory_size: int = static(default=10)
+    scale_init_precond: bool = static(default=True)
+
+    needs_params = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        m = self.memory_size
+        if isinstance(m, bool) or not isinstance(m, int) or m < 1:
+            raise ValueError(
+                f"{where()}scale_by_lbfgs: memory_size = {m!r}, expected a positive int."
+            )
+
+    def init(self, params: Any) -> ScaleByLBFGSState:
+        """An empty memory."""
+        slot = slot_zeros(params)
+        memory = jax.tree.map(
+            lambda z: jnp.broadcast_to(z, (self.memory_size, *jnp.shape(z))), slot
+        )
+        weights = jnp.zeros(self.memory_size, real_dtype_of(slot))
+        return ScaleByLBFGSState(zero_count(), slot, slot, memory, memory, weights)
+
+    def update(
+        self, updates: Any, state: ScaleByLBFGSState, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, ScaleByLBFGSState]:
+        """The gradient times the approximate inverse Hessian."""
+        del extra_args
+        m, dtype = self.memory_size, state.weights_memory.dtype
+        x, g = _as_slot(params, state.params), _as_slot(updates, state.updates)
+        s = map_leaves(jnp.subtract, x, last=state.params)
+        y = map_leaves(jnp.subtract, g, last=state.updates)
+        sy, yy = inner(s, y).astype(dtype), inner(y, y).astype(dtype)
+        usable = (state.count > 0) & (sy > 0) & (yy > 0) & jnp.isfinite(1 / _or_one(sy))
+        weight = jnp.where(usable, 1 / _or_one(sy), jnp.zeros((), dtype))
+        at = jnp.mod(state.count - 1, m)
+        s, y, weights = jax.tree.map(
+            lambda ring, new: ring.at[at].set(
+                jnp.where(usable, new, jnp.zeros_like(new)), wrap_negative_indices=False
+            ),
+            (state.diff_params_memory, state.diff_updates_memory, state.weights_memory),
+            (s, y, weight),
+        )
+        gamma = self._gamma(usable, sy / _or_one(yy), state.count, g)
+        order = jnp.mod(state.count + jnp.arange(m, dtype=jnp.int32), m)
+        direction = inverse_product(g, s, y, weights, gamma, order)
+        return direction, ScaleByLBFGSState(increment(state.count), x, g, s, y, weights)
+
+    def _gamma(self, usable: jax.Array, ratio: jax.Array, count: jax.Array, g: Any) -> jax.Array:
+        one = jnp.ones_like(ratio)
+        if not self.scale_init_precond:
+            return one
+        square = inner(g, g).astype(ratio.dtype)
+        first = jax.lax.stop_gradient(jnp.minimum(one, 1 / jnp.sqrt(_or_one(square))))
+        return jnp.where(usable, ratio, jnp.where(count > 0, one, first))
+
+
+def _or_one(x: jax.Array) -> jax.Array:
+    return jnp.where(x > 0, x, jnp.ones_like(x))
+
+
+def _as_slot(tree: Any, slot: Any) -> Any:
+    return jax.tree.map(lambda x, z: jnp.asarray(x, z.dtype), tree, slot)
+
+
+def inverse_product(
+    v: Any, s: Any, y: Any, rho: jax.Array, gamma: jax.Array, order: jax.Array
+) -> Any:
+    r"""The product of the approximate inverse Hessian with a tree, by the two-loop recursion.
+
+    Args:
+        v: A tree of arrays.
+        s: The differences of the params, a tree like it whose leaves have a leading axis.
+        y: The differences of the gradients.
+        rho: :math:`1 / \langle s, y \rangle` for every pair; 0 leaves it out.
+        gamma: The diagonal that the recursion starts from.
+        order: The pairs by age, the oldest first.
+
+    Returns:
+        A tree like `v`.
+    """
+
+    def pair(i: jax.Array) -> tuple[Any, Any]:
+        return jax.tree.map(lambda ring: ring[i], (s, y))
+
+    def backward(q: Any, i: jax.Array) -> tuple[Any, jax.Array]:
+        si, yi = pair(i)
+        alpha = rho[i] * inner(si, q).astype(rho.dtype)
+        return map_leaves(lambda a, q, d: q - a.astype(d.dtype) * d, q, hyper=alpha, y=yi), alpha
+
+    def forward(r: Any, at: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
+        i, alpha = at
+        si, yi = pair(i)
+        beta = rho[i] * inner(yi, r).astype(rho.dtype)
+        return map_leaves(
+            lambda a, r, d: r + a.astype(d.dtype) * d, r, hyper=alpha - beta, s=si
+        ), None
+
+    q, alphas = jax.lax.scan(backward, v, order, reverse=True)
+    r = map_leaves(lambda h, q: h.astype(q.dtype) * q, q, hyper=gamma)
+    return jax.lax.scan(forward, r, (order, alphas))[0]

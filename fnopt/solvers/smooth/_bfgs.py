@@ -1,0 +1,71 @@
+"""BFGS with the whole inverse Hessian."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fnopt.solvers.smooth._method import Point, Problem, dot, length
+from fnopt.solvers.smooth._walk import Heading, LineSearchMethod, Walk, first_rate
+
+
+class Inverse(NamedTuple):
+    """The approximate inverse Hessian."""
+
+    H: jax.Array  # [n, n]
+    learned: jax.Array  # whether there was a pair
+
+
+class bfgs(LineSearchMethod):
+    r"""BFGS: gradients times an inverse Hessian that is learned from their changes.
+
+    .. math:: H^+ = (I - \rho\, s y^T)\, H\, (I - \rho\, y s^T) + \rho\, s s^T, \qquad
+              \rho = 1 / s^T y
+
+    It remembers all of the curvature, in a matrix of the number of params squared: for up to some
+    thousands of them.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> end = fnopt.minimize(lambda x: jnp.sum((x - 1) ** 4), jnp.zeros(2), method="bfgs")
+        >>> bool(end.converged)
+        True
+
+    Reference:
+        Nocedal and Wright (2006), Numerical Optimization, section 6.1.
+    """
+
+    def empty(self, problem: Problem, point: Point) -> Inverse:
+        """The identity."""
+        del problem
+        return Inverse(jnp.eye(point.x.size, dtype=point.x.dtype), jnp.zeros((), bool))
+
+    def learned(self, memory: Inverse, before: Point, after: Point) -> Inverse:
+        """The update by a pair, if its curvature is positive."""
+        s, y = after.x - before.x, after.gradient - before.gradient
+        size = length(s)
+        safe = jnp.where(size > 0, size, jnp.ones_like(size))
+        s, y = s / safe, y / safe
+        sy, steep = dot(s, y), length(y)
+        eps = jnp.asarray(jnp.finfo(s.dtype).eps, s.dtype)
+        usable = (size > 0) & (sy > eps * steep) & jnp.isfinite(steep)
+        rho = 1 / jnp.where(usable, sy, jnp.ones_like(sy))
+        # The first pair gives the scale of the diagonal that the update starts from.
+        gamma = 1 / (rho * jnp.where(usable, jnp.square(steep), jnp.ones_like(sy)))
+        H = jnp.where(memory.learned, memory.H, gamma * memory.H)
+        Hy = jnp.matmul(H, y, precision=lax.Precision.HIGHEST)
+        weight = rho * (1 + rho * dot(y, Hy))
+        H = H - rho * (jnp.outer(s, Hy) + jnp.outer(Hy, s)) + weight * jnp.outer(s, s)
+        usable = usable & jnp.all(jnp.isfinite(H))
+        return Inverse(jnp.where(usable, H, memory.H), memory.learned | usable)
+
+    def heading(self, problem: Problem, point: Point, walk: Walk) -> Heading:
+        """The quasi-Newton step."""
+        H = walk.memory.H
+        step = jnp.matmul(H, point.gradient, precision=lax.Precision.HIGHEST)
+        one = jnp.ones_like(point.value)
+        rate = jnp.where(walk.fresh, first_rate(point), one)
+        return Heading(point.x - step, rate, jnp.asarray(jnp.inf, one.dtype))

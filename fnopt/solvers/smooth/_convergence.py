@@ -1,0 +1,96 @@
+"""When the iteration stops, and what it says then."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import Status
+from fnopt.solvers._convergence import first_of
+from fnopt.solvers.smooth._method import FAILED, MOVED, Aim, Point
+
+
+class Tolerances(NamedTuple):
+    """Numbers to stop at, and the units that the iteration works in."""
+
+    ftol: jax.Array
+    xtol: jax.Array
+    gtol: jax.Array
+    unit: jax.Array  # what a gradient of 1 is to the user
+    worth: jax.Array  # what a value of 1 is to the user
+
+
+def tolerances(
+    dtype: Any, eps: float, ftol: Any, xtol: Any, gtol: Any, unit: jax.Array, worth: jax.Array
+) -> Tolerances:
+    """The tolerances as arrays, with the defaults filled in."""
+
+    def number(x: Any, default: float) -> jax.Array:
+        return jnp.asarray(default if x is None else x, dtype)
+
+    return Tolerances(
+        number(ftol, max(2.2e-9, 16 * eps)),
+        number(xtol, 4 * eps),
+        number(gtol, max(1e-5, eps**0.5)),
+        unit,
+        worth,
+    )
+
+
+def largest(v: jax.Array) -> jax.Array:
+    """The largest magnitude of a vector; 0 for an empty one."""
+    return jnp.max(jnp.abs(v), initial=0)
+
+
+def reference(point: Point, steepest: jax.Array) -> jax.Array:
+    r"""The size of a gradient that matters: the largest so far, or :math:`|f| / \|x\|_\infty`."""
+    size = largest(point.x)
+    typical = jnp.abs(point.value) / jnp.where(size > 0, size, jnp.ones_like(size))
+    return jnp.maximum(steepest, jnp.where(size > 0, typical, jnp.zeros_like(typical)))
+
+
+def is_stationary(pull: jax.Array, scale: jax.Array, tol: Tolerances) -> jax.Array:
+    r"""Whether the gradient is small, to the user and for this problem.
+
+    .. math:: \|g\|_\infty \le \epsilon_g \quad\text{and}\quad \|g\|_\infty \le \epsilon_g\, G
+
+    with the size of a gradient that matters, :math:`G`. A gradient that is small only because the
+    params or the function have large units passes the first test, not the second.
+    """
+    return (pull <= 0) | ((pull * tol.unit <= tol.gtol) & (pull <= tol.gtol * scale))
+
+
+def judged(
+    verdict: jax.Array,
+    before: Point,
+    after: Point,
+    aim: Aim,
+    pull: jax.Array,
+    scale: jax.Array,
+    first: jax.Array,
+    tol: Tolerances,
+) -> jax.Array:
+    r"""The status after an evaluation.
+
+    Small, of a value, is :math:`\epsilon_f \max(|f|, \min(1, f_0 - f))`. However little is promised
+    and gained, with a large gradient nothing is claimed: it may be a flat place of a valley.
+    """
+    moved, failed = verdict == MOVED, verdict == FAILED
+    value = jnp.abs(after.value)
+    fine = tol.ftol * jnp.maximum(value, jnp.minimum(1 / tol.worth, first - after.value))
+    loose = 100 * tol.gtol
+    gentle = (pull <= loose * scale) & (
+        pull * tol.unit <= loose * jnp.maximum(1, value * tol.worth)
+    )
+    unpromising = (aim.promised <= fine) & gentle
+    gained = before.value - after.value
+    flat = moved & unpromising & (gained <= fine)
+    rest = jnp.all(jnp.abs(aim.step) <= tol.xtol * jnp.abs(after.x)) & gentle
+    return first_of(
+        ((moved | failed) & is_stationary(pull, scale, tol), Status.CONVERGED_GRADIENT),
+        (flat | (failed & unpromising), Status.CONVERGED_COST),
+        ((moved | failed) & rest, Status.CONVERGED_STEP),
+        (failed, Status.STALLED),
+    )

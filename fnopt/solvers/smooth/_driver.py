@@ -1,0 +1,227 @@
+"""What a user calls: the function is set up, minimised, and brought back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import as_transformation, listing
+from fnopt.programs import call_compiled, call_recorded, is_data, recorded, runs_now
+from fnopt.solvers._call import checked_args, checked_count, first_call_hints
+from fnopt.solvers._solution import History, StepInfo
+from fnopt.solvers.smooth._bfgs import bfgs
+from fnopt.solvers.smooth._implicit import implicitly
+from fnopt.solvers.smooth._iteration import iterated
+from fnopt.solvers.smooth._lbfgsb import lbfgsb
+from fnopt.solvers.smooth._method import MinimizeMethod, Point, Problem
+from fnopt.solvers.smooth._newton_cg import newton_cg
+from fnopt.solvers.smooth._nonlinear_cg import nonlinear_cg
+from fnopt.solvers.smooth._plain import plain
+from fnopt.solvers.smooth._projected_gradient import projected_gradient
+from fnopt.solvers.smooth._result import Minimum
+from fnopt.solvers.smooth._setting import Setting, seen_by, set_up, with_half_precision
+
+METHODS: dict[str, Callable[[], MinimizeMethod]] = {
+    "lbfgs": lbfgsb,
+    "lbfgsb": lbfgsb,
+    "bfgs": bfgs,
+    "cg": nonlinear_cg,
+    "newton_cg": newton_cg,
+    "projected_gradient": projected_gradient,
+}
+
+
+def minimize(
+    fun: Callable[..., Any],
+    params: Any,
+    *,
+    args: tuple[Any, ...] = (),
+    method: Any = "auto",
+    has_aux: bool = False,
+    bounds: Any = None,
+    constraints: Any = None,
+    projection: Callable[[Any], Any] | None = None,
+    ftol: float | jax.Array | None = None,
+    xtol: float | jax.Array | None = None,
+    gtol: float | jax.Array | None = None,
+    max_steps: int = 1000,
+    history: bool = False,
+    callback: Callable[[StepInfo], Any] | None = None,
+) -> Minimum:
+    r"""Minimises a smooth function of params, to convergence.
+
+    .. math:: \min_\theta f(\theta) \quad\text{subject to}\quad l \le \theta \le u
+
+    The loop is one `lax.while_loop` with one evaluation of value and gradient a turn: the call
+    works under `jax.jit`, and under `jax.vmap` every problem of a batch stops by itself. Called by
+    itself it traces `fun` each time, so whatever that closes over may change from call to call,
+    but compiles only what it hasn't compiled before.
+
+    The value never ends above that of the start. The solution has derivatives, forward and
+    reverse, with respect to whatever `fun` depends on: `args`, or what it closes over. They come
+    from the implicit function theorem, not from the iterations. For sums of squares
+    :func:`fnopt.least_squares` needs far fewer evaluations.
+
+    Args:
+        fun: `fun(params, *args)` returns a real scalar, or `(scalar, aux)` with `has_aux`.
+        params: Where to start: a pytree of floating or complex arrays.
+        args: Further arguments of `fun`: pytrees of arrays.
+        method: `'auto'`, `'lbfgs'`, `'lbfgsb'`, `'bfgs'`, `'cg'`, `'newton_cg'` or
+            `'projected_gradient'`; one of these with options, such as `fnopt.lbfgsb(20)`; or any
+            optimizer, such as `fnopt.adam(1e-2)` or `fnopt.lbfgs()`: it gets value, gradient and
+            function at every step, and the best params that it met are returned. `'auto'` is
+            L-BFGS(-B), BFGS for up to 20 params without bounds, or spectral projected gradients
+            if there is a projection.
+        has_aux: Whether `fun` returns a pair; what is besides the value at the solution comes back
+            as `aux`.
+        bounds: `(lower, upper)`, each a number, an array, or a tree of these like the params or
+            like their top; None for no bound. Every step stays inside, and solutions on a bound
+            are reached exactly.
+        constraints: `fixed()`, `tied(fn)`, `positive()` or `interval(a, b)`, by the path of a
+            leaf, a pattern of paths, or a tree like the params.
+        projection: `projection(params)` returns the nearest params of a convex set.
+        ftol: The part of the value that neither the model promises nor a step gains any more; by
+            default 16 rounding units of the params' dtype.
+        xtol: The part of every param that a step changes at least; by default 4 rounding units.
+        gtol: Tolerance of the largest entry of the gradient (of those that bounds don't hold), by
+            itself and as part of the largest so far; by default 1e-5, or 3e-4 in float32.
+        max_steps: The most points to try.
+        history: Whether to keep value, gradient norm, length and acceptance of every step.
+        callback: `callback(info)` is called on the host at every step with a `StepInfo` of NumPy
+            arrays; `callback=print` shows the progress.
+
+    Returns:
+        A `Minimum`. Whether it converged, and why it stopped, is in its `status` and `message`:
+        values never raise. Its params are always finite if those given are.
+
+    Raises:
+        TypeError: If `fun` is not a function of a real scalar, or params are not floating.
+        ValueError: If bounds are crossed, the start is outside of them, an option doesn't fit its
+            tree, or the method takes no bounds.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> def rosenbrock(p):
+        ...     return (1 - p["x"]) ** 2 + 100 * (p["y"] - p["x"] ** 2) ** 2
+        >>> end = fnopt.minimize(rosenbrock, {"x": -1.2, "y": 1.0})
+        >>> print({k: round(float(v), 3) for k, v in end.params.items()}, bool(end.converged))
+        {'x': 1.0, 'y': 1.0} True
+
+    Reference:
+        See :class:`fnopt.lbfgsb`.
+    """
+    if not callable(fun):
+        raise TypeError(f"minimize: fun is {fun!r}, expected a function of the params.")
+    max_steps = checked_count(max_steps, "minimize: max_steps")
+    args = checked_args(args, "minimize")
+    method = _checked_method(method, params, bounds, projection)
+    options = {"bounds": bounds, "constraints": constraints}
+    limits = (ftol, xtol, gtol)
+    if bounds is not None or constraints is not None:
+        with first_call_hints(params, "fun"):  # inside jit no value can be checked
+            set_up(fun, params, args, has_aux, **options, projection=projection)
+    static: dict[str, Any] = {
+        "has_aux": has_aux,
+        "max_steps": max_steps,
+        "history": history,
+        "callback": callback,
+        "projection": projection,
+    }
+    with first_call_hints(params, "fun"):
+        plain_call = callback is None and projection is None and is_data((method, options, limits))
+        if plain_call and runs_now((params, args, options, limits)):
+            function = recorded(fun, seen_by(params, constraints), *args)
+            if function is not None:
+                return call_recorded(
+                    _minimized, function, params, args, method, options, limits, **static
+                )
+
+        def run(params: Any, args: Any, method: Any, limits: Any) -> Minimum:
+            return _minimized(fun, params, args, method, options, limits, **static)
+
+        return call_compiled(run, params, args, method, limits)
+
+
+def _checked_method(method: Any, params: Any, bounds: Any, projection: Any) -> MinimizeMethod:
+    if isinstance(method, str):
+        if method == "auto":
+            return _automatic(params, bounds, projection)
+        if method not in METHODS:
+            raise ValueError(
+                f"minimize: method = {method!r}, expected 'auto', {listing(sorted(METHODS))}, or "
+                "an optimizer."
+            )
+        method = METHODS[method]()
+    if not isinstance(method, MinimizeMethod):
+        method = plain(as_transformation(method, "minimize: method"))
+    name = type(method).__name__
+    if bounds is not None and not method.takes_bounds:
+        raise ValueError(f"minimize: {name} takes no bounds, expected 'lbfgsb' with these.")
+    if projection is not None and not method.takes_projection:
+        raise ValueError(f"minimize: {name} takes no projection, expected 'projected_gradient'.")
+    if projection is not None and bounds is not None:
+        raise ValueError("minimize: bounds are a projection too: give one of the two.")
+    return method
+
+
+_FEW = 20  # params, up to which the whole inverse Hessian needs fewer evaluations
+
+
+def _automatic(params: Any, bounds: Any, projection: Any) -> MinimizeMethod:
+    if projection is not None:
+        return _checked_method(projected_gradient(), params, bounds, projection)
+    few = sum(jnp.size(leaf) for leaf in jax.tree.leaves(params)) <= _FEW
+    return bfgs() if few and bounds is None else lbfgsb()
+
+
+def _minimized(
+    fun: Callable[..., Any],
+    params: Any,
+    args: tuple[Any, ...],
+    method: MinimizeMethod,
+    options: dict[str, Any],
+    limits: tuple[Any, Any, Any],
+    *,
+    has_aux: bool,
+    max_steps: int,
+    history: bool,
+    callback: Callable[[StepInfo], Any] | None,
+    projection: Callable[[Any], Any] | None,
+) -> Minimum:
+    setting = set_up(fun, params, args, has_aux, **options, projection=projection)
+
+    def watch(where: Any, entry: History) -> None:
+        if callback is not None:
+            steps, x = where
+            jax.debug.callback(callback, StepInfo(steps, setting.params(x), *entry))
+
+    def iterate(problem: Problem, x: jax.Array, traced: Any) -> tuple[Any, Point]:
+        method, limits = traced
+        loop, end = iterated(
+            problem,
+            method,
+            x,
+            setting.eps,
+            limits,
+            max_steps,
+            history,
+            None if callback is None else watch,
+        )
+        kept = (loop.steps, loop.nfev, loop.status, loop.history)
+        return kept, end
+
+    kept, end = implicitly(iterate, setting.problem, setting.x, (method, limits))
+    return _result(setting, kept, end, params, has_aux)
+
+
+def _result(setting: Setting, kept: Any, end: Point, params: Any, has_aux: bool) -> Minimum:
+    steps, nfev, status, history = kept
+    value, x = end.value, end.x
+    if with_half_precision(params):
+        value, x, nfev = setting.rounded(x, nfev)
+    found = setting.params(x)
+    aux = setting.value(found)[1] if has_aux else None
+    return Minimum(found, value, end.gradient, steps, nfev, status, aux, history)

@@ -1,0 +1,69 @@
+"""Derivatives of a minimum, which don't look at how it was found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from fnopt.programs import opened
+from fnopt.residuals import minimum_tangent, pushed, value_and_slope
+from fnopt.solvers._bounded import shifted
+from fnopt.solvers._implicit import no_change
+from fnopt.solvers.smooth._method import Point, Problem
+
+
+def implicitly(
+    iterate: Callable[[Problem, jax.Array, Any], tuple[Any, Point]],
+    problem: Problem,
+    x: jax.Array,
+    traced: Any,
+) -> tuple[Any, Point]:
+    """Runs an iteration whose result is differentiated as the minimum that it is.
+
+    The start, and what is in `traced`, have no influence on a minimum, and no derivative.
+
+    Args:
+        iterate: `iterate(problem, x, traced)` returns anything and the last point.
+        problem: The problem.
+        x: Where to start.
+        traced: Further arrays that the iteration reads.
+
+    Returns:
+        What `iterate` returns.
+    """
+    # What the function closes over becomes an argument, so that it can have a derivative.
+    f, consts = opened(problem.f, x)
+
+    def rebuilt(data: Any) -> Problem:
+        consts, box = data
+        return problem._replace(f=lambda v: f(v, *consts), box=box)
+
+    @jax.custom_jvp
+    def run(x: jax.Array, data: Any, traced: Any) -> tuple[Any, Point]:
+        return iterate(rebuilt(data), x, traced)
+
+    @run.defjvp
+    def rule(primals: Any, tangents: Any) -> Any:
+        (_, data, _), (_, change, _) = primals, tangents
+        if problem.projection is not None:
+            raise NotImplementedError(
+                "minimize: the solution under a projection has no derivative here; use bounds "
+                "or constraints if these say the same."
+            )
+        rest, end = run(*primals)
+
+        def value(x: jax.Array, data: Any) -> jax.Array:
+            return rebuilt(data).f(x)
+
+        held = None
+        if problem.box is not None:
+            _, slope = value_and_slope(lambda v: value(v, data), end.x)
+            held = shifted(data[1], end.x, slope, change[1])
+        dx = minimum_tangent(value, end.x, data, change, held)
+        _, fall = pushed(value, (end.x, data), (dx, change))
+        still = jax.tree.map(no_change, (rest, end))
+        return (rest, end), (still[0], still[1]._replace(x=dx, value=fall))
+
+    return run(x, (consts, problem.box), traced)

@@ -1,0 +1,203 @@
+"""The loop of all methods: one evaluation a turn, so that lanes of a batch wait for nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fnopt.core import Status
+from fnopt.residuals import Box
+from fnopt.solvers._convergence import first_of
+from fnopt.solvers._solution import History
+from fnopt.solvers.smooth._convergence import (
+    Tolerances,
+    is_stationary,
+    judged,
+    largest,
+    reference,
+    tolerances,
+)
+from fnopt.solvers.smooth._method import (
+    AGAIN,
+    MOVED,
+    Aim,
+    MinimizeMethod,
+    Point,
+    Problem,
+    Told,
+    length,
+    unit_of,
+)
+
+
+class Loop(NamedTuple):
+    """What the loop carries."""
+
+    point: Point
+    best: Point | None  # the lowest point, where the method may go up
+    aim: Aim
+    first: jax.Array  # the value at the start
+    steepest: jax.Array  # the largest entry of a gradient so far
+    met: jax.Array  # whether any point but the first was finite
+    status: jax.Array
+    steps: jax.Array
+    nfev: jax.Array
+    history: History | None
+
+
+class Units(NamedTuple):
+    """Powers of two that bring params and gradient to the order of 1: nothing is rounded."""
+
+    x: jax.Array
+    value: jax.Array
+
+    def scaled(self, problem: Problem) -> Problem:
+        """The problem in these units."""
+        f, project, box = problem.f, problem.projection, problem.box
+        return problem._replace(
+            f=lambda u: f(u * self.x) / self.value,
+            box=None if box is None else Box(box.lower / self.x, box.upper / self.x),
+            projection=None if project is None else lambda u: project(u * self.x) / self.x,
+        )
+
+
+def units_of(problem: Problem, x: jax.Array, point: Point) -> Units:
+    """Units in which the start and the gradient there are of the order of 1."""
+    x_unit, slope = unit_of(x), unit_of(point.gradient)
+    value = x_unit * slope
+    tiny = jnp.asarray(jnp.finfo(x.dtype).tiny, x.dtype)
+    small = unit_of(point.value) * jnp.asarray(2.0**-40, x.dtype)
+    value = jnp.clip(jnp.maximum(value, small), tiny, 1 / tiny)
+    del problem
+    return Units(x_unit, value)
+
+
+def iterated(
+    problem: Problem,
+    method: MinimizeMethod,
+    x: jax.Array,
+    eps: float,
+    limits: tuple[Any, Any, Any],
+    max_steps: int,
+    history: bool,
+    watch: Callable[[Any, Any], None] | None,
+) -> tuple[Loop, Point]:
+    """Runs a method to its end; the point comes back in the user's units."""
+    has_room = jnp.ones((), bool) if problem.box is None else problem.box.has_room()
+    x = jnp.where(has_room, problem.inside(x), x)
+    start = problem.at(x)
+    one = jnp.ones((), x.dtype)
+    units = units_of(problem, x, start) if method.scale_free else Units(one, one)
+    problem = units.scaled(problem) if method.scale_free else problem
+    slope = start.gradient * units.x / units.value
+    # Where one factor would leave the range, do it in two.
+    slope = jnp.where(jnp.isfinite(slope), slope, (start.gradient / units.value) * units.x)
+    point = Point(x / units.x, start.value / units.value, slope)
+    tol = tolerances(x.dtype, eps, *limits, units.value / units.x, units.value)
+    loop = _started(problem, method, point, has_room, tol, max_steps if history else None)
+
+    def step(loop: Loop) -> Loop:
+        before, loop = loop, _advanced(problem, method, tol, loop)
+        return _watched(before, loop, units, watch)
+
+    def unfinished(loop: Loop) -> jax.Array:
+        return (loop.status == Status.RUNNING.value) & (loop.steps < max_steps)
+
+    loop = lax.while_loop(unfinished, step, loop)
+    end = loop.point if loop.best is None else loop.best
+    pull = largest(problem.pull(end))
+    late = (loop.status == Status.RUNNING.value) & is_stationary(
+        pull, reference(end, loop.steepest), tol
+    )
+    status = jnp.where(late, Status.CONVERGED_GRADIENT.array, loop.status)
+    status = jnp.where(status == Status.RUNNING.value, Status.MAX_STEPS.array, status)
+    back = Point(end.x * units.x, end.value * units.value, jnp.reshape(pull * tol.unit, ()))
+    return loop._replace(status=status), back
+
+
+def _started(
+    problem: Problem,
+    method: MinimizeMethod,
+    point: Point,
+    has_room: jax.Array,
+    tol: Tolerances,
+    kept: int | None,
+) -> Loop:
+    pull, steepest = largest(problem.pull(point)), largest(point.gradient)
+    status = first_of(
+        (~has_room, Status.INFEASIBLE),
+        (~point.is_finite(), Status.NONFINITE_START),
+        (is_stationary(pull, reference(point, steepest), tol), Status.CONVERGED_GRADIENT),
+    )
+    aim = method.aim(problem, point, method.begin(problem, point))
+    zero, one = jnp.zeros((), jnp.int32), jnp.ones((), jnp.int32)
+    best = None if method.monotone else point
+    no, empty = jnp.zeros((), bool), None if kept is None else _empty(kept, point.x.dtype)
+    return Loop(point, best, aim, point.value, steepest, no, status, zero, one, empty)
+
+
+def _empty(most: int, dtype: Any) -> History:
+    nan = jnp.full(most, jnp.nan, dtype)
+    return History(nan, nan, nan, jnp.zeros(most, bool))
+
+
+def _advanced(problem: Problem, method: MinimizeMethod, tol: Tolerances, loop: Loop) -> Loop:
+    """One evaluation, and what follows from it."""
+    there = method.evaluate(problem, loop.aim.x, loop.aim.state)
+    more = method.evaluations(loop.aim.state)
+    told: Told = method.told(problem, loop.point, loop.aim.state, there)
+    moved = told.verdict == MOVED
+    here = jax.tree.map(lambda a, b: jnp.where(moved, a, b), told.point, loop.point)
+    aim = lax.cond(
+        (told.verdict == MOVED) | (told.verdict == AGAIN),
+        lambda: method.aim(problem, here, told.state),
+        lambda: loop.aim._replace(x=told.x, state=told.state),
+    )
+    steepest = jnp.maximum(loop.steepest, jnp.where(moved, largest(here.gradient), 0))
+    pull = largest(problem.pull(here))
+    scale = reference(here, steepest)
+    status = judged(told.verdict, loop.point, here, aim, pull, scale, loop.first, tol)
+    elsewhere = jnp.any(there.x != loop.point.x)  # a step may be too short to lead away
+    met = loop.met | (there.is_finite() & elsewhere)
+    lost = (status == Status.STALLED.value) & ~met
+    status = jnp.where(lost, Status.NONFINITE_STEP.array, status)
+    one = jnp.ones((), jnp.int32)
+    best = loop.best
+    if best is not None:
+        lower = moved & (here.value < best.value) & here.is_finite()
+        best = jax.tree.map(lambda a, b: jnp.where(lower, a, b), here, best)
+    return loop._replace(
+        point=here,
+        best=best,
+        aim=aim,
+        steepest=steepest,
+        met=met,
+        status=status,
+        steps=loop.steps + one,
+        nfev=loop.nfev + more,
+    )
+
+
+def _watched(
+    before: Loop, loop: Loop, units: Units, watch: Callable[[Any, Any], None] | None
+) -> Loop:
+    """Writes the history and calls the callback, where asked to."""
+    if watch is None and loop.history is None:
+        return loop
+    point = loop.point
+    slope = length(point.gradient) * (units.value / units.x)
+    reach = length(before.aim.x - before.point.x) * units.x
+    accepted = jnp.any(point.x != before.point.x)
+    entry = History(point.value * units.value, slope, reach, accepted)
+    if watch is not None:
+        watch((loop.steps, point.x * units.x), entry)
+    if loop.history is None:
+        return loop
+    at = loop.steps - 1
+    return loop._replace(
+        history=History(*(a.at[at].set(v) for a, v in zip(loop.history, entry, strict=True)))
+    )

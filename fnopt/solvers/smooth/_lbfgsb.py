@@ -1,0 +1,95 @@
+"""L-BFGS, and L-BFGS-B where there are bounds."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import static, where
+from fnopt.optimizers import inverse_product
+from fnopt.solvers.smooth._cauchy import cauchy_point
+from fnopt.solvers.smooth._compact import Pairs, compact, free_step, no_pairs, with_pair
+from fnopt.solvers.smooth._method import Point, Problem, dot
+from fnopt.solvers.smooth._walk import Heading, LineSearchMethod, Walk, first_rate
+
+
+class lbfgsb(LineSearchMethod):
+    r"""L-BFGS, with bounds if there are any (L-BFGS-B).
+
+    .. math:: x^+ = x + \eta (\bar x - x), \qquad \bar x \approx \arg\min_{l \le z \le u}\;
+              g^T (z - x) + \tfrac12 (z - x)^T B (z - x)
+
+    :math:`B` is the limited-memory BFGS matrix. Which params go to a bound is decided along the
+    projected gradient (the generalised Cauchy point); the others are then minimised over, the
+    result is projected, and :math:`\eta` comes from the line search of Moré and Thuente. Without
+    bounds it is L-BFGS by the two-loop recursion.
+
+    Args:
+        memory_size: How many differences of params and gradients are remembered.
+
+    Raises:
+        ValueError: If `memory_size` is not a positive whole number.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> f = lambda x: jnp.sum((x - jnp.asarray([1.0, -1.0])) ** 2)
+        >>> end = fnopt.minimize(f, jnp.ones(2), method=fnopt.lbfgsb(5), bounds=(0.0, 2.0))
+        >>> print(end.params)
+        [1. 0.]
+
+    Reference:
+        Byrd, Lu, Nocedal and Zhu (1995), A limited memory algorithm for bound constrained
+        optimization; Morales and Nocedal (2011), Remark on Algorithm 778; Moré and Thuente (1994),
+        Line search algorithms with guaranteed sufficient decrease.
+    """
+
+    memory_size: int = static(default=10)
+
+    takes_bounds = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        m = self.memory_size
+        if isinstance(m, bool) or not isinstance(m, int) or m < 1:
+            raise ValueError(f"{where()}lbfgsb: memory_size = {m!r}, expected a positive int.")
+
+    def empty(self, problem: Problem, point: Point) -> Pairs:
+        """No pairs."""
+        del problem
+        return no_pairs(self.memory_size, point.x)
+
+    def learned(self, memory: Pairs, before: Point, after: Point) -> Pairs:
+        """The pairs with the newest one, if its curvature is positive."""
+        return with_pair(memory, after.x - before.x, after.gradient - before.gradient)
+
+    def heading(self, problem: Problem, point: Point, walk: Walk) -> Heading:
+        """The minimum of the model within the bounds."""
+        pairs = walk.memory
+        one = jnp.ones_like(point.value)
+        far = jnp.asarray(jnp.inf, one.dtype)
+        rate = jnp.where(walk.fresh, first_rate(point), one)
+        if problem.box is None:
+            order = jnp.arange(self.memory_size, dtype=jnp.int32)
+            gamma = 1 / pairs.theta
+            step = inverse_product(point.gradient, pairs.S, pairs.Y, pairs.rho, gamma, order)
+            return Heading(point.x - step, rate, far)
+        box, B = problem.box, compact(pairs)
+        cauchy = cauchy_point(B, box, point)
+        r = point.gradient + B.times(cauchy.x - point.x)
+        step = free_step(B, cauchy.free, r)
+        target = box.nearest(cauchy.x + step)
+        downhill = dot(point.gradient, target - point.x) < 0
+        short = cauchy.x + _within(cauchy.x, step, box.lower, box.upper) * step
+        target = jnp.where(downhill, target, box.nearest(short))
+        target = jnp.where(jnp.all(jnp.isfinite(target)), target, cauchy.x)
+        reach = _within(point.x, target - point.x, box.lower, box.upper, far)
+        return Heading(target, rate, jnp.where(walk.fresh, one, jnp.maximum(one, reach)))
+
+
+def _within(
+    x: jax.Array, d: jax.Array, lower: jax.Array, upper: jax.Array, most: jax.Array | float = 1.0
+) -> jax.Array:
+    """The largest part of a step, up to `most`, that stays within the bounds."""
+    room = jnp.where(d > 0, upper - x, lower - x)
+    part = jnp.where(d != 0, room / jnp.where(d != 0, d, jnp.ones_like(d)), jnp.inf)
+    return jnp.clip(jnp.min(part, initial=jnp.inf), 0, most)

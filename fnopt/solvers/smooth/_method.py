@@ -1,0 +1,134 @@
+"""What the methods have in common: they say where to look next, and are told what is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import Value
+from fnopt.linear import norm
+from fnopt.residuals import Box, value_and_slope
+
+
+class Point(NamedTuple):
+    """A point, and what the function is there."""
+
+    x: jax.Array  # [n]
+    value: jax.Array
+    gradient: jax.Array  # [n]
+
+    def is_finite(self) -> jax.Array:
+        """Whether value and gradient are numbers."""
+        return jnp.isfinite(self.value) & jnp.all(jnp.isfinite(self.gradient))
+
+
+class Problem(NamedTuple):
+    """What is minimised, as a function of a vector."""
+
+    f: Callable[[jax.Array], jax.Array]
+    box: Box | None = None
+    projection: Callable[[jax.Array], jax.Array] | None = None
+    tree: Callable[[jax.Array], Any] = lambda x: x  # from the vector to the variables as a tree
+    flat: Callable[[Any], jax.Array] = lambda tree: tree
+
+    def at(self, x: jax.Array) -> Point:
+        """What is known at a point: one evaluation."""
+        return Point(x, *value_and_slope(self.f, x))
+
+    def inside(self, x: jax.Array) -> jax.Array:
+        """The nearest point that is allowed."""
+        if self.projection is not None:
+            return self.projection(x)
+        return x if self.box is None else self.box.nearest(x)
+
+    def pull(self, point: Point) -> jax.Array:
+        """The gradient without what the bounds hold; zero where nothing is left to gain."""
+        if self.projection is not None:
+            return point.x - self.projection(point.x - point.gradient)
+        if self.box is None:
+            return point.gradient
+        held = self.box.held(point.x, point.gradient)
+        return jnp.where(held, jnp.zeros_like(point.gradient), point.gradient)
+
+
+WAITING, MOVED, AGAIN, FAILED = 0, 1, 2, 3
+
+
+class Told(NamedTuple):
+    """What a method makes of an evaluation.
+
+    `verdict` is WAITING (look at `x` next), MOVED (to `point`), AGAIN (make a new plan for the
+    same point) or FAILED (there is no other plan).
+    """
+
+    verdict: jax.Array  # int32
+    x: jax.Array
+    point: Point
+    state: Any
+
+
+class Aim(NamedTuple):
+    """A plan for a point: where to look first, and what to expect of it."""
+
+    x: jax.Array
+    promised: jax.Array  # by how much the value should fall
+    step: jax.Array  # [n], the whole step
+    state: Any
+
+
+class MinimizeMethod(Value):
+    """The base of the methods of :func:`fnopt.minimize`.
+
+    Example:
+        >>> from fnopt.solvers import MinimizeMethod, bfgs
+        >>> isinstance(bfgs(), MinimizeMethod)
+        True
+    """
+
+    takes_bounds: ClassVar[bool] = False
+    takes_projection: ClassVar[bool] = False
+    scale_free: ClassVar[bool] = True  # whether it may work in other units than the user's
+    monotone: ClassVar[bool] = True  # whether no step raises the value
+
+    def begin(self, problem: Problem, point: Point) -> Any:
+        """The state before the first plan."""
+        raise NotImplementedError(f"{type(self).__name__} must define begin")
+
+    def aim(self, problem: Problem, point: Point, state: Any) -> Aim:
+        """A plan for a point."""
+        raise NotImplementedError(f"{type(self).__name__} must define aim")
+
+    def told(self, problem: Problem, point: Point, state: Any, there: Point) -> Told:
+        """What to do after an evaluation."""
+        raise NotImplementedError(f"{type(self).__name__} must define told")
+
+    def evaluate(self, problem: Problem, x: jax.Array, state: Any) -> Point:
+        """What is known at the point that was asked for."""
+        del state
+        return problem.at(x)
+
+    def evaluations(self, state: Any) -> jax.Array:
+        """How often the function was evaluated for the last plan, the driver's own included."""
+        del state
+        return jnp.ones((), jnp.int32)
+
+
+def unit_of(v: jax.Array) -> jax.Array:
+    """The power of two below the largest entry, 1 for zeros: multiplying by it is exact."""
+    largest = jnp.max(jnp.abs(v), initial=0)
+    known = (largest > 0) & jnp.isfinite(largest)
+    exponent = jnp.frexp(jnp.where(known, largest, jnp.ones_like(largest)))[1] - 1
+    return jnp.ldexp(jnp.ones_like(largest), exponent)
+
+
+def length(v: jax.Array) -> jax.Array:
+    """The Euclidean norm of a vector, which may be empty."""
+    return norm(v)
+
+
+def dot(a: jax.Array, b: jax.Array) -> jax.Array:
+    """The inner product of two vectors, at full precision on all devices."""
+    return jnp.sum(a * b)

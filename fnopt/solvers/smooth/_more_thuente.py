@@ -1,0 +1,216 @@
+"""The line search of Moré and Thuente, one evaluation at a time."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class Place(NamedTuple):
+    """What is known at a step."""
+
+    rate: jax.Array
+    value: jax.Array
+    slope: jax.Array
+
+
+class Search(NamedTuple):
+    """Where the search is."""
+
+    rate: jax.Array  # the step to try next
+    start: Place
+    best: Place  # the best step so far
+    other: Place  # the other end of the interval, once there is one
+    bracketed: jax.Array
+    second: jax.Array  # whether the value itself is looked at, not its excess over a line
+    low: jax.Array  # where the next step may be
+    high: jax.Array
+    width: jax.Array  # of the interval, and of the one before
+    wider: jax.Array
+    longest: jax.Array
+    count: jax.Array  # int32
+
+
+class Rule(NamedTuple):
+    """What is asked of a step."""
+
+    decrease: float = 1e-3
+    flatness: float = 0.9
+    narrow: float = 0.1
+    most: int = 20  # evaluations
+
+
+def begun(value: jax.Array, slope: jax.Array, rate: jax.Array, longest: jax.Array) -> Search:
+    """The search before its first step."""
+    zero, no = jnp.zeros_like(rate), jnp.zeros((), bool)
+    start = Place(zero, value, slope)
+    rate = jnp.minimum(rate, longest)
+    wide = jnp.where(jnp.isfinite(longest), longest, jnp.asarray(1e20, rate.dtype))
+    count = jnp.zeros((), jnp.int32)
+    return Search(rate, start, start, start, no, no, zero, 5 * rate, wide, 2 * wide, longest, count)
+
+
+class Verdict(NamedTuple):
+    """What came of an evaluation: whether it is over, and whether it is the best one so far."""
+
+    search: Search
+    done: jax.Array
+    better: jax.Array
+    taken: jax.Array  # whether the search has a step to take
+
+
+def told(
+    search: Search, value: jax.Array, slope: jax.Array, rule: Rule, most: jax.Array
+) -> Verdict:
+    r"""The search after an evaluation at `search.rate`.
+
+    A step is taken if :math:`f(\eta) \le f(0) + c_1 \eta f'(0)` and :math:`|f'(\eta)| \le c_2
+    |f'(0)|`; or, where rounding hides differences of values, if the slope says the same.
+
+    Args:
+        search: The search.
+        value: The value there; it may be NaN or infinite.
+        slope: The slope there.
+        rule: What is asked for.
+        most: No value above this one is taken.
+
+    Returns:
+        What came of it.
+    """
+    new, start = Place(search.rate, value, slope), search.start
+    finite = jnp.isfinite(value) & jnp.isfinite(slope)
+    line = rule.decrease * start.slope
+    low_enough = value <= start.value + new.rate * line
+    flat_enough = jnp.abs(slope) <= -rule.flatness * start.slope
+    met = finite & (
+        (low_enough & flat_enough) | (_met_by_slope(start, new, rule) & (value <= most))
+    )
+    beyond = finite & (new.rate >= search.longest) & low_enough & (slope <= line)
+    after = _narrowed(search, new, line)
+    after = _chosen(finite, after, _shrunk(search, new))
+    count = search.count + jnp.ones((), jnp.int32)
+    stuck = after.bracketed & (
+        (after.rate <= after.low)
+        | (after.rate >= after.high)
+        | (after.high - after.low <= rule.narrow * after.high)
+    )
+    over = met | beyond | (finite & stuck) | (count >= rule.most) | (after.rate <= 0)
+    better = finite & ((after.best.rate == new.rate) | met)
+    best = _chosen(met, new, after.best)
+    lower = (best.rate > 0) & (best.value < start.value)
+    return Verdict(after._replace(count=count, best=best), over, better, met | lower)
+
+
+def _met_by_slope(start: Place, new: Place, rule: Rule) -> jax.Array:
+    """Hager and Zhang's approximate conditions, where the values differ by rounding only."""
+    eps = jnp.asarray(10 * jnp.finfo(new.value.dtype).eps, new.value.dtype)
+    alike = jnp.abs(new.value - start.value) <= eps * jnp.abs(start.value)
+    return (
+        alike
+        & (new.slope >= rule.flatness * start.slope)
+        & (new.slope <= (2 * rule.decrease - 1) * start.slope)
+    )
+
+
+def _chosen(condition: jax.Array, a: Search | Place, b: Search | Place) -> Any:
+    return jax.tree.map(functools.partial(jnp.where, condition), a, b)
+
+
+def _shrunk(search: Search, new: Place) -> Search:
+    """After a step to where the function is no number: a tenth of it, and never again so far."""
+    best = search.best.rate
+    short = best + 0.1 * (new.rate - best)
+    return search._replace(rate=short, longest=0.5 * (short + new.rate), high=new.rate)
+
+
+def _narrowed(search: Search, new: Place, line: jax.Array) -> Search:
+    start = search.start
+    low_enough = new.value <= start.value + new.rate * line
+    second = search.second | (low_enough & (new.slope >= 0))
+    by_excess = ~second & (new.value <= search.best.value) & ~low_enough
+
+    def excess(place: Place) -> Place:
+        value, slope = place.value - place.rate * line, place.slope - line
+        return _chosen(by_excess, Place(place.rate, value, slope), place)
+
+    a, b, c = excess(search.best), excess(search.other), excess(new)
+    rate, bracketed = _trial(a, b, c, search.bracketed, search.low, search.high)
+    worse, turned = c.value > a.value, c.slope * jnp.sign(a.slope) < 0
+    other = _chosen(worse, new, _chosen(turned, search.best, search.other))
+    best = _chosen(worse, search.best, new)
+    width = jnp.abs(other.rate - best.rate)
+    slow = bracketed & (width >= 0.66 * search.wider)
+    rate = jnp.where(slow, best.rate + 0.5 * (other.rate - best.rate), rate)
+    ends = jnp.minimum(best.rate, other.rate), jnp.maximum(best.rate, other.rate)
+    low = jnp.where(bracketed, ends[0], rate + 1.1 * (rate - best.rate))
+    high = jnp.where(bracketed, ends[1], rate + 4.0 * (rate - best.rate))
+    return search._replace(
+        rate=jnp.clip(rate, 0, search.longest),
+        best=best,
+        other=other,
+        bracketed=bracketed,
+        second=second,
+        low=low,
+        high=high,
+        width=jnp.where(bracketed, width, search.width),
+        wider=jnp.where(bracketed, search.width, search.wider),
+    )
+
+
+def _root(a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
+    r"""The root :math:`\sqrt{a^2 - b c}` without overflow; 0 where there is none."""
+    s = jnp.maximum(jnp.maximum(jnp.abs(a), jnp.abs(b)), jnp.abs(c))
+    s = jnp.where(s > 0, s, jnp.ones_like(s))
+    return s * jnp.sqrt(jnp.maximum(jnp.square(a / s) - (b / s) * (c / s), 0))
+
+
+def _ratio(p: jax.Array, q: jax.Array) -> jax.Array:
+    return jnp.where(q != 0, p / jnp.where(q != 0, q, jnp.ones_like(q)), jnp.zeros_like(p))
+
+
+def _trial(
+    a: Place, b: Place, c: Place, bracketed: jax.Array, low: jax.Array, high: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The step to try next, from the best one `a`, the other end `b` and the newest one `c`."""
+    step = c.rate - a.rate
+    theta = _ratio(3 * (a.value - c.value), step) + a.slope + c.slope
+    root = jnp.sign(step) * _root(theta, a.slope, c.slope)
+
+    # 1: the value rose, so there is a minimum in between.
+    r = _ratio(root - a.slope + theta, 2 * root - a.slope + c.slope)
+    cubic = a.rate + r * step
+    parabola = a.rate + 0.5 * _ratio(a.slope, _ratio(a.value - c.value, step) + a.slope) * step
+    nearer = jnp.abs(cubic - a.rate) < jnp.abs(parabola - a.rate)
+    rose = jnp.where(nearer, cubic, cubic + 0.5 * (parabola - cubic))
+
+    # 2: the slope turned.
+    r = _ratio(-root - c.slope + theta, -2 * root - c.slope + a.slope)
+    cubic = c.rate - r * step
+    secant = c.rate - _ratio(c.slope, c.slope - a.slope) * step
+    farther = jnp.abs(cubic - c.rate) > jnp.abs(secant - c.rate)
+    turned = jnp.where(farther, cubic, secant)
+
+    # 3: the slope is flatter; the cubic may have no minimum in this direction.
+    r = _ratio(-root - c.slope + theta, -2 * root + a.slope - c.slope)
+    limit = jnp.where(step > 0, high, low)
+    cubic = jnp.where((r < 0) & (root != 0), c.rate - r * step, limit)
+    nearer = jnp.abs(cubic - c.rate) < jnp.abs(secant - c.rate)
+    flatter = jnp.where(nearer == bracketed, cubic, secant)
+    reach = c.rate + 0.66 * (b.rate - c.rate)
+    within = jnp.where(step > 0, jnp.minimum(reach, flatter), jnp.maximum(reach, flatter))
+    flatter = jnp.where(bracketed, within, jnp.clip(flatter, low, high))
+
+    # 4: the slope is as steep as before.
+    back = b.rate - c.rate
+    theta = _ratio(3 * (c.value - b.value), back) + b.slope + c.slope
+    root = jnp.sign(back) * _root(theta, b.slope, c.slope)
+    r = _ratio(root - c.slope + theta, 2 * root - c.slope + b.slope)
+    steep = jnp.where(bracketed, c.rate + r * back, limit)
+
+    risen, turns = c.value > a.value, c.slope * jnp.sign(a.slope) < 0
+    calmer = jnp.abs(c.slope) < jnp.abs(a.slope)
+    rate = jnp.where(turns, turned, jnp.where(calmer, flatter, steep))
+    return jnp.where(risen, rose, rate), bracketed | risen | turns

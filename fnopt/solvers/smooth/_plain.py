@@ -1,0 +1,94 @@
+"""Any optimizer of the library, or of another one, as a method."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import Transformation, apply_updates
+from fnopt.solvers.smooth._method import FAILED, MOVED, Aim, MinimizeMethod, Point, Problem, Told
+from fnopt.transforms import Chain, find_kept, scale_by_zoom_linesearch
+
+
+class Run(NamedTuple):
+    """The state of the optimizer before and after its step."""
+
+    before: Any
+    after: Any
+
+
+class plain(MinimizeMethod):
+    """Takes every step of an optimizer; it gets value, gradient and function.
+
+    Args:
+        tx: The optimizer.
+
+    Example:
+        >>> import fnopt, jax.numpy as jnp
+        >>> end = fnopt.minimize(lambda x: (x - 1.0) ** 2, 0.0, method=fnopt.adam(0.1))
+        >>> round(float(end.params), 3)
+        1.0
+    """
+
+    tx: Transformation
+
+    scale_free = False
+    monotone = False
+
+    def begin(self, problem: Problem, point: Point) -> Run:
+        """The optimizer's first state."""
+        state = self.tx.init(problem.tree(point.x))
+        return Run(state, state)
+
+    def aim(self, problem: Problem, point: Point, state: Run) -> Aim:
+        """The optimizer's next step."""
+        params = problem.tree(point.x)
+        updates, after = self.tx.update(
+            problem.tree(point.gradient),
+            state.after,
+            params,
+            value=point.value,
+            grad=problem.tree(point.gradient),
+            value_fn=lambda tree: problem.f(problem.flat(tree)),
+        )
+        x = problem.flat(apply_updates(params, updates))
+        after = jax.tree.map(lambda a, b: jnp.asarray(a, jnp.result_type(b)), after, state.after)
+        # Nothing is known of what a step should gain: the value alone ends no run.
+        promised = jnp.asarray(jnp.inf, point.value.dtype)
+        endless = jnp.full_like(point.x, jnp.inf)
+        return Aim(x, promised, endless, Run(state.after, after))
+
+    def told(self, problem: Problem, point: Point, state: Run, there: Point) -> Told:
+        """Goes there, if that is a finite place."""
+        verdict = jnp.where(there.is_finite(), MOVED, FAILED).astype(jnp.int32)
+        return Told(verdict, there.x, there, state)
+
+    def evaluate(self, problem: Problem, x: jax.Array, state: Run) -> Point:
+        """What a line search at the end of a chain knows already, or an evaluation."""
+        if not self._ends_with_search:
+            return problem.at(x)
+        ((value, slope),) = find_kept(state.after)
+        return Point(x, value.astype(x.dtype), problem.flat(slope))
+
+    @property
+    def _ends_with_search(self) -> bool:
+        members = self.tx.transforms if isinstance(self.tx, Chain) else (self.tx,)
+        return isinstance(members[-1], scale_by_zoom_linesearch)
+
+    def evaluations(self, state: Run) -> jax.Array:
+        """Those of line searches, and the driver's own."""
+        own = jnp.asarray(0 if self._ends_with_search else 1, jnp.int32)
+        return sum(_search_steps(state.after), start=own)
+
+
+def _search_steps(state: Any) -> list[jax.Array]:
+    """The counts of evaluations that line searches keep in a state."""
+    if not isinstance(state, (tuple, list, dict)):
+        return []
+    if "num_linesearch_steps" in getattr(state, "_fields", ()):
+        info: Any = state
+        return [jnp.asarray(info.num_linesearch_steps, jnp.int32)]
+    parts = state.values() if isinstance(state, dict) else state
+    return [count for part in parts for count in _search_steps(part)]

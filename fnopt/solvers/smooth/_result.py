@@ -1,0 +1,70 @@
+"""What `minimize` returns."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from fnopt.core import Status, is_converged
+from fnopt.solvers._solution import History
+
+_OF_A_FUNCTION = {
+    Status.RUNNING: "not finished: more steps would lower the value",
+    Status.CONVERGED_COST: "converged: the value can't be lowered by more than ftol",
+    Status.STALLED: "not converged: no step lowers the value, though the gradient isn't small",
+    Status.NONFINITE_START: "failed: the function or its gradient is not finite at these params",
+    Status.NONFINITE_STEP: "failed: every step led to where the function is not finite",
+}
+
+
+class Minimum(NamedTuple):
+    """The result of :func:`fnopt.minimize`; `print` gives a short report.
+
+    It is a pytree of arrays, so it comes out of `jax.jit` and `jax.vmap` like any other.
+    """
+
+    params: Any  # the best params found, as they were given: tree, shapes, dtypes
+    value: jax.Array  # of the function at params
+    gradient_norm: jax.Array  # largest entry of the gradient, without what bounds hold
+    steps: jax.Array  # int32, points that were tried
+    nfev: jax.Array  # int32, evaluations of the function and its gradient
+    status: jax.Array  # int32, a fnopt.Status
+    aux: Any = None  # what the function returned besides, at params
+    history: History | None = None
+
+    @property
+    def message(self) -> Any:
+        """Why it stopped, in words; for a batch a (nested) list. Outside jit only."""
+        codes = np.asarray(self.status)
+        if codes.ndim == 0:
+            status = Status(int(codes))
+            return _OF_A_FUNCTION.get(status, status.message)
+        return [self._replace(status=code).message for code in codes]
+
+    @property
+    def converged(self) -> jax.Array:
+        """Whether a convergence test was met."""
+        return is_converged(self.status)
+
+    def __str__(self) -> str:
+        if isinstance(self.status, Tracer):
+            return repr(self)
+        if jnp.ndim(self.status):
+            return _batch_report(self)
+        return (
+            f"minimize: {self.message}\n"
+            f"  value {float(self.value):.6g}, gradient {float(self.gradient_norm):.2g}\n"
+            f"  {int(self.steps)} steps, {int(self.nfev)} evaluations"
+        )
+
+
+def _batch_report(end: Minimum) -> str:
+    codes = np.ravel(np.asarray(end.status))
+    lines = [f"minimize: {codes.size} problems"]
+    for code, count in zip(*np.unique(codes, return_counts=True), strict=True):
+        lines.append(f"  {count:>6}  {end._replace(status=code).message}")
+    return "\n".join(lines)

@@ -1,0 +1,196 @@
+"""How a user's function is brought to a function of a real vector, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from fnopt.core import check_inexact, compute_dtype, leaves_with_names, real_dtype, shown, where
+from fnopt.jacobians import real_vector
+from fnopt.programs import fresh
+from fnopt.residuals import Box, Parametrisation, box_of, fixed, parametrised, tied
+from fnopt.solvers.smooth._method import Problem
+
+
+class Setting(NamedTuple):
+    """A problem of a vector, and how to get back."""
+
+    x: jax.Array  # [n], where to start
+    problem: Problem
+    params: Callable[[jax.Array], Any]  # the user's params at a vector, in their dtypes
+    value: Callable[[Any], Any]  # the user's function of these
+    rounding: Callable[[jax.Array], jax.Array]  # the vector as params of 16 bits round it
+    eps: float  # the rounding unit
+
+    def rounded(self, x: jax.Array, nfev: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """The end, or the start if that is better, once params have 16 bits."""
+        f = self.problem.f
+        before, after = f(self.rounding(self.x)), f(self.rounding(x))
+        better = (after <= before) | ~jnp.isfinite(before)
+        two = jnp.asarray(2, nfev.dtype)
+        return jnp.where(better, after, before), jnp.where(better, x, self.x), nfev + two
+
+
+def widened(leaf: Any) -> Any:
+    """The dtype in which a leaf is computed: 16 bits are too few for a line search."""
+    return compute_dtype(jnp.result_type(leaf)) if _is_half(leaf) else jnp.result_type(leaf)
+
+
+def with_half_precision(params: Any) -> bool:
+    """Whether a leaf has 16 bits."""
+    return any(map(_is_half, jax.tree.leaves(params)))
+
+
+def seen_by(params: Any, constraints: Any) -> Any:
+    """The shapes and dtypes of the params as the function sees them."""
+    check_inexact(params, "params")
+    wide = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), widened(leaf)), params)
+    del constraints  # a constraint keeps the shape and the dtype of a leaf
+    return wide
+
+
+def _is_half(leaf: Any) -> bool:
+    return jnp.finfo(jnp.result_type(leaf)).bits < 32
+
+
+def set_up(
+    fn: Callable[..., Any],
+    params: Any,
+    args: tuple[Any, ...],
+    has_aux: bool,
+    bounds: Any,
+    constraints: Any,
+    projection: Callable[[Any], Any] | None,
+) -> Setting:
+    """Brings a problem to a vector; everything that is known by now is checked."""
+    check_inexact(params, "params")
+    wide = jax.tree.map(lambda leaf: jnp.asarray(leaf, widened(leaf)), params)
+    made = parametrised(wide, constraints)
+    free = jax.tree.map(jnp.asarray, made.free)
+    leaves = jax.tree.leaves(free)
+    dtype = real_dtype(compute_dtype(*(leaf.dtype for leaf in leaves)))
+    laid = real_vector(free, dtype)
+
+    def flat(tree: Any) -> jax.Array:
+        return laid.flatten(tree) if laid.size else jnp.zeros((0,), dtype)
+
+    def f(x: jax.Array) -> jax.Array:
+        out = fn(made.assemble(laid.unflatten(x)), *args)
+        return as_scalar(out, has_aux, dtype)
+
+    def narrowed(x: jax.Array) -> Any:
+        tree = made.assemble(laid.unflatten(x))
+        return jax.tree.map(lambda a, p: jnp.asarray(a, jnp.result_type(p)), tree, params)
+
+    halves = jax.tree.map(lambda leaf: _is_half(leaf), params)
+
+    def rounding(x: jax.Array) -> jax.Array:
+        if made.kinds:  # what a constraint makes of the rounding isn't known
+            return x
+        tree, half = laid.unflatten(x), jax.tree.leaves(halves)
+        leaves = [
+            leaf.astype(jnp.result_type(p)).astype(leaf.dtype) if is_half else leaf
+            for leaf, p, is_half in zip(
+                jax.tree.leaves(tree), jax.tree.leaves(params), half, strict=True
+            )
+        ]
+        return flat(jax.tree.unflatten(jax.tree.structure(tree), leaves))
+
+    project = None
+    if projection is not None:
+        project = _projection(projection, laid, flat, free, made)
+    jax.eval_shape(fresh(f), jax.ShapeDtypeStruct((laid.size,), dtype))
+    box = _box(bounds, wide, made, dtype)
+    problem = Problem(f, box, project, laid.unflatten, flat)
+    eps = max((float(jnp.finfo(leaf.dtype).eps) for leaf in leaves), default=1e-7)
+    return Setting(flat(free), problem, narrowed, lambda p: fn(p, *args), rounding, eps)
+
+
+def as_scalar(out: Any, has_aux: bool, dtype: Any) -> jax.Array:
+    """The value that a user's function returned, as a scalar."""
+    if has_aux:
+        if not isinstance(out, (tuple, list)) or len(out) != 2:
+            raise TypeError(
+                f"{where()}with has_aux=True fun returned {type(out).__name__}, expected a pair "
+                "(value, aux)."
+            )
+        out = out[0]
+    elif isinstance(out, (tuple, list)) and len(out) == 2:
+        raise TypeError(
+            f"{where()}fun returned a pair, expected one number. For a pair (value, aux) give "
+            "has_aux=True."
+        )
+    if not isinstance(out, (jax.Array, np.ndarray, np.generic, float, int)):
+        raise TypeError(
+            f"{where()}fun returned {type(out).__name__}, expected one number. Is there a return "
+            "statement?"
+        )
+    out = jnp.asarray(out)
+    if out.size != 1:
+        raise ValueError(
+            f"{where()}fun returned an array of shape {out.shape}, expected one number. For a sum "
+            "of squares see fnopt.least_squares; else take the sum."
+        )
+    if not jnp.issubdtype(out.dtype, jnp.floating):
+        raise TypeError(
+            f"{where()}fun returned {out.dtype}, expected a real floating number. Do the params "
+            "take part in it?"
+        )
+    return jnp.reshape(out, ()).astype(dtype)
+
+
+def _projection(
+    projection: Callable[[Any], Any],
+    laid: Any,
+    flat: Callable[[Any], jax.Array],
+    free: Any,
+    made: Parametrisation,
+) -> Callable[[jax.Array], jax.Array]:
+    if made.kinds:
+        raise ValueError(f"{where()}give a projection or constraints, not both.")
+
+    def project(x: jax.Array) -> jax.Array:
+        tree = projection(laid.unflatten(x))
+        if jax.tree.structure(tree) != jax.tree.structure(free):
+            raise ValueError(
+                f"{where()}projection returned {jax.tree.structure(tree)}, expected a tree like "
+                f"the params, {jax.tree.structure(free)}."
+            )
+        return flat(tree)
+
+    return project
+
+
+def _box(bounds: Any, params: Any, made: Parametrisation, dtype: Any) -> Box | None:
+    """The bounds of the free variables; refuses those that can't be kept."""
+    boxes = box_of(bounds, params, dtype)
+    if boxes is None:
+        return None
+    pairs, _ = leaves_with_names(params)
+    kept = []
+    for box, kind, (path, leaf) in zip(
+        boxes, made.kinds or (None,) * len(boxes), pairs, strict=True
+    ):
+        if jnp.iscomplexobj(leaf):
+            raise TypeError(f"{where()}{shown(path)} is complex: it can't have bounds.")
+        if kind is not None and not isinstance(kind, fixed) and not _is_boundless(box):
+            raise ValueError(
+                f"{where()}{shown(path)} has bounds and is {kind!r} as well; expected one of the "
+                "two. Leave its bounds out (None)."
+            )
+        if not isinstance(kind, (fixed, tied)):
+            kept.append(box)
+    if not kept:
+        return None
+    return Box(*(jnp.concatenate(side) for side in zip(*kept, strict=True)))
+
+
+def _is_boundless(box: Box) -> bool:
+    if isinstance(box.lower, Tracer) or isinstance(box.upper, Tracer):
+        return False
+    return bool(np.all(np.isinf(box.lower)) and np.all(np.isinf(box.upper)))

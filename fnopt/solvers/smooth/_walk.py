@@ -1,0 +1,122 @@
+"""Methods that choose a direction and search along it."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.solvers.smooth._method import (
+    AGAIN,
+    FAILED,
+    MOVED,
+    WAITING,
+    Aim,
+    MinimizeMethod,
+    Point,
+    Problem,
+    Told,
+    dot,
+    length,
+)
+from fnopt.solvers.smooth._more_thuente import Rule, Search, begun, told
+
+
+class Heading(NamedTuple):
+    """Where a full step leads."""
+
+    target: jax.Array  # [n]
+    rate: jax.Array  # the part of the step to try first
+    longest: jax.Array  # the most that is allowed
+
+
+class Walk(NamedTuple):
+    """What is learned from step to step, and a search under way."""
+
+    memory: Any
+    fresh: jax.Array  # whether nothing has been learned since the start, or since a failure
+    target: jax.Array
+    step: jax.Array
+    search: Search
+    best: Point  # the best point of the search
+    first: jax.Array  # the value at the start of all
+    last: jax.Array  # by how much the value fell in the last step
+
+
+class LineSearchMethod(MinimizeMethod):
+    """A method that is a memory and a direction; it ends up searching along the direction."""
+
+    rule: ClassVar[Rule] = Rule()
+
+    def empty(self, problem: Problem, point: Point) -> Any:
+        """The memory before anything is learned."""
+        raise NotImplementedError(f"{type(self).__name__} must define empty")
+
+    def learned(self, memory: Any, before: Point, after: Point) -> Any:
+        """The memory after a step."""
+        raise NotImplementedError(f"{type(self).__name__} must define learned")
+
+    def heading(self, problem: Problem, point: Point, walk: Walk) -> Heading:
+        """Where to go."""
+        raise NotImplementedError(f"{type(self).__name__} must define heading")
+
+    def begin(self, problem: Problem, point: Point) -> Walk:
+        """Nothing learned, nowhere to go."""
+        zero, one = jnp.zeros_like(point.value), jnp.ones_like(point.value)
+        search = begun(point.value, zero, one, one)
+        memory = self.empty(problem, point)
+        still = jnp.zeros_like(point.x)
+        yes = jnp.ones((), bool)
+        return Walk(memory, yes, point.x, still, search, point, point.value, zero)
+
+    def aim(self, problem: Problem, point: Point, state: Walk) -> Aim:
+        """A direction, and the first step along it."""
+        heading = self.heading(problem, point, state)
+        step = heading.target - point.x
+        slope = dot(point.gradient, step)
+        # Rounding or a bad memory may have turned it: then nothing is promised, and it fails.
+        down = (slope < 0) & jnp.isfinite(slope)
+        search = begun(point.value, slope, heading.rate, heading.longest)
+        search = search._replace(rate=jnp.where(down, search.rate, jnp.zeros_like(search.rate)))
+        state = state._replace(target=heading.target, step=step, search=search, best=point)
+        half = jnp.asarray(0.5, slope.dtype)
+        promised = jnp.where(down, -half * slope, jnp.zeros_like(slope))
+        return Aim(self._place(problem, point, state), promised, step, state)
+
+    def _place(self, problem: Problem, point: Point, state: Walk) -> jax.Array:
+        rate = state.search.rate
+        along = point.x + rate * state.step
+        if problem.box is not None:
+            along = problem.box.nearest(along)
+        # The target itself, so that bounds are reached exactly.
+        return jnp.where(rate == 1, state.target, along)
+
+    def told(self, problem: Problem, point: Point, state: Walk, there: Point) -> Told:
+        """Goes on with the search, or takes the best of its points."""
+        finite = there.is_finite()
+        value = jnp.where(finite, there.value, jnp.asarray(jnp.inf, there.value.dtype))
+        going = state.search.rate > 0
+        verdict = told(state.search, value, dot(there.gradient, state.step), self.rule, state.first)
+        better = verdict.better & finite
+        best = jax.tree.map(lambda a, b: jnp.where(better, a, b), there, state.best)
+        over, taken = verdict.done | ~going, verdict.taken & going
+        was_fresh = state.fresh
+        state = state._replace(search=verdict.search, best=best)
+        memory = self.learned(state.memory, point, best)
+        fall = point.value - best.value
+        moved = state._replace(memory=memory, fresh=jnp.zeros((), bool), last=fall)
+        reset = state._replace(memory=self.empty(problem, point), fresh=jnp.ones((), bool))
+        kept = jax.tree.map(lambda a, b: jnp.where(taken, a, b), moved, reset)
+        state = jax.tree.map(lambda a, b: jnp.where(over, a, b), kept, state)
+        # Once more without what was learned, unless that was nothing.
+        failed = jnp.where(was_fresh, FAILED, AGAIN)
+        code = jnp.where(over, jnp.where(taken, MOVED, failed), WAITING).astype(jnp.int32)
+        return Told(code, self._place(problem, point, state), best, state)
+
+
+def first_rate(point: Point) -> jax.Array:
+    """The part of the gradient that is a step of length 1, or all of it if it is shorter."""
+    size = length(point.gradient)
+    one = jnp.ones_like(size)
+    return jnp.where(size > 1, one / jnp.where(size > 1, size, one), one)

@@ -1,0 +1,150 @@
+"""The largest of a falling sequence of steps that lowers the value enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import Scalar, Slot, Transformation, hyper, static, zero_count
+from fnopt.transforms._objective import as_value, with_extras
+from fnopt.transforms._tree_algebra import inner, moved, real_dtype_of, scaled
+
+
+class BacktrackingLinesearchInfo(NamedTuple):
+    """How a search went: evaluations made, and by how much the criterion is missed."""
+
+    num_linesearch_steps: jax.Array  # int32
+    decrease_error: jax.Array
+
+
+class ScaleByBacktrackingLinesearchState(NamedTuple):
+    """The last step that was tried, and what is known where the search ended."""
+
+    learning_rate: jax.Array
+    value: jax.Array
+    grad: Slot | None
+    info: BacktrackingLinesearchInfo
+
+
+class _Trial(NamedTuple):
+    rate: jax.Array
+    value: jax.Array
+    error: jax.Array
+    count: jax.Array
+
+
+class scale_by_backtracking_linesearch(Transformation):
+    r"""Shortens a step until the value falls enough (Armijo's criterion).
+
+    .. math:: f(\theta + \eta u) \le (1 + \delta) f(\theta) + \eta\, c\, \langle u, \nabla f
+              \rangle + \epsilon
+
+    It stands behind transforms that make a descent direction, the minus sign included, such as
+    `fnopt.sgd(1.0)`. The first step that is tried is `increase_factor` times the last one. If no
+    step lowers the value, the update is zero.
+
+    Args:
+        max_backtracking_steps: How often a step is shortened at most.
+        slope_rtol: :math:`c`, the part of the promised decrease that is asked for.
+        decrease_factor: What a step that is refused is multiplied by.
+        increase_factor: What the last step is multiplied by to give the next first one; infinity
+            starts at `max_learning_rate` always.
+        max_learning_rate: The longest step.
+        atol: :math:`\epsilon`, an absolute tolerance.
+        rtol: :math:`\delta`, a relative tolerance.
+        store_grad: Whether to keep the gradient at the end for
+            :func:`fnopt.value_and_grad_from_state`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, fnopt
+        >>> def f(x): return jnp.sum(x**4)
+        >>> tx = fnopt.chain(fnopt.sgd(1.0), fnopt.scale_by_backtracking_linesearch(20))
+        >>> x = jnp.asarray([1.0, 2.0])
+        >>> value, grad = jax.value_and_grad(f)(x)
+        >>> u, state = tx.update(grad, tx.init(x), x, value=value, grad=grad, value_fn=f)
+        >>> bool(f(x + u) < value)
+        True
+
+    Reference:
+        Vaswani et al. (2019), Painless stochastic gradient, arXiv:1905.09997; Nocedal and Wright
+        (2006), Numerical Optimization, section 3.1.
+    """
+
+    max_backtracking_steps: Scalar = hyper(ge=0)
+    slope_rtol: Scalar = hyper(default=1e-4, ge=0)
+    decrease_factor: Scalar = hyper(default=0.8, gt=0, lt=1)
+    increase_factor: Scalar = hyper(default=1.5, ge=1)
+    max_learning_rate: Scalar = hyper(default=1.0, gt=0)
+    atol: Scalar = hyper(default=0.0, ge=0)
+    rtol: Scalar = hyper(default=0.0, ge=0)
+    store_grad: bool = static(default=False)
+
+    needs_params = True
+
+    def init(self, params: Any) -> ScaleByBacktrackingLinesearchState:
+        """A first step of 1, and nothing known."""
+        dtype = real_dtype_of(params)
+        inf = jnp.asarray(jnp.inf, dtype)
+        grad = jax.tree.map(jnp.zeros_like, params) if self.store_grad else None
+        info = BacktrackingLinesearchInfo(zero_count(), inf)
+        return ScaleByBacktrackingLinesearchState(jnp.ones((), dtype), inf, grad, info)
+
+    def update(
+        self,
+        updates: Any,
+        state: ScaleByBacktrackingLinesearchState,
+        params: Any = None,
+        *,
+        value: Any,
+        grad: Any,
+        value_fn: Callable[..., Any],
+        **extra_args: Any,
+    ) -> tuple[Any, ScaleByBacktrackingLinesearchState]:
+        """The updates times the step that was found.
+
+        Args:
+            updates: A descent direction.
+            state: The state.
+            params: The params.
+            value: The value of the function at the params.
+            grad: Its gradient there.
+            value_fn: The function; it gets those of the other extra arguments that it names.
+            **extra_args: Further arguments of `value_fn`.
+
+        Returns:
+            The scaled updates and the state.
+        """
+        fn, dtype = with_extras(value_fn, extra_args), state.value.dtype
+        h = jax.tree.map(lambda x: jnp.asarray(x, dtype), self)
+        start, slope = as_value(value, dtype), inner(grad, updates).astype(dtype)
+
+        def error(rate: jax.Array, new: jax.Array) -> jax.Array:
+            over = new - (1 + h.rtol) * start - h.slope_rtol * rate * slope
+            return jnp.where(jnp.isnan(over), jnp.inf, jnp.maximum(over, 0)).astype(dtype)
+
+        def unfinished(trial: _Trial) -> jax.Array:
+            refused = ~(trial.error <= h.atol)
+            return refused & (trial.count.astype(dtype) <= h.max_backtracking_steps)
+
+        def shortened(trial: _Trial) -> _Trial:
+            rate = jnp.where(trial.count > 0, h.decrease_factor * trial.rate, trial.rate)
+            new = as_value(fn(moved(params, rate, updates)), dtype)
+            return _Trial(rate, new, error(rate, new), trial.count + jnp.ones((), jnp.int32))
+
+        first = jnp.minimum(h.increase_factor * state.learning_rate, h.max_learning_rate)
+        begin = _Trial(first, start, jnp.asarray(jnp.inf, dtype), zero_count())
+        end = jax.lax.while_loop(unfinished, shortened, begin)
+        usable = (end.error <= h.atol) | (end.value < start)
+        rate = jnp.where(usable, end.rate, jnp.zeros_like(end.rate))
+        kept = None
+        if self.store_grad:
+            there = jax.grad(lambda p: as_value(fn(p), dtype))(moved(params, rate, updates))
+            kept = jax.tree.map(lambda g, p: g.astype(p.dtype), there, state.grad)
+        info = BacktrackingLinesearchInfo(end.count, end.error)
+        new = jnp.where(usable, end.value, start)
+        # A step that was refused is remembered, so that the next search goes on from it.
+        after = ScaleByBacktrackingLinesearchState(end.rate, new, kept, info)
+        return scaled(rate, updates), after

@@ -1,0 +1,47 @@
+"""Inner products and steps of trees, for methods that look at all params together."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import apply_updates, compute_dtype, map_leaves, real_dtype
+
+
+def real_dtype_of(tree: Any) -> Any:
+    """The real dtype that scalars about a tree are computed in, at least float32."""
+    return real_dtype(compute_dtype(*map(jnp.result_type, jax.tree.leaves(tree))))
+
+
+def inner(a: Any, b: Any) -> jax.Array:
+    r"""The real inner product :math:`\mathrm{Re} \sum_i \bar a_i b_i` of two trees of arrays."""
+    dtype = real_dtype_of((a, b))
+
+    def one(x: Any, y: Any) -> jax.Array:
+        wide = compute_dtype(jnp.result_type(x), jnp.result_type(y))
+        x, y = jnp.asarray(x, wide), jnp.asarray(y, wide)
+        return jnp.sum(jnp.real(jnp.conj(x) * y)).astype(dtype)
+
+    parts = map(one, jax.tree.leaves(a), jax.tree.leaves(b))
+    return functools.reduce(operator.add, parts, jnp.zeros((), dtype))
+
+
+def scaled(rate: jax.Array, updates: Any) -> Any:
+    """Updates times a number."""
+    return map_leaves(lambda h, u: h.astype(u.dtype) * u, updates, hyper=rate)
+
+
+def moved(params: Any, rate: jax.Array, updates: Any) -> Any:
+    """The params after a step, rounded as they will be."""
+    step = scaled(rate, updates)
+    step = jax.tree.map(lambda u, p: u.astype(jnp.result_type(p)), step, params)
+    return apply_updates(params, step)
+
+
+def chosen(condition: jax.Array, tree: Any, other: Any) -> Any:
+    """One of two trees."""
+    return jax.tree.map(functools.partial(jnp.where, condition), tree, other)

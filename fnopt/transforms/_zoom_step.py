@@ -1,0 +1,163 @@
+"""One step of the search for a strong Wolfe point, on a function of one number."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import zero_count
+from fnopt.transforms._tree_algebra import chosen
+
+
+class Place(NamedTuple):
+    """What is known at a step."""
+
+    rate: jax.Array
+    value: jax.Array
+    slope: jax.Array
+
+
+class Criteria(NamedTuple):
+    """Where the search starts, and what it looks for."""
+
+    value: jax.Array
+    slope: jax.Array
+    tol: jax.Array
+    c1: jax.Array
+    c2: jax.Array
+    c3: jax.Array | None
+    factor: jax.Array
+    longest: jax.Array
+    narrow: jax.Array
+    most: jax.Array
+
+    def decrease_error(self, place: Place) -> jax.Array:
+        """By how much the value is too high; infinite where it is no number."""
+        error = place.value - self.value - self.c1 * place.rate * self.slope
+        if self.c3 is not None:
+            by_slope = place.slope - (2 * self.c1 - 1) * self.slope
+            rise = place.value - self.value - self.c3 * jnp.abs(self.value)
+            error = jnp.minimum(error, jnp.maximum(by_slope, rise))
+        return _as_error(error)
+
+    def curvature_error(self, place: Place) -> jax.Array:
+        """By how much the slope is too steep; infinite where it is no number."""
+        return _as_error(jnp.abs(place.slope) - self.c2 * jnp.abs(self.slope))
+
+
+def _as_error(x: jax.Array) -> jax.Array:
+    return jnp.where(jnp.isnan(x), jnp.asarray(jnp.inf, x.dtype), jnp.maximum(x, 0))
+
+
+class Search(NamedTuple):
+    """Where the search is."""
+
+    count: jax.Array  # int32
+    guess: jax.Array  # the first step to try
+    last: Place
+    low: Place  # the better end of the interval
+    high: Place
+    third: Place  # an end of an earlier interval, for a cubic through three points
+    bracketed: jax.Array
+    safe: Place  # the step to take; 0 if none is known to lower the value enough
+    decrease_error: jax.Array
+    curvature_error: jax.Array
+    done: jax.Array
+
+
+def begun(criteria: Criteria, guess: jax.Array) -> Search:
+    """The search before its first step."""
+    start = Place(jnp.zeros_like(guess), criteria.value, criteria.slope)
+    inf, no = jnp.asarray(jnp.inf, guess.dtype), jnp.zeros((), bool)
+    return Search(zero_count(), guess, start, start, start, start, no, start, inf, inf, no)
+
+
+def next_rate(search: Search, criteria: Criteria) -> jax.Array:
+    """The step to try next."""
+    longer = jnp.where(search.count > 0, criteria.factor * search.last.rate, search.guess)
+    longer = jnp.minimum(longer, criteria.longest)
+    return jnp.where(search.bracketed, _between(search.low, search.high, search.third), longer)
+
+
+def _between(low: Place, high: Place, third: Place) -> jax.Array:
+    """A step inside an interval: the least of a cubic, else of a parabola, else the middle."""
+    width, left = jnp.abs(high.rate - low.rate), jnp.minimum(low.rate, high.rate)
+
+    def inside(rate: jax.Array, margin: float) -> jax.Array:
+        return (rate > left + margin * width) & (rate < left + (1 - margin) * width)
+
+    cubic, parabola = _least_of_cubic(low, high, third), _least_of_parabola(low, high)
+    middle = jnp.asarray(0.5, width.dtype) * (low.rate + high.rate)
+    rate = jnp.where(inside(parabola, 0.1), parabola, middle)
+    return jnp.where(inside(cubic, 0.2), cubic, rate)
+
+
+def _least_of_parabola(a: Place, b: Place) -> jax.Array:
+    """Where the parabola through two values, with the slope at the first, is least."""
+    d = b.rate - a.rate
+    curvature = (b.value - a.value - a.slope * d) / jnp.square(d)
+    return a.rate - a.slope / (2 * curvature)
+
+
+def _least_of_cubic(a: Place, b: Place, c: Place) -> jax.Array:
+    """Where the cubic through three values, with the slope at the first, is least."""
+    d, e = b.rate - a.rate, c.rate - a.rate
+    over_d, over_e = b.value - a.value - a.slope * d, c.value - a.value - a.slope * e
+    scale = jnp.square(d * e) * (d - e)
+    third = (jnp.square(e) * over_d - jnp.square(d) * over_e) / scale
+    second = (d**3 * over_e - e**3 * over_d) / scale
+    root = jnp.sqrt(jnp.square(second) - 3 * third * a.slope)
+    return a.rate + (root - second) / (3 * third)
+
+
+def told(search: Search, criteria: Criteria, new: Place) -> tuple[Search, jax.Array]:
+    """The search after a step was tried, and whether that is now the one to take."""
+    decrease, curvature = criteria.decrease_error(new), criteria.curvature_error(new)
+    met = jnp.maximum(decrease, curvature) <= criteria.tol
+    count = search.count + jnp.ones((), jnp.int32)
+    widening = _widened(search, new, decrease)
+    narrowing = _narrowed(search, new, decrease)
+    after = chosen(search.bracketed, narrowing, widening)
+    found = search.bracketed | widening.bracketed | met
+    better = (decrease <= criteria.tol) & (~search.bracketed | (new.value < search.safe.value))
+    safe = chosen(better | met, new, search.safe)
+    at_limit = ~found & (new.rate >= criteria.longest)
+    width = jnp.abs(search.high.rate - search.low.rate)
+    narrow = search.bracketed & (width <= criteria.narrow) & (safe.rate > 0)
+    exhausted = count.astype(new.rate.dtype) >= criteria.most
+    # With nothing left to try, any finite step that goes down is better than none.
+    lower = (new.value < criteria.value) & jnp.isfinite(new.value) & jnp.isfinite(new.slope)
+    last_resort = exhausted & ~(safe.rate > 0) & lower
+    safe = chosen(last_resort, new, safe)
+    return after._replace(
+        count=count,
+        last=new,
+        bracketed=found,
+        safe=safe,
+        decrease_error=decrease,
+        curvature_error=curvature,
+        done=met | at_limit | narrow | exhausted,
+    ), better | met | last_resort
+
+
+def _widened(search: Search, new: Place, decrease: jax.Array) -> Search:
+    """Algorithm 3.5: whether the last two steps have a good one between them."""
+    last = search.last
+    too_far = (decrease > 0) | ((new.value >= last.value) & (search.count > 0))
+    past = (new.slope >= 0) & ~too_far
+    low, high = chosen(past, new, last), chosen(past, last, new)
+    return search._replace(low=low, high=high, third=low, bracketed=too_far | past)
+
+
+def _narrowed(search: Search, new: Place, decrease: jax.Array) -> Search:
+    """Algorithm 3.6: the part of the interval that has a good step in it."""
+    low, high = search.low, search.high
+    too_far = (decrease > 0) | (new.value >= low.value)
+    turned = ~too_far & (new.slope * (high.rate - low.rate) >= 0)
+    return search._replace(
+        low=chosen(too_far, low, new),
+        high=chosen(too_far, new, chosen(turned, low, high)),
+        third=chosen(too_far | turned, high, low),
+    )

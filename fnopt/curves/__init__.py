@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from fnopt.curves._covariance import covariance, standard_errors
-from fnopt.curves._curve_fit import OptimizeWarning, curve_fit
+from fnopt.curves._curve_fit import curve_fit
+from fnopt.curves._failures import FitError, OptimizeWarning
 from fnopt.curves._uncertainty import (
     Band,
     confidence_intervals,
@@ -18,6 +19,7 @@ from fnopt.curves.batched._fit import BatchFit
 __all__ = [
     "Band",
     "BatchFit",
+    "FitError",
     "OptimizeWarning",
     "confidence_intervals",
     "correlation",

@@ -14,7 +14,9 @@ from fnopt.solvers import Solution, covariance_of
 def covariance(solution: Solution, absolute_sigma: bool = False) -> jax.Array:
     r"""The covariance matrix of fitted params.
 
-    .. math:: C = s^2 (J^T J)^{-1}, \qquad s^2 = \frac{\|r\|^2}{m - n}
+    .. math:: C = s^2 (J^T J)^+, \qquad s^2 = \frac{\|r\|^2}{m - k}
+
+    with `k` the rank: how many directions of the params the data determine.
 
     Args:
         solution: What :func:`fnopt.least_squares` returned.
@@ -23,7 +25,8 @@ def covariance(solution: Solution, absolute_sigma: bool = False) -> jax.Array:
 
     Returns:
         An array of shape `[n, n]`, for the params laid end to end in the order of their leaves;
-        infinite if the data don't determine them all. Params that are held have zeros.
+        infinite in the rows and columns of those that the data don't determine, and everywhere
+        without a degree of freedom. Params that are held have zeros.
 
     Raises:
         ValueError: If the solver formed no Jacobian.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -15,13 +14,13 @@ from fnopt.core import Status
 from fnopt.curves._curve_data import checked_sigma, checked_x, checked_y, without_nan
 from fnopt.curves._curve_jacobian import residual_jacobian
 from fnopt.curves._curve_start import checked_bounds, start_of
+from fnopt.curves._failures import report_failed_fits, report_failures
+from fnopt.curves._model_errors import written_for_jax
+from fnopt.curves._scipy_options import solver_options
 from fnopt.curves.batched import BatchFit, curve_fit_batch
+from fnopt.programs import fresh
 from fnopt.residuals import named_loss
 from fnopt.solvers import Solution, checked_count, covariance_of, least_squares, levenberg_marquardt
-
-
-class OptimizeWarning(UserWarning):
-    """The fit is there, but something about it is not to be trusted."""
 
 
 def curve_fit(
@@ -46,6 +45,7 @@ def curve_fit(
     maxfev: int | None = None,
     max_nfev: int | None = None,
     batch: bool = False,
+    **scipy_options: Any,
 ) -> Any:
     r"""Fits a function to data, as `scipy.optimize.curve_fit` does.
 
@@ -59,7 +59,8 @@ def curve_fit(
         f: The model, `f(x, a, b, ...)`, written with `jax.numpy`; it returns an array of the
             shape of `ydata`.
         xdata: Where the data were taken: an array, or anything that `f` takes.
-        ydata: The data, an array of shape `[m]` (or any other).
+        ydata: The data, an array of shape `[m]` (or any other); a number counts for all of `f`,
+            as in `ydata=0`.
         p0: Where to start: a sequence of numbers or an array of shape `[n]`; by default ones, as
             many as `f` has parameters. Any other pytree is passed to `f` as one argument,
             `f(x, p)`.
@@ -89,10 +90,13 @@ def curve_fit(
             once by :func:`fnopt.curve_fit_batch`, which says how `p0` and `sigma` may differ
             between fits. `popt` and `pcov` get a leading axis. A fit that fails raises nothing:
             a warning counts them, and the status says which.
+        **scipy_options: What SciPy's solvers take besides: `verbose`, `callback` and `factor`
+            (the first trust radius) mean the same here; `x_scale`, `diag`, `epsfcn`,
+            `diff_step`, `tr_solver`, `tr_options` and `workers` are accepted and not needed.
 
     Returns:
         `(popt, pcov)`: the params, as an array of shape `[n]` (or a tree like `p0`), and their
-        covariance of shape `[n, n]`, infinite where the data don't determine them. With
+        covariance of shape `[n, n]`, infinite for those that the data don't determine. With
         `full_output` also `infodict` (with `nfev`, `fvec`, `njev` and the whole `solution`),
         the message, and a number that is 1 to 4 if the fit succeeded; for a batch only the
         `solution` (a `BatchFit`), and lists of messages and numbers.
@@ -101,8 +105,12 @@ def curve_fit(
         ValueError: If the data are empty, not finite, or of shapes that don't fit; if `sigma` is
             not positive; if `p0` has the wrong length or is outside the bounds; if the bounds
             are crossed; or if an option is none of its values.
-        TypeError: If `f` isn't a function, or `p0` isn't made of numbers.
-        RuntimeError: If the fit doesn't converge (not under `jax.jit`).
+        TypeError: If `f` isn't a function or isn't written with `jax.numpy`, if `p0` isn't made
+            of numbers, if there are fewer data than params (without bounds and `method='trf'`),
+            or for a keyword that isn't known.
+        FitError: If the fit doesn't converge (not under `jax.jit`): a `RuntimeError` with what
+            was found as `popt`, `pcov` and `solution`. Where only rounding is in the way, much
+            less than a standard error from the minimum, there is an `OptimizeWarning` instead.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -121,8 +129,12 @@ def curve_fit(
     box = checked_bounds(bounds)
     loss = named_loss(loss, f_scale) if isinstance(loss, str) else loss
     _check_method(method, box)
+    options = solver_options(scipy_options)
+    verbose, callback = options.get("verbose", 0), options.get("callback")
+    callback = print if verbose == 2 and callback is None else callback
+    radius = {"radius": options["radius"]} if "radius" in options else {}
     if batch:
-        _check_batch(bounds=box, jac=jac, nan_policy=nan_policy, loss=loss)
+        _check_batch(bounds=box, jac=jac, nan_policy=nan_policy, loss=loss, **options)
         fits = curve_fit_batch(
             f,
             xdata,
@@ -135,36 +147,68 @@ def curve_fit(
             gtol=gtol,
             max_steps=steps,
         )
-        _report_failed_fits(fits)
+        report_failed_fits(fits)
         return (fits.params, fits.covariance, *(_batch_details(fits) if full_output else ()))
     check_finite = nan_policy is None if check_finite is None else check_finite
     x, y = checked_x(xdata, check_finite), checked_y(ydata, check_finite)
     x, y, sigma = without_nan(x, y, sigma, nan_policy)
     start, unpacked = start_of(f, p0, box)
-    sigma, matrix = checked_sigma(sigma, y)
-    jacobian = residual_jacobian(jac, unpacked, matrix)
 
-    def residuals(p: Any, x: Any, y: jax.Array) -> jax.Array:
-        r = _checked(f(x, *p) if unpacked else f(x, p), x, y) - y
-        return jnp.ravel(r) if matrix else r
+    def model(p: Any, x: Any) -> Any:
+        return f(x, *p) if unpacked else f(x, p)
 
-    solution = least_squares(
-        residuals,
-        start,
-        args=(x, y),
-        jac=jacobian,
+    with written_for_jax("curve_fit"):
+        y = _as_wide_as(model, start, x, y)
+        _check_count(y, start, method, box)
+        sigma, matrix = checked_sigma(sigma, y)
+        jacobian = residual_jacobian(jac, unpacked, matrix)
+
+        def residuals(p: Any, x: Any, y: jax.Array) -> jax.Array:
+            r = _checked(model(p, x), x, y) - y
+            return jnp.ravel(r) if matrix else r
+
         # Who brings a Jacobian may have a model that can't be differentiated.
-        solver=levenberg_marquardt(ftol=ftol, xtol=xtol, gtol=gtol, geodesic=jacobian is None),
-        loss=loss,
-        sigma=sigma,
-        bounds=box,
-        max_steps=steps,
-    )
+        straight = jacobian is not None
+        solution = least_squares(
+            residuals,
+            start,
+            args=(x, y),
+            jac=jacobian,
+            solver=levenberg_marquardt(
+                ftol=ftol, xtol=xtol, gtol=gtol, geodesic=not straight, **radius
+            ),
+            loss=loss,
+            sigma=sigma,
+            bounds=box,
+            max_steps=steps,
+            callback=callback,
+        )
     pcov = covariance_of(solution, absolute_sigma)
-    _report_failures(solution, pcov)
+    if verbose and not isinstance(solution.status, Tracer):
+        print(solution)
+    report_failures(solution, pcov, plain=loss is None)
     if not full_output:
         return solution.params, pcov
     return solution.params, pcov, *_details(solution)
+
+
+def _as_wide_as(model: Any, start: Any, x: Any, y: jax.Array) -> jax.Array:
+    """The data; a single number as often as the model has values."""
+    if y.ndim:
+        return y
+    value = jax.eval_shape(fresh(model), start, x)
+    return jnp.broadcast_to(y, getattr(value, "shape", ()))
+
+
+def _check_count(y: jax.Array, start: Any, method: str | None, box: Any) -> None:
+    """Refuses fewer data than params, as SciPy does without bounds."""
+    n = sum(np.size(leaf) for leaf in jax.tree.leaves(start))
+    if y.size < n and box is None and method in {None, "lm"}:
+        raise TypeError(
+            f"curve_fit: there are fewer data than params ({y.size} < {n}), which can't determine "
+            "them. Give more data, hold params by writing their values into f, or take "
+            "method='trf' for one of the many solutions."
+        )
 
 
 def _check_method(method: str | None, box: Any) -> None:
@@ -191,36 +235,6 @@ def _checked(values: Any, x: Any, y: jax.Array) -> Any:
             "expected the same. Do xdata and ydata have the same length?"
         )
     return values
-
-
-def _report_failures(solution: Solution, pcov: jax.Array) -> None:
-    if isinstance(solution.status, Tracer):
-        return  # under jit or vmap the status is all there is
-    if not bool(solution.converged):
-        raise RuntimeError(
-            f"curve_fit: optimal parameters not found: {solution.message} "
-            f"(after {int(solution.nfev)} evaluations). Try another p0, or raise maxfev."
-        )
-    if not np.all(np.isfinite(np.asarray(pcov))):
-        warnings.warn(
-            "curve_fit: the covariance of the params could not be estimated: the data don't "
-            f"determine all of them (rank {int(solution.rank)} of {pcov.shape[0]}, "
-            f"{np.size(solution.residuals)} data).",
-            OptimizeWarning,
-            stacklevel=3,
-        )
-
-
-def _report_failed_fits(fits: BatchFit) -> None:
-    if isinstance(fits.status, Tracer) or bool(jnp.all(fits.converged)):
-        return
-    failed = int(jnp.sum(~fits.converged))
-    warnings.warn(
-        f"curve_fit: {failed} of the fits did not converge; which ones, the status in "
-        f"full_output says.\n{fits}",
-        OptimizeWarning,
-        stacklevel=3,
-    )
 
 
 def _batch_details(fits: BatchFit) -> tuple[dict[str, Any], Any, Any]:

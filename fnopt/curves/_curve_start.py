@@ -8,6 +8,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 
 from fnopt.core import default_float, is_inexact
 from fnopt.jacobians import ravel
@@ -39,9 +41,13 @@ def checked_bounds(bounds: Any) -> Bounds | None:
         raise TypeError(f"curve_fit: bounds = {bounds!r}, expected a pair (lower, upper).")
     lower, upper = (_side(side) for side in bounds)
     leaves = jax.tree.leaves((lower, upper))
-    if all(isinstance(v, float) and abs(v) == float("inf") for v in leaves):
+    if all(map(_is_infinite, leaves)):
         return None
     return lower, upper
+
+
+def _is_infinite(bound: Any) -> bool:
+    return not isinstance(bound, Tracer) and bool(np.all(np.isinf(np.asarray(bound, float))))
 
 
 def _side(side: Any) -> Any:

@@ -14,7 +14,7 @@ from fnopt.core import default_float, matmul
 from fnopt.jacobians import ravel, value_and_jacobian
 from fnopt.linear import divide
 from fnopt.programs import fresh
-from fnopt.solvers import Solution, covariance_of
+from fnopt.solvers import Solution, covariance_of, knowledge_of
 
 _NEARLY_NORMAL = 1e6  # degrees of freedom from which on the normal distribution is exact enough
 
@@ -75,16 +75,19 @@ def _quantile(solution: Solution, level: float, absolute_sigma: bool) -> jax.Arr
 
 
 def degrees_of_freedom(solution: Solution) -> jax.Array:
-    """How many residuals count, minus how many params were fitted; an int32 scalar."""
+    """How many residuals count, minus how many params these determine; an int32 scalar."""
     if solution.dof is not None:
         return solution.dof
     assert solution.jacobian is not None, "a solution without degrees of freedom has a Jacobian"
-    m, n = solution.jacobian.shape[-2:]
-    return jnp.asarray(m - n, jnp.int32)
+    return jnp.asarray(solution.jacobian.shape[-2], jnp.int32) - solution.rank
 
 
 def reduced_chi_square(solution: Solution) -> jax.Array:
-    r"""The sum of squares for each degree of freedom, :math:`\chi^2_\nu = \|r\|^2 / (m - n)`.
+    r"""The sum of squares for each degree of freedom.
+
+    .. math:: \chi^2_\nu = \frac{\|r\|^2}{m - k}
+
+    with `k` the rank: how many directions of the params the data determine.
 
     With residuals in units of known standard deviations (`sigma`) it is near 1 if the model and
     these are right; much more says that one of them isn't.
@@ -115,8 +118,8 @@ def correlation(solution: Solution) -> jax.Array:
         solution: What :func:`fnopt.least_squares` returned.
 
     Returns:
-        An array of shape `[n, n]` for the params laid end to end; NaN if the data don't determine
-        them all, 0 for those that are held.
+        An array of shape `[n, n]` for the params laid end to end; NaN for those that the data
+        don't determine, 0 for those that are held.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -144,8 +147,8 @@ def confidence_intervals(
         absolute_sigma: Whether the residuals are in units of known standard deviations.
 
     Returns:
-        The lower and the upper ends, two trees like the params; infinite if the data don't
-        determine them all.
+        The lower and the upper ends, two trees like the params; infinite for those that the data
+        don't determine.
 
     Raises:
         ValueError: If `level` is no fraction.
@@ -189,7 +192,9 @@ def predict_band(
         absolute_sigma: Whether the residuals are in units of known standard deviations.
 
     Returns:
-        The prediction, the ends of the band, and the standard error.
+        The prediction, the ends of the band, and the standard error; infinite where the data
+        don't determine the prediction. It may be determined though its params are not: their sum,
+        say.
 
     Raises:
         ValueError: If `level` is no fraction.
@@ -213,14 +218,13 @@ def predict_band(
         return jnp.ravel(predict(unravel(x))).astype(x.dtype)
 
     value, J = value_and_jacobian(flat, x, shape.size)
-    C = covariance_of(solution, absolute_sigma)
-    known = jnp.all(jnp.isfinite(C))
-    square = jnp.sum(matmul(J, jnp.where(known, C, jnp.zeros_like(C))) * J, axis=1)
+    known = knowledge_of(solution, absolute_sigma)
+    square = jnp.sum(matmul(J, known.covariance) * J, axis=1)
     if noise is True:
         square = square + reduced_chi_square(solution)
     elif noise is not False:
         spread = jnp.asarray(noise, x.dtype)
         square = square + jnp.ravel(jnp.broadcast_to(jnp.square(spread), shape.shape))
-    error = jnp.where(known, jnp.sqrt(square), jnp.full_like(square, jnp.inf))
+    error = jnp.where(known.determined(J), jnp.sqrt(square), jnp.full_like(square, jnp.inf))
     reach = _quantile(solution, level, absolute_sigma) * error
     return Band(*(v.reshape(shape.shape) for v in (value, value - reach, value + reach, error)))

@@ -27,6 +27,10 @@ class Box(NamedTuple):
         """The point of the box nearest to `x`."""
         return jnp.clip(x, self.lower, self.upper)
 
+    def side(self, x: jax.Array) -> jax.Array:
+        """-1 for params on their lower bound, 1 on their upper one, else 0; `int32[n]`."""
+        return (x >= self.upper).astype(jnp.int32) - (x <= self.lower).astype(jnp.int32)
+
     def held(self, x: jax.Array, gradient: jax.Array) -> jax.Array:
         """Which params sit on a bound that the cost pushes them against, as a mask of `[n]`."""
         low = (x <= self.lower) & (gradient >= 0)

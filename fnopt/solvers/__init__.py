@@ -6,6 +6,7 @@ from fnopt.solvers._call import checked_count as checked_count
 from fnopt.solvers._convergence import explained as explained
 from fnopt.solvers._convergence import first_of as first_of
 from fnopt.solvers._covariance import covariance_of as covariance_of
+from fnopt.solvers._covariance import knowledge_of as knowledge_of
 from fnopt.solvers._dogleg import dogleg
 from fnopt.solvers._driver import least_squares
 from fnopt.solvers._gauss_newton import gauss_newton

@@ -200,6 +200,7 @@ def _solve(
         residuals=setting.problem.flat.unflatten(end.residuals),
         tangent=setting.tangent(end.params),
         dof=setting.dof,
+        at_bound=None if setting.problem.box is None else setting.problem.box.side(end.params),
     )
 
 

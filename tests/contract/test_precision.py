@@ -119,7 +119,7 @@ FITS = {
     ),
     "chunked": fit(solver=lm(linear_solver="cholesky", chunk_size=1)),
     "robust": fit(loss="soft_l1", sigma=per_point),
-    "barron": fit(loss=fnopt.barron(-2.0, scale=0.1)),
+    "barron": fit(loss=residuals.barron(-2.0, scale=0.1)),
     "weights": fit(weights=per_point),
     "correlated": fit(sigma=matrix),
     "constraints": fit(constraints={"a": residuals.positive(), "b": residuals.interval(0.0, 2.0)}),
@@ -161,9 +161,9 @@ CURVES = {
     "curve_fit_batch": batched(),
     "covariance": after(fnopt.covariance),
     "standard_errors": after(fnopt.standard_errors),
-    "correlation": after(fnopt.correlation),
+    "correlation": after(fnopt.curves.correlation),
     "confidence_intervals": after(fnopt.confidence_intervals),
-    "reduced_chi_square": after(fnopt.reduced_chi_square),
+    "reduced_chi_square": after(fnopt.curves.reduced_chi_square),
     "predict_band": after(lambda end: fnopt.predict_band(decay, end, noise=True)),
 }
 

@@ -1,4 +1,6 @@
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 import fnopt
 from fnopt import Status
@@ -31,3 +33,85 @@ def test_what_does_not_move_is_called_held():
     lines = str(exact(jnp.asarray([[1.0], [0.0]]))).splitlines()
     assert lines[-2].endswith("± 0")
     assert lines[-1].endswith("3   (held)")
+
+
+def made(J, values, cost=2.0, residuals=None, **fields):
+    """A solution with this Jacobian at its end."""
+    J = jnp.asarray(J, jnp.float32)
+    one = jnp.ones((), jnp.int32)
+    r = jnp.full(J.shape[0], np.sqrt(2 * cost / J.shape[0]), jnp.float32)
+    return fnopt.solvers.Solution(
+        params={name: jnp.asarray(v, jnp.float32) for name, v in values.items()},
+        cost=jnp.float32(cost),
+        residuals=r if residuals is None else residuals,
+        jacobian=J,
+        gradient_norm=jnp.float32(0),
+        rank=jnp.asarray(np.linalg.matrix_rank(J), jnp.int32),
+        steps=one,
+        nfev=one,
+        njev=one,
+        status=Status.CONVERGED_COST.array,
+        **{"dof": jnp.asarray(J.shape[0] - np.linalg.matrix_rank(J), jnp.int32), **fields},
+    )
+
+
+X = np.linspace(0.0, 1.0, 12)
+
+
+def test_one_undetermined_param_does_not_make_all_errors_infinite():
+    J = np.stack([np.ones(12), X, X, np.zeros(12)], axis=1)  # b and c only as a sum, d not at all
+    fit = made(J, {"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0})
+    C = np.asarray(fnopt.curves.covariance(fit))
+    plain = 4 / 10 * np.linalg.inv(J[:, :2].T @ J[:, :2])  # ten degrees of freedom
+    np.testing.assert_allclose(C[0, 0], plain[0, 0], rtol=1e-4)
+    assert np.all(np.isinf(C[1:]))
+    assert np.all(np.isinf(C[:, 1:]))
+    # What is determined can be predicted, whatever it is made of.
+    band = fnopt.curves.predict_band(
+        lambda p: jnp.stack([p["a"] + p["b"] + p["c"], p["b"], p["d"], p["a"]]), fit
+    )
+    both = plain[0, 0] + plain[1, 1] + 2 * plain[0, 1]
+    np.testing.assert_allclose(
+        band.error, [np.sqrt(both), np.inf, np.inf, np.sqrt(plain[0, 0])], rtol=1e-4
+    )
+    text = str(fit)
+    assert "rank 2 of 4: the data don't determine b, c, d" in text
+    assert text.count("(not determined)") == 3
+    assert text.count("±") == 1
+
+
+def test_params_that_are_nearly_the_same_are_not_given_absurd_errors():
+    J = np.stack([np.ones(12), X, X + 1e-4 * np.cos(9 * X)], axis=1)
+    lines = str(made(J, {"V": 1.0, "k10": 2.0, "k12": 3.0}, cost=0.5)).splitlines()
+    assert "  cannot be told apart: k10, k12 (correlation 1.000)" in lines
+    assert [line.endswith("(not alone)") for line in lines[-3:]] == [False, True, True]
+
+
+def test_values_are_rounded_to_their_errors():
+    J = np.stack([np.ones(12), 1000 * X], axis=1)
+    lines = str(made(J, {"a": 12.3456, "b": -1.23456e-2}, cost=0.02)).splitlines()
+    assert lines[-2].split() == ["a", "12.346", "±", "0.034"]
+    assert lines[-1].split() == ["b", "-0.012346", "±", "0.000058"]
+
+
+def test_of_many_params_the_worst_determined_are_shown():
+    J = np.diag(np.arange(1.0, 61.0))
+    J = np.concatenate([J, J])
+    text = str(made(J, {"k": np.ones(60)}))
+    assert "60 parameters in 1 leaves, the 40 worst determined ones:" in text
+    assert "k[39]" in text
+    assert "k[40]" not in text
+
+
+def test_a_param_at_its_bound_is_said_to_be():
+    def residuals(p):
+        return p["a"] * X + p["b"] - (2 * X + 1)
+
+    with jax.numpy_dtype_promotion("standard"):
+        fit = fnopt.least_squares(
+            residuals, {"a": 0.5, "b": 0.5}, bounds=(-1.0, {"a": 1.0, "b": None})
+        )
+    assert fit.at_bound.tolist() == [1, 0]
+    lines = str(fit).splitlines()
+    assert lines[-2].endswith("(at its upper bound)")
+    assert "±" in lines[-1]

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fnopt.curves._model_errors import written_for_jax
 from fnopt.curves.batched._data import NAME, Points, joined
 from fnopt.curves.batched._lanes import Params
 from fnopt.curves.batched._start import Layout
@@ -40,8 +41,9 @@ def checked_model(
     one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), own)
     numbers = (jax.ShapeDtypeStruct((), x0.dtype),) * n
     at = joined(shared, one).x
-    found = recorded(predict, numbers, at) if runs_now((x0, shared, own)) else None
-    value = jax.eval_shape(predict, numbers, at) if found is None else found.returns
+    with written_for_jax(NAME):
+        found = recorded(predict, numbers, at) if runs_now((x0, shared, own)) else None
+        value = jax.eval_shape(predict, numbers, at) if found is None else found.returns
     _check_value(value, one.y.shape)
     return predict if found is None else found
 

@@ -1,0 +1,118 @@
+"""A fit that isn't what was asked for: an error that carries it, or a warning."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from fnopt.core import Status
+from fnopt.curves.batched import BatchFit
+from fnopt.solvers import Solution
+
+_NEAR = 0.1  # standard errors from the minimum that nobody minds
+
+
+class OptimizeWarning(UserWarning):
+    """The fit is there, but something about it is not to be trusted."""
+
+
+class FitError(RuntimeError):
+    """A fit did not converge; what it has got is in `popt`, `pcov` and `solution`.
+
+    Args:
+        text: What is wrong.
+        popt: The best params that were found.
+        pcov: Their covariance.
+        solution: The whole solution.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> x = jnp.linspace(0.0, 4.0, 9)
+        >>> y = 9 * jnp.exp(-3 * x)
+        >>> try:
+        ...     fnopt.curve_fit(lambda x, a, b: a * jnp.exp(-b * x), x, y, maxfev=2)
+        ... except fnopt.curves.FitError as error:
+        ...     print(error.popt.shape, error.pcov.shape)
+        (2,) (2, 2)
+    """
+
+    def __init__(self, text: str, popt: Any, pcov: jax.Array, solution: Solution) -> None:
+        super().__init__(text)
+        self.popt = popt
+        self.pcov = pcov
+        self.solution = solution
+
+
+def report_failures(solution: Solution, pcov: jax.Array, plain: bool) -> None:
+    """Raises or warns where a fit isn't good, if that is known by now.
+
+    Args:
+        solution: The fit.
+        pcov: Its covariance.
+        plain: Whether the cost is that of plain squares.
+    """
+    if isinstance(solution.status, Tracer):
+        return  # under jit or vmap the status is all there is
+    if not bool(solution.converged):
+        left = _errors_away(solution) if plain else np.inf
+        if int(solution.status) != Status.STALLED or not left < _NEAR:
+            raise FitError(
+                f"curve_fit: optimal parameters not found: {solution.message} "
+                f"(after {int(solution.nfev)} evaluations). Try another p0, or raise maxfev. What "
+                "was found is in the popt, pcov and solution of this error.",
+                solution.params,
+                pcov,
+                solution,
+            )
+        warnings.warn(
+            f"curve_fit: rounding ended the fit, {left:.1g} standard errors from the minimum. "
+            "For more digits switch on jax_enable_x64.",
+            OptimizeWarning,
+            stacklevel=3,
+        )
+    if not np.all(np.isfinite(np.asarray(pcov))):
+        m = np.size(solution.residuals)
+        few = " as many params as data leave none to estimate it from;" if m <= len(pcov) else ""
+        warnings.warn(
+            f"curve_fit: the covariance of the params could not be estimated:{few} the data don't "
+            f"determine all of them (rank {int(solution.rank)} of {pcov.shape[0]}, {m} data).",
+            OptimizeWarning,
+            stacklevel=3,
+        )
+
+
+def _errors_away(solution: Solution) -> float:
+    r"""How far the linear model's minimum is, in standard errors of the worst param.
+
+    .. math:: \max_j \frac{|\delta_j|}{s \sqrt{(J^T J)^{-1}_{jj}}}, \qquad \delta = J^+ r
+    """
+    J = np.asarray(solution.jacobian, np.float64)
+    r = np.ravel(np.asarray(solution.residuals)).astype(np.float64)
+    scale = np.linalg.norm(J, axis=0)
+    if r.size <= J.shape[1] or r.size != J.shape[0] or not np.all(scale > 0):
+        return float(np.inf)
+    if not np.all(np.isfinite(J)) or int(solution.rank) < J.shape[1]:
+        return float(np.inf)
+    pinv = np.linalg.pinv(J / scale)
+    delta, spread = pinv @ r, np.sqrt(np.sum(np.square(pinv), axis=1))
+    left = r - (J / scale) @ delta
+    s = np.linalg.norm(left) / np.sqrt(r.size - J.shape[1])
+    return float(np.max(np.abs(delta) / (s * spread))) if s > 0 else float(np.inf)
+
+
+def report_failed_fits(fits: BatchFit) -> None:
+    """Warns of the fits of a batch that failed."""
+    if isinstance(fits.status, Tracer) or bool(jnp.all(fits.converged)):
+        return
+    failed = int(jnp.sum(~fits.converged))
+    warnings.warn(
+        f"curve_fit: {failed} of the fits did not converge; which ones, the status in "
+        f"full_output says.\n{fits}",
+        OptimizeWarning,
+        stacklevel=3,
+    )

@@ -1,0 +1,187 @@
+"""A solution in words: how it ended, and the params with their errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fnopt.core import Status, leaves_with_names
+from fnopt.solvers._covariance import covariance_of
+
+Solution = Any  # fnopt.solvers.Solution, whose file imports this one
+_MOST_SHOWN = 40  # parameters with a line of their own
+_ALIKE = 0.9995  # a correlation that is written as 1.000
+
+
+def report(solution: Solution) -> str:
+    """A short report of one fit."""
+    residuals = [np.ravel(np.asarray(leaf)) for leaf in jax.tree.leaves(solution.residuals)]
+    m = sum(r.size * (1 + np.iscomplexobj(r)) for r in residuals)
+    plain = _is_plain(residuals, float(solution.cost))
+    of = f"half the sum of {m} squares" if plain else f"the loss of {m} residuals"
+    lines = [
+        f"least squares: {solution.message}",
+        f"  cost {float(solution.cost):.6g} ({of}), "
+        f"gradient norm {float(solution.gradient_norm):.2g}",
+        f"  {int(solution.steps)} steps, {int(solution.nfev)} residual and "
+        f"{int(solution.njev)} Jacobian evaluations",
+    ]
+    if plain and solution.dof is not None and int(solution.dof) > 0:
+        chi2 = 2 * float(solution.cost) / int(solution.dof)
+        lines.append(f"  reduced chi-square {chi2:.4g}, {int(solution.dof)} degrees of freedom")
+    return "\n".join(lines + _params(solution))
+
+
+def batch_report(solution: Solution) -> str:
+    """How many problems ended how."""
+    codes = np.ravel(np.asarray(solution.status))
+    lines = [f"least squares: {codes.size} problems"]
+    for code, count in zip(*np.unique(codes, return_counts=True), strict=True):
+        lines.append(f"  {count:>6}  {Status(int(code)).message}")
+    return "\n".join(lines)
+
+
+def _is_plain(residuals: list[np.ndarray], cost: float) -> bool:
+    """Whether the cost is that of plain squares, not of a robust loss."""
+    total = sum(float(np.sum(np.square(np.abs(r.astype(complex))))) for r in residuals) / 2
+    coarse = max(float(jnp.finfo(r.dtype).eps) for r in residuals)
+    return abs(total - cost) <= max(1e-4, 8 * coarse) * max(total, cost)
+
+
+def _fitted(solution: Solution) -> int:
+    """How many numbers were fitted."""
+    if solution.tangent is not None:
+        return solution.tangent.shape[1]
+    return sum(np.size(leaf) for leaf in jax.tree.leaves(solution.params))
+
+
+def _params(solution: Solution) -> list[str]:
+    """What is to be said of the params: first what is wrong with them, then each."""
+    pairs, _ = leaves_with_names(solution.params)
+    names = [name for path, leaf in pairs for name in _entry_names(path, np.shape(leaf))]
+    values = np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for _, leaf in pairs])
+    rank, n = int(solution.rank), _fitted(solution)
+    if solution.jacobian is None:
+        lost = f"  rank {rank} of {n}: the data don't determine all params"
+        errors, alike = np.full(values.size, np.nan), []
+        lines = [lost] if 0 <= rank < n else []
+    else:
+        C = np.asarray(covariance_of(solution), np.float64)
+        errors = np.sqrt(np.diagonal(C))
+        alike = _alike(C, values, errors)
+        lines = [_undetermined(solution, names, errors)] if 0 <= rank < n else []
+        lines += [_names_alike(names, group, C) for group in alike]
+    notes = _notes(solution, errors, alike)
+    order = np.arange(values.size)
+    if values.size > _MOST_SHOWN:
+        size = np.where(values != 0, np.abs(values), 1)
+        worst = np.where(np.isnan(errors), 0, errors) / size
+        order = np.argsort(-worst, kind="stable")[:_MOST_SHOWN]
+        lines.append(
+            f"  {values.size} parameters in {len(pairs)} leaves, the {_MOST_SHOWN} worst "
+            "determined ones:"
+        )
+    width = max((len(names[i]) for i in order), default=0)
+    shown = [_rounded(values[i], errors[i]) for i in order]
+    longest = max(map(len, shown), default=0)
+    return lines + [
+        f"  {names[i]:<{width}}  {text:<{longest}}{notes[i]}".rstrip()
+        for i, text in zip(order, shown, strict=True)
+    ]
+
+
+def _undetermined(solution: Solution, names: list[str], errors: np.ndarray) -> str:
+    which = [name for name, error in zip(names, errors, strict=True) if np.isinf(error)]
+    what = _listed(which) if 0 < len(which) < len(names) else "all params"
+    return f"  rank {int(solution.rank)} of {_fitted(solution)}: the data don't determine {what}"
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+    return ", ".join(names[:6]) + more
+
+
+def _alike(C: np.ndarray, values: np.ndarray, errors: np.ndarray) -> list[list[int]]:
+    """Groups of params with a correlation of 1, whose errors are larger than themselves."""
+    usable = np.isfinite(errors) & (errors > 0)
+    safe = np.where(usable, errors, 1)
+    corr = np.where(usable & usable[:, None], C, 0) / safe / safe[:, None]
+    near = np.abs(corr) >= _ALIKE
+    groups, left = [], set(np.flatnonzero(usable & (errors > np.abs(values))).tolist())
+    while left:
+        group, new = set(), {left.pop()}
+        while new:
+            group |= new
+            new = {int(j) for i in new for j in np.flatnonzero(near[i])} - group
+        left -= group
+        if len(group) > 1:
+            groups.append(sorted(group))
+    return groups
+
+
+def _names_alike(names: list[str], group: list[int], C: np.ndarray) -> str:
+    errors = np.sqrt(np.diagonal(C))[group]
+    corr = np.abs(C[np.ix_(group, group)] / errors / errors[:, None])
+    most = np.max(corr - np.eye(len(group)))
+    return f"  cannot be told apart: {_listed([names[i] for i in group])} (correlation {most:.3f})"
+
+
+def _notes(solution: Solution, errors: np.ndarray, alike: list[list[int]]) -> list[str]:
+    """What stands behind the value of each parameter."""
+    held, bounds = _held(solution, errors.size), _bounds(solution, errors.size)
+    together = {i for group in alike for i in group}
+    notes = []
+    for i, error in enumerate(errors):
+        if held[i]:
+            notes.append("   (held)")
+        elif bounds[i]:
+            notes.append(f"   (at its {'lower' if bounds[i] < 0 else 'upper'} bound)")
+        elif np.isinf(error):
+            notes.append("   (not determined)")
+        elif i in together:
+            notes.append("   (not alone)")
+        else:
+            notes.append("" if np.isnan(error) else f" ± {_error(error)}")
+    return notes
+
+
+def _held(solution: Solution, size: int) -> np.ndarray:
+    """Which params don't move with what is fitted."""
+    if solution.tangent is None:
+        return np.zeros(size, bool)
+    return ~np.any(np.asarray(solution.tangent), axis=1)
+
+
+def _bounds(solution: Solution, size: int) -> np.ndarray:
+    """-1 and 1 for params that end on their lower and upper bound."""
+    if solution.at_bound is None:
+        return np.zeros(size, int)
+    sides = np.asarray(solution.at_bound)
+    if solution.tangent is None:
+        return sides
+    return np.sign((np.asarray(solution.tangent) != 0).astype(int) @ sides)
+
+
+def _error(error: float) -> str:
+    """Two digits of a standard error."""
+    return f"{error:.{_decimals(error)}f}" if 1e-5 < error < 1e5 else f"{error:.2g}"
+
+
+def _decimals(error: float) -> int:
+    return max(0, 1 - int(np.floor(np.log10(float(f"{error:.1e}")))))
+
+
+def _rounded(value: float, error: float) -> str:
+    """A value with as many digits as its error says; as usual if that says nothing."""
+    if np.isfinite(error) and 1e-5 < error < 1e5 and error < abs(value) < 1e9:
+        return f"{value:.{_decimals(error)}f}"
+    return f"{value:.6g}"
+
+
+def _entry_names(path: str, shape: tuple[int, ...]) -> list[str]:
+    if not shape:
+        return [path or "x"]
+    return [f"{path or 'x'}[{', '.join(map(str, i))}]" for i in np.ndindex(*shape)]

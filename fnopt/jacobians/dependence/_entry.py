@@ -49,11 +49,20 @@ class Constant:
 
 
 class Entry(NamedTuple):
-    """A variable: sets if it depends on inputs; else its value, if that can be known."""
+    """A variable: sets if it depends on inputs; else its value, if that can be known.
+
+    Attributes:
+        shape: Its shape.
+        ids: The sets; None if it depends on no input.
+        source: Where its value comes from, if that can be known.
+        parts: Of one laid together from others, of which some are known: these, and the axis. So
+            are the indices of `x[known, unknown]`.
+    """
 
     shape: tuple[int, ...]
     ids: np.ndarray | None = None
     source: tuple[Constant, int] | None = None
+    parts: tuple[tuple[Entry, ...], int] | None = None
 
     @property
     def sets(self) -> np.ndarray:
@@ -69,6 +78,10 @@ class Entry(NamedTuple):
         """The values, and which of them are known."""
         if self.known:
             return self.value(), np.ones(self.shape, bool)
+        if self.parts is not None:
+            parts, axis = self.parts
+            values, there = zip(*(part.partly() for part in parts), strict=True)
+            return np.concatenate(values, axis), np.concatenate(there, axis)
         return np.zeros(self.shape, np.int32), np.zeros(self.shape, bool)
 
     def value(self) -> np.ndarray:
@@ -95,7 +108,9 @@ def outputs_of(eqn: jex.JaxprEqn, inputs: list[Entry]) -> list[Entry]:
     """The outputs of an equation whose inputs depend on nothing."""
     shapes = [tuple(getattr(v.aval, "shape", ())) for v in eqn.outvars]
     if eqn.effects or not all(entry.known for entry in inputs):
-        return [Entry(shape) for shape in shapes]
+        axis = eqn.params.get("dimension") if eqn.primitive.name == "concatenate" else None
+        parts = None if axis is None else (tuple(inputs), axis)
+        return [Entry(shape, parts=parts) for shape in shapes]
     sources = [entry.source for entry in inputs if entry.source is not None]
     constant = Constant(eqn, sources)
     return [Entry(shape, source=(constant, k)) for k, shape in enumerate(shapes)]

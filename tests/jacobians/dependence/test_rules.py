@@ -507,6 +507,42 @@ def test_every_linear_primitive_has_a_rule_or_a_reason():
     assert not missing, f"add a rule, or a line in MIXED: {sorted(missing)}"
 
 
+def rows(x):
+    return of(x, 4, 6)
+
+
+def matrices(x):
+    return x.reshape(6, 2, 2) + 3 * np.eye(2, dtype=np.float32)
+
+
+# What a member of a batch depends on is that member: so many entries, and no more.
+APART = {
+    "stack": (lambda x: jnp.stack([x[1:], x[:-1]], 1), 46),
+    "unstack": (lambda x: jnp.unstack(rows(x))[1], 6),
+    "tile": (lambda x: jnp.tile(rows(x), (2, 2)), 96),
+    "sort": (lambda x: jnp.sort(rows(x), 1), 4 * 36),
+    "largest": (lambda x: lax.top_k(rows(x), 2)[0], 4 * 12),
+    "at the largest": (lambda x: rows(x)[np.arange(4), jnp.argmax(rows(x), 1)], 4 * 6),
+    "into the largest": (
+        lambda x: jnp.zeros((4, 6)).at[np.arange(4), jnp.argmax(rows(x), 1)].set(x[:4]),
+        4 * 6,
+    ),
+    "inverse": (lambda x: jnp.linalg.inv(matrices(x)), 6 * 16),
+    "solution": (lambda x: jnp.linalg.solve(matrices(x), np.ones((6, 2, 1), np.float32)), 6 * 8),
+    "pooling": (lambda x: largest_of_pairs(rows(x)), 24),
+}
+
+
+def largest_of_pairs(a):
+    return lax.reduce_window(a, -np.inf, lax.max, (1, 2), (1, 2), "VALID")
+
+
+@pytest.mark.parametrize("name", list(APART))
+def test_members_of_a_batch_are_kept_apart(name):
+    fn, entries = APART[name]
+    assert fnopt.sparsity_pattern(fn)(POINTS[0])[0].size == entries
+
+
 def test_what_is_written_into_a_mutable_array_is_not_lost():
     if not hasattr(jax, "new_ref"):
         pytest.skip("this JAX has no jax.new_ref")

@@ -327,27 +327,3 @@ def test_dimensions_must_be_numbers():
     (n,) = jax.export.symbolic_shape("n")
     with pytest.raises(ValueError, match=r"cost: leaf 'x' of argument 0 has the shape \(n, 3\)"):
         cost(lambda d: d["x"] * 2)({"x": jax.ShapeDtypeStruct((n, 3), jnp.float32)})
-
-
-# Primitives that JAX lists and that nothing is known of; all else has a rule or a stated reason.
-WITHOUT_A_RULE = {
-    *("approx_top_k", "custom_lin", "rng_uniform", "random_gamma", "select_and_scatter", "swap"),
-    *("get", "addupdate", "empty2"),
-}
-
-
-def test_every_primitive_of_jax_has_a_rule_or_a_reason():
-    from jax.extend.core import primitives
-
-    from fnopt.costs._count import _CONTROL
-    from fnopt.costs._flops_table import RULES, reason_unknown
-
-    calls = {"jit", "pjit", "call", "closed_call", "core_call", "custom_jvp_call", "remat2"}
-    calls |= {"custom_vjp_call", "custom_vjp_call_jaxpr", "custom_linear_solve", "checkpoint"}
-    found = {p.name for p in vars(primitives).values() if isinstance(p, jex.Primitive)}
-    left = {
-        name
-        for name in found - set(RULES) - set(_CONTROL) - calls
-        if reason_unknown(name) == "no rule for this primitive"
-    }
-    assert left <= WITHOUT_A_RULE

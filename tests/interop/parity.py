@@ -66,6 +66,12 @@ def _modules() -> dict[str, ModuleType]:
         if any(p.startswith("_") or p.endswith("_test") for p in parts):
             continue
         found[".".join(parts)] = importlib.import_module(info.name)
+    # A private module may have a public name (`optax.experimental.aggregating`).
+    for path, module in [*found.items()]:
+        for name in getattr(module, "__all__", ()):
+            inner = getattr(module, name)
+            if isinstance(inner, ModuleType) and "._" in inner.__name__:
+                found[f"{path}.{name}"] = inner
     return found
 
 

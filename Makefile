@@ -10,11 +10,18 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 GROUPS := lint test docs bench demo
 
-.PHONY: help install demo test lint format types docs bench bench-smoke clean
+# What a release of JAX can break: the readers of its programs, and the contract of optimizers.
+READERS := tests/programs tests/taps tests/costs tests/gradients/ghost tests/jacobians/dependence \
+  fnopt/programs fnopt/taps fnopt/costs
+CONTRACT := tests/contract/test_transforms.py
+CASES := adamw or lion or accumulate
+
+.PHONY: help install demo test lint format types docs bench bench-smoke oldest newest end clean
 
 help:
 	@echo "make demo          train on real digits, fit a real curve, sweep 16 learning rates; writes a picture"
 	@echo "make test          all tests and doctests"
+	@echo "make oldest newest what a JAX release can break, on the oldest (Python 3.11) and the newest (3.13)"
 	@echo "make lint types    ruff and pyright"
 	@echo "make docs          the documentation, every page executed, warnings as errors"
 	@echo "make bench         every benchmark (bench-smoke: a quick run of the same code)"
@@ -42,6 +49,23 @@ demo: $(VENV)/.stamp-group-demo
 test: $(VENV)/.stamp-group-test
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -q --durations=10
 
+# The two ends of the versions that fnopt supports, each in an environment of its own.
+oldest: export PIP_CONSTRAINT := tests/oldest.txt
+$(VENV)/.stamp-group-ends: tests/oldest.txt
+oldest:
+	@python=$$(.ci/find-python 3.11) || { echo "no Python 3.11 was found"; exit 1; }; \
+	$(MAKE) --no-print-directory end VENV=$(VENV)-oldest PYTHON="$$python"
+
+newest:
+	@python=$$(.ci/find-python 3.13) || { echo "no Python 3.13 was found"; exit 1; }; \
+	$(MAKE) --no-print-directory end VENV=$(VENV)-newest PYTHON="$$python"
+	$(VENV)-newest/bin/python -W ignore -m tests.run_page docs/guides/cost.md
+
+end: $(VENV)/.stamp-group-ends
+	@$(BIN)/python -c 'import jax, sys; print("Python %d.%d, JAX" % sys.version_info[:2], jax.__version__)'
+	$(BIN)/python -m pytest -n $(JOBS) -q $(READERS)
+	$(BIN)/python -m pytest -n $(JOBS) -q $(CONTRACT) -k "$(CASES)"
+
 lint: $(VENV)/.stamp-group-lint
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -65,4 +89,4 @@ bench-smoke: $(VENV)/.stamp-group-bench
 	$(BIN)/python -m benchmarks --smoke --jobs $(JOBS)
 
 clean:
-	rm -rf $(VENV) docs/_build demo_output benchmarks/results build dist
+	rm -rf $(VENV) $(VENV)-oldest $(VENV)-newest docs/_build demo_output benchmarks/results build dist

@@ -4,7 +4,13 @@ import gc
 import pathlib
 
 import jax
+import jax.export
 import pytest
+
+if not hasattr(jax, "enable_x64"):  # before JAX 0.8
+    from jax.experimental import enable_x64
+
+    jax.enable_x64 = enable_x64
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 2)  # so that sharding can be tested

@@ -22,6 +22,7 @@ OPENED = {
 # depends on the numbers, or because JAX uses them inside other transformations only.
 UNCOUNTED = {
     "approx_top_k": "the algorithm is the backend's",
+    "rng_uniform": "the algorithm is the backend's",
     "random_gamma": "rejection sampling",
     "select_and_scatter": "any function as the reduction",
     "cholesky_update": "a kernel",

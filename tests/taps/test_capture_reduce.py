@@ -89,6 +89,9 @@ def test_several_and_functions():
     ]
 
 
+@pytest.mark.skipif(
+    jax.__version_info__ < (0, 8), reason="that compiler plans more memory for the same program"
+)
 def test_nothing_big_is_stacked():
     def memory(fn):
         compiled = jax.jit(fn).lower(W, jnp.zeros((500, 3, 8))).compile()

@@ -1,0 +1,33 @@
+"""Runs the code cells of documentation pages: `python -m tests.run_page docs/guides/cost.md`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+CELL = re.compile(
+    r"^```\{code-cell\}[^\n]*\n(?:---\n.*?\n---\n|(?::[^\n]*\n)*)(.*?)^```", re.M | re.S
+)
+
+
+def cells(text: str) -> list[str]:
+    """The code of a page, cell by cell, without their options."""
+    return CELL.findall(text)
+
+
+def run(page: Path) -> int:
+    """Runs the cells in one namespace; returns how many there were."""
+    names: dict[str, object] = {"__name__": "__main__"}
+    found = cells(page.read_text())
+    for i, cell in enumerate(found):
+        exec(compile(cell, f"{page}, cell {i + 1}", "exec"), names)
+    return len(found)
+
+
+if __name__ == "__main__":
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    for name in sys.argv[1:]:
+        print(f"{name}: {run(Path(name))} cells")

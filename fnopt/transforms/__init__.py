@@ -9,6 +9,7 @@ from fnopt.transforms._backtracking_linesearch import scale_by_backtracking_line
 from fnopt.transforms._basic import identity, scale, set_to_zero, stateless
 from fnopt.transforms._chain import Chain, chain
 from fnopt.transforms._clip import clip, clip_by_global_norm
+from fnopt.transforms._ema import ema
 from fnopt.transforms._freeze import freeze
 from fnopt.transforms._learning_rate import scale_by_learning_rate
 from fnopt.transforms._masked import masked
@@ -18,8 +19,10 @@ from fnopt.transforms._objective import value_and_grad_from_state
 from fnopt.transforms._partition import partition
 from fnopt.transforms._select import select
 from fnopt.transforms._selectors import Labels, Selector, by_path, by_pattern
+from fnopt.transforms._sign import scale_by_sign
 from fnopt.transforms._tree_algebra import inner as inner
 from fnopt.transforms._tree_algebra import real_dtype_of as real_dtype_of
+from fnopt.transforms._trust_ratio import scale_by_trust_ratio
 from fnopt.transforms._weight_decay import add_decayed_weights
 from fnopt.transforms._zoom_linesearch import scale_by_zoom_linesearch
 
@@ -35,6 +38,7 @@ __all__ = [
     "chain",
     "clip",
     "clip_by_global_norm",
+    "ema",
     "freeze",
     "has_updated",
     "identity",
@@ -43,6 +47,8 @@ __all__ = [
     "scale",
     "scale_by_backtracking_linesearch",
     "scale_by_learning_rate",
+    "scale_by_sign",
+    "scale_by_trust_ratio",
     "scale_by_zoom_linesearch",
     "select",
     "set_to_zero",

@@ -8,6 +8,7 @@ from fnopt.transforms._backtracking_linesearch import (
     BacktrackingLinesearchInfo,
     ScaleByBacktrackingLinesearchState,
 )
+from fnopt.transforms._ema import EmaState
 from fnopt.transforms._learning_rate import ScaleByLearningRateState
 from fnopt.transforms._masked import MaskedState
 from fnopt.transforms._momentum import TraceState
@@ -19,6 +20,7 @@ __all__ = [
     "AddDecayedWeightsState",
     "ApplyIfFiniteState",
     "BacktrackingLinesearchInfo",
+    "EmaState",
     "MaskedState",
     "ScaleByBacktrackingLinesearchState",
     "ScaleByLearningRateState",

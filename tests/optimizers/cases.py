@@ -34,6 +34,11 @@ def _multi_steps(m: Any, inner: Any, k: int) -> Any:
     return m.MultiSteps(inner, every_k_schedule=k).gradient_transformation()
 
 
+def of(m: Any, name: str) -> Any:
+    """The function of that name: in the library, or in optax's contrib."""
+    return getattr(m, name) if m is fnopt else getattr(m.contrib, name)
+
+
 # name -> a function of the library: ours, or optax
 OPTIMIZERS: dict[str, Any] = {
     "sgd": lambda m: m.sgd(0.1),
@@ -58,6 +63,16 @@ OPTIMIZERS: dict[str, Any] = {
     "adabelief": lambda m: m.adabelief(rate(m), eps=1e-8),
     "adabelief_nesterov": lambda m: m.adabelief(0.1, eps_root=1e-8, nesterov=True),
     "yogi": lambda m: m.yogi(rate(m)),
+    "lamb": lambda m: m.lamb(rate(m), weight_decay=decay(m), mask=KERNELS),
+    "lars": lambda m: m.lars(rate(m), weight_decay=0.1, trust_coefficient=0.5),
+    "adadelta": lambda m: m.adadelta(1.0, eps=1e-3, weight_decay=0.1),
+    "sign_sgd": lambda m: m.sign_sgd(rate(m)),
+    "signum": lambda m: m.signum(rate(m)),
+    "adan": lambda m: m.adan(rate(m), weight_decay=0.1, mask=KERNELS),
+    "optimistic_gradient_descent": lambda m: m.optimistic_gradient_descent(rate(m), 0.9, 0.8),
+    "optimistic_adam_v2": lambda m: m.optimistic_adam_v2(rate(m), alpha=0.9, beta=0.3),
+    "ademamix": lambda m: of(m, "ademamix")(rate(m), alpha=decay(m), weight_decay=0.1),
+    "simplified_ademamix": lambda m: of(m, "simplified_ademamix")(0.01, alpha=decay(m)),
     "rmsprop": lambda m: m.rmsprop(0.1),
     "rmsprop_outside": lambda m: m.rmsprop(0.1, initial_scale=1.0, eps_in_sqrt=False),
     "rmsprop_corrected": lambda m: m.rmsprop(0.1, 0.8, bias_correction=True),
@@ -75,6 +90,8 @@ OPTIMIZERS: dict[str, Any] = {
 
 OURS_ONLY: dict[str, Any] = {
     "diffgrad": lambda m: m.diffgrad(0.1),
+    # Optax takes every step one call late.
+    "rprop": lambda m: m.rprop(0.1),
     "sgdr": lambda m: m.sgdr(0.1, decay_steps=4, momentum=0.9),
 }
 

@@ -1,0 +1,58 @@
+"""A running mean of the updates."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import Leafwise, Scalar, Slot, as_dtype, bias_correction, hyper, static
+from fnopt.core import ema as averaged
+
+
+class EmaState(NamedTuple):
+    """Step count, and the average of the updates."""
+
+    count: jax.Array
+    ema: Slot
+
+
+class ema(Leafwise):
+    r"""Replaces updates by their exponential moving average.
+
+    .. math:: m_t = \beta m_{t-1} + (1-\beta)\, g_t, \qquad
+              u_t = \frac{m_t}{1-\beta^t} \;\text{(debiased)}, \quad m_t \;\text{otherwise}
+
+    Args:
+        decay: :math:`\beta`.
+        debias: Whether to correct for the start at zero.
+        accumulator_dtype: Storage dtype of the average; by default the params' own, but at least
+            float32.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.ema(0.75)
+        >>> tx.update({"w": jnp.full(2, 4.0)}, tx.init({"w": jnp.ones(2)}))[0]["w"].round(3)
+        Array([4., 4.], dtype=float32)
+    """
+
+    State = EmaState
+
+    decay: Scalar = hyper(ge=0, lt=1)
+    debias: bool = static(default=True)
+    accumulator_dtype: Any = static(default=None, convert=as_dtype)
+
+    def storage(self, slot: str) -> Any:
+        """`accumulator_dtype`."""
+        del slot
+        return self.accumulator_dtype
+
+    def scalars(self, h: Any, t: Any) -> dict[str, Any]:
+        """The bias correction, if there is one."""
+        seen = bias_correction(h.decay, t) if self.debias else jnp.ones_like(h.decay)
+        return {"gain": 1 - h.decay, "unseen": 1 / seen}
+
+    def leaf(self, h: Any, g: Any, mean: Any) -> Any:
+        mean = averaged(mean, g, h.decay, h.gain)
+        return (h.unseen * mean if self.debias else mean), mean

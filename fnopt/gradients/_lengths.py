@@ -42,6 +42,8 @@ def lengths_of(x: jax.Array) -> jax.Array:
 def spread_of(x: jax.Array, counts: jax.Array) -> jax.Array:
     """The sum of the squared distances from their mean, of the formed gradients that count."""
     x = x.astype(compute_dtype(x.dtype))
+    # From one of them first: zero if all are the same, and small numbers have an exact mean.
+    x = x - x[jnp.argmax(counts)]
     mean = weighted_total(counts, x) / number(counts, x.dtype)
     return jnp.sum(only_where(counts > 0, squares_of(x - mean)))
 

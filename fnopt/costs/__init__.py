@@ -5,12 +5,11 @@ from __future__ import annotations
 from fnopt.costs._cost import cost
 from fnopt.costs._phases import GradCost, StepCost
 from fnopt.costs._result import Compiled, Cost, Loop, Unknown
-from fnopt.costs._roofline import PUBLISHED_RATES, Hardware, measure_hardware
+from fnopt.costs._roofline import Hardware, measure_hardware
 from fnopt.costs._step import grad_cost, step_cost
 from fnopt.costs._work import Work
 
 __all__ = [
-    "PUBLISHED_RATES",
     "Compiled",
     "Cost",
     "GradCost",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from fnopt.costs._result import Compiled, Cost, notes
 from fnopt.costs._roofline import Hardware
@@ -58,8 +59,9 @@ class GradCost:
             hardware: Rates of a machine; adds the roofline times and what limits them.
         """
         rows: list[Row] = []
+        order = [*self.forward.grouped(depth)] if depth else []
         for name, cost in self.phases.items():
-            rows += [(name, [cost.total]), *_parts(cost, depth)]
+            rows += [(name, [cost.total]), *_parts(cost, depth, order)]
         rows.append(("total", [cost.total for cost in self.phases.values()]))
         lines = work_table(rows, hardware)
         remarks = notes(list(self.phases.values()), self.compiled)
@@ -108,7 +110,8 @@ class StepCost(GradCost):
         return [*super()._remarks(), sizes]
 
 
-def _parts(cost: Cost, depth: int) -> list[Row]:
+def _parts(cost: Cost, depth: int, order: Sequence[str]) -> list[Row]:
+    """The rows of a phase's parts: first those of the forward pass, in its order."""
     groups = cost.grouped(depth) if depth else {}
-    named = any(groups)
-    return [(f"  {name or '(no name)'}", [work]) for name, work in groups.items() if named]
+    names = [n for n in order if n in groups] + [n for n in groups if n not in order]
+    return [(f"  {name or '(rest)'}", [groups[name]]) for name in names if any(groups)]

@@ -144,8 +144,12 @@ class Cost:
         return sum(inside, Work())
 
     def grouped(self, depth: int) -> dict[str, Work]:
-        """The work per part, parts deeper than `depth` counted to the one that they are in."""
+        """The work per part, parts deeper than `depth` counted to the one that they are in.
+
+        A root that all named parts share (the model's own name, in Flax) is no level.
+        """
         groups: dict[str, Work] = {}
+        depth += _shared([name.split("/") for name in self.parts if name])
         for name, work in self.parts.items():
             group = "/".join(name.split("/")[:depth])
             groups[group] = groups.get(group, Work()) + work
@@ -181,12 +185,20 @@ class Cost:
         return Cost(parts, self.unknown + other.unknown, self.loops + other.loops)
 
 
+def _shared(paths: Sequence[Sequence[str]]) -> int:
+    """How many parts of the path all have in common."""
+    if len(paths) < 2:
+        return 0
+    same = [len({*level}) == 1 for level in zip(*paths, strict=False)]
+    return next((i for i, alike in enumerate(same) if not alike), len(same))
+
+
 _SHOWN = 8  # things that are not counted, with a line of their own
 
 
 def _cost_table(cost: Cost, depth: int, hardware: Hardware | None) -> str:
     """The table of one program: a line a part, the total, and what else there is to say."""
-    rows = [(name or "(no name)", [work]) for name, work in cost.grouped(depth).items()]
+    rows = [(name or "(rest)", [work]) for name, work in cost.grouped(depth).items()]
     rows = [] if len(rows) < 2 else sorted(rows, key=_heaviest)
     lines = work_table([*rows, ("total", [cost.total])], hardware)
     return "\n".join([*lines, *notes([cost], cost.compiled)])

@@ -76,21 +76,6 @@ class Hardware:
         return work.matmul_flops / self.flops + other / (self.vector_flops or self.flops)
 
 
-#: Published peak rates of a few machines: dense matrix products in bfloat16 with float32 sums.
-#: No program reaches them; `measure_hardware` gives what this machine really does.
-PUBLISHED_RATES = {
-    # NVIDIA, "A100 Tensor Core GPU" data sheet (2021): bfloat16 312 TFLOP/s (624 with sparsity),
-    # 2,039 GB/s, float32 19.5 TFLOP/s.
-    "nvidia-a100-80gb-sxm": Hardware(312e12, 2.039e12, 19.5e12, "NVIDIA A100 SXM 80 GB"),
-    # NVIDIA, "H100 Tensor Core GPU" data sheet (2023): bfloat16 1,979 TFLOP/s with sparsity, which
-    # is half of it without; 3.35 TB/s, float32 67 TFLOP/s.
-    "nvidia-h100-sxm": Hardware(989.5e12, 3.35e12, 67e12, "NVIDIA H100 SXM"),
-    # Google Cloud, "TPU v5e" and "TPU v6e" (which compares with it): bfloat16 197 TFLOP/s and
-    # 819 GB/s a chip; some editions of the page round to 800. There is no rate for the vector unit.
-    "google-tpu-v5e": Hardware(197e12, 819e9, None, "Google TPU v5e"),
-}
-
-
 def measure_hardware(dtype: Any = jnp.float32, size: int = 2048, repeats: int = 5) -> Hardware:
     """Measures this machine's rates with one matrix product and one addition of large vectors.
 

@@ -7,7 +7,7 @@ from fnopt.gradients._clipped import ExampleInfo, clipped_grad
 from fnopt.gradients._hardest import HardExamples, hardest_examples
 from fnopt.gradients._independence import check_examples_independent
 from fnopt.gradients._microbatch import micro_vmap, microbatch
-from fnopt.gradients._noise import NoiseInfo, add_noise
+from fnopt.gradients._noise import NoiseInfo, add_noise, sensitivity
 from fnopt.gradients._noise_scale import noise_scale
 from fnopt.gradients._norms import per_example_norms
 from fnopt.gradients._per_example import per_example_grads, value_and_per_example_grads
@@ -40,6 +40,7 @@ __all__ = [
     "per_example_grads",
     "per_example_norms",
     "poisson_batch",
+    "sensitivity",
     "sign_agreement",
     "trimmed_mean",
     "value_and_per_example_grads",

@@ -9,7 +9,15 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from fnopt.core import check_inexact, check_key, check_number, compute_dtype, default_float, folded
+from fnopt.core import (
+    check_inexact,
+    check_key,
+    check_number,
+    compute_dtype,
+    default_float,
+    folded,
+    joint_norm,
+)
 from fnopt.gradients._clip_rule import check_limits
 
 
@@ -78,15 +86,44 @@ def add_noise(
     """
     check_inexact(grads, "add_noise: grads")
     check_limits(clip_norm, "add_noise")
-    _check_finite(clip_norm)
+    _check_finite(clip_norm, "add_noise")
     _check_multiplier(noise_multiplier)
-    _check_batch_size(batch_size)
+    _check_batch_size(batch_size, "add_noise")
     key = folded(check_key(key, "add_noise"), step, "add_noise")
     sensitivity = _sensitivity(clip_norm, batch_size)
     stddev = jnp.asarray(noise_multiplier).astype(sensitivity.dtype) * sensitivity
     leaves, treedef = jax.tree.flatten(grads)
     noisy = [_noisy(g, jax.random.fold_in(key, i), stddev) for i, g in enumerate(leaves)]
     return jax.tree.unflatten(treedef, noisy), NoiseInfo(stddev, sensitivity)
+
+
+def sensitivity(clip_norm: Any, *, batch_size: Any = None) -> jax.Array:
+    r"""The sensitivity of a clipped sum: the most that adding or removing one example moves it.
+
+    .. math:: S = \Bigl(\sum_k C_k^2\Bigr)^{1/2} \; [\,/\, B\,]
+
+    Args:
+        clip_norm: The `clip_norm` of `clipped_grad`, a number or a tree of them, one for each part.
+        batch_size: What the sum was divided by, if it was.
+
+    Returns:
+        A scalar: what the noise multiplier of `add_noise` is a multiple of.
+
+    Raises:
+        ValueError: If a clip norm isn't positive and finite, or the batch size isn't positive.
+
+    Example:
+        >>> from fnopt.gradients import sensitivity
+        >>> float(sensitivity({"encoder": 3.0, "head": 4.0})), float(sensitivity(1.0, batch_size=8))
+        (5.0, 0.125)
+
+    Reference:
+        Dwork and Roth, 2014, "The Algorithmic Foundations of Differential Privacy".
+    """
+    check_limits(clip_norm, "sensitivity")
+    _check_finite(clip_norm, "sensitivity")
+    _check_batch_size(batch_size, "sensitivity")
+    return _sensitivity(clip_norm, batch_size)
 
 
 def _check_multiplier(noise_multiplier: Any) -> None:
@@ -97,27 +134,27 @@ def _check_multiplier(noise_multiplier: Any) -> None:
         )
 
 
-def _check_finite(clip_norm: Any) -> None:
+def _check_finite(clip_norm: Any, name: str) -> None:
     for limit in jax.tree.leaves(clip_norm):
         if not isinstance(limit, Tracer) and not limit < math.inf:
             raise ValueError(
-                f"add_noise: clip_norm is {limit}: gradients that are not clipped have no "
+                f"{name}: clip_norm is {limit}: gradients that are not clipped have no "
                 "sensitivity, and no noise hides an example."
             )
 
 
-def _check_batch_size(batch_size: Any) -> None:
+def _check_batch_size(batch_size: Any, name: str) -> None:
     if batch_size is None:
         return
-    check_number(batch_size, "batch_size", "add_noise")
+    check_number(batch_size, "batch_size", name)
     if not isinstance(batch_size, Tracer) and not batch_size > 0:
-        raise ValueError(f"add_noise: batch_size is {batch_size}, expected a positive number.")
+        raise ValueError(f"{name}: batch_size is {batch_size}, expected a positive number.")
 
 
 def _sensitivity(clip_norm: Any, batch_size: Any) -> jax.Array:
     dtype = default_float()
     limits = [jnp.asarray(c).astype(dtype) for c in jax.tree.leaves(clip_norm)]
-    total = jnp.sqrt(sum((c * c for c in limits), jnp.zeros((), dtype)))
+    total = joint_norm(limits) if limits else jnp.zeros((), dtype)
     return total if batch_size is None else total / jnp.asarray(batch_size).astype(dtype)
 
 

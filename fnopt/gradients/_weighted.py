@@ -124,8 +124,11 @@ def _values_aux_grad(
     chunk_size = checked_chunk_size(chunk_size, spec.name)
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any], key: Any) -> tuple[Any, Any, Any]:
-        if not args:
-            raise TypeError(f"{spec.name}: call it as (params, batch, weights).")
+        if len(args) < 3 and spec.batch_argnums is None:
+            raise TypeError(
+                f"{spec.name}: {len(args)} positional arguments, expected (params, batch, ..., "
+                "weights): one weight per example, of shape [n], comes last."
+            )
         bound = spec.bind(args[:-1], kwargs, key)
         weights = check_weights(args[-1], bound.size, spec.name)
         scale = 1 / bound.size if reduction == "mean" else 1.0

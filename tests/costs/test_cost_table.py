@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fnopt.costs import PUBLISHED_RATES, Cost, Hardware, Work, cost, measure_hardware
+from fnopt.costs import Cost, Hardware, Work, cost, measure_hardware
 from fnopt.costs._table import binary, seconds, si
 from tests.costs.cost_models import f32
 
@@ -92,8 +92,11 @@ def test_rates_of_this_machine():
     assert machine.name
 
 
-def test_published_rates_name_their_machine():
-    # Ridges (FLOP/byte) worked out by hand from the published rates.
-    ridges = {"nvidia-a100-80gb-sxm": 153, "nvidia-h100-sxm": 295, "google-tpu-v5e": 241}
-    assert {name: round(m.ridge) for name, m in PUBLISHED_RATES.items()} == ridges
-    assert [m.name.split()[0] for m in PUBLISHED_RATES.values()] == ["NVIDIA", "NVIDIA", "Google"]
+def test_a_root_that_all_parts_share_is_no_level():
+    one = Work(matmul_flops=10)
+    parts = {"": one, "M/Dense_0": one, "M/Block/Dense_0": one, "M/Block/Dense_1": one}
+    assert Cost(parts).grouped(1) == {"": one, "M/Dense_0": one, "M/Block": one + one}
+    table = Cost(parts).table(depth=1)
+    assert "(rest)" in table
+    assert "M/Block" in table
+    assert Cost({"M": one, "": one}).grouped(1) == {"M": one, "": one}

@@ -147,7 +147,7 @@ def test_positions():
         per_example_grads(loss)(W)
     with pytest.raises(TypeError, match="no batch among the 1 positional arguments"):
         weighted_grad(loss)(W, X)
-    with pytest.raises(TypeError, match=r"call it as \(params, batch, weights\)"):
+    with pytest.raises(TypeError, match=r"expected \(params, batch, ..., weights\)"):
         weighted_grad(loss)()
     with pytest.raises(ValueError, match=r"argnums is \(2,\), but there are 2 positional"):
         per_example_grads(loss, argnums=2)(W, X)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fnopt.gradients import add_noise, clipped_grad
+from fnopt.gradients import add_noise, clipped_grad, sensitivity
 
 KEY = jax.random.key(0)
 
@@ -95,3 +95,11 @@ def test_errors_in_other_arguments():
         add_noise(jnp.zeros(2), KEY, 1.0, 1.0, batch_size=0)
     with pytest.raises(TypeError, match=r"step is float32\[\], expected one integer"):
         add_noise(jnp.zeros(2), KEY, 1.0, 1.0, step=1.5)
+
+
+def test_sensitivity_is_that_of_the_noise():
+    limits = {"a": 3.0, "b": 4.0}
+    _, info = add_noise({"w": jnp.zeros(2)}, jax.random.key(0), 1.0, limits, batch_size=2)
+    assert float(sensitivity(limits, batch_size=2)) == float(info.sensitivity) == 2.5
+    with pytest.raises(ValueError, match="sensitivity: clip_norm is inf"):
+        sensitivity(jnp.inf)

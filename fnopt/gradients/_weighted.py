@@ -124,7 +124,7 @@ def _values_aux_grad(
     chunk_size = checked_chunk_size(chunk_size, spec.name)
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any], key: Any) -> tuple[Any, Any, Any]:
-        if len(args) < 3 and spec.batch_argnums is None:
+        if not args or (len(args) < 3 and spec.batch_argnums is None):
             raise TypeError(
                 f"{spec.name}: {len(args)} positional arguments, expected (params, batch, ..., "
                 "weights): one weight per example, of shape [n], comes last."

@@ -145,7 +145,7 @@ def test_complex_weights():
 def test_positions():
     with pytest.raises(TypeError, match="no batch among the 1 positional arguments"):
         per_example_grads(loss)(W)
-    with pytest.raises(TypeError, match="2 positional arguments, expected .*, weights"):
+    with pytest.raises(TypeError, match=r"2 positional arguments, expected .*, weights"):
         weighted_grad(loss)(W, X)
     with pytest.raises(TypeError, match=r"expected \(params, batch, ..., weights\)"):
         weighted_grad(loss)()

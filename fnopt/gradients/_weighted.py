@@ -124,9 +124,10 @@ def _values_aux_grad(
     chunk_size = checked_chunk_size(chunk_size, spec.name)
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any], key: Any) -> tuple[Any, Any, Any]:
-        if not args or (len(args) < 3 and spec.batch_argnums is None):
+        count = len(args)
+        if count < 1 or (count < 3 and spec.batch_argnums is None):
             raise TypeError(
-                f"{spec.name}: {len(args)} positional arguments, expected (params, batch, ..., "
+                f"{spec.name}: {count} positional arguments, expected (params, batch, ..., "
                 "weights): one weight per example, of shape [n], comes last."
             )
         bound = spec.bind(args[:-1], kwargs, key)

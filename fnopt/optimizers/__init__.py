@@ -15,8 +15,10 @@ from fnopt.optimizers._ademamix import (
     scale_by_simplified_ademamix,
     simplified_ademamix,
 )
+from fnopt.optimizers._adopt import adopt, scale_by_adopt
 from fnopt.optimizers._amsgrad import amsgrad, scale_by_amsgrad
 from fnopt.optimizers._diffgrad import diffgrad, scale_by_diffgrad
+from fnopt.optimizers._fromage import fromage, scale_by_fromage
 from fnopt.optimizers._lamb import lamb, lars
 from fnopt.optimizers._lbfgs import lbfgs
 from fnopt.optimizers._lion import lion, scale_by_lion
@@ -25,6 +27,7 @@ from fnopt.optimizers._optimistic import (
     optimistic_gradient_descent,
     scale_by_optimistic_gradient,
 )
+from fnopt.optimizers._polyak_sgd import polyak_sgd, scale_by_polyak
 from fnopt.optimizers._radam import radam, scale_by_radam
 from fnopt.optimizers._rmsprop import rmsprop, scale_by_rms, scale_by_stddev
 from fnopt.optimizers._rprop import rprop, scale_by_rprop
@@ -45,8 +48,10 @@ __all__ = [
     "adamw",
     "adan",
     "ademamix",
+    "adopt",
     "amsgrad",
     "diffgrad",
+    "fromage",
     "lamb",
     "lars",
     "lbfgs",
@@ -55,6 +60,7 @@ __all__ = [
     "nadamw",
     "optimistic_adam_v2",
     "optimistic_gradient_descent",
+    "polyak_sgd",
     "radam",
     "rmsprop",
     "rprop",
@@ -63,12 +69,15 @@ __all__ = [
     "scale_by_adamax",
     "scale_by_adan",
     "scale_by_ademamix",
+    "scale_by_adopt",
     "scale_by_amsgrad",
     "scale_by_belief",
     "scale_by_diffgrad",
+    "scale_by_fromage",
     "scale_by_lbfgs",
     "scale_by_lion",
     "scale_by_optimistic_gradient",
+    "scale_by_polyak",
     "scale_by_radam",
     "scale_by_rms",
     "scale_by_rprop",

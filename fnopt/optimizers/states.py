@@ -8,8 +8,10 @@ from fnopt.optimizers._adam import ScaleByAdamState
 from fnopt.optimizers._adamax import ScaleByAdamaxState
 from fnopt.optimizers._adan import ScaleByAdanState
 from fnopt.optimizers._ademamix import ScaleByAdemamixState, ScaleBySimplifiedAdemamixState
+from fnopt.optimizers._adopt import ScaleByAdoptState
 from fnopt.optimizers._amsgrad import ScaleByAmsgradState
 from fnopt.optimizers._diffgrad import ScaleByDiffgradState
+from fnopt.optimizers._fromage import ScaleByFromageState
 from fnopt.optimizers._lion import ScaleByLionState
 from fnopt.optimizers._optimistic import ScaleByOptimisticGradientState
 from fnopt.optimizers._rmsprop import ScaleByRmsState, ScaleByStddevState
@@ -22,8 +24,10 @@ __all__ = [
     "ScaleByAdamaxState",
     "ScaleByAdanState",
     "ScaleByAdemamixState",
+    "ScaleByAdoptState",
     "ScaleByAmsgradState",
     "ScaleByDiffgradState",
+    "ScaleByFromageState",
     "ScaleByLBFGSState",
     "ScaleByLionState",
     "ScaleByOptimisticGradientState",

@@ -7,8 +7,10 @@ from fnopt.transforms._accumulate import accumulate, has_updated
 from fnopt.transforms._apply_if_finite import apply_if_finite
 from fnopt.transforms._backtracking_linesearch import scale_by_backtracking_linesearch
 from fnopt.transforms._basic import identity, scale, set_to_zero, stateless
+from fnopt.transforms._centralize import centralize
 from fnopt.transforms._chain import Chain, chain
 from fnopt.transforms._clip import clip, clip_by_global_norm
+from fnopt.transforms._constraints import keep_params_nonnegative, zero_nans
 from fnopt.transforms._ema import ema
 from fnopt.transforms._freeze import freeze
 from fnopt.transforms._learning_rate import scale_by_learning_rate
@@ -35,6 +37,7 @@ __all__ = [
     "apply_if_finite",
     "by_path",
     "by_pattern",
+    "centralize",
     "chain",
     "clip",
     "clip_by_global_norm",
@@ -42,6 +45,7 @@ __all__ = [
     "freeze",
     "has_updated",
     "identity",
+    "keep_params_nonnegative",
     "masked",
     "partition",
     "scale",
@@ -55,4 +59,5 @@ __all__ = [
     "stateless",
     "trace",
     "value_and_grad_from_state",
+    "zero_nans",
 ]

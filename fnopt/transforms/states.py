@@ -8,6 +8,7 @@ from fnopt.transforms._backtracking_linesearch import (
     BacktrackingLinesearchInfo,
     ScaleByBacktrackingLinesearchState,
 )
+from fnopt.transforms._constraints import ZeroNansState
 from fnopt.transforms._ema import EmaState
 from fnopt.transforms._learning_rate import ScaleByLearningRateState
 from fnopt.transforms._masked import MaskedState
@@ -26,5 +27,6 @@ __all__ = [
     "ScaleByLearningRateState",
     "ScaleByZoomLinesearchState",
     "TraceState",
+    "ZeroNansState",
     "ZoomLinesearchInfo",
 ]

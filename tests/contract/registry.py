@@ -117,6 +117,16 @@ CASES = [
         peer=lambda optax: optax.clip_by_global_norm(0.5),
     ),
     direction(lambda: fnopt.trace(0.9), "trace", peer=lambda optax: optax.trace(0.9)),
+    Case("ema", lambda: fnopt.ema(0.9), lambda optax: optax.ema(0.9)),
+    Case("centralize", fnopt.centralize),
+    Case("zero_nans", fnopt.zero_nans),
+    Case(
+        "keep_params_nonnegative",
+        fnopt.keep_params_nonnegative,
+        lambda optax: optax.keep_params_nonnegative(),
+        real_only=True,
+    ),
+    Case("polyak_sgd", fnopt.polyak_sgd, extras={"value": 0.5}),
     # wrappers
     Case("masked", lambda: fnopt.masked(fnopt.scale_by_adam(), KERNELS)),
     Case("partition", _partition),
@@ -183,18 +193,15 @@ def _found() -> list[Case]:
         recipe = getattr(fnopt, name)
         if inspect.isclass(recipe) or name in known | NOT_MINIMISERS:
             continue
-        required = [
-            p.name
-            for p in inspect.signature(recipe).parameters.values()
-            if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
-        ]
-        if required == ["learning_rate"]:
+        parameters = inspect.signature(recipe).parameters
+        required = {p.name for p in parameters.values() if p.default is p.empty}
+        if required <= {"learning_rate"} and next(iter(parameters)) == "learning_rate":
             found.append(optimizer(recipe, name, peer=_peer_of(name)))
     return found
 
 
 # Recipes that take a learning rate, but need more than gradients; they have tests of their own.
-NOT_MINIMISERS: set[str] = set()
+NOT_MINIMISERS = {"lbfgs"}
 # Public functions of the optimizers' package that are no recipes.
 FUNCTIONS: set[str] = set()
 

@@ -73,6 +73,8 @@ OPTIMIZERS: dict[str, Any] = {
     "optimistic_adam_v2": lambda m: m.optimistic_adam_v2(rate(m), alpha=0.9, beta=0.3),
     "ademamix": lambda m: of(m, "ademamix")(rate(m), alpha=decay(m), weight_decay=0.1),
     "simplified_ademamix": lambda m: of(m, "simplified_ademamix")(0.01, alpha=decay(m)),
+    "fromage": lambda m: m.fromage(rate(m)),
+    "adopt": lambda m: of(m, "adopt")(rate(m), nesterov=True),
     "rmsprop": lambda m: m.rmsprop(0.1),
     "rmsprop_outside": lambda m: m.rmsprop(0.1, initial_scale=1.0, eps_in_sqrt=False),
     "rmsprop_corrected": lambda m: m.rmsprop(0.1, 0.8, bias_correction=True),

@@ -1,0 +1,152 @@
+"""ADOPT: Adam that normalises by the second moment of the steps before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import (
+    Leafwise,
+    RealSlot,
+    Scalar,
+    ScalarOrSchedule,
+    Slot,
+    as_dtype,
+    ema,
+    hyper,
+    positive_root,
+    squared_modulus,
+    static,
+)
+from fnopt.transforms import Chain, chain, scale_by_learning_rate
+
+
+def fourth_root(count: jax.Array) -> jax.Array:
+    """The clipping bound of the paper: :math:`t^{1/4}` after `t` steps."""
+    return count**0.25
+
+
+class ScaleByAdoptState(NamedTuple):
+    """Step count, the average of the normalised gradient, and that of the square."""
+
+    count: jax.Array
+    mu: Slot
+    nu: RealSlot
+
+
+class scale_by_adopt(Leafwise):
+    r"""Averages gradients that were normalised by the second moment *before* this step.
+
+    .. math::
+        c_t &= \frac{g_t}{\max(\sqrt{\nu_{t-1}},\, \epsilon)}, \qquad
+        \mu_t = \beta_1 \mu_{t-1} + (1-\beta_1) \operatorname{clip}(c_t, (t-1)^{1/4}) \\
+        \nu_t &= \beta_2 \nu_{t-1} + (1-\beta_2)\, |g_t|^2, \qquad u_t = \mu_t
+
+    The first step only sets :math:`\nu_1 = |g_1|^2`, and its update is zero. It converges for every
+    :math:`\beta_2`, which Adam doesn't.
+
+    Args:
+        b1: :math:`\beta_1`, decay of the mean.
+        b2: :math:`\beta_2`, decay of the mean square.
+        eps: :math:`\epsilon`, what the root is at least.
+        mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
+        nesterov: Whether to look ahead.
+        use_clipping: Whether the normalised gradient is clipped.
+        clip_value_fn: From the number of steps before (a floating scalar) to the bound.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, g = fnopt.scale_by_adopt(b1=0.0), {"w": jnp.full(2, 8.0)}
+        >>> first, state = tx.update(g, tx.init(g))
+        >>> second, state = tx.update(g, state)
+        >>> print(first["w"], second["w"])
+        [0. 0.] [1. 1.]
+
+    Reference:
+        Taniguchi et al., 2024, arXiv:2411.02853.
+    """
+
+    State = ScaleByAdoptState
+
+    b1: Scalar = hyper(default=0.9, ge=0, lt=1)
+    b2: Scalar = hyper(default=0.9999, ge=0, lt=1)
+    eps: Scalar = hyper(default=1e-6, ge=0)
+    mu_dtype: Any = static(default=None, convert=as_dtype)
+    nesterov: bool = static(default=False)
+    use_clipping: bool = static(default=True)
+    clip_value_fn: Callable[[Any], Any] = static(default=fourth_root)
+
+    def scalars(self, h: Any, t: Any) -> dict[str, Any]:
+        """The decays of this step, and the bound."""
+        later = t > 1
+        decay1 = jnp.where(later, h.b1, jnp.ones_like(h.b1))
+        decay2 = jnp.where(later, h.b2, jnp.zeros_like(h.b2))
+        before = (t - 1).astype(h.b1.dtype)
+        return {
+            "decay1": decay1,
+            "gain1": 1 - decay1,
+            "decay2": decay2,
+            "gain2": 1 - decay2,
+            "bound": self.clip_value_fn(before) if self.use_clipping else before,
+        }
+
+    def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
+        step = g / jnp.maximum(positive_root(nu), h.eps)
+        if self.use_clipping:
+            step = _clipped(step, h.bound)
+        mu = ema(mu, step, h.decay1, h.gain1)
+        nu = ema(nu, squared_modulus(g), h.decay2, h.gain2)
+        return (ema(mu, step, h.decay1, h.gain1) if self.nesterov else mu), mu, nu
+
+
+def _clipped(x: jax.Array, bound: jax.Array) -> jax.Array:
+    if jnp.iscomplexobj(x):
+        return _clipped(jnp.real(x), bound) + 1j * _clipped(jnp.imag(x), bound)
+    return jnp.clip(x, -bound, bound)
+
+
+def adopt(
+    learning_rate: ScalarOrSchedule,
+    b1: Scalar = 0.9,
+    b2: Scalar = 0.9999,
+    eps: Scalar = 1e-6,
+    mu_dtype: Any = None,
+    *,
+    nesterov: bool = False,
+    use_clipping: bool = True,
+    clip_value_fn: Callable[[Any], Any] = fourth_root,
+) -> Chain:
+    r"""ADOPT: Adam that normalises by the second moment of the steps before.
+
+    .. math:: u_t = -\eta_t\, \mu_t, \qquad
+              \mu_t = \beta_1 \mu_{t-1} + (1-\beta_1) \operatorname{clip}\left(
+              \frac{g_t}{\max(\sqrt{\nu_{t-1}},\, \epsilon)}, (t-1)^{1/4}\right)
+
+    Args:
+        learning_rate: :math:`\eta`, a number or a `Schedule`.
+        b1: :math:`\beta_1`, decay of the mean.
+        b2: :math:`\beta_2`, decay of the mean square.
+        eps: :math:`\epsilon`, what the root is at least.
+        mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
+        nesterov: Whether to look ahead.
+        use_clipping: Whether the normalised gradient is clipped.
+        clip_value_fn: From the number of steps before to the bound.
+
+    Returns:
+        A chain of `scale_by_adopt` and `scale_by_learning_rate`, with the slots `mu` and `nu`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.adopt(0.1), {"w": jnp.ones(2)}
+        >>> updates, _ = tx.update({"w": jnp.ones(2)}, tx.init(params), params)
+        >>> print(updates["w"])  # the first step only measures
+        [-0. -0.]
+
+    Reference:
+        Taniguchi et al., 2024, arXiv:2411.02853.
+    """
+    direction = scale_by_adopt(b1, b2, eps, mu_dtype, nesterov, use_clipping, clip_value_fn)
+    return chain(direction, scale_by_learning_rate(learning_rate))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -107,7 +108,7 @@ def _tree_start(p0: Any, x: Any, y: jax.Array) -> tuple[jax.Array, Layout]:
         kept = leaf.dtype if _is_array(leaf) and is_inexact(leaf) else dtype
         inner = jnp.shape(leaf)[1:]
         whole = jnp.broadcast_to(jnp.asarray(leaf, dtype), (fits, *inner))
-        rows.append(whole.reshape(fits, -1))
+        rows.append(whole.reshape(fits, math.prod(inner)))  # -1 can't be told for no fits
         shapes.append(jax.ShapeDtypeStruct(inner, kept))
     layout = Layout(unpacked=False, shapes=jax.tree.unflatten(treedef, shapes))
     return jnp.concatenate(rows, axis=1), layout

@@ -70,8 +70,9 @@ def test_memory_of_a_dense_network():
     loss, shapes = dense()
     clipped, own = temporary(clipped_grad(loss, 1.0), shapes), temporary(plain(loss), shapes)
     assert clipped <= 2 * own
-    # The norms alone keep nothing that a plain gradient does not.
-    assert temporary(per_example_norms(loss), shapes) <= 1.1 * own
+    # The norms alone keep the factors of all layers until it is known that no sum of squares is out
+    # of range (1.67 times the memory of a plain gradient; 1.1 before norms were safe).
+    assert temporary(per_example_norms(loss), shapes) <= 1.75 * own
     assert clipped < 256 * 784 * 512 * 4 / 50  # the gradients of the first layer alone
 
 

@@ -168,6 +168,8 @@ CASES = [
     ),
     Case("sgdr", lambda: fnopt.sgdr(0.01, 3), minimise=lambda rate: fnopt.sgdr(rate, 1000, 1.0)),
     optimizer(lambda rate: fnopt.accumulated_sgd(rate, 2), "accumulated_sgd"),
+    # Its steps find their own size, so the rate is no schedule; optax's come one call late.
+    Case("rprop", lambda: fnopt.rprop(0.01), minimise=fnopt.rprop),
 ]
 
 

@@ -69,7 +69,9 @@ def _modules() -> dict[str, ModuleType]:
     # A private module may have a public name (`optax.experimental.aggregating`).
     for path, module in [*found.items()]:
         for name in getattr(module, "__all__", ()):
-            inner = getattr(module, name)
+            with warnings.catch_warnings():  # some of optax's names are deprecated
+                warnings.simplefilter("ignore")
+                inner = getattr(module, name)
             if isinstance(inner, ModuleType) and "._" in inner.__name__:
                 found[f"{path}.{name}"] = inner
     return found

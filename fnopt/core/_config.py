@@ -100,10 +100,10 @@ def from_config(config: Any) -> Any:
 
     Example:
         >>> import fnopt
-        >>> fnopt.from_config({"type": "fnopt.scale_by_adan"})
+        >>> fnopt.from_config({"type": "fnopt.scale_by_adma"})
         Traceback (most recent call last):
         ...
-        ValueError: from_config: unknown type 'fnopt.scale_by_adan'. Did you mean ...?
+        ValueError: from_config: unknown type 'fnopt.scale_by_adma'. Did you mean ...?
     """
     if not isinstance(config, dict) or "type" not in config:
         raise TypeError(

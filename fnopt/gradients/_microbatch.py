@@ -59,7 +59,7 @@ def microbatch(
         ...     return jnp.sum((x @ w) ** 2)
         >>> grad = fnopt.microbatch(jax.grad(total), 1, microbatch_size=2)
         >>> grad(jnp.ones(2), jnp.arange(6.0).reshape(3, 2))
-        Array([ 92., 118.], dtype=float32)
+        Array([ 92., 122.], dtype=float32)
     """
     if microbatch_size is not None:
         check_count(microbatch_size, "microbatch_size", "microbatch")

@@ -1,4 +1,4 @@
-"""The optimizers against other libraries, and against the papers in float64 NumPy."""
+"""The optimizers against PyTorch, and against the papers in float64 NumPy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fnopt
-from tests.optimizers.cases import OPTIMIZERS, cast, ours, tree
+from tests.optimizers.cases import cast, ours, tree
 
 STEPS = 20
 # Twenty steps, each with a handful of roundings; float64 is computed at its own precision.
@@ -35,26 +35,6 @@ def assert_close(actual, expected, dtype):
         assert a.dtype == dtype
         scale = np.abs(e).max() if e.size else 1.0
         np.testing.assert_allclose(a, e, rtol=RTOL[dtype], atol=RTOL[dtype] * scale)
-
-
-def check_optax(name, dtype):
-    optax = pytest.importorskip("optax")
-    actual = trajectory(ours(name), fnopt.apply_updates, dtype)
-    with jax.numpy_dtype_promotion("standard"):
-        expected = trajectory(OPTIMIZERS[name](optax), optax.apply_updates, dtype)
-    assert_close(actual, jax.tree.map(np.asarray, expected), dtype)
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_agrees_with_optax(name):
-    check_optax(name, "float32")
-
-
-# With x64 on optax's MultiSteps still divides by a float32 count.
-@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "accumulated_sgd"])
-@pytest.mark.usefixtures("x64")
-def test_agrees_with_optax_in_float64(name):
-    check_optax(name, "float64")
 
 
 # The papers, one leaf at a time: (params, gradient, step) -> params, in float64.

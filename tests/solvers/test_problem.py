@@ -26,7 +26,7 @@ def test_robust_fits_agree_with_scipy(name, x64):
     want = optimize.least_squares(
         lambda p: decay(p, exp=np.exp), [1.0, 1, 0], loss=name, f_scale=0.1, **tight
     )
-    loss = getattr(fnopt, name)(scale=0.1)
+    loss = getattr(fnopt.residuals, name)(scale=0.1)
     got = fnopt.least_squares(decay, jnp.asarray([1.0, 1, 0]), loss=loss)
     assert bool(got.converged)
     np.testing.assert_allclose(got.cost, want.cost, rtol=1e-12)

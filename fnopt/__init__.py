@@ -3,29 +3,15 @@
 The names of `fnopt` itself are what a training loop or a fit calls: the contract, every
 optimizer, transform and schedule, gradients, taps, Jacobians, fits. What these return, what checks
 or inspects a result, and the tools for people who write methods of their own are in their packages.
+
+Fits, gradients per example and all that a training loop seldom needs are imported when their name
+is first used.
 """
 
-from fnopt import (
-    core,
-    costs,
-    curves,
-    discrete,
-    gradients,
-    interop,
-    jacobians,
-    linear,
-    losses,
-    monitor,
-    optimizers,
-    programs,
-    projections,
-    residuals,
-    schedules,
-    solvers,
-    taps,
-    transforms,
-    tree,
-)
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from fnopt import core, optimizers, schedules, transforms
 from fnopt.core import (
     Schedule,
     Status,
@@ -44,50 +30,166 @@ from fnopt.core import (
     static,
     to_config,
 )
-from fnopt.curves import (
-    confidence_intervals,
-    covariance,
-    curve_fit,
-    curve_fit_batch,
-    predict_band,
-    standard_errors,
-)
-from fnopt.gradients import (
-    add_noise,
-    clipped_grad,
-    gradient_similarity,
-    gradient_statistics,
-    hardest_examples,
-    median_of_means,
-    micro_vmap,
-    microbatch,
-    noise_scale,
-    per_example_grads,
-    per_example_norms,
-    poisson_batch,
-    trimmed_mean,
-    value_and_per_example_grads,
-    value_and_weighted_grad,
-    weighted_grad,
-)
-from fnopt.jacobians import jacobian, per_example_jacobian, sparse_jacobian, sparsity_pattern
 from fnopt.optimizers import *
-from fnopt.residuals import fixed, interval, positive, tied
 from fnopt.schedules import *
-from fnopt.solvers import (
-    bfgs,
-    dogleg,
-    gauss_newton,
-    lbfgsb,
-    least_squares,
-    levenberg_marquardt,
-    minimize,
-    newton_cg,
-    nonlinear_cg,
-    projected_gradient,
-)
-from fnopt.taps import capture, grad_between, jacobian_between, nodes, patch, tap
 from fnopt.transforms import *
+
+# What type checkers and editors see of the packages that are imported later.
+if TYPE_CHECKING:
+    from fnopt import (
+        costs,
+        curves,
+        discrete,
+        gradients,
+        interop,
+        jacobians,
+        linear,
+        losses,
+        monitor,
+        programs,
+        projections,
+        residuals,
+        solvers,
+        taps,
+        tree,
+    )
+    from fnopt.curves import (
+        confidence_intervals,
+        covariance,
+        curve_fit,
+        curve_fit_batch,
+        predict_band,
+        standard_errors,
+    )
+    from fnopt.gradients import (
+        add_noise,
+        clipped_grad,
+        gradient_similarity,
+        gradient_statistics,
+        hardest_examples,
+        median_of_means,
+        micro_vmap,
+        microbatch,
+        noise_scale,
+        per_example_grads,
+        per_example_norms,
+        poisson_batch,
+        trimmed_mean,
+        value_and_per_example_grads,
+        value_and_weighted_grad,
+        weighted_grad,
+    )
+    from fnopt.jacobians import jacobian, per_example_jacobian, sparse_jacobian, sparsity_pattern
+    from fnopt.residuals import fixed, interval, positive, tied
+    from fnopt.solvers import (
+        bfgs,
+        dogleg,
+        gauss_newton,
+        lbfgsb,
+        least_squares,
+        levenberg_marquardt,
+        minimize,
+        newton_cg,
+        nonlinear_cg,
+        projected_gradient,
+    )
+    from fnopt.taps import capture, grad_between, jacobian_between, nodes, patch, tap
+
+# The same for Python: package -> the names that `fnopt` has from it.
+_LATER: dict[str, tuple[str, ...]] = {
+    "costs": (),
+    "curves": (
+        "confidence_intervals",
+        "covariance",
+        "curve_fit",
+        "curve_fit_batch",
+        "predict_band",
+        "standard_errors",
+    ),
+    "discrete": (),
+    "gradients": (
+        "add_noise",
+        "clipped_grad",
+        "gradient_similarity",
+        "gradient_statistics",
+        "hardest_examples",
+        "median_of_means",
+        "micro_vmap",
+        "microbatch",
+        "noise_scale",
+        "per_example_grads",
+        "per_example_norms",
+        "poisson_batch",
+        "trimmed_mean",
+        "value_and_per_example_grads",
+        "value_and_weighted_grad",
+        "weighted_grad",
+    ),
+    "interop": (),
+    "jacobians": (
+        "jacobian",
+        "per_example_jacobian",
+        "sparse_jacobian",
+        "sparsity_pattern",
+    ),
+    "linear": (),
+    "losses": (),
+    "monitor": (),
+    "programs": (),
+    "projections": (),
+    "residuals": (
+        "fixed",
+        "interval",
+        "positive",
+        "tied",
+    ),
+    "solvers": (
+        "bfgs",
+        "dogleg",
+        "gauss_newton",
+        "lbfgsb",
+        "least_squares",
+        "levenberg_marquardt",
+        "minimize",
+        "newton_cg",
+        "nonlinear_cg",
+        "projected_gradient",
+    ),
+    "taps": (
+        "capture",
+        "grad_between",
+        "jacobian_between",
+        "nodes",
+        "patch",
+        "tap",
+    ),
+    "tree": (),
+}
+_HOMES = {name: package for package, names in _LATER.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return importlib.import_module(f"fnopt.{name}")
+    if name not in _HOMES:
+        raise _unknown(name)
+    value = getattr(importlib.import_module(f"fnopt.{_HOMES[name]}"), name)
+    globals()[name] = value  # found without this function the next time
+    return value
+
+
+def _unknown(name: str) -> AttributeError:
+    message = f"module 'fnopt' has no attribute {name!r}."
+    if not name.startswith("_"):  # tools ask for names like __wrapped__
+        rooms = ("core", "optimizers.states", "transforms.states", *_LATER)
+        homes = {room: importlib.import_module(f"fnopt.{room}").__all__ for room in rooms}
+        message += core.advice(name, {"": __all__, **homes})
+    return AttributeError(message)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 __all__ = [
     "Schedule",

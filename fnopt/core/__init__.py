@@ -57,6 +57,7 @@ from fnopt.core._transformation import (
     check_state,
     foreign,
 )
+from fnopt.core._unknown import advice as advice
 from fnopt.core._value import (
     Scalar,
     ScalarOrSchedule,

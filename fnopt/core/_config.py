@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib
 import math
+import pkgutil
 import sys
 from typing import Any
 
@@ -141,6 +143,8 @@ def _decode_function(name: str) -> Any:
 
 
 def _build(name: str, config: dict[str, Any]) -> Any:
+    if name not in registry and name.startswith("fnopt."):
+        _import_all()
     cls = registry.get(name)
     if cls is None:
         close = difflib.get_close_matches(name, registry, n=3, cutoff=0.5)
@@ -157,3 +161,10 @@ def _build(name: str, config: dict[str, Any]) -> Any:
     if missing:
         raise ValueError(f"from_config: {name} lacks the field {missing[0]!r}.")
     return cls(**{k: _decode(v) for k, v in config.items()})
+
+
+def _import_all() -> None:
+    """Imports the packages of `fnopt` that nobody has used yet: their classes are known then."""
+    package = sys.modules["fnopt"]
+    for found in pkgutil.iter_modules(package.__path__, "fnopt."):
+        importlib.import_module(found.name)

@@ -1,0 +1,53 @@
+"""What to write instead of a name that `fnopt` doesn't have."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+
+# Names that people bring from other libraries, where the spelling alone doesn't lead to ours.
+_ELSEWHERE = {
+    "MultiSteps": "fnopt.accumulate",
+    "GradientTransformation": "fnopt.Transformation",
+    "GradientTransformationExtraArgs": "fnopt.Transformation",
+    "multi_transform": "fnopt.partition",
+    "named_chain": "fnopt.chain, which takes (name, transform) pairs",
+    "scale_by_schedule": "fnopt.scale_by_learning_rate",
+    "inject_hyperparams": "the optimizer itself: it is a pytree, so pass it to the jitted step and "
+    "change its numbers with dataclasses.replace or jax.tree.map",
+    "tree_utils": "fnopt.tree",
+    "lr_scheduler": "a schedule as learning_rate, such as fnopt.cosine_decay_schedule",
+    "StepLR": "fnopt.exponential_decay(..., staircase=True)",
+    "CosineAnnealingLR": "fnopt.cosine_decay_schedule",
+    "OneCycleLR": "fnopt.cosine_onecycle_schedule",
+    "clip_grad_norm_": "fnopt.clip_by_global_norm in a fnopt.chain",
+    "clip_grad_value_": "fnopt.clip in a fnopt.chain",
+    "GradientTape": "jax.grad; for gradients of values inside a function, fnopt.capture",
+    "LevenbergMarquardt": "fnopt.least_squares, or fnopt.levenberg_marquardt in a loop of your own",
+    "LM": "fnopt.least_squares, or fnopt.levenberg_marquardt in a loop of your own",
+    "leastsq": "fnopt.least_squares",
+    "Momentum": "fnopt.sgd(learning_rate, momentum=0.9)",
+}
+
+
+def advice(name: str, homes: Mapping[str, Sequence[str]]) -> str:
+    """What a user may have meant.
+
+    Args:
+        name: The name asked for.
+        homes: The public names of `fnopt` (`""`) and of each of its packages.
+
+    Returns:
+        A sentence with a space in front, or nothing.
+    """
+    if name in _ELSEWHERE:
+        return f" Use {_ELSEWHERE[name]}."
+    paths = [f"fnopt.{p}.{name}" for p, names in homes.items() if p and name in names]
+    if paths:
+        return f" It is {' or '.join(paths)}."
+    spellings = {n.lower().replace("_", ""): n for n in homes[""]}
+    plain = name.lower().replace("_", "")
+    close = difflib.get_close_matches(plain, spellings, n=2, cutoff=0.75)
+    near = [plain] if plain in spellings else close
+    found = [f"fnopt.{spellings[n]}" for n in near]
+    return f" Did you mean {' or '.join(found)}?" if found else ""

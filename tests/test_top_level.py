@@ -1,0 +1,72 @@
+"""What `import fnopt` gives, and what it says about a name that it doesn't have."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import fnopt
+
+SOURCE = pathlib.Path(fnopt.__file__)
+LATER: dict[str, tuple[str, ...]] = fnopt._LATER
+
+
+def test_type_checkers_and_python_see_the_same_names():
+    blocks = [n for n in ast.parse(SOURCE.read_text()).body if isinstance(n, ast.If)]
+    imports = [n for n in blocks[0].body if isinstance(n, ast.ImportFrom)]
+    seen = {n.module: tuple(a.name for a in n.names) for n in imports}
+    assert seen.pop("fnopt") == tuple(LATER)
+    assert seen == {f"fnopt.{package}": names for package, names in LATER.items() if names}
+
+
+def test_every_name_is_there_and_listed():
+    assert len(set(fnopt.__all__)) == len(fnopt.__all__)
+    assert set(dir(fnopt)) >= set(fnopt.__all__)
+    for package, names in LATER.items():
+        for name in names:
+            assert getattr(fnopt, name) is getattr(getattr(fnopt, package), name)
+
+
+# What a program that trains with a first-order optimizer doesn't wait for.
+QUICK = """
+import sys, fnopt
+assert "fnopt.solvers" not in sys.modules and "fnopt.gradients" not in sys.modules
+assert fnopt.from_config({"type": "fnopt.levenberg_marquardt"}) == fnopt.levenberg_marquardt()
+from fnopt import *
+assert least_squares is fnopt.solvers.least_squares
+"""
+
+
+def test_packages_are_imported_when_they_are_needed():
+    subprocess.run([sys.executable, "-c", QUICK], check=True, cwd=SOURCE.parent.parent)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("AdamW", "Did you mean fnopt.adamw?"),
+        ("cosine_schedule", "Did you mean fnopt.cosine_decay_schedule"),
+        ("huber", "It is fnopt.residuals.huber."),
+        ("ScaleByAdamState", "It is fnopt.optimizers.states.ScaleByAdamState."),
+        ("MultiSteps", "Use fnopt.accumulate."),
+        ("inject_hyperparams", "Use the optimizer itself"),
+        ("xyzzy", "module 'fnopt' has no attribute 'xyzzy'."),
+    ],
+)
+def test_an_unknown_name_gets_advice(name, said):
+    with pytest.raises(AttributeError) as caught:
+        getattr(fnopt, name)
+    assert said in str(caught.value)
+
+
+def test_every_piece_of_advice_names_something_that_exists():
+    from fnopt.core._unknown import _ELSEWHERE
+
+    for text in _ELSEWHERE.values():
+        for word in text.replace("(", " ").replace(",", " ").split():
+            if word.startswith("fnopt."):
+                assert getattr(fnopt, word.removeprefix("fnopt.").rstrip("."))

@@ -17,7 +17,7 @@ READERS := tests/programs tests/taps/test_capture.py tests/costs/test_cost_loops
 CONTRACT := tests/contract/test_transforms.py
 CASES := adamw or lion
 
-.PHONY: help install demo test lint format types docs bench bench-smoke oldest newest end clean
+.PHONY: help install demo test lint format types docs bench bench-smoke oldest newest end dist clean
 
 help:
 	@echo "make demo          train on real digits, fit a real curve, sweep 16 learning rates; writes a picture"
@@ -26,6 +26,7 @@ help:
 	@echo "make lint types    ruff and pyright"
 	@echo "make docs          the documentation, every page executed, warnings as errors"
 	@echo "make bench         every benchmark (bench-smoke: a quick run of the same code)"
+	@echo "make dist          a wheel and a source distribution, checked, and tried in an empty environment"
 	@echo "make clean         remove what these commands made, $(VENV) included"
 
 # pip 25.1 is the first that installs dependency groups. The stamp comes last, so that an
@@ -89,5 +90,16 @@ bench: $(VENV)/.stamp-group-bench
 bench-smoke: $(VENV)/.stamp-group-bench
 	$(BIN)/python -m benchmarks --smoke --jobs $(JOBS)
 
+# README's first example runs where nothing but the wheel is installed, and not from this folder.
+dist: $(VENV)/.stamp-group-dist
+	rm -rf dist $(VENV)-dist
+	$(BIN)/python -m build -q --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python -m venv $(VENV)-dist
+	$(VENV)-dist/bin/python -m pip install -qq --disable-pip-version-check dist/*.whl
+	sed -n '/^```python$$/,/^```$$/p;/^```$$/q' README.md | sed '/^```/d' > dist/first_example.py
+	cd dist && ../$(VENV)-dist/bin/python first_example.py
+	rm dist/first_example.py
+
 clean:
-	rm -rf $(VENV) $(VENV)-oldest $(VENV)-newest docs/_build demo_output benchmarks/results build dist
+	rm -rf $(VENV) $(VENV)-dist $(VENV)-oldest $(VENV)-newest docs/_build demo_output benchmarks/results build dist

@@ -34,6 +34,8 @@ from fnopt.optimizers import *
 from fnopt.schedules import *
 from fnopt.transforms import *
 
+__version__ = "0.1.0"
+
 # What type checkers and editors see of the packages that are imported later.
 if TYPE_CHECKING:
     from fnopt import (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fnopt.curves._covariance import covariance, standard_errors
 from fnopt.curves._curve_fit import curve_fit
 from fnopt.curves._failures import FitError, OptimizeWarning
+from fnopt.curves._plot import plot_fit
 from fnopt.curves._uncertainty import (
     Band,
     confidence_intervals,
@@ -26,6 +27,7 @@ __all__ = [
     "covariance",
     "curve_fit",
     "curve_fit_batch",
+    "plot_fit",
     "predict_band",
     "reduced_chi_square",
     "standard_errors",

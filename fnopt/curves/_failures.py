@@ -56,7 +56,9 @@ def report_failures(solution: Solution, pcov: jax.Array, plain: bool) -> None:
         pcov: Its covariance.
         plain: Whether the cost is that of plain squares.
     """
-    if isinstance(solution.status, Tracer):
+    # Where derivatives are taken, numbers are known, but wrapped.
+    solution, pcov = jax.tree.map(jax.lax.stop_gradient, (solution, pcov))
+    if any(isinstance(x, Tracer) for x in (solution.status, pcov)):
         return  # under jit or vmap the status is all there is
     if not bool(solution.converged):
         left = _errors_away(solution) if plain else np.inf

@@ -95,3 +95,22 @@ def test_bad_options_are_refused_by_name(options, text):
     options = {"ydata": Y, **options}
     with pytest.raises(ValueError, match=text):
         fnopt.curve_fit(curve, X, **options)
+
+
+def test_the_derivative_of_a_fit_by_its_data_outside_of_jit():
+    x = jnp.arange(4.0)
+
+    def slope(y):
+        return fnopt.curve_fit(lambda x, a, b: a + b * x, x, y)[0][1]
+
+    expected = np.linalg.pinv(np.stack([np.ones(4), np.arange(4.0)], 1))[1]
+    np.testing.assert_allclose(jax.grad(slope)(jnp.asarray([1.0, 2.5, 3, 5])), expected, atol=1e-5)
+    # what is said about a bad fit is said here too
+    with pytest.raises(fnopt.curves.FitError, match="not found"):
+        jax.grad(
+            lambda y: fnopt.curve_fit(lambda x, a: a + jnp.exp(jnp.exp(a * x)), x, y, maxfev=1)[0][
+                0
+            ]
+        )(x)
+    with pytest.warns(fnopt.curves.OptimizeWarning, match="could not be estimated"):
+        jax.grad(lambda y: fnopt.curve_fit(lambda x, a, b: (a + b) * x, x, y)[0].sum())(x)

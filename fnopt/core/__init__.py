@@ -30,10 +30,12 @@ from fnopt.core._dtypes import (
     zero_count,
 )
 from fnopt.core._errors import listing, place, where
+from fnopt.core._follow import incremental_update, periodic_update
 from fnopt.core._inspect import hyperparams, named, slot_names, slots
 from fnopt.core._leafwise import Leafwise
 from fnopt.core._leaves import check_inexact, check_same_tree, map_leaves
 from fnopt.core._moments import as_dtype, bias_correction, ema, positive_root
+from fnopt.core._moments import mean_weights as mean_weights
 from fnopt.core._norm import global_norm
 from fnopt.core._numbers import joint_norm as joint_norm
 from fnopt.core._numbers import nonzero, squared_modulus
@@ -47,7 +49,8 @@ from fnopt.core._optional import optional as optional
 from fnopt.core._paths import leaf_paths, leaves_with_names, path_name, shown
 from fnopt.core._products import HIGHEST as HIGHEST
 from fnopt.core._products import matmul as matmul
-from fnopt.core._slots import RealSlot, Slot, slot_zeros
+from fnopt.core._slots import OwnSlot, RealSlot, Slot, slot_zeros
+from fnopt.core._slots import slot_copy as slot_copy
 from fnopt.core._status import Status, is_converged
 from fnopt.core._transformation import (
     EmptyState,
@@ -75,6 +78,7 @@ __all__ = [
     "EmptyState",
     "Leafwise",
     "Member",
+    "OwnSlot",
     "RealSlot",
     "Scalar",
     "ScalarOrSchedule",
@@ -116,6 +120,7 @@ __all__ = [
     "hyper",
     "hyperparams",
     "increment",
+    "incremental_update",
     "is_converged",
     "is_inexact",
     "leaf_paths",
@@ -125,6 +130,7 @@ __all__ = [
     "named",
     "nonzero",
     "path_name",
+    "periodic_update",
     "place",
     "positive_root",
     "real_dtype",

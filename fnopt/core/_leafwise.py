@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from fnopt.core._dtypes import compute_dtype, dtype_of, increment, real_dtype, zero_count
 from fnopt.core._leaves import cast, check_inexact, check_same_tree, check_scalars
-from fnopt.core._slots import declared_slots, slot_zeros
+from fnopt.core._slots import declared_slots, own_slots, slot_copy, slot_zeros
 from fnopt.core._transformation import EmptyState, Transformation
 
 
@@ -36,6 +36,8 @@ class Leafwise(Transformation):
     `scalars(self, h, t)` returns a dict of further scalars; `t` is the number of this step, 1 at
     the first (None without a `count` in the state). A slot that doesn't begin at zero, or has a
     storage dtype of its own under another name than `<slot>_dtype`, overrides `fill` or `storage`.
+    Where a slot is not of the leaf's shape (a number for every leaf, factors of a matrix), it is
+    annotated `OwnSlot`, and `start(self, slot, p)` makes its part for a leaf: an array or a tree.
 
     Example:
         >>> from typing import NamedTuple
@@ -74,17 +76,27 @@ class Leafwise(Transformation):
         return getattr(self, f"{slot}_dtype", None)
 
     def fill(self, slot: str) -> Any:
-        """What a slot begins with."""
+        """What a slot begins with: a number, or `'params'` for a copy of the params."""
         del slot
         return 0.0
 
+    def start(self, slot: str, p: Any) -> Any:
+        """What an `OwnSlot` begins with for the leaf `p`; strongly typed, at least float32."""
+        raise NotImplementedError(f"{type(self).__name__} must define start(self, {slot!r}, p)")
+
     def init(self, params: Any) -> Any:
         """A zero count and fresh slots."""
-        slots = {
-            name: slot_zeros(params, self.storage(name), fill=self.fill(name), real=real)
-            for name, real in declared_slots(self.State).items()
-        }
+        slots = {name: self._fresh(name, params) for name in declared_slots(self.State)}
         return self.State(**slots, **({"count": zero_count()} if self._counts else {}))
+
+    def _fresh(self, name: str, params: Any) -> Any:
+        if name in own_slots(self.State):
+            check_inexact(params, "params")
+            return jax.tree.map(lambda p: self.start(name, jnp.asarray(p)), params)
+        fill, real = self.fill(name), declared_slots(self.State)[name]
+        if isinstance(fill, str):
+            return slot_copy(params, self.storage(name))
+        return slot_zeros(params, self.storage(name), fill=fill, real=real)
 
     @property
     def _counts(self) -> bool:
@@ -118,9 +130,11 @@ class Leafwise(Transformation):
         leaves, treedef = jax.tree.flatten(updates)
         companions = {"params": params} if self.needs_params else {}
         companions |= {name: getattr(state, name) for name in names}
+        own = own_slots(self.State)
         for name, tree in companions.items():
-            check_same_tree(updates, tree, "gradients", name)
-        return leaves, treedef, [jax.tree.leaves(tree) for tree in companions.values()]
+            if name not in own:
+                check_same_tree(updates, tree, "gradients", name)
+        return leaves, treedef, [treedef.flatten_up_to(tree) for tree in companions.values()]
 
 
 class _Numbers:
@@ -130,7 +144,7 @@ class _Numbers:
         self._tx, self._count, self._made = tx, count, {}
 
     def of(self, row: tuple[Any, ...]) -> dict[str, Any]:
-        return self._at(_real_width(tuple(map(dtype_of, row))))[0]
+        return self._at(_real_width(tuple(map(dtype_of, jax.tree.leaves(row)))))[0]
 
     @property
     def step(self) -> Any:
@@ -170,17 +184,16 @@ def _scalar_program(cls: type[Leafwise]) -> Callable[..., Any]:
 @functools.cache
 def _leaf_program(cls: type[Leafwise], flags: Any, slots: tuple[str, ...]) -> Callable[..., Any]:
     def leaf(h: dict[str, Any], *row: Any) -> tuple[Any, ...]:
-        dtypes = [jnp.result_type(x) for x in row]
-        dtype = compute_dtype(*dtypes)
-        args = [cast(x, dtype) for x in row]
+        dtype = compute_dtype(*map(jnp.result_type, jax.tree.leaves(row)))
+        args = jax.tree.map(lambda x: cast(x, dtype), row)
         tx = cls._unflatten(flags, [h.get(name) for name in cls._leaf_names])
         # Operands have one width here, so standard promotion only lets real meet complex.
         with jax.numpy_dtype_promotion("standard"):
             out = tx.leaf(SimpleNamespace(**dict.fromkeys(cls._leaf_names) | h), *args)
         out = out if slots else (out,)
         assert len(out) == 1 + len(slots), f"{cls.__name__}.leaf returns an update and its slots"
-        stored = dtypes[len(dtypes) - len(slots) :]
-        new = [x.astype(dt) for x, dt in zip(out[1:], stored, strict=True)]
+        old = row[len(row) - len(slots) :]
+        new = jax.tree.map(lambda x, was: x.astype(was.dtype), out[1:], old)
         return out[0].astype(dtype), *new
 
     leaf.__name__ = cls.__name__

@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fnopt.core._dtypes import increment
+
 
 def as_dtype(dtype: Any) -> Any:
     """A storage dtype in its canonical, hashable form; None stays None."""
@@ -58,6 +60,35 @@ def bias_correction(decay: jax.Array, count: jax.Array) -> jax.Array:
     safe = jnp.where(positive, decay, jnp.full_like(decay, 0.5))
     # log1p of the exact difference keeps the digits of 1 - beta, which log alone would round.
     return jnp.where(positive, -jnp.expm1(t * jnp.log1p(safe - 1)), 1 - decay**t)
+
+
+def mean_weights(
+    decay: jax.Array, count: jax.Array, nesterov: bool = False
+) -> tuple[jax.Array, jax.Array]:
+    r"""What the corrected mean gradient takes of the average and of the gradient itself.
+
+    .. math:: \hat\mu_t = a\, \mu_t + b\, g_t, \qquad (a, b) = \begin{cases}
+              (1/(1-\beta^t),\ 0) \\
+              (\beta/(1-\beta^{t+1}),\ (1-\beta)/(1-\beta^t)) & \text{Nesterov} \end{cases}
+
+    Args:
+        decay: :math:`\beta`, a floating scalar array.
+        count: :math:`t`, a whole number, at least 1.
+        nesterov: Whether to look ahead.
+
+    Returns:
+        :math:`a` and :math:`b`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.core import mean_weights
+        >>> [float(x) for x in mean_weights(jnp.asarray(0.5), jnp.asarray(1))]
+        [2.0, 0.0]
+    """
+    seen = bias_correction(decay, count)
+    if not nesterov:
+        return 1 / seen, jnp.zeros_like(seen)
+    return decay / bias_correction(decay, increment(count)), (1 - decay) / seen
 
 
 def positive_root(x: jax.Array) -> jax.Array:

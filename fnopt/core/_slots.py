@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from fnopt.core._dtypes import compute_dtype, real_dtype
 from fnopt.core._leaves import check_inexact
 
-_SLOT, _REAL = "fnopt slot", "real"
+_SLOT, _REAL, _OWN = "fnopt slot", "real", "own"
 
 Slot = Annotated[Any, _SLOT]
 """Annotates a field of a state NamedTuple as a slot: a tree of the params' structure."""
@@ -20,21 +20,34 @@ Slot = Annotated[Any, _SLOT]
 RealSlot = Annotated[Any, _SLOT, _REAL]
 """A `Slot` that stays real where the params are complex: second moments, norms."""
 
+OwnSlot = Annotated[Any, _SLOT, _OWN]
+"""A slot whose parts have shapes of their own: a number for every leaf, factors of a matrix."""
+
+
+@functools.cache
+def own_slots(state: type) -> frozenset[str]:
+    """The fields of a state class that are annotated as `OwnSlot`."""
+    return frozenset(name for name, mark in _marks(state).items() if _OWN in mark)
+
 
 @functools.cache
 def declared_slots(state: type) -> dict[str, bool]:
     """The fields of a state class that are annotated as slots, and whether each is a `RealSlot`."""
+    return {name: _REAL in mark for name, mark in _marks(state).items() if _SLOT in mark}
+
+
+def _marks(state: type) -> dict[str, Any]:
+    """The annotations of a state class beyond the types of its fields."""
     try:
         hints = typing.get_type_hints(state, include_extras=True)
     except NameError:  # a class made inside a function: its annotations can't be looked up
         hints = {name: _by_name(hint) for name, hint in state.__annotations__.items()}
-    marks = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
-    return {name: _REAL in mark for name, mark in marks.items() if _SLOT in mark}
+    return {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
 
 
 def _by_name(hint: Any) -> Any:
     text = str(getattr(hint, "__forward_arg__", hint)).rpartition(".")[2]
-    return {"Slot": Slot, "RealSlot": RealSlot}.get(text, hint)
+    return {"Slot": Slot, "RealSlot": RealSlot, "OwnSlot": OwnSlot}.get(text, hint)
 
 
 def slot_zeros(params: Any, dtype: Any = None, *, fill: Any = 0.0, real: bool = False) -> Any:
@@ -65,5 +78,18 @@ def slot_zeros(params: Any, dtype: Any = None, *, fill: Any = 0.0, real: bool = 
         slot_dtype = dtype or compute_dtype(jnp.result_type(p))
         slot_dtype = real_dtype(slot_dtype) if real else slot_dtype
         return jnp.full_like(p, jnp.asarray(fill, slot_dtype), dtype=slot_dtype)
+
+    return jax.tree.map(one, params)
+
+
+def slot_copy(params: Any, dtype: Any = None) -> Any:
+    """A slot that begins where the params are: a copy, at least float32 by default.
+
+    It is a copy and not the same arrays, so that a step may be given both to overwrite.
+    """
+    check_inexact(params, "params")
+
+    def one(p: Any) -> jax.Array:
+        return jnp.array(p, dtype or compute_dtype(jnp.result_type(p)), copy=True)
 
     return jax.tree.map(one, params)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from fnopt.optimizers import states as states
+from fnopt.optimizers._acprop import acprop, scale_by_acprop
 from fnopt.optimizers._adabelief import adabelief, scale_by_belief
 from fnopt.optimizers._adadelta import adadelta, scale_by_adadelta
+from fnopt.optimizers._adafactor import adafactor, scale_by_factored_rms
 from fnopt.optimizers._adagrad import adagrad, scale_by_rss
 from fnopt.optimizers._adam import adam, adamw, nadam, nadamw, scale_by_adam
 from fnopt.optimizers._adamax import adamax, adamaxw, scale_by_adamax
@@ -17,30 +19,44 @@ from fnopt.optimizers._ademamix import (
 )
 from fnopt.optimizers._adopt import adopt, scale_by_adopt
 from fnopt.optimizers._amsgrad import amsgrad, scale_by_amsgrad
+from fnopt.optimizers._cocob import cocob, scale_by_cocob
+from fnopt.optimizers._dadapt_adamw import dadapt_adamw, scale_by_dadapt_adamw
 from fnopt.optimizers._diffgrad import diffgrad, scale_by_diffgrad
+from fnopt.optimizers._dog import dog, dowg, scale_by_dog, scale_by_dowg
 from fnopt.optimizers._fromage import fromage, scale_by_fromage
 from fnopt.optimizers._lamb import lamb, lars
 from fnopt.optimizers._lbfgs import lbfgs
 from fnopt.optimizers._lion import lion, scale_by_lion
+from fnopt.optimizers._madgrad import madgrad, scale_by_madgrad
+from fnopt.optimizers._momo import momo, momo_adam
+from fnopt.optimizers._noisy_sgd import noisy_sgd
+from fnopt.optimizers._novograd import novograd, scale_by_novograd
 from fnopt.optimizers._optimistic import (
+    optimistic_adam,
     optimistic_adam_v2,
     optimistic_gradient_descent,
     scale_by_optimistic_gradient,
 )
 from fnopt.optimizers._polyak_sgd import polyak_sgd, scale_by_polyak
+from fnopt.optimizers._prodigy import prodigy, scale_by_prodigy
 from fnopt.optimizers._radam import radam, scale_by_radam
 from fnopt.optimizers._rmsprop import rmsprop, scale_by_rms, scale_by_stddev
 from fnopt.optimizers._rprop import rprop, scale_by_rprop
 from fnopt.optimizers._scale_by_lbfgs import inverse_product as inverse_product
 from fnopt.optimizers._scale_by_lbfgs import scale_by_lbfgs
+from fnopt.optimizers._schedule_free import schedule_free_adamw, schedule_free_sgd
 from fnopt.optimizers._sgd import accumulated_sgd, sgd, sgdr
 from fnopt.optimizers._sign_sgd import sign_sgd, signum
+from fnopt.optimizers._sm3 import scale_by_sm3, sm3
+from fnopt.optimizers._sophia import hutchinson_estimator_diag_hessian, scale_by_sophia, sophia
 from fnopt.optimizers._yogi import scale_by_yogi, yogi
 
 __all__ = [
     "accumulated_sgd",
+    "acprop",
     "adabelief",
     "adadelta",
+    "adafactor",
     "adagrad",
     "adam",
     "adamax",
@@ -50,20 +66,33 @@ __all__ = [
     "ademamix",
     "adopt",
     "amsgrad",
+    "cocob",
+    "dadapt_adamw",
     "diffgrad",
+    "dog",
+    "dowg",
     "fromage",
+    "hutchinson_estimator_diag_hessian",
     "lamb",
     "lars",
     "lbfgs",
     "lion",
+    "madgrad",
+    "momo",
+    "momo_adam",
     "nadam",
     "nadamw",
+    "noisy_sgd",
+    "novograd",
+    "optimistic_adam",
     "optimistic_adam_v2",
     "optimistic_gradient_descent",
     "polyak_sgd",
+    "prodigy",
     "radam",
     "rmsprop",
     "rprop",
+    "scale_by_acprop",
     "scale_by_adadelta",
     "scale_by_adam",
     "scale_by_adamax",
@@ -72,23 +101,37 @@ __all__ = [
     "scale_by_adopt",
     "scale_by_amsgrad",
     "scale_by_belief",
+    "scale_by_cocob",
+    "scale_by_dadapt_adamw",
     "scale_by_diffgrad",
+    "scale_by_dog",
+    "scale_by_dowg",
+    "scale_by_factored_rms",
     "scale_by_fromage",
     "scale_by_lbfgs",
     "scale_by_lion",
+    "scale_by_madgrad",
+    "scale_by_novograd",
     "scale_by_optimistic_gradient",
     "scale_by_polyak",
+    "scale_by_prodigy",
     "scale_by_radam",
     "scale_by_rms",
     "scale_by_rprop",
     "scale_by_rss",
     "scale_by_simplified_ademamix",
+    "scale_by_sm3",
+    "scale_by_sophia",
     "scale_by_stddev",
     "scale_by_yogi",
+    "schedule_free_adamw",
+    "schedule_free_sgd",
     "sgd",
     "sgdr",
     "sign_sgd",
     "signum",
     "simplified_ademamix",
+    "sm3",
+    "sophia",
     "yogi",
 ]

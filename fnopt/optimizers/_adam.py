@@ -17,7 +17,7 @@ from fnopt.core import (
     bias_correction,
     ema,
     hyper,
-    increment,
+    mean_weights,
     positive_root,
     squared_modulus,
     static,
@@ -78,17 +78,15 @@ class scale_by_adam(Leafwise):
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """Bias corrections, multiplied out so that a leaf is scaled once."""
         seen = jnp.sqrt(bias_correction(h.b2, t))
-        scalars = {
+        mean, gradient = mean_weights(h.b1, t, self.nesterov)
+        return {
             "gain1": 1 - h.b1,
             "gain2": 1 - h.b2,
-            "mean": seen / bias_correction(h.b1, t),
+            "mean": mean * seen,
+            "gradient": gradient * seen,
             "under_root": h.eps_root * seen * seen,
             "beside_root": h.eps * seen,
         }
-        if self.nesterov:
-            ahead = h.b1 * seen / bias_correction(h.b1, increment(t))
-            scalars |= {"gradient": scalars["gain1"] * scalars["mean"], "mean": ahead}
-        return scalars
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
         mu = ema(mu, g, h.b1, h.gain1)

@@ -134,3 +134,53 @@ def optimistic_adam_v2(
         scale_by_optimistic_gradient(alpha, beta),
         scale_by_learning_rate(learning_rate),
     )
+
+
+def optimistic_adam(
+    learning_rate: ScalarOrSchedule,
+    optimism: ScalarOrSchedule | None = None,
+    b1: Scalar = 0.9,
+    b2: Scalar = 0.999,
+    eps: Scalar = 1e-8,
+    eps_root: Scalar = 0.0,
+    mu_dtype: Any = None,
+    *,
+    nesterov: bool = True,
+) -> Chain:
+    r"""Adam for games, with a rate of its own for the change of its direction.
+
+    .. math:: u_t = -\big((\eta_t + \omega_t)\, d_t - \omega_t\, d_{t-1}\big), \qquad
+              d_t = \frac{\hat\mu_t}{\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon}
+
+    Args:
+        learning_rate: :math:`\eta`, a number or a `Schedule`.
+        optimism: :math:`\omega`, a number or a `Schedule`; None for the learning rate.
+        b1: Decay of the mean gradient.
+        b2: Decay of the mean square.
+        eps: Added to the root.
+        eps_root: Added under the root.
+        mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
+        nesterov: Whether to look ahead (Nadam).
+
+    Returns:
+        A chain of `scale_by_adam`, `scale_by_optimistic_gradient` and `scale_by_learning_rate`,
+        with the slots `mu`, `nu` and `previous_gradient` (the last direction).
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.optimistic_adam(0.25, nesterov=False)
+        >>> params = {"w": jnp.ones(2)}
+        >>> updates, state = tx.update({"w": jnp.ones(2)}, tx.init(params), params)
+        >>> fnopt.apply_updates(params, updates)["w"].round(4)
+        Array([0.75, 0.75], dtype=float32)
+
+    Reference:
+        Daskalakis, Ilyas, Syrgkanis and Zeng, 2018, arXiv:1711.00141.
+    """
+    return chain(
+        scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov),
+        scale_by_optimistic_gradient(
+            learning_rate, learning_rate if optimism is None else optimism
+        ),
+        scale_by_learning_rate(1.0),
+    )

@@ -13,7 +13,7 @@ from fnopt.core import (
     bias_correction,
     ema,
     hyper,
-    increment,
+    mean_weights,
     positive_root,
     squared_modulus,
     static,
@@ -94,10 +94,7 @@ class scale_by_radam(Leafwise):
         adapts = length >= h.threshold
         usable = adapts & (ratio > 0)  # the slope of the root of what isn't used would be NaN
         seen = jnp.sqrt(bias_correction(h.b2, t))
-        mean, gradient = 1 / bias_correction(h.b1, t), jnp.zeros_like(seen)
-        if self.nesterov:
-            gradient = (1 - h.b1) * mean
-            mean = h.b1 / bias_correction(h.b1, increment(t))
+        mean, gradient = mean_weights(h.b1, t, self.nesterov)
         return {
             "gain1": 1 - h.b1,
             "gain2": 1 - h.b2,

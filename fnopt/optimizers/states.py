@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fnopt.optimizers._adadelta import ScaleByAdadeltaState
+from fnopt.optimizers._adafactor import ScaleByFactoredRmsState
 from fnopt.optimizers._adagrad import ScaleByRssState
 from fnopt.optimizers._adam import ScaleByAdamState
 from fnopt.optimizers._adamax import ScaleByAdamaxState
@@ -10,15 +11,27 @@ from fnopt.optimizers._adan import ScaleByAdanState
 from fnopt.optimizers._ademamix import ScaleByAdemamixState, ScaleBySimplifiedAdemamixState
 from fnopt.optimizers._adopt import ScaleByAdoptState
 from fnopt.optimizers._amsgrad import ScaleByAmsgradState
+from fnopt.optimizers._cocob import ScaleByCocobState
+from fnopt.optimizers._dadapt_adamw import ScaleByDadaptAdamwState
 from fnopt.optimizers._diffgrad import ScaleByDiffgradState
+from fnopt.optimizers._dog import ScaleByDogState, ScaleByDowgState
 from fnopt.optimizers._fromage import ScaleByFromageState
 from fnopt.optimizers._lion import ScaleByLionState
+from fnopt.optimizers._madgrad import ScaleByMadgradState
+from fnopt.optimizers._momo import MomoAdamState, MomoState
+from fnopt.optimizers._novograd import ScaleByNovogradState
 from fnopt.optimizers._optimistic import ScaleByOptimisticGradientState
+from fnopt.optimizers._prodigy import ScaleByProdigyState
 from fnopt.optimizers._rmsprop import ScaleByRmsState, ScaleByStddevState
 from fnopt.optimizers._rprop import ScaleByRpropState
 from fnopt.optimizers._scale_by_lbfgs import ScaleByLBFGSState
+from fnopt.optimizers._sm3 import ScaleBySM3State
+from fnopt.optimizers._sophia import HutchinsonState, ScaleBySophiaState
 
 __all__ = [
+    "HutchinsonState",
+    "MomoAdamState",
+    "MomoState",
     "ScaleByAdadeltaState",
     "ScaleByAdamState",
     "ScaleByAdamaxState",
@@ -26,14 +39,24 @@ __all__ = [
     "ScaleByAdemamixState",
     "ScaleByAdoptState",
     "ScaleByAmsgradState",
+    "ScaleByCocobState",
+    "ScaleByDadaptAdamwState",
     "ScaleByDiffgradState",
+    "ScaleByDogState",
+    "ScaleByDowgState",
+    "ScaleByFactoredRmsState",
     "ScaleByFromageState",
     "ScaleByLBFGSState",
     "ScaleByLionState",
+    "ScaleByMadgradState",
+    "ScaleByNovogradState",
     "ScaleByOptimisticGradientState",
+    "ScaleByProdigyState",
     "ScaleByRmsState",
     "ScaleByRpropState",
     "ScaleByRssState",
+    "ScaleBySM3State",
     "ScaleBySimplifiedAdemamixState",
+    "ScaleBySophiaState",
     "ScaleByStddevState",
 ]

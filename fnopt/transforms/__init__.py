@@ -4,26 +4,53 @@ from __future__ import annotations
 
 from fnopt.transforms import states as states
 from fnopt.transforms._accumulate import accumulate, has_updated
+from fnopt.transforms._apply_every import apply_every
 from fnopt.transforms._apply_if_finite import apply_if_finite
+from fnopt.transforms._average_params import averaged_params, params_ema, params_mean
 from fnopt.transforms._backtracking_linesearch import scale_by_backtracking_linesearch
 from fnopt.transforms._basic import identity, scale, set_to_zero, stateless
 from fnopt.transforms._centralize import centralize
 from fnopt.transforms._chain import Chain, chain
 from fnopt.transforms._clip import clip, clip_by_global_norm
+from fnopt.transforms._clip_units import (
+    adaptive_grad_clip,
+    clip_by_block_rms,
+    scale_by_param_block_norm,
+    scale_by_param_block_rms,
+)
+from fnopt.transforms._conditionally import (
+    conditionally_mask,
+    conditionally_transform,
+    skip_large_updates,
+)
 from fnopt.transforms._constraints import keep_params_nonnegative, zero_nans
+from fnopt.transforms._distance_over_gradients import scale_by_distance_over_gradients
 from fnopt.transforms._ema import ema
+from fnopt.transforms._flatten import flatten
 from fnopt.transforms._freeze import freeze
+from fnopt.transforms._gradient_noise import add_gradient_noise
+from fnopt.transforms._groups import layer_decay, param_groups, scale_by_group
 from fnopt.transforms._learning_rate import scale_by_learning_rate
+from fnopt.transforms._lookahead import lookahead
 from fnopt.transforms._masked import masked
+from fnopt.transforms._mechanize import mechanize
 from fnopt.transforms._momentum import trace
+from fnopt.transforms._normalize import normalize_by_update_norm
 from fnopt.transforms._objective import find_kept as find_kept
 from fnopt.transforms._objective import value_and_grad_from_state
 from fnopt.transforms._partition import partition
+from fnopt.transforms._reduce_on_plateau import reduce_on_plateau
+from fnopt.transforms._sam import sam
+from fnopt.transforms._scale_by_schedule import scale_by_schedule
+from fnopt.transforms._schedule_free import schedule_free, schedule_free_eval_params
 from fnopt.transforms._select import select
 from fnopt.transforms._selectors import Labels, Selector, by_path, by_pattern
 from fnopt.transforms._sign import scale_by_sign
+from fnopt.transforms._split_real_and_imaginary import split_real_and_imaginary
 from fnopt.transforms._tree_algebra import inner as inner
+from fnopt.transforms._tree_algebra import numbers as numbers
 from fnopt.transforms._tree_algebra import real_dtype_of as real_dtype_of
+from fnopt.transforms._tree_algebra import real_sum as real_sum
 from fnopt.transforms._trust_ratio import scale_by_trust_ratio
 from fnopt.transforms._weight_decay import add_decayed_weights
 from fnopt.transforms._zoom_linesearch import scale_by_zoom_linesearch
@@ -33,29 +60,55 @@ __all__ = [
     "Labels",
     "Selector",
     "accumulate",
+    "adaptive_grad_clip",
     "add_decayed_weights",
+    "add_gradient_noise",
+    "apply_every",
     "apply_if_finite",
+    "averaged_params",
     "by_path",
     "by_pattern",
     "centralize",
     "chain",
     "clip",
+    "clip_by_block_rms",
     "clip_by_global_norm",
+    "conditionally_mask",
+    "conditionally_transform",
     "ema",
+    "flatten",
     "freeze",
     "has_updated",
     "identity",
     "keep_params_nonnegative",
+    "layer_decay",
+    "lookahead",
     "masked",
+    "mechanize",
+    "normalize_by_update_norm",
+    "param_groups",
+    "params_ema",
+    "params_mean",
     "partition",
+    "reduce_on_plateau",
+    "sam",
     "scale",
     "scale_by_backtracking_linesearch",
+    "scale_by_distance_over_gradients",
+    "scale_by_group",
     "scale_by_learning_rate",
+    "scale_by_param_block_norm",
+    "scale_by_param_block_rms",
+    "scale_by_schedule",
     "scale_by_sign",
     "scale_by_trust_ratio",
     "scale_by_zoom_linesearch",
+    "schedule_free",
+    "schedule_free_eval_params",
     "select",
     "set_to_zero",
+    "skip_large_updates",
+    "split_real_and_imaginary",
     "stateless",
     "trace",
     "value_and_grad_from_state",

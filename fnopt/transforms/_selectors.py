@@ -137,10 +137,15 @@ class by_pattern(Selector):
             for path, _ in leaves
         ]
 
+    @staticmethod
+    def finds(pattern: str, positions: list[str]) -> bool:
+        """Whether a pattern matches any of the paths."""
+        return any(_matches(position, pattern) for position in positions)
+
     def check(self, positions: list[str]) -> None:
         """Refuses patterns of which none matches anything: a name is misspelled."""
         patterns = [pattern for pattern, _ in self.patterns]
-        if self.default is not None or any(_matches(p, q) for p in positions for q in patterns):
+        if self.default is not None or any(self.finds(q, positions) for q in patterns):
             return
         raise ValueError(
             f"{where()}by_pattern: none of {listing(patterns)} matches a leaf of "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -45,3 +46,18 @@ def moved(params: Any, rate: jax.Array, updates: Any) -> Any:
 def chosen(condition: jax.Array, tree: Any, other: Any) -> Any:
     """One of two trees."""
     return jax.tree.map(functools.partial(jnp.where, condition), tree, other)
+
+
+def numbers(tx: Any, dtype: Any, count: Any = None, skip: tuple[str, ...] = ()) -> Any:
+    """The numbers of a transform as scalars of one dtype, by name; schedules at `count`."""
+    now = tx if count is None else tx.at(count)
+    values = {name: getattr(now, name) for name in tx._leaf_names if name not in skip}
+    return SimpleNamespace(
+        **{k: None if v is None else jnp.asarray(v, dtype) for k, v in values.items()}
+    )
+
+
+def real_sum(tree: Any, dtype: Any) -> jax.Array:
+    """The sum of the real parts of all elements of a tree."""
+    parts = [jnp.sum(jnp.real(x)).astype(dtype) for x in jax.tree.leaves(tree)]
+    return functools.reduce(operator.add, parts, jnp.zeros((), dtype))

@@ -3,29 +3,56 @@
 from __future__ import annotations
 
 from fnopt.transforms._accumulate import AccumulateState
+from fnopt.transforms._apply_every import ApplyEveryState
 from fnopt.transforms._apply_if_finite import ApplyIfFiniteState
+from fnopt.transforms._average_params import AverageParamsState
 from fnopt.transforms._backtracking_linesearch import (
     BacktrackingLinesearchInfo,
     ScaleByBacktrackingLinesearchState,
 )
+from fnopt.transforms._conditionally import ConditionallyState, SkipLargeUpdatesState
 from fnopt.transforms._constraints import ZeroNansState
+from fnopt.transforms._distance_over_gradients import ScaleByDistanceOverGradientsState
 from fnopt.transforms._ema import EmaState
+from fnopt.transforms._flatten import FlattenState
+from fnopt.transforms._gradient_noise import AddGradientNoiseState
 from fnopt.transforms._learning_rate import ScaleByLearningRateState
+from fnopt.transforms._lookahead import LookaheadState
 from fnopt.transforms._masked import MaskedState
+from fnopt.transforms._mechanize import MechanizeState
 from fnopt.transforms._momentum import TraceState
+from fnopt.transforms._reduce_on_plateau import ReduceOnPlateauState
+from fnopt.transforms._sam import SAMState
+from fnopt.transforms._scale_by_schedule import ScaleByScheduleState
+from fnopt.transforms._schedule_free import ScheduleFreeState
+from fnopt.transforms._split_real_and_imaginary import SplitRealAndImaginaryState
 from fnopt.transforms._weight_decay import AddDecayedWeightsState
 from fnopt.transforms._zoom_linesearch import ScaleByZoomLinesearchState, ZoomLinesearchInfo
 
 __all__ = [
     "AccumulateState",
     "AddDecayedWeightsState",
+    "AddGradientNoiseState",
+    "ApplyEveryState",
     "ApplyIfFiniteState",
+    "AverageParamsState",
     "BacktrackingLinesearchInfo",
+    "ConditionallyState",
     "EmaState",
+    "FlattenState",
+    "LookaheadState",
     "MaskedState",
+    "MechanizeState",
+    "ReduceOnPlateauState",
+    "SAMState",
     "ScaleByBacktrackingLinesearchState",
+    "ScaleByDistanceOverGradientsState",
     "ScaleByLearningRateState",
+    "ScaleByScheduleState",
     "ScaleByZoomLinesearchState",
+    "ScheduleFreeState",
+    "SkipLargeUpdatesState",
+    "SplitRealAndImaginaryState",
     "TraceState",
     "ZeroNansState",
     "ZoomLinesearchInfo",

@@ -94,8 +94,58 @@ def _decayed(rate: Any) -> Any:
     return fnopt.adamw(rate, weight_decay=decay, mask=fnopt.by_path(_is_matrix))
 
 
+def _even(step: Any) -> Any:
+    return step % 2 == 0
+
+
+def _bowl(params: Any) -> Any:
+    squares = [jnp.sum(jnp.abs(x).astype(jnp.float32) ** 2) for x in jax.tree.leaves(params)]
+    return sum(squares, jnp.zeros((), jnp.float32))
+
+
+def _small_parts() -> Any:
+    """Transforms of a few lines, one behind the other: they share the programs of one case."""
+    return fnopt.chain(
+        fnopt.adaptive_grad_clip(0.3),
+        fnopt.clip_by_block_rms(0.4),
+        fnopt.normalize_by_update_norm(2.0),
+        fnopt.scale_by_param_block_norm(),
+        fnopt.scale_by_param_block_rms(),
+        fnopt.scale_by_schedule(fnopt.linear_schedule(1.0, 0.5, 3)),
+        fnopt.conditionally_transform(fnopt.scale(0.5), _even),
+        fnopt.scale_by_group({"*": 0.5}),
+        fnopt.add_gradient_noise(0.01, 0.5, key=3),
+        fnopt.apply_every(2),
+        fnopt.params_mean(start=1),
+    )
+
+
+def _wrapped(rate: Any) -> Any:
+    inner = fnopt.flatten(fnopt.split_real_and_imaginary(fnopt.adam(rate)))
+    inner = fnopt.skip_large_updates(fnopt.conditionally_mask(inner, _even), 1e6)
+    return fnopt.chain(fnopt.lookahead(inner, 4, 0.5), fnopt.params_ema(0.9, warmup=True))
+
+
+def _sam(rate: Any) -> Any:
+    adversary = fnopt.chain(fnopt.normalize_by_update_norm(eps=0.0), fnopt.sgd(1e-3))
+    return fnopt.sam(fnopt.adam(rate), adversary)
+
+
 CASES = [
     # parts
+    Case("small_parts", _small_parts),
+    Case("layerwise_dog", fnopt.scale_by_distance_over_gradients),
+    Case("reduce_on_plateau", fnopt.reduce_on_plateau, extras={"value": 0.5}),
+    Case("momo", fnopt.momo, extras={"value": 0.5}),
+    Case("momo_adam", fnopt.momo_adam, extras={"value": 0.5}),
+    optimizer(_wrapped, "wrapped", steps=4000),
+    optimizer(_sam, "sam", steps=4000),
+    optimizer(lambda rate: fnopt.mechanize(fnopt.adam(rate), s_init=1e-2), "mechanize"),
+    Case("sophia", lambda: fnopt.sophia(1e-2), extras={"obj_fn": _bowl}),
+    # optax warns of its own
+    optimizer(fnopt.optimistic_adam, "optimistic_adam"),
+    # its peer has no place for scalars and empty arrays
+    optimizer(fnopt.sm3, "sm3"),
     Case("identity", fnopt.identity),
     Case("set_to_zero", fnopt.set_to_zero),
     Case("stateless", lambda: fnopt.stateless(_mean_of_signs)),

@@ -19,13 +19,15 @@ RENAMED = {
     "multi_transform": "partition",
     "named_chain": "chain",
     "MultiSteps": "accumulate",
-    "scale_by_schedule": "scale_by_learning_rate",
+    "add_noise": "add_gradient_noise",
+    "contrib.normalize": "normalize_by_update_norm",
+    "selective_transform": "freeze",
     "contrib.differentially_private_aggregate": "clipped_grad",
     "per_example_global_norm_clip": "clipped_grad",
 }
 
 # Names that mean something else here.
-ANOTHER = {"add_noise"}
+ANOTHER: set[str] = set()
 
 # optax's path -> why it isn't here.
 _TYPES = "a type annotation of optax's own"
@@ -40,6 +42,14 @@ DEVIATIONS = {
     "TransformInitFn": _TYPES,
     "TransformUpdateExtraArgsFn": _TYPES,
     "TransformUpdateFn": _TYPES,
+    "stateless_with_tree_map": "`fnopt.stateless`, with a `jax.tree.map` inside",
+    "skip_not_finite": "`fnopt.apply_if_finite(fnopt.accumulate(...))` leaves such a batch out",
+    "safe_norm": "`fnopt.global_norm` has a derivative at zero",
+    "safe_root_mean_squares": "`fnopt.global_norm` has a derivative at zero",
+    "transforms.unitwise_clip": "a part of `fnopt.adaptive_grad_clip`",
+    "transforms.unitwise_norm": "a part of `fnopt.adaptive_grad_clip`",
+    "contrib.dpsgd": "`fnopt.clipped_grad` and `fnopt.add_noise` in front of any optimizer",
+    "nnls": "`fnopt.least_squares` with bounds",
     "MaskedNode": "what a mask leaves out is `None`",
     "ShouldSkipUpdateFunction": _TYPES,
     "transforms.ConditionFn": _TYPES,
@@ -71,7 +81,13 @@ DEVIATIONS = {
 
 # optax's path -> a remark on what is still to come.
 NOT_YET = {
-    "add_noise": "`fnopt.add_noise` is another function, noise for private training",
+    "monitor": "`fnopt.monitor.record_health` keeps measurements of its own in the state",
+    "matrix_inverse_pth_root": "with the matrix methods",
+    "power_iteration": "with the matrix methods",
+    "contrib.galore": "with the matrix methods",
+    "contrib.scale_by_galore": "with the matrix methods",
+    "contrib.muon": "with the matrix methods",
+    "contrib.scale_by_muon": "with the matrix methods",
     "second_order.fisher_diag": "curvature has a room of its own",
     "second_order.hessian_diag": "curvature has a room of its own",
     "second_order.hvp": "curvature has a room of its own",

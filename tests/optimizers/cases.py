@@ -39,6 +39,36 @@ def of(m: Any, name: str) -> Any:
     return getattr(m, name) if m is fnopt else getattr(m.contrib, name)
 
 
+def _even(step: Any, **extra_args: Any) -> Any:
+    return step % 2 == 0
+
+
+def _small_parts(m: Any) -> Any:
+    """Transforms without a state of their own worth a program, one behind the other."""
+    return m.chain(
+        m.adaptive_grad_clip(0.3),
+        m.clip_by_block_rms(0.4),
+        m.normalize_by_update_norm(2.0),
+        m.scale_by_param_block_norm(),
+        m.scale_by_param_block_rms(0.5),
+        m.conditionally_transform(m.clip(0.1), _even),
+        m.sgd(0.1),
+        m.apply_every(3),
+    )
+
+
+def _plateau(m: Any) -> Any:
+    of_loss = of(m, "reduce_on_plateau")(0.5, 2, cooldown=1, accumulation_size=2)
+    return m.chain(m.conditionally_mask(m.flatten(m.adam(0.3)), _even), of_loss)
+
+
+def _sam(m: Any) -> Any:
+    adversary = m.chain(m.normalize_by_update_norm(), m.sgd(0.05))
+    tx = of(m, "sam")(m.adam(rate(m)), adversary, sync_period=3)
+    # The peer refuses the extra arguments of others.
+    return m.chain(m.clip(2.0), tx if m is fnopt else m.GradientTransformation(*tx))
+
+
 # name -> a function of the library: ours, or optax
 OPTIMIZERS: dict[str, Any] = {
     "sgd": lambda m: m.sgd(0.1),
@@ -87,6 +117,27 @@ OPTIMIZERS: dict[str, Any] = {
     "adagrad": lambda m: m.adagrad(0.1),
     "lion": lambda m: m.lion(0.01),
     "lion_masked": lambda m: m.lion(rate(m), 0.95, 0.98, weight_decay=decay(m), mask=KERNELS),
+    "novograd": lambda m: m.novograd(rate(m), weight_decay=0.1),
+    "adafactor": lambda m: m.adafactor(rate(m), 2, momentum=0.9, weight_decay_rate=decay(m)),
+    "adafactor_plain": lambda m: m.adafactor(0.1, 9, clipping_threshold=None, decay_offset=-3),
+    "optimistic_adam": lambda m: m.optimistic_adam(0.05, 0.3),
+    "madgrad": lambda m: of(m, "madgrad")(rate(m), weight_decay=0.1),
+    "acprop": lambda m: of(m, "acprop")(rate(m), eps=1e-4, weight_decay=0.1, mask=KERNELS),
+    "cocob": lambda m: of(m, "cocob")(rate(m), alpha=2.0, weight_decay=0.1, mask=KERNELS),
+    "prodigy": lambda m: of(m, "prodigy")(rate(m), estim_lr0=0.1, weight_decay=0.1),
+    "prodigy_safeguarded": lambda m: of(m, "prodigy")(beta3=0.9, safeguard_warmup=True),
+    "dadapt_adamw": lambda m: of(m, "dadapt_adamw")(rate(m), estim_lr0=0.1, weight_decay=0.1),
+    "dog": lambda m: of(m, "dog")(rate(m), weight_decay=0.1, mask=KERNELS),
+    "dog_first_rate": lambda m: of(m, "dog")(0.5, ("learning_rate", 0.01)),
+    "dowg": lambda m: of(m, "dowg")(rate(m), weight_decay=0.1, mask=KERNELS),
+    "momo": lambda m: of(m, "momo")(0.5, weight_decay=0.1, adapt_lower_bound=True),
+    "momo_adam": lambda m: of(m, "momo_adam")(rate(m), weight_decay=0.1),
+    "schedule_free_adamw": lambda m: of(m, "schedule_free_adamw")(0.1, 5, weight_decay=0.1),
+    "schedule_free_sgd": lambda m: of(m, "schedule_free_sgd")(0.1, weight_decay=0.1),
+    "mechanize": lambda m: of(m, "mechanize")(m.sgd(rate(m), 0.9), s_init=0.1),
+    "sam": _sam,
+    "small_parts": _small_parts,
+    "reduce_on_plateau": _plateau,
     "accumulated_sgd": lambda m: _multi_steps(m, None if m is fnopt else m.sgd(0.1, 0.9), 3),
 }
 

@@ -1,0 +1,184 @@
+"""Adafactor: second moments of matrices as rows times columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fnopt.core import (
+    Leafwise,
+    OwnSlot,
+    Scalar,
+    ScalarOrSchedule,
+    compute_dtype,
+    ema,
+    hyper,
+    positive_root,
+    real_dtype,
+    squared_modulus,
+    static,
+)
+from fnopt.transforms import (
+    Chain,
+    add_decayed_weights,
+    chain,
+    clip_by_block_rms,
+    scale,
+    scale_by_param_block_rms,
+    scale_by_schedule,
+)
+from fnopt.transforms import ema as mean_of_updates
+
+
+def power_decay(step: jax.Array, exponent: jax.Array) -> jax.Array:
+    """The decay of the paper: :math:`1 - t^{-e}` in step :math:`t`, after `step` others."""
+    t = jnp.maximum(step + 1, jnp.ones_like(step))
+    return -jnp.expm1(-exponent * jnp.log(t))  # 1 - t^-e would lose digits
+
+
+class ScaleByFactoredRmsState(NamedTuple):
+    """Step count, and for every leaf its mean squares, or those of its rows and columns."""
+
+    count: jax.Array
+    v: OwnSlot
+
+
+class scale_by_factored_rms(Leafwise):
+    r"""Divides by the root mean square, which for matrices is kept for rows and columns only.
+
+    .. math:: R_t = \beta_t R_{t-1} + (1-\beta_t)\, \mathrm{mean}_j |g_{ij}|^2, \qquad
+              C_t = \beta_t C_{t-1} + (1-\beta_t)\, \mathrm{mean}_i |g_{ij}|^2, \qquad
+              u_{ij} = \frac{g_{ij}}{\sqrt{R_i\, C_j / \bar R}}
+
+    The two largest axes are factored, if both have `min_dim_size_to_factor` elements at least;
+    other leaves keep all their mean squares. The decay is :math:`\beta_t = 1 - t^{-e}`.
+
+    Args:
+        factored: Whether matrices are factored at all.
+        decay_rate: :math:`e`.
+        step_offset: How many steps are taken off the count (of an earlier training).
+        min_dim_size_to_factor: From which size of both axes on a leaf is factored.
+        epsilon: Added to squared gradients.
+        decay_rate_fn: The decay from the number of steps before and `decay_rate`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, g = fnopt.scale_by_factored_rms(min_dim_size_to_factor=2), {"w": jnp.ones((2, 3))}
+        >>> updates, state = tx.update(g, tx.init(g))
+        >>> [v.shape for v in state.v["w"]]
+        [(2,), (3,)]
+
+    Reference:
+        Shazeer and Stern, 2018, arXiv:1804.04235.
+    """
+
+    State = ScaleByFactoredRmsState
+
+    factored: bool = static(default=True)
+    decay_rate: Scalar = hyper(default=0.8, gt=0)
+    step_offset: Scalar = hyper(default=0)
+    min_dim_size_to_factor: int = static(default=128)
+    epsilon: Scalar = hyper(default=1e-30, ge=0)
+    decay_rate_fn: Callable[[Any, Any], Any] = static(default=power_decay)
+
+    def _axes(self, shape: tuple[int, ...]) -> tuple[int, int] | None:
+        """The two largest axes, the smaller one first, if they are to be factored."""
+        if not self.factored or len(shape) < 2:
+            return None
+        *_, smaller, larger = (int(i) for i in np.argsort(shape, kind="stable"))
+        return None if shape[smaller] < self.min_dim_size_to_factor else (smaller, larger)
+
+    def start(self, slot: str, p: Any) -> Any:
+        """Zeros, made from the params, so that they lie where these are."""
+        dtype, axes = real_dtype(compute_dtype(p.dtype)), self._axes(p.shape)
+        if axes is None:
+            return (jnp.zeros_like(p, dtype),)
+        return tuple(jnp.zeros_like(jnp.sum(p, axis=i), dtype) for i in reversed(axes))
+
+    def scalars(self, h: Any, t: Any) -> dict[str, Any]:
+        """The decay of this step."""
+        before = (t - 1).astype(h.decay_rate.dtype) - h.step_offset
+        return {"decay": self.decay_rate_fn(before, h.decay_rate)}
+
+    def leaf(self, h: Any, g: Any, v: Any) -> Any:
+        squares, axes = squared_modulus(g) + h.epsilon, self._axes(g.shape)
+        if axes is None:
+            v = (ema(v[0], squares, h.decay),)
+            return g / positive_root(v[0]), v
+        smaller, larger = axes
+        rows = ema(v[0], jnp.mean(squares, axis=larger), h.decay)
+        columns = ema(v[1], jnp.mean(squares, axis=smaller), h.decay)
+        mean = jnp.mean(rows, axis=smaller - (smaller > larger), keepdims=True)
+        share = rows / jnp.maximum(mean, jnp.finfo(mean.dtype).tiny)
+        u = g / jnp.expand_dims(positive_root(share), larger)
+        return u / jnp.expand_dims(positive_root(columns), smaller), (rows, columns)
+
+
+def adafactor(
+    learning_rate: ScalarOrSchedule | None = None,
+    min_dim_size_to_factor: int = 128,
+    decay_rate: Scalar = 0.8,
+    decay_offset: Scalar = 0,
+    multiply_by_parameter_scale: bool = True,
+    clipping_threshold: Scalar | None = 1.0,
+    momentum: Scalar | None = None,
+    dtype_momentum: Any = jnp.float32,
+    weight_decay_rate: ScalarOrSchedule | None = None,
+    eps: Scalar = 1e-30,
+    factored: bool = True,
+    weight_decay_mask: Any = None,
+) -> Chain:
+    r"""Adafactor: adaptive steps in proportion to the params, with little memory.
+
+    .. math:: u_t = -\Big(\eta_t\, \max(\epsilon_2, \mathrm{rms}(\theta_t))\,
+              \frac{d_t}{\max(1, \mathrm{rms}(d_t)/c)} + \lambda_t\, \theta_t\Big), \qquad
+              d_t = \frac{g_t}{\sqrt{\hat V_t}}
+
+    where :math:`\hat V` is the product of a row and a column; see `scale_by_factored_rms`.
+
+    Args:
+        learning_rate: :math:`\eta`, a number or a `Schedule`; None for 1.
+        min_dim_size_to_factor: From which size of both axes on a leaf is factored.
+        decay_rate: The exponent of the decay.
+        decay_offset: How many steps are taken off the count.
+        multiply_by_parameter_scale: Whether steps are in proportion to the params.
+        clipping_threshold: :math:`c`; None for no clipping.
+        momentum: The decay of a mean of the updates; None for none.
+        dtype_momentum: The storage dtype of that mean.
+        weight_decay_rate: :math:`\lambda`, a number or a `Schedule`; it is not multiplied by the
+            learning rate. None for none.
+        eps: Added to squared gradients.
+        factored: Whether matrices are factored at all.
+        weight_decay_mask: Which leaves decay; see `add_decayed_weights`. None for all.
+
+    Returns:
+        A chain with the slot `v`, and `ema` with momentum.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.adafactor(0.5), {"w": jnp.ones(2)}
+        >>> updates, _ = tx.update({"w": jnp.full(2, 8.0)}, tx.init(params), params)
+        >>> fnopt.apply_updates(params, updates)["w"].round(3)
+        Array([0.5, 0.5], dtype=float32)
+
+    Reference:
+        Shazeer and Stern, 2018, arXiv:1804.04235.
+    """
+    members: list[Any] = [
+        scale_by_factored_rms(factored, decay_rate, decay_offset, min_dim_size_to_factor, eps)
+    ]
+    if clipping_threshold is not None:
+        members.append(clip_by_block_rms(clipping_threshold))
+    if learning_rate is not None:
+        members.append(scale_by_schedule(learning_rate))
+    if multiply_by_parameter_scale:
+        members.append(scale_by_param_block_rms())
+    if momentum is not None:
+        members.append(mean_of_updates(momentum, debias=False, accumulator_dtype=dtype_momentum))
+    if weight_decay_rate is not None:
+        members.append(add_decayed_weights(weight_decay_rate, weight_decay_mask))
+    return chain(*members, scale(-1.0))

@@ -1,0 +1,251 @@
+"""DoG and DoWG: the step size is the distance gone, over the gradients met."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import (
+    Scalar,
+    ScalarOrSchedule,
+    Slot,
+    Transformation,
+    global_norm,
+    hyper,
+    increment,
+    map_leaves,
+    positive_root,
+    slot_copy,
+    static,
+    where,
+    zero_count,
+)
+from fnopt.transforms import (
+    Chain,
+    add_decayed_weights,
+    chain,
+    numbers,
+    real_dtype_of,
+    scale_by_learning_rate,
+)
+
+_KINDS = ("distance", "learning_rate", "heuristic")
+
+
+def _init_step(given: Any) -> tuple[str, float]:
+    pair = tuple(given) if isinstance(given, (tuple, list)) else ()
+    if len(pair) != 2 or pair[0] not in _KINDS:
+        raise ValueError(
+            f"{where()}scale_by_dog: init_step = {given!r}, expected a pair of one of {_KINDS} "
+            "and a number."
+        )
+    return pair[0], float(pair[1])
+
+
+class ScaleByDogState(NamedTuple):
+    """Step count, the start, the largest distance from it, the sum of squared norms."""
+
+    count: jax.Array
+    init_params: Slot
+    max_dist: jax.Array
+    sum_sq_norm_grads: jax.Array
+
+
+class ScaleByDowgState(NamedTuple):
+    """The start, the weighted sum of squared norms, the largest squared distance."""
+
+    init_params: Slot
+    weighted_sq_norm_grads: jax.Array
+    estim_sq_dist: jax.Array
+
+
+class scale_by_dog(Transformation):
+    r"""Scales by the distance gone, over the root of the summed squared gradients.
+
+    .. math:: u_t = \frac{\max_{i \le t} \lVert \theta_i - \theta_0 \rVert}
+              {\sqrt{\sum_{i \le t} \lVert g_i \rVert^2 + \epsilon}}\, g_t
+
+    Args:
+        init_step: What stands for the distance before the first step: `('distance', r)`,
+            `('heuristic', r)` for :math:`r\,(1 + \lVert \theta_0 \rVert)`, or
+            `('learning_rate', eta)`, the whole factor of the first step.
+        eps: :math:`\epsilon`.
+
+    Raises:
+        ValueError: If `init_step` is none of these.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.scale_by_dog(("distance", 0.5)), {"w": jnp.ones(2)}
+        >>> updates, _ = tx.update({"w": jnp.asarray([3.0, 4.0])}, tx.init(params), params)
+        >>> updates["w"].round(3)
+        Array([0.3, 0.4], dtype=float32)
+
+    Reference:
+        Ivgi, Hinder and Carmon, 2023, arXiv:2302.12022.
+    """
+
+    needs_params = True
+
+    init_step: Any = static(convert=_init_step)
+    eps: Scalar = hyper(default=1e-8, ge=0)
+
+    def init(self, params: Any) -> ScaleByDogState:
+        """The start, and what stands for a distance."""
+        zero = jnp.zeros((), real_dtype_of(params))
+        kind, value = self.init_step
+        first = jnp.full_like(zero, 0.0 if kind == "learning_rate" else value)
+        if kind == "heuristic":
+            first = first * (1 + global_norm(params).astype(first.dtype))
+        return ScaleByDogState(zero_count(), slot_copy(params), first, zero)
+
+    def update(
+        self, updates: Any, state: ScaleByDogState, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, ScaleByDogState]:
+        """The updates times one factor."""
+        farthest = jnp.maximum(state.max_dist, _distance(state.init_params, params))
+        norm = global_norm(updates).astype(farthest.dtype)
+        squares = state.sum_sq_norm_grads + norm * norm
+        factor = farthest / positive_root(squares + jnp.asarray(self.eps, squares.dtype))
+        kind, value = self.init_step
+        if kind == "learning_rate":
+            factor = jnp.where(state.count == 0, jnp.full_like(factor, value), factor)
+        count = increment(state.count)
+        return _scaled(factor, updates), ScaleByDogState(
+            count, state.init_params, farthest, squares
+        )
+
+
+class scale_by_dowg(Transformation):
+    r"""Scales by the squared distance gone, over gradients that are weighted with it.
+
+    .. math:: u_t = \frac{r_t^2}{\sqrt{\sum_{i \le t} r_i^2 \lVert g_i \rVert^2} + \epsilon}\,
+              g_t, \qquad r_t^2 = \max_{i \le t} \lVert \theta_i - \theta_0 \rVert^2
+
+    Args:
+        init_estim_sq_dist: The squared distance before the first step; None for `eps`.
+        eps: :math:`\epsilon`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.scale_by_dowg(1.0), {"w": jnp.ones(2)}
+        >>> updates, _ = tx.update({"w": jnp.asarray([3.0, 4.0])}, tx.init(params), params)
+        >>> updates["w"].round(3)
+        Array([0.6, 0.8], dtype=float32)
+
+    Reference:
+        Khaled, Mishchenko and Jin, 2023, arXiv:2305.16284.
+    """
+
+    needs_params = True
+
+    init_estim_sq_dist: Scalar | None = hyper(default=None, ge=0)
+    eps: Scalar = hyper(default=1e-4, ge=0)
+
+    def init(self, params: Any) -> ScaleByDowgState:
+        """The start, and what stands for a distance."""
+        zero = jnp.zeros((), real_dtype_of(params))
+        first = self.eps if self.init_estim_sq_dist is None else self.init_estim_sq_dist
+        return ScaleByDowgState(
+            slot_copy(params), zero, jnp.full_like(zero, jnp.asarray(first, zero.dtype))
+        )
+
+    def update(
+        self, updates: Any, state: ScaleByDowgState, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, ScaleByDowgState]:
+        """The updates times one factor."""
+        h = numbers(self, state.estim_sq_dist.dtype)
+        distance = _distance(state.init_params, params).astype(state.estim_sq_dist.dtype)
+        farthest = jnp.maximum(state.estim_sq_dist, distance * distance)
+        norm = global_norm(updates).astype(farthest.dtype)
+        squares = state.weighted_sq_norm_grads + farthest * norm * norm
+        factor = farthest / (positive_root(squares) + h.eps)
+        return _scaled(factor, updates), ScaleByDowgState(state.init_params, squares, farthest)
+
+
+def _distance(start: Any, params: Any) -> jax.Array:
+    return global_norm(map_leaves(lambda p, p0: p - p0, params, start=start))
+
+
+def _scaled(factor: jax.Array, updates: Any) -> Any:
+    return map_leaves(lambda h, g: h * g, updates, hyper=factor)
+
+
+def _decay(weight_decay: Any, mask: Any) -> list[Any]:
+    return [] if weight_decay is None else [add_decayed_weights(weight_decay, mask)]
+
+
+def dog(
+    learning_rate: ScalarOrSchedule = 1.0,
+    init_step: tuple[str, float] = ("heuristic", 1e-6),
+    eps: Scalar = 1e-8,
+    weight_decay: ScalarOrSchedule | None = None,
+    mask: Any = None,
+) -> Chain:
+    r"""DoG: distance over gradients, which needs no learning rate.
+
+    .. math:: u_t = -\eta_t\, \frac{\max_{i \le t} \lVert \theta_i - \theta_0 \rVert}
+              {\sqrt{\sum_{i \le t} \lVert g_i \rVert^2 + \epsilon}}\, g_t
+
+    Evaluate an average of the params, as the authors recommend: see `params_mean`.
+
+    Args:
+        learning_rate: :math:`\eta`, a number or a `Schedule`; 1 is the method.
+        init_step: What stands for the distance before the first step; see `scale_by_dog`.
+        eps: :math:`\epsilon`.
+        weight_decay: A multiple of the params that is added to gradients. None for none.
+        mask: Which leaves decay; see `add_decayed_weights`. None for all.
+
+    Returns:
+        A chain of `scale_by_dog` and `scale_by_learning_rate`, with the slot `init_params`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.dog(init_step=("distance", 0.5)), {"w": jnp.ones(2)}
+        >>> updates, _ = tx.update({"w": jnp.asarray([3.0, 4.0])}, tx.init(params), params)
+        >>> fnopt.apply_updates(params, updates)["w"].round(3)
+        Array([0.7, 0.6], dtype=float32)
+
+    Reference:
+        Ivgi, Hinder and Carmon, 2023, arXiv:2302.12022.
+    """
+    members = [scale_by_dog(init_step, eps), scale_by_learning_rate(learning_rate)]
+    return chain(*_decay(weight_decay, mask), *members)
+
+
+def dowg(
+    learning_rate: ScalarOrSchedule = 1.0,
+    init_estim_sq_dist: Scalar | None = None,
+    eps: Scalar = 1e-4,
+    weight_decay: ScalarOrSchedule | None = None,
+    mask: Any = None,
+) -> Chain:
+    r"""DoWG: distance over weighted gradients, which needs no learning rate.
+
+    .. math:: u_t = -\eta_t\, \frac{r_t^2}{\sqrt{\sum_{i \le t} r_i^2 \lVert g_i \rVert^2} +
+              \epsilon}\, g_t, \qquad r_t^2 = \max_{i \le t} \lVert \theta_i - \theta_0 \rVert^2
+
+    Args:
+        learning_rate: :math:`\eta`, a number or a `Schedule`; 1 is the method.
+        init_estim_sq_dist: The squared distance before the first step; None for `eps`.
+        eps: :math:`\epsilon`.
+        weight_decay: A multiple of the params that is added to gradients. None for none.
+        mask: Which leaves decay; see `add_decayed_weights`. None for all.
+
+    Returns:
+        A chain of `scale_by_dowg` and `scale_by_learning_rate`, with the slot `init_params`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.dowg(init_estim_sq_dist=1.0), {"w": jnp.ones(2)}
+        >>> updates, _ = tx.update({"w": jnp.asarray([3.0, 4.0])}, tx.init(params), params)
+        >>> fnopt.apply_updates(params, updates)["w"].round(3)
+        Array([0.4, 0.2], dtype=float32)
+
+    Reference:
+        Khaled, Mishchenko and Jin, 2023, arXiv:2305.16284.
+    """
+    members = [scale_by_dowg(init_estim_sq_dist, eps), scale_by_learning_rate(learning_rate)]
+    return chain(*_decay(weight_decay, mask), *members)

@@ -1,0 +1,120 @@
+"""MADGRAD: dual averaging with momentum and a cube root."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import (
+    Leafwise,
+    RealSlot,
+    Scalar,
+    ScalarOrSchedule,
+    Slot,
+    hyper,
+    nonzero,
+    squared_modulus,
+)
+from fnopt.transforms import Chain, add_decayed_weights, chain
+
+
+class ScaleByMadgradState(NamedTuple):
+    """Step count, the weighted sums of squared gradients and of gradients, the first params."""
+
+    count: jax.Array
+    grad_sum_sq: RealSlot
+    s: Slot
+    x0: Slot
+
+
+class scale_by_madgrad(Leafwise):
+    r"""Goes towards the point that all gradients together point to from the start.
+
+    .. math::
+        \lambda_t &= (\eta_t + \epsilon)\, \sqrt{t}, \qquad s_t = s_{t-1} + \lambda_t\, g_t, \qquad
+        v_t = v_{t-1} + \lambda_t\, |g_t|^2 \\
+        z_t &= \theta_0 - \frac{s_t}{\sqrt[3]{v_t} + \epsilon}, \qquad
+        u_t = (1-\beta)\, (z_t - \theta_t)
+
+    The minus sign of descent is in it.
+
+    Args:
+        learning_rate: :math:`\eta`, a number or a `Schedule`.
+        momentum: :math:`\beta`.
+        eps: :math:`\epsilon`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.scale_by_madgrad(1.0, momentum=0.0), {"w": jnp.ones(2)}
+        >>> tx.update({"w": jnp.full(2, 8.0)}, tx.init(params), params)[0]["w"].round(2)
+        Array([-2., -2.], dtype=float32)
+
+    Reference:
+        Defazio and Jelassi, 2021, arXiv:2101.11075.
+    """
+
+    State = ScaleByMadgradState
+    needs_params = True
+
+    learning_rate: ScalarOrSchedule = hyper(schedule=True)
+    momentum: Scalar = hyper(default=0.9, ge=0, lt=1)
+    eps: Scalar = hyper(default=1e-6, ge=0)
+
+    def fill(self, slot: str) -> Any:
+        """The first params in `x0`."""
+        return "params" if slot == "x0" else 0.0
+
+    def scalars(self, h: Any, t: Any) -> dict[str, Any]:
+        """The weight of this gradient, and the share of the way that is gone."""
+        steps = jnp.sqrt(t.astype(h.eps.dtype))
+        return {"weight": (h.learning_rate + h.eps) * steps, "gain": 1 - h.momentum}
+
+    def leaf(self, h: Any, g: Any, p: Any, v: Any, s: Any, x0: Any) -> Any:
+        v = v + h.weight * squared_modulus(g)
+        s = s + h.weight * g
+        z = x0 - s / nonzero(_cube_root(v) + h.eps)
+        return h.gain * (z - p), v, s, x0
+
+
+def _cube_root(x: jax.Array) -> jax.Array:
+    """The cube root with derivative 0 at 0, where its own is infinite."""
+    positive = x > 0
+    return jnp.where(positive, jnp.cbrt(jnp.where(positive, x, jnp.ones_like(x))), x)
+
+
+def madgrad(
+    learning_rate: ScalarOrSchedule,
+    momentum: Scalar = 0.9,
+    weight_decay: ScalarOrSchedule = 0.0,
+    eps: Scalar = 1e-6,
+) -> Chain:
+    r"""MADGRAD: adaptive steps that generalise as those of momentum do.
+
+    .. math:: u_t = (1-\beta) \left(\theta_0 - \frac{\sum_i \lambda_i\, g_i}
+              {\sqrt[3]{\sum_i \lambda_i |g_i|^2} + \epsilon} - \theta_t\right), \qquad
+              \lambda_t = (\eta_t + \epsilon)\, \sqrt{t}
+
+    Args:
+        learning_rate: :math:`\eta`, a number or a `Schedule`.
+        momentum: :math:`\beta`.
+        weight_decay: A multiple of the params that is added to gradients; a number or a
+            `Schedule`. It should be smaller than elsewhere, often zero.
+        eps: :math:`\epsilon`.
+
+    Returns:
+        A chain of `add_decayed_weights` and `scale_by_madgrad`, with the slots `grad_sum_sq`, `s`
+        and `x0`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.madgrad(1.0), {"w": jnp.ones(2)}
+        >>> updates, _ = tx.update({"w": jnp.full(2, 8.0)}, tx.init(params), params)
+        >>> fnopt.apply_updates(params, updates)["w"].round(2)
+        Array([0.8, 0.8], dtype=float32)
+
+    Reference:
+        Defazio and Jelassi, 2021, arXiv:2101.11075.
+    """
+    return chain(add_decayed_weights(weight_decay), scale_by_madgrad(learning_rate, momentum, eps))

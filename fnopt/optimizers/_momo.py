@@ -1,0 +1,254 @@
+"""MoMo: momentum with Polyak's step size."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import (
+    RealSlot,
+    Scalar,
+    ScalarOrSchedule,
+    Slot,
+    Transformation,
+    bias_correction,
+    ema,
+    hyper,
+    increment,
+    map_leaves,
+    positive_root,
+    slot_zeros,
+    squared_modulus,
+    static,
+    zero_count,
+)
+from fnopt.transforms import inner, numbers, real_dtype_of
+
+
+class MomoState(NamedTuple):
+    """Averages of gradient, loss, and gradient times params; the lower bound; step count."""
+
+    exp_avg: Slot
+    barf: jax.Array
+    gamma: jax.Array
+    lb: jax.Array
+    count: jax.Array
+
+
+class MomoAdamState(NamedTuple):
+    """`MomoState`, and the average of the squared gradient."""
+
+    exp_avg: Slot
+    exp_avg_sq: RealSlot
+    barf: jax.Array
+    gamma: jax.Array
+    lb: jax.Array
+    count: jax.Array
+
+
+class momo(Transformation):
+    r"""MoMo: momentum, with the step at which a model of the loss reaches its lower bound.
+
+    .. math::
+        d_t &= \beta d_{t-1} + (1-\beta)\, g_t, \qquad
+        \bar f_t = \beta \bar f_{t-1} + (1-\beta)\, f_t, \qquad
+        \gamma_t = \beta \gamma_{t-1} + (1-\beta)\, \langle g_t, \theta_t \rangle \\
+        \tau_t &= \min\Big(\eta_t,\, \frac{\big((1+\eta_t\lambda)(\bar f_t - f^* - \gamma_t) +
+        \langle d_t, \theta_t \rangle\big)_+}{\lVert d_t \rVert^2}\Big), \qquad
+        u_t = -\frac{\eta_t \lambda}{1 + \eta_t \lambda}\, \theta_t - \tau_t\, d_t
+
+    `update` needs the loss as the extra argument `value`. The minus sign of descent is in it.
+
+    Args:
+        learning_rate: :math:`\eta`, the largest step, a number or a `Schedule`.
+        beta: :math:`\beta`, decay of the averages.
+        lower_bound: :math:`f^*`, what the loss is not below.
+        weight_decay: :math:`\lambda`.
+        adapt_lower_bound: Whether the bound is raised where the model shows that it is too low.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.momo(), jnp.asarray([1.0, 2.0])
+        >>> value, grad = jax.value_and_grad(lambda x: jnp.sum(x**2))(params)
+        >>> updates, _ = tx.update(grad, tx.init(params), params, value=value)
+        >>> fnopt.apply_updates(params, updates)
+        Array([0.5, 1. ], dtype=float32)
+
+    Reference:
+        Schaipp, Ohana, Eickenberg, Defazio and Gower, 2023, arXiv:2305.07583.
+    """
+
+    needs_params = True
+
+    learning_rate: ScalarOrSchedule = hyper(default=1.0, schedule=True)
+    beta: Scalar = hyper(default=0.9, ge=0, lt=1)
+    lower_bound: Scalar = hyper(default=0.0)
+    weight_decay: Scalar = hyper(default=0.0, ge=0)
+    adapt_lower_bound: bool = static(default=False)
+
+    def init(self, params: Any) -> MomoState:
+        """Averages of nothing."""
+        zero = jnp.zeros((), real_dtype_of(params))
+        bound = jnp.full_like(zero, jnp.asarray(self.lower_bound, zero.dtype))
+        return MomoState(slot_zeros(params), zero, zero, bound, zero_count())
+
+    def update(
+        self,
+        updates: Any,
+        state: MomoState,
+        params: Any = None,
+        *,
+        value: Any,
+        **extra_args: Any,
+    ) -> tuple[Any, MomoState]:
+        """A step of momentum, as long as the model of the loss says."""
+        h = numbers(self, state.barf.dtype, state.count)
+        beta = jnp.where(state.count == 0, jnp.zeros_like(h.beta), h.beta)
+        d, seen = _first_moments(beta, value, updates, state, params)
+        square = inner(d, d).astype(seen.barf.dtype)
+        tau, bound = _steps(self, h, seen, square, jnp.ones_like(square))
+
+        def leaf(h: Any, d: Any, p: Any) -> Any:
+            return -h["decay"] * p - h["tau"] * d
+
+        new = map_leaves(leaf, d, hyper={"decay": _shrink(h), "tau": tau}, params=params)
+        return new, MomoState(d, seen.barf, seen.gamma, bound, increment(state.count))
+
+
+class momo_adam(Transformation):
+    r"""MoMo-Adam: AdamW, with the step at which a model of the loss reaches its lower bound.
+
+    .. math::
+        \tau_t = \min\Big(\frac{\eta_t}{1-\beta_1^t},\, \frac{\big((1+\eta_t\lambda)(\bar f_t -
+        (1-\beta_1^t) f^* - \gamma_t) + \langle d_t, \theta_t \rangle\big)_+}
+        {\lVert d_t \rVert^2_{D_t^{-1}}}\Big), \qquad
+        u_t = -\frac{\eta_t \lambda}{1 + \eta_t \lambda}\, \theta_t - \tau_t\, D_t^{-1} d_t, \qquad
+        D_t = \epsilon + \sqrt{\hat v_t}
+
+    Averages are those of `momo`. `update` needs the loss as the extra argument `value`. The minus
+    sign of descent is in it.
+
+    Args:
+        learning_rate: :math:`\eta`, the largest step, a number or a `Schedule`.
+        b1: :math:`\beta_1`, decay of the averages of gradient and loss.
+        b2: :math:`\beta_2`, decay of the mean square.
+        eps: :math:`\epsilon`.
+        lower_bound: :math:`f^*`, what the loss is not below.
+        weight_decay: :math:`\lambda`.
+        adapt_lower_bound: Whether the bound is raised where the model shows that it is too low.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.momo_adam(0.5), jnp.asarray([1.0, 2.0])
+        >>> value, grad = jax.value_and_grad(lambda x: jnp.sum(x**2))(params)
+        >>> updates, _ = tx.update(grad, tx.init(params), params, value=value)
+        >>> fnopt.apply_updates(params, updates).round(3)
+        Array([0.5, 1.5], dtype=float32)
+
+    Reference:
+        Schaipp, Ohana, Eickenberg, Defazio and Gower, 2023, arXiv:2305.07583.
+    """
+
+    needs_params = True
+
+    learning_rate: ScalarOrSchedule = hyper(default=1e-2, schedule=True)
+    b1: Scalar = hyper(default=0.9, ge=0, lt=1)
+    b2: Scalar = hyper(default=0.999, ge=0, lt=1)
+    eps: Scalar = hyper(default=1e-8, ge=0)
+    lower_bound: Scalar = hyper(default=0.0)
+    weight_decay: Scalar = hyper(default=0.0, ge=0)
+    adapt_lower_bound: bool = static(default=False)
+
+    def init(self, params: Any) -> MomoAdamState:
+        """Averages of nothing."""
+        zero = jnp.zeros((), real_dtype_of(params))
+        bound = jnp.full_like(zero, jnp.asarray(self.lower_bound, zero.dtype))
+        squares = slot_zeros(params, real=True)
+        return MomoAdamState(slot_zeros(params), squares, zero, zero, bound, zero_count())
+
+    def update(
+        self,
+        updates: Any,
+        state: MomoAdamState,
+        params: Any = None,
+        *,
+        value: Any,
+        **extra_args: Any,
+    ) -> tuple[Any, MomoAdamState]:
+        """A step of AdamW, as long as the model of the loss says."""
+        count = increment(state.count)
+        h = numbers(self, state.barf.dtype, state.count)
+        d, seen = _first_moments(h.b1, value, updates, state, params)
+        squares = map_leaves(
+            lambda b2, g, v: (g, ema(v, squared_modulus(g), b2)),
+            updates,
+            hyper=h.b2,
+            outputs=2,
+            exp_avg_sq=state.exp_avg_sq,
+        )[1]
+
+        def divided(h: Any, d: Any, v: Any) -> Any:
+            return d / (h["eps"] + positive_root(v / h["seen"]))
+
+        scalars = {"eps": h.eps, "seen": bias_correction(h.b2, count)}
+        direction = map_leaves(divided, d, hyper=scalars, exp_avg_sq=squares)
+        square = inner(d, direction).astype(seen.barf.dtype)
+        tau, bound = _steps(self, h, seen, square, bias_correction(h.b1, count))
+
+        def leaf(h: Any, d: Any, p: Any) -> Any:
+            return -h["decay"] * p - h["tau"] * d
+
+        scalars = {"decay": _shrink(h), "tau": tau}
+        new = map_leaves(leaf, direction, hyper=scalars, params=params)
+        return new, MomoAdamState(d, squares, seen.barf, seen.gamma, bound, count)
+
+
+class _Seen(NamedTuple):
+    """Averages of the loss and of gradient times params; average gradient times params; bound."""
+
+    barf: jax.Array
+    gamma: jax.Array
+    product: jax.Array
+    lb: jax.Array
+
+
+def _first_moments(beta: Any, value: Any, updates: Any, state: Any, params: Any) -> Any:
+    dtype = state.barf.dtype
+    value = jnp.reshape(jnp.asarray(value), ()).astype(dtype)
+    d = map_leaves(
+        lambda b, g, m: (g, ema(m, g, b)),
+        updates,
+        hyper=beta,
+        outputs=2,
+        exp_avg=state.exp_avg,
+    )[1]
+    gamma = ema(state.gamma, inner(updates, params).astype(dtype), beta)
+    product = inner(d, params).astype(dtype)
+    return d, _Seen(ema(state.barf, value, beta), gamma, product, state.lb)
+
+
+def _shrink(h: Any) -> jax.Array:
+    decay = h.learning_rate * h.weight_decay
+    return decay / (1 + decay)
+
+
+def _steps(tx: Any, h: Any, seen: _Seen, square: Any, weight: Any) -> tuple[Any, Any]:
+    """The step to the bound of the model, and the new bound; averages have seen `weight`."""
+    grown = 1 + h.learning_rate * h.weight_decay
+    bound = seen.lb
+    if tx.adapt_lower_bound:
+        cap = grown * (seen.barf - seen.gamma) + seen.product
+        lower = jnp.maximum(cap / (2 * weight * grown), h.lower_bound)
+        bound = jnp.where(cap < grown * weight * bound, lower, bound)
+    gap = grown * (seen.barf - weight * bound - seen.gamma) + seen.product
+    # Where the model is flat there is no way to go by it.
+    flat = square <= float(jnp.finfo(jnp.float64).eps)
+    step = jnp.maximum(gap, jnp.zeros_like(gap)) / jnp.where(flat, jnp.ones_like(square), square)
+    step = jnp.where(flat, jnp.zeros_like(step), step)
+    tau = jnp.minimum(h.learning_rate / weight, step)
+    if not tx.adapt_lower_bound:
+        return tau, seen.lb
+    model = (seen.barf + seen.product - seen.gamma - tau * square / 2) / weight
+    return tau, jnp.maximum(model, h.lower_bound)

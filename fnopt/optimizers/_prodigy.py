@@ -1,0 +1,206 @@
+"""Prodigy: AdamW that finds its learning rate."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import (
+    RealSlot,
+    Scalar,
+    ScalarOrSchedule,
+    Slot,
+    Transformation,
+    bias_correction,
+    ema,
+    hyper,
+    increment,
+    map_leaves,
+    positive_root,
+    slot_copy,
+    slot_zeros,
+    squared_modulus,
+    static,
+    zero_count,
+)
+from fnopt.transforms import numbers, real_dtype_of, real_sum
+
+
+class ScaleByProdigyState(NamedTuple):
+    """Averages, the sum of gradients, the start; the estimated distance and its numerator."""
+
+    exp_avg: Slot
+    exp_avg_sq: RealSlot
+    grad_sum: Slot
+    params0: Slot
+    estim_lr: jax.Array
+    numerator_weighted: jax.Array
+    count: jax.Array
+
+
+class scale_by_prodigy(Transformation):
+    r"""Adam whose step size is an estimate of the distance to the solution.
+
+    .. math::
+        m_t &= \beta_1 m_{t-1} + (1-\beta_1)\, d_t\, g_t, \qquad
+        v_t = \beta_2 v_{t-1} + (1-\beta_2)\, d_t^2\, |g_t|^2, \qquad
+        \gamma_t = \eta_t\, \frac{\sqrt{1-\beta_2^t}}{1-\beta_1^t} \\
+        r_t &= \beta_3 r_{t-1} + \gamma_t\, \frac{d_t^2}{d_0}\, \langle g_t, \theta_0 - \theta_t
+        \rangle, \qquad s_t = \beta_3 s_{t-1} + \gamma_t\, \frac{d_t^2}{d_0}\, g_t, \qquad
+        d_{t+1} = \max\Big(d_t,\, c\, \frac{r_t}{\lVert s_t \rVert_1}\Big) \\
+        u_t &= -\gamma_t d_t \left(\frac{m_t}{\sqrt{v_t} + d_{t+1} \epsilon} + \lambda\,
+        \theta_t\right)
+
+    The minus sign of descent is in it.
+
+    Args:
+        learning_rate: :math:`\eta`, a number or a `Schedule` that begins with 1.
+        b1: :math:`\beta_1`, decay of the mean.
+        b2: :math:`\beta_2`, decay of the mean square.
+        beta3: :math:`\beta_3`, decay of the sums; None for the root of :math:`\beta_2`.
+        eps: :math:`\epsilon`.
+        estim_lr0: :math:`d_0`, the first estimate; too small rather than too large.
+        estim_lr_coef: :math:`c`.
+        weight_decay: :math:`\lambda`.
+        safeguard_warmup: Whether :math:`\gamma` is left out of :math:`s`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.scale_by_prodigy(estim_lr0=0.5), {"w": jnp.ones(2)}
+        >>> updates, state = tx.update({"w": jnp.ones(2)}, tx.init(params), params)
+        >>> updates["w"].round(3), state.estim_lr
+        (Array([-0.158, -0.158], dtype=float32), Array(0.5, dtype=float32))
+
+    Reference:
+        Mishchenko and Defazio, 2023, arXiv:2306.06101.
+    """
+
+    needs_params = True
+
+    learning_rate: ScalarOrSchedule = hyper(default=1.0, schedule=True)
+    b1: Scalar = hyper(default=0.9, ge=0, lt=1)
+    b2: Scalar = hyper(default=0.999, ge=0, lt=1)
+    beta3: Scalar | None = hyper(default=None, ge=0, lt=1)
+    eps: Scalar = hyper(default=1e-8, ge=0)
+    estim_lr0: Scalar = hyper(default=1e-6, gt=0)
+    estim_lr_coef: Scalar = hyper(default=1.0, ge=0)
+    weight_decay: Scalar = hyper(default=0.0)
+    safeguard_warmup: bool = static(default=False)
+
+    def init(self, params: Any) -> ScaleByProdigyState:
+        """Zeros, the params as the start, and the first estimate."""
+        zero = jnp.zeros((), real_dtype_of(params))
+        return ScaleByProdigyState(
+            slot_zeros(params),
+            slot_zeros(params, real=True),
+            slot_zeros(params),
+            slot_copy(params),
+            jnp.full_like(zero, jnp.asarray(self.estim_lr0, zero.dtype)),
+            zero,
+            zero_count(),
+        )
+
+    def update(
+        self, updates: Any, state: ScaleByProdigyState, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, ScaleByProdigyState]:
+        """A step of the estimated size, and the new estimate."""
+        d, count = state.estim_lr, increment(state.count)
+        h = numbers(self, d.dtype, state.count)
+        beta3 = jnp.sqrt(h.b2) if h.beta3 is None else h.beta3
+        gain = jnp.sqrt(bias_correction(h.b2, count)) / bias_correction(h.b1, count)
+        step = d * h.learning_rate * gain
+        weight = (d / h.estim_lr0) * (d if self.safeguard_warmup else step)
+        scalars = {"b1": h.b1, "b2": h.b2, "b3": beta3, "d": d, "weight": weight}
+        m, v, s, products = _averaged(scalars, updates, state, params)
+
+        numerator = beta3 * state.numerator_weighted
+        numerator += (d / h.estim_lr0) * step * real_sum(products, d.dtype)
+        length = real_sum(jax.tree.map(jnp.abs, s), d.dtype)
+        known = length > 0  # without gradients there is nothing to estimate from
+        found = h.estim_lr_coef * numerator / jnp.where(known, length, jnp.ones_like(length))
+        estimate = jnp.maximum(d, jnp.where(known, found, d))
+
+        def leaf(h: Any, m: Any, v: Any, p: Any) -> Any:
+            # The root's floor has no digits: a moment of zero moves nothing.
+            return -h["step"] * (m / (positive_root(v) + h["eps"]) + h["decay"] * p)
+
+        scalars = {"step": step, "eps": estimate * h.eps, "decay": h.weight_decay}
+        new = map_leaves(leaf, m, hyper=scalars, v=v, params=params)
+        return new, ScaleByProdigyState(m, v, s, state.params0, estimate, numerator, count)
+
+
+def _averaged(scalars: Any, updates: Any, state: ScaleByProdigyState, params: Any) -> Any:
+    """The new averages and sums, and what the gradients have to do with the way so far."""
+
+    def leaf(h: Any, g: Any, m: Any, v: Any, s: Any, p0: Any, p: Any) -> Any:
+        scaled = h["d"] * g
+        product = jnp.conj(g) * (p0 - p)
+        m = ema(m, scaled, h["b1"])
+        v = ema(v, squared_modulus(scaled), h["b2"])
+        return product, m, v, h["b3"] * s + h["weight"] * g
+
+    products, m, v, s = map_leaves(
+        leaf,
+        updates,
+        hyper=scalars,
+        outputs=4,
+        exp_avg=state.exp_avg,
+        exp_avg_sq=state.exp_avg_sq,
+        grad_sum=state.grad_sum,
+        params0=state.params0,
+        params=params,
+    )
+    return m, v, s, products
+
+
+def prodigy(
+    learning_rate: ScalarOrSchedule = 1.0,
+    betas: tuple[Scalar, Scalar] = (0.9, 0.999),
+    beta3: Scalar | None = None,
+    eps: Scalar = 1e-8,
+    estim_lr0: Scalar = 1e-6,
+    estim_lr_coef: Scalar = 1.0,
+    weight_decay: Scalar = 0.0,
+    safeguard_warmup: bool = False,
+) -> scale_by_prodigy:
+    r"""Prodigy: AdamW whose learning rate is an estimate of the distance to the solution.
+
+    .. math:: u_t = -\eta_t\, d_t\, \frac{\sqrt{1-\beta_2^t}}{1-\beta_1^t}
+              \left(\frac{m_t}{\sqrt{v_t} + d_{t+1} \epsilon} + \lambda\, \theta_t\right)
+
+    Args:
+        learning_rate: :math:`\eta`, a number or a `Schedule` that begins with 1: most often a
+            cosine.
+        betas: The decays of mean and mean square.
+        beta3: The decay of the sums behind the estimate; None for the root of the second decay.
+        eps: :math:`\epsilon`.
+        estim_lr0: The first estimate; too small rather than too large.
+        estim_lr_coef: A factor of the estimate.
+        weight_decay: :math:`\lambda`.
+        safeguard_warmup: Whether the learning rate is left out of the estimate's denominator.
+
+    Returns:
+        `scale_by_prodigy`, with the slots `exp_avg`, `exp_avg_sq`, `grad_sum` and `params0`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.prodigy(estim_lr0=0.5), {"w": jnp.ones(2)}
+        >>> updates, _ = tx.update({"w": jnp.ones(2)}, tx.init(params), params)
+        >>> fnopt.apply_updates(params, updates)["w"].round(3)
+        Array([0.842, 0.842], dtype=float32)
+
+    Reference:
+        Mishchenko and Defazio, 2023, arXiv:2306.06101.
+    """
+    return scale_by_prodigy(
+        learning_rate,
+        *betas,
+        beta3,
+        eps,
+        estim_lr0,
+        estim_lr_coef,
+        weight_decay,
+        safeguard_warmup,
+    )

@@ -1,0 +1,123 @@
+"""SM3: AdaGrad with a number for every row and column."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import (
+    Leafwise,
+    OwnSlot,
+    Scalar,
+    ScalarOrSchedule,
+    Slot,
+    compute_dtype,
+    ema,
+    hyper,
+    real_dtype,
+    squared_modulus,
+)
+from fnopt.transforms import Chain, chain, scale_by_learning_rate
+
+
+class ScaleBySM3State(NamedTuple):
+    """For every leaf a vector along each axis that covers the squares, and the momentum."""
+
+    mu: OwnSlot
+    nu: Slot
+
+
+class scale_by_sm3(Leafwise):
+    r"""Divides gradients by the root of a sum of squares that is kept for rows and columns only.
+
+    .. math:: v_{ij} = \min(\rho_i,\, \kappa_j) + |g_{ij}|^2, \qquad
+              \rho_i = \max_j v_{ij}, \quad \kappa_j = \max_i v_{ij}, \qquad
+              u = \beta_1 u + (1-\beta_1)\, \frac{g}{\sqrt{v + \epsilon}}
+
+    A matrix of :math:`m \times n` has :math:`m + n` numbers for the squares, an array of more axes
+    one vector along each; vectors and scalars have all. Elements that never saw a gradient stay.
+
+    Args:
+        b1: :math:`\beta_1`, decay of the momentum.
+        b2: The decay of the squares, which are a sum if it is 1.
+        eps: :math:`\epsilon`, added under the root.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, g = fnopt.scale_by_sm3(b1=0.0), {"w": jnp.full((2, 3), 4.0)}
+        >>> updates, state = tx.update(g, tx.init(g))
+        >>> updates["w"].round(3)[0], [v.tolist() for v in state.mu["w"]]
+        (Array([1., 1., 1.], dtype=float32), [[16.0, 16.0], [16.0, 16.0, 16.0]])
+
+    Reference:
+        Anil, Gupta, Koren and Singer, 2019, arXiv:1901.11150.
+    """
+
+    State = ScaleBySM3State
+
+    b1: Scalar = hyper(default=0.9, ge=0, lt=1)
+    b2: Scalar = hyper(default=1.0, ge=0, le=1)
+    eps: Scalar = hyper(default=1e-8, ge=0)
+
+    def start(self, slot: str, p: Any) -> Any:
+        """Zeros along every axis; made from the params, so that they lie where these are."""
+        dtype = real_dtype(compute_dtype(p.dtype))
+        return tuple(jnp.zeros_like(x, dtype) for x in _along(jnp.sum, p))
+
+    def scalars(self, h: Any, t: Any) -> dict[str, Any]:
+        """What a new square counts."""
+        return {"gain": jnp.where(h.b2 == 1, jnp.ones_like(h.b2), 1 - h.b2)}
+
+    def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
+        covers = [_expanded(v, i, g.ndim) for i, v in enumerate(mu)]
+        squares = h.b2 * functools.reduce(jnp.minimum, covers) + h.gain * squared_modulus(g)
+        seen = squares > 0
+        unit = jax.lax.rsqrt(jnp.where(seen, squares, jnp.ones_like(squares)) + h.eps)
+        nu = ema(nu, jnp.where(seen, unit, jnp.zeros_like(unit)) * g, h.b1)
+        # Squares are not negative, so 0 is the largest of none.
+        return nu, _along(functools.partial(jnp.max, initial=0), squares), nu
+
+
+def _along(reduce: Any, x: jax.Array) -> tuple[jax.Array, ...]:
+    """What remains along each axis when the others are reduced; a scalar has itself."""
+    if x.ndim < 2:
+        return (x,)
+    axes = range(x.ndim)
+    return tuple(reduce(x, axis=tuple(j for j in axes if j != i)) for i in axes)
+
+
+def _expanded(v: jax.Array, axis: int, ndim: int) -> jax.Array:
+    others = tuple(j for j in range(ndim) if j != axis)
+    return v if ndim < 2 else jnp.expand_dims(v, others)
+
+
+def sm3(learning_rate: ScalarOrSchedule, momentum: Scalar = 0.9) -> Chain:
+    r"""SM3: AdaGrad in little memory, for large embeddings and matrices.
+
+    .. math:: u_t = -\eta_t\, m_t, \qquad m_t = \beta m_{t-1} + (1-\beta)\,
+              \frac{g_t}{\sqrt{v_t + \epsilon}}
+
+    where :math:`v` is covered by a number for every row and column; see `scale_by_sm3`.
+
+    Args:
+        learning_rate: :math:`\eta`, a number or a `Schedule`.
+        momentum: :math:`\beta`.
+
+    Returns:
+        A chain of `scale_by_sm3` and `scale_by_learning_rate`, with the slots `mu` (the vectors)
+        and `nu` (the momentum).
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.sm3(0.5, momentum=0.0), {"w": jnp.ones((2, 2))}
+        >>> updates, _ = tx.update({"w": jnp.full((2, 2), 4.0)}, tx.init(params), params)
+        >>> fnopt.apply_updates(params, updates)["w"].round(3)[0]
+        Array([0.5, 0.5], dtype=float32)
+
+    Reference:
+        Anil, Gupta, Koren and Singer, 2019, arXiv:1901.11150.
+    """
+    return chain(scale_by_sm3(momentum), scale_by_learning_rate(learning_rate))

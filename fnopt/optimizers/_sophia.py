@@ -1,0 +1,263 @@
+"""Sophia: momentum over an estimate of the Hessian's diagonal."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import (
+    Member,
+    RealSlot,
+    Scalar,
+    ScalarOrSchedule,
+    Slot,
+    Transformation,
+    as_dtype,
+    as_transformation,
+    bias_correction,
+    check_count,
+    ema,
+    hyper,
+    increment,
+    map_leaves,
+    slot_zeros,
+    static,
+    zero_count,
+)
+from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learning_rate
+
+
+class HutchinsonState(NamedTuple):
+    """How many estimates were made: the signs of each come from the seed and this number."""
+
+    count: jax.Array
+
+
+class hutchinson_estimator_diag_hessian(Transformation):
+    r"""An estimate of the Hessian's diagonal, in place of the updates.
+
+    .. math:: \hat h = z \odot (H z), \qquad z_i = \pm 1
+
+    It costs about two gradients. `update` needs the loss as a function of the params alone, as the
+    extra argument `obj_fn`.
+
+    Args:
+        random_seed: A whole number, for the signs.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, x = fnopt.hutchinson_estimator_diag_hessian(), jnp.ones(2)
+        >>> curve = lambda x: x[0] ** 2 + 3 * x[1] ** 2
+        >>> tx.update(x, tx.init(x), x, obj_fn=curve)[0]
+        Array([2., 6.], dtype=float32)
+
+    Reference:
+        Hutchinson, 1990; Bekas, Kokiopoulou and Saad, 2007.
+    """
+
+    needs_params = True
+
+    random_seed: int = static(default=0)
+
+    def init(self, params: Any) -> HutchinsonState:
+        """A zero count."""
+        del params
+        return HutchinsonState(zero_count())
+
+    def update(
+        self,
+        updates: Any,
+        state: HutchinsonState,
+        params: Any = None,
+        *,
+        obj_fn: Any,
+        **extra_args: Any,
+    ) -> tuple[Any, HutchinsonState]:
+        """The estimate; the updates are not looked at."""
+        key = jax.random.fold_in(jax.random.key(self.random_seed), state.count)
+        leaves, treedef = jax.tree.flatten(params)
+        signs = treedef.unflatten(
+            [
+                jax.random.rademacher(jax.random.fold_in(key, i), jnp.shape(p), jnp.int8).astype(
+                    jnp.result_type(p)
+                )
+                for i, p in enumerate(leaves)
+            ]
+        )
+        _, product = jax.jvp(jax.grad(obj_fn), (params,), (signs,))
+        estimate = map_leaves(lambda h, z: h * z, product, signs=signs)
+        return estimate, HutchinsonState(increment(state.count))
+
+
+class ScaleBySophiaState(NamedTuple):
+    """Step count, the averages of gradient and curvature, and the state of the estimator."""
+
+    count: jax.Array
+    mu: Slot
+    nu: RealSlot
+    hessian_fn_state: Any
+
+
+def _whole(k: Any) -> int:
+    check_count(k, "update_interval", "scale_by_sophia")
+    return int(k)
+
+
+class scale_by_sophia(Transformation):
+    r"""Divides the mean gradient by the curvature, and clips what comes out.
+
+    .. math::
+        \mu_t &= \beta_1 \mu_{t-1} + (1-\beta_1)\, g_t, \qquad
+        u_t = \operatorname{clip}\left(\frac{\hat\mu_t}{\max(\gamma\, \nu_{t-1},\, \epsilon)},\,
+        c\right) \\
+        \nu_t &= \beta_2 \nu_{t-1} + (1-\beta_2)\, \hat h_t \quad \text{every } k \text{ steps}
+
+    Args:
+        b1: :math:`\beta_1`, decay of the mean.
+        b2: :math:`\beta_2`, decay of the curvature.
+        eps: :math:`\epsilon`.
+        gamma: :math:`\gamma`: the smaller, the more elements are clipped.
+        clip_threshold: :math:`c`; None for no clipping.
+        update_interval: :math:`k`.
+        hessian_diagonal_fn: A transform that estimates the Hessian's diagonal; its `update` gets
+            the gradients, the params and all extra arguments. None for
+            `hutchinson_estimator_diag_hessian()`, which needs `obj_fn`.
+        mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, fnopt
+        >>> curve = lambda x: x[0] ** 2 + 300 * x[1] ** 2
+        >>> tx, x = fnopt.scale_by_sophia(gamma=1.0, b2=0.0, update_interval=1), jnp.ones(2)
+        >>> first, state = tx.update(jax.grad(curve)(x), tx.init(x), x, obj_fn=curve)
+        >>> second, state = tx.update(jax.grad(curve)(x) / 2, state, x, obj_fn=curve)
+        >>> print(first, second.round(2))
+        [1. 1.] [0.75 0.75]
+
+    Reference:
+        Liu, Li, Hall, Liang and Ma, 2023, arXiv:2305.14342.
+    """
+
+    needs_params = True
+
+    b1: Scalar = hyper(default=0.965, ge=0, lt=1)
+    b2: Scalar = hyper(default=0.99, ge=0, lt=1)
+    eps: Scalar = hyper(default=1e-8, gt=0)
+    gamma: Scalar = hyper(default=0.01, gt=0)
+    clip_threshold: Scalar | None = hyper(default=1.0, gt=0)
+    update_interval: int = static(default=10, convert=_whole)
+    hessian_diagonal_fn: Any = None
+    mu_dtype: Any = static(default=None, convert=as_dtype)
+
+    def __post_init__(self) -> None:
+        estimator = self.hessian_diagonal_fn
+        estimator = hutchinson_estimator_diag_hessian() if estimator is None else estimator
+        what = "scale_by_sophia: hessian_diagonal_fn"
+        self._set("hessian_diagonal_fn", as_transformation(estimator, what))
+        super().__post_init__()
+
+    def members(self, state: Any = None) -> tuple[Member, ...]:
+        """The estimator."""
+        inner = None if state is None else state.hessian_fn_state
+        return (Member("hessian", self.hessian_diagonal_fn, inner),)
+
+    def init(self, params: Any) -> ScaleBySophiaState:
+        """Averages of nothing, and the estimator's state."""
+        mu, nu = slot_zeros(params, self.mu_dtype), slot_zeros(params, real=True)
+        return ScaleBySophiaState(zero_count(), mu, nu, self.hessian_diagonal_fn.init(params))
+
+    def update(
+        self, updates: Any, state: ScaleBySophiaState, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, ScaleBySophiaState]:
+        """The clipped steps by the curvature before this one, which is then estimated anew."""
+        count = increment(state.count)
+        numbers = {"b1": self.b1, "eps": self.eps, "gamma": self.gamma}
+        if self.clip_threshold is not None:
+            numbers["most"] = self.clip_threshold
+        b1 = jnp.asarray(self.b1, jnp.result_type(float))
+        numbers["seen"] = bias_correction(b1, count)
+
+        def leaf(h: Any, g: Any, mu: Any, nu: Any) -> Any:
+            mu = ema(mu, g, h["b1"])
+            u = (mu / h["seen"]) / jnp.maximum(h["gamma"] * nu, h["eps"])
+            return (_clipped(u, h["most"]) if "most" in h else u), mu, nu
+
+        new, mu, _ = map_leaves(leaf, updates, hyper=numbers, outputs=3, mu=state.mu, nu=state.nu)
+        estimator = self.hessian_diagonal_fn
+
+        def estimated() -> tuple[Any, Any]:
+            found, inner = estimator.update(updates, state.hessian_fn_state, params, **extra_args)
+
+            def average(b2: Any, h: Any, nu: Any) -> Any:
+                return h, ema(nu, jnp.real(h), b2)
+
+            nu = map_leaves(average, found, hyper=self.b2, outputs=2, nu=state.nu)[1]
+            like = state.hessian_fn_state
+            return nu, jax.tree.map(lambda x, y: x.astype(y.dtype), inner, like)
+
+        due = state.count % self.update_interval == 0
+        nu, inner = jax.lax.cond(due, estimated, lambda: (state.nu, state.hessian_fn_state))
+        return new, ScaleBySophiaState(count, mu, nu, inner)
+
+
+def _clipped(x: jax.Array, most: jax.Array) -> jax.Array:
+    if jnp.iscomplexobj(x):
+        return jax.lax.complex(_clipped(jnp.real(x), most), _clipped(jnp.imag(x), most))
+    return jnp.clip(x, -most, most)
+
+
+def sophia(
+    learning_rate: ScalarOrSchedule,
+    b1: Scalar = 0.965,
+    b2: Scalar = 0.99,
+    eps: Scalar = 1e-8,
+    weight_decay: ScalarOrSchedule = 1e-4,
+    weight_decay_mask: Any = None,
+    gamma: Scalar = 0.01,
+    clip_threshold: Scalar | None = 1.0,
+    update_interval: int = 10,
+    hessian_diagonal_fn: Any = None,
+    mu_dtype: Any = None,
+) -> Chain:
+    r"""Sophia: clipped steps of momentum over curvature.
+
+    .. math:: u_t = -\eta_t \left(\operatorname{clip}\left(\frac{\hat\mu_t}
+              {\max(\gamma\, \nu_{t-1},\, \epsilon)},\, c\right) + \lambda_t\, \theta_t\right)
+
+    Args:
+        learning_rate: :math:`\eta`, a number or a `Schedule`.
+        b1: Decay of the mean gradient.
+        b2: Decay of the curvature.
+        eps: What the divisor is at least.
+        weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
+        weight_decay_mask: Which leaves decay; see `add_decayed_weights`. None for all.
+        gamma: :math:`\gamma`: the smaller, the more elements are clipped.
+        clip_threshold: :math:`c`; None for no clipping.
+        update_interval: Every how many steps the curvature is estimated.
+        hessian_diagonal_fn: What estimates it; see `scale_by_sophia`.
+        mu_dtype: Storage dtype of the mean.
+
+    Returns:
+        A chain of `scale_by_sophia`, `add_decayed_weights` and `scale_by_learning_rate`. With the
+        default estimator its `update` needs `obj_fn`, the loss as a function of the params.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, fnopt
+        >>> curve = lambda x: x[0] ** 2 + 300 * x[1] ** 2
+        >>> tx, x = fnopt.sophia(0.5, weight_decay=0.0), jnp.ones(2)
+        >>> updates, _ = tx.update(jax.grad(curve)(x), tx.init(x), x, obj_fn=curve)
+        >>> fnopt.apply_updates(x, updates)
+        Array([0.5, 0.5], dtype=float32)
+
+    Reference:
+        Liu, Li, Hall, Liang and Ma, 2023, arXiv:2305.14342.
+    """
+    direction = scale_by_sophia(
+        b1, b2, eps, gamma, clip_threshold, update_interval, hessian_diagonal_fn, mu_dtype
+    )
+    return chain(
+        direction,
+        add_decayed_weights(weight_decay, weight_decay_mask),
+        scale_by_learning_rate(learning_rate),
+    )

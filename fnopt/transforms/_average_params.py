@@ -1,0 +1,202 @@
+"""Averages of the params, kept beside them for evaluation."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import (
+    Scalar,
+    ScalarOrSchedule,
+    Slot,
+    Transformation,
+    apply_updates,
+    as_dtype,
+    hyper,
+    increment,
+    map_leaves,
+    slot_copy,
+    slot_zeros,
+    static,
+    zero_count,
+)
+from fnopt.transforms._find import found_state
+from fnopt.transforms._tree_algebra import numbers, real_dtype_of
+
+
+class AverageParamsState(NamedTuple):
+    """Steps, the weight that the average has, and the average times it."""
+
+    count: jax.Array
+    weight: jax.Array
+    average: Slot
+
+
+class _AverageParams(Transformation):
+    """A transform that passes updates on and averages the params that they lead to."""
+
+    needs_params = True
+
+    def _shares(self, state: AverageParamsState, count: jax.Array) -> tuple[Any, Any]:
+        """What is kept of the average, and what the new params add."""
+        raise NotImplementedError
+
+    def init(self, params: Any) -> AverageParamsState:
+        """An average of nothing."""
+        dtype = getattr(self, "accumulator_dtype", None)
+        zero = jnp.zeros((), real_dtype_of(params))
+        return AverageParamsState(zero_count(), zero, slot_zeros(params, dtype))
+
+    def update(
+        self, updates: Any, state: AverageParamsState, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, AverageParamsState]:
+        """The same updates; the new params are averaged as they will be stored."""
+        count = increment(state.count)
+        kept, added = self._shares(state, count)
+
+        step = jax.tree.map(lambda u, p: jnp.asarray(u, jnp.result_type(p)), updates, params)
+        stored = apply_updates(params, step)
+        scalars = {"kept": kept, "added": added}
+
+        # Written so that a share of zero leaves a param alone that is not finite.
+        def row(h: Any, x: Any, average: Any) -> Any:
+            new = jnp.where(h["added"] > 0, x, jnp.zeros_like(x))
+            return x, h["kept"] * average + h["added"] * new
+
+        _, average = map_leaves(row, stored, hyper=scalars, outputs=2, average=state.average)
+        return updates, AverageParamsState(count, kept * state.weight + added, average)
+
+
+class params_ema(_AverageParams):
+    r"""Keeps an exponential moving average of the params.
+
+    .. math:: a_t = \beta_t\, a_{t-1} + (1-\beta_t)\, \theta_t, \qquad
+              w_t = \beta_t\, w_{t-1} + (1-\beta_t), \qquad \bar\theta_t = a_t / w_t
+
+    Updates pass unchanged: put it last in a chain, where it sees the step that is made. Read the
+    average with `averaged_params`. The division by :math:`w` is the correction for the start at
+    zero, also for a decay that changes.
+
+    Args:
+        decay: :math:`\beta`, a number or a `Schedule`.
+        debias: Whether the average starts at nothing and is corrected for that; else it starts at
+            the first params.
+        warmup: Whether the decay is at most :math:`(1+t)/(10+t)`, so that early params are
+            forgotten early.
+        every: The average moves every so many steps.
+        accumulator_dtype: Storage dtype; by default the params' own, but at least float32.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.chain(fnopt.sgd(1.0), fnopt.params_ema(0.5))
+        >>> params = {"w": jnp.asarray([3.0])}
+        >>> state = tx.init(params)
+        >>> for _ in range(2):  # to 2, and to 1
+        ...     updates, state = tx.update({"w": jnp.ones(1)}, state, params)
+        ...     params = fnopt.apply_updates(params, updates)
+        >>> print(f"{fnopt.averaged_params(state, params)['w'][0]:.3f}")
+        1.333
+
+    Reference:
+        Polyak and Juditsky, 1992; Tarvainen and Valpola, 2017, arXiv:1703.01780.
+    """
+
+    decay: ScalarOrSchedule = hyper(default=0.999, ge=0, le=1, schedule=True)
+    debias: bool = static(default=True)
+    warmup: bool = static(default=False)
+    every: Scalar = hyper(default=1, ge=1)
+    accumulator_dtype: Any = static(default=None, convert=as_dtype)
+
+    def init(self, params: Any) -> AverageParamsState:
+        """An average of nothing, or of the first params."""
+        state = super().init(params)
+        if self.debias:
+            return state
+        average = slot_copy(params, self.accumulator_dtype)
+        return AverageParamsState(state.count, jnp.ones_like(state.weight), average)
+
+    def _shares(self, state: AverageParamsState, count: jax.Array) -> tuple[Any, Any]:
+        h = numbers(self, state.weight.dtype, state.count)
+        decay = h.decay
+        if self.warmup:
+            t = (state.count + 1).astype(decay.dtype)
+            decay = jnp.minimum(decay, t / (9 + t))
+        moves = count % jnp.round(h.every).astype(count.dtype) == 0
+        kept = jnp.where(moves, decay, jnp.ones_like(decay))
+        return kept, 1 - kept
+
+
+class params_mean(_AverageParams):
+    r"""Keeps the plain mean of the params from some step on (SWA, Polyak's and tail averages).
+
+    .. math:: \bar\theta = \frac1n \sum_{i=1}^{n} \theta_{s + i k}
+
+    Updates pass unchanged: put it last in a chain. Read the average with `averaged_params`; before
+    the first is taken, that gives the params themselves.
+
+    Args:
+        start: :math:`s`, after how many steps the mean begins; 0 for Polyak's average.
+        every: :math:`k`, every how many steps it takes the params in: the length of a cycle for
+            stochastic weight averaging.
+        accumulator_dtype: Storage dtype; by default the params' own, but at least float32.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.chain(fnopt.sgd(1.0), fnopt.params_mean(start=1))
+        >>> params = {"w": jnp.asarray([4.0])}
+        >>> state = tx.init(params)
+        >>> for _ in range(3):  # to 3, which is not counted, to 2, and to 1
+        ...     updates, state = tx.update({"w": jnp.ones(1)}, state, params)
+        ...     params = fnopt.apply_updates(params, updates)
+        >>> fnopt.averaged_params(state, params)
+        {'w': Array([1.5], dtype=float32)}
+
+    Reference:
+        Izmailov et al., 2018, arXiv:1803.05407; Polyak and Juditsky, 1992.
+    """
+
+    start: Scalar = hyper(default=0, ge=0)
+    every: Scalar = hyper(default=1, ge=1)
+    accumulator_dtype: Any = static(default=None, convert=as_dtype)
+
+    def _shares(self, state: AverageParamsState, count: jax.Array) -> tuple[Any, Any]:
+        whole = lambda x: jnp.round(jnp.asarray(x, jnp.float32)).astype(count.dtype)  # noqa: E731
+        since, every = count - whole(self.start), whole(self.every)
+        takes = (since > 0) & (since % every == 0)
+        # A mean and not a sum, which would lose digits and overflow: its share is 1/n.
+        n = jnp.maximum(since // every, 1).astype(state.weight.dtype)
+        added = jnp.where(takes, 1 / n, jnp.zeros_like(n))
+        return jnp.where(takes, 1 - 1 / n, jnp.ones_like(n)), added
+
+
+def averaged_params(state: Any, params: Any) -> Any:
+    """The average that `params_ema` or `params_mean` keeps, for evaluation.
+
+    Args:
+        state: The state of an optimizer with one of them inside.
+        params: The params; the average has their dtypes, and is these themselves as long as
+            nothing was averaged.
+
+    Returns:
+        A tree like `params`.
+
+    Raises:
+        ValueError: If there is no average in the state, or more than one.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.params_ema(0.9), {"w": jnp.asarray([3.0])}
+        >>> fnopt.averaged_params(tx.init(params), params)
+        {'w': Array([3.], dtype=float32)}
+    """
+    kept = found_state(state, AverageParamsState, "averaged_params", "params_ema or params_mean")
+    some = kept.weight > 0
+    weight = jnp.where(some, kept.weight, jnp.ones_like(kept.weight))
+
+    def leaf(weight: Any, p: Any, average: Any) -> Any:
+        return jnp.where(some, average / weight, p)
+
+    mean = map_leaves(leaf, params, hyper=weight, average=kept.average)
+    return jax.tree.map(lambda x, p: x.astype(jnp.result_type(p)), mean, params)

@@ -1,0 +1,158 @@
+"""Transforms that work in some steps only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import Scalar, default_float, global_norm, hyper, increment, static, zero_count
+from fnopt.transforms._wrapper import Wrapper, cast_like
+
+
+class ConditionallyState(NamedTuple):
+    """How many updates were made, and the inner state."""
+
+    step: jax.Array
+    inner_state: Any
+
+
+class _Conditional(Wrapper):
+    """A wrapper whose inner transform works in the steps that a function names."""
+
+    should_transform_fn: Callable[..., Any] = static()
+    forward_extra_args: bool = static(default=False)
+
+    def _otherwise(self, updates: Any) -> Any:
+        raise NotImplementedError
+
+    def init(self, params: Any) -> ConditionallyState:
+        """A zero count, and the inner state."""
+        return ConditionallyState(zero_count(), self.inner.init(params))
+
+    def update(
+        self, updates: Any, state: ConditionallyState, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, ConditionallyState]:
+        """The inner updates, or what stands for them in the other steps."""
+        known = extra_args if self.forward_extra_args else {}
+        now = jnp.asarray(self.should_transform_fn(state.step, **known)).astype(bool)
+
+        def work() -> tuple[Any, Any]:
+            new, inner = self.inner.update(updates, state.inner_state, params, **extra_args)
+            return new, cast_like(inner, state.inner_state)
+
+        def rest() -> tuple[Any, Any]:
+            shapes, _ = jax.eval_shape(work)
+            return cast_like(self._otherwise(updates), shapes), state.inner_state
+
+        new_updates, inner_state = jax.lax.cond(now, work, rest)
+        return new_updates, ConditionallyState(increment(state.step), inner_state)
+
+
+class conditionally_transform(_Conditional):
+    r"""Applies a transform in some steps; in the others, updates pass unchanged.
+
+    .. math:: (u_t, s') = \begin{cases} \mathrm{inner}(g_t, s) & c(t) \\
+              (g_t, s) & \text{otherwise} \end{cases}
+
+    What passes are *gradients*: use it for a part of a chain, and `conditionally_mask` around an
+    optimizer.
+
+    Args:
+        inner: The transform, fnopt's or any (init, update) pair.
+        should_transform_fn: `fn(step)`, from the number of updates made so far to a boolean.
+        forward_extra_args: Whether the function gets the extra arguments of `update` too.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.conditionally_transform(fnopt.clip(1.0), lambda step: step < 1)
+        >>> first, state = tx.update({"w": jnp.full(2, 3.0)}, tx.init({"w": jnp.ones(2)}))
+        >>> second, state = tx.update({"w": jnp.full(2, 3.0)}, state)
+        >>> print(first["w"], second["w"])
+        [1. 1.] [3. 3.]
+    """
+
+    def _otherwise(self, updates: Any) -> Any:
+        return updates
+
+
+class conditionally_mask(_Conditional):
+    r"""Applies a transform in some steps; in the others, updates are zero.
+
+    .. math:: (u_t, s') = \begin{cases} \mathrm{inner}(g_t, s) & c(t) \\
+              (0, s) & \text{otherwise} \end{cases}
+
+    Args:
+        inner: The transform, fnopt's or any (init, update) pair.
+        should_transform_fn: `fn(step)`, from the number of updates made so far to a boolean.
+        forward_extra_args: Whether the function gets the extra arguments of `update` too.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.conditionally_mask(fnopt.sgd(1.0), lambda step: step % 2 == 0)
+        >>> first, state = tx.update({"w": jnp.ones(2)}, tx.init({"w": jnp.ones(2)}))
+        >>> second, state = tx.update({"w": jnp.ones(2)}, state)
+        >>> print(first["w"], second["w"])
+        [-1. -1.] [0. 0.]
+    """
+
+    def _otherwise(self, updates: Any) -> Any:
+        return jax.tree.map(jnp.zeros_like, updates)
+
+
+class SkipLargeUpdatesState(NamedTuple):
+    """How many updates were skipped, and the inner state."""
+
+    skipped: jax.Array
+    inner_state: Any
+
+
+class skip_large_updates(Wrapper):
+    r"""Skips a step whose gradient is too long, or has no length: NaN and infinities.
+
+    .. math:: (u, s') = \begin{cases} \mathrm{inner}(g, s) & \lVert g \rVert^2 < c \\
+              (0, s) & \text{otherwise} \end{cases}
+
+    Around `accumulate` it leaves a bad batch out of the mean.
+
+    Args:
+        inner: The transform to guard, fnopt's or any (init, update) pair.
+        max_squared_norm: :math:`c`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.skip_large_updates(fnopt.sgd(1.0), 100.0)
+        >>> g = {"w": jnp.asarray([1e6, 1.0])}
+        >>> updates, state = tx.update(g, tx.init(g))
+        >>> print(updates["w"], state.skipped)
+        [0. 0.] 1
+    """
+
+    max_squared_norm: Scalar = hyper(gt=0)
+
+    def init(self, params: Any) -> SkipLargeUpdatesState:
+        """Nothing skipped, and the inner state."""
+        return SkipLargeUpdatesState(zero_count(), self.inner.init(params))
+
+    def update(
+        self, updates: Any, state: SkipLargeUpdatesState, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, SkipLargeUpdatesState]:
+        """The inner step, or zeros and the state as it was."""
+        # Roots are compared: the square of a norm may overflow where the norm doesn't.
+        norm = global_norm(updates)
+        most = jnp.sqrt(jnp.asarray(self.max_squared_norm, default_float())).astype(norm.dtype)
+
+        def work() -> tuple[Any, Any]:
+            new, inner = self.inner.update(updates, state.inner_state, params, **extra_args)
+            return new, cast_like(inner, state.inner_state)
+
+        def rest() -> tuple[Any, Any]:
+            shapes, _ = jax.eval_shape(work)
+            return jax.tree.map(jnp.zeros_like, shapes), state.inner_state
+
+        good = norm < most
+        new_updates, inner_state = jax.lax.cond(good, work, rest)
+        skipped = jnp.where(good, state.skipped, increment(state.skipped))
+        return new_updates, SkipLargeUpdatesState(skipped, inner_state)

@@ -1,0 +1,112 @@
+"""Noise that fades."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fnopt.core import (
+    Scalar,
+    Transformation,
+    check_inexact,
+    compute_dtype,
+    hyper,
+    increment,
+    real_dtype,
+    root,
+    static,
+    where,
+    zero_count,
+)
+
+
+class AddGradientNoiseState(NamedTuple):
+    """How many updates were made: the noise of a step comes from the key and this number."""
+
+    count: jax.Array
+
+
+def _key_words(key: Any) -> tuple[int, ...] | int:
+    """A key as whole numbers, so that an optimizer with it can be compared and written down."""
+    if isinstance(key, (int, np.integer)) and not isinstance(key, bool):
+        return int(key)
+    if isinstance(key, jax.core.Tracer):
+        raise TypeError(f"{where()}add_gradient_noise: the key is traced, expected a number.")
+    if isinstance(key, (tuple, list)):
+        return tuple(int(word) for word in key)
+    if hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        key = jax.random.key_data(key)
+    words = np.asarray(key)
+    if words.dtype != np.uint32 or words.ndim != 1:
+        raise TypeError(
+            f"{where()}add_gradient_noise: key = {key!r}, expected a whole number or a key of "
+            "jax.random."
+        )
+    return tuple(int(word) for word in words)
+
+
+class add_gradient_noise(Transformation):
+    r"""Adds normal noise whose variance falls with the step.
+
+    .. math:: u_t = g_t + \sigma_t\, z_t, \qquad z_t \sim N(0, 1), \qquad
+              \sigma_t^2 = \frac{\eta}{t^\gamma}
+
+    The noise of a step is a function of the key and of the step, so a run that was restored goes
+    on as it would have. For noise of a fixed size for private training, see `fnopt.add_noise`.
+
+    Args:
+        eta: :math:`\eta`, the variance of the first step's noise.
+        gamma: :math:`\gamma`, how fast it falls.
+        key: A whole number or a key of `jax.random`; a constant of the compiled step.
+
+    Raises:
+        TypeError: If the key is neither.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, g = fnopt.add_gradient_noise(0.01, 0.55, key=3), {"w": jnp.zeros(10_000)}
+        >>> updates, _ = tx.update(g, tx.init(g))
+        >>> print(f"{updates['w'].std():.2f}")
+        0.10
+
+    Reference:
+        Neelakantan et al., 2015, arXiv:1511.06807.
+    """
+
+    eta: Scalar = hyper(ge=0)
+    gamma: Scalar = hyper(ge=0)
+    key: Any = static(default=0, convert=_key_words)
+
+    def init(self, params: Any) -> AddGradientNoiseState:
+        """A zero count."""
+        del params
+        return AddGradientNoiseState(zero_count())
+
+    def update(
+        self, updates: Any, state: AddGradientNoiseState, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, AddGradientNoiseState]:
+        """The updates and noise."""
+        check_inexact(updates, "gradients")
+        count = increment(state.count)
+        key = jax.random.fold_in(_key(self.key), state.count)
+        leaves, treedef = jax.tree.flatten(updates)
+
+        def noisy(i: int, g: Any) -> jax.Array:
+            dtype = compute_dtype(jnp.result_type(g))
+            real = real_dtype(dtype)
+            eta, gamma = (jnp.asarray(x, real) for x in (self.eta, self.gamma))
+            sigma = root(eta / count.astype(real) ** gamma)
+            noise = jax.random.normal(jax.random.fold_in(key, i), jnp.shape(g), dtype)
+            return jnp.asarray(g, dtype) + sigma.astype(dtype) * noise
+
+        noisy_leaves = [noisy(i, g) for i, g in enumerate(leaves)]
+        return treedef.unflatten(noisy_leaves), AddGradientNoiseState(count)
+
+
+def _key(words: Any) -> jax.Array:
+    if isinstance(words, int):
+        return jax.random.key(words)
+    return jax.random.wrap_key_data(jnp.asarray(words, jnp.uint32))

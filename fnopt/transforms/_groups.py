@@ -1,0 +1,144 @@
+"""Other numbers for other leaves, in one line."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fnopt.core import ScalarOrSchedule, listing, where
+from fnopt.transforms._partition import partition
+from fnopt.transforms._scale_by_schedule import scale_by_schedule
+from fnopt.transforms._selectors import by_pattern
+
+_REST = "others"
+
+
+class Groups(by_pattern):
+    """Labels by patterns, each of which must match something: a misspelled group is an error."""
+
+    def check(self, positions: list[str]) -> None:
+        """Refuses patterns that match no leaf."""
+        lost = [pattern for pattern, _ in self.patterns if not self.finds(pattern, positions)]
+        if lost:
+            raise ValueError(
+                f"{where()}the groups {listing(lost)} match no leaf of {listing(positions)}."
+            )
+
+
+def _checked(groups: Any, what: str) -> dict[str, Any]:
+    if not isinstance(groups, Mapping) or not all(isinstance(k, str) for k in groups):
+        raise TypeError(
+            f"{where()}{what}: {groups!r}, expected a dict from pattern on the leaf path, as "
+            "'*/bias' or 'encoder/*', to what holds for these leaves."
+        )
+    if _REST in groups:
+        raise ValueError(f"{where()}{what}: {_REST!r} is the name of all other leaves.")
+    return dict(groups)
+
+
+def param_groups(
+    recipe: Callable[..., Any], groups: Mapping[str, Mapping[str, Any]], *args: Any, **kwargs: Any
+) -> partition:
+    """One optimizer with other numbers, or schedules, for some leaves.
+
+    Args:
+        recipe: A function that makes an optimizer, such as `fnopt.adamw`.
+        groups: From a pattern on the leaf path to the arguments that are different there. The
+            first pattern that matches decides.
+        *args: The arguments for all other leaves, and for what a group doesn't name.
+        **kwargs: The same by name.
+
+    Returns:
+        A `partition` with a transform for each group and one for the other leaves. What looks at
+        all gradients together, such as `clip_by_global_norm`, belongs in a chain in front of it.
+
+    Raises:
+        TypeError: If `groups` isn't a dict of dicts, or the recipe has no such argument.
+        ValueError: In use, if a pattern matches no leaf.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> groups = {"*/bias": {"weight_decay": 0.0}, "encoder/*": {"learning_rate": 0.01}}
+        >>> tx = fnopt.param_groups(fnopt.adamw, groups, 0.1, weight_decay=0.5)
+        >>> params = {"encoder": {"kernel": jnp.ones(1), "bias": jnp.ones(1)}}
+        >>> params |= {"head": {"kernel": jnp.ones(1)}}
+        >>> updates, _ = tx.update(params, tx.init(params), params)
+        >>> [f"{u[0]:.3f}" for u in (*updates["encoder"].values(), *updates["head"].values())]
+        ['-0.100', '-0.015', '-0.150']
+    """
+    groups = _checked(groups, "param_groups: groups")
+    common = dict(inspect.signature(recipe).bind_partial(*args).arguments) | kwargs
+    for pattern, other in groups.items():
+        if not isinstance(other, Mapping):
+            raise TypeError(
+                f"{where()}param_groups: the group {pattern!r} is {other!r}, expected a dict of "
+                "arguments, as {'learning_rate': 1e-4}."
+            )
+    transforms = {pattern: recipe(**(common | dict(other))) for pattern, other in groups.items()}
+    labels = Groups({pattern: pattern for pattern in groups}, default=_REST)
+    return partition({**transforms, _REST: recipe(**common)}, labels)
+
+
+def scale_by_group(
+    factors: Mapping[str, ScalarOrSchedule], default: ScalarOrSchedule = 1.0
+) -> partition:
+    r"""Scales every leaf by the factor of its group: :math:`u_\ell = c_\ell\, g_\ell`.
+
+    Behind an optimizer it makes learning rates of leaves, decoupled weight decay included.
+
+    Args:
+        factors: From a pattern on the leaf path to a number or a `Schedule`. The first pattern
+            that matches decides.
+        default: The factor of all other leaves.
+
+    Returns:
+        A `partition`.
+
+    Raises:
+        TypeError: If `factors` isn't a dict.
+        ValueError: In use, if a pattern matches no leaf.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.chain(fnopt.sgd(1.0), fnopt.scale_by_group({"*/bias": 2.0}))
+        >>> params = {"kernel": jnp.ones(1), "bias": jnp.ones(1)}
+        >>> tx.update(params, tx.init(params), params)[0]
+        {'bias': Array([-2.], dtype=float32), 'kernel': Array([-1.], dtype=float32)}
+    """
+    factors = _checked(factors, "scale_by_group: factors")
+    labels = Groups({pattern: pattern for pattern in factors}, default=_REST)
+    every = {**factors, _REST: default}
+    return partition({label: scale_by_schedule(f) for label, f in every.items()}, labels)
+
+
+def layer_decay(decay: float, layers: Sequence[str]) -> dict[str, float]:
+    r"""Factors that fall from the last layer to the first, for fine-tuning: :math:`c_i = d^{n-i}`.
+
+    Args:
+        decay: :math:`d`, the factor between a layer and the next one.
+        layers: A pattern for each of the :math:`n` layers, from the input to the output. Of two
+            that match a leaf the first decides.
+
+    Returns:
+        A dict for `scale_by_group`; leaves of no layer keep their rate.
+
+    Raises:
+        ValueError: If `decay` isn't positive, or a pattern stands twice.
+
+    Example:
+        >>> import fnopt
+        >>> fnopt.layer_decay(0.5, ["embed/*", "blocks/0/*", "blocks/1/*"])
+        {'embed/*': 0.25, 'blocks/0/*': 0.5, 'blocks/1/*': 1.0}
+        >>> factors = fnopt.layer_decay(0.8, ["body/*", "head/*"])
+        >>> tx = fnopt.chain(fnopt.adamw(1e-3), fnopt.scale_by_group(factors))
+
+    Reference:
+        Howard and Ruder, 2018, arXiv:1801.06146; Clark et al., 2020, arXiv:2003.10555.
+    """
+    if isinstance(layers, str) or len(set(layers)) != len(layers):
+        raise ValueError(f"layer_decay: layers = {layers!r}, expected patterns, all different.")
+    if not decay > 0:
+        raise ValueError(f"layer_decay: decay = {decay}, expected a number above 0.")
+    last = len(layers) - 1
+    return {pattern: float(decay) ** (last - i) for i, pattern in enumerate(layers)}

@@ -1,0 +1,183 @@
+"""Sharpness-aware minimisation."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import (
+    Member,
+    Slot,
+    Transformation,
+    apply_updates,
+    as_transformation,
+    check_count,
+    increment,
+    map_leaves,
+    slot_copy,
+    static,
+    where,
+    zero_count,
+)
+from fnopt.transforms._wrapper import cast_like
+
+
+class SAMState(NamedTuple):
+    """Steps since the params moved, both inner states, and the params to come back to."""
+
+    steps_since_sync: jax.Array
+    inner_state: Any
+    adv_state: Any
+    cache: Slot
+
+
+def _whole(k: Any) -> int:
+    check_count(k, "sync_period", "sam")
+    return int(k)
+
+
+class sam(Transformation):
+    r"""Moves by the gradient at the worst point near by, which leads to flat minima.
+
+    .. math:: \tilde\theta = \theta + \rho\, \frac{g(\theta)}{\lVert g(\theta) \rVert}, \qquad
+              u = \mathrm{inner}(g(\tilde\theta))
+
+    The adversary is an optimizer that *descends*; its steps are taken uphill. That of the paper is
+    `fnopt.chain(fnopt.normalize_by_update_norm(eps=0.0), fnopt.sgd(rho))`.
+
+    By default one step is made of `sync_period` calls: the first ones move the params to the bad
+    point, the last one moves them from where they were. So nothing changes in a training loop, but
+    params between the calls are not those to evaluate: these are `fnopt.slots(state)["cache"]`. In
+    opaque mode a call is a step, and `update` needs `grad_fn` as an extra argument.
+
+    Args:
+        optimizer: The optimizer, fnopt's or any (init, update) pair.
+        adv_optimizer: The adversary.
+        sync_period: How many gradients make a step.
+        reset_state: Whether the adversary begins anew in every step.
+        opaque_mode: Whether one call makes the whole step; it needs the extra argument
+            `grad_fn(params, i)`, the gradient at other params, where `i` counts the adversary's
+            steps.
+        batch_axis_name: In opaque mode, over which mapped axis gradients are averaged.
+
+    Raises:
+        ValueError: If `sync_period` isn't a whole number, at least 1.
+        TypeError: From `update` in opaque mode without `grad_fn`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, fnopt
+        >>> adversary = fnopt.chain(fnopt.normalize_by_update_norm(eps=0.0), fnopt.sgd(0.1))
+        >>> tx = fnopt.sam(fnopt.sgd(0.25), adversary, opaque_mode=True)
+        >>> params, grad = {"w": jnp.asarray([1.0])}, jax.grad(lambda p: jnp.sum(p["w"] ** 2))
+        >>> updates, state = tx.update(
+        ...     grad(params), tx.init(params), params, grad_fn=lambda p, i: grad(p)
+        ... )
+        >>> updates["w"].round(3)  # a quarter of the gradient at 1.1
+        Array([-0.55], dtype=float32)
+
+    Reference:
+        Foret, Kleiner, Mobahi and Neyshabur, 2021, arXiv:2010.01412.
+    """
+
+    needs_params = True
+
+    optimizer: Any
+    adv_optimizer: Any
+    sync_period: int = static(default=2, convert=_whole)
+    reset_state: bool = static(default=True)
+    opaque_mode: bool = static(default=False)
+    batch_axis_name: str | None = static(default=None)
+
+    def __post_init__(self) -> None:
+        for name in ("optimizer", "adv_optimizer"):
+            self._set(name, as_transformation(getattr(self, name), f"sam: {name}"))
+        super().__post_init__()
+
+    def members(self, state: Any = None) -> tuple[Member, ...]:
+        """The optimizer and its adversary."""
+        states = (None, None) if state is None else (state.inner_state, state.adv_state)
+        return (
+            Member("optimizer", self.optimizer, states[0]),
+            Member("adversary", self.adv_optimizer, states[1]),
+        )
+
+    def init(self, params: Any) -> SAMState:
+        """Both inner states; in opaque mode no params are kept."""
+        cache = None if self.opaque_mode else slot_copy(params)
+        inner_state, adv_state = self.optimizer.init(params), self.adv_optimizer.init(params)
+        return SAMState(zero_count(), inner_state, adv_state, cache)
+
+    def update(
+        self,
+        updates: Any,
+        state: SAMState,
+        params: Any = None,
+        *,
+        grad_fn: Any = None,
+        **extra_args: Any,
+    ) -> tuple[Any, SAMState]:
+        """A step, or in the calls before it the way to the bad point."""
+        if not self.opaque_mode:
+            if grad_fn is not None:  # for a transform inside that needs it
+                extra_args["grad_fn"] = grad_fn
+            return self._by_calls(updates, state, params, extra_args)
+        if grad_fn is None:
+            raise TypeError(
+                f"{where()}update needs the extra argument 'grad_fn': in opaque mode call "
+                "update(updates, state, params, grad_fn=fn), where fn(params, i) is a gradient."
+            )
+        return self._at_once(updates, state, params, grad_fn, extra_args)
+
+    def _by_calls(
+        self, updates: Any, state: SAMState, params: Any, extra_args: Any
+    ) -> tuple[Any, SAMState]:
+        first = state.steps_since_sync == 0
+        steps = increment(state.steps_since_sync)
+        last = steps >= self.sync_period
+
+        def keep(p: Any, kept: Any) -> Any:
+            return p, jnp.where(first, p, kept)
+
+        cache = map_leaves(keep, params, outputs=2, cache=state.cache)[1]
+        at = jax.tree.map(lambda c, p: c.astype(jnp.result_type(p)), cache, params)
+
+        def back(u: Any, p: Any, kept: Any) -> Any:
+            return kept - p + u
+
+        def move() -> tuple[Any, Any, Any]:
+            new, inner = self.optimizer.update(updates, state.inner_state, at, **extra_args)
+            new = map_leaves(back, new, params=params, cache=cache)
+            adversary = self.adv_optimizer.init(params) if self.reset_state else state.adv_state
+            return new, cast_like(inner, state.inner_state), cast_like(adversary, state.adv_state)
+
+        def climb() -> tuple[Any, Any, Any]:
+            new, adversary = self.adv_optimizer.update(
+                updates, state.adv_state, params, **extra_args
+            )
+            new = map_leaves(lambda u: -u, new)
+            return new, state.inner_state, cast_like(adversary, state.adv_state)
+
+        shapes = jax.eval_shape(move)[0]
+        new, inner_state, adv_state = jax.lax.cond(
+            last, move, lambda: (cast_like((made := climb())[0], shapes), *made[1:])
+        )
+        return new, SAMState(jnp.where(last, zero_count(), steps), inner_state, adv_state, cache)
+
+    def _at_once(
+        self, updates: Any, state: SAMState, params: Any, grad_fn: Any, extra_args: Any
+    ) -> tuple[Any, SAMState]:
+        at, gradients, adversary = params, updates, state.adv_state
+        extra_args = {"grad_fn": grad_fn, **extra_args}
+        for i in range(self.sync_period - 1):
+            step, adversary = self.adv_optimizer.update(gradients, adversary, at, **extra_args)
+            at = apply_updates(at, map_leaves(lambda u: -u, step))
+            gradients = grad_fn(at, i)
+            if self.batch_axis_name is not None:
+                gradients = jax.lax.pmean(gradients, axis_name=self.batch_axis_name)
+        if self.reset_state:
+            adversary = self.adv_optimizer.init(params)
+        new, inner = self.optimizer.update(gradients, state.inner_state, params, **extra_args)
+        inner, adversary = cast_like((inner, adversary), (state.inner_state, state.adv_state))
+        return new, SAMState(state.steps_since_sync, inner, adversary, None)

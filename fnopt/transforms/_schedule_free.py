@@ -1,0 +1,134 @@
+"""Averaging in place of a schedule."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import (
+    Scalar,
+    ScalarOrSchedule,
+    Slot,
+    as_dtype,
+    hyper,
+    increment,
+    map_leaves,
+    slot_copy,
+    static,
+    zero_count,
+)
+from fnopt.transforms._find import found_state
+from fnopt.transforms._tree_algebra import numbers, real_dtype_of
+from fnopt.transforms._wrapper import Wrapper, cast_like
+
+
+class ScheduleFreeState(NamedTuple):
+    """Steps, the weight of the mean so far, the largest rate, :math:`b_1`, the inner point."""
+
+    count: jax.Array
+    weight_sum: jax.Array
+    max_lr: jax.Array
+    b1: jax.Array
+    z: Slot
+    inner_state: Any
+
+
+class schedule_free(Wrapper):
+    r"""Averages the way of an optimizer, and takes gradients between the average and its end.
+
+    .. math::
+        z_{t+1} &= z_t + \mathrm{inner}(g_t), \qquad
+        x_{t+1} = (1-c_t)\, x_t + c_t\, z_{t+1}, \qquad
+        c_t = \frac{w_t}{\sum_{i \le t} w_i}, \quad w_t = \Big(\max_{i \le t} \eta_i\Big)^p \\
+        y_{t+1} &= \beta_1 x_{t+1} + (1-\beta_1)\, z_{t+1}
+
+    The params are :math:`y`. What to evaluate is :math:`x`, which is not kept: it comes from
+    `schedule_free_eval_params(state, params)`. The inner optimizer should have no momentum, which
+    :math:`\beta_1` stands for, and a constant rate, perhaps with a warm-up.
+
+    Args:
+        inner: The optimizer, fnopt's or any (init, update) pair.
+        learning_rate: :math:`\eta`, its learning rate, a number or a `Schedule`, for the weights.
+        b1: :math:`\beta_1`, how near the average gradients are taken.
+        weight_lr_power: :math:`p`.
+        state_dtype: Storage dtype of :math:`z`; by default the params' own, but at least float32.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.schedule_free(fnopt.sgd(1.0), 1.0), {"w": jnp.asarray([4.0])}
+        >>> updates, state = tx.update({"w": jnp.asarray([1.0])}, tx.init(params), params)
+        >>> params = fnopt.apply_updates(params, updates)
+        >>> fnopt.schedule_free_eval_params(state, params)["w"].round(1)
+        Array([3.], dtype=float32)
+
+    Reference:
+        Defazio et al., 2024, arXiv:2405.15682.
+    """
+
+    needs_params = True
+
+    learning_rate: ScalarOrSchedule = hyper(schedule=True)
+    b1: Scalar = hyper(default=0.9, gt=0, le=1)
+    weight_lr_power: Scalar = hyper(default=2.0)
+    state_dtype: Any = static(default=None, convert=as_dtype)
+
+    def init(self, params: Any) -> ScheduleFreeState:
+        """All points where the params are."""
+        dtype = real_dtype_of(params)
+        zero = jnp.zeros((), dtype)
+        z = slot_copy(params, self.state_dtype)
+        b1 = jnp.asarray(self.b1, dtype) + zero  # strongly typed
+        return ScheduleFreeState(zero_count(), zero, zero, b1, z, self.inner.init(params))
+
+    def update(
+        self, updates: Any, state: ScheduleFreeState, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, ScheduleFreeState]:
+        """The way from the last point between average and end to the next one."""
+        dtype, count = state.weight_sum.dtype, increment(state.count)
+        # The paper counts from 1: a warm-up's rate of 0 has no weight.
+        h = numbers(self, dtype, count, skip=("inner",))
+        max_lr = jnp.maximum(state.max_lr, h.learning_rate)
+        positive = max_lr > 0
+        weight = jnp.where(positive, max_lr, jnp.ones_like(max_lr)) ** h.weight_lr_power
+        weight = jnp.where(positive, weight, (h.weight_lr_power == 0).astype(dtype))
+        total = state.weight_sum + weight
+        share = weight / jnp.where(total > 0, total, jnp.ones_like(total))
+        way, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
+
+        def leaf(h: Any, u: Any, y: Any, z: Any) -> Any:
+            b1, share = h["b1"], h["share"]
+            x = (y - (1 - b1) * z) / b1
+            z = z + u
+            x = x + share * (z - x)
+            return b1 * x + (1 - b1) * z - y, y, z
+
+        scalars = {"b1": h.b1, "share": share}
+        new, _, z = map_leaves(leaf, way, hyper=scalars, outputs=3, params=params, z=state.z)
+        inner_state = cast_like(inner_state, state.inner_state)
+        return new, ScheduleFreeState(count, total, max_lr, h.b1, z, inner_state)
+
+
+def schedule_free_eval_params(state: Any, params: Any) -> Any:
+    r"""The average that `schedule_free` trains, to evaluate: :math:`x = (y - (1-b_1)\, z) / b_1`.
+
+    Args:
+        state: The state of `schedule_free`, or of a chain or wrapper with one inside.
+        params: The params that are trained.
+
+    Returns:
+        A tree like `params`.
+
+    Raises:
+        ValueError: If there is no such state in it, or more than one.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.schedule_free(fnopt.sgd(1.0), 1.0), {"w": jnp.asarray([4.0])}
+        >>> fnopt.schedule_free_eval_params(tx.init(params), params)
+        {'w': Array([4.], dtype=float32)}
+    """
+    kept = found_state(state, ScheduleFreeState, "schedule_free_eval_params", "schedule_free")
+    mean = map_leaves(lambda b1, y, z: (y - (1 - b1) * z) / b1, params, hyper=kept.b1, z=kept.z)
+    return jax.tree.map(lambda x, p: x.astype(jnp.result_type(p)), mean, params)

@@ -1,0 +1,73 @@
+"""Complex params as pairs of real ones."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.transforms._wrapper import Wrapper
+
+
+class SplitRealAndImaginaryState(NamedTuple):
+    """The inner state, in which a complex leaf is a pair of real ones."""
+
+    inner_state: Any
+
+
+class RealAndImaginary(NamedTuple):
+    """The parts of a complex array."""
+
+    real: Any
+    imaginary: Any
+
+
+class split_real_and_imaginary(Wrapper):
+    r"""Hands a transform the real and the imaginary part of complex leaves as leaves of their own.
+
+    .. math:: u = \mathrm{inner}(\mathrm{Re}\, g) + i\, \mathrm{inner}(\mathrm{Im}\, g)
+
+    Without it, adaptive methods divide both parts by the root of the mean squared modulus, so that
+    an update has the direction of the gradient in the complex plane.
+
+    Args:
+        inner: The transform, fnopt's or any (init, update) pair.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.split_real_and_imaginary(fnopt.scale_by_sign())
+        >>> g = {"w": jnp.asarray([3.0 - 4.0j])}
+        >>> tx.update(g, tx.init(g))[0]
+        {'w': Array([1.-1.j], dtype=complex64)}
+    """
+
+    def init(self, params: Any) -> SplitRealAndImaginaryState:
+        """The inner state for the parts."""
+        return SplitRealAndImaginaryState(self.inner.init(_split(params)))
+
+    def update(
+        self, updates: Any, state: SplitRealAndImaginaryState, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, SplitRealAndImaginaryState]:
+        """The inner updates of the parts, put together."""
+        parts, inner_state = self.inner.update(
+            _split(updates), state.inner_state, _split(params), **extra_args
+        )
+        return _joined(parts), SplitRealAndImaginaryState(inner_state)
+
+
+def _split(tree: Any) -> Any:
+    def one(x: Any) -> Any:
+        return RealAndImaginary(jnp.real(x), jnp.imag(x)) if jnp.iscomplexobj(x) else x
+
+    return jax.tree.map(one, tree)
+
+
+def _joined(tree: Any) -> Any:
+    def is_pair(x: Any) -> bool:
+        return isinstance(x, RealAndImaginary)
+
+    def one(x: Any) -> Any:
+        return jax.lax.complex(x.real, x.imaginary) if is_pair(x) else x
+
+    return jax.tree.map(one, tree, is_leaf=is_pair)

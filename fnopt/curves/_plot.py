@@ -111,7 +111,8 @@ def _band(f: Any, grid: np.ndarray, popt: Any, pcov: Any, quantile: Any) -> Band
     C = jnp.where(jnp.isfinite(C).all(), C, jnp.full_like(C, jnp.nan)).astype(theta.dtype)
     error = jnp.sqrt(jnp.sum(matmul(J, C) * J, axis=1))
     reach = quantile.astype(theta.dtype) * error
-    return Band(*map(np.asarray, (value, value - reach, value + reach, error)))
+    drawn: Any = map(np.asarray, (value, value - reach, value + reach, error))
+    return Band(*drawn)
 
 
 def _draw_curve(ax: Any, grid: np.ndarray, band: Band, level: float) -> None:

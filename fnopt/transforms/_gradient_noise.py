@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from fnopt.core import (
     Scalar,
@@ -31,9 +32,9 @@ class AddGradientNoiseState(NamedTuple):
 
 def _key_words(key: Any) -> tuple[int, ...] | int:
     """A key as whole numbers, so that an optimizer with it can be compared and written down."""
-    if isinstance(key, (int, np.integer)) and not isinstance(key, bool):
+    if isinstance(key, (int, np.integer)):
         return int(key)
-    if isinstance(key, jax.core.Tracer):
+    if isinstance(key, Tracer):
         raise TypeError(f"{where()}add_gradient_noise: the key is traced, expected a number.")
     if isinstance(key, (tuple, list)):
         return tuple(int(word) for word in key)

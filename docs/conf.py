@@ -21,6 +21,7 @@ author = "The fnopt authors"
 copyright = author
 extensions = [
     "myst_nb",
+    "sphinx_design",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.mathjax",

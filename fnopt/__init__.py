@@ -42,6 +42,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from fnopt import (
         costs,
+        curvature,
         curves,
         discrete,
         gradients,
@@ -102,6 +103,7 @@ if TYPE_CHECKING:
 # The same for Python: package -> the names that `fnopt` has from it.
 _LATER: dict[str, tuple[str, ...]] = {
     "costs": (),
+    "curvature": (),
     "curves": (
         "confidence_intervals",
         "covariance",
@@ -208,6 +210,7 @@ __all__ = [
     "core",
     "costs",
     "covariance",
+    "curvature",
     "curve_fit",
     "curve_fit_batch",
     "curves",

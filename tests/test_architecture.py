@@ -17,8 +17,9 @@ ROOT = Path(fnopt.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
 # Which packages a package may import from, besides itself. Read from left to right:
-# core < programs < taps, gradients, jacobians, costs; core < schedules < transforms < optimizers;
-# jacobians < linear < residuals < solvers < curves; optimizers < solvers.
+# core < programs < taps, gradients, jacobians, costs; gradients, jacobians < curvature;
+# core < schedules < transforms < optimizers; jacobians < linear < residuals < solvers < curves;
+# optimizers < solvers.
 LAYERS = {
     "core": set(),
     "programs": {"core"},
@@ -27,6 +28,7 @@ LAYERS = {
     "optimizers": {"core", "schedules", "transforms"},
     "gradients": {"core", "programs"},
     "jacobians": {"core", "programs"},
+    "curvature": {"core", "programs", "gradients", "jacobians"},
     "taps": {"core", "programs", "jacobians"},
     "costs": {"core", "programs"},
     "linear": {"core", "jacobians"},

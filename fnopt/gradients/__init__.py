@@ -6,6 +6,7 @@ from fnopt.gradients._aggregate import median_of_means, sign_agreement, trimmed_
 from fnopt.gradients._clipped import ExampleInfo, clipped_grad
 from fnopt.gradients._hardest import HardExamples, hardest_examples
 from fnopt.gradients._independence import check_examples_independent
+from fnopt.gradients._loss import BoundLoss as BoundLoss
 from fnopt.gradients._microbatch import micro_vmap, microbatch
 from fnopt.gradients._noise import NoiseInfo, add_noise, sensitivity
 from fnopt.gradients._noise_scale import noise_scale

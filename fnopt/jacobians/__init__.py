@@ -16,6 +16,8 @@ from fnopt.jacobians._ravel import ravel
 from fnopt.jacobians._real_vector import RealVector, real_vector
 from fnopt.jacobians._sparse import sparse_jacobian
 from fnopt.jacobians._sparsity_pattern import sparsity_pattern
+from fnopt.jacobians._vectors import check_real as check_real
+from fnopt.jacobians._vectors import checked_outputs as checked_outputs
 
 __all__ = [
     "JacobianOperator",

@@ -11,6 +11,22 @@ from fnopt.gradients.ghost._weights import over_scans
 from fnopt.programs import jaxprs
 
 
+def tangent(
+    site: Site, weight: Any, change: Any, others: list[Any], around: tuple[int, ...]
+) -> jax.Array:
+    """The change of the site's output, for one example, as its weight changes.
+
+    Args:
+        site: The site.
+        weight: The stacked value of its weight.
+        change: The change of it.
+        others: The other operands; of the example with an axis for every scan, weights stacked.
+        around: The shape of the output, which begins with the lengths of the scans.
+    """
+    whole = _whole(site, around)
+    return jax.jvp(lambda w: whole(w, *others), (weight,), (change,))[1]
+
+
 def gradient(site: Site, weight: Any, others: list[Any], g: jax.Array) -> jax.Array:
     """The gradient of one example with respect to the stacked value of the site's weight.
 
@@ -20,6 +36,14 @@ def gradient(site: Site, weight: Any, others: list[Any], g: jax.Array) -> jax.Ar
         others: The other operands; of the example with an axis for every scan, weights stacked.
         g: The cotangent of the output.
     """
+    whole = _whole(site, g.shape)
+    # Nothing of the output is needed where the equation is linear; the compiler drops it.
+    _, transposed = jax.vjp(lambda w: whole(w, *others), weight)
+    return transposed(g)[0]
+
+
+def _whole(site: Site, around: tuple[int, ...]) -> Any:
+    """The equation for all iterations of the scans around it, as a function of its operands."""
     k = site.position
     axes = [site.axes if isinstance(o, int) else o.axes for o in site.others]
 
@@ -27,7 +51,4 @@ def gradient(site: Site, weight: Any, others: list[Any], g: jax.Array) -> jax.Ar
         (out,) = jaxprs.bind(site.eqn, [*others[:k], w, *others[k:]])
         return out
 
-    whole = over_scans(run, site.axes, [site.weight.axes, *axes], g.shape)
-    # Nothing of the output is needed where the equation is linear; the compiler drops it.
-    _, transposed = jax.vjp(lambda w: whole(w, *others), weight)
-    return transposed(g)[0]
+    return over_scans(run, site.axes, [site.weight.axes, *axes], around)

@@ -73,6 +73,11 @@ def layout(site: Site) -> Layout:
     )
 
 
+def cotangent_first(site: Site) -> bool:
+    """Whether the cotangents are the first factor of the pair."""
+    return _axes(site).swapped
+
+
 def pair(site: Site, x: jax.Array, g: jax.Array) -> Pair:
     """Rows of the data and of the cotangent, one for each position of one example."""
     axes = _axes(site)

@@ -17,7 +17,7 @@ from fnopt.gradients.ghost._plan import RULES, Group
 from fnopt.gradients.ghost._record import Tape
 
 # What the inner products of positions, or the slices of gradients, may take at a time.
-_BLOCK_BYTES = 32 * 2**20
+BLOCK_BYTES = 32 * 2**20
 
 
 class Part(NamedTuple):
@@ -52,7 +52,7 @@ def inner_matrix(group: Group, one: Part, other: Part) -> jax.Array | None:
     _, d, k = group.layout.sizes
     dense = len(p) == 1 and all(isinstance(f, Dense) for f in p[0])
     if dense and _positions(p[0]) * _positions(q[0]) * (d + k) > d * k:
-        return _by_slices(p[0], q[0], d, k)
+        return by_slices(p[0], q[0], d, k)
     return _by_positions(p, q)
 
 
@@ -84,15 +84,15 @@ def _by_positions(p: list[Pair], q: list[Pair]) -> jax.Array:
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), p)
     taken = sum(_positions(a) for a in p) * sum(_positions(b) for b in q)
     m, t = jax.tree.leaves(q)[0].shape[0], jax.tree.leaves(one)[0].shape[0]
-    fitting = max(1, _BLOCK_BYTES // max(1, 4 * taken * m * t))
+    fitting = max(1, BLOCK_BYTES // max(1, 4 * taken * m * t))
     return jax.vmap(row)(p) if fitting >= n else jax.lax.map(row, p, batch_size=fitting)
 
 
-def _by_slices(p: Pair, q: Pair, d: int, k: int) -> jax.Array:
+def by_slices(p: Pair, q: Pair, d: int, k: int) -> jax.Array:
     """The gradients themselves, some of their `D` rows at a time."""
     x, y = _joined(p.left), _joined(q.left)
     per_row = 4 * x.shape[1] * k * (x.shape[0] + y.shape[0])
-    count = math.ceil(d / min(d, max(1, _BLOCK_BYTES // per_row)))
+    count = math.ceil(d / min(d, max(1, BLOCK_BYTES // per_row)))
     width = math.ceil(d / count)
 
     def cut(z: jax.Array) -> jax.Array:

@@ -37,7 +37,7 @@ def record(plan: Plan, params: Sequence[Any], batch: Sequence[Any]) -> Tape:
 
     def loss(taps: Any, left: dict[int, Any], example: Sequence[Any]) -> Any:
         inputs = [left.get(i, p) for i, p in enumerate(params)]
-        outputs, records = replay(plan.level, [*inputs, *example], _visit, taps)
+        outputs, records = replay(plan.level, [*inputs, *example], visit, taps)
         return outputs[0], (outputs, records)
 
     run = jax.vmap(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True), (None, None, 0))
@@ -45,5 +45,6 @@ def record(plan: Plan, params: Sequence[Any], batch: Sequence[Any]) -> Tape:
     return Tape(outputs, records, cotangents, grads)
 
 
-def _visit(node: int, value: jax.Array, tap: jax.Array | None) -> tuple[Any, Any]:
+def visit(node: int, value: jax.Array, tap: jax.Array | None) -> tuple[Any, Any]:
+    """Records what is not tapped; a tap is a zero that is added."""
     return (value, value) if tap is None else (value + tap, None)

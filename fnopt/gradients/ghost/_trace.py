@@ -50,6 +50,11 @@ class Ghost(NamedTuple):
             formed.append(form(group, tape, numbered))
         return Measured(self, tape, formed)
 
+    def like(self, param: Any, total: jax.Array | None) -> jax.Array:
+        """A sum in a wide dtype; zeros like the param without one."""
+        dtype = compute_dtype(param.dtype)
+        return jnp.zeros(param.shape, dtype) if total is None else total.astype(dtype)
+
 
 class Measured(NamedTuple):
     """What is known about the gradients of a batch.
@@ -147,12 +152,8 @@ class Measured(NamedTuple):
         sums: dict[int, jax.Array] = {}
         for group, formed in zip(self.ghost.plan.groups, self.formed, strict=True):
             sums |= _reduce.weighted_sum(group, formed, self.tape, weights, numbered)
-        leaves = [self._like(p, sums.get(i)) for i, p in enumerate(self.ghost.plan.params)]
+        leaves = [self.ghost.like(p, sums.get(i)) for i, p in enumerate(self.ghost.plan.params)]
         return jax.tree.unflatten(self.ghost.params_tree, leaves)
-
-    def _like(self, param: Any, total: jax.Array | None) -> jax.Array:
-        dtype = compute_dtype(param.dtype)
-        return jnp.zeros(param.shape, dtype) if total is None else total.astype(dtype)
 
 
 def trace(bound: BoundLoss) -> Ghost:

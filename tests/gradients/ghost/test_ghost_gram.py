@@ -50,9 +50,9 @@ def test_many_positions_are_formed_in_slices(monkeypatch):
     w = {"a": zoo.normal(0, 300, 300) / 17, "b": zoo.normal(1, 300)}
     x = zoo.normal(2, 5, 24, 300)
     used = []
-    slices = _gram._by_slices
-    monkeypatch.setattr(_gram, "_by_slices", lambda *a: used.append(a) or slices(*a))
-    monkeypatch.setattr(_gram, "_BLOCK_BYTES", 2**20)  # 87 of 300 rows at a time
+    slices = _gram.by_slices
+    monkeypatch.setattr(_gram, "by_slices", lambda *a: used.append(a) or slices(*a))
+    monkeypatch.setattr(_gram, "BLOCK_BYTES", 2**20)  # 87 of 300 rows at a time
     assert compare(loss, w, x) < 1e-6
     assert len(used) == 1
 

@@ -1,0 +1,311 @@
+"""Products with the Jacobian of a batch's residuals, and its Gram matrix, J never formed."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import (
+    check_choice,
+    check_same_tree,
+    checked_chunk_size,
+    compute_dtype,
+    described,
+    scan_chunks,
+)
+from fnopt.curvature._bound import BoundResiduals, bind
+from fnopt.curvature._formed import FormedRows, form_rows
+from fnopt.gradients.ghost import Rows, record_rows, trace
+
+METHODS = ("auto", "ghost", "formed")
+Residuals = Callable[..., Any] | Sequence[Callable[..., Any]]
+_NAME = "batch_jacobian"
+
+
+def batch_jacobian(
+    residual_fn: Residuals, *, method: str = "auto", chunk_size: int | None = None
+) -> Callable[[Any, Any], BatchJacobian]:
+    r"""The Jacobian of a batch's residuals as a linear map, with its Gram matrix.
+
+    .. math:: J_{(i,c),\theta} = \frac{\partial r_c(\theta, x_i)}{\partial \theta}, \qquad
+              K = J J^\top \in \mathbb{R}^{nk \times nk}
+
+    With more params than residuals, everything about `J` that Gauss-Newton and natural gradient
+    need is in `K`: :math:`(J^\top J + \lambda I)^{-1} J^\top r = J^\top (K + \lambda I)^{-1} r`.
+    `K` is also the empirical neural tangent kernel of `residual_fn`.
+
+    One forward pass, and one backward pass for every residual of an example, record what enters
+    each product of the model and what comes back there. For a matrix that is used at positions
+    `s` with inputs `a_s`, whose outputs have cotangents `c_s`,
+
+    .. math:: K_{ij} = \sum_{s,t} (a_{is} \cdot a_{jt}) (c_{is} \cdot c_{jt}),
+
+    so that no row of `J` is written down. It works through derivatives inside the residuals
+    (the Laplacian of a network) as through any other function.
+
+    Args:
+        residual_fn: `fn(params, example)` for ONE example returns an array or a tree of arrays.
+            A sequence of such functions, each with a batch of its own (interior and boundary
+            points), is one Jacobian with their rows end to end.
+        method: `'ghost'` as above; params that it cannot follow
+            (:func:`fnopt.gradients.ghost_report` says which) have their rows formed. `'formed'`
+            forms all rows by `jax.vmap`. `'auto'` takes the one that stores less for an example.
+        chunk_size: How many examples to take at once; `None` for all. With `c` chunks the Gram
+            matrix takes `c (c + 1)` passes over a chunk instead of one.
+
+    Returns:
+        A function `(params, batch)` -> a `BatchJacobian`. The leaves of the batch have a leading
+        axis of `n` examples; for a sequence of functions it is a sequence of batches.
+
+    Raises:
+        TypeError: If params or residuals aren't floating, or params are complex.
+        ValueError: If the example axes disagree or are empty, or an option makes no sense.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.curvature import batch_jacobian
+        >>> def residual(w, example):
+        ...     x, y = example
+        ...     return x @ w - y
+        >>> batch = (jnp.asarray([[1.0, 2.0], [3.0, 4.0]]), jnp.ones(2))
+        >>> J = batch_jacobian(residual)(jnp.zeros(2), batch)
+        >>> J.residuals.tolist(), J.gram().tolist()
+        ([-1.0, -1.0], [[5.0, 11.0], [11.0, 25.0]])
+        >>> J.rmv(J.residuals).tolist()
+        [-4.0, -6.0]
+
+    Reference:
+        Jacot, Gabriel and Hongler, 2018, "Neural Tangent Kernel", arXiv:1806.07572. Rochette,
+        Manoel and Tramel, 2019, arXiv:1912.06015, for the products of activations.
+    """
+    check_choice(method, METHODS, "method", _NAME)
+    chunk_size = checked_chunk_size(chunk_size, _NAME)
+
+    def at(params: Any, batch: Any) -> BatchJacobian:
+        fns: tuple[Any, ...] = (residual_fn,)
+        fns, batches = (fns, (batch,)) if callable(residual_fn) else _several(residual_fn, batch)
+        pairs = zip(fns, batches, strict=True)
+        return BatchJacobian(
+            params,
+            [_Part(bind(fn, params, b, _NAME), method, chunk_size) for fn, b in pairs],
+            single=callable(residual_fn),
+        )
+
+    return at
+
+
+def _several(fns: Any, batches: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    if not isinstance(fns, (list, tuple)) or not fns:
+        raise TypeError(
+            f"{_NAME}: residual_fn is {described(fns)}, expected fn(params, example) or a "
+            "sequence of such functions."
+        )
+    if not isinstance(batches, (list, tuple)) or len(batches) != len(fns):
+        raise TypeError(
+            f"{_NAME}: the batch is {described(batches)}, expected a sequence of {len(fns)} "
+            "batches: one for each residual function."
+        )
+    return tuple(fns), tuple(batches)
+
+
+class _Part:
+    """The rows of one residual function."""
+
+    def __init__(self, residuals: BoundResiduals, method: str, chunk_size: int | None) -> None:
+        self.bound, self.laid = residuals
+        size = self.bound.size
+        whole = chunk_size is None or chunk_size >= size
+        self.chunk_size = None if whole else chunk_size
+        self.ghost = None if method == "formed" else trace(self.bound)
+        if method == "auto" and self.ghost is not None:
+            self.ghost = (
+                None if self.ghost.plan.bytes >= _row_bytes(self.bound.params) else self.ghost
+            )
+
+    def take(self, batch: Any) -> Rows | FormedRows:
+        """The rows of some examples."""
+        if self.ghost is None:
+            return form_rows(self.bound, batch)
+        return record_rows(self.ghost, batch)
+
+    @functools.cached_property
+    def rows(self) -> Rows | FormedRows:
+        """The rows of all examples."""
+        return self.take(self.bound.batch)
+
+    @functools.cached_property
+    def residuals(self) -> jax.Array:
+        """The residuals, `[n, k]`."""
+        if self.chunk_size is None:
+            return self.rows.residuals
+        values = jax.vmap(lambda e: self.bound.loss(self.bound.params, e)[0])
+        return self.over_chunks(lambda chunk: values(chunk), self.bound.batch)
+
+    def over_chunks(self, fn: Callable[[Any], Any], batch: Any) -> Any:
+        """What a function returns for all chunks, by example."""
+        body = lambda carry, chunk: (carry, fn(chunk))  # noqa: E731
+        return scan_chunks(body, None, batch, self.bound.size, self.chunk_size)[1]
+
+    def gram(self, other: _Part) -> jax.Array:
+        """The inner products of all rows with those of another part, `[n k, m l]`."""
+        if self.chunk_size is None and other.chunk_size is None:
+            return _gram(self, self.rows, other, other.rows)
+        k, width = self.laid.size, other.laid.size
+
+        def block(chunk: Any) -> jax.Array:
+            mine = self.take(chunk)
+
+            def column(chunk: Any) -> jax.Array:
+                theirs = other.take(chunk)
+                found = _gram(other, theirs, self, mine)
+                return found.reshape(theirs.residuals.shape[0], width, *mine.residuals.shape)
+
+            return jnp.moveaxis(other.over_chunks(column, other.bound.batch), (2, 3), (0, 1))
+
+        found = self.over_chunks(block, self.bound.batch)
+        return found.reshape(self.bound.size * k, other.bound.size * width)
+
+    def pull(self, weights: jax.Array) -> Any:
+        r""":math:`J^\top a` for `a` of `[n, k]`."""
+        if self.chunk_size is None:
+            return self.rows.pull(weights)
+
+        def body(total: Any, chunk: Any) -> tuple[Any, None]:
+            batch, a = chunk
+            return jax.tree.map(jnp.add, total, self.take(batch).pull(a)), None
+
+        zeros = jax.tree.map(
+            lambda p: jnp.zeros(jnp.shape(p), compute_dtype(jnp.result_type(p))), self.bound.params
+        )
+        chunks = (self.bound.batch, weights)
+        return scan_chunks(body, zeros, chunks, self.bound.size, self.chunk_size)[0]
+
+    def push(self, direction: Any) -> jax.Array:
+        """`J v`, `[n, k]`."""
+        if self.chunk_size is None:
+            return self.rows.push(direction)
+        return self.over_chunks(lambda batch: self.take(batch).push(direction), self.bound.batch)
+
+
+def _gram(one: _Part, rows: Any, other: _Part, others: Any) -> jax.Array:
+    """The inner products of rows that may be known in different ways."""
+    if isinstance(rows, FormedRows) is isinstance(others, FormedRows):
+        return rows.gram(others)
+    if isinstance(rows, FormedRows):
+        return _pushed(others, rows)
+    return _pushed(rows, others).T
+
+
+def _pushed(rows: Any, formed: FormedRows) -> jax.Array:
+    """The products of formed rows with a Jacobian that is not, `[formed, others]`."""
+    flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), formed.rows)
+    return jax.lax.map(lambda row: rows.push(row).reshape(-1), flat, batch_size=16)
+
+
+def _row_bytes(params: Any) -> int:
+    return sum(
+        math.prod(jnp.shape(leaf)) * compute_dtype(jnp.result_type(leaf)).itemsize
+        for leaf in jax.tree.leaves(params)
+    )
+
+
+class BatchJacobian:
+    """The Jacobian of a batch's residuals as a linear map; `batch_jacobian` makes it.
+
+    It is recorded at its first product and kept, so it lives within one `jax.jit`, or outside.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.curvature import batch_jacobian
+        >>> J = batch_jacobian(lambda w, x: jnp.tanh(w * x))(jnp.zeros(()), jnp.arange(3.0))
+        >>> J.shape, J.mv(jnp.ones(())).tolist()
+        ((3, 1), [0.0, 1.0, 2.0])
+    """
+
+    def __init__(self, params: Any, parts: list[_Part], single: bool) -> None:
+        self._params, self._parts, self._single = params, parts, single
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The numbers of residuals and of params."""
+        rows = sum(part.bound.size * part.laid.size for part in self._parts)
+        return rows, sum(math.prod(jnp.shape(p)) for p in jax.tree.leaves(self._params))
+
+    @property
+    def residuals(self) -> Any:
+        """What `residual_fn` returned, with a leading example axis; a tuple for several."""
+        return self._as_residuals([part.residuals for part in self._parts])
+
+    @property
+    def vector(self) -> jax.Array:
+        """The residuals end to end, example by example: the order of the rows of `gram`."""
+        return self.flatten([part.residuals for part in self._parts])
+
+    def gram(self) -> jax.Array:
+        r""":math:`K = J J^\top`, float32 or wider, symmetric."""
+        blocks: dict[tuple[int, int], jax.Array] = {}
+        for i, one in enumerate(self._parts):
+            for j, other in enumerate(self._parts[: i + 1]):
+                blocks[i, j] = one.gram(other)
+                blocks[j, i] = blocks[i, j].T
+        count = range(len(self._parts))
+        return jnp.concatenate([jnp.concatenate([blocks[i, j] for j in count], 1) for i in count])
+
+    def mv(self, direction: Any) -> Any:
+        """The product `J v`.
+
+        Args:
+            direction: `v`, a tree like the params.
+
+        Returns:
+            A tree like `residuals`, float32 or wider.
+        """
+        check_same_tree(direction, self._params, f"{_NAME}: v", "the params")
+        return self._as_residuals([part.push(direction) for part in self._parts])
+
+    def rmv(self, weights: Any) -> Any:
+        r"""The product :math:`J^\top a`.
+
+        Args:
+            weights: `a`: a tree like `residuals`, or a vector like `vector`.
+
+        Returns:
+            A tree like the params, float32 or wider.
+        """
+        parts = self._parts_of(weights)
+        pulled = [part.pull(a) for part, a in zip(self._parts, parts, strict=True)]
+        return jax.tree.map(lambda *x: functools.reduce(jnp.add, x), *pulled)
+
+    def flatten(self, parts: Sequence[jax.Array]) -> jax.Array:
+        """Arrays `[n, k]` of each function end to end."""
+        return jnp.concatenate([x.reshape(-1) for x in parts])
+
+    def _parts_of(self, weights: Any) -> list[jax.Array]:
+        """By function: `[n, k]`."""
+        if len(jax.tree.leaves(weights)) == 1 and jnp.shape(weights) == (self.shape[0],):
+            return self._cut(weights)
+        trees = (weights,) if self._single else weights
+        return [
+            jax.vmap(part.laid.flatten)(tree) for part, tree in zip(self._parts, trees, strict=True)
+        ]
+
+    def _cut(self, vector: jax.Array) -> list[jax.Array]:
+        found, start = [], 0
+        for part in self._parts:
+            n, k = part.bound.size, part.laid.size
+            found.append(vector[start : start + n * k].reshape(n, k))
+            start += n * k
+        return found
+
+    def _as_residuals(self, parts: Sequence[jax.Array]) -> Any:
+        pairs = zip(self._parts, parts, strict=True)
+        trees = tuple(jax.vmap(part.laid.unflatten)(x) for part, x in pairs)
+        return trees[0] if self._single else trees
+
+    def __repr__(self) -> str:
+        return f"BatchJacobian(shape={self.shape})"

@@ -1,0 +1,44 @@
+"""Residuals of one example, bound to params and a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from fnopt.core import check_batch, compute_dtype, leaves_with_names, shown
+from fnopt.gradients import BoundLoss
+from fnopt.jacobians import RealVector, check_real, checked_outputs, real_vector
+
+
+class BoundResiduals(NamedTuple):
+    """Residuals as a function of params and one example that returns a vector.
+
+    Attributes:
+        bound: The function, and what to call it with.
+        laid: How the residuals of an example are laid out.
+    """
+
+    bound: BoundLoss
+    laid: RealVector
+
+
+def bind(fn: Callable[..., Any], params: Any, batch: Any, name: str) -> BoundResiduals:
+    """Checks one call: `fn(params, example)` returns an array, or a tree of arrays."""
+    if not callable(fn):
+        raise TypeError(
+            f"{name}: the function is {type(fn).__name__}, expected fn(params, example)."
+        )
+    check_real(params, name)
+    pairs = [(shown(path), leaf) for path, leaf in leaves_with_names(batch)[0]]
+    size = check_batch(pairs, name)
+    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
+    outputs = checked_outputs(jax.eval_shape(fn, params, example), name)
+    dtype = compute_dtype(*(leaf.dtype for leaf in jax.tree.leaves(params)))
+    laid = real_vector(outputs, dtype)
+
+    def vector(params: Any, example: Any) -> tuple[jax.Array, None]:
+        return laid.flatten(fn(params, example)), None
+
+    return BoundResiduals(BoundLoss(vector, params, batch, size), laid)

@@ -1,0 +1,225 @@
+"""Diagonals and traces of curvature matrices: estimated by probes, or exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import HIGHEST, check_count, check_key, compute_dtype, is_inexact
+from fnopt.curvature._bound import bind
+from fnopt.curvature._products import hvp
+from fnopt.curvature._sums import checked_options, over_examples
+
+
+class Estimate(NamedTuple):
+    """A mean over random probes.
+
+    Attributes:
+        value: The estimate, unbiased.
+        variance: The variance of the estimate, from the spread of the probes: its square root is
+            the standard error. NaN for a single probe, which has no spread.
+    """
+
+    value: Any
+    variance: Any
+
+
+def _signs(key: jax.Array, like: Any) -> Any:
+    """Rademacher probes."""
+    leaves, treedef = jax.tree.flatten(like)
+    keys = jax.random.split(key, max(1, len(leaves)))
+    signs = [
+        jax.random.rademacher(k, jnp.shape(x), jnp.result_type(x))
+        for k, x in zip(keys, leaves, strict=False)
+    ]
+    return jax.tree.unflatten(treedef, signs)
+
+
+def _mean_over_probes(probe: Callable[[jax.Array], Any], key: jax.Array, samples: int) -> Estimate:
+    """Welford's mean and variance, one probe in memory at a time."""
+    shapes = jax.eval_shape(probe, key)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, compute_dtype(x.dtype)), shapes)
+
+    def body(carry: Any, i: jax.Array) -> tuple[Any, None]:
+        mean, squares = carry
+        found = probe(jax.random.fold_in(key, i))
+        found = jax.tree.map(lambda x, m: x.astype(m.dtype), found, mean)
+        count = i.astype(jnp.int32) + 1
+        new = jax.tree.map(lambda m, x: m + (x - m) / count.astype(m.dtype), mean, found)
+        spread = lambda s, x, m, w: s + (x - m) * (x - w)  # noqa: E731
+        return (new, jax.tree.map(spread, squares, found, mean, new)), None
+
+    steps = jnp.arange(samples, dtype=jnp.uint32)
+    (mean, squares), _ = jax.lax.scan(body, (zeros, zeros), steps)
+    # Of the mean, not of one probe.
+    scale = 1 / (samples * (samples - 1)) if samples > 1 else float("nan")
+    return Estimate(mean, jax.tree.map(lambda s: s * scale, squares))
+
+
+def hessian_diagonal(
+    fn: Callable[..., jax.Array],
+    *,
+    samples: int = 32,
+    reduction: str = "mean",
+    chunk_size: int | None = None,
+) -> Callable[..., Estimate]:
+    r"""The diagonal of the Hessian by Hutchinson's estimator, with its variance.
+
+    .. math:: \operatorname{diag}(H) = \mathbb{E}[v \odot H v], \qquad v_j = \pm 1
+
+    Exact for a diagonal Hessian; else the variance of one probe is
+    :math:`\sum_{k \ne j} H_{jk}^2` in entry `j`.
+
+    Args:
+        fn: As in `hvp`.
+        samples: How many probes; each costs a product.
+        reduction: `'mean'` or `'sum'` over the examples.
+        chunk_size: How many examples to differentiate at once; `None` for all.
+
+    Returns:
+        A function `(params, key, batch=None)` -> an `Estimate` of trees like the params, float32
+        or wider.
+
+    Raises:
+        TypeError: If a parameter isn't floating, or `key` isn't one PRNG key.
+        ValueError: If `samples` isn't positive, or the example axes disagree or are empty.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from fnopt.curvature import hessian_diagonal
+        >>> found = hessian_diagonal(lambda x: jnp.sum(x**3))(jnp.ones(2), jax.random.key(0))
+        >>> found.value.tolist(), found.variance.tolist()
+        ([6.0, 6.0], [0.0, 0.0])
+
+    Reference:
+        Hutchinson, 1990; Bekas, Kokiopoulou and Saad, 2007, "An estimator for the diagonal of a
+        matrix".
+    """
+    check_count(samples, "samples", "hessian_diagonal")
+    product = hvp(fn, reduction=reduction, chunk_size=chunk_size)
+
+    def diagonal(params: Any, key: Any, batch: Any = None) -> Estimate:
+        def probe(key: jax.Array) -> Any:
+            v = _signs(key, params)
+            return jax.tree.map(jnp.multiply, v, product(params, v, batch))
+
+        return _mean_over_probes(probe, check_key(key, "hessian_diagonal"), samples)
+
+    return diagonal
+
+
+def trace_estimate(
+    product: Callable[[Any], Any], like: Any, key: jax.Array, *, samples: int = 32
+) -> Estimate:
+    r"""The trace of a matrix that is known by its products, by Hutchinson's estimator.
+
+    .. math:: \operatorname{tr}(A) = \mathbb{E}[v^\top A v], \qquad v_j = \pm 1
+
+    Args:
+        product: `v -> A v`, from a tree to a tree like it.
+        like: The tree, of floating arrays; its values don't matter.
+        key: One PRNG key.
+        samples: How many probes; each costs a product.
+
+    Returns:
+        An `Estimate` of two scalars, float32 or wider.
+
+    Raises:
+        TypeError: If `key` isn't one PRNG key.
+        ValueError: If `samples` isn't positive.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from fnopt.curvature import trace_estimate
+        >>> float(trace_estimate(lambda v: 3 * v, jnp.zeros(4), jax.random.key(0)).value)
+        12.0
+
+    Reference:
+        Hutchinson, 1990, "A stochastic estimator of the trace of the influence matrix for
+        Laplacian smoothing splines".
+    """
+    check_count(samples, "samples", "trace_estimate")
+
+    def probe(key: jax.Array) -> jax.Array:
+        v = _signs(key, like)
+        return tree_dot(v, product(v))
+
+    return _mean_over_probes(probe, check_key(key, "trace_estimate"), samples)
+
+
+def tree_dot(a: Any, b: Any) -> jax.Array:
+    """The inner product of two trees, float32 or wider."""
+    pairs = list(zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+    dtype = compute_dtype(*(jnp.result_type(x) for x, _ in pairs if is_inexact(x)))
+    total = jnp.zeros((), dtype)
+    for x, y in pairs:
+        flat = (jnp.ravel(z).astype(dtype) for z in (x, y))
+        total = total + jnp.dot(*flat, precision=HIGHEST)
+    return total
+
+
+def ggn_diagonal(
+    model_fn: Callable[[Any, Any], Any],
+    loss_fn: Callable[[Any, Any], jax.Array],
+    *,
+    reduction: str = "mean",
+    chunk_size: int | None = None,
+) -> Callable[[Any, Any], Any]:
+    r"""The exact diagonal of the generalized Gauss-Newton matrix.
+
+    .. math:: \operatorname{diag}(G)_j = \frac1n \sum_i \sum_{c,d} J_{icj} H_{icd} J_{idj}
+
+    One backward pass over the batch for every output of an example; the rows of a chunk of
+    examples are in memory at a time.
+
+    Args:
+        model_fn: `f(params, example) -> outputs` for ONE example, an array or a tree.
+        loss_fn: `loss(outputs, example) -> scalar`.
+        reduction: `'mean'` or `'sum'` over the examples.
+        chunk_size: How many examples to differentiate at once; `None` for all.
+
+    Returns:
+        A function `(params, batch)` -> a tree like the params.
+
+    Raises:
+        TypeError: If params or outputs aren't floating, or params are complex.
+        ValueError: If the example axes disagree or are empty.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.curvature import ggn_diagonal
+        >>> diagonal = ggn_diagonal(lambda w, x: w @ x, lambda f, x: f**2, reduction="sum")
+        >>> diagonal(jnp.zeros(2), jnp.asarray([[1.0, 2.0], [0.0, 1.0]])).tolist()
+        [2.0, 10.0]
+
+    Reference:
+        Dangel, Kunstner and Hennig, 2020, "BackPACK: Packing more into Backprop",
+        arXiv:1912.10985.
+    """
+    chunk_size = checked_options(reduction, chunk_size, "ggn_diagonal")
+
+    def diagonal(params: Any, batch: Any) -> Any:
+        bound, laid = bind(model_fn, params, batch, "ggn_diagonal")
+
+        def one(example: Any) -> Any:
+            f, pull, _ = jax.vjp(lambda p: bound.loss(p, example), params, has_aux=True)
+            curvature = jax.hessian(lambda f: loss_fn(laid.unflatten(f), example))(f)
+            rows = jax.vmap(lambda e: pull(e)[0])(jnp.eye(laid.size, dtype=f.dtype))
+            return jax.tree.map(lambda J: _quadratic(J, curvature), rows)
+
+        def total(chunk: Any) -> Any:
+            return jax.tree.map(lambda x: jnp.sum(x, 0), jax.vmap(one)(chunk))
+
+        return over_examples(total, params, batch, reduction, chunk_size, "ggn_diagonal")
+
+    return diagonal
+
+
+def _quadratic(rows: jax.Array, curvature: jax.Array) -> jax.Array:
+    """The entries of `J^T H J` on its diagonal, by param."""
+    wide = rows.astype(compute_dtype(rows.dtype))
+    bent = jnp.tensordot(curvature.astype(wide.dtype), wide, 1, precision=HIGHEST)
+    return jnp.sum(wide * bent, 0)

@@ -1,0 +1,142 @@
+"""Eigenvalues at the ends of a spectrum that is known by products only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import check_choice, check_count, check_key, matmul
+from fnopt.jacobians import ravel
+
+_ENDS = ("largest", "smallest", "magnitude")
+_NAME = "top_eigenvalues"
+
+
+class Eigenpairs(NamedTuple):
+    """Eigenvalues with their eigenvectors.
+
+    Attributes:
+        values: The eigenvalues, `[k]`, the wanted end first.
+        vectors: The eigenvectors of length 1, a tree with a leading axis of `k`.
+        errors: The lengths of `A q - value q`, `[k]`: there is an eigenvalue within that distance.
+    """
+
+    values: jax.Array
+    vectors: Any
+    errors: jax.Array
+
+
+def top_eigenvalues(
+    product: Callable[[Any], Any],
+    like: Any,
+    key: jax.Array,
+    *,
+    k: int = 1,
+    iterations: int = 32,
+    which: str = "largest",
+) -> Eigenpairs:
+    r"""Eigenvalues at an end of the spectrum of a symmetric matrix, by Lanczos' method.
+
+    With `m` products it finds the matrix restricted to the space that these span,
+
+    .. math:: T = Q^\top A Q, \qquad Q = [q, A q, \dots, A^{m-1} q] \text{ orthonormal},
+
+    whose extreme eigenvalues are close to those of `A` long before `m` is its size. Every vector
+    is made orthogonal to all before it, twice, so that no eigenvalue is found again as a ghost;
+    a matrix with an eigenvalue several times shows it once as a rule.
+
+    Args:
+        product: `v -> A v`, from a tree to a tree like it: a :func:`hvp` or :func:`ggn_vp` with
+            its params and batch.
+        like: The tree, of floating arrays; its values don't matter.
+        key: One PRNG key, for the first vector.
+        k: How many eigenvalues.
+        iterations: `m`, how many products; at most the number of params. `m` vectors are kept.
+        which: `'largest'`, `'smallest'` or `'magnitude'`.
+
+    Returns:
+        The `Eigenpairs`.
+
+    Raises:
+        TypeError: If a leaf isn't floating, or `key` isn't one PRNG key.
+        ValueError: If there are not `k` eigenvalues in `m` iterations, or an option makes no sense.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from fnopt.curvature import top_eigenvalues
+        >>> d = jnp.arange(1.0, 6.0)
+        >>> found = top_eigenvalues(lambda v: d * v, d, jax.random.key(0), k=2)
+        >>> [round(float(x), 4) for x in found.values]
+        [5.0, 4.0]
+
+    Reference:
+        Lanczos, 1950; Ghorbani, Krishnan and Xiao, 2019, "An Investigation into Neural Net
+        Optimization via Hessian Eigenvalue Density", arXiv:1901.10159.
+    """
+    check_choice(which, _ENDS, "which", _NAME)
+    check_count(k, "k", _NAME)
+    check_count(iterations, "iterations", _NAME)
+    start, unravel = ravel(like, "like")
+    steps = min(iterations, start.size)
+    if k > steps:
+        raise ValueError(
+            f"{_NAME}: k is {k}, but {steps} iterations on {start.size} params find no more than "
+            f"{steps} eigenvalues."
+        )
+    flat = lambda v: ravel(product(unravel(v)))[0].astype(start.dtype)  # noqa: E731
+    basis, T = _lanczos(flat, check_key(key, _NAME), start, steps)
+    values, small = jnp.linalg.eigh(T)
+    order = _order(values, which)[:k]
+    values, vectors = values[order], matmul(small[:, order].T, basis)
+    images = jax.lax.map(flat, vectors)
+    errors = jnp.linalg.norm(images - values[:, None] * vectors, axis=1)
+    return Eigenpairs(values, jax.vmap(unravel)(vectors), errors)
+
+
+def _order(values: jax.Array, which: str) -> jax.Array:
+    if which == "smallest":
+        return jnp.argsort(values)
+    return jnp.argsort(-values if which == "largest" else -jnp.abs(values))
+
+
+def _lanczos(
+    product: Callable[[jax.Array], jax.Array], key: jax.Array, like: jax.Array, steps: int
+) -> tuple[jax.Array, jax.Array]:
+    """An orthonormal basis `[steps, n]`, and the matrix restricted to it."""
+
+    def drawn(i: jax.Array) -> jax.Array:
+        return jax.random.normal(jax.random.fold_in(key, i), like.shape, like.dtype)
+
+    def orthogonal(v: jax.Array, basis: jax.Array) -> jax.Array:
+        for _ in range(2):  # once leaves what cancellation has lost
+            v = v - matmul(matmul(basis, v), basis)
+        return v
+
+    def body(i: jax.Array, carry: Any) -> Any:
+        basis, images, size = carry
+        image = product(basis[i])
+        size = jnp.maximum(size, jnp.linalg.norm(image))
+        rest = orthogonal(image, basis)
+        length = jnp.linalg.norm(rest)
+        # The space is invariant: what is left is rounding, and another direction starts anew.
+        eps = jnp.asarray(8 * jnp.finfo(like.dtype).eps, like.dtype)
+        done = length <= eps * size * jnp.sqrt(jnp.asarray(like.size, like.dtype))
+        rest = jax.lax.cond(done, lambda: orthogonal(drawn(i + 1), basis), lambda: rest)
+        following = _unit(rest)
+        basis = basis.at[i + 1].set(following, mode="drop")
+        return basis, images.at[i].set(image), size
+
+    first = _unit(drawn(jnp.zeros((), jnp.int32)))
+    zeros = jnp.zeros((steps, like.size), like.dtype)
+    carry = (zeros.at[0].set(first), zeros, jnp.zeros((), like.dtype))
+    basis, images, _ = jax.lax.fori_loop(0, steps, body, carry)
+    T = matmul(basis, images.T)
+    return basis, (T + T.T) / 2
+
+
+def _unit(v: jax.Array) -> jax.Array:
+    length = jnp.linalg.norm(v)
+    return v / jnp.where(length > 0, length, jnp.ones_like(length))

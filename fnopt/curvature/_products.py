@@ -1,0 +1,176 @@
+"""Products of a vector with the Hessian, the Gauss-Newton and the Fisher matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.curvature._sums import cast_like, check_direction, checked_options, over_examples
+
+
+def hvp(
+    fn: Callable[..., jax.Array], *, reduction: str = "mean", chunk_size: int | None = None
+) -> Callable[..., Any]:
+    r"""The Hessian-vector product of a scalar function.
+
+    .. math:: H v = \nabla^2 f(\theta)\, v
+              = \tfrac{d}{dt} \nabla f(\theta + t v) \big|_{t=0}
+
+    by forward over reverse mode: about two gradients, and no matrix.
+
+    Args:
+        fn: `fn(params) -> scalar`; or, with a batch, `fn(params, example) -> scalar` for ONE
+            example, whose values are averaged.
+        reduction: `'mean'` or `'sum'` over the examples.
+        chunk_size: How many examples to differentiate at once; `None` for all.
+
+    Returns:
+        A function `(params, v, batch=None)` -> `H v`; `v` and `H v` are trees like the params.
+
+    Raises:
+        TypeError: If a parameter isn't floating.
+        ValueError: If `v` isn't like the params, or the example axes disagree or are empty.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.curvature import hvp
+        >>> hvp(lambda x: jnp.sum(x**3))(jnp.asarray([1.0, 2.0]), jnp.ones(2)).tolist()
+        [6.0, 12.0]
+
+    Reference:
+        Pearlmutter, 1994, "Fast exact multiplication by the Hessian".
+    """
+    chunk_size = checked_options(reduction, chunk_size, "hvp")
+
+    def product(params: Any, v: Any, batch: Any = None) -> Any:
+        check_direction(v, params, "hvp")
+
+        def total(chunk: Any) -> Any:
+            def f(p: Any) -> jax.Array:
+                return fn(p) if batch is None else jnp.sum(jax.vmap(fn, (None, 0))(p, chunk))
+
+            return jax.jvp(jax.grad(f), (params,), (cast_like(v, params),))[1]
+
+        if batch is None:
+            return total(None)
+        return over_examples(total, params, batch, reduction, chunk_size, "hvp")
+
+    return product
+
+
+def ggn_vp(
+    model_fn: Callable[[Any, Any], Any],
+    loss_fn: Callable[[Any, Any], jax.Array],
+    *,
+    reduction: str = "mean",
+    chunk_size: int | None = None,
+) -> Callable[[Any, Any, Any], Any]:
+    r"""The product with the generalized Gauss-Newton matrix.
+
+    .. math:: G v = \frac1n \sum_i J_i^\top H_i J_i v, \qquad
+              J_i = \frac{\partial f(\theta, x_i)}{\partial \theta}, \quad
+              H_i = \nabla^2_f\, \ell(f, x_i)
+
+    `G` is the Hessian without the curvature of the model; it is positive semidefinite if the loss
+    is convex in the outputs. For the squared error and the cross-entropy of logits it is the
+    Fisher matrix.
+
+    Args:
+        model_fn: `f(params, example) -> outputs` for ONE example, an array or a tree.
+        loss_fn: `loss(outputs, example) -> scalar`.
+        reduction: `'mean'` or `'sum'` over the examples.
+        chunk_size: How many examples to differentiate at once; `None` for all.
+
+    Returns:
+        A function `(params, v, batch)` -> `G v`; `v` and `G v` are trees like the params.
+
+    Raises:
+        TypeError: If a parameter isn't floating.
+        ValueError: If `v` isn't like the params, or the example axes disagree or are empty.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.curvature import ggn_vp
+        >>> product = ggn_vp(lambda w, x: w @ x, lambda f, x: 0.5 * f**2, reduction="sum")
+        >>> product(jnp.zeros(2), jnp.ones(2), jnp.eye(2) * 3).tolist()
+        [9.0, 9.0]
+
+    Reference:
+        Schraudolph, 2002, "Fast curvature matrix-vector products for second-order gradient
+        descent".
+    """
+    chunk_size = checked_options(reduction, chunk_size, "ggn_vp")
+
+    def product(params: Any, v: Any, batch: Any) -> Any:
+        check_direction(v, params, "ggn_vp")
+
+        def total(chunk: Any) -> Any:
+            def model(p: Any) -> Any:
+                return jax.vmap(model_fn, (None, 0))(p, chunk)
+
+            outputs, pushed = jax.jvp(model, (params,), (cast_like(v, params),))
+            slope = jax.vmap(jax.grad(loss_fn))
+            bent = jax.jvp(lambda f: slope(f, chunk), (outputs,), (pushed,))[1]
+            return jax.vjp(model, params)[1](bent)[0]
+
+        return over_examples(total, params, batch, reduction, chunk_size, "ggn_vp")
+
+    return product
+
+
+def fisher_vp(
+    loss_fn: Callable[[Any, Any], jax.Array],
+    *,
+    reduction: str = "mean",
+    chunk_size: int | None = None,
+) -> Callable[[Any, Any, Any], Any]:
+    r"""The product with the Fisher matrix of the labels in the batch.
+
+    .. math:: F v = \frac1n \sum_i g_i\, (g_i \cdot v), \qquad
+              g_i = \nabla_\theta\, \ell(\theta, x_i)
+
+    for a loss that is a negative log-likelihood. With labels that were *drawn from the model* it
+    is an unbiased estimate of the Fisher matrix; with the labels of the data it is what is called
+    the empirical Fisher, which is not the same matrix.
+
+    Args:
+        loss_fn: `loss_fn(params, example) -> scalar` for ONE example.
+        reduction: `'mean'` or `'sum'` over the examples.
+        chunk_size: How many examples to differentiate at once; `None` for all.
+
+    Returns:
+        A function `(params, v, batch)` -> `F v`; `v` and `F v` are trees like the params.
+
+    Raises:
+        TypeError: If a parameter isn't floating.
+        ValueError: If `v` isn't like the params, or the example axes disagree or are empty.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.curvature import fisher_vp
+        >>> product = fisher_vp(lambda w, x: w @ x, reduction="sum")
+        >>> product(jnp.zeros(2), jnp.ones(2), jnp.asarray([[1.0, 2.0], [0.0, 1.0]])).tolist()
+        [3.0, 7.0]
+
+    Reference:
+        Kunstner, Balles and Hennig, 2019, "Limitations of the Empirical Fisher Approximation",
+        arXiv:1905.12558.
+    """
+    chunk_size = checked_options(reduction, chunk_size, "fisher_vp")
+
+    def product(params: Any, v: Any, batch: Any) -> Any:
+        check_direction(v, params, "fisher_vp")
+
+        def total(chunk: Any) -> Any:
+            def losses(p: Any) -> jax.Array:
+                return jax.vmap(loss_fn, (None, 0))(p, chunk)
+
+            _, along = jax.jvp(losses, (params,), (cast_like(v, params),))
+            return jax.vjp(losses, params)[1](along)[0]
+
+        return over_examples(total, params, batch, reduction, chunk_size, "fisher_vp")
+
+    return product

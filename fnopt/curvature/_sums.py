@@ -1,0 +1,72 @@
+"""Products that are sums over the examples of a batch, a chunk at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import (
+    check_batch,
+    check_choice,
+    check_params,
+    check_same_tree,
+    checked_chunk_size,
+    compute_dtype,
+    leaves_with_names,
+    scan_chunks,
+    shown,
+)
+
+REDUCTIONS = ("mean", "sum")
+
+
+def checked_options(reduction: str, chunk_size: int | None, name: str) -> int | None:
+    """The chunk size; refuses options that don't exist."""
+    check_choice(reduction, REDUCTIONS, "reduction", name)
+    return checked_chunk_size(chunk_size, name)
+
+
+def check_direction(direction: Any, params: Any, name: str) -> None:
+    """Refuses params that have no gradient, and a direction that isn't like them."""
+    check_params([(shown(path), leaf) for path, leaf in leaves_with_names(params)[0]], name)
+    check_same_tree(direction, params, f"{name}: v", "the params")
+
+
+def over_examples(
+    total: Callable[[Any], Any],
+    params: Any,
+    batch: Any,
+    reduction: str,
+    chunk_size: int | None,
+    name: str,
+) -> Any:
+    """Adds up what `total` returns for chunks of a batch: a tree like the params, in their dtypes.
+
+    Args:
+        total: From a chunk to the sum over its examples, a tree like the params.
+        params: The params.
+        batch: The examples.
+        reduction: `'mean'` or `'sum'` over the examples.
+        chunk_size: How many examples at once.
+        name: The public function that the user called, for messages.
+    """
+    size = check_batch([(shown(path), leaf) for path, leaf in leaves_with_names(batch)[0]], name)
+    scale = 1 / size if reduction == "mean" else 1.0
+
+    def body(sums: Any, chunk: Any) -> tuple[Any, None]:
+        return jax.tree.map(lambda s, x: s + x.astype(s.dtype), sums, total(chunk)), None
+
+    # Sums over many chunks lose digits in 16 bits.
+    zeros = jax.tree.map(
+        lambda p: jnp.zeros(jnp.shape(p), compute_dtype(jnp.result_type(p))), params
+    )
+    sums, _ = scan_chunks(body, zeros, batch, size, chunk_size)
+    return jax.tree.map(lambda s, p: (s * scale).astype(jnp.result_type(p)), sums, params)
+
+
+def cast_like(tree: Any, params: Any) -> Any:
+    """The tree in the dtypes of the params: a tangent must have them."""
+    return jax.tree.map(lambda x, p: jnp.asarray(x).astype(jnp.result_type(p)), tree, params)

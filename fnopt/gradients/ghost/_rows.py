@@ -1,0 +1,188 @@
+r"""The Jacobian of the residuals of a batch, as the tape that its rows are made of.
+
+A row of it is the gradient of one residual of one example. All residuals of an example share what
+was recorded on the way forward; each has cotangents of its own. The products
+
+.. math:: K = J J^\top, \qquad J^\top a, \qquad J v
+
+are made from these, and no row is written down but for params whose rows are small anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import HIGHEST, compute_dtype
+from fnopt.gradients._sums import weighted_total
+from fnopt.gradients.ghost import _direct, _reduce, _rows_gram
+from fnopt.gradients.ghost._plan import Group, tap_zeros
+from fnopt.gradients.ghost._record import Tape, visit
+from fnopt.gradients.ghost._sites import Site
+from fnopt.gradients.ghost._trace import Ghost
+from fnopt.gradients.ghost._weights import evaluate
+from fnopt.programs import replay
+
+
+class Rows(NamedTuple):
+    """The rows of the Jacobian of `n` examples with `k` residuals each, never written down.
+
+    Attributes:
+        ghost: The traced residuals of one example, and what is done with every param.
+        tape: What the rows are made of; cotangents and gradients are `[n, k, ...]`.
+        formed: By group: the rows, where they are formed, `[n k, ...]`.
+    """
+
+    ghost: Ghost
+    tape: Tape
+    formed: list[_reduce.Formed]
+
+    @property
+    def residuals(self) -> jax.Array:
+        """The residuals, `[n, k]`."""
+        return self.tape.outputs[0]
+
+    def gram(self, other: Rows) -> jax.Array:
+        r"""The inner products of all rows with those of another tape, `[n k, m l]`.
+
+        The other may be of other residuals of the same params. Where both see a param in the same
+        way, the product is made from the tapes, else from rows with respect to this param.
+        """
+        mine, theirs = self._parts(), other._parts()
+        n, m = (rows.residuals.size for rows in (self, other))
+        total = jnp.zeros((n, m), self._dtype)
+        for group, part in mine:
+            common = [(g, p) for g, p in theirs if {*g.leaves} & {*group.leaves}]
+            if len(common) == 1 and _rows_gram.alike(group, common[0][0]):
+                found = _rows_gram.inner_matrix((group, part), common[0])
+                total = total + found.astype(total.dtype)
+            elif common:
+                one = by_param(group, part, self.ghost.params)
+                parts = [by_param(g, p, other.ghost.params) for g, p in common]
+                found = _rows_gram.by_leaf(one, {i: x for p in parts for i, x in p.items()})
+                total = total + found.astype(total.dtype)
+        return total
+
+    def pull(self, weights: jax.Array) -> Any:
+        r"""The product :math:`J^\top a`, a tree like the params, float32 or wider.
+
+        Args:
+            weights: `a`, `[n, k]`.
+        """
+        numbered = dict(enumerate(self.ghost.params))
+        tape = Tape(
+            [],
+            self.tape.records,
+            {i: _combined(g, weights) for i, g in self.tape.cotangents.items()},
+            {},
+        )
+        ones = jnp.ones(weights.shape[:1], weights.dtype)
+        sums: dict[int, jax.Array] = {}
+        for group, formed in zip(self.ghost.plan.groups, self.formed, strict=True):
+            if isinstance(formed, dict):
+                sums |= {i: weighted_total(weights.reshape(-1), x) for i, x in formed.items()}
+            else:
+                alike = [ones] * len(self.ghost.params)
+                sums |= _reduce.weighted_sum(group, None, tape, alike, numbered)
+        leaves = [self.ghost.like(p, sums.get(i)) for i, p in enumerate(self.ghost.plan.params)]
+        return jax.tree.unflatten(self.ghost.params_tree, leaves)
+
+    def push(self, direction: Any) -> jax.Array:
+        """The product `J v`, `[n, k]`, float32 or wider.
+
+        Args:
+            direction: `v`, a tree like the params.
+        """
+        leaves = dict(enumerate(self.ghost.params_tree.flatten_up_to(direction)))
+        total = jnp.zeros(self.residuals.shape, self._dtype)
+        for group, formed in zip(self.ghost.plan.groups, self.formed, strict=True):
+            if isinstance(formed, dict):
+                found = [_times(x, leaves[i]) for i, x in formed.items()]
+            else:
+                found = [_along(s, self.tape, self.ghost.params, leaves) for s in group.sites]
+            for x in found:
+                total = total + x.reshape(total.shape).astype(total.dtype)
+        return total
+
+    @property
+    def _dtype(self) -> Any:
+        return jnp.finfo(compute_dtype(*(p.dtype for p in self.ghost.plan.params))).dtype
+
+    def _parts(self) -> list[tuple[Group, _rows_gram.Part]]:
+        groups = zip(self.ghost.plan.groups, self.formed, strict=True)
+        return [(g, _rows_gram.Part(f, self.tape)) for g, f in groups if g.form != "none"]
+
+
+def record_rows(ghost: Ghost, batch: Any) -> Rows:
+    """One forward pass over a batch, and one backward pass for every residual of an example.
+
+    Args:
+        ghost: A function of one example that returns a vector, traced.
+        batch: The examples.
+    """
+    plan, params = ghost.plan, ghost.params
+    left = {i: params[i] for group in plan.groups if group.form == "vmap" for i in group.leaves}
+
+    def one(example: Sequence[Any]) -> Tape:
+        def residuals(taps: Any, left: dict[int, Any]) -> Any:
+            inputs = [left.get(i, p) for i, p in enumerate(params)]
+            outputs, records = replay(plan.level, [*inputs, *example], visit, taps)
+            return outputs[0], (outputs, records)
+
+        r, pull, (outputs, records) = jax.vjp(residuals, tap_zeros(plan), left, has_aux=True)
+        cotangents, grads = jax.vmap(pull)(jnp.eye(r.size, dtype=r.dtype))
+        return Tape(outputs, records, cotangents, grads)
+
+    tape = jax.vmap(one)(jax.tree.leaves(batch))
+    numbered = dict(enumerate(params))
+    flat = _rows_gram.flat(tape) if any(_is_formed(g) for g in plan.groups) else tape
+    return Rows(ghost, tape, [_reduce.form(g, flat, numbered) for g in plan.groups])
+
+
+def _is_formed(group: Group) -> bool:
+    return group.form in {"vmap", "matrix", "params"}
+
+
+def by_param(group: Group, part: _rows_gram.Part, params: Sequence[Any]) -> Mapping[int, jax.Array]:
+    """The rows of a group like its params, `[n k, *param]`."""
+    if isinstance(part.formed, dict):
+        return part.formed
+    return _reduce.by_param(group, _rows_gram.flat(part.tape), dict(enumerate(params)))
+
+
+def _combined(cotangents: jax.Array, weights: jax.Array) -> jax.Array:
+    """The cotangents of a weighted sum of the residuals of every example."""
+    dtype = compute_dtype(cotangents.dtype)
+    wide, weights = cotangents.astype(dtype), weights.astype(dtype)
+    return jax.vmap(lambda w, g: jnp.tensordot(w, g, 1, precision=HIGHEST))(weights, wide)
+
+
+def _times(rows: jax.Array, direction: jax.Array) -> jax.Array:
+    dtype = compute_dtype(rows.dtype, direction.dtype)
+    rows, direction = rows.astype(dtype), direction.astype(dtype)
+    return jnp.tensordot(rows, direction, direction.ndim, precision=HIGHEST)
+
+
+def _along(
+    site: Site, tape: Tape, params: Sequence[Any], direction: Mapping[int, jax.Array]
+) -> jax.Array:
+    """What a site adds to `J v`: the change of its output, as the residuals see it, `[n, k]`."""
+    numbers = sorted(site.weight.leaves)
+    numbered = dict(enumerate(params))
+
+    def forward(values: list[Any]) -> Any:
+        return evaluate(site.weight, numbered | dict(zip(numbers, values, strict=True)))
+
+    tangents = [direction[i].astype(params[i].dtype) for i in numbers]
+    weight, change = jax.jvp(forward, ([params[i] for i in numbers],), (tangents,))
+
+    def one(records: dict[int, Any], g: jax.Array) -> jax.Array:
+        others = [records[o] if isinstance(o, int) else evaluate(o, numbered) for o in site.others]
+        moved = _direct.tangent(site, weight, change, others, g.shape[1:])
+        wide = compute_dtype(g.dtype)
+        return jnp.tensordot(g.astype(wide), moved.astype(wide), moved.ndim, precision=HIGHEST)
+
+    return jax.vmap(one)(tape.records, tape.cotangents[site.tap])

@@ -1,0 +1,189 @@
+"""Inner products between the rows of two Jacobians, from their tapes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.gradients._sums import inner_products
+from fnopt.gradients.ghost import _gram, _reduce
+from fnopt.gradients.ghost._factors import Dense, Pair, inner, sum_of
+from fnopt.gradients.ghost._pairs import site_pair
+from fnopt.gradients.ghost._plan import RULES, Group
+from fnopt.gradients.ghost._record import Tape
+from fnopt.gradients.ghost._sites import Site
+
+
+class Part(NamedTuple):
+    """What is known of the rows of a group.
+
+    Attributes:
+        formed: The rows, where they are formed, `[n k, ...]`.
+        tape: What they are made of; cotangents are `[n, k, ...]`.
+    """
+
+    formed: _reduce.Formed
+    tape: Tape
+
+
+class Factors(NamedTuple):
+    """The rows of one site.
+
+    Attributes:
+        pair: What was recorded, `[n, T, R, d]`, and cotangents `[n, k, T, R, d]`.
+        axes: By side of the pair: `None` for what was recorded, 0 for the cotangents.
+    """
+
+    pair: Pair
+    axes: tuple[int | None, int | None]
+
+    @property
+    def outputs(self) -> Any:
+        """The axis of the residuals, for `jax.vmap`."""
+        left, right = self.axes
+        return _pair_of(left, right)
+
+
+def _pair_of(left: Any, right: Any) -> Any:
+    return Pair(left, right)
+
+
+def alike(one: Group, other: Group) -> bool:
+    """Whether two groups are of the same params, with rows of the same form."""
+    if one.leaves != other.leaves:
+        return False
+    if one.layout is None or other.layout is None:
+        return False
+    return one.layout.key == other.layout.key
+
+
+def inner_matrix(one: tuple[Group, Part], other: tuple[Group, Part]) -> jax.Array:
+    """The inner products of the rows of two groups with the same layout, `[n k, m l]`."""
+    (group, p), (_, q) = one, other
+    if p.formed is not None and q.formed is not None:
+        assert not isinstance(p.formed, dict)
+        assert not isinstance(q.formed, dict)
+        return inner_products(p.formed, q.formed)
+    assert group.layout is not None
+    _, d, k = group.layout.sizes
+    mine, theirs = _factors(*one), _factors(*other)
+    if len(mine) == len(theirs) == 1 and _are_dense([*mine, *theirs]):
+        positions = _positions(mine[0].pair) * _positions(theirs[0].pair)
+        if positions * (d + k) > d * k:
+            return _gram.by_slices(_flat_pair(mine[0]), _flat_pair(theirs[0]), d, k)
+    return _by_positions(mine, theirs)
+
+
+def by_leaf(one: Mapping[int, jax.Array], other: Mapping[int, jax.Array]) -> jax.Array:
+    """The inner products of rows with respect to the params that both have."""
+    return sum_of(inner_products(one[i], other[i]) for i in sorted({*one} & {*other}))
+
+
+def flat(tape: Tape) -> Tape:
+    """The tape with every residual as an example of its own."""
+    k = tape.outputs[0].shape[1]
+    return Tape(
+        [tape.outputs[0].reshape(-1)],
+        jax.tree.map(lambda x: _repeated(x, k), tape.records),
+        jax.tree.map(_joined, tape.cotangents),
+        jax.tree.map(_joined, tape.grads),
+    )
+
+
+def _repeated(x: jax.Array, k: int) -> jax.Array:
+    return _joined(jnp.broadcast_to(x[:, None], (x.shape[0], k, *x.shape[1:])))
+
+
+def _joined(x: jax.Array) -> jax.Array:
+    return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
+
+
+def _factors(group: Group, part: Part) -> list[Factors]:
+    found = [_site_factors(site, part.tape) for site in group.sites]
+    if len(found) == 1 or not _are_dense(found) or len({f.axes for f in found}) > 1:
+        return found
+    shapes = {jax.tree.structure(f.pair) for f in found}
+    if len(shapes) > 1:
+        return found
+    # Several uses of a matrix are further positions.
+    joined = jax.tree.map(lambda *x: jnp.concatenate(x, axis=-2), *(f.pair for f in found))
+    return [Factors(joined, found[0].axes)]
+
+
+def _site_factors(site: Site, tape: Tape) -> Factors:
+    rule = RULES[site.kind]
+    first = getattr(rule, "cotangent_first", None)
+    axes = (0, None) if first is not None and first(site) else (None, 0)
+
+    def one(x: Any, g: jax.Array) -> Pair:
+        pair = functools.partial(site_pair, rule, site)
+        return jax.vmap(pair, (None, 0), _pair_of(*axes))(x, g)
+
+    return Factors(jax.vmap(one)(*_reduce.data_of(site, tape)), axes)
+
+
+def _are_dense(found: list[Factors]) -> bool:
+    return all(isinstance(factor, Dense) for f in found for factor in f.pair)
+
+
+def _positions(pair: Pair) -> int:
+    """How many positions a row is a sum over; the leaves end in `[T, R, d]`, or `[T, R]`."""
+    dense = next(f for f in pair if isinstance(f, Dense))
+    return dense.blocks[0].shape[-2]
+
+
+def _flat_pair(factors: Factors) -> Pair:
+    """A row for every residual of every example: `[n k, T, R, d]` on both sides."""
+    n_outputs = next(
+        f.blocks[0].shape[1]
+        for f, axis in zip(factors.pair, factors.axes, strict=True)
+        if axis == 0 and isinstance(f, Dense)
+    )
+
+    def side(factor: Any, axis: int | None) -> Any:
+        if axis == 0:
+            return jax.tree.map(_joined, factor)
+        return jax.tree.map(lambda x: _repeated(x, n_outputs), factor)
+
+    return Pair(*(side(f, axis) for f, axis in zip(factors.pair, factors.axes, strict=True)))
+
+
+def _by_positions(p: list[Factors], q: list[Factors]) -> jax.Array:
+    """All pairs of positions, for as many examples at once as fit."""
+
+    def outputs(mine: Factors, theirs: Factors) -> jax.Array:
+        # What was recorded is multiplied once for all residuals of two examples.
+        over_theirs = jax.vmap(inner, (None, theirs.outputs))
+        return jax.vmap(over_theirs, (mine.outputs, None))(mine.pair, theirs.pair)
+
+    def row(mine: list[Pair]) -> jax.Array:
+        def one(theirs: list[Pair]) -> jax.Array:
+            pairs = [
+                (Factors(x, a.axes), Factors(y, b.axes))
+                for x, a in zip(mine, p, strict=True)
+                for y, b in zip(theirs, q, strict=True)
+            ]
+            return sum_of(outputs(a, b) for a, b in pairs)
+
+        return jax.vmap(one)([f.pair for f in q])
+
+    pairs = [f.pair for f in p]
+    n, m = (jax.tree.leaves(pairs_)[0].shape[0] for pairs_ in (pairs, [f.pair for f in q]))
+    shape = jax.eval_shape(
+        row, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), pairs)
+    )
+    taken = sum(_positions(a.pair) for a in p) * sum(_positions(b.pair) for b in q)
+    matrices = _matrices(p[0].pair)
+    fitting = max(1, _gram.BLOCK_BYTES // max(1, 4 * taken * matrices * shape.size))
+    found = jax.vmap(row)(pairs) if fitting >= n else jax.lax.map(row, pairs, batch_size=fitting)
+    k, width = found.shape[2:]
+    return jnp.swapaxes(found, 1, 2).reshape(n * k, m * width)
+
+
+def _matrices(pair: Pair) -> int:
+    dense = next(f for f in pair if isinstance(f, Dense))
+    return dense.blocks[0].shape[-3]

@@ -143,8 +143,12 @@ class _Part:
         """The residuals, `[n, k]`."""
         if self.chunk_size is None:
             return self.rows.residuals
-        values = jax.vmap(lambda e: self.bound.loss(self.bound.params, e)[0])
-        return self.over_chunks(lambda chunk: values(chunk), self.bound.batch)
+        return self.at(self.bound.params)
+
+    def at(self, params: Any) -> jax.Array:
+        """The residuals at other params, `[n, k]`."""
+        values = jax.vmap(lambda e: self.bound.loss(params, e)[0])
+        return self.over_chunks(values, self.bound.batch)
 
     def over_chunks(self, fn: Callable[[Any], Any], batch: Any) -> Any:
         """What a function returns for all chunks, by example."""
@@ -246,6 +250,19 @@ class BatchJacobian:
         """The residuals end to end, example by example: the order of the rows of `gram`."""
         return self.flatten([part.residuals for part in self._parts])
 
+    @property
+    def sizes(self) -> tuple[tuple[int, int], ...]:
+        """By residual function, the numbers of examples and of residuals of each."""
+        return tuple((part.bound.size, part.laid.size) for part in self._parts)
+
+    def vector_at(self, params: Any) -> jax.Array:
+        """The residuals at other params, end to end: a forward pass.
+
+        Args:
+            params: A tree like the params.
+        """
+        return self.flatten([part.at(params) for part in self._parts])
+
     def gram(self) -> jax.Array:
         r""":math:`K = J J^\top`, float32 or wider, symmetric."""
         blocks: dict[tuple[int, int], jax.Array] = {}
@@ -285,14 +302,16 @@ class BatchJacobian:
         """Arrays `[n, k]` of each function end to end."""
         return jnp.concatenate([x.reshape(-1) for x in parts])
 
+    def parts(self, residuals: Any) -> list[jax.Array]:
+        """A tree like `residuals` as arrays `[n, k]`, by residual function."""
+        trees = (residuals,) if self._single else residuals
+        return [jax.vmap(p.laid.flatten)(tree) for p, tree in zip(self._parts, trees, strict=True)]
+
     def _parts_of(self, weights: Any) -> list[jax.Array]:
         """By function: `[n, k]`."""
         if len(jax.tree.leaves(weights)) == 1 and jnp.shape(weights) == (self.shape[0],):
             return self._cut(weights)
-        trees = (weights,) if self._single else weights
-        return [
-            jax.vmap(part.laid.flatten)(tree) for part, tree in zip(self._parts, trees, strict=True)
-        ]
+        return self.parts(weights)
 
     def _cut(self, vector: jax.Array) -> list[jax.Array]:
         found, start = [], 0

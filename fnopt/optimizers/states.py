@@ -16,6 +16,7 @@ from fnopt.optimizers._dadapt_adamw import ScaleByDadaptAdamwState
 from fnopt.optimizers._diffgrad import ScaleByDiffgradState
 from fnopt.optimizers._dog import ScaleByDogState, ScaleByDowgState
 from fnopt.optimizers._fromage import ScaleByFromageState
+from fnopt.optimizers._gauss_newton_descent import GaussNewtonDescentState
 from fnopt.optimizers._lion import ScaleByLionState
 from fnopt.optimizers._madgrad import ScaleByMadgradState
 from fnopt.optimizers._momo import MomoAdamState, MomoState
@@ -29,6 +30,7 @@ from fnopt.optimizers._sm3 import ScaleBySM3State
 from fnopt.optimizers._sophia import HutchinsonState, ScaleBySophiaState
 
 __all__ = [
+    "GaussNewtonDescentState",
     "HutchinsonState",
     "MomoAdamState",
     "MomoState",

@@ -263,5 +263,6 @@ CASES += _found()
 # line searches, which need a function and its gradient at the params (tests/transforms has theirs).
 NOT_IN_REGISTRY = {
     *("Transformation", "foreign", "levenberg_marquardt", "gauss_newton", "dogleg"),
+    "gauss_newton_descent",  # needs residuals: tests/optimizers/test_gauss_newton_descent.py
     *("scale_by_zoom_linesearch", "scale_by_backtracking_linesearch"),
 }

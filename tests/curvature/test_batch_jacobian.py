@@ -13,9 +13,6 @@ from fnopt.costs import cost
 from fnopt.curvature import batch_jacobian
 from fnopt.jacobians import ravel
 
-# Compiling is most of the time of these tests.
-FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-
 
 def draw(seed, *shape):
     return np.random.default_rng(seed).standard_normal(shape)
@@ -149,7 +146,7 @@ def test_equals_the_jacobian_that_is_formed(name):
         found = products(batch_jacobian(fn, method="ghost")(params, batch), params, a, v)
         return found, (J @ J.T, J @ v, J.T @ a, J.T @ (r * r), r)
 
-    assert_close(*jax.jit(both, compiler_options=FAST)(params, batch), 1e-12)
+    assert_close(*jax.jit(both)(params, batch), 1e-12)
 
 
 @pytest.mark.usefixtures("x64")
@@ -173,7 +170,7 @@ def test_several_residual_functions_are_one_jacobian_in_chunks_and_however_known
             found.append(products(operator, params, a, v, several=True))
         return found, wanted
 
-    found, wanted = jax.jit(both, compiler_options=FAST)(params, batches)
+    found, wanted = jax.jit(both)(params, batches)
     for way in found:
         assert_close(way, wanted, 1e-12)
 

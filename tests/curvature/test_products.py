@@ -84,7 +84,7 @@ def test_estimates_and_eigenvalues_of_a_known_matrix():
     like = {"a": np.zeros((2, 3)), "b": np.zeros(6)}
 
     def run(H, like):
-        x, unravel = ravel(like)
+        _, unravel = ravel(like)
         product = lambda v: unravel(H @ ravel(v)[0])  # noqa: E731
         quadratic = lambda p: ravel(p)[0] @ H @ ravel(p)[0] / 2  # noqa: E731
         key = jax.random.key(0)

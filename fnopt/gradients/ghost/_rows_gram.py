@@ -42,6 +42,13 @@ class Factors(NamedTuple):
     axes: tuple[int | None, int | None]
 
     @property
+    def is_single(self) -> bool:
+        """Whether there is one matrix, used at one position, in one block."""
+        blocks = [f.blocks for f in self.pair if isinstance(f, Dense)]
+        single = all(len(b) == 1 and b[0].shape[-3:-1] == (1, 1) for b in blocks)
+        return len(blocks) == 2 and single
+
+    @property
     def outputs(self) -> Any:
         """The axis of the residuals, for `jax.vmap`."""
         left, right = self.axes
@@ -75,7 +82,31 @@ def inner_matrix(one: tuple[Group, Part], other: tuple[Group, Part]) -> jax.Arra
         positions = _positions(mine[0].pair) * _positions(theirs[0].pair)
         if positions * (d + k) > d * k:
             return _gram.by_slices(_flat_pair(mine[0]), _flat_pair(theirs[0]), d, k)
+        if mine[0].is_single and theirs[0].is_single and mine[0].axes == theirs[0].axes:
+            return _by_examples(mine[0], theirs[0])
     return _by_positions(mine, theirs)
+
+
+def _by_examples(p: Factors, q: Factors) -> jax.Array:
+    """One position each: a product of two matrices of inner products.
+
+    They are written like the inner products of biases, so that the compiler finds a bias' one to
+    be that of the cotangents of its product, and computes it once.
+    """
+    total = None
+    for x, y, axis in zip(p.pair, q.pair, p.axes, strict=True):
+        assert isinstance(x, Dense)
+        assert isinstance(y, Dense)
+        leading = 1 if axis is None else 2
+        a, b = (z.blocks[0].reshape(*z.blocks[0].shape[:leading], -1) for z in (x, y))
+        found = inner_products(a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1]))
+        n, m = a.shape[0], b.shape[0]
+        k, width = (1, 1) if axis is None else (a.shape[1], b.shape[1])
+        found = found.reshape(n, k, m, width)
+        total = found if total is None else total * found.astype(total.dtype)
+    assert total is not None
+    n, k, m, width = total.shape
+    return total.reshape(n * k, m * width)
 
 
 def by_leaf(one: Mapping[int, jax.Array], other: Mapping[int, jax.Array]) -> jax.Array:

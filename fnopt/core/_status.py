@@ -35,6 +35,15 @@ class Status(enum.IntEnum):
         "failed: no residual depends on any param here, or none counts (a square may underflow)",
     )
     INFEASIBLE = 9, "failed: the bounds are crossed, or not numbers"
+    NO_EFFECT = (
+        10,
+        "not converged: a param lost its effect on the way (a limit at infinity, or saturation)",
+    )
+    WRONG_JACOBIAN = (
+        11,
+        "not converged: jac is not the derivative of the residuals (compared at the start, along a "
+        "direction); check it against jax.jacfwd(residual_fn)(params), or leave jac out",
+    )
 
     def __new__(cls, code: int, message: str = "") -> Status:
         """Makes a member from its code and its message."""

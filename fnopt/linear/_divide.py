@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 
 def divide(a: jax.Array, b: jax.Array) -> jax.Array:
     """`a / b` where `b > 0`, and 0 elsewhere."""
-    return jnp.where(b > 0, a / jnp.where(b > 0, b, jnp.ones_like(b)), jnp.zeros_like(a))
+    a, b = jnp.broadcast_arrays(a, b)
+    some = b > 0
+    quotient = a / lax.select(some, b, lax.full_like(b, 1))
+    return lax.select(some, quotient, lax.full_like(quotient, 0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 
 def norm(v: jax.Array, axis: int = 0) -> jax.Array:
@@ -31,7 +32,8 @@ def norm(v: jax.Array, axis: int = 0) -> jax.Array:
     if v.dtype == jnp.float64:
         return jnp.sqrt(jnp.sum(jnp.square(v), axis=axis))
     largest = jnp.max(jnp.abs(v), axis=axis, keepdims=True, initial=0)
-    c = jnp.where((largest > 0) & jnp.isfinite(largest), largest, jnp.ones_like(largest))
+    usable = (largest > 0) & (largest < jnp.inf)
+    c = lax.select(usable, largest, lax.full_like(largest, 1))
     return jnp.squeeze(c, axis) * jnp.sqrt(jnp.sum(jnp.square(v / c), axis=axis))
 
 

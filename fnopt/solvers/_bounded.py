@@ -110,9 +110,11 @@ def bounded_trial(
     # Where nothing was cut, the method's own promise is the better one.
     promise = jnp.where(first.more, last.promise, trial.predicted)
     step = jnp.where(first.more, last.best - point.x, trial.step)
-    return trial._replace(
-        step=step, slope=matmul(point.gradient, step), predicted=promise
-    ), last.best
+    seconds = trial.seconds * (1 + last.passes)
+    trial = trial._replace(
+        step=step, slope=matmul(point.gradient, step), predicted=promise, seconds=seconds
+    )
+    return trial, last.best
 
 
 def _promise(point: Point, step: jax.Array) -> jax.Array:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import operator
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -56,6 +58,25 @@ def first_call_hints(params: Any = None, name: str = "residual_fn") -> Iterator[
         elif isinstance(error, jax.errors.TracerArrayConversionError):
             error.add_note("Is the function written with jax.numpy: jnp.exp, not np.exp?")
         raise
+
+
+def with_a_derivative_that_is_there(run: Callable[[Any], Any], solver: Any) -> Any:
+    """Runs a solver; in reverse mode, with straight steps, where there is no other derivative."""
+    try:
+        return run(solver)
+    except TypeError as error:
+        if "custom_vjp" not in str(error) or solver.jacobian == "forward":
+            raise
+    names = {field.name for field in dataclasses.fields(solver)}
+    change = {"jacobian": "reverse"} | ({"geodesic": False} if "geodesic" in names else {})
+    options = ", ".join(f"{name}={value!r}" for name, value in change.items())
+    warnings.warn(
+        "least_squares: residual_fn has a custom_vjp in it, so it has no forward-mode derivative: "
+        f"steps are straight and the Jacobian is taken in reverse mode. {type(solver).__name__}"
+        f"({options}) as the solver says so by itself, without this warning.",
+        stacklevel=3,
+    )
+    return run(dataclasses.replace(solver, **change))
 
 
 def recorded_functions(

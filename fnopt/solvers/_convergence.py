@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -41,6 +43,16 @@ def explained(
     """
     nothing = ~moved & ((cost > 0) | (counted <= 0))
     return jnp.where(is_converged(status) & nothing, Status.ILL_POSED.array, status)
+
+
+def doubted(solution: Any, wrong: jax.Array | None) -> Any:
+    """The solution, whose status says if the user's Jacobian wasn't that of the residuals."""
+    if wrong is None:
+        return solution
+    failed = jnp.asarray([Status.NONFINITE_START, Status.ILL_POSED, Status.INFEASIBLE], jnp.int32)
+    doubtful = wrong & ~jnp.any(solution.status == failed)
+    status = jnp.where(doubtful, Status.WRONG_JACOBIAN.array, solution.status)
+    return solution._replace(status=status)
 
 
 def cost_converged(

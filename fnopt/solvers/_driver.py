@@ -13,14 +13,22 @@ from fnopt.core import Status
 from fnopt.linear import norm
 from fnopt.programs import call_compiled, call_recorded, is_data
 from fnopt.solvers._bounded import with_dense_jacobian
-from fnopt.solvers._call import checked_args, checked_count, first_call_hints, recorded_functions
-from fnopt.solvers._convergence import explained
+from fnopt.solvers._call import (
+    checked_args,
+    checked_count,
+    first_call_hints,
+    recorded_functions,
+    with_a_derivative_that_is_there,
+)
+from fnopt.solvers._convergence import doubted, explained
 from fnopt.solvers._implicit import implicitly
-from fnopt.solvers._iteration import Loop, advance, ended, evaluation, started
+from fnopt.solvers._iteration import Loop, advance, ended, evaluation, inside, started
+from fnopt.solvers._jacobian_check import disagrees
 from fnopt.solvers._levenberg_marquardt import levenberg_marquardt
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers._problem import Problem, Setting, set_up
 from fnopt.solvers._solution import History, Solution, StepInfo
+from fnopt.solvers._units import in_unit, restored, safe_unit
 
 
 def least_squares(
@@ -68,8 +76,9 @@ def least_squares(
             that is `[m, n]`. It may also be a list, tuple or dict of functions, like
             `residual_fn`. See :func:`fnopt.per_example_jacobian` and
             :func:`fnopt.sparse_jacobian`. With `levenberg_marquardt(geodesic=False)`, or a
-            method other than Levenberg-Marquardt, the residual function is not differentiated
-            (only if you ask for derivatives of the solution).
+            method other than Levenberg-Marquardt, the residual function need not have derivatives
+            (unless you ask for those of the solution). Where it has, `jac` is compared with
+            them once, along a direction; one that is wrong ends in `WRONG_JACOBIAN`.
         solver: The method and its options; by default `levenberg_marquardt()`.
         loss: A robust loss such as `huber(scale=0.1)`, or its name; or a tree of these (None for
             plain squares) like the residuals or like their top: for a list of residual functions
@@ -131,7 +140,8 @@ def least_squares(
             set_up(residual_fn, params, args, **options)
 
     static: dict[str, Any] = {"max_steps": max_steps, "history": history, "callback": callback}
-    with first_call_hints(params):
+
+    def run(solver: LeastSquaresMethod) -> Solution:
         if callback is None and is_data((solver, options)):
             functions = recorded_functions(residual_fn, jac, params, args, constraints)
             if functions is not None:
@@ -141,6 +151,9 @@ def least_squares(
             return _fit(residual_fn, jac, params, args, solver, options, **static)
 
         return call_compiled(fit, params, args, solver)
+
+    with first_call_hints(params):
+        return with_a_derivative_that_is_there(run, solver)
 
 
 def _fit(
@@ -179,18 +192,25 @@ def _solve(
 ) -> Solution:
     def iterate(problem: Problem, solver: LeastSquaresMethod, x: jax.Array) -> Solution:
         options = solver.options(setting.made.free, x.dtype)
+        x = inside(problem, x)
+        r = problem.flat.r(x)
+        # The scale of a robust loss is that of the residuals, which stay as they are then.
+        unit = safe_unit(r) if problem.losses is None else jnp.ones((), r.dtype)
+        problem = problem if problem.losses is not None else in_unit(problem, unit)
 
         def step(loop: Loop) -> Loop:
             loop, accepted = advance(problem, solver, options, evaluate, loop)
-            return _watched(setting, loop, accepted, callback)
+            return _watched(setting, unit, loop, accepted, callback)
 
         def unfinished(loop: Loop) -> jax.Array:
             return (loop.status == Status.RUNNING.value) & (loop.steps < max_steps)
 
         evaluate = evaluation(problem, solver, x)
-        first = started(problem, solver, options, evaluate, x)
+        first = started(problem, solver, options, evaluate, x, unit * r)
         first = first._replace(history=_empty_history(max_steps, x.dtype) if history else None)
-        return ended(problem, solver, lax.while_loop(unfinished, step, first))
+        end = ended(problem, solver, lax.while_loop(unfinished, step, first))
+        wrong = disagrees(problem, x, first.point.columns)
+        return restored(doubted(end, wrong), unit, _POWERS)
 
     end = implicitly(iterate, setting.problem, solver, setting.x)
     counted = setting.dof + setting.x.size
@@ -199,25 +219,30 @@ def _solve(
         status=explained(end.status, counted > 0, end.cost, counted),
         residuals=setting.problem.flat.unflatten(end.residuals),
         tangent=setting.tangent(end.params),
-        dof=setting.dof,
+        dof=jnp.where(end.rank < 0, setting.dof, counted - end.rank),
         at_bound=None if setting.problem.box is None else setting.problem.box.side(end.params),
     )
 
 
+_POWERS = {"cost": 2, "gradient_norm": 2, "residuals": 1, "jacobian": 1}  # of the unit
+
+
 def _watched(
     setting: Setting,
+    unit: jax.Array,
     loop: Loop,
     accepted: jax.Array,
     callback: Callable[[StepInfo], Any] | None,
 ) -> Loop:
     """Writes the history and calls the callback, where asked to."""
-    cost, slope, radius = loop.point.cost, norm(loop.point.gradient), loop.search.radius
+    seen = History(loop.point.cost, norm(loop.point.gradient), loop.search.radius, accepted)
+    entry = restored(seen, unit, {"cost": 2, "gradient_norm": 2})
+    cost, slope, radius, _ = entry
     if callback is not None:
         params = setting.params(loop.point.x)
         jax.debug.callback(callback, StepInfo(loop.steps, params, cost, slope, radius, accepted))
     if loop.history is None:
         return loop
-    entry = History(cost, slope, radius, accepted)
     at = loop.steps - 1
     return loop._replace(
         history=History(*(a.at[at].set(v) for a, v in zip(loop.history, entry, strict=True)))

@@ -35,11 +35,9 @@ def gain_ratio(actual: jax.Array, predicted: jax.Array) -> jax.Array:
     return jnp.where(predicted > 0, actual / safe, -jnp.ones_like(actual))
 
 
-def is_negligible(
-    actual: jax.Array, predicted: jax.Array, cost: jax.Array, noise: jax.Array
-) -> jax.Array:
+def is_negligible(actual: jax.Array, predicted: jax.Array, noise: jax.Array) -> jax.Array:
     """Whether both reductions drown in the rounding of the cost, so their ratio says nothing."""
-    return (predicted <= noise * cost) & (jnp.abs(actual) <= noise * cost)
+    return (predicted <= noise) & (jnp.abs(actual) <= noise)
 
 
 def is_accepted(actual: jax.Array, predicted: jax.Array, negligible: jax.Array) -> jax.Array:

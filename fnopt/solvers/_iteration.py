@@ -10,18 +10,19 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import Status
+from fnopt.core import Status, is_converged
 from fnopt.linear import norm
 from fnopt.programs import products_ahead
 from fnopt.solvers._bounded import bounded_trial, faced
 from fnopt.solvers._convergence import explained, first_of, is_stationary
 from fnopt.solvers._curvature import learned
+from fnopt.solvers._evidence import is_doubtful, outward, rounding, tested, vanished
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers._options import Options
-from fnopt.solvers._point import Point, is_finite, lean
+from fnopt.solvers._point import Point, is_finite, lean, leans
 from fnopt.solvers._problem import Problem
 from fnopt.solvers._solution import History, Solution
-from fnopt.solvers._step import Search, Trial, arrive, improves, judge
+from fnopt.solvers._step import Search, Trial, arrive, choose, improves, judge
 
 
 class Loop(NamedTuple):
@@ -32,10 +33,15 @@ class Loop(NamedTuple):
     factors: Any  # of an earlier step from the point, or None
     stale: jax.Array  # whether there was none, or with another scaling
     search: Search
-    lean: jax.Array  # by how much the residual leans on a column, of those that may move
+    lean: jax.Array  # by how much the residual leans on a column, of those that may and do move it
+    peak: jax.Array  # [n], the largest norms of the Jacobian's columns
+    lost: jax.Array  # bool[n], whose columns have vanished since
+    start: jax.Array  # [n]
     status: jax.Array
+    claim: jax.Array  # a status that the next step tests, or RUNNING
     steps: jax.Array
     njev: jax.Array
+    nhev: jax.Array
     history: History | None
 
     @property
@@ -54,10 +60,9 @@ def started(
     options: Options,
     evaluate: Evaluate,
     x: jax.Array,
+    r: jax.Array,
 ) -> Loop:
     feasible = jnp.ones((), bool) if problem.box is None else problem.box.has_room()
-    x = x if problem.box is None else jnp.where(feasible, problem.box.nearest(x), x)
-    r = problem.flat.r(x)
     point = evaluate(x, r)
     learns = problem.box is None and problem.losses is None
     search = solver.begin(point, options, solver.memory(problem.model) if learns else 0)
@@ -73,7 +78,29 @@ def started(
     factors = _no_factors(problem, solver, facing, search)
     stale, none = jnp.ones((), bool), jnp.zeros((), jnp.int32)
     kept = None if problem.losses is None else r
-    return Loop(point, kept, factors, stale, search, steep, status, none, one, None)
+    return Loop(
+        point=point,
+        r=kept,
+        factors=factors,
+        stale=stale,
+        search=search,
+        lean=steep,
+        peak=point.columns,
+        lost=jnp.zeros(x.shape, bool),
+        start=x,
+        status=status,
+        claim=Status.RUNNING.array,
+        steps=none,
+        njev=one,
+        nhev=none,
+        history=None,
+    )
+
+
+def inside(problem: Problem, x: jax.Array) -> jax.Array:
+    """The point nearest to a start that is within bounds."""
+    box = problem.box
+    return x if box is None else jnp.where(box.has_room(), box.nearest(x), x)
 
 
 def _no_factors(problem: Problem, solver: LeastSquaresMethod, point: Point, search: Search) -> Any:
@@ -136,33 +163,55 @@ def advance(
     search = arrive(loop.search, loop.point)
     factors = _factors(problem, solver, loop, point, search)
     trial, x = _propose(problem, solver, options, loop._replace(factors=factors, search=search))
+    testing = loop.claim != Status.RUNNING.value
+    x = jnp.where(testing, _outward(problem, loop), x)
     r = problem.flat.r(x)
     actual = problem.reduction(loop.residuals, r)
-    promising = improves(point, trial, actual, options)
+    noise = rounding(point, options)
+    lower = improves(trial, actual, noise)
+    promising = lax.select(testing, actual > noise.cost, lower)
     here, r, accepted = lax.cond(
         promising,
         lambda: _arrived(loop, evaluate(x, r), None if loop.r is None else r),
         lambda: (loop.point, loop.r, jnp.zeros((), bool)),
     )
-    actual = jnp.where(promising & ~accepted, jnp.asarray(-jnp.inf, actual.dtype), actual)
-    status, judged = judge(point, loop.lean, trial, actual, accepted, search, options, solver.rule)
-    judged = _taught(judged, loop.point, here, trial, accepted)
+    actual = lax.select(promising & ~accepted, jnp.asarray(-jnp.inf, actual.dtype), actual)
+    status, judged = judge(
+        point, loop.lean, trial, actual, accepted, search, noise, options, solver.rule
+    )
+    judged = _taught(judged, loop.point, here, trial, accepted & ~testing)
+    peak = jnp.maximum(loop.peak, here.columns)
     facing = faced(here, problem.box)
-    steep = lean(facing)
-    stationary = accepted & is_stationary(here.cost, steep, options.gtol)
-    status = jnp.where(stationary, Status.CONVERGED_GRADIENT.array, status)
-    one = jnp.ones((), jnp.int32)
+    lost = vanished(here, peak)
+    each = leans(facing)
+    steep = jnp.max(lax.select(lost, jnp.zeros_like(each), each))
+    stationary = accepted & is_stationary(here.cost, jnp.max(each), options.gtol)
+    status = lax.select(stationary, Status.CONVERGED_GRADIENT.array, status)
+    doubtful = ~testing & is_doubtful(status, here, lost, loop.start)
+    running, one = Status.RUNNING.array, jnp.ones((), jnp.int32)
+    claim = lax.select(doubtful, status, running)
+    status = lax.select(doubtful, running, status)
+    status = lax.select(testing, tested(loop.claim, actual, loop.point.cost, accepted), status)
     return loop._replace(
         point=here,
         r=r,
         factors=None if loop.factors is None else factors,
-        stale=accepted | (judged.rescues > search.rescues),
-        search=judged,
+        stale=accepted | (~testing & (judged.rescues > search.rescues)),
+        search=choose(testing, search, judged),
         lean=steep,
+        peak=peak,
+        lost=lost,
+        claim=claim,
         status=status,
         steps=loop.steps + one,
         njev=loop.njev + promising.astype(jnp.int32),
+        nhev=loop.nhev + trial.seconds,
     ), accepted
+
+
+def _outward(problem: Problem, loop: Loop) -> jax.Array:
+    x = outward(loop.point, loop.lost, loop.start)
+    return x if problem.box is None else problem.box.nearest(x)
 
 
 def _taught(
@@ -187,6 +236,7 @@ def ended(problem: Problem, solver: LeastSquaresMethod, loop: Loop) -> Solution:
     point, model = loop.point, solver.model(problem.model)
     finished = loop.status != Status.RUNNING.value
     status = jnp.where(finished, loop.status, Status.MAX_STEPS.array)
+    status = jnp.where(~finished & is_converged(loop.claim), loop.claim, status)
     # The rank is that of the Jacobian, by its own columns.
     search = arrive(loop.search, point)
     plain = search._replace(scale=search.steepest, rows=search.rows[:0])
@@ -201,6 +251,7 @@ def ended(problem: Problem, solver: LeastSquaresMethod, loop: Loop) -> Solution:
         steps=loop.steps,
         nfev=loop.steps + jnp.ones((), jnp.int32),  # one a step, and the start
         njev=loop.njev,
-        status=explained(status, jnp.any(point.columns > 0), point.cost),
+        nhev=loop.nhev,
+        status=explained(status, jnp.any(loop.peak > 0), point.cost),
         history=loop.history,
     )

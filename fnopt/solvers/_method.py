@@ -25,6 +25,7 @@ from fnopt.linear import linear_solver
 from fnopt.residuals import FlatResidual, flat_residual, given_derivative
 from fnopt.solvers._convergence import explained, is_stationary
 from fnopt.solvers._curvature import no_curvature
+from fnopt.solvers._evidence import rounding
 from fnopt.solvers._gain import actual_reduction
 from fnopt.solvers._linear_model import LinearModel
 from fnopt.solvers._options import Options, resolved
@@ -139,9 +140,12 @@ class LeastSquaresMethod(Transformation):
         arrived, _ = ravel(apply_updates(params, updates))
         r = flat.r(arrived)
         actual = actual_reduction(point.r, r)
-        accepted = improves(point, trial, actual, options)
+        noise = rounding(point, options)
+        accepted = improves(trial, actual, noise)
         steep = lean(point)
-        status, judged = judge(point, steep, trial, actual, accepted, search, options, self.rule)
+        status, judged = judge(
+            point, steep, trial, actual, accepted, search, noise, options, self.rule
+        )
         stationary = is_stationary(point.cost, steep, options.gtol)
         status = jnp.where(stationary, Status.CONVERGED_GRADIENT.array, status)
         usable = is_finite(point)
@@ -222,4 +226,7 @@ def rounding_unit(params: Any) -> float:
 def _held(state: LeastSquaresState) -> Search:
     scale, _ = ravel(state.scale)
     rows = no_curvature(0, scale)
-    return Search(state.radius, scale, scale, state.rejections, state.rescues, state.lam, rows)
+    idle = jnp.zeros_like(state.rejections)
+    return Search(
+        state.radius, scale, scale, state.rejections, state.rescues, state.lam, rows, idle
+    )

@@ -50,6 +50,11 @@ def is_finite(point: Point) -> jax.Array:
     return jnp.all(jnp.isfinite(jnp.concatenate(known)))
 
 
+def leans(point: Point) -> jax.Array:
+    """What the residual leans on every column by, of shape `[n]`: see :func:`lean`."""
+    return divide(jnp.abs(point.gradient), point.columns)
+
+
 def lean(point: Point) -> jax.Array:
     r"""How far from stationary the point is, whatever the units of the params.
 
@@ -58,4 +63,4 @@ def lean(point: Point) -> jax.Array:
     is the length of what one parameter alone could take off the residual, which would lower the
     cost by :math:`\ell^2 / 2`: 0 at a stationary point, :math:`\|r\|` where nothing would be left.
     """
-    return jnp.max(divide(jnp.abs(point.gradient), point.columns))
+    return jnp.max(leans(point))

@@ -27,7 +27,7 @@ def report(solution: Solution) -> str:
         f"  cost {float(solution.cost):.6g} ({of}), "
         f"gradient norm {float(solution.gradient_norm):.2g}",
         f"  {int(solution.steps)} steps, {int(solution.nfev)} residual and "
-        f"{int(solution.njev)} Jacobian evaluations",
+        f"{int(solution.njev)} Jacobian evaluations{_seconds(solution)}",
     ]
     if plain and solution.dof is not None and int(solution.dof) > 0:
         chi2 = 2 * float(solution.cost) / int(solution.dof)
@@ -42,6 +42,11 @@ def batch_report(solution: Solution) -> str:
     for code, count in zip(*np.unique(codes, return_counts=True), strict=True):
         lines.append(f"  {count:>6}  {Status(int(code)).message}")
     return "\n".join(lines)
+
+
+def _seconds(solution: Any) -> str:
+    count = 0 if solution.nhev is None else int(solution.nhev)
+    return f", {count} second derivatives r''" if count else ""
 
 
 def _is_plain(residuals: list[np.ndarray], cost: float) -> bool:

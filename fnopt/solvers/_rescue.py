@@ -13,7 +13,7 @@ _SLOPING = 1e-5  # of the residual's length; leaning by less counts as a station
 _NOISE = 30  # how far above that estimate rounding was seen to reach
 
 
-def is_sloping(point: Point, lean: jax.Array, eps: jax.Array) -> jax.Array:
+def is_sloping(point: Point, lean: jax.Array, noise: jax.Array) -> jax.Array:
     r"""Whether the residual leans on some column by more than rounding explains.
 
     Rounding moves a residual by about :math:`\epsilon \|J_j x_j\|` for each parameter, and with
@@ -21,9 +21,8 @@ def is_sloping(point: Point, lean: jax.Array, eps: jax.Array) -> jax.Array:
 
     .. math:: \epsilon\, \| (\|J_j\| x_j)_j \|,
 
-    which is large where the residuals are small against what they are differences of.
+    the `noise`, which is large where the residuals are small against what they are differences of.
     """
-    noise = eps * norm(point.columns * point.x)
     floor = jnp.asarray(_SLOPING, lean.dtype) * jnp.sqrt(2 * point.cost)
     return lean > jnp.maximum(floor, jnp.asarray(_NOISE, lean.dtype) * noise)
 

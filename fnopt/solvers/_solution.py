@@ -60,8 +60,9 @@ class Solution(NamedTuple):
     status: jax.Array  # int32, a fnopt.Status
     history: History | None = None
     tangent: jax.Array | None = None  # [p, n], d params / d what is fitted; None if they are it
-    dof: jax.Array | None = None  # int32, residuals that count minus params that are fitted
+    dof: jax.Array | None = None  # int32, residuals that count minus the rank
     at_bound: jax.Array | None = None  # int32[n], -1 or 1 on the lower or upper bound; or None
+    nhev: jax.Array | None = None  # int32, second derivatives r'' along a step, of bent steps
 
     @property
     def message(self) -> Any:

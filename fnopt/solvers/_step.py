@@ -19,6 +19,7 @@ from fnopt.linear import DampedStep, System, divide, norm
 from fnopt.solvers._acceleration import accelerated, geodesic_acceleration
 from fnopt.solvers._convergence import cost_converged, first_of, step_converged
 from fnopt.solvers._curvature import no_curvature
+from fnopt.solvers._evidence import Noise, is_idle
 from fnopt.solvers._gain import gain_ratio, is_accepted, is_negligible
 from fnopt.solvers._length import newton_length, second_order_reduction
 from fnopt.solvers._options import Options
@@ -27,6 +28,7 @@ from fnopt.solvers._rescue import MOST_RESCUES, is_sloping
 from fnopt.solvers._rules import Outcome, Rule
 from fnopt.solvers._scaling import fresh_scale, grown_scale, initial_scale, leashed
 
+_WIDER = 10.0  # times the radius, where a step at its edge gains no more than rounding
 _MOST_REJECTIONS = 80  # the reach shrinks at least by half each time
 
 
@@ -40,6 +42,7 @@ class Search(NamedTuple):
     rescues: jax.Array  # int32
     lam: jax.Array  # the damping of the last step, a guess of the next one's
     rows: jax.Array  # [k, n], W: curvature that the linear model leaves out; k = 0 for none
+    idle: jax.Array  # int32, accepted steps in a row that gained no more than rounding
 
 
 class Trial(NamedTuple):
@@ -52,6 +55,7 @@ class Trial(NamedTuple):
     attainable: jax.Array  # reduction of the cost, by the most hopeful model
     lam: jax.Array  # damping
     excess: jax.Array  # curvature of the residuals along the step over the linear model's
+    seconds: jax.Array  # int32, second derivatives that were taken
 
 
 def begin(point: Point, options: Options, rule: Rule, memory: int = 0) -> Search:
@@ -61,7 +65,7 @@ def begin(point: Point, options: Options, rule: Rule, memory: int = 0) -> Search
     radius = rule.first(options.radius, steepest, point.x, point.cost)
     rows = no_curvature(memory, point.x)
     scale = _scale(steepest, point, rows)
-    return Search(radius, steepest, scale, zero, zero, jnp.zeros_like(radius), rows)
+    return Search(radius, steepest, scale, zero, zero, jnp.zeros_like(radius), rows, zero)
 
 
 def arrive(search: Search, point: Point) -> Search:
@@ -78,9 +82,15 @@ def _scale(steepest: jax.Array, point: Point, rows: jax.Array) -> jax.Array:
 def straight(point: Point, search: Search, step: DampedStep) -> Trial:
     """A step of the linear model as it is."""
     p = step.p / search.scale
-    none = jnp.zeros_like(step.lam)
     return Trial(
-        p, norm(step.p), matmul(point.gradient, p), step.promise, step.promise, step.lam, none
+        step=p,
+        length=norm(step.p),
+        slope=matmul(point.gradient, p),
+        predicted=step.promise,
+        attainable=step.promise,
+        lam=step.lam,
+        excess=jnp.zeros_like(step.lam),
+        seconds=jnp.zeros((), jnp.int32),
     )
 
 
@@ -117,13 +127,21 @@ def bent(
     p = scaled / search.scale
     attainable = jnp.maximum(step.promise, predicted)
     excess = divide(rest, step.image)
-    length = norm(search.scale * p)
-    return Trial(p, length, matmul(point.gradient, p), predicted, attainable, step.lam, excess)
+    return Trial(
+        step=p,
+        length=norm(search.scale * p),
+        slope=matmul(point.gradient, p),
+        predicted=predicted,
+        attainable=attainable,
+        lam=step.lam,
+        excess=excess,
+        seconds=jnp.ones((), jnp.int32),
+    )
 
 
-def improves(point: Point, trial: Trial, actual: jax.Array, options: Options) -> jax.Array:
+def improves(trial: Trial, actual: jax.Array, noise: Noise) -> jax.Array:
     """Whether the actual reduction of the cost is good enough to go there."""
-    negligible = is_negligible(actual, trial.predicted, point.cost, options.noise)
+    negligible = is_negligible(actual, trial.predicted, noise.cost)
     return is_accepted(actual, trial.predicted, negligible)
 
 
@@ -134,6 +152,7 @@ def judge(
     actual: jax.Array,
     accepted: jax.Array,
     search: Search,
+    noise: Noise,
     options: Options,
     rule: Rule,
 ) -> tuple[jax.Array, Search]:
@@ -146,6 +165,7 @@ def judge(
         actual: By how much it lowers the cost; minus infinity if its end isn't finite.
         accepted: Whether it is taken.
         search: The search before it.
+        noise: What rounding explains there.
         options: The numbers.
         rule: How the reach of a step adapts.
 
@@ -153,14 +173,19 @@ def judge(
         The status, as far as the step tells, and the next search.
     """
     gain = gain_ratio(actual, trial.predicted)
-    negligible = is_negligible(actual, trial.predicted, point.cost, options.noise)
+    negligible = is_negligible(actual, trial.predicted, noise.cost)
     radius = rule.next(_outcome(trial, actual, gain, search, accepted))
-    radius = jnp.where(negligible, search.radius, radius)
-    rejections = jnp.where(accepted, jnp.zeros_like(search.rejections), search.rejections + 1)
-    search = search._replace(radius=radius, rejections=rejections, lam=trial.lam)
+    # A region in which nothing can be gained is too small, if it is what limits the step.
+    wide = jnp.asarray(_WIDER, gain.dtype)
+    wider = lax.select(accepted & (trial.lam > 0), wide, jnp.ones_like(wide))
+    radius = lax.select(negligible, wider * search.radius, radius)
+    rejections = lax.select(accepted, jnp.zeros_like(search.rejections), search.rejections + 1)
+    idle = lax.select(negligible, search.idle + 1, jnp.zeros_like(search.idle))
+    idle = lax.select(accepted, idle, search.idle)
+    search = search._replace(radius=radius, rejections=rejections, lam=trial.lam, idle=idle)
     # A step that was refused where gains are noise would only be proposed again.
-    again = negligible & (rejections > 0)
-    return _stop_or_rescue(point, lean, trial, actual, again, search, options, rule)
+    again = negligible & ((rejections > 0) | is_idle(idle, point, noise.cost))
+    return _stop_or_rescue(point, lean, trial, actual, again, search, noise, options, rule)
 
 
 def _outcome(
@@ -185,6 +210,7 @@ def _stop_or_rescue(
     actual: jax.Array,
     again: jax.Array,
     search: Search,
+    noise: Noise,
     options: Options,
     rule: Rule,
 ) -> tuple[jax.Array, Search]:
@@ -192,10 +218,14 @@ def _stop_or_rescue(
     # What one parameter alone could gain, where the radius doesn't let it, isn't nothing.
     alone = jnp.asarray(0.5, lean.dtype) * jnp.square(lean)
     attainable = jnp.maximum(trial.attainable, alone)
-    flat = again | cost_converged(actual, attainable, point.cost, options.ftol, options.noise)
+    # Noise alone is no proof: a slope may hide behind a Jacobian that is wrong, or in a column
+    # that the step leaves out.
+    sloping = is_sloping(point, lean, noise.residual)
+    flat = again & ~(sloping & (alone > noise.cost))
+    flat |= cost_converged(actual, attainable, point.cost, options.ftol, options.noise)
     tiny = step_converged(trial.length, size, options.xtol)
     stuck = search.rejections > _MOST_REJECTIONS
-    collapsed = ~flat & (tiny | stuck) & is_sloping(point, lean, options.eps)
+    collapsed = ~flat & (tiny | stuck | again) & sloping
     rescued = collapsed & (search.rescues < MOST_RESCUES)
     status = first_of(
         (flat, Status.CONVERGED_COST),
@@ -214,7 +244,8 @@ def _rescue(point: Point, search: Search, options: Options, rule: Rule) -> Searc
     radius = rule.reopened(options.radius, scale, point.x, search.rescues)
     none = jnp.zeros_like(search.rejections)
     lam, rows = jnp.zeros_like(radius), jnp.zeros_like(search.rows)
-    return Search(radius, steepest, scale, none, search.rescues + 1, lam, rows)
+    rescues = search.rescues + 1
+    return Search(radius, steepest, scale, none, rescues, lam, rows, none)
 
 
 def choose(choice: jax.Array, a: Search, b: Search) -> Search:

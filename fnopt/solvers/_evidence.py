@@ -1,0 +1,84 @@
+"""What is known of how much is left to gain: the evidence behind a claim of convergence."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fnopt.core import Status, is_converged
+from fnopt.linear import norm
+from fnopt.solvers._options import Options
+from fnopt.solvers._point import Point
+
+_IDLE = 10  # steps in a row that are accepted and gain no more than rounding
+_DONE = 2  # of them, where rounding is all that is left of the residuals
+_VANISHED = 0.45  # power of the rounding unit: what is left of a column that counts no more
+
+
+class Noise(NamedTuple):
+    """What rounding explains at a point."""
+
+    residual: jax.Array  # rho, of the residual's length
+    cost: jax.Array
+
+
+def rounding(point: Point, options: Options) -> Noise:
+    r"""Changes of the residuals and of the cost that rounding explains.
+
+    .. math:: \rho = \epsilon\, \| (\|J_j\| x_j)_j \|, \qquad
+        \delta f = \max(4 \epsilon f, 2 \rho^2)
+
+    The residuals are known to about :math:`\rho`, the rounding of what they are differences of.
+    Where that is all that is left of them, no step is better than another.
+    """
+    rho = options.eps * norm(point.columns * point.x)
+    return Noise(rho, jnp.maximum(options.noise * point.cost, 2 * jnp.square(rho)))
+
+
+def is_idle(idle: jax.Array, point: Point, noise: jax.Array) -> jax.Array:
+    """Whether too many steps in a row were accepted that gain no more than rounding."""
+    return idle > jnp.where(point.cost <= noise, _DONE, _IDLE)
+
+
+def vanished(point: Point, peak: jax.Array) -> jax.Array:
+    """Which params have lost their effect on the way, as a mask of `[n]`.
+
+    Args:
+        point: The point.
+        peak: The largest norms of the Jacobian's columns that were seen, of shape `[n]`.
+    """
+    eps = jnp.finfo(peak.dtype).eps
+    return (peak > 0) & (point.columns <= jnp.asarray(eps**_VANISHED, peak.dtype) * peak)
+
+
+def outward(point: Point, lost: jax.Array, start: jax.Array) -> jax.Array:
+    """The point with the params that lost their effect as far on again as they have come.
+
+    A column that vanishes leans on the residual in vain or for good: at a minimum in which the
+    params themselves have none, as that of :math:`x^2 + 5`, the cost rises beyond; on the way to
+    a limit at infinity, or in saturation, nothing happens there.
+    """
+    return point.x + lost.astype(start.dtype) * (point.x - start)
+
+
+def is_doubtful(status: jax.Array, point: Point, lost: jax.Array, start: jax.Array) -> jax.Array:
+    """Whether a claim has to be tested, at the point outward."""
+    moved = jnp.any(lost & (point.x != start))
+    return is_converged(status) & (point.cost > 0) & moved
+
+
+def tested(claim: jax.Array, actual: jax.Array, cost: jax.Array, found: jax.Array) -> jax.Array:
+    """The status after a test: the claim stands if the cost rises clearly outward.
+
+    Args:
+        claim: The status that was claimed.
+        actual: By how much the cost falls outward.
+        cost: The cost.
+        found: Whether it falls, so that the search goes on from there.
+    """
+    much = jnp.asarray(float(jnp.finfo(cost.dtype).eps) ** 0.5, cost.dtype) * cost
+    status = lax.select(actual < -much, claim, Status.NO_EFFECT.array)
+    return lax.select(found, Status.RUNNING.array, status)

@@ -1,0 +1,47 @@
+"""Residuals in a unit in which their squares neither overflow nor vanish."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fnopt.solvers._problem import Problem
+
+_RANGE = {"float64": 2.0**256}  # of the residuals, within which squares and their sums are safe
+_NARROW = 2.0**24
+
+
+def safe_unit(r: jax.Array) -> jax.Array:
+    """What to multiply residuals by: 1, unless they are huge or tiny at the start."""
+    largest = jnp.max(jnp.abs(r), initial=0)
+    most = _RANGE.get(r.dtype.name, _NARROW)
+    extreme = (largest <= 1 / most) | (largest >= most)
+    tiny = jnp.asarray(4 * jnp.finfo(r.dtype).tiny, r.dtype)
+    unit = 1 / lax.clamp(tiny, largest, jnp.asarray(jnp.finfo(r.dtype).max, r.dtype))
+    return lax.select(extreme & (largest > 0), unit, lax.full_like(unit, 1))
+
+
+def in_unit(problem: Problem, unit: jax.Array) -> Problem:
+    """The problem whose residuals, and their Jacobian, are multiplied by a number."""
+    flat = problem.flat
+    given = flat.derivative
+    if given is not None:
+        given = given.scaled(lambda x: jnp.full(flat.m, unit, x.dtype))
+    return problem._replace(flat=flat._replace(r=lambda x: unit * flat.r(x), derivative=given))
+
+
+def restored(values: Any, unit: jax.Array, powers: dict[str, int]) -> Any:
+    """A tuple with names whose fields go back from the unit, each by its power."""
+
+    def back(value: Any, power: int) -> Any:
+        if value is None:
+            return None
+        for _ in range(power):  # one by one: the square of a unit may overflow
+            value = value / unit
+        return value
+
+    fields = {name: back(getattr(values, name), power) for name, power in powers.items()}
+    return values._replace(**fields)

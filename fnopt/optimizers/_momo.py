@@ -144,8 +144,8 @@ class momo_adam(Transformation):
         >>> tx, params = fnopt.momo_adam(0.5), jnp.asarray([1.0, 2.0])
         >>> value, grad = jax.value_and_grad(lambda x: jnp.sum(x**2))(params)
         >>> updates, _ = tx.update(grad, tx.init(params), params, value=value)
-        >>> fnopt.apply_updates(params, updates).round(3)
-        Array([0.5, 1.5], dtype=float32)
+        >>> print(*(f"{x:.3f}" for x in fnopt.apply_updates(params, updates)))
+        0.500 1.500
 
     Reference:
         Schaipp, Ohana, Eickenberg, Defazio and Gower, 2023, arXiv:2305.07583.

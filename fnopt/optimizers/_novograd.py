@@ -115,8 +115,8 @@ def novograd(
         >>> import jax.numpy as jnp, fnopt
         >>> tx, params = fnopt.novograd(0.5), {"w": jnp.ones(2)}
         >>> updates, _ = tx.update({"w": jnp.asarray([3.0, 4.0])}, tx.init(params), params)
-        >>> fnopt.apply_updates(params, updates)["w"].round(3)
-        Array([0.7, 0.6], dtype=float32)
+        >>> print(*(f"{x:.3f}" for x in fnopt.apply_updates(params, updates)["w"]))
+        0.700 0.600
 
     Reference:
         Ginsburg et al., 2019, arXiv:1905.11286.

@@ -142,6 +142,8 @@ CASES = [
     optimizer(_sam, "sam", steps=4000),
     optimizer(lambda rate: fnopt.mechanize(fnopt.adam(rate), s_init=1e-2), "mechanize"),
     Case("sophia", lambda: fnopt.sophia(1e-2), extras={"obj_fn": _bowl}),
+    # it bets on its own scale, so a rate doesn't hasten it
+    optimizer(fnopt.cocob, "cocob", peer=lambda optax: optax.contrib.cocob(1e-2), steps=4000),
     # optax warns of its own
     optimizer(fnopt.optimistic_adam, "optimistic_adam"),
     # its peer has no place for scalars and empty arrays

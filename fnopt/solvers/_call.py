@@ -16,11 +16,11 @@ from fnopt.programs import Recorded, recorded, runs_now
 from fnopt.residuals import one_function, parametrised, seen_params
 
 
-def checked_count(value: Any, what: str) -> int:
-    """A positive whole number, of NumPy too, as an int."""
+def checked_count(value: Any, what: str, least: int = 1) -> int:
+    """A whole number, of NumPy too, as an int: positive, or 0 if that is the least."""
     whole = hasattr(value, "__index__") and not isinstance(value, bool)
-    if not whole or value < 1:
-        raise ValueError(f"{what} = {value!r}, expected a positive int.")
+    if not whole or value < least:
+        raise ValueError(f"{what} = {value!r}, expected a positive int{'' if least else ' or 0'}.")
     return operator.index(value)
 
 

@@ -94,7 +94,8 @@ def least_squares(
             are reached exactly.
         constraints: `fixed()`, `tied(fn)`, `positive()` or `interval(a, b)`, by the path of a
             leaf, a pattern of paths, or a tree like the params.
-        max_steps: The most steps to make, refused ones included.
+        max_steps: The most steps to make, refused ones included; with 0 the start is only
+            evaluated: its cost, residuals, Jacobian and rank.
         history: Whether to keep cost, gradient norm, radius and acceptance of every step.
         callback: `callback(info)` is called on the host at every step with a `StepInfo` of NumPy
             arrays (`callback=print` shows the progress, a line a step); for a batch it is called
@@ -107,7 +108,7 @@ def least_squares(
 
     Raises:
         TypeError: If `residual_fn` is not a function, or params or residuals are not floating.
-        ValueError: If there are no params or no residuals, `max_steps` is not positive, bounds
+        ValueError: If there are no params or no residuals, `max_steps` is negative, bounds
             are crossed, the start is outside of them, or an option doesn't fit its tree.
 
     Example:
@@ -126,7 +127,7 @@ def least_squares(
         See :class:`fnopt.levenberg_marquardt`.
     """
     solver = _checked_solver(solver, bounds is not None)
-    max_steps = checked_count(max_steps, "least_squares: max_steps")
+    max_steps = checked_count(max_steps, "least_squares: max_steps", least=0)
     args = checked_args(args)
     options = {
         "loss": loss,
@@ -241,7 +242,7 @@ def _watched(
     if callback is not None:
         params = setting.params(loop.point.x)
         jax.debug.callback(callback, StepInfo(loop.steps, params, cost, slope, radius, accepted))
-    if loop.history is None:
+    if loop.history is None or not loop.history.cost.size:
         return loop
     at = loop.steps - 1
     return loop._replace(

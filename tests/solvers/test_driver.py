@@ -70,6 +70,16 @@ def test_a_callback_sees_every_step_and_history_agrees():
     assert f"{float(solution.history.radius[steps - 1]):.3g}" in last
 
 
+def test_without_steps_the_start_is_evaluated():
+    end = fnopt.least_squares(decay, START, args=(T, Y), max_steps=0, history=True)
+    assert Status(int(end.status)) == Status.MAX_STEPS
+    r = decay(START, T, Y)
+    np.testing.assert_allclose(end.residuals, r, rtol=1e-5)
+    np.testing.assert_allclose(end.cost, np.sum(r**2) / 2, rtol=1e-5)
+    assert (int(end.nfev), int(end.steps), int(end.rank)) == (1, 0, 3)
+    assert end.history.cost.shape == (0,)
+
+
 def test_compiles_once_inside_a_jitted_function():
     traces = 0
 
@@ -133,7 +143,7 @@ def test_prints_a_batch():
 
 
 BAD = [
-    ({"max_steps": 0}, ValueError, "max_steps = 0, expected a positive int"),
+    ({"max_steps": -1}, ValueError, "max_steps = -1, expected a positive int or 0"),
     ({"max_steps": 2.5}, ValueError, "max_steps = 2.5"),
     ({"solver": fnopt.adam(1e-3)}, TypeError, "expected a least-squares solver such as"),
     ({"solver": fnopt.levenberg_marquardt}, TypeError, "Did you forget to call it"),

@@ -216,7 +216,8 @@ def test_state_sharding_follows_params(case: Any):
     params = {"w": jax.device_put(jnp.ones((4, 2)), sharding)}
     tx = case.make()
     state = tx.init(params)
-    _, after, _ = jax.jit(step)(tx, params, state, params, case.extras)
+    run_step = jax.jit(lambda tx, p, s, g: step(tx, p, s, g, case.extras))
+    _, after, _ = run_step(tx, params, state, params)
     for tree in (state, after):
         for slot in fnopt.slots(tree).values():
             for leaf in jax.tree.leaves(slot):

@@ -49,8 +49,18 @@ from fnopt.core._optional import optional as optional
 from fnopt.core._paths import leaf_paths, leaves_with_names, path_name, shown
 from fnopt.core._products import HIGHEST as HIGHEST
 from fnopt.core._products import matmul as matmul
+from fnopt.core._products import weighted_rows as weighted_rows
 from fnopt.core._slots import OwnSlot, RealSlot, Slot, slot_zeros
 from fnopt.core._slots import slot_copy as slot_copy
+from fnopt.core._spread import axes_of as axes_of
+from fnopt.core._spread import gathered as gathered
+from fnopt.core._spread import is_spread as is_spread
+from fnopt.core._spread import joined as joined
+from fnopt.core._spread import laid as laid
+from fnopt.core._spread import laid_like as laid_like
+from fnopt.core._spread import mesh_of as mesh_of
+from fnopt.core._spread import product_sharding as product_sharding
+from fnopt.core._spread import reshaped as reshaped
 from fnopt.core._status import Status, is_converged
 from fnopt.core._transformation import (
     EmptyState,

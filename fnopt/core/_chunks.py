@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
+from fnopt.core._spread import gathered, joined, mesh_of, reshaped
+
 Carry = TypeVar("Carry")
 
 
@@ -33,7 +35,11 @@ def scan_chunks(
     size: int,
     chunk_size: int | None,
 ) -> tuple[Carry, Any]:
-    """`jax.lax.scan` over chunks of examples; the last chunk may be shorter.
+    """`jax.lax.scan` over chunks of examples; what is left over is one more, shorter chunk.
+
+    A chunk is every so-many-th example. A batch that is spread over devices is cut into blocks of
+    consecutive ones, so every device has its part of every chunk; of chunks of consecutive
+    examples a device would have all or nothing, and all devices would compute all of them.
 
     What is stacked stays in memory for the whole batch: gradients that are to be summed belong in
     the carry.
@@ -49,17 +55,26 @@ def scan_chunks(
     Returns:
         The last carry, and the outputs with a leading axis of `size` examples, in order.
     """
+    with mesh_of(batch):
+        return _scanned(body, carry, batch, size, chunk_size)
+
+
+def _scanned(body: Any, carry: Any, batch: Any, size: int, chunk_size: int | None) -> Any:
     if chunk_size is None or chunk_size >= size:
         return body(carry, batch)
-    whole = size - size % chunk_size
+    chunks = size // chunk_size
+    whole = chunks * chunk_size
 
     def fold(x: Any) -> Any:
-        # The number of chunks is written out, because -1 is ambiguous for a leaf of size zero.
-        return x[:whole].reshape(whole // chunk_size, chunk_size, *x.shape[1:])
+        x = x if whole == size else gathered(x, 0)[:whole]
+        return jnp.swapaxes(reshaped(x, chunk_size, chunks, *x.shape[1:]), 0, 1)
+
+    def unfold(y: jax.Array) -> jax.Array:
+        return reshaped(jnp.swapaxes(y, 0, 1), whole, *y.shape[2:])
 
     carry, outputs = jax.lax.scan(body, carry, jax.tree.map(fold, batch))
-    outputs = jax.tree.map(lambda y: y.reshape(whole, *y.shape[2:]), outputs)
+    outputs = jax.tree.map(unfold, outputs)
     if whole == size:
         return carry, outputs
-    carry, last = body(carry, jax.tree.map(lambda x: x[whole:], batch))
-    return carry, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), outputs, last)
+    carry, last = body(carry, jax.tree.map(lambda x: gathered(x, 0)[whole:], batch))
+    return carry, jax.tree.map(lambda a, b: joined([a, b]), outputs, last)

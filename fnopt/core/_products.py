@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+
+from fnopt.core._spread import product_sharding
 
 # By default a GPU rounds the factors of a float32 product to 10 bits (TF32), a TPU to 7 (bfloat16).
 # A gradient J^T r near its zero, a predicted reduction or a squared condition number is all
@@ -16,4 +20,14 @@ def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
 
     Every product of the library's own is made so; those of the user's model keep their precision.
     """
-    return jnp.matmul(a, b, precision=HIGHEST)
+    return jnp.matmul(a, b, precision=HIGHEST, **_result(a, b, (-1, max(jnp.ndim(b) - 2, 0))))
+
+
+def weighted_rows(weights: jax.Array, x: jax.Array) -> jax.Array:
+    """`sum_i weights[i] * x[i]`, in the full precision of the dtype."""
+    return jnp.tensordot(weights, x, axes=1, precision=HIGHEST, **_result(weights, x, (0, 0)))
+
+
+def _result(a: jax.Array, b: jax.Array, summed: tuple[int, int]) -> dict[str, Any]:
+    sharding = product_sharding(a, b, summed)
+    return {} if sharding is None else {"out_sharding": sharding}

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_batch, compute_dtype, leaves_with_names
+from fnopt.core import check_batch, compute_dtype, gathered, leaves_with_names
 
 
 def _by_leaf(grads: Any, name: str, fn: Callable[[jax.Array, int], jax.Array]) -> Any:
@@ -17,7 +17,8 @@ def _by_leaf(grads: Any, name: str, fn: Callable[[jax.Array, int], jax.Array]) -
     size = check_batch([(f"leaf {path!r}", x) for path, x in leaves_with_names(grads)[0]], name)
 
     def one(x: jax.Array) -> jax.Array:
-        return fn(x.astype(compute_dtype(x.dtype)), size).astype(x.dtype)
+        whole = gathered(x)  # every number is ordered, or counted, over all examples
+        return fn(whole.astype(compute_dtype(x.dtype)), size).astype(x.dtype)
 
     return jax.tree.map(one, grads)
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_choice, check_count, check_some
+from fnopt.core import check_choice, check_count, check_some, gathered
 from fnopt.gradients._alignment import alignment_with_others
 from fnopt.gradients._clip_rule import check_where
 from fnopt.gradients._loss import ExampleLoss
@@ -117,6 +117,10 @@ def _first(
     norm: jax.Array,
     aux: Any,
 ) -> HardExamples:
+    # What is chosen from must be in one place: k of n numbers.
+    score, wanted, (loss, norm, aux) = jax.tree.map(
+        lambda x: gathered(x, 0), (score, wanted, (loss, norm, aux))
+    )
     order = jnp.where(jnp.isnan(score), jnp.full_like(score, jnp.inf), score)
     wanted = jnp.ones(score.shape, jnp.bool_) if wanted is None else wanted
     # Two sorts, because an example that counts may have a score of minus infinity.

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype, joint_norm, out_of_range, root, sum_of_squares
+from fnopt.core import compute_dtype, gathered, joint_norm, out_of_range, root, sum_of_squares
 from fnopt.gradients._sums import only_where, weighted_total
 
 Lengths = Sequence[jax.Array]
@@ -43,7 +43,8 @@ def spread_of(x: jax.Array, counts: jax.Array) -> jax.Array:
     """The sum of the squared distances from their mean, of the formed gradients that count."""
     x = x.astype(compute_dtype(x.dtype))
     # From one of them first: zero if all are the same, and small numbers have an exact mean.
-    x = x - x[jnp.argmax(counts)]
+    first = gathered(x, 0)[jnp.argmax(gathered(counts))]
+    x = x - first
     mean = weighted_total(counts, x) / number(counts, x.dtype)
     return jnp.sum(only_where(counts > 0, squares_of(x - mean)))
 

@@ -13,6 +13,8 @@ from fnopt.core import (
     check_choice,
     check_count,
     compute_dtype,
+    gathered,
+    laid_like,
     leaves_with_names,
     scan_chunks,
 )
@@ -88,10 +90,13 @@ def microbatch(
 
 def _accumulated(call: Any, batch: Any, size: int, part_size: int | None, rule: Any) -> Any:
     """The parts' results: sums and means in the carry of a loop, lists beside it."""
-    first = jax.tree.map(lambda x: x[:1], batch)
-    leaves, treedef = jax.tree.flatten(jax.eval_shape(call, first))
+
+    def of_one(batch: Any) -> Any:
+        return call(jax.tree.map(lambda x: gathered(x, 0)[:1], batch))
+
+    leaves, treedef = jax.tree.flatten(jax.eval_shape(of_one, batch))
     rules = _prefix(rule, treedef.unflatten(leaves))
-    zeros = [jnp.zeros(x.shape, _sum_dtype(x.dtype)) for x in _others(leaves, rules)]
+    zeros = [laid_like(jnp.zeros(x.shape, _sum_dtype(x.dtype)), x) for x in _others(leaves, rules)]
 
     def body(sums: Any, part: Any) -> Any:
         results = treedef.flatten_up_to(call(part))

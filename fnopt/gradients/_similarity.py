@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_some, nonzero, scan_chunks
+from fnopt.core import check_some, gathered, mesh_of, nonzero, scan_chunks
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._measure import Measure, Measured, measure
 from fnopt.gradients._methods import Way, checked_way, choose
@@ -139,11 +139,11 @@ class _Scaled(NamedTuple):
     def with_others(self, other: _Scaled) -> tuple[jax.Array, jax.Array]:
         """The inner products and the cosines, `[n, m]`."""
         scaled = self.gradients.inner_products(other.gradients)
-        lengths = self.length[:, None] * other.length[None, :]
+        lengths = self.length[:, None] * gathered(other.length)[None, :]
         cosine = jnp.where(lengths == 0, jnp.zeros_like(scaled), scaled / nonzero(lengths))
         # One after the other, because their sum may be more than a factor can have.
         inner = jnp.ldexp(scaled, self.exponent[:, None])
-        return jnp.ldexp(inner, other.exponent[None, :]), jnp.clip(cosine, -1, 1)
+        return jnp.ldexp(inner, gathered(other.exponent)[None, :]), jnp.clip(cosine, -1, 1)
 
 
 def _scaled(take: Measure, chunk: Any) -> _Scaled:
@@ -159,6 +159,11 @@ def _scaled(take: Measure, chunk: Any) -> _Scaled:
 
 
 def _similarity(bound: BoundLoss, columns: BoundLoss, way: Way) -> GradientSimilarity:
+    with mesh_of(bound.batch):
+        return _similarities(bound, columns, way)
+
+
+def _similarities(bound: BoundLoss, columns: BoundLoss, way: Way) -> GradientSimilarity:
     take = measure(bound, way)
     if columns is bound and (way.chunk_size is None or way.chunk_size >= bound.size):
         seen = _scaled(take, bound.batch)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from fnopt.core import (
     check_some,
     compute_dtype,
+    laid_like,
     quotient,
     real_dtype,
     scan_chunks,
@@ -201,6 +202,7 @@ def _merged(a: Moments, b: Moments) -> Moments:
     apart = a.count.astype(jnp.float32) * share
 
     def moved(x: jax.Array, y: jax.Array) -> jax.Array:
+        y = laid_like(y, x)
         return jnp.where(a.count == 0, y, x + (y - x) * share.astype(x.dtype))
 
     pairs = zip(*map(jax.tree.leaves, (a.mean, b.mean)), strict=True)

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import HIGHEST, compute_dtype, matmul
+from fnopt.core import compute_dtype, laid_like, matmul, reshaped, weighted_rows
 
 REDUCTIONS = ("sum", "mean")
 
@@ -16,7 +16,8 @@ def zero_sums(params: Any) -> Any:
     """Zeros like the params, at least float32: sums over many chunks lose digits in bfloat16."""
 
     def zeros(leaf: Any) -> jax.Array:
-        return jnp.zeros(jnp.shape(leaf), compute_dtype(jnp.result_type(leaf)))
+        zero = jnp.zeros(jnp.shape(leaf), compute_dtype(jnp.result_type(leaf)))
+        return laid_like(zero, leaf)
 
     return jax.tree.map(zeros, params)
 
@@ -36,7 +37,7 @@ def weighted_total(weights: jax.Array, x: jax.Array) -> jax.Array:
     # A matrix product, because XLA's reduction over a leading axis is 60x slower on a CPU; at the
     # highest precision, or an accelerator would round the weights to fewer digits.
     dtype = compute_dtype(x.dtype)
-    return jnp.tensordot(weights.astype(dtype), x.astype(dtype), axes=1, precision=HIGHEST)
+    return weighted_rows(weights.astype(dtype), x.astype(dtype))
 
 
 def only_where(wanted: jax.Array, x: jax.Array) -> jax.Array:
@@ -48,7 +49,7 @@ def only_where(wanted: jax.Array, x: jax.Array) -> jax.Array:
 def inner_products(x: jax.Array, y: jax.Array) -> jax.Array:
     """The real inner products of all `x[i]` with all `y[j]`, `[n, m]`, at least float32."""
     dtype = compute_dtype(x.dtype, y.dtype)
-    a, b = (z.astype(dtype).reshape(z.shape[0], -1) for z in (x, y))
+    a, b = (reshaped(z.astype(dtype), z.shape[0], -1) for z in (x, y))
     if jnp.issubdtype(dtype, jnp.complexfloating):
         a, b = (jnp.concatenate([jnp.real(z), jnp.imag(z)], axis=1) for z in (a, b))
     return matmul(a, b.T)

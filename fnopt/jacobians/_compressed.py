@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fnopt.core import laid_like
 from fnopt.jacobians._bicolouring import Bicolouring, bicolouring
 from fnopt.jacobians._coloured import SparseJacobian, TwoWayJacobian
 from fnopt.jacobians._colouring import Sparsity
@@ -83,8 +84,8 @@ def _outputs(flat: VectorFunction) -> Any:
 
 
 def _pull(flat: VectorFunction) -> Callable[[jax.Array], jax.Array]:
-    _, pull = jax.vjp(flat.fn, flat.x)
-    return lambda w: pull(w)[0]
+    value, pull = jax.vjp(flat.fn, flat.x)
+    return lambda w: pull(laid_like(w, value))[0]
 
 
 def _sums(product: Callable[[jax.Array], jax.Array], sparsity: Sparsity, dtype: Any) -> jax.Array:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import where
+from fnopt.core import laid_like, where
 
 MODES = ("auto", "forward", "reverse")
 _MOST_AT_ONCE, _CHUNK = 256, 64  # matrix products are as fast in such chunks, and fit memory
@@ -82,9 +82,13 @@ def value_and_jacobian(
             return value, jax.vmap(push, out_axes=1)(jnp.eye(x.size, dtype=x.dtype))
         return value, in_chunks(push, _units(x.size, x.dtype), x.size, chunk_size).T
     value, pull = jax.vjp(fn, x)
+
+    def pulled(e: jax.Array) -> jax.Array:
+        return pull(laid_like(e, value))[0]
+
     if at_once(m, chunk_size):
-        return value, jax.vmap(lambda e: pull(e)[0])(jnp.eye(m, dtype=value.dtype))
-    return value, in_chunks(lambda e: pull(e)[0], _units(m, value.dtype), m, chunk_size)
+        return value, jax.vmap(pulled)(jnp.eye(m, dtype=value.dtype))
+    return value, in_chunks(pulled, _units(m, value.dtype), m, chunk_size)
 
 
 def at_once(size: int, chunk_size: int | None = None) -> bool:

@@ -13,6 +13,7 @@ from fnopt.core import (
     check_batch,
     checked_chunk_size,
     compute_dtype,
+    laid_like,
     leaves_with_names,
     scan_chunks,
     shown,
@@ -158,7 +159,8 @@ def _rows_of(
     def by_rows(example: Any) -> Any:
         # By the leaves and not by the vector: what is never laid end to end need not be cut up.
         value, pull = jax.vjp(lambda p: laid.flatten(fn(p, example)), params)
-        return jax.vmap(lambda e: pull(e)[0])(jnp.eye(laid.size, dtype=value.dtype))
+        units = jnp.eye(laid.size, dtype=value.dtype)
+        return jax.vmap(lambda e: pull(laid_like(e, value))[0])(units)
 
     def by_columns(example: Any) -> Any:
         _, push = jax.linearize(lambda p: laid.flatten(fn(p, example)), params)

@@ -9,7 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import compute_dtype, is_inexact, leaves_with_names, shown, where
+from fnopt.core import (
+    compute_dtype,
+    gathered,
+    is_inexact,
+    laid_like,
+    leaves_with_names,
+    shown,
+    where,
+)
 
 
 def _checked_leaves(tree: Any, what: str) -> tuple[list[Any], Any]:
@@ -48,16 +56,23 @@ def ravel(tree: Any, what: str = "tree") -> tuple[jax.Array, Callable[[jax.Array
     leaves, treedef = _checked_leaves(tree, what)
     shapes = [jnp.shape(leaf) for leaf in leaves]
     dtypes = [jnp.result_type(leaf) for leaf in leaves]
+    places = [jax.typeof(leaf) for leaf in leaves]
     dtype = compute_dtype(*dtypes)
     ends = np.cumsum([0, *(int(np.prod(shape)) for shape in shapes)])
 
     def unravel(vector: jax.Array) -> Any:
         parts = [
-            jax.lax.slice_in_dim(vector, int(lo), int(hi)).reshape(shape).astype(leaf_dtype)
-            for lo, hi, shape, leaf_dtype in zip(ends[:-1], ends[1:], shapes, dtypes, strict=True)
+            laid_like(
+                jax.lax.slice_in_dim(vector, int(lo), int(hi)).reshape(shape).astype(dtype), leaf
+            )
+            for lo, hi, shape, dtype, leaf in zip(
+                ends[:-1], ends[1:], shapes, dtypes, places, strict=True
+            )
         ]
         return jax.tree.unflatten(treedef, parts)
 
     if not leaves:
         return jnp.zeros((0,), dtype), unravel
-    return jnp.concatenate([jnp.ravel(jnp.asarray(leaf, dtype)) for leaf in leaves]), unravel
+    # Whole on every device: what solvers do with it would gather it again and again.
+    parts = [jnp.ravel(gathered(jnp.asarray(leaf, dtype))) for leaf in leaves]
+    return jnp.concatenate(parts), unravel

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fnopt.core import gathered, joined, laid_like, reshaped
+
 
 class RealVector(NamedTuple):
     """How a tree is laid end to end; a complex leaf is its real part, then its imaginary part."""
@@ -41,7 +43,7 @@ def real_vector(shapes: Any, dtype: Any) -> RealVector:
 
     def flatten(tree: Any) -> jax.Array:
         parts = [part for leaf in treedef.flatten_up_to(tree) for part in _real_parts(leaf)]
-        return jnp.concatenate([jnp.ravel(part).astype(dtype) for part in parts])
+        return joined([reshaped(part, part.size).astype(dtype) for part in parts])
 
     def unflatten(vector: jax.Array) -> Any:
         return jax.tree.unflatten(treedef, _cut(vector, leaves))
@@ -63,9 +65,13 @@ def _cut(vector: jax.Array, leaves: list[Any]) -> list[jax.Array]:
     for leaf in leaves:
         halves = []
         for _ in range(_width(leaf)):
-            part = vector[start : start + leaf.size]
+            part = gathered(vector, 0)[start : start + leaf.size]
             halves.append(part.reshape(*leaf.shape, *vector.shape[1:]))
             start += leaf.size
         whole = jax.lax.complex(*halves) if len(halves) == 2 else halves[0]
-        parts.append(whole.astype(leaf.dtype))
+        parts.append(_placed(whole.astype(leaf.dtype), leaf))
     return parts
+
+
+def _placed(whole: jax.Array, leaf: Any) -> jax.Array:
+    return laid_like(whole, leaf) if whole.ndim == len(leaf.shape) else whole

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from jax.extend import core as jex
 
+from fnopt.core import axes_of
 from fnopt.programs import _read as jaxprs
 
 _LATER = object()  # stands for a value that isn't known yet
@@ -52,6 +53,9 @@ def products_ahead(fn: Callable[..., Any], *args: Any, largest: int) -> Callable
         return products[place] if place in products else jaxprs.bind(eqn, ins)
 
     def run(*args: Any) -> Any:
+        leaves = jax.tree.leaves(args)
+        if any(axes_of(x) != axes_of(t) for x, t in zip(leaves, closed.in_avals, strict=True)):
+            return fn(*args)  # spread over devices otherwise than it was traced for
         return jax.tree.unflatten(structure, jaxprs.run(closed.jaxpr, closed.consts, args, late))
 
     jaxprs.run(closed.jaxpr, closed.consts, [_LATER] * len(args), early)

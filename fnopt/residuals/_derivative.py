@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fnopt.core import laid_like
 from fnopt.jacobians import SparseJacobian, Sparsity
 from fnopt.programs import opened
 
@@ -80,8 +81,8 @@ class Derivative(NamedTuple):
         apply, consts = opened(outer, r)
 
         def transposed(consts: Any, w: jax.Array) -> jax.Array:
-            _, pull = jax.vjp(lambda r: apply(r, *consts), jnp.zeros_like(w))
-            return pull(w)[0]
+            value, pull = jax.vjp(lambda r: apply(r, *consts), jnp.zeros_like(w))
+            return pull(laid_like(w, value))[0]
 
         return Derivative(
             lambda x: (consts, self.at(x)),

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import matmul
+from fnopt.core import laid_like, matmul
 from fnopt.jacobians import jacobian_mode
 from fnopt.linear import gram, norm
 from fnopt.residuals._flat import FlatResidual
@@ -62,7 +62,7 @@ def _gram_by_rows(
     def add(G: jax.Array, rows: jax.Array) -> tuple[jax.Array, None]:
         # Rows past the last one have no unit vector, so they are zero and add nothing.
         units = (rows[:, None] == jnp.arange(m)).astype(value.dtype)
-        return G + gram(jax.vmap(lambda e: pull(e)[0])(units)), None
+        return G + gram(jax.vmap(lambda e: pull(laid_like(e, value))[0])(units)), None
 
     chunks = -(-m // chunk_size)
     rows = jnp.arange(chunks * chunk_size).reshape(chunks, chunk_size)
@@ -89,7 +89,7 @@ def linearise_products(r: Map, x: jax.Array) -> tuple[jax.Array, Map, Map]:
     """
     value, pull = jax.vjp(r, x)
     _, push = jax.linearize(r, x)
-    return value, lambda v: push(v), lambda w: pull(w)[0]
+    return value, lambda v: push(v), lambda w: pull(laid_like(w, value))[0]
 
 
 def probed_columns(pull: Map, r: jax.Array) -> jax.Array:

@@ -14,6 +14,7 @@ from fnopt.curves.batched._fit import BatchFit, no_fits
 from fnopt.curves.batched._lanes import Params, Tolerances
 from fnopt.curves.batched._model import Predict, checked_model, residual
 from fnopt.curves.batched._queue import Progress, fit_all
+from fnopt.curves.batched._split import Split, by_device, split_of
 from fnopt.curves.batched._start import checked_start
 from fnopt.linear import NormalEquations, normal_equations
 from fnopt.programs import Recorded, call_compiled, call_recorded
@@ -123,6 +124,7 @@ def curve_fit_batch(
     }
     if not y.shape[0]:
         return no_fits(x0)._replace(params=layout.tree(x0))
+    settings["split"] = split_of((own, x0))
     arrays = x0, shared, own, _tolerances(x0.dtype, ftol, xtol, gtol, damping)
     if isinstance(predict, Recorded):
         fits = call_recorded(_fit, predict, *arrays, **settings)
@@ -138,10 +140,30 @@ def _fit(
     own: Points,
     tolerances: Tolerances,
     *,
+    split: Split | None,
+    **settings: Any,
+) -> BatchFit:
+    def run(predict: Predict, shared: Points, tol: Any, x0: jax.Array, own: Points) -> BatchFit:
+        return _fit_here(predict, x0, shared, own, tol, **settings)
+
+    if isinstance(predict, Recorded):
+        return by_device(run, split, (predict, shared, tolerances), (x0, own))
+    return by_device(functools.partial(run, predict), split, (shared, tolerances), (x0, own))
+
+
+def _fit_here(
+    predict: Predict,
+    x0: jax.Array,
+    shared: Points,
+    own: Points,
+    tolerances: Tolerances,
+    *,
     absolute_sigma: bool,
     max_steps: int,
     chunk: int,
 ) -> BatchFit:
+    chunk = min(chunk, x0.shape[0])
+
     def evaluate(x: Params, data: Points) -> NormalEquations:
         def one(x: Params, data: Points) -> jax.Array:
             return residual(predict, x, joined(shared, data))

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import HIGHEST, compute_dtype, sum_of_squares
+from fnopt.core import HIGHEST, compute_dtype, gathered, sum_of_squares
 from fnopt.gradients._lengths import number, spread_of
 from fnopt.gradients._sums import only_where
 from fnopt.gradients.ghost import _reduce
@@ -46,8 +46,8 @@ def _spread(group: Group, tape: Tape, counts: jax.Array) -> jax.Array:
     assert group.layout is not None
     _, *shape = group.layout.sizes
     data = [_reduce.data_of(site, tape) for site in group.sites]
-    first = jnp.argmax(counts)
-    origin = _reduce.pairs_of(group, jax.tree.map(lambda x: x[first], data))
+    first = jnp.argmax(gathered(counts))
+    origin = _reduce.pairs_of(group, jax.tree.map(lambda x: gathered(x, 0)[first], data))
 
     def from_first(data: list[tuple[Any, jax.Array]]) -> tuple[jax.Array, list[Pair]]:
         pairs = _reduce.pairs_of(group, data)

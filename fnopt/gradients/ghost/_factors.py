@@ -16,7 +16,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import HIGHEST, compute_dtype, real_dtype, root, sum_of_squares
+from fnopt.core import (
+    HIGHEST,
+    compute_dtype,
+    product_sharding,
+    real_dtype,
+    root,
+    sum_of_squares,
+)
 from fnopt.gradients._lengths import unit_of
 
 
@@ -62,7 +69,11 @@ def product(a: jax.Array, b: jax.Array, axis: int, precision: Any) -> jax.Array:
     if a.dtype != b.dtype:
         a, b = a.astype(dtype), b.astype(dtype)
     numbers = (((axis,), (axis,)), ((0,), (0,)))
-    return jax.lax.dot_general(a, b, numbers, precision=precision, preferred_element_type=dtype)
+    sharding = product_sharding(a, b, (axis, axis), batch=1)
+    where = {} if sharding is None else {"out_sharding": sharding}
+    return jax.lax.dot_general(
+        a, b, numbers, precision=precision, preferred_element_type=dtype, **where
+    )
 
 
 def gram(a: Factor, b: Factor) -> jax.Array:

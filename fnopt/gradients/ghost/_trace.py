@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype, is_inexact
+from fnopt.core import compute_dtype, gathered, is_inexact
 from fnopt.gradients._lengths import joined
 from fnopt.gradients._loss import BoundLoss
 from fnopt.gradients._sums import only_where
@@ -123,10 +123,14 @@ class Measured(NamedTuple):
         dtype = jnp.finfo(compute_dtype(*(p.dtype for p in self.ghost.plan.params))).dtype
         shape = (self.tape.outputs[0].shape[0], other.tape.outputs[0].shape[0])
         total = jnp.zeros(shape, dtype)
-        groups = zip(self.ghost.plan.groups, self.formed, other.formed, strict=True)
+        # The examples of one side are spread over devices, those of the other whole on each.
+        formed, *known = jax.tree.map(
+            lambda x: gathered(x, 0), (other.formed, other.tape, other.factors)
+        )
+        groups = zip(self.ghost.plan.groups, self.formed, formed, strict=True)
         for group, mine, theirs in groups:
             one = _gram.Part(mine, self.tape, self.factors)
-            found = _gram.inner_matrix(group, one, _gram.Part(theirs, other.tape, other.factors))
+            found = _gram.inner_matrix(group, one, _gram.Part(theirs, *known))
             total = total if found is None else total + found.astype(dtype)
         return total
 

@@ -10,7 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import check_inexact, compute_dtype, leaves_with_names, real_dtype, shown, where
+from fnopt.core import (
+    check_inexact,
+    compute_dtype,
+    gathered,
+    leaves_with_names,
+    real_dtype,
+    shown,
+    where,
+)
 from fnopt.jacobians import real_vector
 from fnopt.programs import fresh
 from fnopt.residuals import Box, Parametrisation, box_of, fixed, parametrised, tied
@@ -77,7 +85,7 @@ def set_up(
     laid = real_vector(free, dtype)
 
     def flat(tree: Any) -> jax.Array:
-        return laid.flatten(tree) if laid.size else jnp.zeros((0,), dtype)
+        return gathered(laid.flatten(tree)) if laid.size else jnp.zeros((0,), dtype)
 
     def f(x: jax.Array) -> jax.Array:
         out = fn(made.assemble(laid.unflatten(x)), *args)

@@ -1,0 +1,129 @@
+"""Arrays that their type says are spread over devices: what JAX does not decide by itself.
+
+On a mesh with explicit axes the type of an array says how it lies, and an operation whose result
+could lie in more than one way is an error. The choices are made here, for the whole library. On
+automatic meshes, and on one device, nothing here does anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import ShapedArray, Tracer
+from jax.sharding import NamedSharding, PartitionSpec, reshard
+
+Axes = tuple[Any, ...]
+"""By dimension: the mesh axis (or axes) that it is spread over, or None."""
+
+
+def axes_of(x: Any) -> Axes:
+    """Over which explicit mesh axes every dimension is spread; all None on automatic meshes."""
+    aval = x if isinstance(x, ShapedArray) else jax.typeof(x)
+    spec = tuple(aval.sharding.spec)
+    return spec + (None,) * (aval.ndim - len(spec))
+
+
+def is_spread(x: Any) -> bool:
+    """Whether the type says that the array is spread over devices."""
+    return any(jax.typeof(x).sharding.spec)
+
+
+def laid(x: jax.Array, axes: Axes) -> jax.Array:
+    """The array, spread over these axes of its mesh."""
+    if axes_of(x) == axes:
+        return x
+    return reshard(x, NamedSharding(jax.typeof(x).sharding.mesh, PartitionSpec(*axes)))
+
+
+def gathered(x: jax.Array, *dimensions: int) -> jax.Array:
+    """The array with these dimensions (all by default) whole on every device."""
+    if not is_spread(x):
+        return x
+    whole = {d % x.ndim for d in dimensions} or set(range(x.ndim))
+    return laid(x, tuple(None if i in whole else a for i, a in enumerate(axes_of(x))))
+
+
+def laid_like(x: jax.Array, like: Any) -> jax.Array:
+    """The array, lying as another of its shape does, or as its type or `ShapeDtypeStruct` says."""
+    sharding = getattr(like if _is_type(like) else jax.typeof(like), "sharding", None)
+    if not isinstance(sharding, NamedSharding) or not any(sharding.spec):
+        return gathered(x)
+    axes = (*sharding.spec, *(None,) * jnp.ndim(x))[: jnp.ndim(x)]
+    return x if axes_of(x) == axes else reshard(x, NamedSharding(sharding.mesh, sharding.spec))
+
+
+def _is_type(x: Any) -> bool:
+    return isinstance(x, (jax.ShapeDtypeStruct, ShapedArray))
+
+
+def reshaped(x: jax.Array, *shape: int) -> jax.Array:
+    """`x.reshape(shape)`; what can't stay spread is gathered first."""
+    if not is_spread(x):
+        return x.reshape(shape)
+    try:
+        return x.reshape(shape)
+    except Exception as error:
+        if not _is_about_sharding(error):
+            raise
+        return gathered(x).reshape(shape)
+
+
+def joined(parts: list[jax.Array], axis: int = 0) -> jax.Array:
+    """`jnp.concatenate`; parts that lie differently are gathered first."""
+    if len({axes_of(part) for part in parts}) > 1:
+        parts = [gathered(part) for part in parts]
+    return jnp.concatenate(parts, axis=axis)
+
+
+def _is_about_sharding(error: Exception) -> bool:
+    return "Sharding" in type(error).__name__ or "shard" in str(error)
+
+
+def product_sharding(
+    a: Any, b: Any, summed: tuple[int, int], batch: int = 0
+) -> NamedSharding | None:
+    """How the product of two arrays lies: as what is left of them; None where JAX knows it.
+
+    Args:
+        a: An array.
+        b: Another.
+        summed: The dimension of either that is summed over.
+        batch: How many leading dimensions of both go along.
+    """
+    if not (is_spread(a) or is_spread(b)):
+        return None
+    left = _without(axes_of(a), summed[0])
+    taken = {name for axes in left for name in _names(axes)}
+    right = _without(axes_of(b), summed[1])[batch:]
+    free = [None if taken & {*_names(axes)} else axes for axes in right]
+    mesh = jax.typeof(a if is_spread(a) else b).sharding.mesh
+    return NamedSharding(mesh, PartitionSpec(*left, *free))
+
+
+def _without(axes: Axes, dimension: int) -> Axes:
+    dimension %= len(axes)
+    return axes[:dimension] + axes[dimension + 1 :]
+
+
+def _names(axes: Any) -> tuple[Any, ...]:
+    return axes if isinstance(axes, tuple) else (() if axes is None else (axes,))
+
+
+@contextlib.contextmanager
+def mesh_of(*trees: Any) -> Iterator[None]:
+    """The context of the mesh that arrays are spread over, where nobody has set one."""
+    spread = [x for x in jax.tree.leaves(trees) if hasattr(x, "dtype") and is_spread(x)]
+    if not spread or not jax.sharding.get_abstract_mesh().empty:
+        yield
+        return
+    tracer = next((x for x in spread if isinstance(x, Tracer)), None)
+    if tracer is not None:
+        with jax.sharding.use_abstract_mesh(jax.typeof(tracer).sharding.mesh):
+            yield
+    else:
+        with jax.set_mesh(spread[0].sharding.mesh):
+            yield

@@ -67,12 +67,19 @@ def _scanned(body: Any, carry: Any, batch: Any, size: int, chunk_size: int | Non
 
     def fold(x: Any) -> Any:
         x = x if whole == size else gathered(x, 0)[:whole]
-        return jnp.swapaxes(reshaped(x, chunk_size, chunks, *x.shape[1:]), 0, 1)
+        return reshaped(x, chunk_size, chunks, *x.shape[1:])
 
     def unfold(y: jax.Array) -> jax.Array:
         return reshaped(jnp.swapaxes(y, 0, 1), whole, *y.shape[2:])
 
-    carry, outputs = jax.lax.scan(body, carry, jax.tree.map(fold, batch))
+    folded = jax.tree.map(fold, batch)
+
+    def step(carry: Carry, i: jax.Array) -> tuple[Carry, Any]:
+        # Taken out one by one: a scan over the batch turned around would need a copy of it.
+        at = lambda x: jax.lax.dynamic_index_in_dim(x, i, axis=1, keepdims=False)  # noqa: E731
+        return body(carry, jax.tree.map(at, folded))
+
+    carry, outputs = jax.lax.scan(step, carry, jnp.arange(chunks, dtype=jnp.int32))
     outputs = jax.tree.map(unfold, outputs)
     if whole == size:
         return carry, outputs

@@ -117,7 +117,8 @@ def _names(axes: Any) -> tuple[Any, ...]:
 def mesh_of(*trees: Any) -> Iterator[None]:
     """The context of the mesh that arrays are spread over, where nobody has set one."""
     spread = [x for x in jax.tree.leaves(trees) if hasattr(x, "dtype") and is_spread(x)]
-    if not spread or not jax.sharding.get_abstract_mesh().empty:
+    unknown = not hasattr(jax, "set_mesh")  # before JAX 0.8 the caller has to set the mesh
+    if not spread or unknown or not jax.sharding.get_abstract_mesh().empty:
         yield
         return
     tracer = next((x for x in spread if isinstance(x, Tracer)), None)

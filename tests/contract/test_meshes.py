@@ -137,7 +137,7 @@ CASES: dict[str, Any] = {
     "least_squares-bounds": fit(bounds=(0.0, 9.0)),
     "minimize": minimum(),
     "minimize-bounds": minimum(method=fnopt.lbfgsb(), bounds=(0.0, 9.0)),
-    "curve_fit": lambda d: fnopt.curve_fit(decay, d["t"], d["curves"][:, 0], p0=jnp.ones(2)).params,
+    "curve_fit": lambda d: fnopt.curve_fit(decay, d["t"], d["curves"][:, 0], p0=jnp.ones(2))[0],
     "curve_fit_batch": lambda d: (
         fnopt.curve_fit_batch(decay, d["shared_t"], d["fits"], p0=d["starts"]).params
     ),

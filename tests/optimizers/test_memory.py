@@ -25,8 +25,21 @@ NOT_MENDED = {
     "adopt",
     "optimistic_gradient_descent",
     "optimistic_adam_v2",
+    "optimistic_adam",
+    "acprop",
+    "cocob",
+    "schedule_free_adamw",
+    "schedule_free_sgd",
+    "small_parts",
+    "reduce_on_plateau",
 }
-EXEMPT = KEEPS_A_DIRECTION | HAS_A_CONDITIONAL | NEEDS_A_NORM | NOT_MENDED
+# A sum over all leaves has to be known before the first number moves, so that what is summed (a
+# direction, a distance from the start) is computed twice or kept; XLA keeps it.
+NEEDS_A_SUM = {
+    *("adafactor", "adafactor_plain", "novograd", "prodigy", "prodigy_safeguarded"),
+    *("dadapt_adamw", "dog", "dog_first_rate", "dowg", "momo", "momo_adam", "mechanize", "sam"),
+}
+EXEMPT = NEEDS_A_SUM | KEEPS_A_DIRECTION | HAS_A_CONDITIONAL | NEEDS_A_NORM | NOT_MENDED
 NAMES = [name for name in ALL if name not in EXEMPT]
 
 
@@ -47,7 +60,7 @@ def temporary(tx, params, as_argument=False):
     """Bytes of temporaries of one compiled step with donated params and state."""
 
     def step(params, state, grads, tx):
-        updates, state = tx.update(grads, state, params)
+        updates, state = tx.update(grads, state, params, value=jnp.float32(1.0))
         return fnopt.apply_updates(params, updates), state
 
     args = (params, tx.init(params), params)

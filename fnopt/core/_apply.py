@@ -81,3 +81,13 @@ def apply_updates(params: Any, updates: Any) -> Any:
         )
     leaves = [_added(path, p, u) for (path, p), (_, u) in zip(ps, us, strict=True)]
     return jax.tree.unflatten(treedef, leaves)
+
+
+def cast_like(tree: Any, like: Any) -> Any:
+    """A tree of arrays in the dtypes of another, which branches of a step and tangents need."""
+
+    def one(x: Any, y: Any) -> Any:
+        dtype = jnp.result_type(y)
+        return x if jnp.result_type(x) == dtype else jnp.asarray(x).astype(dtype)
+
+    return jax.tree.map(one, tree, like)

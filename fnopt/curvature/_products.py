@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.curvature._sums import cast_like, check_direction, checked_options, over_examples
+from fnopt.core import cast_like
+from fnopt.curvature._sums import check_direction, checked_options, over_examples
 
 
 def hvp(

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import (
+    cast_like,
     check_batch,
     check_choice,
     check_params,
@@ -64,9 +65,4 @@ def over_examples(
         lambda p: jnp.zeros(jnp.shape(p), compute_dtype(jnp.result_type(p))), params
     )
     sums, _ = scan_chunks(body, zeros, batch, size, chunk_size)
-    return jax.tree.map(lambda s, p: (s * scale).astype(jnp.result_type(p)), sums, params)
-
-
-def cast_like(tree: Any, params: Any) -> Any:
-    """The tree in the dtypes of the params: a tangent must have them."""
-    return jax.tree.map(lambda x, p: jnp.asarray(x).astype(jnp.result_type(p)), tree, params)
+    return cast_like(jax.tree.map(lambda s: s * scale, sums), params)

@@ -23,7 +23,7 @@ from fnopt.core import (
     squared_modulus,
     zero_count,
 )
-from fnopt.transforms import numbers, real_dtype_of, real_sum
+from fnopt.transforms import larger_estimate, numbers, real_dtype_of, real_sum
 
 
 class ScaleByDadaptAdamwState(NamedTuple):
@@ -103,9 +103,7 @@ class scale_by_dadapt_adamw(Transformation):
         rest = 1 - decay
         numerator = decay * state.numerator_weighted + rest * step * real_sum(products, d.dtype)
         length = rest * real_sum(jax.tree.map(jnp.abs, s), d.dtype)
-        known = length > 0  # without gradients there is nothing to estimate from
-        found = numerator / jnp.where(known, length, jnp.ones_like(length))
-        estimate = jnp.maximum(d, jnp.where(known, found, d))
+        estimate = larger_estimate(d, numerator, length)
 
         def leaf(h: Any, m: Any, v: Any, p: Any) -> Any:
             return -m / (positive_root(v) + h["eps"]) - h["decay"] * p

@@ -109,11 +109,7 @@ class momo(Transformation):
         d, seen = _first_moments(beta, value, updates, state, params)
         square = inner(d, d).astype(seen.barf.dtype)
         tau, bound = _steps(self, h, seen, square, jnp.ones_like(square))
-
-        def leaf(h: Any, d: Any, p: Any) -> Any:
-            return -h["decay"] * p - h["tau"] * d
-
-        new = map_leaves(leaf, d, hyper={"decay": _shrink(h), "tau": tau}, params=params)
+        new = _moved(h, tau, d, params)
         return new, MomoState(d, seen.barf, seen.gamma, bound, increment(state.count))
 
 
@@ -196,12 +192,7 @@ class momo_adam(Transformation):
         direction = map_leaves(divided, d, hyper=scalars, exp_avg_sq=squares)
         square = inner(d, direction).astype(seen.barf.dtype)
         tau, bound = _steps(self, h, seen, square, bias_correction(h.b1, count))
-
-        def leaf(h: Any, d: Any, p: Any) -> Any:
-            return -h["decay"] * p - h["tau"] * d
-
-        scalars = {"decay": _shrink(h), "tau": tau}
-        new = map_leaves(leaf, direction, hyper=scalars, params=params)
+        new = _moved(h, tau, direction, params)
         return new, MomoAdamState(d, squares, seen.barf, seen.gamma, bound, count)
 
 
@@ -229,9 +220,15 @@ def _first_moments(beta: Any, value: Any, updates: Any, state: Any, params: Any)
     return d, _Seen(ema(state.barf, value, beta), gamma, product, state.lb)
 
 
-def _shrink(h: Any) -> jax.Array:
+def _moved(h: Any, tau: jax.Array, direction: Any, params: Any) -> Any:
+    """The step along a direction, with the decay of the params."""
+
+    def leaf(h: Any, d: Any, p: Any) -> Any:
+        return -h["decay"] * p - h["tau"] * d
+
     decay = h.learning_rate * h.weight_decay
-    return decay / (1 + decay)
+    scalars = {"decay": decay / (1 + decay), "tau": tau}
+    return map_leaves(leaf, direction, hyper=scalars, params=params)
 
 
 def _steps(tx: Any, h: Any, seen: _Seen, square: Any, weight: Any) -> tuple[Any, Any]:

@@ -177,10 +177,15 @@ def optimistic_adam(
     Reference:
         Daskalakis, Ilyas, Syrgkanis and Zeng, 2018, arXiv:1711.00141.
     """
-    return chain(
-        scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov),
-        scale_by_optimistic_gradient(
-            learning_rate, learning_rate if optimism is None else optimism
-        ),
-        scale_by_learning_rate(1.0),
+    change = learning_rate if optimism is None else optimism
+    return optimistic_adam_v2(
+        1.0,
+        alpha=learning_rate,
+        beta=change,
+        b1=b1,
+        b2=b2,
+        eps=eps,
+        eps_root=eps_root,
+        mu_dtype=mu_dtype,
+        nesterov=nesterov,
     )

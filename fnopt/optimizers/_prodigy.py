@@ -25,7 +25,7 @@ from fnopt.core import (
     static,
     zero_count,
 )
-from fnopt.transforms import numbers, real_dtype_of, real_sum
+from fnopt.transforms import larger_estimate, numbers, real_dtype_of, real_sum
 
 
 class ScaleByProdigyState(NamedTuple):
@@ -118,9 +118,7 @@ class scale_by_prodigy(Transformation):
         numerator = beta3 * state.numerator_weighted
         numerator += (d / h.estim_lr0) * step * real_sum(products, d.dtype)
         length = real_sum(jax.tree.map(jnp.abs, s), d.dtype)
-        known = length > 0  # without gradients there is nothing to estimate from
-        found = h.estim_lr_coef * numerator / jnp.where(known, length, jnp.ones_like(length))
-        estimate = jnp.maximum(d, jnp.where(known, found, d))
+        estimate = larger_estimate(d, h.estim_lr_coef * numerator, length)
 
         def leaf(h: Any, m: Any, v: Any, p: Any) -> Any:
             # The root's floor has no digits: a moment of zero moves nothing.

@@ -48,6 +48,7 @@ from fnopt.transforms._selectors import Labels, Selector, by_path, by_pattern
 from fnopt.transforms._sign import scale_by_sign
 from fnopt.transforms._split_real_and_imaginary import split_real_and_imaginary
 from fnopt.transforms._tree_algebra import inner as inner
+from fnopt.transforms._tree_algebra import larger_estimate as larger_estimate
 from fnopt.transforms._tree_algebra import numbers as numbers
 from fnopt.transforms._tree_algebra import real_dtype_of as real_dtype_of
 from fnopt.transforms._tree_algebra import real_sum as real_sum

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from fnopt.core import (
     ScalarOrSchedule,
     Slot,
+    cast_like,
     default_float,
     hyper,
     increment,
@@ -19,7 +20,7 @@ from fnopt.core import (
     where,
     zero_count,
 )
-from fnopt.transforms._wrapper import Wrapper, cast_like
+from fnopt.transforms._wrapper import Wrapper
 
 
 class AccumulateState(NamedTuple):

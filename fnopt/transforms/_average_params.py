@@ -14,6 +14,7 @@ from fnopt.core import (
     Transformation,
     apply_updates,
     as_dtype,
+    cast_like,
     hyper,
     increment,
     map_leaves,
@@ -56,8 +57,7 @@ class _AverageParams(Transformation):
         count = increment(state.count)
         kept, added = self._shares(state, count)
 
-        step = jax.tree.map(lambda u, p: jnp.asarray(u, jnp.result_type(p)), updates, params)
-        stored = apply_updates(params, step)
+        stored = apply_updates(params, cast_like(updates, params))
         scalars = {"kept": kept, "added": added}
 
         # Written so that a share of zero leaves a param alone that is not finite.
@@ -199,4 +199,4 @@ def averaged_params(state: Any, params: Any) -> Any:
         return jnp.where(some, average / weight, p)
 
     mean = map_leaves(leaf, params, hyper=weight, average=kept.average)
-    return jax.tree.map(lambda x, p: x.astype(jnp.result_type(p)), mean, params)
+    return cast_like(mean, params)

@@ -8,8 +8,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Scalar, default_float, global_norm, hyper, increment, static, zero_count
-from fnopt.transforms._wrapper import Wrapper, cast_like
+from fnopt.core import (
+    Scalar,
+    cast_like,
+    default_float,
+    global_norm,
+    hyper,
+    increment,
+    static,
+    zero_count,
+)
+from fnopt.transforms._wrapper import Wrapper
 
 
 class ConditionallyState(NamedTuple):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from fnopt.core import (
     Scalar,
     Slot,
+    cast_like,
     check_count,
     hyper,
     increment,
@@ -18,7 +19,7 @@ from fnopt.core import (
     static,
     zero_count,
 )
-from fnopt.transforms._wrapper import Wrapper, cast_like
+from fnopt.transforms._wrapper import Wrapper
 
 
 class LookaheadState(NamedTuple):

@@ -7,9 +7,19 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Scalar, Slot, check_count, global_norm, hyper, map_leaves, slot_copy, static
+from fnopt.core import (
+    Scalar,
+    Slot,
+    cast_like,
+    check_count,
+    global_norm,
+    hyper,
+    map_leaves,
+    slot_copy,
+    static,
+)
 from fnopt.transforms._tree_algebra import numbers, real_dtype_of, real_sum
-from fnopt.transforms._wrapper import Wrapper, cast_like
+from fnopt.transforms._wrapper import Wrapper
 
 
 class MechanizeState(NamedTuple):

@@ -13,6 +13,7 @@ from fnopt.core import (
     Transformation,
     apply_updates,
     as_transformation,
+    cast_like,
     check_count,
     increment,
     map_leaves,
@@ -21,7 +22,6 @@ from fnopt.core import (
     where,
     zero_count,
 )
-from fnopt.transforms._wrapper import cast_like
 
 
 class SAMState(NamedTuple):
@@ -141,7 +141,7 @@ class sam(Transformation):
             return p, jnp.where(first, p, kept)
 
         cache = map_leaves(keep, params, outputs=2, cache=state.cache)[1]
-        at = jax.tree.map(lambda c, p: c.astype(jnp.result_type(p)), cache, params)
+        at = cast_like(cache, params)
 
         def back(u: Any, p: Any, kept: Any) -> Any:
             return kept - p + u

@@ -12,6 +12,7 @@ from fnopt.core import (
     ScalarOrSchedule,
     Slot,
     as_dtype,
+    cast_like,
     hyper,
     increment,
     map_leaves,
@@ -21,7 +22,7 @@ from fnopt.core import (
 )
 from fnopt.transforms._find import found_state
 from fnopt.transforms._tree_algebra import numbers, real_dtype_of
-from fnopt.transforms._wrapper import Wrapper, cast_like
+from fnopt.transforms._wrapper import Wrapper
 
 
 class ScheduleFreeState(NamedTuple):
@@ -131,4 +132,4 @@ def schedule_free_eval_params(state: Any, params: Any) -> Any:
     """
     kept = found_state(state, ScheduleFreeState, "schedule_free_eval_params", "schedule_free")
     mean = map_leaves(lambda b1, y, z: (y - (1 - b1) * z) / b1, params, hyper=kept.b1, z=kept.z)
-    return jax.tree.map(lambda x, p: x.astype(jnp.result_type(p)), mean, params)
+    return cast_like(mean, params)

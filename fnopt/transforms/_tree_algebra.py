@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import apply_updates, compute_dtype, map_leaves, real_dtype
+from fnopt.core import apply_updates, cast_like, compute_dtype, map_leaves, real_dtype
 
 
 def real_dtype_of(tree: Any) -> Any:
@@ -38,9 +38,7 @@ def scaled(rate: jax.Array, updates: Any) -> Any:
 
 def moved(params: Any, rate: jax.Array, updates: Any) -> Any:
     """The params after a step, rounded as they will be."""
-    step = scaled(rate, updates)
-    step = jax.tree.map(lambda u, p: u.astype(jnp.result_type(p)), step, params)
-    return apply_updates(params, step)
+    return apply_updates(params, cast_like(scaled(rate, updates), params))
 
 
 def chosen(condition: jax.Array, tree: Any, other: Any) -> Any:
@@ -55,6 +53,13 @@ def numbers(tx: Any, dtype: Any, count: Any = None, skip: tuple[str, ...] = ()) 
     return SimpleNamespace(
         **{k: None if v is None else jnp.asarray(v, dtype) for k, v in values.items()}
     )
+
+
+def larger_estimate(before: jax.Array, numerator: jax.Array, length: jax.Array) -> jax.Array:
+    """The larger of an estimated distance and the next one, numerator / length."""
+    known = length > 0  # without gradients there is nothing to estimate from
+    found = numerator / jnp.where(known, length, jnp.ones_like(length))
+    return jnp.maximum(before, jnp.where(known, found, before))
 
 
 def real_sum(tree: Any, dtype: Any) -> jax.Array:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from fnopt.core import Member, Transformation, as_transformation
 
 
@@ -26,13 +23,3 @@ class Wrapper(Transformation):
         """The inner transform, by its own name."""
         inner_state = None if state is None else state.inner_state
         return (Member(self.inner._place, self.inner, inner_state),)
-
-
-def cast_like(tree: Any, like: Any) -> Any:
-    """A tree of arrays in the dtypes of another: some libraries' states drift."""
-
-    def one(x: Any, y: Any) -> Any:
-        dtype = jnp.result_type(y)
-        return x if jnp.result_type(x) == dtype else jnp.asarray(x).astype(dtype)
-
-    return jax.tree.map(one, tree, like)

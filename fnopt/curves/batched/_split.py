@@ -10,7 +10,7 @@ import jax
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
-from fnopt.core import axes_of, is_spread, laid
+from fnopt.core import axes_of, gathered, is_spread
 
 
 class Split(NamedTuple):
@@ -60,7 +60,7 @@ def by_device(
         return fn(*common, *own)
     parts, whole = PartitionSpec(split.axis), PartitionSpec()
     if split.explicit:
-        common = jax.tree.map(lambda x: laid(x, (None,) * x.ndim), common)
+        common = jax.tree.map(gathered, common)
         own = jax.tree.map(lambda x: laid_first(x, split), own)
     run = jax.shard_map(
         fn,

@@ -47,6 +47,7 @@ from fnopt.core._numbers import root as root
 from fnopt.core._numbers import safe_norms as safe_norms
 from fnopt.core._numbers import sum_of_squares as sum_of_squares
 from fnopt.core._optional import optional as optional
+from fnopt.core._owners import owners as owners
 from fnopt.core._paths import leaf_paths, leaves_with_names, path_name, shown
 from fnopt.core._products import HIGHEST as HIGHEST
 from fnopt.core._products import matmul as matmul

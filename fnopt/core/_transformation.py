@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fnopt.core._beside import beside
 from fnopt.core._dtypes import dtype_of, is_inexact
 from fnopt.core._errors import place, where
 from fnopt.core._leaves import check_same_tree
@@ -136,8 +137,9 @@ def _describe_state(state: Any) -> str:
 def _guarded_init(init: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(init)
     def guarded(self: Transformation, params: Any) -> Any:
-        with place(self._place):
-            return init(self, params)
+        with place(self._place) as outermost:
+            state = init(self, params)
+            return beside(state, params) if outermost else state
 
     return guarded
 

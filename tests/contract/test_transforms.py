@@ -218,6 +218,8 @@ def test_state_sharding_follows_params(case: Any):
     state = tx.init(params)
     run_step = jax.jit(lambda tx, p, s, g: step(tx, p, s, g, case.extras))
     _, after, _ = run_step(tx, params, state, params)
+    assert all(x.sharding.device_set == sharding.device_set for x in jax.tree.leaves(state))
+    jax.eval_shape(tx.init, params)  # what a jitted init does to put the state there
     for tree in (state, after):
         for slot in fnopt.slots(tree).values():
             for leaf in jax.tree.leaves(slot):

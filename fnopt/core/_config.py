@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from fnopt.core._errors import listing
 from fnopt.core._value import Value, config_name, registry
@@ -52,12 +53,17 @@ def _encode(x: Any, path: str) -> Any:
         case tuple() | list():
             return [_encode(v, f"{path}[{i}]") for i, v in enumerate(x)]
         case dict():
-            return {
-                "type": "dict",
-                "items": {k: _encode(v, f"{path}[{k!r}]") for k, v in x.items()},
-            }
+            items = {k: _encode(v, f"{path}[{k!r}]") for k, v in x.items()}
+            # JSON's keys are strings, so others go as pairs
+            plain = all(isinstance(k, str) for k in items)
+            return {"type": "dict", "items": items if plain else list(map(list, items.items()))}
         case np.dtype():
             return {"type": "dtype", "name": x.name}
+        case Tracer():
+            raise TypeError(
+                f"to_config: {_shown(path)} is traced and has no number yet: describe the "
+                "optimizer outside of jit, vmap and grad."
+            )
         case jax.Array() | np.ndarray():
             # A float64 holds every narrower float exactly, so the values come back bit for bit.
             values = np.asarray(x).astype(np.float64).tolist()
@@ -65,11 +71,17 @@ def _encode(x: Any, path: str) -> Any:
     return _encode_function(x, path)
 
 
+def _shown(path: str) -> str:
+    return path.lstrip(".") or "the value"
+
+
 def _encode_function(x: Any, path: str) -> Any:
     name = getattr(x, "__qualname__", None)
     if name is None or "<" in name or _lookup(f"{x.__module__}:{name}") is not x:
+        theirs = path.endswith((".init_fn", ".update_fn"))
+        reason = " (another library's transform)" if theirs else ""
         raise TypeError(
-            f"to_config: {path.lstrip('.') or 'the value'} = {x!r} has no plain description; "
+            f"to_config: {_shown(path)} = {x!r}{reason} has no plain description; "
             "use fnopt's own transforms, or functions defined at the top of a module."
         )
     return {"type": "function", "name": f"{x.__module__}:{name}"}
@@ -123,7 +135,8 @@ def _decode(x: Any) -> Any:
         case {"type": "float", "value": text}:
             return float(text)
         case {"type": "dict", "items": items}:
-            return {k: _decode(v) for k, v in items.items()}
+            pairs = items.items() if isinstance(items, dict) else items
+            return {k: _decode(v) for k, v in pairs}
         case {"type": "dtype", "name": name}:
             return jnp.dtype(name)
         case {"type": "array", "dtype": dtype, "values": values}:
@@ -147,9 +160,7 @@ def _build(name: str, config: dict[str, Any]) -> Any:
         _import_all()
     cls = registry.get(name)
     if cls is None:
-        close = difflib.get_close_matches(name, registry, n=3, cutoff=0.5)
-        hint = f" Did you mean {listing(close)}?" if close else " Import the module of your class."
-        raise ValueError(f"from_config: unknown type {name!r}.{hint}")
+        raise ValueError(f"from_config: unknown type {name!r}. {_hint(name)}")
     fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
     known = [f.name for f in fields]
     unknown = [k for k in config if k not in known]
@@ -161,6 +172,15 @@ def _build(name: str, config: dict[str, Any]) -> Any:
     if missing:
         raise ValueError(f"from_config: {name} lacks the field {missing[0]!r}.")
     return cls(**{k: _decode(v) for k, v in config.items()})
+
+
+def _hint(name: str) -> str:
+    if callable(getattr(sys.modules["fnopt"], name.removeprefix("fnopt."), None)):
+        return "It is a function: a configuration describes what it makes (to_config of that)."
+    last = {known.rpartition(".")[2]: known for known in registry}
+    close = difflib.get_close_matches(name.rpartition(".")[2], last, n=3, cutoff=0.5)
+    found = [last[n] for n in close]
+    return f"Did you mean {listing(found)}?" if found else "Import the module of your class."
 
 
 def _import_all() -> None:

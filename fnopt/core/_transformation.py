@@ -17,6 +17,20 @@ from fnopt.core._errors import place, where
 from fnopt.core._leaves import check_same_tree
 from fnopt.core._value import Schedule, Value, static
 
+# What optimizers of other libraries have as methods and attributes, and what stands for it here.
+_STEP = "updates, state = tx.update(grads, state, params); params = fnopt.apply_updates(...)"
+_READ = "fnopt.hyperparams(tx, state) reads hyper-parameters, fnopt.slots(state) the rest"
+_ELSEWHERE = {
+    **dict.fromkeys(("step", "apply", "apply_gradients", "apply_gradient", "get_updates"), _STEP),
+    "minimize": f"take the gradient with jax.grad, then {_STEP}; or call fnopt.minimize",
+    "zero_grad": "leave it out: jax.grad gives a new gradient each time",
+    **dict.fromkeys(
+        ("state", "slots", "variables", "state_dict", "load_state_dict", "iterations"),
+        f"state = tx.init(params), which you keep; {_READ}",
+    ),
+    **dict.fromkeys(("learning_rate", "lr", "param_groups", "hyperparams"), _READ),
+}
+
 
 class EmptyState(NamedTuple):
     """The state of a transform that remembers nothing."""
@@ -75,6 +89,11 @@ class Transformation(Value):
     def _place(self) -> str:
         return type(self).__name__
 
+    def __getattr__(self, name: str) -> Any:
+        """Only called for what isn't there: says what to write instead."""
+        hint = f" Instead: {_ELSEWHERE[name]}." if name in _ELSEWHERE else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}.{hint}")
+
     def __iter__(self) -> Iterator[Callable[..., Any]]:
         yield self.init
         yield self.update
@@ -121,6 +140,8 @@ def check_state(tx: Transformation, state: Any) -> None:
     expected = _state_type(type(tx))
     if expected is None or isinstance(state, expected):
         return
+    if expected is EmptyState and state == ():  # another library's empty state
+        return
     raise TypeError(
         f"{where()}the state is {_describe_state(state)}, expected {expected.__name__}. It looks "
         "like the state of another optimizer: use the one that init(params) of this one gave "
@@ -132,6 +153,23 @@ def _describe_state(state: Any) -> str:
     if isinstance(state, tuple) and not hasattr(state, "_fields"):
         return f"a tuple of {len(state)}"
     return f"a {type(state).__name__}"
+
+
+def _is_state(x: Any) -> bool:
+    """Whether `x` is the state of a transform, or a tuple or dict of such."""
+    if hasattr(x, "_fields"):
+        return type(x).__name__.endswith("State")
+    parts = x.values() if isinstance(x, dict) else x
+    return isinstance(x, (tuple, dict)) and bool(x) and all(map(_is_state, parts))
+
+
+def _check_order(updates: Any, state: Any, params: Any) -> None:
+    for what, given in {"updates": updates, "params": params}.items():
+        if _is_state(given) and not _is_state(state):
+            raise TypeError(
+                f"{where()}update got a state as its {what}, expected "
+                "update(updates, state, params): gradients, state, params, in this order."
+            )
 
 
 def _guarded_init(init: Callable[..., Any]) -> Callable[..., Any]:
@@ -150,6 +188,8 @@ def _guarded_update(update: Callable[..., Any]) -> Callable[..., Any]:
         self: Transformation, updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, Any]:
         with place(self._place) as outermost:
+            if outermost:
+                _check_order(updates, state, params)
             check_state(self, state)
             if params is None and self.needs_params:
                 raise ValueError(

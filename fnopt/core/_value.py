@@ -111,7 +111,10 @@ def as_number(value: Any) -> Any:
 def _check_bounds(owner: str, name: str, value: Any, bounds: dict[str, float]) -> None:
     if isinstance(value, Tracer):
         return
-    if not all(np.all(_BOUNDS[k][1](np.asarray(value), limit)) for k, limit in bounds.items()):
+    concrete = np.asarray(value)
+    if np.isnan(concrete).any():
+        raise ValueError(f"{where()}{owner}: {name} = {value}, expected a number.")
+    if not all(np.all(_BOUNDS[k][1](concrete, limit)) for k, limit in bounds.items()):
         rule = " and ".join(f"{name} {_BOUNDS[k][0]} {limit}" for k, limit in bounds.items())
         raise ValueError(f"{where()}{owner}: {name} = {value}, expected {rule}.")
 
@@ -194,6 +197,15 @@ def call_text(name: str, parts: list[str], width: int = 96) -> str:
     return f"{name}(\n    {inside},\n)"
 
 
+def _refuse_assignment(self: Value, name: str, value: Any) -> None:
+    owner = type(self).__name__
+    raise dataclasses.FrozenInstanceError(
+        f"{owner}.{name} = {value!r}: an fnopt value never changes. Make another one: "
+        f"dataclasses.replace(value, {name}=...) of a part, or call its function again. The state "
+        "and a jitted step that takes the optimizer as an argument go on with it."
+    )
+
+
 @dataclass_transform(frozen_default=True, field_specifiers=(static, hyper, dataclasses.field))
 class Value:
     """An immutable value that is also a pytree.
@@ -218,6 +230,7 @@ class Value:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+        cls.__setattr__ = _refuse_assignment
         fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
         cls._leaf_names = tuple(f.name for f in fields if not _is_static(f))
         cls._static_names = tuple(f.name for f in fields if _is_static(f))

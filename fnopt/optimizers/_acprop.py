@@ -17,6 +17,7 @@ from fnopt.core import (
     squared_modulus,
 )
 from fnopt.optimizers._adam import ScaleByAdamState
+from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learning_rate
 
 
@@ -68,6 +69,7 @@ class scale_by_acprop(Leafwise):
         return g / divisor, ema(mu, g, h.b1), nu
 
 
+@recipe
 def acprop(
     learning_rate: ScalarOrSchedule,
     b1: Scalar = 0.9,

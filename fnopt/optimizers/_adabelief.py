@@ -19,6 +19,7 @@ from fnopt.core import (
     static,
 )
 from fnopt.optimizers._adam import ScaleByAdamState
+from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learning_rate
 
 
@@ -76,6 +77,7 @@ class scale_by_belief(Leafwise):
         return direction / (positive_root(nu) + h.beside_root), mu, nu
 
 
+@recipe
 def adabelief(
     learning_rate: ScalarOrSchedule,
     b1: Scalar = 0.9,

@@ -14,6 +14,7 @@ from fnopt.core import (
     positive_root,
     squared_modulus,
 )
+from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learning_rate
 
 
@@ -57,6 +58,7 @@ class scale_by_adadelta(Leafwise):
         return u, e_g, ema(e_x, squared_modulus(u), h.rho)
 
 
+@recipe
 def adadelta(
     learning_rate: ScalarOrSchedule = 1.0,
     rho: Scalar = 0.9,

@@ -22,6 +22,7 @@ from fnopt.core import (
     squared_modulus,
     static,
 )
+from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import (
     Chain,
     add_decayed_weights,
@@ -118,6 +119,7 @@ class scale_by_factored_rms(Leafwise):
         return u / jnp.expand_dims(positive_root(columns), smaller), (rows, columns)
 
 
+@recipe
 def adafactor(
     learning_rate: ScalarOrSchedule | None = None,
     min_dim_size_to_factor: int = 128,

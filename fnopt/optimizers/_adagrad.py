@@ -13,6 +13,7 @@ from fnopt.core import (
     positive_root,
     squared_modulus,
 )
+from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, chain, scale_by_learning_rate
 
 
@@ -57,6 +58,7 @@ class scale_by_rss(Leafwise):
         return g / positive_root(total + h.eps), total
 
 
+@recipe
 def adagrad(
     learning_rate: ScalarOrSchedule,
     initial_accumulator_value: Scalar = 0.1,

@@ -22,6 +22,7 @@ from fnopt.core import (
     squared_modulus,
     static,
 )
+from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learning_rate
 
 
@@ -95,6 +96,7 @@ class scale_by_adam(Leafwise):
         return direction / (positive_root(nu + h.under_root) + h.beside_root), mu, nu
 
 
+@recipe
 def adam(
     learning_rate: ScalarOrSchedule,
     b1: Scalar = 0.9,
@@ -138,6 +140,7 @@ def adam(
     )
 
 
+@recipe
 def nadam(
     learning_rate: ScalarOrSchedule,
     b1: Scalar = 0.9,
@@ -176,6 +179,7 @@ def nadam(
     return adam(learning_rate, b1, b2, eps, eps_root, mu_dtype, nesterov=True)
 
 
+@recipe
 def adamw(
     learning_rate: ScalarOrSchedule,
     b1: Scalar = 0.9,
@@ -227,6 +231,7 @@ def adamw(
     )
 
 
+@recipe
 def nadamw(
     learning_rate: ScalarOrSchedule,
     b1: Scalar = 0.9,

@@ -18,6 +18,7 @@ from fnopt.core import (
     hyper,
     nonzero,
 )
+from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learning_rate
 
 
@@ -70,6 +71,7 @@ class scale_by_adamax(Leafwise):
         return h.mean * mu / nonzero(nu), mu, nu
 
 
+@recipe
 def adamax(
     learning_rate: ScalarOrSchedule,
     b1: Scalar = 0.9,
@@ -104,6 +106,7 @@ def adamax(
     return chain(scale_by_adamax(b1, b2, eps), scale_by_learning_rate(learning_rate))
 
 
+@recipe
 def adamaxw(
     learning_rate: ScalarOrSchedule,
     b1: Scalar = 0.9,

@@ -19,6 +19,7 @@ from fnopt.core import (
     positive_root,
     squared_modulus,
 )
+from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learning_rate
 
 
@@ -89,6 +90,7 @@ class scale_by_adan(Leafwise):
         return u, m, v, n, jnp.where(jnp.isnan(u), u, g)
 
 
+@recipe
 def adan(
     learning_rate: ScalarOrSchedule,
     b1: Scalar = 0.98,

@@ -20,6 +20,7 @@ from fnopt.core import (
     squared_modulus,
     static,
 )
+from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learning_rate
 
 
@@ -144,6 +145,7 @@ class scale_by_simplified_ademamix(Leafwise):
         return (h.alpha * g + m) / divisor, m, n
 
 
+@recipe
 def ademamix(
     learning_rate: ScalarOrSchedule,
     b1: Scalar = 0.9,
@@ -195,6 +197,7 @@ def ademamix(
     )
 
 
+@recipe
 def simplified_ademamix(
     learning_rate: ScalarOrSchedule,
     b1: Scalar = 0.99,

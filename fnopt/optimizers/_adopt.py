@@ -21,6 +21,7 @@ from fnopt.core import (
     squared_modulus,
     static,
 )
+from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, chain, scale_by_learning_rate
 
 
@@ -108,6 +109,7 @@ def _clipped(x: jax.Array, bound: jax.Array) -> jax.Array:
     return jnp.clip(x, -bound, bound)
 
 
+@recipe
 def adopt(
     learning_rate: ScalarOrSchedule,
     b1: Scalar = 0.9,

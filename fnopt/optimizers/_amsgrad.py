@@ -21,6 +21,7 @@ from fnopt.core import (
     squared_modulus,
     static,
 )
+from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, chain, scale_by_learning_rate
 
 
@@ -91,6 +92,7 @@ class scale_by_amsgrad(Leafwise):
         return h.mean * mu / (positive_root(nu_max + h.eps_root) + h.eps), mu, nu, nu_max
 
 
+@recipe
 def amsgrad(
     learning_rate: ScalarOrSchedule,
     b1: Scalar = 0.9,

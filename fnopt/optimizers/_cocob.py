@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from fnopt.core import Leafwise, RealSlot, Scalar, ScalarOrSchedule, Slot, hyper
+from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_schedule
 
 
@@ -64,6 +65,7 @@ class scale_by_cocob(Leafwise):
         return p0 - p + bet, p0, c, scale, total, r
 
 
+@recipe
 def cocob(
     learning_rate: ScalarOrSchedule = 1.0,
     alpha: Scalar = 100.0,

@@ -23,6 +23,7 @@ from fnopt.core import (
     squared_modulus,
     zero_count,
 )
+from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import larger_estimate, numbers, real_dtype_of, real_sum
 
 
@@ -134,6 +135,7 @@ def _averaged(scalars: Any, updates: Any, state: ScaleByDadaptAdamwState) -> Any
     return m, v, s, products
 
 
+@recipe
 def dadapt_adamw(
     learning_rate: ScalarOrSchedule = 1.0,
     betas: tuple[Scalar, Scalar] = (0.9, 0.999),

@@ -21,6 +21,7 @@ from fnopt.core import (
     squared_modulus,
     static,
 )
+from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, chain, scale_by_learning_rate
 
 
@@ -92,6 +93,7 @@ class scale_by_diffgrad(Leafwise):
         return u, mu, nu, jnp.where(jnp.isnan(u), u, g)
 
 
+@recipe
 def diffgrad(
     learning_rate: ScalarOrSchedule,
     b1: Scalar = 0.9,

@@ -22,6 +22,7 @@ from fnopt.core import (
     where,
     zero_count,
 )
+from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import (
     Chain,
     add_decayed_weights,
@@ -177,6 +178,7 @@ def _decay(weight_decay: Any, mask: Any) -> list[Any]:
     return [] if weight_decay is None else [add_decayed_weights(weight_decay, mask)]
 
 
+@recipe
 def dog(
     learning_rate: ScalarOrSchedule = 1.0,
     init_step: tuple[str, float] = ("heuristic", 1e-6),
@@ -215,6 +217,7 @@ def dog(
     return chain(*_decay(weight_decay, mask), *members)
 
 
+@recipe
 def dowg(
     learning_rate: ScalarOrSchedule = 1.0,
     init_estim_sq_dist: Scalar | None = None,

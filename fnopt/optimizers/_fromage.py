@@ -8,6 +8,7 @@ import jax
 from jax import lax
 
 from fnopt.core import Leafwise, Scalar, ScalarOrSchedule, hyper
+from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, chain, scale_by_trust_ratio
 
 
@@ -54,6 +55,7 @@ class scale_by_fromage(Leafwise):
         return h.step * g + h.decay * p
 
 
+@recipe
 def fromage(learning_rate: ScalarOrSchedule, min_norm: Scalar = 1e-6) -> Chain:
     r"""Fromage: the relative size of every layer's step is the learning rate.
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from fnopt.core import Scalar, ScalarOrSchedule
 from fnopt.optimizers._adam import scale_by_adam
+from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import (
     Chain,
     add_decayed_weights,
@@ -17,6 +18,7 @@ from fnopt.transforms import (
 )
 
 
+@recipe
 def lamb(
     learning_rate: ScalarOrSchedule,
     b1: Scalar = 0.9,
@@ -64,6 +66,7 @@ def lamb(
     )
 
 
+@recipe
 def lars(
     learning_rate: ScalarOrSchedule,
     weight_decay: ScalarOrSchedule = 0.0,

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from fnopt.core import ScalarOrSchedule
+from fnopt.optimizers._recipe import recipe
 from fnopt.optimizers._scale_by_lbfgs import scale_by_lbfgs
 from fnopt.transforms import Chain, chain, scale, scale_by_learning_rate, scale_by_zoom_linesearch
 
 _ZOOM = scale_by_zoom_linesearch(max_linesearch_steps=20, initial_guess_strategy="one")
 
 
+@recipe
 def lbfgs(
     learning_rate: ScalarOrSchedule | None = None,
     memory_size: int = 10,

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from fnopt.core import Leafwise, Scalar, ScalarOrSchedule, Slot, as_dtype, ema, hyper, static
+from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learning_rate
 
 
@@ -57,6 +58,7 @@ class scale_by_lion(Leafwise):
         return jnp.sign(h.past * mu + h.present * g), mu
 
 
+@recipe
 def lion(
     learning_rate: ScalarOrSchedule,
     b1: Scalar = 0.9,

@@ -17,6 +17,7 @@ from fnopt.core import (
     nonzero,
     squared_modulus,
 )
+from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, add_decayed_weights, chain
 
 
@@ -84,6 +85,7 @@ def _cube_root(x: jax.Array) -> jax.Array:
     return jnp.where(positive, jnp.cbrt(jnp.where(positive, x, jnp.ones_like(x))), x)
 
 
+@recipe
 def madgrad(
     learning_rate: ScalarOrSchedule,
     momentum: Scalar = 0.9,

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from fnopt.core import Scalar, ScalarOrSchedule
+from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, add_gradient_noise, chain, scale_by_learning_rate
 
 
+@recipe
 def noisy_sgd(
     learning_rate: ScalarOrSchedule, eta: Scalar = 0.01, gamma: Scalar = 0.55, key: Any = 0
 ) -> Chain:

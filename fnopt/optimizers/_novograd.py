@@ -22,6 +22,7 @@ from fnopt.core import (
     static,
     sum_of_squares,
 )
+from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, chain, scale_by_learning_rate
 
 
@@ -86,6 +87,7 @@ class scale_by_novograd(Leafwise):
         return mu, mu, nu
 
 
+@recipe
 def novograd(
     learning_rate: ScalarOrSchedule,
     b1: Scalar = 0.9,

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from fnopt.core import Leafwise, Scalar, ScalarOrSchedule, Slot, hyper
 from fnopt.optimizers._adam import scale_by_adam
+from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, chain, scale_by_learning_rate
 
 
@@ -54,6 +55,7 @@ class scale_by_optimistic_gradient(Leafwise):
         return u, jnp.where(jnp.isnan(u), u, g)
 
 
+@recipe
 def optimistic_gradient_descent(
     learning_rate: ScalarOrSchedule,
     alpha: ScalarOrSchedule = 1.0,
@@ -86,6 +88,7 @@ def optimistic_gradient_descent(
     return chain(scale_by_optimistic_gradient(alpha, beta), scale_by_learning_rate(learning_rate))
 
 
+@recipe
 def optimistic_adam_v2(
     learning_rate: ScalarOrSchedule,
     *,
@@ -136,6 +139,7 @@ def optimistic_adam_v2(
     )
 
 
+@recipe
 def optimistic_adam(
     learning_rate: ScalarOrSchedule,
     optimism: ScalarOrSchedule | None = None,

@@ -25,6 +25,7 @@ from fnopt.core import (
     static,
     zero_count,
 )
+from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import larger_estimate, numbers, real_dtype_of, real_sum
 
 
@@ -153,6 +154,7 @@ def _averaged(scalars: Any, updates: Any, state: ScaleByProdigyState, params: An
     return m, v, s, products
 
 
+@recipe
 def prodigy(
     learning_rate: ScalarOrSchedule = 1.0,
     betas: tuple[Scalar, Scalar] = (0.9, 0.999),

@@ -19,6 +19,7 @@ from fnopt.core import (
     static,
 )
 from fnopt.optimizers._adam import ScaleByAdamState
+from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, chain, scale_by_learning_rate
 
 
@@ -114,6 +115,7 @@ class scale_by_radam(Leafwise):
         return jnp.where(h.adapts > 0, factor, jnp.ones_like(factor)) * direction, mu, nu
 
 
+@recipe
 def radam(
     learning_rate: ScalarOrSchedule,
     b1: Scalar = 0.9,

@@ -20,6 +20,7 @@ from fnopt.core import (
     squared_modulus,
     static,
 )
+from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, chain, scale_by_learning_rate, trace
 
 
@@ -144,6 +145,7 @@ class scale_by_stddev(Leafwise):
         return g / _divisor(variance, h.eps, self.eps_in_sqrt), mu, nu
 
 
+@recipe
 def rmsprop(
     learning_rate: ScalarOrSchedule,
     decay: Scalar = 0.9,

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from fnopt.core import Leafwise, RealSlot, Scalar, Slot, hyper
+from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, chain, scale_by_learning_rate
 
 
@@ -68,6 +69,7 @@ class scale_by_rprop(Leafwise):
         return u, size, u
 
 
+@recipe
 def rprop(
     learning_rate: Scalar,
     eta_minus: Scalar = 0.5,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fnopt.core import Scalar
+from fnopt.optimizers._recipe import recipe
 from fnopt.optimizers._rmsprop import scale_by_rms
 from fnopt.optimizers._sgd import sgd
 from fnopt.schedules import warmup_constant_schedule
@@ -22,6 +23,7 @@ def _warmed_up(learning_rate: Any, steps: int | None) -> Any:
     return warmup_constant_schedule(0.0, learning_rate, steps)
 
 
+@recipe
 def schedule_free_sgd(
     learning_rate: Scalar = 1.0,
     warmup_steps: int | None = None,
@@ -66,6 +68,7 @@ def schedule_free_sgd(
     return schedule_free(tx, rate, b1, weight_lr_power, state_dtype)
 
 
+@recipe
 def schedule_free_adamw(
     learning_rate: Scalar = 0.0025,
     warmup_steps: int | None = None,

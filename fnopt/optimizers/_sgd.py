@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from fnopt.core import Scalar, ScalarOrSchedule
+from fnopt.optimizers._recipe import recipe
 from fnopt.schedules import cosine_restarts_schedule
 from fnopt.transforms import Chain, accumulate, chain, scale_by_learning_rate, trace
 
 
+@recipe
 def sgd(
     learning_rate: ScalarOrSchedule,
     momentum: Scalar | None = None,
@@ -50,6 +52,7 @@ def sgd(
     return chain(trace(momentum, nesterov, accumulator_dtype), step)
 
 
+@recipe
 def accumulated_sgd(
     learning_rate: ScalarOrSchedule,
     k: ScalarOrSchedule,
@@ -91,6 +94,7 @@ def accumulated_sgd(
     return accumulate(inner, k, use_grad_mean)
 
 
+@recipe
 def sgdr(
     learning_rate: Scalar,
     decay_steps: Scalar,

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from fnopt.core import Scalar, ScalarOrSchedule
+from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, chain, ema, scale_by_learning_rate, scale_by_sign
 
 
+@recipe
 def sign_sgd(learning_rate: ScalarOrSchedule) -> Chain:
     r"""Descent along the sign of the gradient: :math:`u_t = -\eta_t \operatorname{sign} g_t`.
 
@@ -31,6 +33,7 @@ def sign_sgd(learning_rate: ScalarOrSchedule) -> Chain:
     return chain(scale_by_sign(), scale_by_learning_rate(learning_rate))
 
 
+@recipe
 def signum(
     learning_rate: ScalarOrSchedule, beta: Scalar = 0.9, accumulator_dtype: Any = None
 ) -> Chain:

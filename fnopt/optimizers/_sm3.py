@@ -20,6 +20,7 @@ from fnopt.core import (
     real_dtype,
     squared_modulus,
 )
+from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, chain, scale_by_learning_rate
 
 
@@ -94,6 +95,7 @@ def _expanded(v: jax.Array, axis: int, ndim: int) -> jax.Array:
     return v if ndim < 2 else jnp.expand_dims(v, others)
 
 
+@recipe
 def sm3(learning_rate: ScalarOrSchedule, momentum: Scalar = 0.9) -> Chain:
     r"""SM3: AdaGrad in little memory, for large embeddings and matrices.
 

@@ -26,6 +26,7 @@ from fnopt.core import (
     static,
     zero_count,
 )
+from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learning_rate
 
 
@@ -207,6 +208,7 @@ def _clipped(x: jax.Array, most: jax.Array) -> jax.Array:
     return jnp.clip(x, -most, most)
 
 
+@recipe
 def sophia(
     learning_rate: ScalarOrSchedule,
     b1: Scalar = 0.965,

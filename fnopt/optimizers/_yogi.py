@@ -17,6 +17,7 @@ from fnopt.core import (
     squared_modulus,
 )
 from fnopt.optimizers._adam import ScaleByAdamState
+from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, chain, scale_by_learning_rate
 
 
@@ -77,6 +78,7 @@ class scale_by_yogi(Leafwise):
         return h.mean * mu / (positive_root(nu + h.under_root) + h.beside_root), mu, nu
 
 
+@recipe
 def yogi(
     learning_rate: ScalarOrSchedule,
     b1: Scalar = 0.9,

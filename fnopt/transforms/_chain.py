@@ -104,6 +104,10 @@ def _is_named(member: Any) -> bool:
     return isinstance(member, tuple) and len(member) == 2 and isinstance(member[0], str)
 
 
+def _is_sequence_of_members(given: Any) -> bool:
+    return isinstance(given, (list, tuple)) and all(hasattr(tx, "update") for tx in given)
+
+
 def chain(*transforms: Any) -> Chain:
     r"""Applies transforms one after another.
 
@@ -129,6 +133,10 @@ def chain(*transforms: Any) -> Chain:
     """
     if not transforms:
         raise ValueError("chain() of nothing: give it at least one transform (or use identity()).")
+    if len(transforms) == 1 and _is_sequence_of_members(transforms[0]):
+        raise TypeError(
+            "chain takes its members one by one: write chain(a, b), or chain(*members)."
+        )
     if not any(map(_is_named, transforms)):
         members = enumerate(transforms)
         return Chain(tuple(as_transformation(t, f"chain: member {i}") for i, t in members))

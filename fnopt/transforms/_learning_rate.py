@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +24,9 @@ class scale_by_learning_rate(Leafwise):
     Args:
         learning_rate: :math:`\eta`, a number, an array scalar or a `Schedule`.
 
+    Raises:
+        ValueError: If the rate is negative or not finite. To ascend, negate the function.
+
     Example:
         >>> import jax.numpy as jnp, fnopt
         >>> tx = fnopt.scale_by_learning_rate(0.5)
@@ -32,7 +36,7 @@ class scale_by_learning_rate(Leafwise):
 
     State = ScaleByLearningRateState
 
-    learning_rate: ScalarOrSchedule = hyper(schedule=True)
+    learning_rate: ScalarOrSchedule = hyper(ge=0, lt=math.inf, schedule=True)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """The factor, with its sign."""

@@ -31,10 +31,10 @@ class partition(Transformation):
     for its leaves only. Extra arguments go to all transforms.
 
     Args:
-        transforms: A dict from label (a string) to transform, fnopt's or any (init, update) pair.
-            A label that no leaf has is fine.
-        labels: The label of every leaf: a tree of strings with the structure of the params or a
-            prefix of it, `by_pattern` or `by_path`.
+        transforms: A dict from label (a string or an int) to transform, fnopt's or any
+            (init, update) pair. A label that no leaf has is fine.
+        labels: The label of every leaf: a tree of labels with the structure of the params or a
+            prefix of it, `by_pattern`, `by_path`, or one label for all leaves.
 
     Raises:
         TypeError: If `transforms` isn't a dict of optimizers, or `labels` a bare function.
@@ -51,14 +51,14 @@ class partition(Transformation):
         {'bias': Array([-1., -1.], dtype=float32), 'kernel': Array([-0.1, -0.1], dtype=float32)}
     """
 
-    transforms: dict[str, Any]
+    transforms: dict[Any, Any]
     labels: Selector = static(convert=as_labels)
 
     def __post_init__(self) -> None:
         self._set("transforms", _checked(self.transforms))
         super().__post_init__()
 
-    def init(self, params: Any) -> dict[str, Any]:
+    def init(self, params: Any) -> dict[Any, Any]:
         """A dict from label to the state of its transform."""
         labels = self._labels(params)
         states = {}
@@ -68,8 +68,8 @@ class partition(Transformation):
         return states
 
     def update(
-        self, updates: Any, state: dict[str, Any], params: Any = None, **extra_args: Any
-    ) -> tuple[Any, dict[str, Any]]:
+        self, updates: Any, state: dict[Any, Any], params: Any = None, **extra_args: Any
+    ) -> tuple[Any, dict[Any, Any]]:
         """The updates of every label's transform, put together."""
         self._check_state(state)
         labels = self._labels(updates if params is None else params)
@@ -86,7 +86,7 @@ class partition(Transformation):
     def members(self, state: Any = None) -> tuple[Member, ...]:
         """The transforms, by label."""
         states = dict.fromkeys(self.transforms) if state is None else state
-        return tuple(Member(label, tx, states[label]) for label, tx in self.transforms.items())
+        return tuple(Member(str(label), tx, states[label]) for label, tx in self.transforms.items())
 
     def _labels(self, tree: Any) -> Any:
         labels = select(self.labels, tree)
@@ -96,35 +96,39 @@ class partition(Transformation):
             names = sorted({repr(label) for _, label in found if label not in self.transforms})
             raise ValueError(
                 f"{where()}leaves {listing(unknown)} have the labels [{', '.join(names)}], but "
-                f"there are transforms for {listing(sorted(self.transforms))} only."
+                f"there are transforms for {listing(sorted(map(str, self.transforms)))} only."
             )
         return labels
 
     def _check_state(self, state: Any) -> None:
         if isinstance(state, dict) and state.keys() == self.transforms.keys():
             return
-        came = listing(sorted(state)) if isinstance(state, dict) else type(state).__name__
+        came = listing(sorted(map(str, state))) if isinstance(state, dict) else type(state).__name__
         raise TypeError(
             f"{where()}the state is {came}, expected a dict with the labels "
-            f"{listing(sorted(self.transforms))}. It looks like the state of another optimizer: "
-            "use the one that init(params) gave."
+            f"{listing(sorted(map(str, self.transforms)))}. It looks like the state of another "
+            "optimizer: use the one that init(params) gave."
         )
 
 
-def _checked(transforms: Any) -> dict[str, Transformation]:
-    if not isinstance(transforms, Mapping) or not all(isinstance(k, str) for k in transforms):
+def _are_labels(keys: Any) -> bool:
+    return any(all(isinstance(k, kind) for k in keys) for kind in (str, int))
+
+
+def _checked(transforms: Any) -> dict[Any, Transformation]:
+    if not isinstance(transforms, Mapping) or not _are_labels(transforms):
         raise TypeError(
-            f"{where()}partition: transforms = {transforms!r}, expected a dict from label (a "
-            "string) to optimizer."
+            f"{where()}partition: transforms = {transforms!r}, expected a dict from label (strings "
+            "or ints, not both) to optimizer."
         )
     # sorted, as JAX sorts the keys of a dict: the order of the keys is no difference of two values
     labels = sorted(transforms)
     return {k: as_transformation(transforms[k], f"partition: transforms[{k!r}]") for k in labels}
 
 
-def _labelled(labels: Any, label: str, tree: Any) -> Any:
+def _labelled(labels: Any, label: Any, tree: Any) -> Any:
     return only(jax.tree.map(lambda x: x == label, labels), tree)
 
 
-def _replaced(labels: Any, label: str, new: Any, old: Any) -> Any:
+def _replaced(labels: Any, label: Any, new: Any, old: Any) -> Any:
     return jax.tree.map(lambda x, n, o: n if x == label else o, labels, new, old)

@@ -68,12 +68,14 @@ def as_mask(given: Any) -> Selector:
 
 
 def as_labels(given: Any) -> Selector:
-    """What a user may give as `labels` of a partition, as a selector."""
-    if isinstance(given, str):
+    """What a user may give as `labels` of a partition, as a selector; one label is all leaves'."""
+    if isinstance(given, str) and set("*?[/") & set(given):
         raise TypeError(
-            f"labels = {given!r} is a string, expected a tree of labels, fnopt.by_path(fn) or "
-            f"fnopt.by_pattern({{{given!r}: label, ...}})."
+            f"labels = {given!r} looks like a pattern, expected a tree of labels, fnopt.by_path(fn)"
+            f", fnopt.by_pattern({{{given!r}: label, ...}}), or one label for all leaves."
         )
+    if isinstance(given, (str, int)):
+        return by_pattern({"*": given}, default=given)
     return as_selector(given, "labels")
 
 
@@ -102,7 +104,7 @@ def select(selector: Any, tree: Any) -> Any:
 
     Raises:
         ValueError: If leaves have no label (they are listed), or the selector fits no leaf.
-        TypeError: If the selector is a bare function, or a label is neither string nor bool.
+        TypeError: If the selector is a bare function, or a label is no string, int or bool.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

@@ -11,16 +11,16 @@ from jax.core import Tracer
 
 from fnopt.core import Value, listing, static, where
 
-Label = str | bool
-"""What a selector says about a leaf: True or False in a mask, a name in a partition."""
+Label = str | bool | int
+"""What a selector says about a leaf: True or False in a mask, a name or number in a partition."""
 
 Leaves = list[tuple[str, Any]]
 """The leaves of a tree with their paths."""
 
 
 def as_label(label: Any, what: str) -> Label:
-    """A label as str or bool; NumPy's and JAX's single booleans are Python's here."""
-    if isinstance(label, (str, bool)):
+    """A label as str, bool or int; NumPy's and JAX's single booleans are Python's here."""
+    if isinstance(label, (str, bool, int)):
         return label
     if getattr(label, "dtype", None) == np.bool_ and not isinstance(label, Tracer):
         if np.ndim(label) == 0:
@@ -30,8 +30,8 @@ def as_label(label: Any, what: str) -> Label:
             "whole leaf; for a mask per element, multiply the gradients by it."
         )
     raise TypeError(
-        f"{where()}{what} is {label!r}, a {type(label).__name__}, expected a bool or a string, "
-        "decided from the path, shape and dtype."
+        f"{where()}{what} is {label!r}, a {type(label).__name__}, expected a bool, a string or an "
+        "int, decided from the path, shape and dtype."
     )
 
 
@@ -63,9 +63,9 @@ class by_path(Selector):
     are not known then.
 
     Args:
-        fn: `fn(path, leaf)` returns the label of one leaf: a bool for a mask, a string for a
-            partition. `path` is spelled as by `leaf_paths`. A function defined at the top of a
-            module can be pickled and put in a configuration.
+        fn: `fn(path, leaf)` returns the label of one leaf: a bool for a mask, a string or
+            an int for a partition. `path` is spelled as by `leaf_paths`. A function defined at
+            the top of a module can be pickled and put in a configuration.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

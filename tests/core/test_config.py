@@ -2,6 +2,7 @@ import json
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -75,3 +76,15 @@ def test_a_config_imports_nothing():
     config = {"type": "fnopt.stateless", "fn": {"type": "function", "name": "antigravity:f"}}
     with pytest.raises(ValueError, match="no function"):
         fnopt.from_config(config)
+
+
+def test_a_traced_number_has_no_config():
+    with pytest.raises(TypeError, match=r"transforms\[1\]\.learning_rate is traced"):
+        jax.make_jaxpr(lambda rate: fnopt.to_config(fnopt.adam(rate)))(0.1)
+
+
+def test_near_names_are_compared_without_their_package():
+    with pytest.raises(ValueError, match=r"Did you mean .*fnopt\.scale_by_adam"):
+        fnopt.from_config({"type": "scale_by_adm"})
+    with pytest.raises(ValueError, match="It is a function"):
+        fnopt.from_config({"type": "adam"})

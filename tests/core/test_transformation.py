@@ -1,3 +1,4 @@
+import dataclasses
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -193,3 +194,47 @@ def test_a_stack_of_optimizers_needs_vmap():
         stack.update(PARAMS, state, PARAMS)
     updates, _ = jax.vmap(lambda tx: tx.update(PARAMS, state, PARAMS))(stack)
     assert updates["w"].shape == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("step", r"tx\.update\(grads, state, params\)"),
+        ("minimize", r"jax\.grad"),
+        ("state_dict", r"tx\.init\(params\)"),
+        ("lr", r"fnopt\.hyperparams"),
+    ],
+)
+def test_methods_of_other_libraries_are_answered(name, hint):
+    with pytest.raises(AttributeError, match=f"'Chain' object has no attribute '{name}'.*{hint}"):
+        getattr(fnopt.adam(1e-3), name)
+    assert not hasattr(fnopt.adam(1e-3), "no_such_name")
+
+
+@pytest.mark.parametrize("make", [fnopt.adamw, fnopt.scale_by_learning_rate], ids=["chain", "one"])
+def test_swapped_arguments_are_named(make):
+    tx = make(0.1)
+    state = tx.init(PARAMS)
+    for given, what in (((PARAMS, PARAMS, state), "params"), ((state, PARAMS, PARAMS), "updates")):
+        with pytest.raises(TypeError, match=f"got a state as its {what}, expected update"):
+            tx.update(*given)
+
+
+def test_params_that_are_named_tuples_of_any_name():
+    class TrainState(NamedTuple):
+        w: jax.Array
+
+    tx, params = fnopt.adam(0.1), TrainState(jnp.ones(2))
+    updates, _ = tx.update(params, tx.init(params), params)
+    assert isinstance(updates, TrainState)
+
+
+def test_empty_states_of_other_libraries_are_taken():
+    optax = pytest.importorskip("optax")
+    tx = fnopt.identity()
+    assert tx.update(PARAMS, optax.EmptyState(), PARAMS)[0] == PARAMS
+
+
+def test_assignment_says_what_to_do():
+    with pytest.raises(dataclasses.FrozenInstanceError, match=r"never changes.*replace"):
+        fnopt.adam(0.1).learning_rate = 0.2  # pyright: ignore[reportAttributeAccessIssue]

@@ -137,7 +137,7 @@ def test_the_dict_given_is_copied():
             r"^partition: leaves without a label: \['dense/bias', 'scale'\].*default=",
         ),
         (lambda: make(by_name), TypeError, r"labels = by_name is a function: write fnopt.by_path"),
-        (lambda: make("*"), TypeError, r"labels = '\*' is a string, expected a tree of labels"),
+        (lambda: make("*"), TypeError, r"labels = '\*' looks like a pattern"),
         (lambda: make(True).init(PARAMS), ValueError, r"have the labels \[True\], but there are"),
         (
             lambda: make(slow=fnopt.sgd),
@@ -145,9 +145,9 @@ def test_the_dict_given_is_copied():
             r"partition: transforms\['slow'\] is <function sgd.*Did you forget to call it",
         ),
         (
-            lambda: fnopt.partition({1: fnopt.sgd(1.0)}, LABELS),
+            lambda: fnopt.partition({1.5: fnopt.sgd(1.0)}, LABELS),
             TypeError,
-            r"partition: transforms = \{1: .*expected a dict from label \(a string\) to optimizer",
+            r"partition: transforms = \{1.5: .*expected a dict from label \(strings or ints, not both\)",
         ),
         (
             lambda: fnopt.partition([fnopt.sgd(1.0)], LABELS),
@@ -174,3 +174,13 @@ def test_the_dict_given_is_copied():
 def test_errors(call, error, text):
     with pytest.raises(error, match=text):
         call()
+
+
+def test_one_label_for_the_whole_tree_and_labels_that_are_numbers():
+    params = {"w": jnp.ones(2), "b": jnp.ones(2)}
+    parts = {0: fnopt.sgd(0.1), 1: fnopt.sgd(1.0)}
+    for labels, want in ((1, {"w": -1.0, "b": -1.0}), ({"w": 0, "b": 1}, {"w": -0.1, "b": -1.0})):
+        tx = fnopt.partition(parts, labels)
+        updates, _ = tx.update(params, tx.init(params), params)
+        assert {k: float(u[0]) for k, u in updates.items()} == pytest.approx(want)
+        assert fnopt.from_config(json.loads(json.dumps(fnopt.to_config(tx)))) == tx

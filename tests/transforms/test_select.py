@@ -189,10 +189,10 @@ def test_traced_leaves_can_be_labelled():
         (lambda: as_mask(is_matrix), TypeError, r"mask = is_matrix is a function: .*by_path\(fn\)"),
         (lambda: as_labels(is_matrix), TypeError, r"labels = is_matrix is a function: write"),
         (lambda: fnopt.select(is_matrix, PARAMS), TypeError, "is_matrix is a function: write"),
-        (lambda: as_labels("*/bias"), TypeError, r"labels = '\*/bias' is a string, expected a"),
+        (lambda: as_labels("*/bias"), TypeError, r"labels = '\*/bias' looks like a pattern"),
         (lambda: as_mask({"a": 1.5}), TypeError, "mask: leaf 'a' is 1.5, a float, expected a bool"),
         (lambda: as_mask({"a": "b"}), TypeError, "mask: leaf 'a' has the label 'b', expected True"),
-        (lambda: as_mask(3), TypeError, "mask: the only leaf is 3, a int, expected a bool"),
+        (lambda: as_mask(3), TypeError, "mask: the only leaf has the label 3, expected True"),
         (
             lambda: as_mask({"a": np.ones(3, bool)}),
             TypeError,
@@ -213,7 +213,7 @@ def test_traced_leaves_can_be_labelled():
         (
             lambda: fnopt.by_pattern({"*": 1.0}),
             TypeError,
-            r"by_pattern: the label of '\*' is 1.0, a float, expected a bool or a string",
+            r"by_pattern: the label of '\*' is 1.0, a float, expected a bool, a string or an int",
         ),
         (
             lambda: fnopt.select(fnopt.by_pattern({"*/bias": "a"}), PARAMS),

@@ -1,0 +1,88 @@
+"""Recipes: optimizers as functions of a learning rate, and what they say to a wrong argument."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+_Recipe = TypeVar("_Recipe", bound=Callable[..., Any])
+
+# Arguments of other libraries' optimizers, in the order in which a recipe is asked for ours.
+_OURS = {
+    "lr": ("learning_rate",),
+    "rate": ("learning_rate",),
+    "step_size": ("learning_rate",),
+    "betas": ("b1", "b2"),
+    "beta1": ("b1",),
+    "beta_1": ("b1",),
+    "beta2": ("b2",),
+    "beta_2": ("b2",),
+    "epsilon": ("eps",),
+    "rho": ("decay", "b2"),
+    "alpha": ("decay", "learning_rate"),
+    "use_nesterov": ("nesterov",),
+}
+# Options of other libraries' optimizers that are a transform of their own here.
+_APART = {
+    "weight_decay": "fnopt.chain(fnopt.add_decayed_weights(weight_decay), {}) for an L2 penalty, "
+    "or the optimizer's w form (adamw) for decoupled decay",
+    "amsgrad": "fnopt.amsgrad",
+    "clipnorm": "fnopt.chain(fnopt.clip_by_global_norm(norm), {})",
+    "global_clipnorm": "fnopt.chain(fnopt.clip_by_global_norm(norm), {})",
+    "clipvalue": "fnopt.chain(fnopt.clip(value), {})",
+    "maximize": "the gradient of minus the function",
+    "use_ema": "fnopt.chain({}, fnopt.params_ema(decay))",
+    "gradient_accumulation_steps": "fnopt.accumulate({}, k)",
+    "params": "tx.init(params): an optimizer here doesn't hold the params",
+}
+_APART["l2"] = _APART["weight_decay"]
+
+
+def recipe(fn: _Recipe) -> _Recipe:
+    """A recipe that answers an argument it doesn't know with the one to write.
+
+    Args:
+        fn: A function that makes an optimizer.
+
+    Returns:
+        The same function, signature and documentation.
+    """
+
+    @functools.wraps(fn)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return fn(*args, **kwargs)
+        except TypeError:
+            message = _refusal(fn, args, kwargs)
+            if message is None:
+                raise
+        raise TypeError(message)
+
+    return made  # pyright: ignore[reportReturnType]
+
+
+def _refusal(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """What is wrong with the arguments, or None if they fit the signature."""
+    signature = inspect.signature(fn)
+    try:
+        signature.bind(*args, **kwargs)
+        return None
+    except TypeError as error:
+        known = list(signature.parameters)
+        unknown = [name for name in kwargs if name not in known]
+        hint = _hint(fn.__name__, unknown[0], known) if unknown else ""
+        what = f"unknown argument {unknown[0]!r}" if unknown else str(error)
+    return f"{fn.__name__}: {what}; it takes ({', '.join(known)}).{hint}"
+
+
+def _hint(name: str, given: str, known: list[str]) -> str:
+    ours = [n for n in _OURS.get(given, ()) if n in known]
+    ours = ours or difflib.get_close_matches(given, known, n=1)
+    if ours:
+        return f" Write {', '.join(f'{n}=...' for n in ours)}."
+    if given in _APART:
+        return f" Write {_APART[given].format(f'fnopt.{name}(...)')}."
+    return ""

@@ -30,6 +30,7 @@ from fnopt.core._dtypes import (
     real_dtype,
     zero_count,
 )
+from fnopt.core._dtypes import dtype_of as dtype_of
 from fnopt.core._errors import listing, place, where
 from fnopt.core._follow import incremental_update, periodic_update
 from fnopt.core._inspect import hyperparams, named, slot_names, slots
@@ -52,6 +53,10 @@ from fnopt.core._paths import leaf_paths, leaves_with_names, path_name, shown
 from fnopt.core._products import HIGHEST as HIGHEST
 from fnopt.core._products import matmul as matmul
 from fnopt.core._products import weighted_rows as weighted_rows
+from fnopt.core._rounding import is_narrow as is_narrow
+from fnopt.core._rounding import nearest as nearest
+from fnopt.core._rounding import stochastic as stochastic
+from fnopt.core._rounding import stochastic_round
 from fnopt.core._slots import OwnSlot, RealSlot, Slot, slot_zeros
 from fnopt.core._slots import slot_copy as slot_copy
 from fnopt.core._spread import axes_of as axes_of
@@ -153,6 +158,7 @@ __all__ = [
     "slots",
     "squared_modulus",
     "static",
+    "stochastic_round",
     "to_config",
     "where",
     "zero_count",

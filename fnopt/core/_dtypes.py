@@ -27,8 +27,15 @@ def compute_dtype(*dtypes: Any) -> Any:
         >>> compute_dtype(jnp.bfloat16), compute_dtype(jnp.complex64)
         (dtype('float32'), dtype('complex64'))
     """
+    # JAX has no common dtype for float8 and others; float32 holds every number of it.
+    wide = [jnp.float32 if _is_float8(d) else d for d in dtypes]
     with jax.numpy_dtype_promotion("standard"):  # mixing on purpose, also under strict promotion
-        return jnp.result_type(jnp.float32, *dtypes)
+        return jnp.result_type(jnp.float32, *wide)
+
+
+def _is_float8(dtype: Any) -> bool:
+    dtype = jnp.dtype(dtype)
+    return dtype.itemsize == 1 and _is_inexact(dtype)
 
 
 def real_dtype(dtype: Any) -> Any:

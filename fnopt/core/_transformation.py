@@ -59,7 +59,8 @@ class Transformation(Value):
     A subclass defines `update`, and `init` if it has state. Annotate `init`'s result with the
     class of the state, and the state of another optimizer is refused by name. An extra argument
     that `update` needs is keyword-only without a default; all others go to `**extra_args`. Set
-    `needs_params = True` if `update` reads the params.
+    `needs_params = True` if `update` reads the params, and `wide_updates = True` if its updates
+    must not be rounded to the dtype of 16-bit params before they are added.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -75,6 +76,9 @@ class Transformation(Value):
     """
 
     needs_params: ClassVar[bool] = False
+    # Whether updates of 16-bit params stay in float32: a step between two bfloat16 numbers isn't
+    # always a bfloat16 number, so a transform that says where params must land says it wider.
+    wide_updates: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -191,7 +195,10 @@ def _guarded_update(update: Callable[..., Any]) -> Callable[..., Any]:
             if outermost:
                 _check_order(updates, state, params)
             check_state(self, state)
-            if params is None and self.needs_params:
+            # A tree that is one leaf is None, without leaves, to the parts that don't work on it.
+            # (Where update has required arguments, updates may be None for other reasons: LM.)
+            nothing = not outermost and updates is None and not _required_extras(update)
+            if params is None and self.needs_params and not nothing:
                 raise ValueError(
                     f"{where()}update needs the params: call update(updates, state, params)."
                 )
@@ -201,13 +208,14 @@ def _guarded_update(update: Callable[..., Any]) -> Callable[..., Any]:
             _check_required(self, update, extra_args)
             new_updates, new_state = update(self, updates, state, params, **extra_args)
             if outermost:
-                new_updates = _as_stored(new_updates, updates if params is None else params)
+                like = updates if params is None else params
+                new_updates = _as_stored(self, new_updates, like)
             return new_updates, new_state
 
     return guarded
 
 
-def _as_stored(updates: Any, like: Any) -> Any:
+def _as_stored(tx: Transformation, updates: Any, like: Any) -> Any:
     """Updates in the dtypes of the params (of the gradients, if no params are given).
 
     Between the members of a chain they are float32 at least: bfloat16 would round away what a small
@@ -215,9 +223,13 @@ def _as_stored(updates: Any, like: Any) -> Any:
     """
     leaves, treedef = jax.tree.flatten(updates)
     stored, other = jax.tree.flatten(like)
-    if treedef != other or all(map(_same_dtype, leaves, stored)):
+    if treedef != other or all(map(_same_dtype, leaves, stored)) or _is_wide(tx):
         return updates
     return treedef.unflatten(map(_cast_like, leaves, stored))
+
+
+def _is_wide(tx: Transformation) -> bool:
+    return tx.wide_updates or any(_is_wide(member.tx) for member in tx.members())
 
 
 def _same_dtype(update: Any, like: Any) -> bool:

@@ -30,9 +30,11 @@ from fnopt.transforms._flatten import flatten
 from fnopt.transforms._freeze import freeze
 from fnopt.transforms._gradient_noise import add_gradient_noise
 from fnopt.transforms._groups import layer_decay, param_groups, scale_by_group
+from fnopt.transforms._kahan import kahan
 from fnopt.transforms._learning_rate import scale_by_learning_rate
 from fnopt.transforms._lookahead import lookahead
 from fnopt.transforms._masked import masked
+from fnopt.transforms._master_copy import master_copy, master_params
 from fnopt.transforms._mechanize import mechanize
 from fnopt.transforms._momentum import trace
 from fnopt.transforms._normalize import normalize_by_update_norm
@@ -40,6 +42,7 @@ from fnopt.transforms._objective import find_kept as find_kept
 from fnopt.transforms._objective import value_and_grad_from_state
 from fnopt.transforms._partition import partition
 from fnopt.transforms._reduce_on_plateau import reduce_on_plateau
+from fnopt.transforms._rounded import stochastic_rounding
 from fnopt.transforms._sam import sam
 from fnopt.transforms._scale_by_schedule import scale_by_schedule
 from fnopt.transforms._schedule_free import schedule_free, schedule_free_eval_params
@@ -81,10 +84,13 @@ __all__ = [
     "freeze",
     "has_updated",
     "identity",
+    "kahan",
     "keep_params_nonnegative",
     "layer_decay",
     "lookahead",
     "masked",
+    "master_copy",
+    "master_params",
     "mechanize",
     "normalize_by_update_norm",
     "param_groups",
@@ -111,6 +117,7 @@ __all__ = [
     "skip_large_updates",
     "split_real_and_imaginary",
     "stateless",
+    "stochastic_rounding",
     "trace",
     "value_and_grad_from_state",
     "zero_nans",

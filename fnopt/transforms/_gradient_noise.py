@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.core import Tracer
 
 from fnopt.core import (
     Scalar,
@@ -19,34 +17,15 @@ from fnopt.core import (
     real_dtype,
     root,
     static,
-    where,
     zero_count,
 )
+from fnopt.transforms._keys import key_words, step_key
 
 
 class AddGradientNoiseState(NamedTuple):
     """How many updates were made: the noise of a step comes from the key and this number."""
 
     count: jax.Array
-
-
-def _key_words(key: Any) -> tuple[int, ...] | int:
-    """A key as whole numbers, so that an optimizer with it can be compared and written down."""
-    if isinstance(key, (int, np.integer)):
-        return int(key)
-    if isinstance(key, Tracer):
-        raise TypeError(f"{where()}add_gradient_noise: the key is traced, expected a number.")
-    if isinstance(key, (tuple, list)):
-        return tuple(int(word) for word in key)
-    if hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        key = jax.random.key_data(key)
-    words = np.asarray(key)
-    if words.dtype != np.uint32 or words.ndim != 1:
-        raise TypeError(
-            f"{where()}add_gradient_noise: key = {key!r}, expected a whole number or a key of "
-            "jax.random."
-        )
-    return tuple(int(word) for word in words)
 
 
 class add_gradient_noise(Transformation):
@@ -79,7 +58,7 @@ class add_gradient_noise(Transformation):
 
     eta: Scalar = hyper(ge=0)
     gamma: Scalar = hyper(ge=0)
-    key: Any = static(default=0, convert=_key_words)
+    key: Any = static(default=0, convert=key_words)
 
     def init(self, params: Any) -> AddGradientNoiseState:
         """A zero count."""
@@ -92,7 +71,7 @@ class add_gradient_noise(Transformation):
         """The updates and noise."""
         check_inexact(updates, "gradients")
         count = increment(state.count)
-        key = jax.random.fold_in(_key(self.key), state.count)
+        key = step_key(self.key, state.count)
         leaves, treedef = jax.tree.flatten(updates)
 
         def noisy(i: int, g: Any) -> jax.Array:
@@ -105,9 +84,3 @@ class add_gradient_noise(Transformation):
 
         noisy_leaves = [noisy(i, g) for i, g in enumerate(leaves)]
         return treedef.unflatten(noisy_leaves), AddGradientNoiseState(count)
-
-
-def _key(words: Any) -> jax.Array:
-    if isinstance(words, int):
-        return jax.random.key(words)
-    return jax.random.wrap_key_data(jnp.asarray(words, jnp.uint32))

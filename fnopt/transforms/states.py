@@ -16,12 +16,15 @@ from fnopt.transforms._distance_over_gradients import ScaleByDistanceOverGradien
 from fnopt.transforms._ema import EmaState
 from fnopt.transforms._flatten import FlattenState
 from fnopt.transforms._gradient_noise import AddGradientNoiseState
+from fnopt.transforms._kahan import KahanState
 from fnopt.transforms._learning_rate import ScaleByLearningRateState
 from fnopt.transforms._lookahead import LookaheadState
 from fnopt.transforms._masked import MaskedState
+from fnopt.transforms._master_copy import MasterCopyState
 from fnopt.transforms._mechanize import MechanizeState
 from fnopt.transforms._momentum import TraceState
 from fnopt.transforms._reduce_on_plateau import ReduceOnPlateauState
+from fnopt.transforms._rounded import StochasticRoundingState
 from fnopt.transforms._sam import SAMState
 from fnopt.transforms._scale_by_schedule import ScaleByScheduleState
 from fnopt.transforms._schedule_free import ScheduleFreeState
@@ -40,8 +43,10 @@ __all__ = [
     "ConditionallyState",
     "EmaState",
     "FlattenState",
+    "KahanState",
     "LookaheadState",
     "MaskedState",
+    "MasterCopyState",
     "MechanizeState",
     "ReduceOnPlateauState",
     "SAMState",
@@ -53,6 +58,7 @@ __all__ = [
     "ScheduleFreeState",
     "SkipLargeUpdatesState",
     "SplitRealAndImaginaryState",
+    "StochasticRoundingState",
     "TraceState",
     "ZeroNansState",
     "ZoomLinesearchInfo",

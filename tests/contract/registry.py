@@ -35,6 +35,7 @@ class Case:
         steps: How many steps that may take.
         extras: Extra arguments that its update requires.
         real_only: Whether it has no meaning for complex numbers, and says so.
+        wide: Whether its updates of 16-bit params are float32, so as to land on a number exactly.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Case:
     steps: int = 2000
     extras: dict[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     real_only: bool = False
+    wide: bool = False
 
     def __repr__(self) -> str:
         return self.name
@@ -131,6 +133,17 @@ def _sam(rate: Any) -> Any:
     return fnopt.sam(fnopt.adam(rate), adversary)
 
 
+def _narrow_params() -> Any:
+    """Three ways to step bfloat16 params, each for some leaves."""
+    parts = {
+        "a": fnopt.kahan(fnopt.adamw(1e-2)),
+        "b": fnopt.master_copy(fnopt.adam(1e-2)),
+        "c": fnopt.stochastic_rounding(fnopt.sgd(1e-2), key=3),
+    }
+    labels = fnopt.by_pattern({"*kernel": "a", "*bias": "b"}, default="c")
+    return fnopt.partition(parts, labels)
+
+
 CASES = [
     # parts
     Case("small_parts", _small_parts),
@@ -200,6 +213,7 @@ CASES = [
         "apply_if_finite",
         peer=lambda optax: optax.apply_if_finite(optax.adam(1e-2), 3),
     ),
+    Case("narrow_params", _narrow_params, wide=True),
     # its curvature is learned from gradients; here these don't belong to one function
     Case("scale_by_lbfgs", fnopt.scale_by_lbfgs),
     optimizer(lambda rate: fnopt.lbfgs(rate, linesearch=None), "lbfgs"),

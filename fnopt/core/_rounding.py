@@ -1,0 +1,80 @@
+"""Rounding to dtypes of few digits, in float32 arithmetic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+# A conversion to a narrow dtype and back is what XLA may leave out ("excess precision"), and what
+# was rounded off would then be zero. So the numbers of the narrow dtype are reached by arithmetic,
+# as multiples of their distance; all of it is exact, for the distance is a power of two.
+_LEAST_EXPONENT = -126  # of a normal float32: smaller numbers are flushed to zero on some devices
+
+
+def is_narrow(dtype: Any) -> bool:
+    """Whether a dtype is a float of less than 32 bits."""
+    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
+
+
+def _distance(x: jax.Array, dtype: Any) -> jax.Array:
+    """How far apart the numbers of a narrow dtype are around the float32 numbers `x`."""
+    info = jnp.finfo(dtype)
+    exponent = jax.lax.bitcast_convert_type(x, jnp.int32) & 0x7F800000
+    power = jax.lax.bitcast_convert_type(exponent, jnp.float32)  # of two, not above |x|
+    least = max(int(info.minexp), _LEAST_EXPONENT + int(info.nmant))
+    return jnp.maximum(power, 2.0**least) * jnp.float32(2.0 ** -int(info.nmant))
+
+
+def nearest(x: jax.Array, dtype: Any) -> jax.Array:
+    """The numbers of a narrow dtype nearest to those of a float32 array, as float32."""
+    distance = _distance(x, dtype)
+    return jnp.where(jnp.isfinite(x), jnp.round(x / distance) * distance, x)
+
+
+def stochastic_round(x: Any, dtype: Any, key: jax.Array) -> jax.Array:
+    r"""Rounds to one of the two neighbours in a narrower dtype, at random, without bias.
+
+    .. math:: P(\text{up}) = \frac{x - \lfloor x \rfloor}{\lceil x \rceil - \lfloor x \rfloor},
+              \qquad E[\mathrm{round}(x)] = x
+
+    Increments that rounding to the nearest would lose survive on average. What the dtype holds
+    stays as it is. (Below 1e-36, bfloat16's own numbers are rounded too: to multiples of float32's
+    smallest normal number.)
+
+    Args:
+        x: A real array.
+        dtype: A floating dtype of less than 32 bits; for a wider one this is a plain conversion.
+        key: A key of `jax.random`.
+
+    Returns:
+        An array of that dtype.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from fnopt.core import stochastic_round
+        >>> x = jnp.full(10_000, 1 + 2.0**-10)  # bfloat16 has 1 and 1 + 2**-7
+        >>> y = stochastic_round(x, jnp.bfloat16, jax.random.key(0))
+        >>> print(f"{(y > 1).mean():.2f}")  # one in eight goes up
+        0.13
+
+    Reference:
+        Gupta et al., 2015, arXiv:1502.02551; Zamirai et al., 2020, arXiv:2010.06192.
+    """
+    if not is_narrow(dtype):
+        return jnp.asarray(x).astype(dtype)
+    return stochastic(jnp.asarray(x).astype(jnp.float32), dtype, key).astype(dtype)
+
+
+def stochastic(x: jax.Array, dtype: Any, key: jax.Array) -> jax.Array:
+    """`stochastic_round` of a float32 array to a narrow dtype; the result is still float32."""
+    distance = _distance(x, dtype)
+    below = jnp.floor(x / distance)
+    # As many random bits as float32 has digits beyond those of the dtype: no bias is left.
+    words, bits = (jnp.uint16, 16) if jnp.finfo(dtype).bits == 16 else (jnp.uint32, 32)
+    drawn = jax.random.bits(key, x.shape, words)
+    drawn = (drawn >> (bits - 24)) if bits > 24 else drawn
+    chance = drawn.astype(jnp.float32) * jnp.float32(2.0 ** -min(bits, 24))
+    above = (chance < x / distance - below).astype(jnp.float32)
+    return jnp.where(jnp.isfinite(x), (below + above) * distance, x)

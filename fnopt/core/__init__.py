@@ -22,6 +22,8 @@ from fnopt.core._checks import (
 from fnopt.core._chunks import checked_chunk_size
 from fnopt.core._chunks import scan_chunks as scan_chunks
 from fnopt.core._config import from_config, to_config
+from fnopt.core._display import show_report as show_report
+from fnopt.core._display import show_shapes as show_shapes
 from fnopt.core._dtypes import (
     compute_dtype,
     default_float,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from fnopt.core._dtypes import compute_dtype, is_inexact
 from fnopt.core._errors import where
 from fnopt.core._paths import leaves_with_names, shown
+
+Params = TypeVar("Params")
 
 _HINT = "Were the updates made for these params (gradient with respect to them, same state)?"
 
@@ -48,7 +50,7 @@ def _added_exactly(path: str, p: Any, u: Any) -> Any:
     return jnp.asarray(p) + jnp.asarray(u).astype(jnp.result_type(p))
 
 
-def apply_updates(params: Any, updates: Any) -> Any:
+def apply_updates(params: Params, updates: Any) -> Params:
     r"""Adds updates to params: :math:`\theta \leftarrow \theta + u`, leaf by leaf.
 
     The sum is made in the wider of the two dtypes (at least float32) and stored in the params'

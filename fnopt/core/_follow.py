@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from fnopt.core._leaves import map_leaves
 
+Params = TypeVar("Params")
 
-def incremental_update(new_tensors: Any, old_tensors: Any, step_size: Any) -> Any:
+
+def incremental_update(new_tensors: Params, old_tensors: Params, step_size: Any) -> Params:
     r"""Params moved a part of the way to others: :math:`\theta' + \tau\, (\theta - \theta')`.
 
     Args:
@@ -40,7 +42,9 @@ def incremental_update(new_tensors: Any, old_tensors: Any, step_size: Any) -> An
     return map_leaves(leaf, new_tensors, hyper=step, outputs=2, old_tensors=old_tensors)[1]
 
 
-def periodic_update(new_tensors: Any, old_tensors: Any, steps: Any, update_period: Any) -> Any:
+def periodic_update(
+    new_tensors: Params, old_tensors: Params, steps: Any, update_period: Any
+) -> Params:
     """Params replaced by others every few steps.
 
     Args:

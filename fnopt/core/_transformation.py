@@ -93,10 +93,12 @@ class Transformation(Value):
     def _place(self) -> str:
         return type(self).__name__
 
-    def __getattr__(self, name: str) -> Any:
-        """Only called for what isn't there: says what to write instead."""
-        hint = f" Instead: {_ELSEWHERE[name]}." if name in _ELSEWHERE else ""
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}.{hint}")
+    if not typing.TYPE_CHECKING:  # type checkers would believe that every attribute is there
+
+        def __getattr__(self, name: str) -> Any:
+            """Only called for what isn't there: says what to write instead."""
+            hint = f" Instead: {_ELSEWHERE[name]}." if name in _ELSEWHERE else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}.{hint}")
 
     def __iter__(self) -> Iterator[Callable[..., Any]]:
         yield self.init

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from fnopt.core import show_report
 from fnopt.costs._result import Compiled, Cost, notes
 from fnopt.costs._roofline import Hardware
 from fnopt.costs._table import Row, binary, work_table
@@ -72,6 +73,8 @@ class GradCost:
             f"backward / forward: {self.backward_to_forward:.3g} x the FLOPs",
             f"kept for the backward pass: {binary(self.residual_bytes)}",
         ]
+
+    _repr_pretty_ = show_report
 
     def __str__(self) -> str:
         return self.table()

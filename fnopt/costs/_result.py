@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from fnopt.core import show_report
 from fnopt.costs._roofline import Hardware
 from fnopt.costs._table import Row, binary, si, work_table
 from fnopt.costs._work import Work
@@ -167,6 +168,8 @@ class Cost:
             hardware: Rates of a machine; adds the roofline time and what limits it.
         """
         return _cost_table(self, depth, hardware)
+
+    _repr_pretty_ = show_report
 
     def __str__(self) -> str:
         return self.table()

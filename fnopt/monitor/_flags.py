@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import Scalar, Value, hyper, static, where
+from fnopt.core import Scalar, Value, hyper, show_report, static, where
 from fnopt.monitor._health import Health
 
 
@@ -62,6 +62,8 @@ class FlagReport(NamedTuple):
 
     def __bool__(self) -> bool:
         return any(tuple(self))
+
+    _repr_pretty_ = show_report
 
     def __str__(self) -> str:
         parts = [f"{kind}: {', '.join(names)}" for kind, names in self._asdict().items() if names]

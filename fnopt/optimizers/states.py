@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnopt.core import show_shapes
 from fnopt.optimizers._adadelta import ScaleByAdadeltaState
 from fnopt.optimizers._adafactor import ScaleByFactoredRmsState
 from fnopt.optimizers._adagrad import ScaleByRssState
@@ -62,3 +63,5 @@ __all__ = [
     "ScaleBySophiaState",
     "ScaleByStddevState",
 ]
+
+show_shapes(globals()[name] for name in __all__)

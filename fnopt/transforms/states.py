@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnopt.core import show_shapes
 from fnopt.transforms._accumulate import AccumulateState
 from fnopt.transforms._apply_every import ApplyEveryState
 from fnopt.transforms._apply_if_finite import ApplyIfFiniteState
@@ -63,3 +64,5 @@ __all__ = [
     "ZeroNansState",
     "ZoomLinesearchInfo",
 ]
+
+show_shapes(globals()[name] for name in __all__)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import Status, is_converged
+from fnopt.core import Status, is_converged, show_report
 
 
 class BatchFit(NamedTuple):
@@ -40,6 +40,8 @@ class BatchFit(NamedTuple):
     def message(self) -> list[str]:
         """Why each fit ended, in words. Outside `jax.jit` only."""
         return [Status(int(code)).message for code in np.ravel(np.asarray(self.status))]
+
+    _repr_pretty_ = show_report
 
     def __str__(self) -> str:
         return repr(self) if isinstance(self.status, Tracer) else _report(self)

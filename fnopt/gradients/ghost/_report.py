@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fnopt.core import leaves_with_names
+from fnopt.core import leaves_with_names, show_report
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients.ghost._plan import Group
 from fnopt.gradients.ghost._trace import trace
@@ -48,6 +48,8 @@ class GhostReport(NamedTuple):
     coverage: float
     bytes_per_example: int
     gradient_bytes: int
+
+    _repr_pretty_ = show_report
 
     def __str__(self) -> str:
         head = ("param", "shape", "rule", "enters by", "why")

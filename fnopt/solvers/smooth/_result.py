@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import Status, is_converged
+from fnopt.core import Status, is_converged, show_report
 from fnopt.solvers._solution import History
 
 _OF_A_FUNCTION = {
@@ -49,6 +49,8 @@ class Minimum(NamedTuple):
     def converged(self) -> jax.Array:
         """Whether a convergence test was met."""
         return is_converged(self.status)
+
+    _repr_pretty_ = show_report
 
     def __str__(self) -> str:
         if isinstance(self.status, Tracer):

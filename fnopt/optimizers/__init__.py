@@ -29,7 +29,11 @@ from fnopt.optimizers._lamb import lamb, lars
 from fnopt.optimizers._lbfgs import lbfgs
 from fnopt.optimizers._lion import lion, scale_by_lion
 from fnopt.optimizers._madgrad import madgrad, scale_by_madgrad
+from fnopt.optimizers._matrix_fallback import matrix_labels
+from fnopt.optimizers._matrix_rule import MatrixDimensionNumbers
+from fnopt.optimizers._matrix_scale import normalize_neurons, scale_by_matrix_shape
 from fnopt.optimizers._momo import momo, momo_adam
+from fnopt.optimizers._muon import muon, normuon, scale_by_muon
 from fnopt.optimizers._noisy_sgd import noisy_sgd
 from fnopt.optimizers._novograd import novograd, scale_by_novograd
 from fnopt.optimizers._optimistic import (
@@ -53,6 +57,7 @@ from fnopt.optimizers._sophia import hutchinson_estimator_diag_hessian, scale_by
 from fnopt.optimizers._yogi import scale_by_yogi, yogi
 
 __all__ = [
+    "MatrixDimensionNumbers",
     "accumulated_sgd",
     "acprop",
     "adabelief",
@@ -80,11 +85,15 @@ __all__ = [
     "lbfgs",
     "lion",
     "madgrad",
+    "matrix_labels",
     "momo",
     "momo_adam",
+    "muon",
     "nadam",
     "nadamw",
     "noisy_sgd",
+    "normalize_neurons",
+    "normuon",
     "novograd",
     "optimistic_adam",
     "optimistic_adam_v2",
@@ -113,6 +122,8 @@ __all__ = [
     "scale_by_lbfgs",
     "scale_by_lion",
     "scale_by_madgrad",
+    "scale_by_matrix_shape",
+    "scale_by_muon",
     "scale_by_novograd",
     "scale_by_optimistic_gradient",
     "scale_by_polyak",

@@ -20,7 +20,9 @@ from fnopt.optimizers._fromage import ScaleByFromageState
 from fnopt.optimizers._gauss_newton_descent import GaussNewtonDescentState
 from fnopt.optimizers._lion import ScaleByLionState
 from fnopt.optimizers._madgrad import ScaleByMadgradState
+from fnopt.optimizers._matrix_scale import NormalizeNeuronsState
 from fnopt.optimizers._momo import MomoAdamState, MomoState
+from fnopt.optimizers._muon import ScaleByMuonState
 from fnopt.optimizers._novograd import ScaleByNovogradState
 from fnopt.optimizers._optimistic import ScaleByOptimisticGradientState
 from fnopt.optimizers._prodigy import ScaleByProdigyState
@@ -35,6 +37,7 @@ __all__ = [
     "HutchinsonState",
     "MomoAdamState",
     "MomoState",
+    "NormalizeNeuronsState",
     "ScaleByAdadeltaState",
     "ScaleByAdamState",
     "ScaleByAdamaxState",
@@ -52,6 +55,7 @@ __all__ = [
     "ScaleByLBFGSState",
     "ScaleByLionState",
     "ScaleByMadgradState",
+    "ScaleByMuonState",
     "ScaleByNovogradState",
     "ScaleByOptimisticGradientState",
     "ScaleByProdigyState",

@@ -127,7 +127,9 @@ def _checked(transforms: Any) -> dict[Any, Transformation]:
 
 
 def _labelled(labels: Any, label: Any, tree: Any) -> Any:
-    return only(jax.tree.map(lambda x: x == label, labels), tree)
+    mine = only(jax.tree.map(lambda x: x == label, labels), tree)
+    # A tree that is one leaf, of another label: `None` would say that there are no params.
+    return () if mine is None and tree is not None else mine
 
 
 def _replaced(labels: Any, label: Any, new: Any, old: Any) -> Any:

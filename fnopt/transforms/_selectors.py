@@ -74,7 +74,7 @@ class by_path(Selector):
         {'bias': False, 'kernel': True}
     """
 
-    fn: Callable[[str, Any], Label] = static()
+    fn: Callable[[str, Any], Any] = static()
 
     def choose(self, leaves: Leaves) -> list[Any]:
         """What the function says."""

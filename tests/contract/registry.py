@@ -159,6 +159,8 @@ CASES = [
     optimizer(fnopt.cocob, "cocob", peer=lambda optax: optax.contrib.cocob(1e-2), steps=4000),
     # optax warns of its own
     optimizer(fnopt.optimistic_adam, "optimistic_adam"),
+    # its peer divides by the sides of an empty matrix
+    optimizer(fnopt.muon, "muon"),
     # its peer has no place for scalars and empty arrays
     optimizer(fnopt.sm3, "sm3"),
     Case("identity", fnopt.identity),

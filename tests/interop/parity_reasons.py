@@ -20,6 +20,8 @@ RENAMED = {
     "named_chain": "chain",
     "MultiSteps": "accumulate",
     "add_noise": "add_gradient_noise",
+    "contrib.MuonDimensionNumbers": "MatrixDimensionNumbers",
+    "contrib.GaLoreDimensionNumbers": "MatrixDimensionNumbers",
     "contrib.normalize": "normalize_by_update_norm",
     "selective_transform": "freeze",
     "contrib.differentially_private_aggregate": "clipped_grad",
@@ -86,8 +88,6 @@ NOT_YET = {
     "power_iteration": "with the matrix methods",
     "contrib.galore": "with the matrix methods",
     "contrib.scale_by_galore": "with the matrix methods",
-    "contrib.muon": "with the matrix methods",
-    "contrib.scale_by_muon": "with the matrix methods",
     "second_order.fisher_diag": "curvature has a room of its own",
     "second_order.hessian_diag": "curvature has a room of its own",
 }

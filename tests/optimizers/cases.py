@@ -39,6 +39,12 @@ def of(m: Any, name: str) -> Any:
     return getattr(m, name) if m is fnopt else getattr(m.contrib, name)
 
 
+def axes(m: Any, rows: int = 0, columns: int = 1) -> Any:
+    """The kernel is a matrix and nothing else: the peer divides by the sides of empty leaves."""
+    matrix = fnopt.MatrixDimensionNumbers if m is fnopt else m.contrib.MuonDimensionNumbers
+    return {"blocks": [{"kernel": matrix(rows, columns)}, None], "empty": None}
+
+
 def _even(step: Any, **extra_args: Any) -> Any:
     return step % 2 == 0
 
@@ -135,6 +141,27 @@ OPTIMIZERS: dict[str, Any] = {
     "schedule_free_adamw": lambda m: of(m, "schedule_free_adamw")(0.1, 5, weight_decay=0.1),
     "schedule_free_sgd": lambda m: of(m, "schedule_free_sgd")(0.1, weight_decay=0.1),
     "mechanize": lambda m: of(m, "mechanize")(m.sgd(rate(m), 0.9), s_init=0.1),
+    "muon": lambda m: of(m, "muon")(
+        rate(m), weight_decay=0.1, muon_weight_dimension_numbers=axes(m)
+    ),
+    "muon_options": lambda m: of(m, "muon")(
+        0.1,
+        "dion",
+        5,
+        0.9,
+        nesterov=False,
+        adaptive=True,
+        preconditioning="schatten",
+        adam_learning_rate=rate(m),
+        adam_weight_decay=0.1,
+        consistent_rms=0.2,
+    ),
+    "muon_aol": lambda m: of(m, "muon")(
+        0.1, ns_steps=4, preconditioning="aol", muon_weight_dimension_numbers=axes(m, 1, 0)
+    ),
+    "muon_spectral": lambda m: of(m, "muon")(
+        0.1, preconditioning="spectral", muon_weight_dimension_numbers=axes(m)
+    ),
     "sam": _sam,
     "small_parts": _small_parts,
     "reduce_on_plateau": _plateau,

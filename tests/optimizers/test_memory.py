@@ -39,7 +39,10 @@ NEEDS_A_SUM = {
     *("adafactor", "adafactor_plain", "novograd", "prodigy", "prodigy_safeguarded"),
     *("dadapt_adamw", "dog", "dog_first_rate", "dowg", "momo", "momo_adam", "mechanize", "sam"),
 }
+# Products of matrices, and the matrices of one shape side by side.
+NEEDS_A_PRODUCT = {"muon", "muon_options", "muon_aol", "muon_spectral"}
 EXEMPT = NEEDS_A_SUM | KEEPS_A_DIRECTION | HAS_A_CONDITIONAL | NEEDS_A_NORM | NOT_MENDED
+EXEMPT |= NEEDS_A_PRODUCT
 NAMES = [name for name in ALL if name not in EXEMPT]
 
 

@@ -1,0 +1,50 @@
+"""A matrix method for matrices, and Adam for what is none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fnopt.core import static
+from fnopt.optimizers._adam import adamw
+from fnopt.optimizers._matrix_rule import as_rule, check_rule, numbers_of
+from fnopt.transforms import Selector, chain, partition
+
+
+class matrix_labels(Selector):
+    """Labels matrices and other leaves, for a partition.
+
+    Args:
+        matrix: The label of the matrices.
+        rule: Which leaves are: None for those with two axes, `MatrixDimensionNumbers` for those
+            with two or more, a tree of them (None for no matrix), or a pattern, `by_pattern` or
+            `by_path` that gives them, True (a matrix if it has two axes) or False.
+        other: The label of all others.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> from fnopt.optimizers import matrix_labels
+        >>> params = {"embed": jnp.ones((9, 2)), "w": jnp.ones((2, 2)), "b": jnp.ones(2)}
+        >>> rule = fnopt.by_pattern({"embed": False}, default=True)
+        >>> fnopt.select(matrix_labels("muon", rule), params)
+        {'b': 'adam', 'embed': 'adam', 'w': 'muon'}
+    """
+
+    matrix: str = static(default="matrix")
+    rule: Any = static(default=None, convert=as_rule)
+    other: str = static(default="adam")
+
+    def choose(self, leaves: list[tuple[str, Any]]) -> list[Any]:
+        """The label of every leaf."""
+        found = numbers_of(self.rule, leaves)
+        return [self.other if numbers is None else self.matrix for numbers in found]
+
+    def check(self, positions: list[str]) -> None:
+        """Refuses a rule by path that can't have been meant for these paths."""
+        check_rule(self.rule, positions)
+
+
+def with_adam(label: str, members: Sequence[Any], rule: Any, **adam: Any) -> partition:
+    """A partition of a chain for the matrices and AdamW for the other leaves."""
+    transforms = {label: chain(*members), "adam": adamw(**adam)}
+    return partition(transforms, matrix_labels(label, rule))

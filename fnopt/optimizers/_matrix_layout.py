@@ -1,0 +1,146 @@
+"""Leaves as matrices, and the matrices of one shape together.
+
+The matrices of a tree that have one shape are stacked, `[k, m, n]`, and a method works on the
+stack: its program has the size of its number of shapes, not of layers. All are laid wide (`m <= n`)
+before, so that the two projections of a block, `[d, 4 d]` and `[4 d, d]`, are of one shape.
+
+States are kept leaf by leaf all the same, with what belongs to a matrix along one leading axis: so
+they lie where the params lie, have their names, and survive a change of other layers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fnopt.core import gathered, joined, laid_like, reshaped
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How a leaf is cut into matrices.
+
+    Attributes:
+        shape: That of the leaf.
+        order: Its axes as batch, rows, columns.
+        batch: How many matrices there are before columns are cut.
+        rows: How many rows they have.
+        widths: The columns of every part; of one width they are stacked, too.
+    """
+
+    shape: tuple[int, ...]
+    order: tuple[int, ...]
+    batch: int
+    rows: int
+    widths: tuple[int, ...]
+
+    @staticmethod
+    def of(
+        shape: tuple[int, ...],
+        rows: tuple[int, ...],
+        columns: tuple[int, ...],
+        split: int | tuple[int, ...] = 1,
+    ) -> Layout | None:
+        """The layout for these axes; None if the split doesn't fit."""
+        batch = tuple(i for i in range(len(shape)) if i not in {*rows, *columns})
+        size, m, n = (math.prod(shape[a] for a in axes) for axes in (batch, rows, columns))
+        widths = (n // split,) * split if isinstance(split, int) else split
+        return Layout(shape, batch + rows + columns, size, m, widths) if sum(widths) == n else None
+
+    @property
+    def _even(self) -> bool:
+        return len({*self.widths}) == 1
+
+    @property
+    def shapes(self) -> tuple[tuple[int, int, int], ...]:
+        """Number, rows and columns of the matrices of every part, not laid wide."""
+        if not math.prod(self.shape):
+            return ()
+        if self._even:
+            return ((self.batch * len(self.widths), self.rows, self.widths[0]),)
+        return tuple((self.batch, self.rows, width) for width in self.widths)
+
+    def cut(self, x: jax.Array, wide: bool = True) -> list[jax.Array]:
+        """The matrices `[k, m, n]` of every part; none of an empty leaf."""
+        return _cut(self, x, wide) if self.shapes else []
+
+    def _cut(self, x: jax.Array, wide: bool) -> list[jax.Array]:
+        x = gathered(x)  # a matrix is worked on as a whole
+        if self.order != tuple(range(len(self.order))):
+            x = jnp.transpose(x, self.order)
+        x = reshaped(x, self.batch, self.rows, sum(self.widths))
+        if not self._even:
+            parts = jnp.split(x, np.cumsum(self.widths)[:-1].tolist(), axis=2)
+        elif len(self.widths) > 1:
+            x = reshaped(x, self.batch, self.rows, len(self.widths), self.widths[0])
+            parts = [reshaped(jnp.moveaxis(x, 2, 1), *self.shapes[0])]
+        else:
+            parts = [x]
+        return [self._turned(x, shape, wide) for x, shape in zip(parts, self.shapes, strict=True)]
+
+    def _turned(self, x: jax.Array, shape: tuple[int, int, int], wide: bool) -> jax.Array:
+        return jnp.swapaxes(x, 1, 2) if wide and shape[1] > shape[2] else x
+
+    def whole(self, parts: list[jax.Array], like: Any, wide: bool = True) -> jax.Array:
+        """The leaf of these parts, lying as another does."""
+        return _whole(self, parts, like, wide) if parts else like
+
+    def _whole(self, parts: list[jax.Array], like: Any, wide: bool) -> jax.Array:
+        pairs = zip(parts, self.shapes, strict=True)
+        parts = [self._turned(x, shape, wide) for x, shape in pairs]
+        x = parts[0]
+        if not self._even:
+            x = joined(parts, axis=2)
+        elif len(self.widths) > 1:
+            x = reshaped(x, self.batch, len(self.widths), self.rows, self.widths[0])
+            x = jnp.moveaxis(x, 1, 2)
+        x = reshaped(x, *(self.shape[i] for i in self.order))
+        back = np.argsort(self.order).tolist()
+        return laid_like(x if back == sorted(back) else jnp.transpose(x, back), like)
+
+
+# Programs of their own, so that a step has one equation a leaf for each; XLA inlines them.
+_cut = jax.jit(Layout._cut, static_argnums=(0, 2))
+_whole = jax.jit(Layout._whole, static_argnums=(0, 3))
+
+
+def by_shape(fn: Callable[[Any], Any], rows: list[list[Any]]) -> list[list[Any]]:
+    """Applies a function to all matrices of a shape together.
+
+    Args:
+        fn: From a tree of arrays with a leading axis, along which it works on each by itself, to
+            another such tree.
+        rows: For every leaf its parts; a part is a tree of arrays with as many matrices along the
+            leading axis. Parts of equal structure, shapes and dtypes are given to `fn` stacked.
+
+    Returns:
+        What `fn` gives, in the same places.
+    """
+    groups: dict[Any, list[tuple[int, int]]] = {}
+    for i, row in enumerate(rows):
+        for j, part in enumerate(row):
+            leaves, treedef = jax.tree.flatten(part)
+            key = treedef, tuple((x.shape[1:], x.dtype) for x in leaves)
+            groups.setdefault(key, []).append((i, j))
+    out: list[list[Any]] = [[None] * len(row) for row in rows]
+    for places in groups.values():
+        parts = [rows[i][j] for i, j in places]
+        result = fn(parts[0] if len(parts) == 1 else jax.tree.map(_stacked, *parts))
+        ends = np.cumsum([0, *(jax.tree.leaves(part)[0].shape[0] for part in parts)]).tolist()
+        for (i, j), start, stop in zip(places, ends, ends[1:], strict=False):
+            out[i][j] = jax.tree.map(lambda x, a=start, b=stop: _rows(x, a, b), result)
+    return out
+
+
+def _stacked(*parts: jax.Array) -> jax.Array:
+    return joined([*parts])
+
+
+def _rows(x: jax.Array, start: int, stop: int) -> jax.Array:
+    return x if (start, stop) == (0, x.shape[0]) else jax.lax.slice_in_dim(x, start, stop)

@@ -1,0 +1,169 @@
+"""Which leaves of a tree are matrices, and along which axes."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import jax
+
+from fnopt.core import Value, leaves_with_names, shown, static, where
+from fnopt.optimizers._matrix_layout import Layout
+from fnopt.transforms import Labels, Selector, by_pattern
+
+
+def _axes(given: Any) -> tuple[int, ...]:
+    """One axis or several, as a tuple."""
+    try:
+        return tuple(map(operator.index, given if isinstance(given, (tuple, list)) else (given,)))
+    except TypeError:
+        raise TypeError(
+            f"MatrixDimensionNumbers: {given!r} is no axis, expected an int or a tuple of ints."
+        ) from None
+
+
+def _parts(given: Any) -> int | tuple[int, ...]:
+    """How many parts, or of which sizes; all at least 1."""
+    parts = _axes(given)
+    if not parts or min(parts) < 1:
+        raise ValueError(
+            f"MatrixDimensionNumbers: split = {given!r}, expected a number of parts or their "
+            "sizes, all at least 1."
+        )
+    return parts if isinstance(given, (tuple, list)) else parts[0]
+
+
+class MatrixDimensionNumbers(Value):
+    """Which axes of a leaf are the rows of a matrix, and which are its columns.
+
+    For a kernel in `x @ W` the rows are the inputs, the axes that are summed over, and the columns
+    are the outputs. Axes that are neither are a batch: each entry is a matrix of its own (layers
+    that were stacked for a scan, heads, experts).
+
+    Args:
+        reduction_axis: The axis of the rows, or several that are taken as one.
+        output_axis: The axis of the columns, or several.
+        split: Into how many matrices the columns are cut, or the widths of these: 3 for a kernel
+            that holds query, key and value side by side, `(512, 64, 64)` for grouped queries.
+
+    Raises:
+        TypeError: If an axis is no whole number.
+        ValueError: In use, if axes don't exist or overlap, or parts don't add up; the message names
+            the leaf.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> conv = fnopt.MatrixDimensionNumbers((0, 1, 2), 3)  # height, width, inputs; outputs
+        >>> tx = fnopt.scale_by_muon(weight_dimension_numbers=conv)
+        >>> kernel = jnp.ones((3, 3, 2, 4))
+        >>> tx.update(kernel, tx.init(kernel))[0].shape
+        (3, 3, 2, 4)
+    """
+
+    reduction_axis: int | tuple[int, ...] = static(default=0, convert=_axes)
+    output_axis: int | tuple[int, ...] = static(default=1, convert=_axes)
+    split: int | tuple[int, ...] = static(default=1, convert=_parts)
+
+
+def _is_numbers(x: Any) -> bool:
+    """Ours, or a peer's named tuple."""
+    return hasattr(x, "reduction_axis") and hasattr(x, "output_axis")
+
+
+def _as_numbers(x: Any) -> Any:
+    if x is None or isinstance(x, bool):
+        return bool(x)
+    if _is_numbers(x):
+        return MatrixDimensionNumbers(x.reduction_axis, x.output_axis, getattr(x, "split", 1))
+    raise TypeError(
+        f"{where()}weight_dimension_numbers: {x!r} is a {type(x).__name__}, expected "
+        "fnopt.MatrixDimensionNumbers(rows, columns), True (a matrix if it has two axes) or "
+        "False or None (no matrix)."
+    )
+
+
+def as_rule(given: Any) -> Any:
+    """What a user may give as dimension numbers, as something hashable.
+
+    None; dimension numbers for all leaves with two axes or more; a pattern, `by_pattern` or
+    `by_path`, which give True, False or dimension numbers; or a tree of these with the structure
+    of the params or a prefix of it.
+    """
+    if isinstance(given, str):
+        return by_pattern(given)
+    if given is None or isinstance(given, (Selector, bool)):
+        return given
+    if _is_numbers(given):
+        return _as_numbers(given)
+    if callable(given) and jax.tree.leaves(given) == [given]:
+        raise TypeError(
+            f"weight_dimension_numbers = {given!r} is a function: write fnopt.by_path(fn), where "
+            "fn(path, leaf) gives the fnopt.MatrixDimensionNumbers of one leaf, True or False."
+        )
+    pairs, _ = leaves_with_names(given, is_leaf=lambda x: x is None or _is_numbers(x))
+    return Labels(tuple(p for p, _ in pairs), tuple(_as_numbers(x) for _, x in pairs))  # pyright: ignore[reportArgumentType]
+
+
+def check_rule(rule: Any, positions: list[str]) -> None:
+    """Raises a ValueError if a rule by path can't have been meant for these paths."""
+    if isinstance(rule, Selector):
+        rule.check(positions)
+
+
+def numbers_of(rule: Any, leaves: list[tuple[str, Any]]) -> list[MatrixDimensionNumbers | None]:
+    """The dimension numbers of every leaf; None for one that is no matrix."""
+    if isinstance(rule, Selector):
+        chosen = rule.choose(leaves)
+    elif isinstance(rule, MatrixDimensionNumbers):
+        chosen = [rule if len(leaf.shape) > 1 else False for _, leaf in leaves]
+    else:
+        chosen = [rule is not False] * len(leaves)
+    return [_resolved(x, leaf) for x, (_, leaf) in zip(chosen, leaves, strict=True)]
+
+
+def _resolved(chosen: Any, leaf: Any) -> MatrixDimensionNumbers | None:
+    chosen = _as_numbers(chosen)
+    if chosen is True:  # the plain rule: what has two axes is a matrix
+        return MatrixDimensionNumbers() if len(leaf.shape) == 2 else None
+    return chosen or None
+
+
+def layouts_of(rule: Any, tree: Any) -> list[Layout]:
+    """How every leaf of a tree is cut into matrices; an error if one is none."""
+    leaves, _ = leaves_with_names(tree)
+    check_rule(rule, [path for path, _ in leaves_with_names(tree, is_leaf=lambda x: x is None)[0]])
+    found = numbers_of(rule, leaves)
+    return [_layout(path, x, d) for (path, x), d in zip(leaves, found, strict=True)]
+
+
+def _layout(path: str, leaf: Any, numbers: MatrixDimensionNumbers | None) -> Layout:
+    shape, name = tuple(leaf.shape), f"{where()}{shown(path)} has shape {tuple(leaf.shape)}"
+    if numbers is None:
+        raise ValueError(
+            f"{name}, which is no matrix. Give it fnopt.MatrixDimensionNumbers(rows, columns), or "
+            "leave it to another optimizer: the recipes (fnopt.muon, fnopt.soap, ...) hand such "
+            "leaves to Adam, fnopt.partition to whatever you say."
+        )
+    given = {"reduction_axis": numbers.reduction_axis, "output_axis": numbers.output_axis}
+    axes: dict[str, tuple[int, ...]] = {}
+    for what, chosen in given.items():
+        chosen = _axes(chosen)
+        if not chosen or any(not -len(shape) <= a < len(shape) for a in chosen):
+            raise ValueError(
+                f"{name}, but {what} = {chosen}, expected axes from 0 to {len(shape) - 1}: a "
+                "matrix has rows and columns. Mend its fnopt.MatrixDimensionNumbers."
+            )
+        axes[what] = tuple(a % len(shape) for a in chosen)
+    rows, columns = axes.values()
+    if len({*rows, *columns}) < len(rows) + len(columns):
+        raise ValueError(
+            f"{name}: reduction_axis = {rows} and output_axis = {columns} overlap, expected every "
+            "axis once. Mend its fnopt.MatrixDimensionNumbers."
+        )
+    layout = Layout.of(shape, rows, columns, numbers.split)
+    if layout is None:
+        raise ValueError(
+            f"{name}, so its columns can't be cut by split = {numbers.split}: expected a divisor "
+            "of their number, or sizes that add up to it."
+        )
+    return layout

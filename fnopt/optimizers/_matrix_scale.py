@@ -1,0 +1,158 @@
+"""The size of an orthogonal update, by the shape of its matrix and by neuron."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import (
+    OwnSlot,
+    Scalar,
+    Transformation,
+    compute_dtype,
+    ema,
+    hyper,
+    map_leaves,
+    nonzero,
+    positive_root,
+    real_dtype,
+    root,
+    squared_modulus,
+    static,
+)
+from fnopt.optimizers._matrix_layout import Layout, by_shape
+from fnopt.optimizers._matrix_rule import as_rule, layouts_of
+
+
+class scale_by_matrix_shape(Transformation):
+    r"""Scales updates by a factor of the shapes of their matrices.
+
+    .. math:: u = s\, g, \qquad s = \begin{cases} \sqrt{\max(1,\ \text{outputs} / \text{inputs})} \\
+              \rho \sqrt{\max(\text{inputs}, \text{outputs})} & \text{with } \rho \text{ given}
+              \end{cases}
+
+    With the first, a rate holds for every width of a network. With the second an orthogonal update
+    has the root mean square :math:`\rho` in any shape, as Adam's has some 0.2.
+
+    Args:
+        consistent_rms: :math:`\rho`; None for the first rule.
+        weight_dimension_numbers: The axes of the matrices, as in `scale_by_muon`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, g = fnopt.scale_by_matrix_shape(), jnp.ones((1, 4))
+        >>> tx.update(g, tx.init(g))[0]
+        Array([[2., 2., 2., 2.]], dtype=float32)
+
+    Reference:
+        Liu et al., 2025, arXiv:2502.16982.
+    """
+
+    consistent_rms: Scalar | None = hyper(default=None, gt=0)
+    weight_dimension_numbers: Any = static(default=None, convert=as_rule)
+
+    def update(
+        self, updates: Any, state: Any, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, Any]:
+        """Scaled updates."""
+        leaves, treedef = jax.tree.flatten(updates)
+        layouts = layouts_of(self.weight_dimension_numbers, updates)
+        scaled = [self._scaled(*pair) for pair in zip(leaves, layouts, strict=True)]
+        return treedef.unflatten(scaled), state
+
+    def _scaled(self, x: jax.Array, layout: Layout) -> jax.Array:
+        x = jnp.asarray(x)
+        x = x.astype(compute_dtype(x.dtype))
+        factors = [self._factor(rows, columns) for _, rows, columns in layout.shapes]
+        factors = [f if isinstance(f, float) else f.astype(x.dtype) for f in factors]
+        if not factors or all(isinstance(f, float) and f == 1.0 for f in factors):
+            return x
+        if len(factors) == 1:
+            return factors[0] * x
+        parts = [f * part for f, part in zip(factors, layout.cut(x), strict=True)]
+        return layout.whole(parts, x)
+
+    def _factor(self, rows: int, columns: int) -> Any:
+        if self.consistent_rms is None:
+            return math.sqrt(max(1.0, columns / rows))
+        return math.sqrt(max(rows, columns)) * jnp.asarray(self.consistent_rms, float)
+
+
+class NormalizeNeuronsState(NamedTuple):
+    """For every matrix of a leaf the mean squares of its outputs."""
+
+    nu: OwnSlot
+
+
+class normalize_neurons(Transformation):
+    r"""Divides what goes to each output by its root mean square over time.
+
+    .. math:: \nu_j \leftarrow \beta_2\, \nu_j + (1-\beta_2)\, \mathrm{mean}_i\, |g_{ij}|^2, \qquad
+              u_{ij} = \frac{\lVert g \rVert}{\lVert v \rVert}\, v_{ij}, \qquad
+              v_{ij} = \frac{g_{ij}}{\sqrt{\nu_j} + \epsilon}
+
+    Behind `scale_by_muon` it is NorMuon: orthogonal updates leave some neurons with far longer
+    steps than others. The norm of a matrix is kept. It stores one number for every output.
+
+    Args:
+        b2: :math:`\beta_2`.
+        eps: :math:`\epsilon`.
+        weight_dimension_numbers: The axes of the matrices, as in `scale_by_muon`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, g = fnopt.normalize_neurons(), jnp.asarray([[3.0, 4.0]])
+        >>> print(f"{tx.update(g, tx.init(g))[0][0, 0]:.3f}")  # their norm stays 5
+        3.536
+
+    Reference:
+        Li et al., 2025, arXiv:2510.05491.
+    """
+
+    b2: Scalar = hyper(default=0.95, ge=0, lt=1)
+    eps: Scalar = hyper(default=1e-10, ge=0)
+    weight_dimension_numbers: Any = static(default=None, convert=as_rule)
+
+    def init(self, params: Any) -> NormalizeNeuronsState:
+        """Zeros."""
+        leaves, treedef = jax.tree.flatten(params)
+        layouts = layouts_of(self.weight_dimension_numbers, params)
+        slots = []
+        for p, layout in zip(leaves, layouts, strict=True):
+            dtype = real_dtype(compute_dtype(p.dtype))
+            slots.append(tuple(jnp.zeros((k, n), dtype) for k, _, n in layout.shapes))
+        return NormalizeNeuronsState(treedef.unflatten(slots))
+
+    def update(
+        self, updates: Any, state: NormalizeNeuronsState, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, NormalizeNeuronsState]:
+        """Updates of the same norms, even over the outputs."""
+        updates = map_leaves(lambda g: g, updates)
+        leaves, treedef = jax.tree.flatten(updates)
+        layouts = layouts_of(self.weight_dimension_numbers, updates)
+        slots = treedef.flatten_up_to(state.nu)
+        rows = [
+            [{"g": g, "nu": nu} for g, nu in zip(layout.cut(x, wide=False), own, strict=True)]
+            for x, own, layout in zip(leaves, slots, layouts, strict=True)
+        ]
+        out = by_shape(self._even, rows)
+        new = [
+            layout.whole([part["g"] for part in row], x, wide=False)
+            for row, x, layout in zip(out, leaves, layouts, strict=True)
+        ]
+        nu = treedef.unflatten([tuple(part["nu"] for part in row) for row in out])
+        return treedef.unflatten(new), NormalizeNeuronsState(nu)
+
+    def _even(self, part: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        g, was = part["g"], part["nu"]
+        squares = squared_modulus(g)
+        b2, eps = (jnp.asarray(x, squares.dtype) for x in (self.b2, self.eps))
+        nu = ema(was.astype(squares.dtype), jnp.mean(squares, axis=1), b2)
+        divisor = (positive_root(nu) + eps)[:, None, :]
+        v = g / divisor.astype(g.dtype)
+        length = root(jnp.sum(squared_modulus(v), axis=(1, 2), keepdims=True))
+        factor = root(jnp.sum(squares, axis=(1, 2), keepdims=True)) / nonzero(length)
+        return {"g": v * factor.astype(g.dtype), "nu": nu.astype(was.dtype)}

@@ -1,0 +1,156 @@
+"""The orthogonal factor of matrices by odd polynomials (Newton-Schulz iterations)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import check_choice, matmul, nonzero, root
+
+Triple = tuple[float, float, float]
+
+# After so many polynomials in the Gram matrix alone it is formed anew: what rounding has put into
+# its smallest eigenvalues grows by up to 69 in a step, and a negative one would not come back.
+_STEPS_OF_A_GRAM = 3
+
+STANDARD: Triple = (3.4445, -4.7750, 2.0315)
+# Ahn et al., 2025, arXiv:2504.05295
+_DION: tuple[Triple, ...] = (
+    (4.0848, -6.8946, 2.9270),
+    (3.9505, -6.3029, 2.6377),
+    (3.7418, -5.5913, 2.3037),
+    (2.8769, -3.1427, 1.2046),
+    (2.8366, -3.0525, 1.2012),
+)
+# Amsel et al., 2025, arXiv:2505.16932: minimax polynomials for singular values from 1e-3 to 1.
+_POLAR_EXPRESS: tuple[Triple, ...] = (
+    (8.28721201814563, -23.595886519098837, 17.300387312530933),
+    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+    (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+    (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+    (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
+    (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
+    (1.875, -1.25, 0.375),
+)
+# Every polynomial but the last is of x / 1.01, so that rounding can't leave its interval.
+_SLACK = 1.01
+
+PRESETS = ("standard", "dion", "polar_express")
+PRECONDITIONINGS = ("frobenius", "spectral", "aol", "schatten")
+
+
+def as_coefficients(given: Any) -> Any:
+    """The name of a preset, three numbers, or a tuple of such triples; hashable."""
+    if isinstance(given, str):
+        check_choice(given, PRESETS, "ns_coeffs", "muon")
+        return given
+    try:
+        nested = [[*map(float, row)] for row in given]
+        if nested and all(len(row) == 3 for row in nested):
+            return tuple(map(tuple, nested))
+    except TypeError:
+        if len(given) == 3:
+            return tuple(map(float, given))
+    raise ValueError(
+        f"ns_coeffs = {given!r}, expected three numbers, a sequence of such triples, or one of "
+        f"{', '.join(map(repr, PRESETS))}."
+    )
+
+
+def polynomials(coefficients: Any, steps: int) -> tuple[Triple, ...]:
+    """The coefficients of every step."""
+    if coefficients == "polar_express":
+        scaled = [
+            tuple(c / _SLACK**i for c, i in zip(t, (1, 3, 5), strict=True))
+            for t in _POLAR_EXPRESS[:-1]
+        ]
+        last = (_POLAR_EXPRESS[-1],) * max(0, steps - len(scaled))
+        return (*scaled[:steps], *last)  # pyright: ignore[reportReturnType]
+    if coefficients == "dion":
+        return _DION[-steps:] if steps < len(_DION) else _DION
+    if coefficients == "standard":
+        coefficients = STANDARD
+    return coefficients if isinstance(coefficients[0], tuple) else (coefficients,) * steps
+
+
+def orthogonalized(
+    x: jax.Array, coefficients: tuple[Triple, ...], eps: Any, preconditioning: str = "frobenius"
+) -> jax.Array:
+    r"""Matrices with their singular values brought near 1, `U V^T` of `U S V^T`.
+
+    .. math:: X_{k+1} = (a_k I + b_k A_k + c_k A_k^2)\, X_k, \qquad A_k = X_k X_k^\top
+
+    Where the matrices are wide, several polynomials are multiplied before they meet `X`:
+    :math:`A_{k+1} = P_k A_k P_k` needs `X` only at the start, and products of `m` by `m` are
+    cheaper than such of `m` by `n`.
+
+    Args:
+        x: Real or complex matrices `[k, m, n]` with `m <= n`.
+        coefficients: `(a, b, c)` for every step.
+        eps: What the norms are at least, a scalar of the real dtype.
+        preconditioning: How singular values are brought below 1 before the first step.
+
+    Returns:
+        Matrices like `x`.
+    """
+    # In units of the largest element: squares of 1e-24 would be 0, those of 1e20 infinite.
+    largest = jnp.max(jnp.abs(x), axis=(1, 2), keepdims=True)
+    unit = jax.lax.stop_gradient(nonzero(largest))
+    x, A = _preconditioned(x / unit.astype(x.dtype), eps / unit, preconditioning)
+    if _cheaper_by_gram(x, len(coefficients)):
+        return _by_gram(x, A, coefficients)
+    for i, (a, b, c) in enumerate(coefficients):
+        A = gram(x) if i else A
+        x = a * x + matmul(b * A + c * matmul(A, A), x)
+    return x
+
+
+def gram(x: jax.Array) -> jax.Array:
+    """`X X^H` of each matrix."""
+    return matmul(x, jnp.conj(jnp.swapaxes(x, 1, 2)))
+
+
+def _preconditioned(x: jax.Array, eps: jax.Array, kind: str) -> tuple[jax.Array, jax.Array]:
+    """The matrices with singular values of at most 1 or nearly so, and their Gram matrices."""
+    A = gram(x)
+    if kind == "aol":
+        rows = jnp.sum(jnp.abs(A), axis=2, keepdims=True)
+        factor = jax.lax.rsqrt(jnp.maximum(rows, eps * eps)).astype(x.dtype)
+        return x * factor, A * factor * jnp.swapaxes(factor, 1, 2)
+    if kind == "schatten":
+        norm = root(root(jnp.sum(jnp.square(jnp.abs(A)), axis=(1, 2), keepdims=True)))
+        norm = jnp.maximum(norm, eps)
+    elif kind == "spectral":
+        norm = root(jnp.linalg.eigvalsh(A)[:, -1:, None]) + eps
+    else:
+        norm = root(jnp.real(jnp.trace(A, axis1=1, axis2=2))[:, None, None]) + eps
+    factor = (1 / nonzero(norm)).astype(x.dtype)
+    return x * factor, A * factor * factor
+
+
+def _cheaper_by_gram(x: jax.Array, steps: int) -> bool:
+    """By the number of products; in 16 bits the Gram matrix has no digits to spare."""
+    _, m, n = x.shape
+    restarts = math.ceil(steps / _STEPS_OF_A_GRAM)
+    plain = steps * (2 * n + m)
+    return (
+        jnp.finfo(x.dtype).bits >= 32 and restarts * 2 * n + (4 * steps - 3 * restarts) * m < plain
+    )
+
+
+def _by_gram(x: jax.Array, A: jax.Array, coefficients: tuple[Triple, ...]) -> jax.Array:
+    eye = jnp.eye(x.shape[1], dtype=x.dtype)
+    for start in range(0, len(coefficients), _STEPS_OF_A_GRAM):
+        (a, b, c), *others = coefficients[start : start + _STEPS_OF_A_GRAM]
+        A = gram(x) if start else A
+        Q = P = a * eye + b * A + c * matmul(A, A)
+        for a, b, c in others:
+            A = matmul(matmul(P, A), P)
+            P = a * eye + b * A + c * matmul(A, A)
+            Q = matmul(P, Q)
+        x = matmul(Q, x)
+    return x

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         curvature,
         curves,
         discrete,
+        distributed,
         gradients,
         interop,
         jacobians,
@@ -113,6 +114,7 @@ _LATER: dict[str, tuple[str, ...]] = {
         "standard_errors",
     ),
     "discrete": (),
+    "distributed": (),
     "gradients": (
         "add_noise",
         "clipped_grad",
@@ -215,6 +217,7 @@ __all__ = [
     "curve_fit_batch",
     "curves",
     "discrete",
+    "distributed",
     "dogleg",
     "fixed",
     "from_config",

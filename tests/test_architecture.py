@@ -43,6 +43,7 @@ LAYERS = {
     "projections": {"core"},
     "discrete": {"core"},
     "monitor": {"core"},
+    "distributed": {"core", "programs"},
     "interop": {"core"},
 }
 RUNTIME = {"fnopt", "jax", "numpy", *sys.stdlib_module_names}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fnopt.core import _exponents as exponents
 from fnopt.core._apply import apply_updates
 from fnopt.core._apply import cast_like as cast_like
+from fnopt.core._beside import beside as beside
 from fnopt.core._checks import (
     check_batch,
     check_choice,
@@ -50,7 +51,12 @@ from fnopt.core._numbers import root as root
 from fnopt.core._numbers import safe_norms as safe_norms
 from fnopt.core._numbers import sum_of_squares as sum_of_squares
 from fnopt.core._optional import optional as optional
+from fnopt.core._owners import fits as fits
 from fnopt.core._owners import owners as owners
+from fnopt.core._parts import TOTAL as TOTAL
+from fnopt.core._parts import part_axes as part_axes
+from fnopt.core._parts import parts_over as parts_over
+from fnopt.core._parts import totalling as totalling
 from fnopt.core._paths import leaf_paths, leaves_with_names, path_name, shown
 from fnopt.core._products import HIGHEST as HIGHEST
 from fnopt.core._products import matmul as matmul

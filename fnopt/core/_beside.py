@@ -11,7 +11,7 @@ from jax.core import Tracer
 from jax.experimental.shard_alike import shard_alike
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding, reshard
 
-from fnopt.core._owners import owners
+from fnopt.core._owners import fits, owners
 
 
 def beside(state: Any, params: Any) -> Any:
@@ -60,8 +60,8 @@ def _put(x: Any, home: Any) -> Any:
 
 def _told(state: Any, params: Any, home: NamedSharding) -> Any:
     found = owners(state, params)
-    leaves = [_alike(x, p) if p is not None else _whole(x, home) for _, x, p in found]
-    if leaves and all(p is None for _, _, p in found):
+    leaves = [_whole(x, home) if p is None else _alike(x, p) for _, x, p in found]
+    if leaves and not any(p is not None and fits(x, p) for _, x, p in found):
         # Of params that nothing depends on, the compiled function would not know the devices.
         smallest = min(filter(_is_array, jax.tree.leaves(params)), key=jnp.size)
         *leaves, _ = jax.lax.optimization_barrier((*leaves, smallest))
@@ -73,6 +73,8 @@ def _is_array(x: Any) -> bool:
 
 
 def _alike(x: Any, p: Any) -> Any:
+    if not fits(x, p):  # a slot of another layout: the compiler knows where it was put
+        return x
     return shard_alike(jnp.broadcast_to(p, jnp.shape(x)), x)[1]
 
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from fnopt.core._dtypes import compute_dtype, dtype_of, increment, real_dtype, zero_count
 from fnopt.core._leaves import cast, check_inexact, check_same_tree, check_scalars
+from fnopt.core._parts import part_axes
 from fnopt.core._slots import declared_slots, own_slots, slot_copy, slot_zeros
 from fnopt.core._transformation import EmptyState, Transformation
 
@@ -113,7 +114,7 @@ class Leafwise(Transformation):
         names = tuple(declared_slots(self.State))
         leaves, treedef, columns = self._columns(updates, state, params, names)
         numbers = _Numbers(self, state.count if self._counts else None)
-        program = _leaf_program(type(self), self._flatten()[1], names)
+        program = _leaf_program(type(self), self._flatten()[1], names, part_axes())
         rows = [program(numbers.of(row), *row) for row in zip(leaves, *columns, strict=True)]
         trees = [treedef.unflatten([row[i] for row in rows]) for i in range(1 + len(names))]
         fields = dict(zip(names, trees[1:], strict=True))
@@ -182,7 +183,11 @@ def _scalar_program(cls: type[Leafwise]) -> Callable[..., Any]:
 
 
 @functools.cache
-def _leaf_program(cls: type[Leafwise], flags: Any, slots: tuple[str, ...]) -> Callable[..., Any]:
+def _leaf_program(
+    cls: type[Leafwise], flags: Any, slots: tuple[str, ...], axes: tuple[str, ...]
+) -> Callable[..., Any]:
+    del axes  # norms of parts are another program
+
     def leaf(h: dict[str, Any], *row: Any) -> tuple[Any, ...]:
         dtype = compute_dtype(*map(jnp.result_type, jax.tree.leaves(row)))
         args = jax.tree.map(lambda x: cast(x, dtype), row)

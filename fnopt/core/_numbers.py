@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core._dtypes import compute_dtype, real_dtype
+from fnopt.core._parts import part_axes, totalling
 
 # From how many elements on a temporary of that size is avoided.
 _LARGE = 2**14
@@ -89,11 +90,11 @@ def _rescaled(squares: Any, plain: jax.Array, bad: jax.Array) -> jax.Array:
     return root(squares(scale)) / scale
 
 
-def joint_norm(norms: Sequence[jax.Array]) -> jax.Array:
+def joint_norm(norms: Sequence[jax.Array] | jax.Array) -> jax.Array:
     """The norm of a whole from the norms of its parts, elementwise: `(sum_k n_k^2)^(1/2)`."""
     if len(norms) == 1:
         return norms[0]
-    stacked = jnp.stack([*norms])
+    stacked = norms if isinstance(norms, jax.Array) else jnp.stack([*norms])
     largest = jnp.max(stacked, axis=0)
     # Of parts that are infinite, the quotients would be NaN.
     unit = jnp.where(jnp.isfinite(largest), nonzero(largest), jnp.ones_like(largest))
@@ -105,7 +106,18 @@ def norm_of_leaves(leaves: Sequence[Any]) -> jax.Array:
     """The Euclidean norm over some arrays, in their widest real dtype, at least float32."""
     if not leaves:
         return jnp.zeros((), jnp.float32)
-    return _norm([jnp.asarray(x) for x in leaves])
+    with totalling():
+        norm = _norm([jnp.asarray(x) for x in leaves])
+        return joint_norm(_on_all_devices(norm, part_axes())) if part_axes() else norm
+
+
+def _on_all_devices(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """A number of every device, as a vector that is the same on all: their squares could overflow.
+
+    It is a sum, and no gathering, because of a sum it is known that all devices have the same.
+    """
+    mine = jnp.arange(jax.lax.psum(1, axes)) == jax.lax.axis_index(axes)
+    return jax.lax.psum(jnp.where(mine, x, jnp.zeros_like(x)), axes)
 
 
 @jax.custom_jvp

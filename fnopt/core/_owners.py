@@ -13,9 +13,8 @@ def owners(state: Any, params: Any) -> list[tuple[str, Any, Any]]:
     """For every leaf of a state: its name, itself, and the leaf of the params that it goes with.
 
     A slot repeats the structure of the params, so that the names of its leaves end with names of
-    params: `'0/mu/dense/kernel'` belongs to `'dense/kernel'`. It has the same shape too, or one
-    leading axis more (the memory of L-BFGS); what has another shape (factors of a matrix, a count)
-    belongs to none: `None`.
+    params: `'0/mu/dense/kernel'` belongs to `'dense/kernel'`. What has no such name (a count, the
+    factors of a matrix) belongs to none: `None`. Whether it has the shape too says `fits`.
 
     Args:
         state: The state of any optimizer; arrays or shapes.
@@ -26,9 +25,15 @@ def owners(state: Any, params: Any) -> list[tuple[str, Any, Any]]:
 
 
 def _owner(name: str, leaf: Any, known: dict[str, Any]) -> Any:
-    parts, shape = name.split("/"), jnp.shape(leaf)
-    for i in range(len(parts) + 1):  # the longest name first
-        found = known.get("/".join(parts[i:]))
-        if found is not None and jnp.shape(found) in (shape, shape[1:]):
-            return found
-    return None
+    parts = name.split("/")
+    ends = ["/".join(parts[i:]) for i in range(len(parts) + 1)]
+    found = [end for end in ends if end in known]  # the longest name first
+    fitting = [end for end in found if fits(leaf, known[end])]
+    # A param that is the whole tree has no name: all names would end with it.
+    return next((known[end] for end in fitting + found if end or fits(leaf, known[end])), None)
+
+
+def fits(leaf: Any, owner: Any) -> bool:
+    """Whether a leaf of a state has the shape of its param, or one leading axis more (a memory)."""
+    shape = jnp.shape(leaf)
+    return jnp.shape(owner) in (shape, shape[1:])

@@ -21,6 +21,7 @@ from fnopt.core import (
     real_dtype,
     static,
     sum_of_squares,
+    totalling,
 )
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, chain, scale_by_learning_rate
@@ -81,7 +82,8 @@ class scale_by_novograd(Leafwise):
         return {"decay": jnp.where(t > 1, h.b2, jnp.zeros_like(h.b2))}
 
     def leaf(self, h: Any, g: Any, p: Any, mu: Any, nu: Any) -> Any:
-        nu = ema(nu, sum_of_squares(g), h.decay)
+        with totalling() as total:
+            nu = ema(nu, total(sum_of_squares(g)), h.decay)
         unit = g / (positive_root(nu + h.eps_root) + h.eps)
         mu = h.b1 * mu + unit + h.weight_decay * p
         return mu, mu, nu

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Scalar, cast_like, default_float, hyper, increment, is_inexact, zero_count
+from fnopt.core import (
+    Scalar,
+    cast_like,
+    default_float,
+    hyper,
+    increment,
+    is_inexact,
+    part_axes,
+    totalling,
+    zero_count,
+)
 from fnopt.transforms._wrapper import Wrapper
 
 
@@ -104,17 +115,20 @@ def _or_zeros(condition: jax.Array, updates: Any) -> Any:
     return jax.tree.map(one, updates)
 
 
-def _conjunction(conditions: list[jax.Array]) -> jax.Array:
-    return functools.reduce(jnp.logical_and, conditions, jnp.ones((), bool))
+def _everywhere(conditions: Callable[[], list[jax.Array]]) -> jax.Array:
+    """Whether conditions hold, on all devices where each has a part of the leaves."""
+    with totalling() as total:
+        here = functools.reduce(jnp.logical_and, conditions(), jnp.ones((), bool))
+        return total((~here).astype(jnp.int32)) == 0 if part_axes() else here
 
 
 def _all_finite(tree: Any) -> jax.Array:
     leaves = filter(is_inexact, jax.tree.leaves(tree))
-    return _conjunction([jnp.isfinite(x).all() for x in leaves])
+    return _everywhere(lambda: [jnp.isfinite(x).all() for x in leaves])
 
 
 def _stays_finite(new: Any, old: Any) -> jax.Array:
     """Whether nothing that was finite no longer is; an infinity kept on purpose stays allowed."""
     pairs = zip(jax.tree.leaves(new), jax.tree.leaves(old), strict=True)
     floats = [(x, y) for x, y in pairs if is_inexact(x)]
-    return _conjunction([(jnp.isfinite(x) | ~jnp.isfinite(y)).all() for x, y in floats])
+    return _everywhere(lambda: [(jnp.isfinite(x) | ~jnp.isfinite(y)).all() for x, y in floats])

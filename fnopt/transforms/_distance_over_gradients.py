@@ -19,6 +19,7 @@ from fnopt.core import (
     real_dtype,
     static,
     sum_of_squares,
+    totalling,
 )
 
 
@@ -80,6 +81,7 @@ class scale_by_distance_over_gradients(Leafwise):
 
     def leaf(self, h: Any, g: Any, p: Any, farthest: Any, squares: Any, start: Any) -> Any:
         farthest = jnp.maximum(farthest, global_norm(p - start))
-        squares = squares + sum_of_squares(g)
+        with totalling() as total:
+            squares = squares + total(sum_of_squares(g))
         step = h.global_scale * farthest / positive_root(squares + h.eps)
         return step * g, farthest, squares, start

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import apply_updates, cast_like, compute_dtype, map_leaves, real_dtype
+from fnopt.core import apply_updates, cast_like, compute_dtype, map_leaves, real_dtype, totalling
 
 
 def real_dtype_of(tree: Any) -> Any:
@@ -27,8 +27,9 @@ def inner(a: Any, b: Any) -> jax.Array:
         x, y = jnp.asarray(x, wide), jnp.asarray(y, wide)
         return jnp.sum(jnp.real(jnp.conj(x) * y)).astype(dtype)
 
-    parts = map(one, jax.tree.leaves(a), jax.tree.leaves(b))
-    return functools.reduce(operator.add, parts, jnp.zeros((), dtype))
+    with totalling() as total:
+        parts = map(one, jax.tree.leaves(a), jax.tree.leaves(b))
+        return total(functools.reduce(operator.add, parts, jnp.zeros((), dtype)))
 
 
 def scaled(rate: jax.Array, updates: Any) -> Any:
@@ -64,5 +65,6 @@ def larger_estimate(before: jax.Array, numerator: jax.Array, length: jax.Array) 
 
 def real_sum(tree: Any, dtype: Any) -> jax.Array:
     """The sum of the real parts of all elements of a tree."""
-    parts = [jnp.sum(jnp.real(x)).astype(dtype) for x in jax.tree.leaves(tree)]
-    return functools.reduce(operator.add, parts, jnp.zeros((), dtype))
+    with totalling() as total:
+        parts = [jnp.sum(jnp.real(x)).astype(dtype) for x in jax.tree.leaves(tree)]
+        return total(functools.reduce(operator.add, parts, jnp.zeros((), dtype)))

@@ -40,7 +40,7 @@ def check(state, params):
     for name, leaf, owner in fnopt.core.owners(state, params):
         spec = leaf.sharding.spec
         assert leaf.sharding.device_set == set(jax.devices()[:2]), name
-        if owner is not None and owner.shape == leaf.shape:
+        if owner is not None and owner.shape == leaf.shape:  # not the memory of L-BFGS
             assert leaf.sharding.is_equivalent_to(owner.sharding, leaf.ndim), name
         if owner is None:
             assert not any(spec), name

@@ -1,0 +1,15 @@
+"""Past one device: where state lives, state divided between devices, workers that meet seldom."""
+
+from __future__ import annotations
+
+from fnopt.distributed._relayout import gather_state, scatter_state
+from fnopt.distributed._sharded import sharded
+from fnopt.distributed._state_sharding import init_sharded, state_sharding
+
+__all__ = [
+    "gather_state",
+    "init_sharded",
+    "scatter_state",
+    "sharded",
+    "state_sharding",
+]

@@ -1,0 +1,169 @@
+"""Whether an optimizer can work on parts of leaves: its program is read, nothing is believed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core as jex
+
+from fnopt.core import TOTAL, leaves_with_names, parts_over, shown, where
+from fnopt.distributed._packing import row_shape
+from fnopt.programs import jaxprs
+
+# Lengths that nothing else in a program has: what has one of them is a leaf.
+_PROBE, _MOST_LEAVES = 1_000_003, 100_000
+
+# What brings elements of an array together, or depends on where in the whole array they are.
+_MIXING = frozenset(
+    [
+        *("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"),
+        *("reduce_xor", "argmax", "argmin", "cumsum", "cumprod", "cummax", "cummin"),
+        *("cumlogsumexp", "dot_general", "conv_general_dilated", "sort", "top_k", "fft"),
+        *("concatenate", "rev", "random_bits", "threefry2x32", "iota"),
+    ]
+)
+
+# What only gives numbers another shape.
+_FORM = frozenset(["broadcast_in_dim", "reshape", "squeeze", "expand_dims", "copy"])
+
+_INSTEAD = (
+    "Use a jitted step without named axes and with "
+    "fnopt.distributed.state_sharding(tx, params, axis=...): the compiler divides any optimizer."
+)
+
+
+class Program(NamedTuple):
+    """An optimizer's update of some leaves: the shapes of its state, and its operations.
+
+    Attributes:
+        state: The shapes of the state.
+        steps: The primitives in their order, with the numbers that are written in the program.
+        mixing: The first operation that mixes elements: the name of the transform, the primitive.
+    """
+
+    state: Any
+    steps: list[Any]
+    mixing: tuple[str, str] | None
+
+
+def check_elementwise(
+    tx: Any, updates: Any, params: Any, extra_args: Any, axes: tuple[str, ...]
+) -> None:
+    """Raises a ValueError if the update of `tx` needs more of a leaf than a part of it.
+
+    Sums that know of parts (norms, inner products) are fine: they run over the devices. What
+    depends on the shape of a leaf (factors of a matrix, a mean over its elements) makes another
+    program of a part than of the whole, and is found so.
+    """
+    functions = [name for name, x in extra_args.items() if callable(x)]
+    if functions:
+        raise ValueError(
+            f"{where()}the extra argument {functions[0]!r} is a function of the whole params, of "
+            f"which a device updates a part. {_INSTEAD}"
+        )
+    complaint = _complaint(
+        _Shapes(tx),
+        _Shapes(updates),
+        None if params is None else _Shapes(params),
+        _Shapes(extra_args),
+        axes,
+    )
+    if complaint:
+        raise ValueError(f"{where()}{complaint}, of which a device has a part. {_INSTEAD}")
+
+
+@functools.lru_cache(maxsize=64)
+def _complaint(
+    tx: _Shapes, updates: _Shapes, params: _Shapes | None, extras: _Shapes, axes: tuple[str, ...]
+) -> str | None:
+    given = _with_axes(updates.tree), None if params is None else _with_axes(params.tree)
+    divided = _in_parts(given[0]), None if params is None else _in_parts(given[1])
+    parts = _program(tx.tree, divided[0], divided[1], extras.tree, axes)
+    if parts.mixing:
+        return f"{parts.mixing[0]} needs the whole of a leaf ({parts.mixing[1]})"
+    entire = _program(tx.tree, given[0], given[1], extras.tree, axes)
+    named = (leaves_with_names(program.state)[0] for program in (entire, parts))
+    for (name, x), (other, y) in zip(*named, strict=False):
+        kept = x.shape == y.shape or not x.size or _is_leaf(y.shape)
+        if name != other or not kept:
+            return f"{shown(name)} of the state, {list(x.shape)}, needs the whole of a leaf"
+    if jax.tree.structure(entire.state) != jax.tree.structure(parts.state):
+        return "the structure of the state needs the whole of a leaf"
+    if entire.steps != parts.steps:
+        return "the update depends on the shape of a leaf: it needs the whole"
+    return None
+
+
+def _program(tx: Any, updates: Any, params: Any, extras: Any, axes: tuple[str, ...]) -> Program:
+    def init(tx: Any, p: Any) -> Any:
+        return tx.init(p)
+
+    def update(tx: Any, u: Any, s: Any, p: Any, extra_args: Any) -> Any:
+        return tx.update(u, s, p, **extra_args)
+
+    with parts_over(axes):
+        state = jax.eval_shape(init, tx, updates if params is None else params)
+        jaxpr = jax.make_jaxpr(update)(tx, updates, state, params, extras).jaxpr
+    operations = list(_operations(jaxpr, tx._place))
+    mixing = ((name, eqn.primitive.name) for name, eqn in operations if _mixes(eqn))
+    steps = [_step(eqn) for _, eqn in operations if eqn.primitive.name not in _FORM]
+    return Program(state, steps, next(mixing, None))
+
+
+def _operations(jaxpr: jex.Jaxpr, name: str) -> Iterator[tuple[str, jex.JaxprEqn]]:
+    """All equations outside of sums over parts, with the jitted function that they are in."""
+    for eqn in jaxpr.eqns:
+        if any(TOTAL in part for part in jaxprs.scope(eqn)):
+            continue
+        yield name, eqn
+        inside = eqn.params.get("name", name)
+        for sub in jaxprs.sub_jaxprs(eqn):
+            yield from _operations(sub.jaxpr, name if inside.startswith("_") else inside)
+
+
+def _mixes(eqn: jex.JaxprEqn) -> bool:
+    shapes = [getattr(x.aval, "shape", ()) for x in (*eqn.invars, *eqn.outvars)]
+    return eqn.primitive.name in _MIXING and any(map(_is_leaf, shapes))
+
+
+def _is_leaf(shape: tuple[int, ...]) -> bool:
+    return any(_PROBE <= length < _PROBE + _MOST_LEAVES for length in shape)
+
+
+def _step(eqn: jex.JaxprEqn) -> tuple[Any, ...]:
+    written = [x.val for x in eqn.invars if isinstance(x, jex.Literal) and jnp.ndim(x.val) == 0]
+    return (eqn.primitive.name, *map(str, written))
+
+
+def _with_axes(tree: Any) -> Any:
+    """The same shapes; a leaf without axes gets one, as its parts have."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape or (1,), x.dtype), tree)
+
+
+def _in_parts(tree: Any) -> Any:
+    """Leaves of the form of parts, every one of another length."""
+    leaves, treedef = jax.tree.flatten(tree)
+    lengths = [_PROBE + i if x.size else 0 for i, x in enumerate(leaves)]
+    shapes = [row_shape(x, length) for x, length in zip(leaves, lengths, strict=True)]
+    pairs = zip(shapes, leaves, strict=True)
+    return treedef.unflatten([jax.ShapeDtypeStruct(shape, x.dtype) for shape, x in pairs])
+
+
+class _Shapes:
+    """The shapes and dtypes of a tree, as a key."""
+
+    def __init__(self, tree: Any) -> None:
+        leaves, treedef = jax.tree.flatten(tree)
+        shapes = [jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in leaves]
+        self.tree = treedef.unflatten(shapes)
+        self._key = treedef, tuple((x.shape, x.dtype) for x in shapes)
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: Any) -> bool:
+        return type(self) is type(other) and self._key == other._key

@@ -1,0 +1,125 @@
+"""The state of a divided optimizer, brought together for one device, and divided anew."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from fnopt.core import gathered, leaves_with_names, shown
+from fnopt.distributed._sharded import sharded
+from fnopt.distributed._state_sharding import init_sharded
+
+
+def undivided(tx: Any) -> Any:
+    """The optimizer without the `sharded` in it: what has the same state on one device."""
+
+    def is_sharded(node: Any) -> bool:
+        return isinstance(node, sharded)
+
+    def plain(node: Any) -> Any:
+        return undivided(node.inner) if is_sharded(node) else node
+
+    return jax.tree.map(plain, tx, is_leaf=is_sharded)
+
+
+def gather_state(tx: Any, state: Any, params: Any) -> Any:
+    """The state that the optimizer without `sharded` has: slots in the shapes of the params.
+
+    Args:
+        tx: An optimizer with `sharded` in it.
+        state: Its state, as it is outside of `jax.shard_map`, of any number of devices.
+        params: The params; arrays or shapes.
+
+    Returns:
+        The state of `tx.inner` (or of the chain around it without `sharded`). To evaluate an
+        average of the params, to save a checkpoint that any number of devices can go on from.
+
+    Raises:
+        ValueError: If a leaf has too few elements for its param.
+
+    Example:
+        >>> from jax.sharding import NamedSharding, PartitionSpec as P
+        >>> from fnopt import distributed
+        >>> mesh = jax.make_mesh((1,), ("data",))
+        >>> params = jax.device_put({"w": jnp.ones((2, 3))}, NamedSharding(mesh, P()))
+        >>> tx = distributed.sharded(fnopt.adam(1e-3), axis="data")
+        >>> state = tx.init(params)
+        >>> whole = distributed.gather_state(tx, state, params)
+        >>> fnopt.slots(state)["mu"]["w"].shape, fnopt.slots(whole)["mu"]["w"].shape
+        ((1, 6), (2, 3))
+    """
+    shapes = jax.tree.map(lambda p: jax.ShapeDtypeStruct(jnp.shape(p), jnp.result_type(p)), params)
+    target = jax.eval_shape(undivided(tx).init, shapes)
+
+    def one(name: str, x: Any, like: Any) -> Any:
+        if x.shape == like.shape:
+            return x
+        memory = x.size // max(x.shape[-1], 1) if x.size else 1  # how many rows of parts
+        size = math.prod(like.shape) // memory
+        if size * memory != math.prod(like.shape) or x.shape[-1] < size:
+            raise ValueError(
+                f"gather_state: {shown(name)} of the state has shape {x.shape}, expected parts of "
+                f"one of shape {like.shape}. Is the state of this optimizer and these params?"
+            )
+        return gathered(x).reshape(memory, x.shape[-1])[:, :size].reshape(like.shape)
+
+    return _mapped(one, state, target)
+
+
+def scatter_state(tx: Any, state: Any, params: Any, *, mesh: Mesh | None = None) -> Any:
+    """The state of `tx` on a mesh from what `gather_state` gave, of however many devices that was.
+
+    Args:
+        tx: An optimizer with `sharded` in it.
+        state: The state of the optimizer without it.
+        params: The params, on the mesh.
+        mesh: The mesh; by default the one that the params are on.
+
+    Returns:
+        The state, its slots divided over the devices of `tx`'s axis.
+
+    Raises:
+        ValueError: As `state_sharding`; or if a leaf has another shape than its param.
+
+    Example:
+        >>> from jax.sharding import NamedSharding, PartitionSpec as P
+        >>> from fnopt import distributed
+        >>> mesh = jax.make_mesh((1,), ("data",))
+        >>> params = jax.device_put({"w": jnp.ones((2, 3))}, NamedSharding(mesh, P()))
+        >>> tx = distributed.sharded(fnopt.adam(1e-3), axis="data")
+        >>> state = distributed.scatter_state(tx, fnopt.adam(1e-3).init(params), params)
+        >>> fnopt.slots(state)["mu"]["w"].shape
+        (1, 6)
+    """
+    fresh = init_sharded(tx, params, mesh=mesh)
+
+    def one(name: str, x: Any, new: Any) -> Any:
+        if jnp.shape(x) != new.shape:
+            memory = new.size // max(new.shape[-1], 1) if new.size else 1
+            size = jnp.size(x) // memory
+            if size * memory != jnp.size(x) or size > new.shape[-1]:
+                raise ValueError(
+                    f"scatter_state: {shown(name)} of the state has shape {jnp.shape(x)}, expected "
+                    f"what goes into {new.shape}. Is the state of this optimizer and these params?"
+                )
+            x = jnp.reshape(x, (*new.shape[:-1], size))
+            x = jax.device_put(x, NamedSharding(new.sharding.mesh, P()))
+            # What fills the last part up is that of a fresh state: no zeros to divide by.
+            x = jnp.concatenate([x, gathered(new)[..., size:]], axis=-1)
+        return jax.device_put(x, new.sharding)
+
+    return _mapped(one, state, fresh)
+
+
+def _mapped(one: Any, state: Any, target: Any) -> Any:
+    leaves, treedef = leaves_with_names(state)
+    wanted = jax.tree.structure(target)
+    if treedef != wanted:
+        raise ValueError(f"the state is {treedef}, expected {wanted}: that of another optimizer?")
+    found = [one(n, x, y) for (n, x), y in zip(leaves, jax.tree.leaves(target), strict=True)]
+    return jax.tree.unflatten(treedef, found)

@@ -1,0 +1,202 @@
+"""ZeRO: every device keeps, and works on, its part of an optimizer's state."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+from jax.core import Tracer
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, reshard
+
+from fnopt.core import (
+    Member,
+    Transformation,
+    as_transformation,
+    beside,
+    check_inexact,
+    gathered,
+    leaves_with_names,
+    parts_over,
+    shown,
+    static,
+    where,
+)
+from fnopt.distributed._elementwise import check_elementwise
+from fnopt.distributed._meshes import axis_names
+from fnopt.distributed._packing import (
+    gathered_parts,
+    in_a_row,
+    own_parts,
+    summed_parts,
+    types_are_tracked,
+    varies_over,
+)
+
+
+class sharded(Transformation):
+    r"""Divides an optimizer's state and work between the devices of a named axis (ZeRO-1).
+
+    .. math:: g^{(k)} = \Bigl(\tfrac1N \sum_{j=1}^{N} g_j\Bigr)^{(k)}, \qquad
+              u^{(k)}, s_k' = \mathrm{inner}(g^{(k)}, s_k, \theta^{(k)}), \qquad
+              u = (u^{(1)}, \dots, u^{(N)})
+
+    It is used inside `jax.shard_map`, with params that are whole on every device and the gradient
+    :math:`g_j` of each device's part of the batch. A step is one reduce-scatter of the gradients,
+    the inner update of this device's :math:`N`-th of every leaf, and one all-gather of the updates
+    (one of each for every dtype): the traffic of an all-reduce, with state and arithmetic divided
+    by N. Leaves keep their names, so that masks and labels work; sizes that N doesn't divide are
+    filled up with zeros. Norms and inner products over the leaves, those of
+    `clip_by_global_norm` among them, run over the devices by themselves.
+
+    The state is that of `inner` for parts in a row; outside of `shard_map` its arrays are
+    `[1, ..., N * ceil(size / N)]`, divided over the axis. `state_sharding` says how,
+    `init_sharded` or `init` of params on a mesh makes it, `gather_state` and `scatter_state` bring
+    it to and from the state that `inner` has on one device, say for another number of devices.
+
+    Transforms that look at gradients before they are averaged belong inside: clipping, skipping,
+    EMA, accumulation (outside, `accumulate` saves the traffic of all but every k-th step).
+
+    Args:
+        inner: An optimizer that works element by element, apart from norms and inner products.
+        axis: The name of the mesh axis (or names of several) that gradients are averaged over.
+        mean: Whether the mean of the devices' gradients is taken, or their sum. Gradients whose
+            type says that all devices have the same are taken as they are.
+
+    Raises:
+        ValueError: In use, if the axis isn't bound, if the state is of another number of devices,
+            or if `inner` needs whole leaves (factors of a matrix, random numbers, means of a
+            leaf): `state_sharding` with `axis` divides those.
+
+    Example:
+        >>> from functools import partial
+        >>> from jax.sharding import NamedSharding, PartitionSpec as P
+        >>> from fnopt import distributed
+        >>> tx = distributed.sharded(fnopt.adam(0.1), axis="data")
+        >>> mesh = jax.make_mesh((1,), ("data",))
+        >>> params = jax.device_put({"w": jnp.ones(3)}, NamedSharding(mesh, P()))
+        >>> batch = jax.device_put(jnp.ones((2, 3)), NamedSharding(mesh, P("data")))
+        >>> state = tx.init(params)
+        >>> specs = jax.tree.map(lambda s: s.spec, distributed.state_sharding(tx, params))
+        >>> @jax.jit
+        ... @partial(jax.shard_map, mesh=mesh, check_vma=False,
+        ...          in_specs=(P(), specs, P("data")), out_specs=(P(), specs))
+        ... def step(params, state, batch):
+        ...     grads = jax.grad(lambda p: jnp.mean((batch @ p["w"]) ** 2))(params)
+        ...     updates, state = tx.update(grads, state, params)
+        ...     return fnopt.apply_updates(params, updates), state
+        >>> step(params, state, batch)[0]
+        {'w': Array([0.9, 0.9, 0.9], dtype=float32)}
+
+    Reference:
+        Rajbhandari et al., 2020, arXiv:1910.02054.
+    """
+
+    inner: Any
+    axis: Any = static(convert=axis_names)
+    mean: bool = static(default=True)
+
+    def __post_init__(self) -> None:
+        self._set("inner", as_transformation(self.inner, "sharded: inner"))
+        super().__post_init__()
+
+    def members(self, state: Any = None) -> tuple[Member, ...]:
+        """The inner optimizer; its state is the state."""
+        return (Member(self.inner._place, self.inner, state),)
+
+    def init(self, params: Any) -> Any:
+        """The inner state for this device's parts; on a mesh, for the parts of all devices."""
+        check_inexact(params, "params")
+        n = _size_if_bound(self.axis)
+        if n is None:
+            parts = jax.tree.map(self._laid_out, params)
+            return beside(self.inner.init(parts), parts)
+        with parts_over(self.axis):
+            return self.inner.init(own_parts(params, self.axis, n))
+
+    def update(
+        self, updates: Any, state: Any, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, Any]:
+        """Averages the gradients, updates this device's parts, and puts all updates together."""
+        check_inexact(updates, "gradients")
+        n = self._size()
+        check_elementwise(self.inner, updates, params, extra_args, self.axis)
+        mine = None if params is None else own_parts(params, self.axis, n)
+        grads = self._averaged(updates, n)
+        with parts_over(self.axis):
+            _check_parts(state, jax.eval_shape(self.inner.init, grads if mine is None else mine), n)
+            new, state = self.inner.update(grads, state, mine, **extra_args)
+        return gathered_parts(new, updates, self.axis), state
+
+    def _averaged(self, updates: Any, n: int) -> Any:
+        """This device's parts of the averaged gradients."""
+        leaves, treedef = jax.tree.flatten(updates)
+        tracked = types_are_tracked(self.axis)
+        same = [tracked and not {*self.axis} & varies_over(g) for g in leaves]
+        summed = iter(
+            summed_parts([g for g, s in zip(leaves, same, strict=True) if not s], self.axis, n)
+        )
+        parts = [
+            own_parts(g, self.axis, n) if s else self._scaled(next(summed), n)
+            for g, s in zip(leaves, same, strict=True)
+        ]
+        return treedef.unflatten(parts)
+
+    def _scaled(self, part: jax.Array, n: int) -> jax.Array:
+        return part / jax.numpy.asarray(n, part.dtype) if self.mean else part
+
+    def _size(self) -> int:
+        n = _size_if_bound(self.axis)
+        if n is None:
+            raise ValueError(
+                f"{where()}the axis {self.axis!r} isn't bound here: call update inside "
+                "jax.shard_map over a mesh that has it. For a jitted step without named axes give "
+                "the plain optimizer and fnopt.distributed.state_sharding(tx, params, axis=...)."
+            )
+        return n
+
+    def _laid_out(self, p: Any) -> Any:
+        """A leaf as the parts of all devices in a row, divided over the mesh that it is on."""
+        mesh = _mesh_of(p)
+        if mesh is None or not {*self.axis} <= {*mesh.axis_names}:
+            raise ValueError(
+                f"{where()}the axis {self.axis!r} is neither bound here nor of a mesh that the "
+                "params are on: call init inside jax.shard_map, or put the params on the mesh "
+                "first, or use fnopt.distributed.init_sharded(tx, params, mesh=mesh)."
+            )
+        n = math.prod(mesh.shape[name] for name in self.axis)
+        spec = PartitionSpec(*(None,) * (jax.numpy.ndim(p) - 1), self.axis)
+        place = NamedSharding(mesh, spec)
+        if not isinstance(p, Tracer):
+            return jax.device_put(in_a_row(p, n), place)
+        if AxisType.Explicit in mesh.axis_types:
+            return reshard(in_a_row(gathered(p), n), place)
+        return jax.lax.with_sharding_constraint(in_a_row(p, n), place)
+
+
+def _size_if_bound(axes: tuple[str, ...]) -> int | None:
+    try:
+        return jax.lax.psum(1, axes)
+    except NameError:
+        return None
+
+
+def _mesh_of(p: Any) -> Any:
+    if isinstance(p, Tracer):
+        mesh = jax.typeof(p).sharding.mesh
+        return None if mesh.empty else mesh
+    sharding = getattr(p, "sharding", None)
+    return sharding.mesh if isinstance(sharding, NamedSharding) else None
+
+
+def _check_parts(state: Any, expected: Any, n: int) -> None:
+    if jax.tree.structure(state) != jax.tree.structure(expected):
+        return  # the inner optimizer says what is wrong
+    for (name, x), y in zip(leaves_with_names(state)[0], jax.tree.leaves(expected), strict=True):
+        if jax.numpy.shape(x) != y.shape:
+            raise ValueError(
+                f"{where()}{shown(name)} of the state has shape {jax.numpy.shape(x)} on a device, "
+                f"expected {y.shape}, one of {n} parts. Was the state made for another number of "
+                "devices (fnopt.distributed.gather_state and scatter_state), or given to shard_map "
+                "without the specs of fnopt.distributed.state_sharding(tx, params)?"
+            )

@@ -1,0 +1,245 @@
+"""ZeRO-1 over a named axis: the same steps, half of the state, one collective of each kind."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import fnopt
+from fnopt import distributed
+
+RNG = np.random.RandomState(0)
+# Sizes that two devices divide and don't, a scalar, an empty leaf.
+PARAMS = {
+    "bias": RNG.randn(3).astype("f"),
+    "kernel": RNG.randn(4, 3).astype("f"),
+    "scale": np.float32(0.5),
+    "nothing": np.zeros((0, 2), "f"),
+}
+BATCH = RNG.randn(8, 4).astype("f")
+STEPS = 4
+
+EXACT = {
+    "adamw": lambda: fnopt.adamw(1e-2, weight_decay=0.1, mask="kernel", mu_dtype="bfloat16"),
+    "partition": lambda: fnopt.partition(
+        {"a": fnopt.adam(1e-2), "b": fnopt.sgd(0.1, momentum=0.9)},
+        fnopt.by_pattern({"kernel": "a"}, default="b"),
+    ),
+    "accumulate": lambda: fnopt.accumulate(fnopt.lion(1e-2), 2),
+    "averages": lambda: fnopt.chain(fnopt.rmsprop(1e-2), fnopt.params_ema(0.9)),
+}
+# With norms or inner products over all elements, whose sums are rounded otherwise.
+CLOSE = {
+    "clipped": lambda: fnopt.chain(fnopt.clip_by_global_norm(0.1), fnopt.adam(1e-2)),
+    "by_leaf": lambda: fnopt.chain(fnopt.novograd(1e-2), fnopt.scale_by_trust_ratio()),
+    "prodigy": fnopt.prodigy,
+    "finite": lambda: fnopt.apply_if_finite(fnopt.sgd(0.1)),
+}
+
+
+@functools.cache
+def mesh_of(kind="Auto"):
+    return jax.make_mesh((2,), ("data",), axis_types=(getattr(AxisType, kind),))
+
+
+def on_mesh(tree, kind="Auto", *spec):
+    return jax.device_put(tree, NamedSharding(mesh_of(kind), P(*spec)))
+
+
+def loss(p, batch):
+    out = jnp.tanh(batch @ p["kernel"] + p["bias"]) * p["scale"]
+    return jnp.mean(out**2) + 0.01 * jnp.sum(p["nothing"])
+
+
+def steps(tx, params, state, batch, reduced):
+    """Some steps inside shard_map; with `reduced`, gradients are averaged before the update."""
+
+    def body(carry, _):
+        params, state = carry
+        grads = jax.grad(loss)(params, batch)
+        if reduced:
+            grads = jax.tree.map(lambda g: jax.lax.psum(g, "data") / jnp.asarray(2, g.dtype), grads)
+        updates, state = tx.update(grads, state, params)
+        return (fnopt.apply_updates(params, updates), state), None
+
+    return jax.lax.scan(body, (params, state), length=STEPS)[0]
+
+
+def specs_of(tx, params):
+    return jax.tree.map(lambda s: s.spec, distributed.state_sharding(tx, params))
+
+
+def both(tx, kind="Auto"):
+    """Params and state after some steps, of the optimizer and of its divided version."""
+    parts, params, batch = distributed.sharded(tx, "data"), on_mesh(PARAMS, kind), BATCH
+    batch = on_mesh(batch, kind, "data")
+    specs = specs_of(parts, params)
+
+    def run(tx, parts, params, state, divided, batch):
+        plain = steps(tx, params, state, batch, True)
+        return *plain, *steps(parts, params, divided, batch, False)
+
+    mapped = jax.shard_map(
+        functools.partial(run, tx, parts),
+        mesh=mesh_of(kind),
+        in_specs=(P(), P(), specs, P("data")),
+        out_specs=(P(), P(), P(), specs),
+        check_vma=False,
+    )
+    out = jax.jit(mapped)(params, tx.init(params), parts.init(params), batch)
+    return parts, params, out
+
+
+@pytest.mark.parametrize("name", [*EXACT, *CLOSE])
+def test_equals_the_undivided_run(name):
+    tx = (EXACT | CLOSE)[name]()
+    parts, params, (theirs, state, mine, divided) = both(tx)
+    together = distributed.gather_state(parts, divided, params)
+    assert jax.tree.structure(together) == jax.tree.structure(state)
+    for x, y in zip(
+        jax.tree.leaves((mine, together)), jax.tree.leaves((theirs, state)), strict=True
+    ):
+        x, y = np.asarray(x).astype("f"), np.asarray(y).astype("f")
+        if name in EXACT:
+            np.testing.assert_array_equal(x, y)
+        else:
+            np.testing.assert_allclose(x, y, rtol=2e-5, atol=1e-6)
+
+
+def test_state_is_divided_and_comes_back():
+    tx = fnopt.adam(1e-2)
+    parts = distributed.sharded(tx, "data")
+    params = on_mesh(PARAMS)
+    state = parts.init(params)
+    lengths = {k: x.addressable_shards[0].data.shape for k, x in state[0].mu.items()}
+    assert lengths == {"bias": (2,), "kernel": (1, 6), "scale": (1,), "nothing": (1, 0)}
+    assert state[0].count.sharding.device_set == set(jax.devices()[:2])
+    whole = tx.init(params)
+    whole = jax.tree.map(lambda x: jnp.arange(x.size).reshape(x.shape).astype(x.dtype), whole)
+    there = distributed.scatter_state(parts, whole, params)
+    back = distributed.gather_state(parts, there, params)
+    for x, y in zip(jax.tree.leaves(back), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_array_equal(x, y)
+    jitted = jax.jit(parts.init)(params)
+    made = distributed.init_sharded(parts, params)
+    for x, y, z in zip(*map(jax.tree.leaves, (state, jitted, made)), strict=True):
+        assert x.sharding.is_equivalent_to(y.sharding, x.ndim) or not x.size
+        assert x.sharding.is_equivalent_to(z.sharding, x.ndim)
+
+
+def one_step(tx, kind="Auto", **options):
+    params = on_mesh(PARAMS, kind)
+    specs = specs_of(tx, params)
+
+    def step(params, state, batch):
+        updates, state = tx.update(jax.grad(loss)(params, batch), state, params)
+        return fnopt.apply_updates(params, updates), state
+
+    mapped = jax.shard_map(
+        step,
+        mesh=mesh_of(kind),
+        in_specs=(P(), specs, P("data")),
+        out_specs=(P(), specs),
+        **options,
+    )
+    return jax.jit(mapped), (params, tx.init(params), on_mesh(BATCH, kind, "data"))
+
+
+def collectives(text):
+    kinds = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute")
+    return {k: n for k in kinds if (n := len(re.findall(rf" {k}(?:-start)?\(", text)))}
+
+
+def test_one_collective_of_each_kind():
+    tx = fnopt.chain(fnopt.clip_by_global_norm(1.0), fnopt.adamw(1e-2))
+    step, args = one_step(distributed.sharded(tx, "data"), check_vma=False)
+    text = step.lower(*args).compile().as_text() or ""
+    assert collectives(text) == {"reduce-scatter": 1, "all-gather": 1, "all-reduce": 1}
+    assert re.search(r"f32\[2\]\S* all-reduce\(", text)  # of one number a device
+
+
+def test_where_types_are_tracked_gradients_are_summed_already():
+    # jax.grad of params that are the same everywhere sums over devices: nothing is left to scatter.
+    tx = fnopt.chain(fnopt.clip_by_global_norm(1.0), fnopt.adamw(1e-2))
+    found = []
+    for kind in ("Auto", "Explicit"):
+        step, args = one_step(distributed.sharded(tx, "data"), kind)
+        found.append(jax.eval_shape(step, *args))
+    assert jax.tree.structure(found[0]) == jax.tree.structure(args[:2])
+
+
+def refused(tx, match):
+    step, args = one_step(distributed.sharded(tx, "data"), check_vma=False)
+    with pytest.raises(ValueError, match=match):
+        jax.eval_shape(step, *args)
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: fnopt.centralize(), r"centralize needs the whole of a leaf \(reduce_sum\)"),
+        (lambda: fnopt.add_gradient_noise(0.1, 0.5, 1), r"add_gradient_noise needs .*random_bits"),
+        (lambda: fnopt.flatten(fnopt.adam(1e-2)), r"flatten needs .*concatenate"),
+        (fnopt.zero_nans, r"zero_nans needs .*reduce_or"),
+    ],
+)
+def test_what_needs_whole_leaves_is_refused(make, match):
+    refused(make(), match)
+
+
+def test_adafactor_is_refused():
+    # Of small matrices it keeps no factors; but it divides by the number of a leaf's elements.
+    refused(
+        fnopt.adafactor(1e-2), r"depends on the shape of a leaf: .*state_sharding\(tx, params, axis"
+    )
+
+
+def test_outside_of_shard_map():
+    tx = distributed.sharded(fnopt.adam(1e-2), "data")
+    with pytest.raises(ValueError, match=r"'data'.*neither bound here nor of a mesh"):
+        tx.init(PARAMS)
+    params = on_mesh(PARAMS)
+    with pytest.raises(ValueError, match=r"isn't bound here: call update inside jax\.shard_map"):
+        tx.update(params, tx.init(params), params)
+    with pytest.raises(ValueError, match=r"\('model',\).*neither bound"):
+        distributed.sharded(fnopt.adam(1e-2), "model").init(params)
+
+
+def test_a_state_of_another_number_of_devices_is_refused():
+    tx = distributed.sharded(fnopt.adam(1e-2), "data")
+    step, (params, state, batch) = one_step(tx, check_vma=False)
+    bigger = jax.tree.map(lambda x: jnp.concatenate([x, x]) if x.ndim else x, state)
+    with pytest.raises(
+        ValueError, match=r"leaf '0/mu/bias' of the state has shape \(4,\) on a dev"
+    ):
+        jax.eval_shape(step, params, bigger, batch)
+
+
+def test_is_a_value_of_the_contract():
+    tx = distributed.sharded(fnopt.adam(1e-2), axis="data")
+    assert fnopt.from_config(fnopt.to_config(tx)) == tx
+    assert fnopt.slot_names(tx, on_mesh(PARAMS)) == ("mu", "nu")
+    assert list(fnopt.named(tx, tx.init(on_mesh(PARAMS)))) == [
+        "chain",
+        "scale_by_adam",
+        "scale_by_learning_rate",
+    ]
+
+
+def test_under_vmap_with_a_named_axis():
+    tx = distributed.sharded(fnopt.adam(1e-2), "data")
+    params = jax.tree.map(jnp.asarray, PARAMS)
+
+    def worker(batch):
+        grads = jax.grad(loss)(params, batch)
+        return tx.update(grads, tx.init(params), params)[0]
+
+    out = jax.eval_shape(jax.vmap(worker, axis_name="data"), BATCH.reshape(2, 4, 4))
+    assert out["kernel"].shape == (2, 4, 3)

@@ -1,0 +1,152 @@
+"""Where states belong, for every optimizer of the library; most of it is abstract."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import fnopt
+from fnopt import distributed
+from tests.contract.registry import CASES
+
+SPECS = {"bias": P(), "kernel": P(None, "model")}
+SHAPES = {"bias": (6,), "kernel": (3, 8)}
+
+
+@functools.cache
+def mesh_of(shape=(2,), names=("data",), kind="Auto"):
+    return jax.make_mesh(shape, names, axis_types=(getattr(AxisType, kind),) * len(names))
+
+
+def shapes(mesh, specs=SPECS):
+    place = {k: NamedSharding(mesh, spec) for k, spec in specs.items()}
+    return {k: jax.ShapeDtypeStruct(s, jnp.float32, sharding=place[k]) for k, s in SHAPES.items()}
+
+
+def bytes_per_device(state, where):
+    pairs = zip(jax.tree.leaves(state), jax.tree.leaves(where), strict=True)
+    return sum(math.prod(w.shard_shape(x.shape)) * x.dtype.itemsize for x, w in pairs)
+
+
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_every_state_has_a_place(case):
+    tx, params = case.make(), shapes(mesh_of((1, 2), ("data", "model")))
+    state = jax.eval_shape(tx.init, params)
+    places = distributed.state_sharding(tx, params)
+    assert jax.tree.structure(places) == jax.tree.structure(state)
+    found = fnopt.core.owners(state, params)
+    for (_, leaf, owner), where in zip(found, jax.tree.leaves(places), strict=True):
+        where.shard_shape(leaf.shape)  # it is divisible
+        if owner is not None and owner.shape == leaf.shape:
+            assert where.is_equivalent_to(owner.sharding, leaf.ndim)
+        if leaf.ndim == 0:
+            assert where.spec == P()
+
+
+def whole():
+    return shapes(mesh_of(), {"bias": P(), "kernel": P()})
+
+
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_slots_are_divided_over_an_axis(case):
+    tx, params = case.make(), whole()
+    places = distributed.state_sharding(tx, params, axis="data")
+    state = jax.eval_shape(tx.init, params)
+    for name, slot in fnopt.slots(state).items():
+        leaves, where = jax.tree.leaves(slot), jax.tree.leaves(fnopt.slots(places)[name])
+        for leaf, place in zip(leaves, where, strict=True):
+            divisible = any(n and n % 2 == 0 for n in leaf.shape)
+            assert (place.spec != P()) == divisible, name
+
+
+def test_adam_takes_half_on_two_devices():
+    tx, params = fnopt.chain(fnopt.clip_by_global_norm(1.0), fnopt.adam(1e-3)), whole()
+    state = jax.eval_shape(tx.init, params)
+    before = bytes_per_device(state, distributed.state_sharding(tx, params))
+    after = bytes_per_device(state, distributed.state_sharding(tx, params, axis="data"))
+    assert (before, after) == (2 * 30 * 4 + 8, 30 * 4 + 8)
+
+
+def test_a_dimension_that_is_divided_already_can_be_divided_further():
+    params = shapes(mesh_of((2, 1), ("model", "data")))
+    places = distributed.state_sharding(fnopt.sgd(0.1, momentum=0.9), params, axis="data")
+    trace = fnopt.slots(places)["trace"]
+    assert trace["bias"].spec == P("data")
+    assert trace["kernel"].spec == P(None, ("model", "data"))
+    # what is divided over the axis already stays as it is
+    places = distributed.state_sharding(fnopt.sgd(0.1, momentum=0.9), params, axis="model")
+    assert fnopt.slots(places)["trace"]["kernel"].spec == P(None, "model")
+
+
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_init_sharded_makes_every_part_where_it_belongs(kind):
+    mesh = mesh_of(kind=kind)
+    tx = fnopt.chain(fnopt.clip_by_global_norm(1.0), fnopt.adam(1e-3), fnopt.params_ema(0.9))
+    params = shapes(mesh, {"bias": P(), "kernel": P(None, "data")})
+    places = distributed.state_sharding(tx, params, axis="data")
+    arrays = {k: jax.device_put(jnp.ones(s.shape), s.sharding) for k, s in params.items()}
+    for given in (params, arrays):
+        state = distributed.init_sharded(tx, given, axis="data")
+        for x, where in zip(jax.tree.leaves(state), jax.tree.leaves(places), strict=True):
+            assert x.sharding.is_equivalent_to(where, x.ndim)
+    for x, y in zip(jax.tree.leaves(state), jax.tree.leaves(tx.init(arrays)), strict=True):
+        assert (x == jax.device_put(y, x.sharding)).all()
+
+
+def test_shapes_are_not_enough_where_values_are_copied():
+    tx = fnopt.lookahead(fnopt.adam(1e-3), 2, 0.5)
+    with pytest.raises(ValueError, match=r"'slow/bias', 'slow/kernel'.*as arrays"):
+        distributed.init_sharded(tx, whole())
+
+
+def test_params_on_no_mesh_or_on_two_are_refused():
+    tx, mesh = fnopt.adam(1e-3), mesh_of()
+    bare = {"w": jnp.ones(2)}
+    with pytest.raises(ValueError, match=r"on no mesh.*mesh="):
+        distributed.state_sharding(tx, bare)
+    assert distributed.state_sharding(tx, bare, mesh=mesh)[0].mu["w"].spec == P()
+    other = jax.make_mesh((1,), ("x",), devices=jax.devices()[1:2])
+    mixed = {"a": jax.device_put(jnp.ones(2), NamedSharding(mesh, P()))}
+    mixed["b"] = jax.device_put(jnp.ones(2), NamedSharding(other, P()))
+    with pytest.raises(ValueError, match="leaf 'b' of the params has the sharding NamedSharding"):
+        distributed.state_sharding(tx, mixed)
+    committed = {"w": jax.device_put(jnp.ones(2), jax.devices()[1])}
+    with pytest.raises(ValueError, match="leaf 'w' of the params has the sharding"):
+        distributed.state_sharding(tx, committed, mesh=mesh)
+    with pytest.raises(ValueError, match=r"axis = 'model', expected an axis of the mesh: \['data'"):
+        distributed.state_sharding(tx, whole(), axis="model")
+
+
+def test_the_compiler_divides_the_step():
+    """ZeRO-1 without named axes: what XLA makes of a state that is divided."""
+    tx, mesh = fnopt.adamw(1e-2), mesh_of()
+    sharding = NamedSharding(mesh, P())
+    params = {k: jax.device_put(jnp.ones(s), sharding) for k, s in SHAPES.items()}
+    places = distributed.state_sharding(tx, params, axis="data")
+
+    def step(params, state):
+        grads = jax.tree.map(lambda p: jnp.cos(p) * 0.1, params)
+        updates, state = tx.update(grads, state, params)
+        return fnopt.apply_updates(params, updates), state
+
+    divided = jax.jit(step, out_shardings=(sharding, places))
+    plain = jax.jit(step)
+    mine, theirs = (
+        (params, distributed.init_sharded(tx, params, axis="data")),
+        (
+            params,
+            tx.init(params),
+        ),
+    )
+    for _ in range(3):
+        mine, theirs = divided(*mine), plain(*theirs)
+    for x, y in zip(jax.tree.leaves(mine), jax.tree.leaves(theirs), strict=True):
+        assert (x == jax.device_put(y, x.sharding)).all()
+    mu = fnopt.slots(mine[1])["mu"]["kernel"]
+    assert mu.addressable_shards[0].data.size == mu.size // 2

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.jacobians import ravel
+from fnopt.jacobians import held_as_zeros, ravel
 from fnopt.solvers import Solution, covariance_of
 
 
@@ -60,5 +60,5 @@ def standard_errors(solution: Solution, absolute_sigma: bool = False) -> Any:
         >>> print(f"{fnopt.standard_errors(fit)['mean']:.4f}")  # 1 / sqrt(3)
         0.5774
     """
-    unravel = ravel(solution.params, "params")[1]
+    unravel = ravel(held_as_zeros(solution.params))[1]
     return unravel(jnp.sqrt(jnp.diagonal(covariance_of(solution, absolute_sigma))))

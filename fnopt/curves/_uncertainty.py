@@ -11,7 +11,7 @@ from jax import lax
 from jax.scipy.special import betainc, erfinv
 
 from fnopt.core import default_float, matmul
-from fnopt.jacobians import ravel, value_and_jacobian
+from fnopt.jacobians import ravel_with_held, value_and_jacobian
 from fnopt.linear import divide
 from fnopt.programs import fresh
 from fnopt.solvers import Solution, covariance_of, knowledge_of
@@ -161,7 +161,7 @@ def confidence_intervals(
         >>> print(f"{lower['mean']:.3f} {upper['mean']:.3f}")
         -0.484 4.484
     """
-    x, unravel = ravel(solution.params, "params")
+    x, unravel = ravel_with_held(solution.params)
     reach = _quantile(solution, level, absolute_sigma) * jnp.sqrt(
         jnp.diagonal(covariance_of(solution, absolute_sigma))
     )
@@ -211,7 +211,7 @@ def predict_band(
     Reference:
         Seber and Wild (1989), Nonlinear regression, section 5.1.
     """
-    x, unravel = ravel(solution.params, "params")
+    x, unravel = ravel_with_held(solution.params)
     shape = jax.eval_shape(fresh(predict), solution.params)
 
     def flat(x: jax.Array) -> jax.Array:

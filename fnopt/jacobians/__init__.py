@@ -12,7 +12,9 @@ from fnopt.jacobians._of_function import jacobian
 from fnopt.jacobians._of_function import tree_or_matrix as tree_or_matrix
 from fnopt.jacobians._operator import JacobianOperator
 from fnopt.jacobians._per_example import per_example_jacobian
+from fnopt.jacobians._ravel import held_as_zeros as held_as_zeros
 from fnopt.jacobians._ravel import ravel
+from fnopt.jacobians._ravel import ravel_with_held as ravel_with_held
 from fnopt.jacobians._real_vector import RealVector, real_vector
 from fnopt.jacobians._sparse import sparse_jacobian
 from fnopt.jacobians._sparsity_pattern import sparsity_pattern

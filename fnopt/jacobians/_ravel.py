@@ -76,3 +76,32 @@ def ravel(tree: Any, what: str = "tree") -> tuple[jax.Array, Callable[[jax.Array
     # Whole on every device: what solvers do with it would gather it again and again.
     parts = [jnp.ravel(gathered(jnp.asarray(leaf, dtype))) for leaf in leaves]
     return jnp.concatenate(parts), unravel
+
+
+def held_as_zeros(tree: Any) -> Any:
+    """The tree with zeros for leaves that aren't floating: those that a fit holds."""
+    leaves, treedef = jax.tree.flatten(tree)
+    dtype = compute_dtype(*(jnp.result_type(leaf) for leaf in leaves if is_inexact(leaf)))
+    return jax.tree.unflatten(
+        treedef,
+        [leaf if is_inexact(leaf) else jnp.zeros(jnp.shape(leaf), dtype) for leaf in leaves],
+    )
+
+
+def ravel_with_held(tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
+    """As :func:`ravel`, with zeros for leaves that aren't floating, which come back as they were.
+
+    Args:
+        tree: A pytree of arrays.
+
+    Returns:
+        The vector, and the function back to the tree.
+    """
+    x, unravel = ravel(held_as_zeros(tree))
+    leaves, treedef = jax.tree.flatten(tree)
+
+    def back(vector: jax.Array) -> Any:
+        pairs = zip(leaves, jax.tree.leaves(unravel(vector)), strict=True)
+        return jax.tree.unflatten(treedef, [v if is_inexact(leaf) else leaf for leaf, v in pairs])
+
+    return x, back

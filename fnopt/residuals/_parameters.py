@@ -13,6 +13,7 @@ from jax.core import Tracer
 
 from fnopt.core import Value, hyper, leaves_with_names, listing, shown, static, where
 from fnopt.jacobians import ravel
+from fnopt.residuals._ties import with_ties
 
 
 class Constraint(Value):
@@ -20,7 +21,7 @@ class Constraint(Value):
 
 
 class fixed(Constraint):
-    """Holds a parameter at its start.
+    """Holds a parameter at its start; it may be of any dtype then, an integer for instance.
 
     Example:
         >>> from fnopt.residuals import fixed, parametrised
@@ -34,8 +35,8 @@ class tied(Constraint):
     """Computes a parameter from the others.
 
     Args:
-        fn: `fn(params)` returns the parameter, from a tree like the params; it may use all that
-            aren't tied, and those tied ones that come before.
+        fn: `fn(params)` returns the parameter, from a tree like the params; it may use any of the
+            others, tied ones too, as long as they don't lead back to it.
 
     Example:
         >>> from fnopt.residuals import parametrised, tied
@@ -144,7 +145,8 @@ def parametrised(params: Any, constraints: Any = None) -> Parametrisation:
     """Separates what is fitted from what is held or follows.
 
     Args:
-        params: The params to start from, a pytree of real floating arrays.
+        params: The params to start from, a pytree of real floating arrays; those that are fixed
+            may have another dtype.
         constraints: A constraint for all of them, or a tree of constraints; a dict may be nested
             like the params, or name leaves by their paths or patterns of these (`'*/bias'`), or
             branches, whose leaves all get it. The first that matches a leaf decides.
@@ -165,9 +167,11 @@ def parametrised(params: Any, constraints: Any = None) -> Parametrisation:
     """
     if constraints is None:
         return Parametrisation(params, lambda free: free, ())
-    ravel(params, "params")  # refuses what isn't floating
     pairs, treedef = leaves_with_names(params)
     kinds = _kinds(constraints, [path for path, _ in pairs])
+    rows = zip(kinds, pairs, strict=True)
+    fitted = [None if isinstance(kind, fixed) else leaf for kind, (_, leaf) in rows]
+    ravel(jax.tree.unflatten(treedef, fitted), "params")  # refuses what isn't floating
     free = tuple(
         _start(kind, leaf, path)
         for kind, (path, leaf) in zip(kinds, pairs, strict=True)
@@ -179,7 +183,8 @@ def parametrised(params: Any, constraints: Any = None) -> Parametrisation:
     def assemble(free: Any) -> Any:
         rest = iter(free)
         leaves = [_value(kind, leaf, rest) for kind, (_, leaf) in zip(kinds, pairs, strict=True)]
-        return _tie(leaves, kinds, pairs, treedef)
+        ties = {i: kind.fn for i, kind in enumerate(kinds) if isinstance(kind, tied)}
+        return with_ties(leaves, ties, pairs, treedef)
 
     return Parametrisation(free, assemble, kinds)
 
@@ -225,25 +230,3 @@ def _value(kind: Constraint | None, leaf: Any, rest: Any) -> Any:
         return None
     value = next(rest)
     return kind.from_free(value) if isinstance(kind, Transformed) else value
-
-
-def _tie(
-    leaves: list[Any], kinds: tuple[Constraint | None, ...], pairs: list[Any], treedef: Any
-) -> Any:
-    for i, kind in enumerate(kinds):
-        if not isinstance(kind, tied):
-            continue
-        path, leaf = pairs[i]
-        try:
-            value = jnp.asarray(kind.fn(jax.tree.unflatten(treedef, leaves)))
-        except TypeError as error:
-            later = [pairs[k][0] for k in range(i, len(kinds)) if isinstance(kinds[k], tied)]
-            error.add_note(f"{shown(path)} is tied; it can't use {listing(later)}: None as yet.")
-            raise
-        if value.shape != jnp.shape(leaf):
-            raise ValueError(
-                f"{where()}{shown(path)} is tied to an expression of shape {value.shape}, "
-                f"expected {jnp.shape(leaf)}."
-            )
-        leaves[i] = value.astype(jnp.result_type(leaf))
-    return jax.tree.unflatten(treedef, leaves)

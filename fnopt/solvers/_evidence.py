@@ -15,6 +15,7 @@ from fnopt.solvers._point import Point
 
 _IDLE = 10  # steps in a row that are accepted and gain no more than rounding
 _DONE = 2  # of them, where rounding is all that is left of the residuals
+_OUTWARD = 0.1  # of the way from the start, by which a claim is tested
 _VANISHED = 0.45  # power of the rounding unit: what is left of a column that counts no more
 
 
@@ -55,13 +56,15 @@ def vanished(point: Point, peak: jax.Array) -> jax.Array:
 
 
 def outward(point: Point, lost: jax.Array, start: jax.Array) -> jax.Array:
-    """The point with the params that lost their effect as far on again as they have come.
+    """The point with the params that lost their effect a tenth further than they have come.
 
     A column that vanishes leans on the residual in vain or for good: at a minimum in which the
     params themselves have none, as that of :math:`x^2 + 5`, the cost rises beyond; on the way to
-    a limit at infinity, or in saturation, nothing happens there.
+    a limit at infinity, or in saturation, nothing happens there. Much further on there may be a
+    pole, behind which it rises as well, and which says nothing of the point.
     """
-    return point.x + lost.astype(start.dtype) * (point.x - start)
+    tenth = jnp.asarray(_OUTWARD, start.dtype)
+    return point.x + tenth * lost.astype(start.dtype) * (point.x - start)
 
 
 def is_doubtful(status: jax.Array, point: Point, lost: jax.Array, start: jax.Array) -> jax.Array:

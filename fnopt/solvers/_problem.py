@@ -12,7 +12,7 @@ from jax import lax
 from jax.core import Tracer
 
 from fnopt.core import leaves_with_names, shown
-from fnopt.jacobians import ravel, value_and_jacobian
+from fnopt.jacobians import ravel, ravel_with_held, value_and_jacobian
 from fnopt.programs import fresh
 from fnopt.residuals import (
     Box,
@@ -126,7 +126,7 @@ class Setting(NamedTuple):
             return None
 
         def laid(x: jax.Array) -> jax.Array:
-            return ravel(self.params(x))[0]
+            return ravel_with_held(self.params(x))[0]
 
         size = jax.eval_shape(laid, x).size
         return value_and_jacobian(laid, x, size, "forward")[1]

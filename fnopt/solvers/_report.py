@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fnopt.core import Status, leaves_with_names
+from fnopt.jacobians import held_as_zeros
 from fnopt.solvers._covariance import covariance_of
 
 Solution = Any  # fnopt.solvers.Solution, whose file imports this one
@@ -65,7 +66,7 @@ def _fitted(solution: Solution) -> int:
 
 def _params(solution: Solution) -> list[str]:
     """What is to be said of the params: first what is wrong with them, then each."""
-    pairs, _ = leaves_with_names(solution.params)
+    pairs, _ = leaves_with_names(_numbers(solution.params))
     names = [name for path, leaf in pairs for name in _entry_names(path, np.shape(leaf))]
     values = np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for _, leaf in pairs])
     rank, n = int(solution.rank), _fitted(solution)
@@ -96,6 +97,17 @@ def _params(solution: Solution) -> list[str]:
         f"  {names[i]:<{width}}  {text:<{longest}}{notes[i]}".rstrip()
         for i, text in zip(order, shown, strict=True)
     ]
+
+
+def _numbers(params: Any) -> Any:
+    """The params, with zeros for what is no number, such as the key of a generator."""
+    pairs = zip(jax.tree.leaves(params), jax.tree.leaves(held_as_zeros(params)), strict=True)
+    kept = [z if jnp.issubdtype(_dtype(p), jax.dtypes.extended) else p for p, z in pairs]
+    return jax.tree.unflatten(jax.tree.structure(params), kept)
+
+
+def _dtype(leaf: Any) -> Any:
+    return getattr(leaf, "dtype", np.float32)
 
 
 def _undetermined(solution: Solution, names: list[str], errors: np.ndarray) -> str:

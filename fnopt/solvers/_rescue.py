@@ -10,6 +10,7 @@ from fnopt.solvers._point import Point
 
 MOST_RESCUES = 3
 _SLOPING = 1e-5  # of the residual's length; leaning by less counts as a stationary point
+_HOPE = 0.01  # of the cost, that the linear model would take off it without any damping
 _NOISE = 30  # how far above that estimate rounding was seen to reach
 
 
@@ -25,6 +26,21 @@ def is_sloping(point: Point, lean: jax.Array, noise: jax.Array) -> jax.Array:
     """
     floor = jnp.asarray(_SLOPING, lean.dtype) * jnp.sqrt(2 * point.cost)
     return lean > jnp.maximum(floor, jnp.asarray(_NOISE, lean.dtype) * noise)
+
+
+def is_hopeful(point: Point, noise: jax.Array) -> jax.Array:
+    r"""Whether the linear model, undamped, would lower the cost by some per cent.
+
+    .. math:: \tfrac12 \| P r \|^2 > 0.01 f, \qquad \| P r \| > 30 \rho
+
+    with the projection `P` on the range of the Jacobian, and the rounding :math:`\rho` of the
+    residuals. A triangle shows it, other factors don't.
+    """
+    if point.triangle is None:
+        return jnp.zeros((), bool)
+    c = point.triangle.c
+    much = norm(c) > jnp.asarray(_NOISE, c.dtype) * noise
+    return much & (norm(c) > jnp.asarray((2 * _HOPE) ** 0.5, c.dtype) * jnp.sqrt(point.cost))
 
 
 def reopened_radius(

@@ -24,7 +24,7 @@ from fnopt.solvers._gain import gain_ratio, is_accepted, is_negligible
 from fnopt.solvers._length import newton_length, second_order_reduction
 from fnopt.solvers._options import Options
 from fnopt.solvers._point import Point
-from fnopt.solvers._rescue import MOST_RESCUES, is_sloping
+from fnopt.solvers._rescue import MOST_RESCUES, is_hopeful, is_sloping
 from fnopt.solvers._rules import Outcome, Rule
 from fnopt.solvers._scaling import fresh_scale, grown_scale, initial_scale, leashed
 
@@ -225,7 +225,9 @@ def _stop_or_rescue(
     flat |= cost_converged(actual, attainable, point.cost, options.ftol, options.noise)
     tiny = step_converged(trial.length, size, options.xtol)
     stuck = search.rejections > _MOST_REJECTIONS
-    collapsed = ~flat & (tiny | stuck | again) & sloping
+    # A step that is tiny because its radius is shows nothing, if a longer one promises much.
+    short = tiny & (trial.lam > 0) & is_hopeful(point, noise.residual)
+    collapsed = ~flat & ((tiny | stuck | again) & sloping | short)
     rescued = collapsed & (search.rescues < MOST_RESCUES)
     status = first_of(
         (flat, Status.CONVERGED_COST),

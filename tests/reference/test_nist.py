@@ -16,6 +16,7 @@ import pytest
 
 import fnopt
 from benchmarks.problems import nist
+from fnopt.solvers import gauss_newton
 
 pytestmark = pytest.mark.skipif(nist.folder() is None, reason=nist.WHERE)
 
@@ -73,6 +74,21 @@ def check_statistics(problem, solution, errors):
 @pytest.mark.parametrize("name", IN_FLOAT32)
 def test_float32_solves_hard_ones(name):
     assert min(digits for _, digits, _, _ in fits(name, jnp.float32)) >= 3
+
+
+# Two that claimed to have converged where nothing is solved: a radius that had collapsed, and a
+# pole that made the cost rise far outward.
+@pytest.mark.parametrize(
+    ("name", "dtype", "solver"),
+    [("MGH17", "float32", fnopt.levenberg_marquardt()), ("MGH10", "float64", gauss_newton())],
+)
+def test_what_is_not_solved_is_not_called_converged(name, dtype, solver):
+    problem = nist.load(name)
+    with jax.enable_x64(dtype == "float64"):
+        x, y, start = (jnp.asarray(a, dtype) for a in (problem.x, problem.y, problem.starts[0]))
+        end = fnopt.least_squares(lambda b: problem.model(b, x) - y, start, solver=solver)
+    solved = nist.log_relative_error(problem, end.params) >= 3
+    assert solved or not bool(end.converged), (end.message, float(end.cost))
 
 
 @pytest.mark.parametrize(("start", "most"), [(0, 0.6), (1, 0.8)])

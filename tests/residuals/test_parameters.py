@@ -51,14 +51,39 @@ def test_a_tie_of_another_shape_is_refused():
         made.assemble(made.free)
 
 
-def test_a_tie_to_what_is_tied_itself_and_comes_later():
-    both = {"*/height": tied(lambda p: 1.0), "base": tied(lambda p: 2 * p["peak"]["height"])}
-    made = parametrised(PARAMS, both)
-    with pytest.raises(TypeError) as caught:
-        made.assemble(made.free)
-    assert caught.value.__notes__ == [
-        "leaf 'base' is tied; it can't use ['base', 'peak/height']: None as yet."
-    ]
+def tree_of(*ties):
+    params = dict.fromkeys("abcd", 1.0)
+    return parametrised(params, dict(zip("abc", map(tied, ties), strict=True)))
+
+
+def test_a_tie_to_what_is_tied_itself_in_any_order():
+    compiled = jax.jit(lambda b, unused: 2 * b)
+    ties = (lambda p: compiled(p["b"], p["c"]), lambda p: jnp.sin(p["c"]) + p["d"])
+    made = tree_of(*ties, lambda p: -p["d"])
+    got = made.assemble((0.5,))
+    np.testing.assert_allclose(got["b"], 0.5 - np.sin(0.5), rtol=1e-6)
+    np.testing.assert_allclose(got["a"], 2 * got["b"], rtol=1e-6)
+
+
+CIRCLES = {
+    "'a' needs 'b' needs 'a'": (lambda p: p["b"], lambda p: p["a"] ** 2, lambda p: p["d"]),
+    "'b' needs 'c' needs 'b'": (lambda p: jnp.exp(p["b"]), lambda p: -p["c"], lambda p: p["b"][...]),
+    "'a' needs 'a'": (lambda p: sum(jax.tree.leaves(p)), lambda p: p["d"], lambda p: p["d"]),
+}
+
+
+@pytest.mark.parametrize("circle", CIRCLES)
+def test_ties_in_a_circle_are_named(circle):
+    with pytest.raises(ValueError, match=f"in a circle: {circle}. Leave one of them free"):
+        tree_of(*CIRCLES[circle]).assemble((0.5,))
+
+
+def test_what_is_held_may_be_an_integer():
+    params = {"order": 3, "key": jax.random.key(0), "a": 1.0}
+    made = parametrised(params, {"order": fixed(), "key": fixed()})
+    assert made.assemble((7.0,))["order"].dtype == jnp.int32
+    with pytest.raises(TypeError, match="leaf 'order' is int, expected a floating array"):
+        parametrised(params, {"key": fixed()})
 
 
 def test_ends_that_are_not_known_yet():

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from fnopt.core import shown, where
 
 
-class _NotYet(Exception):
+class _NotYetError(Exception):
     """Somebody uses a param that isn't computed yet."""
 
     def __init__(self, index: int) -> None:
@@ -20,17 +20,17 @@ class _NotYet(Exception):
 
 
 class _Pending:
-    """Stands in a tree for a param that isn't computed yet; any use of it raises `_NotYet`."""
+    """Stands in a tree for a param that isn't computed yet; any use of it raises `_NotYetError`."""
 
     def __init__(self, index: int) -> None:
         self.__dict__["_index"] = index
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise _NotYet(self.__dict__["_index"])
+        raise _NotYetError(self.__dict__["_index"])
 
 
 def _used(self: _Pending, *_: Any) -> NoReturn:
-    raise _NotYet(self.__dict__["_index"])
+    raise _NotYetError(self.__dict__["_index"])
 
 
 _BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow", "matmul")
@@ -73,7 +73,7 @@ def with_ties(
             try:
                 value = jnp.asarray(ties[i](jax.tree.unflatten(treedef, leaves)))
                 break
-            except _NotYet as missing:
+            except _NotYetError as missing:
                 needed = missing.index
             except (TypeError, ValueError):
                 # A function that is compiled already refuses what is no array without using it.

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import Status, is_converged
+from fnopt.core import Status, is_converged, matmul
 from fnopt.linear import norm
 from fnopt.solvers._options import Options
 from fnopt.solvers._point import Point
@@ -16,6 +16,7 @@ from fnopt.solvers._point import Point
 _IDLE = 10  # steps in a row that are accepted and gain no more than rounding
 _DONE = 2  # of them, where rounding is all that is left of the residuals
 _OUTWARD = 0.1  # of the way from the start, by which a claim is tested
+_FAR = 1000  # times its start; so far goes no param that ends at a minimum
 _VANISHED = 0.45  # power of the rounding unit: what is left of a column that counts no more
 
 
@@ -85,3 +86,27 @@ def tested(claim: jax.Array, actual: jax.Array, cost: jax.Array, found: jax.Arra
     much = jnp.asarray(float(jnp.finfo(cost.dtype).eps) ** 0.5, cost.dtype) * cost
     status = lax.select(actual < -much, claim, Status.NO_EFFECT.array)
     return lax.select(found, Status.RUNNING.array, status)
+
+
+def ran_away(point: Point, start: jax.Array, scale: jax.Array, unseen: jax.Array) -> jax.Array:
+    r"""Whether params went to infinity along directions that the data don't determine any more.
+
+    .. math:: |x_j| > 1000\, |x_{0,j}| \quad\text{and}\quad |d_j| > \tfrac12 |x_j|, \qquad
+        d = D^{-1} V_0^T V_0 D (x - x_0)
+
+    No column needs to vanish on such a way: the terms of a sum may cancel. Where the data never
+    determined a direction, steps don't go along it.
+
+    Args:
+        point: The point.
+        start: Where the search began, of shape `[n]`.
+        scale: `D`.
+        unseen: :math:`V_0`, orthonormal rows; zeros for directions that the data determine.
+
+    Returns:
+        Whether any param did.
+    """
+    along = matmul(unseen.T, matmul(unseen, scale * (point.x - start))) / scale
+    size = jnp.abs(point.x)
+    far = (start != 0) & (size > jnp.asarray(_FAR, size.dtype) * jnp.abs(start))
+    return jnp.any(far & (jnp.abs(along) > size / 2))

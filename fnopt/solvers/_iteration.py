@@ -16,7 +16,7 @@ from fnopt.programs import products_ahead
 from fnopt.solvers._bounded import bounded_trial, faced
 from fnopt.solvers._convergence import explained, first_of, is_stationary
 from fnopt.solvers._curvature import learned
-from fnopt.solvers._evidence import is_doubtful, outward, rounding, tested, vanished
+from fnopt.solvers._evidence import is_doubtful, outward, ran_away, rounding, tested, vanished
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers._options import Options
 from fnopt.solvers._point import Point, is_finite, lean, leans
@@ -241,13 +241,17 @@ def ended(problem: Problem, solver: LeastSquaresMethod, loop: Loop) -> Solution:
     search = arrive(loop.search, point)
     plain = search._replace(scale=search.steepest, rows=search.rows[:0])
     factors = solver.factorise(problem.model, point, plain)
+    rank, unseen = model.rank(factors)
+    if unseen is not None:
+        away = is_converged(status) & ran_away(point, loop.start, plain.scale, unseen)
+        status = jnp.where(away & (point.cost > 0), Status.NO_EFFECT.array, status)
     return Solution(
         params=point.x,
         cost=point.cost,
         residuals=loop.residuals,
         jacobian=problem.curved(model.jacobian(point), loop.residuals),
         gradient_norm=norm(faced(point, problem.box).gradient),
-        rank=model.rank(factors),
+        rank=rank,
         steps=loop.steps,
         nfev=loop.steps + jnp.ones((), jnp.int32),  # one a step, and the start
         njev=loop.njev,

@@ -216,15 +216,24 @@ class LinearModel:
             return linearise(self.flat, point.x, self.mode)[1]
         return point.J
 
-    def rank(self, factors: Any) -> jax.Array:
-        """How many directions the data determine; -1 where nothing tells."""
+    def rank(self, factors: Any) -> tuple[jax.Array, jax.Array | None]:
+        """How many directions the data determine, and those, in scaled variables, that they don't.
+
+        The rank is -1 where nothing tells. The directions are orthonormal rows, zero for the
+        others; None for factors that don't show them.
+        """
         if self.kind in {"cg", "band"}:
-            return jnp.asarray(-1, jnp.int32)
-        if self.kind in {"qr", "rows"}:
-            small = factors if self.kind == "qr" else factors[0]
-            s = jnp.linalg.svd(small.triangle.L, compute_uv=False)
-            return numerical_rank(s, max(self.flat.m, self.flat.n))
-        return gram_rank(factors)
+            return jnp.asarray(-1, jnp.int32), None
+        size = max(self.flat.m, self.flat.n)
+        if self.kind == "qr":
+            _, s, Vt = jnp.linalg.svd(factors.triangle.L.T)
+            rank = numerical_rank(s, size)
+            unseen = jnp.arange(s.size, dtype=rank.dtype) >= rank
+            return rank, jnp.where(unseen[:, None], Vt, jnp.zeros_like(Vt))
+        if self.kind == "rows":
+            s = jnp.linalg.svd(factors[0].triangle.L, compute_uv=False)
+            return numerical_rank(s, size), None
+        return gram_rank(factors), None
 
 
 def gram_rank(K: jax.Array) -> jax.Array:

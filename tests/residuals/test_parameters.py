@@ -67,7 +67,11 @@ def test_a_tie_to_what_is_tied_itself_in_any_order():
 
 CIRCLES = {
     "'a' needs 'b' needs 'a'": (lambda p: p["b"], lambda p: p["a"] ** 2, lambda p: p["d"]),
-    "'b' needs 'c' needs 'b'": (lambda p: jnp.exp(p["b"]), lambda p: -p["c"], lambda p: p["b"][...]),
+    "'b' needs 'c' needs 'b'": (
+        lambda p: jnp.exp(p["b"]),
+        lambda p: -p["c"],
+        lambda p: p["b"][...],
+    ),
     "'a' needs 'a'": (lambda p: sum(jax.tree.leaves(p)), lambda p: p["d"], lambda p: p["d"]),
 }
 

@@ -39,6 +39,7 @@ from fnopt.core._follow import incremental_update, periodic_update
 from fnopt.core._inspect import hyperparams, named, slot_names, slots
 from fnopt.core._leafwise import Leafwise
 from fnopt.core._leaves import check_inexact, check_same_tree, map_leaves
+from fnopt.core._map_slots import map_slots as map_slots
 from fnopt.core._moments import as_dtype, bias_correction, ema, positive_root
 from fnopt.core._moments import mean_weights as mean_weights
 from fnopt.core._norm import global_norm

@@ -41,6 +41,8 @@ from fnopt.transforms._normalize import normalize_by_update_norm
 from fnopt.transforms._objective import find_kept as find_kept
 from fnopt.transforms._objective import value_and_grad_from_state
 from fnopt.transforms._partition import partition
+from fnopt.transforms._precision_policy import precision_policy
+from fnopt.transforms._quantized_state import quantized_state
 from fnopt.transforms._reduce_on_plateau import reduce_on_plateau
 from fnopt.transforms._rounded import stochastic_rounding
 from fnopt.transforms._sam import sam
@@ -97,6 +99,8 @@ __all__ = [
     "params_ema",
     "params_mean",
     "partition",
+    "precision_policy",
+    "quantized_state",
     "reduce_on_plateau",
     "sam",
     "scale",

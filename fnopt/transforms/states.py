@@ -24,6 +24,8 @@ from fnopt.transforms._masked import MaskedState
 from fnopt.transforms._master_copy import MasterCopyState
 from fnopt.transforms._mechanize import MechanizeState
 from fnopt.transforms._momentum import TraceState
+from fnopt.transforms._precision_policy import PrecisionPolicyState
+from fnopt.transforms._quantized_state import QuantizedStateState
 from fnopt.transforms._reduce_on_plateau import ReduceOnPlateauState
 from fnopt.transforms._rounded import StochasticRoundingState
 from fnopt.transforms._sam import SAMState
@@ -49,6 +51,8 @@ __all__ = [
     "MaskedState",
     "MasterCopyState",
     "MechanizeState",
+    "PrecisionPolicyState",
+    "QuantizedStateState",
     "ReduceOnPlateauState",
     "SAMState",
     "ScaleByBacktrackingLinesearchState",

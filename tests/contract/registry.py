@@ -144,6 +144,16 @@ def _narrow_params() -> Any:
     return fnopt.partition(parts, labels)
 
 
+def _stored_in_less() -> Any:
+    """Slots of 16 and of 8 bits, each for some leaves."""
+    policy = {"mu": "bfloat16", "nu": "float16"}
+    parts = {
+        "a": fnopt.quantized_state(fnopt.adamw(1e-2), block_size=4, min_size=1),
+        "b": fnopt.precision_policy(fnopt.adam(1e-2), policy, key=1),
+    }
+    return fnopt.partition(parts, fnopt.by_pattern({"*kernel": "a", "*bias": "b"}, default="a"))
+
+
 CASES = [
     # parts
     Case("small_parts", _small_parts),
@@ -216,6 +226,7 @@ CASES = [
         peer=lambda optax: optax.apply_if_finite(optax.adam(1e-2), 3),
     ),
     Case("narrow_params", _narrow_params, wide=True),
+    Case("stored_in_less", _stored_in_less),
     # its curvature is learned from gradients; here these don't belong to one function
     Case("scale_by_lbfgs", fnopt.scale_by_lbfgs),
     optimizer(lambda rate: fnopt.lbfgs(rate, linesearch=None), "lbfgs"),

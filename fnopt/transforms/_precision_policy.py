@@ -1,0 +1,131 @@
+"""In which dtypes an optimizer keeps its slots, and computes."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import (
+    as_dtype,
+    compute_dtype,
+    increment,
+    is_inexact,
+    is_narrow,
+    static,
+    stochastic,
+    where,
+    zero_count,
+)
+from fnopt.transforms._keys import key_words, step_key
+from fnopt.transforms._stored_slots import StoredSlots, pattern_items
+
+
+class PrecisionPolicyState(NamedTuple):
+    """How many updates were made, and the inner state with its slots as they are stored."""
+
+    count: jax.Array
+    inner_state: Any
+
+
+def _dtypes(given: Any) -> tuple[tuple[str, Any], ...]:
+    return tuple((name, jnp.dtype(dtype)) for name, dtype in pattern_items(given))
+
+
+def _optional_key(key: Any) -> Any:
+    return None if key is None else key_words(key)
+
+
+class precision_policy(StoredSlots):
+    r"""Sets the dtypes that an optimizer keeps its slots in, by name, and the one it computes in.
+
+    .. math:: (u, s') = \mathrm{inner}\big(c(g),\ c(s),\ c(\theta)\big), \qquad
+              s'_{\mathrm{stored}} = \mathrm{round}(s')
+
+    It works around any optimizer: `precision_policy(adamw(1e-3), {"mu": "bfloat16"})`,
+    `{"*": "bfloat16"}` for all slots. The step itself is computed in at least float32; a slot is
+    rounded once, when it is stored.
+
+    A slow average must not be rounded to the nearest: with `b2=0.999` a mean square in bfloat16
+    never decays. With a `key` slots of 16 bits and less are rounded at random instead, which is
+    right on average, and costs the time of drawing the numbers.
+
+    Args:
+        inner: The optimizer, fnopt's or any (init, update) pair.
+        slots: A dict from the name of a slot (see `slot_names`), its path or a glob to a dtype.
+        compute_dtype: float32 or wider: what gradients, params and slots are cast to before the
+            step. None for the widest that is among them, but at least float32.
+        key: A whole number or a key of `jax.random`: slots are rounded at random.
+
+    Raises:
+        ValueError: If no slot has one of the names, or the compute dtype has less than 32 bits.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.precision_policy(fnopt.adam(1e-3), {"mu": "bfloat16"})
+        >>> slots = fnopt.slots(tx.init({"w": jnp.ones(2)}))
+        >>> slots["mu"]["w"].dtype, slots["nu"]["w"].dtype
+        (dtype(bfloat16), dtype('float32'))
+
+    Reference:
+        Zamirai et al., 2020, arXiv:2010.06192.
+    """
+
+    slots: Any = static(default=(), convert=_dtypes)
+    compute_dtype: Any = static(default=None, convert=as_dtype)
+    key: Any = static(default=None, convert=_optional_key)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.compute_dtype is not None and (
+            is_narrow(self.compute_dtype) or not jnp.issubdtype(self.compute_dtype, jnp.inexact)
+        ):
+            raise ValueError(
+                f"{where()}precision_policy: compute_dtype = {self.compute_dtype}, expected "
+                "float32 or wider: averages and epsilons are lost in less."
+            )
+
+    def init(self, params: Any) -> PrecisionPolicyState:
+        """The inner state, with its slots as they are stored."""
+        inner_state = self.inner.init(self._cast(params))
+        self._check_names(inner_state)
+        return PrecisionPolicyState(zero_count(), self._stored(inner_state, None))
+
+    def update(
+        self, updates: Any, state: PrecisionPolicyState, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, PrecisionPolicyState]:
+        """A step of the inner transform in the compute dtype."""
+        params = None if params is None else self._cast(params)
+        inner_state = self._map(lambda _, x: self._wide(x), state.inner_state)
+        new, inner_state = self.inner.update(self._cast(updates), inner_state, params, **extra_args)
+        key = None if self.key is None else step_key(self.key, state.count)
+        stored = self._stored(inner_state, key)
+        return new, PrecisionPolicyState(increment(state.count), stored)
+
+    def _stored(self, state: Any, key: Any) -> Any:
+        number = 0  # of a leaf, for random numbers of its own
+
+        def one(dtype: Any, x: Any) -> jax.Array:
+            nonlocal number
+            number += 1
+            if jnp.iscomplexobj(x):  # of the same width, if there is one
+                return x.astype(jnp.complex128 if dtype == jnp.float64 else jnp.complex64)
+            if key is None or not is_narrow(dtype):
+                return x.astype(dtype)
+            own = jax.random.fold_in(key, number)
+            return stochastic(x.astype(jnp.float32), dtype, own).astype(dtype)
+
+        return self._map(one, state)
+
+    def _cast(self, tree: Any) -> Any:
+        if self.compute_dtype is None:
+            return tree
+        return jax.tree.map(lambda x: self._wide(x) if is_inexact(x) else x, tree)
+
+    def _wide(self, x: Any) -> jax.Array:
+        x = jnp.asarray(x)
+        dtype = self.compute_dtype or compute_dtype(x.dtype)
+        if jnp.iscomplexobj(x) and dtype.kind != "c":
+            dtype = compute_dtype(dtype, jnp.complex64)
+        return x.astype(dtype)

@@ -1,0 +1,264 @@
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fnopt
+from fnopt.transforms._block_codes import codes_of, decode, encode, magnitudes, numbers_of
+from tests.contract.trees import assert_identical, signature
+
+
+def values(signed):
+    m = magnitudes(signed)
+    return np.concatenate([m, -m[1:-1]]) if signed else m
+
+
+@functools.lru_cache
+def coded(signed):
+    """Every code's number and back, and numbers of all sizes with their codes."""
+    rng = np.random.default_rng(0)
+    x = np.clip(rng.standard_normal(4000) * 10.0 ** rng.uniform(-8, 0, 4000), -1, 1)
+    x = np.abs(x) if not signed else x
+    x = np.concatenate([x, [0.0, 1.0]]).astype(np.float32)
+    codes = jnp.arange(256, dtype=jnp.uint8)
+
+    @jax.jit
+    def run():
+        numbers = numbers_of(codes, signed, jnp.float32)
+        return numbers, codes_of(numbers, signed), codes_of(jnp.asarray(x), signed)
+
+    return x, *map(np.asarray, run())
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_codes_are_the_nearest_of_the_dynamic_tree(signed):
+    x, numbers, back, found = coded(signed)
+    table = values(signed)
+    assert len(set(table)) == 256
+    np.testing.assert_allclose(numbers, table, rtol=3e-7)
+    np.testing.assert_array_equal(back, np.arange(256))
+    best = np.abs(table[:, None] - x).min(0)
+    np.testing.assert_allclose(np.abs(table[found] - x), best, rtol=1e-4, atol=1e-9)
+
+
+def test_the_table_is_that_of_the_paper():
+    # The ends and the first decade as printed by its authors' implementation, four digits.
+    np.testing.assert_allclose(
+        magnitudes(True)[[1, 2, 3, 127]], [5.5e-7, 3.25e-6, 7.75e-6, 0.993], 1e-3
+    )
+    assert magnitudes(True)[128] == magnitudes(False)[255] == 1
+
+
+ODD = {
+    "zeros": np.zeros(9, np.float32),
+    "tiny": np.linspace(-1e-24, 1e-24, 9, dtype=np.float32),
+    "huge": np.linspace(-1e20, 1e20, 9, dtype=np.float32),
+    "scalar": np.float32(3.0),
+    "two axes": np.linspace(-1, 1, 21, dtype=np.float32).reshape(7, 3),
+}
+
+
+@functools.lru_cache
+def round_trips():
+    def run():
+        return {k: decode(*encode(jnp.asarray(x), True, 4), True, 4) for k, x in ODD.items()}
+
+    return jax.jit(run)()
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_blocks_that_do_not_fit_and_odd_magnitudes(name):
+    x, y = ODD[name], np.asarray(round_trips()[name])
+    assert y.shape == x.shape
+    assert y.dtype == np.float32
+    np.testing.assert_allclose(y, x, atol=0.05 * np.abs(x).max())
+
+
+def test_what_is_not_finite_spoils_its_own_block_only():
+    x = jnp.asarray([1.0, jnp.nan, 1, 1, 1, jnp.inf, 1, 1, 1, 1, 1, 1], jnp.float32)
+    y = np.asarray(decode(*encode(x, True, 4), True, 4))
+    assert not np.isfinite(y[:8]).any()
+    np.testing.assert_array_equal(y[8:], 1)
+
+
+PARAMS = {"w": np.ones((64, 256), np.float32), "odd": np.ones((70, 71), np.float32)}
+LARGE = {**PARAMS, "b": np.ones(256, np.float32)}
+
+
+def test_two_bytes_a_param_for_both_slots():
+    state = jax.eval_shape(fnopt.quantized_state(fnopt.adamw(1e-3)).init, PARAMS)
+    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
+    assert size / sum(x.size for x in PARAMS.values()) < 2.1
+    mu = fnopt.slots(state)["mu"]
+    assert mu["w"][0].shape == (64, 256)
+    large = jax.eval_shape(fnopt.quantized_state(fnopt.adamw(1e-3)).init, LARGE)
+    assert fnopt.slots(large)["nu"]["b"].dtype == jnp.float32
+
+
+def test_no_temporary_in_float32_but_one_leaf():
+    params = {f"w{i}": jnp.ones((256, 256)) for i in range(6)}
+    tx = fnopt.quantized_state(fnopt.adamw(1e-3))
+
+    def step(params, state, grads):
+        updates, state = tx.update(grads, state, params)
+        return fnopt.apply_updates(params, updates), state
+
+    types = jax.eval_shape(lambda: params)
+    lowered = jax.jit(step, donate_argnums=(0, 1)).lower(
+        types, jax.eval_shape(tx.init, params), types
+    )
+    analysis = lowered.compile().memory_analysis()
+    if analysis is None:
+        pytest.skip("this backend does not report memory")
+    codes = 2 * 6 * 256 * 256  # which may be copied, because they are written in place
+    assert analysis.temp_size_in_bytes < codes + 4 * 256 * 256 * 1.1
+
+
+SEEDS = 6
+
+
+@functools.lru_cache
+def trained_on_digits():
+    """Losses and accuracies of several seeds, in float32 and with 8-bit slots, in one program."""
+    datasets = pytest.importorskip("sklearn.datasets")
+    digits = datasets.load_digits()
+    x, y = jnp.asarray(digits.data / 16, jnp.float32), jnp.asarray(digits.target, jnp.int32)
+
+    def logits(p, x):
+        return jnp.tanh(x @ p["a"] + p["b"]) @ p["c"]
+
+    def loss(p, x, y):
+        return fnopt.losses.softmax_cross_entropy_with_integer_labels(logits(p, x), y).mean()
+
+    def train(tx, key):
+        a, c = jax.random.split(key)
+        params = {
+            "a": jax.random.normal(a, (64, 32)) / 8,
+            "b": jnp.zeros(32),
+            "c": jax.random.normal(c, (32, 10)) / 6,
+        }
+
+        def body(carry, key):
+            params, state = carry
+            i = jax.random.randint(key, (64,), 0, 1200)
+            updates, state = tx.update(jax.grad(loss)(params, x[i], y[i]), state, params)
+            return (fnopt.apply_updates(params, updates), state), None
+
+        keys = jax.random.split(key, 300)
+        params = jax.lax.scan(body, (params, tx.init(params)), keys)[0][0]
+        right = jnp.argmax(logits(params, x[1200:]), axis=1) == y[1200:]
+        return loss(params, x[1200:], y[1200:]), right.mean(dtype=jnp.float32)
+
+    adamw = fnopt.adamw(fnopt.cosine_decay_schedule(1e-2, 300))
+    both = adamw, fnopt.quantized_state(adamw, min_size=1)
+
+    @jax.jit
+    def run(keys):
+        return [jax.vmap(functools.partial(train, tx))(keys) for tx in both]
+
+    return jax.tree.map(np.asarray, run(jax.random.split(jax.random.key(0), SEEDS)))
+
+
+def test_training_is_as_good_as_in_float32_within_noise():
+    (plain_loss, plain_right), (loss, right) = trained_on_digits()
+    assert plain_right.mean() > 0.9
+    # The standard error of the mean difference over seeds is what noise is.
+    for ours, theirs in ((loss, plain_loss), (1 - right, 1 - plain_right)):
+        noise = np.hypot(ours.std(ddof=1), theirs.std(ddof=1)) / np.sqrt(SEEDS)
+        assert ours.mean() < theirs.mean() + 3 * noise
+
+
+def test_wrong_names_and_forms():
+    with pytest.raises(ValueError, match=r"no slot is named 'mu'.*'0/trace'"):
+        fnopt.quantized_state(fnopt.sgd(0.1, momentum=0.9)).init(LARGE)
+    with pytest.raises(ValueError, match="'signed', 'unsigned'"):
+        fnopt.quantized_state(fnopt.adam(0.1), {"mu": "int8"})
+    with pytest.raises(ValueError, match="no slot is named 'm'"):
+        fnopt.precision_policy(fnopt.adam(0.1), {"m": "bfloat16"}).init(LARGE)
+    with pytest.raises(ValueError, match="float32 or wider"):
+        fnopt.precision_policy(fnopt.adam(0.1), {}, compute_dtype="bfloat16")
+
+
+def types_after(tx, params):
+    def step(params):
+        state = tx.init(params)
+        return state, *tx.update(params, state, params)
+
+    state, updates, new = jax.eval_shape(step, params)
+    assert signature(state) == signature(new)
+    return state, updates
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        fnopt.accumulate(fnopt.quantized_state(fnopt.adam(1e-3)), 2),
+        fnopt.quantized_state(fnopt.accumulate(fnopt.adam(1e-3), 2)),
+        fnopt.apply_if_finite(fnopt.quantized_state(fnopt.lion(1e-3), {"mu": "signed"})),
+        fnopt.master_copy(fnopt.quantized_state(fnopt.adamw(1e-3))),
+        fnopt.quantized_state(fnopt.sgd(0.1, momentum=0.9), {"*trace": "signed"}),
+        fnopt.quantized_state(fnopt.freeze(fnopt.adam(1e-3), "b")),
+    ],
+    ids=lambda tx: repr(tx)[:24],
+)
+def test_composes(tx):
+    state, _ = types_after(tx, LARGE)
+    codes = [x for x in jax.tree.leaves(state) if x.dtype == jnp.uint8]
+    assert {x.shape for x in codes} == {PARAMS["w"].shape, PARAMS["odd"].shape}
+
+
+def test_optax_inside():
+    optax = pytest.importorskip("optax")
+    with jax.numpy_dtype_promotion("standard"):
+        state, _ = types_after(fnopt.quantized_state(optax.adam(1e-3)), LARGE)
+    assert state.inner_state[0].mu["w"][0].dtype == jnp.uint8
+
+
+def test_policy_of_dtypes():
+    params = {"w": jnp.ones(4, jnp.bfloat16), "z": jnp.ones(2, jnp.complex64)}
+    policy = {"mu": "bfloat16", "*": "float16"}
+    state, updates = types_after(fnopt.precision_policy(fnopt.adamw(1e-3), policy), params)
+    mu, nu = (state.inner_state[0]._asdict()[name] for name in ("mu", "nu"))
+    assert (mu["w"].dtype, mu["z"].dtype) == (jnp.bfloat16, jnp.complex64)
+    assert nu["w"].dtype == nu["z"].dtype == jnp.float16
+    assert updates["w"].dtype == jnp.bfloat16
+
+
+def test_policy_of_the_compute_dtype(x64):
+    params = {"w": jnp.ones(4, jnp.float32)}
+    tx = fnopt.precision_policy(fnopt.adam(1e-3), {"mu": "float32"}, compute_dtype="float64")
+    state, updates = types_after(tx, params)
+    slots = fnopt.slots(state)
+    assert (slots["mu"]["w"].dtype, slots["nu"]["w"].dtype) == (jnp.float32, jnp.float64)
+    assert updates["w"].dtype == jnp.float32
+
+
+def test_a_mean_square_in_bfloat16_decays_if_it_is_rounded_at_random():
+    policies = {
+        key: fnopt.precision_policy(fnopt.scale_by_rms(0.999), {"nu": "bfloat16"}, key=key)
+        for key in (None, 3)
+    }
+
+    def decayed(tx):
+        state = tx.init(jnp.ones(256))
+        state = jax.tree.map(lambda x: jnp.ones_like(x) if x.ndim else x, state)
+        step = lambda _, s: tx.update(jnp.zeros(256), s)[1]  # noqa: E731
+        return jax.lax.fori_loop(0, 1000, step, state)
+
+    ends = jax.jit(lambda: {str(k): decayed(tx) for k, tx in policies.items()})()
+    nu = {k: np.asarray(fnopt.slots(s)["nu"], np.float32) for k, s in ends.items()}
+    assert (nu["None"] == 1).all()  # what the key is for
+    np.testing.assert_allclose(nu["3"].mean(), 0.999**1000, rtol=0.05)
+
+
+def test_policy_of_what_is_stored_already_changes_nothing():
+    params = {"w": jnp.linspace(-1, 1, 8)}
+    plain, wrapped = fnopt.adamw(1e-2), fnopt.precision_policy(fnopt.adamw(1e-2), {"*": "float32"})
+    expected = plain.update(params, plain.init(params), params)
+    found = wrapped.update(params, wrapped.init(params), params)
+    assert_identical(found[0], expected[0])
+    assert_identical(found[1].inner_state, expected[1])

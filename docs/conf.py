@@ -26,6 +26,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.mathjax",
     "sphinx.ext.viewcode",
+    "dealt",
     "public",
 ]
 exclude_patterns = ["_build", "jupyter_execute", "demo"]

@@ -23,7 +23,18 @@ from tests.contract.trees import assert_close, assert_identical, make_tree, sign
 every = pytest.mark.parametrize(
     "case", [pytest.param(c, marks=pytest.mark.xdist_group(c.name), id=c.name) for c in CASES]
 )
-KINDS = ("f32", "bf16", "mixed")
+# Types of params and of gradients: alike, narrower, wider, and every type beside every other.
+PAIRS = (
+    ("f32", "f32"),
+    ("bf16", "bf16"),
+    ("mixed", "mixed"),
+    ("f64", "f64"),
+    ("f32", "bf16"),
+    ("bf16", "f32"),
+    ("mixed", "f32"),
+    ("f64", "mixed"),
+    ("mixed", "f64"),
+)
 
 
 def step(tx: Any, params: Any, state: Any, grads: Any, extras: Any = None) -> Any:
@@ -94,8 +105,7 @@ def test_init_returns_strong_typed_arrays_only(case: Any):
 
 
 @every
-@pytest.mark.parametrize("grads_kind", [*KINDS, "f64"])
-@pytest.mark.parametrize("kind", [*KINDS, "f64"])
+@pytest.mark.parametrize(("kind", "grads_kind"), PAIRS, ids="-".join)
 def test_state_and_updates_keep_the_types_of_the_params(case: Any, kind: str, grads_kind: str):
     with jax.enable_x64("f64" in (kind, grads_kind)):
         params = make_tree(0, kind)

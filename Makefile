@@ -82,6 +82,7 @@ types: $(VENV)/.stamp-group-lint $(VENV)/.stamp-group-test
 
 docs: $(VENV)/.stamp-group-docs
 	$(BIN)/sphinx-build --fail-on-warning --keep-going -q -j $(JOBS) -b html docs docs/_build/html
+	$(BIN)/python -m tests.docs_search docs/_build/html
 	@echo "docs/_build/html/index.html"
 
 bench: $(VENV)/.stamp-group-bench

@@ -25,6 +25,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.mathjax",
+    "sphinx-mathjax-offline",  # formulas need no network
     "sphinx.ext.viewcode",
     "dealt",
     "public",
@@ -39,13 +40,15 @@ nb_execution_show_tb = True
 nb_execution_timeout = 180
 nb_merge_streams = True
 
-# Docstrings are written in Google style; single backticks are code.
-default_role = "code"
+# Docstrings are written in Google style; single backticks are code, and links where they name
+# something public.
+default_role = "named"
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 napoleon_custom_sections = ["Reference"]
-autodoc_typehints = "none"
+autodoc_typehints = "signature"
+suppress_warnings = ["ref.python"]  # two classes are called History; such a type gets no link
 autodoc_preserve_defaults = True
 autodoc_member_order = "bysource"
 python_maximum_signature_line_length = 80

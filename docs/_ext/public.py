@@ -1,10 +1,12 @@
 """The directive `.. public:: fnopt.package`: reference entries for everything in its `__all__`.
 
-The list is read from the package, so that nothing public can be missing from the reference.
+The list is read from the package, so that nothing public can be missing from the reference. The
+role `named`, which single backticks in docstrings have, makes public names links to their entries.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import pkgutil
@@ -14,6 +16,7 @@ from typing import Any
 
 from docutils import nodes
 from docutils.statemachine import StringList
+from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.pycode import ModuleAnalyzer
 from sphinx.util.docutils import SphinxDirective
@@ -31,12 +34,16 @@ def _is_callable(thing: object) -> bool:
 
 
 def _entry(name: str, thing: object, doc: list[str]) -> list[str]:
+    # What several packages offer is indexed where it is defined.
+    package = ".".join(name.split(".")[:2])
+    elsewhere = name.count(".") > 1 and package not in getattr(thing, "__module__", package)
+    options = ["   :no-index:"] if elsewhere else []
     if inspect.isfunction(thing):
-        return [f".. autofunction:: {name}", ""]
+        return [f".. autofunction:: {name}", *options, ""]
     if inspect.isclass(thing):
         # A base class is there to be overridden, so its methods are part of the reference.
         base = thing.__name__ in {"Transformation", "Schedule"}
-        options = ["   :members:", "   :special-members: __call__"] if base else []
+        options += ["   :members:", "   :special-members: __call__"] if base else []
         return [f".. autoclass:: {name}", *options, ""]
     return [f".. py:data:: {name}", "", *(f"   {line}" for line in doc), ""]
 
@@ -54,6 +61,41 @@ def _order(item: tuple[str, Any]) -> tuple[bool, str]:
     """What is called comes first, states and results and types after it."""
     name, thing = item
     return (not _is_callable(thing) or name[0].isupper(), name.lower())
+
+
+@functools.cache
+def _entries() -> dict[str, str]:
+    """Where the entry of a name is: of `adam` and `fnopt.adam`, if only one thing is called so."""
+    import fnopt
+
+    homes: dict[str, set[str]] = {}
+    for module in pkgutil.iter_modules(fnopt.__path__, "fnopt."):
+        package = importlib.import_module(module.name)
+        for name in package.__all__:
+            thing = getattr(package, name)
+            if not isinstance(thing, ModuleType):
+                home = _home(name, thing, module.name)
+                homes.setdefault(name, set()).add(home)
+                homes[home] = {home}
+    return {name: found.pop() for name, found in homes.items() if len(found) == 1}
+
+
+def _named(
+    role: str,
+    rawtext: str,
+    text: str,
+    line: int,
+    inliner: Any,
+    options: Any = None,
+    content: Any = (),
+) -> tuple[list[nodes.Node], list[nodes.system_message]]:
+    code = nodes.literal(rawtext, text)
+    home = _entries().get(text)
+    if home is None:
+        return [code], []
+    env = inliner.document.settings.env
+    attributes = {"refdomain": "py", "reftype": "obj", "reftarget": home, "refdoc": env.docname}
+    return [addnodes.pending_xref(rawtext, code, refexplicit=True, **attributes)], []
 
 
 class Public(SphinxDirective):
@@ -90,5 +132,6 @@ def _plural_code(app: Sphinx, what: str, name: str, obj: Any, options: Any, line
 def setup(app: Sphinx) -> dict[str, bool]:
     """Registers the directive."""
     app.add_directive("public", Public)
+    app.add_role("named", _named)
     app.connect("autodoc-process-docstring", _plural_code)
     return {"parallel_read_safe": True}

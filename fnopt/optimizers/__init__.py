@@ -53,6 +53,7 @@ from fnopt.optimizers._schedule_free import schedule_free_adamw, schedule_free_s
 from fnopt.optimizers._sgd import accumulated_sgd, sgd, sgdr
 from fnopt.optimizers._sign_sgd import sign_sgd, signum
 from fnopt.optimizers._sm3 import scale_by_sm3, sm3
+from fnopt.optimizers._soap import scale_by_soap, soap
 from fnopt.optimizers._sophia import hutchinson_estimator_diag_hessian, scale_by_sophia, sophia
 from fnopt.optimizers._yogi import scale_by_yogi, yogi
 
@@ -134,6 +135,7 @@ __all__ = [
     "scale_by_rss",
     "scale_by_simplified_ademamix",
     "scale_by_sm3",
+    "scale_by_soap",
     "scale_by_sophia",
     "scale_by_stddev",
     "scale_by_yogi",
@@ -145,6 +147,7 @@ __all__ = [
     "signum",
     "simplified_ademamix",
     "sm3",
+    "soap",
     "sophia",
     "yogi",
 ]

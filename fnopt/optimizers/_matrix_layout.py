@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import gathered, joined, laid_like, reshaped
+from fnopt.core import gathered, joined, laid_like
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,15 +29,15 @@ class Layout:
     Attributes:
         shape: That of the leaf.
         order: Its axes as batch, rows, columns.
-        batch: How many matrices there are before columns are cut.
-        rows: How many rows they have.
-        widths: The columns of every part; of one width they are stacked, too.
+        batch: How many matrices there are before they are cut.
+        heights: The rows of every part.
+        widths: The columns of every part; parts of one shape are stacked, too.
     """
 
     shape: tuple[int, ...]
     order: tuple[int, ...]
     batch: int
-    rows: int
+    heights: tuple[int, ...]
     widths: tuple[int, ...]
 
     @staticmethod
@@ -51,11 +51,23 @@ class Layout:
         batch = tuple(i for i in range(len(shape)) if i not in {*rows, *columns})
         size, m, n = (math.prod(shape[a] for a in axes) for axes in (batch, rows, columns))
         widths = (n // split,) * split if isinstance(split, int) else split
-        return Layout(shape, batch + rows + columns, size, m, widths) if sum(widths) == n else None
+        return (
+            Layout(shape, batch + rows + columns, size, (m,), widths) if sum(widths) == n else None
+        )
+
+    def in_blocks(self, most: int | None) -> Layout:
+        """The layout with larger sides cut into parts of about one size, of at most so many."""
+        if most is None:
+            return self
+        heights, widths = (
+            tuple(part for side in sides for part in _near_equal(side, most))
+            for sides in (self.heights, self.widths)
+        )
+        return dataclasses.replace(self, heights=heights, widths=widths)
 
     @property
     def _even(self) -> bool:
-        return len({*self.widths}) == 1
+        return len({*self.heights}) == len({*self.widths}) == 1
 
     @property
     def shapes(self) -> tuple[tuple[int, int, int], ...]:
@@ -63,8 +75,14 @@ class Layout:
         if not math.prod(self.shape):
             return ()
         if self._even:
-            return ((self.batch * len(self.widths), self.rows, self.widths[0]),)
-        return tuple((self.batch, self.rows, width) for width in self.widths)
+            count = self.batch * len(self.heights) * len(self.widths)
+            return ((count, self.heights[0], self.widths[0]),)
+        return tuple((self.batch, m, n) for m in self.heights for n in self.widths)
+
+    @property
+    def wide_shapes(self) -> tuple[tuple[int, int, int], ...]:
+        """The same, laid wide."""
+        return tuple((k, min(m, n), max(m, n)) for k, m, n in self.shapes)
 
     def cut(self, x: jax.Array, wide: bool = True) -> list[jax.Array]:
         """The matrices `[k, m, n]` of every part; none of an empty leaf."""
@@ -74,18 +92,21 @@ class Layout:
         x = gathered(x)  # a matrix is worked on as a whole
         if self.order != tuple(range(len(self.order))):
             x = jnp.transpose(x, self.order)
-        x = reshaped(x, self.batch, self.rows, sum(self.widths))
-        if not self._even:
-            parts = jnp.split(x, np.cumsum(self.widths)[:-1].tolist(), axis=2)
-        elif len(self.widths) > 1:
-            x = reshaped(x, self.batch, self.rows, len(self.widths), self.widths[0])
-            parts = [reshaped(jnp.moveaxis(x, 2, 1), *self.shapes[0])]
+        if self._even:
+            if len(self.heights) * len(self.widths) > 1:
+                x = jnp.swapaxes(x.reshape(self._grid), 2, 3)
+            parts = [x.reshape(self.shapes[0])]
         else:
-            parts = [x]
-        return [self._turned(x, shape, wide) for x, shape in zip(parts, self.shapes, strict=True)]
+            x = x.reshape(self.batch, sum(self.heights), sum(self.widths))
+            bands = _split(x, self.heights, 1)
+            parts = [part for band in bands for part in _split(band, self.widths, 2)]
+        return [_turned(x, shape, wide) for x, shape in zip(parts, self.shapes, strict=True)]
 
-    def _turned(self, x: jax.Array, shape: tuple[int, int, int], wide: bool) -> jax.Array:
-        return jnp.swapaxes(x, 1, 2) if wide and shape[1] > shape[2] else x
+    @property
+    def _grid(self) -> tuple[int, ...]:
+        """The axes of even parts, before they are stacked."""
+        m, n = self.heights[0], self.widths[0]
+        return self.batch, len(self.heights), m, len(self.widths), n
 
     def whole(self, parts: list[jax.Array], like: Any, wide: bool = True) -> jax.Array:
         """The leaf of these parts, lying as another does."""
@@ -93,16 +114,33 @@ class Layout:
 
     def _whole(self, parts: list[jax.Array], like: Any, wide: bool) -> jax.Array:
         pairs = zip(parts, self.shapes, strict=True)
-        parts = [self._turned(x, shape, wide) for x, shape in pairs]
-        x = parts[0]
-        if not self._even:
-            x = joined(parts, axis=2)
-        elif len(self.widths) > 1:
-            x = reshaped(x, self.batch, len(self.widths), self.rows, self.widths[0])
-            x = jnp.moveaxis(x, 1, 2)
-        x = reshaped(x, *(self.shape[i] for i in self.order))
+        parts = [_turned(x, shape, wide) for x, shape in pairs]
+        if self._even:
+            x = parts[0]
+            if len(self.heights) * len(self.widths) > 1:
+                b, i, m, j, n = self._grid
+                x = jnp.swapaxes(x.reshape(b, i, j, m, n), 2, 3)
+        else:
+            k = len(self.widths)
+            bands = [joined(parts[i : i + k], axis=2) for i in range(0, len(parts), k)]
+            x = joined(bands, axis=1)
+        x = x.reshape(tuple(self.shape[i] for i in self.order))
         back = np.argsort(self.order).tolist()
         return laid_like(x if back == sorted(back) else jnp.transpose(x, back), like)
+
+
+def _near_equal(size: int, most: int) -> list[int]:
+    """A side in parts that differ by one at most."""
+    count = max(1, math.ceil(size / most))
+    return [size // count + (i < size % count) for i in range(count)]
+
+
+def _split(x: jax.Array, sizes: tuple[int, ...], axis: int) -> list[jax.Array]:
+    return [x] if len(sizes) == 1 else jnp.split(x, np.cumsum(sizes)[:-1].tolist(), axis=axis)
+
+
+def _turned(x: jax.Array, shape: tuple[int, int, int], wide: bool) -> jax.Array:
+    return jnp.swapaxes(x, 1, 2) if wide and shape[1] > shape[2] else x
 
 
 # Programs of their own, so that a step has one equation a leaf for each; XLA inlines them.

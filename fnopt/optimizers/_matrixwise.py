@@ -1,0 +1,142 @@
+"""The base of methods that keep factors for every matrix."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import (
+    Transformation,
+    compute_dtype,
+    declared_slots,
+    increment,
+    leaves_with_names,
+    map_leaves,
+    own_slots,
+    shown,
+    slot_zeros,
+    where,
+    zero_count,
+)
+from fnopt.optimizers._matrix_layout import Layout, by_shape
+from fnopt.optimizers._matrix_rule import layouts_of
+
+
+class Matrixwise(Transformation):
+    """A transform that works on the matrices of one shape together, by one formula.
+
+    A subclass names its `State`: a NamedTuple of `count`, slots like the params (`Slot`), and slots
+    of its own for every matrix (`OwnSlot`: for each leaf a tuple with an entry for every shape that
+    it is cut into, a tree of arrays with the matrices along the leading axis). It says with `start`
+    how the latter begin, and with `step` what happens to a stack. All matrices are laid wide.
+
+    `step(self, h, count, g, slots)` gets the numeric fields as scalars of the compute dtype, the
+    number of steps before this one, the gradients `[k, m, n]` and the slots in namespaces, in at
+    least float32, and returns the updates and a dict of the new slots. It is a pure function of its
+    arguments and of static fields.
+    """
+
+    State: ClassVar[Any]
+
+    def start(self, slot: str, shape: tuple[int, int, int], dtype: Any) -> Any:
+        """What an `OwnSlot` begins with for a stack of this shape."""
+        raise NotImplementedError(f"{type(self).__name__} must define start")
+
+    def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
+        """The updates of a stack, and its new slots."""
+        raise NotImplementedError(f"{type(self).__name__} must define step")
+
+    def layouts(self, tree: Any) -> list[Layout]:
+        """How every leaf is cut into matrices."""
+        # Not annotated above: a field of the base would be the first one of every subclass.
+        return layouts_of(getattr(self, "weight_dimension_numbers", None), tree)
+
+    def unused(self) -> frozenset[str]:
+        """Slots that these static fields have no use for; they are None."""
+        return frozenset()
+
+    def init(self, params: Any) -> Any:
+        """A zero count and fresh slots."""
+        layouts, names = self.layouts(params), self._slots()
+        _check_real(params)
+        fields: dict[str, Any] = dict.fromkeys(self.unused())
+        for name in names:
+            if name in own_slots(self.State):
+                fields[name] = self._own(name, params, layouts)
+            else:
+                fields[name] = slot_zeros(params, getattr(self, f"{name}_dtype", None))
+        return self.State(count=zero_count(), **fields)
+
+    def _slots(self) -> tuple[str, ...]:
+        return tuple(name for name in declared_slots(self.State) if name not in self.unused())
+
+    def _own(self, name: str, params: Any, layouts: list[Layout]) -> Any:
+        leaves, treedef = jax.tree.flatten(params)
+        dtypes = [compute_dtype(jnp.result_type(p)) for p in leaves]
+        rows = zip(layouts, dtypes, strict=True)
+        return treedef.unflatten(
+            [tuple(self.start(name, s, dtype) for s in one.wide_shapes) for one, dtype in rows]
+        )
+
+    def update(
+        self, updates: Any, state: Any, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, Any]:
+        """One step of the formula on the matrices of every shape."""
+        layouts, names, own = self.layouts(updates), self._slots(), own_slots(self.State)
+        numbers = {n: getattr(self, n) for n in self._leaf_names}
+        numbers = {n: jnp.asarray(x) for n, x in numbers.items() if x is not None}
+        like_params = {n: getattr(state, n) for n in names if n not in own}
+        wide = map_leaves(lambda h, g, *_: g, updates, hyper=numbers, **like_params)
+        leaves, treedef = jax.tree.flatten(wide)
+        columns = {n: treedef.flatten_up_to(getattr(state, n)) for n in names}
+        rows = [
+            self._parts(layout, leaves[i], {n: column[i] for n, column in columns.items()})
+            for i, layout in enumerate(layouts)
+        ]
+        program = _program(type(self), self._flatten()[1])
+        out = by_shape(lambda part: program(numbers, state.count, part), rows)
+        fields: dict[str, Any] = dict.fromkeys(self.unused())
+        for n, column in columns.items():
+            new = [[part[n] for part in row] for row in out]
+            put = (lambda _, row, __: tuple(row)) if n in own else Layout.whole
+            fields[n] = treedef.unflatten(map(put, layouts, new, column))
+        new = [[part["u"] for part in row] for row in out]
+        updates = treedef.unflatten(map(Layout.whole, layouts, new, leaves))
+        return updates, self.State(count=increment(state.count), **fields)
+
+    def _parts(self, layout: Layout, g: Any, slots: dict[str, Any]) -> list[dict[str, Any]]:
+        own = own_slots(self.State)
+        columns = {n: x if n in own else layout.cut(x) for n, x in slots.items()}
+        parts = enumerate(layout.cut(g))
+        return [{"u": g, **{n: column[i] for n, column in columns.items()}} for i, g in parts]
+
+
+def _check_real(params: Any) -> None:
+    for path, p in leaves_with_names(params)[0]:
+        if jnp.iscomplexobj(p):
+            raise TypeError(
+                f"{where()}{shown(path)} is {p.dtype}, expected a real matrix: wrap the optimizer "
+                "in fnopt.split_real_and_imaginary, or leave such leaves to another one."
+            )
+
+
+@functools.cache
+def _program(cls: type[Matrixwise], flags: Any) -> Callable[..., Any]:
+    def step(numbers: dict[str, Any], count: Any, part: dict[str, Any]) -> dict[str, Any]:
+        dtype = compute_dtype(*(x.dtype for x in jax.tree.leaves(part)))
+        h = {n: x.astype(dtype) for n, x in numbers.items()}
+        tx = cls._unflatten(flags, [h.get(name) for name in cls._leaf_names])
+        slots = jax.tree.map(lambda x: x.astype(dtype), part)
+        g = slots.pop("u")
+        h = SimpleNamespace(**dict.fromkeys(cls._leaf_names) | h)
+        u, new = tx.step(h, count, g, SimpleNamespace(**slots))
+        old = {n: part[n] for n in slots}
+        return {"u": u, **jax.tree.map(lambda x, was: x.astype(was.dtype), new, old)}
+
+    step.__name__ = cls.__name__
+    return jax.jit(step)

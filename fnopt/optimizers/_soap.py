@@ -1,0 +1,297 @@
+"""SOAP: Adam in the slowly moving eigenbasis of Shampoo's factors."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import (
+    OwnSlot,
+    Scalar,
+    ScalarOrSchedule,
+    Slot,
+    as_dtype,
+    bias_correction,
+    check_count,
+    ema,
+    hyper,
+    matmul,
+    positive_root,
+    static,
+)
+from fnopt.optimizers._matrix_fallback import with_adam
+from fnopt.optimizers._matrix_rule import as_rule
+from fnopt.optimizers._matrixwise import Matrixwise
+from fnopt.transforms import add_decayed_weights, partition, scale_by_learning_rate
+
+Pair = tuple[Any, Any]
+
+
+class ScaleBySoapState(NamedTuple):
+    """Step count, Adam's averages, and for every matrix two factors and their bases.
+
+    Attributes:
+        count: How many steps were made.
+        mu: The mean gradient, in the axes of the params.
+        nu: The mean square, in the bases.
+        factors: For every matrix the means of `G G^T` and `G^T G`; the shorter side first, None for
+            a side that is not rotated.
+        bases: Their eigenvectors, in columns.
+    """
+
+    count: jax.Array
+    mu: Slot
+    nu: Slot
+    factors: OwnSlot
+    bases: OwnSlot
+
+
+def _count(n: Any) -> int:
+    check_count(n, "precondition_frequency and max_precond_dim", "scale_by_soap")
+    return int(n)
+
+
+class scale_by_soap(Matrixwise):
+    r"""Adam in the eigenbases of the mean outer products of the gradient's rows and columns.
+
+    .. math::
+        \mu_t &= \beta_1 \mu_{t-1} + (1-\beta_1)\, G_t, \qquad
+        \nu_t = \beta_2 \nu_{t-1} + (1-\beta_2)\, (Q_L^\top G_t Q_R)^2 \\
+        u_t &= Q_L\, \frac{Q_L^\top \hat\mu_t Q_R}{\sqrt{\hat\nu_t} + \epsilon}\, Q_R^\top \\
+        L_t &= \beta L_{t-1} + (1-\beta)\, G_t G_t^\top, \qquad
+        R_t = \beta R_{t-1} + (1-\beta)\, G_t^\top G_t
+
+    The first step only fills the factors: its update is zero, so that no gradient is seen in a
+    basis made from itself. Then the bases are refreshed every `precondition_frequency` steps by one
+    power iteration and a QR factorisation. Matrices of one shape are worked on together, and a step
+    without refresh does without it.
+
+    Stored are, for a matrix `[m, n]`, `2 m n` numbers for Adam and `2 (m^2 + n^2)` for the rotated
+    sides. Derivatives by hyper-parameters take the bases as constants. A gradient that is not
+    finite never gets into factors and bases; the averages are as lost as Adam's, so keep
+    `apply_if_finite` around.
+
+    Args:
+        b1: :math:`\beta_1`, decay of the mean.
+        b2: :math:`\beta_2`, decay of the mean square.
+        eps: :math:`\epsilon`, added to the root of the mean square, not bias-corrected.
+        shampoo_beta: :math:`\beta`, decay of the factors; None for that of the mean square.
+        precondition_frequency: How many steps the bases are kept.
+        max_precond_dim: Longer sides are not rotated; with none that is rotated it is Adam.
+        one_sided: Whether the shorter side alone is rotated.
+        normalize_grads: Whether updates are divided by their root mean square.
+        mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
+        weight_dimension_numbers: The axes of the matrices, as in `scale_by_muon`.
+
+    Raises:
+        ValueError: In use, if a leaf is no matrix.
+        TypeError: From `init`, for complex params.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, g = fnopt.scale_by_soap(), jnp.asarray([[3.0, 0.0], [0.0, 0.1]])
+        >>> first, state = tx.update(g, tx.init(g))
+        >>> print(first[0], tx.update(g, state)[0].round(2) + 0.0)
+        [0. 0.] [[1. 0.]
+         [0. 1.]]
+
+    Reference:
+        Vyas et al., 2024, arXiv:2409.11321.
+    """
+
+    State = ScaleBySoapState
+
+    b1: Scalar = hyper(default=0.95, ge=0, lt=1)
+    b2: Scalar = hyper(default=0.95, ge=0, lt=1)
+    eps: Scalar = hyper(default=1e-8, ge=0)
+    shampoo_beta: Scalar | None = hyper(default=None, ge=0, lt=1)
+    precondition_frequency: int = static(default=10, convert=_count)
+    max_precond_dim: int = static(default=10_000, convert=_count)
+    one_sided: bool = static(default=False)
+    normalize_grads: bool = static(default=False)
+    mu_dtype: Any = static(default=None, convert=as_dtype)
+    weight_dimension_numbers: Any = static(default=None, convert=as_rule)
+
+    def start(self, slot: str, shape: tuple[int, int, int], dtype: Any) -> Pair:
+        """Zeros for the factors, and the axes themselves for the bases."""
+        k, *sides = shape
+        rotated = (True, not self.one_sided)
+        one = _identities if slot == "bases" else _zeros
+        return tuple(  # pyright: ignore[reportReturnType]
+            one(k, n, dtype) if yes and n <= self.max_precond_dim else None
+            for yes, n in zip(rotated, sides, strict=True)
+        )
+
+    def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
+        first = count == 0
+        t = jnp.maximum(count, jnp.ones_like(count))  # steps that Adam has made, this one included
+        mu = jnp.where(first, slots.mu, ema(slots.mu, g, h.b1))
+        nu = jnp.where(first, slots.nu, ema(slots.nu, jnp.square(rotated(g, slots.bases)), h.b2))
+        u = rotated(mu, slots.bases) / (positive_root(nu) + h.eps)
+        size = jnp.sqrt(bias_correction(h.b2, t)) / bias_correction(h.b1, t)
+        u = rotated_back(u, slots.bases) * size
+        if self.normalize_grads:
+            u = u / (1e-30 + jnp.sqrt(jnp.mean(jnp.square(u), axis=(1, 2), keepdims=True)))
+        decay = h.b2 if h.shampoo_beta is None else h.shampoo_beta
+        factors = new_factors(slots.factors, g, decay)
+        now = jnp.where(count % self.precondition_frequency == 0, 1, 2)
+        branches = (_eigenbases, _power_iteration, _kept)
+        known = jax.lax.stop_gradient((factors, slots.bases))
+        bases, nu = jax.lax.switch(jnp.where(first, 0, now), branches, *known, nu)
+        new = {"mu": mu, "nu": nu, "factors": factors, "bases": bases}
+        return jnp.where(first, jnp.zeros_like(u), u), new
+
+
+def _zeros(k: int, n: int, dtype: Any) -> jax.Array:
+    return jnp.zeros((k, n, n), dtype)
+
+
+def _identities(k: int, n: int, dtype: Any) -> jax.Array:
+    return jnp.tile(jnp.eye(n, dtype=dtype), (k, 1, 1))
+
+
+def _t(x: jax.Array) -> jax.Array:
+    return jnp.swapaxes(x, 1, 2)
+
+
+def rotated(x: jax.Array, bases: Pair) -> jax.Array:
+    """Matrices in the bases of their sides, `Q_L^T X Q_R`."""
+    left, right = bases
+    x = x if left is None else matmul(_t(left), x)
+    return x if right is None else matmul(x, right)
+
+
+def rotated_back(x: jax.Array, bases: Pair) -> jax.Array:
+    """Matrices out of the bases of their sides, `Q_L X Q_R^T`."""
+    left, right = bases
+    x = x if left is None else matmul(left, x)
+    return x if right is None else matmul(x, _t(right))
+
+
+def new_factors(factors: Pair, g: jax.Array, decay: Any, gain: Any = None) -> Pair:
+    """The means of `G G^T` and `G^T G`; what is not finite stays out."""
+    left, right = factors
+    left = None if left is None else _finite(ema(left, matmul(g, _t(g)), decay, gain), left)
+    right = None if right is None else _finite(ema(right, matmul(_t(g), g), decay, gain), right)
+    return left, right
+
+
+def _finite(new: jax.Array, old: jax.Array) -> jax.Array:
+    """The new matrices where they are finite, else the old ones."""
+    return jnp.where(jnp.isfinite(new).all(axis=(1, 2), keepdims=True), new, old)
+
+
+def _eigenbases(factors: Pair, bases: Pair, nu: jax.Array) -> tuple[Pair, jax.Array]:
+    """The eigenvectors, those of large eigenvalues first."""
+
+    def one(factor: Any, old: Any) -> Any:
+        return None if factor is None else _finite(jnp.linalg.eigh(factor)[1][:, :, ::-1], old)
+
+    return (one(factors[0], bases[0]), one(factors[1], bases[1])), nu
+
+
+def _power_iteration(factors: Pair, bases: Pair, nu: jax.Array) -> tuple[Pair, jax.Array]:
+    """The bases after one power iteration, in the order of their eigenvalues, and `nu` likewise."""
+    new: list[Any] = []
+    for axis, (factor, old) in enumerate(zip(factors, bases, strict=True), 1):
+        if factor is None:
+            new.append(None)
+            continue
+        product = matmul(factor, old)
+        order = jnp.argsort(-jnp.sum(old * product, axis=1), axis=1)  # by the Rayleigh quotients
+        nu = jnp.take_along_axis(nu, order[:, :, None] if axis == 1 else order[:, None, :], axis)
+        product = jnp.take_along_axis(product, order[:, None, :], axis=2)
+        old = jnp.take_along_axis(old, order[:, None, :], axis=2)
+        new.append(_finite(jnp.linalg.qr(product)[0], old))
+    return (new[0], new[1]), nu
+
+
+def _kept(factors: Pair, bases: Pair, nu: jax.Array) -> tuple[Pair, jax.Array]:
+    del factors
+    return bases, nu
+
+
+def soap(
+    learning_rate: ScalarOrSchedule,
+    b1: Scalar = 0.95,
+    b2: Scalar = 0.95,
+    eps: Scalar = 1e-8,
+    weight_decay: ScalarOrSchedule = 0.01,
+    weight_decay_mask: Any = None,
+    precondition_frequency: int = 10,
+    max_precond_dim: int = 10_000,
+    mu_dtype: Any = None,
+    *,
+    shampoo_beta: Scalar | None = None,
+    one_sided: bool = False,
+    normalize_grads: bool = False,
+    adam_learning_rate: ScalarOrSchedule | None = None,
+    adam_weight_decay: ScalarOrSchedule = 0.0,
+    weight_dimension_numbers: Any = None,
+) -> partition:
+    r"""SOAP for matrices, AdamW for all other leaves.
+
+    .. math:: u_t = -\eta_t \left(Q_L\, \frac{Q_L^\top \hat\mu_t Q_R}{\sqrt{\hat\nu_t} + \epsilon}\,
+              Q_R^\top + \lambda_t\, \theta_t\right)
+
+    See `scale_by_soap`, also for what it stores. The weight decay is AdamW's; the authors' decays
+    the params after they have moved.
+
+    Args:
+        learning_rate: :math:`\eta`, a number or a `Schedule`; the authors' is 3e-3.
+        b1: Decay of the mean gradient.
+        b2: Decay of the mean square.
+        eps: Added to the root.
+        weight_decay: :math:`\lambda` of the matrices, a number or a `Schedule` of its own.
+        weight_decay_mask: Which of them decay; see `add_decayed_weights`. None for all.
+        precondition_frequency: How many steps the bases are kept.
+        max_precond_dim: Longer sides are not rotated.
+        mu_dtype: Storage dtype of the mean gradient.
+        shampoo_beta: Decay of the factors; None for that of the mean square.
+        one_sided: Whether the shorter side alone is rotated.
+        normalize_grads: Whether updates are divided by their root mean square.
+        adam_learning_rate: Adam's rate; None for the same.
+        adam_weight_decay: The weight decay of Adam's leaves.
+        weight_dimension_numbers: Which leaves are matrices, and along which axes; see `muon`.
+
+    Returns:
+        A partition with the labels `'soap'` and `'adam'`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.soap(0.1, weight_decay=0.0), {"w": jnp.eye(2), "b": jnp.ones(2)}
+        >>> updates, state = tx.update(params, tx.init(params), params)
+        >>> updates, state = tx.update(params, state, params)
+        >>> print(f"{updates['w'][0, 0]:.3f}")
+        -0.100
+
+    Reference:
+        Vyas et al., 2024, arXiv:2409.11321.
+    """
+    rule = weight_dimension_numbers
+    direction = scale_by_soap(
+        b1,
+        b2,
+        eps,
+        shampoo_beta,
+        precondition_frequency,
+        max_precond_dim,
+        one_sided,
+        normalize_grads,
+        mu_dtype,
+        rule,
+    )
+    decay = add_decayed_weights(weight_decay, weight_decay_mask)
+    return with_adam(
+        "soap",
+        [direction, decay, scale_by_learning_rate(learning_rate)],
+        rule,
+        learning_rate=learning_rate if adam_learning_rate is None else adam_learning_rate,
+        b1=b1,
+        b2=b2,
+        eps=eps,
+        weight_decay=adam_weight_decay,
+        mu_dtype=mu_dtype,
+    )

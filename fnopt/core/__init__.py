@@ -101,6 +101,8 @@ from fnopt.core._value import (
     registry,
     static,
 )
+from fnopt.core._varying import varies_over as varies_over
+from fnopt.core._varying import varying_like as varying_like
 
 __all__ = [
     "EmptyState",

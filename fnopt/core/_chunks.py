@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core._spread import gathered, joined, mesh_of, reshaped
+from fnopt.core._varying import varying_like
 
 Carry = TypeVar("Carry")
 
@@ -55,6 +56,7 @@ def scan_chunks(
     Returns:
         The last carry, and the outputs with a leading axis of `size` examples, in order.
     """
+    carry = varying_like(carry, batch)
     with mesh_of(batch):
         return _scanned(body, carry, batch, size, chunk_size)
 

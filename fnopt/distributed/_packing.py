@@ -15,6 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fnopt.core import varies_over
+
 
 def rows(x: Any, n: int) -> jax.Array:
     """A leaf as `n` equal parts, `[n, ceil(size / n)]`, with zeros at the end."""
@@ -81,14 +83,6 @@ def gathered_parts(parts: Any, like: Any, axes: tuple[str, ...]) -> Any:
 def types_are_tracked(axes: tuple[str, ...]) -> bool:
     """Whether types say what differs between devices (`jax.shard_map` with `check_vma=True`)."""
     return bool(varies_over(jax.lax.axis_index(axes)))
-
-
-def varies_over(x: Any) -> frozenset[str]:
-    """The axes over which an array differs, as far as its type says so."""
-    aval = jax.typeof(x)
-    found = getattr(aval, "vma", None)  # before JAX 0.10
-    found = found or getattr(getattr(aval, "manual_axis_type", None), "varying", None)
-    return frozenset(found or ())
 
 
 def _all_gather(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:

@@ -20,6 +20,7 @@ from fnopt.core import (
     parts_over,
     shown,
     static,
+    varies_over,
     where,
 )
 from fnopt.distributed._elementwise import check_elementwise
@@ -30,7 +31,6 @@ from fnopt.distributed._packing import (
     own_parts,
     summed_parts,
     types_are_tracked,
-    varies_over,
 )
 
 
@@ -120,6 +120,7 @@ class sharded(Transformation):
         """Averages the gradients, updates this device's parts, and puts all updates together."""
         check_inexact(updates, "gradients")
         n = self._size()
+        _check_around()
         check_elementwise(self.inner, updates, params, extra_args, self.axis)
         mine = None if params is None else own_parts(params, self.axis, n)
         grads = self._averaged(updates, n)
@@ -172,6 +173,20 @@ class sharded(Transformation):
         if AxisType.Explicit in mesh.axis_types:
             return reshard(in_a_row(gathered(p), n), place)
         return jax.lax.with_sharding_constraint(in_a_row(p, n), place)
+
+
+# What decides on a step from gradients that are another device's other gradients.
+_DECIDES = ("apply_if_finite", "skip_large_updates")
+
+
+def _check_around() -> None:
+    for name in _DECIDES:
+        if name in where():
+            raise ValueError(
+                f"{where()}{name} is around sharded, where every device decides by its own "
+                "gradient and some would wait for others forever: put it inside, "
+                f"sharded({name}(...), axis)."
+            )
 
 
 def _size_if_bound(axes: tuple[str, ...]) -> int | None:

@@ -13,7 +13,7 @@ from fnopt.gradients._clip_rule import RULES, Blocks, blocks_of, check_limits, c
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._measure import measure
 from fnopt.gradients._methods import Way, checked_way, choose
-from fnopt.gradients._sums import REDUCTIONS, like_params, zero_sums
+from fnopt.gradients._sums import REDUCTIONS, like_params, over_devices, zero_sums
 
 
 class ExampleInfo(NamedTuple):
@@ -45,6 +45,7 @@ def clipped_grad(
     chunk_size: int | None = None,
     rule: str = "clip",
     skip_nonfinite: bool = False,
+    axis_name: Any = None,
 ) -> Callable[..., Any]:
     r"""The sum of the examples' gradients, each clipped to a global norm first.
 
@@ -78,6 +79,9 @@ def clipped_grad(
             that `C` is a factor of the learning rate and needs no tuning.
         skip_nonfinite: Whether an example with a gradient or a loss that isn't finite counts as
             one with a gradient of zero.
+        axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis that the batch
+            is divided over, or several: sums run over all of its devices, and the result is the
+            same on all. `None` for the examples of this call.
 
     Returns:
         A function `(params, batch, ..., key=None, where=None)` -> `(gradient, info)`. The gradient
@@ -112,13 +116,15 @@ def clipped_grad(
     def grad_fn(
         *args: Any, key: Any = None, where: Any = None, **kwargs: Any
     ) -> tuple[Any, ExampleInfo]:
-        bound = spec.bind(args, kwargs, key)
+        bound = spec.bind(args, kwargs, key, axis_name)
         wanted = check_where(where, bound.size, spec.name)
         blocks = blocks_of(spec.like_argnums(bound.params), clip_norm, spec.name)
         clip = Clip(blocks, rule, skip_nonfinite)
         sums, info = _clipped_sum(bound, wanted, clip, choose(method, chunk_size, bound))
+        sums = over_devices(sums, axis_name)
         if reduction == "mean":
-            count = bound.size if wanted is None else jnp.maximum(jnp.sum(wanted), 1)
+            counted = bound.size if wanted is None else jnp.sum(wanted)
+            count = jnp.maximum(over_devices(counted, axis_name), 1)
             sums = jax.tree.map(lambda total: total / jnp.asarray(count, total.dtype), sums)
         return spec.like_argnums(like_params(sums, bound.params)), info
 

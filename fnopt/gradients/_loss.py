@@ -17,6 +17,7 @@ from fnopt.core import (
     described,
     leaves_with_names,
     shown,
+    varying_like,
 )
 
 
@@ -62,14 +63,27 @@ class ExampleLoss:
                 "loss_fn(params, example)."
             )
 
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any) -> BoundLoss:
-        """Checks one call and splits it into params, batch and shared arguments."""
+    def bind(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any, axis_name: Any = None
+    ) -> BoundLoss:
+        """Checks one call and splits it into params, batch and shared arguments.
+
+        Args:
+            args: The positional arguments.
+            kwargs: What all examples share.
+            key: A PRNG key, from which every example gets its own.
+            axis_name: The named axis that a larger batch is divided over, if it is.
+        """
         argnums, batch_argnums = self._positions(len(args))
         params = tuple(args[i] for i in argnums)
         batch = tuple(args[i] for i in batch_argnums)
         check_params(self._named_leaves(args, argnums), self.name)
         size = check_batch(self._named_leaves(args, batch_argnums), self.name)
-        keys = None if key is None else _example_keys(check_key(key, self.name), size)
+        keys = None
+        if key is not None:
+            keys = _example_keys(check_key(key, self.name), size, axis_name)
+        # Inside shard_map, so that a derivative is of this device's examples and nothing is added.
+        params = varying_like(params, (args, kwargs, key))
 
         def loss(params: tuple[Any, ...], example: Any) -> tuple[jax.Array, Any]:
             batched, example_key = example
@@ -140,6 +154,10 @@ class ExampleLoss:
         ]
 
 
-def _example_keys(key: Any, size: int) -> jax.Array:
+def _example_keys(key: Any, size: int, axis_name: Any) -> jax.Array:
     # By index, so that an example's key depends neither on the chunk size nor on its neighbours.
-    return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(size, dtype=jnp.uint32))
+    index = jnp.arange(size, dtype=jnp.uint32)
+    if axis_name is not None:
+        index += (size * jax.lax.axis_index(axis_name)).astype(jnp.uint32)
+        key = varying_like(key, index)
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, index)

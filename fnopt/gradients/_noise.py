@@ -53,7 +53,8 @@ def add_noise(
     steps; it holds if batches are sampled as the accountant assumes, and if nothing else that
     depends on the data (losses, norms, skipped examples) is published. The noise comes from JAX's
     generator in floating point, which is neither cryptographically secure nor free of the known
-    weaknesses of floating-point noise.
+    weaknesses of floating-point noise. On several devices add it to the sum of all
+    (`clipped_grad` with `axis_name`), with the same key on every device: it is then added once.
 
     Args:
         grads: A clipped sum from `clipped_grad`, or that divided by `batch_size`.

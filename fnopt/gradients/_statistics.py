@@ -22,7 +22,7 @@ from fnopt.gradients._clip_rule import check_where
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._measure import Measured, measure
 from fnopt.gradients._methods import Way, checked_way, choose
-from fnopt.gradients._sums import like_params, zero_sums
+from fnopt.gradients._sums import like_params, over_devices, zero_sums
 
 
 class GradientStatistics(NamedTuple):
@@ -67,6 +67,7 @@ def gradient_statistics(
     chunk_size: int | None = None,
     alignment: bool = False,
     skip_nonfinite: bool = False,
+    axis_name: Any = None,
 ) -> Callable[..., GradientStatistics]:
     r"""Mean, variance and signal-to-noise ratio of per-example gradients, in one pass.
 
@@ -94,6 +95,9 @@ def gradient_statistics(
         alignment: Whether to make the second pass.
         skip_nonfinite: Whether an example with a gradient or a loss that isn't finite is left out
             of all sums. Without it, one such example makes them NaN.
+        axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis that the batch
+            is divided over, or several: sums run over all of its devices, and the result is the
+            same on all. `None` for the examples of this call.
 
     Returns:
         A function `(params, batch, ..., key=None, where=None)` -> `GradientStatistics`. `where`,
@@ -122,12 +126,14 @@ def gradient_statistics(
     def statistics_fn(
         *args: Any, key: Any = None, where: Any = None, **kwargs: Any
     ) -> GradientStatistics:
-        bound = spec.bind(args, kwargs, key)
+        bound = spec.bind(args, kwargs, key, axis_name)
         check_some(bound.params, spec.name)
-        if bound.size < 2:
+        if bound.size * over_devices(1, axis_name) < 2:
             raise ValueError(f"{spec.name}: the batch has 1 example, a variance needs at least 2.")
         wanted = check_where(where, bound.size, spec.name)
         found = totals(bound, choose(method, chunk_size, bound), wanted, skip_nonfinite)
+        if axis_name is not None:
+            found = found._replace(moments=_of_all_devices(found.moments, axis_name))
         return _finished(found, bound, spec, alignment, chunk_size)
 
     return statistics_fn
@@ -211,6 +217,17 @@ def _merged(a: Moments, b: Moments) -> Moments:
         s + t + g * apart.astype(g.dtype) for s, t, g in zip(a.spread, b.spread, gaps, strict=True)
     ]
     return Moments(count, jax.tree.map(moved, a.mean, b.mean), spread)
+
+
+def _of_all_devices(mine: Moments, axis_name: Any) -> Moments:
+    """The moments of the gradients of all devices."""
+    count, weighted = jax.lax.psum(
+        (mine.count, jax.tree.map(lambda m: m * mine.count.astype(m.dtype), mine.mean)), axis_name
+    )
+    mean = jax.tree.map(lambda total: _over(total, count), weighted)
+    gaps = [_gap(x, y) for x, y in zip(*map(jax.tree.leaves, (mine.mean, mean)), strict=True)]
+    spread = [s + g * mine.count.astype(g.dtype) for s, g in zip(mine.spread, gaps, strict=True)]
+    return Moments(count, mean, jax.lax.psum(spread, axis_name))
 
 
 def _gap(x: jax.Array, y: jax.Array) -> jax.Array:

@@ -53,3 +53,8 @@ def inner_products(x: jax.Array, y: jax.Array) -> jax.Array:
     if jnp.issubdtype(dtype, jnp.complexfloating):
         a, b = (jnp.concatenate([jnp.real(z), jnp.imag(z)], axis=1) for z in (a, b))
     return matmul(a, b.T)
+
+
+def over_devices(sums: Any, axis_name: Any) -> Any:
+    """Sums over the devices of a named axis too, if there is one."""
+    return sums if axis_name is None else jax.lax.psum(sums, axis_name)

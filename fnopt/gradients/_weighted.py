@@ -9,7 +9,7 @@ import jax
 
 from fnopt.core import check_choice, check_weights, checked_chunk_size, compute_dtype, scan_chunks
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
-from fnopt.gradients._sums import REDUCTIONS, add_to_sums, like_params, zero_sums
+from fnopt.gradients._sums import REDUCTIONS, add_to_sums, like_params, over_devices, zero_sums
 
 
 def weighted_grad(
@@ -20,6 +20,7 @@ def weighted_grad(
     batch_argnums: int | Sequence[int] | None = None,
     reduction: str = "sum",
     chunk_size: int | None = None,
+    axis_name: Any = None,
 ) -> Callable[..., Any]:
     r"""The gradient of a weighted sum of the examples' losses.
 
@@ -41,6 +42,9 @@ def weighted_grad(
             of the weights).
         chunk_size: How many examples to differentiate at once; gradients are accumulated over
             chunks in float32 or wider. `None` for all.
+        axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis that the batch
+            is divided over, or several: sums run over all of its devices, and the result is the
+            same on all. `None` for the examples of this call.
 
     Returns:
         A function `(params, batch, ..., weights, key=None)` -> the gradient, like `params`, or
@@ -59,7 +63,7 @@ def weighted_grad(
         2.0
     """
     spec = ExampleLoss(loss_fn, argnums, batch_argnums, has_aux, "weighted_grad")
-    run = _values_aux_grad(spec, reduction, chunk_size)
+    run = _values_aux_grad(spec, reduction, chunk_size, axis_name)
 
     def grad_fn(*args: Any, key: Any = None, **kwargs: Any) -> Any:
         _, aux, grads = run(args, kwargs, key)
@@ -76,6 +80,7 @@ def value_and_weighted_grad(
     batch_argnums: int | Sequence[int] | None = None,
     reduction: str = "sum",
     chunk_size: int | None = None,
+    axis_name: Any = None,
 ) -> Callable[..., Any]:
     r"""The loss of every example, and the gradient of their weighted sum.
 
@@ -90,6 +95,7 @@ def value_and_weighted_grad(
             after the last of `argnums`.
         reduction: `'sum'`, or `'mean'`, which divides by the number of examples.
         chunk_size: How many examples to differentiate at once; `None` for all.
+        axis_name: As in `weighted_grad`.
 
     Returns:
         A function `(params, batch, ..., weights, key=None)` -> `(losses, gradient)`, or
@@ -108,7 +114,7 @@ def value_and_weighted_grad(
         ([2.0, 4.0, 6.0], 2.0)
     """
     spec = ExampleLoss(loss_fn, argnums, batch_argnums, has_aux, "value_and_weighted_grad")
-    run = _values_aux_grad(spec, reduction, chunk_size)
+    run = _values_aux_grad(spec, reduction, chunk_size, axis_name)
 
     def values_and_grad_fn(*args: Any, key: Any = None, **kwargs: Any) -> Any:
         losses, aux, grads = run(args, kwargs, key)
@@ -118,7 +124,7 @@ def value_and_weighted_grad(
 
 
 def _values_aux_grad(
-    spec: ExampleLoss, reduction: str, chunk_size: int | None
+    spec: ExampleLoss, reduction: str, chunk_size: int | None, axis_name: Any
 ) -> Callable[..., Any]:
     check_choice(reduction, REDUCTIONS, "reduction", spec.name)
     chunk_size = checked_chunk_size(chunk_size, spec.name)
@@ -130,10 +136,12 @@ def _values_aux_grad(
                 f"{spec.name}: {count} positional arguments, expected (params, batch, ..., "
                 "weights): one weight per example, of shape [n], comes last."
             )
-        bound = spec.bind(args[:-1], kwargs, key)
+        bound = spec.bind(args[:-1], kwargs, key, axis_name)
         weights = check_weights(args[-1], bound.size, spec.name)
-        scale = 1 / bound.size if reduction == "mean" else 1.0
+        size = bound.size * over_devices(1, axis_name)
+        scale = 1 / size if reduction == "mean" else 1.0
         losses, aux, sums = _weighted_sum(bound, weights, scale, chunk_size)
+        sums = over_devices(sums, axis_name)
         return losses, aux, spec.like_argnums(like_params(sums, bound.params))
 
     return run

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend import core as jex
 
+from fnopt.core import varies_over
+
 # JAX 0.12 calls `eval_jaxpr` what was `closed_call`.
 _CALLS = {"jit", "pjit", "closed_call", "core_call", "eval_jaxpr"}
 _REMATS = {"remat", "remat2", "checkpoint"}
@@ -180,9 +182,16 @@ def bind(eqn: jex.JaxprEqn, values: Iterable[Any]) -> list[Any]:
     """Runs one equation on these inputs, in its own context and scopes; a list of its outputs."""
     params = eqn.primitive.get_bind_params(eqn.params)
     subfuns, params = params if isinstance(params, tuple) else ((), params)  # a tuple before 0.8
+    values = list(values)
+    if eqn.primitive.name == "pvary" and _varies(values[0], params["axes"]):
+        return values  # what differed between devices only from here on does so already
     with context(eqn):
         outputs = eqn.primitive.bind(*subfuns, *values, **params)
     return list(outputs) if eqn.primitive.multiple_results else [outputs]
+
+
+def _varies(x: Any, axes: Iterable[str]) -> bool:
+    return varies_over(x) >= {*axes}
 
 
 Place = tuple[int, ...]

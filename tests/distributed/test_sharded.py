@@ -243,3 +243,10 @@ def test_under_vmap_with_a_named_axis():
 
     out = jax.eval_shape(jax.vmap(worker, axis_name="data"), BATCH.reshape(2, 4, 4))
     assert out["kernel"].shape == (2, 4, 3)
+
+
+def test_a_decision_by_each_device_for_itself_is_refused():
+    tx = fnopt.apply_if_finite(distributed.sharded(fnopt.adam(1e-2), "data"))
+    step, args = one_step(tx, check_vma=False)
+    with pytest.raises(ValueError, match=r"apply_if_finite is around sharded.*put it inside"):
+        jax.eval_shape(step, *args)

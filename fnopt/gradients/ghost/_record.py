@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from fnopt.core import varying_like
 from fnopt.gradients.ghost._plan import Plan, tap_zeros
 from fnopt.programs import replay
 
@@ -41,7 +42,8 @@ def record(plan: Plan, params: Sequence[Any], batch: Sequence[Any]) -> Tape:
         return outputs[0], (outputs, records)
 
     run = jax.vmap(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True), (None, None, 0))
-    (_, (outputs, records)), (cotangents, grads) = run(tap_zeros(plan), left, batch)
+    taps = varying_like(tap_zeros(plan), (params, batch))
+    (_, (outputs, records)), (cotangents, grads) = run(taps, left, batch)
     return Tape(outputs, records, cotangents, grads)
 
 

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend import core as jex
 
-from fnopt.core import is_inexact
+from fnopt.core import is_inexact, varies_over, varying_like
 from fnopt.programs import jaxprs
 
 # Operations that only move numbers, so that they work in any dtype and are linear.
@@ -256,7 +257,11 @@ def pull_back(weight: Weight, cotangent: Any, leaves: Mapping[int, Any]) -> dict
     params = [leaves[i] for i in numbers]
     if weight.moves_only:
         like = [jax.ShapeDtypeStruct(p.shape, cotangent.dtype) for p in params]
-        (grads,) = jax.linear_transpose(forward, like)(cotangent)
+        if varies_over(cotangent):  # shapes don't say so, arrays do
+            zeros = [varying_like(jnp.zeros(x.shape, x.dtype), cotangent) for x in like]
+            (grads,) = jax.vjp(forward, zeros)[1](cotangent)
+        else:
+            (grads,) = jax.linear_transpose(forward, like)(cotangent)
     else:
         _, transposed = jax.vjp(forward, params)
         (grads,) = transposed(cotangent.astype(weight.aval.dtype))

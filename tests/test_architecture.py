@@ -43,7 +43,7 @@ LAYERS = {
     "projections": {"core"},
     "discrete": {"core"},
     "monitor": {"core"},
-    "distributed": {"core", "programs"},
+    "distributed": {"core", "programs", "transforms"},
     "interop": {"core"},
 }
 RUNTIME = {"fnopt", "jax", "numpy", *sys.stdlib_module_names}

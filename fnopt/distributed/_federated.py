@@ -1,0 +1,180 @@
+"""A server that owns the params, and clients that train on data of their own, in a plain loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+
+from fnopt.core import (
+    Scalar,
+    Slot,
+    Transformation,
+    Value,
+    apply_updates,
+    as_transformation,
+    cast_like,
+    check_inexact,
+    check_same_tree,
+    compute_dtype,
+    hyper,
+    increment,
+    map_leaves,
+    real_dtype,
+    slot_copy,
+    zero_count,
+)
+from fnopt.transforms import scale
+
+
+class ServerState(NamedTuple):
+    """What a server knows: the round, the params, and the state of its optimizer."""
+
+    round: jax.Array
+    params: Any
+    opt_state: Any
+
+
+class federated(Value):
+    r"""A server of federated learning as a value, with a state that is a value.
+
+    .. math:: \theta \leftarrow \theta + \mathrm{outer}\Bigl(\frac{\sum_k n_k\,
+              (\theta - \theta_k)}{\sum_k n_k}\Bigr)
+
+    `init(params)` makes the state, from fresh params or pretrained ones; `update(state,
+    client_params, num_examples)` takes in what the clients of a round came to. How clients are
+    chosen, started and reached is not its business: a loop, or a framework that calls it. It is
+    FedAvg with `outer=None`, FedAdam with `fnopt.adam(...)`, and so on.
+
+    Args:
+        outer: The optimizer of the server; None for `scale(-1)`, to go to the mean.
+
+    Example:
+        >>> from fnopt import distributed
+        >>> server = distributed.federated(None)
+        >>> state = server.init({"w": jnp.zeros(())})
+        >>> clients = [{"w": jnp.asarray(1.0)}, {"w": jnp.asarray(4.0)}]
+        >>> state = server.update(state, clients, num_examples=[20, 10])
+        >>> state.params, state.round
+        ({'w': Array(2., dtype=float32)}, Array(1, dtype=int32))
+
+    Reference:
+        McMahan et al., 2016, arXiv:1602.05629; Reddi et al., 2020, arXiv:2003.00295.
+    """
+
+    outer: Any
+
+    def __post_init__(self) -> None:
+        outer = scale(-1.0) if self.outer is None else self.outer
+        self._set("outer", as_transformation(outer, "federated: outer"))
+        super().__post_init__()
+
+    def init(self, params: Any) -> ServerState:
+        """The state before the first round, with these params: fresh or pretrained."""
+        return ServerState(zero_count(), params, self.outer.init(params))
+
+    def update(
+        self, state: ServerState, client_params: Sequence[Any], num_examples: Any = None
+    ) -> ServerState:
+        """The state after a round.
+
+        Args:
+            state: The state before it.
+            client_params: What every client that took part came to, trees like `state.params`.
+            num_examples: Their weights, a number each; equal ones by default.
+
+        Returns:
+            The next state, a tree of arrays as the last one.
+
+        Raises:
+            ValueError: If there is no client, or another number of weights, or a tree is not like
+                the server's; the message names client and leaf.
+        """
+        clients = list(client_params)
+        if not clients:
+            raise ValueError(
+                "federated: a round without clients: keep the state as it is, no update is needed."
+            )
+        weights = _weights(num_examples, len(clients))
+        for k, client in enumerate(clients):
+            check_same_tree(client, state.params, f"params of client {k}", "params of the server")
+        check_inexact(state.params, "params of the server")
+        gradient = jax.tree.map(lambda p, *xs: _mean_move(p, xs, weights), state.params, *clients)
+        updates, opt_state = self.outer.update(gradient, state.opt_state, state.params)
+        updates = cast_like(updates, state.params)
+        return ServerState(increment(state.round), apply_updates(state.params, updates), opt_state)
+
+
+def _weights(num_examples: Any, clients: int) -> jax.Array:
+    weights = jnp.ones(clients) if num_examples is None else jnp.asarray(num_examples)
+    weights = weights.astype(jnp.float32)
+    if weights.shape != (clients,):
+        raise ValueError(
+            f"federated: num_examples has shape {weights.shape}, expected ({clients},): a number "
+            "for every client."
+        )
+    if not isinstance(weights, Tracer) and not ((weights >= 0).all() and weights.sum()):
+        raise ValueError(
+            f"federated: num_examples = {weights.tolist()}, expected no negative numbers and not "
+            "only zeros."
+        )
+    return weights / jnp.sum(weights)
+
+
+def _mean_move(p: Any, xs: Sequence[Any], weights: jax.Array) -> jax.Array:
+    dtype = compute_dtype(jnp.result_type(p))
+    share = weights.astype(real_dtype(dtype))
+    p = jnp.asarray(p, dtype)
+    total = jnp.zeros_like(p)
+    for k, x in enumerate(xs):
+        total += share[k].astype(dtype) * (p - jnp.asarray(x, dtype))
+    return total
+
+
+class ProximalState(NamedTuple):
+    """The params that a client began with."""
+
+    start: Slot
+
+
+class add_proximal_term(Transformation):
+    r"""Pulls params back to where they were at `init`: :math:`u = g + \mu\, (\theta - \theta_0)`.
+
+    It is the gradient of FedProx's :math:`\ell(\theta) + \frac\mu2 \lVert \theta - \theta_0
+    \rVert^2`, which keeps clients with different data together. Put it first in a client's chain.
+
+    Args:
+        strength: :math:`\mu`.
+
+    Example:
+        >>> from fnopt import distributed
+        >>> tx = fnopt.chain(distributed.add_proximal_term(0.5), fnopt.sgd(1.0))
+        >>> state = tx.init({"w": jnp.asarray(1.0)})
+        >>> tx.update({"w": jnp.asarray(0.0)}, state, {"w": jnp.asarray(3.0)})[0]
+        {'w': Array(-1., dtype=float32)}
+
+    Reference:
+        Li et al., 2018, arXiv:1812.06127.
+    """
+
+    needs_params = True
+
+    strength: Scalar = hyper(ge=0)
+
+    def init(self, params: Any) -> ProximalState:
+        """The params as they are."""
+        return ProximalState(slot_copy(params))
+
+    def update(
+        self, updates: Any, state: ProximalState, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, ProximalState]:
+        """The updates and the pull."""
+
+        def leaf(mu: Any, g: Any, p: Any, start: Any) -> Any:
+            return g + mu * (p - start)
+
+        pulled = map_leaves(leaf, updates, hyper=self.strength, params=params, start=state.start)
+        return pulled, state

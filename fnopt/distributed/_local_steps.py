@@ -1,0 +1,208 @@
+"""Workers that train by themselves and meet every so many steps."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import (
+    Member,
+    Scalar,
+    Slot,
+    Transformation,
+    apply_updates,
+    as_transformation,
+    cast_like,
+    check_count,
+    hyper,
+    increment,
+    map_leaves,
+    slot_copy,
+    static,
+    where,
+    zero_count,
+)
+from fnopt.distributed._meshes import axis_names
+from fnopt.transforms import scale
+
+
+class DilocoState(NamedTuple):
+    """Steps, the params of the last meeting, and the states of both optimizers."""
+
+    count: jax.Array
+    anchor: Slot
+    inner_state: Any
+    outer_state: Any
+
+
+def _whole(every: Any) -> int:
+    check_count(every, "every", "diloco")
+    return int(every)
+
+
+class diloco(Transformation):
+    r"""Steps of every worker by itself; every so many, a step of an outer optimizer for all.
+
+    .. math:: \theta_k \leftarrow \theta_k + \mathrm{inner}(g_k + \mu\, (\theta_k - \phi)),
+              \qquad \text{and every } H \text{ steps:} \quad
+              \phi \leftarrow \phi + \mathrm{outer}\Bigl(\frac{\sum_k n_k (\phi - \theta_k)}
+              {\sum_k n_k}\Bigr), \quad \theta_k \leftarrow \phi
+
+    What the workers have moved since they last met is the gradient of the outer optimizer. One
+    formula for a family: local SGD and FedAvg (`outer=None`: go to the mean), FedOpt (any outer
+    optimizer, such as `adam`: FedAdam), FedProx (`proximal`), DiLoCo (`adamw` inside, outside
+    `sgd(0.7, momentum=0.9, nesterov=True)`). The traffic is one all-reduce of the params' size
+    every `H` steps instead of every step.
+
+    It runs inside `jax.shard_map` (or `jax.vmap` with a name), each worker with its own params
+    and state: outside they have a leading axis of workers. `update` takes two more arguments, a
+    scalar for each worker: `num_examples`, its weight :math:`n_k`, and `participates`, whether it
+    has a say in this meeting. A worker without takes the common params over like all others; if
+    none has one, :math:`\phi` stays.
+
+    The meeting is an update like any other, so that the params are :math:`\phi` up to the rounding
+    of a sum; `fnopt.slots(state)["anchor"]` is :math:`\phi`, the same on all workers.
+
+    Args:
+        inner: The optimizer of a worker, with a state of its own.
+        outer: The optimizer of the common params; None for `scale(-1)`, to go to the mean.
+        every: :math:`H`, how many steps a worker makes between meetings.
+        axis: The named axis of the workers, or several.
+        proximal: :math:`\mu`, how strongly a worker is pulled to the common params.
+
+    Raises:
+        ValueError: If `every` isn't at least 1; in use, if the axis isn't bound.
+
+    Example:
+        >>> from fnopt import distributed
+        >>> tx = distributed.diloco(fnopt.sgd(1.0), None, every=1, axis="workers")
+        >>> params = {"w": jnp.zeros(())}
+        >>> def worker(grad):
+        ...     updates, state = tx.update({"w": grad}, tx.init(params), params)
+        ...     return fnopt.apply_updates(params, updates)["w"]
+        >>> jax.vmap(worker, axis_name="workers")(jnp.asarray([1.0, 3.0]))
+        Array([-2., -2.], dtype=float32)
+
+    Reference:
+        McMahan et al., 2016, arXiv:1602.05629; Li et al., 2018, arXiv:1812.06127; Reddi et al.,
+        2020, arXiv:2003.00295; Douillard et al., 2023, arXiv:2311.08105.
+    """
+
+    needs_params = True
+
+    inner: Any
+    outer: Any
+    every: int = static(convert=_whole)
+    axis: Any = static(convert=axis_names)
+    proximal: Scalar = hyper(default=0.0, ge=0)
+
+    def __post_init__(self) -> None:
+        self._set("inner", as_transformation(self.inner, "diloco: inner"))
+        outer = scale(-1.0) if self.outer is None else self.outer
+        self._set("outer", as_transformation(outer, "diloco: outer"))
+        super().__post_init__()
+
+    def members(self, state: Any = None) -> tuple[Member, ...]:
+        """Both optimizers."""
+        inner, outer = (None, None) if state is None else (state.inner_state, state.outer_state)
+        return Member("inner", self.inner, inner), Member("outer", self.outer, outer)
+
+    def init(self, params: Any) -> DilocoState:
+        """A common point where the params are."""
+        anchor = slot_copy(params)
+        return DilocoState(zero_count(), anchor, self.inner.init(params), self.outer.init(anchor))
+
+    def update(
+        self,
+        updates: Any,
+        state: DilocoState,
+        params: Any = None,
+        *,
+        num_examples: Any = None,
+        participates: Any = None,
+        **extra_args: Any,
+    ) -> tuple[Any, DilocoState]:
+        """The worker's own updates, or the way to the common params."""
+        pulled = self._pulled(updates, params, state.anchor)
+        own, inner_state = self.inner.update(pulled, state.inner_state, params, **extra_args)
+        own = cast_like(own, state.anchor)
+        count = increment(state.count)
+        weight = _weight(num_examples, participates)
+
+        def meet() -> tuple[Any, Any, Any]:
+            moved = _moved(state.anchor, params, own)
+            gradient, some = self._mean(moved, weight)
+            new, outer_state = self.outer.update(gradient, state.outer_state, state.anchor)
+            new = apply_updates(state.anchor, cast_like(new, state.anchor))
+            outer_state = cast_like(outer_state, state.outer_state)
+            new, outer_state = jax.tree.map(
+                lambda a, b: jnp.where(some, a, b),
+                (new, outer_state),
+                (state.anchor, state.outer_state),
+            )
+            return _way(new, params), new, outer_state
+
+        def go_on() -> tuple[Any, Any, Any]:
+            return own, state.anchor, state.outer_state
+
+        meets = count % jnp.asarray(self.every, count.dtype) == 0
+        own, anchor, outer_state = jax.lax.cond(meets, meet, go_on)
+        return own, DilocoState(count, anchor, inner_state, outer_state)
+
+    def _pulled(self, updates: Any, params: Any, anchor: Any) -> Any:
+        def leaf(mu: Any, g: Any, p: Any, a: Any) -> Any:
+            return g + mu * (p - a)
+
+        return map_leaves(leaf, updates, hyper=self.proximal, params=params, anchor=anchor)
+
+    def _mean(self, moved: Any, weight: jax.Array) -> tuple[Any, jax.Array]:
+        """The weighted mean over workers, and whether any of them has a weight."""
+        leaves, treedef = jax.tree.flatten(moved)
+        try:
+            # Scaled before they are summed, so that a worker without a weight is not heard at all.
+            total = jax.lax.psum(weight, self.axis)
+            some = total > 0
+            share = weight / jnp.where(some, total, jnp.ones_like(total))
+            heard = [jnp.where(weight > 0, x, jnp.zeros_like(x)) * _as(share, x) for x in leaves]
+            return treedef.unflatten(jax.lax.psum(heard, self.axis)), some
+        except NameError:
+            raise ValueError(
+                f"{where()}the axis {self.axis!r} isn't bound here: call update inside "
+                "jax.shard_map over a mesh that has it, or jax.vmap(..., axis_name=...). In a "
+                "plain loop over clients use fnopt.distributed.federated."
+            ) from None
+
+
+def _weight(num_examples: Any, participates: Any) -> jax.Array:
+    weight = jnp.ones((), jnp.float32)
+    if num_examples is not None:
+        weight = jnp.asarray(num_examples, jnp.float32)
+    if participates is not None:
+        weight = jnp.where(jnp.asarray(participates, bool), weight, jnp.zeros_like(weight))
+    if weight.shape != ():
+        raise ValueError(
+            f"{where()}num_examples and participates have shape {weight.shape}, expected one "
+            "number for this worker."
+        )
+    return weight
+
+
+def _moved(anchor: Any, params: Any, own: Any) -> Any:
+    """How far a worker has come since the last meeting, against its direction."""
+
+    def leaf(a: Any, p: Any, u: Any) -> Any:
+        # From where the worker began, which is the common point as its params can hold it.
+        begun = a.astype(jnp.result_type(p)).astype(a.dtype)
+        return begun - (p.astype(a.dtype) + u)
+
+    return jax.tree.map(leaf, anchor, params, own)
+
+
+def _way(new: Any, params: Any) -> Any:
+    return jax.tree.map(lambda a, p: a - p.astype(a.dtype), new, params)
+
+
+def _as(share: jax.Array, x: jax.Array) -> jax.Array:
+    return share.astype(jnp.finfo(x.dtype).dtype)

@@ -1,0 +1,178 @@
+"""Workers that meet every so many steps: the family in closed form, and what they send."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+import fnopt
+from fnopt import distributed
+from tests.distributed.test_sharded import collectives
+
+RNG = np.random.RandomState(0)
+STEPS = 6
+TARGETS = RNG.randn(2, STEPS, 4, 3).astype("f")  # worker, step, example
+START = {"w": RNG.randn(3).astype("f")}
+
+
+def loss(p, targets):
+    return jnp.mean(jnp.sum((p["w"] - targets) ** 2, axis=-1)) / 2
+
+
+def train(tx, targets, average=False, **extras):
+    """The path of one worker's params, and its last state."""
+
+    def body(carry, now):
+        params, state = carry
+        grads = jax.grad(loss)(params, now)
+        grads = jax.lax.pmean(grads, "workers") if average else grads
+        updates, state = tx.update(grads, state, params, **extras)
+        params = fnopt.apply_updates(params, updates)
+        return (params, state), params["w"]
+
+    start = jax.tree.map(jnp.asarray, START)
+    (_, state), path = jax.lax.scan(body, (start, tx.init(start)), targets)
+    return path, state
+
+
+def on_workers(tx, average=False, **extras):
+    names, values = list(extras), list(extras.values())
+    run = lambda t, *xs: train(tx, t, average, **dict(zip(names, xs, strict=True)))  # noqa: E731
+    return jax.jit(jax.vmap(run, axis_name="workers"))(TARGETS, *map(jnp.asarray, values))
+
+
+def test_every_step_with_sgd_is_the_synchronous_run():
+    local = on_workers(distributed.diloco(fnopt.sgd(0.1), fnopt.sgd(1.0), 1, "workers"))[0]
+    synchronous = on_workers(fnopt.sgd(0.1), average=True)[0]
+    np.testing.assert_allclose(local, synchronous, rtol=1e-6, atol=1e-6)
+
+
+def by_hand(every, outer, rate=0.1, mu=0.0, weights=(1.0, 1.0)):
+    """The algorithm in NumPy, in float64."""
+    common = START["w"].astype(np.float64)
+    workers, velocity, path = np.stack([common] * 2), 0.0, []
+    share = np.asarray(weights) / max(sum(weights), 1e-30)
+    for t in range(STEPS):
+        grads = workers - TARGETS[:, t].mean(1)
+        workers = workers - rate * (grads + mu * (workers - common))
+        if (t + 1) % every == 0 and sum(weights):
+            delta = common - share @ workers
+            if outer == "mean":
+                common = common - delta
+            else:  # Nesterov's momentum
+                velocity = 0.9 * velocity + delta
+                common = common - 0.7 * (delta + 0.9 * velocity)
+        if (t + 1) % every == 0:
+            workers = np.stack([common] * 2)
+        path.append(workers)
+    return np.swapaxes(path, 0, 1)
+
+
+def test_local_sgd_proximal_pull_weights_and_participation():
+    near = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+    mean = distributed.diloco(fnopt.sgd(0.1), None, 3, "workers", proximal=0.5)
+    near(on_workers(mean)[0], by_hand(3, "mean", mu=0.5))
+    weighted = on_workers(mean, num_examples=[10, 30])[0]
+    near(weighted, by_hand(3, "mean", mu=0.5, weights=(10, 30)))
+    one = on_workers(mean, participates=[True, False])[0]
+    near(one, by_hand(3, "mean", mu=0.5, weights=(1, 0)))
+    none = on_workers(mean, participates=[False, False])[0]
+    near(none, by_hand(3, "mean", mu=0.5, weights=(0, 0)))
+
+
+def test_diloco_is_nesterov_on_the_moves():
+    outer = fnopt.sgd(0.7, momentum=0.9, nesterov=True)
+    path, state = on_workers(distributed.diloco(fnopt.sgd(0.1), outer, 2, "workers"))
+    np.testing.assert_allclose(path, by_hand(2, "nesterov"), rtol=1e-5, atol=1e-6)
+    anchor = fnopt.slots(state)["anchor"]["w"]
+    np.testing.assert_array_equal(anchor[0], anchor[1])
+    np.testing.assert_allclose(path[:, -1], anchor, rtol=1e-6)
+
+
+def test_a_worker_without_a_say_may_have_any_numbers():
+    tx = distributed.diloco(fnopt.sgd(0.1), None, 2, "workers")
+    targets = np.array(TARGETS)
+    targets[1] = np.inf
+    run = jax.vmap(lambda t, n: train(tx, t, num_examples=n)[1].anchor["w"], axis_name="workers")
+    assert np.isfinite(jax.jit(run)(targets, jnp.asarray([5, 0]))).all()
+
+
+def test_one_message_in_every_round():
+    """Bytes: an all-reduce of the params in a branch that is taken every H-th step."""
+    tx = distributed.diloco(fnopt.adamw(1e-2), fnopt.sgd(0.7, momentum=0.9), 20, "workers")
+    mesh = jax.make_mesh((2,), ("workers",), axis_types=(AxisType.Auto,))
+
+    def worker(stacked, state, targets):
+        one, inner = jax.tree.map(lambda x: x[0], (stacked, state))
+        updates, inner = tx.update(jax.grad(loss)(one, targets[0]), inner, one)
+        return jax.tree.map(lambda x: x[None], (fnopt.apply_updates(one, updates), inner))
+
+    spec = P("workers")
+    step = jax.shard_map(worker, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    stacked = jax.tree.map(lambda x: jnp.stack([x, x]), (START, tx.init(START)))
+    text = jax.jit(step).lower(*stacked, TARGETS[:, 0]).compile().as_text() or ""
+    found = collectives(text)
+    assert set(found) == {"all-reduce"}
+    main = text[text.index("ENTRY") :]
+    assert not collectives(main[: main.index("\n}")])  # none outside of the branch
+
+
+def test_16_bit_params_meet_at_a_wider_point():
+    tx = distributed.diloco(fnopt.sgd(0.1), None, 2, "workers")
+    params = {"w": jnp.ones(3, jnp.bfloat16)}
+
+    def worker(g):
+        state = tx.init(params)
+        updates, after = tx.update({"w": g}, state, params)
+        return updates, after
+
+    updates, state = jax.eval_shape(jax.vmap(worker, axis_name="workers"), jnp.ones((2, 3)))
+    assert state.anchor["w"].dtype == jnp.float32
+    assert updates["w"].dtype == jnp.bfloat16
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="every is 0, expected at least 1"):
+        distributed.diloco(fnopt.sgd(0.1), None, 0, "workers")
+    tx = distributed.diloco(fnopt.sgd(0.1), None, 2, "workers")
+    with pytest.raises(ValueError, match=r"'workers'.* isn't bound here.*distributed\.federated"):
+        tx.update(START, tx.init(START), START)
+    with pytest.raises(ValueError, match=r"expected one number for this worker"):
+        tx.update(START, tx.init(START), START, num_examples=np.ones(2))
+    assert fnopt.from_config(fnopt.to_config(tx)) == tx
+
+
+def test_a_server_in_a_plain_loop():
+    server = distributed.federated(fnopt.adam(0.1))
+    state = server.init(START)
+    clients = [{"w": START["w"] + np.float32(1)}, {"w": START["w"] - np.float32(2)}]
+    after = jax.jit(server.update)(state, clients, jnp.asarray([3.0, 1.0]))
+    expected = fnopt.adam(0.1)
+    updates, _ = expected.update({"w": jnp.full(3, -0.25)}, expected.init(START), START)
+    np.testing.assert_allclose(after.params["w"], START["w"] + updates["w"], rtol=1e-5)
+    assert int(after.round) == 1
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+    mean = distributed.federated(None)
+    after = mean.update(mean.init(START), clients, [1, 1])
+    np.testing.assert_allclose(after.params["w"], START["w"] - 0.5, rtol=1e-6)
+
+
+def test_a_server_says_which_client_is_wrong():
+    server = distributed.federated(None)
+    state = server.init(START)
+    with pytest.raises(ValueError, match="without clients"):
+        server.update(state, [])
+    with pytest.raises(ValueError, match=r"leaf 'w': params of client 1 have shape \(2,\)"):
+        server.update(state, [START, {"w": np.ones(2, "f")}])
+    with pytest.raises(ValueError, match=r"num_examples has shape \(1,\), expected \(2,\)"):
+        server.update(state, [START, START], [3])
+    with pytest.raises(ValueError, match="expected no negative numbers"):
+        server.update(state, [START, START], [3, -1])
+    with pytest.raises(ValueError, match="not only zeros"):
+        server.update(state, [START, START], [0, 0])

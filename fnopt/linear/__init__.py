@@ -10,8 +10,10 @@ from fnopt.linear._divide import divide
 from fnopt.linear._dogleg import dogleg_step
 from fnopt.linear._gram import gram, scaled_gram
 from fnopt.linear._gram_system import TallGramSystem, WideGramSystem
+from fnopt.linear._inverse_root import matrix_inverse_pth_root
 from fnopt.linear._krylov_system import KrylovSystem
 from fnopt.linear._norms import column_norms, norm
+from fnopt.linear._power_iteration import power_iteration
 from fnopt.linear._singular import (
     SingularFactors,
     gauss_newton_solution,
@@ -65,9 +67,11 @@ __all__ = [
     "inverse_triangle",
     "jacobi_scale",
     "linear_solver",
+    "matrix_inverse_pth_root",
     "norm",
     "normal_equations",
     "numerical_rank",
+    "power_iteration",
     "reverse_cuthill_mckee",
     "scaled",
     "scaled_gram",

@@ -51,6 +51,7 @@ from fnopt.optimizers._scale_by_lbfgs import inverse_product as inverse_product
 from fnopt.optimizers._scale_by_lbfgs import scale_by_lbfgs
 from fnopt.optimizers._schedule_free import schedule_free_adamw, schedule_free_sgd
 from fnopt.optimizers._sgd import accumulated_sgd, sgd, sgdr
+from fnopt.optimizers._shampoo import scale_by_shampoo, shampoo
 from fnopt.optimizers._sign_sgd import sign_sgd, signum
 from fnopt.optimizers._sm3 import scale_by_sm3, sm3
 from fnopt.optimizers._soap import scale_by_soap, soap
@@ -133,6 +134,7 @@ __all__ = [
     "scale_by_rms",
     "scale_by_rprop",
     "scale_by_rss",
+    "scale_by_shampoo",
     "scale_by_simplified_ademamix",
     "scale_by_sm3",
     "scale_by_soap",
@@ -143,6 +145,7 @@ __all__ = [
     "schedule_free_sgd",
     "sgd",
     "sgdr",
+    "shampoo",
     "sign_sgd",
     "signum",
     "simplified_ademamix",

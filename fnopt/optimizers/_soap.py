@@ -21,12 +21,19 @@ from fnopt.core import (
     positive_root,
     static,
 )
+from fnopt.optimizers._matrix_factors import (
+    Pair,
+    identities,
+    new_factors,
+    only_finite,
+    rotated,
+    rotated_back,
+    zeros,
+)
 from fnopt.optimizers._matrix_fallback import with_adam
 from fnopt.optimizers._matrix_rule import as_rule
 from fnopt.optimizers._matrixwise import Matrixwise
 from fnopt.transforms import add_decayed_weights, partition, scale_by_learning_rate
-
-Pair = tuple[Any, Any]
 
 
 class ScaleBySoapState(NamedTuple):
@@ -118,7 +125,7 @@ class scale_by_soap(Matrixwise):
         """Zeros for the factors, and the axes themselves for the bases."""
         k, *sides = shape
         rotated = (True, not self.one_sided)
-        one = _identities if slot == "bases" else _zeros
+        one = identities if slot == "bases" else zeros
         return tuple(  # pyright: ignore[reportReturnType]
             one(k, n, dtype) if yes and n <= self.max_precond_dim else None
             for yes, n in zip(rotated, sides, strict=True)
@@ -144,50 +151,11 @@ class scale_by_soap(Matrixwise):
         return jnp.where(first, jnp.zeros_like(u), u), new
 
 
-def _zeros(k: int, n: int, dtype: Any) -> jax.Array:
-    return jnp.zeros((k, n, n), dtype)
-
-
-def _identities(k: int, n: int, dtype: Any) -> jax.Array:
-    return jnp.tile(jnp.eye(n, dtype=dtype), (k, 1, 1))
-
-
-def _t(x: jax.Array) -> jax.Array:
-    return jnp.swapaxes(x, 1, 2)
-
-
-def rotated(x: jax.Array, bases: Pair) -> jax.Array:
-    """Matrices in the bases of their sides, `Q_L^T X Q_R`."""
-    left, right = bases
-    x = x if left is None else matmul(_t(left), x)
-    return x if right is None else matmul(x, right)
-
-
-def rotated_back(x: jax.Array, bases: Pair) -> jax.Array:
-    """Matrices out of the bases of their sides, `Q_L X Q_R^T`."""
-    left, right = bases
-    x = x if left is None else matmul(left, x)
-    return x if right is None else matmul(x, _t(right))
-
-
-def new_factors(factors: Pair, g: jax.Array, decay: Any, gain: Any = None) -> Pair:
-    """The means of `G G^T` and `G^T G`; what is not finite stays out."""
-    left, right = factors
-    left = None if left is None else _finite(ema(left, matmul(g, _t(g)), decay, gain), left)
-    right = None if right is None else _finite(ema(right, matmul(_t(g), g), decay, gain), right)
-    return left, right
-
-
-def _finite(new: jax.Array, old: jax.Array) -> jax.Array:
-    """The new matrices where they are finite, else the old ones."""
-    return jnp.where(jnp.isfinite(new).all(axis=(1, 2), keepdims=True), new, old)
-
-
 def _eigenbases(factors: Pair, bases: Pair, nu: jax.Array) -> tuple[Pair, jax.Array]:
     """The eigenvectors, those of large eigenvalues first."""
 
     def one(factor: Any, old: Any) -> Any:
-        return None if factor is None else _finite(jnp.linalg.eigh(factor)[1][:, :, ::-1], old)
+        return None if factor is None else only_finite(jnp.linalg.eigh(factor)[1][:, :, ::-1], old)
 
     return (one(factors[0], bases[0]), one(factors[1], bases[1])), nu
 
@@ -204,7 +172,7 @@ def _power_iteration(factors: Pair, bases: Pair, nu: jax.Array) -> tuple[Pair, j
         nu = jnp.take_along_axis(nu, order[:, :, None] if axis == 1 else order[:, None, :], axis)
         product = jnp.take_along_axis(product, order[:, None, :], axis=2)
         old = jnp.take_along_axis(old, order[:, None, :], axis=2)
-        new.append(_finite(jnp.linalg.qr(product)[0], old))
+        new.append(only_finite(jnp.linalg.qr(product)[0], old))
     return (new[0], new[1]), nu
 
 

@@ -29,6 +29,7 @@ from fnopt.optimizers._prodigy import ScaleByProdigyState
 from fnopt.optimizers._rmsprop import ScaleByRmsState, ScaleByStddevState
 from fnopt.optimizers._rprop import ScaleByRpropState
 from fnopt.optimizers._scale_by_lbfgs import ScaleByLBFGSState
+from fnopt.optimizers._shampoo import ScaleByShampooState
 from fnopt.optimizers._sm3 import ScaleBySM3State
 from fnopt.optimizers._soap import ScaleBySoapState
 from fnopt.optimizers._sophia import HutchinsonState, ScaleBySophiaState
@@ -64,6 +65,7 @@ __all__ = [
     "ScaleByRpropState",
     "ScaleByRssState",
     "ScaleBySM3State",
+    "ScaleByShampooState",
     "ScaleBySimplifiedAdemamixState",
     "ScaleBySoapState",
     "ScaleBySophiaState",

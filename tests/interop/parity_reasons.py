@@ -84,8 +84,6 @@ DEVIATIONS = {
 # optax's path -> a remark on what is still to come.
 NOT_YET = {
     "monitor": "`fnopt.monitor.record_health` keeps measurements of its own in the state",
-    "matrix_inverse_pth_root": "with the matrix methods",
-    "power_iteration": "with the matrix methods",
     "contrib.galore": "with the matrix methods",
     "contrib.scale_by_galore": "with the matrix methods",
     "second_order.fisher_diag": "curvature has a room of its own",

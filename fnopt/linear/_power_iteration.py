@@ -1,0 +1,108 @@
+"""The dominant eigenvalue by power iteration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import (
+    HIGHEST,
+    check_count,
+    compute_dtype,
+    default_float,
+    described,
+    global_norm,
+    real_dtype,
+)
+
+
+def power_iteration(
+    matrix: Any,
+    *,
+    v0: Any = None,
+    num_iters: int = 100,
+    error_tolerance: float = 1e-6,
+    precision: Any = HIGHEST,
+    key: Any = None,
+) -> tuple[jax.Array, Any]:
+    r"""The eigenvalue of largest modulus, and its eigenvector.
+
+    .. math:: v \leftarrow \frac{A v}{\lVert A v \rVert}, \qquad \lambda = v^\top A v
+
+    It ends when :math:`\lVert A v - \lambda v \rVert \le \tau |\lambda|`. It converges if one
+    eigenvalue is larger than all others and `A` is symmetric, or can be diagonalised at least.
+
+    Args:
+        matrix: A real square matrix `[n, n]`, or a function of a vector (a tree of any kind) that
+            returns its product with the matrix.
+        v0: The vector to begin with; needed for a function. By default random, in `[-1, 1]`.
+        num_iters: The most iterations.
+        error_tolerance: :math:`\tau`.
+        precision: That of the products with a matrix that is given as an array.
+        key: The PRNG key of the first vector.
+
+    Returns:
+        The eigenvalue, a real scalar, and the eigenvector of length 1, like `v0`. Both are 0 for a
+        matrix of zeros.
+
+    Raises:
+        ValueError: If the matrix isn't square, or is a function and `v0` is lacking.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.linear import power_iteration
+        >>> value, vector = power_iteration(jnp.asarray([[2.0, 1.0], [1.0, 2.0]]))
+        >>> print(f"{value:.4f} {abs(vector[0]):.4f}")
+        3.0000 0.7071
+
+    Reference:
+        von Mises and Pollaczek-Geiringer, 1929.
+    """
+    check_count(num_iters, "num_iters", "power_iteration")
+    product = matrix
+    if not callable(matrix):
+        A = _square(matrix, "power_iteration")
+
+        def product(v: Any) -> Any:
+            return jnp.matmul(A, v, precision=precision)
+
+        if v0 is None:
+            key = jax.random.key(0) if key is None else key
+            v0 = jax.random.uniform(key, A.shape[-1:], A.dtype, -1.0, 1.0)
+    elif v0 is None:
+        raise ValueError("power_iteration: the matrix is a function, so v0 must be given.")
+    v, _, value, _ = _iterated(product, v0, num_iters, error_tolerance)
+    return value, v
+
+
+def _square(matrix: Any, name: str) -> jax.Array:
+    A = jnp.asarray(matrix)
+    if A.ndim != 2 or A.shape[0] != A.shape[1]:
+        raise ValueError(f"{name}: the matrix is {described(A)}, expected a square one.")
+    return A.astype(compute_dtype(A.dtype))
+
+
+def _iterated(product: Any, v0: Any, steps: int, tolerance: float) -> Any:
+    """The vector, its product with the matrix, the eigenvalue and the number of steps."""
+    widths = [jnp.result_type(x) for x in jax.tree.leaves(v0)]
+    dtype = real_dtype(compute_dtype(*widths)) if widths else default_float()
+
+    def carried(v: Any, i: Any) -> Any:
+        length = global_norm(v).astype(dtype)
+        inverse = jnp.where(length > 0, 1 / jnp.where(length > 0, length, jnp.ones_like(length)), 0)
+        v = jax.tree.map(lambda x: x * inverse.astype(x.dtype), v)
+        w = product(v)
+        pairs = zip(jax.tree.leaves(v), jax.tree.leaves(w), strict=True)
+        value = sum((jnp.sum(x * y).astype(dtype) for x, y in pairs), jnp.zeros((), dtype))
+        return v, w, value, i
+
+    def goes_on(state: Any) -> jax.Array:
+        v, w, value, i = state
+        rest = jax.tree.map(lambda x, y: y - value.astype(x.dtype) * x, v, w)
+        close = global_norm(rest).astype(dtype) <= jnp.asarray(tolerance, dtype) * jnp.abs(value)
+        return ~close & (i < steps)
+
+    first = carried(jax.tree.map(jnp.asarray, v0), jnp.zeros((), jnp.int32))
+    return jax.lax.while_loop(goes_on, lambda s: carried(s[1], s[3] + 1), first)

@@ -1,0 +1,57 @@
+"""The two factors of a matrix: means of its rows' and of its columns' outer products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import ema, matmul
+
+Pair = tuple[Any, Any]
+"""What belongs to rows and to columns; None for a side that is left alone."""
+
+
+def zeros(k: int, n: int, dtype: Any) -> jax.Array:
+    """Factors of nothing."""
+    return jnp.zeros((k, n, n), dtype)
+
+
+def identities(k: int, n: int, dtype: Any) -> jax.Array:
+    """The axes as they are."""
+    return jnp.tile(jnp.eye(n, dtype=dtype), (k, 1, 1))
+
+
+def turned(x: jax.Array) -> jax.Array:
+    """The transposes."""
+    return jnp.swapaxes(x, 1, 2)
+
+
+def rotated(x: jax.Array, bases: Pair) -> jax.Array:
+    """Matrices in the bases of their sides, `Q_L^T X Q_R`."""
+    left, right = bases
+    x = x if left is None else matmul(turned(left), x)
+    return x if right is None else matmul(x, right)
+
+
+def rotated_back(x: jax.Array, bases: Pair) -> jax.Array:
+    """Matrices out of the bases of their sides, `Q_L X Q_R^T`."""
+    left, right = bases
+    x = x if left is None else matmul(left, x)
+    return x if right is None else matmul(x, turned(right))
+
+
+def new_factors(factors: Pair, g: jax.Array, decay: Any, gain: Any = None) -> Pair:
+    """The means of `G G^T` and `G^T G`; what is not finite stays out."""
+    left, right = factors
+    if left is not None:
+        left = only_finite(ema(left, matmul(g, turned(g)), decay, gain), left)
+    if right is not None:
+        right = only_finite(ema(right, matmul(turned(g), g), decay, gain), right)
+    return left, right
+
+
+def only_finite(new: jax.Array, old: jax.Array) -> jax.Array:
+    """The new matrices where they are finite, else the old ones."""
+    return jnp.where(jnp.isfinite(new).all(axis=(1, 2), keepdims=True), new, old)

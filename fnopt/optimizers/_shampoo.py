@@ -1,0 +1,271 @@
+"""Shampoo: gradients between inverse roots of their mean outer products."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import (
+    OwnSlot,
+    Scalar,
+    ScalarOrSchedule,
+    Slot,
+    as_dtype,
+    bias_correction,
+    check_choice,
+    check_count,
+    ema,
+    hyper,
+    matmul,
+    nonzero,
+    positive_root,
+    root,
+    static,
+)
+from fnopt.optimizers._matrix_factors import Pair, identities, new_factors, only_finite, zeros
+from fnopt.optimizers._matrix_fallback import with_adam
+from fnopt.optimizers._matrix_layout import Layout
+from fnopt.optimizers._matrix_rule import as_rule
+from fnopt.optimizers._matrixwise import Matrixwise
+from fnopt.transforms import add_decayed_weights, partition, scale_by_learning_rate
+
+GRAFTINGS = ("adam", "sgd", "none")
+
+
+class ScaleByShampooState(NamedTuple):
+    """Step count, averages, and for every matrix (or block) two factors and their inverse roots.
+
+    Attributes:
+        count: How many steps were made.
+        mu: The mean gradient.
+        nu: The mean square, for Adam's length; None with another grafting.
+        factors: The means (or sums) of `G G^T` and `G^T G`; the shorter side first.
+        roots: Their inverse roots.
+    """
+
+    count: jax.Array
+    mu: Slot
+    nu: Slot
+    factors: OwnSlot
+    roots: OwnSlot
+
+
+def _grafting(name: Any) -> str:
+    check_choice(name, GRAFTINGS, "grafting", "scale_by_shampoo")
+    return name
+
+
+def _frequency(n: Any) -> int:
+    check_count(n, "precondition_frequency", "scale_by_shampoo")
+    return int(n)
+
+
+def _block(n: Any) -> int | None:
+    if n is None:
+        return None
+    check_count(n, "block_size", "scale_by_shampoo")
+    return int(n)
+
+
+class scale_by_shampoo(Matrixwise):
+    r"""Multiplies mean gradients by inverse roots of their mean outer products, from both sides.
+
+    .. math::
+        L_t &= \beta_2 L_{t-1} + (1-\beta_2)\, G_t G_t^\top, \qquad
+        R_t = \beta_2 R_{t-1} + (1-\beta_2)\, G_t^\top G_t \\
+        u_t &= \frac{\lVert d_t \rVert}{\lVert v_t \rVert}\, v_t, \qquad
+        v_t = \hat L_t^{-e}\, \hat\mu_t\, \hat R_t^{-e}
+
+    with the length of another method's step, :math:`d_t` (grafting). The roots are computed every
+    `precondition_frequency` steps, from eigenvalues, of all matrices of a shape together. Sides
+    longer than a block are cut into parts of about one size.
+
+    Stored are, for a matrix `[m, n]`, `m n` numbers (`2 m n` with Adam's length) and
+    `2 (m^2 + n^2)` for factors and roots, less with blocks. Derivatives by hyper-parameters take
+    the roots as constants. A gradient that is not finite never gets into factors and roots.
+
+    Args:
+        b1: Decay of the mean gradient.
+        b2: :math:`\beta_2`, decay of the factors; 1 for the sums of the first paper.
+        eps: What is added to eigenvalues, in units of the largest.
+        exponent: :math:`e`; 1/4 in the first paper, 1/2 is what the theory of 2024 says.
+        precondition_frequency: How many steps the roots are kept.
+        block_size: The longest side of a block; None for whole matrices.
+        grafting: Whose length a step has: `'adam'`, `'sgd'` (the mean gradient's) or `'none'`.
+        graft_b2: Adam's decay of the mean square.
+        graft_eps: Added to Adam's root.
+        mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
+        weight_dimension_numbers: The axes of the matrices, as in `scale_by_muon`.
+
+    Raises:
+        ValueError: In use, if a leaf is no matrix.
+        TypeError: From `init`, for complex params.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.scale_by_shampoo(grafting="none")
+        >>> g = jnp.asarray([[4.0, 0.0], [0.0, 0.5]])
+        >>> print(jnp.diag(tx.update(g, tx.init(g))[0]).round(2))
+        [1. 1.]
+
+    Reference:
+        Gupta, Koren and Singer, 2018, arXiv:1802.09568; Anil et al., 2020, arXiv:2002.09018
+        (grafting, blocks); Morwani et al., 2024, arXiv:2406.17748 (the exponent).
+    """
+
+    State = ScaleByShampooState
+
+    b1: Scalar = hyper(default=0.9, ge=0, lt=1)
+    b2: Scalar = hyper(default=0.99, gt=0, le=1)
+    eps: Scalar = hyper(default=1e-6, gt=0)
+    exponent: Scalar = hyper(default=0.25, gt=0)
+    precondition_frequency: int = static(default=10, convert=_frequency)
+    block_size: int | None = static(default=1024, convert=_block)
+    grafting: str = static(default="adam", convert=_grafting)
+    graft_b2: Scalar = hyper(default=0.999, ge=0, lt=1)
+    graft_eps: Scalar = hyper(default=1e-8, ge=0)
+    mu_dtype: Any = static(default=None, convert=as_dtype)
+    weight_dimension_numbers: Any = static(default=None, convert=as_rule)
+
+    def layouts(self, tree: Any) -> list[Layout]:
+        """The matrices in blocks."""
+        return [layout.in_blocks(self.block_size) for layout in super().layouts(tree)]
+
+    def unused(self) -> frozenset[str]:
+        """Mean squares, where the length is not Adam's."""
+        return frozenset() if self.grafting == "adam" else frozenset({"nu"})
+
+    def start(self, slot: str, shape: tuple[int, int, int], dtype: Any) -> Pair:
+        """Zeros for the factors, identities for the roots."""
+        k, m, n = shape
+        one = identities if slot == "roots" else zeros
+        return one(k, m, dtype), one(k, n, dtype)
+
+    def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
+        t = count + 1
+        new = {"mu": ema(slots.mu, g, h.b1)}
+        mean = new["mu"] / bias_correction(h.b1, t)
+        is_mean, one = h.b2 < 1, jnp.ones_like(h.b2)
+        gain = jnp.where(is_mean, 1 - h.b2, one)
+        factors = new["factors"] = new_factors(slots.factors, g, h.b2, gain)
+        seen = jnp.where(is_mean, bias_correction(h.b2, t), one)
+
+        def computed(known: Any) -> Pair:
+            found = [_inverse_root(x / seen, h.eps, h.exponent) for x in known[0]]
+            left, right = map(only_finite, found, known[1])
+            return left, right
+
+        known = jax.lax.stop_gradient((factors, slots.roots))
+        due = count % self.precondition_frequency == 0
+        roots = jax.lax.stop_gradient(jax.lax.cond(due, computed, lambda known: known[1], known))
+        new["roots"] = roots
+        u = matmul(matmul(roots[0], mean), roots[1])
+        if self.grafting == "none":
+            return u, new
+        whose = mean
+        if self.grafting == "adam":
+            new["nu"] = ema(slots.nu, jnp.square(g), h.graft_b2)
+            seen_by_adam = bias_correction(h.graft_b2, t)
+            whose = mean / (positive_root(new["nu"] / seen_by_adam) + h.graft_eps)
+        return u * (_norm(whose) / nonzero(_norm(u))), new
+
+
+def _norm(x: jax.Array) -> jax.Array:
+    return root(jnp.sum(jnp.square(x), axis=(1, 2), keepdims=True))
+
+
+def _inverse_root(A: jax.Array, eps: jax.Array, exponent: jax.Array) -> jax.Array:
+    """`(A + eps lambda_max I)^-exponent`; of zeros a large multiple of the identity."""
+    values, vectors = jnp.linalg.eigh(A)
+    # What rounding leaves of an eigenvalue 0 would be seen beside the ridge.
+    noise = A.shape[-1] * jnp.finfo(A.dtype).eps * values[:, -1:]
+    values = jnp.where(values > noise, values, jnp.zeros_like(values))
+    values = values + jnp.maximum(eps * values[:, -1:], jnp.finfo(A.dtype).tiny)
+    return matmul(vectors * (values**-exponent)[:, None, :], jnp.swapaxes(vectors, 1, 2))
+
+
+def shampoo(
+    learning_rate: ScalarOrSchedule,
+    b1: Scalar = 0.9,
+    b2: Scalar = 0.99,
+    eps: Scalar = 1e-6,
+    weight_decay: ScalarOrSchedule = 0.0,
+    weight_decay_mask: Any = None,
+    precondition_frequency: int = 10,
+    block_size: int | None = 1024,
+    mu_dtype: Any = None,
+    *,
+    exponent: Scalar = 0.25,
+    grafting: str = "adam",
+    graft_b2: Scalar = 0.999,
+    graft_eps: Scalar = 1e-8,
+    adam_learning_rate: ScalarOrSchedule | None = None,
+    adam_weight_decay: ScalarOrSchedule = 0.0,
+    weight_dimension_numbers: Any = None,
+) -> partition:
+    r"""Shampoo for matrices, AdamW for all other leaves.
+
+    .. math:: u_t = -\eta_t \left(\frac{\lVert d_t \rVert}{\lVert v_t \rVert}\, v_t + \lambda_t\,
+              \theta_t\right), \qquad v_t = \hat L_t^{-e}\, \hat\mu_t\, \hat R_t^{-e}
+
+    See `scale_by_shampoo`, also for what it stores. With the length of Adam's step, its rates do.
+
+    Args:
+        learning_rate: :math:`\eta`, a number or a `Schedule`.
+        b1: Decay of the mean gradient.
+        b2: Decay of the factors; 1 for sums.
+        eps: What is added to eigenvalues, in units of the largest.
+        weight_decay: :math:`\lambda` of the matrices, a number or a `Schedule` of its own.
+        weight_decay_mask: Which of them decay; see `add_decayed_weights`. None for all.
+        precondition_frequency: How many steps the roots are kept.
+        block_size: The longest side of a block; None for whole matrices.
+        mu_dtype: Storage dtype of the mean gradient.
+        exponent: :math:`e`.
+        grafting: Whose length a step has: `'adam'`, `'sgd'` or `'none'`.
+        graft_b2: Adam's decay of the mean square, here and for the other leaves.
+        graft_eps: Added to Adam's root, here and for the other leaves.
+        adam_learning_rate: Adam's rate; None for the same.
+        adam_weight_decay: The weight decay of Adam's leaves.
+        weight_dimension_numbers: Which leaves are matrices, and along which axes; see `muon`.
+
+    Returns:
+        A partition with the labels `'shampoo'` and `'adam'`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.shampoo(0.1), {"w": jnp.ones((2, 3)), "b": jnp.ones(2)}
+        >>> updates, _ = tx.update(params, tx.init(params), params)
+        >>> print(f"{updates['w'][0, 0]:.3f} {updates['b'][0]:.3f}")
+        -0.100 -0.100
+
+    Reference:
+        Gupta, Koren and Singer, 2018, arXiv:1802.09568.
+    """
+    rule = weight_dimension_numbers
+    direction = scale_by_shampoo(
+        b1,
+        b2,
+        eps,
+        exponent,
+        precondition_frequency,
+        block_size,
+        grafting,
+        graft_b2,
+        graft_eps,
+        mu_dtype,
+        rule,
+    )
+    decay = add_decayed_weights(weight_decay, weight_decay_mask)
+    return with_adam(
+        "shampoo",
+        [direction, decay, scale_by_learning_rate(learning_rate)],
+        rule,
+        learning_rate=learning_rate if adam_learning_rate is None else adam_learning_rate,
+        b1=b1,
+        b2=graft_b2,
+        eps=graft_eps,
+        weight_decay=adam_weight_decay,
+        mu_dtype=mu_dtype,
+    )

@@ -45,6 +45,8 @@ class Status(enum.IntEnum):
         "direction); check it against jax.jacfwd(residual_fn)(params), or leave jac out",
     )
 
+    STOPPED = 12, "not converged: the callback stopped the search"
+
     def __new__(cls, code: int, message: str = "") -> Status:
         """Makes a member from its code and its message."""
         self = int.__new__(cls, code)

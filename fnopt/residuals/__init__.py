@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fnopt.residuals._bounds import Box, box_of
+from fnopt.residuals._custom_loss import custom_loss
 from fnopt.residuals._derivative import Derivative
 from fnopt.residuals._flat import FlatResidual, flat_residual, one_function, seen_params
 from fnopt.residuals._given import given_derivative
@@ -48,6 +49,7 @@ __all__ = [
     "box_of",
     "cauchy",
     "curvature_along",
+    "custom_loss",
     "fixed",
     "flat_residual",
     "given_derivative",

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Value, leaves_with_names, static, where
+from fnopt.residuals._custom_loss import custom_loss
 from fnopt.residuals._prefix import spread
 from fnopt.residuals._robust import RobustLoss, named_loss, robust_slopes
 
@@ -154,8 +155,8 @@ def robust_cost(loss: Any, residuals: Any) -> RobustCost | None:
     """Lays losses along the residuals.
 
     Args:
-        loss: A loss, its name, or None for plain squares; or a tree of these like the residuals,
-            or like their top: a list of losses for a list of residual functions, say.
+        loss: A loss, its name, its function, or None for plain squares; or a tree of these like
+            the residuals, or like their top: a list of losses for a list of residual functions.
         residuals: The residuals, or their shapes and dtypes.
 
     Returns:
@@ -185,8 +186,11 @@ def _checked(loss: Any) -> RobustLoss | None:
         return named_loss(loss)
     if loss is None or isinstance(loss, RobustLoss):
         return loss
+    if callable(loss) and not isinstance(loss, type):
+        return custom_loss(loss)
     hint = " Did you forget to call it?" if isinstance(loss, type) else ""
     raise TypeError(
         f"{where()}loss = {loss!r}, expected a robust loss such as "
-        f"fnopt.residuals.huber(scale=1.0), the name of one, or None for plain squares.{hint}"
+        "fnopt.residuals.huber(scale=1.0), the name of one, a function rho(z), or None for plain "
+        f"squares.{hint}"
     )

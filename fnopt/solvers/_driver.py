@@ -8,10 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.core import Tracer
 
 from fnopt.core import Status
 from fnopt.linear import norm
 from fnopt.programs import call_compiled, call_recorded, is_data
+from fnopt.solvers._aux import without_aux
 from fnopt.solvers._bounded import with_dense_jacobian
 from fnopt.solvers._call import (
     checked_args,
@@ -20,6 +22,7 @@ from fnopt.solvers._call import (
     recorded_functions,
     with_a_derivative_that_is_there,
 )
+from fnopt.solvers._callback import asked_to_stop
 from fnopt.solvers._convergence import doubted, explained
 from fnopt.solvers._implicit import implicitly
 from fnopt.solvers._iteration import Loop, advance, ended, evaluation, inside, started
@@ -27,6 +30,7 @@ from fnopt.solvers._jacobian_check import disagrees
 from fnopt.solvers._levenberg_marquardt import levenberg_marquardt
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers._problem import Problem, Setting, set_up
+from fnopt.solvers._scipy_options import as_asked
 from fnopt.solvers._solution import History, Solution, StepInfo
 from fnopt.solvers._units import in_unit, restored, safe_unit
 
@@ -46,6 +50,9 @@ def least_squares(
     max_steps: int = 1000,
     history: bool = False,
     callback: Callable[[StepInfo], Any] | None = None,
+    has_aux: bool = False,
+    check_jac: bool = True,
+    **scipy_options: Any,
 ) -> Solution:
     r"""Fits params to data: minimises :math:`\tfrac12 \|r(\theta)\|^2` to convergence.
 
@@ -80,8 +87,9 @@ def least_squares(
             (unless you ask for those of the solution). Where it has, `jac` is compared with
             them once, along a direction; one that is wrong ends in `WRONG_JACOBIAN`.
         solver: The method and its options; by default `levenberg_marquardt()`.
-        loss: A robust loss such as `huber(scale=0.1)`, or its name; or a tree of these (None for
-            plain squares) like the residuals or like their top: for a list of residual functions
+        loss: A robust loss such as `huber(scale=0.1)`, its name, or a function :math:`\rho(z)`
+            (see :class:`fnopt.residuals.custom_loss`); or a tree of these (None for plain squares)
+            like the residuals or like their top: for a list of residual functions
             a list of losses.
         sigma: Standard deviations that residuals are divided by, before the loss: a number, an
             array like the residuals, or a tree of these; for residuals of shape `[m]` also a
@@ -99,7 +107,18 @@ def least_squares(
         history: Whether to keep cost, gradient norm, radius and acceptance of every step.
         callback: `callback(info)` is called on the host at every step with a `StepInfo` of NumPy
             arrays (`callback=print` shows the progress, a line a step); for a batch it is called
-            once per problem and step.
+            once per problem and step. If it returns True or raises `StopIteration`, the search
+            ends there with the status `STOPPED`; other exceptions become a warning.
+        has_aux: Whether `residual_fn` returns `(residuals, aux)`; the solution's `aux` is then
+            that at its params, by one more call of the function. For several functions each
+            returns a pair, and `aux` is a container of theirs.
+        check_jac: Whether to compare `jac` with the derivative of the residuals, as above. Where
+            it isn't meant to be that, or the comparison costs too much, say False.
+        **scipy_options: Keywords of SciPy's `least_squares`, so that changing the import is
+            enough: `ftol`, `xtol` and `gtol` (those of the solver; None is its default),
+            `max_nfev`, `f_scale` (the scale of a loss that is a name or a function), `verbose`,
+            `method` (`'trf'`, `'dogbox'` and `'lm'` all mean the default solver). `x_scale`,
+            `diff_step`, `tr_solver`, `tr_options` and `workers` are accepted and not needed.
 
     Returns:
         A `Solution`. Whether it converged, and why it stopped, is in its `status` and `message`:
@@ -126,9 +145,20 @@ def least_squares(
     Reference:
         See :class:`fnopt.levenberg_marquardt`.
     """
-    solver = _checked_solver(solver, bounds is not None)
-    max_steps = checked_count(max_steps, "least_squares: max_steps", least=0)
+    solver, loss, jac, bounds, max_steps, verbose = as_asked(
+        scipy_options,
+        solver=_checked_solver(solver),
+        loss=loss,
+        jac=jac,
+        bounds=bounds,
+        max_steps=checked_count(max_steps, "least_squares: max_steps", least=0),
+    )
+    solver = solver if bounds is None else with_dense_jacobian(solver)
     args = checked_args(args)
+    callback = print if verbose == 2 and callback is None else callback
+    aux = None
+    if has_aux:
+        residual_fn, aux = without_aux(residual_fn)
     options = {
         "loss": loss,
         "sigma": sigma,
@@ -140,7 +170,12 @@ def least_squares(
         with first_call_hints(params):  # inside jit no value can be checked
             set_up(residual_fn, params, args, **options)
 
-    static: dict[str, Any] = {"max_steps": max_steps, "history": history, "callback": callback}
+    static: dict[str, Any] = {
+        "max_steps": max_steps,
+        "history": history,
+        "callback": callback,
+        "check_jac": bool(check_jac),
+    }
 
     def run(solver: LeastSquaresMethod) -> Solution:
         if callback is None and is_data((solver, options)):
@@ -154,7 +189,13 @@ def least_squares(
         return call_compiled(fit, params, args, solver)
 
     with first_call_hints(params):
-        return with_a_derivative_that_is_there(run, solver)
+        solution = with_a_derivative_that_is_there(run, solver)
+        if aux is not None:
+            found = call_compiled(lambda params, args: aux(params, *args), solution.params, args)
+            solution = solution._replace(aux=found)
+    if verbose and not isinstance(solution.status, Tracer):
+        print(solution)
+    return solution
 
 
 def _fit(
@@ -168,12 +209,13 @@ def _fit(
     max_steps: int,
     history: bool,
     callback: Callable[[StepInfo], Any] | None,
+    check_jac: bool,
 ) -> Solution:
     setting = set_up(residual_fn, params, args, jac=jac, **options)
-    return _solve(setting, solver, max_steps, history, callback)
+    return _solve(setting, solver, max_steps, history, callback, check_jac)
 
 
-def _checked_solver(solver: Any, bounded: bool) -> LeastSquaresMethod:
+def _checked_solver(solver: Any) -> LeastSquaresMethod:
     solver = levenberg_marquardt() if solver is None else solver
     if not isinstance(solver, LeastSquaresMethod):
         hint = " Did you forget to call it?" if isinstance(solver, type) else ""
@@ -181,7 +223,7 @@ def _checked_solver(solver: Any, bounded: bool) -> LeastSquaresMethod:
             f"least_squares: solver = {solver!r}, expected a least-squares solver such as "
             f"fnopt.levenberg_marquardt().{hint}"
         )
-    return with_dense_jacobian(solver) if bounded else solver
+    return solver
 
 
 def _solve(
@@ -190,6 +232,7 @@ def _solve(
     max_steps: int,
     history: bool,
     callback: Callable[[StepInfo], Any] | None,
+    check_jac: bool,
 ) -> Solution:
     def iterate(problem: Problem, solver: LeastSquaresMethod, x: jax.Array) -> Solution:
         options = solver.options(setting.made.free, x.dtype)
@@ -210,7 +253,7 @@ def _solve(
         first = started(problem, solver, options, evaluate, x, unit * r)
         first = first._replace(history=_empty_history(max_steps, x.dtype) if history else None)
         end = ended(problem, solver, lax.while_loop(unfinished, step, first))
-        wrong = disagrees(problem, x, first.point.columns)
+        wrong = disagrees(problem, x, first.point.columns) if check_jac else None
         return restored(doubted(end, wrong), unit, _POWERS)
 
     end = implicitly(iterate, setting.problem, solver, setting.x)
@@ -241,7 +284,9 @@ def _watched(
     cost, slope, radius, _ = entry
     if callback is not None:
         params = setting.params(loop.point.x)
-        jax.debug.callback(callback, StepInfo(loop.steps, params, cost, slope, radius, accepted))
+        info = StepInfo(loop.steps, params, cost, slope, radius, accepted)
+        stop = asked_to_stop(callback, info) & (loop.status == Status.RUNNING.value)
+        loop = loop._replace(status=jnp.where(stop, Status.STOPPED.array, loop.status))
     if loop.history is None or not loop.history.cost.size:
         return loop
     at = loop.steps - 1

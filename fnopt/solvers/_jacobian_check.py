@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
+from jax import lax
 
-from fnopt.linear import norm
+from fnopt.linear import divide, norm
 from fnopt.residuals import pushed
 from fnopt.solvers._problem import Problem
 
 _OFF = 0.02  # differences approximate a Jacobian better than that, even in float32
 _ROUNDING = 100  # rounding units, of what a product is the sum of
+_LOOKS = 2  # points, before it is called wrong
+_ASIDE = 1e-3  # of the size of a param, from one to the next
 _SEEN = 100  # times the rounding of a column: how large it is to count as much as the others
 
 
@@ -28,7 +33,8 @@ def disagrees(problem: Problem, x: jax.Array, columns: jax.Array) -> jax.Array |
     and all params move in the direction, each by as much of the residuals:
     :math:`|v_j| \approx 1 / \max(\|J_j\|, 100\, \delta_j)`. So one whose column was forgotten
     moves by what shows, if it matters. What isn't finite, or has no derivative (a table that is
-    looked up), is no evidence.
+    looked up), is no evidence. Nor is one point, which may be on a kink, where there are two
+    derivatives: what disagrees is looked at again nearby.
 
     Args:
         problem: The problem.
@@ -42,20 +48,45 @@ def disagrees(problem: Problem, x: jax.Array, columns: jax.Array) -> jax.Array |
     flat, given = problem.flat, problem.flat.derivative
     if given is None or given.gram is not None:
         return None
-    r = flat.r(x)
+    try:
+        jax.eval_shape(lambda x: pushed(flat.r, (x,), (x,)), x)
+    except Exception:  # a function without a derivative, whatever it says of that
+        return None
+
+    def off(x: jax.Array) -> jax.Array:
+        v, floor = _direction(flat.r(x), x, columns)
+        want = pushed(flat.r, (x,), (v,))[1]
+        got = given.push(given.at(x), v)
+        much = jnp.asarray(_OFF, x.dtype) * jnp.maximum(norm(want), norm(got)) + floor
+        distance = norm(want - got)
+        return (norm(want) > 0) & jnp.isfinite(distance) & (distance > much)
+
+    def again(at: _Look) -> _Look:
+        return _Look(at.looks + 1, _aside(at.x, flat.r(at.x), columns), off(at.x))
+
+    first = _Look(jnp.zeros((), jnp.int32), x, jnp.ones((), bool))
+    return lax.while_loop(lambda at: at.off & (at.looks < _LOOKS), again, first).off
+
+
+class _Look(NamedTuple):
+    looks: jax.Array
+    x: jax.Array
+    off: jax.Array
+
+
+def _direction(r: jax.Array, x: jax.Array, columns: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A direction, and what rounding makes of a difference along it."""
     unit = jnp.asarray(_ROUNDING * float(jnp.finfo(x.dtype).eps), x.dtype)
     size = jnp.maximum(jnp.abs(x), jnp.ones_like(x))
     rounding = unit * (norm(r) + jnp.sum(columns * jnp.abs(x))) / size
     v = _uneven(x) / _positive(jnp.maximum(columns, jnp.asarray(_SEEN, x.dtype) * rounding))
-    try:
-        want = pushed(flat.r, (x,), (v,))[1]
-    except Exception:  # a function without a derivative, whatever it says of that
-        return None
-    got = given.push(given.at(x), v)
-    floor = jnp.sum((unit * columns + rounding) * jnp.abs(v))
-    much = jnp.asarray(_OFF, x.dtype) * jnp.maximum(norm(want), norm(got)) + floor
-    off = norm(want - got)
-    return (norm(want) > 0) & jnp.isfinite(off) & (off > much)
+    return v, jnp.sum((unit * columns + rounding) * jnp.abs(v))
+
+
+def _aside(x: jax.Array, r: jax.Array, columns: jax.Array) -> jax.Array:
+    """A point nearby, off any kink that `x` may be on."""
+    size = jnp.where(x != 0, jnp.abs(x), divide(norm(r), columns))
+    return x + jnp.asarray(_ASIDE, x.dtype) * size * _uneven(x)
 
 
 def _uneven(x: jax.Array) -> jax.Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +42,18 @@ class StepInfo(NamedTuple):
         )
 
 
+_SCIPY = {
+    "x": "params",
+    "fun": "residuals",
+    "jac": "jacobian",
+    "grad": "jacobian.T @ residuals (its norm: gradient_norm)",
+    "optimality": "gradient_norm",
+    "active_mask": "at_bound",
+    "success": "converged",
+    "nit": "steps",
+}
+
+
 class Solution(NamedTuple):
     r"""The result of :func:`fnopt.least_squares`; `print` gives a short report.
 
@@ -63,6 +75,7 @@ class Solution(NamedTuple):
     dof: jax.Array | None = None  # int32, residuals that count minus the rank
     at_bound: jax.Array | None = None  # int32[n], -1 or 1 on the lower or upper bound; or None
     nhev: jax.Array | None = None  # int32, second derivatives r'' along a step, of bent steps
+    aux: Any = None  # what residual_fn returns beside the residuals, at params; with has_aux
 
     @property
     def message(self) -> Any:
@@ -78,6 +91,12 @@ class Solution(NamedTuple):
         return is_converged(self.status)
 
     _repr_pretty_ = show_report
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            hint = f". What SciPy calls so is {_SCIPY[name]} here" if name in _SCIPY else ""
+            raise AttributeError(f"a Solution has no {name!r}{hint}.")
 
     def __str__(self) -> str:
         if isinstance(self.status, Tracer):

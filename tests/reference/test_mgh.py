@@ -146,6 +146,16 @@ def test_a_param_without_effect_does_not_hold_the_others(x64):
     assert sum_of_squares(BY_NAME[name], solution.params) < 2e-8  # 1e-8 is the limit as x_2 grows
 
 
+def test_a_limit_at_infinity_is_told_from_a_minimum(x64):
+    # Two params go to infinity, their difference stays: no column of the Jacobian vanishes.
+    problem = BY_NAME["bard"]
+    for label in ("10x", "100x"):
+        end = solve("bard")(jnp.asarray(problem.starts()[label]))
+        assert int(end.status) == fnopt.Status.NO_EFFECT, (label, end.message)
+    end = solve("bard")(jnp.asarray(problem.start))
+    assert bool(end.converged), end.message
+
+
 def test_a_local_minimum_is_told_from_a_failure():
     problem = BY_NAME["freudenstein_roth"]
     assert outcome(problem, 1e-20) == "solved"

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import fnopt
 from fnopt.solvers._jacobian_check import disagrees
 from fnopt.solvers._problem import set_up
 
@@ -65,3 +66,23 @@ def test_no_false_alarm_and_no_miss(dtype):
         found = np.asarray(jax.jit(jax.vmap(alarms))(*random_problems(dtype)))
     count = dict(zip(KINDS, found.sum(0).tolist(), strict=True))
     assert count == {kind: 0 if kind in ("right", "differences") else CASES for kind in KINDS}
+
+
+def test_a_kink_is_no_alarm_and_the_check_can_be_left_out():
+    def bent(p):
+        return jnp.stack([jnp.abs(p[0]) - p[1], p[1] - 2.0, p[0] - 0.1])
+
+    def other_side(p, factor):  # JAX takes 1 as the derivative of |x| at 0
+        J = jax.jacfwd(bent)(p).at[0, 0].set(jnp.where(p[0] > 0, 1.0, -1.0))
+        return factor * J
+
+    def status(factor, **options):
+        start, args = jnp.asarray([0.0, 1.0]), (jnp.float32(factor),)
+        end = fnopt.least_squares(
+            lambda p, factor: bent(p), start, args=args, jac=other_side, **options
+        )
+        return fnopt.Status(int(end.status)).name
+
+    assert status(1) != "WRONG_JACOBIAN"
+    assert status(2) == "WRONG_JACOBIAN"
+    assert status(2, check_jac=False) != "WRONG_JACOBIAN"

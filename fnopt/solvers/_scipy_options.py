@@ -1,0 +1,121 @@
+"""Keywords of SciPy's `least_squares`, in our terms."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.core import Tracer
+
+from fnopt.residuals import RobustLoss, custom_loss, named_loss
+from fnopt.solvers._call import checked_count
+
+_METHODS = (None, "trf", "dogbox", "lm")
+_SCHEMES = ("2-point", "3-point", "cs")
+_TOLERANCES = ("ftol", "xtol", "gtol")
+# What has no meaning here, and does no harm: derivatives are exact, the method doesn't depend on
+# the units of the params, and it chooses its own linear algebra.
+NEEDLESS = ("x_scale", "diff_step", "tr_solver", "tr_options", "workers")
+_ACCEPTED = (*_TOLERANCES, "max_nfev", "f_scale", "method", "verbose", *NEEDLESS)
+_INSTEAD = {
+    "fun": "Call it residual_fn, or give it first",
+    "x0": "Call it params, or give it second",
+    "kwargs": "Let residual_fn take what it needs from args, a closure or functools.partial",
+    "jac_sparsity": "Write jac=fnopt.sparse_jacobian(residual_fn, params)",
+    "maxiter": "Write max_steps",
+    "maxfev": "Write max_steps, or SciPy's max_nfev",
+    "tol": "Write ftol, xtol or gtol",
+    "p0": "Call it params, or give it second",
+    "absolute_sigma": "Write fnopt.covariance(solution, absolute_sigma=True)",
+}
+
+
+class Asked(NamedTuple):
+    """What SciPy's keywords change of a call."""
+
+    solver: Any
+    loss: Any
+    jac: Any
+    bounds: Any
+    max_steps: int
+    verbose: int
+
+
+def as_asked(
+    options: dict[str, Any], *, solver: Any, loss: Any, jac: Any, bounds: Any, max_steps: int
+) -> Asked:
+    """A call of `least_squares` with SciPy's keywords brought into its own.
+
+    Args:
+        options: Keywords and values that aren't `least_squares`' own.
+        solver: The method.
+        loss: The loss, with a scale of its own unless it is a name or a function.
+        jac: The Jacobian; SciPy's names of difference schemes stand for none.
+        bounds: The bounds; infinite ones stand for none.
+        max_steps: The most steps.
+
+    Returns:
+        The call.
+
+    Raises:
+        TypeError: For a keyword that neither knows, or that is called otherwise here.
+        ValueError: If a value is none of those expected.
+    """
+    for name in options:
+        if name not in _ACCEPTED:
+            hint = _INSTEAD.get(name, f"Expected one documented, or SciPy's {', '.join(_ACCEPTED)}")
+            raise TypeError(f"least_squares: unexpected keyword {name!r}. {hint}.")
+    bounds = finite_bounds(bounds)
+    method, verbose = options.get("method"), options.get("verbose", 0)
+    if method not in _METHODS:
+        raise ValueError(
+            f"least_squares: method = {method!r}, expected one of {_METHODS}, which all mean the "
+            "default here; for another method give a solver, such as fnopt.solvers.dogleg()."
+        )
+    if method == "lm" and bounds is not None:
+        raise ValueError("least_squares: method 'lm' takes no bounds; leave the method out.")
+    if verbose not in (0, 1, 2):
+        raise ValueError(
+            f"least_squares: verbose = {verbose!r}, expected 0, 1 (a report) or 2 (steps)."
+        )
+    if options.get("max_nfev") is not None:
+        max_steps = checked_count(options["max_nfev"], "least_squares: max_nfev") - 1
+    given = {name: options[name] for name in _TOLERANCES if options.get(name) is not None}
+    return Asked(
+        solver=dataclasses.replace(solver, **given) if given else solver,
+        loss=_scaled(loss, options.get("f_scale")),
+        jac=None if isinstance(jac, str) and jac in _SCHEMES else jac,
+        bounds=bounds,
+        max_steps=max_steps,
+        verbose=int(verbose),
+    )
+
+
+def _scaled(loss: Any, scale: Any) -> Any:
+    if scale is None or loss is None:
+        return loss
+    if isinstance(loss, str):
+        return named_loss(loss, scale)
+    if isinstance(loss, RobustLoss) or not callable(loss):
+        raise ValueError(
+            f"least_squares: f_scale = {scale!r} goes with the name of a loss, or a function; this "
+            f"one has a scale of its own: {loss!r}. Leave f_scale out."
+        )
+    return custom_loss(loss, scale)
+
+
+def finite_bounds(bounds: Any) -> Any:
+    """The bounds as they are; None where they bound nothing."""
+    if bounds is None:
+        return None
+    pair = (bounds.lb, bounds.ub) if hasattr(bounds, "lb") and hasattr(bounds, "ub") else bounds
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        return bounds
+    lower, upper = map(jax.tree.leaves, pair)
+    if any(isinstance(leaf, Tracer) for leaf in (*lower, *upper)):
+        return bounds
+    open_below = all(np.all(np.asarray(leaf) == -np.inf) for leaf in lower)
+    open_above = all(np.all(np.asarray(leaf) == np.inf) for leaf in upper)
+    return None if open_below and open_above else bounds

@@ -1,0 +1,197 @@
+"""Options of `least_squares` beside the method: aux, losses, callbacks, SciPy's keywords."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fnopt
+from fnopt import Status
+from fnopt.residuals import cauchy, fixed, huber, tied
+
+T = np.linspace(0.0, 3.0, 12, dtype=np.float32)
+Y = (2 * np.exp(-0.7 * T) + 0.3 + 0.1 * np.cos(9 * T)).astype(np.float32)
+START = jnp.ones(3)
+
+
+def decay(p):
+    return p[0] * jnp.exp(-p[1] * T) + p[2] - Y
+
+
+# --- What the function returns beside the residuals. ----------------------------------------------
+
+
+def test_aux_is_that_of_the_solution_and_has_derivatives():
+    def pair(p, s):
+        r = s * p["a"] * jnp.exp(-T) - Y
+        return r, {"sum": jnp.sum(r), "a": p["a"], "kind": 1}
+
+    def fitted(s):
+        return fnopt.least_squares(pair, {"a": jnp.ones(())}, args=(s,), has_aux=True)
+
+    end = fitted(jnp.float32(2))
+    np.testing.assert_array_equal(end.aux["a"], end.params["a"])
+    np.testing.assert_allclose(end.aux["sum"], np.sum(end.residuals), rtol=1e-5)
+    slope = jax.grad(lambda s: fitted(s).aux["a"])(jnp.float32(2))  # a is c / s
+    np.testing.assert_allclose(slope, -end.params["a"] / 2, rtol=1e-4)
+
+
+def test_functions_in_a_list_have_aux_in_a_list():
+    functions = [lambda p: (p - 1, 2 * p), lambda p: (p + 1, jnp.sum(p))]
+    end = fnopt.least_squares(functions, jnp.ones(1), has_aux=True)
+    np.testing.assert_allclose(end.params, 0, atol=1e-6)
+    assert [np.shape(a) for a in end.aux] == [(1,), ()]
+    with pytest.raises(TypeError, match="has_aux = True, but residual_fn returned"):
+        fnopt.least_squares(decay, START, has_aux=True)
+
+
+# --- A loss that is a function. -------------------------------------------------------------------
+
+
+def with_derivatives(z):
+    return jnp.stack([jnp.log1p(z), 1 / (1 + z), -1 / (1 + z) ** 2])
+
+
+FUNCTIONS = {
+    "function": lambda z: jnp.log1p(z),
+    "as in SciPy": with_derivatives,
+    "three arrays": lambda z: tuple(with_derivatives(z)),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_is_a_loss_with_its_derivatives(name):
+    loss = fnopt.residuals.custom_loss(FUNCTIONS[name])
+    z = jnp.asarray([0.0, 0.5, 7.0])
+    found = fnopt.residuals.robust_slopes(loss, z)
+    np.testing.assert_allclose(jnp.stack(found), with_derivatives(z), rtol=1e-5)
+
+
+def test_a_fit_with_a_function_as_its_loss():
+    end = fnopt.least_squares(decay, START, loss=with_derivatives, f_scale=0.05)
+    same = fnopt.least_squares(decay, START, loss=cauchy(scale=0.05))
+    np.testing.assert_allclose(end.params, same.params, rtol=2e-3)
+    np.testing.assert_allclose(end.cost, same.cost, rtol=1e-5)
+
+
+def test_a_loss_of_another_shape_is_named():
+    with pytest.raises(ValueError, match=r"returned shape \(\) for z of shape \(12,\), expected"):
+        fnopt.least_squares(decay, START, loss=lambda z: jnp.sum(z))
+    with pytest.raises(ValueError, match="this one has a scale of its own: huber"):
+        fnopt.least_squares(decay, START, loss=huber(), f_scale=0.1)
+
+
+# --- A callback that stops. -----------------------------------------------------------------------
+
+
+def at_the_third(info):
+    return int(info.step) >= 3
+
+
+def by_exception(info):
+    if info.step >= 3:
+        raise StopIteration
+
+
+@pytest.mark.parametrize("callback", [at_the_third, by_exception])
+def test_a_callback_stops_the_fit(callback):
+    end = fnopt.least_squares(decay, START, callback=callback)
+    assert int(end.status) == Status.STOPPED
+    assert end.message == "not converged: the callback stopped the search"
+    assert int(end.steps) == 3
+
+
+def test_a_callback_in_a_batch_and_under_grad():
+    starts = jnp.asarray([[1.0, 1, 1], [9.0, 3, 1]])
+    ends = jax.vmap(lambda p: fnopt.least_squares(decay, p, callback=at_the_third))(starts)
+    assert ends.steps.tolist() == [3, 3]
+
+    def level(shift):
+        end = fnopt.least_squares(lambda p: decay(p) - shift, START, callback=lambda info: 7)
+        return end.params[2]
+
+    np.testing.assert_allclose(jax.grad(level)(0.0), 1, rtol=1e-3)
+
+
+def test_a_callback_that_fails_does_not_end_the_fit():
+    def fails(info):
+        raise OSError("disk full")
+
+    with pytest.warns(UserWarning, match="fails raised OSError: disk full. The fit goes on"):
+        end = fnopt.least_squares(decay, START, callback=fails)
+    assert bool(end.converged)
+
+
+# --- SciPy's keywords. ----------------------------------------------------------------------------
+
+
+def test_scipys_keywords_mean_the_same(capsys):
+    end = fnopt.least_squares(
+        decay,
+        START,
+        jac="2-point",
+        method="trf",
+        bounds=(-np.inf, [np.inf] * 3),
+        loss="huber",
+        f_scale=0.1,
+        xtol=1e-4,
+        max_nfev=30,
+        x_scale="jac",
+        diff_step=1e-3,
+        tr_solver="exact",
+        tr_options={},
+        verbose=1,
+    )
+    solver = fnopt.levenberg_marquardt(xtol=1e-4)
+    same = fnopt.least_squares(decay, START, loss=huber(scale=0.1), max_steps=29, solver=solver)
+    np.testing.assert_array_equal(end.params, same.params)
+    assert int(end.nfev) == int(same.nfev)
+    assert end.at_bound is None
+    assert capsys.readouterr().out.startswith("least squares: converged")
+
+
+WRONG = [
+    ({"x0": START}, TypeError, "unexpected keyword 'x0'. Call it params, or give it second."),
+    ({"jac_sparsity": 1}, TypeError, "Write jac=fnopt.sparse_jacobian"),
+    ({"verbos": 1}, TypeError, "unexpected keyword 'verbos'. Expected one documented, or SciPy's"),
+    ({"method": "newton"}, ValueError, "method = 'newton', expected one of"),
+    ({"method": "lm", "bounds": (0, 9)}, ValueError, "'lm' takes no bounds"),
+    ({"verbose": 3}, ValueError, "verbose = 3, expected 0, 1"),
+    ({"max_nfev": 0}, ValueError, "max_nfev = 0, expected a positive int"),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "text"), WRONG)
+def test_wrong_keywords_are_refused_by_name(options, error, text):
+    with pytest.raises(error, match=text):
+        fnopt.least_squares(decay, START, **options)
+
+
+def test_scipys_names_of_results_are_explained():
+    end = fnopt.solvers.Solution(*[None] * 10)
+    with pytest.raises(AttributeError, match="What SciPy calls so is params here"):
+        _ = end.x
+    assert not hasattr(end, "nothing")
+
+
+# --- Params that are held or tied. ----------------------------------------------------------------
+
+
+def test_a_held_integer_and_a_chain_of_ties():
+    def residuals(p):
+        rate = p["rate"] ** p["order"].astype(jnp.float32)
+        return p["a"] * jnp.exp(-rate * T) + p["base"] - Y
+
+    start = {"a": 1.0, "rate": 0.9, "base": 0.5, "order": 2}
+    ties = {"base": tied(lambda p: p["a"] - 1.7), "a": tied(lambda p: 2.4 * p["rate"])}
+    end = fnopt.least_squares(residuals, start, constraints=ties | {"order": fixed()})
+    assert bool(end.converged)
+    assert end.params["order"].dtype == jnp.int32
+    np.testing.assert_allclose(end.params["base"], 2.4 * end.params["rate"] - 1.7, rtol=1e-5)
+    errors = fnopt.standard_errors(end)
+    assert float(errors["order"]) == 0
+    np.testing.assert_allclose(errors["a"], 2.4 * errors["rate"], rtol=1e-4)
+    assert [line.split()[-1] for line in str(end).splitlines() if " order" in line] == ["(held)"]
+    assert int(fnopt.confidence_intervals(end)[0]["order"]) == 2

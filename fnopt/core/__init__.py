@@ -66,6 +66,8 @@ from fnopt.core._rounding import is_narrow as is_narrow
 from fnopt.core._rounding import nearest as nearest
 from fnopt.core._rounding import stochastic as stochastic
 from fnopt.core._rounding import stochastic_round
+from fnopt.core._rows import Rows
+from fnopt.core._rows import is_rows as is_rows
 from fnopt.core._slots import OwnSlot, RealSlot, Slot, slot_zeros
 from fnopt.core._slots import declared_slots as declared_slots
 from fnopt.core._slots import own_slots as own_slots
@@ -88,6 +90,7 @@ from fnopt.core._transformation import (
     check_state,
     foreign,
 )
+from fnopt.core._transformation import is_wide as is_wide
 from fnopt.core._unknown import advice as advice
 from fnopt.core._value import (
     Scalar,
@@ -110,6 +113,7 @@ __all__ = [
     "Member",
     "OwnSlot",
     "RealSlot",
+    "Rows",
     "Scalar",
     "ScalarOrSchedule",
     "Schedule",

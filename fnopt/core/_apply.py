@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from fnopt.core._dtypes import compute_dtype, is_inexact
 from fnopt.core._errors import where
 from fnopt.core._paths import leaves_with_names, shown
+from fnopt.core._rows import Rows
 
 Params = TypeVar("Params")
 
@@ -17,8 +18,8 @@ _HINT = "Were the updates made for these params (gradient with respect to them, 
 
 
 def _flatten(tree: Any) -> tuple[list[tuple[str, Any]], Any]:
-    # None stands for "no update", so it counts as a leaf here.
-    return leaves_with_names(tree, is_leaf=lambda x: x is None)
+    # None stands for "no update", so it counts as a leaf here; and so do some rows of a table.
+    return leaves_with_names(tree, is_leaf=lambda x: x is None or isinstance(x, Rows))
 
 
 def _added(path: str, p: Any, u: Any) -> Any:
@@ -26,6 +27,8 @@ def _added(path: str, p: Any, u: Any) -> Any:
         if p is None and u is not None:
             raise ValueError(f"{where()}apply_updates: {shown(path)} is None, but has an update.")
         return p
+    if isinstance(u, Rows):
+        return _rows_added(path, p, u)
     if jnp.shape(p) != jnp.shape(u):
         raise ValueError(
             f"{where()}apply_updates: {shown(path)}: params have shape {jnp.shape(p)}, updates "
@@ -38,6 +41,15 @@ def _added(path: str, p: Any, u: Any) -> Any:
         return _added_exactly(path, p, u)
     dtype = compute_dtype(p_dtype, u_dtype)
     return (jnp.asarray(p).astype(dtype) + jnp.asarray(u).astype(dtype)).astype(p_dtype)
+
+
+def _rows_added(path: str, p: Any, u: Rows) -> Any:
+    if jnp.shape(p) != (u.size, *jnp.shape(u.values)[1:]):
+        raise ValueError(
+            f"{where()}apply_updates: {shown(path)}: params have shape {jnp.shape(p)}, updates are "
+            f"rows of shape {jnp.shape(u.values)[1:]} of a table of {u.size}. {_HINT}"
+        )
+    return u.added_to(p)
 
 
 def _added_exactly(path: str, p: Any, u: Any) -> Any:
@@ -59,7 +71,8 @@ def apply_updates(params: Params, updates: Any) -> Params:
 
     Args:
         params: A tree of arrays.
-        updates: A tree of the same structure and shapes; leaves may be `None`.
+        updates: A tree of the same structure and shapes; leaves may be `None`, or `fnopt.core.Rows`
+            of a table.
 
     Returns:
         The new params, with the dtypes of `params`.

@@ -79,6 +79,8 @@ class Transformation(Value):
     # Whether updates of 16-bit params stay in float32: a step between two bfloat16 numbers isn't
     # always a bfloat16 number, so a transform that says where params must land says it wider.
     wide_updates: ClassVar[bool] = False
+    # Whether gradients may have `Rows` in place of a table of the params.
+    takes_rows: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -205,7 +207,8 @@ def _guarded_update(update: Callable[..., Any]) -> Callable[..., Any]:
                     f"{where()}update needs the params: call update(updates, state, params)."
                 )
             # Inside a chain the trees were checked on entry; LM takes no gradient (None).
-            if outermost and params is not None and updates is not None:
+            given = params is not None and updates is not None
+            if outermost and given and not self.takes_rows:
                 check_same_tree(updates, params, "gradients", "params")
             _check_required(self, update, extra_args)
             new_updates, new_state = update(self, updates, state, params, **extra_args)
@@ -225,13 +228,14 @@ def _as_stored(tx: Transformation, updates: Any, like: Any) -> Any:
     """
     leaves, treedef = jax.tree.flatten(updates)
     stored, other = jax.tree.flatten(like)
-    if treedef != other or all(map(_same_dtype, leaves, stored)) or _is_wide(tx):
+    if treedef != other or all(map(_same_dtype, leaves, stored)) or is_wide(tx):
         return updates
     return treedef.unflatten(map(_cast_like, leaves, stored))
 
 
-def _is_wide(tx: Transformation) -> bool:
-    return tx.wide_updates or any(_is_wide(member.tx) for member in tx.members())
+def is_wide(tx: Transformation) -> bool:
+    """Whether a transform, or one inside it, has `wide_updates`."""
+    return tx.wide_updates or any(is_wide(member.tx) for member in tx.members())
 
 
 def _same_dtype(update: Any, like: Any) -> bool:

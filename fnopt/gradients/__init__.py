@@ -14,6 +14,7 @@ from fnopt.gradients._norms import per_example_norms
 from fnopt.gradients._per_example import per_example_grads, value_and_per_example_grads
 from fnopt.gradients._poisson import PoissonBatch, poisson_batch
 from fnopt.gradients._similarity import GradientSimilarity, gradient_similarity
+from fnopt.gradients._sparse_rows import sparse_value_and_grad
 from fnopt.gradients._statistics import GradientStatistics, gradient_statistics
 from fnopt.gradients._weighted import value_and_weighted_grad, weighted_grad
 from fnopt.gradients.ghost._report import GhostReport, ParamRule, ghost_report
@@ -43,6 +44,7 @@ __all__ = [
     "poisson_batch",
     "sensitivity",
     "sign_agreement",
+    "sparse_value_and_grad",
     "trimmed_mean",
     "value_and_per_example_grads",
     "value_and_weighted_grad",

@@ -25,6 +25,7 @@ from fnopt.transforms._conditionally import (
 )
 from fnopt.transforms._constraints import keep_params_nonnegative, zero_nans
 from fnopt.transforms._distance_over_gradients import scale_by_distance_over_gradients
+from fnopt.transforms._dynamic_loss_scale import dynamic_loss_scale, loss_scale
 from fnopt.transforms._ema import ema
 from fnopt.transforms._flatten import flatten
 from fnopt.transforms._freeze import freeze
@@ -51,6 +52,7 @@ from fnopt.transforms._schedule_free import schedule_free, schedule_free_eval_pa
 from fnopt.transforms._select import select
 from fnopt.transforms._selectors import Labels, Selector, by_path, by_pattern
 from fnopt.transforms._sign import scale_by_sign
+from fnopt.transforms._sparse_rows import sparse_rows
 from fnopt.transforms._split_real_and_imaginary import split_real_and_imaginary
 from fnopt.transforms._tree_algebra import inner as inner
 from fnopt.transforms._tree_algebra import larger_estimate as larger_estimate
@@ -81,6 +83,7 @@ __all__ = [
     "clip_by_global_norm",
     "conditionally_mask",
     "conditionally_transform",
+    "dynamic_loss_scale",
     "ema",
     "flatten",
     "freeze",
@@ -90,6 +93,7 @@ __all__ = [
     "keep_params_nonnegative",
     "layer_decay",
     "lookahead",
+    "loss_scale",
     "masked",
     "master_copy",
     "master_params",
@@ -119,6 +123,7 @@ __all__ = [
     "select",
     "set_to_zero",
     "skip_large_updates",
+    "sparse_rows",
     "split_real_and_imaginary",
     "stateless",
     "stochastic_rounding",

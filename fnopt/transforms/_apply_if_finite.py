@@ -76,20 +76,20 @@ class apply_if_finite(Wrapper):
         """The inner step if all is finite, else zeros and the state as it was."""
         bad_so_far = increment(state.notfinite_count)
         anyway = self._gives_up(bad_so_far)
-        finite = _all_finite(updates)
+        finite = all_finite(updates)
         usable = finite | anyway
 
         def step() -> tuple[Any, Any]:
             # The inner transform never meets a NaN that is thrown away afterwards: a search inside
             # it might not end, and a derivative would be NaN under vmap.
-            safe = _or_zeros(usable, updates)
+            safe = or_zeros(usable, updates)
             new, inner_state = self.inner.update(safe, state.inner_state, params, **extra_args)
             return new, cast_like(inner_state, state.inner_state)
 
         # The step is computed twice, to look at it and to take it. To keep the first result until
         # its last number is known would take a second copy of params and state, and be slower.
         seen_updates, seen_state = step()
-        finite &= _all_finite(seen_updates) & _stays_finite(seen_state, state.inner_state)
+        finite &= all_finite(seen_updates) & _stays_finite(seen_state, state.inner_state)
         skipped = jax.tree.map(jnp.zeros_like, seen_updates), state.inner_state
         new_updates, inner_state = jax.lax.cond(finite | anyway, step, lambda: skipped)
         return new_updates, ApplyIfFiniteState(
@@ -106,7 +106,9 @@ class apply_if_finite(Wrapper):
         return bad.astype(most.dtype) > most
 
 
-def _or_zeros(condition: jax.Array, updates: Any) -> Any:
+def or_zeros(condition: jax.Array, updates: Any) -> Any:
+    """The updates, or zeros where the condition is False."""
+
     def one(u: Any) -> Any:
         if jnp.result_type(u) == jax.dtypes.float0:  # the gradient of a frozen integer: a zero
             return u
@@ -122,7 +124,8 @@ def _everywhere(conditions: Callable[[], list[jax.Array]]) -> jax.Array:
         return total((~here).astype(jnp.int32)) == 0 if part_axes() else here
 
 
-def _all_finite(tree: Any) -> jax.Array:
+def all_finite(tree: Any) -> jax.Array:
+    """Whether no float in a tree is infinite or NaN."""
     leaves = filter(is_inexact, jax.tree.leaves(tree))
     return _everywhere(lambda: [jnp.isfinite(x).all() for x in leaves])
 

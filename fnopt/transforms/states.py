@@ -14,6 +14,7 @@ from fnopt.transforms._backtracking_linesearch import (
 from fnopt.transforms._conditionally import ConditionallyState, SkipLargeUpdatesState
 from fnopt.transforms._constraints import ZeroNansState
 from fnopt.transforms._distance_over_gradients import ScaleByDistanceOverGradientsState
+from fnopt.transforms._dynamic_loss_scale import DynamicLossScaleState
 from fnopt.transforms._ema import EmaState
 from fnopt.transforms._flatten import FlattenState
 from fnopt.transforms._gradient_noise import AddGradientNoiseState
@@ -31,6 +32,7 @@ from fnopt.transforms._rounded import StochasticRoundingState
 from fnopt.transforms._sam import SAMState
 from fnopt.transforms._scale_by_schedule import ScaleByScheduleState
 from fnopt.transforms._schedule_free import ScheduleFreeState
+from fnopt.transforms._sparse_rows import SparseRowsState
 from fnopt.transforms._split_real_and_imaginary import SplitRealAndImaginaryState
 from fnopt.transforms._weight_decay import AddDecayedWeightsState
 from fnopt.transforms._zoom_linesearch import ScaleByZoomLinesearchState, ZoomLinesearchInfo
@@ -44,6 +46,7 @@ __all__ = [
     "AverageParamsState",
     "BacktrackingLinesearchInfo",
     "ConditionallyState",
+    "DynamicLossScaleState",
     "EmaState",
     "FlattenState",
     "KahanState",
@@ -62,6 +65,7 @@ __all__ = [
     "ScaleByZoomLinesearchState",
     "ScheduleFreeState",
     "SkipLargeUpdatesState",
+    "SparseRowsState",
     "SplitRealAndImaginaryState",
     "StochasticRoundingState",
     "TraceState",

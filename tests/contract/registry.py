@@ -225,8 +225,8 @@ CASES = [
         "apply_if_finite",
         peer=lambda optax: optax.apply_if_finite(optax.adam(1e-2), 3),
     ),
-    Case("narrow_params", _narrow_params, wide=True),
-    Case("stored_in_less", _stored_in_less),
+    Case("narrow_params", lambda: fnopt.sparse_rows(_narrow_params()), wide=True),
+    Case("stored_in_less", lambda: fnopt.dynamic_loss_scale(_stored_in_less(), 4.0, 2)),
     # its curvature is learned from gradients; here these don't belong to one function
     Case("scale_by_lbfgs", fnopt.scale_by_lbfgs),
     optimizer(lambda rate: fnopt.lbfgs(rate, linesearch=None), "lbfgs"),

@@ -1,0 +1,83 @@
+"""Some rows of a table, such as the gradient of an embedding has."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core._dtypes import compute_dtype
+
+_PROMISES = ("indices_are_sorted", "unique_indices")
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("indices", "values"),
+    meta_fields=("size", "is_unique"),
+)
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Values for some rows of a table of `size` rows; in all others there are zeros.
+
+    It stands in place of the table in a tree of gradients or updates. `fnopt.sparse_rows` makes
+    steps of it, `fnopt.apply_updates` adds it.
+
+    Attributes:
+        indices: Whole numbers of shape `[k]`, from 0; those of `size` and above stand for no row.
+        values: An array of shape `[k, ...]`.
+        size: How many rows the table has.
+        is_unique: Whether indices ascend and none appears twice, as `summed` makes them.
+    """
+
+    indices: Any
+    values: Any
+    size: int
+    is_unique: bool = False
+
+    def summed(self) -> Rows:
+        """The same with the values of equal indices summed, in at least float32."""
+        if self.is_unique or self.indices.shape[0] == 0:
+            return Rows(self.indices, self.values, self.size, True)
+        k, dtype = self.indices.shape[0], jnp.int32
+        given = jnp.asarray(self.indices).astype(dtype)
+        order = jnp.argsort(given)
+        # All that stands for no row is put behind the table, and every number there is used once.
+        indices = jnp.minimum(given[order], jnp.asarray(self.size, dtype))
+        is_new = jnp.concatenate([jnp.ones(1, bool), indices[1:] != indices[:-1]])
+        group = jnp.cumsum(is_new.astype(jnp.int32)) - 1
+        unused = jnp.arange(k, dtype=dtype) + jnp.asarray(self.size + 1, dtype)
+        values = jnp.asarray(self.values)[order].astype(compute_dtype(self.values.dtype))
+        sums = jax.ops.segment_sum(values, group, k, indices_are_sorted=True)
+        return Rows(unused.at[group].set(indices), sums, self.size, True)
+
+    def of(self, table: jax.Array) -> jax.Array:
+        """These rows of a table; zeros where an index stands for no row."""
+        how: dict[str, Any] = dict.fromkeys(_PROMISES, self.is_unique)
+        return jnp.asarray(table).at[self.indices].get(mode="fill", fill_value=0, **how)
+
+    def into(self, table: jax.Array, rows: jax.Array) -> jax.Array:
+        """The table with these rows replaced; each may be there once."""
+        how: dict[str, Any] = dict.fromkeys(_PROMISES, True)
+        return table.at[self.indices].set(rows.astype(table.dtype), mode="drop", **how)
+
+    def added_to(self, table: jax.Array) -> jax.Array:
+        """The table with the values added, in the wider dtype, and rounded once."""
+        rows = self.summed()
+        old = rows.of(table)
+        dtype = compute_dtype(old.dtype, rows.values.dtype)
+        return rows.into(jnp.asarray(table), old.astype(dtype) + rows.values.astype(dtype))
+
+    def dense(self) -> jax.Array:
+        """The whole table, with zeros in all other rows."""
+        rows = self.summed()
+        zeros = jnp.zeros((self.size, *rows.values.shape[1:]), rows.values.dtype)
+        return rows.into(zeros, rows.values)
+
+
+def is_rows(x: Any) -> bool:
+    """Whether a node of a tree is a `Rows`."""
+    return isinstance(x, Rows)

@@ -1,0 +1,133 @@
+"""Losses that are scaled so that float16 gradients neither vanish nor overflow."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import Scalar, cast_like, hyper, increment, is_inexact, map_leaves, zero_count
+from fnopt.transforms._apply_if_finite import all_finite, or_zeros
+from fnopt.transforms._find import found_state
+from fnopt.transforms._wrapper import Wrapper
+
+
+class DynamicLossScaleState(NamedTuple):
+    """The scale, good steps since it changed, skipped steps in all, and the inner state."""
+
+    scale: jax.Array
+    good_steps: jax.Array
+    total_skipped: jax.Array
+    inner_state: Any
+
+
+class dynamic_loss_scale(Wrapper):
+    r"""Takes the scale of a loss out of its gradient, and finds the scale.
+
+    .. math:: (u, s') = \begin{cases} \mathrm{inner}(g / \sigma, s) & g \text{ is finite} \\
+              (0, s) & \text{otherwise} \end{cases} \qquad
+              \sigma' = \begin{cases} \sigma \gamma & \text{after } n \text{ good steps} \\
+              \sigma \beta & g \text{ is not finite} \end{cases}
+
+    Gradients below 6e-8 are zero in float16. So multiply the loss by `loss_scale(state)` before
+    its gradient is taken; here it is divided out, in float32. A gradient that overflowed is not
+    stepped on: params and inner state stay as they are in every bit, and the scale is halved. After
+    `growth_interval` good steps it is doubled. bfloat16 has the range of float32 and needs none of
+    this.
+
+    Put it around the whole optimizer. A finite gradient whose *step* isn't finite is not its
+    matter: see `apply_if_finite`.
+
+    Args:
+        inner: The optimizer, fnopt's or any (init, update) pair.
+        init_scale: The first scale.
+        growth_interval: :math:`n`, after how many good steps in a row the scale grows.
+        growth_factor: :math:`\gamma`, by which it grows; a power of two loses no digits.
+        backoff_factor: :math:`\beta`, by which it falls.
+        min_scale: It never falls below this.
+        max_scale: It never grows beyond this.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, fnopt
+        >>> tx, w = fnopt.dynamic_loss_scale(fnopt.sgd(1.0), 2.0**10), jnp.ones(())
+        >>> state = tx.init(w)
+        >>> loss = lambda w: 1e-9 * w.astype(jnp.float32)  # its gradient is zero in float16
+        >>> scaled = lambda w: loss(w) * fnopt.loss_scale(state)
+        >>> updates, state = tx.update(jax.grad(scaled)(w.astype(jnp.float16)), state, w)
+        >>> print(f"{updates:.1e}", state.scale)
+        -9.9e-10 1024.0
+
+    Reference:
+        Micikevicius et al., 2017, arXiv:1710.03740.
+    """
+
+    init_scale: Scalar = hyper(default=2.0**15, gt=0)
+    growth_interval: Scalar = hyper(default=2000, ge=1)
+    growth_factor: Scalar = hyper(default=2.0, ge=1)
+    backoff_factor: Scalar = hyper(default=0.5, gt=0, le=1)
+    min_scale: Scalar = hyper(default=1.0, gt=0)
+    max_scale: Scalar = hyper(default=2.0**24, gt=0)
+
+    def init(self, params: Any) -> DynamicLossScaleState:
+        """The first scale, and the inner state."""
+        scale = jnp.asarray(self.init_scale, jnp.float32) + jnp.zeros((), jnp.float32)
+        return DynamicLossScaleState(scale, zero_count(), zero_count(), self.inner.init(params))
+
+    def update(
+        self, updates: Any, state: DynamicLossScaleState, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, DynamicLossScaleState]:
+        """The inner step on the unscaled gradient if that is finite, else zeros."""
+        finite = all_finite(updates)
+
+        def step() -> tuple[Any, Any]:
+            # The inner transform never meets what is thrown away under vmap.
+            unscaled = _unscaled(or_zeros(finite, updates), state.scale)
+            new, inner_state = self.inner.update(unscaled, state.inner_state, params, **extra_args)
+            return new, cast_like(inner_state, state.inner_state)
+
+        def skip() -> tuple[Any, Any]:
+            types, _ = jax.eval_shape(step)
+            return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), types), state.inner_state
+
+        new, inner_state = jax.lax.cond(finite, step, skip)
+        scale, good = self._next(state, finite)
+        skipped = jnp.where(finite, state.total_skipped, increment(state.total_skipped))
+        return new, DynamicLossScaleState(scale, good, skipped, inner_state)
+
+    def _next(self, state: DynamicLossScaleState, finite: jax.Array) -> tuple[Any, Any]:
+        h = {name: jnp.asarray(getattr(self, name), jnp.float32) for name in self._leaf_names[1:]}
+        good = jnp.where(finite, increment(state.good_steps), zero_count())
+        grows = good.astype(jnp.float32) >= h["growth_interval"]
+        more = jnp.minimum(state.scale * h["growth_factor"], h["max_scale"])
+        less = jnp.maximum(state.scale * h["backoff_factor"], h["min_scale"])
+        scale = jnp.where(finite, jnp.where(grows, more, state.scale), less)
+        return scale, jnp.where(grows, zero_count(), good)
+
+
+def _unscaled(updates: Any, scale: jax.Array) -> Any:
+    """The quotient in at least float32; what is frozen may be whole numbers and stays."""
+    leaves, treedef = jax.tree.flatten(updates)
+    one = lambda g: map_leaves(lambda s, g: g / s, g, hyper=scale) if is_inexact(g) else g  # noqa: E731
+    return treedef.unflatten(map(one, leaves))
+
+
+def loss_scale(state: Any) -> jax.Array:
+    """What to multiply the loss by, under `dynamic_loss_scale`.
+
+    Args:
+        state: The state of `dynamic_loss_scale`, or of a chain or wrapper with one inside.
+
+    Returns:
+        A float32 scalar.
+
+    Raises:
+        ValueError: If there is no such state in it, or more than one.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.dynamic_loss_scale(fnopt.adam(1e-3))
+        >>> fnopt.loss_scale(tx.init(jnp.ones(2)))
+        Array(32768., dtype=float32)
+    """
+    return found_state(state, DynamicLossScaleState, "loss_scale", "dynamic_loss_scale").scale

@@ -1,0 +1,178 @@
+"""Steps of tables that touch only the rows of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import (
+    Rows,
+    Transformation,
+    dtype_of,
+    is_inexact,
+    is_rows,
+    is_wide,
+    map_slots,
+    where,
+)
+from fnopt.transforms._accumulate import accumulate
+from fnopt.transforms._apply_every import apply_every
+from fnopt.transforms._wrapper import Wrapper
+
+
+class SparseRowsState(NamedTuple):
+    """The inner state, with whole tables in its slots."""
+
+    inner_state: Any
+
+
+class sparse_rows(Wrapper):
+    r"""Steps embedding tables by the rows that a batch has looked up, and leaves the others alone.
+
+    .. math:: (u_i, s_i') = \mathrm{inner}(g_i, s_i, \theta_i) \quad \text{for the rows } i
+              \text{ of the batch}, \qquad (u_i, s_i') = (0, s_i) \text{ for all others}
+
+    The gradient has `fnopt.core.Rows` in place of a table, as `fnopt.sparse_value_and_grad` makes
+    it; rows that appear twice are summed. The rows of params and slots are taken out, stepped by
+    the inner optimizer as if they were all there is, and put back; with donated params and state
+    that happens in place, so that a step costs what the rows cost and not what the table does.
+
+    For SGD and AdaGrad this is the step of the dense gradient. Methods with averages become
+    their *lazy* forms (lazy Adam, lazy momentum): a row's averages and its weight decay rest while
+    no batch has it, and the count of the bias correction goes on. The inner optimizer should treat
+    every element by itself; clipping by the norm of the gradient is right inside too, because the
+    other rows are zero. Other leaves are stepped as ever.
+
+    Put it around the whole optimizer: what is outside would have to understand `Rows`.
+
+    Args:
+        inner: The optimizer, fnopt's or any (init, update) pair.
+
+    Raises:
+        ValueError: If `inner` adds up gradients over steps, or has a slot without a row for every
+            row of the table.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.sparse_rows(fnopt.adam(0.1)), {"table": jnp.ones((1000, 2))}
+        >>> rows = fnopt.core.Rows(jnp.asarray([7, 3, 7]), jnp.ones((3, 2)), size=1000)
+        >>> updates, state = tx.update({"table": rows}, tx.init(params), params)
+        >>> params = fnopt.apply_updates(params, updates)
+        >>> print(params["table"][2:4, 0], (params["table"] != 1).sum())
+        [1.  0.9] 4
+    """
+
+    takes_rows = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_members(self.inner)
+
+    def init(self, params: Any) -> SparseRowsState:
+        """The inner state for the whole params."""
+        return SparseRowsState(self.inner.init(params))
+
+    def update(
+        self, updates: Any, state: SparseRowsState, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, SparseRowsState]:
+        """The inner step of the rows, and of all other leaves."""
+        nodes, treedef = jax.tree.flatten(updates, is_leaf=is_rows)
+        like = params if params is not None else updates
+        if not any(map(is_rows, nodes)):
+            new, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
+            new = _with_rows(nodes, treedef, new, None if is_wide(self) else like)
+            return new, SparseRowsState(inner_state)
+        nodes = [node.summed() if is_rows(node) else node for node in nodes]
+        if params is not None:
+            _check_tables(nodes, treedef, params)
+
+        def rows_of(what: str, tree: Any) -> Any:
+            return _each(_taken, nodes, treedef, what, tree)
+
+        small = treedef.unflatten([n.values if is_rows(n) else n for n in nodes])
+        near = None if params is None else rows_of("params", params)
+        inner_state = map_slots(rows_of, state.inner_state)
+        new, inner_state = self.inner.update(small, inner_state, near, **extra_args)
+        old = _slots_of(state.inner_state)
+
+        def put_back(path: str, slot: Any) -> Any:
+            parts = zip(nodes, treedef.flatten_up_to(slot), old[path](treedef), strict=True)
+            return treedef.unflatten([_put(*part) for part in parts])
+
+        inner_state = map_slots(put_back, inner_state)
+        new = _with_rows(nodes, treedef, new, None if is_wide(self) else like)
+        return new, SparseRowsState(inner_state)
+
+
+def _check_members(tx: Transformation) -> None:
+    if isinstance(tx, (accumulate, apply_every)):
+        raise ValueError(
+            f"{where()}sparse_rows: {type(tx).__name__} inside adds up gradients over steps, of "
+            "which each has other rows. Add them up in front: sum the losses of the batches."
+        )
+    for member in tx.members():
+        _check_members(member.tx)
+
+
+def _check_tables(nodes: list[Any], treedef: Any, params: Any) -> None:
+    for node, p in zip(nodes, treedef.flatten_up_to(params), strict=True):
+        if is_rows(node) and jnp.shape(p) != (node.size, *node.values.shape[1:]):
+            raise ValueError(
+                f"{where()}sparse_rows: the gradient is rows of shape {node.values.shape[1:]} of a "
+                f"table of {node.size}, the params there have shape {jnp.shape(p)}."
+            )
+
+
+def _each(fn: Callable[..., Any], nodes: list[Any], treedef: Any, what: str, tree: Any) -> Any:
+    try:
+        parts = treedef.flatten_up_to(tree)
+    except ValueError:
+        raise ValueError(
+            f"{where()}sparse_rows: {what!r} is no tree like the params, so that it has no rows to "
+            "take out: this optimizer does not treat every leaf by itself."
+        ) from None
+    return treedef.unflatten([fn(what, *pair) for pair in zip(nodes, parts, strict=True)])
+
+
+def _taken(what: str, node: Any, part: Any) -> Any:
+    if not is_rows(node) or part is None:
+        return part
+    if getattr(part, "shape", ())[:1] != (node.size,):
+        raise ValueError(
+            f"{where()}sparse_rows: {what!r} has no row for every one of the {node.size} rows of a "
+            "table: this optimizer does not treat them by themselves, or stores them otherwise "
+            "(quantized_state)."
+        )
+    return node.of(part)
+
+
+def _put(node: Any, part: Any, old: Any) -> Any:
+    return node.into(old, part) if is_rows(node) and part is not None else part
+
+
+def _slots_of(state: Any) -> dict[str, Any]:
+    """By path, what flattens a slot as a tree of gradients is flattened."""
+    found: dict[str, Any] = {}
+
+    def keep(path: str, slot: Any) -> Any:
+        found[path] = lambda treedef: treedef.flatten_up_to(slot)
+        return slot
+
+    map_slots(keep, state)
+    return found
+
+
+def _with_rows(nodes: list[Any], treedef: Any, new: Any, like: Any) -> Any:
+    """The updates, with rows where they came from, and other leaves in the dtypes of `like`."""
+    parts = treedef.flatten_up_to(new)
+    stored = parts if like is None else treedef.flatten_up_to(like)
+
+    def one(node: Any, u: Any, p: Any) -> Any:
+        if is_rows(node):
+            return Rows(node.indices, u, node.size, True)
+        return u.astype(dtype_of(p)) if is_inexact(u) and is_inexact(p) else u
+
+    return treedef.unflatten([one(*row) for row in zip(nodes, parts, stored, strict=True)])

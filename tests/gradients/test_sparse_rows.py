@@ -1,0 +1,110 @@
+"""`sparse_value_and_grad`: gradients of tables that never exist as a whole."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fnopt
+from fnopt.core import Rows
+
+N, D = 50, 3
+IDS = jnp.asarray([[4, 7, 4], [-1, 60, -70]], jnp.int32)  # repeated, from the end, beyond the ends
+
+
+def params(dtype=jnp.float32):
+    rng = np.random.default_rng(0)
+    return {
+        "words": jnp.asarray(rng.standard_normal((N, D)), dtype),
+        "places": jnp.asarray(rng.standard_normal((5, D)), jnp.float32),
+        "out": jnp.asarray(rng.standard_normal(D), jnp.float32),
+    }
+
+
+def loss(p, ids, scale):
+    a, b = p["words"][ids].astype(jnp.float32), p["words"].take(ids[0], axis=0)
+    rows = a.sum(axis=0) + b.astype(jnp.float32) + p["places"][jnp.arange(3)]
+    return scale * jnp.sum(jnp.tanh(rows) @ p["out"]), rows
+
+
+@functools.lru_cache
+def results(dtype):
+    """Sparse and dense gradients, in one program."""
+    sparse = fnopt.sparse_value_and_grad(loss, ("words", "pl*"), has_aux=True)
+    dense = jax.value_and_grad(loss, has_aux=True)
+    return jax.jit(lambda p: (sparse(p, IDS, 2.0), dense(p, IDS, 2.0)))(params(dtype))
+
+
+def test_value_aux_and_gradients_are_those_of_the_dense_gradient():
+    ((value, aux), grads), ((expected, rows), dense) = results("float32")
+    assert value == expected
+    np.testing.assert_array_equal(aux, rows)
+    np.testing.assert_allclose(grads["out"], dense["out"], rtol=1e-6)
+    for name in ("words", "places"):
+        assert isinstance(grads[name], Rows)
+        np.testing.assert_allclose(grads[name].dense(), dense[name], rtol=1e-5, atol=1e-6)
+
+
+def test_rows_are_summed_and_ascend():
+    words = results("float32")[0][1]["words"]
+    assert words.indices.shape == (9,)
+    np.testing.assert_array_equal(words.indices[:3], [4, 7, 49])
+    assert (np.diff(words.indices) > 0).all()  # unused places stand behind the table
+    assert (words.indices[3:] >= N).all()
+    assert words.indices[3] == N  # the two lookups beyond the ends
+    np.testing.assert_array_equal(words.values[4:], 0)
+
+
+def test_sums_of_bfloat16_are_float32():
+    (_, grads), (_, dense) = results("bfloat16")
+    assert grads["words"].values.dtype == jnp.float32
+    dense = np.asarray(dense["words"], np.float32)
+    np.testing.assert_allclose(grads["words"].dense(), dense, rtol=0.02, atol=0.02)
+
+
+def test_nothing_of_the_tables_size_is_made():
+    grad = fnopt.sparse_value_and_grad(loss, "words", has_aux=True)
+    text = str(jax.make_jaxpr(grad)(params(), IDS, 2.0))
+    inside = text.split("{ lambda ;", 1)[1].split(". let", 1)  # the inputs, and what is computed
+    assert f"f32[{N},{D}]" in inside[0]
+    computed = [line for line in inside[1].splitlines() if f":f32[{N},{D}]" in line]
+    # what remains are the arguments of inner functions, which look rows up
+    assert not [line for line in computed if "=" in line.split(f":f32[{N},{D}]")[1][:3]]
+
+
+def test_a_table_that_is_not_looked_up_has_no_rows():
+    grad = fnopt.sparse_value_and_grad(lambda p: jnp.sum(p["out"] ** 2), "words")
+    rows = grad(params())[1]["words"]
+    assert rows.values.shape == (0, D)
+    assert fnopt.apply_updates(params()["words"], rows).shape == (N, D)
+
+
+def whole(p):
+    return jnp.sum(p["words"] ** 2)
+
+
+def added(p):
+    return jnp.sum(jnp.add(p["words"], 1.0))
+
+
+def sliced(p):
+    return jnp.sum(p["words"][:3])
+
+
+def mapped(p):
+    return jnp.sum(jax.vmap(lambda table, i: table[i], (None, 0))(p["words"], IDS[0]))
+
+
+@pytest.mark.parametrize("fn", [whole, added, sliced, mapped])
+def test_other_uses_of_a_table_are_errors(fn):
+    with pytest.raises(TypeError):
+        jax.eval_shape(fnopt.sparse_value_and_grad(fn, "words"), params())
+
+
+def test_a_name_that_fits_nothing():
+    with pytest.raises(ValueError, match=r"no leaf of the params is named 'word'.*'words'"):
+        fnopt.sparse_value_and_grad(whole, "word")(params())

@@ -1,0 +1,90 @@
+"""optax's conventions for arguments: plain functions as rates, and as masks of the params."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from fnopt.core import Transformation, Value, static
+from fnopt.schedules import schedule
+
+# Arguments where a function of the step may stand for a number.
+_SCHEDULED = {"learning_rate", "weight_decay", "k", "decay", "step_size"}
+
+
+class _with_labels(Transformation):
+    """A transform whose mask or labels are a function of the params: made when they are seen."""
+
+    make: Callable[[Any], Any] = static()
+    labels: Callable[[Any], Any] = static()
+
+    def init(self, params: Any) -> Any:
+        """The state of the transform for these params."""
+        return self.make(self.labels(params)).init(params)
+
+    def update(
+        self, updates: Any, state: Any, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, Any]:
+        """The update of the transform for these params."""
+        tx = self.make(self.labels(updates if params is None else params))
+        return tx.update(updates, state, params, **extra_args)
+
+
+def is_function(value: Any) -> bool:
+    """Whether a value is a plain function, and no tree that happens to be callable."""
+    if isinstance(value, Value) or not callable(value):
+        return False
+    return jax.tree.leaves(value) == [value]
+
+
+def as_schedule(value: Any) -> Any:
+    """A function of the step as a Schedule; numbers and schedules as they are."""
+    return schedule(value) if is_function(value) else value
+
+
+def with_labels(make: Callable[[Any], Any], labels: Any) -> Any:
+    """A transform made of labels (or of a mask) that are a tree, or a function of the params."""
+    return _with_labels(make, labels) if is_function(labels) else make(labels)
+
+
+@functools.cache
+def bridged(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A recipe or transform of fnopt that takes optax's arguments.
+
+    Args:
+        fn: A function or class of fnopt.
+
+    Returns:
+        A function of the same signature: plain functions are taken for schedules and masks.
+    """
+    signature = inspect.signature(fn)
+
+    @functools.wraps(fn)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        extra = given.pop("kwargs", {})
+        given = {**given, **extra}
+        for name in _SCHEDULED & given.keys():
+            given[name] = as_schedule(given[name])
+        masks = [name for name in given if name.endswith("mask") and is_function(given[name])]
+        if not masks:
+            return _call(fn, signature, given)
+        (name,) = masks
+
+        def with_mask(mask: Any) -> Any:
+            return _call(fn, signature, {**given, name: mask})
+
+        return _with_labels(with_mask, given[name])
+
+    return made
+
+
+def _call(fn: Callable[..., Any], signature: inspect.Signature, given: dict[str, Any]) -> Any:
+    """Calls with arguments by name, but those by position that can't be named."""
+    bound = inspect.BoundArguments(signature, {})  # pyright: ignore[reportArgumentType]
+    bound.arguments.update({n: given[n] for n in signature.parameters if n in given})
+    return fn(*bound.args, **bound.kwargs)

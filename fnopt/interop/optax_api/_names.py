@@ -1,0 +1,114 @@
+"""Where a name of optax's is found among fnopt's."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any
+
+from fnopt.core import Transformation
+from fnopt.interop.optax_api._bridge import bridged
+
+# Where names that are the same thing here may live.
+_ROOMS = ("core", "optimizers", "transforms", "schedules", "losses", "projections", "gradients")
+_RENAMED = {
+    "Schedule": "core.Schedule",
+    "convex_kl_divergence": "losses.generalized_kl_divergence",
+    "hungarian_algorithm": "discrete.hungarian_algorithm",
+    "base_hungarian_algorithm": "discrete.hungarian_algorithm",
+    "make_perturbed_fun": "discrete.make_perturbed_fun",
+    "Gumbel": "discrete.Gumbel",
+    "Normal": "discrete.Normal",
+    "named_chain": "transforms.chain",
+    "normalize": "transforms.normalize_by_update_norm",
+    "safe_increment": "core.increment",
+    "safe_int32_increment": "core.increment",
+    "safe_softmax_cross_entropy": "losses.softmax_cross_entropy",
+    "MuonDimensionNumbers": "optimizers.MatrixDimensionNumbers",
+    "GaLoreDimensionNumbers": "optimizers.MatrixDimensionNumbers",
+}
+# optax's annotations, which say no more than this.
+_TYPES = {
+    *("MaskOrFn", "OptState", "Params", "ScalarOrSchedule", "ShouldSkipUpdateFunction", "Updates"),
+    *("TransformInitFn", "TransformUpdateExtraArgsFn", "TransformUpdateFn"),
+}
+_NOT_HERE = {
+    "LookaheadParams": "fnopt.lookahead, which keeps the slow params in its state",
+    "MaskedNode": "what a mask leaves out is None",
+    "nnls": "fnopt.least_squares with bounds",
+    "per_example_layer_norm_clip": "fnopt.clipped_grad",
+    "per_example_global_norm_clip": "fnopt.clipped_grad",
+    "differentially_private_aggregate": "fnopt.clipped_grad and fnopt.add_noise",
+    "dpsgd": "fnopt.clipped_grad and fnopt.add_noise in front of any optimizer",
+    "safe_norm": "fnopt.global_norm, which has a derivative at zero",
+    "safe_root_mean_squares": "fnopt.global_norm, which has a derivative at zero",
+    "skip_not_finite": "fnopt.apply_if_finite(fnopt.accumulate(...))",
+    "inject_stateful_hyperparams": "inject_hyperparams, or the optimizer itself, which is a pytree",
+}
+
+
+class _Namespace:
+    """A module of optax's: its names, found in one of fnopt's packages or in several."""
+
+    def __init__(self, name: str, prefix: str, *rooms: str) -> None:
+        self.__name__ = name
+        self._prefix, self._rooms = prefix, rooms
+
+    def __getattr__(self, name: str) -> Any:
+        for room in self._rooms:
+            try:
+                return getattr(importlib.import_module(room), name.removeprefix(self._prefix))
+            except AttributeError:
+                continue
+        raise AttributeError(f"{self.__name__} has no {name!r}.{_hint(name)}")
+
+
+def _namespaces(home: str) -> dict[str, tuple[str, ...]]:
+    return {
+        **dict.fromkeys(("contrib", "schedules", "transforms"), ("", home)),
+        "losses": ("", "fnopt.losses", home),
+        "projections": ("", "fnopt.projections"),
+        **dict.fromkeys(("assignment", "perturbations"), ("", home)),
+        "tree": ("", "fnopt.tree"),
+        "tree_utils": ("tree_", "fnopt.tree"),
+    }
+
+
+def find(name: str, home: str) -> Any:
+    """What stands for a name of optax's.
+
+    Args:
+        name: The name.
+        home: The name of the module that asks.
+
+    Raises:
+        AttributeError: If nothing does; the message says what to use.
+    """
+    if name in _TYPES:
+        return Any
+    if name in (spaces := _namespaces(home)):
+        return _Namespace(f"{home}.{name}", *spaces[name])
+    if name in _RENAMED:
+        room, _, ours = _RENAMED[name].partition(".")
+        return getattr(importlib.import_module(f"fnopt.{room}"), ours)
+    for room in () if name.startswith("_") or name in _NOT_HERE else _ROOMS:
+        package = importlib.import_module(f"fnopt.{room}")
+        if name in package.__all__:
+            return _as_there(getattr(package, name))
+    raise AttributeError(f"module {home!r} has no attribute {name!r}.{_hint(name)}")
+
+
+def _as_there(value: Any) -> Any:
+    makes = inspect.isfunction(value) and "learning_rate" in inspect.signature(value).parameters
+    is_transform = inspect.isclass(value) and issubclass(value, Transformation)
+    return bridged(value) if makes or is_transform else value
+
+
+def _hint(name: str) -> str:
+    return f" Use {_NOT_HERE[name]}." if name in _NOT_HERE else ""
+
+
+def known() -> list[str]:
+    """The names that are found, for `dir`."""
+    packages = [importlib.import_module(f"fnopt.{room}") for room in _ROOMS]
+    return sorted({*(n for p in packages for n in p.__all__), *_RENAMED, *_TYPES} - set(_NOT_HERE))

@@ -1,0 +1,50 @@
+"""optax's classes of transformations and states, for code that makes and tests them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fnopt.core import EmptyState as EmptyState
+from fnopt.core import Transformation, foreign
+
+
+class _Pair(type):
+    """Makes calls give fnopt transformations, and all of these instances."""
+
+    def __call__(cls, init: Any, update: Any) -> Transformation:
+        return foreign(init, update)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, Transformation)
+
+
+class GradientTransformation(metaclass=_Pair):
+    """An (init, update) pair: `GradientTransformation(init_fn, update_fn)`.
+
+    The call gives an fnopt Transformation, every fnopt Transformation is an instance, and it has
+    `init` and `update` and unpacks to the two.
+
+    Example:
+        >>> from fnopt.interop import optax_api as optax
+        >>> isinstance(optax.adam(1e-3), optax.GradientTransformation)
+        True
+        >>> double = lambda updates, state, params: (2 * updates, state)
+        >>> init, update = optax.GradientTransformation(optax.init_empty_state, double)
+        >>> init({"w": 1.0})
+        EmptyState()
+    """
+
+
+class GradientTransformationExtraArgs(GradientTransformation, metaclass=_Pair):
+    """The same: every fnopt Transformation takes extra arguments."""
+
+
+def init_empty_state(params: Any) -> EmptyState:
+    """The `init` of a transformation that remembers nothing."""
+    del params
+    return EmptyState()
+
+
+def with_extra_args_support(tx: Any) -> Any:
+    """A transformation as it is: all take extra arguments here."""
+    return tx

@@ -1,0 +1,105 @@
+"""Transforms that optax calls in another way than fnopt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from fnopt import optimizers, transforms
+from fnopt.interop.optax_api._bridge import as_schedule, bridged, with_labels
+
+
+def masked(inner: Any, mask: Any) -> Any:
+    """`inner` on the leaves where `mask` is True: a tree of bools, or a function of the params."""
+    return with_labels(lambda tree: transforms.masked(inner, tree), mask)
+
+
+def freeze(mask: Any) -> Any:
+    """Zero updates where `mask` is True: a tree of bools, or a function of the params."""
+    return masked(transforms.set_to_zero(), mask)
+
+
+def selective_transform(optimizer: Any, *, freeze_mask: Any) -> Any:
+    """`optimizer` on the leaves where `freeze_mask` is False, zero updates on the others."""
+    return with_labels(lambda tree: transforms.freeze(optimizer, tree), freeze_mask)
+
+
+def partition(transforms: Any, param_labels: Any) -> Any:
+    """Applies to every leaf the transform of its label.
+
+    Args:
+        transforms: A dict from label (anything hashable) to transform.
+        param_labels: The label of every leaf: a tree with the structure of the params or a prefix
+            of it, or a function from params to such a tree.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from fnopt.interop import optax_api as optax
+        >>> params = {"w": jnp.ones(2), "b": jnp.ones(2)}
+        >>> tx = optax.partition(
+        ...     {"train": optax.sgd(0.5), "hold": optax.set_to_zero()},
+        ...     lambda params: {"w": "train", "b": "hold"},
+        ... )
+        >>> tx.update(params, tx.init(params))[0]["w"]
+        Array([-0.5, -0.5], dtype=float32)
+    """
+    from fnopt.transforms import partition
+
+    # numbers in place of labels, which may be of any class, and of several
+    number = {label: i for i, label in enumerate(transforms)}
+    parts = {number[label]: tx for label, tx in transforms.items()}
+
+    def numbered(labels: Any) -> Any:
+        return jax.tree.map(lambda label: number[label], labels)
+
+    def made(labels: Any) -> Any:
+        return partition(parts, numbered(labels))
+
+    return with_labels(made, param_labels)
+
+
+def scale_by_learning_rate(learning_rate: Any, *, flip_sign: bool = True) -> Any:
+    """Scales by minus the learning rate; without `flip_sign` by the rate itself."""
+    descent = transforms.scale_by_learning_rate(as_schedule(learning_rate))
+    return descent if flip_sign else transforms.chain(descent, transforms.scale(-1.0))
+
+
+def scale_by_schedule(step_size_fn: Callable[[Any], Any]) -> Any:
+    """Scales by a function of the step."""
+    return transforms.scale_by_schedule(as_schedule(step_size_fn))
+
+
+def stateless_with_tree_map(f: Callable[..., Any]) -> Any:
+    """A transform from a function of one gradient leaf and its param."""
+
+    def leafwise(updates: Any, params: Any) -> Any:
+        trees = (updates,) if params is None else (updates, params)
+        return jax.tree.map(lambda g, p=None: f(g, p), *trees)
+
+    return transforms.stateless(leafwise)
+
+
+def join_schedules(schedules: Any, boundaries: Any) -> Any:
+    """One schedule after another; plain functions are taken too."""
+    from fnopt.schedules import join_schedules
+
+    return join_schedules(tuple(map(as_schedule, schedules)), tuple(boundaries))
+
+
+def add_noise(eta: Any, gamma: Any, key: Any = None, seed: Any = None) -> Any:
+    """Gaussian noise whose variance falls with the step; from a `key`, or a `seed`."""
+    return transforms.add_gradient_noise(eta, gamma, key=_key(key, seed))
+
+
+def noisy_sgd(
+    learning_rate: Any, eta: Any = 0.01, gamma: Any = 0.55, key: Any = None, seed: Any = None
+) -> Any:
+    """Gradient descent with noise whose variance falls with the step."""
+    return bridged(optimizers.noisy_sgd)(learning_rate, eta, gamma, _key(key, seed))
+
+
+def _key(key: Any, seed: Any) -> Any:
+    given = key if key is not None else seed
+    return 0 if given is None else given

@@ -1,0 +1,218 @@
+"""Scripts written for optax run with `optax_api` in its place, to the same end."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fnopt
+from fnopt.interop import optax_api
+from tests.interop.parity_reasons import DEVIATIONS
+
+optax = pytest.importorskip("optax")
+# In float64, where both are right: in float32 optax rounds 1 - b2^t to three digits.
+PARAMS = {"w": np.asarray([1.0, -2.0]), "b": np.asarray(0.5)}
+X = np.asarray([[1.0, 2.0], [0.5, -1.0], [2.0, 0.1]])
+Y = np.asarray([1.0, 0.0, -1.0])
+
+
+def loss(params: Any, lib: Any = optax_api) -> Any:
+    return jnp.mean(lib.losses.squared_error(X @ params["w"] + params["b"], Y))
+
+
+def train(lib: Any, solver: Any, steps: int = 5, **extras: Any) -> Any:
+    params, state = PARAMS, solver.init(PARAMS)
+
+    @jax.jit
+    def step(params: Any, state: Any) -> Any:
+        grads = jax.grad(loss)(params, lib)
+        updates, state = solver.update(grads, state, params, **extras)
+        return lib.apply_updates(params, updates), state
+
+    for _ in range(steps):
+        params, state = step(params, state)
+    return params
+
+
+def adam_with_a_schedule(lib: Any) -> Any:
+    schedule = lib.exponential_decay(0.1, transition_steps=2, decay_rate=0.9)
+    tx = lib.chain(lib.clip_by_global_norm(1.0), lib.scale_by_adam())
+    return train(lib, lib.chain(tx, lib.scale_by_schedule(schedule), lib.scale(-1.0)))
+
+
+def function_as_rate(lib: Any) -> Any:
+    return train(lib, lib.adam(learning_rate=lambda step: 0.1 / (step + 1)))
+
+
+def mask_by_a_function(lib: Any) -> Any:
+    def mask(params: Any) -> Any:
+        return jax.tree.map(lambda p: p.ndim > 0, params)
+
+    return train(lib, lib.adamw(0.1, weight_decay=0.1, mask=mask))
+
+
+def labels_by_a_function(lib: Any) -> Any:
+    def labels(params: Any) -> Any:
+        return {name: 0 if name == "w" else 1 for name in params}
+
+    return train(lib, lib.multi_transform({0: lib.adam(0.1), 1: lib.sgd(0.05)}, labels))
+
+
+def frozen(lib: Any) -> Any:
+    return train(lib, lib.chain(lib.sgd(0.1), lib.freeze({"w": True, "b": False})))
+
+
+def selective(lib: Any) -> Any:
+    freeze_mask = {"w": False, "b": True}
+    return train(lib, lib.selective_transform(lib.adam(0.1), freeze_mask=freeze_mask))
+
+
+def masked_part(lib: Any) -> Any:
+    decay = lib.masked(lib.add_decayed_weights(0.1), lambda p: {"w": True, "b": False})
+    return train(lib, lib.chain(decay, lib.sgd(0.1)))
+
+
+def accumulated(lib: Any) -> Any:
+    tx = lib.MultiSteps(lib.adam(0.1), every_k_schedule=2)
+    params, state = PARAMS, tx.init(PARAMS)
+    made = []
+    for _ in range(4):
+        updates, state = tx.update(jax.grad(loss)(params, lib), state, params)
+        params = lib.apply_updates(params, updates)
+        made.append(bool(tx.has_updated(state)))
+    assert made == [False, True, False, True]
+    return params
+
+
+def changed_in_mid_run(lib: Any) -> Any:
+    tx = lib.inject_hyperparams(lib.adamw)(learning_rate=0.1, weight_decay=lambda step: 0.1 * step)
+    params, state = PARAMS, tx.init(PARAMS)
+    for i in range(3):
+        state.hyperparams["learning_rate"] = jnp.asarray(0.1 / (i + 1))
+        updates, state = tx.update(jax.grad(loss)(params, lib), state, params)
+        params = lib.apply_updates(params, updates)
+    assert int(state.count) == 3
+    assert float(state.hyperparams["weight_decay"]) == pytest.approx(0.2)
+    return params
+
+
+def injected_into_a_function(lib: Any) -> Any:
+    @lib.inject_hyperparams
+    def make(learning_rate: Any, max_norm: Any = 0.5) -> Any:
+        return lib.chain(lib.clip_by_global_norm(max_norm), lib.sgd(learning_rate))
+
+    return train(lib, make(learning_rate=0.1))
+
+
+def of_ones_own(lib: Any) -> Any:
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        return jax.tree.map(lambda g: -0.1 * jnp.sign(g), updates), state
+
+    tx = lib.GradientTransformation(lambda params: lib.EmptyState(), update)
+    assert isinstance(tx, lib.GradientTransformation)
+    init, update_fn = tx
+    assert callable(init)
+    assert callable(update_fn)
+    return train(lib, lib.chain(tx, lib.identity()))
+
+
+def named(lib: Any) -> Any:
+    tx = lib.named_chain(("clip", lib.clip(0.5)), ("adam", lib.adam(0.1)))
+    state = tx.init(PARAMS)
+    assert set(state) == {"clip", "adam"}
+    return train(lib, tx)
+
+
+def lbfgs(lib: Any) -> Any:
+    solver = lib.lbfgs()
+    value_and_grad = lib.value_and_grad_from_state(lambda p: loss(p, lib))
+    params, state = PARAMS, solver.init(PARAMS)
+    for _ in range(6):
+        value, grad = value_and_grad(params, state=state)
+        updates, state = solver.update(
+            grad, state, params, value=value, grad=grad, value_fn=lambda p: loss(p, lib)
+        )
+        params = lib.apply_updates(params, updates)
+    return params
+
+
+def state_by_name(lib: Any) -> Any:
+    tx = lib.adam(0.1)
+    state = tx.init(PARAMS)
+    _, state = tx.update(PARAMS, state, PARAMS)
+    mu = lib.tree.get(state, "mu")
+    state = lib.tree.set(state, nu=lib.tree_utils.tree_zeros_like(mu))
+    return {"norm": lib.tree.norm(mu), "nu": lib.tree.get(state, "nu")}
+
+
+def losses(lib: Any) -> Any:
+    logits, labels = jnp.asarray([[1.0, 2.0, -1.0]]), jnp.asarray([1])
+    return [
+        lib.softmax_cross_entropy_with_integer_labels(logits, labels),
+        lib.losses.huber_loss(logits),
+        lib.l2_loss(logits),
+        lib.projections.projection_simplex(logits[0]),
+    ]
+
+
+def schedules(lib: Any) -> Any:
+    joined = lib.join_schedules([lib.linear_schedule(0.0, 1.0, 4), lambda step: 0.5], [4])
+    warm = lib.schedules.warmup_cosine_decay_schedule(0.0, 1.0, 2, 10)
+    return [(joined(i), warm(i)) for i in (0, 3, 5, 9)]
+
+
+def by_hand(lib: Any) -> Any:
+    return train(lib, lib.chain(lib.stateless_with_tree_map(lambda g, p: 2 * g), lib.sgd(0.01)))
+
+
+def contributed(lib: Any) -> Any:
+    tx = lib.contrib.schedule_free(lib.sgd(0.1), learning_rate=0.1, b1=0.9)
+    params, state = PARAMS, tx.init(PARAMS)
+    for _ in range(3):
+        updates, state = tx.update(jax.grad(loss)(params, lib), state, params)
+        params = lib.apply_updates(params, updates)
+    return lib.contrib.schedule_free_eval_params(state, params)
+
+
+SCRIPTS = [
+    *(adam_with_a_schedule, function_as_rate, mask_by_a_function, labels_by_a_function, frozen),
+    *(selective, masked_part, accumulated, changed_in_mid_run, injected_into_a_function),
+    *(of_ones_own, named, lbfgs, state_by_name, losses, schedules, by_hand, contributed),
+]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
+def test_scripts_run_unchanged(script):
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        theirs, ours = script(optax), script(optax_api)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-7)
+
+
+def test_every_name_is_there_or_has_its_reason():
+    missing = []
+    for path in ("", "contrib.", "losses.", "projections.", "schedules.", "transforms.", "tree."):
+        theirs = importlib.import_module(f"optax.{path}".rstrip("."))
+        ours = getattr(optax_api, path.rstrip(".")) if path else optax_api
+        for name in vars(theirs):
+            value = getattr(theirs, name)
+            if name.startswith("_") or inspect.ismodule(value) or name.endswith("State"):
+                continue
+            if not hasattr(ours, name) and {name, path + name}.isdisjoint(DEVIATIONS):
+                missing.append(path + name)
+    assert missing == []
+
+
+def test_what_is_not_here_says_what_to_use():
+    with pytest.raises(AttributeError, match=r"has no attribute 'dpsgd'\. Use fnopt\.clipped_grad"):
+        optax_api.dpsgd  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_results_are_fnopts():
+    assert optax_api.adam(0.1) == fnopt.adam(0.1)

@@ -13,6 +13,7 @@ from fnopt.gradients._noise_scale import noise_scale
 from fnopt.gradients._norms import per_example_norms
 from fnopt.gradients._per_example import per_example_grads, value_and_per_example_grads
 from fnopt.gradients._poisson import PoissonBatch, poisson_batch
+from fnopt.gradients._scale_gradient import scale_gradient
 from fnopt.gradients._similarity import GradientSimilarity, gradient_similarity
 from fnopt.gradients._sparse_rows import sparse_value_and_grad
 from fnopt.gradients._statistics import GradientStatistics, gradient_statistics
@@ -42,6 +43,7 @@ __all__ = [
     "per_example_grads",
     "per_example_norms",
     "poisson_batch",
+    "scale_gradient",
     "sensitivity",
     "sign_agreement",
     "sparse_value_and_grad",

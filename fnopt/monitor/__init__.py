@@ -10,6 +10,7 @@ from fnopt.monitor._history import History, health_history, history_of
 from fnopt.monitor._plot import plot_gradient_flow
 from fnopt.monitor._progress import Progress
 from fnopt.monitor._record import RecordHealthState, record_health
+from fnopt.monitor._snapshot import SnapshotState, snapshot
 from fnopt.monitor._writers import JsonLines, TensorBoard, read_json_lines, tee
 
 histogram_edges = exponents.histogram_edges
@@ -24,6 +25,7 @@ __all__ = [
     "JsonLines",
     "Progress",
     "RecordHealthState",
+    "SnapshotState",
     "TensorBoard",
     "emit",
     "emit_health",
@@ -36,5 +38,6 @@ __all__ = [
     "read_json_lines",
     "record_health",
     "record_of",
+    "snapshot",
     "tee",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 # optax's path -> ours.
 RENAMED = {
+    "monitor": "monitor.snapshot",
     "safe_softmax_cross_entropy": "losses.softmax_cross_entropy",
     "convex_kl_divergence": "losses.generalized_kl_divergence",
     "assignment.base_hungarian_algorithm": "discrete.hungarian_algorithm",
@@ -38,6 +39,8 @@ _VALUE = "an optimizer is a pytree: its numbers are changed, traced and swept as
 _AGGREGATE = "the statistics of per-example gradients come from `fnopt.gradient_statistics`"
 _MICRO = "the rules are the strings `'sum'`, `'mean'` and `'concat'` of `fnopt.microbatch`"
 DEVIATIONS = {
+    "multi_normal": "a library of distributions has it",
+    "measure_with_ema": "`fnopt.monitor.snapshot` with a `decay`",
     "MaskOrFn": _TYPES,
     "ScalarOrSchedule": _TYPES,
     "Params": _TREES,
@@ -83,7 +86,6 @@ DEVIATIONS = {
 
 # optax's path -> a remark on what is still to come.
 NOT_YET = {
-    "monitor": "`fnopt.monitor.record_health` keeps measurements of its own in the state",
     "contrib.galore": "with the matrix methods",
     "contrib.scale_by_galore": "with the matrix methods",
     "second_order.fisher_diag": "curvature has a room of its own",

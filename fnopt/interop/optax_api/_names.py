@@ -19,11 +19,18 @@ _RENAMED = {
     "make_perturbed_fun": "discrete.make_perturbed_fun",
     "Gumbel": "discrete.Gumbel",
     "Normal": "discrete.Normal",
+    "bias_correction": "tree.bias_correction",
     "named_chain": "transforms.chain",
+    "snapshot": "monitor.snapshot",
     "normalize": "transforms.normalize_by_update_norm",
     "safe_increment": "core.increment",
     "safe_int32_increment": "core.increment",
     "safe_softmax_cross_entropy": "losses.softmax_cross_entropy",
+    "tree_map_params": "tree.map_params",
+    "update_infinity_moment": "tree.update_infinity_moment",
+    "update_moment": "tree.update_moment",
+    "update_moment_per_elem_norm": "tree.update_moment_per_elem_norm",
+    "ZoomLinesearchInfo": "transforms.states.ZoomLinesearchInfo",
     "MuonDimensionNumbers": "optimizers.MatrixDimensionNumbers",
     "GaLoreDimensionNumbers": "optimizers.MatrixDimensionNumbers",
 }
@@ -32,8 +39,10 @@ _TYPES = {
     *("MaskOrFn", "OptState", "Params", "ScalarOrSchedule", "ShouldSkipUpdateFunction", "Updates"),
     *("TransformInitFn", "TransformUpdateExtraArgsFn", "TransformUpdateFn"),
 }
-_NOT_HERE = {
+NOT_HERE = {
     "LookaheadParams": "fnopt.lookahead, which keeps the slow params in its state",
+    "ApplyEvery": "fnopt.tree.get(state, ...): states are made by init",
+    "multi_normal": "a library of distributions",
     "MaskedNode": "what a mask leaves out is None",
     "nnls": "fnopt.least_squares with bounds",
     "per_example_layer_norm_clip": "fnopt.clipped_grad",
@@ -89,9 +98,9 @@ def find(name: str, home: str) -> Any:
     if name in (spaces := _namespaces(home)):
         return _Namespace(f"{home}.{name}", *spaces[name])
     if name in _RENAMED:
-        room, _, ours = _RENAMED[name].partition(".")
+        room, _, ours = _RENAMED[name].rpartition(".")
         return getattr(importlib.import_module(f"fnopt.{room}"), ours)
-    for room in () if name.startswith("_") or name in _NOT_HERE else _ROOMS:
+    for room in () if name.startswith("_") or name in NOT_HERE else _ROOMS:
         package = importlib.import_module(f"fnopt.{room}")
         if name in package.__all__:
             return _as_there(getattr(package, name))
@@ -105,10 +114,10 @@ def _as_there(value: Any) -> Any:
 
 
 def _hint(name: str) -> str:
-    return f" Use {_NOT_HERE[name]}." if name in _NOT_HERE else ""
+    return f" Use {NOT_HERE[name]}." if name in NOT_HERE else ""
 
 
 def known() -> list[str]:
     """The names that are found, for `dir`."""
     packages = [importlib.import_module(f"fnopt.{room}") for room in _ROOMS]
-    return sorted({*(n for p in packages for n in p.__all__), *_RENAMED, *_TYPES} - set(_NOT_HERE))
+    return sorted({*(n for p in packages for n in p.__all__), *_RENAMED, *_TYPES} - set(NOT_HERE))

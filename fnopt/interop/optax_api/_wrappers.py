@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from fnopt import optimizers, transforms
 from fnopt.interop.optax_api._bridge import as_schedule, bridged, with_labels
+from fnopt.monitor import snapshot
 
 
 def masked(inner: Any, mask: Any) -> Any:
@@ -103,3 +104,33 @@ def noisy_sgd(
 def _key(key: Any, seed: Any) -> Any:
     given = key if key is not None else seed
     return 0 if given is None else given
+
+
+class _Averaged(NamedTuple):
+    """A measurement whose average is wanted."""
+
+    measure: Callable[[Any], Any]
+    decay: Any
+
+
+def measure_with_ema(measure: Callable[[Any], Any], decay: Any) -> Any:
+    """A measurement for `monitor` that is averaged over the steps, without bias."""
+    return _Averaged(measure, decay)
+
+
+def monitor(measures: dict[str, Any]) -> Any:
+    """Measurements of the updates by name, kept in the state; `tree.get(state, name)` reads one.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.interop import optax_api as optax
+        >>> tx = optax.chain(optax.monitor({"norm": optax.tree.norm}), optax.sgd(0.1))
+        >>> _, state = tx.update(jnp.asarray([3.0, 4.0]), tx.init(jnp.ones(2)))
+        >>> optax.tree.get(state, "norm")
+        Array(5., dtype=float32)
+    """
+    watchers = []
+    for name, given in measures.items():
+        measure, decay = given if isinstance(given, _Averaged) else (given, None)
+        watchers.append(snapshot(name, measure, decay))
+    return transforms.chain(*watchers)

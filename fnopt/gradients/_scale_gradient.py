@@ -1,0 +1,49 @@
+"""A value as it is, whose gradient is scaled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+@jax.custom_jvp
+def _scaled(x: jax.Array, scale: jax.Array) -> jax.Array:
+    del scale
+    return x
+
+
+@_scaled.defjvp
+def _scaled_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    x, scale = primals
+    return x, tangents[0] * scale.astype(tangents[0].dtype)
+
+
+def scale_gradient(inputs: Any, scale: Any) -> Any:
+    r"""The inputs, with their gradient multiplied by a number.
+
+    .. math:: y = x, \qquad \frac{\partial L}{\partial x} = s\, \frac{\partial L}{\partial y}
+
+    Zero stops the gradient, a negative number reverses it (Ganin and Lempitsky, 2014,
+    arXiv:1409.7495). Forward-mode derivatives are scaled likewise.
+
+    Args:
+        inputs: A tree of floating or complex arrays.
+        scale: :math:`s`, a number; it may be traced, and has no derivative.
+
+    Returns:
+        The same tree.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from fnopt.gradients import scale_gradient
+        >>> jax.grad(lambda x: jnp.sum(scale_gradient(x, -0.5) ** 2))(jnp.ones(2))
+        Array([-1., -1.], dtype=float32)
+    """
+    return jax.tree.map(lambda x: _one(x, scale), inputs)
+
+
+def _one(x: Any, scale: Any) -> jax.Array:
+    x = jnp.asarray(x)
+    return _scaled(x, jax.lax.stop_gradient(jnp.asarray(scale, x.real.dtype)))

@@ -169,6 +169,9 @@ CASES = [
     optimizer(fnopt.cocob, "cocob", peer=lambda optax: optax.contrib.cocob(1e-2), steps=4000),
     # optax warns of its own
     optimizer(fnopt.optimistic_adam, "optimistic_adam"),
+    # The gradients here have fewer rows than columns, so that a factor is singular: its inverse root
+    # has no digits beside a small ridge; tests/optimizers/test_shampoo.py holds it in float64.
+    optimizer(lambda rate: fnopt.shampoo(rate, eps=0.5), "shampoo"),
     # its peer divides by the sides of an empty matrix
     optimizer(fnopt.muon, "muon"),
     # its peer has no place for scalars and empty arrays

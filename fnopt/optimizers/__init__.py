@@ -24,6 +24,7 @@ from fnopt.optimizers._dadapt_adamw import dadapt_adamw, scale_by_dadapt_adamw
 from fnopt.optimizers._diffgrad import diffgrad, scale_by_diffgrad
 from fnopt.optimizers._dog import dog, dowg, scale_by_dog, scale_by_dowg
 from fnopt.optimizers._fromage import fromage, scale_by_fromage
+from fnopt.optimizers._galore import galore, scale_by_galore
 from fnopt.optimizers._gauss_newton_descent import gauss_newton_descent
 from fnopt.optimizers._lamb import lamb, lars
 from fnopt.optimizers._lbfgs import lbfgs
@@ -80,6 +81,7 @@ __all__ = [
     "dog",
     "dowg",
     "fromage",
+    "galore",
     "gauss_newton_descent",
     "hutchinson_estimator_diag_hessian",
     "lamb",
@@ -121,6 +123,7 @@ __all__ = [
     "scale_by_dowg",
     "scale_by_factored_rms",
     "scale_by_fromage",
+    "scale_by_galore",
     "scale_by_lbfgs",
     "scale_by_lion",
     "scale_by_madgrad",

@@ -130,10 +130,21 @@ def _resolved(chosen: Any, leaf: Any) -> MatrixDimensionNumbers | None:
 
 def layouts_of(rule: Any, tree: Any) -> list[Layout]:
     """How every leaf of a tree is cut into matrices; an error if one is none."""
+    leaves, found = _numbered(rule, tree)
+    return [_layout(path, x, d) for (path, x), d in zip(leaves, found, strict=True)]
+
+
+def layouts_or_none(rule: Any, tree: Any) -> list[Layout | None]:
+    """How every leaf of a tree is cut into matrices; None for one that is no matrix."""
+    leaves, found = _numbered(rule, tree)
+    pairs = zip(leaves, found, strict=True)
+    return [None if d is None else _layout(path, x, d) for (path, x), d in pairs]
+
+
+def _numbered(rule: Any, tree: Any) -> tuple[list[tuple[str, Any]], list[Any]]:
     leaves, _ = leaves_with_names(tree)
     check_rule(rule, [path for path, _ in leaves_with_names(tree, is_leaf=lambda x: x is None)[0]])
-    found = numbers_of(rule, leaves)
-    return [_layout(path, x, d) for (path, x), d in zip(leaves, found, strict=True)]
+    return leaves, numbers_of(rule, leaves)
 
 
 def _layout(path: str, leaf: Any, numbers: MatrixDimensionNumbers | None) -> Layout:

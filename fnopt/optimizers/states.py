@@ -17,6 +17,7 @@ from fnopt.optimizers._dadapt_adamw import ScaleByDadaptAdamwState
 from fnopt.optimizers._diffgrad import ScaleByDiffgradState
 from fnopt.optimizers._dog import ScaleByDogState, ScaleByDowgState
 from fnopt.optimizers._fromage import ScaleByFromageState
+from fnopt.optimizers._galore import ScaleByGaloreState
 from fnopt.optimizers._gauss_newton_descent import GaussNewtonDescentState
 from fnopt.optimizers._lion import ScaleByLionState
 from fnopt.optimizers._madgrad import ScaleByMadgradState
@@ -54,6 +55,7 @@ __all__ = [
     "ScaleByDowgState",
     "ScaleByFactoredRmsState",
     "ScaleByFromageState",
+    "ScaleByGaloreState",
     "ScaleByLBFGSState",
     "ScaleByLionState",
     "ScaleByMadgradState",

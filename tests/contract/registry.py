@@ -169,11 +169,13 @@ CASES = [
     optimizer(fnopt.cocob, "cocob", peer=lambda optax: optax.contrib.cocob(1e-2), steps=4000),
     # optax warns of its own
     optimizer(fnopt.optimistic_adam, "optimistic_adam"),
-    # The gradients here have fewer rows than columns, so that a factor is singular: its inverse root
-    # has no digits beside a small ridge; tests/optimizers/test_shampoo.py holds it in float64.
+    # Gradients with fewer rows than columns make a singular factor, and its inverse root has no
+    # digits beside a small ridge; tests/optimizers/test_shampoo.py holds it in float64.
     optimizer(lambda rate: fnopt.shampoo(rate, eps=0.5), "shampoo"),
     # its peer divides by the sides of an empty matrix
     optimizer(fnopt.muon, "muon"),
+    # its peer has no place for None
+    optimizer(fnopt.galore, "galore"),
     # its peer has no place for scalars and empty arrays
     optimizer(fnopt.sm3, "sm3"),
     Case("identity", fnopt.identity),

@@ -86,8 +86,6 @@ DEVIATIONS = {
 
 # optax's path -> a remark on what is still to come.
 NOT_YET = {
-    "contrib.galore": "with the matrix methods",
-    "contrib.scale_by_galore": "with the matrix methods",
     "second_order.fisher_diag": "curvature has a room of its own",
     "second_order.hessian_diag": "curvature has a room of its own",
 }

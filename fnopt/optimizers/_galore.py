@@ -1,0 +1,263 @@
+"""GaLore: an optimizer whose state knows of a few directions of every matrix."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import (
+    Member,
+    OwnSlot,
+    Scalar,
+    ScalarOrSchedule,
+    Transformation,
+    as_transformation,
+    check_count,
+    compute_dtype,
+    hyper,
+    increment,
+    map_leaves,
+    matmul,
+    static,
+    zero_count,
+)
+from fnopt.optimizers._adam import scale_by_adam
+from fnopt.optimizers._matrix_factors import only_finite
+from fnopt.optimizers._matrix_layout import Layout, by_shape
+from fnopt.optimizers._matrix_rule import as_rule, layouts_or_none
+from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learning_rate
+
+_NAME = "scale_by_galore"
+
+
+class ScaleByGaloreState(NamedTuple):
+    """Step count, the directions of every matrix, and the state of the inner optimizer.
+
+    Attributes:
+        count: How many steps were made.
+        projector: For every matrix orthonormal columns along its longer side.
+        base_optimizer_state: That of the inner optimizer, for the projected gradients.
+    """
+
+    count: jax.Array
+    projector: OwnSlot
+    base_optimizer_state: Any
+
+
+def _whole(what: str) -> Any:
+    def convert(n: Any) -> int:
+        check_count(n, what, _NAME)
+        return int(n)
+
+    return convert
+
+
+class scale_by_galore(Transformation):
+    r"""An inner optimizer for the projections of gradients onto their largest singular directions.
+
+    .. math:: u_t = \alpha\, P\, \mathrm{inner}(P^\top G_t), \qquad
+              G_\tau = U S V^\top, \quad P = U_{:, 1..r}
+
+    `P` is taken from the gradient of every `update_proj_gap`-th step, along the longer side. The
+    inner state is for `[r, n]` in place of `[m, n]` (`m >= n`), and `P` takes `m r` numbers. What
+    is no matrix goes through the inner optimizer as it is. Derivatives by hyper-parameters take `P`
+    as a constant.
+
+    Args:
+        rank: :math:`r`, at most the shorter side.
+        update_proj_gap: How many steps the directions are kept.
+        scale: :math:`\alpha`.
+        base_optimizer: The inner optimizer, which must not read the params; None for
+            `scale_by_adam()`.
+        weight_dimension_numbers: Which leaves are matrices, and along which axes; see `muon`.
+
+    Raises:
+        ValueError: If the inner optimizer reads the params.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.scale_by_galore(rank=2), {"w": jnp.ones((8, 5))}
+        >>> [x.shape for x in fnopt.slots(tx.init(params))["mu"]["w"]]
+        [(1, 2, 5)]
+
+    Reference:
+        Zhao et al., 2024, arXiv:2403.03507.
+    """
+
+    rank: int = static(default=128, convert=_whole("rank"))
+    update_proj_gap: int = static(default=200, convert=_whole("update_proj_gap"))
+    scale: Scalar = hyper(default=1.0)
+    base_optimizer: Any = None
+    weight_dimension_numbers: Any = static(default=None, convert=as_rule)
+
+    def __post_init__(self) -> None:
+        inner = scale_by_adam() if self.base_optimizer is None else self.base_optimizer
+        inner = as_transformation(inner, f"{_NAME}: base_optimizer")
+        reader = _reader_of_params(inner)
+        if reader is not None:
+            raise ValueError(
+                f"{_NAME}: base_optimizer has {reader._place} in it, which reads the params, but "
+                "it works on projected gradients. Put weight decay behind (galore(...) takes "
+                "weight_decay), and use a direction such as fnopt.scale_by_adam()."
+            )
+        self._set("base_optimizer", inner)
+        super().__post_init__()
+
+    def members(self, state: Any = None) -> tuple[Member, ...]:
+        """The inner optimizer."""
+        inner = None if state is None else state.base_optimizer_state
+        return (Member("base_optimizer", self.base_optimizer, inner),)
+
+    def init(self, params: Any) -> ScaleByGaloreState:
+        """No directions yet, and the inner state."""
+        leaves, treedef = jax.tree.flatten(map_leaves(lambda p: p, params))
+        projectors, inner = [], []
+        for p, layout in zip(
+            leaves, layouts_or_none(self.weight_dimension_numbers, params), strict=True
+        ):
+            if layout is None:
+                projectors.append(())
+                inner.append((p,))
+                continue
+            shapes = [(k, m, n, min(self.rank, m, n)) for k, m, n in layout.shapes]
+            projectors.append(tuple(jnp.zeros((k, max(m, n), r), p.dtype) for k, m, n, r in shapes))
+            inner.append(
+                tuple(
+                    jnp.zeros((k, r, n) if m >= n else (k, m, r), p.dtype) for k, m, n, r in shapes
+                )
+            )
+        inner_state = self.base_optimizer.init(treedef.unflatten(inner))
+        return ScaleByGaloreState(zero_count(), treedef.unflatten(projectors), inner_state)
+
+    def update(
+        self, updates: Any, state: ScaleByGaloreState, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, ScaleByGaloreState]:
+        """The inner updates of the projected gradients, back among the params."""
+        leaves, treedef = jax.tree.flatten(map_leaves(lambda g: g, updates))
+        layouts = layouts_or_none(self.weight_dimension_numbers, updates)
+        due = state.count % self.update_proj_gap == 0
+        kept = treedef.flatten_up_to(state.projector)
+        rows = [
+            [] if layout is None else _pairs(layout.cut(g, wide=False), own)
+            for g, layout, own in zip(leaves, layouts, kept, strict=True)
+        ]
+        found = by_shape(lambda part: _projected(part, self.rank, due), rows)
+        low = [
+            (g,) if layout is None else tuple(x for x, _ in row)
+            for g, layout, row in zip(leaves, layouts, found, strict=True)
+        ]
+        projectors = [[P for _, P in row] for row in found]
+        new, inner_state = self.base_optimizer.update(
+            treedef.unflatten(low), state.base_optimizer_state, None, **extra_args
+        )
+        new = treedef.flatten_up_to(new)
+        rows = [
+            [] if layout is None else _sided(layout, row, own)
+            for row, layout, own in zip(new, layouts, projectors, strict=True)
+        ]
+        back = by_shape(self._whole, rows)
+        out = [
+            row[0] if layout is None else layout.whole(full, g, wide=False)
+            for row, layout, full, g in zip(new, layouts, back, leaves, strict=True)
+        ]
+        own = treedef.unflatten(map(tuple, projectors))
+        state = ScaleByGaloreState(increment(state.count), own, inner_state)
+        return treedef.unflatten(out), state
+
+    def _whole(self, part: dict[str, tuple[jax.Array, jax.Array]]) -> jax.Array:
+        """Inner updates of a shape, back in the axes of the params."""
+        ((side, (u, P)),) = part.items()
+        dtype = compute_dtype(u.dtype, P.dtype)
+        u, P = u.astype(dtype), P.astype(dtype)
+        full = matmul(P, u) if side == "left" else matmul(u, _adjoint(P))
+        return jnp.asarray(self.scale).astype(dtype) * full
+
+
+def _sided(layout: Layout, updates: Any, projectors: Any) -> list[dict[str, Any]]:
+    """Updates and projectors by the side where these stand; square ones say nothing about it."""
+    sides = ["left" if m >= n else "right" for _, m, n in layout.shapes]
+    return [{side: pair} for side, pair in zip(sides, _pairs(updates, projectors), strict=True)]
+
+
+def _pairs(xs: Any, ys: Any) -> list[tuple[jax.Array, jax.Array]]:
+    return list(zip(xs, ys, strict=True))
+
+
+def _adjoint(x: jax.Array) -> jax.Array:
+    return jnp.conj(jnp.swapaxes(x, 1, 2))
+
+
+def _projected(
+    part: tuple[jax.Array, jax.Array], rank: int, due: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The projected gradients of a shape, and the directions."""
+    g, old = part
+    _, m, n = g.shape
+    dtype = compute_dtype(g.dtype, old.dtype)
+    g, r = g.astype(dtype), min(rank, m, n)
+
+    def computed(known: tuple[jax.Array, jax.Array]) -> jax.Array:
+        g, old = known
+        u, _, vh = jnp.linalg.svd(g, full_matrices=False)
+        return only_finite(u[:, :, :r] if m >= n else _adjoint(vh[:, :r]), old)
+
+    known = jax.lax.stop_gradient((g, old.astype(dtype)))
+    P = jax.lax.cond(due, computed, lambda known: known[1], known)
+    low = matmul(_adjoint(P), g) if m >= n else matmul(g, P)
+    return low, P.astype(old.dtype)
+
+
+def _reader_of_params(tx: Transformation) -> Transformation | None:
+    """The first transform inside that needs the params."""
+    if tx.needs_params:
+        return tx
+    readers = (_reader_of_params(member.tx) for member in tx.members())
+    return next((found for found in readers if found is not None), None)
+
+
+def galore(
+    learning_rate: ScalarOrSchedule,
+    rank: int = 128,
+    update_proj_gap: int = 200,
+    scale: Scalar = 1.0,
+    base_optimizer: Any = None,
+    weight_decay: ScalarOrSchedule = 0.0,
+    mask: Any = None,
+    weight_dimension_numbers: Any = None,
+) -> Chain:
+    r"""GaLore: Adam (or another optimizer) in a few directions of every matrix.
+
+    .. math:: u_t = -\eta_t \left(\alpha\, P\, \mathrm{inner}(P^\top G_t) +
+              \lambda_t\, \theta_t\right)
+
+    Args:
+        learning_rate: :math:`\eta`, a number or a `Schedule`.
+        rank: How many directions.
+        update_proj_gap: How many steps they are kept.
+        scale: :math:`\alpha`.
+        base_optimizer: The inner optimizer, which must not read the params; None for
+            `scale_by_adam()`.
+        weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
+        mask: Which leaves decay; see `add_decayed_weights`. None for all.
+        weight_dimension_numbers: Which leaves are matrices, and along which axes; see `muon`.
+
+    Returns:
+        A chain of `scale_by_galore`, `add_decayed_weights` and `scale_by_learning_rate`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.galore(0.1, rank=1), {"w": jnp.ones((3, 2))}
+        >>> updates, _ = tx.update(params, tx.init(params), params)
+        >>> print(f"{updates['w'][0, 0]:.4f}")  # Adam's step in one direction of length 1
+        -0.0577
+
+    Reference:
+        Zhao et al., 2024, arXiv:2403.03507.
+    """
+    return chain(
+        scale_by_galore(rank, update_proj_gap, scale, base_optimizer, weight_dimension_numbers),
+        add_decayed_weights(weight_decay, mask),
+        scale_by_learning_rate(learning_rate),
+    )

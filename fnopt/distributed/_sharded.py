@@ -110,9 +110,21 @@ class sharded(Transformation):
         n = _size_if_bound(self.axis)
         if n is None:
             parts = jax.tree.map(self._laid_out, params)
-            return beside(self.inner.init(parts), parts)
+            return beside(self._init_of_rows(parts), parts)
         with parts_over(self.axis):
             return self.inner.init(own_parts(params, self.axis, n))
+
+    def _init_of_rows(self, parts: Any) -> Any:
+        try:
+            return self.inner.init(parts)
+        except Exception as error:
+            if "Sharding" not in type(error).__name__:
+                raise
+            raise ValueError(
+                f"{where()}{self.inner._place} keeps its state in another form than that of the "
+                "params (blocks, factors), which can't be divided as they are. Use "
+                "fnopt.distributed.state_sharding(tx, params, axis=...) with the plain optimizer."
+            ) from error
 
     def update(
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any

@@ -27,10 +27,12 @@ from fnopt.tree._moments import (
 from fnopt.tree._params import map_params
 from fnopt.tree._random import random_like, split_key_like, unwrap_random_key_data
 from fnopt.tree._reduce import allclose, max, min, norm, size, sum, vdot
+from fnopt.tree._restore import RestoreReport, restore
 from fnopt.tree._search import NamedTupleKey, get, get_all_with_path, set
 
 __all__ = [
     "NamedTupleKey",
+    "RestoreReport",
     "add",
     "add_scale",
     "allclose",
@@ -53,6 +55,7 @@ __all__ = [
     "ones_like",
     "random_like",
     "real",
+    "restore",
     "scale",
     "set",
     "size",

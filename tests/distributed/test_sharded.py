@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import fnopt
 from fnopt import distributed
+from tests.contract.registry import CASES
 
 RNG = np.random.RandomState(0)
 # Sizes that two devices divide and don't, a scalar, an empty leaf.
@@ -250,3 +251,10 @@ def test_a_decision_by_each_device_for_itself_is_refused():
     step, args = one_step(tx, check_vma=False)
     with pytest.raises(ValueError, match=r"apply_if_finite is around sharded.*put it inside"):
         jax.eval_shape(step, *args)
+
+
+def test_a_state_in_blocks_is_refused():
+    (blocks,) = (case.make() for case in CASES if case.name == "stored_in_less")
+    tx = distributed.sharded(blocks, "data")
+    with pytest.raises(ValueError, match=r"keeps its state in another form .*state_sharding\("):
+        distributed.state_sharding(tx, on_mesh(PARAMS))

@@ -1,0 +1,146 @@
+"""What fits of a saved tree, put into a fresh one, and a report of what did and what didn't."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+
+from fnopt.core import leaves_with_names, listing, show_report, slots
+
+
+@dataclasses.dataclass(frozen=True)
+class RestoreReport:
+    """What `restore` did with every leaf, by name.
+
+    Attributes:
+        taken: Leaves of the fresh tree that have saved values now.
+        fresh: Leaves that stay as they were: nothing of their name was saved.
+        reshaped: Leaves that stay as they were although something of their name was saved, with
+            the shape or dtype of either, fresh and saved.
+        left_over: Saved leaves that the fresh tree has no place for.
+    """
+
+    taken: tuple[str, ...]
+    fresh: tuple[str, ...]
+    reshaped: dict[str, tuple[str, str]]
+    left_over: tuple[str, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every leaf was taken, and nothing is left over."""
+        return not (self.fresh or self.reshaped or self.left_over)
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.taken)} leaves taken"]
+        if self.fresh:
+            lines.append(f"{len(self.fresh)} fresh: {listing([*self.fresh])}")
+        for name, (mine, theirs) in self.reshaped.items():
+            lines.append(f"{name!r} stays fresh: it is {mine}, saved is {theirs}")
+        if self.left_over:
+            lines.append(f"{len(self.left_over)} left over: {listing([*self.left_over])}")
+        return "\n".join(lines)
+
+    _repr_pretty_ = show_report
+
+
+def restore(
+    fresh: Any, saved: Any, rename: Mapping[str, str] | None = None
+) -> tuple[Any, RestoreReport]:
+    """Puts what fits of a saved tree into a fresh one: pretrained parts, the state of before.
+
+    Leaves belong together if their names do, which are spelled alike for all containers
+    (`fnopt.leaf_paths`); the slots of optimizers if the names of slot and param do, wherever in a
+    chain they stand: the state of `adam` goes into that of `adamw`, and a transform or a leaf may
+    have come or gone. Nothing is silent: print the report, or refuse what is not
+    `report.complete`.
+
+    Args:
+        fresh: The tree to fill: params of a new model, or the state `tx.init(params)`.
+        saved: The tree with the values, of any structure: a nested dict of arrays will do.
+        rename: From the beginnings of saved names to what they are called in the fresh tree, such
+            as `{'encoder': 'backbone'}`; the longest that fits is used. Names are whole parts of a
+            path.
+
+    Returns:
+        A tree like `fresh`, its arrays in the dtypes and where those of `fresh` are; and a
+        `RestoreReport`.
+
+    Raises:
+        ValueError: If two saved leaves have the same name after renaming.
+
+    Example:
+        >>> from fnopt import tree
+        >>> pretrained = {"encoder": {"w": jnp.ones(2)}, "head": jnp.ones(1000)}
+        >>> model = {"backbone": {"w": jnp.zeros(2)}, "head": jnp.zeros(10)}
+        >>> params, report = tree.restore(model, pretrained, rename={"encoder": "backbone"})
+        >>> print(report)
+        1 leaves taken
+        'head' stays fresh: it is float32[10], saved is float32[1000]
+    """
+    targets, treedef = _named(fresh)
+    sources: dict[str, Any] = {}
+    for name, leaf in _named(saved)[0]:
+        name = _renamed(name, rename or {})
+        if name in sources:
+            raise ValueError(
+                f"restore: two saved leaves are called {name!r} after renaming: give them "
+                "different names."
+            )
+        sources[name] = leaf
+    taken, new, reshaped, leaves = [], [], {}, []
+    for name, leaf in targets:
+        source = sources.pop(name, None)
+        if source is None:
+            new.append(name)
+        elif jnp.shape(source) != jnp.shape(leaf) or not _castable(source, leaf):
+            reshaped[name] = (_described(leaf), _described(source))
+        else:
+            taken.append(name)
+            leaf = _placed(source, leaf)
+        leaves.append(leaf)
+    report = RestoreReport(tuple(taken), tuple(new), reshaped, tuple(sources))
+    return treedef.unflatten(leaves), report
+
+
+def _named(tree: Any) -> tuple[list[tuple[str, Any]], Any]:
+    """The leaves with their names; those in slots by the names of slot and param."""
+    pairs, treedef = leaves_with_names(tree)
+    shapes = [jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for _, x in pairs]
+    called: dict[int, str] = {}
+    if isinstance(tree, tuple):
+        for slot, part in slots(treedef.unflatten(shapes)).items():
+            for path, leaf in leaves_with_names(part)[0]:
+                called[id(leaf)] = f"{slot}/{path}".rstrip("/")
+    found: list[tuple[str, Any]] = []
+    for (name, leaf), shape in zip(pairs, shapes, strict=True):
+        found.append((called.get(id(shape)) or name, leaf))
+    return found, treedef
+
+
+def _renamed(name: str, rename: Mapping[str, str]) -> str:
+    parts = name.split("/")
+    for i in range(len(parts), 0, -1):
+        start = "/".join(parts[:i])
+        if start in rename:
+            return "/".join([*filter(None, [rename[start]]), *parts[i:]])
+    return name
+
+
+def _castable(source: Any, leaf: Any) -> bool:
+    return jnp.can_cast(jnp.result_type(source), jnp.result_type(leaf), casting="same_kind")
+
+
+def _placed(source: Any, leaf: Any) -> Any:
+    value = jnp.asarray(source).astype(jnp.result_type(leaf))
+    if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.committed:
+        return jax.device_put(value, leaf.sharding)
+    return value
+
+
+def _described(x: Any) -> str:
+    return f"{jnp.result_type(x)}[{','.join(map(str, jnp.shape(x)))}]"

@@ -1,0 +1,75 @@
+"""Parts of saved trees in fresh ones: what is taken, what isn't, and that the report says so."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import fnopt
+from fnopt import tree
+
+PARAMS = {"head": {"w": jnp.ones((2, 2))}, "trunk": [jnp.full(3, 2.0), jnp.full(3, 3.0)]}
+
+
+def after_a_step(tx, params=PARAMS):
+    return tx.update(params, tx.init(params), params)[1]
+
+
+def test_everything_fits_into_itself():
+    state = after_a_step(fnopt.adam(1e-3))
+    back, report = tree.restore(fnopt.adam(1e-3).init(PARAMS), state)
+    assert report.complete
+    assert "fresh" not in str(report)
+    jax.tree.map(np.testing.assert_array_equal, back, state)
+
+
+def test_renamed_dropped_and_reshaped_parts():
+    saved = {"encoder": {"0": np.full(3, 5.0), "9": np.ones(1)}, "head": {"w": np.ones((2, 7))}}
+    new, report = tree.restore(PARAMS, saved, rename={"encoder": "trunk"})
+    assert report.taken == ("trunk/0",)
+    assert report.fresh == ("trunk/1",)
+    assert report.left_over == ("trunk/9",)
+    assert list(report.reshaped) == ["head/w"]
+    np.testing.assert_array_equal(new["trunk"][0], np.full(3, 5.0))
+    assert new["trunk"][0].dtype == jnp.float32
+    assert new["trunk"][1] is PARAMS["trunk"][1]
+    assert str(report).splitlines()[2].startswith("'head/w' stays fresh: it is float32[2,2]")
+
+
+def test_the_optimizer_changes_in_mid_run():
+    old = after_a_step(fnopt.chain(fnopt.clip_by_global_norm(1.0), fnopt.adam(1e-3)))
+    new, report = tree.restore(fnopt.adamw(1e-3).init(PARAMS), old)
+    for slot in ("mu", "nu"):
+        jax.tree.map(np.testing.assert_array_equal, fnopt.slots(new)[slot], fnopt.slots(old)[slot])
+    assert {"mu/head/w", "nu/trunk/1"} <= {*report.taken}
+    assert not report.reshaped
+    # what stands elsewhere and is no slot stays fresh, and is said
+    assert all("count" in name for name in (*report.fresh, *report.left_over))
+
+
+def test_a_leaf_more_in_mid_run():
+    old = after_a_step(fnopt.adam(1e-3))
+    bigger = {**PARAMS, "adapter": jnp.ones(4)}
+    new, report = tree.restore(fnopt.adam(1e-3).init(bigger), old)
+    assert report.fresh == ("mu/adapter", "nu/adapter")
+    assert int(new[0].count) == 1
+
+
+def test_values_go_where_the_fresh_ones_are():
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,))
+    fresh = {"w": jax.device_put(jnp.zeros((4, 2), jnp.bfloat16), NamedSharding(mesh, P("d")))}
+    new, _ = tree.restore(fresh, {"w": np.ones((4, 2))})
+    assert new["w"].sharding == fresh["w"].sharding
+    assert new["w"].dtype == jnp.bfloat16
+
+
+def test_refuses_what_is_ambiguous_and_what_is_no_number_of_its_kind():
+    with pytest.raises(ValueError, match="two saved leaves are called 'b' after renaming"):
+        tree.restore({"b": 1.0}, {"a": 1.0, "b": 2.0}, rename={"a": "b"})
+    new, report = tree.restore({"n": jnp.asarray(1)}, {"n": np.float32(2.5)})
+    assert report.reshaped == {"n": ("int32[]", "float32[]")}
+    assert int(new["n"]) == 1

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fnopt.core import (
     compute_dtype,
@@ -58,18 +58,16 @@ def ravel(tree: Any, what: str = "tree") -> tuple[jax.Array, Callable[[jax.Array
     dtypes = [jnp.result_type(leaf) for leaf in leaves]
     places = [jax.typeof(leaf) for leaf in leaves]
     dtype = compute_dtype(*dtypes)
-    ends = np.cumsum([0, *(int(np.prod(shape)) for shape in shapes)])
+    sizes = [math.prod(shape) for shape in shapes]
 
     def unravel(vector: jax.Array) -> Any:
-        parts = [
-            laid_like(
-                jax.lax.slice_in_dim(vector, int(lo), int(hi)).reshape(shape).astype(dtype), leaf
-            )
-            for lo, hi, shape, dtype, leaf in zip(
-                ends[:-1], ends[1:], shapes, dtypes, places, strict=True
-            )
-        ]
-        return jax.tree.unflatten(treedef, parts)
+        # One equation for all leaves; and its transpose, a concatenation, another one.
+        parts = jax.lax.split(vector, sizes)
+        rows = zip(parts, shapes, dtypes, places, strict=True)
+        return jax.tree.unflatten(
+            treedef,
+            [laid_like(p.reshape(shape).astype(dtype), leaf) for p, shape, dtype, leaf in rows],
+        )
 
     if not leaves:
         return jnp.zeros((0,), dtype), unravel

@@ -13,22 +13,32 @@ from jax import lax
 from fnopt.core import matmul
 from fnopt.linear import Triangle
 from fnopt.residuals import Box
-from fnopt.solvers._point import Point
+from fnopt.solvers._point import Normal, Point
 from fnopt.solvers._step import Trial
 
 _PASSES = 5  # how often a step is taken again with more params on their bounds
 
 
-def with_dense_jacobian(solver: Any) -> Any:
-    """The method with the algebra that single params can be taken out of."""
-    if solver.linear_solver not in {"auto", "qr"}:
-        raise ValueError(
-            f"least_squares: bounds need linear_solver='qr', not {solver.linear_solver!r}."
-        )
+Map = Callable[[jax.Array], jax.Array]
+Products = tuple[Map, Map] | None
+"""With the Jacobian and its transpose, where nothing else is known of it."""
+
+
+def within_bounds(solver: Any, m: int, n: int) -> Any:
+    """The method with an algebra that single params can be taken out of.
+
+    Those left may be fewer than the residuals, even of a wide problem, whose Gram matrix is
+    singular then.
+    """
+    wide = solver.linear_solver == "cholesky" and m < n
+    if solver.linear_solver != "auto" and not wide:
+        return solver
     return dataclasses.replace(solver, linear_solver="qr")
 
 
-def without(point: Point, held: jax.Array, shift: jax.Array | None = None) -> Point:
+def without(
+    point: Point, held: jax.Array, shift: jax.Array | None = None, products: Products = None
+) -> Point:
     r"""The point as the free params see it: the held ones have no effect on the residuals.
 
     Args:
@@ -36,11 +46,21 @@ def without(point: Point, held: jax.Array, shift: jax.Array | None = None) -> Po
         held: The params that don't take part, a mask of shape `[n]`.
         shift: How far these are moved nevertheless, zero for the others; the residuals are then
             those that the linear model gives after the move.
+        products: Those with the Jacobian, where the point doesn't have it.
 
     Returns:
         The point whose Jacobian and gradient have zeros for the held params.
     """
     free = (~held).astype(point.x.dtype)
+    columns = point.columns * free
+    if products is not None or not isinstance(point.J, (jax.Array, Normal)):
+        return _without_matrix(point, free, columns, shift, products)
+    if isinstance(point.J, Normal):
+        # The residuals stay those of the point: they only say how a step bends.
+        G = point.J.matrix
+        gradient = point.gradient if shift is None else point.gradient + matmul(G, shift)
+        J = Normal(G * free * free[:, None])
+        return point._replace(J=J, gradient=gradient * free, columns=columns)
     r = point.r if shift is None else point.r + matmul(point.J, shift)
     J = point.J * free
     gradient = point.gradient * free if shift is None else matmul(r, J)
@@ -48,8 +68,22 @@ def without(point: Point, held: jax.Array, shift: jax.Array | None = None) -> Po
     if factors is not None:
         c = factors.c if shift is None else factors.c + matmul(shift, factors.L)
         factors = Triangle(factors.L * free[:, None], c)
-    columns = point.columns * free
     return point._replace(r=r, J=J, gradient=gradient, columns=columns, triangle=factors)
+
+
+def _without_matrix(
+    point: Point,
+    free: jax.Array,
+    columns: jax.Array,
+    shift: jax.Array | None,
+    products: Products,
+) -> Point:
+    if shift is None:
+        return point._replace(gradient=point.gradient * free, columns=columns)
+    assert products is not None
+    push, pull = products
+    r = point.r + push(shift)
+    return point._replace(r=r, gradient=pull(r) * free, columns=columns)
 
 
 class _Cut(NamedTuple):
@@ -64,7 +98,11 @@ class _Cut(NamedTuple):
 
 
 def bounded_trial(
-    point: Point, box: Box, trial: Trial, again: Callable[[Point], Trial]
+    point: Point,
+    box: Box,
+    trial: Trial,
+    again: Callable[[Point], Trial],
+    products: Products = None,
 ) -> tuple[Trial, jax.Array]:
     r"""A step within bounds.
 
@@ -81,6 +119,7 @@ def bounded_trial(
         box: The bounds.
         trial: The step of the params that aren't held.
         again: Gives the step of another point.
+        products: Those with the Jacobian, where the point doesn't have it.
 
     Returns:
         The trial, whose promise is that of the linear model after cutting back, and where it
@@ -95,11 +134,12 @@ def bounded_trial(
     def cut(moved: jax.Array, goal: jax.Array, passes: jax.Array) -> _Cut:
         end = box.nearest(goal)
         more = jnp.any(end != goal)
-        return _Cut(moved | (end != goal), end, end, _promise(point, end - point.x), more, passes)
+        promise = _promise(point, end - point.x, products)
+        return _Cut(moved | (end != goal), end, end, promise, more, passes)
 
     def advance(at: _Cut) -> _Cut:
         shift = jnp.where(at.moved, at.end - point.x, jnp.zeros_like(at.end))
-        rest = again(without(point, held | at.moved, shift)).step
+        rest = again(without(point, held | at.moved, shift, products)).step
         new = cut(at.moved, point.x + jnp.where(at.moved, shift, rest), at.passes + 1)
         better = new.promise > at.promise
         best = jnp.where(better, new.end, at.best)
@@ -117,10 +157,14 @@ def bounded_trial(
     return trial, last.best
 
 
-def _promise(point: Point, step: jax.Array) -> jax.Array:
+def _promise(point: Point, step: jax.Array, products: Products) -> jax.Array:
     """What the linear model says that a step gains."""
-    half = jnp.asarray(0.5, step.dtype)
-    return -matmul(point.gradient, step) - half * jnp.sum(jnp.square(matmul(point.J, step)))
+    if isinstance(point.J, Normal):
+        image = matmul(step, matmul(point.J.matrix, step))
+    else:
+        change = matmul(point.J, step) if products is None else products[0](step)
+        image = jnp.sum(jnp.square(change))
+    return -matmul(point.gradient, step) - jnp.asarray(0.5, step.dtype) * image
 
 
 def faced(point: Point, box: Box | None) -> Point:

@@ -14,7 +14,7 @@ from fnopt.core import Status
 from fnopt.linear import norm
 from fnopt.programs import call_compiled, call_recorded, is_data
 from fnopt.solvers._aux import without_aux
-from fnopt.solvers._bounded import with_dense_jacobian
+from fnopt.solvers._bounded import within_bounds
 from fnopt.solvers._call import (
     checked_args,
     checked_count,
@@ -153,7 +153,6 @@ def least_squares(
         bounds=bounds,
         max_steps=checked_count(max_steps, "least_squares: max_steps", least=0),
     )
-    solver = solver if bounds is None else with_dense_jacobian(solver)
     args = checked_args(args)
     callback = print if verbose == 2 and callback is None else callback
     aux = None
@@ -212,6 +211,8 @@ def _fit(
     check_jac: bool,
 ) -> Solution:
     setting = set_up(residual_fn, params, args, jac=jac, **options)
+    if setting.problem.box is not None:
+        solver = within_bounds(solver, setting.problem.flat.m, setting.problem.flat.n)
     return _solve(setting, solver, max_steps, history, callback, check_jac)
 
 

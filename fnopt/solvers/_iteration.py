@@ -148,7 +148,9 @@ def _propose(
     def again(point: Point) -> Trial:
         return solver.propose(flat, point, solver.factorise(flat, point, search), search, options)
 
-    return bounded_trial(point, problem.box, trial, again)
+    model = solver.model(flat)
+    products = model.products(point) if model.kind == "cg" else None
+    return bounded_trial(point, problem.box, trial, again, products)
 
 
 def advance(

@@ -35,7 +35,7 @@ from fnopt.residuals import (
     linearise_products,
     probed_columns,
 )
-from fnopt.solvers._point import Point, factorised_point, half_square, point_at
+from fnopt.solvers._point import Normal, Point, factorised_point, half_square, point_at
 
 _SPARSE = 256  # from that many unknowns on a sparse Jacobian isn't made a full matrix
 _WIDEST = 128  # unknowns in a block of a band; beyond, conjugate gradients may be faster
@@ -103,7 +103,7 @@ class LinearModel:
         if self.kind == "tall":
             r, G, g = linearise_gram(flat, x, self.mode, self.chunk_size)
             columns = jnp.sqrt(jnp.diagonal(G))
-            return Point(x, r, G, half_square(r), g, columns)
+            return Point(x, r, Normal(G), half_square(r), g, columns)
         if self.kind == "band":
             return self._banded(x)
         if self.kind == "cg":
@@ -126,7 +126,7 @@ class LinearModel:
             Q, R = jnp.linalg.qr((point.J / scale).T)
             return guarded(triangle(R.T, point.r)), Q
         if self.kind == "tall":
-            return scaled_gram(point.J, scale)
+            return scaled_gram(point.J.matrix, scale)
         if self.kind == "wide":
             return gram((point.J / scale).T)
         if self.kind == "band":
@@ -136,8 +136,11 @@ class LinearModel:
     def system(self, point: Point, factors: Any, scale: jax.Array, lam: jax.Array) -> System:
         """The linear model in scaled variables, ready for steps; `lam` is a guess of a damping."""
         if self.kind == "cg":
-            push, back = self._products(point)
-            return KrylovSystem(lambda v: push(v / scale), lambda w: back(w) / scale, point.r)
+            push, back = self.products(point)
+            free = _free(point)  # whose columns a bounded step has taken out are zero
+            return KrylovSystem(
+                lambda v: push(free * v / scale), lambda w: free * back(w) / scale, point.r
+            )
         if self.kind == "band":
             return self._band_system(point, factors, scale, lam)
         if self.kind == "tall":
@@ -173,7 +176,7 @@ class LinearModel:
     def _band_system(
         self, point: Point, G: jax.Array, scale: jax.Array, lam: jax.Array
     ) -> BandedGramSystem:
-        push, pull = self._products(point._replace(J=point.J[0]))
+        push, pull = self.products(point._replace(J=point.J[0]))
         return BandedGramSystem(
             G,
             point.gradient / scale,
@@ -187,7 +190,8 @@ class LinearModel:
         if self.mode == "forward":  # asked for by somebody whose function may have nothing else
             return None
         # Only called where the residual function is differentiated anyway.
-        return lambda w: linearise_products(self.flat.r, point.x)[2](w) / scale
+        free = _free(point)
+        return lambda w: free * linearise_products(self.flat.r, point.x)[2](w) / scale
 
     def _pullable(self, x: jax.Array) -> tuple[jax.Array, Any, Pull]:
         """The residual, what is kept of the Jacobian for its products, and that of its transpose.
@@ -201,7 +205,7 @@ class LinearModel:
         J = given.at(x)
         return self.flat.r(x), J, lambda w: given.pull(J, w)
 
-    def _products(self, point: Point) -> tuple[Pull, Pull]:
+    def products(self, point: Point) -> tuple[Pull, Pull]:
         """The products with the Jacobian at a point, and with its transpose."""
         given = self.flat.derivative
         if given is None:
@@ -234,6 +238,11 @@ class LinearModel:
             s = jnp.linalg.svd(factors[0].triangle.L, compute_uv=False)
             return numerical_rank(s, size), None
         return gram_rank(factors), None
+
+
+def _free(point: Point) -> jax.Array:
+    """1 for params that move the residuals, 0 for the others."""
+    return (point.columns > 0).astype(point.columns.dtype)
 
 
 def gram_rank(K: jax.Array) -> jax.Array:

@@ -11,12 +11,18 @@ from fnopt.core import matmul
 from fnopt.linear import Triangle, column_norms, divide, norm, triangle
 
 
+class Normal(NamedTuple):
+    """What is kept of a Jacobian that isn't: its Gram matrix."""
+
+    matrix: jax.Array  # [n, n], J^T J
+
+
 class Point(NamedTuple):
     """A point with its residual and Jacobian, and what follows from them."""
 
     x: jax.Array  # [n]
     r: jax.Array  # [m]
-    J: Any  # what the linear algebra keeps: J, J^T J, a tree for products, or nothing
+    J: Any  # what the linear algebra keeps: J, `Normal`, a tree for products, or nothing
     cost: jax.Array  # half the sum of squares
     gradient: jax.Array  # [n], J^T r
     columns: jax.Array  # [n], the norm of every column of J

@@ -34,13 +34,18 @@ def is_hopeful(point: Point, noise: jax.Array) -> jax.Array:
     .. math:: \tfrac12 \| P r \|^2 > 0.01 f, \qquad \| P r \| > 30 \rho
 
     with the projection `P` on the range of the Jacobian, and the rounding :math:`\rho` of the
-    residuals. A triangle shows it, other factors don't.
+    residuals. A triangle shows it, other factors don't; nor does one from which the columns of held
+    params were taken.
     """
     if point.triangle is None:
         return jnp.zeros((), bool)
     c = point.triangle.c
+    # Of params that are held on a bound the rest of the residual still has its share in there.
+    known = jnp.all(point.columns > 0)
     much = norm(c) > jnp.asarray(_NOISE, c.dtype) * noise
-    return much & (norm(c) > jnp.asarray((2 * _HOPE) ** 0.5, c.dtype) * jnp.sqrt(point.cost))
+    return (
+        known & much & (norm(c) > jnp.asarray((2 * _HOPE) ** 0.5, c.dtype) * jnp.sqrt(point.cost))
+    )
 
 
 def reopened_radius(

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.ode import odeint
 
 import fnopt
 
@@ -124,3 +125,24 @@ def test_a_function_without_a_forward_derivative_is_fitted_in_reverse():
     with pytest.warns(UserWarning, match="custom_vjp in it.*reverse"):
         end = fnopt.least_squares(lambda p: square(p) - 2, jnp.asarray([1.0]))
     np.testing.assert_allclose(end.params, np.sqrt(2), rtol=1e-6)
+
+
+def test_an_equation_of_motion_that_has_only_a_reverse_derivative():
+    t = jnp.linspace(0.0, 2.0, 6)
+
+    def residuals(p, y):
+        path = odeint(lambda y, t, rate: -rate * y, jnp.stack([p["y0"]]), t, p["rate"])
+        return path[:, 0] - y
+
+    def fitted(y):
+        start = {"rate": 1.0, "y0": 2.0}
+        return fnopt.least_squares(residuals, start, args=(y,))
+
+    with pytest.warns(
+        UserWarning, match=r"levenberg_marquardt\(jacobian='reverse', geodesic=False"
+    ):
+        end = fitted(3 * jnp.exp(-0.7 * t))
+    assert bool(end.converged), end.message
+    assert int(end.nhev) == 0
+    np.testing.assert_allclose(end.params["rate"], 0.7, rtol=1e-4)
+    np.testing.assert_allclose(end.params["y0"], 3, rtol=1e-4)

@@ -33,6 +33,7 @@ from fnopt.optimizers._newton_schulz import (
     polynomials,
 )
 from fnopt.transforms import add_decayed_weights, partition, scale_by_learning_rate
+from fnopt.optimizers._recipe import recipe
 
 
 class ScaleByMuonState(NamedTuple):
@@ -145,6 +146,7 @@ class scale_by_muon(Leafwise):
         return dual.astype(u.dtype) * u
 
 
+@recipe
 def muon(
     learning_rate: ScalarOrSchedule,
     ns_coeffs: Any = STANDARD,
@@ -246,6 +248,7 @@ def muon(
     return with_adam("muon", members, rule, **adam)
 
 
+@recipe
 def normuon(
     learning_rate: ScalarOrSchedule,
     ns_coeffs: Any = STANDARD,

@@ -30,6 +30,7 @@ from fnopt.optimizers._matrix_layout import Layout
 from fnopt.optimizers._matrix_rule import as_rule
 from fnopt.optimizers._matrixwise import Matrixwise
 from fnopt.transforms import add_decayed_weights, partition, scale_by_learning_rate
+from fnopt.optimizers._recipe import recipe
 
 GRAFTINGS = ("adam", "sgd", "none")
 
@@ -186,6 +187,7 @@ def _inverse_root(A: jax.Array, eps: jax.Array, exponent: jax.Array) -> jax.Arra
     return matmul(vectors * (values**-exponent)[:, None, :], jnp.swapaxes(vectors, 1, 2))
 
 
+@recipe
 def shampoo(
     learning_rate: ScalarOrSchedule,
     b1: Scalar = 0.9,

@@ -34,6 +34,7 @@ from fnopt.optimizers._matrix_fallback import with_adam
 from fnopt.optimizers._matrix_rule import as_rule
 from fnopt.optimizers._matrixwise import Matrixwise
 from fnopt.transforms import add_decayed_weights, partition, scale_by_learning_rate
+from fnopt.optimizers._recipe import recipe
 
 
 class ScaleBySoapState(NamedTuple):
@@ -181,6 +182,7 @@ def _kept(factors: Pair, bases: Pair, nu: jax.Array) -> tuple[Pair, jax.Array]:
     return bases, nu
 
 
+@recipe
 def soap(
     learning_rate: ScalarOrSchedule,
     b1: Scalar = 0.95,

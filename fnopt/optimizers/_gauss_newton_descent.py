@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fnopt.curvature import BatchJacobian
 
 _DECREASE = 1e-4  # of what the slope promises: Armijo's condition
-_SHRINK, _GROW, _REFUSED = 1 / 3, 2.0, 8.0  # what damping is multiplied by
+_SHRINK, _REFUSED = 1 / 4, 8.0  # what damping is multiplied by
 
 
 class GaussNewtonDescentState(NamedTuple):
@@ -80,7 +80,7 @@ class gauss_newton_descent(Transformation):
 
     The step is halved until the loss of the batch falls as the slope promises. A step that doesn't
     is refused: the update is zero, the state says why, the damping grows, and the momentum starts
-    anew. Where the quadratic model predicts well, the damping shrinks.
+    anew. Where a whole step gains half of what the quadratic model promises, the damping shrinks.
 
     Like :func:`fnopt.levenberg_marquardt`, `update` ignores the gradients (they may be `None`) and
     needs the residuals: `update(None, state, params, residual_fn=fn, batch=batch)`, of ONE example.
@@ -252,7 +252,9 @@ class gauss_newton_descent(Transformation):
     ) -> jax.Array:
         if not self.adaptive:
             return damping
-        factor = jnp.where((gain < 0.25) | cut, _GROW, jnp.where(gain > 0.75, _SHRINK, 1.0))
+        # A poor gain or a step that was cut doesn't make it grow: the search has found a good length,
+        # and a batch that is drawn anew in each step would keep the damping where it began.
+        factor = jnp.where(~cut & (gain > 0.5), _SHRINK, 1.0)
         factor = jnp.where(taken, factor, _REFUSED).astype(damping.dtype)
         # So that it comes back from where it was not needed.
         least = jnp.finfo(damping.dtype).eps

@@ -32,8 +32,8 @@ from fnopt.optimizers._newton_schulz import (
     orthogonalized,
     polynomials,
 )
-from fnopt.transforms import add_decayed_weights, partition, scale_by_learning_rate
 from fnopt.optimizers._recipe import recipe
+from fnopt.transforms import add_decayed_weights, partition, scale_by_learning_rate
 
 
 class ScaleByMuonState(NamedTuple):

@@ -33,8 +33,8 @@ from fnopt.optimizers._matrix_factors import (
 from fnopt.optimizers._matrix_fallback import with_adam
 from fnopt.optimizers._matrix_rule import as_rule
 from fnopt.optimizers._matrixwise import Matrixwise
-from fnopt.transforms import add_decayed_weights, partition, scale_by_learning_rate
 from fnopt.optimizers._recipe import recipe
+from fnopt.transforms import add_decayed_weights, partition, scale_by_learning_rate
 
 
 class ScaleBySoapState(NamedTuple):

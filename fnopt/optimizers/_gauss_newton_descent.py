@@ -252,7 +252,7 @@ class gauss_newton_descent(Transformation):
     ) -> jax.Array:
         if not self.adaptive:
             return damping
-        # A poor gain or a step that was cut doesn't make it grow: the search has found a good length,
+        # A poor gain or a cut step doesn't make it grow: the search has found a good length,
         # and a batch that is drawn anew in each step would keep the damping where it began.
         factor = jnp.where(~cut & (gain > 0.5), _SHRINK, 1.0)
         factor = jnp.where(taken, factor, _REFUSED).astype(damping.dtype)

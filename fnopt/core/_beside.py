@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jax.experimental.shard_alike import shard_alike
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding, reshard
 
 from fnopt.core._owners import fits, owners
+from fnopt.core._spread import axes_of, is_spread, laid_like
 
 
 def beside(state: Any, params: Any) -> Any:
@@ -75,7 +75,12 @@ def _is_array(x: Any) -> bool:
 def _alike(x: Any, p: Any) -> Any:
     if not fits(x, p):  # a slot of another layout: the compiler knows where it was put
         return x
-    return shard_alike(jnp.broadcast_to(p, jnp.shape(x)), x)[1]
+    p = jnp.broadcast_to(jnp.real(p), jnp.shape(x)).astype(x.dtype)
+    if axes_of(p) != axes_of(x):
+        return x if is_spread(x) else laid_like(x, p)
+    # A choice that is never made, but which the compiler can't see: what is chosen from lies alike.
+    never = jax.lax.optimization_barrier(jnp.zeros((), bool))
+    return jnp.where(never, p, x)
 
 
 def _whole(x: Any, home: NamedSharding) -> Any:

@@ -33,3 +33,14 @@ def test_a_training_step_keeps_the_type_of_the_params() -> None:
     assert_type(params, Params)
     average = fnopt.incremental_update(params, params, 0.1)
     assert_type(average, Params)
+
+
+def test_fits_keep_the_type_of_the_params() -> None:
+    def residuals(params: Params) -> jax.Array:
+        return jnp.concatenate([params.kernel[:, 0] - 1.0, params.bias])
+
+    start = Params(jnp.ones((2, 1)), jnp.zeros(1))
+    solution = fnopt.least_squares(residuals, start)
+    assert_type(solution.params, Params)
+    end = fnopt.minimize(lambda params: jnp.sum(residuals(params) ** 2), start)
+    assert_type(end.params, Params)

@@ -31,13 +31,13 @@ from fnopt.solvers._levenberg_marquardt import levenberg_marquardt
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers._problem import Problem, Setting, set_up
 from fnopt.solvers._scipy_options import as_asked
-from fnopt.solvers._solution import History, Solution, StepInfo
+from fnopt.solvers._solution import History, Params, Solution, StepInfo
 from fnopt.solvers._units import in_unit, restored, safe_unit
 
 
 def least_squares(
     residual_fn: Any,
-    params: Any,
+    params: Params,
     *,
     args: tuple[Any, ...] = (),
     jac: Any = None,
@@ -53,7 +53,7 @@ def least_squares(
     has_aux: bool = False,
     check_jac: bool = True,
     **scipy_options: Any,
-) -> Solution:
+) -> Solution[Params]:
     r"""Fits params to data: minimises :math:`\tfrac12 \|r(\theta)\|^2` to convergence.
 
     .. math:: \min_\theta \sum_i \tfrac12 c_i^2\, \rho_i( r_i^2 / (c_i \sigma_i)^2 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,8 @@ from jax.core import Tracer
 
 from fnopt.core import Status, is_converged, show_report
 from fnopt.solvers._report import batch_report, report
+
+Params = TypeVar("Params")
 
 
 class History(NamedTuple):
@@ -54,13 +56,13 @@ _SCIPY = {
 }
 
 
-class Solution(NamedTuple):
+class Solution(NamedTuple, Generic[Params]):
     r"""The result of :func:`fnopt.least_squares`; `print` gives a short report.
 
     It is a pytree of arrays, so it comes out of `jax.jit` and `jax.vmap` like any other.
     """
 
-    params: Any  # the best params found, as they were given: tree, shapes, dtypes
+    params: Params  # the best params found, as they were given: tree, shapes, dtypes
     cost: jax.Array  # half the sum of squares at params
     residuals: Any  # at params, as residual_fn returns them
     jacobian: jax.Array | None  # [m, n] at params, laid end to end; None if it isn't formed

@@ -21,7 +21,7 @@ from fnopt.solvers.smooth._newton_cg import newton_cg
 from fnopt.solvers.smooth._nonlinear_cg import nonlinear_cg
 from fnopt.solvers.smooth._plain import plain
 from fnopt.solvers.smooth._projected_gradient import projected_gradient
-from fnopt.solvers.smooth._result import Minimum
+from fnopt.solvers.smooth._result import Minimum, Params
 from fnopt.solvers.smooth._setting import Setting, seen_by, set_up, with_half_precision
 
 METHODS: dict[str, Callable[[], MinimizeMethod]] = {
@@ -36,7 +36,7 @@ METHODS: dict[str, Callable[[], MinimizeMethod]] = {
 
 def minimize(
     fun: Callable[..., Any],
-    params: Any,
+    params: Params,
     *,
     args: tuple[Any, ...] = (),
     method: Any = "auto",
@@ -50,7 +50,7 @@ def minimize(
     max_steps: int = 1000,
     history: bool = False,
     callback: Callable[[StepInfo], Any] | None = None,
-) -> Minimum:
+) -> Minimum[Params]:
     r"""Minimises a smooth function of params, to convergence.
 
     .. math:: \min_\theta f(\theta) \quad\text{subject to}\quad l \le \theta \le u

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,13 +21,16 @@ _OF_A_FUNCTION = {
 }
 
 
-class Minimum(NamedTuple):
+Params = TypeVar("Params")
+
+
+class Minimum(NamedTuple, Generic[Params]):
     """The result of :func:`fnopt.minimize`; `print` gives a short report.
 
     It is a pytree of arrays, so it comes out of `jax.jit` and `jax.vmap` like any other.
     """
 
-    params: Any  # the best params found, as they were given: tree, shapes, dtypes
+    params: Params  # the best params found, as they were given: tree, shapes, dtypes
     value: jax.Array  # of the function at params
     gradient_norm: jax.Array  # largest entry of the gradient, without what bounds hold
     steps: jax.Array  # int32, points that were tried

@@ -45,6 +45,7 @@ from fnopt.optimizers._optimistic import (
 )
 from fnopt.optimizers._polyak_sgd import polyak_sgd, scale_by_polyak
 from fnopt.optimizers._prodigy import prodigy, scale_by_prodigy
+from fnopt.optimizers._psgd_kron import psgd_kron, scale_by_psgd_kron
 from fnopt.optimizers._radam import radam, scale_by_radam
 from fnopt.optimizers._rmsprop import rmsprop, scale_by_rms, scale_by_stddev
 from fnopt.optimizers._rprop import rprop, scale_by_rprop
@@ -104,6 +105,7 @@ __all__ = [
     "optimistic_gradient_descent",
     "polyak_sgd",
     "prodigy",
+    "psgd_kron",
     "radam",
     "rmsprop",
     "rprop",
@@ -133,6 +135,7 @@ __all__ = [
     "scale_by_optimistic_gradient",
     "scale_by_polyak",
     "scale_by_prodigy",
+    "scale_by_psgd_kron",
     "scale_by_radam",
     "scale_by_rms",
     "scale_by_rprop",

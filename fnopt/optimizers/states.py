@@ -27,6 +27,7 @@ from fnopt.optimizers._muon import ScaleByMuonState
 from fnopt.optimizers._novograd import ScaleByNovogradState
 from fnopt.optimizers._optimistic import ScaleByOptimisticGradientState
 from fnopt.optimizers._prodigy import ScaleByProdigyState
+from fnopt.optimizers._psgd_kron import ScaleByPsgdKronState
 from fnopt.optimizers._rmsprop import ScaleByRmsState, ScaleByStddevState
 from fnopt.optimizers._rprop import ScaleByRpropState
 from fnopt.optimizers._scale_by_lbfgs import ScaleByLBFGSState
@@ -63,6 +64,7 @@ __all__ = [
     "ScaleByNovogradState",
     "ScaleByOptimisticGradientState",
     "ScaleByProdigyState",
+    "ScaleByPsgdKronState",
     "ScaleByRmsState",
     "ScaleByRpropState",
     "ScaleByRssState",

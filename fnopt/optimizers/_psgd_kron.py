@@ -1,0 +1,249 @@
+"""PSGD with Kronecker factors: whitening learned by steps of its own."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import (
+    OwnSlot,
+    Scalar,
+    ScalarOrSchedule,
+    Slot,
+    as_dtype,
+    bias_correction,
+    check_count,
+    ema,
+    hyper,
+    matmul,
+    nonzero,
+    root,
+    static,
+)
+from fnopt.optimizers._matrix_factors import Pair, identities, only_finite, turned
+from fnopt.optimizers._matrix_fallback import with_adam
+from fnopt.optimizers._matrix_rule import as_rule
+from fnopt.optimizers._matrixwise import Matrixwise
+from fnopt.transforms import add_decayed_weights, partition, scale_by_learning_rate
+
+_LARGEST_RMS = 1.1  # of an update; a whitened one has 1
+_FLAT, _DECAY, _LEAST = 500, 0.001, 0.03  # how often factors are learned; see `_due`
+
+
+class ScaleByPsgdKronState(NamedTuple):
+    """Step count, the mean gradient, and for every matrix two triangular factors.
+
+    Attributes:
+        count: How many steps were made.
+        mu: The mean gradient.
+        factors: Upper triangles; the shorter side first, None for a side that is left alone.
+    """
+
+    count: jax.Array
+    mu: Slot
+    factors: OwnSlot
+
+
+def _size(n: Any) -> int:
+    check_count(n, "max_size_triangular", "scale_by_psgd_kron")
+    return int(n)
+
+
+class scale_by_psgd_kron(Matrixwise):
+    r"""Whitens mean gradients by two triangular factors, which are learned by steps of their own.
+
+    .. math::
+        u_t &= Q_L^\top Q_L\, \hat\mu_t\, Q_R^\top Q_R, \qquad
+        A = Q_L\, \hat\mu_t\, Q_R^\top, \qquad B = Q_L^{-\top}\, V\, Q_R^{-1} \\
+        Q_L &\leftarrow Q_L - \frac{\rho}{\lVert A A^\top + B B^\top \rVert}\,
+        \mathrm{triu}(A A^\top - B B^\top)\, Q_L
+
+    and likewise for :math:`Q_R`, with random normal `V`: the fixed point of these steps is where
+    whitened gradients have the identity as second moment. There are no eigenvalues and no inverses,
+    only triangular solves. Factors are learned in each of the first 500 steps, then ever more
+    rarely, down to every 33rd; between, a step is four products.
+
+    Stored are, for a matrix `[m, n]`, `m n + m^2 + n^2` numbers. Derivatives by hyper-parameters
+    take the factors as constants. A gradient that is not finite never gets into the factors.
+
+    Args:
+        b1: Decay of the mean gradient.
+        precond_lr: :math:`\rho`, the rate of the factors.
+        max_size_triangular: Longer sides are left alone.
+        random_seed: A whole number, for `V`.
+        mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
+        weight_dimension_numbers: The axes of the matrices, as in `scale_by_muon`.
+
+    Raises:
+        ValueError: In use, if a leaf is no matrix.
+        TypeError: From `init`, for complex params.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, g = fnopt.scale_by_psgd_kron(), {"w": jnp.ones((2, 3))}
+        >>> updates, state = tx.update(g, tx.init(g))
+        >>> [x.shape for x in state.factors["w"][0]]
+        [(1, 2, 2), (1, 3, 3)]
+
+    Reference:
+        Li, 2018, arXiv:1512.04202; Pooladzandi and Li, 2024, arXiv:2402.04553.
+    """
+
+    State = ScaleByPsgdKronState
+
+    b1: Scalar = hyper(default=0.9, ge=0, lt=1)
+    precond_lr: Scalar = hyper(default=0.1, gt=0)
+    max_size_triangular: int = static(default=8192, convert=_size)
+    random_seed: int = static(default=0)
+    mu_dtype: Any = static(default=None, convert=as_dtype)
+    weight_dimension_numbers: Any = static(default=None, convert=as_rule)
+
+    def start(self, slot: str, shape: tuple[int, int, int], dtype: Any) -> Pair:
+        """Identities."""
+        del slot
+        k, m, n = shape
+        left, right = (
+            identities(k, size, dtype) if size <= self.max_size_triangular else None
+            for size in (m, n)
+        )
+        return left, right
+
+    def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
+        mu = ema(slots.mu, g, h.b1)
+        mean = mu / bias_correction(h.b1, count + 1)
+        V = jax.random.normal(self._key(count), g.shape, g.dtype)
+
+        def learned(known: Any) -> Pair:
+            mean, factors = known
+            return _learned(mean, factors, V, h.precond_lr)
+
+        known = jax.lax.stop_gradient((mean, slots.factors))
+        factors = jax.lax.cond(_due(count), learned, lambda known: known[1], known)
+        factors = jax.lax.stop_gradient(factors)
+        left, right = factors
+        u = mean
+        u = u if left is None else matmul(turned(left), matmul(left, u))
+        u = u if right is None else matmul(matmul(u, turned(right)), right)
+        rms = root(jnp.mean(jnp.square(u), axis=(1, 2), keepdims=True))
+        u = u * jnp.minimum(_LARGEST_RMS / nonzero(rms), jnp.ones_like(rms))
+        return u, {"mu": mu, "factors": factors}
+
+    def _key(self, count: Any) -> jax.Array:
+        return jax.random.fold_in(jax.random.key(self.random_seed), count)
+
+
+def _due(count: jax.Array) -> jax.Array:
+    """Whether factors are learned in this step: where the number of times so far is whole again.
+
+    Their density is 1 at first, then falls exponentially to its least.
+    """
+
+    def times(steps: jax.Array) -> jax.Array:
+        late = jnp.maximum(steps - _FLAT, 0).astype(jnp.float32)
+        until = -jnp.log(jnp.float32(_LEAST)) / _DECAY
+        falling = -jnp.expm1(-_DECAY * jnp.minimum(late, until)) / _DECAY
+        rare = _LEAST * jnp.maximum(late - until, 0.0)
+        return jnp.minimum(steps, _FLAT) + jnp.floor(falling + rare).astype(steps.dtype)
+
+    return times(count + 1) > times(count)
+
+
+def _learned(mean: jax.Array, factors: Pair, V: jax.Array, rate: jax.Array) -> Pair:
+    """The factors after one step of theirs."""
+    left, right = factors
+    A, B = mean, V
+    if left is not None:
+        A = matmul(left, A)
+        B = jax.lax.linalg.triangular_solve(left, B, left_side=True, transpose_a=True)
+    if right is not None:
+        A = matmul(A, turned(right))
+        B = jax.lax.linalg.triangular_solve(right, B, left_side=False)
+    left = None if left is None else _moved(left, matmul(A, turned(A)), matmul(B, turned(B)), rate)
+    if right is not None:
+        right = _moved(right, matmul(turned(A), A), matmul(turned(B), B), rate)
+    return left, right
+
+
+def _moved(Q: jax.Array, ours: jax.Array, wanted: jax.Array, rate: jax.Array) -> jax.Array:
+    size = nonzero(_norm_from_below(ours + wanted))
+    return only_finite(Q - matmul(rate / size * jnp.triu(ours - wanted), Q), Q)
+
+
+def _norm_from_below(A: jax.Array) -> jax.Array:
+    """A lower bound of the spectral norm of symmetric matrices, by two products of one row."""
+    largest = nonzero(jnp.max(jnp.abs(A), axis=(1, 2), keepdims=True))
+    A = A / largest
+    i = jnp.argmax(jnp.sum(jnp.square(A), axis=2), axis=1)
+    x = jnp.take_along_axis(A, i[:, None, None], axis=1)  # a row [k, 1, n] of each
+    y = matmul(x, A)
+    y = y / nonzero(root(jnp.sum(jnp.square(y), axis=2, keepdims=True)))
+    return largest * root(jnp.sum(jnp.square(matmul(y, A)), axis=2, keepdims=True))
+
+
+def psgd_kron(
+    learning_rate: ScalarOrSchedule,
+    b1: Scalar = 0.9,
+    weight_decay: ScalarOrSchedule = 0.0,
+    weight_decay_mask: Any = None,
+    precond_lr: Scalar = 0.1,
+    max_size_triangular: int = 8192,
+    mu_dtype: Any = None,
+    *,
+    random_seed: int = 0,
+    adam_b2: Scalar = 0.999,
+    adam_eps: Scalar = 1e-8,
+    adam_learning_rate: ScalarOrSchedule | None = None,
+    adam_weight_decay: ScalarOrSchedule = 0.0,
+    weight_dimension_numbers: Any = None,
+) -> partition:
+    r"""PSGD with Kronecker factors for matrices, AdamW for all other leaves.
+
+    .. math:: u_t = -\eta_t \left(Q_L^\top Q_L\, \hat\mu_t\, Q_R^\top Q_R + \lambda_t\,
+              \theta_t\right)
+
+    See `scale_by_psgd_kron`, also for what it stores. A third of Adam's rate is a good beginning.
+
+    Args:
+        learning_rate: :math:`\eta`, a number or a `Schedule`.
+        b1: Decay of the mean gradient.
+        weight_decay: :math:`\lambda` of the matrices, a number or a `Schedule` of its own.
+        weight_decay_mask: Which of them decay; see `add_decayed_weights`. None for all.
+        precond_lr: The rate of the factors.
+        max_size_triangular: Longer sides are left alone.
+        mu_dtype: Storage dtype of the mean gradient.
+        random_seed: A whole number, for the random matrices that factors are learned with.
+        adam_b2: Adam's decay of the mean square.
+        adam_eps: Added to Adam's root.
+        adam_learning_rate: Adam's rate; None for the same.
+        adam_weight_decay: The weight decay of Adam's leaves.
+        weight_dimension_numbers: Which leaves are matrices, and along which axes; see `muon`.
+
+    Returns:
+        A partition with the labels `'psgd_kron'` and `'adam'`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.psgd_kron(0.1), {"w": jnp.ones((2, 3)), "b": jnp.ones(2)}
+        >>> updates, _ = tx.update(params, tx.init(params), params)
+        >>> print(f"{updates['b'][0]:.3f}")
+        -0.100
+
+    Reference:
+        Li, 2018, arXiv:1512.04202; Pooladzandi and Li, 2024, arXiv:2402.04553.
+    """
+    rule = weight_dimension_numbers
+    direction = scale_by_psgd_kron(b1, precond_lr, max_size_triangular, random_seed, mu_dtype, rule)
+    decay = add_decayed_weights(weight_decay, weight_decay_mask)
+    return with_adam(
+        "psgd_kron",
+        [direction, decay, scale_by_learning_rate(learning_rate)],
+        rule,
+        learning_rate=learning_rate if adam_learning_rate is None else adam_learning_rate,
+        b1=b1,
+        b2=adam_b2,
+        eps=adam_eps,
+        weight_decay=adam_weight_decay,
+        mu_dtype=mu_dtype,
+    )

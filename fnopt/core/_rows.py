@@ -43,16 +43,21 @@ class Rows:
         if self.is_unique or self.indices.shape[0] == 0:
             return Rows(self.indices, self.values, self.size, True)
         k, dtype = self.indices.shape[0], jnp.int32
-        given = jnp.asarray(self.indices).astype(dtype)
-        order = jnp.argsort(given)
         # All that stands for no row is put behind the table, and every number there is used once.
-        indices = jnp.minimum(given[order], jnp.asarray(self.size, dtype))
-        is_new = jnp.concatenate([jnp.ones(1, bool), indices[1:] != indices[:-1]])
-        group = jnp.cumsum(is_new.astype(jnp.int32)) - 1
+        indices = jnp.minimum(
+            jnp.asarray(self.indices).astype(dtype), jnp.asarray(self.size, dtype)
+        )
+        # The numbers alone are sorted, and looked up again: to sort their places along takes, on
+        # a CPU, five times as long.
+        ordered = jnp.sort(indices)
+        is_new = jnp.concatenate([jnp.ones(1, bool), ordered[1:] != ordered[:-1]])
+        place = jnp.cumsum(is_new.astype(dtype)) - 1
         unused = jnp.arange(k, dtype=dtype) + jnp.asarray(self.size + 1, dtype)
-        values = jnp.asarray(self.values)[order].astype(compute_dtype(self.values.dtype))
-        sums = jax.ops.segment_sum(values, group, k, indices_are_sorted=True)
-        return Rows(unused.at[group].set(indices), sums, self.size, True)
+        unique = unused.at[place].set(ordered)
+        values = jnp.asarray(self.values)
+        values = values.astype(compute_dtype(values.dtype))
+        sums = jax.ops.segment_sum(values, jnp.searchsorted(unique, indices), k)
+        return Rows(unique, sums, self.size, True)
 
     def of(self, table: jax.Array) -> jax.Array:
         """These rows of a table; zeros where an index stands for no row."""

@@ -46,7 +46,8 @@ class sharded(Transformation):
     the inner update of this device's :math:`N`-th of every leaf, and one all-gather of the updates
     (one of each for every dtype): the traffic of an all-reduce, with state and arithmetic divided
     by N. Leaves keep their names, so that masks and labels work; sizes that N doesn't divide are
-    filled up with zeros. Norms and inner products over the leaves, those of
+    filled up with zeros. Without norms a step is that of `inner` in every bit, as far as the
+    compiler rounds long and short arrays alike. Norms and inner products over the leaves, those of
     `clip_by_global_norm` among them, run over the devices by themselves.
 
     The state is that of `inner` for parts in a row; outside of `shard_map` its arrays are

@@ -45,6 +45,7 @@ def curve_fit(
     maxfev: int | None = None,
     max_nfev: int | None = None,
     batch: bool = False,
+    check_jac: bool = True,
     **scipy_options: Any,
 ) -> Any:
     r"""Fits a function to data, as `scipy.optimize.curve_fit` does.
@@ -90,6 +91,7 @@ def curve_fit(
             once by :func:`fnopt.curve_fit_batch`, which says how `p0` and `sigma` may differ
             between fits. `popt` and `pcov` get a leading axis. A fit that fails raises nothing:
             a warning counts them, and the status says which.
+        check_jac: Whether to compare `jac` with the derivative of `f`, where that has one.
         **scipy_options: What SciPy's solvers take besides: `verbose`, `callback` and `factor`
             (the first trust radius) mean the same here; `x_scale`, `diag`, `epsfcn`,
             `diff_step`, `tr_solver`, `tr_options` and `workers` are accepted and not needed.
@@ -182,6 +184,7 @@ def curve_fit(
             bounds=box,
             max_steps=steps,
             callback=callback,
+            check_jac=check_jac,
         )
     pcov = covariance_of(solution, absolute_sigma)
     if verbose and not isinstance(solution.status, Tracer):

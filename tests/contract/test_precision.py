@@ -178,6 +178,16 @@ GRADIENTS = {
     "hardest": gradients.hardest_examples(loss, 2),
     "per_example": gradients.per_example_grads(loss),
 }
+MATRICES = {"a": jnp.ones((3, 4)), "b": jnp.ones((9, 2)), "c": jnp.ones(2)}
+MATRIX_METHODS = {
+    "muon": fnopt.muon(0.1),
+    "muon, Gram matrices and rows": fnopt.muon(0.1, "polar_express", 8, preconditioning="aol"),
+    "normuon": fnopt.normuon(0.1, ns_dtype=jnp.bfloat16),
+    "soap": fnopt.soap(0.1),
+    "shampoo": fnopt.shampoo(0.1, block_size=2),
+    "galore": fnopt.galore(0.1, rank=2),
+    "psgd_kron": fnopt.psgd_kron(0.1),
+}
 OTHERS = {
     "weighted_grad": (lambda w: gradients.weighted_grad(loss)(w, BATCH, jnp.ones(4)), (W,)),
     "trimmed_mean": (
@@ -217,6 +227,12 @@ def test_curves(name):
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_gradients(name):
     check(lambda w: GRADIENTS[name](w, BATCH), (W,))
+
+
+@pytest.mark.parametrize("name", MATRIX_METHODS)
+def test_matrix_methods(name):
+    tx = MATRIX_METHODS[name]
+    check(lambda w: tx.update(w, tx.init(w), w), (MATRICES,))
 
 
 @pytest.mark.parametrize("name", OTHERS)

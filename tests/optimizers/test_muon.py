@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
@@ -96,6 +97,24 @@ def test_patterns_and_functions_say_which_leaves_are_matrices():
     assert [name for name, label in labels.items() if label == "muon"] == ["conv"]
     every = fnopt.select(fnopt.muon(1.0, muon_weight_dimension_numbers=Numbers()).labels, grads())
     assert [name for name, label in every.items() if label == "adam"] == ["bias"]
+
+
+def test_dimension_numbers_are_plain_configuration():
+    for tx in (fnopt.muon(0.1, muon_weight_dimension_numbers=AXES), fnopt.scale_by_soap()):
+        config = json.loads(json.dumps(fnopt.to_config(tx)))
+        assert fnopt.from_config(config) == tx
+        assert hash(fnopt.from_config(config)) == hash(tx)
+
+
+def test_stacked_optimizers_are_a_sweep():
+    rates, g = jnp.asarray([0.1, 0.2]), {"w": noise((2, 3)), "b": noise((2,))}
+
+    def first(tx):
+        return tx.update(g, tx.init(g), g)[0]
+
+    together = jax.jit(lambda rates: jax.vmap(first)(jax.vmap(fnopt.muon)(rates)))(rates)
+    for x in jax.tree.leaves(together):
+        np.testing.assert_allclose(x[1], 2 * x[0], rtol=1e-5)
 
 
 def test_normuon_is_its_published_step():

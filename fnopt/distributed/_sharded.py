@@ -62,7 +62,9 @@ class sharded(Transformation):
         inner: An optimizer that works element by element, apart from norms and inner products.
         axis: The name of the mesh axis (or names of several) that gradients are averaged over.
         mean: Whether the mean of the devices' gradients is taken, or their sum. Gradients whose
-            type says that all devices have the same are taken as they are.
+            type says that all devices have the same are taken as they are: with `check_vma=True`
+            `jax.grad` has summed them already, so that the loss has to be a mean over devices
+            (`jax.lax.pmean`), and there is nothing left to scatter. `check_vma=False` sends less.
 
     Raises:
         ValueError: In use, if the axis isn't bound, if the state is of another number of devices,

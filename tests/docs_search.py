@@ -48,6 +48,14 @@ QUERIES = {
     "hyperparameter sweep": ["guides/sweeps"],
     "which optimizer": ["choose"],
     "scipy": ["coming_from/scipy_lmfit_jaxopt"],
+    "muon": ["guides/matrix_optimizers"],
+    "shampoo": ["guides/matrix_optimizers"],
+    "sharding": ["guides/many_devices"],
+    "zero": ["guides/many_devices"],
+    "federated learning": ["guides/federated"],
+    "pretrained weights": ["guides/federated"],
+    "optax": ["coming_from/optax", "guides/interop"],
+    "multisteps": ["coming_from/optax"],
     "loss functions": ["guides/losses"],
 }
 AMONG = 3

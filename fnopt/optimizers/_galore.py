@@ -27,6 +27,7 @@ from fnopt.optimizers._adam import scale_by_adam
 from fnopt.optimizers._matrix_factors import only_finite
 from fnopt.optimizers._matrix_layout import Layout, by_shape
 from fnopt.optimizers._matrix_rule import as_rule, layouts_or_none
+from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learning_rate
 
 _NAME = "scale_by_galore"
@@ -217,6 +218,7 @@ def _reader_of_params(tx: Transformation) -> Transformation | None:
     return next((found for found in readers if found is not None), None)
 
 
+@recipe
 def galore(
     learning_rate: ScalarOrSchedule,
     rank: int = 128,

@@ -26,6 +26,7 @@ from fnopt.optimizers._matrix_factors import Pair, identities, only_finite, turn
 from fnopt.optimizers._matrix_fallback import with_adam
 from fnopt.optimizers._matrix_rule import as_rule
 from fnopt.optimizers._matrixwise import Matrixwise
+from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import add_decayed_weights, partition, scale_by_learning_rate
 
 _LARGEST_RMS = 1.1  # of an update; a whitened one has 1
@@ -182,6 +183,7 @@ def _norm_from_below(A: jax.Array) -> jax.Array:
     return largest * root(jnp.sum(jnp.square(matmul(y, A)), axis=2, keepdims=True))
 
 
+@recipe
 def psgd_kron(
     learning_rate: ScalarOrSchedule,
     b1: Scalar = 0.9,

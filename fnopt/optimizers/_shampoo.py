@@ -162,9 +162,11 @@ class scale_by_shampoo(Matrixwise):
         due = count % self.precondition_frequency == 0
         roots = jax.lax.stop_gradient(jax.lax.cond(due, computed, lambda known: known[1], known))
         new["roots"] = roots
-        u = matmul(matmul(roots[0], mean), roots[1])
+        # Roots and gradients may both be large, and their product too large.
+        unit = _largest(mean)
+        u = matmul(matmul(roots[0], mean / unit), roots[1])
         if self.grafting == "none":
-            return u, new
+            return u * unit, new
         whose = mean
         if self.grafting == "adam":
             new["nu"] = ema(slots.nu, jnp.square(g), h.graft_b2)
@@ -174,7 +176,13 @@ class scale_by_shampoo(Matrixwise):
 
 
 def _norm(x: jax.Array) -> jax.Array:
-    return root(jnp.sum(jnp.square(x), axis=(1, 2), keepdims=True))
+    unit = _largest(x)  # squares of numbers that are finite may not be
+    return unit * root(jnp.sum(jnp.square(x / unit), axis=(1, 2), keepdims=True))
+
+
+def _largest(x: jax.Array) -> jax.Array:
+    """The size of the largest number of every matrix, a constant to derivatives; 1 for zeros."""
+    return jax.lax.stop_gradient(nonzero(jnp.abs(x).max(axis=(1, 2), keepdims=True, initial=0.0)))
 
 
 def _inverse_root(A: jax.Array, eps: jax.Array, exponent: jax.Array) -> jax.Array:

@@ -51,7 +51,9 @@ CASES = {
     "update_moment_per_elem_norm": lambda m: m.update_moment_per_elem_norm(Z, Y, 0.9, 2),
     "bias_correction": lambda m: m.bias_correction(X, 0.9, COUNT),
 }
-ELSEWHERE = {"NamedTupleKey", "get", "get_all_with_path", "map_params", "set"}  # test_search.py
+# test_search.py, test_restore.py
+ELSEWHERE = {"NamedTupleKey", "get", "get_all_with_path", "map_params", "set"}
+ELSEWHERE |= {"RestoreReport", "restore"}
 
 
 def test_the_table_has_every_function():

@@ -46,6 +46,7 @@ from fnopt.optimizers._optimistic import (
 from fnopt.optimizers._polyak_sgd import polyak_sgd, scale_by_polyak
 from fnopt.optimizers._prodigy import prodigy, scale_by_prodigy
 from fnopt.optimizers._psgd_kron import psgd_kron, scale_by_psgd_kron
+from fnopt.optimizers._qhadam import qhadam, scale_by_qhadam
 from fnopt.optimizers._radam import radam, scale_by_radam
 from fnopt.optimizers._rmsprop import rmsprop, scale_by_rms, scale_by_stddev
 from fnopt.optimizers._rprop import rprop, scale_by_rprop
@@ -106,6 +107,7 @@ __all__ = [
     "polyak_sgd",
     "prodigy",
     "psgd_kron",
+    "qhadam",
     "radam",
     "rmsprop",
     "rprop",
@@ -136,6 +138,7 @@ __all__ = [
     "scale_by_polyak",
     "scale_by_prodigy",
     "scale_by_psgd_kron",
+    "scale_by_qhadam",
     "scale_by_radam",
     "scale_by_rms",
     "scale_by_rprop",

@@ -28,6 +28,7 @@ from fnopt.optimizers._novograd import ScaleByNovogradState
 from fnopt.optimizers._optimistic import ScaleByOptimisticGradientState
 from fnopt.optimizers._prodigy import ScaleByProdigyState
 from fnopt.optimizers._psgd_kron import ScaleByPsgdKronState
+from fnopt.optimizers._qhadam import ScaleByQhadamState
 from fnopt.optimizers._rmsprop import ScaleByRmsState, ScaleByStddevState
 from fnopt.optimizers._rprop import ScaleByRpropState
 from fnopt.optimizers._scale_by_lbfgs import ScaleByLBFGSState
@@ -65,6 +66,7 @@ __all__ = [
     "ScaleByOptimisticGradientState",
     "ScaleByProdigyState",
     "ScaleByPsgdKronState",
+    "ScaleByQhadamState",
     "ScaleByRmsState",
     "ScaleByRpropState",
     "ScaleByRssState",

@@ -9,6 +9,7 @@ from fnopt.transforms._apply_if_finite import apply_if_finite
 from fnopt.transforms._average_params import averaged_params, params_ema, params_mean
 from fnopt.transforms._backtracking_linesearch import scale_by_backtracking_linesearch
 from fnopt.transforms._basic import identity, scale, set_to_zero, stateless
+from fnopt.transforms._cautious import cautious
 from fnopt.transforms._centralize import centralize
 from fnopt.transforms._chain import Chain, chain
 from fnopt.transforms._clip import clip, clip_by_global_norm
@@ -30,6 +31,7 @@ from fnopt.transforms._ema import ema
 from fnopt.transforms._flatten import flatten
 from fnopt.transforms._freeze import freeze
 from fnopt.transforms._gradient_noise import add_gradient_noise
+from fnopt.transforms._grokfast import grokfast
 from fnopt.transforms._groups import layer_decay, param_groups, scale_by_group
 from fnopt.transforms._kahan import kahan
 from fnopt.transforms._learning_rate import scale_by_learning_rate
@@ -76,6 +78,7 @@ __all__ = [
     "averaged_params",
     "by_path",
     "by_pattern",
+    "cautious",
     "centralize",
     "chain",
     "clip",
@@ -87,6 +90,7 @@ __all__ = [
     "ema",
     "flatten",
     "freeze",
+    "grokfast",
     "has_updated",
     "identity",
     "kahan",

@@ -11,6 +11,7 @@ from fnopt.transforms._backtracking_linesearch import (
     BacktrackingLinesearchInfo,
     ScaleByBacktrackingLinesearchState,
 )
+from fnopt.transforms._cautious import CautiousState
 from fnopt.transforms._conditionally import ConditionallyState, SkipLargeUpdatesState
 from fnopt.transforms._constraints import ZeroNansState
 from fnopt.transforms._distance_over_gradients import ScaleByDistanceOverGradientsState
@@ -18,6 +19,7 @@ from fnopt.transforms._dynamic_loss_scale import DynamicLossScaleState
 from fnopt.transforms._ema import EmaState
 from fnopt.transforms._flatten import FlattenState
 from fnopt.transforms._gradient_noise import AddGradientNoiseState
+from fnopt.transforms._grokfast import GrokfastState
 from fnopt.transforms._kahan import KahanState
 from fnopt.transforms._learning_rate import ScaleByLearningRateState
 from fnopt.transforms._lookahead import LookaheadState
@@ -45,10 +47,12 @@ __all__ = [
     "ApplyIfFiniteState",
     "AverageParamsState",
     "BacktrackingLinesearchInfo",
+    "CautiousState",
     "ConditionallyState",
     "DynamicLossScaleState",
     "EmaState",
     "FlattenState",
+    "GrokfastState",
     "KahanState",
     "LookaheadState",
     "MaskedState",

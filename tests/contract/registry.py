@@ -237,6 +237,8 @@ CASES = [
     optimizer(lambda rate: fnopt.lbfgs(rate, linesearch=None), "lbfgs"),
     # watchers
     Case("record_health", lambda: fnopt.monitor.record_health(4)),
+    optimizer(lambda rate: fnopt.cautious(fnopt.adam(rate)), "cautious"),
+    optimizer(lambda rate: fnopt.chain(fnopt.grokfast(), fnopt.adam(rate)), "grokfast"),
     Case("snapshot", lambda: fnopt.monitor.snapshot("norm", fnopt.global_norm, decay=0.9)),
     Case("emit_health", lambda: fnopt.monitor.emit_health(_ignored, every=2)),
     # optimizers with options that change what they do; all others are found below

@@ -1,5 +1,6 @@
 """How the documentation is built: every page is a notebook that runs, every warning an error."""
 
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -25,7 +26,6 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.mathjax",
-    "sphinx-mathjax-offline",  # formulas need no network
     "sphinx.ext.viewcode",
     "dealt",
     "public",
@@ -63,5 +63,11 @@ html_theme_options = {
     "use_fullscreen_button": False,
     "navbar_persistent": [],
 }
-html_static_path = ["_static"]
+# Formulas need no network: MathJax comes with a package, whose own Sphinx extension would let
+# nothing be read in parallel.
+mathjax = importlib.util.find_spec("sphinx-mathjax-offline")
+assert mathjax is not None
+assert mathjax.origin is not None
+mathjax_path = "mathjax/tex-chtml.js"
+html_static_path = ["_static", str(Path(mathjax.origin).parent / "static")]
 html_css_files = ["style.css"]

@@ -236,3 +236,13 @@ def test_what_is_not_here_says_what_to_use():
 
 def test_results_are_fnopts():
     assert optax_api.adam(0.1) == fnopt.adam(0.1)
+
+
+def test_injected_factories_may_take_any_keyword():  # optax's own can't
+    def make(learning_rate: Any, **options: Any) -> Any:
+        return optax_api.sgd(learning_rate, **options)
+
+    tx = optax_api.inject_hyperparams(make)(learning_rate=0.1, momentum=0.5)
+    state = tx.init(jnp.ones(2))
+    assert set(state.hyperparams) == {"learning_rate", "momentum"}
+    assert tx.update(jnp.ones(2), state)[0].tolist() == pytest.approx([-0.1, -0.1])

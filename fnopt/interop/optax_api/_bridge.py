@@ -65,9 +65,7 @@ def bridged(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(fn)
     def made(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs).arguments
-        extra = given.pop("kwargs", {})
-        given = {**given, **extra}
+        given = dict(signature.bind(*args, **kwargs).arguments)
         for name in _SCHEDULED & given.keys():
             given[name] = as_schedule(given[name])
         masks = [name for name in given if name.endswith("mask") and is_function(given[name])]

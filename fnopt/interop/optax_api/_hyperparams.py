@@ -78,12 +78,15 @@ def inject_hyperparams(
     """
     names = {static_args} if isinstance(static_args, str) else set(static_args)
     signature = inspect.signature(inner_factory)
+    parameters = signature.parameters.values()
+    variadic = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), "")
 
     @functools.wraps(inner_factory)
     def made(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        given = {**bound.arguments, **bound.arguments.pop("kwargs", {})}
+        given = dict(bound.arguments)
+        given |= given.pop(variadic, {})
         open_ = {name: value for name, value in given.items() if name not in names}
         numeric = {name: _number(v, hyperparam_dtype) for name, v in open_.items() if _is_number(v)}
         scheduled = tuple((name, v) for name, v in open_.items() if _is_schedule(name, v))

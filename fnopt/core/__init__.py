@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fnopt.core import _exponents as exponents
+from fnopt.core._apply import Params as Params
 from fnopt.core._apply import apply_updates
 from fnopt.core._apply import cast_like as cast_like
 from fnopt.core._beside import beside as beside

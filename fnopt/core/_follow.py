@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from fnopt.core._apply import Params
 from fnopt.core._leaves import map_leaves
-
-Params = TypeVar("Params")
 
 
 def incremental_update(new_tensors: Params, old_tensors: Params, step_size: Any) -> Params:

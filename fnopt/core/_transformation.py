@@ -15,21 +15,8 @@ from fnopt.core._beside import beside
 from fnopt.core._dtypes import dtype_of, is_inexact
 from fnopt.core._errors import place, where
 from fnopt.core._leaves import check_same_tree
+from fnopt.core._unknown import advice_for_attribute
 from fnopt.core._value import Schedule, Value, static
-
-# What optimizers of other libraries have as methods and attributes, and what stands for it here.
-_STEP = "updates, state = tx.update(grads, state, params); params = fnopt.apply_updates(...)"
-_READ = "fnopt.hyperparams(tx, state) reads hyper-parameters, fnopt.slots(state) the rest"
-_ELSEWHERE = {
-    **dict.fromkeys(("step", "apply", "apply_gradients", "apply_gradient", "get_updates"), _STEP),
-    "minimize": f"take the gradient with jax.grad, then {_STEP}; or call fnopt.minimize",
-    "zero_grad": "leave it out: jax.grad gives a new gradient each time",
-    **dict.fromkeys(
-        ("state", "slots", "variables", "state_dict", "load_state_dict", "iterations"),
-        f"state = tx.init(params), which you keep; {_READ}",
-    ),
-    **dict.fromkeys(("learning_rate", "lr", "param_groups", "hyperparams"), _READ),
-}
 
 
 class EmptyState(NamedTuple):
@@ -99,8 +86,10 @@ class Transformation(Value):
 
         def __getattr__(self, name: str) -> Any:
             """Only called for what isn't there: says what to write instead."""
-            hint = f" Instead: {_ELSEWHERE[name]}." if name in _ELSEWHERE else ""
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}.{hint}")
+            owner = type(self).__name__
+            raise AttributeError(
+                f"{owner!r} object has no attribute {name!r}.{advice_for_attribute(name)}"
+            )
 
     def __iter__(self) -> Iterator[Callable[..., Any]]:
         yield self.init

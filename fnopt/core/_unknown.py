@@ -1,4 +1,4 @@
-"""What to write instead of a name that `fnopt` doesn't have."""
+"""What to write instead of a name that `fnopt`, or an optimizer of it, doesn't have."""
 
 from __future__ import annotations
 
@@ -30,6 +30,21 @@ _ELSEWHERE = {
 }
 
 
+# What optimizers of other libraries have as methods and attributes, and what stands for it here.
+_STEP = "updates, state = tx.update(grads, state, params); params = fnopt.apply_updates(...)"
+_READ = "fnopt.hyperparams(tx, state) reads hyper-parameters, fnopt.slots(state) the rest"
+_ATTRIBUTES = {
+    **dict.fromkeys(("step", "apply", "apply_gradients", "apply_gradient", "get_updates"), _STEP),
+    "minimize": f"take the gradient with jax.grad, then {_STEP}; or call fnopt.minimize",
+    "zero_grad": "leave it out: jax.grad gives a new gradient each time",
+    **dict.fromkeys(
+        ("state", "slots", "variables", "state_dict", "load_state_dict", "iterations"),
+        f"state = tx.init(params), which you keep; {_READ}",
+    ),
+    **dict.fromkeys(("learning_rate", "lr", "param_groups", "hyperparams"), _READ),
+}
+
+
 def advice(name: str, homes: Mapping[str, Sequence[str]]) -> str:
     """What a user may have meant.
 
@@ -51,3 +66,15 @@ def advice(name: str, homes: Mapping[str, Sequence[str]]) -> str:
     near = [plain] if plain in spellings else close
     found = [f"fnopt.{spellings[n]}" for n in near]
     return f" Did you mean {' or '.join(found)}?" if found else ""
+
+
+def advice_for_attribute(name: str) -> str:
+    """What to write instead of a method or an attribute of another library's optimizers.
+
+    Args:
+        name: The attribute asked for.
+
+    Returns:
+        A sentence with a space in front, or nothing.
+    """
+    return f" Instead: {_ATTRIBUTES[name]}." if name in _ATTRIBUTES else ""

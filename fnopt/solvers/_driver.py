@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.core import Tracer
 
-from fnopt.core import Status
+from fnopt.core import Params, Status
 from fnopt.linear import norm
 from fnopt.programs import call_compiled, call_recorded, is_data
 from fnopt.solvers._aux import without_aux
@@ -31,7 +31,7 @@ from fnopt.solvers._levenberg_marquardt import levenberg_marquardt
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers._problem import Problem, Setting, set_up
 from fnopt.solvers._scipy_options import as_asked
-from fnopt.solvers._solution import History, Params, Solution, StepInfo
+from fnopt.solvers._solution import History, Solution, StepInfo
 from fnopt.solvers._units import in_unit, restored, safe_unit
 
 

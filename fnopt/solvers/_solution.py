@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import Status, is_converged, show_report
+from fnopt.core import Params, Status, is_converged, show_report
 from fnopt.solvers._report import batch_report, report
-
-Params = TypeVar("Params")
 
 
 class History(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import as_transformation, listing
+from fnopt.core import Params, as_transformation, listing
 from fnopt.programs import call_compiled, call_recorded, is_data, recorded, runs_now
 from fnopt.solvers._call import checked_args, checked_count, first_call_hints
 from fnopt.solvers._solution import History, StepInfo
@@ -21,7 +21,7 @@ from fnopt.solvers.smooth._newton_cg import newton_cg
 from fnopt.solvers.smooth._nonlinear_cg import nonlinear_cg
 from fnopt.solvers.smooth._plain import plain
 from fnopt.solvers.smooth._projected_gradient import projected_gradient
-from fnopt.solvers.smooth._result import Minimum, Params
+from fnopt.solvers.smooth._result import Minimum
 from fnopt.solvers.smooth._setting import Setting, seen_by, set_up, with_half_precision
 
 METHODS: dict[str, Callable[[], MinimizeMethod]] = {

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import Status, is_converged, show_report
+from fnopt.core import Params, Status, is_converged, show_report
 from fnopt.solvers._solution import History
 
 _OF_A_FUNCTION = {
@@ -19,9 +19,6 @@ _OF_A_FUNCTION = {
     Status.NONFINITE_START: "failed: the function or its gradient is not finite at these params",
     Status.NONFINITE_STEP: "failed: every step led to where the function is not finite",
 }
-
-
-Params = TypeVar("Params")
 
 
 class Minimum(NamedTuple, Generic[Params]):

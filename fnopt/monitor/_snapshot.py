@@ -13,6 +13,7 @@ from fnopt.core import (
     Transformation,
     bias_correction,
     compute_dtype,
+    ema,
     hyper,
     increment,
     static,
@@ -79,8 +80,7 @@ class snapshot(Transformation):
             return updates, SnapshotState(count, {self.measure_name: now}, ())
 
         def averaged(old: jax.Array, new: jax.Array) -> jax.Array:
-            decay = jnp.asarray(self.decay, old.real.dtype).astype(old.dtype)
-            return decay * old + (1 - decay) * new
+            return ema(old, new, jnp.asarray(self.decay, old.real.dtype).astype(old.dtype))
 
         def corrected(x: jax.Array) -> jax.Array:
             decay = jnp.asarray(self.decay, x.real.dtype)

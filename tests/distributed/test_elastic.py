@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import socket
 import subprocess
 import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -15,21 +18,47 @@ from jax.sharding import PartitionSpec as P
 
 import fnopt
 from fnopt import distributed
-from tests.distributed import elastic_run
+
+COMMAND = [sys.executable, "-m", "tests.distributed.train_run"]
+SECONDS = 120
 
 
-def test_divided_state_goes_on_with_any_number_of_devices():
-    done = subprocess.run(
-        [sys.executable, "-m", elastic_run.__name__],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout)
-    assert sorted(found) == ["1", "4", "8", "uninterrupted"]
-    assert len({*found.values()}) == 1, found
+def run_all(*commands):
+    """Processes side by side: the last line of each is JSON; none is left running."""
+    pipe = subprocess.PIPE
+    running = [
+        subprocess.Popen([*COMMAND, *args], stdout=pipe, stderr=pipe, text=True)
+        for args in commands
+    ]
+    until = time.monotonic() + SECONDS
+    try:
+        written = [p.communicate(timeout=max(1, until - time.monotonic())) for p in running]
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    for out, err in written:
+        assert out.strip(), err[-2000:]
+    return [json.loads(out.strip().splitlines()[-1]) for out, _ in written]
+
+
+def test_two_processes_begin_and_any_number_of_devices_goes_on(tmp_path):
+    """ZeRO-1, accumulation, averages, a NaN on one device: saved in the middle, and a death."""
+    pytest.importorskip("orbax.checkpoint")
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    path = str(tmp_path / "checkpoint")
+    first, second = run_all(*(["begin", path, address, str(i)] for i in range(2)))
+    # The survivor hears of it in its next step, as an error and not as a wait.
+    assert re.search("Gloo|[Cc]onnection|peer", first.pop("lost"))
+    assert first == second
+    assert (first["devices"], first["processes"], first["bad steps"]) == (4, 2, 2)
+    (resumed,) = run_all(["go_on", path])
+    assert [run.pop("devices") for run in resumed] == [1, 2, 8]
+    expected = {**first, "processes": 1}
+    del expected["devices"]
+    assert resumed == [expected] * 3  # checksums of params and state, and of noise that is one
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")

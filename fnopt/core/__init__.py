@@ -60,6 +60,7 @@ from fnopt.core._parts import part_axes as part_axes
 from fnopt.core._parts import parts_over as parts_over
 from fnopt.core._parts import totalling as totalling
 from fnopt.core._paths import leaf_paths, leaves_with_names, path_name, shown
+from fnopt.core._patterns import matches
 from fnopt.core._products import HIGHEST as HIGHEST
 from fnopt.core._products import matmul as matmul
 from fnopt.core._products import weighted_rows as weighted_rows
@@ -162,6 +163,7 @@ __all__ = [
     "leaves_with_names",
     "listing",
     "map_leaves",
+    "matches",
     "named",
     "nonzero",
     "path_name",

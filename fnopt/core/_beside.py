@@ -36,7 +36,7 @@ def beside(state: Any, params: Any) -> Any:
 
 
 def _homes(params: Any) -> Iterator[Any]:
-    """Where whole copies live that belong to params, for every leaf that says so."""
+    """The memory and devices of the whole copies of params, for every leaf that names them."""
     for p in jax.tree.leaves(params):
         if isinstance(p, Tracer):
             mesh = jax.typeof(p).sharding.mesh

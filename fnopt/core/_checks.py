@@ -1,4 +1,4 @@
-"""What is checked while a loss is traced, and what the messages say."""
+"""Checks of losses, batches, keys and numbers while a program is traced."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NamedLeaves = list[tuple[str, Any]]
 
 
 def described(x: Any) -> str:
-    """What a leaf is, for a message: `'float32[8,3]'`, or the name of its Python type."""
+    """A leaf's type for a message: `'float32[8,3]'`, or the name of its Python type."""
     if not hasattr(x, "dtype"):
         return type(x).__name__
     return f"{x.dtype}[{','.join(map(str, x.shape))}]"
@@ -88,7 +88,7 @@ def folded(key: Any, step: Any, name: str) -> Any:
 
 
 def checked_loss(output: Any, has_aux: bool, name: str) -> tuple[jax.Array, Any]:
-    """What the loss returned, as `(value, aux)` with a real floating scalar for `value`."""
+    """The loss's result as `(value, aux)`, with a real floating scalar for `value`."""
     if has_aux and not (isinstance(output, tuple) and len(output) == 2):
         raise TypeError(
             f"{name}: has_aux=True expects the loss to return (value, aux), "

@@ -1,4 +1,4 @@
-"""What a notebook shows for the last line of a cell: reports as text, states as shapes."""
+"""The display of results in notebooks: reports as text, states as shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where in a pipeline an error happens, so that its message can say so."""
+"""The place of an error in a pipeline, for its message."""
 
 from __future__ import annotations
 

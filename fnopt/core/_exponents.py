@@ -65,7 +65,7 @@ def _is_sharded(x: jax.Array) -> bool:
 
 
 def histogram(x: jax.Array) -> jax.Array:
-    """How many elements of a real array fall into each bin: int32 `[BINS]`."""
+    """The histogram of a real array's exponents: the number of elements per bin, int32 `[BINS]`."""
     index = _bins(x)
     if _is_sharded(index):  # a scatter with spread indices would have to gather them first
         return _by_comparison(index)

@@ -64,7 +64,7 @@ class Leafwise(Transformation):
     State: ClassVar[Any] = EmptyState
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """What depends on the step and not on the leaf; nothing by default."""
+        """The numbers of a step that all leaves share; none by default."""
         del h, t
         return {}
 
@@ -77,12 +77,12 @@ class Leafwise(Transformation):
         return getattr(self, f"{slot}_dtype", None)
 
     def fill(self, slot: str) -> Any:
-        """What a slot begins with: a number, or `'params'` for a copy of the params."""
+        """The initial value of a slot: a number, or `'params'` for a copy of the params."""
         del slot
         return 0.0
 
     def start(self, slot: str, p: Any) -> Any:
-        """What an `OwnSlot` begins with for the leaf `p`; strongly typed, at least float32."""
+        """The initial value of an `OwnSlot` for the leaf `p`; strongly typed, at least float32."""
         raise NotImplementedError(f"{type(self).__name__} must define start(self, {slot!r}, p)")
 
     def init(self, params: Any) -> Any:

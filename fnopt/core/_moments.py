@@ -37,7 +37,7 @@ def ema(mean: jax.Array, x: jax.Array, decay: jax.Array, gain: jax.Array | None 
 
 
 def bias_correction(decay: jax.Array, count: jax.Array) -> jax.Array:
-    r"""What an average that started at zero has seen after `count` steps: :math:`1-\beta^t`.
+    r"""The total weight of an average that started at zero, after `count` steps: :math:`1-\beta^t`.
 
     It is computed as :math:`-\mathrm{expm1}(t \log \beta)`: for a decay near one the power is near
     one too, and the difference would lose three of float32's seven digits in the first steps.
@@ -65,7 +65,7 @@ def bias_correction(decay: jax.Array, count: jax.Array) -> jax.Array:
 def mean_weights(
     decay: jax.Array, count: jax.Array, nesterov: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    r"""What the corrected mean gradient takes of the average and of the gradient itself.
+    r"""The weights of the average and of the new gradient in the corrected mean gradient.
 
     .. math:: \hat\mu_t = a\, \mu_t + b\, g_t, \qquad (a, b) = \begin{cases}
               (1/(1-\beta^t),\ 0) \\

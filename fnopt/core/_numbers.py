@@ -75,7 +75,7 @@ def safe_norms(squares: Callable[[jax.Array | None], jax.Array]) -> jax.Array:
 
 
 def out_of_range(squares: jax.Array) -> jax.Array:
-    """Where a sum of squares is infinite, or so small that it may have lost terms."""
+    """Whether a sum of squares is infinite, or so small that it may have lost terms."""
     info = jnp.finfo(squares.dtype)
     return (squares > info.max) | (squares < 2.0 ** (-info.maxexp // 2))
 

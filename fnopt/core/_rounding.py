@@ -19,7 +19,7 @@ def is_narrow(dtype: Any) -> bool:
 
 
 def _distance(x: jax.Array, dtype: Any) -> jax.Array:
-    """How far apart the numbers of a narrow dtype are around the float32 numbers `x`."""
+    """The spacing of the numbers of a narrow dtype around the float32 numbers `x`."""
     info = jnp.finfo(dtype)
     exponent = jax.lax.bitcast_convert_type(x, jnp.int32) & 0x7F800000
     power = jax.lax.bitcast_convert_type(exponent, jnp.float32)  # of two, not above |x|

@@ -39,7 +39,7 @@ class Rows:
     is_unique: bool = False
 
     def summed(self) -> Rows:
-        """The same with the values of equal indices summed, in at least float32."""
+        """These rows with the values of equal indices summed, in at least float32."""
         if self.is_unique or self.indices.shape[0] == 0:
             return Rows(self.indices, self.values, self.size, True)
         k, dtype = self.indices.shape[0], jnp.int32

@@ -86,7 +86,7 @@ def _is_about_sharding(error: Exception) -> bool:
 def product_sharding(
     a: Any, b: Any, summed: tuple[int, int], batch: int = 0
 ) -> NamedSharding | None:
-    """How the product of two arrays lies: as what is left of them; None where JAX knows it.
+    """The sharding of the product of two arrays, from their free axes; None where JAX knows it.
 
     Args:
         a: An array.

@@ -1,4 +1,4 @@
-"""How an iteration ended: codes for arrays, messages for people."""
+"""The status of an iteration: codes for arrays, messages for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to write instead of a name that `fnopt`, or an optimizer of it, doesn't have."""
+"""Advice for names that `fnopt`, or one of its optimizers, doesn't have."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _ATTRIBUTES = {
 
 
 def advice(name: str, homes: Mapping[str, Sequence[str]]) -> str:
-    """What a user may have meant.
+    """Advice for an unknown name: near names, and the names of other libraries.
 
     Args:
         name: The name asked for.
@@ -69,7 +69,7 @@ def advice(name: str, homes: Mapping[str, Sequence[str]]) -> str:
 
 
 def advice_for_attribute(name: str) -> str:
-    """What to write instead of a method or an attribute of another library's optimizers.
+    """Advice for a method or an attribute of another library's optimizers.
 
     Args:
         name: The attribute asked for.

@@ -1,4 +1,4 @@
-"""What a program costs: FLOPs, bytes and memory read from its jaxpr, and the roofline."""
+"""The cost of a program: FLOPs, bytes and memory read from its jaxpr, and the roofline."""
 
 from __future__ import annotations
 

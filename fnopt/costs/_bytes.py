@@ -16,7 +16,7 @@ def nbytes(cell: Cell) -> int:
 
 
 def own_traffic(op: Op) -> int:
-    """What a matrix product, a sort, ... reads and writes: its operands and its results.
+    """The memory traffic of one operation: its operands and its results.
 
     An operand that is a broadcast or a widened view of something smaller counts as that.
     """

@@ -1,4 +1,4 @@
-"""What each primitive computes: one table from its name to a rule."""
+"""The FLOPs of each primitive: one table from its name to a rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often the body of a while loop runs, where that can be read off the program."""
+"""The trip counts of while loops, where they can be read off the program."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _bound(loop: _Loop, cell: Cell) -> int | None:
 
 
 def _step(loop: _Loop, counter: int) -> int | None:
-    """What one iteration adds to the counter."""
+    """The increment of the counter in one iteration."""
     op = _maker(loop.body, loop.returned[counter])
     if op is None or op.name not in {"add", "sub"}:
         return None

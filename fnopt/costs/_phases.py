@@ -1,4 +1,4 @@
-"""What a gradient and a training step cost, phase by phase."""
+"""The costs of a gradient and of a training step, phase by phase."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fnopt.costs._work import Work
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class GradCost:
-    """What a gradient costs; `print` shows a table.
+    """The cost of a gradient; `print` shows a table.
 
     Attributes:
         forward: The forward pass, as it runs when a backward pass will follow.
@@ -86,7 +86,7 @@ class GradCost:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class StepCost(GradCost):
-    """What a training step costs; `print` shows a table.
+    """The cost of a training step; `print` shows a table.
 
     Attributes:
         forward: The forward pass, as it runs when a backward pass will follow.

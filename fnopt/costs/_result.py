@@ -1,4 +1,4 @@
-"""What a program costs, as numbers."""
+"""The cost of a program, as numbers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Loop(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """What the compiler says about the same program (for this machine's backend).
+    """The compiler's own figures for the same program (for this machine's backend).
 
     Attributes:
         flops: Its count; it counts the body of every loop ONCE.
@@ -69,7 +69,7 @@ class Compiled(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Cost:
-    """What one run of a program costs; `print(cost)` shows a table.
+    """The cost of one run of a program; `print(cost)` shows a table.
 
     Attributes:
         parts: Work per part: the path of `jax.named_scope`s and of the user's jitted functions,
@@ -102,12 +102,12 @@ class Cost:
 
     @property
     def matmul_flops(self) -> int:
-        """Those of matrix products and convolutions; a multiply-add counts as two."""
+        """The FLOPs of matrix products and convolutions; a multiply-add counts as two."""
         return self.total.matmul_flops
 
     @property
     def elementwise_flops(self) -> int:
-        """Those of everything else: arithmetic on elements, reductions, factorisations."""
+        """The FLOPs of all other operations: elementwise arithmetic, reductions, factorisations."""
         return self.total.elementwise_flops
 
     @property
@@ -189,7 +189,7 @@ class Cost:
 
 
 def _shared(paths: Sequence[Sequence[str]]) -> int:
-    """How many parts of the path all have in common."""
+    """The number of leading path parts that all have in common."""
     if len(paths) < 2:
         return 0
     same = [len({*level}) == 1 for level in zip(*paths, strict=False)]
@@ -213,7 +213,7 @@ def _heaviest(row: Row) -> tuple[int, int]:
 
 
 def notes(costs: Sequence[Cost], compiled: Compiled | None) -> list[str]:
-    """What is not in the figures, and what the compiler says."""
+    """Remarks: what the figures leave out, and the compiler's own figures."""
     found = [u for cost in costs for u in cost.unknown]
     lines = [f"not counted: {u.name} x {u.count}{_in(u.part)}: {u.reason}" for u in found[:_SHOWN]]
     if len(found) > _SHOWN:

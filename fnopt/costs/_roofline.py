@@ -1,4 +1,4 @@
-"""How long a machine with given rates takes at least."""
+"""The roofline: the least time on a machine with given rates."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Hardware:
         return max(self._arithmetic(work), work.bytes / self.bandwidth)
 
     def limit(self, work: Work) -> str:
-        """What the time goes into: `'compute'` or `'memory'`."""
+        """The bottleneck: `'compute'` or `'memory'`."""
         return "compute" if self._arithmetic(work) > work.bytes / self.bandwidth else "memory"
 
     def _arithmetic(self, work: Work) -> float:

@@ -166,7 +166,7 @@ def _check_loss(what: str, loss: Any) -> None:
 
 
 def _checked_value(result: Any, has_aux: bool) -> Any:
-    """What the loss gave, if that is a scalar (and aux)."""
+    """The loss's result, if it is a scalar (and aux)."""
     value = result[0] if has_aux and isinstance(result, tuple) and len(result) == 2 else result
     shape = getattr(value, "shape", None)
     if shape == ():

@@ -151,7 +151,7 @@ class _Part:
         return self.over_chunks(values, self.bound.batch)
 
     def over_chunks(self, fn: Callable[[Any], Any], batch: Any) -> Any:
-        """What a function returns for all chunks, by example."""
+        """The results of a function for all chunks, by example."""
         body = lambda carry, chunk: (carry, fn(chunk))  # noqa: E731
         return scan_chunks(body, None, batch, self.bound.size, self.chunk_size)[1]
 
@@ -242,7 +242,7 @@ class BatchJacobian:
 
     @property
     def residuals(self) -> Any:
-        """What `residual_fn` returned, with a leading example axis; a tuple for several."""
+        """The residuals, with a leading example axis; a tuple for several."""
         return self._as_residuals([part.residuals for part in self._parts])
 
     @property

@@ -1,4 +1,4 @@
-"""How well the data determine the params."""
+"""The covariance of the params of a fit."""
 
 from __future__ import annotations
 

@@ -228,7 +228,7 @@ def _check_batch(**options: Any) -> None:
 
 
 def _checked(values: Any, x: Any, y: jax.Array) -> Any:
-    """What the model returned, if it fits the data."""
+    """The model's result, if its shape fits the data."""
     if not hasattr(values, "shape"):
         raise TypeError(f"curve_fit: f returned {values!r}, expected an array like ydata.")
     if values.shape not in {y.shape, ()}:

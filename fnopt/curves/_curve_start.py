@@ -1,4 +1,4 @@
-"""Where a curve fit starts, and within which bounds."""
+"""The start of a curve fit, and its bounds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Bounds = tuple[Any, Any]
 
 
 def start_of(f: Callable[..., Any], p0: Any, bounds: Bounds | None = None) -> tuple[Any, bool]:
-    """Where to start, and whether it is unpacked into arguments of `f`."""
+    """The start, and whether it is unpacked into arguments of `f`."""
     if p0 is None:
         return _inside(bounds, _count_parameters(f)), True
     if not _is_plain(p0):
@@ -86,7 +86,7 @@ def _is_scalar(v: Any) -> bool:
 
 
 def _positional(f: Callable[..., Any]) -> tuple[int, int, bool]:
-    """How many arguments `f` must and can take by position, and whether it takes any number."""
+    """The least and largest number of positional arguments of `f`, and whether any number fits."""
     parameters = inspect.signature(f).parameters.values()
     named = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     required = sum(p.default is p.empty for p in named)

@@ -89,7 +89,7 @@ def report_failures(solution: Solution, pcov: jax.Array, plain: bool) -> None:
 
 
 def _errors_away(solution: Solution) -> float:
-    r"""How far the linear model's minimum is, in standard errors of the worst param.
+    r"""The distance to the linear model's minimum, in standard errors of the worst param.
 
     .. math:: \max_j \frac{|\delta_j|}{s \sqrt{(J^T J)^{-1}_{jj}}}, \qquad \delta = J^+ r
     """

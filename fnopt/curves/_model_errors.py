@@ -1,4 +1,4 @@
-"""What a model that isn't written for JAX is told."""
+"""Error messages for models that aren't written for JAX."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ ACCEPTED = (*_NEEDLESS, "factor", "verbose", "col_deriv", "callback")
 
 
 def solver_options(options: dict[str, Any]) -> dict[str, Any]:
-    """What SciPy's keywords mean: `radius`, `callback` and `verbose`.
+    """Solver options from SciPy's keywords: `radius`, `callback` and `verbose`.
 
     Args:
         options: Keywords and values.

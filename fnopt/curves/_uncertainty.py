@@ -1,4 +1,4 @@
-"""What a fit is worth: intervals, bands, correlation, and whether the model fits at all."""
+"""The uncertainty of a fit: intervals, bands, correlation, goodness of fit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Band(NamedTuple):
 
 
 def t_quantile(level: float | jax.Array, dof: float | jax.Array) -> jax.Array:
-    r"""How many standard errors hold a fraction of Student's distribution.
+    r"""The two-sided quantile of Student's distribution, in standard errors.
 
     .. math:: P(|T| < t) = I_{t^2 / (\nu + t^2)}\!\left( \tfrac12, \tfrac{\nu}{2} \right) = p
 
@@ -75,7 +75,7 @@ def _quantile(solution: Solution, level: float, absolute_sigma: bool) -> jax.Arr
 
 
 def degrees_of_freedom(solution: Solution) -> jax.Array:
-    """How many residuals count, minus how many params these determine; an int32 scalar."""
+    """The number of residuals that count, minus the number of params that they determine; int32."""
     if solution.dof is not None:
         return solution.dof
     assert solution.jacobian is not None, "a solution without degrees of freedom has a Jacobian"

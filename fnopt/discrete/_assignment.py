@@ -1,4 +1,4 @@
-"""Who gets what: the linear assignment problem."""
+"""The linear assignment problem: pairs of rows and columns of the least total cost."""
 
 from __future__ import annotations
 

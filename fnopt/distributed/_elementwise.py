@@ -140,7 +140,7 @@ def _step(eqn: jex.JaxprEqn) -> tuple[Any, ...]:
 
 
 def _with_axes(tree: Any) -> Any:
-    """The same shapes; a leaf without axes gets one, as its parts have."""
+    """The shapes of the leaves; one without axes gets an axis, as its parts have."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape or (1,), x.dtype), tree)
 
 

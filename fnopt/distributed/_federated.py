@@ -31,7 +31,7 @@ from fnopt.transforms import scale
 
 
 class ServerState(NamedTuple):
-    """What a server knows: the round, the params, and the state of its optimizer."""
+    """The server's state: the round, the params, and the state of its optimizer."""
 
     round: jax.Array
     params: Any

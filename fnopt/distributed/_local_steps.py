@@ -190,7 +190,7 @@ def _weight(num_examples: Any, participates: Any) -> jax.Array:
 
 
 def _moved(anchor: Any, params: Any, own: Any) -> Any:
-    """How far a worker has come since the last meeting, against its direction."""
+    """The outer gradient: minus a worker's change of the params since the last meeting."""
 
     def leaf(a: Any, p: Any, u: Any) -> Any:
         # From where the worker began, which is the common point as its params can hold it.

@@ -26,7 +26,7 @@ def rows(x: Any, n: int) -> jax.Array:
 
 
 def part_length(size: int, n: int) -> int:
-    """How many numbers a part has: a whole number, rounded up."""
+    """The length of a part: a whole number, rounded up."""
     return -(-size // n)
 
 

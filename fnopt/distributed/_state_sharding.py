@@ -1,4 +1,4 @@
-"""Where every array of a state belongs, and states that are made there."""
+"""The shardings of an optimizer's state, and states made in place on their devices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fnopt.distributed._meshes import (
 def state_sharding(
     tx: Any, params: Any, *, mesh: Mesh | None = None, axis: Axis | None = None
 ) -> Any:
-    """Where every array of an optimizer's state belongs: a tree of shardings.
+    """The shardings of an optimizer's state, one per array.
 
     Slots lie as their params do, which they are known by: the name ends with the param's name, and
     the shape is the same (or has a leading axis more). All else (counts, factors of matrices) is

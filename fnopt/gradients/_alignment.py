@@ -1,4 +1,4 @@
-"""How well the gradient of every example agrees with those of the others."""
+"""The alignment of every example's gradient with the mean of the others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Moments(Protocol):
 
     @property
     def count(self) -> jax.Array:
-        """How many count."""
+        """The number of examples that count."""
         ...
 
     @property
@@ -28,11 +28,11 @@ class Moments(Protocol):
 
 
 class Totals(Protocol):
-    """What one pass over the batch found."""
+    """The sums of one pass over the batch."""
 
     @property
     def moments(self) -> Moments:
-        """Of the gradients that count."""
+        """The mean of the gradients that count, and their number."""
         ...
 
     @property
@@ -58,7 +58,7 @@ def alignment_with_others(bound: BoundLoss, found: Totals, chunk_size: int | Non
 
     Args:
         bound: The loss and the batch.
-        found: What one pass over the batch found.
+        found: The sums of one pass over the batch.
         chunk_size: How many examples to take at once.
     """
     norm, mean = found.norm, found.moments.mean
@@ -105,7 +105,7 @@ def _forward(bound: BoundLoss, direction: Any, chunk: Any) -> jax.Array:
 
 
 def _reverse(bound: BoundLoss, direction: Any, chunk: Any) -> jax.Array:
-    """The same without a forward-mode derivative: the backward pass is linear in the weights."""
+    """The inner products by reverse mode alone: the backward pass is linear in the weights."""
 
     def losses(params: Any) -> jax.Array:
         return jax.vmap(lambda example: bound.loss(params, example)[0])(chunk)

@@ -1,4 +1,4 @@
-"""How the norm of an example's gradient becomes the factor that it is scaled by."""
+"""Clipping rules: from the norm of an example's gradient to its scale factor."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def blocks_of(params: Any, clip_norm: Any, name: str) -> Blocks:
 
 
 def factors(norms: jax.Array, clip_norm: Any, rule: str) -> jax.Array:
-    """What a gradient of this norm is multiplied by."""
+    """The scale factor of a gradient of this norm."""
     limit = jnp.asarray(clip_norm).astype(norms.dtype)
     if rule == "automatic":
         return limit / (norms + jnp.asarray(_GAMMA, norms.dtype))

@@ -17,7 +17,7 @@ from fnopt.gradients._sums import REDUCTIONS, like_params, over_devices, zero_su
 
 
 class ExampleInfo(NamedTuple):
-    """What is known about every example after its gradient was taken.
+    """The loss, the gradient norm and the clipping of every example.
 
     Attributes:
         loss: The loss of every example, `[n]`.
@@ -132,7 +132,7 @@ def clipped_grad(
 
 
 class Clip(NamedTuple):
-    """What is done with the gradient of an example.
+    """The treatment of one example's gradient.
 
     Attributes:
         blocks: Which params are scaled together, and their limits.

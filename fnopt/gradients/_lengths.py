@@ -50,7 +50,7 @@ def spread_of(x: jax.Array, counts: jax.Array) -> jax.Array:
 
 
 def number(counts: jax.Array, dtype: Any) -> jax.Array:
-    """How many count, at least 1: a divisor."""
+    """The number of examples that count, at least 1: a divisor."""
     return jnp.maximum(jnp.sum(counts), 1).astype(dtype)
 
 

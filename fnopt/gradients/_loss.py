@@ -39,7 +39,7 @@ class BoundLoss(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ExampleLoss:
-    """What a user says about a loss: which arguments are differentiated, which are batched.
+    """A loss of one example, with the roles of its arguments: differentiated, batched, shared.
 
     Attributes:
         fn: The loss of ONE example.

@@ -17,11 +17,11 @@ from fnopt.gradients._sums import inner_products, only_where, weighted_total
 
 
 class Measured(Protocol):
-    """What is known about the gradients of the examples of a chunk."""
+    """Measurements of the gradients of the examples of a chunk."""
 
     @property
     def loss_and_aux(self) -> tuple[jax.Array, Any]:
-        """What the loss returned, with a leading example axis."""
+        """The loss's results, with a leading example axis."""
         ...
 
     def norms(self, blocks: Sequence[int] | None = None, count: int = 1) -> jax.Array:
@@ -37,7 +37,7 @@ class Measured(Protocol):
         ...
 
     def only(self, wanted: jax.Array) -> Self:
-        """The same with gradients of zero for all other examples, whatever they were."""
+        """A copy with gradients of zero for all other examples, whatever they were."""
         ...
 
     def scaled(self, factors: jax.Array) -> Self:
@@ -58,7 +58,7 @@ class Formed(NamedTuple):
 
     Attributes:
         grads: A tree like the params with a leading example axis.
-        loss_and_aux: What the loss returned, with a leading example axis.
+        loss_and_aux: The loss's results, with a leading example axis.
     """
 
     grads: Any
@@ -125,7 +125,7 @@ Measure = Callable[..., Measured]
 
 
 def measure(bound: BoundLoss, way: Way) -> Measure:
-    """What takes the gradients of a chunk: one forward and one backward pass over it."""
+    """The function that measures the gradients of a chunk, by one forward and one backward pass."""
     if way.ghost is not None:
         return way.ghost.measure
 

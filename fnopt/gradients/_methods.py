@@ -26,7 +26,7 @@ _GHOST_FACTOR = 8
 
 
 class Way(NamedTuple):
-    """How the gradients of a batch are reduced.
+    """The strategy by which the gradients of a batch are reduced.
 
     Attributes:
         ghost: The traced loss, if gradients are measured without being formed.
@@ -50,7 +50,7 @@ def checked_way(method: str, chunk_size: int | None, name: str) -> int | None:
 
 
 def choose(method: str, chunk_size: int | None, bound: BoundLoss) -> Way:
-    """What was asked for; `'auto'` compares what one example takes in memory."""
+    """The strategy that was asked for; `'auto'` compares the memory of one example."""
     if method == "vmap":
         return Way(None, None)
     gradient = _gradient_bytes(bound.params)
@@ -64,7 +64,7 @@ def choose(method: str, chunk_size: int | None, bound: BoundLoss) -> Way:
 
 
 def _fitting(bytes_per_example: int, size: int) -> int:
-    """How many of `size` examples fit the budget."""
+    """The number of examples, of `size`, that fit the budget."""
     budget = _CPU_CHUNK_BYTES if jax.default_backend() == "cpu" else _ACCELERATOR_CHUNK_BYTES
     most = min(size, max(1, budget // max(1, bytes_per_example)))
     # A divisor close by spares the remainder chunk, which is compiled apart.

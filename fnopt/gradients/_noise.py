@@ -22,7 +22,7 @@ from fnopt.gradients._clip_rule import check_limits
 
 
 class NoiseInfo(NamedTuple):
-    """What was added.
+    """The noise that was added, and its scale.
 
     Attributes:
         stddev: The standard deviation of the noise on every number.

@@ -1,4 +1,4 @@
-"""How much the gradients of the examples of a batch point the same way."""
+"""The similarity of the gradients of the examples of a batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fnopt.gradients._norms import losses_and_norms
 
 
 class GradientSimilarity(NamedTuple):
-    """How the gradients of `n` examples agree with those of `m` others, or with each other.
+    """Inner products and cosines of the gradients of `n` examples with `m` others or each other.
 
     Attributes:
         inner: The inner products, `[n, m]`, at least float32; of a batch with itself the Gram

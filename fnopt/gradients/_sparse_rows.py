@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Rows, leaves_with_names, listing
+from fnopt.core import Rows, leaves_with_names, listing, matches
 
 _NAME = "sparse_value_and_grad"
 
@@ -105,7 +104,7 @@ def sparse_value_and_grad(
 
     def value_and_grad(params: Any, *args: Any, **kwargs: Any) -> Any:
         pairs, treedef = leaves_with_names(params)
-        chosen = [any(fnmatch.fnmatchcase(name, p) for p in patterns) for name, _ in pairs]
+        chosen = [any(matches(name, p) for p in patterns) for name, _ in pairs]
         _check_patterns(patterns, [name for name, _ in pairs])
         others = [None if c else leaf for c, (_, leaf) in zip(chosen, pairs, strict=True)]
 
@@ -147,7 +146,7 @@ def sparse_value_and_grad(
 
 def _check_patterns(patterns: tuple[str, ...], names: list[str]) -> None:
     for pattern in patterns:
-        if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
+        if not any(matches(name, pattern) for name in names):
             raise ValueError(
                 f"{_NAME}: no leaf of the params is named {pattern!r}; they are {listing(names)}."
             )

@@ -1,4 +1,4 @@
-"""How much the gradients of the examples of a batch differ."""
+"""The mean and the variance of the gradients of the examples of a batch."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class Moments(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """What is summed over the examples that count, and what is known of every example.
+    """Sums over the examples that count, and the figures of every example.
 
     Attributes:
         moments: Of the gradients that count.

@@ -29,7 +29,7 @@ class Bicolouring:
 
     @property
     def colours(self) -> int:
-        """How many sums there are, of columns and of rows."""
+        """The number of sums, of columns and of rows."""
         return self.columns.colours + self.rows.colours
 
 

@@ -53,7 +53,7 @@ class SparseJacobian:
 
     @property
     def colours(self) -> int:
-        """How many sums it is kept by, which is how many passes it took."""
+        """The number of sums that it is kept by, which is the number of passes it took."""
         return self.sparsity.colours
 
     @property
@@ -64,7 +64,7 @@ class SparseJacobian:
         return (at.cols, at.rows, values) if self.by_rows else (at.rows, at.cols, values)
 
     def astype(self, dtype: Any) -> SparseJacobian:
-        """The same in another dtype."""
+        """A copy in another dtype."""
         return SparseJacobian(self.sums.astype(dtype), self.sparsity, self.by_rows)
 
     def mv(self, v: jax.Array) -> jax.Array:
@@ -88,7 +88,7 @@ class SparseJacobian:
         return jnp.zeros(self.shape, values.dtype).at[rows, cols].set(values)
 
     def to_bcoo(self) -> Any:
-        """The same as a `jax.experimental.sparse.BCOO`, also under `jax.jit`.
+        """This matrix as a `jax.experimental.sparse.BCOO`, also under `jax.jit`.
 
         Example:
             >>> J = fnopt.sparse_jacobian(lambda x: x[1:] - x[:-1] ** 2)(jnp.ones(4))
@@ -102,7 +102,7 @@ class SparseJacobian:
         return sparse.BCOO((values, indices), shape=self.shape, unique_indices=True)
 
     def to_scipy(self) -> Any:
-        """The same as a `scipy.sparse.csr_array`, for what SciPy knows of sparse matrices.
+        """This matrix as a `scipy.sparse.csr_array`.
 
         Raises:
             ImportError: If SciPy isn't installed.
@@ -180,7 +180,7 @@ class TwoWayJacobian(SparseJacobian):
 
     @property
     def colours(self) -> int:
-        """How many sums it is kept by, of columns and rows together."""
+        """The number of sums that it is kept by, of columns and rows together."""
         return self.parts.colours
 
     @property
@@ -190,7 +190,7 @@ class TwoWayJacobian(SparseJacobian):
         return self.sparsity.rows, self.sparsity.cols, values[self.parts.order]
 
     def astype(self, dtype: Any) -> TwoWayJacobian:
-        """The same in another dtype."""
+        """A copy in another dtype."""
         columns, rows = self.sums
         return TwoWayJacobian((columns.astype(dtype), rows.astype(dtype)), self.parts)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Sparsity:
-    """Where a matrix may have entries, and a colouring of its columns.
+    """The sparsity pattern of a matrix, and a colouring of its columns.
 
     Columns of one colour have no row in common. So the sums of the columns of each colour, one
     column a colour, hold all entries: that of row `i` and column `j` is in row `i` of the sums,
@@ -46,7 +46,7 @@ class Sparsity:
 
     @functools.cached_property
     def colours(self) -> int:
-        """How many colours there are."""
+        """The number of colours."""
         return int(self.colour.max(initial=0)) + 1
 
     def seeds(self, dtype: Any) -> np.ndarray:

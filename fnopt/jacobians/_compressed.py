@@ -21,7 +21,7 @@ Colouring = tuple[Sparsity, bool] | Bicolouring
 
 
 def colouring(rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int], mode: str) -> Colouring:
-    """What needs the fewest passes; in one direction, if the mode says so."""
+    """The colouring with the fewest passes; in one direction, if the mode says so."""
     by_rows = Sparsity(cols, rows, (shape[1], shape[0]))
     if mode == "reverse":
         return by_rows, True

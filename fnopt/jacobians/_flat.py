@@ -102,7 +102,7 @@ def in_chunks(
     size: int,
     chunk_size: int | None = None,
 ) -> jax.Array:
-    """What a linear map makes of the vectors `seed(0)` to `seed(size - 1)`, one a row."""
+    """The images of the vectors `seed(0)` to `seed(size - 1)` under a linear map, one a row."""
     batch_size = _CHUNK if chunk_size is None else chunk_size
     return lax.map(lambda i: linear(seed(i)), jnp.arange(size), batch_size=batch_size)
 

@@ -75,7 +75,7 @@ def per_example_jacobian(
 
 @dataclasses.dataclass(frozen=True)
 class PerExampleJacobian:
-    """What `per_example_jacobian` returns: a function, which can also be gone through in chunks.
+    """The result of `per_example_jacobian`: a function, whose rows can also be taken in chunks.
 
     Args:
         fn: The function of params and one example.
@@ -130,7 +130,7 @@ class PerExampleJacobian:
     def _bound(
         self, params: Any, batch: tuple[Any, ...], shared: dict[str, Any]
     ) -> tuple[int, RealVector, Callable[[Any], Any]]:
-        """How many examples there are, how one's outputs are laid out, and the rows of one."""
+        """The number of examples, the layout of the outputs of one, and its rows."""
         check_real(params, _NAME)
         size = check_batch(_named_leaves(batch), _NAME)
 

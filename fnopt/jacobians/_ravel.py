@@ -87,7 +87,7 @@ def held_as_zeros(tree: Any) -> Any:
 
 
 def ravel_with_held(tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
-    """As :func:`ravel`, with zeros for leaves that aren't floating, which come back as they were.
+    """The vector of :func:`ravel`, with zeros for leaves that aren't floating and are held.
 
     Args:
         tree: A pytree of arrays.

@@ -12,7 +12,7 @@ from fnopt.core import gathered, joined, laid_like, reshaped
 
 
 class RealVector(NamedTuple):
-    """How a tree is laid end to end; a complex leaf is its real part, then its imaginary part."""
+    """The layout of a tree as a real vector; complex leaves as real, then imaginary part."""
 
     size: int
     flatten: Callable[[Any], jax.Array]  # the tree -> [size]

@@ -1,4 +1,4 @@
-"""Where the Jacobian of a function can have entries, read from its program."""
+"""The sparsity pattern of a function's Jacobian, read from its program."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST = 2**26  # entries; that many take half a gigabyte, and weeks to colour
 
 
 def sparsity_pattern(fn: Callable[..., Any]) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
-    r"""Where the Jacobian of a function can have entries, at any params.
+    r"""The sparsity pattern of a function's Jacobian, valid for all params.
 
     .. math:: \{ (i, j) : \partial f_i / \partial x_j \text{ isn't known to be zero} \}
 

@@ -16,7 +16,7 @@ from fnopt.programs import fresh, jaxprs
 
 
 class VectorFunction(NamedTuple):
-    """What a function of a tree is for vectors."""
+    """A function of a tree as a function of vectors."""
 
     fn: Callable[[jax.Array], jax.Array]  # [n] -> [m]
     x: jax.Array  # [n], where it is taken

@@ -16,7 +16,7 @@ _PRODUCTS = 2**24  # pairs of entries in a row
 
 
 class Band:
-    r"""Where the entries of :math:`J^T J` go: into blocks on the diagonal, and left of it.
+    r"""The block-banded layout of :math:`J^T J`: blocks on the diagonal, and left of it.
 
     Its unknowns are in an order in which they couple with near ones only. With blocks as large as
     the bandwidth all entries are in the blocks `[i, i]` and `[i, i - 1]`, so that an array

@@ -65,7 +65,7 @@ def _wide(A: jax.Array, r: jax.Array) -> SingularFactors:
 
 
 def numerical_rank(s: jax.Array, size: int) -> jax.Array:
-    r"""How many directions the data determine: singular values above rounding noise.
+    r"""The numerical rank: the number of singular values above rounding noise.
 
     .. math:: \#\{ s_i > \max(m, n)\, \epsilon\, s_1 \}
 

@@ -214,6 +214,6 @@ def unrolled_inverse(factor: Factor) -> Rows:
 
 
 def unrolled_rank(factor: Factor) -> jax.Array:
-    """How many pivots there are, an int32 array of shape `[lanes]`."""
+    """The number of pivots, an int32 array of shape `[lanes]`."""
     kept = [jnp.isfinite(d).astype(jnp.int32) for d in factor.diagonal]
     return sum(kept[1:], kept[0])

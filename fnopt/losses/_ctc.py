@@ -12,7 +12,7 @@ from fnopt.losses._inputs import floats
 
 
 class _Frames(NamedTuple):
-    """What is read at every time step, time first."""
+    """The inputs of every time step, time first."""
 
     emit: jax.Array  # [T, B, N] log-probability of every label
     blank: jax.Array  # [T, B, 1] log-probability of the blank

@@ -1,4 +1,4 @@
-"""What the losses accept, and in which precision they are computed."""
+"""Checks of the inputs of losses, and the precision of their computation."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def _failure(sink: Any, step: Any, error: Exception) -> str:
 
 
 class EmitHealthState(NamedTuple):
-    """How many updates have passed."""
+    """The number of updates so far."""
 
     count: jax.Array
 
@@ -175,7 +175,7 @@ class emit_health(Transformation):
     def update(
         self, updates: Any, state: EmitHealthState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, EmitHealthState]:
-        """The same updates; on the chosen steps their health goes to the sink."""
+        """Returns the updates unchanged; on the chosen steps their health goes to the sink."""
         if any(map(is_inexact, jax.tree.leaves(updates))):
 
             def measured() -> Health:

@@ -14,7 +14,7 @@ from fnopt.monitor._health import Health
 
 
 class Flag(enum.IntEnum):
-    """What is wrong with a layer.
+    """The kind of a warning about a layer.
 
     Example:
         >>> from fnopt.monitor import Flag

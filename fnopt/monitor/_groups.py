@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from fnopt.core import is_inexact, leaves_with_names, listing, where
+from fnopt.core import is_inexact, leaves_with_names, listing, matches, where
 
 REST = "other"
 """The group of the leaves that no pattern matches."""
@@ -19,7 +18,7 @@ Groups = None | int | tuple[tuple[str, tuple[str, ...]], ...]
 
 
 class Grouping(NamedTuple):
-    """What a tree falls into: known from its structure alone, so all of it is static."""
+    """The groups of the leaves of a tree; static, since the structure alone decides."""
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -78,13 +77,6 @@ def as_groups(given: Any) -> Groups:
     if not pairs:
         raise ValueError(f"{where()}groups is empty; None looks at every leaf by itself.")
     return pairs
-
-
-def matches(path: str, pattern: str) -> bool:
-    """Whether a pattern, or a plain name of a branch, fits; `*/` also stands for nothing."""
-    return any(
-        fnmatchcase(p, q) for p in (path, f"/{path}") for q in (pattern, f"{pattern.rstrip('/')}/*")
-    )
 
 
 def _label(path: str, groups: Groups) -> str:

@@ -22,7 +22,7 @@ from fnopt.monitor._measure import CHEAP, STATISTICS, as_stats, measure
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Health:
-    """What `health` measured: for each statistic an array over the groups, or None.
+    """The measurements of `health`: for each statistic an array over the groups, or None.
 
     It is a pytree whose names are static, so `jax.jit`, `jax.vmap` and `jax.lax.scan` give it back
     with further axes in front.

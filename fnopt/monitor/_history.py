@@ -1,4 +1,4 @@
-"""What was measured over many steps, on the host: from a transform's state, or from a log."""
+"""The history of measurements, on the host: from a transform's state, or from a log."""
 
 from __future__ import annotations
 

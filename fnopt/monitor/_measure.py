@@ -1,4 +1,4 @@
-"""What can be measured of the leaves of a tree, and how leaves add up to groups."""
+"""Statistics of the leaves of a tree, and their sums over groups."""
 
 from __future__ import annotations
 

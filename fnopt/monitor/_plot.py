@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from fnopt.core import listing, optional
+from fnopt.core import listing, matches, optional
 from fnopt.monitor._flags import Flag
-from fnopt.monitor._groups import matches
 from fnopt.monitor._history import History
 
 LOGARITHMIC = ("norm", "max", "rms", "ratio")
@@ -62,7 +61,7 @@ def _last_flags(history: History) -> np.ndarray:
 
 
 def _layers(history: History, stat: str, rows: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """What is drawn, `[groups, times]`: the numbers (masked where they say nothing), and flags."""
+    """The drawn figures, `[groups, times]`: numbers (masked where they say nothing), and flags."""
     values = history.values[stat][:, rows].T.astype(float)
     dead = values == 0 if stat in LOGARITHMIC else np.zeros(values.shape, bool)
     flags = np.where(~np.isfinite(values), Flag.NONFINITE, np.where(dead, Flag.DEAD, Flag.FINE))

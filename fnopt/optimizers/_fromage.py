@@ -13,7 +13,7 @@ from fnopt.transforms import Chain, chain, scale_by_trust_ratio
 
 
 class ScaleByFromageState(NamedTuple):
-    """How many updates were made."""
+    """The number of updates made."""
 
     count: jax.Array
 

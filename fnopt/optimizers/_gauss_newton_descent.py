@@ -293,12 +293,12 @@ def _added(params: Any, updates: Any) -> Any:
 
 
 def _kept(phi: Any, taken: jax.Array) -> Any:
-    """What is remembered of a step; nothing of one that was refused."""
+    """The memory of a step; none of one that was refused."""
     return jax.tree.map(lambda p: jnp.where(taken, p, jnp.zeros_like(p)), phi)
 
 
 def _status(step: _Step, finite: jax.Array, taken: jax.Array, after: jax.Array) -> jax.Array:
-    """How the step went."""
+    """The status of the step."""
     code = lambda status: status.array  # noqa: E731
     flat = -step.slope <= 4 * jnp.finfo(step.slope.dtype).eps * step.value
     refused = jnp.where(jnp.isfinite(after), code(Status.STALLED), code(Status.NONFINITE_STEP))

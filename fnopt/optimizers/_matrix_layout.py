@@ -24,7 +24,7 @@ from fnopt.core import gathered, joined, laid_like
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a leaf is cut into matrices.
+    """The layout of a leaf as matrices.
 
     Attributes:
         shape: That of the leaf.
@@ -81,7 +81,7 @@ class Layout:
 
     @property
     def wide_shapes(self) -> tuple[tuple[int, int, int], ...]:
-        """The same, laid wide."""
+        """The shapes of the matrices, laid wide."""
         return tuple((k, min(m, n), max(m, n)) for k, m, n in self.shapes)
 
     def cut(self, x: jax.Array, wide: bool = True) -> list[jax.Array]:

@@ -23,7 +23,7 @@ def _axes(given: Any) -> tuple[int, ...]:
 
 
 def _parts(given: Any) -> int | tuple[int, ...]:
-    """How many parts, or of which sizes; all at least 1."""
+    """The number of parts, or their sizes; all at least 1."""
     parts = _axes(given)
     if not parts or min(parts) < 1:
         raise ValueError(
@@ -83,7 +83,7 @@ def _as_numbers(x: Any) -> Any:
 
 
 def as_rule(given: Any) -> Any:
-    """What a user may give as dimension numbers, as something hashable.
+    """The user's dimension numbers in hashable form.
 
     None; dimension numbers for all leaves with two axes or more; a pattern, `by_pattern` or
     `by_path`, which give True, False or dimension numbers; or a tree of these with the structure
@@ -129,13 +129,13 @@ def _resolved(chosen: Any, leaf: Any) -> MatrixDimensionNumbers | None:
 
 
 def layouts_of(rule: Any, tree: Any) -> list[Layout]:
-    """How every leaf of a tree is cut into matrices; an error if one is none."""
+    """The matrix layout of every leaf of a tree; an error for one that is no matrix."""
     leaves, found = _numbered(rule, tree)
     return [_layout(path, x, d) for (path, x), d in zip(leaves, found, strict=True)]
 
 
 def layouts_or_none(rule: Any, tree: Any) -> list[Layout | None]:
-    """How every leaf of a tree is cut into matrices; None for one that is no matrix."""
+    """The matrix layout of every leaf of a tree; None for one that is no matrix."""
     leaves, found = _numbered(rule, tree)
     pairs = zip(leaves, found, strict=True)
     return [None if d is None else _layout(path, x, d) for (path, x), d in pairs]

@@ -44,7 +44,7 @@ class Matrixwise(Transformation):
     State: ClassVar[Any]
 
     def start(self, slot: str, shape: tuple[int, int, int], dtype: Any) -> Any:
-        """What an `OwnSlot` begins with for a stack of this shape."""
+        """The initial value of an `OwnSlot` for a stack of this shape."""
         raise NotImplementedError(f"{type(self).__name__} must define start")
 
     def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
@@ -52,7 +52,7 @@ class Matrixwise(Transformation):
         raise NotImplementedError(f"{type(self).__name__} must define step")
 
     def layouts(self, tree: Any) -> list[Layout]:
-        """How every leaf is cut into matrices."""
+        """The matrix layout of every leaf."""
         # Not annotated above: a field of the base would be the first one of every subclass.
         return layouts_of(getattr(self, "weight_dimension_numbers", None), tree)
 

@@ -65,7 +65,7 @@ def recipe(fn: _Recipe) -> _Recipe:
 
 
 def _refusal(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """What is wrong with the arguments, or None if they fit the signature."""
+    """The error message for the arguments, or None if they fit the signature."""
     signature = inspect.signature(fn)
     try:
         signature.bind(*args, **kwargs)

@@ -69,7 +69,7 @@ class scale_by_sm3(Leafwise):
         return tuple(jnp.zeros_like(x, dtype) for x in _along(jnp.sum, p))
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """What a new square counts."""
+        """The weight of a new square."""
         return {"gain": jnp.where(h.b2 == 1, jnp.ones_like(h.b2), 1 - h.b2)}
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
@@ -83,7 +83,7 @@ class scale_by_sm3(Leafwise):
 
 
 def _along(reduce: Any, x: jax.Array) -> tuple[jax.Array, ...]:
-    """What remains along each axis when the others are reduced; a scalar has itself."""
+    """The maxima along each axis over all others; a scalar has itself."""
     if x.ndim < 2:
         return (x,)
     axes = range(x.ndim)

@@ -31,7 +31,7 @@ from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learnin
 
 
 class HutchinsonState(NamedTuple):
-    """How many estimates were made: the signs of each come from the seed and this number."""
+    """The number of estimates made: the signs of each come from the seed and this number."""
 
     count: jax.Array
 

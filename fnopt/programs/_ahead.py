@@ -1,4 +1,4 @@
-"""What a loop need not compute again and again."""
+"""Loop-invariant operations, computed once ahead of a loop."""
 
 from __future__ import annotations
 

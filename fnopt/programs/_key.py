@@ -1,4 +1,4 @@
-"""What tells the operations of one function from those of another."""
+"""The key of a recorded function: equal for equal operations."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Level(NamedTuple):
         return here.union(*(level.nodes() for levels in self.inner.values() for level in levels))
 
     def only(self, chosen: set[int]) -> Level:
-        """The same level with no other nodes than these; equations without any are closed."""
+        """A copy of the level with only these nodes; equations without any are closed."""
         kept = {i: tuple(m for m in marks if m.node in chosen) for i, marks in self.marks.items()}
         inner = {i: tuple(s.only(chosen) for s in levels) for i, levels in self.inner.items()}
         return self._replace(
@@ -96,7 +96,7 @@ def _numbered(found: list[Node]) -> tuple[Node, ...]:
 
 
 class _Place(NamedTuple):
-    """What is around a jaxpr: lengths of scans, scopes, and what stands in the way."""
+    """The surroundings of a jaxpr: lengths of scans, scopes, and obstacles."""
 
     axes: tuple[int, ...] = ()
     scope: tuple[str, ...] = ()
@@ -168,7 +168,7 @@ def _hidden(place: _Place, eqn: jex.JaxprEqn, sub: jaxprs.Sub) -> _Place:
 
 
 def _scope_ends(jaxpr: jex.Jaxpr) -> dict[int, list[tuple[tuple[str, ...], jex.Var]]]:
-    """Where every scope that begins in this jaxpr ends, and the value that leaves it there.
+    """The end of every scope that begins in this jaxpr, and the value that leaves it there.
 
     A scope is a run of equations; what leaves it is the last floating value made in it that is
     used after it.
@@ -202,6 +202,6 @@ def _runs(paths: list[tuple[str, ...]]) -> Iterator[tuple[tuple[str, ...], int, 
 
 
 def _common(a: tuple[str, ...], b: tuple[str, ...]) -> int:
-    """How many names two paths begin with together."""
+    """The number of leading names that two paths share."""
     same = (x == y for x, y in zip(a, b, strict=False))
     return sum(1 for _ in itertools.takewhile(bool, same))

@@ -117,7 +117,7 @@ def equations(jaxpr: jex.Jaxpr) -> Iterator[jex.JaxprEqn]:
 
 
 def program_size(jaxpr: jex.Jaxpr) -> int:
-    """How many equations JAX traced: a jaxpr that several equations call counts once."""
+    """The number of equations that JAX traced: a jaxpr that several equations call counts once."""
     seen: set[int] = set()
 
     def size(jaxpr: jex.Jaxpr) -> int:

@@ -48,7 +48,7 @@ class Recorded:
         self.record, self.closed_over = record, closed_over
 
     def __call__(self, *args: Any) -> Any:
-        """What the function returns, for arguments of the types that it was recorded with."""
+        """The function's result, for arguments of the types that it was recorded with."""
         jaxpr = self.record.jaxpr
         pairs = zip(jax.tree.leaves(args), jaxpr.invars, strict=True)
         leaves = [jax.lax.convert_element_type(leaf, var.aval.dtype) for leaf, var in pairs]

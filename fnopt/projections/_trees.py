@@ -1,4 +1,4 @@
-"""What the projections share: leaves in one precision, lengths without overflow."""
+"""Helpers of the projections: leaves in one precision, lengths without overflow."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Derivative(NamedTuple):
     compressed: Compressed | None = None  # if it is kept by the colours of its columns or rows
 
     def scaled(self, factors: Map) -> Derivative:
-        r"""That of :math:`b_i f_i`, where the factors `b(x)` count as constants.
+        r"""The derivative of :math:`b_i f_i`, where the factors `b(x)` count as constants.
 
         What has no weight, `b = 0`, may be NaN.
         """

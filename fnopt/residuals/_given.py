@@ -1,4 +1,4 @@
-"""What the user's Jacobian function returns, checked and laid out as a matrix."""
+"""The user's Jacobian, checked and laid out as a matrix."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def given_derivative(
 def _gram_in_chunks(
     jac: Any, unravel: Callable[[jax.Array], Any], residuals: Any, args: Any, dtype: Any
 ) -> Gram | None:
-    """How a Jacobian that can be gone through in chunks adds up to its Gram matrix."""
+    """The Gram matrix of a Jacobian that is taken in chunks."""
     if getattr(jac, "fold", None) is None or jac.chunk_size is None:
         return None
     laid = real_vector(jax.tree.map(_widened, residuals), dtype)

@@ -1,4 +1,4 @@
-"""How a minimum moves with what the cost depends on."""
+"""The derivative of a minimum by the implicit function theorem."""
 
 from __future__ import annotations
 

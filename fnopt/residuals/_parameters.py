@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import jax
@@ -11,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import Value, hyper, leaves_with_names, listing, shown, static, where
+from fnopt.core import Value, hyper, leaves_with_names, listing, matches, shown, static, where
 from fnopt.jacobians import ravel
 from fnopt.residuals._ties import with_ties
 
 
 class Constraint(Value):
-    """What is known of a parameter beforehand. The kinds: fixed, tied, positive, interval."""
+    """Prior knowledge of a parameter. The kinds: fixed, tied, positive, interval."""
 
 
 class fixed(Constraint):
@@ -197,18 +196,13 @@ def _kinds(constraints: Any, paths: list[str]) -> tuple[Constraint | None, ...]:
                 f"{where()}the constraint of {pattern!r} is {kind!r}, expected fnopt.fixed(), "
                 "fnopt.tied(fn), fnopt.positive() or fnopt.interval(lower, upper)."
             )
-        if not any(_matches(path, pattern) for path in paths):
+        if not any(matches(path, pattern) for path in paths):
             raise ValueError(
                 f"{where()}constraints: {pattern!r} matches no leaf of {listing(paths)}."
             )
     return tuple(
-        next((kind for pattern, kind in named if _matches(path, pattern)), None) for path in paths
+        next((kind for pattern, kind in named if matches(path, pattern)), None) for path in paths
     )
-
-
-def _matches(path: str, pattern: str) -> bool:
-    inside = not pattern or path.startswith(f"{pattern}/")
-    return inside or fnmatchcase(path, pattern) or fnmatchcase(f"/{path}", pattern)
 
 
 def _start(kind: Constraint | None, leaf: Any, path: str) -> Any:

@@ -1,4 +1,4 @@
-"""What can be known of a Jacobian without keeping it."""
+"""Gram matrix and products of a Jacobian that isn't kept."""
 
 from __future__ import annotations
 

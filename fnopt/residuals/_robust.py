@@ -11,7 +11,7 @@ from fnopt.core import Value, hyper
 
 
 class RobustLoss(Value):
-    r"""What a residual costs: :math:`\tfrac12 c^2 \rho(r^2 / c^2)`, with :math:`c` its `scale`.
+    r"""The cost of a residual: :math:`\tfrac12 c^2 \rho(r^2 / c^2)`, with :math:`c` its `scale`.
 
     A subclass defines :math:`\rho`, with :math:`\rho(0) = 0` and :math:`\rho'(0) = 1`, so that
     small residuals cost what they cost in least squares. Its derivatives are taken from it.

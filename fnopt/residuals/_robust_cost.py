@@ -52,7 +52,7 @@ class RobustCost(Value):
         return jnp.where(finite, total, jnp.asarray(-jnp.inf, before.dtype))
 
     def corrections(self, r: jax.Array, floor: float = _FLOOR) -> tuple[jax.Array, jax.Array]:
-        r"""What to multiply residuals and rows of the Jacobian by, to second order.
+        r"""The factors of residuals and rows of the Jacobian that match the cost to second order.
 
         .. math:: \hat r = \frac{\rho'}{\sqrt w}\, r, \qquad \hat J = \sqrt w\, J, \qquad
             w = \max(\rho' + 2 z \rho'', \delta \rho')

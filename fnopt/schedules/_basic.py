@@ -13,7 +13,7 @@ from fnopt.schedules._time import between, fraction, numbers, power
 
 
 class constant_schedule(Schedule):
-    r"""The same value at every step: :math:`\eta_t = \eta`.
+    r"""A constant value: :math:`\eta_t = \eta`.
 
     Args:
         value: :math:`\eta`.
@@ -127,7 +127,7 @@ class schedule(Schedule):
             )
 
     def __call__(self, count: Any) -> jax.Array:
-        """What the function gives for `count`."""
+        """The function's value for `count`."""
         value = jnp.asarray(self.fn(count))
         if value.shape:
             raise ValueError(

@@ -27,7 +27,7 @@ def _cycles_length(n: jax.Array, growth: jax.Array) -> jax.Array:
 
 
 def _cycle_number(time: jax.Array, growth: jax.Array) -> jax.Array:
-    """How many cycles are over at `time` (in units of the first cycle)."""
+    """The number of finished cycles at `time` (in units of the first cycle)."""
     safe = jnp.where(growth == 1, 1, growth - 1)
     n = jnp.floor(jnp.where(growth == 1, time, jnp.log1p(time * safe) / jnp.log1p(safe)))
     # Logarithms round: at the very step of a restart the guess can be a cycle too low, and the

@@ -18,7 +18,7 @@ def numbers(schedule: Any) -> Any:
 
 
 def since(count: Any, begin: Any) -> jax.Array:
-    """How many steps after `begin` the step `count` is, as a float that depends on `begin`.
+    """The number of steps from `begin` to `count`, as a float that depends on `begin`.
 
     A Python number is exact (below 2**31), an array as exact as its dtype: in float32 the step
     2**24 + 1 is 2**24.
@@ -41,7 +41,7 @@ def since(count: Any, begin: Any) -> jax.Array:
 
 
 def fraction(count: Any, begin: Any, steps: jax.Array) -> jax.Array:
-    """How much of a phase of `steps` steps is over: 0 before `begin`, 1 at its end and after.
+    """The finished fraction of a phase of `steps` steps: 0 before `begin`, 1 at its end and after.
 
     A phase of no steps is over at once.
     """

@@ -23,7 +23,7 @@ from fnopt.taps._reductions import Reduction, as_reduction
 
 
 class Captured(NamedTuple):
-    """What was seen at the nodes of a function.
+    """The values and cotangents captured at the nodes of a function.
 
     Attributes:
         values: The value at each node, or what a reduction made of it, by the node's name.

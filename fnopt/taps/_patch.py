@@ -24,7 +24,7 @@ Rule = Callable[[Any], Any]
 
 
 class _Rule(NamedTuple):
-    """What is done at a node: a function is applied, or an array stands instead."""
+    """The intervention at a node: a function is applied, or an array stands instead."""
 
     function: Rule | None
     array: Any
@@ -60,7 +60,7 @@ def patch(
     values: Mapping[str, Any] | None = None,
     cotangents: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    r"""The same function with other values, or other cotangents, at some of its nodes.
+    r"""A function with other values, or other cotangents, at some of its nodes.
 
     .. math:: h \leftarrow r(h) \qquad\text{or}\qquad \bar h \leftarrow r(\bar h)
 

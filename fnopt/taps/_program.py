@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import fnmatch
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import check_params, leaves_with_names, listing, shown
+from fnopt.core import check_params, leaves_with_names, listing, matches, shown
 from fnopt.programs import SCOPE, Level, Node, Records, Visit, find_nodes, replay
 
 _ARRAYS = (jax.Array, np.ndarray, np.generic)
@@ -69,7 +68,7 @@ class Program(NamedTuple):
         return [self.inputs[i] for i in self.diff]
 
     def only(self, chosen: Iterable[int]) -> Program:
-        """The same program, with nothing but these nodes visited."""
+        """A copy of the program that visits only these nodes."""
         return self._replace(level=self.level.only(set(chosen)))
 
     def by_name(self, records: Records) -> dict[str, Any]:
@@ -112,7 +111,7 @@ class Program(NamedTuple):
         if not found:
             # A scope is meant only by who says so.
             same = [(i, b) for i, b in pairs if b[0].startswith(SCOPE) == pattern.startswith(SCOPE)]
-            found = [i for i, both in same if any(fnmatch.fnmatchcase(n, pattern) for n in both)]
+            found = [i for i, both in same if any(matches(n, pattern) for n in both)]
         if not found:
             raise ValueError(f"{self.name}: no node is called {pattern!r}. {self._known(pattern)}")
         return found

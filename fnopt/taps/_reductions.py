@@ -1,4 +1,4 @@
-"""What can be kept of a value instead of the value."""
+"""Reductions of captured values: norms, means, histograms."""
 
 from __future__ import annotations
 

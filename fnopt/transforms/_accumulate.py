@@ -33,7 +33,7 @@ class AccumulateState(NamedTuple):
 
     @property
     def count(self) -> jax.Array:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """What schedules count: the emitting steps."""
+        """The count for schedules: the emitting steps."""
         return self.gradient_step
 
 

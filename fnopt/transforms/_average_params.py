@@ -41,7 +41,7 @@ class _AverageParams(Transformation):
     needs_params = True
 
     def _shares(self, state: AverageParamsState, count: jax.Array) -> tuple[Any, Any]:
-        """What is kept of the average, and what the new params add."""
+        """The weights of the average and of the new params."""
         raise NotImplementedError
 
     def init(self, params: Any) -> AverageParamsState:
@@ -53,7 +53,7 @@ class _AverageParams(Transformation):
     def update(
         self, updates: Any, state: AverageParamsState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, AverageParamsState]:
-        """The same updates; the new params are averaged as they will be stored."""
+        """Returns the updates unchanged; the new params are averaged as they will be stored."""
         count = increment(state.count)
         kept, added = self._shares(state, count)
 

@@ -14,7 +14,7 @@ from fnopt.transforms._tree_algebra import inner, moved, real_dtype_of, scaled
 
 
 class BacktrackingLinesearchInfo(NamedTuple):
-    """How a search went: evaluations made, and by how much the criterion is missed."""
+    """The outcome of a search: evaluations made, and by how much the criterion is missed."""
 
     num_linesearch_steps: jax.Array  # int32
     decrease_error: jax.Array

@@ -24,7 +24,7 @@ class identity(Transformation):
     def update(
         self, updates: Any, state: EmptyState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, EmptyState]:
-        """The same updates."""
+        """Returns the updates unchanged."""
         return updates, state
 
 
@@ -83,5 +83,5 @@ class stateless(Transformation):
     def update(
         self, updates: Any, state: EmptyState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, EmptyState]:
-        """What the function makes of the updates."""
+        """The function's result for the updates."""
         return self.fn(updates, params), state

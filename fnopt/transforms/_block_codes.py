@@ -21,7 +21,7 @@ DECADES = 7
 
 @functools.cache
 def magnitudes(signed: bool) -> np.ndarray:
-    """What the codes from 0 on stand for: zero, the middles of the parts of all decades, one."""
+    """The magnitudes of the codes from 0 on: zero, the middles of the parts of all decades, one."""
     first = 0 if signed else 1
     parts = [
         10.0 ** (d + 1 - DECADES) * (0.1 + 0.9 * (np.arange(n) + 0.5) / n)
@@ -86,7 +86,7 @@ def codes_of(y: jax.Array, signed: bool, step: jax.Array) -> jax.Array:
 
 
 def numbers_of(codes: jax.Array, signed: bool, dtype: Any) -> jax.Array:
-    """What codes stand for."""
+    """The numbers that codes stand for."""
     c = codes.astype(dtype)
     negative = c > 128
     c = jnp.where(negative, c - 128, c) if signed else c + 1

@@ -22,7 +22,7 @@ from fnopt.transforms._wrapper import Wrapper
 
 
 class ConditionallyState(NamedTuple):
-    """How many updates were made, and the inner state."""
+    """The number of updates made, and the inner state."""
 
     step: jax.Array
     inner_state: Any
@@ -112,7 +112,7 @@ class conditionally_mask(_Conditional):
 
 
 class SkipLargeUpdatesState(NamedTuple):
-    """How many updates were skipped, and the inner state."""
+    """The number of skipped updates, and the inner state."""
 
     skipped: jax.Array
     inner_state: Any

@@ -113,7 +113,7 @@ def _unscaled(updates: Any, scale: jax.Array) -> Any:
 
 
 def loss_scale(state: Any) -> jax.Array:
-    """What to multiply the loss by, under `dynamic_loss_scale`.
+    """The factor of the loss under `dynamic_loss_scale`.
 
     Args:
         state: The state of `dynamic_loss_scale`, or of a chain or wrapper with one inside.

@@ -23,7 +23,7 @@ from fnopt.transforms._keys import key_words, step_key
 
 
 class AddGradientNoiseState(NamedTuple):
-    """How many updates were made: the noise of a step comes from the key and this number."""
+    """The number of updates made: the noise of a step comes from the key and this number."""
 
     count: jax.Array
 

@@ -12,7 +12,7 @@ from fnopt.transforms._rounded import RoundedWrapper, is_rounded, rows
 
 
 class KahanState(NamedTuple):
-    """What rounding took from the params so far, and the inner state."""
+    """The rounding error of the params so far, and the inner state."""
 
     compensation: Slot
     inner_state: Any

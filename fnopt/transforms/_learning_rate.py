@@ -11,7 +11,7 @@ from fnopt.core import Leafwise, ScalarOrSchedule, hyper
 
 
 class ScaleByLearningRateState(NamedTuple):
-    """How many updates were made; kept for constant rates too, so that states are alike."""
+    """The number of updates made; kept for constant rates too, so that states are alike."""
 
     count: jax.Array
 

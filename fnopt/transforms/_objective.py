@@ -1,4 +1,4 @@
-"""What a line search is handed about the function: its value, its gradient, and itself."""
+"""The objective of a line search: its value, its gradient, and the function itself."""
 
 from __future__ import annotations
 

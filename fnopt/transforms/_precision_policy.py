@@ -23,7 +23,7 @@ from fnopt.transforms._stored_slots import StoredSlots, pattern_items
 
 
 class PrecisionPolicyState(NamedTuple):
-    """How many updates were made, and the inner state with its slots as they are stored."""
+    """The number of updates made, and the inner state with its slots as they are stored."""
 
     count: jax.Array
     inner_state: Any

@@ -13,7 +13,7 @@ from fnopt.transforms._stored_slots import StoredSlots, pattern_items
 
 
 class QuantizedStateState(NamedTuple):
-    """How many updates were made, and the inner state, with codes and scales for a leaf."""
+    """The number of updates made, and the inner state, with codes and scales for a leaf."""
 
     count: jax.Array
     inner_state: Any

@@ -40,7 +40,7 @@ def is_rounded(p: Any, u: Any) -> bool:
 
 
 class StochasticRoundingState(NamedTuple):
-    """How many updates were made, which the random numbers come from, and the inner state."""
+    """The number of updates made, which the random numbers come from, and the inner state."""
 
     count: jax.Array
     inner_state: Any

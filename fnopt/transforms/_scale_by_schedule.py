@@ -10,7 +10,7 @@ from fnopt.core import Leafwise, ScalarOrSchedule, hyper
 
 
 class ScaleByScheduleState(NamedTuple):
-    """How many updates were made."""
+    """The number of updates made."""
 
     count: jax.Array
 

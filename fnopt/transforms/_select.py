@@ -45,7 +45,7 @@ def as_selector(given: Any, what: str = "labels") -> Selector:
 
 
 def as_mask(given: Any) -> Selector:
-    """What a user may give as `mask`, as a selector: also a bare string, which is a pattern.
+    """The user's `mask` as a selector; a bare string is a pattern.
 
     Args:
         given: A selector, a tree of bools with the structure of the params or a prefix of it, or
@@ -68,7 +68,7 @@ def as_mask(given: Any) -> Selector:
 
 
 def as_labels(given: Any) -> Selector:
-    """What a user may give as `labels` of a partition, as a selector; one label is all leaves'."""
+    """The user's `labels` of a partition as a selector; one label is for all leaves."""
     if isinstance(given, str) and set("*?[/") & set(given):
         raise TypeError(
             f"labels = {given!r} looks like a pattern, expected a tree of labels, fnopt.by_path(fn)"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import Value, listing, static, where
+from fnopt.core import Value, listing, matches, static, where
 
 Label = str | bool | int
 """What a selector says about a leaf: True or False in a mask, a name or number in a partition."""
@@ -77,7 +76,7 @@ class by_path(Selector):
     fn: Callable[[str, Any], Any] = static()
 
     def choose(self, leaves: Leaves) -> list[Any]:
-        """What the function says."""
+        """The labels that the function gives."""
         return [self.fn(path, leaf) for path, leaf in leaves]
 
 
@@ -104,7 +103,8 @@ class by_pattern(Selector):
     """Selects by glob patterns on the leaf's path; the first pattern that matches decides.
 
     `*` stands for any text, slashes included, `?` for one character, `[ab]` for one of a set. A
-    leading `*/` also stands for nothing, so `'*/bias'` finds `'bias'` at the top too.
+    leading `*/` also stands for nothing, so `'*/bias'` finds `'bias'` at the top too; the path of
+    a branch (`'encoder'`) selects all leaves below it.
 
     Args:
         patterns: A pattern or several, whose leaves are labelled True; or a mapping from pattern
@@ -133,14 +133,14 @@ class by_pattern(Selector):
         if other is None and all(label is True for _, label in self.patterns):
             other = False
         return [
-            next((label for pattern, label in self.patterns if _matches(path, pattern)), other)
+            next((label for pattern, label in self.patterns if matches(path, pattern)), other)
             for path, _ in leaves
         ]
 
     @staticmethod
     def finds(pattern: str, positions: list[str]) -> bool:
         """Whether a pattern matches any of the paths."""
-        return any(_matches(position, pattern) for position in positions)
+        return any(matches(position, pattern) for position in positions)
 
     def check(self, positions: list[str]) -> None:
         """Refuses patterns of which none matches anything: a name is misspelled."""
@@ -152,10 +152,6 @@ class by_pattern(Selector):
             f"{listing(positions)}. If that is meant, say so with a default, as in "
             f"fnopt.by_pattern({patterns[0]!r}, default=False)."
         )
-
-
-def _matches(path: str, pattern: str) -> bool:
-    return fnmatchcase(path, pattern) or fnmatchcase(f"/{path}", pattern)
 
 
 class Labels(Selector):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from fnopt.core import listing, map_slots, where
+from fnopt.core import listing, map_slots, matches, where
 from fnopt.transforms._wrapper import Wrapper
 
 
@@ -18,7 +17,7 @@ def pattern_items(given: Any) -> tuple[tuple[str, Any], ...]:
 
 
 def _fits(pattern: str, path: str) -> bool:
-    return pattern in (path.rpartition("/")[2], path) or fnmatch.fnmatchcase(path, pattern)
+    return pattern == path.rpartition("/")[2] or matches(path, pattern)
 
 
 class StoredSlots(Wrapper):

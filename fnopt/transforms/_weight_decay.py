@@ -11,7 +11,7 @@ from fnopt.transforms._select import as_mask, select_mask
 
 
 class AddDecayedWeightsState(NamedTuple):
-    """How many updates were made; kept for constant decay too, so that states are alike."""
+    """The number of updates made; kept for constant decay too, so that states are alike."""
 
     count: jax.Array
 

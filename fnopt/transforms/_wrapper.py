@@ -1,4 +1,4 @@
-"""What the transforms around another transform share."""
+"""The base of the transforms that wrap another transform."""
 
 from __future__ import annotations
 

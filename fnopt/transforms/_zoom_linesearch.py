@@ -15,7 +15,7 @@ from fnopt.transforms._zoom_step import Criteria, Place, Search, begun, next_rat
 
 
 class ZoomLinesearchInfo(NamedTuple):
-    """How a search went: evaluations made, and by how much the two criteria are missed."""
+    """The outcome of a search: evaluations made, and by how much the two criteria are missed."""
 
     num_linesearch_steps: jax.Array  # int32
     decrease_error: jax.Array

@@ -12,7 +12,7 @@ from fnopt.transforms._tree_algebra import chosen
 
 
 class Place(NamedTuple):
-    """What is known at a step."""
+    """The value and the slope at a step length."""
 
     rate: jax.Array
     value: jax.Array
@@ -20,7 +20,7 @@ class Place(NamedTuple):
 
 
 class Criteria(NamedTuple):
-    """Where the search starts, and what it looks for."""
+    """The criteria of the search, and its start."""
 
     value: jax.Array
     slope: jax.Array
@@ -52,7 +52,7 @@ def _as_error(x: jax.Array) -> jax.Array:
 
 
 class Search(NamedTuple):
-    """Where the search is."""
+    """The state of the search."""
 
     count: jax.Array  # int32
     guess: jax.Array  # the first step to try
@@ -95,14 +95,14 @@ def _between(low: Place, high: Place, third: Place) -> jax.Array:
 
 
 def _least_of_parabola(a: Place, b: Place) -> jax.Array:
-    """Where the parabola through two values, with the slope at the first, is least."""
+    """The minimum of the parabola through two values, with the slope at the first."""
     d = b.rate - a.rate
     curvature = (b.value - a.value - a.slope * d) / jnp.square(d)
     return a.rate - a.slope / (2 * curvature)
 
 
 def _least_of_cubic(a: Place, b: Place, c: Place) -> jax.Array:
-    """Where the cubic through three values, with the slope at the first, is least."""
+    """The minimum of the cubic through three values, with the slope at the first."""
     d, e = b.rate - a.rate, c.rate - a.rate
     over_d, over_e = b.value - a.value - a.slope * d, c.value - a.value - a.slope * e
     scale = jnp.square(d * e) * (d - e)

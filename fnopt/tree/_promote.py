@@ -12,7 +12,7 @@ from fnopt.core import compute_dtype, default_float
 
 
 def promoted(*leaves: Any) -> Any:
-    """What JAX promotes leaves to: by the standard rules, whatever the mode."""
+    """The common dtype of leaves by JAX's standard promotion rules, whatever the mode."""
     with jax.numpy_dtype_promotion("standard"):  # mixing on purpose, also under strict promotion
         return jnp.dtype(jnp.result_type(*leaves))
 

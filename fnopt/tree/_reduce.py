@@ -161,7 +161,7 @@ def min(tree: Any) -> jax.Array:
 
 
 def size(tree: Any) -> int:
-    """How many numbers a tree has.
+    """The number of elements of a tree.
 
     Args:
         tree: A tree of arrays (abstract ones too) or numbers.

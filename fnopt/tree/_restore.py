@@ -1,4 +1,4 @@
-"""What fits of a saved tree, put into a fresh one, and a report of what did and what didn't."""
+"""Partial restore: the fitting leaves of a saved tree in a fresh one, with a report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fnopt.core import leaves_with_names, listing, show_report, slots
 
 @dataclasses.dataclass(frozen=True)
 class RestoreReport:
-    """What `restore` did with every leaf, by name.
+    """The report of `restore`: what was done with every leaf, by name.
 
     Attributes:
         taken: Leaves of the fresh tree that have saved values now.

@@ -39,7 +39,7 @@ def _is_named_tuple(node: Any) -> bool:
 
 
 def _children(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
-    """What a node holds, with keys, and the structure of this one level."""
+    """The children of a node, with keys, and the structure of this one level."""
     if node is None or tree_util.all_leaves([node]):
         return [], None
     pairs, treedef = tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
@@ -51,7 +51,7 @@ def _children(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
 
 
 def _name(key: Any) -> Any:
-    """What a key is found by; places in lists and tuples have no name."""
+    """The name of a key; places in lists and tuples have none."""
     if isinstance(key, (NamedTupleKey, tree_util.GetAttrKey)):
         return key.name
     return key.key if isinstance(key, tree_util.DictKey) else None

@@ -35,7 +35,9 @@ def test_globs():
     assert names(layered, "block_*") == ["block_0/out", "block_1/out", "block_2/out"]
     assert names(layered, "block_[02]/*", "out") == ["block_0/out", "block_2/out", "out"]
     assert names(layered, "lay?r#[01]") == ["layer#0", "layer#1"]
-    assert names(layered, "*/out", "block_0/out") == ["block_0/out", "block_1/out", "block_2/out"]
+    blocks = ["block_0/out", "block_1/out", "block_2/out"]
+    assert names(layered, "block_?/out", "block_0/out") == blocks
+    assert names(layered, "*/out") == [*blocks, "out"]  # one dialect: `*/` may stand for nothing
 
 
 def test_no_name_is_every_tap():

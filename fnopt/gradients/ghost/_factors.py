@@ -58,7 +58,7 @@ class Pair(NamedTuple):
 
 
 def accumulated(x: jax.Array) -> jax.Array:
-    """What may be multiplied with sums in float32: all but float16, whose range is too small."""
+    """Whether products may be summed in float32: all but float16, whose range is too small."""
     return x.astype(jnp.float32) if x.dtype == jnp.float16 else x
 
 
@@ -99,7 +99,7 @@ def sum_of(terms: Any) -> jax.Array:
 
 
 def rows(factor: Factor) -> int:
-    """How many vectors there are for each matrix."""
+    """The number of vectors for each matrix."""
     x = factor.index if isinstance(factor, OneHot) else factor.blocks[0]
     return x.shape[1]
 

@@ -21,7 +21,7 @@ BLOCK_BYTES = 32 * 2**20
 
 
 class Part(NamedTuple):
-    """What is known of the gradients of a group.
+    """The gradients of a group of leaves, as factors or formed.
 
     Attributes:
         formed: The gradients, where they are formed.

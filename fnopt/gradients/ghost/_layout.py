@@ -1,4 +1,4 @@
-"""How the matrices of a site make up its weight."""
+"""The layout of the matrices of a site in its weight."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fnopt.gradients.ghost._weights import Weight
 
 
 class Layout(NamedTuple):
-    """Where the entries of `[T, D, K]` belong in the stacked value of a weight.
+    """The positions of the entries of `[T, D, K]` in the stacked value of a weight.
 
     Attributes:
         weight: The weight.

@@ -15,7 +15,7 @@ from fnopt.gradients.ghost._trace import Ghost, trace
 
 
 class Parity(NamedTuple):
-    """How far `method='ghost'` is from `jax.vmap(jax.grad)`.
+    """The differences between `method='ghost'` and `jax.vmap(jax.grad)`.
 
     Attributes:
         norm_error: For every example, `|norm - naive norm| / naive norm`, `[n]`.

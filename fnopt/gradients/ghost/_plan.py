@@ -44,7 +44,7 @@ class Group(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What is done with a loss.
+    """The plan for a loss: which params are measured at which sites.
 
     Attributes:
         level: The loss of one example with its taps and records.

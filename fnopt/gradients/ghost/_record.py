@@ -13,7 +13,7 @@ from fnopt.programs import replay
 
 
 class Tape(NamedTuple):
-    """What is known after the backward pass; everything has a leading example axis.
+    """The tape of a backward pass: inputs and cotangents of the sites, with a leading example axis.
 
     Attributes:
         outputs: The loss, and the leaves of aux.

@@ -103,7 +103,7 @@ def weighted_sum(
 
 
 def data_of(site: Site, tape: Tape) -> tuple[Any, jax.Array]:
-    """What a site recorded, and the cotangent of its output."""
+    """The recorded inputs of a site, and the cotangent of its output."""
     (other,) = site.others
     assert isinstance(other, int)
     return tape.records[other], tape.cotangents[site.tap]

@@ -1,4 +1,4 @@
-"""What is known about every param of a loss, for people to read."""
+"""The report of `method='ghost'`, param by param."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fnopt.gradients.ghost._trace import trace
 
 
 class ParamRule(NamedTuple):
-    """How the per-example gradients of one param are measured.
+    """The rule by which the per-example gradients of one param are measured.
 
     Attributes:
         name: The path of the param.
@@ -35,7 +35,7 @@ class ParamRule(NamedTuple):
 
 
 class GhostReport(NamedTuple):
-    """What `method='ghost'` does with a loss; `print` it.
+    """The report of `method='ghost'` for a loss; `print` it.
 
     Attributes:
         params: One entry for each param.

@@ -169,7 +169,7 @@ def _times(rows: jax.Array, direction: jax.Array) -> jax.Array:
 def _along(
     site: Site, tape: Tape, params: Sequence[Any], direction: Mapping[int, jax.Array]
 ) -> jax.Array:
-    """What a site adds to `J v`: the change of its output, as the residuals see it, `[n, k]`."""
+    """The part of a site in `J v`: the change of its output, as the residuals see it, `[n, k]`."""
     numbers = sorted(site.weight.leaves)
     numbered = dict(enumerate(params))
 

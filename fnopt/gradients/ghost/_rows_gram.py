@@ -19,7 +19,7 @@ from fnopt.gradients.ghost._sites import Site
 
 
 class Part(NamedTuple):
-    """What is known of the rows of a group.
+    """The rows of the Jacobian of a group of leaves, as factors or formed.
 
     Attributes:
         formed: The rows, where they are formed, `[n k, ...]`.
@@ -162,7 +162,7 @@ def _are_dense(found: list[Factors]) -> bool:
 
 
 def _positions(pair: Pair) -> int:
-    """How many positions a row is a sum over; the leaves end in `[T, R, d]`, or `[T, R]`."""
+    """The number of positions summed in a row; the leaves end in `[T, R, d]`, or `[T, R]`."""
     dense = next(f for f in pair if isinstance(f, Dense))
     return dense.blocks[0].shape[-2]
 

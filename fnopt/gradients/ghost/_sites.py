@@ -1,4 +1,4 @@
-"""Where params meet the example: an abstract walk of the loss of one example.
+"""The sites at which params meet the example: an abstract walk of the loss of one example.
 
 The loss is traced for a single example, so no batch axis has to be followed. A value that depends
 on the params but not on the example is a *weight*; it stays one through casts, transposes, jit,
@@ -69,7 +69,7 @@ class Site(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What the walk finds.
+    """The result of the walk: sites, and params that have none.
 
     Attributes:
         level: The loss, with taps and records as its nodes.

@@ -57,7 +57,7 @@ class Ghost(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What is known about the gradients of a batch.
+    """Measurements of the gradients of a batch.
 
     Attributes:
         ghost: The loss.
@@ -73,7 +73,7 @@ class Measured(NamedTuple):
 
     @property
     def loss_and_aux(self) -> tuple[jax.Array, Any]:
-        """What the loss returned, with a leading example axis."""
+        """The loss's results, with a leading example axis."""
         return jax.tree.unflatten(self.ghost.out_tree, self.tape.outputs)
 
     def squares(self) -> list[jax.Array]:
@@ -135,7 +135,7 @@ class Measured(NamedTuple):
         return total
 
     def only(self, wanted: jax.Array) -> Measured:
-        """The same without what is known of other examples, whose values may be NaN."""
+        """A copy without the figures of other examples, whose values may be NaN."""
 
         def kept(x: jax.Array) -> jax.Array:
             return only_where(wanted, x) if is_inexact(x) else x

@@ -89,12 +89,12 @@ class Leaf(Weight):
 
     @functools.cached_property
     def moves_only(self) -> bool:
-        """It is the params."""
+        """True: it is the param itself."""
         return True
 
     @functools.cached_property
     def keeps_length(self) -> bool:
-        """It is the params."""
+        """True: it is the param itself."""
         return True
 
 
@@ -123,12 +123,12 @@ class Slice(Weight):
 
     @functools.cached_property
     def moves_only(self) -> bool:
-        """As the whole weight."""
+        """The answer of the whole weight."""
         return self.inputs[0].moves_only
 
     @functools.cached_property
     def keeps_length(self) -> bool:
-        """As the whole weight."""
+        """The answer of the whole weight."""
         return self.inputs[0].keeps_length
 
     def of(self, values: Sequence[Any], wide: bool) -> Any:
@@ -269,7 +269,7 @@ def pull_back(weight: Weight, cotangent: Any, leaves: Mapping[int, Any]) -> dict
 
 
 def without_transposes(weight: Weight) -> tuple[Weight, tuple[int, ...]]:
-    """What a weight is before casts, names and transposes, and which of its axes became which."""
+    """The weight before casts, names and transposes, and the permutation of its axes."""
     perm = tuple(range(weight.aval.ndim))
     while isinstance(weight, Step) and weight.moves_only:
         if weight.name == "transpose":

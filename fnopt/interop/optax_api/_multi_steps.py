@@ -51,5 +51,5 @@ class MultiSteps:
         return has_updated(state)
 
     def gradient_transformation(self) -> Transformation:
-        """The same as a transformation."""
+        """This wrapper as a transformation."""
         return self._tx

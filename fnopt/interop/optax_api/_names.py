@@ -1,4 +1,4 @@
-"""Where a name of optax's is found among fnopt's."""
+"""The table from optax's public names to fnopt's."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _namespaces(home: str) -> dict[str, tuple[str, ...]]:
 
 
 def find(name: str, home: str) -> Any:
-    """What stands for a name of optax's.
+    """The object that stands for a name of optax's.
 
     Args:
         name: The name.

@@ -36,7 +36,7 @@ class GradientTransformation(metaclass=_Pair):
 
 
 class GradientTransformationExtraArgs(GradientTransformation, metaclass=_Pair):
-    """The same: every fnopt Transformation takes extra arguments."""
+    """An (init, update) pair with extra arguments, which every fnopt Transformation takes."""
 
 
 def init_empty_state(params: Any) -> EmptyState:

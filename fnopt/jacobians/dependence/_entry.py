@@ -1,4 +1,4 @@
-"""What is known of a variable of a jaxpr: the sets of its elements, or its value."""
+"""The abstract value of a variable of a jaxpr: the sets of its elements, or a constant."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Entry(NamedTuple):
 
 
 def entry_of(value: Any) -> Entry:
-    """What is known of a constant of a jaxpr; nothing of one that is traced further outside."""
+    """The abstract value of a constant of a jaxpr; unknown for an outer tracer."""
     shape = tuple(np.shape(value))
     if isinstance(value, Tracer):
         return Entry(shape)

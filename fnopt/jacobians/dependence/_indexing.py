@@ -53,7 +53,7 @@ def spread(sets: Sets, ids: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
 def _window(
     starts: list[Entry], shape: tuple[int, ...], sizes: tuple[int, ...]
 ) -> tuple[slice, ...]:
-    """Where a part is, from 0 where that isn't known: JAX moves one that would stick out."""
+    """The start of a slice, 0 where it isn't known: JAX moves one that would stick out."""
     at = [int(start.value()) if start.known else 0 for start in starts]
     firsts = [min(max(a, 0), n - k) for a, n, k in zip(at, shape, sizes, strict=True)]
     return tuple(slice(first, first + k) for first, k in zip(firsts, sizes, strict=True))
@@ -102,7 +102,7 @@ def scatter(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
 def _added(
     sets: Sets, op: Operation, shape: tuple[int, ...], indices: Entry, updates: np.ndarray
 ) -> np.ndarray:
-    """What comes to every element of an array of this shape."""
+    """The sets added to every element of an array of this shape."""
     axes = op.params["dimension_numbers"].scatter_dims_to_operand_dims
     at, unknown = _at(indices, axes)
     targets, sources = _scattered(op, shape, at, updates)

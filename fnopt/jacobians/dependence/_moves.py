@@ -21,7 +21,7 @@ def elementwise(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarr
 
 
 def each_by_itself(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """As many outputs as inputs, each a copy of its own."""
+    """Operations with as many outputs as inputs, each a copy of its own."""
     return [entry.sets for entry in inputs]
 
 
@@ -74,13 +74,13 @@ def _along(axis: int, part: slice) -> tuple[slice, ...]:
 
 
 def reshape(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """The same elements in their order, after the axes were brought into another one."""
+    """`lax.reshape`: the elements in their order, after `dimensions` has permuted the axes."""
     ids, dimensions = inputs[0].sets, op.params["dimensions"]
     return [(ids if dimensions is None else ids.transpose(dimensions)).reshape(op.shape)]
 
 
 def squeeze(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """The same elements without some axes of length one."""
+    """`lax.squeeze`: the elements without some axes of length one."""
     return [inputs[0].sets.reshape(op.shape)]
 
 

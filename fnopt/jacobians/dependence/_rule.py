@@ -44,7 +44,7 @@ Derive = Callable[[Sets, Operation, list[Entry]], list[np.ndarray]]
 
 
 class Rule(NamedTuple):
-    """How the sets of outputs come from those of inputs, and what it takes to know.
+    """The rule of a primitive: the sets of its outputs from those of its inputs.
 
     JAX adds parameters to its primitives. A rule that doesn't know one may lose entries without a
     word, as one did that didn't know `dimensions` of a reshape. So it counts only for equations all

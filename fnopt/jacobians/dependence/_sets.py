@@ -42,7 +42,7 @@ class Sets:
         )
 
     def entries(self, ids: np.ndarray) -> int:
-        """How many members the sets have together."""
+        """The total number of members of the sets."""
         return int(self._count[ids].sum())
 
     def members(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -14,7 +14,7 @@ _MOST_PRODUCTS = 2**25  # beyond, a matrix that is known isn't looked at for zer
 
 
 def mixed(sets: Sets, shapes: list[tuple[int, ...]], inputs: list[Entry]) -> list[np.ndarray]:
-    """What holds for every operation: any output may depend on all that its inputs depend on."""
+    """The fallback rule: any output may depend on all that the inputs depend on."""
     parts = [entry.ids.ravel() for entry in inputs if entry.ids is not None]
     one = sets.union_along(np.concatenate(parts)[None], (1,))[0]
     return [np.broadcast_to(one, shape) for shape in shapes]
@@ -70,7 +70,7 @@ def dot_general(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarr
 def _nonzero(
     entry: Entry, batch: tuple[int, ...], contract: tuple[int, ...]
 ) -> tuple[np.ndarray | None, int]:
-    """Where a matrix isn't zero, as `[batch, columns, contracted]`; and how many columns."""
+    """The nonzero entries of a matrix, `[batch, columns, contracted]`; its number of columns."""
     free = set(range(len(entry.shape))) - {*batch, *contract}
     columns = math.prod(entry.shape[k] for k in free)
     return (_laid(entry.value() != 0, batch, contract) if entry.known else None), columns

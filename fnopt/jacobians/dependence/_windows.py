@@ -79,7 +79,7 @@ def _edges(padding: Any, dilation: Any) -> list[tuple[int, int, int]]:
 
 
 def _windows(ids: np.ndarray, size: Any, strides: Any, dilation: Any) -> np.ndarray:
-    """What each place of a window sees, of ids `[a, b, *space]`: `[places, a, b, *moves]`."""
+    """The ids that each place of a window sees, of `[a, b, *space]`: `[places, a, b, *moves]`."""
     reach = [(k - 1) * d + 1 for k, d in zip(size, dilation, strict=True)]
     moves = [
         max((n - k) // s + 1, 0) for n, k, s in zip(ids.shape[2:], reach, strides, strict=True)

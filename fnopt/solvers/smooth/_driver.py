@@ -1,4 +1,4 @@
-"""What a user calls: the function is set up, minimised, and brought back."""
+"""The driver of `minimize`: set-up, loop, result."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ from fnopt.solvers.smooth._method import (
 
 
 class Loop(NamedTuple):
-    """What the loop carries."""
+    """The state of the loop."""
 
     point: Point
     best: Point | None  # the lowest point, where the method may go up

@@ -1,4 +1,4 @@
-"""What the methods have in common: they say where to look next, and are told what is there."""
+"""The interface of the methods: each asks for an evaluation, and plans by its result."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Point(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """What is minimised, as a function of a vector."""
+    """The minimisation problem as a function of a vector."""
 
     f: Callable[[jax.Array], jax.Array]
     box: Box | None = None
@@ -35,7 +35,7 @@ class Problem(NamedTuple):
     flat: Callable[[Any], jax.Array] = lambda tree: tree
 
     def at(self, x: jax.Array) -> Point:
-        """What is known at a point: one evaluation."""
+        """The linearization at a point: one evaluation."""
         return Point(x, *value_and_slope(self.f, x))
 
     def inside(self, x: jax.Array) -> jax.Array:
@@ -58,7 +58,7 @@ WAITING, MOVED, AGAIN, FAILED = 0, 1, 2, 3
 
 
 class Told(NamedTuple):
-    """What a method makes of an evaluation.
+    """The method's answer to an evaluation: a verdict, and the next point to look at.
 
     `verdict` is WAITING (look at `x` next), MOVED (to `point`), AGAIN (make a new plan for the
     same point) or FAILED (there is no other plan).
@@ -102,16 +102,16 @@ class MinimizeMethod(Value):
         raise NotImplementedError(f"{type(self).__name__} must define aim")
 
     def told(self, problem: Problem, point: Point, state: Any, there: Point) -> Told:
-        """What to do after an evaluation."""
+        """The plan after an evaluation."""
         raise NotImplementedError(f"{type(self).__name__} must define told")
 
     def evaluate(self, problem: Problem, x: jax.Array, state: Any) -> Point:
-        """What is known at the point that was asked for."""
+        """The linearization at the point that was asked for."""
         del state
         return problem.at(x)
 
     def evaluations(self, state: Any) -> jax.Array:
-        """How often the function was evaluated for the last plan, the driver's own included."""
+        """The number of function evaluations for the last plan, the driver's own included."""
         del state
         return jnp.ones((), jnp.int32)
 

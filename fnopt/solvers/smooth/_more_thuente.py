@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 
 class Place(NamedTuple):
-    """What is known at a step."""
+    """The value and the slope at a step length."""
 
     rate: jax.Array
     value: jax.Array
@@ -18,7 +18,7 @@ class Place(NamedTuple):
 
 
 class Search(NamedTuple):
-    """Where the search is."""
+    """The state of the line search."""
 
     rate: jax.Array  # the step to try next
     start: Place
@@ -35,7 +35,7 @@ class Search(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """What is asked of a step."""
+    """The conditions on a step length."""
 
     decrease: float = 1e-3
     flatness: float = 0.9
@@ -54,7 +54,7 @@ def begun(value: jax.Array, slope: jax.Array, rate: jax.Array, longest: jax.Arra
 
 
 class Verdict(NamedTuple):
-    """What came of an evaluation: whether it is over, and whether it is the best one so far."""
+    """The verdict on an evaluation: whether the search ends, and whether it is the best so far."""
 
     search: Search
     done: jax.Array

@@ -66,7 +66,7 @@ class plain(MinimizeMethod):
         return Told(verdict, there.x, there, state)
 
     def evaluate(self, problem: Problem, x: jax.Array, state: Run) -> Point:
-        """What a line search at the end of a chain knows already, or an evaluation."""
+        """The linearization that a line search at the end of a chain left, or a new evaluation."""
         if not self._ends_with_search:
             return problem.at(x)
         ((value, slope),) = find_kept(state.after)
@@ -78,7 +78,7 @@ class plain(MinimizeMethod):
         return isinstance(members[-1], scale_by_zoom_linesearch)
 
     def evaluations(self, state: Run) -> jax.Array:
-        """Those of line searches, and the driver's own."""
+        """The number of evaluations: those of line searches, and the driver's own."""
         own = jnp.asarray(0 if self._ends_with_search else 1, jnp.int32)
         return sum(_search_steps(state.after), start=own)
 

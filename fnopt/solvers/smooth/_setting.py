@@ -1,4 +1,4 @@
-"""How a user's function is brought to a function of a real vector, and back."""
+"""The user's function as a function of a real vector, and the way back."""
 
 from __future__ import annotations
 

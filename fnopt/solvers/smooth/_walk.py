@@ -24,7 +24,7 @@ from fnopt.solvers.smooth._more_thuente import Rule, Search, begun, told
 
 
 class Heading(NamedTuple):
-    """Where a full step leads."""
+    """The target of a full step, and the part of it to try first."""
 
     target: jax.Array  # [n]
     rate: jax.Array  # the part of the step to try first
@@ -32,7 +32,7 @@ class Heading(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """What is learned from step to step, and a search under way."""
+    """The memory of a descent method, and its line search under way."""
 
     memory: Any
     fresh: jax.Array  # whether nothing has been learned since the start, or since a failure
@@ -58,7 +58,7 @@ class LineSearchMethod(MinimizeMethod):
         raise NotImplementedError(f"{type(self).__name__} must define learned")
 
     def heading(self, problem: Problem, point: Point, walk: Walk) -> Heading:
-        """Where to go."""
+        """The search direction."""
         raise NotImplementedError(f"{type(self).__name__} must define heading")
 
     def begin(self, problem: Problem, point: Point) -> Walk:

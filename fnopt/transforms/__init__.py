@@ -9,6 +9,8 @@ from fnopt.transforms._apply_if_finite import apply_if_finite
 from fnopt.transforms._average_params import averaged_params, params_ema, params_mean
 from fnopt.transforms._backtracking_linesearch import scale_by_backtracking_linesearch
 from fnopt.transforms._basic import identity, scale, set_to_zero, stateless
+from fnopt.transforms._block_codes import decode as decode
+from fnopt.transforms._block_codes import encode as encode
 from fnopt.transforms._cautious import cautious
 from fnopt.transforms._centralize import centralize
 from fnopt.transforms._chain import Chain, chain

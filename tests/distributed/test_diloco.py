@@ -13,6 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 import fnopt
 from fnopt import distributed
+from fnopt.distributed._compressed_sum import compressed_sum
+from tests.distributed import messages
 from tests.distributed.test_sharded import collectives
 
 RNG = np.random.RandomState(0)
@@ -42,9 +44,13 @@ def train(tx, targets, average=False, **extras):
 
 
 def on_workers(tx, average=False, **extras):
-    names, values = list(extras), list(extras.values())
+    return program(tx, average, tuple(extras))(TARGETS, *map(jnp.asarray, extras.values()))
+
+
+@functools.cache
+def program(tx, average, names):
     run = lambda t, *xs: train(tx, t, average, **dict(zip(names, xs, strict=True)))  # noqa: E731
-    return jax.jit(jax.vmap(run, axis_name="workers"))(TARGETS, *map(jnp.asarray, values))
+    return jax.jit(jax.vmap(run, axis_name="workers"))
 
 
 def test_every_step_with_sgd_is_the_synchronous_run():
@@ -103,9 +109,14 @@ def test_a_worker_without_a_say_may_have_any_numbers():
     assert np.isfinite(jax.jit(run)(targets, jnp.asarray([5, 0]))).all()
 
 
-def test_one_message_in_every_round():
+@pytest.mark.parametrize(
+    ("block_size", "kinds"),
+    [(None, {"all-reduce"}), (64, {"all-reduce", "all-to-all", "all-gather"})],
+)
+def test_one_message_in_every_round(block_size, kinds):
     """Bytes: an all-reduce of the params in a branch that is taken every H-th step."""
-    tx = distributed.diloco(fnopt.adamw(1e-2), fnopt.sgd(0.7, momentum=0.9), 20, "workers")
+    outer = fnopt.sgd(0.7, momentum=0.9)
+    tx = distributed.diloco(fnopt.adamw(1e-2), outer, 20, "workers", block_size=block_size)
     mesh = jax.make_mesh((2,), ("workers",), axis_types=(AxisType.Auto,))
 
     def worker(stacked, state, targets):
@@ -118,9 +129,55 @@ def test_one_message_in_every_round():
     stacked = jax.tree.map(lambda x: jnp.stack([x, x]), (START, tx.init(START)))
     text = jax.jit(step).lower(*stacked, TARGETS[:, 0]).compile().as_text() or ""
     found = collectives(text)
-    assert set(found) == {"all-reduce"}
+    assert set(found) == kinds
+    if block_size is not None:  # codes; of floats only the sum of the weights
+        sent = [(kind, dtype) for kind, dtype, _ in messages.results(text)]
+        assert sorted(sent) == [("all-gather", "u8"), ("all-reduce", "f32"), ("all-to-all", "u8")]
+        assert [n for kind, _, n in messages.results(text) if kind == "all-reduce"] == [4]
     main = text[text.index("ENTRY") :]
     assert not collectives(main[: main.index("\n}")])  # none outside of the branch
+
+
+def test_codes_and_what_is_owed_add_up_to_the_sum():
+    """Of three kinds of numbers, over two rounds, with sizes that four workers don't divide."""
+    rng = np.random.RandomState(1)
+    sent = {
+        "kernel": rng.randn(4, 2, 7, 5).astype("f") * np.logspace(-4, 3, 5, dtype="f"),
+        "scale": rng.randn(4, 2).astype("f"),
+        "field": (rng.randn(4, 2, 3) + 1j * rng.randn(4, 2, 3)).astype("c8"),
+        "nothing": np.zeros((4, 2, 0), "f"),
+    }
+
+    def worker(rounds):
+        def body(owed, now):
+            i, x = now
+            total, owed = compressed_sum(x, owed, ("workers",), 8, i)
+            return owed, (total, owed)
+
+        zero = jax.tree.map(lambda x: jnp.zeros_like(x[0]), rounds)
+        return jax.lax.scan(body, zero, (jnp.arange(2, dtype=jnp.int32), rounds))[1]
+
+    total, owed = jax.jit(jax.vmap(worker, axis_name="workers"))(sent)
+    for name, x in sent.items():
+        np.testing.assert_array_equal(total[name], np.stack([total[name][0]] * 4))
+        carried = np.zeros_like(x[0, 0])
+        for i in range(2):
+            rest = np.asarray(owed[name][:, i]).sum(0)
+            size = np.abs(x[:, i]).sum(initial=0) + 1
+            apart = total[name][0, i] + rest - x[:, i].sum(0) - carried
+            assert (np.abs(apart) <= 1e-6 * size).all(), name
+            assert (np.abs(rest) <= 0.03 * size).all(), name
+            carried = rest
+
+
+def test_meetings_by_codes_stay_near_those_by_floats():
+    tx = distributed.diloco(fnopt.sgd(0.1), None, 2, "workers", block_size=256)
+    near = functools.partial(np.testing.assert_allclose, rtol=0, atol=0.01)
+    for weights in ((10, 30), (0, 0)):
+        path, state = on_workers(tx, num_examples=list(weights))
+        near(path, by_hand(2, "mean", weights=weights))
+        np.testing.assert_array_equal(state.anchor["w"][0], state.anchor["w"][1])
+        assert (sum(weights) > 0) == bool(np.any(state.error["w"]))
 
 
 def test_16_bit_params_meet_at_a_wider_point():
@@ -140,7 +197,9 @@ def test_16_bit_params_meet_at_a_wider_point():
 def test_errors():
     with pytest.raises(ValueError, match="every is 0, expected at least 1"):
         distributed.diloco(fnopt.sgd(0.1), None, 0, "workers")
-    tx = distributed.diloco(fnopt.sgd(0.1), None, 2, "workers")
+    with pytest.raises(ValueError, match="block_size is 0, expected at least 1"):
+        distributed.diloco(fnopt.sgd(0.1), None, 1, "workers", block_size=0)
+    tx = distributed.diloco(fnopt.sgd(0.1), None, 2, "workers", block_size=256)
     with pytest.raises(ValueError, match=r"'workers'.* isn't bound here.*distributed\.federated"):
         tx.update(START, tx.init(START), START)
     with pytest.raises(ValueError, match=r"expected one number for this worker"):
@@ -161,6 +220,38 @@ def test_a_server_in_a_plain_loop():
     mean = distributed.federated(None)
     after = mean.update(mean.init(START), clients, [1, 1])
     np.testing.assert_allclose(after.params["w"], START["w"] - 0.5, rtol=1e-6)
+
+
+def test_clients_send_bytes_and_owe_the_rest():
+    codec, server = distributed.quantized_delta(), distributed.federated(None)
+    start = {"w": np.zeros(600, "f"), "z": np.zeros((2, 3), "c8"), "s": np.float32(0)}
+    goal = {"w": RNG.randn(600).astype("f"), "z": np.full((2, 3), 1 - 2j, "c8"), "s": np.float32(3)}
+    state, client = server.init(start), codec.init(start)
+
+    @jax.jit
+    def a_round(state, client):
+        half = jax.tree.map(lambda p, g: (p + g) / np.asarray(2, p.dtype), state.params, goal)
+        message, after = codec.encode(half, state.params, client)
+        told = codec.decode(message, state.params)
+        # what was told and is owed now is what was meant and was owed before
+        pairs = (told, after.error), (half, client.error)
+        pairs = [jax.tree.map(jnp.subtract, *pair) for pair in pairs]
+        return message, server.update(state, [told]), after, pairs
+
+    for _ in range(12):
+        message, state, client, pairs = a_round(state, client)
+        for x, y in zip(*map(jax.tree.leaves, pairs), strict=True):
+            np.testing.assert_allclose(x, y, atol=1e-6)
+    for x, y in zip(*map(jax.tree.leaves, (state.params, goal)), strict=True):
+        np.testing.assert_allclose(x, y, atol=2e-3)
+    assert message["w"].codes.dtype == np.uint8
+    assert {k: x.codes.shape for k, x in message.items()} == {"s": (), "w": (600,), "z": (2, 3, 2)}
+    with pytest.raises(ValueError, match=r"leaf 'w': params of the client have shape"):
+        codec.encode({**goal, "w": np.zeros(3, "f")}, start, client)
+    with pytest.raises(ValueError, match="has 6 arrays, expected 2"):
+        codec.decode(message, {"w": start["w"]})
+    with pytest.raises(ValueError, match=r"leaf 'w' of the message is uint8 of shape \(600,"):
+        codec.decode(message, {**start, "w": np.zeros(3, "f")})
 
 
 def test_a_server_says_which_client_is_wrong():

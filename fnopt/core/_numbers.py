@@ -74,6 +74,16 @@ def safe_norms(squares: Callable[[jax.Array | None], jax.Array]) -> jax.Array:
     return jax.lax.cond(jnp.any(bad), lambda: _rescaled(squares, plain, bad), lambda: root(plain))
 
 
+def norms_over(x: jax.Array, axes: Any) -> jax.Array:
+    """The Euclidean norms over some axes, which are kept with one entry each."""
+
+    def squares(scale: jax.Array | None) -> jax.Array:
+        scaled = x if scale is None else x * scale
+        return jnp.sum(squared_modulus(scaled), axis=axes, keepdims=True)
+
+    return safe_norms(squares)
+
+
 def out_of_range(squares: jax.Array) -> jax.Array:
     """Whether a sum of squares is infinite, or so small that it may have lost terms."""
     info = jnp.finfo(squares.dtype)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from fnopt.optimizers import states as states
 from fnopt.optimizers._acprop import acprop, scale_by_acprop
 from fnopt.optimizers._adabelief import adabelief, scale_by_belief
+from fnopt.optimizers._adabound import adabound, amsbound, scale_by_adabound, scale_by_amsbound
 from fnopt.optimizers._adadelta import adadelta, scale_by_adadelta
 from fnopt.optimizers._adafactor import adafactor, scale_by_factored_rms
 from fnopt.optimizers._adagrad import adagrad, scale_by_rss
 from fnopt.optimizers._adam import adam, adamw, nadam, nadamw, scale_by_adam
+from fnopt.optimizers._adam_mini import adam_mini, scale_by_adam_mini
 from fnopt.optimizers._adamax import adamax, adamaxw, scale_by_adamax
+from fnopt.optimizers._adamp import adamp, scale_by_adamp
 from fnopt.optimizers._adan import adan, scale_by_adan
 from fnopt.optimizers._ademamix import (
     ademamix,
@@ -19,6 +22,7 @@ from fnopt.optimizers._ademamix import (
 )
 from fnopt.optimizers._adopt import adopt, scale_by_adopt
 from fnopt.optimizers._amsgrad import amsgrad, scale_by_amsgrad
+from fnopt.optimizers._came import came, scale_by_came
 from fnopt.optimizers._cocob import cocob, scale_by_cocob
 from fnopt.optimizers._dadapt_adamw import dadapt_adamw, scale_by_dadapt_adamw
 from fnopt.optimizers._diffgrad import diffgrad, scale_by_diffgrad
@@ -30,6 +34,7 @@ from fnopt.optimizers._lamb import lamb, lars
 from fnopt.optimizers._lbfgs import lbfgs
 from fnopt.optimizers._lion import lion, scale_by_lion
 from fnopt.optimizers._madgrad import madgrad, scale_by_madgrad
+from fnopt.optimizers._mars import mars
 from fnopt.optimizers._matrix_fallback import matrix_labels
 from fnopt.optimizers._matrix_rule import MatrixDimensionNumbers
 from fnopt.optimizers._matrix_scale import normalize_neurons, scale_by_matrix_shape
@@ -59,6 +64,7 @@ from fnopt.optimizers._sign_sgd import sign_sgd, signum
 from fnopt.optimizers._sm3 import scale_by_sm3, sm3
 from fnopt.optimizers._soap import scale_by_soap, soap
 from fnopt.optimizers._sophia import hutchinson_estimator_diag_hessian, scale_by_sophia, sophia
+from fnopt.optimizers._stable_adamw import scale_by_stable_adam, stable_adamw
 from fnopt.optimizers._yogi import scale_by_yogi, yogi
 
 __all__ = [
@@ -66,17 +72,22 @@ __all__ = [
     "accumulated_sgd",
     "acprop",
     "adabelief",
+    "adabound",
     "adadelta",
     "adafactor",
     "adagrad",
     "adam",
+    "adam_mini",
     "adamax",
     "adamaxw",
+    "adamp",
     "adamw",
     "adan",
     "ademamix",
     "adopt",
+    "amsbound",
     "amsgrad",
+    "came",
     "cocob",
     "dadapt_adamw",
     "diffgrad",
@@ -91,6 +102,7 @@ __all__ = [
     "lbfgs",
     "lion",
     "madgrad",
+    "mars",
     "matrix_labels",
     "momo",
     "momo_adam",
@@ -112,14 +124,19 @@ __all__ = [
     "rmsprop",
     "rprop",
     "scale_by_acprop",
+    "scale_by_adabound",
     "scale_by_adadelta",
     "scale_by_adam",
+    "scale_by_adam_mini",
     "scale_by_adamax",
+    "scale_by_adamp",
     "scale_by_adan",
     "scale_by_ademamix",
     "scale_by_adopt",
+    "scale_by_amsbound",
     "scale_by_amsgrad",
     "scale_by_belief",
+    "scale_by_came",
     "scale_by_cocob",
     "scale_by_dadapt_adamw",
     "scale_by_diffgrad",
@@ -148,6 +165,7 @@ __all__ = [
     "scale_by_sm3",
     "scale_by_soap",
     "scale_by_sophia",
+    "scale_by_stable_adam",
     "scale_by_stddev",
     "scale_by_yogi",
     "schedule_free_adamw",
@@ -161,5 +179,6 @@ __all__ = [
     "sm3",
     "soap",
     "sophia",
+    "stable_adamw",
     "yogi",
 ]

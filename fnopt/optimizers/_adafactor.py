@@ -15,13 +15,12 @@ from fnopt.core import (
     Scalar,
     ScalarOrSchedule,
     compute_dtype,
-    ema,
     hyper,
-    positive_root,
     real_dtype,
     squared_modulus,
     static,
 )
+from fnopt.optimizers._factored import averaged, divided, zeros_like_parts
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import (
     Chain,
@@ -96,9 +95,7 @@ class scale_by_factored_rms(Leafwise):
     def start(self, slot: str, p: Any) -> Any:
         """Zeros, made from the params, so that they lie where these are."""
         dtype, axes = real_dtype(compute_dtype(p.dtype)), self._axes(p.shape)
-        if axes is None:
-            return (jnp.zeros_like(p, dtype),)
-        return tuple(jnp.zeros_like(jnp.sum(p, axis=i), dtype) for i in reversed(axes))
+        return zeros_like_parts(p, dtype, axes)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """The decay of this step."""
@@ -107,16 +104,8 @@ class scale_by_factored_rms(Leafwise):
 
     def leaf(self, h: Any, g: Any, v: Any) -> Any:
         squares, axes = squared_modulus(g) + h.epsilon, self._axes(g.shape)
-        if axes is None:
-            v = (ema(v[0], squares, h.decay),)
-            return g / positive_root(v[0]), v
-        smaller, larger = axes
-        rows = ema(v[0], jnp.mean(squares, axis=larger), h.decay)
-        columns = ema(v[1], jnp.mean(squares, axis=smaller), h.decay)
-        mean = jnp.mean(rows, axis=smaller - (smaller > larger), keepdims=True)
-        share = rows / jnp.maximum(mean, jnp.finfo(mean.dtype).tiny)
-        u = g / jnp.expand_dims(positive_root(share), larger)
-        return u / jnp.expand_dims(positive_root(columns), smaller), (rows, columns)
+        v = averaged(v, squares, h.decay, axes)
+        return divided(g, v, axes), v
 
 
 @recipe

@@ -7,11 +7,13 @@ from fnopt.optimizers._adadelta import ScaleByAdadeltaState
 from fnopt.optimizers._adafactor import ScaleByFactoredRmsState
 from fnopt.optimizers._adagrad import ScaleByRssState
 from fnopt.optimizers._adam import ScaleByAdamState
+from fnopt.optimizers._adam_mini import ScaleByAdamMiniState
 from fnopt.optimizers._adamax import ScaleByAdamaxState
 from fnopt.optimizers._adan import ScaleByAdanState
 from fnopt.optimizers._ademamix import ScaleByAdemamixState, ScaleBySimplifiedAdemamixState
 from fnopt.optimizers._adopt import ScaleByAdoptState
 from fnopt.optimizers._amsgrad import ScaleByAmsgradState
+from fnopt.optimizers._came import ScaleByCameState
 from fnopt.optimizers._cocob import ScaleByCocobState
 from fnopt.optimizers._dadapt_adamw import ScaleByDadaptAdamwState
 from fnopt.optimizers._diffgrad import ScaleByDiffgradState
@@ -44,12 +46,14 @@ __all__ = [
     "MomoState",
     "NormalizeNeuronsState",
     "ScaleByAdadeltaState",
+    "ScaleByAdamMiniState",
     "ScaleByAdamState",
     "ScaleByAdamaxState",
     "ScaleByAdanState",
     "ScaleByAdemamixState",
     "ScaleByAdoptState",
     "ScaleByAmsgradState",
+    "ScaleByCameState",
     "ScaleByCocobState",
     "ScaleByDadaptAdamwState",
     "ScaleByDiffgradState",

@@ -21,6 +21,8 @@ from fnopt.transforms._clip_units import (
     scale_by_param_block_norm,
     scale_by_param_block_rms,
 )
+from fnopt.transforms._clip_units import clipped_rms as clipped_rms
+from fnopt.transforms._clip_units import rms as rms
 from fnopt.transforms._conditionally import (
     conditionally_mask,
     conditionally_transform,
@@ -49,10 +51,12 @@ from fnopt.transforms._partition import partition
 from fnopt.transforms._precision_policy import precision_policy
 from fnopt.transforms._quantized_state import quantized_state
 from fnopt.transforms._reduce_on_plateau import reduce_on_plateau
+from fnopt.transforms._reduce_variance import reduce_variance
 from fnopt.transforms._rounded import stochastic_rounding
 from fnopt.transforms._sam import sam
 from fnopt.transforms._scale_by_schedule import scale_by_schedule
 from fnopt.transforms._schedule_free import schedule_free, schedule_free_eval_params
+from fnopt.transforms._select import as_labels as as_labels
 from fnopt.transforms._select import select
 from fnopt.transforms._selectors import Labels, Selector, by_path, by_pattern
 from fnopt.transforms._sign import scale_by_sign
@@ -112,6 +116,7 @@ __all__ = [
     "precision_policy",
     "quantized_state",
     "reduce_on_plateau",
+    "reduce_variance",
     "sam",
     "scale",
     "scale_by_backtracking_linesearch",

@@ -13,8 +13,7 @@ from fnopt.core import (
     global_norm,
     hyper,
     nonzero,
-    safe_norms,
-    squared_modulus,
+    norms_over,
     static,
 )
 
@@ -40,7 +39,7 @@ class clip_by_block_rms(Leafwise):
     threshold: Scalar = hyper(gt=0)
 
     def leaf(self, h: Any, g: Any) -> Any:
-        return g / jnp.maximum(rms(g) / h.threshold, jnp.ones_like(h.threshold))
+        return clipped_rms(g, h.threshold)
 
 
 class scale_by_param_block_norm(Leafwise):
@@ -92,6 +91,11 @@ class scale_by_param_block_rms(Leafwise):
         return jnp.maximum(rms(p), h.min_scale) * g
 
 
+def clipped_rms(x: jax.Array, most: jax.Array) -> jax.Array:
+    """The array, shorter if its root mean square is above `most`."""
+    return x / jnp.maximum(rms(x) / most, jnp.ones_like(most))
+
+
 def rms(x: jax.Array) -> jax.Array:
     """The root mean square of an array; 0 for an empty one."""
     norm = global_norm(x)
@@ -138,8 +142,8 @@ class adaptive_grad_clip(Leafwise):
 
     def leaf(self, h: Any, g: Any, p: Any) -> Any:
         axes = _unit_axes(g.shape) if self.axis is None else self.axis
-        length = _unit_norms(g, axes)
-        most = h.clipping * jnp.maximum(_unit_norms(p, axes), h.eps)
+        length = norms_over(g, axes)
+        most = h.clipping * jnp.maximum(norms_over(p, axes), h.eps)
         # The norm first: the ratio of two small numbers may be large, their quotients are not.
         return jnp.where(length <= most, g, g / nonzero(length) * most)
 
@@ -153,11 +157,3 @@ def _unit_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
             "axis=... over which the norm of a unit runs."
         )
     return (0,) if len(shape) <= 3 else tuple(range(len(shape) - 1))
-
-
-def _unit_norms(x: jax.Array, axes: Any) -> jax.Array:
-    def squares(scale: jax.Array | None) -> jax.Array:
-        scaled = x if scale is None else x * scale
-        return jnp.sum(squared_modulus(scaled), axis=axes, keepdims=True)
-
-    return safe_norms(squares)

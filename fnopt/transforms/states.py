@@ -30,6 +30,7 @@ from fnopt.transforms._momentum import TraceState
 from fnopt.transforms._precision_policy import PrecisionPolicyState
 from fnopt.transforms._quantized_state import QuantizedStateState
 from fnopt.transforms._reduce_on_plateau import ReduceOnPlateauState
+from fnopt.transforms._reduce_variance import ReduceVarianceState
 from fnopt.transforms._rounded import StochasticRoundingState
 from fnopt.transforms._sam import SAMState
 from fnopt.transforms._scale_by_schedule import ScaleByScheduleState
@@ -61,6 +62,7 @@ __all__ = [
     "PrecisionPolicyState",
     "QuantizedStateState",
     "ReduceOnPlateauState",
+    "ReduceVarianceState",
     "SAMState",
     "ScaleByBacktrackingLinesearchState",
     "ScaleByDistanceOverGradientsState",

@@ -1,0 +1,216 @@
+"""AdaBound: Adam whose step sizes are bounded, by bounds that meet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from fnopt.core import (
+    Leafwise,
+    Scalar,
+    ScalarOrSchedule,
+    as_dtype,
+    bias_correction,
+    ema,
+    hyper,
+    positive_root,
+    squared_modulus,
+    static,
+)
+from fnopt.optimizers._adam import ScaleByAdamState
+from fnopt.optimizers._amsgrad import ScaleByAmsgradState
+from fnopt.optimizers._recipe import recipe
+from fnopt.transforms import Chain, chain, scale_by_learning_rate
+
+
+class scale_by_adabound(Leafwise):
+    r"""Adam's direction, with the factor of every element between two bounds that meet.
+
+    .. math::
+        u_t = \operatorname{clip}\left(\frac{\sqrt{1-\beta_2^t} / (1-\beta_1^t)}
+        {\sqrt{\nu_t} + \epsilon},\; \rho \Big(1 - \frac{1}{\gamma t + 1}\Big),\;
+        \rho \Big(1 + \frac{1}{\gamma t}\Big)\right) \mu_t
+
+    With :math:`\mu, \nu` as in Adam. It begins as Adam and ends as momentum with a rate of
+    :math:`\rho` times the learning rate. As in the authors' program, the means are corrected for
+    their start, and the rate is not divided by :math:`\sqrt t`.
+
+    Args:
+        b1: :math:`\beta_1`, decay of the mean.
+        b2: :math:`\beta_2`, decay of the mean square.
+        final_ratio: :math:`\rho`, the last learning rate over the first (the authors' `final_lr`
+            over their `lr`).
+        gamma: :math:`\gamma`, how fast the bounds meet.
+        eps: :math:`\epsilon`, added to the root.
+        mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.scale_by_adabound(final_ratio=2.0, gamma=1.0)
+        >>> tx.update({"w": jnp.full(1, 0.01)}, tx.init({"w": jnp.ones(1)}))[0]["w"].round(4)
+        Array([0.004], dtype=float32)
+
+    Reference:
+        Luo, Xiong, Liu and Sun, 2019, arXiv:1902.09843.
+    """
+
+    State = ScaleByAdamState
+
+    b1: Scalar = hyper(default=0.9, ge=0, lt=1)
+    b2: Scalar = hyper(default=0.999, ge=0, lt=1)
+    final_ratio: Scalar = hyper(default=100.0, gt=0)
+    gamma: Scalar = hyper(default=1e-3, gt=0)
+    eps: Scalar = hyper(default=1e-8, ge=0)
+    mu_dtype: Any = static(default=None, convert=as_dtype)
+
+    def scalars(self, h: Any, t: Any) -> dict[str, Any]:
+        """The correction for the start, and the bounds."""
+        passed = h.gamma * t.astype(h.gamma.dtype)
+        return {
+            "gain1": 1 - h.b1,
+            "gain2": 1 - h.b2,
+            "seen": jnp.sqrt(bias_correction(h.b2, t)) / bias_correction(h.b1, t),
+            # 1 - 1 / (x + 1) loses digits where x is small, as it is at first.
+            "lower": h.final_ratio * passed / (passed + 1),
+            "upper": h.final_ratio * (1 + 1 / passed),
+        }
+
+    def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
+        mu = ema(mu, g, h.b1, h.gain1)
+        nu = ema(nu, squared_modulus(g), h.b2, h.gain2)
+        return _bounded(h, mu, nu), mu, nu
+
+
+class scale_by_amsbound(Leafwise):
+    r"""`scale_by_adabound` with the largest mean square so far in place of the mean square.
+
+    .. math:: u_t = \operatorname{clip}\left(\frac{\sqrt{1-\beta_2^t} / (1-\beta_1^t)}
+              {\sqrt{\max_{i \le t} \nu_i} + \epsilon},\; l_t,\; h_t\right) \mu_t
+
+    Args:
+        b1: :math:`\beta_1`, decay of the mean.
+        b2: :math:`\beta_2`, decay of the mean square.
+        final_ratio: The last learning rate over the first; see `scale_by_adabound`.
+        gamma: How fast the bounds :math:`l_t < h_t` meet.
+        eps: :math:`\epsilon`, added to the root.
+        mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.scale_by_amsbound(final_ratio=2.0, gamma=1.0)
+        >>> tx.update({"w": jnp.full(1, 0.01)}, tx.init({"w": jnp.ones(1)}))[0]["w"].round(4)
+        Array([0.004], dtype=float32)
+
+    Reference:
+        Luo, Xiong, Liu and Sun, 2019, arXiv:1902.09843.
+    """
+
+    State = ScaleByAmsgradState
+
+    b1: Scalar = hyper(default=0.9, ge=0, lt=1)
+    b2: Scalar = hyper(default=0.999, ge=0, lt=1)
+    final_ratio: Scalar = hyper(default=100.0, gt=0)
+    gamma: Scalar = hyper(default=1e-3, gt=0)
+    eps: Scalar = hyper(default=1e-8, ge=0)
+    mu_dtype: Any = static(default=None, convert=as_dtype)
+
+    scalars = scale_by_adabound.scalars
+
+    def leaf(self, h: Any, g: Any, mu: Any, nu: Any, nu_max: Any) -> Any:
+        mu = ema(mu, g, h.b1, h.gain1)
+        nu = ema(nu, squared_modulus(g), h.b2, h.gain2)
+        nu_max = jnp.maximum(nu_max, nu)
+        return _bounded(h, mu, nu_max), mu, nu, nu_max
+
+
+def _bounded(h: Any, mu: Any, nu: Any) -> Any:
+    factor = h.seen / (positive_root(nu) + h.eps)
+    return jnp.clip(factor, h.lower, h.upper) * mu
+
+
+@recipe
+def adabound(
+    learning_rate: ScalarOrSchedule,
+    b1: Scalar = 0.9,
+    b2: Scalar = 0.999,
+    final_ratio: Scalar = 100.0,
+    gamma: Scalar = 1e-3,
+    eps: Scalar = 1e-8,
+    mu_dtype: Any = None,
+) -> Chain:
+    r"""AdaBound: from Adam to momentum, by bounds of the step sizes that meet.
+
+    .. math:: u_t = -\eta_t\, \operatorname{clip}\left(\frac{\sqrt{1-\beta_2^t} / (1-\beta_1^t)}
+              {\sqrt{\nu_t} + \epsilon},\; \rho \Big(1 - \frac{1}{\gamma t + 1}\Big),\;
+              \rho \Big(1 + \frac{1}{\gamma t}\Big)\right) \mu_t
+
+    Args:
+        learning_rate: :math:`\eta`, a number or a `Schedule`.
+        b1: Decay of the mean gradient.
+        b2: Decay of the mean square.
+        final_ratio: :math:`\rho`: it ends as momentum with a rate of :math:`\rho \eta`. The
+            authors' `final_lr=0.1` with `lr=1e-3` is 100.
+        gamma: :math:`\gamma`, how fast the bounds meet.
+        eps: :math:`\epsilon`, added to the root.
+        mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
+
+    Returns:
+        A chain of `scale_by_adabound` and `scale_by_learning_rate`, with the slots `mu` and `nu`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.adabound(0.1)
+        >>> params = {"w": jnp.ones(2)}
+        >>> updates, state = tx.update({"w": jnp.ones(2)}, tx.init(params), params)
+        >>> fnopt.apply_updates(params, updates)["w"].round(4)
+        Array([0.9, 0.9], dtype=float32)
+
+    Reference:
+        Luo, Xiong, Liu and Sun, 2019, arXiv:1902.09843.
+    """
+    direction = scale_by_adabound(b1, b2, final_ratio, gamma, eps, mu_dtype)
+    return chain(direction, scale_by_learning_rate(learning_rate))
+
+
+@recipe
+def amsbound(
+    learning_rate: ScalarOrSchedule,
+    b1: Scalar = 0.9,
+    b2: Scalar = 0.999,
+    final_ratio: Scalar = 100.0,
+    gamma: Scalar = 1e-3,
+    eps: Scalar = 1e-8,
+    mu_dtype: Any = None,
+) -> Chain:
+    r"""AMSBound: AdaBound whose divisor never shrinks.
+
+    .. math:: u_t = -\eta_t\, \operatorname{clip}\left(\frac{\sqrt{1-\beta_2^t} / (1-\beta_1^t)}
+              {\sqrt{\max_{i \le t} \nu_i} + \epsilon},\; l_t,\; h_t\right) \mu_t
+
+    Args:
+        learning_rate: :math:`\eta`, a number or a `Schedule`.
+        b1: Decay of the mean gradient.
+        b2: Decay of the mean square.
+        final_ratio: The last learning rate over the first; see `adabound`.
+        gamma: How fast the bounds :math:`l_t < h_t` meet.
+        eps: :math:`\epsilon`, added to the root.
+        mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
+
+    Returns:
+        A chain of `scale_by_amsbound` and `scale_by_learning_rate`, with the slots `mu`, `nu` and
+        `nu_max`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.amsbound(0.1)
+        >>> params = {"w": jnp.ones(2)}
+        >>> updates, state = tx.update({"w": jnp.ones(2)}, tx.init(params), params)
+        >>> fnopt.apply_updates(params, updates)["w"].round(4)
+        Array([0.9, 0.9], dtype=float32)
+
+    Reference:
+        Luo, Xiong, Liu and Sun, 2019, arXiv:1902.09843.
+    """
+    direction = scale_by_amsbound(b1, b2, final_ratio, gamma, eps, mu_dtype)
+    return chain(direction, scale_by_learning_rate(learning_rate))

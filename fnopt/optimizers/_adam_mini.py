@@ -1,0 +1,199 @@
+"""Adam-mini: Adam with one mean square for every block of params."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import (
+    Leafwise,
+    OwnSlot,
+    Scalar,
+    ScalarOrSchedule,
+    Slot,
+    as_dtype,
+    bias_correction,
+    check_inexact,
+    compute_dtype,
+    ema,
+    hyper,
+    positive_root,
+    real_dtype,
+    squared_modulus,
+    static,
+    where,
+    zero_count,
+)
+from fnopt.core import slot_zeros as zeros
+from fnopt.optimizers._recipe import recipe
+from fnopt.transforms import (
+    Chain,
+    add_decayed_weights,
+    as_labels,
+    by_pattern,
+    chain,
+    scale_by_learning_rate,
+    select,
+)
+
+_RULE = by_pattern({"*embed*": "rows"}, default="auto")
+
+
+def _as_blocks(given: Any) -> Any:
+    return _RULE if given is None else as_labels(given)
+
+
+class ScaleByAdamMiniState(NamedTuple):
+    """Step count, the mean of the gradient, and the mean square of every block."""
+
+    count: jax.Array
+    mu: Slot
+    nu: OwnSlot
+
+
+class scale_by_adam_mini(Leafwise):
+    r"""Adam's direction with one mean square for every block of a leaf.
+
+    .. math::
+        \mu_t = \beta_1 \mu_{t-1} + (1-\beta_1)\, g_t, \qquad
+        \nu_{t,b} = \beta_2 \nu_{t-1,b} + (1-\beta_2)\, \mathrm{mean}_{i \in b}\, |g_{t,i}|^2,
+        \qquad u_{t,i} = \frac{\hat\mu_{t,i}}{\sqrt{\hat\nu_{t,b(i)}} + \epsilon}
+
+    The second moment takes next to no memory. A block holds what has curvature of one size: the
+    row of an embedding table, the weights of one output, of one attention head, or all of a leaf.
+
+    Args:
+        b1: :math:`\beta_1`, decay of the mean.
+        b2: :math:`\beta_2`, decay of the mean square.
+        eps: :math:`\epsilon`, added to the root.
+        blocks: The blocks of every leaf, as labels (a tree of them, `fnopt.by_pattern` or
+            `fnopt.by_path`): `'leaf'` for one block; `'outputs'` for one for each index of the
+            last axis (the kernels of flax and Keras, output heads); `'rows'` for one for each index
+            of the first (embedding tables, PyTorch's kernels); a whole number for any other axis,
+            such as that of the heads in a kernel of shape (inputs, heads, size); `'auto'` for
+            `'outputs'` from two axes on, and `'leaf'` below. None for `'rows'` where the path has
+            `embed` in it, and `'auto'` for the others.
+        mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
+
+    Raises:
+        ValueError: From `init`, for another label.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> params = {"embed": jnp.ones((9, 2)), "kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}
+        >>> state = fnopt.scale_by_adam_mini().init(params)
+        >>> {name: nu.shape for name, nu in state.nu.items()}
+        {'bias': (1,), 'embed': (9, 1), 'kernel': (1, 3)}
+
+    Reference:
+        Zhang et al., 2024, arXiv:2406.16793.
+    """
+
+    State = ScaleByAdamMiniState
+
+    b1: Scalar = hyper(default=0.9, ge=0, lt=1)
+    b2: Scalar = hyper(default=0.999, ge=0, lt=1)
+    eps: Scalar = hyper(default=1e-8, ge=0)
+    blocks: Any = static(default=None, convert=_as_blocks)
+    mu_dtype: Any = static(default=None, convert=as_dtype)
+
+    def init(self, params: Any) -> ScaleByAdamMiniState:
+        """Zeros: of the blocks, one number each, in an array that keeps all axes."""
+        check_inexact(params, "params")
+        nu = jax.tree.map(_of_blocks, params, select(self.blocks, params))
+        return ScaleByAdamMiniState(zero_count(), zeros(params, self.mu_dtype), nu)
+
+    def scalars(self, h: Any, t: Any) -> dict[str, Any]:
+        """Bias corrections, multiplied out."""
+        seen = jnp.sqrt(bias_correction(h.b2, t))
+        return {
+            "gain1": 1 - h.b1,
+            "gain2": 1 - h.b2,
+            "mean": seen / bias_correction(h.b1, t),
+            "beside_root": h.eps * seen,
+        }
+
+    def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
+        axes = tuple(i for i, n in enumerate(nu.shape) if n == 1)
+        size = max(g.size // max(nu.size, 1), 1)  # an empty leaf has no mean
+        square = jnp.sum(squared_modulus(g), axis=axes, keepdims=True) / size
+        mu, nu = ema(mu, g, h.b1, h.gain1), ema(nu, square, h.b2, h.gain2)
+        return h.mean * mu / (positive_root(nu) + h.beside_root), mu, nu
+
+
+def _of_blocks(p: Any, label: Any) -> jax.Array:
+    """Zeros, made from the params, so that they lie where these are."""
+    p = jnp.asarray(p)
+    kept = _kept_axis(p.ndim, label)
+    axes = tuple(i for i in range(p.ndim) if i != kept)
+    dtype = real_dtype(compute_dtype(p.dtype))
+    return jnp.zeros_like(jnp.sum(p, axis=axes, keepdims=True), dtype)
+
+
+def _kept_axis(ndim: int, label: Any) -> int | None:
+    """The axis with a block for each of its indices; None for a single block."""
+    if label == "auto":
+        label = "outputs" if ndim > 1 else "leaf"
+    named = {"leaf": None, "rows": 0, "outputs": ndim - 1}
+    if isinstance(label, str) and label in named:
+        return named[label] if ndim else None
+    if isinstance(label, int) and not isinstance(label, bool) and -ndim <= label < ndim:
+        return label % ndim
+    raise ValueError(
+        f"{where()}blocks: the label {label!r} of an array of {ndim} axes, expected 'leaf', "
+        "'outputs', 'rows', 'auto' or an axis."
+    )
+
+
+@recipe
+def adam_mini(
+    learning_rate: ScalarOrSchedule,
+    b1: Scalar = 0.9,
+    b2: Scalar = 0.999,
+    eps: Scalar = 1e-8,
+    weight_decay: ScalarOrSchedule = 0.0,
+    mask: Any = None,
+    blocks: Any = None,
+    mu_dtype: Any = None,
+) -> Chain:
+    r"""Adam-mini: AdamW with one mean square for every block, and half of its memory.
+
+    .. math:: u_t = -\eta_t \left(\frac{\hat\mu_t}{\sqrt{\hat\nu_{t,b}} + \epsilon} +
+              \lambda_t\, \theta_t\right), \qquad \nu_{t,b} = \beta_2 \nu_{t-1,b} +
+              (1-\beta_2)\, \mathrm{mean}_{i \in b}\, |g_{t,i}|^2
+
+    Args:
+        learning_rate: :math:`\eta`, a number or a `Schedule`.
+        b1: Decay of the mean gradient.
+        b2: :math:`\beta_2`, decay of the mean square.
+        eps: :math:`\epsilon`, added to the root.
+        weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
+        mask: Which leaves decay; see `add_decayed_weights`. None for all.
+        blocks: The blocks of every leaf; see `scale_by_adam_mini`. None for a block for every row
+            where the path has `embed` in it, for every output of other matrices, and for all of
+            a vector.
+        mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
+
+    Returns:
+        A chain of `scale_by_adam_mini`, `add_decayed_weights` and `scale_by_learning_rate`, with
+        the slots `mu` and `nu`, of which the second has one number a block.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> heads = fnopt.by_pattern({"*query*": 1, "*key*": 1}, default="auto")
+        >>> tx = fnopt.adam_mini(0.1, blocks=heads)
+        >>> params = {"query": jnp.ones((4, 2, 3)), "out": jnp.ones((6, 4))}
+        >>> updates, state = tx.update(params, tx.init(params), params)
+        >>> {name: nu.shape for name, nu in fnopt.slots(state)["nu"].items()}
+        {'out': (1, 4), 'query': (1, 2, 1)}
+
+    Reference:
+        Zhang et al., 2024, arXiv:2406.16793.
+    """
+    return chain(
+        scale_by_adam_mini(b1, b2, eps, blocks, mu_dtype),
+        add_decayed_weights(weight_decay, mask),
+        scale_by_learning_rate(learning_rate),
+    )

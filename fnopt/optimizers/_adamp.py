@@ -1,0 +1,178 @@
+"""AdamP: Adam whose steps don't lengthen weights of which only the direction counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import (
+    Leafwise,
+    Scalar,
+    ScalarOrSchedule,
+    as_dtype,
+    bias_correction,
+    ema,
+    hyper,
+    mean_weights,
+    nonzero,
+    norms_over,
+    positive_root,
+    squared_modulus,
+    static,
+)
+from fnopt.optimizers._adam import ScaleByAdamState
+from fnopt.optimizers._recipe import recipe
+from fnopt.transforms import Chain, chain, scale_by_learning_rate
+
+
+class scale_by_adamp(Leafwise):
+    r"""Adam's direction without its part along the weights, where these are scale-invariant.
+
+    .. math:: d_t = \frac{\hat\mu_t}{\sqrt{\hat\nu_t} + \epsilon}, \qquad
+              u_t = \begin{cases} d_t - \dfrac{\theta_t \langle \theta_t, d_t \rangle}
+              {\lVert \theta_t \rVert^2} + r \lambda_t\, \theta_t & \text{if }
+              \lvert\cos(\theta_t, g_t)\rvert < \delta / \sqrt{n} \\
+              d_t + \lambda_t\, \theta_t & \text{otherwise} \end{cases}
+
+    The gradient of weights in front of a normalisation is at right angles to them; that is how
+    they are told. It is looked at output by output first (the largest of the cosines counts; the
+    last axis is that of the outputs), then over the whole leaf; :math:`n` is the number of weights
+    of an output, or of the leaf. Leaves of fewer than two axes are left to Adam.
+
+    Args:
+        b1: Decay of the mean.
+        b2: Decay of the mean square.
+        eps: :math:`\epsilon`, added to the root.
+        weight_decay: :math:`\lambda`, a number or a `Schedule`.
+        delta: :math:`\delta`, up to which cosine weights count as scale-invariant.
+        wd_ratio: :math:`r`, how much of the decay is left where they are.
+        nesterov: Whether to look ahead.
+        mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.scale_by_adamp(), {"w": jnp.asarray([[2.0, 0.0], [0.0, 2.0]])}
+        >>> across = {"w": jnp.asarray([[0.0, 3.0], [3.0, 0.0]])}
+        >>> print(tx.update(across, tx.init(params), params)[0]["w"].round(3))
+        [[0. 1.]
+         [1. 0.]]
+
+    Reference:
+        Heo et al., 2020, arXiv:2006.08217.
+    """
+
+    State = ScaleByAdamState
+    needs_params = True
+
+    b1: Scalar = hyper(default=0.9, ge=0, lt=1)
+    b2: Scalar = hyper(default=0.999, ge=0, lt=1)
+    eps: Scalar = hyper(default=1e-8, ge=0)
+    weight_decay: ScalarOrSchedule = hyper(default=0.0, schedule=True)
+    delta: Scalar = hyper(default=0.1, ge=0)
+    wd_ratio: Scalar = hyper(default=0.1, ge=0)
+    nesterov: bool = static(default=False)
+    mu_dtype: Any = static(default=None, convert=as_dtype)
+
+    def scalars(self, h: Any, t: Any) -> dict[str, Any]:
+        """Bias corrections, multiplied out. The look-ahead is corrected as the mean is."""
+        seen = jnp.sqrt(bias_correction(h.b2, t))
+        mean = seen * mean_weights(h.b1, t)[0]
+        return {
+            "gain1": 1 - h.b1,
+            "gain2": 1 - h.b2,
+            "mean": mean * h.b1 if self.nesterov else mean,
+            "gradient": mean * (1 - h.b1) if self.nesterov else jnp.zeros_like(mean),
+            "beside_root": h.eps * seen,
+        }
+
+    def leaf(self, h: Any, g: Any, p: Any, mu: Any, nu: Any) -> Any:
+        mu = ema(mu, g, h.b1, h.gain1)
+        nu = ema(nu, squared_modulus(g), h.b2, h.gain2)
+        direction = h.mean * mu + h.gradient * g if self.nesterov else h.mean * mu
+        direction = direction / (positive_root(nu) + h.beside_root)
+        if p.ndim < 2 or not p.size:
+            return direction + h.weight_decay * p, mu, nu
+        outputs = _Across(p, g, tuple(range(p.ndim - 1)))
+        whole = _Across(p, g, tuple(range(p.ndim)))
+        by_output, by_leaf = outputs.is_invariant(h.delta), whole.is_invariant(h.delta)
+        tangent = jnp.where(by_output, outputs.tangent(direction), whole.tangent(direction))
+        either = by_output | by_leaf
+        ratio = jnp.where(either, h.wd_ratio, jnp.ones_like(h.wd_ratio))
+        new = jnp.where(either, tangent, direction)
+        return new + h.weight_decay * ratio * p, mu, nu
+
+
+class _Across:
+    """Weights and their gradient, seen as vectors over some axes."""
+
+    def __init__(self, p: jax.Array, g: jax.Array, axes: tuple[int, ...]) -> None:
+        self.axes = axes
+        self.unit = p / nonzero(norms_over(p, axes))
+        self.gradient = g / nonzero(norms_over(g, axes))
+
+    def along(self, x: jax.Array) -> jax.Array:
+        """The component along the weights; real, as params of complex numbers have n of each."""
+        product = jnp.real(jnp.conj(self.unit) * x)
+        return jnp.sum(product, axis=self.axes, keepdims=True)
+
+    def is_invariant(self, delta: jax.Array) -> jax.Array:
+        """Whether all gradients are nearly at right angles to their weights."""
+        cosines = jnp.abs(self.along(self.gradient))
+        length = self.unit.size // cosines.size
+        return jnp.max(cosines) < delta / jnp.sqrt(jnp.asarray(length, delta.dtype))
+
+    def tangent(self, x: jax.Array) -> jax.Array:
+        """`x` without its component along the weights."""
+        return x - self.along(x) * self.unit
+
+
+@recipe
+def adamp(
+    learning_rate: ScalarOrSchedule,
+    b1: Scalar = 0.9,
+    b2: Scalar = 0.999,
+    eps: Scalar = 1e-8,
+    weight_decay: ScalarOrSchedule = 0.0,
+    delta: Scalar = 0.1,
+    wd_ratio: Scalar = 0.1,
+    nesterov: bool = False,
+    mu_dtype: Any = None,
+) -> Chain:
+    r"""AdamP: AdamW that doesn't lengthen weights of which only the direction counts.
+
+    .. math:: u_t = -\eta_t \left(\Pi_{\theta_t}\!\left(\frac{\hat\mu_t}
+              {\sqrt{\hat\nu_t} + \epsilon}\right) + r_t\, \lambda_t\, \theta_t\right)
+
+    where :math:`\Pi` takes out the part along the weights, and :math:`r_t < 1`, if the weights
+    are scale-invariant; see `scale_by_adamp`. To let some leaves decay only, see `param_groups`.
+
+    Args:
+        learning_rate: :math:`\eta`, a number or a `Schedule`.
+        b1: Decay of the mean gradient.
+        b2: Decay of the mean square.
+        eps: :math:`\epsilon`, added to the root.
+        weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
+        delta: Up to which cosine between weights and gradient they count as scale-invariant.
+        wd_ratio: How much of the decay is left where they are.
+        nesterov: Whether to look ahead.
+        mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
+
+    Returns:
+        A chain of `scale_by_adamp` and `scale_by_learning_rate`, with the slots `mu` and `nu`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.adamp(0.1)
+        >>> params = {"w": jnp.ones(2)}
+        >>> updates, state = tx.update({"w": jnp.ones(2)}, tx.init(params), params)
+        >>> fnopt.apply_updates(params, updates)
+        {'w': Array([0.9, 0.9], dtype=float32)}
+
+    Reference:
+        Heo et al., 2020, arXiv:2006.08217.
+    """
+    numbers = (b1, b2, eps, weight_decay, delta, wd_ratio)
+    direction = scale_by_adamp(*numbers, nesterov, mu_dtype)
+    return chain(direction, scale_by_learning_rate(learning_rate))

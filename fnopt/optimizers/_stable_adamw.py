@@ -1,0 +1,128 @@
+"""StableAdamW: AdamW that takes shorter steps where gradients outgrow their mean square."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from fnopt.core import (
+    Leafwise,
+    Scalar,
+    ScalarOrSchedule,
+    as_dtype,
+    bias_correction,
+    ema,
+    hyper,
+    positive_root,
+    squared_modulus,
+    static,
+)
+from fnopt.optimizers._adam import ScaleByAdamState
+from fnopt.optimizers._recipe import recipe
+from fnopt.transforms import Chain, chain, rms, scale_by_learning_rate
+
+
+class scale_by_stable_adam(Leafwise):
+    r"""Adam's direction, shorter where a leaf's gradient is large for its mean square.
+
+    .. math:: u_t = \frac{1}{\max(1,\, \mathrm{RMS}_t)} \left(\frac{\hat\mu_t}
+              {\sqrt{\hat\nu_t} + \epsilon} + \lambda_t\, \theta_t\right), \qquad
+              \mathrm{RMS}_t = \Big( \mathrm{mean}_i \frac{|g_{t,i}|^2}
+              {\max(\hat\nu_{t,i}, \epsilon^2)} \Big)^{1/2}
+
+    With the corrected means :math:`\hat\mu, \hat\nu` of Adam. The mean square lags behind a
+    gradient that grows; this is Adafactor's clipping, of the rate of each leaf.
+
+    Args:
+        b1: :math:`\beta_1`, decay of the mean.
+        b2: :math:`\beta_2`, decay of the mean square.
+        eps: :math:`\epsilon`, added to the root.
+        weight_decay: :math:`\lambda`, a number or a `Schedule`.
+        mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.scale_by_stable_adam(0.0, 0.5), {"w": jnp.zeros(1)}
+        >>> _, state = tx.update({"w": jnp.ones(1)}, tx.init(params), params)
+        >>> tx.update({"w": jnp.full(1, 7.0)}, state, params)[0]["w"].round(4)
+        Array([1.], dtype=float32)
+
+    Reference:
+        Wortsman et al., 2023, arXiv:2304.13013.
+    """
+
+    State = ScaleByAdamState
+    needs_params = True
+
+    b1: Scalar = hyper(default=0.9, ge=0, lt=1)
+    b2: Scalar = hyper(default=0.99, ge=0, lt=1)
+    eps: Scalar = hyper(default=1e-6, ge=0)
+    weight_decay: ScalarOrSchedule = hyper(default=0.0, schedule=True)
+    mu_dtype: Any = static(default=None, convert=as_dtype)
+
+    def scalars(self, h: Any, t: Any) -> dict[str, Any]:
+        """Bias corrections, multiplied out."""
+        seen = jnp.sqrt(bias_correction(h.b2, t))
+        return {
+            "gain1": 1 - h.b1,
+            "gain2": 1 - h.b2,
+            "mean": seen / bias_correction(h.b1, t),
+            "seen": seen,
+            "beside_root": h.eps * seen,
+        }
+
+    def leaf(self, h: Any, g: Any, p: Any, mu: Any, nu: Any) -> Any:
+        mu = ema(mu, g, h.b1, h.gain1)
+        nu = ema(nu, squared_modulus(g), h.b2, h.gain2)
+        length = positive_root(nu)
+        growth = rms(h.seen * g / jnp.maximum(length, h.beside_root))
+        direction = h.mean * mu / (length + h.beside_root) + h.weight_decay * p
+        return direction / jnp.maximum(growth, jnp.ones_like(growth)), mu, nu
+
+
+@recipe
+def stable_adamw(
+    learning_rate: ScalarOrSchedule,
+    b1: Scalar = 0.9,
+    b2: Scalar = 0.99,
+    eps: Scalar = 1e-6,
+    weight_decay: ScalarOrSchedule = 1e-4,
+    mu_dtype: Any = None,
+) -> Chain:
+    r"""StableAdamW: AdamW with the clipping of updates of Adafactor.
+
+    .. math:: u_t = -\frac{\eta_t}{\max(1,\, \mathrm{RMS}_t)} \left(\frac{\hat\mu_t}
+              {\sqrt{\hat\nu_t} + \epsilon} + \lambda_t\, \theta_t\right)
+
+    where :math:`\mathrm{RMS}_t` says how far the gradient of a leaf outgrew its mean square; see
+    `scale_by_stable_adam`. Clipping of gradients is not needed then. The decay of a leaf is
+    scaled with its rate; to let some leaves decay only, see `param_groups`.
+
+    Args:
+        learning_rate: :math:`\eta`, a number or a `Schedule`.
+        b1: Decay of the mean gradient.
+        b2: Decay of the mean square.
+        eps: :math:`\epsilon`, added to the root.
+        weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
+        mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
+
+    Returns:
+        A chain of `scale_by_stable_adam` and `scale_by_learning_rate`, with the slots `mu` and
+        `nu`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.stable_adamw(0.1, weight_decay=0.0)
+        >>> params = {"w": jnp.ones(2)}
+        >>> updates, state = tx.update({"w": jnp.ones(2)}, tx.init(params), params)
+        >>> fnopt.apply_updates(params, updates)["w"].round(4)
+        Array([0.9, 0.9], dtype=float32)
+
+    Reference:
+        Wortsman et al., 2023, arXiv:2304.13013.
+    """
+    return chain(
+        scale_by_stable_adam(b1, b2, eps, weight_decay, mu_dtype),
+        scale_by_learning_rate(learning_rate),
+    )

@@ -22,6 +22,7 @@ from fnopt.optimizers._ademamix import (
 )
 from fnopt.optimizers._adopt import adopt, scale_by_adopt
 from fnopt.optimizers._amsgrad import amsgrad, scale_by_amsgrad
+from fnopt.optimizers._bartlett import gauss_newton_bartlett_estimator_diag_hessian
 from fnopt.optimizers._came import came, scale_by_came
 from fnopt.optimizers._cocob import cocob, scale_by_cocob
 from fnopt.optimizers._dadapt_adamw import dadapt_adamw, scale_by_dadapt_adamw
@@ -95,6 +96,7 @@ __all__ = [
     "dowg",
     "fromage",
     "galore",
+    "gauss_newton_bartlett_estimator_diag_hessian",
     "gauss_newton_descent",
     "hutchinson_estimator_diag_hessian",
     "lamb",

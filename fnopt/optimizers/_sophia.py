@@ -124,7 +124,8 @@ class scale_by_sophia(Transformation):
         update_interval: :math:`k`.
         hessian_diagonal_fn: A transform that estimates the Hessian's diagonal; its `update` gets
             the gradients, the params and all extra arguments. None for
-            `hutchinson_estimator_diag_hessian()`, which needs `obj_fn`.
+            `hutchinson_estimator_diag_hessian()`, which needs `obj_fn` (Sophia-H);
+            `gauss_newton_bartlett_estimator_diag_hessian()` needs `logits_fn` (Sophia-G).
         mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
 
     Example:

@@ -13,6 +13,7 @@ from fnopt.optimizers._adan import ScaleByAdanState
 from fnopt.optimizers._ademamix import ScaleByAdemamixState, ScaleBySimplifiedAdemamixState
 from fnopt.optimizers._adopt import ScaleByAdoptState
 from fnopt.optimizers._amsgrad import ScaleByAmsgradState
+from fnopt.optimizers._bartlett import GaussNewtonBartlettState
 from fnopt.optimizers._came import ScaleByCameState
 from fnopt.optimizers._cocob import ScaleByCocobState
 from fnopt.optimizers._dadapt_adamw import ScaleByDadaptAdamwState
@@ -40,6 +41,7 @@ from fnopt.optimizers._soap import ScaleBySoapState
 from fnopt.optimizers._sophia import HutchinsonState, ScaleBySophiaState
 
 __all__ = [
+    "GaussNewtonBartlettState",
     "GaussNewtonDescentState",
     "HutchinsonState",
     "MomoAdamState",

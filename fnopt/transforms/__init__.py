@@ -29,6 +29,7 @@ from fnopt.transforms._conditionally import (
     skip_large_updates,
 )
 from fnopt.transforms._constraints import keep_params_nonnegative, zero_nans
+from fnopt.transforms._decay_to_anchor import decay_to_anchor
 from fnopt.transforms._distance_over_gradients import scale_by_distance_over_gradients
 from fnopt.transforms._dynamic_loss_scale import dynamic_loss_scale, loss_scale
 from fnopt.transforms._ema import ema
@@ -37,6 +38,7 @@ from fnopt.transforms._freeze import freeze
 from fnopt.transforms._gradient_noise import add_gradient_noise
 from fnopt.transforms._grokfast import grokfast
 from fnopt.transforms._groups import layer_decay, param_groups, scale_by_group
+from fnopt.transforms._hypergradient import hypergradient
 from fnopt.transforms._kahan import kahan
 from fnopt.transforms._learning_rate import scale_by_learning_rate
 from fnopt.transforms._lookahead import lookahead
@@ -68,7 +70,7 @@ from fnopt.transforms._tree_algebra import numbers as numbers
 from fnopt.transforms._tree_algebra import real_dtype_of as real_dtype_of
 from fnopt.transforms._tree_algebra import real_sum as real_sum
 from fnopt.transforms._trust_ratio import scale_by_trust_ratio
-from fnopt.transforms._weight_decay import add_decayed_weights
+from fnopt.transforms._weight_decay import add_decayed_weights, independent_weight_decay
 from fnopt.transforms._zoom_linesearch import scale_by_zoom_linesearch
 
 __all__ = [
@@ -92,13 +94,16 @@ __all__ = [
     "clip_by_global_norm",
     "conditionally_mask",
     "conditionally_transform",
+    "decay_to_anchor",
     "dynamic_loss_scale",
     "ema",
     "flatten",
     "freeze",
     "grokfast",
     "has_updated",
+    "hypergradient",
     "identity",
+    "independent_weight_decay",
     "kahan",
     "keep_params_nonnegative",
     "layer_decay",

@@ -24,7 +24,7 @@ class cautious(Wrapper):
     with the mean :math:`\bar m` over a leaf. Momentum may point up the slope of the batch at hand;
     where it does, an element waits. Put it around the whole optimizer: it compares the updates with
     the gradients that come in. Decoupled weight decay inside is masked with the rest; to leave it
-    alone put it behind, `chain(cautious(adam(rate)), add_decayed_weights(-rate * decay))`.
+    alone put it behind, `chain(cautious(adam(rate)), independent_weight_decay(rate * decay))`.
 
     Args:
         inner: The optimizer, fnopt's or any (init, update) pair.

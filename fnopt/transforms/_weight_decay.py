@@ -78,6 +78,38 @@ class add_decayed_weights(Leafwise):
         return jax.tree.map(merge, updates, decayed, is_leaf=_is_none), state
 
 
+class independent_weight_decay(add_decayed_weights):
+    r"""Takes a fraction of the params away, whatever the learning rate.
+
+    .. math:: u_t = g_t - \lambda_t\, \theta_t
+
+    It belongs behind a whole optimizer, where updates have their sign and their size:
+    `chain(adam(rate), independent_weight_decay(1e-4))`. The best decay then doesn't move with the
+    learning rate. Where the rate follows a schedule, give the decay a schedule of the same shape,
+    or it goes on when the rate has fallen to zero.
+
+    Args:
+        weight_decay: :math:`\lambda`, a number or a `Schedule`: what is taken away in a step.
+        mask: Which leaves decay; see `add_decayed_weights`. None for all.
+
+    Raises:
+        ValueError: From `init`, if the mask doesn't fit the params.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.chain(fnopt.sgd(0.1), fnopt.independent_weight_decay(0.25))
+        >>> params = {"w": jnp.full(2, 4.0)}
+        >>> tx.update({"w": jnp.zeros(2)}, tx.init(params), params)[0]
+        {'w': Array([-1., -1.], dtype=float32)}
+
+    Reference:
+        Loshchilov and Hutter, 2019, arXiv:1711.05101; Wortsman et al., 2023, arXiv:2309.14322.
+    """
+
+    def leaf(self, h: Any, g: Any, p: Any) -> Any:
+        return g - h.weight_decay * p
+
+
 def _is_none(x: Any) -> bool:
     return x is None
 

@@ -14,12 +14,14 @@ from fnopt.transforms._backtracking_linesearch import (
 from fnopt.transforms._cautious import CautiousState
 from fnopt.transforms._conditionally import ConditionallyState, SkipLargeUpdatesState
 from fnopt.transforms._constraints import ZeroNansState
+from fnopt.transforms._decay_to_anchor import DecayToAnchorState
 from fnopt.transforms._distance_over_gradients import ScaleByDistanceOverGradientsState
 from fnopt.transforms._dynamic_loss_scale import DynamicLossScaleState
 from fnopt.transforms._ema import EmaState
 from fnopt.transforms._flatten import FlattenState
 from fnopt.transforms._gradient_noise import AddGradientNoiseState
 from fnopt.transforms._grokfast import GrokfastState
+from fnopt.transforms._hypergradient import HypergradientState
 from fnopt.transforms._kahan import KahanState
 from fnopt.transforms._learning_rate import ScaleByLearningRateState
 from fnopt.transforms._lookahead import LookaheadState
@@ -50,10 +52,12 @@ __all__ = [
     "BacktrackingLinesearchInfo",
     "CautiousState",
     "ConditionallyState",
+    "DecayToAnchorState",
     "DynamicLossScaleState",
     "EmaState",
     "FlattenState",
     "GrokfastState",
+    "HypergradientState",
     "KahanState",
     "LookaheadState",
     "MaskedState",

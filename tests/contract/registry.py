@@ -118,8 +118,25 @@ def _small_parts() -> Any:
         fnopt.scale_by_group({"*": 0.5}),
         fnopt.add_gradient_noise(0.01, 0.5, key=3),
         fnopt.apply_every(2),
+        fnopt.grokfast(),
+        fnopt.decay_to_anchor(0.1),
+        fnopt.independent_weight_decay(1e-3, mask=KERNELS),
         fnopt.params_mean(start=1),
     )
+
+
+def _hypergradient(rate: Any) -> Any:
+    return fnopt.hypergradient(fnopt.scale_by_adam(), rate, 1e-3, normalized=True)
+
+
+def _scores(params: Any) -> Any:
+    """Logits of one example and two classes."""
+    height = _bowl(params)
+    return jnp.stack([height, -height])[None]
+
+
+def _bartlett() -> Any:
+    return fnopt.gauss_newton_bartlett_estimator_diag_hessian()
 
 
 def _wrapped(rate: Any) -> Any:
@@ -164,6 +181,11 @@ CASES = [
     optimizer(_wrapped, "wrapped", steps=4000),
     optimizer(_sam, "sam", steps=4000),
     optimizer(lambda rate: fnopt.mechanize(fnopt.adam(rate), s_init=1e-2), "mechanize"),
+    Case(
+        "sophia_bartlett",
+        lambda: fnopt.sophia(1e-2, hessian_diagonal_fn=_bartlett()),
+        extras={"logits_fn": _scores},
+    ),
     Case("sophia", lambda: fnopt.sophia(1e-2), extras={"obj_fn": _bowl}),
     # it bets on its own scale, so a rate doesn't hasten it
     optimizer(fnopt.cocob, "cocob", peer=lambda optax: optax.contrib.cocob(1e-2), steps=4000),
@@ -238,7 +260,8 @@ CASES = [
     # watchers
     Case("record_health", lambda: fnopt.monitor.record_health(4)),
     optimizer(lambda rate: fnopt.cautious(fnopt.adam(rate)), "cautious"),
-    optimizer(lambda rate: fnopt.chain(fnopt.grokfast(), fnopt.adam(rate)), "grokfast"),
+    # its rate moves by itself, so it is no schedule
+    Case("hypergradient", lambda: _hypergradient(1e-2), minimise=_hypergradient),
     Case("snapshot", lambda: fnopt.monitor.snapshot("norm", fnopt.global_norm, decay=0.9)),
     Case("emit_health", lambda: fnopt.monitor.emit_health(_ignored, every=2)),
     # optimizers with options that change what they do; all others are found below

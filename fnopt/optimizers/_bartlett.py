@@ -1,0 +1,97 @@
+"""The Gauss-Newton matrix's diagonal, from labels that the model draws itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import (
+    Transformation,
+    compute_dtype,
+    increment,
+    map_leaves,
+    squared_modulus,
+    static,
+    where,
+    zero_count,
+)
+
+
+class GaussNewtonBartlettState(NamedTuple):
+    """How many estimates were made: the labels of each come from the seed and this number."""
+
+    count: jax.Array
+
+
+class gauss_newton_bartlett_estimator_diag_hessian(Transformation):
+    r"""An estimate of the Gauss-Newton matrix's diagonal, in place of the updates.
+
+    .. math:: \hat h = B\, \hat g \odot \hat g, \qquad \hat g = \nabla_\theta \frac{1}{B}
+              \sum_{b=1}^B \mathrm{CE}(z_b(\theta), \hat y_b), \qquad
+              \hat y_b \sim \mathrm{softmax}(z_b(\theta))
+
+    For models that end in a softmax with cross-entropy. The expectation is the diagonal of the
+    Gauss-Newton matrix of the mean loss, which is never negative; it costs about one gradient.
+    `update` needs the logits as a function of the params alone, as the extra argument `logits_fn`:
+    an array of shape (..., classes), with one example (or token) for each index in front.
+
+    Args:
+        random_seed: A whole number, for the labels.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> curvature = fnopt.gauss_newton_bartlett_estimator_diag_hessian()
+        >>> tx = fnopt.sophia(0.1, hessian_diagonal_fn=curvature)
+        >>> x, params = jnp.ones((4, 2)), {"w": jnp.zeros((2, 3))}
+        >>> logits = lambda params: x @ params["w"]
+        >>> updates, state = tx.update(params, tx.init(params), params, logits_fn=logits)
+        >>> print(bool((fnopt.slots(state)["nu"]["w"] >= 0).all()))
+        True
+
+    Reference:
+        Liu, Li, Hall, Liang and Ma, 2023, arXiv:2305.14342.
+    """
+
+    needs_params = True
+
+    random_seed: int = static(default=0)
+
+    def init(self, params: Any) -> GaussNewtonBartlettState:
+        """A zero count."""
+        del params
+        return GaussNewtonBartlettState(zero_count())
+
+    def update(
+        self,
+        updates: Any,
+        state: GaussNewtonBartlettState,
+        params: Any = None,
+        *,
+        logits_fn: Callable[[Any], Any],
+        **extra_args: Any,
+    ) -> tuple[Any, GaussNewtonBartlettState]:
+        """The estimate; the updates are not looked at."""
+        logits, pull = jax.vjp(logits_fn, params)
+        _check(logits)
+        wide = logits.astype(compute_dtype(logits.dtype))
+        key = jax.random.fold_in(jax.random.key(self.random_seed), state.count)
+        labels = jax.random.categorical(key, wide)
+        examples = max(math.prod(logits.shape[:-1]), 1)
+        drawn = jax.nn.one_hot(labels, logits.shape[-1], dtype=wide.dtype)
+        slope = (jax.nn.softmax(wide) - drawn) / examples
+        (gradient,) = pull(slope.astype(logits.dtype))
+        estimate = map_leaves(lambda g: examples * squared_modulus(g), gradient)
+        return estimate, GaussNewtonBartlettState(increment(state.count))
+
+
+def _check(logits: Any) -> None:
+    real = hasattr(logits, "dtype") and jnp.issubdtype(logits.dtype, jnp.floating)
+    if not real or logits.ndim < 1:
+        what = f"{logits.dtype}{list(logits.shape)}" if hasattr(logits, "dtype") else repr(logits)
+        raise ValueError(
+            f"{where()}logits_fn returned {what}, expected one real array of shape (..., classes)."
+        )

@@ -1,0 +1,53 @@
+"""Decay towards where training began."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+
+from fnopt.core import Leafwise, ScalarOrSchedule, Slot, hyper
+
+
+class DecayToAnchorState(NamedTuple):
+    """How many updates were made, and the params that `init` was given."""
+
+    count: jax.Array
+    anchor: Slot
+
+
+class decay_to_anchor(Leafwise):
+    r"""Adds a pull back to the first params (L2-SP).
+
+    .. math:: u_t = g_t + \lambda_t\, (\theta_t - \theta_0)
+
+    For fine-tuning: what was learned before is what weights decay to. In front of an optimizer it
+    is the gradient of :math:`\frac{\lambda}{2} \lVert \theta - \theta_0 \rVert^2`, as in the
+    paper; between a direction and `scale_by_learning_rate` it is decoupled. New layers get plain
+    decay: `chain(masked(decay_to_anchor(a), 'body/*'), add_decayed_weights(b, 'head/*'), ...)`.
+
+    Args:
+        strength: :math:`\lambda`, a number or a `Schedule`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.decay_to_anchor(0.5), {"w": jnp.ones(2)}
+        >>> state = tx.init(params)
+        >>> tx.update({"w": jnp.zeros(2)}, state, {"w": jnp.full(2, 3.0)})[0]
+        {'w': Array([1., 1.], dtype=float32)}
+
+    Reference:
+        Li, Grandvalet and Davoine, 2018, arXiv:1802.01483.
+    """
+
+    State = DecayToAnchorState
+    needs_params = True
+
+    strength: ScalarOrSchedule = hyper(schedule=True)
+
+    def fill(self, slot: str) -> Any:
+        """The params."""
+        return "params"
+
+    def leaf(self, h: Any, g: Any, p: Any, anchor: Any) -> Any:
+        return g + h.strength * (p - anchor), anchor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fnopt.costs._cost import cost
+from fnopt.costs._distributed import DeviceCost, DistributedCost, Network, distributed_cost
 from fnopt.costs._phases import GradCost, StepCost
 from fnopt.costs._result import Compiled, Cost, Loop, Unknown
 from fnopt.costs._roofline import Hardware, measure_hardware
@@ -12,13 +13,17 @@ from fnopt.costs._work import Work
 __all__ = [
     "Compiled",
     "Cost",
+    "DeviceCost",
+    "DistributedCost",
     "GradCost",
     "Hardware",
     "Loop",
+    "Network",
     "StepCost",
     "Unknown",
     "Work",
     "cost",
+    "distributed_cost",
     "grad_cost",
     "measure_hardware",
     "step_cost",

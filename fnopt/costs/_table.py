@@ -19,12 +19,13 @@ def work_table(rows: Sequence[Row], hardware: Hardware | None = None) -> list[st
     total = _sum(rows[-1][1])
     cells = [(*_HEADER, *timed), *(_row(name, works, total, hardware) for name, works in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [_aligned(row, widths) for row in cells]
+    lines = [aligned(row, widths) for row in cells]
     rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
     return [lines[0], rule, *lines[1:-1], *([rule] if len(rows) > 1 else []), lines[-1]]
 
 
-def _aligned(row: tuple[str, ...], widths: list[int]) -> str:
+def aligned(row: tuple[str, ...], widths: list[int]) -> str:
+    """A line: the first cell to the left, the others to the right."""
     figures = [cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True)]
     return "  ".join([row[0].ljust(widths[0]), *figures]).rstrip()
 

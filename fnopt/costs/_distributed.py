@@ -1,0 +1,242 @@
+"""What a training step costs on many devices: memory, messages and time on each of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from fnopt.core import check_count, listing, show_report
+from fnopt.costs._phases import StepCost
+from fnopt.costs._roofline import Hardware
+from fnopt.costs._table import aligned, binary, seconds
+from fnopt.costs._work import Work
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    r"""How fast devices send to each other.
+
+    .. math:: t = \frac{\text{bytes}}{\text{bandwidth}} + \text{messages} \cdot \text{latency}
+              \cdot \lceil \log_2 N \rceil
+
+    Args:
+        bandwidth: Bytes a second that a device sends, while it receives as many: of the slowest
+            link between those that take part.
+        latency: Seconds until a message has reached the next device.
+        name: What to call it in tables.
+
+    Raises:
+        ValueError: The bandwidth is not above 0, or the latency is negative.
+
+    Example:
+        >>> from fnopt.costs import Network
+        >>> Network(bandwidth=1e9, latency=1e-3).seconds(2_000_000, messages=1, devices=8)
+        0.005
+    """
+
+    bandwidth: float
+    latency: float = 0.0
+    name: str = "network"
+
+    def __post_init__(self) -> None:
+        if not self.bandwidth > 0:
+            raise ValueError(f"Network: bandwidth is {self.bandwidth!r}, expected a rate above 0.")
+        if not self.latency >= 0:
+            raise ValueError(f"Network: latency is {self.latency!r}, expected no negative time.")
+
+    def seconds(self, sent: float, messages: float, devices: int) -> float:
+        """The time of messages, in which a device sends so many bytes in all."""
+        return sent / self.bandwidth + messages * self.latency * math.ceil(math.log2(devices))
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceCost:
+    """What one device holds, sends and computes in a step.
+
+    Attributes:
+        params_bytes: Params that stay on the device.
+        grads_bytes: Their gradients.
+        state_bytes: The optimizer's state on the device.
+        kept_bytes: What the forward pass keeps for the backward pass.
+        sent_bytes: What the device sends in a step; it receives as much.
+        gradient_seconds: The roofline time of the forward and the backward pass.
+        update_seconds: The roofline time of the update.
+        network_seconds: The time of the messages, if nothing is computed meanwhile.
+    """
+
+    params_bytes: float
+    grads_bytes: float
+    state_bytes: float
+    kept_bytes: float
+    sent_bytes: float
+    gradient_seconds: float
+    update_seconds: float
+    network_seconds: float
+
+    @property
+    def memory_bytes(self) -> float:
+        """All of it together."""
+        return self.params_bytes + self.grads_bytes + self.state_bytes + self.kept_bytes
+
+    @property
+    def seconds(self) -> float:
+        """The time of a step whose messages wait for the arithmetic, and it for them."""
+        return self.gradient_seconds + self.update_seconds + self.network_seconds
+
+    @property
+    def overlapped_seconds(self) -> float:
+        """The time of a step that sends all of the time that it computes gradients."""
+        return max(self.gradient_seconds, self.network_seconds) + self.update_seconds
+
+    @property
+    def update_share(self) -> float:
+        """The share of the optimizer in `seconds`, without the messages."""
+        return self.update_seconds / self.seconds if self.seconds else 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class DistributedCost:
+    """The cost of a step for each way to spread a training; `print` shows a table.
+
+    Attributes:
+        devices: How many devices.
+        ways: By name, what each of them costs on every device.
+    """
+
+    devices: int
+    ways: dict[str, DeviceCost]
+
+    def __getitem__(self, name: str) -> DeviceCost:
+        if name not in self.ways:
+            raise KeyError(f"no way is called {name!r}; there are {listing([*self.ways])}")
+        return self.ways[name]
+
+    def table(self) -> str:
+        """The figures as text, a line for every way."""
+        head = (f"{self.devices} devices", "memory", "of it state", "sent a step")
+        head = (*head, "step", "overlapped", "update")
+        rows = [head, *(_row(name, way) for name, way in self.ways.items())]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join(aligned(row, widths) for row in rows)
+
+    _repr_pretty_ = show_report
+
+    def __str__(self) -> str:
+        return self.table()
+
+
+def _row(name: str, way: DeviceCost) -> tuple[str, ...]:
+    sizes = map(binary, (way.memory_bytes, way.state_bytes, way.sent_bytes))
+    times = map(seconds, (way.seconds, way.overlapped_seconds))
+    return (name, *sizes, *times, f"{way.update_share:.1%}")
+
+
+def distributed_cost(
+    step: StepCost,
+    devices: int,
+    hardware: Hardware,
+    network: Network,
+    *,
+    every: int = 20,
+    block_size: int | None = None,
+    meeting_network: Network | None = None,
+) -> DistributedCost:
+    r"""What a step costs on each of many devices, from what it costs on one.
+
+    With params of `P` bytes, a state of `S`, and `N` devices, each with the batch that the step
+    was counted for, a device holds and sends (round a ring, which is the least)
+
+    ======== ============ ============ ============ =========================================
+    way      params       gradients    state        sent
+    ======== ============ ============ ============ =========================================
+    `ddp`    P            P            S            2 P (N - 1) / N
+    `zero1`  P            P            S / N        2 P (N - 1) / N
+    `fsdp`   P / N        P / N        S / N        3 P (N - 1) / N
+    `diloco` P            P            S + 2 P      2 P (N - 1) / (N H)
+    ======== ============ ============ ============ =========================================
+
+    `zero1` is `fnopt.distributed.sharded`, `fsdp` divides the params too and gathers a layer's when
+    it is needed, twice (those of the layers at work come on top of its memory), and `diloco` has
+    workers of one device each, which meet every `H` steps, with an outer momentum; in 8-bit codes
+    it sends about a quarter and holds another `P` (what is owed). The update is divided where the
+    state is. Nothing is known here of what a program adds: copies, padding,
+    fragments, a schedule of messages that is not the best.
+
+    Args:
+        step: From `step_cost(loss, tx)(params, *batch)`, with the batch of one device; shapes are
+            enough.
+        devices: :math:`N`.
+        hardware: The rates of a device.
+        network: That between devices.
+        every: :math:`H`, the steps between meetings of `diloco`.
+        block_size: As in `fnopt.distributed.diloco`: None for messages of floats, else how many
+            8-bit codes share a scale.
+        meeting_network: The network for the meetings, if it is another one.
+
+    Returns:
+        A `DistributedCost`.
+
+    Raises:
+        TypeError: If `step` isn't a `StepCost`.
+        ValueError: If `devices`, `every` or `block_size` isn't at least 1.
+
+    Example:
+        >>> import fnopt
+        >>> from fnopt.costs import Hardware, Network, distributed_cost, step_cost
+        >>> def loss(w, x):
+        ...     return jnp.mean((x @ w) ** 2)
+        >>> step = step_cost(loss, fnopt.adam(1e-3))(jnp.ones((64, 8)), jnp.ones((16, 64)))
+        >>> c = distributed_cost(step, 8, Hardware(1e12, 1e11), Network(1e10))
+        >>> c["ddp"].sent_bytes, c["ddp"].state_bytes, c["zero1"].state_bytes
+        (3584.0, 4104.0, 513.0)
+
+    Reference:
+        Rajbhandari et al., 2020, arXiv:1910.02054; Douillard et al., 2023, arXiv:2311.08105.
+    """
+    _check_step(step)
+    check_count(devices, "devices", "distributed_cost")
+    check_count(every, "every", "distributed_cost")
+    share, more = 1.0, 2 * step.params_bytes
+    if block_size is not None:
+        check_count(block_size, "block_size", "distributed_cost")
+        share, more = (1 + 4 / block_size) / 4, 3 * step.params_bytes
+    size, state = step.params_bytes, step.state_bytes
+    travels = size * (devices - 1) / devices
+    gradient_seconds = sum(p.seconds(hardware) for p in (step.forward, step.backward))
+    whole = hardware.seconds(step.update.total)
+    part = _part_seconds(step.update.total, devices, hardware)
+
+    def way(stored: int, divided: int, extra: int, times: int, update: float) -> DeviceCost:
+        """One with params in parts, a state in parts, and so many collectives."""
+        own = size / stored, size / stored, state / divided + extra
+        sent = times * travels
+        time = network.seconds(sent, times, devices)
+        return DeviceCost(*own, step.residual_bytes, sent, gradient_seconds, update, time)
+
+    meeting = (meeting_network or network).seconds(2 * travels * share, 2, devices)
+    diloco = dataclasses.replace(
+        way(1, 1, more, 0, whole),
+        sent_bytes=2 * travels * share / every,
+        network_seconds=meeting / every,
+    )
+    ways = {
+        "ddp": way(1, 1, 0, 2, whole),
+        "zero1": way(1, devices, 0, 2, part),
+        "fsdp": way(devices, devices, 0, 3, part),
+        "diloco": diloco,
+    }
+    return DistributedCost(int(devices), ways)
+
+
+def _part_seconds(work: Work, devices: int, hardware: Hardware) -> float:
+    parts = dataclasses.asdict(work)
+    return hardware.seconds(Work(**{name: -(-x // devices) for name, x in parts.items()}))
+
+
+def _check_step(step: Any) -> None:
+    if not isinstance(step, StepCost):
+        raise TypeError(
+            f"distributed_cost: step is {type(step).__name__}, expected the StepCost of "
+            "fnopt.costs.step_cost(loss, tx)(params, *batch)."
+        )

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 from fnopt.curvature._batch_jacobian import BatchJacobian, batch_jacobian
 from fnopt.curvature._diagonal import Estimate, ggn_diagonal, hessian_diagonal, trace_estimate
+from fnopt.curvature._kronecker import KfacReport, KfacRule, kfac_report
+from fnopt.curvature._kronecker import KroneckerModel as KroneckerModel
+from fnopt.curvature._kronecker import KroneckerSpec as KroneckerSpec
+from fnopt.curvature._kronecker import common_dtype as common_dtype
+from fnopt.curvature._kronecker import planned_blocks as planned_blocks
 from fnopt.curvature._lanczos import Eigenpairs, top_eigenvalues
 from fnopt.curvature._products import fisher_vp, ggn_vp, hvp
+from fnopt.curvature._quadratic import Combination as Combination
+from fnopt.curvature._quadratic import best_combination as best_combination
 
 __all__ = [
     "BatchJacobian",
     "Eigenpairs",
     "Estimate",
+    "KfacReport",
+    "KfacRule",
     "batch_jacobian",
     "fisher_vp",
     "ggn_diagonal",
     "ggn_vp",
     "hessian_diagonal",
     "hvp",
+    "kfac_report",
     "top_eigenvalues",
     "trace_estimate",
 ]

@@ -31,6 +31,7 @@ from fnopt.optimizers._dog import dog, dowg, scale_by_dog, scale_by_dowg
 from fnopt.optimizers._fromage import fromage, scale_by_fromage
 from fnopt.optimizers._galore import galore, scale_by_galore
 from fnopt.optimizers._gauss_newton_descent import gauss_newton_descent
+from fnopt.optimizers._kfac import kfac
 from fnopt.optimizers._lamb import lamb, lars
 from fnopt.optimizers._lbfgs import lbfgs
 from fnopt.optimizers._lion import lion, scale_by_lion
@@ -99,6 +100,7 @@ __all__ = [
     "gauss_newton_bartlett_estimator_diag_hessian",
     "gauss_newton_descent",
     "hutchinson_estimator_diag_hessian",
+    "kfac",
     "lamb",
     "lars",
     "lbfgs",

@@ -22,6 +22,7 @@ from fnopt.optimizers._dog import ScaleByDogState, ScaleByDowgState
 from fnopt.optimizers._fromage import ScaleByFromageState
 from fnopt.optimizers._galore import ScaleByGaloreState
 from fnopt.optimizers._gauss_newton_descent import GaussNewtonDescentState
+from fnopt.optimizers._kfac import KfacState
 from fnopt.optimizers._lion import ScaleByLionState
 from fnopt.optimizers._madgrad import ScaleByMadgradState
 from fnopt.optimizers._matrix_scale import NormalizeNeuronsState
@@ -44,6 +45,7 @@ __all__ = [
     "GaussNewtonBartlettState",
     "GaussNewtonDescentState",
     "HutchinsonState",
+    "KfacState",
     "MomoAdamState",
     "MomoState",
     "NormalizeNeuronsState",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from fnopt.gradients.ghost._kronecker import KroneckerBlock as KroneckerBlock
+from fnopt.gradients.ghost._kronecker import plan_blocks as plan_blocks
+from fnopt.gradients.ghost._kronecker_factors import block_factors as block_factors
 from fnopt.gradients.ghost._parity import Parity as Parity
 from fnopt.gradients.ghost._parity import ghost_parity as ghost_parity
 from fnopt.gradients.ghost._plan import Group, Plan

@@ -28,9 +28,15 @@ def layout(site: Site) -> Layout:
 
 def pair(site: Site, x: jax.Array, g: jax.Array) -> Pair:
     """Rows of the image under each offset of the window, and rows of the cotangent."""
-    numbers, groups = site.eqn.params["dimension_numbers"], site.eqn.params["feature_group_count"]
+    groups = site.eqn.params["feature_group_count"]
     blocks = tuple(_rows(patch, groups) for patch in _under_window(site, x))
-    return Pair(Dense(blocks), Dense((_rows(g.transpose(numbers.out_spec), groups),)))
+    return Pair(Dense(blocks), outputs(site, g))
+
+
+def outputs(site: Site, g: Any) -> Dense:
+    """What has the shape of the output as rows, one for each position."""
+    numbers, groups = site.eqn.params["dimension_numbers"], site.eqn.params["feature_group_count"]
+    return Dense((_rows(g.transpose(numbers.out_spec), groups),))
 
 
 def _under_window(site: Site, x: jax.Array) -> Iterator[jax.Array]:
@@ -53,7 +59,7 @@ def _strided(x: jax.Array, start: list[int], extent: list[int], strides: Any) ->
     return jax.lax.slice(x, (0, 0, *start), (*x.shape[:2], *stop), (1, 1, *strides))
 
 
-def _rows(x: jax.Array, groups: int) -> jax.Array:
+def _rows(x: Any, groups: int) -> Any:
     """From `[N, C, ...]` to `[groups, positions, C / groups]`."""
     n, channels = x.shape[:2]
     x = x.reshape(n, groups, channels // groups, -1)

@@ -81,12 +81,17 @@ def cotangent_first(site: Site) -> bool:
 def pair(site: Site, x: jax.Array, g: jax.Array) -> Pair:
     """Rows of the data and of the cotangent, one for each position of one example."""
     axes = _axes(site)
-    inputs = _rows(x, axes.data[0], axes.data[1])
-    outputs = _rows(g, axes.out[0], axes.out[1])
-    return Pair(outputs, inputs) if axes.swapped else Pair(inputs, outputs)
+    inputs, cotangents = _rows(x, axes.data[0], axes.data[1]), outputs(site, g)
+    return Pair(cotangents, inputs) if axes.swapped else Pair(inputs, cotangents)
 
 
-def _rows(x: jax.Array, batched: tuple[int, ...], features: tuple[int, ...]) -> Dense:
+def outputs(site: Site, g: Any) -> Dense:
+    """What has the shape of the output as rows, one for each position."""
+    axes = _axes(site)
+    return _rows(g, axes.out[0], axes.out[1])
+
+
+def _rows(x: Any, batched: tuple[int, ...], features: tuple[int, ...]) -> Dense:
     positions = [d for d in range(x.ndim) if d not in batched and d not in features]
     sizes = [int(np.prod([x.shape[d] for d in part])) for part in (batched, positions, features)]
     return Dense((x.transpose(*batched, *positions, *features).reshape(sizes),))

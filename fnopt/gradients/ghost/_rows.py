@@ -117,12 +117,21 @@ class Rows(NamedTuple):
 
 
 def record_rows(ghost: Ghost, batch: Any) -> Rows:
-    """One forward pass over a batch, and one backward pass for every residual of an example.
+    """One forward pass over a batch, and one backward pass for each residual of an example.
 
     Args:
         ghost: A function of one example that returns a vector, traced.
         batch: The examples.
     """
+    tape = record_tape(ghost, batch)
+    numbered = dict(enumerate(ghost.params))
+    groups = ghost.plan.groups
+    flat = _rows_gram.flat(tape) if any(_is_formed(g) for g in groups) else tape
+    return Rows(ghost, tape, [_reduce.form(g, flat, numbered) for g in groups])
+
+
+def record_tape(ghost: Ghost, batch: Any) -> Tape:
+    """What the rows are made of: records `[n, ...]`, cotangents and gradients `[n, k, ...]`."""
     plan, params = ghost.plan, ghost.params
     left = {i: params[i] for group in plan.groups if group.form == "vmap" for i in group.leaves}
 
@@ -136,10 +145,7 @@ def record_rows(ghost: Ghost, batch: Any) -> Rows:
         cotangents, grads = jax.vmap(pull)(jnp.eye(r.size, dtype=r.dtype))
         return Tape(outputs, records, cotangents, grads)
 
-    tape = jax.vmap(one)(jax.tree.leaves(batch))
-    numbered = dict(enumerate(params))
-    flat = _rows_gram.flat(tape) if any(_is_formed(g) for g in plan.groups) else tape
-    return Rows(ghost, tape, [_reduce.form(g, flat, numbered) for g in plan.groups])
+    return jax.vmap(one)(jax.tree.leaves(batch))
 
 
 def _is_formed(group: Group) -> bool:

@@ -1,0 +1,90 @@
+r"""Inverses of the blocks of a Gauss-Newton matrix with factored damping.
+
+.. math:: (A \otimes G + \lambda I)^{-1} \approx
+    \Big(A + \pi \sqrt\lambda I\Big)^{-1} \otimes \Big(G + \tfrac{\sqrt\lambda}{\pi} I\Big)^{-1},
+    \qquad \pi^2 = \frac{\operatorname{tr}(A) / \dim A}{\operatorname{tr}(G) / \dim G}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import matmul
+from fnopt.gradients.ghost import KroneckerBlock
+
+Factors = tuple[jax.Array, ...]
+
+
+def inverse_factors(block: KroneckerBlock, factors: Factors, damping: jax.Array) -> Factors:
+    """The inverses of the damped factors, of the same shapes.
+
+    Args:
+        block: The block.
+        factors: `[T, blocks, width, width]` each, `[T, size]` if diagonal.
+        damping: A number.
+    """
+    if len(factors) == 1:
+        return (_inverse(factors[0], jnp.broadcast_to(damping, factors[0].shape[:1])),)
+    if not factors:
+        return ()
+    means = [_trace(x) / s.size for x, s in zip(factors, block.sides, strict=True)]
+    some = (means[0] > 0) & (means[1] > 0)
+    safe = [jnp.where(some, m, jnp.ones_like(m)) for m in means]
+    pi = jnp.sqrt(safe[0]) / jnp.sqrt(safe[1])
+    root = jnp.sqrt(damping)
+    return _inverse(factors[0], pi * root), _inverse(factors[1], root / pi)
+
+
+def times_inverse(
+    block: KroneckerBlock, inverses: Factors, damping: jax.Array, leaves: Sequence[Any]
+) -> dict[int, jax.Array]:
+    """The product with the inverse of a block, by number of the param.
+
+    Args:
+        block: The block.
+        inverses: What `inverse_factors` returns.
+        damping: What is divided by where a block has no curvature.
+        leaves: A tree like the params, by number.
+    """
+    if block.kind == "none":
+        return {i: leaves[i] / damping.astype(leaves[i].dtype) for i in block.leaves}
+    m = block.matrix(leaves)
+    if len(inverses) == 1:
+        return block.leaves_of(_times(inverses[0], m[..., None])[..., 0], leaves)
+    m = _times(inverses[0], m)
+    m = jnp.swapaxes(_times(inverses[1], jnp.swapaxes(m, 1, 2)), 1, 2)
+    return block.leaves_of(m, leaves)
+
+
+def _times(inverse: jax.Array, m: jax.Array) -> jax.Array:
+    """The product of factors with matrices `[T, D, K]`, on the left."""
+    if inverse.ndim == 2:
+        return inverse[..., None] * m
+    t, d, k = m.shape
+    count, width = inverse.shape[1:3]
+    m = jnp.pad(m, ((0, 0), (0, count * width - d), (0, 0))).reshape(t, count, width, k)
+    return matmul(inverse, m).reshape(t, count * width, k)[:, :d]
+
+
+def _inverse(factor: jax.Array, damping: jax.Array) -> jax.Array:
+    """The inverses of `[T, ...]` factors plus `[T]` numbers."""
+    if factor.ndim == 2:
+        return 1 / (factor + damping[:, None])
+    # The rounding of the factor must not make it indefinite.
+    least = 2 * jnp.finfo(factor.dtype).eps * _trace(factor)
+    shift = jnp.maximum(damping, least)[:, None, None, None]
+    eye = jnp.eye(factor.shape[-1], dtype=factor.dtype)
+    root = jnp.linalg.cholesky(factor + shift * eye)
+    eyes = jnp.broadcast_to(eye, factor.shape)
+    half = jax.lax.linalg.triangular_solve(root, eyes, left_side=True, lower=True)
+    return matmul(jnp.swapaxes(half, -1, -2), half)
+
+
+def _trace(factor: jax.Array) -> jax.Array:
+    if factor.ndim > 2:
+        factor = jnp.diagonal(factor, axis1=2, axis2=3)
+    return jnp.sum(factor.reshape(factor.shape[0], -1), 1)

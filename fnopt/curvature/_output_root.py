@@ -1,0 +1,110 @@
+r"""Square roots of the Hessian of a loss in the outputs of the model.
+
+With rows `V` of an example such that :math:`E[V^\top V]` is the Hessian :math:`H` of its loss in
+the outputs `f`, the Gauss-Newton matrix is the mean of the squares of the gradients of `V f`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fnopt.core import HIGHEST
+from fnopt.jacobians import sparsity_pattern
+
+_LARGEST_BLOCK = 512  # outputs that the loss mixes; their Hessian has an eigendecomposition
+
+OutputLoss = Callable[[jax.Array, Any], jax.Array]
+"""From the outputs of one example as a vector, and the example, to a number."""
+
+
+def output_rows(
+    loss: OutputLoss, outputs: jax.Array, batch: Any, key: jax.Array, samples: int | None, name: str
+) -> jax.Array:
+    """The rows `V` of every example, `[n, k, C]`.
+
+    Args:
+        loss: The loss.
+        outputs: `[n, C]`.
+        batch: The examples.
+        key: For the random signs.
+        samples: How many random rows an example gets; `None` for an exact root of `C` rows.
+        name: What the user called, for messages.
+    """
+    size = block_size(loss, outputs, batch, name)
+    root = jax.vmap(lambda f, example: _root(loss, f, example, size))(outputs, batch)
+    n, blocks = root.shape[:2]  # [n, C / size, outputs, columns]
+    if samples is None:
+        rows = jnp.einsum("nbij,bc->nbjci", root, jnp.eye(blocks, dtype=root.dtype))
+        return rows.reshape(n, blocks * size, blocks * size)
+    signs = jax.random.rademacher(key, (n, samples, blocks, size), root.dtype)
+    rows = jnp.einsum("nbij,nsbj->nsbi", root, signs, precision=HIGHEST)
+    return rows.reshape(n, samples, blocks * size) * samples**-0.5
+
+
+def drawn_rows(
+    loss: OutputLoss,
+    draw: Callable[[jax.Array, jax.Array, Any], Any],
+    outputs: jax.Array,
+    batch: Any,
+    key: jax.Array,
+    samples: int,
+) -> jax.Array:
+    """The slopes of the loss at labels that are drawn from the model, `[n, samples, C]`.
+
+    Args:
+        loss: A negative log-likelihood.
+        draw: From a key, the outputs of an example and the example to it with another label.
+        outputs: `[n, C]`.
+        batch: The examples.
+        key: The key.
+        samples: How many labels an example gets.
+    """
+
+    def one(f: jax.Array, example: Any, key: jax.Array) -> jax.Array:
+        def slope(key: jax.Array) -> jax.Array:
+            return jax.grad(loss)(f, draw(key, f, example))
+
+        return jax.vmap(slope)(jax.random.split(key, samples)) * samples**-0.5
+
+    return jax.vmap(one)(outputs, batch, jax.random.split(key, outputs.shape[0]))
+
+
+def block_size(loss: OutputLoss, outputs: jax.Array, batch: Any, name: str) -> int:
+    """How many consecutive outputs the loss mixes: 1 for a sum over outputs, else a divisor of `C`.
+
+    The loss of a sequence is a sum over positions, so that the Hessian has a block for each.
+    """
+    count = outputs.shape[1]
+    example = jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), batch)
+    f = jnp.zeros(count, outputs.dtype)
+    try:
+        rows, cols = sparsity_pattern(lambda f: jax.grad(loss)(f, example))(f)
+    except ValueError:  # too many entries to be sparse
+        rows, cols = np.asarray([0]), np.asarray([count - 1])
+    divisors = (b for b in range(1, count + 1) if count % b == 0)
+    size = next(b for b in divisors if np.array_equal(rows // b, cols // b))
+    if size > _LARGEST_BLOCK:
+        raise ValueError(
+            f"{name}: the loss mixes {size} outputs of an example, whose Hessian would have "
+            f"{size} x {size} entries; expected {_LARGEST_BLOCK} at most. Give sample_fn(key, "
+            "outputs, example), which returns the example with a label drawn from the model."
+        )
+    return size
+
+
+def _root(loss: OutputLoss, f: jax.Array, example: Any, size: int) -> jax.Array:
+    """`S` with `S S^T` the Hessian, as blocks `[C / size, size, size]`."""
+    slope = lambda f: jax.grad(loss)(f, example)  # noqa: E731
+    seeds = jnp.tile(jnp.eye(size, dtype=f.dtype), (1, f.size // size))
+    columns = jax.vmap(lambda v: jax.jvp(slope, (f,), (v,))[1])(seeds)
+    hessian = columns.reshape(size, -1, size).transpose(1, 2, 0)
+    if size == 1:
+        return jnp.sqrt(jnp.maximum(hessian, 0))
+    # Where the loss isn't convex, what bends down is left out.
+    lam, q = jnp.linalg.eigh((hessian + hessian.transpose(0, 2, 1)) / 2)
+    return q * jnp.sqrt(jnp.maximum(lam, 0))[:, None, :]

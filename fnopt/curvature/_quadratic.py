@@ -1,0 +1,91 @@
+"""The best step in the span of two directions, by the exact quadratic model of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import HIGHEST, global_norm
+
+_PARALLEL = 1e-4  # the squared sine below which two directions are one
+
+
+class Combination(NamedTuple):
+    """What to multiply the directions with, and what that promises.
+
+    Attributes:
+        weights: `[2]`.
+        change: The change of the objective by the model, without damping.
+    """
+
+    weights: jax.Array
+    change: jax.Array
+
+
+def best_combination(
+    push: Callable[[Any], jax.Array],
+    bend: Callable[[jax.Array], jax.Array],
+    gradient: Any,
+    directions: tuple[Any, Any],
+    damping: jax.Array,
+    l2: jax.Array,
+) -> Combination:
+    r"""The minimum of the damped model over a span.
+
+    .. math:: M(u) = g^\top u + \tfrac12 u^\top (G + (\eta + \lambda) I)\, u,
+              \qquad u = \alpha d + \mu m
+
+    Args:
+        push: `v -> J v`, the outputs of all examples.
+        bend: The product with the Hessian of the mean loss in the outputs.
+        gradient: `g`, of the whole objective.
+        directions: `d` and `m`; the second one may be zero.
+        damping: :math:`\lambda`.
+        l2: :math:`\eta`.
+    """
+    norms = [global_norm(d) for d in directions]
+    one = jnp.ones_like(norms[0])
+    safe = [jnp.where(n > 0, n, one) for n in norms]
+    # Of length 1, so that no square underflows.
+    units = [
+        jax.tree.map(lambda x, n=n: x / n.astype(x.dtype), d)
+        for d, n in zip(directions, safe, strict=True)
+    ]
+    images = [push(u) for u in units]
+    bent = [bend(x) for x in images]
+    r = jnp.stack([_dot(gradient, u) for u in units])
+    inner = _symmetric(lambda i, j: _dot(units[i], units[j]))
+    curved = _symmetric(lambda i, j: _dot(images[i], bent[j])) + l2 * inner
+    c = _minimum(curved + damping * inner, r, norms)
+    change = jnp.dot(r, c) + 0.5 * jnp.dot(c, jnp.dot(curved, c, precision=HIGHEST))
+    return Combination(c / jnp.stack(safe), change)
+
+
+def _minimum(B: jax.Array, r: jax.Array, norms: list[jax.Array]) -> jax.Array:
+    """`-B^-1 r`; of the first direction alone, if the second is zero or the same."""
+    some = (norms[0] > 0) & (B[0, 0] > 0)
+    scale = jnp.sqrt(jnp.where(B > 0, B, jnp.ones_like(B)).diagonal())
+    cosine = B[0, 1] / (scale[0] * scale[1])
+    sine = 1 - cosine * cosine
+    both = some & (norms[1] > 0) & (B[1, 1] > 0) & (sine > _PARALLEL)
+    s = r / scale
+    safe = jnp.where(both, sine, jnp.ones_like(sine))
+    pair = -jnp.stack([s[0] - cosine * s[1], s[1] - cosine * s[0]]) / safe
+    alone = -jnp.stack([s[0], jnp.zeros_like(s[0])])
+    c = jnp.where(both, pair, jnp.where(some, alone, jnp.zeros_like(alone))) / scale
+    # A product that is not finite shows up in the step, and not as no step.
+    return c + jnp.where(jnp.all(jnp.isfinite(B)), jnp.zeros_like(c), jnp.full_like(c, jnp.nan))
+
+
+def _symmetric(entry: Callable[[int, int], jax.Array]) -> jax.Array:
+    a, b, c = entry(0, 0), entry(0, 1), entry(1, 1)
+    return jnp.stack([jnp.stack([a, b]), jnp.stack([b, c])])
+
+
+def _dot(a: Any, b: Any) -> jax.Array:
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    terms = [jnp.dot(x.reshape(-1), y.reshape(-1), precision=HIGHEST) for x, y in pairs]
+    return sum(terms[1:], terms[0])

@@ -1,0 +1,197 @@
+r"""Blocks of a Gauss-Newton matrix, by param: Kronecker products, small dense ones, diagonals.
+
+The gradient with respect to a weight is a sum of outer products of inputs and cotangents,
+:math:`\sum_r a_r c_r^\top`, and its second moment is near :math:`E[a a^\top] \otimes E[c c^\top]`.
+Which block a param gets is decided from shapes alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fnopt.gradients.ghost import _dot
+from fnopt.gradients.ghost._bias import is_bias
+from fnopt.gradients.ghost._layout import Layout
+from fnopt.gradients.ghost._plan import Group, Plan, stacked_layout
+from fnopt.gradients.ghost._sites import Site
+from fnopt.gradients.ghost._weights import evaluate, pull_back
+
+_DENSE_BLOCKS = 16  # of what has no Kronecker form, a leaf gets at most so many dense blocks
+
+
+class Side(NamedTuple):
+    """One factor of a block.
+
+    Attributes:
+        size: Its side, the homogeneous coordinate included.
+        count: Into how many dense blocks on its diagonal it is cut; 0 for a diagonal factor.
+    """
+
+    size: int
+    count: int
+
+    @property
+    def width(self) -> int:
+        """The side of a dense block; the last one is filled up with zeros."""
+        return -(-self.size // self.count)
+
+    def shape(self, matrices: int) -> tuple[int, ...]:
+        """The shape of the factors of so many matrices."""
+        if not self.count:
+            return (matrices, self.size)
+        return (matrices, self.count, self.width, self.width)
+
+    def __str__(self) -> str:
+        if not self.count:
+            return f"diagonal {self.size}"
+        return str(self.size) if self.count == 1 else f"{self.count} x {self.width}"
+
+
+class KroneckerBlock(NamedTuple):
+    """The block of a param, or of a weight and its bias.
+
+    Attributes:
+        kind: `'kronecker'`, `'dense'`, `'diagonal'` or `'none'`.
+        leaves: The numbers of the params: the weight, then its bias if that is part of the block.
+        group: Where they enter.
+        layout: How matrices make up the weight.
+        taps: Where the bias is added; elsewhere the homogeneous coordinate is 0.
+        matrices: How many matrices there are: `T`.
+        sides: Of each factor; of a Kronecker product left and right.
+        why: The reason.
+    """
+
+    kind: str
+    leaves: tuple[int, ...]
+    group: Group
+    layout: Layout | None
+    taps: frozenset[int]
+    matrices: int
+    sides: tuple[Side, ...]
+    why: str
+
+    @property
+    def bias(self) -> int | None:
+        """The number of the bias."""
+        return self.leaves[1] if len(self.leaves) > 1 else None
+
+    @property
+    def bias_left(self) -> bool:
+        """Whether the homogeneous coordinate belongs to the left factor: inputs are there."""
+        return not cotangents_left(self.group.sites[0])
+
+    def matrix(self, leaves: Sequence[Any]) -> jax.Array:
+        """The params of the block as `[T, D, K]`, or `[T, D]` with a single side."""
+        first = leaves[self.leaves[0]]
+        if self.layout is None:
+            return first.reshape(1, -1)
+        layout, (t, d, k) = self.layout, self.layout.sizes
+        stacked = evaluate(layout.weight, {self.leaves[0]: first}, wide=True)
+        split = stacked.reshape([layout.split[i] for i in layout.perm])
+        m = split.transpose([int(i) for i in np.argsort(layout.perm)]).reshape(t, d, k)
+        if self.bias is None:
+            return m
+        axis = 1 if self.bias_left else 2
+        return jnp.concatenate([m, jnp.expand_dims(leaves[self.bias].reshape(t, -1), axis)], axis)
+
+    def leaves_of(self, m: jax.Array, like: Sequence[Any]) -> dict[int, jax.Array]:
+        """From a matrix to the params, by number.
+
+        Args:
+            m: What `matrix` returns.
+            like: The params.
+        """
+        i, found = self.leaves[0], {}
+        if self.layout is None:
+            return {i: m.reshape(like[i].shape)}
+        if self.bias is not None:
+            axis = 1 if self.bias_left else 2
+            m, row = jnp.split(m, [m.shape[axis] - 1], axis)
+            found = {self.bias: row.reshape(like[self.bias].shape)}
+        return found | pull_back(self.layout.weight, self.layout.array(m), {i: like[i]})
+
+
+def plan_blocks(plan: Plan, max_side: int) -> tuple[KroneckerBlock, ...]:
+    """The block of every param.
+
+    Args:
+        plan: Where the params enter.
+        max_side: The largest side of a dense matrix; larger ones are cut into blocks.
+    """
+    layouts = {id(g): _layout(g, plan) for g in plan.groups}
+    biases = {g.leaves[0]: g for g in plan.groups if g.form == "params" and len(g.leaves) == 1}
+    blocks: list[KroneckerBlock] = []
+    used: set[int] = set()
+    for group in plan.groups:
+        layout = layouts[id(group)]
+        if layout is not None:
+            left = [g for i, g in biases.items() if i not in used]
+            blocks.append(_kronecker(group, layout, left, max_side))
+            used.update(blocks[-1].leaves)
+    rest = [(g, i) for g in plan.groups for i in g.leaves if i not in used]
+    blocks += [_other(g, i, plan.params[i].size, max_side) for g, i in rest]
+    return tuple(sorted(blocks, key=lambda b: b.leaves))
+
+
+def cotangents_left(site: Site) -> bool:
+    """Whether the left factor has the cotangents, and the right one the inputs."""
+    return site.kind == "dot" and _dot.cotangent_first(site)
+
+
+def _layout(group: Group, plan: Plan) -> Layout | None:
+    """How matrices make up a param that has a Kronecker block."""
+    leaf, *others = group.leaves
+    if others or not group.sites or group.form in {"vmap", "none"}:
+        return None
+    if any(s.kind == "direct" for s in group.sites):
+        return None
+    layouts = [stacked_layout(s, plan.lengths) for s in group.sites]
+    weight = layouts[0].weight
+    whole = math.prod(layouts[0].shape) == plan.params[leaf].size
+    alike = len({x.key for x in layouts}) == 1
+    return layouts[0] if alike and weight.keeps_length and whole else None
+
+
+def _kronecker(
+    group: Group, layout: Layout, biases: Sequence[Group], max_side: int
+) -> KroneckerBlock:
+    t, d, k = layout.sizes
+    turned = {cotangents_left(s) for s in group.sites}
+    bias = None
+    if len(turned) == 1:
+        bias = next((b for b in biases if is_bias(b, group, layout)), None)
+    if bias is not None:
+        d, k = (d, k + 1) if turned == {True} else (d + 1, k)
+    lookups = all(s.kind == "gather" for s in group.sites)
+    sides = (Side(d, 0) if lookups else _side(d, max_side), _side(k, max_side))
+    taps = frozenset() if bias is None else frozenset(s.tap for s in bias.sites)
+    leaves = (*group.leaves, *(() if bias is None else bias.leaves))
+    enters = ", ".join(dict.fromkeys(s.eqn.primitive.name for s in group.sites))
+    many = f" at {len(group.sites)} places" if len(group.sites) > 1 else ""
+    return KroneckerBlock(
+        "kronecker", leaves, group, layout, taps, t, sides, f"enters by {enters}{many}"
+    )
+
+
+def _other(group: Group, leaf: int, size: int, max_side: int) -> KroneckerBlock:
+    why = "its sites don't agree" if group.form in {"gram", "matrix"} else group.why
+    if group.form == "params":
+        enters = ", ".join(dict.fromkeys(s.eqn.primitive.name for s in group.sites))
+        why = f"no product with a matrix of its own (enters by {enters})"
+    if group.form == "none" or not size:
+        kind, sides = "none", ()
+    elif size <= _DENSE_BLOCKS * max_side:
+        kind, sides = "dense", (_side(size, max_side),)
+    else:
+        kind, sides = "diagonal", (Side(size, 0),)
+    return KroneckerBlock(kind, (leaf,), group, None, frozenset(), 1, sides, why)
+
+
+def _side(size: int, max_side: int) -> Side:
+    return Side(size, max(1, -(-size // max_side)))

@@ -1,0 +1,185 @@
+"""The factors of the blocks of a Gauss-Newton matrix, from the tape of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import HIGHEST, compute_dtype
+from fnopt.gradients.ghost import _reduce, _rows_gram
+from fnopt.gradients.ghost._factors import Factor, OneHot, sum_of
+from fnopt.gradients.ghost._kronecker import KroneckerBlock, Side, cotangents_left
+from fnopt.gradients.ghost._pairs import site_pair
+from fnopt.gradients.ghost._plan import RULES
+from fnopt.gradients.ghost._record import Tape
+from fnopt.gradients.ghost._rows import record_tape
+from fnopt.gradients.ghost._sites import Site
+from fnopt.gradients.ghost._trace import Ghost
+
+Factors = tuple[jax.Array, ...]
+
+
+def block_factors(
+    ghost: Ghost, blocks: Sequence[KroneckerBlock], batch: Any, sharing: str
+) -> tuple[Factors, ...]:
+    """The factors of every block: means over the examples, float32 or wider.
+
+    Args:
+        ghost: A function of one example that returns a vector of residuals, traced; the matrix is
+            the mean of `J^T J`.
+        blocks: The blocks of its params.
+        batch: The examples.
+        sharing: `'expand'` or `'reduce'`: what is done with a weight that is used at many
+            positions.
+    """
+    tape = record_tape(ghost, batch)
+    flat = _rows_gram.flat(tape)
+    numbered = dict(enumerate(ghost.params))
+    formed: dict[int, Any] = {}
+    found: list[Factors] = []
+    for block in blocks:
+        if block.kind == "kronecker":
+            found.append(_kronecker(block, tape, sharing))
+        elif block.kind == "none":
+            found.append(())
+        else:
+            if block.leaves[0] not in formed:
+                formed |= _reduce.by_param(block.group, flat, numbered)
+            found.append((_of_rows(block.sides[0], formed[block.leaves[0]], tape),))
+    return tuple(found)
+
+
+def _of_rows(side: Side, rows: jax.Array, tape: Tape) -> jax.Array:
+    """The moment of gradients that are formed, `[n k, *param]`."""
+    rows = _wide(rows.reshape(1, rows.shape[0], -1))
+    return _moment(side, rows) / tape.outputs[0].shape[0]
+
+
+def _kronecker(block: KroneckerBlock, tape: Tape, sharing: str) -> Factors:
+    sites = [_Rows(block, site, tape) for site in block.group.sites]
+    if len({site.turned for site in sites}) > 1:
+        return _mixed([_in_order(s, *_expanded([s])) for s in sites])
+    moments = _expanded if sharing == "expand" or sites[0].lookup else _reduced
+    return _in_order(sites[0], *moments(sites))
+
+
+class _Rows:
+    """Inputs `[n, T, R, d]` and cotangents `[n, k, T, R, d]` of a site."""
+
+    def __init__(self, block: KroneckerBlock, site: Site, tape: Tape) -> None:
+        self.turned = cotangents_left(site)
+        inputs, cotangents = _factors(site, tape)
+        left, right = block.sides
+        self.sides = (right, left) if self.turned else (left, right)
+        assert not isinstance(cotangents, OneHot)
+        self.cotangents = _wide(jnp.concatenate(cotangents.blocks, -1))
+        self.n, _, _, self.positions, _ = self.cotangents.shape
+        self.lookup = not self.sides[0].count
+        if isinstance(inputs, OneHot):
+            self.index = inputs.index
+            self.inputs = None if self.lookup else self._one_hot()
+        else:
+            self.inputs = _wide(jnp.concatenate(inputs.blocks, -1))
+        if block.bias is not None:
+            assert self.inputs is not None
+            one = jnp.full((*self.inputs.shape[:-1], 1), site.tap in block.taps, self.inputs.dtype)
+            self.inputs = jnp.concatenate([self.inputs, one], -1)
+
+    def _one_hot(self) -> jax.Array:
+        classes = jnp.arange(self.sides[0].size, dtype=self.index.dtype)
+        return (self.index[..., None] == classes).astype(self.cotangents.dtype)
+
+    def input_moment(self) -> jax.Array:
+        """The sum over examples and positions."""
+        if self.inputs is not None:
+            return _moment(self.sides[0], _merged(self.inputs))
+        # Of unit vectors: how often each was looked up.
+        zeros = jnp.zeros((1, self.sides[0].size), self.cotangents.dtype)
+        return zeros.at[0, self.index.reshape(-1)].add(1)
+
+
+def _factors(site: Site, tape: Tape) -> tuple[Factor, Factor]:
+    rule, (x, g) = RULES[site.kind], _reduce.data_of(site, tape)
+
+    def pair(x: Any, g: jax.Array) -> Any:
+        return site_pair(rule, site, x, g)
+
+    # The inputs are the same for all residuals of an example.
+    once = jax.vmap(pair)(x, g[:, 0])
+    each = jax.vmap(lambda x, g: jax.vmap(lambda g: pair(x, g))(g))(x, g)
+    return (once.right, each.left) if cotangents_left(site) else (once.left, each.right)
+
+
+def _expanded(sites: Sequence[_Rows]) -> Factors:
+    """Every position counts as an example: the mean of inputs, the sum of cotangents."""
+    n, positions = sites[0].n, sum(s.positions for s in sites)
+    inputs = sum_of(s.input_moment() for s in sites) / (n * positions)
+    return inputs, sum_of(_moment(s.sides[1], _merged(s.cotangents)) for s in sites) / n
+
+
+def _reduced(sites: Sequence[_Rows]) -> Factors:
+    """The positions of an example are one: the mean of its inputs, the sum of its cotangents."""
+    n, positions = sites[0].n, sum(s.positions for s in sites)
+    summed = [jnp.sum(s.inputs, 2, keepdims=True) for s in sites if s.inputs is not None]
+    inputs = sum_of(summed) / positions
+    cotangents = sum_of(jnp.sum(s.cotangents, 3, keepdims=True) for s in sites)
+    left, right = sites[0].sides
+    return _moment(left, _merged(inputs)) / n, _moment(right, _merged(cotangents)) / n
+
+
+def _in_order(site: _Rows, inputs: jax.Array, cotangents: jax.Array) -> Factors:
+    return (cotangents, inputs) if site.turned else (inputs, cotangents)
+
+
+def _mixed(pairs: Sequence[Factors]) -> Factors:
+    r"""One Kronecker product for a sum of them whose factors have different units.
+
+    .. math:: \sum_s w_s \hat A_s \otimes \hat G_s \approx
+              \Big(\sum_s w_s \hat A_s\Big) \otimes \Big(\sum_s w_s \hat G_s\Big) / \sum_s w_s
+
+    with factors of trace 1. The trace is kept, and it is exact where either factor is the same.
+    """
+    traces = [(_trace(left), _trace(right)) for left, right in pairs]
+    weights = [left * right for left, right in traces]
+    root = jnp.sqrt(sum_of(weights))
+
+    def joined(k: int) -> jax.Array:
+        scales = [_over(w, root * t[k]) for w, t in zip(weights, traces, strict=True)]
+        terms = zip(scales, pairs, strict=True)
+        return sum_of(s.reshape(-1, *[1] * (p[k].ndim - 1)) * p[k] for s, p in terms)
+
+    return joined(0), joined(1)
+
+
+def _trace(factor: jax.Array) -> jax.Array:
+    """The traces of factors `[T, size]` or `[T, blocks, width, width]`: `[T]`."""
+    if factor.ndim > 2:
+        factor = jnp.diagonal(factor, axis1=2, axis2=3)
+    return jnp.sum(factor.reshape(factor.shape[0], -1), 1)
+
+
+def _over(x: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.where(y > 0, x / jnp.where(y > 0, y, jnp.ones_like(y)), jnp.zeros_like(x))
+
+
+def _merged(x: jax.Array) -> jax.Array:
+    """From `[..., T, R, d]` to `[T, rows, d]`."""
+    x = jnp.moveaxis(x, -3, 0)
+    return x.reshape(x.shape[0], -1, x.shape[-1])
+
+
+def _moment(side: Side, rows: jax.Array) -> jax.Array:
+    """The sum of `x x^T` over rows `[T, N, d]`, or its diagonal blocks."""
+    t, n, d = rows.shape
+    if not side.count:
+        return jnp.sum(rows * rows, 1)
+    rows = jnp.pad(rows, ((0, 0), (0, 0), (0, side.count * side.width - d)))
+    rows = rows.reshape(t, n, side.count, side.width)
+    return jnp.einsum("tnbi,tnbj->tbij", rows, rows, precision=HIGHEST)
+
+
+def _wide(x: jax.Array) -> jax.Array:
+    return x.astype(compute_dtype(x.dtype))

@@ -1,0 +1,321 @@
+"""K-FAC: natural gradient by Kronecker factors, of any model, without a learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import (
+    Scalar,
+    Slot,
+    Status,
+    Transformation,
+    cast_like,
+    check_choice,
+    check_count,
+    compute_dtype,
+    hyper,
+    increment,
+    slot_zeros,
+    static,
+    zero_count,
+)
+from fnopt.optimizers._example_shapes import ExampleShapes, example_shapes
+from fnopt.optimizers._kfac_objective import Objective
+
+if TYPE_CHECKING:
+    from fnopt.curvature import KroneckerModel, KroneckerSpec
+
+_LEAST, _MOST = 1e-12, 1e12  # damping
+
+
+class KfacState(NamedTuple):
+    """Averages of the factors, their inverses, and what the last step was.
+
+    Attributes:
+        count: How many updates were made.
+        averaged: How many batches the factors are averages of.
+        damping: The damping of the next step.
+        weights: What the last direction and the last step were multiplied with, `[2]`.
+        factors: By block, the averages of its factors.
+        inverses: Of the damped factors, likewise.
+        momentum: The last step, like the params.
+        value: The objective before the last step.
+        status: A `Status`: `RUNNING`, or why the last step was refused.
+    """
+
+    count: jax.Array
+    averaged: jax.Array
+    damping: jax.Array
+    weights: jax.Array
+    factors: Any
+    inverses: Any
+    momentum: Slot
+    value: jax.Array
+    status: jax.Array
+
+
+def _shapes(batch: Any) -> ExampleShapes:
+    return example_shapes(batch, "kfac")
+
+
+class kfac(Transformation):
+    r"""K-FAC: each weight's gradient divided by the second moments of its inputs and cotangents.
+
+    .. math::
+        G &= \frac1n \sum_i J_i^\top H_i J_i \approx \operatorname{diag}_l(A_l \otimes G_l),
+        \qquad A_l = E[a a^\top], \quad G_l = E[c c^\top] \\
+        d &= -\operatorname{diag}_l\!\Big(\big(A_l + \pi_l \sqrt{\lambda + \eta} I\big) \otimes
+        \big(G_l + \tfrac1{\pi_l} \sqrt{\lambda + \eta} I\big)\Big)^{-1} \nabla f \\
+        u_t &= \alpha d + \mu u_{t-1} = \arg\min_{\alpha, \mu} \; \nabla f^\top u
+        + \tfrac12 u^\top (G + (\lambda + \eta) I)\, u
+
+    with the inputs `a` and the output cotangents `c` of every product with a weight. The model is
+    any JAX function of ONE example: where params enter is read from its program, so that nothing
+    is registered, neither layers (dense, convolution, embedding, attention, whatever is tied,
+    scanned or applied at many positions) nor losses. A bias is a further row of its weight. What
+    has no product of its own (scales of normalisations) has dense blocks, and a diagonal if it is
+    large; :func:`fnopt.curvature.kfac_report` says what each param got.
+
+    There is no learning rate: :math:`\alpha` and :math:`\mu` minimise the exact quadratic model
+    of the batch, and the damping follows how well that predicts the change of the loss. A step with
+    anything that is not finite in it is refused: params, factors and momentum stay.
+
+    Like :func:`fnopt.gauss_newton_descent`, `update` ignores the gradients (they may be `None`):
+    call `update(None, state, params, batch=batch)`.
+
+    Args:
+        model_fn: `f(params, example) -> outputs` of ONE example, an array or a tree.
+        loss_fn: `loss(outputs, example) -> scalar`. The objective is its mean over the batch.
+        batch: A batch, or its shapes: leaves with a leading axis of examples. Only shapes and
+            dtypes of an example are read; batches may have other numbers of examples.
+        damping: :math:`\lambda` of the first step.
+        l2: :math:`\eta`: the objective has :math:`\tfrac\eta2 \|\theta\|^2` added to it.
+        decay: The largest decay of the averages of the factors.
+        damping_decay: What the damping is multiplied by where the model predicts well (and divided
+            by where it does not), for each step between two such decisions.
+        curvature: `'sampled'`: random combinations of the rows of the root of the loss's Hessian
+            in the outputs, as good as labels that are drawn from the model; `'exact'`: all rows,
+            a backward pass for each output.
+        samples: How many combinations an example gets.
+        sample_fn: `sample_fn(key, outputs, example)` returns the example with a label that is
+            drawn from the model. It stands for the root where the loss mixes very many outputs, and
+            has to fit the loss: `jax.random.categorical(key, outputs)` for a cross-entropy.
+        sharing: What is done with a weight that is used at many positions of an example: `'expand'`
+            counts each as an example, `'reduce'` adds them up.
+        statistics_every: How many steps there are between two updates of the factors.
+        inverse_every: Likewise, of their inverses.
+        model_every: Likewise, of :math:`\alpha` and :math:`\mu`.
+        damping_every: Likewise, of the damping; a multiple of `model_every`.
+        max_side: The largest side of a dense factor; a larger one is cut into blocks.
+        seed: For the samples.
+
+    Raises:
+        TypeError: If a param isn't a real floating array, or the loss isn't a real scalar.
+        ValueError: If an option makes no sense, or the loss mixes too many outputs.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, fnopt
+        >>> def model(params, example):
+        ...     return example["x"] @ params["w"] + params["b"]
+        >>> def loss(outputs, example):
+        ...     return jnp.sum((outputs - example["y"]) ** 2)
+        >>> x = jax.random.normal(jax.random.key(0), (32, 3))
+        >>> batch = {"x": x, "y": x @ jnp.ones((3, 2)) + 1}
+        >>> params = {"w": jnp.zeros((3, 2)), "b": jnp.zeros(2)}
+        >>> tx = fnopt.kfac(model, loss, batch, damping=1e-6, curvature="exact")
+        >>> updates, state = tx.update(None, tx.init(params), params, batch=batch)
+        >>> print(fnopt.apply_updates(params, updates)["w"].round(2))
+        [[1. 1.]
+         [1. 1.]
+         [1. 1.]]
+
+    Reference:
+        Martens and Grosse, 2015, arXiv:1503.05671; Grosse and Martens, 2016, arXiv:1602.01407, for
+        convolutions; Eschenhagen, Immer, Turner, Schneider and Hennig, 2023, arXiv:2311.00636, for
+        `sharing`.
+    """
+
+    needs_params = True
+
+    model_fn: Callable[[Any, Any], Any] = static()
+    loss_fn: Callable[[Any, Any], Any] = static()
+    batch: Any = static(convert=_shapes)
+    damping: Scalar = hyper(default=1.0, gt=0)
+    l2: Scalar = hyper(default=0.0, ge=0)
+    decay: Scalar = hyper(default=0.95, ge=0, lt=1)
+    damping_decay: Scalar = hyper(default=0.9, gt=0, lt=1)
+    curvature: str = static(default="sampled")
+    samples: int = static(default=1)
+    sample_fn: Callable[..., Any] | None = static(default=None)
+    sharing: str = static(default="expand")
+    statistics_every: int = static(default=1)
+    inverse_every: int = static(default=5)
+    model_every: int = static(default=1)
+    damping_every: int = static(default=5)
+    max_side: int = static(default=512)
+    seed: int = static(default=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice(self.curvature, ("sampled", "exact"), "curvature", "kfac")
+        check_choice(self.sharing, ("expand", "reduce"), "sharing", "kfac")
+        counts = ("samples", "statistics_every", "inverse_every", "model_every", "damping_every")
+        for name in (*counts, "max_side"):
+            check_count(getattr(self, name), name, "kfac")
+        if self.damping_every % self.model_every:
+            raise ValueError(
+                f"kfac: damping_every = {self.damping_every}, expected a multiple of model_every = "
+                f"{self.model_every}: the damping follows what the quadratic model predicts."
+            )
+        if self.sample_fn is not None and self.curvature == "exact":
+            raise ValueError(
+                "kfac: sample_fn draws labels, so curvature is 'sampled', not 'exact'."
+            )
+
+    @property
+    def _spec(self) -> KroneckerSpec:
+        from fnopt.curvature import KroneckerSpec  # `import fnopt` needs no curvature
+
+        samples = self.samples if self.curvature == "sampled" else None
+        return KroneckerSpec(
+            self.model_fn, self.loss_fn, samples, self.sample_fn, self.sharing, self.max_side
+        )
+
+    def init(self, params: Any) -> KfacState:
+        """Factors and momentum of zero."""
+        from fnopt.curvature import planned_blocks
+
+        blocks = planned_blocks(self._spec, params, self.batch.batch)
+        dtype = _dtype(params)
+
+        def zeros() -> Any:
+            return tuple(
+                tuple(jnp.zeros(side.shape(b.matrices), dtype) for side in b.sides) for b in blocks
+            )
+
+        return KfacState(
+            zero_count(),
+            zero_count(),
+            jnp.asarray(self.damping).astype(dtype),
+            jnp.zeros(2, dtype),
+            zeros(),
+            zeros(),
+            slot_zeros(params),
+            jnp.zeros((), dtype),
+            Status.RUNNING.array,
+        )
+
+    def update(
+        self, updates: Any, state: KfacState, params: Any = None, *, batch: Any, **extra_args: Any
+    ) -> tuple[Any, KfacState]:
+        """The best combination of the preconditioned gradient and the last step, or none."""
+        from fnopt.curvature import KroneckerModel
+
+        del updates, extra_args
+        model = KroneckerModel(self._spec, params, batch)
+        dtype, count, fresh = model.dtype, state.count, state.averaged == 0
+        objective = Objective(model, params, jnp.asarray(self.l2).astype(dtype))
+        damping = state.damping + objective.l2
+        averaged, factors = jax.lax.cond(
+            (count % self.statistics_every == 0) | fresh,
+            lambda old: self._averaged(model, objective.outputs, old, count),
+            lambda old: old,
+            (state.averaged, state.factors),
+        )
+        inverses = jax.lax.cond(
+            (count % self.inverse_every == 0) | fresh,
+            lambda factors: model.inverses(factors, damping),
+            lambda _: state.inverses,
+            factors,
+        )
+        value, gradient = objective.value_and_gradient()
+        preconditioned = model.divided(gradient, inverses, damping)
+        directions = (
+            jax.tree.map(jnp.negative, preconditioned),
+            jax.tree.map(lambda m: m.astype(dtype), state.momentum),
+        )
+        weights, promised = self._combination(objective, state, gradient, directions)
+        step = jax.tree.map(lambda d, m: weights[0] * d + weights[1] * m, *directions)
+        known = _is_finite((value, gradient))
+        sound = known & _is_finite((step, weights, promised, factors, inverses))
+        moved = cast_like(step, params)
+        adapted, after = self._adapted(objective, state, moved, value, promised)
+        taken = sound & jnp.isfinite(after)
+        grown = jnp.where(known, state.damping / self._factor(dtype), state.damping)
+        failed = jnp.where(known, Status.NONFINITE_STEP.array, Status.NONFINITE_START.array)
+        momentum = cast_like(step, state.momentum)
+        new = (averaged, adapted, weights, factors, inverses, momentum)
+        old = (state.averaged, grown, state.weights, state.factors, state.inverses, state.momentum)
+        kept = jax.tree.map(lambda n, o: jnp.where(taken, n, o), new, old)
+        status = jnp.where(taken, Status.RUNNING.array, failed)
+        moved = jax.tree.map(lambda u: jnp.where(taken, u, jnp.zeros_like(u)), moved)
+        return moved, KfacState._make((increment(count), *kept, value, status))
+
+    def _averaged(
+        self,
+        model: KroneckerModel,
+        outputs: jax.Array,
+        old: tuple[jax.Array, Any],
+        count: jax.Array,
+    ) -> tuple[jax.Array, Any]:
+        """The averages with this batch; the first batches count alike."""
+        averaged, factors = old
+        new = model.factors(outputs, jax.random.fold_in(jax.random.key(self.seed), count))
+        number = increment(averaged)
+        weight = 1 - 1 / number.astype(model.dtype)
+        weight = jnp.minimum(weight, jnp.asarray(self.decay).astype(model.dtype))
+        return number, jax.tree.map(lambda o, n: weight * o + (1 - weight) * n, factors, new)
+
+    def _combination(
+        self, objective: Objective, state: KfacState, gradient: Any, directions: tuple[Any, Any]
+    ) -> tuple[jax.Array, jax.Array]:
+        """What the directions are multiplied with, and the change that this promises."""
+
+        def best() -> tuple[jax.Array, jax.Array]:
+            found = objective.best(gradient, directions, state.damping)
+            return found.weights, found.change
+
+        if self.model_every == 1:
+            return best()
+        now = (state.count % self.model_every == 0) | (state.averaged == 0)
+        return jax.lax.cond(now, best, lambda: (state.weights, jnp.zeros_like(state.value)))
+
+    def _adapted(
+        self,
+        objective: Objective,
+        state: KfacState,
+        moved: Any,
+        value: jax.Array,
+        promised: jax.Array,
+    ) -> tuple[jax.Array, jax.Array]:
+        """The damping of the next step, and the objective after this one, if it was looked at."""
+
+        def looked() -> tuple[jax.Array, jax.Array]:
+            after = objective.at(jax.tree.map(jnp.add, objective.params, moved))
+            # Differences of losses below this are rounding.
+            clear = -promised > 8 * jnp.finfo(value.dtype).eps * jnp.abs(value)
+            gain = (after - value) / jnp.where(clear, promised, -jnp.ones_like(promised))
+            factor = self._factor(value.dtype)
+            one = jnp.ones_like(factor)
+            change = jnp.where(gain > 0.75, factor, jnp.where(gain < 0.25, 1 / factor, one))
+            damping = state.damping * jnp.where(clear, change, one)
+            return jnp.clip(damping, _LEAST, _MOST), after
+
+        now = state.count % self.damping_every == 0
+        return jax.lax.cond(now, looked, lambda: (state.damping, value))
+
+    def _factor(self, dtype: Any) -> jax.Array:
+        return jnp.asarray(self.damping_decay).astype(dtype) ** self.damping_every
+
+
+def _dtype(params: Any) -> Any:
+    leaves = [jnp.result_type(p) for p in jax.tree.leaves(params)]
+    return compute_dtype(*leaves) if leaves else jnp.float32
+
+
+def _is_finite(tree: Any) -> jax.Array:
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]))

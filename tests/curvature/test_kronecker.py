@@ -1,0 +1,328 @@
+"""Kronecker factors from the tape, against dense Gauss-Newton blocks and closed forms."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fnopt.curvature import KroneckerModel, KroneckerSpec, kfac_report
+from fnopt.curvature._output_root import block_size, output_rows
+
+N = 6
+
+
+def draw(seed, *shape):
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def squares(outputs, example):
+    del example
+    return sum(0.5 * jnp.sum(f**2) for f in jax.tree.leaves(outputs))
+
+
+def cross_entropy(outputs, example):
+    return jax.nn.logsumexp(outputs) - outputs[example[1]]
+
+
+def model_of(model, loss, params, batch, samples=None, **options):
+    return KroneckerModel(KroneckerSpec(model, loss, samples, **options), params, batch)
+
+
+def deep(params, x):
+    return (x @ params["w"] + params["b"]) @ params["v"]
+
+
+def turned(params, x):
+    return params["v"] @ (params["w"] @ x + params["b"])
+
+
+def lookup(params, x):
+    return params["table"][x.astype(int)[:1]][0] @ params["w"]
+
+
+def heads(params, x):
+    h = jnp.einsum("d,dhk->hk", x, params["q"]) + params["bias"]
+    return jnp.einsum("hk,hkd->hd", h, params["each"]) + params["offset"]
+
+
+def scanned(params, x):
+    def layer(h, p):
+        return h @ p["w"] + p["b"], None
+
+    return jax.lax.scan(layer, x, params)[0]
+
+
+def convolved(params, x):
+    image = x[:12].reshape(1, 3, 2, 2)
+    h = jax.lax.conv_general_dilated(
+        image, params["k"], (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    return (h + params["b"]).reshape(-1) @ params["w"]
+
+
+def grouped(params, x):
+    image = x[:8].reshape(1, 4, 2)
+    h = jax.lax.conv_general_dilated(image, params["k"], (1,), "VALID", feature_group_count=2)
+    return h + params["b"]
+
+
+LINEAR = {
+    "deep": (deep, {"w": (12, 4), "b": (4,), "v": (4, 3)}),
+    "turned": (turned, {"w": (4, 12), "b": (4,), "v": (3, 4)}),
+    "lookup": (lookup, {"table": (5, 4), "w": (4, 3)}),
+    "heads": (heads, {"q": (12, 2, 3), "bias": (2, 3), "each": (2, 3, 2), "offset": (2, 2)}),
+    "scanned": (scanned, {"w": (2, 12, 12), "b": (2, 12)}),
+    "convolved": (convolved, {"k": (3, 2, 2, 3), "b": (3,), "w": (3, 2)}),
+    "grouped": (grouped, {"k": (4, 2, 2), "b": (4, 1)}),
+}
+
+
+def start(shapes):
+    return {name: draw(i, *shape) / 2 for i, (name, shape) in enumerate(sorted(shapes.items()))}
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("name", LINEAR)
+def test_blocks_of_linear_networks_are_those_of_the_dense_matrix(name):
+    # Squared errors of a network that is linear in its activations: cotangents are the same for
+    # all examples, so that nothing is lost by the Kronecker product.
+    fn, shapes = LINEAR[name]
+    params, batch = start(shapes), np.abs(draw(99, N, 12)) * 1.5
+
+    @jax.jit
+    def both(params, batch):
+        model = model_of(fn, squares, params, batch)
+        assert all(block.kind == "kronecker" for block in model.blocks)
+        factors = model.factors(model.outputs(params), jax.random.key(0))
+        J = jax.vmap(jax.jacobian(lambda p, x: fn(p, x).reshape(-1)), (None, 0))(params, batch)
+        pairs = []
+        for block, (left, right) in zip(model.blocks, factors, strict=True):
+            rows = jax.vmap(jax.vmap(lambda J, b=block: b.matrix(jax.tree.leaves(J))))(J)
+            dense = jnp.einsum("nctdk,nctel->tdekl", rows, rows) / N
+            left = jax.vmap(jnp.diag)(left) if left.ndim == 2 else left[:, 0]
+            pairs.append((jnp.einsum("tde,tkl->tdekl", left, right[:, 0]), dense))
+        return pairs
+
+    for found, wanted in both(params, batch):
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-11 * np.abs(wanted).max())
+
+
+@pytest.mark.usefixtures("x64")
+def test_factors_of_a_classifier_are_those_of_the_formula():
+    params = {"w": draw(0, 4, 5), "b": draw(1, 5), "v": draw(2, 5, 3), "c": draw(3, 3)}
+    batch = draw(4, N, 4), np.arange(N) % 3
+
+    def net(params, example):
+        h = jnp.tanh(example[0] @ params["w"] + params["b"])
+        return h @ params["v"] + params["c"]
+
+    @jax.jit
+    def found(params, batch):
+        whole = model_of(net, cross_entropy, params, batch)
+        cut = model_of(net, cross_entropy, params, batch, max_side=2)
+        outputs = whole.outputs(params)
+        key = jax.random.key(0)
+        keys = jax.random.split(key, 300)
+        sampled = model_of(net, cross_entropy, params, batch, 4)
+        mean = jax.vmap(lambda k: sampled.factors(outputs, k))(keys)
+        return (
+            whole.factors(outputs, key),
+            cut.factors(outputs, key),
+            jax.tree.map(lambda x: jnp.mean(x, 0), mean),
+        )
+
+    whole, cut, sampled = found(params, batch)
+    h = np.tanh(batch[0] @ params["w"] + params["b"])
+    p = np.asarray(jax.nn.softmax(h @ params["v"] + params["c"]))
+    H = np.einsum("ni,ij->nij", p, np.eye(3)) - np.einsum("ni,nj->nij", p, p)
+    B = (1 - h**2)[:, :, None] * params["v"]
+    one = np.ones((N, 1))
+    a, b = np.c_[batch[0], one], np.c_[h, one]
+    first = a.T @ a / N, np.einsum("nic,ncd,njd->ij", B, H, B) / N
+    second = b.T @ b / N, H.mean(0)
+    # Blocks are in the order of their weights, v before w.
+    for pair, wanted in zip(whole, (second, first), strict=True):
+        for x, y in zip(pair, wanted, strict=True):
+            np.testing.assert_allclose(x[0, 0], y, atol=1e-12)
+    for pair, wanted in zip(sampled, (second, first), strict=True):
+        for x, y in zip(pair, wanted, strict=True):
+            np.testing.assert_allclose(x[0, 0], y, atol=0.05 * np.abs(y).max())
+    blocks = cut[1][0]
+    assert blocks.shape == (1, 3, 2, 2)
+    np.testing.assert_allclose(blocks[0, 1], first[0][2:4, 2:4], atol=1e-12)
+    np.testing.assert_allclose(blocks[0, 2], [[1, 0], [0, 0]], atol=1e-12)
+
+
+@pytest.mark.usefixtures("x64")
+def test_shared_weights_expand_and_reduce():
+    params, x = {"w": draw(0, 3, 2), "b": draw(1, 2)}, draw(2, N, 4, 3)
+
+    def net(params, x):  # four positions
+        return jnp.tanh(x @ params["w"] + params["b"])
+
+    def tied(params, x):
+        return (x[0] @ params["w"] + params["b"]) @ params["w"].T
+
+    @jax.jit
+    def found(params, x):
+        out = []
+        for fn, sharing in ((net, "expand"), (net, "reduce"), (tied, "expand")):
+            model = model_of(fn, squares, params, x, sharing=sharing)
+            out.append(model.factors(model.outputs(params), jax.random.key(0)))
+        return out
+
+    (expand,), (reduce,), both = found(params, x)
+    ones = np.ones((N, 4, 1))
+    a, slope = np.concatenate([x, ones], 2), 1 - np.tanh(x @ params["w"] + params["b"]) ** 2
+    c = slope**2
+    np.testing.assert_allclose(expand[0][0, 0], np.einsum("nri,nrj->ij", a, a) / (4 * N))
+    np.testing.assert_allclose(expand[1][0, 0], np.diag(c.sum((0, 1)) / N), atol=1e-12)
+    mean = a.mean(1)
+    np.testing.assert_allclose(reduce[0][0, 0], mean.T @ mean / N)
+    # Every output sees one position only, so that the sum over positions is that one.
+    np.testing.assert_allclose(reduce[1][0, 0], np.diag(c.sum((0, 1)) / N), atol=1e-12)
+    # A weight and its transpose: the trace is that of the sum of the two blocks.
+    (left, right), (bias,) = sorted(both, key=len, reverse=True)
+    w, h = params["w"], x[:, 0] @ params["w"] + params["b"]
+    terms = [(x[:, 0], np.broadcast_to(w @ w.T, (N, 3, 3))), (h, np.eye(3))]
+    first = np.einsum("ni,ni->", x[:, 0], x[:, 0]) / N * np.trace(w.T @ w)
+    second = np.einsum("ni,ni->", h, h) / N * 3
+    assert len(terms) == 2
+    np.testing.assert_allclose(np.trace(left[0, 0]) * np.trace(right[0, 0]), first + second)
+    np.testing.assert_allclose(bias[0, 0], w.T @ w, atol=1e-12)
+
+
+@pytest.mark.usefixtures("x64")
+def test_roots_of_the_hessian_in_the_outputs():
+    def positions(f, example):
+        del example
+        return jnp.sum(jax.nn.logsumexp(f.reshape(2, 3), axis=1) ** 2)
+
+    def elementwise(f, example):
+        return jnp.sum(jax.nn.softplus(f) - example * f)
+
+    f, example = draw(0, 1, 6), np.ones((1, 6))
+    losses = {1: elementwise, 3: positions, 6: lambda f, _: jax.nn.logsumexp(f)}
+
+    @jax.jit
+    def rows(f, example):
+        found = []
+        for loss in losses.values():
+            V = output_rows(loss, f, example, jax.random.key(0), None, "test")[0]
+            found.append((V.T @ V, jax.hessian(lambda f, loss=loss: loss(f, example[0]))(f[0])))
+        return found
+
+    for size, loss in losses.items():
+        assert block_size(loss, f, example, "test") == size
+    for found, wanted in rows(f, example):
+        np.testing.assert_allclose(found, wanted, atol=1e-12)
+    with pytest.raises(ValueError, match="sample_fn"):
+        block_size(losses[6], np.zeros((1, 600)), example, "test")
+
+
+def test_the_report_says_what_was_read():
+    # A vector for every position is no bias, though there are as many positions as features.
+    shapes = {"pos": (3, 1), "v": (3,), "w": (3, 3), "big": (40, 30), "idle": (2,), "scale": (3,)}
+    params = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in shapes.items()}
+
+    def net(params, x):
+        h = x * params["scale"] @ params["w"] + params["pos"]
+        return h @ params["w"] + params["v"] + jnp.sum(jnp.sin(params["big"] * x[0, 0]))
+
+    report = kfac_report(net, max_side=4)(params, jax.ShapeDtypeStruct((2, 3, 3), jnp.float32))
+    blocks = {p.name: (p.block, p.factors) for p in report.params}
+    assert blocks == {
+        "big": ("diagonal", "diagonal 1200"),
+        "idle": ("none", ""),
+        "pos": ("dense", "3"),
+        "scale": ("dense", "3"),
+        "v": ("kronecker", "bias of w"),
+        "w": ("kronecker", "4 x 3"),
+    }
+    assert report.coverage == pytest.approx(1 - 1200 / 1220)
+    assert "places" in str(report)
+    with pytest.raises(TypeError, match="int32"):
+        kfac_report(net)({"w": jnp.ones(2, jnp.int32)}, jnp.ones((2, 3)))
+
+
+def _flax_transformer():
+    from flax import linen as nn
+
+    class Block(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            h = nn.LayerNorm()(x)
+            x = x + nn.MultiHeadDotProductAttention(num_heads=2)(h, h)
+            return x + nn.Dense(8)(nn.gelu(nn.Dense(16)(nn.LayerNorm()(x))))
+
+    class Language(nn.Module):
+        @nn.compact
+        def __call__(self, tokens):
+            embed = nn.Embed(11, 8)
+            return embed.attend(nn.LayerNorm()(Block()(embed(tokens))))
+
+    tokens = jax.ShapeDtypeStruct((2, 5), jnp.int32)
+    module = Language()
+    return module.apply, jax.eval_shape(module.init, jax.random.key(0), jnp.zeros(5, int)), tokens
+
+
+def _flax_convolutions():
+    from flax import linen as nn
+
+    class Convolutions(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            x = nn.relu(nn.Conv(4, (3, 3))(x))
+            x = nn.GroupNorm(2)(nn.relu(nn.Conv(8, (3, 3), strides=2)(x)))
+            return nn.Dense(3)(x.reshape(-1))
+
+    images = jax.ShapeDtypeStruct((2, 6, 6, 1), jnp.float32)
+    module = Convolutions()
+    return (
+        module.apply,
+        jax.eval_shape(module.init, jax.random.key(0), jnp.zeros((6, 6, 1))),
+        images,
+    )
+
+
+def _equinox_network():
+    import equinox as eqx
+
+    def make(key):
+        keys = jax.random.split(key, 3)
+        return (
+            eqx.nn.Conv2d(1, 4, 3, key=keys[0]),
+            eqx.nn.Lambda(jnp.ravel),
+            eqx.nn.LayerNorm(64),
+            eqx.nn.MLP(64, 3, 8, 2, key=keys[1]),
+        )
+
+    shapes = eqx.filter_eval_shape(make, jax.random.key(0))
+    params, static = eqx.partition(shapes, lambda x: isinstance(x, jax.ShapeDtypeStruct))
+
+    def apply(params, x):
+        for layer in eqx.combine(params, static):
+            x = layer(x)
+        return x
+
+    return apply, params, jax.ShapeDtypeStruct((2, 1, 6, 6), jnp.float32)
+
+
+@pytest.mark.parametrize("make", [_flax_transformer, _flax_convolutions, _equinox_network])
+def test_networks_of_peers_are_read_without_diagonals(make):
+    with jax.numpy_dtype_promotion("standard"):  # theirs
+        fn, params, batch = make()
+        report = kfac_report(fn)(params, batch)
+    assert report.coverage >= 0.95
+    sizes = dict.fromkeys(("kronecker", "dense", "diagonal", "none"), 0)
+    for p in report.params:
+        sizes[p.block] += int(np.prod(p.shape))
+    # Only scales and offsets of normalisations have a block without a Kronecker form.
+    assert sizes["kronecker"] >= 0.8 * sum(sizes.values())
+    products = [
+        p for p in report.params if p.name.endswith(("kernel", "weight")) and len(p.shape) > 1
+    ]
+    assert products
+    assert all(p.block == "kronecker" for p in products)

@@ -1,0 +1,211 @@
+"""K-FAC: one step of linear regression, the exact quadratic model, and steps that are refused."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fnopt
+from fnopt import Status
+from fnopt.curvature import KroneckerModel, KroneckerSpec, ggn_vp
+from fnopt.jacobians import ravel
+
+N = 12
+
+
+def draw(seed, *shape):
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def net(params, example):
+    h = jnp.tanh(example[0] @ params["w"] + params["b"])
+    return (h * params["scale"]) @ params["v"]
+
+
+def cross_entropy(outputs, example):
+    return jax.nn.logsumexp(outputs) - outputs[example[1]]
+
+
+def problem(dtype=np.float64):
+    shapes = {"w": (4, 5), "b": (5,), "scale": (5,), "v": (5, 3)}
+    params = {name: draw(i, *shape) / 2 for i, (name, shape) in enumerate(shapes.items())}
+    params = jax.tree.map(lambda x: jnp.asarray(x, dtype), params)
+    return params, (jnp.asarray(draw(7, N, 4), dtype), jnp.arange(N) % 3)
+
+
+@pytest.mark.usefixtures("x64")
+def test_linear_regression_takes_one_step():
+    x, y = draw(0, N, 4), draw(1, N, 3)
+
+    def model(params, example):
+        return params["w"] @ example[0] + params["b"]
+
+    def loss(outputs, example):
+        return jnp.sum((outputs - example[1]) ** 2)
+
+    params = {"w": jnp.zeros((3, 4)), "b": jnp.zeros(3)}
+    tx = fnopt.kfac(model, loss, (x, y), damping=1e-22, curvature="exact")
+    updates, state = jax.jit(tx.update)(None, tx.init(params), params, batch=(x, y))
+    wanted = np.linalg.lstsq(np.c_[x, np.ones(N)], y, rcond=None)[0]
+    np.testing.assert_allclose(updates["w"].T, wanted[:4], atol=1e-8)
+    np.testing.assert_allclose(updates["b"], wanted[4], atol=1e-8)
+    assert int(state.status) == Status.RUNNING
+    np.testing.assert_allclose(state.weights, [1, 0], rtol=1e-7)
+
+
+def divided(grad, factors, damping):
+    """The direction as in the paper, from the factors of `problem`."""
+    (scale,), (Av, Gv), (Aw, Gw) = factors
+
+    def kron(A, G, M):
+        A, G = A[0, 0], G[0, 0]
+        pi = jnp.sqrt(jnp.trace(A) / len(A) / (jnp.trace(G) / len(G)))
+        left = A + pi * jnp.sqrt(damping) * jnp.eye(len(A))
+        right = G + jnp.sqrt(damping) / pi * jnp.eye(len(G))
+        return -jnp.linalg.solve(left, jnp.linalg.solve(right, M.T).T)
+
+    w = kron(Aw, Gw, jnp.concatenate([grad["w"], grad["b"][None]]))
+    dense = scale[0, 0] + damping * jnp.eye(5)
+    return {
+        "w": w[:-1],
+        "b": w[-1],
+        "v": kron(Av, Gv, grad["v"]),
+        "scale": -jnp.linalg.solve(dense, grad["scale"]),
+    }
+
+
+LAM, ETA, DECAY = 0.3, 0.01, 0.6
+
+
+def written_out(params, batch, average, last, damping, t):
+    """A step by dense algebra: the update, the averages and the gain ratio."""
+
+    def objective(params):
+        losses = jax.vmap(lambda e: cross_entropy(net(params, e), e))(batch)
+        return jnp.mean(losses) + ETA / 2 * sum(jnp.sum(p**2) for p in params.values())
+
+    model = KroneckerModel(KroneckerSpec(net, cross_entropy, None), params, batch)
+    new = model.factors(model.outputs(params), jax.random.key(0))
+    b = min(1 - 1 / (t + 1), DECAY)
+    average = new if t == 0 else jax.tree.map(lambda o, n: b * o + (1 - b) * n, average, new)
+    grad = jax.grad(objective)(params)
+    span = [divided(grad, average, damping + ETA), last][: t + 1]
+    product = lambda u: ravel(ggn_vp(net, cross_entropy)(params, u, batch))[0]  # noqa: E731
+    D = jnp.stack([ravel(u)[0] for u in span])
+    curved = jnp.stack([product(u) for u in span]) + ETA * D
+    g = ravel(grad)[0]
+    c = -jnp.linalg.solve(D @ (curved + damping * D).T, D @ g)
+    u = ravel(params)[1](c @ D)
+    change = objective(fnopt.apply_updates(params, u)) - objective(params)
+    return u, average, change / (g @ (c @ D) + c @ D @ (c @ curved) / 2)
+
+
+@pytest.mark.usefixtures("x64")
+def test_steps_are_those_of_the_formula():
+    params, batch = problem()
+    options = {"damping": LAM, "l2": ETA, "decay": DECAY, "curvature": "exact"}
+    tx = fnopt.kfac(net, cross_entropy, batch, inverse_every=1, damping_every=5, **options)
+
+    def steps(params):
+        def step(carry, _):
+            params, state = carry
+            updates, state = tx.update(None, state, params, batch=batch)
+            return (fnopt.apply_updates(params, updates), state), (updates, state.damping)
+
+        return jax.lax.scan(step, (params, tx.init(params)), length=2)[1]
+
+    @jax.jit
+    def run(params):
+        updates, dampings = steps(params)
+        first, average, gain = written_out(params, batch, None, None, LAM, 0)
+        # It is looked at in the first step, and again in the sixth.
+        factor = jnp.where(gain > 0.75, 0.9**5, jnp.where(gain < 0.25, 0.9**-5, 1.0))
+        there = fnopt.apply_updates(params, first)
+        second, *_ = written_out(there, batch, average, first, LAM * factor, 1)
+        both = jax.tree.map(lambda a, b: jnp.stack([a, b]), first, second)
+        return (updates, dampings), (both, jnp.full(2, LAM * factor))
+
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-9), *run(params))
+
+
+def test_trains_in_a_scan_and_refuses_what_is_not_finite():
+    params, batch = problem(jnp.bfloat16)  # whose averages and inverses are float32
+    options = {"model_every": 2, "damping_every": 2, "inverse_every": 3}
+    tx = fnopt.kfac(net, cross_entropy, batch, **options)
+
+    def step(carry, factor):
+        params, state = carry
+        x, y = batch
+        updates, state = tx.update(None, state, params, batch=(x * factor, y))
+        params = fnopt.apply_updates(params, updates)
+        return (params, state), (params, state)
+
+    @jax.jit
+    def run(params, factors):
+        return jax.lax.scan(step, (params, tx.init(params)), factors)
+
+    factors = jnp.ones(16, jnp.bfloat16).at[jnp.asarray([0, 7])].set(jnp.nan)
+    _, (path, states) = run(params, factors)
+    first = tx.init(params)
+    for x, y in zip(jax.tree.leaves(first), jax.tree.leaves(states), strict=True):
+        assert (x.dtype, x.shape) == (y.dtype, y.shape[1:])
+        assert not x.weak_type
+    assert all(bool(jnp.all(jnp.isfinite(x))) for x in jax.tree.leaves((path, states.damping)))
+    at = lambda tree, i: jax.tree.map(lambda x: x[i], tree)  # noqa: E731
+    same = lambda a, b: all(map(np.array_equal, jax.tree.leaves(a), jax.tree.leaves(b)))  # noqa: E731
+    assert same(at(path, 0), params)
+    assert same(at(path, 7), at(path, 6))
+    for name in ("averaged", "damping", "weights", "factors", "inverses", "momentum"):
+        assert same(getattr(at(states, 7), name), getattr(at(states, 6), name))
+        assert same(getattr(at(states, 0), name), getattr(first, name))
+    refused = np.flatnonzero(np.asarray(states.status) != Status.RUNNING)
+    assert refused.tolist() == [0, 7]
+    assert int(states.status[7]) == Status.NONFINITE_START
+    assert int(states.count[-1]) == 16
+    assert float(states.value[-1]) < 0.5 * float(states.value[1])
+
+
+def test_samples_can_be_labels_that_are_drawn():
+    params, batch = problem(np.float32)
+
+    def drawn(key, outputs, example):
+        return example[0], jax.random.categorical(key, outputs)
+
+    tx = fnopt.kfac(net, cross_entropy, batch, sample_fn=drawn, samples=3, sharing="reduce")
+
+    @jax.jit
+    def mean(params):
+        model = lambda spec: KroneckerModel(spec, params, batch)  # noqa: E731
+        exact, sampled = model(KroneckerSpec(net, cross_entropy, None)), model(tx._spec)
+        outputs = exact.outputs(params)
+        keys = jax.random.split(jax.random.key(0), 300)
+        many = jax.vmap(lambda key: sampled.factors(outputs, key))(keys)
+        return jax.tree.map(lambda x: x.mean(0), many), exact.factors(outputs, keys[0])
+
+    for x, y in zip(*map(jax.tree.leaves, mean(params)), strict=True):
+        np.testing.assert_allclose(x, y, atol=0.06 * np.abs(y).max())
+
+
+def test_refuses_what_makes_no_sense():
+    params, batch = problem(np.float32)
+    tx = fnopt.kfac(net, cross_entropy, batch)
+    assert tx == fnopt.kfac(net, cross_entropy, jax.tree.map(lambda x: x[:2], batch))
+    assert hash(tx) == hash(fnopt.kfac(net, cross_entropy, batch))
+    with pytest.raises(TypeError, match="int32"):
+        tx.init({**params, "w": jnp.ones((4, 5), jnp.int32)})
+    with pytest.raises(TypeError, match="complex64"):
+        tx.init({**params, "w": jnp.ones((4, 5), jnp.complex64)})
+    with pytest.raises(TypeError, match="batch"):
+        tx.update(None, tx.init(params), params)
+    with pytest.raises(TypeError, match="real scalar"):
+        fnopt.kfac(net, lambda f, e: f, batch).init(params)
+    with pytest.raises(ValueError, match="multiple of model_every"):
+        fnopt.kfac(net, cross_entropy, batch, model_every=2)
+    with pytest.raises(ValueError, match="curvature"):
+        fnopt.kfac(net, cross_entropy, batch, curvature="empirical")
+    with pytest.raises(ValueError, match="disagree"):
+        fnopt.kfac(net, cross_entropy, (batch[0], batch[1][:3]))
+    with pytest.raises(ValueError, match="sample_fn"):
+        fnopt.kfac(net, cross_entropy, batch, sample_fn=net, curvature="exact")

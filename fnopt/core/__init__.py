@@ -36,6 +36,9 @@ from fnopt.core._dtypes import (
 )
 from fnopt.core._dtypes import dtype_of as dtype_of
 from fnopt.core._errors import listing, place, where
+from fnopt.core._extra_args import ANY as ANY
+from fnopt.core._extra_args import EXTRA_ARGS
+from fnopt.core._extra_args import named_by as named_by
 from fnopt.core._follow import incremental_update, periodic_update
 from fnopt.core._inspect import hyperparams, named, slot_names, slots
 from fnopt.core._leafwise import Leafwise
@@ -111,6 +114,7 @@ from fnopt.core._varying import varies_over as varies_over
 from fnopt.core._varying import varying_like as varying_like
 
 __all__ = [
+    "EXTRA_ARGS",
     "EmptyState",
     "Leafwise",
     "Member",

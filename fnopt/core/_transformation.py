@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 from fnopt.core._beside import beside
 from fnopt.core._dtypes import dtype_of, is_inexact
 from fnopt.core._errors import place, where
+from fnopt.core._extra_args import accepted, read_by, read_by_foreign, required_by
 from fnopt.core._leaves import check_same_tree
 from fnopt.core._unknown import advice_for_attribute
 from fnopt.core._value import Schedule, Value, static
@@ -111,6 +111,20 @@ class Transformation(Value):
         del state
         return ()
 
+    def reads(self) -> Mapping[str, bool]:
+        """The extra arguments that `update` itself looks at: names, and whether each is needed.
+
+        They are the keyword-only parameters of `update`; `'*'` stands for all names. A transform
+        that finds names elsewhere overrides it. See `fnopt.core.EXTRA_ARGS` for the names in use.
+        """
+        return read_by(type(self).update)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The extra arguments that `update` can't do without, here and in the transforms inside."""
+        own = {name for name, needed in self.reads().items() if needed}
+        return tuple(sorted(own.union(*(member.tx.needs for member in self.members()))))
+
     def at(self, count: Any) -> Any:
         """This value with every scheduled hyper-parameter replaced by its value at `count`."""
         children, aux = self._flatten()
@@ -190,7 +204,7 @@ def _guarded_update(update: Callable[..., Any]) -> Callable[..., Any]:
             check_state(self, state)
             # A tree that is one leaf is None, without leaves, to the parts that don't work on it.
             # (Where update has required arguments, updates may be None for other reasons: LM.)
-            nothing = not outermost and updates is None and not _required_extras(update)
+            nothing = not outermost and updates is None and not required_by(update)
             if params is None and self.needs_params and not nothing:
                 raise ValueError(
                     f"{where()}update needs the params: call update(updates, state, params)."
@@ -237,14 +251,8 @@ def _cast_like(update: Any, like: Any) -> Any:
     return update.astype(jnp.result_type(like))
 
 
-@functools.cache
-def _required_extras(update: Callable[..., Any]) -> tuple[str, ...]:
-    parameters = inspect.signature(update).parameters.values()
-    return tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty)
-
-
 def _check_required(tx: Transformation, update: Callable[..., Any], given: Any) -> None:
-    for name in _required_extras(update):
+    for name in required_by(update):
         if name not in given:
             raise TypeError(
                 f"{where()}update needs the extra argument {name!r}: call "
@@ -276,19 +284,15 @@ class foreign(Transformation):
         """Calls the pair's init."""
         return self.init_fn(params)
 
+    def reads(self) -> Mapping[str, bool]:
+        """The keyword-only parameters of the pair's update."""
+        return read_by_foreign(self.update_fn)
+
     def update(
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, Any]:
         """Calls the pair's update with the extra arguments that its signature takes."""
-        return self.update_fn(updates, state, params, **_accepted(self.update_fn, extra_args))
-
-
-def _accepted(fn: Callable[..., Any], extra_args: dict[str, Any]) -> dict[str, Any]:
-    parameters = inspect.signature(fn).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return extra_args
-    named = [p.name for p in parameters.values() if p.kind is p.KEYWORD_ONLY]
-    return {k: v for k, v in extra_args.items() if k in named}
+        return self.update_fn(updates, state, params, **accepted(self.update_fn, extra_args))
 
 
 def _pair_of(tx: Any) -> tuple[Any, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +15,7 @@ from fnopt.core import (
     global_norm,
     hyper,
     increment,
+    named_by,
     static,
     zero_count,
 )
@@ -33,6 +34,11 @@ class _Conditional(Wrapper):
 
     should_transform_fn: Callable[..., Any] = static()
     forward_extra_args: bool = static(default=False)
+
+    def reads(self) -> Mapping[str, bool]:
+        """What the function names, if it gets any."""
+        names = named_by(self.should_transform_fn) if self.forward_extra_args else ()
+        return {**super().reads(), **dict.fromkeys(names, False)}
 
     def _otherwise(self, updates: Any) -> Any:
         raise NotImplementedError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -102,6 +103,10 @@ class sam(Transformation):
             Member("optimizer", self.optimizer, states[0]),
             Member("adversary", self.adv_optimizer, states[1]),
         )
+
+    def reads(self) -> Mapping[str, bool]:
+        """`grad_fn`, which opaque mode needs."""
+        return {**super().reads(), "grad_fn": self.opaque_mode}
 
     def init(self, params: Any) -> SAMState:
         """Both inner states; in opaque mode no params are kept."""

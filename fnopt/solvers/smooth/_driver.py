@@ -19,7 +19,7 @@ from fnopt.solvers.smooth._lbfgsb import lbfgsb
 from fnopt.solvers.smooth._method import MinimizeMethod, Point, Problem
 from fnopt.solvers.smooth._newton_cg import newton_cg
 from fnopt.solvers.smooth._nonlinear_cg import nonlinear_cg
-from fnopt.solvers.smooth._plain import plain
+from fnopt.solvers.smooth._plain import GIVEN, plain
 from fnopt.solvers.smooth._projected_gradient import projected_gradient
 from fnopt.solvers.smooth._result import Minimum
 from fnopt.solvers.smooth._setting import Setting, seen_by, set_up, with_half_precision
@@ -157,6 +157,12 @@ def _checked_method(method: Any, params: Any, bounds: Any, projection: Any) -> M
         method = METHODS[method]()
     if not isinstance(method, MinimizeMethod):
         method = plain(as_transformation(method, "minimize: method"))
+        lost = sorted(set(method.tx.needs) - GIVEN)
+        if lost:
+            raise TypeError(
+                f"minimize: the method needs the extra arguments {listing(lost)}, which minimize "
+                f"doesn't have; it gives {listing(sorted(GIVEN))}. Write a loop around its update."
+            )
     name = type(method).__name__
     if bounds is not None and not method.takes_bounds:
         raise ValueError(f"minimize: {name} takes no bounds, expected 'lbfgsb' with these.")

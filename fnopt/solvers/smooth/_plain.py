@@ -11,6 +11,9 @@ from fnopt.core import Transformation, apply_updates
 from fnopt.solvers.smooth._method import FAILED, MOVED, Aim, MinimizeMethod, Point, Problem, Told
 from fnopt.transforms import Chain, find_kept, scale_by_zoom_linesearch
 
+GIVEN = frozenset({"value", "grad", "value_fn", "obj_fn"})
+"""The extra arguments that an optimizer gets here."""
+
 
 class Run(NamedTuple):
     """The state of the optimizer before and after its step."""
@@ -44,15 +47,13 @@ class plain(MinimizeMethod):
 
     def aim(self, problem: Problem, point: Point, state: Run) -> Aim:
         """The optimizer's next step."""
-        params = problem.tree(point.x)
-        updates, after = self.tx.update(
-            problem.tree(point.gradient),
-            state.after,
-            params,
-            value=point.value,
-            grad=problem.tree(point.gradient),
-            value_fn=lambda tree: problem.f(problem.flat(tree)),
-        )
+        params, slope = problem.tree(point.x), problem.tree(point.gradient)
+
+        def value_fn(tree: Any) -> Any:
+            return problem.f(problem.flat(tree))
+
+        given = {"value": point.value, "grad": slope, "value_fn": value_fn, "obj_fn": value_fn}
+        updates, after = self.tx.update(slope, state.after, params, **given)
         x = problem.flat(apply_updates(params, updates))
         after = jax.tree.map(lambda a, b: jnp.asarray(a, jnp.result_type(b)), after, state.after)
         # Nothing is known of what a step should gain: the value alone ends no run.

@@ -1,0 +1,73 @@
+"""Extra arguments of `update`: what they are called, and which of them a function reads."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+EXTRA_ARGS: Mapping[str, str] = {
+    "value": "the loss at the params, a scalar",
+    "grad": "the gradient of the loss at the params, where the updates are no gradient any more",
+    "value_fn": "`value_fn(params, **others)`: the loss as a function; it gets those of the other "
+    "extra arguments that it names",
+    "grad_fn": "`grad_fn(params, i)`: the gradient at other params, in the i-th call of a step",
+    "obj_fn": "`obj_fn(params)`: the loss as a function of the params alone, for its curvature",
+    "logits_fn": "`logits_fn(params)`: the model's logits for the batch, of shape (..., classes)",
+    "residual_fn": "`residual_fn(params)` or `residual_fn(params, example)`: what is squared and "
+    "summed",
+    "jac": "`jac(params)`: the Jacobian of the residuals, if it is known",
+    "batch": "the examples that residuals are taken of",
+    "num_examples": "of a worker: how many examples its steps have seen, its weight",
+    "participates": "of a worker: whether it takes part in this round",
+}
+"""The names of extra arguments of `update` that anything in the library reads, and what they are.
+
+A transform that needs one of these things calls it by this name, so that one call serves all
+members of a chain. Other names are free for transforms of your own.
+"""
+
+ANY = "*"
+"""Stands for all names, where a function takes whatever it is given."""
+
+
+@functools.cache
+def read_by(update: Callable[..., Any]) -> Mapping[str, bool]:
+    """The extra arguments that an `update` names, and whether each must be given."""
+    parameters = inspect.signature(update).parameters.values()
+    return {p.name: p.default is p.empty for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+@functools.cache
+def required_by(update: Callable[..., Any]) -> tuple[str, ...]:
+    """Those that must be given."""
+    return tuple(name for name, required in read_by(update).items() if required)
+
+
+def named_by(fn: Callable[..., Any], skip: int = 1) -> frozenset[str]:
+    """The names of a function's parameters, without the first `skip`; `'*'` if it takes any."""
+    parameters = list(inspect.signature(fn).parameters.values())
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return frozenset({ANY})
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return frozenset(p.name for p in parameters[skip:] if p.kind in kinds)
+
+
+def accepted(update: Callable[..., Any], extra_args: dict[str, Any]) -> dict[str, Any]:
+    """Those of the extra arguments that another library's `update` takes."""
+    names = _taken_by_foreign(update)
+    return extra_args if ANY in names else {k: v for k, v in extra_args.items() if k in names}
+
+
+def _taken_by_foreign(update: Callable[..., Any]) -> frozenset[str]:
+    parameters = inspect.signature(update).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return frozenset({ANY})
+    return frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+
+
+def read_by_foreign(update: Callable[..., Any]) -> Mapping[str, bool]:
+    """The extra arguments that another library's `update` names; `'*'` if it takes any."""
+    more = {ANY: False} if ANY in _taken_by_foreign(update) else {}
+    return {**read_by(update), **more}

@@ -1,0 +1,91 @@
+"""Extra arguments that are asked after: none unknown, none missing."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from typing import Any
+
+from fnopt.core import ANY, Member, Transformation, listing, named_by, where
+from fnopt.transforms._wrapper import Wrapper
+
+
+class strict(Wrapper):
+    """Refuses extra arguments that nothing takes, and says all that are missing at once.
+
+    Every `update` takes any extra argument, so that one call serves all members of a chain. The
+    price is that a misspelled one is not noticed. With `strict` around the whole optimizer it is,
+    while the step is traced. The state is that of the inner optimizer, so it can be put around one
+    and taken away in mid-run.
+
+    What is taken is read from the signatures: the keyword-only parameters of `update` (see
+    `Transformation.reads`), and what functions given as extra arguments, such as `value_fn`, name
+    besides the params. Another library's transform that takes `**kwargs` takes everything; with
+    one inside nothing is unknown.
+
+    Args:
+        inner: The optimizer, fnopt's or any (init, update) pair.
+
+    Raises:
+        TypeError: From `update`, if an extra argument is unknown or missing.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.strict(fnopt.chain(fnopt.sgd(0.1), fnopt.reduce_on_plateau()))
+        >>> tx.needs
+        ('value',)
+        >>> params = {"w": jnp.ones(2)}
+        >>> tx.update(params, tx.init(params), params, value=1.0, los=2.0)
+        Traceback (most recent call last):
+        ...
+        TypeError: strict: update got ['los'], which nothing in it takes; it takes ['value'].
+    """
+
+    def members(self, state: Any = None) -> tuple[Member, ...]:
+        """The inner transform, which has all of the state."""
+        return (Member(self.inner._place, self.inner, state),)
+
+    def init(self, params: Any) -> Any:
+        """The inner state."""
+        return self.inner.init(params)
+
+    def update(
+        self, updates: Any, state: Any, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, Any]:
+        """The inner updates, if all names are right."""
+        _check(self.inner, extra_args)
+        return self.inner.update(updates, state, params, **extra_args)
+
+
+def _check(tx: Transformation, given: dict[str, Any]) -> None:
+    known = set(_names_read(tx))
+    taken = known.union(*(named_by(fn) for name, fn in given.items() if _passes(name, fn, known)))
+    unknown = [] if ANY in taken else sorted(given.keys() - taken)
+    missing = [name for name in tx.needs if name not in given]
+    if not (unknown or missing):
+        return
+    parts = []
+    if unknown:
+        parts.append(f"got {listing(unknown)}, which nothing in it takes{_meant(unknown, taken)}")
+    if missing:
+        parts.append(f"needs {listing(missing)}, which it did not get")
+    if unknown or not taken:
+        parts.append(f"it takes {listing(sorted(taken - {ANY}))}" if taken else "it takes none")
+    raise TypeError(f"{where()}update {'; '.join(parts)}.")
+
+
+def _names_read(tx: Transformation) -> Iterator[str]:
+    yield from tx.reads()
+    for member in tx.members():
+        yield from _names_read(member.tx)
+
+
+def _passes(name: str, fn: Any, known: set[str]) -> bool:
+    """Whether it is a function that gets other extra arguments."""
+    return name == "value_fn" and name in known and callable(fn)
+
+
+def _meant(unknown: list[str], taken: set[str]) -> str:
+    near = {name: difflib.get_close_matches(name, sorted(taken), n=1) for name in unknown}
+    hints = [f"{found[0]!r} for {name!r}" for name, found in near.items() if found]
+    return f" (did you mean {', '.join(hints)}?)" if hints else ""

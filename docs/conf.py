@@ -29,6 +29,7 @@ extensions = [
     "sphinx.ext.viewcode",
     "dealt",
     "public",
+    "thumbnails",
 ]
 exclude_patterns = ["_build", "jupyter_execute", "demo"]
 

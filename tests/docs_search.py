@@ -60,6 +60,15 @@ QUERIES = {
     "optax": ["coming_from/optax", "guides/interop"],
     "multisteps": ["coming_from/optax"],
     "loss functions": ["guides/losses"],
+    "gan": ["gallery/minimax"],
+    "autoencoder": ["gallery/autoencoder"],
+    "transformer": ["gallery/transformer"],
+    "meta-learning": ["gallery/meta_learning"],
+    "ellipse": ["gallery/circle_ellipse"],
+    "peak fitting": ["gallery/peaks"],
+    "dose-response": ["gallery/dose_response"],
+    "ode": ["gallery/predator_prey"],
+    "bundle adjustment": ["gallery/bundle_adjustment"],
 }
 AMONG = 3
 

@@ -136,14 +136,17 @@ def curve_fit(
     callback = print if verbose == 2 and callback is None else callback
     radius = {"radius": options["radius"]} if "radius" in options else {}
     if batch:
-        _check_batch(bounds=box, jac=jac, nan_policy=nan_policy, loss=loss, **options)
+        _check_batch(nan_policy=nan_policy, **options)
         fits = curve_fit_batch(
             f,
             xdata,
             ydata,
-            start_of(f, None)[0] if p0 is None else p0,
+            start_of(f, None, box)[0] if p0 is None else p0,
             sigma,
             absolute_sigma,
+            bounds=box,
+            loss=loss,
+            jac=jac,
             ftol=ftol,
             xtol=xtol,
             gtol=gtol,

@@ -41,6 +41,7 @@ from fnopt.linear._unrolled import (
     unrolled_rank,
     unrolled_solve,
 )
+from fnopt.linear._unrolled import Rows as Rows
 
 __all__ = [
     "Band",

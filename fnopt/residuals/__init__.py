@@ -20,6 +20,7 @@ from fnopt.residuals._parameters import (
     positive,
     tied,
 )
+from fnopt.residuals._prefix import spread as spread
 from fnopt.residuals._products import linearise_gram, linearise_products, probed_columns
 from fnopt.residuals._robust import (
     RobustLoss,

@@ -10,8 +10,10 @@ from fnopt.solvers._covariance import knowledge_of as knowledge_of
 from fnopt.solvers._dogleg import dogleg
 from fnopt.solvers._driver import least_squares
 from fnopt.solvers._gauss_newton import gauss_newton
+from fnopt.solvers._jacobian_check import disagrees as disagrees
 from fnopt.solvers._levenberg_marquardt import levenberg_marquardt
 from fnopt.solvers._method import LeastSquaresMethod, LeastSquaresState
+from fnopt.solvers._problem import Problem as Problem
 from fnopt.solvers._solution import History, Solution, StepInfo
 from fnopt.solvers.smooth import (
     MinimizeMethod,

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
-from fnopt.curves.batched._data import Points, checked_y, joined, split
+from fnopt.curves.batched._data import Points, checked_y, split
 from fnopt.curves.batched._fit import BatchFit, no_fits
-from fnopt.curves.batched._lanes import Params, Tolerances
-from fnopt.curves.batched._model import Predict, checked_model, residual
-from fnopt.curves.batched._queue import Progress, fit_all
+from fnopt.curves.batched._implicit import Batch, implicitly
+from fnopt.curves.batched._lanes import Tolerances
+from fnopt.curves.batched._model import checked_jacobian, checked_model
+from fnopt.curves.batched._progress import Progress, columns, inverse_and_rank
+from fnopt.curves.batched._queue import fit_all
 from fnopt.curves.batched._split import Split, by_device, split_of
-from fnopt.curves.batched._start import checked_start
-from fnopt.linear import NormalEquations, normal_equations
-from fnopt.programs import Recorded, call_compiled, call_recorded
-from fnopt.residuals import linearise_lanes
+from fnopt.curves.batched._start import checked_box, checked_start
+from fnopt.curves.batched._task import Sums, Task
+from fnopt.curves.batched._wrong import doubted, wrong_jacobian
+from fnopt.programs import call_compiled, call_recorded
+from fnopt.residuals import Box, RobustCost, named_loss, robust_cost
 from fnopt.solvers import explained
 
 _CHUNK = {"cpu": 128}  # elsewhere a chunk has to fill the device, not a cache
@@ -35,6 +40,10 @@ def curve_fit_batch(
     *,
     mask: Any = None,
     x_per_fit: bool = False,
+    bounds: Any = None,
+    loss: Any = None,
+    f_scale: float | jax.Array = 1.0,
+    jac: Any = None,
     ftol: float | jax.Array | None = None,
     xtol: float | jax.Array | None = None,
     gtol: float | jax.Array | None = None,
@@ -51,14 +60,18 @@ def curve_fit_batch(
     doesn't disturb the others, and `status` says why it failed. The fits run in chunks in bounded
     memory; one that is done makes room for another.
 
-    The method is Levenberg-Marquardt with normal equations and an unrolled Cholesky factorisation
-    in the scaling of Jacobi. Against the QR of :func:`fnopt.least_squares` that loses digits where
-    the params are strongly correlated: about :math:`\kappa^2 \epsilon` instead of
+    The method is Levenberg-Marquardt with normal equations and an unrolled Cholesky factorisation,
+    in the metric of :func:`fnopt.least_squares`. Against the QR of that solver it loses digits
+    where the params are strongly correlated: about :math:`\kappa^2 \epsilon` instead of
     :math:`\kappa \epsilon`, with :math:`\kappa` the condition of the Jacobian with columns of
-    length one. It is straight, too, without that solver's acceleration. A fit that fails, or whose
-    steps throw a param to where it has no effect any more, is tried again from its start with a
-    damping of 100, 1e4 and 1e6; if that doesn't help it counts as stalled. Everything is unrolled,
-    so it is meant for up to a dozen params.
+    length one. It is straight, too, without that solver's acceleration. A fit that fails, whose
+    steps throw a param to where it has no effect any more, or which isn't done after 15 % of
+    `max_steps` (30, if that is more), is tried again from its start with a damping of 100, 1e4 and
+    1; what is unfinished then goes on from its best end. Everything is unrolled, so it is meant for
+    up to a dozen params.
+
+    Params, cost and covariance have derivatives with respect to data, bounds, the scale of the
+    loss, and what `f` closes over, by the implicit function theorem.
 
     It computes in the common dtype of `x`, `y` and `p0`, at least float32.
 
@@ -77,6 +90,13 @@ def curve_fit_batch(
         mask: Which points count, a bool array that broadcasts to `y`: fits may have different
             numbers of points. What `x` and `y` hold at the others doesn't matter.
         x_per_fit: Whether `x` has a leading axis too, one entry for each fit.
+        bounds: `(lower, upper)`: each a number for all, or like `p0`: an array of shape `[n]` or
+            `[fits, n]`, a sequence with an entry for each param, or a tree.
+        loss: A robust loss, its name, or its function; see :func:`fnopt.least_squares`.
+        f_scale: The scale of a loss that is given by name.
+        jac: The Jacobian of one fit, `jac(x, a, b, ...)` of shape `[points, n]`, written with
+            `jax.numpy`, if it is cheaper than what `f` itself gives. It is compared with a
+            derivative of `f`, where that has one, at the start of the first fit.
         ftol: Relative tolerance of the cost; by default 4 rounding units.
         xtol: Relative tolerance of the params; by default 4 rounding units.
         gtol: Tolerance of the cosine between the residual and the Jacobian's columns; by default
@@ -91,8 +111,8 @@ def curve_fit_batch(
         fit. Params are finite where `p0` is; a fit whose start isn't finite keeps its `p0`.
 
     Raises:
-        ValueError: If shapes don't fit, there are no params or more than 16, or `sigma` is not
-            positive.
+        ValueError: If shapes don't fit, there are no params or more than 16, `sigma` is not
+            positive, bounds are crossed, or `p0` is outside of them.
         TypeError: If `f` isn't a function, `mask` isn't bool, or data or params aren't real.
 
     Example:
@@ -116,7 +136,12 @@ def curve_fit_batch(
     y = checked_y(y)
     shared, own = split(x, y, sigma, mask, x_per_fit)
     x0, layout = checked_start(p0, own.x if x_per_fit else shared.x, y)
-    predict = checked_model(f, layout, x0, shared, own)
+    box = checked_box(bounds, p0, x0, layout)
+    task = Task(
+        checked_model(f, layout, x0, shared, own),
+        checked_jacobian(jac, layout, x0, shared, own),
+        _losses(loss, f_scale, y),
+    )
     settings: dict[str, Any] = {
         "absolute_sigma": bool(absolute_sigma),
         "max_steps": _positive(max_steps, "max_steps"),
@@ -125,37 +150,45 @@ def curve_fit_batch(
     if not y.shape[0]:
         return no_fits(x0)._replace(params=layout.tree(x0))
     settings["split"] = split_of((own, x0))
-    arrays = x0, shared, own, _tolerances(x0.dtype, ftol, xtol, gtol, damping)
-    if isinstance(predict, Recorded):
-        fits = call_recorded(_fit, predict, *arrays, **settings)
+    arrays = x0, shared, own, box, _tolerances(x0.dtype, ftol, xtol, gtol, damping)
+    if task.is_value:
+        fits = call_recorded(_fit, task, *arrays, **settings)
     else:
-        fits = call_compiled(functools.partial(_fit, predict, **settings), *arrays)
+        fits = call_compiled(functools.partial(_fit, task, **settings), *arrays)
     return fits._replace(params=layout.tree(fits.params))
 
 
+def _losses(loss: Any, f_scale: Any, y: jax.Array) -> RobustCost | None:
+    loss = named_loss(loss, f_scale) if isinstance(loss, str) else loss
+    row = jax.ShapeDtypeStruct((math.prod(y.shape[1:]),), y.dtype)
+    return None if loss is None else robust_cost(loss, row)
+
+
 def _fit(
-    predict: Predict,
+    task: Task,
     x0: jax.Array,
     shared: Points,
     own: Points,
+    box: Box | None,
     tolerances: Tolerances,
     *,
     split: Split | None,
     **settings: Any,
 ) -> BatchFit:
-    def run(predict: Predict, shared: Points, tol: Any, x0: jax.Array, own: Points) -> BatchFit:
-        return _fit_here(predict, x0, shared, own, tol, **settings)
+    def run(task: Task, shared: Points, tol: Any, x0: jax.Array, own: Points, box: Any) -> BatchFit:
+        return _fit_here(task, x0, shared, own, box, tol, **settings)
 
-    if isinstance(predict, Recorded):
-        return by_device(run, split, (predict, shared, tolerances), (x0, own))
-    return by_device(functools.partial(run, predict), split, (shared, tolerances), (x0, own))
+    if task.is_value:
+        return by_device(run, split, (task, shared, tolerances), (x0, own, box))
+    return by_device(functools.partial(run, task), split, (shared, tolerances), (x0, own, box))
 
 
 def _fit_here(
-    predict: Predict,
+    task: Task,
     x0: jax.Array,
     shared: Points,
     own: Points,
+    box: Box | None,
     tolerances: Tolerances,
     *,
     absolute_sigma: bool,
@@ -164,22 +197,35 @@ def _fit_here(
 ) -> BatchFit:
     chunk = min(chunk, x0.shape[0])
 
-    def evaluate(x: Params, data: Points) -> NormalEquations:
-        def one(x: Params, data: Points) -> jax.Array:
-            return residual(predict, x, joined(shared, data))
+    def iterate(sums: Sums, x0: jax.Array, batch: Batch, tol: Tolerances) -> Progress:
+        x0 = x0 if batch.box is None else batch.box.nearest(x0)
+        end = fit_all(sums, x0, batch.own, batch.box, tol, max_steps, chunk)
+        if sums.task.losses is None:
+            return end
+        return end._replace(inverse=_inverses(sums, end.x, batch.own, chunk))
 
-        return normal_equations(*linearise_lanes(one, x, data))
-
-    progress = fit_all(evaluate, x0, own, tolerances, max_steps, chunk)
+    end = implicitly(iterate, task, x0, shared, own, box, tolerances, chunk)
     points = _count(shared, own)
+    status = explained(end.status, end.rank > 0, end.square, points)
     return BatchFit(
-        params=progress.x,
-        covariance=_covariance(progress, points, absolute_sigma),
-        cost=progress.square / 2,
-        rank=progress.rank,
-        steps=progress.steps,
-        status=explained(progress.status, progress.rank > 0, progress.square, points),
+        params=end.x,
+        covariance=_covariance(end, points, absolute_sigma),
+        cost=end.square / 2,
+        rank=end.rank,
+        steps=end.steps,
+        status=doubted(status, wrong_jacobian(task, x0, shared, own)),
     )
+
+
+def _inverses(sums: Sums, x: jax.Array, own: Points, chunk: int) -> jax.Array:
+    """What the covariances are made of, of robust fits."""
+
+    def one(fit: tuple[jax.Array, Points]) -> jax.Array:
+        x, own = jax.tree.map(lambda a: a[None], fit)
+        lane = jax.tree.map(lambda a: jnp.moveaxis(a, 0, -1), own)
+        return inverse_and_rank(sums.at_end(columns(x), lane).A)[0][0]
+
+    return lax.map(one, (x, own), batch_size=chunk)
 
 
 def _count(shared: Points, own: Points) -> jax.Array:
@@ -221,6 +267,7 @@ def _tolerances(dtype: Any, ftol: Any, xtol: Any, gtol: Any, damping: Any) -> To
         damping=array(damping, 0),
         noise=array(16 * eps, 0),
         eps=array(eps, 0),
+        leash=array(0.49, 0),
     )
 
 

@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Status, is_converged
-from fnopt.curves.batched._lanes import Lanes, Params, Tolerances, params_used
+from fnopt.curves.batched._bounds import LaneBox, faced, promise
+from fnopt.curves.batched._lanes import Lanes, Params, Tolerances
+from fnopt.curves.batched._metric import metric, vanished
 from fnopt.linear import NormalEquations, jacobi_scale
 from fnopt.solvers import first_of
 
@@ -29,23 +31,29 @@ class Trial(NamedTuple):
     negligible: jax.Array  # bool, both reductions drown in rounding: their ratio says nothing
 
 
-def examine(lanes: Lanes, new: NormalEquations, tol: Tolerances) -> Trial:
+def examine(
+    lanes: Lanes, new: NormalEquations, tol: Tolerances, box: LaneBox | None = None
+) -> Trial:
     r"""Compares the trial with its promise.
 
     .. math:: \|r\|^2 - \|r + J p\|^2 = -p^T g + \lambda \|D p\|^2
         \quad\text{because}\quad (J^T J + \lambda D^2)\, p = -g
 
-    The right side has no cancellation. The step is taken as it was rounded when it was added.
+    The right side has no cancellation. The step is taken as it was rounded when it was added. One
+    that was cut back at a bound doesn't solve that equation.
     """
     zero = jnp.zeros_like(lanes.lam)
     slope, length, size = zero, zero, zero
-    scale = jacobi_scale(lanes.sums.A)
+    scale = metric(lanes.x, lanes.sums, lanes.peak, tol.leash)
     for x, trial, s, g in zip(lanes.x, lanes.trial, scale, lanes.sums.g, strict=True):
         p = trial - x
         slope += p * g
         length += jnp.square(p / s)
         size += jnp.square(x / s)
     predicted = lanes.lam * length - slope
+    if box is not None:
+        step = tuple(trial - x for x, trial in zip(lanes.x, lanes.trial, strict=True))
+        predicted = promise(lanes.sums, step)
     actual = lanes.sums.square - new.square
     noise = tol.noise * lanes.sums.square
     negligible = (predicted <= noise) & (jnp.abs(actual) <= noise)
@@ -83,26 +91,27 @@ def gradient_cosine(sums: NormalEquations) -> jax.Array:
 
 
 def status_after(
-    lanes: Lanes, sums: NormalEquations, lam: jax.Array, trial: Trial, tol: Tolerances
+    lanes: Lanes, after: Lanes, trial: Trial, tol: Tolerances, box: LaneBox | None = None
 ) -> jax.Array:
     """The status of every lane after a trial.
 
-    A param that had an effect at the start and has none at all where it went (a decay time of
+    A param that had an effect on the way and has none any more where it went (a decay time of
     1e12) was thrown away. The others may be stationary there, at a limit at infinity, but that is
     no solution.
 
     Args:
         lanes: Before it.
-        sums: After it: at the trial where that was accepted.
-        lam: The damping after it.
+        after: After it: at the trial where that was accepted.
         trial: The trial.
         tol: The tolerances.
+        box: The bounds.
 
     Returns:
         An int32 array, `RUNNING` where there is work left.
     """
     f, tried = lanes.sums.square, ~lanes.fresh
-    cosine = gradient_cosine(sums)
+    sums, lam = after.sums, after.lam
+    cosine = gradient_cosine(faced(sums, after.x, box))
     stationary = (sums.square <= 0) | (cosine <= jnp.square(tol.gtol))
     flat = (trial.predicted <= tol.ftol * f) & (
         jnp.abs(trial.actual) <= jnp.maximum(tol.ftol, tol.noise) * f
@@ -121,8 +130,8 @@ def status_after(
         (collapsed, Status.STALLED),
         (tried & tiny, Status.CONVERGED_STEP),
     )
-    lost = (sums.square > 0) & (lanes.used > 0) & ((lanes.used & ~params_used(sums)) != 0)
-    return jnp.where(is_converged(status) & lost, Status.STALLED.array, status)
+    lost = (sums.square > 0) & vanished(sums, after.peak)
+    return jnp.where(is_converged(status) & lost, Status.NO_EFFECT.array, status)
 
 
 def _leans(

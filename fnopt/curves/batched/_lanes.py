@@ -29,7 +29,7 @@ class Lanes(NamedTuple):
     steps: jax.Array  # int32
     status: jax.Array  # int32, a fnopt.Status
     fresh: jax.Array  # bool, nothing is known at x yet: the trial is x itself
-    used: jax.Array  # int32, a bit for each param that had an effect at the start; -1 if unknown
+    peak: Params  # the largest squares of the norms of the Jacobian's columns so far
 
 
 class Tolerances(NamedTuple):
@@ -41,17 +41,12 @@ class Tolerances(NamedTuple):
     damping: jax.Array  # the first one
     noise: jax.Array  # relative changes of the cost below this are rounding
     eps: jax.Array  # rounding unit
+    leash: jax.Array  # of the metric
 
 
 def is_running(status: jax.Array) -> jax.Array:
     """Whether there is work left."""
     return status == Status.RUNNING.value
-
-
-def params_used(sums: NormalEquations) -> jax.Array:
-    """Which params have an effect on the residuals, a bit for each, `int32[lanes]`."""
-    bits = [(row[-1] > 0).astype(jnp.int32) << j for j, row in enumerate(sums.A)]
-    return sum(bits[1:], bits[0])
 
 
 def choose(choice: jax.Array, a: Any, b: Any) -> Any:

@@ -6,42 +6,39 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Status
+from fnopt.curves.batched._bounds import LaneBox, bounded
 from fnopt.curves.batched._judge import Trial, examine, improves, status_after
-from fnopt.curves.batched._lanes import (
-    Lanes,
-    Params,
-    Tolerances,
-    choose,
-    is_running,
-    params_used,
-)
-from fnopt.linear import (
-    NormalEquations,
-    jacobi_scale,
-    scaled,
-    unrolled_cholesky,
-    unrolled_solve,
-)
+from fnopt.curves.batched._lanes import Lanes, Params, Tolerances, choose, is_running
+from fnopt.curves.batched._metric import grown, metric
+from fnopt.linear import NormalEquations, scaled, unrolled_cholesky, unrolled_solve
 
 _LEAST_SHRINK = 0.1  # to which part damping may fall in one step
 
 
-def propose(x: Params, sums: NormalEquations, lam: jax.Array) -> Params:
+def propose(lanes: Lanes, leash: jax.Array, box: LaneBox | None = None) -> Params:
     r"""Where the damped linear model has its minimum.
 
-    .. math:: x - S z, \qquad (S J^T J S + \lambda I)\, z = S J^T r, \qquad
-        S_{jj} = 1 / \|J_j\|
+    .. math:: x - S z, \qquad (S J^T J S + \lambda I)\, z = S J^T r, \qquad S = D^{-1}
 
-    With columns of length one, neither the damping nor the error of the factorisation depends on
-    the units of the params.
+    In the metric `D` neither the damping nor the error of the factorisation depends on the units
+    of the params.
     """
-    s = jacobi_scale(sums.A)
+    x, sums, lam = lanes.x, lanes.sums, lanes.lam
+    s = metric(x, sums, lanes.peak, leash)
+    if box is not None:
+        return bounded(x, sums, lam, s, box)
     factor = unrolled_cholesky(scaled(sums.A, s), lam)
     z = unrolled_solve(factor, [s_i * g_i for s_i, g_i in zip(s, sums.g, strict=True)])
     return tuple(x_i - s_i * z_i for x_i, s_i, z_i in zip(x, s, z, strict=True))
 
 
-def advance(lanes: Lanes, new: NormalEquations, tol: Tolerances, max_steps: int) -> Lanes:
+def advance(
+    lanes: Lanes,
+    new: NormalEquations,
+    tol: Tolerances,
+    most: jax.Array,
+    box: LaneBox | None = None,
+) -> Lanes:
     """Judges the trials by the sums there, moves, and proposes the next ones.
 
     A lane that is done is left as it is, bit by bit, whatever its trial was.
@@ -50,31 +47,31 @@ def advance(lanes: Lanes, new: NormalEquations, tol: Tolerances, max_steps: int)
         lanes: The problems.
         new: The sums at `lanes.trial`.
         tol: The tolerances.
-        max_steps: The most steps of a lane.
+        most: The most steps of a lane.
+        box: The bounds.
 
     Returns:
         The problems one step later.
     """
     running = is_running(lanes.status)
-    lanes = lanes._replace(used=jnp.where(lanes.used < 0, params_used(new), lanes.used))
-    trial = examine(lanes, new, tol)
+    trial = examine(lanes, new, tol, box)
     accepted = once(running & jnp.where(lanes.fresh, trial.finite, improves(trial)))
     lam, growth = _next_damping(lanes, trial, accepted)
     sums = choose(accepted, new, lanes.sums)
-    x = choose(accepted, lanes.trial, lanes.x)
-    steps = lanes.steps + (running & ~lanes.fresh).astype(jnp.int32)
-    status = status_after(lanes, sums, lam, trial, tol)
-    status = jnp.where(is_running(status) & (steps >= max_steps), Status.MAX_STEPS.array, status)
-    return Lanes(
-        x=x,
-        trial=propose(x, sums, lam),
+    after = lanes._replace(
+        x=choose(accepted, lanes.trial, lanes.x),
         sums=sums,
         lam=lam,
         growth=growth,
-        steps=steps,
+        steps=lanes.steps + (running & ~lanes.fresh).astype(jnp.int32),
+        peak=choose(accepted, grown(lanes.peak, new), lanes.peak),
+    )
+    status = status_after(lanes, after, trial, tol, box)
+    status = jnp.where(is_running(status) & (after.steps >= most), Status.MAX_STEPS.array, status)
+    return after._replace(
+        trial=propose(after, tol.leash, box),
         status=jnp.where(running, status, lanes.status),
         fresh=jnp.zeros_like(lanes.fresh),
-        used=lanes.used,
     )
 
 

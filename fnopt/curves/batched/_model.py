@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from fnopt.curves._curve_jacobian import SCHEMES
 from fnopt.curves._model_errors import written_for_jax
 from fnopt.curves.batched._data import NAME, Points, joined
 from fnopt.curves.batched._lanes import Params
@@ -18,6 +20,8 @@ _MOST_PARAMS = 16  # everything is unrolled: compile time grows with the cube
 
 Predict = Callable[[Params, Any], jax.Array]
 """`predict(numbers, x)` returns the values of one fit."""
+Jacobian = Callable[[Params, Any], jax.Array]
+"""`jacobian(numbers, x)` returns their derivatives, `[..., n]`."""
 
 
 def checked_model(
@@ -48,6 +52,37 @@ def checked_model(
     return predict if found is None else found
 
 
+def checked_jacobian(
+    jac: Any, layout: Layout, x0: jax.Array, shared: Points, own: Points
+) -> Jacobian | Recorded | None:
+    """A user's Jacobian of one fit's numbers, as a value where that can be had."""
+    if not callable(jac):
+        if jac not in SCHEMES:
+            raise ValueError(f"{NAME}: jac = {jac!r}, expected a function jac(x, a, b, ...).")
+        return None
+    if not layout.unpacked:
+        raise ValueError(f"{NAME}: jac is given, but p0 is a tree; expected numbers in a row.")
+    one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), own)
+    numbers = (jax.ShapeDtypeStruct((), x0.dtype),) * x0.shape[1]
+    at = joined(shared, one).x
+    m, n = math.prod(one.y.shape), len(numbers)
+
+    def jacobian(x: Params, at: Any) -> jax.Array:
+        J = jnp.asarray(jac(at, *x))
+        if J.shape != (m, n):
+            raise ValueError(
+                f"{NAME}: jac returned shape {J.shape} for one fit, expected {(m, n)}: the points "
+                "of one fit, then the params."
+            )
+        return J
+
+    with written_for_jax(NAME):
+        found = recorded(jacobian, numbers, at) if runs_now((x0, shared, own)) else None
+        if found is None:
+            jax.eval_shape(jacobian, numbers, at)
+    return jacobian if found is None else found
+
+
 def _check_value(value: Any, shape: tuple[int, ...]) -> None:
     if not hasattr(value, "shape") or jnp.issubdtype(value.dtype, jnp.complexfloating):
         raise TypeError(f"{NAME}: f returned {value!r}, expected a real array like y[0].")
@@ -59,13 +94,28 @@ def _check_value(value: Any, shape: tuple[int, ...]) -> None:
         )
 
 
-def residual(predict: Predict, x: Params, points: Points) -> jax.Array:
+def residual(predict: Predict | Recorded, x: Params, points: Points) -> jax.Array:
     """The residuals of one fit, laid end to end."""
     assert points.y is not None
     dtype = x[0].dtype
     r = jnp.asarray(predict(x, points.x)).astype(dtype) - points.y.astype(dtype)
+    return jnp.ravel(_counted(r, points))
+
+
+def jacobian_columns(
+    jacobian: Jacobian | Recorded, x: Params, points: Points
+) -> tuple[jax.Array, ...]:
+    """The columns of the Jacobian of one fit's residuals, each `[m]`."""
+    assert points.y is not None
+    J = jacobian(x, points.x).astype(x[0].dtype)
+    columns = [J[:, j].reshape(points.y.shape) for j in range(len(x))]
+    return tuple(jnp.ravel(_counted(column, points)) for column in columns)
+
+
+def _counted(r: jax.Array, points: Points) -> jax.Array:
+    """In units of the standard deviations; zero where there is no point."""
     if points.sigma is not None:
-        r = r / points.sigma.astype(dtype)
+        r = r / points.sigma.astype(r.dtype)
     if points.mask is not None:
         r = jnp.where(points.mask, r, jnp.zeros_like(r))
-    return jnp.ravel(r)
+    return r

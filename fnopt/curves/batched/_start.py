@@ -8,9 +8,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from fnopt.core import compute_dtype, is_inexact, leaves_with_names, shown
+from fnopt.curves._curve_start import checked_bounds
 from fnopt.curves.batched._data import NAME
+from fnopt.residuals import Box, spread
 
 
 class Layout(NamedTuple):
@@ -73,26 +76,91 @@ def checked_start(p0: Any, x: Any, y: jax.Array) -> tuple[jax.Array, Layout]:
     return x0, Layout(unpacked=True)
 
 
-def _columns_of(p0: jax.Array, fits: int) -> list[jax.Array]:
+def _columns_of(p0: jax.Array, fits: int, what: str = "p0") -> list[jax.Array]:
     if p0.ndim == 2 and p0.shape[0] != fits:
         raise ValueError(
-            f"{NAME}: p0 has shape {p0.shape}, expected [n] for one start of all fits or "
+            f"{NAME}: {what} has shape {p0.shape}, expected [n], the same for all fits, or "
             f"({fits}, n) for each its own."
         )
     return [p0[..., i] for i in range(p0.shape[-1])]
+
+
+def checked_box(bounds: Any, p0: Any, x0: jax.Array, layout: Layout) -> Box | None:
+    """Lays bounds beside the starting params; None where they bound nothing.
+
+    Args:
+        bounds: `(lower, upper)`, as a user says it: each a number, or like `p0`.
+        p0: Where to start, as a user says it.
+        x0: The same in rows, of shape `[fits, n]`.
+        layout: How a row makes up one fit's params.
+
+    Returns:
+        Bounds of shape `[fits, n]`.
+    """
+    pair = checked_bounds(bounds)
+    if pair is None:
+        return None
+    box = Box(*(_side(side, p0, x0, layout) for side in pair))
+    if not any(isinstance(a, Tracer) for a in (*box, x0)):
+        _check_box(np.asarray(box.lower), np.asarray(box.upper), np.asarray(x0))
+    return box
+
+
+def _side(side: Any, p0: Any, x0: jax.Array, layout: Layout) -> jax.Array:
+    fits, n = x0.shape
+    if _is_number(side):
+        return jnp.full(x0.shape, side, x0.dtype)
+    if not layout.unpacked:
+        parts = spread(side, p0, "bounds")
+        leaves = [
+            jnp.broadcast_to(jnp.asarray(part, x0.dtype), (fits, *shape.shape)).reshape(
+                fits, shape.size
+            )
+            for part, shape in zip(parts, jax.tree.leaves(layout.shapes), strict=True)
+        ]
+        return jnp.concatenate(leaves, axis=1)
+    if _is_array(side) and jnp.ndim(side) in (1, 2):
+        columns = _columns_of(jnp.asarray(side), fits, "bounds")
+    elif isinstance(side, (list, tuple)):
+        columns = [_per_fit(str(i), p, fits, "bounds") for i, p in enumerate(side)]
+    else:
+        columns = []
+    if len(columns) != n:
+        raise ValueError(
+            f"{NAME}: bounds = {side!r} of {n} params, expected a number, or one for each param: "
+            f"an array of shape [{n}] or [fits, {n}], or a sequence."
+        )
+    return jnp.stack([jnp.broadcast_to(jnp.asarray(c, x0.dtype), fits) for c in columns], axis=1)
+
+
+def _is_number(side: Any) -> bool:
+    return isinstance(side, (int, float)) or (_is_array(side) and jnp.ndim(side) == 0)
+
+
+def _check_box(lower: np.ndarray, upper: np.ndarray, x0: np.ndarray) -> None:
+    for bad, words in (
+        (~(lower < upper), "the bounds leave no room: expected lower < upper"),
+        ((x0 < lower) | (x0 > upper), "p0 is outside its bounds: start inside them"),
+    ):
+        if np.any(bad):
+            fit, param = (int(i[0]) for i in np.nonzero(bad))
+            raise ValueError(
+                f"{NAME}: {words}. Param {param} of fit {fit} starts at {x0[fit, param]} within "
+                f"[{lower[fit, param]}, {upper[fit, param]}]."
+            )
 
 
 def _is_array(p: Any) -> bool:
     return isinstance(p, (jax.Array, np.ndarray))
 
 
-def _per_fit(path: str, leaf: Any, fits: int) -> Any:
+def _per_fit(path: str, leaf: Any, fits: int, what: str = "p0") -> Any:
     leaf = jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf  # in JAX's dtypes
     if isinstance(leaf, (int, float)) or jnp.ndim(leaf) == 0 or leaf.shape[0] == fits:
         return leaf
     raise ValueError(
-        f"{NAME}: p0: {shown(path)} has shape {jnp.shape(leaf)}, expected a scalar for one start "
-        f"of all fits, or a leading axis of length {fits} for each its own."
+        f"{NAME}: {what}: {shown(path)} has shape {jnp.shape(leaf)}, expected a scalar for all "
+        f"fits alike, or a leading axis of length {fits} for each its own."
     )
 
 

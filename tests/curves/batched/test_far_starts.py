@@ -36,16 +36,26 @@ def test_a_decay_time_that_starts_far_too_long_is_found(fits, which):
 
 
 def test_a_limit_at_infinity_is_no_solution(monkeypatch):
-    monkeypatch.setattr("fnopt.curves.batched._queue._RETRIES", 0)
     y = (3 * np.exp(-X / 2) + NOISE).astype(np.float32)
+    starts = np.asarray([1e3, 1], np.float32)
+    monkeypatch.setattr("fnopt.curves.batched._retries._DAMPING", ())
 
     def model(x, a, b):  # a function of its own: nothing that is compiled fits
         return decay(x, a, b)
 
-    fit = curve_fit_batch(model, X, np.stack([y, y]), (1.0, np.asarray([1e3, 1], np.float32)))
-    assert abs(fit.params[0, 1]) > 1e6  # thrown away by the first step
+    fit = curve_fit_batch(model, X, np.stack([y, y]), (1.0, starts))
+    assert abs(fit.params[0, 1]) > 1e4  # steps go outward, behind infinity
     assert fit.converged.tolist() == [False, True]
-    assert fit.status.tolist()[0] == Status.STALLED
+
+
+def test_a_param_that_loses_its_effect_is_no_solution(fits):
+    # A growing exponential is steep in its rate, until its height has shrunk to nothing.
+    y = np.tile((3 * np.exp(-X / 2) + NOISE).astype(np.float32), (7, 1))
+    starts = np.asarray([1, 1, 1, 1, 1, 1, -0.3264982], np.float32)
+    heights = np.asarray([1, 1, 1, 1, 1, 1, 5.127832], np.float32)
+    fit = curve_fit_batch(decay, X, y, (heights, starts))
+    assert fit.converged.tolist() == [True] * 6 + [False]
+    assert int(fit.status[6]) in {Status.NO_EFFECT, Status.STALLED}
 
 
 def test_no_fits_at_all():

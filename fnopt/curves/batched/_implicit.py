@@ -1,0 +1,172 @@
+"""Derivatives of many solutions, which don't look at how they were found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fnopt.core import is_inexact
+from fnopt.curves.batched._data import Points, joined
+from fnopt.curves.batched._progress import Progress, columns, inverse_and_rank
+from fnopt.curves.batched._task import Sums, Task
+from fnopt.programs import opened
+from fnopt.residuals import Box, minimum_tangent, pushed, value_and_slope
+
+
+class Batch(NamedTuple):
+    """All that the solutions of a batch depend on, but for where they start."""
+
+    losses: Any
+    consts: Any  # what the functions close over
+    shared: Points
+    own: Points
+    box: Box | None
+
+
+def implicitly(
+    iterate: Callable[[Sums, jax.Array, Batch, Any], Progress],
+    task: Task,
+    x0: jax.Array,
+    shared: Points,
+    own: Points,
+    box: Box | None,
+    settings: Any,
+    chunk: int,
+) -> Progress:
+    """Runs fits whose results are differentiated as the minima that they are.
+
+    Params, sums of squares and covariances have derivatives with respect to data, bounds, scales
+    of losses, and what the model closes over. Where they start has none. What isn't finite has a
+    derivative of zero.
+
+    Args:
+        iterate: `iterate(sums, x0, batch, settings)` returns where the fits end.
+        task: The functions of a fit.
+        x0: Where to start.
+        shared: The data that all fits share.
+        own: Those of each.
+        box: The bounds.
+        settings: A tree of arrays that isn't differentiated.
+        chunk: How many fits are looked at at once.
+    """
+    rebuilt, consts = _opened(task, x0, shared, own)
+
+    def sums_of(batch: Batch) -> Sums:
+        return Sums(rebuilt(batch.losses, batch.consts), batch.shared)
+
+    @jax.custom_jvp
+    def run(x0: jax.Array, batch: Batch, settings: Any) -> Progress:
+        return iterate(sums_of(batch), x0, batch, settings)
+
+    @run.defjvp
+    def rule(primals: Any, tangents: Any) -> tuple[Progress, Progress]:
+        end = run(*primals)
+        return end, _tangent(sums_of, end, primals[1], tangents[1], chunk)
+
+    return run(x0, Batch(task.losses, consts, shared, own, box), settings)
+
+
+def _opened(
+    task: Task, x0: jax.Array, shared: Points, own: Points
+) -> tuple[Callable[[Any, Any], Task], Any]:
+    """The task as a function of what its functions close over, and that."""
+    one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), own)
+    numbers = (jax.ShapeDtypeStruct((), x0.dtype),) * x0.shape[1]
+    at = joined(shared, one).x
+    predict, consts = opened(task.predict, numbers, at)
+    given = task.jacobian
+    jacobian, more = (None, []) if given is None else opened(given, numbers, at)
+
+    def rebuilt(losses: Any, consts: Any) -> Task:
+        first, second = consts
+        derivative = None if jacobian is None else _with(jacobian, second)
+        return Task(_with(predict, first), derivative, losses)
+
+    return rebuilt, (consts, more)
+
+
+def _with(fn: Callable[..., Any], more: Any) -> Callable[..., Any]:
+    return lambda x, at: fn(x, at, *more)
+
+
+class _Apart(NamedTuple):
+    """A tree, its leaves that can be differentiated apart from the others."""
+
+    moving: list[jax.Array]
+    still: list[jax.Array]
+    rebuilt: Callable[[Any, Any], Any]
+
+
+def _apart(tree: Any) -> _Apart:
+    leaves, treedef = jax.tree.flatten(tree)
+    moves = [is_inexact(leaf) for leaf in leaves]
+
+    def rebuilt(moving: Any, still: Any) -> Any:
+        first, second = iter(moving), iter(still)
+        return jax.tree.unflatten(treedef, [next(first if m else second) for m in moves])
+
+    moving = [leaf for leaf, m in zip(leaves, moves, strict=True) if m]
+    return _Apart(moving, [leaf for leaf, m in zip(leaves, moves, strict=True) if not m], rebuilt)
+
+
+def _changes(tangent: Any) -> list[jax.Array]:
+    """The leaves of a tangent whose primals can be differentiated."""
+    return [leaf for leaf in jax.tree.leaves(tangent) if leaf.dtype != jax.dtypes.float0]
+
+
+def _tangent(
+    sums_of: Callable[[Batch], Sums], end: Progress, batch: Batch, change: Batch, chunk: int
+) -> Progress:
+    # A fit that isn't finite looks at one that is: zero times what it has would not be zero.
+    good = jnp.isfinite(end.square)
+    index = jnp.where(good, jnp.arange(good.size), jnp.argmax(good))
+    common = _apart((batch.losses, batch.consts, batch.shared))
+    rows = _apart((batch.own, batch.box))
+    d_common = _changes((change.losses, change.consts, change.shared))
+
+    def one(fit: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+        x, moving, still, d_moving = fit
+
+        def batch_at(data: Any) -> tuple[Sums, Points, Box | None]:
+            losses, consts, shared = common.rebuilt(data[0], common.still)
+            own, box = rows.rebuilt(data[1], still)
+            return sums_of(Batch(losses, consts, shared, own, box)), own, box
+
+        def cost(x: jax.Array, data: Any) -> jax.Array:
+            sums, own, _ = batch_at(data)
+            return sums.task.cost(tuple(x), joined(sums.shared, own))
+
+        def summary(x: jax.Array, data: Any) -> tuple[jax.Array, jax.Array]:
+            sums, own, _ = batch_at(data)
+            found = sums.at_end(columns(x[None]), jax.tree.map(lambda a: a[..., None], own))
+            return found.square[0], inverse_and_rank(found.A)[0][0]
+
+        data, d_data = (common.moving, moving), (d_common, d_moving)
+        held = None
+        box = batch_at(data)[2]
+        if box is not None:
+            d_box = rows.rebuilt(d_moving, still)[1]
+            mask = box.held(x, value_and_slope(lambda x: cost(x, data), x)[1])
+            held = mask, jnp.where(x <= box.lower, d_box.lower, d_box.upper)
+        dx = minimum_tangent(cost, x, data, d_data, held)
+        return dx, *pushed(summary, (x, data), (dx, d_data))[1]
+
+    d_rows = _changes((change.own, change.box))
+    fits = jax.tree.map(lambda a: a[index], (end.x, rows.moving, rows.still, d_rows))
+    found = lax.map(one, fits, batch_size=chunk)
+    dx, square, inverse = (
+        jnp.where(good.reshape(-1, *[1] * (a.ndim - 1)), a, jnp.zeros_like(a)) for a in found
+    )
+    none = jax.tree.map(_no_change, end)
+    return none._replace(x=dx, square=square, inverse=inverse)
+
+
+def _no_change(leaf: jax.Array) -> Any:
+    if is_inexact(leaf):
+        return jnp.zeros_like(leaf)
+    return np.zeros(leaf.shape, jax.dtypes.float0)

@@ -1,0 +1,114 @@
+"""What is known of all problems, between their turns in the lanes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import Status
+from fnopt.curves.batched._lanes import Lanes, Params, Tolerances
+from fnopt.linear import (
+    NormalEquations,
+    Rows,
+    jacobi_scale,
+    scaled,
+    unrolled_cholesky,
+    unrolled_inverse,
+    unrolled_rank,
+)
+
+
+class Progress(NamedTuple):
+    """What is known of all problems; the first axis is theirs."""
+
+    x: jax.Array  # [fits, n]
+    square: jax.Array  # [fits], the sum of squares
+    inverse: jax.Array  # [fits, n, n], (J^T J)^-1
+    rank: jax.Array  # int32[fits]
+    lam: jax.Array  # [fits]
+    growth: jax.Array  # [fits]
+    steps: jax.Array  # int32[fits]
+    status: jax.Array  # int32[fits]
+    peak: jax.Array  # [fits, n], the squares of the largest columns so far
+
+
+def empty(x0: jax.Array, tol: Tolerances) -> Progress:
+    """Problems at their starts, of shape `[fits, n]`."""
+    fits, n = x0.shape
+    dtype = x0.dtype
+    count = jnp.zeros(fits, jnp.int32)
+    return Progress(
+        x=x0,
+        square=jnp.full(fits, jnp.inf, dtype),
+        inverse=jnp.zeros((fits, n, n), dtype),
+        rank=count,
+        lam=jnp.broadcast_to(tol.damping, fits),
+        growth=jnp.full(fits, 2, dtype),
+        steps=count,
+        status=jnp.full(fits, Status.RUNNING.value, jnp.int32),
+        peak=jnp.zeros((fits, n), dtype),
+    )
+
+
+def take(a: jax.Array, index: jax.Array) -> jax.Array:
+    """Rows; any for an index that is out of range."""
+    return a.at[index].get(mode="clip")
+
+
+def load(progress: Progress, index: jax.Array) -> Lanes:
+    """Puts problems into lanes; a lane without one is done from the start."""
+    fits = progress.x.shape[0]
+    params = columns(take(progress.x, index))
+    unknown = jnp.full(index.shape, jnp.inf, progress.x.dtype)
+    status = take(progress.status, index)
+    n = len(params)
+    return Lanes(
+        x=params,
+        trial=params,
+        sums=NormalEquations(
+            unknown, (unknown,) * n, tuple((unknown,) * (i + 1) for i in range(n))
+        ),
+        lam=take(progress.lam, index),
+        growth=take(progress.growth, index),
+        steps=take(progress.steps, index),
+        status=jnp.where(index < fits, status, Status.MAX_STEPS.array),
+        fresh=jnp.ones(index.shape, bool),
+        peak=columns(take(progress.peak, index)),
+    )
+
+
+def store(progress: Progress, lanes: Lanes, index: jax.Array) -> Progress:
+    """The progress with what is known of some problems."""
+    # A lane that is not done is evaluated again when it is next loaded.
+    inverse, rank = inverse_and_rank(lanes.sums.A)
+    new = Progress(
+        x=jnp.stack(lanes.x, axis=-1),
+        square=lanes.sums.square,
+        inverse=inverse,
+        rank=rank,
+        lam=lanes.lam,
+        growth=lanes.growth,
+        steps=lanes.steps,
+        status=lanes.status,
+        peak=jnp.stack(lanes.peak, axis=-1),
+    )
+    return jax.tree.map(lambda all_, some: all_.at[index].set(some, mode="drop"), progress, new)
+
+
+def inverse_and_rank(A: Rows) -> tuple[jax.Array, jax.Array]:
+    """The inverses, of shape `[lanes, n, n]`, and how many pivots there are."""
+    s = jacobi_scale(A)
+    dtype = A[0][0].dtype
+    n = len(s)
+    least = 8 * n * float(jnp.finfo(dtype).eps)
+    factor = unrolled_cholesky(scaled(A, s), jnp.zeros_like(A[0][0]), least)
+    lower = scaled(unrolled_inverse(factor), s)
+    full = [lower[max(i, j)][min(i, j)] for i in range(n) for j in range(n)]
+    return jnp.stack(full, axis=-1).reshape(-1, n, n), unrolled_rank(factor)
+
+
+def columns(a: jax.Array) -> Params:
+    """A matrix of shape `[lanes, n]` column by column."""
+    return tuple(a[:, i] for i in range(a.shape[1]))

@@ -1,0 +1,104 @@
+"""Tries of the problems that fail: from their starts again, otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fnopt.core import Status, is_converged
+from fnopt.curves.batched._lanes import Tolerances, is_running
+from fnopt.curves.batched._metric import LEASH
+from fnopt.curves.batched._progress import Progress, empty
+
+_DAMPING = (1e2, 1e4, 1.0)  # of the tries after the first
+_FIRST, _FEW, _NEXT = 0.15, 30, 0.12  # steps: of the first try, at least, and of those after it
+
+
+class _Best(NamedTuple):
+    """The best ends of all tries so far."""
+
+    number: jax.Array  # int32, of tries
+    progress: Progress
+
+
+def with_retries(
+    run: Callable[[Progress, Tolerances, jax.Array], Progress],
+    x0: jax.Array,
+    tol: Tolerances,
+    max_steps: int,
+) -> Progress:
+    """Runs problems until all have a status, and those that fail again.
+
+    The first try has the metric of :func:`fnopt.least_squares` and little damping. Steps that
+    throw a param to where it has no effect are the usual reason why it fails, and steps that
+    creep along behind a limit at infinity another. So the next begin at the start again with more
+    and more damping, by the columns alone; a problem that is unfinished after all of them goes on
+    from its best end.
+
+    Args:
+        run: `run(progress, tol, most)` steps all problems that run to an end, or `most` steps.
+        x0: Where to start, of shape `[fits, n]`.
+        tol: The tolerances.
+        max_steps: The most steps of a problem, in all tries together.
+    """
+    first = max(_FIRST * max_steps, _FEW)
+    last = len(_DAMPING) + 1
+    limits = [min(int(first + k * _NEXT * max_steps), max_steps) for k in range(last)]
+    limits.append(max_steps)
+    damping = jnp.asarray([0.0, *_DAMPING, 0.0], x0.dtype)
+
+    def attempt(best: _Best) -> _Best:
+        number, before = best
+        again = _failed(before, number, last, max_steps)
+        own = (number == 0) | (number == last)
+        now = _restarted(before, x0, again, damping[number], number == last)
+        leash = jnp.where(own, jnp.asarray(LEASH, x0.dtype), jnp.zeros((), x0.dtype))
+        now = run(now, tol._replace(leash=leash), jnp.asarray(limits, jnp.int32)[number])
+        return _Best(number + jnp.ones((), jnp.int32), _better(before, now, again))
+
+    def unfinished(best: _Best) -> jax.Array:
+        return (best.number <= last) & jnp.any(_failed(best.progress, best.number, last, max_steps))
+
+    begun = _Best(jnp.zeros((), jnp.int32), empty(x0, tol))
+    return lax.while_loop(unfinished, attempt, begun).progress
+
+
+def _failed(progress: Progress, number: jax.Array, last: int, max_steps: int) -> jax.Array:
+    """Which problems have another try: those not begun, and those that other steps may solve."""
+    status = progress.status
+    unfinished = status == Status.MAX_STEPS.value
+    lost = status == Status.STALLED.value
+    lost |= (status == Status.NONFINITE_STEP.value) | (status == Status.NO_EFFECT.value)
+    lost &= number < last
+    return is_running(status) | ((lost | unfinished) & (progress.steps < max_steps))
+
+
+def _restarted(
+    best: Progress, x0: jax.Array, again: jax.Array, damping: jax.Array, goes_on: jax.Array
+) -> Progress:
+    """Problems at their start again, with more damping, or where they were."""
+    lam = jnp.where(damping > 0, damping, best.lam)
+    x = jnp.where(goes_on, best.x, x0)
+    return best._replace(
+        x=jnp.where(again[:, None], x, best.x),
+        lam=jnp.where(again, lam, best.lam),
+        growth=jnp.where(again, jnp.full_like(best.growth, 2), best.growth),
+        status=jnp.where(again, Status.RUNNING.array, best.status),
+        peak=jnp.where(again[:, None], jnp.zeros_like(best.peak), best.peak),
+    )
+
+
+def _better(best: Progress, now: Progress, again: jax.Array) -> Progress:
+    """The better end of each problem, with the steps of all tries."""
+    solved, before = is_converged(now.status), is_converged(best.status)
+    lower = (now.square <= best.square) | ~jnp.isfinite(best.square)
+    taken = again & ((solved & ~before) | ((solved == before) & lower))
+
+    def choose(new: jax.Array, old: jax.Array) -> jax.Array:
+        return jnp.where(taken.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+
+    return jax.tree.map(choose, now, best)._replace(steps=now.steps)

@@ -1,0 +1,80 @@
+"""What is minimised in every fit of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from fnopt.core import matmul
+from fnopt.curves.batched._data import Points, joined
+from fnopt.curves.batched._lanes import Params
+from fnopt.curves.batched._model import Jacobian, Predict, jacobian_columns, residual
+from fnopt.linear import NormalEquations, normal_equations
+from fnopt.programs import Recorded, is_data
+from fnopt.residuals import RobustCost, linearise_lanes
+
+
+class Task(NamedTuple):
+    """The functions of one fit, and what its residuals cost."""
+
+    predict: Predict | Recorded
+    jacobian: Jacobian | Recorded | None
+    losses: RobustCost | None
+
+    @property
+    def is_value(self) -> bool:
+        """Whether it is a tree of arrays, and does what its structure says."""
+        functions = [fn for fn in (self.predict, self.jacobian) if fn is not None]
+        return all(isinstance(fn, Recorded) for fn in functions) and is_data(self.losses)
+
+    def residual(self, x: Params, points: Points) -> jax.Array:
+        """The residuals of one fit, `[m]`."""
+        return residual(self.predict, x, points)
+
+    def cost(self, x: Params, points: Points) -> jax.Array:
+        """The cost of one fit."""
+        r = self.residual(x, points)
+        return matmul(r, r) / 2 if self.losses is None else self.losses.cost(r)
+
+
+class Sums(NamedTuple):
+    """The sums over the points of many fits."""
+
+    task: Task
+    shared: Points
+
+    def __call__(self, x: Params, data: Points) -> NormalEquations:
+        """Those that a step needs."""
+        columns, r = self._linearised(x, data)
+        losses = self.task.losses
+        if losses is None:
+            return normal_equations(columns, r)
+        a, b = losses.corrections(r)
+        sums = normal_equations([b * c for c in columns], a * r)
+        return sums._replace(square=2 * jax.vmap(losses.cost, in_axes=-1)(r))
+
+    def at_end(self, x: Params, data: Points) -> NormalEquations:
+        """Those of the covariance: without the floor under the curvature of a loss."""
+        columns, r = self._linearised(x, data)
+        losses = self.task.losses
+        if losses is None:
+            return normal_equations(columns, r)
+        b = losses.corrections(r, floor=0.0)[1]
+        sums = normal_equations([b * c for c in columns], r)
+        return sums._replace(square=2 * jax.vmap(losses.cost, in_axes=-1)(r))
+
+    def _linearised(self, x: Params, data: Points) -> tuple[list[jax.Array], jax.Array]:
+        def lanes(fn: Callable[..., Any]) -> Any:
+            return jax.vmap(fn, in_axes=-1, out_axes=-1)(x, data)
+
+        def one(x: Params, own: Points) -> jax.Array:
+            return self.task.residual(x, joined(self.shared, own))
+
+        if self.task.jacobian is None:
+            return linearise_lanes(one, x, data)
+        given = self.task.jacobian
+        return list(
+            lanes(lambda x, own: jacobian_columns(given, x, joined(self.shared, own)))
+        ), lanes(one)

@@ -1,0 +1,151 @@
+"""Bounds, robust losses, Jacobians and derivatives, against curve_fit one by one."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fnopt
+from fnopt.core import Status
+from fnopt.curves.batched import curve_fit_batch
+from fnopt.curves.batched._start import checked_box, checked_start
+
+T = np.linspace(0.0, 3.0, 12)
+RNG = np.random.default_rng(0)
+TRUE = np.asarray([[2.0, 0.7, 0.3], [3.0, 1.4, -0.2], [1.0, 0.4, 0.5]])
+Y = np.stack([a * np.exp(-b * T) + c for a, b, c in TRUE]) + 0.02 * RNG.standard_normal((3, 12))
+Y[:, 5] += 0.3  # a wild datum each
+SIGMA = RNG.uniform(0.5, 2.0, (3, 12))
+P0 = np.asarray([1.0, 1.0, 0.0])
+BOUNDS = (np.asarray([0.0, 0.0, -0.1]), np.asarray([2.5, 1.0, 0.4]))
+
+
+def decay(t, a, b, c):
+    return a * jnp.exp(-b * t) + c
+
+
+def derivative(t, a, b, c):
+    e = jnp.exp(-b * t)
+    return jnp.stack([e, -a * t * e, jnp.ones_like(t)], axis=-1)
+
+
+OPTIONS = {
+    "bounds": {"bounds": BOUNDS},
+    "all": {"bounds": BOUNDS, "loss": "soft_l1", "f_scale": 0.1, "jac": derivative},
+}
+
+
+@functools.cache
+def fits(name):
+    """The batch, and curve_fit's params and covariances one by one."""
+    options = OPTIONS[name]
+    batch = curve_fit_batch(decay, T, Y, P0, SIGMA, **options)
+    alone = [
+        fnopt.curve_fit(decay, T, y, P0, s, full_output=True, **options)
+        for y, s in zip(Y, SIGMA, strict=True)
+    ]
+    return batch, alone
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_agrees_with_curve_fit_one_by_one(x64, name):
+    batch, alone = fits(name)
+    assert np.all(batch.converged), batch.message
+    for k, (popt, pcov, info, *_) in enumerate(alone):
+        np.testing.assert_allclose(batch.params[k], popt, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(batch.cost[k], info["solution"].cost, rtol=1e-9)
+        np.testing.assert_allclose(batch.covariance[k], pcov, rtol=1e-3, atol=1e-9)
+
+
+def test_params_on_a_bound_are_exactly_there(x64):
+    batch, _ = fits("bounds")
+    x, (lower, upper) = np.asarray(batch.params), BOUNDS
+    assert np.all((x >= lower) & (x <= upper))
+    assert np.any(x == upper)
+    assert np.any(x == lower)
+
+
+def test_spellings_of_bounds(x64):
+    upper = np.asarray([2.5, 2.4, 2.6])
+    lower_rows, upper_rows = np.tile([0.0, 0.0, -0.1], (3, 1)), np.tile([0.0, 1.0, 0.4], (3, 1))
+    upper_rows[:, 0] = upper
+    rows = curve_fit_batch(decay, T, Y, P0, SIGMA, bounds=(lower_rows, upper_rows))
+    by_param = curve_fit_batch(
+        decay, T, Y, (1.0, 1.0, 0.0), SIGMA, bounds=((0, 0, -0.1), (upper, 1.0, 0.4))
+    )
+    np.testing.assert_array_equal(by_param.params, rows.params)
+    assert np.all(rows.params[:, 0] <= upper)
+    tree = {"a": 1.0, "b": 1.0, "c": 0.0}
+    x0, layout = checked_start(tree, jnp.asarray(T), jnp.asarray(Y))
+    sides = {"a": 0.0, "b": 0.0, "c": -0.1}, {"a": upper, "b": 1.0, "c": 0.4}
+    box = checked_box(sides, tree, x0, layout)
+    np.testing.assert_array_equal(box.lower, lower_rows)
+    np.testing.assert_array_equal(box.upper, upper_rows)
+    assert checked_box((-np.inf, np.inf), tree, x0, layout) is None
+
+
+def test_a_wrong_jacobian_is_called_so(x64):
+    batch = curve_fit_batch(decay, T, Y, P0, jac=lambda t, *p: -derivative(t, *p))
+    assert batch.status.tolist() == [Status.WRONG_JACOBIAN] * 3
+
+
+def test_curve_fit_hands_its_options_on(x64):
+    popt, pcov, info, *_ = fnopt.curve_fit(
+        decay, T, Y, P0, SIGMA, batch=True, full_output=True, maxfev=201, **OPTIONS["all"]
+    )
+    batch, _ = fits("all")
+    np.testing.assert_array_equal(popt, batch.params)
+    np.testing.assert_array_equal(pcov, batch.covariance)
+    assert bool(jnp.all(info["solution"].converged))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"bounds": (0.5, 2.0)}, ValueError, "Param 2 of fit 0 starts at 0"),
+        ({"bounds": (3.0, 2.0)}, ValueError, "expected lower < upper"),
+        ({"bounds": ([0, 0], 9.0)}, ValueError, "of 3 params"),
+        ({"jac": lambda t, *p: derivative(t, *p).T}, ValueError, r"expected \(12, 3\)"),
+        ({"loss": "tukeys"}, ValueError, "expected one of"),
+    ],
+)
+def test_wrong_options_are_named(change, error, words):
+    with pytest.raises(error, match=words):
+        curve_fit_batch(decay, T, Y, P0, **change)
+
+
+def test_derivatives_are_those_of_the_minima(x64):
+    # A fit that fails has none, and spoils none of what the fits share.
+    y, sigma = jnp.asarray(Y[[0, 1, 1, 2]]).at[2, 0].set(jnp.nan), jnp.asarray(SIGMA[[0, 1, 1, 2]])
+
+    def value(y, sigma, top, scale, speed):
+        def model(t, a, b, c):
+            return decay(speed * t, a, b, c)
+
+        fit = curve_fit_batch(
+            model,
+            T,
+            y,
+            P0,
+            sigma,
+            bounds=(-9.0, jnp.stack([top, 9.0 + 0 * top, 9.0 + 0 * top])),
+            loss=fnopt.residuals.soft_l1(scale=scale),
+            ftol=1e-15,
+        )
+        good = fit.converged
+        x = jnp.where(good[:, None], fit.params, 0.0)
+        C = jnp.where(good[:, None, None], fit.covariance, 0.0)
+        return jnp.sum(jnp.sin(x)) + jnp.sum(fit.cost, where=good) + jnp.sum(100 * C)
+
+    run = jax.jit(jax.value_and_grad(value, argnums=(0, 1, 2, 3, 4)))
+    at = y, sigma, jnp.asarray(2.5), jnp.asarray(0.1), jnp.asarray(1.0)
+    rng = np.random.default_rng(1)
+    step = [jnp.asarray(1e-4 * rng.standard_normal(a.shape)) for a in at]
+    ends = [run(*(a + k * d for a, d in zip(at, step, strict=True)))[0] for k in (-1, 1)]
+    _, slopes = run(*at)
+    change = sum(float(jnp.sum(g * d)) for g, d in zip(slopes, step, strict=True))
+    assert abs(change) > 1e-5
+    np.testing.assert_allclose(change, (ends[1] - ends[0]) / 2, rtol=1e-4)
+    assert all(bool(jnp.all(jnp.isfinite(slope))) for slope in slopes)

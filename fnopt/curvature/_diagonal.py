@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import HIGHEST, check_count, check_key, compute_dtype, is_inexact
+from fnopt.core import (
+    HIGHEST,
+    check_count,
+    check_key,
+    compute_dtype,
+    gathered,
+    is_inexact,
+    varying_like,
+)
 from fnopt.curvature._bound import bind
 from fnopt.curvature._products import hvp
 from fnopt.curvature._sums import checked_options, over_examples
@@ -65,6 +74,7 @@ def hessian_diagonal(
     samples: int = 32,
     reduction: str = "mean",
     chunk_size: int | None = None,
+    axis_name: Any = None,
 ) -> Callable[..., Estimate]:
     r"""The diagonal of the Hessian by Hutchinson's estimator, with its variance.
 
@@ -78,6 +88,9 @@ def hessian_diagonal(
         samples: How many probes; each costs a product.
         reduction: `'mean'` or `'sum'` over the examples.
         chunk_size: How many examples to differentiate at once; `None` for all.
+        axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis that the batch
+            is divided over, or several: sums run over all of its devices, and the result is the
+            same on all. `None` for the examples of this call.
 
     Returns:
         A function `(params, key, batch=None)` -> an `Estimate` of trees like the params, float32
@@ -99,7 +112,7 @@ def hessian_diagonal(
         matrix".
     """
     check_count(samples, "samples", "hessian_diagonal")
-    product = hvp(fn, reduction=reduction, chunk_size=chunk_size)
+    product = hvp(fn, reduction=reduction, chunk_size=chunk_size, axis_name=axis_name)
 
     def diagonal(params: Any, key: Any, batch: Any = None) -> Estimate:
         def probe(key: jax.Array) -> Any:
@@ -167,6 +180,7 @@ def ggn_diagonal(
     *,
     reduction: str = "mean",
     chunk_size: int | None = None,
+    axis_name: Any = None,
 ) -> Callable[[Any, Any], Any]:
     r"""The exact diagonal of the generalized Gauss-Newton matrix.
 
@@ -180,6 +194,9 @@ def ggn_diagonal(
         loss_fn: `loss(outputs, example) -> scalar`.
         reduction: `'mean'` or `'sum'` over the examples.
         chunk_size: How many examples to differentiate at once; `None` for all.
+        axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis that the batch
+            is divided over, or several: sums run over all of its devices, and the result is the
+            same on all. `None` for the examples of this call.
 
     Returns:
         A function `(params, batch)` -> a tree like the params.
@@ -204,16 +221,19 @@ def ggn_diagonal(
     def diagonal(params: Any, batch: Any) -> Any:
         bound, laid = bind(model_fn, params, batch, "ggn_diagonal")
 
-        def one(example: Any) -> Any:
-            f, pull, _ = jax.vjp(lambda p: bound.loss(p, example), params, has_aux=True)
+        def one(params: Any, example: Any) -> Any:
+            f, pull = jax.vjp(lambda p: gathered(bound.loss(p, example)[0]), params)
             curvature = jax.hessian(lambda f: loss_fn(laid.unflatten(f), example))(f)
-            rows = jax.vmap(lambda e: pull(e)[0])(jnp.eye(laid.size, dtype=f.dtype))
+            rows = jax.vmap(lambda e: pull(e)[0])(
+                varying_like(jnp.eye(laid.size, dtype=f.dtype), f)
+            )
             return jax.tree.map(lambda J: _quadratic(J, curvature), rows)
 
-        def total(chunk: Any) -> Any:
-            return jax.tree.map(lambda x: jnp.sum(x, 0), jax.vmap(one)(chunk))
+        def total(params: Any, chunk: Any) -> Any:
+            rows = jax.vmap(functools.partial(one, params))(chunk)
+            return jax.tree.map(lambda x: jnp.sum(x, 0), rows)
 
-        return over_examples(total, params, batch, reduction, chunk_size, "ggn_diagonal")
+        return over_examples(total, params, batch, reduction, chunk_size, "ggn_diagonal", axis_name)
 
     return diagonal
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import HIGHEST, compute_dtype, matmul
+from fnopt.core import HIGHEST, compute_dtype, matmul, varying_like
 from fnopt.gradients import BoundLoss
 
 
@@ -67,6 +67,6 @@ def form_rows(bound: BoundLoss, batch: Any) -> FormedRows:
 
     def one(example: Any) -> tuple[jax.Array, Any]:
         r, pull, _ = jax.vjp(lambda p: bound.loss(p, example), bound.params, has_aux=True)
-        return r, jax.vmap(lambda e: pull(e)[0])(jnp.eye(r.size, dtype=r.dtype))
+        return r, jax.vmap(lambda e: pull(e)[0])(varying_like(jnp.eye(r.size, dtype=r.dtype), r))
 
     return FormedRows(*jax.vmap(one)(batch))

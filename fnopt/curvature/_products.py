@@ -8,12 +8,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import cast_like
+from fnopt.core import cast_like, varying_like
 from fnopt.curvature._sums import check_direction, checked_options, over_examples
 
 
 def hvp(
-    fn: Callable[..., jax.Array], *, reduction: str = "mean", chunk_size: int | None = None
+    fn: Callable[..., jax.Array],
+    *,
+    reduction: str = "mean",
+    chunk_size: int | None = None,
+    axis_name: Any = None,
 ) -> Callable[..., Any]:
     r"""The Hessian-vector product of a scalar function.
 
@@ -27,6 +31,9 @@ def hvp(
             example, whose values are averaged.
         reduction: `'mean'` or `'sum'` over the examples.
         chunk_size: How many examples to differentiate at once; `None` for all.
+        axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis that the batch
+            is divided over, or several: sums run over all of its devices, and the result is the
+            same on all. `None` for the examples of this call.
 
     Returns:
         A function `(params, v, batch=None)` -> `H v`; `v` and `H v` are trees like the params.
@@ -49,15 +56,17 @@ def hvp(
     def product(params: Any, v: Any, batch: Any = None) -> Any:
         check_direction(v, params, "hvp")
 
-        def total(chunk: Any) -> Any:
+        def total(params: Any, chunk: Any) -> Any:
             def f(p: Any) -> jax.Array:
                 return fn(p) if batch is None else jnp.sum(jax.vmap(fn, (None, 0))(p, chunk))
 
-            return jax.jvp(jax.grad(f), (params,), (cast_like(v, params),))[1]
+            return jax.jvp(jax.grad(f), (params,), (_tangent(v, params),))[1]
 
         if batch is None:
-            return total(None)
-        return over_examples(total, params, batch, reduction, chunk_size, "hvp")
+            if axis_name is not None:
+                raise ValueError("hvp: axis_name is the axis of a batch, of which none is given.")
+            return total(params, None)
+        return over_examples(total, params, batch, reduction, chunk_size, "hvp", axis_name)
 
     return product
 
@@ -68,6 +77,7 @@ def ggn_vp(
     *,
     reduction: str = "mean",
     chunk_size: int | None = None,
+    axis_name: Any = None,
 ) -> Callable[[Any, Any, Any], Any]:
     r"""The product with the generalized Gauss-Newton matrix.
 
@@ -84,6 +94,9 @@ def ggn_vp(
         loss_fn: `loss(outputs, example) -> scalar`.
         reduction: `'mean'` or `'sum'` over the examples.
         chunk_size: How many examples to differentiate at once; `None` for all.
+        axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis that the batch
+            is divided over, or several: sums run over all of its devices, and the result is the
+            same on all. `None` for the examples of this call.
 
     Returns:
         A function `(params, v, batch)` -> `G v`; `v` and `G v` are trees like the params.
@@ -108,16 +121,16 @@ def ggn_vp(
     def product(params: Any, v: Any, batch: Any) -> Any:
         check_direction(v, params, "ggn_vp")
 
-        def total(chunk: Any) -> Any:
+        def total(params: Any, chunk: Any) -> Any:
             def model(p: Any) -> Any:
                 return jax.vmap(model_fn, (None, 0))(p, chunk)
 
-            outputs, pushed = jax.jvp(model, (params,), (cast_like(v, params),))
+            outputs, pushed = jax.jvp(model, (params,), (_tangent(v, params),))
             slope = jax.vmap(jax.grad(loss_fn))
             bent = jax.jvp(lambda f: slope(f, chunk), (outputs,), (pushed,))[1]
             return jax.vjp(model, params)[1](bent)[0]
 
-        return over_examples(total, params, batch, reduction, chunk_size, "ggn_vp")
+        return over_examples(total, params, batch, reduction, chunk_size, "ggn_vp", axis_name)
 
     return product
 
@@ -127,6 +140,7 @@ def fisher_vp(
     *,
     reduction: str = "mean",
     chunk_size: int | None = None,
+    axis_name: Any = None,
 ) -> Callable[[Any, Any, Any], Any]:
     r"""The product with the Fisher matrix of the labels in the batch.
 
@@ -141,6 +155,9 @@ def fisher_vp(
         loss_fn: `loss_fn(params, example) -> scalar` for ONE example.
         reduction: `'mean'` or `'sum'` over the examples.
         chunk_size: How many examples to differentiate at once; `None` for all.
+        axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis that the batch
+            is divided over, or several: sums run over all of its devices, and the result is the
+            same on all. `None` for the examples of this call.
 
     Returns:
         A function `(params, v, batch)` -> `F v`; `v` and `F v` are trees like the params.
@@ -165,13 +182,17 @@ def fisher_vp(
     def product(params: Any, v: Any, batch: Any) -> Any:
         check_direction(v, params, "fisher_vp")
 
-        def total(chunk: Any) -> Any:
+        def total(params: Any, chunk: Any) -> Any:
             def losses(p: Any) -> jax.Array:
                 return jax.vmap(loss_fn, (None, 0))(p, chunk)
 
-            _, along = jax.jvp(losses, (params,), (cast_like(v, params),))
+            _, along = jax.jvp(losses, (params,), (_tangent(v, params),))
             return jax.vjp(losses, params)[1](along)[0]
 
-        return over_examples(total, params, batch, reduction, chunk_size, "fisher_vp")
+        return over_examples(total, params, batch, reduction, chunk_size, "fisher_vp", axis_name)
 
     return product
+
+
+def _tangent(v: Any, params: Any) -> Any:
+    return varying_like(cast_like(v, params), params)

@@ -19,7 +19,9 @@ from fnopt.core import (
     leaves_with_names,
     scan_chunks,
     shown,
+    varying_like,
 )
+from fnopt.gradients import over_devices
 
 REDUCTIONS = ("mean", "sum")
 
@@ -37,32 +39,35 @@ def check_direction(direction: Any, params: Any, name: str) -> None:
 
 
 def over_examples(
-    total: Callable[[Any], Any],
+    total: Callable[[Any, Any], Any],
     params: Any,
     batch: Any,
     reduction: str,
     chunk_size: int | None,
     name: str,
+    axis_name: Any = None,
 ) -> Any:
     """Adds up what `total` returns for chunks of a batch: a tree like the params, in their dtypes.
 
     Args:
-        total: From a chunk to the sum over its examples, a tree like the params.
+        total: From params and a chunk to the sum over its examples, a tree like the params.
         params: The params.
         batch: The examples.
         reduction: `'mean'` or `'sum'` over the examples.
         chunk_size: How many examples at once.
         name: The public function that the user called, for messages.
+        axis_name: The named axis that a larger batch is divided over, if it is.
     """
     size = check_batch([(shown(path), leaf) for path, leaf in leaves_with_names(batch)[0]], name)
-    scale = 1 / size if reduction == "mean" else 1.0
+    scale = 1 / (size * over_devices(1, axis_name)) if reduction == "mean" else 1.0
+    # Inside shard_map, so that a derivative is of this device's examples and nothing is added.
+    own = varying_like(params, batch)
 
     def body(sums: Any, chunk: Any) -> tuple[Any, None]:
-        return jax.tree.map(lambda s, x: s + x.astype(s.dtype), sums, total(chunk)), None
+        return jax.tree.map(lambda s, x: s + x.astype(s.dtype), sums, total(own, chunk)), None
 
     # Sums over many chunks lose digits in 16 bits.
-    zeros = jax.tree.map(
-        lambda p: jnp.zeros(jnp.shape(p), compute_dtype(jnp.result_type(p))), params
-    )
+    zeros = jax.tree.map(lambda p: jnp.zeros_like(p, compute_dtype(jnp.result_type(p))), own)
     sums, _ = scan_chunks(body, zeros, batch, size, chunk_size)
+    sums = over_devices(sums, axis_name)
     return cast_like(jax.tree.map(lambda s: s * scale, sums), params)

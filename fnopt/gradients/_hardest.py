@@ -15,6 +15,7 @@ from fnopt.gradients._loss import ExampleLoss
 from fnopt.gradients._methods import checked_way, choose
 from fnopt.gradients._norms import losses_and_norms
 from fnopt.gradients._statistics import totals
+from fnopt.gradients._sums import from_devices, over_devices
 
 CRITERIA = ("norm", "loss", "disagreement")
 
@@ -48,6 +49,7 @@ def hardest_examples(
     batch_argnums: int | Sequence[int] | None = None,
     method: str = "auto",
     chunk_size: int | None = None,
+    axis_name: Any = None,
 ) -> Callable[..., HardExamples]:
     r"""The `k` examples with the largest gradients, the largest losses, or at odds with the rest.
 
@@ -61,7 +63,7 @@ def hardest_examples(
 
     Args:
         loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.
-        k: How many examples, between 1 and the size of the batch.
+        k: How many examples, between 1 and the size of the whole batch.
         by: `'norm'`, `'loss'` or `'disagreement'`; the last takes a second, forward-mode pass.
         argnums: Which positional arguments to differentiate; the norm is over all of them.
         has_aux: Whether `loss_fn` returns `(value, aux)`.
@@ -69,6 +71,9 @@ def hardest_examples(
             after the last of `argnums`.
         method: As in `per_example_norms`.
         chunk_size: How many examples to take at once; `None` lets the sizes decide.
+        axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis that the batch
+            is divided over, or several: the hardest of all devices are found, the same on all, and
+            `index` is their place in the whole batch.
 
     Returns:
         A function `(params, batch, ..., key=None, where=None)` -> `HardExamples`. Where a score is
@@ -92,19 +97,33 @@ def hardest_examples(
     chunk_size = checked_way(method, chunk_size, spec.name)
     check_count(k, "k", spec.name)
 
+    def first(wanted: jax.Array | None, *known: Any) -> HardExamples:
+        if axis_name is None:
+            return _first(k, wanted, *known)
+        # Of each device no more than k can be among the first k of all.
+        found = _first(min(k, known[0].size), wanted, *known)
+        here = found.index + known[0].size * jax.lax.axis_index(axis_name)
+        counts = found.index >= 0
+        counts, here, rest = from_devices((counts, here, found[1:]), axis_name)
+        found = _first(k, counts, *rest)
+        index = jnp.where(found.index < 0, found.index, here[found.index])
+        return found._replace(index=index)
+
     def hardest_fn(*args: Any, key: Any = None, where: Any = None, **kwargs: Any) -> HardExamples:
-        bound = spec.bind(args, kwargs, key)
+        bound = spec.bind(args, kwargs, key, axis_name)
         check_some(bound.params, spec.name)
-        if k > bound.size:
-            raise ValueError(f"{spec.name}: k is {k}, but the batch has {bound.size} examples.")
+        size = bound.size * over_devices(1, axis_name)
+        if k > size:
+            raise ValueError(f"{spec.name}: k is {k}, but the batch has {size} examples.")
         wanted = check_where(where, bound.size, spec.name)
         way = choose(method, chunk_size, bound)
         if by == "disagreement":
             found = totals(bound, way, wanted, skip_nonfinite=True)
+            found = found.of_all_devices(axis_name)
             score = -alignment_with_others(bound, found, chunk_size)
-            return _first(k, wanted, score, found.loss, found.norm, found.aux)
+            return first(wanted, score, found.loss, found.norm, found.aux)
         loss, norm, aux = losses_and_norms(bound, way)
-        return _first(k, wanted, norm if by == "norm" else loss, loss, norm, aux)
+        return first(wanted, norm if by == "norm" else loss, loss, norm, aux)
 
     return hardest_fn
 

@@ -95,6 +95,11 @@ class ExampleLoss:
 
         return BoundLoss(loss, params, (batch, keys), size)
 
+    def batch_of(self, args: tuple[Any, ...]) -> Any:
+        """The batch, as `with_batch` takes it."""
+        batch = tuple(args[i] for i in self._positions(len(args))[1])
+        return batch[0] if len(batch) == 1 else batch
+
     def with_batch(self, args: tuple[Any, ...], batch: Any) -> tuple[Any, ...]:
         """The arguments with another batch: one argument, or a tuple if several are batched."""
         _, positions = self._positions(len(args))

@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import compute_dtype, default_float
+from fnopt.gradients._sums import over_devices
 
 
 def noise_scale(
-    small_norm: Any, big_norm: Any, small_size: int, big_size: int
+    small_norm: Any, big_norm: Any, small_size: int, big_size: int, *, axis_name: Any = None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     r"""The gradient noise scale from the norms of gradients on batches of two sizes.
 
@@ -30,6 +31,9 @@ def noise_scale(
         big_norm: The norm of a mean gradient over `big_size` examples.
         small_size: `b`.
         big_size: `B > b`.
+        axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis of the
+            devices, or several, whose squares of `small_norm` are averaged: it is then the norm of
+            this device's mean gradient, and `big_norm` that of the mean of all.
 
     Returns:
         `(noise_scale, grad_sq, trace)`: the ratio, and the estimates of `|G|^2` and of the trace.
@@ -53,6 +57,7 @@ def noise_scale(
             "0 < small_size < big_size."
         )
     small, big = (_mean_square(norm) for norm in (small_norm, big_norm))
+    small = over_devices(small, axis_name) / over_devices(1, axis_name)
     grad_sq = (big_size * big - small_size * small) / (big_size - small_size)
     trace = (small - big) / (1 / small_size - 1 / big_size)
     return trace / grad_sq, grad_sq, trace

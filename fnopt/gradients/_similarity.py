@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_some, gathered, mesh_of, nonzero, scan_chunks
+from fnopt.core import check_some, gathered, mesh_of, nonzero, scan_chunks, varying_like
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._measure import Measure, Measured, measure
 from fnopt.gradients._methods import Way, checked_way, choose
 from fnopt.gradients._norms import losses_and_norms
+from fnopt.gradients._sums import from_devices
 
 
 class GradientSimilarity(NamedTuple):
@@ -47,6 +48,7 @@ def gradient_similarity(
     batch_argnums: int | Sequence[int] | None = None,
     method: str = "auto",
     chunk_size: int | None = None,
+    axis_name: Any = None,
 ) -> Callable[..., GradientSimilarity]:
     r"""Inner products and cosines between the gradients of all examples, or of two batches.
 
@@ -74,6 +76,9 @@ def gradient_similarity(
         chunk_size: How many examples to take at once. `None` for all: the batch is passed through
             once, and what the ghost method records (or, with the others, the gradients) is in
             memory for all of it. With `k` chunks there are `k (k + 1)` passes over a chunk.
+        axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis that the batch
+            is divided over, or several: rows are the examples of this device, columns those of
+            all, which are gathered and not their gradients. So is `other`, if it is given.
 
     Returns:
         A function `(params, batch, ..., key=None, other=None)` -> a `GradientSimilarity`. `other`
@@ -106,19 +111,33 @@ def gradient_similarity(
     def similarity_fn(
         *args: Any, key: Any = None, other: Any = None, **kwargs: Any
     ) -> GradientSimilarity:
-        bound = spec.bind(args, kwargs, key)
+        bound = spec.bind(args, kwargs, key, axis_name)
         check_some(bound.params, spec.name)
-        if other is None:
+        if axis_name is not None:
+            columns = spec.bind(_of_all(spec, args, other, axis_name), kwargs, key)
+        elif other is None:
             # The whole batch if nothing else is said: every further chunk costs passes over all.
             way = choose(method, chunk_size or bound.size, bound)
             return _similarity(bound, bound, way)
-        columns = spec.bind(spec.with_batch(args, other), kwargs, key)
+        else:
+            columns = spec.bind(spec.with_batch(args, other), kwargs, key)
         way = choose(method, chunk_size or max(bound.size, columns.size), bound)
+        # One program is replayed for both, with the types that it was recorded with.
+        typed = columns._replace(batch=varying_like(columns.batch, bound.batch))
+        found = _similarity(bound, typed, way)
+        if other is None:
+            return found
         loss, norm, _ = losses_and_norms(columns, way)
-        found = _similarity(bound, columns, way)
         return found._replace(other_norm=norm, other_loss=loss)
 
     return similarity_fn
+
+
+def _of_all(spec: ExampleLoss, args: tuple[Any, ...], other: Any, axis_name: Any) -> Any:
+    """The arguments with the examples of all devices as the batch."""
+    if other is not None:
+        return spec.with_batch(args, from_devices(other, axis_name))
+    return spec.with_batch(args, from_devices(spec.batch_of(args), axis_name))
 
 
 class _Scaled(NamedTuple):

@@ -132,8 +132,7 @@ def gradient_statistics(
             raise ValueError(f"{spec.name}: the batch has 1 example, a variance needs at least 2.")
         wanted = check_where(where, bound.size, spec.name)
         found = totals(bound, choose(method, chunk_size, bound), wanted, skip_nonfinite)
-        if axis_name is not None:
-            found = found._replace(moments=_of_all_devices(found.moments, axis_name))
+        found = found.of_all_devices(axis_name)
         return _finished(found, bound, spec, alignment, chunk_size)
 
     return statistics_fn
@@ -169,6 +168,12 @@ class Totals(NamedTuple):
     loss: jax.Array
     norm: jax.Array
     aux: Any
+
+    def of_all_devices(self, axis_name: Any) -> Totals:
+        """With the moments of the gradients of all devices of a named axis, if there is one."""
+        if axis_name is None:
+            return self
+        return self._replace(moments=_of_all_devices(self.moments, axis_name))
 
 
 def totals(bound: BoundLoss, way: Way, wanted: jax.Array | None, skip_nonfinite: bool) -> Totals:

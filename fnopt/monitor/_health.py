@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Iterable
@@ -10,9 +11,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from fnopt.core import check_same_tree, listing, where
+from fnopt.core import check_same_tree, listing, parts_over, where
 from fnopt.monitor._groups import as_groups, group
-from fnopt.monitor._measure import CHEAP, STATISTICS, as_stats, measure
+from fnopt.monitor._measure import CHEAP, STATISTICS, as_stats, in_parts, measure
 
 
 @functools.partial(
@@ -102,7 +103,13 @@ def _note(skipped: tuple[str, ...]) -> list[str]:
     )
 
 
-def health(tree: Any, params: Any = None, *, stats: Any = None, groups: Any = None) -> Health:
+def _names(axis_name: Any) -> tuple[str, ...]:
+    return (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
+
+
+def health(
+    tree: Any, params: Any = None, *, stats: Any = None, groups: Any = None, axis_name: Any = None
+) -> Health:
     r"""Measures the gradients or the updates of a step, leaf by leaf or group by group.
 
     .. math::
@@ -125,6 +132,9 @@ def health(tree: Any, params: Any = None, *, stats: Any = None, groups: Any = No
             whose paths begin with the same that many parts; a list of patterns (`'encoder'`,
             `'*/bias'`) or a dict from name to pattern or patterns: the first that fits counts,
             and what fits none is in the group `'other'`.
+        axis_name: Inside `jax.shard_map`, the named axis, or several, over which every leaf is
+            divided into equal parts (FSDP): what is measured is then of whole leaves, the same on
+            all devices. Gradients of a divided batch are whole: average them first.
 
     Returns:
         A `Health`: the numbers, and the names that belong to them.
@@ -155,5 +165,7 @@ def health(tree: Any, params: Any = None, *, stats: Any = None, groups: Any = No
         )
     if params is not None:
         check_same_tree(tree, params, "gradients", "params")
-    rows = measure(jax.tree.leaves(tree), jax.tree.leaves(params), grouping, stats)
-    return Health(grouping.names, grouping.sizes, grouping.skipped, **rows)
+    with contextlib.nullcontext() if axis_name is None else parts_over(_names(axis_name)):
+        rows = measure(jax.tree.leaves(tree), jax.tree.leaves(params), grouping, stats)
+        sizes = tuple(n * in_parts() for n in grouping.sizes)
+    return Health(grouping.names, sizes, grouping.skipped, **rows)

@@ -13,6 +13,7 @@ from fnopt.core import (
     compute_dtype,
     exponents,
     listing,
+    part_axes,
     quotient,
     real_dtype,
     safe_norms,
@@ -44,6 +45,11 @@ def as_stats(given: Any) -> tuple[str, ...]:
     return tuple(n for n in STATISTICS if n in names)
 
 
+def in_parts() -> int:
+    """How many devices have a part of every leaf."""
+    return jax.lax.psum(1, part_axes()) if part_axes() else 1
+
+
 def _sum(x: jax.Array) -> jax.Array:
     return jnp.sum(jnp.real(x))
 
@@ -71,7 +77,7 @@ class _Leaves:
         own = [leaves[i] for members in grouping.members for i in members]
         self.dtype = common_dtype(own)
         self.leaves, self.params, self.grouping = leaves, params, grouping
-        self.sizes = jnp.asarray([max(n, 1) for n in grouping.sizes], self.dtype)
+        self.sizes = jnp.asarray([max(n, 1) * in_parts() for n in grouping.sizes], self.dtype)
 
     def each(self, fn: Callable[[jax.Array], jax.Array], leaves: list[Any]) -> list[Any]:
         """`fn` of every leaf in its compute dtype (16 bits would lose the sums), by group."""
@@ -82,10 +88,14 @@ class _Leaves:
         return [[one(x) for x in members] for members in self.grouping.pick(leaves)]
 
     def join(self, values: list[Any], add: Callable[..., Any] = jnp.add) -> jax.Array:
-        """One value for every group, in the common dtype."""
-        return jnp.stack(
+        """One value for every group, in the common dtype, of whole leaves where these are parts."""
+        found = jnp.stack(
             [functools.reduce(add, [v.astype(self.dtype) for v in own]) for own in values]
         )
+        if not part_axes():
+            return found
+        across = jax.lax.pmax if add is jnp.maximum else jax.lax.psum
+        return across(found, part_axes())
 
     def norms_of(self, leaves: list[Any]) -> jax.Array:
         """The norm of every group, also where its square would be out of range."""

@@ -18,6 +18,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import fnopt
+from fnopt import curvature
 
 RNG = np.random.RandomState(0)
 T = np.linspace(0, 3, 8, dtype=np.float32)
@@ -66,6 +67,14 @@ def squares(p: Any, t: Any, y: Any) -> jax.Array:
 
 def on_batch(make: Any, **options: Any) -> Any:
     return lambda d: make(loss, **options)(d["params"], d["batch"])
+
+
+def on_direction(make: Any, fn: Any = loss, **options: Any) -> Any:
+    return lambda d: make(fn, **options)(d["params"], d["params"], d["batch"])
+
+
+def squared_error(out: Any, example: Any) -> jax.Array:
+    return jnp.sum((out - example[1]) ** 2)
 
 
 def grads(d: Any) -> Any:
@@ -140,6 +149,13 @@ CASES: dict[str, Any] = {
     "curve_fit": lambda d: fnopt.curve_fit(decay, d["t"], d["curves"][:, 0], p0=jnp.ones(2))[0],
     "curve_fit_batch": lambda d: (
         fnopt.curve_fit_batch(decay, d["shared_t"], d["fits"], p0=d["starts"]).params
+    ),
+    "hvp": on_direction(curvature.hvp),
+    "hvp-chunks": on_direction(curvature.hvp, chunk_size=4),
+    "ggn_vp": on_direction(functools.partial(curvature.ggn_vp, outputs), squared_error),
+    "fisher_vp": on_direction(curvature.fisher_vp),
+    "ggn_diagonal": lambda d: curvature.ggn_diagonal(outputs, squared_error)(
+        d["params"], d["batch"]
     ),
     "health": lambda d: fnopt.monitor.health(d["params"]),
     "global_norm": lambda d: fnopt.global_norm(d["params"]),

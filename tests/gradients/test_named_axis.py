@@ -7,10 +7,12 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import fnopt
+from fnopt import curvature
 
 RNG = np.random.RandomState(0)
 PARAMS = {"w": RNG.randn(3, 2).astype("f"), "b": RNG.randn(2).astype("f")}
@@ -42,13 +44,51 @@ def totals(axis_name, p, batch, weights, wanted):
             p, batch, weights
         ),
         "statistics": (found.mean, found.variance, found.noise_scale, found.count),
+        "hardest": fnopt.hardest_examples(noisy_loss, 5, **named)(p, batch, key=KEY, where=wanted),
+        "apart": fnopt.hardest_examples(loss, 3, by="disagreement", **named)(p, batch),
     }
+
+
+def model(p, e):
+    return jnp.tanh(e["x"] @ p["w"] + p["b"])
+
+
+def error(out, e):
+    return jnp.sum((out - e["y"]) ** 4)
+
+
+def products(axis_name, p, batch):
+    """Curvature is a sum over examples too."""
+    named = {"axis_name": axis_name, "reduction": "sum", "chunk_size": 2}
+    key = jax.random.wrap_key_data(KEY)
+    v = jax.tree.map(jnp.cos, p)
+    return {
+        "hessian": curvature.hvp(loss, axis_name=axis_name)(p, v, batch),
+        "ggn": curvature.ggn_vp(model, error, **named)(p, v, batch),
+        "fisher": curvature.fisher_vp(loss, **named)(p, v, batch),
+        "diagonal": curvature.ggn_diagonal(model, error, **named)(p, batch),
+        "estimate": curvature.hessian_diagonal(loss, samples=2, **named)(p, key, batch).value,
+    }
+
+
+def by_example(axis_name, p, batch):
+    """What every device has for its own examples."""
+    similar = fnopt.gradient_similarity(noisy_loss, axis_name=axis_name)
+    other = jax.tree.map(lambda x: -x, batch)
+    found = similar(p, batch, key=KEY), similar(p, batch, other=other, key=KEY)
+    norms = fnopt.per_example_norms(loss)(p, batch)
+    return norms, [(x.inner, x.cosine, x.norm) for x in found]
+
+
+def everything(axis_name, p, batch, weights, wanted):
+    same = totals(axis_name, p, batch, weights, wanted), products(axis_name, p, batch)
+    return same, by_example(axis_name, p, batch)
 
 
 def on_two_devices(check_vma):
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
     return jax.shard_map(
-        lambda p, *batch: (totals("data", p, *batch), fnopt.per_example_norms(loss)(p, batch[0])),
+        functools.partial(everything, "data"),
         mesh=mesh,
         in_specs=(P(), P("data"), P("data"), P("data")),
         out_specs=(P(), P("data")),
@@ -56,8 +96,7 @@ def on_two_devices(check_vma):
     )
 
 
-def on_one(p, *batch):
-    return totals(None, p, *batch), fnopt.per_example_norms(loss)(p, batch[0])
+on_one = functools.partial(everything, None)
 
 
 def test_equals_one_device():
@@ -76,3 +115,17 @@ def test_types_agree_where_they_are_not_tracked():
     assert jax.tree.map(lambda x: (x.shape, x.dtype), found) == jax.tree.map(
         lambda x: (x.shape, x.dtype), expected
     )
+
+
+def test_noise_scale_of_all_devices():
+    norms = np.asarray([3.0, 1.0, 2.0], "f")
+    one = functools.partial(fnopt.noise_scale, small_size=1, big_size=3)
+    expected = one(norms, 1.5)
+    found = jax.vmap(lambda n: one(n, 1.5, axis_name="data"), axis_name="data")(norms)
+    for x, y in zip(found, expected, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-6)
+
+
+def test_an_axis_needs_a_batch():
+    with pytest.raises(ValueError, match="axis of a batch, of which none is given"):
+        curvature.hvp(lambda p: jnp.sum(p["b"]), axis_name="data")(PARAMS, PARAMS)

@@ -45,11 +45,11 @@ def as_selector(given: Any, what: str = "labels") -> Selector:
 
 
 def as_mask(given: Any) -> Selector:
-    """The user's `mask` as a selector; a bare string is a pattern.
+    """The user's `mask` as a selector; a bare string is a pattern, several are a list of them.
 
     Args:
         given: A selector, a tree of bools with the structure of the params or a prefix of it, or
-            a pattern such as `'*/bias'`.
+            a pattern such as `'*/bias'`, or several.
 
     Returns:
         A selector. Use it as `convert` of a static field, and `select_mask` in `init` and
@@ -58,7 +58,8 @@ def as_mask(given: Any) -> Selector:
     Raises:
         TypeError: For a bare function, and for a leaf that isn't a bool.
     """
-    if isinstance(given, str):
+    several = isinstance(given, list | tuple) and given and all(isinstance(p, str) for p in given)
+    if isinstance(given, str) or several:
         return by_pattern(given)
     mask = as_selector(given, "mask")
     if isinstance(mask, Labels):

@@ -250,3 +250,8 @@ def test_traced_leaves_can_be_labelled():
 def test_errors(make, error, text):
     with pytest.raises(error, match=text):
         make()
+
+
+def test_a_list_of_strings_as_a_mask_is_several_patterns():
+    held = fnopt.freeze(fnopt.sgd(1.0), ["bias", "dense"])
+    assert held == fnopt.freeze(fnopt.sgd(1.0), fnopt.by_pattern(["bias", "dense"]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from fnopt.programs import _read as jaxprs
 from fnopt.programs._ahead import products_ahead
 from fnopt.programs._closure import opened
-from fnopt.programs._compiled import call_compiled, fresh, runs_now
 from fnopt.programs._control import (
     Cond,
     Control,
@@ -15,11 +14,14 @@ from fnopt.programs._control import (
     called_with,
     control_view,
 )
+from fnopt.programs._kept import call_compiled, call_recorded
 from fnopt.programs._levels import IN_RULE, SCOPE, Level, Mark, Node
 from fnopt.programs._levels import find_nodes as find_nodes
-from fnopt.programs._recorded import Recorded, call_recorded, is_data, recorded
+from fnopt.programs._recorded import Recorded, is_data, recorded
 from fnopt.programs._replay import Records, Visit
 from fnopt.programs._replay import replay as replay
+from fnopt.programs._tracing import fresh, runs_now
+from fnopt.programs._tracing import traced_once as traced_once
 
 __all__ = [
     "IN_RULE",

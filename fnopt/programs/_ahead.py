@@ -10,6 +10,7 @@ from jax.extend import core as jex
 
 from fnopt.core import axes_of
 from fnopt.programs import _read as jaxprs
+from fnopt.programs._tracing import traced_once
 
 _LATER = object()  # stands for a value that isn't known yet
 
@@ -27,7 +28,7 @@ def products_ahead(fn: Callable[..., Any], *args: Any, largest: int) -> Callable
         largest: How many numbers a product may have: those that are made ahead are all kept.
 
     Returns:
-        The same function; it is not traced again.
+        The same function, traced once; as it is where there is no such product.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -37,6 +38,7 @@ def products_ahead(fn: Callable[..., Any], *args: Any, largest: int) -> Callable
         >>> str(jax.make_jaxpr(fn)(x)).count("dot_general")
         1
     """
+    fn = traced_once(fn)
     closed, out = jax.make_jaxpr(fn, return_shape=True)(*args)
     structure = jax.tree.structure(out)
     products: dict[jaxprs.Place, list[Any]] = {}
@@ -59,4 +61,4 @@ def products_ahead(fn: Callable[..., Any], *args: Any, largest: int) -> Callable
         return jax.tree.unflatten(structure, jaxprs.run(closed.jaxpr, closed.consts, args, late))
 
     jaxprs.run(closed.jaxpr, closed.consts, [_LATER] * len(args), early)
-    return run
+    return run if products else fn

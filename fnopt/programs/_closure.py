@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax.core import Tracer, eval_jaxpr
 
-from fnopt.programs._compiled import fresh
+from fnopt.programs._tracing import fresh
 
 
 def opened(fn: Callable[..., Any], *args: Any) -> tuple[Callable[..., Any], list[Any]]:

@@ -7,19 +7,22 @@ from typing import Any
 import jax
 import numpy as np
 from jax.core import eval_jaxpr
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+
+from fnopt.programs._read import is_custom_rule
 
 
 class UnidentifiedError(Exception):
     """Something has no identity but that of an object."""
 
 
-def key_of(jaxpr: Jaxpr, first: int) -> tuple[Any, ...]:
+def key_of(jaxpr: Jaxpr, first: int | None = None) -> tuple[Any, ...]:
     """A key that is equal for two functions only if they and their derivatives do the same.
 
     Args:
         jaxpr: The function.
-        first: How many of its inputs it may be differentiated by, up to two times.
+        first: How many of its inputs it may be differentiated by, up to two times; None if it
+            will only be run.
 
     Returns:
         The key, which can be hashed.
@@ -27,6 +30,8 @@ def key_of(jaxpr: Jaxpr, first: int) -> tuple[Any, ...]:
     Raises:
         UnidentifiedError: If there is none: it is made of objects that can't be compared.
     """
+    if first is None:
+        return _RunKeys().jaxpr(jaxpr)
     keys = _Keys()
     key = keys.jaxpr(jaxpr)
     if not keys.has_rules:
@@ -89,7 +94,7 @@ class _Keys:
         ]
         return tuple(inputs), tuple(eqns), tuple(map(atom, jaxpr.outvars))
 
-    def params(self, eqn: Any) -> tuple[Any, ...]:
+    def params(self, eqn: JaxprEqn) -> tuple[Any, ...]:
         params = dict(eqn.params)
         if eqn.primitive.name == "custom_jvp_call" and not params["symbolic_zeros"]:
             self.has_rules = True
@@ -113,3 +118,23 @@ class _Keys:
         except TypeError:
             raise UnidentifiedError from None
         return type(value), value
+
+
+class _RunKeys(_Keys):
+    """Those of programs that are run as they are: no derivative of theirs matters any more."""
+
+    def closed(self, closed: ClosedJaxpr) -> tuple[Any, ...]:
+        try:
+            consts = [np.asarray(const) for const in closed.consts]
+        except TypeError:  # traced, or no plain array
+            raise UnidentifiedError from None
+        return *map(self.value, consts), self.jaxpr(closed.jaxpr)
+
+    def params(self, eqn: JaxprEqn) -> tuple[Any, ...]:
+        if eqn.effects or "callback" in eqn.primitive.name:
+            raise UnidentifiedError
+        params = eqn.params
+        if is_custom_rule(eqn):  # the others are rules
+            known = (ClosedJaxpr, Jaxpr, int)
+            params = {name: v for name, v in params.items() if isinstance(v, known)}
+        return tuple((name, self.value(params[name])) for name in sorted(params))

@@ -13,11 +13,15 @@ from jax.extend import core as jex
 
 from fnopt.core import Value, config_name
 from fnopt.programs import _read as jaxprs
-from fnopt.programs._compiled import KEPT, any_traced, fresh
 from fnopt.programs._key import UnidentifiedError, key_of, like
+from fnopt.programs._tracing import any_traced, fresh
+
+# Programs. On a CPU one of a least-squares fit takes some 310 memory mappings, and Linux gives a
+# process 65,530 by default; a compilation that gets none ends in an error or ends the process.
+KEPT = 32
 
 
-class _Record:
+class Record:
     """The operations of a function; equal to those of any other function that has the same."""
 
     def __init__(self, key: Any, jaxpr: Any, returns: Any) -> None:
@@ -28,7 +32,7 @@ class _Record:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Record) and self.key == other.key
+        return isinstance(other, Record) and self.key == other.key
 
 
 @jax.tree_util.register_pytree_node_class
@@ -44,7 +48,7 @@ class Recorded:
         closed_over: The arrays.
     """
 
-    def __init__(self, record: _Record, closed_over: tuple[Any, ...]) -> None:
+    def __init__(self, record: Record, closed_over: tuple[Any, ...]) -> None:
         self.record, self.closed_over = record, closed_over
 
     def __call__(self, *args: Any) -> Any:
@@ -60,12 +64,12 @@ class Recorded:
         """The shapes and dtypes of what it returns."""
         return self.record.returns
 
-    def tree_flatten(self) -> tuple[tuple[Any, ...], _Record]:
+    def tree_flatten(self) -> tuple[tuple[Any, ...], Record]:
         """For JAX."""
         return self.closed_over, self.record
 
     @classmethod
-    def tree_unflatten(cls, record: _Record, closed_over: Any) -> Self:
+    def tree_unflatten(cls, record: Record, closed_over: Any) -> Self:
         """For JAX."""
         return cls(record, tuple(closed_over))
 
@@ -105,36 +109,39 @@ def recorded(fn: Callable[..., Any], *args: Any) -> Recorded | None:
 
 
 @functools.lru_cache(maxsize=KEPT)
-def _verdict(record: _Record) -> list[bool]:
+def _verdict(record: Record) -> list[bool]:
     """Whether every trace of the function gives this record; empty until that is known."""
     del record
     return []
 
 
 def _recorded(fn: Callable[..., Any], args: tuple[Any, ...]) -> Recorded | None:
-    closed, shapes = jax.make_jaxpr(fresh(fn), return_shape=True)(*args)
-    closed = _closed_over_outside(closed)
+    closed, shapes = operations(fn, args)
     if any_traced(closed.consts):
         return None
     try:
         key = key_of(closed.jaxpr, len(jax.tree.leaves(args[0])))
-        return Recorded(_Record(key, closed.jaxpr, shapes), tuple(closed.consts))
+        return Recorded(Record(key, closed.jaxpr, shapes), tuple(closed.consts))
     except UnidentifiedError:
         return None
 
 
-def _closed_over_outside(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """The function where functions under `jax.jit` close over nothing: it does so for them."""
+def operations(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[jex.ClosedJaxpr, Any]:
+    """What a function does now, and the shapes that it returns.
+
+    Functions under `jax.jit` in it close over nothing: it does so for them.
+    """
+    closed, shapes = jax.make_jaxpr(fresh(fn), return_shape=True)(*args)
     calls = filter(jaxprs.is_call, jaxprs.equations(closed.jaxpr))
     if not any(sub.consts for eqn in calls for sub in jaxprs.sub_jaxprs(eqn)):
-        return closed
+        return closed, shapes
 
     def inlined(*args: Any) -> list[Any]:
         return jaxprs.run(
             closed.jaxpr, closed.consts, args, lambda place, eqn, ins: jaxprs.bind(eqn, ins)
         )
 
-    return jax.make_jaxpr(inlined)(*map(like, closed.in_avals))
+    return jax.make_jaxpr(inlined)(*map(like, closed.in_avals)), shapes
 
 
 def is_data(tree: Any) -> bool:
@@ -152,32 +159,3 @@ def _is_plain(value: Value) -> bool:
 
 def _is_array(x: Any) -> bool:
     return isinstance(x, (jax.Array, np.ndarray, np.generic, bool, int, float, complex))
-
-
-def call_recorded(fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Calls `jax.jit(fn)(*args, **options)` and keeps the program while there is room.
-
-    Args:
-        fn: A function that reads nothing but its arguments: not a closure.
-        *args: Trees of arrays, among them functions that are :class:`Recorded`.
-        **options: What isn't an array, and can be hashed.
-
-    Returns:
-        What `fn` returns.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from fnopt.programs import call_recorded, recorded
-        >>> def twice(fn, x):
-        ...     return fn(fn(x))
-        >>> x = jnp.float32(2)
-        >>> [float(call_recorded(twice, recorded(lambda x: x**k, x), x)) for k in (2, 3)]
-        [16.0, 512.0]
-    """
-    leaves, structure = jax.tree.flatten(args)
-    return _program(fn, structure, tuple(sorted(options.items())))(*leaves)
-
-
-@functools.lru_cache(maxsize=KEPT)
-def _program(fn: Callable[..., Any], structure: Any, options: Any) -> Callable[..., Any]:
-    return jax.jit(lambda *leaves: fn(*jax.tree.unflatten(structure, leaves), **dict(options)))

@@ -56,15 +56,16 @@ def flat_residual(
     fn = one_function(residual_fn)
     x, unravel = ravel(_checked_params(params), "params")
 
-    def tree(vector: jax.Array) -> Any:
+    @jax.jit  # so that all that a solver does with it comes from one trace
+    def residuals(vector: jax.Array) -> Any:
         return fn(unravel(vector), *args)
 
-    shapes = jax.eval_shape(tree, x)
+    shapes = jax.eval_shape(residuals, x)
     _check_residuals(shapes)
     laid = real_vector(shapes, x.dtype)
 
     return x, FlatResidual(
-        r=lambda vector: laid.flatten(tree(vector)),
+        r=lambda vector: laid.flatten(residuals(vector)),
         unravel=unravel,
         flatten=laid.flatten,
         unflatten=laid.unflatten,

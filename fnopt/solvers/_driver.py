@@ -12,7 +12,8 @@ from jax.core import Tracer
 
 from fnopt.core import Params, Status
 from fnopt.linear import norm
-from fnopt.programs import call_compiled, call_recorded, is_data
+from fnopt.programs import call_compiled, call_recorded, is_data, traced_once
+from fnopt.residuals import one_function
 from fnopt.solvers._aux import without_aux
 from fnopt.solvers._bounded import within_bounds
 from fnopt.solvers._call import (
@@ -165,10 +166,6 @@ def least_squares(
         "bounds": bounds,
         "constraints": constraints,
     }
-    if any(option is not None for option in options.values()):
-        with first_call_hints(params):  # inside jit no value can be checked
-            set_up(residual_fn, params, args, **options)
-
     static: dict[str, Any] = {
         "max_steps": max_steps,
         "history": history,
@@ -177,17 +174,21 @@ def least_squares(
     }
 
     def run(solver: LeastSquaresMethod) -> Solution:
-        if callback is None and is_data((solver, options)):
-            functions = recorded_functions(residual_fn, jac, params, args, constraints)
-            if functions is not None:
-                return call_recorded(_fit, *functions, params, args, solver, options, **static)
+        if functions is not None:
+            return call_recorded(_fit, *functions, params, args, solver, options, **static)
 
         def fit(params: Any, args: tuple[Any, ...], solver: LeastSquaresMethod) -> Solution:
-            return _fit(residual_fn, jac, params, args, solver, options, **static)
+            return _fit(residuals, jac, params, args, solver, options, **static)
 
         return call_compiled(fit, params, args, solver)
 
     with first_call_hints(params):
+        plain_call = callback is None and is_data((solver, options))
+        known = (residual_fn, jac, params, args, constraints)
+        functions = recorded_functions(*known) if plain_call else None
+        residuals = functions[0] if functions else traced_once(one_function(residual_fn))
+        if any(option is not None for option in options.values()):
+            set_up(residuals, params, args, **options)  # inside jit no value can be checked
         solution = with_a_derivative_that_is_there(run, solver)
         if aux is not None:
             found = call_compiled(lambda params, args: aux(params, *args), solution.params, args)

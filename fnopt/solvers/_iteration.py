@@ -105,7 +105,7 @@ def inside(problem: Problem, x: jax.Array) -> jax.Array:
 
 def _no_factors(problem: Problem, solver: LeastSquaresMethod, point: Point, search: Search) -> Any:
     """What holds the place of factors, where they are worth keeping."""
-    if solver.model(problem.model).comes_factorised:
+    if solver.model(problem.model).takes_rows:
         return None
     shapes = jax.eval_shape(functools.partial(solver.factorise, problem.model), point, search)
     return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
@@ -149,7 +149,7 @@ def _propose(
         return solver.propose(flat, point, solver.factorise(flat, point, search), search, options)
 
     model = solver.model(flat)
-    products = model.products(point) if model.kind == "cg" else None
+    products = None if model.has_matrix else model.products(point)
     return bounded_trial(point, problem.box, trial, again, products)
 
 

@@ -125,7 +125,7 @@ class levenberg_marquardt(LeastSquaresMethod):
         together, not each by itself.
         """
         exact = self.geodesic and self.damping == "trust_region"
-        return ROWS if exact and self.model(flat).kind == "qr" else 0
+        return ROWS if exact and self.model(flat).takes_rows else 0
 
     def propose(
         self, flat: FlatResidual, point: Point, factors: Any, search: Search, options: Options

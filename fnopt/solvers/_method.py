@@ -27,7 +27,8 @@ from fnopt.solvers._convergence import explained, is_stationary
 from fnopt.solvers._curvature import no_curvature
 from fnopt.solvers._evidence import rounding
 from fnopt.solvers._gain import actual_reduction
-from fnopt.solvers._linear_model import LinearModel
+from fnopt.solvers._linear_model import linear_model
+from fnopt.solvers._model_base import LinearModel
 from fnopt.solvers._options import Options, resolved
 from fnopt.solvers._point import Point, half_square, is_finite, lean
 from fnopt.solvers._rules import TRUST_REGION, Rule
@@ -181,7 +182,7 @@ class LeastSquaresMethod(Transformation):
 
     def model(self, flat: FlatResidual) -> LinearModel:
         """How the residuals are linearised."""
-        return LinearModel(flat, self.linear_solver, self.jacobian, self.chunk_size)
+        return linear_model(flat, self.linear_solver, self.jacobian, self.chunk_size)
 
     def evaluate(self, flat: FlatResidual, x: jax.Array, r: jax.Array | None = None) -> Point:
         """What is known at a point; its residual may be known already."""

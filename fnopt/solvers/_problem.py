@@ -13,7 +13,6 @@ from jax.core import Tracer
 
 from fnopt.core import leaves_with_names, shown
 from fnopt.jacobians import ravel, ravel_with_held, value_and_jacobian
-from fnopt.programs import fresh
 from fnopt.residuals import (
     Box,
     Constraint,
@@ -29,6 +28,7 @@ from fnopt.residuals import (
     one_function,
     parametrised,
     robust_cost,
+    seen_params,
     tied,
     whitened,
 )
@@ -148,7 +148,7 @@ def set_up(
     fn = one_function(residual_fn)
     made = parametrised(params, constraints)
     plain = loss is None and sigma is None and weights is None and jac is None
-    shapes = None if plain else jax.eval_shape(fresh(fn), params, *args)
+    shapes = None if plain else jax.eval_shape(fn, seen_params(made), *args)
     whiten = whitened(shapes, sigma, weights)
 
     def residuals(free: Any) -> Any:

@@ -94,10 +94,10 @@ def as_asked(
 
 
 def _scaled(loss: Any, scale: Any) -> Any:
+    if isinstance(loss, str):  # a name is no array: a fit by one couldn't be kept
+        return named_loss(loss, 1.0 if scale is None else scale)
     if scale is None or loss is None:
         return loss
-    if isinstance(loss, str):
-        return named_loss(loss, scale)
     if isinstance(loss, RobustLoss) or not callable(loss):
         raise ValueError(
             f"least_squares: f_scale = {scale!r} goes with the name of a loss, or a function; this "

@@ -7,7 +7,7 @@ import pytest
 
 import fnopt
 from fnopt.programs import Recorded, call_recorded, is_data, recorded
-from fnopt.programs._recorded import _program
+from fnopt.programs._kept import _program
 from fnopt.residuals import RobustLoss
 
 ONE = jnp.float32(1)

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from fnopt.programs import call_compiled
-from fnopt.programs._compiled import _compile
+from fnopt.programs._kept import _program
 
 
 @pytest.fixture
 def compilations():
     """How many programs were compiled since the test began."""
-    _compile.cache_clear()
-    return lambda: _compile.cache_info().misses
+    _program.cache_clear()
+    return lambda: _program.cache_info().misses
 
 
 def test_other_data_of_the_same_shapes_need_no_compilation(compilations):
@@ -112,3 +112,37 @@ def _raises(x):
 def test_without_compilation():
     with jax.disable_jit():
         assert float(call_compiled(lambda x: x + 1, jnp.float32(1))) == 2
+
+
+@jax.custom_vjp
+def halved(x):
+    return x / 2
+
+
+halved.defvjp(lambda x: (x / 2, None), lambda _, g: (g / 2,))
+
+
+def test_derivatives_that_users_wrote_are_no_part_of_a_program(compilations):
+    for k in range(2):
+
+        @jax.custom_jvp
+        def doubled(x):
+            return 2 * x
+
+        doubled.defjvp(lambda x, v, k=k: (2 * x[0], k * v[0]))
+        got = call_compiled(lambda x, f=doubled: f(x) + halved(x), jnp.float32(k))
+        assert float(got) == 2.5 * k
+    assert compilations() == 1
+
+
+def test_data_that_only_a_loop_reads_are_told_apart(compilations):
+    # Within a loop a function under jit may close over arrays, which are no arguments then.
+    for k in (1, 2, 1):
+        data = jnp.full(2, k, jnp.float32)
+
+        def f(x, data=data):
+            body = jax.jit(lambda x: x * data)
+            return jax.lax.fori_loop(0, 2, lambda _, x: body(x), x)
+
+        np.testing.assert_array_equal(call_compiled(f, jnp.ones(2)), data * data)
+    assert compilations() <= 2

@@ -1,0 +1,40 @@
+"""When a function is traced, and when it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
+
+_CONFIG: Any = jax.config  # its fields are made at run time
+
+
+def fresh(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function as another object, so that JAX doesn't take an earlier trace of it.
+
+    `jax.eval_shape` and `jax.make_jaxpr` remember what a function did by its identity; one that
+    reads something which has changed since would be described as it was.
+    """
+    return lambda *args, **kwargs: fn(*args, **kwargs)
+
+
+def traced_once(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, for one call of a user: traced again only for arguments of other types."""
+    return jax.jit(fresh(fn))
+
+
+def runs_now(args: Any) -> bool:
+    """Whether a program of these arguments would be run, and not be a part of another one."""
+    return not (_is_staged() or _CONFIG.jax_disable_jit or any_traced(args))
+
+
+def _is_staged() -> bool:
+    """Whether operations are being recorded rather than run."""
+    return isinstance(jax.lax.add(np.int32(0), np.int32(0)), Tracer)
+
+
+def any_traced(tree: Any) -> bool:
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))

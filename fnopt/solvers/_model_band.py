@@ -1,0 +1,63 @@
+"""The linear model of a sparse Jacobian whose normal equations are a narrow band."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.linear import Band, BandedGramSystem, band_of
+from fnopt.residuals import FlatResidual
+from fnopt.solvers._model_base import LinearModel
+from fnopt.solvers._point import Point, half_square
+
+_WIDEST = 128  # unknowns in a block of a band; beyond, conjugate gradients may be faster
+_SHORTEST = 4  # blocks; a shorter band is a full matrix
+
+
+def normal_band(flat: FlatResidual) -> Band | None:
+    """Where the normal equations of a sparse Jacobian have their entries, if that is narrow."""
+    given = flat.derivative
+    if given is None or given.compressed is None or flat.m < flat.n:
+        return None
+    _, sparsity, by_rows = given.compressed
+    return band_of(sparsity, by_rows, min(_WIDEST, flat.n // _SHORTEST))
+
+
+@dataclasses.dataclass(frozen=True)
+class BandModel(LinearModel):
+    """One that keeps both the Jacobian, for its products, and its Gram matrix."""
+
+    band: Band
+
+    def evaluate(self, x: jax.Array, residual: jax.Array | None = None) -> Point:
+        """The point with its Jacobian's entries and the band of its Gram matrix."""
+        del residual
+        given = self.flat.derivative
+        assert given is not None
+        assert given.compressed is not None
+        r, J, pull = self.pullable(x)
+        G = self.band.gram(given.compressed.of(J))
+        columns = jnp.sqrt(self.band.diagonal(G))
+        return Point(x, r, (J, G), half_square(r), pull(r), columns)
+
+    def factorise(self, point: Point, scale: jax.Array, rows: jax.Array) -> Any:
+        """The band in scaled variables."""
+        del rows
+        return self.band.scaled(point.J[1], scale)
+
+    def system(
+        self, point: Point, factors: Any, scale: jax.Array, lam: jax.Array
+    ) -> BandedGramSystem:
+        """Steps by the band."""
+        push, pull = self.products(point._replace(J=point.J[0]))
+        return BandedGramSystem(
+            factors,
+            point.gradient / scale,
+            lam,
+            lambda w: pull(w) / scale,
+            lambda v: push(v / scale),
+            self.band,
+        )

@@ -1,0 +1,104 @@
+"""What a linear model at a point is asked for, whatever is kept of the Jacobian there."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import matmul
+from fnopt.linear import System
+from fnopt.residuals import FlatResidual, linearise_products
+from fnopt.solvers._point import Point
+
+Map = Callable[[jax.Array], jax.Array]
+Rank = tuple[jax.Array, jax.Array | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearModel:
+    """How residuals are linearised; a subclass is one way to do the algebra.
+
+    Args:
+        flat: The residual function of a vector.
+        mode: `'auto'`, `'forward'` or `'reverse'`.
+        chunk_size: How many derivatives are taken at once, or None.
+    """
+
+    flat: FlatResidual
+    mode: str
+    chunk_size: int | None
+
+    takes_rows: ClassVar[bool] = False
+    """Whether a point comes with a triangle, which can take learned rows of curvature below it."""
+    has_matrix: ClassVar[bool] = True
+    """Whether a point keeps a matrix, from which columns can be taken out."""
+
+    def evaluate(self, x: jax.Array, residual: jax.Array | None = None) -> Point:
+        """What is known at a point; a dense Jacobian goes with the residual given, if any."""
+        raise NotImplementedError
+
+    def factorise(self, point: Point, scale: jax.Array, rows: jax.Array) -> Any:
+        """What depends only on the point and the scaling, for any number of steps from there."""
+        raise NotImplementedError
+
+    def system(self, point: Point, factors: Any, scale: jax.Array, lam: jax.Array) -> System:
+        """The linear model in scaled variables, ready for steps; `lam` is a guess of a damping."""
+        raise NotImplementedError
+
+    def rank(self, factors: Any) -> Rank:
+        """How many directions the data determine, and those, in scaled variables, that they don't.
+
+        The rank is -1 where nothing tells. The directions are orthonormal rows, zero for the
+        others; None for factors that don't show them.
+        """
+        del factors
+        return jnp.asarray(-1, jnp.int32), None
+
+    def jacobian(self, point: Point) -> Any:
+        """The Jacobian at a point; None where it is too large to have."""
+        del point
+
+    def products(self, point: Point) -> tuple[Map, Map]:
+        """The products with the Jacobian at a point, and with its transpose."""
+        given = self.flat.derivative
+        if given is None:
+            return linearise_products(self.flat.r, point.x)[1:]
+        return lambda v: given.push(point.J, v), lambda w: given.pull(point.J, w)
+
+    def pullable(self, x: jax.Array) -> tuple[jax.Array, Any, Map]:
+        """The residual, what is kept of the Jacobian for its products, and that of its transpose.
+
+        Nothing is kept of one that comes from the residual function.
+        """
+        given = self.flat.derivative
+        if given is None:
+            r, _, pull = linearise_products(self.flat.r, x)
+            return r, (), pull
+        J = given.at(x)
+        return self.flat.r(x), J, lambda w: given.pull(J, w)
+
+    @property
+    def size(self) -> int:
+        """The longer side of the Jacobian, by which rounding grows."""
+        return max(self.flat.m, self.flat.n)
+
+
+def scaled_pull(point: Point, scale: jax.Array) -> Map:
+    r"""The product :math:`D^{-1} J^T w` with a Jacobian that is a matrix."""
+    return lambda w: matmul(w, point.J) / scale
+
+
+def free(point: Point) -> jax.Array:
+    """1 for params that move the residuals, 0 for the others."""
+    return (point.columns > 0).astype(point.columns.dtype)
+
+
+def gram_rank(K: jax.Array) -> Rank:
+    r"""The rank that a Gram matrix shows: eigenvalues above :math:`2 k \epsilon` of the largest."""
+    squares = jnp.linalg.eigvalsh(jnp.where(jnp.isfinite(K), K, jnp.zeros_like(K)))
+    noise = jnp.asarray(2 * K.shape[0] * jnp.finfo(K.dtype).eps, K.dtype)
+    return jnp.sum(squares > noise * jnp.max(squares, initial=0), dtype=jnp.int32), None

@@ -1,0 +1,113 @@
+"""Linear models that keep the Jacobian as a matrix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import matmul
+from fnopt.linear import (
+    LiftedSystem,
+    Triangle,
+    TriangleSystem,
+    WideGramSystem,
+    gram,
+    guarded,
+    numerical_rank,
+    triangle,
+)
+from fnopt.residuals import linearise
+from fnopt.solvers._model_base import LinearModel, Rank, gram_rank, scaled_pull
+from fnopt.solvers._point import Point, factorised_point, point_at
+
+
+class DenseModel(LinearModel):
+    """One that keeps a Jacobian of any shape."""
+
+    def evaluate(self, x: jax.Array, residual: jax.Array | None = None) -> Point:
+        """The point with its Jacobian."""
+        r, J = linearise(self.flat, x, self.mode, self.chunk_size)
+        return point_at(x, r if residual is None else residual, J)
+
+    def jacobian(self, point: Point) -> Any:
+        """The Jacobian at a point."""
+        return point.J
+
+
+class TriangleModel(DenseModel):
+    """That of a tall Jacobian by its QR factorisation, which a point comes with."""
+
+    takes_rows = True
+
+    def evaluate(self, x: jax.Array, residual: jax.Array | None = None) -> Point:
+        """The point with its Jacobian and the triangle of that."""
+        r, J = linearise(self.flat, x, self.mode, self.chunk_size)
+        return factorised_point(x, r if residual is None else residual, J)
+
+    def factorise(self, point: Point, scale: jax.Array, rows: jax.Array) -> Any:
+        """The scaled triangle, with the rows below it."""
+        assert point.triangle is not None
+        L, c = point.triangle
+        return guarded(Triangle(L / scale[:, None], c), rows / scale)
+
+    def system(
+        self, point: Point, factors: Any, scale: jax.Array, lam: jax.Array
+    ) -> TriangleSystem:
+        """Steps by the triangle."""
+        return TriangleSystem(factors, self.size, lam, scaled_pull(point, scale))
+
+    def rank(self, factors: Any) -> Rank:
+        """By the singular values; the directions not seen are the last singular vectors."""
+        _, s, Vt = jnp.linalg.svd(factors.triangle.L.T)
+        rank = numerical_rank(s, self.size)
+        unseen = jnp.arange(s.size, dtype=rank.dtype) >= rank
+        return rank, jnp.where(unseen[:, None], Vt, jnp.zeros_like(Vt))
+
+
+class LiftedModel(DenseModel):
+    """That of a wide Jacobian by the QR factorisation of its transpose."""
+
+    def factorise(self, point: Point, scale: jax.Array, rows: jax.Array) -> Any:
+        """The triangle within the row space, and the basis of that."""
+        del rows
+        Q, R = jnp.linalg.qr((point.J / scale).T)
+        return guarded(triangle(R.T, point.r)), Q
+
+    def system(self, point: Point, factors: Any, scale: jax.Array, lam: jax.Array) -> LiftedSystem:
+        """Steps within the row space."""
+        rows, Q = factors
+        pull = scaled_pull(point, scale)
+        inside = TriangleSystem(rows, self.size, lam, lambda w: matmul(pull(w), Q))
+        return LiftedSystem(inside, Q)
+
+    def rank(self, factors: Any) -> Rank:
+        """By the singular values."""
+        s = jnp.linalg.svd(factors[0].triangle.L, compute_uv=False)
+        return numerical_rank(s, self.size), None
+
+
+class WideGramModel(DenseModel):
+    """That of a wide Jacobian by the Gram matrix of its rows."""
+
+    def factorise(self, point: Point, scale: jax.Array, rows: jax.Array) -> Any:
+        """The Gram matrix of the scaled rows."""
+        del rows
+        return gram((point.J / scale).T)
+
+    def system(
+        self, point: Point, factors: Any, scale: jax.Array, lam: jax.Array
+    ) -> WideGramSystem:
+        """Steps by the Gram matrix."""
+        return WideGramSystem(
+            factors,
+            point.r,
+            lam,
+            lambda v: matmul(point.J, v / scale),
+            scaled_pull(point, scale),
+        )
+
+    def rank(self, factors: Any) -> Rank:
+        """By the eigenvalues."""
+        return gram_rank(factors)

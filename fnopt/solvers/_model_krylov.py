@@ -1,0 +1,38 @@
+"""The linear model without a matrix, by products with the Jacobian and its transpose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from fnopt.linear import KrylovSystem
+from fnopt.residuals import probed_columns
+from fnopt.solvers._model_base import LinearModel, free
+from fnopt.solvers._point import Point, half_square
+
+
+class KrylovModel(LinearModel):
+    """One that keeps what the products need."""
+
+    has_matrix = False
+
+    def evaluate(self, x: jax.Array, residual: jax.Array | None = None) -> Point:
+        """The point, the norms of whose columns are estimated."""
+        del residual
+        r, J, pull = self.pullable(x)
+        return Point(x, r, J, half_square(r), pull(r), probed_columns(pull, r))
+
+    def factorise(self, point: Point, scale: jax.Array, rows: jax.Array) -> Any:
+        """Nothing."""
+        del point, scale, rows
+        return ()
+
+    def system(self, point: Point, factors: Any, scale: jax.Array, lam: jax.Array) -> KrylovSystem:
+        """Steps by conjugate gradients."""
+        del factors, lam
+        push, pull = self.products(point)
+        moving = free(point)  # columns that a bounded step has taken out are zero
+        return KrylovSystem(
+            lambda v: push(moving * v / scale), lambda w: moving * pull(w) / scale, point.r
+        )

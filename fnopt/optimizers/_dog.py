@@ -15,8 +15,10 @@ from fnopt.core import (
     global_norm,
     hyper,
     increment,
+    joint_norm,
     map_leaves,
-    positive_root,
+    nonzero,
+    root,
     slot_copy,
     static,
     where,
@@ -46,19 +48,19 @@ def _init_step(given: Any) -> tuple[str, float]:
 
 
 class ScaleByDogState(NamedTuple):
-    """Step count, the start, the largest distance from it, the sum of squared norms."""
+    """Step count, the start, the largest distance from it, the norm of all gradients together."""
 
     count: jax.Array
     init_params: Slot
     max_dist: jax.Array
-    sum_sq_norm_grads: jax.Array
+    norm_grads: jax.Array
 
 
 class ScaleByDowgState(NamedTuple):
-    """The start, the weighted sum of squared norms, the largest squared distance."""
+    """The start, the weighted norm of all gradients together, the largest squared distance."""
 
     init_params: Slot
-    weighted_sq_norm_grads: jax.Array
+    weighted_norm_grads: jax.Array
     estim_sq_dist: jax.Array
 
 
@@ -108,15 +110,14 @@ class scale_by_dog(Transformation):
         """The updates times one factor."""
         farthest = jnp.maximum(state.max_dist, _distance(state.init_params, params))
         norm = global_norm(updates).astype(farthest.dtype)
-        squares = state.sum_sq_norm_grads + norm * norm
-        factor = farthest / positive_root(squares + jnp.asarray(self.eps, squares.dtype))
+        norm = joint_norm([state.norm_grads, norm])  # its square may not be a number
+        eps = root(jnp.asarray(self.eps, norm.dtype))
+        factor = farthest / nonzero(joint_norm([norm, eps]))
         kind, value = self.init_step
         if kind == "learning_rate":
             factor = jnp.where(state.count == 0, jnp.full_like(factor, value), factor)
         count = increment(state.count)
-        return _scaled(factor, updates), ScaleByDogState(
-            count, state.init_params, farthest, squares
-        )
+        return _scaled(factor, updates), ScaleByDogState(count, state.init_params, farthest, norm)
 
 
 class scale_by_dowg(Transformation):
@@ -161,9 +162,9 @@ class scale_by_dowg(Transformation):
         distance = _distance(state.init_params, params).astype(state.estim_sq_dist.dtype)
         farthest = jnp.maximum(state.estim_sq_dist, distance * distance)
         norm = global_norm(updates).astype(farthest.dtype)
-        squares = state.weighted_sq_norm_grads + farthest * norm * norm
-        factor = farthest / (positive_root(squares) + h.eps)
-        return _scaled(factor, updates), ScaleByDowgState(state.init_params, squares, farthest)
+        norm = joint_norm([state.weighted_norm_grads, root(farthest) * norm])
+        factor = farthest / nonzero(norm + h.eps)
+        return _scaled(factor, updates), ScaleByDowgState(state.init_params, norm, farthest)
 
 
 def _distance(start: Any, params: Any) -> jax.Array:

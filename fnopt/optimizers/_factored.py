@@ -27,6 +27,9 @@ def averaged(v: Parts, squares: jax.Array, decay: Any, axes: Axes) -> Parts:
     """One step of the averages."""
     if axes is None:
         return (ema(v[0], squares, decay),)
+    # Means of infinite squares would have infinite quotients.
+    most = jnp.asarray(jnp.finfo(squares.dtype).max / max(squares.size, 1), squares.dtype)
+    squares = jnp.minimum(squares, most)
     sides = zip(v, reversed(axes), strict=True)
     return tuple(ema(part, jnp.mean(squares, axis=i), decay) for part, i in sides)
 

@@ -15,20 +15,20 @@ from fnopt.core import (
     Slot,
     as_dtype,
     compute_dtype,
-    ema,
+    global_norm,
     hyper,
-    positive_root,
+    joint_norm,
+    nonzero,
     real_dtype,
+    root,
     static,
-    sum_of_squares,
-    totalling,
 )
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, chain, scale_by_learning_rate
 
 
 class ScaleByNovogradState(NamedTuple):
-    """Step count, the momentum, and for every leaf the average of its squared norm."""
+    """Step count, the momentum, and for every leaf the root of its mean squared norm."""
 
     count: jax.Array
     mu: Slot
@@ -78,13 +78,15 @@ class scale_by_novograd(Leafwise):
         return jnp.zeros((), real_dtype(compute_dtype(p.dtype)))
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """The decay of this step: the first one has nothing to average with."""
-        return {"decay": jnp.where(t > 1, h.b2, jnp.zeros_like(h.b2))}
+        """The roots of the weights: in the first step there is nothing to average with."""
+        zero = jnp.zeros_like(h.b2)
+        decay = jnp.where(t > 1, h.b2, zero)
+        return {"old": root(decay), "new": root(1 - decay), "least": root(h.eps_root)}
 
     def leaf(self, h: Any, g: Any, p: Any, mu: Any, nu: Any) -> Any:
-        with totalling() as total:
-            nu = ema(nu, total(sum_of_squares(g)), h.decay)
-        unit = g / (positive_root(nu + h.eps_root) + h.eps)
+        # Norms, as their squares may be no numbers.
+        nu = joint_norm([h.old * nu, h.new * global_norm(g).astype(nu.dtype)])
+        unit = g / nonzero(joint_norm([nu, h.least]) + h.eps)
         mu = h.b1 * mu + unit + h.weight_decay * p
         return mu, mu, nu
 

@@ -15,19 +15,19 @@ from fnopt.core import (
     compute_dtype,
     global_norm,
     hyper,
-    positive_root,
+    joint_norm,
+    nonzero,
     real_dtype,
+    root,
     static,
-    sum_of_squares,
-    totalling,
 )
 
 
 class ScaleByDistanceOverGradientsState(NamedTuple):
-    """For every leaf the largest distance from its start, the squared gradients, and the start."""
+    """For every leaf the largest distance from its start, the norm of its gradients, the start."""
 
     max_dist: OwnSlot
-    grad_sum_of_squares: OwnSlot
+    grad_norm: OwnSlot
     init_params: Slot
 
 
@@ -75,13 +75,17 @@ class scale_by_distance_over_gradients(Leafwise):
     def start(self, slot: str, p: Any) -> Any:
         """The first distance, and no gradients."""
         dtype = real_dtype(compute_dtype(p.dtype))
-        if slot == "grad_sum_of_squares":
+        if slot == "grad_norm":
             return jnp.zeros((), dtype)
         return jnp.asarray(self.reps_rel, dtype) * (1 + global_norm(p).astype(dtype))
 
-    def leaf(self, h: Any, g: Any, p: Any, farthest: Any, squares: Any, start: Any) -> Any:
+    def scalars(self, h: Any, t: Any) -> dict[str, Any]:
+        """What stands beside the norms."""
+        del t
+        return {"least": root(h.eps)}
+
+    def leaf(self, h: Any, g: Any, p: Any, farthest: Any, norm: Any, start: Any) -> Any:
         farthest = jnp.maximum(farthest, global_norm(p - start))
-        with totalling() as total:
-            squares = squares + total(sum_of_squares(g))
-        step = h.global_scale * farthest / positive_root(squares + h.eps)
-        return step * g, farthest, squares, start
+        norm = joint_norm([norm, global_norm(g).astype(norm.dtype)])  # no squares: they overflow
+        step = h.global_scale * farthest / nonzero(joint_norm([norm, h.least]))
+        return step * g, farthest, norm, start

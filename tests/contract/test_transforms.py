@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import fnopt
+from fnopt.core import is_inexact
 from tests.contract.registry import CASES, FUNCTIONS, NOT_IN_REGISTRY, NOT_MINIMISERS
 from tests.contract.trees import assert_close, assert_identical, make_tree, signature
 
@@ -23,6 +24,11 @@ from tests.contract.trees import assert_close, assert_identical, make_tree, sign
 every = pytest.mark.parametrize(
     "case", [pytest.param(c, marks=pytest.mark.xdist_group(c.name), id=c.name) for c in CASES]
 )
+# What is not scale-free on purpose, or by its formula.
+NOT_OF_ANY_MAGNITUDE = {
+    "stored_in_less": "squares are stored in float16, whose largest number is 65,504",
+    "lbfgs": "its steps are as long as gradients without a search, and products overflow",
+}
 # Types of params and of gradients: alike, narrower, wider, and every type beside every other.
 PAIRS = (
     ("f32", "f32"),
@@ -47,6 +53,7 @@ class Run(NamedTuple):
 
     steps: list[Any]  # (params, state, updates, grads)
     traces: int
+    again: Any  # the compiled step, for other numbers
 
 
 @functools.lru_cache(maxsize=4)
@@ -66,7 +73,7 @@ def run(case: Any, kind: str = "f32") -> Run:
         grads = make_tree(i + 1, kind)
         params, state, updates = counted(now, params, state, grads)
         seen.append((params, state, updates, grads))
-    return Run(seen, traces)
+    return Run(seen, traces, counted)
 
 
 def abstract_step(case: Any, kind: str, grads_kind: str) -> Any:
@@ -235,6 +242,21 @@ def test_state_sharding_follows_params(case: Any):
         for slot in fnopt.slots(tree).values():
             for leaf in jax.tree.leaves(slot):
                 assert leaf.shape != (4, 2) or leaf.sharding.is_equivalent_to(sharding, 2)
+
+
+@every
+@pytest.mark.parametrize("size", [1e-24, 1e20])
+def test_gradients_of_any_magnitude(case: Any, size: float):
+    """Squares of these are zero, or infinite, in float32; the step was compiled for others."""
+    if case.name in NOT_OF_ANY_MAGNITUDE:
+        pytest.skip(NOT_OF_ANY_MAGNITUDE[case.name])
+    tx, params = case.make(), make_tree(0)
+    state = tx.init(params)
+    for i in range(3):
+        grads = jax.tree.map(lambda g: g * jnp.asarray(size, g.dtype), make_tree(i + 1))
+        params, state, updates = run(case).again(tx, params, state, grads)
+    assert all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves((params, updates)))
+    assert not any(bool(jnp.isnan(x).any()) for x in jax.tree.leaves(state) if is_inexact(x))
 
 
 @every

@@ -7,57 +7,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fnopt.core import Rows, leaves_with_names, listing, matches
+from fnopt.gradients._lookups import Lookup, Lookups, Table
 
 _NAME = "sparse_value_and_grad"
-
-
-class TableToLookUp:
-    """A table that can be looked up and nothing else; every lookup is noted."""
-
-    def __init__(self, name: str, table: Any, lookups: list[Any], shifts: list[Any] | None) -> None:
-        self._name, self._table = name, jnp.asarray(table)
-        self._lookups, self._shifts = lookups, shifts
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self._table.shape
-
-    @property
-    def ndim(self) -> int:
-        return self._table.ndim
-
-    @property
-    def dtype(self) -> Any:
-        return self._table.dtype
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, index: Any) -> jax.Array:
-        whole = hasattr(index, "dtype") or isinstance(index, (int, list))
-        index = jnp.asarray(index) if whole and not isinstance(index, bool) else None
-        if index is None or not jnp.issubdtype(index.dtype, jnp.integer):
-            raise TypeError(
-                f"{_NAME}: the table {self._name!r} is looked up by whole numbers only, as in "
-                f"table[ids]; this loss needs more of it, and so the dense gradient."
-            )
-        # As in an array of JAX: negative numbers count from the end; those beyond an end mean the
-        # row there, and have no part in the gradient.
-        index, size = index.astype(jnp.int32), jnp.asarray(len(self), jnp.int32)
-        index = jnp.where(index < 0, index + size, index)
-        rows = self._table[jnp.clip(index, jnp.zeros_like(size), size - 1)]
-        index = jnp.where((index < 0) | (index >= size), size, index)
-        shift = None if self._shifts is None else self._shifts[len(self._lookups)]
-        self._lookups.append((index, jax.typeof(rows)))
-        return rows if shift is None else rows + shift
-
-    def take(self, index: Any, axis: int | None = None, **options: Any) -> jax.Array:
-        """`table[index]`, if the axis is the first."""
-        if axis != 0 or options:
-            raise TypeError(f"{_NAME}: the table {self._name!r} has take(ids, axis=0) only.")
-        return self[index]
 
 
 def sparse_value_and_grad(
@@ -68,14 +23,14 @@ def sparse_value_and_grad(
     .. math:: \frac{\partial L}{\partial \theta_i} = \sum_{j:\, \mathrm{ids}_j = i}
               \frac{\partial L}{\partial r_j}, \qquad r_j = \theta_{\mathrm{ids}_j}
 
-    Where the loss writes `params["table"][ids]`, the gradient is taken with respect to the rows
-    that this gives, so that an array of the table's size is never made. Rows that were looked up
-    several times are summed. The function is run twice while it is traced: the first time to see
-    what is looked up.
+    Where the loss looks rows up, with `table[ids]`, `jnp.take(table, ids, axis=0)`, or through the
+    embedding layer of flax or Equinox, the gradient is taken with respect to the rows that this
+    gives, so that an array of the table's size is never made. Rows that were looked up several
+    times are summed.
 
-    The tables are no arrays inside `fun`: they can be looked up by arrays of whole numbers, in the
-    function itself, not inside `jit`, `vmap`, `scan` or `jax.checkpoint` there. Anything else is an
-    error and never a gradient with parts missing.
+    The loss is traced to a program, which may do nothing else with a table: a product with all of
+    it (tied output weights), or a lookup inside of `scan`, `cond` or `jax.checkpoint`, is an error
+    and never a gradient with parts missing.
 
     Args:
         fun: A loss `fun(params, *args) -> scalar`, or `(scalar, aux)`.
@@ -88,7 +43,7 @@ def sparse_value_and_grad(
 
     Raises:
         ValueError: If a name fits no leaf of the params.
-        TypeError: If a table is used otherwise than by `table[ids]`.
+        TypeError: If a table is used for anything but lookups of rows.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -108,35 +63,38 @@ def sparse_value_and_grad(
         _check_patterns(patterns, [name for name, _ in pairs])
         others = [None if c else leaf for c, (_, leaf) in zip(chosen, pairs, strict=True)]
 
-        def run(others: list[Any], shifts: list[Any] | None) -> tuple[Any, Any, list[Any]]:
-            lookups: list[list[Any]] = [[] for _ in pairs]
-            leaves = [
-                TableToLookUp(name, leaf, lookups[i], None if shifts is None else shifts[i])
-                if chosen[i]
-                else others[i]
+        closed, unflatten = _program(fun, [leaf for _, leaf in pairs], treedef, args, kwargs)
+
+        def run(others: list[Any], shifts: Any) -> tuple[Any, Any, dict[int, list[Lookup]]]:
+            values = [
+                Table(name, i, jnp.asarray(leaf)) if chosen[i] else others[i]
                 for i, (name, leaf) in enumerate(pairs)
             ]
-            out = fun(treedef.unflatten(leaves), *args, **kwargs)
+            lookups = Lookups(shifts)
+            out = unflatten(lookups.run(closed, values))
             value, aux = out if has_aux else (out, None)
-            return value, aux, lookups
+            return value, aux, lookups.found
 
-        seen: list[Any] = []
+        seen: list[Any] = [[] for _ in pairs]
+        backs: list[Any] = [[] for _ in pairs]
 
-        def first(others: list[Any]) -> Any:
-            seen[:] = [[kind for _, kind in rows] for rows in run(others, None)[2]]
+        def first(others: list[Any]) -> None:
+            for i, found in run(others, None)[2].items():
+                seen[i] = [lookup.kind for lookup in found]
+                backs[i] = [lookup.back for lookup in found]
 
         jax.eval_shape(first, others)
         shifts = [[jnp.zeros(kind.shape, kind.dtype) for kind in kinds] for kinds in seen]
 
         def second(others: list[Any], shifts: list[Any]) -> Any:
-            value, aux, lookups = run(others, shifts)
-            return value, (aux, [[index for index, _ in rows] for rows in lookups])
+            value, aux, found = run(others, shifts)
+            return value, (aux, {i: [x.indices for x in xs] for i, xs in found.items()})
 
         (value, (aux, indices)), (grads, by_row) = jax.value_and_grad(second, (0, 1), has_aux=True)(
             others, shifts
         )
         leaves = [
-            _rows(leaf, indices[i], by_row[i]) if chosen[i] else grads[i]
+            _rows(leaf, indices.get(i, []), by_row[i], backs[i]) if chosen[i] else grads[i]
             for i, (_, leaf) in enumerate(pairs)
         ]
         return ((value, aux) if has_aux else value), treedef.unflatten(leaves)
@@ -152,11 +110,36 @@ def _check_patterns(patterns: tuple[str, ...], names: list[str]) -> None:
             )
 
 
-def _rows(table: Any, indices: list[jax.Array], values: list[jax.Array]) -> Rows:
+def _program(fun: Any, leaves: list[Any], treedef: Any, args: Any, kwargs: Any) -> Any:
+    """The program of a function of leaves, and what makes its result of the outputs."""
+    kept: list[Any] = []
+
+    def flat(leaves: list[Any]) -> list[Any]:
+        out, structure = jax.tree.flatten(fun(treedef.unflatten(leaves), *args, **kwargs))
+        is_array = [isinstance(x, (jax.Array, np.ndarray, np.generic, float, int)) for x in out]
+        kept[:] = [structure, [None if a else x for a, x in zip(is_array, out, strict=True)]]
+        kept.append(is_array)
+        return [x for a, x in zip(is_array, out, strict=True) if a]
+
+    closed = jax.make_jaxpr(flat)(leaves)
+
+    def unflatten(outs: list[Any]) -> Any:
+        structure, others, is_array = kept
+        arrays = iter(outs)
+        return structure.unflatten(
+            [next(arrays) if a else x for a, x in zip(is_array, others, strict=True)]
+        )
+
+    return closed, unflatten
+
+
+def _rows(table: Any, indices: list[jax.Array], values: list[jax.Array], backs: list[Any]) -> Rows:
     """The cotangents of all lookups of a table, those of equal rows summed."""
     size, shape = jnp.shape(table)[0], jnp.shape(table)[1:]
-    flat = [index.reshape(-1) for index in indices]
-    parts = [value.reshape(-1, *shape) for value in values]
-    if not parts:
+    if not values:
         return Rows(jnp.zeros(0, jnp.int32), jnp.zeros((0, *shape), jnp.result_type(table)), size)
-    return Rows(jnp.concatenate(flat), jnp.concatenate(parts), size).summed()
+    lookups = [Lookup(i, None, back) for i, back in zip(indices, backs, strict=True)]
+    parts = [x.rows(v).reshape(-1, *shape) for x, v in zip(lookups, values, strict=True)]
+    return Rows(
+        jnp.concatenate([i.reshape(-1) for i in indices]), jnp.concatenate(parts), size
+    ).summed()

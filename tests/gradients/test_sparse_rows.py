@@ -90,18 +90,82 @@ def added(p):
     return jnp.sum(jnp.add(p["words"], 1.0))
 
 
-def sliced(p):
-    return jnp.sum(p["words"][:3])
+def columns(p):
+    return jnp.sum(p["words"][IDS[0], :2])
 
 
-def mapped(p):
-    return jnp.sum(jax.vmap(lambda table, i: table[i], (None, 0))(p["words"], IDS[0]))
+def scanned(p):
+    return jnp.sum(jax.lax.map(lambda i: p["words"][i], IDS[0]))
 
 
-@pytest.mark.parametrize("fn", [whole, added, sliced, mapped])
+def kept(p):
+    return jnp.sum(jax.checkpoint(lambda table: table[IDS[0]])(p["words"]))
+
+
+def given_back(p):
+    return jnp.sum(p["words"][IDS[0]]), p["words"]
+
+
+@pytest.mark.parametrize("fn", [whole, added, columns, scanned, kept])
 def test_other_uses_of_a_table_are_errors(fn):
     with pytest.raises(TypeError):
         jax.eval_shape(fnopt.sparse_value_and_grad(fn, "words"), params())
+
+
+def test_a_table_that_is_returned():
+    grad = fnopt.sparse_value_and_grad(given_back, "words", has_aux=True)
+    with pytest.raises(TypeError, match="the table 'words' is returned; expected nothing but"):
+        jax.eval_shape(grad, params())
+
+
+def of_flax(ids):
+    linen = pytest.importorskip("flax.linen")
+    return lambda table: linen.Embed(N, D, dtype=jnp.bfloat16).apply(
+        {"params": {"embedding": table}}, ids
+    )
+
+
+def of_equinox(ids):
+    eqx = pytest.importorskip("equinox")
+    return lambda table: jax.vmap(jax.vmap(eqx.nn.Embedding(weight=table)))(ids)
+
+
+FORMS = {
+    "take": lambda ids: lambda table: jnp.take(table, ids, axis=0),
+    "take_clip": lambda ids: lambda table: jnp.take(table, ids, axis=0, mode="clip"),
+    "jit": lambda ids: jax.jit(lambda table: table[ids]),
+    "vmap": lambda ids: jax.vmap(lambda table, i: table[i], (None, 0), 1),
+    "slices": lambda ids: lambda table: jnp.stack([table[:3], table[3:9:2]]),
+    "one": lambda ids: lambda table: jnp.stack([table[ids[0, 0]], table[7], table[-1]]),
+    "flax": of_flax,
+    "equinox": of_equinox,
+}
+INSIDE = jnp.asarray([[4, 7, 4], [0, 49, 7]], jnp.int32)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_all_ways_to_look_rows_up(name):
+    """The dense gradient, without anything of the table's size; beyond the ends too."""
+    ids = IDS if name == "take_clip" else INSIDE
+    look_up = FORMS[name](ids)
+    args = (ids,) if name == "vmap" else ()
+
+    def fn(p):
+        rows = look_up(p["words"], *args).astype(jnp.float32)
+        weights = jnp.arange(rows.size, dtype=jnp.float32).reshape(rows.shape)
+        return jnp.sum(jnp.square(rows) * weights)
+
+    sparse = jax.jit(fnopt.sparse_value_and_grad(fn, "words"))
+    (value, grads), (expected, dense) = sparse(params()), jax.value_and_grad(fn)(params())
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+    rtol = 0.02 if name == "flax" else 1e-5  # bfloat16: sums of rows are float32 here
+    np.testing.assert_allclose(grads["words"].dense(), dense["words"], rtol=rtol, atol=rtol)
+    made = {
+        v.aval.shape
+        for e in jaxprs.equations(jax.make_jaxpr(sparse)(params()).jaxpr)
+        for v in e.outvars
+    }
+    assert (N, D) not in made
 
 
 def test_a_name_that_fits_nothing():

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from fnopt.core import check_choice, compute_dtype, described, leaves_with_names, show_report
 from fnopt.curvature._bound import bind
 from fnopt.curvature._kronecker_inverse import Factors, inverse_factors, times_inverse
-from fnopt.curvature._output_root import drawn_rows, output_rows
+from fnopt.curvature._output_root import drawn_rows, output_curvature, output_rows
 from fnopt.gradients import BoundLoss
 from fnopt.gradients.ghost import KroneckerBlock, block_factors, plan_blocks, trace
 
@@ -90,6 +90,16 @@ class KroneckerModel:
     def mean_loss(self, outputs: jax.Array) -> jax.Array:
         """The mean over the examples, from `[n, C]`."""
         return jnp.mean(jax.vmap(self.loss)(outputs, self.batch).astype(self.dtype))
+
+    def bend(self, outputs: jax.Array) -> Callable[[jax.Array], jax.Array]:
+        """The product with the Hessian of the mean loss in the outputs, of `[n, C]`."""
+        found = None
+        if self.spec.sample_fn is None:
+            found = output_curvature(self.loss, outputs, self.batch, self.spec.name)
+        if found is not None:
+            return lambda v: found(v) / outputs.shape[0]
+        slope = jax.grad(self.mean_loss)
+        return lambda v: jax.jvp(slope, (outputs,), (v,))[1]
 
     def factors(self, outputs: jax.Array, key: jax.Array) -> tuple[Factors, ...]:
         """The factors of all blocks, from the outputs at the params."""

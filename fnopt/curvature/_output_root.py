@@ -46,6 +46,24 @@ def output_rows(
     return rows.reshape(n, samples, blocks * size) * samples**-0.5
 
 
+def output_curvature(
+    loss: OutputLoss, outputs: jax.Array, batch: Any, name: str
+) -> Callable[[jax.Array], jax.Array] | None:
+    """The product with the Hessian of a loss that is a sum over outputs, `[n, C]`; else `None`.
+
+    Where it bends down it counts as flat, as in `output_rows`.
+    """
+    if block_size(loss, outputs, batch, name) > 1:
+        return None
+
+    def diagonal(f: jax.Array, example: Any) -> jax.Array:
+        slope = lambda f: jax.grad(loss)(f, example)  # noqa: E731
+        return jax.jvp(slope, (f,), (jnp.ones_like(f),))[1]
+
+    bent = jnp.maximum(jax.vmap(diagonal)(outputs, batch), 0)
+    return lambda v: bent * v
+
+
 def drawn_rows(
     loss: OutputLoss,
     draw: Callable[[jax.Array, jax.Array, Any], Any],
@@ -80,12 +98,18 @@ def block_size(loss: OutputLoss, outputs: jax.Array, batch: Any, name: str) -> i
     The loss of a sequence is a sum over positions, so that the Hessian has a block for each.
     """
     count = outputs.shape[1]
-    example = jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), batch)
+    example = jax.tree.map(lambda x: x[0], batch)
     f = jnp.zeros(count, outputs.dtype)
     try:
         rows, cols = sparsity_pattern(lambda f: jax.grad(loss)(f, example))(f)
     except ValueError:  # too many entries to be sparse
         rows, cols = np.asarray([0]), np.asarray([count - 1])
+    if not rows.size:
+        raise ValueError(
+            f"{name}: the loss is linear in the outputs of the model, or has corners and no "
+            "curvature (an absolute value, a hinge), so that its Gauss-Newton matrix is zero. "
+            "Expected a smooth one: fnopt.losses.huber_loss or log_cosh, say."
+        )
     divisors = (b for b in range(1, count + 1) if count % b == 0)
     size = next(b for b in divisors if np.array_equal(rows // b, cols // b))
     if size > _LARGEST_BLOCK:

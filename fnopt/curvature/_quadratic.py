@@ -19,10 +19,12 @@ class Combination(NamedTuple):
     Attributes:
         weights: `[2]`.
         change: The change of the objective by the model, without damping.
+        share: The curvature's part of what bends the damped model; the rest is damping.
     """
 
     weights: jax.Array
     change: jax.Array
+    share: jax.Array
 
 
 def best_combination(
@@ -45,6 +47,9 @@ def best_combination(
         directions: `d` and `m`; the second one may be zero.
         damping: :math:`\lambda`.
         l2: :math:`\eta`.
+
+    Returns:
+        The weights; NaN where the model has no minimum.
     """
     norms = [global_norm(d) for d in directions]
     one = jnp.ones_like(norms[0])
@@ -60,8 +65,11 @@ def best_combination(
     inner = _symmetric(lambda i, j: _dot(units[i], units[j]))
     curved = _symmetric(lambda i, j: _dot(images[i], bent[j])) + l2 * inner
     c = _minimum(curved + damping * inner, r, norms)
-    change = jnp.dot(r, c) + 0.5 * jnp.dot(c, jnp.dot(curved, c, precision=HIGHEST))
-    return Combination(c / jnp.stack(safe), change)
+    bending, damped = _square(curved, c), damping * _square(inner, c)
+    whole = jnp.where(bending + damped > 0, bending + damped, one)
+    return Combination(
+        c / jnp.stack(safe), jnp.dot(r, c, precision=HIGHEST) + bending / 2, bending / whole
+    )
 
 
 def _minimum(B: jax.Array, r: jax.Array, norms: list[jax.Array]) -> jax.Array:
@@ -76,8 +84,13 @@ def _minimum(B: jax.Array, r: jax.Array, norms: list[jax.Array]) -> jax.Array:
     pair = -jnp.stack([s[0] - cosine * s[1], s[1] - cosine * s[0]]) / safe
     alone = -jnp.stack([s[0], jnp.zeros_like(s[0])])
     c = jnp.where(both, pair, jnp.where(some, alone, jnp.zeros_like(alone))) / scale
-    # A product that is not finite shows up in the step, and not as no step.
-    return c + jnp.where(jnp.all(jnp.isfinite(B)), jnp.zeros_like(c), jnp.full_like(c, jnp.nan))
+    # What bends down has no minimum, and a product may not be finite: that is no step of zero.
+    sound = jnp.all(jnp.isfinite(B)) & (some | (norms[0] == 0))
+    return jnp.where(sound, c, jnp.full_like(c, jnp.nan))
+
+
+def _square(B: jax.Array, c: jax.Array) -> jax.Array:
+    return jnp.dot(c, jnp.dot(B, c, precision=HIGHEST), precision=HIGHEST)
 
 
 def _symmetric(entry: Callable[[int, int], jax.Array]) -> jax.Array:

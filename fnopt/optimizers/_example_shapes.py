@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fnopt.core import check_batch, leaves_with_names, shown
 
@@ -15,12 +14,12 @@ class ExampleShapes(NamedTuple):
     """Shapes and dtypes of the leaves of a batch, without the example axis."""
 
     tree: Any
-    leaves: tuple[tuple[tuple[int, ...], str], ...]
+    leaves: tuple[tuple[tuple[int, ...], Any], ...]
 
     @property
     def batch(self) -> Any:
         """A batch of one example, as shapes."""
-        leaves = [jax.ShapeDtypeStruct((1, *shape), np.dtype(d)) for shape, d in self.leaves]
+        leaves = [jax.ShapeDtypeStruct((1, *shape), dtype) for shape, dtype in self.leaves]
         return jax.tree.unflatten(self.tree, leaves)
 
 
@@ -31,4 +30,4 @@ def example_shapes(batch: Any, name: str) -> ExampleShapes:
     batch = jax.tree.map(lambda x: x if hasattr(x, "dtype") else jnp.asarray(x), batch)
     check_batch([(shown(path), leaf) for path, leaf in leaves_with_names(batch)[0]], name)
     leaves, tree = jax.tree.flatten(batch)
-    return ExampleShapes(tree, tuple((tuple(x.shape[1:]), str(x.dtype)) for x in leaves))
+    return ExampleShapes(tree, tuple((tuple(x.shape[1:]), x.dtype) for x in leaves))

@@ -27,9 +27,10 @@ from fnopt.optimizers._example_shapes import ExampleShapes, example_shapes
 from fnopt.optimizers._kfac_objective import Objective
 
 if TYPE_CHECKING:
-    from fnopt.curvature import KroneckerModel, KroneckerSpec
+    from fnopt.curvature import Combination, KroneckerModel, KroneckerSpec
 
-_LEAST, _MOST = 1e-12, 1e12  # damping
+_LEAST, _MOST = 1e-30, 1e30  # damping, in the units of the loss
+_REFUSED = 8.0  # what it is multiplied by after a step that was too long
 
 
 class KfacState(NamedTuple):
@@ -82,7 +83,8 @@ class kfac(Transformation):
 
     There is no learning rate: :math:`\alpha` and :math:`\mu` minimise the exact quadratic model
     of the batch, and the damping follows how well that predicts the change of the loss. A step with
-    anything that is not finite in it is refused: params, factors and momentum stay.
+    anything that is not finite in it is refused: params, factors and momentum stay. So is one that
+    is seen to raise the loss of its batch (in every `damping_every`-th step, and after such a one).
 
     Like :func:`fnopt.gauss_newton_descent`, `update` ignores the gradients (they may be `None`):
     call `update(None, state, params, batch=batch)`.
@@ -127,7 +129,7 @@ class kfac(Transformation):
         >>> batch = {"x": x, "y": x @ jnp.ones((3, 2)) + 1}
         >>> params = {"w": jnp.zeros((3, 2)), "b": jnp.zeros(2)}
         >>> tx = fnopt.kfac(model, loss, batch, damping=1e-6, curvature="exact")
-        >>> updates, state = tx.update(None, tx.init(params), params, batch=batch)
+        >>> updates, state = jax.jit(tx.update)(None, tx.init(params), params, batch=batch)
         >>> print(fnopt.apply_updates(params, updates)["w"].round(2))
         [[1. 1.]
          [1. 1.]
@@ -218,6 +220,7 @@ class kfac(Transformation):
         del updates, extra_args
         model = KroneckerModel(self._spec, params, batch)
         dtype, count, fresh = model.dtype, state.count, state.averaged == 0
+        again = state.status != Status.RUNNING.value  # after a step that was refused
         objective = Objective(model, params, jnp.asarray(self.l2).astype(dtype))
         damping = state.damping + objective.l2
         averaged, factors = jax.lax.cond(
@@ -227,26 +230,30 @@ class kfac(Transformation):
             (state.averaged, state.factors),
         )
         inverses = jax.lax.cond(
-            (count % self.inverse_every == 0) | fresh,
+            (count % self.inverse_every == 0) | fresh | again,
             lambda factors: model.inverses(factors, damping),
             lambda _: state.inverses,
             factors,
         )
-        value, gradient = objective.value_and_gradient()
+        value, gradient, noise = objective.value_and_gradient()
         preconditioned = model.divided(gradient, inverses, damping)
         directions = (
             jax.tree.map(jnp.negative, preconditioned),
             jax.tree.map(lambda m: m.astype(dtype), state.momentum),
         )
-        weights, promised = self._combination(objective, state, gradient, directions)
+        found = self._combination(objective, state, gradient, directions)
+        weights = found.weights
         step = jax.tree.map(lambda d, m: weights[0] * d + weights[1] * m, *directions)
         known = _is_finite((value, gradient))
-        sound = known & _is_finite((step, weights, promised, factors, inverses))
+        sound = known & _is_finite((step, found, factors, inverses))
         moved = cast_like(step, params)
-        adapted, after = self._adapted(objective, state, moved, value, promised)
-        taken = sound & jnp.isfinite(after)
-        grown = jnp.where(known, state.damping / self._factor(dtype), state.damping)
-        failed = jnp.where(known, Status.NONFINITE_STEP.array, Status.NONFINITE_START.array)
+        adapted, lower, after = self._adapted(objective, state, moved, value, found, noise)
+        taken = sound & jnp.isfinite(after) & lower
+        grown = jnp.where(known, jnp.minimum(_REFUSED * state.damping, _MOST), state.damping)
+        sign = jnp.where(
+            sound & jnp.isfinite(after), Status.STALLED.array, Status.NONFINITE_STEP.array
+        )
+        failed = jnp.where(known, sign, Status.NONFINITE_START.array)
         momentum = cast_like(step, state.momentum)
         new = (averaged, adapted, weights, factors, inverses, momentum)
         old = (state.averaged, grown, state.weights, state.factors, state.inverses, state.momentum)
@@ -272,17 +279,19 @@ class kfac(Transformation):
 
     def _combination(
         self, objective: Objective, state: KfacState, gradient: Any, directions: tuple[Any, Any]
-    ) -> tuple[jax.Array, jax.Array]:
+    ) -> Combination:
         """What the directions are multiplied with, and the change that this promises."""
+        from fnopt.curvature import Combination
 
-        def best() -> tuple[jax.Array, jax.Array]:
-            found = objective.best(gradient, directions, state.damping)
-            return found.weights, found.change
+        def best() -> Combination:
+            return objective.best(gradient, directions, state.damping)
 
         if self.model_every == 1:
             return best()
+        zero = jnp.zeros_like(state.value)
         now = (state.count % self.model_every == 0) | (state.averaged == 0)
-        return jax.lax.cond(now, best, lambda: (state.weights, jnp.zeros_like(state.value)))
+        now = now | (state.status != Status.RUNNING.value)
+        return jax.lax.cond(now, best, lambda: Combination(state.weights, zero, zero))
 
     def _adapted(
         self,
@@ -290,23 +299,28 @@ class kfac(Transformation):
         state: KfacState,
         moved: Any,
         value: jax.Array,
-        promised: jax.Array,
-    ) -> tuple[jax.Array, jax.Array]:
-        """The damping of the next step, and the objective after this one, if it was looked at."""
+        found: Combination,
+        noise: jax.Array,
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """The damping of the next step, whether this one is no worse, and the objective after it.
 
-        def looked() -> tuple[jax.Array, jax.Array]:
+        Where that isn't looked at, it counts as if it were.
+        """
+
+        def looked() -> tuple[jax.Array, jax.Array, jax.Array]:
             after = objective.at(jax.tree.map(jnp.add, objective.params, moved))
-            # Differences of losses below this are rounding.
-            clear = -promised > 8 * jnp.finfo(value.dtype).eps * jnp.abs(value)
-            gain = (after - value) / jnp.where(clear, promised, -jnp.ones_like(promised))
+            clear = -found.change > noise
+            gain = (after - value) / jnp.where(clear, found.change, -jnp.ones_like(value))
             factor = self._factor(value.dtype)
             one = jnp.ones_like(factor)
             change = jnp.where(gain > 0.75, factor, jnp.where(gain < 0.25, 1 / factor, one))
-            damping = state.damping * jnp.where(clear, change, one)
-            return jnp.clip(damping, _LEAST, _MOST), after
+            # A step whose gain drowns in rounding tells nothing, unless damping is what made it so.
+            change = jnp.where(clear, change, jnp.where(found.share < 0.01, factor, one))
+            damping = state.damping * change
+            return jnp.clip(damping, _LEAST, _MOST), after <= value + noise, after
 
-        now = state.count % self.damping_every == 0
-        return jax.lax.cond(now, looked, lambda: (state.damping, value))
+        now = (state.count % self.damping_every == 0) | (state.status != Status.RUNNING.value)
+        return jax.lax.cond(now, looked, lambda: (state.damping, jnp.ones((), bool), value))
 
     def _factor(self, dtype: Any) -> jax.Array:
         return jnp.asarray(self.damping_decay).astype(dtype) ** self.damping_every

@@ -27,21 +27,27 @@ class Objective:
         self.outputs, self.push = jax.linearize(model.outputs, params)
         self.wide = jax.tree.map(lambda p: p.astype(model.dtype), params)
 
-    def value_and_gradient(self) -> tuple[jax.Array, Any]:
-        """The gradient is float32 or wider."""
+    def value_and_gradient(self) -> tuple[jax.Array, Any, jax.Array]:
+        """The gradient is float32 or wider; last, how far rounding moves the value."""
         value, slope = jax.value_and_grad(self.model.mean_loss)(self.outputs)
         (gradient,) = jax.linear_transpose(self.push, self.params)(slope)
         gradient = jax.tree.map(lambda g, p: g.astype(p.dtype) + self.l2 * p, gradient, self.wide)
-        return value + self._penalty(self.wide), gradient
+        return value + self._penalty(self.wide), gradient, self._noise(value, slope)
+
+    def _noise(self, value: jax.Array, slope: jax.Array) -> jax.Array:
+        """Of sums, and of the outputs of the model in its own dtype, which are independent."""
+        dtypes = [jnp.result_type(p) for p in jax.tree.leaves(self.params)]
+        eps = max(float(jnp.finfo(d).eps) for d in dtypes)
+        of_outputs = jnp.sum(jnp.abs(slope * self.outputs)) / self.outputs.size**0.5
+        return 8 * (jnp.finfo(value.dtype).eps * jnp.abs(value) + eps * of_outputs)
 
     def best(self, gradient: Any, directions: tuple[Any, Any], damping: jax.Array) -> Combination:
         """The combination of two directions that minimises the damped quadratic model."""
         from fnopt.curvature import best_combination
 
-        slope = jax.grad(self.model.mean_loss)
         return best_combination(
             lambda v: self.push(cast_like(v, self.params)),
-            lambda v: jax.jvp(slope, (self.outputs,), (v,))[1],
+            self.model.bend(self.outputs),
             gradient,
             directions,
             damping,

@@ -132,13 +132,14 @@ def test_steps_are_those_of_the_formula():
 
 def test_trains_in_a_scan_and_refuses_what_is_not_finite():
     params, batch = problem(jnp.bfloat16)  # whose averages and inverses are float32
+    batch = (*batch, jax.random.split(jax.random.key(0), N))  # as for stochastic layers
     options = {"model_every": 2, "damping_every": 2, "inverse_every": 3}
     tx = fnopt.kfac(net, cross_entropy, batch, **options)
 
     def step(carry, factor):
         params, state = carry
-        x, y = batch
-        updates, state = tx.update(None, state, params, batch=(x * factor, y))
+        x, *rest = batch
+        updates, state = tx.update(None, state, params, batch=(x * factor, *rest))
         params = fnopt.apply_updates(params, updates)
         return (params, state), (params, state)
 
@@ -165,6 +166,36 @@ def test_trains_in_a_scan_and_refuses_what_is_not_finite():
     assert int(states.status[7]) == Status.NONFINITE_START
     assert int(states.count[-1]) == 16
     assert float(states.value[-1]) < 0.5 * float(states.value[1])
+
+
+def test_a_step_that_raises_the_loss_is_refused():
+    # A loss that isn't convex, with so little damping that the quadratic model is far off.
+    params, batch = problem(np.float32)
+
+    def saturating(outputs, example):
+        return jnp.sum(jnp.log1p(30 * (outputs - example[0][:3]) ** 2))
+
+    tx = fnopt.kfac(net, saturating, batch, damping=1e-6, damping_every=1)
+
+    @jax.jit
+    def run(params):
+        def step(carry, _):
+            params, state = carry
+            updates, state = tx.update(None, state, params, batch=batch)
+            there = fnopt.apply_updates(params, updates)
+            return (there, state), (state.value, state.status, state.damping)
+
+        return jax.lax.scan(step, (params, tx.init(params)), length=40)[1]
+
+    values, status, damping = map(np.asarray, run(params))
+    refused = status != Status.RUNNING
+    assert refused[0]
+    assert not refused.all()
+    assert np.all(status[refused] == Status.STALLED)
+    assert np.all(np.diff(damping)[refused[1:]] > 0)
+    assert np.all(np.diff(values) <= 1e-5 * values[:-1])
+    np.testing.assert_array_equal(values[1:][refused[:-1]], values[:-1][refused[:-1]])
+    assert values[-1] < 0.8 * values[0]
 
 
 def test_samples_can_be_labels_that_are_drawn():
@@ -199,6 +230,9 @@ def test_refuses_what_makes_no_sense():
         tx.init({**params, "w": jnp.ones((4, 5), jnp.complex64)})
     with pytest.raises(TypeError, match="batch"):
         tx.update(None, tx.init(params), params)
+    absolute = fnopt.kfac(net, lambda f, e: jnp.sum(jnp.abs(f - e[0][:3])), batch)
+    with pytest.raises(ValueError, match="corners"):
+        jax.eval_shape(lambda s: absolute.update(None, s, params, batch=batch), tx.init(params))
     with pytest.raises(TypeError, match="real scalar"):
         fnopt.kfac(net, lambda f, e: f, batch).init(params)
     with pytest.raises(ValueError, match="multiple of model_every"):

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from fnopt.core._devices import on_the_same_devices
 from fnopt.core._dtypes import compute_dtype, dtype_of, increment, real_dtype, zero_count
 from fnopt.core._leaves import cast, check_inexact, check_same_tree, check_scalars
 from fnopt.core._parts import part_axes
@@ -115,7 +116,8 @@ class Leafwise(Transformation):
         leaves, treedef, columns = self._columns(updates, state, params, names)
         numbers = _Numbers(self, state.count if self._counts else None)
         program = _leaf_program(type(self), self._flatten()[1], names, part_axes())
-        rows = [program(numbers.of(row), *row) for row in zip(leaves, *columns, strict=True)]
+        with on_the_same_devices(updates, state=state, params=params):
+            rows = [program(numbers.of(row), *row) for row in zip(leaves, *columns, strict=True)]
         trees = [treedef.unflatten([row[i] for row in rows]) for i in range(1 + len(names))]
         fields = dict(zip(names, trees[1:], strict=True))
         if self._counts:

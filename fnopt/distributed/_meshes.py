@@ -25,9 +25,10 @@ def mesh_of_params(params: Any, mesh: Any, name: str) -> Any:
     if mesh is None:
         meshes = [s.mesh for _, s in placed if isinstance(s, NamedSharding)]
         if not meshes:
+            there = f" ({shown(placed[0][0])} has {placed[0][1]})" if placed else ""
             raise ValueError(
-                f"{name}: the params are on no mesh. Put them on one with jax.device_put(params, "
-                "NamedSharding(mesh, PartitionSpec())), or give mesh=."
+                f"{name}: the params are on no mesh{there}. Put them on one with "
+                "jax.device_put(params, NamedSharding(mesh, PartitionSpec())), or give mesh=."
             )
         mesh = meshes[0]
     for path, sharding in placed:

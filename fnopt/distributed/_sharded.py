@@ -112,7 +112,8 @@ class sharded(Transformation):
         check_inexact(params, "params")
         n = _size_if_bound(self.axis)
         if n is None:
-            parts = jax.tree.map(self._laid_out, params)
+            named, treedef = leaves_with_names(params)
+            parts = treedef.unflatten([self._laid_out(name, p) for name, p in named])
             return beside(self._init_of_rows(parts), parts)
         with parts_over(self.axis):
             return self.inner.init(own_parts(params, self.axis, n))
@@ -171,14 +172,15 @@ class sharded(Transformation):
             )
         return n
 
-    def _laid_out(self, p: Any) -> Any:
+    def _laid_out(self, name: str, p: Any) -> Any:
         """A leaf as the parts of all devices in a row, divided over the mesh that it is on."""
         mesh = _mesh_of(p)
         if mesh is None or not {*self.axis} <= {*mesh.axis_names}:
             raise ValueError(
                 f"{where()}the axis {self.axis!r} is neither bound here nor of a mesh that the "
-                "params are on: call init inside jax.shard_map, or put the params on the mesh "
-                "first, or use fnopt.distributed.init_sharded(tx, params, mesh=mesh)."
+                f"params are on: {shown(name)} has {_sharding_of(p)}. Call init "
+                "inside jax.shard_map, or put the params on the mesh first, or use "
+                "fnopt.distributed.init_sharded(tx, params, mesh=mesh)."
             )
         n = math.prod(mesh.shape[name] for name in self.axis)
         spec = PartitionSpec(*(None,) * (jax.numpy.ndim(p) - 1), self.axis)
@@ -217,6 +219,13 @@ def _mesh_of(p: Any) -> Any:
         return None if mesh.empty else mesh
     sharding = getattr(p, "sharding", None)
     return sharding.mesh if isinstance(sharding, NamedSharding) else None
+
+
+def _sharding_of(p: Any) -> str:
+    if isinstance(p, Tracer):
+        return f"the type {jax.typeof(p)}"
+    sharding = getattr(p, "sharding", None)
+    return "no sharding" if sharding is None else f"the sharding {sharding}"
 
 
 def _check_parts(state: Any, expected: Any, n: int) -> None:

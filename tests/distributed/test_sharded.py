@@ -221,6 +221,9 @@ def test_outside_of_shard_map():
         tx.update(params, tx.init(params), params)
     with pytest.raises(ValueError, match=r"\('model',\).*neither bound"):
         distributed.sharded(fnopt.adam(1e-2), "model").init(params)
+    elsewhere = {**params, "scale": jax.device_put(jnp.ones(()), jax.devices()[1])}
+    with pytest.raises(ValueError, match=r"leaf 'scale' has the sharding SingleDeviceSharding"):
+        tx.init(elsewhere)
 
 
 def test_a_state_of_another_number_of_devices_is_refused():

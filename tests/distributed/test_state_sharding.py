@@ -119,6 +119,12 @@ def test_params_on_no_mesh_or_on_two_are_refused():
     committed = {"w": jax.device_put(jnp.ones(2), jax.devices()[1])}
     with pytest.raises(ValueError, match="leaf 'w' of the params has the sharding"):
         distributed.state_sharding(tx, committed, mesh=mesh)
+    with pytest.raises(ValueError, match=r"on no mesh \(leaf 'w' has SingleDeviceSharding"):
+        distributed.state_sharding(tx, committed)
+    with pytest.raises(ValueError, match="leaf 'b' of the params has the sharding NamedSharding"):
+        distributed.init_sharded(tx, mixed)
+    with pytest.raises(ValueError, match="on no mesh"):
+        distributed.scatter_state(distributed.sharded(tx, "data"), tx.init(bare), committed)
     with pytest.raises(ValueError, match=r"axis = 'model', expected an axis of the mesh: \['data'"):
         distributed.state_sharding(tx, whole(), axis="model")
 
@@ -150,3 +156,29 @@ def test_the_compiler_divides_the_step():
         assert (x == jax.device_put(y, x.sharding)).all()
     mu = fnopt.slots(mine[1])["mu"]["kernel"]
     assert mu.addressable_shards[0].data.size == mu.size // 2
+
+
+def test_a_state_on_other_devices_is_named():
+    """In an eager step; in a jitted one it is JAX that names both arguments and their devices."""
+    mesh = mesh_of()
+    params = jax.device_put({"w": jnp.ones(2)}, NamedSharding(mesh, P()))
+    tx = fnopt.adam(1e-2)
+    state = jax.device_put(tx.init(jax.device_get(params)), jax.devices()[1])
+    with pytest.raises(ValueError, match=r"leaf 'count' of state has the sharding Single.*'w' of"):
+        tx.update(params, state, params)
+    with pytest.raises(ValueError, match=r"incompatible devices.*state\[0\]\.count"):
+        jax.jit(tx.update)(params, state, params)
+    moved = jax.device_put(state, distributed.state_sharding(tx, params))
+    tx.update(params, moved, params)
+
+
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_slots_of_a_leaf_that_lie_in_different_ways_work(kind):
+    mesh, tx = mesh_of(kind=kind), fnopt.adam(1e-2)
+    params = jax.device_put({"w": jnp.ones((4, 3))}, NamedSharding(mesh, P()))
+    state = tx.init(params)
+    mu = jax.device_put(state[0].mu, NamedSharding(mesh, P("data")))
+    mixed = (state[0]._replace(mu=mu), *state[1:])
+    found, expected = (jax.jit(tx.update)(params, s, params) for s in (mixed, state))
+    for x, y in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        assert (x == jax.device_put(y, x.sharding)).all()

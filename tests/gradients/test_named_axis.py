@@ -130,3 +130,13 @@ def test_noise_scale_of_all_devices():
 def test_an_axis_needs_a_batch():
     with pytest.raises(ValueError, match="axis of a batch, of which none is given"):
         curvature.hvp(lambda p: jnp.sum(p["b"]), axis_name="data")(PARAMS, PARAMS)
+
+
+def test_axes_and_batches_that_do_not_fit():
+    step = fnopt.clipped_grad(loss, 0.3, axis_name="model")
+    with pytest.raises(NameError, match="unbound axis name: model"):
+        jax.eval_shape(step, PARAMS, BATCH)
+    seven = jax.tree.map(lambda x: x[:7], BATCH)
+    # JAX says which argument; a batch that is filled up, and where=, is the way: see above
+    with pytest.raises(ValueError, match=r"evenly divisible(.|\n)*args\[1\]"):
+        jax.eval_shape(on_two_devices(True), PARAMS, seven, WEIGHTS, WANTED)

@@ -1,0 +1,58 @@
+"""Which arrays of a step are on other devices than its gradients."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from jax.core import Tracer
+
+from fnopt.core._errors import where
+from fnopt.core._paths import leaves_with_names, shown
+
+
+@contextlib.contextmanager
+def on_the_same_devices(updates: Any, **others: Any) -> Iterator[None]:
+    """Says by name what is elsewhere, where JAX refuses arrays of different devices.
+
+    Args:
+        updates: The gradients.
+        others: What goes with them, by name: trees of arrays.
+    """
+    try:
+        yield
+    except ValueError as error:
+        found = _elsewhere(updates, others) if "incompatible devices" in str(error) else None
+        if found is None:
+            raise
+        raise ValueError(f"{where()}{found}") from error
+
+
+def _elsewhere(updates: Any, others: dict[str, Any]) -> str | None:
+    gradients = _placed(updates)
+    if not gradients:
+        return None
+    name, home = gradients[0]
+    for what, tree in {"gradients": updates, **others}.items():
+        for other, x in _placed(tree):
+            if x.sharding.device_set != home.sharding.device_set:
+                leaf = f"{shown(other)} of {what}" if other else what
+                return (
+                    f"{leaf} has the sharding {x.sharding}, {shown(name)} of the gradients has "
+                    f"{home.sharding}: on other devices. Bring the state to where the params are "
+                    "with jax.device_put(state, fnopt.distributed.state_sharding(tx, params)), or "
+                    "to one device with jax.device_put(state, device)."
+                )
+    return None
+
+
+def _placed(tree: Any) -> list[tuple[str, jax.Array]]:
+    """The arrays with a place of their own, by name."""
+    named = leaves_with_names(tree)[0]
+    return [
+        (name, x)
+        for name, x in named
+        if isinstance(x, jax.Array) and not isinstance(x, Tracer) and x.committed
+    ]

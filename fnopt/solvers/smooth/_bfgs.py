@@ -67,5 +67,5 @@ class bfgs(LineSearchMethod):
         H = walk.memory.H
         step = jnp.matmul(H, point.gradient, precision=lax.Precision.HIGHEST)
         one = jnp.ones_like(point.value)
-        rate = jnp.where(walk.fresh, first_rate(point), one)
+        rate = jnp.where(walk.fresh, first_rate(point.gradient), one)
         return Heading(point.x - step, rate, jnp.asarray(jnp.inf, one.dtype))

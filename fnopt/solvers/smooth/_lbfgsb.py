@@ -67,8 +67,8 @@ class lbfgsb(LineSearchMethod):
         pairs = walk.memory
         one = jnp.ones_like(point.value)
         far = jnp.asarray(jnp.inf, one.dtype)
-        rate = jnp.where(walk.fresh, first_rate(point), one)
         if problem.box is None:
+            rate = jnp.where(walk.fresh, first_rate(point.gradient), one)
             order = jnp.arange(self.memory_size, dtype=jnp.int32)
             gamma = 1 / pairs.theta
             step = inverse_product(point.gradient, pairs.S, pairs.Y, pairs.rho, gamma, order)
@@ -82,6 +82,9 @@ class lbfgsb(LineSearchMethod):
         short = cauchy.x + _within(cauchy.x, step, box.lower, box.upper) * step
         target = jnp.where(downhill, target, box.nearest(short))
         target = jnp.where(jnp.all(jnp.isfinite(target)), target, cauchy.x)
+        # Between bounds on all sides the model's first target is a step of a sensible length.
+        boxed = jnp.all(jnp.isfinite(box.lower) & jnp.isfinite(box.upper))
+        rate = jnp.where(walk.fresh & ~boxed, first_rate(target - point.x), one)
         reach = _within(point.x, target - point.x, box.lower, box.upper, far)
         return Heading(target, rate, jnp.where(walk.fresh, one, jnp.maximum(one, reach)))
 

@@ -59,7 +59,7 @@ class nonlinear_cg(LineSearchMethod):
     def empty(self, problem: Problem, point: Point) -> Direction:
         """Down the gradient."""
         del problem
-        return Direction(-point.gradient, first_rate(point))
+        return Direction(-point.gradient, first_rate(point.gradient))
 
     def learned(self, memory: Direction, before: Point, after: Point) -> Direction:
         """The conjugate direction; the gradient's where that isn't one down."""

@@ -36,7 +36,7 @@ class projected_gradient(LineSearchMethod):
     def empty(self, problem: Problem, point: Point) -> jax.Array:
         """The step of length 1 down the gradient."""
         del problem
-        return first_rate(point)
+        return first_rate(point.gradient)
 
     def learned(self, memory: jax.Array, before: Point, after: Point) -> jax.Array:
         """The inverse of the curvature along the last step."""

@@ -115,8 +115,8 @@ class LineSearchMethod(MinimizeMethod):
         return Told(code, self._place(problem, point, state), best, state)
 
 
-def first_rate(point: Point) -> jax.Array:
-    """The part of the gradient that is a step of length 1, or all of it if it is shorter."""
-    size = length(point.gradient)
+def first_rate(step: jax.Array) -> jax.Array:
+    """The part of a step that has length 1, or all of it if it is shorter."""
+    size = length(step)
     one = jnp.ones_like(size)
     return jnp.where(size > 1, one / jnp.where(size > 1, size, one), one)

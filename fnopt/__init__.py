@@ -30,6 +30,7 @@ from fnopt.core import (
     slot_zeros,
     slots,
     static,
+    step_count,
     to_config,
 )
 from fnopt.optimizers import *
@@ -278,6 +279,7 @@ __all__ = [
     "sparsity_pattern",
     "standard_errors",
     "static",
+    "step_count",
     "tap",
     "taps",
     "tied",

@@ -40,7 +40,7 @@ from fnopt.core._extra_args import ANY as ANY
 from fnopt.core._extra_args import EXTRA_ARGS
 from fnopt.core._extra_args import named_by as named_by
 from fnopt.core._follow import incremental_update, periodic_update
-from fnopt.core._inspect import hyperparams, named, slot_names, slots
+from fnopt.core._inspect import hyperparams, named, slot_names, slots, step_count
 from fnopt.core._leafwise import Leafwise
 from fnopt.core._leaves import check_inexact, check_same_tree, map_leaves
 from fnopt.core._map_slots import map_slots as map_slots
@@ -183,6 +183,7 @@ __all__ = [
     "slots",
     "squared_modulus",
     "static",
+    "step_count",
     "stochastic_round",
     "to_config",
     "where",

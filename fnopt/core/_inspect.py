@@ -11,10 +11,11 @@ import jax.numpy as jnp
 
 from fnopt.core._dtypes import default_float
 from fnopt.core._slots import declared_slots
-from fnopt.core._transformation import Member, Transformation
+from fnopt.core._transformation import Member, Transformation, as_transformation, foreign
 from fnopt.core._value import Schedule
 
 _Path = tuple[str, ...]
+_COUNTS = ("count", "step")  # the names of a state's own count
 
 
 def _unique(items: list[tuple[_Path, Any]]) -> dict[str, Any]:
@@ -133,6 +134,52 @@ def named(tx: Transformation, state: Any) -> dict[str, Any]:
         Array(0, dtype=int32)
     """
     return _unique([(path, member.state) for path, member in _walk_members(tx, state, ())])
+
+
+def step_count(tx: Any, state: Any) -> jax.Array:
+    """How many steps an optimizer has made.
+
+    Every member that depends on the number of the step keeps its own count, so a state holds
+    several. Members of a chain step together, so their counts are one number, and this is it: the
+    first that is found. A transform that doesn't pass every call on (`accumulate`,
+    `conditionally_mask`) is asked before what is inside of it: `accumulate` has made a step when
+    enough gradients were in its sum.
+
+    Args:
+        tx: An optimizer, fnopt's or any (init, update) pair.
+        state: Its state.
+
+    Returns:
+        An integer scalar.
+
+    Raises:
+        ValueError: If nothing in the state counts.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.adamw(1e-3), {"w": jnp.ones(2)}
+        >>> _, state = tx.update(params, tx.init(params), params)
+        >>> fnopt.step_count(tx, state)
+        Array(1, dtype=int32)
+    """
+    counts = _counts(as_transformation(tx, "step_count: tx"), state)
+    first = next(counts, None)
+    if first is None:
+        raise ValueError(
+            f"step_count: nothing in the state of {type(tx).__name__} counts steps; count them in "
+            "the loop, or put scale_by_learning_rate into the chain."
+        )
+    return first
+
+
+def _counts(tx: Transformation, state: Any) -> Iterator[Any]:
+    own = (getattr(state, name, None) for name in _COUNTS) if tx.counts_steps else ()
+    yield from (x for x in own if hasattr(x, "dtype"))  # the `count` of a tuple is a method
+    for member in tx.members(state):
+        yield from _counts(member.tx, member.state)
+    if isinstance(tx, foreign) and not hasattr(state, "_fields") and isinstance(state, tuple):
+        for part in state:  # another library's chain
+            yield from _counts(tx, part)
 
 
 def _own_hyperparams(tx: Transformation, state: Any, path: _Path) -> Iterator[tuple[_Path, Any]]:

@@ -66,6 +66,8 @@ class Transformation(Value):
     # Whether updates of 16-bit params stay in float32: a step between two bfloat16 numbers isn't
     # always a bfloat16 number, so a transform that says where params must land says it wider.
     wide_updates: ClassVar[bool] = False
+    # Whether the `count` of its state is the number of steps.
+    counts_steps: ClassVar[bool] = True
     # Whether gradients may have `Rows` in place of a table of the params.
     takes_rows: ClassVar[bool] = False
 

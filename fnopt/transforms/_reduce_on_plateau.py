@@ -68,6 +68,8 @@ class reduce_on_plateau(Transformation):
         {'w': Array([0.5], dtype=float32)}
     """
 
+    counts_steps = False  # but losses in the mean
+
     factor: Scalar = hyper(default=0.1, gt=0, lt=1)
     patience: Scalar = hyper(default=10, ge=1)
     rtol: Scalar = hyper(default=1e-4, ge=0, le=1)

@@ -121,9 +121,10 @@ def get(tree: Any, key: Any, default: Any = None, filtering: _Filter | None = No
     found = get_all_with_path(tree, key, filtering)
     if len(found) > 1:
         places = ", ".join(repr(path_name(path)) for path, _ in found)
+        steps = " fnopt.step_count(tx, state) is the number of steps." if key == "count" else ""
         raise KeyError(
             f"tree.get: {len(found)} values for {key!r}, at {places}. Choose one with "
-            "filtering=lambda path, value: ..., or take all with get_all_with_path."
+            f"filtering=lambda path, value: ..., or take all with get_all_with_path.{steps}"
         )
     return found[0][1] if found else default
 

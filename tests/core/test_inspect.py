@@ -1,5 +1,6 @@
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -63,3 +64,37 @@ def test_named_reaches_every_depth():
     found = fnopt.named(tx, state)
     assert found.keys() == {"clip", "opt", "scale_by_adam", "scale_by_learning_rate"}
     assert found["scale_by_adam"] is state["opt"][0]
+
+
+@pytest.mark.parametrize(
+    ("tx", "expected"),
+    [
+        (fnopt.adamw(0.1), 3),
+        (fnopt.chain(fnopt.reduce_on_plateau(), fnopt.clip(1.0), fnopt.sgd(0.1)), 3),
+        (fnopt.partition({"a": fnopt.chain(("opt", fnopt.adam(0.1)))}, "a"), 3),
+        (fnopt.accumulate(fnopt.adamw(0.1), 2), 1),
+        (fnopt.conditionally_mask(fnopt.adam(0.1), lambda step: step < 1), 3),
+        (fnopt.strict(fnopt.masked(fnopt.adam(0.1), "*")), 3),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_step_count(tx, expected):
+    @jax.jit
+    def count(params):
+        def body(state, _):
+            extras = {name: jnp.float32(1.0) for name in tx.needs}
+            return tx.update(params, state, params, **extras)[1], None
+
+        return fnopt.step_count(tx, jax.lax.scan(body, tx.init(params), length=3)[0])
+
+    assert int(count(PARAMS)) == expected
+
+
+def test_step_count_of_other_libraries_and_of_none():
+    optax = pytest.importorskip("optax")
+    tx = optax.chain(optax.clip(1.0), optax.adam(0.1))
+    with jax.numpy_dtype_promotion("standard"):
+        _, state = tx.update(PARAMS, tx.init(PARAMS), PARAMS)
+    assert int(fnopt.step_count(tx, state)) == 1
+    with pytest.raises(ValueError, match="nothing in the state of clip counts steps"):
+        fnopt.step_count(fnopt.clip(1.0), fnopt.clip(1.0).init(PARAMS))

@@ -116,7 +116,7 @@ def _program(fun: Any, leaves: list[Any], treedef: Any, args: Any, kwargs: Any) 
 
     def flat(leaves: list[Any]) -> list[Any]:
         out, structure = jax.tree.flatten(fun(treedef.unflatten(leaves), *args, **kwargs))
-        is_array = [isinstance(x, (jax.Array, np.ndarray, np.generic, float, int)) for x in out]
+        is_array = [isinstance(x, (jax.Array, np.ndarray, np.generic)) for x in out]
         kept[:] = [structure, [None if a else x for a, x in zip(is_array, out, strict=True)]]
         kept.append(is_array)
         return [x for a, x in zip(is_array, out, strict=True) if a]

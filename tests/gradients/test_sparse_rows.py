@@ -119,14 +119,16 @@ def test_a_table_that_is_returned():
 
 
 def of_flax(ids):
-    linen = pytest.importorskip("flax.linen")
+    from flax import linen
+
     return lambda table: linen.Embed(N, D, dtype=jnp.bfloat16).apply(
         {"params": {"embedding": table}}, ids
     )
 
 
 def of_equinox(ids):
-    eqx = pytest.importorskip("equinox")
+    import equinox as eqx
+
     return lambda table: jax.vmap(jax.vmap(eqx.nn.Embedding(weight=table)))(ids)
 
 
@@ -143,10 +145,8 @@ FORMS = {
 INSIDE = jnp.asarray([[4, 7, 4], [0, 49, 7]], jnp.int32)
 
 
-@pytest.mark.parametrize("name", FORMS)
-def test_all_ways_to_look_rows_up(name):
-    """The dense gradient, without anything of the table's size; beyond the ends too."""
-    ids = IDS if name == "take_clip" else INSIDE
+def loss_of(name):
+    ids = IDS if name == "take_clip" else INSIDE  # beyond the ends too
     look_up = FORMS[name](ids)
     args = (ids,) if name == "vmap" else ()
 
@@ -155,17 +155,33 @@ def test_all_ways_to_look_rows_up(name):
         weights = jnp.arange(rows.size, dtype=jnp.float32).reshape(rows.shape)
         return jnp.sum(jnp.square(rows) * weights)
 
-    sparse = jax.jit(fnopt.sparse_value_and_grad(fn, "words"))
-    (value, grads), (expected, dense) = sparse(params()), jax.value_and_grad(fn)(params())
-    np.testing.assert_allclose(value, expected, rtol=1e-6)
-    rtol = 0.02 if name == "flax" else 1e-5  # bfloat16: sums of rows are float32 here
-    np.testing.assert_allclose(grads["words"].dense(), dense["words"], rtol=rtol, atol=rtol)
-    made = {
-        v.aval.shape
-        for e in jaxprs.equations(jax.make_jaxpr(sparse)(params()).jaxpr)
-        for v in e.outvars
-    }
-    assert (N, D) not in made
+    return fn
+
+
+def test_all_ways_to_look_rows_up():
+    """They give the dense gradient, without anything of the table's size; in one program."""
+    fns = {name: loss_of(name) for name in FORMS}
+    sparse = {name: fnopt.sparse_value_and_grad(fn, "words") for name, fn in fns.items()}
+    both = jax.jit(lambda p: {n: (sparse[n](p), jax.value_and_grad(fns[n])(p)) for n in FORMS})
+    for name, ((value, grads), (expected, dense)) in both(params()).items():
+        np.testing.assert_allclose(value, expected, rtol=1e-6, err_msg=name)
+        rtol = 0.02 if name == "flax" else 1e-5  # bfloat16: sums of rows are float32 here
+        rows = grads["words"].dense()
+        np.testing.assert_allclose(rows, dense["words"], rtol=rtol, atol=rtol, err_msg=name)
+        program = jax.make_jaxpr(sparse[name])(params()).jaxpr
+        made = {v.aval.shape for eqn in jaxprs.equations(program) for v in eqn.outvars}
+        assert (N, D) not in made, name
+
+
+def test_aux_may_hold_anything():
+    def fn(p):
+        return jnp.sum(p["words"][IDS[0]]), {"name": "a", "n": 3, "none": None, "x": p["out"]}
+
+    (_, aux), _ = fnopt.sparse_value_and_grad(fn, "words", has_aux=True)(params())
+    assert aux["name"] == "a"
+    assert aux["n"] == 3
+    assert aux["none"] is None
+    np.testing.assert_array_equal(aux["x"], params()["out"])
 
 
 def test_a_name_that_fits_nothing():

@@ -16,6 +16,8 @@ from fnopt.monitor._writers import Record, Writer
 class Progress(Writer):
     """A progress line with throughput and metrics: by tqdm where installed, else plain text.
 
+    Call it with a record a step, or hand it to a solver: `minimize(..., callback=Progress(200))`.
+
     Args:
         total: How many steps there will be, or None if nobody knows.
         examples: How many examples (tokens, ...) a step takes: then their rate is shown too.
@@ -56,8 +58,11 @@ class Progress(Writer):
         self._done, self._printed, self._last = 0, -np.inf, ""
         self._bar = _bar(total, tqdm, file)
 
-    def __call__(self, record: Record) -> None:
-        """Takes one record; records may skip steps."""
+    def __call__(self, record: Any) -> None:
+        """Takes one record, or the `StepInfo` of a solver's callback; records may skip steps."""
+        if hasattr(record, "_asdict"):
+            numbers = {k: v for k, v in record._asdict().items() if k not in ("step", "params")}
+            record = {"step": record.step - 1, **numbers}
         now, done = time.monotonic(), max(self._done, int(record["step"]) + 1)
         if self._first is None:
             self._first = (now, done)

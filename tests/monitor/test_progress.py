@@ -4,8 +4,10 @@ import io
 import re
 import sys
 
+import jax.numpy as jnp
 import pytest
 
+import fnopt
 from fnopt.monitor import Progress
 from fnopt.monitor import _progress as module
 
@@ -71,3 +73,22 @@ def test_without_tqdm(monkeypatch):
     assert file.getvalue() == "step 1/1 (100%)\n"
     with pytest.raises(ImportError, match="needs tqdm: install it"):
         Progress(1, tqdm=True)
+
+
+def test_as_the_callback_of_solvers():
+    def residual(p):
+        return jnp.stack([10 * (p[1] - p[0] ** 2), 1 - p[0]])
+
+    start, file = jnp.asarray([-1.2, 1.0]), io.StringIO()
+    with Progress(100, tqdm=False, seconds=0, show=("cost",), file=file) as progress:
+        fit = fnopt.least_squares(residual, start, callback=progress)
+    shown = file.getvalue().splitlines()
+    assert len(shown) == int(fit.steps)
+    assert re.fullmatch(r"step 1/100 \(1%\), cost [0-9.e+-]+", shown[0])
+
+    file = io.StringIO()
+    with Progress(tqdm=False, seconds=0, file=file) as progress:
+        fnopt.minimize(lambda p: jnp.sum(residual(p) ** 2), start, callback=progress)
+    assert re.match(
+        r"step 2, .* steps/s, cost .*, gradient_norm .*", file.getvalue().splitlines()[1]
+    )

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from fnopt.core import Params, as_transformation, listing
 from fnopt.programs import call_compiled, call_recorded, is_data, recorded, runs_now
 from fnopt.solvers._call import checked_args, checked_count, first_call_hints
+from fnopt.solvers._callback import asked_to_stop
 from fnopt.solvers._solution import History, StepInfo
 from fnopt.solvers.smooth._bfgs import bfgs
 from fnopt.solvers.smooth._implicit import implicitly
@@ -91,7 +92,8 @@ def minimize(
         max_steps: The most points to try.
         history: Whether to keep value, gradient norm, length and acceptance of every step.
         callback: `callback(info)` is called on the host at every step with a `StepInfo` of NumPy
-            arrays; `callback=print` shows the progress.
+            arrays; `callback=print` shows the progress, `fnopt.monitor.Progress(max_steps)` a bar.
+            It stops the iteration by returning True or raising `StopIteration`.
 
     Returns:
         A `Minimum`. Whether it converged, and why it stopped, is in its `status` and `message`:
@@ -199,10 +201,9 @@ def _minimized(
 ) -> Minimum:
     setting = set_up(fun, params, args, has_aux, **options, projection=projection)
 
-    def watch(where: Any, entry: History) -> None:
-        if callback is not None:
-            steps, x = where
-            jax.debug.callback(callback, StepInfo(steps, setting.params(x), *entry))
+    def watch(steps: jax.Array, x: jax.Array, entry: History) -> jax.Array:
+        assert callback is not None
+        return asked_to_stop(callback, StepInfo(steps, setting.params(x), *entry))
 
     def iterate(problem: Problem, x: jax.Array, traced: Any) -> tuple[Any, Point]:
         method, limits = traced

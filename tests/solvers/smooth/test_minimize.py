@@ -238,3 +238,28 @@ def test_new_data_need_no_compilation():
 def test_mistakes_are_named(call, error, text):
     with pytest.raises(error, match=text):
         call(functools.partial(fnopt.minimize))
+
+
+def _at_the_third(info):
+    return int(info.step) >= 3
+
+
+def _by_exception(info):
+    if info.step >= 3:
+        raise StopIteration
+
+
+@pytest.mark.parametrize("callback", [_at_the_third, _by_exception])
+def test_a_callback_stops_it(callback):
+    end = fnopt.minimize(rosenbrock, START, callback=callback)
+    assert int(end.status) == Status.STOPPED
+    assert int(end.steps) == 3
+
+
+def test_a_callback_that_fails_ends_nothing():
+    def fails(info):
+        raise OSError("disk full")
+
+    with pytest.warns(UserWarning, match="callback: fails raised OSError: disk full. The fit goes"):
+        end = fnopt.minimize(rosenbrock, START, callback=fails)
+    assert bool(end.converged)

@@ -1,4 +1,4 @@
-"""Dead, exploding and non-finite layers: flags that are slow to rise and slow to fall."""
+"""Dead, vanishing, exploding and non-finite layers: flags that rise and fall slowly."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ class Flag(enum.IntEnum):
     DEAD = 1
     EXPLODING = 2
     NONFINITE = 3
+    VANISHING = 4
+    HALF_DEAD = 5
 
 
 class FlagState(NamedTuple):
@@ -38,6 +40,10 @@ class FlagState(NamedTuple):
     nonfinite: jax.Array
     nonfinite_streak: jax.Array
     usual: jax.Array
+    vanishing: jax.Array
+    vanishing_streak: jax.Array
+    half_dead: jax.Array
+    half_dead_streak: jax.Array
 
     @property
     def code(self) -> jax.Array:
@@ -46,6 +52,8 @@ class FlagState(NamedTuple):
             (self.nonfinite, Flag.NONFINITE),
             (self.exploding, Flag.EXPLODING),
             (self.dead, Flag.DEAD),
+            (self.vanishing, Flag.VANISHING),
+            (self.half_dead, Flag.HALF_DEAD),
         ]
         code = jnp.full(self.dead.shape, Flag.FINE.value, jnp.int32)
         for flag, kind in reversed(kinds):
@@ -59,6 +67,8 @@ class FlagReport(NamedTuple):
     dead: tuple[str, ...]
     exploding: tuple[str, ...]
     nonfinite: tuple[str, ...]
+    vanishing: tuple[str, ...] = ()
+    half_dead: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return any(tuple(self))
@@ -66,7 +76,8 @@ class FlagReport(NamedTuple):
     _repr_pretty_ = show_report
 
     def __str__(self) -> str:
-        parts = [f"{kind}: {', '.join(names)}" for kind, names in self._asdict().items() if names]
+        found = self._asdict().items()
+        parts = [f"{kind.replace('_', ' ')}: {', '.join(names)}" for kind, names in found if names]
         return "; ".join(parts) or "no layer is flagged"
 
 
@@ -97,6 +108,12 @@ class health_flags(Value):
         r_\ell \le d \cdot \operatorname{median}_k r_k, \qquad
         n_\ell > e\, \bar n_\ell \ \text{ or } \ n_\ell > c
 
+    A network of many saturating layers has no layer that is negligible beside the median one, and
+    yet its first ones learn nothing: they are *vanishing*, negligible beside the largest,
+    :math:`r_\ell \le v \max_k r_k`. A group is *half dead* where half of its elements or more are
+    exactly zero, as behind units that are never active; only where `zeros` is among the
+    statistics, and rows of an embedding that no example looks up count as well.
+
     :math:`\bar n_\ell` is an exponential geometric mean over the observations that were neither
     zero nor flagged. Both tests are free of the scale of the loss, the absolute one apart.
 
@@ -112,6 +129,8 @@ class health_flags(Value):
         limit: :math:`c`, norm that is too large in any case.
         release: How far beyond the threshold an observation must be to count as recovered.
         decay: Decay of the usual norm for each observation.
+        vanishing: :math:`v`, fraction of the largest root mean square.
+        zeros: Fraction of zeros from which on a group is half dead.
         patience: Number of observations in a row that raise or lower a flag.
 
     Example:
@@ -123,7 +142,7 @@ class health_flags(Value):
         ...     h = health({"a": jnp.ones(4), "b": jnp.zeros(4), "c": jnp.ones(4)})
         ...     state = watch.update(h, state)
         >>> print(watch.report(h.names, state))
-        dead: b
+        dead: b; vanishing: b
     """
 
     dead: Scalar = hyper(default=1e-6, ge=0)
@@ -131,6 +150,8 @@ class health_flags(Value):
     limit: Scalar = hyper(default=1e6, gt=0)
     release: Scalar = hyper(default=10.0, ge=1)
     decay: Scalar = hyper(default=0.99, ge=0, lt=1)
+    vanishing: Scalar = hyper(default=1e-7, ge=0)
+    zeros: Scalar = hyper(default=0.5, gt=0, le=1)
     patience: int = static(default=3, convert=_as_patience)
 
     def init(self, groups: int, dtype: Any = None) -> FlagState:
@@ -144,7 +165,8 @@ class health_flags(Value):
             The first state.
         """
         no = (jnp.zeros(groups, bool), jnp.zeros(groups, jnp.int32))
-        return FlagState(*no, *no, *no, usual=jnp.zeros(groups, dtype or jnp.float32))
+        usual = jnp.zeros(groups, dtype or jnp.float32)
+        return FlagState(*no, *no, *no, usual, *no, *no)
 
     def update(self, health: Health, state: FlagState) -> FlagState:
         """One observation; pure, for use inside a jitted step.
@@ -164,7 +186,9 @@ class health_flags(Value):
         h = jax.tree.map(lambda x: jnp.asarray(x, norm.dtype), self)
         sizes = jnp.asarray([max(n, 1) for n in health.sizes], norm.dtype)
         present = jnp.asarray([n > 0 for n in health.sizes], bool)
-        dead, recovered = _dead(h, norm / jnp.sqrt(sizes), present)
+        rms = norm / jnp.sqrt(sizes)
+        dead, recovered = _dead(h, rms, present)
+        vanishing, back = _vanishing(h, rms, present)
         exploding, calm = _exploding(h, norm, state.usual)
         bad = ~jnp.isfinite(norm) if health.nonfinite is None else health.nonfinite > 0
         dead_now = _hysteresis(state.dead, state.dead_streak, dead, recovered, self.patience)
@@ -173,8 +197,14 @@ class health_flags(Value):
         )
         at_once = jnp.where(state.nonfinite, self.patience, 1)
         bad_now = _hysteresis(state.nonfinite, state.nonfinite_streak, bad, ~bad, at_once)
+        vanishing_now = _hysteresis(
+            state.vanishing, state.vanishing_streak, vanishing, back, self.patience
+        )
+        half = jnp.zeros_like(present) if health.zeros is None else health.zeros >= h.zeros
+        half &= present & (norm > 0)
+        half_now = _hysteresis(state.half_dead, state.half_dead_streak, half, ~half, self.patience)
         usual = _usual(h, norm, state.usual, exploding)
-        return FlagState(*dead_now, *exploding_now, *bad_now, usual=usual)
+        return FlagState(*dead_now, *exploding_now, *bad_now, usual, *vanishing_now, *half_now)
 
     def report(self, names: tuple[str, ...], state: FlagState) -> FlagReport:
         """The names of the groups whose flags are up.
@@ -186,7 +216,7 @@ class health_flags(Value):
         Returns:
             A `FlagReport`; print it, or test whether it is true.
         """
-        flags = (state.dead, state.exploding, state.nonfinite)
+        flags = state.dead, state.exploding, state.nonfinite, state.vanishing, state.half_dead
         return FlagReport(
             *(
                 tuple(n for n, up in zip(names, np.asarray(flag), strict=True) if up)
@@ -218,6 +248,14 @@ def _dead(h: health_flags, rms: jax.Array, present: jax.Array) -> tuple[jax.Arra
     counts = present & jnp.isfinite(rms)
     median = _median(rms, counts)
     return counts & (rms <= h.dead * median), rms > h.release * h.dead * median
+
+
+def _vanishing(h: health_flags, rms: jax.Array, present: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Whether each group is negligible beside the largest, and whether it clearly is not."""
+    counts = present & jnp.isfinite(rms)
+    largest = jnp.max(jnp.where(counts, rms, jnp.zeros_like(rms)), initial=0)
+    bound = h.vanishing * largest
+    return counts & (rms <= bound) & (largest > 0), rms > h.release * bound
 
 
 def _median(x: jax.Array, counts: jax.Array) -> jax.Array:

@@ -42,7 +42,7 @@ class History:
     def report(self) -> FlagReport:
         """The groups whose flags were up at the last recorded step."""
         code = self.values["flag"][-1] if len(self.steps) else np.zeros(len(self.names))
-        kinds = (Flag.DEAD, Flag.EXPLODING, Flag.NONFINITE)
+        kinds = Flag.DEAD, Flag.EXPLODING, Flag.NONFINITE, Flag.VANISHING, Flag.HALF_DEAD
         return FlagReport(
             *(
                 tuple(n for n, c in zip(self.names, code, strict=True) if c == kind)

@@ -15,6 +15,7 @@ from fnopt.core import (
     check_same_tree,
     hyper,
     increment,
+    mesh_of,
     slot_zeros,
     static,
     where,
@@ -126,6 +127,12 @@ class LeastSquaresMethod(Transformation):
         """
         del updates, extra_args
         check_same_tree(params, state.scale, "params", "the state's scale")
+        with mesh_of(params):
+            return self._step(state, params, residual_fn, jac)
+
+    def _step(
+        self, state: LeastSquaresState, params: Any, residual_fn: Any, jac: Any
+    ) -> tuple[Any, LeastSquaresState]:
         x, flat = flat_residual(residual_fn, params)
         if jac is not None:
             residuals = jax.eval_shape(flat.unflatten, jax.ShapeDtypeStruct((flat.m,), x.dtype))

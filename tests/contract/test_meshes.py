@@ -193,6 +193,20 @@ def test_without_a_mesh_in_the_context(name):
     jax.eval_shape(CASES[name], placed("Explicit", "batch"))
 
 
+@pytest.mark.skipif(not hasattr(jax, "set_mesh"), reason="the caller has to set the mesh then")
+def test_an_eager_step_of_two_params_on_two_devices():
+    # The Jacobian of two residuals by two params, each on a device of its own, is factorised whole.
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Explicit,))
+    start = jnp.asarray([1.0, 1.5])
+    spread = jax.device_put(start, NamedSharding(mesh, P("d")))
+    tx = fnopt.levenberg_marquardt()
+    steps = [
+        tx.update(None, tx.init(p), p, residual_fn=lambda p: p**2 - 2)[0] for p in (start, spread)
+    ]
+    np.testing.assert_allclose(*map(np.asarray, steps), rtol=1e-6)
+    assert jax.typeof(steps[1]).sharding.spec == P("d")
+
+
 @pytest.mark.parametrize(
     ("kind", "place"), [("Explicit", "batch"), ("Auto", "batch"), ("Explicit", "params")]
 )

@@ -136,3 +136,27 @@ def test_wrong_use():
         watch.update(health({"w": jnp.ones(2)}, stats="max"), watch.init(1))
     with pytest.raises(ValueError, match=r"for groups of shape \(2,\).*call init\(1\)"):
         watch.update(health({"w": jnp.ones(2)}), watch.init(2))
+
+
+def test_vanishing_gradients_of_many_layers_are_flagged():
+    # 14 sigmoid layers, of which none is negligible beside the median one
+    norms = {f"layer_{i:02d}": float(x) for i, x in enumerate(np.geomspace(2e-10, 0.13, 14))}
+    watch = health_flags(patience=1)
+    state, names = observe(watch, watch.init(14), **norms)
+    report = watch.report(names, state)
+    assert report.vanishing == names[:3]
+    assert report.dead == ()
+    assert "vanishing: layer_00" in str(report)
+    assert state.code.tolist() == [Flag.VANISHING] * 3 + [Flag.FINE] * 11
+    state, _ = observe(watch, state, **dict.fromkeys(names, 1.0))
+    assert watch.report(names, state).vanishing == ()
+
+
+def test_half_dead_layers_are_flagged_where_zeros_are_counted():
+    watch = health_flags(patience=1)
+    tree = {"a": jnp.asarray([1.0, 0.0, 0.0]), "b": jnp.ones(3), "c": jnp.zeros(3)}
+    h = health(tree, stats=("norm", "zeros"))
+    report = watch.report(h.names, watch.update(h, watch.init(3)))
+    assert report == FlagReport(("c",), (), (), ("c",), ("a",))
+    h = health(tree)
+    assert watch.report(h.names, watch.update(h, watch.init(3))).half_dead == ()

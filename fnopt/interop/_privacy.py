@@ -1,0 +1,117 @@
+"""Privacy accounting by Google's dp-accounting."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+
+def privacy_epsilon(
+    noise_multiplier: float, sampling_rate: float, steps: int, delta: float
+) -> float:
+    r"""The privacy that DP-SGD spends: the :math:`\epsilon` of :math:`(\epsilon, \delta)`.
+
+    For batches that are drawn example by example (:func:`fnopt.poisson_batch`), sums that are
+    clipped (:func:`fnopt.clipped_grad`) and Gaussian noise (:func:`fnopt.add_noise`), with respect
+    to adding or removing one example. The bookkeeping is dp-accounting's, by privacy loss
+    distributions.
+
+    Args:
+        noise_multiplier: The standard deviation of the noise, in units of the sensitivity.
+        sampling_rate: The probability of each example to be in a batch.
+        steps: How many steps there are.
+        delta: The :math:`\delta`; well below one over the number of examples.
+
+    Returns:
+        The epsilon; infinite without noise.
+
+    Raises:
+        ValueError: If an argument is out of range.
+        ImportError: If dp-accounting isn't installed.
+
+    Example:
+        >>> from fnopt.interop import privacy_epsilon
+        >>> print(f"{privacy_epsilon(1.0, 0.01, 100, 1e-5):.1f}")
+        0.7
+
+    Reference:
+        Doroshenko et al. (2022), Connect the dots: tighter discrete approximations of privacy loss
+        distributions, arXiv:2207.04380.
+    """
+    _check(sampling_rate, steps, delta, "privacy_epsilon")
+    if not noise_multiplier >= 0:
+        raise ValueError(
+            f"privacy_epsilon: noise_multiplier = {noise_multiplier!r}, expected one >= 0."
+        )
+    if noise_multiplier == 0:
+        return math.inf
+    accountant = _accountant()
+    accountant.compose(_event(noise_multiplier, sampling_rate, steps))
+    return float(accountant.get_epsilon(delta))
+
+
+def calibrated_noise(epsilon: float, sampling_rate: float, steps: int, delta: float) -> float:
+    r"""The least noise multiplier of DP-SGD that keeps to :math:`(\epsilon, \delta)`.
+
+    The inverse of :func:`privacy_epsilon`, to 0.1 per cent, on the private side.
+
+    Args:
+        epsilon: The :math:`\epsilon` that may be spent.
+        sampling_rate: The probability of each example to be in a batch.
+        steps: How many steps there are.
+        delta: The :math:`\delta`; well below one over the number of examples.
+
+    Returns:
+        The noise multiplier, for :func:`fnopt.add_noise`.
+
+    Raises:
+        ValueError: If an argument is out of range.
+        ImportError: If dp-accounting isn't installed.
+
+    Example:
+        >>> from fnopt.interop import calibrated_noise, privacy_epsilon
+        >>> sigma = calibrated_noise(2.0, 0.01, 100, 1e-5)
+        >>> 1.98 < privacy_epsilon(sigma, 0.01, 100, 1e-5) <= 2.0
+        True
+    """
+    _check(sampling_rate, steps, delta, "calibrated_noise")
+    if not 0 < epsilon < math.inf:
+        raise ValueError(f"calibrated_noise: epsilon = {epsilon!r}, expected a positive number.")
+
+    def spent(sigma: float) -> float:
+        return privacy_epsilon(sigma, sampling_rate, steps, delta)
+
+    high = 1.0
+    while spent(high) > epsilon:
+        high *= 2
+    low = high / 2
+    while spent(low) <= epsilon:
+        low, high = low / 2, low
+    while high - low > 1e-3 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if spent(middle) <= epsilon else (middle, high)
+    return high
+
+
+def _check(sampling_rate: float, steps: int, delta: float, name: str) -> None:
+    if not 0 < sampling_rate <= 1:
+        raise ValueError(f"{name}: sampling_rate = {sampling_rate!r}, expected 0 < rate <= 1.")
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise ValueError(f"{name}: steps = {steps!r}, expected a positive int.")
+    if not 0 < delta < 1:
+        raise ValueError(f"{name}: delta = {delta!r}, expected 0 < delta < 1.")
+
+
+def _accountant() -> Any:
+    from dp_accounting import pld
+
+    return pld.PLDAccountant()
+
+
+def _event(noise_multiplier: float, sampling_rate: float, steps: int) -> Any:
+    import dp_accounting
+
+    once: Any = dp_accounting.GaussianDpEvent(float(noise_multiplier))
+    if sampling_rate < 1:
+        once = dp_accounting.PoissonSampledDpEvent(float(sampling_rate), once)
+    return dp_accounting.SelfComposedDpEvent(once, steps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -151,6 +152,16 @@ def check_count(value: Any, what: str, name: str) -> None:
         raise TypeError(f"{name}: {what} is {value!r}, expected an int.")
     if value < 1:
         raise ValueError(f"{name}: {what} is {value}, expected at least 1.")
+
+
+def count_of(what: str, name: str) -> Callable[[Any], int]:
+    """What converts a hyper-parameter to an int of at least 1, for `static(convert=...)`."""
+
+    def convert(value: Any) -> int:
+        check_count(value, what, name)
+        return int(value)
+
+    return convert
 
 
 def check_choice(value: Any, choices: tuple[str, ...], what: str, name: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 
 def compute_dtype(*dtypes: Any) -> Any:
@@ -68,7 +69,7 @@ def _is_inexact(dtype: Any) -> bool:
 def increment(count: jax.Array) -> jax.Array:
     """`count + 1`, staying at the dtype's largest value instead of wrapping round."""
     last = jnp.iinfo(count.dtype).max - 1
-    return jnp.minimum(count, jnp.asarray(last, count.dtype)) + jnp.ones((), count.dtype)
+    return lax.add(lax.min(count, lax.full_like(count, last)), lax.full_like(count, 1))
 
 
 def zero_count() -> jax.Array:

@@ -24,7 +24,8 @@ def _unique(items: list[tuple[_Path, Any]]) -> dict[str, Any]:
     return {(path[-1] if times[path[-1]] == 1 else "/".join(path)): x for path, x in items}
 
 
-def _is_state(node: Any) -> bool:
+def _may_be_state(node: Any) -> bool:
+    """Whether it is what states are: tuples, named or not, and dicts of them."""
     return isinstance(node, (tuple, dict))
 
 
@@ -65,7 +66,7 @@ def _walk_slots(state: Any, path: _Path) -> Iterator[tuple[_Path, Any]]:
     for name, part in fields.items():
         if name in own:
             yield (*path, name), part
-        elif _is_state(part):
+        elif _may_be_state(part):
             yield from _walk_slots(part, (*path, str(name)))
 
 
@@ -85,7 +86,7 @@ def slots(state: Any) -> dict[str, Any]:
         >>> fnopt.slots(tx.init({"w": jnp.ones(2)}))["nu"]
         {'w': Array([0., 0.], dtype=float32)}
     """
-    return _unique(list(_walk_slots(state, ()))) if _is_state(state) else {}
+    return _unique(list(_walk_slots(state, ()))) if _may_be_state(state) else {}
 
 
 def slot_names(tx: Any, params: Any) -> tuple[str, ...]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fnopt.core._inspect import _is_state, _slot_fields
+from fnopt.core._inspect import _may_be_state, _slot_fields
 
 
 def map_slots(fn: Callable[[str, Any], Any], state: Any, path: tuple[str, ...] = ()) -> Any:
     """The state with `fn(path, slot)` in place of every slot; the path is such as `'1/trace'`."""
-    if not _is_state(state):
+    if not _may_be_state(state):
         return state
     if hasattr(state, "_fields"):
         own, parts = _slot_fields(state), state._asdict()

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from fnopt.core._dtypes import increment
 
@@ -55,11 +56,16 @@ def bias_correction(decay: jax.Array, count: jax.Array) -> jax.Array:
         >>> bias_correction(jnp.asarray(0.5), jnp.asarray(2))
         Array(0.75, dtype=float32)
     """
-    t = count.astype(decay.dtype)
-    positive = decay > 0
-    safe = jnp.where(positive, decay, jnp.full_like(decay, 0.5))
+    decay, t = jnp.broadcast_arrays(decay, count) if decay.shape != count.shape else (decay, count)
+    # Operations of lax: a function of jnp that is met for the first time is traced by itself,
+    # which was half of what a step of one leaf cost to trace.
+    t = lax.convert_element_type(t, decay.dtype)
+    zero, half, one = (lax.full_like(decay, value) for value in (0, 0.5, 1))
+    positive = lax.gt(decay, zero)
+    safe = lax.select(positive, decay, half)
     # log1p of the exact difference keeps the digits of 1 - beta, which log alone would round.
-    return jnp.where(positive, -jnp.expm1(t * jnp.log1p(safe - 1)), 1 - decay**t)
+    known = lax.neg(lax.expm1(lax.mul(t, lax.log1p(lax.sub(safe, one)))))
+    return lax.select(positive, known, lax.sub(one, lax.pow(decay, t)))
 
 
 def mean_weights(

@@ -15,7 +15,7 @@ from fnopt.core import (
     apply_updates,
     as_transformation,
     cast_like,
-    check_count,
+    count_of,
     hyper,
     increment,
     map_leaves,
@@ -42,11 +42,6 @@ class DilocoState(NamedTuple):
     inner_state: Any
     outer_state: Any
     error: Slot | None = None
-
-
-def _whole(every: Any) -> int:
-    check_count(every, "every", "diloco")
-    return int(every)
 
 
 def _block(block_size: Any) -> int | None:
@@ -111,7 +106,7 @@ class diloco(Transformation):
 
     inner: Any
     outer: Any
-    every: int = static(convert=_whole)
+    every: int = static(convert=count_of("every", "diloco"))
     axis: Any = static(convert=axis_names)
     proximal: Scalar = hyper(default=0.0, ge=0)
     block_size: int | None = static(default=None, convert=_block)

@@ -14,8 +14,8 @@ from fnopt.core import (
     ScalarOrSchedule,
     Transformation,
     as_transformation,
-    check_count,
     compute_dtype,
+    count_of,
     hyper,
     increment,
     map_leaves,
@@ -45,14 +45,6 @@ class ScaleByGaloreState(NamedTuple):
     count: jax.Array
     projector: OwnSlot
     base_optimizer_state: Any
-
-
-def _whole(what: str) -> Any:
-    def convert(n: Any) -> int:
-        check_count(n, what, _NAME)
-        return int(n)
-
-    return convert
 
 
 class scale_by_galore(Transformation):
@@ -87,8 +79,8 @@ class scale_by_galore(Transformation):
         Zhao et al., 2024, arXiv:2403.03507.
     """
 
-    rank: int = static(default=128, convert=_whole("rank"))
-    update_proj_gap: int = static(default=200, convert=_whole("update_proj_gap"))
+    rank: int = static(default=128, convert=count_of("rank", _NAME))
+    update_proj_gap: int = static(default=200, convert=count_of("update_proj_gap", _NAME))
     scale: Scalar = hyper(default=1.0)
     base_optimizer: Any = None
     weight_dimension_numbers: Any = static(default=None, convert=as_rule)

@@ -14,7 +14,7 @@ from fnopt.core import (
     Slot,
     as_dtype,
     check_choice,
-    check_count,
+    count_of,
     ema,
     hyper,
     mean_weights,
@@ -41,11 +41,6 @@ class ScaleByMuonState(NamedTuple):
 
     count: jax.Array
     mu: Slot
-
-
-def _steps(n: Any) -> int:
-    check_count(n, "ns_steps", "scale_by_muon")
-    return int(n)
 
 
 def _preconditioning(name: Any) -> str:
@@ -100,7 +95,7 @@ class scale_by_muon(Leafwise):
     State = ScaleByMuonState
 
     ns_coeffs: Any = static(default=STANDARD, convert=as_coefficients)
-    ns_steps: int = static(default=5, convert=_steps)
+    ns_steps: int = static(default=5, convert=count_of("ns_steps", "scale_by_muon"))
     beta: Scalar = hyper(default=0.95, ge=0, lt=1)
     eps: Scalar = hyper(default=1e-8, ge=0)
     mu_dtype: Any = static(default=None, convert=as_dtype)

@@ -14,7 +14,7 @@ from fnopt.core import (
     Slot,
     as_dtype,
     bias_correction,
-    check_count,
+    count_of,
     ema,
     hyper,
     matmul,
@@ -45,11 +45,6 @@ class ScaleByPsgdKronState(NamedTuple):
     count: jax.Array
     mu: Slot
     factors: OwnSlot
-
-
-def _size(n: Any) -> int:
-    check_count(n, "max_size_triangular", "scale_by_psgd_kron")
-    return int(n)
 
 
 class scale_by_psgd_kron(Matrixwise):
@@ -96,7 +91,9 @@ class scale_by_psgd_kron(Matrixwise):
 
     b1: Scalar = hyper(default=0.9, ge=0, lt=1)
     precond_lr: Scalar = hyper(default=0.1, gt=0)
-    max_size_triangular: int = static(default=8192, convert=_size)
+    max_size_triangular: int = static(
+        default=8192, convert=count_of("max_size_triangular", "scale_by_psgd_kron")
+    )
     random_seed: int = static(default=0)
     mu_dtype: Any = static(default=None, convert=as_dtype)
     weight_dimension_numbers: Any = static(default=None, convert=as_rule)

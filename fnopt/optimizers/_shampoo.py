@@ -15,7 +15,7 @@ from fnopt.core import (
     as_dtype,
     bias_correction,
     check_choice,
-    check_count,
+    count_of,
     ema,
     hyper,
     matmul,
@@ -58,16 +58,8 @@ def _grafting(name: Any) -> str:
     return name
 
 
-def _frequency(n: Any) -> int:
-    check_count(n, "precondition_frequency", "scale_by_shampoo")
-    return int(n)
-
-
 def _block(n: Any) -> int | None:
-    if n is None:
-        return None
-    check_count(n, "block_size", "scale_by_shampoo")
-    return int(n)
+    return None if n is None else count_of("block_size", "scale_by_shampoo")(n)
 
 
 class scale_by_shampoo(Matrixwise):
@@ -122,7 +114,9 @@ class scale_by_shampoo(Matrixwise):
     b2: Scalar = hyper(default=0.99, gt=0, le=1)
     eps: Scalar = hyper(default=1e-6, gt=0)
     exponent: Scalar = hyper(default=0.25, gt=0)
-    precondition_frequency: int = static(default=10, convert=_frequency)
+    precondition_frequency: int = static(
+        default=10, convert=count_of("precondition_frequency", "scale_by_shampoo")
+    )
     block_size: int | None = static(default=1024, convert=_block)
     grafting: str = static(default="adam", convert=_grafting)
     graft_b2: Scalar = hyper(default=0.999, ge=0, lt=1)

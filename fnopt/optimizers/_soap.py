@@ -14,7 +14,7 @@ from fnopt.core import (
     Slot,
     as_dtype,
     bias_correction,
-    check_count,
+    count_of,
     ema,
     hyper,
     matmul,
@@ -54,11 +54,6 @@ class ScaleBySoapState(NamedTuple):
     nu: Slot
     factors: OwnSlot
     bases: OwnSlot
-
-
-def _count(n: Any) -> int:
-    check_count(n, "precondition_frequency and max_precond_dim", "scale_by_soap")
-    return int(n)
 
 
 class scale_by_soap(Matrixwise):
@@ -115,8 +110,12 @@ class scale_by_soap(Matrixwise):
     b2: Scalar = hyper(default=0.95, ge=0, lt=1)
     eps: Scalar = hyper(default=1e-8, ge=0)
     shampoo_beta: Scalar | None = hyper(default=None, ge=0, lt=1)
-    precondition_frequency: int = static(default=10, convert=_count)
-    max_precond_dim: int = static(default=10_000, convert=_count)
+    precondition_frequency: int = static(
+        default=10, convert=count_of("precondition_frequency", "scale_by_soap")
+    )
+    max_precond_dim: int = static(
+        default=10_000, convert=count_of("max_precond_dim", "scale_by_soap")
+    )
     one_sided: bool = static(default=False)
     normalize_grads: bool = static(default=False)
     mu_dtype: Any = static(default=None, convert=as_dtype)

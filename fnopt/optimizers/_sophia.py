@@ -17,7 +17,7 @@ from fnopt.core import (
     as_dtype,
     as_transformation,
     bias_correction,
-    check_count,
+    count_of,
     ema,
     hyper,
     increment,
@@ -101,11 +101,6 @@ class ScaleBySophiaState(NamedTuple):
     hessian_fn_state: Any
 
 
-def _whole(k: Any) -> int:
-    check_count(k, "update_interval", "scale_by_sophia")
-    return int(k)
-
-
 class scale_by_sophia(Transformation):
     r"""Divides the mean gradient by the curvature, and clips what comes out.
 
@@ -148,7 +143,9 @@ class scale_by_sophia(Transformation):
     eps: Scalar = hyper(default=1e-8, gt=0)
     gamma: Scalar = hyper(default=0.01, gt=0)
     clip_threshold: Scalar | None = hyper(default=1.0, gt=0)
-    update_interval: int = static(default=10, convert=_whole)
+    update_interval: int = static(
+        default=10, convert=count_of("update_interval", "scale_by_sophia")
+    )
     hessian_diagonal_fn: Any = None
     mu_dtype: Any = static(default=None, convert=as_dtype)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-_LEAST_GAIN = 1e-4  # Moré's p0: less than this fraction of the promise is no progress
+LEAST_GAIN = 1e-4  # Moré's p0: less than this fraction of the promise is no progress
 
 
 def actual_reduction(before: jax.Array, after: jax.Array) -> jax.Array:
@@ -47,5 +47,5 @@ def is_accepted(actual: jax.Array, predicted: jax.Array, negligible: jax.Array) 
     nevertheless: near the solution of a problem with a large residual the params still gain
     digits that the cost can no longer show.
     """
-    least = jnp.asarray(_LEAST_GAIN, predicted.dtype) * predicted
+    least = jnp.asarray(LEAST_GAIN, predicted.dtype) * predicted
     return (actual >= 0) & (((predicted > 0) & (actual > least)) | negligible)

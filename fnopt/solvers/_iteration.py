@@ -22,7 +22,7 @@ from fnopt.solvers._options import Options
 from fnopt.solvers._point import Point, is_finite, lean, leans
 from fnopt.solvers._problem import Problem
 from fnopt.solvers._solution import History, Solution
-from fnopt.solvers._step import Search, Trial, arrive, choose, improves, judge
+from fnopt.solvers._step import Search, Trial, arrive, choose, compared, judge
 
 
 class Loop(NamedTuple):
@@ -169,18 +169,16 @@ def advance(
     x = jnp.where(testing, _outward(problem, loop), x)
     r = problem.flat.r(x)
     actual = problem.reduction(loop.residuals, r)
-    noise = rounding(point, options)
-    lower = improves(trial, actual, noise)
-    promising = lax.select(testing, actual > noise.cost, lower)
+    found = compared(trial, actual, rounding(point, options))
+    promising = lax.select(testing, actual > found.noise.cost, found.improves)
     here, r, accepted = lax.cond(
         promising,
         lambda: _arrived(loop, evaluate(x, r), None if loop.r is None else r),
         lambda: (loop.point, loop.r, jnp.zeros((), bool)),
     )
     actual = lax.select(promising & ~accepted, jnp.asarray(-jnp.inf, actual.dtype), actual)
-    status, judged = judge(
-        point, loop.lean, trial, actual, accepted, search, noise, options, solver.rule
-    )
+    found = compared(trial, actual, found.noise)
+    status, judged = judge(point, loop.lean, trial, found, accepted, search, options, solver.rule)
     judged = _taught(judged, loop.point, here, trial, accepted & ~testing)
     peak = jnp.maximum(loop.peak, here.columns)
     facing = faced(here, problem.box)

@@ -33,7 +33,7 @@ from fnopt.solvers._model_base import LinearModel
 from fnopt.solvers._options import Options, resolved
 from fnopt.solvers._point import Point, half_square, is_finite, lean
 from fnopt.solvers._rules import TRUST_REGION, Rule
-from fnopt.solvers._step import Search, Trial, arrive, begin, choose, improves, judge
+from fnopt.solvers._step import Search, Trial, arrive, begin, choose, compared, judge
 
 
 class LeastSquaresState(NamedTuple):
@@ -147,13 +147,9 @@ class LeastSquaresMethod(Transformation):
         # The cost is that of the params as apply_updates will round them.
         arrived, _ = ravel(apply_updates(params, updates))
         r = flat.r(arrived)
-        actual = actual_reduction(point.r, r)
-        noise = rounding(point, options)
-        accepted = improves(trial, actual, noise)
-        steep = lean(point)
-        status, judged = judge(
-            point, steep, trial, actual, accepted, search, noise, options, self.rule
-        )
+        found = compared(trial, actual_reduction(point.r, r), rounding(point, options))
+        accepted, steep = found.improves, lean(point)
+        status, judged = judge(point, steep, trial, found, accepted, search, options, self.rule)
         stationary = is_stationary(point.cost, steep, options.gtol)
         status = jnp.where(stationary, Status.CONVERGED_GRADIENT.array, status)
         usable = is_finite(point)

@@ -9,9 +9,9 @@ from fnopt.linear import norm
 from fnopt.solvers._point import Point
 
 MOST_RESCUES = 3
-_SLOPING = 1e-5  # of the residual's length; leaning by less counts as a stationary point
+SLOPING = 1e-5  # of the residual's length; leaning by less counts as a stationary point
 _HOPE = 0.01  # of the cost, that the linear model would take off it without any damping
-_NOISE = 30  # how far above that estimate rounding was seen to reach
+NOISE = 30  # how far above that estimate rounding was seen to reach
 
 
 def is_sloping(point: Point, lean: jax.Array, noise: jax.Array) -> jax.Array:
@@ -24,8 +24,8 @@ def is_sloping(point: Point, lean: jax.Array, noise: jax.Array) -> jax.Array:
 
     the `noise`, which is large where the residuals are small against what they are differences of.
     """
-    floor = jnp.asarray(_SLOPING, lean.dtype) * jnp.sqrt(2 * point.cost)
-    return lean > jnp.maximum(floor, jnp.asarray(_NOISE, lean.dtype) * noise)
+    floor = jnp.asarray(SLOPING, lean.dtype) * jnp.sqrt(2 * point.cost)
+    return lean > jnp.maximum(floor, jnp.asarray(NOISE, lean.dtype) * noise)
 
 
 def is_hopeful(point: Point, noise: jax.Array) -> jax.Array:
@@ -42,7 +42,7 @@ def is_hopeful(point: Point, noise: jax.Array) -> jax.Array:
     c = point.triangle.c
     # Of params that are held on a bound the rest of the residual still has its share in there.
     known = jnp.all(point.columns > 0)
-    much = norm(c) > jnp.asarray(_NOISE, c.dtype) * noise
+    much = norm(c) > jnp.asarray(NOISE, c.dtype) * noise
     return (
         known & much & (norm(c) > jnp.asarray((2 * _HOPE) ** 0.5, c.dtype) * jnp.sqrt(point.cost))
     )

@@ -139,20 +139,31 @@ def bent(
     )
 
 
-def improves(trial: Trial, actual: jax.Array, noise: Noise) -> jax.Array:
-    """Whether the actual reduction of the cost is good enough to go there."""
+class Comparison(NamedTuple):
+    """What a step gained, against what it promised and what rounding explains."""
+
+    actual: jax.Array  # reduction of the cost; minus infinity if the end isn't finite
+    noise: Noise
+    gain: jax.Array  # actual over predicted
+    negligible: jax.Array  # whether both are rounding
+    improves: jax.Array  # whether the end is good enough to go there
+
+
+def compared(trial: Trial, actual: jax.Array, noise: Noise) -> Comparison:
+    """Compares a trial with its promise."""
     negligible = is_negligible(actual, trial.predicted, noise.cost)
-    return is_accepted(actual, trial.predicted, negligible)
+    improves = is_accepted(actual, trial.predicted, negligible)
+    gain = gain_ratio(actual, trial.predicted)
+    return Comparison(actual, noise, gain, negligible, improves)
 
 
 def judge(
     point: Point,
     lean: jax.Array,
     trial: Trial,
-    actual: jax.Array,
+    found: Comparison,
     accepted: jax.Array,
     search: Search,
-    noise: Noise,
     options: Options,
     rule: Rule,
 ) -> tuple[jax.Array, Search]:
@@ -162,21 +173,19 @@ def judge(
         point: Where the step starts.
         lean: By how much the residual leans on a column there.
         trial: The step.
-        actual: By how much it lowers the cost; minus infinity if its end isn't finite.
+        found: What it gained.
         accepted: Whether it is taken.
         search: The search before it.
-        noise: What rounding explains there.
         options: The numbers.
         rule: How the reach of a step adapts.
 
     Returns:
         The status, as far as the step tells, and the next search.
     """
-    gain = gain_ratio(actual, trial.predicted)
-    negligible = is_negligible(actual, trial.predicted, noise.cost)
-    radius = rule.next(_outcome(trial, actual, gain, search, accepted))
+    negligible, noise = found.negligible, found.noise
+    radius = rule.next(_outcome(trial, found, search, accepted))
     # A region in which nothing can be gained is too small, if it is what limits the step.
-    wide = jnp.asarray(_WIDER, gain.dtype)
+    wide = jnp.asarray(_WIDER, found.gain.dtype)
     wider = lax.select(accepted & (trial.lam > 0), wide, jnp.ones_like(wide))
     radius = lax.select(negligible, wider * search.radius, radius)
     rejections = lax.select(accepted, jnp.zeros_like(search.rejections), search.rejections + 1)
@@ -185,19 +194,17 @@ def judge(
     search = search._replace(radius=radius, rejections=rejections, lam=trial.lam, idle=idle)
     # A step that was refused where gains are noise would only be proposed again.
     again = negligible & ((rejections > 0) | is_idle(idle, point, noise.cost))
-    return _stop_or_rescue(point, lean, trial, actual, again, search, noise, options, rule)
+    return _stop_or_rescue(point, lean, trial, found, again, search, options, rule)
 
 
-def _outcome(
-    trial: Trial, actual: jax.Array, gain: jax.Array, search: Search, accepted: jax.Array
-) -> Outcome:
+def _outcome(trial: Trial, found: Comparison, search: Search, accepted: jax.Array) -> Outcome:
     return Outcome(
         reach=search.radius,
         rejections=search.rejections,
         length=trial.length,
         slope=trial.slope,
-        actual=actual,
-        gain=gain,
+        actual=found.actual,
+        gain=found.gain,
         full=trial.lam == 0,
         accepted=accepted,
     )
@@ -207,13 +214,13 @@ def _stop_or_rescue(
     point: Point,
     lean: jax.Array,
     trial: Trial,
-    actual: jax.Array,
+    found: Comparison,
     again: jax.Array,
     search: Search,
-    noise: Noise,
     options: Options,
     rule: Rule,
 ) -> tuple[jax.Array, Search]:
+    actual, noise = found.actual, found.noise
     size = norm(search.scale * point.x)
     # What one parameter alone could gain, where the radius doesn't let it, isn't nothing.
     alone = jnp.asarray(0.5, lean.dtype) * jnp.square(lean)

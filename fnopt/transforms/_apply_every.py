@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Leafwise, Slot, check_count, static
+from fnopt.core import Leafwise, Slot, count_of, static
 
 
 class ApplyEveryState(NamedTuple):
@@ -15,11 +15,6 @@ class ApplyEveryState(NamedTuple):
 
     count: jax.Array
     grad_acc: Slot
-
-
-def _whole(k: Any) -> int:
-    check_count(k, "k", "apply_every")
-    return int(k)
 
 
 class apply_every(Leafwise):
@@ -49,7 +44,7 @@ class apply_every(Leafwise):
 
     State = ApplyEveryState
 
-    k: int = static(default=1, convert=_whole)
+    k: int = static(default=1, convert=count_of("k", "apply_every"))
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """Whether the sum begins anew, and whether it is handed on."""

@@ -11,7 +11,7 @@ from fnopt.core import (
     Scalar,
     Slot,
     cast_like,
-    check_count,
+    count_of,
     hyper,
     increment,
     map_leaves,
@@ -28,11 +28,6 @@ class LookaheadState(NamedTuple):
     steps_since_sync: jax.Array
     slow: Slot
     inner_state: Any
-
-
-def _whole(k: Any) -> int:
-    check_count(k, "sync_period", "lookahead")
-    return int(k)
 
 
 class lookahead(Wrapper):
@@ -70,7 +65,7 @@ class lookahead(Wrapper):
 
     needs_params = True
 
-    sync_period: int = static(convert=_whole)
+    sync_period: int = static(convert=count_of("sync_period", "lookahead"))
     slow_step_size: Scalar = hyper(ge=0, le=1)
     reset_state: bool = static(default=False)
 

@@ -11,7 +11,7 @@ from fnopt.core import (
     Scalar,
     Slot,
     cast_like,
-    check_count,
+    count_of,
     global_norm,
     hyper,
     map_leaves,
@@ -31,11 +31,6 @@ class MechanizeState(NamedTuple):
     s: jax.Array
     x0: Slot
     inner_state: Any
-
-
-def _whole(k: Any) -> int:
-    check_count(k, "num_betas", "mechanize")
-    return int(k)
 
 
 class mechanize(Wrapper):
@@ -74,7 +69,7 @@ class mechanize(Wrapper):
     weight_decay: Scalar = hyper(default=1e-2, ge=0)
     eps: Scalar = hyper(default=1e-8, ge=0)
     s_init: Scalar = hyper(default=1e-6, gt=0)
-    num_betas: int = static(default=6, convert=_whole)
+    num_betas: int = static(default=6, convert=count_of("num_betas", "mechanize"))
 
     def init(self, params: Any) -> MechanizeState:
         """No bets so far."""

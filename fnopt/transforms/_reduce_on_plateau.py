@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from fnopt.core import (
     Scalar,
     Transformation,
-    check_count,
+    count_of,
     default_float,
     hyper,
     increment,
@@ -30,11 +30,6 @@ class ReduceOnPlateauState(NamedTuple):
     cooldown_count: jax.Array
     count: jax.Array
     avg_value: jax.Array
-
-
-def _whole(k: Any) -> int:
-    check_count(k, "accumulation_size", "reduce_on_plateau")
-    return int(k)
 
 
 class reduce_on_plateau(Transformation):
@@ -75,7 +70,9 @@ class reduce_on_plateau(Transformation):
     rtol: Scalar = hyper(default=1e-4, ge=0, le=1)
     atol: Scalar = hyper(default=0.0, ge=0)
     cooldown: Scalar = hyper(default=0, ge=0)
-    accumulation_size: int = static(default=1, convert=_whole)
+    accumulation_size: int = static(
+        default=1, convert=count_of("accumulation_size", "reduce_on_plateau")
+    )
     min_scale: Scalar = hyper(default=0.0, ge=0)
 
     def __post_init__(self) -> None:

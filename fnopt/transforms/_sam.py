@@ -15,7 +15,7 @@ from fnopt.core import (
     apply_updates,
     as_transformation,
     cast_like,
-    check_count,
+    count_of,
     increment,
     map_leaves,
     slot_copy,
@@ -32,11 +32,6 @@ class SAMState(NamedTuple):
     inner_state: Any
     adv_state: Any
     cache: Slot
-
-
-def _whole(k: Any) -> int:
-    check_count(k, "sync_period", "sam")
-    return int(k)
 
 
 class sam(Transformation):
@@ -86,7 +81,7 @@ class sam(Transformation):
 
     optimizer: Any
     adv_optimizer: Any
-    sync_period: int = static(default=2, convert=_whole)
+    sync_period: int = static(default=2, convert=count_of("sync_period", "sam"))
     reset_state: bool = static(default=True)
     opaque_mode: bool = static(default=False)
     batch_axis_name: str | None = static(default=None)

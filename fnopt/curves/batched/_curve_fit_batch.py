@@ -24,7 +24,7 @@ from fnopt.curves.batched._task import Sums, Task
 from fnopt.curves.batched._wrong import doubted, wrong_jacobian
 from fnopt.programs import call_compiled, call_recorded
 from fnopt.residuals import Box, RobustCost, named_loss, robust_cost
-from fnopt.solvers import explained
+from fnopt.solvers import checked_count, explained
 
 _CHUNK = {"cpu": 128}  # elsewhere a chunk has to fill the device, not a cache
 _LARGE_CHUNK = 1 << 16
@@ -144,7 +144,7 @@ def curve_fit_batch(
     )
     settings: dict[str, Any] = {
         "absolute_sigma": bool(absolute_sigma),
-        "max_steps": _positive(max_steps, "max_steps"),
+        "max_steps": checked_count(max_steps, "curve_fit_batch: max_steps"),
         "chunk": _chunk(chunk, y.shape[0]),
     }
     if not y.shape[0]:
@@ -271,13 +271,7 @@ def _tolerances(dtype: Any, ftol: Any, xtol: Any, gtol: Any, damping: Any) -> To
     )
 
 
-def _positive(value: Any, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"curve_fit_batch: {name} = {value!r}, expected a positive int.")
-    return value
-
-
 def _chunk(chunk: int | None, fits: int) -> int:
     if chunk is None:
         chunk = _CHUNK.get(jax.default_backend(), _LARGE_CHUNK)
-    return max(min(_positive(chunk, "chunk"), fits), 1)
+    return max(min(checked_count(chunk, "curve_fit_batch: chunk"), fits), 1)

@@ -12,12 +12,17 @@ from fnopt.curves.batched._bounds import LaneBox, faced, promise
 from fnopt.curves.batched._lanes import Lanes, Params, Tolerances
 from fnopt.curves.batched._metric import metric, vanished
 from fnopt.linear import NormalEquations, jacobi_scale
-from fnopt.solvers import first_of
+from fnopt.solvers import (
+    LEAST_GAIN,
+    NOISE,
+    SLOPING,
+    cost_converged,
+    first_of,
+    is_negligible,
+    step_converged,
+)
 
-_LEAST_GAIN = 1e-4  # less than this fraction of the promise is no progress
 _MOST_DAMPING = 1e16  # steps are far below rounding then
-_SLOPING = 1e-5  # a gradient cosine below this counts as a stationary point
-_NOISE = 30.0  # how far above its estimate rounding was seen to reach
 
 
 class Trial(NamedTuple):
@@ -55,8 +60,7 @@ def examine(
         step = tuple(trial - x for x, trial in zip(lanes.x, lanes.trial, strict=True))
         predicted = promise(lanes.sums, step)
     actual = lanes.sums.square - new.square
-    noise = tol.noise * lanes.sums.square
-    negligible = (predicted <= noise) & (jnp.abs(actual) <= noise)
+    negligible = is_negligible(actual, predicted, tol.noise * lanes.sums.square)
     return Trial(predicted, actual, length, size, _is_finite(lanes.trial, new), negligible)
 
 
@@ -74,7 +78,7 @@ def improves(trial: Trial) -> jax.Array:
     Where gains are rounding the gradient, which is much more exact, is trusted: such steps give
     the params digits that the cost can't show any more.
     """
-    enough = jnp.asarray(_LEAST_GAIN, trial.actual.dtype) * trial.predicted
+    enough = jnp.asarray(LEAST_GAIN, trial.actual.dtype) * trial.predicted
     gains = (trial.actual >= enough) & (trial.predicted > 0)
     return trial.finite & (gains | trial.negligible)
 
@@ -113,14 +117,12 @@ def status_after(
     sums, lam = after.sums, after.lam
     cosine = gradient_cosine(faced(sums, after.x, box))
     stationary = (sums.square <= 0) | (cosine <= jnp.square(tol.gtol))
-    flat = (trial.predicted <= tol.ftol * f) & (
-        jnp.abs(trial.actual) <= jnp.maximum(tol.ftol, tol.noise) * f
-    )
+    flat = cost_converged(trial.actual, trial.predicted, f, tol.ftol, tol.noise)
     # What one param alone could gain, where the damping doesn't let it, isn't nothing.
     flat &= ~_leans(cosine, f, tol.ftol, trial, tol)
-    tiny = trial.length <= jnp.square(tol.xtol) * trial.size
+    tiny = step_converged(trial.length, trial.size, jnp.square(tol.xtol))
     stuck = lam > jnp.asarray(_MOST_DAMPING, f.dtype)
-    sloping = _leans(cosine, f, jnp.asarray(_SLOPING**2, f.dtype), trial, tol)
+    sloping = _leans(cosine, f, jnp.asarray(SLOPING**2, f.dtype), trial, tol)
     collapsed = tried & (stuck | (tiny & (~trial.finite | sloping)))
     status = first_of(
         (lanes.fresh & ~trial.finite, Status.NONFINITE_START),
@@ -142,5 +144,5 @@ def _leans(
     Rounding moves a residual by about :math:`\epsilon \|J_j x_j\|` for each parameter. All are
     squares here.
     """
-    noise = jnp.square(jnp.asarray(_NOISE, f.dtype) * tol.eps) * trial.size
+    noise = jnp.square(jnp.asarray(NOISE, f.dtype) * tol.eps) * trial.size
     return cosine * f > jnp.maximum(least * f, noise)

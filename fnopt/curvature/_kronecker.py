@@ -9,7 +9,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_choice, compute_dtype, described, leaves_with_names, show_report
+from fnopt.core import (
+    axes_of,
+    check_choice,
+    compute_dtype,
+    described,
+    is_spread,
+    laid,
+    leaves_with_names,
+    show_report,
+)
 from fnopt.curvature._bound import bind
 from fnopt.curvature._kronecker_inverse import Factors, inverse_factors, times_inverse
 from fnopt.curvature._output_root import drawn_rows, output_curvature, output_rows
@@ -104,6 +113,8 @@ class KroneckerModel:
     def factors(self, outputs: jax.Array, key: jax.Array) -> tuple[Factors, ...]:
         """The factors of all blocks, from the outputs at the params."""
         rows = jax.lax.stop_gradient(self._rows(outputs, key).astype(self.dtype))
+        if is_spread(outputs):  # over devices, by example
+            rows = laid(rows, (axes_of(outputs)[0], None, None))
         found = block_factors(self.ghost, self.blocks, (self.batch, rows), self.spec.sharing)
         return jax.tree.map(lambda x: x.astype(self.dtype), found)
 

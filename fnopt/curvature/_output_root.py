@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import HIGHEST
+from fnopt.core import HIGHEST, gathered
 from fnopt.jacobians import sparsity_pattern
 
 _LARGEST_BLOCK = 512  # outputs that the loss mixes; their Hessian has an eigendecomposition
@@ -58,7 +58,7 @@ def output_curvature(
 
     def diagonal(f: jax.Array, example: Any) -> jax.Array:
         slope = lambda f: jax.grad(loss)(f, example)  # noqa: E731
-        return jax.jvp(slope, (f,), (jnp.ones_like(f),))[1]
+        return jax.jvp(slope, (f,), (1 + 0 * f,))[1]
 
     bent = jnp.maximum(jax.vmap(diagonal)(outputs, batch), 0)
     return lambda v: bent * v
@@ -98,7 +98,7 @@ def block_size(loss: OutputLoss, outputs: jax.Array, batch: Any, name: str) -> i
     The loss of a sequence is a sum over positions, so that the Hessian has a block for each.
     """
     count = outputs.shape[1]
-    example = jax.tree.map(lambda x: x[0], batch)
+    example = jax.tree.map(lambda x: gathered(x, 0)[0], batch)
     f = jnp.zeros(count, outputs.dtype)
     try:
         rows, cols = sparsity_pattern(lambda f: jax.grad(loss)(f, example))(f)
@@ -125,6 +125,7 @@ def _root(loss: OutputLoss, f: jax.Array, example: Any, size: int) -> jax.Array:
     """`S` with `S S^T` the Hessian, as blocks `[C / size, size, size]`."""
     slope = lambda f: jax.grad(loss)(f, example)  # noqa: E731
     seeds = jnp.tile(jnp.eye(size, dtype=f.dtype), (1, f.size // size))
+    seeds = seeds + 0 * f  # so that they are spread over devices as the examples are
     columns = jax.vmap(lambda v: jax.jvp(slope, (f,), (v,))[1])(seeds)
     hessian = columns.reshape(size, -1, size).transpose(1, 2, 0)
     if size == 1:

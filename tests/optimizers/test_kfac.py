@@ -219,6 +219,26 @@ def test_samples_can_be_labels_that_are_drawn():
         np.testing.assert_allclose(x, y, atol=0.06 * np.abs(y).max())
 
 
+def test_traces_on_a_mesh_with_explicit_axes():
+    # Batches are spread over devices, params and all of the state are whole on each.
+    params, batch = problem(np.float32)
+    tx = fnopt.kfac(net, cross_entropy, batch, model_every=5)
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
+
+    def put(tree, *axes):
+        sharding = jax.NamedSharding(mesh, jax.P(*axes))
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
+        )
+
+    def step(params, batch):
+        return tx.update(None, tx.init(params), params, batch=batch)
+
+    with jax.set_mesh(mesh):
+        found = jax.eval_shape(step, put(params), put(batch, "data"))
+    assert not any(any(x.sharding.spec) for x in jax.tree.leaves(found) if x.sharding is not None)
+
+
 def test_refuses_what_makes_no_sense():
     params, batch = problem(np.float32)
     tx = fnopt.kfac(net, cross_entropy, batch)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import HIGHEST, compute_dtype
+from fnopt.core import HIGHEST, compute_dtype, gathered
 from fnopt.gradients.ghost import _reduce, _rows_gram
 from fnopt.gradients.ghost._factors import Factor, OneHot, sum_of
 from fnopt.gradients.ghost._kronecker import KroneckerBlock, Side, cotangents_left
@@ -54,6 +54,7 @@ def block_factors(
 
 def _of_rows(side: Side, rows: jax.Array, tape: Tape) -> jax.Array:
     """The moment of gradients that are formed, `[n k, *param]`."""
+    rows = gathered(rows, 0)
     rows = _wide(rows.reshape(1, rows.shape[0], -1))
     return _moment(side, rows) / tape.outputs[0].shape[0]
 
@@ -85,8 +86,9 @@ class _Rows:
             self.inputs = _wide(jnp.concatenate(inputs.blocks, -1))
         if block.bias is not None:
             assert self.inputs is not None
-            one = jnp.full((*self.inputs.shape[:-1], 1), site.tap in block.taps, self.inputs.dtype)
-            self.inputs = jnp.concatenate([self.inputs, one], -1)
+            widths = [(0, 0)] * (self.inputs.ndim - 1) + [(0, 1)]
+            one = jnp.asarray(site.tap in block.taps, self.inputs.dtype)
+            self.inputs = jnp.pad(self.inputs, widths, constant_values=one)
 
     def _one_hot(self) -> jax.Array:
         classes = jnp.arange(self.sides[0].size, dtype=self.index.dtype)
@@ -98,7 +100,7 @@ class _Rows:
             return _moment(self.sides[0], _merged(self.inputs))
         # Of unit vectors: how often each was looked up.
         zeros = jnp.zeros((1, self.sides[0].size), self.cotangents.dtype)
-        return zeros.at[0, self.index.reshape(-1)].add(1)
+        return zeros.at[0, gathered(self.index, 0).reshape(-1)].add(1)
 
 
 def _factors(site: Site, tape: Tape) -> tuple[Factor, Factor]:
@@ -167,7 +169,7 @@ def _over(x: jax.Array, y: jax.Array) -> jax.Array:
 
 def _merged(x: jax.Array) -> jax.Array:
     """From `[..., T, R, d]` to `[T, rows, d]`."""
-    x = jnp.moveaxis(x, -3, 0)
+    x = jnp.moveaxis(gathered(x, 0), -3, 0)  # of examples that are spread over devices
     return x.reshape(x.shape[0], -1, x.shape[-1])
 
 

@@ -20,7 +20,7 @@ import fnopt
 from fnopt import distributed
 
 COMMAND = [sys.executable, "-m", "tests.distributed.train_run"]
-SECONDS = 120
+SECONDS = 240
 
 
 def run_all(*commands):

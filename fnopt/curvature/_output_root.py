@@ -37,6 +37,7 @@ def output_rows(
     """
     size = block_size(loss, outputs, batch, name)
     root = jax.vmap(lambda f, example: _root(loss, f, example, size))(outputs, batch)
+    root = gathered(root, 0)  # as the signs are
     n, blocks = root.shape[:2]  # [n, C / size, outputs, columns]
     if samples is None:
         rows = jnp.einsum("nbij,bc->nbjci", root, jnp.eye(blocks, dtype=root.dtype))

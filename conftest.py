@@ -1,26 +1,21 @@
 """What every test runs under: CPU, strict dtype promotion, warnings as errors, x64 off."""
 
 import gc
-import os
 import pathlib
 
 import jax
 import jax.export
 import pytest
 
+from tests.quick_compile import compile_quickly
+
 if not hasattr(jax, "enable_x64"):  # before JAX 0.8
     from jax.experimental import enable_x64
 
     jax.enable_x64 = enable_x64
 
-# Nearly all of a test's time is compilation, of a program that runs once: XLA's older emitters and
-# no optimization take 40 % of it. JAX 0.11 knows only one kind of emitters. The documentation, the
-# benchmarks and the two ends of the versions (Makefile) are compiled as users compile.
-if "XLA_FLAGS" not in os.environ and jax.__version_info__ < (0, 11):
-    os.environ["XLA_FLAGS"] = (
-        "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"
-        " --xla_llvm_disable_expensive_passes=true"
-    )
+# The benchmarks and the two ends of the versions (Makefile) are compiled as users compile.
+compile_quickly()
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 2)  # so that sharding can be tested

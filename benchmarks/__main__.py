@@ -15,6 +15,7 @@ from pathlib import Path
 from benchmarks import cases, report
 from benchmarks.metric import Skipped
 from benchmarks.timing import Settings
+from tests.quick_compile import compile_quickly
 
 
 def case_names() -> list[str]:
@@ -64,6 +65,7 @@ def run_cases(chosen: list[str], settings: Settings) -> tuple[report.Results, di
 
 def smoke(chosen: list[str], jobs: int) -> bool:
     """Runs cases in processes of their own, some at once; whether all of them ran through."""
+    compile_quickly()  # figures of tiny sizes are none
 
     def run(name: str) -> bool:
         command = [sys.executable, "-m", "benchmarks", "--smoke", name]

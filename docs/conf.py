@@ -6,10 +6,13 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE / "_ext"))
+sys.path[:0] = [str(HERE / "_ext"), str(HERE.parent)]
+
+from tests.quick_compile import compile_quickly  # noqa: E402
 
 # The pages run in kernels of their own, which inherit this environment.
 os.environ["JAX_PLATFORMS"] = "cpu"
+compile_quickly()  # pages that measure take the flags back
 os.environ["MATPLOTLIBRC"] = str(HERE / "matplotlibrc")
 # A profile of their own: nobody's settings change the pages, and kernels only report errors.
 profile = HERE / "_build" / "ipython" / "profile_default"

@@ -102,7 +102,7 @@ class BandedGramSystem(TallGramSystem):
     push: Callable[[jax.Array], jax.Array] = lambda v: v
     band: Band | None = None
 
-    def image(self, v: jax.Array) -> jax.Array:
+    def model_norm(self, v: jax.Array) -> jax.Array:
         r"""The square :math:`\|A v\|^2`."""
         return jnp.sum(jnp.square(self.push(v)))
 

@@ -40,7 +40,7 @@ def dogleg_step(system: System, g: jax.Array, radius: jax.Array) -> DampedStep:
     full = system.gauss_newton()
     length = norm(full.p)
     square = jnp.sum(jnp.square(g))
-    cauchy = -divide(square, system.image(g)) * g
+    cauchy = -divide(square, system.model_norm(g)) * g
     leg = full.p - cauchy
     inside = norm(cauchy) < radius
     t = jnp.minimum(to_boundary(cauchy, leg, radius), jnp.ones_like(radius))
@@ -48,7 +48,9 @@ def dogleg_step(system: System, g: jax.Array, radius: jax.Array) -> DampedStep:
     bent = jnp.where(inside, cauchy + t * leg, far * cauchy)
     fits = length <= radius
     p = jnp.where(fits, full.p, bent)
-    image = jnp.where(fits, full.image, system.image(p))
-    promise = jnp.where(fits, full.promise, -matmul(g, p) - jnp.asarray(0.5, p.dtype) * image)
+    model_norm = jnp.where(fits, full.model_norm, system.model_norm(p))
+    predicted = jnp.where(
+        fits, full.predicted, -matmul(g, p) - jnp.asarray(0.5, p.dtype) * model_norm
+    )
     lam = jnp.where(fits, full.lam, jnp.maximum(divide(norm(g), radius), jnp.finfo(p.dtype).tiny))
-    return DampedStep(p, lam, image, promise)
+    return DampedStep(p, lam, model_norm, predicted)

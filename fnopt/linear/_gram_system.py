@@ -64,7 +64,7 @@ class TallGramSystem:
         """The step with the least damping that rounding allows."""
         return self.damped(jnp.zeros((), self.G.dtype))
 
-    def image(self, v: jax.Array) -> jax.Array:
+    def model_norm(self, v: jax.Array) -> jax.Array:
         r"""The square :math:`\|A v\|^2`."""
         return jnp.maximum(matmul(v, matmul(self.G, v)), 0)
 
@@ -89,7 +89,7 @@ class TallGramSystem:
         return Damped(p, lam, norm(p), jnp.sum(jnp.square(solve.forward(p))))
 
     def _step(self, solved: Damped, least: jax.Array) -> DampedStep:
-        return _damped_step(solved.y, solved.lam, self.image(solved.y), least)
+        return _damped_step(solved.y, solved.lam, self.model_norm(solved.y), least)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +138,7 @@ class WideGramSystem:
         """The step with the least damping that rounding allows."""
         return self.damped(jnp.zeros((), self.K.dtype))
 
-    def image(self, v: jax.Array) -> jax.Array:
+    def model_norm(self, v: jax.Array) -> jax.Array:
         r"""The square :math:`\|A v\|^2`."""
         return jnp.sum(jnp.square(self.push(v)))
 
@@ -157,12 +157,14 @@ class WideGramSystem:
         return Damped(y, lam, jnp.sqrt(square), slope)
 
     def _step(self, solved: Damped, least: jax.Array) -> DampedStep:
-        image = jnp.sum(jnp.square(matmul(self.K, solved.y)))
-        return _damped_step(-self.pull(solved.y), solved.lam, image, least)
+        model_norm = jnp.sum(jnp.square(matmul(self.K, solved.y)))
+        return _damped_step(-self.pull(solved.y), solved.lam, model_norm, least)
 
 
-def _damped_step(p: jax.Array, lam: jax.Array, image: jax.Array, least: jax.Array) -> DampedStep:
+def _damped_step(
+    p: jax.Array, lam: jax.Array, model_norm: jax.Array, least: jax.Array
+) -> DampedStep:
     half = jnp.asarray(0.5, p.dtype)
-    promise = half * image + lam * jnp.sum(jnp.square(p))
+    predicted = half * model_norm + lam * jnp.sum(jnp.square(p))
     # The least damping is there for rounding only: such a step is a full one.
-    return DampedStep(p, jnp.where(lam <= least, jnp.zeros_like(lam), lam), image, promise)
+    return DampedStep(p, jnp.where(lam <= least, jnp.zeros_like(lam), lam), model_norm, predicted)

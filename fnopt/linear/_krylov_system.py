@@ -69,14 +69,14 @@ class KrylovSystem:
         # The multiplier of the boundary: there the gradient of the model is -lam p.
         lam = jnp.maximum(divide(matmul(end.z, end.p), jnp.square(norm(end.p))), _tiny(radius))
         lam = jnp.where(end.outside, lam, jnp.zeros_like(lam))
-        return DampedStep(end.p, lam, self._image(end), end.gain)
+        return DampedStep(end.p, lam, self._model_norm(end), end.gain)
 
     def damped(self, lam: jax.Array) -> DampedStep:
         """The damped step, to the tolerance."""
         end = self._iterate(jnp.full_like(lam, jnp.inf), lam)
         half = jnp.asarray(0.5, lam.dtype)
-        promise = end.gain + half * lam * jnp.sum(jnp.square(end.p))
-        return DampedStep(end.p, lam, self._image(end), promise)
+        predicted = end.gain + half * lam * jnp.sum(jnp.square(end.p))
+        return DampedStep(end.p, lam, self._model_norm(end), predicted)
 
     def gauss_newton(self) -> DampedStep:
         """The full step, to the tolerance."""
@@ -86,11 +86,11 @@ class KrylovSystem:
         """None: it would cost as much as the step itself."""
         del w, step
 
-    def image(self, v: jax.Array) -> jax.Array:
+    def model_norm(self, v: jax.Array) -> jax.Array:
         r"""The square :math:`\|A v\|^2`."""
         return jnp.sum(jnp.square(self.push(v)))
 
-    def _image(self, end: _Iterate) -> jax.Array:
+    def _model_norm(self, end: _Iterate) -> jax.Array:
         return jnp.sum(jnp.square(end.s + self.r))
 
     def _iterate(self, radius: jax.Array, lam: jax.Array) -> _Iterate:

@@ -12,8 +12,8 @@ class DampedStep(NamedTuple):
 
     p: jax.Array  # [n]
     lam: jax.Array  # its damping; 0 for a full step
-    image: jax.Array  # ||A p||^2
-    promise: jax.Array  # the model's reduction, (||r||^2 - ||A p + r||^2) / 2
+    model_norm: jax.Array  # ||A p||^2
+    predicted: jax.Array  # the model's reduction, (||r||^2 - ||A p + r||^2) / 2
     inverse: Any = None  # of the factor that it was solved with, if `pull_back` makes use of it
 
 
@@ -36,7 +36,7 @@ class System(Protocol):
         r"""The minimum of the model; the one of least norm if there are many."""
         ...
 
-    def image(self, v: jax.Array) -> jax.Array:
+    def model_norm(self, v: jax.Array) -> jax.Array:
         r"""The square :math:`\|A v\|^2`."""
         ...
 

@@ -45,7 +45,7 @@ class TriangleSystem:
     singular at their solution make their progress. The radius bounds what rounding can do there.
 
     Rows `W` below `A` are part of the model, :math:`\tfrac12 \|A p + r\|^2 + \tfrac12 \|W p\|^2`,
-    and are factorised together with the damping; images are those of `A` alone.
+    and are factorised together with the damping; norms are those of `A` alone.
 
     Args:
         factors: The triangle of `A` and `r`, with its guard and any rows below it.
@@ -114,7 +114,7 @@ class TriangleSystem:
         """The damped solution for another right-hand side."""
         return matmul(matmul(step.inverse, self.pull(w)), step.inverse)
 
-    def image(self, v: jax.Array) -> jax.Array:
+    def model_norm(self, v: jax.Array) -> jax.Array:
         r"""The square :math:`\|A v\|^2`."""
         return jnp.sum(jnp.square(_times(v, self.factors.triangle.L)))
 
@@ -131,13 +131,15 @@ class TriangleSystem:
         return _Solved(p, norm(p), lam, inverse)
 
     def _step(self, solved: _Solved) -> DampedStep:
-        image, rows = self.image(solved.p), self.factors.rows
+        model_norm, rows = self.model_norm(solved.p), self.factors.rows
         below = (
-            jnp.sum(jnp.square(_product(rows, solved.p))) if rows.size else jnp.zeros_like(image)
+            jnp.sum(jnp.square(_product(rows, solved.p)))
+            if rows.size
+            else jnp.zeros_like(model_norm)
         )
-        half = jnp.asarray(0.5, image.dtype)
-        promise = half * (image + below) + solved.lam * jnp.square(solved.length)
-        return DampedStep(solved.p, solved.lam, image, promise, solved.inverse)
+        half = jnp.asarray(0.5, model_norm.dtype)
+        predicted = half * (model_norm + below) + solved.lam * jnp.square(solved.length)
+        return DampedStep(solved.p, solved.lam, model_norm, predicted, solved.inverse)
 
 
 def _product(A: jax.Array, v: jax.Array) -> jax.Array:
@@ -190,9 +192,9 @@ class LiftedSystem:
         """The damped solution for another residual."""
         return matmul(self.Q, self.rows.pull_back(w, step))
 
-    def image(self, v: jax.Array) -> jax.Array:
+    def model_norm(self, v: jax.Array) -> jax.Array:
         r"""The square :math:`\|A v\|^2`."""
-        return self.rows.image(matmul(v, self.Q))
+        return self.rows.model_norm(matmul(v, self.Q))
 
     def _lifted(self, step: DampedStep) -> DampedStep:
         return step._replace(p=matmul(self.Q, step.p))

@@ -56,7 +56,7 @@ class _Step(NamedTuple):
 
     direction: Any  # a tree like the params
     slope: jax.Array  # g^T d
-    bend: jax.Array  # ||J d||^2
+    second_derivative: jax.Array  # ||J d||^2
     value: jax.Array  # the loss
     known: jax.Array  # whether residuals and Jacobian are finite
 
@@ -172,7 +172,9 @@ class gauss_newton_descent(Transformation):
         length, after = self._searched(J, scale, params, step, tried)
         taken = finite & (length > 0) & jnp.isfinite(after)
         moved = _scaled(step.direction, length, taken, params)
-        gain = (step.value - after) / -(length * step.slope + length * length * step.bend / 2)
+        gain = (step.value - after) / -(
+            length * step.slope + length * length * step.second_derivative / 2
+        )
         status = _status(step, finite, taken, after)
         return moved, GaussNewtonDescentState(
             increment(state.count),
@@ -200,16 +202,16 @@ class gauss_newton_descent(Transformation):
             steps = (2 * (state.count + 1)).astype(r.dtype)
             correction = jax.lax.rsqrt(1 - mu**steps)
         a = _solved(K, r + before, damping)
-        image = before - matmul(K, a)
+        change = before - matmul(K, a)
         phi = jax.tree.map(jnp.negative, J.rmv(scale * a))
         if self.momentum is not None:
             mu = jnp.asarray(self.momentum)
             phi = jax.tree.map(lambda p, m: p + mu.astype(m.dtype) * m, phi, state.momentum)
         direction = jax.tree.map(lambda p: p * correction.astype(p.dtype), phi)
-        image = correction * image
+        change = correction * change
         value = jnp.dot(r, r) / 2
         known = jnp.isfinite(value) & jnp.all(jnp.isfinite(jnp.diagonal(K)))
-        step = _Step(direction, jnp.dot(r, image), jnp.dot(image, image), value, known)
+        step = _Step(direction, jnp.dot(r, change), jnp.dot(change, change), value, known)
         return step, (None if self.momentum is None else phi)
 
     def _searched(

@@ -18,8 +18,8 @@ from fnopt.solvers._jacobian_check import disagrees as disagrees
 from fnopt.solvers._levenberg_marquardt import levenberg_marquardt
 from fnopt.solvers._method import LeastSquaresMethod, LeastSquaresState
 from fnopt.solvers._problem import Problem as Problem
-from fnopt.solvers._rescue import NOISE as NOISE
-from fnopt.solvers._rescue import SLOPING as SLOPING
+from fnopt.solvers._restart import NOISE as NOISE
+from fnopt.solvers._restart import SLOPING as SLOPING
 from fnopt.solvers._solution import History, Solution, StepInfo
 from fnopt.solvers.smooth import (
     MinimizeMethod,

@@ -1,4 +1,4 @@
-"""Geodesic acceleration: the second-order bend of the path that a step starts."""
+"""Geodesic acceleration: the second-order second_derivative of the path that a step starts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import jax.numpy as jnp
 from fnopt.linear import DampedStep, System, norm
 
 
-def geodesic_acceleration(system: System, bend: jax.Array, step: DampedStep) -> jax.Array | None:
+def geodesic_acceleration(
+    system: System, second_derivative: jax.Array, step: DampedStep
+) -> jax.Array | None:
     r"""The half acceleration of the path along which the linear model holds to second order.
 
     Along :math:`x(t) = x + v t + \tfrac12 a t^2` the residual is
@@ -21,7 +23,7 @@ def geodesic_acceleration(system: System, bend: jax.Array, step: DampedStep) -> 
 
     Args:
         system: The linear model.
-        bend: :math:`r''_{vv}`, of shape `[m]`.
+        second_derivative: :math:`r''_{vv}`, of shape `[m]`.
         step: The step, whose damping and factor it shares.
 
     Returns:
@@ -32,8 +34,8 @@ def geodesic_acceleration(system: System, bend: jax.Array, step: DampedStep) -> 
         Transtrum and Sethna (2012), Improvements to the Levenberg-Marquardt algorithm for
         nonlinear least-squares minimization, arXiv:1201.5885.
     """
-    solution = system.pull_back(bend, step)
-    return None if solution is None else -jnp.asarray(0.5, bend.dtype) * solution
+    solution = system.pull_back(second_derivative, step)
+    return None if solution is None else -jnp.asarray(0.5, second_derivative.dtype) * solution
 
 
 def accelerated(

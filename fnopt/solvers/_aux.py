@@ -1,4 +1,4 @@
-"""What residual functions return beside the residuals."""
+"""Auxiliary outputs of residual functions."""
 
 from __future__ import annotations
 

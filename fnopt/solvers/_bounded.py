@@ -13,7 +13,7 @@ from jax import lax
 from fnopt.core import matmul
 from fnopt.linear import Triangle
 from fnopt.residuals import Box
-from fnopt.solvers._point import Normal, Point
+from fnopt.solvers._linearization import Linearization, Normal
 from fnopt.solvers._step import Trial
 
 _PASSES = 5  # how often a step is taken again with more params on their bounds
@@ -37,8 +37,8 @@ def within_bounds(solver: Any, m: int, n: int) -> Any:
 
 
 def without(
-    point: Point, held: jax.Array, shift: jax.Array | None = None, products: Products = None
-) -> Point:
+    point: Linearization, held: jax.Array, shift: jax.Array | None = None, products: Products = None
+) -> Linearization:
     r"""The point as the free params see it: the held ones have no effect on the residuals.
 
     Args:
@@ -72,12 +72,12 @@ def without(
 
 
 def _without_matrix(
-    point: Point,
+    point: Linearization,
     free: jax.Array,
     columns: jax.Array,
     shift: jax.Array | None,
     products: Products,
-) -> Point:
+) -> Linearization:
     if shift is None:
         return point._replace(gradient=point.gradient * free, columns=columns)
     assert products is not None
@@ -92,16 +92,16 @@ class _Cut(NamedTuple):
     moved: jax.Array  # bool[n], which are
     end: jax.Array  # [n], where the step ends, in the box
     best: jax.Array  # [n], the best such end so far
-    promise: jax.Array  # what the linear model says of it
+    predicted: jax.Array  # what the linear model says of it
     more: jax.Array  # bool, whether the last step left the box
     passes: jax.Array  # int32
 
 
 def bounded_trial(
-    point: Point,
+    point: Linearization,
     box: Box,
     trial: Trial,
-    again: Callable[[Point], Trial],
+    again: Callable[[Linearization], Trial],
     products: Products = None,
 ) -> tuple[Trial, jax.Array]:
     r"""A step within bounds.
@@ -122,8 +122,8 @@ def bounded_trial(
         products: Those with the Jacobian, where the point doesn't have it.
 
     Returns:
-        The trial, whose promise is that of the linear model after cutting back, and where it
-        ends, exactly on the bounds that it meets.
+        The trial, whose predicted reduction is that of the linear model after cutting back, and
+        where it ends, exactly on the bounds that it meets.
 
     Reference:
         Kanzow, Yamashita and Fukushima (2004), Levenberg-Marquardt methods with strong local
@@ -134,40 +134,40 @@ def bounded_trial(
     def cut(moved: jax.Array, goal: jax.Array, passes: jax.Array) -> _Cut:
         end = box.nearest(goal)
         more = jnp.any(end != goal)
-        promise = _promise(point, end - point.x, products)
-        return _Cut(moved | (end != goal), end, end, promise, more, passes)
+        predicted = _predicted_reduction(point, end - point.x, products)
+        return _Cut(moved | (end != goal), end, end, predicted, more, passes)
 
     def advance(at: _Cut) -> _Cut:
         shift = jnp.where(at.moved, at.end - point.x, jnp.zeros_like(at.end))
         rest = again(without(point, held | at.moved, shift, products)).step
         new = cut(at.moved, point.x + jnp.where(at.moved, shift, rest), at.passes + 1)
-        better = new.promise > at.promise
+        better = new.predicted > at.predicted
         best = jnp.where(better, new.end, at.best)
-        return new._replace(best=best, promise=jnp.where(better, new.promise, at.promise))
+        return new._replace(best=best, predicted=jnp.where(better, new.predicted, at.predicted))
 
     first = cut(jnp.zeros_like(held), point.x + trial.step, jnp.zeros((), jnp.int32))
     last = lax.while_loop(lambda at: at.more & (at.passes < _PASSES), advance, first)
-    # Where nothing was cut, the method's own promise is the better one.
-    promise = jnp.where(first.more, last.promise, trial.predicted)
+    # Where nothing was cut, the method's own prediction is the better one.
+    predicted = jnp.where(first.more, last.predicted, trial.predicted)
     step = jnp.where(first.more, last.best - point.x, trial.step)
     seconds = trial.seconds * (1 + last.passes)
     trial = trial._replace(
-        step=step, slope=matmul(point.gradient, step), predicted=promise, seconds=seconds
+        step=step, slope=matmul(point.gradient, step), predicted=predicted, seconds=seconds
     )
     return trial, last.best
 
 
-def _promise(point: Point, step: jax.Array, products: Products) -> jax.Array:
-    """What the linear model says that a step gains."""
+def _predicted_reduction(point: Linearization, step: jax.Array, products: Products) -> jax.Array:
+    """The reduction of the cost that the linear model predicts for a step."""
     if isinstance(point.J, Normal):
-        image = matmul(step, matmul(point.J.matrix, step))
+        model_norm = matmul(step, matmul(point.J.matrix, step))
     else:
         change = matmul(point.J, step) if products is None else products[0](step)
-        image = jnp.sum(jnp.square(change))
-    return -matmul(point.gradient, step) - jnp.asarray(0.5, step.dtype) * image
+        model_norm = jnp.sum(jnp.square(change))
+    return -matmul(point.gradient, step) - jnp.asarray(0.5, step.dtype) * model_norm
 
 
-def faced(point: Point, box: Box | None) -> Point:
+def faced(point: Linearization, box: Box | None) -> Linearization:
     """The point without the params that are held on their bounds."""
     return point if box is None else without(point, box.held(point.x, point.gradient))
 

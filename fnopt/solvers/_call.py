@@ -1,4 +1,4 @@
-"""How a user calls a solver: what is refused at once, and what a first call gets wrong."""
+"""Checks of a solver's arguments, and advice for first mistakes."""
 
 from __future__ import annotations
 

@@ -18,9 +18,9 @@ def first_of(*cases: tuple[jax.Array, Status]) -> jax.Array:
     return status
 
 
-def is_stationary(cost: jax.Array, lean: jax.Array, gtol: jax.Array) -> jax.Array:
+def is_stationary(cost: jax.Array, scaled_gradient: jax.Array, gtol: jax.Array) -> jax.Array:
     """Whether nothing is left to gain: no residual, or one at right angles to every column."""
-    return (cost <= 0) | (lean <= gtol * jnp.sqrt(2 * cost))
+    return (cost <= 0) | (scaled_gradient <= gtol * jnp.sqrt(2 * cost))
 
 
 def explained(
@@ -63,7 +63,7 @@ def cost_converged(
     .. math:: \delta f_\text{predicted} \le \epsilon_f f \quad\text{and}\quad
         |\delta f| \le \max(\epsilon_f, \epsilon_\text{noise})\, f
 
-    The promise is exact to rounding, so it is what is tested sharply; the actual reduction is a
+    The prediction is exact to rounding, so it is what is tested sharply; the actual reduction is a
     difference of nearly equal numbers and only has to be as small as its noise allows.
     """
     return (predicted <= ftol * cost) & (jnp.abs(actual) <= jnp.maximum(ftol, noise) * cost)

@@ -28,7 +28,7 @@ class Linearised(Protocol):
 
 
 class Knowledge(NamedTuple):
-    """What the data say of the params, and of what they say nothing."""
+    """The covariance of the params, its rank, and the directions that the data leave open."""
 
     covariance: jax.Array  # [p, p], of the part that the data determine; finite
     scaled: jax.Array  # [p, n], d params / d the fitted variables in their own scales

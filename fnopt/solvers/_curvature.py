@@ -18,7 +18,7 @@ from jax import lax
 
 from fnopt.core import matmul
 from fnopt.linear import divide
-from fnopt.solvers._point import Point
+from fnopt.solvers._linearization import Linearization
 
 ROWS = 3  # how many directions are remembered; more hardly help
 _MUCH = 2.0  # times the linear model's own curvature
@@ -30,7 +30,7 @@ def no_curvature(k: int, x: jax.Array) -> jax.Array:
 
 
 def learned(
-    rows: jax.Array, before: Point, after: Point, step: jax.Array, excess: jax.Array
+    rows: jax.Array, before: Linearization, after: Linearization, step: jax.Array, excess: jax.Array
 ) -> jax.Array:
     r"""The rows after an accepted step: a structured symmetric rank-one update.
 
@@ -67,7 +67,7 @@ def learned(
 
 
 def _updated(
-    rows: jax.Array, before: Point, after: Point, step: jax.Array, much: jax.Array
+    rows: jax.Array, before: Linearization, after: Linearization, step: jax.Array, much: jax.Array
 ) -> jax.Array:
     zero, one = jnp.zeros((), step.dtype), jnp.ones((), step.dtype)
     y = after.gradient - matmul(after.r, before.J)

@@ -9,10 +9,10 @@ import jax
 from fnopt.core import hyper
 from fnopt.linear import dogleg_step
 from fnopt.residuals import FlatResidual
+from fnopt.solvers._linearization import Linearization
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers._options import Options
-from fnopt.solvers._point import Point
-from fnopt.solvers._step import Search, Trial, straight
+from fnopt.solvers._step import Trial, TrustRegionState, straight
 
 
 class dogleg(LeastSquaresMethod):
@@ -50,10 +50,15 @@ class dogleg(LeastSquaresMethod):
 
     def options(self, params: Any, dtype: Any) -> Options:
         """The hyper-parameters in the dtype that is computed in, with the defaults filled in."""
-        return super().options(params, dtype).with_reach(self.radius)
+        return super().options(params, dtype).with_radius(self.radius)
 
     def propose(
-        self, flat: FlatResidual, point: Point, factors: Any, search: Search, options: Options
+        self,
+        flat: FlatResidual,
+        point: Linearization,
+        factors: Any,
+        search: TrustRegionState,
+        options: Options,
     ) -> Trial:
         """The step along the dogleg path."""
         del options

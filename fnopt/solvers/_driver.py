@@ -1,4 +1,4 @@
-"""What a user calls: the problem is set up, looped to convergence, and brought back."""
+"""The driver of `least_squares`: set-up, loop to convergence, solution."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of how much is left to gain: the evidence behind a claim of convergence."""
+"""The evidence behind a claim of convergence: rounding, vanished columns, runaway params."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from jax import lax
 
 from fnopt.core import Status, is_converged, matmul
 from fnopt.linear import norm
+from fnopt.solvers._linearization import Linearization
 from fnopt.solvers._options import Options
-from fnopt.solvers._point import Point
 
 _IDLE = 10  # steps in a row that are accepted and gain no more than rounding
 _DONE = 2  # of them, where rounding is all that is left of the residuals
@@ -21,13 +21,13 @@ _VANISHED = 0.45  # power of the rounding unit: what is left of a column that co
 
 
 class Noise(NamedTuple):
-    """What rounding explains at a point."""
+    """The rounding errors at a point."""
 
     residual: jax.Array  # rho, of the residual's length
     cost: jax.Array
 
 
-def rounding(point: Point, options: Options) -> Noise:
+def rounding(point: Linearization, options: Options) -> Noise:
     r"""Changes of the residuals and of the cost that rounding explains.
 
     .. math:: \rho = \epsilon\, \| (\|J_j\| x_j)_j \|, \qquad
@@ -40,12 +40,12 @@ def rounding(point: Point, options: Options) -> Noise:
     return Noise(rho, jnp.maximum(options.noise * point.cost, 2 * jnp.square(rho)))
 
 
-def is_idle(idle: jax.Array, point: Point, noise: jax.Array) -> jax.Array:
+def is_idle(idle: jax.Array, point: Linearization, noise: jax.Array) -> jax.Array:
     """Whether too many steps in a row were accepted that gain no more than rounding."""
     return idle > jnp.where(point.cost <= noise, _DONE, _IDLE)
 
 
-def vanished(point: Point, peak: jax.Array) -> jax.Array:
+def vanished(point: Linearization, peak: jax.Array) -> jax.Array:
     """Which params have lost their effect on the way, as a mask of `[n]`.
 
     Args:
@@ -56,10 +56,10 @@ def vanished(point: Point, peak: jax.Array) -> jax.Array:
     return (peak > 0) & (point.columns <= jnp.asarray(eps**_VANISHED, peak.dtype) * peak)
 
 
-def outward(point: Point, lost: jax.Array, start: jax.Array) -> jax.Array:
+def outward(point: Linearization, lost: jax.Array, start: jax.Array) -> jax.Array:
     """The point with the params that lost their effect a tenth further than they have come.
 
-    A column that vanishes leans on the residual in vain or for good: at a minimum in which the
+    A column vanishes in passing or for good: at a minimum in which the
     params themselves have none, as that of :math:`x^2 + 5`, the cost rises beyond; on the way to
     a limit at infinity, or in saturation, nothing happens there. Much further on there may be a
     pole, behind which it rises as well, and which says nothing of the point.
@@ -68,7 +68,9 @@ def outward(point: Point, lost: jax.Array, start: jax.Array) -> jax.Array:
     return point.x + tenth * lost.astype(start.dtype) * (point.x - start)
 
 
-def is_doubtful(status: jax.Array, point: Point, lost: jax.Array, start: jax.Array) -> jax.Array:
+def is_doubtful(
+    status: jax.Array, point: Linearization, lost: jax.Array, start: jax.Array
+) -> jax.Array:
     """Whether a claim has to be tested, at the point outward."""
     moved = jnp.any(lost & (point.x != start))
     return is_converged(status) & (point.cost > 0) & moved
@@ -88,7 +90,9 @@ def tested(claim: jax.Array, actual: jax.Array, cost: jax.Array, found: jax.Arra
     return lax.select(found, Status.RUNNING.array, status)
 
 
-def ran_away(point: Point, start: jax.Array, scale: jax.Array, unseen: jax.Array) -> jax.Array:
+def ran_away(
+    point: Linearization, start: jax.Array, scale: jax.Array, unseen: jax.Array
+) -> jax.Array:
     r"""Whether params went to infinity along directions that the data don't determine any more.
 
     .. math:: |x_j| > 1000\, |x_{0,j}| \quad\text{and}\quad |d_j| > \tfrac12 |x_j|, \qquad

@@ -1,11 +1,11 @@
-"""How good a step was: what it gained against what the linear model promised."""
+"""The gain ratio of a step: its actual over its predicted reduction."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 
-LEAST_GAIN = 1e-4  # Moré's p0: less than this fraction of the promise is no progress
+LEAST_GAIN = 1e-4  # Moré's p0: less than this fraction of the prediction is no progress
 
 
 def actual_reduction(before: jax.Array, after: jax.Array) -> jax.Array:
@@ -30,7 +30,7 @@ def actual_reduction(before: jax.Array, after: jax.Array) -> jax.Array:
 
 
 def gain_ratio(actual: jax.Array, predicted: jax.Array) -> jax.Array:
-    """The actual reduction of the cost over the predicted one; -1 where nothing is promised."""
+    """The actual reduction of the cost over the predicted one; -1 where nothing is predicted."""
     safe = jnp.where(predicted > 0, predicted, jnp.ones_like(predicted))
     return jnp.where(predicted > 0, actual / safe, -jnp.ones_like(actual))
 

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from fnopt.core import hyper
 from fnopt.linear import DampedStep
 from fnopt.residuals import FlatResidual
+from fnopt.solvers._linearization import Linearization
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers._options import Options
-from fnopt.solvers._point import Point
 from fnopt.solvers._rules import FRACTION, Rule
-from fnopt.solvers._step import Search, Trial, straight
+from fnopt.solvers._step import Trial, TrustRegionState, straight
 
 
 class gauss_newton(LeastSquaresMethod):
@@ -61,10 +61,15 @@ class gauss_newton(LeastSquaresMethod):
 
     def options(self, params: Any, dtype: Any) -> Options:
         """The hyper-parameters in the dtype that is computed in, with the defaults filled in."""
-        return super().options(params, dtype).with_reach(self.step_size)
+        return super().options(params, dtype).with_radius(self.step_size)
 
     def propose(
-        self, flat: FlatResidual, point: Point, factors: Any, search: Search, options: Options
+        self,
+        flat: FlatResidual,
+        point: Linearization,
+        factors: Any,
+        search: TrustRegionState,
+        options: Options,
     ) -> Trial:
         """A fraction of the full step."""
         del options
@@ -74,4 +79,6 @@ class gauss_newton(LeastSquaresMethod):
 
 def _part(full: DampedStep, t: jax.Array) -> DampedStep:
     r"""A fraction of a step that minimises the model, which promises :math:`t(2 - t)` of it."""
-    return DampedStep(t * full.p, full.lam, jnp.square(t) * full.image, t * (2 - t) * full.promise)
+    return DampedStep(
+        t * full.p, full.lam, jnp.square(t) * full.model_norm, t * (2 - t) * full.predicted
+    )

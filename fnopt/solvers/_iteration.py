@@ -17,23 +17,23 @@ from fnopt.solvers._bounded import bounded_trial, faced
 from fnopt.solvers._convergence import explained, first_of, is_stationary
 from fnopt.solvers._curvature import learned
 from fnopt.solvers._evidence import is_doubtful, outward, ran_away, rounding, tested, vanished
+from fnopt.solvers._linearization import Linearization, is_finite, scaled_gradient, scaled_gradients
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers._options import Options
-from fnopt.solvers._point import Point, is_finite, lean, leans
 from fnopt.solvers._problem import Problem
 from fnopt.solvers._solution import History, Solution
-from fnopt.solvers._step import Search, Trial, arrive, choose, compared, judge
+from fnopt.solvers._step import Trial, TrustRegionState, arrive, choose, compared, judge
 
 
 class Loop(NamedTuple):
-    """What the loop carries: a point is evaluated once, and factorised once, if that is dear."""
+    """The state of the loop: a point is evaluated once, and factorised once, if that is dear."""
 
-    point: Point  # of the model: its J^T r is the gradient of the cost
+    point: Linearization  # of the model: its J^T r is the gradient of the cost
     r: jax.Array | None  # [m], the residuals, where the model has others
     factors: Any  # of an earlier step from the point, or None
     stale: jax.Array  # whether there was none, or with another scaling
-    search: Search
-    lean: jax.Array  # by how much the residual leans on a column, of those that may and do move it
+    search: TrustRegionState
+    scaled_gradient: jax.Array  # of the params that may and do move the residuals
     peak: jax.Array  # [n], the largest norms of the Jacobian's columns
     lost: jax.Array  # bool[n], whose columns have vanished since
     start: jax.Array  # [n]
@@ -50,7 +50,7 @@ class Loop(NamedTuple):
         return self.point.r if self.r is None else self.r
 
 
-Evaluate = Callable[[jax.Array, jax.Array], Point]
+Evaluate = Callable[[jax.Array, jax.Array], Linearization]
 """What is known at a point, whose residuals are."""
 
 
@@ -67,7 +67,7 @@ def started(
     learns = problem.box is None and problem.losses is None
     search = solver.begin(point, options, solver.memory(problem.model) if learns else 0)
     facing = faced(point, problem.box)
-    steep = lean(facing)
+    steep = scaled_gradient(facing)
     status = first_of(
         (~feasible, Status.INFEASIBLE),
         (~is_finite(point), Status.NONFINITE_START),
@@ -84,7 +84,7 @@ def started(
         factors=factors,
         stale=stale,
         search=search,
-        lean=steep,
+        scaled_gradient=steep,
         peak=point.columns,
         lost=jnp.zeros(x.shape, bool),
         start=x,
@@ -103,8 +103,10 @@ def inside(problem: Problem, x: jax.Array) -> jax.Array:
     return x if box is None else jnp.where(box.has_room(), box.nearest(x), x)
 
 
-def _no_factors(problem: Problem, solver: LeastSquaresMethod, point: Point, search: Search) -> Any:
-    """What holds the place of factors, where they are worth keeping."""
+def _no_factors(
+    problem: Problem, solver: LeastSquaresMethod, point: Linearization, search: TrustRegionState
+) -> Any:
+    """Placeholders of factors, where they are worth keeping."""
     if solver.model(problem.model).takes_rows:
         return None
     shapes = jax.eval_shape(functools.partial(solver.factorise, problem.model), point, search)
@@ -112,7 +114,11 @@ def _no_factors(problem: Problem, solver: LeastSquaresMethod, point: Point, sear
 
 
 def _factors(
-    problem: Problem, solver: LeastSquaresMethod, loop: Loop, point: Point, search: Search
+    problem: Problem,
+    solver: LeastSquaresMethod,
+    loop: Loop,
+    point: Linearization,
+    search: TrustRegionState,
 ) -> Any:
     """The factors at a point: those of the last step, if it was refused and they were kept."""
     make = functools.partial(solver.factorise, problem.model, point, search)
@@ -131,7 +137,9 @@ def evaluation(problem: Problem, solver: LeastSquaresMethod, x: jax.Array) -> Ev
     return products_ahead(functools.partial(_evaluate, problem, solver), x, r, largest=m * n)
 
 
-def _evaluate(problem: Problem, solver: LeastSquaresMethod, x: jax.Array, r: jax.Array) -> Point:
+def _evaluate(
+    problem: Problem, solver: LeastSquaresMethod, x: jax.Array, r: jax.Array
+) -> Linearization:
     known = r if problem.losses is None else None
     return solver.evaluate(problem.model_at(r), x, known)._replace(cost=problem.cost(r))
 
@@ -145,7 +153,7 @@ def _propose(
     if problem.box is None:
         return trial, point.x + trial.step
 
-    def again(point: Point) -> Trial:
+    def again(point: Linearization) -> Trial:
         return solver.propose(flat, point, solver.factorise(flat, point, search), search, options)
 
     model = solver.model(flat)
@@ -178,12 +186,14 @@ def advance(
     )
     actual = lax.select(promising & ~accepted, jnp.asarray(-jnp.inf, actual.dtype), actual)
     found = compared(trial, actual, found.noise)
-    status, judged = judge(point, loop.lean, trial, found, accepted, search, options, solver.rule)
-    judged = _taught(judged, loop.point, here, trial, accepted & ~testing)
+    status, judged = judge(
+        point, loop.scaled_gradient, trial, found, accepted, search, options, solver.rule
+    )
+    judged = _with_secant_update(judged, loop.point, here, trial, accepted & ~testing)
     peak = jnp.maximum(loop.peak, here.columns)
     facing = faced(here, problem.box)
     lost = vanished(here, peak)
-    each = leans(facing)
+    each = scaled_gradients(facing)
     steep = jnp.max(lax.select(lost, jnp.zeros_like(each), each))
     stationary = accepted & is_stationary(here.cost, jnp.max(each), options.gtol)
     status = lax.select(stationary, Status.CONVERGED_GRADIENT.array, status)
@@ -196,9 +206,9 @@ def advance(
         point=here,
         r=r,
         factors=None if loop.factors is None else factors,
-        stale=accepted | (~testing & (judged.rescues > search.rescues)),
+        stale=accepted | (~testing & (judged.restarts > search.restarts)),
         search=choose(testing, search, judged),
-        lean=steep,
+        scaled_gradient=steep,
         peak=peak,
         lost=lost,
         claim=claim,
@@ -214,9 +224,13 @@ def _outward(problem: Problem, loop: Loop) -> jax.Array:
     return x if problem.box is None else problem.box.nearest(x)
 
 
-def _taught(
-    search: Search, before: Point, after: Point, trial: Trial, accepted: jax.Array
-) -> Search:
+def _with_secant_update(
+    search: TrustRegionState,
+    before: Linearization,
+    after: Linearization,
+    trial: Trial,
+    accepted: jax.Array,
+) -> TrustRegionState:
     """The search with what an accepted step shows of the curvature."""
     if not search.rows.size:
         return search
@@ -224,7 +238,7 @@ def _taught(
     return search._replace(rows=jnp.where(accepted, rows, search.rows))
 
 
-def _arrived(loop: Loop, there: Point, r: Any) -> tuple[Point, Any, jax.Array]:
+def _arrived(loop: Loop, there: Linearization, r: Any) -> tuple[Linearization, Any, jax.Array]:
     """A next point, its residuals, and whether its Jacobian is finite; else the old one stays."""
     usable = is_finite(there)
     here, r = lax.cond(usable, lambda: (there, r), lambda: (loop.point, loop.r))

@@ -1,4 +1,4 @@
-"""How far to go along a direction, by the curvature that the linear model leaves out."""
+"""The length of a step along its direction, by the curvature that the linear model leaves out."""
 
 from __future__ import annotations
 
@@ -52,22 +52,22 @@ def newton_length(
 def second_order_reduction(
     t: jax.Array, slope: jax.Array, curvature: jax.Array, linear: jax.Array
 ) -> jax.Array:
-    r"""What the second-order Taylor model of the cost promises for going `t` along the step.
+    r"""The reduction that the second-order Taylor model of the cost predicts at `t` along the step.
 
     .. math:: -t\, g^T v - \tfrac12 t^2 C
 
     It is what the gain is measured against, so that the trust region isn't shrunk for a
     curvature that the step has taken into account. Where it promises nothing (the step was
-    kept at the least length), the linear model's promise stands.
+    kept at the least length), the linear model's prediction stands.
 
     Args:
         t: The length.
         slope: :math:`g^T v`.
         curvature: `C`.
-        linear: The linear model's promise.
+        linear: The linear model's prediction.
 
     Returns:
         The predicted reduction of the cost, > 0 wherever `linear` is.
     """
-    promise = -t * slope - jnp.asarray(0.5, t.dtype) * jnp.square(t) * curvature
-    return jnp.where(promise > 0, promise, linear)
+    predicted = -t * slope - jnp.asarray(0.5, t.dtype) * jnp.square(t) * curvature
+    return jnp.where(predicted > 0, predicted, linear)

@@ -9,11 +9,11 @@ import jax
 from fnopt.core import hyper, static, where
 from fnopt.residuals import FlatResidual, curvature_along
 from fnopt.solvers._curvature import ROWS
+from fnopt.solvers._linearization import Linearization
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers._options import Options
-from fnopt.solvers._point import Point
 from fnopt.solvers._rules import MARQUARDT, NIELSEN, TRUST_REGION, Rule
-from fnopt.solvers._step import Search, Trial, bent, straight
+from fnopt.solvers._step import Trial, TrustRegionState, bent, straight
 
 RULES = {"trust_region": TRUST_REGION, "marquardt": MARQUARDT, "nielsen": NIELSEN}
 
@@ -109,17 +109,17 @@ class levenberg_marquardt(LeastSquaresMethod):
 
     @property
     def rule(self) -> Rule:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """How the reach of a step adapts."""
+        """The rule by which the radius of a step adapts."""
         return RULES[self.damping]
 
     def options(self, params: Any, dtype: Any) -> Options:
         """The hyper-parameters in the dtype that is computed in, with the defaults filled in."""
-        reach = self.radius if self.damping == "trust_region" else 1 / self.lam
+        radius = self.radius if self.damping == "trust_region" else 1 / self.lam
         options = super().options(params, dtype)
-        return options.with_reach(reach, self.acceleration)
+        return options.with_radius(radius, self.acceleration)
 
     def memory(self, flat: FlatResidual) -> int:
-        """How many rows of curvature the method can use, where one point leads to the next.
+        """The number of rows of curvature that the method can use, if steps follow each other.
 
         They are for fits in which the data determine a few params; those of a network count
         together, not each by itself.
@@ -128,7 +128,12 @@ class levenberg_marquardt(LeastSquaresMethod):
         return ROWS if exact and self.model(flat).takes_rows else 0
 
     def propose(
-        self, flat: FlatResidual, point: Point, factors: Any, search: Search, options: Options
+        self,
+        flat: FlatResidual,
+        point: Linearization,
+        factors: Any,
+        search: TrustRegionState,
+        options: Options,
     ) -> Trial:
         """The step of the linear model within reach, bent by its curvature."""
         system = self.model(flat).system(point, factors, search.scale, search.lam)

@@ -1,4 +1,4 @@
-"""What the methods have in common: an (init, update) pair around propose and judge."""
+"""The base of the methods: an (init, update) pair around propose and judge."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from fnopt.solvers._curvature import no_curvature
 from fnopt.solvers._evidence import rounding
 from fnopt.solvers._gain import actual_reduction
 from fnopt.solvers._linear_model import linear_model
+from fnopt.solvers._linearization import Linearization, half_square, is_finite, scaled_gradient
 from fnopt.solvers._model_base import LinearModel
 from fnopt.solvers._options import Options, resolved
-from fnopt.solvers._point import Point, half_square, is_finite, lean
 from fnopt.solvers._rules import TRUST_REGION, Rule
-from fnopt.solvers._step import Search, Trial, arrive, begin, choose, compared, judge
+from fnopt.solvers._step import Trial, TrustRegionState, arrive, begin, choose, compared, judge
 
 
 class LeastSquaresState(NamedTuple):
-    """What the next step needs, and how the last one went."""
+    """The memory for the next step, and the outcome of the last one."""
 
     count: jax.Array  # int32, updates made
-    radius: jax.Array  # the reach of a step; 0 before the first update
+    radius: jax.Array  # the radius of a step; 0 before the first update
     scale: Slot  # D, how strongly each parameter moves the residuals
     rejections: jax.Array  # int32, refused steps in a row
-    rescues: jax.Array  # int32
+    restarts: jax.Array  # int32
     lam: jax.Array  # damping of the last step
     cost: jax.Array  # half the sum of squares after the update
     status: jax.Array  # int32, a fnopt.Status
@@ -88,14 +88,14 @@ class LeastSquaresMethod(Transformation):
             raise ValueError(f"{where()}chunk_size = {size!r}, expected a positive int or None.")
 
     def init(self, params: Any) -> LeastSquaresState:
-        """The state before the first step; the reach of a step is found at the first update."""
+        """The state before the first step; the radius of a step is found at the first update."""
         dtype = ravel(params, "params")[0].dtype
         return LeastSquaresState(
             count=zero_count(),
             radius=jnp.zeros((), dtype),
             scale=slot_zeros(params, dtype),
             rejections=zero_count(),
-            rescues=zero_count(),
+            restarts=zero_count(),
             lam=jnp.zeros((), dtype),
             cost=jnp.asarray(jnp.inf, dtype),
             status=Status.RUNNING.array,
@@ -148,7 +148,7 @@ class LeastSquaresMethod(Transformation):
         arrived, _ = ravel(apply_updates(params, updates))
         r = flat.r(arrived)
         found = compared(trial, actual_reduction(point.r, r), rounding(point, options))
-        accepted, steep = found.improves, lean(point)
+        accepted, steep = found.improves, scaled_gradient(point)
         status, judged = judge(point, steep, trial, found, accepted, search, options, self.rule)
         stationary = is_stationary(point.cost, steep, options.gtol)
         status = jnp.where(stationary, Status.CONVERGED_GRADIENT.array, status)
@@ -166,13 +166,15 @@ class LeastSquaresMethod(Transformation):
             radius=kept.radius,
             scale=ravel(state.scale)[1](kept.steepest),
             rejections=kept.rejections,
-            rescues=kept.rescues,
+            restarts=kept.restarts,
             lam=kept.lam,
             cost=jnp.where(accepted, half_square(r), point.cost),
             status=status,
         )
 
-    def _resumed(self, state: LeastSquaresState, point: Point, options: Options) -> Search:
+    def _resumed(
+        self, state: LeastSquaresState, point: Linearization, options: Options
+    ) -> TrustRegionState:
         """The search so far, taken to this point; a fresh one if there is none yet."""
         held = arrive(_held(state), point)
         return choose(state.radius > 0, held, self.begin(point, options))
@@ -184,28 +186,35 @@ class LeastSquaresMethod(Transformation):
         )
 
     def model(self, flat: FlatResidual) -> LinearModel:
-        """How the residuals are linearised."""
+        """The linear model of the residuals."""
         return linear_model(flat, self.linear_solver, self.jacobian, self.chunk_size)
 
-    def evaluate(self, flat: FlatResidual, x: jax.Array, r: jax.Array | None = None) -> Point:
-        """What is known at a point; its residual may be known already."""
+    def evaluate(
+        self, flat: FlatResidual, x: jax.Array, r: jax.Array | None = None
+    ) -> Linearization:
+        """The linearization at a point; its residual may be known already."""
         return self.model(flat).evaluate(x, r)
 
-    def factorise(self, flat: FlatResidual, point: Point, search: Search) -> Any:
-        """What serves any number of steps from a point, as long as the scaling stays."""
+    def factorise(self, flat: FlatResidual, point: Linearization, search: TrustRegionState) -> Any:
+        """The factors for any number of steps from a point, as long as the scaling stays."""
         return self.model(flat).factorise(point, search.scale, search.rows)
 
-    def begin(self, point: Point, options: Options, memory: int = 0) -> Search:
+    def begin(self, point: Linearization, options: Options, memory: int = 0) -> TrustRegionState:
         """The search at a first point; it remembers `memory` rows of curvature."""
         return begin(point, options, self.rule, memory)
 
     def memory(self, flat: FlatResidual) -> int:
-        """How many rows of curvature the method can use, where one point leads to the next."""
+        """The number of rows of curvature that the method can use, if steps follow each other."""
         del flat
         return 0
 
     def propose(
-        self, flat: FlatResidual, point: Point, factors: Any, search: Search, options: Options
+        self,
+        flat: FlatResidual,
+        point: Linearization,
+        factors: Any,
+        search: TrustRegionState,
+        options: Options,
     ) -> Trial:
         """A step, and what the model says of it.
 
@@ -213,7 +222,7 @@ class LeastSquaresMethod(Transformation):
             flat: The residual function.
             point: Where the step starts.
             factors: What `factorise` made there.
-            search: The reach of a step, and the scaling.
+            search: The radius of a step, and the scaling.
             options: The numbers.
 
         Returns:
@@ -227,10 +236,10 @@ def rounding_unit(params: Any) -> float:
     return max(float(jnp.finfo(jnp.result_type(leaf)).eps) for leaf in jax.tree.leaves(params))
 
 
-def _held(state: LeastSquaresState) -> Search:
+def _held(state: LeastSquaresState) -> TrustRegionState:
     scale, _ = ravel(state.scale)
     rows = no_curvature(0, scale)
     idle = jnp.zeros_like(state.rejections)
-    return Search(
-        state.radius, scale, scale, state.rejections, state.rescues, state.lam, rows, idle
+    return TrustRegionState(
+        state.radius, scale, scale, state.rejections, state.restarts, state.lam, rows, idle
     )

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from fnopt.linear import Band, BandedGramSystem, band_of
 from fnopt.residuals import FlatResidual
+from fnopt.solvers._linearization import Linearization, half_square
 from fnopt.solvers._model_base import LinearModel
-from fnopt.solvers._point import Point, half_square
 
 _WIDEST = 128  # unknowns in a block of a band; beyond, conjugate gradients may be faster
 _SHORTEST = 4  # blocks; a shorter band is a full matrix
@@ -32,7 +32,7 @@ class BandModel(LinearModel):
 
     band: Band
 
-    def evaluate(self, x: jax.Array, residual: jax.Array | None = None) -> Point:
+    def evaluate(self, x: jax.Array, residual: jax.Array | None = None) -> Linearization:
         """The point with its Jacobian's entries and the band of its Gram matrix."""
         del residual
         given = self.flat.derivative
@@ -41,15 +41,15 @@ class BandModel(LinearModel):
         r, J, pull = self.pullable(x)
         G = self.band.gram(given.compressed.of(J))
         columns = jnp.sqrt(self.band.diagonal(G))
-        return Point(x, r, (J, G), half_square(r), pull(r), columns)
+        return Linearization(x, r, (J, G), half_square(r), pull(r), columns)
 
-    def factorise(self, point: Point, scale: jax.Array, rows: jax.Array) -> Any:
+    def factorise(self, point: Linearization, scale: jax.Array, rows: jax.Array) -> Any:
         """The band in scaled variables."""
         del rows
         return self.band.scaled(point.J[1], scale)
 
     def system(
-        self, point: Point, factors: Any, scale: jax.Array, lam: jax.Array
+        self, point: Linearization, factors: Any, scale: jax.Array, lam: jax.Array
     ) -> BandedGramSystem:
         """Steps by the band."""
         push, pull = self.products(point._replace(J=point.J[0]))

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from fnopt.core import matmul
 from fnopt.linear import System
 from fnopt.residuals import FlatResidual, linearise_products
-from fnopt.solvers._point import Point
+from fnopt.solvers._linearization import Linearization
 
 Map = Callable[[jax.Array], jax.Array]
 Rank = tuple[jax.Array, jax.Array | None]
@@ -37,15 +37,17 @@ class LinearModel:
     has_matrix: ClassVar[bool] = True
     """Whether a point keeps a matrix, from which columns can be taken out."""
 
-    def evaluate(self, x: jax.Array, residual: jax.Array | None = None) -> Point:
+    def evaluate(self, x: jax.Array, residual: jax.Array | None = None) -> Linearization:
         """What is known at a point; a dense Jacobian goes with the residual given, if any."""
         raise NotImplementedError
 
-    def factorise(self, point: Point, scale: jax.Array, rows: jax.Array) -> Any:
+    def factorise(self, point: Linearization, scale: jax.Array, rows: jax.Array) -> Any:
         """What depends only on the point and the scaling, for any number of steps from there."""
         raise NotImplementedError
 
-    def system(self, point: Point, factors: Any, scale: jax.Array, lam: jax.Array) -> System:
+    def system(
+        self, point: Linearization, factors: Any, scale: jax.Array, lam: jax.Array
+    ) -> System:
         """The linear model in scaled variables, ready for steps; `lam` is a guess of a damping."""
         raise NotImplementedError
 
@@ -58,11 +60,11 @@ class LinearModel:
         del factors
         return jnp.asarray(-1, jnp.int32), None
 
-    def jacobian(self, point: Point) -> Any:
+    def jacobian(self, point: Linearization) -> Any:
         """The Jacobian at a point; None where it is too large to have."""
         del point
 
-    def products(self, point: Point) -> tuple[Map, Map]:
+    def products(self, point: Linearization) -> tuple[Map, Map]:
         """The products with the Jacobian at a point, and with its transpose."""
         given = self.flat.derivative
         if given is None:
@@ -87,12 +89,12 @@ class LinearModel:
         return max(self.flat.m, self.flat.n)
 
 
-def scaled_pull(point: Point, scale: jax.Array) -> Map:
+def scaled_pull(point: Linearization, scale: jax.Array) -> Map:
     r"""The product :math:`D^{-1} J^T w` with a Jacobian that is a matrix."""
     return lambda w: matmul(w, point.J) / scale
 
 
-def free(point: Point) -> jax.Array:
+def free(point: Linearization) -> jax.Array:
     """1 for params that move the residuals, 0 for the others."""
     return (point.columns > 0).astype(point.columns.dtype)
 

@@ -19,19 +19,19 @@ from fnopt.linear import (
     triangle,
 )
 from fnopt.residuals import linearise
+from fnopt.solvers._linearization import Linearization, factorised_linearization, linearization_at
 from fnopt.solvers._model_base import LinearModel, Rank, gram_rank, scaled_pull
-from fnopt.solvers._point import Point, factorised_point, point_at
 
 
 class DenseModel(LinearModel):
     """One that keeps a Jacobian of any shape."""
 
-    def evaluate(self, x: jax.Array, residual: jax.Array | None = None) -> Point:
+    def evaluate(self, x: jax.Array, residual: jax.Array | None = None) -> Linearization:
         """The point with its Jacobian."""
         r, J = linearise(self.flat, x, self.mode, self.chunk_size)
-        return point_at(x, r if residual is None else residual, J)
+        return linearization_at(x, r if residual is None else residual, J)
 
-    def jacobian(self, point: Point) -> Any:
+    def jacobian(self, point: Linearization) -> Any:
         """The Jacobian at a point."""
         return point.J
 
@@ -41,19 +41,19 @@ class TriangleModel(DenseModel):
 
     takes_rows = True
 
-    def evaluate(self, x: jax.Array, residual: jax.Array | None = None) -> Point:
+    def evaluate(self, x: jax.Array, residual: jax.Array | None = None) -> Linearization:
         """The point with its Jacobian and the triangle of that."""
         r, J = linearise(self.flat, x, self.mode, self.chunk_size)
-        return factorised_point(x, r if residual is None else residual, J)
+        return factorised_linearization(x, r if residual is None else residual, J)
 
-    def factorise(self, point: Point, scale: jax.Array, rows: jax.Array) -> Any:
+    def factorise(self, point: Linearization, scale: jax.Array, rows: jax.Array) -> Any:
         """The scaled triangle, with the rows below it."""
         assert point.triangle is not None
         L, c = point.triangle
         return guarded(Triangle(L / scale[:, None], c), rows / scale)
 
     def system(
-        self, point: Point, factors: Any, scale: jax.Array, lam: jax.Array
+        self, point: Linearization, factors: Any, scale: jax.Array, lam: jax.Array
     ) -> TriangleSystem:
         """Steps by the triangle."""
         return TriangleSystem(factors, self.size, lam, scaled_pull(point, scale))
@@ -69,13 +69,15 @@ class TriangleModel(DenseModel):
 class LiftedModel(DenseModel):
     """That of a wide Jacobian by the QR factorisation of its transpose."""
 
-    def factorise(self, point: Point, scale: jax.Array, rows: jax.Array) -> Any:
+    def factorise(self, point: Linearization, scale: jax.Array, rows: jax.Array) -> Any:
         """The triangle within the row space, and the basis of that."""
         del rows
         Q, R = jnp.linalg.qr((point.J / scale).T)
         return guarded(triangle(R.T, point.r)), Q
 
-    def system(self, point: Point, factors: Any, scale: jax.Array, lam: jax.Array) -> LiftedSystem:
+    def system(
+        self, point: Linearization, factors: Any, scale: jax.Array, lam: jax.Array
+    ) -> LiftedSystem:
         """Steps within the row space."""
         rows, Q = factors
         pull = scaled_pull(point, scale)
@@ -91,13 +93,13 @@ class LiftedModel(DenseModel):
 class WideGramModel(DenseModel):
     """That of a wide Jacobian by the Gram matrix of its rows."""
 
-    def factorise(self, point: Point, scale: jax.Array, rows: jax.Array) -> Any:
+    def factorise(self, point: Linearization, scale: jax.Array, rows: jax.Array) -> Any:
         """The Gram matrix of the scaled rows."""
         del rows
         return gram((point.J / scale).T)
 
     def system(
-        self, point: Point, factors: Any, scale: jax.Array, lam: jax.Array
+        self, point: Linearization, factors: Any, scale: jax.Array, lam: jax.Array
     ) -> WideGramSystem:
         """Steps by the Gram matrix."""
         return WideGramSystem(

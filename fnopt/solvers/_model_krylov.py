@@ -8,8 +8,8 @@ import jax
 
 from fnopt.linear import KrylovSystem
 from fnopt.residuals import probed_columns
+from fnopt.solvers._linearization import Linearization, half_square
 from fnopt.solvers._model_base import LinearModel, free
-from fnopt.solvers._point import Point, half_square
 
 
 class KrylovModel(LinearModel):
@@ -17,18 +17,20 @@ class KrylovModel(LinearModel):
 
     has_matrix = False
 
-    def evaluate(self, x: jax.Array, residual: jax.Array | None = None) -> Point:
+    def evaluate(self, x: jax.Array, residual: jax.Array | None = None) -> Linearization:
         """The point, the norms of whose columns are estimated."""
         del residual
         r, J, pull = self.pullable(x)
-        return Point(x, r, J, half_square(r), pull(r), probed_columns(pull, r))
+        return Linearization(x, r, J, half_square(r), pull(r), probed_columns(pull, r))
 
-    def factorise(self, point: Point, scale: jax.Array, rows: jax.Array) -> Any:
+    def factorise(self, point: Linearization, scale: jax.Array, rows: jax.Array) -> Any:
         """Nothing."""
         del point, scale, rows
         return ()
 
-    def system(self, point: Point, factors: Any, scale: jax.Array, lam: jax.Array) -> KrylovSystem:
+    def system(
+        self, point: Linearization, factors: Any, scale: jax.Array, lam: jax.Array
+    ) -> KrylovSystem:
         """Steps by conjugate gradients."""
         del factors, lam
         push, pull = self.products(point)

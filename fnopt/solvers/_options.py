@@ -16,10 +16,10 @@ class Options(NamedTuple):
     gtol: jax.Array
     eps: jax.Array  # rounding unit of the params
     noise: jax.Array  # relative changes of the cost below this are rounding
-    radius: jax.Array  # the first reach of a step
+    radius: jax.Array  # the first radius of a step
     acceleration: jax.Array  # the largest one, relative to the step
 
-    def with_reach(
+    def with_radius(
         self, radius: float | jax.Array, acceleration: float | jax.Array = 0.0
     ) -> Options:
         """These options with what a method says of its steps."""

@@ -1,4 +1,4 @@
-"""What is minimised, as functions of a vector."""
+"""The least squares problem as functions of a vector."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from fnopt.residuals import (
     whitened,
 )
 from fnopt.solvers._gain import actual_reduction
-from fnopt.solvers._point import half_square
+from fnopt.solvers._linearization import half_square
 
 
 class Problem(NamedTuple):
@@ -109,7 +109,7 @@ class Problem(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """How a user's problem was brought to a vector, and how to get back."""
+    """The user's problem as one of a vector, and the way back."""
 
     x: jax.Array  # [n], where to start
     problem: Problem
@@ -121,7 +121,7 @@ class Setting(NamedTuple):
         return self.made.assemble(self.problem.flat.unravel(x))
 
     def tangent(self, x: jax.Array) -> jax.Array | None:
-        """How the params, laid end to end, move with the vector; None if they are the vector."""
+        """The derivative of the raveled params by the vector; None if they are the vector."""
         if not self.made.kinds:
             return None
 

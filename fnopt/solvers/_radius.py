@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 
 def shrink_factor(actual: jax.Array, slope: jax.Array) -> jax.Array:
-    r"""Where a parabola through what is known has its minimum, within [0.1, 0.5].
+    r"""The minimum of the parabola through the known values and slope, within [0.1, 0.5].
 
     Along the step, the cost starts with the slope :math:`g^T p` and ends :math:`-\delta f` lower;
     the parabola through these has its minimum at

@@ -37,7 +37,7 @@ def report(solution: Solution) -> str:
 
 
 def batch_report(solution: Solution) -> str:
-    """How many problems ended how."""
+    """A report of many problems: the number for each status."""
     codes = np.ravel(np.asarray(solution.status))
     lines = [f"least squares: {codes.size} problems"]
     for code, count in zip(*np.unique(codes, return_counts=True), strict=True):
@@ -58,14 +58,14 @@ def _is_plain(residuals: list[np.ndarray], cost: float) -> bool:
 
 
 def _fitted(solution: Solution) -> int:
-    """How many numbers were fitted."""
+    """The number of fitted numbers."""
     if solution.tangent is not None:
         return solution.tangent.shape[1]
     return sum(np.size(leaf) for leaf in jax.tree.leaves(solution.params))
 
 
 def _params(solution: Solution) -> list[str]:
-    """What is to be said of the params: first what is wrong with them, then each."""
+    """The lines about the params: first their problems, then each value."""
     pairs, _ = leaves_with_names(_numbers(solution.params))
     names = [name for path, leaf in pairs for name in _entry_names(path, np.shape(leaf))]
     values = np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for _, leaf in pairs])
@@ -147,7 +147,7 @@ def _names_alike(names: list[str], group: list[int], C: np.ndarray) -> str:
 
 
 def _notes(solution: Solution, errors: np.ndarray, alike: list[list[int]]) -> list[str]:
-    """What stands behind the value of each parameter."""
+    """The notes behind the value of each parameter."""
     held, bounds = _held(solution, errors.size), _bounds(solution, errors.size)
     together = {i for group in alike for i in group}
     notes = []

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.linear import divide, norm
-from fnopt.solvers._point import Point
+from fnopt.solvers._linearization import Linearization
 
 _LEAST = 1e-3  # of the residual's length, for a first radius
 _LEASH = 0.7  # of the residual's length, for what a parameter's whole effect counts at least
@@ -33,13 +33,13 @@ def grown_scale(scale: jax.Array, columns: jax.Array) -> jax.Array:
 
 
 def fresh_scale(columns: jax.Array) -> jax.Array:
-    """The scaling without memory, for a rescue; a dead parameter gets the steepest one's."""
+    """The scaling without memory, for a restart; a dead parameter gets the steepest one's."""
     top = jnp.max(columns, initial=0)
     top = jnp.where(top > 0, top, jnp.ones_like(top))
     return jnp.where(columns > 0, columns, top)
 
 
-def leashed(steepest: jax.Array, point: Point) -> jax.Array:
+def with_size_floor(steepest: jax.Array, point: Linearization) -> jax.Array:
     r"""The scaling that also keeps a parameter without effect near its own size.
 
     .. math:: D_j = \max(d_j, \delta\, \|r\| / |x_j|), \qquad \delta = 0.7
@@ -48,8 +48,8 @@ def leashed(steepest: jax.Array, point: Point) -> jax.Array:
     is next to nothing, and a step within :math:`\|D p\| \le \Delta` may change it by any number
     of magnitudes: to where it has no effect at all, and never comes back. So as long as its
     whole effect, :math:`d_j |x_j|`, is less than the residuals, it changes by factors. This
-    doesn't depend on its units either, and isn't remembered: the leash grows with the parameter,
-    and is gone when the residuals are. A parameter that is zero has no size, and no leash.
+    doesn't depend on its units either, and isn't remembered: the floor grows with the parameter,
+    and is gone when the residuals are. A parameter that is zero has no size, and no floor.
 
     Args:
         steepest: `d`, the largest norms of the Jacobian's columns so far, of shape `[n]`.

@@ -33,7 +33,7 @@ _INSTEAD = {
 
 
 class Asked(NamedTuple):
-    """What SciPy's keywords change of a call."""
+    """The changes of a call that SciPy's keywords ask for."""
 
     solver: Any
     loss: Any

@@ -1,4 +1,4 @@
-"""What a solver returns."""
+"""The solution of a least squares problem."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class History(NamedTuple):
 
 
 class StepInfo(NamedTuple):
-    """What a callback gets at every step; as text it is a line of progress."""
+    """The argument of callbacks at every step; as text it is a line of progress."""
 
     step: jax.Array  # int32, 1 at the first one
     params: Any  # after the step

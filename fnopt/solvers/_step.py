@@ -22,24 +22,24 @@ from fnopt.solvers._curvature import no_curvature
 from fnopt.solvers._evidence import Noise, is_idle
 from fnopt.solvers._gain import gain_ratio, is_accepted, is_negligible
 from fnopt.solvers._length import newton_length, second_order_reduction
+from fnopt.solvers._linearization import Linearization
 from fnopt.solvers._options import Options
-from fnopt.solvers._point import Point
-from fnopt.solvers._rescue import MOST_RESCUES, is_hopeful, is_sloping
+from fnopt.solvers._restart import MOST_RESTARTS, is_hopeful, is_sloping
 from fnopt.solvers._rules import Outcome, Rule
-from fnopt.solvers._scaling import fresh_scale, grown_scale, initial_scale, leashed
+from fnopt.solvers._scaling import fresh_scale, grown_scale, initial_scale, with_size_floor
 
 _WIDER = 10.0  # times the radius, where a step at its edge gains no more than rounding
-_MOST_REJECTIONS = 80  # the reach shrinks at least by half each time
+_MOST_REJECTIONS = 80  # the radius shrinks at least by half each time
 
 
-class Search(NamedTuple):
-    """What the method remembers from step to step."""
+class TrustRegionState(NamedTuple):
+    """The state of the trust region, from step to step."""
 
-    radius: jax.Array  # the reach of a step: of the trust region, in scaled variables, if any
+    radius: jax.Array  # the radius of a step: of the trust region, in scaled variables, if any
     steepest: jax.Array  # [n], the largest norms of the Jacobian's columns so far
     scale: jax.Array  # [n], D
     rejections: jax.Array  # int32, in a row
-    rescues: jax.Array  # int32
+    restarts: jax.Array  # int32
     lam: jax.Array  # the damping of the last step, a guess of the next one's
     rows: jax.Array  # [k, n], W: curvature that the linear model leaves out; k = 0 for none
     idle: jax.Array  # int32, accepted steps in a row that gained no more than rounding
@@ -58,36 +58,36 @@ class Trial(NamedTuple):
     seconds: jax.Array  # int32, second derivatives that were taken
 
 
-def begin(point: Point, options: Options, rule: Rule, memory: int = 0) -> Search:
+def begin(point: Linearization, options: Options, rule: Rule, memory: int = 0) -> TrustRegionState:
     """The search at a first point; it remembers `memory` rows of curvature."""
     steepest = initial_scale(point.columns)
     zero = jnp.zeros((), jnp.int32)
     radius = rule.first(options.radius, steepest, point.x, point.cost)
     rows = no_curvature(memory, point.x)
     scale = _scale(steepest, point, rows)
-    return Search(radius, steepest, scale, zero, zero, jnp.zeros_like(radius), rows, zero)
+    return TrustRegionState(radius, steepest, scale, zero, zero, jnp.zeros_like(radius), rows, zero)
 
 
-def arrive(search: Search, point: Point) -> Search:
+def arrive(search: TrustRegionState, point: Linearization) -> TrustRegionState:
     """The search at a next point, whose Jacobian grows the scaling."""
     steepest = grown_scale(search.steepest, point.columns)
     return search._replace(steepest=steepest, scale=_scale(steepest, point, search.rows))
 
 
-def _scale(steepest: jax.Array, point: Point, rows: jax.Array) -> jax.Array:
-    """The scaling, with a leash where one point leads to the next and few params are enough."""
-    return leashed(steepest, point) if rows.size else steepest
+def _scale(steepest: jax.Array, point: Linearization, rows: jax.Array) -> jax.Array:
+    """The scaling, with a size floor where steps follow each other and few params are enough."""
+    return with_size_floor(steepest, point) if rows.size else steepest
 
 
-def straight(point: Point, search: Search, step: DampedStep) -> Trial:
+def straight(point: Linearization, search: TrustRegionState, step: DampedStep) -> Trial:
     """A step of the linear model as it is."""
     p = step.p / search.scale
     return Trial(
         step=p,
         length=norm(step.p),
         slope=matmul(point.gradient, p),
-        predicted=step.promise,
-        attainable=step.promise,
+        predicted=step.predicted,
+        attainable=step.predicted,
         lam=step.lam,
         excess=jnp.zeros_like(step.lam),
         seconds=jnp.zeros((), jnp.int32),
@@ -95,14 +95,14 @@ def straight(point: Point, search: Search, step: DampedStep) -> Trial:
 
 
 def bent(
-    point: Point,
+    point: Linearization,
     system: System,
-    search: Search,
+    search: TrustRegionState,
     curvature: Callable[[jax.Array], jax.Array],
     options: Options,
     step: DampedStep,
 ) -> Trial:
-    """A step of the linear model corrected to second order: its length, and its bend.
+    """A step of the linear model corrected to second order: its length, and its second_derivative.
 
     Args:
         point: Where the step starts.
@@ -116,17 +116,17 @@ def bent(
         The step and what the second-order model says of it.
     """
     v = step.p / search.scale
-    bend = curvature(v)
+    second_derivative = curvature(v)
     slope = matmul(point.gradient, v)
-    rest = matmul(point.r, bend)
-    exact = step.image + rest
+    rest = matmul(point.r, second_derivative)
+    exact = step.model_norm + rest
     t = newton_length(slope, exact, norm(step.p), search.radius, step.lam)
-    half = geodesic_acceleration(system, bend, step)
+    half = geodesic_acceleration(system, second_derivative, step)
     scaled = accelerated(step.p, half, t, options.acceleration)
-    predicted = second_order_reduction(t, slope, exact, step.promise)
+    predicted = second_order_reduction(t, slope, exact, step.predicted)
     p = scaled / search.scale
-    attainable = jnp.maximum(step.promise, predicted)
-    excess = divide(rest, step.image)
+    attainable = jnp.maximum(step.predicted, predicted)
+    excess = divide(rest, step.model_norm)
     return Trial(
         step=p,
         length=norm(search.scale * p),
@@ -158,26 +158,26 @@ def compared(trial: Trial, actual: jax.Array, noise: Noise) -> Comparison:
 
 
 def judge(
-    point: Point,
-    lean: jax.Array,
+    point: Linearization,
+    scaled_gradient: jax.Array,
     trial: Trial,
     found: Comparison,
     accepted: jax.Array,
-    search: Search,
+    search: TrustRegionState,
     options: Options,
     rule: Rule,
-) -> tuple[jax.Array, Search]:
+) -> tuple[jax.Array, TrustRegionState]:
     """Adapts the search to how a trial went, and says whether to stop.
 
     Args:
         point: Where the step starts.
-        lean: By how much the residual leans on a column there.
+        scaled_gradient: The scaled gradient there.
         trial: The step.
         found: What it gained.
         accepted: Whether it is taken.
         search: The search before it.
         options: The numbers.
-        rule: How the reach of a step adapts.
+        rule: How the radius of a step adapts.
 
     Returns:
         The status, as far as the step tells, and the next search.
@@ -194,12 +194,14 @@ def judge(
     search = search._replace(radius=radius, rejections=rejections, lam=trial.lam, idle=idle)
     # A step that was refused where gains are noise would only be proposed again.
     again = negligible & ((rejections > 0) | is_idle(idle, point, noise.cost))
-    return _stop_or_rescue(point, lean, trial, found, again, search, options, rule)
+    return _stop_or_restart(point, scaled_gradient, trial, found, again, search, options, rule)
 
 
-def _outcome(trial: Trial, found: Comparison, search: Search, accepted: jax.Array) -> Outcome:
+def _outcome(
+    trial: Trial, found: Comparison, search: TrustRegionState, accepted: jax.Array
+) -> Outcome:
     return Outcome(
-        reach=search.radius,
+        radius=search.radius,
         rejections=search.rejections,
         length=trial.length,
         slope=trial.slope,
@@ -210,24 +212,24 @@ def _outcome(trial: Trial, found: Comparison, search: Search, accepted: jax.Arra
     )
 
 
-def _stop_or_rescue(
-    point: Point,
-    lean: jax.Array,
+def _stop_or_restart(
+    point: Linearization,
+    scaled_gradient: jax.Array,
     trial: Trial,
     found: Comparison,
     again: jax.Array,
-    search: Search,
+    search: TrustRegionState,
     options: Options,
     rule: Rule,
-) -> tuple[jax.Array, Search]:
+) -> tuple[jax.Array, TrustRegionState]:
     actual, noise = found.actual, found.noise
     size = norm(search.scale * point.x)
     # What one parameter alone could gain, where the radius doesn't let it, isn't nothing.
-    alone = jnp.asarray(0.5, lean.dtype) * jnp.square(lean)
+    alone = jnp.asarray(0.5, scaled_gradient.dtype) * jnp.square(scaled_gradient)
     attainable = jnp.maximum(trial.attainable, alone)
     # Noise alone is no proof: a slope may hide behind a Jacobian that is wrong, or in a column
     # that the step leaves out.
-    sloping = is_sloping(point, lean, noise.residual)
+    sloping = is_sloping(point, scaled_gradient, noise.residual)
     flat = again & ~(sloping & (alone > noise.cost))
     flat |= cost_converged(actual, attainable, point.cost, options.ftol, options.noise)
     tiny = step_converged(trial.length, size, options.xtol)
@@ -235,28 +237,32 @@ def _stop_or_rescue(
     # A step that is tiny because its radius is shows nothing, if a longer one promises much.
     short = tiny & (trial.lam > 0) & is_hopeful(point, noise.residual)
     collapsed = ~flat & ((tiny | stuck | again) & sloping | short)
-    rescued = collapsed & (search.rescues < MOST_RESCUES)
+    restarted = collapsed & (search.restarts < MOST_RESTARTS)
     status = first_of(
         (flat, Status.CONVERGED_COST),
-        (rescued, Status.RUNNING),
+        (restarted, Status.RUNNING),
         (collapsed & ~jnp.isfinite(actual), Status.NONFINITE_STEP),
         (collapsed, Status.STALLED),
         (tiny, Status.CONVERGED_STEP),
         (stuck, Status.STALLED),
     )
-    return status, lax.cond(rescued, lambda: _rescue(point, search, options, rule), lambda: search)
+    return status, lax.cond(
+        restarted, lambda: _restart(point, search, options, rule), lambda: search
+    )
 
 
-def _rescue(point: Point, search: Search, options: Options, rule: Rule) -> Search:
+def _restart(
+    point: Linearization, search: TrustRegionState, options: Options, rule: Rule
+) -> TrustRegionState:
     steepest = fresh_scale(point.columns)
     scale = _scale(steepest, point, search.rows)
-    radius = rule.reopened(options.radius, scale, point.x, search.rescues)
+    radius = rule.reopened(options.radius, scale, point.x, search.restarts)
     none = jnp.zeros_like(search.rejections)
     lam, rows = jnp.zeros_like(radius), jnp.zeros_like(search.rows)
-    rescues = search.rescues + 1
-    return Search(radius, steepest, scale, none, rescues, lam, rows, none)
+    restarts = search.restarts + 1
+    return TrustRegionState(radius, steepest, scale, none, restarts, lam, rows, none)
 
 
-def choose(choice: jax.Array, a: Search, b: Search) -> Search:
+def choose(choice: jax.Array, a: TrustRegionState, b: TrustRegionState) -> TrustRegionState:
     """The search `a` where `choice` holds, else `b`."""
-    return Search(*(jnp.where(choice, x, y) for x, y in zip(a, b, strict=True)))
+    return TrustRegionState(*(jnp.where(choice, x, y) for x, y in zip(a, b, strict=True)))

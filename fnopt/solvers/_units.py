@@ -15,7 +15,7 @@ _NARROW = 2.0**24
 
 
 def safe_unit(r: jax.Array) -> jax.Array:
-    """What to multiply residuals by: 1, unless they are huge or tiny at the start."""
+    """The unit of the residuals: 1, unless they are huge or tiny at the start."""
     largest = jnp.max(jnp.abs(r), initial=0)
     most = _RANGE.get(r.dtype.name, _NARROW)
     extreme = (largest <= 1 / most) | (largest >= most)

@@ -56,8 +56,8 @@ def test_steps_agree_with_numpy(x64):
     np.testing.assert_allclose(short.p, -damped(A, r, float(short.lam)), rtol=1e-9)
     for step in (full, some, short):
         Ap = A @ np.asarray(step.p)
-        np.testing.assert_allclose(step.image, Ap @ Ap, rtol=1e-9)
-        np.testing.assert_allclose(step.promise, 0.5 * (r @ r - np.sum((Ap + r) ** 2)), rtol=1e-9)
+        np.testing.assert_allclose(step.model_norm, Ap @ Ap, rtol=1e-9)
+        np.testing.assert_allclose(step.predicted, 0.5 * (r @ r - np.sum((Ap + r) ** 2)), rtol=1e-9)
 
 
 def test_blocks_are_those_of_the_gram_matrix_and_scale_like_it():

@@ -61,8 +61,8 @@ def reduction(A, r, p):
 
 
 def check(A, r, step, rtol=1e-6):
-    np.testing.assert_allclose(step.image, np.sum((A @ step.p) ** 2), rtol=rtol)
-    np.testing.assert_allclose(step.promise, reduction(A, r, np.asarray(step.p)), rtol=rtol)
+    np.testing.assert_allclose(step.model_norm, np.sum((A @ step.p) ** 2), rtol=rtol)
+    np.testing.assert_allclose(step.predicted, reduction(A, r, np.asarray(step.p)), rtol=rtol)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -91,7 +91,7 @@ def test_trust_region_steps_end_near_the_boundary(x64, shape, radius):
         assert step.lam > 0
         assert 0.8 * radius <= length <= 1.2 * radius
         check(A, r, step)
-        assert step.promise >= 0.8 * cauchy
+        assert step.predicted >= 0.8 * cauchy
         if name != "cg":  # which stops on the way
             np.testing.assert_allclose(step.p, damped(A, r, float(step.lam)), rtol=1e-6)
 

@@ -10,7 +10,7 @@ import pytest
 import fnopt
 from fnopt.linear import TriangleSystem, guarded
 from fnopt.solvers._curvature import learned, no_curvature
-from fnopt.solvers._point import factorised_point
+from fnopt.solvers._linearization import factorised_linearization
 
 HESSIANS = np.random.default_rng(0).normal(size=(4, 3, 3))
 HESSIANS = (HESSIANS + HESSIANS.transpose(0, 2, 1)) / 2
@@ -21,7 +21,7 @@ def quadratic(x, level):
     """Residuals with constant Hessians: the point, and the curvature S at it."""
     r = level + SLOPES @ x + np.einsum("ijk,j,k->i", HESSIANS, x, x) / 2
     J = SLOPES + HESSIANS @ x
-    return factorised_point(jnp.asarray(x), jnp.asarray(r), jnp.asarray(J)), np.einsum(
+    return factorised_linearization(jnp.asarray(x), jnp.asarray(r), jnp.asarray(J)), np.einsum(
         "i,ijk->jk", r, HESSIANS
     )
 
@@ -47,8 +47,8 @@ def test_rows_are_part_of_the_linear_model_and_leave_the_gradient(x64, lam):
         step, A = system.damped(jnp.asarray(lam)), J.T @ J + W.T @ W
         p = -np.linalg.solve(A + lam * np.eye(3), g)
         np.testing.assert_allclose(step.p, p)
-        np.testing.assert_allclose(step.image, np.sum((J @ p) ** 2))
-        np.testing.assert_allclose(step.promise, -g @ p - p @ A @ p / 2)
+        np.testing.assert_allclose(step.model_norm, np.sum((J @ p) ** 2))
+        np.testing.assert_allclose(step.predicted, -g @ p - p @ A @ p / 2)
 
 
 def test_what_is_learned_acts_on_the_step_as_the_curvature_does(x64):
@@ -90,7 +90,7 @@ def test_large_residuals_take_few_steps_and_the_rank_is_that_of_the_jacobian(x64
 
 
 def test_the_rank_leaves_out_what_only_the_curvature_determines(x64):
-    # The residuals depend on x + y only, and bend a lot.
+    # The residuals depend on x + y only, and second_derivative a lot.
     def residuals(p):
         s = p[0] + p[1]
         return jnp.stack([s, 10 + s**2, 10 + 2 * s**2])

@@ -1,4 +1,4 @@
-"""The leash of params that hardly move the residuals."""
+"""The size floor of params that hardly move the residuals."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 import fnopt
-from fnopt.solvers._point import point_at
-from fnopt.solvers._scaling import initial_scale, leashed
+from fnopt.solvers._linearization import linearization_at
+from fnopt.solvers._scaling import initial_scale, with_size_floor
 
 
 def scaling(x, J):
-    point = point_at(jnp.asarray(x), jnp.asarray([3.0, 4.0], x.dtype), jnp.asarray(J))
-    return leashed(initial_scale(point.columns), point)
+    point = linearization_at(jnp.asarray(x), jnp.asarray([3.0, 4.0], x.dtype), jnp.asarray(J))
+    return with_size_floor(initial_scale(point.columns), point)
 
 
 def test_only_params_without_effect_are_held():

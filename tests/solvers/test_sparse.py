@@ -12,7 +12,7 @@ def smoother(y, stiffness):
     """Whittaker's: near the data, and of small second differences."""
 
     def residuals(z):
-        return {"data": z - y, "bend": stiffness * (z[2:] - 2 * z[1:-1] + z[:-2])}
+        return {"data": z - y, "second_derivative": stiffness * (z[2:] - 2 * z[1:-1] + z[:-2])}
 
     return residuals
 
@@ -37,7 +37,7 @@ def test_a_large_ill_conditioned_fit_with_gaps_is_solved_in_little_memory(x64):
     w = np.ones(n)
     w[100:110] = 0
     fn = smoother(jnp.asarray(np.where(w > 0, y, np.nan)), stiffness)
-    weights = {"data": jnp.asarray(w), "bend": jnp.asarray(2.0)}
+    weights = {"data": jnp.asarray(w), "second_derivative": jnp.asarray(2.0)}
 
     def solve(z):
         return fnopt.least_squares(fn, z, jac=fnopt.sparse_jacobian(fn), weights=weights)

@@ -267,7 +267,7 @@ def _tolerances(dtype: Any, ftol: Any, xtol: Any, gtol: Any, damping: Any) -> To
         damping=array(damping, 0),
         noise=array(16 * eps, 0),
         eps=array(eps, 0),
-        leash=array(0.49, 0),
+        size_floor=array(0.49, 0),
     )
 
 

@@ -49,7 +49,7 @@ def examine(
     """
     zero = jnp.zeros_like(lanes.lam)
     slope, length, size = zero, zero, zero
-    scale = metric(lanes.x, lanes.sums, lanes.peak, tol.leash)
+    scale = metric(lanes.x, lanes.sums, lanes.peak, tol.size_floor)
     for x, trial, s, g in zip(lanes.x, lanes.trial, scale, lanes.sums.g, strict=True):
         p = trial - x
         slope += p * g

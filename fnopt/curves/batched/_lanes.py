@@ -41,7 +41,7 @@ class Tolerances(NamedTuple):
     damping: jax.Array  # the first one
     noise: jax.Array  # relative changes of the cost below this are rounding
     eps: jax.Array  # rounding unit
-    leash: jax.Array  # of the metric
+    size_floor: jax.Array  # of the metric
 
 
 def is_running(status: jax.Array) -> jax.Array:

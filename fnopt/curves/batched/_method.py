@@ -15,7 +15,7 @@ from fnopt.linear import NormalEquations, scaled, unrolled_cholesky, unrolled_so
 _LEAST_SHRINK = 0.1  # to which part damping may fall in one step
 
 
-def propose(lanes: Lanes, leash: jax.Array, box: LaneBox | None = None) -> Params:
+def propose(lanes: Lanes, size_floor: jax.Array, box: LaneBox | None = None) -> Params:
     r"""Where the damped linear model has its minimum.
 
     .. math:: x - S z, \qquad (S J^T J S + \lambda I)\, z = S J^T r, \qquad S = D^{-1}
@@ -24,7 +24,7 @@ def propose(lanes: Lanes, leash: jax.Array, box: LaneBox | None = None) -> Param
     of the params.
     """
     x, sums, lam = lanes.x, lanes.sums, lanes.lam
-    s = metric(x, sums, lanes.peak, leash)
+    s = metric(x, sums, lanes.peak, size_floor)
     if box is not None:
         return bounded(x, sums, lam, s, box)
     factor = unrolled_cholesky(scaled(sums.A, s), lam)
@@ -69,7 +69,7 @@ def advance(
     status = status_after(lanes, after, trial, tol, box)
     status = jnp.where(is_running(status) & (after.steps >= most), Status.MAX_STEPS.array, status)
     return after._replace(
-        trial=propose(after, tol.leash, box),
+        trial=propose(after, tol.size_floor, box),
         status=jnp.where(running, status, lanes.status),
         fresh=jnp.zeros_like(lanes.fresh),
     )

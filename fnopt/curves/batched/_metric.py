@@ -11,11 +11,11 @@ from jax import lax
 from fnopt.curves.batched._lanes import Params
 from fnopt.linear import NormalEquations, jacobi_scale
 
-LEASH = 0.49  # of the sum of squares, for what a param's whole effect counts at least
+SIZE_FLOOR = 0.49  # of the sum of squares, for what a param's whole effect counts at least
 _VANISHED = 0.45  # power of the rounding unit: what is left of a column that counts no more
 
 
-def metric(x: Params, sums: NormalEquations, peak: Params, leash: jax.Array) -> Params:
+def metric(x: Params, sums: NormalEquations, peak: Params, size_floor: jax.Array) -> Params:
     r"""One over the length of each param, :math:`D^{-1}`.
 
     .. math:: D_j = \max\Bigl(\max_k \|J_j^{(k)}\|,\; \delta\, \|r\| / |x_j|\Bigr)
@@ -28,9 +28,9 @@ def metric(x: Params, sums: NormalEquations, peak: Params, leash: jax.Array) -> 
         x: The params.
         sums: The sums there.
         peak: The squares of the largest columns so far.
-        leash: The square of :math:`\delta`, or 0.
+        size_floor: The square of :math:`\delta`, or 0.
     """
-    least = leash * sums.square
+    least = size_floor * sums.square
 
     def one(x: jax.Array, peak: jax.Array, inverse: jax.Array) -> jax.Array:
         short = (x != 0) & (least > peak * jnp.square(x))

@@ -11,7 +11,7 @@ from jax import lax
 
 from fnopt.core import Status, is_converged
 from fnopt.curves.batched._lanes import Tolerances, is_running
-from fnopt.curves.batched._metric import LEASH
+from fnopt.curves.batched._metric import SIZE_FLOOR
 from fnopt.curves.batched._progress import Progress, empty
 
 _DAMPING = (1e2, 1e4, 1.0)  # of the tries after the first
@@ -56,8 +56,8 @@ def with_retries(
         again = _failed(before, number, last, max_steps)
         own = (number == 0) | (number == last)
         now = _restarted(before, x0, again, damping[number], number == last)
-        leash = jnp.where(own, jnp.asarray(LEASH, x0.dtype), jnp.zeros((), x0.dtype))
-        now = run(now, tol._replace(leash=leash), jnp.asarray(limits, jnp.int32)[number])
+        size_floor = jnp.where(own, jnp.asarray(SIZE_FLOOR, x0.dtype), jnp.zeros((), x0.dtype))
+        now = run(now, tol._replace(size_floor=size_floor), jnp.asarray(limits, jnp.int32)[number])
         return _Best(number + jnp.ones((), jnp.int32), _better(before, now, again))
 
     def unfinished(best: _Best) -> jax.Array:

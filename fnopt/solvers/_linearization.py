@@ -1,4 +1,4 @@
-"""What is known at one point."""
+"""The linearization of the residuals at a point."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fnopt.linear import Triangle, column_norms, divide, norm, triangle
 
 
 class Normal(NamedTuple):
-    """What is kept of a Jacobian that isn't: its Gram matrix."""
+    """The Gram matrix, in place of a Jacobian that isn't kept."""
 
     matrix: jax.Array  # [n, n], J^T J
 
 
-class Point(NamedTuple):
+class Linearization(NamedTuple):
     """A point with its residual and Jacobian, and what follows from them."""
 
     x: jax.Array  # [n]
@@ -35,19 +35,19 @@ def half_square(r: jax.Array) -> jax.Array:
     return jnp.where(jnp.isfinite(cost), cost, jnp.asarray(jnp.inf, r.dtype))
 
 
-def point_at(x: jax.Array, r: jax.Array, J: jax.Array) -> Point:
+def linearization_at(x: jax.Array, r: jax.Array, J: jax.Array) -> Linearization:
     """Gathers a point."""
-    return Point(x, r, J, half_square(r), matmul(r, J), column_norms(J))
+    return Linearization(x, r, J, half_square(r), matmul(r, J), column_norms(J))
 
 
-def factorised_point(x: jax.Array, r: jax.Array, J: jax.Array) -> Point:
+def factorised_linearization(x: jax.Array, r: jax.Array, J: jax.Array) -> Linearization:
     """Gathers a point by the triangle of its tall Jacobian, which has everything but the cost."""
     factors = triangle(J, r)
     L, c = factors
-    return Point(x, r, J, half_square(r), matmul(L, c), norm(L, axis=1), factors)
+    return Linearization(x, r, J, half_square(r), matmul(L, c), norm(L, axis=1), factors)
 
 
-def is_finite(point: Point) -> jax.Array:
+def is_finite(point: Linearization) -> jax.Array:
     """Whether the point can be stepped from: params, residuals and Jacobian are finite.
 
     The cost shows it of the residuals, and the norms of its columns of the Jacobian.
@@ -56,17 +56,17 @@ def is_finite(point: Point) -> jax.Array:
     return jnp.all(jnp.isfinite(jnp.concatenate(known)))
 
 
-def leans(point: Point) -> jax.Array:
-    """What the residual leans on every column by, of shape `[n]`: see :func:`lean`."""
+def scaled_gradients(point: Linearization) -> jax.Array:
+    """The gradient by every column's length, of shape `[n]`: see :func:`scaled_gradient`."""
     return divide(jnp.abs(point.gradient), point.columns)
 
 
-def lean(point: Point) -> jax.Array:
-    r"""How far from stationary the point is, whatever the units of the params.
+def scaled_gradient(point: Linearization) -> jax.Array:
+    r"""The scaled gradient (MINPACK's gnorm): how far from stationary, in any units of params.
 
     .. math:: \ell = \max_j \frac{|J_j^T r|}{\|J_j\|}
 
     is the length of what one parameter alone could take off the residual, which would lower the
     cost by :math:`\ell^2 / 2`: 0 at a stationary point, :math:`\|r\|` where nothing would be left.
     """
-    return jnp.max(leans(point))
+    return jnp.max(scaled_gradients(point))

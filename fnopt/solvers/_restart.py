@@ -6,29 +6,29 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.linear import norm
-from fnopt.solvers._point import Point
+from fnopt.solvers._linearization import Linearization
 
-MOST_RESCUES = 3
+MOST_RESTARTS = 3
 SLOPING = 1e-5  # of the residual's length; leaning by less counts as a stationary point
 _HOPE = 0.01  # of the cost, that the linear model would take off it without any damping
 NOISE = 30  # how far above that estimate rounding was seen to reach
 
 
-def is_sloping(point: Point, lean: jax.Array, noise: jax.Array) -> jax.Array:
-    r"""Whether the residual leans on some column by more than rounding explains.
+def is_sloping(point: Linearization, scaled_gradient: jax.Array, noise: jax.Array) -> jax.Array:
+    r"""Whether the scaled gradient is larger than rounding explains.
 
     Rounding moves a residual by about :math:`\epsilon \|J_j x_j\|` for each parameter, and with
-    it what it leans by
+    it the scaled gradient by
 
     .. math:: \epsilon\, \| (\|J_j\| x_j)_j \|,
 
     the `noise`, which is large where the residuals are small against what they are differences of.
     """
-    floor = jnp.asarray(SLOPING, lean.dtype) * jnp.sqrt(2 * point.cost)
-    return lean > jnp.maximum(floor, jnp.asarray(NOISE, lean.dtype) * noise)
+    floor = jnp.asarray(SLOPING, scaled_gradient.dtype) * jnp.sqrt(2 * point.cost)
+    return scaled_gradient > jnp.maximum(floor, jnp.asarray(NOISE, scaled_gradient.dtype) * noise)
 
 
-def is_hopeful(point: Point, noise: jax.Array) -> jax.Array:
+def is_hopeful(point: Linearization, noise: jax.Array) -> jax.Array:
     r"""Whether the linear model, undamped, would lower the cost by some per cent.
 
     .. math:: \tfrac12 \| P r \|^2 > 0.01 f, \qquad \| P r \| > 30 \rho
@@ -49,22 +49,22 @@ def is_hopeful(point: Point, noise: jax.Array) -> jax.Array:
 
 
 def reopened_radius(
-    option: jax.Array, scale: jax.Array, x: jax.Array, rescues: jax.Array
+    option: jax.Array, scale: jax.Array, x: jax.Array, restarts: jax.Array
 ) -> jax.Array:
-    r"""The radius after a rescue, which forgets the history of the scaling.
+    r"""The radius after a restart, which forgets the history of the scaling.
 
     Moré's scaling never forgets: a parameter that was steep once, far from here, can hold all
     steps down to nothing. The scaling starts anew from this point's columns, with the radius
 
     .. math:: \Delta = 10^{-1-k} \|D x\|
 
-    at the `k`-th rescue. The number of rescues is bounded, so this ends.
+    at the `k`-th restart. The number of restarts is bounded, so this ends.
 
     Args:
         option: Not used.
         scale: The fresh scaling, of shape `[n]`.
         x: The params, of shape `[n]`.
-        rescues: How many there were, an int32 scalar.
+        restarts: How many there were, an int32 scalar.
 
     Returns:
         The radius.
@@ -73,4 +73,4 @@ def reopened_radius(
     length = norm(scale * x)
     length = jnp.where(length > 0, length, jnp.ones_like(length))
     tenth = jnp.asarray(0.1, x.dtype)
-    return length * tenth ** (1 + rescues).astype(x.dtype)
+    return length * tenth ** (1 + restarts).astype(x.dtype)

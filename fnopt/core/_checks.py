@@ -155,7 +155,7 @@ def check_count(value: Any, what: str, name: str) -> None:
 
 
 def count_of(what: str, name: str) -> Callable[[Any], int]:
-    """What converts a hyper-parameter to an int of at least 1, for `static(convert=...)`."""
+    """A converter of hyper-parameters to ints of at least 1, for `static(convert=...)`."""
 
     def convert(value: Any) -> int:
         check_count(value, what, name)

@@ -41,7 +41,7 @@ def read_by(update: Callable[..., Any]) -> Mapping[str, bool]:
 
 @functools.cache
 def required_by(update: Callable[..., Any]) -> tuple[str, ...]:
-    """Those that must be given."""
+    """The extra arguments that must be given."""
     return tuple(name for name, required in read_by(update).items() if required)
 
 
@@ -55,7 +55,7 @@ def named_by(fn: Callable[..., Any], skip: int = 1) -> frozenset[str]:
 
 
 def accepted(update: Callable[..., Any], extra_args: dict[str, Any]) -> dict[str, Any]:
-    """Those of the extra arguments that another library's `update` takes."""
+    """The extra arguments that another library's `update` takes."""
     names = _taken_by_foreign(update)
     return extra_args if ANY in names else {k: v for k, v in extra_args.items() if k in names}
 

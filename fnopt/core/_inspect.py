@@ -138,7 +138,7 @@ def named(tx: Transformation, state: Any) -> dict[str, Any]:
 
 
 def step_count(tx: Any, state: Any) -> jax.Array:
-    """How many steps an optimizer has made.
+    """The number of steps that an optimizer has made.
 
     Every member that depends on the number of the step keeps its own count, so a state holds
     several. Members of a chain step together, so their counts are one number, and this is it: the

@@ -1,4 +1,4 @@
-"""What a training step costs on many devices: memory, messages and time on each of them."""
+"""The cost of a training step on many devices: memory, messages and time on each of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fnopt.costs._work import Work
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    r"""How fast devices send to each other.
+    r"""The bandwidth and latency between devices.
 
     .. math:: t = \frac{\text{bytes}}{\text{bandwidth}} + \text{messages} \cdot \text{latency}
               \cdot \lceil \log_2 N \rceil
@@ -52,7 +52,7 @@ class Network:
 
 @dataclasses.dataclass(frozen=True)
 class DeviceCost:
-    """What one device holds, sends and computes in a step.
+    """The memory, messages and computation of one device in a step.
 
     Attributes:
         params_bytes: Params that stay on the device.
@@ -142,7 +142,7 @@ def distributed_cost(
     block_size: int | None = None,
     meeting_network: Network | None = None,
 ) -> DistributedCost:
-    r"""What a step costs on each of many devices, from what it costs on one.
+    r"""The cost of a step on each of many devices, from its cost on one.
 
     With params of `P` bytes, a state of `S`, and `N` devices, each with the batch that the step
     was counted for, a device holds and sends (round a ring, which is the least)

@@ -29,7 +29,7 @@ SHARING = ("expand", "reduce")
 
 
 class KroneckerSpec(NamedTuple):
-    """What is to be approximated, and how.
+    """The curvature to approximate: model, loss, and options.
 
     Attributes:
         model_fn: `f(params, example) -> outputs` of ONE example.

@@ -94,7 +94,7 @@ def drawn_rows(
 
 
 def block_size(loss: OutputLoss, outputs: jax.Array, batch: Any, name: str) -> int:
-    """How many consecutive outputs the loss mixes: 1 for a sum over outputs, else a divisor of `C`.
+    """The number of consecutive outputs that the loss mixes: 1, or a larger divisor of `C`.
 
     The loss of a sequence is a sum over positions, so that the Hessian has a block for each.
     """

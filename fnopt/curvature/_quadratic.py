@@ -14,7 +14,7 @@ _PARALLEL = 1e-4  # the squared sine below which two directions are one
 
 
 class Combination(NamedTuple):
-    """What to multiply the directions with, and what that promises.
+    """The weights of the directions, and the predicted change.
 
     Attributes:
         weights: `[2]`.

@@ -86,7 +86,7 @@ def _message(x: jax.Array, block: int, count: jax.Array) -> tuple[jax.Array, jax
 
 
 def _numbers(message: jax.Array, length: int, block: int, dtype: Any) -> jax.Array:
-    """What messages of rows of this length stand for."""
+    """The numbers that messages of rows of this length stand for."""
     codes, as_bytes = message[:, :length], message[:, length:]
     blocks = () if length == block else (length // block,)
     as_bytes = as_bytes.reshape(len(message), *blocks, dtype.itemsize)

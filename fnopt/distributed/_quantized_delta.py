@@ -1,4 +1,4 @@
-"""How far a client has come, as bytes."""
+"""Messages of clients: the change of the params as 8-bit codes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Codes(NamedTuple):
 
 
 class QuantizedDeltaState(NamedTuple):
-    """How many messages were sent, and what rounding has left out of them."""
+    """The number of messages sent, and the rounding error left out of them."""
 
     count: jax.Array
     error: Slot
@@ -46,7 +46,7 @@ def checked_block_size(block_size: Any, name: str) -> int:
 
 
 class quantized_delta(Value):
-    r"""What a client sends instead of params: how far it has come, as 8-bit codes.
+    r"""A client's message instead of its params: their change as 8-bit codes.
 
     .. math:: q = Q(\theta - \theta_k + e), \qquad e' = \theta - \theta_k + e - q
 

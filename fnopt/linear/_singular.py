@@ -13,7 +13,7 @@ from fnopt.linear._triangle import Triangle, triangle
 
 
 class SingularFactors(NamedTuple):
-    r"""What is needed of :math:`A = U \,\mathrm{diag}(s)\, V^T` for the step of least norm.
+    r"""The parts of :math:`A = U \,\mathrm{diag}(s)\, V^T` for the step of least norm.
 
     `k` is `min(m, n)`. `U` is never formed for a tall matrix: only :math:`b = U^T r` is needed.
     """

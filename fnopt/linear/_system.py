@@ -1,4 +1,4 @@
-"""What a method asks of the linear model at a point, whatever the algebra behind it."""
+"""The interface of the linear model at a point, whatever the algebra behind it."""
 
 from __future__ import annotations
 

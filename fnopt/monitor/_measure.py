@@ -46,7 +46,7 @@ def as_stats(given: Any) -> tuple[str, ...]:
 
 
 def in_parts() -> int:
-    """How many devices have a part of every leaf."""
+    """The number of devices that have a part of every leaf."""
     return jax.lax.psum(1, part_axes()) if part_axes() else 1
 
 

@@ -22,7 +22,7 @@ from fnopt.core import (
 
 
 class GaussNewtonBartlettState(NamedTuple):
-    """How many estimates were made: the labels of each come from the seed and this number."""
+    """The number of estimates made: the labels of each come from the seed and this number."""
 
     count: jax.Array
 

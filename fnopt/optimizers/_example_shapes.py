@@ -1,4 +1,4 @@
-"""What an example of a batch looks like, as a value that can be hashed."""
+"""The shapes and dtypes of an example of a batch, as a value that can be hashed."""
 
 from __future__ import annotations
 

@@ -280,7 +280,7 @@ class kfac(Transformation):
     def _combination(
         self, objective: Objective, state: KfacState, gradient: Any, directions: tuple[Any, Any]
     ) -> Combination:
-        """What the directions are multiplied with, and the change that this promises."""
+        """The weights of the directions, and the predicted change."""
         from fnopt.curvature import Combination
 
         def best() -> Combination:

@@ -35,7 +35,7 @@ class Objective:
         return value + self._penalty(self.wide), gradient, self._noise(value, slope)
 
     def _noise(self, value: jax.Array, slope: jax.Array) -> jax.Array:
-        """Of sums, and of the outputs of the model in its own dtype, which are independent."""
+        """The rounding of sums and of the model's outputs in its dtype, which are independent."""
         dtypes = [jnp.result_type(p) for p in jax.tree.leaves(self.params)]
         eps = max(float(jnp.finfo(d).eps) for d in dtypes)
         of_outputs = jnp.sum(jnp.abs(slope * self.outputs)) / self.outputs.size**0.5

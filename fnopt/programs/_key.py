@@ -121,7 +121,7 @@ class _Keys:
 
 
 class _RunKeys(_Keys):
-    """Those of programs that are run as they are: no derivative of theirs matters any more."""
+    """The keys of programs that are run as they are, of which no derivative matters any more."""
 
     def closed(self, closed: ClosedJaxpr) -> tuple[Any, ...]:
         try:

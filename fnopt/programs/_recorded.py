@@ -127,7 +127,7 @@ def _recorded(fn: Callable[..., Any], args: tuple[Any, ...]) -> Recorded | None:
 
 
 def operations(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[jex.ClosedJaxpr, Any]:
-    """What a function does now, and the shapes that it returns.
+    """The operations of a function as it is now, and the shapes that it returns.
 
     Functions under `jax.jit` in it close over nothing: it does so for them.
     """

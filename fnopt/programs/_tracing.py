@@ -1,4 +1,4 @@
-"""When a function is traced, and when it runs."""
+"""Tracing of functions, and the difference between tracing and running."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CONFIG: Any = jax.config  # its fields are made at run time
 
 
 def fresh(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function as another object, so that JAX doesn't take an earlier trace of it.
+    """A copy of a function as another object, so that JAX doesn't take an earlier trace of it.
 
     `jax.eval_shape` and `jax.make_jaxpr` remember what a function did by its identity; one that
     reads something which has changed since would be described as it was.
@@ -22,7 +22,7 @@ def fresh(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def traced_once(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, for one call of a user: traced again only for arguments of other types."""
+    """A copy of a function for one call of a user: traced again only for other types."""
     return jax.jit(fresh(fn))
 
 

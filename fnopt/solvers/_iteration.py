@@ -131,7 +131,7 @@ def _vanishes(r: jax.Array, cost: jax.Array) -> jax.Array:
 
 
 def evaluation(problem: Problem, solver: LeastSquaresMethod, x: jax.Array) -> Evaluate:
-    """What evaluates points; no more is kept for it than the size of a Jacobian."""
+    """The function that evaluates points; no more is kept for it than the size of a Jacobian."""
     m, n = problem.flat.m, problem.flat.n
     r = jax.ShapeDtypeStruct((m,), x.dtype)
     return products_ahead(functools.partial(_evaluate, problem, solver), x, r, largest=m * n)

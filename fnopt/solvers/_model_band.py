@@ -18,7 +18,7 @@ _SHORTEST = 4  # blocks; a shorter band is a full matrix
 
 
 def normal_band(flat: FlatResidual) -> Band | None:
-    """Where the normal equations of a sparse Jacobian have their entries, if that is narrow."""
+    """The band of the normal equations of a sparse Jacobian, if it is narrow."""
     given = flat.derivative
     if given is None or given.compressed is None or flat.m < flat.n:
         return None

@@ -1,4 +1,4 @@
-"""What a linear model at a point is asked for, whatever is kept of the Jacobian there."""
+"""The interface of linear models of the residuals, whatever is kept of the Jacobian."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Rank = tuple[jax.Array, jax.Array | None]
 
 @dataclasses.dataclass(frozen=True)
 class LinearModel:
-    """How residuals are linearised; a subclass is one way to do the algebra.
+    """The linear model of the residuals; a subclass is one way to do the algebra.
 
     Args:
         flat: The residual function of a vector.
@@ -38,11 +38,11 @@ class LinearModel:
     """Whether a point keeps a matrix, from which columns can be taken out."""
 
     def evaluate(self, x: jax.Array, residual: jax.Array | None = None) -> Linearization:
-        """What is known at a point; a dense Jacobian goes with the residual given, if any."""
+        """The linearization at a point; a dense Jacobian goes with the residual given, if any."""
         raise NotImplementedError
 
     def factorise(self, point: Linearization, scale: jax.Array, rows: jax.Array) -> Any:
-        """What depends only on the point and the scaling, for any number of steps from there."""
+        """The factors that depend only on the point and the scaling, for any number of steps."""
         raise NotImplementedError
 
     def system(
@@ -52,7 +52,7 @@ class LinearModel:
         raise NotImplementedError
 
     def rank(self, factors: Any) -> Rank:
-        """How many directions the data determine, and those, in scaled variables, that they don't.
+        """The rank, and the undetermined directions in scaled variables.
 
         The rank is -1 where nothing tells. The directions are orthonormal rows, zero for the
         others; None for factors that don't show them.

@@ -37,7 +37,7 @@ class DenseModel(LinearModel):
 
 
 class TriangleModel(DenseModel):
-    """That of a tall Jacobian by its QR factorisation, which a point comes with."""
+    """The model of a tall Jacobian by its QR factorisation, which a point comes with."""
 
     takes_rows = True
 
@@ -67,7 +67,7 @@ class TriangleModel(DenseModel):
 
 
 class LiftedModel(DenseModel):
-    """That of a wide Jacobian by the QR factorisation of its transpose."""
+    """The model of a wide Jacobian by the QR factorisation of its transpose."""
 
     def factorise(self, point: Linearization, scale: jax.Array, rows: jax.Array) -> Any:
         """The triangle within the row space, and the basis of that."""
@@ -91,7 +91,7 @@ class LiftedModel(DenseModel):
 
 
 class WideGramModel(DenseModel):
-    """That of a wide Jacobian by the Gram matrix of its rows."""
+    """The model of a wide Jacobian by the Gram matrix of its rows."""
 
     def factorise(self, point: Linearization, scale: jax.Array, rows: jax.Array) -> Any:
         """The Gram matrix of the scaled rows."""

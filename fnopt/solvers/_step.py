@@ -140,7 +140,7 @@ def bent(
 
 
 class Comparison(NamedTuple):
-    """What a step gained, against what it promised and what rounding explains."""
+    """The actual and the predicted reduction of a step, and the rounding noise."""
 
     actual: jax.Array  # reduction of the cost; minus infinity if the end isn't finite
     noise: Noise

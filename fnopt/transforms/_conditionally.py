@@ -36,7 +36,7 @@ class _Conditional(Wrapper):
     forward_extra_args: bool = static(default=False)
 
     def reads(self) -> Mapping[str, bool]:
-        """What the function names, if it gets any."""
+        """The extra arguments that the function names, if it gets any."""
         names = named_by(self.should_transform_fn) if self.forward_extra_args else ()
         return {**super().reads(), **dict.fromkeys(names, False)}
 

@@ -10,7 +10,7 @@ from fnopt.core import Leafwise, ScalarOrSchedule, Slot, hyper
 
 
 class DecayToAnchorState(NamedTuple):
-    """How many updates were made, and the params that `init` was given."""
+    """The number of updates made, and the params that `init` was given."""
 
     count: jax.Array
     anchor: Slot

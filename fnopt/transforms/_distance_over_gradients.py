@@ -80,7 +80,7 @@ class scale_by_distance_over_gradients(Leafwise):
         return jnp.asarray(self.reps_rel, dtype) * (1 + global_norm(p).astype(dtype))
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """What stands beside the norms."""
+        """The scalars beside the norms."""
         del t
         return {"least": root(h.eps)}
 

@@ -51,7 +51,7 @@ class reduce_variance(Leafwise):
     max_norm: Scalar | None = hyper(default=1.0, gt=0)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """What the change is multiplied by: nothing in the first step, which has none."""
+        """The factor of the gradient's change: zero in the first step, which has none."""
         gain = h.gamma * h.b1 / (1 - h.b1)
         return {"gain": jnp.where(t > 1, gain, jnp.zeros_like(gain))}
 

@@ -48,7 +48,7 @@ def faced(sums: NormalEquations, x: Params, box: LaneBox | None) -> NormalEquati
 
 
 def promise(sums: NormalEquations, p: Params) -> jax.Array:
-    r"""What the linear model says that steps take off: :math:`-2 p^T g - p^T A p`."""
+    r"""The reduction that the linear model predicts for steps: :math:`-2 p^T g - p^T A p`."""
     zero = jnp.zeros_like(sums.square)
     slope = sum((p_i * g_i for p_i, g_i in zip(p, sums.g, strict=True)), zero)
     bend = sum((p_i * b_i for p_i, b_i in zip(p, _times(sums.A, p), strict=True)), zero)
@@ -73,7 +73,7 @@ class _Cut(NamedTuple):
 
 
 def bounded(x: Params, sums: NormalEquations, lam: jax.Array, s: Params, box: LaneBox) -> Params:
-    r"""Where the damped linear model has its minimum, about, within bounds.
+    r"""The approximate minimum of the damped linear model within bounds.
 
     Params on a bound that the cost pushes them against are held. Those that a step takes out of
     the box are put on their bounds and the step is taken again for the rest, a few times; the best

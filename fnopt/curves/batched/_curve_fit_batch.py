@@ -218,7 +218,7 @@ def _fit_here(
 
 
 def _inverses(sums: Sums, x: jax.Array, own: Points, chunk: int) -> jax.Array:
-    """What the covariances are made of, of robust fits."""
+    """The inverses behind the covariances of robust fits."""
 
     def one(fit: tuple[jax.Array, Points]) -> jax.Array:
         x, own = jax.tree.map(lambda a: a[None], fit)
@@ -229,7 +229,7 @@ def _inverses(sums: Sums, x: jax.Array, own: Points, chunk: int) -> jax.Array:
 
 
 def _count(shared: Points, own: Points) -> jax.Array:
-    """How many points each fit has, `int32[fits]`."""
+    """The number of points of each fit, `int32[fits]`."""
     assert own.y is not None
     fits, *shape = own.y.shape
     if own.mask is not None:

@@ -45,7 +45,7 @@ def checked_y(y: Any) -> jax.Array:
 
 
 def split(x: Any, y: jax.Array, sigma: Any, mask: Any, x_per_fit: bool) -> tuple[Points, Points]:
-    """What all fits share, and what each has of its own (with a leading axis)."""
+    """The data that all fits share, and those of each (with a leading axis)."""
     x = jax.tree.map(jnp.asarray, x)
     if x_per_fit:
         _check_leading(x, y.shape[0], "x")

@@ -1,4 +1,4 @@
-"""What a batch of fits returns."""
+"""The result of a batch of fits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trial is worth, and whether to go on after it."""
+"""The judgement of trial steps: acceptance and status."""
 
 from __future__ import annotations
 

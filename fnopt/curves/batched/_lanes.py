@@ -1,4 +1,4 @@
-"""What is known of many problems in work.
+"""The state of the problems in work, a lane each.
 
 Problems lie along the last axis, the lanes: a number of the algorithm is an array of shape
 `[lanes]`, so the arithmetic of one problem is a vector instruction for many.
@@ -19,7 +19,7 @@ Params = tuple[jax.Array, ...]
 
 
 class Lanes(NamedTuple):
-    """What the next step of every lane needs."""
+    """The state of every lane between steps."""
 
     x: Params  # the best params so far
     trial: Params  # where to look next

@@ -16,7 +16,7 @@ _LEAST_SHRINK = 0.1  # to which part damping may fall in one step
 
 
 def propose(lanes: Lanes, size_floor: jax.Array, box: LaneBox | None = None) -> Params:
-    r"""Where the damped linear model has its minimum.
+    r"""The minimum of the damped linear model.
 
     .. math:: x - S z, \qquad (S J^T J S + \lambda I)\, z = S J^T r, \qquad S = D^{-1}
 
@@ -76,7 +76,7 @@ def advance(
 
 
 def once(condition: jax.Array) -> jax.Array:
-    """The same condition, for a compiler that would otherwise compute it anew for each user.
+    """A condition behind a barrier: the compiler would otherwise compute it anew for each user.
 
     XLA merges cheap arithmetic into everything that uses it, again and again. It never does that
     to a square root.

@@ -1,4 +1,4 @@
-"""How long a step is: the metric of the damping."""
+"""The metric of the damping, in which steps are measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of all problems, between their turns in the lanes."""
+"""The state of all problems between their turns in the lanes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fnopt.linear import (
 
 
 class Progress(NamedTuple):
-    """What is known of all problems; the first axis is theirs."""
+    """The state of all problems, along the first axis."""
 
     x: jax.Array  # [fits, n]
     square: jax.Array  # [fits], the sum of squares

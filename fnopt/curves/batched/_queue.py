@@ -78,7 +78,7 @@ def fit_all(
 
 
 def _indices(running: jax.Array, size: int) -> jax.Array:
-    """Where there is work left, then indices out of range."""
+    """The indices of problems with work left, then indices out of range."""
     fits = running.shape[0]
     return jnp.nonzero(running, size=size, fill_value=fits)[0].astype(jnp.int32)
 

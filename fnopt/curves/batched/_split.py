@@ -22,13 +22,13 @@ class Split(NamedTuple):
 
     @property
     def parts(self) -> int:
-        """How many devices have fits of their own."""
+        """The number of devices with fits of their own."""
         names = self.axis if isinstance(self.axis, tuple) else (self.axis,)
         return math.prod(self.mesh.shape[name] for name in names)
 
 
 def split_of(arrays: Any) -> Split | None:
-    """How the leading axis of the first array lies that is spread over devices; None if none is.
+    """The sharding of the leading axis of the first array that is spread; None if none is.
 
     On a mesh with automatic axes the arrays themselves say it, not traced ones: under `jax.jit`
     the compiler decides.

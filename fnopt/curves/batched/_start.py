@@ -1,4 +1,4 @@
-"""Where many fits start, and how their params are laid in rows of numbers."""
+"""The starts of many fits, and the layout of their params in rows of numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fnopt.residuals import Box, spread
 
 
 class Layout(NamedTuple):
-    """How the numbers of one fit make up its params."""
+    """The layout of the numbers of one fit as its params."""
 
     unpacked: bool  # whether the params are arguments of f, or one tree
     shapes: Any = None  # of a tree: jax.ShapeDtypeStruct as leaves

@@ -1,4 +1,4 @@
-"""What is minimised in every fit of a batch."""
+"""The residuals, losses and sums of every fit of a batch."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Sums(NamedTuple):
     shared: Points
 
     def __call__(self, x: Params, data: Points) -> NormalEquations:
-        """Those that a step needs."""
+        """The sums for a step."""
         columns, r = self._linearised(x, data)
         losses = self.task.losses
         if losses is None:
@@ -56,7 +56,7 @@ class Sums(NamedTuple):
         return sums._replace(square=2 * jax.vmap(losses.cost, in_axes=-1)(r))
 
     def at_end(self, x: Params, data: Points) -> NormalEquations:
-        """Those of the covariance: without the floor under the curvature of a loss."""
+        """The sums for the covariance: without the floor under the curvature of a loss."""
         columns, r = self._linearised(x, data)
         losses = self.task.losses
         if losses is None:

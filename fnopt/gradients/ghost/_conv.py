@@ -34,7 +34,7 @@ def pair(site: Site, x: jax.Array, g: jax.Array) -> Pair:
 
 
 def outputs(site: Site, g: Any) -> Dense:
-    """What has the shape of the output as rows, one for each position."""
+    """An array of the output's shape as rows, one for each position."""
     numbers, groups = site.eqn.params["dimension_numbers"], site.eqn.params["feature_group_count"]
     return Dense((_rows(g.transpose(numbers.out_spec), groups),))
 

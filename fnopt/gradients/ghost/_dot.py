@@ -86,7 +86,7 @@ def pair(site: Site, x: jax.Array, g: jax.Array) -> Pair:
 
 
 def outputs(site: Site, g: Any) -> Dense:
-    """What has the shape of the output as rows, one for each position."""
+    """An array of the output's shape as rows, one for each position."""
     axes = _axes(site)
     return _rows(g, axes.out[0], axes.out[1])
 

@@ -145,7 +145,7 @@ def cotangents_left(site: Site) -> bool:
 
 
 def _layout(group: Group, plan: Plan) -> Layout | None:
-    """How matrices make up a param that has a Kronecker block."""
+    """The layout of matrices in a param that has a Kronecker block."""
     leaf, *others = group.leaves
     if others or not group.sites or group.form in {"vmap", "none"}:
         return None

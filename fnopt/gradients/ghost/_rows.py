@@ -131,7 +131,7 @@ def record_rows(ghost: Ghost, batch: Any) -> Rows:
 
 
 def record_tape(ghost: Ghost, batch: Any) -> Tape:
-    """What the rows are made of: records `[n, ...]`, cotangents and gradients `[n, k, ...]`."""
+    """The tape behind the rows: records `[n, ...]`, cotangents and gradients `[n, k, ...]`."""
     plan, params = ghost.plan, ghost.params
     left = {i: params[i] for group in plan.groups if group.form == "vmap" for i in group.leaves}
 

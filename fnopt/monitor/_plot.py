@@ -17,6 +17,8 @@ MARKS = {
     Flag.DEAD: ("dead", "#000000"),
     Flag.EXPLODING: ("exploding", "#d95f02"),
     Flag.NONFINITE: ("not finite", "#e7298a"),
+    Flag.VANISHING: ("vanishing", "#7570b3"),
+    Flag.HALF_DEAD: ("half dead", "#666666"),
 }
 MOST_LABELS = 50
 

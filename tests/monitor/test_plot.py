@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fnopt.monitor import Flag, History, plot_gradient_flow
+from fnopt.monitor._plot import MARKS
 
 mpl = pytest.importorskip("matplotlib")
 
@@ -57,6 +58,14 @@ def test_dead_and_bad_cells_and_names_are_marked():
     weights = [t.get_fontweight() for t in ax.get_yticklabels()]
     assert [w == "bold" for w in weights] == [True, True, False, True]
     ax.figure.canvas.draw()
+
+
+def test_every_flag_has_a_mark():
+    flag = np.zeros((5, 4), int)
+    flag[-1] = [Flag.VANISHING, Flag.HALF_DEAD, Flag.FINE, Flag.FINE]
+    ax = plot_gradient_flow(history(flag=flag))
+    assert [t.get_text() for t in ax.texts] == ["vanishing", "half dead"]
+    assert set(MARKS) == set(Flag) - {Flag.FINE}
 
 
 def test_without_recorded_flags_the_values_speak():

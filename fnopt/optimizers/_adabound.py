@@ -24,7 +24,35 @@ from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, chain, scale_by_learning_rate
 
 
-class scale_by_adabound(Leafwise):
+class _Bounded(Leafwise):
+    """A factor for every element, between two bounds that meet."""
+
+    b1: Scalar = hyper(default=0.9, ge=0, lt=1)
+    b2: Scalar = hyper(default=0.999, ge=0, lt=1)
+    final_ratio: Scalar = hyper(default=100.0, gt=0)
+    gamma: Scalar = hyper(default=1e-3, gt=0)
+    eps: Scalar = hyper(default=1e-8, ge=0)
+    mu_dtype: Any = static(default=None, convert=as_dtype)
+
+    def scalars(self, h: Any, t: Any) -> dict[str, Any]:
+        """The correction for the start, and the bounds."""
+        passed = h.gamma * t.astype(h.gamma.dtype)
+        return {
+            "gain1": 1 - h.b1,
+            "gain2": 1 - h.b2,
+            "seen": jnp.sqrt(bias_correction(h.b2, t)) / bias_correction(h.b1, t),
+            # 1 - 1 / (x + 1) loses digits where x is small, as it is at first.
+            "lower": h.final_ratio * passed / (passed + 1),
+            "upper": h.final_ratio * (1 + 1 / passed),
+        }
+
+    def bounded(self, h: Any, mu: Any, nu: Any) -> Any:
+        """The mean times the factor, by the mean square that divides."""
+        factor = h.seen / (positive_root(nu) + h.eps)
+        return jnp.clip(factor, h.lower, h.upper) * mu
+
+
+class scale_by_adabound(_Bounded):
     r"""Adam's direction, with the factor of every element between two bounds that meet.
 
     .. math::
@@ -57,32 +85,13 @@ class scale_by_adabound(Leafwise):
 
     State = ScaleByAdamState
 
-    b1: Scalar = hyper(default=0.9, ge=0, lt=1)
-    b2: Scalar = hyper(default=0.999, ge=0, lt=1)
-    final_ratio: Scalar = hyper(default=100.0, gt=0)
-    gamma: Scalar = hyper(default=1e-3, gt=0)
-    eps: Scalar = hyper(default=1e-8, ge=0)
-    mu_dtype: Any = static(default=None, convert=as_dtype)
-
-    def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """The correction for the start, and the bounds."""
-        passed = h.gamma * t.astype(h.gamma.dtype)
-        return {
-            "gain1": 1 - h.b1,
-            "gain2": 1 - h.b2,
-            "seen": jnp.sqrt(bias_correction(h.b2, t)) / bias_correction(h.b1, t),
-            # 1 - 1 / (x + 1) loses digits where x is small, as it is at first.
-            "lower": h.final_ratio * passed / (passed + 1),
-            "upper": h.final_ratio * (1 + 1 / passed),
-        }
-
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
         mu = ema(mu, g, h.b1, h.gain1)
         nu = ema(nu, squared_modulus(g), h.b2, h.gain2)
-        return _bounded(h, mu, nu), mu, nu
+        return self.bounded(h, mu, nu), mu, nu
 
 
-class scale_by_amsbound(Leafwise):
+class scale_by_amsbound(_Bounded):
     r"""`scale_by_adabound` with the largest mean square so far in place of the mean square.
 
     .. math:: u_t = \operatorname{clip}\left(\frac{\sqrt{1-\beta_2^t} / (1-\beta_1^t)}
@@ -108,25 +117,11 @@ class scale_by_amsbound(Leafwise):
 
     State = ScaleByAmsgradState
 
-    b1: Scalar = hyper(default=0.9, ge=0, lt=1)
-    b2: Scalar = hyper(default=0.999, ge=0, lt=1)
-    final_ratio: Scalar = hyper(default=100.0, gt=0)
-    gamma: Scalar = hyper(default=1e-3, gt=0)
-    eps: Scalar = hyper(default=1e-8, ge=0)
-    mu_dtype: Any = static(default=None, convert=as_dtype)
-
-    scalars = scale_by_adabound.scalars
-
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any, nu_max: Any) -> Any:
         mu = ema(mu, g, h.b1, h.gain1)
         nu = ema(nu, squared_modulus(g), h.b2, h.gain2)
         nu_max = jnp.maximum(nu_max, nu)
-        return _bounded(h, mu, nu_max), mu, nu, nu_max
-
-
-def _bounded(h: Any, mu: Any, nu: Any) -> Any:
-    factor = h.seen / (positive_root(nu) + h.eps)
-    return jnp.clip(factor, h.lower, h.upper) * mu
+        return self.bounded(h, mu, nu_max), mu, nu, nu_max
 
 
 @recipe

@@ -7,7 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+
+from fnopt.core import Status
 
 
 def asked_to_stop(callback: Callable[[Any], Any], info: Any) -> jax.Array:
@@ -40,6 +43,12 @@ def asked_to_stop(callback: Callable[[Any], Any], info: Any) -> jax.Array:
     # Its answer is used, so it is called in every step; one with effects can't be in a batch.
     shape = jax.ShapeDtypeStruct((), bool)
     return jax.pure_callback(call, shape, info, vmap_method="sequential")
+
+
+def status_after(callback: Callable[[Any], Any], info: Any, status: jax.Array) -> jax.Array:
+    """The status of a search after its callback: `STOPPED` where a running one is asked to stop."""
+    stop = asked_to_stop(callback, info) & (status == Status.RUNNING.value)
+    return jnp.where(stop, Status.STOPPED.array, status)
 
 
 def _failure(callback: Any, error: Exception) -> str:

@@ -23,7 +23,7 @@ from fnopt.solvers._call import (
     recorded_functions,
     with_a_derivative_that_is_there,
 )
-from fnopt.solvers._callback import asked_to_stop
+from fnopt.solvers._callback import status_after
 from fnopt.solvers._convergence import doubted, explained
 from fnopt.solvers._implicit import implicitly
 from fnopt.solvers._iteration import Loop, advance, ended, evaluation, inside, started
@@ -287,8 +287,7 @@ def _watched(
     if callback is not None:
         params = setting.params(loop.point.x)
         info = StepInfo(loop.steps, params, cost, slope, radius, accepted)
-        stop = asked_to_stop(callback, info) & (loop.status == Status.RUNNING.value)
-        loop = loop._replace(status=jnp.where(stop, Status.STOPPED.array, loop.status))
+        loop = loop._replace(status=status_after(callback, info, loop.status))
     if loop.history is None or not loop.history.cost.size:
         return loop
     at = loop.steps - 1

@@ -47,12 +47,12 @@ def faced(sums: NormalEquations, x: Params, box: LaneBox | None) -> NormalEquati
     return sums._replace(g=g)
 
 
-def promise(sums: NormalEquations, p: Params) -> jax.Array:
+def predicted_reduction(sums: NormalEquations, p: Params) -> jax.Array:
     r"""The reduction that the linear model predicts for steps: :math:`-2 p^T g - p^T A p`."""
     zero = jnp.zeros_like(sums.square)
     slope = sum((p_i * g_i for p_i, g_i in zip(p, sums.g, strict=True)), zero)
-    bend = sum((p_i * b_i for p_i, b_i in zip(p, _times(sums.A, p), strict=True)), zero)
-    return -2 * slope - bend
+    curvature = sum((p_i * b_i for p_i, b_i in zip(p, _times(sums.A, p), strict=True)), zero)
+    return -2 * slope - curvature
 
 
 def _times(A: Rows, p: Params) -> Params:
@@ -67,7 +67,7 @@ class _Cut(NamedTuple):
     moved: Masks  # which are
     end: Params  # where the step ends, in the box
     best: Params  # the best such end so far
-    promise: jax.Array  # what the linear model says of it
+    predicted: jax.Array  # what the linear model says of it
     more: jax.Array  # bool[lanes], whether the last step left the box
     passes: jax.Array  # int32
 
@@ -93,7 +93,7 @@ def bounded(x: Params, sums: NormalEquations, lam: jax.Array, s: Params, box: La
     def cut(moved: Masks, goal: Params, passes: jax.Array) -> _Cut:
         end = box.nearest(goal)
         out = tuple(e != g for e, g in zip(end, goal, strict=True))
-        gain = promise(sums, tuple(e - x_i for e, x_i in zip(end, x, strict=True)))
+        gain = predicted_reduction(sums, tuple(e - x_i for e, x_i in zip(end, x, strict=True)))
         more = sum((o.astype(jnp.int32) for o in out[1:]), out[0].astype(jnp.int32)) > 0
         both = tuple(m | o for m, o in zip(moved, out, strict=True))
         return _Cut(both, end, end, gain, more, passes)
@@ -116,10 +116,10 @@ def bounded(x: Params, sums: NormalEquations, lam: jax.Array, s: Params, box: La
 
     def again(at: _Cut) -> _Cut:
         new = cut(at.moved, step(at.moved, at.end), at.passes + jnp.ones((), jnp.int32))
-        better = at.more & (new.promise > at.promise)
+        better = at.more & (new.predicted > at.predicted)
         best = tuple(jnp.where(better, e, b) for e, b in zip(new.end, at.best, strict=True))
-        gain = jnp.where(better, new.promise, at.promise)
-        return new._replace(best=best, promise=gain, more=at.more & new.more)
+        gain = jnp.where(better, new.predicted, at.predicted)
+        return new._replace(best=best, predicted=gain, more=at.more & new.more)
 
     nowhere = tuple(jnp.zeros(lam.shape, bool) for _ in x)
     first = cut(nowhere, step(nowhere, x), jnp.zeros((), jnp.int32))

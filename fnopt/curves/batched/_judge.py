@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Status, is_converged
-from fnopt.curves.batched._bounds import LaneBox, faced, promise
+from fnopt.curves.batched._bounds import LaneBox, faced, predicted_reduction
 from fnopt.curves.batched._lanes import Lanes, Params, Tolerances
 from fnopt.curves.batched._metric import metric, vanished
 from fnopt.linear import NormalEquations, jacobi_scale
@@ -26,7 +26,7 @@ _MOST_DAMPING = 1e16  # steps are far below rounding then
 
 
 class Trial(NamedTuple):
-    """A trial, as the linear model promised it and as it turned out."""
+    """A trial, as the linear model predicted it and as it turned out."""
 
     predicted: jax.Array  # reduction of the sum of squares
     actual: jax.Array  # the same, measured; NaN or infinite where the trial isn't finite
@@ -39,7 +39,7 @@ class Trial(NamedTuple):
 def examine(
     lanes: Lanes, new: NormalEquations, tol: Tolerances, box: LaneBox | None = None
 ) -> Trial:
-    r"""Compares the trial with its promise.
+    r"""Compares the trial with its prediction.
 
     .. math:: \|r\|^2 - \|r + J p\|^2 = -p^T g + \lambda \|D p\|^2
         \quad\text{because}\quad (J^T J + \lambda D^2)\, p = -g
@@ -58,7 +58,7 @@ def examine(
     predicted = lanes.lam * length - slope
     if box is not None:
         step = tuple(trial - x for x, trial in zip(lanes.x, lanes.trial, strict=True))
-        predicted = promise(lanes.sums, step)
+        predicted = predicted_reduction(lanes.sums, step)
     actual = lanes.sums.square - new.square
     negligible = is_negligible(actual, predicted, tol.noise * lanes.sums.square)
     return Trial(predicted, actual, length, size, _is_finite(lanes.trial, new), negligible)
@@ -119,10 +119,10 @@ def status_after(
     stationary = (sums.square <= 0) | (cosine <= jnp.square(tol.gtol))
     flat = cost_converged(trial.actual, trial.predicted, f, tol.ftol, tol.noise)
     # What one param alone could gain, where the damping doesn't let it, isn't nothing.
-    flat &= ~_leans(cosine, f, tol.ftol, trial, tol)
+    flat &= ~_is_sloping(cosine, f, tol.ftol, trial, tol)
     tiny = step_converged(trial.length, trial.size, jnp.square(tol.xtol))
     stuck = lam > jnp.asarray(_MOST_DAMPING, f.dtype)
-    sloping = _leans(cosine, f, jnp.asarray(SLOPING**2, f.dtype), trial, tol)
+    sloping = _is_sloping(cosine, f, jnp.asarray(SLOPING**2, f.dtype), trial, tol)
     collapsed = tried & (stuck | (tiny & (~trial.finite | sloping)))
     status = first_of(
         (lanes.fresh & ~trial.finite, Status.NONFINITE_START),
@@ -136,10 +136,10 @@ def status_after(
     return jnp.where(is_converged(status) & lost, Status.NO_EFFECT.array, status)
 
 
-def _leans(
+def _is_sloping(
     cosine: jax.Array, f: jax.Array, least: jax.Array, trial: Trial, tol: Tolerances
 ) -> jax.Array:
-    r"""Whether the residual leans on a column by a fraction, and more than rounding explains.
+    r"""Whether the scaled gradient is above a fraction of the residuals, and above rounding.
 
     Rounding moves a residual by about :math:`\epsilon \|J_j x_j\|` for each parameter. All are
     squares here.

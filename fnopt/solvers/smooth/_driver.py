@@ -11,11 +11,11 @@ import jax.numpy as jnp
 from fnopt.core import Params, as_transformation, listing
 from fnopt.programs import call_compiled, call_recorded, is_data, recorded, runs_now
 from fnopt.solvers._call import checked_args, checked_count, first_call_hints
-from fnopt.solvers._callback import asked_to_stop
+from fnopt.solvers._callback import status_after
 from fnopt.solvers._solution import History, StepInfo
 from fnopt.solvers.smooth._bfgs import bfgs
 from fnopt.solvers.smooth._implicit import implicitly
-from fnopt.solvers.smooth._iteration import iterated
+from fnopt.solvers.smooth._iteration import Loop, iterated
 from fnopt.solvers.smooth._lbfgsb import lbfgsb
 from fnopt.solvers.smooth._method import MinimizeMethod, Point, Problem
 from fnopt.solvers.smooth._newton_cg import newton_cg
@@ -201,9 +201,10 @@ def _minimized(
 ) -> Minimum:
     setting = set_up(fun, params, args, has_aux, **options, projection=projection)
 
-    def watch(steps: jax.Array, x: jax.Array, entry: History) -> jax.Array:
+    def watch(loop: Loop, x: jax.Array, entry: History) -> jax.Array:
         assert callback is not None
-        return asked_to_stop(callback, StepInfo(steps, setting.params(x), *entry))
+        info = StepInfo(loop.steps, setting.params(x), *entry)
+        return status_after(callback, info, loop.status)
 
     def iterate(problem: Problem, x: jax.Array, traced: Any) -> tuple[Any, Point]:
         method, limits = traced

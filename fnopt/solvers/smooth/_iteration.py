@@ -84,7 +84,7 @@ def iterated(
     limits: tuple[Any, Any, Any],
     max_steps: int,
     history: bool,
-    watch: Callable[[jax.Array, jax.Array, History], jax.Array] | None,
+    watch: Callable[[Loop, jax.Array, History], jax.Array] | None,
 ) -> tuple[Loop, Point]:
     """Runs a method to its end; the point comes back in the user's units."""
     has_room = jnp.ones((), bool) if problem.box is None else problem.box.has_room()
@@ -186,7 +186,7 @@ def _watched(
     before: Loop,
     loop: Loop,
     units: Units,
-    watch: Callable[[jax.Array, jax.Array, History], jax.Array] | None,
+    watch: Callable[[Loop, jax.Array, History], jax.Array] | None,
 ) -> Loop:
     """Writes the history and calls the callback, where asked to."""
     if watch is None and loop.history is None:
@@ -197,9 +197,7 @@ def _watched(
     accepted = jnp.any(point.x != before.point.x)
     entry = History(point.value * units.value, slope, reach, accepted)
     if watch is not None:
-        stop = watch(loop.steps, point.x * units.x, entry)
-        stop &= loop.status == Status.RUNNING.value
-        loop = loop._replace(status=jnp.where(stop, Status.STOPPED.array, loop.status))
+        loop = loop._replace(status=watch(loop, point.x * units.x, entry))
     if loop.history is None:
         return loop
     at = loop.steps - 1

@@ -47,7 +47,7 @@ def replay(
     for i, eqn in enumerate(level.jaxpr.eqns):
         ins, marks = env.read(eqn.invars), level.marks.get(i, ())
         if jaxprs.is_name(eqn) and marks and marks[0].var is eqn.outvars[0]:
-            # Before the tap, so that who looks at a patched function sees what was put there.
+            # Before the tap, so that a look at a patched function shows what was put there.
             ins, marks = [visited(marks[0].node, *ins)], marks[1:]
         if i in level.inner:
             with jaxprs.context(eqn):

@@ -14,6 +14,7 @@ from fnopt.optimizers._ademamix import ScaleByAdemamixState, ScaleBySimplifiedAd
 from fnopt.optimizers._adopt import ScaleByAdoptState
 from fnopt.optimizers._amsgrad import ScaleByAmsgradState
 from fnopt.optimizers._bartlett import GaussNewtonBartlettState
+from fnopt.optimizers._batch_step import GaussNewtonDescentState
 from fnopt.optimizers._came import ScaleByCameState
 from fnopt.optimizers._cocob import ScaleByCocobState
 from fnopt.optimizers._dadapt_adamw import ScaleByDadaptAdamwState
@@ -21,7 +22,6 @@ from fnopt.optimizers._diffgrad import ScaleByDiffgradState
 from fnopt.optimizers._dog import ScaleByDogState, ScaleByDowgState
 from fnopt.optimizers._fromage import ScaleByFromageState
 from fnopt.optimizers._galore import ScaleByGaloreState
-from fnopt.optimizers._gauss_newton_descent import GaussNewtonDescentState
 from fnopt.optimizers._kfac import KfacState
 from fnopt.optimizers._lion import ScaleByLionState
 from fnopt.optimizers._madgrad import ScaleByMadgradState

@@ -1,0 +1,216 @@
+"""A step by the quadratic model of a batch: its length, the next damping, and its status."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import (
+    Schedule,
+    Status,
+    compute_dtype,
+    increment,
+    real_dtype,
+    slot_zeros,
+    zero_count,
+)
+
+_DECREASE = 1e-4  # of what the slope promises: Armijo's condition
+_SHRINK, _REFUSED = 1 / 4, 8.0  # what damping is multiplied by
+
+
+class GaussNewtonDescentState(NamedTuple):
+    """Steps so far, the damping, the last direction, how the last step went.
+
+    Attributes:
+        count: How many updates were made.
+        damping: The damping of the next step, where it adapts.
+        momentum: The direction of the last step, like the params; `None` without momentum.
+        status: A `Status`: `RUNNING`, or why the last step was refused.
+        value: The loss before the last step.
+        length: The length of the last step in units of its direction; 0 for a refused step.
+    """
+
+    count: jax.Array
+    damping: jax.Array
+    momentum: Any
+    status: jax.Array
+    value: jax.Array
+    length: jax.Array
+
+
+class BatchStep(NamedTuple):
+    """A direction, and the exact quadratic model along it."""
+
+    direction: Any  # a tree like the params
+    slope: jax.Array  # g^T d
+    second_derivative: jax.Array  # d^T G d
+    value: jax.Array  # the loss
+    known: jax.Array  # whether the loss and its derivatives are finite
+    phi: Any  # what momentum remembers of the direction; None without momentum
+    noise: jax.Array  # differences of the loss below this are rounding
+
+
+class StepOptions(Protocol):
+    """What the optimizers that step so have in common."""
+
+    @property
+    def learning_rate(self) -> Any: ...
+    @property
+    def damping(self) -> Any: ...
+    @property
+    def momentum(self) -> Any: ...
+    @property
+    def adaptive(self) -> bool: ...
+    @property
+    def halvings(self) -> int: ...
+
+
+def first_state(options: StepOptions, params: Any) -> GaussNewtonDescentState:
+    """No step so far."""
+    dtype = step_dtype(params)
+    zero = jnp.zeros((), dtype)
+    return GaussNewtonDescentState(
+        zero_count(),
+        jnp.asarray(options.damping).astype(dtype),
+        None if options.momentum is None else slot_zeros(params),
+        Status.RUNNING.array,
+        zero,
+        zero,
+    )
+
+
+def step_dtype(params: Any) -> Any:
+    """The dtype of losses, lengths and damping."""
+    leaves = [jnp.result_type(p) for p in jax.tree.leaves(params)]
+    return real_dtype(compute_dtype(*leaves)) if leaves else jnp.float32
+
+
+def current_damping(options: StepOptions, state: GaussNewtonDescentState) -> jax.Array:
+    """The damping of this step."""
+    if options.adaptive:
+        return state.damping
+    return jnp.asarray(options.damping).astype(state.damping.dtype)
+
+
+def warm_up(options: StepOptions, state: GaussNewtonDescentState, dtype: Any) -> jax.Array:
+    r""":math:`(1 - \mu^{2t})^{-1/2}`, by which momentum's first directions are too short."""
+    if options.momentum is None:
+        return jnp.ones((), dtype)
+    mu = jnp.asarray(options.momentum).astype(dtype)
+    return jax.lax.rsqrt(1 - mu ** (2 * (state.count + 1)).astype(dtype))
+
+
+def stepped(
+    options: StepOptions,
+    state: GaussNewtonDescentState,
+    step: BatchStep,
+    params: Any,
+    value_at: Callable[[Any], jax.Array],
+) -> tuple[Any, GaussNewtonDescentState]:
+    """The update along the direction, as far as the loss falls, or none; and the next state."""
+    finite = _is_finite(step)
+    rate = options.learning_rate
+    rate = rate(state.count) if isinstance(rate, Schedule) else rate
+    tried = jnp.asarray(rate).astype(state.damping.dtype)
+    length, after = _searched(options, params, step, tried, value_at)
+    taken = finite & (length > 0) & jnp.isfinite(after)
+    moved = _scaled(step.direction, length, taken, params)
+    gain = (step.value - after) / -(
+        length * step.slope + length * length * step.second_derivative / 2
+    )
+    damping = current_damping(options, state)
+    return moved, GaussNewtonDescentState(
+        increment(state.count),
+        _next_damping(options, damping, taken, gain, length < tried),
+        None if step.phi is None else _kept(step.phi, taken),
+        _status(step, finite, taken, after),
+        step.value,
+        jnp.where(taken, length, jnp.zeros_like(length)),
+    )
+
+
+def _searched(
+    options: StepOptions,
+    params: Any,
+    step: BatchStep,
+    tried: jax.Array,
+    value_at: Callable[[Any], jax.Array],
+) -> tuple[jax.Array, jax.Array]:
+    """The first of the halved lengths that lowers the loss enough, or 0; and the loss there."""
+    if options.halvings == 0 and not options.adaptive:
+        return tried, step.value
+
+    def value(length: jax.Array) -> jax.Array:
+        always = jnp.ones((), bool)
+        return value_at(_added(params, _scaled(step.direction, length, always, params)))
+
+    if options.halvings == 0:
+        return tried, value(tried)
+
+    def enough(length: jax.Array, after: jax.Array) -> jax.Array:
+        # False for NaN.
+        return after <= step.value + _DECREASE * length * step.slope + step.noise
+
+    def goes_on(carry: Any) -> jax.Array:
+        i, length, after = carry
+        return (i < options.halvings) & ~enough(length, after)
+
+    def halve(carry: Any) -> Any:
+        i, length, _ = carry
+        return i + 1, length / 2, value(length / 2)
+
+    zero = jnp.zeros((), jnp.int32)
+    _, length, after = jax.lax.while_loop(goes_on, halve, (zero, tried, value(tried)))
+    found = enough(length, after) & (step.slope < 0)
+    return jnp.where(found, length, jnp.zeros_like(length)), after
+
+
+def _next_damping(
+    options: StepOptions, damping: jax.Array, taken: jax.Array, gain: jax.Array, cut: jax.Array
+) -> jax.Array:
+    if not options.adaptive:
+        return damping
+    # A poor gain or a cut step doesn't make it grow: the search has found a good length,
+    # and a batch that is drawn anew in each step would keep the damping where it began.
+    factor = jnp.where(~cut & (gain > 0.5), _SHRINK, 1.0)
+    factor = jnp.where(taken, factor, _REFUSED).astype(damping.dtype)
+    # So that it comes back from where it was not needed.
+    least = jnp.finfo(damping.dtype).eps
+    return jnp.clip(damping * factor, least, 1 / least)
+
+
+def _is_finite(step: BatchStep) -> jax.Array:
+    found = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(step._replace(phi=None))]
+    return jnp.all(jnp.stack(found))
+
+
+def _scaled(direction: Any, length: jax.Array, taken: jax.Array, params: Any) -> Any:
+    def one(d: jax.Array, p: Any) -> jax.Array:
+        u = length.astype(d.dtype) * d
+        return jnp.where(taken, u, jnp.zeros_like(u)).astype(jnp.result_type(p))
+
+    return jax.tree.map(one, direction, params)
+
+
+def _added(params: Any, updates: Any) -> Any:
+    return jax.tree.map(lambda p, u: p + u.astype(jnp.result_type(p)), params, updates)
+
+
+def _kept(phi: Any, taken: jax.Array) -> Any:
+    """The memory of a step; none of one that was refused."""
+    return jax.tree.map(lambda p: jnp.where(taken, p, jnp.zeros_like(p)), phi)
+
+
+def _status(step: BatchStep, finite: jax.Array, taken: jax.Array, after: jax.Array) -> jax.Array:
+    """The status of the step."""
+    code = lambda status: status.array  # noqa: E731
+    flat = -step.slope <= step.noise
+    refused = jnp.where(jnp.isfinite(after), code(Status.STALLED), code(Status.NONFINITE_STEP))
+    refused = jnp.where(flat, code(Status.CONVERGED_COST), refused)
+    started = jnp.where(step.known, code(Status.NONFINITE_STEP), code(Status.NONFINITE_START))
+    failed = jnp.where(finite, refused, started)
+    return jnp.where(taken, code(Status.RUNNING), failed)

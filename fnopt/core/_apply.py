@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from fnopt.core._dtypes import compute_dtype, is_inexact
+from fnopt.core._checks import described
+from fnopt.core._dtypes import compute_dtype, is_array_like, is_inexact
 from fnopt.core._errors import where
 from fnopt.core._paths import leaves_with_names, shown
 from fnopt.core._rows import Rows
@@ -27,6 +28,13 @@ def _added(path: str, p: Any, u: Any) -> Any:
         if p is None and u is not None:
             raise ValueError(f"{where()}apply_updates: {shown(path)} is None, but has an update.")
         return p
+    for what, x in (("param", p), ("update", u)):
+        if not (isinstance(x, Rows) or is_array_like(x)):
+            raise TypeError(
+                f"{where()}apply_updates: {shown(path)}: the {what} is {described(x)}, expected an "
+                "array. Filter such leaves out of params first (Equinox: "
+                "eqx.filter(model, eqx.is_inexact_array)), or give them None as update."
+            )
     if isinstance(u, Rows):
         return _rows_added(path, p, u)
     if jnp.shape(p) != jnp.shape(u):

@@ -61,6 +61,11 @@ def is_inexact(x: Any) -> bool:
     return hasattr(x, "dtype") and _is_inexact(x.dtype)
 
 
+def is_array_like(x: Any) -> bool:
+    """Whether a leaf is an array or a number; a module's activation function is not."""
+    return hasattr(x, "dtype") or isinstance(x, (bool, int, float, complex))
+
+
 @functools.cache
 def _is_inexact(dtype: Any) -> bool:
     return bool(jnp.issubdtype(dtype, jnp.inexact))

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fnopt.core._checks import described
 from fnopt.core._dtypes import compute_dtype, is_inexact, real_dtype
 from fnopt.core._errors import listing, where
 from fnopt.core._paths import leaves_with_names, shown
@@ -18,12 +19,6 @@ _WRT_HINT = (
 )
 
 
-def _describe(leaf: Any) -> str:
-    if hasattr(leaf, "dtype"):
-        return f"{leaf.dtype}{list(jnp.shape(leaf))}"
-    return type(leaf).__name__
-
-
 def check_inexact(tree: Any, what: str) -> None:
     """Raises a TypeError that names the first leaf which is not a floating or complex array."""
     if all(map(is_inexact, jax.tree.leaves(tree))):  # names cost ten times as much as the check
@@ -32,7 +27,7 @@ def check_inexact(tree: Any, what: str) -> None:
         if is_inexact(leaf):
             continue
         raise TypeError(
-            f"{where()}{what}: {shown(path)} is {_describe(leaf)}, expected a floating array. "
+            f"{where()}{what}: {shown(path)} is {described(leaf)}, expected a floating array. "
             "Freeze such leaves with fnopt.freeze or fnopt.partition, or filter them out of the "
             "tree first (Equinox: eqx.filter(model, eqx.is_inexact_array))."
         )

@@ -21,6 +21,7 @@ from fnopt.core import (
 from fnopt.curvature._bound import bind
 from fnopt.curvature._products import hvp
 from fnopt.curvature._sums import checked_options, over_examples
+from fnopt.jacobians import check_real
 
 
 class Estimate(NamedTuple):
@@ -115,6 +116,8 @@ def hessian_diagonal(
     product = hvp(fn, reduction=reduction, chunk_size=chunk_size, axis_name=axis_name)
 
     def diagonal(params: Any, key: Any, batch: Any = None) -> Estimate:
+        check_real(params, "hessian_diagonal")
+
         def probe(key: jax.Array) -> Any:
             v = _signs(key, params)
             return jax.tree.map(jnp.multiply, v, product(params, v, batch))

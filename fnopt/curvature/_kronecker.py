@@ -24,6 +24,7 @@ from fnopt.curvature._kronecker_inverse import Factors, inverse_factors, times_i
 from fnopt.curvature._output_root import drawn_rows, output_curvature, output_rows
 from fnopt.gradients import BoundLoss
 from fnopt.gradients.ghost import KroneckerBlock, block_factors, plan_blocks, trace
+from fnopt.jacobians import check_real
 
 SHARING = ("expand", "reduce")
 
@@ -150,6 +151,7 @@ def common_dtype(params: Any) -> Any:
 
 def planned_blocks(spec: KroneckerSpec, params: Any, batch: Any) -> tuple[KroneckerBlock, ...]:
     """The blocks, from shapes alone; nothing is computed."""
+    check_real(params, spec.name)
     found: list[KroneckerBlock] = []
 
     def plan(params: Any, batch: Any) -> None:

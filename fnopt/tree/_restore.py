@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from fnopt.core import leaves_with_names, listing, show_report, slots
+from fnopt.core import described, is_array_like, leaves_with_names, listing, show_report, slots
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,8 @@ def restore(
     (`fnopt.leaf_paths`); the slots of optimizers if the names of slot and param do, wherever in a
     chain they stand: the state of `adam` goes into that of `adamw`, and a transform or a leaf may
     have come or gone. Nothing is silent: print the report, or refuse what is not
-    `report.complete`.
+    `report.complete`. Leaves that hold no numbers (an activation function in a module) stay as they
+    are, and aren't reported.
 
     Args:
         fresh: The tree to fill: params of a new model, or the state `tx.init(params)`.
@@ -86,6 +87,8 @@ def restore(
     sources: dict[str, Any] = {}
     for name, leaf in _named(saved)[0]:
         name = _renamed(name, rename or {})
+        if not is_array_like(leaf):
+            continue
         if name in sources:
             raise ValueError(
                 f"restore: two saved leaves are called {name!r} after renaming: give them "
@@ -95,10 +98,12 @@ def restore(
     taken, new, reshaped, leaves = [], [], {}, []
     for name, leaf in targets:
         source = sources.pop(name, None)
-        if source is None:
+        if not is_array_like(leaf):
+            pass
+        elif source is None:
             new.append(name)
         elif jnp.shape(source) != jnp.shape(leaf) or not _castable(source, leaf):
-            reshaped[name] = (_described(leaf), _described(source))
+            reshaped[name] = (described(leaf), described(source))
         else:
             taken.append(name)
             leaf = _placed(source, leaf)
@@ -110,7 +115,7 @@ def restore(
 def _named(tree: Any) -> tuple[list[tuple[str, Any]], Any]:
     """The leaves with their names; those in slots by the names of slot and param."""
     pairs, treedef = leaves_with_names(tree)
-    shapes = [jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for _, x in pairs]
+    shapes = [_shape(x) if is_array_like(x) else x for _, x in pairs]
     called: dict[int, str] = {}
     if isinstance(tree, tuple):
         for slot, part in slots(treedef.unflatten(shapes)).items():
@@ -120,6 +125,10 @@ def _named(tree: Any) -> tuple[list[tuple[str, Any]], Any]:
     for (name, leaf), shape in zip(pairs, shapes, strict=True):
         found.append((called.get(id(shape)) or name, leaf))
     return found, treedef
+
+
+def _shape(x: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
 
 
 def _renamed(name: str, rename: Mapping[str, str]) -> str:
@@ -140,7 +149,3 @@ def _placed(source: Any, leaf: Any) -> Any:
     if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.committed:
         return jax.device_put(value, leaf.sharding)
     return value
-
-
-def _described(x: Any) -> str:
-    return f"{jnp.result_type(x)}[{','.join(map(str, jnp.shape(x)))}]"

@@ -86,3 +86,14 @@ def test_any_tree(spec):
     assert jax.tree.structure(new) == jax.tree.structure(params)
     for x in jax.tree.leaves(new):
         np.testing.assert_array_equal(x, 0.5)
+
+
+@pytest.mark.parametrize("updates", [{"act": jnp.tanh, "w": jnp.ones(2)}, {"act": 1.0, "w": None}])
+def test_a_leaf_without_numbers_is_named(updates):
+    with pytest.raises(TypeError, match=r"act.*expected an array"):
+        fnopt.apply_updates({"act": jnp.tanh, "w": jnp.ones(2)}, updates)
+
+
+def test_a_leaf_without_numbers_stays_where_it_has_no_update():
+    new = fnopt.apply_updates({"act": jnp.tanh, "w": jnp.ones(2)}, {"act": None, "w": jnp.ones(2)})
+    assert new["act"] is jnp.tanh

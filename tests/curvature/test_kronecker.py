@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fnopt.curvature import KroneckerModel, KroneckerSpec, kfac_report
+import fnopt
+from fnopt.curvature import KroneckerModel, KroneckerSpec, hessian_diagonal, kfac_report
 from fnopt.curvature._output_root import block_size, output_rows
 
 N = 6
@@ -326,3 +327,25 @@ def test_networks_of_peers_are_read_without_diagonals(make):
     ]
     assert products
     assert all(p.block == "kronecker" for p in products)
+
+
+def test_a_param_without_numbers_is_named():
+    params = {"act": jnp.tanh, "w": jnp.ones((2, 2))}
+
+    def model(p, x):
+        return p["act"](x @ p["w"])
+
+    def loss(f, x):
+        return jnp.sum((f - x) ** 2)
+
+    batch = jnp.ones((3, 2))
+    calls = {
+        "kfac_report": lambda: kfac_report(model)(params, batch),
+        "kfac": lambda: fnopt.kfac(model, loss, batch).init(params),
+        "hessian_diagonal": lambda: hessian_diagonal(lambda p: jnp.sum(model(p, batch)))(
+            params, jax.random.key(0)
+        ),
+    }
+    for name, call in calls.items():
+        with pytest.raises(TypeError, match=f"{name}.*'act'"):
+            call()

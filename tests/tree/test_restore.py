@@ -27,6 +27,15 @@ def test_everything_fits_into_itself():
     jax.tree.map(np.testing.assert_array_equal, back, state)
 
 
+def test_leaves_without_numbers_stay_and_are_not_reported():
+    fresh = {"activation": jnp.tanh, "w": jnp.zeros(2)}
+    back, report = tree.restore(fresh, {"activation": jax.nn.relu, "w": jnp.ones(2)})
+    assert report.complete
+    assert report.taken == ("w",)
+    assert back["activation"] is jnp.tanh
+    np.testing.assert_array_equal(back["w"], jnp.ones(2))
+
+
 def test_renamed_dropped_and_reshaped_parts():
     saved = {"encoder": {"0": np.full(3, 5.0), "9": np.ones(1)}, "head": {"w": np.ones((2, 7))}}
     new, report = tree.restore(PARAMS, saved, rename={"encoder": "trunk"})

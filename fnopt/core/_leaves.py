@@ -67,6 +67,9 @@ def _structure_message(
     extra = [p for p in names if p not in set(other_names)]
     lacking = [p for p in other_names if p not in set(names)]
     text = f"{where()}the tree of {what} does not match that of {other_what}: "
+    for own, of_whom in ((names, what), (other_names, other_what)):
+        if own == [""]:
+            return f"{text}{of_whom} are a single array; expected the same tree. {_WRT_HINT}"
     if lacking:
         text += f"{what} lack {listing(lacking)}; "
     if extra:

@@ -15,10 +15,9 @@ from fnopt.curves._curve_data import checked_sigma, checked_x, checked_y, withou
 from fnopt.curves._curve_jacobian import residual_jacobian
 from fnopt.curves._curve_start import checked_bounds, start_of
 from fnopt.curves._failures import report_failed_fits, report_failures
-from fnopt.curves._model_errors import written_for_jax
 from fnopt.curves._scipy_options import solver_options
 from fnopt.curves.batched import BatchFit, curve_fit_batch
-from fnopt.programs import fresh
+from fnopt.programs import fresh, written_for_jax
 from fnopt.residuals import named_loss
 from fnopt.solvers import Solution, checked_count, covariance_of, least_squares, levenberg_marquardt
 

@@ -22,6 +22,7 @@ from fnopt.programs._replay import Records, Visit
 from fnopt.programs._replay import replay as replay
 from fnopt.programs._tracing import fresh, runs_now
 from fnopt.programs._tracing import traced_once as traced_once
+from fnopt.programs._written_for_jax import written_for_jax as written_for_jax
 
 __all__ = [
     "IN_RULE",

@@ -9,8 +9,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
-
 from fnopt.core import leaves_with_names, shown
 from fnopt.programs import Recorded, recorded, runs_now
 from fnopt.residuals import one_function, parametrised, seen_params
@@ -55,8 +53,6 @@ def first_call_hints(params: Any = None, name: str = "residual_fn") -> Iterator[
                 f"params are a list of numbers, each a leaf of its own: {name} gets a list. "
                 "For a vector give an array: jnp.asarray(params)."
             )
-        elif isinstance(error, jax.errors.TracerArrayConversionError):
-            error.add_note("Is the function written with jax.numpy: jnp.exp, not np.exp?")
         raise
 
 

@@ -12,7 +12,7 @@ from jax.core import Tracer
 
 from fnopt.core import Params, Status
 from fnopt.linear import norm
-from fnopt.programs import call_compiled, call_recorded, is_data, traced_once
+from fnopt.programs import call_compiled, call_recorded, is_data, traced_once, written_for_jax
 from fnopt.residuals import one_function
 from fnopt.solvers._aux import without_aux
 from fnopt.solvers._bounded import within_bounds
@@ -182,7 +182,7 @@ def least_squares(
 
         return call_compiled(fit, params, args, solver)
 
-    with first_call_hints(params):
+    with first_call_hints(params), written_for_jax("least_squares", "residual_fn"):
         plain_call = callback is None and is_data((solver, options))
         known = (residual_fn, jac, params, args, constraints)
         functions = recorded_functions(*known) if plain_call else None

@@ -81,6 +81,7 @@ def test_the_place_is_forgotten_after_an_error():
     ("grads", "text"),
     [
         ({"w": jnp.ones(2)}, r"gradients lack \['b'\]; expected the same tree. Was the gradient"),
+        (jnp.ones(2), r"gradients are a single array; expected the same tree"),
         ({"w": jnp.ones(2), "c": 1.0}, r"lack \['b'\]; gradients have \['c'\], which params lack"),
         ({"w": jnp.ones((1, 2)), "b": jnp.ones(())}, r"leaf 'w': gradients have shape \(1, 2\)"),
         (jnp.ones((5, 3)), "gradient taken with respect to the params"),

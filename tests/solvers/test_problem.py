@@ -122,7 +122,8 @@ CALLS = [
     ({"args": T3}, r"args is ndarray, expected a tuple of arguments; for a single one args=\(data"),
     ({"args": (T3, "mode")}, r"args: leaf '1' is 'mode', expected arrays"),
     ({"params": [1.0, 2.0, 3.0]}, "params are a list of numbers, each a leaf of its own"),
-    ({"residual_fn": lambda p: np.sin(p) * T3}, r"with jax\.numpy: jnp\.exp, not np\.exp"),
+    ({"residual_fn": lambda p: np.sin(p) * T3}, r"residual_fn calls np\.sin; write jnp\.sin"),
+    ({"residual_fn": lambda p: T3 if p > 0 else p * T3}, r"decides in Python by a value"),
 ]
 
 

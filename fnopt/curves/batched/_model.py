@@ -10,11 +10,10 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.curves._curve_jacobian import SCHEMES
-from fnopt.curves._model_errors import written_for_jax
 from fnopt.curves.batched._data import NAME, Points, joined
 from fnopt.curves.batched._lanes import Params
 from fnopt.curves.batched._start import Layout
-from fnopt.programs import Recorded, recorded, runs_now
+from fnopt.programs import Recorded, recorded, runs_now, written_for_jax
 
 _MOST_PARAMS = 16  # everything is unrolled: compile time grows with the cube
 

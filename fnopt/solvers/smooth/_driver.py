@@ -9,7 +9,14 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Params, as_transformation, listing
-from fnopt.programs import call_compiled, call_recorded, is_data, recorded, runs_now
+from fnopt.programs import (
+    call_compiled,
+    call_recorded,
+    is_data,
+    recorded,
+    runs_now,
+    written_for_jax,
+)
 from fnopt.solvers._call import checked_args, checked_count, first_call_hints
 from fnopt.solvers._callback import status_after
 from fnopt.solvers._solution import History, StepInfo
@@ -122,9 +129,6 @@ def minimize(
     method = _checked_method(method, params, bounds, projection)
     options = {"bounds": bounds, "constraints": constraints}
     limits = (ftol, xtol, gtol)
-    if bounds is not None or constraints is not None:
-        with first_call_hints(params, "fun"):  # inside jit no value can be checked
-            set_up(fun, params, args, has_aux, **options, projection=projection)
     static: dict[str, Any] = {
         "has_aux": has_aux,
         "max_steps": max_steps,
@@ -132,7 +136,9 @@ def minimize(
         "callback": callback,
         "projection": projection,
     }
-    with first_call_hints(params, "fun"):
+    with first_call_hints(params, "fun"), written_for_jax("minimize", "fun"):
+        if bounds is not None or constraints is not None:  # inside jit no value can be checked
+            set_up(fun, params, args, has_aux, **options, projection=projection)
         plain_call = callback is None and projection is None and is_data((method, options, limits))
         if plain_call and runs_now((params, args, options, limits)):
             function = recorded(fun, seen_by(params, constraints), *args)

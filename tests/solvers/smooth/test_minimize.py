@@ -233,6 +233,7 @@ def test_new_data_need_no_compilation():
         (lambda f: f(lambda x: x**2, 2.0, bounds=(0.0, 1.0)), ValueError, "outside its bounds"),
         (lambda f: f(lambda x: x**2, jnp.arange(2)), TypeError, "expected a floating"),
         (lambda f: f(lambda x: x**2, 0.0, max_steps=0), ValueError, "max_steps"),
+        (lambda f: f(lambda x: np.exp(x), 0.0), TypeError, "fun calls np.exp; write jnp.exp"),
     ],
 )
 def test_mistakes_are_named(call, error, text):

@@ -1,4 +1,4 @@
-"""Error messages for models that aren't written for JAX."""
+"""Error messages for functions that aren't written for JAX."""
 
 from __future__ import annotations
 
@@ -14,12 +14,28 @@ _NUMPY = re.compile(r"\b(np|numpy|scipy|special|math)\.((?:\w+\.)*\w+)\s*\(")
 _OURS = {"scipy": "jax.scipy.", "special": "jax.scipy.special."}  # all else is jnp's
 
 
+class NotForJaxError(TypeError):
+    """The error that is raised: a TypeError, whose cause is JAX's own."""
+
+
 @contextlib.contextmanager
-def written_for_jax(name: str) -> Iterator[None]:
-    """Turns an error from inside of JAX into one about the line of the model that caused it."""
+def written_for_jax(name: str, fn: str = "f") -> Iterator[None]:
+    """Turns an error from inside of JAX into one about the line of a function that caused it.
+
+    Args:
+        name: The name of the function that was called.
+        fn: The name of its argument, the function that isn't written for JAX.
+    """
     try:
         yield
-    except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError) as error:
+    except (
+        jax.errors.TracerArrayConversionError,
+        jax.errors.ConcretizationTypeError,
+        NotForJaxError,
+    ) as found:
+        # Of functions that call each other, the outermost is the one that the user knows.
+        error = found.__cause__ if isinstance(found, NotForJaxError) else found
+        assert error is not None
         line, called = _cause(error)
         if isinstance(error, jax.errors.TracerBoolConversionError):
             what = "decides in Python by a value; write jnp.where(condition, a, b)"
@@ -28,7 +44,8 @@ def written_for_jax(name: str) -> Iterator[None]:
         else:
             what = f"calls {called[0]}; write {called[1]}"
         where = f": `{line}`" if line else ""
-        raise TypeError(f"{name}: f {what}: f gets JAX arrays{where}.") from error
+        message = f"{name}: {fn} {what}: {fn} gets JAX arrays{where}."
+        raise NotForJaxError(message) from error
 
 
 def _cause(error: BaseException) -> tuple[str, tuple[str, str] | None]:

@@ -79,6 +79,10 @@ def _params(solution: Solution) -> list[str]:
         errors = np.sqrt(np.diagonal(C))
         alike = _alike(C, values, errors)
         lines = [_undetermined(solution, names, errors)] if 0 <= rank < n else []
+        if rank == n and solution.dof is not None and int(solution.dof) == 0:
+            # Determined, by as many equations: what is missing is a scatter to judge errors by.
+            errors = np.where(np.isinf(errors), np.nan, errors)
+            lines.append("  no degrees of freedom, so no standard errors")
         lines += [_names_alike(names, group, C) for group in alike]
     notes = _notes(solution, errors, alike)
     order = np.arange(values.size)

@@ -80,6 +80,13 @@ def test_one_undetermined_param_does_not_make_all_errors_infinite():
     assert text.count("±") == 1
 
 
+def test_as_many_equations_as_params_determine_them_without_errors():
+    text = str(made(np.diag([1.0, 2.0]), {"a": 1.0, "b": 2.0}, cost=0.0))
+    assert "no degrees of freedom, so no standard errors" in text
+    assert "not determined" not in text
+    assert "±" not in text
+
+
 def test_params_that_are_nearly_the_same_are_not_given_absurd_errors():
     J = np.stack([np.ones(12), X, X + 1e-4 * np.cos(9 * X)], axis=1)
     lines = str(made(J, {"V": 1.0, "k10": 2.0, "k12": 3.0}, cost=0.5)).splitlines()

@@ -62,9 +62,11 @@ from fnopt.core._optional import optional as optional
 from fnopt.core._owners import fits as fits
 from fnopt.core._owners import owners as owners
 from fnopt.core._parts import TOTAL as TOTAL
+from fnopt.core._parts import WholeLeaves as WholeLeaves
 from fnopt.core._parts import part_axes as part_axes
 from fnopt.core._parts import parts_over as parts_over
 from fnopt.core._parts import totalling as totalling
+from fnopt.core._parts import whole_leaves as whole_leaves
 from fnopt.core._paths import leaf_paths, leaves_with_names, path_name, shown
 from fnopt.core._patterns import matches
 from fnopt.core._products import HIGHEST as HIGHEST

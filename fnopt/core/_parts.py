@@ -5,30 +5,58 @@ from __future__ import annotations
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
+
+class WholeLeaves(NamedTuple):
+    """The leaves that parts are of, for methods that need whole ones.
+
+    Attributes:
+        shapes: Their shapes, by name.
+        count: How many parts each is divided into.
+        kept: From all parts of an array, `[..., count, length]`, what is kept of them here: this
+            device's, `[..., length]`; outside of `shard_map` all, `[..., count * length]`, of which
+            each device of the mesh has its own.
+        is_probe: Whether a program is only read: parts have lengths that are not theirs.
+    """
+
+    shapes: dict[str, tuple[int, ...]]
+    count: int
+    kept: Callable[[jax.Array], jax.Array]
+    is_probe: bool = False
+
+
 # Tracing is plain Python, so an optimizer that runs on parts can tell all that is inside of it.
 _axes: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("part_axes", default=())
+_leaves: contextvars.ContextVar[WholeLeaves | None] = contextvars.ContextVar(
+    "whole_leaves", default=None
+)
 
 TOTAL = "total_of_parts"
-"""The scope of sums that know of the other devices' parts."""
+"""The scope of what knows of the other devices' parts."""
 
 
 @contextlib.contextmanager
-def parts_over(axes: tuple[str, ...]) -> Iterator[None]:
+def parts_over(axes: tuple[str, ...], leaves: WholeLeaves | None = None) -> Iterator[None]:
     """Says that the leaves inside are parts of leaves that are divided over named axes."""
-    token = _axes.set(axes)
+    tokens = _axes.set(axes), _leaves.set(leaves)
     try:
         yield
     finally:
-        _axes.reset(token)
+        _axes.reset(tokens[0])
+        _leaves.reset(tokens[1])
 
 
 def part_axes() -> tuple[str, ...]:
     """The named axes that leaves are divided over; none outside `parts_over`."""
     return _axes.get()
+
+
+def whole_leaves() -> WholeLeaves | None:
+    """The leaves that parts are of, where it is known; None outside `parts_over`."""
+    return _leaves.get()
 
 
 @contextlib.contextmanager

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core as jex
 
-from fnopt.core import TOTAL, leaves_with_names, parts_over, shown, where
-from fnopt.distributed._packing import row_shape
+from fnopt.core import TOTAL, WholeLeaves, leaves_with_names, parts_over, shown, where
+from fnopt.distributed._packing import row_shape, whole_leaves_of
 from fnopt.programs import jaxprs
 
 # Lengths that nothing else in a program has: what has one of them is a leaf.
@@ -55,9 +55,10 @@ def check_elementwise(
 ) -> None:
     """Raises a ValueError if the update of `tx` needs more of a leaf than a part of it.
 
-    Sums that know of parts (norms, inner products) are fine: they run over the devices. What
-    depends on the shape of a leaf (factors of a matrix, a mean over its elements) makes another
-    program of a part than of the whole, and is found so.
+    Sums that know of parts (norms, inner products) are fine: they run over the devices. So are
+    methods of matrices, which bring these together by themselves. What depends on the shape of a
+    leaf (factors of a table, a mean over its elements) makes another program of a part than of the
+    whole, and is found so.
     """
     functions = [name for name, x in extra_args.items() if callable(x)]
     if functions:
@@ -82,10 +83,12 @@ def _complaint(
 ) -> str | None:
     given = _with_axes(updates.tree), None if params is None else _with_axes(params.tree)
     divided = _in_parts(given[0]), None if params is None else _in_parts(given[1])
-    parts = _program(tx.tree, divided[0], divided[1], extras.tree, axes)
+    shapes = {name: x.shape for name, x in leaves_with_names(updates.tree)[0]}
+    leaves = whole_leaves_of(shapes, axes)._replace(is_probe=True)
+    parts = _program(tx.tree, divided[0], divided[1], extras.tree, axes, leaves)
     if parts.mixing:
         return f"{parts.mixing[0]} needs the whole of a leaf ({parts.mixing[1]})"
-    entire = _program(tx.tree, given[0], given[1], extras.tree, axes)
+    entire = _program(tx.tree, given[0], given[1], extras.tree, axes, leaves)
     named = (leaves_with_names(program.state)[0] for program in (entire, parts))
     for (name, x), (other, y) in zip(*named, strict=False):
         kept = x.shape == y.shape or not x.size or _is_leaf(y.shape)
@@ -98,14 +101,16 @@ def _complaint(
     return None
 
 
-def _program(tx: Any, updates: Any, params: Any, extras: Any, axes: tuple[str, ...]) -> Program:
+def _program(
+    tx: Any, updates: Any, params: Any, extras: Any, axes: tuple[str, ...], leaves: WholeLeaves
+) -> Program:
     def init(tx: Any, p: Any) -> Any:
         return tx.init(p)
 
     def update(tx: Any, u: Any, s: Any, p: Any, extra_args: Any) -> Any:
         return tx.update(u, s, p, **extra_args)
 
-    with parts_over(axes):
+    with parts_over(axes, leaves):
         state = jax.eval_shape(init, tx, updates if params is None else params)
         jaxpr = jax.make_jaxpr(update)(tx, updates, state, params, extras).jaxpr
     operations = list(_operations(jaxpr, tx._place))
@@ -115,7 +120,7 @@ def _program(tx: Any, updates: Any, params: Any, extras: Any, axes: tuple[str, .
 
 
 def _operations(jaxpr: jex.Jaxpr, name: str) -> Iterator[tuple[str, jex.JaxprEqn]]:
-    """All equations outside of sums over parts, with the jitted function that they are in."""
+    """All equations outside of what knows of parts, with the jitted function that they are in."""
     for eqn in jaxpr.eqns:
         if any(TOTAL in part for part in jaxprs.scope(eqn)):
             continue

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import varies_over
+from fnopt.core import WholeLeaves, varies_over
 
 
 def rows(x: Any, n: int) -> jax.Array:
@@ -55,6 +55,16 @@ def own_parts(tree: Any, axes: tuple[str, ...], n: int) -> Any:
         return part.reshape(row_shape(x, part.size))
 
     return jax.tree.map(one, tree)
+
+
+def whole_leaves_of(shapes: dict[str, tuple[int, ...]], axes: tuple[str, ...]) -> WholeLeaves:
+    """What is known of the leaves whose parts the devices of these axes have."""
+
+    def kept(parts: jax.Array) -> jax.Array:
+        here = jax.lax.axis_index(axes)
+        return jax.lax.dynamic_index_in_dim(parts, here, axis=-2, keepdims=False)
+
+    return WholeLeaves(shapes, jax.lax.psum(1, axes), kept)
 
 
 def summed_parts(tree: Any, axes: tuple[str, ...], n: int) -> Any:

@@ -7,11 +7,12 @@ from typing import Any
 
 import jax
 from jax.core import Tracer
-from jax.sharding import AxisType, NamedSharding, PartitionSpec, reshard
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, reshard
 
 from fnopt.core import (
     Member,
     Transformation,
+    WholeLeaves,
     as_transformation,
     beside,
     check_inexact,
@@ -31,6 +32,7 @@ from fnopt.distributed._packing import (
     own_parts,
     summed_parts,
     types_are_tracked,
+    whole_leaves_of,
 )
 
 
@@ -50,6 +52,12 @@ class sharded(Transformation):
     compiler rounds long and short arrays alike. Norms and inner products over the leaves, those of
     `clip_by_global_norm` among them, run over the devices by themselves.
 
+    Methods of matrices (`muon`, `soap`, `shampoo`, `psgd_kron`, `galore`) keep their slots and
+    factors in parts too. The matrices of a shape are dealt out: every device gets the pieces of
+    those that it owns, works on whole matrices and sends the pieces of the results back, two
+    all-to-alls of an N-th of what goes in and comes out. Work is divided by N where N divides the
+    number of matrices of a shape (layers in a stack count one by one).
+
     The state is that of `inner` for parts in a row; outside of `shard_map` its arrays are
     `[1, ..., N * ceil(size / N)]`, divided over the axis. `state_sharding` says how,
     `init_sharded` or `init` of params on a mesh makes it, `gather_state` and `scatter_state` bring
@@ -59,7 +67,8 @@ class sharded(Transformation):
     EMA, accumulation (outside, `accumulate` saves the traffic of all but every k-th step).
 
     Args:
-        inner: An optimizer that works element by element, apart from norms and inner products.
+        inner: An optimizer that works element by element, apart from norms and inner products, or
+            on matrices.
         axis: The name of the mesh axis (or names of several) that gradients are averaged over.
         mean: Whether the mean of the devices' gradients is taken, or their sum. Gradients whose
             type says that all devices have the same are taken as they are: with `check_vma=True`
@@ -68,8 +77,8 @@ class sharded(Transformation):
 
     Raises:
         ValueError: In use, if the axis isn't bound, if the state is of another number of devices,
-            or if `inner` needs whole leaves (factors of a matrix, random numbers, means of a
-            leaf): `state_sharding` with `axis` divides those.
+            or if `inner` needs whole leaves (random numbers, means of a leaf, as `adafactor`
+            does): `state_sharding` with `axis` divides those.
 
     Example:
         >>> from functools import partial
@@ -114,13 +123,14 @@ class sharded(Transformation):
         if n is None:
             named, treedef = leaves_with_names(params)
             parts = treedef.unflatten([self._laid_out(name, p) for name, p in named])
-            return beside(self._init_of_rows(parts), parts)
-        with parts_over(self.axis):
+            return beside(self._init_of_rows(params, parts), parts)
+        with parts_over(self.axis, whole_leaves_of(_shapes(params), self.axis)):
             return self.inner.init(own_parts(params, self.axis, n))
 
-    def _init_of_rows(self, parts: Any) -> Any:
+    def _init_of_rows(self, params: Any, parts: Any) -> Any:
         try:
-            return self.inner.init(parts)
+            with parts_over((), self._leaves_in_rows(params)):
+                return self.inner.init(parts)
         except Exception as error:
             if "Sharding" not in type(error).__name__:
                 raise
@@ -140,7 +150,7 @@ class sharded(Transformation):
         check_elementwise(self.inner, updates, params, extra_args, self.axis)
         mine = None if params is None else own_parts(params, self.axis, n)
         grads = self._averaged(updates, n)
-        with parts_over(self.axis):
+        with parts_over(self.axis, whole_leaves_of(_shapes(updates), self.axis)):
             _check_parts(state, jax.eval_shape(self.inner.init, grads if mine is None else mine), n)
             new, state = self.inner.update(grads, state, mine, **extra_args)
         return gathered_parts(new, updates, self.axis), state
@@ -183,13 +193,22 @@ class sharded(Transformation):
                 "fnopt.distributed.init_sharded(tx, params, mesh=mesh)."
             )
         n = math.prod(mesh.shape[name] for name in self.axis)
-        spec = PartitionSpec(*(None,) * (jax.numpy.ndim(p) - 1), self.axis)
-        place = NamedSharding(mesh, spec)
-        if not isinstance(p, Tracer):
-            return jax.device_put(in_a_row(p, n), place)
-        if AxisType.Explicit in mesh.axis_types:
-            return reshard(in_a_row(gathered(p), n), place)
-        return jax.lax.with_sharding_constraint(in_a_row(p, n), place)
+        return _last_divided(
+            in_a_row(gathered(p) if isinstance(p, Tracer) else p, n), self.axis, mesh
+        )
+
+    def _leaves_in_rows(self, params: Any) -> WholeLeaves | None:
+        """What is known of leaves whose parts lie in rows, all on a mesh."""
+        mesh = next(map(_mesh_of, jax.tree.leaves(params)), None)
+        if mesh is None:
+            return None
+
+        def kept(parts: jax.Array) -> jax.Array:
+            row = parts.reshape(*parts.shape[:-2], -1)
+            return _last_divided(row, self.axis, mesh)
+
+        n = math.prod(mesh.shape[name] for name in self.axis)
+        return WholeLeaves(_shapes(params), n, kept)
 
 
 # What decides on a step from gradients that are another device's other gradients.
@@ -211,6 +230,20 @@ def _size_if_bound(axes: tuple[str, ...]) -> int | None:
         return jax.lax.psum(1, axes)
     except NameError:
         return None
+
+
+def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    return {name: jax.numpy.shape(x) for name, x in leaves_with_names(tree)[0]}
+
+
+def _last_divided(x: Any, axis: tuple[str, ...], mesh: Any) -> jax.Array:
+    """An array whose last dimension is divided over these axes of a mesh."""
+    place = NamedSharding(mesh, PartitionSpec(*(None,) * (x.ndim - 1), axis))
+    if isinstance(mesh, Mesh) and not isinstance(x, Tracer):
+        return jax.device_put(x, place)
+    if AxisType.Explicit in mesh.axis_types:
+        return reshard(x, place)
+    return jax.lax.with_sharding_constraint(x, place)
 
 
 def _mesh_of(p: Any) -> Any:

@@ -25,7 +25,8 @@ from fnopt.core import (
 )
 from fnopt.optimizers._adam import scale_by_adam
 from fnopt.optimizers._matrix_factors import only_finite
-from fnopt.optimizers._matrix_layout import Layout, by_shape
+from fnopt.optimizers._matrix_layout import Layout
+from fnopt.optimizers._matrix_parts import cut, fresh, kept, slot, together, whole
 from fnopt.optimizers._matrix_rule import as_rule, layouts_or_none
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learning_rate
@@ -114,13 +115,9 @@ class scale_by_galore(Transformation):
                 projectors.append(())
                 inner.append((p,))
                 continue
-            shapes = [(k, m, n, min(self.rank, m, n)) for k, m, n in layout.shapes]
-            projectors.append(tuple(jnp.zeros((k, max(m, n), r), p.dtype) for k, m, n, r in shapes))
-            inner.append(
-                tuple(
-                    jnp.zeros((k, r, n) if m >= n else (k, m, r), p.dtype) for k, m, n, r in shapes
-                )
-            )
+            starts = [fresh(self._start(shape, p.dtype)) for shape in layout.shapes]
+            projectors.append(tuple(P for _, P in starts))
+            inner.append(tuple(low for low, _ in starts))
         inner_state = self.base_optimizer.init(treedef.unflatten(inner))
         return ScaleByGaloreState(zero_count(), treedef.unflatten(projectors), inner_state)
 
@@ -131,14 +128,14 @@ class scale_by_galore(Transformation):
         leaves, treedef = jax.tree.flatten(map_leaves(lambda g: g, updates))
         layouts = layouts_or_none(self.weight_dimension_numbers, updates)
         due = state.count % self.update_proj_gap == 0
-        kept = treedef.flatten_up_to(state.projector)
+        known = treedef.flatten_up_to(state.projector)
         rows = [
-            [] if layout is None else _pairs(layout.cut(g, wide=False), own)
-            for g, layout, own in zip(leaves, layouts, kept, strict=True)
+            [] if layout is None else _pairs(cut(layout, g, False), self._slots(layout, own, 1))
+            for g, layout, own in zip(leaves, layouts, known, strict=True)
         ]
-        found = by_shape(lambda part: _projected(part, self.rank, due), rows)
+        found = together(lambda part: _projected(part, self.rank, due), rows)
         low = [
-            (g,) if layout is None else tuple(x for x, _ in row)
+            (g,) if layout is None else tuple(kept(x) for x, _ in row)
             for g, layout, row in zip(leaves, layouts, found, strict=True)
         ]
         projectors = [[P for _, P in row] for row in found]
@@ -147,17 +144,29 @@ class scale_by_galore(Transformation):
         )
         new = treedef.flatten_up_to(new)
         rows = [
-            [] if layout is None else _sided(layout, row, own)
+            [] if layout is None else _sided(layout, self._slots(layout, row, 0), own)
             for row, layout, own in zip(new, layouts, projectors, strict=True)
         ]
-        back = by_shape(self._whole, rows)
+        back = together(self._whole, rows)
         out = [
-            row[0] if layout is None else layout.whole(full, g, wide=False)
+            row[0] if layout is None else whole(layout, full, g, False)
             for row, layout, full, g in zip(new, layouts, back, leaves, strict=True)
         ]
-        own = treedef.unflatten(map(tuple, projectors))
+        own = treedef.unflatten([kept(tuple(row)) for row in projectors])
         state = ScaleByGaloreState(increment(state.count), own, inner_state)
         return treedef.unflatten(out), state
+
+    def _start(self, shape: tuple[int, int, int], dtype: Any = jnp.float32) -> Any:
+        """Zeros for the projected gradients of a stack, and for the directions."""
+        k, m, n = shape
+        r = min(self.rank, m, n)
+        low = (k, r, n) if m >= n else (k, m, r)
+        return jnp.zeros(low, dtype), jnp.zeros((k, max(m, n), r), dtype)
+
+    def _slots(self, layout: Layout, row: Any, which: int) -> list[Any]:
+        """Projected gradients (0) or directions (1) from what is kept of them."""
+        pairs = zip(row, layout.shapes, strict=True)
+        return [slot(x, lambda s=s: self._start(s)[which]) for x, s in pairs]
 
     def _whole(self, part: dict[str, tuple[jax.Array, jax.Array]]) -> jax.Array:
         """Inner updates of a shape, back in the axes of the params."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from fnopt.core import static
 from fnopt.optimizers._adam import adamw
-from fnopt.optimizers._matrix_rule import as_rule, check_rule, numbers_of
+from fnopt.optimizers._matrix_rule import as_rule, as_whole, check_rule, numbers_of
 from fnopt.transforms import Selector, chain, partition
 
 
@@ -36,7 +36,7 @@ class matrix_labels(Selector):
 
     def choose(self, leaves: list[tuple[str, Any]]) -> list[Any]:
         """The label of every leaf."""
-        found = numbers_of(self.rule, leaves)
+        found = numbers_of(self.rule, as_whole(leaves))
         return [self.other if numbers is None else self.matrix for numbers in found]
 
     def check(self, positions: list[str]) -> None:

@@ -103,6 +103,12 @@ class Layout:
         return [_turned(x, shape, wide) for x, shape in zip(parts, self.shapes, strict=True)]
 
     @property
+    def is_consecutive(self) -> bool:
+        """Whether the numbers of the leaf are those of one matrix after the other."""
+        one = len(self.heights) == len(self.widths) == 1
+        return one and self.order == tuple(range(len(self.order)))
+
+    @property
     def _grid(self) -> tuple[int, ...]:
         """The axes of even parts, before they are stacked."""
         m, n = self.heights[0], self.widths[0]
@@ -160,20 +166,39 @@ def by_shape(fn: Callable[[Any], Any], rows: list[list[Any]]) -> list[list[Any]]
     Returns:
         What `fn` gives, in the same places.
     """
-    groups: dict[Any, list[tuple[int, int]]] = {}
+    out: list[list[Any]] = [[None] * len(row) for row in rows]
+    for places in groups(rows):
+        into_places(out, places, rows, fn(stack(rows, places)))
+    return out
+
+
+Places = list[tuple[int, int]]
+"""Where parts stand: the number of the leaf, and of the part."""
+
+
+def groups(rows: list[list[Any]]) -> list[Places]:
+    """The places of parts of equal structure, shapes and dtypes."""
+    found: dict[Any, Places] = {}
     for i, row in enumerate(rows):
         for j, part in enumerate(row):
             leaves, treedef = jax.tree.flatten(part)
             key = treedef, tuple((x.shape[1:], x.dtype) for x in leaves)
-            groups.setdefault(key, []).append((i, j))
-    out: list[list[Any]] = [[None] * len(row) for row in rows]
-    for places in groups.values():
-        parts = [rows[i][j] for i, j in places]
-        result = fn(parts[0] if len(parts) == 1 else jax.tree.map(_stacked, *parts))
-        ends = np.cumsum([0, *(jax.tree.leaves(part)[0].shape[0] for part in parts)]).tolist()
-        for (i, j), start, stop in zip(places, ends, ends[1:], strict=False):
-            out[i][j] = jax.tree.map(lambda x, a=start, b=stop: _rows(x, a, b), result)
-    return out
+            found.setdefault(key, []).append((i, j))
+    return list(found.values())
+
+
+def stack(rows: list[list[Any]], places: Places) -> Any:
+    """These parts as one, along the leading axes of their arrays."""
+    parts = [rows[i][j] for i, j in places]
+    return parts[0] if len(parts) == 1 else jax.tree.map(_stacked, *parts)
+
+
+def into_places(out: list[list[Any]], places: Places, rows: list[list[Any]], result: Any) -> None:
+    """Puts the rows of what came of a stack where its parts stood."""
+    counts = [jax.tree.leaves(rows[i][j])[0].shape[0] for i, j in places]
+    ends = np.cumsum([0, *counts]).tolist()
+    for (i, j), start, stop in zip(places, ends, ends[1:], strict=False):
+        out[i][j] = jax.tree.map(lambda x, a=start, b=stop: _rows(x, a, b), result)
 
 
 def _stacked(*parts: jax.Array) -> jax.Array:

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from fnopt.core import Value, leaves_with_names, shown, static, where
+from fnopt.core import Value, leaves_with_names, shown, static, where, whole_leaves
 from fnopt.optimizers._matrix_layout import Layout
 from fnopt.transforms import Labels, Selector, by_pattern
 
@@ -128,6 +128,21 @@ def _resolved(chosen: Any, leaf: Any) -> MatrixDimensionNumbers | None:
     return chosen or None
 
 
+def as_whole(leaves: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Leaves with their names; in place of parts, under `sharded`, the shapes of the whole."""
+    known = whole_leaves()
+    if known is None:
+        return leaves
+    for name, _ in leaves:
+        if name not in known.shapes:
+            raise ValueError(
+                f"{where()}{shown(name)} is none of the params, of whose leaves every device has "
+                "a part here, so that the shape of the whole leaf isn't known: use it with "
+                "fnopt.distributed.state_sharding(tx, params, axis=...) instead of sharded."
+            )
+    return [(name, jax.ShapeDtypeStruct(known.shapes[name], x.dtype)) for name, x in leaves]
+
+
 def layouts_of(rule: Any, tree: Any) -> list[Layout]:
     """The matrix layout of every leaf of a tree; an error for one that is no matrix."""
     leaves, found = _numbered(rule, tree)
@@ -142,7 +157,7 @@ def layouts_or_none(rule: Any, tree: Any) -> list[Layout | None]:
 
 
 def _numbered(rule: Any, tree: Any) -> tuple[list[tuple[str, Any]], list[Any]]:
-    leaves, _ = leaves_with_names(tree)
+    leaves = as_whole(leaves_with_names(tree)[0])
     check_rule(rule, [path for path, _ in leaves_with_names(tree, is_leaf=lambda x: x is None)[0]])
     return leaves, numbers_of(rule, leaves)
 

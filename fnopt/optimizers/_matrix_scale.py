@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -23,7 +24,8 @@ from fnopt.core import (
     squared_modulus,
     static,
 )
-from fnopt.optimizers._matrix_layout import Layout, by_shape
+from fnopt.optimizers._matrix_layout import Layout
+from fnopt.optimizers._matrix_parts import cut, fresh, kept, slot, together, whole
 from fnopt.optimizers._matrix_rule import as_rule, layouts_of
 
 
@@ -72,8 +74,8 @@ class scale_by_matrix_shape(Transformation):
             return x
         if len(factors) == 1:
             return factors[0] * x
-        parts = [f * part for f, part in zip(factors, layout.cut(x), strict=True)]
-        return layout.whole(parts, x)
+        pairs = zip(factors, cut(layout, x), strict=True)
+        return whole(layout, [jax.tree.map(lambda x, f=f: f * x, part) for f, part in pairs], x)
 
     def _factor(self, rows: int, columns: int) -> Any:
         if self.consistent_rms is None:
@@ -123,7 +125,7 @@ class normalize_neurons(Transformation):
         slots = []
         for p, layout in zip(leaves, layouts, strict=True):
             dtype = real_dtype(compute_dtype(p.dtype))
-            slots.append(tuple(jnp.zeros((k, n), dtype) for k, _, n in layout.shapes))
+            slots.append(tuple(fresh(_zeros_of(shape, dtype)) for shape in layout.shapes))
         return NormalizeNeuronsState(treedef.unflatten(slots))
 
     def update(
@@ -135,15 +137,18 @@ class normalize_neurons(Transformation):
         layouts = layouts_of(self.weight_dimension_numbers, updates)
         slots = treedef.flatten_up_to(state.nu)
         rows = [
-            [{"g": g, "nu": nu} for g, nu in zip(layout.cut(x, wide=False), own, strict=True)]
+            [
+                {"g": g, "nu": slot(nu, functools.partial(_zeros_of, shape))}
+                for g, nu, shape in zip(cut(layout, x, False), own, layout.shapes, strict=True)
+            ]
             for x, own, layout in zip(leaves, slots, layouts, strict=True)
         ]
-        out = by_shape(self._even, rows)
+        out = together(self._even, rows)
         new = [
-            layout.whole([part["g"] for part in row], x, wide=False)
+            whole(layout, [part["g"] for part in row], x, False)
             for row, x, layout in zip(out, leaves, layouts, strict=True)
         ]
-        nu = treedef.unflatten([tuple(part["nu"] for part in row) for row in out])
+        nu = treedef.unflatten([tuple(kept(part["nu"]) for part in row) for row in out])
         return treedef.unflatten(new), NormalizeNeuronsState(nu)
 
     def _even(self, part: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -156,3 +161,9 @@ class normalize_neurons(Transformation):
         length = root(jnp.sum(squared_modulus(v), axis=(1, 2), keepdims=True))
         factor = root(jnp.sum(squares, axis=(1, 2), keepdims=True)) / nonzero(length)
         return {"g": v * factor.astype(g.dtype), "nu": nu.astype(was.dtype)}
+
+
+def _zeros_of(shape: tuple[int, int, int], dtype: Any = jnp.float32) -> jax.Array:
+    """A number for each column of some matrices."""
+    k, _, n = shape
+    return jnp.zeros((k, n), dtype)

@@ -23,7 +23,8 @@ from fnopt.core import (
     where,
     zero_count,
 )
-from fnopt.optimizers._matrix_layout import Layout, by_shape
+from fnopt.optimizers._matrix_layout import Layout
+from fnopt.optimizers._matrix_parts import alike, cut, fresh, kept, slot, together, whole
 from fnopt.optimizers._matrix_rule import layouts_of
 
 
@@ -38,10 +39,13 @@ class Matrixwise(Transformation):
     `step(self, h, count, g, slots)` gets the numeric fields as scalars of the compute dtype, the
     number of steps before this one, the gradients `[k, m, n]` and the slots in namespaces, in at
     least float32, and returns the updates and a dict of the new slots. It is a pure function of its
-    arguments and of static fields.
+    arguments and of static fields, and works on each matrix by itself: `sharded` gives it some of a
+    shape, on every device others. With `numbered` there is `slots.index`, `[k]`, the number that a
+    matrix has in the tree.
     """
 
     State: ClassVar[Any]
+    numbered: ClassVar[bool] = False
 
     def start(self, slot: str, shape: tuple[int, int, int], dtype: Any) -> Any:
         """The initial value of an `OwnSlot` for a stack of this shape."""
@@ -80,7 +84,10 @@ class Matrixwise(Transformation):
         dtypes = [compute_dtype(jnp.result_type(p)) for p in leaves]
         rows = zip(layouts, dtypes, strict=True)
         return treedef.unflatten(
-            [tuple(self.start(name, s, dtype) for s in one.wide_shapes) for one, dtype in rows]
+            [
+                tuple(fresh(self.start(name, s, dtype)) for s in one.wide_shapes)
+                for one, dtype in rows
+            ]
         )
 
     def update(
@@ -98,22 +105,42 @@ class Matrixwise(Transformation):
             self._parts(layout, leaves[i], {n: column[i] for n, column in columns.items()})
             for i, layout in enumerate(layouts)
         ]
+        if self.numbered:
+            _number(rows)
         program = _program(type(self), self._flatten()[1])
-        out = by_shape(lambda part: program(numbers, state.count, part), rows)
+        out = together(lambda part: program(numbers, state.count, part), rows)
         fields: dict[str, Any] = dict.fromkeys(self.unused())
         for n, column in columns.items():
             new = [[part[n] for part in row] for row in out]
-            put = (lambda _, row, __: tuple(row)) if n in own else Layout.whole
+            put = (lambda _, row, __: kept(tuple(row))) if n in own else whole
             fields[n] = treedef.unflatten(map(put, layouts, new, column))
         new = [[part["u"] for part in row] for row in out]
-        updates = treedef.unflatten(map(Layout.whole, layouts, new, leaves))
+        updates = treedef.unflatten(map(whole, layouts, new, leaves))
         return updates, self.State(count=increment(state.count), **fields)
 
     def _parts(self, layout: Layout, g: Any, slots: dict[str, Any]) -> list[dict[str, Any]]:
         own = own_slots(self.State)
-        columns = {n: x if n in own else layout.cut(x) for n, x in slots.items()}
-        parts = enumerate(layout.cut(g))
+        columns = {
+            n: self._of_matrices(n, x, layout) if n in own else cut(layout, x)
+            for n, x in slots.items()
+        }
+        parts = enumerate(cut(layout, g))
         return [{"u": g, **{n: column[i] for n, column in columns.items()}} for i, g in parts]
+
+    def _of_matrices(self, name: str, slots: Any, layout: Layout) -> list[Any]:
+        """The slots of one name, for each part of a leaf."""
+        pairs = zip(slots, layout.wide_shapes, strict=True)
+        return [slot(x, functools.partial(self.start, name, s, jnp.float32)) for x, s in pairs]
+
+
+def _number(rows: list[list[dict[str, Any]]]) -> None:
+    """Gives every matrix its number."""
+    start = 0
+    for part in (part for row in rows for part in row):
+        k, dtype = len(jax.tree.leaves(part["u"])[0]), jax.tree.leaves(part["u"])[0].dtype
+        index = jnp.arange(start, start + k).astype(dtype)
+        part["index"] = alike(index)
+        start += k
 
 
 def _check_real(params: Any) -> None:
@@ -132,9 +159,9 @@ def _program(cls: type[Matrixwise], flags: Any) -> Callable[..., Any]:
         h = {n: x.astype(dtype) for n, x in numbers.items()}
         tx = cls._unflatten(flags, [h.get(name) for name in cls._leaf_names])
         slots = jax.tree.map(lambda x: x.astype(dtype), part)
-        g = slots.pop("u")
+        g, index = slots.pop("u"), slots.pop("index", None)
         h = SimpleNamespace(**dict.fromkeys(cls._leaf_names) | h)
-        u, new = tx.step(h, count, g, SimpleNamespace(**slots))
+        u, new = tx.step(h, count, g, SimpleNamespace(**slots, index=index))
         old = {n: part[n] for n in slots}
         return {"u": u, **jax.tree.map(lambda x, was: x.astype(was.dtype), new, old)}
 

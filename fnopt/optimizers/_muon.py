@@ -22,7 +22,7 @@ from fnopt.core import (
     static,
 )
 from fnopt.optimizers._matrix_fallback import with_adam
-from fnopt.optimizers._matrix_layout import by_shape
+from fnopt.optimizers._matrix_parts import cut, together, whole
 from fnopt.optimizers._matrix_rule import as_rule, layouts_of
 from fnopt.optimizers._matrix_scale import normalize_neurons, scale_by_matrix_shape
 from fnopt.optimizers._newton_schulz import (
@@ -126,9 +126,13 @@ class scale_by_muon(Leafwise):
         layouts = layouts_of(self.weight_dimension_numbers, updates)
         directions, state = self._step(updates, state)
         leaves, treedef = jax.tree.flatten(directions)
-        parts = [layout.cut(x) for x, layout in zip(leaves, layouts, strict=True)]
-        rows = zip(by_shape(self._orthogonal, parts), leaves, layouts, strict=True)
-        return treedef.unflatten([layout.whole(row, x) for row, x, layout in rows]), state
+        rows = [
+            [{"u": part} for part in cut(layout, x)]
+            for x, layout in zip(leaves, layouts, strict=True)
+        ]
+        out = together(lambda part: {"u": self._orthogonal(part["u"])}, rows)
+        new = [[part["u"] for part in row] for row in out]
+        return treedef.unflatten(map(whole, layouts, new, leaves)), state
 
     def _orthogonal(self, x: jax.Array) -> jax.Array:
         narrow = x if self.ns_dtype is None else x.astype(self.ns_dtype)

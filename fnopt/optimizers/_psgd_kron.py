@@ -88,6 +88,7 @@ class scale_by_psgd_kron(Matrixwise):
     """
 
     State = ScaleByPsgdKronState
+    numbered = True
 
     b1: Scalar = hyper(default=0.9, ge=0, lt=1)
     precond_lr: Scalar = hyper(default=0.1, gt=0)
@@ -111,7 +112,7 @@ class scale_by_psgd_kron(Matrixwise):
     def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
         mu = ema(slots.mu, g, h.b1)
         mean = mu / bias_correction(h.b1, count + 1)
-        V = jax.random.normal(self._key(count), g.shape, g.dtype)
+        V = self._random(count, slots.index, g)
 
         def learned(known: Any) -> Pair:
             mean, factors = known
@@ -128,8 +129,11 @@ class scale_by_psgd_kron(Matrixwise):
         u = u * jnp.minimum(_LARGEST_RMS / nonzero(rms), jnp.ones_like(rms))
         return u, {"mu": mu, "factors": factors}
 
-    def _key(self, count: Any) -> jax.Array:
-        return jax.random.fold_in(jax.random.key(self.random_seed), count)
+    def _random(self, count: Any, index: jax.Array, g: jax.Array) -> jax.Array:
+        """Normal numbers that depend on the step and the number of the matrix only."""
+        key = jax.random.fold_in(jax.random.key(self.random_seed), count)
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, index.astype(jnp.uint32))
+        return jax.vmap(lambda key: jax.random.normal(key, g.shape[1:], g.dtype))(keys)
 
 
 def _due(count: jax.Array) -> jax.Array:

@@ -46,8 +46,10 @@ def test_is_the_published_update():
         run = jax.jit(lambda g: jax.lax.scan(lambda s, g: tx.update(g, s)[::-1], start, g)[1])
         ours = jax.tree.map(np.asarray, run(jax.tree.map(jnp.asarray, g)))
         keys = [jax.random.fold_in(jax.random.key(0), i) for i in range(STEPS)]
-        V = {
-            s: np.stack([jax.random.normal(k, (1, *s))[0] for k in keys]) for s in ((3, 4), (2, 5))
+        fold = jax.random.fold_in
+        V = {  # by the number of the matrix in the tree
+            s: np.stack([jax.random.normal(fold(k, i), s) for k in keys])
+            for i, s in enumerate([(2, 5), (3, 4)])
         }
     wide = published(g["wide"], V[3, 4], 0.8, 0.2)
     tall = published(np.swapaxes(g["tall"], 1, 2), V[2, 5], 0.8, 0.2)

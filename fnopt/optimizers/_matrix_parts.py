@@ -1,0 +1,219 @@
+"""Matrices of leaves that are divided between devices: each device works on those that it owns.
+
+Where `fnopt.distributed.sharded` gives every device a part of each leaf, a method of matrices needs
+whole ones. A matrix is kept in pieces, one on each device. The devices send their pieces of all
+matrices to the owners (an all-to-all, a device owns every N-th part of the matrices of a shape),
+these work on whole matrices, and send back the pieces of what comes of them: two messages of an
+N-th of the params' size. So state is divided evenly whatever the matrices are, and work as evenly
+as N divides their number. Outside of `sharded` all functions here pass on to those of the layout.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import TOTAL, WholeLeaves, part_axes, whole_leaves
+from fnopt.optimizers._matrix_layout import Layout, by_shape, groups, into_places, stack
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=("data",), meta_fields=("shape", "turned")
+)
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """This device's pieces of some arrays of one shape.
+
+    Attributes:
+        data: `[k, length]`: of every array's numbers in a row this device's stretch.
+        shape: The shape of an array.
+        turned: Whether the arrays are worked on transposed.
+    """
+
+    data: Any
+    shape: tuple[int, ...]
+    turned: bool = False
+
+
+def cut(layout: Layout, x: jax.Array, wide: bool = True) -> list[Any]:
+    """The matrices of every part of a leaf, `[k, m, n]`; of a divided leaf, their pieces."""
+    leaves = whole_leaves()
+    if leaves is None or not layout.shapes:
+        return layout.cut(x, wide)
+    with jax.named_scope(TOTAL):
+        return _cut(layout, x, wide, leaves)
+
+
+def whole(layout: Layout, parts: list[Any], like: Any, wide: bool = True) -> jax.Array:
+    """The leaf of these parts; where leaves are divided, this device's part of it."""
+    leaves = whole_leaves()
+    if leaves is None or not parts:
+        return layout.whole(parts, like, wide)
+    with jax.named_scope(TOTAL):
+        flat = jnp.zeros_like(like, parts[0].data.dtype)
+        if not leaves.is_probe:
+            flat = _part_of_leaf(layout, parts, wide, leaves)
+        return flat.reshape(jnp.shape(like))
+
+
+def together(fn: Callable[[Any], Any], rows: list[list[Any]]) -> list[list[Any]]:
+    """`by_shape`; where leaves are divided, every device works on the matrices that it owns."""
+    leaves = whole_leaves()
+    if leaves is None:
+        return by_shape(fn, rows)
+    with jax.named_scope(TOTAL):
+        return _by_owner(fn, rows, leaves.count)
+
+
+def fresh(tree: Any) -> Any:
+    """The first value of a slot for matrices, as it is kept here; arrays `[k, ...]`."""
+    leaves = whole_leaves()
+    if leaves is None:
+        return tree
+    return jax.tree.map(lambda x: leaves.kept(_rows(x.reshape(len(x), -1), leaves.count)), tree)
+
+
+def slot(tree: Any, start: Callable[[], Any]) -> Any:
+    """A slot for matrices from what is kept of it; `start` makes one of its shapes."""
+    if whole_leaves() is None:
+        return tree
+    shapes = jax.eval_shape(start)
+    return jax.tree.map(lambda x, like: Piece(x, like.shape[1:]), tree, shapes)
+
+
+def alike(x: jax.Array) -> Any:
+    """One number for each matrix, `[k]`, that all devices know."""
+    return x if whole_leaves() is None else Piece(x[:, None], ())
+
+
+def kept(tree: Any) -> Any:
+    """What is kept of a slot for matrices: the opposite of `slot`."""
+    return jax.tree.map(lambda x: x.data if _is_piece(x) else x, tree, is_leaf=_is_piece)
+
+
+def _is_piece(x: Any) -> bool:
+    return isinstance(x, Piece)
+
+
+def _rows(x: jax.Array, n: int) -> jax.Array:
+    """`[..., size]` as `n` equal pieces, `[..., n, length]`, with zeros at the end."""
+    length = -(-x.shape[-1] // n)
+    x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, n * length - x.shape[-1])])
+    return x.reshape(*x.shape[:-1], n, length)
+
+
+def _cut(layout: Layout, x: jax.Array, wide: bool, leaves: WholeLeaves) -> list[Piece]:
+    n = leaves.count
+    if leaves.is_probe:
+        sizes = [(k, -(-rows * columns // n)) for k, rows, columns in layout.shapes]
+        datas = [jnp.zeros(size, x.dtype) for size in sizes]
+        shapes = layout.wide_shapes if wide else layout.shapes
+        return [Piece(data, s[1:]) for data, s in zip(datas, shapes, strict=True)]
+    if not layout.is_consecutive:
+        everything = jax.lax.all_gather(jnp.ravel(x), part_axes()).reshape(-1)
+        leaf = everything[: math.prod(layout.shape)].reshape(layout.shape)
+        matrices = layout.cut(leaf, wide)
+        return [Piece(leaves.kept(_rows(m.reshape(len(m), -1), n)), m.shape[1:]) for m in matrices]
+    ((k, rows, columns),) = layout.shapes
+    data, size = jnp.ravel(x), rows * columns
+    if k == 1:
+        data = data[None]
+    elif k % n == 0:  # a part is some whole matrices
+        ours = jnp.swapaxes(_rows(data.reshape(k // n, size), n), 0, 1)
+        data = jax.lax.all_to_all(ours, part_axes(), 0, 0).reshape(k, -1)
+    else:
+        everything = jax.lax.all_gather(data, part_axes()).reshape(-1)[: k * size]
+        data = leaves.kept(_rows(everything.reshape(k, size), n))
+    return [Piece(data, (rows, columns), wide and rows > columns)]
+
+
+def _part_of_leaf(layout: Layout, parts: list[Piece], wide: bool, leaves: WholeLeaves) -> jax.Array:
+    """The opposite of `_cut`."""
+    n, (k, *shape) = leaves.count, layout.shapes[0]
+    if layout.is_consecutive and parts[0].shape == tuple(shape):
+        data, size = parts[0].data, math.prod(shape)
+        if k == 1:
+            return data[0]
+        if k % n == 0:
+            ours = jax.lax.all_to_all(data.reshape(n, k // n, -1), part_axes(), 0, 0)
+            return jnp.swapaxes(ours, 0, 1).reshape(k // n, -1)[:, :size].reshape(-1)
+    matrices = [_matrices(Piece(_gathered(p.data), p.shape, p.turned)) for p in parts]
+    leaf = layout.whole(matrices, jnp.zeros(layout.shape, matrices[0].dtype), wide)
+    return leaves.kept(_rows(leaf.reshape(-1), n))
+
+
+def _gathered(data: jax.Array) -> jax.Array:
+    """Pieces `[k, length]` of all devices, one after the other."""
+    return jnp.swapaxes(jax.lax.all_gather(data, part_axes()), 0, 1).reshape(len(data), -1)
+
+
+def _matrices(piece: Piece) -> jax.Array:
+    """The arrays of pieces that have come together."""
+    data = piece.data[:, : math.prod(piece.shape)].reshape(-1, *piece.shape)
+    return jnp.swapaxes(data, 1, 2) if piece.turned else data
+
+
+def _by_owner(fn: Callable[[Any], Any], rows: list[list[Any]], n: int) -> list[list[Any]]:
+    places = groups(rows)
+    stacks = [stack(rows, group) for group in places]
+    counts = [jax.tree.leaves(x)[0].shape[0] for x in stacks]
+    pieces, treedef = jax.tree.flatten(stacks)
+    theirs = _exchanged([_for_owners(x, n) for x in pieces])
+    owned = treedef.unflatten([jnp.swapaxes(x, 0, 1).reshape(x.shape[1], -1) for x in theirs])
+    results = [_as_given(fn(jax.tree.map(_matrices, x, is_leaf=_is_piece)), x, n) for x in owned]
+    pieces, treedef = jax.tree.flatten(results)
+    back = treedef.unflatten(_exchanged(pieces))
+    out: list[list[Any]] = [[None] * len(row) for row in rows]
+    for group, k, result in zip(places, counts, back, strict=True):
+        result = jax.tree.map(lambda x, k=k: x.reshape(-1, x.shape[-1])[:k], result)
+        into_places(out, group, rows, result)
+    return out
+
+
+def _for_owners(x: jax.Array, n: int) -> jax.Array:
+    """Pieces `[k, length]` by owner, `[n, some, length]`; what is lacking is the first again."""
+    each = -(-len(x) // n)
+    lacking = jnp.broadcast_to(x[:1], (n * each - len(x), x.shape[1]))
+    return jnp.concatenate([x, lacking]).reshape(n, each, -1)
+
+
+def _as_given(out: Any, given: Any, n: int) -> Any:
+    """Results as pieces for all devices, `[n, k, length]`.
+
+    One with a name is turned as what came by that name is.
+    """
+    if isinstance(out, dict):
+        return {name: _as_given(x, _get(given, name), n) for name, x in out.items()}
+    like = given if _is_piece(given) else None
+
+    def one(x: jax.Array) -> Piece:
+        turned = like is not None and like.turned
+        x = jnp.swapaxes(x, 1, 2) if turned else x
+        data = jnp.swapaxes(_rows(x.reshape(len(x), -1), n), 0, 1)
+        return Piece(data, x.shape[1:], turned)
+
+    return jax.tree.map(one, out)
+
+
+def _get(given: Any, name: Any) -> Any:
+    return given.get(name) if isinstance(given, dict) else None
+
+
+def _exchanged(blocks: list[jax.Array]) -> list[jax.Array]:
+    """Sends the rows of blocks `[n, ...]` to the devices, in one message for every dtype."""
+    received: list[Any] = [None] * len(blocks)
+    for dtype in dict.fromkeys(x.dtype for x in blocks):
+        which = [i for i, x in enumerate(blocks) if x.dtype == dtype]
+        flat = [blocks[i].reshape(len(blocks[i]), -1) for i in which]
+        packed = jax.lax.all_to_all(jnp.concatenate(flat, axis=1), part_axes(), 0, 0)
+        start = 0
+        for i, x in zip(which, flat, strict=True):
+            received[i] = packed[:, start : start + x.shape[1]].reshape(blocks[i].shape)
+            start += x.shape[1]
+    return received

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from fnopt.curvature._batch_jacobian import BatchJacobian, batch_jacobian
+from fnopt.curvature._batch_loss import BatchLoss as BatchLoss
+from fnopt.curvature._batch_loss import output_step as output_step
 from fnopt.curvature._diagonal import Estimate, ggn_diagonal, hessian_diagonal, trace_estimate
 from fnopt.curvature._kronecker import KfacReport, KfacRule, kfac_report
 from fnopt.curvature._kronecker import KroneckerModel as KroneckerModel

@@ -13,7 +13,6 @@ from fnopt.core import (
     axes_of,
     check_choice,
     compute_dtype,
-    described,
     is_spread,
     laid,
     leaves_with_names,
@@ -21,7 +20,7 @@ from fnopt.core import (
 )
 from fnopt.curvature._bound import bind
 from fnopt.curvature._kronecker_inverse import Factors, inverse_factors, times_inverse
-from fnopt.curvature._output_root import drawn_rows, output_curvature, output_rows
+from fnopt.curvature._output_root import check_loss, drawn_rows, output_curvature, output_rows
 from fnopt.gradients import BoundLoss
 from fnopt.gradients.ghost import KroneckerBlock, block_factors, plan_blocks, trace
 from fnopt.jacobians import check_real
@@ -65,7 +64,7 @@ class KroneckerModel:
         self.spec, self.batch = spec, batch
         self.bound, self.laid = bind(spec.model_fn, params, batch, spec.name)
         self.dtype = common_dtype(params)
-        self._check_loss(batch)
+        check_loss(self.loss, self.laid.size, self.dtype, batch, spec.name)
         rows = spec.samples or self.laid.size
         seeds = jax.ShapeDtypeStruct((self.bound.size, rows, self.laid.size), self.dtype)
 
@@ -76,18 +75,6 @@ class KroneckerModel:
         bound = BoundLoss(residuals, params, (batch, seeds), self.bound.size)  # pyright: ignore[reportArgumentType]
         self.ghost = trace(bound)
         self.blocks = plan_blocks(self.ghost.plan, spec.max_side)
-
-    def _check_loss(self, batch: Any) -> None:
-        example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
-        outputs = jax.ShapeDtypeStruct((self.laid.size,), self.dtype)
-        found = jax.eval_shape(self.loss, outputs, example)
-        leaves = jax.tree.leaves(found)
-        if len(leaves) != 1 or leaves[0].shape or not jnp.issubdtype(leaves[0].dtype, jnp.floating):
-            shown = ", ".join(described(x) for x in leaves)
-            raise TypeError(
-                f"{self.spec.name}: loss_fn(outputs, example) returned {shown or found!r}, "
-                "expected a real scalar."
-            )
 
     def outputs(self, params: Any) -> jax.Array:
         """The outputs of all examples as vectors, `[n, C]`."""

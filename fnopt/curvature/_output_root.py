@@ -7,19 +7,79 @@ the outputs `f`, the Gauss-Newton matrix is the mean of the squares of the gradi
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import HIGHEST, gathered
+from fnopt.core import HIGHEST, described, gathered
 from fnopt.jacobians import sparsity_pattern
 
 _LARGEST_BLOCK = 512  # outputs that the loss mixes; their Hessian has an eigendecomposition
 
 OutputLoss = Callable[[jax.Array, Any], jax.Array]
 """From the outputs of one example as a vector, and the example, to a number."""
+SAMPLED = (
+    "Give sample_fn(key, outputs, example), which returns the example with a label drawn from the "
+    "model."
+)
+
+
+class OutputHessian(NamedTuple):
+    r"""The Hessian :math:`Q h Q^\top` of a loss in the outputs of `n` examples, in blocks.
+
+    Attributes:
+        values: `h`, what bends down left out, `[n, C / size, size]`.
+        vectors: `Q`, `[n, C / size, size, size]`.
+    """
+
+    values: jax.Array
+    vectors: jax.Array
+
+    def into(self, x: jax.Array) -> jax.Array:
+        r"""The coordinates :math:`Q^\top x` of `[n C, ...]`."""
+        return self._turned("nbij,nbim->nbjm", x)
+
+    def back(self, x: jax.Array) -> jax.Array:
+        """The outputs `Q x` of coordinates."""
+        return self._turned("nbij,nbjm->nbim", x)
+
+    def _turned(self, form: str, x: jax.Array) -> jax.Array:
+        if self.values.shape[-1] == 1:
+            return x
+        cut = x.reshape(*self.values.shape, -1)
+        return jnp.einsum(form, self.vectors, cut, precision=HIGHEST).reshape(x.shape)
+
+
+def output_hessian(
+    loss: OutputLoss, outputs: jax.Array, batch: Any, name: str, remedy: str
+) -> OutputHessian:
+    """The Hessian of every example.
+
+    Args:
+        loss: The loss.
+        outputs: `[n, C]`.
+        batch: The examples.
+        name: What the user called, for messages.
+        remedy: What to do about a loss that mixes too many outputs.
+    """
+    size = block_size(loss, outputs, batch, name, remedy)
+    found = jax.vmap(lambda f, example: _eigen(loss, f, example, size))(outputs, batch)
+    return OutputHessian(*found)
+
+
+def check_loss(loss: OutputLoss, count: int, dtype: Any, batch: Any, name: str) -> None:
+    """Refuses a loss that isn't a real scalar of the outputs of one example."""
+    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
+    found = jax.eval_shape(loss, jax.ShapeDtypeStruct((count,), dtype), example)
+    leaves = jax.tree.leaves(found)
+    if len(leaves) != 1 or leaves[0].shape or not jnp.issubdtype(leaves[0].dtype, jnp.floating):
+        shown = ", ".join(described(x) for x in leaves)
+        raise TypeError(
+            f"{name}: loss_fn(outputs, example) returned {shown or repr(found)}, "
+            "expected a real scalar."
+        )
 
 
 def output_rows(
@@ -93,7 +153,9 @@ def drawn_rows(
     return jax.vmap(one)(outputs, batch, jax.random.split(key, outputs.shape[0]))
 
 
-def block_size(loss: OutputLoss, outputs: jax.Array, batch: Any, name: str) -> int:
+def block_size(
+    loss: OutputLoss, outputs: jax.Array, batch: Any, name: str, remedy: str = SAMPLED
+) -> int:
     """The number of consecutive outputs that the loss mixes: 1, or a larger divisor of `C`.
 
     The loss of a sequence is a sum over positions, so that the Hessian has a block for each.
@@ -116,21 +178,26 @@ def block_size(loss: OutputLoss, outputs: jax.Array, batch: Any, name: str) -> i
     if size > _LARGEST_BLOCK:
         raise ValueError(
             f"{name}: the loss mixes {size} outputs of an example, whose Hessian would have "
-            f"{size} x {size} entries; expected {_LARGEST_BLOCK} at most. Give sample_fn(key, "
-            "outputs, example), which returns the example with a label drawn from the model."
+            f"{size} x {size} entries; expected {_LARGEST_BLOCK} at most. {remedy}"
         )
     return size
 
 
 def _root(loss: OutputLoss, f: jax.Array, example: Any, size: int) -> jax.Array:
     """`S` with `S S^T` the Hessian, as blocks `[C / size, size, size]`."""
+    values, vectors = _eigen(loss, f, example, size)
+    return vectors * jnp.sqrt(values)[:, None, :]
+
+
+def _eigen(loss: OutputLoss, f: jax.Array, example: Any, size: int) -> tuple[jax.Array, jax.Array]:
+    """Eigenvalues `[C / size, size]` of the Hessian, and the vectors."""
     slope = lambda f: jax.grad(loss)(f, example)  # noqa: E731
     seeds = jnp.tile(jnp.eye(size, dtype=f.dtype), (1, f.size // size))
     seeds = seeds + 0 * f  # so that they are spread over devices as the examples are
     columns = jax.vmap(lambda v: jax.jvp(slope, (f,), (v,))[1])(seeds)
     hessian = columns.reshape(size, -1, size).transpose(1, 2, 0)
-    if size == 1:
-        return jnp.sqrt(jnp.maximum(hessian, 0))
     # Where the loss isn't convex, what bends down is left out.
-    lam, q = jnp.linalg.eigh((hessian + hessian.transpose(0, 2, 1)) / 2)
-    return q * jnp.sqrt(jnp.maximum(lam, 0))[:, None, :]
+    if size == 1:
+        return jnp.maximum(hessian[:, :, 0], 0), jnp.ones_like(hessian)
+    values, vectors = jnp.linalg.eigh((hessian + hessian.transpose(0, 2, 1)) / 2)
+    return jnp.maximum(values, 0), vectors

@@ -42,6 +42,7 @@ from fnopt.optimizers._matrix_rule import MatrixDimensionNumbers
 from fnopt.optimizers._matrix_scale import normalize_neurons, scale_by_matrix_shape
 from fnopt.optimizers._momo import momo, momo_adam
 from fnopt.optimizers._muon import muon, normuon, scale_by_muon
+from fnopt.optimizers._natural_gradient import natural_gradient
 from fnopt.optimizers._noisy_sgd import noisy_sgd
 from fnopt.optimizers._novograd import novograd, scale_by_novograd
 from fnopt.optimizers._optimistic import (
@@ -113,6 +114,7 @@ __all__ = [
     "muon",
     "nadam",
     "nadamw",
+    "natural_gradient",
     "noisy_sgd",
     "normalize_neurons",
     "normuon",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,22 @@ from fnopt.core import (
 )
 
 _DECREASE = 1e-4  # of what the slope promises: Armijo's condition
-_SHRINK, _REFUSED = 1 / 4, 8.0  # what damping is multiplied by
+_POOR = 0.25  # a gain below which the damping was too small
+_REFUSED = 8.0  # what damping is multiplied by
+
+
+class DampingRule(NamedTuple):
+    """What the damping is multiplied by after a step that was taken.
+
+    Attributes:
+        good: The gain above which a whole step was good, actual over predicted.
+        shrink: Then.
+        grow: After a step that was cut, or gained little.
+    """
+
+    good: float
+    shrink: float
+    grow: float
 
 
 class GaussNewtonDescentState(NamedTuple):
@@ -56,6 +71,8 @@ class BatchStep(NamedTuple):
 
 class StepOptions(Protocol):
     """What the optimizers that step so have in common."""
+
+    damping_rule: ClassVar[DampingRule]
 
     @property
     def learning_rate(self) -> Any: ...
@@ -174,9 +191,9 @@ def _next_damping(
 ) -> jax.Array:
     if not options.adaptive:
         return damping
-    # A poor gain or a cut step doesn't make it grow: the search has found a good length,
-    # and a batch that is drawn anew in each step would keep the damping where it began.
-    factor = jnp.where(~cut & (gain > 0.5), _SHRINK, 1.0)
+    good, shrink, grow = options.damping_rule
+    poor = cut | ~(gain >= _POOR)
+    factor = jnp.where(~cut & (gain > good), shrink, jnp.where(poor, grow, 1.0))
     factor = jnp.where(taken, factor, _REFUSED).astype(damping.dtype)
     # So that it comes back from where it was not needed.
     least = jnp.finfo(damping.dtype).eps

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from fnopt.core import Scalar, ScalarOrSchedule, Transformation, hyper, matmul, static
 from fnopt.optimizers._batch_step import (
     BatchStep,
+    DampingRule,
     GaussNewtonDescentState,
     current_damping,
     first_state,
@@ -87,6 +88,9 @@ class gauss_newton_descent(Transformation):
     """
 
     needs_params = True
+    # A poor gain or a cut step doesn't make it grow: the search has found a good length, and a
+    # batch that is drawn anew in each step would keep the damping where it began.
+    damping_rule: ClassVar[DampingRule] = DampingRule(good=0.5, shrink=0.25, grow=1.0)
 
     learning_rate: ScalarOrSchedule = hyper(default=1.0, schedule=True)
     damping: Scalar = hyper(default=1e-3, gt=0)

@@ -325,6 +325,7 @@ NOT_IN_REGISTRY = {
     *("Transformation", "foreign", "levenberg_marquardt", "gauss_newton", "dogleg"),
     "gauss_newton_descent",  # needs residuals: tests/optimizers/test_gauss_newton_descent.py
     "kfac",  # needs a model and its batches: tests/optimizers/test_kfac.py
+    "natural_gradient",  # likewise: tests/optimizers/test_natural_gradient.py
     *("scale_by_zoom_linesearch", "scale_by_backtracking_linesearch"),
     "strict",  # refuses what the battery gives: tests/transforms/test_strict.py
 }

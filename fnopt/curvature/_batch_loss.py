@@ -1,0 +1,204 @@
+"""The mean loss of a batch around some params, as a quadratic model in the model's outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import HIGHEST, described, matmul
+from fnopt.curvature._batch_jacobian import BatchJacobian, batch_jacobian
+from fnopt.curvature._bound import bind
+from fnopt.curvature._output_root import OutputHessian, check_loss, output_hessian
+from fnopt.jacobians import RealVector
+
+_TOO_WIDE = "fnopt.kfac takes such a loss, with sample_fn."
+
+
+class OutputStep(NamedTuple):
+    r"""A direction by what it does to the outputs.
+
+    Attributes:
+        weights: `a`, of which the direction is :math:`-J^\top a` (besides momentum), `[N]`.
+        slope: The derivative of the loss along the direction.
+        second_derivative: That of the Gauss-Newton model of the loss.
+        known: Whether the loss and its derivatives are finite.
+    """
+
+    weights: jax.Array
+    slope: jax.Array
+    second_derivative: jax.Array
+    known: jax.Array
+
+
+class _Part(NamedTuple):
+    """One model with its loss and batch."""
+
+    laid: RealVector
+    loss_fn: Callable[[Any, Any], jax.Array]
+    batch: Any
+    size: int
+
+    def loss(self, outputs: jax.Array, example: Any) -> jax.Array:
+        """The loss of one example, from its outputs as a vector."""
+        return self.loss_fn(self.laid.unflatten(outputs), example)
+
+    def mean(self, outputs: jax.Array) -> jax.Array:
+        """The mean over the examples, from `[n, C]`."""
+        losses = jax.vmap(self.loss)(outputs, self.batch)
+        return jnp.mean(losses.astype(outputs.dtype))
+
+
+class BatchLoss:
+    r"""The sum of mean losses, with its derivatives in the outputs `f` of the models.
+
+    .. math:: L = \sum_m \frac{1}{n_m} \sum_i \ell_m(f_m(\theta, x_{mi}), x_{mi}), \qquad
+              \nabla L = J^\top \frac{\partial L}{\partial f}, \qquad G = J^\top H J
+
+    All `N` outputs are one vector, and so are derivatives in them.
+
+    Args:
+        model_fn: `f(params, example) -> outputs` of ONE example, or a tuple of such.
+        loss_fn: `loss(outputs, example) -> scalar`, or a tuple of as many.
+        params: The params.
+        batch: The examples, or as many batches.
+        dtype: That of the algebra between outputs.
+        method: As in `batch_jacobian`.
+        chunk_size: Likewise.
+        name: What the user called, for messages.
+    """
+
+    def __init__(
+        self,
+        model_fn: Any,
+        loss_fn: Any,
+        params: Any,
+        batch: Any,
+        *,
+        dtype: Any,
+        method: str,
+        chunk_size: int | None,
+        name: str,
+    ) -> None:
+        single = callable(model_fn)
+        models, losses = ((model_fn,), (loss_fn,)) if single else (model_fn, loss_fn)
+        batches = (batch,) if single else _several(batch, len(models), name)
+        self.dtype, self.name, self.parts = dtype, name, []
+        for model, loss, examples in zip(models, losses, batches, strict=True):
+            bound, laid = bind(model, params, examples, name)
+            part = _Part(laid, loss, examples, bound.size)
+            check_loss(part.loss, laid.size, dtype, examples, name)
+            self.parts.append(part)
+        at = batch_jacobian(model_fn, method=method, chunk_size=chunk_size)
+        self.J: BatchJacobian = at(params, batch)
+        self.outputs = self.J.vector.astype(dtype)
+        self.value, self.slope = jax.value_and_grad(self._mean)(self.outputs)
+        self._hessians = self._output_hessians()
+        found = [jnp.ravel(h.values / p.size) for h, p in self._pairs()]
+        self.bend: jax.Array = jnp.concatenate(found)
+        """The eigenvalues of `H`, `[N]`."""
+
+    def value_at(self, params: Any) -> jax.Array:
+        """The loss at other params: a forward pass."""
+        return self._mean(self.J.vector_at(params).astype(self.dtype))
+
+    def gram(self) -> jax.Array:
+        r""":math:`Q^\top J J^\top Q`, in the coordinates in which `H` is diagonal."""
+        K = self.J.gram().astype(self.dtype)
+        return self.into(self.into(K).T)
+
+    def into(self, x: jax.Array) -> jax.Array:
+        r""":math:`Q^\top x` of `[N, ...]`: coordinates in which `H` is diagonal."""
+        return self._by_part(OutputHessian.into, x)
+
+    def back(self, x: jax.Array) -> jax.Array:
+        """`Q x`, the other way."""
+        return self._by_part(OutputHessian.back, x)
+
+    def rounding(self, eps: float) -> jax.Array:
+        """How far the value moves if all outputs are rounded to `eps`, independently."""
+        moved = jnp.sum(jnp.abs(self.slope * self.outputs)) / self.outputs.size**0.5
+        return jnp.finfo(self.dtype).eps * jnp.abs(self.value) + eps * moved
+
+    def _mean(self, outputs: jax.Array) -> jax.Array:
+        means = [p.mean(f) for p, f in zip(self.parts, self._cut(outputs), strict=True)]
+        return sum(means[1:], means[0])
+
+    def _cut(self, x: jax.Array) -> list[jax.Array]:
+        found, start = [], 0
+        for n, k in self.J.sizes:
+            found.append(x[start : start + n * k].reshape(n, k, *x.shape[1:]))
+            start += n * k
+        return found
+
+    def _output_hessians(self) -> list[OutputHessian]:
+        outputs = self._cut(self.outputs)
+        return [
+            output_hessian(part.loss, f, part.batch, self.name, _TOO_WIDE)
+            for part, f in zip(self.parts, outputs, strict=True)
+        ]
+
+    def _pairs(self) -> Sequence[tuple[OutputHessian, _Part]]:
+        return list(zip(self._hessians, self.parts, strict=True))
+
+    def _by_part(self, turn: Callable[[OutputHessian, jax.Array], jax.Array], x: Any) -> jax.Array:
+        cut = [part.reshape(-1, *x.shape[1:]) for part in self._cut(x)]
+        found = [turn(h, part) for h, part in zip(self._hessians, cut, strict=True)]
+        return jnp.concatenate(found)
+
+
+def _several(batch: Any, count: int, name: str) -> tuple[Any, ...]:
+    if not isinstance(batch, (list, tuple)) or len(batch) != count:
+        raise TypeError(
+            f"{name}: the batch is {described(batch)}, expected a sequence of {count} batches: "
+            "one for each model."
+        )
+    return tuple(batch)
+
+
+def output_step(loss: BatchLoss, damping: jax.Array, before: jax.Array | None) -> OutputStep:
+    r"""Solves for the Gauss-Newton direction among the outputs of the batch.
+
+    .. math:: d = v - (G + \lambda I)^{-1} (\nabla L + G v) = v - J^\top a, \qquad
+              a = (H K + \lambda I)^{-1} (s + H J v)
+
+    with :math:`K = J J^\top` and :math:`s = \partial L / \partial f`. In coordinates in which `H`
+    is diagonal, `h`, and with :math:`M = \sqrt h K \sqrt h + \lambda I`, each component of `s` may
+    be taken as :math:`\sqrt h u`, or be left over as `t`:
+
+    .. math:: a = \tfrac1\lambda t + \sqrt h\, M^{-1} \big(u + \sqrt h (J v - \tfrac1\lambda K t)
+              \big).
+
+    The first is exact where `h` is large beside :math:`\lambda`, the other where it is small or 0,
+    as it is of an example that a classifier is sure about, even if it is wrong.
+
+    Args:
+        loss: The loss.
+        damping: :math:`\lambda`, positive.
+        before: `J v`, `[N]`; `None` for no `v`.
+
+    Returns:
+        The direction.
+    """
+    K, s, h = loss.gram(), loss.into(loss.slope), loss.bend
+    root = jnp.sqrt(h)
+    v = jnp.zeros_like(s) if before is None else loss.into(before.astype(s.dtype))
+    scaled = root[:, None] * K * root[None, :]
+    # The rounding of K must not make it indefinite.
+    lam = jnp.maximum(damping, 2 * jnp.finfo(K.dtype).eps * jnp.trace(scaled))
+    direct = h * jnp.diagonal(K) > lam
+    u = jnp.where(direct, s / jnp.where(direct, root, jnp.ones_like(root)), jnp.zeros_like(s))
+    t = jnp.where(direct, jnp.zeros_like(s), s) / lam
+    factor = jax.scipy.linalg.cho_factor(scaled + lam * jnp.eye(s.size, dtype=s.dtype), lower=True)
+    z = jax.scipy.linalg.cho_solve(factor, u + root * (v - matmul(K, t)))
+    a = t + root * z
+    change = v - matmul(K, a)
+    bent = root * change
+    return OutputStep(
+        loss.back(a),
+        jnp.dot(s, change, precision=HIGHEST),
+        jnp.dot(bent, bent, precision=HIGHEST),
+        jnp.isfinite(loss.value) & jnp.all(jnp.isfinite(jnp.stack([s, h, jnp.diagonal(K)]))),
+    )

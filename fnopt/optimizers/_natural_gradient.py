@@ -1,0 +1,188 @@
+"""Natural gradient of any loss of a model's outputs, solved among the outputs of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import Scalar, ScalarOrSchedule, Transformation, described, hyper, static
+from fnopt.optimizers._batch_step import (
+    BatchStep,
+    DampingRule,
+    GaussNewtonDescentState,
+    current_damping,
+    first_state,
+    step_dtype,
+    stepped,
+    warm_up,
+)
+
+if TYPE_CHECKING:
+    from fnopt.curvature import BatchLoss
+
+_NAME = "natural_gradient"
+Functions = Callable[[Any, Any], Any] | tuple[Callable[[Any, Any], Any], ...]
+
+
+def _functions(given: Any) -> Functions:
+    found = tuple(given) if isinstance(given, (list, tuple)) else given
+    several = found if isinstance(found, tuple) else (found,)
+    for fn in several:
+        if not callable(fn):
+            raise TypeError(
+                f"{_NAME}: a function is {described(fn)}, expected model_fn(params, example) and "
+                "loss_fn(outputs, example), or a sequence of each."
+            )
+    return found
+
+
+class natural_gradient(Transformation):
+    r"""Natural gradient descent: the exact Gauss-Newton step of any loss of a model's outputs.
+
+    .. math:: L(\theta) = \frac1n \sum_i \ell(f(\theta, x_i), x_i), \qquad
+              G = \frac1n \sum_i J_i^\top H_i J_i, \qquad
+              d = -(G + \lambda I)^{-1} \nabla L
+
+    with the Jacobian :math:`J_i` of the outputs and the Hessian :math:`H_i` of the loss in them.
+    For a softmax cross-entropy, a logistic or a Poisson loss of logits `G` is the Fisher matrix.
+    It is that of all params together, not of blocks or a diagonal. Neither it nor `J` is formed:
+    with `C` outputs an example and :math:`s = \partial L / \partial f`, all outputs of the batch as
+    one vector,
+
+    .. math:: d = -J^\top (H K + \lambda I)^{-1} s, \qquad K = J J^\top \in \mathbb R^{nC \times nC}
+
+    from :func:`fnopt.curvature.batch_jacobian` and one Cholesky factorisation. Several matrices of
+    :math:`(nC)^2` numbers are in memory. With momentum :math:`\mu` it is SPRING,
+    :math:`d_t = v - (G + \lambda I)^{-1} (\nabla L + G v)` with :math:`v = \mu d_{t-1}`, scaled
+    by :math:`(1 - \mu^{2t})^{-1/2}` for the first steps.
+
+    The step is halved until the loss of the batch falls as the slope promises, and refused as in
+    :func:`fnopt.gauss_newton_descent`, which is the same step for half the mean square of
+    residuals. The damping is halved where a whole step gains three quarters of what the quadratic
+    model promises, and doubled where the step was cut or gained less than one. `update` ignores the
+    gradients (they may be `None`): call `update(None, state, params, batch=batch)`.
+
+    Args:
+        model_fn: `f(params, example) -> outputs` of ONE example, an array or a tree: logits, or
+            those of all positions of a sequence.
+        loss_fn: `loss(outputs, example) -> scalar`. The objective is its mean over the batch. Of
+            several models (a sequence, with a sequence of losses and of batches) it is the sum.
+        learning_rate: The first length that is tried, a number or a `Schedule`.
+        damping: :math:`\lambda`; the first one, if it adapts. With small batches of noisy data a
+            large one that stays (`adaptive=False`) keeps a step from fitting its batch alone.
+        momentum: :math:`\mu`; `None` for none.
+        adaptive: Whether the damping adapts.
+        halvings: How often a step may be halved; 0 takes every finite step.
+        method: `'auto'`, `'ghost'` or `'formed'`, as in :func:`fnopt.curvature.batch_jacobian`.
+        chunk_size: How many examples to take at once; `None` for all.
+
+    Raises:
+        TypeError: If a param isn't a real floating array, or the loss isn't a real scalar.
+        ValueError: If a hyper-parameter is out of its range, or the loss has no curvature in the
+            outputs, or mixes more than 512 of them.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, fnopt
+        >>> def model(params, example):
+        ...     return example["x"] @ params["w"]
+        >>> def loss(logits, example):
+        ...     return jax.nn.logsumexp(logits) - logits[example["label"]]
+        >>> x = jax.random.normal(jax.random.key(0), (64, 3))
+        >>> batch = {"x": x, "label": jnp.argmax(x @ jnp.eye(3)[::-1], axis=1)}
+        >>> params = {"w": jnp.zeros((3, 3))}
+        >>> tx = fnopt.natural_gradient(model, loss)
+        >>> state = tx.init(params)
+        >>> @jax.jit
+        ... def step(params, state):
+        ...     updates, state = tx.update(None, state, params, batch=batch)
+        ...     return fnopt.apply_updates(params, updates), state
+        >>> for _ in range(6):
+        ...     params, state = step(params, state)
+        >>> print(jnp.mean(jnp.argmax(x @ params["w"], axis=1) == batch["label"]))
+        1.0
+
+    Reference:
+        Amari, 1998, "Natural gradient works efficiently in learning"; Schraudolph, 2002, for `G`;
+        Ren and Goldfarb, 2019, arXiv:1906.02353, for the solve among outputs; Goldshlager,
+        Abrahamsen and Lin, 2024, arXiv:2401.10190 (SPRING).
+    """
+
+    needs_params = True
+    # The model of a batch promises much of outputs that are nearly decided, and keeps little of it:
+    # a damping that only falls would soon fit each batch by itself.
+    damping_rule: ClassVar[DampingRule] = DampingRule(good=0.75, shrink=0.5, grow=2.0)
+
+    model_fn: Functions = static(convert=_functions)
+    loss_fn: Functions = static(convert=_functions)
+    learning_rate: ScalarOrSchedule = hyper(default=1.0, schedule=True)
+    damping: Scalar = hyper(default=1e-2, gt=0)
+    momentum: Scalar | None = hyper(default=None, ge=0, lt=1)
+    adaptive: bool = static(default=True)
+    halvings: int = static(default=10)
+    method: str = static(default="auto")
+    chunk_size: int | None = static(default=None)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        counts = [len(f) if isinstance(f, tuple) else None for f in (self.model_fn, self.loss_fn)]
+        if counts[0] != counts[1] or 0 in counts:
+            raise TypeError(
+                f"{_NAME}: model_fn is {self.model_fn!r} and loss_fn {self.loss_fn!r}, expected a "
+                "function each, or sequences of as many."
+            )
+
+    def init(self, params: Any) -> GaussNewtonDescentState:
+        """No step so far."""
+        return first_state(self, params)
+
+    def update(
+        self,
+        updates: Any,
+        state: GaussNewtonDescentState,
+        params: Any = None,
+        *,
+        batch: Any,
+        **extra_args: Any,
+    ) -> tuple[Any, GaussNewtonDescentState]:
+        """A step that lowers the loss of the batch, or none."""
+        from fnopt.curvature import BatchLoss  # `import fnopt` needs no curvature
+
+        del updates, extra_args
+        loss = BatchLoss(
+            self.model_fn,
+            self.loss_fn,
+            params,
+            batch,
+            dtype=step_dtype(params),
+            method=self.method,
+            chunk_size=self.chunk_size,
+            name=_NAME,
+        )
+        return stepped(self, state, self._direction(loss, state, params), params, loss.value_at)
+
+    def _direction(self, loss: BatchLoss, state: GaussNewtonDescentState, params: Any) -> BatchStep:
+        from fnopt.curvature import output_step
+
+        J, before = loss.J, None
+        mu = None if self.momentum is None else jnp.asarray(self.momentum)
+        if mu is not None:
+            moved = J.flatten(J.parts(J.mv(state.momentum))).astype(loss.dtype)
+            before = mu.astype(loss.dtype) * moved
+        found = output_step(loss, current_damping(self, state), before)
+        phi = jax.tree.map(jnp.negative, J.rmv(found.weights))
+        if mu is not None:
+            phi = jax.tree.map(lambda p, m: p + mu.astype(m.dtype) * m, phi, state.momentum)
+        longer = warm_up(self, state, loss.dtype)
+        eps = max(float(jnp.finfo(jnp.result_type(p)).eps) for p in jax.tree.leaves(params))
+        return BatchStep(
+            jax.tree.map(lambda p: p * longer.astype(p.dtype), phi),
+            longer * found.slope,
+            longer * longer * found.second_derivative,
+            loss.value,
+            found.known,
+            None if mu is None else phi,
+            4 * loss.rounding(eps),
+        )

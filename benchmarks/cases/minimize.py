@@ -54,9 +54,11 @@ def start_of(problem: Smooth) -> np.ndarray:
     return np.clip(padded(problem.start, problem.n, 0), *sides(problem))
 
 
-def judge(problem: Smooth, x: Any, nfev: int, claimed: bool, at: Any) -> Outcome:
-    """An outcome, with value and gradient in float64."""
-    lower, upper = sides(problem)
+def judge(
+    problem: Smooth, x: Any, nfev: int, claimed: bool, at: Any, dtype: Any = float
+) -> Outcome:
+    """An outcome, with value and gradient in float64 and the bounds that the run had."""
+    lower, upper = (side.astype(dtype).astype(float) for side in sides(problem))
     x = np.clip(np.asarray(x, float), lower, upper)
 
     def pull(x: np.ndarray) -> tuple[float, float]:
@@ -90,7 +92,8 @@ def runs(problems: list[Smooth], dtype: Any, methods: dict[str, Any]) -> dict[st
 
         for name, method in methods.items():
             end = ours(fun, problem, which, dtype, method)
-            found[name].append(judge(problem, end.params, int(end.nfev), bool(end.converged), at))
+            claimed = bool(end.converged)
+            found[name].append(judge(problem, end.params, int(end.nfev), claimed, at, dtype))
         end = scipy_minimize(
             at,
             start_of(problem),

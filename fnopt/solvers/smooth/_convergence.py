@@ -15,7 +15,8 @@ from fnopt.solvers.smooth._method import FAILED, MOVED, Aim, Point
 class Tolerances(NamedTuple):
     """Numbers to stop at, and the units that the iteration works in."""
 
-    ftol: jax.Array
+    ftol: jax.Array  # of the value
+    least: jax.Array  # of a value of 1, where the value itself is smaller
     xtol: jax.Array
     gtol: jax.Array
     unit: jax.Array  # what a gradient of 1 is to the user
@@ -32,6 +33,7 @@ def tolerances(
 
     return Tolerances(
         number(ftol, max(2.2e-9, 16 * eps)),
+        number(ftol, 2.2e-9),
         number(xtol, 4 * eps),
         number(gtol, max(1e-5, eps**0.5)),
         unit,
@@ -74,16 +76,19 @@ def judged(
 ) -> jax.Array:
     r"""The status after an evaluation.
 
-    Small, of a value, is :math:`\epsilon_f \max(|f|, \min(1, f_0 - f))`. However little is promised
-    and gained, with a large gradient nothing is claimed: it may be a flat place of a valley.
+    Small, of a value, is :math:`\epsilon_f \max(|f|, \min(1, f_0 - f))`, with 2.2e-9 for
+    :math:`\epsilon_f` of the second if nothing was given. However little is promised
+    and gained, with a large gradient nothing is claimed: it may be a flat place of a valley. Not
+    large is one that is small to the user, or a tiny part of the largest on the way.
     """
     moved, failed = verdict == MOVED, verdict == FAILED
     value = jnp.abs(after.value)
-    fine = tol.ftol * jnp.maximum(value, jnp.minimum(1 / tol.worth, first - after.value))
-    loose = 100 * tol.gtol
-    gentle = (pull <= loose * scale) & (
-        pull * tol.unit <= loose * jnp.maximum(1, value * tol.worth)
-    )
+    unseen = jnp.minimum(1 / tol.worth, first - after.value)
+    fine = jnp.maximum(tol.ftol * value, tol.least * unseen)
+    loose = jnp.clip(jnp.asarray(1e-3, pull.dtype), tol.gtol, 100 * tol.gtol)
+    strict = jnp.minimum(0.1 * tol.gtol, 1e-5)
+    small_to_the_user = pull * tol.unit <= loose * jnp.maximum(1, value * tol.worth)
+    gentle = (pull <= loose * scale) & (small_to_the_user | (pull <= strict * scale))
     unpromising = (aim.promised <= fine) & gentle
     gained = before.value - after.value
     flat = moved & unpromising & (gained <= fine)

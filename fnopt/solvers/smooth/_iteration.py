@@ -65,15 +65,31 @@ class Units(NamedTuple):
         )
 
 
-def units_of(problem: Problem, x: jax.Array, point: Point) -> Units:
+# Within these the user's own units are taken for sensible ones. A larger gradient does no harm, as
+# first steps are cut to length 1; after a smaller one they would be lost in rounding.
+_OF_PARAMS = 2.0**-10, 2.0**10
+_OF_GRADIENTS = 2.0**-10, 2.0**30
+
+
+def units_of(method: MinimizeMethod, x: jax.Array, point: Point) -> Units:
     """Units in which the start and the gradient there are of the order of 1."""
-    x_unit, slope = unit_of(x), unit_of(point.gradient)
-    value = x_unit * slope
+    one = jnp.ones((), x.dtype)
+    if not method.scale_free:
+        return Units(one, one)
+    x_unit, value = unit_of(x), unit_of(x) * unit_of(point.gradient)
+    if method.trusts_units:
+        x_unit = _beyond(_OF_PARAMS, x_unit)
+        value = _beyond(_OF_GRADIENTS, x_unit * unit_of(point.gradient))
     tiny = jnp.asarray(jnp.finfo(x.dtype).tiny, x.dtype)
     small = unit_of(point.value) * jnp.asarray(2.0**-40, x.dtype)
     value = jnp.clip(jnp.maximum(value, small), tiny, 1 / tiny)
-    del problem
     return Units(x_unit, value)
+
+
+def _beyond(ordinary: tuple[float, float], unit: jax.Array) -> jax.Array:
+    """A unit, or 1 instead of an ordinary one."""
+    low, high = (jnp.asarray(side, unit.dtype) for side in ordinary)
+    return jnp.where((unit >= low) & (unit <= high), jnp.ones_like(unit), unit)
 
 
 def iterated(
@@ -90,8 +106,7 @@ def iterated(
     has_room = jnp.ones((), bool) if problem.box is None else problem.box.has_room()
     x = jnp.where(has_room, problem.inside(x), x)
     start = problem.at(x)
-    one = jnp.ones((), x.dtype)
-    units = units_of(problem, x, start) if method.scale_free else Units(one, one)
+    units = units_of(method, x, start)
     problem = units.scaled(problem) if method.scale_free else problem
     slope = start.gradient * units.x / units.value
     # Where one factor would leave the range, do it in two.

@@ -46,6 +46,9 @@ class lbfgsb(LineSearchMethod):
     memory_size: int = static(default=10)
 
     takes_bounds = True
+    # A first step of length 1 and a first curvature of 1 need fewer evaluations than those that the
+    # start gives: 1.04 of SciPy's and 1.00 with bounds, instead of 1.14 and 1.16.
+    trusts_units = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

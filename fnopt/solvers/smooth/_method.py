@@ -91,6 +91,7 @@ class MinimizeMethod(Value):
     takes_bounds: ClassVar[bool] = False
     takes_projection: ClassVar[bool] = False
     scale_free: ClassVar[bool] = True  # whether it may work in other units than the user's
+    trusts_units: ClassVar[bool] = False  # whether it keeps the user's, if these are ordinary
     monotone: ClassVar[bool] = True  # whether no step raises the value
 
     def begin(self, problem: Problem, point: Point) -> Any:

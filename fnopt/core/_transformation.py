@@ -68,8 +68,8 @@ class Transformation(Value):
     wide_updates: ClassVar[bool] = False
     # Whether the `count` of its state is the number of steps.
     counts_steps: ClassVar[bool] = True
-    # Whether gradients may have `Rows` in place of a table of the params.
-    takes_rows: ClassVar[bool] = False
+    # Whether gradients may have another form than params: `Rows` of a table, an axis of examples.
+    other_gradients: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -213,7 +213,7 @@ def _guarded_update(update: Callable[..., Any]) -> Callable[..., Any]:
                 )
             # Inside a chain the trees were checked on entry; LM takes no gradient (None).
             given = params is not None and updates is not None
-            if outermost and given and not self.takes_rows:
+            if outermost and given and not self.other_gradients:
                 check_same_tree(updates, params, "gradients", "params")
             _check_required(self, update, extra_args)
             new_updates, new_state = update(self, updates, state, params, **extra_args)

@@ -40,6 +40,11 @@ class Chain(Transformation):
         return "chain"
 
     @property
+    def other_gradients(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether the first member takes gradients of another form than the params."""
+        return bool(self.transforms) and self.transforms[0].other_gradients
+
+    @property
     def _keys(self) -> tuple[Any, ...]:
         return self.names or tuple(range(len(self.transforms)))
 

@@ -65,7 +65,7 @@ class sparse_rows(Wrapper):
         [1.  0.9] 4
     """
 
-    takes_rows = True
+    other_gradients = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -13,7 +13,7 @@ import pytest
 
 import fnopt
 from fnopt.interop import optax_api
-from fnopt.interop.optax_api import _names
+from fnopt.interop.optax_api import _bridge, _names
 from tests.interop.parity_reasons import DEVIATIONS, NOT_YET
 
 optax = pytest.importorskip("optax")
@@ -198,14 +198,105 @@ def reversed_gradient(lib: Any) -> Any:
     return jax.grad(lambda p: jnp.sum(lib.scale_gradient(p, -0.5)["w"] ** 3))(PARAMS)
 
 
+def pair_of_params(lib: Any) -> Any:
+    tx = lib.lookahead(lib.adam(0.1), sync_period=2, slow_step_size=0.5, reset_state=True)
+    params = lib.LookaheadParams.init_synced(PARAMS)
+    state = tx.init(params)
+    for _ in range(5):
+        updates, state = tx.update(jax.grad(loss)(params.fast, lib), state, params)
+        params = lib.apply_updates(params, updates)
+    return [params.fast, params.slow, state.steps_since_sync]
+
+
+def left_out(lib: Any) -> Any:
+    def too_large(updates: Any, step: Any, params: Any) -> Any:
+        return lib.skip_large_updates(updates, step, params, max_squared_norm=1e6)
+
+    found = []
+    for rule, bad in ((lib.skip_not_finite, np.nan), (too_large, 1e4)):
+        tx = lib.MultiSteps(lib.sgd(0.1), every_k_schedule=2, should_skip_update_fn=rule)
+        params, state = PARAMS, tx.init(PARAMS)
+        for factor in (1.0, bad, 2.0, 1.0):
+            grads = jax.tree.map(lambda g, f=factor: f * g, jax.grad(loss)(params, lib))
+            updates, state = tx.update(grads, state, params)
+            params = lib.apply_updates(params, updates)
+            found.append([tx.has_updated(state), lib.tree.get(state, "mini_step")])
+        found.append([params, lib.tree.get(state, "skip_state")["should_skip"]])
+    return found
+
+
+def averaged_gradients(lib: Any) -> Any:
+    return train(lib, lib.chain(lib.ema(0.9, debias=False), lib.ema(decay=0.8), lib.sgd(0.1)))
+
+
+def norms_at_zero(lib: Any) -> Any:
+    x = np.asarray([[0.0, 0.0], [3.0, 4.0]])
+    norms = [
+        lambda x: jnp.sum(lib.safe_norm(x, 1e-3, axis=1)),
+        lambda x: lib.safe_norm(x, 1e-3),
+        lambda x: jnp.sum(lib.safe_norm(x, 1e-3, ord=1, axis=0, keepdims=True)),
+        lambda x: lib.safe_root_mean_squares(x[0], 1e-3),
+        lambda x: lib.safe_root_mean_squares(x, 1e-3),
+    ]
+    return [jax.value_and_grad(norm)(x) for norm in norms]
+
+
+def clipped_by_example(lib: Any) -> Any:
+    grads = {"w": X, "b": Y[:, None]}
+    whole = lib.per_example_global_norm_clip(jax.tree.leaves(grads), 1.0)
+    layers = [
+        lib.per_example_layer_norm_clip(jax.tree.leaves(grads), 1.0, uniform=uniform)
+        for uniform in (True, False)
+    ]
+    return [*whole, *layers]
+
+
+def private_without_noise(lib: Any) -> Any:
+    def of_one(params: Any, x: Any, y: Any) -> Any:
+        return jnp.square(x @ params["w"] + params["b"] - y)
+
+    tx = lib.contrib.dpsgd(0.1, l2_norm_clip=0.5, noise_multiplier=0.0, seed=0, momentum=0.9)
+    params, state = PARAMS, tx.init(PARAMS)
+    for _ in range(3):
+        grads = jax.vmap(jax.grad(of_one), (None, 0, 0))(params, X, Y)
+        updates, state = tx.update(grads, state, params)
+        params = lib.apply_updates(params, updates)
+    return params
+
+
+def named_arguments(lib: Any) -> Any:
+    chained = lib.chain(
+        lib.stateless(f=lambda u, p: jax.tree.map(lambda x: 2 * x, u)),
+        lib.masked(lib.sgd(0.01), {"w": True, "b": False}, mask_compatible_extra_args=False),
+    )
+    found = [train(lib, chained)]
+    tx = lib.contrib.schedule_free(base_optimizer=lib.sgd(0.1), learning_rate=0.1)
+    return [*found, train(lib, tx)]
+
+
+def states_by_class(lib: Any) -> Any:
+    makes = {
+        "ScaleByAdamState": lib.scale_by_adam(),
+        "TraceState": lib.trace(0.9),
+        "ScaleByRmsState": lib.scale_by_rms(),
+        "ScaleByBeliefState": lib.scale_by_belief(),
+        "EmaState": lib.ema(0.9),
+        "MaskedState": lib.masked(lib.adam(0.1), {"w": True, "b": False}),
+        "ApplyIfFiniteState": lib.apply_if_finite(lib.adam(0.1), 3),
+    }
+    return [isinstance(tx.init(PARAMS), getattr(lib, name)) for name, tx in makes.items()]
+
+
 SCRIPTS = [
     *(adam_with_a_schedule, function_as_rate, mask_by_a_function, labels_by_a_function, frozen),
     *(selective, masked_part, accumulated, changed_in_mid_run, injected_into_a_function),
     *(of_ones_own, named, lbfgs, state_by_name, losses, schedules, by_hand, contributed),
-    *(watched, reversed_gradient),
+    *(watched, reversed_gradient, pair_of_params, left_out, averaged_gradients, norms_at_zero),
+    *(clipped_by_example, private_without_noise, named_arguments, states_by_class),
 ]
 
 
+@pytest.mark.filterwarnings("ignore:.*seed.*is deprecated:DeprecationWarning")  # optax's own
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
 def test_scripts_run_unchanged(script):
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
@@ -216,12 +307,13 @@ def test_scripts_run_unchanged(script):
 
 def test_every_name_is_there_or_has_its_reason():
     missing = []
-    for path in ("", "contrib.", "losses.", "projections.", "schedules.", "transforms.", "tree."):
+    paths = ("", "contrib.", "losses.", "microbatching.", "projections.", "schedules.")
+    for path in (*paths, "transforms.", "tree.", "tree_utils."):
         theirs = importlib.import_module(f"optax.{path}".rstrip("."))
         ours = getattr(optax_api, path.rstrip(".")) if path else optax_api
         for name in vars(theirs):
             value = getattr(theirs, name)
-            if name.startswith("_") or inspect.ismodule(value) or name.endswith("State"):
+            if name.startswith("_") or inspect.ismodule(value):
                 continue
             said = {*DEVIATIONS, *NOT_YET, *_names.NOT_HERE}
             if not hasattr(ours, name) and {name, path + name}.isdisjoint(said):
@@ -229,9 +321,54 @@ def test_every_name_is_there_or_has_its_reason():
     assert missing == []
 
 
+# Arguments of optax's that are called otherwise here, or aren't here; by position they are.
+OTHER_ARGUMENTS = {
+    "chain": {"args"},
+    "global_norm": {"updates"},
+    "microbatch": {"num_real_microbatches"},
+    "named_chain": {"args"},
+    "scale_by_lion": {"mode", "smooth_beta"},
+    "sum": {"associative_reduction"},
+}
+
+
+def _lacking(name: str, theirs: Any, ours: Any) -> list[str]:
+    signature = inspect.signature(ours)
+    known = {*signature.parameters, *_bridge.PRINTING, *OTHER_ARGUMENTS.get(name, ())}
+    wanted = inspect.signature(theirs).parameters
+    return [a for a in wanted if _bridge.own_name(a, signature) not in known]
+
+
+def test_arguments_are_those_of_the_same_name():
+    unlike = {}
+    for path in ("", "contrib.", "losses.", "projections.", "schedules.", "tree."):
+        theirs = importlib.import_module(f"optax.{path}".rstrip("."))
+        ours = getattr(optax_api, path.rstrip(".")) if path else optax_api
+        for name, fn in vars(theirs).items():
+            if name.startswith("_") or not inspect.isfunction(fn) or not hasattr(ours, name):
+                continue
+            lacking = _lacking(name, fn, getattr(ours, name))
+            if lacking:
+                unlike[path + name] = lacking
+    assert unlike == {}
+
+
 def test_what_is_not_here_says_what_to_use():
-    with pytest.raises(AttributeError, match=r"has no attribute 'dpsgd'\. Use fnopt\.clipped_grad"):
-        optax_api.dpsgd  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(AttributeError, match=r"has no attribute 'nnls'\. Use fnopt\.least_squares"):
+        optax_api.nnls  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_lookahead_wants_the_pair():
+    tx = optax_api.lookahead(optax_api.sgd(0.1), 2, 0.5)
+    with pytest.raises(TypeError, match=r"LookaheadParams.init_synced"):
+        tx.init(PARAMS)
+
+
+def test_private_noise_has_its_size():
+    tx = optax_api.differentially_private_aggregate(2.0, 1.5, key=0)
+    grads = {"w": jnp.zeros((10, 4000))}
+    noise = tx.update(grads, tx.init({"w": jnp.zeros(4000)}))[0]["w"]
+    np.testing.assert_allclose(np.std(noise), 2.0 * 1.5 / 10, rtol=0.05)
 
 
 def test_results_are_fnopts():

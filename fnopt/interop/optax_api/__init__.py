@@ -13,12 +13,23 @@ from __future__ import annotations
 from typing import Any
 
 from fnopt.interop.optax_api import _names
-from fnopt.interop.optax_api._hyperparams import inject_hyperparams
-from fnopt.interop.optax_api._multi_steps import MultiSteps
+from fnopt.interop.optax_api._hyperparams import InjectHyperparamsState, inject_hyperparams
+from fnopt.interop.optax_api._lookahead import LookaheadParams, LookaheadState, lookahead
+from fnopt.interop.optax_api._multi_steps import MultiSteps, skip_large_updates, skip_not_finite
+from fnopt.interop.optax_api._norms import safe_norm, safe_root_mean_squares
+from fnopt.interop.optax_api._per_example import (
+    DifferentiallyPrivateAggregateState,
+    differentially_private_aggregate,
+    dpsgd,
+    per_example_global_norm_clip,
+    per_example_layer_norm_clip,
+)
 from fnopt.interop.optax_api._types import (
+    AccumulationType,
     EmptyState,
     GradientTransformation,
     GradientTransformationExtraArgs,
+    MaskedNode,
     init_empty_state,
     with_extra_args_support,
 )
@@ -40,24 +51,39 @@ from fnopt.interop.optax_api._wrappers import (
 multi_transform = partition
 
 __all__ = [
+    "AccumulationType",
+    "DifferentiallyPrivateAggregateState",
     "EmptyState",
     "GradientTransformation",
     "GradientTransformationExtraArgs",
+    "InjectHyperparamsState",
+    "LookaheadParams",
+    "LookaheadState",
+    "MaskedNode",
     "MultiSteps",
     "add_noise",
+    "differentially_private_aggregate",
+    "dpsgd",
     "freeze",
     "init_empty_state",
     "inject_hyperparams",
     "join_schedules",
+    "lookahead",
     "masked",
     "measure_with_ema",
     "monitor",
     "multi_transform",
     "noisy_sgd",
     "partition",
+    "per_example_global_norm_clip",
+    "per_example_layer_norm_clip",
+    "safe_norm",
+    "safe_root_mean_squares",
     "scale_by_learning_rate",
     "scale_by_schedule",
     "selective_transform",
+    "skip_large_updates",
+    "skip_not_finite",
     "stateless_with_tree_map",
     "with_extra_args_support",
 ]

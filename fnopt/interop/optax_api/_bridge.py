@@ -14,6 +14,9 @@ from fnopt.schedules import schedule
 
 # Arguments where a function of the step may stand for a number.
 _SCHEDULED = {"learning_rate", "weight_decay", "k", "decay", "step_size"}
+# optax's other names for an argument, and arguments that only print.
+_RENAMED = {"base_optimizer": "inner", "f": "fn"}
+PRINTING = {"verbose", "print_win_rate_every_n_steps"}
 
 
 class _with_labels(Transformation):
@@ -51,6 +54,11 @@ def with_labels(make: Callable[[Any], Any], labels: Any) -> Any:
     return _with_labels(make, labels) if is_function(labels) else make(labels)
 
 
+def own_name(argument: str, signature: inspect.Signature) -> str:
+    """The name that an argument of optax's has here."""
+    return argument if argument in signature.parameters else _RENAMED.get(argument, argument)
+
+
 @functools.cache
 def bridged(fn: Callable[..., Any]) -> Callable[..., Any]:
     """A recipe or transform of fnopt that takes optax's arguments.
@@ -65,6 +73,7 @@ def bridged(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(fn)
     def made(*args: Any, **kwargs: Any) -> Any:
+        kwargs = {own_name(k, signature): v for k, v in kwargs.items() if k not in PRINTING}
         given = dict(signature.bind(*args, **kwargs).arguments)
         for name in _SCHEDULED & given.keys():
             given[name] = as_schedule(given[name])

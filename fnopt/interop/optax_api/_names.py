@@ -8,6 +8,7 @@ from typing import Any
 
 from fnopt.core import Transformation
 from fnopt.interop.optax_api._bridge import bridged
+from fnopt.interop.optax_api._states import find_state
 
 # Where names that are the same thing here may live.
 _ROOMS = ("core", "optimizers", "transforms", "schedules", "losses", "projections", "gradients")
@@ -24,6 +25,7 @@ _RENAMED = {
     "named_chain": "transforms.chain",
     "snapshot": "monitor.snapshot",
     "normalize": "transforms.normalize_by_update_norm",
+    "ema": "transforms.ema",
     "power_iteration": "linear.power_iteration",
     "safe_increment": "core.increment",
     "safe_int32_increment": "core.increment",
@@ -36,24 +38,29 @@ _RENAMED = {
     "MuonDimensionNumbers": "optimizers.MatrixDimensionNumbers",
     "GaLoreDimensionNumbers": "optimizers.MatrixDimensionNumbers",
 }
+# Names of `tree_utils` before 0.2.5.
+_OLD_TREE_NAMES = {
+    "tree_add_scalar_mul": "add_scale",
+    "tree_l2_norm": "norm",
+    "tree_scalar_mul": "scale",
+}
 # optax's annotations, which say no more than this.
 _TYPES = {
     *("MaskOrFn", "OptState", "Params", "ScalarOrSchedule", "ShouldSkipUpdateFunction", "Updates"),
     *("TransformInitFn", "TransformUpdateExtraArgsFn", "TransformUpdateFn"),
 }
 NOT_HERE = {
-    "LookaheadParams": "fnopt.lookahead, which keeps the slow params in its state",
-    "ApplyEvery": "fnopt.tree.get(state, ...): states are made by init",
+    "MonitorState": "fnopt.tree.get(state, name)",
+    "PartitionState": "the state itself, a dict by label",
+    "MultiTransformState": "the state itself, a dict by label",
+    **dict.fromkeys(("second_order", "hvp", "hessian_diag", "fisher_diag"), "fnopt.curvature"),
+    "micro_grad": "microbatch, or the chunk_size of fnopt.clipped_grad and the like",
+    "micro_vmap": "microbatch, or jax.lax.map with a batch_size",
+    "Accumulator": "microbatch with 'sum', 'mean' or 'concat'",
+    "reshape_batch_axis": "microbatch, which does it",
     "multi_normal": "a library of distributions",
-    "MaskedNode": "what a mask leaves out is None",
     "nnls": "fnopt.least_squares with bounds",
-    "per_example_layer_norm_clip": "fnopt.clipped_grad",
-    "per_example_global_norm_clip": "fnopt.clipped_grad",
-    "differentially_private_aggregate": "fnopt.clipped_grad and fnopt.add_noise",
-    "dpsgd": "fnopt.clipped_grad and fnopt.add_noise in front of any optimizer",
-    "safe_norm": "fnopt.global_norm, which has a derivative at zero",
-    "safe_root_mean_squares": "fnopt.global_norm, which has a derivative at zero",
-    "skip_not_finite": "fnopt.apply_if_finite(fnopt.accumulate(...))",
+    "InjectStatefulHyperparamsState": "InjectHyperparamsState",
     "inject_stateful_hyperparams": "inject_hyperparams, or the optimizer itself, which is a pytree",
 }
 
@@ -68,7 +75,8 @@ class _Namespace:
     def __getattr__(self, name: str) -> Any:
         for room in self._rooms:
             try:
-                return getattr(importlib.import_module(room), name.removeprefix(self._prefix))
+                own = _OLD_TREE_NAMES.get(name) or name.removeprefix(self._prefix)
+                return getattr(importlib.import_module(room), own)
             except AttributeError:
                 continue
         raise AttributeError(f"{self.__name__} has no {name!r}.{_hint(name)}")
@@ -79,7 +87,7 @@ def _namespaces(home: str) -> dict[str, tuple[str, ...]]:
         **dict.fromkeys(("contrib", "schedules", "transforms"), ("", home)),
         "losses": ("", "fnopt.losses", home),
         "projections": ("", "fnopt.projections"),
-        **dict.fromkeys(("assignment", "perturbations"), ("", home)),
+        **dict.fromkeys(("assignment", "microbatching", "perturbations"), ("", home)),
         "tree": ("", "fnopt.tree"),
         "tree_utils": ("tree_", "fnopt.tree"),
     }
@@ -102,6 +110,8 @@ def find(name: str, home: str) -> Any:
     if name in _RENAMED:
         room, _, ours = _RENAMED[name].rpartition(".")
         return getattr(importlib.import_module(f"fnopt.{room}"), ours)
+    if (state := find_state(name)) is not None:
+        return state
     for room in () if name.startswith("_") or name in NOT_HERE else _ROOMS:
         package = importlib.import_module(f"fnopt.{room}")
         if name in package.__all__:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 from fnopt.core import EmptyState as EmptyState
@@ -39,6 +40,9 @@ class GradientTransformationExtraArgs(GradientTransformation, metaclass=_Pair):
     """An (init, update) pair with extra arguments, which every fnopt Transformation takes."""
 
 
+MaskedNode = type(None)  # what a mask leaves out
+
+
 def init_empty_state(params: Any) -> EmptyState:
     """The `init` of a transformation that remembers nothing."""
     del params
@@ -48,3 +52,12 @@ def init_empty_state(params: Any) -> EmptyState:
 def with_extra_args_support(tx: Any) -> Any:
     """A transformation as it is: all take extra arguments here."""
     return tx
+
+
+class AccumulationType(enum.StrEnum):
+    """How `microbatch` puts results together."""
+
+    MEAN = "mean"
+    SUM = "sum"
+    RUNNING_MEAN = "mean"
+    CONCAT = "concat"

@@ -12,8 +12,9 @@ from fnopt.interop.optax_api._bridge import as_schedule, bridged, with_labels
 from fnopt.monitor import snapshot
 
 
-def masked(inner: Any, mask: Any) -> Any:
+def masked(inner: Any, mask: Any, *, mask_compatible_extra_args: bool = False) -> Any:
     """`inner` on the leaves where `mask` is True: a tree of bools, or a function of the params."""
+    _check_extra_args(mask_compatible_extra_args)
     return with_labels(lambda tree: transforms.masked(inner, tree), mask)
 
 
@@ -27,13 +28,16 @@ def selective_transform(optimizer: Any, *, freeze_mask: Any) -> Any:
     return with_labels(lambda tree: transforms.freeze(optimizer, tree), freeze_mask)
 
 
-def partition(transforms: Any, param_labels: Any) -> Any:
+def partition(
+    transforms: Any, param_labels: Any, *, mask_compatible_extra_args: bool = False
+) -> Any:
     """Applies to every leaf the transform of its label.
 
     Args:
         transforms: A dict from label (anything hashable) to transform.
         param_labels: The label of every leaf: a tree with the structure of the params or a prefix
             of it, or a function from params to such a tree.
+        mask_compatible_extra_args: Whether extra arguments are cut to the leaves too; only False.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -48,6 +52,7 @@ def partition(transforms: Any, param_labels: Any) -> Any:
     """
     from fnopt.transforms import partition
 
+    _check_extra_args(mask_compatible_extra_args)
     # numbers in place of labels, which may be of any class, and of several
     number = {label: i for i, label in enumerate(transforms)}
     parts = {number[label]: tx for label, tx in transforms.items()}
@@ -59,6 +64,14 @@ def partition(transforms: Any, param_labels: Any) -> Any:
         return partition(parts, numbered(labels))
 
     return with_labels(made, param_labels)
+
+
+def _check_extra_args(mask_compatible_extra_args: bool) -> None:
+    if mask_compatible_extra_args:
+        raise ValueError(
+            "mask_compatible_extra_args = True: extra arguments are handed on as they are, "
+            "expected False. Cut trees among them to the leaves before the call."
+        )
 
 
 def scale_by_learning_rate(learning_rate: Any, *, flip_sign: bool = True) -> Any:
@@ -113,8 +126,16 @@ class _Averaged(NamedTuple):
     decay: Any
 
 
-def measure_with_ema(measure: Callable[[Any], Any], decay: Any) -> Any:
+def measure_with_ema(
+    measure: Callable[[Any], Any],
+    decay: Any,
+    debias: bool = True,
+    accumulator_dtype: Any = None,
+) -> Any:
     """A measurement for `monitor` that is averaged over the steps, without bias."""
+    del accumulator_dtype  # averages are float32 at least
+    if not debias:
+        raise ValueError("measure_with_ema: debias = False, expected True: there is no other form.")
     return _Averaged(measure, decay)
 
 

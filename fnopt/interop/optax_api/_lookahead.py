@@ -1,0 +1,85 @@
+"""Lookahead as optax calls it: fast and slow params are a pair that the training loop holds."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt import transforms
+from fnopt.core import Transformation
+from fnopt.transforms import states
+
+
+class LookaheadParams(NamedTuple):
+    """The params that are trained, and the slow ones that follow: those to evaluate.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.interop import optax_api as optax
+        >>> params = optax.LookaheadParams.init_synced({"w": jnp.zeros(())})
+        >>> tx = optax.lookahead(optax.sgd(1.0), sync_period=1, slow_step_size=0.5)
+        >>> updates, state = tx.update({"w": jnp.ones(())}, tx.init(params), params)
+        >>> optax.apply_updates(params, updates).slow
+        {'w': Array(-0.5, dtype=float32)}
+    """
+
+    fast: Any
+    slow: Any
+
+    @classmethod
+    def init_synced(cls, params: Any) -> LookaheadParams:
+        """Both as these params."""
+        return cls(params, params)
+
+
+class LookaheadState(NamedTuple):
+    """The state of the fast optimizer, and the steps since the params met."""
+
+    fast_state: Any
+    steps_since_sync: jax.Array
+
+
+class _lookahead(Transformation):
+    """`fnopt.lookahead` whose slow params are a part of the params."""
+
+    needs_params = True
+    other_gradients = True  # those of the fast params alone
+
+    inner: transforms.lookahead
+
+    def init(self, params: Any) -> LookaheadState:
+        """The state of the fast optimizer."""
+        state = self.inner.init(_checked(params).fast)
+        return LookaheadState(state.inner_state, state.steps_since_sync)
+
+    def update(
+        self, updates: Any, state: LookaheadState, params: Any = None, **extra_args: Any
+    ) -> tuple[LookaheadParams, LookaheadState]:
+        """The updates of both, from gradients of the fast params."""
+        fast, slow = _checked(params)
+        now = states.LookaheadState(state.steps_since_sync, slow, state.fast_state)
+        updates, new = self.inner.update(updates, now, fast, **extra_args)
+        moved = jax.tree.map(jnp.subtract, new.slow, slow)
+        return LookaheadParams(updates, moved), LookaheadState(
+            new.inner_state, new.steps_since_sync
+        )
+
+
+def _checked(params: Any) -> LookaheadParams:
+    if not isinstance(params, LookaheadParams):
+        raise TypeError(
+            f"lookahead: params are a {type(params).__name__}, expected LookaheadParams: begin "
+            "with LookaheadParams.init_synced(params)."
+        )
+    return params
+
+
+def lookahead(
+    fast_optimizer: Any, sync_period: int, slow_step_size: Any, reset_state: bool = False
+) -> Any:
+    """Fast params that go back, every few steps, to the slow ones, which follow them."""
+    return _lookahead(
+        transforms.lookahead(fast_optimizer, sync_period, slow_step_size, reset_state)
+    )

@@ -1,0 +1,27 @@
+"""Norms with a lower bound, whose derivative at zero is zero."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def safe_norm(
+    x: jax.Array, min_norm: Any, ord: Any = None, axis: Any = None, keepdims: bool = False
+) -> jax.Array:
+    """The norm of an array, at least `min_norm`, and constant where it is less."""
+    norm = jnp.linalg.norm(x, ord, axis, True)
+    small = norm <= min_norm
+    norm = jnp.linalg.norm(jnp.where(small, jnp.ones_like(x), x), ord, axis, keepdims)
+    small = small if keepdims else jnp.squeeze(small, axis)
+    return jnp.where(small, jnp.asarray(min_norm, norm.dtype), norm)
+
+
+def safe_root_mean_squares(x: jax.Array, min_rms: Any) -> jax.Array:
+    """The root mean square of an array, at least `min_rms`, and constant where it is less."""
+    mean = jnp.mean(jnp.square(jnp.abs(x)))
+    small = mean <= jnp.square(jnp.asarray(min_rms, mean.dtype))
+    rms = jnp.sqrt(jnp.where(small, jnp.ones_like(mean), mean))
+    return jnp.where(small, jnp.asarray(min_rms, rms.dtype), rms)

@@ -1,0 +1,111 @@
+"""Clipping and noise for gradients that come with an axis of examples.
+
+In fnopt `clipped_grad` clips without forming the gradients, at about the cost of one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt import optimizers, transforms
+from fnopt.core import Transformation, check_key, global_norm
+from fnopt.gradients import add_noise
+from fnopt.interop.optax_api._bridge import as_schedule
+
+
+def per_example_global_norm_clip(grads: Any, l2_norm_clip: Any) -> tuple[Any, jax.Array]:
+    """The sum of gradients after each was shortened to a norm, and how many were.
+
+    Args:
+        grads: A tree of arrays `[n, ...]`.
+        l2_norm_clip: The largest norm of an example's gradient.
+    """
+    norms = jax.vmap(global_norm)(grads)
+    factors = jnp.minimum(1, l2_norm_clip / jnp.where(norms > 0, norms, l2_norm_clip))
+    summed = jax.tree.map(lambda g: jnp.tensordot(factors.astype(g.dtype), g, 1), grads)
+    return summed, jnp.sum(norms > l2_norm_clip)
+
+
+def per_example_layer_norm_clip(
+    grads: Any, global_l2_norm_clip: Any, uniform: bool = True
+) -> tuple[Any, Any]:
+    """The sum of gradients after each leaf of each was shortened, and by leaf how many were.
+
+    Args:
+        grads: A tree of arrays `[n, ...]`.
+        global_l2_norm_clip: The largest norm of an example's whole gradient.
+        uniform: Whether all leaves have the same share of its square; otherwise by their size.
+    """
+    leaves, treedef = jax.tree.flatten(grads)
+    sizes = [1 if uniform else g[0].size for g in leaves]
+    limits = [global_l2_norm_clip * (size / sum(sizes)) ** 0.5 for size in sizes]
+    pairs = [per_example_global_norm_clip(g, c) for g, c in zip(leaves, limits, strict=True)]
+    return treedef.unflatten([g for g, _ in pairs]), treedef.unflatten([n for _, n in pairs])
+
+
+class DifferentiallyPrivateAggregateState(NamedTuple):
+    """The key of the next noise."""
+
+    rng_key: jax.Array
+
+
+class _private_mean(Transformation):
+    """The mean of clipped gradients `[n, ...]`, with noise."""
+
+    other_gradients = True  # with an axis of examples
+
+    l2_norm_clip: Any
+    noise_multiplier: Any
+    key: Any
+
+    def init(self, params: Any) -> DifferentiallyPrivateAggregateState:
+        """The key."""
+        del params
+        return DifferentiallyPrivateAggregateState(self.key)
+
+    def update(
+        self, updates: Any, state: Any, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, DifferentiallyPrivateAggregateState]:
+        """The noisy mean, and another key."""
+        del params, extra_args
+        n = jax.tree.leaves(updates)[0].shape[0]
+        key, own = jax.random.split(state.rng_key)
+        summed, _ = per_example_global_norm_clip(updates, self.l2_norm_clip)
+        noisy, _ = add_noise(summed, own, self.noise_multiplier, self.l2_norm_clip)
+        mean = jax.tree.map(lambda g: g / jnp.asarray(n, g.dtype), noisy)
+        return mean, DifferentiallyPrivateAggregateState(key)
+
+
+def differentially_private_aggregate(
+    l2_norm_clip: Any, noise_multiplier: Any, key: Any = None, *, seed: Any = None
+) -> Any:
+    """The mean of gradients `[n, ...]` that are clipped one by one, with Gaussian noise.
+
+    Args:
+        l2_norm_clip: The largest norm of an example's gradient.
+        noise_multiplier: The noise's standard deviation over that norm.
+        key: A PRNG key, or a seed.
+        seed: Likewise.
+    """
+    given = key if key is not None else seed
+    if given is None or isinstance(given, int):
+        given = jax.random.key(given or 0)
+    given = check_key(given, "differentially_private_aggregate")
+    return _private_mean(l2_norm_clip, noise_multiplier, given)
+
+
+def dpsgd(
+    learning_rate: Any,
+    l2_norm_clip: Any,
+    noise_multiplier: Any,
+    seed: Any,
+    momentum: Any = None,
+    nesterov: bool = False,
+) -> Any:
+    """Gradient descent with the private mean of gradients `[n, ...]`."""
+    private = differentially_private_aggregate(l2_norm_clip, noise_multiplier, seed)
+    descent = optimizers.sgd(as_schedule(learning_rate), momentum, nesterov)
+    return transforms.chain(private, descent)

@@ -44,7 +44,7 @@ LAYERS = {
     "discrete": {"core"},
     "monitor": {"core"},
     "distributed": {"core", "programs", "transforms"},
-    "interop": {"core", "monitor", "optimizers", "schedules", "transforms"},
+    "interop": {"core", "gradients", "monitor", "optimizers", "schedules", "transforms"},
 }
 RUNTIME = {"fnopt", "jax", "numpy", *sys.stdlib_module_names}
 LONGEST_FILE = 350

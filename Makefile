@@ -49,7 +49,7 @@ demo: $(VENV)/.stamp-group-demo
 	$(BIN)/python docs/demo/digits_and_curve.py
 
 test: $(VENV)/.stamp-group-test
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -q --durations=10
+	$(BIN)/python -m pytest -n $(JOBS) -q --durations=10
 
 # The two ends of the versions that fnopt supports, each in an environment of its own.
 oldest: export PIP_CONSTRAINT := tests/oldest.txt

@@ -14,11 +14,20 @@ if not hasattr(jax, "enable_x64"):  # before JAX 0.8
 
     jax.enable_x64 = enable_x64
 
-# The benchmarks and the two ends of the versions (Makefile) are compiled as users compile.
+# Benchmarks are compiled as users compile.
 compile_quickly()
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 2)  # so that sharding can be tested
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Deals units of tests that share compiled programs."""
+    # Not --dist loadgroup: it marks items in a way that pytest 9.2 doesn't read, without a word.
+    from tests.scheduler import Units
+
+    return Units(config, log)
 
 
 _MAPPINGS = pathlib.Path("/proc/self/maps")

@@ -20,10 +20,9 @@ from fnopt.core import is_inexact
 from tests.contract.registry import CASES, FUNCTIONS, NOT_IN_REGISTRY, NOT_MINIMISERS
 from tests.contract.trees import assert_close, assert_identical, make_tree, signature
 
-# All checks of a case go to one worker, so that they share its compiled steps.
-every = pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=pytest.mark.xdist_group(c.name), id=c.name) for c in CASES]
-)
+# All checks of a case run one after the other, so that they share its compiled steps; and in one
+# process (tests/scheduler.py).
+every = pytest.mark.parametrize("case", CASES, ids=repr, scope="module")
 # What is not scale-free on purpose, or by its formula.
 NOT_OF_ANY_MAGNITUDE = {
     "stored_in_less": "squares are stored in float16, whose largest number is 65,504",
@@ -112,7 +111,7 @@ def test_init_returns_strong_typed_arrays_only(case: Any):
 
 
 @every
-@pytest.mark.parametrize(("kind", "grads_kind"), PAIRS, ids="-".join)
+@pytest.mark.parametrize(("kind", "grads_kind"), PAIRS)
 def test_state_and_updates_keep_the_types_of_the_params(case: Any, kind: str, grads_kind: str):
     with jax.enable_x64("f64" in (kind, grads_kind)):
         params = make_tree(0, kind)

@@ -87,7 +87,13 @@ if TYPE_CHECKING:
         value_and_weighted_grad,
         weighted_grad,
     )
-    from fnopt.jacobians import jacobian, per_example_jacobian, sparse_jacobian, sparsity_pattern
+    from fnopt.jacobians import (
+        jacobian,
+        per_example_jacobian,
+        sparse_hessian,
+        sparse_jacobian,
+        sparsity_pattern,
+    )
     from fnopt.residuals import fixed, interval, positive, tied
     from fnopt.solvers import (
         bfgs,
@@ -140,6 +146,7 @@ _LATER: dict[str, tuple[str, ...]] = {
     "jacobians": (
         "jacobian",
         "per_example_jacobian",
+        "sparse_hessian",
         "sparse_jacobian",
         "sparsity_pattern",
     ),
@@ -274,6 +281,7 @@ __all__ = [
     "slot_zeros",
     "slots",
     "solvers",
+    "sparse_hessian",
     "sparse_jacobian",
     "sparse_value_and_grad",
     "sparsity_pattern",

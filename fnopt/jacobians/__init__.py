@@ -17,21 +17,26 @@ from fnopt.jacobians._ravel import ravel
 from fnopt.jacobians._ravel import ravel_with_held as ravel_with_held
 from fnopt.jacobians._real_vector import RealVector, real_vector
 from fnopt.jacobians._sparse import sparse_jacobian
+from fnopt.jacobians._sparse_hessian import SparseHessian, sparse_hessian
 from fnopt.jacobians._sparsity_pattern import sparsity_pattern
+from fnopt.jacobians._star_colouring import SymmetricSparsity
 from fnopt.jacobians._vectors import check_real as check_real
 from fnopt.jacobians._vectors import checked_outputs as checked_outputs
 
 __all__ = [
     "JacobianOperator",
     "RealVector",
+    "SparseHessian",
     "SparseJacobian",
     "Sparsity",
+    "SymmetricSparsity",
     "check_sparsity",
     "jacobian",
     "jacobian_mode",
     "per_example_jacobian",
     "ravel",
     "real_vector",
+    "sparse_hessian",
     "sparse_jacobian",
     "sparsity_pattern",
     "value_and_jacobian",

@@ -7,15 +7,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
-from fnopt.core import optional
 from fnopt.jacobians._bicolouring import Bicolouring
 from fnopt.jacobians._colouring import Sparsity
+from fnopt.jacobians._entries import FromEntries
 
 
 @jax.tree_util.register_pytree_node_class
-class SparseJacobian:
+class SparseJacobian(FromEntries):
     r"""A sparse matrix `[m, n]` kept by colours: the sums of the columns (or rows) of each.
 
     A row has at most one entry a colour, so the sums hold every entry, in an array of shape
@@ -81,48 +80,6 @@ class SparseJacobian:
         factors = jnp.where(there, b[column], 0) if self.by_rows else b[:, None]
         sums = jnp.where(factors != 0, factors * self.sums, 0)
         return SparseJacobian(sums, self.sparsity, self.by_rows)
-
-    def matrix(self) -> jax.Array:
-        """All of it, an array of shape `[m, n]`."""
-        rows, cols, values = self.entries
-        return jnp.zeros(self.shape, values.dtype).at[rows, cols].set(values)
-
-    def to_bcoo(self) -> Any:
-        """This matrix as a `jax.experimental.sparse.BCOO`, also under `jax.jit`.
-
-        Example:
-            >>> J = fnopt.sparse_jacobian(lambda x: x[1:] - x[:-1] ** 2)(jnp.ones(4))
-            >>> (J.to_bcoo() @ jnp.ones(4)).shape
-            (3,)
-        """
-        from jax.experimental import sparse
-
-        rows, cols, values = self.entries
-        indices = jnp.asarray(np.stack([rows, cols], 1))
-        return sparse.BCOO((values, indices), shape=self.shape, unique_indices=True)
-
-    def to_scipy(self) -> Any:
-        """This matrix as a `scipy.sparse.csr_array`.
-
-        Raises:
-            ImportError: If SciPy isn't installed.
-            TypeError: Under `jax.jit` and the like, where it has no numbers.
-
-        Example:
-            >>> J = fnopt.sparse_jacobian(lambda x: x[1:] - x[:-1] ** 2)(jnp.ones(4))
-            >>> J.to_scipy().toarray()
-            array([[-2.,  1.,  0.,  0.],
-                   [ 0., -2.,  1.,  0.],
-                   [ 0.,  0., -2.,  1.]], dtype=float32)
-        """
-        sparse = optional("scipy.sparse", "SparseJacobian.to_scipy")
-        rows, cols, values = self.entries
-        if isinstance(values, Tracer):
-            raise TypeError(
-                "SparseJacobian.to_scipy: the entries are traced. Call it outside of jit, or take "
-                "to_bcoo, which works inside."
-            )
-        return sparse.csr_array((np.asarray(values), (rows, cols)), shape=self.shape)
 
     def _along(self, v: jax.Array) -> jax.Array:
         column, there = self.sparsity.lists

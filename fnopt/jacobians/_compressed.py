@@ -14,6 +14,7 @@ from fnopt.jacobians._bicolouring import Bicolouring, bicolouring
 from fnopt.jacobians._coloured import SparseJacobian, TwoWayJacobian
 from fnopt.jacobians._colouring import Sparsity
 from fnopt.jacobians._flat import at_once, in_chunks
+from fnopt.jacobians._star_colouring import SymmetricSparsity
 from fnopt.jacobians._vectors import VectorFunction, lacks_forward
 
 Colouring = tuple[Sparsity, bool] | Bicolouring
@@ -66,6 +67,13 @@ def compressed(
     return SparseJacobian(_sums(product, sparsity, flat.x.dtype), sparsity, by_rows)
 
 
+def product_sums(gradient: VectorFunction, sparsity: SymmetricSparsity) -> jax.Array:
+    """The sums of the columns of each colour of a Hessian, `[n, colours]`, by its gradient."""
+    if lacks_forward(gradient.fn, gradient.x):
+        return _sums(_pull(gradient), sparsity, gradient.x.dtype)
+    return _sums(jax.linearize(gradient.fn, gradient.x)[1], sparsity, gradient.x.dtype)
+
+
 def _goes_back(found: Colouring) -> bool:
     return isinstance(found, Bicolouring) or found[1]
 
@@ -88,7 +96,11 @@ def _pull(flat: VectorFunction) -> Callable[[jax.Array], jax.Array]:
     return lambda w: pull(laid_like(w, value))[0]
 
 
-def _sums(product: Callable[[jax.Array], jax.Array], sparsity: Sparsity, dtype: Any) -> jax.Array:
+def _sums(
+    product: Callable[[jax.Array], jax.Array],
+    sparsity: Sparsity | SymmetricSparsity,
+    dtype: Any,
+) -> jax.Array:
     """The sum of the columns (or rows) of each colour, `[m, colours]` (or `[n, colours]`)."""
     if at_once(sparsity.colours):
         return jax.vmap(product, out_axes=1)(jnp.asarray(sparsity.seeds(dtype)))

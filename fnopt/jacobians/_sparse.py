@@ -75,7 +75,7 @@ def sparse_jacobian(
         Jacobian?
     """
     jacobian_mode(mode, 1, 1, f"{_NAME}: mode")
-    coloured = _finding() if pattern is None else _given(_entries(pattern))
+    coloured = _finding() if pattern is None else _given(pattern_entries(pattern, _NAME))
 
     def jacobian_fn(params: Any, *args: Any, **kwargs: Any) -> SparseJacobian:
         flat = vector_function(lambda p: fn(p, *args, **kwargs), params, _NAME)
@@ -93,7 +93,7 @@ def _given(entries: tuple[np.ndarray, np.ndarray, Any]) -> Coloured:
 
     @functools.cache
     def coloured(m: int, n: int, mode: str) -> Colouring:
-        _check_fit(rows, cols, shape, (m, n))
+        check_fit(rows, cols, shape, (m, n), _NAME)
         return colouring(rows, cols, (m, n), mode)
 
     return lambda flat, mode: coloured(flat.m, flat.x.size, mode)
@@ -114,7 +114,9 @@ def _finding() -> Coloured:
     return found
 
 
-def _entries(pattern: Any) -> tuple[np.ndarray, np.ndarray, tuple[int, int] | None]:
+def pattern_entries(
+    pattern: Any, name: str, shape: str = "[m, n]"
+) -> tuple[np.ndarray, np.ndarray, tuple[int, int] | None]:
     """Rows and columns of the entries; the shape where the pattern has one."""
     if hasattr(pattern, "tocoo"):
         coo = pattern.tocoo()
@@ -130,22 +132,27 @@ def _entries(pattern: Any) -> tuple[np.ndarray, np.ndarray, tuple[int, int] | No
         rows, cols = np.nonzero(full)
         return rows, cols, (full.shape[0], full.shape[1])
     raise TypeError(
-        f"{_NAME}: pattern is {type(pattern).__name__}, expected a boolean array of shape [m, n], "
+        f"{name}: pattern is {type(pattern).__name__}, expected a boolean array of shape {shape}, "
         "a pair (rows, cols) of int arrays of one length, or a SciPy sparse matrix."
     )
 
 
-def _check_fit(
-    rows: np.ndarray, cols: np.ndarray, given: tuple[int, int] | None, shape: tuple[int, int]
+def check_fit(
+    rows: np.ndarray,
+    cols: np.ndarray,
+    given: tuple[int, int] | None,
+    shape: tuple[int, int],
+    name: str,
 ) -> None:
+    """Refuses a pattern of another shape than the function's."""
     if given is not None and given != shape:
         raise ValueError(
-            f"{_NAME}: the pattern has shape {given}, but the function has {shape[0]} outputs of "
+            f"{name}: the pattern has shape {given}, but the function has {shape[0]} outputs of "
             f"{shape[1]} params."
         )
     for part, size, what in ((rows, shape[0], "outputs"), (cols, shape[1], "params")):
         if part.size and (part.min() < 0 or part.max() >= size):
             raise ValueError(
-                f"{_NAME}: the pattern has entries from {part.min()} to {part.max()}, but the "
+                f"{name}: the pattern has entries from {part.min()} to {part.max()}, but the "
                 f"function has {size} {what}."
             )

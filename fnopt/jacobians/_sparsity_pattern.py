@@ -62,13 +62,13 @@ def sparsity_pattern(fn: Callable[..., Any]) -> Callable[..., tuple[np.ndarray, 
     return pattern_fn
 
 
-def found_pattern(flat: VectorFunction) -> tuple[np.ndarray, np.ndarray]:
+def found_pattern(flat: VectorFunction, name: str = _NAME) -> tuple[np.ndarray, np.ndarray]:
     """The rows and columns of the entries of the Jacobian of a vector function."""
     x = jax.ShapeDtypeStruct(flat.x.shape, flat.x.dtype)
     if not lacks_forward(flat.fn, flat.x):
-        return _members(jax.make_jaxpr(_pushed(flat))(x, x), flat.x.size, flat)
+        return _members(jax.make_jaxpr(_pushed(flat))(x, x), flat.x.size, flat, name)
     w = jax.ShapeDtypeStruct((flat.m,), flat.x.dtype)
-    cols, rows = _members(jax.make_jaxpr(_pulled(flat))(x, w), flat.m, flat)
+    cols, rows = _members(jax.make_jaxpr(_pulled(flat))(x, w), flat.m, flat, name)
     order = np.lexsort((cols, rows))
     return rows[order], cols[order]
 
@@ -81,12 +81,14 @@ def _pulled(flat: VectorFunction) -> Callable[[jax.Array, jax.Array], jax.Array]
     return lambda x, w: jax.vjp(flat.fn, x)[1](w)[0]
 
 
-def _members(program: Any, size: int, flat: VectorFunction) -> tuple[np.ndarray, np.ndarray]:
+def _members(
+    program: Any, size: int, flat: VectorFunction, name: str
+) -> tuple[np.ndarray, np.ndarray]:
     """For every output of a linear program and every input that it depends on, their places."""
     sets, (ids,) = dependence(program, size)
     if sets.entries(ids) > _MOST:
         raise ValueError(
-            f"{_NAME}: the Jacobian of shape {(flat.m, flat.x.size)} may have {sets.entries(ids)} "
+            f"{name}: the Jacobian of shape {(flat.m, flat.x.size)} may have {sets.entries(ids)} "
             "entries, so it isn't sparse, as far as its program tells. Index arrays and matrices "
             "that are traced (arguments under jax.jit, args of least_squares) are unknown: let the "
             "function close over them, or give the pattern."

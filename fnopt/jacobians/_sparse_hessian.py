@@ -1,0 +1,169 @@
+"""The Hessian of a function whose params are coupled a few at a time."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fnopt.core import described
+from fnopt.jacobians._compressed import product_sums
+from fnopt.jacobians._entries import FromEntries
+from fnopt.jacobians._sparse import check_fit, pattern_entries
+from fnopt.jacobians._sparsity_pattern import found_pattern
+from fnopt.jacobians._star_colouring import SymmetricSparsity
+from fnopt.jacobians._vectors import VectorFunction, vector_function
+
+_NAME = "sparse_hessian"
+
+
+@jax.tree_util.register_pytree_node_class
+class SparseHessian(FromEntries):
+    """A symmetric sparse matrix `[n, n]`, kept by its entries; a pytree with these as its leaf.
+
+    Args:
+        values: The entries, of shape `[entries]`, in the order of `sparsity`.
+        sparsity: Where they are, and which columns have which colour.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> H = fnopt.sparse_hessian(lambda x: jnp.sum(x[1:] * x[:-1] ** 2))(jnp.ones(4))
+        >>> H.mv(jnp.ones(4)), H.products
+        (Array([4., 6., 6., 2.], dtype=float32), 3)
+    """
+
+    def __init__(self, values: Any, sparsity: SymmetricSparsity) -> None:
+        self.values = values
+        self.sparsity = sparsity
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The number of params, twice."""
+        return self.sparsity.shape
+
+    @property
+    def products(self) -> int:
+        """The number of Hessian-vector products that it took: that of the colours."""
+        return self.sparsity.colours
+
+    @property
+    def entries(self) -> tuple[np.ndarray, np.ndarray, jax.Array]:
+        """The rows, the columns and the values of all entries, row by row."""
+        return self.sparsity.rows, self.sparsity.cols, self.values
+
+    def mv(self, v: jax.Array) -> jax.Array:
+        """The product with a vector of shape `[n]`."""
+        rows, cols, values = self.entries
+        return jax.ops.segment_sum(values * v[cols], rows, self.shape[0], indices_are_sorted=True)
+
+    def tree_flatten(self) -> tuple[tuple[Any], SymmetricSparsity]:
+        """The values; the rest is static."""
+        return (self.values,), self.sparsity
+
+    @classmethod
+    def tree_unflatten(cls, aux: SymmetricSparsity, children: tuple[Any]) -> SparseHessian:
+        """Undoes `tree_flatten`."""
+        return cls(children[0], aux)
+
+    def __repr__(self) -> str:
+        n = self.shape[0]
+        entries = self.sparsity.rows.size
+        return f"SparseHessian(shape=({n}, {n}), entries={entries}, products={self.products})"
+
+
+def sparse_hessian(fn: Callable[..., Any], pattern: Any = None) -> Callable[..., SparseHessian]:
+    r"""The Hessian of a scalar function of local coupling, by as many products as it has colours.
+
+    .. math:: H_{ij} = \frac{\partial^2 f}{\partial \theta_i \partial \theta_j}
+
+    A product with the sum of some unit vectors is the sum of these columns. Since an entry stands
+    in the matrix twice, only one of its two places has to be free of others, so that a star
+    colouring does: 3 products for a tridiagonal Hessian of any size, 2 for an arrow (a diagonal, a
+    full row and a full column) instead of `n`. Nothing of shape `[n, n]` is formed.
+
+    Where it may have entries is read from the program of the gradient, as by
+    :func:`fnopt.sparsity_pattern`, which says what it can tell. A pattern of your own may be
+    tighter, and has to hold every entry that can be nonzero (one of the triangles is enough): one
+    that is missing is added to another's, without a warning.
+
+    Args:
+        fn: `fn(params, ...)` returns a real scalar and can be differentiated twice.
+        pattern: Where the Hessian may have entries, the params laid end to end: a boolean array of
+            shape `[n, n]`, a pair `(rows, cols)` of int arrays, or a SciPy sparse matrix. None to
+            have it found.
+
+    Returns:
+        A function of the arguments of `fn` that returns a :class:`SparseHessian`, which has `mv`,
+        `matrix`, `to_scipy` and `to_bcoo`, and says how many `products` it took.
+
+    Raises:
+        TypeError: If `fn` returns no real scalar, the pattern is none of these, or params aren't
+            real floating arrays.
+        ValueError: If the pattern doesn't fit, or has too many entries where it is found.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> def chain(x):
+        ...     return jnp.sum(100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2)
+        >>> H = fnopt.sparse_hessian(chain)(jnp.ones(1000))
+        >>> H
+        SparseHessian(shape=(1000, 1000), entries=2998, products=3)
+        >>> H.matrix()[:2, :3]
+        Array([[ 802., -400.,    0.],
+               [-400., 1002., -400.]], dtype=float32)
+
+    Reference:
+        Powell and Toint (1979), On the estimation of sparse Hessian matrices; Coleman and Moré
+        (1984), Estimation of sparse Hessian matrices and graph coloring problems; Gebremedhin,
+        Tarafdar, Pothen and Walther (2009), Efficient computation of sparse Hessians using coloring
+        and automatic differentiation.
+    """
+    given = None if pattern is None else pattern_entries(pattern, _NAME, "[n, n]")
+
+    @functools.lru_cache(maxsize=4)
+    def coloured(n: int, rows: bytes, cols: bytes) -> SymmetricSparsity:
+        return SymmetricSparsity(np.frombuffer(rows, np.int32), np.frombuffer(cols, np.int32), n)
+
+    def hessian_fn(params: Any, *args: Any, **kwargs: Any) -> SparseHessian:
+        def scalar(p: Any) -> Any:
+            return _checked_scalar(fn(p, *args, **kwargs))
+
+        flat = vector_function(scalar, params, _NAME)
+        n = flat.x.size
+        slope = flat._replace(fn=jax.grad(lambda x: flat.fn(x)[0]), m=n)
+        rows, cols = _both_ways(slope) if given is None else _fitting(given, n)
+        sparsity = coloured(n, rows.tobytes(), cols.tobytes())
+        return SparseHessian(product_sums(slope, sparsity)[sparsity.places], sparsity)
+
+    return hessian_fn
+
+
+def _checked_scalar(value: Any) -> Any:
+    leaves = jax.tree.leaves(value)
+    fits = len(leaves) == 1 and hasattr(leaves[0], "dtype") and not jnp.shape(leaves[0])
+    if not fits or not jnp.issubdtype(leaves[0].dtype, jnp.floating):
+        shown = ", ".join(described(x) for x in leaves) or repr(value)
+        raise TypeError(
+            f"{_NAME}: the function returned {shown}, expected a real scalar. "
+            "fnopt.sparse_jacobian is for functions with many outputs."
+        )
+    return leaves[0]
+
+
+def _both_ways(slope: VectorFunction) -> tuple[np.ndarray, np.ndarray]:
+    """The entries that the program has on both sides of the diagonal: no others can be nonzero."""
+    rows, cols = (part.astype(np.int64) for part in found_pattern(slope, _NAME))
+    n = slope.m
+    both = np.intersect1d(rows * n + cols, cols * n + rows)
+    rows, cols = np.divmod(both, n)
+    return rows.astype(np.int32), cols.astype(np.int32)
+
+
+def _fitting(given: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
+    rows, cols, shape = given
+    check_fit(rows, cols, shape, (n, n), _NAME)
+    return np.asarray(rows, np.int32), np.asarray(cols, np.int32)

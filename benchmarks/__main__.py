@@ -1,4 +1,8 @@
-"""The command: `python -m benchmarks [CASE ...] [--smoke] [--json OUT] [--baseline FILE]`."""
+"""The command: `python -m benchmarks [CASE ...] [--smoke] [--json OUT] [--baseline FILE]`.
+
+`python -m benchmarks training ...` is the training comparison, which takes the better part of an
+hour and has options of its own.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ from pathlib import Path
 from benchmarks import cases, report
 from benchmarks.metric import Skipped
 from benchmarks.timing import Settings
+from benchmarks.training import command as training
 from tests.quick_compile import compile_quickly
 
 
@@ -79,6 +84,9 @@ def smoke(chosen: list[str], jobs: int) -> bool:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the chosen cases; 1 if a figure is worse than the baseline."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["training"]:
+        return training.main(argv[1:])
     args = arguments(argv)
     if args.jobs > 1:
         return not smoke(args.chosen, args.jobs)

@@ -1,0 +1,89 @@
+"""Pictures of a record, with matplotlib."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from benchmarks.training.profiles import factors, middle, profile
+from benchmarks.training.record import AXES, Record
+
+LABELS = {"steps": "step", "FLOPs": "FLOPs", "seconds": "seconds of CPU"}
+WORDS = {"steps": "steps", "FLOPs": "FLOPs", "seconds": "seconds of CPU"}
+COLORS = {
+    "sgd": "#a6761d",
+    "adamw": "#4d4d4d",
+    "adamw_fifth": "#4d4d4d",
+    "schedule_free_adamw": "#999999",
+    "lion": "#e6ab02",
+    "muon": "#1b7837",
+    "soap": "#2166ac",
+    "shampoo": "#67a9cf",
+    "kfac": "#b2182b",
+    "kfac_rare": "#ef8a62",
+    "gauss_newton": "#762a83",
+    "lbfgs": "#c51b7d",
+    "optax.adamw": "#4d4d4d",
+    "optax.muon": "#1b7837",
+}
+
+
+def _style(method: str) -> dict[str, Any]:
+    line = ":" if method.startswith("optax.") else "--" if method == "adamw_fifth" else "-"
+    return {"color": COLORS[method], "linestyle": line, "label": method}
+
+
+def curves(record: Record, task: str, axes: Any) -> None:
+    """The training loss (median of the seeds) by step, by FLOPs and by seconds; three axes."""
+    entry = record.tasks[task]
+    for axis, ax in zip(AXES, axes, strict=True):
+        for name in record.methods(task):
+            runs = record.runs(task, name)
+            losses = np.array([[np.nan if v is None else v for v in run["train"]] for run in runs])
+            steps = np.array(runs[0]["steps"])
+            middles = np.median(losses, axis=0)
+            ax.plot(steps * record.per_step(task, name, axis), middles, **_style(name))
+        ax.axhline(record.target(task), color="0.6", linewidth=0.8, linestyle="--")
+        ax.set(xlabel=LABELS[axis], yscale="log")
+        if axis != "steps":
+            ax.set(xscale="log")
+    axes[0].set(ylabel="training loss", title=entry["title"])
+    axes[0].set_ylim(top=_top(record, task))
+
+
+def _top(record: Record, task: str) -> float:
+    """So that a first step that went wrong doesn't squeeze all the rest."""
+    first = [_finite(run["train"][0]) for m in record.methods(task) for run in record.runs(task, m)]
+    return 1.5 * middle(first)
+
+
+def _finite(value: float | None) -> float:
+    return math.inf if value is None else value
+
+
+def profiles(record: Record, axes: Any, upto: float = 10.0) -> None:
+    """The share of tasks on which the target is reached within a factor of the best; three axes."""
+    for axis, ax in zip(AXES, axes, strict=True):
+        found = factors(record.costs(axis))
+        for k, (name, of_tasks) in enumerate(found.items()):
+            x, y = profile(of_tasks, upto)
+            shift = 0.004 * (k - len(found) / 2)  # lines on top of each other can be told apart
+            ax.step(x, np.array(y) + shift, where="post", **_style(name))
+        ax.set(xscale="log", xlim=(1, upto), ylim=(-0.05, 1.05), xlabel=f"{WORDS[axis]} / the best")
+        ticks = [1, 2, 3, 5, 10]
+        ax.set_xticks(ticks, [str(t) for t in ticks])
+        ax.minorticks_off()
+    axes[0].set(ylabel="share of its tasks")
+
+
+def legend(figure: Any, axes: Any) -> None:
+    """One for all axes, below them."""
+    handles: dict[str, Any] = {}
+    for ax in np.ravel(axes):
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    ordered = [name for name in COLORS if name in handles]
+    shown = [handles[name] for name in ordered]
+    figure.legend(shown, ordered, loc="outside lower center", ncols=5, fontsize=8)

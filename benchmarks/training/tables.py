@@ -1,0 +1,85 @@
+"""Tables of a record as Markdown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from benchmarks.training.profiles import factors, middle, share_within
+from benchmarks.training.record import AXES, Record
+
+
+def _shown(value: float) -> str:
+    return "never" if math.isinf(value) else f"{value:.2f}" if value < 10 else f"{value:.0f}"
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    head = [*head]
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _spread(values: list[float]) -> str:
+    return f"{middle(values):.3g} ({min(values):.3g} to {max(values):.3g})"
+
+
+def task_table(record: Record, task: str) -> str:
+    """A row for each method, the best training loss first."""
+    names = sorted(record.methods(task), key=lambda m: middle(record.final(task, m)))
+    rows = [
+        [
+            f"`{name}`",
+            _spread(record.final(task, name)),
+            _spread(record.final(task, name, "test")),
+            *(_shown(record.relative(task, name, axis)) for axis in AXES),
+            *(
+                _shown(record.per_step(task, name, axis) / record.per_step(task, "adamw", axis))
+                for axis in ("FLOPs", "seconds")
+            ),
+        ]
+        for name in names
+    ]
+    test = record.tasks[task]["test_title"]
+    each = [f"{axis} a step" for axis in ("FLOPs", "seconds")]
+    return _table(["", "training loss", test, *AXES, *each], rows)
+
+
+def tuning_table(record: Record, task: str) -> str:
+    """What was tuned and what was found."""
+    rows = []
+    for name in record.methods(task):
+        t = record.tasks[task]["methods"][name]["tuning"]
+        trials = [trial[0] for trial in t["trials"]]
+        span = f"{min(trials):.2g} to {max(trials):.2g}"
+        second = "" if t["second"] == "nothing" else f"{t['second']} {t['best'][1]:g}"
+        edge = "yes" if t["at_edge"] else ""
+        best = f"{t['first']} {t['best'][0]:.2g}"
+        rows.append([f"`{name}`", best, second, span, str(len(trials)), edge])
+    return _table(["", "best", "", "tried", "trials", "at an end"], rows)
+
+
+def share_table(record: Record, within: tuple[float, ...] = (1.0, 1.5, 3.0)) -> str:
+    """The share of tasks on which a method gets to the target within a factor of the best."""
+    by_axis = {axis: factors(record.costs(axis)) for axis in AXES}
+    names = sorted(
+        by_axis["steps"], key=lambda m: -sum(share_within(within[-1], by_axis[a][m]) for a in AXES)
+    )
+    rows = [
+        [
+            f"`{name}`",
+            str(len(by_axis["steps"][name])),
+            *(
+                " / ".join(f"{share_within(w, by_axis[axis][name]):.0%}" for w in within)
+                for axis in AXES
+            ),
+        ]
+        for name in names
+    ]
+    shown = " / ".join(f"{w:g}x" for w in within)
+    return _table(["", "tasks", *(f"{axis}: within {shown}" for axis in AXES)], rows)
+
+
+def printed(record: Record) -> str:
+    """All of them, for the terminal."""
+    parts = [f"{record.tasks[t]['title']}\n{task_table(record, t)}" for t in record.tasks]
+    return "\n\n".join([*parts, share_table(record), *record.warnings()])

@@ -115,7 +115,7 @@ def numbers_of(rule: Any, leaves: list[tuple[str, Any]]) -> list[MatrixDimension
     if isinstance(rule, Selector):
         chosen = rule.choose(leaves)
     elif isinstance(rule, MatrixDimensionNumbers):
-        chosen = [rule if len(leaf.shape) > 1 else False for _, leaf in leaves]
+        chosen = [rule if _ndim(leaf) > 1 else False for _, leaf in leaves]
     else:
         chosen = [rule is not False] * len(leaves)
     return [_resolved(x, leaf) for x, (_, leaf) in zip(chosen, leaves, strict=True)]
@@ -124,8 +124,12 @@ def numbers_of(rule: Any, leaves: list[tuple[str, Any]]) -> list[MatrixDimension
 def _resolved(chosen: Any, leaf: Any) -> MatrixDimensionNumbers | None:
     chosen = _as_numbers(chosen)
     if chosen is True:  # the plain rule: what has two axes is a matrix
-        return MatrixDimensionNumbers() if len(leaf.shape) == 2 else None
+        return MatrixDimensionNumbers() if _ndim(leaf) == 2 else None
     return chosen or None
+
+
+def _ndim(leaf: Any) -> int:
+    return len(getattr(leaf, "shape", ()))  # of a number none, and of what is refused later on
 
 
 def as_whole(leaves: list[tuple[str, Any]]) -> list[tuple[str, Any]]:

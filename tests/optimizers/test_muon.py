@@ -203,3 +203,9 @@ def test_what_is_no_matrix():
         Numbers(0.5, 1)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="split"):
         Numbers(0, 1, split=0)
+
+
+@pytest.mark.parametrize("make", [fnopt.muon, fnopt.soap, fnopt.shampoo, fnopt.psgd_kron])
+def test_a_leaf_without_numbers_is_named(make):
+    with pytest.raises(TypeError, match="leaf 'act'.*expected a floating array"):
+        make(0.1).init({"act": jnp.tanh, "w": jnp.ones((2, 2))})

@@ -207,5 +207,5 @@ def test_what_is_no_matrix():
 
 @pytest.mark.parametrize("make", [fnopt.muon, fnopt.soap, fnopt.shampoo, fnopt.psgd_kron])
 def test_a_leaf_without_numbers_is_named(make):
-    with pytest.raises(TypeError, match="leaf 'act'.*expected a floating array"):
+    with pytest.raises(TypeError, match=r"leaf 'act'.*expected a floating array"):
         make(0.1).init({"act": jnp.tanh, "w": jnp.ones((2, 2))})

@@ -118,8 +118,7 @@ class KroneckerModel:
 
     def inverses(self, factors: tuple[Factors, ...], damping: jax.Array) -> tuple[Factors, ...]:
         """The inverses of all damped factors."""
-        pairs = zip(self.blocks, factors, strict=True)
-        return tuple(inverse_factors(b, f, damping) for b, f in pairs)
+        return inverse_factors(self.blocks, factors, damping)
 
     def divided(self, tree: Any, inverses: tuple[Factors, ...], damping: jax.Array) -> Any:
         """The product of the inverse with a tree like the params."""

@@ -14,21 +14,43 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import matmul
+from fnopt.curvature._shared_inverses import inverses_of_all
 from fnopt.gradients.ghost import KroneckerBlock
 
 Factors = tuple[jax.Array, ...]
 
 
-def inverse_factors(block: KroneckerBlock, factors: Factors, damping: jax.Array) -> Factors:
-    """The inverses of the damped factors, of the same shapes.
+def inverse_factors(
+    blocks: Sequence[KroneckerBlock], factors: Sequence[Factors], damping: jax.Array
+) -> tuple[Factors, ...]:
+    """The inverses of the damped factors of all blocks, of the same shapes.
+
+    Those of one width are inverted together; where the factors are on a mesh, each of its devices
+    inverts some.
 
     Args:
-        block: The block.
+        blocks: The blocks.
         factors: `[T, blocks, width, width]` each, `[T, size]` if diagonal.
         damping: A number.
     """
+    numbers = [_shifts(b, f, damping) for b, f in zip(blocks, factors, strict=True)]
+    leaves, treedef = jax.tree.flatten(tuple(factors))
+    shifts = jax.tree.leaves(numbers)
+    found = [
+        1 / (x + s[:, None]) if x.ndim == 2 else None for x, s in zip(leaves, shifts, strict=True)
+    ]
+    dense = [i for i, x in enumerate(found) if x is None]
+    stacks = {i: _shifted(leaves[i], shifts[i]) for i in dense}
+    inverses = inverses_of_all([x.reshape(-1, *x.shape[2:]) for x in stacks.values()])
+    for (i, x), inverse in zip(stacks.items(), inverses, strict=True):
+        found[i] = inverse.reshape(x.shape)
+    return jax.tree.unflatten(treedef, found)
+
+
+def _shifts(block: KroneckerBlock, factors: Factors, damping: jax.Array) -> Factors:
+    """What is added to the diagonals, `[T]` for each factor."""
     if len(factors) == 1:
-        return (_inverse(factors[0], jnp.broadcast_to(damping, factors[0].shape[:1])),)
+        return (jnp.broadcast_to(damping, factors[0].shape[:1]),)
     if not factors:
         return ()
     means = [_trace(x) / s.size for x, s in zip(factors, block.sides, strict=True)]
@@ -36,7 +58,14 @@ def inverse_factors(block: KroneckerBlock, factors: Factors, damping: jax.Array)
     safe = [jnp.where(some, m, jnp.ones_like(m)) for m in means]
     pi = jnp.sqrt(safe[0]) / jnp.sqrt(safe[1])
     root = jnp.sqrt(damping)
-    return _inverse(factors[0], pi * root), _inverse(factors[1], root / pi)
+    return pi * root, root / pi
+
+
+def _shifted(factor: jax.Array, shift: jax.Array) -> jax.Array:
+    # The rounding of the factor must not make it indefinite.
+    least = 2 * jnp.finfo(factor.dtype).eps * _trace(factor)
+    shift = jnp.maximum(shift, least)[:, None, None, None]
+    return factor + shift * jnp.eye(factor.shape[-1], dtype=factor.dtype)
 
 
 def times_inverse(
@@ -68,20 +97,6 @@ def _times(inverse: jax.Array, m: jax.Array) -> jax.Array:
     count, width = inverse.shape[1:3]
     m = jnp.pad(m, ((0, 0), (0, count * width - d), (0, 0))).reshape(t, count, width, k)
     return matmul(inverse, m).reshape(t, count * width, k)[:, :d]
-
-
-def _inverse(factor: jax.Array, damping: jax.Array) -> jax.Array:
-    """The inverses of `[T, ...]` factors plus `[T]` numbers."""
-    if factor.ndim == 2:
-        return 1 / (factor + damping[:, None])
-    # The rounding of the factor must not make it indefinite.
-    least = 2 * jnp.finfo(factor.dtype).eps * _trace(factor)
-    shift = jnp.maximum(damping, least)[:, None, None, None]
-    eye = jnp.eye(factor.shape[-1], dtype=factor.dtype)
-    root = jnp.linalg.cholesky(factor + shift * eye)
-    eyes = jnp.broadcast_to(eye, factor.shape)
-    half = jax.lax.linalg.triangular_solve(root, eyes, left_side=True, lower=True)
-    return matmul(jnp.swapaxes(half, -1, -2), half)
 
 
 def _trace(factor: jax.Array) -> jax.Array:

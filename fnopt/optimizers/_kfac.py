@@ -19,6 +19,7 @@ from fnopt.core import (
     compute_dtype,
     hyper,
     increment,
+    mesh_of,
     slot_zeros,
     static,
     zero_count,
@@ -79,7 +80,8 @@ class kfac(Transformation):
     is registered, neither layers (dense, convolution, embedding, attention, whatever is tied,
     scanned or applied at many positions) nor losses. A bias is a further row of its weight. What
     has no product of its own (scales of normalisations) has dense blocks, and a diagonal if it is
-    large; :func:`fnopt.curvature.kfac_report` says what each param got.
+    large; :func:`fnopt.curvature.kfac_report` says what each param got. On a mesh, over which the
+    batch is spread, every device inverts some of the factors for all.
 
     There is no learning rate: :math:`\alpha` and :math:`\mu` minimise the exact quadratic model
     of the batch, and the damping follows how well that predicts the change of the loss. A step with
@@ -215,9 +217,13 @@ class kfac(Transformation):
         self, updates: Any, state: KfacState, params: Any = None, *, batch: Any, **extra_args: Any
     ) -> tuple[Any, KfacState]:
         """The best combination of the preconditioned gradient and the last step, or none."""
+        del updates, extra_args
+        with mesh_of(batch):
+            return self._step(state, params, batch)
+
+    def _step(self, state: KfacState, params: Any, batch: Any) -> tuple[Any, KfacState]:
         from fnopt.curvature import KroneckerModel
 
-        del updates, extra_args
         model = KroneckerModel(self._spec, params, batch)
         dtype, count, fresh = model.dtype, state.count, state.averaged == 0
         again = state.status != Status.RUNNING.value  # after a step that was refused

@@ -7,8 +7,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
-from fnopt.core import HIGHEST, compute_dtype, gathered
+from fnopt.core import HIGHEST, compute_dtype, gathered, is_spread, reshaped
 from fnopt.gradients.ghost import _reduce, _rows_gram
 from fnopt.gradients.ghost._factors import Factor, OneHot, sum_of
 from fnopt.gradients.ghost._kronecker import KroneckerBlock, Side, cotangents_left
@@ -54,8 +55,7 @@ def block_factors(
 
 def _of_rows(side: Side, rows: jax.Array, tape: Tape) -> jax.Array:
     """The moment of gradients that are formed, `[n k, *param]`."""
-    rows = gathered(rows, 0)
-    rows = _wide(rows.reshape(1, rows.shape[0], -1))
+    rows = _wide(reshaped(rows, 1, rows.shape[0], -1))
     return _moment(side, rows) / tape.outputs[0].shape[0]
 
 
@@ -169,8 +169,8 @@ def _over(x: jax.Array, y: jax.Array) -> jax.Array:
 
 def _merged(x: jax.Array) -> jax.Array:
     """From `[..., T, R, d]` to `[T, rows, d]`."""
-    x = jnp.moveaxis(gathered(x, 0), -3, 0)  # of examples that are spread over devices
-    return x.reshape(x.shape[0], -1, x.shape[-1])
+    x = jnp.moveaxis(x, -3, 0)
+    return reshaped(x, x.shape[0], -1, x.shape[-1])
 
 
 def _moment(side: Side, rows: jax.Array) -> jax.Array:
@@ -180,7 +180,10 @@ def _moment(side: Side, rows: jax.Array) -> jax.Array:
         return jnp.sum(rows * rows, 1)
     rows = jnp.pad(rows, ((0, 0), (0, 0), (0, side.count * side.width - d)))
     rows = rows.reshape(t, n, side.count, side.width)
-    return jnp.einsum("tnbi,tnbj->tbij", rows, rows, precision=HIGHEST)
+    options: dict[str, Any] = {"precision": HIGHEST}
+    if is_spread(rows):  # by example: the products are summed over devices
+        options["out_sharding"] = NamedSharding(jax.typeof(rows).sharding.mesh, PartitionSpec())
+    return jnp.einsum("tnbi,tnbj->tbij", rows, rows, **options)
 
 
 def _wide(x: jax.Array) -> jax.Array:

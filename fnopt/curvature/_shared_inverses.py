@@ -1,0 +1,99 @@
+"""Inverses of many matrices of different sizes, shared out between the devices of a mesh."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from fnopt.core import gathered, joined, matmul
+
+
+def inverses_of_all(stacks: Sequence[jax.Array]) -> list[jax.Array]:
+    """The inverses of positive definite matrices, `[k, n, n]` each.
+
+    Those of one size are inverted together. On a mesh every device inverts its share, by the cube
+    of the size, and all get all: one all-gather.
+    """
+    sizes = sorted({x.shape[-1] for x in stacks}, reverse=True)
+    by_size = [[i for i, x in enumerate(stacks) if x.shape[-1] == n] for n in sizes]
+    together = [joined([gathered(stacks[i]) for i in same]) for same in by_size]
+    mesh = _mesh_of(together)
+    inverses = [_inverse(x) for x in together] if mesh is None else _shared_out(together, mesh)
+    found: dict[int, jax.Array] = {}
+    for same, inverse in zip(by_size, inverses, strict=True):
+        ends = np.cumsum([stacks[i].shape[0] for i in same])[:-1].tolist()
+        found |= dict(zip(same, jnp.split(inverse, ends), strict=True))
+    return [found[i] for i in range(len(stacks))]
+
+
+def _inverse(A: jax.Array) -> jax.Array:
+    root = jnp.linalg.cholesky(A)
+    eyes = jnp.broadcast_to(jnp.eye(A.shape[-1], dtype=A.dtype), A.shape)
+    half = jax.lax.linalg.triangular_solve(root, eyes, left_side=True, lower=True)
+    return matmul(jnp.swapaxes(half, -1, -2), half)
+
+
+def _mesh_of(arrays: Sequence[Any]) -> Any:
+    """The mesh that types name, if there is work for more than one of its devices."""
+    if sum(len(x) for x in arrays) < 2:
+        return None
+    mesh = jax.typeof(arrays[0]).sharding.mesh
+    if mesh.empty or mesh.size < 2 or AxisType.Manual in mesh.axis_types:
+        return None
+    return mesh
+
+
+def shares(counts: Sequence[int], sizes: Sequence[int], devices: int) -> list[list[list[int]]]:
+    """By device and size: which matrices of this size are its own.
+
+    The next one, in the order of size, goes to the device with the least work so far.
+    """
+    work, found = [0] * devices, [[[] for _ in sizes] for _ in range(devices)]
+    for group in sorted(range(len(sizes)), key=lambda j: -sizes[j]):
+        for i in range(counts[group]):
+            device = min(range(devices), key=work.__getitem__)
+            work[device] += sizes[group] ** 3
+            found[device][group].append(i)
+    return found
+
+
+def _shared_out(stacks: list[jax.Array], mesh: Any) -> list[jax.Array]:
+    axes, sizes = tuple(mesh.axis_names), [x.shape[-1] for x in stacks]
+    owned = shares([len(x) for x in stacks], sizes, mesh.size)
+    lengths = [sum(len(g) * n * n for g, n in zip(own, sizes, strict=True)) for own in owned]
+    longest = max(lengths)
+
+    def one(own: list[list[int]], length: int, stacks: list[jax.Array]) -> jax.Array:
+        """A device's inverses in a row."""
+        some = [(x, jnp.asarray(i)) for x, i in zip(stacks, own, strict=True) if i]
+        rows = [_inverse(jnp.take(x, i, axis=0, mode="clip")).reshape(-1) for x, i in some]
+        return jnp.concatenate([*rows, jnp.zeros(longest - length, stacks[0].dtype)])
+
+    pairs = zip(owned, lengths, strict=True)
+    branches = [functools.partial(one, own, length) for own, length in pairs]
+
+    def device(stacks: list[jax.Array]) -> jax.Array:
+        mine = jax.lax.switch(jax.lax.axis_index(axes), branches, stacks)
+        return jax.lax.all_gather(mine, axes)
+
+    every = jax.shard_map(device, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)(stacks)
+    found = [[] for _ in stacks]
+    for i, own in enumerate(owned):
+        row, start = every[i], 0
+        for group, n in enumerate(sizes):
+            stop = start + len(own[group]) * n * n
+            found[group].append(row[start:stop].reshape(-1, n, n))
+            start = stop
+    order = [[i for own in owned for i in own[j]] for j in range(len(sizes))]
+    order = [np.argsort(i, kind="stable") for i in order]
+    return [
+        jnp.take(jnp.concatenate(parts), jnp.asarray(i), axis=0, mode="clip")
+        for parts, i in zip(found, order, strict=True)
+    ]

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from fnopt.core import Params, as_transformation, listing
 from fnopt.programs import (
@@ -30,6 +31,7 @@ from fnopt.solvers.smooth._nonlinear_cg import nonlinear_cg
 from fnopt.solvers.smooth._plain import GIVEN, plain
 from fnopt.solvers.smooth._projected_gradient import projected_gradient
 from fnopt.solvers.smooth._result import Minimum
+from fnopt.solvers.smooth._scipy_options import as_asked, method_name
 from fnopt.solvers.smooth._setting import Setting, seen_by, set_up, with_half_precision
 
 METHODS: dict[str, Callable[[], MinimizeMethod]] = {
@@ -58,6 +60,7 @@ def minimize(
     max_steps: int = 1000,
     history: bool = False,
     callback: Callable[[StepInfo], Any] | None = None,
+    **scipy_options: Any,
 ) -> Minimum[Params]:
     r"""Minimises a smooth function of params, to convergence.
 
@@ -78,11 +81,11 @@ def minimize(
         params: Where to start: a pytree of floating or complex arrays.
         args: Further arguments of `fun`: pytrees of arrays.
         method: `'auto'`, `'lbfgs'`, `'lbfgsb'`, `'bfgs'`, `'cg'`, `'newton_cg'` or
-            `'projected_gradient'`; one of these with options, such as `fnopt.lbfgsb(20)`; or any
-            optimizer, such as `fnopt.adam(1e-2)` or `fnopt.lbfgs()`: it gets value, gradient and
-            function at every step, and the best params that it met are returned. `'auto'` is
-            L-BFGS(-B), BFGS for up to 20 params without bounds, or spectral projected gradients
-            if there is a projection.
+            `'projected_gradient'`, or SciPy's name of it; one of these with options, such as
+            `fnopt.lbfgsb(20)`; or any optimizer, such as `fnopt.adam(1e-2)` or `fnopt.lbfgs()`: it
+            gets value, gradient and function at every step, and the best params that it met are
+            returned. `'auto'` is L-BFGS(-B), BFGS for up to 20 params without bounds, or spectral
+            projected gradients if there is a projection.
         has_aux: Whether `fun` returns a pair; what is besides the value at the solution comes back
             as `aux`.
         bounds: `(lower, upper)`, each a number, an array, or a tree of these like the params or
@@ -101,13 +104,16 @@ def minimize(
         callback: `callback(info)` is called on the host at every step with a `StepInfo` of NumPy
             arrays; `callback=print` shows the progress, `fnopt.monitor.Progress(max_steps)` a bar.
             It stops the iteration by returning True or raising `StopIteration`.
+        **scipy_options: SciPy's keywords: `tol` (both tolerances), and in `options` `ftol`, `gtol`,
+            `maxiter`, `maxfun` and `maxfev` (all of them `max_steps`), `maxcor` and `disp`.
 
     Returns:
         A `Minimum`. Whether it converged, and why it stopped, is in its `status` and `message`:
         values never raise. Its params are always finite if those given are.
 
     Raises:
-        TypeError: If `fun` is not a function of a real scalar, or params are not floating.
+        TypeError: If `fun` is not a function of a real scalar, params are not floating, or a
+            keyword is not known.
         ValueError: If bounds are crossed, the start is outside of them, an option doesn't fit its
             tree, or the method takes no bounds.
 
@@ -124,6 +130,9 @@ def minimize(
     """
     if not callable(fun):
         raise TypeError(f"minimize: fun is {fun!r}, expected a function of the params.")
+    method, ftol, gtol, max_steps, disp = as_asked(
+        scipy_options, method=method, ftol=ftol, gtol=gtol, max_steps=max_steps
+    )
     max_steps = checked_count(max_steps, "minimize: max_steps")
     args = checked_args(args, "minimize")
     method = _checked_method(method, params, bounds, projection)
@@ -140,21 +149,27 @@ def minimize(
         if bounds is not None or constraints is not None:  # inside jit no value can be checked
             set_up(fun, params, args, has_aux, **options, projection=projection)
         plain_call = callback is None and projection is None and is_data((method, options, limits))
+        function = None
         if plain_call and runs_now((params, args, options, limits)):
             function = recorded(fun, seen_by(params, constraints), *args)
-            if function is not None:
-                return call_recorded(
-                    _minimized, function, params, args, method, options, limits, **static
-                )
 
         def run(params: Any, args: Any, method: Any, limits: Any) -> Minimum:
             return _minimized(fun, params, args, method, options, limits, **static)
 
-        return call_compiled(run, params, args, method, limits)
+        if function is None:
+            end = call_compiled(run, params, args, method, limits)
+        else:
+            end = call_recorded(
+                _minimized, function, params, args, method, options, limits, **static
+            )
+    if disp and not isinstance(end.status, Tracer):
+        print(end)
+    return end
 
 
 def _checked_method(method: Any, params: Any, bounds: Any, projection: Any) -> MinimizeMethod:
     if isinstance(method, str):
+        method = method_name(method)
         if method == "auto":
             return _automatic(params, bounds, projection)
         if method not in METHODS:

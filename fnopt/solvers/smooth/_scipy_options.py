@@ -1,0 +1,131 @@
+"""SciPy's names of methods and keywords of `minimize`, in our terms."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from fnopt.core import listing
+from fnopt.solvers._call import checked_count
+from fnopt.solvers.smooth._lbfgsb import lbfgsb
+
+# By SciPy's names in lower case, as SciPy compares them.
+METHODS = {
+    "l-bfgs-b": "lbfgsb",
+    "bfgs": "bfgs",
+    "cg": "cg",
+    "newton-cg": "newton_cg",
+    "trust-ncg": "newton_cg",
+    "trust-krylov": "newton_cg",
+}
+_NO_GRADIENTS = (
+    "searches without gradients, which are exact here: write 'auto'. For a function that has none, "
+    "scipy.optimize.minimize itself is the tool"
+)
+_MATRIX = "makes the whole Hessian: write 'newton_cg', which takes its products"
+_CONSTRAINED = (
+    "is for constraints: here bounds=, projection= for convex sets, or constraints= (tied, "
+    "positive, interval) with 'auto'"
+)
+_ELSEWHERE = {
+    "nelder-mead": _NO_GRADIENTS,
+    "powell": _NO_GRADIENTS,
+    "tnc": "is a Newton method with bounds: write 'lbfgsb', or 'newton_cg' without bounds",
+    "cobyla": _CONSTRAINED,
+    "cobyqa": _CONSTRAINED,
+    "slsqp": _CONSTRAINED,
+    "trust-constr": _CONSTRAINED,
+    "dogleg": _MATRIX,
+    "trust-exact": _MATRIX,
+}
+
+_SCHEMES = (None, "2-point", "3-point", "cs")
+_STEPS = ("maxiter", "maxfun", "maxfev")
+_OPTIONS = ("ftol", "gtol", "maxcor", "disp", *_STEPS)
+_KEYWORDS = ("tol", "jac", "options")
+_INSTEAD = {
+    "x0": "Call it params, or give it second",
+    "hess": "Leave it out: 'newton_cg' takes products of the exact Hessian",
+    "hessp": "Leave it out: 'newton_cg' takes products of the exact Hessian",
+    **dict.fromkeys(_STEPS, "Write max_steps"),
+    "maxcor": "Write method=fnopt.lbfgsb(memory_size)",
+}
+
+
+class Asked(NamedTuple):
+    """What of a call SciPy's keywords change."""
+
+    method: Any
+    ftol: Any
+    gtol: Any
+    max_steps: int
+    disp: bool
+
+
+def method_name(name: str) -> str:
+    """Our name of a method that may be called as in SciPy.
+
+    Raises:
+        ValueError: For one of SciPy's that isn't here, with what to write instead.
+    """
+    lower = name.lower()
+    if lower in _ELSEWHERE:
+        raise ValueError(f"minimize: method = {name!r} {_ELSEWHERE[lower]}.")
+    return METHODS.get(lower, name)
+
+
+def as_asked(
+    keywords: dict[str, Any], *, method: Any, ftol: Any, gtol: Any, max_steps: int
+) -> Asked:
+    """A call with SciPy's `tol`, `jac` and `options` brought into its own.
+
+    Args:
+        keywords: Keywords and values that aren't `minimize`'s own.
+        method: The method, or its name.
+        ftol: Tolerance of the value; None for the default, or what SciPy's keywords say.
+        gtol: Tolerance of the gradient.
+        max_steps: The most points to try.
+
+    Returns:
+        The call.
+
+    Raises:
+        TypeError: For a keyword or an option that neither knows, or that is called otherwise here.
+    """
+    for name in keywords:
+        if name not in _KEYWORDS:
+            hint = _INSTEAD.get(name, f"Expected one documented, or SciPy's {listing(_KEYWORDS)}")
+            raise TypeError(f"minimize: unexpected keyword {name!r}. {hint}.")
+    jac = keywords.get("jac")
+    if jac is True:
+        raise TypeError(
+            "minimize: jac = True, expected a function of params that returns its value alone: "
+            "derivatives are exact here."
+        )
+    if jac is not False and jac not in _SCHEMES:
+        raise TypeError(
+            f"minimize: jac = {jac!r}, expected none: derivatives are exact here. If yours is "
+            "cheaper, give fun a jax.custom_jvp."
+        )
+    options = dict(keywords.get("options") or {})
+    for name in options:
+        if name not in _OPTIONS:
+            raise TypeError(f"minimize: unexpected option {name!r}, expected {listing(_OPTIONS)}.")
+    tol = keywords.get("tol")
+    steps = [options[name] for name in _STEPS if options.get(name) is not None]
+    if steps:
+        max_steps = min(checked_count(n, "minimize: options: the most steps") for n in steps)
+    if options.get("maxcor") is not None:
+        if method_name(str(method)) not in ("auto", "lbfgs", "lbfgsb"):
+            raise TypeError(f"minimize: maxcor is an option of 'lbfgsb', the method is {method!r}.")
+        method = lbfgsb(options["maxcor"])
+    return Asked(
+        method,
+        _first(ftol, options.get("ftol"), tol),
+        _first(gtol, options.get("gtol"), tol),
+        max_steps,
+        bool(options.get("disp")),
+    )
+
+
+def _first(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import fnopt
+from fnopt.solvers.smooth._driver import METHODS
+from fnopt.solvers.smooth._scipy_options import as_asked, method_name
+
+DEFAULTS = {"method": "auto", "ftol": None, "gtol": None, "max_steps": 1000}
+# All that SciPy 1.17 has.
+HERE = ("CG", "BFGS", "Newton-CG", "L-BFGS-B", "trust-ncg", "trust-krylov", "l-bfgs-b", "bfgs")
+ELSEWHERE = {
+    "Nelder-Mead": "without gradients.*'auto'",
+    "Powell": "without gradients",
+    "TNC": "'lbfgsb'",
+    "COBYLA": "constraints=",
+    "COBYQA": "constraints=",
+    "SLSQP": "constraints=",
+    "trust-constr": "projection=",
+    "dogleg": "'newton_cg'",
+    "trust-exact": "'newton_cg'",
+}
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_names_of_methods(name):
+    assert method_name(name) in METHODS
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_names_of_methods_that_arent_here_say_what_is(name):
+    with pytest.raises(ValueError, match=ELSEWHERE[name]):
+        fnopt.minimize(jnp.sum, jnp.ones(2), method=name)
+
+
+def test_tolerances_and_options():
+    asked = as_asked({"tol": 1e-3, "jac": None, "options": None}, **DEFAULTS)
+    assert (asked.ftol, asked.gtol, asked.max_steps, asked.disp) == (1e-3, 1e-3, 1000, False)
+    options = {"gtol": 1e-4, "maxiter": 70, "maxfun": 50, "maxcor": 5, "disp": True}
+    asked = as_asked({"tol": 1e-3, "options": options}, **DEFAULTS | {"method": "L-BFGS-B"})
+    assert (asked.ftol, asked.gtol, asked.max_steps, asked.disp) == (1e-3, 1e-4, 50, True)
+    assert asked.method == fnopt.lbfgsb(5)
+    assert as_asked({"tol": 1e-3}, **DEFAULTS | {"gtol": 1e-7}).gtol == 1e-7
+
+
+def test_a_call_written_for_scipy():
+    def end(x):
+        options = {"maxiter": 40, "ftol": 1e-8, "disp": True}  # nothing to show in here
+        return fnopt.minimize(
+            lambda x: jnp.sum(x**4), x, method="L-BFGS-B", bounds=(0.0, 3.0), options=options
+        )
+
+    assert jax.eval_shape(end, jnp.ones(2)).params.shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "text"),
+    [
+        ({"x0": 1.0}, "Call it params"),
+        ({"hessp": len}, "Leave it out"),
+        ({"maxiter": 3}, "Write max_steps"),
+        ({"learning_rate": 0.1}, "SciPy's \\['tol'"),
+        ({"jac": True}, "its value alone"),
+        ({"jac": len}, "derivatives are exact"),
+        ({"options": {"xatol": 1.0}}, "unexpected option 'xatol'"),
+        ({"options": {"maxcor": 3}, "method": "bfgs"}, "maxcor is an option of 'lbfgsb'"),
+    ],
+)
+def test_what_isnt_understood_is_named(keywords, text):
+    with pytest.raises(TypeError, match=text):
+        fnopt.minimize(jnp.sum, jnp.ones(2), **keywords)
+
+
+def test_disp_prints_the_report(capsys):
+    fnopt.minimize(lambda x: x**2, 1.0, options={"disp": True}, method="cg")
+    assert "minimize: " in capsys.readouterr().out

@@ -57,6 +57,7 @@ from fnopt.core._numbers import out_of_range as out_of_range
 from fnopt.core._numbers import quotient as quotient
 from fnopt.core._numbers import root as root
 from fnopt.core._numbers import safe_norms as safe_norms
+from fnopt.core._numbers import squarable as squarable
 from fnopt.core._numbers import sum_of_squares as sum_of_squares
 from fnopt.core._optional import optional as optional
 from fnopt.core._owners import fits as fits

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from fnopt.core._devices import on_the_same_devices
 from fnopt.core._dtypes import compute_dtype, dtype_of, increment, real_dtype, zero_count
 from fnopt.core._leaves import cast, check_inexact, check_same_tree, check_scalars
+from fnopt.core._numbers import squarable
 from fnopt.core._parts import part_axes
 from fnopt.core._slots import declared_slots, own_slots, slot_copy, slot_zeros
 from fnopt.core._transformation import EmptyState, Transformation
@@ -38,6 +39,10 @@ class Leafwise(Transformation):
     `scalars(self, h, t)` returns a dict of further scalars; `t` is the number of this step, 1 at
     the first (None without a `count` in the state). A slot that doesn't begin at zero, or has a
     storage dtype of its own under another name than `<slot>_dtype`, overrides `fill` or `storage`.
+    Gradients whose squares are too large for the dtype come as the largest ones whose squares are
+    not (2.3e18 in float32), if a slot is a `RealSlot` or `keeps_squares` says so: an infinite
+    second moment would stay infinite.
+
     Where a slot is not of the leaf's shape (a number for every leaf, factors of a matrix), it is
     annotated `OwnSlot`, and `start(self, slot, p)` makes its part for a leaf: an array or a tree.
 
@@ -63,6 +68,7 @@ class Leafwise(Transformation):
     """
 
     State: ClassVar[Any] = EmptyState
+    keeps_squares: ClassVar[bool] = False  # of gradients, in slots that aren't a `RealSlot`
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """The numbers of a step that all leaves share; none by default."""
@@ -189,10 +195,13 @@ def _leaf_program(
     cls: type[Leafwise], flags: Any, slots: tuple[str, ...], axes: tuple[str, ...]
 ) -> Callable[..., Any]:
     del axes  # norms of parts are another program
+    squares = cls.keeps_squares or any(declared_slots(cls.State).values())
 
     def leaf(h: dict[str, Any], *row: Any) -> tuple[Any, ...]:
         dtype = compute_dtype(*map(jnp.result_type, jax.tree.leaves(row)))
         args = jax.tree.map(lambda x: cast(x, dtype), row)
+        if squares:
+            args = (squarable(args[0]), *args[1:])
         tx = cls._unflatten(flags, [h.get(name) for name in cls._leaf_names])
         # Operands have one width here, so standard promotion only lets real meet complex.
         with jax.numpy_dtype_promotion("standard"):

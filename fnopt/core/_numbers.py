@@ -22,6 +22,22 @@ def squared_modulus(x: jax.Array) -> jax.Array:
     return jnp.square(x)
 
 
+def squarable(x: jax.Array, terms: int = 1) -> jax.Array:
+    """The array with all finite entries small enough that sums of as many squares are finite.
+
+    An average of squares that has met one infinite square stays infinite, and every step after it
+    is zero. In float32 entries beyond 2.3e18 count as that; infinite ones stay, to be seen.
+    """
+    info = jnp.finfo(x.dtype)
+    if info.bits < 32:  # squares are taken in float32 at least
+        return x
+    if jnp.iscomplexobj(x):
+        real, imag = jnp.real(x), jnp.imag(x)
+        return jax.lax.complex(squarable(real, terms), squarable(imag, terms))
+    most = jnp.asarray(2.0 ** (info.maxexp // 2 - 3) / max(terms, 1) ** 0.5, x.dtype)
+    return jax.lax.select(jnp.isfinite(x), jax.lax.clamp(-most, x, most), x)
+
+
 def root(x: jax.Array) -> jax.Array:
     """The square root with derivative 0 at 0; what rounding made negative is 0, NaN stays NaN."""
     positive = x > 0

@@ -77,6 +77,7 @@ class scale_by_factored_rms(Leafwise):
     """
 
     State = ScaleByFactoredRmsState
+    keeps_squares = True
 
     factored: bool = static(default=True)
     decay_rate: Scalar = hyper(default=0.8, gt=0)

@@ -92,6 +92,7 @@ class scale_by_adam_mini(Leafwise):
     """
 
     State = ScaleByAdamMiniState
+    keeps_squares = True
 
     b1: Scalar = hyper(default=0.9, ge=0, lt=1)
     b2: Scalar = hyper(default=0.999, ge=0, lt=1)
@@ -118,7 +119,7 @@ class scale_by_adam_mini(Leafwise):
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
         axes = tuple(i for i, n in enumerate(nu.shape) if n == 1)
         size = max(g.size // max(nu.size, 1), 1)  # an empty leaf has no mean
-        square = jnp.sum(squared_modulus(g), axis=axes, keepdims=True) / size
+        square = jnp.sum(squared_modulus(g) / size, axis=axes, keepdims=True)
         mu, nu = ema(mu, g, h.b1, h.gain1), ema(nu, square, h.b2, h.gain2)
         return h.mean * mu / (positive_root(nu) + h.beside_root), mu, nu
 

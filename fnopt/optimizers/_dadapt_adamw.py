@@ -20,6 +20,7 @@ from fnopt.core import (
     map_leaves,
     positive_root,
     slot_zeros,
+    squarable,
     squared_modulus,
     zero_count,
 )
@@ -118,6 +119,7 @@ def _averaged(scalars: Any, updates: Any, state: ScaleByDadaptAdamwState) -> Any
     """The new averages and sums, and what the gradients have to do with those before."""
 
     def leaf(h: Any, g: Any, m: Any, v: Any, s: Any) -> Any:
+        g = squarable(g)
         product = jnp.conj(g) * (s / (positive_root(v) + h["eps"]))
         scaled = h["step"] * g
         v = ema(v, squared_modulus(g), h["b2"])

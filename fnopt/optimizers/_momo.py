@@ -20,6 +20,7 @@ from fnopt.core import (
     map_leaves,
     positive_root,
     slot_zeros,
+    squarable,
     squared_modulus,
     static,
     zero_count,
@@ -178,7 +179,7 @@ class momo_adam(Transformation):
         h = numbers(self, state.barf.dtype, state.count)
         d, seen = _first_moments(h.b1, value, updates, state, params)
         squares = map_leaves(
-            lambda b2, g, v: (g, ema(v, squared_modulus(g), b2)),
+            lambda b2, g, v: (g, ema(v, squared_modulus(squarable(g)), b2)),
             updates,
             hyper=h.b2,
             outputs=2,
@@ -209,7 +210,7 @@ def _first_moments(beta: Any, value: Any, updates: Any, state: Any, params: Any)
     dtype = state.barf.dtype
     value = jnp.reshape(jnp.asarray(value), ()).astype(dtype)
     d = map_leaves(
-        lambda b, g, m: (g, ema(m, g, b)),
+        lambda b, g, m: (g, ema(m, squarable(g), b)),
         updates,
         hyper=beta,
         outputs=2,

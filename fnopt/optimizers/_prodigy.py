@@ -21,6 +21,7 @@ from fnopt.core import (
     positive_root,
     slot_copy,
     slot_zeros,
+    squarable,
     squared_modulus,
     static,
     zero_count,
@@ -134,7 +135,7 @@ def _averaged(scalars: Any, updates: Any, state: ScaleByProdigyState, params: An
     """The new averages and sums, and what the gradients have to do with the way so far."""
 
     def leaf(h: Any, g: Any, m: Any, v: Any, s: Any, p0: Any, p: Any) -> Any:
-        scaled = h["d"] * g
+        scaled = squarable(h["d"] * g)
         product = jnp.conj(g) * (p0 - p)
         m = ema(m, scaled, h["b1"])
         v = ema(v, squared_modulus(scaled), h["b2"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from fnopt.core import (
     Leafwise,
@@ -88,9 +87,7 @@ class scale_by_qhadam(Leafwise):
         square = squared_modulus(g)
         mu = ema(mu, g, h.b1, h.gain1)
         nu = ema(nu, square, h.b2, h.gain2)
-        # A square may be infinite, and none of it is a number then.
-        own = jnp.where(h.square > 0, h.square * square, jnp.zeros_like(square))
-        length = positive_root(own + h.mean_square * nu) + h.eps
+        length = positive_root(h.square * square + h.mean_square * nu) + h.eps
         return (h.gradient * g + h.mean * mu) / length, mu, nu
 
 

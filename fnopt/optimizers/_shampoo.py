@@ -22,6 +22,7 @@ from fnopt.core import (
     nonzero,
     positive_root,
     root,
+    squarable,
     static,
 )
 from fnopt.optimizers._matrix_factors import Pair, identities, new_factors, only_finite, zeros
@@ -140,6 +141,7 @@ class scale_by_shampoo(Matrixwise):
 
     def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
         t = count + 1
+        g = squarable(g, max(g.shape))
         new = {"mu": ema(slots.mu, g, h.b1)}
         mean = new["mu"] / bias_correction(h.b1, t)
         is_mean, one = h.b2 < 1, jnp.ones_like(h.b2)

@@ -19,6 +19,7 @@ from fnopt.core import (
     hyper,
     matmul,
     positive_root,
+    squarable,
     static,
 )
 from fnopt.optimizers._matrix_factors import (
@@ -132,7 +133,7 @@ class scale_by_soap(Matrixwise):
         )
 
     def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
-        first = count == 0
+        first, g = count == 0, squarable(g, g.shape[1] * g.shape[2])
         t = jnp.maximum(count, jnp.ones_like(count))  # steps that Adam has made, this one included
         mu = jnp.where(first, slots.mu, ema(slots.mu, g, h.b1))
         nu = jnp.where(first, slots.nu, ema(slots.nu, jnp.square(rotated(g, slots.bases)), h.b2))

@@ -74,8 +74,6 @@ class scale_by_yogi(Leafwise):
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
         mu = ema(mu, g, h.b1, h.gain1)
         square = squared_modulus(g)
-        # Infinite ones would be taken off each other.
-        square = jnp.minimum(square, jnp.asarray(jnp.finfo(square.dtype).max / 4, square.dtype))
         nu = nu - h.gain2 * jnp.sign(nu - square) * square
         return h.mean * mu / (positive_root(nu + h.under_root) + h.beside_root), mu, nu
 

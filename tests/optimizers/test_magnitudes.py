@@ -40,6 +40,49 @@ def test_the_same_steps_at_any_size(name):
         np.testing.assert_allclose(steps(size), steps(1.0), rtol=2e-5, atol=1e-7)
 
 
+RECOVERING = {
+    "adam": fnopt.scale_by_adam(0.5, 0.9),
+    "amsgrad": fnopt.scale_by_amsgrad(0.5, 0.9),
+    "rmsprop": fnopt.scale_by_rms(0.9),
+    "adabelief": fnopt.scale_by_belief(0.5, 0.9),
+    "adan": fnopt.scale_by_adan(0.9, 0.9, 0.9),
+    "adam_mini": fnopt.scale_by_adam_mini(0.5, 0.9),
+}
+
+NOISE = np.random.default_rng(1).standard_normal(1000).astype(np.float32)
+
+
+@jax.jit
+def after_a_shock(size):
+    """The first updates of all, and those after a thousand ordinary ones."""
+    params = {"w": jnp.ones(3)}
+
+    def steps(tx):
+        def body(carry, g):
+            updates, state = tx.update({"w": jnp.stack([g, -g, 0.5 * g])}, carry, params)
+            return state, updates["w"]
+
+        gradients = jnp.asarray(NOISE).at[0].set(size)
+        return jax.lax.scan(body, tx.init(params), gradients)[1]
+
+    return {name: steps(tx) for name, tx in RECOVERING.items()}
+
+
+@pytest.mark.parametrize("size", [1e20, 1e30])
+def test_one_gradient_out_of_range_is_forgotten(size):
+    ordinary, shocked = after_a_shock(jnp.float32(1.0)), after_a_shock(jnp.float32(size))
+    for name, updates in shocked.items():
+        assert np.max(np.abs(updates)) < 30, name  # mu over the root of nu, at its largest
+        if name != "amsgrad":  # which forgets nothing
+            np.testing.assert_allclose(updates[-1], ordinary[name][-1], rtol=1e-3, err_msg=name)
+
+
+def test_an_infinite_gradient_is_seen():
+    tx, params = fnopt.adam(0.1), {"w": jnp.ones(2)}
+    updates, _ = tx.update({"w": jnp.asarray([jnp.inf, 1.0])}, tx.init(params), params)
+    assert np.isfinite(updates["w"]).tolist() == [False, True]
+
+
 def test_prodigy_at_large_ones():
     """Its squares are those of estimate and gradient together; small ones meet its epsilon."""
     steps = run(fnopt.prodigy(estim_lr0=1e-3))

@@ -93,7 +93,9 @@ def as_asked(
     """
     for name in keywords:
         if name not in _KEYWORDS:
-            hint = _INSTEAD.get(name, f"Expected one documented, or SciPy's {listing(_KEYWORDS)}")
+            hint = _INSTEAD.get(
+                name, f"Expected one documented, or SciPy's {listing([*_KEYWORDS])}"
+            )
             raise TypeError(f"minimize: unexpected keyword {name!r}. {hint}.")
     jac = keywords.get("jac")
     if jac is True:
@@ -109,7 +111,9 @@ def as_asked(
     options = dict(keywords.get("options") or {})
     for name in options:
         if name not in _OPTIONS:
-            raise TypeError(f"minimize: unexpected option {name!r}, expected {listing(_OPTIONS)}.")
+            raise TypeError(
+                f"minimize: unexpected option {name!r}, expected {listing([*_OPTIONS])}."
+            )
     tol = keywords.get("tol")
     steps = [options[name] for name in _STEPS if options.get(name) is not None]
     if steps:

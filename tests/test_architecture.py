@@ -19,7 +19,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 # Which packages a package may import from, besides itself. Read from left to right:
 # core < programs < taps, gradients, jacobians, costs; gradients, jacobians < curvature;
 # core < schedules < transforms; curvature, transforms < optimizers;
-# jacobians < linear < residuals < solvers < curves; optimizers < solvers.
+# jacobians < linear < residuals < solvers < curves; curvature < residuals; optimizers < solvers.
 LAYERS = {
     "core": set(),
     "programs": {"core"},
@@ -32,7 +32,7 @@ LAYERS = {
     "taps": {"core", "programs", "jacobians"},
     "costs": {"core", "programs"},
     "linear": {"core", "jacobians"},
-    "residuals": {"core", "programs", "jacobians", "linear"},
+    "residuals": {"core", "programs", "jacobians", "linear", "curvature"},
     "solvers": {
         *("core", "programs", "jacobians", "linear", "residuals"),
         *("schedules", "transforms", "optimizers"),

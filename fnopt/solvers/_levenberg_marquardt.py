@@ -39,6 +39,11 @@ class levenberg_marquardt(LeastSquaresMethod):
     whichever is less, so a network of very many params takes steps on small batches. A refused
     step needs no new Jacobian.
 
+    Residuals may also be given by example: `update(None, state, params, residual_fn=fn,
+    batch=batch)` with `fn(params, example)`. With more params than residuals steps then need
+    :math:`J J^T` alone, and where that is cheaper without `J` (a network of many params) `J` is
+    never formed. All params have one scale in such steps.
+
     In :func:`fnopt.least_squares`, where one point leads to the next, fits with at least as many
     residuals as params (up to 64, without bounds or a robust loss) get two things more. Where
     residuals stay large and bend, the curvature :math:`S \approx \sum_i r_i \nabla^2 r_i` that

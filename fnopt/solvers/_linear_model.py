@@ -9,6 +9,7 @@ from fnopt.solvers._model_base import LinearModel
 from fnopt.solvers._model_dense import LiftedModel, TriangleModel, WideGramModel
 from fnopt.solvers._model_gram import TallGramModel
 from fnopt.solvers._model_krylov import KrylovModel
+from fnopt.solvers._model_rows import RowsModel
 
 _SPARSE = 256  # from that many unknowns on a sparse Jacobian isn't made a full matrix
 
@@ -35,6 +36,8 @@ def linear_model(flat: FlatResidual, solver: str, mode: str, chunk_size: int | N
     m, n = flat.m, flat.n
     name = linear_solver(solver, m, n)
     given = flat.derivative
+    if flat.gram is not None and name == "cholesky" and m < n:
+        return RowsModel(flat, mode, chunk_size)
     if solver == "auto" and given is not None and given.sparse and min(m, n) > _SPARSE:
         band = normal_band(flat)
         if band is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -23,7 +24,13 @@ from fnopt.core import (
 )
 from fnopt.jacobians import jacobian_mode, ravel
 from fnopt.linear import linear_solver
-from fnopt.residuals import FlatResidual, flat_residual, given_derivative
+from fnopt.residuals import (
+    FlatResidual,
+    example_residuals,
+    flat_residual,
+    given_derivative,
+    with_rows,
+)
 from fnopt.solvers._convergence import explained, is_stationary
 from fnopt.solvers._curvature import no_curvature
 from fnopt.solvers._evidence import rounding
@@ -108,17 +115,24 @@ class LeastSquaresMethod(Transformation):
         params: Any = None,
         *,
         residual_fn: Any,
+        batch: Any = None,
         jac: Any = None,
         **extra_args: Any,
     ) -> tuple[Any, LeastSquaresState]:
-        """One step: the update is zero, and the params stay as they are, if it is refused.
+        r"""One step: the update is zero, and the params stay as they are, if it is refused.
 
         Args:
             updates: Not used; may be `None`.
             state: The state.
             params: A pytree of real floating arrays.
             residual_fn: `residual_fn(params)` returns the residuals, as an array or a pytree; or
-                a list, tuple or dict of such functions.
+                a list, tuple or dict of such functions. With a `batch` it is
+                `residual_fn(params, example)` of ONE example, or a list of such functions.
+            batch: The examples, whose leaves have a leading axis; for a list of functions a list of
+                batches. With more params than residuals (and more than 64 of these) steps then
+                come from :math:`J J^\top`, and `J` is not formed where it is cheaper without
+                (:func:`fnopt.curvature.batch_jacobian`): `'cholesky'` as the linear solver forms
+                it, for the same steps. All params have one scale then.
             jac: `jac(params)` returns their Jacobian, as in :func:`fnopt.least_squares`.
             **extra_args: Not used.
 
@@ -128,12 +142,16 @@ class LeastSquaresMethod(Transformation):
         del updates, extra_args
         check_same_tree(params, state.scale, "params", "the state's scale")
         with mesh_of(params):
-            return self._step(state, params, residual_fn, jac)
+            return self._step(state, params, residual_fn, batch, jac)
 
     def _step(
-        self, state: LeastSquaresState, params: Any, residual_fn: Any, jac: Any
+        self, state: LeastSquaresState, params: Any, residual_fn: Any, batch: Any, jac: Any
     ) -> tuple[Any, LeastSquaresState]:
-        x, flat = flat_residual(residual_fn, params)
+        examples = None if batch is None else example_residuals(residual_fn, batch)
+        x, flat = flat_residual(residual_fn if examples is None else examples.residuals, params)
+        if examples is not None and jac is None:
+            jac = functools.partial(examples.jacobian, chunk_size=self.chunk_size)
+            flat = with_rows(flat, examples, self.rows_method)
         if jac is not None:
             residuals = jax.eval_shape(flat.unflatten, jax.ShapeDtypeStruct((flat.m,), x.dtype))
             given = given_derivative(jac, residuals, params, (), x.dtype)
@@ -184,6 +202,11 @@ class LeastSquaresMethod(Transformation):
         return resolved(
             dtype, rounding_unit(params), ftol=self.ftol, xtol=self.xtol, gtol=self.gtol
         )
+
+    @property
+    def rows_method(self) -> str:
+        """How the rows of examples are known, where steps come from their Gram matrix."""
+        return "auto" if self.linear_solver == "auto" else "formed"
 
     def model(self, flat: FlatResidual) -> LinearModel:
         """The linear model of the residuals."""

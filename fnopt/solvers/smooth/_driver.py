@@ -31,7 +31,7 @@ from fnopt.solvers.smooth._nonlinear_cg import nonlinear_cg
 from fnopt.solvers.smooth._plain import GIVEN, plain
 from fnopt.solvers.smooth._projected_gradient import projected_gradient
 from fnopt.solvers.smooth._result import Minimum
-from fnopt.solvers.smooth._scipy_options import as_asked, method_name
+from fnopt.solvers.smooth._scipy_options import as_asked, as_sides, method_name
 from fnopt.solvers.smooth._setting import Setting, seen_by, set_up, with_half_precision
 
 METHODS: dict[str, Callable[[], MinimizeMethod]] = {
@@ -89,8 +89,8 @@ def minimize(
         has_aux: Whether `fun` returns a pair; what is besides the value at the solution comes back
             as `aux`.
         bounds: `(lower, upper)`, each a number, an array, or a tree of these like the params or
-            like their top; None for no bound. Every step stays inside, and solutions on a bound
-            are reached exactly.
+            like their top; None for no bound; or SciPy's list of pairs `[(low, high), ...]`. Every
+            step stays inside, and solutions on a bound are reached exactly.
         constraints: `fixed()`, `tied(fn)`, `positive()` or `interval(a, b)`, by the path of a
             leaf, a pattern of paths, or a tree like the params.
         projection: `projection(params)` returns the nearest params of a convex set.
@@ -135,6 +135,7 @@ def minimize(
     )
     max_steps = checked_count(max_steps, "minimize: max_steps")
     args = checked_args(args, "minimize")
+    bounds = as_sides(bounds)
     method = _checked_method(method, params, bounds, projection)
     options = {"bounds": bounds, "constraints": constraints}
     limits = (ftol, xtol, gtol)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from fnopt.core import listing
+import jax.numpy as jnp
+
+from fnopt.core import default_float, listing
 from fnopt.solvers._call import checked_count
 from fnopt.solvers.smooth._lbfgsb import lbfgsb
 
@@ -128,6 +130,21 @@ def as_asked(
         _first(gtol, options.get("gtol"), tol),
         max_steps,
         bool(options.get("disp")),
+    )
+
+
+def as_sides(bounds: Any) -> Any:
+    """SciPy's list of pairs `(low, high)`, with None for no bound, as `(lower, upper)`.
+
+    A list of tuples is meant so; all else is left as it is.
+    """
+    pairs = isinstance(bounds, list) and all(isinstance(b, tuple) and len(b) == 2 for b in bounds)
+    if not pairs or not bounds:
+        return bounds
+    sides = zip(*bounds, strict=True)
+    return tuple(
+        jnp.stack([jnp.asarray(none if x is None else x, default_float()) for x in side])
+        for side, none in zip(sides, (-jnp.inf, jnp.inf), strict=True)
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 
 import fnopt
 from fnopt.solvers.smooth._driver import METHODS
-from fnopt.solvers.smooth._scipy_options import as_asked, method_name
+from fnopt.solvers.smooth._scipy_options import as_asked, as_sides, method_name
 
 DEFAULTS = {"method": "auto", "ftol": None, "gtol": None, "max_steps": 1000}
 # All that SciPy 1.17 has.
@@ -71,6 +71,16 @@ def test_a_call_written_for_scipy():
 def test_what_isnt_understood_is_named(keywords, text):
     with pytest.raises(TypeError, match=text):
         fnopt.minimize(jnp.sum, jnp.ones(2), **keywords)
+
+
+def test_bounds_as_a_list_of_pairs():
+    lower, upper = as_sides([(0.0, None), (None, 2), (-1, 1)])
+    assert lower.tolist() == [0.0, -jnp.inf, -1.0]
+    assert upper.tolist() == [jnp.inf, 2.0, 1.0]
+    for kept in (None, (0.0, 1.0), ((0.0, 1.0), (2.0, 3.0)), [0.0, 1.0], []):
+        assert as_sides(kept) is kept
+    end = fnopt.minimize(lambda x: jnp.sum((x - 3) ** 2), jnp.ones(2), bounds=[(0, 2), (None, 9)])
+    assert end.params.tolist() == pytest.approx([2.0, 3.0], abs=1e-4)
 
 
 def test_disp_prints_the_report(capsys):

@@ -14,13 +14,12 @@ from fnopt.core import (
     check_choice,
     check_same_tree,
     checked_chunk_size,
-    compute_dtype,
     described,
-    scan_chunks,
+    varying_like,
 )
-from fnopt.curvature._bound import BoundResiduals, bind
-from fnopt.curvature._formed import FormedRows, form_rows
-from fnopt.gradients.ghost import Rows, record_rows, trace
+from fnopt.curvature._bound import bind
+from fnopt.curvature._jacobian_part import Part
+from fnopt.gradients import from_devices
 
 METHODS = ("auto", "ghost", "formed")
 Residuals = Callable[..., Any] | Sequence[Callable[..., Any]]
@@ -28,7 +27,11 @@ _NAME = "batch_jacobian"
 
 
 def batch_jacobian(
-    residual_fn: Residuals, *, method: str = "auto", chunk_size: int | None = None
+    residual_fn: Residuals,
+    *,
+    method: str = "auto",
+    chunk_size: int | None = None,
+    axis_name: Any = None,
 ) -> Callable[[Any, Any], BatchJacobian]:
     r"""The Jacobian of a batch's residuals as a linear map, with its Gram matrix.
 
@@ -57,6 +60,11 @@ def batch_jacobian(
             forms all rows by `jax.vmap`. `'auto'` takes the one that stores less for an example.
         chunk_size: How many examples to take at once; `None` for all. With `c` chunks the Gram
             matrix takes `c (c + 1)` passes over a chunk instead of one.
+        axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis that the batch
+            is divided over, or several. `residuals` and `mv` are those of this device's examples;
+            `vector`, `vector_at`, `gram`, `rmv`, `sizes` and `shape` are of all devices, in their
+            order. What the products are made of goes round from device to device, and each makes
+            its own rows of the Gram matrix; with chunks the examples are gathered instead.
 
     Returns:
         A function `(params, batch)` -> a `BatchJacobian`. The leaves of the batch have a leading
@@ -89,12 +97,11 @@ def batch_jacobian(
     def at(params: Any, batch: Any) -> BatchJacobian:
         fns: tuple[Any, ...] = (residual_fn,)
         fns, batches = (fns, (batch,)) if callable(residual_fn) else _several(residual_fn, batch)
-        pairs = zip(fns, batches, strict=True)
-        return BatchJacobian(
-            params,
-            [_Part(bind(fn, params, b, _NAME), method, chunk_size) for fn, b in pairs],
-            single=callable(residual_fn),
-        )
+        # Inside shard_map, so that a derivative is of this device's examples and nothing is added.
+        own = varying_like(params, batches)
+        bound = [bind(fn, own, b, _NAME) for fn, b in zip(fns, batches, strict=True)]
+        parts = [Part(b, method, chunk_size, axis_name) for b in bound]
+        return BatchJacobian(params, parts, callable(residual_fn), axis_name)
 
     return at
 
@@ -113,111 +120,6 @@ def _several(fns: Any, batches: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     return tuple(fns), tuple(batches)
 
 
-class _Part:
-    """The rows of one residual function."""
-
-    def __init__(self, residuals: BoundResiduals, method: str, chunk_size: int | None) -> None:
-        self.bound, self.laid = residuals
-        size = self.bound.size
-        whole = chunk_size is None or chunk_size >= size
-        self.chunk_size = None if whole else chunk_size
-        self.ghost = None if method == "formed" else trace(self.bound)
-        if method == "auto" and self.ghost is not None:
-            self.ghost = (
-                None if self.ghost.plan.bytes >= _row_bytes(self.bound.params) else self.ghost
-            )
-
-    def take(self, batch: Any) -> Rows | FormedRows:
-        """The rows of some examples."""
-        if self.ghost is None:
-            return form_rows(self.bound, batch)
-        return record_rows(self.ghost, batch)
-
-    @functools.cached_property
-    def rows(self) -> Rows | FormedRows:
-        """The rows of all examples."""
-        return self.take(self.bound.batch)
-
-    @functools.cached_property
-    def residuals(self) -> jax.Array:
-        """The residuals, `[n, k]`."""
-        if self.chunk_size is None:
-            return self.rows.residuals
-        return self.at(self.bound.params)
-
-    def at(self, params: Any) -> jax.Array:
-        """The residuals at other params, `[n, k]`."""
-        values = jax.vmap(lambda e: self.bound.loss(params, e)[0])
-        return self.over_chunks(values, self.bound.batch)
-
-    def over_chunks(self, fn: Callable[[Any], Any], batch: Any) -> Any:
-        """The results of a function for all chunks, by example."""
-        body = lambda carry, chunk: (carry, fn(chunk))  # noqa: E731
-        return scan_chunks(body, None, batch, self.bound.size, self.chunk_size)[1]
-
-    def gram(self, other: _Part) -> jax.Array:
-        """The inner products of all rows with those of another part, `[n k, m l]`."""
-        if self.chunk_size is None and other.chunk_size is None:
-            return _gram(self, self.rows, other, other.rows)
-        k, width = self.laid.size, other.laid.size
-
-        def block(chunk: Any) -> jax.Array:
-            mine = self.take(chunk)
-
-            def column(chunk: Any) -> jax.Array:
-                theirs = other.take(chunk)
-                found = _gram(other, theirs, self, mine)
-                return found.reshape(theirs.residuals.shape[0], width, *mine.residuals.shape)
-
-            return jnp.moveaxis(other.over_chunks(column, other.bound.batch), (2, 3), (0, 1))
-
-        found = self.over_chunks(block, self.bound.batch)
-        return found.reshape(self.bound.size * k, other.bound.size * width)
-
-    def pull(self, weights: jax.Array) -> Any:
-        r""":math:`J^\top a` for `a` of `[n, k]`."""
-        if self.chunk_size is None:
-            return self.rows.pull(weights)
-
-        def body(total: Any, chunk: Any) -> tuple[Any, None]:
-            batch, a = chunk
-            return jax.tree.map(jnp.add, total, self.take(batch).pull(a)), None
-
-        zeros = jax.tree.map(
-            lambda p: jnp.zeros(jnp.shape(p), compute_dtype(jnp.result_type(p))), self.bound.params
-        )
-        chunks = (self.bound.batch, weights)
-        return scan_chunks(body, zeros, chunks, self.bound.size, self.chunk_size)[0]
-
-    def push(self, direction: Any) -> jax.Array:
-        """`J v`, `[n, k]`."""
-        if self.chunk_size is None:
-            return self.rows.push(direction)
-        return self.over_chunks(lambda batch: self.take(batch).push(direction), self.bound.batch)
-
-
-def _gram(one: _Part, rows: Any, other: _Part, others: Any) -> jax.Array:
-    """The inner products of rows that may be known in different ways."""
-    if isinstance(rows, FormedRows) is isinstance(others, FormedRows):
-        return rows.gram(others)
-    if isinstance(rows, FormedRows):
-        return _pushed(others, rows)
-    return _pushed(rows, others).T
-
-
-def _pushed(rows: Any, formed: FormedRows) -> jax.Array:
-    """The products of formed rows with a Jacobian that is not, `[formed, others]`."""
-    flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), formed.rows)
-    return jax.lax.map(lambda row: rows.push(row).reshape(-1), flat, batch_size=16)
-
-
-def _row_bytes(params: Any) -> int:
-    return sum(
-        math.prod(jnp.shape(leaf)) * compute_dtype(jnp.result_type(leaf)).itemsize
-        for leaf in jax.tree.leaves(params)
-    )
-
-
 class BatchJacobian:
     """The Jacobian of a batch's residuals as a linear map; `batch_jacobian` makes it.
 
@@ -231,13 +133,14 @@ class BatchJacobian:
         ((3, 1), [0.0, 1.0, 2.0])
     """
 
-    def __init__(self, params: Any, parts: list[_Part], single: bool) -> None:
+    def __init__(self, params: Any, parts: list[Part], single: bool, axis_name: Any = None) -> None:
         self._params, self._parts, self._single = params, parts, single
+        self._axis_name = axis_name
 
     @property
     def shape(self) -> tuple[int, int]:
         """The numbers of residuals and of params."""
-        rows = sum(part.bound.size * part.laid.size for part in self._parts)
+        rows = sum(part.total * part.laid.size for part in self._parts)
         return rows, sum(math.prod(jnp.shape(p)) for p in jax.tree.leaves(self._params))
 
     @property
@@ -253,7 +156,7 @@ class BatchJacobian:
     @property
     def sizes(self) -> tuple[tuple[int, int], ...]:
         """By residual function, the numbers of examples and of residuals of each."""
-        return tuple((part.bound.size, part.laid.size) for part in self._parts)
+        return tuple((part.total, part.laid.size) for part in self._parts)
 
     def vector_at(self, params: Any) -> jax.Array:
         """The residuals at other params, end to end: a forward pass.
@@ -299,8 +202,8 @@ class BatchJacobian:
         return jax.tree.map(lambda *x: functools.reduce(jnp.add, x), *pulled)
 
     def flatten(self, parts: Sequence[jax.Array]) -> jax.Array:
-        """Arrays `[n, k]` of each function end to end."""
-        return jnp.concatenate([x.reshape(-1) for x in parts])
+        """Arrays `[n, k]` of each function end to end, of all devices."""
+        return jnp.concatenate([from_devices(x.reshape(-1), self._axis_name) for x in parts])
 
     def parts(self, residuals: Any) -> list[jax.Array]:
         """A tree like `residuals` as arrays `[n, k]`, by residual function."""
@@ -316,9 +219,10 @@ class BatchJacobian:
     def _cut(self, vector: jax.Array) -> list[jax.Array]:
         found, start = [], 0
         for part in self._parts:
-            n, k = part.bound.size, part.laid.size
-            found.append(vector[start : start + n * k].reshape(n, k))
-            start += n * k
+            k = part.laid.size
+            of_all = vector[start : start + part.total * k].reshape(part.total, k)
+            found.append(part.own(of_all))
+            start += part.total * k
         return found
 
     def _as_residuals(self, parts: Sequence[jax.Array]) -> Any:

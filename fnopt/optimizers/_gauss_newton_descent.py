@@ -59,6 +59,9 @@ class gauss_newton_descent(Transformation):
             they were published), without a further evaluation if the damping doesn't adapt.
         method: `'auto'`, `'ghost'` or `'formed'`, as in :func:`fnopt.curvature.batch_jacobian`.
         chunk_size: How many examples to take at once; `None` for all.
+        axis_name: Inside `jax.shard_map`, the named axis that the batch is divided over, as in
+            :func:`fnopt.curvature.batch_jacobian`: the step is that of the whole batch, the same
+            on all devices.
 
     Raises:
         ValueError: If a hyper-parameter is out of its range.
@@ -99,6 +102,7 @@ class gauss_newton_descent(Transformation):
     halvings: int = static(default=10)
     method: str = static(default="auto")
     chunk_size: int | None = static(default=None)
+    axis_name: Any = static(default=None)
 
     def init(self, params: Any) -> GaussNewtonDescentState:
         """No step so far."""
@@ -118,8 +122,12 @@ class gauss_newton_descent(Transformation):
         from fnopt.curvature import batch_jacobian  # `import fnopt` needs no curvature
 
         del updates, extra_args
-        J = batch_jacobian(residual_fn, method=self.method, chunk_size=self.chunk_size)
-        J = J(params, batch)
+        J = batch_jacobian(
+            residual_fn,
+            method=self.method,
+            chunk_size=self.chunk_size,
+            axis_name=self.axis_name,
+        )(params, batch)
         dtype = step_dtype(params)
         scale = jnp.concatenate([jnp.full(n * k, n**-0.5, dtype) for n, k in J.sizes])
 

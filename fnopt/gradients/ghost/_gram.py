@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import HIGHEST, compute_dtype
+from fnopt.core import HIGHEST, compute_dtype, varying_like
 from fnopt.gradients._sums import inner_products
 from fnopt.gradients.ghost import _reduce
 from fnopt.gradients.ghost._factors import Dense, Pair, balanced, inner, merged, outer, sum_of
@@ -108,7 +108,7 @@ def by_slices(p: Pair, q: Pair, d: int, k: int) -> jax.Array:
         return total + inner_products(formed(part[0], p.right), formed(part[1], q.right)), None
 
     dtype = compute_dtype(*(z.dtype for z in jax.tree.leaves((p, q))))
-    zero = jnp.zeros((x.shape[0], y.shape[0]), dtype)
+    zero = varying_like(jnp.zeros((x.shape[0], y.shape[0]), dtype), (x, y))
     return jax.lax.scan(add, zero, (cut(x), cut(y)))[0]
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import HIGHEST, compute_dtype
+from fnopt.core import HIGHEST, compute_dtype, varying_like
 from fnopt.gradients._sums import weighted_total
 from fnopt.gradients.ghost import _direct, _reduce, _rows_gram
 from fnopt.gradients.ghost._plan import Group, tap_zeros
@@ -141,8 +141,9 @@ def record_tape(ghost: Ghost, batch: Any) -> Tape:
             outputs, records = replay(plan.level, [*inputs, *example], visit, taps)
             return outputs[0], (outputs, records)
 
-        r, pull, (outputs, records) = jax.vjp(residuals, tap_zeros(plan), left, has_aux=True)
-        cotangents, grads = jax.vmap(pull)(jnp.eye(r.size, dtype=r.dtype))
+        taps = varying_like(tap_zeros(plan), (params, example))
+        r, pull, (outputs, records) = jax.vjp(residuals, taps, left, has_aux=True)
+        cotangents, grads = jax.vmap(pull)(varying_like(jnp.eye(r.size, dtype=r.dtype), r))
         return Tape(outputs, records, cotangents, grads)
 
     return jax.vmap(one)(jax.tree.leaves(batch))

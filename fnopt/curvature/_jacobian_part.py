@@ -1,0 +1,167 @@
+"""The rows of one residual function in a batch's Jacobian, a chunk at a time if wanted."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import compute_dtype, scan_chunks, varying_like
+from fnopt.curvature._bound import BoundResiduals
+from fnopt.curvature._formed import FormedRows, form_rows
+from fnopt.curvature._round import rows_of_all_devices
+from fnopt.gradients import from_devices, over_devices
+from fnopt.gradients.ghost import Rows, record_rows, trace
+
+
+class Part:
+    """The rows of one residual function, for the examples of this device.
+
+    Args:
+        residuals: The function, with params and a batch.
+        method: As in `batch_jacobian`.
+        chunk_size: Likewise.
+        axis_name: Likewise.
+    """
+
+    def __init__(
+        self, residuals: BoundResiduals, method: str, chunk_size: int | None, axis_name: Any
+    ) -> None:
+        self.bound, self.laid = residuals
+        self.axis_name = axis_name
+        size = self.bound.size
+        self.total: int = size * over_devices(1, axis_name)
+        whole = chunk_size is None or chunk_size >= size
+        self.chunk_size = None if whole else chunk_size
+        self.ghost = None if method == "formed" else trace(self.bound)
+        if method == "auto" and self.ghost is not None:
+            self.ghost = (
+                None if self.ghost.plan.bytes >= _row_bytes(self.bound.params) else self.ghost
+            )
+
+    def own(self, x: jax.Array) -> jax.Array:
+        """This device's rows of an array with those of all."""
+        if self.axis_name is None:
+            return x
+        n = self.bound.size
+        return jax.lax.dynamic_slice_in_dim(x, n * jax.lax.axis_index(self.axis_name), n)
+
+    def take(self, batch: Any) -> Rows | FormedRows:
+        """The rows of some examples."""
+        if self.ghost is None:
+            return form_rows(self.bound, batch)
+        return record_rows(self.ghost, batch)
+
+    @functools.cached_property
+    def rows(self) -> Rows | FormedRows:
+        """The rows of all examples."""
+        return self.take(self.bound.batch)
+
+    @functools.cached_property
+    def residuals(self) -> jax.Array:
+        """The residuals, `[n, k]`."""
+        if self.chunk_size is None:
+            return self.rows.residuals
+        return self.at(self.bound.params)
+
+    def at(self, params: Any) -> jax.Array:
+        """The residuals at other params, `[n, k]`."""
+        values = jax.vmap(lambda e: self.bound.loss(params, e)[0])
+        return self.over_chunks(values, self.bound.batch)
+
+    def over_chunks(self, fn: Callable[[Any], Any], batch: Any) -> Any:
+        """The results of a function for all chunks, by example."""
+        body = lambda carry, chunk: (carry, fn(chunk))  # noqa: E731
+        return scan_chunks(body, None, batch, self.bound.size, self.chunk_size)[1]
+
+    def of_all_devices(self) -> Part:
+        """The rows of all devices, nothing of which is computed yet."""
+        batch = from_devices(self.bound.batch, self.axis_name)
+        everywhere = copy.copy(self)
+        everywhere.__dict__.pop("rows", None)
+        everywhere.__dict__.pop("residuals", None)
+        # One program is replayed for both, with the types that it was recorded with.
+        everywhere.bound = self.bound._replace(
+            batch=varying_like(batch, self.bound.batch), size=self.total
+        )
+        return everywhere
+
+    def gram(self, other: Part) -> jax.Array:
+        """The inner products of all rows with those of another part, `[n k, m l]`."""
+        if self.axis_name is None:
+            return self._products(other)
+        if self.chunk_size is None and other.chunk_size is None:
+            product = functools.partial(_gram, self, self.rows, other)
+            mine = rows_of_all_devices(product, other.rows, self.axis_name)
+        else:
+            mine = self._products(other.of_all_devices())
+        return from_devices(mine, self.axis_name)
+
+    def _products(self, other: Part) -> jax.Array:
+        if self.chunk_size is None and other.chunk_size is None:
+            return _gram(self, self.rows, other, other.rows)
+        k, width = self.laid.size, other.laid.size
+
+        def block(chunk: Any) -> jax.Array:
+            mine = self.take(chunk)
+
+            def column(chunk: Any) -> jax.Array:
+                theirs = other.take(chunk)
+                found = _gram(other, theirs, self, mine)
+                return found.reshape(theirs.residuals.shape[0], width, *mine.residuals.shape)
+
+            return jnp.moveaxis(other.over_chunks(column, other.bound.batch), (2, 3), (0, 1))
+
+        found = self.over_chunks(block, self.bound.batch)
+        return found.reshape(self.bound.size * k, other.bound.size * width)
+
+    def pull(self, weights: jax.Array) -> Any:
+        r""":math:`J^\top a` for `a` of `[n, k]`, summed over devices."""
+        return over_devices(self._pulled(weights), self.axis_name)
+
+    def _pulled(self, weights: jax.Array) -> Any:
+        if self.chunk_size is None:
+            return self.rows.pull(weights)
+
+        def body(total: Any, chunk: Any) -> tuple[Any, None]:
+            batch, a = chunk
+            return jax.tree.map(jnp.add, total, self.take(batch).pull(a)), None
+
+        zeros = jax.tree.map(
+            lambda p: jnp.zeros_like(p, compute_dtype(jnp.result_type(p))), self.bound.params
+        )
+        chunks = (self.bound.batch, weights)
+        return scan_chunks(body, zeros, chunks, self.bound.size, self.chunk_size)[0]
+
+    def push(self, direction: Any) -> jax.Array:
+        """`J v`, `[n, k]`."""
+        if self.chunk_size is None:
+            return self.rows.push(direction)
+        return self.over_chunks(lambda batch: self.take(batch).push(direction), self.bound.batch)
+
+
+def _gram(one: Part, rows: Any, other: Part, others: Any) -> jax.Array:
+    """The inner products of rows that may be known in different ways."""
+    if isinstance(rows, FormedRows) is isinstance(others, FormedRows):
+        return rows.gram(others)
+    if isinstance(rows, FormedRows):
+        return _pushed(others, rows)
+    return _pushed(rows, others).T
+
+
+def _pushed(rows: Any, formed: FormedRows) -> jax.Array:
+    """The products of formed rows with a Jacobian that is not, `[formed, others]`."""
+    flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), formed.rows)
+    return jax.lax.map(lambda row: rows.push(row).reshape(-1), flat, batch_size=16)
+
+
+def _row_bytes(params: Any) -> int:
+    return sum(
+        math.prod(jnp.shape(leaf)) * compute_dtype(jnp.result_type(leaf)).itemsize
+        for leaf in jax.tree.leaves(params)
+    )

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.numpy as jnp
-
 from fnopt.core import (
     Leafwise,
     Scalar,
     ScalarOrSchedule,
-    bias_correction,
     ema,
     hyper,
-    mean_weights,
     positive_root,
     squared_modulus,
     static,
 )
-from fnopt.optimizers._adam import ScaleByAdamState
+from fnopt.optimizers._adam import ScaleByAdamState, adam_scalars
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learning_rate
 
@@ -59,16 +55,8 @@ class scale_by_belief(Leafwise):
     nesterov: bool = static(default=False)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """Bias corrections, multiplied out so that a leaf is scaled once."""
-        seen = jnp.sqrt(bias_correction(h.b2, t))
-        mean, gradient = mean_weights(h.b1, t, self.nesterov)
-        return {
-            "gain1": 1 - h.b1,
-            "gain2": 1 - h.b2,
-            "mean": mean * seen,
-            "gradient": gradient * seen,
-            "beside_root": h.eps * seen,
-        }
+        """Adam's."""
+        return adam_scalars(h, t, self.nesterov)
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
         mu = ema(mu, g, h.b1, h.gain1)

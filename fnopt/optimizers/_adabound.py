@@ -12,13 +12,11 @@ from fnopt.core import (
     ScalarOrSchedule,
     as_dtype,
     bias_correction,
-    ema,
     hyper,
     positive_root,
-    squared_modulus,
     static,
 )
-from fnopt.optimizers._adam import ScaleByAdamState
+from fnopt.optimizers._adam import ScaleByAdamState, adam_means
 from fnopt.optimizers._amsgrad import ScaleByAmsgradState
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, chain, scale_by_learning_rate
@@ -86,8 +84,7 @@ class scale_by_adabound(_Bounded):
     State = ScaleByAdamState
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
-        mu = ema(mu, g, h.b1, h.gain1)
-        nu = ema(nu, squared_modulus(g), h.b2, h.gain2)
+        mu, nu = adam_means(h, g, mu, nu)
         return self.bounded(h, mu, nu), mu, nu
 
 
@@ -118,8 +115,7 @@ class scale_by_amsbound(_Bounded):
     State = ScaleByAmsgradState
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any, nu_max: Any) -> Any:
-        mu = ema(mu, g, h.b1, h.gain1)
-        nu = ema(nu, squared_modulus(g), h.b2, h.gain2)
+        mu, nu = adam_means(h, g, mu, nu)
         nu_max = jnp.maximum(nu_max, nu)
         return self.bounded(h, mu, nu_max), mu, nu, nu_max
 

@@ -34,6 +34,28 @@ class ScaleByAdamState(NamedTuple):
     nu: RealSlot
 
 
+def adam_means(h: Any, g: Any, mu: Any, nu: Any) -> tuple[Any, Any]:
+    """The averages of the gradient and of its square, of Adam and those who descend from it."""
+    return ema(mu, g, h.b1, h.gain1), ema(nu, squared_modulus(g), h.b2, h.gain2)
+
+
+def adam_scalars(h: Any, t: Any, nesterov: bool = False) -> dict[str, Any]:
+    """The numbers of such a step: bias corrections, multiplied out so that a leaf is scaled once.
+
+    That of the mean square, `seen`, is not divided by: mean and epsilon are multiplied by it.
+    """
+    seen = jnp.sqrt(bias_correction(h.b2, t))
+    mean, gradient = mean_weights(h.b1, t, nesterov)
+    return {
+        "gain1": 1 - h.b1,
+        "gain2": 1 - h.b2,
+        "seen": seen,
+        "mean": mean * seen,
+        "gradient": gradient * seen,
+        "beside_root": h.eps * seen,
+    }
+
+
 class scale_by_adam(Leafwise):
     r"""Divides the mean gradient by its root mean square, both bias-corrected.
 
@@ -77,21 +99,12 @@ class scale_by_adam(Leafwise):
     nesterov: bool = static(default=False)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """Bias corrections, multiplied out so that a leaf is scaled once."""
-        seen = jnp.sqrt(bias_correction(h.b2, t))
-        mean, gradient = mean_weights(h.b1, t, self.nesterov)
-        return {
-            "gain1": 1 - h.b1,
-            "gain2": 1 - h.b2,
-            "mean": mean * seen,
-            "gradient": gradient * seen,
-            "under_root": h.eps_root * seen * seen,
-            "beside_root": h.eps * seen,
-        }
+        """Adam's, and the second epsilon."""
+        numbers = adam_scalars(h, t, self.nesterov)
+        return numbers | {"under_root": h.eps_root * numbers["seen"] * numbers["seen"]}
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
-        mu = ema(mu, g, h.b1, h.gain1)
-        nu = ema(nu, squared_modulus(g), h.b2, h.gain2)
+        mu, nu = adam_means(h, g, mu, nu)
         direction = h.mean * mu + h.gradient * g if self.nesterov else h.mean * mu
         return direction / (positive_root(nu + h.under_root) + h.beside_root), mu, nu
 

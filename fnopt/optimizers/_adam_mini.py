@@ -14,7 +14,6 @@ from fnopt.core import (
     ScalarOrSchedule,
     Slot,
     as_dtype,
-    bias_correction,
     check_inexact,
     compute_dtype,
     ema,
@@ -27,6 +26,7 @@ from fnopt.core import (
     zero_count,
 )
 from fnopt.core import slot_zeros as zeros
+from fnopt.optimizers._adam import adam_scalars
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import (
     Chain,
@@ -107,14 +107,8 @@ class scale_by_adam_mini(Leafwise):
         return ScaleByAdamMiniState(zero_count(), zeros(params, self.mu_dtype), nu)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """Bias corrections, multiplied out."""
-        seen = jnp.sqrt(bias_correction(h.b2, t))
-        return {
-            "gain1": 1 - h.b1,
-            "gain2": 1 - h.b2,
-            "mean": seen / bias_correction(h.b1, t),
-            "beside_root": h.eps * seen,
-        }
+        """Adam's."""
+        return adam_scalars(h, t)
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
         axes = tuple(i for i, n in enumerate(nu.shape) if n == 1)

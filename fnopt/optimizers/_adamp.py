@@ -12,17 +12,13 @@ from fnopt.core import (
     Scalar,
     ScalarOrSchedule,
     as_dtype,
-    bias_correction,
-    ema,
     hyper,
-    mean_weights,
     nonzero,
     norms_over,
     positive_root,
-    squared_modulus,
     static,
 )
-from fnopt.optimizers._adam import ScaleByAdamState
+from fnopt.optimizers._adam import ScaleByAdamState, adam_means, adam_scalars
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, chain, scale_by_learning_rate
 
@@ -76,20 +72,15 @@ class scale_by_adamp(Leafwise):
     mu_dtype: Any = static(default=None, convert=as_dtype)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """Bias corrections, multiplied out. The look-ahead is corrected as the mean is."""
-        seen = jnp.sqrt(bias_correction(h.b2, t))
-        mean = seen * mean_weights(h.b1, t)[0]
-        return {
-            "gain1": 1 - h.b1,
-            "gain2": 1 - h.b2,
-            "mean": mean * h.b1 if self.nesterov else mean,
-            "gradient": mean * (1 - h.b1) if self.nesterov else jnp.zeros_like(mean),
-            "beside_root": h.eps * seen,
-        }
+        """Adam's; but the look-ahead is corrected as the mean is."""
+        numbers = adam_scalars(h, t)
+        if self.nesterov:
+            mean = numbers["mean"]
+            numbers |= {"mean": mean * h.b1, "gradient": mean * (1 - h.b1)}
+        return numbers
 
     def leaf(self, h: Any, g: Any, p: Any, mu: Any, nu: Any) -> Any:
-        mu = ema(mu, g, h.b1, h.gain1)
-        nu = ema(nu, squared_modulus(g), h.b2, h.gain2)
+        mu, nu = adam_means(h, g, mu, nu)
         direction = h.mean * mu + h.gradient * g if self.nesterov else h.mean * mu
         direction = direction / (positive_root(nu) + h.beside_root)
         if p.ndim < 2 or not p.size:

@@ -15,12 +15,11 @@ from fnopt.core import (
     Slot,
     as_dtype,
     bias_correction,
-    ema,
     hyper,
     positive_root,
-    squared_modulus,
     static,
 )
+from fnopt.optimizers._adam import adam_means
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, chain, scale_by_learning_rate
 
@@ -86,8 +85,7 @@ class scale_by_amsgrad(Leafwise):
         }
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any, nu_max: Any) -> Any:
-        mu = ema(mu, g, h.b1, h.gain1)
-        nu = ema(nu, squared_modulus(g), h.b2, h.gain2)
+        mu, nu = adam_means(h, g, mu, nu)
         nu_max = jnp.maximum(nu_max, h.square * nu)
         return h.mean * mu / (positive_root(nu_max + h.eps_root) + h.eps), mu, nu, nu_max
 

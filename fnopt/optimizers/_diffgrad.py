@@ -14,13 +14,11 @@ from fnopt.core import (
     ScalarOrSchedule,
     Slot,
     as_dtype,
-    bias_correction,
-    ema,
     hyper,
     positive_root,
-    squared_modulus,
     static,
 )
+from fnopt.optimizers._adam import adam_means, adam_scalars
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, chain, scale_by_learning_rate
 
@@ -73,18 +71,11 @@ class scale_by_diffgrad(Leafwise):
     mu_dtype: Any = static(default=None, convert=as_dtype)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """Bias corrections, multiplied out so that a leaf is scaled once."""
-        seen = jnp.sqrt(bias_correction(h.b2, t))
-        return {
-            "gain1": 1 - h.b1,
-            "gain2": 1 - h.b2,
-            "mean": seen / bias_correction(h.b1, t),
-            "beside_root": h.eps * seen,
-        }
+        """Adam's."""
+        return adam_scalars(h, t)
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any, previous: Any) -> Any:
-        mu = ema(mu, g, h.b1, h.gain1)
-        nu = ema(nu, squared_modulus(g), h.b2, h.gain2)
+        mu, nu = adam_means(h, g, mu, nu)
         friction = jax.nn.sigmoid(jnp.abs(previous - g))
         u = friction * (h.mean * mu) / (positive_root(nu) + h.beside_root)
         # The stored gradient is made to depend on the direction, which never changes it unless

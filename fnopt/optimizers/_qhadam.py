@@ -14,12 +14,12 @@ from fnopt.core import (
     Slot,
     as_dtype,
     bias_correction,
-    ema,
     hyper,
     positive_root,
     squared_modulus,
     static,
 )
+from fnopt.optimizers._adam import adam_means
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, chain, scale_by_learning_rate
 
@@ -85,8 +85,7 @@ class scale_by_qhadam(Leafwise):
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
         square = squared_modulus(g)
-        mu = ema(mu, g, h.b1, h.gain1)
-        nu = ema(nu, square, h.b2, h.gain2)
+        mu, nu = adam_means(h, g, mu, nu)
         length = positive_root(h.square * square + h.mean_square * nu) + h.eps
         return (h.gradient * g + h.mean * mu) / length, mu, nu
 

@@ -11,14 +11,12 @@ from fnopt.core import (
     Scalar,
     ScalarOrSchedule,
     bias_correction,
-    ema,
     hyper,
     mean_weights,
     positive_root,
-    squared_modulus,
     static,
 )
-from fnopt.optimizers._adam import ScaleByAdamState
+from fnopt.optimizers._adam import ScaleByAdamState, adam_means
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, chain, scale_by_learning_rate
 
@@ -108,8 +106,7 @@ class scale_by_radam(Leafwise):
         }
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
-        mu = ema(mu, g, h.b1, h.gain1)
-        nu = ema(nu, squared_modulus(g), h.b2, h.gain2)
+        mu, nu = adam_means(h, g, mu, nu)
         direction = h.mean * mu + h.gradient * g if self.nesterov else h.mean * mu
         factor = h.rectified / (positive_root(nu + h.under_root) + h.beside_root)
         return jnp.where(h.adapts > 0, factor, jnp.ones_like(factor)) * direction, mu, nu

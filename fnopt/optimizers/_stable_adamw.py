@@ -11,14 +11,11 @@ from fnopt.core import (
     Scalar,
     ScalarOrSchedule,
     as_dtype,
-    bias_correction,
-    ema,
     hyper,
     positive_root,
-    squared_modulus,
     static,
 )
-from fnopt.optimizers._adam import ScaleByAdamState
+from fnopt.optimizers._adam import ScaleByAdamState, adam_means, adam_scalars
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, chain, rms, scale_by_learning_rate
 
@@ -62,19 +59,11 @@ class scale_by_stable_adam(Leafwise):
     mu_dtype: Any = static(default=None, convert=as_dtype)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """Bias corrections, multiplied out."""
-        seen = jnp.sqrt(bias_correction(h.b2, t))
-        return {
-            "gain1": 1 - h.b1,
-            "gain2": 1 - h.b2,
-            "mean": seen / bias_correction(h.b1, t),
-            "seen": seen,
-            "beside_root": h.eps * seen,
-        }
+        """Adam's."""
+        return adam_scalars(h, t)
 
     def leaf(self, h: Any, g: Any, p: Any, mu: Any, nu: Any) -> Any:
-        mu = ema(mu, g, h.b1, h.gain1)
-        nu = ema(nu, squared_modulus(g), h.b2, h.gain2)
+        mu, nu = adam_means(h, g, mu, nu)
         length = positive_root(nu)
         growth = rms(h.seen * g / jnp.maximum(length, h.beside_root))
         direction = h.mean * mu / (length + h.beside_root) + h.weight_decay * p

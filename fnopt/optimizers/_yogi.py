@@ -10,13 +10,12 @@ from fnopt.core import (
     Leafwise,
     Scalar,
     ScalarOrSchedule,
-    bias_correction,
     ema,
     hyper,
     positive_root,
     squared_modulus,
 )
-from fnopt.optimizers._adam import ScaleByAdamState
+from fnopt.optimizers._adam import ScaleByAdamState, adam_scalars
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, chain, scale_by_learning_rate
 
@@ -61,15 +60,9 @@ class scale_by_yogi(Leafwise):
         return self.initial_accumulator_value
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """Bias corrections, multiplied out so that a leaf is scaled once."""
-        seen = jnp.sqrt(bias_correction(h.b2, t))
-        return {
-            "gain1": 1 - h.b1,
-            "gain2": 1 - h.b2,
-            "mean": seen / bias_correction(h.b1, t),
-            "under_root": h.eps_root * seen * seen,
-            "beside_root": h.eps * seen,
-        }
+        """Adam's, and the second epsilon."""
+        numbers = adam_scalars(h, t)
+        return numbers | {"under_root": h.eps_root * numbers["seen"] * numbers["seen"]}
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
         mu = ema(mu, g, h.b1, h.gain1)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, assert_type
+from typing import Any, NamedTuple, assert_type
 
 import jax
 import jax.numpy as jnp
@@ -44,3 +44,26 @@ def test_fits_keep_the_type_of_the_params() -> None:
     assert_type(solution.params, Params)
     end = fnopt.minimize(lambda params: jnp.sum(residuals(params) ** 2), start)
     assert_type(end.params, Params)
+
+
+def curve_fits_keep_the_type_of_the_start() -> None:
+    """Read by the type checker only: four fits would be compiled for nothing."""
+    x = jnp.linspace(0.0, 1.0, 5)
+
+    def line(x: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+        return a * x + b
+
+    def model(x: jax.Array, params: Params) -> jax.Array:
+        return params.kernel[0, 0] * x + params.bias[0]
+
+    popt, pcov = fnopt.curve_fit(line, x, 2 * x, sigma=0.1, absolute_sigma=True, maxfev=50)
+    assert_type(popt, jax.Array)
+    assert_type(pcov, jax.Array)
+    found = fnopt.curve_fit(line, x, 2 * x, [1.0, 1.0], full_output=True, loss="soft_l1")
+    assert_type(found[0], jax.Array)
+    assert_type(found[2], dict[str, Any])
+    start = Params(jnp.ones((1, 1)), jnp.zeros(1))
+    tree, _ = fnopt.curve_fit(model, x, 2 * x, start)
+    assert_type(tree, Params)
+    mapping, _ = fnopt.curve_fit(lambda x, p: p["a"] * x, x, 2 * x, {"a": jnp.ones(())})
+    assert_type(mapping, dict[str, jax.Array])

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, Unpack, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import Status
+from fnopt.core import Params, Status
 from fnopt.curves._curve_data import checked_sigma, checked_x, checked_y, without_nan
 from fnopt.curves._curve_jacobian import residual_jacobian
+from fnopt.curves._curve_options import CurveFitOptions, Numbers
 from fnopt.curves._curve_start import checked_bounds, start_of
 from fnopt.curves._failures import report_failed_fits, report_failures
 from fnopt.curves._scipy_options import solver_options
@@ -20,6 +21,78 @@ from fnopt.curves.batched import BatchFit, curve_fit_batch
 from fnopt.programs import fresh, written_for_jax
 from fnopt.residuals import named_loss
 from fnopt.solvers import Solution, checked_count, covariance_of, least_squares, levenberg_marquardt
+
+
+@overload
+def curve_fit(
+    f: Callable[..., Any],
+    xdata: Any,
+    ydata: Any,
+    p0: Numbers | None = None,
+    sigma: Any = None,
+    absolute_sigma: bool = False,
+    check_finite: bool | None = None,
+    bounds: Any = ...,
+    method: str | None = None,
+    jac: Any = None,
+    *,
+    full_output: Literal[False] = False,
+    **options: Unpack[CurveFitOptions],
+) -> tuple[jax.Array, jax.Array]: ...
+
+
+@overload
+def curve_fit(
+    f: Callable[..., Any],
+    xdata: Any,
+    ydata: Any,
+    p0: Numbers | None = None,
+    sigma: Any = None,
+    absolute_sigma: bool = False,
+    check_finite: bool | None = None,
+    bounds: Any = ...,
+    method: str | None = None,
+    jac: Any = None,
+    *,
+    full_output: Literal[True],
+    **options: Unpack[CurveFitOptions],
+) -> tuple[jax.Array, jax.Array, dict[str, Any], Any, Any]: ...
+
+
+@overload
+def curve_fit(
+    f: Callable[..., Any],
+    xdata: Any,
+    ydata: Any,
+    p0: Params,
+    sigma: Any = None,
+    absolute_sigma: bool = False,
+    check_finite: bool | None = None,
+    bounds: Any = ...,
+    method: str | None = None,
+    jac: Any = None,
+    *,
+    full_output: Literal[False] = False,
+    **options: Unpack[CurveFitOptions],
+) -> tuple[Params, jax.Array]: ...
+
+
+@overload
+def curve_fit(
+    f: Callable[..., Any],
+    xdata: Any,
+    ydata: Any,
+    p0: Params,
+    sigma: Any = None,
+    absolute_sigma: bool = False,
+    check_finite: bool | None = None,
+    bounds: Any = ...,
+    method: str | None = None,
+    jac: Any = None,
+    *,
+    full_output: Literal[True],
+    **options: Unpack[CurveFitOptions],
+) -> tuple[Params, jax.Array, dict[str, Any], Any, Any]: ...
 
 
 def curve_fit(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fnopt.curvature._batch_jacobian import BatchJacobian, batch_jacobian
 from fnopt.curvature._batch_loss import BatchLoss as BatchLoss
-from fnopt.curvature._batch_loss import output_step as output_step
 from fnopt.curvature._diagonal import Estimate, ggn_diagonal, hessian_diagonal, trace_estimate
 from fnopt.curvature._kronecker import KfacReport, KfacRule, kfac_report
 from fnopt.curvature._kronecker import KroneckerModel as KroneckerModel
@@ -12,6 +11,7 @@ from fnopt.curvature._kronecker import KroneckerSpec as KroneckerSpec
 from fnopt.curvature._kronecker import common_dtype as common_dtype
 from fnopt.curvature._kronecker import planned_blocks as planned_blocks
 from fnopt.curvature._lanczos import Eigenpairs, top_eigenvalues
+from fnopt.curvature._output_step import output_step as output_step
 from fnopt.curvature._products import fisher_vp, ggn_vp, hvp
 from fnopt.curvature._quadratic import Combination as Combination
 from fnopt.curvature._quadratic import best_combination as best_combination

@@ -8,29 +8,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import HIGHEST, described, matmul
+from fnopt.core import described
 from fnopt.curvature._batch_jacobian import BatchJacobian, batch_jacobian
 from fnopt.curvature._bound import bind
 from fnopt.curvature._output_root import OutputHessian, check_loss, output_hessian
 from fnopt.jacobians import RealVector
 
 _TOO_WIDE = "fnopt.kfac takes such a loss, with sample_fn."
-
-
-class OutputStep(NamedTuple):
-    r"""A direction by what it does to the outputs.
-
-    Attributes:
-        weights: `a`, of which the direction is :math:`-J^\top a` (besides momentum), `[N]`.
-        slope: The derivative of the loss along the direction.
-        second_derivative: That of the Gauss-Newton model of the loss.
-        known: Whether the loss and its derivatives are finite.
-    """
-
-    weights: jax.Array
-    slope: jax.Array
-    second_derivative: jax.Array
-    known: jax.Array
 
 
 class _Part(NamedTuple):
@@ -109,6 +93,11 @@ class BatchLoss:
         K = self.J.gram().astype(self.dtype)
         return self.into(self.into(K).T)
 
+    def times_gram(self, x: jax.Array) -> jax.Array:
+        """The product of that with a vector, without it: a backward and a forward pass."""
+        pushed = self.J.mv(self.J.rmv(self.back(x)))
+        return self.into(self.J.flatten(self.J.parts(pushed)).astype(self.dtype))
+
     def into(self, x: jax.Array) -> jax.Array:
         r""":math:`Q^\top x` of `[N, ...]`: coordinates in which `H` is diagonal."""
         return self._by_part(OutputHessian.into, x)
@@ -156,49 +145,3 @@ def _several(batch: Any, count: int, name: str) -> tuple[Any, ...]:
             "one for each model."
         )
     return tuple(batch)
-
-
-def output_step(loss: BatchLoss, damping: jax.Array, before: jax.Array | None) -> OutputStep:
-    r"""Solves for the Gauss-Newton direction among the outputs of the batch.
-
-    .. math:: d = v - (G + \lambda I)^{-1} (\nabla L + G v) = v - J^\top a, \qquad
-              a = (H K + \lambda I)^{-1} (s + H J v)
-
-    with :math:`K = J J^\top` and :math:`s = \partial L / \partial f`. In coordinates in which `H`
-    is diagonal, `h`, and with :math:`M = \sqrt h K \sqrt h + \lambda I`, each component of `s` may
-    be taken as :math:`\sqrt h u`, or be left over as `t`:
-
-    .. math:: a = \tfrac1\lambda t + \sqrt h\, M^{-1} \big(u + \sqrt h (J v - \tfrac1\lambda K t)
-              \big).
-
-    The first is exact where `h` is large beside :math:`\lambda`, the other where it is small or 0,
-    as it is of an example that a classifier is sure about, even if it is wrong.
-
-    Args:
-        loss: The loss.
-        damping: :math:`\lambda`, positive.
-        before: `J v`, `[N]`; `None` for no `v`.
-
-    Returns:
-        The direction.
-    """
-    K, s, h = loss.gram(), loss.into(loss.slope), loss.bend
-    root = jnp.sqrt(h)
-    v = jnp.zeros_like(s) if before is None else loss.into(before.astype(s.dtype))
-    scaled = root[:, None] * K * root[None, :]
-    # The rounding of K must not make it indefinite.
-    lam = jnp.maximum(damping, 2 * jnp.finfo(K.dtype).eps * jnp.trace(scaled))
-    direct = h * jnp.diagonal(K) > lam
-    u = jnp.where(direct, s / jnp.where(direct, root, jnp.ones_like(root)), jnp.zeros_like(s))
-    t = jnp.where(direct, jnp.zeros_like(s), s) / lam
-    factor = jax.scipy.linalg.cho_factor(scaled + lam * jnp.eye(s.size, dtype=s.dtype), lower=True)
-    z = jax.scipy.linalg.cho_solve(factor, u + root * (v - matmul(K, t)))
-    a = t + root * z
-    change = v - matmul(K, a)
-    bent = root * change
-    return OutputStep(
-        loss.back(a),
-        jnp.dot(s, change, precision=HIGHEST),
-        jnp.dot(bent, bent, precision=HIGHEST),
-        jnp.isfinite(loss.value) & jnp.all(jnp.isfinite(jnp.stack([s, h, jnp.diagonal(K)]))),
-    )

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Scalar, ScalarOrSchedule, Transformation, described, hyper, static
+from fnopt.core import (
+    Scalar,
+    ScalarOrSchedule,
+    Transformation,
+    check_choice,
+    check_count,
+    described,
+    hyper,
+    static,
+)
 from fnopt.optimizers._batch_step import (
     BatchStep,
     DampingRule,
@@ -78,11 +87,16 @@ class natural_gradient(Transformation):
         halvings: How often a step may be halved; 0 takes every finite step.
         method: `'auto'`, `'ghost'` or `'formed'`, as in :func:`fnopt.curvature.batch_jacobian`.
         chunk_size: How many examples to take at once; `None` for all.
+        solver: `'cholesky'` factorises a matrix with a row for each of the batch's :math:`nC`
+            outputs, in :math:`16 (nC)^2` bytes (of float32) and :math:`(nC)^3 / 3` operations, up
+            to 32,768 of them; `'cg'` has no such matrix and takes conjugate gradients, each a
+            backward and a forward product with the tape.
+        iterations: How many of these at most.
 
     Raises:
         TypeError: If a param isn't a real floating array, or the loss isn't a real scalar.
         ValueError: If a hyper-parameter is out of its range, or the loss has no curvature in the
-            outputs, or mixes more than 512 of them.
+            outputs, or mixes more than 512 of them, or if there are too many to factorise.
 
     Example:
         >>> import jax, jax.numpy as jnp, fnopt
@@ -124,9 +138,13 @@ class natural_gradient(Transformation):
     halvings: int = static(default=10)
     method: str = static(default="auto")
     chunk_size: int | None = static(default=None)
+    solver: str = static(default="cholesky")
+    iterations: int = static(default=100)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_choice(self.solver, ("cholesky", "cg"), "solver", _NAME)
+        check_count(self.iterations, "iterations", _NAME)
         counts = [len(f) if isinstance(f, tuple) else None for f in (self.model_fn, self.loss_fn)]
         if counts[0] != counts[1] or 0 in counts:
             raise TypeError(
@@ -171,7 +189,8 @@ class natural_gradient(Transformation):
         if mu is not None:
             moved = J.flatten(J.parts(J.mv(state.momentum))).astype(loss.dtype)
             before = mu.astype(loss.dtype) * moved
-        found = output_step(loss, current_damping(self, state), before)
+        iterations = self.iterations if self.solver == "cg" else None
+        found = output_step(loss, current_damping(self, state), before, iterations)
         phi = jax.tree.map(jnp.negative, J.rmv(found.weights))
         if mu is not None:
             phi = jax.tree.map(lambda p, m: p + mu.astype(m.dtype) * m, phi, state.momentum)

@@ -12,6 +12,7 @@ import pytest
 import fnopt
 from fnopt import Status
 from fnopt.jacobians import ravel
+from fnopt.programs import jaxprs
 
 N, MU, LAM = 5, 0.9, 1e-2
 
@@ -160,6 +161,41 @@ def test_of_half_the_squared_error_it_is_gauss_newton_descent():
         params, states = fnopt.apply_updates(params, one[0]), (one[1], two[1])
 
 
+@pytest.mark.usefixtures("x64")
+def test_conjugate_gradients_take_the_same_step_without_the_matrix():
+    params, examples = start(), batch()
+    options = {"momentum": MU, "adaptive": False, "halvings": 0}
+    ways = [
+        fnopt.natural_gradient(net, softmax, solver=solver, **options)
+        for solver in ("cholesky", "cg")
+    ]
+
+    @jax.jit
+    def both(params, state, batch):
+        found = [tx.update(None, state, params, batch=batch) for tx in ways]
+        return [(ravel(updates)[0], after) for updates, after in found]
+
+    state = ways[0].init(params)
+    for _ in range(2):
+        (one, state), (two, _) = both(params, state, examples)
+        np.testing.assert_allclose(two, one, rtol=0, atol=1e-7 * np.max(np.abs(one)))
+
+
+def test_too_many_outputs_are_refused_before_they_take_memory():
+    params, _ = small()
+    x, y = jnp.broadcast_to(jnp.zeros(4), (20_000, 4)), jnp.zeros(20_000, jnp.int32)
+
+    def traced(solver):
+        tx = fnopt.natural_gradient(net, softmax, solver=solver)
+        shapes = jax.eval_shape(lambda: {"x": x, "y": y})
+        return jax.make_jaxpr(lambda p, b: tx.update(None, tx.init(p), p, batch=b))(params, shapes)
+
+    with pytest.raises(ValueError, match=r"60000 outputs.* 58 GB.*solver='cg'"):
+        traced("cholesky")
+    sizes = [v.aval.size for e in jaxprs.equations(traced("cg").jaxpr) for v in e.outvars]
+    assert max(sizes) < 60_000 * 100
+
+
 @functools.cache
 def step():
     """One compiled step in float32, for all batches of a shape."""
@@ -230,6 +266,8 @@ def test_refuses_what_it_cannot_do():
         tx.update(None, tx.init(params), params)
     with pytest.raises(TypeError, match="model_fn"):
         fnopt.natural_gradient(3, softmax)
+    with pytest.raises(ValueError, match="solver"):
+        fnopt.natural_gradient(net, softmax, solver="qr")
     with pytest.raises(TypeError, match="sequences of as many"):
         fnopt.natural_gradient([net, net], [softmax])
     with pytest.raises(TypeError, match="sequence of 2 batches"):

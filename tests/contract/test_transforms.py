@@ -28,11 +28,10 @@ NOT_OF_ANY_MAGNITUDE = {
     "stored_in_less": "squares are stored in float16, whose largest number is 65,504",
     "lbfgs": "its steps are as long as gradients without a search, and products overflow",
 }
-# Types of params and of gradients: alike, narrower, wider, and every type beside every other.
+# Types of params and of gradients: alike (steps that are taken show two more), narrower, wider, and
+# every type beside every other.
 PAIRS = (
-    ("f32", "f32"),
     ("bf16", "bf16"),
-    ("mixed", "mixed"),
     ("f64", "f64"),
     ("f32", "bf16"),
     ("bf16", "f32"),
@@ -122,13 +121,15 @@ def test_state_and_updates_keep_the_types_of_the_params(case: Any, kind: str, gr
 
 
 @every
-def test_steps_are_finite_and_keep_their_types(case: Any):
-    before = signature(case.make().init(make_tree(0, "mixed")))
-    for params, state, updates, _ in run(case, "mixed").steps:
+@pytest.mark.parametrize("kind", ["f32", "mixed"])
+def test_steps_are_finite_and_keep_their_types(case: Any, kind: str):
+    before = signature(case.make().init(make_tree(0, kind)))
+    for params, state, updates, _ in run(case, kind).steps:
         assert signature(state) == before
-        assert signature(params) == signature(make_tree(0, "mixed"))
+        assert signature(params) == signature(make_tree(0, kind))
         assert case.wide or signature(updates) == signature(params)
-        assert all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(params))
+        for x in jax.tree.leaves(params):
+            assert np.isfinite(np.asarray(x, np.float32)).all()
 
 
 @every
@@ -154,13 +155,13 @@ def test_jit_equals_eager(case: Any):
 @every
 def test_vmap_over_params_equals_a_loop(case: Any):
     tx, params, grads = case.make(), make_tree(0), make_tree(1)
-    stack = partial(jax.tree.map, lambda *xs: jnp.stack(xs))
+    stack = partial(jax.tree.map, lambda *xs: np.stack(xs))
     # The first problem is the one that the compiled step of `run` has solved.
     state = jax.vmap(tx.init)(stack(params, make_tree(5)))
     fn = jax.jit(jax.vmap(lambda p, s, g: step(tx, p, s, g, case.extras)))
     together = fn(stack(params, make_tree(5)), state, stack(grads, make_tree(6)))
     alone = run(case).steps[0][:3]
-    assert_close(jax.tree.map(lambda x: x[0], together), alone, rtol=1e-6, atol=1e-7)
+    assert_close(jax.tree.map(lambda x: np.asarray(x)[0], together), alone, rtol=1e-6, atol=1e-7)
 
 
 @every
@@ -312,8 +313,8 @@ def test_static_argument_traces_once_for_equal_optimizers(case: Any):
         traces += 1
         return tx.init(params)
 
-    init(case.make(), make_tree(0))
-    init(case.make(), make_tree(0))
+    init.eval_shape(case.make(), make_tree(0))  # traces as a call does, and compiles nothing
+    init.eval_shape(case.make(), make_tree(0))
     assert traces == 1
 
 

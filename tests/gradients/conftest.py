@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -128,9 +129,16 @@ def equinox_model() -> Problem:
 MODELS = (mlp, conv_net, lstm, tied, linen_model, nnx_model, equinox_model)
 
 
+@functools.cache
+def _made(make: Callable[[], Problem]) -> Problem:
+    """Made once, in float32: what is compiled for a loss serves every test of it."""
+    with jax.enable_x64(False):
+        return make()
+
+
 @pytest.fixture(params=MODELS, ids=lambda make: make.__name__)
 def problem(request) -> Problem:
-    return request.param()
+    return _made(request.param)
 
 
 @pytest.fixture
@@ -148,12 +156,12 @@ def in_dtype() -> Callable[[Any, Any], Any]:
 
 @pytest.fixture
 def dense() -> Problem:
-    return mlp()
+    return _made(mlp)
 
 
 @pytest.fixture
 def lstm_problem() -> Problem:
-    return lstm()
+    return _made(lstm)
 
 
 @pytest.fixture
@@ -167,15 +175,24 @@ def examples_of() -> Callable[[Any], list[Any]]:
     return cut
 
 
+@functools.lru_cache(maxsize=16)
+def _value_and_grad(loss: Callable[..., Any]) -> Callable[..., Any]:
+    return jax.jit(jax.value_and_grad(loss))
+
+
 @pytest.fixture
 def naive(examples_of) -> Callable[..., Any]:
     """Losses and stacked gradients by a Python loop of `jax.value_and_grad`."""
 
+    def stack(*leaves: Any) -> jax.Array:
+        return jnp.asarray(np.stack(leaves))
+
     def loop(problem: Problem) -> tuple[jax.Array, Any]:
-        one = jax.jit(jax.value_and_grad(problem.loss))
-        pairs = [one(problem.params, example) for example in examples_of(problem.batch)]
+        one = _value_and_grad(problem.loss)
+        batch = jax.tree.map(np.asarray, problem.batch)
+        pairs = [one(problem.params, example) for example in examples_of(batch)]
         losses, grads = zip(*pairs, strict=True)
-        return jnp.stack(losses), jax.tree.map(lambda *leaves: jnp.stack(leaves), *grads)
+        return stack(*losses), jax.tree.map(stack, *grads)
 
     return loop
 

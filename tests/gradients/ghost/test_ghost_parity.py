@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,19 +17,29 @@ from fnopt.gradients.ghost import ghost_parity, ghost_report
 LEFT_TO_VMAP = {"branches": {"v", "w"}, "own_derivative": {"w"}, "learned_start": {"h0"}}
 
 
+@functools.cache
+def made(make):
+    return make()
+
+
+@functools.cache
+def report_of(make):
+    return ghost_report(made(make).loss)(*made(make)[1:])
+
+
 @pytest.mark.parametrize("make", zoo.MODELS, ids=lambda make: make.__name__)
 def test_equals_vmap_of_grad(make):
-    problem = make()
+    problem = made(make)
     parity = jax.jit(ghost_parity(problem.loss, chunk_size=None))(*problem[1:])
     assert parity.norm_error.shape == (zoo.SIZE,)
     assert parity.worst < 1e-6
-    report = ghost_report(problem.loss)(*problem[1:])
+    report = report_of(make)
     left = {p.name for p in report.params if p.rule == "vmap"}
     assert left == LEFT_TO_VMAP.get(make.__name__, set()), report
 
 
 def test_nearly_all_params_of_the_zoo_are_covered():
-    reports = [ghost_report(p.loss)(*p[1:]) for p in (make() for make in zoo.MODELS)]
+    reports = [report_of(make) for make in zoo.MODELS]
     assert len(reports) >= 25
     numbers = [(p.rule, np.prod(p.shape)) for r in reports for p in r.params]
     assert sum(n for rule, n in numbers if rule != "vmap") >= 0.95 * sum(n for _, n in numbers)
@@ -44,7 +56,7 @@ def test_parity_sees_errors(monkeypatch):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("make", [zoo.conv_net, zoo.transformer, zoo.rematerialised])
 def test_low_precision(make, dtype):
-    problem = make()
+    problem = made(make)
 
     def cast(x):
         return x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from fnopt.core import scan_chunks
+from fnopt.gradients._by_group import Groups, groups_of
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._measure import measure
 from fnopt.gradients._methods import Way, checked_way, choose
@@ -21,8 +22,9 @@ def per_example_norms(
     batch_argnums: int | Sequence[int] | None = None,
     method: str = "auto",
     chunk_size: int | None = None,
+    groups: str | Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    r"""The global norm of the gradient of every example.
+    r"""The norm of the gradient of every example, of all params together or by leaf.
 
     .. math:: \lVert g_i \rVert = \Bigl(\sum_k \lVert \nabla_{\theta_k}\,
               \ell(\theta, x_i) \rVert^2\Bigr)^{1/2}
@@ -48,10 +50,14 @@ def per_example_norms(
             them chunk by chunk. `'auto'` is `'ghost'` where that stores less for an example than
             its gradient, else `'chunked'`.
         chunk_size: How many examples to take at once; `None` lets the sizes decide.
+        groups: `'leaf'` for the norms of every leaf by itself, or a dict from names to patterns of
+            paths (:func:`fnopt.core.matches`) for those of groups of leaves: a leaf counts in the
+            first group that it fits, and those that fit none are left out.
 
     Returns:
         A function `(params, batch, ..., key=None)` -> the norms, `[n]`, at least float32; or
-        `(norms, aux)` with `has_aux`.
+        `(norms, aux)` with `has_aux`. With `groups='leaf'` they are a tree like the params of such
+        arrays, with a dict of groups a dict.
 
     Raises:
         TypeError: If a parameter isn't floating, or the loss doesn't return a real scalar.
@@ -63,6 +69,10 @@ def per_example_norms(
         >>> x = jnp.array([[3.0, 4.0], [0.0, 1.0]])
         >>> per_example_norms(lambda w, x: w @ x)(jnp.zeros(2), x).tolist()
         [5.0, 1.0]
+        >>> loss = lambda p, x: p["w"] @ x + p["b"]
+        >>> params = {"w": jnp.zeros(2), "b": jnp.zeros(())}
+        >>> {k: v.tolist() for k, v in per_example_norms(loss, groups="leaf")(params, x).items()}
+        {'b': [1.0, 1.0], 'w': [5.0, 1.0]}
 
     Reference:
         Goodfellow, 2015, "Efficient Per-Example Gradient Computations", arXiv:1510.01799. Li et
@@ -74,7 +84,13 @@ def per_example_norms(
 
     def norms_fn(*args: Any, key: Any = None, **kwargs: Any) -> Any:
         bound = spec.bind(args, kwargs, key)
-        _, norms, aux = losses_and_norms(bound, choose(method, chunk_size, bound))
+        way = choose(method, chunk_size, bound)
+        if groups is None:
+            _, norms, aux = losses_and_norms(bound, way)
+        else:
+            found = groups_of(spec.like_argnums(bound.params), groups, spec.name)
+            _, each, aux = _losses_and_group_norms(bound, way, found)
+            norms = found.result(list(each))
         return (norms, aux) if has_aux else norms
 
     return norms_fn
@@ -82,11 +98,20 @@ def per_example_norms(
 
 def losses_and_norms(bound: BoundLoss, way: Way) -> tuple[jax.Array, jax.Array, Any]:
     """The loss, the norm of the gradient and the aux of every example."""
+    loss, (norms,), aux = _losses_and_group_norms(bound, way, None)
+    return loss, norms, aux
+
+
+def _losses_and_group_norms(
+    bound: BoundLoss, way: Way, groups: Groups | None
+) -> tuple[jax.Array, tuple[jax.Array, ...], Any]:
     take = measure(bound, way)
 
     def body(carry: None, chunk: Any) -> tuple[None, Any]:
-        seen = take(chunk)
+        blocks = None if groups is None else groups.of_leaf
+        seen = take(chunk, blocks)
         loss, aux = seen.loss_and_aux
-        return carry, (loss, seen.norms()[0], aux)
+        norms = seen.norms(blocks, 1 if groups is None else groups.count)
+        return carry, (loss, tuple(norms), aux)
 
     return scan_chunks(body, None, bound.batch, bound.size, way.chunk_size)[1]

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import fnopt
 from fnopt.gradients import clipped_grad, per_example_norms
 
 
@@ -15,6 +16,32 @@ def test_equals_a_loop(dense, naive, options):
     norms = per_example_norms(dense.loss, **options)(*dense[1:])
     assert norms.dtype == jnp.float32
     np.testing.assert_allclose(norms, expected, rtol=2e-6)
+
+
+@pytest.mark.parametrize("method", ["vmap", "ghost"])
+def test_by_leaf_and_by_group(dense, naive, method):
+    grads = naive(dense)[1]
+    squares = {
+        fnopt.leaf_paths(grads)[i]: (np.asarray(g, np.float64).reshape(7, -1) ** 2).sum(1)
+        for i, g in enumerate(jax.tree.leaves(grads))
+    }
+    norms = per_example_norms(dense.loss, groups="leaf", method=method)(*dense[1:])
+    assert jax.tree.structure(norms) == jax.tree.structure(dense[1])
+    for found, expected in zip(jax.tree.leaves(norms), squares.values(), strict=True):
+        np.testing.assert_allclose(found, np.sqrt(expected), rtol=2e-6)
+    # A leaf counts once, in the first group; one in no group counts nowhere.
+    first, *rest = squares
+    groups = {"z first": first, "all but the last": list(squares)[:-1]}
+    some = per_example_norms(dense.loss, groups=groups, method=method)(*dense[1:])
+    np.testing.assert_allclose(some["z first"], np.sqrt(squares[first]), rtol=2e-6)
+    between = np.sqrt(sum(squares[path] for path in rest[:-1]))
+    np.testing.assert_allclose(some["all but the last"], between, rtol=2e-6)
+
+
+@pytest.mark.parametrize("groups", ["leaves", {}, {"a": "nowhere"}, 3])
+def test_groups_that_make_no_sense(dense, groups):
+    with pytest.raises(ValueError, match="per_example_norms: groups"):
+        per_example_norms(dense.loss, groups=groups)(*dense[1:])
 
 
 def test_agrees_with_clipping(lstm_problem):

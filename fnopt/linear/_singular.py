@@ -11,6 +11,8 @@ from fnopt.core import matmul
 from fnopt.linear._divide import divide
 from fnopt.linear._triangle import Triangle, triangle
 
+_ROUNDED = 32  # rounding units, of a Jacobian whose entries are good to a few
+
 
 class SingularFactors(NamedTuple):
     r"""The parts of :math:`A = U \,\mathrm{diag}(s)\, V^T` for the step of least norm.
@@ -67,7 +69,11 @@ def _wide(A: jax.Array, r: jax.Array) -> SingularFactors:
 def numerical_rank(s: jax.Array, size: int) -> jax.Array:
     r"""The numerical rank: the number of singular values above rounding noise.
 
-    .. math:: \#\{ s_i > \max(m, n)\, \epsilon\, s_1 \}
+    .. math:: \#\{ s_i > \min(32, \max(m, n))\, \epsilon\, s_1 \}
+
+    What rounding leaves of a column that depends on others hardly grows with the number of rows:
+    it is one or two units for 10 rows and for 100,000. A tolerance that grows with them would take
+    directions for noise that the data determine to several digits.
 
     Args:
         s: The singular values of a matrix, descending, of shape `[k]`.
@@ -88,7 +94,8 @@ def numerical_rank(s: jax.Array, size: int) -> jax.Array:
 def gauss_newton_solution(factors: SingularFactors, size: int) -> jax.Array:
     r"""The undamped step of least norm in the singular basis.
 
-    .. math:: z_i = b_i / s_i \text{ where } s_i > \max(m, n)\, \epsilon\, s_1 \text{, else } 0
+    .. math:: z_i = b_i / s_i \text{ where } s_i > \min(32, \max(m, n))\, \epsilon\, s_1
+        \text{, else } 0
 
     Args:
         factors: The factors of `A` and `r`.
@@ -110,5 +117,5 @@ def gauss_newton_solution(factors: SingularFactors, size: int) -> jax.Array:
 
 def _determined(s: jax.Array, size: int) -> jax.Array:
     """Which singular values are above rounding noise, as a mask of shape `[k]`."""
-    noise = size * jnp.finfo(s.dtype).eps
+    noise = min(size, _ROUNDED) * jnp.finfo(s.dtype).eps
     return s > jnp.asarray(noise, s.dtype) * s[0]

@@ -15,7 +15,7 @@ from fnopt.linear._divide import divide
 from fnopt.linear._norms import norm
 from fnopt.linear._singular import gauss_newton_solution, singular_triangle
 from fnopt.linear._system import DampedStep
-from fnopt.linear._triangle import Guarded, damped_triangle, inverse_triangle
+from fnopt.linear._triangle import Guarded, Triangle, damped_triangle, inverse_triangle
 
 # A step that is longer by 10 % is near enough (Moré 1978). Shorter ones are not: the radius grows
 # by the length of a step, and where the problem is singular the progress does with it.
@@ -103,10 +103,24 @@ class TriangleSystem:
         return self._step(self._solve(lam))
 
     def gauss_newton(self) -> DampedStep:
-        """The full step of least norm, in the directions above rounding noise."""
+        """The full step of least norm in units of the columns, without directions of noise.
+
+        By the columns' own lengths: in a scaling that remembers how steep a parameter was, far from
+        here, what it does now would pass for noise.
+        """
+        columns = norm(self.factors.triangle.L, axis=1)
+        return self.shortest(jnp.where(columns > 0, columns, jnp.ones_like(columns)))
+
+    def shortest(self, unit: jax.Array) -> DampedStep:
+        """The full step of least norm in given units, in the directions above rounding noise.
+
+        Args:
+            unit: The units, of shape `[k]`.
+        """
         assert not self.factors.rows.size
-        factors = singular_triangle(self.factors.triangle)
-        p = -matmul(factors.Vt.T, gauss_newton_solution(factors, self.size))
+        L, c = self.factors.triangle
+        factors = singular_triangle(Triangle(L / unit[:, None], c))
+        p = -matmul(factors.Vt.T, gauss_newton_solution(factors, self.size)) / unit
         # Its inverse goes unused, and uncomputed, where nothing is pulled back with this step.
         return self._step(self._solve(jnp.zeros((), p.dtype))._replace(p=p, length=norm(p)))
 
@@ -186,7 +200,8 @@ class LiftedSystem:
 
     def gauss_newton(self) -> DampedStep:
         """The full step of least norm."""
-        return self._lifted(self.rows.gauss_newton())
+        c = self.rows.factors.triangle.c
+        return self._lifted(self.rows.shortest(jnp.ones_like(c)))
 
     def pull_back(self, w: jax.Array, step: DampedStep) -> jax.Array:
         """The damped solution for another residual."""

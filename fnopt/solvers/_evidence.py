@@ -17,6 +17,7 @@ _IDLE = 10  # steps in a row that are accepted and gain no more than rounding
 _DONE = 2  # of them, where rounding is all that is left of the residuals
 _OUTWARD = 0.1  # of the way from the start, by which a claim is tested
 _FAR = 1000  # times its start; so far goes no param that ends at a minimum
+_HARDLY = 0.01  # of the residuals, that a param without effect may have moved
 _VANISHED = 0.45  # power of the rounding unit: what is left of a column that counts no more
 
 
@@ -45,15 +46,20 @@ def is_idle(idle: jax.Array, point: Linearization, noise: jax.Array) -> jax.Arra
     return idle > jnp.where(point.cost <= noise, _DONE, _IDLE)
 
 
-def vanished(point: Linearization, peak: jax.Array) -> jax.Array:
+def vanished(point: Linearization, peak: jax.Array, start: jax.Array) -> jax.Array:
     """Which params have lost their effect on the way, as a mask of `[n]`.
+
+    Nearly nothing is left of their columns, nor would the residuals know it if they went back.
 
     Args:
         point: The point.
         peak: The largest norms of the Jacobian's columns that were seen, of shape `[n]`.
+        start: Where the search began, of shape `[n]`.
     """
-    eps = jnp.finfo(peak.dtype).eps
-    return (peak > 0) & (point.columns <= jnp.asarray(eps**_VANISHED, peak.dtype) * peak)
+    dtype = peak.dtype
+    rest = point.columns <= jnp.asarray(float(jnp.finfo(dtype).eps) ** _VANISHED, dtype) * peak
+    effect = point.columns * jnp.abs(point.x - start)
+    return (peak > 0) & rest & (effect <= jnp.asarray(_HARDLY, dtype) * jnp.sqrt(2 * point.cost))
 
 
 def outward(point: Linearization, lost: jax.Array, start: jax.Array) -> jax.Array:
@@ -68,12 +74,21 @@ def outward(point: Linearization, lost: jax.Array, start: jax.Array) -> jax.Arra
     return point.x + tenth * lost.astype(start.dtype) * (point.x - start)
 
 
+def has_moved(lost: jax.Array, x: jax.Array, start: jax.Array) -> jax.Array:
+    """Whether params have lost their effect on their way."""
+    return jnp.any(lost & (x != start))
+
+
 def is_doubtful(
-    status: jax.Array, point: Linearization, lost: jax.Array, start: jax.Array
+    status: jax.Array,
+    point: Linearization,
+    lost: jax.Array,
+    start: jax.Array,
+    hopeful: jax.Array,
 ) -> jax.Array:
-    """Whether a claim has to be tested, at the point outward."""
-    moved = jnp.any(lost & (point.x != start))
-    return is_converged(status) & (point.cost > 0) & moved
+    """Whether a claim has to be tested, at the point outward or along the full step."""
+    doubt = has_moved(lost, point.x, start) | hopeful
+    return is_converged(status) & (point.cost > 0) & doubt
 
 
 def tested(claim: jax.Array, actual: jax.Array, cost: jax.Array, found: jax.Array) -> jax.Array:

@@ -16,13 +16,24 @@ from fnopt.programs import products_ahead
 from fnopt.solvers._bounded import bounded_trial, faced
 from fnopt.solvers._convergence import explained, first_of, is_stationary
 from fnopt.solvers._curvature import learned
-from fnopt.solvers._evidence import is_doubtful, outward, ran_away, rounding, tested, vanished
+from fnopt.solvers._evidence import (
+    has_moved,
+    is_doubtful,
+    outward,
+    ran_away,
+    rounding,
+    tested,
+    vanished,
+)
 from fnopt.solvers._linearization import Linearization, is_finite, scaled_gradient, scaled_gradients
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers._options import Options
+from fnopt.solvers._probe import Probe, is_hopeful, is_refuted, no_probe, probe
 from fnopt.solvers._problem import Problem
+from fnopt.solvers._restart import MOST_RESTARTS
+from fnopt.solvers._scaling import fresh_scale, grown_scale
 from fnopt.solvers._solution import History, Solution
-from fnopt.solvers._step import Trial, TrustRegionState, arrive, choose, compared, judge
+from fnopt.solvers._step import Trial, TrustRegionState, arrive, choose, compared, judge, restart
 
 
 class Loop(NamedTuple):
@@ -174,40 +185,48 @@ def advance(
     factors = _factors(problem, solver, loop, point, search)
     trial, x = _propose(problem, solver, options, loop._replace(factors=factors, search=search))
     testing = loop.claim != Status.RUNNING.value
-    x = jnp.where(testing, _outward(problem, loop), x)
-    r = problem.flat.r(x)
-    actual = problem.reduction(loop.residuals, r)
-    found = compared(trial, actual, rounding(point, options))
+    noise = rounding(point, options)
+    x, taken = _tests(problem, solver, noise.residual, loop, x)
+    tried = problem.flat.r(x)
+    actual = problem.reduction(loop.residuals, tried)
+    found = compared(trial, actual, noise)
     promising = lax.select(testing, actual > found.noise.cost, found.improves)
     here, r, accepted = lax.cond(
         promising,
-        lambda: _arrived(loop, evaluate(x, r), None if loop.r is None else r),
+        lambda: _arrived(loop, evaluate(x, tried), None if loop.r is None else tried),
         lambda: (loop.point, loop.r, jnp.zeros((), bool)),
     )
     actual = lax.select(promising & ~accepted, jnp.asarray(-jnp.inf, actual.dtype), actual)
-    found = compared(trial, actual, found.noise)
+    found = compared(trial, actual, noise)
     status, judged = judge(
         point, loop.scaled_gradient, trial, found, accepted, search, options, solver.rule
     )
     judged = _with_secant_update(judged, loop.point, here, trial, accepted & ~testing)
     peak = jnp.maximum(loop.peak, here.columns)
     facing = faced(here, problem.box)
-    lost = vanished(here, peak)
+    lost = vanished(here, peak, loop.start)
     each = scaled_gradients(facing)
     steep = jnp.max(lax.select(lost, jnp.zeros_like(each), each))
     stationary = accepted & is_stationary(here.cost, jnp.max(each), options.gtol)
     status = lax.select(stationary, Status.CONVERGED_GRADIENT.array, status)
-    doubtful = ~testing & is_doubtful(status, here, lost, loop.start)
+    hopeful = _tests_fully(problem, here) & is_hopeful(here, rounding(here, options).residual)
+    doubtful = ~testing & is_doubtful(status, here, lost, loop.start, hopeful)
     running, one = Status.RUNNING.array, jnp.ones((), jnp.int32)
     claim = lax.select(doubtful, status, running)
     status = lax.select(doubtful, running, status)
-    status = lax.select(testing, tested(loop.claim, actual, loop.point.cost, accepted), status)
+    judged = choose(testing, search, judged)
+    if taken is None:
+        stands = tested(loop.claim, actual, loop.point.cost, accepted)
+    else:
+        refuted = is_refuted(loop.point, taken, tried)
+        stands, judged = _tested(solver, options, loop, here, actual, accepted, refuted, judged)
+    status = lax.select(testing, stands, status)
     return loop._replace(
         point=here,
         r=r,
         factors=None if loop.factors is None else factors,
-        stale=accepted | (~testing & (judged.restarts > search.restarts)),
-        search=choose(testing, search, judged),
+        stale=accepted | (judged.restarts > search.restarts),
+        search=judged,
         scaled_gradient=steep,
         peak=peak,
         lost=lost,
@@ -219,9 +238,53 @@ def advance(
     ), accepted
 
 
-def _outward(problem: Problem, loop: Loop) -> jax.Array:
-    x = outward(loop.point, loop.lost, loop.start)
-    return x if problem.box is None else problem.box.nearest(x)
+def _tests_fully(problem: Problem, point: Linearization) -> bool:
+    """Whether claims are tested along the full step too: where the model is that of the cost."""
+    return problem.box is None and problem.losses is None and point.triangle is not None
+
+
+def _tests(
+    problem: Problem, solver: LeastSquaresMethod, noise: jax.Array, loop: Loop, x: jax.Array
+) -> tuple[jax.Array, Probe | None]:
+    """Where a claim is tested, if there is one, in place of the end of a step."""
+    testing = loop.claim != Status.RUNNING.value
+    away = outward(loop.point, loop.lost, loop.start)
+    if problem.box is not None:
+        away = problem.box.nearest(away)
+    if not _tests_fully(problem, loop.point):
+        return jnp.where(testing, away, x), None
+    model, point = solver.model(problem.model), loop.point
+    beyond = has_moved(loop.lost, point.x, loop.start)
+
+    def make() -> Probe:
+        scale, none = fresh_scale(point.columns), jnp.zeros_like(loop.search.lam)
+        factors = model.factorise(point, scale, loop.search.rows[:0])
+        return probe(point, model.system(point, factors, scale, none), noise)
+
+    taken = lax.cond(testing & ~beyond, make, lambda: no_probe(point))
+    aside = point.x + taken.step
+    return jnp.where(testing, jnp.where(beyond, away, aside), x), taken
+
+
+def _tested(
+    solver: LeastSquaresMethod,
+    options: Options,
+    loop: Loop,
+    here: Linearization,
+    actual: jax.Array,
+    found: jax.Array,
+    refuted: jax.Array,
+    search: TrustRegionState,
+) -> tuple[jax.Array, TrustRegionState]:
+    """The status after a test of a claim; a search that claimed too early starts again."""
+    beyond = has_moved(loop.lost, loop.point.x, loop.start)
+    early = (loop.claim != Status.RUNNING.value) & ~beyond & (found | refuted)
+    again = early & (search.restarts < MOST_RESTARTS)
+    status = tested(loop.claim, actual, loop.point.cost, found)
+    aside = lax.select(refuted & ~again, Status.STALLED.array, loop.claim)
+    aside = lax.select(again | found, Status.RUNNING.array, aside)
+    reopened = functools.partial(restart, here, search, options, solver.rule)
+    return lax.select(beyond, status, aside), lax.cond(again, reopened, lambda: search)
 
 
 def _with_secant_update(
@@ -252,12 +315,14 @@ def ended(problem: Problem, solver: LeastSquaresMethod, loop: Loop) -> Solution:
     status = jnp.where(finished, loop.status, Status.MAX_STEPS.array)
     status = jnp.where(~finished & is_converged(loop.claim), loop.claim, status)
     # The rank is that of the Jacobian, by its own columns.
-    search = arrive(loop.search, point)
-    plain = search._replace(scale=search.steepest, rows=search.rows[:0])
-    factors = solver.factorise(problem.model, point, plain)
-    rank, unseen = model.rank(factors)
+    plain = loop.search._replace(scale=fresh_scale(point.columns), rows=loop.search.rows[:0])
+    rank, _ = model.rank(solver.factorise(problem.model, point, plain))
+    # What ran away was steep once.
+    scale = grown_scale(loop.search.steepest, point.columns)
+    steepest = plain._replace(scale=scale)
+    _, unseen = model.rank(solver.factorise(problem.model, point, steepest))
     if unseen is not None:
-        away = is_converged(status) & ran_away(point, loop.start, plain.scale, unseen)
+        away = is_converged(status) & ran_away(point, loop.start, scale, unseen)
         status = jnp.where(away & (point.cost > 0), Status.NO_EFFECT.array, status)
     return Solution(
         params=point.x,

@@ -247,13 +247,14 @@ def _stop_or_restart(
         (stuck, Status.STALLED),
     )
     return status, lax.cond(
-        restarted, lambda: _restart(point, search, options, rule), lambda: search
+        restarted, lambda: restart(point, search, options, rule), lambda: search
     )
 
 
-def _restart(
+def restart(
     point: Linearization, search: TrustRegionState, options: Options, rule: Rule
 ) -> TrustRegionState:
+    """The search begun again, without what it remembers of other points."""
     steepest = fresh_scale(point.columns)
     scale = _scale(steepest, point, search.rows)
     radius = rule.reopened(options.radius, scale, point.x, search.restarts)

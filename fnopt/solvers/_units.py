@@ -15,13 +15,19 @@ _NARROW = 2.0**24
 
 
 def safe_unit(r: jax.Array) -> jax.Array:
-    """The unit of the residuals: 1, unless they are huge or tiny at the start."""
+    """The unit of the residuals: 1, unless they are huge or tiny at the start.
+
+    Huge ones become as large as may be: they have the furthest way to go down, on which their
+    squares must not vanish before they do.
+    """
     largest = jnp.max(jnp.abs(r), initial=0)
     most = _RANGE.get(r.dtype.name, _NARROW)
-    extreme = (largest <= 1 / most) | (largest >= most)
+    huge = largest >= most
     tiny = jnp.asarray(4 * jnp.finfo(r.dtype).tiny, r.dtype)
-    unit = 1 / lax.clamp(tiny, largest, jnp.asarray(jnp.finfo(r.dtype).max, r.dtype))
-    return lax.select(extreme & (largest > 0), unit, lax.full_like(unit, 1))
+    size = lax.clamp(tiny, largest, jnp.asarray(jnp.finfo(r.dtype).max, r.dtype))
+    one = lax.full_like(size, 1)
+    unit = lax.select(huge, lax.full_like(size, most), one) / size
+    return lax.select((huge | (largest <= 1 / most)) & (largest > 0), unit, one)
 
 
 def in_unit(problem: Problem, unit: jax.Array) -> Problem:

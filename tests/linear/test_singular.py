@@ -56,3 +56,10 @@ def test_gauss_newton_solution_is_the_one_of_least_norm(m, n):
 def test_undetermined_directions_get_no_step():
     factors = singular_factors(jnp.zeros((3, 2)), jnp.ones(3))
     np.testing.assert_array_equal(gauss_newton_solution(factors, 3), 0)
+
+
+def test_the_rank_does_not_depend_on_the_number_of_rows():
+    # What rounding leaves of a dependent column doesn't grow with them, so neither does what counts
+    # as noise: 1e-4 of the largest is three digits above that.
+    s = jnp.asarray([1.0, 1e-4, 1e-7], jnp.float32)
+    assert [int(numerical_rank(s, size)) for size in (3, 100, 100_000)] == [2, 2, 2]

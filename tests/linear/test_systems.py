@@ -136,6 +136,16 @@ def test_rank_deficient_float32_steps_are_finite(rows):
         np.testing.assert_allclose(system.gauss_newton().p, -1 / 3, rtol=5e-2)
 
 
+def test_a_full_step_sees_what_little_a_scaling_leaves_of_a_column():
+    # In a scaling that remembers how steep a param once was, its column is next to nothing.
+    A, r = problem(7, 3)
+    A, r = A.astype(np.float32), r.astype(np.float32)
+    little = np.asarray([1.0, 3e-7, 1.0], np.float32)
+    step = systems(A * little, r)["qr"].gauss_newton()
+    expected = np.linalg.lstsq(A.astype(np.float64), -r, rcond=None)[0]
+    np.testing.assert_allclose(step.p * little, expected, rtol=1e-4)
+
+
 def test_no_slope_no_step():
     A = np.asarray([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]], np.float32)
     for system in systems(A, np.asarray([0.0, 0.0, 5.0], np.float32)).values():

@@ -10,6 +10,8 @@ import pytest
 import fnopt
 from fnopt import Status
 from fnopt.solvers import dogleg, gauss_newton
+from fnopt.solvers._linearization import factorised_linearization
+from fnopt.solvers._probe import Probe, is_refuted
 
 SOLVERS = {
     "levenberg_marquardt": fnopt.levenberg_marquardt,
@@ -135,3 +137,66 @@ def test_a_column_that_dies_is_not_converged(x64):
 
     end = fnopt.least_squares(residuals, jnp.asarray([50.0, 150, -100, 1, 2]), solver=dogleg())
     assert not bool(end.converged) or float(end.cost) < 1e-4, (end.message, end.cost)
+
+
+# --- A claim where the linear model is hopeful. ---------------------------------------------------
+
+
+def jennrich_sampson(p):
+    i = jnp.arange(1, 11, dtype=p.dtype)
+    return 2 + 2 * i - (jnp.exp(i * p[0]) + jnp.exp(i * p[1]))
+
+
+def freudenstein_roth(p):
+    x, y = p
+    return jnp.stack([x - 13 + ((5 - y) * y - 2) * y, x - 29 + ((y + 1) * y - 14) * y])
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_a_minimum_with_a_singular_jacobian_is_a_minimum(name):
+    # The linear model promises nearly all of the cost there, by a step along a direction that the
+    # residuals only feel by their curvature, which keeps the cost up.
+    for residuals, start, squares in [
+        (jennrich_sampson, (0.3, 0.4), 124.362),
+        (freudenstein_roth, (0.5, -2.0), 48.9842),
+    ]:
+        end = fnopt.least_squares(residuals, jnp.asarray(start), solver=SOLVERS[name]())
+        assert bool(end.converged), end.message
+        np.testing.assert_allclose(2 * end.cost, squares, rtol=1e-4)
+
+
+def probed(point, r, direction):
+    """A point of the residuals and the probe of it."""
+    p = jnp.asarray(point)
+    here = factorised_linearization(p, r(p), jax.jacfwd(r)(p))
+    step = jnp.asarray(direction)
+    moved = here.J @ step
+    return here, Probe(step, here.gradient @ step, moved, here.r)
+
+
+def test_a_probe_tells_a_slope_from_curvature(x64):
+    # Along the second param: a line that slopes, and one whose residual turns up at once.
+    def sloping(p):
+        return jnp.stack([p[0], 1 + 1e-3 * p[1]])
+
+    def turning(p):
+        return jnp.stack([p[0], 1 + 1e-3 * p[1] + p[1] ** 2])
+
+    step = (0.0, -1.0)
+    for residuals, refuted in ((sloping, True), (turning, False)):
+        here, taken = probed((0.0, 0.0), residuals, step)
+        assert bool(is_refuted(here, taken, residuals(here.x + taken.step))) is refuted
+    # Noise that is as large as the residuals proves nothing.
+    here, taken = probed((0.0, 0.0), sloping, step)
+    assert not bool(is_refuted(here, taken, -here.r))
+    assert not bool(is_refuted(here, taken, jnp.full(2, jnp.nan)))
+
+
+def test_residuals_that_start_huge_do_not_vanish_by_their_squares():
+    # The unit of the start, 1e17 here, made nothing of the squares of 4e-3.
+    def residuals(p):
+        return jnp.append(p[:-1] + jnp.sum(p) - 11, jnp.prod(p) - 1)
+
+    end = fnopt.least_squares(residuals, jnp.full(10, 50.0), solver=dogleg())
+    assert bool(end.converged)
+    assert float(end.cost) < 1e-8

@@ -21,10 +21,9 @@ def test_equals_a_loop(dense, naive, options):
 @pytest.mark.parametrize("method", ["vmap", "ghost"])
 def test_by_leaf_and_by_group(dense, naive, method):
     grads = naive(dense)[1]
-    squares = {
-        fnopt.leaf_paths(grads)[i]: (np.asarray(g, np.float64).reshape(7, -1) ** 2).sum(1)
-        for i, g in enumerate(jax.tree.leaves(grads))
-    }
+    paths = jax.tree.leaves(fnopt.leaf_paths(grads))
+    leaves = [np.asarray(g, np.float64).reshape(7, -1) for g in jax.tree.leaves(grads)]
+    squares = {path: (g**2).sum(1) for path, g in zip(paths, leaves, strict=True)}
     norms = per_example_norms(dense.loss, groups="leaf", method=method)(*dense[1:])
     assert jax.tree.structure(norms) == jax.tree.structure(dense[1])
     for found, expected in zip(jax.tree.leaves(norms), squares.values(), strict=True):

@@ -152,7 +152,7 @@ def freudenstein_roth(p):
     return jnp.stack([x - 13 + ((5 - y) * y - 2) * y, x - 29 + ((y + 1) * y - 14) * y])
 
 
-@pytest.mark.parametrize("name", SOLVERS)
+@pytest.mark.parametrize("name", ["levenberg_marquardt", "dogleg"])
 def test_a_minimum_with_a_singular_jacobian_is_a_minimum(name):
     # The linear model promises nearly all of the cost there, by a step along a direction that the
     # residuals only feel by their curvature, which keeps the cost up.

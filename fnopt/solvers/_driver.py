@@ -32,7 +32,7 @@ from fnopt.solvers._levenberg_marquardt import levenberg_marquardt
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers._problem import Problem, Setting, set_up
 from fnopt.solvers._scipy_options import as_asked
-from fnopt.solvers._solution import History, Solution, StepInfo
+from fnopt.solvers._solution import History, Solution, StepInfo, empty_history, noted
 from fnopt.solvers._units import in_unit, restored, safe_unit
 
 
@@ -253,7 +253,7 @@ def _solve(
 
         evaluate = evaluation(problem, solver, x)
         first = started(problem, solver, options, evaluate, x, unit * r)
-        first = first._replace(history=_empty_history(max_steps, x.dtype) if history else None)
+        first = first._replace(history=empty_history(max_steps, x.dtype) if history else None)
         end = ended(problem, solver, lax.while_loop(unfinished, step, first))
         wrong = disagrees(problem, x, first.point.columns) if check_jac else None
         return restored(doubted(end, wrong), unit, _POWERS)
@@ -288,14 +288,4 @@ def _watched(
         params = setting.params(loop.point.x)
         info = StepInfo(loop.steps, params, cost, slope, radius, accepted)
         loop = loop._replace(status=status_after(callback, info, loop.status))
-    if loop.history is None or not loop.history.cost.size:
-        return loop
-    at = loop.steps - 1
-    return loop._replace(
-        history=History(*(a.at[at].set(v) for a, v in zip(loop.history, entry, strict=True)))
-    )
-
-
-def _empty_history(max_steps: int, dtype: Any) -> History:
-    nan = jnp.full(max_steps, jnp.nan, dtype)
-    return History(nan, nan, nan, jnp.zeros(max_steps, bool))
+    return loop._replace(history=noted(loop.history, loop.steps, entry))

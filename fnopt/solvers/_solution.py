@@ -22,6 +22,19 @@ class History(NamedTuple):
     accepted: jax.Array  # bool[max_steps]
 
 
+def empty_history(most: int, dtype: Any) -> History:
+    """A history before its first step."""
+    nan = jnp.full(most, jnp.nan, dtype)
+    return History(nan, nan, nan, jnp.zeros(most, bool))
+
+
+def noted(history: History | None, step: jax.Array, entry: History) -> History | None:
+    """The history with the entry of a step, the first of which is 1; None if none is kept."""
+    if history is None or not history.cost.size:
+        return history
+    return History(*(a.at[step - 1].set(v) for a, v in zip(history, entry, strict=True)))
+
+
 class StepInfo(NamedTuple):
     """The argument of callbacks at every step; as text it is a line of progress."""
 

@@ -12,7 +12,7 @@ from jax import lax
 from fnopt.core import Status
 from fnopt.residuals import Box
 from fnopt.solvers._convergence import first_of
-from fnopt.solvers._solution import History
+from fnopt.solvers._solution import History, empty_history, noted
 from fnopt.solvers.smooth._convergence import (
     Tolerances,
     is_stationary,
@@ -151,13 +151,8 @@ def _started(
     aim = method.aim(problem, point, method.begin(problem, point))
     zero, one = jnp.zeros((), jnp.int32), jnp.ones((), jnp.int32)
     best = None if method.monotone else point
-    no, empty = jnp.zeros((), bool), None if kept is None else _empty(kept, point.x.dtype)
+    no, empty = jnp.zeros((), bool), None if kept is None else empty_history(kept, point.x.dtype)
     return Loop(point, best, aim, point.value, steepest, no, status, zero, one, empty)
-
-
-def _empty(most: int, dtype: Any) -> History:
-    nan = jnp.full(most, jnp.nan, dtype)
-    return History(nan, nan, nan, jnp.zeros(most, bool))
 
 
 def _advanced(problem: Problem, method: MinimizeMethod, tol: Tolerances, loop: Loop) -> Loop:
@@ -213,9 +208,4 @@ def _watched(
     entry = History(point.value * units.value, slope, reach, accepted)
     if watch is not None:
         loop = loop._replace(status=watch(loop, point.x * units.x, entry))
-    if loop.history is None:
-        return loop
-    at = loop.steps - 1
-    return loop._replace(
-        history=History(*(a.at[at].set(v) for a, v in zip(loop.history, entry, strict=True)))
-    )
+    return loop._replace(history=noted(loop.history, loop.steps, entry))

@@ -35,12 +35,23 @@ def _share_contexts() -> None:
     """An MLIR context for some hundred programs, as JAX 0.12 has one for ten by itself."""
     try:
         from jax._src.interpreters import mlir
+        from jax._src.lib.mlir import ir
 
         make, owned = mlir.make_ir_context, threading.local()
     except (ImportError, AttributeError):
         return  # as slow as before
 
+    def lowering() -> bool:
+        try:
+            return ir.Context.current is not None
+        except ValueError:
+            return False
+
     def shared() -> object:
+        # One program may be compiled while another is lowered: in the same context its parts would
+        # end up inside of the other.
+        if lowering():
+            return make()
         left = getattr(owned, "left", 0)
         if not left:
             owned.context, left = make(), _PROGRAMS

@@ -86,6 +86,11 @@ DEVIATIONS = {
 
 # optax's path -> a remark on what is still to come.
 NOT_YET = {
-    "second_order.fisher_diag": "curvature has a room of its own",
-    "second_order.hessian_diag": "curvature has a room of its own",
+    "second_order.fisher_diag": (
+        "it squares the gradient of the batch: of one example that is the Fisher diagonal; see "
+        "`fnopt.curvature.ggn_diagonal`"
+    ),
+    "second_order.hessian_diag": (
+        "`fnopt.curvature.hessian_diagonal` estimates it by probes, with the variance"
+    ),
 }

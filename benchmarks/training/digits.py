@@ -23,6 +23,8 @@ NO_RESIDUALS = {
     "lbfgs": "batches are drawn anew",
 }
 LIKE_KFAC = {"kfac": "kfac_rare stands for it"}
+LIKE_GAUSS_NEWTON = {"natural_gradient": "for sums of squares it is gauss_newton"}
+TOO_LARGE = {"natural_gradient": "it solves for all outputs of a batch at once"}
 LIKE_OURS = {"optax.adamw": "the updates are ours", "optax.muon": "the updates are ours"}
 
 
@@ -72,7 +74,7 @@ def autoencoder(smoke: bool) -> Task:
     last = len(widths) - 2
     return _on_digits(
         32 if smoke else 256,
-        LIKE_OURS,
+        LIKE_OURS | TOO_LARGE,
         name="autoencoder",
         title="digits, deep autoencoder",
         test_title="test loss",
@@ -116,7 +118,7 @@ def convolutional(smoke: bool) -> Task:
 
     return _on_digits(
         16 if smoke else 128,
-        LIKE_KFAC | LIKE_OURS,
+        LIKE_KFAC | LIKE_OURS | TOO_LARGE,
         name="digits_cnn",
         title="digits, CNN",
         test_title="test loss",

@@ -29,6 +29,7 @@ class Method:
         best: What to evaluate: `best(params, state)`.
         period: How often the step's cost repeats (refreshes), for the count of FLOPs.
         trips: `trips(state)`: iterations of the step's while loops.
+        tuning_seeds: How many seeds a trial is the mean of; the baseline gets more than the others.
         share: Of the task's steps that it gets, with a schedule that ends there.
     """
 
@@ -40,6 +41,7 @@ class Method:
     best: Callable[[Any, Any], Any] = lambda params, state: params
     period: int = 1
     trips: Callable[[Any], Any] | None = None
+    tuning_seeds: int = 1
     share: float = 1.0
 
 
@@ -163,6 +165,14 @@ def _gauss_newton(task: Task, damping: Any, momentum: Any) -> Any:
     return fnopt.gauss_newton_descent(damping=damping, momentum=momentum)
 
 
+def _natural_gradient(task: Task, damping: Any, momentum: Any) -> Any:
+    return fnopt.natural_gradient(task.model, task.criterion, damping=damping, momentum=momentum)
+
+
+def _halvings(state: Any) -> Any:
+    return jnp.maximum(-jnp.log2(jnp.maximum(state.length, 2.0**-10)), 0)
+
+
 def _lbfgs(task: Task, rate: Any, unused: Any) -> Any:
     del task, unused
     return fnopt.lbfgs(rate)
@@ -174,7 +184,7 @@ _ADAM_SHARE = ("Adam's rate / Muon's", (0.2, 1.0))
 
 _ALL = (
     Method("sgd", _sgd, ("rate", 0.02, 2), ("momentum", (0.9, 0.97)), _by_gradient),
-    Method("adamw", _adamw, ("rate", 2e-3, 2), ("b2", (0.97, 0.999)), _by_gradient),
+    Method("adamw", _adamw, ("rate", 2e-3, 2), ("b2", (0.97, 0.999)), _by_gradient, tuning_seeds=3),
     Method(
         "adamw_fifth", _adamw, ("rate", 2e-3, 2), ("b2", (0.97, 0.999)), _by_gradient, share=0.2
     ),
@@ -212,7 +222,15 @@ _ALL = (
         ("first damping", 1e-6, 10),
         ("momentum", (0.0, 0.9)),
         _by_residuals,
-        trips=lambda state: jnp.maximum(-jnp.log2(jnp.maximum(state.length, 2.0**-10)), 0),
+        trips=_halvings,
+    ),
+    Method(
+        "natural_gradient",
+        _natural_gradient,
+        ("first damping", 1e-4, 10),
+        ("momentum", (0.0,)),
+        _by_batch,
+        trips=_halvings,
     ),
     Method(
         "lbfgs",

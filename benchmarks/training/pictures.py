@@ -6,8 +6,9 @@ import math
 from typing import Any
 
 import numpy as np
+from matplotlib.ticker import LogLocator, NullFormatter
 
-from benchmarks.training.profiles import factors, middle, profile
+from benchmarks.training.profiles import middle, profile
 from benchmarks.training.record import AXES, Record
 
 LABELS = {"steps": "step", "FLOPs": "FLOPs", "seconds": "seconds of CPU"}
@@ -24,6 +25,7 @@ COLORS = {
     "kfac": "#b2182b",
     "kfac_rare": "#ef8a62",
     "gauss_newton": "#762a83",
+    "natural_gradient": "#9970ab",
     "lbfgs": "#c51b7d",
     "optax.adamw": "#4d4d4d",
     "optax.muon": "#1b7837",
@@ -46,27 +48,31 @@ def curves(record: Record, task: str, axes: Any) -> None:
             middles = np.median(losses, axis=0)
             ax.plot(steps * record.per_step(task, name, axis), middles, **_style(name))
         ax.axhline(record.target(task), color="0.6", linewidth=0.8, linestyle="--")
-        ax.set(xlabel=LABELS[axis], yscale="log")
+        ax.set(xlabel=LABELS[axis], yscale="log", ylim=_span(record, task))
+        ax.yaxis.set_major_locator(LogLocator(subs=_subs(*ax.get_ylim())))
+        ax.yaxis.set_major_formatter("{x:g}")
+        ax.yaxis.set_minor_formatter(NullFormatter())
         if axis != "steps":
             ax.set(xscale="log")
     axes[0].set(ylabel="training loss", title=entry["title"])
-    axes[0].set_ylim(top=_top(record, task))
 
 
-def _top(record: Record, task: str) -> float:
-    """So that a first step that went wrong doesn't squeeze all the rest."""
-    first = [_finite(run["train"][0]) for m in record.methods(task) for run in record.runs(task, m)]
-    return 1.5 * middle(first)
+def _span(record: Record, task: str) -> tuple[float, float]:
+    """From the least of all to the median start: a first step that went wrong squeezes nothing."""
+    runs = [run["train"] for m in record.methods(task) for run in record.runs(task, m)]
+    first = [math.inf if run[0] is None else run[0] for run in runs]
+    least = min(value for run in runs for value in run if value is not None)
+    return 0.9 * least, 1.2 * middle(first)
 
 
-def _finite(value: float | None) -> float:
-    return math.inf if value is None else value
+def _subs(bottom: float, top: float) -> tuple[float, ...]:
+    return (1.0, 1.5, 2.0, 3.0, 5.0, 7.0) if top < 10 * bottom else (1.0,)
 
 
 def profiles(record: Record, axes: Any, upto: float = 10.0) -> None:
     """The share of tasks on which the target is reached within a factor of the best; three axes."""
     for axis, ax in zip(AXES, axes, strict=True):
-        found = factors(record.costs(axis))
+        found = record.factors(axis)
         for k, (name, of_tasks) in enumerate(found.items()):
             x, y = profile(of_tasks, upto)
             shift = 0.004 * (k - len(found) / 2)  # lines on top of each other can be told apart

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.training.digits import LIKE_KFAC, LIKE_OURS
+from benchmarks.training.digits import LIKE_GAUSS_NEWTON, LIKE_KFAC, LIKE_OURS
 from benchmarks.training.task import Task, layers, perceptron
 
 
@@ -70,7 +70,7 @@ def pinn(smoke: bool) -> Task:
         steps=4 if smoke else 200,
         every=2 if smoke else 4,
         size="2-32-32-1, tanh, float64; 180 points inside and 60 on the boundary in a batch",
-        skip=LIKE_KFAC | LIKE_OURS,
+        skip=LIKE_KFAC | LIKE_OURS | LIKE_GAUSS_NEWTON,
         residuals=(
             (inside, net),
             lambda batch: (batch["inside"].reshape(-1, 2), batch["edge"].reshape(-1, 2)),

@@ -62,7 +62,12 @@ class Programs:
     def final_losses(self, firsts: Sequence[float], seconds: Sequence[float]) -> list[float]:
         """The training losses that runs with these numbers end at."""
         pairs = zip(firsts, seconds, strict=True)
-        return [next(self.run(a, b, TUNING_SEED, last=True)).train for a, b in pairs]
+        return [self._mean_final_loss(a, b) for a, b in pairs]
+
+    def _mean_final_loss(self, first: float, second: float) -> float:
+        seeds = range(TUNING_SEED, TUNING_SEED + self.method.tuning_seeds)
+        ends = [next(self.run(first, second, seed, last=True)).train for seed in seeds]
+        return float(np.mean(ends))
 
     def run(
         self, first: float, second: float, seed: int, *, last: bool = False

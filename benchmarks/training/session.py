@@ -20,7 +20,7 @@ from benchmarks.training.methods import Method, wanted
 from benchmarks.training.programs import Programs, reader
 from benchmarks.training.task import Task
 from benchmarks.training.tasks import WIDE, made
-from benchmarks.training.tuning import Tuned, tuned
+from benchmarks.training.tuning import Tuned, tuned, untuned
 
 Entry = dict[str, Any]
 
@@ -80,11 +80,14 @@ class Session:
             if self._late():
                 return False
             clock = time.process_time()
-            found = tuned(method, self.programs[method.name].final_losses)
+            given = dict(self.task.untuned)
+            if method.name in given:
+                found = untuned(*given[method.name])
+            else:
+                found = tuned(method, self.programs[method.name].final_losses)
             entry["tuning"] = _tuning(method, found)
             spent = time.process_time() - clock
             entry["tuning"]["cpu_seconds"] = round(spent, 1)
-            entry["compile_seconds"] = _short(self.programs[method.name].compile_seconds or 0.0)
             print(f"  {self.task.name}: {method.name} tuned, {spent:.0f} s", flush=True)
             self._save()
         return True
@@ -100,6 +103,7 @@ class Session:
             programs = self.programs[method.name]
             best = entry["tuning"]["best"]
             readings = [*programs.run(best[0], best[1], seed)]
+            print(f"  {self.task.name}: {method.name} seed {seed}", flush=True)
             entry["runs"][str(seed)] = {
                 "steps": [r.step for r in readings],
                 "train": [_short(r.train) for r in readings],
@@ -107,6 +111,7 @@ class Session:
                 "cpu_seconds": _short(readings[-1].seconds),
                 "trips": _short(sum(r.trips for r in readings) / len(readings)),
             }
+            entry.setdefault("compile_seconds", _short(programs.compile_seconds or 0.0))
             self._save()
         self._count()
         print(f"  {self.task.name}: seed {seed} of all methods", flush=True)
@@ -154,6 +159,7 @@ def _tuning(method: Method, found: Tuned) -> Entry:
         "second": method.second[0],
         "best": [_short(found.best.first), _short(found.best.second)],
         "trials": [[_short(value) for value in trial] for trial in found.trials],
+        "seeds": method.tuning_seeds,
         "widened": found.widened,
         "at_edge": found.at_edge,
     }

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from benchmarks.training.profiles import factors, middle, share_within
+from benchmarks.training.profiles import middle, share_within
 from benchmarks.training.record import AXES, Record
 
 
@@ -50,7 +50,7 @@ def tuning_table(record: Record, task: str) -> str:
     for name in record.methods(task):
         t = record.tasks[task]["methods"][name]["tuning"]
         trials = [trial[0] for trial in t["trials"]]
-        span = f"{min(trials):.2g} to {max(trials):.2g}"
+        span = f"{min(trials):.2g} to {max(trials):.2g}" if trials else "not tuned"
         second = "" if t["second"] == "nothing" else f"{t['second']} {t['best'][1]:g}"
         edge = "yes" if t["at_edge"] else ""
         best = f"{t['first']} {t['best'][0]:.2g}"
@@ -60,7 +60,7 @@ def tuning_table(record: Record, task: str) -> str:
 
 def share_table(record: Record, within: tuple[float, ...] = (1.0, 1.5, 3.0)) -> str:
     """The share of tasks on which a method gets to the target within a factor of the best."""
-    by_axis = {axis: factors(record.costs(axis)) for axis in AXES}
+    by_axis = {axis: record.factors(axis) for axis in AXES}
     names = sorted(
         by_axis["steps"], key=lambda m: -sum(share_within(within[-1], by_axis[a][m]) for a in AXES)
     )
@@ -77,6 +77,27 @@ def share_table(record: Record, within: tuple[float, ...] = (1.0, 1.5, 3.0)) -> 
     ]
     shown = " / ".join(f"{w:g}x" for w in within)
     return _table(["", "tasks", *(f"{axis}: within {shown}" for axis in AXES)], rows)
+
+
+def task_list(record: Record) -> str:
+    """What the tasks are, and what they ran on."""
+    lines = [
+        f"- **{t['title']}**: {t['size']}; {t['params']:,} params, {t['steps']} steps, {t['dtype']}"
+        for t in record.tasks.values()
+    ]
+    machines = {
+        f"{t['date']}, {m['device']}, {m['cores']} cores, Python {m['python']}, JAX {m['jax']}"
+        + "".join(f", {name} {version}" for name, version in m["versions"].items())
+        for t in record.tasks.values()
+        for m in [t["machine"]]
+    }
+    return "\n".join([*lines, "", *(f"Recorded {machine}." for machine in sorted(machines))])
+
+
+def all_tasks(record: Record, table: Callable[[Record, str], str]) -> str:
+    """A table for each task."""
+    parts = [f"**{t['title']}**\n\n{table(record, name)}" for name, t in record.tasks.items()]
+    return "\n\n".join(parts)
 
 
 def printed(record: Record) -> str:

@@ -28,6 +28,7 @@ class Task(NamedTuple):
         every: How many steps there are between two readings.
         size: How large it is, in words.
         skip: Methods that it isn't made for, and why.
+        untuned: Methods whose trainings take too long for trials: their two numbers.
         residuals: Residual functions of one example, and `rows(batch)`, the examples of each.
         full: The one batch of the methods that need a function which stays the same.
         wide: Whether it is trained in float64.
@@ -47,6 +48,7 @@ class Task(NamedTuple):
     every: int
     size: str
     skip: dict[str, str]
+    untuned: tuple[tuple[str, tuple[float, float]], ...] = ()
     residuals: tuple[Any, Callable[[Any], Any]] | None = None
     full: Any = None
     wide: bool = False

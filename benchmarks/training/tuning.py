@@ -63,6 +63,11 @@ def further(values: Sequence[float], factor: float, side: int) -> list[float]:
     return sorted(end * factor ** (side * k) for k in range(1, AT_ONCE + 1))
 
 
+def untuned(first: float, second: float) -> Tuned:
+    """Numbers that nobody has tried."""
+    return Tuned(Trial(first, second, float("inf")), (), 0, at_edge=False)
+
+
 def tuned(method: Method, losses: Callable[[list[float], list[float]], Sequence[float]]) -> Tuned:
     """Tries the grid, and widens it until the best first number is inside.
 

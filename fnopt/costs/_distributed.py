@@ -91,7 +91,7 @@ class DeviceCost:
 
     @property
     def update_share(self) -> float:
-        """The share of the optimizer in `seconds`, without the messages."""
+        """The share of the update's arithmetic in `seconds`."""
         return self.update_seconds / self.seconds if self.seconds else 0.0
 
 
@@ -160,8 +160,9 @@ def distributed_cost(
     it is needed, twice (those of the layers at work come on top of its memory), and `diloco` has
     workers of one device each, which meet every `H` steps, with an outer momentum; in 8-bit codes
     it sends about a quarter and holds another `P` (what is owed). The update is divided where the
-    state is. Nothing is known here of what a program adds: copies, padding,
-    fragments, a schedule of messages that is not the best.
+    state is. Params are taken to be float32, and the messages of a way to be one for all leaves.
+    Nothing is known here of the outer update, of the all-to-alls of matrix methods, and of what a
+    program adds: copies, padding, fragments, a schedule of messages that is not the best.
 
     Args:
         step: From `step_cost(loss, tx)(params, *batch)`, with the batch of one device; shapes are
@@ -207,25 +208,32 @@ def distributed_cost(
     whole = hardware.seconds(step.update.total)
     part = _part_seconds(step.update.total, devices, hardware)
 
-    def way(stored: int, divided: int, extra: int, times: int, update: float) -> DeviceCost:
-        """One with params in parts, a state in parts, and so many collectives."""
-        own = size / stored, size / stored, state / divided + extra
-        sent = times * travels
-        time = network.seconds(sent, times, devices)
-        return DeviceCost(*own, step.residual_bytes, sent, gradient_seconds, update, time)
-
+    ddp = DeviceCost(
+        params_bytes=size,
+        grads_bytes=size,
+        state_bytes=state,
+        kept_bytes=step.residual_bytes,
+        sent_bytes=2 * travels,
+        gradient_seconds=gradient_seconds,
+        update_seconds=whole,
+        network_seconds=network.seconds(2 * travels, 2, devices),
+    )
+    zero1 = dataclasses.replace(ddp, state_bytes=state / devices, update_seconds=part)
+    fsdp = dataclasses.replace(
+        zero1,
+        params_bytes=size / devices,
+        grads_bytes=size / devices,
+        sent_bytes=3 * travels,
+        network_seconds=network.seconds(3 * travels, 3, devices),
+    )
     meeting = (meeting_network or network).seconds(2 * travels * share, 2, devices)
     diloco = dataclasses.replace(
-        way(1, 1, more, 0, whole),
+        ddp,
+        state_bytes=state + more,
         sent_bytes=2 * travels * share / every,
         network_seconds=meeting / every,
     )
-    ways = {
-        "ddp": way(1, 1, 0, 2, whole),
-        "zero1": way(1, devices, 0, 2, part),
-        "fsdp": way(devices, devices, 0, 3, part),
-        "diloco": diloco,
-    }
+    ways = {"ddp": ddp, "zero1": zero1, "fsdp": fsdp, "diloco": diloco}
     return DistributedCost(int(devices), ways)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -15,6 +16,9 @@ from fnopt.core import (
     check_same_tree,
     checked_chunk_size,
     described,
+    gathered,
+    laid_like,
+    mesh_of,
     varying_like,
 )
 from fnopt.curvature._bound import bind
@@ -98,9 +102,10 @@ def batch_jacobian(
         fns: tuple[Any, ...] = (residual_fn,)
         fns, batches = (fns, (batch,)) if callable(residual_fn) else _several(residual_fn, batch)
         # Inside shard_map, so that a derivative is of this device's examples and nothing is added.
-        own = varying_like(params, batches)
-        bound = [bind(fn, own, b, _NAME) for fn, b in zip(fns, batches, strict=True)]
-        parts = [Part(b, method, chunk_size, axis_name) for b in bound]
+        own = varying_like(jax.tree.map(gathered, params), batches)
+        with mesh_of(batches, params):
+            bound = [bind(fn, own, b, _NAME) for fn, b in zip(fns, batches, strict=True)]
+            parts = [Part(b, method, chunk_size, axis_name) for b in bound]
         return BatchJacobian(params, parts, callable(residual_fn), axis_name)
 
     return at
@@ -146,12 +151,16 @@ class BatchJacobian:
     @property
     def residuals(self) -> Any:
         """The residuals, with a leading example axis; a tuple for several."""
-        return self._as_residuals([part.residuals for part in self._parts])
+        return self._as_residuals(self._values())
 
     @property
     def vector(self) -> jax.Array:
         """The residuals end to end, example by example: the order of the rows of `gram`."""
-        return self.flatten([part.residuals for part in self._parts])
+        return self.flatten(self._values())
+
+    def _values(self) -> list[jax.Array]:
+        with self._mesh():
+            return [part.residuals for part in self._parts]
 
     @property
     def sizes(self) -> tuple[tuple[int, int], ...]:
@@ -164,15 +173,18 @@ class BatchJacobian:
         Args:
             params: A tree like the params.
         """
-        return self.flatten([part.at(params) for part in self._parts])
+        params = jax.tree.map(gathered, params)
+        with self._mesh():
+            return self.flatten([part.at(params) for part in self._parts])
 
     def gram(self) -> jax.Array:
         r""":math:`K = J J^\top`, float32 or wider, symmetric."""
         blocks: dict[tuple[int, int], jax.Array] = {}
-        for i, one in enumerate(self._parts):
-            for j, other in enumerate(self._parts[: i + 1]):
-                blocks[i, j] = one.gram(other)
-                blocks[j, i] = blocks[i, j].T
+        with self._mesh():
+            for i, one in enumerate(self._parts):
+                for j, other in enumerate(self._parts[: i + 1]):
+                    blocks[i, j] = gathered(one.gram(other))
+                    blocks[j, i] = blocks[i, j].T
         count = range(len(self._parts))
         return jnp.concatenate([jnp.concatenate([blocks[i, j] for j in count], 1) for i in count])
 
@@ -186,7 +198,9 @@ class BatchJacobian:
             A tree like `residuals`, float32 or wider.
         """
         check_same_tree(direction, self._params, f"{_NAME}: v", "the params")
-        return self._as_residuals([part.push(direction) for part in self._parts])
+        whole = jax.tree.map(gathered, direction)
+        with self._mesh():
+            return self._as_residuals([part.push(whole) for part in self._parts])
 
     def rmv(self, weights: Any) -> Any:
         r"""The product :math:`J^\top a`.
@@ -198,12 +212,18 @@ class BatchJacobian:
             A tree like the params, float32 or wider.
         """
         parts = self._parts_of(weights)
-        pulled = [part.pull(a) for part, a in zip(self._parts, parts, strict=True)]
-        return jax.tree.map(lambda *x: functools.reduce(jnp.add, x), *pulled)
+        with self._mesh():
+            pulled = [part.pull(a) for part, a in zip(self._parts, parts, strict=True)]
+            total = jax.tree.map(lambda *x: functools.reduce(jnp.add, x), *pulled)
+            return jax.tree.map(laid_like, total, self._params)
+
+    def _mesh(self) -> contextlib.AbstractContextManager[None]:
+        return mesh_of([part.bound.batch for part in self._parts], self._params)
 
     def flatten(self, parts: Sequence[jax.Array]) -> jax.Array:
         """Arrays `[n, k]` of each function end to end, of all devices."""
-        return jnp.concatenate([from_devices(x.reshape(-1), self._axis_name) for x in parts])
+        flat = [gathered(x).reshape(-1) for x in parts]
+        return jnp.concatenate([from_devices(x, self._axis_name) for x in flat])
 
     def parts(self, residuals: Any) -> list[jax.Array]:
         """A tree like `residuals` as arrays `[n, k]`, by residual function."""

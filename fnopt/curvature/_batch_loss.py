@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import described
+from fnopt.core import described, gathered
 from fnopt.curvature._batch_jacobian import BatchJacobian, batch_jacobian
 from fnopt.curvature._bound import bind
 from fnopt.curvature._output_root import OutputHessian, check_loss, output_hessian
@@ -72,7 +72,8 @@ class BatchLoss:
         self.dtype, self.name, self.parts = dtype, name, []
         for model, loss, examples in zip(models, losses, batches, strict=True):
             bound, laid = bind(model, params, examples, name)
-            part = _Part(laid, loss, examples, bound.size)
+            # The algebra among the outputs is done by all devices of a mesh, for all examples.
+            part = _Part(laid, loss, jax.tree.map(gathered, examples), bound.size)
             check_loss(part.loss, laid.size, dtype, examples, name)
             self.parts.append(part)
         at = batch_jacobian(model_fn, method=method, chunk_size=chunk_size)

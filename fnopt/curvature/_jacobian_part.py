@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype, scan_chunks, varying_like
+from fnopt.core import axes_of, compute_dtype, laid, scan_chunks, varying_like
 from fnopt.curvature._bound import BoundResiduals
 from fnopt.curvature._formed import FormedRows, form_rows
 from fnopt.curvature._round import rows_of_all_devices
@@ -122,6 +122,8 @@ class Part:
 
     def pull(self, weights: jax.Array) -> Any:
         r""":math:`J^\top a` for `a` of `[n, k]`, summed over devices."""
+        axes = axes_of(jax.tree.leaves(self.bound.batch)[0])[0]
+        weights = weights if axes is None else laid(weights, (axes, None))  # as the examples are
         return over_devices(self._pulled(weights), self.axis_name)
 
     def _pulled(self, weights: jax.Array) -> Any:

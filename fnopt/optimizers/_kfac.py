@@ -17,8 +17,10 @@ from fnopt.core import (
     check_choice,
     check_count,
     compute_dtype,
+    gathered,
     hyper,
     increment,
+    laid_like,
     mesh_of,
     slot_zeros,
     static,
@@ -218,8 +220,12 @@ class kfac(Transformation):
     ) -> tuple[Any, KfacState]:
         """The best combination of the preconditioned gradient and the last step, or none."""
         del updates, extra_args
-        with mesh_of(batch):
-            return self._step(state, params, batch)
+        with mesh_of(batch, params):
+            whole = jax.tree.map(gathered, params)
+            momentum = jax.tree.map(gathered, state.momentum)
+            updates, new = self._step(state._replace(momentum=momentum), whole, batch)
+            momentum = jax.tree.map(laid_like, new.momentum, state.momentum)
+            return jax.tree.map(laid_like, updates, params), new._replace(momentum=momentum)
 
     def _step(self, state: KfacState, params: Any, batch: Any) -> tuple[Any, KfacState]:
         from fnopt.curvature import KroneckerModel

@@ -112,6 +112,20 @@ def adam_step(d: Any) -> Any:
     return tx.update(d["params"], tx.init(d["params"]), d["params"])
 
 
+def by_batch(make: Any) -> Any:
+    """A step of an optimizer that differentiates its batch by itself."""
+
+    def run(d: Any) -> Any:
+        tx, p = make(), d["params"]
+        return tx.update(None, tx.init(p), p, batch=d["batch"], residual_fn=errors)[0]
+
+    return run
+
+
+def errors(p: Any, example: Any) -> jax.Array:
+    return outputs(p, example) - example[1]
+
+
 LM = fnopt.levenberg_marquardt
 CASES: dict[str, Any] = {
     "per_example_grads": grads,
@@ -156,6 +170,15 @@ CASES: dict[str, Any] = {
     "fisher_vp": on_direction(curvature.fisher_vp),
     "ggn_diagonal": lambda d: curvature.ggn_diagonal(outputs, squared_error)(
         d["params"], d["batch"]
+    ),
+    "kfac": by_batch(lambda: fnopt.kfac(outputs, squared_error, DATA["batch"])),
+    "natural_gradient": by_batch(lambda: fnopt.natural_gradient(outputs, squared_error)),
+    "gauss_newton_descent": by_batch(fnopt.gauss_newton_descent),
+    "batch_jacobian": lambda d: curvature.batch_jacobian(outputs)(d["params"], d["batch"]).gram(),
+    "curve_fit_batch-bounds": lambda d: (
+        fnopt.curve_fit_batch(
+            decay, d["shared_t"], d["fits"], p0=d["starts"], bounds=(0.0, 9.0)
+        ).params
     ),
     "health": lambda d: fnopt.monitor.health(d["params"]),
     "global_norm": lambda d: fnopt.global_norm(d["params"]),

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fnopt.core import reshaped
 from fnopt.gradients._sums import inner_products
 from fnopt.gradients.ghost import _gram, _reduce
 from fnopt.gradients.ghost._factors import Dense, Pair, inner, sum_of
@@ -102,11 +103,11 @@ def _by_examples(p: Factors, q: Factors) -> jax.Array:
         found = inner_products(a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1]))
         n, m = a.shape[0], b.shape[0]
         k, width = (1, 1) if axis is None else (a.shape[1], b.shape[1])
-        found = found.reshape(n, k, m, width)
+        found = reshaped(found, n, k, m, width)
         total = found if total is None else total * found.astype(total.dtype)
     assert total is not None
     n, k, m, width = total.shape
-    return total.reshape(n * k, m * width)
+    return reshaped(total, n * k, m * width)
 
 
 def by_leaf(one: Mapping[int, jax.Array], other: Mapping[int, jax.Array]) -> jax.Array:

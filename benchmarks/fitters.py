@@ -69,7 +69,13 @@ OURS = {
     "fnopt gauss_newton": gauss_newton,
 }
 A_FEW = ("fnopt", "optimistix LM", "SciPy lm", "jaxopt LM, QR, tight")
-IN_FLOAT32 = ("fnopt", "fnopt geodesic=False", "fnopt cholesky")
+IN_FLOAT32 = (
+    "fnopt",
+    "fnopt geodesic=False",
+    "fnopt cholesky",
+    "fnopt dogleg",
+    "fnopt gauss_newton",
+)
 
 
 def fitters(few: bool = False) -> list[Fitter]:

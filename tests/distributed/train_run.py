@@ -26,7 +26,7 @@ from jax.sharding import PartitionSpec as P
 import fnopt
 from fnopt import distributed
 
-STEPS, SAVED = 6, 3  # saved in the middle of an accumulation, with a bad step before and after
+STEPS, SAVED = 6, 4  # saved in the middle of an accumulation, with a bad step before and after
 RATE = fnopt.linear_schedule(0.1, 0.0, transition_steps=4)
 INNER = fnopt.apply_if_finite(
     fnopt.chain(fnopt.accumulate(fnopt.adamw(RATE, weight_decay=0.1), k=2), fnopt.params_ema(0.9))

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from fnopt.core._devices import on_the_same_devices
 from fnopt.core._dtypes import compute_dtype, dtype_of, increment, real_dtype, zero_count
 from fnopt.core._leaves import cast, check_inexact, check_same_tree, check_scalars
-from fnopt.core._numbers import squarable
+from fnopt.core._numbers import capped
 from fnopt.core._parts import part_axes
 from fnopt.core._slots import declared_slots, own_slots, slot_copy, slot_zeros
 from fnopt.core._transformation import EmptyState, Transformation
@@ -200,8 +200,9 @@ def _leaf_program(
     def leaf(h: dict[str, Any], *row: Any) -> tuple[Any, ...]:
         dtype = compute_dtype(*map(jnp.result_type, jax.tree.leaves(row)))
         args = jax.tree.map(lambda x: cast(x, dtype), row)
+        given = args[0]
         if squares:
-            args = (squarable(args[0]), *args[1:])
+            args = (capped(given), *args[1:])
         tx = cls._unflatten(flags, [h.get(name) for name in cls._leaf_names])
         # Operands have one width here, so standard promotion only lets real meet complex.
         with jax.numpy_dtype_promotion("standard"):
@@ -210,7 +211,12 @@ def _leaf_program(
         assert len(out) == 1 + len(slots), f"{cls.__name__}.leaf returns an update and its slots"
         old = row[len(row) - len(slots) :]
         new = jax.tree.map(lambda x, was: x.astype(was.dtype), out[1:], old)
-        return out[0].astype(dtype), *new
+        update = out[0].astype(dtype)
+        if squares:
+            # An infinite gradient is seen in the update, not in the slots. (Here, because XLA keeps
+            # what is made of a gradient by more than one operation, and read twice, in memory.)
+            update = update + jnp.zeros((), dtype) * given.astype(dtype)
+        return update, *new
 
     leaf.__name__ = cls.__name__
     return jax.jit(leaf)

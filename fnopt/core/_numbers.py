@@ -28,14 +28,20 @@ def squarable(x: jax.Array, terms: int = 1) -> jax.Array:
     An average of squares that has met one infinite square stays infinite, and every step after it
     is zero. In float32 entries beyond 2.3e18 count as that; infinite ones stay, to be seen.
     """
+    if jnp.finfo(x.dtype).bits < 32:  # squares are taken in float32 at least
+        return x
+    return jax.lax.select(jnp.isfinite(x), capped(x, terms), x)
+
+
+def capped(x: jax.Array, terms: int = 1) -> jax.Array:
+    """Like `squarable`, with infinite entries as the largest ones: one operation."""
     info = jnp.finfo(x.dtype)
-    if info.bits < 32:  # squares are taken in float32 at least
+    if info.bits < 32:
         return x
     if jnp.iscomplexobj(x):
-        real, imag = jnp.real(x), jnp.imag(x)
-        return jax.lax.complex(squarable(real, terms), squarable(imag, terms))
+        return jax.lax.complex(capped(jnp.real(x), terms), capped(jnp.imag(x), terms))
     most = jnp.asarray(2.0 ** (info.maxexp // 2 - 3) / max(terms, 1) ** 0.5, x.dtype)
-    return jax.lax.select(jnp.isfinite(x), jax.lax.clamp(-most, x, most), x)
+    return jax.lax.clamp(-most, x, most)
 
 
 def root(x: jax.Array) -> jax.Array:

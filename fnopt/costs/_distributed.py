@@ -202,7 +202,7 @@ def distributed_cost(
     if block_size is not None:
         check_count(block_size, "block_size", "distributed_cost")
         share, more = (1 + 4 / block_size) / 4, 3 * step.params_bytes
-    size, state = step.params_bytes, step.state_bytes
+    size, state = float(step.params_bytes), float(step.state_bytes)
     travels = size * (devices - 1) / devices
     gradient_seconds = sum(p.seconds(hardware) for p in (step.forward, step.backward))
     whole = hardware.seconds(step.update.total)

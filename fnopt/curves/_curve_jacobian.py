@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-SCHEMES = (None, "2-point", "3-point", "cs")  # SciPy's ways to do without; not needed here
+from fnopt.solvers import SCHEMES
 
 
 def residual_jacobian(jac: Any, unpacked: bool, matrix: bool) -> Callable[..., jax.Array] | None:
@@ -23,7 +23,7 @@ def residual_jacobian(jac: Any, unpacked: bool, matrix: bool) -> Callable[..., j
         The function; None if there is no `jac`.
     """
     if not callable(jac):
-        if jac not in SCHEMES:
+        if jac not in (None, *SCHEMES):
             raise ValueError(f"curve_fit: jac = {jac!r}, expected a function jac(x, a, b, ...).")
         return None
     if not unpacked:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fnopt.gradients._aggregate import median_of_means, sign_agreement, trimmed_mean
+from fnopt.gradients._clip_rule import clip_factors as clip_factors
 from fnopt.gradients._clipped import ExampleInfo, clipped_grad
 from fnopt.gradients._hardest import HardExamples, hardest_examples
 from fnopt.gradients._independence import check_examples_independent

@@ -64,7 +64,7 @@ def blocks_of(params: Any, clip_norm: Any, name: str) -> Blocks:
     return Blocks(of_leaf, tuple(limits), tree)
 
 
-def factors(norms: jax.Array, clip_norm: Any, rule: str) -> jax.Array:
+def clip_factors(norms: jax.Array, clip_norm: Any, rule: str) -> jax.Array:
     """The scale factor of a gradient of this norm."""
     limit = jnp.asarray(clip_norm).astype(norms.dtype)
     if rule == "automatic":

@@ -9,7 +9,14 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import check_choice, joint_norm, scan_chunks
-from fnopt.gradients._clip_rule import RULES, Blocks, blocks_of, check_limits, check_where, factors
+from fnopt.gradients._clip_rule import (
+    RULES,
+    Blocks,
+    blocks_of,
+    check_limits,
+    check_where,
+    clip_factors,
+)
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._measure import measure
 from fnopt.gradients._methods import Way, checked_way, choose
@@ -151,7 +158,9 @@ class Clip(NamedTuple):
         if self.skip_nonfinite:
             finite = jnp.isfinite(info.norm) & jnp.isfinite(info.loss)
             wanted = finite if wanted is None else wanted & finite
-        weights = [factors(n, c, self.rule) for n, c in zip(norms, self.blocks.limits, strict=True)]
+        weights = [
+            clip_factors(n, c, self.rule) for n, c in zip(norms, self.blocks.limits, strict=True)
+        ]
         if wanted is not None:
             weights = [jnp.where(wanted, w, jnp.zeros_like(w)) for w in weights]
         if self.blocks.several:

@@ -8,7 +8,25 @@ from typing import Any
 import numpy as np
 
 
-class Sparsity:
+class ColumnColours:
+    """Columns by colour; a subclass says which columns have which."""
+
+    @functools.cached_property
+    def colour(self) -> np.ndarray:
+        """The colour of every column; -1 for one without entries."""
+        raise NotImplementedError
+
+    @functools.cached_property
+    def colours(self) -> int:
+        """The number of colours."""
+        return int(self.colour.max(initial=0)) + 1
+
+    def seeds(self, dtype: Any) -> np.ndarray:
+        """The sums of the unit vectors of each colour, an array of shape `[colours, columns]`."""
+        return (self.colour == np.arange(self.colours)[:, None]).astype(dtype)
+
+
+class Sparsity(ColumnColours):
     """The sparsity pattern of a matrix, and a colouring of its columns.
 
     Columns of one colour have no row in common. So the sums of the columns of each colour, one
@@ -43,15 +61,6 @@ class Sparsity:
     def colour(self) -> np.ndarray:
         """The colour of every column; -1 for one without entries."""
         return _greedy(self.rows, self.cols, self.shape[1])
-
-    @functools.cached_property
-    def colours(self) -> int:
-        """The number of colours."""
-        return int(self.colour.max(initial=0)) + 1
-
-    def seeds(self, dtype: Any) -> np.ndarray:
-        """The sums of the unit vectors of each colour, an array of shape `[colours, columns]`."""
-        return (self.colour == np.arange(self.colours)[:, None]).astype(dtype)
 
     @functools.cached_property
     def lists(self) -> tuple[np.ndarray, np.ndarray]:

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from fnopt.jacobians._colouring import Sparsity
+from fnopt.jacobians._colouring import ColumnColours, Sparsity
 
 
-class SymmetricSparsity:
+class SymmetricSparsity(ColumnColours):
     """The sparsity pattern of a symmetric matrix, and a star colouring of its columns.
 
     An entry stands in the matrix twice, so one place where it is alone is enough: in row `i` of the
@@ -59,15 +59,6 @@ class SymmetricSparsity:
         colour = min(found, key=lambda colour: int(colour.max(initial=0)))
         colour[np.setdiff1d(np.arange(self.shape[0]), self.rows)] = -1
         return colour
-
-    @functools.cached_property
-    def colours(self) -> int:
-        """The number of colours."""
-        return int(self.colour.max(initial=0)) + 1
-
-    def seeds(self, dtype: Any) -> np.ndarray:
-        """The sums of the unit vectors of each colour, an array of shape `[colours, columns]`."""
-        return (self.colour == np.arange(self.colours)[:, None]).astype(dtype)
 
     @functools.cached_property
     def places(self) -> tuple[np.ndarray, np.ndarray]:

@@ -17,6 +17,7 @@ from fnopt.core import (
     slot_zeros,
     zero_count,
 )
+from fnopt.transforms import all_finite
 
 _DECREASE = 1e-4  # of what the slope promises: Armijo's condition
 _POOR = 0.25  # a gain below which the damping was too small
@@ -113,12 +114,55 @@ def current_damping(options: StepOptions, state: GaussNewtonDescentState) -> jax
     return jnp.asarray(options.damping).astype(state.damping.dtype)
 
 
-def warm_up(options: StepOptions, state: GaussNewtonDescentState, dtype: Any) -> jax.Array:
+def _warm_up(options: StepOptions, state: GaussNewtonDescentState, dtype: Any) -> jax.Array:
     r""":math:`(1 - \mu^{2t})^{-1/2}`, by which momentum's first directions are too short."""
     if options.momentum is None:
         return jnp.ones((), dtype)
     mu = jnp.asarray(options.momentum).astype(dtype)
     return jax.lax.rsqrt(1 - mu ** (2 * (state.count + 1)).astype(dtype))
+
+
+def moved_by_momentum(
+    options: StepOptions, state: GaussNewtonDescentState, J: Any
+) -> jax.Array | None:
+    r"""What momentum moves the outputs or residuals of the batch by, :math:`\mu J d_{t-1}`.
+
+    Args:
+        options: The optimizer.
+        state: Its state.
+        J: A `fnopt.curvature.BatchJacobian`.
+    """
+    if options.momentum is None:
+        return None
+    vector = J.flatten(J.parts(J.mv(state.momentum)))
+    return jnp.asarray(options.momentum).astype(vector.dtype) * vector
+
+
+def batch_step(
+    options: StepOptions,
+    state: GaussNewtonDescentState,
+    pulled: Any,
+    slope: jax.Array,
+    second_derivative: jax.Array,
+    value: jax.Array,
+    known: jax.Array,
+    noise: jax.Array,
+) -> BatchStep:
+    """The step along momentum less `pulled`, a tree like the params; the rest is of that."""
+    phi = jax.tree.map(jnp.negative, pulled)
+    if options.momentum is not None:
+        mu = jnp.asarray(options.momentum)
+        phi = jax.tree.map(lambda p, m: p + mu.astype(m.dtype) * m, phi, state.momentum)
+    longer = _warm_up(options, state, value.dtype)
+    return BatchStep(
+        jax.tree.map(lambda p: p * longer.astype(p.dtype), phi),
+        longer * slope,
+        longer * longer * second_derivative,
+        value,
+        known,
+        None if options.momentum is None else phi,
+        noise,
+    )
 
 
 def stepped(
@@ -129,7 +173,7 @@ def stepped(
     value_at: Callable[[Any], jax.Array],
 ) -> tuple[Any, GaussNewtonDescentState]:
     """The update along the direction, as far as the loss falls, or none; and the next state."""
-    finite = _is_finite(step)
+    finite = all_finite(step._replace(phi=None))
     rate = options.learning_rate
     rate = rate(state.count) if isinstance(rate, Schedule) else rate
     tried = jnp.asarray(rate).astype(state.damping.dtype)
@@ -198,11 +242,6 @@ def _next_damping(
     # So that it comes back from where it was not needed.
     least = jnp.finfo(damping.dtype).eps
     return jnp.clip(damping * factor, least, 1 / least)
-
-
-def _is_finite(step: BatchStep) -> jax.Array:
-    found = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(step._replace(phi=None))]
-    return jnp.all(jnp.stack(found))
 
 
 def _scaled(direction: Any, length: jax.Array, taken: jax.Array, params: Any) -> Any:

@@ -13,11 +13,12 @@ from fnopt.optimizers._batch_step import (
     BatchStep,
     DampingRule,
     GaussNewtonDescentState,
+    batch_step,
     current_damping,
     first_state,
+    moved_by_momentum,
     step_dtype,
     stepped,
-    warm_up,
 )
 
 if TYPE_CHECKING:
@@ -141,27 +142,19 @@ class gauss_newton_descent(Transformation):
     ) -> BatchStep:
         r = scale * J.vector.astype(scale.dtype)
         K = scale[:, None] * J.gram().astype(scale.dtype) * scale[None, :]
-        before = jnp.zeros_like(r)
-        if self.momentum is not None:
-            mu = jnp.asarray(self.momentum).astype(r.dtype)
-            before = mu * scale * J.flatten(J.parts(J.mv(state.momentum))).astype(r.dtype)
+        by_momentum = moved_by_momentum(self, state, J)
+        before = jnp.zeros_like(r) if by_momentum is None else scale * by_momentum.astype(r.dtype)
         a = _solved(K, r + before, current_damping(self, state))
         change = before - matmul(K, a)
-        phi = jax.tree.map(jnp.negative, J.rmv(scale * a))
-        if self.momentum is not None:
-            mu = jnp.asarray(self.momentum)
-            phi = jax.tree.map(lambda p, m: p + mu.astype(m.dtype) * m, phi, state.momentum)
-        correction = warm_up(self, state, r.dtype)
-        direction = jax.tree.map(lambda p: p * correction.astype(p.dtype), phi)
-        change = correction * change
         value = _half_square(r)
-        return BatchStep(
-            direction,
+        return batch_step(
+            self,
+            state,
+            J.rmv(scale * a),
             jnp.dot(r, change),
             jnp.dot(change, change),
             value,
             jnp.isfinite(value) & jnp.all(jnp.isfinite(jnp.diagonal(K))),
-            None if self.momentum is None else phi,
             4 * jnp.finfo(r.dtype).eps * value,
         )
 

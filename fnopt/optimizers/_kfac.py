@@ -16,7 +16,6 @@ from fnopt.core import (
     cast_like,
     check_choice,
     check_count,
-    compute_dtype,
     gathered,
     hyper,
     increment,
@@ -26,8 +25,10 @@ from fnopt.core import (
     static,
     zero_count,
 )
+from fnopt.optimizers._batch_step import step_dtype
 from fnopt.optimizers._example_shapes import ExampleShapes, example_shapes
 from fnopt.optimizers._kfac_objective import Objective
+from fnopt.transforms import all_finite
 
 if TYPE_CHECKING:
     from fnopt.curvature import Combination, KroneckerModel, KroneckerSpec
@@ -196,7 +197,7 @@ class kfac(Transformation):
         from fnopt.curvature import planned_blocks
 
         blocks = planned_blocks(self._spec, params, self.batch.batch)
-        dtype = _dtype(params)
+        dtype = step_dtype(params)
 
         def zeros() -> Any:
             return tuple(
@@ -256,8 +257,8 @@ class kfac(Transformation):
         found = self._combination(objective, state, gradient, directions)
         weights = found.weights
         step = jax.tree.map(lambda d, m: weights[0] * d + weights[1] * m, *directions)
-        known = _is_finite((value, gradient))
-        sound = known & _is_finite((step, found, factors, inverses))
+        known = all_finite((value, gradient))
+        sound = known & all_finite((step, found, factors, inverses))
         moved = cast_like(step, params)
         adapted, lower, after = self._adapted(objective, state, moved, value, found, noise)
         taken = sound & jnp.isfinite(after) & lower
@@ -336,12 +337,3 @@ class kfac(Transformation):
 
     def _factor(self, dtype: Any) -> jax.Array:
         return jnp.asarray(self.damping_decay).astype(dtype) ** self.damping_every
-
-
-def _dtype(params: Any) -> Any:
-    leaves = [jnp.result_type(p) for p in jax.tree.leaves(params)]
-    return compute_dtype(*leaves) if leaves else jnp.float32
-
-
-def _is_finite(tree: Any) -> jax.Array:
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]))

@@ -22,11 +22,12 @@ from fnopt.optimizers._batch_step import (
     BatchStep,
     DampingRule,
     GaussNewtonDescentState,
+    batch_step,
     current_damping,
     first_state,
+    moved_by_momentum,
     step_dtype,
     stepped,
-    warm_up,
 )
 
 if TYPE_CHECKING:
@@ -184,24 +185,17 @@ class natural_gradient(Transformation):
     def _direction(self, loss: BatchLoss, state: GaussNewtonDescentState, params: Any) -> BatchStep:
         from fnopt.curvature import output_step
 
-        J, before = loss.J, None
-        mu = None if self.momentum is None else jnp.asarray(self.momentum)
-        if mu is not None:
-            moved = J.flatten(J.parts(J.mv(state.momentum))).astype(loss.dtype)
-            before = mu.astype(loss.dtype) * moved
+        before = moved_by_momentum(self, state, loss.J)
         iterations = self.iterations if self.solver == "cg" else None
         found = output_step(loss, current_damping(self, state), before, iterations)
-        phi = jax.tree.map(jnp.negative, J.rmv(found.weights))
-        if mu is not None:
-            phi = jax.tree.map(lambda p, m: p + mu.astype(m.dtype) * m, phi, state.momentum)
-        longer = warm_up(self, state, loss.dtype)
         eps = max(float(jnp.finfo(jnp.result_type(p)).eps) for p in jax.tree.leaves(params))
-        return BatchStep(
-            jax.tree.map(lambda p: p * longer.astype(p.dtype), phi),
-            longer * found.slope,
-            longer * longer * found.second_derivative,
+        return batch_step(
+            self,
+            state,
+            loss.J.rmv(found.weights),
+            found.slope,
+            found.second_derivative,
             loss.value,
             found.known,
-            None if mu is None else phi,
             4 * loss.rounding(eps),
         )

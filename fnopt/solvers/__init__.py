@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnopt.solvers._call import SCHEMES as SCHEMES
 from fnopt.solvers._call import checked_count as checked_count
 from fnopt.solvers._convergence import cost_converged as cost_converged
 from fnopt.solvers._convergence import explained as explained

@@ -9,9 +9,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fnopt.core import leaves_with_names, shown
+from fnopt.core import is_array_like, leaves_with_names, shown
 from fnopt.programs import Recorded, recorded, runs_now
 from fnopt.residuals import one_function, parametrised, seen_params
+
+# SciPy's names for derivatives by differences, which are exact here.
+SCHEMES = ("2-point", "3-point", "cs")
 
 
 def checked_count(value: Any, what: str, least: int = 1) -> int:
@@ -34,7 +37,7 @@ def checked_args(args: Any, caller: str = "least_squares") -> tuple[Any, ...]:
             "single one args=(data,)."
         )
     for path, leaf in leaves_with_names(tuple(args))[0]:
-        if not hasattr(leaf, "dtype") and not _is_number(leaf):
+        if not is_array_like(leaf):
             raise TypeError(
                 f"{caller}: args: {shown(path)} is {leaf!r}, expected arrays. What isn't one "
                 "belongs into the function: functools.partial(residual_fn, ...) or a closure."

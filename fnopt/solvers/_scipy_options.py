@@ -10,10 +10,9 @@ import numpy as np
 from jax.core import Tracer
 
 from fnopt.residuals import RobustLoss, custom_loss, named_loss
-from fnopt.solvers._call import checked_count
+from fnopt.solvers._call import SCHEMES, checked_count
 
 _METHODS = (None, "trf", "dogbox", "lm")
-_SCHEMES = ("2-point", "3-point", "cs")
 _TOLERANCES = ("ftol", "xtol", "gtol")
 # What has no meaning here, and does no harm: derivatives are exact, the method doesn't depend on
 # the units of the params, and it chooses its own linear algebra.
@@ -86,7 +85,7 @@ def as_asked(
     return Asked(
         solver=dataclasses.replace(solver, **given) if given else solver,
         loss=_scaled(loss, options.get("f_scale")),
-        jac=None if isinstance(jac, str) and jac in _SCHEMES else jac,
+        jac=None if isinstance(jac, str) and jac in SCHEMES else jac,
         bounds=bounds,
         max_steps=max_steps,
         verbose=int(verbose),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fnopt.transforms import states as states
 from fnopt.transforms._accumulate import accumulate, has_updated
 from fnopt.transforms._apply_every import apply_every
+from fnopt.transforms._apply_if_finite import all_finite as all_finite
 from fnopt.transforms._apply_if_finite import apply_if_finite
 from fnopt.transforms._average_params import averaged_params, params_ema, params_mean
 from fnopt.transforms._backtracking_linesearch import scale_by_backtracking_linesearch

@@ -9,11 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.curves._curve_jacobian import SCHEMES
 from fnopt.curves.batched._data import NAME, Points, joined
 from fnopt.curves.batched._lanes import Params
 from fnopt.curves.batched._start import Layout
 from fnopt.programs import Recorded, recorded, runs_now, written_for_jax
+from fnopt.solvers import SCHEMES
 
 _MOST_PARAMS = 16  # everything is unrolled: compile time grows with the cube
 
@@ -56,7 +56,7 @@ def checked_jacobian(
 ) -> Jacobian | Recorded | None:
     """A user's Jacobian of one fit's numbers, as a value where that can be had."""
     if not callable(jac):
-        if jac not in SCHEMES:
+        if jac not in (None, *SCHEMES):
             raise ValueError(f"{NAME}: jac = {jac!r}, expected a function jac(x, a, b, ...).")
         return None
     if not layout.unpacked:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from fnopt import optimizers, transforms
 from fnopt.core import Transformation, check_key, global_norm
-from fnopt.gradients import add_noise
+from fnopt.gradients import add_noise, clip_factors
 from fnopt.interop.optax_api._bridge import as_schedule
 
 
@@ -24,7 +24,7 @@ def per_example_global_norm_clip(grads: Any, l2_norm_clip: Any) -> tuple[Any, ja
         l2_norm_clip: The largest norm of an example's gradient.
     """
     norms = jax.vmap(global_norm)(grads)
-    factors = jnp.minimum(1, l2_norm_clip / jnp.where(norms > 0, norms, l2_norm_clip))
+    factors = clip_factors(norms, l2_norm_clip, "clip")
     summed = jax.tree.map(lambda g: jnp.tensordot(factors.astype(g.dtype), g, 1), grads)
     return summed, jnp.sum(norms > l2_norm_clip)
 

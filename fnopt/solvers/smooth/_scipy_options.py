@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from fnopt.core import default_float, listing
-from fnopt.solvers._call import checked_count
+from fnopt.solvers._call import SCHEMES, checked_count
 from fnopt.solvers.smooth._lbfgsb import lbfgsb
 
 # By SciPy's names in lower case, as SciPy compares them.
@@ -40,7 +40,6 @@ _ELSEWHERE = {
     "trust-exact": _MATRIX,
 }
 
-_SCHEMES = (None, "2-point", "3-point", "cs")
 _STEPS = ("maxiter", "maxfun", "maxfev")
 _OPTIONS = ("ftol", "gtol", "maxcor", "disp", *_STEPS)
 _KEYWORDS = ("tol", "jac", "options")
@@ -105,7 +104,7 @@ def as_asked(
             "minimize: jac = True, expected a function of params that returns its value alone: "
             "derivatives are exact here."
         )
-    if jac is not False and jac not in _SCHEMES:
+    if jac is not False and jac not in (None, *SCHEMES):
         raise TypeError(
             f"minimize: jac = {jac!r}, expected none: derivatives are exact here. If yours is "
             "cheaper, give fun a jax.custom_jvp."

@@ -149,6 +149,11 @@ class BatchJacobian:
         return rows, sum(math.prod(jnp.shape(p)) for p in jax.tree.leaves(self._params))
 
     @property
+    def forms_rows(self) -> bool:
+        """Whether the rows of all functions are formed: no tape stores less."""
+        return all(part.ghost is None for part in self._parts)
+
+    @property
     def residuals(self) -> Any:
         """The residuals, with a leading example axis; a tuple for several."""
         return self._as_residuals(self._values())

@@ -6,8 +6,11 @@ from fnopt.residuals._bounds import Box, box_of
 from fnopt.residuals._custom_loss import custom_loss
 from fnopt.residuals._derivative import Derivative
 from fnopt.residuals._examples import ExampleResiduals as ExampleResiduals
+from fnopt.residuals._examples import Examples as Examples
+from fnopt.residuals._examples import by_example as by_example
 from fnopt.residuals._examples import example_residuals as example_residuals
-from fnopt.residuals._examples import with_rows as with_rows
+from fnopt.residuals._examples import mixed_rows as mixed_rows
+from fnopt.residuals._examples import scaled_rows as scaled_rows
 from fnopt.residuals._flat import FlatResidual, flat_residual, one_function, seen_params
 from fnopt.residuals._given import given_derivative
 from fnopt.residuals._implicit import minimum_tangent, pushed

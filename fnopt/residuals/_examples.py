@@ -1,10 +1,9 @@
-"""Residuals of a batch, given by a function of one example."""
+"""Residuals of a batch, given by functions of one example."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -12,53 +11,133 @@ import numpy as np
 
 from fnopt.core import check_batch, described, leaves_with_names, shown, where
 from fnopt.jacobians import per_example_jacobian
+from fnopt.linear import linear_solver
+from fnopt.residuals._derivative import counted
 from fnopt.residuals._flat import FlatResidual
+from fnopt.residuals._given import given_derivative
+
+Function = Callable[..., Any]
 
 
-class ExampleResiduals(NamedTuple):
-    """Functions of one example with the batches that they are for.
+@jax.tree_util.register_pytree_node_class
+class ExampleResiduals:
+    """Functions of one example as one function of the batch, `(params, batch, *args)`.
 
-    Attributes:
-        fns: `fn(params, example)` each.
-        batches: For each the examples: leaves have a leading axis.
-        single: Whether the user gave one function, not a sequence.
+    As a pytree its children are the functions, where they are values.
+
+    Args:
+        fns: `fn(params, example, *args)` each.
+        structure: The container in which the user gave them, that of a single leaf for one.
     """
 
-    fns: tuple[Callable[[Any, Any], Any], ...]
-    batches: tuple[Any, ...]
-    single: bool
+    def __init__(self, fns: tuple[Function, ...], structure: Any) -> None:
+        self.fns, self.structure = fns, structure
 
-    def residuals(self, params: Any) -> Any:
-        """The residuals of all examples."""
-        pairs = zip(self.fns, self.batches, strict=True)
-        return self._trees([jax.vmap(fn, (None, 0))(params, batch) for fn, batch in pairs])
+    def __call__(self, params: Any, batch: Any, *args: Any) -> Any:
+        """The residuals of all examples, in a container like that of the functions."""
+        axes = (None, 0, *(None for _ in args))
+        pairs = zip(self.fns, self.batches(batch), strict=True)
+        found = [jax.vmap(fn, axes)(params, each, *args) for fn, each in pairs]
+        return jax.tree.unflatten(self.structure, found)
 
-    def jacobian(self, params: Any, chunk_size: int | None) -> Any:
+    def batches(self, batch: Any) -> list[Any]:
+        """The batch of each function."""
+        if jax.tree_util.treedef_is_leaf(self.structure):
+            return [batch]
+        if isinstance(batch, dict):
+            fits = jax.tree.structure(dict.fromkeys(batch, 0)) == self.structure
+            found = [batch[key] for key in sorted(batch)] if fits else []
+        else:
+            named = isinstance(jax.tree.unflatten(self.structure, self.fns), dict)
+            found = list(batch) if isinstance(batch, (list, tuple)) and not named else []
+        if len(found) != len(self.fns):
+            raise TypeError(
+                f"{where()}batch is {described(batch)}, expected a list of {len(self.fns)} "
+                "batches: one for each residual function (a dict for a dict of functions)."
+            )
+        return found
+
+    def mapped(self, fn: Callable[[Function, Any], Any], batch: Any) -> ExampleResiduals:
+        """With other functions: `fn(function, shapes of an example)`."""
+        pairs = zip(self.fns, self.batches(batch), strict=True)
+        return ExampleResiduals(tuple(fn(f, _example(b)) for f, b in pairs), self.structure)
+
+    def of(self, assemble: Callable[[Any], Any], batch: Any, args: tuple[Any, ...]) -> Examples:
+        """The residuals of examples by the free variables alone.
+
+        Args:
+            assemble: From these to the params.
+            batch: The examples.
+            args: Further arguments.
+        """
+
+        def free(fn: Function) -> Function:
+            return lambda free, example: fn(assemble(free), example, *args)
+
+        fns = ExampleResiduals(tuple(map(free, self.fns)), self.structure)
+        return Examples(fns, self.batches(batch))
+
+    def tree_flatten(self) -> tuple[tuple[Function, ...], Any]:
+        """For JAX."""
+        return self.fns, self.structure
+
+    @classmethod
+    def tree_unflatten(cls, structure: Any, fns: Any) -> Self:
+        """For JAX."""
+        return cls(tuple(fns), structure)
+
+
+def _example(batch: Any) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
+
+
+class Examples(NamedTuple):
+    """Functions of params and one example, with the batches that they are for."""
+
+    residuals: ExampleResiduals
+    batches: list[Any]
+
+    def jacobian(self, chunk_size: int | None) -> ExamplesJacobian:
         """Their Jacobian as blocks, by one pass for each residual of an example."""
-        rows = functools.partial(per_example_jacobian, mode="auto", chunk_size=chunk_size)
-        pairs = zip(self.fns, self.batches, strict=True)
-        return self._trees([rows(fn)(params, batch) for fn, batch in pairs])
+        return ExamplesJacobian(self, chunk_size)
 
-    def gram(self, params: Any, method: str) -> jax.Array:
-        r""":math:`J J^\top`, in the order in which the residuals are laid end to end."""
-        from fnopt.curvature import batch_jacobian  # only who steps by it waits for the import
+    def taped(self, params: Any) -> bool:
+        """Whether a tape stores less than the rows of the Jacobian, of any of the functions."""
+        J = self._jacobian(params, "auto", None)
+        return not J.forms_rows
 
-        fns = self._trees(list(self.fns))
-        K = batch_jacobian(fns, method=method)(params, self._trees(list(self.batches))).gram()
+    def gram(self, params: Any, method: str, factor: Any = None) -> jax.Array:
+        r""":math:`J J^\top`, in the order in which the residuals are laid end to end.
+
+        Args:
+            params: The params.
+            method: As in :func:`fnopt.curvature.batch_jacobian`.
+            factor: What the residuals are multiplied by before, so that nothing overflows.
+        """
+        K = self._jacobian(params, method, factor).gram()
         order = np.concatenate(self._order(params))
         return K if np.array_equal(order, np.arange(order.size)) else K[order[:, None], order]
 
-    def _trees(self, parts: list[Any]) -> Any:
-        return parts[0] if self.single else tuple(parts)
+    def _jacobian(self, params: Any, method: str, factor: Any) -> Any:
+        from fnopt.curvature import batch_jacobian  # only who steps by it waits for the import
+
+        def times(fn: Function) -> Function:
+            def scaled(params: Any, example: Any) -> Any:
+                r = fn(params, example)
+                return jax.tree.map(lambda x: factor.astype(x.dtype) * x, r)
+
+            return fn if factor is None else scaled
+
+        fns = tuple(map(times, self.residuals.fns))
+        return batch_jacobian(fns, method=method)(params, tuple(self.batches))
 
     def _order(self, params: Any) -> list[np.ndarray]:
         """Where the residuals, leaf by leaf, are among those of example after example."""
         found, start = [], 0
-        for fn, batch in zip(self.fns, self.batches, strict=True):
-            example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
+        for fn, batch in zip(self.residuals.fns, self.batches, strict=True):
             size = jax.tree.leaves(batch)[0].shape[0]
             widths = []
-            for leaf in jax.tree.leaves(jax.eval_shape(fn, params, example)):
+            for leaf in jax.tree.leaves(jax.eval_shape(fn, params, _example(batch))):
                 parts = 2 if jnp.issubdtype(leaf.dtype, jnp.complexfloating) else 1
                 widths += [leaf.size] * parts
             places = start + np.arange(size * sum(widths)).reshape(size, sum(widths))
@@ -68,41 +147,129 @@ class ExampleResiduals(NamedTuple):
         return found
 
 
+class ExamplesJacobian:
+    """The Jacobian of residuals by example: a function, whose rows can also be taken in chunks."""
+
+    def __init__(self, examples: Examples, chunk_size: int | None) -> None:
+        self.chunk_size, self.structure = chunk_size, examples.residuals.structure
+        rows = [per_example_jacobian(fn, chunk_size=chunk_size) for fn in examples.residuals.fns]
+        self._pairs = list(zip(rows, examples.batches, strict=True))
+
+    def __call__(self, params: Any) -> Any:
+        """The blocks."""
+        return jax.tree.unflatten(self.structure, [J(params, batch) for J, batch in self._pairs])
+
+    def fold(self, step: Any, carry: Any, params: Any, args: tuple[()], along: Any) -> Any:
+        """As that of :func:`fnopt.per_example_jacobian`, one function after the other."""
+        del args
+        trees = [self.structure.flatten_up_to(tree) for tree in along]
+        for i, (J, batch) in enumerate(self._pairs):
+            carry = J.fold(step, carry, params, (batch,), tuple(parts[i] for parts in trees))
+        return carry
+
+
 def example_residuals(residual_fn: Any, batch: Any) -> ExampleResiduals:
-    """Checks a function of one example, or a sequence of such, and the batches that belong to it.
+    """Checks a function of one example, or several of them, and the batches that belong to it.
 
     Args:
-        residual_fn: `residual_fn(params, example)`, or a list or tuple of functions.
-        batch: The examples, or for several functions a list or tuple of as many batches.
+        residual_fn: `residual_fn(params, example, *args)`, or a list, tuple or dict of functions.
+        batch: The examples, or for several functions a container of as many batches.
     """
-    single = callable(residual_fn)
-    several = (
-        isinstance(residual_fn, (list, tuple)) and residual_fn and all(map(callable, residual_fn))
-    )
-    if not single and not several:
+    several = isinstance(residual_fn, (list, tuple, dict)) and len(residual_fn) > 0
+    fns, structure = jax.tree.flatten(residual_fn if several else 0)
+    fns = fns if several else [residual_fn]
+    if not all(map(callable, fns)):
         raise TypeError(
             f"{where()}residual_fn is {described(residual_fn)}, expected fn(params, example) or a "
             "list of such functions, for there is a batch."
         )
-    fns = (residual_fn,) if single else tuple(residual_fn)
-    if not single and (not isinstance(batch, (list, tuple)) or len(batch) != len(fns)):
-        raise TypeError(
-            f"{where()}batch is {described(batch)}, expected a list of {len(fns)} batches: one for "
-            "each residual function."
-        )
-    batches = (batch,) if single else tuple(batch)
-    for each in batches:
-        pairs = [(f"{shown(path)} of the batch", x) for path, x in leaves_with_names(each)[0]]
+    found = ExampleResiduals(tuple(fns), structure)
+    for each in found.batches(batch):
+        pairs = [(shown(path), leaf) for path, leaf in leaves_with_names(each)[0]]
         check_batch(pairs, "residual_fn")
-    return ExampleResiduals(fns, batches, single)
+    return found
 
 
-def with_rows(flat: FlatResidual, examples: ExampleResiduals, method: str) -> FlatResidual:
-    """The flat residuals of examples, with the Gram matrix of their rows.
+_MOST = 32768  # residuals whose Gram matrix is factorised
+
+
+def by_example(
+    flat: FlatResidual,
+    x: jax.Array,
+    examples: Examples,
+    solver: str,
+    method: str = "auto",
+    chunk_size: int | None = None,
+) -> FlatResidual:
+    """The flat residuals of examples, with what the linear algebra takes from their rows.
 
     Args:
-        flat: That of `examples.residuals`.
-        examples: The examples.
-        method: As in :func:`fnopt.curvature.batch_jacobian`.
+        flat: Those of the batch, by the free variables.
+        x: A point.
+        examples: The examples, by the free variables.
+        solver: The name of the linear solver.
+        method: How the rows are known where steps come from their Gram matrix; see
+            :func:`fnopt.curvature.batch_jacobian`.
+        chunk_size: How many examples are differentiated at once where rows are formed.
+
+    Returns:
+        With the Gram matrix of the rows, where that is all that steps need and a tape of the
+        functions stores less than the rows; else with the rows, or neither for products alone.
     """
-    return flat._replace(gram=lambda x: examples.gram(flat.unravel(x), method).astype(x.dtype))
+    name = linear_solver(solver, flat.m, flat.n)
+    if name == "cg":
+        return flat
+    if name == "cholesky" and flat.m < flat.n and (method == "formed" or _taped(flat, x, examples)):
+        _check_size(flat.m, x.dtype)
+
+        def gram(x: jax.Array, factor: Any = None) -> jax.Array:
+            return examples.gram(flat.unravel(x), method, factor).astype(x.dtype)
+
+        return flat._replace(gram=gram)
+    shapes = jax.eval_shape(flat.unflatten, jax.ShapeDtypeStruct((flat.m,), x.dtype))
+    jac = examples.jacobian(chunk_size)
+    return flat._replace(derivative=given_derivative(jac, shapes, flat.unravel(x), (), x.dtype))
+
+
+def _taped(flat: FlatResidual, x: jax.Array, examples: Examples) -> bool:
+    found = []
+
+    def look(x: jax.Array) -> jax.Array:
+        found.append(examples.taped(flat.unravel(x)))
+        return x
+
+    jax.eval_shape(look, x)
+    return found[0]
+
+
+def _check_size(m: int, dtype: Any) -> None:
+    if m > _MOST:
+        size = 3 * m**2 * dtype.itemsize / 1e9  # itself, scaled, its factor
+        raise ValueError(
+            f"{where()}the batch has {m} residuals, whose Gram matrix would be factorised in "
+            f"{size:,.0f} GB; expected {_MOST} at most. Give a smaller batch, or "
+            "linear_solver='cg', which needs no such matrix."
+        )
+
+
+def scaled_rows(gram: Any, factors: Callable[[jax.Array], jax.Array]) -> Any:
+    r"""The Gram matrix :math:`b_i K_{ij} b_j` of rows times factors `b(x)`; `None` for none."""
+    if gram is None:
+        return None
+
+    def scaled(x: jax.Array, factor: Any = None) -> jax.Array:
+        b = factors(x)
+        return counted(b[:, None], counted(b[None, :], gram(x, factor)))
+
+    return scaled
+
+
+def mixed_rows(gram: Any, mix: Callable[[jax.Array], jax.Array]) -> Any:
+    r"""The Gram matrix :math:`A K A^\top` of rows mixed by a linear map; `None` for none."""
+    if gram is None:
+        return None
+
+    def mixed(x: jax.Array, factor: Any = None) -> jax.Array:
+        return jax.vmap(mix)(jax.vmap(mix, 1, 1)(gram(x, factor)))
+
+    return mixed

@@ -24,7 +24,7 @@ class FlatResidual(NamedTuple):
     m: int
     n: int
     derivative: Derivative | None = None  # the Jacobian that the user brings, if any
-    gram: Callable[[jax.Array], jax.Array] | None = None  # J J^T [m, m], if known by example
+    gram: Callable[..., jax.Array] | None = None  # x, factor -> J J^T [m, m] of factor * r
 
 
 def flat_residual(

@@ -8,22 +8,29 @@ from typing import Any
 import jax
 
 from fnopt.core import where
+from fnopt.residuals import example_residuals
 
 
-def without_aux(residual_fn: Any) -> tuple[Any, Callable[..., Any]]:
+def without_aux(residual_fn: Any, batch: Any = None) -> tuple[Any, Callable[..., Any]]:
     """A function of `(residuals, aux)`, or a container of such, as two: one for each.
 
     Args:
         residual_fn: `residual_fn(params, *args)` returns a pair; or a list, tuple or dict of such
             functions.
+        batch: The examples, if they are functions of one.
 
     Returns:
         The residual function or functions, and the function of the rest, whose values are in a
         container like `residual_fn`.
     """
     if callable(residual_fn):
-        return _part(residual_fn, 0), _part(residual_fn, 1)
+        aux = _part(residual_fn, 1)
+        aux = aux if batch is None else example_residuals(aux, batch)
+        return _part(residual_fn, 0), aux
     residuals = jax.tree.map(lambda fn: _part(fn, 0), residual_fn)
+    if batch is not None:
+        parts = jax.tree.map(lambda fn: _part(fn, 1), residual_fn)
+        return residuals, example_residuals(parts, batch)
 
     def aux(*args: Any) -> Any:
         return jax.tree.map(lambda fn: _part(fn, 1)(*args), residual_fn)

@@ -11,7 +11,7 @@ from typing import Any
 
 from fnopt.core import is_array_like, leaves_with_names, shown
 from fnopt.programs import Recorded, recorded, runs_now
-from fnopt.residuals import one_function, parametrised, seen_params
+from fnopt.residuals import ExampleResiduals, one_function, parametrised, seen_params
 
 # SciPy's names for derivatives by differences, which are exact here.
 SCHEMES = ("2-point", "3-point", "cs")
@@ -80,12 +80,16 @@ def with_a_derivative_that_is_there(run: Callable[[Any], Any], solver: Any) -> A
 
 def recorded_functions(
     residual_fn: Any, jac: Any, params: Any, args: tuple[Any, ...], constraints: Any
-) -> tuple[Recorded, Recorded | None] | None:
+) -> tuple[Recorded | ExampleResiduals, Recorded | None] | None:
     """The functions of a user as values, if the fit runs now and they can be told from others."""
     # A Jacobian that can be gone through in chunks is more than a function.
     if not runs_now((params, args, constraints)) or hasattr(jac, "fold"):
         return None
     seen = seen_params(parametrised(params, constraints))
+    if isinstance(residual_fn, ExampleResiduals):
+        batch, *rest = args
+        found = residual_fn.mapped(lambda fn, one: recorded(fn, seen, one, *rest), batch)
+        return None if None in found.fns else (found, None)
     r = recorded(one_function(residual_fn), seen, *args)
     J = None if jac is None else recorded(one_function(jac, "jac"), seen, *args)
     return None if r is None or (J is None and jac is not None) else (r, J)

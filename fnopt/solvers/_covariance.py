@@ -98,7 +98,7 @@ def knowledge_of(solution: Linearised, absolute_sigma: bool = False) -> Knowledg
     if solution.jacobian is None:
         raise ValueError(
             "covariance: the solver did not form the Jacobian, without which there is none. Use "
-            "linear_solver='qr' or 'cholesky' and no chunk_size."
+            "linear_solver='qr' and no chunk_size."
         )
     return _compiled(
         solution.jacobian, solution.cost, solution.dof, solution.tangent, bool(absolute_sigma)

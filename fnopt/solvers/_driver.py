@@ -13,7 +13,7 @@ from jax.core import Tracer
 from fnopt.core import Params, Status
 from fnopt.linear import norm
 from fnopt.programs import call_compiled, call_recorded, is_data, traced_once, written_for_jax
-from fnopt.residuals import one_function
+from fnopt.residuals import ExampleResiduals, example_residuals, one_function
 from fnopt.solvers._aux import without_aux
 from fnopt.solvers._bounded import within_bounds
 from fnopt.solvers._call import (
@@ -30,7 +30,7 @@ from fnopt.solvers._iteration import Loop, advance, ended, evaluation, inside, s
 from fnopt.solvers._jacobian_check import disagrees
 from fnopt.solvers._levenberg_marquardt import levenberg_marquardt
 from fnopt.solvers._method import LeastSquaresMethod
-from fnopt.solvers._problem import Problem, Setting, set_up
+from fnopt.solvers._problem import Problem, Setting, by_example, set_up
 from fnopt.solvers._scipy_options import as_asked
 from fnopt.solvers._solution import History, Solution, StepInfo, empty_history, noted
 from fnopt.solvers._units import in_unit, restored, safe_unit
@@ -41,6 +41,7 @@ def least_squares(
     params: Params,
     *,
     args: tuple[Any, ...] = (),
+    batch: Any = None,
     jac: Any = None,
     solver: LeastSquaresMethod | None = None,
     loss: Any = None,
@@ -77,6 +78,15 @@ def least_squares(
             functions.
         params: Where to start: a pytree of real floating arrays.
         args: Further arguments of `residual_fn`: pytrees of arrays.
+        batch: Examples: a pytree of arrays with a leading axis. `residual_fn` is then
+            `residual_fn(params, example, *args)` of ONE example (or a container of such functions,
+            with a container of batches). What the solution says is the same as of the residuals of
+            the whole batch, `jax.vmap` of that function; weights, losses and constraints are too.
+            But the Jacobian takes one pass for each residual of an example, not of the batch; and
+            with more params than residuals (of which there are over 64) it isn't formed at all
+            where it is cheaper without: steps then come from :math:`J J^T`
+            (:func:`fnopt.curvature.batch_jacobian`), all params have one scale in them, and the
+            solution has no `jacobian`.
         jac: `jac(params, *args)` returns the Jacobian, if you have it cheaper than by
             differentiation: what `jax.jacfwd(residual_fn)` would return, a tree like the
             residuals whose leaves are trees like the params, of arrays of shape
@@ -158,7 +168,10 @@ def least_squares(
     callback = print if verbose == 2 and callback is None else callback
     aux = None
     if has_aux:
-        residual_fn, aux = without_aux(residual_fn)
+        residual_fn, aux = without_aux(residual_fn, batch)
+    if batch is not None:
+        residual_fn = _by_example(residual_fn, jac, batch)
+        args = (jax.tree.map(jnp.asarray, batch), *args)
     options = {
         "loss": loss,
         "sigma": sigma,
@@ -186,7 +199,7 @@ def least_squares(
         plain_call = callback is None and is_data((solver, options))
         known = (residual_fn, jac, params, args, constraints)
         functions = recorded_functions(*known) if plain_call else None
-        residuals = functions[0] if functions else traced_once(one_function(residual_fn))
+        residuals = functions[0] if functions else _traced_once(residual_fn, args)
         if any(option is not None for option in options.values()):
             set_up(residuals, params, args, **options)  # inside jit no value can be checked
         solution = with_a_derivative_that_is_there(run, solver)
@@ -214,7 +227,25 @@ def _fit(
     setting = set_up(residual_fn, params, args, jac=jac, **options)
     if setting.problem.box is not None:
         solver = within_bounds(solver, setting.problem.flat.m, setting.problem.flat.n)
+    if isinstance(residual_fn, ExampleResiduals):
+        setting, check_jac = by_example(setting, residual_fn, args, solver), False
     return _solve(setting, solver, max_steps, history, callback, check_jac)
+
+
+def _by_example(residual_fn: Any, jac: Any, batch: Any) -> ExampleResiduals:
+    if jac is not None:
+        raise ValueError(
+            "least_squares: batch and jac are both given, expected one of them: of residuals by "
+            "example the Jacobian is taken by example. If you have it cheaper, give functions of "
+            "the whole batch, with args=(batch,)."
+        )
+    return example_residuals(residual_fn, batch)
+
+
+def _traced_once(residual_fn: Any, args: tuple[Any, ...]) -> Callable[..., Any]:
+    if isinstance(residual_fn, ExampleResiduals):
+        return residual_fn.mapped(lambda fn, example: traced_once(fn), args[0])
+    return traced_once(one_function(residual_fn))
 
 
 def _checked_solver(solver: Any) -> LeastSquaresMethod:

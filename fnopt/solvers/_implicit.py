@@ -44,12 +44,13 @@ def implicitly(
     # What the residuals close over becomes an argument, so that it can have a derivative.
     r, consts = opened(problem.flat.r, x)
     given, at_consts = _opened(problem.flat.derivative, x, problem.flat.m)
+    gram, gram_consts = _opened_gram(problem.flat.gram, x)
     squares, more = _opened_squares(problem.squares, x)
     mode = getattr(solver, "jacobian", "auto")
 
     def rebuilt(data: Data) -> Problem:
-        (consts, at_consts, more), losses, box = data
-        flat = problem.flat._replace(r=lambda v: r(v, *consts))
+        (consts, at_consts, gram_consts, more), losses, box = data
+        flat = problem.flat._replace(r=lambda v: r(v, *consts), gram=gram(gram_consts))
         if given is not None:
             flat = flat._replace(derivative=given(at_consts))
         return Problem(flat, losses, box, squares(more))
@@ -64,7 +65,22 @@ def implicitly(
         end = run(*primals)
         return end, _tangent(rebuilt, end, data, change, mode)
 
-    return run(x, ((consts, at_consts, more), problem.losses, problem.box), solver)
+    closed_over = consts, at_consts, gram_consts, more
+    return run(x, (closed_over, problem.losses, problem.box), solver)
+
+
+def _opened_gram(gram: Any, x: jax.Array) -> tuple[Callable[[list[Any]], Any], list[Any]]:
+    if gram is None:
+        return lambda consts: None, []
+    function, consts = opened(gram, x, jnp.ones((), x.dtype))
+
+    def rebuilt(consts: list[Any]) -> Any:
+        def at(x: jax.Array, factor: Any = None) -> jax.Array:
+            return function(x, jnp.ones((), x.dtype) if factor is None else factor, *consts)
+
+        return at
+
+    return rebuilt, consts
 
 
 def _opened_squares(

@@ -145,7 +145,8 @@ def evaluation(problem: Problem, solver: LeastSquaresMethod, x: jax.Array) -> Ev
     """The function that evaluates points; no more is kept for it than the size of a Jacobian."""
     m, n = problem.flat.m, problem.flat.n
     r = jax.ShapeDtypeStruct((m,), x.dtype)
-    return products_ahead(functools.partial(_evaluate, problem, solver), x, r, largest=m * n)
+    most = m * n if problem.flat.gram is None else m * m
+    return products_ahead(functools.partial(_evaluate, problem, solver), x, r, largest=most)
 
 
 def _evaluate(

@@ -36,7 +36,7 @@ def linear_model(flat: FlatResidual, solver: str, mode: str, chunk_size: int | N
     m, n = flat.m, flat.n
     name = linear_solver(solver, m, n)
     given = flat.derivative
-    if flat.gram is not None and name == "cholesky" and m < n:
+    if flat.gram is not None:
         return RowsModel(flat, mode, chunk_size)
     if solver == "auto" and given is not None and given.sparse and min(m, n) > _SPARSE:
         band = normal_band(flat)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -25,11 +24,12 @@ from fnopt.core import (
 from fnopt.jacobians import jacobian_mode, ravel
 from fnopt.linear import linear_solver
 from fnopt.residuals import (
+    Examples,
     FlatResidual,
+    by_example,
     example_residuals,
     flat_residual,
     given_derivative,
-    with_rows,
 )
 from fnopt.solvers._convergence import explained, is_stationary
 from fnopt.solvers._curvature import no_curvature
@@ -147,11 +147,11 @@ class LeastSquaresMethod(Transformation):
     def _step(
         self, state: LeastSquaresState, params: Any, residual_fn: Any, batch: Any, jac: Any
     ) -> tuple[Any, LeastSquaresState]:
-        examples = None if batch is None else example_residuals(residual_fn, batch)
-        x, flat = flat_residual(residual_fn if examples is None else examples.residuals, params)
-        if examples is not None and jac is None:
-            jac = functools.partial(examples.jacobian, chunk_size=self.chunk_size)
-            flat = with_rows(flat, examples, self.rows_method)
+        fns = None if batch is None else example_residuals(residual_fn, batch)
+        args = () if batch is None else (batch,)
+        x, flat = flat_residual(residual_fn if fns is None else fns, params, args)
+        if fns is not None and jac is None:
+            flat = self.by_example(flat, x, fns.of(lambda params: params, batch, ()))
         if jac is not None:
             residuals = jax.eval_shape(flat.unflatten, jax.ShapeDtypeStruct((flat.m,), x.dtype))
             given = given_derivative(jac, residuals, params, (), x.dtype)
@@ -203,10 +203,10 @@ class LeastSquaresMethod(Transformation):
             dtype, rounding_unit(params), ftol=self.ftol, xtol=self.xtol, gtol=self.gtol
         )
 
-    @property
-    def rows_method(self) -> str:
-        """How the rows of examples are known, where steps come from their Gram matrix."""
-        return "auto" if self.linear_solver == "auto" else "formed"
+    def by_example(self, flat: FlatResidual, x: jax.Array, examples: Examples) -> FlatResidual:
+        """Residuals that are given by example, with what this method's algebra takes from that."""
+        rows = "auto" if self.linear_solver == "auto" else "formed"
+        return by_example(flat, x, examples, self.linear_solver, rows, self.chunk_size)
 
     def model(self, flat: FlatResidual) -> LinearModel:
         """The linear model of the residuals."""

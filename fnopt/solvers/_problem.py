@@ -17,6 +17,7 @@ from fnopt.residuals import (
     Box,
     Constraint,
     Derivative,
+    ExampleResiduals,
     FlatResidual,
     Parametrisation,
     RobustCost,
@@ -25,9 +26,11 @@ from fnopt.residuals import (
     fixed,
     flat_residual,
     given_derivative,
+    mixed_rows,
     one_function,
     parametrised,
     robust_cost,
+    scaled_rows,
     seen_params,
     tied,
     whitened,
@@ -52,7 +55,8 @@ class Problem(NamedTuple):
             return flat
         if given is not None:
             given = given.scaled(lambda x: losses.corrections(flat.r(x))[1])
-        return flat._replace(r=losses.corrected(flat.r), derivative=given)
+        gram = scaled_rows(flat.gram, lambda x: losses.corrections(flat.r(x))[1])
+        return flat._replace(r=losses.corrected(flat.r), derivative=given, gram=gram)
 
     def model_at(self, r: jax.Array) -> FlatResidual:
         """The model for use at a point whose residuals are known.
@@ -115,6 +119,7 @@ class Setting(NamedTuple):
     problem: Problem
     made: Parametrisation
     dof: jax.Array  # int32, residuals that count minus variables
+    whiten: Whitening  # what residuals are multiplied by
 
     def params(self, x: jax.Array) -> Any:
         """The user's params at a vector."""
@@ -159,17 +164,18 @@ def set_up(
         given = given_derivative(jac, shapes, params, args, x.dtype)
         given = _of_variables(given, flat, x, made)
         if sigma is not None or weights is not None:
-            given = _weighted(given, flat, x.dtype, whiten)
-        flat = flat._replace(derivative=given)
+            flat = _weighted(flat._replace(derivative=given), x.dtype, whiten)
+        else:
+            flat = flat._replace(derivative=given)
     losses = None if loss is None else robust_cost(loss, shapes)
     box = _box(bounds, params, made, x.dtype)
     dof = jnp.asarray(flat.m - flat.n, jnp.int32)
     if whiten.weights is None:
-        return Setting(x, Problem(flat, losses, box), made, dof)
+        return Setting(x, Problem(flat, losses, box), made, dof, whiten)
     w = flat.flatten(jax.tree.map(_both_parts, whiten.weights, shapes))
     squares = _weighted_squares(lambda x: flat.flatten(residuals(flat.unravel(x))), w)
     dof = dof - jnp.sum(w == 0, dtype=jnp.int32)
-    return Setting(x, Problem(flat, losses, box, squares), made, dof)
+    return Setting(x, Problem(flat, losses, box, squares), made, dof, whiten)
 
 
 def _of_variables(
@@ -185,15 +191,42 @@ def _of_variables(
     return given.preceded_by(assembled, x)
 
 
-def _weighted(given: Derivative, flat: FlatResidual, dtype: Any, whiten: Whitening) -> Derivative:
-    """The derivative of the weighted residuals, from that of the residuals."""
+def _weighted(flat: FlatResidual, dtype: Any, whiten: Whitening) -> FlatResidual:
+    """The weighted residuals with the derivative of those, from that of the residuals."""
+    given, gram = flat.derivative, flat.gram
 
     def weighted(r: jax.Array) -> jax.Array:
         return flat.flatten(whiten(flat.unflatten(r)))
 
-    if whiten.by_rows:
-        return given.scaled(lambda x: weighted(jnp.ones(flat.m, dtype)))
-    return given.followed_by(weighted, jnp.zeros(flat.m, dtype))
+    if not whiten.by_rows:
+        given = given and given.followed_by(weighted, jnp.zeros(flat.m, dtype))
+        return flat._replace(derivative=given, gram=mixed_rows(gram, weighted))
+
+    def factors(x: jax.Array) -> jax.Array:
+        return weighted(jnp.ones(flat.m, x.dtype))
+
+    return flat._replace(
+        derivative=given and given.scaled(factors), gram=scaled_rows(gram, factors)
+    )
+
+
+def by_example(
+    setting: Setting, fns: ExampleResiduals, args: tuple[Any, ...], solver: Any
+) -> Setting:
+    """The problem with what a method takes from residuals that are given by example.
+
+    Args:
+        setting: The problem of the batch as a whole.
+        fns: The functions.
+        args: The batch, and further arguments.
+        solver: The method.
+    """
+    flat, (batch, *rest) = setting.problem.flat, args
+    examples = fns.of(setting.made.assemble, batch, tuple(rest))
+    flat = solver.by_example(flat, setting.x, examples)
+    if setting.whiten.maps:
+        flat = _weighted(flat, setting.x.dtype, setting.whiten)
+    return setting._replace(problem=setting.problem._replace(flat=flat))
 
 
 def _both_parts(w: jax.Array, shape: Any) -> jax.Array:

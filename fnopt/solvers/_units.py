@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -36,7 +37,12 @@ def in_unit(problem: Problem, unit: jax.Array) -> Problem:
     given = flat.derivative
     if given is not None:
         given = given.scaled(lambda x: jnp.full(flat.m, unit, x.dtype))
-    return problem._replace(flat=flat._replace(r=lambda x: unit * flat.r(x), derivative=given))
+    gram = flat.gram
+    if gram is not None:
+        # Before the rows are multiplied, for the products may overflow.
+        gram = functools.partial(gram, factor=unit)
+    scaled = flat._replace(r=lambda x: unit * flat.r(x), derivative=given, gram=gram)
+    return problem._replace(flat=scaled)
 
 
 def restored(values: Any, unit: jax.Array, powers: dict[str, int]) -> Any:

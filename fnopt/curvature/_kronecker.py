@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -20,7 +21,14 @@ from fnopt.core import (
 )
 from fnopt.curvature._bound import bind
 from fnopt.curvature._kronecker_inverse import Factors, inverse_factors, times_inverse
-from fnopt.curvature._output_root import check_loss, drawn_rows, output_curvature, output_rows
+from fnopt.curvature._output_root import (
+    check_loss,
+    drawn_rows,
+    keys_of,
+    output_curvature,
+    output_rows,
+)
+from fnopt.curvature._softmax_loss import is_softmax_loss, softmax_rows
 from fnopt.gradients import BoundLoss
 from fnopt.gradients.ghost import KroneckerBlock, block_factors, plan_blocks, trace
 from fnopt.jacobians import check_real
@@ -65,6 +73,8 @@ class KroneckerModel:
         self.bound, self.laid = bind(spec.model_fn, params, batch, spec.name)
         self.dtype = common_dtype(params)
         check_loss(self.loss, self.laid.size, self.dtype, batch, spec.name)
+        example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
+        self.is_softmax = is_softmax_loss(self.loss, self.laid.size, self.dtype, example)
         rows = spec.samples or self.laid.size
         seeds = jax.ShapeDtypeStruct((self.bound.size, rows, self.laid.size), self.dtype)
 
@@ -91,7 +101,7 @@ class KroneckerModel:
     def bend(self, outputs: jax.Array) -> Callable[[jax.Array], jax.Array]:
         """The product with the Hessian of the mean loss in the outputs, of `[n, C]`."""
         found = None
-        if self.spec.sample_fn is None:
+        if self.spec.sample_fn is None and not self.is_softmax:
             found = output_curvature(self.loss, outputs, self.batch, self.spec.name)
         if found is not None:
             return lambda v: found(v) / outputs.shape[0]
@@ -108,6 +118,9 @@ class KroneckerModel:
 
     def _rows(self, outputs: jax.Array, key: jax.Array) -> jax.Array:
         spec, draw = self.spec, self.spec.sample_fn
+        if draw is None and spec.samples and self.is_softmax:
+            rows = functools.partial(softmax_rows, self.loss, samples=spec.samples)
+            return jax.vmap(rows)(outputs, self.batch, keys_of(outputs, key))
         if draw is None:
             return output_rows(self.loss, outputs, self.batch, key, spec.samples, spec.name)
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import HIGHEST, described, gathered
+from fnopt.core import HIGHEST, axes_of, described, gathered, is_spread, laid
 from fnopt.jacobians import sparsity_pattern
 
 _LARGEST_BLOCK = 512  # outputs that the loss mixes; their Hessian has an eigendecomposition
@@ -150,7 +150,13 @@ def drawn_rows(
 
         return jax.vmap(slope)(jax.random.split(key, samples)) * samples**-0.5
 
-    return jax.vmap(one)(outputs, batch, jax.random.split(key, outputs.shape[0]))
+    return jax.vmap(one)(outputs, batch, keys_of(outputs, key))
+
+
+def keys_of(outputs: jax.Array, key: jax.Array) -> jax.Array:
+    """A key for each example, spread over devices as the outputs `[n, C]` are."""
+    keys = jax.random.split(key, outputs.shape[0])
+    return laid(keys, axes_of(outputs)[:1]) if is_spread(outputs) else keys
 
 
 def block_size(

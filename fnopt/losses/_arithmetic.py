@@ -11,7 +11,8 @@ import jax.numpy as jnp
 @jax.custom_jvp
 def times(weight: jax.Array, x: jax.Array) -> jax.Array:
     r"""The product :math:`w x`, with :math:`0 \cdot \infty = 0`."""
-    return jnp.where(weight == 0, jnp.zeros_like(x), weight * x)
+    with jax.named_scope("weighted"):  # as `log_softmax` below
+        return jnp.where(weight == 0, jnp.zeros_like(x), weight * x)
 
 
 @times.defjvp
@@ -55,12 +56,14 @@ def log_softmax(x: jax.Array) -> jax.Array:
     """
     if x.shape[-1] == 0:
         return x
-    m = jnp.max(x, axis=-1, keepdims=True)
-    m = jnp.where(m == -jnp.inf, jnp.zeros_like(m), m)
-    shifted = x - m
-    below = jnp.sum(jnp.where(x == m, jnp.zeros_like(x), jnp.exp(shifted)), axis=-1, keepdims=True)
-    ties = jnp.sum((x == m).astype(x.dtype), axis=-1, keepdims=True)
-    return shifted - jnp.log1p(below + jnp.maximum(ties - 1, 0))
+    with jax.named_scope("log_softmax"):  # by which readers of programs know it (`kfac`)
+        m = jnp.max(x, axis=-1, keepdims=True)
+        m = jnp.where(m == -jnp.inf, jnp.zeros_like(m), m)
+        shifted = x - m
+        powers = jnp.where(x == m, jnp.zeros_like(x), jnp.exp(shifted))
+        below = jnp.sum(powers, axis=-1, keepdims=True)
+        ties = jnp.sum((x == m).astype(x.dtype), axis=-1, keepdims=True)
+        return shifted - jnp.log1p(below + jnp.maximum(ties - 1, 0))
 
 
 @log_softmax.defjvp

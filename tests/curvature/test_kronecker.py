@@ -157,6 +157,25 @@ def test_factors_of_a_classifier_are_those_of_the_formula():
 
 
 @pytest.mark.usefixtures("x64")
+def test_a_large_param_without_product_has_moments_of_rows_and_columns():
+    params, x = {"place": draw(0, 4, 3)}, draw(1, N, 4)
+
+    def net(params, x):
+        # Gradients are outer products of independent vectors: nothing is lost.
+        return jnp.sum(params["place"] * x[:, None], 0)
+
+    @jax.jit
+    def found(params, x):
+        model = model_of(net, squares, params, x, max_side=11)
+        J = jax.vmap(jax.jacobian(net), (None, 0))(params, x)["place"].reshape(N, 3, 12)
+        return model.factors(model.outputs(params), jax.random.key(0))[0], J
+
+    (left, right), J = found(params, x)
+    dense = np.einsum("nci,ncj->ij", J, J) / N
+    np.testing.assert_allclose(np.kron(left[0, 0], right[0, 0]), dense, atol=1e-12)
+
+
+@pytest.mark.usefixtures("x64")
 def test_shared_weights_expand_and_reduce():
     params, x = {"w": draw(0, 3, 2), "b": draw(1, 2)}, draw(2, N, 4, 3)
 
@@ -225,12 +244,21 @@ def test_roots_of_the_hessian_in_the_outputs():
 
 def test_the_report_says_what_was_read():
     # A vector for every position is no bias, though there are as many positions as features.
-    shapes = {"pos": (3, 1), "v": (3,), "w": (3, 3), "big": (40, 30), "idle": (2,), "scale": (3,)}
+    shapes = {
+        "pos": (3, 1),
+        "v": (3,),
+        "w": (3, 3),
+        "big": (1200,),
+        "rows": (3, 40),
+        "idle": (2,),
+        "scale": (3,),
+    }
     params = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in shapes.items()}
 
     def net(params, x):
         h = x * params["scale"] @ params["w"] + params["pos"]
-        return h @ params["w"] + params["v"] + jnp.sum(jnp.sin(params["big"] * x[0, 0]))
+        waves = jnp.sum(jnp.sin(params["big"] * x[0, 0])) + jnp.sum(x[:, :1] * params["rows"])
+        return h @ params["w"] + params["v"] + waves
 
     report = kfac_report(net, max_side=4)(params, jax.ShapeDtypeStruct((2, 3, 3), jnp.float32))
     blocks = {p.name: (p.block, p.factors) for p in report.params}
@@ -238,11 +266,12 @@ def test_the_report_says_what_was_read():
         "big": ("diagonal", "diagonal 1200"),
         "idle": ("none", ""),
         "pos": ("dense", "3"),
+        "rows": ("kronecker", "3 x (10 x 4)"),
         "scale": ("dense", "3"),
         "v": ("kronecker", "bias of w"),
         "w": ("kronecker", "4 x 3"),
     }
-    assert report.coverage == pytest.approx(1 - 1200 / 1220)
+    assert report.coverage == pytest.approx(1 - 1200 / 1340)
     assert "places" in str(report)
     with pytest.raises(TypeError, match="int32"):
         kfac_report(net)({"w": jnp.ones(2, jnp.int32)}, jnp.ones((2, 3)))

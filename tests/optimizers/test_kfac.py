@@ -223,6 +223,8 @@ def test_traces_on_a_mesh_with_explicit_axes():
     # Batches are spread over devices, params and all of the state are whole on each.
     params, batch = problem(np.float32)
     tx = fnopt.kfac(net, cross_entropy, batch, model_every=5)
+    draw = lambda key, f, e: (e[0], jax.random.categorical(key, f))  # noqa: E731
+    drawn = fnopt.kfac(net, cross_entropy, batch, sample_fn=draw)
     mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
 
     def put(tree, *axes):
@@ -232,7 +234,7 @@ def test_traces_on_a_mesh_with_explicit_axes():
         )
 
     def step(params, batch):
-        return tx.update(None, tx.init(params), params, batch=batch)
+        return [t.update(None, t.init(params), params, batch=batch) for t in (tx, drawn)]
 
     found = jax.eval_shape(step, put(params), put(batch, "data"))
     assert not any(any(x.sharding.spec) for x in jax.tree.leaves(found) if x.sharding is not None)

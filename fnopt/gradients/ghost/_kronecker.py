@@ -57,7 +57,8 @@ class KroneckerBlock(NamedTuple):
     """The block of a param, or of a weight and its bias.
 
     Attributes:
-        kind: `'kronecker'`, `'dense'`, `'diagonal'` or `'none'`.
+        kind: `'kronecker'`, `'dense'`, `'diagonal'` or `'none'`. A `'kronecker'` block without a
+            layout is of rows that are formed.
         leaves: The numbers of the params: the weight, then its bias if that is part of the block.
         group: Where they enter.
         layout: How matrices make up the weight.
@@ -90,7 +91,7 @@ class KroneckerBlock(NamedTuple):
         """The params of the block as `[T, D, K]`, or `[T, D]` with a single side."""
         first = leaves[self.leaves[0]]
         if self.layout is None:
-            return first.reshape(1, -1)
+            return first.reshape(1, *(s.size for s in self.sides))
         layout, (t, d, k) = self.layout, self.layout.sizes
         stacked = evaluate(layout.weight, {self.leaves[0]: first}, wide=True)
         split = stacked.reshape([layout.split[i] for i in layout.perm])
@@ -135,7 +136,7 @@ def plan_blocks(plan: Plan, max_side: int) -> tuple[KroneckerBlock, ...]:
             blocks.append(_kronecker(group, layout, left, max_side))
             used.update(blocks[-1].leaves)
     rest = [(g, i) for g in plan.groups for i in g.leaves if i not in used]
-    blocks += [_other(g, i, plan.params[i].size, max_side) for g, i in rest]
+    blocks += [_other(g, i, plan.params[i], max_side) for g, i in rest]
     return tuple(sorted(blocks, key=lambda b: b.leaves))
 
 
@@ -179,18 +180,31 @@ def _kronecker(
     )
 
 
-def _other(group: Group, leaf: int, size: int, max_side: int) -> KroneckerBlock:
-    why = "its sites don't agree" if group.form in {"gram", "matrix"} else group.why
+def _other(group: Group, leaf: int, aval: Any, max_side: int) -> KroneckerBlock:
+    why, size = (
+        "its sites don't agree" if group.form in {"gram", "matrix"} else group.why,
+        aval.size,
+    )
     if group.form == "params":
         enters = ", ".join(dict.fromkeys(s.eqn.primitive.name for s in group.sites))
         why = f"no product with a matrix of its own (enters by {enters})"
+    d, k = _balanced(aval.shape)
     if group.form == "none" or not size:
         kind, sides = "none", ()
+    elif size > max_side and min(d, k) > 1:
+        kind, sides = "kronecker", (_side(d, max_side), _side(k, max_side))
+        why += "; moments of rows and columns"
     elif size <= _DENSE_BLOCKS * max_side:
         kind, sides = "dense", (_side(size, max_side),)
     else:
         kind, sides = "diagonal", (Side(size, 0),)
     return KroneckerBlock(kind, (leaf,), group, None, frozenset(), 1, sides, why)
+
+
+def _balanced(shape: tuple[int, ...]) -> tuple[int, int]:
+    """The param as the matrix that is nearest to a square, its axes in their order."""
+    cuts = [(math.prod(shape[:i]), math.prod(shape[i:])) for i in range(len(shape) + 1)]
+    return min(cuts, key=max)
 
 
 def _side(size: int, max_side: int) -> Side:

@@ -42,21 +42,32 @@ def block_factors(
     formed: dict[int, Any] = {}
     found: list[Factors] = []
     for block in blocks:
-        if block.kind == "kronecker":
+        if block.layout is not None:
             found.append(_kronecker(block, tape, sharing))
         elif block.kind == "none":
             found.append(())
         else:
             if block.leaves[0] not in formed:
                 formed |= _reduce.by_param(block.group, flat, numbered)
-            found.append((_of_rows(block.sides[0], formed[block.leaves[0]], tape),))
+            found.append(_of_rows(block, formed[block.leaves[0]], tape))
     return tuple(found)
 
 
-def _of_rows(side: Side, rows: jax.Array, tape: Tape) -> jax.Array:
-    """The moment of gradients that are formed, `[n k, *param]`."""
-    rows = _wide(reshaped(rows, 1, rows.shape[0], -1))
-    return _moment(side, rows) / tape.outputs[0].shape[0]
+def _of_rows(block: KroneckerBlock, rows: jax.Array, tape: Tape) -> Factors:
+    r"""The moments of gradients `M` that are formed, `[n k, *param]`.
+
+    Those of rows and columns, :math:`E[M M^\top] \otimes E[M^\top M] / E\|M\|^2`, have the trace of
+    the whole one, and are exact where that is a Kronecker product.
+    """
+    n = tape.outputs[0].shape[0]
+    rows = _wide(reshaped(rows, 1, rows.shape[0], *(s.size for s in block.sides)))
+    if len(block.sides) == 1:
+        return (_moment(block.sides[0], rows) / n,)
+    left, right = block.sides
+    columns = _moment(left, reshaped(jnp.swapaxes(rows, 2, 3), 1, -1, left.size)) / n
+    found = _moment(right, reshaped(rows, 1, -1, right.size)) / n
+    whole = _trace(found)[:, None, None, None]
+    return columns, _over(found, jnp.broadcast_to(whole, found.shape))
 
 
 def _kronecker(block: KroneckerBlock, tape: Tape, sharing: str) -> Factors:

@@ -1,0 +1,225 @@
+r"""Losses that are linear in scores and in logarithms of their softmax sums: cross entropies.
+
+With scores :math:`z = B f + c` that are linear in the outputs of the model, :math:`p` their softmax
+and a loss that is linear in :math:`f` and :math:`L = \log \sum_i e^{z_i}`,
+
+.. math:: \nabla^2 \ell = B^\top w \left(\operatorname{diag} p - p p^\top\right) B = V V^\top,
+    \qquad V = B^\top \sqrt w \left(\operatorname{diag} \sqrt p - p \sqrt p^\top\right),
+    \qquad w = \frac{\partial \ell}{\partial L}
+
+so that a root of the Hessian costs as much as the loss does: no eigenvalue problem for every
+position. Whether a loss is one is read from its program.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import is_inexact
+from fnopt.programs import jaxprs
+
+_LINEAR = {
+    "broadcast_in_dim",
+    "concatenate",
+    "convert_element_type",
+    "copy",
+    "cumsum",
+    "dynamic_slice",
+    "expand_dims",
+    "gather",
+    "neg",
+    "pad",
+    "reduce_sum",
+    "reshape",
+    "rev",
+    "slice",
+    "split",
+    "squeeze",
+    "stack",
+    "transpose",
+}  # in operands that are floating
+_SAME = {"abs", "convert_element_type", "copy"}  # of sums of exponentials
+_MOVES = {"broadcast_in_dim", "expand_dims", "reshape", "squeeze"}
+
+
+class _Value(NamedTuple):
+    """A value, and what is known of it.
+
+    Attributes:
+        value: The value.
+        kind: `'constant'`; `'scores'`, linear in the outputs; `'linear'`, in logarithms of sums
+            too; `'exp'` of scores, `'sum'` of that; or `'other'`.
+        scores: Of what an `'exp'` or a `'sum'` is made.
+        axes: Over which a `'sum'` goes.
+    """
+
+    value: Any
+    kind: str = "constant"
+    scores: Any = None
+    axes: tuple[int, ...] = ()
+
+
+class _Piece(NamedTuple):
+    """Scores with the axes of their classes, and the shape of the logarithm of the sum."""
+
+    scores: jax.Array
+    axes: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+def is_softmax_loss(loss: Any, count: int, dtype: Any, example: Any) -> bool:
+    """Whether the Hessian in `count` outputs is that of softmaxes, for all outputs and examples.
+
+    Args:
+        loss: From the outputs of one example as a vector, and the example, to a number.
+        count: How many outputs there are.
+        dtype: Of the outputs.
+        example: Shapes and dtypes of an example.
+    """
+    kinds: list[bool] = []
+
+    def look(f: jax.Array, example: Any) -> None:
+        found, pieces = _read(loss, f, example, None)
+        kinds.append(found.kind == "linear" and bool(pieces))
+
+    jax.eval_shape(look, jax.ShapeDtypeStruct((count,), dtype), example)
+    return kinds[0]
+
+
+def softmax_rows(loss: Any, f: jax.Array, example: Any, key: jax.Array, samples: int) -> jax.Array:
+    r"""Random combinations :math:`V \epsilon` of the columns of the root, `[samples, C]`.
+
+    Args:
+        loss: One that `is_softmax_loss`.
+        f: The outputs of one example, `[C]`.
+        example: The example.
+        key: For the signs :math:`\epsilon`.
+        samples: How many.
+    """
+
+    def scores(f: jax.Array) -> list[jax.Array]:
+        return [piece.scores for piece in _read(loss, f, example, None)[1]]
+
+    def perturbed(taps: list[jax.Array]) -> jax.Array:
+        return _read(loss, f, example, taps)[0].value
+
+    pieces = _read(loss, f, example, None)[1]
+    zeros = [
+        jnp.zeros(p.shape, p.scores.dtype) + 0 * jnp.sum(f).astype(p.scores.dtype) for p in pieces
+    ]
+    weights = jax.grad(perturbed)(zeros)
+    keys = jax.random.split(key, len(pieces))
+    rows = [_row(p, w, k, samples) for p, w, k in zip(pieces, weights, keys, strict=True)]
+    pull = jax.linear_transpose(jax.linearize(scores, f)[1], f)
+    (found,) = jax.vmap(pull)(rows)
+    return found * samples**-0.5
+
+
+def _row(piece: _Piece, weights: jax.Array, key: jax.Array, samples: int) -> jax.Array:
+    z, axes = piece.scores, piece.axes
+    top = jnp.max(z, axes, keepdims=True)
+    powers = jnp.exp(z - jnp.where(jnp.isfinite(top), top, jnp.zeros_like(top)))
+    total = jnp.sum(powers, axes, keepdims=True)
+    p = powers / jnp.where(total > 0, total, jnp.ones_like(total))  # there may be no class at all
+    w = jnp.maximum(weights, 0).reshape(total.shape)
+    half = jnp.sqrt(p)
+    signs = jax.random.rademacher(key, (samples, *z.shape), z.dtype)
+    along = tuple(a + 1 for a in axes)
+    mean = jnp.sum(half * signs, along, keepdims=True)
+    return jnp.sqrt(w) * (half * signs - p * mean)
+
+
+def _read(
+    loss: Any, f: jax.Array, example: Any, taps: Sequence[jax.Array] | None
+) -> tuple[_Value, list[_Piece]]:
+    """Runs the loss and follows what it does with the outputs.
+
+    Args:
+        loss: The loss.
+        f: The outputs.
+        example: The example.
+        taps: What is added to the logarithms of sums.
+    """
+    closed = jax.make_jaxpr(lambda f, example: loss(f, example))(f, example)
+    reader = _Reader(taps)
+    inputs = [_Value(f, "scores"), *map(_Value, jax.tree.leaves(example))]
+    (found,) = jaxprs.run(closed.jaxpr, closed.consts, inputs, reader.equation)
+    return _known(found), reader.pieces
+
+
+def _known(x: Any) -> _Value:
+    return x if isinstance(x, _Value) else _Value(x)
+
+
+class _Reader:
+    def __init__(self, taps: Sequence[jax.Array] | None) -> None:
+        self.taps, self.pieces = taps, list[_Piece]()
+
+    def equation(self, place: Any, eqn: Any, inputs: list[Any]) -> list[_Value]:
+        del place
+        ins = [*map(_known, inputs)]
+        if ins and ins[0].kind == "scores" and _is_ours(eqn, "log_softmax"):
+            return [self.log_softmax(ins[0].value)]
+        outs = jaxprs.bind(eqn, [x.value for x in ins])
+        if len(outs) > 1 and eqn.primitive.name not in _LINEAR:
+            known = all(x.kind == "constant" for x in ins)
+            return [_Value(x, "constant" if known else "other") for x in outs]
+        return [self.output(eqn, ins, x) for x in outs]
+
+    def output(self, eqn: Any, ins: list[_Value], out: jax.Array) -> _Value:
+        """What is known of an output."""
+        name, kinds = eqn.primitive.name, {x.kind for x in ins} - {"constant"}
+        if not kinds or name == "stop_gradient" or not is_inexact(out):
+            return _Value(out)
+        if kinds <= {"scores", "linear"} and _is_linear(eqn, ins):
+            return _Value(out, "linear" if "linear" in kinds else "scores")
+        (first, *_) = ins
+        if name == "exp" and first.kind == "scores":
+            return _Value(out, "exp", first.value)
+        if first.kind == "exp" and name in {"convert_element_type", "copy"}:
+            return _Value(out, *first[1:])
+        if first.kind == "exp" and name == "reduce_sum":
+            return _Value(out, "sum", first.scores, tuple(eqn.params["axes"]))
+        if first.kind == "sum" and (name in _SAME or _keeps_order(name, first.value, out)):
+            return _Value(out, *first[1:])
+        if first.kind == "sum" and name == "log":
+            return _Value(self.log_sum(first.scores, first.axes, out), "linear")
+        return _Value(out, "other")
+
+    def log_sum(self, scores: jax.Array, axes: tuple[int, ...], out: jax.Array) -> jax.Array:
+        number = len(self.pieces)
+        self.pieces.append(_Piece(scores, axes, out.shape))
+        return out if self.taps is None else out + self.taps[number].astype(out.dtype)
+
+    def log_softmax(self, scores: jax.Array) -> _Value:
+        total = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
+        return _Value(scores - self.log_sum(scores, (scores.ndim - 1,), total), "linear")
+
+
+def _is_ours(eqn: Any, scope: str) -> bool:
+    """Whether it is the function of `fnopt.losses` that has a derivative of its own."""
+    sub = jaxprs.called(eqn) if jaxprs.is_custom_rule(eqn) else None
+    return sub is not None and all(scope in jaxprs.scope(e) for e in sub.jaxpr.eqns)
+
+
+def _is_linear(eqn: Any, ins: list[_Value]) -> bool:
+    """Whether an equation is linear in those of its operands that are."""
+    name, varying = eqn.primitive.name, [x.kind != "constant" for x in ins]
+    if name in {"add", "sub", "add_any"} or name in _LINEAR:
+        return True
+    if name in {"mul", "dot_general"}:
+        return sum(varying) == 1
+    if jaxprs.is_custom_rule(eqn):
+        return not varying[0] and _is_ours(eqn, "weighted")
+    if name == "div":
+        return not varying[1]
+    return name == "select_n" and not varying[0]
+
+
+def _keeps_order(name: str, x: jax.Array, out: jax.Array) -> bool:
+    return name in _MOVES and math.prod(x.shape) == math.prod(out.shape)

@@ -1,7 +1,8 @@
 """The command: `python -m benchmarks [CASE ...] [--smoke] [--json OUT] [--baseline FILE]`.
 
 `python -m benchmarks training ...` is the training comparison, which takes the better part of an
-hour and has options of its own.
+hour and has options of its own; `python -m benchmarks paths` draws every optimizer's way down a
+valley.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from benchmarks import cases, report
+from benchmarks import cases, paths, report
 from benchmarks.metric import Skipped
 from benchmarks.timing import Settings
 from benchmarks.training import command as training
@@ -87,6 +88,8 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["training"]:
         return training.main(argv[1:])
+    if argv[:1] == ["paths"]:
+        return paths.main(argv[1:])
     args = arguments(argv)
     if args.jobs > 1:
         return not smoke(args.chosen, args.jobs)

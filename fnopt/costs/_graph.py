@@ -116,7 +116,7 @@ class Graph(NamedTuple):
     outputs: Sequence[Cell | None]
 
 
-def trace(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
+def trace_graph(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
     """The program that `fn` runs on arguments of these shapes; nothing is computed."""
     closed = jax.make_jaxpr(fresh(fn))(*args, **kwargs)
     known = list(map(whole_number, jax.tree.leaves((args, kwargs))))

@@ -13,7 +13,7 @@ from fnopt.costs._bytes import nbytes
 from fnopt.costs._compiled import compiled_cost
 from fnopt.costs._cost import TripCounts, check_all_used, check_arrays, checked_trip_counts
 from fnopt.costs._count import count
-from fnopt.costs._graph import Cell, Graph, trace
+from fnopt.costs._graph import Cell, Graph, trace_graph
 from fnopt.costs._live import prune
 from fnopt.costs._phases import GradCost, StepCost
 from fnopt.costs._result import Cost
@@ -187,7 +187,7 @@ def _measured(
 ) -> GradCost:
     """The two passes; `others` is what else `counts` may name the loops of."""
     pullback, value, _ = jax.eval_shape(forward, *args, **kwargs)
-    graph, _ = prune(trace(forward, args, kwargs))
+    graph, _ = prune(trace_graph(forward, args, kwargs))
     forward_cost = count(graph, counts)
     backward_cost = _count(lambda pull, ct: pull(ct), (pullback, value), counts)
     check_all_used(counts, sum(others, forward_cost + backward_cost))
@@ -196,7 +196,7 @@ def _measured(
 
 
 def _count(fn: Callable[..., Any], args: tuple[Any, ...], counts: dict[str, int]) -> Cost:
-    graph, _ = prune(trace(fn, args, {}))
+    graph, _ = prune(trace_graph(fn, args, {}))
     return count(graph, counts)
 
 

@@ -16,7 +16,7 @@ from fnopt.curvature._bound import BoundResiduals
 from fnopt.curvature._formed import FormedRows, form_rows
 from fnopt.curvature._round import rows_of_all_devices
 from fnopt.gradients import from_devices, over_devices
-from fnopt.gradients.ghost import Rows, record_rows, trace
+from fnopt.gradients.ghost import Rows, record_rows, trace_ghost
 
 
 class Part:
@@ -38,7 +38,7 @@ class Part:
         self.total: int = size * over_devices(1, axis_name)
         whole = chunk_size is None or chunk_size >= size
         self.chunk_size = None if whole else chunk_size
-        self.ghost = None if method == "formed" else trace(self.bound)
+        self.ghost = None if method == "formed" else trace_ghost(self.bound)
         if method == "auto" and self.ghost is not None:
             self.ghost = (
                 None if self.ghost.plan.bytes >= _row_bytes(self.bound.params) else self.ghost

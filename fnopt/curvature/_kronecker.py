@@ -30,7 +30,7 @@ from fnopt.curvature._output_root import (
 )
 from fnopt.curvature._softmax_loss import is_softmax_loss, softmax_rows
 from fnopt.gradients import BoundLoss
-from fnopt.gradients.ghost import KroneckerBlock, block_factors, plan_blocks, trace
+from fnopt.gradients.ghost import KroneckerBlock, block_factors, plan_blocks, trace_ghost
 from fnopt.jacobians import check_real
 
 SHARING = ("expand", "reduce")
@@ -83,7 +83,7 @@ class KroneckerModel:
             return jnp.matmul(rows, self.bound.loss(params, example)[0]), None
 
         bound = BoundLoss(residuals, params, (batch, seeds), self.bound.size)  # pyright: ignore[reportArgumentType]
-        self.ghost = trace(bound)
+        self.ghost = trace_ghost(bound)
         self.blocks = plan_blocks(self.ghost.plan, spec.max_side)
 
     def outputs(self, params: Any) -> jax.Array:

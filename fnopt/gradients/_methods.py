@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from fnopt.core import check_choice, checked_chunk_size, compute_dtype
 from fnopt.gradients._loss import BoundLoss
-from fnopt.gradients.ghost import Ghost, trace
+from fnopt.gradients.ghost import Ghost, trace_ghost
 
 METHODS = ("auto", "vmap", "chunked", "ghost")
 
@@ -54,7 +54,7 @@ def choose(method: str, chunk_size: int | None, bound: BoundLoss) -> Way:
     if method == "vmap":
         return Way(None, None)
     gradient = _gradient_bytes(bound.params)
-    ghost = trace(bound) if method in {"auto", "ghost"} else None
+    ghost = trace_ghost(bound) if method in {"auto", "ghost"} else None
     if method == "auto" and ghost is not None and ghost.plan.bytes >= gradient:
         ghost = None
     if chunk_size is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fnopt.linear._band import Band, band_of
+from fnopt.linear._band import BandLayout, band_of
 from fnopt.linear._band_order import reverse_cuthill_mckee
 from fnopt.linear._band_system import BandedGramSystem
 from fnopt.linear._choice import linear_solver
@@ -44,7 +44,7 @@ from fnopt.linear._unrolled import (
 from fnopt.linear._unrolled import Rows as Rows
 
 __all__ = [
-    "Band",
+    "BandLayout",
     "BandedGramSystem",
     "DampedStep",
     "Guarded",

@@ -15,7 +15,7 @@ _BLOCK = 16  # smaller blocks aren't faster: what counts then is how many there 
 _PRODUCTS = 2**24  # pairs of entries in a row
 
 
-class Band:
+class BandLayout:
     r"""The block-banded layout of :math:`J^T J`: blocks on the diagonal, and left of it.
 
     Its unknowns are in an order in which they couple with near ones only. With blocks as large as
@@ -69,7 +69,7 @@ class Band:
 
 
 @functools.lru_cache(maxsize=8)
-def band_of(sparsity: Sparsity, by_rows: bool, widest: int) -> Band | None:
+def band_of(sparsity: Sparsity, by_rows: bool, widest: int) -> BandLayout | None:
     """The band of the Gram matrix of a sparse Jacobian; None if it is wider than that.
 
     Args:
@@ -101,7 +101,7 @@ def band_of(sparsity: Sparsity, by_rows: bool, widest: int) -> Band | None:
     if width > widest:
         return None
     size = max(width, min(_BLOCK, n))
-    return Band(order, size, _placed(order, size, left, right, cols))
+    return BandLayout(order, size, _placed(order, size, left, right, cols))
 
 
 def _products(rows: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fnopt.core import matmul
-from fnopt.linear._band import Band
+from fnopt.linear._band import BandLayout
 from fnopt.linear._gram_system import TallGramSystem
 from fnopt.linear._secular import Solvers, cholesky, rounding_damping
 
@@ -100,7 +100,7 @@ class BandedGramSystem(TallGramSystem):
     """
 
     push: Callable[[jax.Array], jax.Array] = lambda v: v
-    band: Band | None = None
+    band: BandLayout | None = None
 
     def model_norm(self, v: jax.Array) -> jax.Array:
         r"""The square :math:`\|A v\|^2`."""

@@ -21,7 +21,7 @@ from fnopt.solvers._method import LeastSquaresMethod, LeastSquaresState
 from fnopt.solvers._problem import Problem as Problem
 from fnopt.solvers._restart import NOISE as NOISE
 from fnopt.solvers._restart import SLOPING as SLOPING
-from fnopt.solvers._solution import History, Solution, StepInfo
+from fnopt.solvers._solution import Solution, StepHistory, StepInfo
 from fnopt.solvers.smooth import (
     MinimizeMethod,
     Minimum,
@@ -34,12 +34,12 @@ from fnopt.solvers.smooth import (
 )
 
 __all__ = [
-    "History",
     "LeastSquaresMethod",
     "LeastSquaresState",
     "MinimizeMethod",
     "Minimum",
     "Solution",
+    "StepHistory",
     "StepInfo",
     "bfgs",
     "dogleg",

@@ -26,13 +26,13 @@ from fnopt.solvers._call import (
 from fnopt.solvers._callback import status_after
 from fnopt.solvers._convergence import doubted, explained
 from fnopt.solvers._implicit import implicitly
-from fnopt.solvers._iteration import Loop, advance, ended, evaluation, inside, started
+from fnopt.solvers._iteration import FitLoop, advance, ended, evaluation, inside, started
 from fnopt.solvers._jacobian_check import disagrees
 from fnopt.solvers._levenberg_marquardt import levenberg_marquardt
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers._problem import Problem, Setting, by_example, set_up
 from fnopt.solvers._scipy_options import as_asked
-from fnopt.solvers._solution import History, Solution, StepInfo, empty_history, noted
+from fnopt.solvers._solution import Solution, StepHistory, StepInfo, empty_history, noted
 from fnopt.solvers._units import in_unit, restored, safe_unit
 
 
@@ -275,11 +275,11 @@ def _solve(
         unit = safe_unit(r) if problem.losses is None else jnp.ones((), r.dtype)
         problem = problem if problem.losses is not None else in_unit(problem, unit)
 
-        def step(loop: Loop) -> Loop:
+        def step(loop: FitLoop) -> FitLoop:
             loop, accepted = advance(problem, solver, options, evaluate, loop)
             return _watched(setting, unit, loop, accepted, callback)
 
-        def unfinished(loop: Loop) -> jax.Array:
+        def unfinished(loop: FitLoop) -> jax.Array:
             return (loop.status == Status.RUNNING.value) & (loop.steps < max_steps)
 
         evaluate = evaluation(problem, solver, x)
@@ -307,12 +307,12 @@ _POWERS = {"cost": 2, "gradient_norm": 2, "residuals": 1, "jacobian": 1}  # of t
 def _watched(
     setting: Setting,
     unit: jax.Array,
-    loop: Loop,
+    loop: FitLoop,
     accepted: jax.Array,
     callback: Callable[[StepInfo], Any] | None,
-) -> Loop:
+) -> FitLoop:
     """Writes the history and calls the callback, where asked to."""
-    seen = History(loop.point.cost, norm(loop.point.gradient), loop.search.radius, accepted)
+    seen = StepHistory(loop.point.cost, norm(loop.point.gradient), loop.search.radius, accepted)
     entry = restored(seen, unit, {"cost": 2, "gradient_norm": 2})
     cost, slope, radius, _ = entry
     if callback is not None:

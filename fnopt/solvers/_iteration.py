@@ -32,11 +32,11 @@ from fnopt.solvers._probe import Probe, is_hopeful, is_refuted, no_probe, probe
 from fnopt.solvers._problem import Problem
 from fnopt.solvers._restart import MOST_RESTARTS
 from fnopt.solvers._scaling import fresh_scale, grown_scale
-from fnopt.solvers._solution import History, Solution
+from fnopt.solvers._solution import Solution, StepHistory
 from fnopt.solvers._step import Trial, TrustRegionState, arrive, choose, compared, judge, restart
 
 
-class Loop(NamedTuple):
+class FitLoop(NamedTuple):
     """The state of the loop: a point is evaluated once, and factorised once, if that is dear."""
 
     point: Linearization  # of the model: its J^T r is the gradient of the cost
@@ -53,7 +53,7 @@ class Loop(NamedTuple):
     steps: jax.Array
     njev: jax.Array
     nhev: jax.Array
-    history: History | None
+    history: StepHistory | None
 
     @property
     def residuals(self) -> jax.Array:
@@ -72,7 +72,7 @@ def started(
     evaluate: Evaluate,
     x: jax.Array,
     r: jax.Array,
-) -> Loop:
+) -> FitLoop:
     feasible = jnp.ones((), bool) if problem.box is None else problem.box.has_room()
     point = evaluate(x, r)
     learns = problem.box is None and problem.losses is None
@@ -89,7 +89,7 @@ def started(
     factors = _no_factors(problem, solver, facing, search)
     stale, none = jnp.ones((), bool), jnp.zeros((), jnp.int32)
     kept = None if problem.losses is None else r
-    return Loop(
+    return FitLoop(
         point=point,
         r=kept,
         factors=factors,
@@ -127,7 +127,7 @@ def _no_factors(
 def _factors(
     problem: Problem,
     solver: LeastSquaresMethod,
-    loop: Loop,
+    loop: FitLoop,
     point: Linearization,
     search: TrustRegionState,
 ) -> Any:
@@ -157,7 +157,7 @@ def _evaluate(
 
 
 def _propose(
-    problem: Problem, solver: LeastSquaresMethod, options: Options, loop: Loop
+    problem: Problem, solver: LeastSquaresMethod, options: Options, loop: FitLoop
 ) -> tuple[Trial, jax.Array]:
     """A step, and where it ends."""
     flat, point, search = problem.model, loop.point, loop.search
@@ -178,8 +178,8 @@ def advance(
     solver: LeastSquaresMethod,
     options: Options,
     evaluate: Evaluate,
-    loop: Loop,
-) -> tuple[Loop, jax.Array]:
+    loop: FitLoop,
+) -> tuple[FitLoop, jax.Array]:
     """One step; says whether it was accepted."""
     point = faced(loop.point, problem.box)
     search = arrive(loop.search, loop.point)
@@ -245,7 +245,7 @@ def _tests_fully(problem: Problem, point: Linearization) -> bool:
 
 
 def _tests(
-    problem: Problem, solver: LeastSquaresMethod, noise: jax.Array, loop: Loop, x: jax.Array
+    problem: Problem, solver: LeastSquaresMethod, noise: jax.Array, loop: FitLoop, x: jax.Array
 ) -> tuple[jax.Array, Probe | None]:
     """Where a claim is tested, if there is one, in place of the end of a step."""
     testing = loop.claim != Status.RUNNING.value
@@ -270,7 +270,7 @@ def _tests(
 def _tested(
     solver: LeastSquaresMethod,
     options: Options,
-    loop: Loop,
+    loop: FitLoop,
     here: Linearization,
     actual: jax.Array,
     found: jax.Array,
@@ -302,14 +302,14 @@ def _with_secant_update(
     return search._replace(rows=jnp.where(accepted, rows, search.rows))
 
 
-def _arrived(loop: Loop, there: Linearization, r: Any) -> tuple[Linearization, Any, jax.Array]:
+def _arrived(loop: FitLoop, there: Linearization, r: Any) -> tuple[Linearization, Any, jax.Array]:
     """A next point, its residuals, and whether its Jacobian is finite; else the old one stays."""
     usable = is_finite(there)
     here, r = lax.cond(usable, lambda: (there, r), lambda: (loop.point, loop.r))
     return here, r, usable
 
 
-def ended(problem: Problem, solver: LeastSquaresMethod, loop: Loop) -> Solution:
+def ended(problem: Problem, solver: LeastSquaresMethod, loop: FitLoop) -> Solution:
     """The solution, as vectors."""
     point, model = loop.point, solver.model(problem.model)
     finished = loop.status != Status.RUNNING.value

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.linear import Band, BandedGramSystem, band_of
+from fnopt.linear import BandedGramSystem, BandLayout, band_of
 from fnopt.residuals import FlatResidual
 from fnopt.solvers._linearization import Linearization, half_square
 from fnopt.solvers._model_base import LinearModel
@@ -17,7 +17,7 @@ _WIDEST = 128  # unknowns in a block of a band; beyond, conjugate gradients may 
 _SHORTEST = 4  # blocks; a shorter band is a full matrix
 
 
-def normal_band(flat: FlatResidual) -> Band | None:
+def normal_band(flat: FlatResidual) -> BandLayout | None:
     """The band of the normal equations of a sparse Jacobian, if it is narrow."""
     given = flat.derivative
     if given is None or given.compressed is None or flat.m < flat.n:
@@ -30,7 +30,7 @@ def normal_band(flat: FlatResidual) -> Band | None:
 class BandModel(LinearModel):
     """One that keeps both the Jacobian, for its products, and its Gram matrix."""
 
-    band: Band
+    band: BandLayout
 
     def evaluate(self, x: jax.Array, residual: jax.Array | None = None) -> Linearization:
         """The point with its Jacobian's entries and the band of its Gram matrix."""

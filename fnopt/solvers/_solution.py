@@ -13,7 +13,7 @@ from fnopt.core import Params, Status, is_converged, show_report
 from fnopt.solvers._report import batch_report, report
 
 
-class History(NamedTuple):
+class StepHistory(NamedTuple):
     """One entry a step; entries from `steps` on are NaN (and False)."""
 
     cost: jax.Array  # [max_steps], after the step
@@ -22,17 +22,17 @@ class History(NamedTuple):
     accepted: jax.Array  # bool[max_steps]
 
 
-def empty_history(most: int, dtype: Any) -> History:
+def empty_history(most: int, dtype: Any) -> StepHistory:
     """A history before its first step."""
     nan = jnp.full(most, jnp.nan, dtype)
-    return History(nan, nan, nan, jnp.zeros(most, bool))
+    return StepHistory(nan, nan, nan, jnp.zeros(most, bool))
 
 
-def noted(history: History | None, step: jax.Array, entry: History) -> History | None:
+def noted(history: StepHistory | None, step: jax.Array, entry: StepHistory) -> StepHistory | None:
     """The history with the entry of a step, the first of which is 1; None if none is kept."""
     if history is None or not history.cost.size:
         return history
-    return History(*(a.at[step - 1].set(v) for a, v in zip(history, entry, strict=True)))
+    return StepHistory(*(a.at[step - 1].set(v) for a, v in zip(history, entry, strict=True)))
 
 
 class StepInfo(NamedTuple):
@@ -83,7 +83,7 @@ class Solution(NamedTuple, Generic[Params]):
     nfev: jax.Array  # int32, evaluations of the residuals
     njev: jax.Array  # int32, evaluations of the Jacobian
     status: jax.Array  # int32, a fnopt.Status
-    history: History | None = None
+    history: StepHistory | None = None
     tangent: jax.Array | None = None  # [p, n], d params / d what is fitted; None if they are it
     dof: jax.Array | None = None  # int32, residuals that count minus the rank
     at_bound: jax.Array | None = None  # int32[n], -1 or 1 on the lower or upper bound; or None

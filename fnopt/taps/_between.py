@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from fnopt.core import check_choice, described
 from fnopt.jacobians import tree_or_matrix
 from fnopt.taps._listen import listened
-from fnopt.taps._program import has_scopes, lacks_cotangent, trace
+from fnopt.taps._program import has_scopes, lacks_cotangent, trace_program
 
 Source = str | int | Sequence[int]
 MODES = ("auto", "forward", "reverse")
@@ -119,7 +119,7 @@ def _link(
 ) -> _Link:
     names = tuple(n for n in (src, dst) if isinstance(n, str))
     argnums = None if isinstance(src, str) else src
-    program = trace(name, fn, args, kwargs, argnums, scopes=has_scopes(names))
+    program = trace_program(name, fn, args, kwargs, argnums, scopes=has_scopes(names))
     start = program.one(src, lacks_cotangent) if isinstance(src, str) else None
     end = None if dst is None else program.one(dst, lacks_cotangent)
     program = program.only({i for i in (start, end) if i is not None})

@@ -17,7 +17,7 @@ from fnopt.taps._program import (
     has_scopes,
     lacks_cotangent,
     lacks_value,
-    trace,
+    trace_program,
 )
 from fnopt.taps._reductions import Reduction, as_reduction
 
@@ -105,7 +105,7 @@ def capture(
     reduction = as_reduction("capture", reduce)
 
     def captured(*args: Any, **kwargs: Any) -> tuple[Any, Captured]:
-        program = trace("capture", fn, args, kwargs, argnums, scopes=has_scopes(chosen))
+        program = trace_program("capture", fn, args, kwargs, argnums, scopes=has_scopes(chosen))
         seen = set(program.select(chosen, lacks_value)) if values else set()
         heard = program.select(chosen, lacks_cotangent) if cotangents else []
         program = program.only({*seen, *heard})

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from fnopt.programs import Node
-from fnopt.taps._program import trace
+from fnopt.taps._program import trace_program
 
 _ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
 
@@ -44,7 +44,7 @@ def nodes(fn: Callable[..., Any], *, scopes: bool = False) -> Callable[..., tupl
 
         def look(arrays: dict[int, Any]) -> None:
             args, kwargs = jax.tree.unflatten(treedef, [arrays.get(i, x) for i, x in pairs])
-            found.extend(trace("nodes", fn, args, kwargs, scopes=scopes).nodes)
+            found.extend(trace_program("nodes", fn, args, kwargs, scopes=scopes).nodes)
 
         pairs = list(enumerate(leaves))
         jax.eval_shape(look, abstract)

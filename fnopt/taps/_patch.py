@@ -16,7 +16,7 @@ from fnopt.taps._program import (
     has_scopes,
     lacks_cotangent,
     lacks_value,
-    trace,
+    trace_program,
 )
 
 Rule = Callable[[Any], Any]
@@ -103,7 +103,7 @@ def patch(
     checked_names("patch", names)
 
     def patched(*args: Any, **kwargs: Any) -> Any:
-        program = trace("patch", fn, args, kwargs, scopes=has_scopes(names))
+        program = trace_program("patch", fn, args, kwargs, scopes=has_scopes(names))
         on_value = _by_node(program, value_rules, _lacks_freedom)
         on_cotangent = _by_node(program, cotangent_rules, lacks_cotangent)
 

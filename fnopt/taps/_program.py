@@ -148,7 +148,7 @@ class Program(NamedTuple):
         )
 
 
-def trace(
+def trace_program(
     name: str,
     fn: Callable[..., Any],
     args: tuple[Any, ...],

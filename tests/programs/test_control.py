@@ -239,7 +239,7 @@ def test_a_pattern_through_foreign_control_flow_lacks_no_entry(foreign):
 def test_a_rule_whose_parameter_has_another_name_is_unknown():
     from fnopt.costs import _count, _graph
 
-    graph = _graph.trace(lambda a: a @ a, (jnp.eye(2),), {})
+    graph = _graph.trace_graph(lambda a: a @ a, (jnp.eye(2),), {})
     for op in graph.ops:
         op.params.clear()
     found = _count.count(graph, {})

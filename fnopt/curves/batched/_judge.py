@@ -25,7 +25,7 @@ from fnopt.solvers import (
 _MOST_DAMPING = 1e16  # steps are far below rounding then
 
 
-class Trial(NamedTuple):
+class LaneTrial(NamedTuple):
     """A trial, as the linear model predicted it and as it turned out."""
 
     predicted: jax.Array  # reduction of the sum of squares
@@ -38,7 +38,7 @@ class Trial(NamedTuple):
 
 def examine(
     lanes: Lanes, new: NormalEquations, tol: Tolerances, box: LaneBox | None = None
-) -> Trial:
+) -> LaneTrial:
     r"""Compares the trial with its prediction.
 
     .. math:: \|r\|^2 - \|r + J p\|^2 = -p^T g + \lambda \|D p\|^2
@@ -61,7 +61,7 @@ def examine(
         predicted = predicted_reduction(lanes.sums, step)
     actual = lanes.sums.square - new.square
     negligible = is_negligible(actual, predicted, tol.noise * lanes.sums.square)
-    return Trial(predicted, actual, length, size, _is_finite(lanes.trial, new), negligible)
+    return LaneTrial(predicted, actual, length, size, _is_finite(lanes.trial, new), negligible)
 
 
 def _is_finite(x: Params, sums: NormalEquations) -> jax.Array:
@@ -72,7 +72,7 @@ def _is_finite(x: Params, sums: NormalEquations) -> jax.Array:
     return finite
 
 
-def improves(trial: Trial) -> jax.Array:
+def improves(trial: LaneTrial) -> jax.Array:
     """Whether to go there.
 
     Where gains are rounding the gradient, which is much more exact, is trusted: such steps give
@@ -95,7 +95,7 @@ def gradient_cosine(sums: NormalEquations) -> jax.Array:
 
 
 def status_after(
-    lanes: Lanes, after: Lanes, trial: Trial, tol: Tolerances, box: LaneBox | None = None
+    lanes: Lanes, after: Lanes, trial: LaneTrial, tol: Tolerances, box: LaneBox | None = None
 ) -> jax.Array:
     """The status of every lane after a trial.
 
@@ -137,7 +137,7 @@ def status_after(
 
 
 def _is_sloping(
-    cosine: jax.Array, f: jax.Array, least: jax.Array, trial: Trial, tol: Tolerances
+    cosine: jax.Array, f: jax.Array, least: jax.Array, trial: LaneTrial, tol: Tolerances
 ) -> jax.Array:
     r"""Whether the scaled gradient is above a fraction of the residuals, and above rounding.
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from fnopt.core import Status
 from fnopt.curves.batched._bounds import LaneBox, bounded
-from fnopt.curves.batched._judge import Trial, examine, improves, status_after
+from fnopt.curves.batched._judge import LaneTrial, examine, improves, status_after
 from fnopt.curves.batched._lanes import Lanes, Params, Tolerances, choose, is_running
 from fnopt.curves.batched._metric import grown, metric
 from fnopt.linear import NormalEquations, scaled, unrolled_cholesky, unrolled_solve
@@ -84,7 +84,9 @@ def once(condition: jax.Array) -> jax.Array:
     return jnp.sqrt(condition.astype(jnp.float32)) > 0
 
 
-def _next_damping(lanes: Lanes, trial: Trial, accepted: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _next_damping(
+    lanes: Lanes, trial: LaneTrial, accepted: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     r"""Smooth in the gain ratio, and rising ever faster while steps are refused.
 
     .. math:: \lambda \leftarrow \lambda \max(\tfrac1{10}, 1 - (2 \rho - 1)^3), \; \nu \leftarrow 2

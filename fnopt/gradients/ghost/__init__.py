@@ -11,7 +11,7 @@ from fnopt.gradients.ghost._plan import Group, Plan
 from fnopt.gradients.ghost._report import GhostReport, ParamRule, ghost_report
 from fnopt.gradients.ghost._rows import Rows as Rows
 from fnopt.gradients.ghost._rows import record_rows as record_rows
-from fnopt.gradients.ghost._trace import Ghost, Measured, trace
+from fnopt.gradients.ghost._trace import Ghost, Measured, trace_ghost
 
 __all__ = [
     "Ghost",
@@ -21,5 +21,5 @@ __all__ = [
     "ParamRule",
     "Plan",
     "ghost_report",
-    "trace",
+    "trace_ghost",
 ]

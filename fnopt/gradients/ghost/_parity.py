@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from fnopt.core import checked_chunk_size, global_norm, scan_chunks
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._sums import weighted_total, zero_sums
-from fnopt.gradients.ghost._trace import Ghost, trace
+from fnopt.gradients.ghost._trace import Ghost, trace_ghost
 
 
 class Parity(NamedTuple):
@@ -73,7 +73,7 @@ def ghost_parity(
 
     def parity_fn(*args: Any, key: Any = None, **kwargs: Any) -> Parity:
         bound = spec.bind(args, kwargs, key)
-        norms, total = _reduced(bound, _measured(trace(bound)), chunk_size)
+        norms, total = _reduced(bound, _measured(trace_ghost(bound)), chunk_size)
         naive_norms, naive_total = _reduced(bound, _naive(bound), chunk_size)
         norm_error = _relative(jnp.abs(norms - naive_norms), naive_norms)
         scale = jnp.sum(naive_norms)

@@ -10,7 +10,7 @@ import jax
 from fnopt.core import leaves_with_names, show_report
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients.ghost._plan import Group
-from fnopt.gradients.ghost._trace import trace
+from fnopt.gradients.ghost._trace import trace_ghost
 
 
 class ParamRule(NamedTuple):
@@ -114,7 +114,7 @@ def ghost_report(
 
 
 def _report(bound: BoundLoss, params: Any) -> GhostReport:
-    plan = trace(bound).plan
+    plan = trace_ghost(bound).plan
     names = [name for name, _ in leaves_with_names(params)[0]]
     rules = {
         i: _rule(group, i, names[i], jax.numpy.shape(leaf))

@@ -160,7 +160,7 @@ class Measured(NamedTuple):
         return jax.tree.unflatten(self.ghost.params_tree, leaves)
 
 
-def trace(bound: BoundLoss) -> Ghost:
+def trace_ghost(bound: BoundLoss) -> Ghost:
     """Traces a loss for one example, and plans."""
     params, params_tree = jax.tree.flatten(bound.params)
     batch, batch_tree = jax.tree.flatten(bound.batch)

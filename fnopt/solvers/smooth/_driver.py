@@ -20,10 +20,10 @@ from fnopt.programs import (
 )
 from fnopt.solvers._call import checked_args, checked_count, first_call_hints
 from fnopt.solvers._callback import status_after
-from fnopt.solvers._solution import History, StepInfo
+from fnopt.solvers._solution import StepHistory, StepInfo
 from fnopt.solvers.smooth._bfgs import bfgs
 from fnopt.solvers.smooth._implicit import implicitly
-from fnopt.solvers.smooth._iteration import Loop, iterated
+from fnopt.solvers.smooth._iteration import MinimizeLoop, iterated
 from fnopt.solvers.smooth._lbfgsb import lbfgsb
 from fnopt.solvers.smooth._method import MinimizeMethod, Point, Problem
 from fnopt.solvers.smooth._newton_cg import newton_cg
@@ -223,7 +223,7 @@ def _minimized(
 ) -> Minimum:
     setting = set_up(fun, params, args, has_aux, **options, projection=projection)
 
-    def watch(loop: Loop, x: jax.Array, entry: History) -> jax.Array:
+    def watch(loop: MinimizeLoop, x: jax.Array, entry: StepHistory) -> jax.Array:
         assert callback is not None
         info = StepInfo(loop.steps, setting.params(x), *entry)
         return status_after(callback, info, loop.status)

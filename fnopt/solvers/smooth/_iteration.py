@@ -12,7 +12,7 @@ from jax import lax
 from fnopt.core import Status
 from fnopt.residuals import Box
 from fnopt.solvers._convergence import first_of
-from fnopt.solvers._solution import History, empty_history, noted
+from fnopt.solvers._solution import StepHistory, empty_history, noted
 from fnopt.solvers.smooth._convergence import (
     Tolerances,
     is_stationary,
@@ -34,7 +34,7 @@ from fnopt.solvers.smooth._method import (
 )
 
 
-class Loop(NamedTuple):
+class MinimizeLoop(NamedTuple):
     """The state of the loop."""
 
     point: Point
@@ -46,7 +46,7 @@ class Loop(NamedTuple):
     status: jax.Array
     steps: jax.Array
     nfev: jax.Array
-    history: History | None
+    history: StepHistory | None
 
 
 class Units(NamedTuple):
@@ -100,8 +100,8 @@ def iterated(
     limits: tuple[Any, Any, Any],
     max_steps: int,
     history: bool,
-    watch: Callable[[Loop, jax.Array, History], jax.Array] | None,
-) -> tuple[Loop, Point]:
+    watch: Callable[[MinimizeLoop, jax.Array, StepHistory], jax.Array] | None,
+) -> tuple[MinimizeLoop, Point]:
     """Runs a method to its end; the point comes back in the user's units."""
     has_room = jnp.ones((), bool) if problem.box is None else problem.box.has_room()
     x = jnp.where(has_room, problem.inside(x), x)
@@ -115,11 +115,11 @@ def iterated(
     tol = tolerances(x.dtype, eps, *limits, units.value / units.x, units.value)
     loop = _started(problem, method, point, has_room, tol, max_steps if history else None)
 
-    def step(loop: Loop) -> Loop:
+    def step(loop: MinimizeLoop) -> MinimizeLoop:
         before, loop = loop, _advanced(problem, method, tol, loop)
         return _watched(before, loop, units, watch)
 
-    def unfinished(loop: Loop) -> jax.Array:
+    def unfinished(loop: MinimizeLoop) -> jax.Array:
         return (loop.status == Status.RUNNING.value) & (loop.steps < max_steps)
 
     loop = lax.while_loop(unfinished, step, loop)
@@ -141,7 +141,7 @@ def _started(
     has_room: jax.Array,
     tol: Tolerances,
     kept: int | None,
-) -> Loop:
+) -> MinimizeLoop:
     pull, steepest = largest(problem.pull(point)), largest(point.gradient)
     status = first_of(
         (~has_room, Status.INFEASIBLE),
@@ -152,10 +152,12 @@ def _started(
     zero, one = jnp.zeros((), jnp.int32), jnp.ones((), jnp.int32)
     best = None if method.monotone else point
     no, empty = jnp.zeros((), bool), None if kept is None else empty_history(kept, point.x.dtype)
-    return Loop(point, best, aim, point.value, steepest, no, status, zero, one, empty)
+    return MinimizeLoop(point, best, aim, point.value, steepest, no, status, zero, one, empty)
 
 
-def _advanced(problem: Problem, method: MinimizeMethod, tol: Tolerances, loop: Loop) -> Loop:
+def _advanced(
+    problem: Problem, method: MinimizeMethod, tol: Tolerances, loop: MinimizeLoop
+) -> MinimizeLoop:
     """One evaluation, and what follows from it."""
     there = method.evaluate(problem, loop.aim.x, loop.aim.state)
     more = method.evaluations(loop.aim.state)
@@ -193,11 +195,11 @@ def _advanced(problem: Problem, method: MinimizeMethod, tol: Tolerances, loop: L
 
 
 def _watched(
-    before: Loop,
-    loop: Loop,
+    before: MinimizeLoop,
+    loop: MinimizeLoop,
     units: Units,
-    watch: Callable[[Loop, jax.Array, History], jax.Array] | None,
-) -> Loop:
+    watch: Callable[[MinimizeLoop, jax.Array, StepHistory], jax.Array] | None,
+) -> MinimizeLoop:
     """Writes the history and calls the callback, where asked to."""
     if watch is None and loop.history is None:
         return loop
@@ -205,7 +207,7 @@ def _watched(
     slope = length(point.gradient) * (units.value / units.x)
     reach = length(before.aim.x - before.point.x) * units.x
     accepted = jnp.any(point.x != before.point.x)
-    entry = History(point.value * units.value, slope, reach, accepted)
+    entry = StepHistory(point.value * units.value, slope, reach, accepted)
     if watch is not None:
         loop = loop._replace(status=watch(loop, point.x * units.x, entry))
     return loop._replace(history=noted(loop.history, loop.steps, entry))

@@ -10,7 +10,7 @@ import numpy as np
 from jax.core import Tracer
 
 from fnopt.core import Params, Status, is_converged, show_report
-from fnopt.solvers._solution import History
+from fnopt.solvers._solution import StepHistory
 
 _OF_A_FUNCTION = {
     Status.RUNNING: "not finished: more steps would lower the value",
@@ -34,7 +34,7 @@ class Minimum(NamedTuple, Generic[Params]):
     nfev: jax.Array  # int32, evaluations of the function and its gradient
     status: jax.Array  # int32, a fnopt.Status
     aux: Any = None  # what the function returned besides, at params
-    history: History | None = None
+    history: StepHistory | None = None
 
     @property
     def message(self) -> Any:

@@ -146,9 +146,15 @@ def check_number(value: Any, what: str, name: str) -> None:
         raise TypeError(f"{name}: {what} is {described(value)}, expected one number.")
 
 
+def is_whole(value: Any, least: int | None = None) -> bool:
+    """Whether a value is a whole number, NumPy's too, and not below the least."""
+    whole = hasattr(value, "__index__") and not isinstance(value, bool)
+    return whole and (least is None or value >= least)
+
+
 def check_count(value: Any, what: str, name: str) -> None:
     """Refuses what isn't a whole number of at least 1."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    if not is_whole(value):
         raise TypeError(f"{name}: {what} is {value!r}, expected an int.")
     if value < 1:
         raise ValueError(f"{name}: {what} is {value}, expected at least 1.")

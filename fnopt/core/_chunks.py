@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
+from fnopt.core._checks import is_whole
 from fnopt.core._spread import gathered, joined, mesh_of, reshaped
 from fnopt.core._varying import varying_like
 
@@ -19,7 +20,7 @@ def checked_chunk_size(chunk_size: int | None, name: str) -> int | None:
     """A chunk size that is `None` or an int of at least 1; anything else is an error."""
     if chunk_size is None:
         return None
-    if isinstance(chunk_size, bool) or not hasattr(chunk_size, "__index__"):
+    if not is_whole(chunk_size):
         raise TypeError(f"{name}: chunk_size is {chunk_size!r}, expected an int or None.")
     if chunk_size < 1:
         raise ValueError(

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from fnopt.core import leaves_with_names, shown
+from fnopt.core import is_whole, leaves_with_names, shown
 from fnopt.costs._compiled import compiled_cost
 from fnopt.costs._count import count
-from fnopt.costs._graph import trace
+from fnopt.costs._graph import trace_graph
 from fnopt.costs._live import prune
 from fnopt.costs._result import Cost
 
@@ -70,7 +70,7 @@ def cost(
     @functools.wraps(fn, updated=())
     def counted(*args: Any, **kwargs: Any) -> Cost:
         check_arrays("cost", args, kwargs)
-        graph, _ = prune(trace(fn, args, kwargs))
+        graph, _ = prune(trace_graph(fn, args, kwargs))
         found = count(graph, counts)
         check_all_used(counts, found)
         return dataclasses.replace(
@@ -95,7 +95,7 @@ def checked_trip_counts(trip_counts: TripCounts) -> dict[str, int]:
     named = trip_counts if isinstance(trip_counts, Mapping) else {"*": trip_counts}
     given = {name: n for name, n in named.items() if n is not None}
     for name, n in given.items():
-        if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0:
+        if not is_whole(n, 0):
             loop = "" if name == "*" else f" of {name!r}"
             raise ValueError(f"cost: trip_counts{loop} is {n!r}, expected a whole number >= 0.")
     return {name: int(n) for name, n in given.items()}

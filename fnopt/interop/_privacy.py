@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from fnopt.core import is_whole
+
 
 def privacy_epsilon(
     noise_multiplier: float, sampling_rate: float, steps: int, delta: float
@@ -106,7 +108,7 @@ def calibrated_noise(epsilon: float, sampling_rate: float, steps: int, delta: fl
 def _check(sampling_rate: float, steps: int, delta: float, name: str) -> None:
     if not 0 < sampling_rate <= 1:
         raise ValueError(f"{name}: sampling_rate = {sampling_rate!r}, expected 0 < rate <= 1.")
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+    if not is_whole(steps, 1):
         raise ValueError(f"{name}: steps = {steps!r}, expected a positive int.")
     if not 0 < delta < 1:
         raise ValueError(f"{name}: delta = {delta!r}, expected 0 < delta < 1.")

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import Scalar, Value, hyper, show_report, static, where
+from fnopt.core import Scalar, Value, hyper, is_whole, show_report, static, where
 from fnopt.monitor._health import Health
 
 
@@ -82,9 +82,9 @@ class FlagReport(NamedTuple):
 
 
 def _as_patience(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if not is_whole(value, 1):
         raise ValueError(f"{where()}patience = {value!r}, expected a whole number of at least 1.")
-    return value
+    return int(value)
 
 
 def _hysteresis(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from fnopt.core import is_inexact, leaves_with_names, listing, matches, where
+from fnopt.core import is_inexact, is_whole, leaves_with_names, listing, matches, where
 
 REST = "other"
 """The group of the leaves that no pattern matches."""
@@ -59,10 +59,10 @@ def as_groups(given: Any) -> Groups:
     """
     if given is None:
         return None
-    if isinstance(given, int) and not isinstance(given, bool):
+    if is_whole(given):
         if given < 1:
             raise ValueError(f"{where()}groups = {given}, expected at least 1 part of the path.")
-        return given
+        return int(given)
     if isinstance(given, Mapping):
         pairs = tuple((str(name), _patterns(p)) for name, p in given.items())
     elif isinstance(given, (tuple, list)):

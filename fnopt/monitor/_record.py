@@ -7,7 +7,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Transformation, check_same_tree, increment, static, where, zero_count
+from fnopt.core import (
+    Transformation,
+    check_same_tree,
+    increment,
+    is_whole,
+    static,
+    where,
+    zero_count,
+)
 from fnopt.monitor._flags import FlagState, health_flags
 from fnopt.monitor._groups import Grouping, as_groups, group
 from fnopt.monitor._health import Health
@@ -33,9 +41,9 @@ def as_positive(name: str) -> Any:
     """A converter for a static field that is a whole number of at least 1."""
 
     def convert(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if not is_whole(value, 1):
             raise ValueError(f"{where()}{name} = {value!r}, expected a whole number of at least 1.")
-        return value
+        return int(value)
 
     return convert
 

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from fnopt.core import (
     Slot,
     Transformation,
+    count_of,
     increment,
     map_leaves,
     slot_zeros,
     static,
-    where,
     zero_count,
 )
 from fnopt.transforms import inner, real_dtype_of
@@ -49,7 +49,8 @@ class scale_by_lbfgs(Transformation):
         scale_init_precond: Whether to use :math:`\gamma`, or 1.
 
     Raises:
-        ValueError: If `memory_size` is not a positive whole number.
+        ValueError: If `memory_size` is below 1.
+        TypeError: If it is no whole number.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -64,18 +65,10 @@ class scale_by_lbfgs(Transformation):
         Nocedal and Wright (2006), Numerical Optimization, algorithm 7.4.
     """
 
-    memory_size: int = static(default=10)
+    memory_size: int = static(default=10, convert=count_of("memory_size", "scale_by_lbfgs"))
     scale_init_precond: bool = static(default=True)
 
     needs_params = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        m = self.memory_size
-        if isinstance(m, bool) or not isinstance(m, int) or m < 1:
-            raise ValueError(
-                f"{where()}scale_by_lbfgs: memory_size = {m!r}, expected a positive int."
-            )
 
     def init(self, params: Any) -> ScaleByLBFGSState:
         """An empty memory."""
@@ -96,6 +89,8 @@ class scale_by_lbfgs(Transformation):
         s = map_leaves(jnp.subtract, x, last=state.params)
         y = map_leaves(jnp.subtract, g, last=state.updates)
         sy, yy = inner(s, y).astype(dtype), inner(y, y).astype(dtype)
+        # A pair without positive curvature would make the inverse Hessian indefinite, and one whose
+        # product has no finite inverse would make it NaN. Their weight is zero: they are not used.
         usable = (state.count > 0) & (sy > 0) & (yy > 0) & jnp.isfinite(1 / _or_one(sy))
         weight = jnp.where(usable, 1 / _or_one(sy), jnp.zeros((), dtype))
         at = jnp.mod(state.count - 1, m)
@@ -116,6 +111,7 @@ class scale_by_lbfgs(Transformation):
         if not self.scale_init_precond:
             return one
         square = inner(g, g).astype(ratio.dtype)
+        # Before the first pair nothing is known of the curvature: a step of length 1 at most.
         first = jax.lax.stop_gradient(jnp.minimum(one, 1 / jnp.sqrt(_or_one(square))))
         return jnp.where(usable, ratio, jnp.where(count > 0, one, first))
 

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fnopt.core import is_array_like, leaves_with_names, shown
+from fnopt.core import is_array_like, is_whole, leaves_with_names, shown
 from fnopt.programs import Recorded, recorded, runs_now
 from fnopt.residuals import ExampleResiduals, one_function, parametrised, seen_params
 
@@ -19,8 +19,7 @@ SCHEMES = ("2-point", "3-point", "cs")
 
 def checked_count(value: Any, what: str, least: int = 1) -> int:
     """A whole number, of NumPy too, as an int: positive, or 0 if that is the least."""
-    whole = hasattr(value, "__index__") and not isinstance(value, bool)
-    if not whole or value < least:
+    if not is_whole(value, least):
         raise ValueError(f"{what} = {value!r}, expected a positive int{'' if least else ' or 0'}.")
     return operator.index(value)
 

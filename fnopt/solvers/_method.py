@@ -13,12 +13,12 @@ from fnopt.core import (
     Transformation,
     apply_updates,
     check_same_tree,
+    checked_chunk_size,
     hyper,
     increment,
     mesh_of,
     slot_zeros,
     static,
-    where,
     zero_count,
 )
 from fnopt.jacobians import jacobian_mode, ravel
@@ -56,6 +56,9 @@ class LeastSquaresState(NamedTuple):
     status: jax.Array  # int32, a fnopt.Status
 
 
+_as_chunk_size = functools.partial(checked_chunk_size, name="least squares")
+
+
 class LeastSquaresMethod(Transformation):
     r"""The base of the least-squares methods; a subclass defines `propose`.
 
@@ -81,7 +84,7 @@ class LeastSquaresMethod(Transformation):
     gtol: float | jax.Array | None = hyper(default=None, ge=0)
     jacobian: str = static(default="auto")
     linear_solver: str = static(default="auto")
-    chunk_size: int | None = static(default=None)
+    chunk_size: int | None = static(default=None, convert=_as_chunk_size)
 
     needs_params = True
     rule: ClassVar[Rule] = TRUST_REGION
@@ -90,9 +93,6 @@ class LeastSquaresMethod(Transformation):
         super().__post_init__()
         jacobian_mode(self.jacobian, 1, 1)
         linear_solver(self.linear_solver, 1, 1)
-        size = self.chunk_size
-        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-            raise ValueError(f"{where()}chunk_size = {size!r}, expected a positive int or None.")
 
     def init(self, params: Any) -> LeastSquaresState:
         """The state before the first step; the radius of a step is found at the first update."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import static, where
+from fnopt.core import count_of, static
 from fnopt.optimizers import inverse_product
 from fnopt.solvers.smooth._cauchy import cauchy_point
 from fnopt.solvers.smooth._compact import Pairs, compact, free_step, no_pairs, with_pair
@@ -28,7 +28,8 @@ class lbfgsb(LineSearchMethod):
         memory_size: How many differences of params and gradients are remembered.
 
     Raises:
-        ValueError: If `memory_size` is not a positive whole number.
+        ValueError: If `memory_size` is below 1.
+        TypeError: If it is no whole number.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -43,18 +44,12 @@ class lbfgsb(LineSearchMethod):
         Line search algorithms with guaranteed sufficient decrease.
     """
 
-    memory_size: int = static(default=10)
+    memory_size: int = static(default=10, convert=count_of("memory_size", "lbfgsb"))
 
     takes_bounds = True
     # A first step of length 1 and a first curvature of 1 need fewer evaluations than those that the
     # start gives: 1.04 of SciPy's and 1.00 with bounds, instead of 1.14 and 1.16.
     trusts_units = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        m = self.memory_size
-        if isinstance(m, bool) or not isinstance(m, int) or m < 1:
-            raise ValueError(f"{where()}lbfgsb: memory_size = {m!r}, expected a positive int.")
 
     def empty(self, problem: Problem, point: Point) -> Pairs:
         """No pairs."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from fnopt.core._checks import described
-from fnopt.core._dtypes import compute_dtype, is_array_like, is_inexact
+from fnopt.core._dtypes import compute_dtype, is_array_like, is_inexact, shape_of
 from fnopt.core._errors import where
 from fnopt.core._paths import leaves_with_names, shown
 from fnopt.core._rows import Rows
@@ -18,53 +20,65 @@ Params = TypeVar("Params")
 _HINT = "Were the updates made for these params (gradient with respect to them, same state)?"
 
 
-def _flatten(tree: Any) -> tuple[list[tuple[str, Any]], Any]:
+def _is_leaf(x: Any) -> bool:
     # None stands for "no update", so it counts as a leaf here; and so do some rows of a table.
-    return leaves_with_names(tree, is_leaf=lambda x: x is None or isinstance(x, Rows))
+    return x is None or isinstance(x, Rows)
 
 
-def _added(path: str, p: Any, u: Any) -> Any:
+def _name(params: Any, i: int) -> str:
+    """The name of a leaf in a message; names are dear, so they are made for messages only."""
+    return shown(leaves_with_names(params, is_leaf=_is_leaf)[0][i][0])
+
+
+def _added(name: Callable[[], str], p: Any, u: Any) -> Any:
     if u is None or p is None:
         if p is None and u is not None:
-            raise ValueError(f"{where()}apply_updates: {shown(path)} is None, but has an update.")
+            raise ValueError(f"{where()}apply_updates: {name()} is None, but has an update.")
         return p
     for what, x in (("param", p), ("update", u)):
         if not (isinstance(x, Rows) or is_array_like(x)):
             raise TypeError(
-                f"{where()}apply_updates: {shown(path)}: the {what} is {described(x)}, expected an "
+                f"{where()}apply_updates: {name()}: the {what} is {described(x)}, expected an "
                 "array. Filter such leaves out of params first (Equinox: "
                 "eqx.filter(model, eqx.is_inexact_array)), or give them None as update."
             )
     if isinstance(u, Rows):
-        return _rows_added(path, p, u)
-    if jnp.shape(p) != jnp.shape(u):
+        return _rows_added(name, p, u)
+    if shape_of(p) != shape_of(u):
         raise ValueError(
-            f"{where()}apply_updates: {shown(path)}: params have shape {jnp.shape(p)}, updates "
+            f"{where()}apply_updates: {name()}: params have shape {jnp.shape(p)}, updates "
             f"have shape {jnp.shape(u)}, expected the same. {_HINT}"
         )
+    if _is_plain(p) and _is_plain(u) and p.dtype == u.dtype:
+        return p + u
     p_dtype, u_dtype = jnp.result_type(p), jnp.result_type(u)
     if u_dtype == jax.dtypes.float0:  # what jax.grad(allow_int=True) says of an integer: zero
         return p
     if not is_inexact(p):
-        return _added_exactly(path, p, u)
+        return _added_exactly(name, p, u)
     dtype = compute_dtype(p_dtype, u_dtype)
     return (jnp.asarray(p).astype(dtype) + jnp.asarray(u).astype(dtype)).astype(p_dtype)
 
 
-def _rows_added(path: str, p: Any, u: Rows) -> Any:
+def _is_plain(x: Any) -> bool:
+    """Whether an array is added in its own dtype."""
+    return isinstance(x, jax.Array) and x.dtype.itemsize >= 4 and is_inexact(x)
+
+
+def _rows_added(name: Callable[[], str], p: Any, u: Rows) -> Any:
     if jnp.shape(p) != (u.size, *jnp.shape(u.values)[1:]):
         raise ValueError(
-            f"{where()}apply_updates: {shown(path)}: params have shape {jnp.shape(p)}, updates are "
+            f"{where()}apply_updates: {name()}: params have shape {jnp.shape(p)}, updates are "
             f"rows of shape {jnp.shape(u.values)[1:]} of a table of {u.size}. {_HINT}"
         )
     return u.added_to(p)
 
 
-def _added_exactly(path: str, p: Any, u: Any) -> Any:
+def _added_exactly(name: Callable[[], str], p: Any, u: Any) -> Any:
     # Not by way of float32: it holds whole numbers up to 2**24 only, and a counter may be larger.
     if is_inexact(u):
         raise TypeError(
-            f"{where()}apply_updates: {shown(path)}: params are {jnp.result_type(p)}, updates are "
+            f"{where()}apply_updates: {name()}: params are {jnp.result_type(p)}, updates are "
             f"{jnp.result_type(u)}, expected whole numbers. Freeze such leaves with fnopt.freeze."
         )
     return jnp.asarray(p) + jnp.asarray(u).astype(jnp.result_type(p))
@@ -95,15 +109,15 @@ def apply_updates(params: Params, updates: Any) -> Params:
         >>> fnopt.apply_updates({"w": jnp.ones(2)}, {"w": jnp.full(2, -0.5)})
         {'w': Array([0.5, 0.5], dtype=float32)}
     """
-    ps, treedef = _flatten(params)
-    us, updates_treedef = _flatten(updates)
+    ps, treedef = jax.tree.flatten(params, is_leaf=_is_leaf)
+    us, updates_treedef = jax.tree.flatten(updates, is_leaf=_is_leaf)
     if treedef != updates_treedef:
         raise ValueError(
             f"{where()}apply_updates: params are {treedef}, updates are {updates_treedef}, "
             f"expected the same tree. {_HINT}"
         )
-    leaves = [_added(path, p, u) for (path, p), (_, u) in zip(ps, us, strict=True)]
-    return jax.tree.unflatten(treedef, leaves)
+    names = (functools.partial(_name, params, i) for i in range(len(ps)))
+    return treedef.unflatten(map(_added, names, ps, us))
 
 
 def cast_like(tree: Any, like: Any) -> Any:

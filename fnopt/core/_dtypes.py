@@ -28,6 +28,12 @@ def compute_dtype(*dtypes: Any) -> Any:
         >>> compute_dtype(jnp.bfloat16), compute_dtype(jnp.complex64)
         (dtype('float32'), dtype('complex64'))
     """
+    return _compute_dtype(dtypes, jax.config.jax_enable_x64)
+
+
+@functools.cache
+def _compute_dtype(dtypes: tuple[Any, ...], x64: bool) -> Any:
+    del x64  # without it float64 is float32
     # JAX has no common dtype for float8 and others; float32 holds every number of it.
     wide = [jnp.float32 if _is_float8(d) else d for d in dtypes]
     with jax.numpy_dtype_promotion("standard"):  # mixing on purpose, also under strict promotion
@@ -46,7 +52,18 @@ def real_dtype(dtype: Any) -> Any:
 
 def dtype_of(x: Any) -> Any:
     """The dtype of an array or a Python number; the former without JAX's rules, which take time."""
-    return x.dtype if hasattr(x, "dtype") else jnp.result_type(x)
+    try:
+        return x.dtype
+    except AttributeError:
+        return jnp.result_type(x)
+
+
+def shape_of(x: Any) -> tuple[int, ...]:
+    """The shape of an array or a Python number; the former without JAX's checks, which are slow."""
+    try:
+        return x.shape
+    except AttributeError:
+        return jnp.shape(x)
 
 
 def default_float() -> Any:

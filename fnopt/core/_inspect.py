@@ -25,7 +25,7 @@ def _unique(items: list[tuple[_Path, Any]]) -> dict[str, Any]:
 
 
 def _may_be_state(node: Any) -> bool:
-    """Whether it is what states are: tuples, named or not, and dicts of them."""
+    """Whether a node may be a state: a tuple, named or not, or a dict."""
     return isinstance(node, (tuple, dict))
 
 
@@ -38,7 +38,7 @@ def _holds_states(node: Any) -> bool:
 
 
 def _guessed_slots(state: Any) -> set[str]:
-    """For states that declare none (other libraries'): every field that isn't a lone scalar."""
+    """The slots of a state that declares none (another library's): all fields but lone scalars."""
     fields = state._asdict().items()
     return {
         name

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
 from fnopt.core._devices import on_the_same_devices
-from fnopt.core._dtypes import compute_dtype, dtype_of, increment, real_dtype, zero_count
+from fnopt.core._dtypes import (
+    compute_dtype,
+    dtype_of,
+    increment,
+    real_dtype,
+    shape_of,
+    zero_count,
+)
 from fnopt.core._leaves import cast, check_inexact, check_same_tree, check_scalars
 from fnopt.core._numbers import capped
 from fnopt.core._parts import part_axes
 from fnopt.core._slots import declared_slots, own_slots, slot_copy, slot_zeros
+from fnopt.core._staged import is_staged
 from fnopt.core._transformation import EmptyState, Transformation
 
 
@@ -69,6 +80,7 @@ class Leafwise(Transformation):
 
     State: ClassVar[Any] = EmptyState
     keeps_squares: ClassVar[bool] = False  # of gradients, in slots that aren't a `RealSlot`
+    is_short: ClassVar[bool] = False  # whether `leaf` is one or two operations
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """The numbers of a step that all leaves share; none by default."""
@@ -120,15 +132,30 @@ class Leafwise(Transformation):
         """`update` without its checks, for subclasses that do something around it."""
         names = tuple(declared_slots(self.State))
         leaves, treedef, columns = self._columns(updates, state, params, names)
-        numbers = _Numbers(self, state.count if self._counts else None)
-        program = _leaf_program(type(self), self._flatten()[1], names, part_axes())
+        count = state.count if self._counts else None
+        staged = is_staged(count, *leaves)
+        numbers, formula = _Numbers(self, count, staged), self._formula(names, leaves, staged)
         with on_the_same_devices(updates, state=state, params=params):
-            rows = [program(numbers.of(row), *row) for row in zip(leaves, *columns, strict=True)]
+            rows = [
+                formula(row[0])(numbers.of(row), *row) for row in zip(leaves, *columns, strict=True)
+            ]
         trees = [treedef.unflatten([row[i] for row in rows]) for i in range(1 + len(names))]
         fields = dict(zip(names, trees[1:], strict=True))
         if self._counts:
             fields["count"] = numbers.step
         return trees[0], self.State(**fields)
+
+    def _formula(
+        self, slots: tuple[str, ...], leaves: list[Any], staged: bool
+    ) -> Callable[[Any], Callable[..., Any]]:
+        """From a leaf to the function that is called for it: the formula, or its program."""
+        flags = self._flatten()[1]
+        program = _leaf_program(type(self), flags, slots, part_axes())
+        if not staged:
+            return lambda g: program
+        formula = _leaf_formula(type(self), flags, slots)
+        alike = Counter(map(_form, leaves))
+        return lambda g: formula if self.is_short or alike[_form(g)] == 1 else program
 
     def _columns(
         self, updates: Any, state: Any, params: Any, names: tuple[str, ...]
@@ -146,14 +173,19 @@ class Leafwise(Transformation):
         return leaves, treedef, [treedef.flatten_up_to(tree) for tree in companions.values()]
 
 
+def _form(x: Any) -> tuple[Any, Any]:
+    return shape_of(x), dtype_of(x)
+
+
 class _Numbers:
     """The scalars of one step, made once for every compute dtype that a leaf asks for."""
 
-    def __init__(self, tx: Leafwise, count: Any) -> None:
+    def __init__(self, tx: Leafwise, count: Any, staged: bool) -> None:
         self._tx, self._count, self._made = tx, count, {}
+        self._scalars = _scalars if staged else _scalar_program(type(tx))
 
     def of(self, row: tuple[Any, ...]) -> dict[str, Any]:
-        return self._at(_real_width(tuple(map(dtype_of, jax.tree.leaves(row)))))[0]
+        return self._at(real_dtype(compute_dtype(*map(dtype_of, jax.tree.leaves(row)))))[0]
 
     @property
     def step(self) -> Any:
@@ -162,29 +194,40 @@ class _Numbers:
 
     def _at(self, dtype: Any) -> tuple[dict[str, Any], Any]:
         if dtype not in self._made:
-            self._made[dtype] = _scalar_program(type(self._tx))(self._tx, self._count, dtype)
+            self._made[dtype] = self._scalars(self._tx, self._count, dtype)
         return self._made[dtype]
 
 
-@functools.cache
-def _real_width(dtypes: tuple[Any, ...]) -> Any:
-    return real_dtype(compute_dtype(*dtypes))
+# A formula and the scalars of a step are jitted functions where many leaves of a step that is
+# traced are alike (each is one equation, and the formula is traced once), in an eager update (one
+# call a leaf instead of one an operation), and under a `vmap` or `grad` that is not compiled. The
+# function itself is called where it is the cheaper thing to trace: in a program, for the scalars
+# (hyper-parameters are known numbers there), short formulas and leaves that are alone with their
+# shape. XLA inlines all calls, so what runs is the same.
 
 
-# Both programs are jitted functions inside the user's step. An eager update then costs one call a
-# leaf instead of one an operation; and a step that is traced has one equation a leaf, whose
-# program is traced once for all leaves of a shape. XLA inlines them, so nothing is lost there.
+def _scalars(tx: Leafwise, count: Any, dtype: Any) -> tuple[dict[str, Any], Any]:
+    """The numbers of a step in one dtype, and the number of the step."""
+    t = None if count is None else increment(count)
+    now = tx if count is None else tx.at(count)
+    values = {name: getattr(now, name) for name in tx._leaf_names}
+    numbers = {k: _number(v, dtype) for k, v in values.items() if v is not None}
+    with np.errstate(all="ignore"):  # known numbers divide as JAX's do, without a warning
+        more = tx.scalars(SimpleNamespace(**values | numbers), t)
+    return numbers | {k: _number(v, dtype) for k, v in more.items()}, t
+
+
+def _number(x: Any, dtype: Any) -> Any:
+    """A scalar in a dtype; one that is known stays a NumPy number, which costs no operation."""
+    if isinstance(x, (int, float, np.generic)):
+        return np.asarray(x, dtype)[()]
+    return lax.convert_element_type(x, dtype)
 
 
 @functools.cache
 def _scalar_program(cls: type[Leafwise]) -> Callable[..., Any]:
     def scalars(tx: Any, count: Any, dtype: Any) -> tuple[dict[str, Any], Any]:
-        t = None if count is None else increment(count)
-        now = tx if count is None else tx.at(count)
-        values = {name: getattr(now, name) for name in cls._leaf_names}
-        numbers = {k: jnp.asarray(v, dtype) for k, v in values.items() if v is not None}
-        more = tx.scalars(SimpleNamespace(**values | numbers), t)
-        return numbers | {k: jnp.asarray(v, dtype) for k, v in more.items()}, t
+        return _scalars(tx, count, dtype)
 
     scalars.__name__ = f"{cls.__name__}_scalars"
     return jax.jit(scalars, static_argnums=2)
@@ -195,10 +238,16 @@ def _leaf_program(
     cls: type[Leafwise], flags: Any, slots: tuple[str, ...], axes: tuple[str, ...]
 ) -> Callable[..., Any]:
     del axes  # norms of parts are another program
+    return jax.jit(_leaf_formula(cls, flags, slots))
+
+
+def _leaf_formula(
+    cls: type[Leafwise], flags: Any, slots: tuple[str, ...]
+) -> Callable[..., tuple[Any, ...]]:
     squares = cls.keeps_squares or any(declared_slots(cls.State).values())
 
     def leaf(h: dict[str, Any], *row: Any) -> tuple[Any, ...]:
-        dtype = compute_dtype(*map(jnp.result_type, jax.tree.leaves(row)))
+        dtype = compute_dtype(*map(dtype_of, jax.tree.leaves(row)))
         args = jax.tree.map(lambda x: cast(x, dtype), row)
         given = args[0]
         if squares:
@@ -210,13 +259,14 @@ def _leaf_program(
         out = out if slots else (out,)
         assert len(out) == 1 + len(slots), f"{cls.__name__}.leaf returns an update and its slots"
         old = row[len(row) - len(slots) :]
-        new = jax.tree.map(lambda x, was: x.astype(was.dtype), out[1:], old)
-        update = out[0].astype(dtype)
+        new = jax.tree.map(lambda x, was: lax.convert_element_type(x, was.dtype), out[1:], old)
+        update = lax.convert_element_type(out[0], dtype)
         if squares:
             # An infinite gradient is seen in the update, not in the slots. (Here, because XLA keeps
             # what is made of a gradient by more than one operation, and read twice, in memory.)
-            update = update + jnp.zeros((), dtype) * given.astype(dtype)
+            zero = np.zeros((), dtype)
+            update = lax.add(update, lax.mul(zero, lax.convert_element_type(given, dtype)))
         return update, *new
 
     leaf.__name__ = cls.__name__
-    return jax.jit(leaf)
+    return leaf

@@ -7,9 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from fnopt.core._checks import described
-from fnopt.core._dtypes import compute_dtype, is_inexact, real_dtype
+from fnopt.core._dtypes import compute_dtype, dtype_of, is_inexact, real_dtype, shape_of
 from fnopt.core._errors import listing, where
 from fnopt.core._paths import leaves_with_names, shown
 
@@ -52,7 +53,7 @@ def check_same_tree(tree: Any, other: Any, what: str, other_what: str) -> None:
 
 
 def _same_shape(x: Any, y: Any) -> bool:
-    return jnp.shape(x) == jnp.shape(y)
+    return shape_of(x) == shape_of(y)
 
 
 def _structure_message(
@@ -81,6 +82,8 @@ def _structure_message(
 
 def cast(x: Any, dtype: Any) -> jax.Array:
     """Casts to the compute dtype; a real leaf stays real where others are complex."""
+    if isinstance(x, jax.Array) and x.dtype == dtype:
+        return x
     x = jnp.asarray(x)
     return x.astype(dtype if jnp.iscomplexobj(x) else real_dtype(dtype))
 
@@ -133,7 +136,10 @@ def map_leaves(
 
 
 def check_scalars(hyper: Any) -> None:
-    """A stacked optimizer outside `vmap` would broadcast its numbers against the gradients."""
+    """Raises a ValueError that names the first number of a transform which is not a scalar.
+
+    A stacked optimizer outside `vmap` would broadcast its numbers against the gradients.
+    """
     if all(jnp.ndim(x) == 0 for x in jax.tree.leaves(hyper)):
         return
     for path, x in leaves_with_names(hyper)[0]:
@@ -147,7 +153,7 @@ def check_scalars(hyper: Any) -> None:
 def _map_row(
     fn: Callable[..., Any], row: tuple[Any, ...], hyper: Any, casts: dict[Any, Any], outputs: int
 ) -> Any:
-    dtypes = [jnp.result_type(x) for x in row]
+    dtypes = [dtype_of(x) for x in row]
     dtype = compute_dtype(*dtypes)
     args = [cast(x, dtype) for x in row]
     if hyper is not None:
@@ -160,4 +166,5 @@ def _map_row(
         out = fn(*args)
     first, *others = (out,) if outputs == 1 else out
     assert 1 + len(others) == outputs <= len(dtypes)
-    return first.astype(dtype), *(x.astype(d) for x, d in zip(others, dtypes[1:], strict=False))
+    made = ((first, dtype), *zip(others, dtypes[1:], strict=False))
+    return tuple(lax.convert_element_type(x, d) for x, d in made)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from fnopt.core._dtypes import increment
@@ -56,6 +58,8 @@ def bias_correction(decay: jax.Array, count: jax.Array) -> jax.Array:
         >>> bias_correction(jnp.asarray(0.5), jnp.asarray(2))
         Array(0.75, dtype=float32)
     """
+    if isinstance(decay, np.floating) and decay >= 0:
+        return _known_correction(decay, lax.convert_element_type(count, decay.dtype))
     decay, t = jnp.broadcast_arrays(decay, count) if decay.shape != count.shape else (decay, count)
     # Operations of lax: a function of jnp that is met for the first time is traced by itself,
     # which was half of what a step of one leaf cost to trace.
@@ -66,6 +70,12 @@ def bias_correction(decay: jax.Array, count: jax.Array) -> jax.Array:
     # log1p of the exact difference keeps the digits of 1 - beta, which log alone would round.
     known = lax.neg(lax.expm1(lax.mul(t, lax.log1p(lax.sub(safe, one)))))
     return lax.select(positive, known, lax.sub(one, lax.pow(decay, t)))
+
+
+def _known_correction(decay: np.floating[Any], t: jax.Array) -> jax.Array:
+    """`bias_correction` of a decay that is known while a step is traced: three operations."""
+    log = math.log1p(decay - 1) if decay > 0 else -math.inf
+    return lax.neg(lax.expm1(lax.mul(t, np.asarray(log, decay.dtype))))
 
 
 def mean_weights(
@@ -117,4 +127,4 @@ def positive_root(x: jax.Array) -> jax.Array:
         >>> 0.0 / positive_root(jnp.asarray([0.0, 4.0]))
         Array([0., 0.], dtype=float32)
     """
-    return jnp.sqrt(jnp.maximum(x, jnp.finfo(x.dtype).tiny))
+    return lax.sqrt(lax.max(x, jnp.finfo(x.dtype).tiny))

@@ -7,9 +7,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
 from fnopt.core._dtypes import compute_dtype, real_dtype
 from fnopt.core._parts import part_axes, totalling
+from fnopt.core._staged import is_staged
 
 # From how many elements on a temporary of that size is avoided.
 _LARGE = 2**14
@@ -30,7 +33,7 @@ def squarable(x: jax.Array, terms: int = 1) -> jax.Array:
     """
     if jnp.finfo(x.dtype).bits < 32:  # squares are taken in float32 at least
         return x
-    return jax.lax.select(jnp.isfinite(x), capped(x, terms), x)
+    return lax.select(jnp.isfinite(x), capped(x, terms), x)
 
 
 def capped(x: jax.Array, terms: int = 1) -> jax.Array:
@@ -39,17 +42,18 @@ def capped(x: jax.Array, terms: int = 1) -> jax.Array:
     if info.bits < 32:
         return x
     if jnp.iscomplexobj(x):
-        return jax.lax.complex(capped(jnp.real(x), terms), capped(jnp.imag(x), terms))
-    most = jnp.asarray(2.0 ** (info.maxexp // 2 - 3) / max(terms, 1) ** 0.5, x.dtype)
-    return jax.lax.clamp(-most, x, most)
+        return lax.complex(capped(jnp.real(x), terms), capped(jnp.imag(x), terms))
+    most = np.asarray(2.0 ** (info.maxexp // 2 - 3) / max(terms, 1) ** 0.5, x.dtype)
+    return lax.clamp(-most, x, most)
 
 
 def root(x: jax.Array) -> jax.Array:
     """The square root with derivative 0 at 0; what rounding made negative is 0, NaN stays NaN."""
-    positive = x > 0
+    zero, one = (lax.full_like(x, value) for value in (0, 1))
+    x = lax.max(x, zero)
+    positive = lax.ne(x, zero)  # or NaN
     # sqrt has an infinite slope at zero; the inner select keeps it out of the derivative.
-    y = jnp.sqrt(jax.lax.select(positive, x, jnp.ones_like(x)))
-    return jax.lax.select(positive, y, jnp.where(x <= 0, jnp.zeros_like(x), x))
+    return lax.select(positive, lax.sqrt(lax.select(positive, x, one)), zero)
 
 
 def nonzero(x: jax.Array) -> jax.Array:
@@ -93,7 +97,9 @@ def safe_norms(squares: Callable[[jax.Array | None], jax.Array]) -> jax.Array:
     """
     plain = squares(None)
     bad = out_of_range(plain)
-    return jax.lax.cond(jnp.any(bad), lambda: _rescaled(squares, plain, bad), lambda: root(plain))
+    some = jnp.any(bad) if bad.shape else bad
+    # What isn't out of range isn't zero either: its root needs no care.
+    return lax.cond(some, lambda: _rescaled(squares, plain, bad), lambda: lax.sqrt(plain))
 
 
 def norms_over(x: jax.Array, axes: Any) -> jax.Array:
@@ -109,7 +115,8 @@ def norms_over(x: jax.Array, axes: Any) -> jax.Array:
 def out_of_range(squares: jax.Array) -> jax.Array:
     """Whether a sum of squares is infinite, or so small that it may have lost terms."""
     info = jnp.finfo(squares.dtype)
-    return (squares > info.max) | (squares < 2.0 ** (-info.maxexp // 2))
+    least = np.asarray(2.0 ** (-info.maxexp // 2), squares.dtype)
+    return lax.gt(squares, info.max) | lax.lt(squares, least)
 
 
 def _rescaled(squares: Any, plain: jax.Array, bad: jax.Array) -> jax.Array:
@@ -118,7 +125,7 @@ def _rescaled(squares: Any, plain: jax.Array, bad: jax.Array) -> jax.Array:
     # and 2^64; underflow from elements below 2^-32, which 2^80 brings to between 2^-92 and 2^96.
     top = jnp.finfo(plain.dtype).maxexp
     one, down, up = (jnp.full_like(plain, 2.0**e) for e in (0, -3 * top // 4, 5 * top // 8))
-    scale = jax.lax.select(bad, jax.lax.select(plain > 1, down, up), one)
+    scale = lax.select(bad, lax.select(plain > 1, down, up), one)
     return root(squares(scale)) / scale
 
 
@@ -130,7 +137,7 @@ def joint_norm(norms: Sequence[jax.Array] | jax.Array) -> jax.Array:
     largest = jnp.max(stacked, axis=0)
     # Of parts that are infinite, the quotients would be NaN.
     unit = jnp.where(jnp.isfinite(largest), nonzero(largest), jnp.ones_like(largest))
-    unit = jax.lax.stop_gradient(unit)
+    unit = lax.stop_gradient(unit)
     return unit * root(jnp.sum((stacked / unit) ** 2, axis=0))
 
 
@@ -148,30 +155,32 @@ def _on_all_devices(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
 
     It is a sum, and no gathering, because of a sum it is known that all devices have the same.
     """
-    mine = jnp.arange(jax.lax.psum(1, axes)) == jax.lax.axis_index(axes)
-    return jax.lax.psum(jnp.where(mine, x, jnp.zeros_like(x)), axes)
+    mine = jnp.arange(lax.psum(1, axes)) == lax.axis_index(axes)
+    return lax.psum(jnp.where(mine, x, jnp.zeros_like(x)), axes)
 
 
 @jax.custom_jvp
 def _norm(leaves: list[jax.Array]) -> jax.Array:
-    return _norm_program(leaves)
-
-
-@jax.jit
-def _norm_program(leaves: list[jax.Array]) -> jax.Array:
     # Compiled by itself, or an eager call would compile the condition anew every time.
+    return (_joint_norm if is_staged(*leaves) else _norm_program)(leaves)
+
+
+def _joint_norm(leaves: list[jax.Array]) -> jax.Array:
     dtype = real_dtype(compute_dtype(*(x.dtype for x in leaves)))
 
     def squares(scale: jax.Array | None) -> jax.Array:
-        total = jnp.zeros((), dtype)
-        for x in leaves:
+        total = sum_of_squares(leaves[0], scale, dtype)
+        for x in leaves[1:]:
             if scale is not None and x.size >= _LARGE:
                 # A scale for every leaf, or one as large as the leaf is kept for all of that shape.
-                total, scale = jax.lax.optimization_barrier((total, scale))
-            total += sum_of_squares(x, scale, dtype)
+                total, scale = lax.optimization_barrier((total, scale))
+            total = lax.add(total, sum_of_squares(x, scale, dtype))
         return total
 
     return safe_norms(squares)
+
+
+_norm_program = jax.jit(_joint_norm)
 
 
 @_norm.defjvp

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
+from jax import lax
 
 from fnopt.core import (
     Leafwise,
@@ -40,20 +40,24 @@ def adam_means(h: Any, g: Any, mu: Any, nu: Any) -> tuple[Any, Any]:
 
 
 def adam_scalars(h: Any, t: Any, nesterov: bool = False) -> dict[str, Any]:
-    """The numbers of such a step: bias corrections, multiplied out so that a leaf is scaled once.
+    """The scalars of a step of Adam and its descendants: decays and bias corrections.
 
-    That of the mean square, `seen`, is not divided by: mean and epsilon are multiplied by it.
+    The correction of the mean square stands at the mean and the epsilon, not at the mean square:
+    so a leaf is scaled once, and a small mean square is not divided by a small number.
     """
-    seen = jnp.sqrt(bias_correction(h.b2, t))
-    mean, gradient = mean_weights(h.b1, t, nesterov)
-    return {
+    seen_square = bias_correction(h.b2, t)
+    seen = lax.sqrt(seen_square)
+    numbers = {
         "gain1": 1 - h.b1,
         "gain2": 1 - h.b2,
         "seen": seen,
-        "mean": mean * seen,
-        "gradient": gradient * seen,
+        "seen_square": seen_square,
         "beside_root": h.eps * seen,
     }
+    if not nesterov:
+        return numbers | {"mean": seen / bias_correction(h.b1, t)}
+    mean, gradient = mean_weights(h.b1, t, nesterov)
+    return numbers | {"mean": mean * seen, "gradient": gradient * seen}
 
 
 class scale_by_adam(Leafwise):
@@ -101,7 +105,7 @@ class scale_by_adam(Leafwise):
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """Adam's, and the second epsilon."""
         numbers = adam_scalars(h, t, self.nesterov)
-        return numbers | {"under_root": h.eps_root * numbers["seen"] * numbers["seen"]}
+        return numbers | {"under_root": h.eps_root * numbers["seen_square"]}
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
         mu, nu = adam_means(h, g, mu, nu)

@@ -62,7 +62,7 @@ class scale_by_yogi(Leafwise):
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """Adam's, and the second epsilon."""
         numbers = adam_scalars(h, t)
-        return numbers | {"under_root": h.eps_root * numbers["seen"] * numbers["seen"]}
+        return numbers | {"under_root": h.eps_root * numbers["seen_square"]}
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
         mu = ema(mu, g, h.b1, h.gain1)

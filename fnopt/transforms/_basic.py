@@ -58,6 +58,8 @@ class scale(Leafwise):
         {'w': Array([2., 2.], dtype=float32)}
     """
 
+    is_short = True
+
     step_size: Scalar = hyper()
 
     def leaf(self, h: Any, g: Any) -> Any:

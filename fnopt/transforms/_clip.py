@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
+from jax import lax
 
 from fnopt.core import EmptyState, Scalar, Transformation, global_norm, hyper, map_leaves
 
@@ -63,8 +64,8 @@ class clip_by_global_norm(Transformation):
     ) -> tuple[Any, EmptyState]:
         """The updates times one factor."""
         norm = global_norm(updates)
-        max_norm = jnp.asarray(self.max_norm, norm.dtype)
+        max_norm = lax.convert_element_type(self.max_norm, norm.dtype)
         # One scalar factor, not a select over two trees: XLA fuses a product into whatever comes
         # next, while a division per element would be kept in a temporary of the params' size.
-        factor = max_norm / jnp.maximum(norm, max_norm)
+        factor = max_norm / lax.max(norm, max_norm)
         return map_leaves(lambda g: g * factor.astype(jnp.finfo(g.dtype).dtype), updates), state

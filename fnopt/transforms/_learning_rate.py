@@ -35,6 +35,7 @@ class scale_by_learning_rate(Leafwise):
     """
 
     State = ScaleByLearningRateState
+    is_short = True
 
     learning_rate: ScalarOrSchedule = hyper(ge=0, lt=math.inf, schedule=True)
 

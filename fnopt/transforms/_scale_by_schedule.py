@@ -30,6 +30,7 @@ class scale_by_schedule(Leafwise):
     """
 
     State = ScaleByScheduleState
+    is_short = True
 
     step_size_fn: ScalarOrSchedule = hyper(schedule=True)
 

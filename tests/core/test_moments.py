@@ -13,6 +13,10 @@ def test_bias_correction_has_all_the_digits_of_float32(decay):
     exact = -np.expm1(steps * np.log(beta)) if decay else np.ones(len(steps))
     got = jax.vmap(bias_correction, (None, 0))(jnp.float32(decay), jnp.asarray(steps, jnp.int32))
     np.testing.assert_allclose(np.asarray(got, np.float64), exact, rtol=5e-7)
+    # A decay that is known while a step is traced takes another way.
+    known = jax.jit(lambda t: bias_correction(np.float32(decay), t))(jnp.asarray(steps, jnp.int32))
+    assert known.dtype == jnp.float32
+    np.testing.assert_allclose(np.asarray(known, np.float64), exact, rtol=5e-7)
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.9, 0.999])

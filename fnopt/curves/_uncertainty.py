@@ -59,6 +59,7 @@ def t_quantile(level: float | jax.Array, dof: float | jax.Array) -> jax.Array:
         inside = betainc(jnp.asarray(0.5, dtype), usable / 2, square / (usable + square))
         return jnp.where(inside < p, middle, low), jnp.where(inside < p, high, middle)
 
+    # Bisection of log t, between 3e-7 and 2e17: 64 halvings are exact in float64 too.
     ends = (jnp.full_like(p * usable, -15), jnp.full_like(p * usable, 40))
     low, high = lax.fori_loop(0, 64, halve, ends)
     student = jnp.exp((low + high) / 2)

@@ -27,6 +27,7 @@ def cholesky(K: jax.Array, lam: jax.Array) -> jax.Array:
     r"""The lower factor of :math:`K + \lambda I`; NaN if that isn't positive definite."""
     k = K.shape[0]
     at = jnp.arange(k)
+    # Only the lower triangle is read: to average both would write another matrix.
     return lax.linalg.cholesky(K.at[at, at].add(lam), symmetrize_input=False)
 
 
@@ -142,7 +143,10 @@ def _next(
     short = length < radius
     high = jnp.where(short, jnp.minimum(state.high, lam), state.high)
     low = jnp.where(short, state.low, jnp.maximum(state.low, lam))
+    # Hebden's step: Newton's for 1 / length, which is nearly linear in the damping.
     hebden = lam + (jnp.square(length) / state.now.slope) * (length - radius) / radius
+    # Outside the bracket: its geometric middle (roots first, the product may overflow), and at
+    # least ten times its lower end.
     middle = jnp.maximum(jnp.sqrt(low) * jnp.sqrt(high), jnp.asarray(10, low.dtype) * low)
     lam = jnp.where((hebden > low) & (hebden < high), hebden, jnp.minimum(middle, high))
     # Whether a full step fits is found out as soon as the damping gets that small.

@@ -77,7 +77,7 @@ def adabelief(
     *,
     nesterov: bool = False,
 ) -> Chain:
-    r"""AdaBelief: large steps where the gradient is what its mean foretold.
+    r"""AdaBelief: large steps where the gradient is close to its mean.
 
     .. math:: u_t = -\eta_t\, \frac{\hat\mu_t}{\sqrt{\hat\nu_t} + \epsilon}, \qquad
               \nu_t = \beta_2 \nu_{t-1} + (1-\beta_2)\, |g_t - \mu_t|^2 + \bar\epsilon

@@ -54,6 +54,7 @@ class scale_by_adadelta(Leafwise):
 
     def leaf(self, h: Any, g: Any, e_g: Any, e_x: Any) -> Any:
         e_g = ema(e_g, squared_modulus(g), h.rho)
+        # The quotient of the roots: that of the averages may overflow where the step does not.
         u = positive_root(e_x + h.eps) / positive_root(e_g + h.eps) * g
         return u, e_g, ema(e_x, squared_modulus(u), h.rho)
 

@@ -68,6 +68,7 @@ class scale_by_adamax(Leafwise):
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
         mu = ema(mu, g, h.b1, h.gain)
         nu = jnp.maximum(jnp.abs(g) + h.eps, h.b2 * nu)
+        # Without an epsilon an element that never saw a gradient is 0 / 0.
         return h.mean * mu / nonzero(nu), mu, nu
 
 

@@ -35,6 +35,7 @@ def _length(b2: Any, t: Any) -> tuple[Any, Any]:
     gap = 1 - b2
     rate = -jnp.log1p(-gap)
     x = rate * t.astype(b2.dtype)
+    # For small x, x / expm1(x) is nearly 1 and the difference has no digits left: a series.
     small = x < 0.25
     s = jnp.where(small, x, 0.0) ** 2
     series = x / 2 - s / 12 * (1 - s / 60 * (1 - s / 42 * (1 - s / 40)))

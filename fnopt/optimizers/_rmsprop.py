@@ -141,6 +141,7 @@ class scale_by_stddev(Leafwise):
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
         mu = ema(mu, g, h.decay, h.gain)
         nu = ema(nu, squared_modulus(g), h.decay, h.gain)
+        # Of a gradient that hardly changes, rounding can make the difference negative.
         variance = jnp.maximum(h.unseen * nu - squared_modulus(h.unseen * mu), 0)
         return g / _divisor(variance, h.eps, self.eps_in_sqrt), mu, nu
 

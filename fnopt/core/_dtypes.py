@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+_CONFIG: Any = jax.config  # its fields are made at run time
+
 
 def compute_dtype(*dtypes: Any) -> Any:
     """The dtype to compute in for operands of these dtypes: their common one, at least float32.
@@ -28,7 +30,7 @@ def compute_dtype(*dtypes: Any) -> Any:
         >>> compute_dtype(jnp.bfloat16), compute_dtype(jnp.complex64)
         (dtype('float32'), dtype('complex64'))
     """
-    return _compute_dtype(dtypes, jax.config.jax_enable_x64)
+    return _compute_dtype(dtypes, _CONFIG.jax_enable_x64)
 
 
 @functools.cache

@@ -193,6 +193,23 @@ class BatchJacobian:
         count = range(len(self._parts))
         return jnp.concatenate([jnp.concatenate([blocks[i, j] for j in count], 1) for i in count])
 
+    def normal(self, weights: Sequence[float] | None = None) -> jax.Array:
+        r""":math:`\sum_f w_f J_f^\top J_f` over the residual functions, `[P, P]`, symmetric.
+
+        With fewer params than residuals this is the smaller matrix. The rows are formed for it, a
+        chunk at a time if there are chunks.
+
+        Args:
+            weights: A number for each residual function; by default 1.
+
+        Returns:
+            The matrix, float32 or wider, in the order of the params' leaves end to end.
+        """
+        weights = [1.0] * len(self._parts) if weights is None else weights
+        with self._mesh():
+            pairs = zip(self._parts, weights, strict=True)
+            return functools.reduce(jnp.add, [w * part.normal() for part, w in pairs])
+
     def mv(self, direction: Any) -> Any:
         """The product `J v`.
 

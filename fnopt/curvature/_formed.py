@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import HIGHEST, compute_dtype, matmul, varying_like
+from fnopt.core import HIGHEST, compute_dtype, gathered, matmul, varying_like
 from fnopt.gradients import BoundLoss
 
 
@@ -35,13 +35,20 @@ class FormedRows(NamedTuple):
             total = total + x.astype(dtype)
         return total
 
+    def matrix(self) -> jax.Array:
+        """All rows with the params end to end, `[n k, P]`, float32 or wider."""
+        found = [_matrix(rows) for rows in jax.tree.leaves(self.rows)]
+        dtype = compute_dtype(*(x.dtype for x in found))
+        return jnp.concatenate([x.astype(dtype) for x in found], axis=1)
+
     def pull(self, weights: jax.Array) -> Any:
         r"""The product :math:`J^\top a`, a tree like the params, float32 or wider."""
 
         def one(rows: jax.Array) -> jax.Array:
-            wide = rows.astype(compute_dtype(rows.dtype))
-            return jnp.tensordot(weights.astype(wide.dtype), wide, 2, precision=HIGHEST)
+            wide = gathered(rows).astype(compute_dtype(rows.dtype))
+            return jnp.tensordot(a.astype(wide.dtype), wide, 2, precision=HIGHEST)
 
+        a = gathered(weights)  # a sum over an axis that an explicit mesh divides
         return jax.tree.map(one, self.rows)
 
     def push(self, direction: Any) -> jax.Array:
@@ -58,7 +65,8 @@ class FormedRows(NamedTuple):
 
 
 def _matrix(rows: jax.Array) -> jax.Array:
-    wide = rows.astype(compute_dtype(rows.dtype))
+    # The first two axes cannot become one where an explicit mesh divides the first.
+    wide = gathered(rows).astype(compute_dtype(rows.dtype))
     return wide.reshape(wide.shape[0] * wide.shape[1], -1)
 
 

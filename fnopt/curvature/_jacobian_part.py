@@ -11,7 +11,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import axes_of, compute_dtype, laid, scan_chunks, varying_like
+from fnopt.core import (
+    axes_of,
+    compute_dtype,
+    gathered,
+    laid,
+    matmul,
+    scan_chunks,
+    varying_like,
+)
 from fnopt.curvature._bound import BoundResiduals
 from fnopt.curvature._formed import FormedRows, form_rows
 from fnopt.curvature._round import rows_of_all_devices
@@ -139,6 +147,29 @@ class Part:
         )
         chunks = (self.bound.batch, weights)
         return scan_chunks(body, zeros, chunks, self.bound.size, self.chunk_size)[0]
+
+    def normal(self) -> jax.Array:
+        r""":math:`J^\top J`, `[P, P]`, of rows that are formed, summed over devices."""
+
+        def of(rows: FormedRows) -> jax.Array:
+            matrix = rows.matrix()
+            return gathered(matmul(matrix.T, matrix))
+
+        def body(total: jax.Array, chunk: Any) -> tuple[jax.Array, None]:
+            return total + of(form_rows(self.bound, chunk)), None
+
+        if self.chunk_size is None:
+            rows = self.rows
+            formed = (
+                rows if isinstance(rows, FormedRows) else form_rows(self.bound, self.bound.batch)
+            )
+            return over_devices(of(formed), self.axis_name)
+        leaves = jax.tree.leaves(self.bound.params)
+        size = sum(math.prod(jnp.shape(leaf)) for leaf in leaves)
+        zeros = jnp.zeros((size, size), compute_dtype(*map(jnp.result_type, leaves)))
+        zeros = varying_like(zeros, self.bound.batch)
+        found = scan_chunks(body, zeros, self.bound.batch, self.bound.size, self.chunk_size)[0]
+        return over_devices(found, self.axis_name)
 
     def push(self, direction: Any) -> jax.Array:
         """`J v`, `[n, k]`."""

@@ -7,8 +7,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 
-from fnopt.core import Scalar, ScalarOrSchedule, Transformation, hyper, matmul, static
+from fnopt.core import (
+    Scalar,
+    ScalarOrSchedule,
+    Transformation,
+    gathered,
+    hyper,
+    laid_like,
+    matmul,
+    static,
+)
 from fnopt.optimizers._batch_step import (
     BatchStep,
     DampingRule,
@@ -34,8 +44,9 @@ class gauss_newton_descent(Transformation):
     with `r` and `J` divided by :math:`\sqrt n`. This is the step :math:`-(J^\top J + \lambda
     I)^{-1} \nabla f` of all params together, not of blocks or a diagonal; `J` is never formed
     (:func:`fnopt.curvature.batch_jacobian`). It costs two gradients or so, and a Cholesky
-    factorisation with one row for every residual of the batch. With momentum :math:`\mu` it is
-    SPRING,
+    factorisation with one row for every residual of the batch. A batch with more residuals than
+    there are params is solved among the params instead, with one row for each of these. With
+    momentum :math:`\mu` it is SPRING,
 
     .. math:: d_t = \mu d_{t-1} - J^\top (J J^\top + \lambda I)^{-1} (r + \mu J d_{t-1}),
 
@@ -58,7 +69,8 @@ class gauss_newton_descent(Transformation):
         adaptive: Whether the damping adapts.
         halvings: How often a step may be halved; 0 takes every finite step (ENGD-W and SPRING as
             they were published), without a further evaluation if the damping doesn't adapt.
-        method: `'auto'`, `'ghost'` or `'formed'`, as in :func:`fnopt.curvature.batch_jacobian`.
+        method: `'auto'`, `'ghost'` or `'formed'`, as in :func:`fnopt.curvature.batch_jacobian`;
+            with the latter two the step is solved among the residuals, however many there are.
         chunk_size: How many examples to take at once; `None` for all.
         axis_name: Inside `jax.shard_map`, the named axis that the batch is divided over, as in
             :func:`fnopt.curvature.batch_jacobian`: the step is that of the whole batch, the same
@@ -123,40 +135,69 @@ class gauss_newton_descent(Transformation):
         from fnopt.curvature import batch_jacobian  # `import fnopt` needs no curvature
 
         del updates, extra_args
-        J = batch_jacobian(
-            residual_fn,
-            method=self.method,
-            chunk_size=self.chunk_size,
-            axis_name=self.axis_name,
-        )(params, batch)
+
+        def jacobian(method: str) -> BatchJacobian:
+            options = {"chunk_size": self.chunk_size, "axis_name": self.axis_name}
+            return batch_jacobian(residual_fn, method=method, **options)(params, batch)
+
+        J = jacobian(self.method)
+        # Nothing is computed yet: what the tape would save is lost where rows are formed anyway.
+        tall = self.method == "auto" and J.shape[0] > J.shape[1]
+        J = jacobian("formed") if tall else J
         dtype = step_dtype(params)
         scale = jnp.concatenate([jnp.full(n * k, n**-0.5, dtype) for n, k in J.sizes])
 
         def value_at(params: Any) -> jax.Array:
             return _half_square(scale * J.vector_at(params).astype(dtype))
 
-        return stepped(self, state, self._direction(J, scale, state), params, value_at)
+        solve = _among_params if tall else _among_residuals
+        return stepped(self, state, self._direction(J, scale, state, solve), params, value_at)
 
     def _direction(
-        self, J: BatchJacobian, scale: jax.Array, state: GaussNewtonDescentState
+        self,
+        J: BatchJacobian,
+        scale: jax.Array,
+        state: GaussNewtonDescentState,
+        solve: Callable[..., tuple[Any, jax.Array, jax.Array]],
     ) -> BatchStep:
         r = scale * J.vector.astype(scale.dtype)
-        K = scale[:, None] * J.gram().astype(scale.dtype) * scale[None, :]
         by_momentum = moved_by_momentum(self, state, J)
         before = jnp.zeros_like(r) if by_momentum is None else scale * by_momentum.astype(r.dtype)
-        a = _solved(K, r + before, current_damping(self, state))
-        change = before - matmul(K, a)
+        pulled, moved, squares = solve(J, scale, r + before, current_damping(self, state))
+        change = before - moved
         value = _half_square(r)
         return batch_step(
             self,
             state,
-            J.rmv(scale * a),
+            pulled,
             jnp.dot(r, change),
             jnp.dot(change, change),
             value,
-            jnp.isfinite(value) & jnp.all(jnp.isfinite(jnp.diagonal(K))),
+            jnp.isfinite(value) & jnp.all(jnp.isfinite(squares)),
             4 * jnp.finfo(r.dtype).eps * value,
         )
+
+
+def _among_residuals(
+    J: BatchJacobian, scale: jax.Array, b: jax.Array, damping: jax.Array
+) -> tuple[Any, jax.Array, jax.Array]:
+    """`J^T (J J^T + lam I)^-1 b`, what it moves the residuals by, and the squares of all rows."""
+    K = scale[:, None] * J.gram().astype(scale.dtype) * scale[None, :]
+    a = _solved(K, b, damping)
+    return J.rmv(scale * a), matmul(K, a), jnp.diagonal(K)
+
+
+def _among_params(
+    J: BatchJacobian, scale: jax.Array, b: jax.Array, damping: jax.Array
+) -> tuple[Any, jax.Array, jax.Array]:
+    """The same as `(J^T J + lam I)^-1 J^T b`, and the squares of all columns."""
+    G = J.normal([1 / n for n, _ in J.sizes]).astype(scale.dtype)
+    gradient = J.rmv(scale * b)
+    flat, tree = ravel_pytree(jax.tree.map(gathered, gradient))
+    solved = tree(_solved(G, flat.astype(scale.dtype), damping).astype(flat.dtype))
+    pulled = jax.tree.map(laid_like, solved, gradient)
+    moved = J.flatten(J.parts(J.mv(pulled)))
+    return pulled, scale * moved.astype(scale.dtype), jnp.diagonal(G)
 
 
 def _half_square(r: jax.Array) -> jax.Array:

@@ -174,6 +174,7 @@ CASES: dict[str, Any] = {
     "kfac": by_batch(lambda: fnopt.kfac(outputs, squared_error, DATA["batch"])),
     "natural_gradient": by_batch(lambda: fnopt.natural_gradient(outputs, squared_error)),
     "gauss_newton_descent": by_batch(fnopt.gauss_newton_descent),
+    "gauss_newton_descent-ghost": by_batch(lambda: fnopt.gauss_newton_descent(method="ghost")),
     "batch_jacobian": lambda d: curvature.batch_jacobian(outputs)(d["params"], d["batch"]).gram(),
     "curve_fit_batch-bounds": lambda d: (
         fnopt.curve_fit_batch(

@@ -162,12 +162,12 @@ def test_several_residual_functions_are_one_jacobian_in_chunks_and_however_known
         pairs = [formed(fn, params, b) for fn, b in zip(fns, batches, strict=True)]
         J, r = (jnp.concatenate(parts) for parts in zip(*pairs, strict=True))
         a, v = (jnp.sin(jnp.linspace(0.5, 9.0, size)) for size in J.shape)
-        wanted = (J @ J.T, J @ v, J.T @ a, J.T @ (r * r), r)
+        wanted = (J @ J.T, J @ v, J.T @ a, J.T @ (r * r), r, J.T @ J)
         found = []
         for way in ways:
             operator = batch_jacobian(fns, **way)(params, batches)
             assert operator.shape == J.shape
-            found.append(products(operator, params, a, v, several=True))
+            found.append((*products(operator, params, a, v, several=True), operator.normal()))
         return found, wanted
 
     found, wanted = jax.jit(both)(params, batches)

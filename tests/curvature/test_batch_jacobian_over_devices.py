@@ -36,7 +36,8 @@ def products(params, batches, **axis):
     J = several
     back = J.rmv(J.vector), J.rmv(J.residuals)
     there = J.vector_at(params), J.flatten(J.parts(J.mv(params)))
-    return J.gram(), back, there, chunks.gram()
+    among_params = J.normal((1.0, 0.5)), chunks.normal()
+    return J.gram(), back, there, chunks.gram(), among_params
 
 
 def steps(params, batch, axis_name=None):

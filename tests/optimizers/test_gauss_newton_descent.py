@@ -73,6 +73,34 @@ def test_two_steps_of_spring_are_those_of_the_formula():
     np.testing.assert_allclose(other.value, values[0], rtol=1e-12)
 
 
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("chunk_size", [None, 7])
+def test_more_residuals_than_params_are_solved_among_the_params(chunk_size):
+    # The two matrices give one step.
+    rng = np.random.default_rng(2)
+    pair = ((rng.standard_normal((40, 3)), rng.standard_normal(40)), rng.standard_normal((12, 3)))
+    params = start()
+    momentum = jax.tree.map(lambda p: jnp.asarray(0.1 * p), params)
+
+    def step(method):
+        tx = fnopt.gauss_newton_descent(
+            damping=1e-2, momentum=0.9, halvings=2, method=method, chunk_size=chunk_size
+        )
+        state = tx.init(params)._replace(momentum=momentum)
+        update = lambda state, pair: tx.update(  # noqa: E731
+            None, state, params, residual_fn=(first, second), batch=pair
+        )
+        return jax.jit(update)(state, pair), str(jax.make_jaxpr(update)(state, pair))
+
+    (found, state), program = step("auto")
+    (wanted, other), wide = step("formed")
+    assert "f64[76,76]" in wide  # 40 residuals and 12 times 3, of 32 params
+    assert "f64[76,76]" not in program
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-10), found, wanted)
+    np.testing.assert_allclose(state.length, other.length)
+    np.testing.assert_allclose(state.damping, other.damping)
+
+
 @pytest.fixture(scope="module")
 def step():
     """One compiled step for all batches of a shape."""

@@ -1,7 +1,8 @@
 """The command: `python -m benchmarks [CASE ...] [--smoke] [--json OUT] [--baseline FILE]`.
 
 `python -m benchmarks training ...` is the training comparison, which takes the better part of an
-hour and has options of its own; `python -m benchmarks paths` draws every optimizer's way down a
+hour, and `python -m benchmarks pinns ...` that of equations solved by networks, which takes half of
+one; both have options of their own. `python -m benchmarks paths` draws every optimizer's way down a
 valley.
 """
 
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from benchmarks import cases, paths, report
 from benchmarks.metric import Skipped
+from benchmarks.pinns import command as pinns
 from benchmarks.timing import Settings
 from benchmarks.training import command as training
 from tests.quick_compile import compile_quickly
@@ -86,10 +88,9 @@ def smoke(chosen: list[str], jobs: int) -> bool:
 def main(argv: list[str] | None = None) -> int:
     """Runs the chosen cases; 1 if a figure is worse than the baseline."""
     argv = sys.argv[1:] if argv is None else argv
-    if argv[:1] == ["training"]:
-        return training.main(argv[1:])
-    if argv[:1] == ["paths"]:
-        return paths.main(argv[1:])
+    for name, command in (("training", training), ("pinns", pinns), ("paths", paths)):
+        if argv[:1] == [name]:
+            return command.main(argv[1:])
     args = arguments(argv)
     if args.jobs > 1:
         return not smoke(args.chosen, args.jobs)

@@ -1,0 +1,1 @@
+"""Equations solved by networks: error against seconds of CPU, `python -m benchmarks pinns`."""

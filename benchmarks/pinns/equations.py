@@ -1,0 +1,179 @@
+"""Four equations with known solutions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.pinns.problem import Field, Problem, second_derivatives
+
+VISCOSITY = 0.1 / math.pi  # of Burgers' equation: ten times what is usual, for a small network
+# What the residuals at the boundary are multiplied by: without, Adam's error is 25 times as large.
+WEIGHT = 10.0
+_NODES = 200  # of the quadrature of its solution
+
+
+def _zero(u: Field, x: jax.Array) -> jax.Array:
+    return WEIGHT * u(x)
+
+
+def _box(low: float, high: float, d: int) -> Callable[..., tuple[jax.Array, ...]]:
+    """Random points in a cube, and on its faces."""
+
+    def draw(key: jax.Array, counts: tuple[int, ...]) -> tuple[jax.Array, ...]:
+        k1, k2, k3 = jax.random.split(key, 3)
+        inside = jax.random.uniform(k1, (counts[0], d), minval=low, maxval=high)
+        edge = jax.random.uniform(k2, (counts[1], d), minval=low, maxval=high)
+        face = jax.random.randint(k3, (counts[1], 1), 0, 2 * d)
+        end = jnp.where(face // d, high, low).astype(edge.dtype)
+        return inside, jnp.where(jnp.arange(d) == face % d, end, edge)
+
+    return draw
+
+
+def _grid(low: tuple[float, ...], high: tuple[float, ...], side: int) -> np.ndarray:
+    axes = [np.linspace(a, b, side) for a, b in zip(low, high, strict=True)]
+    return np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, len(axes))
+
+
+def _values(solution: Field, points: np.ndarray) -> np.ndarray:
+    return np.asarray(jax.vmap(solution)(jnp.asarray(points)))
+
+
+def poisson_2d() -> Problem:
+    """Poisson's equation in the unit square."""
+
+    def solution(x: jax.Array) -> jax.Array:
+        return jnp.prod(jnp.sin(jnp.pi * x))
+
+    def inside(u: Field, x: jax.Array) -> jax.Array:
+        _, curvature = second_derivatives(u, x)
+        return jnp.sum(curvature) + 2 * jnp.pi**2 * solution(x)
+
+    points = _grid((0, 0), (1, 1), 51)
+    return Problem(
+        name="poisson_2d",
+        title="Poisson 2-D",
+        text="-u_xx - u_yy = 2 pi^2 sin(pi x) sin(pi y) in the unit square, u = 0 on its sides",
+        widths=(2, 64, 1),
+        conditions=(inside, _zero),
+        draw=_box(0.0, 1.0, 2),
+        counts=(480, 120),
+        points=points,
+        exact=_values(solution, points),
+    )
+
+
+def poisson_5d() -> Problem:
+    """Poisson's equation in the unit cube of five dimensions."""
+
+    def solution(x: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.cos(jnp.pi * x))
+
+    def inside(u: Field, x: jax.Array) -> jax.Array:
+        _, curvature = second_derivatives(u, x)
+        return jnp.sum(curvature) + jnp.pi**2 * solution(x)
+
+    def boundary(u: Field, x: jax.Array) -> jax.Array:
+        return WEIGHT * (u(x) - solution(x))
+
+    points = np.random.default_rng(0).random((4000, 5))
+    return Problem(
+        name="poisson_5d",
+        title="Poisson 5-D",
+        text="-laplacian u = pi^2 sum cos(pi x_k) in the unit cube, u given on its faces",
+        widths=(5, 64, 1),
+        conditions=(inside, boundary),
+        draw=_box(0.0, 1.0, 5),
+        counts=(500, 200),
+        points=points,
+        exact=_values(solution, points),
+    )
+
+
+def helmholtz_2d() -> Problem:
+    """Helmholtz' equation with a solution of several waves."""
+
+    def solution(x: jax.Array) -> jax.Array:
+        return jnp.sin(jnp.pi * x[0]) * jnp.sin(4 * jnp.pi * x[1])
+
+    def inside(u: Field, x: jax.Array) -> jax.Array:
+        _, curvature = second_derivatives(u, x)
+        source = (1 - 17 * jnp.pi**2) * solution(x)
+        return jnp.sum(curvature) + u(x) - source
+
+    points = _grid((0, 0), (1, 1), 51)
+    return Problem(
+        name="helmholtz_2d",
+        title="Helmholtz 2-D",
+        text="u_xx + u_yy + u = q in the unit square, u = 0 on its sides, "
+        "u = sin(pi x) sin(4 pi y)",
+        widths=(2, 20, 20, 1),
+        conditions=(inside, _zero),
+        draw=_box(0.0, 1.0, 2),
+        counts=(500, 120),
+        points=points,
+        exact=_values(solution, points),
+    )
+
+
+def burgers_solution(points: np.ndarray) -> np.ndarray:
+    r"""Burgers' equation from `-sin(pi x)`, by Cole and Hopf's formula.
+
+    .. math:: u = -\frac{\int \sin(\pi y)\, F(y)\, e^{-(x-y)^2 / 4 \nu t} dy}
+                        {\int F(y)\, e^{-(x-y)^2 / 4 \nu t} dy}, \quad
+              F(y) = e^{-\cos(\pi y) / 2 \pi \nu}
+    """
+    nodes, weights = np.polynomial.hermite.hermgauss(_NODES)
+    x, t = points[:, :1], points[:, 1:]
+    y = x - np.sqrt(4 * VISCOSITY * t) * nodes
+    factor = weights * np.exp((-np.cos(np.pi * y) - 1) / (2 * np.pi * VISCOSITY))
+    return -np.sum(factor * np.sin(np.pi * y), 1) / np.sum(factor, 1)
+
+
+def burgers() -> Problem:
+    """Burgers' equation in a line and in time."""
+
+    def inside(u: Field, x: jax.Array) -> jax.Array:
+        first, second = second_derivatives(u, x)
+        return first[1] + u(x) * first[0] - VISCOSITY * second[0]
+
+    def start(u: Field, x: jax.Array) -> jax.Array:
+        return WEIGHT * (u(x) + jnp.sin(jnp.pi * x[0]))
+
+    def draw(key: jax.Array, counts: tuple[int, ...]) -> tuple[jax.Array, ...]:
+        keys = jax.random.split(key, 4)
+        x, t = (jax.random.uniform(k, (counts[0],)) for k in keys[:2])
+        when, where = (
+            jax.random.uniform(keys[2], (counts[1],)),
+            jax.random.uniform(keys[3], (counts[2],)),
+        )
+        side = jnp.where(jnp.arange(counts[1]) % 2, 1.0, -1.0).astype(x.dtype)
+        inside = jnp.stack([2 * x - 1, t], 1)
+        return inside, jnp.stack([side, when], 1), jnp.stack([2 * where - 1, 0 * where], 1)
+
+    points = _grid((-1, 0), (1, 1), 51)
+    return Problem(
+        name="burgers",
+        title="Burgers",
+        text="u_t + u u_x = (0.1 / pi) u_xx for |x| < 1, 0 < t < 1, u = 0 at |x| = 1, "
+        "u = -sin(pi x) at t = 0",
+        widths=(2, 20, 20, 1),
+        conditions=(inside, _zero, start),
+        draw=draw,
+        counts=(440, 80, 80),
+        points=points,
+        exact=burgers_solution(points),
+    )
+
+
+EQUATIONS = {
+    "poisson_2d": poisson_2d,
+    "poisson_5d": poisson_5d,
+    "burgers": burgers,
+    "helmholtz_2d": helmholtz_2d,
+}

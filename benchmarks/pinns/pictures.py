@@ -1,0 +1,47 @@
+"""Pictures of a record, with matplotlib."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from benchmarks.pinns.methods import METHODS
+from benchmarks.pinns.record import Record
+
+STYLES = {
+    "gauss_newton": {"color": "#762a83", "linewidth": 2.2},
+    "gauss_newton_fresh": {"color": "#762a83", "linestyle": "--"},
+    "spring": {"color": "#b797cf", "linestyle": "--"},
+    "levenberg_marquardt": {"color": "#1b7837"},
+    "lbfgs": {"color": "#c51b7d"},
+    "scipy_lbfgs": {"color": "#c51b7d", "linestyle": ":"},
+    "adam": {"color": "#4d4d4d"},
+    "soap": {"color": "#2166ac"},
+}
+LABELS = {"seconds": "seconds of CPU", "steps": "step"}
+
+
+def curves(record: Record, problem: str, ax: Any, axis: str = "seconds") -> None:
+    """The relative error by seconds or steps, both logarithmic: the median of the seeds."""
+    for name in record.methods(problem):
+        x, y = record.curve(problem, name, axis)
+        ax.plot(x, y, label=METHODS[name].title, **STYLES[name])
+    ax.set(xscale="log", yscale="log", xlabel=LABELS[axis])
+    ax.set(title=record.problems[problem]["title"] if axis == "seconds" else "")
+    ax.grid(visible=True, which="major", color="0.9")
+
+
+def all_curves(record: Record, figure: Any) -> None:
+    """A row by seconds, a row by steps, a column for each problem, and one legend."""
+    grid = figure.subplots(2, len(record.problems), sharey="col", squeeze=False)
+    for k, problem in enumerate(record.problems):
+        curves(record, problem, grid[0, k], "seconds")
+        curves(record, problem, grid[1, k], "steps")
+    for ax in grid[:, 0]:
+        ax.set(ylabel="relative L2 error")
+    handles: dict[str, Any] = {}
+    for ax in np.ravel(grid):
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, fontsize=8)

@@ -1,0 +1,91 @@
+"""Tables of a record as Markdown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from benchmarks.pinns.methods import METHODS
+from benchmarks.pinns.record import Record
+
+TUNED = ("adam",)
+QUASI = ("lbfgs", "scipy_lbfgs")
+OURS = ("gauss_newton", "levenberg_marquardt")
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    head = [*head]
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _shown(value: float) -> str:
+    return f"{value:.1e}" if math.isfinite(value) else "not finite"
+
+
+def _titles(record: Record) -> list[str]:
+    return [entry["title"] for entry in record.problems.values()]
+
+
+def error_table(record: Record) -> str:
+    """The relative error when the seconds are spent: the median of the seeds, least and largest."""
+    rows = []
+    for name, method in METHODS.items():
+        cells = []
+        for problem in record.problems:
+            if name not in record.methods(problem):
+                cells.append("")
+                continue
+            ends = record.ends(problem, name)
+            middle = _shown(record.final(problem, name))
+            cells.append(f"{middle} ({_shown(min(ends))} to {_shown(max(ends))})")
+        rows.append([method.title, *cells])
+    return _table(["", *_titles(record)], [row for row in rows if any(row[1:])])
+
+
+def factor_table(record: Record) -> str:
+    """How many times lower Gauss-Newton and LM end than Adam and than the better L-BFGS."""
+    rows = []
+    for name in OURS:
+        for words, others in (("Adam", TUNED), ("the better L-BFGS", QUASI)):
+            cells = [
+                f"{record.below(problem, name, others):.3g}"
+                if {name, *others} <= set(record.methods(problem))
+                else ""
+                for problem in record.problems
+            ]
+            rows.append([f"{METHODS[name].title} below {words}", *cells])
+    return _table(["times", *_titles(record)], rows)
+
+
+def step_table(record: Record) -> str:
+    """How many steps were made, and what was tuned."""
+    rows = []
+    for name, method in METHODS.items():
+        cells = []
+        for problem, entry in record.problems.items():
+            if name not in record.methods(problem):
+                cells.append("")
+                continue
+            rate, factor = entry["methods"][name]["best"]
+            points = round(factor * sum(entry["points"]))
+            text = f"{record.steps(problem, name):.0f} of {points} points"
+            cells.append(f"{text}, rate {rate:g}" if len(method.rates) > 1 else text)
+        rows.append([method.title, *cells])
+    return _table(["", *_titles(record)], [row for row in rows if any(row[1:])])
+
+
+def problem_list(record: Record) -> str:
+    """The problems in words."""
+    lines = []
+    for entry in record.problems.values():
+        widths, points = "-".join(map(str, entry["widths"])), " + ".join(map(str, entry["points"]))
+        network = f"{widths}, {entry['params']} params, {entry['dtype']}"
+        lines.append(f"- **{entry['title']}**: {entry['text']}; {network}; {points} points")
+    return "\n".join(lines)
+
+
+def printed(record: Record) -> str:
+    """All of it."""
+    parts = (problem_list, error_table, factor_table, step_table)
+    return "\n\n".join(part(record) for part in parts)

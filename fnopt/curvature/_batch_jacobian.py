@@ -24,6 +24,7 @@ from fnopt.core import (
 from fnopt.curvature._bound import bind
 from fnopt.curvature._jacobian_part import Part
 from fnopt.gradients import from_devices
+from fnopt.jacobians import ravel
 
 METHODS = ("auto", "ghost", "formed")
 Residuals = Callable[..., Any] | Sequence[Callable[..., Any]]
@@ -209,6 +210,15 @@ class BatchJacobian:
         with self._mesh():
             pairs = zip(self._parts, weights, strict=True)
             return functools.reduce(jnp.add, [w * part.normal() for part, w in pairs])
+
+    def ravel(self, tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
+        """A tree like the params as a vector in the order of `normal`, and the way back.
+
+        Args:
+            tree: A tree like the params.
+        """
+        check_same_tree(tree, self._params, f"{_NAME}: the tree", "the params")
+        return ravel(tree)
 
     def mv(self, direction: Any) -> Any:
         """The product `J v`.

@@ -7,15 +7,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
 
 from fnopt.core import (
     Scalar,
     ScalarOrSchedule,
     Transformation,
-    gathered,
     hyper,
-    laid_like,
     matmul,
     static,
 )
@@ -192,10 +189,9 @@ def _among_params(
 ) -> tuple[Any, jax.Array, jax.Array]:
     """The same as `(J^T J + lam I)^-1 J^T b`, and the squares of all columns."""
     G = J.normal([1 / n for n, _ in J.sizes]).astype(scale.dtype)
-    gradient = J.rmv(scale * b)
-    flat, tree = ravel_pytree(jax.tree.map(gathered, gradient))
-    solved = tree(_solved(G, flat.astype(scale.dtype), damping).astype(flat.dtype))
-    pulled = jax.tree.map(laid_like, solved, gradient)
+    gradient, unravel = J.ravel(J.rmv(scale * b))
+    y = _solved(G, gradient.astype(scale.dtype), damping)
+    pulled = unravel(y.astype(gradient.dtype))
     moved = J.flatten(J.parts(J.mv(pulled)))
     return pulled, scale * moved.astype(scale.dtype), jnp.diagonal(G)
 

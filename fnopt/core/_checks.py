@@ -45,6 +45,12 @@ def check_batch(leaves: NamedLeaves, name: str) -> int:
         raise ValueError(f"{name}: the batch has no array in it, so no examples.")
     for where, leaf in leaves:
         if not getattr(leaf, "shape", ()):
+            is_key = jnp.issubdtype(getattr(leaf, "dtype", jnp.float32), jax.dtypes.prng_key)
+            if is_key:
+                raise ValueError(
+                    f"{name}: {where} of the batch is one random key, which all examples would "
+                    "share. Give each its own: jax.random.split(key, n)."
+                )
             raise ValueError(
                 f"{name}: {where} of the batch is {described(leaf)} without an example axis. "
                 "Pass what all examples share by keyword, or say which arguments are batched with "

@@ -5,7 +5,11 @@ from __future__ import annotations
 from fnopt.curvature._batch_jacobian import BatchJacobian, batch_jacobian
 from fnopt.curvature._batch_loss import BatchLoss as BatchLoss
 from fnopt.curvature._diagonal import Estimate, ggn_diagonal, hessian_diagonal, trace_estimate
-from fnopt.curvature._kronecker import KfacReport, KfacRule, kfac_report
+from fnopt.curvature._eigenbasis import basis_shapes as basis_shapes
+from fnopt.curvature._eigenbasis import is_corrected as is_corrected
+from fnopt.curvature._eigenbasis import moment_shape as moment_shape
+from fnopt.curvature._eigenbasis import rebased as rebased
+from fnopt.curvature._kfac_report import KfacReport, KfacRule, kfac_report
 from fnopt.curvature._kronecker import KroneckerModel as KroneckerModel
 from fnopt.curvature._kronecker import KroneckerSpec as KroneckerSpec
 from fnopt.curvature._kronecker import common_dtype as common_dtype

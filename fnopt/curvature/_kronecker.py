@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,10 +15,9 @@ from fnopt.core import (
     compute_dtype,
     is_spread,
     laid,
-    leaves_with_names,
-    show_report,
 )
 from fnopt.curvature._bound import bind
+from fnopt.curvature._eigenbasis import eigenbases, is_corrected, times_corrected
 from fnopt.curvature._kronecker_inverse import Factors, inverse_factors, times_inverse
 from fnopt.curvature._output_root import (
     check_loss,
@@ -30,7 +28,14 @@ from fnopt.curvature._output_root import (
 )
 from fnopt.curvature._softmax_loss import is_softmax_loss, softmax_rows
 from fnopt.gradients import BoundLoss
-from fnopt.gradients.ghost import KroneckerBlock, block_factors, plan_blocks, trace_ghost
+from fnopt.gradients.ghost import (
+    KroneckerBlock,
+    block_factors,
+    block_moments,
+    plan_blocks,
+    record_tape,
+    trace_ghost,
+)
 from fnopt.jacobians import check_real
 
 SHARING = ("expand", "reduce")
@@ -46,6 +51,7 @@ class KroneckerSpec(NamedTuple):
         sample_fn: Draws a label from the model, `(key, outputs, example) -> example`; or `None`.
         sharing: `'expand'` or `'reduce'`.
         max_side: The largest side of a dense factor.
+        eigenbasis: Whether blocks are corrected in their eigenbases.
         name: What the user called, for messages.
     """
 
@@ -55,6 +61,7 @@ class KroneckerSpec(NamedTuple):
     sample_fn: Callable[[Any, Any, Any], Any] | None = None
     sharing: str = "expand"
     max_side: int = 512
+    eigenbasis: bool = False
     name: str = "kfac"
 
 
@@ -110,10 +117,23 @@ class KroneckerModel:
 
     def factors(self, outputs: jax.Array, key: jax.Array) -> tuple[Factors, ...]:
         """The factors of all blocks, from the outputs at the params."""
+        return self.factors_of(self.tape(outputs, key))
+
+    def tape(self, outputs: jax.Array, key: jax.Array) -> Any:
+        """What factors and moments are made of: inputs and cotangents of all products."""
         rows = jax.lax.stop_gradient(self._rows(outputs, key).astype(self.dtype))
         if is_spread(outputs):  # over devices, by example
             rows = laid(rows, (axes_of(outputs)[0], None, None))
-        found = block_factors(self.ghost, self.blocks, (self.batch, rows), self.spec.sharing)
+        return record_tape(self.ghost, (self.batch, rows))
+
+    def factors_of(self, tape: Any) -> tuple[Factors, ...]:
+        """The factors of all blocks."""
+        found = block_factors(self.ghost, self.blocks, tape, self.spec.sharing)
+        return jax.tree.map(lambda x: x.astype(self.dtype), found)
+
+    def moments(self, tape: Any, bases: tuple[Factors, ...]) -> tuple[Factors, ...]:
+        """The second moments in the bases, of every block that has some."""
+        found = block_moments(self.ghost, self.blocks, tape, bases)
         return jax.tree.map(lambda x: x.astype(self.dtype), found)
 
     def _rows(self, outputs: jax.Array, key: jax.Array) -> jax.Array:
@@ -133,13 +153,39 @@ class KroneckerModel:
         """The inverses of all damped factors."""
         return inverse_factors(self.blocks, factors, damping)
 
-    def divided(self, tree: Any, inverses: tuple[Factors, ...], damping: jax.Array) -> Any:
-        """The product of the inverse with a tree like the params."""
+    def bases(self, factors: tuple[Factors, ...], damping: jax.Array) -> tuple[Factors, ...]:
+        """Eigenbases of what has two factors, the inverses of the other damped blocks."""
+        found = eigenbases(self.blocks, factors)
+        single = [i for i, b in enumerate(self.blocks) if not is_corrected(b)]
+        inverses = inverse_factors(
+            [self.blocks[i] for i in single], [factors[i] for i in single], damping
+        )
+        others = dict(zip(single, inverses, strict=True))
+        return tuple(others.get(i, bases) for i, bases in enumerate(found))
+
+    def divided(
+        self,
+        tree: Any,
+        inverses: tuple[Factors, ...],
+        damping: jax.Array,
+        moments: tuple[Factors, ...] = (),
+    ) -> Any:
+        """The product of the inverse with a tree like the params.
+
+        Args:
+            tree: The tree.
+            inverses: What `inverses` returns, or `bases`.
+            damping: As there.
+            moments: In these bases.
+        """
         leaves, treedef = jax.tree.flatten(tree)
         leaves = [x.astype(self.dtype) for x in leaves]
         found: dict[int, jax.Array] = {}
-        for block, inverse in zip(self.blocks, inverses, strict=True):
-            found |= times_inverse(block, inverse, damping, leaves)
+        for i, (block, inverse) in enumerate(zip(self.blocks, inverses, strict=True)):
+            if moments and is_corrected(block):
+                found |= times_corrected(block, inverse, moments[i][0], damping, leaves)
+            else:
+                found |= times_inverse(block, inverse, damping, leaves)
         return jax.tree.unflatten(treedef, [found[i] for i in range(len(leaves))])
 
 
@@ -158,114 +204,3 @@ def planned_blocks(spec: KroneckerSpec, params: Any, batch: Any) -> tuple[Kronec
 
     jax.eval_shape(plan, params, batch)
     return tuple(found)
-
-
-class KfacRule(NamedTuple):
-    """Which block of the Gauss-Newton matrix one param has.
-
-    Attributes:
-        name: The path of the param.
-        shape: Its shape.
-        block: `'kronecker'`, `'dense'`, `'diagonal'`, or `'none'` for a param that the model
-            doesn't use.
-        factors: The sides of its factors: `'785 x 128'`, or `'bias of w'` for a param that is a
-            further row of a weight. `'2 x 512'` is a factor that was cut into blocks.
-        why: The reason.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    block: str
-    factors: str
-    why: str
-
-
-class KfacReport(NamedTuple):
-    """Which block each param has; `print` it.
-
-    Attributes:
-        params: One entry for each param.
-        coverage: Which part of the numbers in the params is in no diagonal block.
-        numbers: How many numbers the factors have, beside those of the params.
-    """
-
-    params: tuple[KfacRule, ...]
-    coverage: float
-    numbers: int
-
-    _repr_pretty_ = show_report
-
-    def __str__(self) -> str:
-        head = ("param", "shape", "block", "factors", "why")
-        table = [(p.name, str(p.shape), p.block, p.factors, p.why) for p in self.params]
-        widths = [max(map(len, column)) for column in zip(head, *table, strict=True)]
-        lines = [
-            "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
-            for row in (head, *table)
-        ]
-        last = f"{100 * self.coverage:.1f} % of the numbers are in no diagonal block; "
-        return "\n".join([*lines, last + f"the factors have {self.numbers} numbers"])
-
-
-def kfac_report(
-    model_fn: Callable[[Any, Any], Any], *, max_side: int = 512
-) -> Callable[[Any, Any], KfacReport]:
-    """Says for every param which block of the Gauss-Newton matrix `fnopt.kfac` gives it, and why.
-
-    Nothing is computed: the model is traced for one example, and the places are found where params
-    meet it.
-
-    Args:
-        model_fn: `f(params, example) -> outputs` of ONE example.
-        max_side: As in `fnopt.kfac`.
-
-    Returns:
-        A function `(params, batch)` -> a `KfacReport`.
-
-    Raises:
-        TypeError: If a param isn't a real floating array.
-        ValueError: If the example axes disagree or are empty.
-
-    Example:
-        >>> from fnopt.curvature import kfac_report
-        >>> params = {"b": jnp.ones(8), "scale": jnp.ones(5), "w": jnp.ones((5, 8))}
-        >>> def model(params, x):
-        ...     return jnp.tanh(x * params["scale"]) @ params["w"] + params["b"]
-        >>> report = kfac_report(model)(params, jnp.ones((4, 5)))
-        >>> [(p.name, p.block, p.factors) for p in report.params]
-        [('b', 'kronecker', 'bias of w'), ('scale', 'dense', '5'), ('w', 'kronecker', '6 x 8')]
-        >>> report.coverage
-        1.0
-    """
-    spec = KroneckerSpec(model_fn, lambda f, _: _sum(f), max_side=max_side, name="kfac_report")
-
-    def report(params: Any, batch: Any) -> KfacReport:
-        blocks = planned_blocks(spec, params, batch)
-        pairs = leaves_with_names(params)[0]
-        rules = {i: rule for b in blocks for i, rule in _rules(b, pairs).items()}
-        sizes = [math.prod(jnp.shape(leaf)) for _, leaf in pairs]
-        known = sum(n for i, n in enumerate(sizes) if rules[i].block != "diagonal")
-        numbers = sum(math.prod(side.shape(b.matrices)) for b in blocks for side in b.sides)
-        coverage = known / sum(sizes) if sum(sizes) else 1.0
-        return KfacReport(tuple(rules[i] for i in sorted(rules)), coverage, numbers)
-
-    return report
-
-
-def _sum(outputs: Any) -> jax.Array:
-    return sum((jnp.sum(x.astype(jnp.float32)) for x in jax.tree.leaves(outputs)), jnp.zeros(()))
-
-
-def _rules(block: KroneckerBlock, leaves: list[tuple[str, Any]]) -> dict[int, KfacRule]:
-    names = [name for name, _ in leaves]
-    many = f"{block.matrices} times " if block.matrices > 1 else ""
-    factors = many + " x ".join(map(_shown, block.sides))
-    first, rules = block.leaves[0], {}
-    for i in block.leaves:
-        own = factors if i == first else f"bias of {names[first]}"
-        rules[i] = KfacRule(names[i], jnp.shape(leaves[i][1]), block.kind, own, block.why)
-    return rules
-
-
-def _shown(side: Any) -> str:
-    return str(side) if side.count < 2 else f"({side})"

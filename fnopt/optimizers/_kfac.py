@@ -27,6 +27,7 @@ from fnopt.core import (
 )
 from fnopt.optimizers._batch_step import step_dtype
 from fnopt.optimizers._example_shapes import ExampleShapes, example_shapes
+from fnopt.optimizers._kfac_averages import Averages, When, with_batch, zero_averages
 from fnopt.optimizers._kfac_objective import Objective
 from fnopt.transforms import all_finite
 
@@ -46,7 +47,8 @@ class KfacState(NamedTuple):
         damping: The damping of the next step.
         weights: What the last direction and the last step were multiplied with, `[2]`.
         factors: By block, the averages of its factors.
-        inverses: Of the damped factors, likewise.
+        inverses: Of the damped factors, likewise; with `eigenbasis` their eigenvectors.
+        moments: With `eigenbasis`, by block, the second moments there.
         momentum: The last step, like the params.
         value: The objective before the last step.
         status: A `Status`: `RUNNING`, or why the last step was refused.
@@ -58,9 +60,14 @@ class KfacState(NamedTuple):
     weights: jax.Array
     factors: Any
     inverses: Any
+    moments: Any
     momentum: Slot
     value: jax.Array
     status: jax.Array
+
+
+def _averages(state: KfacState) -> Averages:
+    return Averages(state.averaged, state.factors, state.inverses, state.moments)
 
 
 def _shapes(batch: Any) -> ExampleShapes:
@@ -118,6 +125,11 @@ class kfac(Transformation):
         model_every: Likewise, of :math:`\alpha` and :math:`\mu`.
         damping_every: Likewise, of the damping; a multiple of `model_every`.
         max_side: The largest side of a dense factor; a larger one is cut into blocks.
+        eigenbasis: EKFAC: the eigenvalues of :math:`A_l \otimes G_l` are replaced by the second
+            moments of the gradients in its eigenbasis, which are the best ones for this basis, and
+            :math:`\lambda + \eta` is added to them as it is. Bases are eigendecompositions (of
+            some nine times a Cholesky factorisation's cost each `inverse_every` steps), and every
+            update of the averages forms the gradients of weights that are shared by positions.
         seed: For the samples.
 
     Raises:
@@ -143,7 +155,8 @@ class kfac(Transformation):
     Reference:
         Martens and Grosse, 2015, arXiv:1503.05671; Grosse and Martens, 2016, arXiv:1602.01407, for
         convolutions; Eschenhagen, Immer, Turner, Schneider and Hennig, 2023, arXiv:2311.00636, for
-        `sharing`.
+        `sharing`; George, Laurent, Bouthillier, Ballas and Vincent, 2018, arXiv:1806.03884, for
+        `eigenbasis`.
     """
 
     needs_params = True
@@ -164,6 +177,7 @@ class kfac(Transformation):
     model_every: int = static(default=1)
     damping_every: int = static(default=5)
     max_side: int = static(default=512)
+    eigenbasis: bool = static(default=False)
     seed: int = static(default=0)
 
     def __post_init__(self) -> None:
@@ -178,6 +192,12 @@ class kfac(Transformation):
                 f"kfac: damping_every = {self.damping_every}, expected a multiple of model_every = "
                 f"{self.model_every}: the damping follows what the quadratic model predicts."
             )
+        if self.eigenbasis and self.inverse_every % self.statistics_every:
+            raise ValueError(
+                f"kfac: inverse_every = {self.inverse_every}, expected a multiple of "
+                f"statistics_every = {self.statistics_every}: with eigenbasis=True bases follow "
+                "the factors of the same step."
+            )
         if self.sample_fn is not None and self.curvature == "exact":
             raise ValueError(
                 "kfac: sample_fn draws labels, so curvature is 'sampled', not 'exact'."
@@ -189,28 +209,25 @@ class kfac(Transformation):
 
         samples = self.samples if self.curvature == "sampled" else None
         return KroneckerSpec(
-            self.model_fn, self.loss_fn, samples, self.sample_fn, self.sharing, self.max_side
+            self.model_fn,
+            self.loss_fn,
+            samples,
+            self.sample_fn,
+            self.sharing,
+            self.max_side,
+            self.eigenbasis,
         )
 
     def init(self, params: Any) -> KfacState:
         """Factors and momentum of zero."""
-        from fnopt.curvature import planned_blocks
-
-        blocks = planned_blocks(self._spec, params, self.batch.batch)
+        averages = zero_averages(self._spec, params, self.batch.batch, zero_count())
         dtype = step_dtype(params)
-
-        def zeros() -> Any:
-            return tuple(
-                tuple(jnp.zeros(side.shape(b.matrices), dtype) for side in b.sides) for b in blocks
-            )
-
         return KfacState(
             zero_count(),
-            zero_count(),
+            averages.averaged,
             jnp.asarray(self.damping).astype(dtype),
             jnp.zeros(2, dtype),
-            zeros(),
-            zeros(),
+            *averages[1:],
             slot_zeros(params),
             jnp.zeros((), dtype),
             Status.RUNNING.array,
@@ -236,20 +253,9 @@ class kfac(Transformation):
         again = state.status != Status.RUNNING.value  # after a step that was refused
         objective = Objective(model, params, jnp.asarray(self.l2).astype(dtype))
         damping = state.damping + objective.l2
-        averaged, factors = jax.lax.cond(
-            (count % self.statistics_every == 0) | fresh,
-            lambda old: self._averaged(model, objective.outputs, old, count),
-            lambda old: old,
-            (state.averaged, state.factors),
-        )
-        inverses = jax.lax.cond(
-            (count % self.inverse_every == 0) | fresh | again,
-            lambda factors: model.inverses(factors, damping),
-            lambda _: state.inverses,
-            factors,
-        )
+        averages = self._averages(model, objective.outputs, state, damping, fresh | again)
         value, gradient, noise = objective.value_and_gradient()
-        preconditioned = model.divided(gradient, inverses, damping)
+        preconditioned = model.divided(gradient, averages.inverses, damping, averages.moments)
         directions = (
             jax.tree.map(jnp.negative, preconditioned),
             jax.tree.map(lambda m: m.astype(dtype), state.momentum),
@@ -258,7 +264,7 @@ class kfac(Transformation):
         weights = found.weights
         step = jax.tree.map(lambda d, m: weights[0] * d + weights[1] * m, *directions)
         known = all_finite((value, gradient))
-        sound = known & all_finite((step, found, factors, inverses))
+        sound = known & all_finite((step, found, averages))
         moved = cast_like(step, params)
         adapted, lower, after = self._adapted(objective, state, moved, value, found, noise)
         taken = sound & jnp.isfinite(after) & lower
@@ -268,27 +274,30 @@ class kfac(Transformation):
         )
         failed = jnp.where(known, sign, Status.NONFINITE_START.array)
         momentum = cast_like(step, state.momentum)
-        new = (averaged, adapted, weights, factors, inverses, momentum)
-        old = (state.averaged, grown, state.weights, state.factors, state.inverses, state.momentum)
+        new = (averages.averaged, adapted, weights, *averages[1:], momentum)
+        old = (state.averaged, grown, state.weights, *_averages(state)[1:], state.momentum)
         kept = jax.tree.map(lambda n, o: jnp.where(taken, n, o), new, old)
         status = jnp.where(taken, Status.RUNNING.array, failed)
         moved = jax.tree.map(lambda u: jnp.where(taken, u, jnp.zeros_like(u)), moved)
         return moved, KfacState._make((increment(count), *kept, value, status))
 
-    def _averaged(
+    def _averages(
         self,
         model: KroneckerModel,
         outputs: jax.Array,
-        old: tuple[jax.Array, Any],
-        count: jax.Array,
-    ) -> tuple[jax.Array, Any]:
-        """The averages with this batch; the first batches count alike."""
-        averaged, factors = old
-        new = model.factors(outputs, jax.random.fold_in(jax.random.key(self.seed), count))
-        number = increment(averaged)
-        weight = 1 - 1 / number.astype(model.dtype)
-        weight = jnp.minimum(weight, jnp.asarray(self.decay).astype(model.dtype))
-        return number, jax.tree.map(lambda o, n: weight * o + (1 - weight) * n, factors, new)
+        state: KfacState,
+        damping: jax.Array,
+        now: jax.Array,
+    ) -> Averages:
+        """The averages with this batch, and their inverses, where they are due."""
+        count, decay = state.count, jnp.asarray(self.decay).astype(model.dtype)
+        statistics = (count % self.statistics_every == 0) | (state.averaged == 0)
+        due = When(statistics, (count % self.inverse_every == 0) | now)
+        if self.eigenbasis:
+            due = When(statistics | now, due.inverses)
+        key = jax.random.fold_in(jax.random.key(self.seed), count)
+        tape = lambda: model.tape(outputs, key)  # noqa: E731
+        return with_batch(model, tape, _averages(state), due, damping, decay)
 
     def _combination(
         self, objective: Objective, state: KfacState, gradient: Any, directions: tuple[Any, Any]

@@ -277,85 +277,31 @@ def test_the_report_says_what_was_read():
         kfac_report(net)({"w": jnp.ones(2, jnp.int32)}, jnp.ones((2, 3)))
 
 
-def _flax_transformer():
-    from flax import linen as nn
+@pytest.mark.parametrize("eigenbasis", [False, True])
+def test_the_size_of_the_state_is_known_before(eigenbasis):
+    shapes = {
+        "w": (7, 4),
+        "b": (4,),
+        "table": (9, 3),
+        "scale": (5,),
+        "each": (30,),
+        "place": (3, 4),
+    }
+    params = {k: jax.ShapeDtypeStruct(s, jnp.bfloat16) for k, s in shapes.items()}
 
-    class Block(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            h = nn.LayerNorm()(x)
-            x = x + nn.MultiHeadDotProductAttention(num_heads=2)(h, h)
-            return x + nn.Dense(8)(nn.gelu(nn.Dense(16)(nn.LayerNorm()(x))))
+    def net(params, x):
+        h = x[:7] @ params["w"] + params["b"] + jnp.sum(params["place"] * x[:3, None], 0)
+        h = h * jnp.sum(params["table"][x[:2].astype(int)]) + jnp.sum(params["scale"] * x[:5])
+        return h + jnp.sum(params["each"] * x[:1])
 
-    class Language(nn.Module):
-        @nn.compact
-        def __call__(self, tokens):
-            embed = nn.Embed(11, 8)
-            return embed.attend(nn.LayerNorm()(Block()(embed(tokens))))
-
-    tokens = jax.ShapeDtypeStruct((2, 5), jnp.int32)
-    module = Language()
-    return module.apply, jax.eval_shape(module.init, jax.random.key(0), jnp.zeros(5, int)), tokens
-
-
-def _flax_convolutions():
-    from flax import linen as nn
-
-    class Convolutions(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            x = nn.relu(nn.Conv(4, (3, 3))(x))
-            x = nn.GroupNorm(2)(nn.relu(nn.Conv(8, (3, 3), strides=2)(x)))
-            return nn.Dense(3)(x.reshape(-1))
-
-    images = jax.ShapeDtypeStruct((2, 6, 6, 1), jnp.float32)
-    module = Convolutions()
-    return (
-        module.apply,
-        jax.eval_shape(module.init, jax.random.key(0), jnp.zeros((6, 6, 1))),
-        images,
-    )
-
-
-def _equinox_network():
-    import equinox as eqx
-
-    def make(key):
-        keys = jax.random.split(key, 3)
-        return (
-            eqx.nn.Conv2d(1, 4, 3, key=keys[0]),
-            eqx.nn.Lambda(jnp.ravel),
-            eqx.nn.LayerNorm(64),
-            eqx.nn.MLP(64, 3, 8, 2, key=keys[1]),
-        )
-
-    shapes = eqx.filter_eval_shape(make, jax.random.key(0))
-    params, static = eqx.partition(shapes, lambda x: isinstance(x, jax.ShapeDtypeStruct))
-
-    def apply(params, x):
-        for layer in eqx.combine(params, static):
-            x = layer(x)
-        return x
-
-    return apply, params, jax.ShapeDtypeStruct((2, 1, 6, 6), jnp.float32)
-
-
-@pytest.mark.parametrize("make", [_flax_transformer, _flax_convolutions, _equinox_network])
-def test_networks_of_peers_are_read_without_diagonals(make):
-    with jax.numpy_dtype_promotion("standard"):  # theirs
-        fn, params, batch = make()
-        report = kfac_report(fn)(params, batch)
-    assert report.coverage >= 0.95
-    sizes = dict.fromkeys(("kronecker", "dense", "diagonal", "none"), 0)
-    for p in report.params:
-        sizes[p.block] += int(np.prod(p.shape))
-    # Only scales and offsets of normalisations have a block without a Kronecker form.
-    assert sizes["kronecker"] >= 0.8 * sum(sizes.values())
-    products = [
-        p for p in report.params if p.name.endswith(("kernel", "weight")) and len(p.shape) > 1
-    ]
-    assert products
-    assert all(p.block == "kronecker" for p in products)
+    batch = jax.ShapeDtypeStruct((2, 7), jnp.bfloat16)
+    report = kfac_report(net, max_side=3, eigenbasis=eigenbasis)(params, batch)
+    options = {"max_side": 3, "eigenbasis": eigenbasis}
+    state = jax.eval_shape(fnopt.kfac(net, squares, batch, **options).init, params)
+    sizes = [x.size * x.dtype.itemsize for x in jax.tree.leaves(state) if x.size and x.ndim]
+    weights = state.weights.size * state.weights.dtype.itemsize
+    assert report.bytes == sum(p.bytes for p in report.params) == sum(sizes) - weights
+    assert "state" in str(report)
 
 
 def test_a_param_without_numbers_is_named():

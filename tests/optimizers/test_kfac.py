@@ -264,3 +264,11 @@ def test_refuses_what_makes_no_sense():
         fnopt.kfac(net, cross_entropy, (batch[0], batch[1][:3]))
     with pytest.raises(ValueError, match="sample_fn"):
         fnopt.kfac(net, cross_entropy, batch, sample_fn=net, curvature="exact")
+    with pytest.raises(ValueError, match="each its own"):
+        fnopt.kfac(net, cross_entropy, (*batch, jax.random.key(0)))
+    # Without the axis name that vmap would give it, and so without the batch.
+    normal = fnopt.kfac(
+        lambda p, e: net(p, e) - jax.lax.pmean(net(p, e), "b"), cross_entropy, batch
+    )
+    with pytest.raises(ValueError, match="ONE example: one that normalises with running averages"):
+        normal.init(params)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from fnopt.gradients.ghost._eigen import rotated as rotated
+from fnopt.gradients.ghost._eigen import rotated_back as rotated_back
 from fnopt.gradients.ghost._kronecker import KroneckerBlock as KroneckerBlock
 from fnopt.gradients.ghost._kronecker import plan_blocks as plan_blocks
 from fnopt.gradients.ghost._kronecker_factors import block_factors as block_factors
+from fnopt.gradients.ghost._kronecker_factors import block_moments as block_moments
 from fnopt.gradients.ghost._parity import Parity as Parity
 from fnopt.gradients.ghost._parity import ghost_parity as ghost_parity
 from fnopt.gradients.ghost._plan import Group, Plan
 from fnopt.gradients.ghost._report import GhostReport, ParamRule, ghost_report
 from fnopt.gradients.ghost._rows import Rows as Rows
 from fnopt.gradients.ghost._rows import record_rows as record_rows
+from fnopt.gradients.ghost._rows import record_tape as record_tape
 from fnopt.gradients.ghost._trace import Ghost, Measured, trace_ghost
 
 __all__ = [

@@ -11,12 +11,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from fnopt.core import HIGHEST, compute_dtype, gathered, is_spread, reshaped
 from fnopt.gradients.ghost import _reduce, _rows_gram
+from fnopt.gradients.ghost._eigen import rotated, squares_of_sites
 from fnopt.gradients.ghost._factors import Factor, OneHot, sum_of
 from fnopt.gradients.ghost._kronecker import KroneckerBlock, Side, cotangents_left
 from fnopt.gradients.ghost._pairs import site_pair
 from fnopt.gradients.ghost._plan import RULES
 from fnopt.gradients.ghost._record import Tape
-from fnopt.gradients.ghost._rows import record_tape
 from fnopt.gradients.ghost._sites import Site
 from fnopt.gradients.ghost._trace import Ghost
 
@@ -24,7 +24,7 @@ Factors = tuple[jax.Array, ...]
 
 
 def block_factors(
-    ghost: Ghost, blocks: Sequence[KroneckerBlock], batch: Any, sharing: str
+    ghost: Ghost, blocks: Sequence[KroneckerBlock], tape: Tape, sharing: str
 ) -> tuple[Factors, ...]:
     """The factors of every block: means over the examples, float32 or wider.
 
@@ -32,13 +32,11 @@ def block_factors(
         ghost: A function of one example that returns a vector of residuals, traced; the matrix is
             the mean of `J^T J`.
         blocks: The blocks of its params.
-        batch: The examples.
+        tape: Of the examples, by `record_tape`.
         sharing: `'expand'` or `'reduce'`: what is done with a weight that is used at many
             positions.
     """
-    tape = record_tape(ghost, batch)
     flat = _rows_gram.flat(tape)
-    numbered = dict(enumerate(ghost.params))
     formed: dict[int, Any] = {}
     found: list[Factors] = []
     for block in blocks:
@@ -47,10 +45,52 @@ def block_factors(
         elif block.kind == "none":
             found.append(())
         else:
-            if block.leaves[0] not in formed:
-                formed |= _reduce.by_param(block.group, flat, numbered)
-            found.append(_of_rows(block, formed[block.leaves[0]], tape))
+            found.append(_of_rows(block, _formed(ghost, block, flat, formed), tape))
     return tuple(found)
+
+
+def block_moments(
+    ghost: Ghost,
+    blocks: Sequence[KroneckerBlock],
+    tape: Tape,
+    bases: Sequence[Factors],
+) -> tuple[Factors, ...]:
+    r"""The second moments of the gradients in given bases, :math:`E[(Q_A^\top M Q_G)^2]`.
+
+    Args:
+        ghost: As for `block_factors`.
+        blocks: The blocks of its params.
+        tape: Of the examples.
+        bases: Of every block with two sides the two bases; the others are not looked at.
+
+    Returns:
+        Of every block with two sides an array `[T, D, K]` (widths of the bases), else nothing.
+    """
+    flat, n = _rows_gram.flat(tape), tape.outputs[0].shape[0]
+    formed: dict[int, Any] = {}
+    found: list[Factors] = []
+    for block, pair in zip(blocks, bases, strict=True):
+        if len(block.sides) < 2:
+            found.append(())
+        elif block.layout is None:
+            rows = _matrices(block, _formed(ghost, block, flat, formed))
+            turned = rotated(jnp.swapaxes(rotated(rows, pair[1]), 2, 3), pair[0])
+            found.append((jnp.sum(jnp.swapaxes(turned, 2, 3) ** 2, 1) / n,))
+        else:
+            sites = [_Rows(block, site, tape) for site in block.group.sites]
+            found.append((squares_of_sites(sites, pair) / n,))
+    return tuple(found)
+
+
+def _formed(ghost: Ghost, block: KroneckerBlock, flat: Tape, formed: dict[int, Any]) -> jax.Array:
+    if block.leaves[0] not in formed:
+        formed |= _reduce.by_param(block.group, flat, dict(enumerate(ghost.params)))
+    return formed[block.leaves[0]]
+
+
+def _matrices(block: KroneckerBlock, rows: jax.Array) -> jax.Array:
+    """Gradients that are formed, `[n k, *param]`, as `[1, n k, D, K]`."""
+    return _wide(reshaped(rows, 1, rows.shape[0], *(s.size for s in block.sides)))
 
 
 def _of_rows(block: KroneckerBlock, rows: jax.Array, tape: Tape) -> Factors:
@@ -60,7 +100,7 @@ def _of_rows(block: KroneckerBlock, rows: jax.Array, tape: Tape) -> Factors:
     the whole one, and are exact where that is a Kronecker product.
     """
     n = tape.outputs[0].shape[0]
-    rows = _wide(reshaped(rows, 1, rows.shape[0], *(s.size for s in block.sides)))
+    rows = _matrices(block, rows)
     if len(block.sides) == 1:
         return (_moment(block.sides[0], rows) / n,)
     left, right = block.sides
@@ -110,8 +150,9 @@ class _Rows:
         if self.inputs is not None:
             return _moment(self.sides[0], _merged(self.inputs))
         # Of unit vectors: how often each was looked up.
-        zeros = jnp.zeros((1, self.sides[0].size), self.cotangents.dtype)
-        return zeros.at[0, gathered(self.index, 0).reshape(-1)].add(1)
+        matrices = jnp.arange(self.index.shape[1])[None, :, None]
+        zeros = jnp.zeros((self.index.shape[1], self.sides[0].size), self.cotangents.dtype)
+        return zeros.at[matrices, gathered(self.index, 0)].add(1)
 
 
 def _factors(site: Site, tape: Tape) -> tuple[Factor, Factor]:

@@ -1,0 +1,113 @@
+r"""Blocks of a Gauss-Newton matrix in the eigenbases of their Kronecker factors.
+
+With :math:`A = Q_A \Lambda Q_A^\top` and :math:`G` likewise, the best diagonal in their basis has
+the second moments of the gradients `M` there,
+
+.. math:: A \otimes G \to (Q_A \otimes Q_G) \operatorname{diag} S (Q_A \otimes Q_G)^\top,
+    \qquad S = E[(Q_A^\top M Q_G)^2]
+
+in place of the products of eigenvalues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fnopt.core import HIGHEST, gathered, joined
+from fnopt.curvature._kronecker_inverse import Factors
+from fnopt.gradients.ghost import KroneckerBlock, rotated, rotated_back
+
+
+def is_corrected(block: KroneckerBlock) -> bool:
+    """Whether a block has a basis: it has two factors."""
+    return len(block.sides) == 2
+
+
+def basis_shapes(block: KroneckerBlock) -> tuple[tuple[int, ...], ...]:
+    """The shapes of the bases; a diagonal factor's is the identity, which has no numbers."""
+    return tuple(
+        (block.matrices, s.count, s.width, s.width) if s.count else (block.matrices, 0, 0, 0)
+        for s in block.sides
+    )
+
+
+def moment_shape(block: KroneckerBlock) -> tuple[int, ...]:
+    """The shape of the second moments in the bases: sides are filled up to whole blocks."""
+    return (block.matrices, *(s.count * s.width if s.count else s.size for s in block.sides))
+
+
+def eigenbases(blocks: Sequence[KroneckerBlock], factors: Sequence[Factors]) -> tuple[Factors, ...]:
+    """Of every block with two factors their eigenvectors; those of one width come together."""
+    found: dict[tuple[int, int], jax.Array] = {}
+    stacks: dict[int, list[tuple[int, int]]] = {}
+    for i, block in enumerate(blocks):
+        for j, side in enumerate(block.sides if is_corrected(block) else ()):
+            if side.count:
+                stacks.setdefault(side.width, []).append((i, j))
+            else:
+                found[i, j] = jnp.zeros((block.matrices, 0, 0, 0), factors[i][j].dtype)
+    for width, places in stacks.items():
+        padded = [_padded(factors[i][j], blocks[i].sides[j].size) for i, j in places]
+        flat = [x.reshape(-1, width, width) for x in padded]
+        vectors = jnp.linalg.eigh(joined([gathered(x) for x in flat]))[1]
+        ends = np.cumsum([len(x) for x in flat])[:-1].tolist()
+        parts = jnp.split(vectors, ends)
+        found |= {
+            place: part.reshape(x.shape)
+            for place, part, x in zip(places, parts, padded, strict=True)
+        }
+    return tuple(
+        (found[i, 0], found[i, 1]) if is_corrected(b) else () for i, b in enumerate(blocks)
+    )
+
+
+def _padded(factor: jax.Array, size: int) -> jax.Array:
+    """What fills up the last block gets eigenvectors of its own."""
+    count, width = factor.shape[1:3]
+    if count * width == size:
+        return factor
+    fill = (jnp.arange(count * width) >= size).astype(factor.dtype).reshape(count, width)
+    least = -1 - jnp.trace(factor[:, -1], axis1=1, axis2=2)
+    return factor + least[:, None, None, None] * jax.vmap(jnp.diag)(fill)
+
+
+def rebased(old: Factors, new: Factors, moments: jax.Array) -> jax.Array:
+    r"""The diagonal in new bases of what is diagonal in the old ones.
+
+    .. math:: S'_{ij} = \sum_{kl} (Q'^\top_A Q_A)_{ik}^2 \, S_{kl} \, (Q_G^\top Q'_G)_{lj}^2
+    """
+    (a, b), (x, y) = old, new
+    m = _mixed(moments, b, y)
+    return jnp.swapaxes(_mixed(jnp.swapaxes(m, 1, 2), a, x), 1, 2)
+
+
+def _mixed(m: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
+    """`[T, R, D]` with the squares of the cosines between the vectors of two bases."""
+    t, count, width = old.shape[:3]
+    if not count:
+        return m
+    cosines = jnp.einsum("tbki,tbkj->tbij", old, new, precision=HIGHEST)
+    cut = m.reshape(*m.shape[:2], count, width)
+    found = jnp.einsum("trbi,tbij->trbj", cut, cosines**2, precision=HIGHEST)
+    return found.reshape(t, -1, count * width)
+
+
+def times_corrected(
+    block: KroneckerBlock,
+    bases: Factors,
+    moments: jax.Array,
+    damping: jax.Array,
+    leaves: Sequence[Any],
+) -> dict[int, jax.Array]:
+    """The product with the inverse of a damped block, by number of the param."""
+    left, right = bases
+    m = rotated(block.matrix(leaves), right)
+    m = rotated(jnp.swapaxes(m, 1, 2), left)
+    m = m / (jnp.swapaxes(moments, 1, 2) + damping.astype(m.dtype))
+    m = jnp.swapaxes(rotated_back(m, left, block.sides[0].size), 1, 2)
+    return block.leaves_of(rotated_back(m, right, block.sides[1].size), leaves)

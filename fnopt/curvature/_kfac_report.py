@@ -1,0 +1,165 @@
+"""Which block of the Gauss-Newton matrix every param has, why, and what `kfac` keeps for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import leaves_with_names, show_report, slot_zeros
+from fnopt.curvature._eigenbasis import basis_shapes, is_corrected, moment_shape
+from fnopt.curvature._kronecker import KroneckerSpec, common_dtype, planned_blocks
+from fnopt.gradients.ghost import KroneckerBlock
+
+
+class KfacRule(NamedTuple):
+    """Which block of the Gauss-Newton matrix one param has.
+
+    Attributes:
+        name: The path of the param.
+        shape: Its shape.
+        block: `'kronecker'`, `'dense'`, `'diagonal'`, or `'none'` for a param that the model
+            doesn't use.
+        factors: The sides of its factors: `'785 x 128'`, or `'bias of w'` for a param that is a
+            further row of a weight. `'2 x 512'` is a factor that was cut into blocks.
+        why: The reason.
+        bytes: How much of the state is for it: momentum, factors, and what divides by them. What a
+            weight and its bias have in common is counted with the weight.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    block: str
+    factors: str
+    why: str
+    bytes: int
+
+
+class KfacReport(NamedTuple):
+    """Which block each param has; `print` it.
+
+    Attributes:
+        params: One entry for each param.
+        coverage: Which part of the numbers in the params is in no diagonal block.
+        numbers: How many numbers the factors have, beside those of the params.
+        bytes: How large the state of `fnopt.kfac` is, but for a few scalars.
+    """
+
+    params: tuple[KfacRule, ...]
+    coverage: float
+    numbers: int
+    bytes: int
+
+    _repr_pretty_ = show_report
+
+    def __str__(self) -> str:
+        head = ("param", "shape", "block", "factors", "state", "why")
+        table = [
+            (p.name, str(p.shape), p.block, p.factors, _shown_bytes(p.bytes), p.why)
+            for p in self.params
+        ]
+        widths = [max(map(len, column)) for column in zip(head, *table, strict=True)]
+        lines = [
+            "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
+            for row in (head, *table)
+        ]
+        last = f"{100 * self.coverage:.1f} % of the numbers are in no diagonal block; "
+        last += f"the factors have {self.numbers:,} numbers, the state {_shown_bytes(self.bytes)}"
+        return "\n".join([*lines, last])
+
+
+def kfac_report(
+    model_fn: Callable[[Any, Any], Any], *, max_side: int = 512, eigenbasis: bool = False
+) -> Callable[[Any, Any], KfacReport]:
+    """Says for every param which block of the Gauss-Newton matrix `fnopt.kfac` gives it, and why.
+
+    Nothing is computed: the model is traced for one example, and the places are found where params
+    meet it.
+
+    Args:
+        model_fn: `f(params, example) -> outputs` of ONE example.
+        max_side: As in `fnopt.kfac`.
+        eigenbasis: As in `fnopt.kfac`; bases and moments count as state then.
+
+    Returns:
+        A function `(params, batch)` -> a `KfacReport`.
+
+    Raises:
+        TypeError: If a param isn't a real floating array.
+        ValueError: If the example axes disagree or are empty.
+
+    Example:
+        >>> from fnopt.curvature import kfac_report
+        >>> params = {"b": jnp.ones(8), "scale": jnp.ones(5), "w": jnp.ones((5, 8))}
+        >>> def model(params, x):
+        ...     return jnp.tanh(x * params["scale"]) @ params["w"] + params["b"]
+        >>> report = kfac_report(model)(params, jnp.ones((4, 5)))
+        >>> [(p.name, p.block, p.factors) for p in report.params]
+        [('b', 'kronecker', 'bias of w'), ('scale', 'dense', '5'), ('w', 'kronecker', '6 x 8')]
+        >>> report.coverage, report.bytes
+        (1.0, 1224)
+    """
+    spec = KroneckerSpec(
+        model_fn, lambda f, _: _sum(f), max_side=max_side, eigenbasis=eigenbasis, name="kfac_report"
+    )
+
+    def report(params: Any, batch: Any) -> KfacReport:
+        blocks = planned_blocks(spec, params, batch)
+        pairs = leaves_with_names(params)[0]
+        width = jnp.finfo(common_dtype(params)).dtype.itemsize if pairs else 0
+        rules = {i: r for b in blocks for i, r in _rules(b, pairs, width, eigenbasis).items()}
+        sizes = [math.prod(jnp.shape(leaf)) for _, leaf in pairs]
+        known = sum(n for i, n in enumerate(sizes) if rules[i].block != "diagonal")
+        coverage = known / sum(sizes) if sum(sizes) else 1.0
+        found = tuple(rules[i] for i in sorted(rules))
+        return KfacReport(
+            found, coverage, sum(map(_numbers, blocks)), sum(rule.bytes for rule in found)
+        )
+
+    return report
+
+
+def _sum(outputs: Any) -> jax.Array:
+    return sum((jnp.sum(x.astype(jnp.float32)) for x in jax.tree.leaves(outputs)), jnp.zeros(()))
+
+
+def _numbers(block: KroneckerBlock) -> int:
+    return sum(math.prod(side.shape(block.matrices)) for side in block.sides)
+
+
+def _curvature_numbers(block: KroneckerBlock, eigenbasis: bool) -> int:
+    """What the state has for a block: factors with their inverses, or bases and moments."""
+    if not (eigenbasis and is_corrected(block)):
+        return 2 * _numbers(block)
+    return _numbers(block) + sum(map(math.prod, (*basis_shapes(block), moment_shape(block))))
+
+
+def _rules(
+    block: KroneckerBlock, leaves: list[tuple[str, Any]], width: int, eigenbasis: bool
+) -> dict[int, KfacRule]:
+    names = [name for name, _ in leaves]
+    many = f"{block.matrices} times " if block.matrices > 1 else ""
+    factors = many + " x ".join(map(_shown, block.sides))
+    first, rules = block.leaves[0], {}
+    for i in block.leaves:
+        leaf = leaves[i][1]
+        own = factors if i == first else f"bias of {names[first]}"
+        slot = jax.eval_shape(slot_zeros, leaf)
+        size = slot.size * slot.dtype.itemsize
+        size += width * _curvature_numbers(block, eigenbasis) if i == first else 0
+        rules[i] = KfacRule(names[i], jnp.shape(leaf), block.kind, own, block.why, size)
+    return rules
+
+
+def _shown_bytes(count: int) -> str:
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count} B"
+
+
+def _shown(side: Any) -> str:
+    return str(side) if side.count < 2 else f"({side})"

@@ -1,0 +1,100 @@
+"""Gradients in the eigenbases of their Kronecker factors, and the mean of their squares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import HIGHEST, gathered, is_spread
+from fnopt.gradients.ghost._factors import sum_of
+
+_LARGEST = 2**24  # numbers of gradients that are formed at once
+
+
+def rotated(x: jax.Array, basis: jax.Array) -> jax.Array:
+    """Rows in a basis: `x Q`.
+
+    Args:
+        x: `[..., T, R, d]`.
+        basis: `Q`, orthogonal blocks `[T, blocks, width, width]` with the vectors in columns. No
+            blocks stand for the identity.
+
+    Returns:
+        `[..., T, R, blocks * width]`; the last block may be filled up.
+    """
+    count, width = basis.shape[1:3]
+    if not count:
+        return x
+    widths = [(0, 0)] * (x.ndim - 1) + [(0, count * width - x.shape[-1])]
+    cut = jnp.pad(x, widths).reshape(*x.shape[:-1], count, width)
+    return jnp.einsum("...trbi,tbij->...trbj", cut, basis, precision=HIGHEST).reshape(
+        *x.shape[:-1], count * width
+    )
+
+
+def rotated_back(x: jax.Array, basis: jax.Array, size: int) -> jax.Array:
+    """The inverse: `x Q^T`, `[..., T, R, size]`."""
+    count, width = basis.shape[1:3]
+    if not count:
+        return x
+    cut = x.reshape(*x.shape[:-1], count, width)
+    found = jnp.einsum("...trbj,tbij->...trbi", cut, basis, precision=HIGHEST)
+    return found.reshape(*x.shape[:-1], count * width)[..., :size]
+
+
+def squares_of_sites(sites: Sequence[Any], bases: tuple[jax.Array, ...]) -> jax.Array:
+    """The sum over examples and residuals of the squared gradients of a weight, `[T, D, K]`.
+
+    Args:
+        sites: Where it enters: inputs `[n, T, R, d]` and cotangents `[n, k, T, R, d]`.
+        bases: Of the left and of the right side.
+    """
+    left, right = bases
+    if sites[0].lookup:
+        return _squares_of_lookups(sites, right)
+    pairs = [_rotated(s, right, left) if s.turned else _rotated(s, left, right) for s in sites]
+    turned = [s.turned for s in sites]
+    if len(sites) == 1 and sites[0].positions == 1:
+        # The square of an outer product is the product of the squares.
+        (a, c), swap = pairs[0], turned[0]
+        a, c = a[:, :, 0] ** 2, jnp.sum(c[:, :, :, 0] ** 2, 1)
+        form = "nte,ntd->tde" if swap else "ntd,nte->tde"
+        return jnp.einsum(form, gathered(a, 0), gathered(c, 0), precision=HIGHEST)
+
+    def one(pairs: Any) -> jax.Array:
+        forms = ["ktrd,tre->ktde" if swap else "ktre,trd->ktde" for swap in turned]
+        total = sum_of(
+            jnp.einsum(form, c, a, precision=HIGHEST)
+            for form, (a, c) in zip(forms, pairs, strict=True)
+        )
+        return jnp.sum(total**2, 0)
+
+    a, c = pairs[0]
+    numbers = c.shape[1] * c.shape[2] * a.shape[-1] * c.shape[-1]  # of one example
+    if a.shape[0] * numbers <= _LARGEST or is_spread(a):
+        return jnp.sum(jax.vmap(one)(pairs), 0)
+
+    def added(total: jax.Array, some: Any) -> tuple[jax.Array, None]:
+        return total + one(some), None
+
+    shape = jax.eval_shape(one, jax.tree.map(lambda x: x[0], pairs))
+    return jax.lax.scan(added, jnp.zeros(shape.shape, shape.dtype), pairs)[0]
+
+
+def _rotated(site: Any, inputs: jax.Array, cotangents: jax.Array) -> tuple[Any, Any]:
+    return rotated(site.inputs, inputs), rotated(site.cotangents, cotangents)
+
+
+def _squares_of_lookups(sites: Sequence[Any], basis: jax.Array) -> jax.Array:
+    """Rows that an example looks up several times add up before they are squared."""
+    index = jnp.concatenate([s.index for s in sites], 2)  # [n, T, R]
+    g = rotated(jnp.concatenate([s.cotangents for s in sites], 3), basis)
+    same = (index[..., :, None] == index[..., None, :]).astype(g.dtype)
+    whole = jnp.einsum("ntrs,nktse->nktre", same, g, precision=HIGHEST)
+    squares = gathered(jnp.sum(g * whole, 1), 0)
+    matrices = jnp.arange(index.shape[1])[None, :, None]
+    zeros = jnp.zeros((index.shape[1], sites[0].sides[0].size, g.shape[-1]), g.dtype)
+    return zeros.at[matrices, gathered(index, 0)].add(squares)

@@ -7,7 +7,7 @@ import jax
 import jax.export
 import pytest
 
-from tests.quick_compile import compile_quickly
+from tests.quick_compile import collect_rarely, compile_quickly
 
 if not hasattr(jax, "enable_x64"):  # before JAX 0.8
     from jax.experimental import enable_x64
@@ -21,6 +21,11 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 2)  # so that sharding can be tested
 
 
+def pytest_collection_finish(session):
+    """What is imported and collected stays."""
+    collect_rarely()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """Deals units of tests that share compiled programs."""
@@ -31,7 +36,9 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 _MAPPINGS = pathlib.Path("/proc/self/maps")
-_MOST_MAPPINGS = 20_000  # of the 65,530 that Linux gives a process by default
+# Of the 65,530 that Linux gives a process by default. Clearing takes seconds, and then what tests
+# share is compiled again.
+_MOST_MAPPINGS = 35_000
 
 
 @pytest.fixture(autouse=True, scope="module")

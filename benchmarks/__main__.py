@@ -23,7 +23,7 @@ from benchmarks.metric import Skipped
 from benchmarks.pinns import command as pinns
 from benchmarks.timing import Settings
 from benchmarks.training import command as training
-from tests.quick_compile import compile_quickly
+from tests.quick_compile import collect_rarely, compile_quickly
 
 
 def case_names() -> list[str]:
@@ -73,7 +73,6 @@ def run_cases(chosen: list[str], settings: Settings) -> tuple[report.Results, di
 
 def smoke(chosen: list[str], jobs: int) -> bool:
     """Runs cases in processes of their own, some at once; whether all of them ran through."""
-    compile_quickly()  # figures of tiny sizes are none
 
     def run(name: str) -> bool:
         command = [sys.executable, "-m", "benchmarks", "--smoke", name]
@@ -92,6 +91,9 @@ def main(argv: list[str] | None = None) -> int:
         if argv[:1] == [name]:
             return command.main(argv[1:])
     args = arguments(argv)
+    if args.smoke:  # figures of tiny sizes are none
+        compile_quickly()
+        collect_rarely()
     if args.jobs > 1:
         return not smoke(args.chosen, args.jobs)
     print(report.machine())

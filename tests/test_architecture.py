@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -51,8 +52,14 @@ LONGEST_FILE = 350
 PACKAGES = sorted(p.name for p in ROOT.iterdir() if (p / "__init__.py").exists())
 
 
+@functools.cache
 def _tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
+
+
+@functools.cache
+def _nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(_tree(path)))
 
 
 def _package(path: Path) -> str:
@@ -61,7 +68,7 @@ def _package(path: Path) -> str:
     return parts[0] if len(parts) > 1 else ""
 
 
-def _modules(nodes: Iterator[ast.AST]) -> Iterator[str]:
+def _modules(nodes: Iterable[ast.AST]) -> Iterator[str]:
     for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -88,7 +95,7 @@ def test_imports_point_one_way(path):
     layer = _package(path)
     if not layer:
         return
-    for module in _modules(ast.walk(_tree(path))):
+    for module in _modules(_nodes(path)):
         if module.startswith("fnopt."):
             other = module.split(".")[1]
             assert other == layer or other in LAYERS[layer], f"{layer} must not import {module}"
@@ -100,7 +107,7 @@ def test_imports_point_one_way(path):
 def test_a_package_is_imported_by_its_front_door(path):
     # Private modules are an affair of their own package.
     layer = _package(path)
-    for module in _modules(ast.walk(_tree(path))):
+    for module in _modules(_nodes(path)):
         parts = module.split(".")
         private = parts[0] == "fnopt" and any(p.startswith("_") for p in parts)
         assert not private or parts[1] == layer, f"{_name(path)} reaches into {module}"
@@ -108,8 +115,7 @@ def test_a_package_is_imported_by_its_front_door(path):
 
 @pytest.mark.parametrize("path", FILES, ids=_name)
 def test_only_jax_numpy_and_the_standard_library_at_run_time(path):
-    tree = _tree(path)
-    nodes = _outside_functions(tree) if _package(path) == "interop" else ast.walk(tree)
+    nodes = _outside_functions(_tree(path)) if _package(path) == "interop" else _nodes(path)
     foreign = {m for m in _modules(nodes) if m.split(".")[0] not in RUNTIME}
     assert not foreign, f"{_name(path)} imports {sorted(foreign)}"
 
@@ -168,9 +174,10 @@ def test_no_package_has_the_name_of_a_function():
     assert not {f"fnopt.{package}" for package in PACKAGES} & functions
 
 
+@functools.cache
 def _calls(path: Path) -> set[str]:
-    attributes = {n.attr for n in ast.walk(_tree(path)) if isinstance(n, ast.Attribute)}
-    names = {n.id for n in ast.walk(_tree(path)) if isinstance(n, ast.Name)}
+    attributes = {n.attr for n in _nodes(path) if isinstance(n, ast.Attribute)}
+    names = {n.id for n in _nodes(path) if isinstance(n, ast.Name)}
     return attributes | names
 
 
@@ -192,7 +199,7 @@ def test_one_room_knows_the_parameters_of_control_flow(path):
         return
     keys = {
         n.slice.value
-        for n in ast.walk(_tree(path))
+        for n in _nodes(path)
         if isinstance(n, ast.Subscript) and isinstance(n.slice, ast.Constant)
     }
     assert not keys & CONTROL_FLOW, "use fnopt.programs.control_view"

@@ -31,6 +31,16 @@ def dtype(request):
         yield request.param
 
 
+# What another precision changes: tolerances, ranks, when a step is small. Bad values are as bad.
+IN_FLOAT64 = ("rosenbrock", "large_residual", "rank_deficient", "underdetermined")
+ENDS = [
+    pytest.param(problem, dtype, id=f"{problem!r}-{name}")
+    for problem in PROBLEMS
+    for name, dtype in zip(("f32", "f64"), DTYPES, strict=True)
+    if dtype == jnp.float32 or problem.name in IN_FLOAT64
+]
+
+
 def start(dtype=jnp.float32):
     return {"x": jnp.asarray(-1.2, dtype), "y": jnp.asarray(1.0, dtype)}
 
@@ -169,7 +179,7 @@ def test_minus_zero_survives_a_refused_step(solver):
     assert Status(int(state.status)) is Status.NONFINITE_START
 
 
-@pytest.mark.parametrize("problem", PROBLEMS, ids=repr)
+@pytest.mark.parametrize(("problem", "dtype"), ENDS, indirect=["dtype"])
 def test_ends_in_the_right_status(solver, problem, dtype):
     params = problem.params(dtype)
     solution = fnopt.least_squares(
@@ -203,13 +213,6 @@ def check_history(solution, eps):
     # A refused step costs no Jacobian, except where it was refused for its Jacobian.
     assert int(solution.njev) <= int(solution.nfev)
     assert int(solution.njev) >= 1 + int(np.sum(accepted))
-
-
-def test_nonfinite_params_are_reported_and_left_alone(solver):
-    params = {"x": jnp.asarray(jnp.nan, jnp.float32), "y": jnp.asarray(1.0, jnp.float32)}
-    solution = fnopt.least_squares(rosenbrock, params, solver=solver)
-    assert Status(int(solution.status)) is Status.NONFINITE_START
-    assert bits(solution.params) == bits(params)
 
 
 def test_a_bad_batch_leaves_the_search_as_it_was(solver):
@@ -252,12 +255,14 @@ def test_is_a_value(solver):
 
 
 def test_a_batch_of_starts_says_how_each_ended(solver):
-    xs = jnp.asarray([-1.2, jnp.inf, 2.0], jnp.float32)
+    xs = jnp.asarray([-1.2, jnp.inf, 2.0, jnp.nan], jnp.float32)
     solution = jax.jit(
         jax.vmap(lambda x: fnopt.least_squares(rosenbrock, {**start(), "x": x}, solver=solver))
     )(xs)
     statuses = [Status(int(s)) for s in solution.status]
-    assert statuses[1] is Status.NONFINITE_START
+    assert statuses[1] is statuses[3] is Status.NONFINITE_START
+    assert bits(solution.params["x"][3]) == bits(xs[3])  # left alone
+    assert bits(solution.params["y"][3]) == bits(start()["y"])
     assert {statuses[0], statuses[2]} <= CONVERGED
     assert solution.message == [s.message for s in statuses]
     np.testing.assert_allclose(solution.params["x"][np.asarray([0, 2])], 1.0, rtol=1e-5)

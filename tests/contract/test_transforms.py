@@ -28,17 +28,17 @@ NOT_OF_ANY_MAGNITUDE = {
     "stored_in_less": "squares are stored in float16, whose largest number is 65,504",
     "lbfgs": "its steps are as long as gradients without a search, and products overflow",
 }
-# Types of params and of gradients: alike (steps that are taken show two more), narrower, wider, and
-# every type beside every other.
+# Types of params and of gradients: alike (steps that are taken show two more), narrower, and every
+# type beside every other, leaf by leaf.
 PAIRS = (
     ("bf16", "bf16"),
     ("f64", "f64"),
     ("f32", "bf16"),
-    ("bf16", "f32"),
-    ("mixed", "f32"),
-    ("f64", "mixed"),
-    ("mixed", "f64"),
+    ("mixed", "others"),
+    ("wide_mixed", "wide_others"),
 )
+# Where results are compared and nothing else: two shapes, each of which two devices can share.
+SMALL = {"dense": {"kernel": (4, 2), "bias": (2,)}}
 
 
 def step(tx: Any, params: Any, state: Any, grads: Any, extras: Any = None) -> Any:
@@ -54,8 +54,12 @@ class Run(NamedTuple):
     again: Any  # the compiled step, for other numbers
 
 
-@functools.lru_cache(maxsize=4)
 def run(case: Any, kind: str = "f32") -> Run:
+    return _run(case, kind)
+
+
+@functools.lru_cache(maxsize=4)
+def _run(case: Any, kind: str) -> Run:
     tx, params, seen, traces = case.make(), make_tree(0, kind), [], 0
     state = tx.init(params)
 
@@ -112,7 +116,7 @@ def test_init_returns_strong_typed_arrays_only(case: Any):
 @every
 @pytest.mark.parametrize(("kind", "grads_kind"), PAIRS)
 def test_state_and_updates_keep_the_types_of_the_params(case: Any, kind: str, grads_kind: str):
-    with jax.enable_x64("f64" in (kind, grads_kind)):
+    with jax.enable_x64("f64" in kind or "wide" in kind):
         params = make_tree(0, kind)
         new_params, state, updates = abstract_step(case, kind, grads_kind)
         assert signature(state) == signature(jax.eval_shape(case.make().init, params))
@@ -144,24 +148,23 @@ def test_complex_params_under_strict_promotion(case: Any):
     assert signature(types[0]) == signature(types[2]) == signature(params)
 
 
-@every
-def test_jit_equals_eager(case: Any):
-    tx, params = case.make(), make_tree(0)
-    eager = step(tx, params, tx.init(params), make_tree(1), case.extras)
-    # XLA contracts products and sums when it fuses: a few units in the last place
-    assert_close(run(case).steps[0][:3], eager, rtol=2e-6, atol=1e-7)
+@functools.lru_cache(maxsize=2)
+def eager_step(case: Any) -> Any:
+    """A step of a small tree, operation by operation: each shape compiles them all."""
+    tx, params = case.make(), make_tree(0, shapes=SMALL)
+    return step(tx, params, tx.init(params), make_tree(1, shapes=SMALL), case.extras)
 
 
 @every
-def test_vmap_over_params_equals_a_loop(case: Any):
-    tx, params, grads = case.make(), make_tree(0), make_tree(1)
-    stack = partial(jax.tree.map, lambda *xs: np.stack(xs))
-    # The first problem is the one that the compiled step of `run` has solved.
-    state = jax.vmap(tx.init)(stack(params, make_tree(5)))
+def test_jit_and_vmap_over_params_equal_an_eager_step(case: Any):
+    # XLA contracts products and sums when it fuses: a few units in the last place.
+    tx, trees = case.make(), [make_tree(seed, shapes=SMALL) for seed in (0, 5, 1, 6)]
+    params, grads = (jax.tree.map(lambda *xs: np.stack(xs), *trees[i : i + 2]) for i in (0, 2))
+    state = jax.vmap(tx.init)(params)
     fn = jax.jit(jax.vmap(lambda p, s, g: step(tx, p, s, g, case.extras)))
-    together = fn(stack(params, make_tree(5)), state, stack(grads, make_tree(6)))
-    alone = run(case).steps[0][:3]
-    assert_close(jax.tree.map(lambda x: np.asarray(x)[0], together), alone, rtol=1e-6, atol=1e-7)
+    together = fn(params, state, grads)
+    first = jax.tree.map(lambda x: np.asarray(x)[0], together)
+    assert_close(first, eager_step(case), rtol=2e-6, atol=1e-7)
 
 
 @every
@@ -208,7 +211,7 @@ def test_a_tree_that_is_one_leaf(case: Any, shape: tuple[int, ...]):
 
 @every
 def test_inputs_are_not_modified(case: Any):
-    params, grads = make_tree(0), make_tree(1)
+    params, grads = make_tree(0, shapes=SMALL), make_tree(1, shapes=SMALL)
     numpy_params, numpy_grads = jax.tree.map(np.array, (params, grads))
     tx = case.make()
     step(tx, numpy_params, tx.init(numpy_params), numpy_grads, case.extras)
@@ -226,19 +229,22 @@ def test_state_survives_pickle_and_flax_bytes(case: Any):
 
 
 @every
-def test_state_sharding_follows_params(case: Any):
+def test_state_sharding_follows_params_and_numbers_are_the_same(case: Any):
     if len(jax.devices()) < 2:
         pytest.skip("needs two devices")
     mesh = jax.make_mesh((2,), ("data",), devices=jax.devices()[:2])
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
-    params = {"w": jax.device_put(jnp.ones((4, 2)), sharding)}
+    params, grads = jax.device_put(
+        (make_tree(0, shapes=SMALL), make_tree(1, shapes=SMALL)), sharding
+    )
     tx = case.make()
     state = tx.init(params)
     run_step = jax.jit(lambda tx, p, s, g: step(tx, p, s, g, case.extras))
-    _, after, _ = run_step(tx, params, state, params)
+    stepped = run_step(tx, params, state, grads)
+    assert_close(stepped, eager_step(case), rtol=2e-6, atol=1e-7)
     assert all(x.sharding.device_set == sharding.device_set for x in jax.tree.leaves(state))
     jax.eval_shape(tx.init, params)  # what a jitted init does to put the state there
-    for tree in (state, after):
+    for tree in (state, stepped[1]):
         for slot in fnopt.slots(tree).values():
             for leaf in jax.tree.leaves(slot):
                 assert leaf.shape != (4, 2) or leaf.sharding.is_equivalent_to(sharding, 2)

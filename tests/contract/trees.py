@@ -21,13 +21,17 @@ DTYPES = {
     "bf16": lambda i: jnp.bfloat16,
     "mixed": lambda i: (jnp.float32, jnp.bfloat16, jnp.float16)[i % 3],
     "f64": lambda i: jnp.float64,
+    # of params and of gradients: leaf by leaf, every type beside every other
+    "others": lambda i: (jnp.bfloat16, jnp.float32, jnp.float32, jnp.float16)[i % 4],
+    "wide_mixed": lambda i: (jnp.float64, jnp.float32, jnp.bfloat16)[i % 3],
+    "wide_others": lambda i: (jnp.float32, jnp.float64, jnp.float64, jnp.bfloat16)[i % 4],
 }
 
 
-def make_tree(seed: int, kind: str = "f32") -> Any:
+def make_tree(seed: int, kind: str = "f32", shapes: Any = SHAPES) -> Any:
     """A tree of pseudo-random numbers between -1 and 1, at least 0.1 in size."""
     rng = np.random.default_rng(seed)
-    shapes, treedef = jax.tree.flatten(SHAPES, is_leaf=lambda x: isinstance(x, tuple))
+    shapes, treedef = jax.tree.flatten(shapes, is_leaf=lambda x: isinstance(x, tuple))
 
     def leaf(i: int, shape: tuple[int, ...]) -> jax.Array:
         x = rng.uniform(0.1, 1.0, shape) * rng.choice([-1.0, 1.0], shape)

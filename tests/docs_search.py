@@ -77,6 +77,9 @@ QUERIES = {
     "dose-response": ["gallery/dose_response"],
     "ode": ["gallery/predator_prey"],
     "bundle adjustment": ["gallery/bundle_adjustment"],
+    "camera calibration": ["gallery/camera_calibration"],
+    "image classifier": ["gallery/image_classifier"],
+    "rosenbrock": ["gallery/paths"],
 }
 AMONG = 3
 

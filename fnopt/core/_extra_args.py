@@ -19,6 +19,8 @@ EXTRA_ARGS: Mapping[str, str] = {
     "summed",
     "jac": "`jac(params)`: the Jacobian of the residuals, if it is known",
     "batch": "the examples that residuals are taken of",
+    "local_energies": "the local energies of the batch's samples of a wave function, of shape [n]",
+    "weights": "how often each sample of the batch counts, of shape [n]",
     "num_examples": "of a worker: how many examples its steps have seen, its weight",
     "participates": "of a worker: whether it takes part in this round",
 }

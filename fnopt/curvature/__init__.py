@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from fnopt.curvature._batch_jacobian import BatchJacobian, batch_jacobian
 from fnopt.curvature._batch_loss import BatchLoss as BatchLoss
+from fnopt.curvature._centred import CentredJacobian as CentredJacobian
+from fnopt.curvature._damped_gram import DampedGram as DampedGram
+from fnopt.curvature._damped_gram import check_rows as check_rows
+from fnopt.curvature._damped_gram import factorised as factorised
+from fnopt.curvature._damped_gram import iterated as iterated
 from fnopt.curvature._diagonal import Estimate, ggn_diagonal, hessian_diagonal, trace_estimate
 from fnopt.curvature._eigenbasis import basis_shapes as basis_shapes
 from fnopt.curvature._eigenbasis import is_corrected as is_corrected

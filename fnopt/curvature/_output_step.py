@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -10,11 +9,8 @@ import jax.numpy as jnp
 
 from fnopt.core import HIGHEST, matmul
 from fnopt.curvature._batch_loss import BatchLoss
-
-_MOST = 32768  # outputs whose Gram matrix is factorised; four such matrices take 17 GB in float32
-_MATRICES = 4  # of the Gram matrix's size: itself, in other coordinates, damped, its factor
-
-Map = Callable[[jax.Array], jax.Array]
+from fnopt.curvature._conjugate_gradients import Map
+from fnopt.curvature._damped_gram import check_rows, factorised, iterated
 
 
 class OutputStep(NamedTuple):
@@ -50,7 +46,11 @@ class _Solver(NamedTuple):
 
 
 def output_step(
-    loss: BatchLoss, damping: jax.Array, before: jax.Array | None, iterations: int | None = None
+    loss: BatchLoss,
+    damping: jax.Array,
+    before: jax.Array | None,
+    iterations: int | None = None,
+    rank: int = 0,
 ) -> OutputStep:
     r"""Solves for the Gauss-Newton direction among the outputs of the batch.
 
@@ -72,6 +72,7 @@ def output_step(
         damping: :math:`\lambda`, positive.
         before: `J v`, `[N]`; `None` for no `v`.
         iterations: How many conjugate gradients to take at most, without `K`; `None` to factorise.
+        rank: That of their Nyström preconditioner; 0 for none.
 
     Returns:
         The direction.
@@ -79,7 +80,10 @@ def output_step(
     s, h = loss.into(loss.slope), loss.bend
     root = jnp.sqrt(h)
     v = jnp.zeros_like(s) if before is None else loss.into(before.astype(s.dtype))
-    K = _factorised(loss, damping) if iterations is None else _iterated(loss, damping, iterations)
+    if iterations is None:
+        K = _factorised(loss, damping)
+    else:
+        K = _iterated(loss, damping, iterations, rank)
     direct = h * K.diagonal > K.lam
     u = jnp.where(direct, s / jnp.where(direct, root, jnp.ones_like(root)), jnp.zeros_like(s))
     t = jnp.where(direct, jnp.zeros_like(s), s) / K.lam
@@ -95,38 +99,20 @@ def output_step(
 
 
 def _factorised(loss: BatchLoss, damping: jax.Array) -> _Solver:
-    count = loss.bend.size
-    if count > _MOST:
-        size = _MATRICES * count**2 * loss.dtype.itemsize / 1e9
-        raise ValueError(
-            f"{loss.name}: the batch has {count} outputs, whose Gram matrix would be factorised in "
-            f"{size:,.0f} GB; expected {_MOST} outputs at most. Give smaller batches, or "
-            "solver='cg', which needs no such matrix."
-        )
+    check_rows(loss.bend.size, "outputs", loss.dtype, f"{loss.name}: ")
     K, root = loss.gram(), jnp.sqrt(loss.bend)
-    scaled = root[:, None] * K * root[None, :]
-    # The rounding of K must not make it indefinite.
-    lam = jnp.maximum(damping, 2 * jnp.finfo(K.dtype).eps * jnp.trace(scaled))
-    factor = jax.scipy.linalg.cho_factor(scaled + lam * jnp.eye(count, dtype=K.dtype), lower=True)
-    return _Solver(
-        lambda x: matmul(K, x),
-        jnp.diagonal(K),
-        lambda b: jax.scipy.linalg.cho_solve(factor, b),
-        lam,
-    )
+    scaled = factorised(root[:, None] * K * root[None, :], damping)
+    return _Solver(lambda x: matmul(K, x), jnp.diagonal(K), scaled.inverse, scaled.lam)
 
 
-def _iterated(loss: BatchLoss, damping: jax.Array, iterations: int) -> _Solver:
+def _iterated(loss: BatchLoss, damping: jax.Array, iterations: int, rank: int) -> _Solver:
     root = jnp.sqrt(loss.bend)
     signs = jax.random.rademacher(jax.random.key(0), root.shape, root.dtype)
     # Its mean; an estimate is enough to tell what is large beside the damping.
     mean = jnp.abs(jnp.dot(signs, loss.times_gram(signs), precision=HIGHEST)) / root.size
 
-    def damped(x: jax.Array) -> jax.Array:
-        return root * loss.times_gram(root * x) + damping * x
+    def times(x: jax.Array) -> jax.Array:
+        return root * loss.times_gram(root * x)
 
-    def inverse(b: jax.Array) -> jax.Array:
-        tol = float(jnp.finfo(b.dtype).eps) ** 0.75
-        return jax.scipy.sparse.linalg.cg(damped, b, tol=tol, maxiter=iterations)[0]
-
-    return _Solver(loss.times_gram, jnp.broadcast_to(mean, root.shape), inverse, damping)
+    scaled = iterated(times, root.size, root.dtype, damping, iterations, rank)
+    return _Solver(loss.times_gram, jnp.broadcast_to(mean, root.shape), scaled.inverse, scaled.lam)

@@ -68,6 +68,7 @@ from fnopt.optimizers._sm3 import scale_by_sm3, sm3
 from fnopt.optimizers._soap import scale_by_soap, soap
 from fnopt.optimizers._sophia import hutchinson_estimator_diag_hessian, scale_by_sophia, sophia
 from fnopt.optimizers._stable_adamw import scale_by_stable_adam, stable_adamw
+from fnopt.optimizers._stochastic_reconfiguration import stochastic_reconfiguration
 from fnopt.optimizers._yogi import scale_by_yogi, yogi
 
 __all__ = [
@@ -186,5 +187,6 @@ __all__ = [
     "soap",
     "sophia",
     "stable_adamw",
+    "stochastic_reconfiguration",
     "yogi",
 ]

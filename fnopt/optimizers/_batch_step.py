@@ -11,6 +11,8 @@ import jax.numpy as jnp
 from fnopt.core import (
     Schedule,
     Status,
+    check_choice,
+    check_count,
     compute_dtype,
     increment,
     real_dtype,
@@ -85,6 +87,14 @@ class StepOptions(Protocol):
     def adaptive(self) -> bool: ...
     @property
     def halvings(self) -> int: ...
+
+
+def check_solver(options: Any, name: str) -> None:
+    """Refuses options of the solve among the rows of a batch that make no sense."""
+    check_choice(options.solver, ("cholesky", "cg"), "solver", name)
+    check_count(options.iterations, "iterations", name)
+    if options.rank != 0:
+        check_count(options.rank, "rank", name)
 
 
 def first_state(options: StepOptions, params: Any) -> GaussNewtonDescentState:

@@ -8,19 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    Scalar,
-    ScalarOrSchedule,
-    Transformation,
-    hyper,
-    matmul,
-    static,
-)
+from fnopt.core import Scalar, ScalarOrSchedule, Transformation, hyper, static
 from fnopt.optimizers._batch_step import (
     BatchStep,
     DampingRule,
     GaussNewtonDescentState,
     batch_step,
+    check_solver,
     current_damping,
     first_state,
     moved_by_momentum,
@@ -29,7 +23,9 @@ from fnopt.optimizers._batch_step import (
 )
 
 if TYPE_CHECKING:
-    from fnopt.curvature import BatchJacobian
+    from fnopt.curvature import BatchJacobian, DampedGram
+
+_NAME = "gauss_newton_descent"
 
 
 class gauss_newton_descent(Transformation):
@@ -72,6 +68,13 @@ class gauss_newton_descent(Transformation):
         axis_name: Inside `jax.shard_map`, the named axis that the batch is divided over, as in
             :func:`fnopt.curvature.batch_jacobian`: the step is that of the whole batch, the same
             on all devices.
+        solver: `'cholesky'` factorises the Gram matrix, up to 32,768 residuals of the batch;
+            `'cg'` has no such matrix and takes conjugate gradients, each a backward and a forward
+            product with the tape.
+        iterations: How many of these at most.
+        rank: The rank of their Nyström preconditioner, 0 for none. It takes as many products more,
+            and where the kernel has some large eigenvalues and many small ones far fewer
+            iterations.
 
     Raises:
         ValueError: If a hyper-parameter is out of its range.
@@ -113,6 +116,13 @@ class gauss_newton_descent(Transformation):
     method: str = static(default="auto")
     chunk_size: int | None = static(default=None)
     axis_name: Any = static(default=None)
+    solver: str = static(default="cholesky")
+    iterations: int = static(default=100)
+    rank: int = static(default=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_solver(self, _NAME)
 
     def init(self, params: Any) -> GaussNewtonDescentState:
         """No step so far."""
@@ -139,7 +149,7 @@ class gauss_newton_descent(Transformation):
 
         J = jacobian(self.method)
         # Nothing is computed yet: what the tape would save is lost where rows are formed anyway.
-        tall = self.method == "auto" and J.shape[0] > J.shape[1]
+        tall = (self.method, self.solver) == ("auto", "cholesky") and J.shape[0] > J.shape[1]
         J = jacobian("formed") if tall else J
         dtype = step_dtype(params)
         scale = jnp.concatenate([jnp.full(n * k, n**-0.5, dtype) for n, k in J.sizes])
@@ -147,7 +157,7 @@ class gauss_newton_descent(Transformation):
         def value_at(params: Any) -> jax.Array:
             return _half_square(scale * J.vector_at(params).astype(dtype))
 
-        solve = _among_params if tall else _among_residuals
+        solve = _among_params if tall else self._among_residuals
         return stepped(self, state, self._direction(J, scale, state, solve), params, value_at)
 
     def _direction(
@@ -174,23 +184,38 @@ class gauss_newton_descent(Transformation):
             4 * jnp.finfo(r.dtype).eps * value,
         )
 
+    def _among_residuals(
+        self, J: BatchJacobian, scale: jax.Array, b: jax.Array, damping: jax.Array
+    ) -> tuple[Any, jax.Array, jax.Array]:
+        """`J^T (J J^T + lam I)^-1 b`, what it moves the residuals by, and what tells of NaN."""
+        K = self._gram(J, scale, damping)
+        a = K.inverse(b)
+        return J.rmv(scale * a), K.times(a), K.lam
 
-def _among_residuals(
-    J: BatchJacobian, scale: jax.Array, b: jax.Array, damping: jax.Array
-) -> tuple[Any, jax.Array, jax.Array]:
-    """`J^T (J J^T + lam I)^-1 b`, what it moves the residuals by, and the squares of all rows."""
-    K = scale[:, None] * J.gram().astype(scale.dtype) * scale[None, :]
-    a = _solved(K, b, damping)
-    return J.rmv(scale * a), matmul(K, a), jnp.diagonal(K)
+    def _gram(self, J: BatchJacobian, scale: jax.Array, damping: jax.Array) -> DampedGram:
+        from fnopt.curvature import check_rows, factorised, iterated
+
+        if self.solver == "cholesky":
+            check_rows(scale.size, "residuals", scale.dtype, f"{_NAME}: ")
+            K = J.gram().astype(scale.dtype)
+            return factorised(scale[:, None] * K * scale[None, :], damping)
+
+        def times(x: jax.Array) -> jax.Array:
+            pushed = J.mv(J.rmv(scale * x))
+            return scale * J.flatten(J.parts(pushed)).astype(x.dtype)
+
+        return iterated(times, scale.size, scale.dtype, damping, self.iterations, self.rank)
 
 
 def _among_params(
     J: BatchJacobian, scale: jax.Array, b: jax.Array, damping: jax.Array
 ) -> tuple[Any, jax.Array, jax.Array]:
     """The same as `(J^T J + lam I)^-1 J^T b`, and the squares of all columns."""
+    from fnopt.curvature import factorised
+
     G = J.normal([1 / n for n, _ in J.sizes]).astype(scale.dtype)
     gradient, unravel = J.ravel(J.rmv(scale * b))
-    y = _solved(G, gradient.astype(scale.dtype), damping)
+    y = factorised(G, damping).inverse(gradient.astype(scale.dtype))
     pulled = unravel(y.astype(gradient.dtype))
     moved = J.flatten(J.parts(J.mv(pulled)))
     return pulled, scale * moved.astype(scale.dtype), jnp.diagonal(G)
@@ -198,12 +223,3 @@ def _among_params(
 
 def _half_square(r: jax.Array) -> jax.Array:
     return jnp.dot(r, r) / 2
-
-
-def _solved(K: jax.Array, b: jax.Array, damping: jax.Array) -> jax.Array:
-    """`(K + lam I)^-1 b`; the rounding of `K` must not make it indefinite."""
-    least = 2 * jnp.finfo(K.dtype).eps * jnp.trace(K)
-    lam = jnp.maximum(damping, least)
-    # A matrix without any derivative has a zero trace: the damping is then all there is.
-    factor = jax.scipy.linalg.cho_factor(K + lam * jnp.eye(K.shape[0], dtype=K.dtype), lower=True)
-    return jax.scipy.linalg.cho_solve(factor, b)

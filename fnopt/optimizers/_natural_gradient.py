@@ -12,8 +12,6 @@ from fnopt.core import (
     Scalar,
     ScalarOrSchedule,
     Transformation,
-    check_choice,
-    check_count,
     described,
     hyper,
     static,
@@ -23,6 +21,7 @@ from fnopt.optimizers._batch_step import (
     DampingRule,
     GaussNewtonDescentState,
     batch_step,
+    check_solver,
     current_damping,
     first_state,
     moved_by_momentum,
@@ -93,6 +92,9 @@ class natural_gradient(Transformation):
             to 32,768 of them; `'cg'` has no such matrix and takes conjugate gradients, each a
             backward and a forward product with the tape.
         iterations: How many of these at most.
+        rank: The rank of their Nyström preconditioner, 0 for none. It takes as many products more,
+            and where the kernel has some large eigenvalues and many small ones far fewer
+            iterations.
 
     Raises:
         TypeError: If a param isn't a real floating array, or the loss isn't a real scalar.
@@ -122,7 +124,8 @@ class natural_gradient(Transformation):
     Reference:
         Amari, 1998, "Natural gradient works efficiently in learning"; Schraudolph, 2002, for `G`;
         Ren and Goldfarb, 2019, arXiv:1906.02353, for the solve among outputs; Goldshlager,
-        Abrahamsen and Lin, 2024, arXiv:2401.10190 (SPRING).
+        Abrahamsen and Lin, 2024, arXiv:2401.10190 (SPRING); Frangella, Tropp and Udell, 2021,
+        arXiv:2110.02820 (Nyström's preconditioner).
     """
 
     needs_params = True
@@ -141,11 +144,11 @@ class natural_gradient(Transformation):
     chunk_size: int | None = static(default=None)
     solver: str = static(default="cholesky")
     iterations: int = static(default=100)
+    rank: int = static(default=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice(self.solver, ("cholesky", "cg"), "solver", _NAME)
-        check_count(self.iterations, "iterations", _NAME)
+        check_solver(self, _NAME)
         counts = [len(f) if isinstance(f, tuple) else None for f in (self.model_fn, self.loss_fn)]
         if counts[0] != counts[1] or 0 in counts:
             raise TypeError(
@@ -187,7 +190,7 @@ class natural_gradient(Transformation):
 
         before = moved_by_momentum(self, state, loss.J)
         iterations = self.iterations if self.solver == "cg" else None
-        found = output_step(loss, current_damping(self, state), before, iterations)
+        found = output_step(loss, current_damping(self, state), before, iterations, self.rank)
         eps = max(float(jnp.finfo(jnp.result_type(p)).eps) for p in jax.tree.leaves(params))
         return batch_step(
             self,

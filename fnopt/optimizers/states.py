@@ -40,6 +40,7 @@ from fnopt.optimizers._shampoo import ScaleByShampooState
 from fnopt.optimizers._sm3 import ScaleBySM3State
 from fnopt.optimizers._soap import ScaleBySoapState
 from fnopt.optimizers._sophia import HutchinsonState, ScaleBySophiaState
+from fnopt.optimizers._stochastic_reconfiguration import StochasticReconfigurationState
 
 __all__ = [
     "GaussNewtonBartlettState",
@@ -84,6 +85,7 @@ __all__ = [
     "ScaleBySoapState",
     "ScaleBySophiaState",
     "ScaleByStddevState",
+    "StochasticReconfigurationState",
 ]
 
 show_shapes(globals()[name] for name in __all__)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from fnopt.residuals._bounds import Box, box_of
+from fnopt.residuals._by_example import by_example as by_example
 from fnopt.residuals._custom_loss import custom_loss
 from fnopt.residuals._derivative import Derivative
 from fnopt.residuals._examples import ExampleResiduals as ExampleResiduals
 from fnopt.residuals._examples import Examples as Examples
-from fnopt.residuals._examples import by_example as by_example
 from fnopt.residuals._examples import example_residuals as example_residuals
-from fnopt.residuals._examples import mixed_rows as mixed_rows
-from fnopt.residuals._examples import scaled_rows as scaled_rows
 from fnopt.residuals._flat import FlatResidual, flat_residual, one_function, seen_params
 from fnopt.residuals._given import given_derivative
 from fnopt.residuals._implicit import minimum_tangent, pushed
@@ -28,6 +26,7 @@ from fnopt.residuals._parameters import (
 )
 from fnopt.residuals._prefix import spread as spread
 from fnopt.residuals._products import linearise_gram, linearise_products, probed_columns
+from fnopt.residuals._products import linearise_pull as linearise_pull
 from fnopt.residuals._robust import (
     RobustLoss,
     arctan,
@@ -40,6 +39,8 @@ from fnopt.residuals._robust import (
     tukey,
 )
 from fnopt.residuals._robust_cost import RobustCost, robust_cost
+from fnopt.residuals._row_gram import mixed_rows as mixed_rows
+from fnopt.residuals._row_gram import scaled_rows as scaled_rows
 from fnopt.residuals._weights import Whitening, whitened
 
 __all__ = [

@@ -11,10 +11,6 @@ import numpy as np
 
 from fnopt.core import check_batch, described, leaves_with_names, shown, where
 from fnopt.jacobians import per_example_jacobian
-from fnopt.linear import linear_solver
-from fnopt.residuals._derivative import counted
-from fnopt.residuals._flat import FlatResidual
-from fnopt.residuals._given import given_derivative
 
 Function = Callable[..., Any]
 
@@ -103,22 +99,26 @@ class Examples(NamedTuple):
 
     def taped(self, params: Any) -> bool:
         """Whether a tape stores less than the rows of the Jacobian, of any of the functions."""
-        J = self._jacobian(params, "auto", None)
-        return not J.forms_rows
+        return not self._jacobian(params, "auto").forms_rows
 
-    def gram(self, params: Any, method: str, factor: Any = None) -> jax.Array:
+    def gram(
+        self, params: Any, method: str, chunk_size: int | None, factor: Any = None
+    ) -> jax.Array:
         r""":math:`J J^\top`, in the order in which the residuals are laid end to end.
 
         Args:
             params: The params.
             method: As in :func:`fnopt.curvature.batch_jacobian`.
+            chunk_size: Likewise.
             factor: What the residuals are multiplied by before, so that nothing overflows.
         """
-        K = self._jacobian(params, method, factor).gram()
+        K = self._jacobian(params, method, chunk_size, factor).gram()
         order = np.concatenate(self._order(params))
         return K if np.array_equal(order, np.arange(order.size)) else K[order[:, None], order]
 
-    def _jacobian(self, params: Any, method: str, factor: Any) -> Any:
+    def _jacobian(
+        self, params: Any, method: str, chunk_size: int | None = None, factor: Any = None
+    ) -> Any:
         from fnopt.curvature import batch_jacobian  # only who steps by it waits for the import
 
         def times(fn: Function) -> Function:
@@ -129,7 +129,8 @@ class Examples(NamedTuple):
             return fn if factor is None else scaled
 
         fns = tuple(map(times, self.residuals.fns))
-        return batch_jacobian(fns, method=method)(params, tuple(self.batches))
+        at = batch_jacobian(fns, method=method, chunk_size=chunk_size)
+        return at(params, tuple(self.batches))
 
     def _order(self, params: Any) -> list[np.ndarray]:
         """Where the residuals, leaf by leaf, are among those of example after example."""
@@ -188,88 +189,3 @@ def example_residuals(residual_fn: Any, batch: Any) -> ExampleResiduals:
         pairs = [(shown(path), leaf) for path, leaf in leaves_with_names(each)[0]]
         check_batch(pairs, "residual_fn")
     return found
-
-
-_MOST = 32768  # residuals whose Gram matrix is factorised
-
-
-def by_example(
-    flat: FlatResidual,
-    x: jax.Array,
-    examples: Examples,
-    solver: str,
-    method: str = "auto",
-    chunk_size: int | None = None,
-) -> FlatResidual:
-    """The flat residuals of examples, with what the linear algebra takes from their rows.
-
-    Args:
-        flat: Those of the batch, by the free variables.
-        x: A point.
-        examples: The examples, by the free variables.
-        solver: The name of the linear solver.
-        method: How the rows are known where steps come from their Gram matrix; see
-            :func:`fnopt.curvature.batch_jacobian`.
-        chunk_size: How many examples are differentiated at once where rows are formed.
-
-    Returns:
-        With the Gram matrix of the rows, where that is all that steps need and a tape of the
-        functions stores less than the rows; else with the rows, or neither for products alone.
-    """
-    name = linear_solver(solver, flat.m, flat.n)
-    if name == "cg":
-        return flat
-    if name == "cholesky" and flat.m < flat.n and (method == "formed" or _taped(flat, x, examples)):
-        _check_size(flat.m, x.dtype)
-
-        def gram(x: jax.Array, factor: Any = None) -> jax.Array:
-            return examples.gram(flat.unravel(x), method, factor).astype(x.dtype)
-
-        return flat._replace(gram=gram)
-    shapes = jax.eval_shape(flat.unflatten, jax.ShapeDtypeStruct((flat.m,), x.dtype))
-    jac = examples.jacobian(chunk_size)
-    return flat._replace(derivative=given_derivative(jac, shapes, flat.unravel(x), (), x.dtype))
-
-
-def _taped(flat: FlatResidual, x: jax.Array, examples: Examples) -> bool:
-    found = []
-
-    def look(x: jax.Array) -> jax.Array:
-        found.append(examples.taped(flat.unravel(x)))
-        return x
-
-    jax.eval_shape(look, x)
-    return found[0]
-
-
-def _check_size(m: int, dtype: Any) -> None:
-    if m > _MOST:
-        size = 3 * m**2 * dtype.itemsize / 1e9  # itself, scaled, its factor
-        raise ValueError(
-            f"{where()}the batch has {m} residuals, whose Gram matrix would be factorised in "
-            f"{size:,.0f} GB; expected {_MOST} at most. Give a smaller batch, or "
-            "linear_solver='cg', which needs no such matrix."
-        )
-
-
-def scaled_rows(gram: Any, factors: Callable[[jax.Array], jax.Array]) -> Any:
-    r"""The Gram matrix :math:`b_i K_{ij} b_j` of rows times factors `b(x)`; `None` for none."""
-    if gram is None:
-        return None
-
-    def scaled(x: jax.Array, factor: Any = None) -> jax.Array:
-        b = factors(x)
-        return counted(b[:, None], counted(b[None, :], gram(x, factor)))
-
-    return scaled
-
-
-def mixed_rows(gram: Any, mix: Callable[[jax.Array], jax.Array]) -> Any:
-    r"""The Gram matrix :math:`A K A^\top` of rows mixed by a linear map; `None` for none."""
-    if gram is None:
-        return None
-
-    def mixed(x: jax.Array, factor: Any = None) -> jax.Array:
-        return jax.vmap(mix)(jax.vmap(mix, 1, 1)(gram(x, factor)))
-
-    return mixed

@@ -87,9 +87,15 @@ def linearise_products(r: Map, x: jax.Array) -> tuple[jax.Array, Map, Map]:
         >>> print(push(jnp.ones(2)), pull(jnp.ones(2)))
         [2. 4.] [2. 4.]
     """
-    value, pull = jax.vjp(r, x)
+    value, pull = linearise_pull(r, x)
     _, push = jax.linearize(r, x)
-    return value, lambda v: push(v), lambda w: pull(laid_like(w, value))[0]
+    return value, lambda v: push(v), pull
+
+
+def linearise_pull(r: Map, x: jax.Array) -> tuple[jax.Array, Map]:
+    """The residual at a point, and the product with the transpose of the Jacobian there."""
+    value, pull = jax.vjp(r, x)
+    return value, lambda w: pull(laid_like(w, value))[0]
 
 
 def probed_columns(pull: Map, r: jax.Array) -> jax.Array:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.linear import WideGramSystem
-from fnopt.residuals import linearise_products
+from fnopt.residuals import linearise_pull, pushed
 from fnopt.solvers._linearization import Linearization, half_square
 from fnopt.solvers._model_base import LinearModel, Map, Rank, gram_rank
 
@@ -27,14 +27,16 @@ class RowsModel(LinearModel):
         """The point with its Gram matrix."""
         del residual
         assert self.flat.gram is not None
-        r, _, pull = linearise_products(self.flat.r, x)
+        r, pull = linearise_pull(self.flat.r, x)
         K = self.flat.gram(x)
         column = jnp.sqrt(jnp.trace(K) / jnp.asarray(x.size, x.dtype))
         return Linearization(x, r, K, half_square(r), pull(r), jnp.full_like(x, column))
 
     def products(self, point: Linearization) -> tuple[Map, Map]:
         """By a forward and a backward pass through the residuals."""
-        return linearise_products(self.flat.r, point.x)[1:]
+        r, x = self.flat.r, point.x
+        # Only who pushes needs a forward derivative.
+        return lambda v: pushed(r, (x,), (v,))[1], linearise_pull(r, x)[1]
 
     def factorise(self, point: Linearization, scale: jax.Array, rows: jax.Array) -> Any:
         """The Gram matrix of the scaled rows."""

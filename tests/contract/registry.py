@@ -326,6 +326,7 @@ NOT_IN_REGISTRY = {
     "gauss_newton_descent",  # needs residuals: tests/optimizers/test_gauss_newton_descent.py
     "kfac",  # needs a model and its batches: tests/optimizers/test_kfac.py
     "natural_gradient",  # likewise: tests/optimizers/test_natural_gradient.py
+    "stochastic_reconfiguration",  # of samples: tests/optimizers/test_stochastic_reconfiguration.py
     *("scale_by_zoom_linesearch", "scale_by_backtracking_linesearch"),
     "strict",  # refuses what the battery gives: tests/transforms/test_strict.py
 }

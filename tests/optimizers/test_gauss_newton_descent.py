@@ -10,6 +10,7 @@ import pytest
 import fnopt
 from fnopt import Status
 from fnopt.jacobians import ravel
+from fnopt.programs import jaxprs
 
 
 def start():
@@ -42,6 +43,7 @@ def test_two_steps_of_spring_are_those_of_the_formula():
     # Without momentum it is the first of the two.
     tx = fnopt.gauss_newton_descent(0.5, 1e-2, 0.9, adaptive=False, halvings=0)
     searched = fnopt.gauss_newton_descent(damping=1e-2)
+    iterated = fnopt.gauss_newton_descent(damping=1e-2, solver="cg", rank=5)
 
     def run(params, pair):
         x, unravel = ravel(params)
@@ -61,10 +63,15 @@ def test_two_steps_of_spring_are_those_of_the_formula():
             None, searched.init(params), params, residual_fn=(first, second), batch=pair
         )
         end = fnopt.apply_updates(params, _)
+        same, _ = iterated.update(
+            None, iterated.init(params), params, residual_fn=(first, second), batch=pair
+        )
+        steps = [ravel(fnopt.apply_updates(params, same))[0], ravel(end)[0]]
         values = [jnp.sum(scaled(p, pair) ** 2) / 2 for p in (params, end)]
-        return found, wanted, state, other, values
+        return found, wanted, state, other, values, steps
 
-    found, wanted, state, other, values = jax.jit(run)(start(), batches())
+    found, wanted, state, other, values, steps = jax.jit(run)(start(), batches())
+    np.testing.assert_allclose(*steps, rtol=0, atol=1e-8)
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-10)
     assert int(state.count) == 2
     assert int(state.status) == Status.RUNNING
@@ -170,3 +177,20 @@ def test_needs_residuals():
         tx.update(None, tx.init(params), params, batch=batch)
     with pytest.raises(ValueError, match="damping"):
         fnopt.gauss_newton_descent(damping=0.0)
+
+
+def test_too_many_residuals_are_refused_before_they_take_memory():
+    params, _ = small()
+    x, y = jnp.broadcast_to(jnp.zeros(3), (40_000, 3)), jnp.zeros(40_000)
+
+    def traced(**options):
+        tx = fnopt.gauss_newton_descent(**options)
+        step = lambda p: tx.update(None, tx.init(p), p, residual_fn=first, batch=(x, y))  # noqa: E731
+        return jax.make_jaxpr(step)(params)
+
+    with pytest.raises(ValueError, match=r"40000 residuals.* 26 GB.*solver='cg'"):
+        traced(method="ghost")
+    sizes = [v.aval.size for e in jaxprs.equations(traced(solver="cg").jaxpr) for v in e.outvars]
+    assert max(sizes) < 40_000 * 100
+    with pytest.raises(ValueError, match="rank"):
+        fnopt.gauss_newton_descent(rank=-1)

@@ -166,8 +166,8 @@ def test_conjugate_gradients_take_the_same_step_without_the_matrix():
     params, examples = start(), batch()
     options = {"momentum": MU, "adaptive": False, "halvings": 0}
     ways = [
-        fnopt.natural_gradient(net, softmax, solver=solver, **options)
-        for solver in ("cholesky", "cg")
+        fnopt.natural_gradient(net, softmax, **how, **options)
+        for how in ({}, {"solver": "cg"}, {"solver": "cg", "rank": 6})
     ]
 
     @jax.jit
@@ -177,8 +177,9 @@ def test_conjugate_gradients_take_the_same_step_without_the_matrix():
 
     state = ways[0].init(params)
     for _ in range(2):
-        (one, state), (two, _) = both(params, state, examples)
-        np.testing.assert_allclose(two, one, rtol=0, atol=1e-7 * np.max(np.abs(one)))
+        (one, state), *others = both(params, state, examples)
+        for two, _ in others:
+            np.testing.assert_allclose(two, one, rtol=0, atol=1e-7 * np.max(np.abs(one)))
 
 
 def test_too_many_outputs_are_refused_before_they_take_memory():
@@ -274,6 +275,8 @@ def test_refuses_what_it_cannot_do():
         tried([net, net], [softmax, softmax])
     with pytest.raises(TypeError, match="real scalar"):
         tried(net, lambda f, example: f)
+    with pytest.raises(ValueError, match="function of ONE example"):
+        tried(lambda p, e: net(p, e) - jax.lax.pmean(net(p, e), "batch"), softmax)
     with pytest.raises(ValueError, match="corners"):
         tried(net, lambda f, example: jnp.sum(jnp.abs(f)))
     with pytest.raises(TypeError, match=r"natural_gradient.*int32"):

@@ -101,6 +101,11 @@ def wide(params, example):
     return {"z": hidden @ params["o"] - example["y"], "a": jnp.sin(jnp.sum(hidden))}
 
 
+def with_a_phase(params, example):
+    r = wide(params, example)
+    return r | {"a": jax.lax.complex(r["a"], jnp.sum(params["w"][0]) * example["x"][1])}
+
+
 def edge(params, x):
     return jnp.tanh(x @ params["w"] + params["b"]) @ params["o"][:, 0]
 
@@ -127,11 +132,11 @@ def test_the_gram_matrix_is_that_of_the_rows_of_the_model(name):
     params, batch = wide_params(), wide_batch()
     w = np.ones((30, 2))
     w[4], w[6, 1] = 0.0, 2.0
-    solver = fnopt.levenberg_marquardt()
+    solver = fnopt.levenberg_marquardt(chunk_size=20 if name == "a covariance" else None)
 
     @jax.jit
     def both(batch, w, unit):
-        fns = fnopt.residuals.example_residuals([wide, edge], batch)
+        fns = fnopt.residuals.example_residuals([with_a_phase, edge], batch)
         given = wide_options(w)[name]
         setting = set_up(fns, params, (batch,), **given)
         ours = by_example(setting, fns, (batch,), solver)
@@ -224,11 +229,14 @@ def test_what_cannot_be_done_is_refused():
         fnopt.least_squares([residual, residual], params, batch=batch)
     with pytest.raises(TypeError, match="list of 1 batches"):
         fnopt.least_squares({"a": residual}, params, batch={"b": batch})
+    with pytest.raises(NameError) as found:
+        fnopt.least_squares(lambda p, x: jax.lax.pmean(p["w"] @ x, "i"), params, batch=batch)
+    assert any("ONE example" in note for note in found.value.__notes__)
     with pytest.raises(ValueError, match="the batch is empty"):
         fnopt.least_squares(residual, params, batch=batch[:0])
     many = jnp.broadcast_to(jnp.zeros(3), (40_000, 3))
     solver = fnopt.levenberg_marquardt(linear_solver="cholesky")
-    with pytest.raises(ValueError, match=r"40000 residuals.* 19 GB.*'cg'"):
+    with pytest.raises(ValueError, match=r"40000 residuals.* 26 GB.*linear_solver='cg'"):
         jax.eval_shape(
             lambda p: fnopt.least_squares(residual_of_many, p, batch=many, solver=solver),
             {"w": jax.ShapeDtypeStruct((3, 20_000), jnp.float32)},

@@ -1,0 +1,156 @@
+"""Centred log-derivatives of a wave function at samples, as a linear map that isn't formed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import described, is_inexact, leaves_with_names, shown
+from fnopt.curvature._batch_jacobian import batch_jacobian
+
+
+class CentredJacobian:
+    r"""The rows :math:`X_s = \sqrt{w_s} (O_s - \bar O)` of the log-derivatives `O` of an amplitude.
+
+    .. math:: O_{s\theta} = \frac{\partial \log \psi_\theta(s)}{\partial \theta}, \qquad
+              \bar O = \sum_s w_s O_s
+
+    Complex numbers are pairs of real ones throughout: params of which each part is a param, and
+    rows of which a real and an imaginary part are two. The Gram matrices in real and in complex
+    numbers solve the same problem. For a function that is holomorphic in its params,
+    :math:`X^\top X` represents the complex :math:`S = X^\dagger X`; for another one it is the
+    real part, which is the right one.
+
+    Args:
+        log_amplitude_fn: `log_psi(params, sample)`, a real or complex scalar, of ONE sample.
+        params: The params, real or complex.
+        samples: Arrays with a leading axis of `n` samples.
+        weights: How often each sample counts, `[n]`; `None` for alike.
+        dtype: That of the algebra between samples.
+        method: As in `batch_jacobian`.
+        chunk_size: Likewise.
+        axis_name: Likewise.
+        name: What the user called, for messages.
+    """
+
+    def __init__(
+        self,
+        log_amplitude_fn: Callable[[Any, Any], jax.Array],
+        params: Any,
+        samples: Any,
+        weights: Any,
+        *,
+        dtype: Any,
+        method: str,
+        chunk_size: int | None,
+        axis_name: Any,
+        name: str,
+    ) -> None:
+        _check_params(params, name)
+        self._params, self.dtype = params, dtype
+
+        def parts(split: Any, sample: Any) -> Any:
+            found = log_amplitude_fn(_joined(split, params), sample)
+            _check_scalar(found, name)
+            return found
+
+        options = {"method": method, "chunk_size": chunk_size, "axis_name": axis_name}
+        self.J = batch_jacobian(parts, **options)(_split(params), samples)
+        _ = self.J.vector  # recorded now, not within a loop that takes products
+        ((self.count, self.width),) = self.J.sizes
+        self.rows: int = self.count * self.width
+        w = jnp.ones(self.count, dtype) if weights is None else self._real(weights, name, "weights")
+        self.weights = w / jnp.sum(w)
+        """What the samples count, of sum 1, `[n]`, those of all devices."""
+
+    def mean(self, values: jax.Array) -> jax.Array:
+        """The weighted mean of `[n, ...]`; what has no weight may be NaN."""
+        w = self.weights.reshape(-1, *[1] * (values.ndim - 1))
+        return jnp.sum(jnp.where(w > 0, w * values, jnp.zeros_like(values)), axis=0)
+
+    def energies(self, values: Any, name: str) -> jax.Array:
+        """Local energies as `[n, k]`: of a real amplitude only the real part matters."""
+        parts = [self._real(jnp.real(values), name, "local_energies")]
+        if self.width == 2:
+            parts.append(self._real(jnp.imag(values), name, "local_energies"))
+        return jnp.stack(parts, axis=1)
+
+    def centred(self, values: jax.Array) -> jax.Array:
+        r"""The rows :math:`\sqrt{w_s} (v_s - \bar v)` of `[n, k]` or `[n k]`, as `[n k]`."""
+        laid = values.reshape(self.count, self.width)
+        root = jnp.sqrt(self.weights)[:, None]
+        rest = laid - self.mean(laid)
+        return jnp.where(root > 0, root * rest, jnp.zeros_like(rest)).reshape(-1)
+
+    def gram(self) -> jax.Array:
+        r""":math:`X X^\top`."""
+        K = self.J.gram().astype(self.dtype)
+        return jax.vmap(self.centred)(jax.vmap(self.centred, 1, 1)(K))
+
+    def times_gram(self, x: jax.Array) -> jax.Array:
+        """The product of that with a vector, without it: a backward and a forward pass."""
+        return self._push(self._pull(x))
+
+    def mv(self, direction: Any) -> jax.Array:
+        """The product `X v` with a tree like the params, `[n k]`."""
+        return self._push(_split(direction))
+
+    def rmv(self, a: jax.Array) -> Any:
+        r"""The product :math:`X^\top a`, a tree like the params."""
+        return _joined(self._pull(a), self._params)
+
+    def _push(self, split: Any) -> jax.Array:
+        pushed = self.J.flatten(self.J.parts(self.J.mv(split)))
+        return self.centred(pushed.astype(self.dtype))
+
+    def _pull(self, a: jax.Array) -> Any:
+        laid = a.reshape(self.count, self.width)
+        root = jnp.sqrt(self.weights)[:, None]
+        rest = root * laid - self.weights[:, None] * jnp.sum(root * laid, axis=0)
+        return self.J.rmv(rest.reshape(-1))
+
+    def _real(self, values: Any, name: str, what: str) -> jax.Array:
+        values = jnp.asarray(values)
+        values = values.astype(self.dtype)
+        if values.ndim == 1:
+            values = self.J.flatten([values[:, None]])
+        if values.shape != (self.count,):
+            raise ValueError(
+                f"{name}: {what} has shape {values.shape}, expected ({self.count},): a number for "
+                "each sample of the batch."
+            )
+        return values
+
+
+def _split(tree: Any) -> Any:
+    """Complex leaves as pairs of their real and imaginary parts."""
+    return jax.tree.map(lambda x: (jnp.real(x), jnp.imag(x)) if jnp.iscomplexobj(x) else x, tree)
+
+
+def _joined(split: Any, like: Any) -> Any:
+    """The tree back from its parts."""
+
+    def one(leaf: Any, part: Any) -> Any:
+        return jax.lax.complex(*part) if jnp.iscomplexobj(leaf) else part
+
+    return jax.tree.map(one, like, split)
+
+
+def _check_params(params: Any, name: str) -> None:
+    for path, leaf in leaves_with_names(params)[0]:
+        if not hasattr(leaf, "dtype") or not is_inexact(leaf):
+            raise TypeError(
+                f"{name}: {shown(path)} of the params is {described(leaf)}, expected a real or "
+                "complex floating array."
+            )
+
+
+def _check_scalar(found: Any, name: str) -> None:
+    if not hasattr(found, "dtype") or jnp.shape(found) or not is_inexact(found):
+        raise TypeError(
+            f"{name}: log_amplitude_fn(params, sample) returned {described(found)}, expected a "
+            "real or complex scalar: the logarithm of the amplitude of ONE sample."
+        )

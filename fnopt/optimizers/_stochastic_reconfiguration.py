@@ -1,0 +1,243 @@
+"""Stochastic reconfiguration of wave functions, solved among the samples (minSR), with SPRING."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import (
+    Scalar,
+    ScalarOrSchedule,
+    Schedule,
+    Status,
+    Transformation,
+    global_norm,
+    hyper,
+    increment,
+    slot_zeros,
+    static,
+    zero_count,
+)
+from fnopt.optimizers._batch_step import check_solver, step_dtype
+from fnopt.transforms import all_finite
+
+if TYPE_CHECKING:
+    from fnopt.curvature import CentredJacobian, DampedGram
+
+_NAME = "stochastic_reconfiguration"
+
+
+class StochasticReconfigurationState(NamedTuple):
+    """Steps so far, the last direction, and what the samples of the last step said.
+
+    Attributes:
+        count: How many updates were made.
+        momentum: The direction of the last step, like the params; `None` without momentum.
+        status: A `Status`: `RUNNING`, or why the last step was refused.
+        energy: The mean of the local energies before the last step, its real part.
+        variance: Their variance, 0 for an eigenstate.
+    """
+
+    count: jax.Array
+    momentum: Any
+    status: jax.Array
+    energy: jax.Array
+    variance: jax.Array
+
+
+class stochastic_reconfiguration(Transformation):
+    r"""Stochastic reconfiguration (natural gradient of a wave function) by minSR, and SPRING.
+
+    .. math:: d = -(S + \lambda I)^{-1} F, \qquad S = \mathrm{Re}\, X^\dagger X, \qquad
+        F = \mathrm{Re}\, X^\dagger e,
+
+    .. math:: X_s = \sqrt{w_s}\, \big(O_s - \textstyle\sum_t w_t O_t\big), \qquad
+        e_s = \sqrt{w_s}\, \big(E_s - \textstyle\sum_t w_t E_t\big), \qquad
+        O_s = \nabla_\theta \log \psi_\theta(s),
+
+    with samples `s` of :math:`|\psi|^2`, their local energies :math:`E_s = (H \psi)(s) / \psi(s)`
+    and weights `w` that add up to 1. `F` is half the gradient of the energy, and a step of length
+    :math:`\tau` is one of imaginary time. With more params than samples it is solved among the
+    samples (minSR),
+
+    .. math:: d = -X^\top (X X^\top + \lambda I)^{-1} e,
+
+    the real and the imaginary part of a sample as two rows. `X` is never formed: its Gram matrix
+    comes from one tape (:func:`fnopt.curvature.batch_jacobian`). With momentum :math:`\mu` it is
+    SPRING, :math:`d_t = \mu d_{t-1} - X^\top (X X^\top + \lambda I)^{-1} (e + \mu X d_{t-1})`.
+
+    Params may be real or complex. Of complex ones both parts are params; if the logarithm is
+    holomorphic in them this is the complex :math:`(X^\dagger X + \lambda I)^{-1} X^\dagger e`, and
+    if it isn't, the right thing too.
+
+    `update` ignores the gradients (they may be `None`): call `update(None, state, params,
+    batch=samples, local_energies=E)`, with `weights=` for samples that don't count alike: all
+    configurations with :math:`|\psi|^2`, for exact sums. A step that isn't finite is refused: the
+    update is zero, the state says why, and the momentum starts anew.
+
+    Args:
+        log_amplitude_fn: `log_psi(params, sample)`, a real or complex scalar, of ONE sample. A
+            real one stands for an amplitude without phase, of which only the real parts of the
+            local energies matter.
+        learning_rate: :math:`\tau`, a number or a `Schedule`.
+        damping: :math:`\lambda` (the diagonal shift).
+        momentum: :math:`\mu`; `None` for none, 0.99 in the paper on SPRING.
+        max_norm: The longest update, SPRING's constraint; `None` for none.
+        method: `'auto'`, `'ghost'` or `'formed'`, as in :func:`fnopt.curvature.batch_jacobian`.
+        chunk_size: How many samples to take at once; `None` for all.
+        axis_name: Inside `jax.shard_map`, the named axis that samples, energies and weights are
+            divided over: the step is that of all samples, the same on all devices.
+        solver: `'cholesky'` factorises a matrix with a row for each sample (two for a complex
+            amplitude), up to 32,768; `'cg'` has no such matrix and takes conjugate gradients.
+        iterations: How many of these at most.
+        rank: The rank of their Nyström preconditioner, 0 for none.
+
+    Raises:
+        TypeError: If a param isn't floating, or the amplitude isn't a scalar.
+        ValueError: If a hyper-parameter is out of its range, energies or weights aren't `[n]`, or
+            there are too many samples to factorise.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, fnopt
+        >>> def log_psi(params, spin):  # one spin in a field along x: H = -sigma_x
+        ...     return params["a"] * spin
+        >>> tx, params = fnopt.stochastic_reconfiguration(log_psi, 0.2), {"a": jnp.float32(1.0)}
+        >>> spins, state = jnp.asarray([1.0, -1.0]), tx.init(params)
+        >>> @jax.jit
+        ... def step(params, state):
+        ...     log = jax.vmap(log_psi, (None, 0))(params, spins)
+        ...     energies = -jnp.exp(log[::-1] - log)
+        ...     updates, state = tx.update(
+        ...         None, state, params, batch=spins, local_energies=energies,
+        ...         weights=jnp.exp(2 * log),
+        ...     )
+        ...     return fnopt.apply_updates(params, updates), state
+        >>> for _ in range(30):
+        ...     params, state = step(params, state)
+        >>> print(f"{state.energy:.4f}")
+        -1.0000
+
+    Reference:
+        Sorella, 1998, "Green function Monte Carlo with stochastic reconfiguration"; Chen and Heyl,
+        2024, arXiv:2302.01941 (minSR); Rende, Viteritti, Bardone, Becca and Goldt, 2024,
+        arXiv:2310.05715; Goldshlager, Abrahamsen and Lin, 2024, arXiv:2401.10190 (SPRING).
+    """
+
+    needs_params = True
+
+    log_amplitude_fn: Callable[[Any, Any], Any] = static()
+    learning_rate: ScalarOrSchedule = hyper(default=1e-2, schedule=True)
+    damping: Scalar = hyper(default=1e-3, gt=0)
+    momentum: Scalar | None = hyper(default=None, ge=0, lt=1)
+    max_norm: Scalar | None = hyper(default=None, gt=0)
+    method: str = static(default="auto")
+    chunk_size: int | None = static(default=None)
+    axis_name: Any = static(default=None)
+    solver: str = static(default="cholesky")
+    iterations: int = static(default=100)
+    rank: int = static(default=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_solver(self, _NAME)
+        if not callable(self.log_amplitude_fn):
+            raise TypeError(
+                f"{_NAME}: log_amplitude_fn is {self.log_amplitude_fn!r}, expected "
+                "log_psi(params, sample)."
+            )
+
+    def init(self, params: Any) -> StochasticReconfigurationState:
+        """No step so far."""
+        zero = jnp.zeros((), step_dtype(params))
+        momentum = None if self.momentum is None else slot_zeros(params)
+        return StochasticReconfigurationState(
+            zero_count(), momentum, Status.RUNNING.array, zero, zero
+        )
+
+    def update(
+        self,
+        updates: Any,
+        state: StochasticReconfigurationState,
+        params: Any = None,
+        *,
+        batch: Any,
+        local_energies: Any,
+        weights: Any = None,
+        **extra_args: Any,
+    ) -> tuple[Any, StochasticReconfigurationState]:
+        """A step of imaginary time, or none."""
+        from fnopt.curvature import CentredJacobian  # `import fnopt` needs no curvature
+
+        del updates, extra_args
+        X = CentredJacobian(
+            self.log_amplitude_fn,
+            params,
+            batch,
+            weights,
+            dtype=step_dtype(params),
+            method=self.method,
+            chunk_size=self.chunk_size,
+            axis_name=self.axis_name,
+            name=_NAME,
+        )
+        energies = X.energies(local_energies, _NAME)
+        e = X.centred(energies)
+        direction = self._direction(X, e, state)
+        rate = self.learning_rate
+        rate = rate(state.count) if isinstance(rate, Schedule) else rate
+        moved = self._limited(_times(jnp.asarray(rate), direction))
+        known = all_finite((e, X.weights))
+        taken = known & all_finite((moved, direction))
+        failed = jnp.where(known, Status.NONFINITE_STEP.array, Status.NONFINITE_START.array)
+        return _if(taken, moved, params), StochasticReconfigurationState(
+            increment(state.count),
+            None if self.momentum is None else _if(taken, direction, state.momentum),
+            jnp.where(taken, Status.RUNNING.array, failed),
+            X.mean(energies)[0],
+            jnp.dot(e, e),
+        )
+
+    def _direction(
+        self, X: CentredJacobian, e: jax.Array, state: StochasticReconfigurationState
+    ) -> Any:
+        K = self._gram(X)
+        if self.momentum is None:
+            return jax.tree.map(jnp.negative, X.rmv(K.inverse(e)))
+        before = _times(jnp.asarray(self.momentum), state.momentum)
+        pulled = X.rmv(K.inverse(e + X.mv(before)))
+        return jax.tree.map(lambda m, p: m - p.astype(m.dtype), before, pulled)
+
+    def _gram(self, X: CentredJacobian) -> DampedGram:
+        from fnopt.curvature import check_rows, factorised, iterated
+
+        damping = jnp.asarray(self.damping).astype(X.dtype)
+        if self.solver == "cg":
+            return iterated(X.times_gram, X.rows, X.dtype, damping, self.iterations, self.rank)
+        check_rows(X.rows, "rows of log-derivatives", X.dtype, f"{_NAME}: ")
+        return factorised(X.gram(), damping)
+
+    def _limited(self, moved: Any) -> Any:
+        if self.max_norm is None:
+            return moved
+        size = global_norm(moved)
+        most = jnp.asarray(self.max_norm).astype(size.dtype)
+        return _times(jnp.where(size > most, most / size, jnp.ones_like(size)), moved)
+
+
+def _times(factor: jax.Array, tree: Any) -> Any:
+    def one(x: jax.Array) -> jax.Array:
+        return factor.astype(jnp.finfo(x.dtype).dtype).astype(x.dtype) * x
+
+    return jax.tree.map(one, tree)
+
+
+def _if(taken: jax.Array, tree: Any, like: Any) -> Any:
+    """The tree in the dtypes of another, or zeros."""
+
+    def one(x: jax.Array, p: Any) -> jax.Array:
+        return jnp.where(taken, x, jnp.zeros_like(x)).astype(jnp.result_type(p))
+
+    return jax.tree.map(one, tree, like)

@@ -26,7 +26,7 @@ from fnopt.solvers._call import (
 from fnopt.solvers._callback import status_after
 from fnopt.solvers._convergence import doubted, explained
 from fnopt.solvers._implicit import implicitly
-from fnopt.solvers._iteration import FitLoop, advance, ended, evaluation, inside, started
+from fnopt.solvers._iteration import FitLoop, advance, ended, evaluation, examined, inside, started
 from fnopt.solvers._jacobian_check import disagrees
 from fnopt.solvers._levenberg_marquardt import levenberg_marquardt
 from fnopt.solvers._method import LeastSquaresMethod
@@ -282,10 +282,17 @@ def _solve(
         def unfinished(loop: FitLoop) -> jax.Array:
             return (loop.status == Status.RUNNING.value) & (loop.steps < max_steps)
 
+        def searching(loop: FitLoop) -> jax.Array:
+            return unfinished(loop) & ~loop.claim.is_raised
+
+        # What examines a claim costs some factorisations: in a batch not in every step.
+        def search(loop: FitLoop) -> FitLoop:
+            return examined(problem, solver, options, lax.while_loop(searching, step, loop))
+
         evaluate = evaluation(problem, solver, x)
         first = started(problem, solver, options, evaluate, x, unit * r)
         first = first._replace(history=empty_history(max_steps, x.dtype) if history else None)
-        end = ended(problem, solver, lax.while_loop(unfinished, step, first))
+        end = ended(problem, solver, lax.while_loop(unfinished, search, first))
         wrong = disagrees(problem, x, first.point.columns) if check_jac else None
         return restored(doubted(end, wrong), unit, _POWERS)
 

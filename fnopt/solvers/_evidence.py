@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from fnopt.core import Status, is_converged, matmul
+from fnopt.core import matmul
 from fnopt.linear import norm
 from fnopt.solvers._linearization import Linearization
 from fnopt.solvers._options import Options
@@ -79,30 +78,15 @@ def has_moved(lost: jax.Array, x: jax.Array, start: jax.Array) -> jax.Array:
     return jnp.any(lost & (x != start))
 
 
-def is_doubtful(
-    status: jax.Array,
-    point: Linearization,
-    lost: jax.Array,
-    start: jax.Array,
-    hopeful: jax.Array,
-) -> jax.Array:
-    """Whether a claim has to be tested, at the point outward or along the full step."""
-    doubt = has_moved(lost, point.x, start) | hopeful
-    return is_converged(status) & (point.cost > 0) & doubt
-
-
-def tested(claim: jax.Array, actual: jax.Array, cost: jax.Array, found: jax.Array) -> jax.Array:
-    """The status after a test: the claim stands if the cost rises clearly outward.
+def rises(actual: jax.Array, cost: jax.Array) -> jax.Array:
+    """Whether the cost rises clearly outward, so that a claim stands.
 
     Args:
-        claim: The status that was claimed.
         actual: By how much the cost falls outward.
         cost: The cost.
-        found: Whether it falls, so that the search goes on from there.
     """
     much = jnp.asarray(float(jnp.finfo(cost.dtype).eps) ** 0.5, cost.dtype) * cost
-    status = lax.select(actual < -much, claim, Status.NO_EFFECT.array)
-    return lax.select(found, Status.RUNNING.array, status)
+    return actual < -much
 
 
 def ran_away(
@@ -126,6 +110,13 @@ def ran_away(
         Whether any param did.
     """
     along = matmul(unseen.T, matmul(unseen, scale * (point.x - start))) / scale
-    size = jnp.abs(point.x)
-    far = (start != 0) & (size > jnp.asarray(_FAR, size.dtype) * jnp.abs(start))
-    return jnp.any(far & (jnp.abs(along) > size / 2))
+    return jnp.any(_far(point.x, start) & (jnp.abs(along) > jnp.abs(point.x) / 2))
+
+
+def went_far(point: Linearization, start: jax.Array) -> jax.Array:
+    """Whether any param is a thousand times its start."""
+    return jnp.any(_far(point.x, start))
+
+
+def _far(x: jax.Array, start: jax.Array) -> jax.Array:
+    return (start != 0) & (jnp.abs(x) > jnp.asarray(_FAR, x.dtype) * jnp.abs(start))

@@ -14,23 +14,14 @@ from fnopt.core import Status, is_converged
 from fnopt.linear import norm
 from fnopt.programs import products_ahead
 from fnopt.solvers._bounded import bounded_trial, faced
+from fnopt.solvers._claim import Claim, no_claim, tested
 from fnopt.solvers._convergence import explained, first_of, is_stationary
 from fnopt.solvers._curvature import learned
-from fnopt.solvers._evidence import (
-    has_moved,
-    is_doubtful,
-    outward,
-    ran_away,
-    rounding,
-    tested,
-    vanished,
-)
+from fnopt.solvers._evidence import has_moved, outward, ran_away, rounding, vanished, went_far
 from fnopt.solvers._linearization import Linearization, is_finite, scaled_gradient, scaled_gradients
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers._options import Options
-from fnopt.solvers._probe import Probe, is_hopeful, is_refuted, no_probe, probe
 from fnopt.solvers._problem import Problem
-from fnopt.solvers._restart import MOST_RESTARTS
 from fnopt.solvers._scaling import fresh_scale, grown_scale
 from fnopt.solvers._solution import Solution, StepHistory
 from fnopt.solvers._step import Trial, TrustRegionState, arrive, choose, compared, judge, restart
@@ -49,7 +40,7 @@ class FitLoop(NamedTuple):
     lost: jax.Array  # bool[n], whose columns have vanished since
     start: jax.Array  # [n]
     status: jax.Array
-    claim: jax.Array  # a status that the next step tests, or RUNNING
+    claim: Claim
     steps: jax.Array
     njev: jax.Array
     nhev: jax.Array
@@ -100,7 +91,7 @@ def started(
         lost=jnp.zeros(x.shape, bool),
         start=x,
         status=status,
-        claim=Status.RUNNING.array,
+        claim=no_claim(point, _tests_fully(problem, point)),
         steps=none,
         njev=one,
         nhev=none,
@@ -185,13 +176,13 @@ def advance(
     search = arrive(loop.search, loop.point)
     factors = _factors(problem, solver, loop, point, search)
     trial, x = _propose(problem, solver, options, loop._replace(factors=factors, search=search))
-    testing = loop.claim != Status.RUNNING.value
-    noise = rounding(point, options)
-    x, taken = _tests(problem, solver, noise.residual, loop, x)
+    claim, noise = loop.claim, rounding(point, options)
+    testing = claim.is_tested
+    x = jnp.where(testing, claim.aside, x)
     tried = problem.flat.r(x)
     actual = problem.reduction(loop.residuals, tried)
     found = compared(trial, actual, noise)
-    promising = lax.select(testing, actual > found.noise.cost, found.improves)
+    promising = lax.select(testing, actual > claim.least(point, noise), found.improves)
     here, r, accepted = lax.cond(
         promising,
         lambda: _arrived(loop, evaluate(x, tried), None if loop.r is None else tried),
@@ -210,18 +201,14 @@ def advance(
     steep = jnp.max(lax.select(lost, jnp.zeros_like(each), each))
     stationary = accepted & is_stationary(here.cost, jnp.max(each), options.gtol)
     status = lax.select(stationary, Status.CONVERGED_GRADIENT.array, status)
-    hopeful = _tests_fully(problem, here) & is_hopeful(here, rounding(here, options).residual)
-    doubtful = ~testing & is_doubtful(status, here, lost, loop.start, hopeful)
-    running, one = Status.RUNNING.array, jnp.ones((), jnp.int32)
-    claim = lax.select(doubtful, status, running)
-    status = lax.select(doubtful, running, status)
     judged = choose(testing, search, judged)
-    if taken is None:
-        stands = tested(loop.claim, actual, loop.point.cost, accepted)
-    else:
-        refuted = is_refuted(loop.point, taken, tried)
-        stands, judged = _tested(solver, options, loop, here, actual, accepted, refuted, judged)
+    reopened = functools.partial(restart, here, search, options, solver.rule)
+    stands, judged = tested(claim, loop.point, tried, actual, accepted, noise, judged, reopened)
+    claim = claim.followed(loop.point, here, trial.step, accepted, noise)
+    claim = claim.raised(status, ~testing & (here.cost > 0))
+    status = lax.select(claim.is_raised, Status.RUNNING.array, status)
     status = lax.select(testing, stands, status)
+    one = jnp.ones((), jnp.int32)
     return loop._replace(
         point=here,
         r=r,
@@ -240,52 +227,28 @@ def advance(
 
 
 def _tests_fully(problem: Problem, point: Linearization) -> bool:
-    """Whether claims are tested along the full step too: where the model is that of the cost."""
+    """Whether claims are tested along the model's directions: where it is that of the cost."""
     return problem.box is None and problem.losses is None and point.triangle is not None
 
 
-def _tests(
-    problem: Problem, solver: LeastSquaresMethod, noise: jax.Array, loop: FitLoop, x: jax.Array
-) -> tuple[jax.Array, Probe | None]:
-    """Where a claim is tested, if there is one, in place of the end of a step."""
-    testing = loop.claim != Status.RUNNING.value
-    away = outward(loop.point, loop.lost, loop.start)
+def examined(
+    problem: Problem, solver: LeastSquaresMethod, options: Options, loop: FitLoop
+) -> FitLoop:
+    """The loop that stands still because of a claim: it ends, or the next step tests the claim."""
+    point, model = loop.point, solver.model(problem.model)
+    away = outward(point, loop.lost, loop.start)
     if problem.box is not None:
         away = problem.box.nearest(away)
-    if not _tests_fully(problem, loop.point):
-        return jnp.where(testing, away, x), None
-    model, point = solver.model(problem.model), loop.point
-    beyond = has_moved(loop.lost, point.x, loop.start)
+    scale, none = fresh_scale(point.columns), jnp.zeros_like(loop.search.lam)
 
-    def make() -> Probe:
-        scale, none = fresh_scale(point.columns), jnp.zeros_like(loop.search.lam)
+    def system() -> Any:
         factors = model.factorise(point, scale, loop.search.rows[:0])
-        return probe(point, model.system(point, factors, scale, none), noise)
+        return model.system(point, factors, scale, none)
 
-    taken = lax.cond(testing & ~beyond, make, lambda: no_probe(point))
-    aside = point.x + taken.step
-    return jnp.where(testing, jnp.where(beyond, away, aside), x), taken
-
-
-def _tested(
-    solver: LeastSquaresMethod,
-    options: Options,
-    loop: FitLoop,
-    here: Linearization,
-    actual: jax.Array,
-    found: jax.Array,
-    refuted: jax.Array,
-    search: TrustRegionState,
-) -> tuple[jax.Array, TrustRegionState]:
-    """The status after a test of a claim; a search that claimed too early starts again."""
-    beyond = has_moved(loop.lost, loop.point.x, loop.start)
-    early = (loop.claim != Status.RUNNING.value) & ~beyond & (found | refuted)
-    again = early & (search.restarts < MOST_RESTARTS)
-    status = tested(loop.claim, actual, loop.point.cost, found)
-    aside = lax.select(refuted & ~again, Status.STALLED.array, loop.claim)
-    aside = lax.select(again | found, Status.RUNNING.array, aside)
-    reopened = functools.partial(restart, here, search, options, solver.rule)
-    return lax.select(beyond, status, aside), lax.cond(again, reopened, lambda: search)
+    beyond = has_moved(loop.lost, point.x, loop.start)
+    noise = rounding(point, options)
+    claim, status = loop.claim.examined(point, beyond, away, system, noise, loop.status)
+    return loop._replace(claim=claim, status=status)
 
 
 def _with_secant_update(
@@ -314,17 +277,18 @@ def ended(problem: Problem, solver: LeastSquaresMethod, loop: FitLoop) -> Soluti
     point, model = loop.point, solver.model(problem.model)
     finished = loop.status != Status.RUNNING.value
     status = jnp.where(finished, loop.status, Status.MAX_STEPS.array)
-    status = jnp.where(~finished & is_converged(loop.claim), loop.claim, status)
+    claimed = loop.claim.status
+    status = jnp.where(~finished & is_converged(claimed), claimed, status)
     # The rank is that of the Jacobian, by its own columns.
     plain = loop.search._replace(scale=fresh_scale(point.columns), rows=loop.search.rows[:0])
     rank, _ = model.rank(solver.factorise(problem.model, point, plain))
-    # What ran away was steep once.
+    # What ran away was steep once; few fits have gone so far that it has to be looked for.
     scale = grown_scale(loop.search.steepest, point.columns)
-    steepest = plain._replace(scale=scale)
-    _, unseen = model.rank(solver.factorise(problem.model, point, steepest))
-    if unseen is not None:
-        away = is_converged(status) & ran_away(point, loop.start, scale, unseen)
-        status = jnp.where(away & (point.cost > 0), Status.NO_EFFECT.array, status)
+    far = is_converged(status) & (point.cost > 0) & went_far(point, loop.start)
+    away = lax.cond(
+        far, lambda: _ran_away(problem, solver, loop, plain, scale), lambda: jnp.zeros((), bool)
+    )
+    status = jnp.where(away, Status.NO_EFFECT.array, status)
     return Solution(
         params=point.x,
         cost=point.cost,
@@ -339,3 +303,17 @@ def ended(problem: Problem, solver: LeastSquaresMethod, loop: FitLoop) -> Soluti
         status=explained(status, jnp.any(loop.peak > 0), point.cost),
         history=loop.history,
     )
+
+
+def _ran_away(
+    problem: Problem,
+    solver: LeastSquaresMethod,
+    loop: FitLoop,
+    plain: TrustRegionState,
+    scale: jax.Array,
+) -> jax.Array:
+    """Whether params went to infinity, as far as the factors tell."""
+    factors = solver.factorise(problem.model, loop.point, plain._replace(scale=scale))
+    _, unseen = solver.model(problem.model).rank(factors)
+    no = jnp.zeros((), bool)
+    return no if unseen is None else ran_away(loop.point, loop.start, scale, unseen)

@@ -17,10 +17,12 @@ import jax.numpy as jnp
 from fnopt.core import matmul
 from fnopt.linear import System, divide, norm
 from fnopt.solvers._linearization import Linearization
+from fnopt.solvers._saddle import own_share
 
 SHARE = 1e-4  # of the cost, which a claim may leave to the second-order model
 _ABOVE = 3.0  # times the rounding of the residuals, that the model's reduction has to be
 _SEEN = 32.0  # rounding units, of directions that the data determine
+_OWN = 0.1  # of the size of a param, by which it changes at most
 _ACROSS = 10.0  # times as steep as along the full step: the walls of its valley
 
 
@@ -31,6 +33,7 @@ class Probe(NamedTuple):
     slope: jax.Array  # g^T p
     moved: jax.Array  # [m], J p
     floor: jax.Array  # [m], the residuals on the floor of the valley along p
+    blur: jax.Array  # the rounding of these
 
 
 def is_hopeful(point: Linearization, noise: jax.Array) -> jax.Array:
@@ -52,9 +55,10 @@ def is_hopeful(point: Linearization, noise: jax.Array) -> jax.Array:
 def probe(point: Linearization, system: System, noise: jax.Array) -> Probe:
     r"""The part of the full step that moves the residuals clearly, and not further.
 
-    .. math:: t = \sqrt{\rho / \|J p\|}
+    .. math:: t = \min\Bigl(\sqrt{\rho / \|J p\|},\ 0.1 \min_j |x_j / p_j|\Bigr)
 
-    weighs the rounding of a second difference against its error by higher derivatives.
+    weighs the rounding of a second difference against its error by higher derivatives, which
+    have their say wherever a param changes by factors.
 
     Args:
         point: The point, with a Jacobian.
@@ -66,21 +70,25 @@ def probe(point: Linearization, system: System, noise: jax.Array) -> Probe:
     full = system.damped(jnp.square(seen))
     length = jnp.sqrt(full.model_norm)
     t = jnp.sqrt(jnp.minimum(divide(noise, length), jnp.ones((), dtype)))
+    own = own_share(divide(full.p, point.columns), point.x, _OWN)
+    t = jnp.where(own > 0, jnp.minimum(t, own), t)
     # As it will be taken: what rounding makes of it is known, and nothing that has to be allowed.
     step = (point.x + t * divide(full.p, point.columns)) - point.x
     across = jnp.square(jnp.asarray(_ACROSS, dtype) * divide(length, norm(full.p)))
-    down = divide(system.damped(across).p, point.columns)
-    floor = point.r + matmul(point.J, down)
-    return Probe(step, matmul(point.gradient, step), matmul(point.J, step), floor)
+    down = system.damped(across).p
+    floor = point.r + matmul(point.J, divide(down, point.columns))
+    blur = jnp.asarray(float(jnp.finfo(dtype).eps), dtype) * norm(down)
+    return Probe(step, matmul(point.gradient, step), matmul(point.J, step), floor, blur)
 
 
 def no_probe(point: Linearization) -> Probe:
     """The probe that goes nowhere."""
     nothing = jnp.zeros_like(point.r)
-    return Probe(jnp.zeros_like(point.x), jnp.zeros_like(point.cost), nothing, nothing)
+    none = jnp.zeros_like(point.cost)
+    return Probe(jnp.zeros_like(point.x), none, nothing, nothing, none)
 
 
-def is_refuted(point: Linearization, taken: Probe, r: jax.Array) -> jax.Array:
+def is_refuted(point: Linearization, taken: Probe, r: jax.Array, noise: jax.Array) -> jax.Array:
     r"""Whether the second-order model predicts a visible reduction of the cost.
 
     .. math:: C = \|J p\|^2 + 2\, \bar r^T (r_+ - r - J p), \qquad
@@ -89,16 +97,24 @@ def is_refuted(point: Linearization, taken: Probe, r: jax.Array) -> jax.Array:
     The difference shows how the residuals bend along p. Where they bend in directions in which they
     are steep, another step can follow them, so only those residuals count that are left on the
     floor of the valley, :math:`\bar r`. Where they change by more than the model says, rounding (or
-    a Jacobian that is wrong) does, and nothing is refuted.
+    a Jacobian that is wrong) does, and nothing is refuted. Where all the curvature that is seen may
+    be rounding (of the residuals, or of those on the floor), nothing is known that keeps the cost
+    up, and a slope is enough that is visible over the step, :math:`-g^T p > 10^{-4} f`.
 
     Args:
         point: The point.
         taken: The part of the full step, `p` above.
         r: The residuals at its end, :math:`r_+`.
+        noise: :math:`\rho`, the rounding of the residuals.
     """
     half = jnp.asarray(0.5, r.dtype)
     norms = jnp.sum(jnp.square(taken.moved))
-    curvature = norms + 2 * jnp.sum(taken.floor * ((r - point.r) - taken.moved))
-    gain = divide(half * jnp.square(taken.slope), jnp.maximum(curvature, half * norms))
+    rest = (r - point.r) - taken.moved
+    curvature = norms + 2 * jnp.sum(taken.floor * rest)
+    # Not by the square of the slope, which may underflow.
+    gain = half * taken.slope * divide(taken.slope, jnp.maximum(curvature, half * norms))
     known = jnp.isfinite(gain) & (curvature > -half * norms)
-    return known & (gain > jnp.asarray(SHARE, r.dtype) * point.cost)
+    share = jnp.asarray(SHARE, r.dtype) * point.cost
+    unknown = 2 * (norm(taken.floor) * noise + taken.blur * norm(rest))
+    hidden = jnp.abs(curvature) <= unknown
+    return (known & (gain > share)) | (hidden & (-taken.slope > share))

@@ -171,7 +171,7 @@ def probed(point, r, direction):
     here = factorised_linearization(p, r(p), jax.jacfwd(r)(p))
     step = jnp.asarray(direction)
     moved = here.J @ step
-    return here, Probe(step, here.gradient @ step, moved, here.r)
+    return here, Probe(step, here.gradient @ step, moved, here.r, jnp.zeros(()))
 
 
 def test_a_probe_tells_a_slope_from_curvature(x64):
@@ -182,14 +182,53 @@ def test_a_probe_tells_a_slope_from_curvature(x64):
     def turning(p):
         return jnp.stack([p[0], 1 + 1e-3 * p[1] + p[1] ** 2])
 
-    step = (0.0, -1.0)
+    step, rho = (0.0, -1.0), jnp.asarray(1e-16)
     for residuals, refuted in ((sloping, True), (turning, False)):
         here, taken = probed((0.0, 0.0), residuals, step)
-        assert bool(is_refuted(here, taken, residuals(here.x + taken.step))) is refuted
+        assert bool(is_refuted(here, taken, residuals(here.x + taken.step), rho)) is refuted
     # Noise that is as large as the residuals proves nothing.
     here, taken = probed((0.0, 0.0), sloping, step)
-    assert not bool(is_refuted(here, taken, -here.r))
-    assert not bool(is_refuted(here, taken, jnp.full(2, jnp.nan)))
+    assert not bool(is_refuted(here, taken, -here.r, rho))
+    assert not bool(is_refuted(here, taken, jnp.full(2, jnp.nan), rho))
+
+
+def powell_badly_scaled(p):
+    x, y = p
+    return jnp.stack([1e4 * x * y - 1, jnp.exp(-x) + jnp.exp(-y) - 1.0001])
+
+
+def beale(p):
+    x, y = p
+    return jnp.stack([1.5 - x * (1 - y), 2.25 - x * (1 - y**2), 2.625 - x * (1 - y**3)])
+
+
+# Valleys to infinity along which the cost still falls: a param has to change by factors there, and
+# over so long a step no second difference says anything of the slope. Along one of them even the
+# curvature is less than float32 can see.
+@pytest.mark.parametrize(
+    ("residuals", "start"), [(beale, 10.0), (powell_badly_scaled, 0.0)], ids=lambda x: str(x)[:16]
+)
+def test_a_valley_to_infinity_is_no_minimum(residuals, start):
+    far = jnp.asarray([start, 10.0]), jnp.asarray([10 * start, 100.0])
+    fit = jax.jit(lambda p: fnopt.least_squares(residuals, p, solver=dogleg()))
+    for p in far:
+        end = fit(p)
+        assert not bool(end.converged) or float(end.cost) < 1e-10, (end.message, end.params)
+        assert int(end.nfev) < 250
+
+
+@pytest.mark.parametrize("name", ["dogleg", "gauss_newton"])
+def test_equal_starts_of_two_terms_do_not_end_on_a_saddle(name):
+    t = np.linspace(0, 3, 30)
+    y = (2 * np.exp(-0.5 * t) + 1.5 * np.exp(-3 * t)).astype(np.float32)
+
+    def residuals(p):
+        rates = jnp.exp(-p[:, 1, None] * t.astype(np.float32))
+        return jnp.sum(p[:, 0, None] * rates, axis=0) - y
+
+    end = fnopt.least_squares(residuals, jnp.ones((2, 2)), solver=SOLVERS[name]())
+    assert bool(end.converged), end.message
+    assert float(end.cost) < 1e-10
 
 
 def test_residuals_that_start_huge_do_not_vanish_by_their_squares():

@@ -244,7 +244,7 @@ def curve_fit(
             r = _checked(model(p, x), x, y) - y
             return jnp.ravel(r) if matrix else r
 
-        # Who brings a Jacobian may have a model that can't be differentiated.
+        # A model with a Jacobian of its own may be one that can't be differentiated.
         straight = jacobian is not None
         solution = least_squares(
             residuals,

@@ -110,8 +110,8 @@ def _band(f: Any, grid: np.ndarray, popt: Any, pcov: Any, quantile: Any) -> Band
     C = jnp.full((theta.size, theta.size), jnp.nan) if pcov is None else jnp.asarray(pcov)
     C = jnp.where(jnp.isfinite(C).all(), C, jnp.full_like(C, jnp.nan)).astype(theta.dtype)
     error = jnp.sqrt(jnp.sum(matmul(J, C) * J, axis=1))
-    reach = quantile.astype(theta.dtype) * error
-    drawn: Any = map(np.asarray, (value, value - reach, value + reach, error))
+    half_width = quantile.astype(theta.dtype) * error
+    drawn: Any = map(np.asarray, (value, value - half_width, value + half_width, error))
     return Band(*drawn)
 
 

@@ -163,10 +163,10 @@ def confidence_intervals(
         -0.484 4.484
     """
     x, unravel = ravel_with_held(solution.params)
-    reach = _quantile(solution, level, absolute_sigma) * jnp.sqrt(
+    half_width = _quantile(solution, level, absolute_sigma) * jnp.sqrt(
         jnp.diagonal(covariance_of(solution, absolute_sigma))
     )
-    return unravel(x - reach), unravel(x + reach)
+    return unravel(x - half_width), unravel(x + half_width)
 
 
 def predict_band(
@@ -227,5 +227,7 @@ def predict_band(
         spread = jnp.asarray(noise, x.dtype)
         square = square + jnp.ravel(jnp.broadcast_to(jnp.square(spread), shape.shape))
     error = jnp.where(known.determined(J), jnp.sqrt(square), jnp.full_like(square, jnp.inf))
-    reach = _quantile(solution, level, absolute_sigma) * error
-    return Band(*(v.reshape(shape.shape) for v in (value, value - reach, value + reach, error)))
+    half_width = _quantile(solution, level, absolute_sigma) * error
+    return Band(
+        *(v.reshape(shape.shape) for v in (value, value - half_width, value + half_width, error))
+    )

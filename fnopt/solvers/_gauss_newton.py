@@ -78,7 +78,7 @@ class gauss_newton(LeastSquaresMethod):
 
 
 def _part(full: DampedStep, t: jax.Array) -> DampedStep:
-    r"""A fraction of a step that minimises the model, which promises :math:`t(2 - t)` of it."""
+    r"""A fraction of the step to the model's minimum; it gains :math:`t(2 - t)` as much."""
     return DampedStep(
         t * full.p, full.lam, jnp.square(t) * full.model_norm, t * (2 - t) * full.predicted
     )

@@ -59,7 +59,7 @@ class Trial(NamedTuple):
 
 
 def begin(point: Linearization, options: Options, rule: Rule, memory: int = 0) -> TrustRegionState:
-    """The search at a first point; it remembers `memory` rows of curvature."""
+    """The state at a first point; it remembers `memory` rows of curvature."""
     steepest = initial_scale(point.columns)
     zero = jnp.zeros((), jnp.int32)
     radius = rule.first(options.radius, steepest, point.x, point.cost)
@@ -69,7 +69,7 @@ def begin(point: Linearization, options: Options, rule: Rule, memory: int = 0) -
 
 
 def arrive(search: TrustRegionState, point: Linearization) -> TrustRegionState:
-    """The search at a next point, whose Jacobian grows the scaling."""
+    """The state at a next point, whose Jacobian grows the scaling."""
     steepest = grown_scale(search.steepest, point.columns)
     return search._replace(steepest=steepest, scale=_scale(steepest, point, search.rows))
 
@@ -102,7 +102,7 @@ def bent(
     options: Options,
     step: DampedStep,
 ) -> Trial:
-    """A step of the linear model corrected to second order: its length, and its second_derivative.
+    """A step of the linear model corrected to second order: its length and its direction.
 
     Args:
         point: Where the step starts.
@@ -150,7 +150,7 @@ class Comparison(NamedTuple):
 
 
 def compared(trial: Trial, actual: jax.Array, noise: Noise) -> Comparison:
-    """Compares a trial with its promise."""
+    """Compares a trial with its prediction."""
     negligible = is_negligible(actual, trial.predicted, noise.cost)
     improves = is_accepted(actual, trial.predicted, negligible)
     gain = gain_ratio(actual, trial.predicted)
@@ -167,7 +167,7 @@ def judge(
     options: Options,
     rule: Rule,
 ) -> tuple[jax.Array, TrustRegionState]:
-    """Adapts the search to how a trial went, and says whether to stop.
+    """Adapts the state to how a trial went, and says whether to stop.
 
     Args:
         point: Where the step starts.
@@ -234,7 +234,7 @@ def _stop_or_restart(
     flat |= cost_converged(actual, attainable, point.cost, options.ftol, options.noise)
     tiny = step_converged(trial.length, size, options.xtol)
     stuck = search.rejections > _MOST_REJECTIONS
-    # A step that is tiny because its radius is shows nothing, if a longer one promises much.
+    # A step that is tiny because its radius is shows nothing where a longer one may gain much.
     short = tiny & (trial.lam > 0) & is_hopeful(point, noise.residual)
     collapsed = ~flat & ((tiny | stuck | again) & sloping | short)
     restarted = collapsed & (search.restarts < MOST_RESTARTS)
@@ -254,7 +254,7 @@ def _stop_or_restart(
 def restart(
     point: Linearization, search: TrustRegionState, options: Options, rule: Rule
 ) -> TrustRegionState:
-    """The search begun again, without what it remembers of other points."""
+    """The state begun again, without what it remembers of other points."""
     steepest = fresh_scale(point.columns)
     scale = _scale(steepest, point, search.rows)
     radius = rule.reopened(options.radius, scale, point.x, search.restarts)
@@ -265,5 +265,5 @@ def restart(
 
 
 def choose(choice: jax.Array, a: TrustRegionState, b: TrustRegionState) -> TrustRegionState:
-    """The search `a` where `choice` holds, else `b`."""
+    """The state `a` where `choice` holds, else `b`."""
     return TrustRegionState(*(jnp.where(choice, x, y) for x, y in zip(a, b, strict=True)))

@@ -48,7 +48,7 @@ class scale_by_backtracking_linesearch(Transformation):
 
     Args:
         max_backtracking_steps: How often a step is shortened at most.
-        slope_rtol: :math:`c`, the part of the promised decrease that is asked for.
+        slope_rtol: :math:`c`, the part of the predicted decrease that is asked for.
         decrease_factor: What a step that is refused is multiplied by.
         increase_factor: What the last step is multiplied by to give the next first one; infinity
             starts at `max_learning_rate` always.

@@ -77,7 +77,7 @@ def judged(
     r"""The status after an evaluation.
 
     Small, of a value, is :math:`\epsilon_f \max(|f|, \min(1, f_0 - f))`, with 2.2e-9 for
-    :math:`\epsilon_f` of the second if nothing was given. However little is promised
+    :math:`\epsilon_f` of the second if nothing was given. However little is predicted
     and gained, with a large gradient nothing is claimed: it may be a flat place of a valley. Not
     large is one that is small to the user, or a tiny part of the largest on the way.
     """
@@ -89,7 +89,7 @@ def judged(
     strict = jnp.minimum(0.1 * tol.gtol, 1e-5)
     small_to_the_user = pull * tol.unit <= loose * jnp.maximum(1, value * tol.worth)
     gentle = (pull <= loose * scale) & (small_to_the_user | (pull <= strict * scale))
-    unpromising = (aim.promised <= fine) & gentle
+    unpromising = (aim.predicted <= fine) & gentle
     gained = before.value - after.value
     flat = moved & unpromising & (gained <= fine)
     rest = jnp.all(jnp.abs(aim.step) <= tol.xtol * jnp.abs(after.x)) & gentle

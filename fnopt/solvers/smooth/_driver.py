@@ -94,7 +94,7 @@ def minimize(
         constraints: `fixed()`, `tied(fn)`, `positive()` or `interval(a, b)`, by the path of a
             leaf, a pattern of paths, or a tree like the params.
         projection: `projection(params)` returns the nearest params of a convex set.
-        ftol: The part of the value that neither the model promises nor a step gains any more; by
+        ftol: The part of the value that neither the model predicts nor a step gains any more; by
             default 2.2e-9, or 16 rounding units of the params' dtype if that is more.
         xtol: The part of every param that a step changes at least; by default 4 rounding units.
         gtol: Tolerance of the largest entry of the gradient (of those that bounds don't hold), by

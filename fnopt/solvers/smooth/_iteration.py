@@ -205,9 +205,9 @@ def _watched(
         return loop
     point = loop.point
     slope = length(point.gradient) * (units.value / units.x)
-    reach = length(before.aim.x - before.point.x) * units.x
+    step_length = length(before.aim.x - before.point.x) * units.x
     accepted = jnp.any(point.x != before.point.x)
-    entry = StepHistory(point.value * units.value, slope, reach, accepted)
+    entry = StepHistory(point.value * units.value, slope, step_length, accepted)
     if watch is not None:
         loop = loop._replace(status=watch(loop, point.x * units.x, entry))
     return loop._replace(history=noted(loop.history, loop.steps, entry))

@@ -83,8 +83,8 @@ class lbfgsb(LineSearchMethod):
         # Between bounds on all sides the model's first target is a step of a sensible length.
         boxed = jnp.all(jnp.isfinite(box.lower) & jnp.isfinite(box.upper))
         rate = jnp.where(walk.fresh & ~boxed, first_rate(target - point.x), one)
-        reach = _within(point.x, target - point.x, box.lower, box.upper, far)
-        return Heading(target, rate, jnp.where(walk.fresh, one, jnp.maximum(one, reach)))
+        longest = _within(point.x, target - point.x, box.lower, box.upper, far)
+        return Heading(target, rate, jnp.where(walk.fresh, one, jnp.maximum(one, longest)))
 
 
 def _within(

@@ -74,7 +74,7 @@ class Aim(NamedTuple):
     """A plan for a point: where to look first, and what to expect of it."""
 
     x: jax.Array
-    promised: jax.Array  # by how much the value should fall
+    predicted: jax.Array  # by how much the value should fall
     step: jax.Array  # [n], the whole step
     state: Any
 

@@ -27,8 +27,8 @@ class Trust(NamedTuple):
     """The radius, and what the model says of the step under way."""
 
     radius: jax.Array
-    promised: jax.Array
-    reach: jax.Array  # the length of the step
+    predicted: jax.Array
+    step_length: jax.Array  # the length of the step
     first: jax.Array  # the value at the start of all
 
 
@@ -60,25 +60,25 @@ class newton_cg(MinimizeMethod):
 
     def aim(self, problem: Problem, point: Point, state: Trust) -> Aim:
         """The step that minimises the model in the region."""
-        step, promised = steihaug(problem, point, state.radius)
-        state = state._replace(promised=promised, reach=length(step))
-        return Aim(point.x + step, promised, step, state)
+        step, predicted = steihaug(problem, point, state.radius)
+        state = state._replace(predicted=predicted, step_length=length(step))
+        return Aim(point.x + step, predicted, step, state)
 
     def told(self, problem: Problem, point: Point, state: Trust, there: Point) -> Told:
-        """Accepts a step that keeps a part of its promise, and changes the radius."""
+        """Accepts a step that gains a part of what was predicted, and changes the radius."""
         finite = there.is_finite()
         actual = jnp.where(finite, point.value - there.value, -jnp.inf).astype(state.radius.dtype)
         # What rounding adds to the difference, so that its sign doesn't refuse the last steps.
         noise = 10 * jnp.finfo(there.value.dtype).eps * jnp.abs(point.value)
         noise = noise.astype(actual.dtype)
-        certain = state.promised > 0
-        safe = jnp.where(certain, state.promised, jnp.ones_like(actual))
+        certain = state.predicted > 0
+        safe = jnp.where(certain, state.predicted, jnp.ones_like(actual))
         ratio = jnp.where(certain, (actual + noise) / (safe + noise), -jnp.inf)
         kept = finite & (ratio > 1e-4) & (there.value <= state.first)
         flatter = length(there.gradient) < length(point.gradient)
         kept = kept & ((actual > 0) | flatter)
-        edge = state.reach >= 0.9 * state.radius
-        radius = jnp.where(ratio < 0.25, 0.25 * state.reach, state.radius)
+        edge = state.step_length >= 0.9 * state.radius
+        radius = jnp.where(ratio < 0.25, 0.25 * state.step_length, state.radius)
         radius = jnp.where((ratio > 0.75) & edge & finite, 2 * state.radius, radius)
         size = length(point.x)
         scale = jnp.where(size > 0, size, jnp.ones_like(size))
@@ -106,7 +106,7 @@ def steihaug(problem: Problem, point: Point, radius: jax.Array) -> tuple[jax.Arr
         radius: The radius of the region.
 
     Returns:
-        The step, and the promised decrease.
+        The step, and the predicted decrease.
     """
     g = point.gradient
     times = hessian_product(problem.f, point.x)
@@ -134,9 +134,9 @@ def steihaug(problem: Problem, point: Point, radius: jax.Array) -> tuple[jax.Arr
     zero = jnp.zeros_like(g)
     start = _Inner(zero, g, -g, dot(g, g), jnp.zeros((), jnp.int32), size <= 0)
     p = lax.while_loop(unfinished, step, start).p
-    promised = -(dot(g, p) + 0.5 * dot(p, times(p)))
-    usable = jnp.isfinite(promised) & jnp.all(jnp.isfinite(p))
-    return jnp.where(usable, p, zero), jnp.where(usable, promised, jnp.zeros_like(promised))
+    predicted = -(dot(g, p) + 0.5 * dot(p, times(p)))
+    usable = jnp.isfinite(predicted) & jnp.all(jnp.isfinite(p))
+    return jnp.where(usable, p, zero), jnp.where(usable, predicted, jnp.zeros_like(predicted))
 
 
 def _to_the_edge(p: jax.Array, d: jax.Array, radius: jax.Array) -> jax.Array:

@@ -72,8 +72,8 @@ class nonlinear_cg(LineSearchMethod):
         slope = dot(new, g)
         fall = jnp.maximum(before.value - after.value, 0)
         rate = jnp.where(slope < 0, -2.02 * fall / jnp.where(slope < 0, slope, -1), 0)
-        travelled, reach = length(after.x - before.x), length(new)
-        last = travelled / jnp.where(reach > 0, reach, jnp.ones_like(reach))
+        travelled, next_length = length(after.x - before.x), length(new)
+        last = travelled / jnp.where(next_length > 0, next_length, jnp.ones_like(next_length))
         return Direction(new, jnp.where((rate > 0) & jnp.isfinite(rate), rate, last))
 
     def _beta(self, g: jax.Array, y: jax.Array, d: jax.Array, before: jax.Array) -> jax.Array:

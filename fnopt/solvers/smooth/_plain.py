@@ -57,9 +57,9 @@ class plain(MinimizeMethod):
         x = problem.flat(apply_updates(params, updates))
         after = jax.tree.map(lambda a, b: jnp.asarray(a, jnp.result_type(b)), after, state.after)
         # Nothing is known of what a step should gain: the value alone ends no run.
-        promised = jnp.asarray(jnp.inf, point.value.dtype)
+        predicted = jnp.asarray(jnp.inf, point.value.dtype)
         endless = jnp.full_like(point.x, jnp.inf)
-        return Aim(x, promised, endless, Run(state.after, after))
+        return Aim(x, predicted, endless, Run(state.after, after))
 
     def told(self, problem: Problem, point: Point, state: Run, there: Point) -> Told:
         """Goes there, if that is a finite place."""

@@ -75,14 +75,14 @@ class LineSearchMethod(MinimizeMethod):
         heading = self.heading(problem, point, state)
         step = heading.target - point.x
         slope = dot(point.gradient, step)
-        # Rounding or a bad memory may have turned it: then nothing is promised, and it fails.
+        # Rounding or a bad memory may have turned it: then nothing is predicted, and it fails.
         down = (slope < 0) & jnp.isfinite(slope)
         search = begun(point.value, slope, heading.rate, heading.longest)
         search = search._replace(rate=jnp.where(down, search.rate, jnp.zeros_like(search.rate)))
         state = state._replace(target=heading.target, step=step, search=search, best=point)
         half = jnp.asarray(0.5, slope.dtype)
-        promised = jnp.where(down, -half * slope, jnp.zeros_like(slope))
-        return Aim(self._place(problem, point, state), promised, step, state)
+        predicted = jnp.where(down, -half * slope, jnp.zeros_like(slope))
+        return Aim(self._place(problem, point, state), predicted, step, state)
 
     def _place(self, problem: Problem, point: Point, state: Walk) -> jax.Array:
         rate = state.search.rate

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 _CONFIG: Any = jax.config  # its fields are made at run time
@@ -92,8 +93,9 @@ def _is_inexact(dtype: Any) -> bool:
 
 def increment(count: jax.Array) -> jax.Array:
     """`count + 1`, staying at the dtype's largest value instead of wrapping round."""
-    last = jnp.iinfo(count.dtype).max - 1
-    return lax.add(lax.min(count, lax.full_like(count, last)), lax.full_like(count, 1))
+    # NumPy's constants: every member of every step that is traced counts, and arrays cost more.
+    last, one = np.asarray(jnp.iinfo(count.dtype).max - 1, count.dtype), np.ones((), count.dtype)
+    return lax.add(lax.min(count, last), one)
 
 
 def zero_count() -> jax.Array:

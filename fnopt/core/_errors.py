@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
-from collections.abc import Iterator
 
 # Tracing is plain Python, so the transform that is running is known when a message is written.
 _places: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("places", default=())
 
 
-@contextlib.contextmanager
-def place(name: str) -> Iterator[bool]:
-    """Marks that `name` runs; yields whether it is the outermost such place."""
-    outer = _places.get()
-    token = _places.set((*outer, name))
-    try:
-        yield not outer
-    finally:
-        _places.reset(token)
+class place:
+    """A context in which `name` runs; entered, it says whether it is the outermost such place."""
+
+    # A class and no generator, because every member of every update enters one.
+    __slots__ = ("_name", "_token")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> bool:
+        outer = _places.get()
+        self._token = _places.set((*outer, self._name))
+        return not outer
+
+    def __exit__(self, *error: object) -> None:
+        _places.reset(self._token)
 
 
 def where() -> str:

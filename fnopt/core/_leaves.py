@@ -140,7 +140,7 @@ def check_scalars(hyper: Any) -> None:
 
     A stacked optimizer outside `vmap` would broadcast its numbers against the gradients.
     """
-    if all(jnp.ndim(x) == 0 for x in jax.tree.leaves(hyper)):
+    if all(isinstance(x, float) or jnp.ndim(x) == 0 for x in jax.tree.leaves(hyper)):
         return
     for path, x in leaves_with_names(hyper)[0]:
         if jnp.ndim(x) != 0:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import is_inexact
+from fnopt.core import is_inexact, varying_like
 from fnopt.programs import jaxprs
 
 _LINEAR = {
@@ -109,10 +109,8 @@ def softmax_rows(loss: Any, f: jax.Array, example: Any, key: jax.Array, samples:
         return _read(loss, f, example, taps)[0].value
 
     pieces = _read(loss, f, example, None)[1]
-    zeros = [
-        jnp.zeros(p.shape, p.scores.dtype) + 0 * jnp.sum(f).astype(p.scores.dtype) for p in pieces
-    ]
-    weights = jax.grad(perturbed)(zeros)
+    zeros = [jnp.zeros(p.shape, p.scores.dtype) for p in pieces]
+    weights = jax.grad(perturbed)(varying_like(zeros, f))
     keys = jax.random.split(key, len(pieces))
     rows = [_row(p, w, k, samples) for p, w, k in zip(pieces, weights, keys, strict=True)]
     pull = jax.linear_transpose(jax.linearize(scores, f)[1], f)

@@ -43,6 +43,10 @@ def lookup(params, x):
     return params["table"][x.astype(int)[:1]][0] @ params["w"]
 
 
+def lookups_by_vmap(params, x):  # as embeddings of Equinox are
+    return jax.vmap(lambda i: params["table"][i])(x.astype(int)[:1])[0] @ params["w"]
+
+
 def heads(params, x):
     h = jnp.einsum("d,dhk->hk", x, params["q"]) + params["bias"]
     return jnp.einsum("hk,hkd->hd", h, params["each"]) + params["offset"]
@@ -73,6 +77,7 @@ LINEAR = {
     "deep": (deep, {"w": (12, 4), "b": (4,), "v": (4, 3)}),
     "turned": (turned, {"w": (4, 12), "b": (4,), "v": (3, 4)}),
     "lookup": (lookup, {"table": (5, 4), "w": (4, 3)}),
+    "lookups_by_vmap": (lookups_by_vmap, {"table": (5, 4), "w": (4, 3)}),
     "heads": (heads, {"q": (12, 2, 3), "bias": (2, 3), "each": (2, 3, 2), "offset": (2, 2)}),
     "scanned": (scanned, {"w": (2, 12, 12), "b": (2, 12)}),
     "convolved": (convolved, {"k": (3, 2, 2, 3), "b": (3,), "w": (3, 2)}),

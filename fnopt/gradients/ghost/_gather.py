@@ -27,10 +27,13 @@ def layout(site: Site) -> Layout:
 def pair(site: Site, indices: jax.Array, g: jax.Array) -> Pair:
     """The gradient of a lookup has the cotangent in the row that was looked up."""
     _, perm = without_transposes(site.weight)
-    offsets = site.eqn.params["dimension_numbers"].offset_dims
+    numbers = site.eqn.params["dimension_numbers"]
+    # Where the axis that is looked up isn't collapsed, it is the first one, of size 1.
+    offsets = numbers.offset_dims[len(numbers.offset_dims) - len(perm) + 1 :]
     kept = [offsets[i] for i in np.argsort(perm[1:])]
     positions = [d for d in range(g.ndim) if d not in kept]
-    index = indices.reshape(-1)
+    starts = numbers.start_index_map
+    index = indices.reshape(-1, len(starts))[:, starts.index(0)]
     g = g.transpose(*positions, *kept).reshape(index.size, -1)
     size = site.weight.aval.shape[0]
     if site.eqn.params["mode"] == GatherScatterMode.FILL_OR_DROP:

@@ -288,18 +288,20 @@ def _conv_kind(eqn: jex.JaxprEqn) -> str:
 
 
 def _is_lookup(eqn: jex.JaxprEqn) -> bool:
-    """Whether whole rows are picked: `table[indices]`."""
+    """Whether whole rows are picked: `table[indices]`, or `vmap` of `table[index]`."""
     table: Any = eqn.invars[0].aval
-    numbers = eqn.params["dimension_numbers"]
+    numbers, mode = eqn.params["dimension_numbers"], eqn.params["mode"]
+    rows = tuple(eqn.params["slice_sizes"]) == (1, *table.shape[1:])
+    if not rows or numbers.operand_batching_dims:
+        return False
+    if numbers.collapsed_slice_dims == () and 0 in numbers.start_index_map:
+        # A slice as wide as the table can only start at 0, wherever else it is asked to.
+        return mode in {GatherScatterMode.CLIP, GatherScatterMode.PROMISE_IN_BOUNDS}
     modes = {
         GatherScatterMode.CLIP,
         GatherScatterMode.FILL_OR_DROP,
         GatherScatterMode.PROMISE_IN_BOUNDS,
     }
     return (
-        numbers.collapsed_slice_dims == (0,)
-        and numbers.start_index_map == (0,)
-        and not numbers.operand_batching_dims
-        and tuple(eqn.params["slice_sizes"]) == (1, *table.shape[1:])
-        and eqn.params["mode"] in modes
+        numbers.collapsed_slice_dims == (0,) and numbers.start_index_map == (0,) and mode in modes
     )

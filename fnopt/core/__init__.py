@@ -49,6 +49,18 @@ from fnopt.core._leaves import check_inexact, check_same_tree, map_leaves
 from fnopt.core._map_slots import map_slots as map_slots
 from fnopt.core._moments import as_dtype, bias_correction, ema, positive_root
 from fnopt.core._moments import mean_weights as mean_weights
+from fnopt.core._named_axes import any_row as any_row
+from fnopt.core._named_axes import check_axis as check_axis
+from fnopt.core._named_axes import from_devices as from_devices
+from fnopt.core._named_axes import gathered_over as gathered_over
+from fnopt.core._named_axes import over_devices as over_devices
+from fnopt.core._named_axes import own as own
+from fnopt.core._named_axes import row_axes as row_axes
+from fnopt.core._named_axes import row_most as row_most
+from fnopt.core._named_axes import row_parts as row_parts
+from fnopt.core._named_axes import row_total as row_total
+from fnopt.core._named_axes import rows_gathered as rows_gathered
+from fnopt.core._named_axes import rows_over as rows_over
 from fnopt.core._norm import global_norm
 from fnopt.core._numbers import joint_norm as joint_norm
 from fnopt.core._numbers import nonzero, squared_modulus
@@ -84,9 +96,11 @@ from fnopt.core._slots import OwnSlot, RealSlot, Slot, slot_zeros
 from fnopt.core._slots import declared_slots as declared_slots
 from fnopt.core._slots import own_slots as own_slots
 from fnopt.core._slots import slot_copy as slot_copy
+from fnopt.core._spread import automatic_mesh_of as automatic_mesh_of
 from fnopt.core._spread import axes_of as axes_of
 from fnopt.core._spread import gathered as gathered
 from fnopt.core._spread import is_spread as is_spread
+from fnopt.core._spread import is_staged as is_staged
 from fnopt.core._spread import joined as joined
 from fnopt.core._spread import laid as laid
 from fnopt.core._spread import laid_like as laid_like

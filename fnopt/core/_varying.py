@@ -10,11 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+from jax.core import ShapedArray
 
 
 def varies_over(x: Any) -> frozenset[str]:
-    """The named axes over which an array differs; none where types don't say."""
-    aval = jax.typeof(x)
+    """The named axes over which an array (or its type) differs; none where types don't say."""
+    aval = x if isinstance(x, (jax.ShapeDtypeStruct, ShapedArray)) else jax.typeof(x)
     found = getattr(aval, "vma", None)  # before JAX 0.10
     found = found or getattr(getattr(aval, "manual_axis_type", None), "varying", None)
     return frozenset(found or ())

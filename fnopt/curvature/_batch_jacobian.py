@@ -16,6 +16,7 @@ from fnopt.core import (
     check_same_tree,
     checked_chunk_size,
     described,
+    from_devices,
     gathered,
     laid_like,
     mesh_of,
@@ -23,7 +24,6 @@ from fnopt.core import (
 )
 from fnopt.curvature._bound import bind
 from fnopt.curvature._jacobian_part import Part
-from fnopt.gradients import from_devices
 from fnopt.jacobians import ravel
 
 METHODS = ("auto", "ghost", "formed")

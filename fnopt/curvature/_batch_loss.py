@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import described, gathered
+from fnopt.core import described, from_devices, gathered, over_devices
 from fnopt.curvature._batch_jacobian import BatchJacobian, batch_jacobian
 from fnopt.curvature._bound import bind
 from fnopt.curvature._output_root import OutputHessian, check_loss, output_hessian
@@ -52,6 +52,7 @@ class BatchLoss:
         method: As in `batch_jacobian`.
         chunk_size: Likewise.
         name: What the user called, for messages.
+        axis_name: The named axis that a larger batch is divided over, if it is.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class BatchLoss:
         method: str,
         chunk_size: int | None,
         name: str,
+        axis_name: Any = None,
     ) -> None:
         single = callable(model_fn)
         models, losses = ((model_fn,), (loss_fn,)) if single else (model_fn, loss_fn)
@@ -73,10 +75,12 @@ class BatchLoss:
         for model, loss, examples in zip(models, losses, batches, strict=True):
             bound, laid = bind(model, params, examples, name)
             # The algebra among the outputs is done by all devices of a mesh, for all examples.
-            part = _Part(laid, loss, jax.tree.map(gathered, examples), bound.size)
+            # What the loss doesn't look at is not sent.
+            whole = from_devices(jax.tree.map(gathered, examples), axis_name)
+            part = _Part(laid, loss, whole, bound.size * over_devices(1, axis_name))
             check_loss(part.loss, laid.size, dtype, examples, name)
             self.parts.append(part)
-        at = batch_jacobian(model_fn, method=method, chunk_size=chunk_size)
+        at = batch_jacobian(model_fn, method=method, chunk_size=chunk_size, axis_name=axis_name)
         self.J: BatchJacobian = at(params, batch)
         self.outputs = self.J.vector.astype(dtype)
         self.value, self.slope = jax.value_and_grad(self._mean)(self.outputs)

@@ -14,16 +14,17 @@ import jax.numpy as jnp
 from fnopt.core import (
     axes_of,
     compute_dtype,
+    from_devices,
     gathered,
     laid,
     matmul,
+    over_devices,
     scan_chunks,
     varying_like,
 )
 from fnopt.curvature._bound import BoundResiduals
 from fnopt.curvature._formed import FormedRows, form_rows
 from fnopt.curvature._round import rows_of_all_devices
-from fnopt.gradients import from_devices, over_devices
 from fnopt.gradients.ghost import Rows, record_rows, trace_ghost
 
 

@@ -17,11 +17,11 @@ from fnopt.core import (
     checked_chunk_size,
     compute_dtype,
     leaves_with_names,
+    over_devices,
     scan_chunks,
     shown,
     varying_like,
 )
-from fnopt.gradients import over_devices
 
 REDUCTIONS = ("mean", "sum")
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import Params, Status
+from fnopt.core import Params, Status, over_devices
 from fnopt.curves._curve_data import checked_sigma, checked_x, checked_y, without_nan
 from fnopt.curves._curve_jacobian import residual_jacobian
 from fnopt.curves._curve_options import CurveFitOptions, Numbers
@@ -118,6 +118,7 @@ def curve_fit(
     max_nfev: int | None = None,
     batch: bool = False,
     check_jac: bool = True,
+    axis_name: Any = None,
     **scipy_options: Any,
 ) -> Any:
     r"""Fits a function to data, as `scipy.optimize.curve_fit` does.
@@ -164,6 +165,8 @@ def curve_fit(
             between fits. `popt` and `pcov` get a leading axis. A fit that fails raises nothing:
             a warning counts them, and the status says which.
         check_jac: Whether to compare `jac` with the derivative of `f`, where that has one.
+        axis_name: Inside `jax.shard_map`, the named axis that the data are divided over; see
+            :func:`fnopt.least_squares`. Params and covariance are those of all data.
         **scipy_options: What SciPy's solvers take besides: `verbose`, `callback` and `factor`
             (the first trust radius) mean the same here; `x_scale`, `diag`, `epsfcn`,
             `diff_step`, `tr_solver`, `tr_options` and `workers` are accepted and not needed.
@@ -208,7 +211,7 @@ def curve_fit(
     callback = print if verbose == 2 and callback is None else callback
     radius = {"radius": options["radius"]} if "radius" in options else {}
     if batch:
-        _check_batch(nan_policy=nan_policy, **options)
+        _check_batch(nan_policy=nan_policy, axis_name=axis_name, **options)
         fits = curve_fit_batch(
             f,
             xdata,
@@ -236,7 +239,7 @@ def curve_fit(
 
     with written_for_jax("curve_fit"):
         y = _as_wide_as(model, start, x, y)
-        _check_count(y, start, method, box)
+        _check_count(y.size * over_devices(1, axis_name), start, method, box)
         sigma, matrix = checked_sigma(sigma, y)
         jacobian = residual_jacobian(jac, unpacked, matrix)
 
@@ -260,6 +263,7 @@ def curve_fit(
             max_steps=steps,
             callback=callback,
             check_jac=check_jac,
+            axis_name=axis_name,
         )
     pcov = covariance_of(solution, absolute_sigma)
     if verbose and not isinstance(solution.status, Tracer):
@@ -278,12 +282,12 @@ def _as_wide_as(model: Any, start: Any, x: Any, y: jax.Array) -> jax.Array:
     return jnp.broadcast_to(y, getattr(value, "shape", ()))
 
 
-def _check_count(y: jax.Array, start: Any, method: str | None, box: Any) -> None:
+def _check_count(size: int, start: Any, method: str | None, box: Any) -> None:
     """Refuses fewer data than params, as SciPy does without bounds."""
     n = sum(np.size(leaf) for leaf in jax.tree.leaves(start))
-    if y.size < n and box is None and method in {None, "lm"}:
+    if size < n and box is None and method in {None, "lm"}:
         raise TypeError(
-            f"curve_fit: there are fewer data than params ({y.size} < {n}), which can't determine "
+            f"curve_fit: there are fewer data than params ({size} < {n}), which can't determine "
             "them. Give more data, hold params by writing their values into f, or take "
             "method='trf' for one of the many solutions."
         )

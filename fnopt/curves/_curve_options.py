@@ -25,6 +25,7 @@ class CurveFitOptions(TypedDict, total=False):
     max_nfev: int | None
     batch: bool
     check_jac: bool
+    axis_name: Any
     # SciPy's.
     verbose: int
     callback: Any

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import WholeLeaves, varies_over
+from fnopt.core import WholeLeaves, gathered_over, varies_over
 
 
 def rows(x: Any, n: int) -> jax.Array:
@@ -84,7 +84,7 @@ def summed_parts(tree: Any, axes: tuple[str, ...], n: int) -> Any:
 def gathered_parts(parts: Any, like: Any, axes: tuple[str, ...]) -> Any:
     """Leaves in the shapes of `like` from the parts of all devices: one all-gather a dtype."""
     flat = [jnp.ravel(x) for x in jax.tree.leaves(parts)]
-    received = _side_by_side(lambda packed: _all_gather(packed, axes), flat)
+    received = _side_by_side(lambda packed: gathered_over(packed, axes), flat)
     shapes, treedef = jax.tree.flatten(like)
     leaves = [whole(x, jnp.shape(p)) for x, p in zip(received, shapes, strict=True)]
     return treedef.unflatten(leaves)
@@ -93,15 +93,6 @@ def gathered_parts(parts: Any, like: Any, axes: tuple[str, ...]) -> Any:
 def types_are_tracked(axes: tuple[str, ...]) -> bool:
     """Whether types say what differs between devices (`jax.shard_map` with `check_vma=True`)."""
     return bool(varies_over(jax.lax.axis_index(axes)))
-
-
-def _all_gather(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    if types_are_tracked(axes):  # all devices get the same, and the type shall say so
-        try:
-            return jax.lax.all_gather(x, axes, to="invarying")
-        except TypeError:  # before JAX 0.9
-            pass
-    return jax.lax.all_gather(x, axes)
 
 
 def _side_by_side(

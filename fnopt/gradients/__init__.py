@@ -18,8 +18,6 @@ from fnopt.gradients._scale_gradient import scale_gradient
 from fnopt.gradients._similarity import GradientSimilarity, gradient_similarity
 from fnopt.gradients._sparse_rows import sparse_value_and_grad
 from fnopt.gradients._statistics import GradientStatistics, gradient_statistics
-from fnopt.gradients._sums import from_devices as from_devices
-from fnopt.gradients._sums import over_devices as over_devices
 from fnopt.gradients._weighted import value_and_weighted_grad, weighted_grad
 from fnopt.gradients.ghost._report import GhostReport, ParamRule, ghost_report
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_choice, joint_norm, scan_chunks
+from fnopt.core import check_choice, joint_norm, over_devices, scan_chunks
 from fnopt.gradients._clip_rule import (
     RULES,
     Blocks,
@@ -20,7 +20,7 @@ from fnopt.gradients._clip_rule import (
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._measure import measure
 from fnopt.gradients._methods import Way, checked_way, choose
-from fnopt.gradients._sums import REDUCTIONS, like_params, over_devices, zero_sums
+from fnopt.gradients._sums import REDUCTIONS, like_params, zero_sums
 
 
 class ExampleInfo(NamedTuple):

@@ -8,14 +8,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_choice, check_count, check_some, gathered
+from fnopt.core import check_choice, check_count, check_some, from_devices, gathered, over_devices
 from fnopt.gradients._alignment import alignment_with_others
 from fnopt.gradients._clip_rule import check_where
 from fnopt.gradients._loss import ExampleLoss
 from fnopt.gradients._methods import checked_way, choose
 from fnopt.gradients._norms import losses_and_norms
 from fnopt.gradients._statistics import totals
-from fnopt.gradients._sums import from_devices, over_devices
 
 CRITERIA = ("norm", "loss", "disagreement")
 

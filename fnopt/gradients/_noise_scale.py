@@ -7,8 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype, default_float
-from fnopt.gradients._sums import over_devices
+from fnopt.core import compute_dtype, default_float, over_devices
 
 
 def noise_scale(

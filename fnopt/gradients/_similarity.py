@@ -8,12 +8,19 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_some, gathered, mesh_of, nonzero, scan_chunks, varying_like
+from fnopt.core import (
+    check_some,
+    from_devices,
+    gathered,
+    mesh_of,
+    nonzero,
+    scan_chunks,
+    varying_like,
+)
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._measure import Measure, Measured, measure
 from fnopt.gradients._methods import Way, checked_way, choose
 from fnopt.gradients._norms import losses_and_norms
-from fnopt.gradients._sums import from_devices
 
 
 class GradientSimilarity(NamedTuple):

@@ -12,6 +12,7 @@ from fnopt.core import (
     check_some,
     compute_dtype,
     laid_like,
+    over_devices,
     quotient,
     real_dtype,
     scan_chunks,
@@ -22,7 +23,7 @@ from fnopt.gradients._clip_rule import check_where
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._measure import Measured, measure
 from fnopt.gradients._methods import Way, checked_way, choose
-from fnopt.gradients._sums import like_params, over_devices, zero_sums
+from fnopt.gradients._sums import like_params, zero_sums
 
 
 class GradientStatistics(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype, laid_like, matmul, reshaped, varies_over, weighted_rows
+from fnopt.core import compute_dtype, laid_like, matmul, reshaped, weighted_rows
 
 REDUCTIONS = ("sum", "mean")
 
@@ -53,27 +53,3 @@ def inner_products(x: jax.Array, y: jax.Array) -> jax.Array:
     if jnp.issubdtype(dtype, jnp.complexfloating):
         a, b = (jnp.concatenate([jnp.real(z), jnp.imag(z)], axis=1) for z in (a, b))
     return matmul(a, b.T)
-
-
-def over_devices(sums: Any, axis_name: Any) -> Any:
-    """Sums over the devices of a named axis too, if there is one."""
-    return sums if axis_name is None else jax.lax.psum(sums, axis_name)
-
-
-def from_devices(tree: Any, axis_name: Any) -> Any:
-    """Arrays with those of all devices of a named axis end to end, if there is one."""
-    if axis_name is None:
-        return tree
-    return jax.tree.map(lambda x: _gathered(x, axis_name), tree)
-
-
-def _gathered(x: Any, axis_name: Any) -> jax.Array:
-    if jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key):
-        impl = jax.random.key_impl(x)
-        return jax.random.wrap_key_data(_gathered(jax.random.key_data(x), axis_name), impl=impl)
-    if varies_over(jax.lax.axis_index(axis_name)):  # all get the same, and the type shall say so
-        try:
-            return jax.lax.all_gather(x, axis_name, tiled=True, to="invarying")
-        except TypeError:  # before JAX 0.9
-            pass
-    return jax.lax.all_gather(x, axis_name, tiled=True)

@@ -7,9 +7,16 @@ from typing import Any
 
 import jax
 
-from fnopt.core import check_choice, check_weights, checked_chunk_size, compute_dtype, scan_chunks
+from fnopt.core import (
+    check_choice,
+    check_weights,
+    checked_chunk_size,
+    compute_dtype,
+    over_devices,
+    scan_chunks,
+)
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
-from fnopt.gradients._sums import REDUCTIONS, add_to_sums, like_params, over_devices, zero_sums
+from fnopt.gradients._sums import REDUCTIONS, add_to_sums, like_params, zero_sums
 
 
 def weighted_grad(

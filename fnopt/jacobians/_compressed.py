@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import laid_like
+from fnopt.core import laid_like, varying_like
 from fnopt.jacobians._bicolouring import Bicolouring, bicolouring
 from fnopt.jacobians._coloured import SparseJacobian, TwoWayJacobian
 from fnopt.jacobians._colouring import Sparsity
@@ -58,20 +58,20 @@ def compressed(
         push = jax.linearize(flat.fn, flat.x)[1]
         back = jax.linear_transpose(push, flat.x)
         sums = (
-            _sums(push, found.columns, flat.x.dtype),
-            _sums(lambda w: back(w)[0], found.rows, flat.x.dtype),
+            _sums(push, found.columns, flat.x),
+            _sums(lambda w: back(w)[0], found.rows, flat.x),
         )
         return TwoWayJacobian(sums, found)
     sparsity, by_rows = found
     product = _pull(flat) if by_rows else jax.linearize(flat.fn, flat.x)[1]
-    return SparseJacobian(_sums(product, sparsity, flat.x.dtype), sparsity, by_rows)
+    return SparseJacobian(_sums(product, sparsity, flat.x), sparsity, by_rows)
 
 
 def product_sums(gradient: VectorFunction, sparsity: SymmetricSparsity) -> jax.Array:
     """The sums of the columns of each colour of a Hessian, `[n, colours]`, by its gradient."""
     if lacks_forward(gradient.fn, gradient.x):
-        return _sums(_pull(gradient), sparsity, gradient.x.dtype)
-    return _sums(jax.linearize(gradient.fn, gradient.x)[1], sparsity, gradient.x.dtype)
+        return _sums(_pull(gradient), sparsity, gradient.x)
+    return _sums(jax.linearize(gradient.fn, gradient.x)[1], sparsity, gradient.x)
 
 
 def _goes_back(found: Colouring) -> bool:
@@ -93,16 +93,20 @@ def _outputs(flat: VectorFunction) -> Any:
 
 def _pull(flat: VectorFunction) -> Callable[[jax.Array], jax.Array]:
     value, pull = jax.vjp(flat.fn, flat.x)
-    return lambda w: pull(laid_like(w, value))[0]
+    return lambda w: pull(laid_like(varying_like(w, value), value))[0]
 
 
 def _sums(
     product: Callable[[jax.Array], jax.Array],
     sparsity: Sparsity | SymmetricSparsity,
-    dtype: Any,
+    like: jax.Array,
 ) -> jax.Array:
     """The sum of the columns (or rows) of each colour, `[m, colours]` (or `[n, colours]`)."""
+
+    def typed(v: jax.Array) -> jax.Array:
+        return product(varying_like(v, like))
+
     if at_once(sparsity.colours):
-        return jax.vmap(product, out_axes=1)(jnp.asarray(sparsity.seeds(dtype)))
+        return jax.vmap(typed, out_axes=1)(jnp.asarray(sparsity.seeds(like.dtype)))
     colour = jnp.asarray(sparsity.colour)
-    return in_chunks(product, lambda k: (colour == k).astype(dtype), sparsity.colours).T
+    return in_chunks(typed, lambda k: (colour == k).astype(like.dtype), sparsity.colours).T

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import laid_like, where
+from fnopt.core import laid_like, varying_like, where
 
 MODES = ("auto", "forward", "reverse")
 _MOST_AT_ONCE, _CHUNK = 256, 64  # matrix products are as fast in such chunks, and fit memory
@@ -79,16 +78,17 @@ def value_and_jacobian(
     if jacobian_mode(mode, m, x.size) == "forward":
         value, push = jax.linearize(fn, x)
         if at_once(x.size, chunk_size):
-            return value, jax.vmap(push, out_axes=1)(jnp.eye(x.size, dtype=x.dtype))
-        return value, in_chunks(push, _units(x.size, x.dtype), x.size, chunk_size).T
+            units = varying_like(jnp.eye(x.size, dtype=x.dtype), x)
+            return value, jax.vmap(push, out_axes=1)(units)
+        return value, in_chunks(push, _units(x.size, x), x.size, chunk_size).T
     value, pull = jax.vjp(fn, x)
 
     def pulled(e: jax.Array) -> jax.Array:
         return pull(laid_like(e, value))[0]
 
     if at_once(m, chunk_size):
-        return value, jax.vmap(pulled)(jnp.eye(m, dtype=value.dtype))
-    return value, in_chunks(pulled, _units(m, value.dtype), m, chunk_size)
+        return value, jax.vmap(pulled)(varying_like(jnp.eye(m, dtype=value.dtype), value))
+    return value, in_chunks(pulled, _units(m, value), m, chunk_size)
 
 
 def at_once(size: int, chunk_size: int | None = None) -> bool:
@@ -107,5 +107,5 @@ def in_chunks(
     return lax.map(lambda i: linear(seed(i)), jnp.arange(size), batch_size=batch_size)
 
 
-def _units(size: int, dtype: Any) -> Callable[[jax.Array], jax.Array]:
-    return lambda i: (jnp.arange(size) == i).astype(dtype)
+def _units(size: int, like: jax.Array) -> Callable[[jax.Array], jax.Array]:
+    return lambda i: varying_like((jnp.arange(size) == i).astype(like.dtype), like)

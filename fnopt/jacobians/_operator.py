@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from fnopt.core import varying_like
 from fnopt.jacobians._flat import value_and_jacobian
 from fnopt.jacobians._vectors import VectorFunction, cheaper_mode, vector_function
 
@@ -39,10 +40,10 @@ class JacobianOperator:
         chunk_size: int | None = None,
     ) -> None:
         self._fn = fn
-        self._params = params
         self._mode = mode
         self._chunk_size = chunk_size
         self._flat: VectorFunction = vector_function(fn, params, "jacobian")
+        self._params = self._flat.params
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -58,7 +59,7 @@ class JacobianOperator:
         Returns:
             A tree like the outputs.
         """
-        return self._push(tangent)
+        return self._push(varying_like(tangent, self._params))
 
     def rmv(self, cotangent: Any) -> Any:
         """The product `J^T w`.
@@ -69,7 +70,7 @@ class JacobianOperator:
         Returns:
             A tree like the params.
         """
-        return self._pull(cotangent)[0]
+        return self._pull(varying_like(cotangent, self._params))[0]
 
     def matrix(self) -> jax.Array:
         """The Jacobian as an array of shape `[m, n]`."""

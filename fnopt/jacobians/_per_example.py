@@ -17,6 +17,7 @@ from fnopt.core import (
     leaves_with_names,
     scan_chunks,
     shown,
+    varying_like,
 )
 from fnopt.jacobians._flat import jacobian_mode
 from fnopt.jacobians._ravel import ravel
@@ -132,6 +133,7 @@ class PerExampleJacobian:
     ) -> tuple[int, RealVector, Callable[[Any], Any]]:
         """The number of examples, the layout of the outputs of one, and its rows."""
         check_real(params, _NAME)
+        params = varying_like(params, batch)  # inside shard_map: rows of this device alone
         size = check_batch(_named_leaves(batch), _NAME)
 
         def one(params: Any, example: Any) -> Any:
@@ -159,12 +161,13 @@ def _rows_of(
     def by_rows(example: Any) -> Any:
         # By the leaves and not by the vector: what is never laid end to end need not be cut up.
         value, pull = jax.vjp(lambda p: laid.flatten(fn(p, example)), params)
-        units = jnp.eye(laid.size, dtype=value.dtype)
+        units = varying_like(jnp.eye(laid.size, dtype=value.dtype), value)
         return jax.vmap(lambda e: pull(laid_like(e, value))[0])(units)
 
     def by_columns(example: Any) -> Any:
         _, push = jax.linearize(lambda p: laid.flatten(fn(p, example)), params)
-        columns = jax.vmap(lambda v: push(unravel(v)), out_axes=1)(jnp.eye(x.size, dtype=x.dtype))
+        units = varying_like(jnp.eye(x.size, dtype=x.dtype), x)
+        columns = jax.vmap(lambda v: push(unravel(v)), out_axes=1)(units)
         return jax.vmap(unravel)(columns)
 
     return by_rows if jacobian_mode(mode, laid.size, x.size) == "reverse" else by_columns

@@ -8,7 +8,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_params, described, is_inexact, leaves_with_names, shown
+from fnopt.core import (
+    check_params,
+    described,
+    is_inexact,
+    leaves_with_names,
+    shown,
+    varying_like,
+)
 from fnopt.jacobians._flat import jacobian_mode
 from fnopt.jacobians._ravel import ravel
 from fnopt.jacobians._real_vector import real_vector
@@ -56,8 +63,11 @@ def vector_function(fn: Callable[[Any], Any], params: Any, name: str) -> VectorF
         The function of a vector, in the params' common dtype (at least float32).
     """
     check_real(params, name)
+    outputs = checked_outputs(jax.eval_shape(fresh(fn), params), name)
+    # Inside shard_map, so that every device has the derivatives of its own outputs.
+    params = varying_like(params, outputs)
     x, unravel = ravel(params, "params")
-    laid = real_vector(checked_outputs(jax.eval_shape(fresh(fn), params), name), x.dtype)
+    laid = real_vector(outputs, x.dtype)
     return VectorFunction(
         lambda x: laid.flatten(fn(unravel(x))), x, laid.size, laid.unflatten, params
     )

@@ -13,6 +13,7 @@ from fnopt.linear._gram_system import TallGramSystem, WideGramSystem
 from fnopt.linear._inverse_root import matrix_inverse_pth_root
 from fnopt.linear._krylov_system import KrylovSystem
 from fnopt.linear._norms import column_norms, norm
+from fnopt.linear._norms import row_norm as row_norm
 from fnopt.linear._power_iteration import power_iteration
 from fnopt.linear._singular import (
     SingularFactors,
@@ -30,6 +31,7 @@ from fnopt.linear._triangle import (
     inverse_triangle,
     triangle,
 )
+from fnopt.linear._triangle import row_triangle as row_triangle
 from fnopt.linear._triangle_system import LiftedSystem, TriangleSystem
 from fnopt.linear._unrolled import (
     NormalEquations,

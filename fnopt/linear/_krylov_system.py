@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import matmul
+from fnopt.core import matmul, row_total
 from fnopt.linear._divide import divide
 from fnopt.linear._norms import norm
 from fnopt.linear._system import DampedStep
@@ -88,10 +88,10 @@ class KrylovSystem:
 
     def model_norm(self, v: jax.Array) -> jax.Array:
         r"""The square :math:`\|A v\|^2`."""
-        return jnp.sum(jnp.square(self.push(v)))
+        return row_total(jnp.sum(jnp.square(self.push(v))))
 
     def _model_norm(self, end: _Iterate) -> jax.Array:
-        return jnp.sum(jnp.square(end.s + self.r))
+        return row_total(jnp.sum(jnp.square(end.s + self.r)))
 
     def _iterate(self, radius: jax.Array, lam: jax.Array) -> _Iterate:
         z = self.pull(-self.r)
@@ -111,7 +111,7 @@ class KrylovSystem:
 
     def _advance(self, at: _Iterate, radius: jax.Array, lam: jax.Array) -> _Iterate:
         q = self.push(at.d)
-        curvature = jnp.sum(jnp.square(q)) + lam * jnp.sum(jnp.square(at.d))
+        curvature = row_total(jnp.sum(jnp.square(q))) + lam * jnp.sum(jnp.square(at.d))
         full = divide(at.gamma, curvature)
         outside = (norm(at.p + full * at.d) >= radius) | ~(curvature > 0)
         alpha = jnp.where(outside, to_boundary(at.p, at.d, radius), full)

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fnopt.core import rows_gathered
+
 
 def norm(v: jax.Array, axis: int = 0) -> jax.Array:
     r"""The Euclidean norm, safe where the squares leave the range of the dtype.
@@ -35,6 +37,11 @@ def norm(v: jax.Array, axis: int = 0) -> jax.Array:
     usable = (largest > 0) & (largest < jnp.inf)
     c = lax.select(usable, largest, lax.full_like(largest, 1))
     return jnp.squeeze(c, axis) * jnp.sqrt(jnp.sum(jnp.square(v / c), axis=axis))
+
+
+def row_norm(v: jax.Array) -> jax.Array:
+    """The norm of a vector of residuals, with those of other devices if they are divided."""
+    return norm(rows_gathered(norm(v)[None]))
 
 
 def column_norms(J: jax.Array) -> jax.Array:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import axes_of, gathered, joined
+from fnopt.core import joined
+from fnopt.linear._divided_rows import with_fewer_residuals, with_fewer_rows
 
 _FEW = 6  # rows that are written out
 
@@ -49,23 +49,14 @@ def triangle(A: jax.Array, r: jax.Array) -> Triangle:
         Golub and Van Loan (2013), Matrix Computations, section 5.3.
     """
     n = A.shape[1]
-    raw, _ = jnp.linalg.qr(_with_fewer_rows(joined([A, r[:, None]], axis=1)), mode="raw")
+    raw, _ = jnp.linalg.qr(with_fewer_rows(joined([A, r[:, None]], axis=1)), mode="raw")
     return Triangle(jnp.tril(raw[:n, :n]), raw[n, :n])  # the transpose of R, and reflections
 
 
-def _with_fewer_rows(A: jax.Array) -> jax.Array:
-    """Rows with the same triangle, whole on every device; each makes those of its own rows."""
-    axis, rest = axes_of(A)
-    if axis is None and rest is None:
-        return A
-    A = gathered(A, 1)
-    names = axis if isinstance(axis, tuple) else (axis,)
-    parts = math.prod(jax.typeof(A).sharding.mesh.shape[name] for name in names) if axis else 1
-    m, n = A.shape
-    if parts == 1 or m // parts <= n:  # a part has no more rows than its triangle
-        return gathered(A)
-    triangles = jnp.linalg.qr(A.reshape(parts, m // parts, n), mode="r")
-    return gathered(triangles).reshape(parts * n, n)
+def row_triangle(A: jax.Array, r: jax.Array) -> Triangle:
+    """The triangle of a matrix of residuals' rows, which may be divided over devices."""
+    rows = with_fewer_residuals(joined([A, r[:, None]], axis=1))
+    return triangle(rows[:, :-1], rows[:, -1])
 
 
 def damped_triangle(factors: Triangle, d: jax.Array, rows: jax.Array | None = None) -> Triangle:

@@ -95,6 +95,8 @@ class natural_gradient(Transformation):
         rank: The rank of their Nyström preconditioner, 0 for none. It takes as many products more,
             and where the kernel has some large eigenvalues and many small ones far fewer
             iterations.
+        axis_name: Inside `jax.shard_map`, the named axis that the batch is divided over: the step
+            is that of the examples of all devices, as in :func:`fnopt.gauss_newton_descent`.
 
     Raises:
         TypeError: If a param isn't a real floating array, or the loss isn't a real scalar.
@@ -145,6 +147,7 @@ class natural_gradient(Transformation):
     solver: str = static(default="cholesky")
     iterations: int = static(default=100)
     rank: int = static(default=0)
+    axis_name: Any = static(default=None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -182,6 +185,7 @@ class natural_gradient(Transformation):
             method=self.method,
             chunk_size=self.chunk_size,
             name=_NAME,
+            axis_name=self.axis_name,
         )
         return stepped(self, state, self._direction(loss, state, params), params, loss.value_at)
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 from jax.core import Tracer
+
+from fnopt.core import is_staged
 
 _CONFIG: Any = jax.config  # its fields are made at run time
 
@@ -28,12 +29,7 @@ def traced_once(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 def runs_now(args: Any) -> bool:
     """Whether a program of these arguments would be run, and not be a part of another one."""
-    return not (_is_staged() or _CONFIG.jax_disable_jit or any_traced(args))
-
-
-def _is_staged() -> bool:
-    """Whether operations are being recorded rather than run."""
-    return isinstance(jax.lax.add(np.int32(0), np.int32(0)), Tracer)
+    return not (is_staged() or _CONFIG.jax_disable_jit or any_traced(args))
 
 
 def any_traced(tree: Any) -> bool:

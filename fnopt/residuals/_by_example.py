@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from fnopt.core import where
+from fnopt.core import row_axes, where
 from fnopt.linear import linear_solver
 from fnopt.residuals._examples import Examples
 from fnopt.residuals._flat import FlatResidual
@@ -36,10 +36,13 @@ def by_example(
         With the Gram matrix of the rows, where that is all that steps need and a tape of the
         functions stores less than the rows; else with the rows, or neither for products alone.
     """
-    name = linear_solver(solver, flat.m, flat.n)
+    name, wide = linear_solver(solver, flat.rows, flat.n), flat.rows < flat.n
+    if row_axes() and wide and solver != "cholesky":
+        name = "cg"  # where rows are divided, J J^T isn't a sum of what devices have
     if name == "cg":
         return flat
-    if name == "cholesky" and flat.m < flat.n and (method == "formed" or _taped(flat, x, examples)):
+    by_rows = name == "cholesky" and wide and not row_axes()
+    if by_rows and (method == "formed" or _taped(flat, x, examples)):
         _check_size(flat.m, x.dtype)
 
         def gram(x: jax.Array, factor: Any = None) -> jax.Array:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import laid_like
+from fnopt.core import laid_like, own
 from fnopt.jacobians import SparseJacobian, Sparsity
 from fnopt.programs import opened
 
@@ -97,18 +97,18 @@ class Derivative(NamedTuple):
         apply, consts = opened(inner, x)
 
         def push(consts: Any, x: jax.Array, v: jax.Array) -> jax.Array:
-            return jax.jvp(lambda x: apply(x, *consts), (x,), (v,))[1]
+            return jax.jvp(lambda x: apply(x, *consts), (x,), (own(v),))[1]
 
         def pull(consts: Any, x: jax.Array, w: jax.Array) -> jax.Array:
             return jax.vjp(lambda x: apply(x, *consts), x)[1](w)[0]
 
         return Derivative(
-            lambda x: (consts, x, self.at(inner(x))),
+            lambda x: (consts, own(x), self.at(inner(x))),
             lambda J: jax.vmap(lambda row: pull(J[0], J[1], row))(self.matrix(J[2])),
             lambda J, v: self.push(J[2], push(J[0], J[1], v)),
             lambda J, w: pull(J[0], J[1], self.pull(J[2], w)),
             self.sparse,
-            self._preceded_gram(inner, lambda x, row: pull(consts, x, row)),
+            self._preceded_gram(inner, lambda x, row: pull(consts, own(x), row)),
         )
 
     def _preceded_gram(self, inner: Map, pull: Callable[[jax.Array, jax.Array], Any]) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import leaves_with_names, shown, where
+from fnopt.core import leaves_with_names, own, row_parts, rows_over, shown, where
 from fnopt.jacobians import ravel, real_vector
 from fnopt.residuals._derivative import Derivative
 from fnopt.residuals._parameters import Parametrisation
@@ -25,6 +25,11 @@ class FlatResidual(NamedTuple):
     n: int
     derivative: Derivative | None = None  # the Jacobian that the user brings, if any
     gram: Callable[..., jax.Array] | None = None  # x, factor -> J J^T [m, m] of factor * r
+
+    @property
+    def rows(self) -> int:
+        """How many residuals there are, with those of other devices if they are divided."""
+        return self.m * row_parts()
 
 
 def flat_residual(
@@ -59,14 +64,15 @@ def flat_residual(
 
     @jax.jit  # so that all that a solver does with it comes from one trace
     def residuals(vector: jax.Array) -> Any:
-        return fn(unravel(vector), *args)
+        with rows_over(None):  # what the function fits by itself is its own
+            return fn(unravel(vector), *args)
 
     shapes = jax.eval_shape(residuals, x)
     _check_residuals(shapes)
     laid = real_vector(shapes, x.dtype)
 
     return x, FlatResidual(
-        r=lambda vector: laid.flatten(residuals(vector)),
+        r=lambda vector: own(laid.flatten(residuals(own(vector)))),
         unravel=unravel,
         flatten=laid.flatten,
         unflatten=laid.unflatten,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import jax
 
+from fnopt.core import own
 from fnopt.jacobians import value_and_jacobian
 from fnopt.residuals._flat import FlatResidual
 
@@ -38,7 +39,7 @@ def linearise(
     given = flat.derivative
     if given is not None:
         return flat.r(x), given.matrix(given.at(x))
-    return value_and_jacobian(flat.r, x, flat.m, mode, chunk_size)
+    return value_and_jacobian(flat.r, own(x), flat.m, mode, chunk_size)
 
 
 def curvature_along(r: Callable[[jax.Array], jax.Array], x: jax.Array, v: jax.Array) -> jax.Array:
@@ -60,6 +61,7 @@ def curvature_along(r: Callable[[jax.Array], jax.Array], x: jax.Array, v: jax.Ar
         >>> curvature_along(lambda x: x**3, jnp.asarray([2.0]), jnp.asarray([1.0]))
         Array([12.], dtype=float32)
     """
+    x, v = own((x, v))
 
     def slope(y: jax.Array) -> jax.Array:
         return jax.jvp(r, (y,), (v,))[1]

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import laid_like, matmul
+from fnopt.core import laid_like, matmul, own, row_axes, row_total
 from fnopt.jacobians import jacobian_mode
 from fnopt.linear import gram, norm
 from fnopt.residuals._flat import FlatResidual
@@ -46,12 +46,13 @@ def linearise_gram(
     """
     by_rows = jacobian_mode(mode, flat.m, x.size) == "reverse" and flat.derivative is None
     if by_rows and chunk_size is not None and chunk_size < flat.m:
-        return _gram_by_rows(flat.r, x, flat.m, chunk_size)
+        value, *sums = _gram_by_rows(flat.r, own(x), flat.m, chunk_size)
+        return value, *row_total(sums)
     if flat.derivative is not None and flat.derivative.gram is not None:
         value = flat.r(x)
-        return value, *flat.derivative.gram(x, jnp.ones_like(value), value)
+        return value, *row_total(flat.derivative.gram(x, jnp.ones_like(value), value))
     value, J = linearise(flat, x, mode, chunk_size)
-    return value, gram(J), matmul(value, J)
+    return value, *row_total((gram(J), matmul(value, J)))
 
 
 def _gram_by_rows(
@@ -62,11 +63,11 @@ def _gram_by_rows(
     def add(G: jax.Array, rows: jax.Array) -> tuple[jax.Array, None]:
         # Rows past the last one have no unit vector, so they are zero and add nothing.
         units = (rows[:, None] == jnp.arange(m)).astype(value.dtype)
-        return G + gram(jax.vmap(lambda e: pull(laid_like(e, value))[0])(units)), None
+        return G + gram(jax.vmap(lambda e: pull(laid_like(own(e), value))[0])(units)), None
 
     chunks = -(-m // chunk_size)
     rows = jnp.arange(chunks * chunk_size).reshape(chunks, chunk_size)
-    G, _ = lax.scan(add, jnp.zeros((x.size, x.size), x.dtype), rows)
+    G, _ = lax.scan(add, own(jnp.zeros((x.size, x.size), x.dtype)), rows)
     return value, G, pull(value)[0]
 
 
@@ -88,14 +89,14 @@ def linearise_products(r: Map, x: jax.Array) -> tuple[jax.Array, Map, Map]:
         [2. 4.] [2. 4.]
     """
     value, pull = linearise_pull(r, x)
-    _, push = jax.linearize(r, x)
-    return value, lambda v: push(v), pull
+    _, push = jax.linearize(r, own(x))
+    return value, lambda v: push(own(v)), pull
 
 
 def linearise_pull(r: Map, x: jax.Array) -> tuple[jax.Array, Map]:
     """The residual at a point, and the product with the transpose of the Jacobian there."""
-    value, pull = jax.vjp(r, x)
-    return value, lambda w: pull(laid_like(w, value))[0]
+    value, pull = jax.vjp(r, own(x))
+    return value, lambda w: row_total(pull(laid_like(own(w), value))[0])
 
 
 def probed_columns(pull: Map, r: jax.Array) -> jax.Array:
@@ -124,6 +125,10 @@ def probed_columns(pull: Map, r: jax.Array) -> jax.Array:
     Reference:
         Bekas, Kokiopoulou and Saad (2007), An estimator for the diagonal of a matrix.
     """
-    probes = jax.random.normal(jax.random.key(0), (_PROBES, r.size), r.dtype)
+    key = jax.random.key(0)
+    if row_axes():  # other rows, other probes
+        index = jax.lax.axis_index(row_axes())
+        key = jax.random.fold_in(own(key), index)
+    probes = jax.random.normal(key, (_PROBES, r.size), r.dtype)
     root = jnp.sqrt(jnp.asarray(_PROBES, r.dtype))
     return norm(jax.vmap(pull)(probes), axis=0) / root

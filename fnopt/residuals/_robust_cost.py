@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Value, leaves_with_names, static, where
+from fnopt.core import Value, any_row, leaves_with_names, row_total, static, where
 from fnopt.residuals._custom_loss import custom_loss
 from fnopt.residuals._prefix import spread
 from fnopt.residuals._robust import RobustLoss, named_loss, robust_slopes
@@ -36,19 +36,20 @@ class RobustCost(Value):
     def cost(self, r: jax.Array) -> jax.Array:
         """The cost; infinite where a residual isn't finite."""
         half = jnp.asarray(0.5, r.dtype)
-        total = half * jnp.sum(self._map(_costs, r))
-        finite = jnp.isfinite(total) & jnp.all(jnp.isfinite(r))
+        total = half * row_total(jnp.sum(self._map(_costs, r)))
+        finite = jnp.isfinite(total) & ~any_row(~jnp.isfinite(r))
         return jnp.where(finite, total, jnp.asarray(jnp.inf, r.dtype))
 
     def cost_of_squares(self, squares: jax.Array) -> jax.Array:
         """The cost of residuals whose squares are known."""
-        return jnp.asarray(0.5, squares.dtype) * jnp.sum(self._map(_costs_of_squares, squares))
+        total = row_total(jnp.sum(self._map(_costs_of_squares, squares)))
+        return jnp.asarray(0.5, squares.dtype) * total
 
     def reduction(self, before: jax.Array, after: jax.Array) -> jax.Array:
         """By how much the cost falls from one residual to another; minus infinity if not finite."""
         half = jnp.asarray(0.5, before.dtype)
-        total = half * jnp.sum(self._map(_reductions, before, after))
-        finite = jnp.isfinite(total) & jnp.all(jnp.isfinite(after))
+        total = half * row_total(jnp.sum(self._map(_reductions, before, after)))
+        finite = jnp.isfinite(total) & ~any_row(~jnp.isfinite(after))
         return jnp.where(finite, total, jnp.asarray(-jnp.inf, before.dtype))
 
     def corrections(self, r: jax.Array, floor: float = _FLOOR) -> tuple[jax.Array, jax.Array]:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import matmul
+from fnopt.core import matmul, row_total
 from fnopt.linear import Triangle
 from fnopt.residuals import Box
 from fnopt.solvers._linearization import Linearization, Normal
@@ -63,7 +63,7 @@ def without(
         return point._replace(J=J, gradient=gradient * free, columns=columns)
     r = point.r if shift is None else point.r + matmul(point.J, shift)
     J = point.J * free
-    gradient = point.gradient * free if shift is None else matmul(r, J)
+    gradient = point.gradient * free if shift is None else row_total(matmul(r, J))
     factors = point.triangle
     if factors is not None:
         c = factors.c if shift is None else factors.c + matmul(shift, factors.L)
@@ -163,7 +163,7 @@ def _predicted_reduction(point: Linearization, step: jax.Array, products: Produc
         model_norm = matmul(step, matmul(point.J.matrix, step))
     else:
         change = matmul(point.J, step) if products is None else products[0](step)
-        model_norm = jnp.sum(jnp.square(change))
+        model_norm = row_total(jnp.sum(jnp.square(change)))
     return -matmul(point.gradient, step) - jnp.asarray(0.5, step.dtype) * model_norm
 
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import matmul
+from fnopt.core import matmul, row_total
 from fnopt.linear import divide
 from fnopt.solvers._linearization import Linearization
 
@@ -70,7 +70,7 @@ def _updated(
     rows: jax.Array, before: Linearization, after: Linearization, step: jax.Array, much: jax.Array
 ) -> jax.Array:
     zero, one = jnp.zeros((), step.dtype), jnp.ones((), step.dtype)
-    y = after.gradient - matmul(after.r, before.J)
+    y = after.gradient - row_total(matmul(after.r, before.J))
     curvature, along = matmul(step, y), matmul(rows, step)
     known = jnp.sum(jnp.square(along))
     there = jnp.clip(curvature, zero, known)
@@ -81,5 +81,6 @@ def _updated(
     row = d / jnp.sqrt(jnp.where(significant, rest, one))
     rows = jnp.sqrt(part) * rows
     newer = jnp.concatenate([rows[1:], jnp.where(jnp.isfinite(row), row, zero)[None]])
-    large = curvature > much * jnp.sum(jnp.square(matmul(before.J, step)))
+    own = row_total(jnp.sum(jnp.square(matmul(before.J, step))))
+    large = curvature > much * own
     return jnp.where(large, jnp.where(significant, newer, rows), zero)

@@ -27,8 +27,8 @@ class dogleg(LeastSquaresMethod):
     to convergence.
 
     Args:
-        ftol, xtol, gtol, jacobian, linear_solver, chunk_size: As for all of the methods; see
-            :class:`fnopt.solvers.LeastSquaresMethod`.
+        ftol, xtol, gtol, jacobian, linear_solver, chunk_size, axis_name: As for all of the
+            methods; see :class:`fnopt.solvers.LeastSquaresMethod`.
         radius: The first trust radius, in units of :math:`\|D x\|`.
 
     Raises:

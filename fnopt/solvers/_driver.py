@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -10,9 +11,15 @@ import jax.numpy as jnp
 from jax import lax
 from jax.core import Tracer
 
-from fnopt.core import Params, Status
+from fnopt.core import Params, Status, automatic_mesh_of, rows_over
 from fnopt.linear import norm
-from fnopt.programs import call_compiled, call_recorded, is_data, traced_once, written_for_jax
+from fnopt.programs import (
+    call_compiled,
+    call_recorded,
+    is_data,
+    traced_once,
+    written_for_jax,
+)
 from fnopt.residuals import ExampleResiduals, example_residuals, one_function
 from fnopt.solvers._aux import without_aux
 from fnopt.solvers._bounded import within_bounds
@@ -54,6 +61,7 @@ def least_squares(
     callback: Callable[[StepInfo], Any] | None = None,
     has_aux: bool = False,
     check_jac: bool = True,
+    axis_name: Any = None,
     **scipy_options: Any,
 ) -> Solution[Params]:
     r"""Fits params to data: minimises :math:`\tfrac12 \|r(\theta)\|^2` to convergence.
@@ -125,6 +133,10 @@ def least_squares(
             returns a pair, and `aux` is a container of theirs.
         check_jac: Whether to compare `jac` with the derivative of the residuals, as above. Where
             it isn't meant to be that, or the comparison costs too much, say False.
+        axis_name: Inside `jax.shard_map`, the named axis that the data are divided over: all
+            devices find the same params, and send no rows of the Jacobian. The solution's residuals
+            are this device's, its `jacobian` is the triangle `[n, n]` with the same
+            :math:`J^T J`, and it has no derivatives. It is that of the solver by default.
         **scipy_options: Keywords of SciPy's `least_squares`, so that changing the import is
             enough: `ftol`, `xtol` and `gtol` (those of the solver; None is its default),
             `max_nfev`, `f_scale` (the scale of a loss that is a name or a function), `verbose`,
@@ -158,7 +170,7 @@ def least_squares(
     """
     solver, loss, jac, bounds, max_steps, verbose = as_asked(
         scipy_options,
-        solver=_checked_solver(solver),
+        solver=_checked_solver(solver, axis_name),
         loss=loss,
         jac=jac,
         bounds=bounds,
@@ -195,7 +207,13 @@ def least_squares(
 
         return call_compiled(fit, params, args, solver)
 
-    with first_call_hints(params), written_for_jax("least_squares", "residual_fn"):
+    assert solver is not None
+    with (
+        automatic_mesh_of(params, args),
+        rows_over(solver.axis_name),
+        first_call_hints(params),
+        written_for_jax("least_squares", "residual_fn"),
+    ):
         plain_call = callback is None and is_data((solver, options))
         known = (residual_fn, jac, params, args, constraints)
         functions = recorded_functions(*known) if plain_call else None
@@ -226,7 +244,7 @@ def _fit(
 ) -> Solution:
     setting = set_up(residual_fn, params, args, jac=jac, **options)
     if setting.problem.box is not None:
-        solver = within_bounds(solver, setting.problem.flat.m, setting.problem.flat.n)
+        solver = within_bounds(solver, setting.problem.flat.rows, setting.problem.flat.n)
     if isinstance(residual_fn, ExampleResiduals):
         setting, check_jac = by_example(setting, residual_fn, args, solver), False
     return _solve(setting, solver, max_steps, history, callback, check_jac)
@@ -248,7 +266,7 @@ def _traced_once(residual_fn: Any, args: tuple[Any, ...]) -> Callable[..., Any]:
     return traced_once(one_function(residual_fn))
 
 
-def _checked_solver(solver: Any) -> LeastSquaresMethod:
+def _checked_solver(solver: Any, axis_name: Any) -> LeastSquaresMethod:
     solver = levenberg_marquardt() if solver is None else solver
     if not isinstance(solver, LeastSquaresMethod):
         hint = " Did you forget to call it?" if isinstance(solver, type) else ""
@@ -256,7 +274,7 @@ def _checked_solver(solver: Any) -> LeastSquaresMethod:
             f"least_squares: solver = {solver!r}, expected a least-squares solver such as "
             f"fnopt.levenberg_marquardt().{hint}"
         )
-    return solver
+    return solver if axis_name is None else dataclasses.replace(solver, axis_name=axis_name)
 
 
 def _solve(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from fnopt.core import row_total
+
 LEAST_GAIN = 1e-4  # Moré's p0: less than this fraction of the prediction is no progress
 
 
@@ -25,7 +27,7 @@ def actual_reduction(before: jax.Array, after: jax.Array) -> jax.Array:
         The reduction, a scalar; minus infinity where the trial is not finite.
     """
     half = jnp.asarray(0.5, before.dtype)
-    reduction = half * jnp.sum((before - after) * (before + after))
+    reduction = half * row_total(jnp.sum((before - after) * (before + after)))
     return jnp.where(jnp.isfinite(reduction), reduction, jnp.asarray(-jnp.inf, before.dtype))
 
 

@@ -35,8 +35,8 @@ class gauss_newton(LeastSquaresMethod):
     to convergence.
 
     Args:
-        ftol, xtol, gtol, jacobian, linear_solver, chunk_size: As for all of the methods; see
-            :class:`fnopt.solvers.LeastSquaresMethod`.
+        ftol, xtol, gtol, jacobian, linear_solver, chunk_size, axis_name: As for all of the
+            methods; see :class:`fnopt.solvers.LeastSquaresMethod`.
         step_size: The fraction of the first step, in (0, 1].
 
     Raises:

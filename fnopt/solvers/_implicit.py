@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import matmul
+from fnopt.core import matmul, own, row_axes
 from fnopt.programs import opened
 from fnopt.residuals import Derivative, linearise, minimum_tangent, pushed
 from fnopt.solvers._bounded import shifted
@@ -42,15 +42,16 @@ def implicitly(
         What `iterate` returns.
     """
     # What the residuals close over becomes an argument, so that it can have a derivative.
-    r, consts = opened(problem.flat.r, x)
+    r, consts = opened(problem.flat.r, own(x))
     given, at_consts = _opened(problem.flat.derivative, x, problem.flat.m)
     gram, gram_consts = _opened_gram(problem.flat.gram, x)
-    squares, more = _opened_squares(problem.squares, x)
+    squares, more = _opened_squares(problem.squares, own(x))
+    divided = bool(row_axes())
     mode = getattr(solver, "jacobian", "auto")
 
     def rebuilt(data: Data) -> Problem:
         (consts, at_consts, gram_consts, more), losses, box = data
-        flat = problem.flat._replace(r=lambda v: r(v, *consts), gram=gram(gram_consts))
+        flat = problem.flat._replace(r=lambda v: r(own(v), *consts), gram=gram(gram_consts))
         if given is not None:
             flat = flat._replace(derivative=given(at_consts))
         return Problem(flat, losses, box, squares(more))
@@ -61,6 +62,12 @@ def implicitly(
 
     @run.defjvp
     def rule(primals: Any, tangents: Any) -> tuple[Solution, Solution]:
+        if divided:
+            raise NotImplementedError(
+                "least_squares: a solution over a named axis (axis_name) has no derivatives. "
+                "Differentiate a fit outside of jax.shard_map, which takes divided arrays too, or "
+                "stop the gradient with jax.lax.stop_gradient on what the fit depends on."
+            )
         (_, data, _), (_, change, _) = primals, tangents
         end = run(*primals)
         return end, _tangent(rebuilt, end, data, change, mode)
@@ -89,7 +96,7 @@ def _opened_squares(
     if squares is None:
         return lambda consts: None, []
     function, consts = opened(squares, x)
-    return lambda consts: lambda v: function(v, *consts), consts
+    return lambda consts: lambda v: function(own(v), *consts), consts
 
 
 def _opened(
@@ -101,7 +108,7 @@ def _opened(
     at, consts = opened(given.at, x)
     if given.gram is None:
         return lambda consts: given._replace(at=lambda v: at(v, *consts)), consts
-    one = jnp.ones(m, x.dtype)
+    one = own(jnp.ones(m, x.dtype))
     gram, more = opened(given.gram, x, one, one)
 
     def rebuilt(consts: Any) -> Derivative:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import Status, is_converged
+from fnopt.core import Status, any_row, is_converged, row_axes
 from fnopt.linear import norm
 from fnopt.programs import products_ahead
 from fnopt.solvers._bounded import bounded_trial, faced
@@ -18,7 +18,13 @@ from fnopt.solvers._claim import Claim, no_claim, tested
 from fnopt.solvers._convergence import explained, first_of, is_stationary
 from fnopt.solvers._curvature import learned
 from fnopt.solvers._evidence import has_moved, outward, ran_away, rounding, vanished, went_far
-from fnopt.solvers._linearization import Linearization, is_finite, scaled_gradient, scaled_gradients
+from fnopt.solvers._linearization import (
+    Linearization,
+    is_finite,
+    scaled_gradient,
+    scaled_gradients,
+    stacked,
+)
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers._options import Options
 from fnopt.solvers._problem import Problem
@@ -129,12 +135,14 @@ def _factors(
 
 def _vanishes(r: jax.Array, cost: jax.Array) -> jax.Array:
     """Whether residuals are so small that their squares are zero."""
-    return (cost <= 0) & jnp.any(r != 0)
+    return (cost <= 0) & any_row(r != 0)
 
 
 def evaluation(problem: Problem, solver: LeastSquaresMethod, x: jax.Array) -> Evaluate:
     """The function that evaluates points; no more is kept for it than the size of a Jacobian."""
     m, n = problem.flat.m, problem.flat.n
+    if row_axes():  # its type isn't known ahead
+        return functools.partial(_evaluate, problem, solver)
     r = jax.ShapeDtypeStruct((m,), x.dtype)
     most = m * n if problem.flat.gram is None else m * m
     return products_ahead(functools.partial(_evaluate, problem, solver), x, r, largest=most)
@@ -293,7 +301,7 @@ def ended(problem: Problem, solver: LeastSquaresMethod, loop: FitLoop) -> Soluti
         params=point.x,
         cost=point.cost,
         residuals=loop.residuals,
-        jacobian=problem.curved(model.jacobian(point), loop.residuals),
+        jacobian=stacked(problem.curved(model.jacobian(point), loop.residuals)),
         gradient_norm=norm(faced(point, problem.box).gradient),
         rank=rank,
         steps=loop.steps,

@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.linear import divide, norm
+from fnopt.core import own
+from fnopt.linear import divide
+from fnopt.linear import row_norm as norm
 from fnopt.residuals import pushed
 from fnopt.solvers._problem import Problem
 
@@ -55,7 +57,7 @@ def disagrees(problem: Problem, x: jax.Array, columns: jax.Array) -> jax.Array |
 
     def off(x: jax.Array) -> jax.Array:
         v, floor = _direction(flat.r(x), x, columns)
-        want = pushed(flat.r, (x,), (v,))[1]
+        want = pushed(flat.r, own((x,)), own((v,)))[1]
         got = given.push(given.at(x), v)
         much = jnp.asarray(_OFF, x.dtype) * jnp.maximum(norm(want), norm(got)) + floor
         distance = norm(want - got)

@@ -66,6 +66,8 @@ class levenberg_marquardt(LeastSquaresMethod):
             :func:`fnopt.linear.linear_solver`.
         chunk_size: How many tangents or cotangents are pushed at once, to bound memory; by
             default all up to 256, else 64.
+        axis_name: Inside `jax.shard_map`, the named axis that the residuals are divided over; see
+            :class:`fnopt.solvers.LeastSquaresMethod`.
         radius: The first trust radius, in units of :math:`\|D x\|`.
         acceleration: The largest acceleration allowed, relative to the step.
         geodesic: Whether to use the second derivative of the residuals along the step. Without,

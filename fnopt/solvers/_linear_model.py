@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnopt.core import row_axes
 from fnopt.linear import linear_solver
 from fnopt.residuals import FlatResidual
 from fnopt.solvers._model_band import BandModel, normal_band
@@ -33,7 +34,7 @@ def linear_model(flat: FlatResidual, solver: str, mode: str, chunk_size: int | N
     Returns:
         The model.
     """
-    m, n = flat.m, flat.n
+    m, n = flat.rows, flat.n
     name = linear_solver(solver, m, n)
     given = flat.derivative
     if flat.gram is not None:
@@ -43,4 +44,8 @@ def linear_model(flat: FlatResidual, solver: str, mode: str, chunk_size: int | N
         if band is not None:
             return BandModel(flat, mode, chunk_size, band)
         name = "cg"
+    if row_axes() and m < n:
+        # Divided rows are only ever summed over, so nothing is made of the space that they span.
+        wide = TallGramModel if solver == "cholesky" else KrylovModel
+        return wide(flat, mode, chunk_size)
     return _MODELS[name][m < n](flat, mode, chunk_size)

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import matmul
-from fnopt.linear import Triangle, column_norms, divide, norm, triangle
+from fnopt.core import matmul, row_axes, row_total
+from fnopt.linear import Triangle, column_norms, divide, norm, row_triangle
 
 
 class Normal(NamedTuple):
@@ -31,7 +31,7 @@ class Linearization(NamedTuple):
 
 def half_square(r: jax.Array) -> jax.Array:
     r"""The cost :math:`f = \tfrac12 \|r\|^2`; infinite where the residual is not finite."""
-    cost = jnp.asarray(0.5, r.dtype) * jnp.sum(jnp.square(r))
+    cost = jnp.asarray(0.5, r.dtype) * row_total(jnp.sum(jnp.square(r)))
     return jnp.where(jnp.isfinite(cost), cost, jnp.asarray(jnp.inf, r.dtype))
 
 
@@ -42,9 +42,16 @@ def linearization_at(x: jax.Array, r: jax.Array, J: jax.Array) -> Linearization:
 
 def factorised_linearization(x: jax.Array, r: jax.Array, J: jax.Array) -> Linearization:
     """Gathers a point by the triangle of its tall Jacobian, which has everything but the cost."""
-    factors = triangle(J, r)
+    factors = row_triangle(J, r)
     L, c = factors
     return Linearization(x, r, J, half_square(r), matmul(L, c), norm(L, axis=1), factors)
+
+
+def stacked(J: jax.Array | None) -> jax.Array | None:
+    r"""The Jacobian; where its rows are divided, the triangle with the same :math:`J^T J`."""
+    if J is None or not row_axes():
+        return J
+    return row_triangle(J, jnp.zeros_like(J[:, 0])).L.T
 
 
 def is_finite(point: Linearization) -> jax.Array:

@@ -18,6 +18,7 @@ from fnopt.core import (
     hyper,
     increment,
     mesh_of,
+    rows_over,
     slot_zeros,
     static,
     zero_count,
@@ -73,6 +74,11 @@ class LeastSquaresMethod(Transformation):
             :func:`fnopt.linear.linear_solver`.
         chunk_size: How many tangents or cotangents are pushed at once; by default all up to
             256, else 64.
+        axis_name: Inside `jax.shard_map`, the named axis (or axes) that the residuals are divided
+            over: every device has some of them and differentiates those. Only sums over residuals
+            and triangles of shape `[n, n]` are sent, never the Jacobian, and all devices take the
+            same steps. With more params than residuals in all these come from conjugate
+            gradients, or from `'cholesky'`.
 
     Example:
         >>> from fnopt.solvers import LeastSquaresMethod, dogleg
@@ -86,6 +92,7 @@ class LeastSquaresMethod(Transformation):
     jacobian: str = static(default="auto")
     linear_solver: str = static(default="auto")
     chunk_size: int | None = static(default=None, convert=_as_chunk_size)
+    axis_name: Any = static(default=None)
 
     needs_params = True
     rule: ClassVar[Rule] = TRUST_REGION
@@ -142,7 +149,7 @@ class LeastSquaresMethod(Transformation):
         """
         del updates, extra_args
         check_same_tree(params, state.scale, "params", "the state's scale")
-        with mesh_of(params):
+        with mesh_of(params), rows_over(self.axis_name):
             return self._step(state, params, residual_fn, batch, jac)
 
     def _step(

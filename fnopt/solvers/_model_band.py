@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fnopt.core import row_total
 from fnopt.linear import BandedGramSystem, BandLayout, band_of
 from fnopt.residuals import FlatResidual
 from fnopt.solvers._linearization import Linearization, half_square
@@ -20,7 +21,7 @@ _SHORTEST = 4  # blocks; a shorter band is a full matrix
 def normal_band(flat: FlatResidual) -> BandLayout | None:
     """The band of the normal equations of a sparse Jacobian, if it is narrow."""
     given = flat.derivative
-    if given is None or given.compressed is None or flat.m < flat.n:
+    if given is None or given.compressed is None or flat.rows < flat.n:
         return None
     _, sparsity, by_rows = given.compressed
     return band_of(sparsity, by_rows, min(_WIDEST, flat.n // _SHORTEST))
@@ -39,7 +40,7 @@ class BandModel(LinearModel):
         assert given is not None
         assert given.compressed is not None
         r, J, pull = self.pullable(x)
-        G = self.band.gram(given.compressed.of(J))
+        G = row_total(self.band.gram(given.compressed.of(J)))
         columns = jnp.sqrt(self.band.diagonal(G))
         return Linearization(x, r, (J, G), half_square(r), pull(r), columns)
 

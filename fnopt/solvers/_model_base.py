@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import matmul
+from fnopt.core import matmul, row_total
 from fnopt.linear import System
 from fnopt.residuals import FlatResidual, linearise_products
 from fnopt.solvers._linearization import Linearization
@@ -69,7 +69,7 @@ class LinearModel:
         given = self.flat.derivative
         if given is None:
             return linearise_products(self.flat.r, point.x)[1:]
-        return lambda v: given.push(point.J, v), lambda w: given.pull(point.J, w)
+        return lambda v: given.push(point.J, v), lambda w: row_total(given.pull(point.J, w))
 
     def pullable(self, x: jax.Array) -> tuple[jax.Array, Any, Map]:
         """The residual, what is kept of the Jacobian for its products, and that of its transpose.
@@ -81,17 +81,17 @@ class LinearModel:
             r, _, pull = linearise_products(self.flat.r, x)
             return r, (), pull
         J = given.at(x)
-        return self.flat.r(x), J, lambda w: given.pull(J, w)
+        return self.flat.r(x), J, lambda w: row_total(given.pull(J, w))
 
     @property
     def size(self) -> int:
         """The longer side of the Jacobian, by which rounding grows."""
-        return max(self.flat.m, self.flat.n)
+        return max(self.flat.rows, self.flat.n)
 
 
 def scaled_pull(point: Linearization, scale: jax.Array) -> Map:
     r"""The product :math:`D^{-1} J^T w` with a Jacobian that is a matrix."""
-    return lambda w: matmul(w, point.J) / scale
+    return lambda w: row_total(matmul(w, point.J)) / scale
 
 
 def free(point: Linearization) -> jax.Array:

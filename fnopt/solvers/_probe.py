@@ -14,8 +14,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import matmul
-from fnopt.linear import System, divide, norm
+from fnopt.core import matmul, row_total
+from fnopt.linear import System, divide, norm, row_norm
 from fnopt.solvers._linearization import Linearization
 from fnopt.solvers._saddle import own_share
 
@@ -110,11 +110,12 @@ def is_refuted(point: Linearization, taken: Probe, r: jax.Array, noise: jax.Arra
     half = jnp.asarray(0.5, r.dtype)
     norms = jnp.sum(jnp.square(taken.moved))
     rest = (r - point.r) - taken.moved
-    curvature = norms + 2 * jnp.sum(taken.floor * rest)
+    norms, bent = row_total((norms, jnp.sum(taken.floor * rest)))
+    curvature = norms + 2 * bent
     # Not by the square of the slope, which may underflow.
     gain = half * taken.slope * divide(taken.slope, jnp.maximum(curvature, half * norms))
     known = jnp.isfinite(gain) & (curvature > -half * norms)
     share = jnp.asarray(SHARE, r.dtype) * point.cost
-    unknown = 2 * (norm(taken.floor) * noise + taken.blur * norm(rest))
+    unknown = 2 * (row_norm(taken.floor) * noise + taken.blur * row_norm(rest))
     hidden = jnp.abs(curvature) <= unknown
     return (known & (gain > share)) | (hidden & (-taken.slope > share))

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
-from fnopt.core import leaves_with_names, shown
+from fnopt.core import leaves_with_names, own, row_total, shown
 from fnopt.jacobians import ravel, ravel_with_held, value_and_jacobian
 from fnopt.residuals import (
     Box,
@@ -86,7 +86,7 @@ class Problem(NamedTuple):
         squares = self.squares(x)
         if self.losses is not None:
             return self.losses.cost_of_squares(squares)
-        return jnp.asarray(0.5, squares.dtype) * jnp.sum(squares)
+        return jnp.asarray(0.5, squares.dtype) * row_total(jnp.sum(squares))
 
     def reduction(self, before: jax.Array, after: jax.Array) -> jax.Array:
         """By how much the cost falls from one residual to another."""
@@ -169,12 +169,12 @@ def set_up(
             flat = flat._replace(derivative=given)
     losses = None if loss is None else robust_cost(loss, shapes)
     box = _box(bounds, params, made, x.dtype)
-    dof = jnp.asarray(flat.m - flat.n, jnp.int32)
+    dof = jnp.asarray(flat.rows - flat.n, jnp.int32)
     if whiten.weights is None:
         return Setting(x, Problem(flat, losses, box), made, dof, whiten)
     w = flat.flatten(jax.tree.map(_both_parts, whiten.weights, shapes))
     squares = _weighted_squares(lambda x: flat.flatten(residuals(flat.unravel(x))), w)
-    dof = dof - jnp.sum(w == 0, dtype=jnp.int32)
+    dof = dof - row_total(jnp.sum(w == 0, dtype=jnp.int32))
     return Setting(x, Problem(flat, losses, box, squares), made, dof, whiten)
 
 
@@ -199,7 +199,7 @@ def _weighted(flat: FlatResidual, dtype: Any, whiten: Whitening) -> FlatResidual
         return flat.flatten(whiten(flat.unflatten(r)))
 
     if not whiten.by_rows:
-        given = given and given.followed_by(weighted, jnp.zeros(flat.m, dtype))
+        given = given and given.followed_by(weighted, own(jnp.zeros(flat.m, dtype)))
         return flat._replace(derivative=given, gram=mixed_rows(gram, weighted))
 
     def factors(x: jax.Array) -> jax.Array:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import matmul
+from fnopt.core import matmul, row_parts
 from fnopt.linear import divide, norm, numerical_rank
 from fnopt.solvers._linearization import Linearization
 from fnopt.solvers._scaling import fresh_scale
@@ -85,7 +85,7 @@ def _weakest(point: Linearization, doubtful: jax.Array) -> jax.Array:
     assert point.triangle is not None
     scale = fresh_scale(point.columns)
     _, s, Vt = jnp.linalg.svd((point.triangle.L / scale[:, None]).T)
-    weak = doubtful | (numerical_rank(s, point.r.size) < s.size)
+    weak = doubtful | (numerical_rank(s, point.r.size * row_parts()) < s.size)
     weak &= jnp.all(point.columns > 0)
     return jnp.where(weak, Vt[-1] / scale, jnp.zeros_like(scale))
 

@@ -76,7 +76,9 @@ class Solution(NamedTuple, Generic[Params]):
     params: Params  # the best params found, as they were given: tree, shapes, dtypes
     cost: jax.Array  # half the sum of squares at params
     residuals: Any  # at params, as residual_fn returns them
-    jacobian: jax.Array | None  # [m, n] at params, laid end to end; None if it isn't formed
+    # [m, n] at params, laid end to end; None if it isn't formed. Over a named axis it is the
+    # triangle [n, n] with the same J^T J, which is all that a covariance needs of it.
+    jacobian: jax.Array | None
     gradient_norm: jax.Array  # Euclidean norm of J^T r
     rank: jax.Array  # int32, how many directions of the params the data determine
     steps: jax.Array  # int32, steps made, refused ones too

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import Status, matmul
+from fnopt.core import Status, matmul, row_total
 from fnopt.linear import DampedStep, System, divide, norm
 from fnopt.solvers._acceleration import accelerated, geodesic_acceleration
 from fnopt.solvers._convergence import cost_converged, first_of, step_converged
@@ -118,7 +118,7 @@ def bent(
     v = step.p / search.scale
     second_derivative = curvature(v)
     slope = matmul(point.gradient, v)
-    rest = matmul(point.r, second_derivative)
+    rest = row_total(matmul(point.r, second_derivative))
     exact = step.model_norm + rest
     t = newton_length(slope, exact, norm(step.p), search.radius, step.lam)
     half = geodesic_acceleration(system, second_derivative, step)

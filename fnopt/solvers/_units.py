@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fnopt.core import row_most
 from fnopt.solvers._problem import Problem
 
 _RANGE = {"float64": 2.0**256}  # of the residuals, within which squares and their sums are safe
@@ -21,7 +22,7 @@ def safe_unit(r: jax.Array) -> jax.Array:
     Huge ones become as large as may be: they have the furthest way to go down, on which their
     squares must not vanish before they do.
     """
-    largest = jnp.max(jnp.abs(r), initial=0)
+    largest = row_most(jnp.max(jnp.abs(r), initial=0))
     most = _RANGE.get(r.dtype.name, _NARROW)
     huge = largest >= most
     tiny = jnp.asarray(4 * jnp.finfo(r.dtype).tiny, r.dtype)

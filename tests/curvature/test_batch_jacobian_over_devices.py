@@ -40,9 +40,22 @@ def products(params, batches, **axis):
     return J.gram(), back, there, chunks.gram(), among_params
 
 
-def steps(params, batch, axis_name=None):
-    tx = fnopt.gauss_newton_descent(damping=0.1, momentum=0.5, halvings=0, axis_name=axis_name)
+def cross_entropy(logits, x):
+    return jax.nn.logsumexp(logits) - jnp.where(x[0] > 0, logits[0], logits[1])
 
+
+def optimizers(axis_name):
+    options = {"momentum": 0.5, "axis_name": axis_name}
+    yield fnopt.gauss_newton_descent(damping=0.1, halvings=0, **options)
+    yield fnopt.natural_gradient(net, cross_entropy, **options)
+    yield fnopt.natural_gradient(net, cross_entropy, solver="cg", halvings=0, **options)
+
+
+def steps(params, batch, axis_name=None):
+    return [_steps(tx, params, batch) for tx in optimizers(axis_name)]
+
+
+def _steps(tx, params, batch):
     def body(carry, _):
         params, state = carry
         updates, state = tx.update(None, state, params, residual_fn=net, batch=batch)

@@ -134,7 +134,7 @@ def test_an_axis_needs_a_batch():
 
 def test_axes_and_batches_that_do_not_fit():
     step = fnopt.clipped_grad(loss, 0.3, axis_name="model")
-    with pytest.raises(NameError, match="unbound axis name: model"):
+    with pytest.raises(ValueError, match=r"no axis .model. is in scope here"):
         jax.eval_shape(step, PARAMS, BATCH)
     seven = jax.tree.map(lambda x: x[:7], BATCH)
     # JAX says which argument; a batch that is filled up, and where=, is the way: see above

@@ -1,0 +1,209 @@
+"""Least squares whose residuals are divided over devices: sums and triangles are sent, no rows."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.optimize
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import fnopt
+from fnopt.solvers import dogleg, gauss_newton
+
+RNG = np.random.RandomState(0)
+M = 64
+X = np.linspace(0, 3, M, dtype=np.float32)
+CLEAN = (2 * np.exp(-1.3 * X) + 0.3 + 0.05 * RNG.randn(M)).astype("f")
+Y = (CLEAN + 2 * (np.arange(M) % 16 == 0)).astype("f")  # with outliers
+SIGMA = RNG.uniform(0.5, 2, M).astype("f")
+START = np.ones(3, "f")
+LM = fnopt.levenberg_marquardt
+COUNT = 2
+
+
+def mesh_of(count: int = COUNT, kind: str = "Auto") -> Any:
+    return jax.make_mesh((count,), ("d",), axis_types=(getattr(AxisType, kind),))
+
+
+def model(x: Any, a: Any, k: Any, c: Any) -> Any:
+    return a * jnp.exp(-k * x) + c
+
+
+def residuals(p: Any, x: Any, y: Any) -> Any:
+    return model(x, *p) - y
+
+
+def jacobian(p: Any, x: Any, y: Any) -> Any:
+    del y
+    e = jnp.exp(-p[1] * x)
+    return jnp.stack([e, -p[0] * x * e, jnp.ones_like(x)], axis=1)
+
+
+def divided(fn: Any, arrays: int, kept: int = 0, **options: Any) -> Any:
+    """On all devices: params whole, then so many arrays in parts; the last outputs in parts too."""
+    specs = (P(), *[P("d")] * arrays)
+    outs = (P(), *[P("d")] * kept) if kept else P()
+    return jax.shard_map(fn, mesh=mesh_of(), in_specs=specs, out_specs=outs, **options)
+
+
+def fit(p: Any, x: Any, y: Any, **options: Any) -> Any:
+    s = fnopt.least_squares(residuals, p, args=(x, y), axis_name="d", max_steps=40, **options)
+    known = {"cov": fnopt.covariance(s)} if s.jacobian is not None else {}
+    return {"params": s.params, "cost": s.cost, "dof": s.dof, "rank": s.rank, **known}, s.residuals
+
+
+def test_curve_fit_is_scipys_of_all_data():
+    def run(p, x, y, sigma):
+        return fnopt.curve_fit(model, x, y, p, sigma, axis_name="d")
+
+    found = jax.jit(divided(run, 3))(START, X, CLEAN, SIGMA)
+
+    def numpy_model(x, a, k, c):
+        return a * np.exp(-k * x) + c
+
+    data = [v.astype("d") for v in (X, CLEAN, START, SIGMA)]
+    expected = scipy.optimize.curve_fit(numpy_model, *data[:3], sigma=data[3])
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-6)
+
+
+def test_a_robust_loss_weights_and_bounds_count_all_rows():
+    weights = (RNG.uniform(0.5, 2, M) * (np.arange(M) % 8 != 3)).astype("f")
+
+    def run(p, x, y, w):
+        loss = fnopt.residuals.soft_l1(scale=0.1)
+        options = {"weights": w, "bounds": (0.0, 1.2), "solver": LM(linear_solver="cholesky")}
+        return fit(p, x, y, loss=loss, **options)
+
+    found, r = jax.jit(divided(run, 3, 1))(START, X, Y, weights)
+
+    def scaled(p):
+        return np.sqrt(weights) * (p[0] * np.exp(-p[1] * X.astype("d")) + p[2] - Y)
+
+    expected = scipy.optimize.least_squares(
+        scaled, START.astype("d"), loss="soft_l1", f_scale=0.1, bounds=(0, 1.2), xtol=1e-12
+    )
+    np.testing.assert_allclose(found["params"], expected.x, rtol=2e-3, atol=2e-4)
+    np.testing.assert_allclose(found["cost"], expected.cost, rtol=1e-4)
+    np.testing.assert_allclose(r, scaled(np.asarray(found["params"])), atol=1e-4)
+    assert int(found["dof"]) == M - M // 8 - 3
+
+
+def test_a_hole_in_the_data_of_one_device_is_known_to_all():
+    hole = np.where(np.arange(M) == 3, np.nan, Y).astype("f")
+    tx = LM(axis_name="d")
+
+    def run(p, x, y):
+        state = tx.init(p)
+        return tx.update(None, state, p, residual_fn=lambda p: residuals(p, x, y))[1].status
+
+    status = jax.jit(divided(run, 2))(START, X, hole)
+    assert fnopt.Status(int(status)) is fnopt.Status.NONFINITE_START
+
+
+KINDS: dict[str, Any] = {
+    "qr": LM(),
+    "cholesky": LM(linear_solver="cholesky"),
+    "cg": LM(linear_solver="cg"),
+    "reverse": LM(jacobian="reverse", linear_solver="cholesky", chunk_size=3),
+    "gauss_newton": gauss_newton(),
+    "dogleg": dogleg(linear_solver="cholesky"),
+}
+
+
+def sent(jaxpr: Any) -> list[tuple[str, int]]:
+    """The name and the size of what every collective of a program makes."""
+    found = []
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        if name.startswith(("psum", "all_gather", "pmax", "ppermute", "all_to_all", "reduce_sc")):
+            found += [(name, v.aval.size) for v in eqn.outvars]
+        for value in jax.tree.leaves(eqn.params, is_leaf=lambda v: hasattr(v, "eqns")):
+            inner = getattr(value, "jaxpr", value)
+            found += sent(inner) if hasattr(inner, "eqns") else []
+    return found
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("jac", [None, jacobian], ids=["differentiated", "jac"])
+def test_nothing_is_sent_that_grows_with_the_rows(name, jac):
+    check_vma = jac is None
+
+    def run(p, x, y):
+        return fit(p, x, y, solver=KINDS[name], jac=jac)
+
+    traced = jax.make_jaxpr(divided(run, 2, 1, check_vma=check_vma))(START, X, Y)
+    sizes = [size for _, size in sent(traced.jaxpr)]
+    assert sizes
+    assert max(sizes) <= COUNT * (START.size + 1) ** 2 < M
+
+
+@pytest.mark.parametrize(("rows", "kind"), [(12, "auto"), (4, "qr"), (4, "cholesky")])
+def test_fewer_rows_than_params(rows, kind):
+    A = RNG.randn(rows, 8).astype("f")  # on each device; and in all, too
+    tx = LM(linear_solver=kind, axis_name="d", radius=100.0)
+
+    def run(p, A):
+        state = tx.init(p)
+        return tx.update(None, state, p, residual_fn=lambda p: A @ p - 1)[1].cost
+
+    cost = jax.jit(divided(run, 1))(jnp.zeros(8), A)
+    p = np.linalg.lstsq(A, np.ones(rows))[0]
+    np.testing.assert_allclose(cost, 0.5 * np.sum((A @ p - 1) ** 2), rtol=1e-3, atol=5e-3)
+
+
+def step(tx: Any, p: Any, x: Any, y: Any) -> Any:
+    state, one = tx.init(p), lambda p, e: model(e[0], *p) - e[1]
+    return tx.update(None, state, p, residual_fn=one, batch=(x, y))[0]
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_an_update_by_examples_over_devices(check_vma):
+    tx = LM(axis_name="d")
+
+    found = jax.jit(divided(functools.partial(step, tx), 2, check_vma=check_vma))(START, X, Y)
+    np.testing.assert_allclose(found, _step_of_one_device(), rtol=1e-4)
+
+
+@functools.cache
+def _step_of_one_device() -> np.ndarray:
+    return np.asarray(jax.jit(functools.partial(step, LM()))(START, X, Y))
+
+
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+@pytest.mark.skipif(not hasattr(jax, "set_mesh"), reason="the mesh can't be set before JAX 0.8")
+def test_the_compiler_gathers_no_rows(kind):
+    mesh = mesh_of(kind=kind)
+    x, y = (jax.device_put(v, NamedSharding(mesh, P("d"))) for v in (X, Y))
+    p, tx = jax.device_put(START, NamedSharding(mesh, P())), LM()
+
+    def step(p, x, y):
+        return tx.update(None, tx.init(p), p, residual_fn=lambda p: residuals(p, x, y))[0]
+
+    with jax.set_mesh(mesh):
+        text = jax.jit(step).lower(p, x, y).compile().as_text() or ""
+    shapes = re.findall(r"f32\[([\d,]*)\][^=]* all-gather", text)
+    sizes = [np.prod([int(d) for d in s.split(",")]) for s in shapes]
+    assert sizes
+    assert max(sizes) <= COUNT * 16 < M * 4
+
+
+def test_what_a_call_says_of_a_wrong_axis():
+    with pytest.raises(ValueError, match=r"axis_name = 'no', but no axis 'no' is in scope.*shard_"):
+        fnopt.least_squares(residuals, START, args=(X, Y), axis_name="no")
+
+
+def test_a_divided_fit_says_that_it_has_no_derivatives():
+    def cost(p, x, y):
+        return fnopt.least_squares(residuals, p, args=(x, y), axis_name="d").cost
+
+    run = divided(cost, 2)
+    with pytest.raises(NotImplementedError, match="no derivatives"):
+        jax.eval_shape(jax.grad(lambda y: run(START, X, y)), Y)

@@ -33,15 +33,16 @@ def curves(record: Record, problem: str, ax: Any, axis: str = "seconds") -> None
 
 
 def all_curves(record: Record, figure: Any) -> None:
-    """A row by seconds, a row by steps, a column for each problem, and one legend."""
-    grid = figure.subplots(2, len(record.problems), sharey="col", squeeze=False)
-    for k, problem in enumerate(record.problems):
-        curves(record, problem, grid[0, k], "seconds")
-        curves(record, problem, grid[1, k], "steps")
-    for ax in grid[:, 0]:
-        ax.set(ylabel="relative L2 error")
+    """A row for each problem: by seconds and by steps; one legend."""
+    grid = figure.subplots(len(record.problems), 2, sharey="row", squeeze=False)
+    for problem, (left, right) in zip(record.problems, grid, strict=True):
+        curves(record, problem, left, "seconds")
+        curves(record, problem, right, "steps")
+        left.set(ylabel="relative L2 error")
     handles: dict[str, Any] = {}
     for ax in np.ravel(grid):
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, fontsize=8)
+    ordered = [METHODS[name].title for name in STYLES if METHODS[name].title in handles]
+    shown = [handles[title] for title in ordered]
+    figure.legend(shown, ordered, loc="outside lower center", ncols=3, fontsize=8)

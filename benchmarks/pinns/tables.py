@@ -23,6 +23,10 @@ def _shown(value: float) -> str:
     return f"{value:.1e}" if math.isfinite(value) else "not finite"
 
 
+def _times(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
+
+
 def _titles(record: Record) -> list[str]:
     return [entry["title"] for entry in record.problems.values()]
 
@@ -48,12 +52,12 @@ def factor_table(record: Record) -> str:
     rows = []
     for name in OURS:
         for words, others in (("Adam", TUNED), ("the better L-BFGS", QUASI)):
-            cells = [
-                f"{record.below(problem, name, others):.3g}"
-                if {name, *others} <= set(record.methods(problem))
-                else ""
-                for problem in record.problems
-            ]
+            cells = []
+            for problem in record.problems:
+                there = record.methods(problem)
+                known = tuple(other for other in others if other in there)
+                whole = known and name in there
+                cells.append(_times(record.below(problem, name, known)) if whole else "")
             rows.append([f"{METHODS[name].title} below {words}", *cells])
     return _table(["times", *_titles(record)], rows)
 
@@ -69,7 +73,7 @@ def step_table(record: Record) -> str:
                 continue
             rate, factor = entry["methods"][name]["best"]
             points = round(factor * sum(entry["points"]))
-            text = f"{record.steps(problem, name):.0f} of {points} points"
+            text = f"{record.steps(problem, name):.0f} steps, {points} points"
             cells.append(f"{text}, rate {rate:g}" if len(method.rates) > 1 else text)
         rows.append([method.title, *cells])
     return _table(["", *_titles(record)], [row for row in rows if any(row[1:])])
@@ -81,7 +85,10 @@ def problem_list(record: Record) -> str:
     for entry in record.problems.values():
         widths, points = "-".join(map(str, entry["widths"])), " + ".join(map(str, entry["points"]))
         network = f"{widths}, {entry['params']} params, {entry['dtype']}"
-        lines.append(f"- **{entry['title']}**: {entry['text']}; {network}; {points} points")
+        seeds = max(len(method["runs"]) for method in entry["methods"].values())
+        seeds = f"{seeds} {'seeds' if seeds > 1 else 'seed'}"
+        points = f"{points} points, {seeds}, {entry['seconds']:g} s a run"
+        lines.append(f"- **{entry['title']}**: {entry['text']}; {network}; {points}")
     return "\n".join(lines)
 
 

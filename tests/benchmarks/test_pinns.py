@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from benchmarks.pinns.equations import EQUATIONS, VISCOSITY, burgers_solution
-from benchmarks.pinns.record import Record, merged, read
+from benchmarks.pinns.methods import METHODS
+from benchmarks.pinns.pictures import STYLES
+from benchmarks.pinns.record import RECORD, Record, merged, read
 from benchmarks.pinns.session import _best
-from benchmarks.pinns.tables import error_table, factor_table
+from benchmarks.pinns.tables import error_table, factor_table, printed
 
 SOLUTIONS = {
     "poisson_2d": lambda x: jnp.prod(jnp.sin(jnp.pi * x)),
@@ -66,7 +68,13 @@ def record() -> Record:
         "soap": _runs([1e-2]),  # not complete
     }
     entry = {"problem": "p", "title": "P", "text": "u = 0", "widths": [2, 8, 1]}
-    entry |= {"params": 33, "points": [30, 10], "dtype": "float64", "methods": methods}
+    entry |= {
+        "params": 33,
+        "points": [30, 10],
+        "dtype": "float64",
+        "seconds": 4,
+        "methods": methods,
+    }
     return Record({"p": entry})
 
 
@@ -78,7 +86,7 @@ def test_factors_are_of_the_medians_and_of_the_better_of_several(record):
     assert record.final("p", "gauss_newton") == 2e-5
     assert record.below("p", "gauss_newton", ("adam",)) == pytest.approx(1000)
     assert record.below("p", "gauss_newton", ("lbfgs", "scipy_lbfgs")) == pytest.approx(50)
-    assert "| Gauss-Newton below Adam | 1e+03 |" in factor_table(record)
+    assert "| Gauss-Newton below Adam | 1,000 |" in factor_table(record)
     assert "1.0e-03 (4.0e-04 to not finite)" in error_table(record)
 
 
@@ -97,3 +105,12 @@ def test_a_record_is_written_and_read_again(record, tmp_path):
     found = merged(tmp_path, ["p", "not there"])
     (tmp_path / "all.json").write_text(found.text())
     assert read(tmp_path / "all.json") == found == record
+
+
+def test_the_committed_record_can_be_shown():
+    found = read(RECORD)
+    assert set(found.problems) <= set(EQUATIONS)
+    for problem in found.problems:
+        assert {"gauss_newton", "adam", "scipy_lbfgs"} <= set(found.methods(problem))
+    assert "Gauss-Newton" in printed(found)
+    assert set(STYLES) == set(METHODS)

@@ -18,6 +18,15 @@ os.environ["MATPLOTLIBRC"] = str(HERE / "matplotlibrc")
 profile = HERE / "_build" / "ipython" / "profile_default"
 profile.mkdir(parents=True, exist_ok=True)
 (profile / "ipython_kernel_config.py").write_text("c.IPKernelApp.log_level = 'ERROR'\n")
+# Kernels start with what makes tests quick, and without a name of it.
+quickly = f"""import sys
+sys.path.insert(0, {str(HERE.parent)!r})
+from tests.quick_compile import collect_rarely, compile_quickly
+del sys.path[0]
+compile_quickly()
+collect_rarely()"""
+(profile / "startup").mkdir(exist_ok=True)
+(profile / "startup" / "quickly.py").write_text(f"exec({quickly!r}, {{}})\n")
 os.environ["IPYTHONDIR"] = str(profile.parent)
 
 project = "fnopt"

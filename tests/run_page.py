@@ -28,6 +28,9 @@ def run(page: Path) -> int:
 if __name__ == "__main__":
     import matplotlib as mpl
 
+    from tests.quick_compile import compile_quickly
+
     mpl.use("Agg")
+    compile_quickly()
     for name in sys.argv[1:]:
         print(f"{name}: {run(Path(name))} cells")

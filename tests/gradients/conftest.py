@@ -21,7 +21,8 @@ class Problem(NamedTuple):
 
 
 def _normal(seed: int, *shape: int) -> jax.Array:
-    return jax.random.normal(jax.random.key(seed), shape)
+    # NumPy's numbers: those of JAX take a compilation for every shape.
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
 
 
 def _labels(count: int = 3) -> jax.Array:
@@ -85,7 +86,8 @@ def tied() -> Problem:
         hidden = jnp.tanh(jnp.mean(params["table"][tokens], axis=0) + params["bias"])
         return _cross_entropy(params["table"] @ hidden, tokens[0])
 
-    return Problem(loss, params, jax.random.randint(jax.random.key(2), (SIZE, 3), 0, 5))
+    tokens = np.random.default_rng(2).integers(0, 5, (SIZE, 3))
+    return Problem(loss, params, jnp.asarray(tokens, jnp.int32))
 
 
 def linen_model() -> Problem:

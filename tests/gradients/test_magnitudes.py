@@ -32,7 +32,7 @@ def problem(magnitude, positions=1, spread=1e3):
 
     weights = np.linspace(-1, 2, positions * 10).reshape(positions, 10)
     grads = np.einsum("nrd,rk->ndk", x, weights).reshape(4, -1) * (out * inner)
-    return loss, {"matrix": jnp.zeros((12, 10))}, jnp.asarray(x * out, jnp.float32), grads
+    return loss, {"matrix": np.zeros((12, 10), np.float32)}, (x * out).astype(np.float32), grads
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -40,13 +40,18 @@ def problem(magnitude, positions=1, spread=1e3):
 def test_norms_cosines_and_clipping(method, magnitude):
     loss, params, x, grads = problem(magnitude, positions=1 if magnitude[1] == 1 else 2)
     norms = np.linalg.norm(grads, axis=1)
-    found = per_example_norms(loss, method=method)(params, x)
+    limit = float(np.median(norms))
+
+    @jax.jit
+    def run(params, x):
+        found = per_example_norms(loss, method=method)(params, x)
+        cosine = gradient_similarity(loss, method=method)(params, x).cosine
+        return found, cosine, *clipped_grad(loss, limit, method=method)(params, x)
+
+    found, cosine, total, info = run(params, x)
     np.testing.assert_allclose(found, norms, rtol=2e-6)
     unit = grads / norms[:, None]
-    cosine = gradient_similarity(loss, method=method)(params, x).cosine
     np.testing.assert_allclose(cosine, unit @ unit.T, atol=2e-6)
-    limit = float(np.median(norms))
-    total, info = clipped_grad(loss, limit, method=method)(params, x)
     expected = (unit * np.minimum(norms, limit)[:, None]).sum(0) / limit
     np.testing.assert_allclose(np.ravel(total["matrix"]) / limit, expected, atol=5e-6)
     np.testing.assert_allclose(info.norm, norms, rtol=2e-6)
@@ -55,7 +60,7 @@ def test_norms_cosines_and_clipping(method, magnitude):
 @pytest.mark.parametrize("method", METHODS)
 def test_agreement_with_the_others(method):
     loss, params, x, grads = problem((1e25, 1.0), spread=2)
-    found = hardest_examples(loss, 4, by="disagreement", method=method)(params, x)
+    found = jax.jit(hardest_examples(loss, 4, by="disagreement", method=method))(params, x)
     others = grads.sum(0) - grads
     cosine = (grads * others).sum(1) / np.linalg.norm(grads, axis=1)
     cosine /= np.linalg.norm(others, axis=1)
@@ -84,7 +89,7 @@ def test_a_spread_that_is_small_beside_the_mean(options, positions):
         return jnp.sum(x @ w["matrix"]) + jnp.sum(x[0] * w["vector"])
 
     params = {"matrix": jnp.zeros((30, 20)), "vector": jnp.zeros(30)}
-    found = gradient_statistics(loss, **options)(params, jnp.asarray(x), where=jnp.asarray(where))
+    found = jax.jit(gradient_statistics(loss, **options))(params, x, where=where)
     kept = x[where].astype(np.float64)
     expected = {
         "matrix": 20 * kept.sum(1).var(axis=0, ddof=1).sum(),
@@ -103,7 +108,7 @@ def test_an_embedding_with_rows_that_are_the_same():
     def loss(table, example):
         return jnp.sum(table[example[0]]) * example[1]
 
-    run = gradient_statistics(loss, method="ghost")
+    run = jax.jit(gradient_statistics(loss, method="ghost"))
     found = run(jnp.zeros((50, 40)), (tokens, scale)).variance
     counts = np.asarray([[1, 2, 0], [1, 1, 1], [1, 0, 2]]) * np.asarray(scale, float)[:, None]
     np.testing.assert_allclose(found, 40 * counts.var(axis=0, ddof=1).sum(), rtol=1e-5)
@@ -129,17 +134,19 @@ def test_similarity_of_two_batches():
 
     w = jnp.asarray([0.1, -0.2, 0.3, 0.4])
     other = (y, labels[:3])
-    whole = gradient_similarity(loss)(w, x, labels, other=other)
-    rows, columns = (jax.vmap(jax.grad(loss), (None, 0, 0))(w, *b) for b in ((x, labels), other))
+    whole = jax.jit(gradient_similarity(loss))(w, x, labels, other=other)
+    naive = jax.jit(jax.vmap(jax.value_and_grad(loss), (None, 0, 0)))
+    (_, rows), (losses, columns) = (naive(w, *b) for b in ((x, labels), other))
     np.testing.assert_allclose(whole.inner, rows @ columns.T, atol=1e-6)
     lengths = jnp.linalg.norm(columns, axis=1)
     np.testing.assert_allclose(whole.other_norm, lengths, rtol=1e-6)
-    np.testing.assert_allclose(whole.other_loss, jax.vmap(loss, (None, 0, 0))(w, *other), rtol=1e-6)
-    chunked = gradient_similarity(loss, method="ghost", chunk_size=2)(w, x, labels, other=other)
+    np.testing.assert_allclose(whole.other_loss, losses, rtol=1e-6)
+    in_chunks = gradient_similarity(loss, method="ghost", chunk_size=2)
+    chunked = jax.jit(in_chunks)(w, x, labels, other=other)
     np.testing.assert_allclose(chunked.inner, whole.inner, atol=1e-6)
     # A step on training example 0 changes the losses of the other batch as predicted.
     step = 1e-3
-    after = jax.vmap(loss, (None, 0, 0))(w - step * rows[0], *other)
+    after, _ = naive(w - step * rows[0], *other)
     np.testing.assert_allclose(after - whole.other_loss, -step * whole.inner[0], atol=3e-6)
     with pytest.raises(TypeError, match="expected a tuple of the 2 batched arguments"):
         gradient_similarity(loss)(w, x, labels, other=y)

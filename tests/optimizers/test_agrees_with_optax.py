@@ -24,9 +24,9 @@ FLOAT32_INSIDE |= {"schedule_free_adamw"}
 QUICK = {"xla_backend_optimization_level": "0", "xla_llvm_disable_expensive_passes": True}
 
 
-def path(tx, dtype):
+def path(tx, dtype, params, noise):
     """The params after every step, along gradients that depend on the params."""
-    params, noise = cast(tree(0), dtype), cast(tree(1, STEPS), dtype)
+    params, noise = cast(params, dtype), cast(noise, dtype)
 
     def body(carry, g):
         params, state = carry
@@ -36,22 +36,26 @@ def path(tx, dtype):
         params = jax.tree.map(lambda p, u: p + u.astype(p.dtype), params, updates)
         return (params, state), params
 
-    def run(params, noise):
-        return jax.lax.scan(body, (params, tx.init(params)), noise)[1]
-
-    return jax.tree.map(np.asarray, jax.jit(run, compiler_options=QUICK)(params, noise))
+    return jax.lax.scan(body, (params, tx.init(params)), noise)[1]
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_twenty_steps_agree(name):
-    with jax.enable_x64(True):
+    def theirs(*args):
         with warnings.catch_warnings(), jax.numpy_dtype_promotion("standard"):
             warnings.simplefilter("ignore")
             peer = optax.with_extra_args_support(OPTIMIZERS[name](optax))
-            expected = path(peer, jnp.float64)
-        for dtype, tolerance in TOLERANCES.items():
-            tolerance = max(tolerance, 1e-6 * (name in FLOAT32_INSIDE))
-            actual = path(OPTIMIZERS[name](fnopt), dtype)
-            for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-                assert a.dtype == dtype
-                np.testing.assert_allclose(a, e, rtol=tolerance, atol=tolerance)
+            return path(peer, jnp.float64, *args)
+
+    def all_paths(*args):
+        ours = [path(OPTIMIZERS[name](fnopt), dtype, *args) for dtype in TOLERANCES]
+        return theirs(*args), *ours
+
+    with jax.enable_x64(True):
+        args = tree(0), tree(1, STEPS)
+        expected, *found = jax.jit(all_paths, compiler_options=QUICK)(*args)
+    for (dtype, tolerance), actual in zip(TOLERANCES.items(), found, strict=True):
+        tolerance = max(tolerance, 1e-6 * (name in FLOAT32_INSIDE))
+        for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+            assert a.dtype == dtype
+            np.testing.assert_allclose(a, e, rtol=tolerance, atol=tolerance)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from fnopt.core._checks import described
 from fnopt.core._dtypes import compute_dtype, is_array_like, is_inexact, shape_of
@@ -50,7 +51,7 @@ def _added(name: Callable[[], str], p: Any, u: Any) -> Any:
             f"have shape {jnp.shape(u)}, expected the same. {_HINT}"
         )
     if _is_plain(p) and _is_plain(u) and p.dtype == u.dtype:
-        return p + u
+        return lax.convert_element_type(p + u, p.dtype)  # not weakly typed
     p_dtype, u_dtype = jnp.result_type(p), jnp.result_type(u)
     if u_dtype == jax.dtypes.float0:  # what jax.grad(allow_int=True) says of an integer: zero
         return p

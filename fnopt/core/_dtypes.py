@@ -55,6 +55,8 @@ def real_dtype(dtype: Any) -> Any:
 
 def dtype_of(x: Any) -> Any:
     """The dtype of an array or a Python number; the former without JAX's rules, which take time."""
+    if isinstance(x, (np.ndarray, np.generic)):  # float64 is float32 without x64
+        return jnp.result_type(x)
     try:
         return x.dtype
     except AttributeError:

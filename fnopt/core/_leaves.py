@@ -82,7 +82,7 @@ def _structure_message(
 
 def cast(x: Any, dtype: Any) -> jax.Array:
     """Casts to the compute dtype; a real leaf stays real where others are complex."""
-    if isinstance(x, jax.Array) and x.dtype == dtype:
+    if isinstance(x, jax.Array) and x.dtype == dtype and not x.weak_type:
         return x
     x = jnp.asarray(x)
     return x.astype(dtype if jnp.iscomplexobj(x) else real_dtype(dtype))

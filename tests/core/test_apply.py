@@ -97,3 +97,9 @@ def test_a_leaf_without_numbers_is_named(updates):
 def test_a_leaf_without_numbers_stays_where_it_has_no_update():
     new = fnopt.apply_updates({"act": jnp.tanh, "w": jnp.ones(2)}, {"act": None, "w": jnp.ones(2)})
     assert new["act"] is jnp.tanh
+
+
+def test_sums_are_strongly_typed():
+    weak = jnp.asarray(1.0)
+    assert weak.weak_type
+    assert not fnopt.apply_updates({"w": weak}, {"w": weak})["w"].weak_type

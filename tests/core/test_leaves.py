@@ -90,3 +90,14 @@ def test_ravel_round_trip():
 def test_ravel_names_the_leaf_that_is_no_number():
     with pytest.raises(TypeError, match=r"params: leaf 'n' is int32, expected a floating array"):
         ravel({"n": jnp.arange(3)}, "params")
+
+
+@pytest.mark.parametrize("gradient", [np.ones(2), np.float64(1)])
+def test_arrays_of_numpy_follow_the_x64_setting(gradient):
+    # What was found for one setting is not remembered for the other.
+    for x64, expected in ((False, jnp.float32), (True, jnp.float64), (False, jnp.float32)):
+        with jax.enable_x64(x64):
+            new = map_leaves(lambda g, m: (g + m, m), gradient, outputs=2, slot=gradient)
+            assert [x.dtype for x in new] == [expected, expected]
+            tx = fnopt.scale(-0.5)
+            assert tx.update(gradient, tx.init(gradient))[0].dtype == expected

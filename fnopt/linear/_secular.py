@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fnopt.core import gathered
+
 _SLACK = 0.2  # a step within 20 % of the radius is near enough: each try is a factorisation
 _FACTORISATIONS = 12  # two or three are usual
 
@@ -33,12 +35,14 @@ def cholesky(K: jax.Array, lam: jax.Array) -> jax.Array:
 
 def forward(L: jax.Array, b: jax.Array) -> jax.Array:
     r"""Solves :math:`L y = b`."""
-    return lax.linalg.triangular_solve(L, b[:, None], left_side=True, lower=True)[:, 0]
+    column = gathered(b)[:, None]
+    return lax.linalg.triangular_solve(L, column, left_side=True, lower=True)[:, 0]
 
 
 def backward(L: jax.Array, b: jax.Array) -> jax.Array:
     r"""Solves :math:`L^T y = b`."""
-    return lax.linalg.triangular_solve(L, b[:, None], left_side=True, lower=True, transpose_a=True)[
+    column = gathered(b)[:, None]
+    return lax.linalg.triangular_solve(L, column, left_side=True, lower=True, transpose_a=True)[
         :, 0
     ]
 

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype, is_inexact, leaves_with_names, matmul, shown, where
+from fnopt.core import (
+    compute_dtype,
+    is_inexact,
+    joined,
+    leaves_with_names,
+    matmul,
+    reshaped,
+    shown,
+    where,
+)
 from fnopt.jacobians import SparseJacobian, ravel, real_vector
 from fnopt.linear import gram as linear_gram
 from fnopt.residuals._derivative import Compressed, Derivative, Gram, Map, counted
@@ -121,7 +131,7 @@ def _laid_out(blocks: Any, residuals: Any, params: Any, dtype: Any) -> jax.Array
     pairs, treedef = leaves_with_names(residuals)
     branches = _branches(treedef, blocks, "one branch for every leaf of the residuals")
     rows = zip(branches, pairs, strict=True)
-    return jnp.concatenate([_rows(branch, r, path, params, dtype) for branch, (path, r) in rows])
+    return joined([_rows(branch, r, path, params, dtype) for branch, (path, r) in rows])
 
 
 def _rows(branch: Any, residual: Any, residual_path: str, params: Any, dtype: Any) -> jax.Array:
@@ -132,14 +142,14 @@ def _rows(branch: Any, residual: Any, residual_path: str, params: Any, dtype: An
     complex_rows = jnp.issubdtype(residual.dtype, jnp.complexfloating)
     if complex_rows:
         dtype = compute_dtype(dtype, jnp.complex64)
-    J = jnp.concatenate(
+    J = joined(
         [
             _block(value, residual, leaf, f"{of} by {shown(path)} of the params", dtype)
             for value, (path, leaf) in zip(leaves, pairs, strict=True)
         ],
         axis=1,
     )
-    return jnp.concatenate([jnp.real(J), jnp.imag(J)]) if complex_rows else J
+    return joined([jnp.real(J), jnp.imag(J)]) if complex_rows else J
 
 
 def _branches(treedef: Any, tree: Any, expected: str) -> list[Any]:
@@ -169,4 +179,4 @@ def _block(value: Any, residual: Any, param: Any, what: str, dtype: Any) -> jax.
         raise TypeError(
             f"{where()}jac: {what} is {value.dtype}, expected a real array for a real residual."
         )
-    return value.reshape(residual.size, -1).astype(dtype)
+    return reshaped(value, residual.size, math.prod(jnp.shape(param))).astype(dtype)

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from fnopt.core import gathered
 from fnopt.residuals._derivative import counted
 
 
@@ -16,7 +17,7 @@ def scaled_rows(gram: Any, factors: Callable[[jax.Array], jax.Array]) -> Any:
         return None
 
     def scaled(x: jax.Array, factor: Any = None) -> jax.Array:
-        b = factors(x)
+        b = gathered(factors(x))  # as the Gram matrix is
         return counted(b[:, None], counted(b[None, :], gram(x, factor)))
 
     return scaled

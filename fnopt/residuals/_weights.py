@@ -11,7 +11,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.scipy.linalg import solve_triangular
 
-from fnopt.core import leaves_with_names, real_dtype, shown, where
+from fnopt.core import laid_like, leaves_with_names, real_dtype, shown, where
 from fnopt.residuals._prefix import as_leaf, spread
 
 Whitener = Callable[[jax.Array], jax.Array]
@@ -91,8 +91,9 @@ def _weigher(w: jax.Array) -> Whitener:
         # A residual without weight is left out whatever it is: NaN, say, where there is no datum.
         # The root isn't taken there, so that derivatives by other weights are finite. That of a
         # negative weight, which can't be refused under jit, is NaN: the status will tell.
-        counts = w != 0
-        root = jnp.sqrt(jnp.where(counts, w, jnp.ones_like(w)))
+        spread = laid_like(w, r)
+        counts = spread != 0
+        root = jnp.sqrt(jnp.where(counts, spread, jnp.ones_like(spread)))
         return jnp.where(counts, root.astype(r.dtype) * r, jnp.zeros_like(r))
 
     return weigh
@@ -115,7 +116,7 @@ def _divider(value: Any, leaf: Any, path: str) -> Whitener:
         raise ValueError(
             f"{where()}sigma for {shown(path)} holds {least}, expected standard deviations > 0."
         )
-    return lambda r: r / jnp.where(sigma > 0, sigma, jnp.nan).astype(r.dtype)
+    return lambda r: r / laid_like(jnp.where(sigma > 0, sigma, jnp.nan).astype(r.dtype), r)
 
 
 def _like(value: Any, leaf: Any, path: str, what: str) -> jax.Array:

@@ -126,6 +126,26 @@ def errors(p: Any, example: Any) -> jax.Array:
     return outputs(p, example) - example[1]
 
 
+def by_example(fn: Any, **options: Any) -> Any:
+    return lambda d: (
+        fnopt.least_squares(fn, d["params"], batch=d["batch"], max_steps=3, **options).params
+    )
+
+
+def first_error(p: Any, example: Any) -> jax.Array:
+    return jnp.sum(errors(p, example))
+
+
+def log_psi(p: Any, example: Any) -> jax.Array:
+    return jax.lax.complex(loss(p, example), jnp.sum(outputs(p, example)))
+
+
+def imaginary_time(d: Any) -> Any:
+    tx, p = fnopt.stochastic_reconfiguration(log_psi, momentum=0.9), d["params"]
+    known = {"local_energies": d["weights"], "weights": d["weights"] ** 2}
+    return tx.update(None, tx.init(p), p, batch=d["batch"], **known)[0]
+
+
 LM = fnopt.levenberg_marquardt
 CASES: dict[str, Any] = {
     "per_example_grads": grads,
@@ -155,6 +175,10 @@ CASES: dict[str, Any] = {
     "lm-cholesky": lm_step("cholesky"),
     "lm-cg": lm_step("cg"),
     "least_squares": fit(),
+    "least_squares-example": by_example(errors, weights=4.0),
+    "least_squares-rows": by_example(
+        first_error, solver=LM(linear_solver="cholesky"), loss="soft_l1"
+    ),
     "least_squares-cg": fit(solver=LM(linear_solver="cg")),
     "least_squares-soft": fit(loss="soft_l1"),
     "least_squares-bounds": fit(bounds=(0.0, 9.0)),
@@ -174,6 +198,7 @@ CASES: dict[str, Any] = {
     "kfac": by_batch(lambda: fnopt.kfac(outputs, squared_error, DATA["batch"])),
     "natural_gradient": by_batch(lambda: fnopt.natural_gradient(outputs, squared_error)),
     "gauss_newton_descent": by_batch(fnopt.gauss_newton_descent),
+    "stochastic_reconfiguration": imaginary_time,
     "gauss_newton_descent-ghost": by_batch(lambda: fnopt.gauss_newton_descent(method="ghost")),
     "batch_jacobian": lambda d: curvature.batch_jacobian(outputs)(d["params"], d["batch"]).gram(),
     "curve_fit_batch-bounds": lambda d: (

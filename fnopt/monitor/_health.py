@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fnopt.core import check_same_tree, listing, parts_over, where
+from fnopt.core import check_axis, check_same_tree, listing, parts_over, where
 from fnopt.monitor._groups import as_groups, group
 from fnopt.monitor._measure import CHEAP, STATISTICS, as_stats, in_parts, measure
 
@@ -165,6 +165,7 @@ def health(
         )
     if params is not None:
         check_same_tree(tree, params, "gradients", "params")
+    check_axis(axis_name)
     with contextlib.nullcontext() if axis_name is None else parts_over(_names(axis_name)):
         rows = measure(jax.tree.leaves(tree), jax.tree.leaves(params), grouping, stats)
         sizes = tuple(n * in_parts() for n in grouping.sizes)

@@ -52,6 +52,21 @@ def systems(A, r, start=0.0):
     }
 
 
+@jax.jit
+def linear_steps(A, r):
+    """By name: the damped and the full step, and what the damped one pulls back of a vector."""
+    found = {}
+    for name, system in systems(A, r).items():
+        step, w = system.damped(jnp.asarray(0.3)), r[::-1]
+        found[name] = step, system.gauss_newton(), system.pull_back(w, step)
+    return found
+
+
+@jax.jit
+def trust_region_steps(A, r, radius, start):
+    return {name: s.trust_region(radius) for name, s in systems(A, r, start).items()}
+
+
 def damped(A, r, lam):
     return -np.linalg.solve(A.T @ A + lam * np.eye(A.shape[1]), A.T @ r)
 
@@ -69,11 +84,10 @@ def check(A, r, step, rtol=1e-6):
 def test_damped_and_full_steps_agree_with_numpy(x64, shape):
     A, r = problem(*shape)
     full = np.linalg.lstsq(A, -r, rcond=None)[0]
-    for system in systems(A, r).values():
-        step = system.damped(jnp.asarray(0.3))
+    for step, full_step, _ in linear_steps(A, r).values():
         np.testing.assert_allclose(step.p, damped(A, r, 0.3), rtol=1e-6)
         check(A, r, step)
-        step = system.gauss_newton()
+        step = full_step
         np.testing.assert_allclose(step.p, full, rtol=1e-6)
         assert step.lam == 0
         check(A, r, step)
@@ -85,8 +99,7 @@ def test_trust_region_steps_end_near_the_boundary(x64, shape, radius):
     A, r = problem(*shape)
     least = np.sum(np.square(A.T @ r)) / np.sum(np.square(A @ (A.T @ r)))
     cauchy = reduction(A, r, -min(least, radius / np.linalg.norm(A.T @ r)) * (A.T @ r))
-    for name, system in systems(A, r).items():
-        step = system.trust_region(jnp.asarray(radius))
+    for name, step in trust_region_steps(A, r, radius, 0.0).items():
         length = np.linalg.norm(step.p)
         assert step.lam > 0
         assert 0.8 * radius <= length <= 1.2 * radius
@@ -100,8 +113,8 @@ def test_trust_region_steps_end_near_the_boundary(x64, shape, radius):
 @pytest.mark.parametrize("start", [0.0, 1e-6, 1e6])
 def test_a_full_step_that_fits_is_found_from_any_guess(x64, shape, start):
     A, r = problem(*shape)
-    for name in ("qr", "gram"):
-        step = systems(A, r, start)[name].trust_region(jnp.asarray(1e3))
+    steps = trust_region_steps(A, r, 1e3, start)
+    for step in (steps["qr"], steps["gram"]):
         np.testing.assert_allclose(step.p, np.linalg.lstsq(A, -r, rcond=None)[0], rtol=1e-6)
         assert step.lam == 0
 
@@ -110,11 +123,10 @@ def test_a_full_step_that_fits_is_found_from_any_guess(x64, shape, start):
 def test_pull_back(x64, shape):
     A, r = problem(*shape)
     w = r[::-1].copy()
-    for name, system in systems(A, r).items():
+    for name, (_, _, p) in linear_steps(A, r).items():
         if name == "cg":
-            assert system.pull_back(jnp.asarray(w), system.damped(jnp.asarray(0.3))) is None
+            assert p is None
         else:
-            p = system.pull_back(jnp.asarray(w), system.damped(jnp.asarray(0.3)))
             np.testing.assert_allclose(p, -damped(A, w, 0.3), rtol=1e-9)
 
 

@@ -20,7 +20,7 @@ from fnopt.solvers._evidence import Noise, rises
 from fnopt.solvers._linearization import Linearization
 from fnopt.solvers._probe import SHARE, Probe, is_hopeful, is_refuted, no_probe, probe
 from fnopt.solvers._restart import MOST_RESTARTS
-from fnopt.solvers._saddle import Bend, bend, no_bend, saddle_direction
+from fnopt.solvers._saddle import bend, no_bend, saddle_direction
 
 _NOTHING = 3  # power of the rounding unit: no start is so far off that this is left of its cost
 
@@ -35,7 +35,7 @@ class Claim(NamedTuple):
     share: jax.Array  # of the cost, which the test has to gain to refute it
     zero: jax.Array  # the cost that is nothing against that of the start
     taken: Probe | None  # a part of the full step; None where the model isn't that of the cost
-    bend: Bend | None  # the curvature along the last step that showed any
+    concave: jax.Array | None  # [n], the last step, if the cost bends down along it, else zeros
 
     @property
     def is_tested(self) -> jax.Array:
@@ -55,11 +55,12 @@ class Claim(NamedTuple):
         noise: Noise,
     ) -> Claim:
         """The claim with what a step has shown of the curvature along it."""
-        if self.bend is None:
+        if self.concave is None:
             return self
         known, latest = bend(before, after, step, noise.residual)
-        latest = _chosen(self.is_tested, no_bend(step), latest)
-        return self._replace(bend=_chosen(accepted & (known | self.is_tested), latest, self.bend))
+        latest = jnp.where(self.is_tested, no_bend(step), latest)
+        seen = accepted & (known | self.is_tested)
+        return self._replace(concave=jnp.where(seen, latest, self.concave))
 
     def raised(self, status: jax.Array, can: jax.Array) -> Claim:
         """The claim that a status makes, if it makes one."""
@@ -88,8 +89,8 @@ class Claim(NamedTuple):
             status: The status, `RUNNING` unless something else has ended the search.
         """
         doubt, aside, taken, share = beyond, away, self.taken, jnp.zeros_like(self.share)
-        if self.bend is not None:
-            seen = self.bend
+        if self.concave is not None:
+            seen = self.concave
             nothing = (no_probe(point), jnp.zeros_like(point.x))
             taken, saddle = lax.cond(
                 self.is_raised & ~beyond,
@@ -103,7 +104,9 @@ class Claim(NamedTuple):
         doubt &= point.cost > self.zero
         ends = self.is_raised & ~doubt & (status == Status.RUNNING.value)
         kept = lax.select(ends, Status.RUNNING.array, self.status)
-        claim = Claim(kept, jnp.zeros((), bool), aside, beyond, share, self.zero, taken, self.bend)
+        claim = Claim(
+            kept, jnp.zeros((), bool), aside, beyond, share, self.zero, taken, self.concave
+        )
         return claim, lax.select(ends, self.status, status)
 
 
@@ -122,12 +125,8 @@ def no_claim(point: Linearization, fully: bool) -> Claim:
     return Claim(Status.RUNNING.array, none, point.x, none, share, zero, taken, seen)
 
 
-def _chosen(choice: jax.Array, a: Bend, b: Bend) -> Bend:
-    return Bend(*(jnp.where(choice, x, y) for x, y in zip(a, b, strict=True)))
-
-
 def _aside(
-    point: Linearization, seen: Bend, system: Callable[[], System], noise: Noise
+    point: Linearization, seen: jax.Array, system: Callable[[], System], noise: Noise
 ) -> tuple[Probe, jax.Array]:
     """A part of the full step where that is hopeful, else one along which the cost may fall."""
     hopeful = is_hopeful(point, noise.residual)

@@ -42,7 +42,8 @@ def error_table(record: Record) -> str:
                 continue
             ends = record.ends(problem, name)
             middle = _shown(record.final(problem, name))
-            cells.append(f"{middle} ({_shown(min(ends))} to {_shown(max(ends))})")
+            spread = f" ({_shown(min(ends))} to {_shown(max(ends))})" if len(ends) > 1 else ""
+            cells.append(middle + spread)
         rows.append([method.title, *cells])
     return _table(["", *_titles(record)], [row for row in rows if any(row[1:])])
 

@@ -150,9 +150,11 @@ def _with_axes(tree: Any) -> Any:
 
 
 def _in_parts(tree: Any) -> Any:
-    """Leaves of the form of parts, every one of another length."""
+    """Leaves of the form of parts: alike are those that are alike as wholes, as programs see it."""
     leaves, treedef = jax.tree.flatten(tree)
-    lengths = [_PROBE + i if x.size else 0 for i, x in enumerate(leaves)]
+    first: dict[Any, int] = {}
+    alike = [first.setdefault((x.shape, x.dtype), i) for i, x in enumerate(leaves)]
+    lengths = [_PROBE + i if x.size else 0 for i, x in zip(alike, leaves, strict=True)]
     shapes = [row_shape(x, length) for x, length in zip(leaves, lengths, strict=True)]
     pairs = zip(shapes, leaves, strict=True)
     return treedef.unflatten([jax.ShapeDtypeStruct(shape, x.dtype) for shape, x in pairs])

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import fnopt
 from fnopt import distributed
+from fnopt.distributed._elementwise import check_elementwise
 from tests.contract.registry import CASES
 
 RNG = np.random.RandomState(0)
@@ -271,3 +272,11 @@ def test_a_state_in_blocks_is_refused():
     # where depends on what JAX can slice: when the state is made, or when it is used
     with pytest.raises(ValueError, match=r"in another form|needs the whole|of the state has sh"):
         abstract_step(blocks)
+
+
+@pytest.mark.parametrize("make", [fnopt.adamw, fnopt.lion, fnopt.sgd])
+def test_leaves_that_are_alike_are_divided(make):
+    # alike as wholes, they share a program; their parts are read as if they did
+    shapes = {"a": (4, 3), "b": (4, 3), "c": (5,), "d": (), "e": (4, 3)}
+    params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+    check_elementwise(make(1e-2), params, params, {}, ("data",))

@@ -279,4 +279,8 @@ def test_leaves_that_are_alike_are_divided(make):
     # alike as wholes, they share a program; their parts are read as if they did
     shapes = {"a": (4, 3), "b": (4, 3), "c": (5,), "d": (), "e": (4, 3)}
     params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
-    check_elementwise(make(1e-2), params, params, {}, ("data",))
+
+    def check(_):
+        check_elementwise(make(1e-2), params, params, {}, ("data",))
+
+    jax.vmap(check, axis_name="data")(jnp.zeros(2))

@@ -32,7 +32,7 @@ ARGUMENTS = {"accumulated_sgd": {"k": 2}, "sgdr": {"decay_steps": STEPS, "t_mult
 # These find or bound their steps themselves: what they are given is a number, no schedule.
 CONSTANT = {"polyak_sgd", "rprop", "schedule_free_adamw", "schedule_free_sgd", "sgdr", "lbfgs"}
 # These need a model or its residuals, not a function of the params.
-OTHERS = {"gauss_newton_descent", "kfac", "natural_gradient"}
+OTHERS = {"gauss_newton_descent", "kfac", "natural_gradient", "stochastic_reconfiguration"}
 
 
 def parabola(x: Any, y: Any) -> Any:

@@ -80,7 +80,7 @@ class Leafwise(Transformation):
 
     State: ClassVar[Any] = EmptyState
     keeps_squares: ClassVar[bool] = False  # of gradients, in slots that aren't a `RealSlot`
-    is_short: ClassVar[bool] = False  # whether `leaf` is one or two operations
+    is_short: ClassVar[bool] = False  # whether `leaf` is one operation
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """The numbers of a step that all leaves share; none by default."""

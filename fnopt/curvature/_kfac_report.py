@@ -100,7 +100,7 @@ def kfac_report(
         >>> [(p.name, p.block, p.factors) for p in report.params]
         [('b', 'kronecker', 'bias of w'), ('scale', 'dense', '5'), ('w', 'kronecker', '6 x 8')]
         >>> report.coverage, report.bytes
-        (1.0, 1224)
+        (1.0, 1212)
     """
     spec = KroneckerSpec(
         model_fn, lambda f, _: _sum(f), max_side=max_side, eigenbasis=eigenbasis, name="kfac_report"

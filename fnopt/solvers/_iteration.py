@@ -292,7 +292,8 @@ def ended(problem: Problem, solver: LeastSquaresMethod, loop: FitLoop) -> Soluti
     rank, _ = model.rank(solver.factorise(problem.model, point, plain))
     # What ran away was steep once; few fits have gone so far that it has to be looked for.
     scale = grown_scale(loop.search.steepest, point.columns)
-    far = is_converged(status) & (point.cost > 0) & went_far(point, loop.start)
+    still = is_converged(status) | (status == Status.STALLED.value)
+    far = still & (point.cost > 0) & went_far(point, loop.start)
     away = lax.cond(
         far, lambda: _ran_away(problem, solver, loop, plain, scale), lambda: jnp.zeros((), bool)
     )

@@ -53,7 +53,6 @@ class add_decayed_weights(Leafwise):
 
     State = AddDecayedWeightsState
     needs_params = True
-    is_short = True
 
     weight_decay: ScalarOrSchedule = hyper(default=0.0, schedule=True)
     mask: Any = static(default=None, convert=_as_mask)

@@ -38,10 +38,10 @@ def test_fewer_equations_than_the_peer(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "equations"), [("sgd", 2), ("adam", 3), ("adamw", 5), ("lion", 5)]
+    ("name", "equations"), [("sgd", 2), ("adam", 3), ("adamw", 4), ("lion", 4)]
 )
 def test_a_leaf_is_one_equation_or_the_operations_of_a_short_formula(name, equations):
-    # A formula of one or two operations stands in the step itself; adding the update is one more.
+    # A formula of one operation stands in the step itself; adding the update is one more.
     more = program(fnopt, MAKERS[name], 30) - program(fnopt, MAKERS[name], 20)
     assert more == 10 * equations
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 
 from benchmarks.pinns.methods import MEMORY, Method
 from benchmarks.pinns.problem import Problem
@@ -120,7 +121,7 @@ def _scipy_run(
     """SciPy's own loop, its function and gradient compiled here."""
     start = jax.jit(problem.init)(jax.random.key(seed))
     batch = jax.jit(lambda key: problem.sample(key, factor))(jax.random.key(1000 + seed))
-    x, tree = jax.flatten_util.ravel_pytree(start)
+    x, tree = ravel_pytree(start)
     compiled = (
         jax.jit(jax.value_and_grad(lambda x: problem.loss(tree(x), batch))).lower(x).compile()
     )

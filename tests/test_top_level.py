@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import ast
 import pathlib
 import subprocess
 import sys
+from itertools import chain
 
 import pytest
 
 import fnopt
+from tests.top_level_stub import AT_ONCE, STUB, stub
 
 SOURCE = pathlib.Path(fnopt.__file__)
 LATER: dict[str, tuple[str, ...]] = fnopt._LATER
 
 
 def test_type_checkers_and_python_see_the_same_names():
-    blocks = [n for n in ast.parse(SOURCE.read_text()).body if isinstance(n, ast.If)]
-    imports = [n for n in blocks[0].body if isinstance(n, ast.ImportFrom)]
-    seen = {n.module: tuple(a.name for a in n.names) for n in imports}
-    assert seen.pop("fnopt") == tuple(LATER)
-    assert seen == {f"fnopt.{package}": names for package, names in LATER.items() if names}
+    assert STUB.read_text() == stub(), "run python -m tests.top_level_stub"
+    starred = {n for package in AT_ONCE for n in getattr(fnopt, package).__all__}
+    assert {*fnopt.__all__} == starred | {*AT_ONCE} | {*LATER} | {*chain(*LATER.values())}
 
 
 def test_every_name_is_there_and_listed():

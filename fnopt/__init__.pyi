@@ -1,0 +1,96 @@
+# Made by `python -m tests.top_level_stub` of the list in __init__.py; a test holds that
+# it is current.
+
+from fnopt import core as core
+from fnopt import costs as costs
+from fnopt import curvature as curvature
+from fnopt import curves as curves
+from fnopt import discrete as discrete
+from fnopt import distributed as distributed
+from fnopt import gradients as gradients
+from fnopt import interop as interop
+from fnopt import jacobians as jacobians
+from fnopt import linear as linear
+from fnopt import losses as losses
+from fnopt import monitor as monitor
+from fnopt import optimizers as optimizers
+from fnopt import programs as programs
+from fnopt import projections as projections
+from fnopt import residuals as residuals
+from fnopt import schedules as schedules
+from fnopt import solvers as solvers
+from fnopt import taps as taps
+from fnopt import transforms as transforms
+from fnopt import tree as tree
+from fnopt.core import Schedule as Schedule
+from fnopt.core import Status as Status
+from fnopt.core import Transformation as Transformation
+from fnopt.core import apply_updates as apply_updates
+from fnopt.core import from_config as from_config
+from fnopt.core import global_norm as global_norm
+from fnopt.core import hyper as hyper
+from fnopt.core import hyperparams as hyperparams
+from fnopt.core import incremental_update as incremental_update
+from fnopt.core import leaf_paths as leaf_paths
+from fnopt.core import map_leaves as map_leaves
+from fnopt.core import named as named
+from fnopt.core import periodic_update as periodic_update
+from fnopt.core import slot_names as slot_names
+from fnopt.core import slot_zeros as slot_zeros
+from fnopt.core import slots as slots
+from fnopt.core import static as static
+from fnopt.core import step_count as step_count
+from fnopt.core import to_config as to_config
+from fnopt.curves import confidence_intervals as confidence_intervals
+from fnopt.curves import covariance as covariance
+from fnopt.curves import curve_fit as curve_fit
+from fnopt.curves import curve_fit_batch as curve_fit_batch
+from fnopt.curves import predict_band as predict_band
+from fnopt.curves import standard_errors as standard_errors
+from fnopt.gradients import add_noise as add_noise
+from fnopt.gradients import clipped_grad as clipped_grad
+from fnopt.gradients import gradient_similarity as gradient_similarity
+from fnopt.gradients import gradient_statistics as gradient_statistics
+from fnopt.gradients import hardest_examples as hardest_examples
+from fnopt.gradients import median_of_means as median_of_means
+from fnopt.gradients import micro_vmap as micro_vmap
+from fnopt.gradients import microbatch as microbatch
+from fnopt.gradients import noise_scale as noise_scale
+from fnopt.gradients import per_example_grads as per_example_grads
+from fnopt.gradients import per_example_norms as per_example_norms
+from fnopt.gradients import poisson_batch as poisson_batch
+from fnopt.gradients import sparse_value_and_grad as sparse_value_and_grad
+from fnopt.gradients import trimmed_mean as trimmed_mean
+from fnopt.gradients import value_and_per_example_grads as value_and_per_example_grads
+from fnopt.gradients import value_and_weighted_grad as value_and_weighted_grad
+from fnopt.gradients import weighted_grad as weighted_grad
+from fnopt.jacobians import jacobian as jacobian
+from fnopt.jacobians import per_example_jacobian as per_example_jacobian
+from fnopt.jacobians import sparse_hessian as sparse_hessian
+from fnopt.jacobians import sparse_jacobian as sparse_jacobian
+from fnopt.jacobians import sparsity_pattern as sparsity_pattern
+from fnopt.optimizers import *
+from fnopt.residuals import fixed as fixed
+from fnopt.residuals import interval as interval
+from fnopt.residuals import positive as positive
+from fnopt.residuals import tied as tied
+from fnopt.schedules import *
+from fnopt.solvers import bfgs as bfgs
+from fnopt.solvers import dogleg as dogleg
+from fnopt.solvers import gauss_newton as gauss_newton
+from fnopt.solvers import lbfgsb as lbfgsb
+from fnopt.solvers import least_squares as least_squares
+from fnopt.solvers import levenberg_marquardt as levenberg_marquardt
+from fnopt.solvers import minimize as minimize
+from fnopt.solvers import newton_cg as newton_cg
+from fnopt.solvers import nonlinear_cg as nonlinear_cg
+from fnopt.solvers import projected_gradient as projected_gradient
+from fnopt.taps import capture as capture
+from fnopt.taps import grad_between as grad_between
+from fnopt.taps import jacobian_between as jacobian_between
+from fnopt.taps import nodes as nodes
+from fnopt.taps import patch as patch
+from fnopt.taps import tap as tap
+from fnopt.transforms import *
+
+__version__: str

@@ -1,0 +1,36 @@
+"""What type checkers and editors read of `fnopt`: `python -m tests.top_level_stub` writes it."""
+
+from __future__ import annotations
+
+import pathlib
+
+import fnopt
+
+STUB = pathlib.Path(fnopt.__file__).with_suffix(".pyi")
+AT_ONCE = ("optimizers", "schedules", "transforms")
+
+
+def _order(name: str) -> tuple[bool, str]:
+    """Classes before functions, as ruff sorts what is imported."""
+    return name[0].islower(), name
+
+
+def stub() -> str:
+    """The file as it is committed."""
+    later: dict[str, tuple[str, ...]] = fnopt._LATER
+    lines = [
+        "# Made by `python -m tests.top_level_stub` of the list in __init__.py; a test holds that",
+        "# it is current.",
+        "",
+    ]
+    lines += [f"from fnopt import {p} as {p}" for p in sorted([*later, *AT_ONCE])]
+    for package in sorted([*later, *AT_ONCE]):
+        if package in AT_ONCE:
+            lines.append(f"from fnopt.{package} import *")
+        names = sorted(later.get(package, ()), key=_order)
+        lines += [f"from fnopt.{package} import {n} as {n}" for n in names]
+    return "\n".join([*lines, "", "__version__: str", ""])
+
+
+if __name__ == "__main__":
+    STUB.write_text(stub())

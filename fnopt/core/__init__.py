@@ -62,11 +62,13 @@ from fnopt.core._named_axes import row_total as row_total
 from fnopt.core._named_axes import rows_gathered as rows_gathered
 from fnopt.core._named_axes import rows_over as rows_over
 from fnopt.core._norm import global_norm
+from fnopt.core._numbers import is_known_zero as is_known_zero
 from fnopt.core._numbers import joint_norm as joint_norm
 from fnopt.core._numbers import nonzero, squared_modulus
 from fnopt.core._numbers import norm_of_leaves as norm_of_leaves
 from fnopt.core._numbers import norms_over as norms_over
 from fnopt.core._numbers import out_of_range as out_of_range
+from fnopt.core._numbers import product as product
 from fnopt.core._numbers import quotient as quotient
 from fnopt.core._numbers import root as root
 from fnopt.core._numbers import safe_norms as safe_norms

@@ -15,6 +15,7 @@ from fnopt.core._dtypes import compute_dtype, is_array_like, is_inexact, shape_o
 from fnopt.core._errors import where
 from fnopt.core._paths import leaves_with_names, shown
 from fnopt.core._rows import Rows
+from fnopt.core._staged import is_staged
 
 Params = TypeVar("Params")
 
@@ -51,7 +52,9 @@ def _added(name: Callable[[], str], p: Any, u: Any) -> Any:
             f"have shape {jnp.shape(u)}, expected the same. {_HINT}"
         )
     if _is_plain(p) and _is_plain(u) and p.dtype == u.dtype:
-        return lax.convert_element_type(p + u, p.dtype)  # not weakly typed
+        # The operator is a function of `jnp` under `jit`, which would be traced for every leaf.
+        total = lax.add(p, u) if is_staged(p, u) else p + u
+        return lax.convert_element_type(total, p.dtype)  # not weakly typed
     p_dtype, u_dtype = jnp.result_type(p), jnp.result_type(u)
     if u_dtype == jax.dtypes.float0:  # what jax.grad(allow_int=True) says of an integer: zero
         return p

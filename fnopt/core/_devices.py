@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -13,20 +11,16 @@ from fnopt.core._errors import where
 from fnopt.core._paths import leaves_with_names, shown
 
 
-@contextlib.contextmanager
-def on_the_same_devices(updates: Any, **others: Any) -> Iterator[None]:
-    """Says by name what is elsewhere, where JAX refuses arrays of different devices.
+def name_devices(error: ValueError, updates: Any, **others: Any) -> None:
+    """Raises an error that names what is elsewhere, if that is why JAX refused some arrays.
 
     Args:
+        error: The error of JAX.
         updates: The gradients.
         others: What goes with them, by name: trees of arrays.
     """
-    try:
-        yield
-    except ValueError as error:
-        found = _elsewhere(updates, others) if "incompatible devices" in str(error) else None
-        if found is None:
-            raise
+    found = _elsewhere(updates, others) if "incompatible devices" in str(error) else None
+    if found is not None:
         raise ValueError(f"{where()}{found}") from error
 
 

@@ -13,16 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fnopt.core._devices import on_the_same_devices
+from fnopt.core._devices import name_devices
 from fnopt.core._dtypes import (
     compute_dtype,
     dtype_of,
     increment,
+    is_inexact,
     real_dtype,
     shape_of,
     zero_count,
 )
-from fnopt.core._leaves import cast, check_inexact, check_same_tree, check_scalars
+from fnopt.core._leaves import cast, check_inexact, check_same_tree, check_scalars, same_shape
 from fnopt.core._numbers import capped
 from fnopt.core._parts import part_axes
 from fnopt.core._slots import declared_slots, own_slots, slot_copy, slot_zeros
@@ -133,17 +134,32 @@ class Leafwise(Transformation):
         names = tuple(declared_slots(self.State))
         leaves, treedef, columns = self._columns(updates, state, params, names)
         count = state.count if self._counts else None
+        rows = [*zip(leaves, *columns, strict=True)]
         staged = is_staged(count, *leaves)
-        numbers, formula = _Numbers(self, count, staged), self._formula(names, leaves, staged)
-        with on_the_same_devices(updates, state=state, params=params):
-            rows = [
-                formula(row[0])(numbers.of(row), *row) for row in zip(leaves, *columns, strict=True)
-            ]
+        try:
+            if len(rows) == 1 and not staged:  # an eager step in one call
+                numbers, flags = self._flatten()
+                program = _step_program(type(self), flags, names, part_axes())
+                rows, t = program(numbers, count, rows)
+            else:
+                rows, t = self._rows(names, count, rows, staged)
+        except ValueError as error:
+            name_devices(error, updates, state=state, params=params)
+            raise
         trees = [treedef.unflatten([row[i] for row in rows]) for i in range(1 + len(names))]
         fields = dict(zip(names, trees[1:], strict=True))
         if self._counts:
-            fields["count"] = numbers.step
+            fields["count"] = t
         return trees[0], self.State(**fields)
+
+    def _rows(
+        self, slots: tuple[str, ...], count: Any, rows: list[tuple[Any, ...]], staged: bool
+    ) -> tuple[list[tuple[Any, ...]], Any]:
+        """The update and the new slots of every leaf, and the number of the step."""
+        numbers = _Numbers(self, count, staged)
+        formula = self._formula(slots, [row[0] for row in rows], staged)
+        made = [formula(row[0])(numbers.of(row), *row) for row in rows]
+        return made, numbers.step if self._counts else None
 
     def _formula(
         self, slots: tuple[str, ...], leaves: list[Any], staged: bool
@@ -161,16 +177,22 @@ class Leafwise(Transformation):
         self, updates: Any, state: Any, params: Any, names: tuple[str, ...]
     ) -> tuple[list[Any], Any, list[list[Any]]]:
         """The leaves of the updates, their treedef, and the companions of every leaf."""
-        check_inexact(updates, "gradients")
-        check_scalars(self)
         leaves, treedef = jax.tree.flatten(updates)
+        if not all(map(is_inexact, leaves)):
+            check_inexact(updates, "gradients")
+        if {*map(type, self._flatten()[0])} != {float}:
+            check_scalars(self)
         companions = {"params": params} if self.needs_params else {}
         companions |= {name: getattr(state, name) for name in names}
-        own = own_slots(self.State)
+        own, columns = own_slots(self.State), []
         for name, tree in companions.items():
-            if name not in own:
+            column, other = (None, None) if name in own else jax.tree.flatten(tree)
+            if column is None:
+                column = treedef.flatten_up_to(tree)
+            elif other != treedef or not all(map(same_shape, leaves, column)):
                 check_same_tree(updates, tree, "gradients", name)
-        return leaves, treedef, [treedef.flatten_up_to(tree) for tree in companions.values()]
+            columns.append(column)
+        return leaves, treedef, columns
 
 
 def _form(x: Any) -> tuple[Any, Any]:
@@ -231,6 +253,19 @@ def _scalar_program(cls: type[Leafwise]) -> Callable[..., Any]:
 
     scalars.__name__ = f"{cls.__name__}_scalars"
     return jax.jit(scalars, static_argnums=2)
+
+
+@functools.cache
+def _step_program(
+    cls: type[Leafwise], flags: Any, slots: tuple[str, ...], axes: tuple[str, ...]
+) -> Callable[..., Any]:
+    del axes  # norms of parts are another program
+
+    def step(numbers: Any, count: Any, rows: Any) -> tuple[list[tuple[Any, ...]], Any]:
+        return cls._unflatten(flags, numbers)._rows(slots, count, rows, staged=True)
+
+    step.__name__ = f"{cls.__name__}_step"
+    return jax.jit(step)
 
 
 @functools.cache

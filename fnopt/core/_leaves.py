@@ -38,7 +38,7 @@ def check_same_tree(tree: Any, other: Any, what: str, other_what: str) -> None:
     """Raises a ValueError where two trees differ in structure, or leaves in shape."""
     leaves, structure = jax.tree.flatten(tree)
     other_leaves, other_structure = jax.tree.flatten(other)
-    if structure == other_structure and all(map(_same_shape, leaves, other_leaves)):
+    if structure == other_structure and all(map(same_shape, leaves, other_leaves)):
         return
     mine, treedef = leaves_with_names(tree)
     theirs, other_treedef = leaves_with_names(other)
@@ -52,7 +52,8 @@ def check_same_tree(tree: Any, other: Any, what: str, other_what: str) -> None:
             )
 
 
-def _same_shape(x: Any, y: Any) -> bool:
+def same_shape(x: Any, y: Any) -> bool:
+    """Whether two leaves have the same shape."""
     return shape_of(x) == shape_of(y)
 
 

@@ -18,6 +18,19 @@ from fnopt.core._staged import is_staged
 _LARGE = 2**14
 
 
+def is_known_zero(x: Any) -> bool:
+    """Whether a number is zero, and known to be while a step is traced."""
+    return isinstance(x, (float, np.floating)) and x == 0
+
+
+def product(number: Any, x: Any) -> Any:
+    """`number * x`; of one dtype, one operation of JAX itself.
+
+    The operator is a function of `jnp` under `jit`, which is traced again for every leaf.
+    """
+    return lax.mul(number, x) if number.dtype == x.dtype else number * x
+
+
 def squared_modulus(x: jax.Array) -> jax.Array:
     """:math:`|x|^2`, elementwise; real for complex arrays too."""
     if jnp.iscomplexobj(x):

@@ -16,4 +16,7 @@ def is_staged(*arrays: Any) -> bool:
     Operations become equations of that program then, of known numbers too. Under a `vmap` or a
     `grad` outside of `jit` they run one by one.
     """
-    return any(isinstance(x, _STAGED) for x in arrays)
+    for x in arrays:  # noqa: SIM110  (an eager update asks it of every member)
+        if isinstance(x, _STAGED):
+            return True
+    return False

@@ -177,8 +177,10 @@ def _is_state(x: Any) -> bool:
 
 
 def _check_order(updates: Any, state: Any, params: Any) -> None:
+    if _is_state(state):
+        return
     for what, given in {"updates": updates, "params": params}.items():
-        if _is_state(given) and not _is_state(state):
+        if _is_state(given):
             raise TypeError(
                 f"{where()}update got a state as its {what}, expected "
                 "update(updates, state, params): gradients, state, params, in this order."
@@ -298,7 +300,7 @@ class foreign(Transformation):
 
 
 def _pair_of(tx: Any) -> tuple[Any, Any]:
-    if isinstance(tx, type):  # its init and update are unbound: somebody forgot to call it
+    if isinstance(tx, type):  # a class that was not called: its init and update are unbound
         return None, None
     if callable(getattr(tx, "init", None)) and callable(getattr(tx, "update", None)):
         return tx.init, tx.update

@@ -17,6 +17,7 @@ from fnopt.core import (
     bias_correction,
     ema,
     hyper,
+    is_known_zero,
     mean_weights,
     positive_root,
     squared_modulus,
@@ -35,7 +36,7 @@ class ScaleByAdamState(NamedTuple):
 
 
 def adam_means(h: Any, g: Any, mu: Any, nu: Any) -> tuple[Any, Any]:
-    """The averages of the gradient and of its square, of Adam and those who descend from it."""
+    """The averages of the gradient and of its square, of Adam and the methods derived from it."""
     return ema(mu, g, h.b1, h.gain1), ema(nu, squared_modulus(g), h.b2, h.gain2)
 
 
@@ -45,7 +46,9 @@ def adam_scalars(h: Any, t: Any, nesterov: bool = False) -> dict[str, Any]:
     The correction of the mean square stands at the mean and the epsilon, not at the mean square:
     so a leaf is scaled once, and a small mean square is not divided by a small number.
     """
-    seen_square = bias_correction(h.b2, t)
+    # (m / s1) / (sqrt(v / s2) + eps) = (sqrt(s2) / s1) m / (sqrt(v) + eps sqrt(s2))
+    steps = lax.convert_element_type(t, h.b2.dtype)  # once for both corrections
+    seen_square = bias_correction(h.b2, steps)
     seen = lax.sqrt(seen_square)
     numbers = {
         "gain1": 1 - h.b1,
@@ -55,7 +58,7 @@ def adam_scalars(h: Any, t: Any, nesterov: bool = False) -> dict[str, Any]:
         "beside_root": h.eps * seen,
     }
     if not nesterov:
-        return numbers | {"mean": seen / bias_correction(h.b1, t)}
+        return numbers | {"mean": seen / bias_correction(h.b1, steps)}
     mean, gradient = mean_weights(h.b1, t, nesterov)
     return numbers | {"mean": mean * seen, "gradient": gradient * seen}
 
@@ -105,12 +108,15 @@ class scale_by_adam(Leafwise):
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """Adam's, and the second epsilon."""
         numbers = adam_scalars(h, t, self.nesterov)
+        if is_known_zero(h.eps_root):
+            return numbers
         return numbers | {"under_root": h.eps_root * numbers["seen_square"]}
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
         mu, nu = adam_means(h, g, mu, nu)
         direction = h.mean * mu + h.gradient * g if self.nesterov else h.mean * mu
-        return direction / (positive_root(nu + h.under_root) + h.beside_root), mu, nu
+        radicand = nu + h.under_root if hasattr(h, "under_root") else nu
+        return direction / (positive_root(radicand) + h.beside_root), mu, nu
 
 
 @recipe

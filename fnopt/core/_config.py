@@ -184,7 +184,7 @@ def _hint(name: str) -> str:
 
 
 def _import_all() -> None:
-    """Imports the packages of `fnopt` that nobody has used yet: their classes are known then."""
+    """Imports the packages of `fnopt` that are not imported yet: their classes are known then."""
     package = sys.modules["fnopt"]
     for found in pkgutil.iter_modules(package.__path__, "fnopt."):
         importlib.import_module(found.name)

@@ -1,4 +1,4 @@
-"""In which precision the arithmetic of an optimizer runs."""
+"""The dtypes that an optimizer computes in."""
 
 from __future__ import annotations
 

@@ -74,6 +74,7 @@ def bias_correction(decay: jax.Array, count: jax.Array) -> jax.Array:
 
 def _known_correction(decay: np.floating[Any], t: jax.Array) -> jax.Array:
     """`bias_correction` of a decay that is known while a step is traced: three operations."""
+    # The difference is exact from 1/2 on (Sterbenz), so log1p keeps the digits of 1 - decay.
     log = math.log1p(decay - 1) if decay > 0 else -math.inf
     return lax.neg(lax.expm1(lax.mul(t, np.asarray(log, decay.dtype))))
 

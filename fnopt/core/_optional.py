@@ -7,7 +7,7 @@ from typing import Any
 
 
 def optional(module: str, user: str, extra: str = "") -> Any:
-    """Imports a library that fnopt can do without, or says who needs it and how to get it.
+    """Imports an optional library, or says what needs it and how to get it.
 
     Args:
         module: What is imported.

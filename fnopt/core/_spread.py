@@ -1,4 +1,4 @@
-"""Arrays that their type says are spread over devices: what JAX does not decide by itself.
+"""Shardings of arrays on explicit meshes: the choices that JAX leaves open.
 
 On a mesh with explicit axes the type of an array says how it lies, and an operation whose result
 could lie in more than one way is an error. The choices are made here, for the whole library. On
@@ -116,7 +116,7 @@ def _names(axes: Any) -> tuple[Any, ...]:
 
 @contextlib.contextmanager
 def mesh_of(*trees: Any) -> Iterator[None]:
-    """The context of the mesh that arrays are spread over, where nobody has set one."""
+    """The context of the mesh that arrays are spread over, where none is set."""
     spread = [x for x in jax.tree.leaves(trees) if hasattr(x, "dtype") and is_spread(x)]
     unknown = not hasattr(jax, "set_mesh")  # before JAX 0.8 the caller has to set the mesh
     if not spread or unknown or not jax.sharding.get_abstract_mesh().empty:

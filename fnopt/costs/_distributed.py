@@ -81,12 +81,12 @@ class DeviceCost:
 
     @property
     def seconds(self) -> float:
-        """The time of a step whose messages wait for the arithmetic, and it for them."""
+        """The time of a step without overlap of messages and arithmetic."""
         return self.gradient_seconds + self.update_seconds + self.network_seconds
 
     @property
     def overlapped_seconds(self) -> float:
-        """The time of a step that sends all of the time that it computes gradients."""
+        """The time of a step whose messages overlap with the computation of gradients."""
         return max(self.gradient_seconds, self.network_seconds) + self.update_seconds
 
     @property

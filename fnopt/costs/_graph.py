@@ -23,8 +23,8 @@ from fnopt.programs import (
     While,
     called_with,
     control_view,
-    fresh,
     jaxprs,
+    uncached,
 )
 
 
@@ -118,7 +118,7 @@ class Graph(NamedTuple):
 
 def trace_graph(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
     """The program that `fn` runs on arguments of these shapes; nothing is computed."""
-    closed = jax.make_jaxpr(fresh(fn))(*args, **kwargs)
+    closed = jax.make_jaxpr(uncached(fn))(*args, **kwargs)
     known = list(map(whole_number, jax.tree.leaves((args, kwargs))))
     return graph_of(jaxprs.Sub("", closed.jaxpr, tuple(closed.consts)), known)
 

@@ -1,4 +1,4 @@
-"""Leaving out what nobody reads, as the compiler does."""
+"""Dead-code elimination, as the compiler does it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _prune_scan(op: Op, loop: Scan, used: list[bool]) -> tuple[Op, list[bool]]:
             break
         keep[:carries] = grown
     reads[consts : consts + carries] = keep[:carries]
-    # After its arguments a body lists constants of its own, which are nobody's input here.
+    # After its arguments a body lists constants of its own, which are inputs of nothing here.
     return dataclasses.replace(op, bodies=(body,)), reads[: len(op.inputs)]
 
 

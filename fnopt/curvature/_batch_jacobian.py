@@ -23,7 +23,7 @@ from fnopt.core import (
     varying_like,
 )
 from fnopt.curvature._bound import bind
-from fnopt.curvature._jacobian_part import Part
+from fnopt.curvature._jacobian_part import JacobianPart
 from fnopt.jacobians import ravel
 
 METHODS = ("auto", "ghost", "formed")
@@ -106,7 +106,7 @@ def batch_jacobian(
         own = varying_like(jax.tree.map(gathered, params), batches)
         with mesh_of(batches, params):
             bound = [bind(fn, own, b, _NAME) for fn, b in zip(fns, batches, strict=True)]
-            parts = [Part(b, method, chunk_size, axis_name) for b in bound]
+            parts = [JacobianPart(b, method, chunk_size, axis_name) for b in bound]
         return BatchJacobian(params, parts, callable(residual_fn), axis_name)
 
     return at
@@ -139,7 +139,9 @@ class BatchJacobian:
         ((3, 1), [0.0, 1.0, 2.0])
     """
 
-    def __init__(self, params: Any, parts: list[Part], single: bool, axis_name: Any = None) -> None:
+    def __init__(
+        self, params: Any, parts: list[JacobianPart], single: bool, axis_name: Any = None
+    ) -> None:
         self._params, self._parts, self._single = params, parts, single
         self._axis_name = axis_name
 

@@ -66,7 +66,7 @@ def nystrom(times: Map, size: int, rank: int, dtype: Any) -> Nystrom:
     return Nystrom(U, jnp.maximum(s * s - shift, jnp.zeros_like(s)))
 
 
-class _Iterate(NamedTuple):
+class _CGIterate(NamedTuple):
     x: jax.Array
     r: jax.Array  # b - A x
     d: jax.Array  # the direction
@@ -91,21 +91,21 @@ def conjugate_gradients(
     """
     z = precondition(b)
     small = (tol * tol) * jnp.dot(b, b, precision=HIGHEST)
-    first = _Iterate(
+    first = _CGIterate(
         jnp.zeros_like(b), b, z, jnp.dot(b, z, precision=HIGHEST), jnp.zeros((), jnp.int32)
     )
 
-    def unfinished(at: _Iterate) -> jax.Array:
+    def unfinished(at: _CGIterate) -> jax.Array:
         left = jnp.dot(at.r, at.r, precision=HIGHEST)
         return (left > small) & (at.gamma > 0) & (at.count < iterations)
 
-    def advance(at: _Iterate) -> _Iterate:
+    def advance(at: _CGIterate) -> _CGIterate:
         q = times(at.d)
         alpha = at.gamma / jnp.dot(at.d, q, precision=HIGHEST)
         x, r = at.x + alpha * at.d, at.r - alpha * q
         z = precondition(r)
         gamma = jnp.dot(r, z, precision=HIGHEST)
-        return _Iterate(x, r, z + gamma / at.gamma * at.d, gamma, at.count + 1)
+        return _CGIterate(x, r, z + gamma / at.gamma * at.d, gamma, at.count + 1)
 
     end = jax.lax.while_loop(unfinished, advance, first)
     return end.x, end.count

@@ -1,4 +1,4 @@
-"""Rows of a Jacobian that are written down, behind the same face as those of the tape."""
+"""Rows of a Jacobian that are formed, with the interface of those of the tape."""
 
 from __future__ import annotations
 

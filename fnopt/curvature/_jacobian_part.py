@@ -25,10 +25,10 @@ from fnopt.core import (
 from fnopt.curvature._bound import BoundResiduals
 from fnopt.curvature._formed import FormedRows, form_rows
 from fnopt.curvature._round import rows_of_all_devices
-from fnopt.gradients.ghost import Rows, record_rows, trace_ghost
+from fnopt.gradients.ghost import GhostRows, record_rows, trace_ghost
 
 
-class Part:
+class JacobianPart:
     """The rows of one residual function, for the examples of this device.
 
     Args:
@@ -60,14 +60,14 @@ class Part:
         n = self.bound.size
         return jax.lax.dynamic_slice_in_dim(x, n * jax.lax.axis_index(self.axis_name), n)
 
-    def take(self, batch: Any) -> Rows | FormedRows:
+    def take(self, batch: Any) -> GhostRows | FormedRows:
         """The rows of some examples."""
         if self.ghost is None:
             return form_rows(self.bound, batch)
         return record_rows(self.ghost, batch)
 
     @functools.cached_property
-    def rows(self) -> Rows | FormedRows:
+    def rows(self) -> GhostRows | FormedRows:
         """The rows of all examples."""
         return self.take(self.bound.batch)
 
@@ -88,7 +88,7 @@ class Part:
         body = lambda carry, chunk: (carry, fn(chunk))  # noqa: E731
         return scan_chunks(body, None, batch, self.bound.size, self.chunk_size)[1]
 
-    def of_all_devices(self) -> Part:
+    def of_all_devices(self) -> JacobianPart:
         """The rows of all devices, nothing of which is computed yet."""
         batch = from_devices(self.bound.batch, self.axis_name)
         everywhere = copy.copy(self)
@@ -100,7 +100,7 @@ class Part:
         )
         return everywhere
 
-    def gram(self, other: Part) -> jax.Array:
+    def gram(self, other: JacobianPart) -> jax.Array:
         """The inner products of all rows with those of another part, `[n k, m l]`."""
         if self.axis_name is None:
             return self._products(other)
@@ -111,7 +111,7 @@ class Part:
             mine = self._products(other.of_all_devices())
         return from_devices(mine, self.axis_name)
 
-    def _products(self, other: Part) -> jax.Array:
+    def _products(self, other: JacobianPart) -> jax.Array:
         if self.chunk_size is None and other.chunk_size is None:
             return _gram(self, self.rows, other, other.rows)
         k, width = self.laid.size, other.laid.size
@@ -179,7 +179,7 @@ class Part:
         return self.over_chunks(lambda batch: self.take(batch).push(direction), self.bound.batch)
 
 
-def _gram(one: Part, rows: Any, other: Part, others: Any) -> jax.Array:
+def _gram(one: JacobianPart, rows: Any, other: JacobianPart, others: Any) -> jax.Array:
     """The inner products of rows that may be known in different ways."""
     if isinstance(rows, FormedRows) is isinstance(others, FormedRows):
         return rows.gram(others)

@@ -1,4 +1,4 @@
-"""Which block of the Gauss-Newton matrix every param has, why, and what `kfac` keeps for it."""
+"""The report of `kfac`: each param's block of the Gauss-Newton matrix, and what is kept for it."""
 
 from __future__ import annotations
 

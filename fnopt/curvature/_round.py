@@ -10,11 +10,11 @@ import jax.numpy as jnp
 
 from fnopt.core import varying_like
 from fnopt.curvature._formed import FormedRows
-from fnopt.gradients.ghost import Rows
+from fnopt.gradients.ghost import GhostRows
 
 
 def rows_of_all_devices(
-    product: Callable[[Any], jax.Array], rows: Rows | FormedRows, axis_name: Any
+    product: Callable[[Any], jax.Array], rows: GhostRows | FormedRows, axis_name: Any
 ) -> jax.Array:
     """The products with the rows of all devices side by side, `[n, devices m]`.
 
@@ -41,11 +41,11 @@ def rows_of_all_devices(
     return jnp.moveaxis(blocks, 0, 1).reshape(blocks.shape[1], -1)
 
 
-def _sent(rows: Rows | FormedRows) -> Any:
+def _sent(rows: GhostRows | FormedRows) -> Any:
     return rows if isinstance(rows, FormedRows) else (rows.tape, rows.formed)
 
 
-def _received(rows: Rows | FormedRows, sent: Any) -> Rows | FormedRows:
+def _received(rows: GhostRows | FormedRows, sent: Any) -> GhostRows | FormedRows:
     if isinstance(rows, FormedRows):
         return sent
     return rows._replace(tape=sent[0], formed=sent[1])

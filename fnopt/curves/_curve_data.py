@@ -1,4 +1,4 @@
-"""The data of a curve fit: what they may be, and what to say if they are not."""
+"""The data of a curve fit, and the checks of them."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from fnopt.curves._curve_start import checked_bounds, start_of
 from fnopt.curves._failures import report_failed_fits, report_failures
 from fnopt.curves._scipy_options import solver_options
 from fnopt.curves.batched import BatchFit, curve_fit_batch
-from fnopt.programs import fresh, written_for_jax
+from fnopt.programs import uncached, written_for_jax
 from fnopt.residuals import named_loss
 from fnopt.solvers import Solution, checked_count, covariance_of, least_squares, levenberg_marquardt
 
@@ -278,7 +278,7 @@ def _as_wide_as(model: Any, start: Any, x: Any, y: jax.Array) -> jax.Array:
     """The data; a single number as often as the model has values."""
     if y.ndim:
         return y
-    value = jax.eval_shape(fresh(model), start, x)
+    value = jax.eval_shape(uncached(model), start, x)
     return jnp.broadcast_to(y, getattr(value, "shape", ()))
 
 

@@ -1,4 +1,4 @@
-"""A fit that isn't what was asked for: an error that carries it, or a warning."""
+"""Errors and warnings of fits that failed."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from fnopt.core import Status
 from fnopt.curves.batched import BatchFit
 from fnopt.solvers import Solution
 
-_NEAR = 0.1  # standard errors from the minimum that nobody minds
+_NEAR = 0.1  # standard errors from the minimum that do not count
 
 
 class OptimizeWarning(UserWarning):
-    """The fit is there, but something about it is not to be trusted."""
+    """The warning of a fit whose result or covariance is not to be trusted."""
 
 
 class FitError(RuntimeError):
-    """A fit did not converge; what it has got is in `popt`, `pcov` and `solution`.
+    """The error of a fit that did not converge; what it found is in `popt`, `pcov` and `solution`.
 
     Args:
         text: What is wrong.

@@ -13,7 +13,7 @@ from jax.scipy.special import betainc, erfinv
 from fnopt.core import default_float, matmul
 from fnopt.jacobians import ravel_with_held, value_and_jacobian
 from fnopt.linear import divide
-from fnopt.programs import fresh
+from fnopt.programs import uncached
 from fnopt.solvers import Solution, covariance_of, knowledge_of
 
 _NEARLY_NORMAL = 1e6  # degrees of freedom from which on the normal distribution is exact enough
@@ -213,7 +213,7 @@ def predict_band(
         Seber and Wild (1989), Nonlinear regression, section 5.1.
     """
     x, unravel = ravel_with_held(solution.params)
-    shape = jax.eval_shape(fresh(predict), solution.params)
+    shape = jax.eval_shape(uncached(predict), solution.params)
 
     def flat(x: jax.Array) -> jax.Array:
         return jnp.ravel(predict(unravel(x))).astype(x.dtype)

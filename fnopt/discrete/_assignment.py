@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from fnopt.core import compute_dtype, described
 
 
-class _Search(NamedTuple):
+class _PathSearch(NamedTuple):
     """One shortest-path search from a row that has no column yet."""
 
     distance: jax.Array  # [m] of the shortest path to every column
@@ -21,12 +21,14 @@ class _Search(NamedTuple):
     length: jax.Array  # and its distance
 
 
-def _nearest(cost: jax.Array, u: jax.Array, v: jax.Array, owner: jax.Array, row: Any) -> _Search:
+def _nearest(
+    cost: jax.Array, u: jax.Array, v: jax.Array, owner: jax.Array, row: Any
+) -> _PathSearch:
     """Dijkstra's search over reduced costs until a column without an owner is reached."""
     n, m = cost.shape
     far = jnp.asarray(jnp.inf, cost.dtype)
 
-    def reach(search: _Search, row: Any) -> _Search:
+    def reach(search: _PathSearch, row: Any) -> _PathSearch:
         through = search.length + (cost[row] - u[row]) - v
         better = ~search.done & (through < search.distance)
         distance = jnp.where(better, through, search.distance)
@@ -34,7 +36,7 @@ def _nearest(cost: jax.Array, u: jax.Array, v: jax.Array, owner: jax.Array, row:
         last = jnp.argmin(jnp.where(search.done, far, distance)).astype(jnp.int32)
         # Columns that no finite cost leads to are taken in order, so that the search ends.
         last = jnp.where(search.done[last], jnp.argmin(search.done).astype(jnp.int32), last)
-        return _Search(
+        return _PathSearch(
             distance,
             parent,
             search.done.at[last].set(True),
@@ -43,7 +45,7 @@ def _nearest(cost: jax.Array, u: jax.Array, v: jax.Array, owner: jax.Array, row:
             distance[last],
         )
 
-    first = _Search(
+    first = _PathSearch(
         jnp.full(m, far),
         jnp.full(m, row, jnp.int32),
         jnp.zeros(m, bool),
@@ -57,7 +59,7 @@ def _nearest(cost: jax.Array, u: jax.Array, v: jax.Array, owner: jax.Array, row:
     )
 
 
-def _flipped(search: _Search, owner: jax.Array, column: jax.Array, row: Any) -> Any:
+def _flipped(search: _PathSearch, owner: jax.Array, column: jax.Array, row: Any) -> Any:
     """The assignment with the path's columns handed on, from its end to its first row."""
 
     def hand_on(carry: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Derivatives of functions that have none, by noise."""
+"""Derivatives of piecewise constant functions, by noise."""
 
 from __future__ import annotations
 

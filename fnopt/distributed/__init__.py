@@ -1,4 +1,4 @@
-"""Past one device: where state lives, state divided between devices, workers that meet seldom."""
+"""Several devices: shardings of a state, ZeRO, workers with local steps."""
 
 from __future__ import annotations
 

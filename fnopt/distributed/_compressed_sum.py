@@ -1,4 +1,4 @@
-"""Sums over devices that travel as 8-bit codes; what was rounded off goes with the next message."""
+"""Sums over devices as 8-bit codes, with error feedback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether an optimizer can work on parts of leaves: its program is read, nothing is believed."""
+"""The check that an optimizer can work on parts of leaves, by its program."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _INSTEAD = (
 )
 
 
-class Program(NamedTuple):
+class ElementwiseProgram(NamedTuple):
     """An optimizer's update of some leaves: the shapes of its state, and its operations.
 
     Attributes:
@@ -103,7 +103,7 @@ def _complaint(
 
 def _program(
     tx: Any, updates: Any, params: Any, extras: Any, axes: tuple[str, ...], leaves: WholeLeaves
-) -> Program:
+) -> ElementwiseProgram:
     def init(tx: Any, p: Any) -> Any:
         return tx.init(p)
 
@@ -116,7 +116,7 @@ def _program(
     operations = list(_operations(jaxpr, tx._place))
     mixing = ((name, eqn.primitive.name) for name, eqn in operations if _mixes(eqn))
     steps = [_step(eqn) for _, eqn in operations if eqn.primitive.name not in _FORM]
-    return Program(state, steps, next(mixing, None))
+    return ElementwiseProgram(state, steps, next(mixing, None))
 
 
 def _operations(jaxpr: jex.Jaxpr, name: str) -> Iterator[tuple[str, jex.JaxprEqn]]:

@@ -1,4 +1,4 @@
-"""A server that owns the params, and clients that train on data of their own, in a plain loop."""
+"""Federated learning: a server with the params, and clients with data of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers that train by themselves and meet every so many steps."""
+"""Local steps of workers, with an outer optimizer every so many steps (DiLoCo)."""
 
 from __future__ import annotations
 

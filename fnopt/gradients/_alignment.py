@@ -3,47 +3,15 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from fnopt.core import nonzero, norm_of_leaves, root, scan_chunks
 from fnopt.gradients._loss import BoundLoss
+from fnopt.gradients._moments import Totals
 from fnopt.programs import jaxprs
-
-
-class Moments(Protocol):
-    """The mean of the gradients that count."""
-
-    @property
-    def count(self) -> jax.Array:
-        """The number of examples that count."""
-        ...
-
-    @property
-    def mean(self) -> Any:
-        """Their mean, like the params, at least float32."""
-        ...
-
-
-class Totals(Protocol):
-    """The sums of one pass over the batch."""
-
-    @property
-    def moments(self) -> Moments:
-        """The mean of the gradients that count, and their number."""
-        ...
-
-    @property
-    def norm(self) -> jax.Array:
-        """The norms of all, `[n]`."""
-        ...
-
-    @property
-    def counts(self) -> jax.Array | None:
-        """Which gradients count; `None` for all."""
-        ...
 
 
 def alignment_with_others(bound: BoundLoss, found: Totals, chunk_size: int | None) -> jax.Array:

@@ -10,7 +10,7 @@ import jax
 from fnopt.core import leaves_with_names, listing, matches
 
 
-class Groups(NamedTuple):
+class LeafGroups(NamedTuple):
     """Which leaves are measured together, and in what container their norms come back."""
 
     of_leaf: tuple[int, ...]  # the number of the group of every leaf
@@ -22,7 +22,7 @@ class Groups(NamedTuple):
         return jax.tree.unflatten(self.tree, norms[: self.tree.num_leaves])
 
 
-def groups_of(params: Any, groups: Any, name: str) -> Groups:
+def groups_of(params: Any, groups: Any, name: str) -> LeafGroups:
     """The groups of the leaves of params.
 
     Args:
@@ -32,7 +32,7 @@ def groups_of(params: Any, groups: Any, name: str) -> Groups:
     """
     paths = [path for path, _ in leaves_with_names(params)[0]]
     if isinstance(groups, str) and groups == "leaf":
-        return Groups(tuple(range(len(paths))), len(paths), jax.tree.structure(params))
+        return LeafGroups(tuple(range(len(paths))), len(paths), jax.tree.structure(params))
     if not isinstance(groups, Mapping) or not groups:
         raise ValueError(
             f"{name}: groups = {groups!r}, expected None (all params together), 'leaf', or a dict "
@@ -48,7 +48,7 @@ def groups_of(params: Any, groups: Any, name: str) -> Groups:
     keys = sorted(given)  # the order in which JAX takes a dict apart
     fits = [next((k for k in given if _any([path], *given[k])), None) for path in paths]
     of_leaf = tuple(len(keys) if fit is None else keys.index(fit) for fit in fits)
-    return Groups(of_leaf, len(keys) + 1, jax.tree.structure(dict.fromkeys(keys, 0)))
+    return LeafGroups(of_leaf, len(keys) + 1, jax.tree.structure(dict.fromkeys(keys, 0)))
 
 
 def _any(paths: list[str], *patterns: str) -> bool:

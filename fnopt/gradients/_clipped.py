@@ -19,7 +19,7 @@ from fnopt.gradients._clip_rule import (
 )
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._measure import measure
-from fnopt.gradients._methods import Way, checked_way, choose
+from fnopt.gradients._methods import Strategy, checked_strategy, choose
 from fnopt.gradients._sums import REDUCTIONS, like_params, zero_sums
 
 
@@ -118,7 +118,7 @@ def clipped_grad(
     check_limits(clip_norm, spec.name)
     check_choice(reduction, REDUCTIONS, "reduction", spec.name)
     check_choice(rule, RULES, "rule", spec.name)
-    chunk_size = checked_way(method, chunk_size, spec.name)
+    chunk_size = checked_strategy(method, chunk_size, spec.name)
 
     def grad_fn(
         *args: Any, key: Any = None, where: Any = None, **kwargs: Any
@@ -169,9 +169,9 @@ class Clip(NamedTuple):
 
 
 def _clipped_sum(
-    bound: BoundLoss, wanted: jax.Array | None, clip: Clip, way: Way
+    bound: BoundLoss, wanted: jax.Array | None, clip: Clip, strategy: Strategy
 ) -> tuple[Any, ExampleInfo]:
-    take, blocks = measure(bound, way), clip.blocks.of_leaf
+    take, blocks = measure(bound, strategy), clip.blocks.of_leaf
 
     def body(sums: Any, chunk: tuple[Any, Any]) -> tuple[Any, ExampleInfo]:
         seen, wanted = take(chunk[0], blocks), chunk[1]
@@ -183,4 +183,4 @@ def _clipped_sum(
         return jax.tree.map(jnp.add, sums, seen.weighted_sum(weights)), info
 
     batch = (bound.batch, wanted)
-    return scan_chunks(body, zero_sums(bound.params), batch, bound.size, way.chunk_size)
+    return scan_chunks(body, zero_sums(bound.params), batch, bound.size, strategy.chunk_size)

@@ -12,9 +12,9 @@ from fnopt.core import check_choice, check_count, check_some, from_devices, gath
 from fnopt.gradients._alignment import alignment_with_others
 from fnopt.gradients._clip_rule import check_where
 from fnopt.gradients._loss import ExampleLoss
-from fnopt.gradients._methods import checked_way, choose
+from fnopt.gradients._methods import checked_strategy, choose
+from fnopt.gradients._moments import totals
 from fnopt.gradients._norms import losses_and_norms
-from fnopt.gradients._statistics import totals
 
 CRITERIA = ("norm", "loss", "disagreement")
 
@@ -93,7 +93,7 @@ def hardest_examples(
     """
     spec = ExampleLoss(loss_fn, argnums, batch_argnums, has_aux, "hardest_examples")
     check_choice(by, CRITERIA, "by", spec.name)
-    chunk_size = checked_way(method, chunk_size, spec.name)
+    chunk_size = checked_strategy(method, chunk_size, spec.name)
     check_count(k, "k", spec.name)
 
     def first(wanted: jax.Array | None, *known: Any) -> HardExamples:
@@ -115,13 +115,13 @@ def hardest_examples(
         if k > size:
             raise ValueError(f"{spec.name}: k is {k}, but the batch has {size} examples.")
         wanted = check_where(where, bound.size, spec.name)
-        way = choose(method, chunk_size, bound)
+        strategy = choose(method, chunk_size, bound)
         if by == "disagreement":
-            found = totals(bound, way, wanted, skip_nonfinite=True)
+            found = totals(bound, strategy, wanted, skip_nonfinite=True)
             found = found.of_all_devices(axis_name)
             score = -alignment_with_others(bound, found, chunk_size)
             return first(wanted, score, found.loss, found.norm, found.aux)
-        loss, norm, aux = losses_and_norms(bound, way)
+        loss, norm, aux = losses_and_norms(bound, strategy)
         return first(wanted, norm if by == "norm" else loss, loss, norm, aux)
 
     return hardest_fn

@@ -1,4 +1,4 @@
-"""The gradients of a chunk of examples, formed or not, behind one face."""
+"""The gradients of a chunk of examples, formed or not, behind one interface."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import jax.numpy as jnp
 from fnopt.core import compute_dtype, real_dtype
 from fnopt.gradients._lengths import joined, lengths_of, spread_of, squares_of
 from fnopt.gradients._loss import BoundLoss
-from fnopt.gradients._methods import Way
+from fnopt.gradients._methods import Strategy
 from fnopt.gradients._sums import inner_products, only_where, weighted_total
 
 
-class Measured(Protocol):
+class Measurements(Protocol):
     """Measurements of the gradients of the examples of a chunk."""
 
     @property
@@ -70,7 +70,7 @@ class Formed(NamedTuple):
         return jax.tree.leaves(self.grads)
 
     def norms(self, blocks: Sequence[int] | None = None, count: int = 1) -> jax.Array:
-        """As `Measured.norms`."""
+        """As `Measurements.norms`."""
         if not self.leaves:
             return jnp.zeros((count, *self.loss_and_aux[0].shape), jnp.float32)
         blocks = [0] * len(self.leaves) if blocks is None else blocks
@@ -82,15 +82,15 @@ class Formed(NamedTuple):
         )
 
     def spread(self, counts: jax.Array) -> list[jax.Array]:
-        """As `Measured.spread`."""
+        """As `Measurements.spread`."""
         return [spread_of(x, counts) for x in self.leaves]
 
     def only(self, wanted: jax.Array) -> Formed:
-        """As `Measured.only`."""
+        """As `Measurements.only`."""
         return self._replace(grads=jax.tree.map(lambda g: only_where(wanted, g), self.grads))
 
     def scaled(self, factors: jax.Array) -> Formed:
-        """As `Measured.scaled`."""
+        """As `Measurements.scaled`."""
 
         def times(x: jax.Array) -> jax.Array:
             return _wide(x) * factors.astype(_wide(x).dtype).reshape(-1, *[1] * (x.ndim - 1))
@@ -98,12 +98,12 @@ class Formed(NamedTuple):
         return self._replace(grads=jax.tree.map(times, self.grads))
 
     def weighted_sum(self, weights: Sequence[jax.Array]) -> Any:
-        """As `Measured.weighted_sum`."""
+        """As `Measurements.weighted_sum`."""
         sums = [weighted_total(w, g) for w, g in zip(weights, self.leaves, strict=True)]
         return jax.tree.unflatten(jax.tree.structure(self.grads), sums)
 
     def inner_products(self, other: Formed) -> jax.Array:
-        """As `Measured.inner_products`."""
+        """As `Measurements.inner_products`."""
         pairs = zip(self.leaves, other.leaves, strict=True)
         return functools.reduce(jnp.add, _common([inner_products(x, y) for x, y in pairs]))
 
@@ -120,14 +120,14 @@ def _common(found: list[jax.Array]) -> list[jax.Array]:
     return [x.astype(dtype) for x in found]
 
 
-Measure = Callable[..., Measured]
+Measure = Callable[..., Measurements]
 """`(chunk, blocks=None)` -> the gradients of a chunk, which can be measured by these blocks."""
 
 
-def measure(bound: BoundLoss, way: Way) -> Measure:
+def measure(bound: BoundLoss, strategy: Strategy) -> Measure:
     """The function that measures the gradients of a chunk, by one forward and one backward pass."""
-    if way.ghost is not None:
-        return way.ghost.measure
+    if strategy.ghost is not None:
+        return strategy.ghost.measure
 
     def formed(chunk: Any, blocks: Sequence[int] | None = None) -> Formed:
         del blocks

@@ -1,4 +1,4 @@
-"""Ways to get at per-example gradients that are reduced at once, and how one is chosen."""
+"""Strategies for per-example gradients that are reduced at once, and the choice of one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ACCELERATOR_CHUNK_BYTES = 512 * 2**20
 _GHOST_FACTOR = 8
 
 
-class Way(NamedTuple):
+class Strategy(NamedTuple):
     """The strategy by which the gradients of a batch are reduced.
 
     Attributes:
@@ -37,7 +37,7 @@ class Way(NamedTuple):
     chunk_size: int | None
 
 
-def checked_way(method: str, chunk_size: int | None, name: str) -> int | None:
+def checked_strategy(method: str, chunk_size: int | None, name: str) -> int | None:
     """The chunk size; refuses a method that doesn't exist, or that contradicts it."""
     chunk_size = checked_chunk_size(chunk_size, name)
     check_choice(method, METHODS, "method", name)
@@ -49,10 +49,10 @@ def checked_way(method: str, chunk_size: int | None, name: str) -> int | None:
     return chunk_size
 
 
-def choose(method: str, chunk_size: int | None, bound: BoundLoss) -> Way:
+def choose(method: str, chunk_size: int | None, bound: BoundLoss) -> Strategy:
     """The strategy that was asked for; `'auto'` compares the memory of one example."""
     if method == "vmap":
-        return Way(None, None)
+        return Strategy(None, None)
     gradient = _gradient_bytes(bound.params)
     ghost = trace_ghost(bound) if method in {"auto", "ghost"} else None
     if method == "auto" and ghost is not None and ghost.plan.bytes >= gradient:
@@ -60,7 +60,7 @@ def choose(method: str, chunk_size: int | None, bound: BoundLoss) -> Way:
     if chunk_size is None:
         per_example = gradient if ghost is None else ghost.plan.bytes // _GHOST_FACTOR
         chunk_size = _fitting(per_example, bound.size)
-    return Way(ghost, chunk_size)
+    return Strategy(ghost, chunk_size)
 
 
 def _fitting(bytes_per_example: int, size: int) -> int:

@@ -8,10 +8,10 @@ from typing import Any
 import jax
 
 from fnopt.core import scan_chunks
-from fnopt.gradients._by_group import Groups, groups_of
+from fnopt.gradients._by_group import LeafGroups, groups_of
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._measure import measure
-from fnopt.gradients._methods import Way, checked_way, choose
+from fnopt.gradients._methods import Strategy, checked_strategy, choose
 
 
 def per_example_norms(
@@ -80,32 +80,32 @@ def per_example_norms(
         arXiv:2110.05679.
     """
     spec = ExampleLoss(loss_fn, argnums, batch_argnums, has_aux, "per_example_norms")
-    chunk_size = checked_way(method, chunk_size, spec.name)
+    chunk_size = checked_strategy(method, chunk_size, spec.name)
 
     def norms_fn(*args: Any, key: Any = None, **kwargs: Any) -> Any:
         bound = spec.bind(args, kwargs, key)
-        way = choose(method, chunk_size, bound)
+        strategy = choose(method, chunk_size, bound)
         if groups is None:
-            _, norms, aux = losses_and_norms(bound, way)
+            _, norms, aux = losses_and_norms(bound, strategy)
         else:
             found = groups_of(spec.like_argnums(bound.params), groups, spec.name)
-            _, each, aux = _losses_and_group_norms(bound, way, found)
+            _, each, aux = _losses_and_group_norms(bound, strategy, found)
             norms = found.result(list(each))
         return (norms, aux) if has_aux else norms
 
     return norms_fn
 
 
-def losses_and_norms(bound: BoundLoss, way: Way) -> tuple[jax.Array, jax.Array, Any]:
+def losses_and_norms(bound: BoundLoss, strategy: Strategy) -> tuple[jax.Array, jax.Array, Any]:
     """The loss, the norm of the gradient and the aux of every example."""
-    loss, (norms,), aux = _losses_and_group_norms(bound, way, None)
+    loss, (norms,), aux = _losses_and_group_norms(bound, strategy, None)
     return loss, norms, aux
 
 
 def _losses_and_group_norms(
-    bound: BoundLoss, way: Way, groups: Groups | None
+    bound: BoundLoss, strategy: Strategy, groups: LeafGroups | None
 ) -> tuple[jax.Array, tuple[jax.Array, ...], Any]:
-    take = measure(bound, way)
+    take = measure(bound, strategy)
 
     def body(carry: None, chunk: Any) -> tuple[None, Any]:
         blocks = None if groups is None else groups.of_leaf
@@ -114,4 +114,4 @@ def _losses_and_group_norms(
         norms = seen.norms(blocks, 1 if groups is None else groups.count)
         return carry, (loss, tuple(norms), aux)
 
-    return scan_chunks(body, None, bound.batch, bound.size, way.chunk_size)[1]
+    return scan_chunks(body, None, bound.batch, bound.size, strategy.chunk_size)[1]

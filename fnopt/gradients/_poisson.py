@@ -1,4 +1,4 @@
-"""Batches in which every example is with the same probability, whatever the others do."""
+"""Poisson sampling: batches that every example is in with one probability, independently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A value as it is, whose gradient is scaled."""
+"""The identity with a scaled gradient."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ from fnopt.core import (
     varying_like,
 )
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
-from fnopt.gradients._measure import Measure, Measured, measure
-from fnopt.gradients._methods import Way, checked_way, choose
+from fnopt.gradients._measure import Measure, Measurements, measure
+from fnopt.gradients._methods import Strategy, checked_strategy, choose
 from fnopt.gradients._norms import losses_and_norms
 
 
@@ -113,7 +113,7 @@ def gradient_similarity(
         2020, "Estimating Training Data Influence by Tracing Gradient Descent", arXiv:2002.08484.
     """
     spec = ExampleLoss(loss_fn, argnums, batch_argnums, has_aux, "gradient_similarity")
-    chunk_size = checked_way(method, chunk_size, spec.name)
+    chunk_size = checked_strategy(method, chunk_size, spec.name)
 
     def similarity_fn(
         *args: Any, key: Any = None, other: Any = None, **kwargs: Any
@@ -124,17 +124,17 @@ def gradient_similarity(
             columns = spec.bind(_of_all(spec, args, other, axis_name), kwargs, key)
         elif other is None:
             # The whole batch if nothing else is said: every further chunk costs passes over all.
-            way = choose(method, chunk_size or bound.size, bound)
-            return _similarity(bound, bound, way)
+            strategy = choose(method, chunk_size or bound.size, bound)
+            return _similarity(bound, bound, strategy)
         else:
             columns = spec.bind(spec.with_batch(args, other), kwargs, key)
-        way = choose(method, chunk_size or max(bound.size, columns.size), bound)
+        strategy = choose(method, chunk_size or max(bound.size, columns.size), bound)
         # One program is replayed for both, with the types that it was recorded with.
         typed = columns._replace(batch=varying_like(columns.batch, bound.batch))
-        found = _similarity(bound, typed, way)
+        found = _similarity(bound, typed, strategy)
         if other is None:
             return found
-        loss, norm, _ = losses_and_norms(columns, way)
+        loss, norm, _ = losses_and_norms(columns, strategy)
         return found._replace(other_norm=norm, other_loss=loss)
 
     return similarity_fn
@@ -157,7 +157,7 @@ class _Scaled(NamedTuple):
         outputs: The norms before, the losses and what they returned beside.
     """
 
-    gradients: Measured
+    gradients: Measurements
     length: jax.Array
     exponent: jax.Array
     outputs: tuple[jax.Array, jax.Array, Any]
@@ -184,14 +184,14 @@ def _scaled(take: Measure, chunk: Any) -> _Scaled:
     return _Scaled(seen.scaled(factors), norm * factors, exponent, (norm, loss, aux))
 
 
-def _similarity(bound: BoundLoss, columns: BoundLoss, way: Way) -> GradientSimilarity:
+def _similarity(bound: BoundLoss, columns: BoundLoss, strategy: Strategy) -> GradientSimilarity:
     with mesh_of(bound.batch):
-        return _similarities(bound, columns, way)
+        return _similarities(bound, columns, strategy)
 
 
-def _similarities(bound: BoundLoss, columns: BoundLoss, way: Way) -> GradientSimilarity:
-    take = measure(bound, way)
-    if columns is bound and (way.chunk_size is None or way.chunk_size >= bound.size):
+def _similarities(bound: BoundLoss, columns: BoundLoss, strategy: Strategy) -> GradientSimilarity:
+    take = measure(bound, strategy)
+    if columns is bound and (strategy.chunk_size is None or strategy.chunk_size >= bound.size):
         seen = _scaled(take, bound.batch)
         return GradientSimilarity(*seen.with_others(seen), *seen.outputs)
 
@@ -201,8 +201,8 @@ def _similarities(bound: BoundLoss, columns: BoundLoss, way: Way) -> GradientSim
         def column(carry: None, other: Any) -> tuple[None, Any]:
             return carry, _scaled(take, other).with_others(mine)
 
-        _, found = scan_chunks(column, None, columns.batch, columns.size, way.chunk_size)
+        _, found = scan_chunks(column, None, columns.batch, columns.size, strategy.chunk_size)
         return carry, (jax.tree.map(jnp.transpose, found), mine.outputs)
 
-    _, (found, outputs) = scan_chunks(rows, None, bound.batch, bound.size, way.chunk_size)
+    _, (found, outputs) = scan_chunks(rows, None, bound.batch, bound.size, strategy.chunk_size)
     return GradientSimilarity(*found, *outputs)

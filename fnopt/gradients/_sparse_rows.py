@@ -1,4 +1,4 @@
-"""Gradients of embedding tables that never exist as a whole."""
+"""Row-sparse gradients of embedding tables."""
 
 from __future__ import annotations
 

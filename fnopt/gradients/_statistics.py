@@ -8,22 +8,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    check_some,
-    compute_dtype,
-    laid_like,
-    over_devices,
-    quotient,
-    real_dtype,
-    scan_chunks,
-    sum_of_squares,
-)
+from fnopt.core import check_some, compute_dtype, over_devices, quotient, sum_of_squares
 from fnopt.gradients._alignment import alignment_with_others
 from fnopt.gradients._clip_rule import check_where
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
-from fnopt.gradients._measure import Measured, measure
-from fnopt.gradients._methods import Way, checked_way, choose
-from fnopt.gradients._sums import like_params, zero_sums
+from fnopt.gradients._methods import checked_strategy, choose
+from fnopt.gradients._moments import Totals, totals
+from fnopt.gradients._sums import like_params
 
 
 class GradientStatistics(NamedTuple):
@@ -122,7 +113,7 @@ def gradient_statistics(
         Statistician 37.
     """
     spec = ExampleLoss(loss_fn, argnums, batch_argnums, has_aux, "gradient_statistics")
-    chunk_size = checked_way(method, chunk_size, spec.name)
+    chunk_size = checked_strategy(method, chunk_size, spec.name)
 
     def statistics_fn(
         *args: Any, key: Any = None, where: Any = None, **kwargs: Any
@@ -137,111 +128,6 @@ def gradient_statistics(
         return _finished(found, bound, spec, alignment, chunk_size)
 
     return statistics_fn
-
-
-class Moments(NamedTuple):
-    """The first two moments of some gradients.
-
-    Attributes:
-        count: How many gradients, int32.
-        mean: Their mean, like the params, at least float32; zero of none.
-        spread: By leaf: the sum of the squared distances from the mean.
-    """
-
-    count: jax.Array
-    mean: Any
-    spread: list[jax.Array]
-
-
-class Totals(NamedTuple):
-    """Sums over the examples that count, and the figures of every example.
-
-    Attributes:
-        moments: Of the gradients that count.
-        counts: Which examples count, bool `[n]`; `None` for all.
-        loss: The loss of every example, `[n]`.
-        norm: The norm of every example's gradient, `[n]`.
-        aux: What the loss returned beside its value.
-    """
-
-    moments: Moments
-    counts: jax.Array | None
-    loss: jax.Array
-    norm: jax.Array
-    aux: Any
-
-    def of_all_devices(self, axis_name: Any) -> Totals:
-        """With the moments of the gradients of all devices of a named axis, if there is one."""
-        if axis_name is None:
-            return self
-        return self._replace(moments=_of_all_devices(self.moments, axis_name))
-
-
-def totals(bound: BoundLoss, way: Way, wanted: jax.Array | None, skip_nonfinite: bool) -> Totals:
-    """One pass over the batch."""
-    take, leaves = measure(bound, way), jax.tree.leaves(bound.params)
-
-    def body(moments: Moments, chunk: tuple[Any, jax.Array | None]) -> tuple[Moments, Any]:
-        seen, counts = take(chunk[0], range(len(leaves))), chunk[1]
-        (loss, aux), norm = seen.loss_and_aux, seen.norms()[0]
-        if skip_nonfinite:
-            finite = jnp.isfinite(norm) & jnp.isfinite(loss)
-            counts = finite if counts is None else counts & finite
-        return _merged(moments, _moments(seen, counts, loss.shape[0])), (counts, loss, norm, aux)
-
-    none = [jnp.zeros((), real_dtype(compute_dtype(jnp.result_type(p)))) for p in leaves]
-    carry = Moments(jnp.zeros((), jnp.int32), zero_sums(bound.params), none)
-    moments, outputs = scan_chunks(body, carry, (bound.batch, wanted), bound.size, way.chunk_size)
-    return Totals(moments, *outputs)
-
-
-def _moments(seen: Measured, counts: jax.Array | None, size: int) -> Moments:
-    """The moments of a chunk."""
-    if counts is not None:
-        seen = seen.only(counts)
-    counts = jnp.ones(size, jnp.bool_) if counts is None else counts
-    count, ones = jnp.sum(counts, dtype=jnp.int32), counts.astype(jnp.float32)
-    spread = seen.spread(ones)
-    total = seen.weighted_sum([ones] * len(spread))
-    return Moments(count, jax.tree.map(lambda t: _over(t, count), total), spread)
-
-
-def _merged(a: Moments, b: Moments) -> Moments:
-    """The moments of two sets of gradients together (Chan, Golub and LeVeque)."""
-    count = a.count + b.count
-    # Of the first chunk nothing changes: a share of 1, no gap to what was before.
-    share = b.count.astype(jnp.float32) / jnp.maximum(count, 1).astype(jnp.float32)
-    apart = a.count.astype(jnp.float32) * share
-
-    def moved(x: jax.Array, y: jax.Array) -> jax.Array:
-        y = laid_like(y, x)
-        return jnp.where(a.count == 0, y, x + (y - x) * share.astype(x.dtype))
-
-    pairs = zip(*map(jax.tree.leaves, (a.mean, b.mean)), strict=True)
-    gaps = [_gap(x, y) for x, y in pairs]
-    spread = [
-        s + t + g * apart.astype(g.dtype) for s, t, g in zip(a.spread, b.spread, gaps, strict=True)
-    ]
-    return Moments(count, jax.tree.map(moved, a.mean, b.mean), spread)
-
-
-def _of_all_devices(mine: Moments, axis_name: Any) -> Moments:
-    """The moments of the gradients of all devices."""
-    count, weighted = jax.lax.psum(
-        (mine.count, jax.tree.map(lambda m: m * mine.count.astype(m.dtype), mine.mean)), axis_name
-    )
-    mean = jax.tree.map(lambda total: _over(total, count), weighted)
-    gaps = [_gap(x, y) for x, y in zip(*map(jax.tree.leaves, (mine.mean, mean)), strict=True)]
-    spread = [s + g * mine.count.astype(g.dtype) for s, g in zip(mine.spread, gaps, strict=True)]
-    return Moments(count, mean, jax.lax.psum(spread, axis_name))
-
-
-def _gap(x: jax.Array, y: jax.Array) -> jax.Array:
-    return sum_of_squares(x - y.astype(x.dtype))
-
-
-def _over(total: jax.Array, count: jax.Array) -> jax.Array:
-    return total / jnp.maximum(count, 1).astype(total.dtype)
 
 
 def _finished(

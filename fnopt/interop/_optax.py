@@ -1,4 +1,4 @@
-"""optax's transformations and fnopt's, one as the other."""
+"""Conversion of transformations between optax and fnopt."""
 
 from __future__ import annotations
 

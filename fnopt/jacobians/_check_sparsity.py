@@ -1,4 +1,4 @@
-"""Whether a sparsity pattern holds all that it has to."""
+"""The check of a sparsity pattern against derivatives."""
 
 from __future__ import annotations
 

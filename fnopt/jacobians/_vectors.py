@@ -19,7 +19,7 @@ from fnopt.core import (
 from fnopt.jacobians._flat import jacobian_mode
 from fnopt.jacobians._ravel import ravel
 from fnopt.jacobians._real_vector import real_vector
-from fnopt.programs import fresh, jaxprs
+from fnopt.programs import jaxprs, uncached
 
 
 class VectorFunction(NamedTuple):
@@ -63,7 +63,7 @@ def vector_function(fn: Callable[[Any], Any], params: Any, name: str) -> VectorF
         The function of a vector, in the params' common dtype (at least float32).
     """
     check_real(params, name)
-    outputs = checked_outputs(jax.eval_shape(fresh(fn), params), name)
+    outputs = checked_outputs(jax.eval_shape(uncached(fn), params), name)
     # Inside shard_map, so that every device has the derivatives of its own outputs.
     params = varying_like(params, outputs)
     x, unravel = ravel(params, "params")

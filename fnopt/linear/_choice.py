@@ -1,4 +1,4 @@
-"""Which linear algebra serves a problem of some shape."""
+"""The choice of the linear algebra by the shape of a problem."""
 
 from __future__ import annotations
 

@@ -1,8 +1,11 @@
 """Triangles of matrices whose rows are divided over devices: no device gets another's rows.
 
 Every device reduces its rows to a triangle; these are put on top of each other, on all devices,
-and have the triangle of the whole matrix: as accurate as one factorisation, for `[n, n]` numbers
-of each device.
+and have the triangle of the whole matrix (TSQR): as accurate as one factorisation, for `[n, n]`
+numbers of each device.
+
+Reference:
+    Demmel, Grigori, Hoemmen and Langou, 2008, arXiv:0806.2159.
 """
 
 from __future__ import annotations
@@ -60,6 +63,7 @@ def with_fewer_residuals(A: jax.Array) -> jax.Array:
 def _of_all_devices(A: jax.Array) -> jax.Array:
     """The triangles of the devices of a named axis; their rows, where these are fewer."""
     m, n = A.shape
+    # The factors of the parts stand for the parts, since R^T R is A^T A; but nothing is squared.
     mine = jnp.linalg.qr(A, mode="r") if m > n else A
     missing = n - len(mine) * row_parts()  # zeros, where all devices have too few rows together
     return jnp.pad(rows_gathered(mine), ((0, max(missing, 0)), (0, 0)))

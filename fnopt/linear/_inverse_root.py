@@ -19,7 +19,7 @@ def matrix_inverse_pth_root(
     error_tolerance: float = 1e-6,
     precision: Any = HIGHEST,
 ) -> tuple[jax.Array, jax.Array]:
-    r"""The inverse p-th root of a positive matrix, and how far it is from being one.
+    r"""The inverse p-th root of a positive matrix, and its error.
 
     .. math:: X_{k+1} = X_k T_k, \qquad M_{k+1} = T_k^p M_k, \qquad
               T_k = (1 + \tfrac 1p) I - \tfrac 1p M_k

@@ -16,7 +16,7 @@ from fnopt.linear._norms import norm
 from fnopt.linear._system import DampedStep
 
 
-class _Iterate(NamedTuple):
+class _KrylovIterate(NamedTuple):
     p: jax.Array  # [n]
     s: jax.Array  # [m], -(A p + r)
     z: jax.Array  # [n], minus the gradient of the damped model
@@ -90,39 +90,45 @@ class KrylovSystem:
         r"""The square :math:`\|A v\|^2`."""
         return row_total(jnp.sum(jnp.square(self.push(v))))
 
-    def _model_norm(self, end: _Iterate) -> jax.Array:
+    def _model_norm(self, end: _KrylovIterate) -> jax.Array:
         return row_total(jnp.sum(jnp.square(end.s + self.r)))
 
-    def _iterate(self, radius: jax.Array, lam: jax.Array) -> _Iterate:
+    def _iterate(self, radius: jax.Array, lam: jax.Array) -> _KrylovIterate:
         z = self.pull(-self.r)
         gamma = jnp.sum(jnp.square(z))
         zero = jnp.zeros_like(gamma)
         small = jnp.asarray(self.tolerance**2, gamma.dtype) * gamma
         no = jnp.zeros((), bool)
         count = jnp.zeros((), jnp.int32)
-        first = _Iterate(jnp.zeros_like(z), -self.r, z, z, gamma, zero, count, no, ~(gamma > 0))
+        first = _KrylovIterate(
+            jnp.zeros_like(z), -self.r, z, z, gamma, zero, count, no, ~(gamma > 0)
+        )
 
-        def advance(at: _Iterate) -> _Iterate:
+        def advance(at: _KrylovIterate) -> _KrylovIterate:
             new = self._advance(at, radius, lam)
             done = new.outside | ~(new.gamma > small) | (new.count >= self.iterations)
             return new._replace(done=done)
 
         return lax.while_loop(lambda at: ~at.done, advance, first)
 
-    def _advance(self, at: _Iterate, radius: jax.Array, lam: jax.Array) -> _Iterate:
+    def _advance(self, at: _KrylovIterate, radius: jax.Array, lam: jax.Array) -> _KrylovIterate:
         q = self.push(at.d)
         curvature = row_total(jnp.sum(jnp.square(q))) + lam * jnp.sum(jnp.square(at.d))
         full = divide(at.gamma, curvature)
+        # A direction without curvature has no minimum: it is followed to the boundary.
         outside = (norm(at.p + full * at.d) >= radius) | ~(curvature > 0)
         alpha = jnp.where(outside, to_boundary(at.p, at.d, radius), full)
         p = at.p + alpha * at.d
         s = at.s - alpha * q
+        # From the residual, not by a recursion with A^T A d, whose error would grow by the square
+        # of the condition number (CGLS).
         z = self.pull(s) - lam * p
         gamma = jnp.sum(jnp.square(z))
         half = jnp.asarray(0.5, alpha.dtype)
+        # Along d the model is a parabola: this holds for a step cut off at the boundary too.
         gain = at.gain + alpha * at.gamma - half * jnp.square(alpha) * curvature
         d = z + divide(gamma, at.gamma) * at.d
-        return _Iterate(p, s, z, d, gamma, gain, at.count + 1, outside, at.done)
+        return _KrylovIterate(p, s, z, d, gamma, gain, at.count + 1, outside, at.done)
 
 
 def _tiny(like: jax.Array) -> jax.Array:

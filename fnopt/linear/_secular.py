@@ -75,7 +75,7 @@ def rounding_damping(top: jax.Array, k: int) -> jax.Array:
     return jnp.maximum(eps * top, jnp.asarray(info.tiny, top.dtype))
 
 
-class _Search(NamedTuple):
+class _SecularSearch(NamedTuple):
     now: Damped
     low: jax.Array
     high: jax.Array
@@ -120,11 +120,11 @@ def secular_root(
     """
     most = jnp.clip(most, least, jnp.asarray(jnp.finfo(least.dtype).max, least.dtype))
 
-    def judged(lam: jax.Array, low: jax.Array, high: jax.Array, tries: jax.Array) -> _Search:
+    def judged(lam: jax.Array, low: jax.Array, high: jax.Array, tries: jax.Array) -> _SecularSearch:
         now = solve(lam)
-        return _Search(now, low, high, tries + 1, _is_near(now, radius, least))
+        return _SecularSearch(now, low, high, tries + 1, _is_near(now, radius, least))
 
-    def again(state: _Search) -> _Search:
+    def again(state: _SecularSearch) -> _SecularSearch:
         lam, low, high = _next(state, radius, least)
         return judged(lam, low, high, state.tries)
 
@@ -134,13 +134,14 @@ def secular_root(
 
 
 def _is_near(now: Damped, radius: jax.Array, least: jax.Array) -> jax.Array:
+    # With more than the least damping, a step much shorter than the radius is damped too much.
     slack = jnp.asarray(_SLACK, radius.dtype) * radius
     fits = (now.lam <= least) & (now.length <= radius)
     return fits | (jnp.abs(now.length - radius) <= slack)
 
 
 def _next(
-    state: _Search, radius: jax.Array, least: jax.Array
+    state: _SecularSearch, radius: jax.Array, least: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The next damping, and the bracket it lies in; a failed factorisation counts as too long."""
     lam, length = state.now.lam, state.now.length

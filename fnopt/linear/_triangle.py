@@ -49,6 +49,8 @@ def triangle(A: jax.Array, r: jax.Array) -> Triangle:
         Golub and Van Loan (2013), Matrix Computations, section 5.3.
     """
     n = A.shape[1]
+    # LAPACK's own form, R above and reflections below: Q is never built. The signs of R's rows are
+    # arbitrary, but those of Q^T r go with them, and they cancel in all that is made of both.
     raw, _ = jnp.linalg.qr(with_fewer_rows(joined([A, r[:, None]], axis=1)), mode="raw")
     return Triangle(jnp.tril(raw[:n, :n]), raw[n, :n])  # the transpose of R, and reflections
 

@@ -144,6 +144,8 @@ def unrolled_cholesky(A: Rows, damping: jax.Array, least: float = 0.0) -> Factor
             L[i].append((row[j] - _dot(L[i][:j], L[j][:j])) / diagonal[j])
         pivot = row[i] + damping - _dot(L[i], L[i])
         definite = definite & (pivot > least)
+        # Infinite where there is no pivot: what is divided by it is zero, so the unknown drops
+        # out of that lane without a branch.
         diagonal.append(jnp.sqrt(jnp.where(pivot > least, pivot, jnp.full_like(pivot, jnp.inf))))
     return Factor(tuple(map(tuple, L)), tuple(diagonal), definite)
 

@@ -1,4 +1,4 @@
-"""Loss functions: what a model says against what is so."""
+"""Loss functions of predictions and targets."""
 
 from __future__ import annotations
 

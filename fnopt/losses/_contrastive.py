@@ -1,4 +1,4 @@
-"""Embeddings: alike things close together, others apart."""
+"""Losses of embeddings: contrastive and triplet."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def triplet_margin_loss(
     margin: Any = 1.0,
     eps: Any = 1e-6,
 ) -> jax.Array:
-    r"""An anchor shall be nearer to its positive than to its negative, by a margin.
+    r"""The triplet margin loss: anchors nearer to their positives than to their negatives.
 
     .. math:: \ell = \max\left( 0,\, d(a, p) - d(a, n) + m \right), \qquad
               d(x, y) = \Bigl( \sum_i |x_i - y_i|^q + \epsilon \Bigr)^{1/q}

@@ -1,4 +1,4 @@
-"""Angles between vectors."""
+"""Cosine similarity and distance."""
 
 from __future__ import annotations
 

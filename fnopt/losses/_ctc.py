@@ -1,4 +1,4 @@
-"""Sequences without alignment."""
+"""Connectionist temporal classification (CTC)."""
 
 from __future__ import annotations
 

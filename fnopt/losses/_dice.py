@@ -161,7 +161,7 @@ def multiclass_generalized_dice_loss(
 def binary_dice_loss(
     predictions: Any, targets: Any, *, smooth: Any = 1.0, apply_sigmoid: bool = True
 ) -> jax.Array:
-    r"""Dice's loss of one region, yes or no.
+    r"""Dice's loss of one region.
 
     .. math:: \ell = 1 - \frac{\sum p\, t + s}{\tfrac12 \sum p + \tfrac12 \sum t + s}
 

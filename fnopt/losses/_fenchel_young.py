@@ -1,4 +1,4 @@
-"""Losses from a maximum: Fenchel-Young losses."""
+"""Fenchel-Young losses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fnopt.losses._inputs import floats
 
 
 def make_fenchel_young_loss(max_fun: Callable[..., Any]) -> Callable[..., jax.Array]:
-    r"""The Fenchel-Young loss that belongs to a maximum.
+    r"""The Fenchel-Young loss of a maximum function.
 
     .. math:: \ell(x, y) = F(x) - \langle y, x \rangle, \qquad
               F(x) = \max_{y \in \mathcal C} \langle y, x \rangle - \Omega(y)

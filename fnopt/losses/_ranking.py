@@ -1,4 +1,4 @@
-"""Orders of lists."""
+"""Ranking losses."""
 
 from __future__ import annotations
 

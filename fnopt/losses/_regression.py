@@ -1,4 +1,4 @@
-"""Distances between numbers."""
+"""Regression losses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Yes or no: cross entropies of a sigmoid."""
+"""Binary cross entropies of logits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def sigmoid_binary_cross_entropy(logits: Any, labels: Any) -> jax.Array:
-    r"""The cross entropy of independent yes-or-no answers, element by element.
+    r"""The binary cross entropy of logits, element by element.
 
     .. math:: \ell(x, y) = -y \log \sigma(x) - (1 - y) \log \sigma(-x)
 
@@ -55,7 +55,7 @@ def _log(x: jax.Array) -> jax.Array:
 def sigmoid_focal_loss(
     logits: Any, labels: Any, *, alpha: Any = None, gamma: Any = 2.0
 ) -> jax.Array:
-    r"""The binary cross entropy with less weight on what is known already.
+    r"""The focal loss: binary cross entropy with less weight on easy examples.
 
     .. math:: \ell(x, y) = \alpha_t\, (1 - p_t)^\gamma\, H(x, y), \qquad
               p_t = y\, \sigma(x) + (1 - y)\, \sigma(-x), \quad

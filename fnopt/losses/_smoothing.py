@@ -1,4 +1,4 @@
-"""Labels that are less sure."""
+"""Label smoothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One of many: cross entropies of a softmax."""
+"""Softmax cross entropies."""
 
 from __future__ import annotations
 

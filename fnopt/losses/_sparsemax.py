@@ -14,7 +14,7 @@ from fnopt.projections import simplex_of_rows
 
 
 def sparsemax_loss(logits: Any, labels: Any) -> jax.Array:
-    r"""The sparsemax loss of yes-or-no answers, element by element.
+    r"""The binary sparsemax loss, element by element.
 
     .. math:: \ell(x, y) = f\bigl((1 - 2y)\, x\bigr), \qquad f(z) = \begin{cases}
               0 & z \le -1 \\ \tfrac14 (z + 1)^2 & |z| < 1 \\ z & z \ge 1 \end{cases}

@@ -1,4 +1,4 @@
-"""Which leaves are looked at together, and under which name."""
+"""Groups of leaves that are measured together, and their names."""
 
 from __future__ import annotations
 

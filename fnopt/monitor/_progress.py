@@ -1,4 +1,4 @@
-"""A line that says how far training is, how fast, and how well it goes."""
+"""A progress line of a training: steps, throughput, metrics."""
 
 from __future__ import annotations
 

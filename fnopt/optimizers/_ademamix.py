@@ -158,7 +158,7 @@ def ademamix(
     weight_decay: ScalarOrSchedule = 0.0,
     mask: Any = None,
 ) -> Chain:
-    r"""AdEMAMix: Adam that also remembers gradients of thousands of steps ago.
+    r"""AdEMAMix: Adam with a second, slow average of the gradient.
 
     .. math:: u_t = -\eta_t \left(\frac{\hat m^{(1)}_t + \alpha_t m^{(2)}_t}
               {\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon} + \lambda_t\, \theta_t\right)

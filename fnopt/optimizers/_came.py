@@ -118,7 +118,7 @@ def came(
     mask: Any = None,
     mu_dtype: Any = None,
 ) -> Chain:
-    r"""CAME: Adafactor that trusts steps in so far as they agree with their mean.
+    r"""CAME: Adafactor with steps scaled by their confidence, the distance from their mean.
 
     .. math:: u_t = -\eta_t \left(\frac{\mu_t}{\sqrt{\hat S_t}} + \lambda_t\, \theta_t\right)
 

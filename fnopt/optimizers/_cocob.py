@@ -22,7 +22,7 @@ class ScaleByCocobState(NamedTuple):
 
 
 class scale_by_cocob(Leafwise):
-    r"""Bets on the sign of the next gradient, with what was won so far.
+    r"""Coin betting: steps in proportion to the reward of the steps before.
 
     .. math::
         L &= \max(L, |g_t|), \quad G = G + |g_t|, \quad

@@ -1,4 +1,4 @@
-"""GaLore: an optimizer whose state knows of a few directions of every matrix."""
+"""GaLore: an optimizer whose state is a low-rank projection of every matrix."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fnopt.core import (
 )
 from fnopt.optimizers._adam import scale_by_adam
 from fnopt.optimizers._matrix_factors import only_finite
-from fnopt.optimizers._matrix_layout import Layout
+from fnopt.optimizers._matrix_layout import MatrixLayout
 from fnopt.optimizers._matrix_parts import cut, fresh, kept, slot, together, whole
 from fnopt.optimizers._matrix_rule import as_rule, layouts_or_none
 from fnopt.optimizers._recipe import recipe
@@ -163,7 +163,7 @@ class scale_by_galore(Transformation):
         low = (k, r, n) if m >= n else (k, m, r)
         return jnp.zeros(low, dtype), jnp.zeros((k, max(m, n), r), dtype)
 
-    def _slots(self, layout: Layout, row: Any, which: int) -> list[Any]:
+    def _slots(self, layout: MatrixLayout, row: Any, which: int) -> list[Any]:
         """Projected gradients (0) or directions (1) from what is kept of them."""
         pairs = zip(row, layout.shapes, strict=True)
         return [slot(x, lambda s=s: self._start(s)[which]) for x, s in pairs]
@@ -177,7 +177,7 @@ class scale_by_galore(Transformation):
         return jnp.asarray(self.scale).astype(dtype) * full
 
 
-def _sided(layout: Layout, updates: Any, projectors: Any) -> list[dict[str, Any]]:
+def _sided(layout: MatrixLayout, updates: Any, projectors: Any) -> list[dict[str, Any]]:
     """Updates and projectors by the side where these stand; square ones say nothing about it."""
     sides = ["left" if m >= n else "right" for _, m, n in layout.shapes]
     return [{side: pair} for side, pair in zip(sides, _pairs(updates, projectors), strict=True)]
@@ -230,7 +230,7 @@ def galore(
     mask: Any = None,
     weight_dimension_numbers: Any = None,
 ) -> Chain:
-    r"""GaLore: Adam (or another optimizer) in a few directions of every matrix.
+    r"""GaLore: Adam (or another optimizer) in a low-rank projection of every matrix.
 
     .. math:: u_t = -\eta_t \left(\alpha\, P\, \mathrm{inner}(P^\top G_t) +
               \lambda_t\, \theta_t\right)

@@ -28,7 +28,7 @@ def lamb(
     weight_decay: ScalarOrSchedule = 0.0,
     mask: Any = None,
 ) -> Chain:
-    r"""LAMB: Adam's direction, as long as the params of the layer are.
+    r"""LAMB: Adam's direction, scaled to the norm of each layer's params.
 
     .. math:: d_t = \frac{\hat\mu_t}{\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon} +
               \lambda_t\, \theta_t, \qquad
@@ -77,7 +77,7 @@ def lars(
     momentum: Scalar = 0.9,
     nesterov: bool = False,
 ) -> Chain:
-    r"""LARS: momentum of gradients that are as long as the params of the layer are.
+    r"""LARS: momentum of gradients scaled to the norm of each layer's params.
 
     .. math:: d_t = g_t + \lambda_t\, \theta_t, \qquad
               m_t = \gamma m_{t-1} - \eta_t\, c\, \frac{\lVert \theta_t \rVert}

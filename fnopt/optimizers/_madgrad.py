@@ -31,7 +31,7 @@ class ScaleByMadgradState(NamedTuple):
 
 
 class scale_by_madgrad(Leafwise):
-    r"""Goes towards the point that all gradients together point to from the start.
+    r"""Dual averaging: steps from the start along the weighted sum of gradients over a cube root.
 
     .. math::
         \lambda_t &= (\eta_t + \epsilon)\, \sqrt{t}, \qquad s_t = s_{t-1} + \lambda_t\, g_t, \qquad

@@ -23,7 +23,7 @@ from fnopt.core import gathered, joined, laid_like
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class MatrixLayout:
     """The layout of a leaf as matrices.
 
     Attributes:
@@ -46,16 +46,18 @@ class Layout:
         rows: tuple[int, ...],
         columns: tuple[int, ...],
         split: int | tuple[int, ...] = 1,
-    ) -> Layout | None:
+    ) -> MatrixLayout | None:
         """The layout for these axes; None if the split doesn't fit."""
         batch = tuple(i for i in range(len(shape)) if i not in {*rows, *columns})
         size, m, n = (math.prod(shape[a] for a in axes) for axes in (batch, rows, columns))
         widths = (n // split,) * split if isinstance(split, int) else split
         return (
-            Layout(shape, batch + rows + columns, size, (m,), widths) if sum(widths) == n else None
+            MatrixLayout(shape, batch + rows + columns, size, (m,), widths)
+            if sum(widths) == n
+            else None
         )
 
-    def in_blocks(self, most: int | None) -> Layout:
+    def in_blocks(self, most: int | None) -> MatrixLayout:
         """The layout with larger sides cut into parts of about one size, of at most so many."""
         if most is None:
             return self
@@ -150,8 +152,8 @@ def _turned(x: jax.Array, shape: tuple[int, int, int], wide: bool) -> jax.Array:
 
 
 # Programs of their own, so that a step has one equation a leaf for each; XLA inlines them.
-_cut = jax.jit(Layout._cut, static_argnums=(0, 2))
-_whole = jax.jit(Layout._whole, static_argnums=(0, 3))
+_cut = jax.jit(MatrixLayout._cut, static_argnums=(0, 2))
+_whole = jax.jit(MatrixLayout._whole, static_argnums=(0, 3))
 
 
 def by_shape(fn: Callable[[Any], Any], rows: list[list[Any]]) -> list[list[Any]]:

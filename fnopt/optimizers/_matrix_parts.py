@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import TOTAL, WholeLeaves, part_axes, whole_leaves
-from fnopt.optimizers._matrix_layout import Layout, by_shape, groups, into_places, stack
+from fnopt.optimizers._matrix_layout import MatrixLayout, by_shape, groups, into_places, stack
 
 
 @functools.partial(
@@ -41,7 +41,7 @@ class Piece:
     turned: bool = False
 
 
-def cut(layout: Layout, x: jax.Array, wide: bool = True) -> list[Any]:
+def cut(layout: MatrixLayout, x: jax.Array, wide: bool = True) -> list[Any]:
     """The matrices of every part of a leaf, `[k, m, n]`; of a divided leaf, their pieces."""
     leaves = whole_leaves()
     if leaves is None or not layout.shapes:
@@ -50,7 +50,7 @@ def cut(layout: Layout, x: jax.Array, wide: bool = True) -> list[Any]:
         return _cut(layout, x, wide, leaves)
 
 
-def whole(layout: Layout, parts: list[Any], like: Any, wide: bool = True) -> jax.Array:
+def whole(layout: MatrixLayout, parts: list[Any], like: Any, wide: bool = True) -> jax.Array:
     """The leaf of these parts; where leaves are divided, this device's part of it."""
     leaves = whole_leaves()
     if leaves is None or not parts:
@@ -108,7 +108,7 @@ def _rows(x: jax.Array, n: int) -> jax.Array:
     return x.reshape(*x.shape[:-1], n, length)
 
 
-def _cut(layout: Layout, x: jax.Array, wide: bool, leaves: WholeLeaves) -> list[Piece]:
+def _cut(layout: MatrixLayout, x: jax.Array, wide: bool, leaves: WholeLeaves) -> list[Piece]:
     n = leaves.count
     if leaves.is_probe:
         sizes = [(k, -(-rows * columns // n)) for k, rows, columns in layout.shapes]
@@ -133,7 +133,9 @@ def _cut(layout: Layout, x: jax.Array, wide: bool, leaves: WholeLeaves) -> list[
     return [Piece(data, (rows, columns), wide and rows > columns)]
 
 
-def _part_of_leaf(layout: Layout, parts: list[Piece], wide: bool, leaves: WholeLeaves) -> jax.Array:
+def _part_of_leaf(
+    layout: MatrixLayout, parts: list[Piece], wide: bool, leaves: WholeLeaves
+) -> jax.Array:
     """The opposite of `_cut`."""
     n, (k, *shape) = leaves.count, layout.shapes[0]
     if layout.is_consecutive and parts[0].shape == tuple(shape):

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from fnopt.core import Value, leaves_with_names, shown, static, where, whole_leaves
-from fnopt.optimizers._matrix_layout import Layout
+from fnopt.optimizers._matrix_layout import MatrixLayout
 from fnopt.transforms import Labels, Selector, by_pattern
 
 
@@ -147,13 +147,13 @@ def as_whole(leaves: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
     return [(name, jax.ShapeDtypeStruct(known.shapes[name], x.dtype)) for name, x in leaves]
 
 
-def layouts_of(rule: Any, tree: Any) -> list[Layout]:
+def layouts_of(rule: Any, tree: Any) -> list[MatrixLayout]:
     """The matrix layout of every leaf of a tree; an error for one that is no matrix."""
     leaves, found = _numbered(rule, tree)
     return [_layout(path, x, d) for (path, x), d in zip(leaves, found, strict=True)]
 
 
-def layouts_or_none(rule: Any, tree: Any) -> list[Layout | None]:
+def layouts_or_none(rule: Any, tree: Any) -> list[MatrixLayout | None]:
     """The matrix layout of every leaf of a tree; None for one that is no matrix."""
     leaves, found = _numbered(rule, tree)
     pairs = zip(leaves, found, strict=True)
@@ -166,7 +166,7 @@ def _numbered(rule: Any, tree: Any) -> tuple[list[tuple[str, Any]], list[Any]]:
     return leaves, numbers_of(rule, leaves)
 
 
-def _layout(path: str, leaf: Any, numbers: MatrixDimensionNumbers | None) -> Layout:
+def _layout(path: str, leaf: Any, numbers: MatrixDimensionNumbers | None) -> MatrixLayout:
     shape, name = tuple(leaf.shape), f"{where()}{shown(path)} has shape {tuple(leaf.shape)}"
     if numbers is None:
         raise ValueError(
@@ -190,7 +190,7 @@ def _layout(path: str, leaf: Any, numbers: MatrixDimensionNumbers | None) -> Lay
             f"{name}: reduction_axis = {rows} and output_axis = {columns} overlap, expected every "
             "axis once. Mend its fnopt.MatrixDimensionNumbers."
         )
-    layout = Layout.of(shape, rows, columns, numbers.split)
+    layout = MatrixLayout.of(shape, rows, columns, numbers.split)
     if layout is None:
         raise ValueError(
             f"{name}, so its columns can't be cut by split = {numbers.split}: expected a divisor "

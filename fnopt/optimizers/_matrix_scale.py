@@ -24,7 +24,7 @@ from fnopt.core import (
     squared_modulus,
     static,
 )
-from fnopt.optimizers._matrix_layout import Layout
+from fnopt.optimizers._matrix_layout import MatrixLayout
 from fnopt.optimizers._matrix_parts import cut, fresh, kept, slot, together, whole
 from fnopt.optimizers._matrix_rule import as_rule, layouts_of
 
@@ -65,7 +65,7 @@ class scale_by_matrix_shape(Transformation):
         scaled = [self._scaled(*pair) for pair in zip(leaves, layouts, strict=True)]
         return treedef.unflatten(scaled), state
 
-    def _scaled(self, x: jax.Array, layout: Layout) -> jax.Array:
+    def _scaled(self, x: jax.Array, layout: MatrixLayout) -> jax.Array:
         x = jnp.asarray(x)
         x = x.astype(compute_dtype(x.dtype))
         factors = [self._factor(rows, columns) for _, rows, columns in layout.shapes]

@@ -23,7 +23,7 @@ from fnopt.core import (
     where,
     zero_count,
 )
-from fnopt.optimizers._matrix_layout import Layout
+from fnopt.optimizers._matrix_layout import MatrixLayout
 from fnopt.optimizers._matrix_parts import alike, cut, fresh, kept, slot, together, whole
 from fnopt.optimizers._matrix_rule import layouts_of
 
@@ -55,7 +55,7 @@ class Matrixwise(Transformation):
         """The updates of a stack, and its new slots."""
         raise NotImplementedError(f"{type(self).__name__} must define step")
 
-    def layouts(self, tree: Any) -> list[Layout]:
+    def layouts(self, tree: Any) -> list[MatrixLayout]:
         """The matrix layout of every leaf."""
         # Not annotated above: a field of the base would be the first one of every subclass.
         return layouts_of(getattr(self, "weight_dimension_numbers", None), tree)
@@ -79,7 +79,7 @@ class Matrixwise(Transformation):
     def _slots(self) -> tuple[str, ...]:
         return tuple(name for name in declared_slots(self.State) if name not in self.unused())
 
-    def _own(self, name: str, params: Any, layouts: list[Layout]) -> Any:
+    def _own(self, name: str, params: Any, layouts: list[MatrixLayout]) -> Any:
         leaves, treedef = jax.tree.flatten(params)
         dtypes = [compute_dtype(jnp.result_type(p)) for p in leaves]
         rows = zip(layouts, dtypes, strict=True)
@@ -118,7 +118,7 @@ class Matrixwise(Transformation):
         updates = treedef.unflatten(map(whole, layouts, new, leaves))
         return updates, self.State(count=increment(state.count), **fields)
 
-    def _parts(self, layout: Layout, g: Any, slots: dict[str, Any]) -> list[dict[str, Any]]:
+    def _parts(self, layout: MatrixLayout, g: Any, slots: dict[str, Any]) -> list[dict[str, Any]]:
         own = own_slots(self.State)
         columns = {
             n: self._of_matrices(n, x, layout) if n in own else cut(layout, x)
@@ -127,7 +127,7 @@ class Matrixwise(Transformation):
         parts = enumerate(cut(layout, g))
         return [{"u": g, **{n: column[i] for n, column in columns.items()}} for i, g in parts]
 
-    def _of_matrices(self, name: str, slots: Any, layout: Layout) -> list[Any]:
+    def _of_matrices(self, name: str, slots: Any, layout: MatrixLayout) -> list[Any]:
         """The slots of one name, for each part of a leaf."""
         pairs = zip(slots, layout.wide_shapes, strict=True)
         return [slot(x, functools.partial(self.start, name, s, jnp.float32)) for x, s in pairs]

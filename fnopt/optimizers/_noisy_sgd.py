@@ -1,4 +1,4 @@
-"""Gradient descent with noise that fades."""
+"""Gradient descent with annealed noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimistic methods: the gradient that is coming, guessed from the last one."""
+"""Optimistic methods: the next gradient, extrapolated from the last two."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ScaleByOptimisticGradientState(NamedTuple):
 
 
 class scale_by_optimistic_gradient(Leafwise):
-    r"""Carries the gradient on by its change.
+    r"""Extrapolates the gradient by its change.
 
     .. math:: u_t = (\alpha + \beta)\, g_t - \beta\, g_{t-1}, \qquad g_0 = g_1
 
@@ -61,7 +61,7 @@ def optimistic_gradient_descent(
     alpha: ScalarOrSchedule = 1.0,
     beta: ScalarOrSchedule = 1.0,
 ) -> Chain:
-    r"""Gradient descent for games: it turns into saddle points instead of round them.
+    r"""Gradient descent for games (minimax problems), along an extrapolated gradient.
 
     .. math:: u_t = -\eta_t\, \big((\alpha + \beta)\, g_t - \beta\, g_{t-1}\big)
 
@@ -101,7 +101,7 @@ def optimistic_adam_v2(
     mu_dtype: Any = None,
     nesterov: bool = True,
 ) -> Chain:
-    r"""Adam for games: its direction, carried on by its change.
+    r"""Adam for games: its direction, extrapolated by its change.
 
     .. math:: u_t = -\eta_t\, \big((\alpha + \beta)\, d_t - \beta\, d_{t-1}\big), \qquad
               d_t = \frac{\hat\mu_t}{\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon}

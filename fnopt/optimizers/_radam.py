@@ -1,4 +1,4 @@
-"""RAdam: Adam that waits until the mean square can be trusted."""
+"""RAdam: Adam with a rectified variance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recipes: optimizers as functions of a learning rate, and what they say to a wrong argument."""
+"""Recipes: optimizers as functions of a learning rate, with advice for a wrong argument."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _APART["l2"] = _APART["weight_decay"]
 
 
 def recipe(fn: _Recipe) -> _Recipe:
-    """A recipe that answers an argument it doesn't know with the one to write.
+    """A recipe whose error for an unknown argument names the one to write.
 
     Args:
         fn: A function that makes an optimizer.

@@ -77,7 +77,7 @@ def rprop(
     min_step_size: Scalar = 1e-6,
     max_step_size: Scalar = 50.0,
 ) -> Chain:
-    r"""Rprop: only the signs of gradients count; for whole batches.
+    r"""Rprop: steps by the signs of gradients alone, for whole batches.
 
     .. math:: s_t = \operatorname{clip}(\eta^{\pm} s_{t-1},\, s_{min},\, s_{max}), \qquad
               u_t = -s_t \operatorname{sign}(g_t)

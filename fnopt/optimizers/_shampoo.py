@@ -27,7 +27,7 @@ from fnopt.core import (
 )
 from fnopt.optimizers._matrix_factors import Pair, identities, new_factors, only_finite, zeros
 from fnopt.optimizers._matrix_fallback import with_adam
-from fnopt.optimizers._matrix_layout import Layout
+from fnopt.optimizers._matrix_layout import MatrixLayout
 from fnopt.optimizers._matrix_rule import as_rule
 from fnopt.optimizers._matrixwise import Matrixwise
 from fnopt.optimizers._recipe import recipe
@@ -125,7 +125,7 @@ class scale_by_shampoo(Matrixwise):
     mu_dtype: Any = static(default=None, convert=as_dtype)
     weight_dimension_numbers: Any = static(default=None, convert=as_rule)
 
-    def layouts(self, tree: Any) -> list[Layout]:
+    def layouts(self, tree: Any) -> list[MatrixLayout]:
         """The matrices in blocks."""
         return [layout.in_blocks(self.block_size) for layout in super().layouts(tree)]
 

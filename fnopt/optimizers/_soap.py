@@ -168,6 +168,8 @@ def _power_iteration(factors: Pair, bases: Pair, nu: jax.Array) -> tuple[Pair, j
         if factor is None:
             new.append(None)
             continue
+        # One step of orthogonal iteration: factors change slowly, so the last bases are a good
+        # start.
         product = matmul(factor, old)
         order = jnp.argsort(-jnp.sum(old * product, axis=1), axis=1)  # by the Rayleigh quotients
         nu = jnp.take_along_axis(nu, order[:, :, None] if axis == 1 else order[:, None, :], axis)

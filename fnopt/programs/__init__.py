@@ -20,7 +20,7 @@ from fnopt.programs._levels import find_nodes as find_nodes
 from fnopt.programs._recorded import Recorded, is_data, recorded
 from fnopt.programs._replay import Records, Visit
 from fnopt.programs._replay import replay as replay
-from fnopt.programs._tracing import fresh, runs_now
+from fnopt.programs._tracing import runs_now, uncached
 from fnopt.programs._tracing import traced_once as traced_once
 from fnopt.programs._written_for_jax import written_for_jax as written_for_jax
 
@@ -42,11 +42,11 @@ __all__ = [
     "call_recorded",
     "called_with",
     "control_view",
-    "fresh",
     "is_data",
     "jaxprs",
     "opened",
     "products_ahead",
     "recorded",
     "runs_now",
+    "uncached",
 ]

@@ -1,4 +1,4 @@
-"""A function and what it closes over, apart."""
+"""Functions apart from the arrays that they close over."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax.core import Tracer, eval_jaxpr
 
-from fnopt.programs._tracing import fresh
+from fnopt.programs._tracing import uncached
 
 
 def opened(fn: Callable[..., Any], *args: Any) -> tuple[Callable[..., Any], list[Any]]:
@@ -34,7 +34,7 @@ def opened(fn: Callable[..., Any], *args: Any) -> tuple[Callable[..., Any], list
         >>> print(first(1, jnp.asarray([1.0, 2.0])))
         20.0
     """
-    closed, shapes = jax.make_jaxpr(fresh(fn), return_shape=True)(*args)
+    closed, shapes = jax.make_jaxpr(uncached(fn), return_shape=True)(*args)
     traced = [isinstance(const, Tracer) for const in closed.consts]
 
     def function(*inputs: Any) -> Any:

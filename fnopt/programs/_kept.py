@@ -11,7 +11,7 @@ from jax.core import eval_jaxpr
 
 from fnopt.programs._key import UnidentifiedError, key_of
 from fnopt.programs._recorded import KEPT, Record, Recorded, operations
-from fnopt.programs._tracing import any_traced, fresh, runs_now
+from fnopt.programs._tracing import any_traced, runs_now, uncached
 
 
 def call_compiled(fn: Callable[..., Any], *args: Any) -> Any:
@@ -61,7 +61,7 @@ def _outputs(program: Recorded, leaves: list[Any]) -> list[Any]:
 
 
 def _call_once(fn: Callable[..., Any], *args: Any) -> Any:
-    return jax.jit(fresh(fn))(*args)
+    return jax.jit(uncached(fn))(*args)
 
 
 def call_recorded(fn: Callable[..., Any], *args: Any, **options: Any) -> Any:

@@ -13,7 +13,7 @@ from fnopt.programs._read import is_custom_rule
 
 
 class UnidentifiedError(Exception):
-    """Something has no identity but that of an object."""
+    """The error for a value that only the identity of its object tells from others."""
 
 
 def key_of(jaxpr: Jaxpr, first: int | None = None) -> tuple[Any, ...]:

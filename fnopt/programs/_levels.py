@@ -78,7 +78,7 @@ def find_nodes(closed: jex.ClosedJaxpr, scopes: bool) -> tuple[Level, tuple[Node
         closed: The traced function.
         scopes: Whether named scopes are nodes too, besides taps.
     """
-    finder = _Finder(scopes)
+    finder = _NodeFinder(scopes)
     level = finder.level(jaxprs.Sub("jaxpr", closed.jaxpr, tuple(closed.consts)), _Place())
     return level, _numbered(finder.found)
 
@@ -111,7 +111,7 @@ SCOPE = "scope:"
 IN_RULE = "inside a function with its own derivative rule (custom_jvp, custom_vjp), which hides it"
 
 
-class _Finder:
+class _NodeFinder:
     def __init__(self, scopes: bool) -> None:
         self.scopes = scopes
         self.found: list[Node] = []

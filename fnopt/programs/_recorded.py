@@ -14,7 +14,7 @@ from jax.extend import core as jex
 from fnopt.core import Value, config_name
 from fnopt.programs import _read as jaxprs
 from fnopt.programs._key import UnidentifiedError, key_of, like
-from fnopt.programs._tracing import any_traced, fresh
+from fnopt.programs._tracing import any_traced, uncached
 
 # Programs. On a CPU one of a least-squares fit takes some 310 memory mappings, and Linux gives a
 # process 65,530 by default; a compilation that gets none ends in an error or ends the process.
@@ -131,7 +131,7 @@ def operations(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[jex.Close
 
     Functions under `jax.jit` in it close over nothing: it does so for them.
     """
-    closed, shapes = jax.make_jaxpr(fresh(fn), return_shape=True)(*args)
+    closed, shapes = jax.make_jaxpr(uncached(fn), return_shape=True)(*args)
     calls = filter(jaxprs.is_call, jaxprs.equations(closed.jaxpr))
     if not any(sub.consts for eqn in calls for sub in jaxprs.sub_jaxprs(eqn)):
         return closed, shapes
@@ -151,7 +151,7 @@ def is_data(tree: Any) -> bool:
 
 
 def _is_plain(value: Value) -> bool:
-    """Whether a value does what its fields say: nobody else's code is in it."""
+    """Whether a value does what its fields say, without code of a user."""
     children, aux = value._flatten()
     ours = config_name(type(value)).startswith("fnopt.")
     return ours and not any(map(callable, aux)) and is_data(children)

@@ -1,4 +1,4 @@
-"""Running a traced function again, with somebody standing at its nodes."""
+"""Evaluation of a traced function, with a visit to each of its nodes."""
 
 from __future__ import annotations
 

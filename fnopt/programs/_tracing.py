@@ -13,7 +13,7 @@ from fnopt.core import is_staged
 _CONFIG: Any = jax.config  # its fields are made at run time
 
 
-def fresh(fn: Callable[..., Any]) -> Callable[..., Any]:
+def uncached(fn: Callable[..., Any]) -> Callable[..., Any]:
     """A copy of a function as another object, so that JAX doesn't take an earlier trace of it.
 
     `jax.eval_shape` and `jax.make_jaxpr` remember what a function did by its identity; one that
@@ -24,7 +24,7 @@ def fresh(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 def traced_once(fn: Callable[..., Any]) -> Callable[..., Any]:
     """A copy of a function for one call of a user: traced again only for other types."""
-    return jax.jit(fresh(fn))
+    return jax.jit(uncached(fn))
 
 
 def runs_now(args: Any) -> bool:

@@ -66,6 +66,6 @@ def _taped(flat: FlatResidual, x: jax.Array, examples: Examples) -> bool:
 
 
 def _check_size(m: int, dtype: Any) -> None:
-    from fnopt.curvature import check_rows  # only who steps by the Gram matrix waits for the import
+    from fnopt.curvature import check_rows  # an import only for Gram matrices
 
     check_rows(m, "residuals", dtype, where(), "linear_solver='cg'")

@@ -1,4 +1,4 @@
-"""A Jacobian that the user brings, through all that is done to the params and residuals."""
+"""The algebra of a Jacobian that the user gives: scaled and composed like the residuals."""
 
 from __future__ import annotations
 

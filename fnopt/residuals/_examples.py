@@ -119,7 +119,7 @@ class Examples(NamedTuple):
     def _jacobian(
         self, params: Any, method: str, chunk_size: int | None = None, factor: Any = None
     ) -> Any:
-        from fnopt.curvature import batch_jacobian  # only who steps by it waits for the import
+        from fnopt.curvature import batch_jacobian  # an import that other methods needn't wait for
 
         def times(fn: Function) -> Function:
             def scaled(params: Any, example: Any) -> Any:

@@ -1,4 +1,4 @@
-"""One value for a whole branch of a tree: given as a tree that may stop early."""
+"""Prefix trees: one value for a whole branch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses that keep a few wild residuals from deciding the fit."""
+"""Robust losses of residuals."""
 
 from __future__ import annotations
 

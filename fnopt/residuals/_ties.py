@@ -1,4 +1,4 @@
-"""Params that are computed from others, which may be computed themselves: in the order it takes."""
+"""Tied params, in the order in which they depend on each other."""
 
 from __future__ import annotations
 

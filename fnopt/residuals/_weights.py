@@ -1,4 +1,4 @@
-"""Residuals in units of what they are known to."""
+"""Residuals in units of their standard deviations (whitening)."""
 
 from __future__ import annotations
 

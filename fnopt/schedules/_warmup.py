@@ -1,4 +1,4 @@
-"""Schedules that warm up and then go their way."""
+"""Schedules with a linear warm-up."""
 
 from __future__ import annotations
 

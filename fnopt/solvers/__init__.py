@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fnopt.solvers._call import SCHEMES as SCHEMES
 from fnopt.solvers._call import checked_count as checked_count
+from fnopt.solvers._convergence import checked_status as checked_status
 from fnopt.solvers._convergence import cost_converged as cost_converged
-from fnopt.solvers._convergence import explained as explained
 from fnopt.solvers._convergence import first_of as first_of
 from fnopt.solvers._convergence import step_converged as step_converged
 from fnopt.solvers._covariance import covariance_of as covariance_of

@@ -1,4 +1,4 @@
-"""Geodesic acceleration: the second-order second_derivative of the path that a step starts."""
+"""Geodesic acceleration: the second-order term of the path that a step starts."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from jax import lax
 from fnopt.core import matmul, row_total
 from fnopt.linear import Triangle
 from fnopt.residuals import Box
-from fnopt.solvers._linearization import Linearization, Normal
+from fnopt.solvers._linearization import Linearization, NormalMatrix
 from fnopt.solvers._step import Trial
 
 _PASSES = 5  # how often a step is taken again with more params on their bounds
@@ -53,13 +53,13 @@ def without(
     """
     free = (~held).astype(point.x.dtype)
     columns = point.columns * free
-    if products is not None or not isinstance(point.J, (jax.Array, Normal)):
+    if products is not None or not isinstance(point.J, (jax.Array, NormalMatrix)):
         return _without_matrix(point, free, columns, shift, products)
-    if isinstance(point.J, Normal):
+    if isinstance(point.J, NormalMatrix):
         # The residuals stay those of the point: they only say how a step bends.
         G = point.J.matrix
         gradient = point.gradient if shift is None else point.gradient + matmul(G, shift)
-        J = Normal(G * free * free[:, None])
+        J = NormalMatrix(G * free * free[:, None])
         return point._replace(J=J, gradient=gradient * free, columns=columns)
     r = point.r if shift is None else point.r + matmul(point.J, shift)
     J = point.J * free
@@ -86,7 +86,7 @@ def _without_matrix(
     return point._replace(r=r, gradient=pull(r) * free, columns=columns)
 
 
-class _Cut(NamedTuple):
+class _BoxCut(NamedTuple):
     """A step for which more and more params are put on their bounds."""
 
     moved: jax.Array  # bool[n], which are
@@ -131,13 +131,13 @@ def bounded_trial(
     """
     held = box.held(point.x, point.gradient)
 
-    def cut(moved: jax.Array, goal: jax.Array, passes: jax.Array) -> _Cut:
+    def cut(moved: jax.Array, goal: jax.Array, passes: jax.Array) -> _BoxCut:
         end = box.nearest(goal)
         more = jnp.any(end != goal)
         predicted = _predicted_reduction(point, end - point.x, products)
-        return _Cut(moved | (end != goal), end, end, predicted, more, passes)
+        return _BoxCut(moved | (end != goal), end, end, predicted, more, passes)
 
-    def advance(at: _Cut) -> _Cut:
+    def advance(at: _BoxCut) -> _BoxCut:
         shift = jnp.where(at.moved, at.end - point.x, jnp.zeros_like(at.end))
         rest = again(without(point, held | at.moved, shift, products)).step
         new = cut(at.moved, point.x + jnp.where(at.moved, shift, rest), at.passes + 1)
@@ -159,7 +159,7 @@ def bounded_trial(
 
 def _predicted_reduction(point: Linearization, step: jax.Array, products: Products) -> jax.Array:
     """The reduction of the cost that the linear model predicts for a step."""
-    if isinstance(point.J, Normal):
+    if isinstance(point.J, NormalMatrix):
         model_norm = matmul(step, matmul(point.J.matrix, step))
     else:
         change = matmul(point.J, step) if products is None else products[0](step)

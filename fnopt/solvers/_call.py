@@ -1,4 +1,4 @@
-"""Checks of a solver's arguments, and advice for first mistakes."""
+"""What a user hands to a solver: checks of it, auxiliary outputs, callbacks, first mistakes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,19 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fnopt.core import is_array_like, is_whole, leaves_with_names, shown
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fnopt.core import Status, is_array_like, is_whole, leaves_with_names, shown, where
 from fnopt.programs import Recorded, recorded, runs_now
-from fnopt.residuals import ExampleResiduals, one_function, parametrised, seen_params
+from fnopt.residuals import (
+    ExampleResiduals,
+    example_residuals,
+    one_function,
+    parametrised,
+    seen_params,
+)
 
 # SciPy's names for derivatives by differences, which are exact here.
 SCHEMES = ("2-point", "3-point", "cs")
@@ -100,3 +110,89 @@ def recorded_functions(
     r = recorded(one_function(residual_fn), seen, *args)
     J = None if jac is None else recorded(one_function(jac, "jac"), seen, *args)
     return None if r is None or (J is None and jac is not None) else (r, J)
+
+
+def without_aux(residual_fn: Any, batch: Any = None) -> tuple[Any, Callable[..., Any]]:
+    """A function of `(residuals, aux)`, or a container of such, as two: one for each.
+
+    Args:
+        residual_fn: `residual_fn(params, *args)` returns a pair; or a list, tuple or dict of such
+            functions.
+        batch: The examples, if they are functions of one.
+
+    Returns:
+        The residual function or functions, and the function of the rest, whose values are in a
+        container like `residual_fn`.
+    """
+    if callable(residual_fn):
+        aux = _part(residual_fn, 1)
+        aux = aux if batch is None else example_residuals(aux, batch)
+        return _part(residual_fn, 0), aux
+    residuals = jax.tree.map(lambda fn: _part(fn, 0), residual_fn)
+    if batch is not None:
+        parts = jax.tree.map(lambda fn: _part(fn, 1), residual_fn)
+        return residuals, example_residuals(parts, batch)
+
+    def aux(*args: Any) -> Any:
+        return jax.tree.map(lambda fn: _part(fn, 1)(*args), residual_fn)
+
+    return residuals, aux
+
+
+def _part(fn: Callable[..., Any], i: int) -> Callable[..., Any]:
+    return lambda *args: _pair(fn(*args))[i]
+
+
+def _pair(value: Any) -> Any:
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise TypeError(
+            f"{where()}has_aux = True, but residual_fn returned {type(value).__name__}, expected a "
+            "pair (residuals, aux)."
+        )
+    return value
+
+
+def asked_to_stop(callback: Callable[[Any], Any], info: Any) -> jax.Array:
+    """Calls a function of the host with what there is to see, and says whether to stop.
+
+    Args:
+        callback: `callback(info)`; it stops the fit by returning True or raising `StopIteration`.
+            Another exception is shown as a warning, and the fit goes on.
+        info: A tree of arrays.
+
+    Returns:
+        A boolean scalar.
+    """
+    failed: list[Exception] = []
+
+    def call(info: Any) -> np.ndarray:
+        try:
+            answer = callback(jax.tree.map(np.asarray, info))
+        except StopIteration:
+            answer = True
+        except Exception as error:
+            # From in here it would end the fit: a full disk hours of work.
+            if not failed:
+                warnings.warn(_failure(callback, error), stacklevel=2)
+            failed.append(error)
+            answer = False
+        # Only True itself: what a logger returns is often something that is true.
+        return np.asarray(isinstance(answer, (bool, np.bool_)) and bool(answer))
+
+    # Its answer is used, so it is called in every step; one with effects can't be in a batch.
+    shape = jax.ShapeDtypeStruct((), bool)
+    return jax.pure_callback(call, shape, info, vmap_method="sequential")
+
+
+def status_after(callback: Callable[[Any], Any], info: Any, status: jax.Array) -> jax.Array:
+    """The status of a search after its callback: `STOPPED` where a running one is asked to stop."""
+    stop = asked_to_stop(callback, info) & (status == Status.RUNNING.value)
+    return jnp.where(stop, Status.STOPPED.array, status)
+
+
+def _failure(callback: Any, error: Exception) -> str:
+    name = getattr(callback, "__name__", type(callback).__name__)
+    return (
+        f"callback: {name} raised {type(error).__name__}: {error}. The fit goes on; raise "
+        "StopIteration, or return True, to end it."
+    )

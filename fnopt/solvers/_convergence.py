@@ -1,4 +1,4 @@
-"""When to stop, and what to say then."""
+"""Convergence tests, and the statuses that follow from them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def is_stationary(cost: jax.Array, scaled_gradient: jax.Array, gtol: jax.Array) 
     return (cost <= 0) | (scaled_gradient <= gtol * jnp.sqrt(2 * cost))
 
 
-def explained(
+def checked_status(
     status: jax.Array, moved: jax.Array, cost: jax.Array, counted: int | jax.Array = 1
 ) -> jax.Array:
     """The status, except that a point is no solution where nothing moves the residuals.

@@ -21,17 +21,17 @@ from fnopt.programs import (
     written_for_jax,
 )
 from fnopt.residuals import ExampleResiduals, example_residuals, one_function
-from fnopt.solvers._aux import without_aux
 from fnopt.solvers._bounded import within_bounds
 from fnopt.solvers._call import (
     checked_args,
     checked_count,
     first_call_hints,
     recorded_functions,
+    status_after,
     with_a_derivative_that_is_there,
+    without_aux,
 )
-from fnopt.solvers._callback import status_after
-from fnopt.solvers._convergence import doubted, explained
+from fnopt.solvers._convergence import checked_status, doubted
 from fnopt.solvers._implicit import implicitly
 from fnopt.solvers._iteration import FitLoop, advance, ended, evaluation, examined, inside, started
 from fnopt.solvers._jacobian_check import disagrees
@@ -318,7 +318,7 @@ def _solve(
     counted = setting.dof + setting.x.size
     return end._replace(
         params=setting.params(end.params),
-        status=explained(end.status, counted > 0, end.cost, counted),
+        status=checked_status(end.status, counted > 0, end.cost, counted),
         residuals=setting.problem.flat.unflatten(end.residuals),
         tangent=setting.tangent(end.params),
         dof=jnp.where(end.rank < 0, setting.dof, counted - end.rank),

@@ -13,7 +13,7 @@ from fnopt.residuals import FlatResidual
 from fnopt.solvers._linearization import Linearization
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers._options import Options
-from fnopt.solvers._rules import FRACTION, Rule
+from fnopt.solvers._rules import FRACTION, RadiusRule
 from fnopt.solvers._step import Trial, TrustRegionState, straight
 
 
@@ -57,7 +57,7 @@ class gauss_newton(LeastSquaresMethod):
 
     step_size: float | jax.Array = hyper(default=1.0, gt=0, le=1)
 
-    rule: ClassVar[Rule] = FRACTION
+    rule: ClassVar[RadiusRule] = FRACTION
 
     def options(self, params: Any, dtype: Any) -> Options:
         """The hyper-parameters in the dtype that is computed in, with the defaults filled in."""

@@ -1,4 +1,4 @@
-"""Derivatives of a solution, which don't look at how it was found."""
+"""Derivatives of a solution by the implicit function theorem."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def implicitly(
     solver: Any,
     x: jax.Array,
 ) -> Solution:
-    """Runs an iteration whose result is differentiated as the minimum that it is.
+    """An iteration whose result is differentiated by the implicit function theorem.
 
     Params, cost, residuals and Jacobian of the result have derivatives with respect to all that
     the residuals, losses and bounds depend on: arguments, or what the residual function closes

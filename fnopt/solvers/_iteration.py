@@ -15,7 +15,7 @@ from fnopt.linear import norm
 from fnopt.programs import products_ahead
 from fnopt.solvers._bounded import bounded_trial, faced
 from fnopt.solvers._claim import Claim, no_claim, tested
-from fnopt.solvers._convergence import explained, first_of, is_stationary
+from fnopt.solvers._convergence import checked_status, first_of, is_stationary
 from fnopt.solvers._curvature import learned
 from fnopt.solvers._evidence import has_moved, outward, ran_away, rounding, vanished, went_far
 from fnopt.solvers._linearization import (
@@ -309,7 +309,7 @@ def ended(problem: Problem, solver: LeastSquaresMethod, loop: FitLoop) -> Soluti
         nfev=loop.steps + jnp.ones((), jnp.int32),  # one a step, and the start
         njev=loop.njev,
         nhev=loop.nhev,
-        status=explained(status, jnp.any(loop.peak > 0), point.cost),
+        status=checked_status(status, jnp.any(loop.peak > 0), point.cost),
         history=loop.history,
     )
 

@@ -12,7 +12,7 @@ from fnopt.solvers._curvature import ROWS
 from fnopt.solvers._linearization import Linearization
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers._options import Options
-from fnopt.solvers._rules import MARQUARDT, NIELSEN, TRUST_REGION, Rule
+from fnopt.solvers._rules import MARQUARDT, NIELSEN, TRUST_REGION, RadiusRule
 from fnopt.solvers._step import Trial, TrustRegionState, bent, straight
 
 RULES = {"trust_region": TRUST_REGION, "marquardt": MARQUARDT, "nielsen": NIELSEN}
@@ -115,7 +115,7 @@ class levenberg_marquardt(LeastSquaresMethod):
             )
 
     @property
-    def rule(self) -> Rule:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def rule(self) -> RadiusRule:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The rule by which the radius of a step adapts."""
         return RULES[self.damping]
 
@@ -142,7 +142,7 @@ class levenberg_marquardt(LeastSquaresMethod):
         search: TrustRegionState,
         options: Options,
     ) -> Trial:
-        """The step of the linear model within reach, bent by its curvature."""
+        """The step within the trust radius, corrected to second order."""
         system = self.model(flat).system(point, factors, search.scale, search.lam)
         if self.damping == "trust_region":
             step = system.trust_region(search.radius)

@@ -8,9 +8,8 @@ from fnopt.residuals import FlatResidual
 from fnopt.solvers._model_band import BandModel, normal_band
 from fnopt.solvers._model_base import LinearModel
 from fnopt.solvers._model_dense import LiftedModel, TriangleModel, WideGramModel
-from fnopt.solvers._model_gram import TallGramModel
+from fnopt.solvers._model_gram import RowsModel, TallGramModel
 from fnopt.solvers._model_krylov import KrylovModel
-from fnopt.solvers._model_rows import RowsModel
 
 _SPARSE = 256  # from that many unknowns on a sparse Jacobian isn't made a full matrix
 

@@ -11,7 +11,7 @@ from fnopt.core import matmul, row_axes, row_total
 from fnopt.linear import Triangle, column_norms, divide, norm, row_triangle
 
 
-class Normal(NamedTuple):
+class NormalMatrix(NamedTuple):
     """The Gram matrix, in place of a Jacobian that isn't kept."""
 
     matrix: jax.Array  # [n, n], J^T J
@@ -22,7 +22,7 @@ class Linearization(NamedTuple):
 
     x: jax.Array  # [n]
     r: jax.Array  # [m]
-    J: Any  # what the linear algebra keeps: J, `Normal`, a tree for products, or nothing
+    J: Any  # what the linear algebra keeps: J, `NormalMatrix`, a tree for products, or nothing
     cost: jax.Array  # half the sum of squares
     gradient: jax.Array  # [n], J^T r
     columns: jax.Array  # [n], the norm of every column of J

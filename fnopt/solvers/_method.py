@@ -33,7 +33,7 @@ from fnopt.residuals import (
     flat_residual,
     given_derivative,
 )
-from fnopt.solvers._convergence import explained, is_stationary
+from fnopt.solvers._convergence import checked_status, is_stationary
 from fnopt.solvers._curvature import no_curvature
 from fnopt.solvers._evidence import rounding
 from fnopt.solvers._gain import actual_reduction
@@ -41,7 +41,7 @@ from fnopt.solvers._linear_model import linear_model
 from fnopt.solvers._linearization import Linearization, half_square, is_finite, scaled_gradient
 from fnopt.solvers._model_base import LinearModel
 from fnopt.solvers._options import Options, resolved
-from fnopt.solvers._rules import TRUST_REGION, Rule
+from fnopt.solvers._rules import TRUST_REGION, RadiusRule
 from fnopt.solvers._step import Trial, TrustRegionState, arrive, begin, choose, compared, judge
 
 
@@ -95,7 +95,7 @@ class LeastSquaresMethod(Transformation):
     axis_name: Any = static(default=None)
 
     needs_params = True
-    rule: ClassVar[Rule] = TRUST_REGION
+    rule: ClassVar[RadiusRule] = TRUST_REGION
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -180,7 +180,7 @@ class LeastSquaresMethod(Transformation):
         status = jnp.where(stationary, Status.CONVERGED_GRADIENT.array, status)
         usable = is_finite(point)
         accepted = accepted & usable
-        status = explained(status, jnp.any(point.columns > 0), point.cost)
+        status = checked_status(status, jnp.any(point.columns > 0), point.cost)
         status = jnp.where(usable, status, Status.NONFINITE_START.array)
         # -0.0, not 0.0: it is the number that changes no other, -0.0 included.
         updates = jax.tree.map(

@@ -1,4 +1,4 @@
-"""The linear model of a tall Jacobian by its normal equations."""
+"""Linear models by Gram matrices: of the columns of a tall Jacobian, of the rows of a wide one."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.linear import TallGramSystem, scaled_gram
-from fnopt.residuals import linearise, linearise_gram, linearise_products
-from fnopt.solvers._linearization import Linearization, Normal, half_square
+from fnopt.linear import TallGramSystem, WideGramSystem, scaled_gram
+from fnopt.residuals import linearise, linearise_gram, linearise_products, linearise_pull, pushed
+from fnopt.solvers._linearization import Linearization, NormalMatrix, half_square
 from fnopt.solvers._model_base import LinearModel, Map, Rank, free, gram_rank
 
 
@@ -20,7 +20,7 @@ class TallGramModel(LinearModel):
         """The point with its Gram matrix."""
         del residual
         r, G, g = linearise_gram(self.flat, x, self.mode, self.chunk_size)
-        return Linearization(x, r, Normal(G), half_square(r), g, jnp.sqrt(jnp.diagonal(G)))
+        return Linearization(x, r, NormalMatrix(G), half_square(r), g, jnp.sqrt(jnp.diagonal(G)))
 
     def factorise(self, point: Linearization, scale: jax.Array, rows: jax.Array) -> Any:
         """The Gram matrix in scaled variables."""
@@ -34,7 +34,7 @@ class TallGramModel(LinearModel):
         return TallGramSystem(factors, point.gradient / scale, lam, self._pull(point, scale))
 
     def _pull(self, point: Linearization, scale: jax.Array) -> Map | None:
-        if self.mode == "forward":  # asked for by somebody whose function may have nothing else
+        if self.mode == "forward":  # perhaps the only mode that the function has
             return None
         # Only called where the residual function is differentiated anyway.
         moving = free(point)
@@ -49,3 +49,47 @@ class TallGramModel(LinearModel):
         given = self.flat.derivative
         in_chunks = self.chunk_size is not None if given is None else given.gram is not None
         return None if in_chunks else linearise(self.flat, point.x, self.mode)[1]
+
+
+class RowsModel(LinearModel):
+    r"""One that keeps :math:`K = J J^\top` of residuals that are given by example.
+
+    Scaled variables need :math:`J D^{-2} J^\top`, which is no sum of products of what enters the
+    model and what comes back unless `D` is one number: all params have the same scale, the root
+    mean square of the columns' norms (Levenberg's damping, not Marquardt's).
+    """
+
+    has_matrix = False
+
+    def evaluate(self, x: jax.Array, residual: jax.Array | None = None) -> Linearization:
+        """The point with its Gram matrix."""
+        del residual
+        assert self.flat.gram is not None
+        r, pull = linearise_pull(self.flat.r, x)
+        K = self.flat.gram(x)
+        column = jnp.sqrt(jnp.trace(K) / jnp.asarray(x.size, x.dtype))
+        return Linearization(x, r, K, half_square(r), pull(r), jnp.full_like(x, column))
+
+    def products(self, point: Linearization) -> tuple[Map, Map]:
+        """By a forward and a backward pass through the residuals."""
+        r, x = self.flat.r, point.x
+        # Only a product with J needs a forward derivative.
+        return lambda v: pushed(r, (x,), (v,))[1], linearise_pull(r, x)[1]
+
+    def factorise(self, point: Linearization, scale: jax.Array, rows: jax.Array) -> Any:
+        """The Gram matrix of the scaled rows."""
+        del rows
+        return point.J / scale[0] / scale[0]
+
+    def system(
+        self, point: Linearization, factors: Any, scale: jax.Array, lam: jax.Array
+    ) -> WideGramSystem:
+        """Steps by the Gram matrix."""
+        push, pull = self.products(point)
+        return WideGramSystem(
+            factors, point.r, lam, lambda v: push(v / scale), lambda w: pull(w) / scale
+        )
+
+    def rank(self, factors: Any) -> Rank:
+        """By the eigenvalues."""
+        return gram_rank(factors)

@@ -1,4 +1,4 @@
-"""A second chance for a trust region that collapsed where the cost still slopes."""
+"""Restarts of a trust region that collapsed where the cost still falls."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.solvers._radius import next_radius, shrink_factor
 from fnopt.solvers._restart import reopened_radius
 from fnopt.solvers._scaling import initial_radius
 
@@ -26,7 +25,7 @@ class Outcome(NamedTuple):
     accepted: jax.Array
 
 
-class Rule(NamedTuple):
+class RadiusRule(NamedTuple):
     """The radius is that of the region, the inverse of a damping, or a fraction of the full step.
 
     Whatever it is, it shrinks at least by half with every refused step; so every rule ends.
@@ -39,9 +38,64 @@ class Rule(NamedTuple):
     """After a restart: (option, scale, x, number of restarts)."""
 
 
+def _shrink_factor(actual: jax.Array, slope: jax.Array) -> jax.Array:
+    r"""The minimum of the parabola through the known values and slope, within [0.1, 0.5].
+
+    Along the step, the cost starts with the slope :math:`g^T p` and ends :math:`-\delta f` lower;
+    the parabola through these has its minimum at
+
+    .. math:: \mu = \frac{\tfrac12 g^T p}{g^T p + \delta f}.
+
+    Reference:
+        Moré (1978), section 7; Dennis and Schnabel (1983), section 6.3.2.
+    """
+    dtype = actual.dtype
+    half, low = jnp.asarray(0.5, dtype), jnp.asarray(0.1, dtype)
+    tiny = jnp.asarray(jnp.finfo(dtype).tiny, dtype)
+    mu = half * slope / jnp.minimum(slope + actual, -tiny)
+    mu = jnp.where(jnp.isfinite(mu), jnp.clip(mu, low, half), low)
+    return jnp.where(actual >= 0, half, mu)
+
+
+def _next_radius(
+    radius: jax.Array,
+    length: jax.Array,
+    gain: jax.Array,
+    shrink: jax.Array,
+    newton: jax.Array,
+    refused: jax.Array,
+) -> jax.Array:
+    r"""Shrinks after a poor step, grows after a good one.
+
+    .. math:: \Delta \leftarrow \begin{cases}
+        \mu \min(\Delta, 10 \|D p\|) & \rho < 0.25 \\
+        \max(\Delta, 2 \|D p\|) & \rho > 0.75 \text{ or } \lambda = 0 \\
+        \Delta & \text{otherwise, and right after a refused step} \end{cases}
+
+    Args:
+        radius: The radius now.
+        length: The length of the step, :math:`\|D p\|`.
+        gain: The gain ratio.
+        shrink: The factor :math:`\mu`.
+        newton: Whether the step was undamped.
+        refused: Whether the step before it was refused. The radius was too large then, so it
+            doesn't grow back at once: else every second step of a crawl in a valley is refused.
+
+    Returns:
+        The next radius.
+    """
+    dtype = radius.dtype
+    # A radius far beyond the step didn't limit it: shrinking that alone would repeat the same step.
+    smaller = shrink * jnp.minimum(radius, jnp.asarray(10, dtype) * length)
+    larger = jnp.maximum(radius, jnp.asarray(2, dtype) * length)
+    good = ((gain > jnp.asarray(0.75, dtype)) | newton) & ~refused
+    kept = jnp.where(good, larger, radius)
+    return jnp.where(gain < jnp.asarray(0.25, dtype), smaller, kept)
+
+
 def _trust_region(outcome: Outcome) -> jax.Array:
-    shrink = shrink_factor(outcome.actual, outcome.slope)
-    return next_radius(
+    shrink = _shrink_factor(outcome.actual, outcome.slope)
+    return _next_radius(
         outcome.radius, outcome.length, outcome.gain, shrink, outcome.full, outcome.rejections > 0
     )
 
@@ -84,7 +138,7 @@ def _bounded(radius: jax.Array) -> jax.Array:
 
 def _fraction(outcome: Outcome) -> jax.Array:
     """The whole step again after one that is accepted, a part of it after a refused one."""
-    shrink = shrink_factor(outcome.actual, outcome.slope)
+    shrink = _shrink_factor(outcome.actual, outcome.slope)
     one = jnp.ones_like(outcome.radius)
     return jnp.where(outcome.accepted, one, shrink * outcome.radius)
 
@@ -93,7 +147,7 @@ def _given(option: jax.Array, *_: jax.Array) -> jax.Array:
     return option
 
 
-TRUST_REGION = Rule(initial_radius, _trust_region, reopened_radius)
-MARQUARDT = Rule(_given, _marquardt, _given)
-NIELSEN = Rule(_given, _nielsen, _given)
-FRACTION = Rule(_given, _fraction, _given)
+TRUST_REGION = RadiusRule(initial_radius, _trust_region, reopened_radius)
+MARQUARDT = RadiusRule(_given, _marquardt, _given)
+NIELSEN = RadiusRule(_given, _nielsen, _given)
+FRACTION = RadiusRule(_given, _fraction, _given)

@@ -9,7 +9,7 @@ from fnopt.linear import divide, norm
 from fnopt.solvers._linearization import Linearization
 
 _LEAST = 1e-3  # of the residual's length, for a first radius
-_LEASH = 0.7  # of the residual's length, for what a parameter's whole effect counts at least
+_SIZE_FLOOR = 0.7  # of the residual's length: the least that a whole parameter counts for
 
 
 def initial_scale(columns: jax.Array) -> jax.Array:
@@ -58,7 +58,7 @@ def with_size_floor(steepest: jax.Array, point: Linearization) -> jax.Array:
     Returns:
         The scaling `D`, of shape `[n]`.
     """
-    length = jnp.asarray(_LEASH, steepest.dtype) * jnp.sqrt(2 * point.cost)
+    length = jnp.asarray(_SIZE_FLOOR, steepest.dtype) * jnp.sqrt(2 * point.cost)
     return jnp.maximum(steepest, divide(length, jnp.abs(point.x)))
 
 

@@ -31,7 +31,7 @@ _INSTEAD = {
 }
 
 
-class Asked(NamedTuple):
+class LeastSquaresRequest(NamedTuple):
     """The changes of a call that SciPy's keywords ask for."""
 
     solver: Any
@@ -44,7 +44,7 @@ class Asked(NamedTuple):
 
 def as_asked(
     options: dict[str, Any], *, solver: Any, loss: Any, jac: Any, bounds: Any, max_steps: int
-) -> Asked:
+) -> LeastSquaresRequest:
     """A call of `least_squares` with SciPy's keywords brought into its own.
 
     Args:
@@ -82,7 +82,7 @@ def as_asked(
     if options.get("max_nfev") is not None:
         max_steps = checked_count(options["max_nfev"], "least_squares: max_nfev") - 1
     given = {name: options[name] for name in _TOLERANCES if options.get(name) is not None}
-    return Asked(
+    return LeastSquaresRequest(
         solver=dataclasses.replace(solver, **given) if given else solver,
         loss=_scaled(loss, options.get("f_scale")),
         jac=None if isinstance(jac, str) and jac in SCHEMES else jac,

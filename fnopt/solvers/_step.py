@@ -25,7 +25,7 @@ from fnopt.solvers._length import newton_length, second_order_reduction
 from fnopt.solvers._linearization import Linearization
 from fnopt.solvers._options import Options
 from fnopt.solvers._restart import MOST_RESTARTS, is_hopeful, is_sloping
-from fnopt.solvers._rules import Outcome, Rule
+from fnopt.solvers._rules import Outcome, RadiusRule
 from fnopt.solvers._scaling import fresh_scale, grown_scale, initial_scale, with_size_floor
 
 _WIDER = 10.0  # times the radius, where a step at its edge gains no more than rounding
@@ -58,7 +58,9 @@ class Trial(NamedTuple):
     seconds: jax.Array  # int32, second derivatives that were taken
 
 
-def begin(point: Linearization, options: Options, rule: Rule, memory: int = 0) -> TrustRegionState:
+def begin(
+    point: Linearization, options: Options, rule: RadiusRule, memory: int = 0
+) -> TrustRegionState:
     """The state at a first point; it remembers `memory` rows of curvature."""
     steepest = initial_scale(point.columns)
     zero = jnp.zeros((), jnp.int32)
@@ -165,7 +167,7 @@ def judge(
     accepted: jax.Array,
     search: TrustRegionState,
     options: Options,
-    rule: Rule,
+    rule: RadiusRule,
 ) -> tuple[jax.Array, TrustRegionState]:
     """Adapts the state to how a trial went, and says whether to stop.
 
@@ -220,7 +222,7 @@ def _stop_or_restart(
     again: jax.Array,
     search: TrustRegionState,
     options: Options,
-    rule: Rule,
+    rule: RadiusRule,
 ) -> tuple[jax.Array, TrustRegionState]:
     actual, noise = found.actual, found.noise
     size = norm(search.scale * point.x)
@@ -252,7 +254,7 @@ def _stop_or_restart(
 
 
 def restart(
-    point: Linearization, search: TrustRegionState, options: Options, rule: Rule
+    point: Linearization, search: TrustRegionState, options: Options, rule: RadiusRule
 ) -> TrustRegionState:
     """The state begun again, without what it remembers of other points."""
     steepest = fresh_scale(point.columns)

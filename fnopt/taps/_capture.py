@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import described
-from fnopt.programs import Node, Records, Visit, fresh
+from fnopt.programs import Node, Records, Visit, uncached
 from fnopt.taps._listen import listened, listened_reduced, probe_dtype
 from fnopt.taps._program import (
-    Program,
+    TracedCall,
     checked_names,
     has_scopes,
     lacks_cotangent,
@@ -134,7 +134,7 @@ def _visitor(seen: set[int], reduction: Reduction | None) -> Visit:
 
 
 def _backward(
-    program: Program,
+    program: TracedCall,
     visit: Visit,
     heard: list[int],
     reduction: Reduction | None,
@@ -159,7 +159,7 @@ def cotangent_shape(node: Node, reduction: Reduction | None) -> Any:
     if reduction is None:
         return whole
     inner = jax.ShapeDtypeStruct(node.shape[len(node.axes) :], node.dtype)
-    kept = jax.eval_shape(fresh(reduction), inner)
+    kept = jax.eval_shape(uncached(reduction), inner)
     return jax.tree.map(lambda s: jax.ShapeDtypeStruct((*node.axes, *s.shape), s.dtype), kept)
 
 

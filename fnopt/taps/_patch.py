@@ -11,7 +11,7 @@ from fnopt.core import described
 from fnopt.programs import IN_RULE, Node
 from fnopt.taps._listen import with_cotangent_rule
 from fnopt.taps._program import (
-    Program,
+    TracedCall,
     checked_names,
     has_scopes,
     lacks_cotangent,
@@ -143,7 +143,7 @@ def _as_rules(rules: Mapping[str, Any] | None) -> dict[str, _Rule]:
 
 
 def _by_node(
-    program: Program, rules: dict[str, _Rule], ask: Callable[[Node], str]
+    program: TracedCall, rules: dict[str, _Rule], ask: Callable[[Node], str]
 ) -> dict[int, list[_Rule]]:
     found: dict[int, list[_Rule]] = {}
     for name, rule in rules.items():

@@ -25,7 +25,7 @@ Ask = Callable[[Node], str]
 """Why a node hasn't got what is asked for, or `''`."""
 
 
-class Program(NamedTuple):
+class TracedCall(NamedTuple):
     """A traced call.
 
     Attributes:
@@ -67,7 +67,7 @@ class Program(NamedTuple):
         """The differentiated inputs."""
         return [self.inputs[i] for i in self.diff]
 
-    def only(self, chosen: Iterable[int]) -> Program:
+    def only(self, chosen: Iterable[int]) -> TracedCall:
         """A copy of the program that visits only these nodes."""
         return self._replace(level=self.level.only(set(chosen)))
 
@@ -109,7 +109,7 @@ class Program(NamedTuple):
         if not found and not pattern.startswith(SCOPE):
             found = [i for i, (_, b) in pairs if b.startswith(f"{pattern}/")]
         if not found:
-            # A scope is meant only by who says so.
+            # A scope is meant only where the call names it.
             same = [(i, b) for i, b in pairs if b[0].startswith(SCOPE) == pattern.startswith(SCOPE)]
             found = [i for i, both in same if any(matches(n, pattern) for n in both)]
         if not found:
@@ -156,7 +156,7 @@ def trace_program(
     argnums: Argnums = None,
     *,
     scopes: bool = False,
-) -> Program:
+) -> TracedCall:
     """Traces one call of `fn`, once.
 
     Args:
@@ -184,7 +184,7 @@ def trace_program(
     closed, shapes = jax.make_jaxpr(run, return_shape=True)(inputs)
     level, nodes = find_nodes(closed, scopes)
     positions, out_tree = [traced[i] for i in diff], jax.tree.structure(shapes)
-    return Program(name, level, nodes, inputs, positions, diff_tree, out_tree)
+    return TracedCall(name, level, nodes, inputs, positions, diff_tree, out_tree)
 
 
 def _differentiated(name: str, args: tuple[Any, ...], argnums: Argnums) -> tuple[list[int], Any]:

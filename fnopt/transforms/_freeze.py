@@ -1,4 +1,4 @@
-"""Params that stay as they are."""
+"""Frozen params."""
 
 from __future__ import annotations
 

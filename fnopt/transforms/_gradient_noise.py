@@ -1,4 +1,4 @@
-"""Noise that fades."""
+"""Gradient noise whose variance falls with the step."""
 
 from __future__ import annotations
 

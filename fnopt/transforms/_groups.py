@@ -1,4 +1,4 @@
-"""Other numbers for other leaves, in one line."""
+"""Hyper-parameters by group of leaves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fnopt.transforms._selectors import by_pattern
 _REST = "others"
 
 
-class Groups(by_pattern):
+class GroupLabels(by_pattern):
     """Labels by patterns, each of which must match something: a misspelled group is an error."""
 
     def check(self, positions: list[str]) -> None:
@@ -76,7 +76,7 @@ def param_groups(
                 "arguments, as {'learning_rate': 1e-4}."
             )
     transforms = {pattern: recipe(**(common | dict(other))) for pattern, other in groups.items()}
-    labels = Groups({pattern: pattern for pattern in groups}, default=_REST)
+    labels = GroupLabels({pattern: pattern for pattern in groups}, default=_REST)
     return partition({**transforms, _REST: recipe(**common)}, labels)
 
 
@@ -107,7 +107,7 @@ def scale_by_group(
         {'bias': Array([-2.], dtype=float32), 'kernel': Array([-1.], dtype=float32)}
     """
     factors = _checked(factors, "scale_by_group: factors")
-    labels = Groups({pattern: pattern for pattern in factors}, default=_REST)
+    labels = GroupLabels({pattern: pattern for pattern in factors}, default=_REST)
     every = {**factors, _REST: default}
     return partition({label: scale_by_schedule(f) for label, f in every.items()}, labels)
 

@@ -1,4 +1,4 @@
-"""A learning rate that descends too."""
+"""A learning rate that follows its own gradient."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Params of more digits behind those that the model computes with."""
+"""Master copies: wide params behind narrow ones that the model computes with."""
 
 from __future__ import annotations
 

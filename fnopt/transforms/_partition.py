@@ -1,4 +1,4 @@
-"""Another transform for every group of leaves."""
+"""A transform for every group of leaves."""
 
 from __future__ import annotations
 

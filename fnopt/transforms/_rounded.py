@@ -1,4 +1,4 @@
-"""Steps of params of few digits that are not lost in rounding: at random, on average."""
+"""Stochastic rounding of updates into params of few digits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Extra arguments that are asked after: none unknown, none missing."""
+"""Checks of extra arguments: none unknown, none missing."""
 
 from __future__ import annotations
 

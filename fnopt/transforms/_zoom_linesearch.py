@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from fnopt.core import Scalar, Slot, Transformation, hyper, static, where, zero_count
 from fnopt.transforms._objective import as_value, with_extras
 from fnopt.transforms._tree_algebra import chosen, inner, moved, real_dtype_of, scaled
-from fnopt.transforms._zoom_step import Criteria, Place, Search, begun, next_rate, told
+from fnopt.transforms._zoom_step import Criteria, ZoomPoint, ZoomSearch, begun, next_rate, told
 
 
 class ZoomLinesearchInfo(NamedTuple):
@@ -133,16 +133,16 @@ class scale_by_zoom_linesearch(Transformation):
         criteria = self._criteria(as_value(value, dtype), inner(grad, updates), dtype)
         differentiated = jax.value_and_grad(lambda p: as_value(fn(p), dtype))
 
-        def tried(carry: tuple[Search, Any]) -> tuple[Search, Any]:
+        def tried(carry: tuple[ZoomSearch, Any]) -> tuple[ZoomSearch, Any]:
             search, safe_grad = carry
             rate = next_rate(search, criteria)
             new, there = differentiated(moved(params, rate, updates))
             there = jax.tree.map(lambda g, like: g.astype(like.dtype), there, safe_grad)
-            place = Place(rate, new, inner(there, updates).astype(dtype))
+            place = ZoomPoint(rate, new, inner(there, updates).astype(dtype))
             search, taken = told(search, criteria, place)
             return search, chosen(taken, there, safe_grad)
 
-        def unfinished(carry: tuple[Search, Any]) -> jax.Array:
+        def unfinished(carry: tuple[ZoomSearch, Any]) -> jax.Array:
             return ~carry[0].done
 
         keeps = (self.initial_guess_strategy == "keep") & (state.learning_rate > 0)

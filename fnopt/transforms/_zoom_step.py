@@ -11,7 +11,7 @@ from fnopt.core import zero_count
 from fnopt.transforms._tree_algebra import chosen
 
 
-class Place(NamedTuple):
+class ZoomPoint(NamedTuple):
     """The value and the slope at a step length."""
 
     rate: jax.Array
@@ -33,7 +33,7 @@ class Criteria(NamedTuple):
     narrow: jax.Array
     most: jax.Array
 
-    def decrease_error(self, place: Place) -> jax.Array:
+    def decrease_error(self, place: ZoomPoint) -> jax.Array:
         """By how much the value is too high; infinite where it is no number."""
         error = place.value - self.value - self.c1 * place.rate * self.slope
         if self.c3 is not None:
@@ -42,7 +42,7 @@ class Criteria(NamedTuple):
             error = jnp.minimum(error, jnp.maximum(by_slope, rise))
         return _as_error(error)
 
-    def curvature_error(self, place: Place) -> jax.Array:
+    def curvature_error(self, place: ZoomPoint) -> jax.Array:
         """By how much the slope is too steep; infinite where it is no number."""
         return _as_error(jnp.abs(place.slope) - self.c2 * jnp.abs(self.slope))
 
@@ -51,37 +51,37 @@ def _as_error(x: jax.Array) -> jax.Array:
     return jnp.where(jnp.isnan(x), jnp.asarray(jnp.inf, x.dtype), jnp.maximum(x, 0))
 
 
-class Search(NamedTuple):
+class ZoomSearch(NamedTuple):
     """The state of the search."""
 
     count: jax.Array  # int32
     guess: jax.Array  # the first step to try
-    last: Place
-    low: Place  # the better end of the interval
-    high: Place
-    third: Place  # an end of an earlier interval, for a cubic through three points
+    last: ZoomPoint
+    low: ZoomPoint  # the better end of the interval
+    high: ZoomPoint
+    third: ZoomPoint  # an end of an earlier interval, for a cubic through three points
     bracketed: jax.Array
-    safe: Place  # the step to take; 0 if none is known to lower the value enough
+    safe: ZoomPoint  # the step to take; 0 if none is known to lower the value enough
     decrease_error: jax.Array
     curvature_error: jax.Array
     done: jax.Array
 
 
-def begun(criteria: Criteria, guess: jax.Array) -> Search:
+def begun(criteria: Criteria, guess: jax.Array) -> ZoomSearch:
     """The search before its first step."""
-    start = Place(jnp.zeros_like(guess), criteria.value, criteria.slope)
+    start = ZoomPoint(jnp.zeros_like(guess), criteria.value, criteria.slope)
     inf, no = jnp.asarray(jnp.inf, guess.dtype), jnp.zeros((), bool)
-    return Search(zero_count(), guess, start, start, start, start, no, start, inf, inf, no)
+    return ZoomSearch(zero_count(), guess, start, start, start, start, no, start, inf, inf, no)
 
 
-def next_rate(search: Search, criteria: Criteria) -> jax.Array:
+def next_rate(search: ZoomSearch, criteria: Criteria) -> jax.Array:
     """The step to try next."""
     longer = jnp.where(search.count > 0, criteria.factor * search.last.rate, search.guess)
     longer = jnp.minimum(longer, criteria.longest)
     return jnp.where(search.bracketed, _between(search.low, search.high, search.third), longer)
 
 
-def _between(low: Place, high: Place, third: Place) -> jax.Array:
+def _between(low: ZoomPoint, high: ZoomPoint, third: ZoomPoint) -> jax.Array:
     """A step inside an interval: the least of a cubic, else of a parabola, else the middle."""
     width, left = jnp.abs(high.rate - low.rate), jnp.minimum(low.rate, high.rate)
 
@@ -94,14 +94,14 @@ def _between(low: Place, high: Place, third: Place) -> jax.Array:
     return jnp.where(inside(cubic, 0.2), cubic, rate)
 
 
-def _least_of_parabola(a: Place, b: Place) -> jax.Array:
+def _least_of_parabola(a: ZoomPoint, b: ZoomPoint) -> jax.Array:
     """The minimum of the parabola through two values, with the slope at the first."""
     d = b.rate - a.rate
     curvature = (b.value - a.value - a.slope * d) / jnp.square(d)
     return a.rate - a.slope / (2 * curvature)
 
 
-def _least_of_cubic(a: Place, b: Place, c: Place) -> jax.Array:
+def _least_of_cubic(a: ZoomPoint, b: ZoomPoint, c: ZoomPoint) -> jax.Array:
     """The minimum of the cubic through three values, with the slope at the first."""
     d, e = b.rate - a.rate, c.rate - a.rate
     over_d, over_e = b.value - a.value - a.slope * d, c.value - a.value - a.slope * e
@@ -112,7 +112,7 @@ def _least_of_cubic(a: Place, b: Place, c: Place) -> jax.Array:
     return a.rate + (root - second) / (3 * third)
 
 
-def told(search: Search, criteria: Criteria, new: Place) -> tuple[Search, jax.Array]:
+def told(search: ZoomSearch, criteria: Criteria, new: ZoomPoint) -> tuple[ZoomSearch, jax.Array]:
     """The search after a step was tried, and whether that is now the one to take."""
     decrease, curvature = criteria.decrease_error(new), criteria.curvature_error(new)
     met = jnp.maximum(decrease, curvature) <= criteria.tol
@@ -142,7 +142,7 @@ def told(search: Search, criteria: Criteria, new: Place) -> tuple[Search, jax.Ar
     ), better | met | last_resort
 
 
-def _widened(search: Search, new: Place, decrease: jax.Array) -> Search:
+def _widened(search: ZoomSearch, new: ZoomPoint, decrease: jax.Array) -> ZoomSearch:
     """Algorithm 3.5: whether the last two steps have a good one between them."""
     last = search.last
     too_far = (decrease > 0) | ((new.value >= last.value) & (search.count > 0))
@@ -151,7 +151,7 @@ def _widened(search: Search, new: Place, decrease: jax.Array) -> Search:
     return search._replace(low=low, high=high, third=low, bracketed=too_far | past)
 
 
-def _narrowed(search: Search, new: Place, decrease: jax.Array) -> Search:
+def _narrowed(search: ZoomSearch, new: ZoomPoint, decrease: jax.Array) -> ZoomSearch:
     """Algorithm 3.6: the part of the interval that has a good step in it."""
     low, high = search.low, search.high
     too_far = (decrease > 0) | (new.value >= low.value)

@@ -1,4 +1,4 @@
-"""Averages of gradients, for those who write an optimizer of their own."""
+"""Averages of gradients, for optimizers of one's own."""
 
 from __future__ import annotations
 

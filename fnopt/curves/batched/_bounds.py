@@ -61,7 +61,7 @@ def _times(A: Rows, p: Params) -> Params:
     return tuple(sum((A[max(i, j)][min(i, j)] * p[j] for j in range(n)), zero) for i in range(n))
 
 
-class _Cut(NamedTuple):
+class _LanesCut(NamedTuple):
     """Steps for which more and more params are put on their bounds."""
 
     moved: Masks  # which are
@@ -90,13 +90,13 @@ def bounded(x: Params, sums: NormalEquations, lam: jax.Array, s: Params, box: La
     zero = jnp.zeros_like(lam)
     S_A_S = scaled(sums.A, s)
 
-    def cut(moved: Masks, goal: Params, passes: jax.Array) -> _Cut:
+    def cut(moved: Masks, goal: Params, passes: jax.Array) -> _LanesCut:
         end = box.nearest(goal)
         out = tuple(e != g for e, g in zip(end, goal, strict=True))
         gain = predicted_reduction(sums, tuple(e - x_i for e, x_i in zip(end, x, strict=True)))
         more = sum((o.astype(jnp.int32) for o in out[1:]), out[0].astype(jnp.int32)) > 0
         both = tuple(m | o for m, o in zip(moved, out, strict=True))
-        return _Cut(both, end, end, gain, more, passes)
+        return _LanesCut(both, end, end, gain, more, passes)
 
     def step(moved: Masks, end: Params) -> Params:
         """The step of the params that aren't put anywhere."""
@@ -114,7 +114,7 @@ def bounded(x: Params, sums: NormalEquations, lam: jax.Array, s: Params, box: La
         parts = zip(x, shift, free, s, z, strict=True)
         return tuple(x_i + shift_i - f * s_i * z_i for x_i, shift_i, f, s_i, z_i in parts)
 
-    def again(at: _Cut) -> _Cut:
+    def again(at: _LanesCut) -> _LanesCut:
         new = cut(at.moved, step(at.moved, at.end), at.passes + jnp.ones((), jnp.int32))
         better = at.more & (new.predicted > at.predicted)
         best = tuple(jnp.where(better, e, b) for e, b in zip(new.end, at.best, strict=True))

@@ -14,9 +14,9 @@ from jax import lax
 from fnopt.curves.batched._data import Points, checked_y, split
 from fnopt.curves.batched._fit import BatchFit, no_fits
 from fnopt.curves.batched._implicit import Batch, implicitly
-from fnopt.curves.batched._lanes import Tolerances
+from fnopt.curves.batched._lanes import LaneTolerances
 from fnopt.curves.batched._model import checked_jacobian, checked_model
-from fnopt.curves.batched._progress import Progress, columns, inverse_and_rank
+from fnopt.curves.batched._progress import BatchState, columns, inverse_and_rank
 from fnopt.curves.batched._queue import fit_all
 from fnopt.curves.batched._split import Split, by_device, split_of
 from fnopt.curves.batched._start import checked_box, checked_start
@@ -24,7 +24,7 @@ from fnopt.curves.batched._task import Sums, Task
 from fnopt.curves.batched._wrong import doubted, wrong_jacobian
 from fnopt.programs import call_compiled, call_recorded
 from fnopt.residuals import Box, RobustCost, named_loss, robust_cost
-from fnopt.solvers import checked_count, explained
+from fnopt.solvers import checked_count, checked_status
 
 _CHUNK = {"cpu": 128}  # elsewhere a chunk has to fill the device, not a cache
 _LARGE_CHUNK = 1 << 16
@@ -170,7 +170,7 @@ def _fit(
     shared: Points,
     own: Points,
     box: Box | None,
-    tolerances: Tolerances,
+    tolerances: LaneTolerances,
     *,
     split: Split | None,
     **settings: Any,
@@ -189,7 +189,7 @@ def _fit_here(
     shared: Points,
     own: Points,
     box: Box | None,
-    tolerances: Tolerances,
+    tolerances: LaneTolerances,
     *,
     absolute_sigma: bool,
     max_steps: int,
@@ -197,7 +197,7 @@ def _fit_here(
 ) -> BatchFit:
     chunk = min(chunk, x0.shape[0])
 
-    def iterate(sums: Sums, x0: jax.Array, batch: Batch, tol: Tolerances) -> Progress:
+    def iterate(sums: Sums, x0: jax.Array, batch: Batch, tol: LaneTolerances) -> BatchState:
         x0 = x0 if batch.box is None else batch.box.nearest(x0)
         end = fit_all(sums, x0, batch.own, batch.box, tol, max_steps, chunk)
         if sums.task.losses is None:
@@ -206,7 +206,7 @@ def _fit_here(
 
     end = implicitly(iterate, task, x0, shared, own, box, tolerances, chunk)
     points = _count(shared, own)
-    status = explained(end.status, end.rank > 0, end.square, points)
+    status = checked_status(end.status, end.rank > 0, end.square, points)
     return BatchFit(
         params=end.x,
         covariance=_covariance(end, points, absolute_sigma),
@@ -239,7 +239,7 @@ def _count(shared: Points, own: Points) -> jax.Array:
     return jnp.broadcast_to(jnp.sum(mask, dtype=jnp.int32), fits)
 
 
-def _covariance(progress: Progress, points: jax.Array, absolute_sigma: bool) -> jax.Array:
+def _covariance(progress: BatchState, points: jax.Array, absolute_sigma: bool) -> jax.Array:
     n = progress.x.shape[1]
     known = (progress.rank == n) & jnp.isfinite(progress.square)
     variance = jnp.ones_like(progress.square)
@@ -250,7 +250,7 @@ def _covariance(progress: Progress, points: jax.Array, absolute_sigma: bool) -> 
     return jnp.where(known[:, None, None], covariance, jnp.full_like(covariance, jnp.inf))
 
 
-def _tolerances(dtype: Any, ftol: Any, xtol: Any, gtol: Any, damping: Any) -> Tolerances:
+def _tolerances(dtype: Any, ftol: Any, xtol: Any, gtol: Any, damping: Any) -> LaneTolerances:
     """The numbers of the algorithm, defaults filled in.
 
     The cost is a sum of squares, whose rounding was seen to reach some ten units.
@@ -260,7 +260,7 @@ def _tolerances(dtype: Any, ftol: Any, xtol: Any, gtol: Any, damping: Any) -> To
     def array(value: Any, default: float) -> jax.Array:
         return jnp.asarray(default if value is None else value, dtype)
 
-    return Tolerances(
+    return LaneTolerances(
         ftol=array(ftol, 4 * eps),
         xtol=array(xtol, 4 * eps),
         gtol=array(gtol, eps),

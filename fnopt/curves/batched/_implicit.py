@@ -1,4 +1,4 @@
-"""Derivatives of many solutions, which don't look at how they were found."""
+"""Derivatives of many solutions by the implicit function theorem."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jax import lax
 
 from fnopt.core import is_inexact
 from fnopt.curves.batched._data import Points, joined
-from fnopt.curves.batched._progress import Progress, columns, inverse_and_rank
+from fnopt.curves.batched._progress import BatchState, columns, inverse_and_rank
 from fnopt.curves.batched._task import Sums, Task
 from fnopt.programs import opened
 from fnopt.residuals import Box, minimum_tangent, pushed, value_and_slope
@@ -29,7 +29,7 @@ class Batch(NamedTuple):
 
 
 def implicitly(
-    iterate: Callable[[Sums, jax.Array, Batch, Any], Progress],
+    iterate: Callable[[Sums, jax.Array, Batch, Any], BatchState],
     task: Task,
     x0: jax.Array,
     shared: Points,
@@ -37,8 +37,8 @@ def implicitly(
     box: Box | None,
     settings: Any,
     chunk: int,
-) -> Progress:
-    """Runs fits whose results are differentiated as the minima that they are.
+) -> BatchState:
+    """Fits whose results are differentiated by the implicit function theorem.
 
     Params, sums of squares and covariances have derivatives with respect to data, bounds, scales
     of losses, and what the model closes over. Where they start has none. What isn't finite has a
@@ -60,11 +60,11 @@ def implicitly(
         return Sums(rebuilt(batch.losses, batch.consts), batch.shared)
 
     @jax.custom_jvp
-    def run(x0: jax.Array, batch: Batch, settings: Any) -> Progress:
+    def run(x0: jax.Array, batch: Batch, settings: Any) -> BatchState:
         return iterate(sums_of(batch), x0, batch, settings)
 
     @run.defjvp
-    def rule(primals: Any, tangents: Any) -> tuple[Progress, Progress]:
+    def rule(primals: Any, tangents: Any) -> tuple[BatchState, BatchState]:
         end = run(*primals)
         return end, _tangent(sums_of, end, primals[1], tangents[1], chunk)
 
@@ -120,8 +120,8 @@ def _changes(tangent: Any) -> list[jax.Array]:
 
 
 def _tangent(
-    sums_of: Callable[[Batch], Sums], end: Progress, batch: Batch, change: Batch, chunk: int
-) -> Progress:
+    sums_of: Callable[[Batch], Sums], end: BatchState, batch: Batch, change: Batch, chunk: int
+) -> BatchState:
     # A fit that isn't finite looks at one that is: zero times what it has would not be zero.
     good = jnp.isfinite(end.square)
     index = jnp.where(good, jnp.arange(good.size), jnp.argmax(good))

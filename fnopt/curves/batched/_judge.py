@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fnopt.core import Status, is_converged
 from fnopt.curves.batched._bounds import LaneBox, faced, predicted_reduction
-from fnopt.curves.batched._lanes import Lanes, Params, Tolerances
+from fnopt.curves.batched._lanes import Lanes, LaneTolerances, Params
 from fnopt.curves.batched._metric import metric, vanished
 from fnopt.linear import NormalEquations, jacobi_scale
 from fnopt.solvers import (
@@ -37,7 +37,7 @@ class LaneTrial(NamedTuple):
 
 
 def examine(
-    lanes: Lanes, new: NormalEquations, tol: Tolerances, box: LaneBox | None = None
+    lanes: Lanes, new: NormalEquations, tol: LaneTolerances, box: LaneBox | None = None
 ) -> LaneTrial:
     r"""Compares the trial with its prediction.
 
@@ -95,7 +95,7 @@ def gradient_cosine(sums: NormalEquations) -> jax.Array:
 
 
 def status_after(
-    lanes: Lanes, after: Lanes, trial: LaneTrial, tol: Tolerances, box: LaneBox | None = None
+    lanes: Lanes, after: Lanes, trial: LaneTrial, tol: LaneTolerances, box: LaneBox | None = None
 ) -> jax.Array:
     """The status of every lane after a trial.
 
@@ -137,7 +137,7 @@ def status_after(
 
 
 def _is_sloping(
-    cosine: jax.Array, f: jax.Array, least: jax.Array, trial: LaneTrial, tol: Tolerances
+    cosine: jax.Array, f: jax.Array, least: jax.Array, trial: LaneTrial, tol: LaneTolerances
 ) -> jax.Array:
     r"""Whether the scaled gradient is above a fraction of the residuals, and above rounding.
 

@@ -32,7 +32,7 @@ class Lanes(NamedTuple):
     peak: Params  # the largest squares of the norms of the Jacobian's columns so far
 
 
-class Tolerances(NamedTuple):
+class LaneTolerances(NamedTuple):
     """Numbers of the algorithm, scalars of the dtype that is computed in."""
 
     ftol: jax.Array

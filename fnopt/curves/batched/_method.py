@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from fnopt.core import Status
 from fnopt.curves.batched._bounds import LaneBox, bounded
 from fnopt.curves.batched._judge import LaneTrial, examine, improves, status_after
-from fnopt.curves.batched._lanes import Lanes, Params, Tolerances, choose, is_running
+from fnopt.curves.batched._lanes import Lanes, LaneTolerances, Params, choose, is_running
 from fnopt.curves.batched._metric import grown, metric
 from fnopt.linear import NormalEquations, scaled, unrolled_cholesky, unrolled_solve
 
@@ -35,7 +35,7 @@ def propose(lanes: Lanes, size_floor: jax.Array, box: LaneBox | None = None) -> 
 def advance(
     lanes: Lanes,
     new: NormalEquations,
-    tol: Tolerances,
+    tol: LaneTolerances,
     most: jax.Array,
     box: LaneBox | None = None,
 ) -> Lanes:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from fnopt.curves.batched._data import NAME, Points, joined
 from fnopt.curves.batched._lanes import Params
-from fnopt.curves.batched._start import Layout
+from fnopt.curves.batched._start import ParamLayout
 from fnopt.programs import Recorded, recorded, runs_now, written_for_jax
 from fnopt.solvers import SCHEMES
 
@@ -24,7 +24,7 @@ Jacobian = Callable[[Params, Any], jax.Array]
 
 
 def checked_model(
-    f: Callable[..., Any], layout: Layout, x0: jax.Array, shared: Points, own: Points
+    f: Callable[..., Any], layout: ParamLayout, x0: jax.Array, shared: Points, own: Points
 ) -> Predict | Recorded:
     """A user's function of one fit's numbers, as a value where that can be had.
 
@@ -52,7 +52,7 @@ def checked_model(
 
 
 def checked_jacobian(
-    jac: Any, layout: Layout, x0: jax.Array, shared: Points, own: Points
+    jac: Any, layout: ParamLayout, x0: jax.Array, shared: Points, own: Points
 ) -> Jacobian | Recorded | None:
     """A user's Jacobian of one fit's numbers, as a value where that can be had."""
     if not callable(jac):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Status
-from fnopt.curves.batched._lanes import Lanes, Params, Tolerances
+from fnopt.curves.batched._lanes import Lanes, LaneTolerances, Params
 from fnopt.linear import (
     NormalEquations,
     Rows,
@@ -20,7 +20,7 @@ from fnopt.linear import (
 )
 
 
-class Progress(NamedTuple):
+class BatchState(NamedTuple):
     """The state of all problems, along the first axis."""
 
     x: jax.Array  # [fits, n]
@@ -34,12 +34,12 @@ class Progress(NamedTuple):
     peak: jax.Array  # [fits, n], the squares of the largest columns so far
 
 
-def empty(x0: jax.Array, tol: Tolerances) -> Progress:
+def empty(x0: jax.Array, tol: LaneTolerances) -> BatchState:
     """Problems at their starts, of shape `[fits, n]`."""
     fits, n = x0.shape
     dtype = x0.dtype
     count = jnp.zeros(fits, jnp.int32)
-    return Progress(
+    return BatchState(
         x=x0,
         square=jnp.full(fits, jnp.inf, dtype),
         inverse=jnp.zeros((fits, n, n), dtype),
@@ -57,7 +57,7 @@ def take(a: jax.Array, index: jax.Array) -> jax.Array:
     return a.at[index].get(mode="clip")
 
 
-def load(progress: Progress, index: jax.Array) -> Lanes:
+def load(progress: BatchState, index: jax.Array) -> Lanes:
     """Puts problems into lanes; a lane without one is done from the start."""
     fits = progress.x.shape[0]
     params = columns(take(progress.x, index))
@@ -79,11 +79,11 @@ def load(progress: Progress, index: jax.Array) -> Lanes:
     )
 
 
-def store(progress: Progress, lanes: Lanes, index: jax.Array) -> Progress:
+def store(progress: BatchState, lanes: Lanes, index: jax.Array) -> BatchState:
     """The progress with what is known of some problems."""
     # A lane that is not done is evaluated again when it is next loaded.
     inverse, rank = inverse_and_rank(lanes.sums.A)
-    new = Progress(
+    new = BatchState(
         x=jnp.stack(lanes.x, axis=-1),
         square=lanes.sums.square,
         inverse=inverse,

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from fnopt.curves.batched._bounds import lanes_of
-from fnopt.curves.batched._lanes import Lanes, Params, Tolerances, is_running
+from fnopt.curves.batched._lanes import Lanes, LaneTolerances, Params, is_running
 from fnopt.curves.batched._method import advance
-from fnopt.curves.batched._progress import Progress, load, store, take
+from fnopt.curves.batched._progress import BatchState, load, store, take
 from fnopt.curves.batched._retries import with_retries
 from fnopt.linear import NormalEquations
 from fnopt.residuals import Box
@@ -33,10 +33,10 @@ def fit_all(
     x0: jax.Array,
     rows: Any,
     box: Box | None,
-    tol: Tolerances,
+    tol: LaneTolerances,
     max_steps: int,
     chunk: int,
-) -> Progress:
+) -> BatchState:
     """Fits all problems.
 
     Args:
@@ -54,8 +54,8 @@ def fit_all(
     """
     fits = x0.shape[0]
 
-    def run(progress: Progress, tol: Tolerances, most: jax.Array) -> Progress:
-        def one_chunk(order: jax.Array, k: jax.Array, progress: Progress) -> Progress:
+    def run(progress: BatchState, tol: LaneTolerances, most: jax.Array) -> BatchState:
+        def one_chunk(order: jax.Array, k: jax.Array, progress: BatchState) -> BatchState:
             index = lax.dynamic_slice_in_dim(order, k * chunk, chunk)
             data, ends = jax.tree.map(lambda a: jnp.moveaxis(take(a, index), 0, -1), (rows, box))
             sides = lanes_of(ends)
@@ -65,7 +65,7 @@ def fit_all(
 
             return store(progress, _work(load(progress, index), step), index)
 
-        def one_round(progress: Progress) -> Progress:
+        def one_round(progress: BatchState) -> BatchState:
             running = is_running(progress.status)
             count = jnp.sum(running, dtype=jnp.int32)
             order = _indices(running, -(-fits // chunk) * chunk)

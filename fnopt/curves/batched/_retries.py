@@ -1,4 +1,4 @@
-"""Tries of the problems that fail: from their starts again, otherwise."""
+"""Further tries of failed problems, from their starts and with other steps."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from fnopt.core import Status, is_converged
-from fnopt.curves.batched._lanes import Tolerances, is_running
+from fnopt.curves.batched._lanes import LaneTolerances, is_running
 from fnopt.curves.batched._metric import SIZE_FLOOR
-from fnopt.curves.batched._progress import Progress, empty
+from fnopt.curves.batched._progress import BatchState, empty
 
 _DAMPING = (1e2, 1e4, 1.0)  # of the tries after the first
 _FIRST, _FEW, _NEXT = 0.15, 30, 0.12  # steps: of the first try, at least, and of those after it
@@ -22,15 +22,15 @@ class _Best(NamedTuple):
     """The best ends of all tries so far."""
 
     number: jax.Array  # int32, of tries
-    progress: Progress
+    progress: BatchState
 
 
 def with_retries(
-    run: Callable[[Progress, Tolerances, jax.Array], Progress],
+    run: Callable[[BatchState, LaneTolerances, jax.Array], BatchState],
     x0: jax.Array,
-    tol: Tolerances,
+    tol: LaneTolerances,
     max_steps: int,
-) -> Progress:
+) -> BatchState:
     """Runs problems until all have a status, and those that fail again.
 
     The first try has the metric of :func:`fnopt.least_squares` and little damping. Steps that
@@ -67,7 +67,7 @@ def with_retries(
     return lax.while_loop(unfinished, attempt, begun).progress
 
 
-def _failed(progress: Progress, number: jax.Array, last: int, max_steps: int) -> jax.Array:
+def _failed(progress: BatchState, number: jax.Array, last: int, max_steps: int) -> jax.Array:
     """Which problems have another try: those not begun, and those that other steps may solve."""
     status = progress.status
     unfinished = status == Status.MAX_STEPS.value
@@ -78,8 +78,8 @@ def _failed(progress: Progress, number: jax.Array, last: int, max_steps: int) ->
 
 
 def _restarted(
-    best: Progress, x0: jax.Array, again: jax.Array, damping: jax.Array, goes_on: jax.Array
-) -> Progress:
+    best: BatchState, x0: jax.Array, again: jax.Array, damping: jax.Array, goes_on: jax.Array
+) -> BatchState:
     """Problems at their start again, with more damping, or where they were."""
     lam = jnp.where(damping > 0, damping, best.lam)
     x = jnp.where(goes_on, best.x, x0)
@@ -92,7 +92,7 @@ def _restarted(
     )
 
 
-def _better(best: Progress, now: Progress, again: jax.Array) -> Progress:
+def _better(best: BatchState, now: BatchState, again: jax.Array) -> BatchState:
     """The better end of each problem, with the steps of all tries."""
     solved, before = is_converged(now.status), is_converged(best.status)
     lower = (now.square <= best.square) | ~jnp.isfinite(best.square)

@@ -16,7 +16,7 @@ from fnopt.curves.batched._data import NAME
 from fnopt.residuals import Box, spread
 
 
-class Layout(NamedTuple):
+class ParamLayout(NamedTuple):
     """The layout of the numbers of one fit as its params."""
 
     unpacked: bool  # whether the params are arguments of f, or one tree
@@ -49,7 +49,7 @@ def _cast(arrays: list[jax.Array], like: list[Any]) -> list[jax.Array]:
     return [a.astype(leaf.dtype) for a, leaf in zip(arrays, like, strict=True)]
 
 
-def checked_start(p0: Any, x: Any, y: jax.Array) -> tuple[jax.Array, Layout]:
+def checked_start(p0: Any, x: Any, y: jax.Array) -> tuple[jax.Array, ParamLayout]:
     """Lays the starting params of every fit in a row, in the dtype that is computed in.
 
     Args:
@@ -73,7 +73,7 @@ def checked_start(p0: Any, x: Any, y: jax.Array) -> tuple[jax.Array, Layout]:
         raise ValueError(f"{NAME}: p0 holds no numbers, expected at least one param to fit.")
     dtype = _dtype(x, y, columns)
     x0 = jnp.stack([jnp.broadcast_to(jnp.asarray(c, dtype), fits) for c in columns], axis=1)
-    return x0, Layout(unpacked=True)
+    return x0, ParamLayout(unpacked=True)
 
 
 def _columns_of(p0: jax.Array, fits: int, what: str = "p0") -> list[jax.Array]:
@@ -85,7 +85,7 @@ def _columns_of(p0: jax.Array, fits: int, what: str = "p0") -> list[jax.Array]:
     return [p0[..., i] for i in range(p0.shape[-1])]
 
 
-def checked_box(bounds: Any, p0: Any, x0: jax.Array, layout: Layout) -> Box | None:
+def checked_box(bounds: Any, p0: Any, x0: jax.Array, layout: ParamLayout) -> Box | None:
     """Lays bounds beside the starting params; None where they bound nothing.
 
     Args:
@@ -106,7 +106,7 @@ def checked_box(bounds: Any, p0: Any, x0: jax.Array, layout: Layout) -> Box | No
     return box
 
 
-def _side(side: Any, p0: Any, x0: jax.Array, layout: Layout) -> jax.Array:
+def _side(side: Any, p0: Any, x0: jax.Array, layout: ParamLayout) -> jax.Array:
     fits, n = x0.shape
     if _is_number(side):
         return jnp.full(x0.shape, side, x0.dtype)
@@ -164,7 +164,7 @@ def _per_fit(path: str, leaf: Any, fits: int, what: str = "p0") -> Any:
     )
 
 
-def _tree_start(p0: Any, x: Any, y: jax.Array) -> tuple[jax.Array, Layout]:
+def _tree_start(p0: Any, x: Any, y: jax.Array) -> tuple[jax.Array, ParamLayout]:
     fits = y.shape[0]
     pairs, treedef = leaves_with_names(p0)
     leaves = [_per_fit(path, leaf, fits) for path, leaf in pairs]
@@ -178,7 +178,7 @@ def _tree_start(p0: Any, x: Any, y: jax.Array) -> tuple[jax.Array, Layout]:
         whole = jnp.broadcast_to(jnp.asarray(leaf, dtype), (fits, *inner))
         rows.append(whole.reshape(fits, math.prod(inner)))  # -1 can't be told for no fits
         shapes.append(jax.ShapeDtypeStruct(inner, kept))
-    layout = Layout(unpacked=False, shapes=jax.tree.unflatten(treedef, shapes))
+    layout = ParamLayout(unpacked=False, shapes=jax.tree.unflatten(treedef, shapes))
     return jnp.concatenate(rows, axis=1), layout
 
 

@@ -12,16 +12,16 @@ from fnopt.gradients.ghost._parity import Parity as Parity
 from fnopt.gradients.ghost._parity import ghost_parity as ghost_parity
 from fnopt.gradients.ghost._plan import Group, Plan
 from fnopt.gradients.ghost._report import GhostReport, ParamRule, ghost_report
-from fnopt.gradients.ghost._rows import Rows as Rows
+from fnopt.gradients.ghost._rows import GhostRows as GhostRows
 from fnopt.gradients.ghost._rows import record_rows as record_rows
 from fnopt.gradients.ghost._rows import record_tape as record_tape
-from fnopt.gradients.ghost._trace import Ghost, Measured, trace_ghost
+from fnopt.gradients.ghost._trace import Ghost, GhostMeasurements, trace_ghost
 
 __all__ = [
     "Ghost",
+    "GhostMeasurements",
     "GhostReport",
     "Group",
-    "Measured",
     "ParamRule",
     "Plan",
     "ghost_report",

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fnopt.gradients.ghost import _conv, _dot
-from fnopt.gradients.ghost._layout import Layout
+from fnopt.gradients.ghost._layout import FactorLayout
 from fnopt.gradients.ghost._plan import Group
 from fnopt.gradients.ghost._sites import Site
 from fnopt.gradients.ghost._weights import Leaf, Slice, Step, Weight
@@ -16,7 +16,7 @@ from fnopt.programs import jaxprs
 _OUTPUTS: dict[str, Any] = {"dot": _dot.outputs, "conv": _conv.outputs}
 
 
-def is_bias(bias: Group, product: Group, layout: Layout) -> bool:
+def is_bias(bias: Group, product: Group, layout: FactorLayout) -> bool:
     """Whether a param is a further row of a weight, for an input that is always 1.
 
     Everywhere it enters it must be added to the output of a product with the weight: number `k` of

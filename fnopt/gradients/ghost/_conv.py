@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.gradients.ghost._factors import Dense, Pair
-from fnopt.gradients.ghost._layout import Layout
+from fnopt.gradients.ghost._layout import FactorLayout
 from fnopt.gradients.ghost._sites import Site
 
 
-def layout(site: Site) -> Layout:
+def layout(site: Site) -> FactorLayout:
     """`T` are the groups, `D` has the window and the input channels, `K` the output channels."""
     numbers, groups = site.eqn.params["dimension_numbers"], site.eqn.params["feature_group_count"]
     out, own, *window = numbers.rhs_spec
@@ -23,7 +23,7 @@ def layout(site: Site) -> Layout:
     place: dict[int, tuple[int, ...]] = {out: (0, len(split) - 1), own: (len(split) - 2,)}
     place |= {d: (1 + i,) for i, d in enumerate(window)}
     perm = tuple(i for d in range(len(shape)) for i in place[d])
-    return Layout(site.weight, split, (1, len(window) + 1, 1), perm, shape)
+    return FactorLayout(site.weight, split, (1, len(window) + 1, 1), perm, shape)
 
 
 def pair(site: Site, x: jax.Array, g: jax.Array) -> Pair:

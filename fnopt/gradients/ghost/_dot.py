@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from fnopt.gradients.ghost._factors import Dense, Pair
-from fnopt.gradients.ghost._layout import Layout
+from fnopt.gradients.ghost._layout import FactorLayout
 from fnopt.gradients.ghost._sites import Site
 from fnopt.gradients.ghost._weights import Weight, without_transposes
 
@@ -57,14 +57,14 @@ def _axes(site: Site) -> _Axes:
     )
 
 
-def layout(site: Site) -> Layout:
+def layout(site: Site) -> FactorLayout:
     """`T` has the batched axes of the weight, `D` and `K` the contracted and the free ones."""
     axes = _axes(site)
     batched, contracted, free = axes.weight
     parts = (batched, free, contracted) if axes.swapped else (batched, contracted, free)
     order = [d for part in parts for d in part]
     shape = axes.base.aval.shape
-    return Layout(
+    return FactorLayout(
         axes.base,
         tuple(shape[d] for d in order),
         (len(parts[0]), len(parts[1]), len(parts[2])),

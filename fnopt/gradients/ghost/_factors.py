@@ -114,6 +114,7 @@ def inner(p: Pair, q: Pair) -> jax.Array:
 def length_squared(pairs: Sequence[Pair]) -> jax.Array:
     """The squared norm of a sum of gradients."""
     pairs = merged(pairs)
+    # |sum_i a_i c_i^T|^2 = sum_ij (a_i . a_j) (c_i . c_j): the gradients are never formed.
     total = sum_of(inner_self(p) for p in pairs)
     for i, p in enumerate(pairs):
         for q in pairs[:i]:
@@ -123,6 +124,7 @@ def length_squared(pairs: Sequence[Pair]) -> jax.Array:
 
 def length(pairs: Sequence[Pair]) -> jax.Array:
     """The norm of a sum of gradients, of factors that are scaled to 1 at most first."""
+    # The squares are of the fourth power in the factors: they leave float32 long before the norm.
     left, right = _unit([p.left for p in pairs]), _unit([p.right for p in pairs])
     scaled = [Pair(_divided(p.left, left), _divided(p.right, right)) for p in pairs]
     norm = root(length_squared(scaled))

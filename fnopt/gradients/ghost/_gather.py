@@ -8,18 +8,18 @@ import numpy as np
 from jax.lax import GatherScatterMode
 
 from fnopt.gradients.ghost._factors import Dense, OneHot, Pair
-from fnopt.gradients.ghost._layout import Layout
+from fnopt.gradients.ghost._layout import FactorLayout
 from fnopt.gradients.ghost._sites import Site
 from fnopt.gradients.ghost._weights import without_transposes
 
 
-def layout(site: Site) -> Layout:
+def layout(site: Site) -> FactorLayout:
     """`D` is the axis that is looked up, `K` has all others."""
     base, perm = without_transposes(site.weight)
     order = [perm[0], *sorted(perm[1:])]
     shape = base.aval.shape
     split = tuple(shape[d] for d in order)
-    return Layout(
+    return FactorLayout(
         base, split, (0, 1, len(order) - 1), tuple(int(i) for i in np.argsort(order)), shape
     )
 

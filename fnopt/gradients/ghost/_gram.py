@@ -20,7 +20,7 @@ from fnopt.gradients.ghost._record import Tape
 BLOCK_BYTES = 32 * 2**20
 
 
-class Part(NamedTuple):
+class GradientPart(NamedTuple):
     """The gradients of a group of leaves, as factors or formed.
 
     Attributes:
@@ -35,7 +35,7 @@ class Part(NamedTuple):
     factors: jax.Array | None
 
 
-def inner_matrix(group: Group, one: Part, other: Part) -> jax.Array | None:
+def inner_matrix(group: Group, one: GradientPart, other: GradientPart) -> jax.Array | None:
     """The inner products of the gradients of all examples of two tapes, `[n, m]`.
 
     `None` where they are zero. For two positions a product of gradients takes `D + K`
@@ -56,7 +56,7 @@ def inner_matrix(group: Group, one: Part, other: Part) -> jax.Array | None:
     return _by_positions(p, q)
 
 
-def _pairs(group: Group, part: Part) -> list[Pair]:
+def _pairs(group: Group, part: GradientPart) -> list[Pair]:
     """The factors of the gradients of all examples, with a leading example axis."""
 
     def one(data: list[tuple[Any, jax.Array]], factor: jax.Array | None) -> list[Pair]:

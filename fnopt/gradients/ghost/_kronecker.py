@@ -17,7 +17,7 @@ import numpy as np
 
 from fnopt.gradients.ghost import _dot
 from fnopt.gradients.ghost._bias import is_bias
-from fnopt.gradients.ghost._layout import Layout
+from fnopt.gradients.ghost._layout import FactorLayout
 from fnopt.gradients.ghost._plan import Group, Plan, stacked_layout
 from fnopt.gradients.ghost._sites import Site
 from fnopt.gradients.ghost._weights import evaluate, pull_back
@@ -71,7 +71,7 @@ class KroneckerBlock(NamedTuple):
     kind: str
     leaves: tuple[int, ...]
     group: Group
-    layout: Layout | None
+    layout: FactorLayout | None
     taps: frozenset[int]
     matrices: int
     sides: tuple[Side, ...]
@@ -145,7 +145,7 @@ def cotangents_left(site: Site) -> bool:
     return site.kind == "dot" and _dot.cotangent_first(site)
 
 
-def _layout(group: Group, plan: Plan) -> Layout | None:
+def _layout(group: Group, plan: Plan) -> FactorLayout | None:
     """The layout of matrices in a param that has a Kronecker block."""
     leaf, *others = group.leaves
     if others or not group.sites or group.form in {"vmap", "none"}:
@@ -160,7 +160,7 @@ def _layout(group: Group, plan: Plan) -> Layout | None:
 
 
 def _kronecker(
-    group: Group, layout: Layout, biases: Sequence[Group], max_side: int
+    group: Group, layout: FactorLayout, biases: Sequence[Group], max_side: int
 ) -> KroneckerBlock:
     t, d, k = layout.sizes
     turned = {cotangents_left(s) for s in group.sites}

@@ -10,7 +10,7 @@ import jax
 from fnopt.gradients.ghost._weights import Weight
 
 
-class Layout(NamedTuple):
+class FactorLayout(NamedTuple):
     """The positions of the entries of `[T, D, K]` in the stacked value of a weight.
 
     Attributes:

@@ -10,7 +10,7 @@ from jax.extend import core as jex
 
 from fnopt.gradients.ghost import _conv, _dot, _gather
 from fnopt.gradients.ghost._factors import OneHot, rows
-from fnopt.gradients.ghost._layout import Layout
+from fnopt.gradients.ghost._layout import FactorLayout
 from fnopt.gradients.ghost._pairs import pair_shapes
 from fnopt.gradients.ghost._sites import Found, Site, find_sites
 from fnopt.programs import Level
@@ -39,7 +39,7 @@ class Group(NamedTuple):
     leaves: tuple[int, ...]
     sites: tuple[Site, ...]
     form: str
-    layout: Layout | None
+    layout: FactorLayout | None
     why: str
 
 
@@ -97,7 +97,7 @@ def _group(found: Found, leaves: tuple[int, ...], sites: Sequence[Site]) -> Grou
     return Group(leaves, tuple(sites), form, layout, why)
 
 
-def _form(found: Found, sites: Sequence[Site]) -> tuple[str, Layout | None, str]:
+def _form(found: Found, sites: Sequence[Site]) -> tuple[str, FactorLayout | None, str]:
     if any(site.kind == "direct" for site in sites):
         return "params", None, "its gradient is hardly larger than what it is made of"
     layouts = [stacked_layout(site, found.lengths) for site in sites]
@@ -114,13 +114,13 @@ def _form(found: Found, sites: Sequence[Site]) -> tuple[str, Layout | None, str]
     return "gram", layouts[0], f"{d} x {k} is large beside {used} position{'s' * (used > 1)}"
 
 
-def stacked_layout(site: Site, lengths: dict[int, int]) -> Layout:
+def stacked_layout(site: Site, lengths: dict[int, int]) -> FactorLayout:
     """The layout of a site's weight, with an axis of `T` for every scan that slices it."""
     layout = RULES[site.kind].layout(site)
     sizes = tuple(lengths[number] for number in layout.weight.axes)
     n = len(sizes)
     t, d, k = layout.counts
-    return Layout(
+    return FactorLayout(
         layout.weight,
         (*sizes, *layout.split),
         (n + t, d, k),

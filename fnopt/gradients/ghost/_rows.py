@@ -27,7 +27,7 @@ from fnopt.gradients.ghost._weights import evaluate
 from fnopt.programs import replay
 
 
-class Rows(NamedTuple):
+class GhostRows(NamedTuple):
     """The rows of the Jacobian of `n` examples with `k` residuals each, never written down.
 
     Attributes:
@@ -45,7 +45,7 @@ class Rows(NamedTuple):
         """The residuals, `[n, k]`."""
         return self.tape.outputs[0]
 
-    def gram(self, other: Rows) -> jax.Array:
+    def gram(self, other: GhostRows) -> jax.Array:
         r"""The inner products of all rows with those of another tape, `[n k, m l]`.
 
         The other may be of other residuals of the same params. Where both see a param in the same
@@ -111,12 +111,12 @@ class Rows(NamedTuple):
     def _dtype(self) -> Any:
         return jnp.finfo(compute_dtype(*(p.dtype for p in self.ghost.plan.params))).dtype
 
-    def _parts(self) -> list[tuple[Group, _rows_gram.Part]]:
+    def _parts(self) -> list[tuple[Group, _rows_gram.RowsPart]]:
         groups = zip(self.ghost.plan.groups, self.formed, strict=True)
-        return [(g, _rows_gram.Part(f, self.tape)) for g, f in groups if g.form != "none"]
+        return [(g, _rows_gram.RowsPart(f, self.tape)) for g, f in groups if g.form != "none"]
 
 
-def record_rows(ghost: Ghost, batch: Any) -> Rows:
+def record_rows(ghost: Ghost, batch: Any) -> GhostRows:
     """One forward pass over a batch, and one backward pass for each residual of an example.
 
     Args:
@@ -127,7 +127,7 @@ def record_rows(ghost: Ghost, batch: Any) -> Rows:
     numbered = dict(enumerate(ghost.params))
     groups = ghost.plan.groups
     flat = _rows_gram.flat(tape) if any(_is_formed(g) for g in groups) else tape
-    return Rows(ghost, tape, [_reduce.form(g, flat, numbered) for g in groups])
+    return GhostRows(ghost, tape, [_reduce.form(g, flat, numbered) for g in groups])
 
 
 def record_tape(ghost: Ghost, batch: Any) -> Tape:
@@ -153,7 +153,9 @@ def _is_formed(group: Group) -> bool:
     return group.form in {"vmap", "matrix", "params"}
 
 
-def by_param(group: Group, part: _rows_gram.Part, params: Sequence[Any]) -> Mapping[int, jax.Array]:
+def by_param(
+    group: Group, part: _rows_gram.RowsPart, params: Sequence[Any]
+) -> Mapping[int, jax.Array]:
     """The rows of a group like its params, `[n k, *param]`."""
     if isinstance(part.formed, dict):
         return part.formed

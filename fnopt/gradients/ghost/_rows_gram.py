@@ -19,7 +19,7 @@ from fnopt.gradients.ghost._record import Tape
 from fnopt.gradients.ghost._sites import Site
 
 
-class Part(NamedTuple):
+class RowsPart(NamedTuple):
     """The rows of the Jacobian of a group of leaves, as factors or formed.
 
     Attributes:
@@ -69,7 +69,7 @@ def alike(one: Group, other: Group) -> bool:
     return one.layout.key == other.layout.key
 
 
-def inner_matrix(one: tuple[Group, Part], other: tuple[Group, Part]) -> jax.Array:
+def inner_matrix(one: tuple[Group, RowsPart], other: tuple[Group, RowsPart]) -> jax.Array:
     """The inner products of the rows of two groups with the same layout, `[n k, m l]`."""
     (group, p), (_, q) = one, other
     if p.formed is not None and q.formed is not None:
@@ -134,7 +134,7 @@ def _joined(x: jax.Array) -> jax.Array:
     return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
 
 
-def _factors(group: Group, part: Part) -> list[Factors]:
+def _factors(group: Group, part: RowsPart) -> list[Factors]:
     found = [_site_factors(site, part.tape) for site in group.sites]
     if len(found) == 1 or not _are_dense(found) or len({f.axes for f in found}) > 1:
         return found

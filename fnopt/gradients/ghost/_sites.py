@@ -19,7 +19,7 @@ from jax.extend import core as jex
 from jax.lax import GatherScatterMode
 
 from fnopt.core import is_inexact
-from fnopt.gradients.ghost._weights import Constant, Leaf, Slice, Weight, step
+from fnopt.gradients.ghost._weights import ConstantWeight, Leaf, Slice, Weight, step
 from fnopt.programs import Level, Mark, Scan, control_view, jaxprs
 
 # Equations whose derivative with respect to an operand is hardly larger than their output.
@@ -88,7 +88,7 @@ class Found(NamedTuple):
 
 def find_sites(closed: jex.ClosedJaxpr, n_params: int) -> Found:
     """Walks the loss of one example; its first `n_params` inputs are the params."""
-    finder = _Finder()
+    finder = _SiteFinder()
     invars = closed.jaxpr.invars
     params = [Leaf(v.aval, frozenset({i})) for i, v in enumerate(invars[:n_params])]
     for i, v in enumerate(invars[:n_params]):
@@ -104,7 +104,7 @@ Values = Sequence[Weight | None]
 """Weights; `None` for what depends on the example."""
 
 
-class _Finder:
+class _SiteFinder:
     def __init__(self) -> None:
         self.sites: list[Site] = []
         self.lost: dict[int, str] = {}
@@ -135,13 +135,13 @@ class _Walk:
     """The walk through one jaxpr."""
 
     def __init__(
-        self, finder: _Finder, sub: jaxprs.Sub, values: Values, axes: tuple[int, ...]
+        self, finder: _SiteFinder, sub: jaxprs.Sub, values: Values, axes: tuple[int, ...]
     ) -> None:
         self.finder, self.axes = finder, axes
         self.found = Level(sub.jaxpr, sub.consts, {}, {})
         self.env: dict[Any, Weight | None] = dict(zip(sub.jaxpr.invars, values, strict=True))
         for v, c in zip(sub.jaxpr.constvars, sub.consts, strict=True):
-            self.env[v] = Constant(v.aval, value=c)
+            self.env[v] = ConstantWeight(v.aval, value=c)
         self.uses = Counter(
             v
             for atoms in (*(e.invars for e in sub.jaxpr.eqns), sub.jaxpr.outvars)
@@ -153,7 +153,7 @@ class _Walk:
 
     def read(self, atoms: Sequence[Any]) -> list[Weight | None]:
         return [
-            Constant(a.aval, value=a.val) if isinstance(a, jex.Literal) else self.env.get(a)
+            ConstantWeight(a.aval, value=a.val) if isinstance(a, jex.Literal) else self.env.get(a)
             for a in atoms
         ]
 
@@ -213,7 +213,7 @@ class _Walk:
         aval: Any = eqn.invars[k].aval
         if _changes_derivative(eqn, k):
             return self.record(eqn.invars[k], marks)
-        return Constant(aval, value=jnp.zeros(aval.shape, aval.dtype))
+        return ConstantWeight(aval, value=jnp.zeros(aval.shape, aval.dtype))
 
     def record(self, var: Any, marks: list[Mark]) -> int:
         if var not in self.records:

@@ -32,7 +32,7 @@ class Ghost(NamedTuple):
     params_tree: Any
     out_tree: Any
 
-    def measure(self, batch: Any, blocks: Sequence[int] | None = None) -> Measured:
+    def measure(self, batch: Any, blocks: Sequence[int] | None = None) -> GhostMeasurements:
         """One forward and one backward pass over a batch (or a chunk of one).
 
         Args:
@@ -48,7 +48,7 @@ class Ghost(NamedTuple):
             apart = len({blocks[i] for i in group.leaves}) > 1
             form = _reduce.by_param if apart else _reduce.form
             formed.append(form(group, tape, numbered))
-        return Measured(self, tape, formed)
+        return GhostMeasurements(self, tape, formed)
 
     def like(self, param: Any, total: jax.Array | None) -> jax.Array:
         """A sum in a wide dtype; zeros like the param without one."""
@@ -56,7 +56,7 @@ class Ghost(NamedTuple):
         return jnp.zeros(param.shape, dtype) if total is None else total.astype(dtype)
 
 
-class Measured(NamedTuple):
+class GhostMeasurements(NamedTuple):
     """Measurements of the gradients of a batch.
 
     Attributes:
@@ -99,7 +99,7 @@ class Measured(NamedTuple):
 
         return self._by_leaf(spread, ())
 
-    def scaled(self, factors: jax.Array) -> Measured:
+    def scaled(self, factors: jax.Array) -> GhostMeasurements:
         """For inner products: the same with every gradient times a factor, `[n]`."""
 
         def times(x: jax.Array) -> jax.Array:
@@ -118,7 +118,7 @@ class Measured(NamedTuple):
                 found[i] = x.astype(zero.dtype)
         return found
 
-    def inner_products(self, other: Measured) -> jax.Array:
+    def inner_products(self, other: GhostMeasurements) -> jax.Array:
         """The inner products of these gradients with those of other examples, `[n, m]`."""
         dtype = jnp.finfo(compute_dtype(*(p.dtype for p in self.ghost.plan.params))).dtype
         shape = (self.tape.outputs[0].shape[0], other.tape.outputs[0].shape[0])
@@ -129,12 +129,12 @@ class Measured(NamedTuple):
         )
         groups = zip(self.ghost.plan.groups, self.formed, formed, strict=True)
         for group, mine, theirs in groups:
-            one = _gram.Part(mine, self.tape, self.factors)
-            found = _gram.inner_matrix(group, one, _gram.Part(theirs, *known))
+            one = _gram.GradientPart(mine, self.tape, self.factors)
+            found = _gram.inner_matrix(group, one, _gram.GradientPart(theirs, *known))
             total = total if found is None else total + found.astype(dtype)
         return total
 
-    def only(self, wanted: jax.Array) -> Measured:
+    def only(self, wanted: jax.Array) -> GhostMeasurements:
         """A copy without the figures of other examples, whose values may be NaN."""
 
         def kept(x: jax.Array) -> jax.Array:

@@ -99,7 +99,7 @@ class Leaf(Weight):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Constant(Weight):
+class ConstantWeight(Weight):
     """A value that is in the program.
 
     Attributes:

@@ -30,7 +30,7 @@ class LookaheadParams(NamedTuple):
 
     @classmethod
     def init_synced(cls, params: Any) -> LookaheadParams:
-        """Both as these params."""
+        """A pair in which both are these params."""
         return cls(params, params)
 
 

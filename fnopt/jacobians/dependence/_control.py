@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from jax.extend import core as jex
 
-from fnopt.jacobians.dependence._entry import Constant, Entry, dependent
+from fnopt.jacobians.dependence._entry import DeferredConstant, Entry, dependent
 from fnopt.jacobians.dependence._rule import shape_of
 from fnopt.jacobians.dependence._sets import ALL, Sets
 from fnopt.jacobians.dependence._sums import mixed
@@ -95,14 +95,14 @@ def _row(x: Entry, i: int) -> Entry:
         return dependent(x.ids[i])
     if not x.known:
         return Entry(x.shape[1:])
-    return Entry(x.shape[1:], source=(Constant(outputs=[x.value()[i]]), 0))
+    return Entry(x.shape[1:], source=(DeferredConstant(outputs=[x.value()[i]]), 0))
 
 
 def _forced(entry: Entry) -> Entry:
     """A known value of a loop is computed at once, or a long chain would have to be kept."""
     if not entry.known or entry.shape:
         return entry if entry.ids is not None else Entry(entry.shape)
-    return Entry((), source=(Constant(outputs=[entry.value()[()]]), 0))
+    return Entry((), source=(DeferredConstant(outputs=[entry.value()[()]]), 0))
 
 
 def _any_row(sets: Sets, x: Entry) -> Entry:

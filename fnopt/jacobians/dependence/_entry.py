@@ -11,8 +11,8 @@ from jax.extend import core as jex
 from fnopt.programs import jaxprs
 
 
-class Constant:
-    """A value that depends on nothing, which is computed when somebody asks for it.
+class DeferredConstant:
+    """A value that depends on nothing, computed when it is first needed.
 
     Args:
         eqn: The equation that it comes from; None for one that is there.
@@ -23,7 +23,7 @@ class Constant:
     def __init__(
         self,
         eqn: jex.JaxprEqn | None = None,
-        inputs: list[tuple[Constant, int]] | None = None,
+        inputs: list[tuple[DeferredConstant, int]] | None = None,
         outputs: list[Any] | None = None,
     ) -> None:
         self.eqn = eqn
@@ -61,7 +61,7 @@ class Entry(NamedTuple):
 
     shape: tuple[int, ...]
     ids: np.ndarray | None = None
-    source: tuple[Constant, int] | None = None
+    source: tuple[DeferredConstant, int] | None = None
     parts: tuple[tuple[Entry, ...], int] | None = None
 
     @property
@@ -96,7 +96,7 @@ def entry_of(value: Any) -> Entry:
     shape = tuple(np.shape(value))
     if isinstance(value, Tracer):
         return Entry(shape)
-    return Entry(shape, source=(Constant(outputs=[value]), 0))
+    return Entry(shape, source=(DeferredConstant(outputs=[value]), 0))
 
 
 def dependent(ids: np.ndarray) -> Entry:
@@ -112,5 +112,5 @@ def outputs_of(eqn: jex.JaxprEqn, inputs: list[Entry]) -> list[Entry]:
         parts = None if axis is None else (tuple(inputs), axis)
         return [Entry(shape, parts=parts) for shape in shapes]
     sources = [entry.source for entry in inputs if entry.source is not None]
-    constant = Constant(eqn, sources)
+    constant = DeferredConstant(eqn, sources)
     return [Entry(shape, source=(constant, k)) for k, shape in enumerate(shapes)]

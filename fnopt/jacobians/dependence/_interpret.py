@@ -90,7 +90,7 @@ def _outputs(sets: Sets, eqn: jex.JaxprEqn, inputs: list[Entry]) -> list[Entry]:
 
 
 class _WrittenError(Exception):
-    """Something that depends on inputs went into a mutable array, where nobody follows it."""
+    """A value that depends on inputs was written to a mutable array, which isn't followed."""
 
 
 def _writes(eqn: jex.JaxprEqn) -> bool:

@@ -43,7 +43,7 @@ class Operation(NamedTuple):
 Derive = Callable[[Sets, Operation, list[Entry]], list[np.ndarray]]
 
 
-class Rule(NamedTuple):
+class DependenceRule(NamedTuple):
     """The rule of a primitive: the sets of its outputs from those of its inputs.
 
     JAX adds parameters to its primitives. A rule that doesn't know one may lose entries without a
@@ -76,9 +76,9 @@ class Rule(NamedTuple):
         return self.derive(sets, operation, inputs)
 
 
-def rule(derive: Derive, reads: str = "", ignores: str = "") -> Rule:
+def rule(derive: Derive, reads: str = "", ignores: str = "") -> DependenceRule:
     """A rule, with the names of parameters laid out with spaces between."""
-    return Rule(derive, frozenset(reads.split()), _HARMLESS.union(ignores.split()))
+    return DependenceRule(derive, frozenset(reads.split()), _HARMLESS.union(ignores.split()))
 
 
 def shape_of(variable: Any) -> tuple[int, ...]:

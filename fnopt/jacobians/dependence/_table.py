@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from fnopt.jacobians.dependence import _indexing, _moves, _solves, _sums, _windows
-from fnopt.jacobians.dependence._rule import Rule, rule
+from fnopt.jacobians.dependence._rule import DependenceRule, rule
 
 _SCATTERED = "update_jaxpr update_consts indices_are_sorted"
 _WINDOW = "window_dimensions window_strides padding"
 
 
-def _elementwise(names: str, ignores: str = "") -> dict[str, Rule]:
+def _elementwise(names: str, ignores: str = "") -> dict[str, DependenceRule]:
     return dict.fromkeys(names.split(), rule(_moves.elementwise, "", ignores))
 
 
-RULES: dict[str, Rule] = {
+RULES: dict[str, DependenceRule] = {
     **_elementwise("add add_any sub neg div real imag complex copy copy_p"),
     **_elementwise("conj", "input_dtype"),
     **_elementwise("convert_element_type", "new_dtype weak_type"),

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.solvers.smooth._method import Point, Problem, dot, length
+from fnopt.solvers.smooth._method import Point, SmoothObjective, dot, length
 from fnopt.solvers.smooth._walk import Heading, LineSearchMethod, Walk, first_rate
 
 
@@ -38,7 +38,7 @@ class bfgs(LineSearchMethod):
         Nocedal and Wright (2006), Numerical Optimization, section 6.1.
     """
 
-    def empty(self, problem: Problem, point: Point) -> Inverse:
+    def empty(self, problem: SmoothObjective, point: Point) -> Inverse:
         """The identity."""
         del problem
         return Inverse(jnp.eye(point.x.size, dtype=point.x.dtype), jnp.zeros((), bool))
@@ -48,21 +48,24 @@ class bfgs(LineSearchMethod):
         s, y = after.x - before.x, after.gradient - before.gradient
         size = length(s)
         safe = jnp.where(size > 0, size, jnp.ones_like(size))
+        # Over the length of the step: products of tiny differences would underflow.
         s, y = s / safe, y / safe
         sy, steep = dot(s, y), length(y)
         eps = jnp.asarray(jnp.finfo(s.dtype).eps, s.dtype)
+        # The curvature has to be more than rounding: s has length 1, so s^T y / |y| is a cosine.
         usable = (size > 0) & (sy > eps * steep) & jnp.isfinite(steep)
         rho = 1 / jnp.where(usable, sy, jnp.ones_like(sy))
         # The first pair gives the scale of the diagonal that the update starts from.
         gamma = 1 / (rho * jnp.where(usable, jnp.square(steep), jnp.ones_like(sy)))
         H = jnp.where(memory.learned, memory.H, gamma * memory.H)
         Hy = jnp.matmul(H, y, precision=lax.Precision.HIGHEST)
+        # The product (I - rho s y^T) H (I - rho y s^T) multiplied out: it stays exactly symmetric.
         weight = rho * (1 + rho * dot(y, Hy))
         H = H - rho * (jnp.outer(s, Hy) + jnp.outer(Hy, s)) + weight * jnp.outer(s, s)
         usable = usable & jnp.all(jnp.isfinite(H))
         return Inverse(jnp.where(usable, H, memory.H), memory.learned | usable)
 
-    def heading(self, problem: Problem, point: Point, walk: Walk) -> Heading:
+    def heading(self, problem: SmoothObjective, point: Point, walk: Walk) -> Heading:
         """The quasi-Newton step."""
         H = walk.memory.H
         step = jnp.matmul(H, point.gradient, precision=lax.Precision.HIGHEST)

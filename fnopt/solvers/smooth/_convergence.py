@@ -1,4 +1,4 @@
-"""When the iteration stops, and what it says then."""
+"""Convergence tests of `minimize`, and the statuses that follow from them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fnopt.solvers._convergence import first_of
 from fnopt.solvers.smooth._method import FAILED, MOVED, Aim, Point
 
 
-class Tolerances(NamedTuple):
+class StoppingTolerances(NamedTuple):
     """Numbers to stop at, and the units that the iteration works in."""
 
     ftol: jax.Array  # of the value
@@ -25,13 +25,13 @@ class Tolerances(NamedTuple):
 
 def tolerances(
     dtype: Any, eps: float, ftol: Any, xtol: Any, gtol: Any, unit: jax.Array, worth: jax.Array
-) -> Tolerances:
+) -> StoppingTolerances:
     """The tolerances as arrays, with the defaults filled in."""
 
     def number(x: Any, default: float) -> jax.Array:
         return jnp.asarray(default if x is None else x, dtype)
 
-    return Tolerances(
+    return StoppingTolerances(
         number(ftol, max(2.2e-9, 16 * eps)),
         number(ftol, 2.2e-9),
         number(xtol, 4 * eps),
@@ -53,7 +53,7 @@ def reference(point: Point, steepest: jax.Array) -> jax.Array:
     return jnp.maximum(steepest, jnp.where(size > 0, typical, jnp.zeros_like(typical)))
 
 
-def is_stationary(pull: jax.Array, scale: jax.Array, tol: Tolerances) -> jax.Array:
+def is_stationary(pull: jax.Array, scale: jax.Array, tol: StoppingTolerances) -> jax.Array:
     r"""Whether the gradient is small, to the user and for this problem.
 
     .. math:: \|g\|_\infty \le \epsilon_g \quad\text{and}\quad \|g\|_\infty \le \epsilon_g\, G
@@ -72,7 +72,7 @@ def judged(
     pull: jax.Array,
     scale: jax.Array,
     first: jax.Array,
-    tol: Tolerances,
+    tol: StoppingTolerances,
 ) -> jax.Array:
     r"""The status after an evaluation.
 

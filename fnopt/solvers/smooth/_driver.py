@@ -18,21 +18,20 @@ from fnopt.programs import (
     runs_now,
     written_for_jax,
 )
-from fnopt.solvers._call import checked_args, checked_count, first_call_hints
-from fnopt.solvers._callback import status_after
+from fnopt.solvers._call import checked_args, checked_count, first_call_hints, status_after
 from fnopt.solvers._solution import StepHistory, StepInfo
 from fnopt.solvers.smooth._bfgs import bfgs
 from fnopt.solvers.smooth._implicit import implicitly
 from fnopt.solvers.smooth._iteration import MinimizeLoop, iterated
 from fnopt.solvers.smooth._lbfgsb import lbfgsb
-from fnopt.solvers.smooth._method import MinimizeMethod, Point, Problem
+from fnopt.solvers.smooth._method import MinimizeMethod, Point, SmoothObjective
 from fnopt.solvers.smooth._newton_cg import newton_cg
 from fnopt.solvers.smooth._nonlinear_cg import nonlinear_cg
 from fnopt.solvers.smooth._plain import GIVEN, plain
 from fnopt.solvers.smooth._projected_gradient import projected_gradient
 from fnopt.solvers.smooth._result import Minimum
 from fnopt.solvers.smooth._scipy_options import as_asked, as_sides, method_name
-from fnopt.solvers.smooth._setting import Setting, seen_by, set_up, with_half_precision
+from fnopt.solvers.smooth._setting import FlatObjective, seen_by, set_up, with_half_precision
 
 METHODS: dict[str, Callable[[], MinimizeMethod]] = {
     "lbfgs": lbfgsb,
@@ -228,7 +227,7 @@ def _minimized(
         info = StepInfo(loop.steps, setting.params(x), *entry)
         return status_after(callback, info, loop.status)
 
-    def iterate(problem: Problem, x: jax.Array, traced: Any) -> tuple[Any, Point]:
+    def iterate(problem: SmoothObjective, x: jax.Array, traced: Any) -> tuple[Any, Point]:
         method, limits = traced
         loop, end = iterated(
             problem,
@@ -247,7 +246,7 @@ def _minimized(
     return _result(setting, kept, end, params, has_aux)
 
 
-def _result(setting: Setting, kept: Any, end: Point, params: Any, has_aux: bool) -> Minimum:
+def _result(setting: FlatObjective, kept: Any, end: Point, params: Any, has_aux: bool) -> Minimum:
     steps, nfev, status, history = kept
     value, x = end.value, end.x
     if with_half_precision(params):

@@ -1,4 +1,4 @@
-"""Derivatives of a minimum, which don't look at how it was found."""
+"""Derivatives of a minimum by the implicit function theorem."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from fnopt.programs import opened
 from fnopt.residuals import minimum_tangent, pushed, value_and_slope
 from fnopt.solvers._bounded import shifted
 from fnopt.solvers._implicit import no_change
-from fnopt.solvers.smooth._method import Point, Problem
+from fnopt.solvers.smooth._method import Point, SmoothObjective
 
 
 def implicitly(
-    iterate: Callable[[Problem, jax.Array, Any], tuple[Any, Point]],
-    problem: Problem,
+    iterate: Callable[[SmoothObjective, jax.Array, Any], tuple[Any, Point]],
+    problem: SmoothObjective,
     x: jax.Array,
     traced: Any,
 ) -> tuple[Any, Point]:
-    """Runs an iteration whose result is differentiated as the minimum that it is.
+    """An iteration whose result is differentiated by the implicit function theorem.
 
     The start, and what is in `traced`, have no influence on a minimum, and no derivative.
 
@@ -36,7 +36,7 @@ def implicitly(
     # What the function closes over becomes an argument, so that it can have a derivative.
     f, consts = opened(problem.f, x)
 
-    def rebuilt(data: Any) -> Problem:
+    def rebuilt(data: Any) -> SmoothObjective:
         consts, box = data
         return problem._replace(f=lambda v: f(v, *consts), box=box)
 

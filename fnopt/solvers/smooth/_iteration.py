@@ -1,4 +1,4 @@
-"""The loop of all methods: one evaluation a turn, so that lanes of a batch wait for nobody."""
+"""The loop of all methods: one evaluation a turn, so that no lane of a batch waits for others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fnopt.residuals import Box
 from fnopt.solvers._convergence import first_of
 from fnopt.solvers._solution import StepHistory, empty_history, noted
 from fnopt.solvers.smooth._convergence import (
-    Tolerances,
+    StoppingTolerances,
     is_stationary,
     judged,
     largest,
@@ -27,7 +27,7 @@ from fnopt.solvers.smooth._method import (
     Aim,
     MinimizeMethod,
     Point,
-    Problem,
+    SmoothObjective,
     Told,
     length,
     unit_of,
@@ -55,7 +55,7 @@ class Units(NamedTuple):
     x: jax.Array
     value: jax.Array
 
-    def scaled(self, problem: Problem) -> Problem:
+    def scaled(self, problem: SmoothObjective) -> SmoothObjective:
         """The problem in these units."""
         f, project, box = problem.f, problem.projection, problem.box
         return problem._replace(
@@ -93,7 +93,7 @@ def _beyond(ordinary: tuple[float, float], unit: jax.Array) -> jax.Array:
 
 
 def iterated(
-    problem: Problem,
+    problem: SmoothObjective,
     method: MinimizeMethod,
     x: jax.Array,
     eps: float,
@@ -135,11 +135,11 @@ def iterated(
 
 
 def _started(
-    problem: Problem,
+    problem: SmoothObjective,
     method: MinimizeMethod,
     point: Point,
     has_room: jax.Array,
-    tol: Tolerances,
+    tol: StoppingTolerances,
     kept: int | None,
 ) -> MinimizeLoop:
     pull, steepest = largest(problem.pull(point)), largest(point.gradient)
@@ -156,7 +156,7 @@ def _started(
 
 
 def _advanced(
-    problem: Problem, method: MinimizeMethod, tol: Tolerances, loop: MinimizeLoop
+    problem: SmoothObjective, method: MinimizeMethod, tol: StoppingTolerances, loop: MinimizeLoop
 ) -> MinimizeLoop:
     """One evaluation, and what follows from it."""
     there = method.evaluate(problem, loop.aim.x, loop.aim.state)

@@ -7,9 +7,15 @@ import jax.numpy as jnp
 
 from fnopt.core import count_of, static
 from fnopt.optimizers import inverse_product
-from fnopt.solvers.smooth._cauchy import cauchy_point
-from fnopt.solvers.smooth._compact import Pairs, compact, free_step, no_pairs, with_pair
-from fnopt.solvers.smooth._method import Point, Problem, dot
+from fnopt.solvers.smooth._compact import (
+    Pairs,
+    cauchy_point,
+    compact,
+    free_step,
+    no_pairs,
+    with_pair,
+)
+from fnopt.solvers.smooth._method import Point, SmoothObjective, dot
 from fnopt.solvers.smooth._walk import Heading, LineSearchMethod, Walk, first_rate
 
 
@@ -51,7 +57,7 @@ class lbfgsb(LineSearchMethod):
     # start gives: 1.04 of SciPy's and 1.00 with bounds, instead of 1.14 and 1.16.
     trusts_units = True
 
-    def empty(self, problem: Problem, point: Point) -> Pairs:
+    def empty(self, problem: SmoothObjective, point: Point) -> Pairs:
         """No pairs."""
         del problem
         return no_pairs(self.memory_size, point.x)
@@ -60,7 +66,7 @@ class lbfgsb(LineSearchMethod):
         """The pairs with the newest one, if its curvature is positive."""
         return with_pair(memory, after.x - before.x, after.gradient - before.gradient)
 
-    def heading(self, problem: Problem, point: Point, walk: Walk) -> Heading:
+    def heading(self, problem: SmoothObjective, point: Point, walk: Walk) -> Heading:
         """The minimum of the model within the bounds."""
         pairs = walk.memory
         one = jnp.ones_like(point.value)

@@ -25,7 +25,7 @@ class Point(NamedTuple):
         return jnp.isfinite(self.value) & jnp.all(jnp.isfinite(self.gradient))
 
 
-class Problem(NamedTuple):
+class SmoothObjective(NamedTuple):
     """The minimisation problem as a function of a vector."""
 
     f: Callable[[jax.Array], jax.Array]
@@ -94,19 +94,19 @@ class MinimizeMethod(Value):
     trusts_units: ClassVar[bool] = False  # whether it keeps the user's, if these are ordinary
     monotone: ClassVar[bool] = True  # whether no step raises the value
 
-    def begin(self, problem: Problem, point: Point) -> Any:
+    def begin(self, problem: SmoothObjective, point: Point) -> Any:
         """The state before the first plan."""
         raise NotImplementedError(f"{type(self).__name__} must define begin")
 
-    def aim(self, problem: Problem, point: Point, state: Any) -> Aim:
+    def aim(self, problem: SmoothObjective, point: Point, state: Any) -> Aim:
         """A plan for a point."""
         raise NotImplementedError(f"{type(self).__name__} must define aim")
 
-    def told(self, problem: Problem, point: Point, state: Any, there: Point) -> Told:
+    def told(self, problem: SmoothObjective, point: Point, state: Any, there: Point) -> Told:
         """The plan after an evaluation."""
         raise NotImplementedError(f"{type(self).__name__} must define told")
 
-    def evaluate(self, problem: Problem, x: jax.Array, state: Any) -> Point:
+    def evaluate(self, problem: SmoothObjective, x: jax.Array, state: Any) -> Point:
         """The linearization at the point that was asked for."""
         del state
         return problem.at(x)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 
-class Place(NamedTuple):
+class LinePoint(NamedTuple):
     """The value and the slope at a step length."""
 
     rate: jax.Array
@@ -17,13 +17,13 @@ class Place(NamedTuple):
     slope: jax.Array
 
 
-class Search(NamedTuple):
+class LineSearch(NamedTuple):
     """The state of the line search."""
 
     rate: jax.Array  # the step to try next
-    start: Place
-    best: Place  # the best step so far
-    other: Place  # the other end of the interval, once there is one
+    start: LinePoint
+    best: LinePoint  # the best step so far
+    other: LinePoint  # the other end of the interval, once there is one
     bracketed: jax.Array
     second: jax.Array  # whether the value itself is looked at, not its excess over a line
     low: jax.Array  # where the next step may be
@@ -34,7 +34,7 @@ class Search(NamedTuple):
     count: jax.Array  # int32
 
 
-class Rule(NamedTuple):
+class WolfeConditions(NamedTuple):
     """The conditions on a step length."""
 
     decrease: float = 1e-3
@@ -43,27 +43,29 @@ class Rule(NamedTuple):
     most: int = 20  # evaluations
 
 
-def begun(value: jax.Array, slope: jax.Array, rate: jax.Array, longest: jax.Array) -> Search:
+def begun(value: jax.Array, slope: jax.Array, rate: jax.Array, longest: jax.Array) -> LineSearch:
     """The search before its first step."""
     zero, no = jnp.zeros_like(rate), jnp.zeros((), bool)
-    start = Place(zero, value, slope)
+    start = LinePoint(zero, value, slope)
     rate = jnp.minimum(rate, longest)
     wide = jnp.where(jnp.isfinite(longest), longest, jnp.asarray(1e20, rate.dtype))
     count = jnp.zeros((), jnp.int32)
-    return Search(rate, start, start, start, no, no, zero, 5 * rate, wide, 2 * wide, longest, count)
+    return LineSearch(
+        rate, start, start, start, no, no, zero, 5 * rate, wide, 2 * wide, longest, count
+    )
 
 
 class Verdict(NamedTuple):
     """The verdict on an evaluation: whether the search ends, and whether it is the best so far."""
 
-    search: Search
+    search: LineSearch
     done: jax.Array
     better: jax.Array
     taken: jax.Array  # whether the search has a step to take
 
 
 def told(
-    search: Search, value: jax.Array, slope: jax.Array, rule: Rule, most: jax.Array
+    search: LineSearch, value: jax.Array, slope: jax.Array, rule: WolfeConditions, most: jax.Array
 ) -> Verdict:
     r"""The search after an evaluation at `search.rate`.
 
@@ -80,7 +82,7 @@ def told(
     Returns:
         What came of it.
     """
-    new, start = Place(search.rate, value, slope), search.start
+    new, start = LinePoint(search.rate, value, slope), search.start
     finite = jnp.isfinite(value) & jnp.isfinite(slope)
     line = rule.decrease * start.slope
     low_enough = value <= start.value + new.rate * line
@@ -104,7 +106,7 @@ def told(
     return Verdict(after._replace(count=count, best=best), over, better, met | lower)
 
 
-def _met_by_slope(start: Place, new: Place, rule: Rule) -> jax.Array:
+def _met_by_slope(start: LinePoint, new: LinePoint, rule: WolfeConditions) -> jax.Array:
     """Hager and Zhang's approximate conditions, where the values differ by rounding only."""
     eps = jnp.asarray(10 * jnp.finfo(new.value.dtype).eps, new.value.dtype)
     alike = jnp.abs(new.value - start.value) <= eps * jnp.abs(start.value)
@@ -115,26 +117,26 @@ def _met_by_slope(start: Place, new: Place, rule: Rule) -> jax.Array:
     )
 
 
-def _chosen(condition: jax.Array, a: Search | Place, b: Search | Place) -> Any:
+def _chosen(condition: jax.Array, a: LineSearch | LinePoint, b: LineSearch | LinePoint) -> Any:
     return jax.tree.map(functools.partial(jnp.where, condition), a, b)
 
 
-def _shrunk(search: Search, new: Place) -> Search:
+def _shrunk(search: LineSearch, new: LinePoint) -> LineSearch:
     """After a step to where the function is no number: a tenth of it, and never again so far."""
     best = search.best.rate
     short = best + 0.1 * (new.rate - best)
     return search._replace(rate=short, longest=0.5 * (short + new.rate), high=new.rate)
 
 
-def _narrowed(search: Search, new: Place, line: jax.Array) -> Search:
+def _narrowed(search: LineSearch, new: LinePoint, line: jax.Array) -> LineSearch:
     start = search.start
     low_enough = new.value <= start.value + new.rate * line
     second = search.second | (low_enough & (new.slope >= 0))
     by_excess = ~second & (new.value <= search.best.value) & ~low_enough
 
-    def excess(place: Place) -> Place:
+    def excess(place: LinePoint) -> LinePoint:
         value, slope = place.value - place.rate * line, place.slope - line
-        return _chosen(by_excess, Place(place.rate, value, slope), place)
+        return _chosen(by_excess, LinePoint(place.rate, value, slope), place)
 
     a, b, c = excess(search.best), excess(search.other), excess(new)
     rate, bracketed = _trial(a, b, c, search.bracketed, search.low, search.high)
@@ -172,7 +174,7 @@ def _ratio(p: jax.Array, q: jax.Array) -> jax.Array:
 
 
 def _trial(
-    a: Place, b: Place, c: Place, bracketed: jax.Array, low: jax.Array, high: jax.Array
+    a: LinePoint, b: LinePoint, c: LinePoint, bracketed: jax.Array, low: jax.Array, high: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """The step to try next, from the best one `a`, the other end `b` and the newest one `c`."""
     step = c.rate - a.rate

@@ -16,7 +16,7 @@ from fnopt.solvers.smooth._method import (
     Aim,
     MinimizeMethod,
     Point,
-    Problem,
+    SmoothObjective,
     Told,
     dot,
     length,
@@ -52,19 +52,19 @@ class newton_cg(MinimizeMethod):
         optimization; Nocedal and Wright (2006), Numerical Optimization, algorithms 4.1 and 7.2.
     """
 
-    def begin(self, problem: Problem, point: Point) -> Trust:
+    def begin(self, problem: SmoothObjective, point: Point) -> Trust:
         """A region of radius 1, in units of the params."""
         del problem
         zero, one = jnp.zeros_like(point.value), jnp.ones_like(point.value)
         return Trust(one, zero, zero, point.value)
 
-    def aim(self, problem: Problem, point: Point, state: Trust) -> Aim:
+    def aim(self, problem: SmoothObjective, point: Point, state: Trust) -> Aim:
         """The step that minimises the model in the region."""
         step, predicted = steihaug(problem, point, state.radius)
         state = state._replace(predicted=predicted, step_length=length(step))
         return Aim(point.x + step, predicted, step, state)
 
-    def told(self, problem: Problem, point: Point, state: Trust, there: Point) -> Told:
+    def told(self, problem: SmoothObjective, point: Point, state: Trust, there: Point) -> Told:
         """Accepts a step that gains a part of what was predicted, and changes the radius."""
         finite = there.is_finite()
         actual = jnp.where(finite, point.value - there.value, -jnp.inf).astype(state.radius.dtype)
@@ -74,6 +74,8 @@ class newton_cg(MinimizeMethod):
         certain = state.predicted > 0
         safe = jnp.where(certain, state.predicted, jnp.ones_like(actual))
         ratio = jnp.where(certain, (actual + noise) / (safe + noise), -jnp.inf)
+        # What passes as rounding may raise the value a little in every step, but never above the
+        # first one.
         kept = finite & (ratio > 1e-4) & (there.value <= state.first)
         flatter = length(there.gradient) < length(point.gradient)
         kept = kept & ((actual > 0) | flatter)
@@ -97,7 +99,9 @@ class _Inner(NamedTuple):
     done: jax.Array
 
 
-def steihaug(problem: Problem, point: Point, radius: jax.Array) -> tuple[jax.Array, jax.Array]:
+def steihaug(
+    problem: SmoothObjective, point: Point, radius: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """The step in a region, by conjugate gradients, and by how much the model falls.
 
     Args:
@@ -111,6 +115,7 @@ def steihaug(problem: Problem, point: Point, radius: jax.Array) -> tuple[jax.Arr
     g = point.gradient
     times = hessian_product(problem.f, point.x)
     size = length(g)
+    # Eisenstat and Walker: few products far from the minimum, superlinear steps near it.
     enough = jnp.minimum(jnp.asarray(0.5, size.dtype), jnp.sqrt(size)) * size
     most = 2 * g.size + 10
 
@@ -134,6 +139,7 @@ def steihaug(problem: Problem, point: Point, radius: jax.Array) -> tuple[jax.Arr
     zero = jnp.zeros_like(g)
     start = _Inner(zero, g, -g, dot(g, g), jnp.zeros((), jnp.int32), size <= 0)
     p = lax.while_loop(unfinished, step, start).p
+    # By a product of its own: the residual of the recursion drifts away from the true one.
     predicted = -(dot(g, p) + 0.5 * dot(p, times(p)))
     usable = jnp.isfinite(predicted) & jnp.all(jnp.isfinite(p))
     return jnp.where(usable, p, zero), jnp.where(usable, predicted, jnp.zeros_like(predicted))

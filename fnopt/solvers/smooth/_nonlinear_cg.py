@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import check_choice, static
-from fnopt.solvers.smooth._method import Point, Problem, dot, length
-from fnopt.solvers.smooth._more_thuente import Rule
+from fnopt.solvers.smooth._method import Point, SmoothObjective, dot, length
+from fnopt.solvers.smooth._more_thuente import WolfeConditions
 from fnopt.solvers.smooth._walk import Heading, LineSearchMethod, Walk, first_rate
 
 FORMULAS = ("polak_ribiere", "hager_zhang")
@@ -50,13 +50,13 @@ class nonlinear_cg(LineSearchMethod):
 
     formula: str = static(default="polak_ribiere")
 
-    rule = Rule(decrease=1e-4, flatness=0.1)
+    rule = WolfeConditions(decrease=1e-4, flatness=0.1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice(self.formula, FORMULAS, "formula", "nonlinear_cg")
 
-    def empty(self, problem: Problem, point: Point) -> Direction:
+    def empty(self, problem: SmoothObjective, point: Point) -> Direction:
         """Down the gradient."""
         del problem
         return Direction(-point.gradient, first_rate(point.gradient))
@@ -85,7 +85,7 @@ class nonlinear_cg(LineSearchMethod):
         floor = _ratio(-jnp.ones_like(dy), length(d) * jnp.minimum(0.01, length(before)))
         return jnp.maximum(beta, floor)
 
-    def heading(self, problem: Problem, point: Point, walk: Walk) -> Heading:
+    def heading(self, problem: SmoothObjective, point: Point, walk: Walk) -> Heading:
         """Along the conjugate direction."""
         del problem
         far = jnp.asarray(jnp.inf, point.value.dtype)

@@ -8,7 +8,15 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Transformation, apply_updates
-from fnopt.solvers.smooth._method import FAILED, MOVED, Aim, MinimizeMethod, Point, Problem, Told
+from fnopt.solvers.smooth._method import (
+    FAILED,
+    MOVED,
+    Aim,
+    MinimizeMethod,
+    Point,
+    SmoothObjective,
+    Told,
+)
 from fnopt.transforms import Chain, find_kept, scale_by_zoom_linesearch
 
 GIVEN = frozenset({"value", "grad", "value_fn", "obj_fn"})
@@ -40,12 +48,12 @@ class plain(MinimizeMethod):
     scale_free = False
     monotone = False
 
-    def begin(self, problem: Problem, point: Point) -> Run:
+    def begin(self, problem: SmoothObjective, point: Point) -> Run:
         """The optimizer's first state."""
         state = self.tx.init(problem.tree(point.x))
         return Run(state, state)
 
-    def aim(self, problem: Problem, point: Point, state: Run) -> Aim:
+    def aim(self, problem: SmoothObjective, point: Point, state: Run) -> Aim:
         """The optimizer's next step."""
         params, slope = problem.tree(point.x), problem.tree(point.gradient)
 
@@ -61,12 +69,12 @@ class plain(MinimizeMethod):
         endless = jnp.full_like(point.x, jnp.inf)
         return Aim(x, predicted, endless, Run(state.after, after))
 
-    def told(self, problem: Problem, point: Point, state: Run, there: Point) -> Told:
-        """Goes there, if that is a finite place."""
+    def told(self, problem: SmoothObjective, point: Point, state: Run, there: Point) -> Told:
+        """The optimizer's point, if value and gradient are finite there."""
         verdict = jnp.where(there.is_finite(), MOVED, FAILED).astype(jnp.int32)
         return Told(verdict, there.x, there, state)
 
-    def evaluate(self, problem: Problem, x: jax.Array, state: Run) -> Point:
+    def evaluate(self, problem: SmoothObjective, x: jax.Array, state: Run) -> Point:
         """The linearization that a line search at the end of a chain left, or a new evaluation."""
         if not self._ends_with_search:
             return problem.at(x)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fnopt.solvers.smooth._method import Point, Problem, dot
+from fnopt.solvers.smooth._method import Point, SmoothObjective, dot
 from fnopt.solvers.smooth._walk import Heading, LineSearchMethod, Walk, first_rate
 
 
@@ -33,7 +33,7 @@ class projected_gradient(LineSearchMethod):
     takes_bounds = True
     takes_projection = True
 
-    def empty(self, problem: Problem, point: Point) -> jax.Array:
+    def empty(self, problem: SmoothObjective, point: Point) -> jax.Array:
         """The step of length 1 down the gradient."""
         del problem
         return first_rate(point.gradient)
@@ -48,7 +48,7 @@ class projected_gradient(LineSearchMethod):
         rate = jnp.where(usable, rate, 4 * memory)
         return jnp.where(jnp.isfinite(rate), jnp.clip(rate, 1e-20, 1e20), memory)
 
-    def heading(self, problem: Problem, point: Point, walk: Walk) -> Heading:
+    def heading(self, problem: SmoothObjective, point: Point, walk: Walk) -> Heading:
         """To the projection of the spectral step."""
         target = problem.inside(point.x - walk.memory * point.gradient)
         one = jnp.ones_like(point.value)

@@ -52,7 +52,7 @@ _INSTEAD = {
 }
 
 
-class Asked(NamedTuple):
+class MinimizeRequest(NamedTuple):
     """What of a call SciPy's keywords change."""
 
     method: Any
@@ -76,7 +76,7 @@ def method_name(name: str) -> str:
 
 def as_asked(
     keywords: dict[str, Any], *, method: Any, ftol: Any, gtol: Any, max_steps: int
-) -> Asked:
+) -> MinimizeRequest:
     """A call with SciPy's `tol`, `jac` and `options` brought into its own.
 
     Args:
@@ -123,7 +123,7 @@ def as_asked(
         if method_name(str(method)) not in ("auto", "lbfgs", "lbfgsb"):
             raise TypeError(f"minimize: maxcor is an option of 'lbfgsb', the method is {method!r}.")
         method = lbfgsb(options["maxcor"])
-    return Asked(
+    return MinimizeRequest(
         method,
         _first(ftol, options.get("ftol"), tol),
         _first(gtol, options.get("gtol"), tol),

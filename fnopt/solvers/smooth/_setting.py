@@ -20,16 +20,16 @@ from fnopt.core import (
     where,
 )
 from fnopt.jacobians import real_vector
-from fnopt.programs import fresh
+from fnopt.programs import uncached
 from fnopt.residuals import Box, Parametrisation, box_of, fixed, parametrised, tied
-from fnopt.solvers.smooth._method import Problem
+from fnopt.solvers.smooth._method import SmoothObjective
 
 
-class Setting(NamedTuple):
+class FlatObjective(NamedTuple):
     """A problem of a vector, and how to get back."""
 
     x: jax.Array  # [n], where to start
-    problem: Problem
+    problem: SmoothObjective
     params: Callable[[jax.Array], Any]  # the user's params at a vector, in their dtypes
     value: Callable[[Any], Any]  # the user's function of these
     rounding: Callable[[jax.Array], jax.Array]  # the vector as params of 16 bits round it
@@ -74,7 +74,7 @@ def set_up(
     bounds: Any,
     constraints: Any,
     projection: Callable[[Any], Any] | None,
-) -> Setting:
+) -> FlatObjective:
     """Brings a problem to a vector; everything that is known by now is checked."""
     check_inexact(params, "params")
     wide = jax.tree.map(lambda leaf: jnp.asarray(leaf, widened(leaf)), params)
@@ -112,11 +112,11 @@ def set_up(
     project = None
     if projection is not None:
         project = _projection(projection, laid, flat, free, made)
-    jax.eval_shape(fresh(f), jax.ShapeDtypeStruct((laid.size,), dtype))
+    jax.eval_shape(uncached(f), jax.ShapeDtypeStruct((laid.size,), dtype))
     box = _box(bounds, wide, made, dtype)
-    problem = Problem(f, box, project, laid.unflatten, flat)
+    problem = SmoothObjective(f, box, project, laid.unflatten, flat)
     eps = max((float(jnp.finfo(leaf.dtype).eps) for leaf in leaves), default=1e-7)
-    return Setting(flat(free), problem, narrowed, lambda p: fn(p, *args), rounding, eps)
+    return FlatObjective(flat(free), problem, narrowed, lambda p: fn(p, *args), rounding, eps)
 
 
 def as_scalar(out: Any, has_aux: bool, dtype: Any) -> jax.Array:

@@ -15,12 +15,12 @@ from fnopt.solvers.smooth._method import (
     Aim,
     MinimizeMethod,
     Point,
-    Problem,
+    SmoothObjective,
     Told,
     dot,
     length,
 )
-from fnopt.solvers.smooth._more_thuente import Rule, Search, begun, told
+from fnopt.solvers.smooth._more_thuente import LineSearch, WolfeConditions, begun, told
 
 
 class Heading(NamedTuple):
@@ -38,18 +38,18 @@ class Walk(NamedTuple):
     fresh: jax.Array  # whether nothing has been learned since the start, or since a failure
     target: jax.Array
     step: jax.Array
-    search: Search
+    search: LineSearch
     best: Point  # the best point of the search
     first: jax.Array  # the value at the start of all
     last: jax.Array  # by how much the value fell in the last step
 
 
 class LineSearchMethod(MinimizeMethod):
-    """A method that is a memory and a direction; it ends up searching along the direction."""
+    """The base of line-search methods: a memory, a direction by it, a search along that."""
 
-    rule: ClassVar[Rule] = Rule()
+    rule: ClassVar[WolfeConditions] = WolfeConditions()
 
-    def empty(self, problem: Problem, point: Point) -> Any:
+    def empty(self, problem: SmoothObjective, point: Point) -> Any:
         """The memory before anything is learned."""
         raise NotImplementedError(f"{type(self).__name__} must define empty")
 
@@ -57,12 +57,12 @@ class LineSearchMethod(MinimizeMethod):
         """The memory after a step."""
         raise NotImplementedError(f"{type(self).__name__} must define learned")
 
-    def heading(self, problem: Problem, point: Point, walk: Walk) -> Heading:
+    def heading(self, problem: SmoothObjective, point: Point, walk: Walk) -> Heading:
         """The search direction."""
         raise NotImplementedError(f"{type(self).__name__} must define heading")
 
-    def begin(self, problem: Problem, point: Point) -> Walk:
-        """Nothing learned, nowhere to go."""
+    def begin(self, problem: SmoothObjective, point: Point) -> Walk:
+        """The state with an empty memory."""
         zero, one = jnp.zeros_like(point.value), jnp.ones_like(point.value)
         search = begun(point.value, zero, one, one)
         memory = self.empty(problem, point)
@@ -70,7 +70,7 @@ class LineSearchMethod(MinimizeMethod):
         yes = jnp.ones((), bool)
         return Walk(memory, yes, point.x, still, search, point, point.value, zero)
 
-    def aim(self, problem: Problem, point: Point, state: Walk) -> Aim:
+    def aim(self, problem: SmoothObjective, point: Point, state: Walk) -> Aim:
         """A direction, and the first step along it."""
         heading = self.heading(problem, point, state)
         step = heading.target - point.x
@@ -84,7 +84,7 @@ class LineSearchMethod(MinimizeMethod):
         predicted = jnp.where(down, -half * slope, jnp.zeros_like(slope))
         return Aim(self._place(problem, point, state), predicted, step, state)
 
-    def _place(self, problem: Problem, point: Point, state: Walk) -> jax.Array:
+    def _place(self, problem: SmoothObjective, point: Point, state: Walk) -> jax.Array:
         rate = state.search.rate
         along = point.x + rate * state.step
         if problem.box is not None:
@@ -92,7 +92,7 @@ class LineSearchMethod(MinimizeMethod):
         # The target itself, so that bounds are reached exactly.
         return jnp.where(rate == 1, state.target, along)
 
-    def told(self, problem: Problem, point: Point, state: Walk, there: Point) -> Told:
+    def told(self, problem: SmoothObjective, point: Point, state: Walk, there: Point) -> Told:
         """Goes on with the search, or takes the best of its points."""
         finite = there.is_finite()
         value = jnp.where(finite, there.value, jnp.asarray(jnp.inf, there.value.dtype))

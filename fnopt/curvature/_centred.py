@@ -63,8 +63,10 @@ class CentredJacobian:
         ((self.count, self.width),) = self.J.sizes
         self.rows: int = self.count * self.width
         w = jnp.ones(self.count, dtype) if weights is None else self._real(weights, name, "weights")
+        # A negative one has no root; what would be left out in silence is made known instead.
+        w = jnp.where(w >= 0, w, jnp.full_like(w, jnp.nan))
         self.weights = w / jnp.sum(w)
-        """What the samples count, of sum 1, `[n]`, those of all devices."""
+        """What the samples count, of sum 1, `[n]`, those of all devices; NaN if one is below 0."""
 
     def mean(self, values: jax.Array) -> jax.Array:
         """The weighted mean of `[n, ...]`; what has no weight may be NaN."""

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from fnopt.core import HIGHEST, matmul
 
 Map = Callable[[jax.Array], jax.Array]
+_LEAST = 16  # rounding units: the least factor of a preconditioner
 
 
 class Nystrom(NamedTuple):
@@ -30,7 +31,10 @@ class Nystrom(NamedTuple):
         .. math:: P^{-1} = (\lambda_l + \mu)\, U (\Lambda + \mu)^{-1} U^\top + (I - U U^\top)
         """
         U, least = self.vectors, self.values[-1]
-        factors = (least + damping) / (self.values + damping) - 1
+        factors = (least + damping) / (self.values + damping)
+        # Rounding leaves that much of what `I - U U^T` should take away: with smaller factors the
+        # product would be with a matrix that isn't positive definite.
+        factors = jnp.maximum(factors, _LEAST * float(jnp.finfo(U.dtype).eps)) - 1
         return lambda v: v + matmul(U, factors * matmul(U.T, v))
 
 
@@ -55,8 +59,9 @@ def nystrom(times: Map, size: int, rank: int, dtype: Any) -> Nystrom:
     omega = jnp.linalg.qr(draws)[0]
     sketch = jax.lax.map(times, omega.T).T
     # A shift that rounding doesn't see keeps what is inverted positive definite.
-    tiny = jnp.asarray(jnp.finfo(dtype).tiny, dtype)
-    shift = jnp.maximum(size**0.5 * jnp.finfo(dtype).eps * jnp.linalg.norm(sketch), tiny)
+    tiny, unit = jnp.asarray(jnp.finfo(dtype).tiny, dtype), _largest(sketch)
+    shift = size**0.5 * jnp.finfo(dtype).eps * jnp.linalg.norm(sketch / unit) * unit
+    shift = jnp.maximum(shift, tiny)
     shifted = sketch + shift * omega
     core = matmul(omega.T, shifted)
     # The paper factorises by Cholesky, which rounding may refuse in float32.
@@ -64,6 +69,12 @@ def nystrom(times: Map, size: int, rank: int, dtype: Any) -> Nystrom:
     root = matmul(shifted, vectors) / jnp.sqrt(jnp.maximum(values, shift))
     U, s, _ = jnp.linalg.svd(root, full_matrices=False)
     return Nystrom(U, jnp.maximum(s * s - shift, jnp.zeros_like(s)))
+
+
+def _largest(x: jax.Array) -> jax.Array:
+    """The largest number: a unit in which squares don't leave the range of the dtype."""
+    top = jnp.max(jnp.abs(x), initial=0)
+    return jnp.where((top > 0) & (top < jnp.inf), top, jnp.ones_like(top))
 
 
 class _CGIterate(NamedTuple):
@@ -87,13 +98,18 @@ def conjugate_gradients(
         iterations: The most products.
 
     Returns:
-        The solution, and how many products it took.
+        The solution, and how many products it took. It is NaN if the right-hand side or what the
+        preconditioner makes of it isn't finite; where rounding finds a direction along which the
+        matrix isn't positive, it is what was found before.
     """
+    unit = _largest(b)
+    b = b / unit
     z = precondition(b)
+    gamma = jnp.dot(b, z, precision=HIGHEST)
     small = (tol * tol) * jnp.dot(b, b, precision=HIGHEST)
-    first = _CGIterate(
-        jnp.zeros_like(b), b, z, jnp.dot(b, z, precision=HIGHEST), jnp.zeros((), jnp.int32)
-    )
+    # NaN ends the loop before its first product, and no step must come of that.
+    start = jnp.where(jnp.isfinite(gamma), jnp.zeros_like(b), jnp.full_like(b, jnp.nan))
+    first = _CGIterate(start, b, z, gamma, jnp.zeros((), jnp.int32))
 
     def unfinished(at: _CGIterate) -> jax.Array:
         left = jnp.dot(at.r, at.r, precision=HIGHEST)
@@ -101,11 +117,13 @@ def conjugate_gradients(
 
     def advance(at: _CGIterate) -> _CGIterate:
         q = times(at.d)
-        alpha = at.gamma / jnp.dot(at.d, q, precision=HIGHEST)
+        bent = jnp.dot(at.d, q, precision=HIGHEST)
+        flat = bent <= 0  # which NaN isn't
+        alpha = jnp.where(flat, jnp.zeros_like(bent), at.gamma / bent)
         x, r = at.x + alpha * at.d, at.r - alpha * q
         z = precondition(r)
-        gamma = jnp.dot(r, z, precision=HIGHEST)
+        gamma = jnp.where(flat, jnp.zeros_like(bent), jnp.dot(r, z, precision=HIGHEST))
         return _CGIterate(x, r, z + gamma / at.gamma * at.d, gamma, at.count + 1)
 
     end = jax.lax.while_loop(unfinished, advance, first)
-    return end.x, end.count
+    return unit * end.x, end.count

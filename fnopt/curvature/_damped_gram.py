@@ -69,13 +69,18 @@ def iterated(
         iterations: How many at most.
         rank: That of Nyström's preconditioner, which takes as many products; 0 for none.
     """
+    eps = float(jnp.finfo(dtype).eps)
+    lam, precondition = damping, lambda r: r
+    if rank:
+        near = nystrom(times, size, rank, dtype)
+        # As where it is factorised; without a preconditioner what is small is not solved for.
+        lam = jnp.maximum(damping, 2 * eps * jnp.sum(near.values))
+        precondition = near.preconditioner(lam)
 
     def damped(x: jax.Array) -> jax.Array:
-        return times(x) + damping * x
+        return times(x) + lam * x
 
     def inverse(b: jax.Array) -> jax.Array:
-        tol = float(jnp.finfo(b.dtype).eps) ** 0.75
-        near = None if rank == 0 else nystrom(times, size, rank, dtype).preconditioner(damping)
-        return conjugate_gradients(damped, b, near or (lambda r: r), tol, iterations)[0]
+        return conjugate_gradients(damped, b, precondition, eps**0.75, iterations)[0]
 
-    return DampedGram(times, inverse, damping)
+    return DampedGram(times, inverse, lam)

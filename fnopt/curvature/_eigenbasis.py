@@ -72,7 +72,9 @@ def _padded(factor: jax.Array, size: int) -> jax.Array:
     if count * width == size:
         return factor
     fill = (jnp.arange(count * width) >= size).astype(factor.dtype).reshape(count, width)
-    least = -1 - jnp.trace(factor[:, -1], axis1=1, axis2=2)
+    # Below all others, and of their size: beside -1 tiny ones would be rounding to LAPACK.
+    trace = jnp.trace(factor[:, -1], axis1=1, axis2=2)
+    least = -jnp.where(trace > 0, trace, jnp.ones_like(trace))
     return factor + least[:, None, None, None] * jax.vmap(jnp.diag)(fill)
 
 

@@ -100,7 +100,9 @@ def output_rows(
     root = gathered(root, 0)  # as the signs are
     n, blocks = root.shape[:2]  # [n, C / size, outputs, columns]
     if samples is None:
-        rows = jnp.einsum("nbij,bc->nbjci", root, jnp.eye(blocks, dtype=root.dtype))
+        rows = jnp.einsum(
+            "nbij,bc->nbjci", root, jnp.eye(blocks, dtype=root.dtype), precision=HIGHEST
+        )
         return rows.reshape(n, blocks * size, blocks * size)
     signs = jax.random.rademacher(key, (n, samples, blocks, size), root.dtype)
     rows = jnp.einsum("nbij,nsbj->nsbi", root, signs, precision=HIGHEST)

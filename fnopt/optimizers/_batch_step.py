@@ -95,6 +95,11 @@ def check_solver(options: Any, name: str) -> None:
     check_count(options.iterations, "iterations", name)
     if options.rank != 0:
         check_count(options.rank, "rank", name)
+        if options.solver != "cg":
+            raise ValueError(
+                f"{name}: rank = {options.rank} is that of the preconditioner of conjugate "
+                f"gradients, but solver = {options.solver!r}. Give solver='cg' with it."
+            )
 
 
 def first_state(options: StepOptions, params: Any) -> GaussNewtonDescentState:

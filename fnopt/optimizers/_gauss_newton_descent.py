@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Scalar, ScalarOrSchedule, Transformation, hyper, static
+from fnopt.core import HIGHEST, Scalar, ScalarOrSchedule, Transformation, hyper, static
 from fnopt.optimizers._batch_step import (
     BatchStep,
     DampingRule,
@@ -177,8 +177,8 @@ class gauss_newton_descent(Transformation):
             self,
             state,
             pulled,
-            jnp.dot(r, change),
-            jnp.dot(change, change),
+            jnp.dot(r, change, precision=HIGHEST),
+            jnp.dot(change, change, precision=HIGHEST),
             value,
             jnp.isfinite(value) & jnp.all(jnp.isfinite(squares)),
             4 * jnp.finfo(r.dtype).eps * value,
@@ -222,4 +222,4 @@ def _among_params(
 
 
 def _half_square(r: jax.Array) -> jax.Array:
-    return jnp.dot(r, r) / 2
+    return jnp.dot(r, r, precision=HIGHEST) / 2

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import (
+    HIGHEST,
     Scalar,
     ScalarOrSchedule,
     Schedule,
@@ -75,8 +76,9 @@ class stochastic_reconfiguration(Transformation):
 
     `update` ignores the gradients (they may be `None`): call `update(None, state, params,
     batch=samples, local_energies=E)`, with `weights=` for samples that don't count alike: all
-    configurations with :math:`|\psi|^2`, for exact sums. A step that isn't finite is refused: the
-    update is zero, the state says why, and the momentum starts anew.
+    configurations with :math:`|\psi|^2`, for exact sums. A step that isn't finite is refused, as
+    one with negative weights is: the update is zero, the state says why, and the momentum starts
+    anew.
 
     Args:
         log_amplitude_fn: `log_psi(params, sample)`, a real or complex scalar, of ONE sample. A
@@ -197,7 +199,7 @@ class stochastic_reconfiguration(Transformation):
             None if self.momentum is None else _if(taken, direction, state.momentum),
             jnp.where(taken, Status.RUNNING.array, failed),
             X.mean(energies)[0],
-            jnp.dot(e, e),
+            jnp.dot(e, e, precision=HIGHEST),
         )
 
     def _direction(

@@ -188,6 +188,28 @@ MATRIX_METHODS = {
     "galore": fnopt.galore(0.1, rank=2),
     "psgd_kron": fnopt.psgd_kron(0.1),
 }
+
+
+def outputs(w, example):
+    """Of a model without products."""
+    x, target = example
+    return jnp.tanh(w["w"] * x + w["b"]) * jnp.take(w["table"], jnp.int32(target))
+
+
+def distance(f, example):
+    return jnp.sum(jnp.square(f - example[1]))
+
+
+CG = {"solver": "cg", "rank": 2, "momentum": 0.5}
+BATCH_METHODS = {
+    "gauss_newton_descent": fnopt.gauss_newton_descent(momentum=0.5),
+    "gauss_newton_descent, among params": fnopt.gauss_newton_descent(method="formed"),
+    "gauss_newton_descent, cg": fnopt.gauss_newton_descent(**CG),
+    "natural_gradient": fnopt.natural_gradient(outputs, distance, momentum=0.5),
+    "natural_gradient, cg": fnopt.natural_gradient(outputs, distance, **CG),
+    "stochastic_reconfiguration": fnopt.stochastic_reconfiguration(loss, momentum=0.5),
+    "stochastic_reconfiguration, cg": fnopt.stochastic_reconfiguration(loss, **CG),
+}
 OTHERS = {
     "weighted_grad": (lambda w: gradients.weighted_grad(loss)(w, BATCH, jnp.ones(4)), (W,)),
     "trimmed_mean": (
@@ -233,6 +255,12 @@ def test_gradients(name):
 def test_matrix_methods(name):
     tx = MATRIX_METHODS[name]
     check(lambda w: tx.update(w, tx.init(w), w), (MATRICES,))
+
+
+@pytest.mark.parametrize("name", BATCH_METHODS)
+def test_methods_of_a_batch(name):
+    tx, extra = BATCH_METHODS[name], {"residual_fn": outputs, "local_energies": jnp.arange(4.0)}
+    check(lambda w: tx.update(None, tx.init(w), w, batch=BATCH, **extra), (W,))
 
 
 @pytest.mark.parametrize("name", OTHERS)

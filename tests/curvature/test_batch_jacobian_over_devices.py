@@ -44,11 +44,17 @@ def cross_entropy(logits, x):
     return jax.nn.logsumexp(logits) - jnp.where(x[0] > 0, logits[0], logits[1])
 
 
+def log_psi(params, x):
+    return jax.lax.complex(*net(params, x))
+
+
 def optimizers(axis_name):
     options = {"momentum": 0.5, "axis_name": axis_name}
     yield fnopt.gauss_newton_descent(damping=0.1, halvings=0, **options)
     yield fnopt.natural_gradient(net, cross_entropy, **options)
-    yield fnopt.natural_gradient(net, cross_entropy, solver="cg", halvings=0, **options)
+    # Conjugate gradients and the products of their preconditioner, over the named axis.
+    yield fnopt.natural_gradient(net, cross_entropy, solver="cg", rank=4, halvings=0, **options)
+    yield fnopt.stochastic_reconfiguration(log_psi, **options)
 
 
 def steps(params, batch, axis_name=None):
@@ -56,10 +62,16 @@ def steps(params, batch, axis_name=None):
 
 
 def _steps(tx, params, batch):
+    extra = {
+        "residual_fn": net,
+        "local_energies": jax.lax.complex(batch[:, 0], batch[:, 1]),
+        "weights": batch[:, 2] ** 2,
+    }
+
     def body(carry, _):
         params, state = carry
-        updates, state = tx.update(None, state, params, residual_fn=net, batch=batch)
-        return (fnopt.apply_updates(params, updates), state), state.value
+        updates, state = tx.update(None, state, params, batch=batch, **extra)
+        return (fnopt.apply_updates(params, updates), state), (state.count, updates)
 
     return jax.lax.scan(body, (params, tx.init(params)), length=3)
 

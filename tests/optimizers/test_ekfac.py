@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +13,7 @@ import pytest
 import fnopt
 from fnopt import Status
 from fnopt.curvature import KroneckerModel, KroneckerSpec, rebased
+from fnopt.curvature._eigenbasis import eigenbases
 
 N, DAMPING = 6, 0.1
 
@@ -100,6 +104,24 @@ def test_moments_and_products_are_those_of_the_definition(max_side):
         assert best <= np.linalg.norm(exact - plain) * (1 + 1e-12)
         solved = np.linalg.solve(corrected + DAMPING * np.eye(len(Q)), np.ravel(given))
         np.testing.assert_allclose(np.ravel(divided), solved, atol=1e-10)
+
+
+def test_bases_are_those_of_factors_of_any_size():
+    # The last block of each side is filled up by one.
+    side = types.SimpleNamespace(count=2, size=7, width=4)
+    blocks = [types.SimpleNamespace(sides=(side, side), matrices=1)]
+    roots = draw(5, 2, 1, 2, 4, 4).astype("f")
+    roots[:, :, 1, 3] = 0
+    pair = roots @ np.swapaxes(roots, -1, -2)
+    found = jax.jit(functools.partial(eigenbases, blocks))
+    for size in (1.0, 1e-25, 0.0):
+        for F, Q in zip(pair, found([tuple(np.float32(size) * pair)])[0], strict=True):
+            rotated = np.swapaxes(Q, -1, -2) @ F @ Q
+            off = rotated * (1 - np.eye(4))
+            if size:
+                np.testing.assert_allclose(off, 0, atol=1e-5 * np.max(F))
+            # What fills up is a vector of its own.
+            assert np.sum(np.abs(np.asarray(Q)[0, 1, 3]) > 1e-6) == 1
 
 
 @pytest.mark.usefixtures("x64")

@@ -210,6 +210,19 @@ def test_a_step_that_is_not_finite_is_refused(energy, w):
     assert jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), state) == types
 
 
+def test_negative_weights_are_refused():
+    tx, (params, s, E) = fnopt.stochastic_reconfiguration(real, 0.1), small()
+    run = jax.jit(
+        lambda w: tx.update(
+            None, tx.init(params), params, batch=s, local_energies=E * s[:, 0], weights=w
+        )
+    )
+    updates, state = run(jnp.ones(9).at[3].set(-0.1))
+    assert all(not np.any(u) for u in jax.tree.leaves(updates))
+    assert int(state.status) == Status.NONFINITE_START
+    assert int(run(jnp.ones(9).at[3].set(0))[1].status) == Status.RUNNING
+
+
 def test_of_samples_that_are_all_alike_nothing_moves():
     # The centred rows are zero: the matrix is singular but for its damping.
     tx, run = step()
@@ -234,6 +247,8 @@ def test_refuses_what_it_cannot_do():
         tried(solver="qr")
     with pytest.raises(ValueError, match="rank"):
         tried(rank=-1)
+    with pytest.raises(ValueError, match=r"rank = 5 .* solver = 'cholesky'"):
+        tried(rank=5)
     with pytest.raises(TypeError, match="real or complex scalar"):
         tried(lambda p, s: s * p["a"])
     with pytest.raises(TypeError, match=r"'w' of the params is int32"):

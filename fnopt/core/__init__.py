@@ -7,6 +7,7 @@ from fnopt.core._apply import Params as Params
 from fnopt.core._apply import apply_updates
 from fnopt.core._apply import cast_like as cast_like
 from fnopt.core._beside import beside as beside
+from fnopt.core._checks import BY_KEYWORD as BY_KEYWORD
 from fnopt.core._checks import (
     check_batch,
     check_choice,

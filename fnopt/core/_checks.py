@@ -13,6 +13,11 @@ from fnopt.core._dtypes import is_inexact
 from fnopt.core._errors import listing
 
 NamedLeaves = list[tuple[str, Any]]
+CLOSED_OVER = "Let the function close over what all examples share."
+BY_KEYWORD = (
+    "Pass what all examples share by keyword, or say which arguments are batched with "
+    "batch_argnums."
+)
 
 
 def described(x: Any) -> str:
@@ -39,8 +44,14 @@ def check_some(params: Any, name: str) -> None:
         raise ValueError(f"{name}: the params have no array in them, so no gradient.")
 
 
-def check_batch(leaves: NamedLeaves, name: str) -> int:
-    """The common number of examples of all batched leaves, at least 1."""
+def check_batch(leaves: NamedLeaves, name: str, shared: str = CLOSED_OVER) -> int:
+    """The common number of examples of all batched leaves, at least 1.
+
+    Args:
+        leaves: Their names and they.
+        name: The public function that the user called, for messages.
+        shared: Where that function takes what all examples share, a sentence.
+    """
     if not leaves:
         raise ValueError(f"{name}: the batch has no array in it, so no examples.")
     for where, leaf in leaves:
@@ -53,8 +64,7 @@ def check_batch(leaves: NamedLeaves, name: str) -> int:
                 )
             raise ValueError(
                 f"{name}: {where} of the batch is {described(leaf)} without an example axis. "
-                "Pass what all examples share by keyword, or say which arguments are batched with "
-                "batch_argnums."
+                f"{shared}"
             )
     sizes = {where: leaf.shape[0] for where, leaf in leaves}
     if len({*sizes.values()}) > 1:

@@ -14,7 +14,8 @@ from fnopt.core import check_batch, compute_dtype, gathered, leaves_with_names
 
 def _by_leaf(grads: Any, name: str, fn: Callable[[jax.Array, int], jax.Array]) -> Any:
     """Applies `fn(gradients, n)` in a wide dtype to every leaf."""
-    size = check_batch([(f"leaf {path!r}", x) for path, x in leaves_with_names(grads)[0]], name)
+    leaves = [(f"leaf {path!r}", x) for path, x in leaves_with_names(grads)[0]]
+    size = check_batch(leaves, name, "Give the gradients of every example (per_example_grads).")
 
     def one(x: jax.Array) -> jax.Array:
         whole = gathered(x)  # every number is ordered, or counted, over all examples

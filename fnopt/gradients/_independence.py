@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import check_batch, check_count, described, leaves_with_names, shown
+from fnopt.core import BY_KEYWORD, check_batch, check_count, described, leaves_with_names, shown
 
 _NAME = "check_examples_independent"
 
@@ -65,7 +65,7 @@ def check_examples_independent(
 
     def check(*args: Any, **kwargs: Any) -> None:
         batch = {i: args[i] for i in _checked_positions(positions, len(args))}
-        size = check_batch(_named(batch), _NAME)
+        size = check_batch(_named(batch), _NAME, BY_KEYWORD)
         if any(isinstance(x, Tracer) for x in jax.tree.leaves((args, kwargs))):
             raise TypeError(f"{_NAME}: the arguments are traced. Call it outside of jit.")
 

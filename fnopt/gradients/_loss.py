@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import (
+    BY_KEYWORD,
     check_batch,
     check_key,
     check_params,
@@ -78,7 +79,8 @@ class ExampleLoss:
         params = tuple(args[i] for i in argnums)
         batch = tuple(args[i] for i in batch_argnums)
         check_params(self._named_leaves(args, argnums), self.name)
-        size = check_batch(self._named_leaves(args, batch_argnums), self.name)
+        leaves = self._named_leaves(args, batch_argnums)
+        size = check_batch(leaves, self.name, BY_KEYWORD)
         keys = None
         if key is not None:
             keys = _example_keys(check_key(key, self.name), size, axis_name)

@@ -20,6 +20,7 @@ from fnopt.core import (
 )
 
 _RULES = ("sum", "mean", "concat")
+_SHARED = "Say with argnums and argnames which arguments are cut: the others are given whole."
 
 
 def microbatch(
@@ -74,7 +75,7 @@ def microbatch(
         chosen = {i % len(args) for i in places}, names & kwargs.keys()
         batch = [args[i] for i in sorted(chosen[0])], {k: kwargs[k] for k in sorted(chosen[1])}
         batch = jax.tree.map(lambda x: jnp.moveaxis(jnp.asarray(x), in_axes, 0), batch)
-        size = check_batch(leaves_with_names(batch)[0], "microbatch")
+        size = check_batch(leaves_with_names(batch)[0], "microbatch", _SHARED)
 
         def call(part: Any) -> Any:
             some, named = jax.tree.map(lambda x: jnp.moveaxis(x, 0, in_axes), part)

@@ -25,6 +25,7 @@ from fnopt.jacobians._real_vector import RealVector, real_vector
 from fnopt.jacobians._vectors import blocks, check_real, checked_outputs
 
 _NAME = "per_example_jacobian"
+_SHARED = "Pass what all examples share by keyword."
 Carry = TypeVar("Carry")
 
 
@@ -134,7 +135,7 @@ class PerExampleJacobian:
         """The number of examples, the layout of the outputs of one, and its rows."""
         check_real(params, _NAME)
         params = varying_like(params, batch)  # inside shard_map: rows of this device alone
-        size = check_batch(_named_leaves(batch), _NAME)
+        size = check_batch(_named_leaves(batch), _NAME, _SHARED)
 
         def one(params: Any, example: Any) -> Any:
             return self.fn(params, *example, **shared)

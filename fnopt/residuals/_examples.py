@@ -13,6 +13,10 @@ from fnopt.core import check_batch, described, leaves_with_names, shown, where
 from fnopt.jacobians import per_example_jacobian
 
 Function = Callable[..., Any]
+_SHARED = (
+    "Let residual_fn close over what all examples share, or give it to least_squares in args. If "
+    "residual_fn takes the whole batch at once, give it in args too, without batch."
+)
 
 
 @jax.tree_util.register_pytree_node_class
@@ -187,5 +191,5 @@ def example_residuals(residual_fn: Any, batch: Any) -> ExampleResiduals:
     found = ExampleResiduals(tuple(fns), structure)
     for each in found.batches(batch):
         pairs = [(shown(path), leaf) for path, leaf in leaves_with_names(each)[0]]
-        check_batch(pairs, "residual_fn")
+        check_batch(pairs, "residual_fn", _SHARED)
     return found

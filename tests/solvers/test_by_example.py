@@ -234,6 +234,9 @@ def test_what_cannot_be_done_is_refused():
     assert any("ONE example" in note for note in found.value.__notes__)
     with pytest.raises(ValueError, match="the batch is empty"):
         fnopt.least_squares(residual, params, batch=batch[:0])
+    with pytest.raises(ValueError, match=r"close over .* share, or give it .* in args") as found:
+        fnopt.least_squares(lambda p, e: p["w"] @ e[0], params, batch=(batch, jnp.float32(2.0)))
+    assert "argnums" not in str(found.value)
     many = jnp.broadcast_to(jnp.zeros(3), (40_000, 3))
     solver = fnopt.levenberg_marquardt(linear_solver="cholesky")
     with pytest.raises(ValueError, match=r"40000 residuals.* 26 GB.*linear_solver='cg'"):

@@ -47,10 +47,8 @@ def check_some(params: Any, name: str) -> None:
 def check_batch(leaves: NamedLeaves, name: str, shared: str = CLOSED_OVER) -> int:
     """The common number of examples of all batched leaves, at least 1.
 
-    Args:
-        leaves: Their names and they.
-        name: The public function that the user called, for messages.
-        shared: Where that function takes what all examples share, a sentence.
+    `name` is the function that the user called, and `shared` says where that one takes what all
+    examples share.
     """
     if not leaves:
         raise ValueError(f"{name}: the batch has no array in it, so no examples.")

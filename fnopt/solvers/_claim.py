@@ -18,11 +18,19 @@ from fnopt.core import Status, is_converged
 from fnopt.linear import System
 from fnopt.solvers._evidence import Noise, rises
 from fnopt.solvers._linearization import Linearization
-from fnopt.solvers._probe import SHARE, Probe, is_hopeful, is_refuted, no_probe, probe
+from fnopt.solvers._probe import Probe, is_hopeful, is_refuted, no_probe, probe
 from fnopt.solvers._restart import MOST_RESTARTS
-from fnopt.solvers._saddle import bend, no_bend, saddle_direction
+from fnopt.solvers._saddle import Descent, descent, no_descent
 
 _NOTHING = 3  # power of the rounding unit: no start is so far off that this is left of its cost
+
+
+class Tests(NamedTuple):
+    """What claims are tested by."""
+
+    system: Callable[[], System]  # the linear model, in units of the columns
+    pulled: Callable[[jax.Array], jax.Array]  # y -> J(y)^T r, with the residuals of the point
+    eps: jax.Array  # the rounding unit
 
 
 class Claim(NamedTuple):
@@ -32,35 +40,18 @@ class Claim(NamedTuple):
     is_raised: jax.Array  # and not examined yet
     aside: jax.Array  # [n], where it is tested
     is_beyond: jax.Array  # whether that is where a param without effect goes
-    share: jax.Array  # of the cost, which the test has to gain to refute it
+    gain: jax.Array  # of the cost, by which the test refutes it
     zero: jax.Array  # the cost that is nothing against that of the start
     taken: Probe | None  # a part of the full step; None where the model isn't that of the cost
-    concave: jax.Array | None  # [n], the last step, if the cost bends down along it, else zeros
 
     @property
     def is_tested(self) -> jax.Array:
         """Whether the next step is the test."""
         return self.status != Status.RUNNING.value
 
-    def least(self, point: Linearization, noise: Noise) -> jax.Array:
+    def least(self, noise: Noise) -> jax.Array:
         """The least reduction of the cost that refutes the claim by itself."""
-        return jnp.maximum(self.share * point.cost, noise.cost)
-
-    def followed(
-        self,
-        before: Linearization,
-        after: Linearization,
-        step: jax.Array,
-        accepted: jax.Array,
-        noise: Noise,
-    ) -> Claim:
-        """The claim with what a step has shown of the curvature along it."""
-        if self.concave is None:
-            return self
-        known, latest = bend(before, after, step, noise.residual)
-        latest = jnp.where(self.is_tested, no_bend(step), latest)
-        seen = accepted & (known | self.is_tested)
-        return self._replace(concave=jnp.where(seen, latest, self.concave))
+        return jnp.maximum(self.gain, noise.cost)
 
     def raised(self, status: jax.Array, can: jax.Array) -> Claim:
         """The claim that a status makes, if it makes one."""
@@ -74,40 +65,41 @@ class Claim(NamedTuple):
         point: Linearization,
         beyond: jax.Array,
         away: jax.Array,
-        system: Callable[[], System],
+        tests: Tests,
         noise: Noise,
         status: jax.Array,
-    ) -> tuple[Claim, jax.Array]:
+    ) -> tuple[Claim, jax.Array, jax.Array]:
         """The claim with its test; or the status, where there is no doubt.
 
         Args:
             point: The point.
             beyond: Whether params have lost their effect on their way.
             away: The point with these further out.
-            system: The linear model, in units of the columns.
+            tests: What the model shows there.
             noise: The rounding there.
             status: The status, `RUNNING` unless something else has ended the search.
+
+        Returns:
+            The claim, the status, and how many Jacobians were evaluated for it.
         """
-        doubt, aside, taken, share = beyond, away, self.taken, jnp.zeros_like(self.share)
-        if self.concave is not None:
-            seen = self.concave
-            nothing = (no_probe(point), jnp.zeros_like(point.x))
-            taken, saddle = lax.cond(
-                self.is_raised & ~beyond,
-                lambda: _aside(point, seen, system, noise),
+        doubt, aside, taken = beyond, away, self.taken
+        gain, products = jnp.zeros_like(self.gain), jnp.zeros((), jnp.int32)
+        if self.taken is not None:
+            nothing = (no_probe(point), no_descent(point))
+            taken, down = lax.cond(
+                self.is_raised & ~beyond & (point.cost > self.zero),
+                lambda: _aside(point, tests, noise),
                 lambda: nothing,
             )
-            bends = jnp.any(saddle != 0)
-            doubt = beyond | bends | jnp.any(taken.step != 0)
-            aside = jnp.where(beyond, away, point.x + taken.step + saddle)
-            share = jnp.where(bends, jnp.asarray(SHARE, share.dtype), share)
+            step = taken.step + down.step
+            doubt = beyond | jnp.any(step != 0)
+            aside = jnp.where(beyond, away, point.x + step)
+            gain, products = down.gain, down.products
         doubt &= point.cost > self.zero
         ends = self.is_raised & ~doubt & (status == Status.RUNNING.value)
         kept = lax.select(ends, Status.RUNNING.array, self.status)
-        claim = Claim(
-            kept, jnp.zeros((), bool), aside, beyond, share, self.zero, taken, self.concave
-        )
-        return claim, lax.select(ends, self.status, status)
+        claim = Claim(kept, jnp.zeros((), bool), aside, beyond, gain, self.zero, taken)
+        return claim, lax.select(ends, self.status, status), products
 
 
 def no_claim(point: Linearization, fully: bool) -> Claim:
@@ -117,24 +109,26 @@ def no_claim(point: Linearization, fully: bool) -> Claim:
         point: The start.
         fully: Whether claims are tested along directions of the linear model.
     """
-    none, share = jnp.zeros((), bool), jnp.zeros_like(point.cost)
+    none, gain = jnp.zeros((), bool), jnp.zeros_like(point.cost)
     eps = float(jnp.finfo(point.cost.dtype).eps)
     zero = jnp.asarray(eps**_NOTHING, point.cost.dtype) * point.cost
     taken = no_probe(point) if fully else None
-    seen = no_bend(point.x) if fully else None
-    return Claim(Status.RUNNING.array, none, point.x, none, share, zero, taken, seen)
+    return Claim(Status.RUNNING.array, none, point.x, none, gain, zero, taken)
 
 
-def _aside(
-    point: Linearization, seen: jax.Array, system: Callable[[], System], noise: Noise
-) -> tuple[Probe, jax.Array]:
-    """A part of the full step where that is hopeful, else one along which the cost may fall."""
+def _aside(point: Linearization, tests: Tests, noise: Noise) -> tuple[Probe, Descent]:
+    """A part of the full step where that is hopeful, else one along which the cost bends down."""
     hopeful = is_hopeful(point, noise.residual)
     taken = lax.cond(
-        hopeful, lambda: probe(point, system(), noise.residual), lambda: no_probe(point)
+        hopeful, lambda: probe(point, tests.system(), noise.residual), lambda: no_probe(point)
     )
-    saddle = saddle_direction(point, seen)
-    return taken, jnp.where(hopeful, jnp.zeros_like(saddle), saddle)
+    flat = hopeful | (point.cost <= noise.cost)
+    down = lax.cond(
+        flat,
+        lambda: no_descent(point),
+        lambda: descent(point, tests.pulled, tests.eps, noise),
+    )
+    return taken, down
 
 
 def tested(

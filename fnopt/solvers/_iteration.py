@@ -14,7 +14,7 @@ from fnopt.core import Status, any_row, is_converged, row_axes
 from fnopt.linear import norm
 from fnopt.programs import products_ahead
 from fnopt.solvers._bounded import bounded_trial, faced
-from fnopt.solvers._claim import Claim, no_claim, tested
+from fnopt.solvers._claim import Claim, Tests, no_claim, tested
 from fnopt.solvers._convergence import checked_status, first_of, is_stationary
 from fnopt.solvers._curvature import learned
 from fnopt.solvers._evidence import has_moved, outward, ran_away, rounding, vanished, went_far
@@ -82,6 +82,8 @@ def started(
         (_vanishes(r, point.cost), Status.ILL_POSED),
         (is_stationary(point.cost, steep, options.gtol), Status.CONVERGED_GRADIENT),
     )
+    claim = no_claim(point, _tests_fully(problem, point)).raised(status, point.cost > 0)
+    status = lax.select(claim.is_raised, Status.RUNNING.array, status)
     one = jnp.ones((), jnp.int32)
     factors = _no_factors(problem, solver, facing, search)
     stale, none = jnp.ones((), bool), jnp.zeros((), jnp.int32)
@@ -97,7 +99,7 @@ def started(
         lost=jnp.zeros(x.shape, bool),
         start=x,
         status=status,
-        claim=no_claim(point, _tests_fully(problem, point)),
+        claim=claim,
         steps=none,
         njev=one,
         nhev=none,
@@ -190,7 +192,7 @@ def advance(
     tried = problem.flat.r(x)
     actual = problem.reduction(loop.residuals, tried)
     found = compared(trial, actual, noise)
-    promising = lax.select(testing, actual > claim.least(point, noise), found.improves)
+    promising = lax.select(testing, actual > claim.least(noise), found.improves)
     here, r, accepted = lax.cond(
         promising,
         lambda: _arrived(loop, evaluate(x, tried), None if loop.r is None else tried),
@@ -212,7 +214,6 @@ def advance(
     judged = choose(testing, search, judged)
     reopened = functools.partial(restart, here, search, options, solver.rule)
     stands, judged = tested(claim, loop.point, tried, actual, accepted, noise, judged, reopened)
-    claim = claim.followed(loop.point, here, trial.step, accepted, noise)
     claim = claim.raised(status, ~testing & (here.cost > 0))
     status = lax.select(claim.is_raised, Status.RUNNING.array, status)
     status = lax.select(testing, stands, status)
@@ -255,8 +256,9 @@ def examined(
 
     beyond = has_moved(loop.lost, point.x, loop.start)
     noise = rounding(point, options)
-    claim, status = loop.claim.examined(point, beyond, away, system, noise, loop.status)
-    return loop._replace(claim=claim, status=status)
+    tests = Tests(system, lambda y: model.pulled(y, point.r), options.eps)
+    claim, status, products = loop.claim.examined(point, beyond, away, tests, noise, loop.status)
+    return loop._replace(claim=claim, status=status, njev=loop.njev + products)
 
 
 def _with_secant_update(

@@ -64,6 +64,10 @@ class LinearModel:
         """The Jacobian at a point; None where it is too large to have."""
         del point
 
+    def pulled(self, x: jax.Array, w: jax.Array) -> jax.Array:
+        r"""The product :math:`J(x)^T w`, where nothing else is needed of the Jacobian."""
+        raise NotImplementedError
+
     def products(self, point: Linearization) -> tuple[Map, Map]:
         """The products with the Jacobian at a point, and with its transpose."""
         given = self.flat.derivative

@@ -7,7 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import matmul
+from fnopt.core import matmul, row_total
+from fnopt.jacobians import jacobian_mode
 from fnopt.linear import (
     LiftedSystem,
     Triangle,
@@ -18,7 +19,7 @@ from fnopt.linear import (
     numerical_rank,
     triangle,
 )
-from fnopt.residuals import linearise
+from fnopt.residuals import linearise, linearise_pull
 from fnopt.solvers._linearization import Linearization, factorised_linearization, linearization_at
 from fnopt.solvers._model_base import LinearModel, Rank, gram_rank, scaled_pull
 
@@ -34,6 +35,13 @@ class DenseModel(LinearModel):
     def jacobian(self, point: Linearization) -> Any:
         """The Jacobian at a point."""
         return point.J
+
+    def pulled(self, x: jax.Array, w: jax.Array) -> jax.Array:
+        r"""The product :math:`J(x)^T w`, where nothing else is needed of the Jacobian."""
+        flat, mode = self.flat, self.mode
+        if flat.derivative is None and jacobian_mode(mode, flat.rows, flat.n) == "reverse":
+            return linearise_pull(flat.r, x)[1](w)
+        return row_total(matmul(w, linearise(flat, x, mode, self.chunk_size)[1]))
 
 
 class TriangleModel(DenseModel):

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 from fnopt.core import matmul, row_total
 from fnopt.linear import System, divide, norm, row_norm
 from fnopt.solvers._linearization import Linearization
-from fnopt.solvers._saddle import own_share
 
 SHARE = 1e-4  # of the cost, which a claim may leave to the second-order model
 _ABOVE = 3.0  # times the rounding of the residuals, that the model's reduction has to be
@@ -119,3 +118,12 @@ def is_refuted(point: Linearization, taken: Probe, r: jax.Array, noise: jax.Arra
     unknown = 2 * (row_norm(taken.floor) * noise + taken.blur * row_norm(rest))
     hidden = jnp.abs(curvature) <= unknown
     return (known & (gain > share)) | (hidden & (-taken.slope > share))
+
+
+def own_share(step: jax.Array, x: jax.Array, share: float) -> jax.Array:
+    """The factor at which a step changes no param by more than a share of its own size.
+
+    A param that is zero has no size, and doesn't count; 0 if none does.
+    """
+    most = jnp.max(divide(jnp.abs(step), jnp.abs(x)), initial=0)
+    return divide(jnp.asarray(share, x.dtype), most)

@@ -1,87 +1,175 @@
-r"""Directions along which the cost may fall although it is level: those of a saddle.
+r"""Saddles: directions along which the cost bends down where it is level.
 
 The linear model knows no negative curvature: at a saddle it has nothing to offer, as at a minimum.
-Symmetric starts (two equal terms of a sum) slide along a ridge to one. Its signs cost nothing: the
-cost bent down along the last step that showed its curvature; or the Jacobian is singular, so that
-only the residuals' own curvature decides. One direction is tried, which need not be the one along
-which a saddle falls.
+Symmetric starts (two equal terms of a sum) slide along a ridge to one. What tells the two apart is
+the Hessian :math:`H = J^T J + S`, with :math:`S = \sum_i r_i \nabla^2 r_i`, relative to the linear
+model's own curvature. A few products with it are enough, and one where residuals hardly bend.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
-from fnopt.core import matmul, row_parts
-from fnopt.linear import divide, norm, numerical_rank
+from fnopt.core import matmul
+from fnopt.linear import divide, norm
+from fnopt.solvers._evidence import Noise
 from fnopt.solvers._linearization import Linearization
 from fnopt.solvers._scaling import fresh_scale
 
-_CLEARLY = 3.0  # times the rounding of the residuals
-_OWN = 0.1  # of the size of a param, by which it changes at most
+_MOST = 8  # products with the Hessian; so many params are seen whole
+_QUIET = 0.1  # of the linear model's curvature: what residuals bend by that can't outweigh it
+_MU = 1e-3  # of the steepest direction's curvature, that the others count as having at least
+_NEAR, _FAR = 0.01, 0.1  # of the sizes of params: for a difference, for a step
+_SHIFT = 0.01  # of the residuals: a param is as large as what moves them by so much, at least
+_CLEARLY = 4.0  # times the rounding
+_SHARE = 0.1  # of the gain that is promised, which is enough
 
 
-def no_bend(x: jax.Array) -> jax.Array:
-    """No step yet, of shape `[n]`."""
-    return jnp.zeros_like(x)
+class Descent(NamedTuple):
+    """A step along which the cost bends down."""
+
+    step: jax.Array  # [n], zeros if there is none
+    gain: jax.Array  # the least reduction of the cost that makes it worth going there
+    products: jax.Array  # int32, Jacobians that were evaluated to find it
 
 
-def bend(
-    before: Linearization, after: Linearization, step: jax.Array, noise: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    r"""Whether a step shows the curvature along it, and the step if the cost bends down there.
+class _Basis(NamedTuple):
+    r"""Coordinates in which the linear model's curvature is that of a sphere, nearly.
 
-    .. math:: C = s^T (g_+ - g)
-
-    It shows if it is more than what the rounding :math:`\rho` of the residuals explains, some
-    :math:`\rho \|J s\|`.
-
-    Args:
-        before: The point where the step starts, with a triangle.
-        after: The point where it ends.
-        step: `s`, of shape `[n]`.
-        noise: :math:`\rho`.
-
-    Returns:
-        Whether it shows; and `s` if `C` is negative, else zeros.
+    .. math:: p = D^{-1} V M^{-1/2} u, \qquad D^{-1} J^T J D^{-1} = V \Sigma^2 V^T, \qquad
+        M = \Sigma^2 + \mu
     """
-    assert before.triangle is not None
-    length = norm(matmul(step, before.triangle.L))
-    curvature = matmul(after.gradient - before.gradient, step)
-    clearly = jnp.asarray(_CLEARLY, noise.dtype) * noise * length
-    known = jnp.maximum(jnp.abs(curvature), jnp.square(length)) > clearly
-    return known, jnp.where(curvature < 0, step, jnp.zeros_like(step))
+
+    scale: jax.Array  # [n], D
+    Vt: jax.Array  # [n, n], a direction a row
+    size: jax.Array  # [n], the diagonal of M
+    mu: jax.Array
+
+    def step(self, u: jax.Array) -> jax.Array:
+        """The params' step of coordinates `u`."""
+        return matmul(u / jnp.sqrt(self.size), self.Vt) / self.scale
+
+    def slopes(self, g: jax.Array) -> jax.Array:
+        """The derivatives by the coordinates, from those by the params."""
+        return matmul(self.Vt, g / self.scale) / jnp.sqrt(self.size)
 
 
-def saddle_direction(point: Linearization, concave: jax.Array) -> jax.Array:
-    """A step downhill along which a saddle would show, or zeros; of shape `[n]`.
+class _Krylov(NamedTuple):
+    """The directions so far, and their products."""
+
+    U: jax.Array  # [k, n], orthonormal rows; zeros for those to come
+    W: jax.Array  # [k, n]
+    count: jax.Array  # int32
+    unclear: jax.Array  # bool, whether more of them may show something
+
+
+def no_descent(point: Linearization) -> Descent:
+    """The step that goes nowhere."""
+    zero = jnp.zeros_like(point.cost)
+    return Descent(jnp.zeros_like(point.x), zero, jnp.zeros((), jnp.int32))
+
+
+def descent(
+    point: Linearization, pulled: Callable[[jax.Array], jax.Array], eps: jax.Array, noise: Noise
+) -> Descent:
+    r"""A step along the direction of the most negative curvature, if that is visible.
+
+    .. math:: H_M = I + M^{-1/2} V^T D^{-1} (S - \mu D^2) D^{-1} V M^{-1/2}
+
+    has as many negative eigenvalues as the Hessian, and those of directions that the Jacobian
+    doesn't see are far below all others: Lanczos' method finds them first. Its products are
+    differences, :math:`S p \approx (J(x + t p) - J(x))^T r / t`, which need no derivative that
+    the fit doesn't take anyway. Where the first of them, of a random direction, is small, so is
+    `S` in all, and there is no saddle.
 
     Args:
         point: The point, with a triangle.
-        concave: The last step that showed its curvature, if the cost bends down along it; else
-            zeros.
+        pulled: :math:`y \mapsto J(y)^T r`, with the residuals of the point.
+        eps: The rounding unit.
+        noise: The rounding at the point.
+
+    Returns:
+        The step, downhill; zeros if no curvature is negative beyond rounding, or if what could
+        be gained along it is rounding.
     """
-    step = jnp.where(jnp.any(concave != 0), concave, _null_vector(point))
-    step = own_share(step, point.x, _OWN) * step
-    return jnp.where(matmul(point.gradient, step) > 0, -step, step)
+    basis = _basis(point)
+    sizes = _sizes(point, basis.scale)
+    found = _products(point, pulled, basis, sizes)
+    T = matmul(found.U, found.W.T)
+    values, vectors = jnp.linalg.eigh((T + T.T) / 2)
+    curvature = 1 + values[0]
+    p = basis.step(matmul(vectors[:, 0], found.U))
+    p = jnp.where(matmul(point.gradient, p) > 0, -p, p)
+    reach = _reach(p, sizes)
+    # Further than to where nothing would be left of the cost no parabola goes.
+    whole = jnp.sqrt(divide(point.cost, -curvature))
+    t = jnp.minimum(jnp.asarray(_FAR, p.dtype) * reach, whole)
+    gain = jnp.square(t) * jnp.abs(curvature) / 2
+    near = jnp.asarray(_NEAR, p.dtype) * reach
+    blur = eps * jnp.sqrt(2 * point.cost) * divide(norm(basis.scale * p), near)
+    clearly = jnp.asarray(_CLEARLY, p.dtype)
+    shows = (curvature < -clearly * blur) & (gain > clearly * noise.cost)
+    step = jnp.where(shows, t * p, jnp.zeros_like(p))
+    return Descent(step, jnp.asarray(_SHARE, p.dtype) * gain, found.count)
 
 
-def _null_vector(point: Linearization) -> jax.Array:
-    """A direction that the Jacobian doesn't see, in units of the params; zeros if there is none.
-
-    A param without any effect has none near by either.
-    """
+def _basis(point: Linearization) -> _Basis:
     assert point.triangle is not None
     scale = fresh_scale(point.columns)
     _, s, Vt = jnp.linalg.svd((point.triangle.L / scale[:, None]).T)
-    singular = (numerical_rank(s, point.r.size * row_parts()) < s.size) & jnp.all(point.columns > 0)
-    return jnp.where(singular, Vt[-1] / scale, jnp.zeros_like(scale))
+    top = jnp.where(s[0] > 0, jnp.square(s[0]), jnp.ones_like(s[0]))
+    mu = jnp.asarray(_MU, s.dtype) * top
+    return _Basis(scale, Vt, jnp.square(s) + mu, mu)
 
 
-def own_share(step: jax.Array, x: jax.Array, share: float) -> jax.Array:
-    """The factor at which a step changes no param by more than a share of its own size.
+def _products(
+    point: Linearization,
+    pulled: Callable[[jax.Array], jax.Array],
+    basis: _Basis,
+    sizes: jax.Array,
+) -> _Krylov:
+    """Lanczos' directions, all of them kept orthogonal, and the products of :math:`H_M - I`."""
+    n, dtype = point.x.size, point.x.dtype
+    most = min(n, _MOST)
+    first = np.random.default_rng(0).standard_normal(n)
+    first = jnp.asarray(first / np.linalg.norm(first), dtype)
+    root = jnp.asarray(n**0.5, dtype)
 
-    A param that is zero has no size, and doesn't count; 0 if none does.
-    """
-    most = jnp.max(divide(jnp.abs(step), jnp.abs(x)), initial=0)
-    return divide(jnp.asarray(share, x.dtype), most)
+    def product(u: jax.Array) -> jax.Array:
+        p = basis.step(u)
+        t = jnp.asarray(_NEAR, dtype) * _reach(p, sizes)
+        change = divide(basis.slopes(pulled(point.x + t * p) - point.gradient), t)
+        bent = jnp.where(jnp.isfinite(change), change, jnp.zeros_like(change))
+        return bent - basis.mu / basis.size * u
+
+    def step(at: _Krylov) -> _Krylov:
+        w = product(at.U[at.count])
+        rest = w
+        for _ in range(2):  # once leaves what rounding makes of it
+            rest = rest - matmul(matmul(at.U, rest), at.U)
+        count = at.count + jnp.ones((), jnp.int32)
+        U = at.U.at[count].set(divide(rest, norm(rest)), mode="drop")
+        loud = root * norm(w) > jnp.asarray(_QUIET, dtype)
+        return _Krylov(U, at.W.at[at.count].set(w), count, (at.count > 0) | loud)
+
+    none = jnp.zeros((most, n), dtype)
+    begun = _Krylov(none.at[0].set(first), none, jnp.zeros((), jnp.int32), jnp.ones((), bool))
+    return lax.while_loop(lambda at: (at.count < most) & at.unclear, step, begun)
+
+
+def _sizes(point: Linearization, scale: jax.Array) -> jax.Array:
+    """How large every param is, of shape `[n]`; one near zero by what moves the residuals."""
+    least = jnp.asarray(_SHIFT, scale.dtype) * jnp.sqrt(2 * point.cost) / scale
+    return jnp.maximum(jnp.abs(point.x), least)
+
+
+def _reach(p: jax.Array, sizes: jax.Array) -> jax.Array:
+    """The factor at which a step changes some param by its own size, and none by more."""
+    most = jnp.max(divide(jnp.abs(p), sizes), initial=0)
+    return divide(jnp.ones_like(most), most)

@@ -217,18 +217,80 @@ def test_a_valley_to_infinity_is_no_minimum(residuals, start):
         assert int(end.nfev) < 250
 
 
-@pytest.mark.parametrize("name", ["dogleg", "gauss_newton"])
+# --- Saddles: the Jacobian sees nothing of what the residuals bend by. ----------------------------
+
+
+def two_terms(p, a):
+    """Two exponentials or two Gaussians; which, is data."""
+    t, y, peaks = a
+    size, place = p[:, 0, None], p[:, 1, None]
+    shapes = jnp.where(peaks, jnp.exp(-((t - place) ** 2)), jnp.exp(-place * t))
+    return jnp.sum(size * shapes, axis=0) - y
+
+
+TERMS = {
+    "exponentials": ([[2, 0.5], [1.5, 3]], False, (1, 1)),
+    "peaks": ([[2, 0.5], [1, 2.5]], True, (1, 1.2)),
+    "equal peaks": ([[1, 0.5], [1, 2.5]], True, (1, 1.5)),  # the saddle is just between them
+}
+
+
+@pytest.mark.parametrize("name", SOLVERS)
 def test_equal_starts_of_two_terms_do_not_end_on_a_saddle(name):
-    t = np.linspace(0, 3, 30)
-    y = (2 * np.exp(-0.5 * t) + 1.5 * np.exp(-3 * t)).astype(np.float32)
+    t = jnp.asarray(np.linspace(0, 3, 30), jnp.float32)
+    for case, (truth, peaks, start) in TERMS.items():
+        data = (t, jnp.zeros(30, jnp.float32), jnp.asarray(peaks))
+        y = two_terms(jnp.asarray(truth, jnp.float32), data)
+        end = fnopt.least_squares(
+            two_terms,
+            jnp.asarray([start, start], jnp.float32),
+            args=((t, y, jnp.asarray(peaks)),),
+            solver=SOLVERS[name](),
+        )
+        assert bool(end.converged), (case, end.message)
+        assert float(end.cost) < 1e-9, (case, end.params)
 
+
+def wood(x):
+    a, b, c, d = x
+    return jnp.stack(
+        [
+            10 * (b - a**2),
+            1 - a,
+            90**0.5 * (d - c**2),
+            1 - c,
+            10**0.5 * (b + d - 2),
+            10**-0.5 * (b - d),
+        ]
+    )
+
+
+@pytest.mark.parametrize("name", ["levenberg_marquardt", "dogleg"])
+def test_a_saddle_with_a_regular_jacobian_is_left(name):
+    # Symmetric starts slide to (-1, 1, -1, 1), nearly, and float32 sees no more gain there.
+    for factor in (1, 10, 100):
+        start = factor * jnp.asarray([-3.0, -1, -3, -1])
+        end = fnopt.least_squares(wood, start, solver=SOLVERS[name]())
+        assert bool(end.converged), (factor, end.message)
+        np.testing.assert_allclose(end.params, 1, rtol=1e-3, err_msg=str(factor))
+
+
+def test_a_start_on_a_saddle_is_left(x64):
     def residuals(p):
-        rates = jnp.exp(-p[:, 1, None] * t.astype(np.float32))
-        return jnp.sum(p[:, 0, None] * rates, axis=0) - y
+        return jnp.stack([p[0] ** 2 - 1, p[1] - 2])
 
-    end = fnopt.least_squares(residuals, jnp.ones((2, 2)), solver=SOLVERS[name]())
-    assert bool(end.converged), end.message
-    assert float(end.cost) < 1e-10
+    for start in ((0.0, 2.0), (0.0, 1.0)):  # where the first has no column, and no size
+        end = fnopt.least_squares(residuals, jnp.asarray(start))
+        assert bool(end.converged), end.message
+        np.testing.assert_allclose(jnp.abs(end.params), [1, 2], rtol=1e-6)
+
+
+def test_products_with_the_hessian_are_counted():
+    # Residuals that hardly bend show by one of them that there is no saddle.
+    end = fnopt.least_squares(decay, jnp.asarray([2.0, 0.7, 0.3]) + 0.01)
+    assert bool(end.converged)
+    assert int(end.njev) <= int(end.nfev) + 1
+    assert float(end.cost) < 1e-9
 
 
 def test_residuals_that_start_huge_do_not_vanish_by_their_squares():

@@ -56,6 +56,7 @@ from fnopt.core._named_axes import from_devices as from_devices
 from fnopt.core._named_axes import gathered_over as gathered_over
 from fnopt.core._named_axes import over_devices as over_devices
 from fnopt.core._named_axes import own as own
+from fnopt.core._named_axes import own_rows as own_rows
 from fnopt.core._named_axes import row_axes as row_axes
 from fnopt.core._named_axes import row_most as row_most
 from fnopt.core._named_axes import row_parts as row_parts

@@ -49,6 +49,15 @@ def from_devices(tree: Any, axis_name: Any) -> Any:
     return jax.tree.map(lambda x: gathered_over(x, axis_name, tiled=True), tree)
 
 
+def own_rows(x: jax.Array, axis_name: Any) -> jax.Array:
+    """This device's part of the leading axis of an array that all devices have; `x` without one."""
+    if axis_name is None:
+        return x
+    n = x.shape[0] // jax.lax.psum(1, axis_name)
+    here = jax.lax.axis_index(axis_name)
+    return jax.lax.dynamic_slice_in_dim(varying_like(x, here), n * here, n)
+
+
 def gathered_over(x: Any, axis_name: Any, tiled: bool = False) -> jax.Array:
     """The arrays of all devices, stacked, or end to end if tiled."""
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):

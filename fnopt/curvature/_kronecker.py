@@ -15,6 +15,8 @@ from fnopt.core import (
     compute_dtype,
     is_spread,
     laid,
+    over_devices,
+    varying_like,
 )
 from fnopt.curvature._bound import bind
 from fnopt.curvature._eigenbasis import eigenbases, is_corrected, times_corrected
@@ -53,6 +55,7 @@ class KroneckerSpec(NamedTuple):
         max_side: The largest side of a dense factor.
         eigenbasis: Whether blocks are corrected in their eigenbases.
         name: What the user called, for messages.
+        axis_name: The named axis that a larger batch is divided over, if it is.
     """
 
     model_fn: Callable[[Any, Any], Any]
@@ -63,6 +66,7 @@ class KroneckerSpec(NamedTuple):
     max_side: int = 512
     eigenbasis: bool = False
     name: str = "kfac"
+    axis_name: Any = None
 
 
 class KroneckerModel:
@@ -77,6 +81,8 @@ class KroneckerModel:
     def __init__(self, spec: KroneckerSpec, params: Any, batch: Any) -> None:
         check_choice(spec.sharing, SHARING, "sharing", spec.name)
         self.spec, self.batch = spec, batch
+        self.devices: int = over_devices(1, spec.axis_name)
+        params = self.own(params)
         self.bound, self.laid = bind(spec.model_fn, params, batch, spec.name)
         self.dtype = common_dtype(params)
         check_loss(self.loss, self.laid.size, self.dtype, batch, spec.name)
@@ -93,8 +99,18 @@ class KroneckerModel:
         self.ghost = trace_ghost(bound)
         self.blocks = plan_blocks(self.ghost.plan, spec.max_side)
 
+    def own(self, tree: Any) -> Any:
+        """The tree, typed as this device's own, so that derivatives are of its examples alone."""
+        if self.spec.axis_name is None:
+            return tree
+        return varying_like(tree, jax.lax.axis_index(self.spec.axis_name))
+
+    def total(self, sums: Any) -> Any:
+        """Sums over the examples of all devices, from those over this device's."""
+        return over_devices(sums, self.spec.axis_name)
+
     def outputs(self, params: Any) -> jax.Array:
-        """The outputs of all examples as vectors, `[n, C]`."""
+        """The outputs of this device's examples as vectors, `[n, C]`."""
         return jax.vmap(lambda e: self.bound.loss(params, e)[0])(self.batch)
 
     def loss(self, outputs: jax.Array, example: Any) -> jax.Array:
@@ -102,8 +118,9 @@ class KroneckerModel:
         return self.spec.loss_fn(self.laid.unflatten(outputs), example)
 
     def mean_loss(self, outputs: jax.Array) -> jax.Array:
-        """The mean over the examples, from `[n, C]`."""
-        return jnp.mean(jax.vmap(self.loss)(outputs, self.batch).astype(self.dtype))
+        """This device's share of the mean over all examples, from `[n, C]`."""
+        mean = jnp.mean(jax.vmap(self.loss)(outputs, self.batch).astype(self.dtype))
+        return mean if self.devices == 1 else mean / self.devices
 
     def bend(self, outputs: jax.Array) -> Callable[[jax.Array], jax.Array]:
         """The product with the Hessian of the mean loss in the outputs, of `[n, C]`."""
@@ -111,7 +128,7 @@ class KroneckerModel:
         if self.spec.sample_fn is None and not self.is_softmax:
             found = output_curvature(self.loss, outputs, self.batch, self.spec.name)
         if found is not None:
-            return lambda v: found(v) / outputs.shape[0]
+            return lambda v: found(v) / (outputs.shape[0] * self.devices)
         slope = jax.grad(self.mean_loss)
         return lambda v: jax.jvp(slope, (outputs,), (v,))[1]
 
@@ -129,36 +146,48 @@ class KroneckerModel:
     def factors_of(self, tape: Any) -> tuple[Factors, ...]:
         """The factors of all blocks."""
         found = block_factors(self.ghost, self.blocks, tape, self.spec.sharing)
-        return jax.tree.map(lambda x: x.astype(self.dtype), found)
+        return self._averaged(found)
 
     def moments(self, tape: Any, bases: tuple[Factors, ...]) -> tuple[Factors, ...]:
         """The second moments in the bases, of every block that has some."""
         found = block_moments(self.ghost, self.blocks, tape, bases)
-        return jax.tree.map(lambda x: x.astype(self.dtype), found)
+        return self._averaged(found)
+
+    def _averaged(self, means: Any) -> Any:
+        """The means over all examples, from those over this device's."""
+        means = jax.tree.map(lambda x: x.astype(self.dtype), means)
+        if self.spec.axis_name is None:
+            return means
+        return self.total(jax.tree.map(lambda x: x / self.devices, means))
 
     def _rows(self, outputs: jax.Array, key: jax.Array) -> jax.Array:
         spec, draw = self.spec, self.spec.sample_fn
         if draw is None and spec.samples and self.is_softmax:
             rows = functools.partial(softmax_rows, self.loss, samples=spec.samples)
-            return jax.vmap(rows)(outputs, self.batch, keys_of(outputs, key))
+            return jax.vmap(rows)(outputs, self.batch, keys_of(outputs, key, spec.axis_name))
         if draw is None:
-            return output_rows(self.loss, outputs, self.batch, key, spec.samples, spec.name)
+            of_all = self.loss, outputs, self.batch, key, spec.samples, spec.name
+            return output_rows(*of_all, spec.axis_name)
 
         def drawn(key: jax.Array, f: jax.Array, example: Any) -> Any:
             return draw(key, self.laid.unflatten(f), example)
 
-        return drawn_rows(self.loss, drawn, outputs, self.batch, key, spec.samples or 1)
+        of_all = self.loss, drawn, outputs, self.batch, key, spec.samples or 1
+        return drawn_rows(*of_all, spec.axis_name)
 
     def inverses(self, factors: tuple[Factors, ...], damping: jax.Array) -> tuple[Factors, ...]:
         """The inverses of all damped factors."""
-        return inverse_factors(self.blocks, factors, damping)
+        return inverse_factors(self.blocks, factors, damping, self.spec.axis_name)
 
     def bases(self, factors: tuple[Factors, ...], damping: jax.Array) -> tuple[Factors, ...]:
         """Eigenbases of what has two factors, the inverses of the other damped blocks."""
         found = eigenbases(self.blocks, factors)
         single = [i for i, b in enumerate(self.blocks) if not is_corrected(b)]
         inverses = inverse_factors(
-            [self.blocks[i] for i in single], [factors[i] for i in single], damping
+            [self.blocks[i] for i in single],
+            [factors[i] for i in single],
+            damping,
+            self.spec.axis_name,
         )
         others = dict(zip(single, inverses, strict=True))
         return tuple(others.get(i, bases) for i, bases in enumerate(found))
@@ -197,6 +226,7 @@ def common_dtype(params: Any) -> Any:
 def planned_blocks(spec: KroneckerSpec, params: Any, batch: Any) -> tuple[KroneckerBlock, ...]:
     """The blocks, from shapes alone; nothing is computed."""
     check_real(params, spec.name)
+    spec = spec._replace(axis_name=None)  # of whatever examples
     found: list[KroneckerBlock] = []
 
     def plan(params: Any, batch: Any) -> None:

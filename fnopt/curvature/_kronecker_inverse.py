@@ -21,7 +21,10 @@ Factors = tuple[jax.Array, ...]
 
 
 def inverse_factors(
-    blocks: Sequence[KroneckerBlock], factors: Sequence[Factors], damping: jax.Array
+    blocks: Sequence[KroneckerBlock],
+    factors: Sequence[Factors],
+    damping: jax.Array,
+    axis_name: Any = None,
 ) -> tuple[Factors, ...]:
     """The inverses of the damped factors of all blocks, of the same shapes.
 
@@ -32,6 +35,7 @@ def inverse_factors(
         blocks: The blocks.
         factors: `[T, blocks, width, width]` each, `[T, size]` if diagonal.
         damping: A number.
+        axis_name: The named axis of devices that each invert some, if there is one.
     """
     numbers = [_shifts(b, f, damping) for b, f in zip(blocks, factors, strict=True)]
     leaves, treedef = jax.tree.flatten(tuple(factors))
@@ -41,7 +45,9 @@ def inverse_factors(
     ]
     dense = [i for i, x in enumerate(found) if x is None]
     stacks = {i: _shifted(leaves[i], shifts[i]) for i in dense}
-    inverses = inverses_of_all([x.reshape(-1, *x.shape[2:]) for x in stacks.values()])
+    inverses = inverses_of_all(
+        [x.reshape(-1, *x.shape[2:]) for x in stacks.values()], axis_name
+    )
     for (i, x), inverse in zip(stacks.items(), inverses, strict=True):
         found[i] = inverse.reshape(x.shape)
     return jax.tree.unflatten(treedef, found)

@@ -13,7 +13,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import HIGHEST, axes_of, described, gathered, is_spread, laid
+from fnopt.core import (
+    HIGHEST,
+    axes_of,
+    described,
+    gathered,
+    is_spread,
+    laid,
+    over_devices,
+    own_rows,
+)
 from fnopt.jacobians import sparsity_pattern
 
 _LARGEST_BLOCK = 512  # outputs that the loss mixes; their Hessian has an eigendecomposition
@@ -83,7 +92,13 @@ def check_loss(loss: OutputLoss, count: int, dtype: Any, batch: Any, name: str) 
 
 
 def output_rows(
-    loss: OutputLoss, outputs: jax.Array, batch: Any, key: jax.Array, samples: int | None, name: str
+    loss: OutputLoss,
+    outputs: jax.Array,
+    batch: Any,
+    key: jax.Array,
+    samples: int | None,
+    name: str,
+    axis_name: Any = None,
 ) -> jax.Array:
     """The rows `V` of every example, `[n, k, C]`.
 
@@ -94,6 +109,7 @@ def output_rows(
         key: For the random signs.
         samples: How many random rows an example gets; `None` for an exact root of `C` rows.
         name: What the user called, for messages.
+        axis_name: The named axis that a larger batch is divided over, if it is.
     """
     size = block_size(loss, outputs, batch, name)
     root = jax.vmap(lambda f, example: _root(loss, f, example, size))(outputs, batch)
@@ -104,7 +120,9 @@ def output_rows(
             "nbij,bc->nbjci", root, jnp.eye(blocks, dtype=root.dtype), precision=HIGHEST
         )
         return rows.reshape(n, blocks * size, blocks * size)
-    signs = jax.random.rademacher(key, (n, samples, blocks, size), root.dtype)
+    count = n * over_devices(1, axis_name)
+    signs = jax.random.rademacher(key, (count, samples, blocks, size), root.dtype)
+    signs = own_rows(signs, axis_name)
     rows = jnp.einsum("nbij,nsbj->nsbi", root, signs, precision=HIGHEST)
     return rows.reshape(n, samples, blocks * size) * samples**-0.5
 
@@ -134,6 +152,7 @@ def drawn_rows(
     batch: Any,
     key: jax.Array,
     samples: int,
+    axis_name: Any = None,
 ) -> jax.Array:
     """The slopes of the loss at labels that are drawn from the model, `[n, samples, C]`.
 
@@ -144,6 +163,7 @@ def drawn_rows(
         batch: The examples.
         key: The key.
         samples: How many labels an example gets.
+        axis_name: The named axis that a larger batch is divided over, if it is.
     """
 
     def one(f: jax.Array, example: Any, key: jax.Array) -> jax.Array:
@@ -152,12 +172,16 @@ def drawn_rows(
 
         return jax.vmap(slope)(jax.random.split(key, samples)) * samples**-0.5
 
-    return jax.vmap(one)(outputs, batch, keys_of(outputs, key))
+    return jax.vmap(one)(outputs, batch, keys_of(outputs, key, axis_name))
 
 
-def keys_of(outputs: jax.Array, key: jax.Array) -> jax.Array:
-    """A key for each example, spread over devices as the outputs `[n, C]` are."""
-    keys = jax.random.split(key, outputs.shape[0])
+def keys_of(outputs: jax.Array, key: jax.Array, axis_name: Any = None) -> jax.Array:
+    """A key for each example, spread over devices as the outputs `[n, C]` are.
+
+    Those of examples that are divided over a named axis are those that one device would give them.
+    """
+    keys = jax.random.split(key, outputs.shape[0] * over_devices(1, axis_name))
+    keys = own_rows(keys, axis_name)
     return laid(keys, axes_of(outputs)[:1]) if is_spread(outputs) else keys
 
 

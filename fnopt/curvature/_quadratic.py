@@ -34,6 +34,7 @@ def best_combination(
     directions: tuple[Any, Any],
     damping: jax.Array,
     l2: jax.Array,
+    total: Callable[[Any], Any] = lambda sums: sums,
 ) -> Combination:
     r"""The minimum of the damped model over a span.
 
@@ -47,6 +48,7 @@ def best_combination(
         directions: `d` and `m`; the second one may be zero.
         damping: :math:`\lambda`.
         l2: :math:`\eta`.
+        total: From a sum over this device's examples to that over all.
 
     Returns:
         The weights; NaN where the model has no minimum.
@@ -63,7 +65,7 @@ def best_combination(
     bent = [bend(x) for x in images]
     r = jnp.stack([_dot(gradient, u) for u in units])
     inner = _symmetric(lambda i, j: _dot(units[i], units[j]))
-    curved = _symmetric(lambda i, j: _dot(images[i], bent[j])) + l2 * inner
+    curved = total(_symmetric(lambda i, j: _dot(images[i], bent[j]))) + l2 * inner
     c = _minimum(curved + damping * inner, r, norms)
     bending, damped = _square(curved, c), damping * _square(inner, c)
     whole = jnp.where(bending + damped > 0, bending + damped, one)

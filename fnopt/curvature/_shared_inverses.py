@@ -12,20 +12,23 @@ import numpy as np
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from fnopt.core import gathered, joined, matmul
+from fnopt.core import gathered, gathered_over, joined, matmul, over_devices, varying_like
 
 
-def inverses_of_all(stacks: Sequence[jax.Array]) -> list[jax.Array]:
+def inverses_of_all(stacks: Sequence[jax.Array], axis_name: Any = None) -> list[jax.Array]:
     """The inverses of positive definite matrices, `[k, n, n]` each.
 
     Those of one size are inverted together. On a mesh every device inverts its share, by the cube
-    of the size, and all get all: one all-gather.
+    of the size, and all get all: one all-gather. So do the devices of a named axis.
     """
     sizes = sorted({x.shape[-1] for x in stacks}, reverse=True)
     by_size = [[i for i, x in enumerate(stacks) if x.shape[-1] == n] for n in sizes]
     together = [joined([gathered(stacks[i]) for i in same]) for same in by_size]
-    mesh = _mesh_of(together)
-    inverses = [_inverse(x) for x in together] if mesh is None else _shared_out(together, mesh)
+    mesh, several = _mesh_of(together), sum(map(len, together)) > 1
+    if axis_name is not None and several and over_devices(1, axis_name) > 1:
+        inverses = _shared_out_by_name(together, axis_name)
+    else:
+        inverses = [_inverse(x) for x in together] if mesh is None else _shared_out(together, mesh)
     found: dict[int, jax.Array] = {}
     for same, inverse in zip(by_size, inverses, strict=True):
         ends = np.cumsum([stacks[i].shape[0] for i in same])[:-1].tolist()
@@ -65,25 +68,47 @@ def shares(counts: Sequence[int], sizes: Sequence[int], devices: int) -> list[li
 
 
 def _shared_out(stacks: list[jax.Array], mesh: Any) -> list[jax.Array]:
-    axes, sizes = tuple(mesh.axis_names), [x.shape[-1] for x in stacks]
-    owned = shares([len(x) for x in stacks], sizes, mesh.size)
+    axes, owned = tuple(mesh.axis_names), _owned(stacks, mesh.size)
+
+    def device(stacks: list[jax.Array]) -> jax.Array:
+        return jax.lax.all_gather(_mine(stacks, owned, axes), axes)
+
+    every = jax.shard_map(device, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)(stacks)
+    return _in_order(every, owned, stacks)
+
+
+def _shared_out_by_name(stacks: list[jax.Array], axis_name: Any) -> list[jax.Array]:
+    owned = _owned(stacks, over_devices(1, axis_name))
+    here = varying_like(stacks, jax.lax.axis_index(axis_name))
+    return _in_order(gathered_over(_mine(here, owned, axis_name), axis_name), owned, stacks)
+
+
+def _owned(stacks: list[jax.Array], devices: int) -> list[list[list[int]]]:
+    return shares([len(x) for x in stacks], [x.shape[-1] for x in stacks], devices)
+
+
+def _mine(stacks: list[jax.Array], owned: list[list[list[int]]], axes: Any) -> jax.Array:
+    """This device's inverses in a row."""
+    sizes = [x.shape[-1] for x in stacks]
     lengths = [sum(len(g) * n * n for g, n in zip(own, sizes, strict=True)) for own in owned]
     longest = max(lengths)
 
     def one(own: list[list[int]], length: int, stacks: list[jax.Array]) -> jax.Array:
-        """A device's inverses in a row."""
         some = [(x, jnp.asarray(i)) for x, i in zip(stacks, own, strict=True) if i]
         rows = [_inverse(jnp.take(x, i, axis=0, mode="clip")).reshape(-1) for x, i in some]
-        return jnp.concatenate([*rows, jnp.zeros(longest - length, stacks[0].dtype)])
+        rest = varying_like(jnp.zeros(longest - length, stacks[0].dtype), stacks)
+        return jnp.concatenate([*rows, rest])
 
     pairs = zip(owned, lengths, strict=True)
     branches = [functools.partial(one, own, length) for own, length in pairs]
+    return jax.lax.switch(jax.lax.axis_index(axes), branches, stacks)
 
-    def device(stacks: list[jax.Array]) -> jax.Array:
-        mine = jax.lax.switch(jax.lax.axis_index(axes), branches, stacks)
-        return jax.lax.all_gather(mine, axes)
 
-    every = jax.shard_map(device, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)(stacks)
+def _in_order(
+    every: jax.Array, owned: list[list[list[int]]], stacks: list[jax.Array]
+) -> list[jax.Array]:
+    """The inverses of all devices, `[devices, length]`, where their matrices were."""
+    sizes = [x.shape[-1] for x in stacks]
     found = [[] for _ in stacks]
     for i, own in enumerate(owned):
         row, start = every[i], 0

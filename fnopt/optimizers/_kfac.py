@@ -131,6 +131,8 @@ class kfac(Transformation):
             some nine times a Cholesky factorisation's cost each `inverse_every` steps), and every
             update of the averages forms the gradients of weights that are shared by positions.
         seed: For the samples.
+        axis_name: Inside `jax.shard_map`, the named axis that the batch is divided over: a step is
+            that of all examples. Factors and gradients are sums; each device inverts some factors.
 
     Raises:
         TypeError: If a param isn't a real floating array, or the loss isn't a real scalar.
@@ -179,6 +181,7 @@ class kfac(Transformation):
     max_side: int = static(default=512)
     eigenbasis: bool = static(default=False)
     seed: int = static(default=0)
+    axis_name: Any = static(default=None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -199,9 +202,7 @@ class kfac(Transformation):
                 "the factors of the same step."
             )
         if self.sample_fn is not None and self.curvature == "exact":
-            raise ValueError(
-                "kfac: sample_fn draws labels, so curvature is 'sampled', not 'exact'."
-            )
+            raise ValueError("kfac: sample_fn draws labels: curvature='sampled', not 'exact'.")
 
     @property
     def _spec(self) -> KroneckerSpec:
@@ -216,6 +217,7 @@ class kfac(Transformation):
             self.sharing,
             self.max_side,
             self.eigenbasis,
+            axis_name=self.axis_name,
         )
 
     def init(self, params: Any) -> KfacState:

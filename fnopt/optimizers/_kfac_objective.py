@@ -24,21 +24,25 @@ class Objective:
 
     def __init__(self, model: KroneckerModel, params: Any, l2: jax.Array) -> None:
         self.model, self.params, self.l2 = model, params, l2
-        self.outputs, self.push = jax.linearize(model.outputs, params)
+        self._own = model.own(params)
+        self.outputs, self._push = jax.linearize(model.outputs, self._own)
         self.wide = jax.tree.map(lambda p: p.astype(model.dtype), params)
 
     def value_and_gradient(self) -> tuple[jax.Array, Any, jax.Array]:
         """The gradient is float32 or wider; last, how far rounding moves the value."""
         value, slope = jax.value_and_grad(self.model.mean_loss)(self.outputs)
-        (gradient,) = jax.linear_transpose(self.push, self.params)(slope)
-        gradient = jax.tree.map(lambda g, p: g.astype(p.dtype) + self.l2 * p, gradient, self.wide)
+        (gradient,) = jax.linear_transpose(self._push, self._own)(slope)
+        gradient = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, self.wide)
+        value, gradient = self.model.total((value, gradient))
+        gradient = jax.tree.map(lambda g, p: g + self.l2 * p, gradient, self.wide)
         return value + self._penalty(self.wide), gradient, self._noise(value, slope)
 
     def _noise(self, value: jax.Array, slope: jax.Array) -> jax.Array:
         """The rounding of sums and of the model's outputs in its dtype, which are independent."""
         dtypes = [jnp.result_type(p) for p in jax.tree.leaves(self.params)]
         eps = max(float(jnp.finfo(d).eps) for d in dtypes)
-        of_outputs = jnp.sum(jnp.abs(slope * self.outputs)) / self.outputs.size**0.5
+        size = self.outputs.size * self.model.devices
+        of_outputs = self.model.total(jnp.sum(jnp.abs(slope * self.outputs))) / size**0.5
         return 8 * (jnp.finfo(value.dtype).eps * jnp.abs(value) + eps * of_outputs)
 
     def best(self, gradient: Any, directions: tuple[Any, Any], damping: jax.Array) -> Combination:
@@ -46,18 +50,20 @@ class Objective:
         from fnopt.curvature import best_combination
 
         return best_combination(
-            lambda v: self.push(cast_like(v, self.params)),
+            lambda v: self._push(self.model.own(cast_like(v, self.params))),
             self.model.bend(self.outputs),
             gradient,
             directions,
             damping,
             self.l2,
+            self.model.total,
         )
 
     def at(self, params: Any) -> jax.Array:
         """The value at other params."""
         wide = jax.tree.map(lambda p: p.astype(self.model.dtype), params)
-        return self.model.mean_loss(self.model.outputs(params)) + self._penalty(wide)
+        share = self.model.mean_loss(self.model.outputs(self.model.own(params)))
+        return self.model.total(share) + self._penalty(wide)
 
     def _penalty(self, params: Any) -> jax.Array:
         squares = [jnp.sum(p * p) for p in jax.tree.leaves(params)]

@@ -54,6 +54,18 @@ def test_each_device_inverts_its_share(kind):
         np.testing.assert_allclose(x, np.linalg.inv(y), rtol=1e-4, atol=1e-5)
 
 
+def test_devices_of_a_named_axis_share_them_out():
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,))
+
+    def device(given):
+        return inverses_of_all(given, "d")
+
+    run = jax.shard_map(device, mesh=mesh, in_specs=P(), out_specs=P())
+    assert sorted(numbers_of_matrices(run, stacks())) == [1, 6]
+    for x, y in zip(jax.jit(run)(stacks()), stacks(), strict=True):
+        np.testing.assert_allclose(x, np.linalg.inv(y), rtol=1e-4, atol=1e-5)
+
+
 def test_shares_are_even():
     owned = shares([24, 3, 1], [8, 16, 32], 4)
     work = [sum(len(g) * n**3 for g, n in zip(own, (8, 16, 32), strict=True)) for own in owned]

@@ -42,6 +42,7 @@ AXES = {
     ),
     "health": lambda a: fnopt.monitor.health(PARAMS, axis_name=a),
     "natural_gradient": lambda a: _step(fnopt.natural_gradient(_outputs, _square, axis_name=a)),
+    "kfac": lambda a: _step(fnopt.kfac(_outputs, _square, jnp.ones((2, 4)), axis_name=a)),
     "diloco": lambda a: _step(distributed.diloco(TX, None, 2, a)),
     "sharded": lambda a: distributed.sharded(TX, axis=a).init(PARAMS),
     "state_sharding": lambda a: distributed.state_sharding(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -272,3 +274,50 @@ def test_refuses_what_makes_no_sense():
     )
     with pytest.raises(ValueError, match="ONE example: one that normalises with running averages"):
         normal.init(params)
+
+
+def squared_error(outputs, example):
+    return jnp.sum((outputs - example[0][:3]) ** 2)
+
+
+def drawn_label(key, outputs, example):
+    return example[0], jax.random.categorical(key, outputs)
+
+
+# A key for every example, random signs for all of them; and second moments in eigenbases.
+OVER_DEVICES = {
+    "labels": (cross_entropy, {"sample_fn": drawn_label, "model_every": 2, "damping_every": 2}),
+    "signs": (squared_error, {"eigenbasis": True, "damping_every": 1, "l2": ETA}),
+}
+
+
+def steps_of_all(params, batch, axis_name=None):
+    def steps(loss, options):
+        tx = fnopt.kfac(net, loss, batch, damping=LAM, axis_name=axis_name, **options)
+
+        def body(carry, _):
+            params, state = carry
+            updates, state = tx.update(None, state, params, batch=batch)
+            return (fnopt.apply_updates(params, updates), state), state.value
+
+        return jax.lax.scan(body, (params, tx.init(params)), length=2)
+
+    return {name: steps(*given) for name, given in OVER_DEVICES.items()}
+
+
+def over_two_devices(check_vma):
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    specs = {"in_specs": (jax.P(), jax.P("data")), "out_specs": jax.P()}
+    fn = functools.partial(steps_of_all, axis_name="data")
+    return jax.shard_map(fn, mesh=mesh, check_vma=check_vma, **specs)
+
+
+@pytest.mark.usefixtures("x64")
+def test_a_batch_over_devices_makes_the_steps_of_one():
+    params, batch = problem()
+    found = jax.jit(over_two_devices(True))(params, batch)
+    expected = jax.jit(steps_of_all)(params, batch)
+    for name in OVER_DEVICES:
+        for x, y in zip(*map(jax.tree.leaves, (found[name], expected[name])), strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-7, atol=1e-9, err_msg=name)
+    jax.eval_shape(over_two_devices(False), params, batch)

@@ -39,6 +39,7 @@ def minimum_tangent(
     change: Any,
     fixed: tuple[jax.Array, jax.Array] | None = None,
     mode: str = "auto",
+    total: Callable[[Any], Any] | None = None,
 ) -> jax.Array:
     r"""The change of a minimum with the data, by the implicit function theorem.
 
@@ -56,6 +57,8 @@ def minimum_tangent(
         change: The change of the data, a tree like it.
         fixed: A mask of `[n]` of params that follow a bound, and how far they move; or None.
         mode: `'forward'` where the cost has no reverse-mode derivative.
+        total: From a sum over the rows of this device to that over all, where `cost` is only the
+            former.
 
     Returns:
         The change of the minimum, of shape `[n]`; linear in `change`.
@@ -75,6 +78,8 @@ def minimum_tangent(
     gradient = derivative(cost)
     _, moved = jax.jvp(lambda d: gradient(x, d), (data,), (change,))
     H = jax.jacfwd(gradient)(x, data)
+    if total is not None:
+        H, moved = total((H, moved))
     if fixed is None:
         return -_solve(H, moved)
     held, shift = fixed

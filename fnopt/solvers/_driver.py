@@ -136,7 +136,7 @@ def least_squares(
         axis_name: Inside `jax.shard_map`, the named axis that the data are divided over: all
             devices find the same params, and send no rows of the Jacobian. The solution's residuals
             are this device's, its `jacobian` is the triangle `[n, n]` with the same
-            :math:`J^T J`, and it has no derivatives. It is that of the solver by default.
+            :math:`J^T J`. It is that of the solver by default.
         **scipy_options: Keywords of SciPy's `least_squares`, so that changing the import is
             enough: `ftol`, `xtol` and `gtol` (those of the solver; None is its default),
             `max_nfev`, `f_scale` (the scale of a loss that is a name or a function), `verbose`,

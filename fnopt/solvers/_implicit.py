@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from fnopt.core import matmul, own, row_axes
+from fnopt.core import matmul, over_devices, own, row_axes, row_total, rows_over, varying_like
 from fnopt.programs import opened
 from fnopt.residuals import Derivative, linearise, minimum_tangent, pushed
 from fnopt.solvers._bounded import shifted
@@ -46,8 +48,7 @@ def implicitly(
     given, at_consts = _opened(problem.flat.derivative, x, problem.flat.m)
     gram, gram_consts = _opened_gram(problem.flat.gram, x)
     squares, more = _opened_squares(problem.squares, own(x))
-    divided = bool(row_axes())
-    mode = getattr(solver, "jacobian", "auto")
+    axes, mode = row_axes(), getattr(solver, "jacobian", "auto")
 
     def rebuilt(data: Data) -> Problem:
         (consts, at_consts, gram_consts, more), losses, box = data
@@ -62,15 +63,10 @@ def implicitly(
 
     @run.defjvp
     def rule(primals: Any, tangents: Any) -> tuple[Solution, Solution]:
-        if divided:
-            raise NotImplementedError(
-                "least_squares: a solution over a named axis (axis_name) has no derivatives. "
-                "Differentiate a fit outside of jax.shard_map, which takes divided arrays too, or "
-                "stop the gradient with jax.lax.stop_gradient on what the fit depends on."
-            )
         (_, data, _), (_, change, _) = primals, tangents
-        end = run(*primals)
-        return end, _tangent(rebuilt, end, data, change, mode)
+        with rows_over(axes):  # the rule is traced when everything else is done
+            end = run(*primals)
+            return end, _tangent(rebuilt, end, data, change, mode)
 
     closed_over = consts, at_consts, gram_consts, more
     return run(x, (closed_over, problem.losses, problem.box), solver)
@@ -131,15 +127,22 @@ def _tangent(
     def derived(x: jax.Array, data: Data) -> tuple[Any, Any, Any]:
         return _derived(rebuilt(data), x, mode, end.jacobian is not None)
 
-    problem = rebuilt(data)
+    problem, axes = rebuilt(data), row_axes()
     held = None
     if problem.box is not None:
-        gradient = _gradient(problem, x, mode)
+        gradient = row_total(_gradient(problem, x, mode))
         held = shifted(problem.box, x, gradient, change[2])
-    dx = minimum_tangent(cost, x, data, change, held, mode)
-    _, (cost_change, r, J) = pushed(derived, (x, data), (dx, change))
+    here = own(x)
+    with rows_over(()):  # of this device's rows alone
+        total = functools.partial(over_devices, axis_name=axes) if axes else None
+        dx = minimum_tangent(cost, here, data, change, held, mode, total)
+        there = (here, data), (varying_like(dx, here), change)
+        (_, _, J), (cost_change, r, dJ) = pushed(derived, *there)
+    if axes:
+        cost_change = row_total(cost_change)
+        dJ = None if dJ is None else _triangle_change(end.jacobian, J, dJ)
     still = jax.tree.map(no_change, end)
-    return still._replace(params=dx, cost=cost_change, residuals=r, jacobian=J)
+    return still._replace(params=dx, cost=cost_change, residuals=r, jacobian=dJ)
 
 
 def _derived(problem: Problem, x: jax.Array, mode: str, with_jacobian: bool) -> tuple[Any, ...]:
@@ -149,6 +152,24 @@ def _derived(problem: Problem, x: jax.Array, mode: str, with_jacobian: bool) -> 
     # By the function itself: what the user's Jacobian depends on is not looked at here.
     _, J = linearise(problem.flat._replace(derivative=None), x, mode)
     return problem.cost_at(x), r, problem.weighed(J, r)
+
+
+def _triangle_change(R: jax.Array | None, J: jax.Array, dJ: jax.Array) -> jax.Array:
+    r"""The change of the triangle `R` of rows that are divided over devices.
+
+    .. math:: R^\top R = J^\top J, \qquad dR = \Phi(K + K^\top)\, R, \qquad
+              K = (J R^{-1})^\top\, dJ\, R^{-1}
+
+    where :math:`\Phi` takes the upper triangle with half of the diagonal. A row without a pivot
+    counts as constant.
+    """
+    assert R is not None
+    known = (jnp.diagonal(R) != 0).astype(R.dtype)
+    safe = R + jnp.diag(1 - known)
+    divided = functools.partial(lax.linalg.triangular_solve, own(safe), lower=False)
+    K = row_total(matmul(divided(J).T, divided(dJ)))
+    both = jnp.triu(K + K.T)
+    return matmul(known[:, None] * (both - jnp.diag(jnp.diagonal(both) / 2)), R)
 
 
 def _gradient(problem: Problem, x: jax.Array, mode: str) -> jax.Array:

@@ -200,10 +200,39 @@ def test_what_a_call_says_of_a_wrong_axis():
         fnopt.least_squares(residuals, START, args=(X, Y), axis_name="no")
 
 
-def test_a_divided_fit_says_that_it_has_no_derivatives():
-    def cost(p, x, y):
-        return fnopt.least_squares(residuals, p, args=(x, y), axis_name="d").cost
+def seen_of_a_fit(axis_name: Any, scale: Any, x: Any, y: Any) -> Any:
+    """A number that depends on params, cost, residuals and covariance of all data."""
+    s = fnopt.least_squares(
+        residuals,
+        START.astype("d"),
+        args=(x, scale * y),
+        axis_name=axis_name,
+        loss=fnopt.residuals.soft_l1(scale=0.1),
+        weights=2.0,
+        bounds=(0.0, 1.2),  # which holds the amplitude
+        solver=LM(linear_solver="cholesky"),
+    )
+    rest = jnp.sum(s.residuals * x)
+    rest = rest if axis_name is None else jax.lax.psum(rest, axis_name)
+    spread = jnp.sum(jnp.sqrt(jnp.diagonal(fnopt.covariance(s))))
+    return jnp.sum(s.params * jnp.arange(1.0, 4.0)) + s.cost + rest + 10 * spread
 
-    run = divided(cost, 2)
-    with pytest.raises(NotImplementedError, match="no derivatives"):
-        jax.eval_shape(jax.grad(lambda y: run(START, X, y)), Y)
+
+@pytest.mark.usefixtures("x64")
+def test_derivatives_are_those_of_all_data():
+    def divided_one(check_vma):
+        fn = functools.partial(seen_of_a_fit, "d")
+        specs = {"in_specs": (P(), P("d"), P("d")), "out_specs": P()}
+        return jax.shard_map(fn, mesh=mesh_of(), check_vma=check_vma, **specs)
+
+    def run(scale, x, y):
+        fns = divided_one(True), divided_one(False)
+        return [jax.value_and_grad(fn, (0, 2))(scale, x, y) for fn in fns]
+
+    one = jax.jit(jax.value_and_grad(functools.partial(seen_of_a_fit, None), (0, 2)))
+    data = jnp.ones(()), X.astype("d"), Y.astype("d")
+    value, (by_scale, by_y) = one(*data)
+    for mine, (of_scale, of_y) in jax.jit(run)(*data):
+        np.testing.assert_allclose(mine, value, rtol=1e-9)
+        np.testing.assert_allclose(of_scale, by_scale, rtol=1e-6)
+        np.testing.assert_allclose(of_y, by_y, rtol=1e-6, atol=1e-6 * np.abs(by_y).max())

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 
 from fnopt.core import described, is_array_like, leaves_with_names, listing, show_report, slots
@@ -56,9 +57,10 @@ def restore(
     Leaves belong together if their names do, which are spelled alike for all containers
     (`fnopt.leaf_paths`); the slots of optimizers if the names of slot and param do, wherever in a
     chain they stand: the state of `adam` goes into that of `adamw`, and a transform or a leaf may
-    have come or gone. Nothing is silent: print the report, or refuse what is not
-    `report.complete`. Leaves that hold no numbers (an activation function in a module) stay as they
-    are, and aren't reported.
+    have come or gone. A slot that is one vector (of :class:`fnopt.flatten`) and one that is a tree
+    go into each other, if they have as many numbers: those of the params in the order of the saved
+    tree. Nothing is silent: print the report, or refuse what is not `report.complete`. Leaves that
+    hold no numbers (an activation function in a module) stay as they are, and aren't reported.
 
     Args:
         fresh: The tree to fill: params of a new model, or the state `tx.init(params)`.
@@ -83,7 +85,7 @@ def restore(
         1 leaves taken
         'head' stays fresh: it is float32[10], saved is float32[1000]
     """
-    targets, treedef = _named(fresh)
+    targets, treedef, packable = _named(fresh)
     sources: dict[str, Any] = {}
     for name, leaf in _named(saved)[0]:
         name = _renamed(name, rename or {})
@@ -95,6 +97,7 @@ def restore(
                 "different names."
             )
         sources[name] = leaf
+    _repack(packable, targets, sources)
     taken, new, reshaped, leaves = [], [], {}, []
     for name, leaf in targets:
         source = sources.pop(name, None)
@@ -112,19 +115,48 @@ def restore(
     return treedef.unflatten(leaves), report
 
 
-def _named(tree: Any) -> tuple[list[tuple[str, Any]], Any]:
-    """The leaves with their names; those in slots by the names of slot and param."""
+def _named(tree: Any) -> tuple[list[tuple[str, Any]], Any, list[str]]:
+    """The leaves with their names, those in slots by those of slot and param; names of slots."""
     pairs, treedef = leaves_with_names(tree)
     shapes = [_shape(x) if is_array_like(x) else x for _, x in pairs]
     called: dict[int, str] = {}
+    names: list[str] = []
     if isinstance(tree, tuple):
         for slot, part in slots(treedef.unflatten(shapes)).items():
+            names.append(slot)
             for path, leaf in leaves_with_names(part)[0]:
                 called[id(leaf)] = f"{slot}/{path}".rstrip("/")
     found: list[tuple[str, Any]] = []
     for (name, leaf), shape in zip(pairs, shapes, strict=True):
         found.append((called.get(id(shape)) or name, leaf))
-    return found, treedef
+    return found, treedef, names
+
+
+def _repack(names: list[str], targets: list[tuple[str, Any]], sources: dict[str, Any]) -> None:
+    """Brings saved slots that are trees to fresh ones that are vectors, and the other way."""
+    arrays = {name: leaf for name, leaf in targets if is_array_like(leaf)}
+    for slot in names:
+        here = [name for name in arrays if name.startswith(f"{slot}/")]
+        there = [name for name in sources if name.startswith(f"{slot}/")]
+        if here and not there and _is_vector_of(sources.get(slot), [arrays[k] for k in here]):
+            vector = jnp.asarray(sources.pop(slot))
+            ends = np.cumsum([jnp.size(arrays[k]) for k in here])[:-1]
+            for name, part in zip(here, jnp.split(vector, ends.tolist()), strict=True):
+                sources[name] = part.reshape(jnp.shape(arrays[name]))
+        saved = [sources[name] for name in there]
+        fits = bool(there) and not here and _is_vector_of(arrays.get(slot), saved)
+        if fits and all(_castable(x, arrays[slot]) for x in saved):
+            sources[slot] = _vector([sources.pop(k) for k in there], arrays[slot])
+
+
+def _is_vector_of(x: Any, leaves: list[Any]) -> bool:
+    """Whether an array has the numbers of these in a row, as `fnopt.flatten` lays them."""
+    return x is not None and jnp.shape(x) == (sum(map(jnp.size, leaves)),)
+
+
+def _vector(leaves: list[Any], like: Any) -> jax.Array:
+    dtype = jnp.result_type(like)
+    return jnp.concatenate([jnp.ravel(jnp.asarray(x)).astype(dtype) for x in leaves])
 
 
 def _shape(x: Any) -> jax.ShapeDtypeStruct:

@@ -60,6 +60,25 @@ def test_the_optimizer_changes_in_mid_run():
     assert all("count" in name for name in (*report.fresh, *report.left_over))
 
 
+def test_a_tree_of_slots_goes_into_a_vector_and_back():
+    plain, packed = fnopt.adam(1e-2), fnopt.flatten(fnopt.adam(1e-2))
+    old = after_a_step(plain)
+    there = {i: f"inner_state/{i}" for i in "01"}
+    new, report = tree.restore(packed.init(PARAMS), old, rename=there)
+    assert report.complete
+    assert {"mu", "nu"} <= {*report.taken}
+    back, report = tree.restore(plain.init(PARAMS), new, rename={v: k for k, v in there.items()})
+    assert report.complete
+    jax.tree.map(np.testing.assert_array_equal, back, old)
+    # and it goes on as if nothing had happened
+    expected = plain.update(PARAMS, old, PARAMS)[0]
+    jax.tree.map(np.testing.assert_array_equal, packed.update(PARAMS, new, PARAMS)[0], expected)
+    bigger = {**PARAMS, "adapter": jnp.ones(4)}
+    _, report = tree.restore(packed.init(bigger), old)
+    assert {"mu", "nu"} <= {*report.fresh}
+    assert {"mu/head/w", "nu/trunk/0"} <= {*report.left_over}
+
+
 def test_a_leaf_more_in_mid_run():
     old = after_a_step(fnopt.adam(1e-3))
     bigger = {**PARAMS, "adapter": jnp.ones(4)}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import jax
@@ -92,3 +94,34 @@ def test_orbax_restores_to_where_the_params_are(tmp_path):
             again = checkpointer.restore(tmp_path / "state", tx.init(params))
             for x, y in zip(jax.tree.leaves(again), jax.tree.leaves(restored), strict=True):
                 assert x.sharding.is_equivalent_to(y.sharding, x.ndim)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_killed_at_any_step_at_most_that_step_is_lost(tmp_path):
+    """Killed while it trains and saves; gone on with from every step, it is the run without end."""
+    ocp = pytest.importorskip("orbax.checkpoint")
+    killed_run = importlib.import_module("tests.distributed.killed_run")
+    command = [sys.executable, "-m", killed_run.__name__, str(tmp_path / "run")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    guard = threading.Timer(SECONDS, process.kill)
+    guard.start()
+    try:
+        reported = next((int(line) for line in process.stdout if int(line) == 8), None)
+    finally:
+        guard.cancel()
+        process.kill()
+    assert reported == 8, process.communicate()[1][-2000:]
+    # more steps may have come to an end until the signal arrived
+    reported = max([reported, *map(int, process.communicate()[0].split())])
+
+    with killed_run.manager_of(tmp_path / "run") as manager:
+        assert manager.latest_step() >= reported - 1
+        path = [killed_run.start()]
+        for i in range(1, manager.latest_step() + 4):
+            path.append(killed_run.step(path[-1], np.float32(i)))
+        for saved in manager.all_steps():  # all phases of an accumulation of three
+            now = manager.restore(saved, args=ocp.args.StandardRestore(path[0]))
+            for i in range(saved, len(path)):
+                for x, y in zip(*map(jax.tree.leaves, (now, path[i])), strict=True):
+                    np.testing.assert_array_equal(x, y)
+                now = killed_run.step(now, np.float32(i + 1))

@@ -39,6 +39,7 @@ EXACT = {
     ),
     "accumulate": lambda: fnopt.accumulate(fnopt.lion(1e-2), 2),
     "averages": lambda: fnopt.chain(fnopt.rmsprop(1e-2), fnopt.params_ema(0.9)),
+    "packed": lambda: fnopt.flatten(fnopt.adam(1e-2)),
 }
 # With norms or inner products over all elements, whose sums are rounded otherwise.
 CLOSE = {
@@ -81,9 +82,9 @@ def specs_of(tx, params):
     return jax.tree.map(lambda s: s.spec, distributed.state_sharding(tx, params))
 
 
-def both(tx, kind="Auto"):
+def both(tx, parts, kind="Auto"):
     """Params and state after some steps, of the optimizer and of its divided version."""
-    parts, params, batch = distributed.sharded(tx, "data"), on_mesh(PARAMS, kind), BATCH
+    params, batch = on_mesh(PARAMS, kind), BATCH
     batch = on_mesh(batch, kind, "data")
     specs = specs_of(parts, params)
 
@@ -105,7 +106,11 @@ def both(tx, kind="Auto"):
 @pytest.mark.parametrize("name", [*EXACT, *CLOSE])
 def test_equals_the_undivided_run(name):
     tx = (EXACT | CLOSE)[name]()
-    parts, params, (theirs, state, mine, divided) = both(tx)
+    # A vector of all leaves is divided as any leaf is.
+    around = fnopt.flatten(distributed.sharded(tx.inner, "data")) if name == "packed" else None
+    parts, params, (theirs, state, mine, divided) = both(
+        tx, around or distributed.sharded(tx, "data")
+    )
     together = distributed.gather_state(parts, divided, params)
     assert jax.tree.structure(together) == jax.tree.structure(state)
     for x, y in zip(

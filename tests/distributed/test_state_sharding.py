@@ -131,31 +131,29 @@ def test_params_on_no_mesh_or_on_two_are_refused():
 
 def test_the_compiler_divides_the_step():
     """ZeRO-1 without named axes: what XLA makes of a state that is divided."""
-    tx, mesh = fnopt.adamw(1e-2), mesh_of()
-    sharding = NamedSharding(mesh, P())
+    adamw = fnopt.adamw(1e-2)
+    # Slots like the params, slots of a byte a number with a scale for four, and all as one vector.
+    txs = adamw, fnopt.quantized_state(adamw, block_size=4, min_size=1), fnopt.flatten(adamw)
+    sharding = NamedSharding(mesh_of(), P())
     params = {k: jax.device_put(jnp.ones(s), sharding) for k, s in SHAPES.items()}
-    places = distributed.state_sharding(tx, params, axis="data")
+    places = tuple(distributed.state_sharding(tx, params, axis="data") for tx in txs)
 
-    def step(params, state):
+    def step(params, states):
         grads = jax.tree.map(lambda p: jnp.cos(p) * 0.1, params)
-        updates, state = tx.update(grads, state, params)
-        return fnopt.apply_updates(params, updates), state
+        found = [tx.update(grads, state, params) for tx, state in zip(txs, states, strict=True)]
+        return fnopt.apply_updates(params, found[0][0]), tuple(state for _, state in found)
 
     divided = jax.jit(step, out_shardings=(sharding, places))
     plain = jax.jit(step)
-    mine, theirs = (
-        (params, distributed.init_sharded(tx, params, axis="data")),
-        (
-            params,
-            tx.init(params),
-        ),
-    )
+    mine = params, tuple(distributed.init_sharded(tx, params, axis="data") for tx in txs)
+    theirs = params, tuple(tx.init(params) for tx in txs)
     for _ in range(3):
         mine, theirs = divided(*mine), plain(*theirs)
     for x, y in zip(jax.tree.leaves(mine), jax.tree.leaves(theirs), strict=True):
         assert (x == jax.device_put(y, x.sharding)).all()
-    mu = fnopt.slots(mine[1])["mu"]["kernel"]
-    assert mu.addressable_shards[0].data.size == mu.size // 2
+    for state in mine[1]:
+        for x in jax.tree.leaves(fnopt.slots(state)["mu"]):
+            assert x.addressable_shards[0].data.size == x.size // 2
 
 
 def test_a_state_on_other_devices_is_named():

@@ -45,9 +45,7 @@ def inverse_factors(
     ]
     dense = [i for i, x in enumerate(found) if x is None]
     stacks = {i: _shifted(leaves[i], shifts[i]) for i in dense}
-    inverses = inverses_of_all(
-        [x.reshape(-1, *x.shape[2:]) for x in stacks.values()], axis_name
-    )
+    inverses = inverses_of_all([x.reshape(-1, *x.shape[2:]) for x in stacks.values()], axis_name)
     for (i, x), inverse in zip(stacks.items(), inverses, strict=True):
         found[i] = inverse.reshape(x.shape)
     return jax.tree.unflatten(treedef, found)

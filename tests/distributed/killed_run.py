@@ -1,6 +1,6 @@
 """A training that saves after every step, until somebody kills it.
 
-    python -m tests.distributed.killed_run DIRECTORY
+python -m tests.distributed.killed_run DIRECTORY
 """
 
 from __future__ import annotations

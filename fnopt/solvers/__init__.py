@@ -12,6 +12,7 @@ from fnopt.solvers._covariance import covariance_of as covariance_of
 from fnopt.solvers._covariance import knowledge_of as knowledge_of
 from fnopt.solvers._dogleg import dogleg
 from fnopt.solvers._driver import least_squares
+from fnopt.solvers._equations import Root
 from fnopt.solvers._gain import LEAST_GAIN as LEAST_GAIN
 from fnopt.solvers._gain import is_negligible as is_negligible
 from fnopt.solvers._gauss_newton import gauss_newton
@@ -21,6 +22,7 @@ from fnopt.solvers._method import LeastSquaresMethod, LeastSquaresState
 from fnopt.solvers._problem import Problem as Problem
 from fnopt.solvers._restart import NOISE as NOISE
 from fnopt.solvers._restart import SLOPING as SLOPING
+from fnopt.solvers._root import fixed_point, root
 from fnopt.solvers._solution import Solution, StepHistory, StepInfo
 from fnopt.solvers.smooth import (
     MinimizeMethod,
@@ -38,11 +40,13 @@ __all__ = [
     "LeastSquaresState",
     "MinimizeMethod",
     "Minimum",
+    "Root",
     "Solution",
     "StepHistory",
     "StepInfo",
     "bfgs",
     "dogleg",
+    "fixed_point",
     "gauss_newton",
     "lbfgsb",
     "least_squares",
@@ -51,4 +55,5 @@ __all__ = [
     "newton_cg",
     "nonlinear_cg",
     "projected_gradient",
+    "root",
 ]

@@ -65,6 +65,10 @@ def squares(p: Any, t: Any, y: Any) -> jax.Array:
     return jnp.sum(residuals(p, t, y) ** 2)
 
 
+def moments(p: Any, t: Any, y: Any) -> Any:
+    return jax.grad(squares)(p, t, y)
+
+
 def on_batch(make: Any, **options: Any) -> Any:
     return lambda d: make(loss, **options)(d["params"], d["batch"])
 
@@ -184,6 +188,9 @@ CASES: dict[str, Any] = {
     "least_squares-bounds": fit(bounds=(0.0, 9.0)),
     "minimize": minimum(),
     "minimize-bounds": minimum(method=fnopt.lbfgsb(), bounds=(0.0, 9.0)),
+    "root": lambda d: (
+        fnopt.root(moments, d["decay"], args=(d["t"], d["curves"]), max_steps=8).params
+    ),
     "curve_fit": lambda d: fnopt.curve_fit(decay, d["t"], d["curves"][:, 0], p0=jnp.ones(2))[0],
     "curve_fit_batch": lambda d: (
         fnopt.curve_fit_batch(decay, d["shared_t"], d["fits"], p0=d["starts"]).params

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from fnopt.programs import opened
-from fnopt.residuals import minimum_tangent, pushed, value_and_slope
+from fnopt.residuals import minimum_tangent, projected_tangent, pushed, value_and_slope
 from fnopt.solvers._bounded import shifted
 from fnopt.solvers._implicit import no_change
 from fnopt.solvers.smooth._method import Point, SmoothObjective
@@ -35,10 +35,12 @@ def implicitly(
     """
     # What the function closes over becomes an argument, so that it can have a derivative.
     f, consts = opened(problem.f, x)
+    onto, more = opened(problem.projection or (lambda v: v), x)
 
     def rebuilt(data: Any) -> SmoothObjective:
-        consts, box = data
-        return problem._replace(f=lambda v: f(v, *consts), box=box)
+        consts, box, more = data
+        project = None if problem.projection is None else lambda v: onto(v, *more)
+        return problem._replace(f=lambda v: f(v, *consts), box=box, projection=project)
 
     @jax.custom_jvp
     def run(x: jax.Array, data: Any, traced: Any) -> tuple[Any, Point]:
@@ -47,11 +49,6 @@ def implicitly(
     @run.defjvp
     def rule(primals: Any, tangents: Any) -> Any:
         (_, data, _), (_, change, _) = primals, tangents
-        if problem.projection is not None:
-            raise NotImplementedError(
-                "minimize: the solution under a projection has no derivative here; use bounds "
-                "or constraints if these say the same."
-            )
         rest, end = run(*primals)
 
         def value(x: jax.Array, data: Any) -> jax.Array:
@@ -61,9 +58,16 @@ def implicitly(
         if problem.box is not None:
             _, slope = value_and_slope(lambda v: value(v, data), end.x)
             held = shifted(data[1], end.x, slope, change[1])
-        dx = minimum_tangent(value, end.x, data, change, held)
+        if problem.projection is None:
+            dx = minimum_tangent(value, end.x, data, change, held)
+        else:
+
+            def nearest(y: jax.Array, data: Any) -> jax.Array:
+                return onto(y, *data[2])
+
+            dx = projected_tangent(value, nearest, end.x, data, change)
         _, fall = pushed(value, (end.x, data), (dx, change))
         still = jax.tree.map(no_change, (rest, end))
         return (rest, end), (still[0], still[1]._replace(x=dx, value=fall))
 
-    return run(x, (consts, problem.box), traced)
+    return run(x, (consts, problem.box, more), traced)

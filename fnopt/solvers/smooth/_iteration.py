@@ -175,7 +175,9 @@ def _advanced(
     status = judged(told.verdict, loop.point, here, aim, pull, scale, loop.first, tol)
     elsewhere = jnp.any(there.x != loop.point.x)  # a step may be too short to lead away
     met = loop.met | (there.is_finite() & elsewhere)
-    lost = (status == Status.STALLED.value) & ~met
+    # A method that takes every step fails by nothing else.
+    nowhere = ~met if method.monotone else ~there.is_finite()
+    lost = (status == Status.STALLED.value) & nowhere
     status = jnp.where(lost, Status.NONFINITE_STEP.array, status)
     one = jnp.ones((), jnp.int32)
     best = loop.best

@@ -47,11 +47,30 @@ class SmoothObjective(NamedTuple):
     def pull(self, point: Point) -> jax.Array:
         """The gradient without what the bounds hold; zero where nothing is left to gain."""
         if self.projection is not None:
-            return point.x - self.projection(point.x - point.gradient)
+            return _projected_pull(self.projection, point)
         if self.box is None:
             return point.gradient
         held = self.box.held(point.x, point.gradient)
         return jnp.where(held, jnp.zeros_like(point.gradient), point.gradient)
+
+
+def _projected_pull(projection: Callable[[jax.Array], jax.Array], point: Point) -> jax.Array:
+    r"""The projected gradient, :math:`(x - P(x - \lambda g)) / \lambda`.
+
+    With :math:`\lambda = 1` it is no longer than the set is wide, so it is small everywhere in a
+    small set. It doesn't grow with :math:`\lambda`: a step that is short beside the params, or
+    beside the whole one, tells what the set holds and what it doesn't.
+    """
+    x, g = point.x, point.gradient
+    whole = x - projection(x - g)
+    steep = jnp.max(jnp.abs(g), initial=0)
+    part = jnp.asarray(jnp.finfo(x.dtype).eps ** (1 / 3), x.dtype)  # rounding is far below it
+    reach = part * jnp.max(jnp.abs(x), initial=0)
+    reach = jnp.maximum(reach, jnp.asarray(0.1, x.dtype) * jnp.max(jnp.abs(whole), initial=0))
+    short = (reach > 0) & (reach < steep)
+    rate = jnp.where(short, reach / jnp.where(short, steep, jnp.ones_like(steep)), 1)
+    near = (x - projection(x - rate * g)) / rate
+    return jnp.where(short, near, whole)
 
 
 WAITING, MOVED, AGAIN, FAILED = 0, 1, 2, 3

@@ -48,6 +48,12 @@ def test_the_best_params_come_back_from_an_optimizer_that_climbs():
     assert Status(int(end.status)) is Status.MAX_STEPS
 
 
+def test_an_optimizer_that_runs_away_says_so():
+    end = fnopt.minimize(lambda x: x**4, 2.0, method=fnopt.sgd(1.0))
+    assert Status(int(end.status)) is Status.NONFINITE_STEP
+    np.testing.assert_array_equal(end.params, 2.0)
+
+
 def quadratic(x):
     A = jnp.asarray([[2.0, 0.5, 0.0], [0.5, 1.0, 0.3], [0.0, 0.3, 3.0]], x.dtype)
     return jnp.sum(x * jnp.sum(A * x, axis=1)) / 2 - jnp.sum(x)

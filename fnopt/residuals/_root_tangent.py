@@ -1,0 +1,109 @@
+"""Derivatives by the implicit function theorem where the matrix has no symmetry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fnopt.core import matmul
+from fnopt.residuals._implicit import pushed
+
+
+def root_tangent(
+    fn: Callable[[jax.Array, Any], jax.Array], x: jax.Array, data: Any, change: Any
+) -> jax.Array:
+    r"""The change of a root with the data.
+
+    .. math:: \dot x = -J^{-1} \frac{\partial F}{\partial d}\, \dot d
+
+    Args:
+        fn: `fn(x, data)`, as many equations as `x` has numbers.
+        x: The root, of shape `[n]`.
+        data: A pytree of arrays.
+        change: The change of the data, a tree like it.
+
+    Returns:
+        The change of the root, of shape `[n]`; linear in `change`.
+    """
+    _, moved = pushed(lambda d: fn(x, d), (data,), (change,))
+    return -_square_solve(jax.jacfwd(fn)(x, data), moved)
+
+
+def projected_tangent(
+    cost: Callable[[jax.Array, Any], jax.Array],
+    projection: Callable[[jax.Array, Any], jax.Array],
+    x: jax.Array,
+    data: Any,
+    change: Any,
+) -> jax.Array:
+    r"""The change of a minimum over a convex set with the data.
+
+    The minimum is where :math:`x = P(x - \lambda g(x, d), d)`, for any :math:`\lambda > 0`. So
+
+    .. math:: \bigl(I - P' (I - \lambda H)\bigr)\, \dot x
+              = \Bigl(\frac{\partial P}{\partial d} - \lambda P' \frac{\partial g}{\partial d}\Bigr)
+              \dot d
+
+    with the derivative :math:`P'` of the projection there. Directions in which nothing decides
+    don't move.
+
+    Args:
+        cost: `cost(x, data)`, a scalar.
+        projection: `projection(x, data)`, the nearest point of the set.
+        x: The minimum, of shape `[n]`.
+        data: A pytree of arrays.
+        change: The change of the data, a tree like it.
+
+    Returns:
+        The change of the minimum, of shape `[n]`; linear in `change`.
+    """
+    gradient = jax.grad(cost)
+    H = jax.jacfwd(gradient)(x, data)
+    most = lax.stop_gradient(jnp.max(jnp.abs(H), initial=0))
+    rate = jnp.where(most > 0, 1 / jnp.where(most > 0, most, jnp.ones_like(most)), 1)
+
+    def turn(x: jax.Array, data: Any) -> jax.Array:
+        return projection(x - rate * gradient(x, data), data)
+
+    _, moved = pushed(lambda d: turn(x, d), (data,), (change,))
+    held = jnp.eye(x.size, dtype=x.dtype) - jax.jacfwd(turn)(x, data)
+    return _square_solve(held, moved)
+
+
+def _square_solve(A: jax.Array, b: jax.Array) -> jax.Array:
+    """Solves with a square matrix; directions of which it says nothing get 0.
+
+    Args:
+        A: The matrix `[n, n]`.
+        b: The right side `[n]`.
+
+    Returns:
+        The solution `[n]`, linear in `b`, with derivatives with respect to both.
+    """
+    if not A.size:
+        return b
+    still = lax.stop_gradient(A)
+    # Rows and columns of the same size, so that units don't decide what is taken for zero.
+    rows = _unit(still, 1)
+    columns = _unit(still / rows[:, None], 0)
+    rounding = 10 * A.shape[0] * float(jnp.finfo(A.dtype).eps)
+    inverse = jnp.linalg.pinv(still / rows[:, None] / columns, rtol=rounding)
+    inverse = lax.stop_gradient(inverse / columns[:, None] / rows)
+
+    def solve(_: Any, v: jax.Array) -> jax.Array:
+        return matmul(inverse, v)
+
+    def transposed(_: Any, v: jax.Array) -> jax.Array:
+        return matmul(inverse.T, v)
+
+    return lax.custom_linear_solve(lambda v: matmul(A, v), b, solve, transposed)
+
+
+def _unit(A: jax.Array, axis: int) -> jax.Array:
+    """The largest entries along an axis, 1 for zeros."""
+    largest = jnp.max(jnp.abs(A), axis=axis)
+    return jnp.where(largest > 0, largest, jnp.ones_like(largest))

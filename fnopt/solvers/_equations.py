@@ -1,0 +1,205 @@
+"""As many equations as params: the search, what it claims, and the derivative of a root."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from fnopt.core import (
+    Params,
+    Status,
+    check_inexact,
+    compute_dtype,
+    is_converged,
+    matmul,
+    real_dtype,
+    show_report,
+)
+from fnopt.jacobians import real_vector
+from fnopt.programs import (
+    call_compiled,
+    call_recorded,
+    is_data,
+    opened,
+    recorded,
+    runs_now,
+    uncached,
+    written_for_jax,
+)
+from fnopt.residuals import root_tangent
+from fnopt.solvers._call import checked_args, checked_count, first_call_hints
+from fnopt.solvers._driver import least_squares
+from fnopt.solvers._implicit import no_change
+from fnopt.solvers._method import LeastSquaresMethod
+
+_OF_EQUATIONS = {
+    Status.CONVERGED_COST: "converged: the equations hold to tol",
+    Status.STALLED: "not converged: the equations don't hold, and no step near here brings them "
+    "closer; is there a root? Try another start",
+    Status.NONFINITE_START: "failed: the equations or their Jacobian are not finite at the start",
+    Status.NONFINITE_STEP: "failed: every step led to where the equations are not finite",
+}
+
+
+class Root(NamedTuple, Generic[Params]):
+    """The result of :func:`fnopt.root` and :func:`fnopt.fixed_point`; a pytree of arrays."""
+
+    params: Params  # as they were given: tree, shapes, dtypes
+    residuals: Any  # what the equations leave there: a tree as fun returns it
+    steps: jax.Array  # int32, steps made, refused ones too
+    nfev: jax.Array  # int32, evaluations of fun
+    status: jax.Array  # int32, a fnopt.Status
+    aux: Any = None  # what fun returned besides, at params
+
+    @property
+    def message(self) -> Any:
+        """Why it stopped, in words; for a batch a (nested) list. Outside jit only."""
+        codes = np.asarray(self.status)
+        if codes.ndim == 0:
+            status = Status(int(codes))
+            return _OF_EQUATIONS.get(status, status.message)
+        return [self._replace(status=code).message for code in codes]
+
+    @property
+    def converged(self) -> jax.Array:
+        """Whether the equations hold."""
+        return is_converged(self.status)
+
+    _repr_pretty_ = show_report
+
+    def __str__(self) -> str:
+        if isinstance(self.status, Tracer) or jnp.ndim(self.status):
+            return repr(self)
+        left = max((float(jnp.max(jnp.abs(r))) for r in jax.tree.leaves(self.residuals)), default=0)
+        return (
+            f"root: {self.message}\n  largest residual {left:.2g}, {int(self.steps)} steps, "
+            f"{int(self.nfev)} evaluations"
+        )
+
+
+def pair_of(out: Any, caller: str) -> tuple[Any, Any]:
+    """The equations and what is besides."""
+    if not isinstance(out, (tuple, list)) or len(out) != 2:
+        raise TypeError(
+            f"{caller}: with has_aux=True fun returned {type(out).__name__}, expected a pair "
+            "(equations, aux)."
+        )
+    return out[0], out[1]
+
+
+def solved(
+    caller: str,
+    fun: Callable[..., Any],
+    params: Any,
+    args: Any,
+    has_aux: bool,
+    solver: LeastSquaresMethod | None,
+    tol: Any,
+    max_steps: int,
+) -> Root:
+    """The root of a user's function; everything that is known by now is checked."""
+    if not callable(fun):
+        raise TypeError(f"{caller}: fun is {fun!r}, expected a function of the params.")
+    max_steps = checked_count(max_steps, f"{caller}: max_steps")
+    args = checked_args(args, caller)
+    check_inexact(params, "params")
+    static: dict[str, Any] = {"caller": caller, "has_aux": has_aux, "max_steps": max_steps}
+    with first_call_hints(params, "fun"), written_for_jax(caller, "fun"):
+        function = None
+        if is_data((solver, tol)) and runs_now((params, args, tol)):
+            function = recorded(fun, _widened(params), *args)
+        if function is not None:
+            return call_recorded(_found, function, params, args, solver, tol, **static)
+
+        def run(params: Any, args: Any, tol: Any) -> Root:
+            return _found(fun, params, args, solver, tol, **static)
+
+        return call_compiled(run, params, args, tol)
+
+
+def _widened(params: Any) -> Any:
+    """The params, in 32 bits where they have 16: too few for the steps."""
+    return jax.tree.map(lambda p: jnp.asarray(p, compute_dtype(jnp.result_type(p))), params)
+
+
+def _found(
+    fun: Callable[..., Any],
+    params: Any,
+    args: tuple[Any, ...],
+    solver: LeastSquaresMethod | None,
+    tol: Any,
+    *,
+    caller: str,
+    has_aux: bool,
+    max_steps: int,
+) -> Root:
+    wide = _widened(params)
+    dtype = real_dtype(compute_dtype(*(p.dtype for p in jax.tree.leaves(wide))))
+    laid = real_vector(wide, dtype)
+
+    def equations(x: jax.Array) -> Any:
+        out = fun(laid.unflatten(x), *args)
+        return pair_of(out, caller)[0] if has_aux else out
+
+    shapes = jax.eval_shape(uncached(equations), jax.ShapeDtypeStruct((laid.size,), dtype))
+    check_inexact(shapes, "the equations")
+    out = real_vector(shapes, dtype)
+    if out.size != laid.size:
+        raise ValueError(
+            f"{caller}: fun returned {out.size} numbers for {laid.size} in the params, expected as "
+            "many. For more equations, or fewer, see fnopt.least_squares."
+        )
+    start = laid.flatten(wide)
+    x, left, kept = _implicitly(lambda x: out.flatten(equations(x)), start, solver, tol, max_steps)
+    found = laid.unflatten(x)
+    aux = pair_of(fun(found, *args), caller)[1] if has_aux else None
+    found = jax.tree.map(lambda new, old: new.astype(jnp.result_type(old)), found, params)
+    return Root(found, out.unflatten(left), *kept, aux=aux)
+
+
+def _implicitly(
+    fn: Callable[[jax.Array], jax.Array], x: jax.Array, solver: Any, tol: Any, max_steps: int
+) -> tuple[jax.Array, jax.Array, tuple[Any, ...]]:
+    """The root of a function of a vector, whose derivative is that of a root."""
+    f, consts = opened(fn, x)
+
+    @jax.custom_jvp
+    def run(x: jax.Array, consts: list[Any]) -> tuple[jax.Array, Any]:
+        def r(v: jax.Array) -> jax.Array:
+            return f(v, *consts)
+
+        start = r(x)
+        end = least_squares(r, x, solver=solver, max_steps=max_steps)
+        status = _judged(end, x, start, tol)
+        return end.params, (end.residuals, end.steps, end.nfev, status)
+
+    @run.defjvp
+    def rule(primals: Any, tangents: Any) -> Any:
+        (x, consts), (_, change) = primals, tangents
+        end, kept = run(x, consts)
+        moved = root_tangent(lambda v, consts: f(v, *consts), end, consts, change)
+        return (end, kept), (moved, jax.tree.map(no_change, kept))
+
+    end, (left, *kept) = run(x, consts)
+    return end, left, tuple(kept)
+
+
+def _judged(end: Any, first: jax.Array, start: jax.Array, tol: Any) -> jax.Array:
+    """The status: a minimum that is no root hasn't converged."""
+    r, x = end.residuals, end.params
+    tol = jnp.finfo(r.dtype).eps ** (2 / 3) if tol is None else tol
+    size = jnp.abs(start)
+    if end.jacobian is not None:
+        far = jnp.maximum(jnp.maximum(jnp.abs(x), jnp.abs(first)), jnp.abs(x - first))
+        size = jnp.maximum(size, matmul(jnp.abs(end.jacobian), far))
+    hold = jnp.all(jnp.abs(r) <= jnp.asarray(tol, r.dtype) * size)
+    settled = is_converged(end.status) | (end.status == Status.NO_EFFECT.value)
+    status = jnp.where(settled, Status.STALLED.array, end.status)
+    ill = (end.status == Status.ILL_POSED.value) & jnp.all(jnp.isfinite(r))
+    status = jnp.where(ill, Status.STALLED.array, status)
+    return jnp.where(hold, Status.CONVERGED_COST.array, status)

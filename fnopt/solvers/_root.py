@@ -1,0 +1,125 @@
+"""Roots of equations and fixed points: least squares with as many equations as params."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import Params
+from fnopt.solvers._equations import Root, pair_of, solved
+from fnopt.solvers._method import LeastSquaresMethod
+
+
+def root(
+    fun: Callable[..., Any],
+    params: Params,
+    *,
+    args: tuple[Any, ...] = (),
+    has_aux: bool = False,
+    solver: LeastSquaresMethod | None = None,
+    tol: float | jax.Array | None = None,
+    max_steps: int = 1000,
+) -> Root[Params]:
+    r"""Solves as many equations as there are params: :math:`F(\theta) = 0`.
+
+    By :func:`fnopt.least_squares`: Newton's steps near the root, shorter ones far from it, and a
+    singular Jacobian is no obstacle. It converged only where the equations hold: a minimum of
+    :math:`\|F\|` that isn't zero ends in `STALLED`. Like the other solvers it works under `jit`
+    and `vmap`, and eager calls compile once.
+
+    The root has derivatives, forward and reverse, with respect to whatever `fun` depends on:
+    :math:`\dot\theta = -J^{-1} \dot F`, from the implicit function theorem. They form the Jacobian,
+    as the steps do: for up to some thousands of params.
+
+    Args:
+        fun: `fun(params, *args)` returns an array or a pytree with as many numbers as `params`, or
+            `(that, aux)` with `has_aux`.
+        params: Where to start: a pytree of floating or complex arrays.
+        args: Further arguments of `fun`: pytrees of arrays.
+        has_aux: Whether `fun` returns a pair; what is besides the equations at the root comes back
+            as `aux`.
+        solver: The method; by default `fnopt.levenberg_marquardt()`.
+        tol: What may be left of every equation, as a part of its size: of what it was at the start,
+            or of :math:`\sum_j |J_{ij} \theta_j|`. By default the rounding unit to the power 2/3.
+        max_steps: The most steps to make.
+
+    Returns:
+        A `Root`. Whether it converged, and why it stopped, is in its `status` and `message`: values
+        never raise.
+
+    Raises:
+        TypeError: If `fun` is not a function, or params or equations are not floating.
+        ValueError: If there are more or fewer equations than params.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> end = fnopt.root(lambda x: jnp.cos(x) - x, 0.5)
+        >>> round(float(end.params), 4), bool(end.converged)
+        (0.7391, True)
+
+    Reference:
+        Moré (1978), The Levenberg-Marquardt algorithm: implementation and theory; see
+        :class:`fnopt.levenberg_marquardt`.
+    """
+    return solved("root", fun, params, args, has_aux, solver, tol, max_steps)
+
+
+def fixed_point(
+    fun: Callable[..., Any],
+    params: Params,
+    *,
+    args: tuple[Any, ...] = (),
+    has_aux: bool = False,
+    solver: LeastSquaresMethod | None = None,
+    tol: float | jax.Array | None = None,
+    max_steps: int = 1000,
+) -> Root[Params]:
+    r"""Finds params that a function leaves as they are: :math:`F(\theta) = \theta`.
+
+    The root of :math:`F(\theta) - \theta`, by :func:`fnopt.root`: it is found where repeating
+    :math:`F` would run away, too.
+
+    Args:
+        fun: `fun(params, *args)` returns a tree like `params`, or `(that, aux)` with `has_aux`.
+        params: Where to start: a pytree of floating or complex arrays.
+        args: Further arguments of `fun`: pytrees of arrays.
+        has_aux: Whether `fun` returns a pair.
+        solver: The method; by default `fnopt.levenberg_marquardt()`.
+        tol: As in :func:`fnopt.root`.
+        max_steps: The most steps to make.
+
+    Returns:
+        A `Root`, whose residuals are :math:`F(\theta) - \theta`.
+
+    Raises:
+        TypeError: If `fun` is not a function, or params are not floating.
+        ValueError: If `fun` returns another tree, or other shapes, than `params`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> end = fnopt.fixed_point(lambda x, a: (x + a / x) / 2, 1.0, args=(2.0,))
+        >>> round(float(end.params), 4)
+        1.4142
+
+    Reference:
+        See :func:`fnopt.root`.
+    """
+    if not callable(fun):
+        raise TypeError(f"fixed_point: fun is {fun!r}, expected a function of the params.")
+
+    def moved(params: Any, *args: Any) -> Any:
+        there = fun(params, *args)
+        there, aux = pair_of(there, "fixed_point") if has_aux else (there, None)
+        shapes = [jax.tree.map(jnp.shape, tree) for tree in (there, params)]
+        if shapes[0] != shapes[1]:
+            raise ValueError(
+                f"fixed_point: fun returned {shapes[0]}, expected the shapes of the params, "
+                f"{shapes[1]}."
+            )
+        left = jax.tree.map(lambda a, b: jnp.asarray(a) - b, there, params)
+        return (left, aux) if has_aux else left
+
+    return solved("fixed_point", moved, params, args, has_aux, solver, tol, max_steps)

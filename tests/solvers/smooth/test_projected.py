@@ -1,0 +1,64 @@
+"""Sets given by their projection: of any size, and derivatives of solutions on their edge."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fnopt
+from fnopt.projections import projection_l2_ball, projection_simplex
+
+TARGET = np.asarray([2.0, -1.0, 3.0], np.float32)
+
+
+@jax.jit
+def in_ball(radius, middle, weight):
+    """The point of a ball that is next to the target, from the middle of the ball."""
+
+    def onto(x):
+        return middle + projection_l2_ball(x - middle, radius)
+
+    def fun(x):
+        return weight * jnp.sum((x - TARGET) ** 2)
+
+    return fnopt.minimize(fun, jnp.full(3, middle), projection=onto)
+
+
+# Pulled by a gradient of 1, no point of a small ball moves far: that is no reason to stay.
+@pytest.mark.parametrize("radius", [1e-2, 1e-4, 1e-6])
+@pytest.mark.parametrize("weight", [1e-3, 1.0, 1e6])
+def test_the_edge_of_a_small_ball_is_reached(radius, weight):
+    end = in_ball(jnp.float32(radius), jnp.float32(0), jnp.float32(weight))
+    expected = radius * TARGET / np.linalg.norm(TARGET)
+    np.testing.assert_allclose(end.params, expected, rtol=1e-2, atol=1e-2 * radius)
+
+
+def test_a_small_ball_that_is_not_at_zero():
+    end = in_ball(jnp.float32(1e-3), jnp.float32(1), jnp.float32(1))
+    out = TARGET - 1
+    np.testing.assert_allclose(end.params - 1, 1e-3 * out / np.linalg.norm(out), atol=2e-5)
+
+
+def weighted(t, scale):
+    w = jnp.asarray([1.0, 2.0, 3.0], t.dtype)
+    return fnopt.minimize(
+        lambda x: jnp.sum(w * (x - t) ** 2),
+        jnp.full(3, 1 / 3, t.dtype),
+        projection=lambda x: projection_simplex(x, scale),
+        gtol=1e-10,
+        ftol=0.0,
+    ).params
+
+
+def test_the_derivative_of_a_solution_on_the_simplex(x64):
+    # Of the active set: x = t - nu / w on it, with the sum given.
+    t, w = jnp.asarray([0.9, 0.6, -2.0]), np.asarray([1.0, 2.0])
+    inner = np.eye(2) - np.outer(1 / w, np.ones(2)) / np.sum(1 / w)
+    expected = np.pad(inner, ((0, 1), (0, 1)))
+    by_target = jax.jacrev(weighted)(t, 1.0)
+    np.testing.assert_allclose(by_target, expected, atol=1e-6)
+    np.testing.assert_allclose(jax.jacfwd(weighted)(t, 1.0), by_target, atol=1e-9)
+    by_scale = jax.jacfwd(weighted, argnums=1)(t, 1.0)
+    np.testing.assert_allclose(by_scale, np.append(1 / w / np.sum(1 / w), 0), atol=1e-6)

@@ -1,0 +1,124 @@
+"""Roots and fixed points, against closed forms and SciPy."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fnopt
+from fnopt import Status
+
+
+def coupled(x, a):
+    """The same as SciPy's documentation of `root`, with a number to differentiate by."""
+    return jnp.stack([x[0] + 0.5 * (x[0] - x[1]) ** 3 - a, 0.5 * (x[1] - x[0]) ** 3 + x[1]])
+
+
+def solved(a):
+    return fnopt.root(coupled, jnp.zeros(2, a.dtype), args=(a,))
+
+
+@jax.jit
+def derived(a):
+    """Roots, their derivatives, forward and transposed, and the second ones, in one program."""
+
+    def one(a):
+        x, push = jax.linearize(lambda a: solved(a).params, a)
+        (back,) = jax.linear_transpose(push, a)(jnp.ones_like(x))
+        return x, push(jnp.ones_like(a)), back
+
+    def each(a):
+        first, second = jax.jvp(lambda a: one(a)[1], (a,), (jnp.ones_like(a),))
+        return *one(a), solved(a).converged, first, second
+
+    return jax.vmap(each)(a)
+
+
+def test_roots_and_their_derivatives_agree_with_scipy(x64):
+    optimize = pytest.importorskip("scipy.optimize")
+
+    def peer(a):
+        # The sum of the equations is x + y = a.
+        d = optimize.brentq(lambda d: d - 0.5 * (a - 2 * d) ** 3, -5, 5, xtol=1e-15)
+        return np.asarray([a - d, d])
+
+    a = np.asarray([0.5, 1.0, 1.5])
+    x, slope, back, converged, _, bend = derived(jnp.asarray(a))
+    assert np.all(converged)
+    np.testing.assert_allclose(x, np.stack([peer(v) for v in a]), rtol=1e-9)
+    h = 1e-4
+    up, down = (np.stack([peer(v + step) for v in a]) for step in (h, -h))
+    np.testing.assert_allclose(slope, (up - down) / (2 * h), rtol=1e-6)
+    np.testing.assert_allclose(back, np.sum(slope, axis=1), rtol=1e-9)
+    np.testing.assert_allclose(bend, (up + down - 2 * np.asarray(x)) / h**2, rtol=1e-4, atol=1e-5)
+
+
+# Equations c x^2 + b x + a, a start, and whether there is a root to be found.
+PLACES = {
+    "singular at the root": ([1, 0, 0], [1.0, 2.0], True),
+    "none": ([1, 0, 1], [1.0, 2.0], False),
+    "none, from where the slope is zero": ([1, 0, 1], [0.0, 0.0], False),
+    "rows of all sizes": ([0, [1e6, 1e-6], [-2e6, -2e-6]], [1.0, 3.0], True),
+    "a small one that never holds": ([[0, 1e-6], [1e6, 0], [-2e6, 1e-6]], [1.0, 3.0], False),
+    "at the start": ([0, 1, -1], [1.0, 1.0], True),
+    "no number there": ([0, np.nan, 1], [1.0, 1.0], False),
+    "tiny params": ([0, 1e24, -2], [1e-24, 3e-24], True),
+    "huge params": ([0, 1e-18, -2], [1e18, 3e18], True),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_only_a_root_is_called_one(name):
+    factors, start, there_is_one = PLACES[name]
+    c, b, a = (jnp.full(2, 1.0, jnp.float32) * jnp.asarray(f, jnp.float32) for f in factors)
+    end = fnopt.root(lambda x: c * x**2 + b * x + a, jnp.asarray(start, jnp.float32))
+    assert bool(end.converged) == there_is_one, (end.message, end.params)
+    assert np.all(np.isfinite(end.params))
+    assert str(end).startswith("root: ")
+    assert there_is_one or int(end.status) in (Status.STALLED, Status.NONFINITE_START)
+
+
+def test_trees_complex_numbers_and_aux():
+    def fun(p):
+        return {"u": p["z"] ** 2 + 1, "v": p["a"].astype(jnp.float32) - 3}, p["z"] * 2
+
+    start = {"z": jnp.asarray(0.5 + 0.5j, jnp.complex64), "a": jnp.ones(2, jnp.bfloat16)}
+    end = fnopt.root(fun, start, has_aux=True)
+    assert bool(end.converged), end.message
+    assert jax.tree.map(jnp.result_type, end.params) == jax.tree.map(jnp.result_type, start)
+    np.testing.assert_allclose(end.params["z"], 1j, atol=1e-5)
+    np.testing.assert_allclose(end.aux, 2j, atol=1e-5)
+
+
+def test_a_fixed_point_that_repetition_runs_away_from():
+    def solved(a):
+        end = fnopt.fixed_point(lambda x: 4 * jnp.cos(x) - a, jnp.ones_like(a))
+        return end.params, end.converged
+
+    a = jnp.float32(0.5)
+    x, slope, converged = jax.jit(lambda a: jax.jvp(solved, (a,), (a / a,), has_aux=True))(a)
+    assert bool(converged)
+    np.testing.assert_allclose(4 * np.cos(x) - 0.5, x, atol=1e-4)
+    np.testing.assert_allclose(slope, -1 / (1 + 4 * np.sin(x)), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda: fnopt.root("f", 0.0), TypeError, "root: fun is 'f', expected a function"),
+        (lambda: fnopt.root(lambda x: x[:1], jnp.ones(2)), ValueError, "1 numbers for 2"),
+        (lambda: fnopt.root(lambda x: x, jnp.arange(2)), TypeError, "expected a floating"),
+        (lambda: fnopt.root(lambda x: x, 0.0, has_aux=True), TypeError, "expected a pair"),
+        (lambda: fnopt.root(lambda x: x, 0.0, args=1.0), TypeError, "root: args is float"),
+        (
+            lambda: fnopt.fixed_point(lambda x: x[:1], jnp.ones(2)),
+            ValueError,
+            "the shapes of",
+        ),
+    ],
+)
+def test_mistakes_are_named(call, error, text):
+    with pytest.raises(error, match=text):
+        call()

@@ -52,11 +52,11 @@ class sharded(Transformation):
     compiler rounds long and short arrays alike. Norms and inner products over the leaves, those of
     `clip_by_global_norm` among them, run over the devices by themselves.
 
-    Methods of matrices (`muon`, `soap`, `shampoo`, `psgd_kron`, `galore`) keep their slots and
-    factors in parts too. The matrices of a shape are dealt out: every device gets the pieces of
-    those that it owns, works on whole matrices and sends the pieces of the results back, two
-    all-to-alls of an N-th of what goes in and comes out. Work is divided by N where N divides the
-    number of matrices of a shape (layers in a stack count one by one).
+    Methods of matrices (`muon`, `soap`, `shampoo`, `kl_shampoo`, `psgd_kron`, `galore`) keep their
+    slots and factors in parts too. The matrices of a shape are dealt out: every device gets the
+    pieces of those that it owns, works on whole matrices and sends the pieces of the results back,
+    two all-to-alls of an N-th of what goes in and comes out. Work is divided by N where N divides
+    the number of matrices of a shape (layers in a stack count one by one).
 
     The state is that of `inner` for parts in a row; outside of `shard_map` its arrays are
     `[1, ..., N * ceil(size / N)]`, divided over the axis. `state_sharding` says how,

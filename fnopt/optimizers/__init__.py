@@ -32,6 +32,7 @@ from fnopt.optimizers._fromage import fromage, scale_by_fromage
 from fnopt.optimizers._galore import galore, scale_by_galore
 from fnopt.optimizers._gauss_newton_descent import gauss_newton_descent
 from fnopt.optimizers._kfac import kfac
+from fnopt.optimizers._kl_shampoo import kl_shampoo, scale_by_kl_shampoo
 from fnopt.optimizers._lamb import lamb, lars
 from fnopt.optimizers._lbfgs import lbfgs
 from fnopt.optimizers._lion import lion, scale_by_lion
@@ -103,6 +104,7 @@ __all__ = [
     "gauss_newton_descent",
     "hutchinson_estimator_diag_hessian",
     "kfac",
+    "kl_shampoo",
     "lamb",
     "lars",
     "lbfgs",
@@ -152,6 +154,7 @@ __all__ = [
     "scale_by_factored_rms",
     "scale_by_fromage",
     "scale_by_galore",
+    "scale_by_kl_shampoo",
     "scale_by_lbfgs",
     "scale_by_lion",
     "scale_by_madgrad",

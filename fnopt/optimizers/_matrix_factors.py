@@ -55,3 +55,13 @@ def new_factors(factors: Pair, g: jax.Array, decay: Any, gain: Any = None) -> Pa
 def only_finite(new: jax.Array, old: jax.Array) -> jax.Array:
     """The new matrices where they are finite, else the old ones."""
     return jnp.where(jnp.isfinite(new).all(axis=(1, 2), keepdims=True), new, old)
+
+
+def eigenvectors(factor: jax.Array, old: jax.Array) -> jax.Array:
+    """The eigenvectors of a factor in columns, those of large eigenvalues first."""
+    return only_finite(jnp.linalg.eigh(factor)[1][:, :, ::-1], old)
+
+
+def orthonormal(x: jax.Array, old: jax.Array) -> jax.Array:
+    """An orthonormal basis of the columns, in their order."""
+    return only_finite(jnp.linalg.qr(x)[0], old)

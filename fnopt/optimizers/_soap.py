@@ -24,9 +24,10 @@ from fnopt.core import (
 )
 from fnopt.optimizers._matrix_factors import (
     Pair,
+    eigenvectors,
     identities,
     new_factors,
-    only_finite,
+    orthonormal,
     rotated,
     rotated_back,
     zeros,
@@ -156,7 +157,7 @@ def _eigenbases(factors: Pair, bases: Pair, nu: jax.Array) -> tuple[Pair, jax.Ar
     """The eigenvectors, those of large eigenvalues first."""
 
     def one(factor: Any, old: Any) -> Any:
-        return None if factor is None else only_finite(jnp.linalg.eigh(factor)[1][:, :, ::-1], old)
+        return None if factor is None else eigenvectors(factor, old)
 
     return (one(factors[0], bases[0]), one(factors[1], bases[1])), nu
 
@@ -175,7 +176,7 @@ def _power_iteration(factors: Pair, bases: Pair, nu: jax.Array) -> tuple[Pair, j
         nu = jnp.take_along_axis(nu, order[:, :, None] if axis == 1 else order[:, None, :], axis)
         product = jnp.take_along_axis(product, order[:, None, :], axis=2)
         old = jnp.take_along_axis(old, order[:, None, :], axis=2)
-        new.append(only_finite(jnp.linalg.qr(product)[0], old))
+        new.append(orthonormal(product, old))
     return (new[0], new[1]), nu
 
 

@@ -23,6 +23,7 @@ from fnopt.optimizers._dog import ScaleByDogState, ScaleByDowgState
 from fnopt.optimizers._fromage import ScaleByFromageState
 from fnopt.optimizers._galore import ScaleByGaloreState
 from fnopt.optimizers._kfac import KfacState
+from fnopt.optimizers._kl_shampoo import ScaleByKlShampooState
 from fnopt.optimizers._lion import ScaleByLionState
 from fnopt.optimizers._madgrad import ScaleByMadgradState
 from fnopt.optimizers._matrix_scale import NormalizeNeuronsState
@@ -67,6 +68,7 @@ __all__ = [
     "ScaleByFactoredRmsState",
     "ScaleByFromageState",
     "ScaleByGaloreState",
+    "ScaleByKlShampooState",
     "ScaleByLBFGSState",
     "ScaleByLionState",
     "ScaleByMadgradState",

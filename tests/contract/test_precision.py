@@ -185,6 +185,7 @@ MATRIX_METHODS = {
     "normuon": fnopt.normuon(0.1, ns_dtype=jnp.bfloat16),
     "soap": fnopt.soap(0.1),
     "shampoo": fnopt.shampoo(0.1, block_size=2),
+    "kl_shampoo": fnopt.kl_shampoo(0.1),
     "galore": fnopt.galore(0.1, rank=2),
     "psgd_kron": fnopt.psgd_kron(0.1),
 }

@@ -145,9 +145,10 @@ def test_what_is_stored():
     assert own == {"mu": 24, "nu": 24, "factors": 16 + 36, "bases": 16 + 36}
 
 
-def test_factorisations_are_inside_the_branch_of_a_refresh():
+@pytest.mark.parametrize("make", [fnopt.scale_by_soap, fnopt.scale_by_kl_shampoo])
+def test_factorisations_are_inside_the_branch_of_a_refresh(make):
     g = {f"layer_{i}": jnp.ones((4, 3)) for i in range(24)}
-    tx = fnopt.scale_by_soap()
+    tx = make()
     jaxpr = jax.make_jaxpr(tx.update)(g, jax.eval_shape(tx.init, g)).jaxpr
 
     def names(jaxpr, inside=False):

@@ -1,0 +1,288 @@
+"""KL-Shampoo: Shampoo whose factors are the maximum-likelihood Kronecker product."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import (
+    OwnSlot,
+    Scalar,
+    ScalarOrSchedule,
+    Slot,
+    as_dtype,
+    count_of,
+    ema,
+    hyper,
+    matmul,
+    positive_root,
+    squarable,
+    static,
+)
+from fnopt.optimizers._matrix_factors import (
+    Pair,
+    eigenvectors,
+    identities,
+    only_finite,
+    orthonormal,
+    rotated,
+    rotated_back,
+    turned,
+    zeros,
+)
+from fnopt.optimizers._matrix_fallback import with_adam
+from fnopt.optimizers._matrix_rule import as_rule
+from fnopt.optimizers._matrixwise import Matrixwise
+from fnopt.optimizers._recipe import recipe
+from fnopt.transforms import add_decayed_weights, partition, scale_by_learning_rate
+
+_LEAST_LIMIT = 10  # of inverse roots, for short sides
+
+
+class ScaleByKlShampooState(NamedTuple):
+    """Step count, the mean gradient, and for every matrix two factors in bases of their own.
+
+    Attributes:
+        count: How many steps were made.
+        mu: The mean gradient.
+        factors: The covariances of rows and of columns; the shorter side first.
+        bases: Their eigenvectors as of the last refresh, in columns.
+        values: Their eigenvalues in these bases.
+    """
+
+    count: jax.Array
+    mu: Slot
+    factors: OwnSlot
+    bases: OwnSlot
+    values: OwnSlot
+
+
+def _limit(n: Any) -> int | None:
+    return None if n is None else count_of("max_inverse_root", "scale_by_kl_shampoo")(n)
+
+
+class scale_by_kl_shampoo(Matrixwise):
+    r"""Mean gradients between inverse roots of the Kronecker product nearest to their covariance.
+
+    .. math::
+        L_t &= \beta_2 L_{t-1} + \tfrac{1-\beta_2}{n}\, G_t \tilde R^{-1} G_t^\top, \qquad
+        R_t = \beta_2 R_{t-1} + \tfrac{1-\beta_2}{m}\, G_t^\top \tilde L^{-1} G_t \\
+        u_t &= Q_L\, \frac{Q_L^\top \mu_t Q_R}{\sqrt{\lambda_L \lambda_R^\top} + \epsilon}\,
+        Q_R^\top, \qquad
+        \tilde L = Q_L \operatorname{diag}(\lambda_L)\, Q_L^\top
+
+    for a matrix `[m, n]`. Each factor is of gradients that the other one has whitened, as the
+    Kullback-Leibler divergence from their covariance to :math:`L \otimes R` wants it. So a step has
+    a length of its own, and there is neither grafting nor a second moment. The eigenvalues
+    :math:`\lambda` are means of the covariances' diagonals in the bases `Q`, learned in every step;
+    bases are refreshed every `precondition_frequency` steps by a QR factorisation.
+
+    As in the authors' code the first step only makes the bases, and its update is zero; the mean
+    has no bias correction, so that the first updates are short.
+
+    Stored are, for a matrix `[m, n]`, `m n + 2 (m^2 + n^2) + m + n` numbers. Derivatives by
+    hyper-parameters take the bases as constants. A gradient that is not finite never gets into
+    factors, bases and eigenvalues; the mean is as lost as Adam's, so keep `apply_if_finite` around.
+
+    Args:
+        b1: Decay of the mean gradient.
+        b2: :math:`\beta_2`, decay of factors and eigenvalues.
+        eps: :math:`\epsilon`.
+        precondition_frequency: How many steps the bases are kept.
+        initial_value: All eigenvalues before the first step.
+        max_inverse_root: The inverse root of an eigenvalue is at most the length of its side, but
+            no more than this and no less than 10, so that small gradients have shorter steps. None
+            for no bound.
+        mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
+        weight_dimension_numbers: The axes of the matrices, as in `scale_by_muon`.
+
+    Raises:
+        ValueError: In use, if a leaf is no matrix.
+        TypeError: From `init`, for complex params.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, fnopt
+        >>> tx, g = fnopt.scale_by_kl_shampoo(b1=0.0, b2=0.5), jnp.asarray([[4.0, 0.0], [0.0, 0.5]])
+        >>> update, state = jax.jit(tx.update), tx.init(g)
+        >>> for _ in range(30):
+        ...     updates, state = update(g, state)
+        >>> print(jnp.diag(updates).round(1))  # of mean square 1
+        [1.4 1.4]
+
+    Reference:
+        Lin, Lowe, Dangel, Eschenhagen, Xu and Grosse, 2025, arXiv:2509.03378.
+    """
+
+    State = ScaleByKlShampooState
+
+    b1: Scalar = hyper(default=0.9, ge=0, lt=1)
+    b2: Scalar = hyper(default=0.98, ge=0, lt=1)
+    eps: Scalar = hyper(default=1e-8, ge=0)
+    precondition_frequency: int = static(
+        default=10, convert=count_of("precondition_frequency", "scale_by_kl_shampoo")
+    )
+    initial_value: Scalar = hyper(default=0.1, gt=0)
+    max_inverse_root: int | None = static(default=4000, convert=_limit)
+    mu_dtype: Any = static(default=None, convert=as_dtype)
+    weight_dimension_numbers: Any = static(default=None, convert=as_rule)
+
+    def start(self, slot: str, shape: tuple[int, int, int], dtype: Any) -> Pair:
+        """Zeros for the factors, the axes themselves for the bases."""
+        k, *sides = shape
+        if slot == "values":
+            value = jnp.asarray(self.initial_value).astype(dtype)
+            left, right = (jnp.broadcast_to(value, (k, n)) for n in sides)
+        else:
+            one = identities if slot == "bases" else zeros
+            left, right = (one(k, n, dtype) for n in sides)
+        return left, right
+
+    def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
+        # Squares are divided by eigenvalues below 1: they need room.
+        first, g = count == 0, squarable(g, 100 * g.shape[1] * g.shape[2])
+        mu = jnp.where(first, slots.mu, ema(slots.mu, g, h.b1))
+        rows, columns = (positive_root(x) for x in slots.values)
+        divisor = rows[:, :, None] * columns[:, None, :] + h.eps
+        u = rotated_back(rotated(mu, slots.bases) / divisor, slots.bases)
+        # The first factors are of gradients as they are.
+        rows, columns = (jnp.where(first, jnp.ones_like(x), x) for x in (rows, columns))
+        seen, diagonals = _covariances(g, slots.bases, rows, columns)
+        pairs = zip(slots.factors, seen, strict=True)
+        factors = tuple(only_finite(ema(old, x, h.b2), old) for old, x in pairs)
+        triples = zip(slots.values, diagonals, strict=True)
+        values = tuple(
+            jnp.where(first, old, self._bounded(ema(old, x, h.b2), old)) for old, x in triples
+        )
+        now = jnp.where(count % self.precondition_frequency == 0, 1, 2)
+        known = jax.lax.stop_gradient((factors, slots.bases))
+        branches = (_eigenbases, _power_iteration, _kept)
+        bases = jax.lax.switch(jnp.where(first, 0, now), branches, *known)
+        new = {"mu": mu, "factors": factors, "bases": bases, "values": values}
+        return jnp.where(first, jnp.zeros_like(u), u), new
+
+    def _bounded(self, new: jax.Array, old: jax.Array) -> jax.Array:
+        """Eigenvalues whose inverse roots are not too large; what is not finite stays out."""
+        limit, least = self.max_inverse_root, float(jnp.finfo(new.dtype).tiny)
+        if limit is not None:
+            least = max(_LEAST_LIMIT, min(new.shape[1], limit)) ** -2.0
+        new = jnp.maximum(new, jnp.asarray(least, new.dtype))
+        return jnp.where(jnp.isfinite(new).all(axis=1, keepdims=True), new, old)
+
+
+def _covariances(g: Any, bases: Pair, rows: Any, columns: Any) -> tuple[Pair, Pair]:
+    """What the two factors are means of, and the diagonals of these in the bases.
+
+    Args:
+        g: The gradients, `[k, m, n]`.
+        bases: The bases.
+        rows: The roots of the eigenvalues of the left factor, `[k, m]`.
+        columns: Those of the right one, `[k, n]`.
+    """
+    _, m, n = g.shape
+    left, right = bases
+    by_columns = matmul(g, right)
+    both = matmul(turned(left), by_columns)
+    half = by_columns / columns[:, None, :]
+    other = matmul(turned(left), g) / rows[:, :, None]
+    factors = matmul(half, turned(half)) / n, matmul(turned(other), other) / m
+    diagonals = (
+        jnp.mean(jnp.square(both / columns[:, None, :]), axis=2),
+        jnp.mean(jnp.square(both / rows[:, :, None]), axis=1),
+    )
+    return factors, diagonals
+
+
+def _eigenbases(factors: Pair, bases: Pair) -> Pair:
+    left, right = map(eigenvectors, factors, bases)
+    return left, right
+
+
+def _power_iteration(factors: Pair, bases: Pair) -> Pair:
+    left, right = (orthonormal(matmul(x, q), q) for x, q in zip(factors, bases, strict=True))
+    return left, right
+
+
+def _kept(factors: Pair, bases: Pair) -> Pair:
+    del factors
+    return bases
+
+
+@recipe
+def kl_shampoo(
+    learning_rate: ScalarOrSchedule,
+    b1: Scalar = 0.9,
+    b2: Scalar = 0.98,
+    eps: Scalar = 1e-8,
+    weight_decay: ScalarOrSchedule = 0.01,
+    weight_decay_mask: Any = None,
+    precondition_frequency: int = 10,
+    mu_dtype: Any = None,
+    *,
+    initial_value: Scalar = 0.1,
+    max_inverse_root: int | None = 4000,
+    adam_learning_rate: ScalarOrSchedule | None = None,
+    adam_weight_decay: ScalarOrSchedule = 0.0,
+    weight_dimension_numbers: Any = None,
+) -> partition:
+    r"""KL-Shampoo for matrices, AdamW for all other leaves.
+
+    .. math:: u_t = -\eta_t \left(\tilde L^{-1/2} \mu_t\, \tilde R^{-1/2} + \lambda_t\,
+              \theta_t\right)
+
+    See `scale_by_kl_shampoo`, also for what it stores. The weight decay is AdamW's; the authors'
+    decays the params after they have moved.
+
+    Args:
+        learning_rate: :math:`\eta`, a number or a `Schedule`.
+        b1: Decay of the mean gradient.
+        b2: Decay of factors and eigenvalues, and Adam's of the mean square.
+        eps: Added to the roots.
+        weight_decay: :math:`\lambda` of the matrices, a number or a `Schedule` of its own.
+        weight_decay_mask: Which of them decay; see `add_decayed_weights`. None for all.
+        precondition_frequency: How many steps the bases are kept.
+        mu_dtype: Storage dtype of the mean gradient.
+        initial_value: All eigenvalues before the first step.
+        max_inverse_root: A bound of inverse roots; see `scale_by_kl_shampoo`.
+        adam_learning_rate: Adam's rate; None for the same.
+        adam_weight_decay: The weight decay of Adam's leaves.
+        weight_dimension_numbers: Which leaves are matrices, and along which axes; see `muon`.
+
+    Returns:
+        A partition with the labels `'kl_shampoo'` and `'adam'`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.kl_shampoo(0.1), {"w": jnp.ones((2, 3)), "b": jnp.ones(2)}
+        >>> updates, state = tx.update(params, tx.init(params), params)
+        >>> updates, state = tx.update(params, state, params)
+        >>> print(f"{updates['w'][0, 0]:.3f}")  # 0.1 (0.1 / 0.1 + 0.01)
+        -0.101
+
+    Reference:
+        Lin, Lowe, Dangel, Eschenhagen, Xu and Grosse, 2025, arXiv:2509.03378.
+    """
+    rule = weight_dimension_numbers
+    direction = scale_by_kl_shampoo(
+        b1,
+        b2,
+        eps,
+        precondition_frequency,
+        initial_value,
+        max_inverse_root,
+        mu_dtype,
+        rule,
+    )
+    decay = add_decayed_weights(weight_decay, weight_decay_mask)
+    return with_adam(
+        "kl_shampoo",
+        [direction, decay, scale_by_learning_rate(learning_rate)],
+        rule,
+        learning_rate=learning_rate if adam_learning_rate is None else adam_learning_rate,
+        b1=b1,
+        b2=b2,
+        eps=eps,
+        weight_decay=adam_weight_decay,
+        mu_dtype=mu_dtype,
+    )

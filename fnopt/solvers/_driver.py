@@ -8,10 +8,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.core import Tracer
 
-from fnopt.core import Params, Status, automatic_mesh_of, rows_over
+from fnopt.core import Params, automatic_mesh_of, rows_over
 from fnopt.linear import norm
 from fnopt.programs import (
     call_compiled,
@@ -33,12 +32,13 @@ from fnopt.solvers._call import (
 )
 from fnopt.solvers._convergence import checked_status, doubted
 from fnopt.solvers._implicit import implicitly
-from fnopt.solvers._iteration import FitLoop, advance, ended, evaluation, examined, inside, started
+from fnopt.solvers._iteration import FitLoop, ended, evaluation, inside, started
 from fnopt.solvers._jacobian_check import disagrees
 from fnopt.solvers._levenberg_marquardt import levenberg_marquardt
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers._problem import Problem, Setting, by_example, set_up
 from fnopt.solvers._scipy_options import as_asked
+from fnopt.solvers._search import searched
 from fnopt.solvers._solution import Solution, StepHistory, StepInfo, empty_history, noted
 from fnopt.solvers._units import in_unit, restored, safe_unit
 
@@ -293,24 +293,14 @@ def _solve(
         unit = safe_unit(r) if problem.losses is None else jnp.ones((), r.dtype)
         problem = problem if problem.losses is not None else in_unit(problem, unit)
 
-        def step(loop: FitLoop) -> FitLoop:
-            loop, accepted = advance(problem, solver, options, evaluate, loop)
+        def watched(loop: FitLoop, accepted: jax.Array) -> FitLoop:
             return _watched(setting, unit, loop, accepted, callback)
-
-        def unfinished(loop: FitLoop) -> jax.Array:
-            return (loop.status == Status.RUNNING.value) & (loop.steps < max_steps)
-
-        def searching(loop: FitLoop) -> jax.Array:
-            return unfinished(loop) & ~loop.claim.is_raised
-
-        # What examines a claim costs some factorisations: in a batch not in every step.
-        def search(loop: FitLoop) -> FitLoop:
-            return examined(problem, solver, options, lax.while_loop(searching, step, loop))
 
         evaluate = evaluation(problem, solver, x)
         first = started(problem, solver, options, evaluate, x, unit * r)
         first = first._replace(history=empty_history(max_steps, x.dtype) if history else None)
-        end = ended(problem, solver, lax.while_loop(unfinished, search, first))
+        last = searched(problem, solver, options, evaluate, first, max_steps, watched)
+        end = ended(problem, solver, last)
         wrong = disagrees(problem, x, first.point.columns) if check_jac else None
         return restored(doubted(end, wrong), unit, _POWERS)
 

@@ -14,10 +14,10 @@ from fnopt.core import Status, any_row, is_converged, row_axes
 from fnopt.linear import norm
 from fnopt.programs import products_ahead
 from fnopt.solvers._bounded import bounded_trial, faced
-from fnopt.solvers._claim import Claim, Tests, no_claim, tested
+from fnopt.solvers._claim import Claim, no_claim
 from fnopt.solvers._convergence import checked_status, first_of, is_stationary
 from fnopt.solvers._curvature import learned
-from fnopt.solvers._evidence import has_moved, outward, ran_away, rounding, vanished, went_far
+from fnopt.solvers._evidence import ran_away, rounding, vanished, went_far
 from fnopt.solvers._linearization import (
     Linearization,
     is_finite,
@@ -30,7 +30,7 @@ from fnopt.solvers._options import Options
 from fnopt.solvers._problem import Problem
 from fnopt.solvers._scaling import fresh_scale, grown_scale
 from fnopt.solvers._solution import Solution, StepHistory
-from fnopt.solvers._step import Trial, TrustRegionState, arrive, choose, compared, judge, restart
+from fnopt.solvers._step import Trial, TrustRegionState, arrive, compared, judge
 
 
 class FitLoop(NamedTuple):
@@ -82,7 +82,7 @@ def started(
         (_vanishes(r, point.cost), Status.ILL_POSED),
         (is_stationary(point.cost, steep, options.gtol), Status.CONVERGED_GRADIENT),
     )
-    claim = no_claim(point, _tests_fully(problem, point)).raised(status, point.cost > 0)
+    claim = no_claim(point.cost).raised(status, point.cost > 0)
     status = lax.select(claim.is_raised, Status.RUNNING.array, status)
     one = jnp.ones((), jnp.int32)
     factors = _no_factors(problem, solver, facing, search)
@@ -186,79 +186,65 @@ def advance(
     search = arrive(loop.search, loop.point)
     factors = _factors(problem, solver, loop, point, search)
     trial, x = _propose(problem, solver, options, loop._replace(factors=factors, search=search))
-    claim, noise = loop.claim, rounding(point, options)
-    testing = claim.is_tested
-    x = jnp.where(testing, claim.aside, x)
+    noise = rounding(point, options)
     tried = problem.flat.r(x)
     actual = problem.reduction(loop.residuals, tried)
     found = compared(trial, actual, noise)
-    promising = lax.select(testing, actual > claim.least(noise), found.improves)
-    here, r, accepted = lax.cond(
-        promising,
-        lambda: _arrived(loop, evaluate(x, tried), None if loop.r is None else tried),
-        lambda: (loop.point, loop.r, jnp.zeros((), bool)),
-    )
+    promising = found.improves
+    here, r, accepted = moved(loop, evaluate, x, tried, promising)
     actual = lax.select(promising & ~accepted, jnp.asarray(-jnp.inf, actual.dtype), actual)
     found = compared(trial, actual, noise)
     status, judged = judge(
         point, loop.scaled_gradient, trial, found, accepted, search, options, solver.rule
     )
-    judged = _with_secant_update(judged, loop.point, here, trial, accepted & ~testing)
-    peak = jnp.maximum(loop.peak, here.columns)
-    facing = faced(here, problem.box)
-    lost = vanished(here, peak, loop.start)
-    each = scaled_gradients(facing)
-    steep = jnp.max(lax.select(lost, jnp.zeros_like(each), each))
+    judged = _with_secant_update(judged, loop.point, here, trial, accepted)
+    each, peak, lost = slopes(problem, loop, here)
     stationary = accepted & is_stationary(here.cost, jnp.max(each), options.gtol)
     status = lax.select(stationary, Status.CONVERGED_GRADIENT.array, status)
-    judged = choose(testing, search, judged)
-    reopened = functools.partial(restart, here, search, options, solver.rule)
-    stands, judged = tested(claim, loop.point, tried, actual, accepted, noise, judged, reopened)
-    claim = claim.raised(status, ~testing & (here.cost > 0))
+    claim = loop.claim.raised(status, here.cost > 0)
     status = lax.select(claim.is_raised, Status.RUNNING.array, status)
-    status = lax.select(testing, stands, status)
-    one = jnp.ones((), jnp.int32)
     return loop._replace(
         point=here,
         r=r,
         factors=None if loop.factors is None else factors,
         stale=accepted | (judged.restarts > search.restarts),
         search=judged,
-        scaled_gradient=steep,
+        scaled_gradient=steepest(each, lost),
         peak=peak,
         lost=lost,
         claim=claim,
         status=status,
-        steps=loop.steps + one,
+        steps=loop.steps + jnp.ones((), jnp.int32),
         njev=loop.njev + promising.astype(jnp.int32),
         nhev=loop.nhev + trial.seconds,
     ), accepted
 
 
-def _tests_fully(problem: Problem, point: Linearization) -> bool:
-    """Whether claims are tested along the model's directions: where it is that of the cost."""
-    return problem.box is None and problem.losses is None and point.triangle is not None
+def moved(
+    loop: FitLoop, evaluate: Evaluate, x: jax.Array, r: jax.Array, promising: jax.Array
+) -> tuple[Linearization, Any, jax.Array]:
+    """The point `x`, where it is promising and its Jacobian finite; else the old one stays."""
+
+    def arrived() -> tuple[Linearization, Any, jax.Array]:
+        there = evaluate(x, r)
+        usable, kept = is_finite(there), None if loop.r is None else r
+        here, kept = lax.cond(usable, lambda: (there, kept), lambda: (loop.point, loop.r))
+        return here, kept, usable
+
+    return lax.cond(promising, arrived, lambda: (loop.point, loop.r, jnp.zeros((), bool)))
 
 
-def examined(
-    problem: Problem, solver: LeastSquaresMethod, options: Options, loop: FitLoop
-) -> FitLoop:
-    """The loop that stands still because of a claim: it ends, or the next step tests the claim."""
-    point, model = loop.point, solver.model(problem.model)
-    away = outward(point, loop.lost, loop.start)
-    if problem.box is not None:
-        away = problem.box.nearest(away)
-    scale, none = fresh_scale(point.columns), jnp.zeros_like(loop.search.lam)
+def slopes(
+    problem: Problem, loop: FitLoop, here: Linearization
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """At a next point: the scaled gradients, the largest columns so far, which have vanished."""
+    peak = jnp.maximum(loop.peak, here.columns)
+    return scaled_gradients(faced(here, problem.box)), peak, vanished(here, peak, loop.start)
 
-    def system() -> Any:
-        factors = model.factorise(point, scale, loop.search.rows[:0])
-        return model.system(point, factors, scale, none)
 
-    beyond = has_moved(loop.lost, point.x, loop.start)
-    noise = rounding(point, options)
-    tests = Tests(system, lambda y: model.pulled(y, point.r), options.eps)
-    claim, status, products = loop.claim.examined(point, beyond, away, tests, noise, loop.status)
-    return loop._replace(claim=claim, status=status, njev=loop.njev + products)
+def steepest(scaled_gradients: jax.Array, lost: jax.Array) -> jax.Array:
+    """The scaled gradient of the params that have an effect."""
+    return jnp.max(lax.select(lost, jnp.zeros_like(scaled_gradients), scaled_gradients))
 
 
 def _with_secant_update(
@@ -273,13 +259,6 @@ def _with_secant_update(
         return search
     rows = learned(search.rows, before, after, trial.step, trial.excess)
     return search._replace(rows=jnp.where(accepted, rows, search.rows))
-
-
-def _arrived(loop: FitLoop, there: Linearization, r: Any) -> tuple[Linearization, Any, jax.Array]:
-    """A next point, its residuals, and whether its Jacobian is finite; else the old one stays."""
-    usable = is_finite(there)
-    here, r = lax.cond(usable, lambda: (there, r), lambda: (loop.point, loop.r))
-    return here, r, usable
 
 
 def ended(problem: Problem, solver: LeastSquaresMethod, loop: FitLoop) -> Solution:

@@ -15,13 +15,14 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import matmul, row_total
-from fnopt.linear import System, divide, norm, row_norm
+from fnopt.linear import SingularFactors, divide, norm, row_norm
 from fnopt.solvers._linearization import Linearization
 
 SHARE = 1e-4  # of the cost, which a claim may leave to the second-order model
 _ABOVE = 3.0  # times the rounding of the residuals, that the model's reduction has to be
 _SEEN = 32.0  # rounding units, of directions that the data determine
 _OWN = 0.1  # of the size of a param, by which it changes at most
+_BLURRED = 4.0  # rounding units, by which a step of the singular values is off
 _ACROSS = 10.0  # times as steep as along the full step: the walls of its valley
 
 
@@ -51,7 +52,7 @@ def is_hopeful(point: Linearization, noise: jax.Array) -> jax.Array:
     return much & jnp.all(point.columns > 0)
 
 
-def probe(point: Linearization, system: System, noise: jax.Array) -> Probe:
+def probe(point: Linearization, factors: SingularFactors, noise: jax.Array) -> Probe:
     r"""The part of the full step that moves the residuals clearly, and not further.
 
     .. math:: t = \min\Bigl(\sqrt{\rho / \|J p\|},\ 0.1 \min_j |x_j / p_j|\Bigr)
@@ -61,23 +62,28 @@ def probe(point: Linearization, system: System, noise: jax.Array) -> Probe:
 
     Args:
         point: The point, with a Jacobian.
-        system: The linear model, in units of the Jacobian's columns.
+        factors: The singular values of its triangle, in units of the Jacobian's columns.
         noise: :math:`\rho`, the rounding of the residuals.
     """
     dtype = point.x.dtype
     seen = jnp.asarray(_SEEN * float(jnp.finfo(dtype).eps), dtype)
-    full = system.damped(jnp.square(seen))
-    length = jnp.sqrt(full.model_norm)
+    full, length = _damped(factors, jnp.square(seen))
     t = jnp.sqrt(jnp.minimum(divide(noise, length), jnp.ones((), dtype)))
-    own = own_share(divide(full.p, point.columns), point.x, _OWN)
+    own = own_share(divide(full, point.columns), point.x, _OWN)
     t = jnp.where(own > 0, jnp.minimum(t, own), t)
     # As it will be taken: what rounding makes of it is known, and nothing that has to be allowed.
-    step = (point.x + t * divide(full.p, point.columns)) - point.x
-    across = jnp.square(jnp.asarray(_ACROSS, dtype) * divide(length, norm(full.p)))
-    down = system.damped(across).p
+    step = (point.x + t * divide(full, point.columns)) - point.x
+    across = jnp.square(jnp.asarray(_ACROSS, dtype) * divide(length, norm(full)))
+    down, _ = _damped(factors, across)
     floor = point.r + matmul(point.J, divide(down, point.columns))
-    blur = jnp.asarray(float(jnp.finfo(dtype).eps), dtype) * norm(down)
+    blur = jnp.asarray(_BLURRED * float(jnp.finfo(dtype).eps), dtype) * norm(down)
     return Probe(step, matmul(point.gradient, step), matmul(point.J, step), floor, blur)
+
+
+def _damped(factors: SingularFactors, lam: jax.Array) -> tuple[jax.Array, jax.Array]:
+    r"""The damped step of the linear model, and the length :math:`\|J p\|`."""
+    y = divide(factors.s * factors.b, jnp.square(factors.s) + lam)
+    return -matmul(y, factors.Vt), norm(factors.s * y)
 
 
 def no_probe(point: Linearization) -> Probe:

@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from fnopt.core import matmul
-from fnopt.linear import divide, norm
+from fnopt.linear import SingularFactors, divide, norm
 from fnopt.solvers._evidence import Noise
 from fnopt.solvers._linearization import Linearization
 from fnopt.solvers._scaling import fresh_scale
@@ -76,7 +76,11 @@ def no_descent(point: Linearization) -> Descent:
 
 
 def descent(
-    point: Linearization, pulled: Callable[[jax.Array], jax.Array], eps: jax.Array, noise: Noise
+    point: Linearization,
+    factors: SingularFactors,
+    pulled: Callable[[jax.Array], jax.Array],
+    eps: jax.Array,
+    noise: Noise,
 ) -> Descent:
     r"""A step along the direction of the most negative curvature, if that is visible.
 
@@ -89,7 +93,8 @@ def descent(
     `S` in all, and there is no saddle.
 
     Args:
-        point: The point, with a triangle.
+        point: The point.
+        factors: The singular values of its Jacobian, in units of the columns.
         pulled: :math:`y \mapsto J(y)^T r`, with the residuals of the point.
         eps: The rounding unit.
         noise: The rounding at the point.
@@ -98,7 +103,7 @@ def descent(
         The step, downhill; zeros if no curvature is negative beyond rounding, or if what could
         be gained along it is rounding.
     """
-    basis = _basis(point)
+    basis = _basis(point, factors)
     sizes = _sizes(point, basis.scale)
     found = _products(point, pulled, basis, sizes)
     T = matmul(found.U, found.W.T)
@@ -119,13 +124,11 @@ def descent(
     return Descent(step, jnp.asarray(_SHARE, p.dtype) * gain, found.count)
 
 
-def _basis(point: Linearization) -> _Basis:
-    assert point.triangle is not None
-    scale = fresh_scale(point.columns)
-    _, s, Vt = jnp.linalg.svd((point.triangle.L / scale[:, None]).T)
-    top = jnp.where(s[0] > 0, jnp.square(s[0]), jnp.ones_like(s[0]))
-    mu = jnp.asarray(_MU, s.dtype) * top
-    return _Basis(scale, Vt, jnp.square(s) + mu, mu)
+def _basis(point: Linearization, factors: SingularFactors) -> _Basis:
+    top = jnp.square(factors.s[0])
+    mu = jnp.asarray(_MU, top.dtype) * jnp.where(top > 0, top, jnp.ones_like(top))
+    size = jnp.square(factors.s) + mu
+    return _Basis(fresh_scale(point.columns), factors.Vt, size, mu)
 
 
 def _products(

@@ -20,8 +20,13 @@ class Box(NamedTuple):
     upper: jax.Array  # [n]
 
     def has_room(self) -> jax.Array:
-        """Whether there is a point in it: no bound is crossed or NaN."""
+        """Whether every param can move: no bound is met by the other, crossed or NaN."""
         return jnp.all(self.lower < self.upper)
+
+    def is_feasible(self) -> jax.Array:
+        """Whether there is a point in it, which may be the only one: equal bounds hold a param."""
+        inf = jnp.inf
+        return jnp.all((self.lower <= self.upper) & (self.lower < inf) & (self.upper > -inf))
 
     def nearest(self, x: jax.Array) -> jax.Array:
         """The point of the box nearest to `x`."""
@@ -38,7 +43,7 @@ class Box(NamedTuple):
         return low | high
 
 
-def box_of(bounds: Any, params: Any, dtype: Any) -> list[Box] | None:
+def box_of(bounds: Any, params: Any, dtype: Any, *, may_be_equal: bool = False) -> list[Box] | None:
     """Lays bounds along params, leaf by leaf.
 
     Args:
@@ -46,6 +51,7 @@ def box_of(bounds: Any, params: Any, dtype: Any) -> list[Box] | None:
             top, of arrays that broadcast to them; None for no bound.
         params: The params, which have to be inside.
         dtype: The dtype to compare in.
+        may_be_equal: Whether the two bounds of a param may be the same, which holds it.
 
     Returns:
         A box of flat vectors for every leaf of the params; None without any bound.
@@ -71,16 +77,16 @@ def box_of(bounds: Any, params: Any, dtype: Any) -> list[Box] | None:
     sides = [spread(side, params, "bounds") for side in bounds]
     pairs, _ = leaves_with_names(params)
     return [
-        _leaf_box(lower, upper, leaf, path, dtype)
+        _leaf_box(lower, upper, leaf, path, dtype, may_be_equal)
         for lower, upper, (path, leaf) in zip(*sides, pairs, strict=True)
     ]
 
 
-def _leaf_box(lower: Any, upper: Any, leaf: Any, path: str, dtype: Any) -> Box:
+def _leaf_box(lower: Any, upper: Any, leaf: Any, path: str, dtype: Any, may_be_equal: bool) -> Box:
     lower = -jnp.inf if lower is None else lower
     upper = jnp.inf if upper is None else upper
     box = Box(*(_side(side, leaf, path, dtype) for side in (lower, upper)))
-    _check(box, jnp.ravel(jnp.asarray(leaf, dtype)), path)
+    _check(box, jnp.ravel(jnp.asarray(leaf, dtype)), path, may_be_equal)
     return box
 
 
@@ -91,11 +97,11 @@ def _side(value: Any, leaf: Any, path: str, dtype: Any) -> jax.Array:
         return as_leaf(value, leaf, path, "bounds", dtype)
 
 
-def _check(box: Box, x: jax.Array, path: str) -> None:
+def _check(box: Box, x: jax.Array, path: str, may_be_equal: bool) -> None:
     if isinstance(box.lower, Tracer) or isinstance(box.upper, Tracer):
         return
     lower, upper = np.asarray(box.lower), np.asarray(box.upper)
-    crossed = ~(lower < upper)
+    crossed = ~(lower <= upper) if may_be_equal else ~(lower < upper)
     if np.any(crossed):
         i = int(np.argmax(crossed))
         raise ValueError(

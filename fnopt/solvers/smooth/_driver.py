@@ -88,8 +88,9 @@ def minimize(
         has_aux: Whether `fun` returns a pair; what is besides the value at the solution comes back
             as `aux`.
         bounds: `(lower, upper)`, each a number, an array, or a tree of these like the params or
-            like their top; None for no bound; or SciPy's list of pairs `[(low, high), ...]`. Every
-            step stays inside, and solutions on a bound are reached exactly.
+            like their top; None for no bound; or SciPy's list of pairs `[(low, high), ...]`. Equal
+            ones hold a param. Every step stays inside, and solutions on a bound are reached
+            exactly.
         constraints: `fixed()`, `tied(fn)`, `positive()` or `interval(a, b)`, by the path of a
             leaf, a pattern of paths, or a tree like the params.
         projection: `projection(params)` returns the nearest params of a convex set.

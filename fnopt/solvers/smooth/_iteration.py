@@ -103,8 +103,8 @@ def iterated(
     watch: Callable[[MinimizeLoop, jax.Array, StepHistory], jax.Array] | None,
 ) -> tuple[MinimizeLoop, Point]:
     """Runs a method to its end; the point comes back in the user's units."""
-    has_room = jnp.ones((), bool) if problem.box is None else problem.box.has_room()
-    x = jnp.where(has_room, problem.inside(x), x)
+    feasible = jnp.ones((), bool) if problem.box is None else problem.box.is_feasible()
+    x = jnp.where(feasible, problem.inside(x), x)
     start = problem.at(x)
     units = units_of(method, x, start)
     problem = units.scaled(problem) if method.scale_free else problem
@@ -113,7 +113,7 @@ def iterated(
     slope = jnp.where(jnp.isfinite(slope), slope, (start.gradient / units.value) * units.x)
     point = Point(x / units.x, start.value / units.value, slope)
     tol = tolerances(x.dtype, eps, *limits, units.value / units.x, units.value)
-    loop = _started(problem, method, point, has_room, tol, max_steps if history else None)
+    loop = _started(problem, method, point, feasible, tol, max_steps if history else None)
 
     def step(loop: MinimizeLoop) -> MinimizeLoop:
         before, loop = loop, _advanced(problem, method, tol, loop)
@@ -138,13 +138,13 @@ def _started(
     problem: SmoothObjective,
     method: MinimizeMethod,
     point: Point,
-    has_room: jax.Array,
+    feasible: jax.Array,
     tol: StoppingTolerances,
     kept: int | None,
 ) -> MinimizeLoop:
     pull, steepest = largest(problem.pull(point)), largest(point.gradient)
     status = first_of(
-        (~has_room, Status.INFEASIBLE),
+        (~feasible, Status.INFEASIBLE),
         (~point.is_finite(), Status.NONFINITE_START),
         (is_stationary(pull, reference(point, steepest), tol), Status.CONVERGED_GRADIENT),
     )

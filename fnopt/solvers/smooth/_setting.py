@@ -176,7 +176,7 @@ def _projection(
 
 def _box(bounds: Any, params: Any, made: Parametrisation, dtype: Any) -> Box | None:
     """The bounds of the free variables; refuses those that can't be kept."""
-    boxes = box_of(bounds, params, dtype)
+    boxes = box_of(bounds, params, dtype, may_be_equal=True)
     if boxes is None:
         return None
     pairs, _ = leaves_with_names(params)

@@ -81,6 +81,28 @@ def test_bounds_agree_with_scipy_and_are_reached_exactly(x64):
         assert float(end.params[0]) == 0.2
 
 
+def test_equal_bounds_hold_a_param():
+    # SciPy's L-BFGS-B takes them too.
+    @jax.jit
+    def end(lower, upper):
+        start = jnp.asarray([0.0, 0.5, 0.5])
+        return fnopt.minimize(quadratic, start, bounds=(lower, upper))
+
+    lower, upper = jnp.asarray([-9.0, 0.5, -9.0]), jnp.asarray([9.0, 0.5, 9.0])
+    found = end(lower, upper)
+    assert bool(found.converged)
+    # The minimum over the others, where x[1] = 0.5: 2 x = 1 - 0.25, 3 z = 1 - 0.15.
+    np.testing.assert_allclose(found.params, [0.375, 0.5, 0.85 / 3], atol=1e-3)
+    assert float(found.params[1]) == 0.5
+    start = jnp.asarray([0.0, 0.5, 0.5])  # bounds that are known are checked
+    jax.eval_shape(lambda x: fnopt.minimize(quadratic, x, bounds=(lower, upper)).params, start)
+    crossed = end(upper, lower)
+    assert Status(int(crossed.status)) is Status.INFEASIBLE
+    still = end(found.params, found.params)
+    assert bool(still.converged)
+    np.testing.assert_array_equal(still.params, found.params)
+
+
 def test_constraints_and_aux():
     def fun(p):
         return jnp.sum((p["a"] - 2) ** 2) + (p["b"] + 1) ** 2 + p["c"] ** 2, {"seen": p["c"]}

@@ -59,10 +59,12 @@ class Formed(NamedTuple):
     Attributes:
         grads: A tree like the params with a leading example axis.
         loss_and_aux: The loss's results, with a leading example axis.
+        again: Forms the gradients once more; `None` if they have changed since.
     """
 
     grads: Any
     loss_and_aux: tuple[jax.Array, Any]
+    again: Callable[[], Any] | None = None
 
     @property
     def leaves(self) -> list[jax.Array]:
@@ -74,12 +76,14 @@ class Formed(NamedTuple):
         if not self.leaves:
             return jnp.zeros((count, *self.loss_and_aux[0].shape), jnp.float32)
         blocks = [0] * len(self.leaves) if blocks is None else blocks
-        return joined(
-            self._by_leaf(squares_of, self.leaves),
-            lambda: self._by_leaf(lengths_of, self.leaves),
-            blocks,
-            count,
-        )
+
+        def careful() -> list[jax.Array]:
+            # Formed anew where it is needed, which is rare: what a branch takes from outside has
+            # to be in memory, while squares are summed as the gradients arise.
+            leaves = self.leaves if self.again is None else jax.tree.leaves(self.again())
+            return self._by_leaf(lengths_of, leaves)
+
+        return joined(self._by_leaf(squares_of, self.leaves), careful, blocks, count)
 
     def spread(self, counts: jax.Array) -> list[jax.Array]:
         """As `Measurements.spread`."""
@@ -87,7 +91,8 @@ class Formed(NamedTuple):
 
     def only(self, wanted: jax.Array) -> Formed:
         """As `Measurements.only`."""
-        return self._replace(grads=jax.tree.map(lambda g: only_where(wanted, g), self.grads))
+        grads = jax.tree.map(lambda g: only_where(wanted, g), self.grads)
+        return self._replace(grads=grads, again=None)
 
     def scaled(self, factors: jax.Array) -> Formed:
         """As `Measurements.scaled`."""
@@ -95,7 +100,7 @@ class Formed(NamedTuple):
         def times(x: jax.Array) -> jax.Array:
             return _wide(x) * factors.astype(_wide(x).dtype).reshape(-1, *[1] * (x.ndim - 1))
 
-        return self._replace(grads=jax.tree.map(times, self.grads))
+        return self._replace(grads=jax.tree.map(times, self.grads), again=None)
 
     def weighted_sum(self, weights: Sequence[jax.Array]) -> Any:
         """As `Measurements.weighted_sum`."""
@@ -133,6 +138,6 @@ def measure(bound: BoundLoss, strategy: Strategy) -> Measure:
         del blocks
         grad = jax.vmap(jax.value_and_grad(bound.loss, has_aux=True), (None, 0))
         loss_and_aux, grads = grad(bound.params, chunk)
-        return Formed(grads, loss_and_aux)
+        return Formed(grads, loss_and_aux, lambda: grad(bound.params, chunk)[1])
 
     return formed

@@ -174,6 +174,16 @@ def test_no_package_has_the_name_of_a_function():
     assert not {f"fnopt.{package}" for package in PACKAGES} & functions
 
 
+def test_the_name_of_a_class_means_one_thing():
+    # Where a name stands twice, a reader looks into the wrong file. (interop has optax's names.)
+    found: dict[str, list[str]] = {}
+    for path in FILES:
+        for node in _tree(path).body:
+            if isinstance(node, ast.ClassDef) and _package(path) != "interop":
+                found.setdefault(node.name, []).append(_name(path))
+    assert not {name: paths for name, paths in found.items() if len(paths) > 1}
+
+
 @functools.cache
 def _calls(path: Path) -> set[str]:
     attributes = {n.attr for n in _nodes(path) if isinstance(n, ast.Attribute)}

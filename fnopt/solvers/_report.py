@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import Status, leaves_with_names
+from fnopt.core import leaves_with_names
 from fnopt.jacobians import held_as_zeros
 from fnopt.solvers._covariance import covariance_of
 
@@ -36,12 +36,12 @@ def report(solution: Solution) -> str:
     return "\n".join(lines + _params(solution))
 
 
-def batch_report(solution: Solution) -> str:
-    """A report of many problems: the number for each status."""
-    codes = np.ravel(np.asarray(solution.status))
-    lines = [f"least squares: {codes.size} problems"]
+def batch_report(name: str, result: Any) -> str:
+    """A report of many problems of one kind: the number for each status."""
+    codes = np.ravel(np.asarray(result.status))
+    lines = [f"{name}: {codes.size} problems"]
     for code, count in zip(*np.unique(codes, return_counts=True), strict=True):
-        lines.append(f"  {count:>6}  {Status(int(code)).message}")
+        lines.append(f"  {count:>6}  {result._replace(status=code).message}")
     return "\n".join(lines)
 
 

@@ -116,4 +116,4 @@ class Solution(NamedTuple, Generic[Params]):
     def __str__(self) -> str:
         if isinstance(self.status, Tracer):
             return repr(self)
-        return report(self) if jnp.ndim(self.status) == 0 else batch_report(self)
+        return report(self) if jnp.ndim(self.status) == 0 else batch_report("least squares", self)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.solvers.smooth._method import Point, SmoothObjective, dot, length
+from fnopt.solvers.smooth._method import Point, SmoothObjective, dot, secant_pair
 from fnopt.solvers.smooth._walk import Heading, LineSearchMethod, Walk, first_rate
 
 
@@ -45,15 +45,7 @@ class bfgs(LineSearchMethod):
 
     def learned(self, memory: Inverse, before: Point, after: Point) -> Inverse:
         """The update by a pair, if its curvature is positive."""
-        s, y = after.x - before.x, after.gradient - before.gradient
-        size = length(s)
-        safe = jnp.where(size > 0, size, jnp.ones_like(size))
-        # Over the length of the step: products of tiny differences would underflow.
-        s, y = s / safe, y / safe
-        sy, steep = dot(s, y), length(y)
-        eps = jnp.asarray(jnp.finfo(s.dtype).eps, s.dtype)
-        # The curvature has to be more than rounding: s has length 1, so s^T y / |y| is a cosine.
-        usable = (size > 0) & (sy > eps * steep) & jnp.isfinite(steep)
+        s, y, sy, steep, usable = secant_pair(after.x - before.x, after.gradient - before.gradient)
         rho = 1 / jnp.where(usable, sy, jnp.ones_like(sy))
         # The first pair gives the scale of the diagonal that the update starts from.
         gamma = 1 / (rho * jnp.where(usable, jnp.square(steep), jnp.ones_like(sy)))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fnopt.residuals import Box
-from fnopt.solvers.smooth._method import Point, dot, length
+from fnopt.solvers.smooth._method import Point, secant_pair
 
 
 class Pairs(NamedTuple):
@@ -33,14 +33,8 @@ def no_pairs(m: int, x: jax.Array) -> Pairs:
 
 def with_pair(pairs: Pairs, s: jax.Array, y: jax.Array) -> Pairs:
     """The memory with a pair more, if it has positive curvature, and without the oldest."""
-    size = length(s)
-    safe = jnp.where(size > 0, size, jnp.ones_like(size))
-    s, y = s / safe, y / safe
-    sy, steep = dot(s, y), length(y)
-    eps = jnp.asarray(jnp.finfo(s.dtype).eps, s.dtype)
-    usable = (size > 0) & (sy > eps * steep) & jnp.isfinite(steep)
-    one = jnp.ones_like(sy)
-    sy = jnp.where(usable, sy, one)
+    s, y, sy, steep, usable = secant_pair(s, y)
+    sy = jnp.where(usable, sy, jnp.ones_like(sy))
 
     def pushed(rows: jax.Array, row: jax.Array) -> jax.Array:
         return jnp.where(usable, jnp.concatenate([rows[1:], row[None]]), rows)

@@ -152,3 +152,31 @@ def length(v: jax.Array) -> jax.Array:
 def dot(a: jax.Array, b: jax.Array) -> jax.Array:
     """The inner product of two vectors, at full precision on all devices."""
     return jnp.sum(a * b)
+
+
+class SecantPair(NamedTuple):
+    """A difference of points and of their gradients, over the length of the former."""
+
+    s: jax.Array  # [n], of length 1
+    y: jax.Array  # [n]
+    sy: jax.Array  # s^T y
+    steep: jax.Array  # |y|
+    usable: jax.Array  # bool, whether a quasi-Newton update may learn from it
+
+
+def secant_pair(s: jax.Array, y: jax.Array) -> SecantPair:
+    """What a step has shown of the curvature.
+
+    Args:
+        s: The step.
+        y: The difference of the gradients along it.
+    """
+    size = length(s)
+    safe = jnp.where(size > 0, size, jnp.ones_like(size))
+    # Over the length of the step: products of tiny differences would underflow.
+    s, y = s / safe, y / safe
+    sy, steep = dot(s, y), length(y)
+    eps = jnp.asarray(jnp.finfo(s.dtype).eps, s.dtype)
+    # The curvature has to be more than rounding: s has length 1, so s^T y / |y| is a cosine.
+    usable = (size > 0) & (sy > eps * steep) & jnp.isfinite(steep)
+    return SecantPair(s, y, sy, steep, usable)

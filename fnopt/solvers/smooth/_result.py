@@ -10,6 +10,7 @@ import numpy as np
 from jax.core import Tracer
 
 from fnopt.core import Params, Status, is_converged, show_report
+from fnopt.solvers._report import batch_report
 from fnopt.solvers._solution import StepHistory
 
 _OF_A_FUNCTION = {
@@ -56,17 +57,9 @@ class Minimum(NamedTuple, Generic[Params]):
         if isinstance(self.status, Tracer):
             return repr(self)
         if jnp.ndim(self.status):
-            return _batch_report(self)
+            return batch_report("minimize", self)
         return (
             f"minimize: {self.message}\n"
             f"  value {float(self.value):.6g}, gradient {float(self.gradient_norm):.2g}\n"
             f"  {int(self.steps)} steps, {int(self.nfev)} evaluations"
         )
-
-
-def _batch_report(end: Minimum) -> str:
-    codes = np.ravel(np.asarray(end.status))
-    lines = [f"minimize: {codes.size} problems"]
-    for code, count in zip(*np.unique(codes, return_counts=True), strict=True):
-        lines.append(f"  {count:>6}  {end._replace(status=code).message}")
-    return "\n".join(lines)

@@ -16,6 +16,7 @@ from fnopt.core import (
     compute_dtype,
     gathered,
     is_inexact,
+    laid_like,
     varying_like,
 )
 from fnopt.curvature._bound import bind
@@ -42,7 +43,7 @@ def _signs(key: jax.Array, like: Any) -> Any:
     leaves, treedef = jax.tree.flatten(like)
     keys = jax.random.split(key, max(1, len(leaves)))
     signs = [
-        jax.random.rademacher(k, jnp.shape(x), jnp.result_type(x))
+        laid_like(jax.random.rademacher(k, jnp.shape(x), jnp.result_type(x)), x)
         for k, x in zip(keys, leaves, strict=False)
     ]
     return jax.tree.unflatten(treedef, signs)
@@ -51,7 +52,7 @@ def _signs(key: jax.Array, like: Any) -> Any:
 def _mean_over_probes(probe: Callable[[jax.Array], Any], key: jax.Array, samples: int) -> Estimate:
     """Welford's mean and variance, one probe in memory at a time."""
     shapes = jax.eval_shape(probe, key)
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, compute_dtype(x.dtype)), shapes)
+    zeros = jax.tree.map(lambda x: laid_like(jnp.zeros(x.shape, compute_dtype(x.dtype)), x), shapes)
 
     def body(carry: Any, i: jax.Array) -> tuple[Any, None]:
         mean, squares = carry
@@ -172,7 +173,7 @@ def tree_dot(a: Any, b: Any) -> jax.Array:
     dtype = compute_dtype(*(jnp.result_type(x) for x, _ in pairs if is_inexact(x)))
     total = jnp.zeros((), dtype)
     for x, y in pairs:
-        flat = (jnp.ravel(z).astype(dtype) for z in (x, y))
+        flat = (jnp.ravel(gathered(z)).astype(dtype) for z in map(jnp.asarray, (x, y)))
         total = total + jnp.dot(*flat, precision=HIGHEST)
     return total
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.scipy.special import betainc, erfinv
 
-from fnopt.core import default_float, matmul
+from fnopt.core import default_float, matmul, reshaped
 from fnopt.jacobians import ravel_with_held, value_and_jacobian
 from fnopt.linear import divide
 from fnopt.programs import uncached
@@ -216,7 +216,7 @@ def predict_band(
     shape = jax.eval_shape(uncached(predict), solution.params)
 
     def flat(x: jax.Array) -> jax.Array:
-        return jnp.ravel(predict(unravel(x))).astype(x.dtype)
+        return reshaped(jnp.asarray(predict(unravel(x))), -1).astype(x.dtype)
 
     value, J = value_and_jacobian(flat, x, shape.size)
     known = knowledge_of(solution, absolute_sigma)

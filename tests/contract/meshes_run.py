@@ -1,0 +1,77 @@
+"""Everything public in numbers on 1, 2, 4 and 8 devices of both kinds of meshes, beside one device.
+
+    python -m tests.contract.meshes_run [KIND PLACE DEVICES]... [--cases NAME...]
+
+Of each way (`Auto batch 8`, say) it prints the largest difference of every case, in units of the
+tolerance. It takes minutes, so that the tests run few of these; before a release, run it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tests.contract.mesh_cases import CASES, DATA
+from tests.contract.test_meshes import distance, placed
+from tests.quick_compile import compile_quickly
+
+WAYS = [
+    *(("Explicit", "batch", n) for n in (1, 2, 4, 8)),
+    *(("Auto", "batch", n) for n in (2, 4, 8)),
+    *(("Explicit", "params", 2), ("Auto", "params", 2), ("Explicit", "replicated", 8)),
+]
+
+
+def results(names: list[str], data: Any, mesh: Any = None) -> dict[str, Any]:
+    """What every case returns, each in a program of its own; an error where it has none."""
+    found = {}
+    for name in names:
+        try:
+            with contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh):
+                found[name] = jax.tree.map(np.asarray, jax.jit(CASES[name])(data))
+        except Exception as error:  # the others still have to be looked at
+            found[name] = error
+    return found
+
+
+def main(ways: list[tuple[str, str, int]], names: list[str]) -> int:
+    expected = results(names, jax.tree.map(jnp.asarray, DATA))
+    failed = 0
+    for way in ways:
+        begun = time.process_time()
+        data = placed(*way)
+        found = results(names, data, data["t"].sharding.mesh if way[0] == "Explicit" else None)
+        apart = {}
+        for name in names:
+            pair = found[name], expected[name]
+            errors = [x for x in pair if isinstance(x, Exception)]
+            apart[name] = np.inf if errors else distance(*pair)
+            if not apart[name] <= 1:
+                failed += 1
+                print(f"  {name}: {apart[name]:.1f} tolerances apart {errors or ''}", flush=True)
+        worst = max(apart, key=lambda name: apart[name])
+        print(
+            *way, f"{len(apart)} cases, the largest difference is {apart[worst]:.2g} tolerances "
+            f"({worst}); {time.process_time() - begun:.0f} s", flush=True,
+        )  # fmt: skip
+    return failed
+
+
+if __name__ == "__main__":
+    compile_quickly()
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 8)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("ways", nargs="*")
+    parser.add_argument("--cases", nargs="+", choices=[*CASES], default=[*CASES])
+    given = parser.parse_args()
+    triples = zip(*[iter(given.ways)] * 3, strict=True)
+    chosen = [(kind, place, int(n)) for kind, place, n in triples]
+    sys.exit(min(main(chosen or WAYS, given.cases), 1))

@@ -45,7 +45,9 @@ LAYERS = {
     "discrete": {"core"},
     "monitor": {"core"},
     "distributed": {"core", "programs", "transforms"},
-    "interop": {"core", "gradients", "monitor", "optimizers", "schedules", "transforms"},
+    "interop": {
+        *("core", "gradients", "monitor", "optimizers", "schedules", "transforms", "tree"),
+    },
 }
 RUNTIME = {"fnopt", "jax", "numpy", *sys.stdlib_module_names}
 LONGEST_FILE = 350

@@ -287,16 +287,149 @@ def states_by_class(lib: Any) -> Any:
     return [isinstance(tx.init(PARAMS), getattr(lib, name)) for name, tx in makes.items()]
 
 
+def reached_through_wrappers(lib: Any) -> Any:
+    """What is inside is reached by optax's names of fields."""
+    parts = {"a": lib.adam(0.1), "b": lib.inject_hyperparams(lib.sgd)(learning_rate=0.1)}
+    tx = lib.multi_transform(parts, {"w": "a", "b": "b"})
+    params, state = PARAMS, tx.init(PARAMS)
+    state.inner_states["b"].inner_state.hyperparams["learning_rate"] = jnp.asarray(0.5)
+    for _ in range(2):
+        updates, state = tx.update(jax.grad(loss)(params, lib), state, params)
+        params = lib.apply_updates(params, updates)
+    assert isinstance(state, lib.MultiTransformState)
+    assert isinstance(state.inner_states["a"], lib.MaskedState)
+    inner = state.inner_states["b"].inner_state
+    assert isinstance(inner, lib.schedules.InjectStatefulHyperparamsState)
+    return [params, state.inner_states["a"].inner_state[0].mu["w"], inner.hyperparams]
+
+
+def accumulated_so_far(lib: Any) -> Any:
+    found = []
+    for mean in (True, False):
+        tx = lib.MultiSteps(lib.adam(0.1), 3, use_grad_mean=mean, accumulator_dtype=jnp.float64)
+        state = tx.init(PARAMS)
+        for i in range(4):
+            grads = jax.tree.map(lambda p, i=i: p * (i + 1.0), PARAMS)
+            _, state = tx.update(grads, state, PARAMS)
+            found.append([state.mini_step, state.gradient_step, state.acc_grads])
+        assert isinstance(state, lib.MultiStepsState)
+        found.append(state.inner_opt_state[0].mu)
+    return found
+
+
+def states_of_wrappers(lib: Any) -> Any:
+    contrib = lib.contrib
+    free = contrib.schedule_free(lib.sgd(0.1), learning_rate=0.1)
+    pair = contrib.sam(lib.sgd(0.1), lib.sgd(0.01))
+    chained = lib.chain(free, lib.clip(1.0))
+    state, other = chained.init(PARAMS), pair.init(PARAMS)
+    for _ in range(3):
+        _, state = chained.update(PARAMS, state, PARAMS)
+        _, other = pair.update(PARAMS, other, PARAMS)
+    assert isinstance(state[0], contrib.ScheduleFreeState)
+    assert isinstance(other, contrib.SAMState)
+    assert isinstance(contrib.mechanize(lib.sgd(0.1)).init(PARAMS), contrib.MechanicState)
+    jax.tree.leaves([state[0].base_optimizer_state, other.opt_state, other.adv_state])
+    evaluated = contrib.schedule_free_eval_params(state[0], PARAMS)
+    return [state[0].z, state[0].weight_sum, state[0].b1, evaluated, other.cache]
+
+
+def schedules_that_remember(lib: Any) -> Any:
+    class Falling(lib.schedules.StatefulSchedule):
+        def init(self) -> Any:
+            return jnp.asarray(1.0)
+
+        def update(self, state: Any, **extra_args: Any) -> Any:
+            return 0.5 * state + extra_args["more"]
+
+        def __call__(self, state: Any, **extra_args: Any) -> Any:
+            return state
+
+    tx = lib.inject_hyperparams(lib.scale)(step_size=Falling())
+    state, found = tx.init(PARAMS), []
+    for i in range(3):
+        updates, state = tx.update(PARAMS, state, PARAMS, more=0.1 * i)
+        found.append([updates, state.hyperparams, state.hyperparams_states])
+    wrapped = lib.schedules.WrappedSchedule(lib.linear_schedule(0.0, 1.0, 4))
+    return [*found, wrapped(wrapped.update(wrapped.init(), more=1))]
+
+
+def numbers_of_a_loop(lib: Any) -> Any:
+    """A Python number in the state is no other program, and no other dtype."""
+    tx = lib.inject_hyperparams(lib.sgd, static_args="nesterov")(learning_rate=0.1, momentum=0.9)
+    state = tx.init(PARAMS)
+    state.hyperparams["learning_rate"] = 0.3
+    step = jax.jit(tx.update)
+    updates, state = step(PARAMS, state, PARAMS)
+    dtypes = {name: str(x.dtype) for name, x in state.hyperparams.items()}
+    assert set(dtypes.values()) == {"float64"}
+    assert not any(x.weak_type for x in state.hyperparams.values())
+    return updates
+
+
+def measured(lib: Any) -> Any:
+    tx = lib.chain(lib.snapshot("length", lib.tree.norm), lib.monitor({"n": lib.tree.norm}))
+    _, state = tx.update(PARAMS, tx.init(PARAMS), PARAMS)
+    assert isinstance(state[0], lib.SnapshotState)
+    assert isinstance(state[1], lib.MonitorState)
+    return [state[0].measurement["length"], state[1].measurements["n"], lib.tree.get(state, "n")]
+
+
+def rest(lib: Any) -> Any:
+    """Names that are none of fnopt's."""
+    matrix, target = X @ np.diag([1.0, 3.0]), Y + 2.0
+    normal = lib.multi_normal(jnp.asarray([1.0, 2.0]), jnp.asarray([0.1, -0.2]))
+    adam = train(lib, lib.nadamw(0.1, nesterov=False))
+    norms = [getattr(lib.tree_utils, f"tree_{n}_norm")(PARAMS) for n in ("l1", "l2", "linf")]
+    solved = [lib.nnls(matrix, b, 3000) for b in (target, np.stack([target, -target], 1))]
+    return [adam, norms, solved, normal.log_prob(jnp.asarray([0.5, 1.0])), normal.params]
+
+
+def second_order(lib: Any) -> Any:
+    def fit(params: Any, x: Any, y: Any) -> Any:
+        return jnp.mean((x @ params["w"] - y) ** 2) + params["w"][0] ** 4 * params["b"]
+
+    args = (PARAMS, X, Y)
+    lib = lib.second_order
+    v = jnp.asarray([0.5, 1.0, -1.0])
+    return [lib.hvp(fit, v, *args), lib.hessian_diag(fit, *args), lib.fisher_diag(fit, *args)]
+
+
+def in_parts(lib: Any) -> Any:
+    micro, kind = lib.microbatching, lib.microbatching.AccumulationType
+    x = jnp.arange(6.0)
+    parts = [micro.reshape_batch_axis(x, 2), micro.reshape_batch_axis({"a": X[:2]}, 1, 1)]
+    rules = (kind.SUM, kind.CONCAT)
+    both = micro.microbatch(lambda x: (jnp.sum(x**2), 2 * x), 0, 2, rules)(x)
+    mapped = micro.micro_vmap(lambda w, x: w * x, (None, 0), microbatch_size=3)(2.0, x)
+    total = micro.micro_vmap(lambda x: x**2, microbatch_size=2, accumulator=kind.MEAN)(x)
+
+    def fit(params: Any, x: Any, y: Any) -> Any:
+        return jnp.mean((x @ params["w"] + params["b"] - y) ** 2)
+
+    grads, aux = micro.micro_grad(
+        fit,
+        batch_argnums=(1, 2),
+        microbatch_size=1,
+        accumulator=kind.MEAN,
+        transform_fn=lambda g: (g, jax.tree.map(jnp.square, g)),
+        metrics_fn=lib.tree.norm,
+    )(PARAMS, jnp.asarray(X), jnp.asarray(Y))
+    return [parts, both, mapped, total, grads, aux.values, aux.metrics]
+
+
 SCRIPTS = [
     *(adam_with_a_schedule, function_as_rate, mask_by_a_function, labels_by_a_function, frozen),
     *(selective, masked_part, accumulated, changed_in_mid_run, injected_into_a_function),
     *(of_ones_own, named, lbfgs, state_by_name, losses, schedules, by_hand, contributed),
     *(watched, reversed_gradient, pair_of_params, left_out, averaged_gradients, norms_at_zero),
     *(clipped_by_example, private_without_noise, named_arguments, states_by_class),
+    *(reached_through_wrappers, accumulated_so_far, states_of_wrappers, schedules_that_remember),
+    *(numbers_of_a_loop, measured, rest, second_order, in_parts),
 ]
 
 
-@pytest.mark.filterwarnings("ignore:.*seed.*is deprecated:DeprecationWarning")  # optax's own
+@pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")  # optax's own
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
 def test_scripts_run_unchanged(script):
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
@@ -354,8 +487,8 @@ def test_arguments_are_those_of_the_same_name():
 
 
 def test_what_is_not_here_says_what_to_use():
-    with pytest.raises(AttributeError, match=r"has no attribute 'nnls'\. Use fnopt\.least_squares"):
-        optax_api.nnls  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(AttributeError, match=r"has no 'aggregating'\. Use fnopt\.gradient_stat"):
+        optax_api.experimental.aggregating  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_lookahead_wants_the_pair():
@@ -383,3 +516,34 @@ def test_injected_factories_may_take_any_keyword():  # optax's own can't
     state = tx.init(jnp.ones(2))
     assert set(state.hyperparams) == {"learning_rate", "momentum"}
     assert tx.update(jnp.ones(2), state)[0].tolist() == pytest.approx([-0.1, -0.1])
+
+
+def test_modules_are_imported_as_there():
+    from fnopt.interop.optax_api.contrib import muon  # pyright: ignore[reportMissingImports]
+    from fnopt.interop.optax_api.schedules import (  # pyright: ignore[reportMissingImports]
+        cosine_decay_schedule,
+    )
+
+    from fnopt.interop.optax_api import tree_utils as otu
+
+    assert importlib.import_module("fnopt.interop.optax_api.contrib") is optax_api.contrib
+    assert muon is optax_api.muon
+    assert cosine_decay_schedule is optax_api.cosine_decay_schedule
+    assert otu.tree_add is fnopt.tree.add
+
+
+def test_labels_without_a_transform_are_named():
+    tx = optax_api.multi_transform({"a": optax_api.sgd(0.1)}, lambda params: {"w": "a", "b": "c"})
+    with pytest.raises(ValueError, match="the labels 'c' have no transform"):
+        tx.init(PARAMS)
+
+
+def test_static_arguments_that_are_none_are_named():
+    with pytest.raises(ValueError, match=r"static_args has \['nope'\]"):
+        optax_api.inject_hyperparams(optax_api.sgd, static_args=("nope",))
+
+
+def test_states_of_others_are_refused():
+    tx = optax_api.multi_transform({"a": optax_api.sgd(0.1)}, {"w": "a", "b": "a"})
+    with pytest.raises(TypeError, match="expected PartitionState"):
+        tx.update(PARAMS, optax_api.sgd(0.1).init(PARAMS), PARAMS)

@@ -10,12 +10,27 @@ AttributeError that says what to use.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from fnopt.interop.optax_api import _names
-from fnopt.interop.optax_api._hyperparams import InjectHyperparamsState, inject_hyperparams
+from fnopt.interop.optax_api._hyperparams import (
+    InjectHyperparamsState,
+    InjectStatefulHyperparamsState,
+    inject_hyperparams,
+)
 from fnopt.interop.optax_api._lookahead import LookaheadParams, LookaheadState, lookahead
+from fnopt.interop.optax_api._micro import micro_grad, micro_vmap, microbatch, reshape_batch_axis
+from fnopt.interop.optax_api._monitor import (
+    MonitorState,
+    SnapshotState,
+    measure_with_ema,
+    monitor,
+    snapshot,
+)
+from fnopt.interop.optax_api._multi_normal import multi_normal
 from fnopt.interop.optax_api._multi_steps import MultiSteps, skip_large_updates, skip_not_finite
+from fnopt.interop.optax_api._nnls import nnls
 from fnopt.interop.optax_api._norms import safe_norm, safe_root_mean_squares
 from fnopt.interop.optax_api._per_example import (
     DifferentiallyPrivateAggregateState,
@@ -24,6 +39,15 @@ from fnopt.interop.optax_api._per_example import (
     per_example_global_norm_clip,
     per_example_layer_norm_clip,
 )
+from fnopt.interop.optax_api._restated import (
+    MechanicState,
+    MultiStepsState,
+    PartitionState,
+    SAMState,
+    ScheduleFreeState,
+    schedule_free_eval_params,
+)
+from fnopt.interop.optax_api._schedules import StatefulSchedule, WrappedSchedule
 from fnopt.interop.optax_api._types import (
     AccumulationType,
     EmptyState,
@@ -38,8 +62,8 @@ from fnopt.interop.optax_api._wrappers import (
     freeze,
     join_schedules,
     masked,
-    measure_with_ema,
-    monitor,
+    nadam,
+    nadamw,
     noisy_sgd,
     partition,
     scale_by_learning_rate,
@@ -49,6 +73,10 @@ from fnopt.interop.optax_api._wrappers import (
 )
 
 multi_transform = partition
+MultiTransformState = PartitionState
+inject_stateful_hyperparams = inject_hyperparams
+# The optax whose names these are.
+__version__ = "0.2.8"
 
 __all__ = [
     "AccumulationType",
@@ -57,36 +85,63 @@ __all__ = [
     "GradientTransformation",
     "GradientTransformationExtraArgs",
     "InjectHyperparamsState",
+    "InjectStatefulHyperparamsState",
     "LookaheadParams",
     "LookaheadState",
     "MaskedNode",
+    "MechanicState",
+    "MonitorState",
     "MultiSteps",
+    "MultiStepsState",
+    "MultiTransformState",
+    "PartitionState",
+    "SAMState",
+    "ScheduleFreeState",
+    "SnapshotState",
+    "StatefulSchedule",
+    "WrappedSchedule",
     "add_noise",
     "differentially_private_aggregate",
     "dpsgd",
     "freeze",
     "init_empty_state",
     "inject_hyperparams",
+    "inject_stateful_hyperparams",
     "join_schedules",
     "lookahead",
     "masked",
     "measure_with_ema",
+    "micro_grad",
+    "micro_vmap",
+    "microbatch",
     "monitor",
+    "multi_normal",
     "multi_transform",
+    "nadam",
+    "nadamw",
+    "nnls",
     "noisy_sgd",
     "partition",
     "per_example_global_norm_clip",
     "per_example_layer_norm_clip",
+    "reshape_batch_axis",
     "safe_norm",
     "safe_root_mean_squares",
     "scale_by_learning_rate",
     "scale_by_schedule",
+    "schedule_free_eval_params",
     "selective_transform",
     "skip_large_updates",
     "skip_not_finite",
+    "snapshot",
     "stateless_with_tree_map",
     "with_extra_args_support",
 ]
+
+
+# Modules by which scripts import: `from fnopt.interop.optax_api.contrib import muon`.
+for _name, _space in _names.namespaces(__name__).items():
+    globals()[_name] = sys.modules[f"{__name__}.{_name}"] = _space
 
 
 def __getattr__(name: str) -> Any:

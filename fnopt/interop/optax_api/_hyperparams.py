@@ -11,41 +11,65 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Transformation, default_float, increment, static, zero_count
+from fnopt.core import Member, Transformation, default_float, increment, static, zero_count
+from fnopt.interop.optax_api._schedules import StatefulSchedule, WrappedSchedule
 
 
-class InjectHyperparamsState(NamedTuple):
-    """Step count, the numbers by name, and the state of what they make."""
+class InjectStatefulHyperparamsState(NamedTuple):
+    """Step count, the numbers by name, what schedules remember, and the state of what they make."""
 
     count: jax.Array
     hyperparams: dict[str, Any]
+    hyperparams_states: dict[str, Any]
     inner_state: Any
+
+
+# The name of the state before 0.1.9.
+InjectHyperparamsState = InjectStatefulHyperparamsState
 
 
 class _injected(Transformation):
     """Makes its transform anew in every step, from the numbers in the state."""
 
     factory: Callable[..., Any] = static()
-    scheduled: tuple[tuple[str, Callable[[Any], Any]], ...] = static()
+    scheduled: tuple[tuple[str, StatefulSchedule], ...] = static()
     numbers: dict[str, Any]
 
-    def init(self, params: Any) -> InjectHyperparamsState:
+    def init(self, params: Any) -> InjectStatefulHyperparamsState:
         """The numbers as arrays, schedules at step 0."""
-        count = zero_count()
-        now = self._at(count, {k: jnp.asarray(v) for k, v in self.numbers.items()})
-        return InjectHyperparamsState(count, now, self.factory(**now).init(params))
+        states = {name: schedule.init() for name, schedule in self.scheduled}
+        now = self._now(self.numbers, states, {})
+        inner = self.factory(**now).init(params)
+        return InjectStatefulHyperparamsState(zero_count(), now, states, inner)
 
     def update(
-        self, updates: Any, state: Any, params: Any = None, **extra_args: Any
-    ) -> tuple[Any, Any]:
-        """A step with the numbers of the state, and those of the schedules at its count."""
-        now = self._at(state.count, state.hyperparams)
+        self,
+        updates: Any,
+        state: InjectStatefulHyperparamsState,
+        params: Any = None,
+        **extra_args: Any,
+    ) -> tuple[Any, InjectStatefulHyperparamsState]:
+        """A step with the numbers of the state, and those of the schedules."""
+        states = state.hyperparams_states
+        now = self._now(state.hyperparams, states, extra_args)
         tx = self.factory(**now)
         updates, inner = tx.update(updates, state.inner_state, params, **extra_args)
-        return updates, InjectHyperparamsState(increment(state.count), now, inner)
+        states = {name: fn.update(states[name], **extra_args) for name, fn in self.scheduled}
+        return updates, InjectStatefulHyperparamsState(increment(state.count), now, states, inner)
 
-    def _at(self, count: jax.Array, given: dict[str, Any]) -> dict[str, Any]:
-        return {**given, **{name: jnp.asarray(fn(count)) for name, fn in self.scheduled}}
+    def members(self, state: Any = None) -> tuple[Member, ...]:
+        """What the numbers of the state make."""
+        if state is None:
+            return ()
+        return (Member("inner", self.factory(**state.hyperparams), state.inner_state),)
+
+    def _now(self, given: Any, states: Any, extra_args: Any) -> dict[str, Any]:
+        # A loop may have put any number into the state: it gets the dtype that it had.
+        now = {name: jnp.asarray(given[name], _dtype(own)) for name, own in self.numbers.items()}
+        for name, fn in self.scheduled:
+            value = fn(states[name], **extra_args)
+            now[name] = jnp.asarray(value, _dtype(value))
+        return now
 
 
 def inject_hyperparams(
@@ -64,8 +88,12 @@ def inject_hyperparams(
         hyperparam_dtype: The dtype of the numbers; by default JAX's.
 
     Returns:
-        A function of the same arguments, whose result has the state `InjectHyperparamsState`.
-        Numbers and functions of the step are kept, all else is left alone.
+        A function of the same arguments, whose result has the state
+        `InjectStatefulHyperparamsState`. Numbers, functions of the step and instances of
+        `schedules.StatefulSchedule` are kept, all else is left alone.
+
+    Raises:
+        ValueError: If the factory has no argument of a name in `static_args`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -80,6 +108,11 @@ def inject_hyperparams(
     signature = inspect.signature(inner_factory)
     parameters = signature.parameters.values()
     variadic = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), "")
+    if not variadic and (unknown := sorted(names - set(signature.parameters))):
+        raise ValueError(
+            f"inject_hyperparams: static_args has {unknown}, expected arguments of the factory: "
+            f"{list(signature.parameters)}."
+        )
 
     @functools.wraps(inner_factory)
     def made(*args: Any, **kwargs: Any) -> Any:
@@ -89,7 +122,7 @@ def inject_hyperparams(
         given |= given.pop(variadic, {})
         open_ = {name: value for name, value in given.items() if name not in names}
         numeric = {name: _number(v, hyperparam_dtype) for name, v in open_.items() if _is_number(v)}
-        scheduled = tuple((name, v) for name, v in open_.items() if _is_schedule(name, v))
+        scheduled = tuple((n, _stateful(v)) for n, v in open_.items() if _is_schedule(n, v))
         taken = {*numeric, *(name for name, _ in scheduled)}
         rest = {name: value for name, value in given.items() if name not in taken}
         return _injected(functools.partial(inner_factory, **rest), scheduled, numeric)
@@ -108,7 +141,13 @@ def _is_schedule(name: str, value: Any) -> bool:
     return callable(value) and not is_mask and not isinstance(value, (type, Transformation))
 
 
+def _stateful(value: Any) -> StatefulSchedule:
+    return value if isinstance(value, StatefulSchedule) else WrappedSchedule(value)
+
+
+def _dtype(value: Any) -> Any:
+    return value.dtype if hasattr(value, "dtype") else default_float()
+
+
 def _number(value: Any, dtype: Any) -> Any:
-    array = jnp.asarray(value)
-    wanted = dtype or (array.dtype if hasattr(value, "dtype") else default_float())
-    return array.astype(wanted)
+    return jnp.asarray(value, dtype or _dtype(value))

@@ -3,45 +3,72 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Transformation, global_norm, static
+from fnopt.core import Member, Transformation, global_norm, static
 from fnopt.interop.optax_api._bridge import as_schedule
-from fnopt.transforms import accumulate, has_updated
+from fnopt.interop.optax_api._restated import MultiStepsState
+from fnopt.transforms import accumulate, states
 
 
-class SkippingState(NamedTuple):
-    """The state of the accumulation, and what the rule said of the last gradients."""
+class _multi_steps(Transformation):
+    """Accumulation that leaves out the gradients that a rule refuses, with optax's state."""
 
-    inner_state: Any
-    skip_state: Any
+    inner: accumulate
+    skips: Callable[..., Any] | None = static(default=None)
 
-
-class _skipping(Transformation):
-    """Accumulation that leaves out the gradients that a rule refuses."""
-
-    inner: Any
-    skips: Callable[..., Any] = static()
-
-    def init(self, params: Any) -> SkippingState:
-        """The state of the accumulation, and the rule's about gradients of zero."""
+    def init(self, params: Any) -> MultiStepsState:
+        """The state of the accumulation, and what the rule says of gradients of zero."""
         state = self.inner.init(params)
         zeros = jax.tree.map(jnp.zeros_like, params)
-        return SkippingState(state, self.skips(zeros, state.gradient_step, params)[1])
+        return self._given(state, self._said(zeros, state.gradient_step, params)[1])
 
     def update(
-        self, updates: Any, state: SkippingState, params: Any = None, **extra_args: Any
-    ) -> tuple[Any, SkippingState]:
+        self, updates: Any, state: MultiStepsState, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, MultiStepsState]:
         """As if the call had not been made, where the rule says so."""
-        inner = state.inner_state
-        skip, skip_state = self.skips(updates, inner.gradient_step, params)
-        updates, new = self.inner.update(updates, inner, params, **extra_args)
+        skip, said = self._said(updates, state.gradient_step, params)
+        updates, inner = self.inner.update(updates, self._taken(state), params, **extra_args)
+        new = self._given(inner, said)
+        if skip is None:
+            return updates, new
         updates = jax.tree.map(lambda u: jnp.where(skip, jnp.zeros_like(u), u), updates)
-        kept = jax.tree.map(lambda old, new: jnp.where(skip, old, new), inner, new)
-        return updates, SkippingState(kept, skip_state)
+        old = state._replace(skip_state=said)
+        return updates, jax.tree.map(lambda old, new: jnp.where(skip, old, new), old, new)
+
+    def members(self, state: Any = None) -> tuple[Member, ...]:
+        """The accumulation."""
+        return (Member("accumulate", self.inner, None if state is None else self._taken(state)),)
+
+    def _said(self, updates: Any, step: Any, params: Any) -> tuple[Any, Any]:
+        return (None, ()) if self.skips is None else self.skips(updates, step, params)
+
+    # There what is kept is the mean of the gradients, or their sum, and zero after a step.
+    def _given(self, state: states.AccumulateState, skip_state: Any) -> MultiStepsState:
+        def leaf(acc: Any) -> Any:
+            kept = acc / jnp.maximum(state.mini_step, 1).astype(acc.dtype) if self._mean else acc
+            return jnp.where(state.mini_step == 0, jnp.zeros_like(acc), kept)
+
+        acc = jax.tree.map(leaf, state.acc)
+        return MultiStepsState(
+            state.mini_step, state.gradient_step, state.inner_state, acc, skip_state
+        )
+
+    def _taken(self, state: MultiStepsState) -> states.AccumulateState:
+        def leaf(acc: Any) -> Any:
+            return acc * state.mini_step.astype(acc.dtype) if self._mean else acc
+
+        acc = jax.tree.map(leaf, state.acc_grads)
+        return states.AccumulateState(
+            state.mini_step, state.gradient_step, acc, state.inner_opt_state
+        )
+
+    @property
+    def _mean(self) -> bool:
+        return self.inner.use_grad_mean
 
 
 def skip_not_finite(updates: Any, gradient_step: Any, params: Any) -> tuple[Any, dict[str, Any]]:
@@ -93,15 +120,13 @@ class MultiSteps:
     ) -> None:
         del accumulator_dtype
         k = as_schedule(every_k_schedule)
-        self._tx: Any = accumulate(opt, k=k, use_grad_mean=use_grad_mean)
-        if should_skip_update_fn is not None:
-            self._tx = _skipping(self._tx, should_skip_update_fn)
+        inner = accumulate(opt, k=k, use_grad_mean=use_grad_mean)
+        self._tx = _multi_steps(inner, should_skip_update_fn)
 
     @property
     def inner_opt(self) -> Any:
         """The optimizer that makes the steps."""
-        tx = self._tx.inner if isinstance(self._tx, _skipping) else self._tx
-        return tx.inner
+        return self._tx.inner.inner
 
     def init(self, params: Any) -> Any:
         """The state before the first call."""
@@ -115,7 +140,7 @@ class MultiSteps:
 
     def has_updated(self, state: Any) -> Any:
         """Whether the last call made a step."""
-        return has_updated(state.inner_state if isinstance(state, SkippingState) else state)
+        return (state.mini_step == 0) & (state.gradient_step > 0)
 
     def gradient_transformation(self) -> Transformation:
         """This wrapper as a transformation."""

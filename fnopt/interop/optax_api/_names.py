@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
+import types
 from typing import Any
 
+from fnopt import tree
 from fnopt.core import Transformation
 from fnopt.interop.optax_api._bridge import bridged
+from fnopt.interop.optax_api._restated import restating
 from fnopt.interop.optax_api._states import find_state
 
 # Where names that are the same thing here may live.
@@ -23,7 +27,6 @@ _RENAMED = {
     "bias_correction": "tree.bias_correction",
     "matrix_inverse_pth_root": "linear.matrix_inverse_pth_root",
     "named_chain": "transforms.chain",
-    "snapshot": "monitor.snapshot",
     "normalize": "transforms.normalize_by_update_norm",
     "ema": "transforms.ema",
     "power_iteration": "linear.power_iteration",
@@ -40,57 +43,57 @@ _RENAMED = {
 }
 # Names of `tree_utils` before 0.2.5.
 _OLD_TREE_NAMES = {
-    "tree_add_scalar_mul": "add_scale",
-    "tree_l2_norm": "norm",
-    "tree_scalar_mul": "scale",
+    "tree_add_scalar_mul": tree.add_scale,
+    "tree_l1_norm": functools.partial(tree.norm, ord=1),
+    "tree_l2_norm": functools.partial(tree.norm, ord=2),
+    "tree_linf_norm": functools.partial(tree.norm, ord="inf"),
+    "tree_scalar_mul": tree.scale,
 }
 # optax's annotations, which say no more than this.
 _TYPES = {
     *("MaskOrFn", "OptState", "Params", "ScalarOrSchedule", "ShouldSkipUpdateFunction", "Updates"),
-    *("TransformInitFn", "TransformUpdateExtraArgsFn", "TransformUpdateFn"),
+    *("ConditionFn", "TransformInitFn", "TransformUpdateExtraArgsFn", "TransformUpdateFn"),
 }
 NOT_HERE = {
-    "MonitorState": "fnopt.tree.get(state, name)",
-    "PartitionState": "the state itself, a dict by label",
-    "MultiTransformState": "the state itself, a dict by label",
-    **dict.fromkeys(("second_order", "hvp", "hessian_diag", "fisher_diag"), "fnopt.curvature"),
-    "micro_grad": "microbatch, or the chunk_size of fnopt.clipped_grad and the like",
-    "micro_vmap": "microbatch, or jax.lax.map with a batch_size",
-    "Accumulator": "microbatch with 'sum', 'mean' or 'concat'",
-    "reshape_batch_axis": "microbatch, which does it",
-    "multi_normal": "a library of distributions",
-    "nnls": "fnopt.least_squares with bounds",
-    "InjectStatefulHyperparamsState": "InjectHyperparamsState",
-    "inject_stateful_hyperparams": "inject_hyperparams, or the optimizer itself, which is a pytree",
+    "Accumulator": "microbatch with AccumulationType or 'sum', 'mean', 'concat'",
+    "aggregating": "fnopt.gradient_statistics, which has the moments of per-example gradients",
+    **dict.fromkeys(("unitwise_norm", "unitwise_clip"), "fnopt.adaptive_grad_clip"),
 }
 
 
-class _Namespace:
+class _Namespace(types.ModuleType):
     """A module of optax's: its names, found in one of fnopt's packages or in several."""
 
     def __init__(self, name: str, prefix: str, *rooms: str) -> None:
-        self.__name__ = name
+        super().__init__(name, f"The names of optax's {name.rpartition('.')[2]}.")
         self._prefix, self._rooms = prefix, rooms
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what the import system asks for
+            raise AttributeError(name)
+        if self._prefix and name in _OLD_TREE_NAMES:
+            return _OLD_TREE_NAMES[name]
         for room in self._rooms:
             try:
-                own = _OLD_TREE_NAMES.get(name) or name.removeprefix(self._prefix)
-                return getattr(importlib.import_module(room), own)
+                return getattr(importlib.import_module(room), name.removeprefix(self._prefix))
             except AttributeError:
                 continue
         raise AttributeError(f"{self.__name__} has no {name!r}.{_hint(name)}")
 
 
-def _namespaces(home: str) -> dict[str, tuple[str, ...]]:
-    return {
+def namespaces(home: str) -> dict[str, types.ModuleType]:
+    """Optax's modules, by name, for the package `home`."""
+    rooms = {
         **dict.fromkeys(("contrib", "schedules", "transforms"), ("", home)),
         "losses": ("", "fnopt.losses", home),
         "projections": ("", "fnopt.projections"),
         **dict.fromkeys(("assignment", "microbatching", "perturbations"), ("", home)),
+        "experimental": ("",),
+        "second_order": ("", f"{home}._second_order"),
         "tree": ("", "fnopt.tree"),
         "tree_utils": ("tree_", "fnopt.tree"),
     }
+    return {name: _Namespace(f"{home}.{name}", *found) for name, found in rooms.items()}
 
 
 def find(name: str, home: str) -> Any:
@@ -105,8 +108,6 @@ def find(name: str, home: str) -> Any:
     """
     if name in _TYPES:
         return Any
-    if name in (spaces := _namespaces(home)):
-        return _Namespace(f"{home}.{name}", *spaces[name])
     if name in _RENAMED:
         room, _, ours = _RENAMED[name].rpartition(".")
         return getattr(importlib.import_module(f"fnopt.{room}"), ours)
@@ -115,7 +116,7 @@ def find(name: str, home: str) -> Any:
     for room in () if name.startswith("_") or name in NOT_HERE else _ROOMS:
         package = importlib.import_module(f"fnopt.{room}")
         if name in package.__all__:
-            return _as_there(getattr(package, name))
+            return restating(name, _as_there(getattr(package, name)))
     raise AttributeError(f"module {home!r} has no attribute {name!r}.{_hint(name)}")
 
 

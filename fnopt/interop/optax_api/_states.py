@@ -28,8 +28,6 @@ _RENAMED = {
     "ApplyEvery": "ApplyEveryState",
     "ConditionallyMaskState": "ConditionallyState",
     "ConditionallyTransformState": "ConditionallyState",
-    "MechanicState": "MechanizeState",
-    "MultiStepsState": "AccumulateState",
     "ReduceLROnPlateauState": "ReduceOnPlateauState",
     # The belief is a slot of Adam's state here.
     "ScaleByBeliefState": "ScaleByAdamState",

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
 from fnopt import optimizers, transforms
 from fnopt.interop.optax_api._bridge import as_schedule, bridged, with_labels
-from fnopt.monitor import snapshot
+from fnopt.interop.optax_api._restated import ByLabel, restated
 
 
 def masked(inner: Any, mask: Any, *, mask_compatible_extra_args: bool = False) -> Any:
@@ -58,10 +59,18 @@ def partition(
     parts = {number[label]: tx for label, tx in transforms.items()}
 
     def numbered(labels: Any) -> Any:
+        unknown = {repr(x) for x in jax.tree.leaves(labels) if x not in number}
+        if unknown:
+            raise ValueError(
+                f"partition: the labels {', '.join(sorted(unknown))} have no transform, "
+                f"expected some of {list(transforms)}."
+            )
         return jax.tree.map(lambda label: number[label], labels)
 
+    form = ByLabel(tuple(transforms))
+
     def made(labels: Any) -> Any:
-        return partition(parts, numbered(labels))
+        return restated(partition(parts, numbered(labels)), form)
 
     return with_labels(made, param_labels)
 
@@ -119,39 +128,6 @@ def _key(key: Any, seed: Any) -> Any:
     return 0 if given is None else given
 
 
-class _Averaged(NamedTuple):
-    """A measurement whose average is wanted."""
-
-    measure: Callable[[Any], Any]
-    decay: Any
-
-
-def measure_with_ema(
-    measure: Callable[[Any], Any],
-    decay: Any,
-    debias: bool = True,
-    accumulator_dtype: Any = None,
-) -> Any:
-    """A measurement for `monitor` that is averaged over the steps, without bias."""
-    del accumulator_dtype  # averages are float32 at least
-    if not debias:
-        raise ValueError("measure_with_ema: debias = False, expected True: there is no other form.")
-    return _Averaged(measure, decay)
-
-
-def monitor(measures: dict[str, Any]) -> Any:
-    """Measurements of the updates by name, kept in the state; `tree.get(state, name)` reads one.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from fnopt.interop import optax_api as optax
-        >>> tx = optax.chain(optax.monitor({"norm": optax.tree.norm}), optax.sgd(0.1))
-        >>> _, state = tx.update(jnp.asarray([3.0, 4.0]), tx.init(jnp.ones(2)))
-        >>> optax.tree.get(state, "norm")
-        Array(5., dtype=float32)
-    """
-    watchers = []
-    for name, given in measures.items():
-        measure, decay = given if isinstance(given, _Averaged) else (given, None)
-        watchers.append(snapshot(name, measure, decay))
-    return transforms.chain(*watchers)
+# Adam with another default, not a method of its own: `nesterov=False` makes it Adam again.
+nadam = functools.partial(bridged(optimizers.adam), nesterov=True)
+nadamw = functools.partial(bridged(optimizers.adamw), nesterov=True)

@@ -1,0 +1,43 @@
+"""Least squares with solutions that aren't negative."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import matmul
+
+
+def nnls(A: Any, b: Any, iters: int, unroll: int | bool = 1, L: Any = None) -> jax.Array:
+    r"""The :math:`x \ge 0` with the least :math:`\lVert A x - b \rVert`.
+
+    By accelerated projected gradients, a fixed number of them; `fnopt.least_squares` with bounds
+    needs fewer, and says how good its solution is.
+
+    Args:
+        A: A matrix `[m, n]`.
+        b: A vector `[m]`, or a matrix `[m, k]` of several.
+        iters: How many steps.
+        unroll: That of `jax.lax.scan`.
+        L: A bound of the largest eigenvalue of `A.T @ A`.
+
+    Reference:
+        Beck and Teboulle, 2009, "A fast iterative shrinkage-thresholding algorithm".
+    """
+    gram, product = matmul(A.T, A), matmul(A.T, b)
+    if L is None:  # two norms that aren't less than the largest eigenvalue
+        columns = jnp.sum(jnp.abs(gram), axis=0)
+        L = jnp.minimum(jnp.linalg.norm(gram), jnp.max(columns, initial=0))
+    bound = jnp.asarray(L, product.dtype)
+    rate = 1 / jnp.where(bound == 0, jnp.ones_like(bound), bound)
+
+    def step(carry: tuple[Any, Any, Any], _: None) -> tuple[tuple[Any, Any, Any], None]:
+        x, ahead, t = carry
+        new = jnp.maximum(ahead - rate * (matmul(gram, ahead) - product), jnp.zeros_like(ahead))
+        new_t = (1 + jnp.sqrt(1 + 4 * t**2)) / 2
+        return (new, new + (t - 1) / new_t * (new - x), new_t), None
+
+    zero, one = jnp.zeros_like(product), jnp.ones((), product.dtype)
+    return jax.lax.scan(step, (zero, zero, one), length=iters, unroll=unroll)[0][0]

@@ -1,0 +1,199 @@
+"""Wrappers whose states have optax's fields, through which scripts reach what is inside."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from fnopt import transforms
+from fnopt.core import Member, Transformation, static
+from fnopt.transforms import states
+
+
+class MultiStepsState(NamedTuple):
+    """Calls since the last step, steps, the optimizer's state, the sum, what the rule said."""
+
+    mini_step: Any
+    gradient_step: Any
+    inner_opt_state: Any
+    acc_grads: Any
+    skip_state: Any = ()
+
+
+class SAMState(NamedTuple):
+    """Steps since the params moved, both inner states, and the params to come back to."""
+
+    steps_since_sync: Any
+    opt_state: Any
+    adv_state: Any
+    cache: Any
+
+
+class ScheduleFreeState(NamedTuple):
+    """The first decay, the weight of the mean so far, steps, the largest rate, the inner point."""
+
+    b1: Any
+    weight_sum: Any
+    step_count: Any
+    max_lr: Any
+    base_optimizer_state: Any
+    z: Any
+
+
+class MechanicState(NamedTuple):
+    """The optimizer's state, and bets of several decays; the params at the start."""
+
+    base_optimizer_state: Any
+    r: Any
+    m: Any
+    v: Any
+    s: Any
+    x0: Any
+
+
+class PartitionState(NamedTuple):
+    """The states of the transforms, by label."""
+
+    inner_states: dict[Any, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Renamed:
+    """The same state in fnopt's class and in optax's.
+
+    Args:
+        own: fnopt's class.
+        there: The class with optax's names of the fields.
+        names: Pairs of names, here and there; others are the same.
+    """
+
+    own: type
+    there: type
+    names: tuple[tuple[str, str], ...]
+
+    def given(self, state: Any) -> Any:
+        """The state as optax has it."""
+        names: dict[Any, str] = dict(self.names)
+        return self.there(**{names.get(k, str(k)): v for k, v in state._asdict().items()})
+
+    def taken(self, state: Any) -> Any:
+        """The state as fnopt has it."""
+        names: dict[Any, str] = {there: own for own, there in self.names}
+        return self.own(**{names.get(k, str(k)): v for k, v in state._asdict().items()})
+
+
+@dataclasses.dataclass(frozen=True)
+class ByLabel:
+    """The states of a partition: by label there, and by the label's number here."""
+
+    labels: tuple[Any, ...]
+    there: type = PartitionState
+
+    def given(self, state: dict[int, Any]) -> PartitionState:
+        """The states by label, as those of masked transforms."""
+        return PartitionState({self._key(i): states.MaskedState(s) for i, s in state.items()})
+
+    def taken(self, state: PartitionState) -> dict[int, Any]:
+        """The states by number."""
+        inner = state.inner_states
+        return {i: inner[self._key(i)].inner_state for i in range(len(self.labels))}
+
+    def _key(self, i: int) -> Any:
+        # JAX sorts the keys of a dict: labels that have no order are told by their numbers.
+        try:
+            sorted(self.labels)
+        except TypeError:
+            return i
+        return self.labels[i]
+
+
+class restated(Transformation):
+    """A transform whose state is in another form."""
+
+    inner: Any
+    form: Any = static()
+
+    @property
+    def other_gradients(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """As the transform inside."""
+        return self.inner.other_gradients
+
+    def init(self, params: Any) -> Any:
+        """The state of the transform inside, in that form."""
+        return self.form.given(self.inner.init(params))
+
+    def update(
+        self, updates: Any, state: Any, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, Any]:
+        """The update of the transform inside."""
+        own = self._taken(state)
+        updates, new = self.inner.update(updates, own, params, **extra_args)
+        return updates, self.form.given(new)
+
+    def members(self, state: Any = None) -> tuple[Member, ...]:
+        """The transform inside."""
+        own = None if state is None else self._taken(state)
+        return (Member(self.inner._place, self.inner, own),)
+
+    def _taken(self, state: Any) -> Any:
+        if not isinstance(state, self.form.there):
+            raise TypeError(
+                f"the state is a {type(state).__name__}, expected {self.form.there.__name__}. It "
+                "looks like the state of another optimizer: use the one that init(params) gave."
+            )
+        return self.form.taken(state)
+
+
+# The transforms whose states have other names inside, by their names.
+FORMS = {
+    "sam": Renamed(states.SAMState, SAMState, (("inner_state", "opt_state"),)),
+    "schedule_free": (
+        _schedule_free := Renamed(
+            states.ScheduleFreeState,
+            ScheduleFreeState,
+            (("count", "step_count"), ("inner_state", "base_optimizer_state")),
+        )
+    ),
+    "schedule_free_sgd": _schedule_free,
+    "schedule_free_adamw": _schedule_free,
+    "mechanize": Renamed(
+        states.MechanizeState, MechanicState, (("inner_state", "base_optimizer_state"),)
+    ),
+}
+
+
+def restating(name: str, make: Callable[..., Any]) -> Callable[..., Any]:
+    """A maker of transforms whose states have optax's form, if this name's need it."""
+    if name not in FORMS:
+        return make
+
+    @functools.wraps(make)
+    def made(*args: Any, **kwargs: Any) -> restated:
+        return restated(make(*args, **kwargs), FORMS[name])
+
+    return made
+
+
+def taken(state: Any) -> Any:
+    """A state with fnopt's classes in place of those of this module."""
+    for form in FORMS.values():
+        if isinstance(state, form.there):
+            return form.taken(state._replace(**_inside(state)))
+    if hasattr(state, "_replace"):
+        return state._replace(**_inside(state))
+    if isinstance(state, tuple):
+        return tuple(map(taken, state))
+    if isinstance(state, dict):
+        return {key: taken(value) for key, value in state.items()}
+    return state
+
+
+def _inside(state: Any) -> dict[str, Any]:
+    return {key: taken(value) for key, value in state._asdict().items()}
+
+
+def schedule_free_eval_params(state: Any, params: Any) -> Any:
+    """The average that `schedule_free` trains, to evaluate."""
+    return transforms.schedule_free_eval_params(taken(state), params)

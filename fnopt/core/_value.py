@@ -56,6 +56,7 @@ def hyper(
     le: float | None = None,
     lt: float | None = None,
     schedule: bool = False,
+    infinite: bool = False,
 ) -> Any:
     """Declares a numeric hyper-parameter: a pytree leaf, checked when a user gives it.
 
@@ -69,6 +70,7 @@ def hyper(
         le: Largest value allowed.
         lt: Open upper bound.
         schedule: Whether a `Schedule` may stand for the number.
+        infinite: Whether infinity is a value, as it is for a limit that may be lacking.
 
     Returns:
         A dataclass field.
@@ -85,6 +87,7 @@ def hyper(
         "hyper": True,
         "bounds": {k: v for k, v in bounds.items() if v is not None},
         "schedule": schedule,
+        "infinite": infinite,
     }
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -108,7 +111,17 @@ def as_number(value: Any) -> Any:
     return value
 
 
-def _check_bounds(owner: str, name: str, value: Any, bounds: dict[str, float]) -> None:
+def is_negative(value: Any) -> bool:
+    """Whether a value is a number, or an array of numbers, below zero, as far as it is known."""
+    value = as_number(value)
+    if isinstance(value, Tracer) or not (isinstance(value, float) or _is_array(value)):
+        return False
+    return bool(np.any(np.asarray(value) < 0))
+
+
+def _check_bounds(
+    owner: str, name: str, value: Any, bounds: dict[str, float], infinite: bool
+) -> None:
     if isinstance(value, Tracer):
         return
     concrete = np.asarray(value)
@@ -117,12 +130,14 @@ def _check_bounds(owner: str, name: str, value: Any, bounds: dict[str, float]) -
     if not all(np.all(_BOUNDS[k][1](concrete, limit)) for k, limit in bounds.items()):
         rule = " and ".join(f"{name} {_BOUNDS[k][0]} {limit}" for k, limit in bounds.items())
         raise ValueError(f"{where()}{owner}: {name} = {value}, expected {rule}.")
+    if not infinite and np.isinf(concrete).any():
+        raise ValueError(f"{where()}{owner}: {name} = {value}, expected a finite number.")
 
 
 def _checked_hyper(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
     value, meta = as_number(value), field.metadata
     if isinstance(value, float) or _is_array(value):
-        _check_bounds(owner, field.name, value, meta["bounds"])
+        _check_bounds(owner, field.name, value, meta["bounds"], meta["infinite"])
         return value
     if value is None and field.default is None:
         return value

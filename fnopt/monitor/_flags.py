@@ -146,8 +146,8 @@ class health_flags(Value):
     """
 
     dead: Scalar = hyper(default=1e-6, ge=0)
-    exploding: Scalar = hyper(default=1e3, gt=1)
-    limit: Scalar = hyper(default=1e6, gt=0)
+    exploding: Scalar = hyper(default=1e3, gt=1, infinite=True)
+    limit: Scalar = hyper(default=1e6, gt=0, infinite=True)
     release: Scalar = hyper(default=10.0, ge=1)
     decay: Scalar = hyper(default=0.99, ge=0, lt=1)
     vanishing: Scalar = hyper(default=1e-7, ge=0)

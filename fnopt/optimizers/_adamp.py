@@ -65,7 +65,7 @@ class scale_by_adamp(Leafwise):
     b1: Scalar = hyper(default=0.9, ge=0, lt=1)
     b2: Scalar = hyper(default=0.999, ge=0, lt=1)
     eps: Scalar = hyper(default=1e-8, ge=0)
-    weight_decay: ScalarOrSchedule = hyper(default=0.0, schedule=True)
+    weight_decay: ScalarOrSchedule = hyper(default=0.0, ge=0, schedule=True)
     delta: Scalar = hyper(default=0.1, ge=0)
     wd_ratio: Scalar = hyper(default=0.1, ge=0)
     nesterov: bool = static(default=False)

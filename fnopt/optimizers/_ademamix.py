@@ -75,7 +75,7 @@ class scale_by_ademamix(Leafwise):
     b1: Scalar = hyper(default=0.9, ge=0, lt=1)
     b2: Scalar = hyper(default=0.999, ge=0, lt=1)
     b3: ScalarOrSchedule = hyper(default=0.9999, ge=0, lt=1, schedule=True)
-    alpha: ScalarOrSchedule = hyper(default=6.0, schedule=True)
+    alpha: ScalarOrSchedule = hyper(default=6.0, ge=0, schedule=True)
     eps: Scalar = hyper(default=1e-8, ge=0)
     eps_root: Scalar = hyper(default=0.0, ge=0)
     mu_dtype: Any = static(default=None, convert=as_dtype)
@@ -130,7 +130,7 @@ class scale_by_simplified_ademamix(Leafwise):
 
     b1: Scalar = hyper(default=0.99, ge=0, lt=1)
     b2: Scalar = hyper(default=0.95, ge=0, lt=1)
-    alpha: ScalarOrSchedule = hyper(default=0.0, schedule=True)
+    alpha: ScalarOrSchedule = hyper(default=0.0, ge=0, schedule=True)
     eps: Scalar = hyper(default=1e-8, ge=0)
     eps_root: Scalar = hyper(default=0.0, ge=0)
 

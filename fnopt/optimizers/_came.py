@@ -73,7 +73,7 @@ class scale_by_came(Leafwise):
     b3: Scalar = hyper(default=0.9999, ge=0, lt=1)
     eps: Scalar = hyper(default=1e-30, ge=0)
     eps_residual: Scalar = hyper(default=1e-16, ge=0)
-    clipping_threshold: Scalar = hyper(default=1.0, gt=0)
+    clipping_threshold: Scalar = hyper(default=1.0, gt=0, infinite=True)
     mu_dtype: Any = static(default=None, convert=as_dtype)
 
     def start(self, slot: str, p: Any) -> Any:

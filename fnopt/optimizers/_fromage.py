@@ -43,7 +43,7 @@ class scale_by_fromage(Leafwise):
     State = ScaleByFromageState
     needs_params = True
 
-    learning_rate: ScalarOrSchedule = hyper(schedule=True)
+    learning_rate: ScalarOrSchedule = hyper(ge=0, schedule=True)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """The factors of the gradient and of the params."""

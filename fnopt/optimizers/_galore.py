@@ -82,7 +82,7 @@ class scale_by_galore(Transformation):
 
     rank: int = static(default=128, convert=count_of("rank", _NAME))
     update_proj_gap: int = static(default=200, convert=count_of("update_proj_gap", _NAME))
-    scale: Scalar = hyper(default=1.0)
+    scale: Scalar = hyper(default=1.0, ge=0)
     base_optimizer: Any = None
     weight_dimension_numbers: Any = static(default=None, convert=as_rule)
 

@@ -108,7 +108,7 @@ class gauss_newton_descent(Transformation):
     # batch that is drawn anew in each step would keep the damping where it began.
     damping_rule: ClassVar[DampingRule] = DampingRule(good=0.5, shrink=0.25, grow=1.0)
 
-    learning_rate: ScalarOrSchedule = hyper(default=1.0, schedule=True)
+    learning_rate: ScalarOrSchedule = hyper(default=1.0, ge=0, schedule=True)
     damping: Scalar = hyper(default=1e-3, gt=0)
     momentum: Scalar | None = hyper(default=None, ge=0, lt=1)
     adaptive: bool = static(default=True)

@@ -59,7 +59,7 @@ class scale_by_madgrad(Leafwise):
     State = ScaleByMadgradState
     needs_params = True
 
-    learning_rate: ScalarOrSchedule = hyper(schedule=True)
+    learning_rate: ScalarOrSchedule = hyper(ge=0, schedule=True)
     momentum: Scalar = hyper(default=0.9, ge=0, lt=1)
     eps: Scalar = hyper(default=1e-6, ge=0)
 

@@ -83,9 +83,9 @@ class momo(Transformation):
 
     needs_params = True
 
-    learning_rate: ScalarOrSchedule = hyper(default=1.0, schedule=True)
+    learning_rate: ScalarOrSchedule = hyper(default=1.0, ge=0, schedule=True)
     beta: Scalar = hyper(default=0.9, ge=0, lt=1)
-    lower_bound: Scalar = hyper(default=0.0)
+    lower_bound: Scalar = hyper(default=0.0, infinite=True)
     weight_decay: Scalar = hyper(default=0.0, ge=0)
     adapt_lower_bound: bool = static(default=False)
 
@@ -150,11 +150,11 @@ class momo_adam(Transformation):
 
     needs_params = True
 
-    learning_rate: ScalarOrSchedule = hyper(default=1e-2, schedule=True)
+    learning_rate: ScalarOrSchedule = hyper(default=1e-2, ge=0, schedule=True)
     b1: Scalar = hyper(default=0.9, ge=0, lt=1)
     b2: Scalar = hyper(default=0.999, ge=0, lt=1)
     eps: Scalar = hyper(default=1e-8, ge=0)
-    lower_bound: Scalar = hyper(default=0.0)
+    lower_bound: Scalar = hyper(default=0.0, infinite=True)
     weight_decay: Scalar = hyper(default=0.0, ge=0)
     adapt_lower_bound: bool = static(default=False)
 

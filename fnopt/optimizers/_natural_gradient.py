@@ -137,7 +137,7 @@ class natural_gradient(Transformation):
 
     model_fn: Functions = static(convert=_functions)
     loss_fn: Functions = static(convert=_functions)
-    learning_rate: ScalarOrSchedule = hyper(default=1.0, schedule=True)
+    learning_rate: ScalarOrSchedule = hyper(default=1.0, ge=0, schedule=True)
     damping: Scalar = hyper(default=1e-2, gt=0)
     momentum: Scalar | None = hyper(default=None, ge=0, lt=1)
     adaptive: bool = static(default=True)

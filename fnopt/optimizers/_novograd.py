@@ -70,7 +70,7 @@ class scale_by_novograd(Leafwise):
     b2: Scalar = hyper(default=0.25, ge=0, lt=1)
     eps: Scalar = hyper(default=1e-8, ge=0)
     eps_root: Scalar = hyper(default=0.0, ge=0)
-    weight_decay: ScalarOrSchedule = hyper(default=0.0, schedule=True)
+    weight_decay: ScalarOrSchedule = hyper(default=0.0, ge=0, schedule=True)
     mu_dtype: Any = static(default=None, convert=as_dtype)
 
     def start(self, slot: str, p: Any) -> Any:

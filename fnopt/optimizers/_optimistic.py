@@ -42,8 +42,8 @@ class scale_by_optimistic_gradient(Leafwise):
 
     State = ScaleByOptimisticGradientState
 
-    alpha: ScalarOrSchedule = hyper(default=1.0, schedule=True)
-    beta: ScalarOrSchedule = hyper(default=1.0, schedule=True)
+    alpha: ScalarOrSchedule = hyper(default=1.0, ge=0, schedule=True)
+    beta: ScalarOrSchedule = hyper(default=1.0, ge=0, schedule=True)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """The weight of the change; zero at the first step, which knows of none."""

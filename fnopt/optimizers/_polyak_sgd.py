@@ -53,7 +53,7 @@ class scale_by_polyak(Transformation):
     """
 
     f_min: Scalar = hyper(default=0.0)
-    max_learning_rate: Scalar = hyper(default=1.0, ge=0)
+    max_learning_rate: Scalar = hyper(default=1.0, ge=0, infinite=True)
     eps: Scalar = hyper(default=0.0, ge=0)
     variant: str = static(default="sps", convert=_variant)
 

@@ -81,14 +81,14 @@ class scale_by_prodigy(Transformation):
 
     needs_params = True
 
-    learning_rate: ScalarOrSchedule = hyper(default=1.0, schedule=True)
+    learning_rate: ScalarOrSchedule = hyper(default=1.0, ge=0, schedule=True)
     b1: Scalar = hyper(default=0.9, ge=0, lt=1)
     b2: Scalar = hyper(default=0.999, ge=0, lt=1)
     beta3: Scalar | None = hyper(default=None, ge=0, lt=1)
     eps: Scalar = hyper(default=1e-8, ge=0)
     estim_lr0: Scalar = hyper(default=1e-6, gt=0)
     estim_lr_coef: Scalar = hyper(default=1.0, ge=0)
-    weight_decay: Scalar = hyper(default=0.0)
+    weight_decay: Scalar = hyper(default=0.0, ge=0)
     safeguard_warmup: bool = static(default=False)
 
     def init(self, params: Any) -> ScaleByProdigyState:

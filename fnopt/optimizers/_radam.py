@@ -84,7 +84,7 @@ class scale_by_radam(Leafwise):
     b2: Scalar = hyper(default=0.999, ge=0, lt=1)
     eps: Scalar = hyper(default=1e-8, ge=0)
     eps_root: Scalar = hyper(default=0.0, ge=0)
-    threshold: Scalar = hyper(default=5.0)
+    threshold: Scalar = hyper(default=5.0, infinite=True)
     nesterov: bool = static(default=False)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:

@@ -8,6 +8,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from fnopt.core import is_negative
+
 _Recipe = TypeVar("_Recipe", bound=Callable[..., Any])
 
 # Arguments of other libraries' optimizers, in the order in which a recipe is asked for ours.
@@ -39,6 +41,7 @@ _APART = {
     "params": "tx.init(params): an optimizer here doesn't hold the params",
 }
 _APART["l2"] = _APART["weight_decay"]
+_NOT_NEGATIVE = {"learning_rate", "weight_decay", "adam_learning_rate", "adam_weight_decay"}
 
 
 def recipe(fn: _Recipe) -> _Recipe:
@@ -50,9 +53,11 @@ def recipe(fn: _Recipe) -> _Recipe:
     Returns:
         The same function, signature and documentation.
     """
+    names = list(inspect.signature(fn).parameters)
 
     @functools.wraps(fn)
     def made(*args: Any, **kwargs: Any) -> Any:
+        _check_signs(fn.__name__, {**dict(zip(names, args, strict=False)), **kwargs})
         try:
             return fn(*args, **kwargs)
         except TypeError:
@@ -62,6 +67,13 @@ def recipe(fn: _Recipe) -> _Recipe:
         raise TypeError(message)
 
     return made  # pyright: ignore[reportReturnType]
+
+
+def _check_signs(recipe: str, given: dict[str, Any]) -> None:
+    """Refuses what a part of a chain may take, for the sake of other chains, and a recipe not."""
+    for name in _NOT_NEGATIVE & given.keys():
+        if is_negative(given[name]):
+            raise ValueError(f"{recipe}: {name} = {given[name]}, expected {name} >= 0.")
 
 
 def _refusal(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:

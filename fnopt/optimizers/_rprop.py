@@ -52,7 +52,7 @@ class scale_by_rprop(Leafwise):
     eta_minus: Scalar = hyper(default=0.5, gt=0, le=1)
     eta_plus: Scalar = hyper(default=1.2, ge=1)
     min_step_size: Scalar = hyper(default=1e-6, ge=0)
-    max_step_size: Scalar = hyper(default=50.0, gt=0)
+    max_step_size: Scalar = hyper(default=50.0, gt=0, infinite=True)
 
     def fill(self, slot: str) -> Any:
         """The step sizes start at the learning rate."""

@@ -142,7 +142,7 @@ class scale_by_sophia(Transformation):
     b2: Scalar = hyper(default=0.99, ge=0, lt=1)
     eps: Scalar = hyper(default=1e-8, gt=0)
     gamma: Scalar = hyper(default=0.01, gt=0)
-    clip_threshold: Scalar | None = hyper(default=1.0, gt=0)
+    clip_threshold: Scalar | None = hyper(default=1.0, gt=0, infinite=True)
     update_interval: int = static(
         default=10, convert=count_of("update_interval", "scale_by_sophia")
     )

@@ -55,7 +55,7 @@ class scale_by_stable_adam(Leafwise):
     b1: Scalar = hyper(default=0.9, ge=0, lt=1)
     b2: Scalar = hyper(default=0.99, ge=0, lt=1)
     eps: Scalar = hyper(default=1e-6, ge=0)
-    weight_decay: ScalarOrSchedule = hyper(default=0.0, schedule=True)
+    weight_decay: ScalarOrSchedule = hyper(default=0.0, ge=0, schedule=True)
     mu_dtype: Any = static(default=None, convert=as_dtype)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:

@@ -131,10 +131,10 @@ class stochastic_reconfiguration(Transformation):
     needs_params = True
 
     log_amplitude_fn: Callable[[Any, Any], Any] = static()
-    learning_rate: ScalarOrSchedule = hyper(default=1e-2, schedule=True)
+    learning_rate: ScalarOrSchedule = hyper(default=1e-2, ge=0, schedule=True)
     damping: Scalar = hyper(default=1e-3, gt=0)
     momentum: Scalar | None = hyper(default=None, ge=0, lt=1)
-    max_norm: Scalar | None = hyper(default=None, gt=0)
+    max_norm: Scalar | None = hyper(default=None, gt=0, infinite=True)
     method: str = static(default="auto")
     chunk_size: int | None = static(default=None)
     axis_name: Any = static(default=None)

@@ -38,7 +38,7 @@ class custom_loss(RobustLoss):
     """
 
     fn: Callable[[jax.Array], Any] = static()
-    scale: float | jax.Array = hyper(default=1.0, gt=0)
+    scale: float | jax.Array = hyper(default=1.0, gt=0, infinite=True)
 
     def rho(self, z: jax.Array) -> jax.Array:
         """The loss of the scaled square."""

@@ -104,8 +104,8 @@ class interval(Transformed):
         (Array(0., dtype=float32),)
     """
 
-    lower: float | jax.Array = hyper()
-    upper: float | jax.Array = hyper()
+    lower: float | jax.Array = hyper(infinite=True)
+    upper: float | jax.Array = hyper(infinite=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -52,7 +52,7 @@ class soft_l1(RobustLoss):
         Charbonnier et al. (1994), Two deterministic half-quadratic regularization algorithms.
     """
 
-    scale: float | jax.Array = hyper(default=1.0, gt=0)
+    scale: float | jax.Array = hyper(default=1.0, gt=0, infinite=True)
 
     def rho(self, z: jax.Array) -> jax.Array:
         """The loss of the scaled square."""
@@ -76,7 +76,7 @@ class huber(RobustLoss):
         Huber (1964), Robust estimation of a location parameter.
     """
 
-    scale: float | jax.Array = hyper(default=1.0, gt=0)
+    scale: float | jax.Array = hyper(default=1.0, gt=0, infinite=True)
 
     def rho(self, z: jax.Array) -> jax.Array:
         """The loss of the scaled square."""
@@ -104,7 +104,7 @@ class cauchy(RobustLoss):
         Black and Anandan (1996), The robust estimation of multiple motions.
     """
 
-    scale: float | jax.Array = hyper(default=1.0, gt=0)
+    scale: float | jax.Array = hyper(default=1.0, gt=0, infinite=True)
 
     def rho(self, z: jax.Array) -> jax.Array:
         """The loss of the scaled square."""
@@ -127,7 +127,7 @@ class arctan(RobustLoss):
         [0.     0.7854]
     """
 
-    scale: float | jax.Array = hyper(default=1.0, gt=0)
+    scale: float | jax.Array = hyper(default=1.0, gt=0, infinite=True)
 
     def rho(self, z: jax.Array) -> jax.Array:
         """The loss of the scaled square."""
@@ -157,7 +157,7 @@ class tukey(RobustLoss):
         band-spectroscopic data.
     """
 
-    scale: float | jax.Array = hyper(default=1.0, gt=0)
+    scale: float | jax.Array = hyper(default=1.0, gt=0, infinite=True)
 
     def rho(self, z: jax.Array) -> jax.Array:
         """The loss of the scaled square."""
@@ -190,7 +190,7 @@ class barron(RobustLoss):
     """
 
     alpha: float | jax.Array = hyper(default=1.0, le=2)
-    scale: float | jax.Array = hyper(default=1.0, gt=0)
+    scale: float | jax.Array = hyper(default=1.0, gt=0, infinite=True)
 
     def rho(self, z: jax.Array) -> jax.Array:
         """The loss of the scaled square."""

@@ -46,7 +46,7 @@ class dogleg(LeastSquaresMethod):
         Numerical Optimization, section 4.1.
     """
 
-    radius: float | jax.Array = hyper(default=0.6, gt=0)
+    radius: float | jax.Array = hyper(default=0.6, gt=0, infinite=True)
 
     def options(self, params: Any, dtype: Any) -> Options:
         """The hyper-parameters in the dtype that is computed in, with the defaults filled in."""

@@ -101,7 +101,7 @@ class levenberg_marquardt(LeastSquaresMethod):
         Transtrum and Sethna (2012), arXiv:1201.5885.
     """
 
-    radius: float | jax.Array = hyper(default=0.6, gt=0)
+    radius: float | jax.Array = hyper(default=0.6, gt=0, infinite=True)
     acceleration: float | jax.Array = hyper(default=0.5, ge=0)
     geodesic: bool = static(default=True)
     damping: str = static(default="trust_region")

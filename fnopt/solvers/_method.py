@@ -86,9 +86,9 @@ class LeastSquaresMethod(Transformation):
         True
     """
 
-    ftol: float | jax.Array | None = hyper(default=None, ge=0)
-    xtol: float | jax.Array | None = hyper(default=None, ge=0)
-    gtol: float | jax.Array | None = hyper(default=None, ge=0)
+    ftol: float | jax.Array | None = hyper(default=None, ge=0, infinite=True)
+    xtol: float | jax.Array | None = hyper(default=None, ge=0, infinite=True)
+    gtol: float | jax.Array | None = hyper(default=None, ge=0, infinite=True)
     jacobian: str = static(default="auto")
     linear_solver: str = static(default="auto")
     chunk_size: int | None = static(default=None, convert=_as_chunk_size)

@@ -62,7 +62,7 @@ class apply_if_finite(Wrapper):
         (Array([0., 0.], dtype=float32), Array(1, dtype=int32), Array(False, dtype=bool))
     """
 
-    max_consecutive_errors: Scalar | None = hyper(default=None, ge=0)
+    max_consecutive_errors: Scalar | None = hyper(default=None, ge=0, infinite=True)
 
     def init(self, params: Any) -> ApplyIfFiniteState:
         """No bad steps so far, and the inner state."""

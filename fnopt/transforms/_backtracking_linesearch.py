@@ -77,7 +77,7 @@ class scale_by_backtracking_linesearch(Transformation):
     slope_rtol: Scalar = hyper(default=1e-4, ge=0)
     decrease_factor: Scalar = hyper(default=0.8, gt=0, lt=1)
     increase_factor: Scalar = hyper(default=1.5, ge=1)
-    max_learning_rate: Scalar = hyper(default=1.0, gt=0)
+    max_learning_rate: Scalar = hyper(default=1.0, gt=0, infinite=True)
     atol: Scalar = hyper(default=0.0, ge=0)
     rtol: Scalar = hyper(default=0.0, ge=0)
     store_grad: bool = static(default=False)

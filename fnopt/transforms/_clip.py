@@ -23,7 +23,7 @@ class clip(Transformation):
         {'w': Array([ 1. , -0.5], dtype=float32)}
     """
 
-    max_delta: Scalar = hyper(ge=0)
+    max_delta: Scalar = hyper(ge=0, infinite=True)
 
     def update(
         self, updates: Any, state: EmptyState, params: Any = None, **extra_args: Any
@@ -57,7 +57,7 @@ class clip_by_global_norm(Transformation):
         Pascanu, Mikolov and Bengio, 2012, arXiv:1211.5063.
     """
 
-    max_norm: Scalar = hyper(gt=0)
+    max_norm: Scalar = hyper(gt=0, infinite=True)
 
     def update(
         self, updates: Any, state: EmptyState, params: Any = None, **extra_args: Any

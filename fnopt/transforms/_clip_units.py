@@ -36,7 +36,7 @@ class clip_by_block_rms(Leafwise):
         Shazeer and Stern, 2018, arXiv:1804.04235.
     """
 
-    threshold: Scalar = hyper(gt=0)
+    threshold: Scalar = hyper(gt=0, infinite=True)
 
     def leaf(self, h: Any, g: Any) -> Any:
         return clipped_rms(g, h.threshold)
@@ -136,7 +136,7 @@ class adaptive_grad_clip(Leafwise):
 
     needs_params = True
 
-    clipping: Scalar = hyper(ge=0)
+    clipping: Scalar = hyper(ge=0, infinite=True)
     eps: Scalar = hyper(default=1e-3, ge=0)
     axis: Any = static(default=None, convert=_axes)
 

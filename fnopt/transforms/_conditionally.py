@@ -145,7 +145,7 @@ class skip_large_updates(Wrapper):
         [0. 0.] 1
     """
 
-    max_squared_norm: Scalar = hyper(gt=0)
+    max_squared_norm: Scalar = hyper(gt=0, infinite=True)
 
     def init(self, params: Any) -> SkipLargeUpdatesState:
         """Nothing skipped, and the inner state."""

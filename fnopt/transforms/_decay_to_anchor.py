@@ -43,7 +43,7 @@ class decay_to_anchor(Leafwise):
     State = DecayToAnchorState
     needs_params = True
 
-    strength: ScalarOrSchedule = hyper(schedule=True)
+    strength: ScalarOrSchedule = hyper(ge=0, schedule=True)
 
     def fill(self, slot: str) -> Any:
         """The params."""

@@ -63,11 +63,11 @@ class dynamic_loss_scale(Wrapper):
     """
 
     init_scale: Scalar = hyper(default=2.0**15, gt=0)
-    growth_interval: Scalar = hyper(default=2000, ge=1)
+    growth_interval: Scalar = hyper(default=2000, ge=1, infinite=True)
     growth_factor: Scalar = hyper(default=2.0, ge=1)
     backoff_factor: Scalar = hyper(default=0.5, gt=0, le=1)
     min_scale: Scalar = hyper(default=1.0, gt=0)
-    max_scale: Scalar = hyper(default=2.0**24, gt=0)
+    max_scale: Scalar = hyper(default=2.0**24, gt=0, infinite=True)
 
     def init(self, params: Any) -> DynamicLossScaleState:
         """The first scale, and the inner state."""

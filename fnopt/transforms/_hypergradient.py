@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -55,8 +54,8 @@ class hypergradient(Wrapper):
         Baydin, Cornish, Martinez Rubio, Schmidt and Wood, 2018, arXiv:1703.04782.
     """
 
-    learning_rate: Scalar = hyper(ge=0, lt=math.inf)
-    hyper_rate: Scalar = hyper(ge=0, lt=math.inf)
+    learning_rate: Scalar = hyper(ge=0)
+    hyper_rate: Scalar = hyper(ge=0)
     normalized: bool = static(default=False)
 
     def init(self, params: Any) -> HypergradientState:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -37,7 +36,7 @@ class scale_by_learning_rate(Leafwise):
     State = ScaleByLearningRateState
     is_short = True
 
-    learning_rate: ScalarOrSchedule = hyper(ge=0, lt=math.inf, schedule=True)
+    learning_rate: ScalarOrSchedule = hyper(ge=0, schedule=True)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """The factor, with its sign."""

@@ -66,10 +66,10 @@ class reduce_on_plateau(Transformation):
     counts_steps = False  # but losses in the mean
 
     factor: Scalar = hyper(default=0.1, gt=0, lt=1)
-    patience: Scalar = hyper(default=10, ge=1)
+    patience: Scalar = hyper(default=10, ge=1, infinite=True)
     rtol: Scalar = hyper(default=1e-4, ge=0, le=1)
     atol: Scalar = hyper(default=0.0, ge=0)
-    cooldown: Scalar = hyper(default=0, ge=0)
+    cooldown: Scalar = hyper(default=0, ge=0, infinite=True)
     accumulation_size: int = static(
         default=1, convert=count_of("accumulation_size", "reduce_on_plateau")
     )

@@ -48,7 +48,7 @@ class reduce_variance(Leafwise):
 
     b1: Scalar = hyper(default=0.95, ge=0, lt=1)
     gamma: Scalar = hyper(default=0.025, ge=0)
-    max_norm: Scalar | None = hyper(default=1.0, gt=0)
+    max_norm: Scalar | None = hyper(default=1.0, gt=0, infinite=True)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """The factor of the gradient's change: zero in the first step, which has none."""

@@ -70,7 +70,7 @@ class schedule_free(Wrapper):
 
     needs_params = True
 
-    learning_rate: ScalarOrSchedule = hyper(schedule=True)
+    learning_rate: ScalarOrSchedule = hyper(ge=0, schedule=True)
     b1: Scalar = hyper(default=0.9, gt=0, le=1)
     weight_lr_power: Scalar = hyper(default=2.0)
     state_dtype: Any = static(default=None, convert=as_dtype)

@@ -106,6 +106,8 @@ class independent_weight_decay(add_decayed_weights):
         Loshchilov and Hutter, 2019, arXiv:1711.05101; Wortsman et al., 2023, arXiv:2309.14322.
     """
 
+    weight_decay: ScalarOrSchedule = hyper(default=0.0, ge=0, schedule=True)
+
     def leaf(self, h: Any, g: Any, p: Any) -> Any:
         return g - h.weight_decay * p
 

@@ -76,7 +76,7 @@ class scale_by_zoom_linesearch(Transformation):
     """
 
     max_linesearch_steps: Scalar = hyper(ge=1)
-    max_learning_rate: Scalar | None = hyper(default=None, gt=0)
+    max_learning_rate: Scalar | None = hyper(default=None, gt=0, infinite=True)
     tol: Scalar = hyper(default=0.0, ge=0)
     increase_factor: Scalar = hyper(default=2.0, gt=1)
     slope_rtol: Scalar = hyper(default=1e-4, ge=0)

@@ -1,8 +1,11 @@
 """What a recipe answers to arguments that it doesn't have."""
 
+import dataclasses
 import inspect
 import pickle
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import fnopt
@@ -44,3 +47,57 @@ def test_every_recipe_answers():
         if inspect.isfunction(made) and "learning_rate" in inspect.signature(made).parameters:
             assert hasattr(made, "__wrapped__"), f"{name}: decorate it with @recipe"
             assert pickle.loads(pickle.dumps(made)) is made
+
+
+def _recipes():
+    for name in fnopt.optimizers.__all__:
+        made = getattr(fnopt, name)
+        if inspect.isfunction(made) and "learning_rate" in inspect.signature(made).parameters:
+            yield made
+
+
+def test_no_recipe_takes_what_is_negative_or_infinite():
+    for made in _recipes():
+        parameters = inspect.signature(made).parameters
+        names = [n for n in parameters if n.endswith(("learning_rate", "weight_decay"))]
+        required = {n: 1.0 for n, p in parameters.items() if p.default is p.empty}
+        for name in names:
+            for bad in (-0.1, float("-inf"), float("inf"), jnp.asarray(-1.0), np.float32(-1)):
+                if name.startswith("max_") and bad == float("inf"):
+                    continue
+                with pytest.raises(
+                    ValueError, match=f"{name.removeprefix('adam_')} = |_rate = |= inf"
+                ):
+                    made(**{**required, name: bad})
+
+
+# Limits, which infinity takes away; the seeds, flags and functions aren't numbers.
+LIMITS = {
+    *("clipping", "clipping_threshold", "clip_threshold", "cooldown", "growth_interval"),
+    *("lower_bound", "max_consecutive_errors", "max_delta", "max_learning_rate", "max_norm"),
+    *("max_scale", "max_squared_norm", "max_step_size", "patience", "threshold"),
+}
+
+
+def test_only_limits_may_be_infinite():
+    fields = {
+        (cls.__name__, field.name): field
+        for cls in vars(fnopt).values()
+        if inspect.isclass(cls) and issubclass(cls, (fnopt.Transformation, fnopt.Schedule))
+        for field in dataclasses.fields(cls)
+        if field.metadata.get("hyper")
+    }
+    assert len(fields) > 100
+    of_solvers = {"radius", "ftol", "xtol", "gtol"}
+    wrong = [
+        (cls, name)
+        for (cls, name), field in fields.items()
+        if field.metadata["infinite"] != (name in LIMITS | of_solvers)
+    ]
+    assert wrong == []
+
+
+def test_a_part_of_a_chain_may_take_away_what_another_adds():
+    tx = fnopt.chain(fnopt.sgd(0.5), fnopt.add_decayed_weights(-0.25))
+    updates, _ = tx.update(jnp.ones(2), tx.init(jnp.ones(2)), jnp.ones(2))
+    assert updates.tolist() == [-0.75, -0.75]

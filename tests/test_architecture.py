@@ -46,7 +46,8 @@ LAYERS = {
     "monitor": {"core"},
     "distributed": {"core", "programs", "transforms"},
     "interop": {
-        *("core", "gradients", "monitor", "optimizers", "schedules", "transforms", "tree"),
+        *("core", "gradients", "jacobians", "monitor", "optimizers", "schedules", "transforms"),
+        "tree",
     },
 }
 RUNTIME = {"fnopt", "jax", "numpy", *sys.stdlib_module_names}

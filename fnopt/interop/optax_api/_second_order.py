@@ -7,12 +7,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
+
+from fnopt.jacobians import ravel
 
 
 def hvp(loss: Callable[..., Any], v: Any, params: Any, inputs: Any, targets: Any) -> Any:
     """The Hessian of `loss(params, inputs, targets)` times a flat vector, a tree like params."""
-    _, unravel = ravel_pytree(params)
+    _, unravel = ravel(params)
 
     def gradient(params: Any) -> Any:
         return jax.grad(loss)(params, inputs, targets)
@@ -25,10 +26,10 @@ def hessian_diag(loss: Callable[..., Any], params: Any, inputs: Any, targets: An
 
     `fnopt.curvature.hessian_diagonal` estimates it by a few.
     """
-    flat, _ = ravel_pytree(params)
+    flat, _ = ravel(params)
 
     def entry(v: jax.Array) -> jax.Array:
-        return jnp.vdot(v, ravel_pytree(hvp(loss, v, params, inputs, targets))[0])
+        return jnp.vdot(v, ravel(hvp(loss, v, params, inputs, targets))[0])
 
     return jax.vmap(entry)(jnp.eye(flat.size, dtype=flat.dtype))
 
@@ -38,4 +39,4 @@ def fisher_diag(
 ) -> jax.Array:
     """The squared gradient of the batch; that of one example is the Fisher matrix' diagonal."""
     gradient = jax.grad(negative_log_likelihood)(params, inputs, targets)
-    return jnp.square(ravel_pytree(gradient)[0])
+    return jnp.square(ravel(gradient)[0])

@@ -189,7 +189,7 @@ class barron(RobustLoss):
         without the factor 2).
     """
 
-    alpha: float | jax.Array = hyper(default=1.0, le=2)
+    alpha: float | jax.Array = hyper(default=1.0, le=2, infinite=True)
     scale: float | jax.Array = hyper(default=1.0, gt=0, infinite=True)
 
     def rho(self, z: jax.Array) -> jax.Array:

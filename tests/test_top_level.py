@@ -53,6 +53,8 @@ def test_packages_are_imported_when_they_are_needed():
         ("ScaleByAdamState", "It is fnopt.optimizers.states.ScaleByAdamState."),
         ("MultiSteps", "Use fnopt.accumulate."),
         ("inject_hyperparams", "Use the optimizer itself"),
+        ("contrib", "Use fnopt itself"),
+        ("nnls", "Use fnopt.least_squares with bounds"),
         ("xyzzy", "module 'fnopt' has no attribute 'xyzzy'."),
     ],
 )

@@ -16,6 +16,11 @@ _ELSEWHERE = {
     "inject_hyperparams": "the optimizer itself: it is a pytree, so pass it to the jitted step and "
     "change its numbers with dataclasses.replace or jax.tree.map",
     "tree_utils": "fnopt.tree",
+    "contrib": "fnopt itself: an optimizer is an optimizer, as in fnopt.prodigy",
+    "perturbations": "fnopt.discrete",
+    "assignment": "fnopt.discrete",
+    "second_order": "fnopt.curvature",
+    "nnls": "fnopt.least_squares with bounds=(0, jnp.inf)",
     "lr_scheduler": "a schedule as learning_rate, such as fnopt.cosine_decay_schedule",
     "StepLR": "fnopt.exponential_decay(..., staircase=True)",
     "CosineAnnealingLR": "fnopt.cosine_decay_schedule",

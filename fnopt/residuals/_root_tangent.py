@@ -33,6 +33,15 @@ def root_tangent(
     return -_square_solve(jax.jacfwd(fn)(x, data), moved)
 
 
+def after_newton(fn: Callable[[jax.Array], jax.Array], x: jax.Array, steps: int = 10) -> jax.Array:
+    """What Newton's steps leave of the equations: nothing near a root, much elsewhere."""
+
+    def step(_: Any, x: jax.Array) -> jax.Array:
+        return x - _square_solve(jax.jacfwd(fn)(x), fn(x))
+
+    return fn(lax.fori_loop(0, steps, step, x))
+
+
 def projected_tangent(
     cost: Callable[[jax.Array, Any], jax.Array],
     projection: Callable[[jax.Array, Any], jax.Array],

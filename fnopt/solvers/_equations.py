@@ -31,7 +31,7 @@ from fnopt.programs import (
     uncached,
     written_for_jax,
 )
-from fnopt.residuals import root_tangent
+from fnopt.residuals import after_newton, root_tangent
 from fnopt.solvers._call import checked_args, checked_count, first_call_hints
 from fnopt.solvers._driver import least_squares
 from fnopt.solvers._implicit import no_change
@@ -173,9 +173,8 @@ def _implicitly(
         def r(v: jax.Array) -> jax.Array:
             return f(v, *consts)
 
-        start = r(x)
         end = least_squares(r, x, solver=solver, max_steps=max_steps)
-        status = _judged(end, x, start, tol)
+        status = _judged(r, end, tol)
         return end.params, (end.residuals, end.steps, end.nfev, status)
 
     @run.defjvp
@@ -189,16 +188,23 @@ def _implicitly(
     return end, left, tuple(kept)
 
 
-def _judged(end: Any, first: jax.Array, start: jax.Array, tol: Any) -> jax.Array:
-    """The status: a minimum that is no root hasn't converged."""
+def _judged(r_of: Callable[[jax.Array], jax.Array], end: Any, tol: Any) -> jax.Array:
+    """The status: a minimum that is no root hasn't converged.
+
+    How large the equations were elsewhere says nothing: from far enough away, 1 is small. What is
+    left is small beside what the params make of the equations, or Newton's steps take it away.
+    """
     r, x = end.residuals, end.params
     tol = jnp.finfo(r.dtype).eps ** (2 / 3) if tol is None else tol
-    size = jnp.abs(start)
+    left = jnp.abs(r)
+    hold = left <= 0
     if end.jacobian is not None:
-        far = jnp.maximum(jnp.maximum(jnp.abs(x), jnp.abs(first)), jnp.abs(x - first))
-        size = jnp.maximum(size, matmul(jnp.abs(end.jacobian), far))
-    hold = jnp.all(jnp.abs(r) <= jnp.asarray(tol, r.dtype) * size)
-    settled = is_converged(end.status) | (end.status == Status.NO_EFFECT.value)
+        size = matmul(jnp.abs(end.jacobian), jnp.abs(x))
+        hold = hold | (left <= jnp.asarray(tol, r.dtype) * size)
+    settled = is_converged(end.status) | (end.status == Status.STALLED.value)
+    goes = jnp.abs(after_newton(r_of, x)) <= jnp.asarray(1e-3, r.dtype) * left
+    hold = jnp.all(hold | (settled & goes))
+    settled = settled | (end.status == Status.NO_EFFECT.value)
     status = jnp.where(settled, Status.STALLED.array, end.status)
     ill = (end.status == Status.ILL_POSED.value) & jnp.all(jnp.isfinite(r))
     status = jnp.where(ill, Status.STALLED.array, status)

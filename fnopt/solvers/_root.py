@@ -42,8 +42,9 @@ def root(
         has_aux: Whether `fun` returns a pair; what is besides the equations at the root comes back
             as `aux`.
         solver: The method; by default `fnopt.levenberg_marquardt()`.
-        tol: What may be left of every equation, as a part of its size: of what it was at the start,
-            or of :math:`\sum_j |J_{ij} \theta_j|`. By default the rounding unit to the power 2/3.
+        tol: What may be left of every equation, as a part of :math:`\sum_j |J_{ij} \theta_j|`; by
+            default the rounding unit to the power 2/3. What Newton's steps would take away, as at
+            a root of zero, may be left, too.
         max_steps: The most steps to make.
 
     Returns:

@@ -59,6 +59,9 @@ def test_roots_and_their_derivatives_agree_with_scipy(x64):
 PLACES = {
     "singular at the root": ([1, 0, 0], [1.0, 2.0], True),
     "none": ([1, 0, 1], [1.0, 2.0], False),
+    "none, from afar": ([1, 0, 1], [1e3, 1e6], False),
+    "none, from afar and near": ([1, 0, 1], [1e6, 1.0], False),
+    "at zero": ([0, 3, 0], [1.0, -2.0], True),
     "none, from where the slope is zero": ([1, 0, 1], [0.0, 0.0], False),
     "rows of all sizes": ([0, [1e6, 1e-6], [-2e6, -2e-6]], [1.0, 3.0], True),
     "a small one that never holds": ([[0, 1e-6], [1e6, 0], [-2e6, 1e-6]], [1.0, 3.0], False),

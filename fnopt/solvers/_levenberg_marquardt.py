@@ -13,7 +13,7 @@ from fnopt.solvers._linearization import Linearization
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers._options import Options
 from fnopt.solvers._rules import MARQUARDT, NIELSEN, TRUST_REGION, RadiusRule
-from fnopt.solvers._step import Trial, TrustRegionState, bent, straight
+from fnopt.solvers._step import Trial, TrustRegionState, bent, straight, turning
 
 RULES = {"trust_region": TRUST_REGION, "marquardt": MARQUARDT, "nielsen": NIELSEN}
 
@@ -150,6 +150,9 @@ class levenberg_marquardt(LeastSquaresMethod):
             step = system.damped(1 / search.radius)
         if not self.geodesic:
             return straight(point, search, step)
-        return bent(
+        trial = bent(
             point, system, search, lambda v: curvature_along(flat.r, point.x, v), options, step
         )
+        # Fits of few params learn curvature, and have a floor below their scaling, instead.
+        few = self.model(flat).takes_rows
+        return trial if few or self.damping != "trust_region" else turning(trial, step)

@@ -16,6 +16,7 @@ class Outcome(NamedTuple):
     """The outcome of a step, as a rule sees it."""
 
     radius: jax.Array  # before the step
+    edge: jax.Array  # of the trust region, as the step found it; infinite if it didn't
     rejections: jax.Array  # int32, refused steps in a row before it
     length: jax.Array  # ||D p||
     slope: jax.Array  # g^T p
@@ -96,7 +97,12 @@ def _next_radius(
 def _trust_region(outcome: Outcome) -> jax.Array:
     shrink = _shrink_factor(outcome.actual, outcome.slope)
     return _next_radius(
-        outcome.radius, outcome.length, outcome.gain, shrink, outcome.full, outcome.rejections > 0
+        jnp.minimum(outcome.radius, outcome.edge),
+        outcome.length,
+        outcome.gain,
+        shrink,
+        outcome.full,
+        outcome.rejections > 0,
     )
 
 

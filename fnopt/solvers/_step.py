@@ -56,6 +56,7 @@ class Trial(NamedTuple):
     lam: jax.Array  # damping
     excess: jax.Array  # curvature of the residuals along the step over the linear model's
     seconds: jax.Array  # int32, second derivatives that were taken
+    edge: jax.Array  # where the region is found to end; infinite if that isn't known
 
 
 def begin(
@@ -93,6 +94,7 @@ def straight(point: Linearization, search: TrustRegionState, step: DampedStep) -
         lam=step.lam,
         excess=jnp.zeros_like(step.lam),
         seconds=jnp.zeros((), jnp.int32),
+        edge=jnp.full_like(step.lam, jnp.inf),
     )
 
 
@@ -138,7 +140,26 @@ def bent(
         lam=step.lam,
         excess=excess,
         seconds=jnp.ones((), jnp.int32),
+        edge=jnp.full_like(step.lam, jnp.inf),
     )
+
+
+def turning(trial: Trial, step: DampedStep) -> Trial:
+    r"""A bent step at the edge of the region, from which the region learns its size.
+
+    A damped step that is cut short along its direction tells that the region is too large, and so
+    that the direction, which depends on its size, isn't the right one. Its end is the new edge, and
+    its gain is measured against the linear model that chose the direction. Otherwise the region
+    stays as it is, step after step is cut short in it, and the search ends in other basins.
+
+    Args:
+        trial: The bent step.
+        step: The step of the linear model.
+    """
+    damped = step.lam > 0
+    edge = jnp.where(damped, trial.length, trial.edge)
+    predicted = jnp.where(damped, step.predicted, trial.predicted)
+    return trial._replace(predicted=predicted, edge=edge)
 
 
 class Comparison(NamedTuple):
@@ -204,6 +225,7 @@ def _outcome(
 ) -> Outcome:
     return Outcome(
         radius=search.radius,
+        edge=trial.edge,
         rejections=search.rejections,
         length=trial.length,
         slope=trial.slope,

@@ -120,8 +120,12 @@ def or_zeros(condition: jax.Array, updates: Any) -> Any:
 def _everywhere(conditions: Callable[[], list[jax.Array]]) -> jax.Array:
     """Whether conditions hold, on all devices where each has a part of the leaves."""
     with totalling() as total:
-        here = functools.reduce(jnp.logical_and, conditions(), jnp.ones((), bool))
-        return total((~here).astype(jnp.int32)) == 0 if part_axes() else here
+        failing = [(~holds).astype(jnp.float32) for holds in conditions()]
+        failed = functools.reduce(jnp.add, failing, jnp.zeros((), jnp.float32))
+        failed = total(failed) if part_axes() else failed
+        # A root is dear enough for XLA to compute it once. A cheap number it would compute anew for
+        # every leaf that depends on it: programs whose length grows with the square of the leaves.
+        return jnp.sqrt(failed) == 0
 
 
 def all_finite(tree: Any) -> jax.Array:

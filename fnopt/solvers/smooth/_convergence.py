@@ -11,6 +11,8 @@ from fnopt.core import Status
 from fnopt.solvers._convergence import first_of
 from fnopt.solvers.smooth._method import FAILED, MOVED, Aim, Point
 
+_FLAT_STEPS = 3  # in a row, where the gradient is small only beside the value
+
 
 class StoppingTolerances(NamedTuple):
     """Numbers to stop at, and the units that the iteration works in."""
@@ -72,14 +74,17 @@ def judged(
     pull: jax.Array,
     scale: jax.Array,
     first: jax.Array,
+    flat_steps: jax.Array,
     tol: StoppingTolerances,
-) -> jax.Array:
-    r"""The status after an evaluation.
+) -> tuple[jax.Array, jax.Array]:
+    r"""The status after an evaluation, and how many steps in a row were flat.
 
     Small, of a value, is :math:`\epsilon_f \max(|f|, \min(1, f_0 - f))`, with 2.2e-9 for
     :math:`\epsilon_f` of the second if nothing was given. However little is predicted
     and gained, with a large gradient nothing is claimed: it may be a flat place of a valley. Not
-    large is one that is small to the user, or a tiny part of the largest on the way.
+    large is one that is small to the user, or a tiny part of the largest on the way; or one that
+    is small beside the value, if three steps in a row gain so little: a large offset of the value
+    hides what one of them gains.
     """
     moved, failed = verdict == MOVED, verdict == FAILED
     value = jnp.abs(after.value)
@@ -87,15 +92,20 @@ def judged(
     fine = jnp.maximum(tol.ftol * value, tol.least * unseen)
     loose = jnp.clip(jnp.asarray(1e-3, pull.dtype), tol.gtol, 100 * tol.gtol)
     strict = jnp.minimum(0.1 * tol.gtol, 1e-5)
-    small_to_the_user = pull * tol.unit <= loose * jnp.maximum(1, value * tol.worth)
-    gentle = (pull <= loose * scale) & (small_to_the_user | (pull <= strict * scale))
+    small = (pull * tol.unit <= loose) | (pull <= strict * scale)
+    small_for_the_value = pull * tol.unit <= loose * value * tol.worth
+    gentle = (pull <= loose * scale) & (small | small_for_the_value)
     unpromising = (aim.predicted <= fine) & gentle
     gained = before.value - after.value
-    flat = moved & unpromising & (gained <= fine)
+    is_flat = unpromising & (gained <= fine)
+    count = jnp.where(is_flat, flat_steps + 1, jnp.zeros_like(flat_steps))
+    flat_steps = jnp.where(moved, count, flat_steps)
+    flat = moved & is_flat & (small | (flat_steps >= _FLAT_STEPS))
     rest = jnp.all(jnp.abs(aim.step) <= tol.xtol * jnp.abs(after.x)) & gentle
-    return first_of(
+    status = first_of(
         ((moved | failed) & is_stationary(pull, scale, tol), Status.CONVERGED_GRADIENT),
         (flat | (failed & unpromising), Status.CONVERGED_COST),
         ((moved | failed) & rest, Status.CONVERGED_STEP),
         (failed, Status.STALLED),
     )
+    return status, flat_steps

@@ -43,6 +43,7 @@ class MinimizeLoop(NamedTuple):
     first: jax.Array  # the value at the start
     steepest: jax.Array  # the largest entry of a gradient so far
     met: jax.Array  # whether any point but the first was finite
+    flat_steps: jax.Array  # int32, steps in a row that gained and promised nothing
     status: jax.Array
     steps: jax.Array
     nfev: jax.Array
@@ -152,7 +153,7 @@ def _started(
     zero, one = jnp.zeros((), jnp.int32), jnp.ones((), jnp.int32)
     best = None if method.monotone else point
     no, empty = jnp.zeros((), bool), None if kept is None else empty_history(kept, point.x.dtype)
-    return MinimizeLoop(point, best, aim, point.value, steepest, no, status, zero, one, empty)
+    return MinimizeLoop(point, best, aim, point.value, steepest, no, zero, status, zero, one, empty)
 
 
 def _advanced(
@@ -172,7 +173,9 @@ def _advanced(
     steepest = jnp.maximum(loop.steepest, jnp.where(moved, largest(here.gradient), 0))
     pull = largest(problem.pull(here))
     scale = reference(here, steepest)
-    status = judged(told.verdict, loop.point, here, aim, pull, scale, loop.first, tol)
+    status, flat_steps = judged(
+        told.verdict, loop.point, here, aim, pull, scale, loop.first, loop.flat_steps, tol
+    )
     elsewhere = jnp.any(there.x != loop.point.x)  # a step may be too short to lead away
     met = loop.met | (there.is_finite() & elsewhere)
     # A method that takes every step fails by nothing else.
@@ -190,6 +193,7 @@ def _advanced(
         aim=aim,
         steepest=steepest,
         met=met,
+        flat_steps=flat_steps,
         status=status,
         steps=loop.steps + one,
         nfev=loop.nfev + more,

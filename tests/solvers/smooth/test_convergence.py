@@ -29,5 +29,25 @@ def test_claims_by_the_value(dtype, value, gain, slope, steepest, claim, x64):
     after = Point(number([2]), number(value), number([slope]))
     aim = Aim(after.x, number(gain), number([0.1]), None)
     moved, pull, scale = np.int32(MOVED), number(slope), number(steepest)
-    status = judged(moved, before, after, aim, pull, scale, number(10), tol)
+    status, _ = judged(moved, before, after, aim, pull, scale, number(10), np.int32(0), tol)
     assert Status(int(status)) is claim
+
+
+def test_a_value_with_a_large_offset_needs_flat_steps_in_a_row():
+    # A gain of 0.01 of 1e4 is hardly seen in float32, and one step may gain so little anywhere.
+    def number(x):
+        return np.float32(x)
+
+    one = number(1)
+    tol = tolerances("float32", float(np.finfo("float32").eps), None, None, None, one, one)
+    slope, steps, told = number([1.5]), np.int32(0), []
+    for i in range(3):
+        before = Point(number([i]), number(1e4 - i * 0.01), slope)
+        after = Point(number([i + 1]), number(1e4 - (i + 1) * 0.01), slope)
+        aim = Aim(after.x, number(0.01), number([1]), None)
+        moved, pull = np.int32(MOVED), number(1.5)
+        status, steps = judged(
+            moved, before, after, aim, pull, number(2e4), number(2e4), steps, tol
+        )
+        told.append(Status(int(status)))
+    assert told == [Status.RUNNING, Status.RUNNING, Status.CONVERGED_COST]

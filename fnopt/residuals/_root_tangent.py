@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import matmul
+from fnopt.core import gathered, matmul
 from fnopt.residuals._implicit import pushed
 
 
@@ -95,6 +95,7 @@ def _square_solve(A: jax.Array, b: jax.Array) -> jax.Array:
     """
     if not A.size:
         return b
+    A, b = gathered(A), gathered(b)
     still = lax.stop_gradient(A)
     # Rows and columns of the same size, so that units don't decide what is taken for zero.
     rows = _unit(still, 1)

@@ -210,8 +210,9 @@ def check_history(solution, eps):
     if steps and not np.isnan(cost[-1]):
         assert cost[-1] == solution.cost
     assert int(solution.nfev) == steps + 1
-    # A refused step costs no Jacobian, except where it was refused for its Jacobian.
-    assert int(solution.njev) <= int(solution.nfev)
+    # A refused step costs no Jacobian, except where it was refused for its Jacobian; a claim of
+    # convergence costs up to eight, which look for a saddle.
+    assert int(solution.njev) <= int(solution.nfev) + 8
     assert int(solution.njev) >= 1 + int(np.sum(accepted))
 
 

@@ -82,7 +82,7 @@ LIMITS = {
 def test_only_limits_may_be_infinite():
     fields = {
         (cls.__name__, field.name): field
-        for cls in vars(fnopt).values()
+        for cls in [getattr(fnopt, name) for name in fnopt.__all__]
         if inspect.isclass(cls) and issubclass(cls, (fnopt.Transformation, fnopt.Schedule))
         for field in dataclasses.fields(cls)
         if field.metadata.get("hyper")

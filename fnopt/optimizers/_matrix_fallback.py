@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fnopt.core import static
+from fnopt.core import ScalarOrSchedule, Transformation, static
 from fnopt.optimizers._adam import adamw
 from fnopt.optimizers._matrix_rule import as_rule, as_whole, check_rule, numbers_of
-from fnopt.transforms import Selector, chain, partition
+from fnopt.transforms import (
+    Selector,
+    add_decayed_weights,
+    chain,
+    partition,
+    scale_by_learning_rate,
+)
 
 
 class matrix_labels(Selector):
@@ -44,7 +50,23 @@ class matrix_labels(Selector):
         check_rule(self.rule, positions)
 
 
-def with_adam(label: str, members: Sequence[Any], rule: Any, **adam: Any) -> partition:
-    """A partition of a chain for the matrices and AdamW for the other leaves."""
-    transforms = {label: chain(*members), "adam": adamw(**adam)}
+def with_adam(
+    label: str,
+    direction: Sequence[Transformation],
+    rule: Any,
+    *,
+    learning_rate: ScalarOrSchedule,
+    weight_decay: ScalarOrSchedule,
+    weight_decay_mask: Any,
+    adam_learning_rate: ScalarOrSchedule | None,
+    adam_weight_decay: ScalarOrSchedule,
+    **adam: Any,
+) -> partition:
+    """A partition: a direction, its decay and rate for matrices, and AdamW for the other leaves."""
+    decay = add_decayed_weights(weight_decay, weight_decay_mask)
+    rate = learning_rate if adam_learning_rate is None else adam_learning_rate
+    transforms = {
+        label: chain(*direction, decay, scale_by_learning_rate(learning_rate)),
+        "adam": adamw(rate, weight_decay=adam_weight_decay, **adam),
+    }
     return partition(transforms, matrix_labels(label, rule))

@@ -33,7 +33,7 @@ from fnopt.optimizers._newton_schulz import (
     polynomials,
 )
 from fnopt.optimizers._recipe import recipe
-from fnopt.transforms import add_decayed_weights, partition, scale_by_learning_rate
+from fnopt.transforms import partition
 
 
 class ScaleByMuonState(NamedTuple):
@@ -217,7 +217,7 @@ def muon(
         Jordan et al., 2024, Muon; Liu et al., 2025, arXiv:2502.16982.
     """
     rule = muon_weight_dimension_numbers
-    members = [
+    direction = [
         scale_by_muon(
             ns_coeffs,
             ns_steps,
@@ -231,20 +231,23 @@ def muon(
             ns_dtype,
         ),
         scale_by_matrix_shape(consistent_rms, rule),
-        add_decayed_weights(weight_decay, weight_decay_mask),
-        scale_by_learning_rate(learning_rate),
     ]
-    adam = {
-        "learning_rate": learning_rate if adam_learning_rate is None else adam_learning_rate,
-        "b1": adam_b1,
-        "b2": adam_b2,
-        "eps": eps,
-        "eps_root": adam_eps_root,
-        "weight_decay": adam_weight_decay,
-        "mu_dtype": mu_dtype,
-        "nesterov": nesterov,
-    }
-    return with_adam("muon", members, rule, **adam)
+    return with_adam(
+        "muon",
+        direction,
+        rule,
+        learning_rate=learning_rate,
+        weight_decay=weight_decay,
+        weight_decay_mask=weight_decay_mask,
+        adam_learning_rate=adam_learning_rate,
+        adam_weight_decay=adam_weight_decay,
+        b1=adam_b1,
+        b2=adam_b2,
+        eps=eps,
+        eps_root=adam_eps_root,
+        mu_dtype=mu_dtype,
+        nesterov=nesterov,
+    )
 
 
 @recipe
@@ -309,7 +312,7 @@ def normuon(
         Li et al., 2025, arXiv:2510.05491.
     """
     rule = muon_weight_dimension_numbers
-    members = [
+    direction = [
         scale_by_muon(
             ns_coeffs,
             ns_steps,
@@ -322,19 +325,19 @@ def normuon(
         ),
         normalize_neurons(b2, weight_dimension_numbers=rule),
         scale_by_matrix_shape(consistent_rms, rule),
-        add_decayed_weights(weight_decay, weight_decay_mask),
-        scale_by_learning_rate(learning_rate),
     ]
-    rate = learning_rate if adam_learning_rate is None else adam_learning_rate
     return with_adam(
         "normuon",
-        members,
+        direction,
         rule,
-        learning_rate=rate,
+        learning_rate=learning_rate,
+        weight_decay=weight_decay,
+        weight_decay_mask=weight_decay_mask,
+        adam_learning_rate=adam_learning_rate,
+        adam_weight_decay=adam_weight_decay,
         b1=adam_b1,
         b2=adam_b2,
         eps=eps,
-        weight_decay=adam_weight_decay,
         mu_dtype=mu_dtype,
         nesterov=nesterov,
     )

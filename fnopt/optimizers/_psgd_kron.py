@@ -27,7 +27,7 @@ from fnopt.optimizers._matrix_fallback import with_adam
 from fnopt.optimizers._matrix_rule import as_rule
 from fnopt.optimizers._matrixwise import Matrixwise
 from fnopt.optimizers._recipe import recipe
-from fnopt.transforms import add_decayed_weights, partition, scale_by_learning_rate
+from fnopt.transforms import partition
 
 _LARGEST_RMS = 1.1  # of an update; a whitened one has 1
 _FLAT, _DECAY, _LEAST = 500, 0.001, 0.03  # how often factors are learned; see `_due`
@@ -238,15 +238,17 @@ def psgd_kron(
     """
     rule = weight_dimension_numbers
     direction = scale_by_psgd_kron(b1, precond_lr, max_size_triangular, random_seed, mu_dtype, rule)
-    decay = add_decayed_weights(weight_decay, weight_decay_mask)
     return with_adam(
         "psgd_kron",
-        [direction, decay, scale_by_learning_rate(learning_rate)],
+        [direction],
         rule,
-        learning_rate=learning_rate if adam_learning_rate is None else adam_learning_rate,
+        learning_rate=learning_rate,
+        weight_decay=weight_decay,
+        weight_decay_mask=weight_decay_mask,
+        adam_learning_rate=adam_learning_rate,
+        adam_weight_decay=adam_weight_decay,
         b1=b1,
         b2=adam_b2,
         eps=adam_eps,
-        weight_decay=adam_weight_decay,
         mu_dtype=mu_dtype,
     )

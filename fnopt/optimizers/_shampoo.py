@@ -31,7 +31,7 @@ from fnopt.optimizers._matrix_layout import MatrixLayout
 from fnopt.optimizers._matrix_rule import as_rule
 from fnopt.optimizers._matrixwise import Matrixwise
 from fnopt.optimizers._recipe import recipe
-from fnopt.transforms import add_decayed_weights, partition, scale_by_learning_rate
+from fnopt.transforms import partition
 
 GRAFTINGS = ("adam", "sgd", "none")
 
@@ -263,15 +263,17 @@ def shampoo(
         mu_dtype,
         rule,
     )
-    decay = add_decayed_weights(weight_decay, weight_decay_mask)
     return with_adam(
         "shampoo",
-        [direction, decay, scale_by_learning_rate(learning_rate)],
+        [direction],
         rule,
-        learning_rate=learning_rate if adam_learning_rate is None else adam_learning_rate,
+        learning_rate=learning_rate,
+        weight_decay=weight_decay,
+        weight_decay_mask=weight_decay_mask,
+        adam_learning_rate=adam_learning_rate,
+        adam_weight_decay=adam_weight_decay,
         b1=b1,
         b2=graft_b2,
         eps=graft_eps,
-        weight_decay=adam_weight_decay,
         mu_dtype=mu_dtype,
     )

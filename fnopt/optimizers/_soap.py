@@ -36,7 +36,7 @@ from fnopt.optimizers._matrix_fallback import with_adam
 from fnopt.optimizers._matrix_rule import as_rule
 from fnopt.optimizers._matrixwise import Matrixwise
 from fnopt.optimizers._recipe import recipe
-from fnopt.transforms import add_decayed_weights, partition, scale_by_learning_rate
+from fnopt.transforms import partition
 
 
 class ScaleBySoapState(NamedTuple):
@@ -256,15 +256,17 @@ def soap(
         mu_dtype,
         rule,
     )
-    decay = add_decayed_weights(weight_decay, weight_decay_mask)
     return with_adam(
         "soap",
-        [direction, decay, scale_by_learning_rate(learning_rate)],
+        [direction],
         rule,
-        learning_rate=learning_rate if adam_learning_rate is None else adam_learning_rate,
+        learning_rate=learning_rate,
+        weight_decay=weight_decay,
+        weight_decay_mask=weight_decay_mask,
+        adam_learning_rate=adam_learning_rate,
+        adam_weight_decay=adam_weight_decay,
         b1=b1,
         b2=b2,
         eps=eps,
-        weight_decay=adam_weight_decay,
         mu_dtype=mu_dtype,
     )

@@ -22,7 +22,6 @@ from fnopt.core._checks import (
     described,
     folded,
 )
-from fnopt.core._checks import count_of as count_of
 from fnopt.core._checks import is_whole as is_whole
 from fnopt.core._chunks import checked_chunk_size
 from fnopt.core._chunks import scan_chunks as scan_chunks
@@ -111,6 +110,7 @@ from fnopt.core._spread import laid_like as laid_like
 from fnopt.core._spread import mesh_of as mesh_of
 from fnopt.core._spread import product_sharding as product_sharding
 from fnopt.core._spread import reshaped as reshaped
+from fnopt.core._static import static
 from fnopt.core._status import Status, is_converged
 from fnopt.core._transformation import (
     EmptyState,
@@ -132,7 +132,6 @@ from fnopt.core._value import (
     config_name,
     hyper,
     registry,
-    static,
 )
 from fnopt.core._value import is_negative as is_negative
 from fnopt.core._varying import varies_over as varies_over

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
 from typing import Any
 
 import jax
@@ -162,8 +162,11 @@ def check_number(value: Any, what: str, name: str) -> None:
 
 def is_whole(value: Any, least: int | None = None) -> bool:
     """Whether a value is a whole number, NumPy's too, and not below the least."""
-    whole = hasattr(value, "__index__") and not isinstance(value, bool)
-    return whole and (least is None or value >= least)
+    try:
+        operator.index(value)
+    except TypeError:  # JAX's arrays of other numbers have an `__index__` too
+        return False
+    return not isinstance(value, bool) and (least is None or value >= least)
 
 
 def check_count(value: Any, what: str, name: str) -> None:
@@ -172,16 +175,6 @@ def check_count(value: Any, what: str, name: str) -> None:
         raise TypeError(f"{name}: {what} is {value!r}, expected an int.")
     if value < 1:
         raise ValueError(f"{name}: {what} is {value}, expected at least 1.")
-
-
-def count_of(what: str, name: str) -> Callable[[Any], int]:
-    """A converter of hyper-parameters to ints of at least 1, for `static(convert=...)`."""
-
-    def convert(value: Any) -> int:
-        check_count(value, what, name)
-        return int(value)
-
-    return convert
 
 
 def check_choice(value: Any, choices: tuple[str, ...], what: str, name: str) -> None:

@@ -15,7 +15,17 @@ from fnopt.core._dtypes import increment
 
 def as_dtype(dtype: Any) -> Any:
     """A storage dtype in its canonical, hashable form; None stays None."""
-    return None if dtype is None else jnp.dtype(dtype)
+    if dtype is None:
+        return None
+    try:
+        known = jnp.dtype(dtype)
+    except TypeError:
+        known = None
+    # NumPy takes an array for the name of its dtype, and "a" for that of strings.
+    is_array = isinstance(dtype, (np.generic, np.ndarray, jax.Array))
+    if is_array or known is None or not jnp.issubdtype(known, jnp.inexact):
+        raise TypeError(f"{dtype!r} is no floating dtype, expected one as jnp.bfloat16 or None.")
+    return known
 
 
 def ema(mean: jax.Array, x: jax.Array, decay: jax.Array, gain: jax.Array | None = None) -> Any:

@@ -15,8 +15,9 @@ from fnopt.core._dtypes import dtype_of, is_inexact
 from fnopt.core._errors import place, where
 from fnopt.core._extra_args import accepted, read_by, read_by_foreign, required_by
 from fnopt.core._leaves import check_same_tree
+from fnopt.core._static import static
 from fnopt.core._unknown import advice_for_attribute
-from fnopt.core._value import Schedule, Value, static
+from fnopt.core._value import Schedule, Value
 
 
 class EmptyState(NamedTuple):

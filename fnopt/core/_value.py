@@ -15,6 +15,7 @@ from jax.core import Tracer
 
 from fnopt.core._dtypes import default_float
 from fnopt.core._errors import where
+from fnopt.core._static import checked_static, is_static, static
 
 _BOUNDS: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
     "ge": (">=", operator.ge),
@@ -22,30 +23,6 @@ _BOUNDS: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
     "le": ("<=", operator.le),
     "lt": ("<", operator.lt),
 }
-
-
-def static(
-    *, default: Any = dataclasses.MISSING, convert: Callable[[Any], Any] | None = None
-) -> Any:
-    """Declares a field that is a flag or a function: hashed, compared, never traced.
-
-    Args:
-        default: The default value; without one the field is required.
-        convert: A function that brings the given value to its stored form.
-
-    Returns:
-        A dataclass field.
-
-    Example:
-        >>> import fnopt
-        >>> class sign_flip(fnopt.Transformation):
-        ...     enabled: bool = fnopt.static(default=True)
-        ...     def update(self, updates, state, params=None, **extra_args):
-        ...         return (jax.tree.map(jnp.negative, updates) if self.enabled else updates), state
-        >>> sign_flip()
-        sign_flip(enabled=True)
-    """
-    return dataclasses.field(default=default, metadata={"static": True, "convert": convert})
 
 
 def hyper(
@@ -155,19 +132,6 @@ def _checked_hyper(owner: str, field: dataclasses.Field[Any], value: Any) -> Any
     )
 
 
-def _checked_static(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
-    convert = field.metadata.get("convert")
-    value = convert(value) if convert else value
-    try:
-        hash(value)
-    except TypeError:
-        raise TypeError(
-            f"{where()}{owner}: static field {field.name} = {value!r} can't be hashed; "
-            "use a tuple, a string, a number or a function."
-        ) from None
-    return value
-
-
 def _checked_child(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
     if isinstance(value, (bool, str)) or (callable(value) and not isinstance(value, Value)):
         raise TypeError(
@@ -175,10 +139,6 @@ def _checked_child(owner: str, field: dataclasses.Field[Any], value: Any) -> Any
             "declare flags, names and functions with fnopt.static()."
         )
     return as_number(value)
-
-
-def _is_static(field: dataclasses.Field[Any]) -> bool:
-    return bool(field.metadata.get("static"))
 
 
 def _leaf_key(leaf: Any) -> Any:
@@ -247,8 +207,8 @@ class Value:
         dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
         cls.__setattr__ = _refuse_assignment
         fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
-        cls._leaf_names = tuple(f.name for f in fields if not _is_static(f))
-        cls._static_names = tuple(f.name for f in fields if _is_static(f))
+        cls._leaf_names = tuple(f.name for f in fields if not is_static(f))
+        cls._static_names = tuple(f.name for f in fields if is_static(f))
         # JAX's own registration of dataclasses calls __init__ to rebuild; ours does not, because
         # JAX also rebuilds with placeholders, which the checks of __post_init__ would refuse.
         jax.tree_util.register_pytree_with_keys(
@@ -261,8 +221,8 @@ class Value:
         for field in dataclasses.fields(self):  # pyright: ignore[reportArgumentType]
             meta = field.metadata
             check = _checked_child
-            if _is_static(field):
-                check = _checked_static
+            if is_static(field):
+                check = checked_static
             elif meta.get("hyper"):
                 check = _checked_hyper
             self._set(field.name, check(owner, field, getattr(self, field.name)))

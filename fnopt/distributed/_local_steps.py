@@ -15,7 +15,6 @@ from fnopt.core import (
     apply_updates,
     as_transformation,
     cast_like,
-    count_of,
     hyper,
     increment,
     map_leaves,
@@ -106,7 +105,7 @@ class diloco(Transformation):
 
     inner: Any
     outer: Any
-    every: int = static(convert=count_of("every", "diloco"))
+    every: int = static(least=1)
     axis: Any = static(convert=axis_names)
     proximal: Scalar = hyper(default=0.0, ge=0)
     block_size: int | None = static(default=None, convert=_block)

@@ -82,7 +82,7 @@ class scale_by_factored_rms(Leafwise):
     factored: bool = static(default=True)
     decay_rate: Scalar = hyper(default=0.8, gt=0)
     step_offset: Scalar = hyper(default=0)
-    min_dim_size_to_factor: int = static(default=128)
+    min_dim_size_to_factor: int = static(default=128, least=1)
     epsilon: Scalar = hyper(default=1e-30, ge=0)
     decay_rate_fn: Callable[[Any, Any], Any] = static(default=power_decay)
 

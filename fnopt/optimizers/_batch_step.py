@@ -12,7 +12,6 @@ from fnopt.core import (
     Schedule,
     Status,
     check_choice,
-    check_count,
     compute_dtype,
     increment,
     real_dtype,
@@ -92,14 +91,11 @@ class StepOptions(Protocol):
 def check_solver(options: Any, name: str) -> None:
     """Refuses options of the solve among the rows of a batch that make no sense."""
     check_choice(options.solver, ("cholesky", "cg"), "solver", name)
-    check_count(options.iterations, "iterations", name)
-    if options.rank != 0:
-        check_count(options.rank, "rank", name)
-        if options.solver != "cg":
-            raise ValueError(
-                f"{name}: rank = {options.rank} is that of the preconditioner of conjugate "
-                f"gradients, but solver = {options.solver!r}. Give solver='cg' with it."
-            )
+    if options.rank != 0 and options.solver != "cg":
+        raise ValueError(
+            f"{name}: rank = {options.rank} is that of the preconditioner of conjugate "
+            f"gradients, but solver = {options.solver!r}. Give solver='cg' with it."
+        )
 
 
 def first_state(options: StepOptions, params: Any) -> GaussNewtonDescentState:

@@ -24,7 +24,7 @@ from fnopt.core import (
     squared_modulus,
     zero_count,
 )
-from fnopt.optimizers._recipe import recipe
+from fnopt.optimizers._recipe import as_betas, recipe
 from fnopt.transforms import larger_estimate, numbers, real_dtype_of, real_sum
 
 
@@ -171,4 +171,5 @@ def dadapt_adamw(
     Reference:
         Defazio and Mishchenko, 2023, arXiv:2301.07733.
     """
-    return scale_by_dadapt_adamw(learning_rate, *betas, eps, estim_lr0, weight_decay)
+    b1, b2 = as_betas("dadapt_adamw", betas)
+    return scale_by_dadapt_adamw(learning_rate, b1, b2, eps, estim_lr0, weight_decay)

@@ -15,7 +15,6 @@ from fnopt.core import (
     Transformation,
     as_transformation,
     compute_dtype,
-    count_of,
     hyper,
     increment,
     map_leaves,
@@ -80,8 +79,8 @@ class scale_by_galore(Transformation):
         Zhao et al., 2024, arXiv:2403.03507.
     """
 
-    rank: int = static(default=128, convert=count_of("rank", _NAME))
-    update_proj_gap: int = static(default=200, convert=count_of("update_proj_gap", _NAME))
+    rank: int = static(default=128, least=1)
+    update_proj_gap: int = static(default=200, least=1)
     scale: Scalar = hyper(default=1.0, ge=0)
     base_optimizer: Any = None
     weight_dimension_numbers: Any = static(default=None, convert=as_rule)

@@ -112,13 +112,13 @@ class gauss_newton_descent(Transformation):
     damping: Scalar = hyper(default=1e-3, gt=0)
     momentum: Scalar | None = hyper(default=None, ge=0, lt=1)
     adaptive: bool = static(default=True)
-    halvings: int = static(default=10)
+    halvings: int = static(default=10, least=0)
     method: str = static(default="auto")
-    chunk_size: int | None = static(default=None)
+    chunk_size: int | None = static(default=None, least=1)
     axis_name: Any = static(default=None)
     solver: str = static(default="cholesky")
-    iterations: int = static(default=100)
-    rank: int = static(default=0)
+    iterations: int = static(default=100, least=1)
+    rank: int = static(default=0, least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,7 +15,6 @@ from fnopt.core import (
     Transformation,
     cast_like,
     check_choice,
-    check_count,
     gathered,
     hyper,
     increment,
@@ -171,14 +170,14 @@ class kfac(Transformation):
     decay: Scalar = hyper(default=0.95, ge=0, lt=1)
     damping_decay: Scalar = hyper(default=0.9, gt=0, lt=1)
     curvature: str = static(default="sampled")
-    samples: int = static(default=1)
+    samples: int = static(default=1, least=1)
     sample_fn: Callable[..., Any] | None = static(default=None)
     sharing: str = static(default="expand")
-    statistics_every: int = static(default=1)
-    inverse_every: int = static(default=5)
-    model_every: int = static(default=1)
-    damping_every: int = static(default=5)
-    max_side: int = static(default=512)
+    statistics_every: int = static(default=1, least=1)
+    inverse_every: int = static(default=5, least=1)
+    model_every: int = static(default=1, least=1)
+    damping_every: int = static(default=5, least=1)
+    max_side: int = static(default=512, least=1)
     eigenbasis: bool = static(default=False)
     seed: int = static(default=0)
     axis_name: Any = static(default=None)
@@ -187,9 +186,6 @@ class kfac(Transformation):
         super().__post_init__()
         check_choice(self.curvature, ("sampled", "exact"), "curvature", "kfac")
         check_choice(self.sharing, ("expand", "reduce"), "sharing", "kfac")
-        counts = ("samples", "statistics_every", "inverse_every", "model_every", "damping_every")
-        for name in (*counts, "max_side"):
-            check_count(getattr(self, name), name, "kfac")
         if self.damping_every % self.model_every:
             raise ValueError(
                 f"kfac: damping_every = {self.damping_every}, expected a multiple of model_every = "

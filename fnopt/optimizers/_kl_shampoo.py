@@ -13,7 +13,6 @@ from fnopt.core import (
     ScalarOrSchedule,
     Slot,
     as_dtype,
-    count_of,
     ema,
     hyper,
     matmul,
@@ -57,10 +56,6 @@ class ScaleByKlShampooState(NamedTuple):
     factors: OwnSlot
     bases: OwnSlot
     values: OwnSlot
-
-
-def _limit(n: Any) -> int | None:
-    return None if n is None else count_of("max_inverse_root", "scale_by_kl_shampoo")(n)
 
 
 class scale_by_kl_shampoo(Matrixwise):
@@ -120,11 +115,9 @@ class scale_by_kl_shampoo(Matrixwise):
     b1: Scalar = hyper(default=0.9, ge=0, lt=1)
     b2: Scalar = hyper(default=0.98, ge=0, lt=1)
     eps: Scalar = hyper(default=1e-8, ge=0)
-    precondition_frequency: int = static(
-        default=10, convert=count_of("precondition_frequency", "scale_by_kl_shampoo")
-    )
+    precondition_frequency: int = static(default=10, least=1)
     initial_value: Scalar = hyper(default=0.1, gt=0)
-    max_inverse_root: int | None = static(default=4000, convert=_limit)
+    max_inverse_root: int | None = static(default=4000, least=1)
     mu_dtype: Any = static(default=None, convert=as_dtype)
     weight_dimension_numbers: Any = static(default=None, convert=as_rule)
 

@@ -14,7 +14,6 @@ from fnopt.core import (
     Slot,
     as_dtype,
     check_choice,
-    count_of,
     ema,
     hyper,
     mean_weights,
@@ -95,7 +94,7 @@ class scale_by_muon(Leafwise):
     State = ScaleByMuonState
 
     ns_coeffs: Any = static(default=STANDARD, convert=as_coefficients)
-    ns_steps: int = static(default=5, convert=count_of("ns_steps", "scale_by_muon"))
+    ns_steps: int = static(default=5, least=1)
     beta: Scalar = hyper(default=0.95, ge=0, lt=1)
     eps: Scalar = hyper(default=1e-8, ge=0)
     mu_dtype: Any = static(default=None, convert=as_dtype)

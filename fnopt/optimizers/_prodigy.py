@@ -26,7 +26,7 @@ from fnopt.core import (
     static,
     zero_count,
 )
-from fnopt.optimizers._recipe import recipe
+from fnopt.optimizers._recipe import as_betas, recipe
 from fnopt.transforms import larger_estimate, numbers, real_dtype_of, real_sum
 
 
@@ -197,7 +197,7 @@ def prodigy(
     """
     return scale_by_prodigy(
         learning_rate,
-        *betas,
+        *as_betas("prodigy", betas),
         beta3,
         eps,
         estim_lr0,

@@ -14,7 +14,6 @@ from fnopt.core import (
     Slot,
     as_dtype,
     bias_correction,
-    count_of,
     ema,
     hyper,
     matmul,
@@ -92,9 +91,7 @@ class scale_by_psgd_kron(Matrixwise):
 
     b1: Scalar = hyper(default=0.9, ge=0, lt=1)
     precond_lr: Scalar = hyper(default=0.1, gt=0)
-    max_size_triangular: int = static(
-        default=8192, convert=count_of("max_size_triangular", "scale_by_psgd_kron")
-    )
+    max_size_triangular: int = static(default=8192, least=1)
     random_seed: int = static(default=0)
     mu_dtype: Any = static(default=None, convert=as_dtype)
     weight_dimension_numbers: Any = static(default=None, convert=as_rule)

@@ -8,6 +8,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import numpy as np
+
 from fnopt.core import is_negative
 
 _Recipe = TypeVar("_Recipe", bound=Callable[..., Any])
@@ -53,11 +55,14 @@ def recipe(fn: _Recipe) -> _Recipe:
     Returns:
         The same function, signature and documentation.
     """
-    names = list(inspect.signature(fn).parameters)
+    parameters = inspect.signature(fn).parameters
+    flags = {name for name, p in parameters.items() if p.annotation == "bool"}
 
     @functools.wraps(fn)
     def made(*args: Any, **kwargs: Any) -> Any:
-        _check_signs(fn.__name__, {**dict(zip(names, args, strict=False)), **kwargs})
+        given = {**dict(zip(parameters, args, strict=False)), **kwargs}
+        _check_signs(fn.__name__, given)
+        _check_flags(fn.__name__, {name: given[name] for name in flags & given.keys()})
         try:
             return fn(*args, **kwargs)
         except TypeError:
@@ -74,6 +79,20 @@ def _check_signs(recipe: str, given: dict[str, Any]) -> None:
     for name in _NOT_NEGATIVE & given.keys():
         if is_negative(given[name]):
             raise ValueError(f"{recipe}: {name} = {given[name]}, expected {name} >= 0.")
+
+
+def _check_flags(recipe: str, given: dict[str, Any]) -> None:
+    """Refuses flags that aren't, also those that another argument makes idle."""
+    for name, value in given.items():
+        if not isinstance(value, (bool, np.bool_)):
+            raise TypeError(f"{recipe}: {name} = {value!r}, expected True or False.")
+
+
+def as_betas(recipe: str, betas: Any) -> tuple[Any, Any]:
+    """The two decays of a recipe that takes them together."""
+    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+        raise TypeError(f"{recipe}: betas = {betas!r}, expected a pair such as (0.9, 0.999).")
+    return betas[0], betas[1]
 
 
 def _refusal(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:

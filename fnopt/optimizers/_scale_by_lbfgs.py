@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from fnopt.core import (
     Slot,
     Transformation,
-    count_of,
     increment,
     map_leaves,
     slot_zeros,
@@ -65,7 +64,7 @@ class scale_by_lbfgs(Transformation):
         Nocedal and Wright (2006), Numerical Optimization, algorithm 7.4.
     """
 
-    memory_size: int = static(default=10, convert=count_of("memory_size", "scale_by_lbfgs"))
+    memory_size: int = static(default=10, least=1)
     scale_init_precond: bool = static(default=True)
 
     needs_params = True

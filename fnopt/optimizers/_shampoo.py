@@ -15,7 +15,6 @@ from fnopt.core import (
     as_dtype,
     bias_correction,
     check_choice,
-    count_of,
     ema,
     hyper,
     matmul,
@@ -57,10 +56,6 @@ class ScaleByShampooState(NamedTuple):
 def _grafting(name: Any) -> str:
     check_choice(name, GRAFTINGS, "grafting", "scale_by_shampoo")
     return name
-
-
-def _block(n: Any) -> int | None:
-    return None if n is None else count_of("block_size", "scale_by_shampoo")(n)
 
 
 class scale_by_shampoo(Matrixwise):
@@ -115,10 +110,8 @@ class scale_by_shampoo(Matrixwise):
     b2: Scalar = hyper(default=0.99, gt=0, le=1)
     eps: Scalar = hyper(default=1e-6, gt=0)
     exponent: Scalar = hyper(default=0.25, gt=0)
-    precondition_frequency: int = static(
-        default=10, convert=count_of("precondition_frequency", "scale_by_shampoo")
-    )
-    block_size: int | None = static(default=1024, convert=_block)
+    precondition_frequency: int = static(default=10, least=1)
+    block_size: int | None = static(default=1024, least=1)
     grafting: str = static(default="adam", convert=_grafting)
     graft_b2: Scalar = hyper(default=0.999, ge=0, lt=1)
     graft_eps: Scalar = hyper(default=1e-8, ge=0)

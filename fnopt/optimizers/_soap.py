@@ -14,7 +14,6 @@ from fnopt.core import (
     Slot,
     as_dtype,
     bias_correction,
-    count_of,
     ema,
     hyper,
     matmul,
@@ -112,12 +111,8 @@ class scale_by_soap(Matrixwise):
     b2: Scalar = hyper(default=0.95, ge=0, lt=1)
     eps: Scalar = hyper(default=1e-8, ge=0)
     shampoo_beta: Scalar | None = hyper(default=None, ge=0, lt=1)
-    precondition_frequency: int = static(
-        default=10, convert=count_of("precondition_frequency", "scale_by_soap")
-    )
-    max_precond_dim: int = static(
-        default=10_000, convert=count_of("max_precond_dim", "scale_by_soap")
-    )
+    precondition_frequency: int = static(default=10, least=1)
+    max_precond_dim: int = static(default=10_000, least=1)
     one_sided: bool = static(default=False)
     normalize_grads: bool = static(default=False)
     mu_dtype: Any = static(default=None, convert=as_dtype)

@@ -17,7 +17,6 @@ from fnopt.core import (
     as_dtype,
     as_transformation,
     bias_correction,
-    count_of,
     ema,
     hyper,
     increment,
@@ -143,9 +142,7 @@ class scale_by_sophia(Transformation):
     eps: Scalar = hyper(default=1e-8, gt=0)
     gamma: Scalar = hyper(default=0.01, gt=0)
     clip_threshold: Scalar | None = hyper(default=1.0, gt=0, infinite=True)
-    update_interval: int = static(
-        default=10, convert=count_of("update_interval", "scale_by_sophia")
-    )
+    update_interval: int = static(default=10, least=1)
     hessian_diagonal_fn: Any = None
     mu_dtype: Any = static(default=None, convert=as_dtype)
 

@@ -136,11 +136,11 @@ class stochastic_reconfiguration(Transformation):
     momentum: Scalar | None = hyper(default=None, ge=0, lt=1)
     max_norm: Scalar | None = hyper(default=None, gt=0, infinite=True)
     method: str = static(default="auto")
-    chunk_size: int | None = static(default=None)
+    chunk_size: int | None = static(default=None, least=1)
     axis_name: Any = static(default=None)
     solver: str = static(default="cholesky")
-    iterations: int = static(default=100)
-    rank: int = static(default=0)
+    iterations: int = static(default=100, least=1)
+    rank: int = static(default=0, least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -119,12 +119,12 @@ class schedule(Schedule):
     fn: Callable[[Any], Any] = static()
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if not callable(self.fn):
             raise TypeError(
                 f"{where()}schedule: fn = {self.fn!r} is a {type(self.fn).__name__}, expected a "
                 "function of the step count; a number needs no wrapper."
             )
+        super().__post_init__()
 
     def __call__(self, count: Any) -> jax.Array:
         """The function's value for `count`."""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Leafwise, Slot, count_of, static
+from fnopt.core import Leafwise, Slot, static
 
 
 class ApplyEveryState(NamedTuple):
@@ -44,7 +44,7 @@ class apply_every(Leafwise):
 
     State = ApplyEveryState
 
-    k: int = static(default=1, convert=count_of("k", "apply_every"))
+    k: int = static(default=1, least=1)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """Whether the sum begins anew, and whether it is handed on."""

@@ -12,6 +12,7 @@ from fnopt.core import (
     Scalar,
     global_norm,
     hyper,
+    is_whole,
     nonzero,
     norms_over,
     static,
@@ -103,7 +104,10 @@ def rms(x: jax.Array) -> jax.Array:
 
 
 def _axes(axis: Any) -> Any:
-    return tuple(axis) if isinstance(axis, (tuple, list)) else axis
+    axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
+    if axis is not None and not all(map(is_whole, axes)):
+        raise TypeError(f"axis = {axis!r}, expected an int or several, or None.")
+    return None if axis is None else axes
 
 
 class adaptive_grad_clip(Leafwise):

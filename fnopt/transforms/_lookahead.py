@@ -11,7 +11,6 @@ from fnopt.core import (
     Scalar,
     Slot,
     cast_like,
-    count_of,
     hyper,
     increment,
     map_leaves,
@@ -65,7 +64,7 @@ class lookahead(Wrapper):
 
     needs_params = True
 
-    sync_period: int = static(convert=count_of("sync_period", "lookahead"))
+    sync_period: int = static(least=1)
     slow_step_size: Scalar = hyper(ge=0, le=1)
     reset_state: bool = static(default=False)
 

@@ -11,7 +11,6 @@ from fnopt.core import (
     Scalar,
     Slot,
     cast_like,
-    count_of,
     global_norm,
     hyper,
     map_leaves,
@@ -69,7 +68,7 @@ class mechanize(Wrapper):
     weight_decay: Scalar = hyper(default=1e-2, ge=0)
     eps: Scalar = hyper(default=1e-8, ge=0)
     s_init: Scalar = hyper(default=1e-6, gt=0)
-    num_betas: int = static(default=6, convert=count_of("num_betas", "mechanize"))
+    num_betas: int = static(default=6, least=1)
 
     def init(self, params: Any) -> MechanizeState:
         """No bets so far."""

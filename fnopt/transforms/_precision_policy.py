@@ -30,7 +30,7 @@ class PrecisionPolicyState(NamedTuple):
 
 
 def _dtypes(given: Any) -> tuple[tuple[str, Any], ...]:
-    return tuple((name, jnp.dtype(dtype)) for name, dtype in pattern_items(given))
+    return tuple((name, as_dtype(dtype)) for name, dtype in pattern_items(given))
 
 
 def _optional_key(key: Any) -> Any:

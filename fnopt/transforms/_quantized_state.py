@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_choice, check_count, compute_dtype, increment, static, zero_count
+from fnopt.core import check_choice, compute_dtype, increment, static, zero_count
 from fnopt.transforms._block_codes import decode, encode
 from fnopt.transforms._stored_slots import StoredSlots, pattern_items
 
@@ -66,13 +66,11 @@ class quantized_state(StoredSlots):
     """
 
     slots: Any = static(default=(("mu", "signed"), ("nu", "unsigned")), convert=pattern_items)
-    block_size: int = static(default=256)
-    min_size: int = static(default=4096)
+    block_size: int = static(default=256, least=1)
+    min_size: int = static(default=4096, least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_count(self.block_size, "block_size", "quantized_state")
-        check_count(self.min_size, "min_size", "quantized_state")
         for name, form in self.slots:
             check_choice(form, ("signed", "unsigned"), f"slots[{name!r}]", "quantized_state")
 

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from fnopt.core import (
     Scalar,
     Transformation,
-    count_of,
     default_float,
     hyper,
     increment,
@@ -70,9 +69,7 @@ class reduce_on_plateau(Transformation):
     rtol: Scalar = hyper(default=1e-4, ge=0, le=1)
     atol: Scalar = hyper(default=0.0, ge=0)
     cooldown: Scalar = hyper(default=0, ge=0, infinite=True)
-    accumulation_size: int = static(
-        default=1, convert=count_of("accumulation_size", "reduce_on_plateau")
-    )
+    accumulation_size: int = static(default=1, least=1)
     min_scale: Scalar = hyper(default=0.0, ge=0)
 
     def __post_init__(self) -> None:

@@ -15,7 +15,6 @@ from fnopt.core import (
     apply_updates,
     as_transformation,
     cast_like,
-    count_of,
     increment,
     map_leaves,
     slot_copy,
@@ -81,7 +80,7 @@ class sam(Transformation):
 
     optimizer: Any
     adv_optimizer: Any
-    sync_period: int = static(default=2, convert=count_of("sync_period", "sam"))
+    sync_period: int = static(default=2, least=1)
     reset_state: bool = static(default=True)
     opaque_mode: bool = static(default=False)
     batch_axis_name: str | None = static(default=None)

@@ -1,6 +1,7 @@
 import copy
 import dataclasses
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -89,9 +90,54 @@ def test_wrong_numbers(bad, error, text):
         ramp(bad)
 
 
+class options(fnopt.Schedule):
+    k: int = fnopt.static(default=3, least=1)
+    chunk: int | None = fnopt.static(default=None, least=0)
+    kind: str = fnopt.static(default="linear")
+    fn: Callable[..., Any] = fnopt.static(default=abs)
+    mu_dtype: Any = fnopt.static(default=None, convert=fnopt.core.as_dtype)
+    words: Any = fnopt.static(default=())
+
+
 def test_unhashable_static_field():
-    with pytest.raises(TypeError, match=r"static field up = \[1\] can't be hashed; use a tuple"):
-        ramp(up=[1])
+    with pytest.raises(TypeError, match=r"static field words = \[1\] can't be hashed; use a tuple"):
+        options(words=[1])
+
+
+@pytest.mark.parametrize("bad", ["no", None, 1, float("nan"), [1], np.ones(2), jnp.asarray(True)])
+def test_a_flag_is_true_or_false(bad):
+    with pytest.raises(TypeError, match=r"ramp: up = .*, expected True or False"):
+        ramp(up=bad)
+    assert ramp(up=np.bool_(True)) == ramp(up=True)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("field", "bad", "error", "text"),
+    [
+        ("k", 2.0, TypeError, "options: k = 2.0, expected a whole number >= 1."),
+        ("k", True, TypeError, "k = True, expected a whole number"),
+        ("k", None, TypeError, "k = None, expected a whole number"),
+        ("k", jnp.asarray(float("nan")), TypeError, "k = .*, expected a whole number"),
+        ("k", 0, ValueError, "options: k = 0, expected a whole number >= 1."),
+        ("chunk", -1, ValueError, "chunk = -1, expected a whole number >= 0"),
+        ("chunk", "2", TypeError, "chunk = '2', expected a whole number >= 0"),
+        ("kind", 1.0, TypeError, "kind = 1.0, expected a string"),
+        ("fn", "abs", TypeError, "fn = 'abs', expected a function"),
+        ("mu_dtype", "S", TypeError, "options: mu_dtype = 'S': 'S' is no floating dtype"),
+        ("mu_dtype", "int8", TypeError, "'int8' is no floating dtype, expected one as"),
+        ("mu_dtype", np.float32(1), TypeError, "is no floating dtype"),
+        ("mu_dtype", -1, TypeError, "-1 is no floating dtype"),
+    ],
+)
+def test_static_fields_are_what_they_are_annotated_as(field, bad, error, text):
+    with pytest.raises(error, match=text):
+        options(**{field: bad})
+
+
+def test_whole_numbers_are_stored_as_pythons():
+    made = options(k=np.int64(2), chunk=jnp.asarray(0))  # pyright: ignore[reportArgumentType]
+    assert (type(made.k), made.k, type(made.chunk), made.chunk) == (int, 2, int, 0)
+    assert options(mu_dtype="float8_e4m3fn").mu_dtype == jnp.float8_e4m3fn
 
 
 def test_undeclared_flag_says_how_to_declare_it():
@@ -112,4 +158,4 @@ def test_a_schedule_must_be_callable():
 
 def test_a_function_for_a_learning_rate_says_how_to_wrap_it():
     with pytest.raises(TypeError, match=r"Wrap a function as fnopt.schedule\(fn\)"):
-        fnopt.adam(lambda count: 0.1)
+        fnopt.adam(lambda count: 0.1)  # pyright: ignore[reportArgumentType]

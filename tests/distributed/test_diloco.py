@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -195,7 +196,7 @@ def test_16_bit_params_meet_at_a_wider_point():
 
 
 def test_errors():
-    with pytest.raises(ValueError, match="every is 0, expected at least 1"):
+    with pytest.raises(ValueError, match="every = 0, expected a whole number >= 1"):
         distributed.diloco(fnopt.sgd(0.1), None, 0, "workers")
     with pytest.raises(ValueError, match="block_size is 0, expected at least 1"):
         distributed.diloco(fnopt.sgd(0.1), None, 1, "workers", block_size=0)
@@ -238,6 +239,7 @@ def test_clients_send_bytes_and_owe_the_rest():
         pairs = [jax.tree.map(jnp.subtract, *pair) for pair in pairs]
         return message, server.update(state, [told]), after, pairs
 
+    message: Any = None
     for _ in range(12):
         message, state, client, pairs = a_round(state, client)
         for x, y in zip(*map(jax.tree.leaves, pairs), strict=True):

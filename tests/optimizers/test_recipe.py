@@ -71,6 +71,26 @@ def test_no_recipe_takes_what_is_negative_or_infinite():
                     made(**{**required, name: bad})
 
 
+def test_no_recipe_takes_a_flag_that_is_none():
+    flags = 0
+    for made in _recipes():
+        parameters = inspect.signature(made).parameters
+        required = {n: 1.0 for n, p in parameters.items() if p.default is p.empty}
+        for name, parameter in parameters.items():
+            if parameter.annotation == "bool":
+                flags += 1
+                with pytest.raises(TypeError, match=f"{name} = 'False', expected True or False"):
+                    made(**{**required, name: "False"})
+    assert flags > 20
+
+
+@pytest.mark.parametrize("make", [fnopt.prodigy, fnopt.dadapt_adamw])
+@pytest.mark.parametrize("bad", [0.9, (0.9,), (0.9, 0.99, 0.999), "ab"])
+def test_decays_that_are_given_together_are_two(make, bad):
+    with pytest.raises(TypeError, match=f"{make.__name__}: betas = .*, expected a pair"):
+        make(betas=bad)
+
+
 # Limits, which infinity takes away; the seeds, flags and functions aren't numbers.
 LIMITS = {
     *("clipping", "clipping_threshold", "clip_threshold", "cooldown", "growth_interval"),
@@ -82,7 +102,7 @@ LIMITS = {
 def test_only_limits_may_be_infinite():
     fields = {
         (cls.__name__, field.name): field
-        for cls in [getattr(fnopt, name) for name in fnopt.__all__]
+        for cls in [getattr(fnopt, name) for name in dir(fnopt)]
         if inspect.isclass(cls) and issubclass(cls, (fnopt.Transformation, fnopt.Schedule))
         for field in dataclasses.fields(cls)
         if field.metadata.get("hyper")
@@ -95,6 +115,20 @@ def test_only_limits_may_be_infinite():
         if field.metadata["infinite"] != (name in LIMITS | of_solvers)
     ]
     assert wrong == []
+
+
+def test_whole_numbers_have_a_least_one():
+    missing = {
+        f"{cls.__name__}.{field.name}"
+        for cls in [getattr(fnopt, name) for name in dir(fnopt)]
+        if inspect.isclass(cls) and issubclass(cls, (fnopt.Transformation, fnopt.Schedule))
+        for field in dataclasses.fields(cls)
+        if field.type in ("int", "int | None")
+        and field.metadata["least"] is None
+        and not field.metadata["convert"]
+        and not field.name.endswith("seed")
+    }
+    assert missing == set()
 
 
 def test_a_part_of_a_chain_may_take_away_what_another_adds():

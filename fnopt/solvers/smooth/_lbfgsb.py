@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import count_of, static
+from fnopt.core import static
 from fnopt.optimizers import inverse_product
 from fnopt.solvers.smooth._compact import (
     Pairs,
@@ -50,7 +50,7 @@ class lbfgsb(LineSearchMethod):
         Line search algorithms with guaranteed sufficient decrease.
     """
 
-    memory_size: int = static(default=10, convert=count_of("memory_size", "lbfgsb"))
+    memory_size: int = static(default=10, least=1)
 
     takes_bounds = True
     # A first step of length 1 and a first curvature of 1 need fewer evaluations than those that the

@@ -1,0 +1,97 @@
+"""Static fields of values: flags, names, whole numbers and functions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fnopt.core._checks import is_whole
+from fnopt.core._errors import where
+
+
+def static(
+    *,
+    default: Any = dataclasses.MISSING,
+    convert: Callable[[Any], Any] | None = None,
+    least: int | None = None,
+) -> Any:
+    """Declares a field that is a flag or a function: hashed, compared, never traced.
+
+    A field annotated `bool`, `int`, `str` or `Callable` (or one of them `| None`) is refused other
+    values, unless it has a `convert`, which then is the judge.
+
+    Args:
+        default: The default value; without one the field is required.
+        convert: A function that brings the given value to its stored form.
+        least: The smallest whole number allowed.
+
+    Returns:
+        A dataclass field.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, fnopt
+        >>> class sign_flip(fnopt.Transformation):
+        ...     enabled: bool = fnopt.static(default=True)
+        ...     def update(self, updates, state, params=None, **extra_args):
+        ...         return (jax.tree.map(jnp.negative, updates) if self.enabled else updates), state
+        >>> sign_flip()
+        sign_flip(enabled=True)
+    """
+    metadata = {"static": True, "convert": convert, "least": least}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def is_static(field: dataclasses.Field[Any]) -> bool:
+    """Whether a field is no leaf of the pytree."""
+    return bool(field.metadata.get("static"))
+
+
+# What a simple annotation of a static field asks for: in words, as a test, and how it is stored.
+_KINDS: dict[str, tuple[str, Callable[[Any], bool], Callable[[Any], Any]]] = {
+    "bool": ("True or False", lambda value: isinstance(value, (bool, np.bool_)), bool),
+    "int": ("a whole number", is_whole, int),
+    "str": ("a string", lambda value: isinstance(value, str), str),
+    "Callable": ("a function", callable, lambda value: value),
+}
+
+
+def _as_annotated(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
+    """A static value in the type that the field is annotated with, if that is one of `_KINDS`."""
+    annotation = getattr(field.type, "__name__", str(field.type))
+    name, least = annotation.partition("[")[0].removesuffix(" | None"), field.metadata["least"]
+    if name not in _KINDS or (value is None and annotation.endswith("None")):
+        return value
+    words, fits, stored = _KINDS[name]
+    expected = words if least is None else f"{words} >= {least}"
+    if not fits(value):
+        raise TypeError(f"{where()}{owner}: {field.name} = {value!r}, expected {expected}.")
+    if least is not None and value < least:
+        raise ValueError(f"{where()}{owner}: {field.name} = {value}, expected {expected}.")
+    return stored(value)
+
+
+def _converted(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
+    """The stored form of a static value; an error names the field."""
+    try:
+        return field.metadata["convert"](value)
+    except (TypeError, ValueError) as error:
+        if type(error) not in (TypeError, ValueError) or field.name in str(error):
+            raise
+        raise type(error)(f"{where()}{owner}: {field.name} = {value!r}: {error}") from None
+
+
+def checked_static(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
+    """What is stored of a static value, which can be hashed."""
+    check = _converted if field.metadata["convert"] else _as_annotated
+    value = check(owner, field, value)
+    try:
+        hash(value)
+    except TypeError:
+        raise TypeError(
+            f"{where()}{owner}: static field {field.name} = {value!r} can't be hashed; "
+            "use a tuple, a string, a number or a function."
+        ) from None
+    return value

@@ -39,14 +39,14 @@ def lengths_of(x: jax.Array) -> jax.Array:
     return jax.vmap(one)(x)
 
 
-def spread_of(x: jax.Array, counts: jax.Array) -> jax.Array:
-    """The sum of the squared distances from their mean, of the formed gradients that count."""
+def spread_around(x: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The mean of the formed gradients that count, and the sum of squared distances from it."""
     x = x.astype(compute_dtype(x.dtype))
     # From one of them first: zero if all are the same, and small numbers have an exact mean.
     first = gathered(x, 0)[jnp.argmax(gathered(counts))]
     x = x - first
     mean = weighted_total(counts, x) / number(counts, x.dtype)
-    return jnp.sum(only_where(counts > 0, squares_of(x - mean)))
+    return first + mean, jnp.sum(only_where(counts > 0, squares_of(x - mean)))
 
 
 def number(counts: jax.Array, dtype: Any) -> jax.Array:

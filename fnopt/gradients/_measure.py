@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import compute_dtype, real_dtype
-from fnopt.gradients._lengths import joined, lengths_of, spread_of, squares_of
+from fnopt.gradients._lengths import joined, lengths_of, spread_around, squares_of
 from fnopt.gradients._loss import BoundLoss
 from fnopt.gradients._methods import Strategy
 from fnopt.gradients._sums import inner_products, only_where, weighted_total
@@ -28,8 +28,8 @@ class Measurements(Protocol):
         """The norms by block of leaves, `[blocks, n]`; of all leaves together if `None`."""
         ...
 
-    def spread(self, counts: jax.Array) -> list[jax.Array]:
-        """By leaf: the sum of the squared distances of the gradients from their mean.
+    def moments(self, counts: jax.Array) -> tuple[Any, list[jax.Array]]:
+        """The mean gradient, and by leaf the sum of the squared distances of the others from it.
 
         Args:
             counts: 1 for the examples that count, 0 for others, which have gradients of zero.
@@ -85,9 +85,11 @@ class Formed(NamedTuple):
 
         return joined(self._by_leaf(squares_of, self.leaves), careful, blocks, count)
 
-    def spread(self, counts: jax.Array) -> list[jax.Array]:
-        """As `Measurements.spread`."""
-        return [spread_of(x, counts) for x in self.leaves]
+    def moments(self, counts: jax.Array) -> tuple[Any, list[jax.Array]]:
+        """As `Measurements.moments`."""
+        found = [spread_around(x, counts) for x in self.leaves]
+        mean = jax.tree.unflatten(jax.tree.structure(self.grads), [m for m, _ in found])
+        return mean, [spread for _, spread in found]
 
     def only(self, wanted: jax.Array) -> Formed:
         """As `Measurements.only`."""

@@ -79,10 +79,7 @@ def _moments(seen: Measurements, counts: jax.Array | None, size: int) -> Moments
     if counts is not None:
         seen = seen.only(counts)
     counts = jnp.ones(size, jnp.bool_) if counts is None else counts
-    count, ones = jnp.sum(counts, dtype=jnp.int32), counts.astype(jnp.float32)
-    spread = seen.spread(ones)
-    total = seen.weighted_sum([ones] * len(spread))
-    return Moments(count, jax.tree.map(lambda t: _over(t, count), total), spread)
+    return Moments(jnp.sum(counts, dtype=jnp.int32), *seen.moments(counts.astype(jnp.float32)))
 
 
 def _merged(a: Moments, b: Moments) -> Moments:

@@ -1,4 +1,4 @@
-r"""Differences of gradients as sums of outer products.
+r"""Differences of gradients as sums of outer products, and the first two moments made of them.
 
 .. math:: \sum_r a_r c_r^\top - \sum_r b_r d_r^\top
           = \sum_r (a_r - b_r) c_r^\top + \sum_r b_r (c_r - d_r)^\top
@@ -9,13 +9,14 @@ the first would cancel, and nothing be left of a spread that is a thousandth of 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fnopt.core import HIGHEST, compute_dtype, gathered, sum_of_squares
-from fnopt.gradients._lengths import number, spread_of
+from fnopt.gradients._lengths import number, spread_around
 from fnopt.gradients._sums import only_where
 from fnopt.gradients.ghost import _reduce
 from fnopt.gradients.ghost._factors import (
@@ -29,63 +30,119 @@ from fnopt.gradients.ghost._factors import (
 )
 from fnopt.gradients.ghost._plan import Group
 from fnopt.gradients.ghost._record import Tape
+from fnopt.gradients.ghost._weights import pull_back
 
 
-def spread(
-    group: Group, formed: _reduce.Formed, tape: Tape, counts: jax.Array
-) -> dict[int, jax.Array]:
-    """The sum of the squared distances of the gradients that count from their mean."""
+class GroupMoments(NamedTuple):
+    """The first two moments of the gradients of a group of leaves.
+
+    Attributes:
+        mean: The mean of those that count, by param.
+        spread: The sum of their squared distances from it; of a group that isn't formed by param
+            with its first param.
+    """
+
+    mean: Mapping[int, jax.Array]
+    spread: Mapping[int, jax.Array]
+
+
+def moments(
+    group: Group,
+    formed: _reduce.Formed,
+    tape: Tape,
+    counts: jax.Array,
+    params: Mapping[int, Any],
+) -> GroupMoments:
+    """The mean of the gradients that count, and how far they are from it."""
     if isinstance(formed, dict):
-        return {i: spread_of(x, counts) for i, x in formed.items()}
-    if formed is not None:
-        return {group.leaves[0]: spread_of(formed, counts)}
-    return {} if group.form == "none" else {group.leaves[0]: _spread(group, tape, counts)}
+        found = {i: spread_around(x, counts) for i, x in formed.items()}
+        return GroupMoments(
+            {i: mean for i, (mean, _) in found.items()},
+            {i: spread for i, (_, spread) in found.items()},
+        )
+    if group.layout is None or group.form == "none":
+        return GroupMoments({}, {})
+    mean, spread = (
+        _moments(group, tape, counts) if formed is None else spread_around(formed, counts)
+    )
+    by_param = pull_back(group.layout.weight, group.layout.array(mean), params)
+    return GroupMoments(by_param, {group.leaves[0]: spread})
 
 
-def _spread(group: Group, tape: Tape, counts: jax.Array) -> jax.Array:
+def _moments(group: Group, tape: Tape, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The mean as matrices, `[T, D, K]`, and the spread, from one product over the examples."""
     assert group.layout is not None
-    _, *shape = group.layout.sizes
+    _, d, k = group.layout.sizes
     data = [_reduce.data_of(site, tape) for site in group.sites]
     first = jnp.argmax(gathered(counts))
     origin = _reduce.pairs_of(group, jax.tree.map(lambda x: gathered(x, 0)[first], data))
 
-    def from_first(data: list[tuple[Any, jax.Array]]) -> tuple[jax.Array, list[Pair]]:
+    def from_first(data: list[tuple[Any, jax.Array]]) -> tuple[jax.Array, list[Difference]]:
         pairs = _reduce.pairs_of(group, data)
         apart = [difference(p, q) for p, q in zip(pairs, origin, strict=True)]
-        return length_squared(apart), apart
+        return length_squared([part for d in apart for part in d.parts]), apart
 
-    squares, pairs = jax.vmap(from_first)(data)
-    gap = sum_of(_total(p, counts, (shape[0], shape[1])) for p in pairs)
-    n = number(counts, squares.dtype)
+    squares, apart = jax.vmap(from_first)(data)
+    pairs = zip(apart, origin, strict=True)
+    gap = sum_of(_total(one, other.left, counts, (d, k)) for one, other in pairs)
+    gap = gap / number(counts, gap.dtype)
     near = jnp.sum(only_where(counts > 0, squares))
     # Rounding may leave less than nothing of gradients that are all the same.
-    return jnp.maximum(near - sum_of_squares(gap / n.astype(gap.dtype)) * n, jnp.zeros_like(near))
+    spread = near - sum_of_squares(gap) * number(counts, squares.dtype)
+    start = sum_of(outer(p, (d, k), HIGHEST) for p in origin)
+    return start.astype(gap.dtype) + gap, jnp.maximum(spread, jnp.zeros_like(near))
 
 
-def _total(pairs: Pair, counts: jax.Array, shape: tuple[int, int]) -> jax.Array:
-    """The sum of the gradients that count, `[T, D, K]`, from their factors."""
+class Difference(NamedTuple):
+    """The factors of a difference of two gradients.
 
-    def kept(x: jax.Array) -> jax.Array:
-        x = x if jnp.issubdtype(x.dtype, jnp.integer) else only_where(counts > 0, x)
-        return _reduce.examples_as_positions(x)
+    Attributes:
+        changed: The part with a left factor of its own.
+        shifted: The part whose left factor is that of the gradient that is taken away, if any.
+    """
 
-    return outer(jax.tree.map(kept, pairs), shape, HIGHEST)
+    changed: Pair
+    shifted: Pair | None
+
+    @property
+    def parts(self) -> list[Pair]:
+        """The gradients whose sum it is."""
+        return [self.changed] if self.shifted is None else [self.changed, self.shifted]
 
 
-def difference(one: Pair, other: Pair) -> Pair:
+def difference(one: Pair, other: Pair) -> Difference:
     """The factors of a difference of two gradients from those of the gradients."""
-    if isinstance(one.right, OneHot):
-        turned = difference(Pair(one.right, one.left), Pair(other.right, other.left))
-        return Pair(turned.right, turned.left)
+    assert isinstance(one.right, Dense)
     assert isinstance(other.right, Dense)
     if isinstance(one.left, OneHot):
         assert isinstance(other.left, OneHot)
-        return _one_hot(one.left, one.right, other.left, other.right)
-    assert isinstance(other.left, Dense)
-    return Pair(
-        jax.tree.map(lambda a, b: _joined(_minus(a, b), b), one.left, other.left),
-        jax.tree.map(lambda c, d: _joined(_wide(c), _minus(c, d)), one.right, other.right),
+        return Difference(_one_hot(one.left, one.right, other.left, other.right), None)
+    return Difference(
+        Pair(jax.tree.map(_minus, one.left, other.left), jax.tree.map(_wide, one.right)),
+        Pair(jax.tree.map(_wide, other.left), jax.tree.map(_minus, one.right, other.right)),
     )
+
+
+def _total(apart: Difference, left: Any, counts: jax.Array, shape: tuple[int, int]) -> jax.Array:
+    """The sum of the differences that count, `[T, D, K]`.
+
+    Args:
+        apart: The differences of all examples from one gradient.
+        left: The left factor of that gradient.
+        counts: Which examples count.
+        shape: `D` and `K`.
+    """
+
+    def kept(x: jax.Array) -> jax.Array:
+        return x if jnp.issubdtype(x.dtype, jnp.integer) else only_where(counts > 0, x)
+
+    changed = jax.tree.map(lambda x: _reduce.examples_as_positions(kept(x)), apart.changed)
+    total = outer(changed, shape, HIGHEST)
+    if apart.shifted is None:
+        return total
+    # Its left factor is the same for all examples, so their right ones are summed first.
+    right = jax.tree.map(lambda x: jnp.sum(kept(x), axis=0), apart.shifted.right)
+    return total + outer(Pair(left, right), shape, HIGHEST)
 
 
 def _one_hot(a: OneHot, c: Dense, b: OneHot, d: Dense) -> Pair:

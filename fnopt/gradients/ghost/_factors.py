@@ -113,7 +113,9 @@ def inner(p: Pair, q: Pair) -> jax.Array:
 
 def length_squared(pairs: Sequence[Pair]) -> jax.Array:
     """The squared norm of a sum of gradients."""
-    pairs = merged(pairs)
+    # Two outer products take three products of vectors, and no factors side by side in memory.
+    if len(pairs) > 2 or any(rows(p.left) > 1 for p in pairs):
+        pairs = merged(pairs)
     # |sum_i a_i c_i^T|^2 = sum_ij (a_i . a_j) (c_i . c_j): the gradients are never formed.
     total = sum_of(inner_self(p) for p in pairs)
     for i, p in enumerate(pairs):

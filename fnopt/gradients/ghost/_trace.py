@@ -87,17 +87,22 @@ class GhostMeasurements(NamedTuple):
         blocks = [0] * len(self.ghost.params) if blocks is None else blocks
         return joined(self.squares(), lambda: self._by_leaf(_reduce.norms), blocks, count)
 
-    def spread(self, counts: jax.Array) -> list[jax.Array]:
-        """By leaf: the sum of the squared distances of the gradients from their mean.
+    def moments(self, counts: jax.Array) -> tuple[Any, list[jax.Array]]:
+        """The mean gradient, and by leaf the sum of the squared distances of the others from it.
 
         Args:
             counts: 1 for the examples that count, 0 for others, which have gradients of zero.
         """
+        numbered = dict(enumerate(self.ghost.params))
+        means: dict[int, jax.Array] = {}
 
         def spread(group: Any, formed: _reduce.Formed, tape: Tape) -> dict[int, jax.Array]:
-            return _differences.spread(group, formed, tape, counts)
+            found = _differences.moments(group, formed, tape, counts, numbered)
+            means.update(found.mean)
+            return {**found.spread}
 
-        return self._by_leaf(spread, ())
+        spreads = self._by_leaf(spread, ())
+        return self._like_params(means), spreads
 
     def scaled(self, factors: jax.Array) -> GhostMeasurements:
         """For inner products: the same with every gradient times a factor, `[n]`."""
@@ -156,7 +161,10 @@ class GhostMeasurements(NamedTuple):
         sums: dict[int, jax.Array] = {}
         for group, formed in zip(self.ghost.plan.groups, self.formed, strict=True):
             sums |= _reduce.weighted_sum(group, formed, self.tape, weights, numbered)
-        leaves = [self.ghost.like(p, sums.get(i)) for i, p in enumerate(self.ghost.plan.params)]
+        return self._like_params(sums)
+
+    def _like_params(self, found: dict[int, jax.Array]) -> Any:
+        leaves = [self.ghost.like(p, found.get(i)) for i, p in enumerate(self.ghost.plan.params)]
         return jax.tree.unflatten(self.ghost.params_tree, leaves)
 
 

@@ -10,7 +10,7 @@ import pytest
 import zoo
 
 from fnopt.costs import cost
-from fnopt.gradients import clipped_grad, per_example_norms
+from fnopt.gradients import clipped_grad, gradient_statistics, per_example_norms
 
 # The gradient of a whole matrix has to be formed for every example: it is computed from other
 # params before it meets the example, enters in several ways, or is left to vmap.
@@ -60,6 +60,11 @@ def dense(widths=(784, 512, 512, 10), size=256):
 def test_norms_alone_need_no_gradient():
     loss, shapes = dense()
     assert flops(per_example_norms(loss), shapes) <= 0.6 * flops(plain(loss), shapes)
+
+
+def test_statistics_take_the_products_of_a_gradient():
+    loss, shapes = dense()
+    assert flops(gradient_statistics(loss), shapes) <= 1.05 * flops(plain(loss), shapes)
 
 
 def temporary(fn, shapes):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import zoo
 
-from fnopt.gradients import clipped_grad, per_example_norms
+from fnopt.gradients import clipped_grad, gradient_statistics, per_example_norms
 from fnopt.gradients.ghost import ghost_parity, ghost_report
 
 # These use a param in a way that no rule knows; it is left to vmap, and only it.
@@ -36,6 +36,27 @@ def test_equals_vmap_of_grad(make):
     report = report_of(make)
     left = {p.name for p in report.params if p.rule == "vmap"}
     assert left == LEFT_TO_VMAP.get(make.__name__, set()), report
+
+
+@pytest.mark.parametrize(
+    "make",
+    [zoo.conv_net, zoo.experts, zoo.used_three_times, zoo.transformer, zoo.bag_of_words],
+    ids=lambda make: make.__name__,
+)
+def test_mean_and_variance(make):
+    problem = made(make)
+
+    @jax.jit
+    def both(*args):
+        ways = (gradient_statistics(problem.loss, method=m)(*args) for m in ("ghost", "vmap"))
+        return [(found.mean, found.variance) for found in ways]
+
+    (mean, variance), (formed_mean, formed) = both(*problem[1:])
+    scale = max(np.abs(x).max() for x in jax.tree.leaves(formed_mean))
+    for x, y in zip(jax.tree.leaves(mean), jax.tree.leaves(formed_mean), strict=True):
+        np.testing.assert_allclose(x, y, atol=2e-6 * scale)
+    # What is common to several leaves that enter together is with the first one.
+    np.testing.assert_allclose(*(sum(jax.tree.leaves(v)) for v in (variance, formed)), rtol=1e-5)
 
 
 def test_nearly_all_params_of_the_zoo_are_covered():

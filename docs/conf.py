@@ -61,7 +61,6 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 napoleon_custom_sections = ["Reference"]
 autodoc_typehints = "signature"
-suppress_warnings = ["ref.python"]  # two classes are called History; such a type gets no link
 autodoc_preserve_defaults = True
 autodoc_member_order = "bysource"
 python_maximum_signature_line_length = 80

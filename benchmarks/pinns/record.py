@@ -8,6 +8,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from benchmarks import recorded
+
 RECORD = Path(__file__).parent.parent / "pinns.json"
 
 
@@ -18,7 +20,7 @@ class Record(NamedTuple):
 
     def text(self) -> str:
         """JSON: a line for each run."""
-        return _lines(self.problems, 0) + "\n"
+        return recorded.text(self.problems) + "\n"
 
     def methods(self, problem: str) -> list[str]:
         """Those that have all runs."""
@@ -60,16 +62,6 @@ def _number(value: float | None) -> float:
     return math.inf if value is None else value
 
 
-def _lines(value: Any, depth: int) -> str:
-    """JSON with lists on one line."""
-    if not isinstance(value, dict) or not value or depth > 4:
-        return json.dumps(value, separators=(",", ":"))
-    inner = [
-        f"{' ' * (depth + 1)}{json.dumps(k)}: {_lines(v, depth + 1)}" for k, v in value.items()
-    ]
-    return "{\n" + ",\n".join(inner) + "\n" + " " * depth + "}"
-
-
 def read(file: Path = RECORD) -> Record:
     """The committed record, or another."""
     return Record(json.loads(file.read_text()))
@@ -77,6 +69,4 @@ def read(file: Path = RECORD) -> Record:
 
 def merged(folder: Path, problems: list[str]) -> Record:
     """The record of the problems that a folder has, in this order."""
-    files = [folder / f"{name}.json" for name in problems]
-    found = [json.loads(file.read_text()) for file in files if file.exists()]
-    return Record({entry["problem"]: entry for entry in found})
+    return Record(recorded.of_folder(folder, problems, "problem"))

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks import recorded
 from benchmarks.training.profiles import NEVER, cost_to, factors, middle
 
 RECORD = Path(__file__).parent.parent / "training.json"
@@ -22,7 +23,7 @@ class Record(NamedTuple):
 
     def text(self) -> str:
         """JSON: a line for each run."""
-        return _lines(self.tasks, 0) + "\n"
+        return recorded.text(self.tasks) + "\n"
 
     def methods(self, task: str) -> list[str]:
         """Those that have all runs, or all but one."""
@@ -96,16 +97,6 @@ def _number(value: float | None) -> float:
     return NEVER if value is None else value
 
 
-def _lines(value: Any, depth: int) -> str:
-    """JSON with lists on one line."""
-    if not isinstance(value, dict) or not value or depth > 4:
-        return json.dumps(value, separators=(",", ":"))
-    inner = [
-        f"{' ' * (depth + 1)}{json.dumps(k)}: {_lines(v, depth + 1)}" for k, v in value.items()
-    ]
-    return "{\n" + ",\n".join(inner) + "\n" + " " * depth + "}"
-
-
 def read(file: Path = RECORD) -> Record:
     """The committed record, or another."""
     return Record(json.loads(file.read_text()))
@@ -113,6 +104,4 @@ def read(file: Path = RECORD) -> Record:
 
 def merged(folder: Path, tasks: Iterable[str]) -> Record:
     """The record of the tasks that a folder has, in this order."""
-    files = [folder / f"{task}.json" for task in tasks]
-    found = [json.loads(file.read_text()) for file in files if file.exists()]
-    return Record({entry["task"]: entry for entry in found})
+    return Record(recorded.of_folder(folder, tasks, "task"))

@@ -99,7 +99,6 @@ from fnopt.core._slots import OwnSlot, RealSlot, Slot, slot_zeros
 from fnopt.core._slots import declared_slots as declared_slots
 from fnopt.core._slots import own_slots as own_slots
 from fnopt.core._slots import slot_copy as slot_copy
-from fnopt.core._spread import automatic_mesh_of as automatic_mesh_of
 from fnopt.core._spread import axes_of as axes_of
 from fnopt.core._spread import gathered as gathered
 from fnopt.core._spread import is_spread as is_spread

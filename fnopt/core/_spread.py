@@ -131,22 +131,6 @@ def mesh_of(*trees: Any) -> Iterator[None]:
             yield
 
 
-@contextlib.contextmanager
-def automatic_mesh_of(*trees: Any) -> Iterator[None]:
-    """The context of the automatic mesh that arrays are divided over, if all are known."""
-    if any(isinstance(x, Tracer) for x in jax.tree.leaves(trees)) or is_staged():
-        yield
-        return
-    places = [x.sharding for x in jax.tree.leaves(trees) if isinstance(x, jax.Array)]
-    meshes: list[Any] = [p.mesh for p in places if isinstance(p, NamedSharding) and any(p.spec)]
-    unknown = not hasattr(jax, "set_mesh") or not jax.sharding.get_abstract_mesh().empty
-    if not meshes or unknown or any(kind != AxisType.Auto for kind in meshes[0].axis_types):
-        yield
-        return
-    with jax.set_mesh(meshes[0]):
-        yield
-
-
 def is_staged() -> bool:
     """Whether operations are being recorded, where no mesh can be set."""
     return isinstance(jax.lax.add(np.int32(0), np.int32(0)), Tracer)

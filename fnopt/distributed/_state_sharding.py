@@ -21,6 +21,9 @@ from fnopt.distributed._meshes import (
     whole_on,
 )
 
+# JAX 0.7 has the other name.
+_set_mesh: Any = getattr(jax, "set_mesh", getattr(jax.sharding, "use_mesh", None))
+
 
 def state_sharding(
     tx: Any, params: Any, *, mesh: Mesh | None = None, axis: Axis | None = None
@@ -107,7 +110,7 @@ def init_sharded(
     where = state_sharding(tx, params, mesh=mesh, axis=axis)
     leaves = jax.tree.leaves(where)
     mesh = leaves[0].mesh if leaves else None
-    with jax.set_mesh(mesh) if mesh is not None else contextlib.nullcontext():
+    with _set_mesh(mesh) if mesh is not None else contextlib.nullcontext():
         if all(isinstance(p, (jax.Array, np.ndarray, float)) for p in jax.tree.leaves(params)):
             return jax.jit(tx.init, out_shardings=where)(params)
         _check_needs_shapes_only(tx, params)

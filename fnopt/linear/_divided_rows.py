@@ -34,22 +34,22 @@ def with_fewer_rows(A: jax.Array) -> jax.Array:
 
 
 def with_fewer_residuals(A: jax.Array) -> jax.Array:
-    """Likewise for a matrix with a row for every residual, wherever these are known to be divided.
+    """Likewise for a matrix with a row for every residual, wherever these may be divided.
 
-    That is over the named axes of `rows_over`, or over the automatic mesh that is set: its arrays
-    don't say how they lie, but no order of rows costs more than one device's factorisation.
+    Over the named axes of `rows_over` each device has its own rows. On an automatic mesh the type
+    says which devices there are and not how the rows lie; but no order of rows costs more than
+    one factorisation. So there are as many blocks as devices, which stay where they are.
     """
     if row_axes():
         return _of_all_devices(A)
-    mesh = _automatic_mesh()
-    names = () if mesh is None else _automatic_axes(mesh)
-    parts = 1 if mesh is None else _parts(mesh, names)
-    if parts == 1 or len(A) % parts or not _is_worth_it(A, parts):
+    blocks = _automatic_devices(A)
+    if len(A) % blocks or not _is_worth_it(A, blocks):
         return A
 
     @jax.custom_batching.custom_vmap
     def divided(A: jax.Array) -> jax.Array:
-        return jnp.linalg.qr(_triangles(A, mesh, names), mode="r")
+        R = jnp.linalg.qr(A.reshape(blocks, -1, A.shape[1]), mode="r")
+        return jnp.linalg.qr(R.reshape(-1, A.shape[1]), mode="r")
 
     @divided.def_vmap
     def whole(size: int, batched: Any, A: jax.Array) -> tuple[jax.Array, bool]:
@@ -89,11 +89,10 @@ def _parts(mesh: Any, names: tuple[Any, ...]) -> int:
     return math.prod(mesh.shape[name] for name in names)
 
 
-def _automatic_mesh() -> Any:
-    mesh = jax.sharding.get_abstract_mesh()
-    return None if mesh is None or mesh.empty else mesh
-
-
-def _automatic_axes(mesh: Any) -> tuple[Any, ...]:
+def _automatic_devices(A: jax.Array) -> int:
+    mesh = jax.typeof(A).sharding.mesh
+    mesh = jax.sharding.get_abstract_mesh() if mesh.empty else mesh
+    if mesh is None or mesh.empty:
+        return 1
     kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
-    return tuple(name for name, kind in kinds if kind == AxisType.Auto)
+    return _parts(mesh, tuple(name for name, kind in kinds if kind == AxisType.Auto))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fnopt.core import matmul
 from fnopt.linear._divide import divide
-from fnopt.linear._triangle import Triangle, triangle
+from fnopt.linear._triangle import Triangle, row_triangle
 
 _ROUNDED = 32  # rounding units, of a Jacobian whose entries are good to a few
 
@@ -51,7 +51,7 @@ def singular_factors(A: jax.Array, r: jax.Array) -> SingularFactors:
         Golub and Van Loan (2013), Matrix Computations, sections 5.2 and 8.6.
     """
     m, n = A.shape
-    return singular_triangle(triangle(A, r)) if m >= n else _wide(A, r)
+    return singular_triangle(row_triangle(A, r)) if m >= n else _wide(A, r)
 
 
 def singular_triangle(factors: Triangle) -> SingularFactors:

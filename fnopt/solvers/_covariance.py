@@ -75,7 +75,7 @@ def knowledge(
     dtype = J.dtype
     still = lax.stop_gradient(J)
     scale = initial_scale(column_norms(still))
-    factors = singular_factors(still / scale, jnp.zeros(m, dtype))
+    factors = singular_factors(still / scale, jnp.zeros_like(still[:, 0]))
     rank = numerical_rank(factors.s, max(still.shape))
     kept = jnp.arange(factors.s.size, dtype=rank.dtype) < rank
     seen = jnp.where(kept[:, None], factors.Vt, jnp.zeros_like(factors.Vt))

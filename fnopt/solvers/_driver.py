@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from fnopt.core import Params, automatic_mesh_of, rows_over
+from fnopt.core import Params, rows_over
 from fnopt.linear import norm
 from fnopt.programs import (
     call_compiled,
@@ -209,7 +209,6 @@ def least_squares(
 
     assert solver is not None
     with (
-        automatic_mesh_of(params, args),
         rows_over(solver.axis_name),
         first_call_hints(params),
         written_for_jax("least_squares", "residual_fn"),

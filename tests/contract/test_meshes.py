@@ -47,6 +47,8 @@ def distance(found: Any, expected: Any, rtol: float = 2e-4, atol: float = 2e-5) 
     apart = [0.0]
     for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
         a, b = np.asarray(a, complex), np.asarray(b, complex)
+        if a.shape != b.shape:
+            return np.inf
         unequal = np.where(a == b, 0.0, np.abs(a - b) / (atol + rtol * np.abs(b)))
         apart.append(float(np.max(np.nan_to_num(unequal, nan=np.inf), initial=0)))
     return max(apart)

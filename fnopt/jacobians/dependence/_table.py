@@ -20,6 +20,7 @@ RULES: dict[str, DependenceRule] = {
     **_elementwise("reduce_precision", "exponent_bits mantissa_bits"),
     **_elementwise("name tap", "name"),
     **_elementwise("sharding_constraint", "layout context_mesh unconstrained_dims"),
+    **_elementwise("reshard", "dst_sharding concrete_mesh"),
     "optimization_barrier": rule(_moves.each_by_itself),
     "device_put": rule(_moves.each_by_itself, "", "devices srcs copy_semantics"),
     "mul": rule(_moves.mul, "", "out_dtype"),

@@ -12,6 +12,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import sparse
 from jax.extend import core as jex
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, reshard
 
 import fnopt
 from fnopt.jacobians.dependence import RULES, dependence
@@ -26,6 +27,10 @@ W = np.linspace(0.5, 2.5, 64, dtype=np.float32)
 HOLES = np.where(np.arange(64) % 3 == 0, 0, W).astype(np.float32)  # a matrix with zeros
 EYE = np.eye(3, dtype=np.float32)
 LOWER = np.tril(W[:9].reshape(3, 3)) + EYE
+ON_EXPLICIT_MESH = NamedSharding(
+    jax.make_mesh((1,), ("d",), devices=jax.devices()[:1], axis_types=(AxisType.Explicit,)),
+    PartitionSpec("d"),
+)
 
 
 def at(shape, fn, *others):
@@ -176,6 +181,7 @@ EXACT = {
             x, jax.sharding.SingleDeviceSharding(jax.devices()[0])
         )
     ],
+    "reshard": [lambda x: reshard(x, ON_EXPLICIT_MESH)],
     "mul": [lambda x: x * HOLES[:N]],
     "select_n": [
         lambda x: jnp.where(np.arange(12) % 5 > 1, x[:12], x[12:]),

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fnopt.core._checks import described
-from fnopt.core._dtypes import compute_dtype, is_array_like, is_inexact, shape_of
+from fnopt.core._dtypes import compute_dtype, dtype_of, is_array_like, is_inexact, shape_of
 from fnopt.core._errors import where
 from fnopt.core._paths import leaves_with_names, shown
 from fnopt.core._rows import Rows
@@ -55,7 +55,7 @@ def _added(name: Callable[[], str], p: Any, u: Any) -> Any:
         # The operator is a function of `jnp` under `jit`, which would be traced for every leaf.
         total = lax.add(p, u) if is_staged(p, u) else p + u
         return lax.convert_element_type(total, p.dtype)  # not weakly typed
-    p_dtype, u_dtype = jnp.result_type(p), jnp.result_type(u)
+    p_dtype, u_dtype = dtype_of(p), dtype_of(u)
     if u_dtype == jax.dtypes.float0:  # what jax.grad(allow_int=True) says of an integer: zero
         return p
     if not is_inexact(p):

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
+from fnopt.core._dtypes import dtype_of, is_inexact
+from fnopt.core._leaves import check_inexact
 from fnopt.core._numbers import norm_of_leaves
 
 
@@ -25,4 +28,11 @@ def global_norm(tree: Any) -> jax.Array:
         >>> fnopt.global_norm({"a": jnp.asarray([3.0]), "b": jnp.asarray(4.0)})
         Array(5., dtype=float32)
     """
-    return norm_of_leaves(jax.tree.leaves(tree))
+    leaves = jax.tree.leaves(tree)
+    if not all(map(_has_a_size, leaves)):  # keys, and gradients of whole numbers
+        check_inexact(tree, "global_norm")
+    return norm_of_leaves(leaves)
+
+
+def _has_a_size(x: Any) -> bool:
+    return is_inexact(x) or jnp.issubdtype(dtype_of(x), jnp.integer)

@@ -12,13 +12,11 @@ from fnopt.core import (
     Schedule,
     Status,
     check_choice,
-    compute_dtype,
     increment,
-    real_dtype,
     slot_zeros,
     zero_count,
 )
-from fnopt.transforms import all_finite
+from fnopt.transforms import all_finite, real_dtype_of
 
 _DECREASE = 1e-4  # of what the slope promises: Armijo's condition
 _POOR = 0.25  # a gain below which the damping was too small
@@ -114,8 +112,7 @@ def first_state(options: StepOptions, params: Any) -> GaussNewtonDescentState:
 
 def step_dtype(params: Any) -> Any:
     """The dtype of losses, lengths and damping."""
-    leaves = [jnp.result_type(p) for p in jax.tree.leaves(params)]
-    return real_dtype(compute_dtype(*leaves)) if leaves else jnp.float32
+    return real_dtype_of(params) if jax.tree.leaves(params) else jnp.float32
 
 
 def current_damping(options: StepOptions, state: GaussNewtonDescentState) -> jax.Array:

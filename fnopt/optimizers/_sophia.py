@@ -17,6 +17,7 @@ from fnopt.core import (
     as_dtype,
     as_transformation,
     bias_correction,
+    check_inexact,
     ema,
     hyper,
     increment,
@@ -76,6 +77,7 @@ class hutchinson_estimator_diag_hessian(Transformation):
         **extra_args: Any,
     ) -> tuple[Any, HutchinsonState]:
         """The estimate; the updates are not looked at."""
+        check_inexact(params, "params")
         key = jax.random.fold_in(jax.random.key(self.random_seed), state.count)
         leaves, treedef = jax.tree.flatten(params)
         signs = treedef.unflatten(

@@ -6,8 +6,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from fnopt.core import is_inexact
+from fnopt.core import dtype_of, is_inexact
 from fnopt.transforms._masked import Selective
 
 
@@ -18,8 +19,8 @@ class freeze(Selective):
               \mathrm{inner}(g)_\ell & \text{otherwise} \end{cases}
 
     Frozen leaves have no state at all, and their gradients are not looked at: they may be NaN, and
-    leaves of integers (a counter inside a model) can be frozen too. Put it around the whole
-    optimizer, so that nothing else meets the frozen leaves.
+    leaves of integers (a counter inside a model) and keys of `jax.random` can be frozen too. Put it
+    around the whole optimizer, so that nothing else meets the frozen leaves.
 
     Args:
         inner: The optimizer of the other leaves, fnopt's or any (init, update) pair.
@@ -47,8 +48,12 @@ class freeze(Selective):
 
 
 def _no_update(g: Any, p: Any) -> Any:
-    """Zeros to add: in the gradient's dtype for floating params, in the param's own for others."""
-    dtype = jnp.result_type(g if is_inexact(p) else p)
-    if dtype == jax.dtypes.float0:  # from jax.grad(allow_int=True), and no params were given
-        return g
+    """Zeros to add: in the gradient's dtype for floating params, in the param's own for others.
+
+    For a key of `jax.random`, to which nothing can be added, they are what
+    `jax.grad(allow_int=True)` says of one: zeros of no bits.
+    """
+    dtype = dtype_of(g if is_inexact(p) else p)
+    if dtype == jax.dtypes.float0 or jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return np.zeros(jnp.shape(p), jax.dtypes.float0)
     return jnp.zeros_like(p, dtype=dtype)

@@ -27,7 +27,8 @@ class kahan(RoundedWrapper):
     The compensation :math:`c` is one more array in the dtype of the params: bfloat16 params with
     it have 16 digits instead of 8, for 4 bytes a param in all, where float32 behind them
     (`master_copy`) takes 6. It works for params of 32 bits too, whose sums it makes as good as
-    those of twice the digits.
+    those of twice the digits. For 8-bit params it is a float16 array: two float8 numbers have too
+    few digits between them for a small step.
 
     Put it around the whole optimizer: what comes after it in a chain would move the params off the
     numbers that it reckons with. The updates of narrow params are float32 here (see
@@ -53,7 +54,7 @@ class kahan(RoundedWrapper):
 
     def init(self, params: Any) -> KahanState:
         """Nothing lost so far, and the inner state."""
-        zeros = jax.tree.map(lambda p: jnp.zeros_like(p) if is_inexact(p) else None, params)
+        zeros = jax.tree.map(_no_loss, params)
         return KahanState(zeros, self.inner.init(params))
 
     def update(
@@ -65,6 +66,13 @@ class kahan(RoundedWrapper):
         pairs = [_compensated(*triple) for triple in triples]
         new, lost = (treedef.unflatten([pair[i] for pair in pairs]) for i in (0, 1))
         return new, KahanState(lost, inner_state)
+
+
+def _no_loss(p: Any) -> Any:
+    if not is_inexact(p):
+        return None
+    dtype = dtype_of(p)
+    return jnp.zeros_like(p, jnp.float16 if jnp.finfo(dtype).bits < 16 else dtype)
 
 
 def _compensated(u: Any, p: Any, c: Any) -> tuple[Any, Any]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fnopt.core import check_choice, compute_dtype, increment, static, zero_count
 from fnopt.transforms._block_codes import decode, encode
-from fnopt.transforms._stored_slots import StoredSlots, pattern_items
+from fnopt.transforms._stored_slots import StoredSlots, is_coded, pattern_items
 
 
 class QuantizedStateState(NamedTuple):
@@ -74,9 +74,6 @@ class quantized_state(StoredSlots):
         for name, form in self.slots:
             check_choice(form, ("signed", "unsigned"), f"slots[{name!r}]", "quantized_state")
 
-    def _is_leaf(self, x: Any) -> bool:
-        return isinstance(x, tuple) and len(x) == 2 and getattr(x[0], "dtype", None) == jnp.uint8
-
     def init(self, params: Any) -> QuantizedStateState:
         """The inner state, with its slots quantised."""
         inner_state = self.inner.init(params)
@@ -101,4 +98,4 @@ class quantized_state(StoredSlots):
         return QuantizedStateState(count, self._map(one, state))
 
     def _decoded(self, form: Any, x: Any) -> Any:
-        return decode(*x, form == "signed", self.block_size) if self._is_leaf(x) else x
+        return decode(*x, form == "signed", self.block_size) if is_coded(x) else x

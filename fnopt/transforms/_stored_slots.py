@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from fnopt.core import listing, map_slots, matches, where
 from fnopt.transforms._wrapper import Wrapper
@@ -14,6 +15,11 @@ from fnopt.transforms._wrapper import Wrapper
 def pattern_items(given: Any) -> tuple[tuple[str, Any], ...]:
     """A mapping from names of slots as a field that can be hashed."""
     return tuple((str(name), value) for name, value in dict(given).items())
+
+
+def is_coded(x: Any) -> bool:
+    """Whether a node of a slot is 8-bit codes with their scales."""
+    return isinstance(x, tuple) and len(x) == 2 and getattr(x[0], "dtype", None) == jnp.uint8
 
 
 def _fits(pattern: str, path: str) -> bool:
@@ -29,11 +35,6 @@ class StoredSlots(Wrapper):
 
     slots: Any
 
-    def _is_leaf(self, x: Any) -> bool:
-        """Whether a node of a slot is one leaf in its stored form."""
-        del x
-        return False
-
     def _map(self, fn: Callable[[Any, Any], Any], state: Any) -> Any:
         """The inner state with `fn(form, leaf)` in place of the leaves of the chosen slots."""
 
@@ -41,16 +42,28 @@ class StoredSlots(Wrapper):
             form = next((form for pattern, form in self.slots if _fits(pattern, path)), None)
             if form is None:
                 return tree
-            return jax.tree.map(lambda x: fn(form, x), tree, is_leaf=self._is_leaf)
+            return jax.tree.map(lambda x: fn(form, x), tree, is_leaf=is_coded)
 
         return map_slots(slot, state)
 
     def _check_names(self, state: Any) -> None:
-        found: list[str] = []
-        map_slots(lambda path, tree: found.append(path), state)
+        slots: dict[str, Any] = {}
+        map_slots(slots.setdefault, state)
         for pattern, _ in self.slots:
-            if found and not any(_fits(pattern, path) for path in found):
+            chosen = [path for path in slots if _fits(pattern, path)]
+            if slots and not chosen:
                 raise ValueError(
                     f"{where()}no slot is named {pattern!r}; the slots of this optimizer are "
-                    f"{listing(found)}."
+                    f"{listing([*slots])}."
                 )
+            coded = [path for path in chosen if _holds_codes(slots[path])]
+            if coded:
+                name = type(self).__name__
+                raise ValueError(
+                    f"{where()}{pattern!r} chooses the slot {coded[0]!r}, which a quantized_state "
+                    f"inside keeps in codes. Name other slots, or put {name} inside of that one."
+                )
+
+
+def _holds_codes(slot: Any) -> bool:
+    return any(map(is_coded, jax.tree.leaves(slot, is_leaf=is_coded)))

@@ -10,17 +10,26 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import apply_updates, cast_like, compute_dtype, map_leaves, real_dtype, totalling
+from fnopt.core import (
+    apply_updates,
+    cast_like,
+    check_inexact,
+    compute_dtype,
+    map_leaves,
+    real_dtype,
+    totalling,
+)
 
 
-def real_dtype_of(tree: Any) -> Any:
+def real_dtype_of(tree: Any, what: str = "params") -> Any:
     """The real dtype that scalars about a tree are computed in, at least float32."""
+    check_inexact(tree, what)
     return real_dtype(compute_dtype(*map(jnp.result_type, jax.tree.leaves(tree))))
 
 
 def inner(a: Any, b: Any) -> jax.Array:
     r"""The real inner product :math:`\mathrm{Re} \sum_i \bar a_i b_i` of two trees of arrays."""
-    dtype = real_dtype_of((a, b))
+    dtype = real_dtype_of((a, b), "gradients")
 
     def one(x: Any, y: Any) -> jax.Array:
         wide = compute_dtype(jnp.result_type(x), jnp.result_type(y))

@@ -105,3 +105,52 @@ def test_names_inside():
     assert list(fnopt.named(tx, state)) == ["chain", "scale_by_adam", "scale_by_learning_rate"]
     assert float(fnopt.hyperparams(tx, state)["learning_rate"]) == 0.5
     assert fnopt.slot_names(tx, make_params()) == ("mu", "nu")
+
+
+WRAPPERS = [
+    lambda tx: tx,
+    fnopt.apply_if_finite,
+    fnopt.dynamic_loss_scale,
+    fnopt.kahan,
+    fnopt.master_copy,
+    fnopt.stochastic_rounding,
+    lambda tx: fnopt.quantized_state(tx, min_size=1),
+]
+OTHERS = {"key": jax.random.key(3), "n": jnp.asarray(2), "flag": jnp.asarray(True)}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS, ids=lambda w: getattr(w, "__name__", "")[:20])
+def test_keys_numbers_and_flags_are_frozen_under_every_wrapper(wrapper):
+    tx = wrapper(fnopt.freeze(fnopt.adam(0.5), list(OTHERS)))
+    params = {**OTHERS, "w": jnp.ones(2)}
+
+    @jax.jit
+    def step(params, state):
+        grads = jax.grad(lambda p: jnp.sum(p["w"]), allow_int=True)(params)
+        updates, state = tx.update(grads, state, params)
+        return fnopt.apply_updates(params, updates), updates, state
+
+    new, updates, _ = step(params, tx.init(params))
+    assert float(new["w"][0]) < 1
+    assert jax.tree.structure(updates) == jax.tree.structure(params)
+    assert (jax.random.key_data(new["key"]) == jax.random.key_data(OTHERS["key"])).all()
+    assert (int(new["n"]), bool(new["flag"])) == (2, True)
+
+
+@pytest.mark.parametrize("name", list(OTHERS))
+@pytest.mark.parametrize(
+    "tx",
+    [
+        fnopt.chain(fnopt.clip_by_global_norm(1.0), fnopt.sgd(0.1)),
+        fnopt.chain(fnopt.sgd(0.1), fnopt.params_ema(0.9)),
+        fnopt.prodigy(),
+        fnopt.schedule_free_sgd(0.1),
+        fnopt.skip_large_updates(fnopt.sgd(0.1), 1.0),
+    ],
+    ids=lambda tx: repr(tx)[:16],
+)
+def test_what_is_not_frozen_is_refused_by_name(tx, name):
+    params = {"w": jnp.ones(2), name: OTHERS[name]}
+    grads = jax.grad(lambda p: jnp.sum(p["w"]), allow_int=True)(params)
+    with pytest.raises(TypeError, match=f"leaf '{name}' is .*fnopt.freeze"):
+        tx.update(grads, tx.init(params), params)

@@ -49,8 +49,8 @@ def test_a_thousand_small_steps_arrive(dtype):
     ends = constant_steps(dtype)
     assert (ends["plain"] == 1).all()  # what the wrappers are for
     assert np.abs(ends["master_copy"]).max() < 1e-4
-    if dtype == "bfloat16":  # two float8 numbers have too few digits between them
-        assert np.abs(ends["kahan"]).max() < 1e-3
+    # Beside a float8 param float16 rounds a step of 0.001 by up to a hundredth.
+    assert np.abs(ends["kahan"]).max() < {"bfloat16": 1e-3, "float8_e4m3fn": 1e-2}[dtype]
     # A walk: of steps of 0.004 at first, each taken with a chance of 1 in 4; of 0.0625 in float8.
     spread = {"bfloat16": 0.05, "float8_e4m3fn": 0.25}[dtype]
     assert abs(ends["stochastic_rounding"].mean()) < 5 * spread / np.sqrt(256)

@@ -213,6 +213,21 @@ def test_wrong_names_and_forms():
         fnopt.precision_policy(fnopt.adam(0.1), {}, compute_dtype="bfloat16")
 
 
+@pytest.mark.parametrize(
+    ("outer", "slots"), [(fnopt.precision_policy, {"*": "bfloat16"}), (fnopt.quantized_state, None)]
+)
+def test_slots_in_codes_have_no_second_form(outer, slots):
+    inner = fnopt.quantized_state(fnopt.adam(0.1))
+    name = outer.__name__
+    with pytest.raises(ValueError, match=f"^{name}: '.*' chooses .*/mu', .*put {name} inside"):
+        (outer(inner, slots) if slots else outer(inner)).init(LARGE)
+    inner = fnopt.quantized_state(fnopt.adam(0.1), {"nu": "unsigned"})
+    state, _ = types_after(fnopt.precision_policy(inner, {"mu": "bfloat16"}), LARGE)
+    slots = state.inner_state.inner_state[0]
+    assert slots.mu["w"].dtype == jnp.bfloat16
+    assert slots.nu["w"][0].dtype == jnp.uint8
+
+
 def types_after(tx, params):
     def step(params):
         state = tx.init(params)

@@ -14,7 +14,7 @@ from fnopt.core._checks import described
 from fnopt.core._dtypes import compute_dtype, dtype_of, is_array_like, is_inexact, shape_of
 from fnopt.core._errors import where
 from fnopt.core._paths import leaves_with_names, shown
-from fnopt.core._rows import Rows
+from fnopt.core._rows import Rows, is_rows
 from fnopt.core._staged import is_staged
 
 Params = TypeVar("Params")
@@ -128,7 +128,9 @@ def cast_like(tree: Any, like: Any) -> Any:
     """A tree of arrays in the dtypes of another, which branches of a step and tangents need."""
 
     def one(x: Any, y: Any) -> Any:
+        if isinstance(x, Rows):  # they are added in their own dtype
+            return x
         dtype = jnp.result_type(y)
         return x if jnp.result_type(x) == dtype else jnp.asarray(x).astype(dtype)
 
-    return jax.tree.map(one, tree, like)
+    return jax.tree.map(one, tree, like, is_leaf=is_rows)

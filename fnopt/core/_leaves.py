@@ -13,6 +13,7 @@ from fnopt.core._checks import described
 from fnopt.core._dtypes import compute_dtype, dtype_of, is_inexact, real_dtype, shape_of
 from fnopt.core._errors import listing, where
 from fnopt.core._paths import leaves_with_names, shown
+from fnopt.core._rows import is_rows
 
 _WRT_HINT = (
     "Was the gradient taken with respect to the params (see argnums of jax.grad), and is the "
@@ -42,6 +43,11 @@ def check_same_tree(tree: Any, other: Any, what: str, other_what: str) -> None:
         return
     mine, treedef = leaves_with_names(tree)
     theirs, other_treedef = leaves_with_names(other)
+    if any(map(is_rows, jax.tree.leaves(tree, is_leaf=is_rows))):
+        raise ValueError(
+            f"{where()}the {what} have Rows of a table, which only fnopt.sparse_rows steps: put it "
+            "around the whole optimizer, as in sparse_rows(chain(...))."
+        )
     if treedef != other_treedef:
         raise ValueError(_structure_message(mine, theirs, treedef, other_treedef, what, other_what))
     for (path, a), (_, b) in zip(mine, theirs, strict=True):

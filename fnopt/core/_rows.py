@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core._dtypes import compute_dtype
+from fnopt.core._errors import where
 
 _PROMISES = ("indices_are_sorted", "unique_indices")
 
@@ -27,7 +28,8 @@ class Rows:
     steps of it, `fnopt.apply_updates` adds it.
 
     Attributes:
-        indices: Whole numbers of shape `[k]`, from 0; those of `size` and above stand for no row.
+        indices: Whole numbers of shape `[k]`, from 0; negative ones (padding) and those of `size`
+            and above stand for no row.
         values: An array of shape `[k, ...]`.
         size: How many rows the table has.
         is_unique: Whether indices ascend and none appears twice, as `summed` makes them.
@@ -40,13 +42,12 @@ class Rows:
 
     def summed(self) -> Rows:
         """These rows with the values of equal indices summed, in at least float32."""
+        self._check()
         if self.is_unique or self.indices.shape[0] == 0:
             return Rows(self.indices, self.values, self.size, True)
         k, dtype = self.indices.shape[0], jnp.int32
         # All that stands for no row is put behind the table, and every number there is used once.
-        indices = jnp.minimum(
-            jnp.asarray(self.indices).astype(dtype), jnp.asarray(self.size, dtype)
-        )
+        indices = self._within()
         # The numbers alone are sorted, and looked up again: to sort their places along takes, on
         # a CPU, five times as long.
         ordered = jnp.sort(indices)
@@ -59,10 +60,32 @@ class Rows:
         sums = jax.ops.segment_sum(values, jnp.searchsorted(unique, indices), k)
         return Rows(unique, sums, self.size, True)
 
+    def _within(self) -> jax.Array:
+        """The indices, with `size` for all that stands for no row."""
+        indices = jnp.asarray(self.indices).astype(jnp.int32)
+        size = jnp.asarray(self.size, jnp.int32)
+        return jnp.where((indices < 0) | (indices > size), size, indices)
+
+    def _check(self) -> None:
+        """Refuses what is no list of rows."""
+        kinds = [jnp.result_type(x) for x in (self.indices, self.values)]
+        shapes = [jnp.shape(x) for x in (self.indices, self.values)]
+        if not (jnp.issubdtype(kinds[0], jnp.integer) and jnp.issubdtype(kinds[1], jnp.inexact)):
+            raise TypeError(
+                f"{where()}Rows: indices are {kinds[0]} and values {kinds[1]}, expected whole "
+                "numbers and floating ones."
+            )
+        if len(shapes[0]) != 1 or shapes[0] != shapes[1][:1]:
+            raise ValueError(
+                f"{where()}Rows: indices have shape {shapes[0]} and values {shapes[1]}, expected "
+                "[k] and [k, ...]: reshape ids of several axes with ids.reshape(-1)."
+            )
+
     def of(self, table: jax.Array) -> jax.Array:
         """These rows of a table; zeros where an index stands for no row."""
         how: dict[str, Any] = dict.fromkeys(_PROMISES, self.is_unique)
-        return jnp.asarray(table).at[self.indices].get(mode="fill", fill_value=0, **how)
+        indices = self.indices if self.is_unique else self._within()
+        return jnp.asarray(table).at[indices].get(mode="fill", fill_value=0, **how)
 
     def into(self, table: jax.Array, rows: jax.Array) -> jax.Array:
         """The table with these rows replaced; each may be there once."""

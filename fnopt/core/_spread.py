@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray, Tracer
-from jax.sharding import AxisType, NamedSharding, PartitionSpec, reshard
+from jax.sharding import NamedSharding, PartitionSpec, reshard
 
 Axes = tuple[Any, ...]
 """By dimension: the mesh axis (or axes) that it is spread over, or None."""

@@ -121,7 +121,7 @@ def _check_tables(nodes: list[Any], treedef: Any, params: Any) -> None:
     for node, p in zip(nodes, treedef.flatten_up_to(params), strict=True):
         if is_rows(node) and jnp.shape(p) != (node.size, *node.values.shape[1:]):
             raise ValueError(
-                f"{where()}sparse_rows: the gradient is rows of shape {node.values.shape[1:]} of a "
+                f"{where()}the gradient is rows of shape {node.values.shape[1:]} of a "
                 f"table of {node.size}, the params there have shape {jnp.shape(p)}."
             )
 
@@ -131,7 +131,7 @@ def _each(fn: Callable[..., Any], nodes: list[Any], treedef: Any, what: str, tre
         parts = treedef.flatten_up_to(tree)
     except ValueError:
         raise ValueError(
-            f"{where()}sparse_rows: {what!r} is no tree like the params, so that it has no rows to "
+            f"{where()}{what!r} is no tree like the params, so that it has no rows to "
             "take out: this optimizer does not treat every leaf by itself."
         ) from None
     return treedef.unflatten([fn(what, *pair) for pair in zip(nodes, parts, strict=True)])
@@ -142,7 +142,7 @@ def _taken(what: str, node: Any, part: Any) -> Any:
         return part
     if getattr(part, "shape", ())[:1] != (node.size,):
         raise ValueError(
-            f"{where()}sparse_rows: {what!r} has no row for every one of the {node.size} rows of a "
+            f"{where()}{what!r} has no row for every one of the {node.size} rows of a "
             "table: this optimizer does not treat them by themselves, or stores them otherwise "
             "(quantized_state)."
         )

@@ -41,6 +41,11 @@ class strict(Wrapper):
         TypeError: strict: update got ['los'], which nothing in it takes; it takes ['value'].
     """
 
+    @property
+    def other_gradients(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether the inner transform takes such."""
+        return self.inner.other_gradients
+
     def members(self, state: Any = None) -> tuple[Member, ...]:
         """The inner transform, which has all of the state."""
         return (Member(self.inner._place, self.inner, state),)

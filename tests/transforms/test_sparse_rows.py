@@ -142,8 +142,45 @@ def test_what_has_no_rows_is_refused():
 
 
 def test_rows_beyond_the_table_stand_for_nothing():
-    rows = Rows(jnp.asarray([N + 5, 2, N + 5, 2, N]), jnp.ones((5, D)), N)
+    # -1 and N - 1 are the same row to NumPy, and would both be stepped
+    rows = Rows(jnp.asarray([N + 5, 2, -1, 2, N, N - 1, -N]), jnp.ones((7, D)), N)
     dense = np.asarray(rows.dense())
-    np.testing.assert_array_equal(dense[2], 2)
-    assert dense.sum() == 2 * D
+    np.testing.assert_array_equal(dense[[2, -1]], [[2] * D, [1] * D])
+    assert dense.sum() == 3 * D
     np.testing.assert_array_equal(rows.added_to(jnp.zeros((N, D))), dense)
+    np.testing.assert_array_equal(rows.of(jnp.ones((N, D)))[:, 0], [0, 1, 0, 1, 0, 1, 0])
+
+
+@pytest.mark.parametrize(
+    ("indices", "values", "error", "text"),
+    [
+        (np.ones(2), np.ones((2, D)), TypeError, "indices are float32 and values float32"),
+        (np.ones(2, bool), np.ones((2, D)), TypeError, "indices are bool"),
+        (np.arange(2), np.ones((2, D), int), TypeError, "and values int32, expected"),
+        (np.arange(2)[None], np.ones((1, 2, D)), ValueError, r"ids.reshape\(-1\)"),
+        (np.arange(2), np.ones((3, D)), ValueError, r"shape \(2,\) and values \(3, 3\)"),
+    ],
+)
+def test_what_is_no_list_of_rows(indices, values, error, text):
+    grads = {"table": Rows(jnp.asarray(indices), jnp.asarray(values), N)}
+    with pytest.raises(error, match=f"sparse_rows: Rows: .*{text}"):
+        step_of(fnopt.sgd(0.1), {"table": jnp.ones((N, D))}, grads)
+
+
+@pytest.mark.parametrize("make", [fnopt.kahan, lambda tx: fnopt.chain(fnopt.clip(1.0), tx)])
+def test_wrappers_around_it_say_where_it_belongs(make):
+    params = {"table": jnp.ones((N, D))}
+    grads = {"table": Rows(jnp.arange(2), jnp.ones((2, D)), N)}
+    tx = make(fnopt.sparse_rows(fnopt.sgd(0.1)))
+    with pytest.raises(ValueError, match=r"have Rows of a table.*sparse_rows\(chain"):
+        tx.update(grads, tx.init(params), params)
+
+
+def test_strict_and_averages_of_params_may_be_around_it():
+    params = {"table": jnp.ones((N, D))}
+    grads = {"table": Rows(jnp.arange(2), jnp.ones((2, D)), N)}
+    tx = fnopt.strict(fnopt.chain(fnopt.sparse_rows(fnopt.sgd(0.5)), fnopt.params_mean()))
+    updates, state = tx.update(grads, tx.init(params), params)
+    averaged = fnopt.averaged_params(state, params)["table"]
+    np.testing.assert_array_equal(averaged, fnopt.apply_updates(params, updates)["table"])
+    assert averaged[:3, 0].tolist() == [0.5, 0.5, 1.0]

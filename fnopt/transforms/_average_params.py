@@ -23,7 +23,7 @@ from fnopt.core import (
     static,
     zero_count,
 )
-from fnopt.transforms._find import found_state
+from fnopt.transforms._find import read_slot
 from fnopt.transforms._tree_algebra import numbers, real_dtype_of
 
 
@@ -177,13 +177,13 @@ def averaged_params(state: Any, params: Any) -> Any:
     Args:
         state: The state of an optimizer with one of them inside.
         params: The params; the average has their dtypes, and is these themselves as long as
-            nothing was averaged.
+            nothing was averaged, and where nothing is: frozen leaves, others of a mask.
 
     Returns:
         A tree like `params`.
 
     Raises:
-        ValueError: If there is no average in the state, or more than one.
+        ValueError: If there is no average in the state, or more than one of a leaf.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -191,12 +191,23 @@ def averaged_params(state: Any, params: Any) -> Any:
         >>> fnopt.averaged_params(tx.init(params), params)
         {'w': Array([3.], dtype=float32)}
     """
-    kept = found_state(state, AverageParamsState, "averaged_params", "params_ema or params_mean")
+    mean = read_slot(
+        params,
+        state,
+        AverageParamsState,
+        "average",
+        _read,
+        "averaged_params",
+        "params_ema or params_mean",
+    )
+    return cast_like(mean, params)
+
+
+def _read(kept: AverageParamsState, p: Any, average: Any) -> Any:
     some = kept.weight > 0
     weight = jnp.where(some, kept.weight, jnp.ones_like(kept.weight))
 
     def leaf(weight: Any, p: Any, average: Any) -> Any:
         return jnp.where(some, average / weight, p)
 
-    mean = map_leaves(leaf, params, hyper=weight, average=kept.average)
-    return cast_like(mean, params)
+    return map_leaves(leaf, p, hyper=weight, average=average)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import jax
 
 from fnopt.core import EmptyState
 
@@ -24,10 +27,50 @@ def found_state(state: Any, kind: type, who: str, maker: str) -> Any:
         ValueError: If there is none, or more than one.
     """
     found = states_of(state, kind)
-    if len(found) != 1:
+    _check_number(len(found), who, maker)
+    return found[0]
+
+
+def _check_number(found: int, who: str, maker: str, what: str = "in this state") -> None:
+    if found != 1:
         raise ValueError(
-            f"{who}: {len(found)} states of {maker} are in this state, expected one. Give the "
+            f"{who}: {found} states of {maker} are {what}, expected one. Give the "
             "optimizer's state, as its update returned it; take one of several out of it with "
             "fnopt.named(tx, state)."
         )
-    return found[0]
+
+
+def read_slot(
+    params: Any,
+    state: Any,
+    kind: type,
+    slot: str,
+    read: Callable[[Any, Any, Any], Any],
+    who: str,
+    maker: str,
+) -> Any:
+    """The params with `read(kept, p, part)` for the leaves that a state of a class keeps a part of.
+
+    Several states may keep parts of different leaves, as the parts of a partition do. Leaves that
+    no state keeps anything of (frozen ones, others of a mask) are the params themselves.
+
+    Raises:
+        ValueError: If there is no such state, or more than one keeps a part of the same leaf.
+    """
+    found = states_of(state, kind)
+    _check_number(min(len(found), 1), who, maker)
+    leaves, treedef = jax.tree.flatten(params)
+    try:
+        columns = [treedef.flatten_up_to(getattr(kept, slot)) for kept in found]
+    except ValueError:
+        raise ValueError(
+            f"{who}: what is kept is no tree like the params. Give the params of this state; "
+            f"inside of flatten it is a vector: put {maker} around it."
+        ) from None
+
+    def one(p: Any, *parts: Any) -> Any:
+        own = [(kept, x) for kept, x in zip(found, parts, strict=True) if x is not None]
+        _check_number(max(len(own), 1), who, maker, "of one leaf")
+        return read(own[0][0], p, own[0][1]) if own else p
+
+    return treedef.unflatten(map(one, leaves, *columns))

@@ -17,7 +17,7 @@ from fnopt.core import (
     nearest,
     static,
 )
-from fnopt.transforms._find import found_state
+from fnopt.transforms._find import read_slot
 from fnopt.transforms._rounded import RoundedWrapper, rows
 
 
@@ -118,7 +118,7 @@ def master_params(state: Any, params: Any) -> Any:
         A tree like `params`.
 
     Raises:
-        ValueError: If there is no such state in it, or more than one.
+        ValueError: If there is no such state in it, or more than one for a leaf.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -126,5 +126,12 @@ def master_params(state: Any, params: Any) -> Any:
         >>> fnopt.master_params(tx.init(params), params)
         {'w': Array([1.], dtype=float32)}
     """
-    kept = found_state(state, MasterCopyState, "master_params", "master_copy")
-    return _wide(params, kept.master)
+    return read_slot(
+        params,
+        state,
+        MasterCopyState,
+        "master",
+        lambda kept, p, master: master,
+        "master_params",
+        "master_copy",
+    )

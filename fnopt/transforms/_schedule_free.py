@@ -20,7 +20,7 @@ from fnopt.core import (
     static,
     zero_count,
 )
-from fnopt.transforms._find import found_state
+from fnopt.transforms._find import read_slot
 from fnopt.transforms._tree_algebra import numbers, real_dtype_of
 from fnopt.transforms._wrapper import Wrapper
 
@@ -116,13 +116,14 @@ def schedule_free_eval_params(state: Any, params: Any) -> Any:
 
     Args:
         state: The state of `schedule_free`, or of a chain or wrapper with one inside.
-        params: The params that are trained.
+        params: The params that are trained; those that something else trains come back as they
+            are.
 
     Returns:
         A tree like `params`.
 
     Raises:
-        ValueError: If there is no such state in it, or more than one.
+        ValueError: If there is no such state in it, or more than one for a leaf.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -130,6 +131,10 @@ def schedule_free_eval_params(state: Any, params: Any) -> Any:
         >>> fnopt.schedule_free_eval_params(tx.init(params), params)
         {'w': Array([4.], dtype=float32)}
     """
-    kept = found_state(state, ScheduleFreeState, "schedule_free_eval_params", "schedule_free")
-    mean = map_leaves(lambda b1, y, z: (y - (1 - b1) * z) / b1, params, hyper=kept.b1, z=kept.z)
+    who = "schedule_free_eval_params"
+    mean = read_slot(params, state, ScheduleFreeState, "z", _read, who, "schedule_free")
     return cast_like(mean, params)
+
+
+def _read(kept: ScheduleFreeState, y: Any, z: Any) -> Any:
+    return map_leaves(lambda b1, y, z: (y - (1 - b1) * z) / b1, y, hyper=kept.b1, z=z)

@@ -71,12 +71,55 @@ def test_params_of_sixteen_bits_are_averaged_in_more():
     assert mean["w"].tolist() == fnopt.apply_updates(params, updates)["w"].tolist()
 
 
+BOTH = {"a": jnp.full(2, 4.0), "b": jnp.full(2, 4.0)}
+A_FIRST = fnopt.by_pattern({"a": "first"}, default="second")
+
+
+def one_step(tx, params=BOTH):
+    updates, state = tx.update(params, tx.init(params), params)
+    return state, fnopt.apply_updates(params, updates)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda tx: fnopt.freeze(tx, "b"),
+        lambda tx: fnopt.partition({"first": tx, "second": fnopt.sgd(0.25)}, A_FIRST),
+        lambda tx: fnopt.partition({"first": tx, "second": tx}, A_FIRST),
+    ],
+    ids=["freeze", "one", "both"],
+)
+def test_averages_of_some_leaves_leave_the_others_as_they_are(make):
+    mean = fnopt.chain(fnopt.sgd(0.5), fnopt.params_ema(0.5, debias=False))
+    state, params = one_step(make(mean))
+    averaged = fnopt.averaged_params(state, params)
+    assert averaged["a"].tolist() == [3.0, 3.0]  # of 4 and 2
+    other = [4.0, 4.0] if make(mean)._place == "freeze" else [3.0, 3.0]
+    assert averaged["b"].tolist() == other
+    state, params = one_step(make(fnopt.schedule_free_sgd(0.5)))
+    found = fnopt.schedule_free_eval_params(state, params)
+    assert found["a"].tolist() == [2.0, 2.0]
+    state, narrow = one_step(make(fnopt.master_copy(fnopt.sgd(0.5))), jax.tree.map(_narrow, BOTH))
+    wide = fnopt.master_params(state, narrow)
+    assert (wide["a"].dtype, wide["a"].tolist()) == (jnp.float32, [2.0, 2.0])
+
+
+def _narrow(x):
+    return x.astype(jnp.bfloat16)
+
+
+def test_an_average_of_a_vector_says_where_it_belongs():
+    state, params = one_step(fnopt.flatten(fnopt.chain(fnopt.sgd(0.5), fnopt.params_mean())))
+    with pytest.raises(ValueError, match=r"averaged_params: .*inside of flatten it is a vector"):
+        fnopt.averaged_params(state, params)
+
+
 def test_there_must_be_one_average():
     params = {"w": jnp.ones(2)}
     with pytest.raises(ValueError, match="0 states of params_ema"):
         fnopt.averaged_params(fnopt.adam(0.1).init(params), params)
     two = fnopt.chain(fnopt.params_ema(), fnopt.params_mean())
-    with pytest.raises(ValueError, match="2 states"):
+    with pytest.raises(ValueError, match=r"2 states of .* are of one leaf"):
         fnopt.averaged_params(two.init(params), params)
 
 

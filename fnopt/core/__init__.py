@@ -43,6 +43,8 @@ from fnopt.core._extra_args import ANY as ANY
 from fnopt.core._extra_args import EXTRA_ARGS
 from fnopt.core._extra_args import named_by as named_by
 from fnopt.core._follow import incremental_update, periodic_update
+from fnopt.core._in_turn import after as after
+from fnopt.core._in_turn import in_turn as in_turn
 from fnopt.core._inspect import hyperparams, named, slot_names, slots, step_count
 from fnopt.core._leafwise import Leafwise
 from fnopt.core._leaves import check_inexact, check_same_tree, map_leaves

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import (
+    after,
     axes_of,
     check_choice,
     compute_dtype,
@@ -185,7 +186,7 @@ class KroneckerModel:
         single = [i for i, b in enumerate(self.blocks) if not is_corrected(b)]
         inverses = inverse_factors(
             [self.blocks[i] for i in single],
-            [factors[i] for i in single],
+            [tuple(after(x, found) for x in factors[i]) for i in single],
             damping,
             self.spec.axis_name,
         )

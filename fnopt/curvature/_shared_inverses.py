@@ -12,7 +12,15 @@ import numpy as np
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from fnopt.core import gathered, gathered_over, joined, matmul, over_devices, varying_like
+from fnopt.core import (
+    gathered,
+    gathered_over,
+    in_turn,
+    joined,
+    matmul,
+    over_devices,
+    varying_like,
+)
 
 
 def inverses_of_all(stacks: Sequence[jax.Array], axis_name: Any = None) -> list[jax.Array]:
@@ -28,12 +36,16 @@ def inverses_of_all(stacks: Sequence[jax.Array], axis_name: Any = None) -> list[
     if axis_name is not None and several and over_devices(1, axis_name) > 1:
         inverses = _shared_out_by_name(together, axis_name)
     else:
-        inverses = [_inverse(x) for x in together] if mesh is None else _shared_out(together, mesh)
+        inverses = _one_by_one(together) if mesh is None else _shared_out(together, mesh)
     found: dict[int, jax.Array] = {}
     for same, inverse in zip(by_size, inverses, strict=True):
         ends = np.cumsum([stacks[i].shape[0] for i in same])[:-1].tolist()
         found |= dict(zip(same, jnp.split(inverse, ends), strict=True))
     return [found[i] for i in range(len(stacks))]
+
+
+def _one_by_one(stacks: Sequence[jax.Array]) -> list[jax.Array]:
+    return [*map(in_turn(_inverse), stacks)]
 
 
 def _inverse(A: jax.Array) -> jax.Array:
@@ -95,7 +107,8 @@ def _mine(stacks: list[jax.Array], owned: list[list[list[int]]], axes: Any) -> j
 
     def one(own: list[list[int]], length: int, stacks: list[jax.Array]) -> jax.Array:
         some = [(x, jnp.asarray(i)) for x, i in zip(stacks, own, strict=True) if i]
-        rows = [_inverse(jnp.take(x, i, axis=0, mode="clip")).reshape(-1) for x, i in some]
+        mine = [jnp.take(x, i, axis=0, mode="clip") for x, i in some]
+        rows = [x.reshape(-1) for x in _one_by_one(mine)]
         rest = varying_like(jnp.zeros(longest - length, stacks[0].dtype), stacks)
         return jnp.concatenate([*rows, rest])
 

@@ -16,6 +16,7 @@ from fnopt.core import (
     as_transformation,
     compute_dtype,
     hyper,
+    in_turn,
     increment,
     map_leaves,
     matmul,
@@ -132,7 +133,8 @@ class scale_by_galore(Transformation):
             [] if layout is None else _pairs(cut(layout, g, False), self._slots(layout, own, 1))
             for g, layout, own in zip(leaves, layouts, known, strict=True)
         ]
-        found = together(lambda part: _projected(part, self.rank, due), rows)
+        projected = in_turn(_projected)
+        found = together(lambda part: projected(*part, self.rank, due), rows)
         low = [
             (g,) if layout is None else tuple(kept(x) for x, _ in row)
             for g, layout, row in zip(leaves, layouts, found, strict=True)
@@ -191,10 +193,9 @@ def _adjoint(x: jax.Array) -> jax.Array:
 
 
 def _projected(
-    part: tuple[jax.Array, jax.Array], rank: int, due: jax.Array
+    g: jax.Array, old: jax.Array, rank: int, due: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """The projected gradients of a shape, and the directions."""
-    g, old = part
     _, m, n = g.shape
     dtype = compute_dtype(g.dtype, old.dtype)
     g, r = g.astype(dtype), min(rank, m, n)

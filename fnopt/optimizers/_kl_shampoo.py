@@ -15,6 +15,7 @@ from fnopt.core import (
     as_dtype,
     ema,
     hyper,
+    in_turn,
     matmul,
     positive_root,
     squarable,
@@ -188,12 +189,13 @@ def _covariances(g: Any, bases: Pair, rows: Any, columns: Any) -> tuple[Pair, Pa
 
 
 def _eigenbases(factors: Pair, bases: Pair) -> Pair:
-    left, right = map(eigenvectors, factors, bases)
+    left, right = map(in_turn(eigenvectors), factors, bases)
     return left, right
 
 
 def _power_iteration(factors: Pair, bases: Pair) -> Pair:
-    left, right = (orthonormal(matmul(x, q), q) for x, q in zip(factors, bases, strict=True))
+    one = in_turn(orthonormal)
+    left, right = (one(matmul(x, q), q) for x, q in zip(factors, bases, strict=True))
     return left, right
 
 

@@ -14,6 +14,7 @@ from fnopt.core import (
     Transformation,
     compute_dtype,
     declared_slots,
+    in_turn,
     increment,
     leaves_with_names,
     map_leaves,
@@ -108,7 +109,8 @@ class Matrixwise(Transformation):
         if self.numbered:
             _number(rows)
         program = _program(type(self), self._flatten()[1])
-        out = together(lambda part: program(numbers, state.count, part), rows)
+        step = in_turn(lambda u, part: program(numbers, state.count, part | {"u": u}))
+        out = together(lambda part: step(part["u"], part), rows)
         fields: dict[str, Any] = dict.fromkeys(self.unused())
         for n, column in columns.items():
             new = [[part[n] for part in row] for row in out]

@@ -17,6 +17,7 @@ from fnopt.core import (
     check_choice,
     ema,
     hyper,
+    in_turn,
     matmul,
     nonzero,
     positive_root,
@@ -143,7 +144,8 @@ class scale_by_shampoo(Matrixwise):
         seen = jnp.where(is_mean, bias_correction(h.b2, t), one)
 
         def computed(known: Any) -> Pair:
-            found = [_inverse_root(x / seen, h.eps, h.exponent) for x in known[0]]
+            inverse_root = in_turn(_inverse_root)
+            found = [inverse_root(x / seen, h.eps, h.exponent) for x in known[0]]
             left, right = map(only_finite, found, known[1])
             return left, right
 

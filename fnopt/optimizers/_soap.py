@@ -16,6 +16,7 @@ from fnopt.core import (
     bias_correction,
     ema,
     hyper,
+    in_turn,
     matmul,
     positive_root,
     squarable,
@@ -150,9 +151,10 @@ class scale_by_soap(Matrixwise):
 
 def _eigenbases(factors: Pair, bases: Pair, nu: jax.Array) -> tuple[Pair, jax.Array]:
     """The eigenvectors, those of large eigenvalues first."""
+    found = in_turn(eigenvectors)
 
     def one(factor: Any, old: Any) -> Any:
-        return None if factor is None else eigenvectors(factor, old)
+        return None if factor is None else found(factor, old)
 
     return (one(factors[0], bases[0]), one(factors[1], bases[1])), nu
 
@@ -160,6 +162,7 @@ def _eigenbases(factors: Pair, bases: Pair, nu: jax.Array) -> tuple[Pair, jax.Ar
 def _power_iteration(factors: Pair, bases: Pair, nu: jax.Array) -> tuple[Pair, jax.Array]:
     """The bases after one power iteration, in the order of their eigenvalues, and `nu` likewise."""
     new: list[Any] = []
+    basis = in_turn(orthonormal)
     for axis, (factor, old) in enumerate(zip(factors, bases, strict=True), 1):
         if factor is None:
             new.append(None)
@@ -171,7 +174,7 @@ def _power_iteration(factors: Pair, bases: Pair, nu: jax.Array) -> tuple[Pair, j
         nu = jnp.take_along_axis(nu, order[:, :, None] if axis == 1 else order[:, None, :], axis)
         product = jnp.take_along_axis(product, order[:, None, :], axis=2)
         old = jnp.take_along_axis(old, order[:, None, :], axis=2)
-        new.append(orthonormal(product, old))
+        new.append(basis(product, old))
     return (new[0], new[1]), nu
 
 

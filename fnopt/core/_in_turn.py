@@ -1,0 +1,42 @@
+"""Factorisations that don't depend on each other, one after the other.
+
+The runtime of XLA on a CPU begins whatever has its inputs. A LAPACK call for several matrices
+shares them out between the threads of the pool that it runs on itself, and waits for them (jaxlib
+0.10): as many such calls at a time as there are threads wait for each other for ever. On a machine
+with two cores two are enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def in_turn(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn(x, *rest)`, of whose calls in a program none begins before the one ahead has ended.
+
+    Args:
+        fn: What it does to the array `x` has to precede whatever must not begin.
+    """
+    last: list[Any] = []
+
+    def one(x: jax.Array, *rest: Any) -> Any:
+        out = fn(after(x, last[0]) if last else x, *rest)
+        last[:] = [out]
+        return out
+
+    return one
+
+
+def after(x: jax.Array, before: Any) -> jax.Array:
+    """The array `x`, which isn't known before all arrays of a tree of floating numbers are."""
+    heads = [y[(0,) * y.ndim] for y in jax.tree.leaves(before) if y.size]
+    if not heads:
+        return x
+    # 0 or 1, shifted away: no step, but neither of XLA's passes can see it. Barriers are removed
+    # before the order of execution is made.
+    some = [jnp.isnan(h).astype(jnp.int32) >> 1 for h in heads]
+    return jnp.where(sum(some[1:], some[0]) > 0, jnp.zeros_like(x), x)

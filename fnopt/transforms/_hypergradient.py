@@ -24,8 +24,8 @@ class HypergradientState(NamedTuple):
 class hypergradient(Wrapper):
     r"""Steps along a direction, with a learning rate that follows its own gradient.
 
-    .. math:: u_t = -\eta_t\, d_t, \qquad \eta_t = \begin{cases}
-              \max(0,\, \eta_{t-1} + \beta\, \langle g_t, d_{t-1} \rangle) \\
+    .. math:: u_t = -\eta_t\, d_t, \qquad \eta_t = \max(0,\, \eta'), \quad \eta' = \begin{cases}
+              \eta_{t-1} + \beta\, \langle g_t, d_{t-1} \rangle \\
               \eta_{t-1} \left(1 + \beta\, \dfrac{\langle g_t, d_{t-1} \rangle}
               {\lVert g_t \rVert \lVert d_{t-1} \rVert}\right) & \text{normalized} \end{cases}
 
@@ -80,8 +80,8 @@ class hypergradient(Wrapper):
             rate = before * (1 + h.hyper_rate * cosine)
         else:
             product = inner_product(gradients, state.direction).astype(before.dtype)
-            rate = jnp.maximum(before + h.hyper_rate * product, jnp.zeros_like(before))
-        return jnp.where(jnp.isfinite(rate), rate, before)
+            rate = before + h.hyper_rate * product
+        return jnp.where(jnp.isfinite(rate), jnp.maximum(rate, jnp.zeros_like(rate)), before)
 
 
 def _unit(tree: Any) -> Any:

@@ -70,3 +70,10 @@ def test_at_any_magnitude():
     np.testing.assert_allclose(rates, 0.15, rtol=1e-5)
     absolute = fnopt.hypergradient(fnopt.identity(), 0.1, 0.5)
     assert float(two_steps(absolute, 1e20 * g)) == np.float32(0.1)
+
+
+def test_no_rate_is_negative():
+    """Gradients that turn round ask for less than nothing."""
+    tx, g = fnopt.hypergradient(fnopt.identity(), 0.1, 2.0, normalized=True), jnp.ones(2)
+    _, state = tx.update(g, tx.init(g), g)
+    assert float(tx.update(-g, state, g)[1].learning_rate) == 0.0

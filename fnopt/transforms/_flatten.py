@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_inexact, compute_dtype, is_inexact
+from fnopt.core import cast_like, check_inexact, compute_dtype, is_inexact
+from fnopt.transforms._translated import translated
 from fnopt.transforms._wrapper import Wrapper
 
 
@@ -43,7 +44,11 @@ class flatten(Wrapper):
         self, updates: Any, state: FlattenState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, FlattenState]:
         """The inner updates, taken apart."""
-        vector = None if params is None else _vector(params)
+        vector = None
+        if params is not None:
+            vector = _vector(params)
+            outward = lambda v: cast_like(_apart(v, params), params)  # noqa: E731
+            extra_args = translated(extra_args, _vector, outward)
         new, inner_state = self.inner.update(
             _vector(updates), state.inner_state, vector, **extra_args
         )

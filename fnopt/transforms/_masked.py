@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -9,6 +10,7 @@ import jax
 from fnopt.core import static
 from fnopt.transforms._select import as_mask, select_mask
 from fnopt.transforms._selectors import Selector
+from fnopt.transforms._translated import translated
 from fnopt.transforms._wrapper import Wrapper
 
 
@@ -23,8 +25,17 @@ def only(chosen: Any, tree: Any) -> Any:
     return jax.tree.map(lambda c, x: x if c else None, chosen, tree)
 
 
+def merged(chosen: Any, tree: Any, other: Any) -> Any:
+    """The leaves of `tree` where the tree `chosen` is True, those of `other` elsewhere."""
+    return jax.tree.map(lambda c, x, y: x if c else y, chosen, tree, other)
+
+
 class Selective(Wrapper):
-    """A wrapper whose inner transform works on some leaves, and sees `None` in place of others."""
+    """A wrapper whose inner transform works on some leaves, and sees `None` in place of others.
+
+    Functions of the params among the extra arguments (`value_fn`, `obj_fn` ...) become functions of
+    these leaves.
+    """
 
     mask: Selector = static(convert=as_mask)
 
@@ -46,13 +57,14 @@ class Selective(Wrapper):
         """The inner updates where the inner transform works, and what becomes of the others."""
         # The params decide if they are given: `init` saw their dtypes; gradients may have others.
         chosen = self._chosen(updates if params is None else params)
-        inner_params = None if params is None else only(chosen, params)
+        inward = functools.partial(only, chosen)
+        inner_params = None if params is None else inward(params)
+        if params is not None:
+            extra_args = translated(extra_args, inward, lambda p: merged(chosen, p, params))
         inside, inner_state = self.inner.update(
-            only(chosen, updates), state.inner_state, inner_params, **extra_args
+            inward(updates), state.inner_state, inner_params, **extra_args
         )
-        others = self._others(updates, params)
-        merged = jax.tree.map(lambda c, new, other: new if c else other, chosen, inside, others)
-        return merged, MaskedState(inner_state)
+        return merged(chosen, inside, self._others(updates, params)), MaskedState(inner_state)
 
 
 class masked(Selective):

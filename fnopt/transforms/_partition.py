@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ from fnopt.core import (
 from fnopt.transforms._masked import only
 from fnopt.transforms._select import as_labels, select
 from fnopt.transforms._selectors import Selector
+from fnopt.transforms._translated import translated
 
 
 class partition(Transformation):
@@ -75,11 +77,14 @@ class partition(Transformation):
         labels = self._labels(updates if params is None else params)
         new_state, merged = {}, updates
         for label, tx in self.transforms.items():
-            mine = None if params is None else _labelled(labels, label, params)
+            inward = functools.partial(_labelled, labels, label)
+            mine, extras = None, extra_args
+            if params is not None:
+                mine = inward(params)
+                outward = functools.partial(_replaced, labels, label, old=params)
+                extras = translated(extra_args, inward, outward)
             with place(f"[{label}]"):
-                new, new_state[label] = tx.update(
-                    _labelled(labels, label, updates), state[label], mine, **extra_args
-                )
+                new, new_state[label] = tx.update(inward(updates), state[label], mine, **extras)
             merged = _replaced(labels, label, new, merged)
         return merged, new_state
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fnopt.transforms._translated import translated
 from fnopt.transforms._wrapper import Wrapper
 
 
@@ -51,7 +52,10 @@ class split_real_and_imaginary(Wrapper):
     ) -> tuple[Any, SplitRealAndImaginaryState]:
         """The inner updates of the parts, put together."""
         parts, inner_state = self.inner.update(
-            _split(updates), state.inner_state, _split(params), **extra_args
+            _split(updates),
+            state.inner_state,
+            _split(params),
+            **translated(extra_args, _split, _joined),
         )
         return _joined(parts), SplitRealAndImaginaryState(inner_state)
 

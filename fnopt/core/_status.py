@@ -46,6 +46,10 @@ class Status(enum.IntEnum):
     )
 
     STOPPED = 12, "not converged: the callback stopped the search"
+    UNBOUNDED = (
+        13,
+        "not converged: the function falls without end; it has no lower bound, or needs bounds",
+    )
 
     def __new__(cls, code: int, message: str = "") -> Status:
         """Makes a member from its code and its message."""

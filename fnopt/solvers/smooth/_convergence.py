@@ -11,7 +11,7 @@ from fnopt.core import Status
 from fnopt.solvers._convergence import first_of
 from fnopt.solvers.smooth._method import FAILED, MOVED, Aim, Point
 
-_FLAT_STEPS = 3  # in a row, where the gradient is small only beside the value
+_FLAT_STEPS = 3  # in a row, where the gradient is small only beside something else
 
 
 class StoppingTolerances(NamedTuple):
@@ -19,8 +19,10 @@ class StoppingTolerances(NamedTuple):
 
     ftol: jax.Array  # of the value
     least: jax.Array  # of a value of 1, where the value itself is smaller
+    unseen: jax.Array  # the part of a value that rounding hides
     xtol: jax.Array
     gtol: jax.Array
+    strict: jax.Array  # the part of the largest gradient that may be rounding
     unit: jax.Array  # what a gradient of 1 is to the user
     worth: jax.Array  # what a value of 1 is to the user
 
@@ -36,8 +38,10 @@ def tolerances(
     return StoppingTolerances(
         number(ftol, max(2.2e-9, 16 * eps)),
         number(ftol, 2.2e-9),
+        number(ftol, 16 * eps),
         number(xtol, 4 * eps),
         number(gtol, max(1e-5, eps**0.5)),
+        jnp.minimum(0.1 * number(gtol, 1), jnp.asarray(max(1e-12, 80 * eps), dtype)),
         unit,
         worth,
     )
@@ -66,46 +70,88 @@ def is_stationary(pull: jax.Array, scale: jax.Array, tol: StoppingTolerances) ->
     return (pull <= 0) | ((pull * tol.unit <= tol.gtol) & (pull <= tol.gtol * scale))
 
 
+class Course(NamedTuple):
+    """What convergence is judged by, besides the last two points."""
+
+    first: jax.Array  # the value at the start
+    steepest: jax.Array  # the largest entry of a gradient so far
+    flat_steps: jax.Array  # int32, steps in a row that gained and promised nothing
+    tested: jax.Array  # the value where the method last began anew; infinite before
+
+
+class Judgement(NamedTuple):
+    """The status after an evaluation, and whether it is put off until the method began anew."""
+
+    status: jax.Array
+    course: Course
+    doubtful: jax.Array
+
+
 def judged(
     verdict: jax.Array,
     before: Point,
     after: Point,
     aim: Aim,
     pull: jax.Array,
-    scale: jax.Array,
-    first: jax.Array,
-    flat_steps: jax.Array,
+    course: Course,
     tol: StoppingTolerances,
-) -> tuple[jax.Array, jax.Array]:
-    r"""The status after an evaluation, and how many steps in a row were flat.
+) -> Judgement:
+    r"""Whether an evaluation ends the iteration, and why.
 
     Small, of a value, is :math:`\epsilon_f \max(|f|, \min(1, f_0 - f))`, with 2.2e-9 for
     :math:`\epsilon_f` of the second if nothing was given. However little is predicted
     and gained, with a large gradient nothing is claimed: it may be a flat place of a valley. Not
-    large is one that is small to the user, or a tiny part of the largest on the way; or one that
-    is small beside the value, if three steps in a row gain so little: a large offset of the value
-    hides what one of them gains.
+    large is one that is small to the user. One that is only a tiny part of the largest on the way
+    may be all that is left of a gentle direction beside steep ones, and one that is small beside
+    the value may be all that a large offset of the value lets through: then three steps in a row
+    must gain so little, beside the value no more than its rounding, and a method that forgot what
+    it had learned must not gain more.
     """
     moved, failed = verdict == MOVED, verdict == FAILED
-    value = jnp.abs(after.value)
-    unseen = jnp.minimum(1 / tol.worth, first - after.value)
+    value, scale = jnp.abs(after.value), reference(after, course.steepest)
+    unseen = jnp.minimum(1 / tol.worth, course.first - after.value)
     fine = jnp.maximum(tol.ftol * value, tol.least * unseen)
     loose = jnp.clip(jnp.asarray(1e-3, pull.dtype), tol.gtol, 100 * tol.gtol)
-    strict = jnp.minimum(0.1 * tol.gtol, 1e-5)
-    small = (pull * tol.unit <= loose) | (pull <= strict * scale)
-    small_for_the_value = pull * tol.unit <= loose * value * tol.worth
-    gentle = (pull <= loose * scale) & (small | small_for_the_value)
-    unpromising = (aim.predicted <= fine) & gentle
+    gentle = pull <= loose * scale
+    small = gentle & (pull * tol.unit <= loose)
+    tiny = gentle & (small | (pull <= tol.strict * course.steepest))
+    beside_the_value = gentle & (pull * tol.unit <= loose * value * tol.worth)
     gained = before.value - after.value
-    is_flat = unpromising & (gained <= fine)
-    count = jnp.where(is_flat, flat_steps + 1, jnp.zeros_like(flat_steps))
-    flat_steps = jnp.where(moved, count, flat_steps)
-    flat = moved & is_flat & (small | (flat_steps >= _FLAT_STEPS))
-    rest = jnp.all(jnp.abs(aim.step) <= tol.xtol * jnp.abs(after.x)) & gentle
+
+    def nothing(above: jax.Array) -> jax.Array:
+        return (aim.predicted <= above) & (gained <= above)
+
+    is_flat = (tiny & nothing(fine)) | (beside_the_value & nothing(tol.unseen * value))
+    count = jnp.where(is_flat, course.flat_steps + 1, jnp.zeros_like(course.flat_steps))
+    flat_steps = jnp.where(moved, count, course.flat_steps)
+    sure = small | (flat_steps >= _FLAT_STEPS)
+    unpromising = (aim.predicted <= fine) & (tiny | beside_the_value)
+    short = jnp.all(jnp.abs(aim.step) <= tol.xtol * jnp.abs(after.x)) & (tiny | beside_the_value)
+    stationary = is_stationary(pull, scale, tol)
+    better = course.tested - after.value > _FLAT_STEPS * fine
+    doubtful = moved & sure & ~small & ~stationary & better
     status = first_of(
-        ((moved | failed) & is_stationary(pull, scale, tol), Status.CONVERGED_GRADIENT),
-        (flat | (failed & unpromising), Status.CONVERGED_COST),
-        ((moved | failed) & rest, Status.CONVERGED_STEP),
+        ((moved | failed) & stationary, Status.CONVERGED_GRADIENT),
+        (doubtful, Status.RUNNING),
+        ((moved & is_flat & sure) | (failed & unpromising), Status.CONVERGED_COST),
+        (((moved & sure) | failed) & short, Status.CONVERGED_STEP),
         (failed, Status.STALLED),
     )
-    return status, flat_steps
+    course = course._replace(
+        flat_steps=jnp.where(doubtful, jnp.zeros_like(flat_steps), flat_steps),
+        tested=jnp.where(doubtful, after.value, course.tested),
+    )
+    return Judgement(status, course, doubtful)
+
+
+def has_no_bottom(start: Point, end: Point) -> jax.Array:
+    """Whether the value fell by ten orders more than the start suggests, and is as steep as there.
+
+    Args:
+        start: The first point, in units of which it knows.
+        end: The last one.
+    """
+    span = jnp.maximum(largest(start.x), 1)
+    slope = largest(start.gradient)
+    fall = start.value - end.value
+    return (fall > 1e10 * (jnp.abs(start.value) + slope * span)) & (largest(end.gradient) >= slope)

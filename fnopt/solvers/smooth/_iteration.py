@@ -9,12 +9,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import Status
+from fnopt.core import Status, is_converged
 from fnopt.residuals import Box
 from fnopt.solvers._convergence import first_of
 from fnopt.solvers._solution import StepHistory, empty_history, noted
 from fnopt.solvers.smooth._convergence import (
+    Course,
     StoppingTolerances,
+    has_no_bottom,
     is_stationary,
     judged,
     largest,
@@ -40,10 +42,9 @@ class MinimizeLoop(NamedTuple):
     point: Point
     best: Point | None  # the lowest point, where the method may go up
     aim: Aim
-    first: jax.Array  # the value at the start
-    steepest: jax.Array  # the largest entry of a gradient so far
+    course: Course
+    anew: jax.Array  # whether the next plan is made without what was learned
     met: jax.Array  # whether any point but the first was finite
-    flat_steps: jax.Array  # int32, steps in a row that gained and promised nothing
     status: jax.Array
     steps: jax.Array
     nfev: jax.Array
@@ -127,10 +128,12 @@ def iterated(
     end = loop.point if loop.best is None else loop.best
     pull = largest(problem.pull(end))
     late = (loop.status == Status.RUNNING.value) & is_stationary(
-        pull, reference(end, loop.steepest), tol
+        pull, reference(end, loop.course.steepest), tol
     )
     status = jnp.where(late, Status.CONVERGED_GRADIENT.array, loop.status)
     status = jnp.where(status == Status.RUNNING.value, Status.MAX_STEPS.array, status)
+    endless = ~is_converged(status) & has_no_bottom(point, end)
+    status = jnp.where(endless, Status.UNBOUNDED.array, status)
     back = Point(end.x * units.x, end.value * units.value, jnp.reshape(pull * tol.unit, ()))
     return loop._replace(status=status), back
 
@@ -153,7 +156,8 @@ def _started(
     zero, one = jnp.zeros((), jnp.int32), jnp.ones((), jnp.int32)
     best = None if method.monotone else point
     no, empty = jnp.zeros((), bool), None if kept is None else empty_history(kept, point.x.dtype)
-    return MinimizeLoop(point, best, aim, point.value, steepest, no, zero, status, zero, one, empty)
+    course = Course(point.value, steepest, zero, jnp.full_like(point.value, jnp.inf))
+    return MinimizeLoop(point, best, aim, course, no, no, status, zero, one, empty)
 
 
 def _advanced(
@@ -165,17 +169,20 @@ def _advanced(
     told: Told = method.told(problem, loop.point, loop.aim.state, there)
     moved = told.verdict == MOVED
     here = jax.tree.map(lambda a, b: jnp.where(moved, a, b), told.point, loop.point)
-    aim = lax.cond(
-        (told.verdict == MOVED) | (told.verdict == AGAIN),
-        lambda: method.aim(problem, here, told.state),
-        lambda: loop.aim._replace(x=told.x, state=told.state),
-    )
-    steepest = jnp.maximum(loop.steepest, jnp.where(moved, largest(here.gradient), 0))
     pull = largest(problem.pull(here))
-    scale = reference(here, steepest)
-    status, flat_steps = judged(
-        told.verdict, loop.point, here, aim, pull, scale, loop.first, loop.flat_steps, tol
-    )
+    steepest = jnp.maximum(loop.course.steepest, jnp.where(moved, largest(here.gradient), 0))
+    course = loop.course._replace(steepest=steepest)
+
+    planning = (told.verdict == MOVED) | (told.verdict == AGAIN)
+
+    def planned() -> Aim:
+        state = told.state
+        if method.monotone:  # the others claim nothing by the value
+            state = lax.cond(loop.anew, lambda: method.begin(problem, here), lambda: told.state)
+        return method.aim(problem, here, state)
+
+    aim = lax.cond(planning, planned, lambda: loop.aim._replace(x=told.x, state=told.state))
+    status, course, doubtful = judged(told.verdict, loop.point, here, aim, pull, course, tol)
     elsewhere = jnp.any(there.x != loop.point.x)  # a step may be too short to lead away
     met = loop.met | (there.is_finite() & elsewhere)
     # A method that takes every step fails by nothing else.
@@ -191,9 +198,9 @@ def _advanced(
         point=here,
         best=best,
         aim=aim,
-        steepest=steepest,
+        course=course,
+        anew=doubtful | (loop.anew & ~planning),
         met=met,
-        flat_steps=flat_steps,
         status=status,
         steps=loop.steps + one,
         nfev=loop.nfev + more,

@@ -173,6 +173,17 @@ def _ratio(p: jax.Array, q: jax.Array) -> jax.Array:
     return jnp.where(q != 0, p / jnp.where(q != 0, q, jnp.ones_like(q)), jnp.zeros_like(p))
 
 
+def _difference(theta: jax.Array, root: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+    r"""Theta less the root :math:`\pm\sqrt{\theta^2 - a b}`, where these two are nearly equal too.
+
+    So they are after a step that was too long by many orders: the difference, rounded, would say
+    that the minimum is where the search began.
+    """
+    alike = theta * root > 0
+    total = jnp.where(alike, theta + root, jnp.ones_like(theta))
+    return jnp.where(alike, (a / total) * b, theta - root)
+
+
 def _trial(
     a: LinePoint, b: LinePoint, c: LinePoint, bracketed: jax.Array, low: jax.Array, high: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
@@ -182,21 +193,21 @@ def _trial(
     root = jnp.sign(step) * _root(theta, a.slope, c.slope)
 
     # 1: the value rose, so there is a minimum in between.
-    r = _ratio(root - a.slope + theta, 2 * root - a.slope + c.slope)
+    r = _ratio(_difference(theta, -root, a.slope, c.slope) - a.slope, 2 * root - a.slope + c.slope)
     cubic = a.rate + r * step
     parabola = a.rate + 0.5 * _ratio(a.slope, _ratio(a.value - c.value, step) + a.slope) * step
     nearer = jnp.abs(cubic - a.rate) < jnp.abs(parabola - a.rate)
     rose = jnp.where(nearer, cubic, cubic + 0.5 * (parabola - cubic))
 
     # 2: the slope turned.
-    r = _ratio(-root - c.slope + theta, -2 * root - c.slope + a.slope)
+    r = _ratio(_difference(theta, root, a.slope, c.slope) - c.slope, -2 * root - c.slope + a.slope)
     cubic = c.rate - r * step
     secant = c.rate - _ratio(c.slope, c.slope - a.slope) * step
     farther = jnp.abs(cubic - c.rate) > jnp.abs(secant - c.rate)
     turned = jnp.where(farther, cubic, secant)
 
     # 3: the slope is flatter; the cubic may have no minimum in this direction.
-    r = _ratio(-root - c.slope + theta, -2 * root + a.slope - c.slope)
+    r = _ratio(_difference(theta, root, a.slope, c.slope) - c.slope, -2 * root + a.slope - c.slope)
     limit = jnp.where(step > 0, high, low)
     cubic = jnp.where((r < 0) & (root != 0), c.rate - r * step, limit)
     nearer = jnp.abs(cubic - c.rate) < jnp.abs(secant - c.rate)

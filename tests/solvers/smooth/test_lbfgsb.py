@@ -11,7 +11,7 @@ from benchmarks.problems.smooth import BOUNDED, UNBOUNDED
 
 # Their starts are far from 1, their first gradients large, their bounds near or far.
 CHOSEN = {
-    "free": (UNBOUNDED, ("box", "brown_dennis")),
+    "free": (UNBOUNDED, ("box", "variably_dimensioned")),
     "bounded": (BOUNDED, ("powell_singular", "extended_rosenbrock", "quadratic_1e6")),
 }
 

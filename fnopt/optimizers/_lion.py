@@ -6,9 +6,21 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from fnopt.core import Leafwise, Scalar, ScalarOrSchedule, Slot, as_dtype, ema, hyper, static
+from fnopt.core import (
+    Leafwise,
+    Scalar,
+    ScalarOrSchedule,
+    Slot,
+    as_dtype,
+    check_choice,
+    ema,
+    hyper,
+    static,
+)
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learning_rate
+
+MODES = ("hard", "smooth", "refined")
 
 
 class ScaleByLionState(NamedTuple):
@@ -28,6 +40,12 @@ class scale_by_lion(Leafwise):
         b2: :math:`\beta_2`, decay of the mean; not 0, because the step is computed from the new
             mean.
         mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
+        mode: `'hard'` for the sign, `'smooth'` for a :math:`\tanh` of `smooth_beta` times the mean,
+            `'refined'` for the mean itself, cut off at 1.
+        smooth_beta: How steep the :math:`\tanh` is.
+
+    Raises:
+        ValueError: For another mode.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -44,6 +62,12 @@ class scale_by_lion(Leafwise):
     b1: Scalar = hyper(default=0.9, ge=0, lt=1)
     b2: Scalar = hyper(default=0.99, gt=0, lt=1)
     mu_dtype: Any = static(default=None, convert=as_dtype)
+    mode: str = static(default="hard")
+    smooth_beta: Scalar = hyper(default=1.0, gt=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice(self.mode, MODES, "mode", "scale_by_lion")
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """The step's weights of the new mean and of the gradient."""
@@ -55,7 +79,10 @@ class scale_by_lion(Leafwise):
         # The same sum from the new mean, so that the old one can be overwritten before the
         # direction is used; else XLA would keep a copy of it, of the params' size.
         mu = ema(mu, g, h.b2, h.gain2)
-        return jnp.sign(h.past * mu + h.present * g), mu
+        mean = h.past * mu + h.present * g
+        if self.mode == "smooth":
+            return jnp.tanh(h.smooth_beta * mean), mu
+        return (jnp.sign(mean) if self.mode == "hard" else jnp.clip(mean, -1, 1)), mu
 
 
 @recipe

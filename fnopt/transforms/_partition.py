@@ -20,7 +20,7 @@ from fnopt.core import (
 )
 from fnopt.transforms._masked import only
 from fnopt.transforms._select import as_labels, select
-from fnopt.transforms._selectors import Selector
+from fnopt.transforms._selectors import Selector, as_label
 from fnopt.transforms._translated import translated
 
 
@@ -33,8 +33,9 @@ class partition(Transformation):
     for its leaves only. Extra arguments go to all transforms.
 
     Args:
-        transforms: A dict from label (a string or an int) to transform, fnopt's or any
-            (init, update) pair. A label that no leaf has is fine.
+        transforms: A dict from label to transform, fnopt's or any (init, update) pair. Labels are
+            strings, ints, or anything but fractions with a hash and a text of its own, such as
+            members of an enum: the states have the text. A label that no leaf has is fine.
         labels: The label of every leaf: a tree of labels with the structure of the params or a
             prefix of it, `by_pattern`, `by_path`, or one label for all leaves.
 
@@ -94,7 +95,8 @@ class partition(Transformation):
         return tuple(Member(str(label), tx, states[label]) for label, tx in self.transforms.items())
 
     def _labels(self, tree: Any) -> Any:
-        labels = select(self.labels, tree)
+        by_text = {str(k): k for k in self.transforms}  # as labels of several kinds are known
+        labels = jax.tree.map(lambda x: by_text.get(str(x), x), select(self.labels, tree))
         found = leaves_with_names(labels)[0]
         unknown = [path for path, label in found if label not in self.transforms]
         if unknown:
@@ -116,19 +118,44 @@ class partition(Transformation):
         )
 
 
-def _are_labels(keys: Any) -> bool:
-    return any(all(isinstance(k, kind) for k in keys) for kind in (str, int))
+class FrozenDict(dict[Any, Any]):
+    """A dict that doesn't change, as what it is a part of doesn't."""
 
-
-def _checked(transforms: Any) -> dict[Any, Transformation]:
-    if not isinstance(transforms, Mapping) or not _are_labels(transforms):
+    def __setitem__(self, key: Any, value: Any) -> None:
         raise TypeError(
-            f"{where()}partition: transforms = {transforms!r}, expected a dict from label (strings "
-            "or ints, not both) to optimizer."
+            f"transforms[{key!r}] = ...: an fnopt value never changes. Make another one: "
+            "partition({**old.transforms, label: new}, old.labels)."
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FrozenDict, (dict(self),)
+
+
+jax.tree_util.register_pytree_with_keys(
+    FrozenDict,
+    lambda d: (tuple((jax.tree_util.DictKey(k), v) for k, v in d.items()), tuple(d)),
+    lambda keys, values: FrozenDict(zip(keys, values, strict=True)),
+)
+
+
+def _checked(transforms: Any) -> FrozenDict:
+    if not isinstance(transforms, Mapping):
+        raise TypeError(
+            f"{where()}partition: transforms = {transforms!r}, expected a dict from label to "
+            "optimizer."
+        )
+    named = {as_label(label, "partition: a label"): tx for label, tx in transforms.items()}
+    if not any(all(isinstance(k, kind) for k in named) for kind in (str, int)):
+        named = {str(label): tx for label, tx in named.items()}
+    if len(named) < len(transforms):
+        raise ValueError(
+            f"{where()}partition: two of the labels {list(transforms)} have the same text."
         )
     # sorted, as JAX sorts the keys of a dict: the order of the keys is no difference of two values
-    labels = sorted(transforms)
-    return {k: as_transformation(transforms[k], f"partition: transforms[{k!r}]") for k in labels}
+    labels = sorted(named)
+    return FrozenDict(
+        (k, as_transformation(named[k], f"partition: transforms[{k!r}]")) for k in labels
+    )
 
 
 def _labelled(labels: Any, label: Any, tree: Any) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import enum
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,16 @@ Leaves = list[tuple[str, Any]]
 
 
 def as_label(label: Any, what: str) -> Label:
-    """A label as str, bool or int; NumPy's and JAX's single booleans are Python's here."""
-    if isinstance(label, (str, bool, int)):
+    """A label as str, bool or int.
+
+    NumPy's and JAX's single booleans are Python's here; what else can be hashed, such as a member
+    of an enum, is known by its text. Fractions are no labels: a mask was meant, or a factor.
+    """
+    if isinstance(label, (str, bool, int)) and not isinstance(label, enum.Enum):
         return label
+    is_number = isinstance(label, (float, complex)) or hasattr(label, "dtype")
+    if isinstance(label, Hashable) and not (is_number or callable(label)):
+        return str(label)
     if getattr(label, "dtype", None) == np.bool_ and not isinstance(label, Tracer):
         if np.ndim(label) == 0:
             return bool(label)
@@ -30,7 +38,7 @@ def as_label(label: Any, what: str) -> Label:
         )
     raise TypeError(
         f"{where()}{what} is {label!r}, a {type(label).__name__}, expected a bool, a string or an "
-        "int, decided from the path, shape and dtype."
+        "int (or a member of an enum), decided from the path, shape and dtype."
     )
 
 

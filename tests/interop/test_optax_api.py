@@ -418,7 +418,62 @@ def in_parts(lib: Any) -> Any:
     return [parts, both, mapped, total, grads, aux.values, aux.metrics]
 
 
+def own_rule(lib: Any) -> Any:
+    micro = lib.microbatching
+    largest = micro.Accumulator(
+        lambda like: jnp.full(like.shape, -jnp.inf, like.dtype),
+        lambda carry, y, i: jnp.maximum(carry, y) + 0 * i,
+        lambda carry: carry,
+        lambda ys: jnp.max(ys, axis=0),
+    )
+    x, kind = jnp.arange(12.0).reshape(6, 2), micro.AccumulationType
+
+    def both(w: Any, x: Any, y: Any) -> Any:
+        return jnp.max(w * x), (jnp.mean(x), y + 1), {"n": jnp.sum(y)}
+
+    rules = (largest, (kind.MEAN, kind.CONCAT), kind.SUM)
+    parts = micro.microbatch(both, (1,), 2, rules, argnames="y", in_axes=(0, 1))
+    mean = micro.microbatch(jnp.mean, 0, 2, kind.RUNNING_MEAN, num_real_microbatches=2)
+    mapped = micro.micro_vmap(
+        lambda x, y: jnp.sum(x) * y, microbatch_size=2, accumulator=largest, num_real_microbatches=2
+    )
+    return [parts(2.0, x, y=x.T), jax.jit(mean)(x), mapped(x, y=x[:, 0])]
+
+
+def by_example(lib: Any) -> Any:
+    aggregating = lib.experimental.aggregating
+    each = jax.tree.map(lambda p: np.stack([p, 2 * p, -p, 0.5 * p]), PARAMS)
+    opts = [
+        aggregating.process(
+            lib.scale(2.0), aggregating.average_incrementally_updates(0, 2), lib.adam(0.1)
+        ),
+        aggregating.add_mean_variance_to_opt(lib.adam(0.1), 0.8),
+        aggregating.add_mean_variance_to_opt(lib.adam(0.1), 0.8, accumulation_steps=3),
+    ]
+    found = []
+    for opt in opts:
+        params, state = PARAMS, opt.init(PARAMS)
+        for i in range(4):
+            grads = jax.tree.map(lambda g, i=i: g * (1.0 + i), each)
+            updates, state = opt.update(grads, state)
+            params = lib.apply_updates(params, updates)
+        found.append(params)
+    return [found, aggregating.get_unbiased_mean_and_variance_ema(state)]
+
+
+def soft_lion(lib: Any) -> Any:
+    modes = [{"mode": "smooth", "smooth_beta": 3.0}, {"mode": "refined"}]
+    return [train(lib, lib.chain(lib.scale_by_lion(**m), lib.scale(-0.1))) for m in modes]
+
+
+def counted(lib: Any) -> Any:
+    solver = lib.chain(lib.add_noise(0.0, 0.0, jax.random.key(0)), lib.scale(-0.1))
+    noise = lib.tree_utils.tree_get(solver.init(PARAMS), "AddNoiseState")
+    return [lib.tree_utils.tree_get(lib.adam(0.1).init(PARAMS), "count"), noise.count]
+
+
 SCRIPTS = [
+    *(own_rule, by_example, soft_lion, counted),
     *(adam_with_a_schedule, function_as_rate, mask_by_a_function, labels_by_a_function, frozen),
     *(selective, masked_part, accumulated, changed_in_mid_run, injected_into_a_function),
     *(of_ones_own, named, lbfgs, state_by_name, losses, schedules, by_hand, contributed),
@@ -458,9 +513,7 @@ def test_every_name_is_there_or_has_its_reason():
 OTHER_ARGUMENTS = {
     "chain": {"args"},
     "global_norm": {"updates"},
-    "microbatch": {"num_real_microbatches"},
     "named_chain": {"args"},
-    "scale_by_lion": {"mode", "smooth_beta"},
     "sum": {"associative_reduction"},
 }
 
@@ -487,8 +540,15 @@ def test_arguments_are_those_of_the_same_name():
 
 
 def test_what_is_not_here_says_what_to_use():
-    with pytest.raises(AttributeError, match=r"has no 'aggregating'\. Use fnopt\.gradient_stat"):
-        optax_api.experimental.aggregating  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(AttributeError, match=r"no attribute 'unitwise_norm'\. Use fnopt\.adaptive"):
+        optax_api.unitwise_norm  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_gradients_of_examples_may_be_whole_numbers():
+    grads = [jnp.asarray([[0, 0, 0], [0, 3, 4], [4, 0, 3], [3, 4, 0]])]
+    for clip in (optax_api.per_example_global_norm_clip, optax_api.per_example_layer_norm_clip):
+        (summed,), _ = clip(grads, 1.25)
+        np.testing.assert_allclose(summed, [1.75, 1.75, 1.75])
 
 
 def test_lookahead_wants_the_pair():

@@ -1,4 +1,6 @@
+import enum
 import json
+import pickle
 
 import jax
 import jax.numpy as jnp
@@ -145,9 +147,9 @@ def test_the_dict_given_is_copied():
             r"partition: transforms\['slow'\] is <function sgd.*Did you forget to call it",
         ),
         (
-            lambda: fnopt.partition({1.5: fnopt.sgd(1.0)}, LABELS),
-            TypeError,
-            r"partition: transforms = \{1\.5: .*expected a dict from label \(strings or ints",
+            lambda: fnopt.partition({1: fnopt.sgd(1.0), "1": fnopt.sgd(1.0)}, LABELS),
+            ValueError,
+            r"two of the labels \[1, '1'\] have the same text",
         ),
         (
             lambda: fnopt.partition([fnopt.sgd(1.0)], LABELS),
@@ -184,3 +186,29 @@ def test_one_label_for_the_whole_tree_and_labels_that_are_numbers():
         updates, _ = tx.update(params, tx.init(params), params)
         assert {k: float(u[0]) for k, u in updates.items()} == pytest.approx(want)
         assert fnopt.from_config(json.loads(json.dumps(fnopt.to_config(tx)))) == tx
+
+
+class Group(enum.Enum):
+    SLOW = enum.auto()
+    FAST = enum.auto()
+
+
+@pytest.mark.parametrize("pair", [tuple(Group), (1, "fast"), (("a", 1), ("a", 2))])
+def test_labels_may_be_anything_with_a_hash(pair):
+    params = {"w": jnp.ones(2), "b": jnp.ones(2)}
+    labels = dict(zip(params, pair, strict=True))
+    for given in (fnopt.by_path(lambda path, leaf: labels[path]), fnopt.by_pattern(labels)):
+        tx = fnopt.partition({pair[0]: fnopt.sgd(0.1), pair[1]: fnopt.sgd(1.0)}, given)
+        updates, state = tx.update(params, tx.init(params), params)
+        assert {k: float(u[0]) for k, u in updates.items()} == pytest.approx({"w": -0.1, "b": -1})
+        assert set(state) == set(map(str, pair))
+
+
+def test_the_transforms_of_a_partition_dont_change():
+    tx = fnopt.partition({"a": fnopt.sgd(0.1)}, "a")
+    with pytest.raises(TypeError, match="never changes"):
+        tx.transforms["a"] = fnopt.sgd(1.0)
+    copied = pickle.loads(pickle.dumps(tx))
+    assert copied == tx
+    assert jax.tree.map(lambda x: x, tx) == tx
+    assert hash(copied) == hash(tx)

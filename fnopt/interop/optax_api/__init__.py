@@ -14,13 +14,15 @@ import sys
 from typing import Any
 
 from fnopt.interop.optax_api import _names
+from fnopt.interop.optax_api._accumulate import Accumulator
 from fnopt.interop.optax_api._hyperparams import (
     InjectHyperparamsState,
     InjectStatefulHyperparamsState,
     inject_hyperparams,
 )
 from fnopt.interop.optax_api._lookahead import LookaheadParams, LookaheadState, lookahead
-from fnopt.interop.optax_api._micro import micro_grad, micro_vmap, microbatch, reshape_batch_axis
+from fnopt.interop.optax_api._micro import micro_grad, micro_vmap
+from fnopt.interop.optax_api._microbatch import microbatch, reshape_batch_axis
 from fnopt.interop.optax_api._monitor import (
     MonitorState,
     SnapshotState,
@@ -80,6 +82,7 @@ __version__ = "0.2.8"
 
 __all__ = [
     "AccumulationType",
+    "Accumulator",
     "DifferentiallyPrivateAggregateState",
     "EmptyState",
     "GradientTransformation",

@@ -55,8 +55,6 @@ _TYPES = {
     *("ConditionFn", "TransformInitFn", "TransformUpdateExtraArgsFn", "TransformUpdateFn"),
 }
 NOT_HERE = {
-    "Accumulator": "microbatch with AccumulationType or 'sum', 'mean', 'concat'",
-    "aggregating": "fnopt.gradient_statistics, which has the moments of per-example gradients",
     **dict.fromkeys(("unitwise_norm", "unitwise_clip"), "fnopt.adaptive_grad_clip"),
 }
 
@@ -88,10 +86,11 @@ def namespaces(home: str) -> dict[str, types.ModuleType]:
         "losses": ("", "fnopt.losses", home),
         "projections": ("", "fnopt.projections"),
         **dict.fromkeys(("assignment", "microbatching", "perturbations"), ("", home)),
-        "experimental": ("",),
+        "experimental": ("", home),
+        "aggregating": ("", f"{home}._aggregating", f"{home}._moments"),
         "second_order": ("", f"{home}._second_order"),
-        "tree": ("", "fnopt.tree"),
-        "tree_utils": ("tree_", "fnopt.tree"),
+        "tree": ("", f"{home}._tree", "fnopt.tree"),
+        "tree_utils": ("tree_", f"{home}._tree", "fnopt.tree"),
     }
     return {name: _Namespace(f"{home}.{name}", *found) for name, found in rooms.items()}
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt import optimizers, transforms
-from fnopt.core import Transformation, check_key, global_norm
+from fnopt.core import Transformation, check_key, default_float, global_norm, is_inexact
 from fnopt.gradients import add_noise, clip_factors
 from fnopt.interop.optax_api._bridge import as_schedule
 
@@ -23,10 +23,16 @@ def per_example_global_norm_clip(grads: Any, l2_norm_clip: Any) -> tuple[Any, ja
         grads: A tree of arrays `[n, ...]`.
         l2_norm_clip: The largest norm of an example's gradient.
     """
+    grads = jax.tree.map(_floating, grads)
     norms = jax.vmap(global_norm)(grads)
     factors = clip_factors(norms, l2_norm_clip, "clip")
     summed = jax.tree.map(lambda g: jnp.tensordot(factors.astype(g.dtype), g, 1), grads)
     return summed, jnp.sum(norms > l2_norm_clip)
+
+
+def _floating(g: Any) -> jax.Array:
+    """Whole numbers, as examples in documentation have them, as floating ones."""
+    return jnp.asarray(g, jnp.result_type(g) if is_inexact(g) else default_float())
 
 
 def per_example_layer_norm_clip(

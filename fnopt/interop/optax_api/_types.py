@@ -59,5 +59,5 @@ class AccumulationType(enum.StrEnum):
 
     MEAN = "mean"
     SUM = "sum"
-    RUNNING_MEAN = "mean"
+    RUNNING_MEAN = "running_mean"
     CONCAT = "concat"

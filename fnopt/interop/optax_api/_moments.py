@@ -1,0 +1,141 @@
+"""Mean and variance of the gradients of examples, followed beside an optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt import tree
+from fnopt.core import foreign
+from fnopt.interop.optax_api._aggregating import (
+    Aggregator,
+    get_batch_size_from_per_elt_updates,
+    process,
+)
+from fnopt.interop.optax_api._types import init_empty_state
+from fnopt.transforms import chain, identity
+
+Axis = int | Sequence[int]
+
+
+class PerElementMeanAndSumSqDiffGradsState(NamedTuple):
+    """Calls since the last result, whether this one made one, mean and squares so far."""
+
+    micro_step: jax.Array
+    ready: jax.Array
+    mean_grads: Any
+    sum_sq_diff_grads: Any
+
+
+class PerElementMeanAndVarianceEMAState(NamedTuple):
+    """Steps, the decay, and the averages over the steps, which begin at zero."""
+
+    count: jax.Array
+    ema_decay: jax.Array
+    mean_grads_ema: Any
+    variance_grads_ema: Any
+
+
+def _mean_and_squares(updates: Any, axis: Axis) -> tuple[Any, Any]:
+    mean = jax.tree.map(lambda x: jnp.mean(x, axis, keepdims=True), updates)
+    squares = jax.tree.map(lambda x, m: jnp.sum(jnp.square(x - m), axis), updates, mean)
+    return jax.tree.map(lambda m: jnp.squeeze(m, axis), mean), squares
+
+
+def get_per_element_mean_and_sum_sq_diff_grads(
+    per_elt_axis: Axis = 0, accumulation_steps: int = 1
+) -> Any:
+    """The mean over examples (and some calls), and beside it the squares of what differs from it.
+
+    It returns `(mean, {"sum_sq_diff_grads": ..., "sample_size": ...})`.
+    """
+
+    def init(params: Any) -> PerElementMeanAndSumSqDiffGradsState:
+        zero, no = jnp.zeros((), jnp.int32), jnp.zeros((), bool)
+        nothing = tree.zeros_like(params)
+        return PerElementMeanAndSumSqDiffGradsState(zero, no, nothing, nothing)
+
+    def at_once(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        del params
+        mean, squares = _mean_and_squares(updates, per_elt_axis)
+        size = get_batch_size_from_per_elt_updates(updates, per_elt_axis)
+        return (mean, {"sum_sq_diff_grads": squares, "sample_size": size}), state
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        (mean, beside), _ = at_once(updates, state, params)
+        size, step = beside["sample_size"], state.micro_step + 1
+        # Two sets of examples as one (Chan, Golub and LeVeque, 1979).
+        delta = tree.sub(mean, state.mean_grads)
+        share = state.micro_step * size / step
+        mean = jax.tree.map(lambda m, d: m + d / step, state.mean_grads, delta)
+        squares = jax.tree.map(
+            lambda a, s, d: a + s + jnp.square(d) * share,
+            state.sum_sq_diff_grads,
+            beside["sum_sq_diff_grads"],
+            delta,
+        )
+        ready = step == accumulation_steps
+        result = (mean, {"sum_sq_diff_grads": squares, "sample_size": size * step})
+        given = tree.where(ready, result, tree.zeros_like(result))
+        kept = tree.where(ready, tree.zeros_like((mean, squares)), (mean, squares))
+        count = jnp.where(ready, jnp.zeros_like(step), step)
+        return given, PerElementMeanAndSumSqDiffGradsState(count, ready, *kept)
+
+    return (
+        Aggregator(init_empty_state, at_once)
+        if accumulation_steps == 1
+        else Aggregator(init, update)
+    )
+
+
+def track_per_element_mean_and_variance_with_ema(ema_decay: Any = 0.9) -> Any:
+    """Averages over the steps of mean and variance; the updates are left as they are."""
+
+    def init(params: Any) -> PerElementMeanAndVarianceEMAState:
+        nothing, decay = tree.zeros_like(params), jnp.asarray(ema_decay, jnp.float32)
+        return PerElementMeanAndVarianceEMAState(jnp.zeros((), jnp.int32), decay, nothing, nothing)
+
+    def update(
+        updates: Any, state: Any, params: Any = None, *, sum_sq_diff_grads: Any, sample_size: Any
+    ) -> tuple[Any, PerElementMeanAndVarianceEMAState]:
+        del params
+        variance = jax.tree.map(lambda s: s / (sample_size - 1), sum_sq_diff_grads)
+
+        def averaged(new: Any, old: Any) -> Any:
+            return jax.tree.map(lambda x, y: (1 - ema_decay) * x + ema_decay * y, new, old)
+
+        means = averaged(updates, state.mean_grads_ema)
+        variances = averaged(variance, state.variance_grads_ema)
+        return updates, state._replace(
+            count=state.count + 1, mean_grads_ema=means, variance_grads_ema=variances
+        )
+
+    return foreign(init, update)
+
+
+def get_unbiased_mean_and_variance_ema(state: Any) -> tuple[Any, Any]:
+    """The averages, without the zeros that they began with."""
+    found = tree.get(state, "PerElementMeanAndVarianceEMAState")
+    if found is None:
+        raise ValueError(
+            "the state has no PerElementMeanAndVarianceEMAState, expected that of "
+            "add_mean_variance_to_opt."
+        )
+    share = 1 - found.ema_decay**found.count
+    averages = (found.mean_grads_ema, found.variance_grads_ema)
+    return jax.tree.map(lambda x: x / share.astype(x.dtype), averages)
+
+
+def add_mean_variance_to_opt(
+    opt: Any, ema_decay: Any = 0.9, per_elt_axis: Axis = 0, accumulation_steps: int = 1
+) -> Any:
+    """An optimizer of gradients of examples, with their mean and variance in its state."""
+    return process(
+        preprocessor=identity(),
+        aggregator=get_per_element_mean_and_sum_sq_diff_grads(per_elt_axis, accumulation_steps),
+        postprocessor=chain(track_per_element_mean_and_variance_with_ema(ema_decay), opt),
+        aggregator_has_aux=True,
+    )

@@ -144,7 +144,7 @@ def _checked(transforms: Any) -> FrozenDict:
             f"{where()}partition: transforms = {transforms!r}, expected a dict from label to "
             "optimizer."
         )
-    named = {as_label(label, "partition: a label"): tx for label, tx in transforms.items()}
+    named: dict[Any, Any] = {as_label(k, "partition: a label"): tx for k, tx in transforms.items()}
     if not any(all(isinstance(k, kind) for k in named) for kind in (str, int)):
         named = {str(label): tx for label, tx in named.items()}
     if len(named) < len(transforms):

@@ -26,8 +26,7 @@ def as_label(label: Any, what: str) -> Label:
     """
     if isinstance(label, (str, bool, int)) and not isinstance(label, enum.Enum):
         return label
-    is_number = isinstance(label, (float, complex)) or hasattr(label, "dtype")
-    if isinstance(label, Hashable) and not (is_number or callable(label)):
+    if _has_a_text(label):
         return str(label)
     if getattr(label, "dtype", None) == np.bool_ and not isinstance(label, Tracer):
         if np.ndim(label) == 0:
@@ -40,6 +39,11 @@ def as_label(label: Any, what: str) -> Label:
         f"{where()}{what} is {label!r}, a {type(label).__name__}, expected a bool, a string or an "
         "int (or a member of an enum), decided from the path, shape and dtype."
     )
+
+
+def _has_a_text(label: Any) -> bool:
+    is_number = isinstance(label, (float, complex)) or hasattr(label, "dtype")
+    return isinstance(label, Hashable) and not (is_number or callable(label))
 
 
 class Selector(Value):

@@ -16,6 +16,7 @@ from fnopt.core import (
     check_choice,
     ema,
     hyper,
+    in_turn,
     mean_weights,
     real_dtype,
     static,
@@ -129,7 +130,9 @@ class scale_by_muon(Leafwise):
             [{"u": part} for part in cut(layout, x)]
             for x, layout in zip(leaves, layouts, strict=True)
         ]
-        out = together(lambda part: {"u": self._orthogonal(part["u"])}, rows)
+        is_spectral = self.preconditioning == "spectral"  # by eigenvalues
+        orthogonal = in_turn(self._orthogonal) if is_spectral else self._orthogonal
+        out = together(lambda part: {"u": orthogonal(part["u"])}, rows)
         new = [[part["u"] for part in row] for row in out]
         return treedef.unflatten(map(whole, layouts, new, leaves)), state
 

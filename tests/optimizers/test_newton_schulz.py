@@ -79,6 +79,16 @@ def test_polar_express_is_the_orthogonal_factor(shape):
             np.testing.assert_allclose(actual[0], u[0] @ v[0], atol=2e-3)
 
 
+def test_a_few_at_a_time():
+    x = matrices(64, 130)
+    fn = compiled("standard", 5, "frobenius")
+    mapped = "scan" in str(jax.make_jaxpr(fn)(x))
+    assert mapped == (jax.default_backend() == "cpu")
+    for a, one in zip(fn(x), x, strict=True):
+        expected = reference(one, polynomials("standard", 5), "frobenius")
+        np.testing.assert_allclose(a, expected, atol=3e-4, rtol=3e-4)
+
+
 @pytest.mark.parametrize("size", [1e-24, 1e20])
 def test_any_magnitude(size):
     x = matrices(4, 24)[:3]

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 from fnopt.core import gathered, leaves_with_names, shown
 from fnopt.distributed._sharded import sharded
 from fnopt.distributed._state_sharding import init_sharded
+from fnopt.transforms import is_coded
 
 
 def undivided(tx: Any) -> Any:
@@ -40,7 +41,8 @@ def gather_state(tx: Any, state: Any, params: Any) -> Any:
         average of the params, to save a checkpoint that any number of devices can go on from.
 
     Raises:
-        ValueError: If a leaf has too few elements for its param.
+        ValueError: If a leaf has too few elements for its param, or is in codes whose blocks the
+            parts cut through (`quantized_state`).
 
     Example:
         >>> from jax.sharding import NamedSharding, PartitionSpec as P
@@ -55,6 +57,7 @@ def gather_state(tx: Any, state: Any, params: Any) -> Any:
     """
     shapes = jax.tree.map(lambda p: jax.ShapeDtypeStruct(jnp.shape(p), jnp.result_type(p)), params)
     target = jax.eval_shape(undivided(tx).init, shapes)
+    _check_blocks(state, target)
 
     def one(name: str, x: Any, like: Any) -> Any:
         if x.shape == like.shape:
@@ -84,7 +87,8 @@ def scatter_state(tx: Any, state: Any, params: Any, *, mesh: Mesh | None = None)
         The state, its slots divided over the devices of `tx`'s axis.
 
     Raises:
-        ValueError: As `state_sharding`; or if a leaf has another shape than its param.
+        ValueError: As `state_sharding` and `gather_state`; or if a leaf has another shape than its
+            param.
 
     Example:
         >>> from jax.sharding import NamedSharding, PartitionSpec as P
@@ -97,6 +101,7 @@ def scatter_state(tx: Any, state: Any, params: Any, *, mesh: Mesh | None = None)
         (1, 6)
     """
     fresh = init_sharded(tx, params, mesh=mesh)
+    _check_blocks(fresh, state)
 
     def one(name: str, x: Any, new: Any) -> Any:
         if jnp.shape(x) != new.shape:
@@ -109,11 +114,31 @@ def scatter_state(tx: Any, state: Any, params: Any, *, mesh: Mesh | None = None)
                 )
             x = jnp.reshape(x, (*new.shape[:-1], size))
             x = jax.device_put(x, NamedSharding(new.sharding.mesh, P()))
-            # What fills the last part up is that of a fresh state: no zeros to divide by.
-            x = jnp.concatenate([x, gathered(new)[..., size:]], axis=-1)
+            if size < new.shape[-1]:
+                # What fills the last part up is that of a fresh state: no zeros to divide by.
+                x = jnp.concatenate([x, gathered(new)[..., size:]], axis=-1)
         return jax.device_put(x, new.sharding)
 
     return _mapped(one, state, fresh)
+
+
+def _check_blocks(parts: Any, whole: Any) -> None:
+    """Raises a ValueError where codes in parts and those of whole leaves have other blocks."""
+    found = leaves_with_names(parts, is_coded)[0]
+    others = jax.tree.leaves(whole, is_leaf=is_coded)
+    for (name, mine), theirs in zip(found, others, strict=False):
+        if not (is_coded(mine) and is_coded(theirs)):
+            continue
+        (codes, scales), (all_codes, all_scales) = mine, theirs
+        # As many numbers a scale in both, a whole number: then no part ends within a block.
+        same = codes.size * all_scales.size == scales.size * all_codes.size
+        if not same or all_codes.size % all_scales.size:
+            raise ValueError(
+                f"{shown(name)} of the state is in codes whose blocks end elsewhere in parts than "
+                f"in the whole leaf: {scales.size} scales for {codes.size} numbers, "
+                f"{all_scales.size} for {all_codes.size}. Give quantized_state a block_size that "
+                "divides the parts, or keep this leaf out of it."
+            )
 
 
 def _mapped(one: Any, state: Any, target: Any) -> Any:

@@ -58,6 +58,10 @@ class sharded(Transformation):
     two all-to-alls of an N-th of what goes in and comes out. Work is divided by N where N divides
     the number of matrices of a shape (layers in a stack count one by one).
 
+    Slots in codes (`quantized_state`) keep the blocks of the whole leaf, so that a step is that of
+    `inner` in every bit where parts hold whole blocks. A block that two devices would share is one
+    in each, with a scale of its own: its numbers are rounded otherwise, within the same bounds.
+
     The state is that of `inner` for parts in a row; outside of `shard_map` its arrays are
     `[1, ..., N * ceil(size / N)]`, divided over the axis. `state_sharding` says how,
     `init_sharded` or `init` of params on a mesh makes it, `gather_state` and `scatter_state` bring

@@ -65,6 +65,7 @@ from fnopt.transforms._selectors import Labels, Selector, by_path, by_pattern
 from fnopt.transforms._sign import scale_by_sign
 from fnopt.transforms._sparse_rows import sparse_rows
 from fnopt.transforms._split_real_and_imaginary import split_real_and_imaginary
+from fnopt.transforms._stored_slots import is_coded as is_coded
 from fnopt.transforms._strict import strict
 from fnopt.transforms._tree_algebra import inner as inner
 from fnopt.transforms._tree_algebra import larger_estimate as larger_estimate

@@ -8,6 +8,7 @@ next to zero have few digits and the large ones up to seven.
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -110,21 +111,25 @@ def _divisor(n: int, most: int) -> int | None:
     return next((k for k in range(most, (most - 1) // 2, -1) if n % k == 0), None)
 
 
+def block_length(shape: tuple[int, ...], block_size: int) -> int:
+    """How many elements of an array share a scale: `block_size`, or what divides the array."""
+    last = _divisor(shape[-1], block_size) if shape else None
+    return last or _divisor(math.prod(shape), block_size) or block_size
+
+
 def _as_blocks(x: jax.Array, block_size: int) -> jax.Array:
     """The array with blocks as its last axis, each of at most `block_size` elements.
 
     Leading axes stay where the last one can be divided: they may be spread over devices. Only where
     the size of the whole array has no fitting divisor it is padded, which takes a copy.
     """
-    last = _divisor(x.shape[-1], block_size) if x.ndim else None
-    if x.ndim and last == x.shape[-1]:
+    length = block_length(x.shape, block_size)
+    if x.ndim and x.shape[-1] == length:
         return x
-    if last is not None:
-        return reshaped(x, *x.shape[:-1], x.shape[-1] // last, last)
-    flat, length = reshaped(x, -1), _divisor(x.size, block_size)
-    if length is not None:
-        return flat.reshape(-1, length)
-    return jnp.pad(flat, (0, -x.size % block_size)).reshape(-1, block_size)
+    if x.ndim and x.shape[-1] % length == 0:
+        return reshaped(x, *x.shape[:-1], x.shape[-1] // length, length)
+    flat = reshaped(x, -1)
+    return jnp.pad(flat, (0, -x.size % length)).reshape(-1, length)
 
 
 def _from_blocks(blocks: jax.Array, shape: tuple[int, ...]) -> jax.Array:

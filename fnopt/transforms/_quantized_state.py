@@ -7,8 +7,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_choice, compute_dtype, increment, static, zero_count
+from fnopt.core import (
+    check_choice,
+    compute_dtype,
+    increment,
+    leaves_with_names,
+    static,
+    whole_leaves,
+    zero_count,
+)
 from fnopt.transforms._block_codes import decode, encode
+from fnopt.transforms._coded_parts import decode_part, encode_part, size_of_whole
 from fnopt.transforms._stored_slots import StoredSlots, is_coded, pattern_items
 
 
@@ -84,18 +93,40 @@ class quantized_state(StoredSlots):
         self, updates: Any, state: QuantizedStateState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, QuantizedStateState]:
         """A step of the inner transform, with its slots in float32."""
-        inner_state = self._map(self._decoded, state.inner_state)
+        inner_state = self._map_slots(self._decoded, state.inner_state)
         new, inner_state = self.inner.update(updates, inner_state, params, **extra_args)
         return new, self._coded(increment(state.count), inner_state)
 
     def _coded(self, count: jax.Array, state: Any) -> QuantizedStateState:
-        def one(form: Any, x: Any) -> Any:
-            if jnp.iscomplexobj(x) or x.size < self.min_size:
+        def one(form: str, x: Any, shape: Any) -> Any:
+            size = x.size if shape is None else size_of_whole(x, shape)
+            if jnp.iscomplexobj(x) or size < self.min_size:
                 return x
-            wide = x.astype(compute_dtype(x.dtype))
-            return encode(wide, form == "signed", self.block_size, count)
+            wide, known = x.astype(compute_dtype(x.dtype)), whole_leaves()
+            if known is None:
+                return encode(wide, form == "signed", self.block_size, count)
+            return encode_part(wide, shape, known, form == "signed", self.block_size, count)
 
-        return QuantizedStateState(count, self._map(one, state))
+        state = self._map_slots(lambda form, slot: self._each(one, form, slot), state)
+        return QuantizedStateState(count, state)
 
-    def _decoded(self, form: Any, x: Any) -> Any:
-        return decode(*x, form == "signed", self.block_size) if is_coded(x) else x
+    def _decoded(self, form: str, slot: Any) -> Any:
+        def one(form: str, x: Any, shape: Any) -> Any:
+            known = whole_leaves()
+            if not is_coded(x):
+                return x
+            if known is None:
+                return decode(*x, form == "signed", self.block_size)
+            return decode_part(*x, shape, known, form == "signed", self.block_size)
+
+        return self._each(one, form, slot)
+
+    def _each(self, fn: Any, form: str, slot: Any) -> Any:
+        """`fn(form, leaf, shape)` of a slot's leaves; the shape is that of the whole, of parts."""
+        known = whole_leaves()
+        if known is None:
+            return jax.tree.map(lambda x: fn(form, x, None), slot, is_leaf=is_coded)
+        if known.is_probe:  # blocks know of parts: nothing else of a leaf is needed
+            return slot
+        named, treedef = leaves_with_names(slot, is_coded)
+        return treedef.unflatten([fn(form, x, known.shapes[name]) for name, x in named])

@@ -38,11 +38,17 @@ class StoredSlots(Wrapper):
     def _map(self, fn: Callable[[Any, Any], Any], state: Any) -> Any:
         """The inner state with `fn(form, leaf)` in place of the leaves of the chosen slots."""
 
+        def each(form: Any, tree: Any) -> Any:
+            return jax.tree.map(lambda x: fn(form, x), tree, is_leaf=is_coded)
+
+        return self._map_slots(each, state)
+
+    def _map_slots(self, fn: Callable[[Any, Any], Any], state: Any) -> Any:
+        """The inner state with `fn(form, slot)` in place of the chosen slots."""
+
         def slot(path: str, tree: Any) -> Any:
             form = next((form for pattern, form in self.slots if _fits(pattern, path)), None)
-            if form is None:
-                return tree
-            return jax.tree.map(lambda x: fn(form, x), tree, is_leaf=is_coded)
+            return tree if form is None else fn(form, tree)
 
         return map_slots(slot, state)
 

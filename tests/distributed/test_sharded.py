@@ -40,7 +40,14 @@ EXACT = {
     "accumulate": lambda: fnopt.accumulate(fnopt.lion(1e-2), 2),
     "averages": lambda: fnopt.chain(fnopt.rmsprop(1e-2), fnopt.params_ema(0.9)),
     "packed": lambda: fnopt.flatten(fnopt.adam(1e-2)),
+    "quantized": lambda: fnopt.accumulate(_quantized(block_size=4), 2),
 }
+
+
+def _quantized(block_size: int):
+    return fnopt.quantized_state(fnopt.adamw(1e-2), block_size=block_size, min_size=8)
+
+
 # With norms or inner products over all elements, whose sums are rounded otherwise.
 CLOSE = {
     "clipped": lambda: fnopt.chain(fnopt.clip_by_global_norm(0.1), fnopt.adam(1e-2)),
@@ -272,11 +279,40 @@ def test_a_decision_by_each_device_for_itself_is_refused():
         jax.eval_shape(step, *args)
 
 
-def test_a_state_in_blocks_is_refused():
+def test_a_state_that_is_rounded_at_random_is_refused():
     (blocks,) = (case.make() for case in CASES if case.name == "stored_in_less")
     # where depends on what JAX can slice: when the state is made, or when it is used
     with pytest.raises(ValueError, match=r"in another form|needs the whole|of the state has sh"):
         abstract_step(blocks)
+
+
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_codes_and_scales_are_divided(kind):
+    params = on_mesh(PARAMS, kind)
+    parts = distributed.sharded(_quantized(block_size=4), "data")
+    state = distributed.init_sharded(parts, params)
+    lengths = [x.addressable_shards[0].data.shape for x in fnopt.slots(state)["mu"]["kernel"]]
+    assert lengths == [(1, 6), (1, 2)]  # of 12 codes and 4 scales
+    whole = jax.tree.map(
+        lambda x: np.arange(1, 1 + x.size).reshape(x.shape).astype(x.dtype),
+        jax.eval_shape(_quantized(block_size=4).init, PARAMS),
+    )
+    there = distributed.scatter_state(parts, whole, params)
+    back = distributed.gather_state(parts, there, params)
+    for x, y in zip(jax.tree.leaves(back), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_blocks_that_devices_would_share_are_their_own():
+    params = on_mesh(PARAMS)
+    parts = distributed.sharded(_quantized(block_size=12), "data")
+    state = parts.init(params)
+    assert [x.shape for x in fnopt.slots(state)["mu"]["kernel"]] == [(1, 12), (1, 2)]
+    abstract_step(_quantized(block_size=12))
+    with pytest.raises(ValueError, match=r"leaf '.*mu/kernel' .*2 scales for 12 numbers, 1 for 12"):
+        distributed.gather_state(parts, state, params)
+    with pytest.raises(ValueError, match="Give quantized_state a block_size"):
+        distributed.scatter_state(parts, _quantized(block_size=12).init(params), params)
 
 
 @pytest.mark.parametrize("make", [fnopt.adamw, fnopt.lion, fnopt.sgd])

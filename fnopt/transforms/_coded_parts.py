@@ -1,0 +1,83 @@
+"""Codes of leaves of which every device has a part, in the blocks of the whole leaf.
+
+A part is a stretch of the leaf's numbers. Where it holds whole blocks of the leaf, its codes are
+those of the leaf in every bit; elsewhere blocks begin where the part does, and the last is short.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import WholeLeaves, gathered, part_axes
+from fnopt.transforms._block_codes import block_length, decode, encode
+
+
+def encode_part(
+    x: jax.Array,
+    shape: tuple[int, ...],
+    leaves: WholeLeaves,
+    signed: bool,
+    block_size: int,
+    count: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Codes of the part's shape and the scales of its blocks, `[..., blocks]`.
+
+    Args:
+        x: A slot's part, or the parts of all devices in a row, `[..., length]`.
+        shape: The shape of the whole leaf.
+        leaves: How leaves are divided.
+        signed: As in `encode`.
+        block_size: As in `encode`.
+        count: As in `encode`.
+    """
+    codes, scales = encode(_blocks(x, shape, leaves, block_size), signed, block_size, count)
+    codes = _without_blocks(codes, shape, leaves)
+    if part_axes():
+        return codes.reshape(x.shape), scales.reshape(*x.shape[:-1], -1)
+    return leaves.kept(codes), leaves.kept(scales)
+
+
+def decode_part(
+    codes: jax.Array,
+    scales: jax.Array,
+    shape: tuple[int, ...],
+    leaves: WholeLeaves,
+    signed: bool,
+    block_size: int,
+) -> jax.Array:
+    """The numbers that a part's codes and scales stand for."""
+    blocks = _blocks(codes, shape, leaves, block_size)
+    numbers = decode(blocks, scales.reshape(blocks.shape[:-1]), signed, block_size)
+    return _without_blocks(numbers, shape, leaves).reshape(codes.shape)
+
+
+def _blocks(
+    x: jax.Array, shape: tuple[int, ...], leaves: WholeLeaves, block_size: int
+) -> jax.Array:
+    """`[..., parts, blocks, block]`, zeros where the last block of a part is filled up."""
+    parts = gathered(x).reshape(*x.shape[:-1], -1, _length(shape, leaves))
+    block = block_length((*_memory(x, shape), *shape), block_size)
+    fill = [(0, 0)] * (parts.ndim - 1) + [(0, -parts.shape[-1] % block)]
+    return jnp.pad(parts, fill).reshape(*parts.shape[:-1], -1, block)
+
+
+def _without_blocks(x: jax.Array, shape: tuple[int, ...], leaves: WholeLeaves) -> jax.Array:
+    """`[..., parts, length]`."""
+    return x.reshape(*x.shape[:-2], -1)[..., : _length(shape, leaves)]
+
+
+def _length(shape: tuple[int, ...], leaves: WholeLeaves) -> int:
+    return -(-math.prod(shape) // leaves.count)
+
+
+def _memory(x: jax.Array, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The leading axes of a slot that keeps several arrays of the leaf's shape."""
+    return x.shape[: x.ndim - max(len(shape), 1)]
+
+
+def size_of_whole(x: jax.Array, shape: tuple[int, ...]) -> int:
+    """How many numbers the whole slot has."""
+    return math.prod((*_memory(x, shape), *shape))

@@ -11,14 +11,13 @@ import math
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import WholeLeaves, gathered, part_axes
+from fnopt.core import WholeLeaves, gathered, part_axes, whole_leaves
 from fnopt.transforms._block_codes import block_length, decode, encode
 
 
 def encode_part(
     x: jax.Array,
     shape: tuple[int, ...],
-    leaves: WholeLeaves,
     signed: bool,
     block_size: int,
     count: jax.Array,
@@ -28,15 +27,15 @@ def encode_part(
     Args:
         x: A slot's part, or the parts of all devices in a row, `[..., length]`.
         shape: The shape of the whole leaf.
-        leaves: How leaves are divided.
         signed: As in `encode`.
         block_size: As in `encode`.
         count: As in `encode`.
     """
-    codes, scales = encode(_blocks(x, shape, leaves, block_size), signed, block_size, count)
-    codes = _without_blocks(codes, shape, leaves)
+    codes, scales = encode(_blocks(x, shape, block_size), signed, block_size, count)
+    codes = _without_blocks(codes, shape)
     if part_axes():
         return codes.reshape(x.shape), scales.reshape(*x.shape[:-1], -1)
+    leaves = _leaves()
     return leaves.kept(codes), leaves.kept(scales)
 
 
@@ -44,33 +43,36 @@ def decode_part(
     codes: jax.Array,
     scales: jax.Array,
     shape: tuple[int, ...],
-    leaves: WholeLeaves,
     signed: bool,
     block_size: int,
 ) -> jax.Array:
     """The numbers that a part's codes and scales stand for."""
-    blocks = _blocks(codes, shape, leaves, block_size)
+    blocks = _blocks(codes, shape, block_size)
     numbers = decode(blocks, scales.reshape(blocks.shape[:-1]), signed, block_size)
-    return _without_blocks(numbers, shape, leaves).reshape(codes.shape)
+    return _without_blocks(numbers, shape).reshape(codes.shape)
 
 
-def _blocks(
-    x: jax.Array, shape: tuple[int, ...], leaves: WholeLeaves, block_size: int
-) -> jax.Array:
+def _blocks(x: jax.Array, shape: tuple[int, ...], block_size: int) -> jax.Array:
     """`[..., parts, blocks, block]`, zeros where the last block of a part is filled up."""
-    parts = gathered(x).reshape(*x.shape[:-1], -1, _length(shape, leaves))
+    parts = gathered(x).reshape(*x.shape[:-1], -1, _length(shape))
     block = block_length((*_memory(x, shape), *shape), block_size)
     fill = [(0, 0)] * (parts.ndim - 1) + [(0, -parts.shape[-1] % block)]
     return jnp.pad(parts, fill).reshape(*parts.shape[:-1], -1, block)
 
 
-def _without_blocks(x: jax.Array, shape: tuple[int, ...], leaves: WholeLeaves) -> jax.Array:
+def _without_blocks(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """`[..., parts, length]`."""
-    return x.reshape(*x.shape[:-2], -1)[..., : _length(shape, leaves)]
+    return x.reshape(*x.shape[:-2], -1)[..., : _length(shape)]
 
 
-def _length(shape: tuple[int, ...], leaves: WholeLeaves) -> int:
-    return -(-math.prod(shape) // leaves.count)
+def _length(shape: tuple[int, ...]) -> int:
+    return -(-math.prod(shape) // _leaves().count)
+
+
+def _leaves() -> WholeLeaves:
+    known = whole_leaves()
+    assert known is not None
+    return known
 
 
 def _memory(x: jax.Array, shape: tuple[int, ...]) -> tuple[int, ...]:

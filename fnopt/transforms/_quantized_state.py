@@ -102,22 +102,22 @@ class quantized_state(StoredSlots):
             size = x.size if shape is None else size_of_whole(x, shape)
             if jnp.iscomplexobj(x) or size < self.min_size:
                 return x
-            wide, known = x.astype(compute_dtype(x.dtype)), whole_leaves()
-            if known is None:
+            wide = x.astype(compute_dtype(x.dtype))
+            if shape is None:
                 return encode(wide, form == "signed", self.block_size, count)
-            return encode_part(wide, shape, known, form == "signed", self.block_size, count)
+            return encode_part(wide, shape, form == "signed", self.block_size, count)
 
         state = self._map_slots(lambda form, slot: self._each(one, form, slot), state)
         return QuantizedStateState(count, state)
 
     def _decoded(self, form: str, slot: Any) -> Any:
         def one(form: str, x: Any, shape: Any) -> Any:
-            known = whole_leaves()
             if not is_coded(x):
                 return x
-            if known is None:
-                return decode(*x, form == "signed", self.block_size)
-            return decode_part(*x, shape, known, form == "signed", self.block_size)
+            codes, scales = x
+            if shape is None:
+                return decode(codes, scales, form == "signed", self.block_size)
+            return decode_part(codes, scales, shape, form == "signed", self.block_size)
 
         return self._each(one, form, slot)
 

@@ -28,10 +28,11 @@ def check_inexact(tree: Any, what: str) -> None:
     for path, leaf in leaves_with_names(tree)[0]:
         if is_inexact(leaf):
             continue
+        number = "Write a number as 1.0. " if isinstance(leaf, int) else ""
         raise TypeError(
             f"{where()}{what}: {shown(path)} is {described(leaf)}, expected a floating array. "
-            "Freeze such leaves with fnopt.freeze or fnopt.partition, or filter them out of the "
-            "tree first (Equinox: eqx.filter(model, eqx.is_inexact_array))."
+            f"{number}Freeze such leaves with fnopt.freeze or fnopt.partition, or filter them out "
+            "of the tree first (Equinox: eqx.filter(model, eqx.is_inexact_array))."
         )
 
 

@@ -165,8 +165,8 @@ def projection_box_section(x: Any, lower: Any, upper: Any, w: Any, c: Any) -> ja
 
     Args:
         x: A vector `[n]`.
-        lower: :math:`l`, a number or `[n]`, finite.
-        upper: :math:`u`, a number or `[n]`, finite.
+        lower: :math:`l`, a number or `[n]`; it may be infinite.
+        upper: :math:`u`, a number or `[n]`; it may be infinite.
         w: :math:`w`, a number or `[n]`.
         c: A number that some point of the box reaches; else the point that comes nearest to it is
             returned.
@@ -203,20 +203,29 @@ def projection_box_section(x: Any, lower: Any, upper: Any, w: Any, c: Any) -> ja
 
 
 def _multiplier(x: Any, low: Any, high: Any, w: Any, c: Any) -> jax.Array:
-    """Bisection of a function that falls, between the smallest and the largest of its kinks."""
+    """Bisection of a function that falls, between the smallest and the largest of its kinks.
+
+    Where bounds are infinite it goes on falling beyond them, as straight as it is there.
+    """
     usable = w != 0
     safe = jnp.where(usable, w, 1).astype(x.dtype)
     kinks = jnp.stack([(x - low) / safe, (x - high) / safe])
-    kinks = jnp.where(usable, kinks, 0).astype(x.dtype)
+    kinks = jnp.where(usable & jnp.isfinite(kinks), kinks, 0).astype(x.dtype)
+
+    def excess(tau: jax.Array) -> jax.Array:
+        return jnp.sum(w * jnp.clip(x - tau * w, low, high)) - c
+
+    def beyond(edge: jax.Array, down: jax.Array, up: jax.Array) -> jax.Array:
+        open_ended = jnp.where(w > 0, jnp.isinf(down), jnp.isinf(up))
+        return edge + _over(excess(edge), jnp.sum(jnp.where(open_ended, w * w, 0).astype(x.dtype)))
 
     def halve(_: Any, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         a, b = ends
         middle = a + (b - a) / 2
-        too_much = jnp.sum(w * jnp.clip(x - middle * w, low, high)) > c
+        too_much = excess(middle) > 0
         return jnp.where(too_much, middle, a), jnp.where(too_much, b, middle)
 
-    steps = jnp.finfo(x.dtype).nmant + 16
-    a, b = jax.lax.fori_loop(
-        0, steps, halve, (jnp.min(kinks, initial=0), jnp.max(kinks, initial=0))
-    )
+    first, last = jnp.min(kinks, initial=0), jnp.max(kinks, initial=0)
+    ends = jnp.minimum(first, beyond(first, high, low)), jnp.maximum(last, beyond(last, low, high))
+    a, b = jax.lax.fori_loop(0, jnp.finfo(x.dtype).nmant + 16, halve, ends)
     return a + (b - a) / 2

@@ -209,6 +209,20 @@ def test_the_box_section_agrees_with_jaxopt():
     np.testing.assert_allclose(w @ ours, 1.5, rtol=1e-6)
 
 
+@pytest.mark.parametrize("c", [-40.0, 1.0, 70.0])
+def test_a_box_section_may_be_open(c):
+    x, w = jnp.asarray([0.9, 0.8, -1.0, 30.0]), jnp.asarray([1.0, -0.5, 2.0, 1.0])
+    inf = jnp.inf
+    plane = projections.projection_hyperplane(x, w, c)
+    section = projections.projection_box_section
+    np.testing.assert_allclose(section(x, -inf, inf, w, c), plane, atol=2e-5)
+    # Far bounds say the same as none.
+    for low, high in ((0.0, inf), (-inf, 1.0), (jnp.asarray([0.0, -inf, 0.0, 5.0]), inf)):
+        ours = section(x, low, high, w, c)
+        near = section(x, jnp.clip(low, -500, 500), jnp.clip(high, -500, 500), w, c)
+        np.testing.assert_allclose(ours, near, atol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [

@@ -187,7 +187,7 @@ def _checked_method(method: Any, params: Any, bounds: Any, projection: Any) -> M
                 f"minimize: the method needs the extra arguments {listing(lost)}, which minimize "
                 f"doesn't have; it gives {listing(sorted(GIVEN))}. Write a loop around its update."
             )
-    name = type(method).__name__
+    name = "an optimizer" if isinstance(method, plain) else type(method).__name__
     if bounds is not None and not method.takes_bounds:
         raise ValueError(f"minimize: {name} takes no bounds, expected 'lbfgsb' with these.")
     if projection is not None and not method.takes_projection:

@@ -57,7 +57,9 @@ class plain(MinimizeMethod):
         """The optimizer's next step."""
         params, slope = problem.tree(point.x), problem.tree(point.gradient)
 
-        def value_fn(tree: Any) -> Any:
+        # optax's line searches refuse extra arguments that the function doesn't name.
+        def value_fn(tree: Any, obj_fn: Any = None) -> Any:
+            del obj_fn
             return problem.f(problem.flat(tree))
 
         given = {"value": point.value, "grad": slope, "value_fn": value_fn, "obj_fn": value_fn}

@@ -42,6 +42,13 @@ def test_any_optimizer_is_a_method(tx):
     np.testing.assert_allclose(end.params["a"], [1, 1], atol=1e-2)
 
 
+def test_a_line_search_of_optax_is_a_method():
+    optax = pytest.importorskip("optax")
+    end = fnopt.minimize(lambda x: jnp.sum(jnp.cosh(x - 1)), jnp.zeros(2), method=optax.lbfgs())
+    assert bool(end.converged), end.message
+    np.testing.assert_allclose(end.params, [1, 1], atol=1e-2)
+
+
 def test_the_best_params_come_back_from_an_optimizer_that_climbs():
     end = fnopt.minimize(lambda x: x**2, 1.0, method=fnopt.sgd(1.5), max_steps=5)
     np.testing.assert_array_equal(end.params, 1.0)

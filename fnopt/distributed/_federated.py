@@ -27,6 +27,7 @@ from fnopt.core import (
     slot_copy,
     zero_count,
 )
+from fnopt.distributed._local_steps import all_finite
 from fnopt.transforms import scale
 
 
@@ -87,7 +88,8 @@ class federated(Value):
             num_examples: Their weights, a number each; equal ones by default.
 
         Returns:
-            The next state, a tree of arrays as the last one.
+            The next state, a tree of arrays as the last one. A client whose params are not finite
+            has no say; if none has one, params and optimizer stay as they were.
 
         Raises:
             ValueError: If there is no client, or another number of weights, or a tree is not like
@@ -102,10 +104,17 @@ class federated(Value):
         for k, client in enumerate(clients):
             check_same_tree(client, state.params, f"params of client {k}", "params of the server")
         check_inexact(state.params, "params of the server")
-        gradient = jax.tree.map(lambda p, *xs: _mean_move(p, xs, weights), state.params, *clients)
+        finite = jnp.stack([all_finite(client) for client in clients])
+        heard = jnp.where(finite, weights, jnp.zeros_like(weights))
+        some = jnp.sum(heard) > 0
+        share = heard / jnp.where(some, jnp.sum(heard), jnp.ones_like(weights[0]))
+        gradient = jax.tree.map(lambda p, *xs: _mean_move(p, xs, share), state.params, *clients)
         updates, opt_state = self.outer.update(gradient, state.opt_state, state.params)
-        updates = cast_like(updates, state.params)
-        return ServerState(increment(state.round), apply_updates(state.params, updates), opt_state)
+        new = apply_updates(state.params, cast_like(updates, state.params)), opt_state
+        kept = jax.tree.map(
+            lambda a, b: jnp.where(some, a, b), new, (state.params, state.opt_state)
+        )
+        return ServerState(increment(state.round), *kept)
 
 
 def _weights(num_examples: Any, clients: int) -> jax.Array:
@@ -116,12 +125,13 @@ def _weights(num_examples: Any, clients: int) -> jax.Array:
             f"federated: num_examples has shape {weights.shape}, expected ({clients},): a number "
             "for every client."
         )
-    if not isinstance(weights, Tracer) and not ((weights >= 0).all() and weights.sum()):
+    known = not isinstance(weights, Tracer)
+    if known and not (all_finite(weights) & (weights >= 0).all() & weights.any()):
         raise ValueError(
-            f"federated: num_examples = {weights.tolist()}, expected no negative numbers and not "
-            "only zeros."
+            f"federated: num_examples = {weights.tolist()}, expected finite numbers, none negative "
+            "and not only zeros."
         )
-    return weights / jnp.sum(weights)
+    return jnp.where(all_finite(weights) & (weights >= 0), weights, jnp.zeros_like(weights))
 
 
 def _mean_move(p: Any, xs: Sequence[Any], weights: jax.Array) -> jax.Array:
@@ -130,7 +140,8 @@ def _mean_move(p: Any, xs: Sequence[Any], weights: jax.Array) -> jax.Array:
     p = jnp.asarray(p, dtype)
     total = jnp.zeros_like(p)
     for k, x in enumerate(xs):
-        total += share[k].astype(dtype) * (p - jnp.asarray(x, dtype))
+        move = share[k].astype(dtype) * (p - jnp.asarray(x, dtype))
+        total += jnp.where(share[k] > 0, move, jnp.zeros_like(move))
     return total
 
 

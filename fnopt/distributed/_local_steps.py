@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -68,7 +69,9 @@ class diloco(Transformation):
     and state: outside they have a leading axis of workers. `update` takes two more arguments, a
     scalar for each worker: `num_examples`, its weight :math:`n_k`, and `participates`, whether it
     has a say in this meeting. A worker without takes the common params over like all others; if
-    none has one, :math:`\phi` stays.
+    none has one, :math:`\phi` stays. A worker whose params or weight are not finite, or whose
+    weight is not positive, has none and costs the others nothing; `apply_if_finite` around `inner`
+    keeps its own params good, for no update can be added to a NaN.
 
     The meeting is an update like any other, so that the params are :math:`\phi` up to the rounding
     of a sum; `fnopt.slots(state)["anchor"]` is :math:`\phi`, the same on all workers.
@@ -147,7 +150,7 @@ class diloco(Transformation):
 
         def meet() -> tuple[Any, ...]:
             moved = _moved(state.anchor, params, own)
-            gradient, error, some = self._mean(moved, weight, state.error, count)
+            gradient, error, some = self._mean(moved, _heard(weight, moved), state.error, count)
             new, outer_state = self.outer.update(gradient, state.outer_state, state.anchor)
             new = apply_updates(state.anchor, cast_like(new, state.anchor))
             outer_state = cast_like(outer_state, state.outer_state)
@@ -206,6 +209,18 @@ def _weight(num_examples: Any, participates: Any) -> jax.Array:
             "number for this worker."
         )
     return weight
+
+
+def _heard(weight: jax.Array, moved: Any) -> jax.Array:
+    """The weight of a worker; zero if it, or the worker's params, are not what can be averaged."""
+    finite = all_finite(moved) & jnp.isfinite(weight) & (weight > 0)
+    return jnp.where(finite, weight, jnp.zeros_like(weight))
+
+
+def all_finite(tree: Any) -> jax.Array:
+    """Whether no element of any leaf is infinite or NaN."""
+    each = [jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]
+    return functools.reduce(jnp.logical_and, each, jnp.asarray(True))
 
 
 def _moved(anchor: Any, params: Any, own: Any) -> Any:

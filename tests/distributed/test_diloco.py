@@ -110,6 +110,30 @@ def test_a_worker_without_a_say_may_have_any_numbers():
     assert np.isfinite(jax.jit(run)(targets, jnp.asarray([5, 0]))).all()
 
 
+@pytest.mark.parametrize("block_size", [None, 2])
+def test_a_worker_that_is_not_finite_costs_the_others_nothing(block_size):
+    outer = fnopt.sgd(0.7, momentum=0.9)
+    tx = distributed.diloco(
+        fnopt.apply_if_finite(fnopt.sgd(0.1)), outer, 2, "workers", block_size=block_size
+    )
+
+    def run(bad, weight):
+        state = tx.init(START)
+        params = {"w": jnp.where(bad, jnp.nan, START["w"])}
+        before = state._replace(count=state.count + 1)
+        return tx.update(START, before, params, num_examples=weight)[1]
+
+    run = jax.jit(jax.vmap(run, axis_name="workers"))
+    state = run(np.array([False, True]), np.ones(2, "f"))
+    alone = run(np.array([False, False]), np.array([1, 0], "f"))
+    for x, y in zip(*map(jax.tree.leaves, (state.anchor, alone.anchor)), strict=True):
+        np.testing.assert_array_equal(x, y)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves((state.outer_state, state.error)))
+    for weight in (-1.0, np.nan, np.inf):
+        state = run(np.array([False, False]), np.array([1, weight], "f"))
+        np.testing.assert_array_equal(state.anchor["w"], alone.anchor["w"])
+
+
 @pytest.mark.parametrize(
     ("block_size", "kinds"),
     [(None, {"all-reduce"}), (64, {"all-reduce", "all-to-all", "all-gather"})],
@@ -223,6 +247,20 @@ def test_a_server_in_a_plain_loop():
     np.testing.assert_allclose(after.params["w"], START["w"] - 0.5, rtol=1e-6)
 
 
+def test_a_client_that_is_not_finite_costs_the_server_nothing():
+    server = distributed.federated(fnopt.adam(0.1))
+    state, lost = server.init(START), {"w": np.full(3, np.nan, "f")}
+    client = {"w": START["w"] + np.float32(1)}
+    expected = server.update(state, [client])
+    for weights in ([5, 5], [5, 0]):
+        found = server.update(state, [client, lost], weights)
+        for x, y in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+            np.testing.assert_array_equal(x, y)
+    after = server.update(state, [lost])
+    np.testing.assert_array_equal(after.params["w"], START["w"])
+    assert int(after.opt_state[0].count) == 0
+
+
 def test_clients_send_bytes_and_owe_the_rest():
     codec, server = distributed.quantized_delta(), distributed.federated(None)
     start = {"w": np.zeros(600, "f"), "z": np.zeros((2, 3), "c8"), "s": np.float32(0)}
@@ -265,7 +303,8 @@ def test_a_server_says_which_client_is_wrong():
         server.update(state, [START, {"w": np.ones(2, "f")}])
     with pytest.raises(ValueError, match=r"num_examples has shape \(1,\), expected \(2,\)"):
         server.update(state, [START, START], [3])
-    with pytest.raises(ValueError, match="expected no negative numbers"):
-        server.update(state, [START, START], [3, -1])
+    for wrong in (-1, np.inf):
+        with pytest.raises(ValueError, match="expected finite numbers, none negative"):
+            server.update(state, [START, START], [3, wrong])
     with pytest.raises(ValueError, match="not only zeros"):
         server.update(state, [START, START], [0, 0])

@@ -93,7 +93,7 @@ from fnopt.core._products import matmul as matmul
 from fnopt.core._products import weighted_rows as weighted_rows
 from fnopt.core._rounding import is_narrow as is_narrow
 from fnopt.core._rounding import nearest as nearest
-from fnopt.core._rounding import stochastic as stochastic
+from fnopt.core._rounding import stochastic_leaves as stochastic_leaves
 from fnopt.core._rounding import stochastic_round
 from fnopt.core._rows import Rows
 from fnopt.core._rows import is_rows as is_rows

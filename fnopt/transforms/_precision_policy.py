@@ -14,7 +14,7 @@ from fnopt.core import (
     is_inexact,
     is_narrow,
     static,
-    stochastic,
+    stochastic_leaves,
     where,
     zero_count,
 )
@@ -104,17 +104,23 @@ class precision_policy(StoredSlots):
         return new, PrecisionPolicyState(increment(state.count), stored)
 
     def _stored(self, state: Any, key: Any) -> Any:
-        number = 0  # of a leaf, for random numbers of its own
+        wanted: list[tuple[jax.Array, Any]] = []  # what is rounded at random, and to what
+
+        def is_random(dtype: Any, x: Any) -> bool:
+            return key is not None and is_narrow(dtype) and not jnp.iscomplexobj(x)
+
+        def collect(dtype: Any, x: Any) -> Any:
+            if is_random(dtype, x):
+                wanted.append((x.astype(jnp.float32), dtype))
+            return x
+
+        self._map(collect, state)
+        rounded = iter(stochastic_leaves([x for x, _ in wanted], [d for _, d in wanted], key))
 
         def one(dtype: Any, x: Any) -> jax.Array:
-            nonlocal number
-            number += 1
             if jnp.iscomplexobj(x):  # of the same width, if there is one
                 return x.astype(jnp.complex128 if dtype == jnp.float64 else jnp.complex64)
-            if key is None or not is_narrow(dtype):
-                return x.astype(dtype)
-            own = jax.random.fold_in(key, number)
-            return stochastic(x.astype(jnp.float32), dtype, own).astype(dtype)
+            return (next(rounded) if is_random(dtype, x) else x).astype(dtype)
 
         return self._map(one, state)
 

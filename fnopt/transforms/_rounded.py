@@ -7,7 +7,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import dtype_of, increment, is_inexact, is_narrow, static, stochastic, zero_count
+from fnopt.core import (
+    dtype_of,
+    increment,
+    is_inexact,
+    is_narrow,
+    static,
+    stochastic_leaves,
+    zero_count,
+)
 from fnopt.transforms._keys import key_words, step_key
 from fnopt.transforms._wrapper import Wrapper
 
@@ -93,16 +101,15 @@ class stochastic_rounding(RoundedWrapper):
     ) -> tuple[Any, StochasticRoundingState]:
         """The way to the numbers that were drawn."""
         new, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
-        key = step_key(self.key, state.count)
-
-        def drawn(i: int, u: Any, p: Any) -> Any:
-            if not is_rounded(p, u):
-                return u
-            wide = jnp.asarray(p).astype(jnp.float32)
-            wanted = wide + u.astype(jnp.float32)
-            return stochastic(wanted, p.dtype, jax.random.fold_in(key, i)) - wide
-
         pairs, treedef = rows(new, params)
-        leaves = [drawn(i, u, p) for i, (u, p) in enumerate(pairs)]
+        leaves = [u for u, _ in pairs]
+        narrow = [i for i, (u, p) in enumerate(pairs) if is_rounded(p, u)]
+        before = [jnp.asarray(pairs[i][1]) for i in narrow]
+        wide = [p.astype(jnp.float32) for p in before]
+        wanted = [w + leaves[i].astype(jnp.float32) for w, i in zip(wide, narrow, strict=True)]
+        key = step_key(self.key, state.count)
+        ends = stochastic_leaves(wanted, [p.dtype for p in before], key)
+        for i, end, w in zip(narrow, ends, wide, strict=True):
+            leaves[i] = end - w
         state = StochasticRoundingState(increment(state.count), inner_state)
         return treedef.unflatten(leaves), state

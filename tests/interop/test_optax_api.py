@@ -472,7 +472,13 @@ def counted(lib: Any) -> Any:
     return [lib.tree_utils.tree_get(lib.adam(0.1).init(PARAMS), "count"), noise.count]
 
 
+def centred(lib: Any) -> Any:
+    grads = {"w": jnp.arange(6.0).reshape(2, 3) ** 2, "b": jnp.ones(3)}
+    return lib.centralize().update(grads, lib.centralize().init(grads), grads)[0]
+
+
 SCRIPTS = [
+    centred,
     *(own_rule, by_example, soft_lion, counted),
     *(adam_with_a_schedule, function_as_rate, mask_by_a_function, labels_by_a_function, frozen),
     *(selective, masked_part, accumulated, changed_in_mid_run, injected_into_a_function),

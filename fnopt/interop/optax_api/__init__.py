@@ -61,6 +61,7 @@ from fnopt.interop.optax_api._types import (
 )
 from fnopt.interop.optax_api._wrappers import (
     add_noise,
+    centralize,
     freeze,
     join_schedules,
     masked,
@@ -104,6 +105,7 @@ __all__ = [
     "StatefulSchedule",
     "WrappedSchedule",
     "add_noise",
+    "centralize",
     "differentially_private_aggregate",
     "dpsgd",
     "freeze",

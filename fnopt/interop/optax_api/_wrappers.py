@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from fnopt import optimizers, transforms
 from fnopt.interop.optax_api._bridge import as_schedule, bridged, with_labels
@@ -102,6 +103,19 @@ def stateless_with_tree_map(f: Callable[..., Any]) -> Any:
         return jax.tree.map(lambda g, p=None: f(g, p), *trees)
 
     return transforms.stateless(leafwise)
+
+
+def centralize() -> Any:
+    """Takes the mean over all axes but the first out of every array; fnopt's over all but the last.
+
+    There the outputs are the last axis of a kernel, as in flax and Keras.
+    """
+
+    def leaf(g: Any, p: Any) -> Any:
+        del p
+        return g if g.ndim < 2 else g - jnp.mean(g, tuple(range(1, g.ndim)), keepdims=True)
+
+    return stateless_with_tree_map(leaf)
 
 
 def join_schedules(schedules: Any, boundaries: Any) -> Any:

@@ -94,7 +94,6 @@ def transformer(smoke: bool) -> Task:
         steps=4 if smoke else 200,
         every=2 if smoke else 5,
         size=f"2 blocks of width 32, 2 heads; batches of 16 x 32 characters of {cut:,}",
-        untuned=(("kfac_rare", (1.0, 0.95)),),  # the defaults
         skip=NO_RESIDUALS | LIKE_KFAC | TOO_LARGE,
     )
     test = spread(codes[cut:], 4 if smoke else 32)

@@ -14,32 +14,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import Status, is_converged
+from fnopt.core import Status
 from fnopt.linear import Triangle, singular_triangle
 from fnopt.solvers._evidence import Noise, rises
 from fnopt.solvers._linearization import Linearization
 from fnopt.solvers._probe import Probe, is_hopeful, is_refuted, no_probe, probe
 from fnopt.solvers._saddle import Descent, descent, no_descent
 from fnopt.solvers._scaling import fresh_scale
-
-_NOTHING = 3  # power of the rounding unit: no start is so far off that this is left of its cost
-
-
-class Claim(NamedTuple):
-    """What the loop of steps knows of a claim; a status of `RUNNING` where nothing is claimed."""
-
-    status: jax.Array
-    zero: jax.Array  # the cost that is nothing against that of the start
-
-    @property
-    def is_raised(self) -> jax.Array:
-        """Whether anything is claimed."""
-        return self.status != Status.RUNNING.value
-
-    def raised(self, status: jax.Array, can: jax.Array) -> Claim:
-        """The claim that a status makes, if it makes one."""
-        status = lax.select(can & is_converged(status), status, Status.RUNNING.array)
-        return self._replace(status=status)
 
 
 class Bends(NamedTuple):
@@ -85,14 +66,19 @@ class Doubt(NamedTuple):
         return jnp.where(self.is_beyond, outward, stalled)
 
 
-def no_claim(cost: jax.Array) -> Claim:
-    """No claim yet, of a search that starts at a cost."""
-    eps = float(jnp.finfo(cost.dtype).eps)
-    return Claim(Status.RUNNING.array, jnp.asarray(eps**_NOTHING, cost.dtype) * cost)
+def no_doubt(point: Linearization, fully: bool) -> Doubt:
+    """No doubt of any claim.
+
+    Args:
+        point: The point.
+        fully: Whether claims are tested along directions of the linear model.
+    """
+    no, taken = jnp.zeros((), bool), no_probe(point) if fully else None
+    none = jnp.zeros((), jnp.int32)
+    return Doubt(no, point.x, no, jnp.zeros_like(point.cost), taken, none)
 
 
 def doubt(
-    claim: Claim,
     point: Linearization,
     beyond: jax.Array,
     away: jax.Array,
@@ -102,7 +88,6 @@ def doubt(
     """The doubt of a claim.
 
     Args:
-        claim: The claim.
         point: The point.
         beyond: Whether params have lost their effect on their way.
         away: The point with these further out.
@@ -110,16 +95,14 @@ def doubt(
             linear model.
         noise: The rounding there.
     """
-    some = claim.is_raised & (point.cost > claim.zero)
     if bends is None:
         none = jnp.zeros((), jnp.int32)
-        return Doubt(beyond & some, away, beyond, jnp.zeros_like(point.cost), None, none)
+        return Doubt(beyond, away, beyond, jnp.zeros_like(point.cost), None, none)
     nothing = (no_probe(point), no_descent(point))
-    taken, down = lax.cond(some & ~beyond, lambda: _aside(point, bends, noise), lambda: nothing)
+    taken, down = lax.cond(beyond, lambda: nothing, lambda: _aside(point, bends, noise))
     step = taken.step + down.step
-    exists = some & (beyond | jnp.any(step != 0))
     aside = jnp.where(beyond, away, point.x + step)
-    return Doubt(exists, aside, beyond, down.gain, taken, down.products)
+    return Doubt(beyond | jnp.any(step != 0), aside, beyond, down.gain, taken, down.products)
 
 
 def _aside(point: Linearization, bends: Bends, noise: Noise) -> tuple[Probe, Descent]:

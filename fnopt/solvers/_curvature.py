@@ -16,9 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import matmul, row_total
+from fnopt.core import matmul
 from fnopt.linear import divide
-from fnopt.solvers._linearization import Linearization
 
 ROWS = 3  # how many directions are remembered; more hardly help
 _MUCH = 2.0  # times the linear model's own curvature
@@ -30,7 +29,7 @@ def no_curvature(k: int, x: jax.Array) -> jax.Array:
 
 
 def learned(
-    rows: jax.Array, before: Linearization, after: Linearization, step: jax.Array, excess: jax.Array
+    rows: jax.Array, L: jax.Array, change: jax.Array, step: jax.Array, excess: jax.Array
 ) -> jax.Array:
     r"""The rows after an accepted step: a structured symmetric rank-one update.
 
@@ -49,8 +48,8 @@ def learned(
 
     Args:
         rows: `W`, of shape `[k, n]`; the oldest row makes room for a new one.
-        before: Where the step starts.
-        after: Where it ends.
+        L: The triangle of the Jacobian where the step starts, :math:`L L^T = J^T J`.
+        change: `y`, of shape `[n]`.
         step: `s`, of shape `[n]`.
         excess: :math:`v^T S v / \|J v\|^2` at the start, for the direction that the step takes.
 
@@ -62,15 +61,14 @@ def learned(
         and Wright (2006), Numerical Optimization, sections 6.2 and 10.3.
     """
     much = jnp.asarray(_MUCH, step.dtype)
-    update = functools.partial(_updated, rows, before, after, step, much)
+    update = functools.partial(_updated, rows, L, change, step, much)
     return lax.cond(excess > much, update, lambda: jnp.zeros_like(rows))
 
 
 def _updated(
-    rows: jax.Array, before: Linearization, after: Linearization, step: jax.Array, much: jax.Array
+    rows: jax.Array, L: jax.Array, y: jax.Array, step: jax.Array, much: jax.Array
 ) -> jax.Array:
     zero, one = jnp.zeros((), step.dtype), jnp.ones((), step.dtype)
-    y = after.gradient - row_total(matmul(after.r, before.J))
     curvature, along = matmul(step, y), matmul(rows, step)
     known = jnp.sum(jnp.square(along))
     there = jnp.clip(curvature, zero, known)
@@ -81,6 +79,6 @@ def _updated(
     row = d / jnp.sqrt(jnp.where(significant, rest, one))
     rows = jnp.sqrt(part) * rows
     newer = jnp.concatenate([rows[1:], jnp.where(jnp.isfinite(row), row, zero)[None]])
-    own = row_total(jnp.sum(jnp.square(matmul(before.J, step))))
+    own = jnp.sum(jnp.square(matmul(step, L)))
     large = curvature > much * own
     return jnp.where(large, jnp.where(significant, newer, rows), zero)

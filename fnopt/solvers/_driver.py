@@ -8,9 +8,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.core import Tracer
 
-from fnopt.core import Params, rows_over
+from fnopt.core import Params, Status, is_converged, rows_over
 from fnopt.linear import norm
 from fnopt.programs import (
     call_compiled,
@@ -332,5 +333,9 @@ def _watched(
     if callback is not None:
         params = setting.params(loop.point.x)
         info = StepInfo(loop.steps, params, cost, slope, radius, accepted)
-        loop = loop._replace(status=status_after(callback, info, loop.status))
+        # A claim that isn't tested yet is no end.
+        claims = is_converged(loop.status)
+        status = status_after(callback, info, lax.select(claims, Status.RUNNING.array, loop.status))
+        claims &= status == Status.RUNNING.value
+        loop = loop._replace(status=lax.select(claims, loop.status, status))
     return loop._replace(history=noted(loop.history, loop.steps, entry))

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import Status, any_row, is_converged, row_axes
+from fnopt.core import Status, any_row, is_converged, matmul, row_axes, row_total
 from fnopt.linear import norm
 from fnopt.programs import products_ahead
 from fnopt.solvers._bounded import bounded_trial, faced
-from fnopt.solvers._claim import Claim, no_claim
+from fnopt.solvers._claim import Doubt
 from fnopt.solvers._convergence import checked_status, first_of, is_stationary
 from fnopt.solvers._curvature import learned
 from fnopt.solvers._evidence import ran_away, rounding, vanished, went_far
@@ -30,7 +30,17 @@ from fnopt.solvers._options import Options
 from fnopt.solvers._problem import Problem
 from fnopt.solvers._scaling import fresh_scale, grown_scale
 from fnopt.solvers._solution import Solution, StepHistory
-from fnopt.solvers._step import Trial, TrustRegionState, arrive, compared, judge
+from fnopt.solvers._step import (
+    Trial,
+    TrustRegionState,
+    arrive,
+    choose,
+    compared,
+    judge,
+    restart,
+)
+
+_NOTHING = 3  # power of the rounding unit: no start is so far off that this is left of its cost
 
 
 class FitLoop(NamedTuple):
@@ -39,14 +49,17 @@ class FitLoop(NamedTuple):
     point: Linearization  # of the model: its J^T r is the gradient of the cost
     r: jax.Array | None  # [m], the residuals, where the model has others
     factors: Any  # of an earlier step from the point, or None
-    stale: jax.Array  # whether there was none, or with another scaling
     search: TrustRegionState
     scaled_gradient: jax.Array  # of the params that may and do move the residuals
     peak: jax.Array  # [n], the largest norms of the Jacobian's columns
-    lost: jax.Array  # bool[n], whose columns have vanished since
     start: jax.Array  # [n]
+    nothing: jax.Array  # the cost that is nothing against that of the start
     status: jax.Array
-    claim: Claim
+    claimed: jax.Array  # the status whose test is the next evaluation; else `RUNNING`
+    tried: jax.Array  # [m], the residuals at the last evaluation
+    gained: jax.Array  # by how much the cost was lower there
+    accepted: jax.Array  # whether the point is that of the last evaluation
+    again: jax.Array  # whether the search begins again with the next step
     steps: jax.Array
     njev: jax.Array
     nhev: jax.Array
@@ -82,24 +95,26 @@ def started(
         (_vanishes(r, point.cost), Status.ILL_POSED),
         (is_stationary(point.cost, steep, options.gtol), Status.CONVERGED_GRADIENT),
     )
-    claim = no_claim(point.cost).raised(status, point.cost > 0)
-    status = lax.select(claim.is_raised, Status.RUNNING.array, status)
     one = jnp.ones((), jnp.int32)
     factors = _no_factors(problem, solver, facing, search)
-    stale, none = jnp.ones((), bool), jnp.zeros((), jnp.int32)
+    none = jnp.zeros((), jnp.int32)
     kept = None if problem.losses is None else r
+    tiny = float(jnp.finfo(x.dtype).eps) ** _NOTHING
     return FitLoop(
         point=point,
         r=kept,
         factors=factors,
-        stale=stale,
         search=search,
         scaled_gradient=steep,
         peak=point.columns,
-        lost=jnp.zeros(x.shape, bool),
         start=x,
+        nothing=jnp.asarray(tiny, x.dtype) * point.cost,
         status=status,
-        claim=claim,
+        claimed=Status.RUNNING.array,
+        tried=r,
+        gained=jnp.zeros_like(point.cost),
+        accepted=jnp.ones((), bool),
+        again=jnp.zeros((), bool),
         steps=none,
         njev=one,
         nhev=none,
@@ -132,7 +147,10 @@ def _factors(
 ) -> Any:
     """The factors at a point: those of the last step, if it was refused and they were kept."""
     make = functools.partial(solver.factorise, problem.model, point, search)
-    return make() if loop.factors is None else lax.cond(loop.stale, make, lambda: loop.factors)
+    if loop.factors is None:
+        return make()
+    # At another point, or with another scaling.
+    return lax.cond(loop.accepted | loop.again, make, lambda: loop.factors)
 
 
 def _vanishes(r: jax.Array, cost: jax.Array) -> jax.Array:
@@ -180,84 +198,97 @@ def advance(
     options: Options,
     evaluate: Evaluate,
     loop: FitLoop,
+    doubt: Doubt,
 ) -> tuple[FitLoop, jax.Array]:
-    """One step; says whether it was accepted."""
-    point = faced(loop.point, problem.box)
-    search = arrive(loop.search, loop.point)
+    """One evaluation: a step, or the test of a claim; says whether the point was accepted.
+
+    What a test leaves of the search and of its status, `settled` says afterwards.
+    """
+    point, tests = faced(loop.point, problem.box), loop.claimed != Status.RUNNING.value
+    search = lax.cond(
+        loop.again,
+        lambda: restart(loop.point, loop.search, options, solver.rule),
+        lambda: arrive(loop.search, loop.point),
+    )
     factors = _factors(problem, solver, loop, point, search)
     trial, x = _propose(problem, solver, options, loop._replace(factors=factors, search=search))
+    x = lax.select(tests, doubt.aside, x)
     noise = rounding(point, options)
     tried = problem.flat.r(x)
     actual = problem.reduction(loop.residuals, tried)
     found = compared(trial, actual, noise)
-    promising = found.improves
-    here, r, accepted = moved(loop, evaluate, x, tried, promising)
+    promising = lax.select(tests, actual > doubt.least(noise), found.improves)
+    here, r, pulled, accepted = _moved(loop, evaluate, x, tried, promising)
     actual = lax.select(promising & ~accepted, jnp.asarray(-jnp.inf, actual.dtype), actual)
     found = compared(trial, actual, noise)
-    status, judged = judge(
+    status, judged, again = judge(
         point, loop.scaled_gradient, trial, found, accepted, search, options, solver.rule
     )
-    judged = _with_secant_update(judged, loop.point, here, trial, accepted)
-    each, peak, lost = slopes(problem, loop, here)
-    stationary = accepted & is_stationary(here.cost, jnp.max(each), options.gtol)
+    judged = _with_secant_update(judged, loop.point, here, pulled, trial, accepted)
+    judged, again = choose(tests, search, judged), again & ~tests
+    peak = jnp.maximum(loop.peak, here.columns)
+    lost = vanished(here, peak, loop.start)
+    slopes = scaled_gradients(faced(here, problem.box))
+    stationary = accepted & is_stationary(here.cost, jnp.max(slopes), options.gtol)
     status = lax.select(stationary, Status.CONVERGED_GRADIENT.array, status)
-    claim = loop.claim.raised(status, here.cost > 0)
-    status = lax.select(claim.is_raised, Status.RUNNING.array, status)
     return loop._replace(
         point=here,
         r=r,
         factors=None if loop.factors is None else factors,
-        stale=accepted | (judged.restarts > search.restarts),
         search=judged,
-        scaled_gradient=steepest(each, lost),
+        # Of the params that have an effect.
+        scaled_gradient=jnp.max(lax.select(lost, jnp.zeros_like(slopes), slopes)),
         peak=peak,
-        lost=lost,
-        claim=claim,
-        status=status,
+        status=lax.select(tests, loop.claimed, status),
+        claimed=Status.RUNNING.array,
+        tried=tried,
+        gained=actual,
+        accepted=accepted,
+        again=again,
         steps=loop.steps + jnp.ones((), jnp.int32),
         njev=loop.njev + promising.astype(jnp.int32),
         nhev=loop.nhev + trial.seconds,
     ), accepted
 
 
-def moved(
+def _moved(
     loop: FitLoop, evaluate: Evaluate, x: jax.Array, r: jax.Array, promising: jax.Array
-) -> tuple[Linearization, Any, jax.Array]:
-    """The point `x`, where it is promising and its Jacobian finite; else the old one stays."""
+) -> tuple[Linearization, Any, jax.Array, jax.Array]:
+    r"""The point `x`, where it is promising and its Jacobian finite; else the old one stays.
 
-    def arrived() -> tuple[Linearization, Any, jax.Array]:
+    Also :math:`J^T r_+` by the old Jacobian, where curvature is learned from that, and whether the
+    point is another: where the old Jacobian is needed no longer, no copy of it is made.
+    """
+    old, learns = loop.point, bool(loop.search.rows.size)
+
+    def stayed() -> tuple[Linearization, Any, jax.Array, jax.Array]:
+        return old, loop.r, jnp.zeros_like(old.gradient), jnp.zeros((), bool)
+
+    def arrived() -> tuple[Linearization, Any, jax.Array, jax.Array]:
         there = evaluate(x, r)
-        usable, kept = is_finite(there), None if loop.r is None else r
-        here, kept = lax.cond(usable, lambda: (there, kept), lambda: (loop.point, loop.r))
-        return here, kept, usable
+        kept = None if loop.r is None else r
+        pulled = row_total(matmul(r, old.J)) if learns else jnp.zeros_like(old.gradient)
+        moved = there, kept, pulled, jnp.ones((), bool)
+        return lax.cond(is_finite(there), lambda: moved, stayed)
 
-    return lax.cond(promising, arrived, lambda: (loop.point, loop.r, jnp.zeros((), bool)))
-
-
-def slopes(
-    problem: Problem, loop: FitLoop, here: Linearization
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """At a next point: the scaled gradients, the largest columns so far, which have vanished."""
-    peak = jnp.maximum(loop.peak, here.columns)
-    return scaled_gradients(faced(here, problem.box)), peak, vanished(here, peak, loop.start)
-
-
-def steepest(scaled_gradients: jax.Array, lost: jax.Array) -> jax.Array:
-    """The scaled gradient of the params that have an effect."""
-    return jnp.max(lax.select(lost, jnp.zeros_like(scaled_gradients), scaled_gradients))
+    return lax.cond(promising, arrived, stayed)
 
 
 def _with_secant_update(
     search: TrustRegionState,
     before: Linearization,
     after: Linearization,
+    pulled: jax.Array,
     trial: Trial,
     accepted: jax.Array,
 ) -> TrustRegionState:
     """The search with what an accepted step shows of the curvature."""
     if not search.rows.size:
         return search
-    rows = learned(search.rows, before, after, trial.step, trial.excess)
+    assert before.triangle is not None
+    rows = learned(
+        search.rows, before.triangle.L, after.gradient - pulled, trial.step, trial.excess
+    )
     return search._replace(rows=jnp.where(accepted, rows, search.rows))
 
 
@@ -266,8 +297,7 @@ def ended(problem: Problem, solver: LeastSquaresMethod, loop: FitLoop) -> Soluti
     point, model = loop.point, solver.model(problem.model)
     finished = loop.status != Status.RUNNING.value
     status = jnp.where(finished, loop.status, Status.MAX_STEPS.array)
-    claimed = loop.claim.status
-    status = jnp.where(~finished & is_converged(claimed), claimed, status)
+    status = jnp.where(~finished & is_converged(loop.claimed), loop.claimed, status)
     # The rank is that of the Jacobian, by its own columns.
     plain = loop.search._replace(scale=fresh_scale(point.columns), rows=loop.search.rows[:0])
     rank, _ = model.rank(solver.factorise(problem.model, point, plain))

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from fnopt.core import (
     Slot,
@@ -42,7 +43,16 @@ from fnopt.solvers._linearization import Linearization, half_square, is_finite, 
 from fnopt.solvers._model_base import LinearModel
 from fnopt.solvers._options import Options, resolved
 from fnopt.solvers._rules import TRUST_REGION, RadiusRule
-from fnopt.solvers._step import Trial, TrustRegionState, arrive, begin, choose, compared, judge
+from fnopt.solvers._step import (
+    Trial,
+    TrustRegionState,
+    arrive,
+    begin,
+    choose,
+    compared,
+    judge,
+    restart,
+)
 
 
 class LeastSquaresState(NamedTuple):
@@ -175,7 +185,10 @@ class LeastSquaresMethod(Transformation):
         r = flat.r(arrived)
         found = compared(trial, actual_reduction(point.r, r), rounding(point, options))
         accepted, steep = found.improves, scaled_gradient(point)
-        status, judged = judge(point, steep, trial, found, accepted, search, options, self.rule)
+        rule = self.rule
+        status, judged, again = judge(point, steep, trial, found, accepted, search, options, rule)
+        anew = functools.partial(restart, point, judged, options, rule)
+        judged = lax.cond(again, anew, lambda: judged)
         stationary = is_stationary(point.cost, steep, options.gtol)
         status = jnp.where(stationary, Status.CONVERGED_GRADIENT.array, status)
         usable = is_finite(point)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import matmul, row_total
-from fnopt.linear import SingularFactors, divide, norm, row_norm
+from fnopt.linear import SingularFactors, divide, norm
 from fnopt.solvers._linearization import Linearization
 
 SHARE = 1e-4  # of the cost, which a claim may leave to the second-order model
@@ -75,9 +75,10 @@ def probe(point: Linearization, factors: SingularFactors, noise: jax.Array) -> P
     step = (point.x + t * divide(full, point.columns)) - point.x
     across = jnp.square(jnp.asarray(_ACROSS, dtype) * divide(length, norm(full)))
     down, _ = _damped(factors, across)
-    floor = point.r + matmul(point.J, divide(down, point.columns))
+    both = jnp.stack([step, divide(down, point.columns)], axis=1)
+    moved, bottom = matmul(point.J, both).T
     blur = jnp.asarray(_BLURRED * float(jnp.finfo(dtype).eps), dtype) * norm(down)
-    return Probe(step, matmul(point.gradient, step), matmul(point.J, step), floor, blur)
+    return Probe(step, matmul(point.gradient, step), moved, point.r + bottom, blur)
 
 
 def _damped(factors: SingularFactors, lam: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -113,15 +114,16 @@ def is_refuted(point: Linearization, taken: Probe, r: jax.Array, noise: jax.Arra
         noise: :math:`\rho`, the rounding of the residuals.
     """
     half = jnp.asarray(0.5, r.dtype)
-    norms = jnp.sum(jnp.square(taken.moved))
-    rest = (r - point.r) - taken.moved
-    norms, bent = row_total((norms, jnp.sum(taken.floor * rest)))
+    moved, floor = taken.moved, taken.floor
+    rest = (r - point.r) - moved
+    products = jnp.stack([moved * moved, floor * rest, floor * floor, rest * rest])
+    norms, bent, steep, off = row_total(jnp.sum(products, axis=1))
     curvature = norms + 2 * bent
     # Not by the square of the slope, which may underflow.
     gain = half * taken.slope * divide(taken.slope, jnp.maximum(curvature, half * norms))
     known = jnp.isfinite(gain) & (curvature > -half * norms)
     share = jnp.asarray(SHARE, r.dtype) * point.cost
-    unknown = 2 * (row_norm(taken.floor) * noise + taken.blur * row_norm(rest))
+    unknown = 2 * (jnp.sqrt(steep) * noise + taken.blur * jnp.sqrt(off))
     hidden = jnp.abs(curvature) <= unknown
     return (known & (gain > share)) | (hidden & (-taken.slope > share))
 

@@ -42,29 +42,27 @@ class Descent(NamedTuple):
 class _Basis(NamedTuple):
     r"""Coordinates in which the linear model's curvature is that of a sphere, nearly.
 
-    .. math:: p = D^{-1} V M^{-1/2} u, \qquad D^{-1} J^T J D^{-1} = V \Sigma^2 V^T, \qquad
-        M = \Sigma^2 + \mu
+    .. math:: p = B^T u, \qquad B = M^{-1/2} V^T D^{-1}, \qquad
+        D^{-1} J^T J D^{-1} = V \Sigma^2 V^T, \qquad M = \Sigma^2 + \mu
     """
 
-    scale: jax.Array  # [n], D
-    Vt: jax.Array  # [n, n], a direction a row
-    size: jax.Array  # [n], the diagonal of M
-    mu: jax.Array
+    B: jax.Array  # [n, n], a direction a row
+    less: jax.Array  # [n], mu / M: what M has more than the linear model's curvature
 
     def step(self, u: jax.Array) -> jax.Array:
         """The params' step of coordinates `u`."""
-        return matmul(u / jnp.sqrt(self.size), self.Vt) / self.scale
+        return jnp.sum(u[:, None] * self.B, axis=0)
 
     def slopes(self, g: jax.Array) -> jax.Array:
         """The derivatives by the coordinates, from those by the params."""
-        return matmul(self.Vt, g / self.scale) / jnp.sqrt(self.size)
+        return jnp.sum(self.B * g, axis=1)
 
 
 class _Krylov(NamedTuple):
-    """The directions so far, and their products."""
+    """Directions, and the products of those so far."""
 
-    U: jax.Array  # [k, n], orthonormal rows; zeros for those to come
-    W: jax.Array  # [k, n]
+    U: jax.Array  # [k, n], orthonormal rows
+    W: jax.Array  # [k, n], zeros for those to come
     count: jax.Array  # int32
     unclear: jax.Array  # bool, whether more of them may show something
 
@@ -103,9 +101,28 @@ def descent(
         The step, downhill; zeros if no curvature is negative beyond rounding, or if what could
         be gained along it is rounding.
     """
-    basis = _basis(point, factors)
-    sizes = _sizes(point, basis.scale)
+    scale = fresh_scale(point.columns)
+    basis, sizes = _basis(factors, scale), _sizes(point, scale)
     found = _products(point, pulled, basis, sizes)
+    nowhere = jnp.zeros_like(point.x), jnp.zeros_like(point.cost)
+    step, gain = lax.cond(
+        found.unclear,
+        lambda: _downhill(point, basis, scale, sizes, found, eps, noise),
+        lambda: nowhere,
+    )
+    return Descent(step, gain, found.count)
+
+
+def _downhill(
+    point: Linearization,
+    basis: _Basis,
+    scale: jax.Array,
+    sizes: jax.Array,
+    found: _Krylov,
+    eps: jax.Array,
+    noise: Noise,
+) -> tuple[jax.Array, jax.Array]:
+    """The step along the most negative curvature, and the least gain that it has to make."""
     T = matmul(found.U, found.W.T)
     values, vectors = jnp.linalg.eigh((T + T.T) / 2)
     curvature = 1 + values[0]
@@ -117,18 +134,24 @@ def descent(
     t = jnp.minimum(jnp.asarray(_FAR, p.dtype) * reach, whole)
     gain = jnp.square(t) * jnp.abs(curvature) / 2
     near = jnp.asarray(_NEAR, p.dtype) * reach
-    blur = eps * jnp.sqrt(2 * point.cost) * divide(norm(basis.scale * p), near)
+    blur = eps * jnp.sqrt(2 * point.cost) * divide(norm(scale * p), near)
     clearly = jnp.asarray(_CLEARLY, p.dtype)
     shows = (curvature < -clearly * blur) & (gain > clearly * noise.cost)
     step = jnp.where(shows, t * p, jnp.zeros_like(p))
-    return Descent(step, jnp.asarray(_SHARE, p.dtype) * gain, found.count)
+    return step, jnp.asarray(_SHARE, p.dtype) * gain
 
 
-def _basis(point: Linearization, factors: SingularFactors) -> _Basis:
+def _basis(factors: SingularFactors, scale: jax.Array) -> _Basis:
     top = jnp.square(factors.s[0])
     mu = jnp.asarray(_MU, top.dtype) * jnp.where(top > 0, top, jnp.ones_like(top))
     size = jnp.square(factors.s) + mu
-    return _Basis(fresh_scale(point.columns), factors.Vt, size, mu)
+    return _Basis(factors.Vt / (jnp.sqrt(size)[:, None] * scale), mu / size)
+
+
+def _directions(n: int) -> np.ndarray:
+    """Where to look: a random direction first; all of them where products for that are enough."""
+    normal = np.random.default_rng(0).standard_normal((n if n <= _MOST else 1, n))
+    return np.linalg.qr(normal.T)[0].T
 
 
 def _products(
@@ -137,32 +160,35 @@ def _products(
     basis: _Basis,
     sizes: jax.Array,
 ) -> _Krylov:
-    """Lanczos' directions, all of them kept orthogonal, and the products of :math:`H_M - I`."""
+    """The products of :math:`H_M - I`; of many params with Lanczos' directions, kept orthogonal."""
     n, dtype = point.x.size, point.x.dtype
     most = min(n, _MOST)
-    first = np.random.default_rng(0).standard_normal(n)
-    first = jnp.asarray(first / np.linalg.norm(first), dtype)
-    root = jnp.asarray(n**0.5, dtype)
+    quiet = jnp.asarray(_QUIET / n**0.5, dtype)
 
     def product(u: jax.Array) -> jax.Array:
         p = basis.step(u)
         t = jnp.asarray(_NEAR, dtype) * _reach(p, sizes)
         change = divide(basis.slopes(pulled(point.x + t * p) - point.gradient), t)
         bent = jnp.where(jnp.isfinite(change), change, jnp.zeros_like(change))
-        return bent - basis.mu / basis.size * u
+        return bent - basis.less * u
+
+    def orthogonal(U: jax.Array, w: jax.Array) -> jax.Array:
+        for _ in range(2):  # once leaves what rounding makes of it
+            w = w - matmul(matmul(U, w), U)
+        return divide(w, norm(w))
 
     def step(at: _Krylov) -> _Krylov:
         w = product(at.U[at.count])
-        rest = w
-        for _ in range(2):  # once leaves what rounding makes of it
-            rest = rest - matmul(matmul(at.U, rest), at.U)
-        count = at.count + jnp.ones((), jnp.int32)
-        U = at.U.at[count].set(divide(rest, norm(rest)), mode="drop")
-        loud = root * norm(w) > jnp.asarray(_QUIET, dtype)
+        count, U = at.count + jnp.ones((), jnp.int32), at.U
+        if n > most:
+            U = U.at[count].set(orthogonal(U, w), mode="drop")
+        loud = norm(w) > quiet
         return _Krylov(U, at.W.at[at.count].set(w), count, (at.count > 0) | loud)
 
+    known = jnp.asarray(_directions(n), dtype)
     none = jnp.zeros((most, n), dtype)
-    begun = _Krylov(none.at[0].set(first), none, jnp.zeros((), jnp.int32), jnp.ones((), bool))
+    U = known if n <= most else none.at[0].set(known[0])
+    begun = _Krylov(U, none, jnp.zeros((), jnp.int32), jnp.ones((), bool))
     return lax.while_loop(lambda at: (at.count < most) & at.unclear, step, begun)
 
 

@@ -1,28 +1,28 @@
 """The search: steps until one claims convergence, the test of the claim, and so on to the end.
 
-What examines and tests a claim costs factorisations and evaluations, which a batch would pay in
-every step if they stood in the loop of steps.
+What examines a claim costs factorisations and Jacobians, which a batch would pay in every step if
+it stood in the loop of steps. The test is an evaluation like that of a step, and is made there:
+the program then holds one copy of the residuals and of their Jacobian for both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import Status
+from fnopt.core import Status, is_converged
 from fnopt.solvers._bounded import faced
-from fnopt.solvers._claim import Bends, Doubt, doubt
-from fnopt.solvers._evidence import has_moved, outward, rounding
-from fnopt.solvers._iteration import Evaluate, FitLoop, advance, moved, slopes, steepest
-from fnopt.solvers._linearization import Linearization
+from fnopt.solvers._claim import Bends, Doubt, doubt, no_doubt
+from fnopt.solvers._evidence import has_moved, outward, rounding, vanished
+from fnopt.solvers._iteration import Evaluate, FitLoop, advance
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers._options import Options
 from fnopt.solvers._problem import Problem
 from fnopt.solvers._restart import MOST_RESTARTS
-from fnopt.solvers._step import arrive, restart
 
 
 def searched(
@@ -46,82 +46,100 @@ def searched(
         watched: Notes a step, from the loop after it and whether it was accepted.
     """
 
-    def step(loop: FitLoop) -> FitLoop:
-        return watched(*advance(problem, solver, options, evaluate, loop))
+    def in_time(loop: FitLoop) -> jax.Array:
+        return loop.steps < max_steps
 
-    def test(loop: FitLoop, doubt: Doubt) -> FitLoop:
-        return watched(*_tested(problem, solver, options, evaluate, loop, doubt))
+    def running(loop: FitLoop) -> jax.Array:
+        return in_time(loop) & (loop.status == Status.RUNNING.value)
 
-    def unfinished(loop: FitLoop) -> jax.Array:
-        return (loop.status == Status.RUNNING.value) & (loop.steps < max_steps)
+    def claims(loop: FitLoop) -> jax.Array:
+        return is_converged(loop.status) & (loop.point.cost > loop.nothing)
 
-    def unclaimed(loop: FitLoop) -> jax.Array:
-        return unfinished(loop) & ~loop.claim.is_raised
+    def unfinished(at: tuple[FitLoop, jax.Array]) -> jax.Array:
+        loop, settled = at
+        return running(loop) | (in_time(loop) & claims(loop) & ~settled)
 
-    def search(loop: FitLoop) -> FitLoop:
-        loop = lax.while_loop(unclaimed, step, loop)
-        loop, doubt = _examined(problem, solver, options, loop)
-        testing = doubt.exists & unfinished(loop)
-        return lax.cond(testing, lambda: test(loop, doubt), lambda: loop)
+    def search(at: tuple[FitLoop, jax.Array]) -> tuple[FitLoop, jax.Array]:
+        loop, _ = at
+        claimed, fully = claims(loop), _tests_fully(problem, loop)
+        found = _if_any(
+            claimed,
+            lambda: _examined(problem, solver, options, loop),
+            no_doubt(loop.point, fully),
+        )
+        none = Status.RUNNING.array
+        loop = loop._replace(
+            status=lax.select(found.exists, none, loop.status),
+            claimed=lax.select(found.exists, loop.status, none),
+            njev=loop.njev + found.products,
+        )
 
-    return lax.while_loop(unfinished, search, loop)
+        def step(loop: FitLoop) -> FitLoop:
+            return watched(*advance(problem, solver, options, evaluate, loop, found))
+
+        after = lax.while_loop(running, step, loop)
+        tested = found.exists & (after.steps > loop.steps)
+        settled = _settled(problem, options, found, loop.claimed, tested, after)
+        return settled, tested | (claimed & ~found.exists)
+
+    return lax.while_loop(unfinished, search, (loop, jnp.zeros((), bool)))[0]
+
+
+def _if_any(needed: jax.Array, make: Callable[[], Any], otherwise: Any) -> Any:
+    """What `make` returns where it is needed: a `lax.cond` that a batch skips if none needs it."""
+    first = (needed, otherwise)
+    return lax.while_loop(lambda at: at[0], lambda _: (jnp.zeros_like(needed), make()), first)[1]
 
 
 def _examined(
     problem: Problem, solver: LeastSquaresMethod, options: Options, loop: FitLoop
-) -> tuple[FitLoop, Doubt]:
-    """The loop that stands still because of a claim: it ends, unless there is a doubt."""
+) -> Doubt:
+    """The doubt of a claim."""
     point = loop.point
-    away = outward(point, loop.lost, loop.start)
+    lost = vanished(point, loop.peak, loop.start)
+    away = outward(point, lost, loop.start)
     if problem.box is not None:
         away = problem.box.nearest(away)
-    beyond = has_moved(loop.lost, point.x, loop.start)
+    beyond = has_moved(lost, point.x, loop.start)
     model = solver.model(problem.model)
     bends = Bends(lambda y: model.pulled(y, point.r), options.eps)
-    tests = bends if _tests_fully(problem, point) else None
-    found = doubt(loop.claim, point, beyond, away, tests, rounding(point, options))
-    ends = loop.claim.is_raised & ~found.exists
-    status = lax.select(ends, loop.claim.status, loop.status)
-    return loop._replace(status=status, njev=loop.njev + found.products), found
+    tests = bends if _tests_fully(problem, loop) else None
+    return doubt(point, beyond, away, tests, rounding(point, options))
 
 
-def _tested(
-    problem: Problem,
-    solver: LeastSquaresMethod,
-    options: Options,
-    evaluate: Evaluate,
-    loop: FitLoop,
-    doubt: Doubt,
-) -> tuple[FitLoop, jax.Array]:
-    """The step that tests a claim; a search that claimed too early goes on, or starts again."""
-    point = faced(loop.point, problem.box)
-    noise = rounding(point, options)
-    tried = problem.flat.r(doubt.aside)
-    actual = problem.reduction(loop.residuals, tried)
-    promising = actual > doubt.least(noise)
-    here, r, accepted = moved(loop, evaluate, doubt.aside, tried, promising)
-    actual = lax.select(promising & ~accepted, jnp.asarray(-jnp.inf, actual.dtype), actual)
-    refuted = doubt.is_refuted(loop.point, tried, noise)
-    search = arrive(loop.search, loop.point)
-    again = ~doubt.is_beyond & (accepted | refuted) & (search.restarts < MOST_RESTARTS)
-    search = lax.cond(again, lambda: restart(here, search, options, solver.rule), lambda: search)
-    status = doubt.verdict(loop.claim.status, refuted, actual, loop.point.cost)
-    each, peak, lost = slopes(problem, loop, here)
-    return loop._replace(
-        point=here,
-        r=r,
-        stale=jnp.ones((), bool),
-        search=search,
-        scaled_gradient=steepest(each, lost),
-        peak=peak,
-        lost=lost,
-        claim=loop.claim._replace(status=Status.RUNNING.array),
-        status=lax.select(again | accepted, Status.RUNNING.array, status),
-        steps=loop.steps + jnp.ones((), jnp.int32),
-        njev=loop.njev + promising.astype(jnp.int32),
-    ), accepted
-
-
-def _tests_fully(problem: Problem, point: Linearization) -> bool:
+def _tests_fully(problem: Problem, loop: FitLoop) -> bool:
     """Whether claims are tested along the model's directions: where it is that of the cost."""
-    return problem.box is None and problem.losses is None and point.triangle is not None
+    return problem.box is None and problem.losses is None and loop.point.triangle is not None
+
+
+def _settled(
+    problem: Problem,
+    options: Options,
+    doubt: Doubt,
+    claimed: jax.Array,
+    tested: jax.Array,
+    loop: FitLoop,
+) -> FitLoop:
+    """The loop after the test of a claim: the end, or more steps, or a new beginning.
+
+    Args:
+        problem: The problem.
+        options: The numbers of the method.
+        doubt: What was to be tested.
+        claimed: The status that was claimed.
+        tested: Whether that was done.
+        loop: The loop.
+    """
+
+    def settled() -> tuple[jax.Array, jax.Array]:
+        # Where the test was accepted, and the point is another, the rest is of no account.
+        point, accepted = loop.point, loop.accepted
+        refuted = doubt.is_refuted(point, loop.tried, rounding(faced(point, problem.box), options))
+        again = ~doubt.is_beyond & (accepted | refuted) & (loop.search.restarts < MOST_RESTARTS)
+        status = doubt.verdict(claimed, refuted, loop.gained, point.cost)
+        status = lax.select(again | accepted, Status.RUNNING.array, status)
+        stopped = loop.status != claimed  # by the callback
+        return lax.select(stopped, loop.status, status), again
+
+    status, again = lax.cond(tested, settled, lambda: (loop.status, loop.again))
+    return loop._replace(status=status, again=again)

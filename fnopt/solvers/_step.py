@@ -189,8 +189,8 @@ def judge(
     search: TrustRegionState,
     options: Options,
     rule: RadiusRule,
-) -> tuple[jax.Array, TrustRegionState]:
-    """Adapts the state to how a trial went, and says whether to stop.
+) -> tuple[jax.Array, TrustRegionState, jax.Array]:
+    """Adapts the state to how a trial went, and says whether to stop, or to begin again.
 
     Args:
         point: Where the step starts.
@@ -203,7 +203,7 @@ def judge(
         rule: How the radius of a step adapts.
 
     Returns:
-        The status, as far as the step tells, and the next search.
+        The status, as far as the step tells, the next search, and whether that begins again.
     """
     negligible, noise = found.negligible, found.noise
     radius = rule.next(_outcome(trial, found, search, accepted))
@@ -217,7 +217,8 @@ def judge(
     search = search._replace(radius=radius, rejections=rejections, lam=trial.lam, idle=idle)
     # A step that was refused where gains are noise would only be proposed again.
     again = negligible & ((rejections > 0) | is_idle(idle, point, noise.cost))
-    return _stop_or_restart(point, scaled_gradient, trial, found, again, search, options, rule)
+    status, restarts = _outlook(point, scaled_gradient, trial, found, again, search, options)
+    return status, search, restarts
 
 
 def _outcome(
@@ -236,7 +237,7 @@ def _outcome(
     )
 
 
-def _stop_or_restart(
+def _outlook(
     point: Linearization,
     scaled_gradient: jax.Array,
     trial: Trial,
@@ -244,8 +245,8 @@ def _stop_or_restart(
     again: jax.Array,
     search: TrustRegionState,
     options: Options,
-    rule: RadiusRule,
-) -> tuple[jax.Array, TrustRegionState]:
+) -> tuple[jax.Array, jax.Array]:
+    """The status that follows from a step, and whether the search begins again."""
     actual, noise = found.actual, found.noise
     size = norm(search.scale * point.x)
     # What one parameter alone could gain, where the radius doesn't let it, isn't nothing.
@@ -270,9 +271,7 @@ def _stop_or_restart(
         (tiny, Status.CONVERGED_STEP),
         (stuck, Status.STALLED),
     )
-    return status, lax.cond(
-        restarted, lambda: restart(point, search, options, rule), lambda: search
-    )
+    return status, restarted
 
 
 def restart(

@@ -30,7 +30,8 @@ def rows_after(level, step, rows=None, excess=10.0):
     before, _ = quadratic(np.zeros(3), level)
     after, S = quadratic(step, level)
     rows = no_curvature(3, before.x) if rows is None else rows
-    return learned(rows, before, after, jnp.asarray(step), jnp.asarray(excess)), S
+    change, L = after.gradient - after.r @ before.J, before.triangle.L
+    return learned(rows, L, change, jnp.asarray(step), jnp.asarray(excess)), S
 
 
 def upwards(step):

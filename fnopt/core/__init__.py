@@ -113,6 +113,7 @@ from fnopt.core._spread import product_sharding as product_sharding
 from fnopt.core._spread import reshaped as reshaped
 from fnopt.core._static import static
 from fnopt.core._status import Status, is_converged
+from fnopt.core._status import messages as messages
 from fnopt.core._transformation import (
     EmptyState,
     Member,

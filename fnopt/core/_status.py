@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 class Status(enum.IntEnum):
@@ -72,3 +75,17 @@ class Status(enum.IntEnum):
 def is_converged(status: jax.Array) -> jax.Array:
     """Whether a convergence test was met, of an array of status codes of any shape."""
     return (status >= Status.CONVERGED_COST.value) & (status <= Status.CONVERGED_GRADIENT.value)
+
+
+def messages(status: Any, words: Mapping[Status, str] | None = None) -> Any:
+    """The messages of status codes: a string, or for a batch a (nested) list. Outside jit only.
+
+    Args:
+        status: Codes.
+        words: Other words for some statuses, where a problem has its own.
+    """
+    codes = np.asarray(status)
+    if codes.ndim:
+        return [messages(code, words) for code in codes]
+    known = Status(int(codes))
+    return (words or {}).get(known, known.message)

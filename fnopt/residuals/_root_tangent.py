@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import gathered, matmul
+from fnopt.core import gathered, matmul, nonzero
 from fnopt.residuals._implicit import pushed
 
 
@@ -73,7 +73,7 @@ def projected_tangent(
     gradient = jax.grad(cost)
     H = jax.jacfwd(gradient)(x, data)
     most = lax.stop_gradient(jnp.max(jnp.abs(H), initial=0))
-    rate = jnp.where(most > 0, 1 / jnp.where(most > 0, most, jnp.ones_like(most)), 1)
+    rate = 1 / nonzero(most)
 
     def turn(x: jax.Array, data: Any) -> jax.Array:
         return projection(x - rate * gradient(x, data), data)
@@ -98,8 +98,8 @@ def _square_solve(A: jax.Array, b: jax.Array) -> jax.Array:
     A, b = gathered(A), gathered(b)
     still = lax.stop_gradient(A)
     # Rows and columns of the same size, so that units don't decide what is taken for zero.
-    rows = _unit(still, 1)
-    columns = _unit(still / rows[:, None], 0)
+    rows = nonzero(jnp.max(jnp.abs(still), axis=1))
+    columns = nonzero(jnp.max(jnp.abs(still / rows[:, None]), axis=0))
     rounding = 10 * A.shape[0] * float(jnp.finfo(A.dtype).eps)
     inverse = jnp.linalg.pinv(still / rows[:, None] / columns, rtol=rounding)
     inverse = lax.stop_gradient(inverse / columns[:, None] / rows)
@@ -111,9 +111,3 @@ def _square_solve(A: jax.Array, b: jax.Array) -> jax.Array:
         return matmul(inverse.T, v)
 
     return lax.custom_linear_solve(lambda v: matmul(A, v), b, solve, transposed)
-
-
-def _unit(A: jax.Array, axis: int) -> jax.Array:
-    """The largest entries along an axis, 1 for zeros."""
-    largest = jnp.max(jnp.abs(A), axis=axis)
-    return jnp.where(largest > 0, largest, jnp.ones_like(largest))

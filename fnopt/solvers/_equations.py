@@ -7,7 +7,6 @@ from typing import Any, Generic, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.core import Tracer
 
 from fnopt.core import (
@@ -17,6 +16,7 @@ from fnopt.core import (
     compute_dtype,
     is_converged,
     matmul,
+    messages,
     real_dtype,
     show_report,
 )
@@ -59,11 +59,7 @@ class Root(NamedTuple, Generic[Params]):
     @property
     def message(self) -> Any:
         """Why it stopped, in words; for a batch a (nested) list. Outside jit only."""
-        codes = np.asarray(self.status)
-        if codes.ndim == 0:
-            status = Status(int(codes))
-            return _OF_EQUATIONS.get(status, status.message)
-        return [self._replace(status=code).message for code in codes]
+        return messages(self.status, _OF_EQUATIONS)
 
     @property
     def converged(self) -> jax.Array:

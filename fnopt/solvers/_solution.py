@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import Params, Status, is_converged, show_report
+from fnopt.core import Params, is_converged, messages, show_report
 from fnopt.solvers._report import batch_report, report
 
 
@@ -95,10 +94,7 @@ class Solution(NamedTuple, Generic[Params]):
     @property
     def message(self) -> Any:
         """Why the solver stopped, in words; for a batch a (nested) list. Outside jit only."""
-        codes = np.asarray(self.status)
-        if codes.ndim == 0:
-            return Status(int(codes)).message
-        return [self._replace(status=code).message for code in codes]
+        return messages(self.status)
 
     @property
     def converged(self) -> jax.Array:

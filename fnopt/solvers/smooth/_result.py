@@ -6,10 +6,9 @@ from typing import Any, Generic, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import Params, Status, is_converged, show_report
+from fnopt.core import Params, Status, is_converged, messages, show_report
 from fnopt.solvers._report import batch_report
 from fnopt.solvers._solution import StepHistory
 
@@ -40,11 +39,7 @@ class Minimum(NamedTuple, Generic[Params]):
     @property
     def message(self) -> Any:
         """Why it stopped, in words; for a batch a (nested) list. Outside jit only."""
-        codes = np.asarray(self.status)
-        if codes.ndim == 0:
-            status = Status(int(codes))
-            return _OF_A_FUNCTION.get(status, status.message)
-        return [self._replace(status=code).message for code in codes]
+        return messages(self.status, _OF_A_FUNCTION)
 
     @property
     def converged(self) -> jax.Array:

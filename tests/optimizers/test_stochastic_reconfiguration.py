@@ -241,7 +241,7 @@ def test_refuses_what_it_cannot_do():
             lambda p: tx.update(None, tx.init(p), p, batch=samples, local_energies=energies), params
         )
 
-    with pytest.raises(TypeError, match="log_amplitude_fn is 3"):
+    with pytest.raises(TypeError, match="log_amplitude_fn = 3, expected a function"):
         fnopt.stochastic_reconfiguration(3)
     with pytest.raises(ValueError, match="solver"):
         tried(solver="qr")

@@ -251,7 +251,7 @@ def test_refuses_what_it_cannot_do():
         tried(rank=5)
     with pytest.raises(TypeError, match="real or complex scalar"):
         tried(lambda p, s: s * p["a"])
-    with pytest.raises(TypeError, match=r"'w' of the params is int32"):
+    with pytest.raises(TypeError, match=r"leaf 'w' is int32"):
         tried(params=params | {"w": jnp.ones((4, 6), jnp.int32)})
     with pytest.raises(ValueError, match=r"local_energies has shape \(8,\), expected \(9,\)"):
         tried(energies=E[:8])

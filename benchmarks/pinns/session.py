@@ -1,34 +1,31 @@
-"""One problem: tunes what has a rate, runs the seeds in turns, keeps what is done in a file."""
+"""The comparison on one problem: trials of the rates, runs of so many seconds."""
 
 from __future__ import annotations
 
-import datetime
-import json
 import math
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import jax
 import scipy
 
 import fnopt
-from benchmarks import report
+from benchmarks import sessions
 from benchmarks.pinns.equations import EQUATIONS
 from benchmarks.pinns.methods import METHODS, Method
 from benchmarks.pinns.problem import Problem
 from benchmarks.pinns.runs import Programs
+from benchmarks.sessions import Entry, short
 
 TUNING_SEED = 100  # another start and other points than those of the runs that are compared
 HALVING = ((0.25, 3), (1.0, 1))  # a share of the budget for every trial, and how many go on
 
-Entry = dict[str, Any]
 Trial = tuple[float, float]
 
 
-class Session:
-    """The state of a problem's comparison, on disk after every piece of it.
+class Session(sessions.Session):
+    """The comparison on one problem.
 
     Args:
         problem: What is solved.
@@ -38,50 +35,44 @@ class Session:
         deadline: Of `time.monotonic`: nothing new is begun after it.
     """
 
+    TUNED = "best"
+
     def __init__(
         self, problem: Problem, folder: Path, methods: list[str], seconds: float, deadline: float
     ) -> None:
-        self.problem, self.seconds, self.deadline = problem, seconds, deadline
-        self.file = folder / f"{problem.name}.json"
-        self.kept: Entry = json.loads(self.file.read_text()) if self.file.exists() else {}
-        if self.kept.get("seconds", seconds) != seconds:
-            raise ValueError(
-                f"{self.file} has runs of {self.kept['seconds']} seconds, not of {seconds}"
-            )
-        self.kept.setdefault("methods", {})
-        self.kept |= _described(problem, seconds)
-        self.methods = [METHODS[name] for name in methods]
+        file = folder / f"{problem.name}.json"
+        before = sessions.kept(file).get("seconds", seconds)
+        if before != seconds:
+            raise ValueError(f"{file} has runs of {before} seconds, not of {seconds}")
+        chosen = [METHODS[name] for name in methods]
+        super().__init__(file, _described(problem, seconds), chosen, deadline)
+        self.problem, self.seconds = problem, seconds
         error = jax.jit(problem.error)
         jax.block_until_ready(error(problem.init(jax.random.key(0))))  # compiled before clocks run
-        self.programs = {m.name: Programs(problem, m, error) for m in self.methods}
+        self.programs = {m.name: Programs(problem, m, error) for m in chosen}
 
-    def run(self, seeds: int) -> bool:
-        """Whether all is done."""
-        return self._tune() and all(self._round(seed) for seed in range(seeds))
+    def tune(self, method: Method, entry: Entry) -> None:
+        trials = [] if len(method.trials) == 1 else self._trials(method)
+        entry["trials"] = [[a, b, share, short(error)] for a, b, share, error in trials]
+        entry["best"] = list(_best(trials)[0] if trials else method.trials[0])
+        print(f"  {self.problem.name}: {method.name} tuned: {entry['best']}", flush=True)
 
-    def _entry(self, method: Method) -> Entry:
-        return self.kept["methods"].setdefault(method.name, {"runs": {}})
-
-    def _late(self) -> bool:
-        return time.monotonic() > self.deadline
-
-    def _save(self) -> None:
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        self.file.write_text(json.dumps(self.kept, indent=1) + "\n")
-
-    def _tune(self) -> bool:
-        for method in self.methods:
-            entry = self._entry(method)
-            if "best" in entry:
-                continue
-            if self._late():
-                return False
-            trials = [] if len(method.trials) == 1 else self._trials(method)
-            entry["trials"] = [[a, b, share, _short(error)] for a, b, share, error in trials]
-            entry["best"] = list(_best(trials)[0] if trials else method.trials[0])
-            print(f"  {self.problem.name}: {method.name} tuned: {entry['best']}", flush=True)
-            self._save()
-        return True
+    def train(self, method: Method, entry: Entry, seed: int) -> Entry:
+        programs = self.programs[method.name]
+        rate, factor = entry["best"]
+        readings = [*programs.run(rate, factor, seed, self.seconds)]
+        entry.setdefault("compile_seconds", short(programs.compile_seconds))
+        last = readings[-1]
+        print(
+            f"  {self.problem.name}: {method.name:20} seed {seed}: {last.error:.2g} after "
+            f"{last.step} steps, {last.seconds:.1f} s",
+            flush=True,
+        )
+        return {
+            "steps": [r.step for r in readings],
+            "seconds": [short(r.seconds) for r in readings],
+            "errors": [short(r.error) for r in readings],
+        }
 
     def _trials(self, method: Method) -> list[tuple[float, float, float, float]]:
         """The errors that trials end at: short ones for all, long ones for the best of them."""
@@ -94,31 +85,6 @@ class Session:
                 found.append((rate, factor, share, ends[-1].error if ends else math.inf))
             left = _best([t for t in found if t[2] == share])[: HALVING[0][1]]
         return found
-
-    def _round(self, seed: int) -> bool:
-        """All methods with one seed, one after the other: the machine is alike for all of them."""
-        for method in self.methods[:: 1 if seed % 2 == 0 else -1]:
-            entry = self._entry(method)
-            if str(seed) in entry["runs"]:
-                continue
-            if self._late():
-                return False
-            programs = self.programs[method.name]
-            readings = [*programs.run(*entry["best"], seed, self.seconds)]
-            entry["runs"][str(seed)] = {
-                "steps": [r.step for r in readings],
-                "seconds": [_short(r.seconds) for r in readings],
-                "errors": [_short(r.error) for r in readings],
-            }
-            entry.setdefault("compile_seconds", _short(programs.compile_seconds))
-            self._save()
-            last = readings[-1]
-            print(
-                f"  {self.problem.name}: {method.name:20} seed {seed}: {last.error:.2g} after "
-                f"{last.step} steps, {last.seconds:.1f} s",
-                flush=True,
-            )
-        return True
 
 
 def _best(trials: list[tuple[float, float, float, float]]) -> list[Trial]:
@@ -141,15 +107,8 @@ def _described(problem: Problem, seconds: float) -> Entry:
         "dtype": str(jax.tree.leaves(shapes)[0].dtype),
         "seconds": seconds,
         "flags": os.environ.get("XLA_FLAGS", ""),
-        "machine": report.machine()
-        | {"versions": {"fnopt": fnopt.__version__, "scipy": scipy.__version__}},
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "machine": sessions.machine({"fnopt": fnopt.__version__, "scipy": scipy.__version__}),
     }
-
-
-def _short(value: float) -> float | None:
-    """Four digits; None where JSON has no number."""
-    return float(f"{value:.4g}") if math.isfinite(value) else None
 
 
 def compare(

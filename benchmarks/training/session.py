@@ -1,10 +1,7 @@
-"""One task: tunes every method, runs the seeds in turns, keeps what is done in a file."""
+"""The comparison on one task: rates tuned by sweeps, runs of so many steps."""
 
 from __future__ import annotations
 
-import datetime
-import json
-import math
 import os
 import sys
 import time
@@ -14,15 +11,14 @@ from typing import Any
 
 import jax
 
-from benchmarks import report
+from benchmarks import sessions
+from benchmarks.sessions import Entry, short
 from benchmarks.training.flops import step_flops
 from benchmarks.training.methods import Method, wanted
 from benchmarks.training.programs import Programs, reader
 from benchmarks.training.task import Task
 from benchmarks.training.tasks import WIDE, made
 from benchmarks.training.tuning import Tuned, tuned, untuned
-
-Entry = dict[str, Any]
 
 
 def one_thread() -> None:
@@ -34,8 +30,8 @@ def one_thread() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
-class Session:
-    """The state of a task's comparison, on disk after every piece of it.
+class Session(sessions.Session):
+    """The comparison on one task.
 
     Args:
         name: Of the task.
@@ -45,16 +41,15 @@ class Session:
         deadline: Of `time.monotonic`: nothing new is begun after it.
     """
 
+    TUNED = "tuning"
+
     def __init__(
         self, name: str, folder: Path, smoke: bool, methods: list[str] | None, deadline: float
     ) -> None:
-        self.file, self.deadline = folder / f"{name}.json", deadline
         with jax.enable_x64(name in WIDE):
             self.task: Task = made(name, smoke)
-        self.methods = wanted(self.task, methods)
-        self.kept: Entry = json.loads(self.file.read_text()) if self.file.exists() else {}
-        self.kept.setdefault("methods", {})
-        self.kept |= _described(self.task)
+        file, chosen = folder / f"{name}.json", wanted(self.task, methods)
+        super().__init__(file, _described(self.task), chosen, deadline)
         self.programs: dict[str, Programs] = {}
 
     def run(self, seeds: int) -> bool:
@@ -62,72 +57,46 @@ class Session:
         with jax.enable_x64(self.task.wide):
             read = reader(self.task)
             self.programs = {m.name: Programs(self.task, m, read) for m in self.methods}
-            return self._tune() and all(self._round(seed) for seed in range(seeds))
+            return super().run(seeds)
 
-    def _entry(self, method: Method) -> Entry:
-        return self.kept["methods"].setdefault(method.name, {"runs": {}})
+    def tune(self, method: Method, entry: Entry) -> None:
+        clock = time.process_time()
+        given = dict(self.task.untuned)
+        if method.name in given:
+            found = untuned(*given[method.name])
+        else:
+            found = tuned(method, self.programs[method.name].final_losses)
+        spent = time.process_time() - clock
+        entry["tuning"] = _tuning(method, found) | {"cpu_seconds": round(spent, 1)}
+        print(f"  {self.task.name}: {method.name} tuned, {spent:.0f} s", flush=True)
 
-    def _late(self) -> bool:
-        return time.monotonic() > self.deadline
+    def train(self, method: Method, entry: Entry, seed: int) -> Entry:
+        programs = self.programs[method.name]
+        best = entry["tuning"]["best"]
+        readings = [*programs.run(best[0], best[1], seed)]
+        entry.setdefault("compile_seconds", short(programs.compile_seconds or 0.0))
+        print(f"  {self.task.name}: {method.name} seed {seed}", flush=True)
+        return {
+            "steps": [r.step for r in readings],
+            "train": [short(r.train) for r in readings],
+            "test": [short(r.test) for r in readings],
+            "cpu_seconds": short(readings[-1].seconds),
+            "trips": short(sum(r.trips for r in readings) / len(readings)),
+        }
 
-    def _save(self) -> None:
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        self.file.write_text(json.dumps(self.kept, indent=1) + "\n")
-
-    def _tune(self) -> bool:
-        for method in self.methods:
-            entry = self._entry(method)
-            if "tuning" in entry:
-                continue
-            if self._late():
-                return False
-            clock = time.process_time()
-            given = dict(self.task.untuned)
-            if method.name in given:
-                found = untuned(*given[method.name])
-            else:
-                found = tuned(method, self.programs[method.name].final_losses)
-            entry["tuning"] = _tuning(method, found)
-            spent = time.process_time() - clock
-            entry["tuning"]["cpu_seconds"] = round(spent, 1)
-            print(f"  {self.task.name}: {method.name} tuned, {spent:.0f} s", flush=True)
-            self._save()
-        return True
-
-    def _round(self, seed: int) -> bool:
-        """All methods with one seed, one after the other: the machine is alike for all of them."""
-        for method in self.methods[:: 1 if seed % 2 == 0 else -1]:
-            entry = self._entry(method)
-            if str(seed) in entry["runs"]:
-                continue
-            if self._late():
-                return False
-            programs = self.programs[method.name]
-            best = entry["tuning"]["best"]
-            readings = [*programs.run(best[0], best[1], seed)]
-            print(f"  {self.task.name}: {method.name} seed {seed}", flush=True)
-            entry["runs"][str(seed)] = {
-                "steps": [r.step for r in readings],
-                "train": [_short(r.train) for r in readings],
-                "test": [_short(r.test) for r in readings],
-                "cpu_seconds": _short(readings[-1].seconds),
-                "trips": _short(sum(r.trips for r in readings) / len(readings)),
-            }
-            entry.setdefault("compile_seconds", _short(programs.compile_seconds or 0.0))
-            self._save()
+    def seen(self, seed: int) -> None:
         self._count()
         print(f"  {self.task.name}: seed {seed} of all methods", flush=True)
-        return True
 
     def _count(self) -> None:
         """FLOPs of a step, once some runs say how often loops turn."""
         for method in self.methods:
-            entry = self._entry(method)
+            entry = self.entry(method)
             if "flops" not in entry:
                 trips = [run["trips"] for run in entry["runs"].values()]
                 flops, unknown = step_flops(self.task, method, sum(trips) / len(trips))
-                entry |= {"flops": _short(flops), "not_counted": unknown}
-                self._save()
+                entry |= {"flops": short(flops), "not_counted": unknown}
+                self.save()
 
 
 def _described(task: Task) -> Entry:
@@ -140,8 +109,7 @@ def _described(task: Task) -> Entry:
         "params": sum(x.size for x in jax.tree.leaves(_shapes(task))),
         "dtype": "float64" if task.wide else "float32",
         "skipped": task.skip,
-        "machine": report.machine() | {"versions": _versions()},
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "machine": sessions.machine(_versions()),
     }
 
 
@@ -159,17 +127,12 @@ def _tuning(method: Method, found: Tuned) -> Entry:
     return {
         "first": method.first[0],
         "second": method.second[0],
-        "best": [_short(found.best.first), _short(found.best.second)],
-        "trials": [[_short(value) for value in trial] for trial in found.trials],
+        "best": [short(found.best.first), short(found.best.second)],
+        "trials": [[short(value) for value in trial] for trial in found.trials],
         "seeds": method.tuning_seeds,
         "widened": found.widened,
         "at_edge": found.at_edge,
     }
-
-
-def _short(value: float) -> float | None:
-    """Four digits; None where JSON has no number."""
-    return float(f"{value:.4g}") if math.isfinite(value) else None
 
 
 def compare(

@@ -13,27 +13,42 @@ from jax.sharding import PartitionSpec as P
 import fnopt
 from fnopt import curvature
 
-RNG = np.random.RandomState(0)
 T = np.linspace(0, 3, 8, dtype=np.float32)
-DATA = {
-    "params": {"w": RNG.randn(4, 2).astype("f"), "b": np.zeros(2, "f")},
-    "batch": (RNG.randn(8, 4).astype("f"), RNG.randn(8, 2).astype("f")),
-    "weights": np.linspace(0, 1, 8, dtype=np.float32),
-    "decay": {"a": np.ones(2, "f"), "k": np.ones(2, "f")},
-    "t": T,
-    "curves": (2 * np.exp(-1.3 * T[:, None]) * np.ones(2) + 0.01 * RNG.randn(8, 2)).astype("f"),
-    "fits": (RNG.uniform(1, 2, (8, 1)) * np.exp(-T)).astype("f"),
-    "starts": np.ones((8, 2), "f"),
-    "shared_t": T,
-}
+
+
+def data_of(width: int) -> dict[str, Any]:
+    """Data of a network with so many outputs, and of as many curves: that many devices divide."""
+    rng = np.random.RandomState(0)
+    params = {"w": rng.randn(4, width).astype("f"), "b": np.zeros(width, "f")}
+    batch = rng.randn(8, 4).astype("f"), rng.randn(8, width).astype("f")
+    curves = 2 * np.exp(-1.3 * T[:, None]) * np.ones(width) + 0.01 * rng.randn(8, width)
+    return {
+        "params": params,
+        "batch": batch,
+        "weights": np.linspace(0, 1, 8, dtype=np.float32),
+        "decay": {"a": np.ones(width, "f"), "k": np.ones(width, "f")},
+        "t": T,
+        "curves": curves.astype("f"),
+        "fits": (rng.uniform(1, 2, (8, 1)) * np.exp(-T)).astype("f"),
+        "starts": np.ones((8, 2), "f"),
+        "shared_t": T,
+    }
+
+
+DATA = data_of(2)
 WHOLE = dict.fromkeys(DATA, P())
+BY_BATCH = dict.fromkeys(["batch", "weights", "t", "curves", "fits", "starts"], P("d"))
+
+
+def _params_over(axis: str) -> dict[str, Any]:
+    return {"params": {"w": P(None, axis), "b": P(axis)}, "decay": P(axis)}
+
+
 PLACES = {
     "replicated": WHOLE,
-    "batch": {
-        **WHOLE,
-        **dict.fromkeys(["batch", "weights", "t", "curves", "fits", "starts"], P("d")),
-    },
-    "params": {**WHOLE, "params": {"w": P(None, "d"), "b": P("d")}, "decay": P("d")},
+    "batch": {**WHOLE, **BY_BATCH},
+    "params": {**WHOLE, **_params_over("d")},
+    "both": {**WHOLE, **BY_BATCH, **_params_over("m")},  # on a mesh of two axes
 }
 
 
@@ -113,7 +128,7 @@ def by_batch(make: Any) -> Any:
     """A step of an optimizer that differentiates its batch by itself."""
 
     def run(d: Any) -> Any:
-        tx, p = make(), d["params"]
+        tx, p = make(d), d["params"]
         return tx.update(None, tx.init(p), p, batch=d["batch"], residual_fn=errors)[0]
 
     return run
@@ -195,11 +210,11 @@ CASES: dict[str, Any] = {
     "ggn_diagonal": lambda d: curvature.ggn_diagonal(outputs, squared_error)(
         d["params"], d["batch"]
     ),
-    "kfac": by_batch(lambda: fnopt.kfac(outputs, squared_error, DATA["batch"])),
-    "natural_gradient": by_batch(lambda: fnopt.natural_gradient(outputs, squared_error)),
-    "gauss_newton_descent": by_batch(fnopt.gauss_newton_descent),
+    "kfac": by_batch(lambda d: fnopt.kfac(outputs, squared_error, d["batch"])),
+    "natural_gradient": by_batch(lambda _: fnopt.natural_gradient(outputs, squared_error)),
+    "gauss_newton_descent": by_batch(lambda _: fnopt.gauss_newton_descent()),
     "stochastic_reconfiguration": imaginary_time,
-    "gauss_newton_descent-ghost": by_batch(lambda: fnopt.gauss_newton_descent(method="ghost")),
+    "gauss_newton_descent-ghost": by_batch(lambda _: fnopt.gauss_newton_descent(method="ghost")),
     "batch_jacobian": lambda d: curvature.batch_jacobian(outputs)(d["params"], d["batch"]).gram(),
     "curve_fit_batch-bounds": lambda d: (
         fnopt.curve_fit_batch(

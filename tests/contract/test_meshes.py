@@ -20,7 +20,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import fnopt
-from tests.contract.mesh_cases import CASES, DATA, PLACES, loss
+from tests.contract.mesh_cases import CASES, DATA, PLACES, data_of, loss
 
 # Compiled and compared with one device, the rest of the types are only traced.
 COMPILED = [
@@ -31,15 +31,21 @@ COMPILED = [
 
 @functools.cache
 def placed(kind: str, place: str, count: int = 2) -> Any:
-    axis_types, devices = (getattr(AxisType, kind),), jax.devices()[:count]
-    mesh = jax.make_mesh((count,), ("d",), devices=devices, axis_types=axis_types)
+    shape, axes = ((count,), ("d",)) if place != "both" else ((count // 2, 2), ("d", "m"))
+    axis_types, devices = (getattr(AxisType, kind),) * len(axes), jax.devices()[:count]
+    mesh = jax.make_mesh(shape, axes, devices=devices, axis_types=axis_types)
 
     def put(spec: Any, tree: Any) -> Any:
         if isinstance(spec, dict):
             return {name: put(spec[name], part) for name, part in tree.items()}
         return jax.device_put(tree, NamedSharding(mesh, spec))
 
-    return {name: put(PLACES[place][name], part) for name, part in DATA.items()}
+    return {name: put(PLACES[place][name], part) for name, part in data_for(place, count).items()}
+
+
+def data_for(place: str, count: int) -> Any:
+    """As many outputs as devices that they are divided over."""
+    return data_of(count) if place == "params" and count > 2 else DATA
 
 
 def distance(found: Any, expected: Any, rtol: float = 2e-4, atol: float = 2e-5) -> float:

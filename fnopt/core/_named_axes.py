@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -65,11 +66,14 @@ def gathered_over(x: Any, axis_name: Any, tiled: bool = False) -> jax.Array:
         data = gathered_over(jax.random.key_data(x), axis_name, tiled)
         return jax.random.wrap_key_data(data, impl=impl)
     if varies_over(jax.lax.axis_index(axis_name)):  # all get the same, and the type shall say so
-        try:
-            return jax.lax.all_gather(x, axis_name, tiled=tiled, to="invarying")
-        except TypeError:  # before JAX 0.9
-            pass
+        return _all_gather_invariant(x, axis_name, tiled=tiled)
     return jax.lax.all_gather(x, axis_name, tiled=tiled)
+
+
+if hasattr(jax.lax, "all_gather_invariant"):  # before JAX 0.9
+    _all_gather_invariant: Any = jax.lax.all_gather_invariant
+else:
+    _all_gather_invariant: Any = functools.partial(jax.lax.all_gather, to="invarying")
 
 
 def _names(axis_name: Any) -> tuple[Any, ...]:

@@ -34,7 +34,6 @@ from fnopt.programs import (
 from fnopt.residuals import after_newton, root_tangent
 from fnopt.solvers._call import checked_args, checked_count, first_call_hints
 from fnopt.solvers._driver import least_squares
-from fnopt.solvers._implicit import no_change
 from fnopt.solvers._method import LeastSquaresMethod
 
 _OF_EQUATIONS = {
@@ -178,7 +177,7 @@ def _implicitly(
         (x, consts), (_, change) = primals, tangents
         end, kept = run(x, consts)
         moved = root_tangent(lambda v, consts: f(v, *consts), end, consts, change)
-        return (end, kept), (moved, jax.tree.map(no_change, kept))
+        return (end, kept), (moved, jax.custom_derivatives.zero_from_primal(kept))
 
     end, (left, *kept) = run(x, consts)
     return end, left, tuple(kept)

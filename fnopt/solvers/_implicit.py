@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from fnopt.core import matmul, over_devices, own, row_axes, row_total, rows_over, varying_like
@@ -141,7 +140,7 @@ def _tangent(
     if axes:
         cost_change = row_total(cost_change)
         dJ = None if dJ is None else _triangle_change(end.jacobian, J, dJ)
-    still = jax.tree.map(no_change, end)
+    still = jax.custom_derivatives.zero_from_primal(end)
     return still._replace(params=dx, cost=cost_change, residuals=r, jacobian=dJ)
 
 
@@ -175,9 +174,3 @@ def _triangle_change(R: jax.Array | None, J: jax.Array, dJ: jax.Array) -> jax.Ar
 def _gradient(problem: Problem, x: jax.Array, mode: str) -> jax.Array:
     r, J = linearise(problem.model, x, mode)
     return matmul(r, J)
-
-
-def no_change(leaf: jax.Array) -> Any:
-    if jnp.issubdtype(leaf.dtype, jnp.inexact):
-        return jnp.zeros_like(leaf)
-    return np.zeros(leaf.shape, jax.dtypes.float0)

@@ -183,6 +183,9 @@ def test_codes_and_what_is_owed_add_up_to_the_sum():
         return jax.lax.scan(body, zero, (jnp.arange(2, dtype=jnp.int32), rounds))[1]
 
     total, owed = jax.jit(jax.vmap(worker, axis_name="workers"))(sent)
+    # A step of the code is 0.9 / 64 of the largest number that shares a scale, of any leaf: four
+    # workers round by one at most, and then whoever sums.
+    largest = max(float(np.abs(x).max(initial=0)) for x in sent.values())
     for name, x in sent.items():
         np.testing.assert_array_equal(total[name], np.stack([total[name][0]] * 4))
         carried = np.zeros_like(x[0, 0])
@@ -191,7 +194,7 @@ def test_codes_and_what_is_owed_add_up_to_the_sum():
             size = np.abs(x[:, i]).sum(initial=0) + 1
             apart = total[name][0, i] + rest - x[:, i].sum(0) - carried
             assert (np.abs(apart) <= 1e-6 * size).all(), name
-            assert (np.abs(rest) <= 0.03 * size).all(), name
+            assert (np.abs(rest) <= 8 * 0.9 / 64 * 1.1 * largest).all(), name
             carried = rest
 
 

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from fnopt.core import is_inexact
@@ -162,11 +161,5 @@ def _tangent(
     dx, square, inverse = (
         jnp.where(good.reshape(-1, *[1] * (a.ndim - 1)), a, jnp.zeros_like(a)) for a in found
     )
-    none = jax.tree.map(_no_change, end)
+    none = jax.custom_derivatives.zero_from_primal(end)
     return none._replace(x=dx, square=square, inverse=inverse)
-
-
-def _no_change(leaf: jax.Array) -> Any:
-    if is_inexact(leaf):
-        return jnp.zeros_like(leaf)
-    return np.zeros(leaf.shape, jax.dtypes.float0)

@@ -10,7 +10,6 @@ import jax
 from fnopt.programs import opened
 from fnopt.residuals import minimum_tangent, projected_tangent, pushed, value_and_slope
 from fnopt.solvers._bounded import shifted
-from fnopt.solvers._implicit import no_change
 from fnopt.solvers.smooth._method import Point, SmoothObjective
 
 
@@ -67,7 +66,7 @@ def implicitly(
 
             dx = projected_tangent(value, nearest, end.x, data, change)
         _, fall = pushed(value, (end.x, data), (dx, change))
-        still = jax.tree.map(no_change, (rest, end))
+        still = jax.custom_derivatives.zero_from_primal((rest, end))
         return (rest, end), (still[0], still[1]._replace(x=dx, value=fall))
 
     return run(x, (consts, problem.box, more), traced)

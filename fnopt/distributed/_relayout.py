@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fnopt.core import gathered, leaves_with_names, shown
+from fnopt.distributed._recoded import in_codes, in_numbers
 from fnopt.distributed._sharded import sharded
 from fnopt.distributed._state_sharding import init_sharded
 from fnopt.transforms import is_coded
@@ -28,13 +31,16 @@ def undivided(tx: Any) -> Any:
     return jax.tree.map(plain, tx, is_leaf=is_sharded)
 
 
-def gather_state(tx: Any, state: Any, params: Any) -> Any:
+def gather_state(tx: Any, state: Any, params: Any, *, requantize: bool = False) -> Any:
     """The state that the optimizer without `sharded` has: slots in the shapes of the params.
 
     Args:
         tx: An optimizer with `sharded` in it.
         state: Its state, as it is outside of `jax.shard_map`, of any number of devices.
         params: The params; arrays or shapes.
+        requantize: Whether codes (`quantized_state`) whose blocks the parts cut through are rounded
+            anew, in the blocks of the whole leaf; all others are taken as they are. The state then
+            has to be on its mesh, outside of `jax.jit`.
 
     Returns:
         The state of `tx.inner` (or of the chain around it without `sharded`). To evaluate an
@@ -42,7 +48,7 @@ def gather_state(tx: Any, state: Any, params: Any) -> Any:
 
     Raises:
         ValueError: If a leaf has too few elements for its param, or is in codes whose blocks the
-            parts cut through (`quantized_state`).
+            parts cut through, without `requantize`.
 
     Example:
         >>> from jax.sharding import NamedSharding, PartitionSpec as P
@@ -56,25 +62,34 @@ def gather_state(tx: Any, state: Any, params: Any) -> Any:
         ((1, 6), (2, 3))
     """
     shapes = jax.tree.map(lambda p: jax.ShapeDtypeStruct(jnp.shape(p), jnp.result_type(p)), params)
-    target = jax.eval_shape(undivided(tx).init, shapes)
-    _check_blocks(state, target)
+    plain = undivided(tx)
+    target = jax.eval_shape(plain.init, shapes)
 
-    def one(name: str, x: Any, like: Any) -> Any:
-        if x.shape == like.shape:
-            return x
-        memory = x.size // max(x.shape[-1], 1) if x.size else 1  # how many rows of parts
-        size = math.prod(like.shape) // memory
-        if size * memory != math.prod(like.shape) or x.shape[-1] < size:
-            raise ValueError(
-                f"gather_state: {shown(name)} of the state has shape {x.shape}, expected parts of "
-                f"one of shape {like.shape}. Is the state of this optimizer and these params?"
-            )
-        return gathered(x).reshape(memory, x.shape[-1])[:, :size].reshape(like.shape)
+    def gathered_anew() -> Any:
+        numbers = in_numbers(tx, state, params)
+        like = jax.eval_shape(lambda s: in_numbers(plain, s, params), target)
+        return in_codes(plain, _mapped(_whole, numbers, like), params)
 
-    return _mapped(one, state, target)
+    anew = _where_blocks_differ(state, target, gathered_anew if requantize else None)
+    return _mapped(_whole, state, target, anew)
 
 
-def scatter_state(tx: Any, state: Any, params: Any, *, mesh: Mesh | None = None) -> Any:
+def _whole(name: str, x: Any, like: Any) -> Any:
+    if x.shape == like.shape:
+        return x
+    memory = x.size // max(x.shape[-1], 1) if x.size else 1  # how many rows of parts
+    size = math.prod(like.shape) // memory
+    if size * memory != math.prod(like.shape) or x.shape[-1] < size:
+        raise ValueError(
+            f"gather_state: {shown(name)} of the state has shape {x.shape}, expected parts of "
+            f"one of shape {like.shape}. Is the state of this optimizer and these params?"
+        )
+    return gathered(x).reshape(memory, x.shape[-1])[:, :size].reshape(like.shape)
+
+
+def scatter_state(
+    tx: Any, state: Any, params: Any, *, mesh: Mesh | None = None, requantize: bool = False
+) -> Any:
     """The state of `tx` on a mesh from what `gather_state` gave, of however many devices that was.
 
     Args:
@@ -82,6 +97,8 @@ def scatter_state(tx: Any, state: Any, params: Any, *, mesh: Mesh | None = None)
         state: The state of the optimizer without it.
         params: The params, on the mesh.
         mesh: The mesh; by default the one that the params are on.
+        requantize: Whether codes whose blocks the parts cut through are rounded anew, in the blocks
+            of the parts.
 
     Returns:
         The state, its slots divided over the devices of `tx`'s axis.
@@ -101,50 +118,78 @@ def scatter_state(tx: Any, state: Any, params: Any, *, mesh: Mesh | None = None)
         (1, 6)
     """
     fresh = init_sharded(tx, params, mesh=mesh)
-    _check_blocks(fresh, state)
 
-    def one(name: str, x: Any, new: Any) -> Any:
-        if jnp.shape(x) != new.shape:
-            memory = new.size // max(new.shape[-1], 1) if new.size else 1
-            size = jnp.size(x) // memory
-            if size * memory != jnp.size(x) or size > new.shape[-1]:
-                raise ValueError(
-                    f"scatter_state: {shown(name)} of the state has shape {jnp.shape(x)}, expected "
-                    f"what goes into {new.shape}. Is the state of this optimizer and these params?"
-                )
-            x = jnp.reshape(x, (*new.shape[:-1], size))
-            x = jax.device_put(x, NamedSharding(new.sharding.mesh, P()))
-            if size < new.shape[-1]:
-                # What fills the last part up is that of a fresh state: no zeros to divide by.
-                x = jnp.concatenate([x, gathered(new)[..., size:]], axis=-1)
-        return jax.device_put(x, new.sharding)
+    def scattered_anew() -> Any:
+        numbers = in_numbers(undivided(tx), state, params)
+        rows = _mapped(_in_parts, numbers, in_numbers(tx, fresh, params))
+        return in_codes(tx, rows, params)
 
-    return _mapped(one, state, fresh)
+    anew = _where_blocks_differ(fresh, state, scattered_anew if requantize else None)
+    return _mapped(_in_parts, state, fresh, anew)
 
 
-def _check_blocks(parts: Any, whole: Any) -> None:
-    """Raises a ValueError where codes in parts and those of whole leaves have other blocks."""
+def _in_parts(name: str, x: Any, new: Any) -> Any:
+    if jnp.shape(x) != new.shape:
+        memory = new.size // max(new.shape[-1], 1) if new.size else 1
+        size = jnp.size(x) // memory
+        if size * memory != jnp.size(x) or size > new.shape[-1]:
+            raise ValueError(
+                f"scatter_state: {shown(name)} of the state has shape {jnp.shape(x)}, expected "
+                f"what goes into {new.shape}. Is the state of this optimizer and these params?"
+            )
+        x = jnp.reshape(x, (*new.shape[:-1], size))
+        x = jax.device_put(x, NamedSharding(new.sharding.mesh, P()))
+        if size < new.shape[-1]:
+            # What fills the last part up is that of a fresh state: no zeros to divide by.
+            x = jnp.concatenate([x, gathered(new)[..., size:]], axis=-1)
+    return jax.device_put(x, new.sharding)
+
+
+def _where_blocks_differ(
+    parts: Any, whole: Any, recoded: Callable[[], Any] | None
+) -> dict[str, Any]:
+    """By name, codes in other blocks in parts than in whole leaves: what takes their place.
+
+    Raises a ValueError that names the first where nothing does.
+    """
     found = leaves_with_names(parts, is_coded)[0]
     others = jax.tree.leaves(whole, is_leaf=is_coded)
+    differ = set()
     for (name, mine), theirs in zip(found, others, strict=False):
         if not (is_coded(mine) and is_coded(theirs)):
             continue
         (codes, scales), (all_codes, all_scales) = mine, theirs
         # As many numbers a scale in both, a whole number: then no part ends within a block.
         same = codes.size * all_scales.size == scales.size * all_codes.size
-        if not same or all_codes.size % all_scales.size:
+        if same and all_codes.size % all_scales.size == 0:
+            continue
+        differ.add(name)
+        if recoded is None:
             raise ValueError(
                 f"{shown(name)} of the state is in codes whose blocks end elsewhere in parts than "
                 f"in the whole leaf: {scales.size} scales for {codes.size} numbers, "
-                f"{all_scales.size} for {all_codes.size}. Give quantized_state a block_size that "
-                "divides the parts, or keep this leaf out of it."
+                f"{all_scales.size} for {all_codes.size}. Give requantize=True to round such "
+                "numbers anew; or give quantized_state a block_size that divides the parts."
             )
+    if not differ or recoded is None:
+        return {}
+    return {name: x for name, x in leaves_with_names(recoded(), is_coded)[0] if name in differ}
 
 
-def _mapped(one: Any, state: Any, target: Any) -> Any:
-    leaves, treedef = leaves_with_names(state)
+def _mapped(one: Any, state: Any, target: Any, instead: dict[str, Any] | None = None) -> Any:
+    """`one(name, x, y)` of the leaves of both; of what is called as in `instead`, that."""
     wanted = jax.tree.structure(target)
-    if treedef != wanted:
-        raise ValueError(f"the state is {treedef}, expected {wanted}: that of another optimizer?")
-    found = [one(n, x, y) for (n, x), y in zip(leaves, jax.tree.leaves(target), strict=True)]
+    if jax.tree.structure(state) != wanted:
+        found = jax.tree.structure(state)
+        raise ValueError(f"the state is {found}, expected {wanted}: that of another optimizer?")
+    instead = instead or {}
+
+    def each(name: str, x: Any, y: Any) -> Any:
+        if name in instead:
+            return instead[name]
+        return tuple(map(functools.partial(one, name), x, y)) if is_coded(x) else one(name, x, y)
+
+    leaves, treedef = leaves_with_names(state, is_coded)
+    others = jax.tree.leaves(target, is_leaf=is_coded)
+    found = [each(name, x, y) for (name, x), y in zip(leaves, others, strict=True)]
     return jax.tree.unflatten(treedef, found)

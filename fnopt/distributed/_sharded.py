@@ -128,7 +128,7 @@ class sharded(Transformation):
             named, treedef = leaves_with_names(params)
             parts = treedef.unflatten([self._laid_out(name, p) for name, p in named])
             return beside(self._init_of_rows(params, parts), parts)
-        with parts_over(self.axis, whole_leaves_of(_shapes(params), self.axis)):
+        with parts_over(self.axis, whole_leaves_of(shapes_by_name(params), self.axis)):
             return self.inner.init(own_parts(params, self.axis, n))
 
     def _init_of_rows(self, params: Any, parts: Any) -> Any:
@@ -154,7 +154,7 @@ class sharded(Transformation):
         check_elementwise(self.inner, updates, params, extra_args, self.axis)
         mine = None if params is None else own_parts(params, self.axis, n)
         grads = self._averaged(updates, n)
-        with parts_over(self.axis, whole_leaves_of(_shapes(updates), self.axis)):
+        with parts_over(self.axis, whole_leaves_of(shapes_by_name(updates), self.axis)):
             _check_parts(state, jax.eval_shape(self.inner.init, grads if mine is None else mine), n)
             new, state = self.inner.update(grads, state, mine, **extra_args)
         return gathered_parts(new, updates, self.axis), state
@@ -188,7 +188,7 @@ class sharded(Transformation):
 
     def _laid_out(self, name: str, p: Any) -> Any:
         """A leaf as the parts of all devices in a row, divided over the mesh that it is on."""
-        mesh = _mesh_of(p)
+        mesh = mesh_of(p)
         if mesh is None or not {*self.axis} <= {*mesh.axis_names}:
             raise ValueError(
                 f"{where()}the axis {self.axis!r} is neither bound here nor of a mesh that the "
@@ -203,7 +203,7 @@ class sharded(Transformation):
 
     def _leaves_in_rows(self, params: Any) -> WholeLeaves | None:
         """What is known of leaves whose parts lie in rows, all on a mesh."""
-        mesh = next(map(_mesh_of, jax.tree.leaves(params)), None)
+        mesh = next(map(mesh_of, jax.tree.leaves(params)), None)
         if mesh is None:
             return None
 
@@ -212,7 +212,7 @@ class sharded(Transformation):
             return _last_divided(row, self.axis, mesh)
 
         n = math.prod(mesh.shape[name] for name in self.axis)
-        return WholeLeaves(_shapes(params), n, kept)
+        return WholeLeaves(shapes_by_name(params), n, kept)
 
 
 # What decides on a step from gradients that are another device's other gradients.
@@ -236,7 +236,8 @@ def _size_if_bound(axes: tuple[str, ...]) -> int | None:
         return None
 
 
-def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+def shapes_by_name(tree: Any) -> dict[str, tuple[int, ...]]:
+    """The shapes of leaves."""
     return {name: jax.numpy.shape(x) for name, x in leaves_with_names(tree)[0]}
 
 
@@ -250,7 +251,8 @@ def _last_divided(x: Any, axis: tuple[str, ...], mesh: Any) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, place)
 
 
-def _mesh_of(p: Any) -> Any:
+def mesh_of(p: Any) -> Any:
+    """The mesh that an array is on; None where its type or its sharding says of none."""
     if isinstance(p, Tracer):
         mesh = jax.typeof(p).sharding.mesh
         return None if mesh.empty else mesh

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 import fnopt
 from fnopt import distributed
 from fnopt.distributed._elementwise import check_elementwise
+from fnopt.distributed._recoded import in_numbers
 from tests.contract.registry import CASES
 
 RNG = np.random.RandomState(0)
@@ -311,8 +312,34 @@ def test_blocks_that_devices_would_share_are_their_own():
     abstract_step(_quantized(block_size=12))
     with pytest.raises(ValueError, match=r"leaf '.*mu/kernel' .*2 scales for 12 numbers, 1 for 12"):
         distributed.gather_state(parts, state, params)
-    with pytest.raises(ValueError, match="Give quantized_state a block_size"):
+    with pytest.raises(
+        ValueError, match=r"Give requantize=True .* or give quantized_state a block"
+    ):
         distributed.scatter_state(parts, _quantized(block_size=12).init(params), params)
+
+
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_codes_in_other_blocks_are_rounded_anew(kind):
+    """From two devices to one and back: kernels change by a step of the code, others not at all."""
+    params = on_mesh({**PARAMS, "even": RNG.randn(24).astype("f")}, kind)
+    tx = _quantized(block_size=12)
+    parts, grads = distributed.sharded(tx, "data"), jax.tree.map(jnp.cos, params)
+    known = tx.update(grads, tx.init(params), params)[1]
+    there = distributed.scatter_state(parts, known, params, requantize=True)
+    back = distributed.gather_state(parts, there, params, requantize=True)
+    assert jax.tree.structure(back) == jax.tree.structure(known)
+    numbers = [in_numbers(tx, s, params) for s in (known, back)]
+    in_parts = fnopt.slots(in_numbers(parts, there, params))
+    for name in ("mu", "nu"):
+        before, after = (fnopt.slots(s)[name] for s in numbers)
+        for leaf, x in before.items():
+            steps = 0.9 / 64 if leaf == "kernel" else 0
+            row = np.ravel(in_parts[name][leaf])[: x.size].reshape(x.shape)
+            for y in (row, after[leaf]):
+                np.testing.assert_allclose(y, x, rtol=0, atol=2 * steps * np.abs(x).max(initial=0))
+    assert (fnopt.slots(back)["mu"]["even"][0] == fnopt.slots(known)["mu"]["even"][0]).all()
+    with pytest.raises(ValueError, match=r"how many parts there are is seen from a mesh"):
+        distributed.gather_state(parts, jax.device_get(there), params, requantize=True)
 
 
 @pytest.mark.parametrize("make", [fnopt.adamw, fnopt.lion, fnopt.sgd])

@@ -1,0 +1,75 @@
+"""Codes of slots in other blocks: from those of parts to those of whole leaves, and back."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from fnopt.core import Transformation, WholeLeaves, leaves_with_names, parts_over, shown
+from fnopt.distributed._sharded import mesh_of, shapes_by_name, sharded
+from fnopt.transforms import is_coded, quantized_state
+from fnopt.transforms.states import QuantizedStateState
+
+Context = contextlib.AbstractContextManager[None]
+
+
+def in_numbers(tx: Any, state: Any, params: Any) -> Any:
+    """The state with the numbers of slots in place of their codes."""
+
+    def one(over: sharded | None, tx: quantized_state, state: QuantizedStateState) -> Any:
+        with contextlib.nullcontext() if over is None else _parts(over, state, params):
+            inner = tx._map_slots(tx._decoded, state.inner_state)
+        return QuantizedStateState(state.count, inner)
+
+    return _mapped(tx, state, one)
+
+
+def in_codes(tx: Any, numbers: Any, params: Any) -> Any:
+    """What `in_numbers` was made from, rounded anew in the blocks of this optimizer's state."""
+
+    def one(over: sharded | None, tx: quantized_state, state: QuantizedStateState) -> Any:
+        known = None if over is None else over._leaves_in_rows(params)
+        with parts_over((), known):
+            return tx._coded(state.count, state.inner_state)
+
+    return _mapped(tx, numbers, one)
+
+
+def _parts(over: sharded, state: Any, params: Any) -> Context:
+    """Says that slots are parts in rows, as many as there are devices in the mesh they are on."""
+    named = leaves_with_names(state, is_coded)[0]
+    name, codes = next((name, x[0]) for name, x in named if is_coded(x))
+    mesh = mesh_of(codes)
+    if mesh is None or not {*over.axis} <= {*mesh.axis_names}:
+        raise ValueError(
+            f"{shown(name)} of the state is in codes of parts, and how many parts there are is "
+            f"seen from a mesh with the axis {over.axis!r}. Give the state as it was, on as many "
+            "devices as it was made for (simulated ones will do), outside of jax.jit."
+        )
+    n = math.prod(mesh.shape[axis] for axis in over.axis)
+    return parts_over((), WholeLeaves(shapes_by_name(params), n, lambda parts: parts))
+
+
+def _mapped(tx: Any, state: Any, fn: Callable[..., Any]) -> Any:
+    new = {id(part): fn(over, own, part) for over, own, part in _found(tx, state)}
+    return jax.tree.map(lambda x: new.get(id(x), x), state, is_leaf=lambda x: id(x) in new)
+
+
+def _found(
+    tx: Transformation, state: Any, over: sharded | None = None
+) -> Iterator[tuple[sharded | None, quantized_state, Any]]:
+    """All transforms that keep slots in codes, with what divides them and with their states."""
+    over = tx if isinstance(tx, sharded) else over
+    if isinstance(tx, quantized_state):
+        if any(isinstance(member.tx, sharded) for member in tx.members()):
+            raise ValueError(
+                "quantized_state is around sharded, where every device has blocks of its own: what "
+                "they hold can't be told. Put it inside, sharded(quantized_state(...), axis)."
+            )
+        yield over, tx, state
+    for member in tx.members(state):
+        yield from _found(member.tx, member.state, over)

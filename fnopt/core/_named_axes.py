@@ -70,10 +70,10 @@ def gathered_over(x: Any, axis_name: Any, tiled: bool = False) -> jax.Array:
     return jax.lax.all_gather(x, axis_name, tiled=tiled)
 
 
-if hasattr(jax.lax, "all_gather_invariant"):  # before JAX 0.9
-    _all_gather_invariant: Any = jax.lax.all_gather_invariant
-else:
-    _all_gather_invariant: Any = functools.partial(jax.lax.all_gather, to="invarying")
+# before JAX 0.9 it has a name of its own
+_all_gather_invariant: Any = getattr(jax.lax, "all_gather_invariant", None) or functools.partial(
+    jax.lax.all_gather, to="invarying"
+)
 
 
 def _names(axis_name: Any) -> tuple[Any, ...]:

@@ -77,6 +77,7 @@ from fnopt.core._numbers import root as root
 from fnopt.core._numbers import safe_norms as safe_norms
 from fnopt.core._numbers import squarable as squarable
 from fnopt.core._numbers import sum_of_squares as sum_of_squares
+from fnopt.core._one_example import of_one_example as of_one_example
 from fnopt.core._optional import optional as optional
 from fnopt.core._owners import fits as fits
 from fnopt.core._owners import owners as owners

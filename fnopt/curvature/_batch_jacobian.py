@@ -21,6 +21,7 @@ from fnopt.core import (
     laid_like,
     mesh_of,
     varying_like,
+    where,
 )
 from fnopt.curvature._bound import bind
 from fnopt.curvature._jacobian_part import JacobianPart
@@ -105,7 +106,8 @@ def batch_jacobian(
         # Inside shard_map, so that a derivative is of this device's examples and nothing is added.
         own = varying_like(jax.tree.map(gathered, params), batches)
         with mesh_of(batches, params):
-            bound = [bind(fn, own, b, _NAME) for fn, b in zip(fns, batches, strict=True)]
+            name = where().removesuffix(": ") or _NAME
+            bound = [bind(fn, own, b, name) for fn, b in zip(fns, batches, strict=True)]
             parts = [JacobianPart(b, method, chunk_size, axis_name) for b in bound]
         return BatchJacobian(params, parts, callable(residual_fn), axis_name)
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fnopt.core import check_batch, compute_dtype, leaves_with_names, shown
+from fnopt.core import check_batch, compute_dtype, leaves_with_names, of_one_example, shown
 from fnopt.gradients import BoundLoss
 from fnopt.jacobians import RealVector, check_real, checked_outputs, real_vector
 
@@ -34,7 +34,9 @@ def bind(fn: Callable[..., Any], params: Any, batch: Any, name: str) -> BoundRes
     pairs = [(shown(path), leaf) for path, leaf in leaves_with_names(batch)[0]]
     size = check_batch(pairs, name)
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
-    outputs = checked_outputs(_shapes(fn, params, example, name), name)
+    with of_one_example(name, example):
+        found = jax.eval_shape(fn, params, example)
+    outputs = checked_outputs(found, name)
     dtype = compute_dtype(*(leaf.dtype for leaf in jax.tree.leaves(params)))
     laid = real_vector(outputs, dtype)
 
@@ -42,17 +44,3 @@ def bind(fn: Callable[..., Any], params: Any, batch: Any, name: str) -> BoundRes
         return laid.flatten(fn(params, example)), None
 
     return BoundResiduals(BoundLoss(vector, params, batch, size), laid)
-
-
-def _shapes(fn: Callable[..., Any], params: Any, example: Any, name: str) -> Any:
-    try:
-        return jax.eval_shape(fn, params, example)
-    except NameError as error:
-        if "unbound axis name" not in str(error):
-            raise
-        raise ValueError(
-            f"{name}: the model takes statistics over a batch ({error}), as batch normalisation "
-            "does in training. Expected a function of ONE example: one that normalises with "
-            "running averages (use_running_average=True, eqx.nn.inference_mode, "
-            "is_training=False), or by LayerNorm or GroupNorm."
-        ) from error

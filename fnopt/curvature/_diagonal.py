@@ -21,7 +21,7 @@ from fnopt.core import (
 )
 from fnopt.curvature._bound import bind
 from fnopt.curvature._products import hvp
-from fnopt.curvature._sums import checked_options, over_examples
+from fnopt.curvature._sums import checked_options, of_one, over_examples
 from fnopt.jacobians import check_real
 
 
@@ -221,13 +221,14 @@ def ggn_diagonal(
         arXiv:1912.10985.
     """
     chunk_size = checked_options(reduction, chunk_size, "ggn_diagonal")
+    loss = of_one(loss_fn, "ggn_diagonal")
 
     def diagonal(params: Any, batch: Any) -> Any:
         bound, laid = bind(model_fn, params, batch, "ggn_diagonal")
 
         def one(params: Any, example: Any) -> Any:
             f, pull = jax.vjp(lambda p: gathered(bound.loss(p, example)[0]), params)
-            curvature = jax.hessian(lambda f: loss_fn(laid.unflatten(f), example))(f)
+            curvature = jax.hessian(lambda f: loss(laid.unflatten(f), example))(f)
             rows = jax.vmap(lambda e: pull(e)[0])(
                 varying_like(jnp.eye(laid.size, dtype=f.dtype), f)
             )

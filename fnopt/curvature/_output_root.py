@@ -20,6 +20,7 @@ from fnopt.core import (
     gathered,
     is_spread,
     laid,
+    of_one_example,
     over_devices,
     own_rows,
 )
@@ -81,7 +82,8 @@ def output_hessian(
 def check_loss(loss: OutputLoss, count: int, dtype: Any, batch: Any, name: str) -> None:
     """Refuses a loss that isn't a real scalar of the outputs of one example."""
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
-    found = jax.eval_shape(loss, jax.ShapeDtypeStruct((count,), dtype), example)
+    with of_one_example(name, example):
+        found = jax.eval_shape(loss, jax.ShapeDtypeStruct((count,), dtype), example)
     leaves = jax.tree.leaves(found)
     if len(leaves) != 1 or leaves[0].shape or not jnp.issubdtype(leaves[0].dtype, jnp.floating):
         shown = ", ".join(described(x) for x in leaves)

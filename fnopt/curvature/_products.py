@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import cast_like, varying_like
-from fnopt.curvature._sums import check_direction, checked_options, over_examples
+from fnopt.curvature._sums import check_direction, checked_options, of_one, over_examples
+from fnopt.jacobians import checked_outputs
 
 
 def hvp(
@@ -39,7 +40,7 @@ def hvp(
         A function `(params, v, batch=None)` -> `H v`; `v` and `H v` are trees like the params.
 
     Raises:
-        TypeError: If a parameter isn't floating.
+        TypeError: If a param isn't real and floating, or the loss isn't a real scalar.
         ValueError: If `v` isn't like the params, or the example axes disagree or are empty.
 
     Example:
@@ -52,13 +53,14 @@ def hvp(
         Pearlmutter, 1994, "Fast exact multiplication by the Hessian".
     """
     chunk_size = checked_options(reduction, chunk_size, "hvp")
+    loss = of_one(fn, "hvp")
 
     def product(params: Any, v: Any, batch: Any = None) -> Any:
         check_direction(v, params, "hvp")
 
         def total(params: Any, chunk: Any) -> Any:
             def f(p: Any) -> jax.Array:
-                return fn(p) if batch is None else jnp.sum(jax.vmap(fn, (None, 0))(p, chunk))
+                return fn(p) if batch is None else jnp.sum(jax.vmap(loss, (None, 0))(p, chunk))
 
             return jax.jvp(jax.grad(f), (params,), (_tangent(v, params),))[1]
 
@@ -102,7 +104,7 @@ def ggn_vp(
         A function `(params, v, batch)` -> `G v`; `v` and `G v` are trees like the params.
 
     Raises:
-        TypeError: If a parameter isn't floating.
+        TypeError: If a param isn't real and floating, or the loss isn't a real scalar.
         ValueError: If `v` isn't like the params, or the example axes disagree or are empty.
 
     Example:
@@ -117,16 +119,17 @@ def ggn_vp(
         descent".
     """
     chunk_size = checked_options(reduction, chunk_size, "ggn_vp")
+    outputs_of, loss = of_one(model_fn, "ggn_vp", is_loss=False), of_one(loss_fn, "ggn_vp")
 
     def product(params: Any, v: Any, batch: Any) -> Any:
         check_direction(v, params, "ggn_vp")
 
         def total(params: Any, chunk: Any) -> Any:
             def model(p: Any) -> Any:
-                return jax.vmap(model_fn, (None, 0))(p, chunk)
+                return checked_outputs(jax.vmap(outputs_of, (None, 0))(p, chunk), "ggn_vp")
 
             outputs, pushed = jax.jvp(model, (params,), (_tangent(v, params),))
-            slope = jax.vmap(jax.grad(loss_fn))
+            slope = jax.vmap(jax.grad(loss))
             bent = jax.jvp(lambda f: slope(f, chunk), (outputs,), (pushed,))[1]
             return jax.vjp(model, params)[1](bent)[0]
 
@@ -163,7 +166,7 @@ def fisher_vp(
         A function `(params, v, batch)` -> `F v`; `v` and `F v` are trees like the params.
 
     Raises:
-        TypeError: If a parameter isn't floating.
+        TypeError: If a param isn't real and floating, or the loss isn't a real scalar.
         ValueError: If `v` isn't like the params, or the example axes disagree or are empty.
 
     Example:
@@ -178,13 +181,14 @@ def fisher_vp(
         arXiv:1905.12558.
     """
     chunk_size = checked_options(reduction, chunk_size, "fisher_vp")
+    loss = of_one(loss_fn, "fisher_vp")
 
     def product(params: Any, v: Any, batch: Any) -> Any:
         check_direction(v, params, "fisher_vp")
 
         def total(params: Any, chunk: Any) -> Any:
             def losses(p: Any) -> jax.Array:
-                return jax.vmap(loss_fn, (None, 0))(p, chunk)
+                return jax.vmap(loss, (None, 0))(p, chunk)
 
             _, along = jax.jvp(losses, (params,), (_tangent(v, params),))
             return jax.vjp(losses, params)[1](along)[0]

@@ -12,16 +12,18 @@ from fnopt.core import (
     cast_like,
     check_batch,
     check_choice,
-    check_params,
     check_same_tree,
     checked_chunk_size,
+    checked_loss,
     compute_dtype,
     leaves_with_names,
+    of_one_example,
     over_devices,
     scan_chunks,
     shown,
     varying_like,
 )
+from fnopt.jacobians import check_real
 
 REDUCTIONS = ("mean", "sum")
 
@@ -34,8 +36,27 @@ def checked_options(reduction: str, chunk_size: int | None, name: str) -> int | 
 
 def check_direction(direction: Any, params: Any, name: str) -> None:
     """Refuses params that have no gradient, and a direction that isn't like them."""
-    check_params([(shown(path), leaf) for path, leaf in leaves_with_names(params)[0]], name)
+    check_real(params, name)
     check_same_tree(direction, params, f"{name}: v", "the params")
+
+
+def of_one(
+    fn: Callable[[Any, Any], Any], name: str, *, is_loss: bool = True
+) -> Callable[[Any, Any], Any]:
+    """A user's function of one example, whose errors say so; a loss is a real scalar.
+
+    Args:
+        fn: `fn(params, example)`, or `fn(outputs, example)`.
+        name: The public function that the user called, for messages.
+        is_loss: Whether it is one.
+    """
+
+    def called(first: Any, example: Any) -> Any:
+        with of_one_example(name, example):
+            found = fn(first, example)
+        return checked_loss(found, False, name)[0] if is_loss else found
+
+    return called
 
 
 def over_examples(

@@ -17,6 +17,7 @@ from fnopt.core import (
     checked_loss,
     described,
     leaves_with_names,
+    of_one_example,
     shown,
     varying_like,
 )
@@ -93,7 +94,9 @@ class ExampleLoss:
             for i, value in zip((*argnums, *batch_argnums), (*params, *batched), strict=True):
                 full[i] = value
             keyed = {} if example_key is None else {"key": example_key}
-            return checked_loss(self.fn(*full, **kwargs, **keyed), self.has_aux, self.name)
+            with of_one_example(self.name, batched):
+                found = self.fn(*full, **kwargs, **keyed)
+            return checked_loss(found, self.has_aux, self.name)
 
         return BoundLoss(loss, params, (batch, keys), size)
 

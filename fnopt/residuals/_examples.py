@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import check_batch, described, leaves_with_names, shown, where
+from fnopt.core import check_batch, described, leaves_with_names, of_one_example, shown, where
 from fnopt.jacobians import per_example_jacobian
 
 Function = Callable[..., Any]
@@ -37,7 +37,10 @@ class ExampleResiduals:
         """The residuals of all examples, in a container like that of the functions."""
         axes = (None, 0, *(None for _ in args))
         pairs = zip(self.fns, self.batches(batch), strict=True)
-        found = [jax.vmap(fn, axes)(params, each, *args) for fn, each in pairs]
+        found = []
+        for fn, each in pairs:
+            with of_one_example("residual_fn", _example(each)):
+                found.append(jax.vmap(fn, axes)(params, each, *args))
         return jax.tree.unflatten(self.structure, found)
 
     def batches(self, batch: Any) -> list[Any]:

@@ -66,14 +66,6 @@ def first_call_hints(params: Any = None, name: str = "residual_fn") -> Iterator[
                 "For a vector give an array: jnp.asarray(params)."
             )
         raise
-    except NameError as error:
-        if "axis name" in str(error):
-            error.add_note(
-                f"With a batch, {name} is a function of ONE example, which knows no others. Batch "
-                "normalisation in training mode does: use its running averages, or a norm within "
-                "an example."
-            )
-        raise
 
 
 def with_a_derivative_that_is_there(run: Callable[[Any], Any], solver: Any) -> Any:

@@ -145,3 +145,68 @@ def test_refuses_what_it_cannot_do():
         ggn_vp(model, loss_of, reduction="none")
     with pytest.raises(TypeError, match="PRNG key"):
         trace_estimate(lambda v: v, jnp.ones(3), 0)
+
+
+def batch_norm(params, example):
+    return example[0] @ params["w"] - jax.lax.pmean(example[0] @ params["w"], "batch")
+
+
+def products(model_fn, loss_fn):
+    """Every product by example, as `fn(params, batch)`."""
+
+    def loss(params, example):
+        return loss_fn(model_fn(params, example), example)
+
+    return {
+        "hvp": lambda p, b: hvp(loss)(p, p, b),
+        "fisher_vp": lambda p, b: fisher_vp(loss)(p, p, b),
+        "ggn_vp": lambda p, b: ggn_vp(model_fn, loss_fn)(p, p, b),
+        "ggn_diagonal": ggn_diagonal(model_fn, loss_fn),
+    }
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(
+    ("model_fn", "loss_fn", "kind", "text"),
+    [
+        (
+            model,
+            lambda f, e: f,
+            TypeError,
+            r"of ONE example returned float64\[3\], expected a scalar",
+        ),
+        (
+            model,
+            lambda f, e: jnp.argmax(f),
+            TypeError,
+            "the loss returned int64.., expected a real",
+        ),
+        (
+            batch_norm,
+            loss_of,
+            ValueError,
+            "Expected a function of ONE example: one that normalises",
+        ),
+    ],
+)
+def test_a_loss_is_a_real_scalar_of_one_example(model_fn, loss_fn, kind, text):
+    params, batch = problem()
+    for name, product in products(model_fn, loss_fn).items():
+        with pytest.raises(kind, match=f"{name}: .*{text}"):
+            jax.eval_shape(product, params, batch)
+
+
+@pytest.mark.usefixtures("x64")
+def test_an_error_of_a_function_of_a_whole_batch_says_with_what_it_was_called():
+    params, batch = problem()
+    for name, product in products(lambda p, b: jnp.mean(model(p, b), axis=1), loss_of).items():
+        with pytest.raises(IndexError) as caught:
+            jax.eval_shape(product, params, batch)
+        assert any(f"{name} calls the function with ONE" in n for n in caught.value.__notes__)
+        assert any("leaf '0': float64[3]" in n for n in caught.value.__notes__)
+
+
+@pytest.mark.usefixtures("x64")
+def test_complex_params_are_pairs_of_real_ones():
+    with pytest.raises(TypeError, match=r"hvp: .*complex128.*real and imaginary part"):
+        hvp(lambda z: jnp.sum(jnp.abs(z) ** 2))(jnp.ones(2, complex), jnp.ones(2, complex))

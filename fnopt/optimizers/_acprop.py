@@ -30,7 +30,8 @@ class scale_by_acprop(Leafwise):
         \nu_t &= \beta_2 \nu_{t-1} + (1-\beta_2)\, |g_t - \mu_{t-1}|^2 + \bar\epsilon, \qquad
         \mu_t = \beta_1 \mu_{t-1} + (1-\beta_1)\, g_t
 
-    The first step divides by 1.
+    The first step divides by 1. The paper takes the distance from the mean that has :math:`g_t`
+    in it, which is :math:`\beta_1` times this one: its steps are longer by :math:`1/\beta_1`.
 
     Args:
         b1: :math:`\beta_1`, decay of the mean.

@@ -40,8 +40,10 @@ class scale_by_adan(Leafwise):
         d_t &= g_t - g_{t-1} \;(0 \text{ at first}), \qquad
         m_t = \beta_1 m_{t-1} + (1-\beta_1)\, g_t, \qquad
         v_t = \beta_2 v_{t-1} + (1-\beta_2)\, d_t \\
-        n_t &= \beta_3 n_{t-1} + (1-\beta_3)\, |g_t + (1-\beta_2)\, d_t|^2, \qquad
-        u_t = \frac{\hat m_t + (1-\beta_2)\, \hat v_t}{\sqrt{\hat n_t + \bar\epsilon} + \epsilon}
+        n_t &= \beta_3 n_{t-1} + (1-\beta_3)\, |g_t + \beta_2\, d_t|^2, \qquad
+        u_t = \frac{\hat m_t + \beta_2\, \hat v_t}{\sqrt{\hat n_t + \bar\epsilon} + \epsilon}
+
+    The paper writes one minus these decays.
 
     Args:
         b1: :math:`\beta_1`, decay of the mean gradient.
@@ -75,7 +77,7 @@ class scale_by_adan(Leafwise):
             "gain2": 1 - h.b2,
             "gain3": 1 - h.b3,
             "mean": 1 / bias_correction(h.b1, t),
-            "change": (1 - h.b2) / bias_correction(h.b2, t),
+            "change": h.b2 / bias_correction(h.b2, t),
             "square": 1 / bias_correction(h.b3, t),
             "later": t > 1,
         }
@@ -84,7 +86,7 @@ class scale_by_adan(Leafwise):
         change = h.later * (g - previous)
         m = ema(m, g, h.b1, h.gain1)
         v = ema(v, change, h.b2, h.gain2)
-        n = ema(n, squared_modulus(g + h.gain2 * change), h.b3, h.gain3)
+        n = ema(n, squared_modulus(g + h.b2 * change), h.b3, h.gain3)
         u = (h.mean * m + h.change * v) / (positive_root(h.square * n + h.eps_root) + h.eps)
         # Made to depend on the direction, so that XLA writes it in place; see scale_by_diffgrad.
         return u, m, v, n, jnp.where(jnp.isnan(u), u, g)
@@ -103,8 +105,10 @@ def adan(
 ) -> Chain:
     r"""Adan: Adam with Nesterov's look-ahead from the change of the gradient.
 
-    .. math:: u_t = -\eta_t \left(\frac{\hat m_t + (1-\beta_2)\, \hat v_t}
+    .. math:: u_t = -\eta_t \left(\frac{\hat m_t + \beta_2\, \hat v_t}
               {\sqrt{\hat n_t + \bar\epsilon} + \epsilon} + \lambda_t\, \theta_t\right)
+
+    The decays are one minus those of the paper, whose decay of params is implicit.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.

@@ -83,6 +83,8 @@ def lars(
               m_t = \gamma m_{t-1} - \eta_t\, c\, \frac{\lVert \theta_t \rVert}
               {\lVert d_t \rVert + \epsilon}\, d_t, \qquad u_t = m_t
 
+    The paper divides by :math:`\lVert g_t \rVert + \lambda_t \lVert \theta_t \rVert`.
+
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
         weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.

@@ -136,7 +136,8 @@ def radam(
         b2: Decay of the mean square.
         eps: Added to the root.
         eps_root: Added under the root.
-        threshold: From which length of the average on the variance is used.
+        threshold: From which length of the average on the variance is used; 4 in the paper, 5 in
+            its authors' program.
         nesterov: Whether to look ahead.
 
     Returns:

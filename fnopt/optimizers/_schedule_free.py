@@ -42,7 +42,8 @@ def schedule_free_sgd(
 
     Args:
         learning_rate: :math:`\eta`; often larger than with a schedule.
-        warmup_steps: Over how many steps it grows from 0. None for no warm-up.
+        warmup_steps: Over how many steps it grows from 0, which is the first step's. None for no
+            warm-up.
         b1: :math:`\beta_1`, which stands for momentum.
         weight_decay: :math:`\lambda`, a multiple of the params added to gradients. None for none.
         weight_lr_power: The power of the rate that points are weighted with.
@@ -89,7 +90,8 @@ def schedule_free_adamw(
 
     Args:
         learning_rate: :math:`\eta`; often larger than with a schedule.
-        warmup_steps: Over how many steps it grows from 0. None for no warm-up.
+        warmup_steps: Over how many steps it grows from 0, which is the first step's. None for no
+            warm-up.
         b1: :math:`\beta_1`, which stands for momentum.
         b2: Decay of the mean square.
         eps: :math:`\epsilon`.

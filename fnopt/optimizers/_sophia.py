@@ -111,6 +111,9 @@ class scale_by_sophia(Transformation):
         c\right) \\
         \nu_t &= \beta_2 \nu_{t-1} + (1-\beta_2)\, \hat h_t \quad \text{every } k \text{ steps}
 
+    The paper divides by :math:`\nu_t`, and doesn't correct the mean; here a step needs no curvature
+    of its own, and the first is one of signs.
+
     Args:
         b1: :math:`\beta_1`, decay of the mean.
         b2: :math:`\beta_2`, decay of the curvature.

@@ -33,7 +33,8 @@ class scale_by_yogi(Leafwise):
         b2: :math:`\beta_2`, decay of the mean square.
         eps: :math:`\epsilon`, added to the root.
         eps_root: :math:`\bar\epsilon`, added under the root.
-        initial_accumulator_value: :math:`\mu_0` and :math:`\nu_0`.
+        initial_accumulator_value: :math:`\mu_0` and :math:`\nu_0`. The paper's listing begins at 0,
+            and corrects no bias.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

@@ -39,7 +39,8 @@ class mechanize(Wrapper):
               \Delta_{t+1} = \Delta_t + \mathrm{inner}(g_t)
 
     The scales :math:`s` grow with the reward :math:`\langle g_t, -\Delta_t \rangle`. The optimizer
-    should have a learning rate of order one, or its schedule.
+    should have a learning rate of order one, or its schedule. As in the authors' version for JAX, a
+    reward is clipped by the largest so far and may fall below zero, where it bets nothing.
 
     Args:
         inner: The optimizer, fnopt's or any (init, update) pair.

@@ -104,7 +104,6 @@ OPTIMIZERS: dict[str, Any] = {
     "adadelta": lambda m: m.adadelta(1.0, eps=1e-3, weight_decay=0.1),
     "sign_sgd": lambda m: m.sign_sgd(rate(m)),
     "signum": lambda m: m.signum(rate(m)),
-    "adan": lambda m: m.adan(rate(m), weight_decay=0.1, mask=KERNELS),
     "optimistic_gradient_descent": lambda m: m.optimistic_gradient_descent(rate(m), 0.9, 0.8),
     "optimistic_adam_v2": lambda m: m.optimistic_adam_v2(rate(m), alpha=0.9, beta=0.3),
     "ademamix": lambda m: of(m, "ademamix")(rate(m), alpha=decay(m), weight_decay=0.1),
@@ -169,6 +168,8 @@ OPTIMIZERS: dict[str, Any] = {
 }
 
 OURS_ONLY: dict[str, Any] = {
+    # Optax weighs the change of the gradient with one minus the paper's number.
+    "adan": lambda m: m.adan(rate(m), weight_decay=0.1, mask=KERNELS),
     "diffgrad": lambda m: m.diffgrad(0.1),
     # Optax takes every step one call late.
     "rprop": lambda m: m.rprop(0.1),

@@ -40,6 +40,7 @@ extensions = [
     "sphinx.ext.mathjax",
     "sphinx.ext.viewcode",
     "dealt",
+    "keywords",
     "public",
     "thumbnails",
 ]
@@ -83,3 +84,4 @@ assert mathjax.origin is not None
 mathjax_path = "mathjax/tex-chtml.js"
 html_static_path = ["_static", str(Path(mathjax.origin).parent / "static")]
 html_css_files = ["style.css"]
+html_search_scorer = str(HERE / "_ext" / "scorer.js")

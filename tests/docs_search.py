@@ -1,87 +1,28 @@
 """What the search box of the built documentation finds: `python -m tests.docs_search DIRECTORY`.
 
-Ranks pages for a query as Sphinx's search does in the browser (titles, keywords, words of the
-text), and fails where what people type doesn't find the page that answers among the first three.
+Ranks pages for a query as Sphinx's search does in the browser (titles, keywords, objects, words of
+the text) with the scores of `docs/_ext/scorer.js`, and fails where what people type doesn't find
+the page that answers among the first three.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-# What people type, and the pages that answer.
-QUERIES = {
-    "custom optimizer": ["guides/write_your_own"],
-    "accumulated sgd": ["guides/write_your_own"],
-    "flops": ["guides/cost"],
-    "backward pass": ["guides/cost"],
-    "measure": ["guides/cost"],
-    "gradienttape": ["coming_from/torch_keras", "faq"],
-    "hook": ["guides/nodes"],
-    "intercept": ["guides/nodes"],
-    "gradient at a node": ["guides/nodes"],
-    "unaggregated": ["start/per_example"],
-    "per-example gradients": ["start/per_example", "guides/per_example_gradients"],
-    "keras 3": ["coming_from/keras_on_jax"],
-    "stateless_call": ["coming_from/keras_on_jax"],
-    "numpyro": ["guides/interop"],
-    "haiku": ["guides/interop"],
-    "torch": ["coming_from/torch_keras"],
-    "tensorflow": ["coming_from/torch_keras"],
-    "mnist": ["start/first_optimizer"],
-    "learning-rate schedule": ["faq", "api/schedules"],
-    "schedules": ["api/schedules"],
-    "freeze layers": ["faq"],
-    "momentum": ["guides/state_explained"],
-    "slots": ["guides/state_explained"],
-    "jacobian": ["guides/jacobians"],
-    "levenberg-marquardt": ["guides/lm_training"],
-    "curve_fit": ["start/first_fit"],
-    "outliers": ["guides/robust_fits"],
-    "l-bfgs": ["guides/minimize"],
-    "differential privacy": ["guides/private_training"],
-    "vanishing gradients": ["guides/health"],
-    "tensorboard": ["guides/health"],
-    "checkpoint": ["guides/interop"],
-    "lstm": ["guides/recurrent"],
-    "pinn": ["guides/pinns"],
-    "hessian": ["guides/curvature"],
-    "hyperparameter sweep": ["guides/sweeps"],
-    "which optimizer": ["choose"],
-    "scipy": ["coming_from/scipy_lmfit_jaxopt"],
-    "mixed precision": ["guides/precision"],
-    "bfloat16": ["guides/precision"],
-    "embeddings": ["guides/precision"],
-    "muon": ["guides/matrix_optimizers"],
-    "shampoo": ["guides/matrix_optimizers"],
-    "sharding": ["guides/many_devices"],
-    "zero": ["guides/many_devices"],
-    "federated learning": ["guides/federated"],
-    "pretrained weights": ["guides/given_weights", "guides/federated"],
-    "fine-tuning": ["guides/given_weights"],
-    "batch normalisation": ["guides/trained_or_state"],
-    "update_ops": ["guides/trained_or_state"],
-    "trainable": ["guides/trained_or_state"],
-    "optax": ["coming_from/optax", "guides/interop"],
-    "multisteps": ["coming_from/optax"],
-    "loss functions": ["guides/losses"],
-    "gan": ["gallery/minimax"],
-    "autoencoder": ["gallery/autoencoder"],
-    "transformer": ["gallery/transformer"],
-    "meta-learning": ["gallery/meta_learning"],
-    "ellipse": ["gallery/circle_ellipse"],
-    "peak fitting": ["gallery/peaks"],
-    "dose-response": ["gallery/dose_response"],
-    "ode": ["gallery/predator_prey"],
-    "bundle adjustment": ["gallery/bundle_adjustment"],
-    "camera calibration": ["gallery/camera_calibration"],
-    "image classifier": ["gallery/image_classifier"],
-    "rosenbrock": ["gallery/paths"],
-}
+from sphinx.search.en import SearchEnglish
+
+from tests.docs_queries import QUERIES
+
 AMONG = 3
+# Pages that only list things: they come last.
+LISTS = {"changelog", "contributing", "design", "gallery/index", "index", "performance"}
+ENGLISH = SearchEnglish({})
 
 
 def read_index(directory: Path) -> dict[str, Any]:
@@ -92,46 +33,103 @@ def read_index(directory: Path) -> dict[str, Any]:
 
 def ranked(index: dict[str, Any], query: str) -> list[str]:
     """The pages that a query finds, the best first, each once."""
-    scores: dict[int, float] = {}
+    names, subjects = index["docnames"], _subjects(index)
+    asked = _stems(query)
+    main, aside = [], []  # what isn't marked as the main place comes behind everything else
+    for page, shown, score, is_main in _found(index, query.lower().strip()):
+        name = names[page]
+        hits = sum(stem in subjects[page] for stem in asked)
+        score += 30 * hits / (len(asked) or 1) - 10 * (name in LISTS)
+        (main if is_main else aside).append((-score, shown.lower(), name))
+    return list(dict.fromkeys(name for group in (main, aside) for *_, name in sorted(group)))
 
-    def found(page: int, score: float) -> None:
-        scores[page] = max(scores.get(page, 0), score)
 
+def _subjects(index: dict[str, Any]) -> list[set[str]]:
+    """The stems of title and keywords, page by page."""
+    found = [set(_stems(title)) for title in index["titles"]]
+    for entry, places in index["indexentries"].items():
+        for page, _, main in places:
+            if main:
+                found[page].update(_stems(entry))
+    return found
+
+
+def _found(index: dict[str, Any], query: str) -> Iterator[tuple[int, str, float, bool]]:
+    """Page, what is shown, score, whether it is a main place: titles, keywords, objects, words."""
+    titles = index["titles"]
     for title, places in index["alltitles"].items():
         if query in title.lower() and len(query) >= len(title) / 2:
             for page, _ in places:
-                found(page, round(15 * len(query) / len(title)) + (index["titles"][page] == title))
+                score = _round(15 * len(query) / len(title)) + (titles[page] == title)
+                shown = title if titles[page] == title else f"{titles[page]} > {title}"
+                yield page, shown, score, True
     for entry, places in index["indexentries"].items():
         if query in entry and len(query) >= len(entry) / 2:
             for page, _, main in places:
-                # what isn't marked as the main place comes behind everything else
-                found(page, round(100 * len(query) / len(entry)) if main else 1)
+                yield page, titles[page], _round(100 * len(query) / len(entry)), bool(main)
+    yield from _objects(index, set(_split(query)))
     for page, score in _words(index, query).items():
-        found(page, score)
-    return [index["docnames"][page] for page in sorted(scores, key=lambda page: -scores[page])]
+        yield page, titles[page], score, True
+
+
+def _objects(index: dict[str, Any], terms: set[str]) -> Iterator[tuple[int, str, float, bool]]:
+    """Classes and functions with one term in the name, and the others in it or beside it."""
+    priorities = {0: 15, 1: 5, 2: -5}
+    for prefix, entries in index["objects"].items():
+        for page, kind, priority, _, name in entries:
+            full = f"{prefix}.{name}" if prefix else name
+            beside = f"{index['objnames'][str(kind)][2]} {index['titles'][page]}"
+            text = f"{prefix} {name} {beside}".lower()
+            last = full.lower().split(".")[-1]
+            for term in terms:
+                if term in full.lower() and all(other in text for other in terms - {term}):
+                    match = 11 if term in (full.lower(), last) else 6 * (term in last)
+                    yield page, full, match + priorities[priority], True
 
 
 def _words(index: dict[str, Any], query: str) -> dict[int, float]:
     """The pages that have all words of a query, by the best place where one stands."""
-    words = [_stem(word) for word in re.findall(r"\w+", query)]
-    by_word: list[dict[int, float]] = []
+    words = set(_stems(query))
+    by_word: dict[str, dict[int, float]] = {}
     for word in words:
         pages: dict[int, float] = {}
-        for table, whole, part in ((index["terms"], 5, 2), (index["titleterms"], 15, 7)):
-            hits = [word] if word in table else [t for t in table if len(word) > 2 and word in t]
-            for hit in hits:
-                places = table[hit] if isinstance(table[hit], list) else [table[hit]]
-                for page in places:
-                    pages[page] = max(pages.get(page, 0), whole if hit == word else part)
-        by_word.append(pages)
-    common = set.intersection(*map(set, by_word)) if by_word else set()
-    return {page: max(pages[page] for pages in by_word) for page in common}
+        tables = (index["terms"], 5, 2), (index["titleterms"], 15, 7)
+        for table, whole, _ in tables:
+            pages.update(dict.fromkeys(_pages(table, word), whole))
+        for table, _, part in tables:
+            if word not in table and len(word) > 2:
+                for term in table:
+                    if word in term:
+                        pages.update(dict.fromkeys(_pages(table, term), part))
+        if pages:
+            by_word[word] = pages
+    enough = {len(words), sum(len(word) > 2 for word in words)}
+    hits: dict[int, list[float]] = {}
+    for pages in by_word.values():
+        for page, score in pages.items():
+            hits.setdefault(page, []).append(score)
+    return {page: max(scores) for page, scores in hits.items() if len(scores) in enough}
 
 
-def _stem(word: str) -> str:
-    from sphinx.search.en import SearchEnglish
+def _pages(table: dict[str, Any], word: str) -> list[int]:
+    """The pages of a word; the index has a single one without its list."""
+    places = table.get(word, [])
+    return places if isinstance(places, list) else [places]
 
-    return SearchEnglish({}).stem(word.lower())
+
+def _round(x: float) -> int:
+    """To the nearest, halves up, as JavaScript does."""
+    return math.floor(x + 0.5)
+
+
+def _split(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
+
+
+def _stems(text: str) -> list[str]:
+    """The stems of all words that are more than glue or a number."""
+    words = [word for word in _split(text) if not word.isdecimal()]
+    return [ENGLISH.stem(word) for word in words if word not in ENGLISH.stopwords]
 
 
 def main(directory: Path) -> int:

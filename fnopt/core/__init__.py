@@ -26,6 +26,9 @@ from fnopt.core._checks import is_whole as is_whole
 from fnopt.core._chunks import checked_chunk_size
 from fnopt.core._chunks import scan_chunks as scan_chunks
 from fnopt.core._config import from_config, to_config
+from fnopt.core._counts import count_of as count_of
+from fnopt.core._counts import first_count as first_count
+from fnopt.core._counts import next_count as next_count
 from fnopt.core._display import show_report as show_report
 from fnopt.core._display import show_shapes as show_shapes
 from fnopt.core._dtypes import (
@@ -46,6 +49,7 @@ from fnopt.core._follow import incremental_update, periodic_update
 from fnopt.core._in_turn import after as after
 from fnopt.core._in_turn import in_turn as in_turn
 from fnopt.core._inspect import hyperparams, named, slot_names, slots, step_count
+from fnopt.core._inspect import step_counts as step_counts
 from fnopt.core._leafwise import Leafwise
 from fnopt.core._leaves import check_inexact, check_same_tree, map_leaves
 from fnopt.core._map_slots import map_slots as map_slots
@@ -98,7 +102,8 @@ from fnopt.core._rounding import stochastic_leaves as stochastic_leaves
 from fnopt.core._rounding import stochastic_round
 from fnopt.core._rows import Rows
 from fnopt.core._rows import is_rows as is_rows
-from fnopt.core._slots import OwnSlot, RealSlot, Slot, slot_zeros
+from fnopt.core._slots import OwnSlot, RealSlot, Slot, Tally, slot_zeros
+from fnopt.core._slots import counts_steps as counts_steps
 from fnopt.core._slots import declared_slots as declared_slots
 from fnopt.core._slots import own_slots as own_slots
 from fnopt.core._slots import slot_copy as slot_copy
@@ -153,6 +158,7 @@ __all__ = [
     "Schedule",
     "Slot",
     "Status",
+    "Tally",
     "Transformation",
     "Value",
     "apply_updates",

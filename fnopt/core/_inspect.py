@@ -10,12 +10,11 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core._dtypes import default_float
-from fnopt.core._slots import declared_slots
+from fnopt.core._slots import counts_steps, declared_slots
 from fnopt.core._transformation import Member, Transformation, as_transformation, foreign
-from fnopt.core._value import Schedule
 
 _Path = tuple[str, ...]
-_COUNTS = ("count", "step")  # the names of a state's own count
+_COUNTS = ("count", "step", "gradient_step")  # the names of a state's own count
 
 
 def _unique(items: list[tuple[_Path, Any]]) -> dict[str, Any]:
@@ -140,9 +139,9 @@ def named(tx: Transformation, state: Any) -> dict[str, Any]:
 def step_count(tx: Any, state: Any) -> jax.Array:
     """The number of steps that an optimizer has made.
 
-    Every member that depends on the number of the step keeps its own count, so a state holds
-    several. Members of a chain step together, so their counts are one number, and this is it: the
-    first that is found. A transform that doesn't pass every call on (`accumulate`,
+    Members that need the number of the step, for their formula or for a schedule, keep a count
+    each; others keep none. Members of a chain step together, so their counts are one number, and
+    this is it: the first that is found. A transform that doesn't pass every call on (`accumulate`,
     `conditionally_mask`) is asked before what is inside of it: `accumulate` has made a step when
     enough gradients were in its sum.
 
@@ -154,7 +153,7 @@ def step_count(tx: Any, state: Any) -> jax.Array:
         An integer scalar.
 
     Raises:
-        ValueError: If nothing in the state counts.
+        ValueError: If nothing in the state counts: gradient descent with a constant rate.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -168,14 +167,32 @@ def step_count(tx: Any, state: Any) -> jax.Array:
     if first is None:
         raise ValueError(
             f"step_count: nothing in the state of {type(tx).__name__} counts steps; count them in "
-            "the loop, or put scale_by_learning_rate into the chain."
+            "the loop, or give a rate a schedule (fnopt.constant_schedule keeps it as it is)."
         )
     return first
 
 
+def step_counts(tree: Any) -> Iterator[Any]:
+    """The step counts of all states in a tree: fields `count` that are there."""
+    if hasattr(tree, "_fields") and counts_steps(type(tree)) and tree.count is not None:
+        yield tree.count
+    if isinstance(tree, (tuple, list, dict)):
+        for part in tree.values() if isinstance(tree, dict) else tree:
+            yield from step_counts(part)
+
+
+def _own_count(state: Any) -> Any:
+    """The number of steps that a state itself keeps, or None."""
+    fields = state._asdict() if hasattr(state, "_fields") else {}
+    if "count" in fields and not counts_steps(type(state)):
+        return None
+    own = (fields.get(name) for name in _COUNTS)
+    return next((x for x in own if hasattr(x, "dtype")), None)
+
+
 def _counts(tx: Transformation, state: Any) -> Iterator[Any]:
-    own = (getattr(state, name, None) for name in _COUNTS) if tx.counts_steps else ()
-    yield from (x for x in own if hasattr(x, "dtype"))  # the `count` of a tuple is a method
+    if (own := _own_count(state)) is not None:
+        yield own
     for member in tx.members(state):
         yield from _counts(member.tx, member.state)
     if isinstance(tx, foreign) and not hasattr(state, "_fields") and isinstance(state, tuple):
@@ -184,11 +201,10 @@ def _counts(tx: Transformation, state: Any) -> Iterator[Any]:
 
 
 def _own_hyperparams(tx: Transformation, state: Any, path: _Path) -> Iterator[tuple[_Path, Any]]:
+    now = tx.at(_own_count(state))
     for name in tx._leaf_names:
-        value = getattr(tx, name)
-        if isinstance(value, Schedule):
-            yield (*path, name), value(state.count)
-        elif isinstance(value, (float, jax.Array)):
+        value = getattr(now, name)
+        if isinstance(value, (float, jax.Array)):
             yield (*path, name), jnp.asarray(value, getattr(value, "dtype", default_float()))
 
 

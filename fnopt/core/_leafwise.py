@@ -13,15 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fnopt.core._counts import count_of, first_count, next_count
 from fnopt.core._devices import name_devices
 from fnopt.core._dtypes import (
     compute_dtype,
     dtype_of,
-    increment,
     is_inexact,
     real_dtype,
     shape_of,
-    zero_count,
 )
 from fnopt.core._leaves import cast, check_inexact, check_same_tree, check_scalars, same_shape
 from fnopt.core._numbers import capped
@@ -49,8 +48,11 @@ class Leafwise(Transformation):
     it is traced once for all leaves of one shape.
 
     `scalars(self, h, t)` returns a dict of further scalars; `t` is the number of this step, 1 at
-    the first (None without a `count` in the state). A slot that doesn't begin at zero, or has a
-    storage dtype of its own under another name than `<slot>_dtype`, overrides `fill` or `storage`.
+    the first (None without a `count` in the state). A subclass that doesn't read it says so by
+    `reads_step = False`: its count is None, unless one of its numbers follows a `Schedule`.
+
+    A slot that doesn't begin at zero, or has a storage dtype of its own under another name than
+    `<slot>_dtype`, overrides `fill` or `storage`.
     Gradients whose squares are too large for the dtype come as the largest ones whose squares are
     not (2.3e18 in float32), if a slot is a `RealSlot` or `keeps_squares` says so: an infinite
     second moment would stay infinite.
@@ -106,9 +108,11 @@ class Leafwise(Transformation):
         raise NotImplementedError(f"{type(self).__name__} must define start(self, {slot!r}, p)")
 
     def init(self, params: Any) -> Any:
-        """A zero count and fresh slots."""
-        slots = {name: self._fresh(name, params) for name in declared_slots(self.State)}
-        return self.State(**slots, **({"count": zero_count()} if self._counts else {}))
+        """A zero count, if one is needed, and fresh slots."""
+        fields = {name: self._fresh(name, params) for name in declared_slots(self.State)}
+        if "count" in self.State._fields:
+            fields["count"] = first_count(self)
+        return self.State(**fields)
 
     def _fresh(self, name: str, params: Any) -> Any:
         if name in own_slots(self.State):
@@ -118,10 +122,6 @@ class Leafwise(Transformation):
         if isinstance(fill, str):
             return slot_copy(params, self.storage(name))
         return slot_zeros(params, self.storage(name), fill=fill, real=real)
-
-    @property
-    def _counts(self) -> bool:
-        return "count" in self.State._fields
 
     def update(
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any
@@ -133,7 +133,8 @@ class Leafwise(Transformation):
         """`update` without its checks, for subclasses that do something around it."""
         names = tuple(declared_slots(self.State))
         leaves, treedef, columns = self._columns(updates, state, params, names)
-        count = state.count if self._counts else None
+        counts = "count" in self.State._fields
+        count = count_of(self, state) if counts else None
         rows = [*zip(leaves, *columns, strict=True)]
         staged = is_staged(count, *leaves)
         try:
@@ -148,7 +149,7 @@ class Leafwise(Transformation):
             raise
         trees = [treedef.unflatten([row[i] for row in rows]) for i in range(1 + len(names))]
         fields = dict(zip(names, trees[1:], strict=True))
-        if self._counts:
+        if counts:
             fields["count"] = t
         return trees[0], self.State(**fields)
 
@@ -159,7 +160,7 @@ class Leafwise(Transformation):
         numbers = _Numbers(self, count, staged)
         formula = self._formula(slots, [row[0] for row in rows], staged)
         made = [formula(row[0])(numbers.of(row), *row) for row in rows]
-        return made, numbers.step if self._counts else None
+        return made, None if count is None else numbers.step
 
     def _formula(
         self, slots: tuple[str, ...], leaves: list[Any], staged: bool
@@ -230,8 +231,8 @@ class _Numbers:
 
 def _scalars(tx: Leafwise, count: Any, dtype: Any) -> tuple[dict[str, Any], Any]:
     """The numbers of a step in one dtype, and the number of the step."""
-    t = None if count is None else increment(count)
-    now = tx if count is None else tx.at(count)
+    t = next_count(count)
+    now = tx.at(count)
     values = {name: getattr(now, name) for name in tx._leaf_names}
     numbers = {k: _number(v, dtype) for k, v in values.items() if v is not None}
     with np.errstate(all="ignore"):  # known numbers divide as JAX's do, without a warning

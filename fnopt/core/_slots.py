@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from fnopt.core._dtypes import compute_dtype, real_dtype
 from fnopt.core._leaves import check_inexact
 
-_SLOT, _REAL, _OWN = "fnopt slot", "real", "own"
+_SLOT, _REAL, _OWN, _TALLY = "fnopt slot", "real", "own", "fnopt tally"
 
 Slot = Annotated[Any, _SLOT]
 """Annotates a field of a state NamedTuple as a slot: a tree of the params' structure."""
@@ -22,6 +22,15 @@ RealSlot = Annotated[Any, _SLOT, _REAL]
 
 OwnSlot = Annotated[Any, _SLOT, _OWN]
 """A slot whose parts have shapes of their own: a number for every leaf, factors of a matrix."""
+
+Tally = Annotated[jax.Array, _TALLY]
+"""Annotates a field `count` of a state as the number of something else than steps."""
+
+
+@functools.cache
+def counts_steps(state: Any) -> bool:
+    """Whether a state has a field `count`, and that is the number of steps."""
+    return "count" in state._fields and _TALLY not in _marks(state).get("count", ())
 
 
 @functools.cache

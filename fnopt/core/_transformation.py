@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core._beside import beside
+from fnopt.core._counts import missing_count, scheduled
 from fnopt.core._dtypes import dtype_of, is_inexact
 from fnopt.core._errors import place, where
 from fnopt.core._extra_args import accepted, read_by, read_by_foreign, required_by
@@ -67,8 +68,8 @@ class Transformation(Value):
     # Whether updates of 16-bit params stay in float32: a step between two bfloat16 numbers isn't
     # always a bfloat16 number, so a transform that says where params must land says it wider.
     wide_updates: ClassVar[bool] = False
-    # Whether the `count` of its state is the number of steps.
-    counts_steps: ClassVar[bool] = True
+    # Whether `update` reads the number of the step; else a state counts for schedules only.
+    reads_step: ClassVar[bool] = True
     # Whether gradients may have another form than params: `Rows` of a table, an axis of examples.
     other_gradients: ClassVar[bool] = False
 
@@ -130,6 +131,10 @@ class Transformation(Value):
 
     def at(self, count: Any) -> Any:
         """This value with every scheduled hyper-parameter replaced by its value at `count`."""
+        if not scheduled(self):
+            return self
+        if count is None:
+            raise missing_count(self)
         children, aux = self._flatten()
         now = [c(count) if isinstance(c, Schedule) else c for c in children]
         return self._unflatten(aux, tuple(now))

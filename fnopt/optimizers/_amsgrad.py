@@ -27,7 +27,7 @@ from fnopt.transforms import Chain, chain, scale_by_learning_rate
 class ScaleByAmsgradState(NamedTuple):
     """Step count, the averages of the gradient and of its square, the largest of the latter."""
 
-    count: jax.Array
+    count: jax.Array | None
     mu: Slot
     nu: RealSlot
     nu_max: RealSlot
@@ -73,6 +73,11 @@ class scale_by_amsgrad(Leafwise):
     mu_dtype: Any = static(default=None, convert=as_dtype)
     bias_correction_mu: bool = static(default=True)
     bias_correction_nu: bool = static(default=True)
+
+    @property
+    def reads_step(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether an average is corrected."""
+        return self.bias_correction_mu or self.bias_correction_nu
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """The bias corrections that are asked for."""

@@ -13,9 +13,9 @@ from fnopt.transforms import Chain, chain, scale_by_trust_ratio
 
 
 class ScaleByFromageState(NamedTuple):
-    """The number of updates made."""
+    """The number of updates made; None for a constant rate."""
 
-    count: jax.Array
+    count: jax.Array | None
 
 
 class scale_by_fromage(Leafwise):
@@ -42,6 +42,7 @@ class scale_by_fromage(Leafwise):
 
     State = ScaleByFromageState
     needs_params = True
+    reads_step = False
 
     learning_rate: ScalarOrSchedule = hyper(ge=0, schedule=True)
 

@@ -25,16 +25,16 @@ from fnopt.transforms import Chain, chain, scale_by_learning_rate, trace
 
 
 class ScaleByRmsState(NamedTuple):
-    """Step count, and the average of the squared gradient."""
+    """Step count (None without bias correction), and the average of the squared gradient."""
 
-    count: jax.Array
+    count: jax.Array | None
     nu: RealSlot
 
 
 class ScaleByStddevState(NamedTuple):
-    """Step count, and the averages of the gradient and of its square."""
+    """Step count (None without bias correction), averages of the gradient and its square."""
 
-    count: jax.Array
+    count: jax.Array | None
     mu: Slot
     nu: RealSlot
 
@@ -78,6 +78,11 @@ class scale_by_rms(Leafwise):
     initial_scale: Scalar = hyper(default=0.0, ge=0)
     eps_in_sqrt: bool = static(default=True)
     bias_correction: bool = static(default=False)
+
+    @property
+    def reads_step(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether there is a bias correction."""
+        return self.bias_correction
 
     def fill(self, slot: str) -> Any:
         """The average starts at `initial_scale`."""
@@ -129,6 +134,11 @@ class scale_by_stddev(Leafwise):
     initial_scale: Scalar = hyper(default=0.0, ge=0)
     eps_in_sqrt: bool = static(default=True)
     bias_correction: bool = static(default=False)
+
+    @property
+    def reads_step(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether there is a bias correction."""
+        return self.bias_correction
 
     def fill(self, slot: str) -> Any:
         """The mean starts at zero, the mean square at `initial_scale`."""

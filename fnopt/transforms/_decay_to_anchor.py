@@ -10,9 +10,9 @@ from fnopt.core import Leafwise, ScalarOrSchedule, Slot, hyper
 
 
 class DecayToAnchorState(NamedTuple):
-    """The number of updates made, and the params that `init` was given."""
+    """The number of updates made (None for a constant pull), and the params of `init`."""
 
-    count: jax.Array
+    count: jax.Array | None
     anchor: Slot
 
 
@@ -42,6 +42,7 @@ class decay_to_anchor(Leafwise):
 
     State = DecayToAnchorState
     needs_params = True
+    reads_step = False
 
     strength: ScalarOrSchedule = hyper(ge=0, schedule=True)
 

@@ -12,9 +12,9 @@ from fnopt.core import ema as averaged
 
 
 class EmaState(NamedTuple):
-    """Step count, and the average of the updates."""
+    """Step count (None without `debias`), and the average of the updates."""
 
-    count: jax.Array
+    count: jax.Array | None
     ema: Slot
 
 
@@ -42,6 +42,11 @@ class ema(Leafwise):
     decay: Scalar = hyper(ge=0, lt=1)
     debias: bool = static(default=True)
     accumulator_dtype: Any = static(default=None, convert=as_dtype)
+
+    @property
+    def reads_step(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether the average is debiased."""
+        return self.debias
 
     def storage(self, slot: str) -> Any:
         """`accumulator_dtype`."""

@@ -10,9 +10,9 @@ from fnopt.core import Leafwise, ScalarOrSchedule, hyper, product
 
 
 class ScaleByLearningRateState(NamedTuple):
-    """The number of updates made; kept for constant rates too, so that states are alike."""
+    """The number of updates made; None for a constant rate."""
 
-    count: jax.Array
+    count: jax.Array | None
 
 
 class scale_by_learning_rate(Leafwise):
@@ -35,6 +35,7 @@ class scale_by_learning_rate(Leafwise):
 
     State = ScaleByLearningRateState
     is_short = True
+    reads_step = False
 
     learning_rate: ScalarOrSchedule = hyper(ge=0, schedule=True)
 

@@ -10,13 +10,14 @@ import jax.numpy as jnp
 from fnopt.core import (
     as_dtype,
     compute_dtype,
-    increment,
+    count_of,
+    first_count,
     is_inexact,
     is_narrow,
+    next_count,
     static,
     stochastic_leaves,
     where,
-    zero_count,
 )
 from fnopt.transforms._keys import key_words, step_key
 from fnopt.transforms._stored_slots import StoredSlots, pattern_items
@@ -25,7 +26,7 @@ from fnopt.transforms._stored_slots import StoredSlots, pattern_items
 class PrecisionPolicyState(NamedTuple):
     """The number of updates made, and the inner state with its slots as they are stored."""
 
-    count: jax.Array
+    count: jax.Array | None
     inner_state: Any
 
 
@@ -86,11 +87,16 @@ class precision_policy(StoredSlots):
                 "float32 or wider: averages and epsilons are lost in less."
             )
 
+    @property
+    def reads_step(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether slots are rounded at random."""
+        return self.key is not None
+
     def init(self, params: Any) -> PrecisionPolicyState:
         """The inner state, with its slots as they are stored."""
         inner_state = self.inner.init(self._cast(params))
         self._check_names(inner_state)
-        return PrecisionPolicyState(zero_count(), self._stored(inner_state, None))
+        return PrecisionPolicyState(first_count(self), self._stored(inner_state, None))
 
     def update(
         self, updates: Any, state: PrecisionPolicyState, params: Any = None, **extra_args: Any
@@ -99,9 +105,10 @@ class precision_policy(StoredSlots):
         params = None if params is None else self._cast(params)
         inner_state = self._map(lambda _, x: self._wide(x), state.inner_state)
         new, inner_state = self.inner.update(self._cast(updates), inner_state, params, **extra_args)
-        key = None if self.key is None else step_key(self.key, state.count)
+        count = count_of(self, state)
+        key = None if self.key is None else step_key(self.key, count)
         stored = self._stored(inner_state, key)
-        return new, PrecisionPolicyState(increment(state.count), stored)
+        return new, PrecisionPolicyState(next_count(count), stored)
 
     def _stored(self, state: Any, key: Any) -> Any:
         wanted: list[tuple[jax.Array, Any]] = []  # what is rounded at random, and to what

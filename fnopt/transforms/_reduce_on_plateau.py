@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from fnopt.core import (
     Scalar,
+    Tally,
     Transformation,
     default_float,
     hyper,
@@ -27,7 +28,7 @@ class ReduceOnPlateauState(NamedTuple):
     best_value: jax.Array
     plateau_count: jax.Array
     cooldown_count: jax.Array
-    count: jax.Array
+    count: Tally
     avg_value: jax.Array
 
 
@@ -61,8 +62,6 @@ class reduce_on_plateau(Transformation):
         >>> updates
         {'w': Array([0.5], dtype=float32)}
     """
-
-    counts_steps = False  # but losses in the mean
 
     factor: Scalar = hyper(default=0.1, gt=0, lt=1)
     patience: Scalar = hyper(default=10, ge=1, infinite=True)

@@ -10,9 +10,9 @@ from fnopt.core import Leafwise, ScalarOrSchedule, hyper
 
 
 class ScaleByScheduleState(NamedTuple):
-    """The number of updates made."""
+    """The number of updates made; None for a constant factor."""
 
-    count: jax.Array
+    count: jax.Array | None
 
 
 class scale_by_schedule(Leafwise):
@@ -31,6 +31,7 @@ class scale_by_schedule(Leafwise):
 
     State = ScaleByScheduleState
     is_short = True
+    reads_step = False
 
     step_size_fn: ScalarOrSchedule = hyper(schedule=True)
 

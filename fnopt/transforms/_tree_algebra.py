@@ -58,7 +58,7 @@ def chosen(condition: jax.Array, tree: Any, other: Any) -> Any:
 
 def numbers(tx: Any, dtype: Any, count: Any = None, skip: tuple[str, ...] = ()) -> Any:
     """The numbers of a transform as scalars of one dtype, by name; schedules at `count`."""
-    now = tx if count is None else tx.at(count)
+    now = tx.at(count)
     values = {name: getattr(now, name) for name in tx._leaf_names if name not in skip}
     return SimpleNamespace(
         **{k: None if v is None else jnp.asarray(v, dtype) for k, v in values.items()}

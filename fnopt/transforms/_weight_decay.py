@@ -11,9 +11,9 @@ from fnopt.transforms._select import as_mask, select_mask
 
 
 class AddDecayedWeightsState(NamedTuple):
-    """The number of updates made; kept for constant decay too, so that states are alike."""
+    """The number of updates made; None for a constant decay."""
 
-    count: jax.Array
+    count: jax.Array | None
 
 
 def _as_mask(mask: Any) -> Any:
@@ -53,12 +53,13 @@ class add_decayed_weights(Leafwise):
 
     State = AddDecayedWeightsState
     needs_params = True
+    reads_step = False
 
     weight_decay: ScalarOrSchedule = hyper(default=0.0, schedule=True)
     mask: Any = static(default=None, convert=_as_mask)
 
     def init(self, params: Any) -> AddDecayedWeightsState:
-        """A zero count."""
+        """A zero count, if one is needed."""
         if self.mask is not None:
             select_mask(self.mask, params)  # so that a mask which doesn't fit is found here
         return super().init(params)

@@ -11,7 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import described, is_array_like, leaves_with_names, listing, show_report, slots
+from fnopt.core import described, is_array_like, listing, show_report
+from fnopt.tree._named_leaves import named_leaves, renamed
+from fnopt.tree._recount import recount
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,16 +26,21 @@ class RestoreReport:
         reshaped: Leaves that stay as they were although something of their name was saved, with
             the shape or dtype of either, fresh and saved.
         left_over: Saved leaves that the fresh tree has no place for.
+        counted: Step counts that weren't saved, and what their number was taken from: the name of
+            a saved count, or `'count='` for the argument.
+        dropped: Saved step counts that the fresh tree has no place for, but whose number it has.
     """
 
     taken: tuple[str, ...]
     fresh: tuple[str, ...]
     reshaped: dict[str, tuple[str, str]]
     left_over: tuple[str, ...]
+    counted: dict[str, str] = dataclasses.field(default_factory=dict)
+    dropped: tuple[str, ...] = ()
 
     @property
     def complete(self) -> bool:
-        """Whether every leaf was taken, and nothing is left over."""
+        """Whether every leaf was taken, and nothing is left over but counts that are known."""
         return not (self.fresh or self.reshaped or self.left_over)
 
     def __str__(self) -> str:
@@ -44,13 +51,16 @@ class RestoreReport:
             lines.append(f"{name!r} stays fresh: it is {mine}, saved is {theirs}")
         if self.left_over:
             lines.append(f"{len(self.left_over)} left over: {listing([*self.left_over])}")
+        lines += [f"{name!r} has the number of {theirs!r}" for name, theirs in self.counted.items()]
+        if self.dropped:
+            lines.append(f"{len(self.dropped)} counts not needed: {listing([*self.dropped])}")
         return "\n".join(lines)
 
     _repr_pretty_ = show_report
 
 
 def restore(
-    fresh: Any, saved: Any, rename: Mapping[str, str] | None = None
+    fresh: Any, saved: Any, rename: Mapping[str, str] | None = None, count: int | None = None
 ) -> tuple[Any, RestoreReport]:
     """Puts what fits of a saved tree into a fresh one: pretrained parts, the state of before.
 
@@ -59,8 +69,10 @@ def restore(
     chain they stand: the state of `adam` goes into that of `adamw`, and a transform or a leaf may
     have come or gone. A slot that is one vector (of :class:`fnopt.flatten`) and one that is a tree
     go into each other, if they have as many numbers: those of the params in the order of the saved
-    tree. Nothing is silent: print the report, or refuse what is not `report.complete`. Leaves that
-    hold no numbers (an activation function in a module) stay as they are, and aren't reported.
+    tree. A step count that wasn't saved (of a rate that follows a schedule now) gets the number of
+    the saved counts nearest to it, if these agree. Nothing is silent: print the report, or refuse
+    what is not `report.complete`. Leaves that hold no numbers (an activation function in a module)
+    stay as they are, and aren't reported.
 
     Args:
         fresh: The tree to fill: params of a new model, or the state `tx.init(params)`.
@@ -68,6 +80,8 @@ def restore(
         rename: From the beginnings of saved names to what they are called in the fresh tree, such
             as `{'encoder': 'backbone'}`; the longest that fits is used. Names are whole parts of a
             path.
+        count: The number of steps made, for the counts that weren't saved: optimizers keep none
+            where nothing reads it.
 
     Returns:
         A tree like `fresh`, its arrays in the dtypes and where those of `fresh` are; and a
@@ -85,10 +99,10 @@ def restore(
         1 leaves taken
         'head' stays fresh: it is float32[10], saved is float32[1000]
     """
-    targets, treedef, packable = _named(fresh)
+    target = named_leaves(fresh)
     sources: dict[str, Any] = {}
-    for name, leaf in _named(saved)[0]:
-        name = _renamed(name, rename or {})
+    for name, leaf in named_leaves(saved).pairs:
+        name = renamed(name, rename or {})
         if not is_array_like(leaf):
             continue
         if name in sources:
@@ -97,9 +111,14 @@ def restore(
                 "different names."
             )
         sources[name] = leaf
-    _repack(packable, targets, sources)
+    for (name, _), path in zip(target.pairs, target.paths, strict=True):
+        if name not in sources and path in sources:  # a state that was saved as plain dicts
+            sources[name] = sources.pop(path)
+    _repack(target.slots, target.pairs, sources)
+    other = {name for name, _ in target.pairs}.difference(target.counts)
+    counted, dropped = recount(target.counts, other, sources, count)
     taken, new, reshaped, leaves = [], [], {}, []
-    for name, leaf in targets:
+    for name, leaf in target.pairs:
         source = sources.pop(name, None)
         if not is_array_like(leaf):
             pass
@@ -111,25 +130,8 @@ def restore(
             taken.append(name)
             leaf = _placed(source, leaf)
         leaves.append(leaf)
-    report = RestoreReport(tuple(taken), tuple(new), reshaped, tuple(sources))
-    return treedef.unflatten(leaves), report
-
-
-def _named(tree: Any) -> tuple[list[tuple[str, Any]], Any, list[str]]:
-    """The leaves with their names, those in slots by those of slot and param; names of slots."""
-    pairs, treedef = leaves_with_names(tree)
-    shapes = [_shape(x) if is_array_like(x) else x for _, x in pairs]
-    called: dict[int, str] = {}
-    names: list[str] = []
-    if isinstance(tree, tuple):
-        for slot, part in slots(treedef.unflatten(shapes)).items():
-            names.append(slot)
-            for path, leaf in leaves_with_names(part)[0]:
-                called[id(leaf)] = f"{slot}/{path}".rstrip("/")
-    found: list[tuple[str, Any]] = []
-    for (name, leaf), shape in zip(pairs, shapes, strict=True):
-        found.append((called.get(id(shape)) or name, leaf))
-    return found, treedef, names
+    report = RestoreReport(tuple(taken), tuple(new), reshaped, tuple(sources), counted, dropped)
+    return target.treedef.unflatten(leaves), report
 
 
 def _repack(names: list[str], targets: list[tuple[str, Any]], sources: dict[str, Any]) -> None:
@@ -157,19 +159,6 @@ def _is_vector_of(x: Any, leaves: list[Any]) -> bool:
 def _vector(leaves: list[Any], like: Any) -> jax.Array:
     dtype = jnp.result_type(like)
     return jnp.concatenate([jnp.ravel(jnp.asarray(x)).astype(dtype) for x in leaves])
-
-
-def _shape(x: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
-
-
-def _renamed(name: str, rename: Mapping[str, str]) -> str:
-    parts = name.split("/")
-    for i in range(len(parts), 0, -1):
-        start = "/".join(parts[:i])
-        if start in rename:
-            return "/".join([*filter(None, [rename[start]]), *parts[i:]])
-    return name
 
 
 def _castable(source: Any, leaf: Any) -> bool:

@@ -50,6 +50,11 @@ def _children(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
     return [(path[0], child) for path, child in pairs], treedef
 
 
+def _is_absent(key: Any, child: Any) -> bool:
+    """Whether a state doesn't have the field: the count of a constant rate is None."""
+    return child is None and isinstance(key, NamedTupleKey)
+
+
 def _name(key: Any) -> Any:
     """The name of a key; places in lists and tuples have none."""
     if isinstance(key, (NamedTupleKey, tree_util.GetAttrKey)):
@@ -68,7 +73,7 @@ def _walk(node: Any, path: _Path = ()) -> Iterator[tuple[Any, _Path, Any]]:
         yield name, path, node
     for key, child in _children(node)[0]:
         here = (*path, key)
-        if (name := _name(key)) is not None:
+        if (name := _name(key)) is not None and not _is_absent(key, child):
             yield name, here, child
         yield from _walk(child, here)
 
@@ -171,7 +176,8 @@ def _replaced(node: Any, path: _Path, filtering: _Filter | None, new: dict[str, 
     values = []
     for key, child in children:
         here, name = (*path, key), _name(key)
-        hit = isinstance(name, str) and name in new and _chosen(filtering, here, child)
+        known = isinstance(name, str) and name in new and not _is_absent(key, child)
+        hit = known and _chosen(filtering, here, child)
         values.append(_like(child, new[name]) if hit else _replaced(child, here, filtering, new))
     if all(a is b for a, (_, b) in zip(values, children, strict=True)):
         return node

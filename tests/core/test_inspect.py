@@ -70,9 +70,10 @@ def test_named_reaches_every_depth():
     ("tx", "expected"),
     [
         (fnopt.adamw(0.1), 3),
-        (fnopt.chain(fnopt.reduce_on_plateau(), fnopt.clip(1.0), fnopt.sgd(0.1)), 3),
+        (fnopt.chain(fnopt.reduce_on_plateau(), fnopt.sgd(fnopt.constant_schedule(0.1))), 3),
         (fnopt.partition({"a": fnopt.chain(("opt", fnopt.adam(0.1)))}, "a"), 3),
         (fnopt.accumulate(fnopt.adamw(0.1), 2), 1),
+        (fnopt.accumulate(fnopt.sgd(0.1), 2), 1),
         (fnopt.conditionally_mask(fnopt.adam(0.1), lambda step: step < 1), 3),
         (fnopt.strict(fnopt.masked(fnopt.adam(0.1), "*")), 3),
     ],
@@ -96,5 +97,6 @@ def test_step_count_of_other_libraries_and_of_none():
     with jax.numpy_dtype_promotion("standard"):
         _, state = tx.update(PARAMS, tx.init(PARAMS), PARAMS)
     assert int(fnopt.step_count(tx, state)) == 1
-    with pytest.raises(ValueError, match="nothing in the state of clip counts steps"):
-        fnopt.step_count(fnopt.clip(1.0), fnopt.clip(1.0).init(PARAMS))
+    for tx in (fnopt.clip(1.0), fnopt.sgd(0.1), fnopt.chain(fnopt.reduce_on_plateau())):
+        with pytest.raises(ValueError, match=f"nothing in the state of {type(tx).__name__} counts"):
+            fnopt.step_count(tx, tx.init(PARAMS))

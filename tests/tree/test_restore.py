@@ -101,3 +101,65 @@ def test_refuses_what_is_ambiguous_and_what_is_no_number_of_its_kind():
     new, report = tree.restore({"n": jnp.asarray(1)}, {"n": np.float32(2.5)})
     assert report.reshaped == {"n": ("int32[]", "float32[]")}
     assert int(new["n"]) == 1
+
+
+LINE = fnopt.linear_schedule(1.0, 0.0, transition_steps=10)
+
+
+def old_state(tx, steps=4):
+    """A state as it was saved when every member counted: plain dicts, a count for each."""
+    names = [str(i) for i in range(len(tx.init(PARAMS)))]
+    state = after_a_step(tx)
+    return {
+        i: {k: v for k, v in part._asdict().items() if k != "count"} | {"count": np.int32(steps)}
+        for i, part in zip(names, state, strict=True)
+    }
+
+
+def test_old_states_with_a_count_for_every_member():
+    tx = fnopt.adamw(1e-3)
+    state, report = tree.restore(tx.init(PARAMS), old_state(tx))
+    assert report.complete
+    assert report.dropped == ("1/count", "2/count")
+    assert int(tree.get(state, "count")) == 4
+    jax.tree.map(np.testing.assert_array_equal, state[0].mu, after_a_step(tx)[0].mu)
+    state, report = tree.restore(fnopt.adamw(LINE).init(PARAMS), old_state(tx))
+    assert report.complete
+    assert int(state[2].count) == 4
+    # where nothing counts any more the number is left over, and said
+    _, report = tree.restore(fnopt.sgd(0.1).init(PARAMS), old_state(fnopt.sgd(0.1)))
+    assert report.left_over == ("0/count",)
+
+
+def test_counts_follow_a_chain_that_grew():
+    old = after_a_step(fnopt.adamw(LINE))
+    tx = fnopt.chain(fnopt.clip(1.0), fnopt.reduce_on_plateau(), fnopt.adamw(LINE))
+    new, report = tree.restore(tx.init(PARAMS), old)
+    assert [int(new[2][0].count), int(new[2][2].count)] == [1, 1]
+    assert int(new[1].count) == 0  # which counts losses
+    assert "1/count" in report.fresh
+
+
+def test_counts_of_another_pace_are_not_taken():
+    """In a partition the nearest count is that of the same group; where they differ, none is."""
+    labels = {"head": "a", "trunk": "b"}
+    old_tx = fnopt.partition({"a": fnopt.adamw(0.1), "b": fnopt.adamw(0.1)}, labels)
+    new_tx = fnopt.partition({"a": fnopt.adamw(LINE), "b": fnopt.sgd(LINE)}, labels)
+    old = after_a_step(old_tx)
+    old = {**old, "b": tree.set(old["b"], count=9)}
+    new, _ = tree.restore(new_tx.init(PARAMS), old)
+    assert [int(x) for _, x in tree.get_all_with_path(new, "count")] == [1, 1, 9]
+    _, report = tree.restore({"c": fnopt.sgd(LINE).init(PARAMS)}, old)
+    assert report.fresh == ("c/0/count",)
+
+
+def test_the_number_of_steps_as_an_argument():
+    saved = after_a_step(fnopt.sgd(0.1))
+    fresh = fnopt.sgd(LINE).init(PARAMS)
+    _, report = tree.restore(fresh, saved)
+    assert report.fresh == ("0/count",)
+    new, report = tree.restore(fresh, saved, count=5)
+    assert report.complete
+    assert report.counted == {"0/count": "count="}
+    assert int(new[0].count) == 5
+    assert new[0].count.dtype == jnp.int32

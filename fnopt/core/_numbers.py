@@ -92,7 +92,10 @@ def sum_of_squares(x: Any, scale: Any = None, dtype: Any = None) -> jax.Array:
     return jnp.sum(squared_modulus(wide if scale is None else wide * scale.astype(wide.dtype)))
 
 
-def safe_norms(squares: Callable[[jax.Array | None], jax.Array]) -> jax.Array:
+def safe_norms(
+    squares: Callable[[jax.Array | None], jax.Array],
+    root: Callable[[jax.Array], jax.Array] = root,
+) -> jax.Array:
     r"""The roots of sums of squares, right wherever the norms themselves can be represented.
 
     .. math:: \lVert x \rVert = \frac{1}{c} \Bigl( \sum_i (c\, x_i)^2 \Bigr)^{1/2}
@@ -103,6 +106,8 @@ def safe_norms(squares: Callable[[jax.Array | None], jax.Array]) -> jax.Array:
     Args:
         squares: From a scale `c` for each norm (`None` for 1) to the sums of squares of what is
             scaled by it, real, at least float32, of any shape.
+        root: The square root of sums that were out of range, which may be zero; `lax.sqrt` where it
+            isn't differentiated.
 
     Returns:
         The norms, in the shape of what `squares` returns. NaN and infinite elements give NaN and
@@ -112,7 +117,7 @@ def safe_norms(squares: Callable[[jax.Array | None], jax.Array]) -> jax.Array:
     bad = out_of_range(plain)
     some = jnp.any(bad) if bad.shape else bad
     # What isn't out of range isn't zero either: its root needs no care.
-    return lax.cond(some, lambda: _rescaled(squares, plain, bad), lambda: lax.sqrt(plain))
+    return lax.cond(some, lambda: _rescaled(squares, plain, bad, root), lambda: lax.sqrt(plain))
 
 
 def norms_over(x: jax.Array, axes: Any) -> jax.Array:
@@ -126,19 +131,20 @@ def norms_over(x: jax.Array, axes: Any) -> jax.Array:
 
 
 def out_of_range(squares: jax.Array) -> jax.Array:
-    """Whether a sum of squares is infinite, or so small that it may have lost terms."""
+    """Whether a sum of squares is infinite or NaN, or so small that it may have lost terms."""
     info = jnp.finfo(squares.dtype)
     least = np.asarray(2.0 ** (-info.maxexp // 2), squares.dtype)
-    return lax.gt(squares, info.max) | lax.lt(squares, least)
+    return lax.ne(lax.clamp(least, squares, np.asarray(info.max, squares.dtype)), squares)
 
 
-def _rescaled(squares: Any, plain: jax.Array, bad: jax.Array) -> jax.Array:
+def _rescaled(squares: Any, plain: jax.Array, bad: jax.Array, root: Any) -> jax.Array:
     # One power for each side will do. With 2^128 as the largest number, overflow comes from
     # elements above 2^49 (if there are 2^30 of them), which 2^-96 brings to squares between 2^-94
     # and 2^64; underflow from elements below 2^-32, which 2^80 brings to between 2^-92 and 2^96.
     top = jnp.finfo(plain.dtype).maxexp
     one, down, up = (jnp.full_like(plain, 2.0**e) for e in (0, -3 * top // 4, 5 * top // 8))
-    scale = lax.select(bad, lax.select(plain > 1, down, up), one)
+    scale = lax.select(plain > 1, down, up)
+    scale = lax.select(bad, scale, one) if bad.shape else scale  # one that isn't isn't here
     return root(squares(scale)) / scale
 
 
@@ -190,7 +196,7 @@ def _joint_norm(leaves: list[jax.Array]) -> jax.Array:
             total = lax.add(total, sum_of_squares(x, scale, dtype))
         return total
 
-    return safe_norms(squares)
+    return safe_norms(squares, lax.sqrt)
 
 
 _norm_program = jax.jit(_joint_norm)

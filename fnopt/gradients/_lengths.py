@@ -67,7 +67,7 @@ def joined(
     """
     members = [[i for i, b in enumerate(blocks) if b == block] for block in range(count)]
     plain = jnp.stack([_sum([squares[i] for i in own], squares[0]) for own in members])
-    bad = out_of_range(plain) | jnp.isnan(plain)
+    bad = out_of_range(plain)
 
     def again() -> jax.Array:
         norms = careful()

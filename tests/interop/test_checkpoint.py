@@ -93,8 +93,36 @@ def test_a_constant_and_a_scheduled_rate_restore_into_each_other():
     scheduled = fnopt.adam(fnopt.linear_schedule(0.1, 0.0, transition_steps=10))
     _, state = constant.update(params, constant.init(params), params)
     data = serialization.to_bytes(state)
-    restored = serialization.from_bytes(scheduled.init(params), data)
+    plain = serialization.msgpack_restore(data)
+    restored, report = fnopt.tree.restore(scheduled.init(params), plain)
+    assert report.complete
     assert float(fnopt.hyperparams(scheduled, restored)["learning_rate"]) == pytest.approx(0.09)
+    back, report = fnopt.tree.restore(constant.init(params), restored)
+    assert report.complete
+    assert_identical(back, state)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_a_state_saved_when_every_member_counted(tmp_path):
+    ocp = pytest.importorskip("orbax.checkpoint")
+    tx, params = fnopt.adamw(0.1), {"w": jnp.ones(2)}
+    _, state = tx.update(params, tx.init(params), params)
+    old = (state[0], *(part._replace(count=state[0].count) for part in state[1:]))
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "state", old)
+        checkpointer.wait_until_finished()
+        plain = checkpointer.restore(tmp_path / "state")
+    restored, report = fnopt.tree.restore(tx.init(params), plain)
+    assert report.complete
+    assert report.dropped == ("1/count", "2/count")
+    assert_goes_on_with(tx, params, state, restored)
+    # as it is, it goes on too, and goes on counting
+    assert int(tx.update(params, old, params)[1][2].count) == 2
+
+
+def assert_goes_on_with(tx, params, state, restored):
+    assert_identical(restored, state)
+    assert_identical(tx.update(params, restored, params), tx.update(params, state, params))
 
 
 def test_the_state_of_another_optimizer_is_refused():

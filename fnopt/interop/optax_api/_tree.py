@@ -1,4 +1,4 @@
-"""Finding things in states, where ours count more often than optax's."""
+"""Finding things in states, by optax's names of their classes too."""
 
 from __future__ import annotations
 
@@ -12,17 +12,8 @@ from fnopt.interop.optax_api._states import find_state
 def get(
     tree: Any, key: Any, default: Any = None, filtering: Callable[[Any, Any], bool] | None = None
 ) -> Any:
-    """The one thing of a name in a tree, as `fnopt.tree.get` finds it.
-
-    The count for a learning rate, which optax has for schedules only, is passed over where there
-    is another one.
-    """
-    key = _own_name(key)
-    found = own.get_all_with_path(tree, key, filtering)
-    others = [value for path, value in found if "ScaleByLearningRateState" not in str(path[-1:])]
-    if len(found) > 1 and len(others) == 1:
-        return others[0]
-    return own.get(tree, key, default, filtering)
+    """The one thing of a name in a tree; states by optax's names of their classes too."""
+    return own.get(tree, _own_name(key), default, filtering)
 
 
 def get_all_with_path(

@@ -102,7 +102,8 @@ from fnopt.core._rounding import stochastic_leaves as stochastic_leaves
 from fnopt.core._rounding import stochastic_round
 from fnopt.core._rows import Rows
 from fnopt.core._rows import is_rows as is_rows
-from fnopt.core._slots import OwnSlot, RealSlot, Slot, Tally, slot_zeros
+from fnopt.core._slots import OwnSlot, RealSlot, Slot, slot_zeros
+from fnopt.core._slots import Tally as Tally
 from fnopt.core._slots import counts_steps as counts_steps
 from fnopt.core._slots import declared_slots as declared_slots
 from fnopt.core._slots import own_slots as own_slots
@@ -158,7 +159,6 @@ __all__ = [
     "Schedule",
     "Slot",
     "Status",
-    "Tally",
     "Transformation",
     "Value",
     "apply_updates",

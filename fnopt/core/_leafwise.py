@@ -52,10 +52,9 @@ class Leafwise(Transformation):
     `reads_step = False`: its count is None, unless one of its numbers follows a `Schedule`.
 
     A slot that doesn't begin at zero, or has a storage dtype of its own under another name than
-    `<slot>_dtype`, overrides `fill` or `storage`.
-    Gradients whose squares are too large for the dtype come as the largest ones whose squares are
-    not (2.3e18 in float32), if a slot is a `RealSlot` or `keeps_squares` says so: an infinite
-    second moment would stay infinite.
+    `<slot>_dtype`, overrides `fill` or `storage`. Gradients whose squares are too large for the
+    dtype come as the largest ones whose squares are not (2.3e18 in float32), if a slot is a
+    `RealSlot` or `keeps_squares` says so: an infinite second moment would stay infinite.
 
     Where a slot is not of the leaf's shape (a number for every leaf, factors of a matrix), it is
     annotated `OwnSlot`, and `start(self, slot, p)` makes its part for a leaf: an array or a tree.

@@ -74,13 +74,14 @@ def test_a_gradient_of_nan_is_not_hidden(make):
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        (fnopt.sgd(0.1, momentum=0.0), fnopt.sgd(fnopt.linear_schedule(1.0, 0.0, 5), momentum=0.9)),
+        (fnopt.sgd(0.1, momentum=0.0), fnopt.sgd(jnp.float32(0.2), momentum=0.9)),
+        (fnopt.sgd(fnopt.constant_schedule(0.1)), fnopt.sgd(fnopt.linear_schedule(1.0, 0.0, 5))),
         (fnopt.adamw(0.1, weight_decay=0.0), fnopt.adamw(0.1, weight_decay=0.1)),
         (
-            fnopt.adamw(0.1),
+            fnopt.adamw(0.1, weight_decay=fnopt.linear_schedule(1.0, 0.0, 5)),
             fnopt.adamw(0.1, weight_decay=fnopt.constant_schedule(0.1), mask=True),
         ),
-        (fnopt.rmsprop(0.1, initial_scale=1.0), fnopt.rmsprop(0.1, bias_correction=True)),
+        (fnopt.rmsprop(0.1, initial_scale=1.0), fnopt.rmsprop(0.1, eps_in_sqrt=False)),
     ],
 )
 def test_numbers_never_change_the_structure_of_a_state(one, other):

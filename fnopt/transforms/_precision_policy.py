@@ -106,7 +106,7 @@ class precision_policy(StoredSlots):
         inner_state = self._map(lambda _, x: self._wide(x), state.inner_state)
         new, inner_state = self.inner.update(self._cast(updates), inner_state, params, **extra_args)
         count = count_of(self, state)
-        key = None if self.key is None else step_key(self.key, count)
+        key = None if self.key is None or count is None else step_key(self.key, count)
         stored = self._stored(inner_state, key)
         return new, PrecisionPolicyState(next_count(count), stored)
 

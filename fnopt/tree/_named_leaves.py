@@ -40,7 +40,7 @@ def named_leaves(tree: Any) -> NamedLeaves:
     for slot, part in found.items():
         for path, x in leaves_with_names(part)[0]:
             called[id(x)] = f"{slot}/{path}".rstrip("/")
-    names = [called.get(id(x), path) for x, (path, _) in zip(shapes, leaves, strict=True)]
+    names = [called.get(id(x)) or path for x, (path, _) in zip(shapes, leaves, strict=True)]
     steps = {*map(id, step_counts(state))}
     return NamedLeaves(
         pairs=[(name, leaf) for name, (_, leaf) in zip(names, leaves, strict=True)],

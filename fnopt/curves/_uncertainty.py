@@ -20,12 +20,19 @@ _NEARLY_NORMAL = 1e6  # degrees of freedom from which on the normal distribution
 
 
 class Band(NamedTuple):
-    """A prediction and how well it is known; each an array like the prediction."""
+    """A prediction and how well it is known; each an array like the prediction.
+
+    Attributes:
+        value: The prediction.
+        lower: The lower end of its interval.
+        upper: The upper end.
+        error: One standard error.
+    """
 
     value: jax.Array
     lower: jax.Array
     upper: jax.Array
-    error: jax.Array  # one standard error
+    error: jax.Array
 
 
 def t_quantile(level: float | jax.Array, dof: float | jax.Array) -> jax.Array:

@@ -14,7 +14,15 @@ from fnopt.monitor._health import Health
 
 
 class Flag(enum.IntEnum):
-    """The kind of a warning about a layer.
+    """The kind of a warning about a layer; what makes one is in `health_flags`.
+
+    Attributes:
+        FINE: No warning.
+        DEAD: The gradient is negligible beside those of most layers.
+        EXPLODING: Its norm is far above what it used to be.
+        NONFINITE: It has NaN or infinities in it.
+        VANISHING: It is negligible beside the largest layer's.
+        HALF_DEAD: Half of its elements or more are zero.
 
     Example:
         >>> from fnopt.monitor import Flag

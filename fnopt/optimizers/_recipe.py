@@ -55,8 +55,10 @@ def recipe(fn: _Recipe) -> _Recipe:
     Returns:
         The same function, signature and documentation.
     """
-    parameters = inspect.signature(fn).parameters
-    flags = {name for name, p in parameters.items() if p.annotation == "bool"}
+    # Not from `inspect.signature`, which would be a tenth of the time of `import fnopt`.
+    code = fn.__code__
+    parameters = code.co_varnames[: code.co_argcount]
+    flags = {name for name, kind in fn.__annotations__.items() if kind == "bool"}
 
     @functools.wraps(fn)
     def made(*args: Any, **kwargs: Any) -> Any:

@@ -46,14 +46,23 @@ _OF_EQUATIONS = {
 
 
 class Root(NamedTuple, Generic[Params]):
-    """The result of :func:`fnopt.root` and :func:`fnopt.fixed_point`; a pytree of arrays."""
+    """The result of :func:`fnopt.root` and :func:`fnopt.fixed_point`; a pytree of arrays.
 
-    params: Params  # as they were given: tree, shapes, dtypes
-    residuals: Any  # what the equations leave there: a tree as fun returns it
-    steps: jax.Array  # int32, steps made, refused ones too
-    nfev: jax.Array  # int32, evaluations of fun
-    status: jax.Array  # int32, a fnopt.Status
-    aux: Any = None  # what fun returned besides, at params
+    Attributes:
+        params: The solution, as the start was given: tree, shapes, dtypes.
+        residuals: What the equations leave there: a tree as `fun` returns it.
+        steps: How many steps were made, refused ones too, int32.
+        nfev: How often `fun` was evaluated.
+        status: Why it stopped, a `fnopt.Status` as int32; `message` says it in words.
+        aux: What `fun` returned besides, at the solution.
+    """
+
+    params: Params
+    residuals: Any
+    steps: jax.Array
+    nfev: jax.Array
+    status: jax.Array
+    aux: Any = None
 
     @property
     def message(self) -> Any:

@@ -13,12 +13,19 @@ from fnopt.solvers._report import batch_report, report
 
 
 class StepHistory(NamedTuple):
-    """One entry a step; entries from `steps` on are NaN (and False)."""
+    """One entry a step; entries from `steps` on are NaN (and False).
 
-    cost: jax.Array  # [max_steps], after the step
-    gradient_norm: jax.Array  # [max_steps], of J^T r after the step
-    radius: jax.Array  # [max_steps], of the trust region after the step
-    accepted: jax.Array  # bool[max_steps]
+    Attributes:
+        cost: The cost after each step, `[max_steps]`.
+        gradient_norm: The norm of the gradient there.
+        radius: The radius of the trust region there.
+        accepted: Whether the step was taken, bools.
+    """
+
+    cost: jax.Array
+    gradient_norm: jax.Array
+    radius: jax.Array
+    accepted: jax.Array
 
 
 def empty_history(most: int, dtype: Any) -> StepHistory:
@@ -35,14 +42,23 @@ def noted(history: StepHistory | None, step: jax.Array, entry: StepHistory) -> S
 
 
 class StepInfo(NamedTuple):
-    """The argument of callbacks at every step; as text it is a line of progress."""
+    """The argument of callbacks at every step; as text it is a line of progress.
 
-    step: jax.Array  # int32, 1 at the first one
-    params: Any  # after the step
+    Attributes:
+        step: Its number, int32, 1 for the first one.
+        params: The params after it.
+        cost: The cost there.
+        gradient_norm: The norm of the gradient there.
+        radius: The radius of the trust region there.
+        accepted: Whether the step was taken.
+    """
+
+    step: jax.Array
+    params: Any
     cost: jax.Array
     gradient_norm: jax.Array
     radius: jax.Array
-    accepted: jax.Array  # bool
+    accepted: jax.Array
 
     def __str__(self) -> str:
         if isinstance(self.cost, Tracer):
@@ -70,26 +86,45 @@ class Solution(NamedTuple, Generic[Params]):
     r"""The result of :func:`fnopt.least_squares`; `print` gives a short report.
 
     It is a pytree of arrays, so it comes out of `jax.jit` and `jax.vmap` like any other.
+
+    Attributes:
+        params: The best params found, as they were given: tree, shapes, dtypes.
+        cost: Half the sum of squares there, or what the robust loss makes of it.
+        residuals: The residuals there, as `residual_fn` returns them.
+        jacobian: The Jacobian there, `[m, n]`, residuals and params laid end to end; None if it
+            isn't formed. Over a named axis it is the triangle `[n, n]` with the same
+            :math:`J^T J`, which is all that a covariance needs of it.
+        gradient_norm: The Euclidean norm of :math:`J^T r`.
+        rank: How many directions of the params the data determine, int32.
+        steps: How many steps were made, refused ones too.
+        nfev: How often the residuals were evaluated.
+        njev: How often the Jacobian was.
+        status: Why it stopped, a `fnopt.Status` as int32; `message` says it in words.
+        history: A `StepHistory`, if it was asked for.
+        tangent: The derivative of the params by what is fitted, `[p, n]`; None if they are it.
+        dof: Degrees of freedom, int32: residuals that count minus the rank.
+        at_bound: -1 or 1 for each param on its lower or upper bound, int32 `[n]`; None without
+            bounds.
+        nhev: How many second derivatives along a step bent steps took.
+        aux: What `residual_fn` returns beside the residuals, with `has_aux`.
     """
 
-    params: Params  # the best params found, as they were given: tree, shapes, dtypes
-    cost: jax.Array  # half the sum of squares at params
-    residuals: Any  # at params, as residual_fn returns them
-    # [m, n] at params, laid end to end; None if it isn't formed. Over a named axis it is the
-    # triangle [n, n] with the same J^T J, which is all that a covariance needs of it.
+    params: Params
+    cost: jax.Array
+    residuals: Any
     jacobian: jax.Array | None
-    gradient_norm: jax.Array  # Euclidean norm of J^T r
-    rank: jax.Array  # int32, how many directions of the params the data determine
-    steps: jax.Array  # int32, steps made, refused ones too
-    nfev: jax.Array  # int32, evaluations of the residuals
-    njev: jax.Array  # int32, evaluations of the Jacobian
-    status: jax.Array  # int32, a fnopt.Status
+    gradient_norm: jax.Array
+    rank: jax.Array
+    steps: jax.Array
+    nfev: jax.Array
+    njev: jax.Array
+    status: jax.Array
     history: StepHistory | None = None
-    tangent: jax.Array | None = None  # [p, n], d params / d what is fitted; None if they are it
-    dof: jax.Array | None = None  # int32, residuals that count minus the rank
-    at_bound: jax.Array | None = None  # int32[n], -1 or 1 on the lower or upper bound; or None
-    nhev: jax.Array | None = None  # int32, second derivatives r'' along a step, of bent steps
-    aux: Any = None  # what residual_fn returns beside the residuals, at params; with has_aux
+    tangent: jax.Array | None = None
+    dof: jax.Array | None = None
+    at_bound: jax.Array | None = None
+    nhev: jax.Array | None = None
+    aux: Any = None
 
     @property
     def message(self) -> Any:

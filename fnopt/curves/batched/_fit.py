@@ -17,14 +17,22 @@ class BatchFit(NamedTuple):
 
     It is a pytree of arrays whose first axis is the fits, so it comes out of `jax.jit` like any
     other, and `jax.tree.map(lambda a: a[i], fit)` is one of them.
+
+    Attributes:
+        params: The params, `[fits, n]`, or a tree like `p0` whose leaves have a leading axis.
+        covariance: Their covariance, `[fits, n, n]`; infinite where the data don't determine all.
+        cost: Half the sum of squares, `[fits]`; infinite if the start isn't finite.
+        rank: How many params the data determine, int32 `[fits]`.
+        steps: How many steps were made, refused ones too, int32 `[fits]`.
+        status: Why each stopped, a `fnopt.Status` as int32 `[fits]`.
     """
 
-    params: Any  # [fits, n], or a tree like p0 whose leaves have a leading axis
-    covariance: jax.Array  # [fits, n, n]; infinite where the data don't determine all params
-    cost: jax.Array  # [fits], half the sum of squares; infinite if the start isn't finite
-    rank: jax.Array  # int32[fits], how many params the data determine
-    steps: jax.Array  # int32[fits], refused ones too
-    status: jax.Array  # int32[fits], a fnopt.Status
+    params: Any
+    covariance: jax.Array
+    cost: jax.Array
+    rank: jax.Array
+    steps: jax.Array
+    status: jax.Array
 
     @property
     def converged(self) -> jax.Array:

@@ -25,15 +25,25 @@ class Minimum(NamedTuple, Generic[Params]):
     """The result of :func:`fnopt.minimize`; `print` gives a short report.
 
     It is a pytree of arrays, so it comes out of `jax.jit` and `jax.vmap` like any other.
+
+    Attributes:
+        params: The best params found, as they were given: tree, shapes, dtypes.
+        value: The function's value there.
+        gradient_norm: The largest entry of the gradient there, without what bounds hold.
+        steps: How many points were tried, int32.
+        nfev: How often the function and its gradient were evaluated.
+        status: Why it stopped, a `fnopt.Status` as int32; `message` says it in words.
+        aux: What the function returned besides, at the params.
+        history: A `fnopt.solvers.StepHistory`, if it was asked for.
     """
 
-    params: Params  # the best params found, as they were given: tree, shapes, dtypes
-    value: jax.Array  # of the function at params
-    gradient_norm: jax.Array  # largest entry of the gradient, without what bounds hold
-    steps: jax.Array  # int32, points that were tried
-    nfev: jax.Array  # int32, evaluations of the function and its gradient
-    status: jax.Array  # int32, a fnopt.Status
-    aux: Any = None  # what the function returned besides, at params
+    params: Params
+    value: jax.Array
+    gradient_norm: jax.Array
+    steps: jax.Array
+    nfev: jax.Array
+    status: jax.Array
+    aux: Any = None
     history: StepHistory | None = None
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import pathlib
 import subprocess
 import sys
@@ -70,4 +71,4 @@ def test_every_piece_of_advice_names_something_that_exists():
     for text in _ELSEWHERE.values():
         for word in text.replace("(", " ").replace(",", " ").split():
             if word.startswith("fnopt."):
-                assert getattr(fnopt, word.removeprefix("fnopt.").rstrip("."))
+                assert operator.attrgetter(word.removeprefix("fnopt.").rstrip("."))(fnopt)

@@ -12,7 +12,6 @@ _ELSEWHERE = {
     "GradientTransformationExtraArgs": "fnopt.Transformation",
     "multi_transform": "fnopt.partition",
     "named_chain": "fnopt.chain, which takes (name, transform) pairs",
-    "scale_by_schedule": "fnopt.scale_by_learning_rate",
     "inject_hyperparams": "the optimizer itself: it is a pytree, so pass it to the jitted step and "
     "change its numbers with dataclasses.replace or jax.tree.map",
     "tree_utils": "fnopt.tree",
@@ -32,6 +31,17 @@ _ELSEWHERE = {
     "LM": "fnopt.least_squares, or fnopt.levenberg_marquardt in a loop of your own",
     "leastsq": "fnopt.least_squares",
     "Momentum": "fnopt.sgd(learning_rate, momentum=0.9)",
+    "Ranger": "fnopt.lookahead(fnopt.radam(1e-3), 6, 0.5)",
+    "SWA": "fnopt.params_mean behind the optimizer, in a fnopt.chain",
+    "optim": "fnopt itself, as in fnopt.adam",
+    "Optimizer": "fnopt.Transformation",
+    "LambdaLR": "fnopt.schedule(fn)",
+    "apply_gradients": "tx.update(grads, state, params), then fnopt.apply_updates",
+    "grad": "jax.grad",
+    "value_and_grad": "jax.value_and_grad",
+    "hessian": "jax.hessian; products with it are fnopt.curvature.hvp",
+    **dict.fromkeys(("hook", "register_hook", "intercept"), "fnopt.tap and fnopt.capture"),
+    **dict.fromkeys(("flops", "count_flops"), "fnopt.costs.step_cost"),
 }
 
 

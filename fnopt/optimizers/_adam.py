@@ -177,6 +177,8 @@ def nadam(
     .. math:: u_t = -\frac{\eta_t}{\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon} \left(
               \frac{\beta_1 \mu_t}{1-\beta_1^{t+1}} + \frac{(1-\beta_1)\, g_t}{1-\beta_1^t}\right)
 
+    PyTorch's and Keras's Nadam let :math:`\beta_1` grow with the steps; here it stays.
+
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
         b1: :math:`\beta_1`, decay of the mean gradient.

@@ -55,7 +55,7 @@ def recipe(fn: _Recipe) -> _Recipe:
     Returns:
         The same function, signature and documentation.
     """
-    # Not from `inspect.signature`, which would be a tenth of the time of `import fnopt`.
+    # Not from `inspect.signature`, which is slow: this runs when fnopt is imported.
     code = fn.__code__
     parameters = code.co_varnames[: code.co_argcount]
     flags = {name for name, kind in fn.__annotations__.items() if kind == "bool"}

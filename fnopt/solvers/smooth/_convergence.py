@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fnopt.core import Status
 from fnopt.solvers._convergence import first_of
-from fnopt.solvers.smooth._method import FAILED, MOVED, Aim, Point
+from fnopt.solvers.smooth._method import BLIND, FAILED, MOVED, Aim, Point
 
 _FLAT_STEPS = 3  # in a row, where the gradient is small only beside something else
 
@@ -108,6 +108,7 @@ def judged(
     it had learned must not gain more.
     """
     moved, failed = verdict == MOVED, verdict == FAILED
+    over = failed | (verdict == BLIND)
     value, scale = jnp.abs(after.value), reference(after, course.steepest)
     unseen = jnp.minimum(1 / tol.worth, course.first - after.value)
     fine = jnp.maximum(tol.ftol * value, tol.least * unseen)
@@ -131,11 +132,11 @@ def judged(
     better = course.tested - after.value > _FLAT_STEPS * fine
     doubtful = moved & sure & ~small & ~stationary & better
     status = first_of(
-        ((moved | failed) & stationary, Status.CONVERGED_GRADIENT),
+        ((moved | over) & stationary, Status.CONVERGED_GRADIENT),
         (doubtful, Status.RUNNING),
         ((moved & is_flat & sure) | (failed & unpromising), Status.CONVERGED_COST),
         (((moved & sure) | failed) & short, Status.CONVERGED_STEP),
-        (failed, Status.STALLED),
+        (over, Status.STALLED),
     )
     course = course._replace(
         flat_steps=jnp.where(doubtful, jnp.zeros_like(flat_steps), flat_steps),
@@ -144,14 +145,16 @@ def judged(
     return Judgement(status, course, doubtful)
 
 
-def has_no_bottom(start: Point, end: Point) -> jax.Array:
+def has_no_bottom(start: Point, end: Point, span: float = 0.0) -> jax.Array:
     """Whether the value fell by ten orders more than the start suggests, and is as steep as there.
 
     Args:
         start: The first point, in units of which it knows.
         end: The last one.
+        span: How many times as far away as the start the end must be.
     """
-    span = jnp.maximum(largest(start.x), 1)
-    slope = largest(start.gradient)
+    size, slope = jnp.maximum(largest(start.x), 1), largest(start.gradient)
     fall = start.value - end.value
-    return (fall > 1e10 * (jnp.abs(start.value) + slope * span)) & (largest(end.gradient) >= slope)
+    steep = largest(end.gradient) >= slope
+    fallen = fall > 1e10 * (jnp.abs(start.value) + slope * size)
+    return fallen & steep & (largest(end.x) >= span * size)

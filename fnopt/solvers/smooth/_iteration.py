@@ -73,6 +73,10 @@ _OF_PARAMS = 2.0**-10, 2.0**10
 _OF_GRADIENTS = 2.0**-10, 2.0**30
 
 
+# A slope that is as steep as at the start so many times as far away never ends.
+_FAR = 1e15
+
+
 def units_of(method: MinimizeMethod, x: jax.Array, point: Point) -> Units:
     """Units in which the start and the gradient there are of the order of 1."""
     one = jnp.ones((), x.dtype)
@@ -119,6 +123,8 @@ def iterated(
 
     def step(loop: MinimizeLoop) -> MinimizeLoop:
         before, loop = loop, _advanced(problem, method, tol, loop)
+        endless = (loop.status == Status.RUNNING.value) & has_no_bottom(point, loop.point, _FAR)
+        loop = loop._replace(status=jnp.where(endless, Status.UNBOUNDED.array, loop.status))
         return _watched(before, loop, units, watch)
 
     def unfinished(loop: MinimizeLoop) -> jax.Array:

@@ -73,14 +73,15 @@ def _projected_pull(projection: Callable[[jax.Array], jax.Array], point: Point) 
     return jnp.where(short, near, whole)
 
 
-WAITING, MOVED, AGAIN, FAILED = 0, 1, 2, 3
+WAITING, MOVED, AGAIN, FAILED, BLIND = 0, 1, 2, 3, 4
 
 
 class Told(NamedTuple):
     """The method's answer to an evaluation: a verdict, and the next point to look at.
 
     `verdict` is WAITING (look at `x` next), MOVED (to `point`), AGAIN (make a new plan for the
-    same point) or FAILED (there is no other plan).
+    same point), FAILED (there is no other plan) or BLIND (nor is there, though every slope that it
+    met goes on downhill).
     """
 
     verdict: jax.Array  # int32

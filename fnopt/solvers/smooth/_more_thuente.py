@@ -31,6 +31,7 @@ class LineSearch(NamedTuple):
     width: jax.Array  # of the interval, and of the one before
     wider: jax.Array
     longest: jax.Array
+    flattened: jax.Array  # whether any slope was flatter than the first
     count: jax.Array  # int32
 
 
@@ -41,6 +42,7 @@ class WolfeConditions(NamedTuple):
     flatness: float = 0.9
     narrow: float = 0.1
     most: int = 20  # evaluations
+    endless: int = 40  # evaluations along a slope that hasn't turned yet
 
 
 def begun(value: jax.Array, slope: jax.Array, rate: jax.Array, longest: jax.Array) -> LineSearch:
@@ -51,7 +53,7 @@ def begun(value: jax.Array, slope: jax.Array, rate: jax.Array, longest: jax.Arra
     wide = jnp.where(jnp.isfinite(longest), longest, jnp.asarray(1e20, rate.dtype))
     count = jnp.zeros((), jnp.int32)
     return LineSearch(
-        rate, start, start, start, no, no, zero, 5 * rate, wide, 2 * wide, longest, count
+        rate, start, start, start, no, no, zero, 5 * rate, wide, 2 * wide, longest, no, count
     )
 
 
@@ -99,11 +101,14 @@ def told(
         | (after.rate >= after.high)
         | (after.high - after.low <= rule.narrow * after.high)
     )
-    over = met | beyond | (finite & stuck) | (count >= rule.most) | (after.rate <= 0)
+    most_here = jnp.where(finite & ~after.bracketed, rule.endless, rule.most)
+    over = met | beyond | (finite & stuck) | (count >= most_here) | (after.rate <= 0)
     better = finite & ((after.best.rate == new.rate) | met)
     best = _chosen(met, new, after.best)
     lower = (best.rate > 0) & (best.value < start.value)
-    return Verdict(after._replace(count=count, best=best), over, better, met | lower)
+    flattened = search.flattened | ~finite | (slope > rule.flatness * start.slope)
+    after = after._replace(count=count, best=best, flattened=flattened)
+    return Verdict(after, over, better, met | lower)
 
 
 def _met_by_slope(start: LinePoint, new: LinePoint, rule: WolfeConditions) -> jax.Array:

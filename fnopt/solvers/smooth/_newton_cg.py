@@ -30,6 +30,11 @@ class Trust(NamedTuple):
     predicted: jax.Array
     step_length: jax.Array  # the length of the step
     first: jax.Array  # the value at the start of all
+    refused: jax.Array  # whether a longer step from here was refused
+
+    def at_the_edge(self) -> jax.Array:
+        """Whether the region ends the step under way."""
+        return self.step_length >= 0.9 * self.radius
 
 
 class newton_cg(MinimizeMethod):
@@ -56,13 +61,15 @@ class newton_cg(MinimizeMethod):
         """A region of radius 1, in units of the params."""
         del problem
         zero, one = jnp.zeros_like(point.value), jnp.ones_like(point.value)
-        return Trust(one, zero, zero, point.value)
+        return Trust(one, zero, zero, point.value, jnp.zeros((), bool))
 
     def aim(self, problem: SmoothObjective, point: Point, state: Trust) -> Aim:
         """The step that minimises the model in the region."""
         step, predicted = steihaug(problem, point, state.radius)
         state = state._replace(predicted=predicted, step_length=length(step))
-        return Aim(point.x + step, predicted, step, state)
+        # What a step gains that the region cut short says nothing of what there is to gain.
+        promise = jnp.where(state.at_the_edge(), jnp.inf, predicted)
+        return Aim(point.x + step, promise, step, state)
 
     def told(self, problem: SmoothObjective, point: Point, state: Trust, there: Point) -> Told:
         """Accepts a step that gains a part of what was predicted, and changes the radius."""
@@ -79,15 +86,20 @@ class newton_cg(MinimizeMethod):
         kept = finite & (ratio > 1e-4) & (there.value <= state.first)
         flatter = length(there.gradient) < length(point.gradient)
         kept = kept & ((actual > 0) | flatter)
-        edge = state.step_length >= 0.9 * state.radius
-        radius = jnp.where(ratio < 0.25, 0.25 * state.step_length, state.radius)
-        radius = jnp.where((ratio > 0.75) & edge & finite, 2 * state.radius, radius)
-        size = length(point.x)
-        scale = jnp.where(size > 0, size, jnp.ones_like(size))
-        eps = jnp.asarray(jnp.finfo(radius.dtype).eps, radius.dtype)
-        dead = ~kept & ((radius <= eps * scale) | ~certain)
+        edge = state.at_the_edge()
+        # A shorter step shows no more where rounding hides it, in the value or in the params; a
+        # longer one may.
+        hidden = ~kept & finite & (state.predicted <= noise)
+        farther = hidden & edge & certain & ~state.refused
+        longer = farther | (kept & (ratio > 0.75) & edge)
+        shorter = ~kept | (ratio < 0.25)
+        radius = jnp.where(shorter, 0.25 * state.step_length, state.radius)
+        radius = jnp.where(longer, 2 * state.radius, radius)
+        nowhere = hidden | jnp.all(there.x == point.x) | ~certain
+        dead = ~kept & nowhere & ~farther
         verdict = jnp.where(kept, MOVED, jnp.where(dead, FAILED, AGAIN)).astype(jnp.int32)
-        return Told(verdict, there.x, there, state._replace(radius=radius))
+        refused = ~kept & (state.refused | ~farther)
+        return Told(verdict, there.x, there, state._replace(radius=radius, refused=refused))
 
 
 class _Inner(NamedTuple):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from fnopt.solvers.smooth._method import (
     AGAIN,
+    BLIND,
     FAILED,
     MOVED,
     WAITING,
@@ -101,6 +102,7 @@ class LineSearchMethod(MinimizeMethod):
         better = verdict.better & finite
         best = jax.tree.map(lambda a, b: jnp.where(better, a, b), there, state.best)
         over, taken = verdict.done | ~going, verdict.taken & going
+        blind = going & ~verdict.search.flattened
         was_fresh = state.fresh
         state = state._replace(search=verdict.search, best=best)
         memory = self.learned(state.memory, point, best)
@@ -110,7 +112,7 @@ class LineSearchMethod(MinimizeMethod):
         kept = jax.tree.map(lambda a, b: jnp.where(taken, a, b), moved, reset)
         state = jax.tree.map(lambda a, b: jnp.where(over, a, b), kept, state)
         # Once more without what was learned, unless that was nothing.
-        failed = jnp.where(was_fresh, FAILED, AGAIN)
+        failed = jnp.where(was_fresh, jnp.where(blind, BLIND, FAILED), AGAIN)
         code = jnp.where(over, jnp.where(taken, MOVED, failed), WAITING).astype(jnp.int32)
         return Told(code, self._place(problem, point, state), best, state)
 

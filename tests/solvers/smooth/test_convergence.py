@@ -95,17 +95,46 @@ def test_a_gradient_that_was_huge_at_the_start_is_no_measure(method):
         assert float(end.value) < small, i
 
 
-@pytest.mark.parametrize("method", ["bfgs", "lbfgsb", "newton_cg"])
-def test_what_has_no_lower_bound_is_told(method):
-    def fun(x, which):
-        return jax.lax.switch(
-            which,
-            [lambda x: x[0] - 2 * x[1], lambda x: -jnp.sum(x**2), lambda x: jnp.sum(x**3)],
-            x,
-        )
+def slopes(x, which):
+    far = jnp.asarray([1e8, 3e7], x.dtype)
+    size = jnp.abs(x - far) / 1e8
+    return jax.lax.switch(
+        which,
+        [
+            lambda: x[0] - 2 * x[1],  # has no lowest value
+            lambda: -jnp.sum(x**2),
+            lambda: jnp.sum((x - 3) ** 3),
+            lambda: jnp.sum((x - far) ** 2),
+            lambda: jnp.sum(jnp.sqrt(1 + (x - far) ** 2)),  # a slope of 1 up to the minimum
+            lambda: jnp.sum(size**4 - size**2),  # steeper on the way than at the start
+            lambda: jnp.sum(jax.nn.softplus(-x) + 1e-4 * x),
+            lambda: jnp.sum(jnp.exp(-x / 8) + 1e-4 * x),
+            lambda: jnp.sum(1e-9 * x - jnp.log(x)),
+        ],
+    )
 
-    for i in range(3):
-        start = jnp.asarray([1.0, -1.5], jnp.float32)
-        end = fnopt.minimize(fun, start, args=(jnp.int32(i),), method=method)
-        assert Status(int(end.status)) is Status.UNBOUNDED, (i, end.message)
-        assert "no lower bound" in end.message
+
+@pytest.mark.parametrize(
+    ("method", "dtype"),
+    [("bfgs", "float32"), ("lbfgsb", "float64"), ("newton_cg", "float32"), ("cg", "float64")],
+)
+def test_endless_slopes_are_told_soon_and_distant_minima_are_found(method, dtype, x64):
+    for i in range(9):
+        start = jnp.asarray([1.0, 1.5], dtype)
+        end = fnopt.minimize(slopes, start, args=(jnp.int32(i),), method=method)
+        endless = Status(int(end.status)) is Status.UNBOUNDED
+        assert endless == (i < 3), (i, end.message)
+        assert not endless or ("no lower bound" in end.message and int(end.nfev) <= 80), i
+
+
+@pytest.mark.parametrize("method", ["newton_cg", "projected_gradient"])
+def test_a_short_step_that_rounding_hides_claims_nothing(method):
+    # Float32: the value is 1e16, a step of length 1 gains 1e8 of it, the minimum is 1e8 away.
+    start = jnp.asarray([1.0, 1.5], jnp.float32)
+    end = fnopt.minimize(slopes, start, args=(jnp.int32(3),), method=method)
+    assert not bool(end.converged) or float(end.value) < 1
+
+
+def test_a_step_below_the_rounding_of_the_params_ends_newtons_method():
+    end = fnopt.minimize(mixed_scales, jnp.asarray([-1.2e6, 1e-6]), method="newton_cg")
+    assert int(end.nfev) < 40

@@ -37,10 +37,10 @@ def recount(
         elif near and all(_same(saved[near[0]], saved[k]) for k in near):
             sources[name], filled[name] = saved[near[0]], near[0]
     kept = {name: sources[name] for name in counts if name in sources}
-    spare = [k for k in saved if k not in kept and any(_same(saved[k], x) for x in kept.values())]
-    for name in spare:
+    known = [k for k in saved if k not in kept and any(_same(saved[k], x) for x in kept.values())]
+    for name in known:
         del sources[name]
-    return filled, tuple(spare)
+    return filled, tuple(name for name in known if name not in filled.values())
 
 
 def _is_count(name: str, x: Any) -> bool:

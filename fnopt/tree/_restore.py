@@ -51,7 +51,7 @@ class RestoreReport:
             lines.append(f"{name!r} stays fresh: it is {mine}, saved is {theirs}")
         if self.left_over:
             lines.append(f"{len(self.left_over)} left over: {listing([*self.left_over])}")
-        lines += [f"{name!r} has the number of {theirs!r}" for name, theirs in self.counted.items()]
+        lines += [f"{name!r} taken from {theirs}" for name, theirs in self.counted.items()]
         if self.dropped:
             lines.append(f"{len(self.dropped)} counts not needed: {listing([*self.dropped])}")
         return "\n".join(lines)

@@ -74,6 +74,14 @@ def image(params, x):
     return jnp.append(jnp.mean(jnp.tanh(maps[0] * scale), (0, 1)) @ params["o"], params["s"][0])
 
 
+@jax.numpy_dtype_promotion("standard")
+def spectral(params, x):
+    """Real params among complex numbers, by a cast and by a product of both kinds."""
+    z = jnp.fft.rfft(x, axis=0) * params["s"]
+    z = jnp.tanh(jnp.real(z @ params["w"])) + 1j * (z @ params["v"]).imag
+    return jnp.fft.irfft(z * jax.lax.complex(params["s"], params["w"][0]), axis=0)
+
+
 def problems():
     """By name: the residuals of an example, params and a batch; in float64."""
     points = layers(2, 9, 1)
@@ -81,6 +89,7 @@ def problems():
     rnn = {"x": draw(0, 3, 6), "h": draw(1, 6, 6) / 3, "b": draw(2, 6), "first": draw(3, 6)}
     words = {"table": draw(0, 7, 9), "w": draw(1, 9, 9), "b": draw(2, 9)}
     tokens = np.random.default_rng(1).integers(0, 7, (5, 3))
+    waves = {"s": draw(0, 3), "w": draw(1, 3, 3), "v": draw(2, 3, 3)}
     conv = {"k": draw(0, 3, 3, 2, 4), "s": draw(1, 4), "o": draw(2, 4, 3)}
     return {
         "one residual": (lambda p, x: net(p, x)[0] ** 2, layers(20, 20, 1), draw(3, 5, 20)),
@@ -90,6 +99,7 @@ def problems():
         "by jet": (by_jet, points, x),
         "tied table": (tied, words, tokens),
         "scan": (recurrent, rnn, draw(4, 4, 5, 3)),
+        "complex numbers": (spectral, waves, draw(4, 3, 4, 3)),
         "convolution": (image, conv, draw(4, 3, 6, 6, 2)),
     }
 

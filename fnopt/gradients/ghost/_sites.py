@@ -260,7 +260,10 @@ def site_kind(eqn: jex.JaxprEqn, position: int) -> str:
     """The rule for a weight at this operand; `''` if there is none."""
     name = eqn.primitive.name
     if name == "dot_general":
-        return "dot"
+        # A real matrix among complex numbers: its gradient is the real part of the product's.
+        operand: Any = eqn.invars[position].aval
+        mixed = jnp.iscomplexobj(eqn.outvars[0].aval) != jnp.iscomplexobj(operand)
+        return "direct" if mixed else "dot"
     if name == "conv_general_dilated":
         return _conv_kind(eqn) if position == 1 else ""
     if name == "gather" and position == 0 and _is_lookup(eqn):

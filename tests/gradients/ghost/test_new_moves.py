@@ -32,6 +32,15 @@ def horner(p, x):
     return jnp.sum(jnp.tanh(jnp.polyval(p["c"], x)))
 
 
+@jax.numpy_dtype_promotion("standard")
+def spectral(p, x):
+    """Real params among complex numbers, by a cast and by a product of both kinds."""
+    z = jnp.fft.rfft(x) * p["a"][:2]
+    z = z @ p["w"] * jnp.exp(1j * p["b"])
+    z = z + jnp.fft.fft(x) * jax.lax.complex(p["w"][0], p["b"])
+    return jnp.sum(jnp.tanh(jnp.real(z)) + jnp.imag(z) ** 2)
+
+
 A, B = jnp.linspace(-1.0, 1.0, 3), jnp.linspace(0.5, 2.0, 3)
 W = jnp.linspace(-1.0, 1.0, 18).reshape(2, 3, 3)
 CASES = [
@@ -40,6 +49,7 @@ CASES = [
     (tiled, {"w": W[0]}),
     (beside, {"a": A, "b": B}),
     (horner, {"c": A}),
+    (spectral, {"a": A, "b": B, "w": W[0][:2]}),
 ]
 
 

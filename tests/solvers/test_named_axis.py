@@ -27,6 +27,8 @@ SIGMA = RNG.uniform(0.5, 2, M).astype("f")
 START = np.ones(3, "f")
 LM = fnopt.levenberg_marquardt
 COUNT = 2
+# JAX 0.7 has no transpose of a linear solve whose matrix is typed to be the same on all devices.
+TRACKED = (True, False) if hasattr(jax, "set_mesh") else (False,)
 
 
 def mesh_of(count: int = COUNT, kind: str = "Auto") -> Any:
@@ -230,7 +232,7 @@ def test_derivatives_are_those_of_all_data():
         return jax.shard_map(fn, mesh=mesh_of(), check_vma=check_vma, **specs)
 
     def run(scale, x, y):
-        fns = divided_one(True), divided_one(False)
+        fns = [divided_one(check_vma) for check_vma in TRACKED]
         return [jax.value_and_grad(fn, (0, 2))(scale, x, y) for fn in fns]
 
     one = jax.jit(jax.value_and_grad(functools.partial(seen_of_a_fit, None), (0, 2)))

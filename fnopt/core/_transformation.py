@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from fnopt.core._beside import beside
 from fnopt.core._counts import missing_count, scheduled
+from fnopt.core._divided_slots import as_params_lie, step_despite_types
 from fnopt.core._dtypes import dtype_of, is_inexact
 from fnopt.core._errors import place, where
 from fnopt.core._extra_args import accepted, read_by, read_by_foreign, required_by
@@ -224,10 +225,18 @@ def _guarded_update(update: Callable[..., Any]) -> Callable[..., Any]:
             if outermost and given and not self.other_gradients:
                 check_same_tree(updates, params, "gradients", "params")
             _check_required(self, update, extra_args)
-            new_updates, new_state = update(self, updates, state, params, **extra_args)
+
+            try:
+                new_updates, new_state = update(self, updates, state, params, **extra_args)
+            except Exception as error:
+                if not outermost:
+                    raise
+                again = functools.partial(update, self, **extra_args)
+                inputs = updates, state, params
+                new_updates, new_state = step_despite_types(error, again, self.init, inputs)
             if outermost:
                 like = updates if params is None else params
-                new_updates = _as_stored(self, new_updates, like)
+                new_updates = as_params_lie(_as_stored(self, new_updates, like), like)
             return new_updates, new_state
 
     return guarded

@@ -180,3 +180,66 @@ def test_slots_of_a_leaf_that_lie_in_different_ways_work(kind):
     found, expected = (jax.jit(tx.update)(params, s, params) for s in (mixed, state))
     for x, y in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
         assert (x == jax.device_put(y, x.sharding)).all()
+
+
+def _spec(x):
+    """Over which axes each dimension is divided, by the type."""
+    spec = (*x.sharding.spec,) if x.sharding is not None else ()
+    return spec + (None,) * (len(x.shape) - len(spec))
+
+
+# Slots like the params, factors of matrices, one vector, codes, memories, and what is around them.
+KINDS = {"adam", "freeze", "muon", "soap", "galore", "adafactor", "lbfgs", "sam", "wrapped"} | {
+    *(
+        "small_parts",
+        "stored_in_less",
+        "schedule_free_adamw",
+        "accumulate",
+        "partition",
+        "mechanize",
+    )
+}
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.name in KINDS], ids=repr)
+def test_a_step_on_an_explicit_mesh_leaves_all_where_it_was(case):
+    """Params are divided over one axis, slots over another one more, and JAX has to have a type."""
+    mesh = mesh_of((2, 1), ("data", "model"), kind="Explicit")
+    params = shapes(mesh, {"bias": P("model"), "kernel": P(None, "model")})
+    tx = case.make()
+    state = jax.tree.map(
+        lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
+        jax.eval_shape(tx.init, params),
+        distributed.state_sharding(tx, params, axis="data"),
+    )
+
+    def step(params, state):
+        updates, state = tx.update(params, state, params, **case.extras)
+        return fnopt.apply_updates(params, updates), state
+
+    given = params, state
+    for x, y in zip(*map(jax.tree.leaves, (jax.eval_shape(step, *given), given)), strict=True):
+        assert _spec(x) == _spec(y)
+
+
+def test_steps_of_slots_that_are_divided_further_are_those_of_one_device():
+    mesh = mesh_of((2, 1), ("data", "model"), kind="Explicit")
+    places = shapes(mesh, {"bias": P("model"), "kernel": P(None, "model")})
+    params = {k: jnp.cos(jnp.arange(math.prod(s.shape), dtype=s.dtype)) for k, s in places.items()}
+    params = {k: x.reshape(SHAPES[k]) for k, x in params.items()}
+    tx = fnopt.chain(fnopt.clip_by_global_norm(1.0), fnopt.adamw(1e-2))
+
+    @jax.jit
+    def steps(params, state):
+        def body(carry, _):
+            updates, state = tx.update(carry[0], carry[1], carry[0])
+            return (fnopt.apply_updates(carry[0], updates), state), None
+
+        return jax.lax.scan(body, (params, state), length=3)[0]
+
+    spread = {k: jax.device_put(x, places[k].sharding) for k, x in params.items()}
+    found = steps(spread, distributed.init_sharded(tx, spread, axis="data"))
+    expected = steps(params, tx.init(params))
+    for x, y in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        assert jnp.allclose(jax.device_get(x), y, rtol=1e-6, atol=1e-7)
+    assert fnopt.slots(found[1])["mu"]["kernel"].addressable_shards[0].data.shape == (3, 4)

@@ -52,6 +52,9 @@ from fnopt.core._inspect import hyperparams, named, slot_names, slots, step_coun
 from fnopt.core._inspect import step_counts as step_counts
 from fnopt.core._leafwise import Leafwise
 from fnopt.core._leaves import check_inexact, check_same_tree, map_leaves
+from fnopt.core._loops import cond as cond
+from fnopt.core._loops import typed_start as typed_start
+from fnopt.core._loops import while_loop as while_loop
 from fnopt.core._map_slots import map_slots as map_slots
 from fnopt.core._moments import as_dtype, bias_correction, ema, positive_root
 from fnopt.core._moments import mean_weights as mean_weights

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import HIGHEST, check_count, norm_of_leaves
+from fnopt.core import HIGHEST, check_count, norm_of_leaves, while_loop
 from fnopt.linear._power_iteration import _square, power_iteration
 
 
@@ -79,7 +79,7 @@ def matrix_inverse_pth_root(
     M, X = z * A, z ** (1 / p) * eye
     far = jnp.asarray(jnp.inf, A.dtype)
     first = M, X, X, _distance(M, eye), far, jnp.zeros((), jnp.int32)
-    _, X, older, error, before, _ = jax.lax.while_loop(goes_on, step, first)
+    _, X, older, error, before, _ = while_loop(goes_on, step, first)
     grew = error >= 1.2 * before
     root = jnp.where(grew, older, X)
     return root.astype(given.dtype), jnp.where(grew, before, error)

@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from fnopt.core import matmul, row_total
+from fnopt.core import matmul, row_total, while_loop
 from fnopt.linear._divide import divide
 from fnopt.linear._norms import norm
 from fnopt.linear._system import DampedStep
@@ -109,7 +108,7 @@ class KrylovSystem:
             done = new.outside | ~(new.gamma > small) | (new.count >= self.iterations)
             return new._replace(done=done)
 
-        return lax.while_loop(lambda at: ~at.done, advance, first)
+        return while_loop(lambda at: ~at.done, advance, first)
 
     def _advance(self, at: _KrylovIterate, radius: jax.Array, lam: jax.Array) -> _KrylovIterate:
         q = self.push(at.d)

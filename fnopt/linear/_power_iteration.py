@@ -15,6 +15,7 @@ from fnopt.core import (
     described,
     global_norm,
     real_dtype,
+    while_loop,
 )
 
 
@@ -105,4 +106,4 @@ def _iterated(product: Any, v0: Any, steps: int, tolerance: float) -> Any:
         return ~close & (i < steps)
 
     first = carried(jax.tree.map(jnp.asarray, v0), jnp.zeros((), jnp.int32))
-    return jax.lax.while_loop(goes_on, lambda s: carried(s[1], s[3] + 1), first)
+    return while_loop(goes_on, lambda s: carried(s[1], s[3] + 1), first)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import gathered
+from fnopt.core import gathered, while_loop
 
 _SLACK = 0.2  # a step within 20 % of the radius is near enough: each try is a factorisation
 _FACTORISATIONS = 12  # two or three are usual
@@ -130,7 +130,7 @@ def secular_root(
 
     zero = jnp.zeros((), jnp.int32)
     first = judged(jnp.clip(start, least, most), jnp.zeros_like(least), most, zero)
-    return lax.while_loop(lambda s: ~s.done & (s.tries < _FACTORISATIONS), again, first).now
+    return while_loop(lambda s: ~s.done & (s.tries < _FACTORISATIONS), again, first).now
 
 
 def _is_near(now: Damped, radius: jax.Array, least: jax.Array) -> jax.Array:

@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from fnopt.core import matmul
+from fnopt.core import cond, matmul, while_loop
 from fnopt.linear._divide import divide
 from fnopt.linear._norms import norm
 from fnopt.linear._singular import gauss_newton_solution, singular_triangle
@@ -96,7 +95,7 @@ class TriangleSystem:
         L, c = self.factors.triangle
         nowhere = _Solved(c, jnp.full_like(radius, jnp.inf), jnp.full_like(radius, jnp.inf), L)
         none = jnp.zeros((), jnp.int32)
-        return self._step(lax.while_loop(unfinished, again, (nowhere, self.start, none))[0])
+        return self._step(while_loop(unfinished, again, (nowhere, self.start, none))[0])
 
     def damped(self, lam: jax.Array) -> DampedStep:
         """The damped step."""
@@ -134,7 +133,7 @@ class TriangleSystem:
 
     def _solve(self, lam: jax.Array) -> _Solved:
         plain, rows, diagonal, needed = self.factors
-        L, c = lax.cond(
+        L, c = cond(
             (lam > 0) | needed,
             lambda: damped_triangle(plain, jnp.sqrt(lam) + diagonal, rows),
             lambda: plain,

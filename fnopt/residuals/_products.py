@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import laid_like, matmul, own, row_axes, row_total
+from fnopt.core import laid_like, matmul, own, row_axes, row_total, varying_like
 from fnopt.jacobians import jacobian_mode
 from fnopt.linear import gram, norm
 from fnopt.residuals._flat import FlatResidual
@@ -63,11 +63,13 @@ def _gram_by_rows(
     def add(G: jax.Array, rows: jax.Array) -> tuple[jax.Array, None]:
         # Rows past the last one have no unit vector, so they are zero and add nothing.
         units = (rows[:, None] == jnp.arange(m)).astype(value.dtype)
-        return G + gram(jax.vmap(lambda e: pull(laid_like(own(e), value))[0])(units)), None
+        return G + gram(
+            jax.vmap(lambda e: pull(laid_like(varying_like(e, value), value))[0])(units)
+        ), None
 
     chunks = -(-m // chunk_size)
     rows = jnp.arange(chunks * chunk_size).reshape(chunks, chunk_size)
-    G, _ = lax.scan(add, own(jnp.zeros((x.size, x.size), x.dtype)), rows)
+    G, _ = lax.scan(add, varying_like(jnp.zeros((x.size, x.size), x.dtype), value), rows)
     return value, G, pull(value)[0]
 
 
@@ -90,13 +92,13 @@ def linearise_products(r: Map, x: jax.Array) -> tuple[jax.Array, Map, Map]:
     """
     value, pull = linearise_pull(r, x)
     _, push = jax.linearize(r, own(x))
-    return value, lambda v: push(own(v)), pull
+    return value, lambda v: push(varying_like(v, own(x))), pull
 
 
 def linearise_pull(r: Map, x: jax.Array) -> tuple[jax.Array, Map]:
     """The residual at a point, and the product with the transpose of the Jacobian there."""
     value, pull = jax.vjp(r, own(x))
-    return value, lambda w: row_total(pull(laid_like(own(w), value))[0])
+    return value, lambda w: row_total(pull(laid_like(varying_like(w, value), value))[0])
 
 
 def probed_columns(pull: Map, r: jax.Array) -> jax.Array:

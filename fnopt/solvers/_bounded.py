@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from fnopt.core import matmul, row_total
+from fnopt.core import matmul, row_total, while_loop
 from fnopt.linear import Triangle
 from fnopt.residuals import Box
 from fnopt.solvers._linearization import Linearization, NormalMatrix
@@ -146,7 +145,7 @@ def bounded_trial(
         return new._replace(best=best, predicted=jnp.where(better, new.predicted, at.predicted))
 
     first = cut(jnp.zeros_like(held), point.x + trial.step, jnp.zeros((), jnp.int32))
-    last = lax.while_loop(lambda at: at.more & (at.passes < _PASSES), advance, first)
+    last = while_loop(lambda at: at.more & (at.passes < _PASSES), advance, first)
     # Where nothing was cut, the method's own prediction is the better one.
     predicted = jnp.where(first.more, last.predicted, trial.predicted)
     step = jnp.where(first.more, last.best - point.x, trial.step)

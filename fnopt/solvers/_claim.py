@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from fnopt.core import Status
+from fnopt.core import Status, cond
 from fnopt.linear import Triangle, singular_triangle
 from fnopt.solvers._evidence import Noise, rises
 from fnopt.solvers._linearization import Linearization
@@ -99,7 +98,7 @@ def doubt(
         none = jnp.zeros((), jnp.int32)
         return Doubt(beyond, away, beyond, jnp.zeros_like(point.cost), None, none)
     nothing = (no_probe(point), no_descent(point))
-    taken, down = lax.cond(beyond, lambda: nothing, lambda: _aside(point, bends, noise))
+    taken, down = cond(beyond, lambda: nothing, lambda: _aside(point, bends, noise))
     step = taken.step + down.step
     aside = jnp.where(beyond, away, point.x + step)
     return Doubt(beyond | jnp.any(step != 0), aside, beyond, down.gain, taken, down.products)
@@ -111,11 +110,9 @@ def _aside(point: Linearization, bends: Bends, noise: Noise) -> tuple[Probe, Des
     L, c = point.triangle
     factors = singular_triangle(Triangle(L / fresh_scale(point.columns)[:, None], c))
     hopeful = is_hopeful(point, noise.residual)
-    taken = lax.cond(
-        hopeful, lambda: probe(point, factors, noise.residual), lambda: no_probe(point)
-    )
+    taken = cond(hopeful, lambda: probe(point, factors, noise.residual), lambda: no_probe(point))
     flat = hopeful | (point.cost <= noise.cost)
-    down = lax.cond(
+    down = cond(
         flat,
         lambda: no_descent(point),
         lambda: descent(point, factors, bends.pulled, bends.eps, noise),

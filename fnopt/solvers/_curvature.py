@@ -14,9 +14,8 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from fnopt.core import matmul
+from fnopt.core import cond, matmul
 from fnopt.linear import divide
 
 ROWS = 3  # how many directions are remembered; more hardly help
@@ -62,7 +61,7 @@ def learned(
     """
     much = jnp.asarray(_MUCH, step.dtype)
     update = functools.partial(_updated, rows, L, change, step, much)
-    return lax.cond(excess > much, update, lambda: jnp.zeros_like(rows))
+    return cond(excess > much, update, lambda: jnp.zeros_like(rows))
 
 
 def _updated(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.core import Tracer
 
-from fnopt.core import Params, Status, is_converged, rows_over
+from fnopt.core import Params, Status, is_converged, rows_over, typed_start
 from fnopt.linear import norm
 from fnopt.programs import (
     call_compiled,
@@ -242,6 +242,7 @@ def _fit(
     callback: Callable[[StepInfo], Any] | None,
     check_jac: bool,
 ) -> Solution:
+    params = typed_start(residual_fn, params, *args)
     setting = set_up(residual_fn, params, args, jac=jac, **options)
     if setting.problem.box is not None:
         solver = within_bounds(solver, setting.problem.flat.rows, setting.problem.flat.n)

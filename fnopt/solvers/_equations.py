@@ -19,6 +19,7 @@ from fnopt.core import (
     messages,
     real_dtype,
     show_report,
+    typed_start,
 )
 from fnopt.jacobians import real_vector
 from fnopt.programs import (
@@ -142,7 +143,7 @@ def _found(
     has_aux: bool,
     max_steps: int,
 ) -> Root:
-    wide = _widened(params)
+    wide = typed_start(fun, _widened(params), *args)
     dtype = real_dtype(compute_dtype(*(p.dtype for p in jax.tree.leaves(wide))))
     laid = real_vector(wide, dtype)
 

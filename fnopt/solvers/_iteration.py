@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import Status, any_row, is_converged, matmul, row_axes, row_total
+from fnopt.core import Status, any_row, cond, is_converged, matmul, row_axes, row_total
 from fnopt.linear import norm
 from fnopt.programs import products_ahead
 from fnopt.solvers._bounded import bounded_trial, faced
@@ -150,7 +150,7 @@ def _factors(
     if loop.factors is None:
         return make()
     # At another point, or with another scaling.
-    return lax.cond(loop.accepted | loop.again, make, lambda: loop.factors)
+    return cond(loop.accepted | loop.again, make, lambda: loop.factors)
 
 
 def _vanishes(r: jax.Array, cost: jax.Array) -> jax.Array:
@@ -205,7 +205,7 @@ def advance(
     What a test leaves of the search and of its status, `settled` says afterwards.
     """
     point, tests = faced(loop.point, problem.box), loop.claimed != Status.RUNNING.value
-    search = lax.cond(
+    search = cond(
         loop.again,
         lambda: restart(loop.point, loop.search, options, solver.rule),
         lambda: arrive(loop.search, loop.point),
@@ -269,9 +269,9 @@ def _moved(
         kept = None if loop.r is None else r
         pulled = row_total(matmul(r, old.J)) if learns else jnp.zeros_like(old.gradient)
         moved = there, kept, pulled, jnp.ones((), bool)
-        return lax.cond(is_finite(there), lambda: moved, stayed)
+        return cond(is_finite(there), lambda: moved, stayed)
 
-    return lax.cond(promising, arrived, stayed)
+    return cond(promising, arrived, stayed)
 
 
 def _with_secant_update(
@@ -305,7 +305,7 @@ def ended(problem: Problem, solver: LeastSquaresMethod, loop: FitLoop) -> Soluti
     scale = grown_scale(loop.search.steepest, point.columns)
     still = is_converged(status) | (status == Status.STALLED.value)
     far = still & (point.cost > 0) & went_far(point, loop.start)
-    away = lax.cond(
+    away = cond(
         far, lambda: _ran_away(problem, solver, loop, plain, scale), lambda: jnp.zeros((), bool)
     )
     status = jnp.where(away, Status.NO_EFFECT.array, status)

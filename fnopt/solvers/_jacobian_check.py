@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from fnopt.core import own
+from fnopt.core import own, while_loop
 from fnopt.linear import divide
 from fnopt.linear import row_norm as norm
 from fnopt.residuals import pushed
@@ -67,7 +66,7 @@ def disagrees(problem: Problem, x: jax.Array, columns: jax.Array) -> jax.Array |
         return _Look(at.looks + 1, _aside(at.x, flat.r(at.x), columns), off(at.x))
 
     first = _Look(jnp.zeros((), jnp.int32), x, jnp.ones((), bool))
-    return lax.while_loop(lambda at: at.off & (at.looks < _LOOKS), again, first).off
+    return while_loop(lambda at: at.off & (at.looks < _LOOKS), again, first).off
 
 
 class _Look(NamedTuple):

@@ -7,7 +7,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from fnopt.core import (
     Slot,
@@ -16,6 +15,7 @@ from fnopt.core import (
     apply_updates,
     check_same_tree,
     checked_chunk_size,
+    cond,
     hyper,
     increment,
     mesh_of,
@@ -188,7 +188,7 @@ class LeastSquaresMethod(Transformation):
         rule = self.rule
         status, judged, again = judge(point, steep, trial, found, accepted, search, options, rule)
         anew = functools.partial(restart, point, judged, options, rule)
-        judged = lax.cond(again, anew, lambda: judged)
+        judged = cond(again, anew, lambda: judged)
         stationary = is_stationary(point.cost, steep, options.gtol)
         status = jnp.where(stationary, Status.CONVERGED_GRADIENT.array, status)
         usable = is_finite(point)

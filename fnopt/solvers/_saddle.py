@@ -14,9 +14,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
-from fnopt.core import matmul
+from fnopt.core import cond, matmul, varying_like, while_loop
 from fnopt.linear import SingularFactors, divide, norm
 from fnopt.solvers._evidence import Noise
 from fnopt.solvers._linearization import Linearization
@@ -105,7 +104,7 @@ def descent(
     basis, sizes = _basis(factors, scale), _sizes(point, scale)
     found = _products(point, pulled, basis, sizes)
     nowhere = jnp.zeros_like(point.x), jnp.zeros_like(point.cost)
-    step, gain = lax.cond(
+    step, gain = cond(
         found.unclear,
         lambda: _downhill(point, basis, scale, sizes, found, eps, noise),
         lambda: nowhere,
@@ -189,7 +188,7 @@ def _products(
     none = jnp.zeros((most, n), dtype)
     U = known if n <= most else none.at[0].set(known[0])
     begun = _Krylov(U, none, jnp.zeros((), jnp.int32), jnp.ones((), bool))
-    return lax.while_loop(lambda at: (at.count < most) & at.unclear, step, begun)
+    return while_loop(lambda at: (at.count < most) & at.unclear, step, varying_like(begun, point.x))
 
 
 def _sizes(point: Linearization, scale: jax.Array) -> jax.Array:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import Status, is_converged
+from fnopt.core import Status, cond, is_converged, while_loop
 from fnopt.solvers._bounded import faced
 from fnopt.solvers._claim import Bends, Doubt, doubt, no_doubt
 from fnopt.solvers._evidence import has_moved, outward, rounding, vanished
@@ -77,18 +77,18 @@ def searched(
         def step(loop: FitLoop) -> FitLoop:
             return watched(*advance(problem, solver, options, evaluate, loop, found))
 
-        after = lax.while_loop(running, step, loop)
+        after = while_loop(running, step, loop)
         tested = found.exists & (after.steps > loop.steps)
         settled = _settled(problem, options, found, loop.claimed, tested, after)
         return settled, tested | (claimed & ~found.exists)
 
-    return lax.while_loop(unfinished, search, (loop, jnp.zeros((), bool)))[0]
+    return while_loop(unfinished, search, (loop, jnp.zeros((), bool)))[0]
 
 
 def _if_any(needed: jax.Array, make: Callable[[], Any], otherwise: Any) -> Any:
     """What `make` returns where it is needed: a `lax.cond` that a batch skips if none needs it."""
     first = (needed, otherwise)
-    return lax.while_loop(lambda at: at[0], lambda _: (jnp.zeros_like(needed), make()), first)[1]
+    return while_loop(lambda at: at[0], lambda _: (jnp.zeros_like(needed), make()), first)[1]
 
 
 def _examined(
@@ -141,5 +141,5 @@ def _settled(
         stopped = loop.status != claimed  # by the callback
         return lax.select(stopped, loop.status, status), again
 
-    status, again = lax.cond(tested, settled, lambda: (loop.status, loop.again))
+    status, again = cond(tested, settled, lambda: (loop.status, loop.again))
     return loop._replace(status=status, again=again)

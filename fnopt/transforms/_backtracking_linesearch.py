@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Scalar, Slot, Transformation, hyper, static, zero_count
+from fnopt.core import Scalar, Slot, Transformation, hyper, static, while_loop, zero_count
 from fnopt.transforms._objective import as_value, with_extras
 from fnopt.transforms._tree_algebra import inner, moved, real_dtype_of, scaled
 
@@ -136,7 +136,7 @@ class scale_by_backtracking_linesearch(Transformation):
 
         first = jnp.minimum(h.increase_factor * state.learning_rate, h.max_learning_rate)
         begin = _Trial(first, start, jnp.asarray(jnp.inf, dtype), zero_count())
-        end = jax.lax.while_loop(unfinished, shortened, begin)
+        end = while_loop(unfinished, shortened, begin)
         usable = (end.error <= h.atol) | (end.value < start)
         rate = jnp.where(usable, end.rate, jnp.zeros_like(end.rate))
         kept = None

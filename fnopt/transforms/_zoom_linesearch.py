@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Scalar, Slot, Transformation, hyper, static, where, zero_count
+from fnopt.core import Scalar, Slot, Transformation, hyper, static, where, while_loop, zero_count
 from fnopt.transforms._objective import as_value, with_extras
 from fnopt.transforms._tree_algebra import chosen, inner, moved, real_dtype_of, scaled
 from fnopt.transforms._zoom_step import Criteria, ZoomPoint, ZoomSearch, begun, next_rate, told
@@ -147,7 +147,7 @@ class scale_by_zoom_linesearch(Transformation):
 
         keeps = (self.initial_guess_strategy == "keep") & (state.learning_rate > 0)
         guess = jnp.where(keeps, state.learning_rate, jnp.ones((), dtype))
-        end, there = jax.lax.while_loop(unfinished, tried, (begun(criteria, guess), grad))
+        end, there = while_loop(unfinished, tried, (begun(criteria, guess), grad))
         info = ZoomLinesearchInfo(end.count, end.decrease_error, end.curvature_error)
         rate = end.safe.rate
         return scaled(rate, updates), ScaleByZoomLinesearchState(rate, end.safe.value, there, info)

@@ -243,3 +243,54 @@ def test_derivatives_are_those_of_all_data():
         np.testing.assert_allclose(mine, value, rtol=1e-6)
         np.testing.assert_allclose(of_scale, by_scale, rtol=1e-5)
         np.testing.assert_allclose(of_y, by_y, rtol=1e-5, atol=1e-5 * np.abs(by_y).max())
+
+
+OWN = {
+    "lm": lambda y: fnopt.least_squares(residuals, START, args=(X, y), max_steps=3),
+    "cg": lambda y: fnopt.least_squares(
+        residuals, START, args=(X, y), solver=LM(linear_solver="cg"), max_steps=3
+    ),
+    "closure": lambda y: fnopt.least_squares(lambda p: residuals(p, X, y), START, max_steps=3),
+    "batch": lambda y: fnopt.least_squares(
+        lambda p, e: residuals(p, *e), START, batch=(X, y), solver=dogleg(), max_steps=3
+    ),
+    "bounds": lambda y: fnopt.least_squares(
+        residuals, START, args=(X, y), bounds=(0.0, 9.0), loss="huber", max_steps=3
+    ),
+    "minimize": lambda y: fnopt.minimize(
+        lambda p: jnp.sum(residuals(p, X, y) ** 2), START, method=fnopt.lbfgsb(), max_steps=3
+    ),
+    "newton_cg": lambda y: fnopt.minimize(
+        lambda p: jnp.sum(residuals(p, X, y) ** 2), START, method=fnopt.newton_cg(), max_steps=3
+    ),
+    "root": lambda y: fnopt.root(lambda p: p**3 - y[:3], START, max_steps=3),
+    "curve_fit_batch": lambda y: fnopt.curve_fit_batch(model, X, y[None], p0=START, max_steps=3),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_each_device_has_a_fit_of_its_own(name):
+    """With tracked types too: where all start from one point, and where ends have derivatives."""
+
+    def ends(y):
+        return OWN[name](y[0]).params
+
+    def worth(y):
+        return sum(map(jnp.sum, jax.tree.leaves(ends(y))))
+
+    for fn in (lambda y: jnp.ravel(ends(y))[None], jax.grad(worth)):
+        step = jax.shard_map(fn, mesh=mesh_of(), in_specs=P("d"), out_specs=P("d"))
+        jax.eval_shape(step, jnp.stack([Y, CLEAN]))
+
+
+def test_a_device_stops_by_itself():
+    def fit(y):
+        s = OWN["lm"](y[0])
+        return s.params[None], s.steps[None]
+
+    step = jax.shard_map(fit, mesh=mesh_of(), in_specs=P("d"), out_specs=P("d"))
+    both = jnp.stack([Y, residuals(START, X, jnp.zeros(M))])  # the second is where it should be
+    params, steps = jax.jit(step)(both)
+    assert steps[0] == 3
+    assert steps[1] <= 1
+    np.testing.assert_allclose(params[0], OWN["lm"](Y).params, rtol=1e-5)

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
+from fnopt.core import while_loop
 from fnopt.curves.batched._lanes import Params
 from fnopt.linear import NormalEquations, Rows, scaled, unrolled_cholesky, unrolled_solve
 
@@ -123,7 +123,7 @@ def bounded(x: Params, sums: NormalEquations, lam: jax.Array, s: Params, box: La
 
     nowhere = tuple(jnp.zeros(lam.shape, bool) for _ in x)
     first = cut(nowhere, step(nowhere, x), jnp.zeros((), jnp.int32))
-    return lax.while_loop(lambda at: jnp.any(at.more) & (at.passes < _PASSES), again, first).best
+    return while_loop(lambda at: jnp.any(at.more) & (at.passes < _PASSES), again, first).best
 
 
 def lanes_of(box: Any) -> LaneBox | None:

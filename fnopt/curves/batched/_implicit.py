@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import is_inexact
+from fnopt.core import is_inexact, varies_over, varying_like
 from fnopt.curves.batched._data import Points, joined
 from fnopt.curves.batched._progress import BatchState, columns, inverse_and_rank
 from fnopt.curves.batched._task import Sums, Task
@@ -53,6 +53,7 @@ def implicitly(
         settings: A tree of arrays that isn't differentiated.
         chunk: How many fits are looked at at once.
     """
+    x0 = varying_like(x0, (shared, own))  # each device has fits of its own
     rebuilt, consts = _opened(task, x0, shared, own)
 
     def sums_of(batch: Batch) -> Sums:
@@ -74,8 +75,13 @@ def _opened(
     task: Task, x0: jax.Array, shared: Points, own: Points
 ) -> tuple[Callable[[Any, Any], Task], Any]:
     """The task as a function of what its functions close over, and that."""
-    one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), own)
-    numbers = (jax.ShapeDtypeStruct((), x0.dtype),) * x0.shape[1]
+
+    def row(a: jax.Array) -> Any:
+        # A shape doesn't say that devices have different numbers: where they do, one stands for it.
+        return a[0] if varies_over(a) else jax.ShapeDtypeStruct(a.shape[1:], a.dtype)
+
+    one = jax.tree.map(row, own)
+    numbers = (x0[0, 0] if varies_over(x0) else jax.ShapeDtypeStruct((), x0.dtype),) * x0.shape[1]
     at = joined(shared, one).x
     predict, consts = opened(task.predict, numbers, at)
     given = task.jacobian

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fnopt.core import while_loop
 from fnopt.curves.batched._bounds import lanes_of
 from fnopt.curves.batched._lanes import Lanes, LaneTolerances, Params, is_running
 from fnopt.curves.batched._method import advance
@@ -72,7 +73,7 @@ def fit_all(
             chunks = (count + (chunk - 1)) // chunk
             return lax.fori_loop(0, chunks, lambda k, p: one_chunk(order, k, p), progress)
 
-        return lax.while_loop(lambda p: jnp.any(is_running(p.status)), one_round, progress)
+        return while_loop(lambda p: jnp.any(is_running(p.status)), one_round, progress)
 
     return with_retries(run, x0, tol, max_steps)
 
@@ -90,4 +91,4 @@ def _work(lanes: Lanes, step: Callable[[Lanes], Lanes]) -> Lanes:
         return jnp.sum(is_running(lanes.status), dtype=jnp.int32)
 
     few = running(lanes) // _LEAVE
-    return lax.while_loop(lambda now: running(now) > few, step, lanes)
+    return while_loop(lambda now: running(now) > few, step, lanes)

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from fnopt.core import Status, is_converged
+from fnopt.core import Status, is_converged, while_loop
 from fnopt.curves.batched._lanes import LaneTolerances, is_running
 from fnopt.curves.batched._metric import SIZE_FLOOR
 from fnopt.curves.batched._progress import BatchState, empty
@@ -64,7 +63,7 @@ def with_retries(
         return (best.number <= last) & jnp.any(_failed(best.progress, best.number, last, max_steps))
 
     begun = _Best(jnp.zeros((), jnp.int32), empty(x0, tol))
-    return lax.while_loop(unfinished, attempt, begun).progress
+    return while_loop(unfinished, attempt, begun).progress
 
 
 def _failed(progress: BatchState, number: jax.Array, last: int, max_steps: int) -> jax.Array:

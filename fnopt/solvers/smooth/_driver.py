@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from fnopt.core import Params, as_transformation, listing
+from fnopt.core import Params, as_transformation, listing, typed_start
 from fnopt.programs import (
     call_compiled,
     call_recorded,
@@ -221,6 +221,7 @@ def _minimized(
     callback: Callable[[StepInfo], Any] | None,
     projection: Callable[[Any], Any] | None,
 ) -> Minimum:
+    params = typed_start(fun, params, *args)
     setting = set_up(fun, params, args, has_aux, **options, projection=projection)
 
     def watch(loop: MinimizeLoop, x: jax.Array, entry: StepHistory) -> jax.Array:

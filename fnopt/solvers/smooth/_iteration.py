@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from fnopt.core import Status, is_converged
+from fnopt.core import Status, cond, is_converged, while_loop
 from fnopt.residuals import Box
 from fnopt.solvers._convergence import first_of
 from fnopt.solvers._solution import StepHistory, empty_history, noted
@@ -130,7 +129,7 @@ def iterated(
     def unfinished(loop: MinimizeLoop) -> jax.Array:
         return (loop.status == Status.RUNNING.value) & (loop.steps < max_steps)
 
-    loop = lax.while_loop(unfinished, step, loop)
+    loop = while_loop(unfinished, step, loop)
     end = loop.point if loop.best is None else loop.best
     pull = largest(problem.pull(end))
     late = (loop.status == Status.RUNNING.value) & is_stationary(
@@ -184,10 +183,10 @@ def _advanced(
     def planned() -> Aim:
         state = told.state
         if method.monotone:  # the others claim nothing by the value
-            state = lax.cond(loop.anew, lambda: method.begin(problem, here), lambda: told.state)
+            state = cond(loop.anew, lambda: method.begin(problem, here), lambda: told.state)
         return method.aim(problem, here, state)
 
-    aim = lax.cond(planning, planned, lambda: loop.aim._replace(x=told.x, state=told.state))
+    aim = cond(planning, planned, lambda: loop.aim._replace(x=told.x, state=told.state))
     status, course, doubtful = judged(told.verdict, loop.point, here, aim, pull, course, tol)
     elsewhere = jnp.any(there.x != loop.point.x)  # a step may be too short to lead away
     met = loop.met | (there.is_finite() & elsewhere)

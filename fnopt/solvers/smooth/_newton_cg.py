@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
+from fnopt.core import while_loop
 from fnopt.residuals import hessian_product
 from fnopt.solvers.smooth._method import (
     AGAIN,
@@ -150,7 +150,7 @@ def steihaug(
 
     zero = jnp.zeros_like(g)
     start = _Inner(zero, g, -g, dot(g, g), jnp.zeros((), jnp.int32), size <= 0)
-    p = lax.while_loop(unfinished, step, start).p
+    p = while_loop(unfinished, step, start).p
     # By a product of its own: the residual of the recursion drifts away from the true one.
     predicted = -(dot(g, p) + 0.5 * dot(p, times(p)))
     usable = jnp.isfinite(predicted) & jnp.all(jnp.isfinite(p))

@@ -51,9 +51,9 @@ def _block(block_size: Any) -> int | None:
 class diloco(Transformation):
     r"""Steps of every worker by itself; every so many, a step of an outer optimizer for all.
 
-    .. math:: \theta_k \leftarrow \theta_k + \mathrm{inner}(g_k + \mu\, (\theta_k - \phi)),
-              \qquad \text{and every } H \text{ steps:} \quad
-              \phi \leftarrow \phi + \mathrm{outer}\Bigl(\frac{\sum_k n_k (\phi - \theta_k)}
+    .. math:: \theta_k &\leftarrow \theta_k + \mathrm{inner}(g_k + \mu\, (\theta_k - \phi)),
+              \qquad \text{and every } H \text{ steps:} \\
+              \phi &\leftarrow \phi + \mathrm{outer}\Bigl(\frac{\sum_k n_k (\phi - \theta_k)}
               {\sum_k n_k}\Bigr), \quad \theta_k \leftarrow \phi
 
     What the workers have moved since they last met is the gradient of the outer optimizer. One

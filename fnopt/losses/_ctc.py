@@ -73,9 +73,9 @@ def ctc_loss_with_forward_probs(
     r"""The CTC loss and the forward variables it is the end of.
 
     .. math::
-        \alpha^\epsilon_t(n) = \left( \alpha^\epsilon_{t-1}(n) + \alpha^\ell_{t-1}(n) \right)
-            p_t(\epsilon), \qquad
-        \alpha^\ell_t(n) = \left( \alpha^\ell_{t-1}(n) + \alpha^\epsilon_{t-1}(n-1)
+        \alpha^\epsilon_t(n) &= \left( \alpha^\epsilon_{t-1}(n) + \alpha^\ell_{t-1}(n) \right)
+            p_t(\epsilon), \\
+        \alpha^\ell_t(n) &= \left( \alpha^\ell_{t-1}(n) + \alpha^\epsilon_{t-1}(n-1)
             + [y_n \ne y_{n-1}]\, \alpha^\ell_{t-1}(n-1) \right) p_t(y_n)
 
     Args:

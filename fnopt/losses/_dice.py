@@ -56,8 +56,8 @@ def dice_loss(
 ) -> jax.Array:
     r"""One minus the overlap of predicted and true regions, class by class.
 
-    .. math:: \ell_c = 1 - \frac{I_c + s}{I_c + \alpha\, (P_c - I_c) + \beta\, (T_c - I_c) + s},
-              \qquad I_c = \sum p_c t_c, \quad P_c = \sum p_c, \quad T_c = \sum t_c
+    .. math:: \ell_c &= 1 - \frac{I_c + s}{I_c + \alpha\, (P_c - I_c) + \beta\, (T_c - I_c) + s}, \\
+              I_c &= \sum p_c t_c, \quad P_c = \sum p_c, \quad T_c = \sum t_c
 
     With :math:`\alpha = \beta = \tfrac12` it is Dice's loss, else Tversky's.
 

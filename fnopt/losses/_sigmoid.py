@@ -57,8 +57,8 @@ def sigmoid_focal_loss(
 ) -> jax.Array:
     r"""The focal loss: binary cross entropy with less weight on easy examples.
 
-    .. math:: \ell(x, y) = \alpha_t\, (1 - p_t)^\gamma\, H(x, y), \qquad
-              p_t = y\, \sigma(x) + (1 - y)\, \sigma(-x), \quad
+    .. math:: \ell(x, y) &= \alpha_t\, (1 - p_t)^\gamma\, H(x, y), \\
+              p_t &= y\, \sigma(x) + (1 - y)\, \sigma(-x), \quad
               \alpha_t = y\, \alpha + (1 - y)(1 - \alpha)
 
     with :math:`H` the binary cross entropy.

@@ -50,9 +50,9 @@ class ScaleByFactoredRmsState(NamedTuple):
 class scale_by_factored_rms(Leafwise):
     r"""Divides by the root mean square, which for matrices is kept for rows and columns only.
 
-    .. math:: R_t = \beta_t R_{t-1} + (1-\beta_t)\, \mathrm{mean}_j |g_{ij}|^2, \qquad
-              C_t = \beta_t C_{t-1} + (1-\beta_t)\, \mathrm{mean}_i |g_{ij}|^2, \qquad
-              u_{ij} = \frac{g_{ij}}{\sqrt{R_i\, C_j / \bar R}}
+    .. math:: R_t &= \beta_t R_{t-1} + (1-\beta_t)\, \mathrm{mean}_j |g_{ij}|^2, \qquad
+              C_t = \beta_t C_{t-1} + (1-\beta_t)\, \mathrm{mean}_i |g_{ij}|^2, \\
+              u_{ij} &= \frac{g_{ij}}{\sqrt{R_i\, C_j / \bar R}}
 
     The two largest axes are factored, if both have `min_dim_size_to_factor` elements at least;
     other leaves keep all their mean squares. The decay is :math:`\beta_t = 1 - t^{-e}`.

@@ -57,9 +57,9 @@ class scale_by_adam_mini(Leafwise):
     r"""Adam's direction with one mean square for every block of a leaf.
 
     .. math::
-        \mu_t = \beta_1 \mu_{t-1} + (1-\beta_1)\, g_t, \qquad
-        \nu_{t,b} = \beta_2 \nu_{t-1,b} + (1-\beta_2)\, \mathrm{mean}_{i \in b}\, |g_{t,i}|^2,
-        \qquad u_{t,i} = \frac{\hat\mu_{t,i}}{\sqrt{\hat\nu_{t,b(i)}} + \epsilon}
+        \mu_t &= \beta_1 \mu_{t-1} + (1-\beta_1)\, g_t, \qquad
+        \nu_{t,b} = \beta_2 \nu_{t-1,b} + (1-\beta_2)\, \mathrm{mean}_{i \in b}\, |g_{t,i}|^2, \\
+        u_{t,i} &= \frac{\hat\mu_{t,i}}{\sqrt{\hat\nu_{t,b(i)}} + \epsilon}
 
     The second moment takes next to no memory. A block holds what has curvature of one size: the
     row of an embedding table, the weights of one output, of one attention head, or all of a leaf.

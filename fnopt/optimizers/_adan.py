@@ -37,8 +37,8 @@ class scale_by_adan(Leafwise):
     r"""Adam's direction along a gradient that is carried on by its change.
 
     .. math::
-        d_t &= g_t - g_{t-1} \;(0 \text{ at first}), \qquad
-        m_t = \beta_1 m_{t-1} + (1-\beta_1)\, g_t, \qquad
+        d_t &= g_t - g_{t-1} \;(0 \text{ at first}), \\
+        m_t &= \beta_1 m_{t-1} + (1-\beta_1)\, g_t, \qquad
         v_t = \beta_2 v_{t-1} + (1-\beta_2)\, d_t \\
         n_t &= \beta_3 n_{t-1} + (1-\beta_3)\, |g_t + \beta_2\, d_t|^2, \qquad
         u_t = \frac{\hat m_t + \beta_2\, \hat v_t}{\sqrt{\hat n_t + \bar\epsilon} + \epsilon}

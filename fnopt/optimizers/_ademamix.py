@@ -45,8 +45,8 @@ class scale_by_ademamix(Leafwise):
     r"""Divides a mixture of a fast and a slow mean by the root mean square.
 
     .. math::
-        m^{(1)}_t &= \beta_1 m^{(1)}_{t-1} + (1-\beta_1)\, g_t, \qquad
-        m^{(2)}_t = \beta_{3,t} m^{(2)}_{t-1} + (1-\beta_{3,t})\, g_t, \qquad
+        m^{(1)}_t &= \beta_1 m^{(1)}_{t-1} + (1-\beta_1)\, g_t, \\
+        m^{(2)}_t &= \beta_{3,t} m^{(2)}_{t-1} + (1-\beta_{3,t})\, g_t, \qquad
         \nu_t = \beta_2 \nu_{t-1} + (1-\beta_2)\, |g_t|^2 \\
         u_t &= \frac{\hat m^{(1)}_t + \alpha_t m^{(2)}_t}
                     {\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon}

@@ -43,8 +43,8 @@ class scale_by_dadapt_adamw(Transformation):
     r"""AdamW whose step size is an estimate of the distance to the solution.
 
     .. math::
-        \gamma_t &= d_t\, \eta_t\, \frac{\sqrt{1-\beta_2^t}}{1-\beta_1^t}, \qquad
-        m_t = \beta_1 m_{t-1} + (1-\beta_1)\, \gamma_t\, g_t, \qquad
+        \gamma_t &= d_t\, \eta_t\, \frac{\sqrt{1-\beta_2^t}}{1-\beta_1^t}, \\
+        m_t &= \beta_1 m_{t-1} + (1-\beta_1)\, \gamma_t\, g_t, \qquad
         v_t = \beta_2 v_{t-1} + (1-\beta_2)\, |g_t|^2 \\
         r_t &= b\, r_{t-1} + (1-b)\, \gamma_t \Big\langle g_t, \frac{s_{t-1}}{\sqrt{v_{t-1}} +
         \epsilon} \Big\rangle, \qquad s_t = b\, s_{t-1} + (1-b)\, \gamma_t\, g_t, \qquad

@@ -118,10 +118,10 @@ class momo_adam(Transformation):
     r"""MoMo-Adam: AdamW, with the step at which a model of the loss reaches its lower bound.
 
     .. math::
-        \tau_t = \min\Big(\frac{\eta_t}{1-\beta_1^t},\, \frac{\big((1+\eta_t\lambda)(\bar f_t -
+        \tau_t &= \min\Big(\frac{\eta_t}{1-\beta_1^t},\, \frac{\big((1+\eta_t\lambda)(\bar f_t -
         (1-\beta_1^t) f^* - \gamma_t) + \langle d_t, \theta_t \rangle\big)_+}
-        {\lVert d_t \rVert^2_{D_t^{-1}}}\Big), \qquad
-        u_t = -\frac{\eta_t \lambda}{1 + \eta_t \lambda}\, \theta_t - \tau_t\, D_t^{-1} d_t, \qquad
+        {\lVert d_t \rVert^2_{D_t^{-1}}}\Big), \\
+        u_t &= -\frac{\eta_t \lambda}{1 + \eta_t \lambda}\, \theta_t - \tau_t\, D_t^{-1} d_t, \qquad
         D_t = \epsilon + \sqrt{\hat v_t}
 
     Averages are those of `momo`. `update` needs the loss as the extra argument `value`. The minus

@@ -47,10 +47,11 @@ class scale_by_prodigy(Transformation):
 
     .. math::
         m_t &= \beta_1 m_{t-1} + (1-\beta_1)\, d_t\, g_t, \qquad
-        v_t = \beta_2 v_{t-1} + (1-\beta_2)\, d_t^2\, |g_t|^2, \qquad
-        \gamma_t = \eta_t\, \frac{\sqrt{1-\beta_2^t}}{1-\beta_1^t} \\
+        v_t = \beta_2 v_{t-1} + (1-\beta_2)\, d_t^2\, |g_t|^2, \\
+        \gamma_t &= \eta_t\, \frac{\sqrt{1-\beta_2^t}}{1-\beta_1^t} \\
         r_t &= \beta_3 r_{t-1} + \gamma_t\, \frac{d_t^2}{d_0}\, \langle g_t, \theta_0 - \theta_t
-        \rangle, \qquad s_t = \beta_3 s_{t-1} + \gamma_t\, \frac{d_t^2}{d_0}\, g_t, \qquad
+        \rangle, \\
+        s_t &= \beta_3 s_{t-1} + \gamma_t\, \frac{d_t^2}{d_0}\, g_t, \qquad
         d_{t+1} = \max\Big(d_t,\, c\, \frac{r_t}{\lVert s_t \rVert_1}\Big) \\
         u_t &= -\gamma_t d_t \left(\frac{m_t}{\sqrt{v_t} + d_{t+1} \epsilon} + \lambda\,
         \theta_t\right)

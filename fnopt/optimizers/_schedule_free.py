@@ -34,8 +34,8 @@ def schedule_free_sgd(
 ) -> schedule_free:
     r"""Schedule-free gradient descent.
 
-    .. math:: z_{t+1} = z_t - \eta_t\, (g_t + \lambda\, y_t), \qquad
-              x_{t+1} = (1-c_t)\, x_t + c_t\, z_{t+1}, \qquad
+    .. math:: z_{t+1} &= z_t - \eta_t\, (g_t + \lambda\, y_t), \\
+              x_{t+1} &= (1-c_t)\, x_t + c_t\, z_{t+1}, \qquad
               y_{t+1} = \beta_1 x_{t+1} + (1-\beta_1)\, z_{t+1}
 
     The params are :math:`y`; evaluate `schedule_free_eval_params(state, params)`.
@@ -82,8 +82,9 @@ def schedule_free_adamw(
 ) -> schedule_free:
     r"""Schedule-free AdamW.
 
-    .. math:: z_{t+1} = z_t - \eta_t \left(\frac{g_t}{\sqrt{\hat\nu_t} + \epsilon} +
-              \lambda\, y_t\right), \qquad x_{t+1} = (1-c_t)\, x_t + c_t\, z_{t+1}, \qquad
+    .. math:: z_{t+1} &= z_t - \eta_t \left(\frac{g_t}{\sqrt{\hat\nu_t} + \epsilon} +
+              \lambda\, y_t\right), \\
+              x_{t+1} &= (1-c_t)\, x_t + c_t\, z_{t+1}, \qquad
               y_{t+1} = \beta_1 x_{t+1} + (1-\beta_1)\, z_{t+1}
 
     The params are :math:`y`; evaluate `schedule_free_eval_params(state, params)`.

@@ -34,9 +34,9 @@ class ScaleBySM3State(NamedTuple):
 class scale_by_sm3(Leafwise):
     r"""Divides gradients by the root of a sum of squares that is kept for rows and columns only.
 
-    .. math:: v_{ij} = \min(\rho_i,\, \kappa_j) + |g_{ij}|^2, \qquad
-              \rho_i = \max_j v_{ij}, \quad \kappa_j = \max_i v_{ij}, \qquad
-              u = \beta_1 u + (1-\beta_1)\, \frac{g}{\sqrt{v + \epsilon}}
+    .. math:: v_{ij} &= \min(\rho_i,\, \kappa_j) + |g_{ij}|^2, \qquad
+              \rho_i = \max_j v_{ij}, \quad \kappa_j = \max_i v_{ij}, \\
+              u &= \beta_1 u + (1-\beta_1)\, \frac{g}{\sqrt{v + \epsilon}}
 
     A matrix of :math:`m \times n` has :math:`m + n` numbers for the squares, an array of more axes
     one vector along each; vectors and scalars have all. Elements that never saw a gradient stay.

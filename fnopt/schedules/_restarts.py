@@ -41,9 +41,9 @@ class cosine_restarts_schedule(Schedule):
     r"""Half a cosine again and again, each longer than the one before (warm restarts, SGDR).
 
     .. math::
-        \eta_t = I \left((1 - \alpha)\, c_t^p + \alpha\right), \qquad
-        c_t = \tfrac12 \left(1 + \cos \frac{\pi\, (t - t_i)}{T_i}\right), \qquad
-        T_i = T_0\, m^i, \quad t_{i+1} = t_i + T_i
+        \eta_t &= I \left((1 - \alpha)\, c_t^p + \alpha\right), \qquad
+        c_t = \tfrac12 \left(1 + \cos \frac{\pi\, (t - t_i)}{T_i}\right), \\
+        T_i &= T_0\, m^i, \quad t_{i+1} = t_i + T_i
 
     Args:
         init_value: :math:`I`, the value at the start of every cycle.

@@ -40,8 +40,8 @@ class schedule_free(Wrapper):
     r"""Averages the way of an optimizer, and takes gradients between the average and its end.
 
     .. math::
-        z_{t+1} &= z_t + \mathrm{inner}(g_t), \qquad
-        x_{t+1} = (1-c_t)\, x_t + c_t\, z_{t+1}, \qquad
+        z_{t+1} &= z_t + \mathrm{inner}(g_t), \\
+        x_{t+1} &= (1-c_t)\, x_t + c_t\, z_{t+1}, \qquad
         c_t = \frac{w_t}{\sum_{i \le t} w_i}, \quad w_t = \Big(\max_{i \le t} \eta_i\Big)^p \\
         y_{t+1} &= \beta_1 x_{t+1} + (1-\beta_1)\, z_{t+1}
 

@@ -32,8 +32,9 @@ class SparseRowsState(NamedTuple):
 class sparse_rows(Wrapper):
     r"""Steps embedding tables by the rows that a batch has looked up, and leaves the others alone.
 
-    .. math:: (u_i, s_i') = \mathrm{inner}(g_i, s_i, \theta_i) \quad \text{for the rows } i
-              \text{ of the batch}, \qquad (u_i, s_i') = (0, s_i) \text{ for all others}
+    .. math:: (u_i, s_i') &= \mathrm{inner}(g_i, s_i, \theta_i) \quad \text{for the rows } i
+              \text{ of the batch}, \\
+              (u_i, s_i') &= (0, s_i) \text{ for all others}
 
     The gradient has `fnopt.core.Rows` in place of a table, as `fnopt.sparse_value_and_grad` makes
     it; rows that appear twice are summed. The rows of params and slots are taken out, stepped by

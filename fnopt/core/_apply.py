@@ -116,12 +116,19 @@ def apply_updates(params: Params, updates: Any) -> Params:
     ps, treedef = jax.tree.flatten(params, is_leaf=_is_leaf)
     us, updates_treedef = jax.tree.flatten(updates, is_leaf=_is_leaf)
     if treedef != updates_treedef:
-        raise ValueError(
-            f"{where()}apply_updates: params are {treedef}, updates are {updates_treedef}, "
-            f"expected the same tree. {_HINT}"
-        )
+        found = f"updates are {updates_treedef}, expected the same tree. {_HINT}"
+        if is_pair_with(updates, 0, treedef):
+            found = "updates are the pair that update gives: write updates, state = tx.update(...)."
+        raise ValueError(f"{where()}apply_updates: params are {treedef}, {found}")
     names = (functools.partial(_name, params, i) for i in range(len(ps)))
     return treedef.unflatten(map(_added, names, ps, us))
+
+
+def is_pair_with(x: Any, i: int, treedef: Any) -> bool:
+    """Whether something is a pair, by mistake, of which one has the structure that is wanted."""
+    if type(x) is not tuple or len(x) != 2:
+        return False
+    return jax.tree.structure(x[i], is_leaf=_is_leaf) == treedef
 
 
 def cast_like(tree: Any, like: Any) -> Any:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fnopt.core._apply import is_pair_with
 from fnopt.core._checks import described
 from fnopt.core._dtypes import compute_dtype, dtype_of, is_inexact, real_dtype, shape_of
 from fnopt.core._errors import listing, where
@@ -48,6 +49,11 @@ def check_same_tree(tree: Any, other: Any, what: str, other_what: str) -> None:
         raise ValueError(
             f"{where()}the {what} have Rows of a table, which only fnopt.sparse_rows steps: put it "
             "around the whole optimizer, as in sparse_rows(chain(...))."
+        )
+    if is_pair_with(tree, 1, other_structure):
+        raise ValueError(
+            f"{where()}the {what} are the pair that jax.value_and_grad gives: write "
+            "value, grads = jax.value_and_grad(...)(...), and hand on the second."
         )
     if treedef != other_treedef:
         raise ValueError(_structure_message(mine, theirs, treedef, other_treedef, what, other_what))

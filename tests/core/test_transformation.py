@@ -87,6 +87,7 @@ def test_the_place_is_forgotten_after_an_error():
         (jnp.ones((5, 3)), "gradient taken with respect to the params"),
         ({"w": jnp.ones(2), "b": None}, r"gradients lack \['b'\]"),
         ((jnp.ones(2), jnp.ones(())), "Was the gradient taken with respect to the params"),
+        ((jnp.ones(()), PARAMS), r"value, grads = jax.value_and_grad"),
     ],
 )
 def test_gradients_of_something_else(grads, text):

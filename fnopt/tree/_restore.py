@@ -117,6 +117,7 @@ def restore(
     _repack(target.slots, target.pairs, sources)
     other = {name for name, _ in target.pairs}.difference(target.counts)
     counted, dropped = recount(target.counts, other, sources, count)
+    torn = _torn_codes(target.pairs, sources)
     taken, new, reshaped, leaves = [], [], {}, []
     for name, leaf in target.pairs:
         source = sources.pop(name, None)
@@ -124,7 +125,7 @@ def restore(
             pass
         elif source is None:
             new.append(name)
-        elif jnp.shape(source) != jnp.shape(leaf) or not _castable(source, leaf):
+        elif name in torn or not _fits(source, leaf):
             reshaped[name] = (described(leaf), described(source))
         else:
             taken.append(name)
@@ -159,6 +160,23 @@ def _is_vector_of(x: Any, leaves: list[Any]) -> bool:
 def _vector(leaves: list[Any], like: Any) -> jax.Array:
     dtype = jnp.result_type(like)
     return jnp.concatenate([jnp.ravel(jnp.asarray(x)).astype(dtype) for x in leaves])
+
+
+def _torn_codes(targets: list[tuple[str, Any]], sources: dict[str, Any]) -> set[str]:
+    """Codes whose scales don't fit, and scales whose codes don't: one says nothing without both."""
+    arrays = {name: leaf for name, leaf in targets if is_array_like(leaf)}
+    torn: set[str] = set()
+    for name, leaf in arrays.items():
+        start, _, end = name.rpartition("/")
+        both = name, f"{start}/1"
+        if end == "0" and jnp.result_type(leaf) == jnp.uint8 and both[1] in arrays:
+            fits = [k in sources and _fits(sources[k], arrays[k]) for k in both]
+            torn |= set() if all(fits) else {*both}
+    return torn
+
+
+def _fits(source: Any, leaf: Any) -> bool:
+    return jnp.shape(source) == jnp.shape(leaf) and _castable(source, leaf)
 
 
 def _castable(source: Any, leaf: Any) -> bool:

@@ -163,3 +163,17 @@ def test_the_number_of_steps_as_an_argument():
     assert report.counted == {"0/count": "count="}
     assert int(new[0].count) == 5
     assert new[0].count.dtype == jnp.int32
+
+
+def test_codes_in_other_blocks_are_not_taken_without_their_scales():
+    params = {"w": jnp.arange(16.0)}
+
+    def stepped(block_size):
+        tx = fnopt.quantized_state(fnopt.adam(0.1), block_size=block_size, min_size=4)
+        return tx, tx.update(params, tx.init(params), params)[1]
+
+    (tx, saved), (other, _) = stepped(8), stepped(4)
+    found, report = tree.restore(other.init(params), saved)
+    assert {"mu/w/0", "mu/w/1", "nu/w/0", "nu/w/1"} == {*report.reshaped}
+    assert not fnopt.slots(found)["mu"]["w"][0].any()
+    assert tree.restore(tx.init(params), saved)[1].complete

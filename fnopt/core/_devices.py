@@ -10,6 +10,9 @@ from jax.core import Tracer
 from fnopt.core._errors import where
 from fnopt.core._paths import leaves_with_names, shown
 
+# On automatic and on explicit meshes.
+_ELSEWHERE = "incompatible devices", "Mesh for all inputs should be equal"
+
 
 def name_devices(error: ValueError, updates: Any, **others: Any) -> None:
     """Raises an error that names what is elsewhere, if that is why JAX refused some arrays.
@@ -19,7 +22,8 @@ def name_devices(error: ValueError, updates: Any, **others: Any) -> None:
         updates: The gradients.
         others: What goes with them, by name: trees of arrays.
     """
-    found = _elsewhere(updates, others) if "incompatible devices" in str(error) else None
+    told = any(words in str(error) for words in _ELSEWHERE)
+    found = _elsewhere(updates, others) if told else None
     if found is not None:
         raise ValueError(f"{where()}{found}") from error
 

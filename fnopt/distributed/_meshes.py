@@ -16,7 +16,12 @@ Axis = str | tuple[str, ...]
 
 def axis_names(axis: Axis) -> tuple[str, ...]:
     """One name or several, as several."""
-    return (axis,) if isinstance(axis, str) else tuple(axis)
+    names = (axis,) if isinstance(axis, str) else axis
+    if not isinstance(names, (tuple, list)) or not all(isinstance(name, str) for name in names):
+        raise TypeError("expected a name, such as 'data', or a tuple of names")
+    if len({*names}) < len(names):
+        raise ValueError("expected every name once")
+    return tuple(names)
 
 
 def mesh_of_params(params: Any, mesh: Any, name: str) -> Any:
@@ -44,7 +49,10 @@ def mesh_of_params(params: Any, mesh: Any, name: str) -> Any:
 
 def check_axis(axis: Axis, mesh: Any, name: str) -> tuple[str, ...]:
     """The names in `axis`, all of which the mesh has to have."""
-    names = axis_names(axis)
+    try:
+        names = axis_names(axis)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name}: axis = {axis!r}: {error}.") from None
     for one in names:
         if one not in mesh.axis_names:
             raise ValueError(

@@ -61,9 +61,7 @@ def gather_state(tx: Any, state: Any, params: Any, *, requantize: bool = False) 
         >>> fnopt.slots(state)["mu"]["w"].shape, fnopt.slots(whole)["mu"]["w"].shape
         ((1, 6), (2, 3))
     """
-    shapes = jax.tree.map(lambda p: jax.ShapeDtypeStruct(jnp.shape(p), jnp.result_type(p)), params)
-    plain = undivided(tx)
-    target = jax.eval_shape(plain.init, shapes)
+    plain, target = undivided(tx), _undivided_state(tx, params)
 
     def gathered_anew() -> Any:
         numbers = in_numbers(tx, state, params)
@@ -117,6 +115,7 @@ def scatter_state(
         >>> fnopt.slots(state)["mu"]["w"].shape
         (1, 6)
     """
+    _mapped(_checked, state, _undivided_state(tx, params))
     fresh = init_sharded(tx, params, mesh=mesh)
 
     def scattered_anew() -> Any:
@@ -128,15 +127,25 @@ def scatter_state(
     return _mapped(_in_parts, state, fresh, anew)
 
 
-def _in_parts(name: str, x: Any, new: Any) -> Any:
+def _undivided_state(tx: Any, params: Any) -> Any:
+    """The shapes of the state without `sharded`."""
+    shapes = jax.tree.map(lambda p: jax.ShapeDtypeStruct(jnp.shape(p), jnp.result_type(p)), params)
+    return jax.eval_shape(undivided(tx).init, shapes)
+
+
+def _checked(name: str, x: Any, like: Any) -> Any:
+    if jnp.shape(x) != like.shape:
+        raise ValueError(
+            f"scatter_state: {shown(name)} of the state has shape {jnp.shape(x)}, expected "
+            f"{like.shape}. Is it what gather_state gave, of this optimizer and these params?"
+        )
+    return x
+
+
+def _in_parts(_: str, x: Any, new: Any) -> Any:
     if jnp.shape(x) != new.shape:
         memory = new.size // max(new.shape[-1], 1) if new.size else 1
         size = jnp.size(x) // memory
-        if size * memory != jnp.size(x) or size > new.shape[-1]:
-            raise ValueError(
-                f"scatter_state: {shown(name)} of the state has shape {jnp.shape(x)}, expected "
-                f"what goes into {new.shape}. Is the state of this optimizer and these params?"
-            )
         x = jnp.reshape(x, (*new.shape[:-1], size))
         x = jax.device_put(x, NamedSharding(new.sharding.mesh, P()))
         if size < new.shape[-1]:

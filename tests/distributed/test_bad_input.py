@@ -16,9 +16,9 @@ PARAMS = {"w": jnp.ones((8, 4)), "b": jnp.ones(5)}
 TX = fnopt.adam(1e-2)
 
 
-def mesh_of(count):
-    devices = jax.devices()[:count]
-    return jax.make_mesh((count,), ("data",), devices=devices, axis_types=(AxisType.Auto,))
+def mesh_of(count, kind="Auto"):
+    devices, kinds = jax.devices()[:count], (getattr(AxisType, kind),)
+    return jax.make_mesh((count,), ("data",), devices=devices, axis_types=kinds)
 
 
 def on(mesh, *axes):
@@ -118,3 +118,33 @@ def test_a_batch_that_the_devices_do_not_divide():
     step = jax.shard_map(grad, mesh=mesh_of(2), in_specs=(P(), P("data")), out_specs=P())
     with pytest.raises(ValueError, match=r"evenly divisible"):
         jax.eval_shape(step, PARAMS, jnp.ones((5, 4)))
+
+
+@pytest.mark.parametrize("axis", [0, None, ("data", 1), ("data", "data")])
+def test_what_is_no_name_of_an_axis(axis):
+    with pytest.raises(
+        (TypeError, ValueError), match=r"sharded: axis = .* expected (a name|every)"
+    ):
+        distributed.sharded(TX, axis)
+    if axis is not None:
+        with pytest.raises((TypeError, ValueError), match=r"state_sharding: axis = .* expected"):
+            distributed.state_sharding(TX, PARAMS, mesh=mesh_of(2), axis=axis)
+
+
+def test_a_state_of_other_params_is_not_scattered():
+    small = TX.init({"w": jnp.ones((3, 3)), "b": jnp.ones(5)})
+    params = jax.device_put(PARAMS, on(mesh_of(2)))
+    with pytest.raises(
+        ValueError, match=r"scatter_state: leaf '0/mu/w' .*\(3, 3\), expected \(8, 4\)"
+    ):
+        distributed.scatter_state(distributed.sharded(TX, "data"), small, params)
+
+
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_an_eager_step_with_a_state_of_another_mesh(kind):
+    params = jax.device_put(PARAMS, on(mesh_of(2, kind)))
+    elsewhere = TX.init(jax.device_put(PARAMS, on(mesh_of(1, kind))))
+    with pytest.raises(
+        ValueError, match=r"leaf '\w.*' of state has the sharding .* on other devices"
+    ):
+        TX.update(params, elsewhere, params)

@@ -9,6 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+# The fields of wrappers that don't pass every call on: `accumulate`, `conditionally_mask`.
+_STEPS_MADE = "gradient_step"
+_HOLD_CALLS_BACK = (_STEPS_MADE, "step")
+
 
 def recount(
     counts: Iterable[str], other: set[str], sources: dict[str, Any], given: int | None
@@ -26,25 +30,42 @@ def recount(
         What counts that weren't saved were taken from, by name; and the saved counts that the
         fresh tree has no place for, but whose number it has.
     """
-    saved = {k: x for k, x in sources.items() if k not in other and _is_count(k, x)}
+    saved = {k: x for k, x in sources.items() if _is_count(k, x, other)}
+    held = {_beginning(k) for k in other.intersection(sources) if _last(k) in _HOLD_CALLS_BACK}
     filled: dict[str, str] = {}
     for name in counts:
         if name in sources:
             continue
-        near = _nearest(name, saved)
+        pace = _pace(name, held)
+        near = _nearest(name, [k for k in saved if _pace(k, held) == pace])
         if given is not None:
             sources[name], filled[name] = np.int32(given), "count="
         elif near and all(_same(saved[near[0]], saved[k]) for k in near):
             sources[name], filled[name] = saved[near[0]], near[0]
     kept = {name: sources[name] for name in counts if name in sources}
-    known = [k for k in saved if k not in kept and any(_same(saved[k], x) for x in kept.values())]
+    superfluous = [k for k in saved if k not in kept and k not in other]
+    known = [k for k in superfluous if any(_same(saved[k], x) for x in kept.values())]
     for name in known:
         del sources[name]
     return filled, tuple(name for name in known if name not in filled.values())
 
 
-def _is_count(name: str, x: Any) -> bool:
-    return name.rpartition("/")[2] == "count" and jnp.issubdtype(jnp.result_type(x), jnp.integer)
+def _is_count(name: str, x: Any, other: set[str]) -> bool:
+    counts = _last(name) == _STEPS_MADE or (_last(name) == "count" and name not in other)
+    return counts and jnp.issubdtype(jnp.result_type(x), jnp.integer)
+
+
+def _last(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def _beginning(name: str) -> str:
+    return name.removesuffix(_last(name))
+
+
+def _pace(name: str, held: Iterable[str]) -> str | None:
+    """The place of the innermost wrapper around it that makes fewer steps than it is called."""
+    return max((place for place in held if name.startswith(place)), key=len, default=None)
 
 
 def _nearest(name: str, others: Iterable[str]) -> list[str]:

@@ -153,6 +153,27 @@ def test_counts_of_another_pace_are_not_taken():
     assert report.fresh == ("c/0/count",)
 
 
+def test_steps_of_an_accumulation_are_not_its_calls():
+    def make(inner, outer):
+        return fnopt.chain(fnopt.accumulate(inner, 2), outer)
+
+    tx = make(fnopt.sgd(0.1), fnopt.identity())
+    state = tx.init(PARAMS)
+    for _ in range(6):
+        state = tx.update(PARAMS, state, PARAMS)[1]
+    new, report = tree.restore(make(fnopt.sgd(LINE), fnopt.scale(1.0)).init(PARAMS), state)
+    assert report.complete
+    assert report.counted == {"0/inner_state/0/count": "0/gradient_step"}
+    assert int(tree.get(new, "count")) == 3
+    # what stands outside is called more often: its number is in none of the counts
+    fresh = make(fnopt.sgd(LINE), fnopt.scale_by_schedule(LINE)).init(PARAMS)
+    _, report = tree.restore(fresh, new)
+    assert report.fresh == ("1/count",)
+    # without the accumulation, the steps are the calls
+    new, report = tree.restore(fnopt.sgd(LINE).init(PARAMS), state)
+    assert int(tree.get(new, "count")) == 3
+
+
 def test_the_number_of_steps_as_an_argument():
     saved = after_a_step(fnopt.sgd(0.1))
     fresh = fnopt.sgd(LINE).init(PARAMS)

@@ -75,7 +75,7 @@ def lion(b1=0.9, b2=0.99):
     return fnopt.lion(RATE, b1, b2, weight_decay=DECAY), step
 
 
-def radam(b1=0.9, b2=0.9, eps=1e-8, longest=None):
+def radam(b1=0.9, b2=0.9, eps=1e-8):
     """Liu et al. 2020, algorithm 2, with the threshold of 5 that the authors' program has."""
 
     def step(name, t, p, g, s):
@@ -257,6 +257,42 @@ def cocob(alpha=2.0, eps=1e-8):
     return fnopt.cocob(alpha=alpha, eps=eps), step
 
 
+def nadam(b1=0.9, b2=0.99, eps=1e-8):
+    """Dozat 2016, algorithm 8 with a constant momentum."""
+
+    def step(name, t, p, g, s):
+        m, v = ema(s, "m", g, b1), ema(s, "v", g**2, b2) / (1 - b2**t)
+        ahead = b1 * m / (1 - b1 ** (t + 1)) + (1 - b1) * g / (1 - b1**t)
+        return -RATE * ahead / (np.sqrt(v) + eps)
+
+    return fnopt.nadam(RATE, b1, b2, eps), step
+
+
+def simplified_ademamix(b1=0.9, b2=0.99, alpha=2.0, eps=1e-8):
+    """Morwani et al. 2025: the sum of gradients in place of two means."""
+
+    def step(name, t, p, g, s):
+        s["m"] = b1 * s.get("m", 0.0) + g
+        v = ema(s, "v", g**2, b2) / (1 - b2**t)
+        return -0.01 * ((alpha * g + s["m"]) / (np.sqrt(v) + eps) + DECAY * p)
+
+    tx = fnopt.simplified_ademamix(0.01, b1, b2, alpha, eps, weight_decay=DECAY)
+    return tx, step
+
+
+def ranger(period=6, share=0.5):
+    """Wright 2019: Zhang et al.'s lookahead, algorithm 1, around RAdam."""
+    fast, inner = radam()
+
+    def step(name, t, p, g, s):
+        slow, moved = s.setdefault("slow", p), p + inner(name, t, p, g, s)
+        if t % period == 0:
+            moved = s["slow"] = slow + share * (moved - slow)
+        return moved - p
+
+    return fnopt.lookahead(fast, period, share), step
+
+
 def schedule_free_sgd(b1=0.9):
     """Defazio et al. 2024, equations 1 to 3: the params are y."""
 
@@ -288,7 +324,7 @@ def schedule_free_adamw(b1=0.9, b2=0.99, eps=1e-8, warmup=5):
 LEAFWISE = [
     *(adan, adabelief, yogi, ademamix, lion, radam, novograd, lars, lamb, sm3, adafactor, adopt),
     *(fromage, adamax, amsgrad, acprop, adadelta, madgrad, cocob, schedule_free_sgd),
-    schedule_free_adamw,
+    *(schedule_free_adamw, nadam, simplified_ademamix, ranger),
 ]
 
 

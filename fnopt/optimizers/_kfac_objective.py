@@ -66,5 +66,6 @@ class Objective:
         return self.model.total(share) + self._penalty(wide)
 
     def _penalty(self, params: Any) -> jax.Array:
-        squares = [jnp.sum(p * p) for p in jax.tree.leaves(params)]
-        return self.l2 / 2 * sum(squares[1:], squares[0])
+        # Zero without `l2`, even of params whose squares overflow.
+        squares = [jnp.sum(p * (self.l2 / 2 * p)) for p in jax.tree.leaves(params)]
+        return sum(squares[1:], squares[0])

@@ -87,7 +87,9 @@ class scale_by_kl_shampoo(Matrixwise):
         b2: :math:`\beta_2`, decay of factors and eigenvalues.
         eps: :math:`\epsilon`.
         precondition_frequency: How many steps the bases are kept.
-        initial_value: All eigenvalues before the first step.
+        initial_value: All eigenvalues before the first step. The second update, the first one that
+            isn't zero, is the mean gradient over this: with gradients in other units than 1 give
+            their mean square.
         max_inverse_root: The inverse root of an eigenvalue is at most the length of its side, but
             no more than this and no less than 10, so that small gradients have shorter steps. None
             for no bound.

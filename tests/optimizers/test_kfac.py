@@ -13,6 +13,7 @@ import fnopt
 from fnopt import Status
 from fnopt.curvature import KroneckerModel, KroneckerSpec, ggn_vp
 from fnopt.jacobians import ravel
+from fnopt.optimizers._kfac_objective import Objective
 
 N = 12
 
@@ -198,6 +199,15 @@ def test_a_step_that_raises_the_loss_is_refused():
     assert np.all(np.diff(values) <= 1e-5 * values[:-1])
     np.testing.assert_array_equal(values[1:][refused[:-1]], values[:-1][refused[:-1]])
     assert values[-1] < 0.8 * values[0]
+
+
+def test_without_a_penalty_the_squares_of_the_params_do_not_matter():
+    w, x = {"w": jnp.full((3, 1), 1e24, jnp.float32)}, jnp.full((2, 3), 1e-24, jnp.float32)
+    spec = KroneckerSpec(lambda p, x: x @ p["w"], lambda f, x: jnp.sum(f**2))
+    objective = Objective(KroneckerModel(spec, w, x), w, jnp.zeros((), jnp.float32))
+    value, gradient, _ = objective.value_and_gradient()
+    np.testing.assert_allclose([value, objective.at(w)], 9.0, rtol=1e-5)
+    np.testing.assert_allclose(gradient["w"], 6e-24, rtol=1e-5)
 
 
 def test_samples_can_be_labels_that_are_drawn():

@@ -27,8 +27,6 @@ SIGMA = RNG.uniform(0.5, 2, M).astype("f")
 START = np.ones(3, "f")
 LM = fnopt.levenberg_marquardt
 COUNT = 2
-# JAX 0.7 has no transpose of a linear solve whose matrix is typed to be the same on all devices.
-TRACKED = (True, False) if hasattr(jax, "set_mesh") else (False,)
 
 
 def mesh_of(count: int = COUNT, kind: str = "Auto") -> Any:
@@ -224,6 +222,11 @@ def seen_of_a_fit(axis_name: Any, scale: Any, x: Any, y: Any) -> Any:
     return jnp.sum(s.params * jnp.arange(1.0, 4.0)) + s.cost + rest + 10 * spread
 
 
+DIFFERENTIABLE = hasattr(jax, "set_mesh")
+NOT_DIFFERENTIABLE = "JAX 0.7 can't transpose a linear solve inside of shard_map"
+
+
+@pytest.mark.skipif(not DIFFERENTIABLE, reason=NOT_DIFFERENTIABLE)
 @pytest.mark.usefixtures("x64")
 def test_derivatives_are_those_of_all_data():
     def divided_one(check_vma):
@@ -232,7 +235,7 @@ def test_derivatives_are_those_of_all_data():
         return jax.shard_map(fn, mesh=mesh_of(), check_vma=check_vma, **specs)
 
     def run(scale, x, y):
-        fns = [divided_one(check_vma) for check_vma in TRACKED]
+        fns = divided_one(True), divided_one(False)
         return [jax.value_and_grad(fn, (0, 2))(scale, x, y) for fn in fns]
 
     one = jax.jit(jax.value_and_grad(functools.partial(seen_of_a_fit, None), (0, 2)))
@@ -278,7 +281,8 @@ def test_each_device_has_a_fit_of_its_own(name):
     def worth(y):
         return sum(map(jnp.sum, jax.tree.leaves(ends(y))))
 
-    for fn in (lambda y: jnp.ravel(ends(y))[None], jax.grad(worth)):
+    fns = (lambda y: jnp.ravel(ends(y))[None], jax.grad(worth))
+    for fn in fns if DIFFERENTIABLE else fns[:1]:
         step = jax.shard_map(fn, mesh=mesh_of(), in_specs=P("d"), out_specs=P("d"))
         jax.eval_shape(step, jnp.stack([Y, CLEAN]))
 

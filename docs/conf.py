@@ -61,6 +61,7 @@ default_role = "named"
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
+napoleon_attr_annotations = False  # they are in the signature
 napoleon_custom_sections = ["Reference"]
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True

@@ -6,16 +6,18 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.scipy.linalg import solve_triangular
 
 from fnopt.core import matmul
-from fnopt.linear import norm
+from fnopt.linear import divide, norm
 from fnopt.solvers._linearization import Linearization
 from fnopt.solvers._options import Options
+from fnopt.solvers._scaling import initial_scale
 
 _IDLE = 10  # steps in a row that are accepted and gain no more than rounding
 _DONE = 2  # of them, where rounding is all that is left of the residuals
 _OUTWARD = 0.1  # of the way from the start, by which a claim is tested
-_FAR = 1000  # times its start; so far goes no param that ends at a minimum
+_FAR = 100  # times its start; so far goes no param that ends at a minimum
 _HARDLY = 0.01  # of the residuals, that a param without effect may have moved
 _VANISHED = 0.45  # power of the rounding unit: what is left of a column that counts no more
 
@@ -58,7 +60,7 @@ def vanished(point: Linearization, peak: jax.Array, start: jax.Array) -> jax.Arr
     dtype = peak.dtype
     rest = point.columns <= jnp.asarray(float(jnp.finfo(dtype).eps) ** _VANISHED, dtype) * peak
     effect = point.columns * jnp.abs(point.x - start)
-    return (peak > 0) & rest & (effect <= jnp.asarray(_HARDLY, dtype) * jnp.sqrt(2 * point.cost))
+    return (peak > 0) & rest & (effect <= _hardly(point))
 
 
 def outward(point: Linearization, lost: jax.Array, start: jax.Array) -> jax.Array:
@@ -94,11 +96,12 @@ def ran_away(
 ) -> jax.Array:
     r"""Whether params went to infinity along directions that the data don't determine any more.
 
-    .. math:: |x_j| > 1000\, |x_{0,j}| \quad\text{and}\quad |d_j| > \tfrac12 |x_j|, \qquad
+    .. math:: |x_j| > 100\, |x_{0,j}|, \quad |d_j| > \tfrac12 |x_j| \quad\text{and}\quad
+        |x_j| < 0.01\, \|r\|\, \sqrt{(J^T J)^{-1}_{jj}}, \qquad
         d = D^{-1} V_0^T V_0 D (x - x_0)
 
-    No column needs to vanish on such a way: the terms of a sum may cancel. Where the data never
-    determined a direction, steps don't go along it.
+    No column needs to vanish on such a way: the terms of a sum may cancel, so the other params
+    count as free to follow. Where the data never determined a direction, steps don't go along it.
 
     Args:
         point: The point.
@@ -110,11 +113,27 @@ def ran_away(
         Whether any param did.
     """
     along = matmul(unseen.T, matmul(unseen, scale * (point.x - start))) / scale
-    return jnp.any(_far(point.x, start) & (jnp.abs(along) > jnp.abs(point.x) / 2))
+    away = _far(point.x, start) & (jnp.abs(along) > jnp.abs(point.x) / 2)
+    return jnp.any(away & (_own_effects(point) <= _hardly(point)))
+
+
+def _own_effects(point: Linearization) -> jax.Array:
+    """By how much the whole of a param moves the residuals, of shape `[n]`, if others follow."""
+    assert point.triangle is not None
+    units = initial_scale(point.columns)
+    L = point.triangle.L / units[:, None]
+    inverse = solve_triangular(L, jnp.eye(L.shape[0], dtype=L.dtype), lower=True)
+    effects = divide(units * jnp.abs(point.x), norm(inverse, axis=0))
+    return jnp.where(jnp.isfinite(effects), effects, jnp.zeros_like(effects))
+
+
+def _hardly(point: Linearization) -> jax.Array:
+    """What counts as no effect on the residuals."""
+    return jnp.asarray(_HARDLY, point.x.dtype) * jnp.sqrt(2 * point.cost)
 
 
 def went_far(point: Linearization, start: jax.Array) -> jax.Array:
-    """Whether any param is a thousand times its start."""
+    """Whether any param is a hundred times its start."""
     return jnp.any(_far(point.x, start))
 
 

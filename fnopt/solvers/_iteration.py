@@ -15,7 +15,12 @@ from fnopt.linear import norm
 from fnopt.programs import products_ahead
 from fnopt.solvers._bounded import bounded_trial, faced
 from fnopt.solvers._claim import Doubt
-from fnopt.solvers._convergence import checked_status, first_of, is_stationary
+from fnopt.solvers._convergence import (
+    checked_status,
+    first_of,
+    is_stationary,
+    step_converged,
+)
 from fnopt.solvers._curvature import learned
 from fnopt.solvers._evidence import ran_away, rounding, vanished, went_far
 from fnopt.solvers._linearization import (
@@ -85,8 +90,8 @@ def started(
 ) -> FitLoop:
     feasible = jnp.ones((), bool) if problem.box is None else problem.box.has_room()
     point = evaluate(x, r)
-    learns = problem.box is None and problem.losses is None
-    search = solver.begin(point, options, solver.memory(problem.model) if learns else 0)
+    memory = solver.memory(problem.model) if problem.is_plain else 0
+    search = solver.begin(point, options, memory)
     facing = faced(point, problem.box)
     steep = scaled_gradient(facing)
     status = first_of(
@@ -221,8 +226,9 @@ def advance(
     here, r, pulled, accepted = _moved(loop, evaluate, x, tried, promising)
     actual = lax.select(promising & ~accepted, jnp.asarray(-jnp.inf, actual.dtype), actual)
     found = compared(trial, actual, noise)
+    steep, tested = loop.scaled_gradient, problem.is_tested(point)
     status, judged, again = judge(
-        point, loop.scaled_gradient, trial, found, accepted, search, options, solver.rule
+        point, steep, trial, found, accepted, search, options, solver.rule, tested
     )
     judged = _with_secant_update(judged, loop.point, here, pulled, trial, accepted)
     judged, again = choose(tests, search, judged), again & ~tests
@@ -231,6 +237,10 @@ def advance(
     slopes = scaled_gradients(faced(here, problem.box))
     stationary = accepted & is_stationary(here.cost, jnp.max(slopes), options.gtol)
     status = lax.select(stationary, Status.CONVERGED_GRADIENT.array, status)
+    # To a singular root each step goes a part of the rest: it is never tiny against the params.
+    root = step_converged(trial.length, norm(search.scale * loop.start), options.xtol)
+    root &= accepted & ~stationary & (trial.lam == 0) & (here.cost <= loop.nothing)
+    status = lax.select(root, Status.CONVERGED_STEP.array, status)
     return loop._replace(
         point=here,
         r=r,

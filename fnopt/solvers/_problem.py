@@ -36,7 +36,7 @@ from fnopt.residuals import (
     whitened,
 )
 from fnopt.solvers._gain import actual_reduction
-from fnopt.solvers._linearization import half_square
+from fnopt.solvers._linearization import Linearization, half_square
 
 
 class Problem(NamedTuple):
@@ -57,6 +57,15 @@ class Problem(NamedTuple):
             given = given.scaled(lambda x: losses.corrections(flat.r(x))[1])
         gram = scaled_rows(flat.gram, lambda x: losses.corrections(flat.r(x))[1])
         return flat._replace(r=losses.corrected(flat.r), derivative=given, gram=gram)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the linear model is that of the cost: there are no losses and no bounds."""
+        return self.box is None and self.losses is None
+
+    def is_tested(self, point: Linearization) -> bool:
+        """Whether claims are tested along directions of the linear model."""
+        return self.is_plain and point.triangle is not None
 
     def model_at(self, r: jax.Array) -> FlatResidual:
         """The model for use at a point whose residuals are known.

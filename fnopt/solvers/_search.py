@@ -61,7 +61,7 @@ def searched(
 
     def search(at: tuple[FitLoop, jax.Array]) -> tuple[FitLoop, jax.Array]:
         loop, _ = at
-        claimed, fully = claims(loop), _tests_fully(problem, loop)
+        claimed, fully = claims(loop), problem.is_tested(loop.point)
         found = _if_any(
             claimed,
             lambda: _examined(problem, solver, options, loop),
@@ -103,13 +103,8 @@ def _examined(
     beyond = has_moved(lost, point.x, loop.start)
     model = solver.model(problem.model)
     bends = Bends(lambda y: model.pulled(y, point.r), options.eps)
-    tests = bends if _tests_fully(problem, loop) else None
+    tests = bends if problem.is_tested(loop.point) else None
     return doubt(point, beyond, away, tests, rounding(point, options))
-
-
-def _tests_fully(problem: Problem, loop: FitLoop) -> bool:
-    """Whether claims are tested along the model's directions: where it is that of the cost."""
-    return problem.box is None and problem.losses is None and loop.point.triangle is not None
 
 
 def _settled(

@@ -189,6 +189,7 @@ def judge(
     search: TrustRegionState,
     options: Options,
     rule: RadiusRule,
+    tested: bool = False,
 ) -> tuple[jax.Array, TrustRegionState, jax.Array]:
     """Adapts the state to how a trial went, and says whether to stop, or to begin again.
 
@@ -201,6 +202,7 @@ def judge(
         search: The search before it.
         options: The numbers.
         rule: How the radius of a step adapts.
+        tested: Whether claims of convergence will be tested along the full step.
 
     Returns:
         The status, as far as the step tells, the next search, and whether that begins again.
@@ -217,7 +219,9 @@ def judge(
     search = search._replace(radius=radius, rejections=rejections, lam=trial.lam, idle=idle)
     # A step that was refused where gains are noise would only be proposed again.
     again = negligible & ((rejections > 0) | is_idle(idle, point, noise.cost))
-    status, restarts = _outlook(point, scaled_gradient, trial, found, again, search, options)
+    status, restarts = _outlook(
+        point, scaled_gradient, trial, found, again, search, options, tested
+    )
     return status, search, restarts
 
 
@@ -245,6 +249,7 @@ def _outlook(
     again: jax.Array,
     search: TrustRegionState,
     options: Options,
+    tested: bool,
 ) -> tuple[jax.Array, jax.Array]:
     """The status that follows from a step, and whether the search begins again."""
     actual, noise = found.actual, found.noise
@@ -259,9 +264,10 @@ def _outlook(
     flat |= cost_converged(actual, attainable, point.cost, options.ftol, options.noise)
     tiny = step_converged(trial.length, size, options.xtol)
     stuck = search.rejections > _MOST_REJECTIONS
-    # A step that is tiny because its radius is shows nothing where a longer one may gain much.
-    short = tiny & (trial.lam > 0) & is_hopeful(point, noise.residual)
-    collapsed = ~flat & ((tiny | stuck | again) & sloping | short)
+    collapsed = ~flat & (tiny | stuck | again) & sloping
+    if not tested:
+        # A step that is tiny because its radius is shows nothing where a longer one may gain much.
+        collapsed |= ~flat & tiny & (trial.lam > 0) & is_hopeful(point, noise.residual)
     restarted = collapsed & (search.restarts < MOST_RESTARTS)
     status = first_of(
         (flat, Status.CONVERGED_COST),

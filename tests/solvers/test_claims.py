@@ -205,16 +205,47 @@ def beale(p):
 # Valleys to infinity along which the cost still falls: a param has to change by factors there, and
 # over so long a step no second difference says anything of the slope. Along one of them even the
 # curvature is less than float32 can see.
-@pytest.mark.parametrize(
-    ("residuals", "start"), [(beale, 10.0), (powell_badly_scaled, 0.0)], ids=lambda x: str(x)[:16]
-)
-def test_a_valley_to_infinity_is_no_minimum(residuals, start):
-    far = jnp.asarray([start, 10.0]), jnp.asarray([10 * start, 100.0])
-    fit = jax.jit(lambda p: fnopt.least_squares(residuals, p, solver=dogleg()))
+VALLEYS = {
+    "beale, dogleg": (beale, 10.0, "dogleg"),
+    "beale, levenberg_marquardt": (beale, 10.0, "levenberg_marquardt"),
+    "powell": (powell_badly_scaled, 0.0, "dogleg"),
+}
+
+
+@pytest.mark.parametrize("case", VALLEYS)
+def test_a_valley_to_infinity_is_no_minimum(case):
+    residuals, start, name = VALLEYS[case]
+    far = [jnp.asarray([k * start, k * 10.0]) for k in (0.999, 1, 1.001, 9.99, 10)]
+    fit = jax.jit(lambda p: fnopt.least_squares(residuals, p, solver=SOLVERS[name]()))
     for p in far:
         end = fit(p)
         assert not bool(end.converged) or float(end.cost) < 1e-10, (end.message, end.params)
         assert int(end.nfev) < 250
+
+
+def trigonometric(p):
+    n = p.size
+    i = jnp.arange(1, n + 1, dtype=p.dtype)
+    return n - jnp.sum(jnp.cos(p)) + i * (1 - jnp.cos(p)) - jnp.sin(p)
+
+
+def test_a_minimum_that_only_curvature_shows_is_claimed(x64):
+    # The smallest singular value is 1e-9 there, so the linear model promises nearly all of the
+    # cost; the Hessian is regular. Rounding of the sums hides the last gains.
+    end = fnopt.least_squares(trigonometric, jnp.full(10, 0.1))
+    assert bool(end.converged), end.message
+    np.testing.assert_allclose(2 * end.cost, 2.79506e-5, rtol=1e-5)
+    assert int(end.nfev) < 50
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_a_singular_root_at_zero_is_not_followed_until_it_underflows(x64, name):
+    solver = SOLVERS[name]()
+    for power, most in ((2, 90), (3, 140)):
+        end = fnopt.least_squares(lambda p, k=power: p**k, jnp.ones(1), solver=solver)
+        assert bool(end.converged), end.message
+        assert abs(float(end.params[0])) < 3e-15  # a few last steps of xtol
+        assert int(end.nfev) < most, (power, end.nfev)
 
 
 # --- Saddles: the Jacobian sees nothing of what the residuals bend by. ----------------------------

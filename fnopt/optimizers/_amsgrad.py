@@ -81,12 +81,11 @@ class scale_by_amsgrad(Leafwise):
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """The bias corrections that are asked for."""
-        one = jnp.ones_like(h.b1)
         return {
             "gain1": 1 - h.b1,
             "gain2": 1 - h.b2,
-            "mean": 1 / bias_correction(h.b1, t) if self.bias_correction_mu else one,
-            "square": 1 / bias_correction(h.b2, t) if self.bias_correction_nu else one,
+            "mean": 1 / bias_correction(h.b1, t) if self.bias_correction_mu else 1.0,
+            "square": 1 / bias_correction(h.b2, t) if self.bias_correction_nu else 1.0,
         }
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any, nu_max: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from fnopt.core import (
     Leafwise,
@@ -31,9 +32,10 @@ def _length(b2: Any, t: Any) -> tuple[Any, Any]:
     :math:`L = -\log \beta_2` and :math:`x = L t` it is :math:`(2/(1-\beta_2) - 1 - 2/L) +
     (2/L)(1 - x/(e^x-1))`, whose second term has a series, and whose first is small.
     """
-    b2 = jnp.maximum(b2, 1e-6)
+    of_b2: Any = np if isinstance(b2, np.floating) else jnp  # known numbers stay known
+    b2 = of_b2.maximum(b2, np.asarray(1e-6, b2.dtype)[()])
     gap = 1 - b2
-    rate = -jnp.log1p(-gap)
+    rate = -of_b2.log1p(-gap)
     x = rate * t.astype(b2.dtype)
     # For small x, x / expm1(x) is nearly 1 and the difference has no digits left: a series.
     small = x < 0.25
@@ -44,7 +46,7 @@ def _length(b2: Any, t: Any) -> tuple[Any, Any]:
     near = gap < 0.01
     # 2/d - 1 - 2/L by its series too, where d is small.
     small_gap = gap / 6 * (1 + gap / 2 * (1 + 19 * gap / 30 * (1 + 27 * gap / 38)))
-    offset = jnp.where(near, small_gap, 2 / gap - 1 - 2 / rate)
+    offset = of_b2.where(near, small_gap, 2 / gap - 1 - 2 / rate)
     return offset + 2 / rate * rest, 2 / gap - 1
 
 

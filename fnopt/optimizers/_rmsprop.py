@@ -40,8 +40,8 @@ class ScaleByStddevState(NamedTuple):
 
 
 def _scalars(h: Any, t: Any, corrected: bool) -> dict[str, Any]:
-    seen = bias_correction(h.decay, t) if corrected else jnp.ones_like(h.decay)
-    return {"gain": 1 - h.decay, "unseen": 1 / seen}
+    unseen = 1 / bias_correction(h.decay, t) if corrected else 1.0
+    return {"gain": 1 - h.decay, "unseen": unseen}
 
 
 def _divisor(variance: jax.Array, eps: jax.Array, eps_in_sqrt: bool) -> jax.Array:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from fnopt.core import Leafwise, Scalar, Slot, as_dtype, bias_correction, hyper, static
 from fnopt.core import ema as averaged
@@ -55,8 +54,8 @@ class ema(Leafwise):
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """The bias correction, if there is one."""
-        seen = bias_correction(h.decay, t) if self.debias else jnp.ones_like(h.decay)
-        return {"gain": 1 - h.decay, "unseen": 1 / seen}
+        unseen = 1 / bias_correction(h.decay, t) if self.debias else 1.0
+        return {"gain": 1 - h.decay, "unseen": unseen}
 
     def leaf(self, h: Any, g: Any, mean: Any) -> Any:
         mean = averaged(mean, g, h.decay, h.gain)

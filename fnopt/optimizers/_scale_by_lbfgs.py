@@ -10,7 +10,9 @@ import jax.numpy as jnp
 from fnopt.core import (
     Slot,
     Transformation,
+    axes_of,
     increment,
+    laid,
     map_leaves,
     slot_zeros,
     static,
@@ -95,7 +97,8 @@ class scale_by_lbfgs(Transformation):
         at = jnp.mod(state.count - 1, m)
         s, y, weights = jax.tree.map(
             lambda ring, new: ring.at[at].set(
-                jnp.where(usable, new, jnp.zeros_like(new)), wrap_negative_indices=False
+                laid(jnp.where(usable, new, jnp.zeros_like(new)), axes_of(ring)[1:]),
+                wrap_negative_indices=False,
             ),
             (state.diff_params_memory, state.diff_updates_memory, state.weights_memory),
             (s, y, weight),

@@ -165,7 +165,7 @@ def burgers() -> Problem:
         widths=(2, 20, 20, 1),
         conditions=(inside, _zero, start),
         draw=draw,
-        counts=(440, 80, 80),
+        counts=(880, 160, 160),
         points=points,
         exact=burgers_solution(points),
     )

@@ -13,7 +13,9 @@ from fnopt.residuals._custom_loss import custom_loss
 from fnopt.residuals._prefix import spread
 from fnopt.residuals._robust import RobustLoss, named_loss, robust_slopes
 
-_FLOOR = 0.02  # least curvature of a residual's loss, in units of its slope
+# Least curvature of a residual's loss, in units of its slope. By the true one of outliers, which is
+# next to nothing, the params that only they determine go far too far, and so hold up all others.
+_FLOOR = 0.3
 
 
 class RobustCost(Value):
@@ -60,7 +62,7 @@ class RobustCost(Value):
 
         Then :math:`\hat J^T \hat r` is the exact gradient of the cost, and :math:`\hat J^T \hat J`
         its Gauss-Newton matrix with the loss's own curvature. Where that is negative, or nearly,
-        it is kept at a small fraction of the slope: the matrix stays positive semidefinite, and
+        it is kept at a fraction of the slope: the matrix stays positive semidefinite, and
         no residual is blown up by a division by next to nothing.
 
         Args:

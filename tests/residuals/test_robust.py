@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import fnopt
 from fnopt.residuals import (
     RobustCost,
     arctan,
@@ -65,7 +66,7 @@ def test_the_model_has_the_gradient_of_the_cost_and_its_curvature_where_that_is_
     )(r)
     bend = jnp.diagonal(H)
     np.testing.assert_allclose(value @ J, slope, rtol=1e-12)
-    convex = np.asarray(bend) > 0.1 * np.asarray(slope / r)
+    convex = np.asarray(bend) > 0.3 * np.asarray(slope / r)  # the floor under the curvature
     np.testing.assert_allclose(jnp.diagonal(J.T @ J)[convex], bend[convex], rtol=1e-12)
     assert np.all(jnp.diagonal(J.T @ J) > 0)
 
@@ -102,3 +103,28 @@ BAD = [
 def test_what_is_no_loss_is_refused(loss, error, text):
     with pytest.raises(error, match=text):
         robust_cost(loss, [jnp.ones(2), jnp.ones(1)])
+
+
+def test_outliers_with_params_of_their_own_do_not_hold_up_the_others():
+    # An ellipse with an angle for each point: those of the two outliers bend by next to nothing.
+    rng = np.random.default_rng(7)
+    angles, own = rng.uniform(0.3, 5, 20), 5
+
+    def on_ellipse(p):
+        x, y = p[2] * jnp.cos(p[own:]), p[3] * jnp.sin(p[own:])
+        c, s = jnp.cos(p[4]), jnp.sin(p[4])
+        return jnp.stack([p[0] + c * x - s * y, p[1] + s * x + c * y], axis=-1)
+
+    truth = np.concatenate([[1, -0.5, 3, 1.5, 0.5], angles])
+    points = np.asarray(on_ellipse(truth)) + 0.05 * rng.standard_normal((20, 2))
+    points[::10] += rng.standard_normal((2, 2))
+    x, y = (points - points.mean(0)).T
+    start = np.concatenate([points.mean(0), [2.4, 1.6, 0.2], np.arctan2(y, x)])
+    end = fnopt.least_squares(
+        lambda p: on_ellipse(p) - points.astype(np.float32),
+        jnp.asarray(start, jnp.float32),
+        loss=soft_l1(scale=0.1),
+    )
+    assert bool(end.converged), end.message
+    np.testing.assert_allclose(end.cost, 0.15067, rtol=1e-3)
+    assert int(end.nfev) < 60

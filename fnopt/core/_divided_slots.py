@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.core import Tracer
 from jax.sharding import AxisType, NamedSharding
 
 from fnopt.core._owners import owners
@@ -37,9 +38,11 @@ def step_despite_types(
     Raises:
         Exception: `error`, if it is about something else, or slots lie as their params.
     """
+    if not _is_of_types(error):
+        raise error
     updates, state, params = given
     fresh = jax.eval_shape(init, updates if params is None else params)
-    if not _is_of_types(error) or not _lies_otherwise(state, fresh):
+    if not _lies_otherwise(state, fresh):
         raise error
     like = _like_slots(updates, state)
     try:
@@ -59,7 +62,11 @@ def as_params_lie(updates: Any, params: Any) -> Any:
 
 
 def _is_typed(x: Any) -> bool:
-    return isinstance(x, jax.Array) and AxisType.Explicit in jax.typeof(x).sharding.mesh.axis_types
+    if not isinstance(x, jax.Array):
+        return False
+    # An array knows it sooner than its type does, which eager steps would wait for.
+    place = jax.typeof(x).sharding if isinstance(x, Tracer) else x.sharding
+    return isinstance(place, NamedSharding) and AxisType.Explicit in place.mesh.axis_types
 
 
 def _is_of_types(error: Exception) -> bool:

@@ -240,3 +240,16 @@ def test_empty_states_of_other_libraries_are_taken():
 def test_assignment_says_what_to_do():
     with pytest.raises(dataclasses.FrozenInstanceError, match=r"never changes.*replace"):
         fnopt.adam(0.1).learning_rate = 0.2  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_an_error_of_the_update_is_raised_as_it_is():
+    class failing(fnopt.Transformation):
+        def init(self, params):
+            assert params is None, "init is not asked again"
+            return EmptyState()
+
+        def update(self, updates, state, params=None, **extra_args):
+            raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        failing().update(PARAMS, EmptyState(), PARAMS)

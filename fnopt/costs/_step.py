@@ -104,8 +104,8 @@ def step_cost(
         >>> s = step_cost(loss, fnopt.adam(1e-3))(jnp.ones((64, 8)), jnp.ones((16, 64)))
         >>> s.forward.matmul_flops, s.backward.matmul_flops, s.update.matmul_flops
         (16384, 16384, 0)
-        >>> s.params_bytes, s.state_bytes  # two moments and two counts
-        (2048, 4104)
+        >>> s.params_bytes, s.state_bytes  # two moments and a count
+        (2048, 4100)
     """
     counts, extra = checked_trip_counts(trip_counts), dict(update_args or {})
     tx = as_transformation(tx, "step_cost: tx")

@@ -13,7 +13,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import Status, is_array_like, is_whole, leaves_with_names, shown, where
+from fnopt.core import (
+    Status,
+    is_array_like,
+    is_whole,
+    leaves_with_names,
+    of_one_example,
+    shown,
+    where,
+)
 from fnopt.programs import Recorded, recorded, runs_now
 from fnopt.residuals import (
     ExampleResiduals,
@@ -97,7 +105,12 @@ def recorded_functions(
     seen = seen_params(parametrised(params, constraints))
     if isinstance(residual_fn, ExampleResiduals):
         batch, *rest = args
-        found = residual_fn.mapped(lambda fn, one: recorded(fn, seen, one, *rest), batch)
+
+        def of_one(fn: Callable[..., Any], example: Any) -> Recorded | None:
+            with of_one_example("residual_fn", example):
+                return recorded(fn, seen, example, *rest)
+
+        found = residual_fn.mapped(of_one, batch)
         return None if None in found.fns else (found, None)
     r = recorded(one_function(residual_fn), seen, *args)
     J = None if jac is None else recorded(one_function(jac, "jac"), seen, *args)

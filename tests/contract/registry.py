@@ -194,6 +194,8 @@ CASES = [
     # Gradients with fewer rows than columns make a singular factor, and its inverse root has no
     # digits beside a small ridge; tests/optimizers/test_shampoo.py holds it in float64.
     optimizer(lambda rate: fnopt.shampoo(rate, eps=0.5), "shampoo"),
+    # optax weighs the change of the gradient otherwise than the paper
+    optimizer(fnopt.adan, "adan"),
     # its peer divides by the sides of an empty matrix
     optimizer(fnopt.muon, "muon"),
     # its peer has no place for None

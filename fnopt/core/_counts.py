@@ -22,7 +22,12 @@ def scheduled(tx: Any) -> tuple[str, ...]:
 
 def needs_count(tx: Any) -> bool:
     """Whether a transform has to know the number of the step."""
-    return tx.reads_step or bool(scheduled(tx))
+    if tx.reads_step:
+        return True
+    for x in tx._flatten()[0]:  # noqa: SIM110  (an eager update asks it of every member)
+        if isinstance(x, Schedule):
+            return True
+    return False
 
 
 def first_count(tx: Any) -> jax.Array | None:

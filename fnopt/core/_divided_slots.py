@@ -53,18 +53,17 @@ def step_despite_types(
     return new, _laid(after, state)
 
 
-def as_params_lie(updates: Any, params: Any) -> Any:
-    """The updates, on an explicit mesh lying as the params do: a sum lies as either of them."""
-    leaves, treedef = jax.tree.flatten(params)
-    if not leaves or not _is_typed(leaves[0]) or jax.tree.structure(updates) != treedef:
-        return updates
-    return _laid(updates, params)
+def as_others_lie(leaves: list[Any], others: list[Any]) -> list[Any]:
+    """The leaves, on an explicit mesh lying as others do: a sum lies as either of its terms."""
+    return [*map(laid_like, leaves, others)] if is_typed(others) else leaves
 
 
-def _is_typed(x: Any) -> bool:
-    if not isinstance(x, jax.Array):
+def is_typed(leaves: list[Any]) -> bool:
+    """Whether types say how leaves lie, by the first of them."""
+    if not leaves or not isinstance(leaves[0], jax.Array):
         return False
     # An array knows it sooner than its type does, which eager steps would wait for.
+    x = leaves[0]
     place = jax.typeof(x).sharding if isinstance(x, Tracer) else x.sharding
     return isinstance(place, NamedSharding) and AxisType.Explicit in place.mesh.axis_types
 

@@ -130,7 +130,9 @@ class Leafwise(Transformation):
 
     def _step(self, updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         """`update` without its checks, for subclasses that do something around it."""
-        names = tuple(declared_slots(self.State))
+        names, (numbers, flags) = tuple(declared_slots(self.State)), self._flatten()
+        if {*map(type, numbers)} != {float}:
+            check_scalars(self)
         leaves, treedef, columns = self._columns(updates, state, params, names)
         counts = "count" in self.State._fields
         count = count_of(self, state) if counts else None
@@ -138,9 +140,9 @@ class Leafwise(Transformation):
         staged = is_staged(count, *leaves)
         try:
             if len(rows) == 1 and not staged:  # an eager step in one call
-                numbers, flags = self._flatten()
                 program = _step_program(type(self), flags, names, part_axes())
-                rows, t = program(numbers, count, rows)
+                row, t = program(numbers, count, *rows[0])
+                rows = [row]
             else:
                 rows, t = self._rows(names, count, rows, staged)
         except ValueError as error:
@@ -180,8 +182,6 @@ class Leafwise(Transformation):
         leaves, treedef = jax.tree.flatten(updates)
         if not all(map(is_inexact, leaves)):
             check_inexact(updates, "gradients")
-        if {*map(type, self._flatten()[0])} != {float}:
-            check_scalars(self)
         companions = {"params": params} if self.needs_params else {}
         companions |= {name: getattr(state, name) for name in names}
         own, columns = own_slots(self.State), []
@@ -261,8 +261,9 @@ def _step_program(
 ) -> Callable[..., Any]:
     del axes  # norms of parts are another program
 
-    def step(numbers: Any, count: Any, rows: Any) -> tuple[list[tuple[Any, ...]], Any]:
-        return cls._unflatten(flags, numbers)._rows(slots, count, rows, staged=True)
+    def step(numbers: Any, count: Any, *row: Any) -> tuple[tuple[Any, ...], Any]:
+        (made,), t = cls._unflatten(flags, numbers)._rows(slots, count, [row], staged=True)
+        return made, t
 
     step.__name__ = f"{cls.__name__}_step"
     return jax.jit(step)

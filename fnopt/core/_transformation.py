@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from fnopt.core._beside import beside
 from fnopt.core._counts import missing_count, scheduled
-from fnopt.core._divided_slots import as_params_lie, step_despite_types
+from fnopt.core._divided_slots import as_others_lie, is_typed, step_despite_types
 from fnopt.core._dtypes import dtype_of, is_inexact
 from fnopt.core._errors import place, where
 from fnopt.core._extra_args import accepted, read_by, read_by_foreign, required_by
@@ -236,7 +236,7 @@ def _guarded_update(update: Callable[..., Any]) -> Callable[..., Any]:
                 new_updates, new_state = step_despite_types(error, again, self.init, inputs)
             if outermost:
                 like = updates if params is None else params
-                new_updates = as_params_lie(_as_stored(self, new_updates, like), like)
+                new_updates = _as_stored(self, new_updates, like)
             return new_updates, new_state
 
     return guarded
@@ -246,13 +246,18 @@ def _as_stored(tx: Transformation, updates: Any, like: Any) -> Any:
     """Updates in the dtypes of the params (of the gradients, if no params are given).
 
     Between the members of a chain they are float32 at least: bfloat16 would round away what a small
-    weight decay adds. Params of whole numbers, and other trees, are left as they are.
+    weight decay adds. Params of whole numbers, and other trees, are left as they are. On explicit
+    meshes they lie as the params do, too.
     """
     leaves, treedef = jax.tree.flatten(updates)
     stored, other = jax.tree.flatten(like)
-    if treedef != other or all(map(_same_dtype, leaves, stored)) or is_wide(tx):
+    if treedef != other:
         return updates
-    return treedef.unflatten(map(_cast_like, leaves, stored))
+    same = all(map(_same_dtype, leaves, stored)) or is_wide(tx)
+    if same and not is_typed(stored):
+        return updates
+    cast = leaves if same else map(_cast_like, leaves, stored)
+    return treedef.unflatten(as_others_lie([*cast], stored))
 
 
 def is_wide(tx: Transformation) -> bool:

@@ -16,6 +16,7 @@ from fnopt.core import (
     compute_dtype,
     is_spread,
     laid,
+    matmul,
     over_devices,
     varying_like,
 )
@@ -94,7 +95,7 @@ class KroneckerModel:
 
         def residuals(params: Any, pair: Any) -> tuple[jax.Array, None]:
             example, rows = pair
-            return jnp.matmul(rows, self.bound.loss(params, example)[0]), None
+            return matmul(rows, self.bound.loss(params, example)[0]), None
 
         bound = BoundLoss(residuals, params, (batch, seeds), self.bound.size)  # pyright: ignore[reportArgumentType]
         self.ghost = trace_ghost(bound)

@@ -11,7 +11,14 @@ import jax
 import jax.numpy as jnp
 
 from fnopt import optimizers, transforms
-from fnopt.core import Transformation, check_key, default_float, global_norm, is_inexact
+from fnopt.core import (
+    Transformation,
+    check_key,
+    default_float,
+    global_norm,
+    is_inexact,
+    weighted_rows,
+)
 from fnopt.gradients import add_noise, clip_factors
 from fnopt.interop.optax_api._bridge import as_schedule
 
@@ -26,7 +33,7 @@ def per_example_global_norm_clip(grads: Any, l2_norm_clip: Any) -> tuple[Any, ja
     grads = jax.tree.map(_floating, grads)
     norms = jax.vmap(global_norm)(grads)
     factors = clip_factors(norms, l2_norm_clip, "clip")
-    summed = jax.tree.map(lambda g: jnp.tensordot(factors.astype(g.dtype), g, 1), grads)
+    summed = jax.tree.map(lambda g: weighted_rows(factors.astype(g.dtype), g), grads)
     return summed, jnp.sum(norms > l2_norm_clip)
 
 

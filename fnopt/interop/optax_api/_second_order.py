@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fnopt.core import HIGHEST
 from fnopt.jacobians import ravel
 
 
@@ -29,7 +30,7 @@ def hessian_diag(loss: Callable[..., Any], params: Any, inputs: Any, targets: An
     flat, _ = ravel(params)
 
     def entry(v: jax.Array) -> jax.Array:
-        return jnp.vdot(v, ravel(hvp(loss, v, params, inputs, targets))[0])
+        return jnp.vdot(v, ravel(hvp(loss, v, params, inputs, targets))[0], precision=HIGHEST)
 
     return jax.vmap(entry)(jnp.eye(flat.size, dtype=flat.dtype))
 

@@ -86,7 +86,7 @@ class BatchLoss:
         self.value, self.slope = jax.value_and_grad(self._mean)(self.outputs)
         self._hessians = self._output_hessians()
         found = [jnp.ravel(h.values / p.size) for h, p in self._pairs()]
-        self.bend: jax.Array = jnp.concatenate(found)
+        self.curvature: jax.Array = jnp.concatenate(found)
         """The eigenvalues of `H`, `[N]`."""
 
     def value_at(self, params: Any) -> jax.Array:

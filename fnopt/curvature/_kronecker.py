@@ -124,7 +124,7 @@ class KroneckerModel:
         mean = jnp.mean(jax.vmap(self.loss)(outputs, self.batch).astype(self.dtype))
         return mean if self.devices == 1 else mean / self.devices
 
-    def bend(self, outputs: jax.Array) -> Callable[[jax.Array], jax.Array]:
+    def hessian_product(self, outputs: jax.Array) -> Callable[[jax.Array], jax.Array]:
         """The product with the Hessian of the mean loss in the outputs, of `[n, C]`."""
         found = None
         if self.spec.sample_fn is None and not self.is_softmax:

@@ -77,7 +77,7 @@ def output_step(
     Returns:
         The direction.
     """
-    s, h = loss.into(loss.slope), loss.bend
+    s, h = loss.into(loss.slope), loss.curvature
     root = jnp.sqrt(h)
     v = jnp.zeros_like(s) if before is None else loss.into(before.astype(s.dtype))
     if iterations is None:
@@ -99,14 +99,14 @@ def output_step(
 
 
 def _factorised(loss: BatchLoss, damping: jax.Array) -> _Solver:
-    check_rows(loss.bend.size, "outputs", loss.dtype, f"{loss.name}: ")
-    K, root = loss.gram(), jnp.sqrt(loss.bend)
+    check_rows(loss.curvature.size, "outputs", loss.dtype, f"{loss.name}: ")
+    K, root = loss.gram(), jnp.sqrt(loss.curvature)
     scaled = factorised(root[:, None] * K * root[None, :], damping)
     return _Solver(lambda x: matmul(K, x), jnp.diagonal(K), scaled.inverse, scaled.lam)
 
 
 def _iterated(loss: BatchLoss, damping: jax.Array, iterations: int, rank: int) -> _Solver:
-    root = jnp.sqrt(loss.bend)
+    root = jnp.sqrt(loss.curvature)
     signs = jax.random.rademacher(jax.random.key(0), root.shape, root.dtype)
     # Its mean; an estimate is enough to tell what is large beside the damping.
     mean = jnp.abs(jnp.dot(signs, loss.times_gram(signs), precision=HIGHEST)) / root.size

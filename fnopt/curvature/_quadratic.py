@@ -29,7 +29,7 @@ class Combination(NamedTuple):
 
 def best_combination(
     push: Callable[[Any], jax.Array],
-    bend: Callable[[jax.Array], jax.Array],
+    hessian_product: Callable[[jax.Array], jax.Array],
     gradient: Any,
     directions: tuple[Any, Any],
     damping: jax.Array,
@@ -43,7 +43,7 @@ def best_combination(
 
     Args:
         push: `v -> J v`, the outputs of all examples.
-        bend: The product with the Hessian of the mean loss in the outputs.
+        hessian_product: The product with the Hessian of the mean loss in the outputs.
         gradient: `g`, of the whole objective.
         directions: `d` and `m`; the second one may be zero.
         damping: :math:`\lambda`.
@@ -61,16 +61,16 @@ def best_combination(
         jax.tree.map(lambda x, n=n: x / n.astype(x.dtype), d)
         for d, n in zip(directions, safe, strict=True)
     ]
-    images = [push(u) for u in units]
-    bent = [bend(x) for x in images]
+    outputs = [push(u) for u in units]
+    weighted = [hessian_product(x) for x in outputs]
     r = jnp.stack([_dot(gradient, u) for u in units])
     inner = _symmetric(lambda i, j: _dot(units[i], units[j]))
-    curved = total(_symmetric(lambda i, j: _dot(images[i], bent[j]))) + l2 * inner
+    curved = total(_symmetric(lambda i, j: _dot(outputs[i], weighted[j]))) + l2 * inner
     c = _minimum(curved + damping * inner, r, norms)
-    bending, damped = _square(curved, c), damping * _square(inner, c)
-    whole = jnp.where(bending + damped > 0, bending + damped, one)
+    curvature, damped = _square(curved, c), damping * _square(inner, c)
+    whole = jnp.where(curvature + damped > 0, curvature + damped, one)
     return Combination(
-        c / jnp.stack(safe), jnp.dot(r, c, precision=HIGHEST) + bending / 2, bending / whole
+        c / jnp.stack(safe), jnp.dot(r, c, precision=HIGHEST) + curvature / 2, curvature / whole
     )
 
 

@@ -51,7 +51,7 @@ class Objective:
 
         return best_combination(
             lambda v: self._push(self.model.own(cast_like(v, self.params))),
-            self.model.bend(self.outputs),
+            self.model.hessian_product(self.outputs),
             gradient,
             directions,
             damping,

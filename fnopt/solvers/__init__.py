@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from fnopt.solvers._call import SCHEMES as SCHEMES
-from fnopt.solvers._call import checked_count as checked_count
-from fnopt.solvers._convergence import checked_status as checked_status
-from fnopt.solvers._convergence import cost_converged as cost_converged
-from fnopt.solvers._convergence import first_of as first_of
-from fnopt.solvers._convergence import step_converged as step_converged
-from fnopt.solvers._covariance import covariance_of as covariance_of
-from fnopt.solvers._covariance import knowledge_of as knowledge_of
 from fnopt.solvers._dogleg import dogleg
 from fnopt.solvers._driver import least_squares
 from fnopt.solvers._equations import Root
-from fnopt.solvers._gain import LEAST_GAIN as LEAST_GAIN
-from fnopt.solvers._gain import is_negligible as is_negligible
 from fnopt.solvers._gauss_newton import gauss_newton
-from fnopt.solvers._jacobian_check import disagrees as disagrees
 from fnopt.solvers._levenberg_marquardt import levenberg_marquardt
 from fnopt.solvers._method import LeastSquaresMethod, LeastSquaresState
-from fnopt.solvers._problem import Problem as Problem
-from fnopt.solvers._restart import NOISE as NOISE
-from fnopt.solvers._restart import SLOPING as SLOPING
 from fnopt.solvers._root import fixed_point, root
-from fnopt.solvers._solution import Solution, StepHistory, StepInfo
+from fnopt.solvers.convergence._tests import checked_status as checked_status
+from fnopt.solvers.convergence._tests import cost_converged as cost_converged
+from fnopt.solvers.convergence._tests import first_of as first_of
+from fnopt.solvers.convergence._tests import step_converged as step_converged
+from fnopt.solvers.problem._call import SCHEMES as SCHEMES
+from fnopt.solvers.problem._call import checked_count as checked_count
+from fnopt.solvers.problem._jacobian_check import disagrees as disagrees
+from fnopt.solvers.problem._problem import Problem as Problem
+from fnopt.solvers.result._covariance import covariance_of as covariance_of
+from fnopt.solvers.result._covariance import knowledge_of as knowledge_of
+from fnopt.solvers.result._solution import Solution, StepHistory, StepInfo
 from fnopt.solvers.smooth import (
     MinimizeMethod,
     Minimum,
@@ -34,6 +30,10 @@ from fnopt.solvers.smooth import (
     nonlinear_cg,
     projected_gradient,
 )
+from fnopt.solvers.trust_region._gain import LEAST_GAIN as LEAST_GAIN
+from fnopt.solvers.trust_region._gain import is_negligible as is_negligible
+from fnopt.solvers.trust_region._restart import NOISE as NOISE
+from fnopt.solvers.trust_region._restart import SLOPING as SLOPING
 
 __all__ = [
     "LeastSquaresMethod",

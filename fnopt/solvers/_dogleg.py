@@ -9,10 +9,10 @@ import jax
 from fnopt.core import hyper
 from fnopt.linear import dogleg_step
 from fnopt.residuals import FlatResidual
-from fnopt.solvers._linearization import Linearization
 from fnopt.solvers._method import LeastSquaresMethod
-from fnopt.solvers._options import Options
-from fnopt.solvers._step import Trial, TrustRegionState, straight
+from fnopt.solvers.convergence._options import Options
+from fnopt.solvers.model._linearization import Linearization
+from fnopt.solvers.trust_region._step import Trial, TrustRegionState, straight
 
 
 class dogleg(LeastSquaresMethod):

@@ -22,7 +22,13 @@ from fnopt.programs import (
 )
 from fnopt.residuals import ExampleResiduals, example_residuals, one_function
 from fnopt.solvers._bounded import within_bounds
-from fnopt.solvers._call import (
+from fnopt.solvers._implicit import implicitly
+from fnopt.solvers._iteration import FitLoop, ended, evaluation, inside, started
+from fnopt.solvers._levenberg_marquardt import levenberg_marquardt
+from fnopt.solvers._method import LeastSquaresMethod
+from fnopt.solvers._search import searched
+from fnopt.solvers.convergence._tests import checked_status, doubted
+from fnopt.solvers.problem._call import (
     checked_args,
     checked_count,
     first_call_hints,
@@ -31,17 +37,11 @@ from fnopt.solvers._call import (
     with_a_derivative_that_is_there,
     without_aux,
 )
-from fnopt.solvers._convergence import checked_status, doubted
-from fnopt.solvers._implicit import implicitly
-from fnopt.solvers._iteration import FitLoop, ended, evaluation, inside, started
-from fnopt.solvers._jacobian_check import disagrees
-from fnopt.solvers._levenberg_marquardt import levenberg_marquardt
-from fnopt.solvers._method import LeastSquaresMethod
-from fnopt.solvers._problem import Problem, Setting, by_example, set_up
-from fnopt.solvers._scipy_options import as_asked
-from fnopt.solvers._search import searched
-from fnopt.solvers._solution import Solution, StepHistory, StepInfo, empty_history, noted
-from fnopt.solvers._units import in_unit, restored, safe_unit
+from fnopt.solvers.problem._jacobian_check import disagrees
+from fnopt.solvers.problem._problem import Problem, Setting, by_example, set_up
+from fnopt.solvers.problem._scipy_options import as_asked
+from fnopt.solvers.problem._units import in_unit, restored, safe_unit
+from fnopt.solvers.result._solution import Solution, StepHistory, StepInfo, empty_history, noted
 
 
 def least_squares(

@@ -33,9 +33,9 @@ from fnopt.programs import (
     written_for_jax,
 )
 from fnopt.residuals import after_newton, root_tangent
-from fnopt.solvers._call import checked_args, checked_count, first_call_hints
 from fnopt.solvers._driver import least_squares
 from fnopt.solvers._method import LeastSquaresMethod
+from fnopt.solvers.problem._call import checked_args, checked_count, first_call_hints
 
 _OF_EQUATIONS = {
     Status.CONVERGED_COST: "converged: the equations hold to tol",

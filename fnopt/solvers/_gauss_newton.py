@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from fnopt.core import hyper
 from fnopt.linear import DampedStep
 from fnopt.residuals import FlatResidual
-from fnopt.solvers._linearization import Linearization
 from fnopt.solvers._method import LeastSquaresMethod
-from fnopt.solvers._options import Options
-from fnopt.solvers._rules import FRACTION, RadiusRule
-from fnopt.solvers._step import Trial, TrustRegionState, straight
+from fnopt.solvers.convergence._options import Options
+from fnopt.solvers.model._linearization import Linearization
+from fnopt.solvers.trust_region._rules import FRACTION, RadiusRule
+from fnopt.solvers.trust_region._step import Trial, TrustRegionState, straight
 
 
 class gauss_newton(LeastSquaresMethod):

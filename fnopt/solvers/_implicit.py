@@ -14,8 +14,8 @@ from fnopt.core import matmul, over_devices, own, row_axes, row_total, rows_over
 from fnopt.programs import opened
 from fnopt.residuals import Derivative, linearise, minimum_tangent, pushed
 from fnopt.solvers._bounded import shifted
-from fnopt.solvers._problem import Problem
-from fnopt.solvers._solution import Solution
+from fnopt.solvers.problem._problem import Problem
+from fnopt.solvers.result._solution import Solution
 
 Map = Callable[[jax.Array], jax.Array]
 Data = tuple[Any, Any, Any]  # what residuals (and their squares), losses and bounds depend on

@@ -14,28 +14,28 @@ from fnopt.core import Status, any_row, cond, is_converged, matmul, row_axes, ro
 from fnopt.linear import norm
 from fnopt.programs import products_ahead
 from fnopt.solvers._bounded import bounded_trial, faced
-from fnopt.solvers._claim import Doubt
-from fnopt.solvers._convergence import (
+from fnopt.solvers._method import LeastSquaresMethod
+from fnopt.solvers.convergence._claim import Doubt
+from fnopt.solvers.convergence._evidence import ran_away, rounding, vanished, went_far
+from fnopt.solvers.convergence._options import Options
+from fnopt.solvers.convergence._tests import (
     checked_status,
     first_of,
     is_stationary,
     step_converged,
 )
-from fnopt.solvers._curvature import learned
-from fnopt.solvers._evidence import ran_away, rounding, vanished, went_far
-from fnopt.solvers._linearization import (
+from fnopt.solvers.model._curvature import learned
+from fnopt.solvers.model._linearization import (
     Linearization,
     is_finite,
     scaled_gradient,
     scaled_gradients,
     stacked,
 )
-from fnopt.solvers._method import LeastSquaresMethod
-from fnopt.solvers._options import Options
-from fnopt.solvers._problem import Problem
-from fnopt.solvers._scaling import fresh_scale, grown_scale
-from fnopt.solvers._solution import Solution, StepHistory
-from fnopt.solvers._step import (
+from fnopt.solvers.model._scaling import grown_scale, memoryless_scale
+from fnopt.solvers.problem._problem import Problem
+from fnopt.solvers.result._solution import Solution, StepHistory
+from fnopt.solvers.trust_region._step import (
     Trial,
     TrustRegionState,
     arrive,
@@ -309,7 +309,7 @@ def ended(problem: Problem, solver: LeastSquaresMethod, loop: FitLoop) -> Soluti
     status = jnp.where(finished, loop.status, Status.MAX_STEPS.array)
     status = jnp.where(~finished & is_converged(loop.claimed), loop.claimed, status)
     # The rank is that of the Jacobian, by its own columns.
-    plain = loop.search._replace(scale=fresh_scale(point.columns), rows=loop.search.rows[:0])
+    plain = loop.search._replace(scale=memoryless_scale(point.columns), rows=loop.search.rows[:0])
     rank, _ = model.rank(solver.factorise(problem.model, point, plain))
     # What ran away was steep once; few fits have gone so far that it has to be looked for.
     scale = grown_scale(loop.search.steepest, point.columns)

@@ -8,12 +8,12 @@ import jax
 
 from fnopt.core import hyper, static, where
 from fnopt.residuals import FlatResidual, curvature_along
-from fnopt.solvers._curvature import ROWS
-from fnopt.solvers._linearization import Linearization
 from fnopt.solvers._method import LeastSquaresMethod
-from fnopt.solvers._options import Options
-from fnopt.solvers._rules import MARQUARDT, NIELSEN, TRUST_REGION, RadiusRule
-from fnopt.solvers._step import Trial, TrustRegionState, bent, straight, turning
+from fnopt.solvers.convergence._options import Options
+from fnopt.solvers.model._curvature import ROWS
+from fnopt.solvers.model._linearization import Linearization
+from fnopt.solvers.trust_region._rules import MARQUARDT, NIELSEN, TRUST_REGION, RadiusRule
+from fnopt.solvers.trust_region._step import Trial, TrustRegionState, bent, straight, turning
 
 RULES = {"trust_region": TRUST_REGION, "marquardt": MARQUARDT, "nielsen": NIELSEN}
 

@@ -34,16 +34,21 @@ from fnopt.residuals import (
     flat_residual,
     given_derivative,
 )
-from fnopt.solvers._convergence import checked_status, is_stationary
-from fnopt.solvers._curvature import no_curvature
-from fnopt.solvers._evidence import rounding
-from fnopt.solvers._gain import actual_reduction
-from fnopt.solvers._linear_model import linear_model
-from fnopt.solvers._linearization import Linearization, half_square, is_finite, scaled_gradient
-from fnopt.solvers._model_base import LinearModel
-from fnopt.solvers._options import Options, resolved
-from fnopt.solvers._rules import TRUST_REGION, RadiusRule
-from fnopt.solvers._step import (
+from fnopt.solvers.convergence._evidence import rounding
+from fnopt.solvers.convergence._options import Options, resolved
+from fnopt.solvers.convergence._tests import checked_status, is_stationary
+from fnopt.solvers.model._base import LinearModel
+from fnopt.solvers.model._choice import linear_model
+from fnopt.solvers.model._curvature import no_curvature
+from fnopt.solvers.model._linearization import (
+    Linearization,
+    half_square,
+    is_finite,
+    scaled_gradient,
+)
+from fnopt.solvers.trust_region._gain import actual_reduction
+from fnopt.solvers.trust_region._rules import TRUST_REGION, RadiusRule
+from fnopt.solvers.trust_region._step import (
     Trial,
     TrustRegionState,
     arrive,

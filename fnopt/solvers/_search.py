@@ -16,13 +16,13 @@ from jax import lax
 
 from fnopt.core import Status, cond, is_converged, while_loop
 from fnopt.solvers._bounded import faced
-from fnopt.solvers._claim import Bends, Doubt, doubt, no_doubt
-from fnopt.solvers._evidence import has_moved, outward, rounding, vanished
 from fnopt.solvers._iteration import Evaluate, FitLoop, advance
 from fnopt.solvers._method import LeastSquaresMethod
-from fnopt.solvers._options import Options
-from fnopt.solvers._problem import Problem
-from fnopt.solvers._restart import MOST_RESTARTS
+from fnopt.solvers.convergence._claim import CurvatureProducts, Doubt, doubt, no_doubt
+from fnopt.solvers.convergence._evidence import has_moved, outward, rounding, vanished
+from fnopt.solvers.convergence._options import Options
+from fnopt.solvers.problem._problem import Problem
+from fnopt.solvers.trust_region._restart import MOST_RESTARTS
 
 
 def searched(
@@ -102,8 +102,8 @@ def _examined(
         away = problem.box.nearest(away)
     beyond = has_moved(lost, point.x, loop.start)
     model = solver.model(problem.model)
-    bends = Bends(lambda y: model.pulled(y, point.r), options.eps)
-    tests = bends if problem.is_tested(loop.point) else None
+    products = CurvatureProducts(lambda y: model.rmv(y, point.r), options.eps)
+    tests = products if problem.is_tested(loop.point) else None
     return doubt(point, beyond, away, tests, rounding(point, options))
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from fnopt.core import Scalar, Slot, Transformation, hyper, static, where, while_loop, zero_count
 from fnopt.transforms._objective import as_value, with_extras
 from fnopt.transforms._tree_algebra import chosen, inner, moved, real_dtype_of, scaled
-from fnopt.transforms._zoom_step import Criteria, ZoomPoint, ZoomSearch, begun, next_rate, told
+from fnopt.transforms._zoom_step import Criteria, ZoomPoint, ZoomSearch, begun, next_rate, updated
 
 
 class ZoomLinesearchInfo(NamedTuple):
@@ -139,7 +139,7 @@ class scale_by_zoom_linesearch(Transformation):
             new, there = differentiated(moved(params, rate, updates))
             there = jax.tree.map(lambda g, like: g.astype(like.dtype), there, safe_grad)
             place = ZoomPoint(rate, new, inner(there, updates).astype(dtype))
-            search, taken = told(search, criteria, place)
+            search, taken = updated(search, criteria, place)
             return search, chosen(taken, there, safe_grad)
 
         def unfinished(carry: tuple[ZoomSearch, Any]) -> jax.Array:

@@ -112,7 +112,7 @@ def _least_of_cubic(a: ZoomPoint, b: ZoomPoint, c: ZoomPoint) -> jax.Array:
     return a.rate + (root - second) / (3 * third)
 
 
-def told(search: ZoomSearch, criteria: Criteria, new: ZoomPoint) -> tuple[ZoomSearch, jax.Array]:
+def updated(search: ZoomSearch, criteria: Criteria, new: ZoomPoint) -> tuple[ZoomSearch, jax.Array]:
     """The search after a step was tried, and whether that is now the one to take."""
     decrease, curvature = criteria.decrease_error(new), criteria.curvature_error(new)
     met = jnp.maximum(decrease, curvature) <= criteria.tol

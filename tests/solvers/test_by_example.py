@@ -13,7 +13,7 @@ import fnopt
 from fnopt.costs import cost
 from fnopt.curves import covariance
 from fnopt.residuals import cauchy, huber
-from fnopt.solvers._problem import by_example, set_up
+from fnopt.solvers.problem._problem import by_example, set_up
 
 N, M = 40, 25
 

@@ -9,7 +9,7 @@ import pytest
 
 import fnopt
 from fnopt.solvers import gauss_newton
-from fnopt.solvers._problem import set_up
+from fnopt.solvers.problem._problem import set_up
 
 M, H = 1500, 8
 T = np.linspace(-1.0, 1.0, M)

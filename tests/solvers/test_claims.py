@@ -10,8 +10,8 @@ import pytest
 import fnopt
 from fnopt import Status
 from fnopt.solvers import dogleg, gauss_newton
-from fnopt.solvers._linearization import factorised_linearization
-from fnopt.solvers._probe import Probe, is_refuted
+from fnopt.solvers.convergence._probe import Probe, is_refuted
+from fnopt.solvers.model._linearization import factorised_linearization
 
 SOLVERS = {
     "levenberg_marquardt": fnopt.levenberg_marquardt,

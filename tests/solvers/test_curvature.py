@@ -9,8 +9,8 @@ import pytest
 
 import fnopt
 from fnopt.linear import TriangleSystem, guarded
-from fnopt.solvers._curvature import learned, no_curvature
-from fnopt.solvers._linearization import factorised_linearization
+from fnopt.solvers.model._curvature import learned, no_curvature
+from fnopt.solvers.model._linearization import factorised_linearization
 
 HESSIANS = np.random.default_rng(0).normal(size=(4, 3, 3))
 HESSIANS = (HESSIANS + HESSIANS.transpose(0, 2, 1)) / 2

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import fnopt
-from fnopt.solvers._jacobian_check import disagrees
-from fnopt.solvers._problem import set_up
+from fnopt.solvers.problem._jacobian_check import disagrees
+from fnopt.solvers.problem._problem import set_up
 
 N = 4  # residuals and params: as many, so that a transposed Jacobian has the right shape
 CASES = 200

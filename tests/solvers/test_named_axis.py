@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import fnopt
 from fnopt.solvers import dogleg, gauss_newton
-from fnopt.solvers._covariance import knowledge
+from fnopt.solvers.result._covariance import knowledge
 
 RNG = np.random.RandomState(0)
 M = 64

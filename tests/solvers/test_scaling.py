@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import fnopt
-from fnopt.solvers._linearization import linearization_at
-from fnopt.solvers._scaling import initial_scale, with_size_floor
+from fnopt.solvers.model._linearization import linearization_at
+from fnopt.solvers.model._scaling import initial_scale, with_size_floor
 
 
 def scaling(x, J):

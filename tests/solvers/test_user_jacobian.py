@@ -8,7 +8,7 @@ import pytest
 import fnopt
 from fnopt import Status
 from fnopt.solvers import dogleg, gauss_newton
-from fnopt.solvers._problem import set_up
+from fnopt.solvers.problem._problem import set_up
 
 T = np.linspace(0.1, 3.0, 12)
 Y = 2 * np.exp(-0.7 * T) + 0.3 + 0.02 * np.cos(9 * T)

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.solvers.smooth._method import Point, SmoothObjective, dot, secant_pair
-from fnopt.solvers.smooth._walk import Heading, LineSearchMethod, Walk, first_rate
+from fnopt.solvers.smooth._descent import DescentState, LineSearchMethod, SearchLine, first_rate
+from fnopt.solvers.smooth._method import Evaluation, SmoothObjective, dot, secant_pair
 
 
-class Inverse(NamedTuple):
+class InverseHessian(NamedTuple):
     """The approximate inverse Hessian."""
 
     H: jax.Array  # [n, n]
@@ -38,12 +38,14 @@ class bfgs(LineSearchMethod):
         Nocedal and Wright (2006), Numerical Optimization, section 6.1.
     """
 
-    def empty(self, problem: SmoothObjective, point: Point) -> Inverse:
+    def empty(self, problem: SmoothObjective, point: Evaluation) -> InverseHessian:
         """The identity."""
         del problem
-        return Inverse(jnp.eye(point.x.size, dtype=point.x.dtype), jnp.zeros((), bool))
+        return InverseHessian(jnp.eye(point.x.size, dtype=point.x.dtype), jnp.zeros((), bool))
 
-    def learned(self, memory: Inverse, before: Point, after: Point) -> Inverse:
+    def learned(
+        self, memory: InverseHessian, before: Evaluation, after: Evaluation
+    ) -> InverseHessian:
         """The update by a pair, if its curvature is positive."""
         s, y, sy, steep, usable = secant_pair(after.x - before.x, after.gradient - before.gradient)
         rho = 1 / jnp.where(usable, sy, jnp.ones_like(sy))
@@ -55,12 +57,14 @@ class bfgs(LineSearchMethod):
         weight = rho * (1 + rho * dot(y, Hy))
         H = H - rho * (jnp.outer(s, Hy) + jnp.outer(Hy, s)) + weight * jnp.outer(s, s)
         usable = usable & jnp.all(jnp.isfinite(H))
-        return Inverse(jnp.where(usable, H, memory.H), memory.learned | usable)
+        return InverseHessian(jnp.where(usable, H, memory.H), memory.learned | usable)
 
-    def heading(self, problem: SmoothObjective, point: Point, walk: Walk) -> Heading:
+    def heading(
+        self, problem: SmoothObjective, point: Evaluation, state: DescentState
+    ) -> SearchLine:
         """The quasi-Newton step."""
-        H = walk.memory.H
+        H = state.memory.H
         step = jnp.matmul(H, point.gradient, precision=lax.Precision.HIGHEST)
         one = jnp.ones_like(point.value)
-        rate = jnp.where(walk.fresh, first_rate(point.gradient), one)
-        return Heading(point.x - step, rate, jnp.asarray(jnp.inf, one.dtype))
+        rate = jnp.where(state.fresh, first_rate(point.gradient), one)
+        return SearchLine(point.x - step, rate, jnp.asarray(jnp.inf, one.dtype))

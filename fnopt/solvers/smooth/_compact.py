@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from fnopt.residuals import Box
-from fnopt.solvers.smooth._method import Point, secant_pair
+from fnopt.solvers.smooth._method import Evaluation, secant_pair
 
 
-class Pairs(NamedTuple):
+class CorrectionPairs(NamedTuple):
     """Differences of points and of gradients, the oldest first, each over the step's length.
 
     So the rows of `S` have length 1 and those of `Y` are curvatures, whatever the scale of the
@@ -25,13 +25,13 @@ class Pairs(NamedTuple):
     theta: jax.Array  # the curvature in directions that nothing is known of
 
 
-def no_pairs(m: int, x: jax.Array) -> Pairs:
+def no_pairs(m: int, x: jax.Array) -> CorrectionPairs:
     """An empty memory."""
     rows = jnp.zeros((m, x.size), x.dtype)
-    return Pairs(rows, rows, jnp.zeros(m, x.dtype), jnp.ones((), x.dtype))
+    return CorrectionPairs(rows, rows, jnp.zeros(m, x.dtype), jnp.ones((), x.dtype))
 
 
-def with_pair(pairs: Pairs, s: jax.Array, y: jax.Array) -> Pairs:
+def with_pair(pairs: CorrectionPairs, s: jax.Array, y: jax.Array) -> CorrectionPairs:
     """The memory with a pair more, if it has positive curvature, and without the oldest."""
     s, y, sy, steep, usable = secant_pair(s, y)
     sy = jnp.where(usable, sy, jnp.ones_like(sy))
@@ -41,10 +41,10 @@ def with_pair(pairs: Pairs, s: jax.Array, y: jax.Array) -> Pairs:
 
     # |y|^2 / s^T y as a product with a quotient: the square alone may overflow.
     theta = jnp.where(usable, steep * (steep / sy), pairs.theta)
-    return Pairs(pushed(pairs.S, s), pushed(pairs.Y, y), pushed(pairs.rho, 1 / sy), theta)
+    return CorrectionPairs(pushed(pairs.S, s), pushed(pairs.Y, y), pushed(pairs.rho, 1 / sy), theta)
 
 
-class Compact(NamedTuple):
+class CompactMatrix(NamedTuple):
     r"""The matrix :math:`B = \theta I - W M^{-1} W^T`."""
 
     W: jax.Array  # [n, 2 m]
@@ -65,7 +65,7 @@ def _product(A: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.matmul(A, b, precision=lax.Precision.HIGHEST)
 
 
-def compact(pairs: Pairs) -> Compact:
+def compact(pairs: CorrectionPairs) -> CompactMatrix:
     r"""The compact form.
 
     .. math:: W = [Y^T \;\; \theta S^T], \qquad
@@ -87,10 +87,10 @@ def compact(pairs: Pairs) -> Compact:
     top = jnp.concatenate([-jnp.eye(d.size, dtype=S.dtype), L.T], axis=1)
     bottom = jnp.concatenate([L, SS + jnp.diag(empty)], axis=1)
     W = jnp.concatenate([Y.T / (root * d), root * S.T], axis=1)
-    return Compact(W, jnp.concatenate([top, bottom]), theta)
+    return CompactMatrix(W, jnp.concatenate([top, bottom]), theta)
 
 
-def free_step(B: Compact, free: jax.Array, r: jax.Array) -> jax.Array:
+def free_step(B: CompactMatrix, free: jax.Array, r: jax.Array) -> jax.Array:
     r"""The step of the free params to the minimum of the model.
 
     .. math:: d = -B_{FF}^{-1} r_F = -\tfrac1\theta r_F - \tfrac{1}{\theta^2} W_F
@@ -112,14 +112,14 @@ def free_step(B: Compact, free: jax.Array, r: jax.Array) -> jax.Array:
     return -(r + _product(W, inside) / B.theta) / B.theta
 
 
-class Cauchy(NamedTuple):
+class CauchyPoint(NamedTuple):
     """The point, and which params are off their bounds there."""
 
     x: jax.Array
     free: jax.Array
 
 
-def cauchy_point(B: Compact, box: Box, point: Point) -> Cauchy:
+def cauchy_point(B: CompactMatrix, box: Box, point: Evaluation) -> CauchyPoint:
     r"""Minimises the model along :math:`P(x - t g)`, piece by piece.
 
     .. math:: m'_k = -\|d_k\|^2 + \theta\, t_k \|d_k\|^2 - p_k^T M^{-1} c_k, \qquad
@@ -166,7 +166,7 @@ def cauchy_point(B: Compact, box: Box, point: Point) -> Cauchy:
     bound = jnp.where(d > 0, box.upper, box.lower)
     there = jnp.where(arrived & (d != 0), bound, x + at * d)
     there = box.nearest(there)
-    return Cauchy(there, (there > box.lower) & (there < box.upper))
+    return CauchyPoint(there, (there > box.lower) & (there < box.upper))
 
 
 def _breakpoints(box: Box, x: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Status
-from fnopt.solvers._convergence import first_of
-from fnopt.solvers.smooth._method import BLIND, FAILED, MOVED, Aim, Point
+from fnopt.solvers.convergence._tests import first_of
+from fnopt.solvers.smooth._method import BLIND, FAILED, MOVED, Evaluation, StepPlan
 
 _FLAT_STEPS = 3  # in a row, where the gradient is small only beside something else
 
@@ -52,14 +52,14 @@ def largest(v: jax.Array) -> jax.Array:
     return jnp.max(jnp.abs(v), initial=0)
 
 
-def reference(point: Point, steepest: jax.Array) -> jax.Array:
+def reference(point: Evaluation, steepest: jax.Array) -> jax.Array:
     r"""The size of a gradient that matters: the largest so far, or :math:`|f| / \|x\|_\infty`."""
     size = largest(point.x)
     typical = jnp.abs(point.value) / jnp.where(size > 0, size, jnp.ones_like(size))
     return jnp.maximum(steepest, jnp.where(size > 0, typical, jnp.zeros_like(typical)))
 
 
-def is_stationary(pull: jax.Array, scale: jax.Array, tol: StoppingTolerances) -> jax.Array:
+def is_stationary(gnorm: jax.Array, scale: jax.Array, tol: StoppingTolerances) -> jax.Array:
     r"""Whether the gradient is small, to the user and for this problem.
 
     .. math:: \|g\|_\infty \le \epsilon_g \quad\text{and}\quad \|g\|_\infty \le \epsilon_g\, G
@@ -67,10 +67,10 @@ def is_stationary(pull: jax.Array, scale: jax.Array, tol: StoppingTolerances) ->
     with the size of a gradient that matters, :math:`G`. A gradient that is small only because the
     params or the function have large units passes the first test, not the second.
     """
-    return (pull <= 0) | ((pull * tol.unit <= tol.gtol) & (pull <= tol.gtol * scale))
+    return (gnorm <= 0) | ((gnorm * tol.unit <= tol.gtol) & (gnorm <= tol.gtol * scale))
 
 
-class Course(NamedTuple):
+class SearchProgress(NamedTuple):
     """What convergence is judged by, besides the last two points."""
 
     first: jax.Array  # the value at the start
@@ -83,17 +83,17 @@ class Judgement(NamedTuple):
     """The status after an evaluation, and whether it is put off until the method began anew."""
 
     status: jax.Array
-    course: Course
+    progress: SearchProgress
     doubtful: jax.Array
 
 
 def judged(
     verdict: jax.Array,
-    before: Point,
-    after: Point,
-    aim: Aim,
-    pull: jax.Array,
-    course: Course,
+    before: Evaluation,
+    after: Evaluation,
+    plan: StepPlan,
+    gnorm: jax.Array,
+    progress: SearchProgress,
     tol: StoppingTolerances,
 ) -> Judgement:
     r"""Whether an evaluation ends the iteration, and why.
@@ -109,27 +109,27 @@ def judged(
     """
     moved, failed = verdict == MOVED, verdict == FAILED
     over = failed | (verdict == BLIND)
-    value, scale = jnp.abs(after.value), reference(after, course.steepest)
-    unseen = jnp.minimum(1 / tol.worth, course.first - after.value)
+    value, scale = jnp.abs(after.value), reference(after, progress.steepest)
+    unseen = jnp.minimum(1 / tol.worth, progress.first - after.value)
     fine = jnp.maximum(tol.ftol * value, tol.least * unseen)
-    loose = jnp.clip(jnp.asarray(1e-3, pull.dtype), tol.gtol, 100 * tol.gtol)
-    gentle = pull <= loose * scale
-    small = gentle & (pull * tol.unit <= loose)
-    tiny = gentle & (small | (pull <= tol.strict * course.steepest))
-    beside_the_value = gentle & (pull * tol.unit <= loose * value * tol.worth)
+    loose = jnp.clip(jnp.asarray(1e-3, gnorm.dtype), tol.gtol, 100 * tol.gtol)
+    gentle = gnorm <= loose * scale
+    small = gentle & (gnorm * tol.unit <= loose)
+    tiny = gentle & (small | (gnorm <= tol.strict * progress.steepest))
+    beside_the_value = gentle & (gnorm * tol.unit <= loose * value * tol.worth)
     gained = before.value - after.value
 
     def nothing(above: jax.Array) -> jax.Array:
-        return (aim.predicted <= above) & (gained <= above)
+        return (plan.predicted <= above) & (gained <= above)
 
     is_flat = (tiny & nothing(fine)) | (beside_the_value & nothing(tol.unseen * value))
-    count = jnp.where(is_flat, course.flat_steps + 1, jnp.zeros_like(course.flat_steps))
-    flat_steps = jnp.where(moved, count, course.flat_steps)
+    count = jnp.where(is_flat, progress.flat_steps + 1, jnp.zeros_like(progress.flat_steps))
+    flat_steps = jnp.where(moved, count, progress.flat_steps)
     sure = small | (flat_steps >= _FLAT_STEPS)
-    unpromising = (aim.predicted <= fine) & (tiny | beside_the_value)
-    short = jnp.all(jnp.abs(aim.step) <= tol.xtol * jnp.abs(after.x)) & (tiny | beside_the_value)
-    stationary = is_stationary(pull, scale, tol)
-    better = course.tested - after.value > _FLAT_STEPS * fine
+    unpromising = (plan.predicted <= fine) & (tiny | beside_the_value)
+    short = jnp.all(jnp.abs(plan.step) <= tol.xtol * jnp.abs(after.x)) & (tiny | beside_the_value)
+    stationary = is_stationary(gnorm, scale, tol)
+    better = progress.tested - after.value > _FLAT_STEPS * fine
     doubtful = moved & sure & ~small & ~stationary & better
     status = first_of(
         ((moved | over) & stationary, Status.CONVERGED_GRADIENT),
@@ -138,14 +138,14 @@ def judged(
         (((moved & sure) | failed) & short, Status.CONVERGED_STEP),
         (over, Status.STALLED),
     )
-    course = course._replace(
+    progress = progress._replace(
         flat_steps=jnp.where(doubtful, jnp.zeros_like(flat_steps), flat_steps),
-        tested=jnp.where(doubtful, after.value, course.tested),
+        tested=jnp.where(doubtful, after.value, progress.tested),
     )
-    return Judgement(status, course, doubtful)
+    return Judgement(status, progress, doubtful)
 
 
-def has_no_bottom(start: Point, end: Point, span: float = 0.0) -> jax.Array:
+def has_no_bottom(start: Evaluation, end: Evaluation, span: float = 0.0) -> jax.Array:
     """Whether the value fell by ten orders more than the start suggests, and is as steep as there.
 
     Args:

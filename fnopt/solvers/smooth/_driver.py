@@ -18,13 +18,13 @@ from fnopt.programs import (
     runs_now,
     written_for_jax,
 )
-from fnopt.solvers._call import checked_args, checked_count, first_call_hints, status_after
-from fnopt.solvers._solution import StepHistory, StepInfo
+from fnopt.solvers.problem._call import checked_args, checked_count, first_call_hints, status_after
+from fnopt.solvers.result._solution import StepHistory, StepInfo
 from fnopt.solvers.smooth._bfgs import bfgs
 from fnopt.solvers.smooth._implicit import implicitly
 from fnopt.solvers.smooth._iteration import MinimizeLoop, iterated
 from fnopt.solvers.smooth._lbfgsb import lbfgsb
-from fnopt.solvers.smooth._method import MinimizeMethod, Point, SmoothObjective
+from fnopt.solvers.smooth._method import Evaluation, MinimizeMethod, SmoothObjective
 from fnopt.solvers.smooth._newton_cg import newton_cg
 from fnopt.solvers.smooth._nonlinear_cg import nonlinear_cg
 from fnopt.solvers.smooth._plain import GIVEN, plain
@@ -229,7 +229,7 @@ def _minimized(
         info = StepInfo(loop.steps, setting.params(x), *entry)
         return status_after(callback, info, loop.status)
 
-    def iterate(problem: SmoothObjective, x: jax.Array, traced: Any) -> tuple[Any, Point]:
+    def iterate(problem: SmoothObjective, x: jax.Array, traced: Any) -> tuple[Any, Evaluation]:
         method, limits = traced
         loop, end = iterated(
             problem,
@@ -248,7 +248,9 @@ def _minimized(
     return _result(setting, kept, end, params, has_aux)
 
 
-def _result(setting: FlatObjective, kept: Any, end: Point, params: Any, has_aux: bool) -> Minimum:
+def _result(
+    setting: FlatObjective, kept: Any, end: Evaluation, params: Any, has_aux: bool
+) -> Minimum:
     steps, nfev, status, history = kept
     value, x = end.value, end.x
     if with_half_precision(params):

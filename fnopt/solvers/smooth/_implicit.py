@@ -10,15 +10,15 @@ import jax
 from fnopt.programs import opened
 from fnopt.residuals import minimum_tangent, projected_tangent, pushed, value_and_slope
 from fnopt.solvers._bounded import shifted
-from fnopt.solvers.smooth._method import Point, SmoothObjective
+from fnopt.solvers.smooth._method import Evaluation, SmoothObjective
 
 
 def implicitly(
-    iterate: Callable[[SmoothObjective, jax.Array, Any], tuple[Any, Point]],
+    iterate: Callable[[SmoothObjective, jax.Array, Any], tuple[Any, Evaluation]],
     problem: SmoothObjective,
     x: jax.Array,
     traced: Any,
-) -> tuple[Any, Point]:
+) -> tuple[Any, Evaluation]:
     """An iteration whose result is differentiated by the implicit function theorem.
 
     The start, and what is in `traced`, have no influence on a minimum, and no derivative.
@@ -42,7 +42,7 @@ def implicitly(
         return problem._replace(f=lambda v: f(v, *consts), box=box, projection=project)
 
     @jax.custom_jvp
-    def run(x: jax.Array, data: Any, traced: Any) -> tuple[Any, Point]:
+    def run(x: jax.Array, data: Any, traced: Any) -> tuple[Any, Evaluation]:
         return iterate(rebuilt(data), x, traced)
 
     @run.defjvp

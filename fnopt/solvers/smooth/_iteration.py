@@ -10,10 +10,10 @@ import jax.numpy as jnp
 
 from fnopt.core import Status, cond, is_converged, while_loop
 from fnopt.residuals import Box
-from fnopt.solvers._convergence import first_of
-from fnopt.solvers._solution import StepHistory, empty_history, noted
+from fnopt.solvers.convergence._tests import first_of
+from fnopt.solvers.result._solution import StepHistory, empty_history, noted
 from fnopt.solvers.smooth._convergence import (
-    Course,
+    SearchProgress,
     StoppingTolerances,
     has_no_bottom,
     is_stationary,
@@ -25,11 +25,11 @@ from fnopt.solvers.smooth._convergence import (
 from fnopt.solvers.smooth._method import (
     AGAIN,
     MOVED,
-    Aim,
+    Answer,
+    Evaluation,
     MinimizeMethod,
-    Point,
     SmoothObjective,
-    Told,
+    StepPlan,
     length,
     unit_of,
 )
@@ -38,10 +38,10 @@ from fnopt.solvers.smooth._method import (
 class MinimizeLoop(NamedTuple):
     """The state of the loop."""
 
-    point: Point
-    best: Point | None  # the lowest point, where the method may go up
-    aim: Aim
-    course: Course
+    point: Evaluation
+    best: Evaluation | None  # the lowest point, where the method may go up
+    plan: StepPlan
+    progress: SearchProgress
     anew: jax.Array  # whether the next plan is made without what was learned
     met: jax.Array  # whether any point but the first was finite
     status: jax.Array
@@ -76,7 +76,7 @@ _OF_GRADIENTS = 2.0**-10, 2.0**30
 _FAR = 1e15
 
 
-def units_of(method: MinimizeMethod, x: jax.Array, point: Point) -> Units:
+def units_of(method: MinimizeMethod, x: jax.Array, point: Evaluation) -> Units:
     """Units in which the start and the gradient there are of the order of 1."""
     one = jnp.ones((), x.dtype)
     if not method.scale_free:
@@ -106,7 +106,7 @@ def iterated(
     max_steps: int,
     history: bool,
     watch: Callable[[MinimizeLoop, jax.Array, StepHistory], jax.Array] | None,
-) -> tuple[MinimizeLoop, Point]:
+) -> tuple[MinimizeLoop, Evaluation]:
     """Runs a method to its end; the point comes back in the user's units."""
     feasible = jnp.ones((), bool) if problem.box is None else problem.box.is_feasible()
     x = jnp.where(feasible, problem.inside(x), x)
@@ -116,7 +116,7 @@ def iterated(
     slope = start.gradient * units.x / units.value
     # Where one factor would leave the range, do it in two.
     slope = jnp.where(jnp.isfinite(slope), slope, (start.gradient / units.value) * units.x)
-    point = Point(x / units.x, start.value / units.value, slope)
+    point = Evaluation(x / units.x, start.value / units.value, slope)
     tol = tolerances(x.dtype, eps, *limits, units.value / units.x, units.value)
     loop = _started(problem, method, point, feasible, tol, max_steps if history else None)
 
@@ -131,63 +131,65 @@ def iterated(
 
     loop = while_loop(unfinished, step, loop)
     end = loop.point if loop.best is None else loop.best
-    pull = largest(problem.pull(end))
+    gnorm = largest(problem.projected_gradient(end))
     late = (loop.status == Status.RUNNING.value) & is_stationary(
-        pull, reference(end, loop.course.steepest), tol
+        gnorm, reference(end, loop.progress.steepest), tol
     )
     status = jnp.where(late, Status.CONVERGED_GRADIENT.array, loop.status)
     status = jnp.where(status == Status.RUNNING.value, Status.MAX_STEPS.array, status)
     endless = ~is_converged(status) & has_no_bottom(point, end)
     status = jnp.where(endless, Status.UNBOUNDED.array, status)
-    back = Point(end.x * units.x, end.value * units.value, jnp.reshape(pull * tol.unit, ()))
+    back = Evaluation(end.x * units.x, end.value * units.value, jnp.reshape(gnorm * tol.unit, ()))
     return loop._replace(status=status), back
 
 
 def _started(
     problem: SmoothObjective,
     method: MinimizeMethod,
-    point: Point,
+    point: Evaluation,
     feasible: jax.Array,
     tol: StoppingTolerances,
     kept: int | None,
 ) -> MinimizeLoop:
-    pull, steepest = largest(problem.pull(point)), largest(point.gradient)
+    gnorm, steepest = largest(problem.projected_gradient(point)), largest(point.gradient)
     status = first_of(
         (~feasible, Status.INFEASIBLE),
         (~point.is_finite(), Status.NONFINITE_START),
-        (is_stationary(pull, reference(point, steepest), tol), Status.CONVERGED_GRADIENT),
+        (is_stationary(gnorm, reference(point, steepest), tol), Status.CONVERGED_GRADIENT),
     )
-    aim = method.aim(problem, point, method.begin(problem, point))
+    plan = method.plan(problem, point, method.begin(problem, point))
     zero, one = jnp.zeros((), jnp.int32), jnp.ones((), jnp.int32)
     best = None if method.monotone else point
     no, empty = jnp.zeros((), bool), None if kept is None else empty_history(kept, point.x.dtype)
-    course = Course(point.value, steepest, zero, jnp.full_like(point.value, jnp.inf))
-    return MinimizeLoop(point, best, aim, course, no, no, status, zero, one, empty)
+    progress = SearchProgress(point.value, steepest, zero, jnp.full_like(point.value, jnp.inf))
+    return MinimizeLoop(point, best, plan, progress, no, no, status, zero, one, empty)
 
 
 def _advanced(
     problem: SmoothObjective, method: MinimizeMethod, tol: StoppingTolerances, loop: MinimizeLoop
 ) -> MinimizeLoop:
     """One evaluation, and what follows from it."""
-    there = method.evaluate(problem, loop.aim.x, loop.aim.state)
-    more = method.evaluations(loop.aim.state)
-    told: Told = method.told(problem, loop.point, loop.aim.state, there)
-    moved = told.verdict == MOVED
-    here = jax.tree.map(lambda a, b: jnp.where(moved, a, b), told.point, loop.point)
-    pull = largest(problem.pull(here))
-    steepest = jnp.maximum(loop.course.steepest, jnp.where(moved, largest(here.gradient), 0))
-    course = loop.course._replace(steepest=steepest)
+    there = method.evaluate(problem, loop.plan.x, loop.plan.state)
+    more = method.evaluations(loop.plan.state)
+    answer: Answer = method.respond(problem, loop.point, loop.plan.state, there)
+    moved = answer.verdict == MOVED
+    here = jax.tree.map(lambda a, b: jnp.where(moved, a, b), answer.point, loop.point)
+    gnorm = largest(problem.projected_gradient(here))
+    steepest = jnp.maximum(loop.progress.steepest, jnp.where(moved, largest(here.gradient), 0))
+    progress = loop.progress._replace(steepest=steepest)
 
-    planning = (told.verdict == MOVED) | (told.verdict == AGAIN)
+    planning = (answer.verdict == MOVED) | (answer.verdict == AGAIN)
 
-    def planned() -> Aim:
-        state = told.state
+    def planned() -> StepPlan:
+        state = answer.state
         if method.monotone:  # the others claim nothing by the value
-            state = cond(loop.anew, lambda: method.begin(problem, here), lambda: told.state)
-        return method.aim(problem, here, state)
+            state = cond(loop.anew, lambda: method.begin(problem, here), lambda: answer.state)
+        return method.plan(problem, here, state)
 
-    aim = cond(planning, planned, lambda: loop.aim._replace(x=told.x, state=told.state))
-    status, course, doubtful = judged(told.verdict, loop.point, here, aim, pull, course, tol)
+    plan = cond(planning, planned, lambda: loop.plan._replace(x=answer.x, state=answer.state))
+    status, progress, doubtful = judged(
+        answer.verdict, loop.point, here, plan, gnorm, progress, tol
+    )
     elsewhere = jnp.any(there.x != loop.point.x)  # a step may be too short to lead away
     met = loop.met | (there.is_finite() & elsewhere)
     # A method that takes every step fails by nothing else.
@@ -202,8 +204,8 @@ def _advanced(
     return loop._replace(
         point=here,
         best=best,
-        aim=aim,
-        course=course,
+        plan=plan,
+        progress=progress,
         anew=doubtful | (loop.anew & ~planning),
         met=met,
         status=status,
@@ -223,7 +225,7 @@ def _watched(
         return loop
     point = loop.point
     slope = length(point.gradient) * (units.value / units.x)
-    step_length = length(before.aim.x - before.point.x) * units.x
+    step_length = length(before.plan.x - before.point.x) * units.x
     accepted = jnp.any(point.x != before.point.x)
     entry = StepHistory(point.value * units.value, slope, step_length, accepted)
     if watch is not None:

@@ -8,15 +8,15 @@ import jax.numpy as jnp
 from fnopt.core import static
 from fnopt.optimizers import inverse_product
 from fnopt.solvers.smooth._compact import (
-    Pairs,
+    CorrectionPairs,
     cauchy_point,
     compact,
     free_step,
     no_pairs,
     with_pair,
 )
-from fnopt.solvers.smooth._method import Point, SmoothObjective, dot
-from fnopt.solvers.smooth._walk import Heading, LineSearchMethod, Walk, first_rate
+from fnopt.solvers.smooth._descent import DescentState, LineSearchMethod, SearchLine, first_rate
+from fnopt.solvers.smooth._method import Evaluation, SmoothObjective, dot
 
 
 class lbfgsb(LineSearchMethod):
@@ -57,26 +57,30 @@ class lbfgsb(LineSearchMethod):
     # start gives: 1.04 of SciPy's and 1.00 with bounds, instead of 1.14 and 1.16.
     trusts_units = True
 
-    def empty(self, problem: SmoothObjective, point: Point) -> Pairs:
+    def empty(self, problem: SmoothObjective, point: Evaluation) -> CorrectionPairs:
         """No pairs."""
         del problem
         return no_pairs(self.memory_size, point.x)
 
-    def learned(self, memory: Pairs, before: Point, after: Point) -> Pairs:
+    def learned(
+        self, memory: CorrectionPairs, before: Evaluation, after: Evaluation
+    ) -> CorrectionPairs:
         """The pairs with the newest one, if its curvature is positive."""
         return with_pair(memory, after.x - before.x, after.gradient - before.gradient)
 
-    def heading(self, problem: SmoothObjective, point: Point, walk: Walk) -> Heading:
+    def heading(
+        self, problem: SmoothObjective, point: Evaluation, state: DescentState
+    ) -> SearchLine:
         """The minimum of the model within the bounds."""
-        pairs = walk.memory
+        pairs = state.memory
         one = jnp.ones_like(point.value)
         far = jnp.asarray(jnp.inf, one.dtype)
         if problem.box is None:
-            rate = jnp.where(walk.fresh, first_rate(point.gradient), one)
+            rate = jnp.where(state.fresh, first_rate(point.gradient), one)
             order = jnp.arange(self.memory_size, dtype=jnp.int32)
             gamma = 1 / pairs.theta
             step = inverse_product(point.gradient, pairs.S, pairs.Y, pairs.rho, gamma, order)
-            return Heading(point.x - step, rate, far)
+            return SearchLine(point.x - step, rate, far)
         box, B = problem.box, compact(pairs)
         cauchy = cauchy_point(B, box, point)
         r = point.gradient + B.times(cauchy.x - point.x)
@@ -88,9 +92,9 @@ class lbfgsb(LineSearchMethod):
         target = jnp.where(jnp.all(jnp.isfinite(target)), target, cauchy.x)
         # Between bounds on all sides the model's first target is a step of a sensible length.
         boxed = jnp.all(jnp.isfinite(box.lower) & jnp.isfinite(box.upper))
-        rate = jnp.where(walk.fresh & ~boxed, first_rate(target - point.x), one)
+        rate = jnp.where(state.fresh & ~boxed, first_rate(target - point.x), one)
         longest = _within(point.x, target - point.x, box.lower, box.upper, far)
-        return Heading(target, rate, jnp.where(walk.fresh, one, jnp.maximum(one, longest)))
+        return SearchLine(target, rate, jnp.where(state.fresh, one, jnp.maximum(one, longest)))
 
 
 def _within(

@@ -13,7 +13,7 @@ from fnopt.linear import norm
 from fnopt.residuals import Box, value_and_slope
 
 
-class Point(NamedTuple):
+class Evaluation(NamedTuple):
     """A point, and what the function is there."""
 
     x: jax.Array  # [n]
@@ -34,9 +34,9 @@ class SmoothObjective(NamedTuple):
     tree: Callable[[jax.Array], Any] = lambda x: x  # from the vector to the variables as a tree
     flat: Callable[[Any], jax.Array] = lambda tree: tree
 
-    def at(self, x: jax.Array) -> Point:
+    def at(self, x: jax.Array) -> Evaluation:
         """The linearization at a point: one evaluation."""
-        return Point(x, *value_and_slope(self.f, x))
+        return Evaluation(x, *value_and_slope(self.f, x))
 
     def inside(self, x: jax.Array) -> jax.Array:
         """The nearest point that is allowed."""
@@ -44,17 +44,19 @@ class SmoothObjective(NamedTuple):
             return self.projection(x)
         return x if self.box is None else self.box.nearest(x)
 
-    def pull(self, point: Point) -> jax.Array:
+    def projected_gradient(self, point: Evaluation) -> jax.Array:
         """The gradient without what the bounds hold; zero where nothing is left to gain."""
         if self.projection is not None:
-            return _projected_pull(self.projection, point)
+            return _projected_difference(self.projection, point)
         if self.box is None:
             return point.gradient
         held = self.box.held(point.x, point.gradient)
         return jnp.where(held, jnp.zeros_like(point.gradient), point.gradient)
 
 
-def _projected_pull(projection: Callable[[jax.Array], jax.Array], point: Point) -> jax.Array:
+def _projected_difference(
+    projection: Callable[[jax.Array], jax.Array], point: Evaluation
+) -> jax.Array:
     r"""The projected gradient, :math:`(x - P(x - \lambda g)) / \lambda`.
 
     With :math:`\lambda = 1` it is no longer than the set is wide, so it is small everywhere in a
@@ -76,7 +78,7 @@ def _projected_pull(projection: Callable[[jax.Array], jax.Array], point: Point) 
 WAITING, MOVED, AGAIN, FAILED, BLIND = 0, 1, 2, 3, 4
 
 
-class Told(NamedTuple):
+class Answer(NamedTuple):
     """The method's answer to an evaluation: a verdict, and the next point to look at.
 
     `verdict` is WAITING (look at `x` next), MOVED (to `point`), AGAIN (make a new plan for the
@@ -86,11 +88,11 @@ class Told(NamedTuple):
 
     verdict: jax.Array  # int32
     x: jax.Array
-    point: Point
+    point: Evaluation
     state: Any
 
 
-class Aim(NamedTuple):
+class StepPlan(NamedTuple):
     """A plan for a point: where to look first, and what to expect of it."""
 
     x: jax.Array
@@ -114,19 +116,21 @@ class MinimizeMethod(Value):
     trusts_units: ClassVar[bool] = False  # whether it keeps the user's, if these are ordinary
     monotone: ClassVar[bool] = True  # whether no step raises the value
 
-    def begin(self, problem: SmoothObjective, point: Point) -> Any:
+    def begin(self, problem: SmoothObjective, point: Evaluation) -> Any:
         """The state before the first plan."""
         raise NotImplementedError(f"{type(self).__name__} must define begin")
 
-    def aim(self, problem: SmoothObjective, point: Point, state: Any) -> Aim:
+    def plan(self, problem: SmoothObjective, point: Evaluation, state: Any) -> StepPlan:
         """A plan for a point."""
-        raise NotImplementedError(f"{type(self).__name__} must define aim")
+        raise NotImplementedError(f"{type(self).__name__} must define plan")
 
-    def told(self, problem: SmoothObjective, point: Point, state: Any, there: Point) -> Told:
+    def respond(
+        self, problem: SmoothObjective, point: Evaluation, state: Any, there: Evaluation
+    ) -> Answer:
         """The plan after an evaluation."""
-        raise NotImplementedError(f"{type(self).__name__} must define told")
+        raise NotImplementedError(f"{type(self).__name__} must define respond")
 
-    def evaluate(self, problem: SmoothObjective, x: jax.Array, state: Any) -> Point:
+    def evaluate(self, problem: SmoothObjective, x: jax.Array, state: Any) -> Evaluation:
         """The linearization at the point that was asked for."""
         del state
         return problem.at(x)

@@ -66,7 +66,7 @@ class Verdict(NamedTuple):
     taken: jax.Array  # whether the search has a step to take
 
 
-def told(
+def updated(
     search: LineSearch, value: jax.Array, slope: jax.Array, rule: WolfeConditions, most: jax.Array
 ) -> Verdict:
     r"""The search after an evaluation at `search.rate`.

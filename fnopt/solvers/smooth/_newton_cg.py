@@ -13,17 +13,17 @@ from fnopt.solvers.smooth._method import (
     AGAIN,
     FAILED,
     MOVED,
-    Aim,
+    Answer,
+    Evaluation,
     MinimizeMethod,
-    Point,
     SmoothObjective,
-    Told,
+    StepPlan,
     dot,
     length,
 )
 
 
-class Trust(NamedTuple):
+class TrustRegion(NamedTuple):
     """The radius, and what the model says of the step under way."""
 
     radius: jax.Array
@@ -57,21 +57,23 @@ class newton_cg(MinimizeMethod):
         optimization; Nocedal and Wright (2006), Numerical Optimization, algorithms 4.1 and 7.2.
     """
 
-    def begin(self, problem: SmoothObjective, point: Point) -> Trust:
+    def begin(self, problem: SmoothObjective, point: Evaluation) -> TrustRegion:
         """A region of radius 1, in units of the params."""
         del problem
         zero, one = jnp.zeros_like(point.value), jnp.ones_like(point.value)
-        return Trust(one, zero, zero, point.value, jnp.zeros((), bool))
+        return TrustRegion(one, zero, zero, point.value, jnp.zeros((), bool))
 
-    def aim(self, problem: SmoothObjective, point: Point, state: Trust) -> Aim:
+    def plan(self, problem: SmoothObjective, point: Evaluation, state: TrustRegion) -> StepPlan:
         """The step that minimises the model in the region."""
         step, predicted = steihaug(problem, point, state.radius)
         state = state._replace(predicted=predicted, step_length=length(step))
         # What a step gains that the region cut short says nothing of what there is to gain.
-        promise = jnp.where(state.at_the_edge(), jnp.inf, predicted)
-        return Aim(point.x + step, promise, step, state)
+        predicted = jnp.where(state.at_the_edge(), jnp.inf, predicted)
+        return StepPlan(point.x + step, predicted, step, state)
 
-    def told(self, problem: SmoothObjective, point: Point, state: Trust, there: Point) -> Told:
+    def respond(
+        self, problem: SmoothObjective, point: Evaluation, state: TrustRegion, there: Evaluation
+    ) -> Answer:
         """Accepts a step that gains a part of what was predicted, and changes the radius."""
         finite = there.is_finite()
         actual = jnp.where(finite, point.value - there.value, -jnp.inf).astype(state.radius.dtype)
@@ -99,7 +101,7 @@ class newton_cg(MinimizeMethod):
         dead = ~kept & nowhere & ~farther
         verdict = jnp.where(kept, MOVED, jnp.where(dead, FAILED, AGAIN)).astype(jnp.int32)
         refused = ~kept & (state.refused | ~farther)
-        return Told(verdict, there.x, there, state._replace(radius=radius, refused=refused))
+        return Answer(verdict, there.x, there, state._replace(radius=radius, refused=refused))
 
 
 class _Inner(NamedTuple):
@@ -112,7 +114,7 @@ class _Inner(NamedTuple):
 
 
 def steihaug(
-    problem: SmoothObjective, point: Point, radius: jax.Array
+    problem: SmoothObjective, point: Evaluation, radius: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """The step in a region, by conjugate gradients, and by how much the model falls.
 

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import check_choice, static
-from fnopt.solvers.smooth._method import Point, SmoothObjective, dot, length
+from fnopt.solvers.smooth._descent import DescentState, LineSearchMethod, SearchLine, first_rate
+from fnopt.solvers.smooth._method import Evaluation, SmoothObjective, dot, length
 from fnopt.solvers.smooth._more_thuente import WolfeConditions
-from fnopt.solvers.smooth._walk import Heading, LineSearchMethod, Walk, first_rate
 
 FORMULAS = ("polak_ribiere", "hager_zhang")
 
@@ -56,12 +56,12 @@ class nonlinear_cg(LineSearchMethod):
         super().__post_init__()
         check_choice(self.formula, FORMULAS, "formula", "nonlinear_cg")
 
-    def empty(self, problem: SmoothObjective, point: Point) -> Direction:
+    def empty(self, problem: SmoothObjective, point: Evaluation) -> Direction:
         """Down the gradient."""
         del problem
         return Direction(-point.gradient, first_rate(point.gradient))
 
-    def learned(self, memory: Direction, before: Point, after: Point) -> Direction:
+    def learned(self, memory: Direction, before: Evaluation, after: Evaluation) -> Direction:
         """The conjugate direction; the gradient's where that isn't one down."""
         g, y, d = after.gradient, after.gradient - before.gradient, memory.d
         beta = self._beta(g, y, d, before.gradient)
@@ -85,11 +85,13 @@ class nonlinear_cg(LineSearchMethod):
         floor = _ratio(-jnp.ones_like(dy), length(d) * jnp.minimum(0.01, length(before)))
         return jnp.maximum(beta, floor)
 
-    def heading(self, problem: SmoothObjective, point: Point, walk: Walk) -> Heading:
+    def heading(
+        self, problem: SmoothObjective, point: Evaluation, state: DescentState
+    ) -> SearchLine:
         """Along the conjugate direction."""
         del problem
         far = jnp.asarray(jnp.inf, point.value.dtype)
-        return Heading(point.x + walk.memory.d, walk.memory.rate, far)
+        return SearchLine(point.x + state.memory.d, state.memory.rate, far)
 
 
 def _ratio(p: jax.Array, q: jax.Array) -> jax.Array:

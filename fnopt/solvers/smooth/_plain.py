@@ -11,11 +11,11 @@ from fnopt.core import Transformation, apply_updates
 from fnopt.solvers.smooth._method import (
     FAILED,
     MOVED,
-    Aim,
+    Answer,
+    Evaluation,
     MinimizeMethod,
-    Point,
     SmoothObjective,
-    Told,
+    StepPlan,
 )
 from fnopt.transforms import Chain, find_kept, scale_by_zoom_linesearch
 
@@ -23,7 +23,7 @@ GIVEN = frozenset({"value", "grad", "value_fn", "obj_fn"})
 """The extra arguments that an optimizer gets here."""
 
 
-class Run(NamedTuple):
+class OptimizerRun(NamedTuple):
     """The state of the optimizer before and after its step."""
 
     before: Any
@@ -48,12 +48,12 @@ class plain(MinimizeMethod):
     scale_free = False
     monotone = False
 
-    def begin(self, problem: SmoothObjective, point: Point) -> Run:
+    def begin(self, problem: SmoothObjective, point: Evaluation) -> OptimizerRun:
         """The optimizer's first state."""
         state = self.tx.init(problem.tree(point.x))
-        return Run(state, state)
+        return OptimizerRun(state, state)
 
-    def aim(self, problem: SmoothObjective, point: Point, state: Run) -> Aim:
+    def plan(self, problem: SmoothObjective, point: Evaluation, state: OptimizerRun) -> StepPlan:
         """The optimizer's next step."""
         params, slope = problem.tree(point.x), problem.tree(point.gradient)
 
@@ -69,26 +69,28 @@ class plain(MinimizeMethod):
         # Nothing is known of what a step should gain: the value alone ends no run.
         predicted = jnp.asarray(jnp.inf, point.value.dtype)
         endless = jnp.full_like(point.x, jnp.inf)
-        return Aim(x, predicted, endless, Run(state.after, after))
+        return StepPlan(x, predicted, endless, OptimizerRun(state.after, after))
 
-    def told(self, problem: SmoothObjective, point: Point, state: Run, there: Point) -> Told:
+    def respond(
+        self, problem: SmoothObjective, point: Evaluation, state: OptimizerRun, there: Evaluation
+    ) -> Answer:
         """The optimizer's point, if value and gradient are finite there."""
         verdict = jnp.where(there.is_finite(), MOVED, FAILED).astype(jnp.int32)
-        return Told(verdict, there.x, there, state)
+        return Answer(verdict, there.x, there, state)
 
-    def evaluate(self, problem: SmoothObjective, x: jax.Array, state: Run) -> Point:
+    def evaluate(self, problem: SmoothObjective, x: jax.Array, state: OptimizerRun) -> Evaluation:
         """The linearization that a line search at the end of a chain left, or a new evaluation."""
         if not self._ends_with_search:
             return problem.at(x)
         ((value, slope),) = find_kept(state.after)
-        return Point(x, value.astype(x.dtype), problem.flat(slope))
+        return Evaluation(x, value.astype(x.dtype), problem.flat(slope))
 
     @property
     def _ends_with_search(self) -> bool:
         members = self.tx.transforms if isinstance(self.tx, Chain) else (self.tx,)
         return isinstance(members[-1], scale_by_zoom_linesearch)
 
-    def evaluations(self, state: Run) -> jax.Array:
+    def evaluations(self, state: OptimizerRun) -> jax.Array:
         """The number of evaluations: those of line searches, and the driver's own."""
         own = jnp.asarray(0 if self._ends_with_search else 1, jnp.int32)
         return sum(_search_steps(state.after), start=own)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fnopt.solvers.smooth._method import Point, SmoothObjective, dot
-from fnopt.solvers.smooth._walk import Heading, LineSearchMethod, Walk, first_rate
+from fnopt.solvers.smooth._descent import DescentState, LineSearchMethod, SearchLine, first_rate
+from fnopt.solvers.smooth._method import Evaluation, SmoothObjective, dot
 
 
 class projected_gradient(LineSearchMethod):
@@ -33,12 +33,12 @@ class projected_gradient(LineSearchMethod):
     takes_bounds = True
     takes_projection = True
 
-    def empty(self, problem: SmoothObjective, point: Point) -> jax.Array:
+    def empty(self, problem: SmoothObjective, point: Evaluation) -> jax.Array:
         """The step of length 1 down the gradient."""
         del problem
         return first_rate(point.gradient)
 
-    def learned(self, memory: jax.Array, before: Point, after: Point) -> jax.Array:
+    def learned(self, memory: jax.Array, before: Evaluation, after: Evaluation) -> jax.Array:
         """The inverse of the curvature along the last step."""
         s, y = after.x - before.x, after.gradient - before.gradient
         sy, ss = dot(s, y), dot(s, s)
@@ -48,8 +48,10 @@ class projected_gradient(LineSearchMethod):
         rate = jnp.where(usable, rate, 4 * memory)
         return jnp.where(jnp.isfinite(rate), jnp.clip(rate, 1e-20, 1e20), memory)
 
-    def heading(self, problem: SmoothObjective, point: Point, walk: Walk) -> Heading:
+    def heading(
+        self, problem: SmoothObjective, point: Evaluation, state: DescentState
+    ) -> SearchLine:
         """To the projection of the spectral step."""
-        target = problem.inside(point.x - walk.memory * point.gradient)
+        target = problem.inside(point.x - state.memory * point.gradient)
         one = jnp.ones_like(point.value)
-        return Heading(target, one, one)
+        return SearchLine(target, one, one)

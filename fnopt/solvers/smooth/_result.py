@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from fnopt.core import Params, Status, is_converged, messages, show_report
-from fnopt.solvers._report import batch_report
-from fnopt.solvers._solution import StepHistory
+from fnopt.solvers.result._report import batch_report
+from fnopt.solvers.result._solution import StepHistory
 
 _OF_A_FUNCTION = {
     Status.RUNNING: "not finished: more steps would lower the value",

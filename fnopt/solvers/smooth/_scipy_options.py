@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from fnopt.core import default_float, listing
-from fnopt.solvers._call import SCHEMES, checked_count
+from fnopt.solvers.problem._call import SCHEMES, checked_count
 from fnopt.solvers.smooth._lbfgsb import lbfgsb
 
 # By SciPy's names in lower case, as SciPy compares them.

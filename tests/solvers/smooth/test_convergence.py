@@ -7,8 +7,8 @@ import pytest
 
 import fnopt
 from fnopt import Status
-from fnopt.solvers.smooth._convergence import Course, judged, tolerances
-from fnopt.solvers.smooth._method import MOVED, Aim, Point
+from fnopt.solvers.smooth._convergence import SearchProgress, judged, tolerances
+from fnopt.solvers.smooth._method import MOVED, Evaluation, StepPlan
 
 # dtype, value, the last gain, the gradient, the largest gradient so far, and the claim.
 CASES = [
@@ -28,11 +28,11 @@ def test_claims_by_the_value(dtype, value, gain, slope, steepest, claim, x64):
 
     one = number(1)
     tol = tolerances(dtype, float(np.finfo(dtype).eps), None, None, None, one, one)
-    before = Point(number([1]), number(value + gain), number([slope]))
-    after = Point(number([2]), number(value), number([slope]))
-    aim = Aim(after.x, number(gain), number([0.1]), None)
-    course = Course(number(10), number(steepest), np.int32(0), number(np.inf))
-    end = judged(np.int32(MOVED), before, after, aim, number(slope), course, tol)
+    before = Evaluation(number([1]), number(value + gain), number([slope]))
+    after = Evaluation(number([2]), number(value), number([slope]))
+    plan = StepPlan(after.x, number(gain), number([0.1]), None)
+    progress = SearchProgress(number(10), number(steepest), np.int32(0), number(np.inf))
+    end = judged(np.int32(MOVED), before, after, plan, number(slope), progress, tol)
     assert Status(int(end.status)) is claim
 
 
@@ -43,14 +43,17 @@ def test_a_value_with_a_large_offset_needs_flat_steps_in_a_row():
 
     one = number(1)
     tol = tolerances("float32", float(np.finfo("float32").eps), None, None, None, one, one)
-    slope, course = number([1.5]), Course(number(2e4), number(2e2), np.int32(0), number(np.inf))
+    slope, progress = (
+        number([1.5]),
+        SearchProgress(number(2e4), number(2e2), np.int32(0), number(np.inf)),
+    )
     told = []
     for i in range(6):
-        before = Point(number([i]), number(1e4 - i * 0.01), slope)
-        after = Point(number([i + 1]), number(1e4 - (i + 1) * 0.01), slope)
-        aim = Aim(after.x, number(0.01), number([1]), None)
-        end = judged(np.int32(MOVED), before, after, aim, number(1.5), course, tol)
-        course = end.course
+        before = Evaluation(number([i]), number(1e4 - i * 0.01), slope)
+        after = Evaluation(number([i + 1]), number(1e4 - (i + 1) * 0.01), slope)
+        plan = StepPlan(after.x, number(0.01), number([1]), None)
+        end = judged(np.int32(MOVED), before, after, plan, number(1.5), progress, tol)
+        progress = end.progress
         told.append((Status(int(end.status)), bool(end.doubtful)))
     # After three of them the method begins anew, after three more that is the minimum.
     going, anew, done = [(Status.RUNNING, x) for x in (False, True)] + [

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.solvers._restart import reopened_radius
-from fnopt.solvers._scaling import initial_radius
+from fnopt.solvers.model._scaling import initial_radius
+from fnopt.solvers.trust_region._restart import reopened_radius
 
 
 class Outcome(NamedTuple):

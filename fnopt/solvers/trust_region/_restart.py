@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.linear import norm
-from fnopt.solvers._linearization import Linearization
+from fnopt.solvers.model._linearization import Linearization
 
 MOST_RESTARTS = 3
 SLOPING = 1e-5  # of the residual's length; leaning by less counts as a stationary point

@@ -17,9 +17,9 @@ import numpy as np
 
 from fnopt.core import cond, matmul, varying_like, while_loop
 from fnopt.linear import SingularFactors, divide, norm
-from fnopt.solvers._evidence import Noise
-from fnopt.solvers._linearization import Linearization
-from fnopt.solvers._scaling import fresh_scale
+from fnopt.solvers.convergence._evidence import Noise
+from fnopt.solvers.model._linearization import Linearization
+from fnopt.solvers.model._scaling import memoryless_scale
 
 _MOST = 8  # products with the Hessian; so many params are seen whole
 _QUIET = 0.1  # of the linear model's curvature: what residuals bend by that can't outweigh it
@@ -75,7 +75,7 @@ def no_descent(point: Linearization) -> Descent:
 def descent(
     point: Linearization,
     factors: SingularFactors,
-    pulled: Callable[[jax.Array], jax.Array],
+    gradient_at: Callable[[jax.Array], jax.Array],
     eps: jax.Array,
     noise: Noise,
 ) -> Descent:
@@ -92,7 +92,7 @@ def descent(
     Args:
         point: The point.
         factors: The singular values of its Jacobian, in units of the columns.
-        pulled: :math:`y \mapsto J(y)^T r`, with the residuals of the point.
+        gradient_at: :math:`y \mapsto J(y)^T r`, with the residuals of the point.
         eps: The rounding unit.
         noise: The rounding at the point.
 
@@ -100,9 +100,9 @@ def descent(
         The step, downhill; zeros if no curvature is negative beyond rounding, or if what could
         be gained along it is rounding.
     """
-    scale = fresh_scale(point.columns)
+    scale = memoryless_scale(point.columns)
     basis, sizes = _basis(factors, scale), _sizes(point, scale)
-    found = _products(point, pulled, basis, sizes)
+    found = _products(point, gradient_at, basis, sizes)
     nowhere = jnp.zeros_like(point.x), jnp.zeros_like(point.cost)
     step, gain = cond(
         found.unclear,
@@ -127,12 +127,12 @@ def _downhill(
     curvature = 1 + values[0]
     p = basis.step(matmul(vectors[:, 0], found.U))
     p = jnp.where(matmul(point.gradient, p) > 0, -p, p)
-    reach = _reach(p, sizes)
+    factor = _own_size_factor(p, sizes)
     # Further than to where nothing would be left of the cost no parabola goes.
     whole = jnp.sqrt(divide(point.cost, -curvature))
-    t = jnp.minimum(jnp.asarray(_FAR, p.dtype) * reach, whole)
+    t = jnp.minimum(jnp.asarray(_FAR, p.dtype) * factor, whole)
     gain = jnp.square(t) * jnp.abs(curvature) / 2
-    near = jnp.asarray(_NEAR, p.dtype) * reach
+    near = jnp.asarray(_NEAR, p.dtype) * factor
     blur = eps * jnp.sqrt(2 * point.cost) * divide(norm(scale * p), near)
     clearly = jnp.asarray(_CLEARLY, p.dtype)
     shows = (curvature < -clearly * blur) & (gain > clearly * noise.cost)
@@ -155,7 +155,7 @@ def _directions(n: int) -> np.ndarray:
 
 def _products(
     point: Linearization,
-    pulled: Callable[[jax.Array], jax.Array],
+    gradient_at: Callable[[jax.Array], jax.Array],
     basis: _Basis,
     sizes: jax.Array,
 ) -> _Krylov:
@@ -166,8 +166,8 @@ def _products(
 
     def product(u: jax.Array) -> jax.Array:
         p = basis.step(u)
-        t = jnp.asarray(_NEAR, dtype) * _reach(p, sizes)
-        change = divide(basis.slopes(pulled(point.x + t * p) - point.gradient), t)
+        t = jnp.asarray(_NEAR, dtype) * _own_size_factor(p, sizes)
+        change = divide(basis.slopes(gradient_at(point.x + t * p) - point.gradient), t)
         bent = jnp.where(jnp.isfinite(change), change, jnp.zeros_like(change))
         return bent - basis.less * u
 
@@ -197,7 +197,7 @@ def _sizes(point: Linearization, scale: jax.Array) -> jax.Array:
     return jnp.maximum(jnp.abs(point.x), least)
 
 
-def _reach(p: jax.Array, sizes: jax.Array) -> jax.Array:
+def _own_size_factor(p: jax.Array, sizes: jax.Array) -> jax.Array:
     """The factor at which a step changes some param by its own size, and none by more."""
     most = jnp.max(divide(jnp.abs(p), sizes), initial=0)
     return divide(jnp.ones_like(most), most)

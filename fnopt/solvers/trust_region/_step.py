@@ -16,17 +16,22 @@ from jax import lax
 
 from fnopt.core import Status, matmul, row_total
 from fnopt.linear import DampedStep, System, divide, norm
-from fnopt.solvers._acceleration import accelerated, geodesic_acceleration
-from fnopt.solvers._convergence import cost_converged, first_of, step_converged
-from fnopt.solvers._curvature import no_curvature
-from fnopt.solvers._evidence import Noise, is_idle
-from fnopt.solvers._gain import gain_ratio, is_accepted, is_negligible
-from fnopt.solvers._length import newton_length, second_order_reduction
-from fnopt.solvers._linearization import Linearization
-from fnopt.solvers._options import Options
-from fnopt.solvers._restart import MOST_RESTARTS, is_hopeful, is_sloping
-from fnopt.solvers._rules import Outcome, RadiusRule
-from fnopt.solvers._scaling import fresh_scale, grown_scale, initial_scale, with_size_floor
+from fnopt.solvers.convergence._evidence import Noise, is_idle
+from fnopt.solvers.convergence._options import Options
+from fnopt.solvers.convergence._tests import cost_converged, first_of, step_converged
+from fnopt.solvers.model._curvature import no_curvature
+from fnopt.solvers.model._linearization import Linearization
+from fnopt.solvers.model._scaling import (
+    grown_scale,
+    initial_scale,
+    memoryless_scale,
+    with_size_floor,
+)
+from fnopt.solvers.trust_region._acceleration import accelerated, geodesic_acceleration
+from fnopt.solvers.trust_region._gain import gain_ratio, is_accepted, is_negligible
+from fnopt.solvers.trust_region._length import newton_length, second_order_reduction
+from fnopt.solvers.trust_region._restart import MOST_RESTARTS, is_hopeful, is_sloping
+from fnopt.solvers.trust_region._rules import Outcome, RadiusRule
 
 _WIDER = 10.0  # times the radius, where a step at its edge gains no more than rounding
 _MOST_REJECTIONS = 80  # the radius shrinks at least by half each time
@@ -284,7 +289,7 @@ def restart(
     point: Linearization, search: TrustRegionState, options: Options, rule: RadiusRule
 ) -> TrustRegionState:
     """The state begun again, without what it remembers of other points."""
-    steepest = fresh_scale(point.columns)
+    steepest = memoryless_scale(point.columns)
     scale = _scale(steepest, point, search.rows)
     radius = rule.reopened(options.radius, scale, point.x, search.restarts)
     none = jnp.zeros_like(search.rejections)

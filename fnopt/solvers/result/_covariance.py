@@ -11,7 +11,7 @@ from jax import lax
 
 from fnopt.core import matmul
 from fnopt.linear import column_norms, numerical_rank, singular_factors
-from fnopt.solvers._scaling import initial_scale
+from fnopt.solvers.model._scaling import initial_scale
 
 
 class Linearised(Protocol):

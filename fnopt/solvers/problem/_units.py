@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fnopt.core import row_most
-from fnopt.solvers._problem import Problem
+from fnopt.solvers.problem._problem import Problem
 
 _RANGE = {"float64": 2.0**256}  # of the residuals, within which squares and their sums are safe
 _NARROW = 2.0**24

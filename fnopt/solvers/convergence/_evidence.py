@@ -10,9 +10,9 @@ from jax.scipy.linalg import solve_triangular
 
 from fnopt.core import matmul
 from fnopt.linear import divide, norm
-from fnopt.solvers._linearization import Linearization
-from fnopt.solvers._options import Options
-from fnopt.solvers._scaling import initial_scale
+from fnopt.solvers.convergence._options import Options
+from fnopt.solvers.model._linearization import Linearization
+from fnopt.solvers.model._scaling import initial_scale
 
 _IDLE = 10  # steps in a row that are accepted and gain no more than rounding
 _DONE = 2  # of them, where rounding is all that is left of the residuals

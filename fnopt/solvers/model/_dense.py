@@ -20,8 +20,12 @@ from fnopt.linear import (
     triangle,
 )
 from fnopt.residuals import linearise, linearise_pull
-from fnopt.solvers._linearization import Linearization, factorised_linearization, linearization_at
-from fnopt.solvers._model_base import LinearModel, Rank, gram_rank, scaled_pull
+from fnopt.solvers.model._base import LinearModel, Rank, gram_rank, scaled_rmv
+from fnopt.solvers.model._linearization import (
+    Linearization,
+    factorised_linearization,
+    linearization_at,
+)
 
 
 class DenseModel(LinearModel):
@@ -36,7 +40,7 @@ class DenseModel(LinearModel):
         """The Jacobian at a point."""
         return point.J
 
-    def pulled(self, x: jax.Array, w: jax.Array) -> jax.Array:
+    def rmv(self, x: jax.Array, w: jax.Array) -> jax.Array:
         r"""The product :math:`J(x)^T w`, where nothing else is needed of the Jacobian."""
         flat, mode = self.flat, self.mode
         if flat.derivative is None and jacobian_mode(mode, flat.rows, flat.n) == "reverse":
@@ -64,7 +68,7 @@ class TriangleModel(DenseModel):
         self, point: Linearization, factors: Any, scale: jax.Array, lam: jax.Array
     ) -> TriangleSystem:
         """Steps by the triangle."""
-        return TriangleSystem(factors, self.size, lam, scaled_pull(point, scale))
+        return TriangleSystem(factors, self.size, lam, scaled_rmv(point, scale))
 
     def rank(self, factors: Any) -> Rank:
         """By the singular values; the directions not seen are the last singular vectors."""
@@ -88,7 +92,7 @@ class LiftedModel(DenseModel):
     ) -> LiftedSystem:
         """Steps within the row space."""
         rows, Q = factors
-        pull = scaled_pull(point, scale)
+        pull = scaled_rmv(point, scale)
         inside = TriangleSystem(rows, self.size, lam, lambda w: matmul(pull(w), Q))
         return LiftedSystem(inside, Q)
 
@@ -115,7 +119,7 @@ class WideGramModel(DenseModel):
             point.r,
             lam,
             lambda v: matmul(point.J, v / scale),
-            scaled_pull(point, scale),
+            scaled_rmv(point, scale),
         )
 
     def rank(self, factors: Any) -> Rank:

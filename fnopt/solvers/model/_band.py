@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from fnopt.core import row_total
 from fnopt.linear import BandedGramSystem, BandLayout, band_of
 from fnopt.residuals import FlatResidual
-from fnopt.solvers._linearization import Linearization, half_square
-from fnopt.solvers._model_base import LinearModel
+from fnopt.solvers.model._base import LinearModel
+from fnopt.solvers.model._linearization import Linearization, half_square
 
 _WIDEST = 128  # unknowns in a block of a band; beyond, conjugate gradients may be faster
 _SHORTEST = 4  # blocks; a shorter band is a full matrix
@@ -39,7 +39,7 @@ class BandModel(LinearModel):
         given = self.flat.derivative
         assert given is not None
         assert given.compressed is not None
-        r, J, pull = self.pullable(x)
+        r, J, pull = self.linearised_rmv(x)
         G = row_total(self.band.gram(given.compressed.of(J)))
         columns = jnp.sqrt(self.band.diagonal(G))
         return Linearization(x, r, (J, G), half_square(r), pull(r), columns)

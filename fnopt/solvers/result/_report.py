@@ -10,7 +10,7 @@ import numpy as np
 
 from fnopt.core import leaves_with_names
 from fnopt.jacobians import held_as_zeros
-from fnopt.solvers._covariance import covariance_of
+from fnopt.solvers.result._covariance import covariance_of
 
 Solution = Any  # fnopt.solvers.Solution, whose file imports this one
 _MOST_SHOWN = 40  # parameters with a line of their own

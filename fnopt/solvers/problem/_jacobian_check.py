@@ -11,7 +11,7 @@ from fnopt.core import own, while_loop
 from fnopt.linear import divide
 from fnopt.linear import row_norm as norm
 from fnopt.residuals import pushed
-from fnopt.solvers._problem import Problem
+from fnopt.solvers.problem._problem import Problem
 
 _OFF = 0.02  # differences approximate a Jacobian better than that, even in float32
 _ROUNDING = 100  # rounding units, of what a product is the sum of

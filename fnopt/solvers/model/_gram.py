@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from fnopt.linear import TallGramSystem, WideGramSystem, scaled_gram
 from fnopt.residuals import linearise, linearise_gram, linearise_products, linearise_pull, pushed
-from fnopt.solvers._linearization import Linearization, NormalMatrix, half_square
-from fnopt.solvers._model_base import LinearModel, Map, Rank, free, gram_rank
+from fnopt.solvers.model._base import LinearModel, Map, Rank, free, gram_rank
+from fnopt.solvers.model._linearization import Linearization, NormalMatrix, half_square
 
 
 class TallGramModel(LinearModel):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from fnopt.core import Params, is_converged, messages, show_report
-from fnopt.solvers._report import batch_report, report
+from fnopt.solvers.result._report import batch_report, report
 
 
 class StepHistory(NamedTuple):

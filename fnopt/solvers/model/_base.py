@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from fnopt.core import matmul, row_total
 from fnopt.linear import System
 from fnopt.residuals import FlatResidual, linearise_products
-from fnopt.solvers._linearization import Linearization
+from fnopt.solvers.model._linearization import Linearization
 
 Map = Callable[[jax.Array], jax.Array]
 Rank = tuple[jax.Array, jax.Array | None]
@@ -64,7 +64,7 @@ class LinearModel:
         """The Jacobian at a point; None where it is too large to have."""
         del point
 
-    def pulled(self, x: jax.Array, w: jax.Array) -> jax.Array:
+    def rmv(self, x: jax.Array, w: jax.Array) -> jax.Array:
         r"""The product :math:`J(x)^T w`, where nothing else is needed of the Jacobian."""
         raise NotImplementedError
 
@@ -75,7 +75,7 @@ class LinearModel:
             return linearise_products(self.flat.r, point.x)[1:]
         return lambda v: given.push(point.J, v), lambda w: row_total(given.pull(point.J, w))
 
-    def pullable(self, x: jax.Array) -> tuple[jax.Array, Any, Map]:
+    def linearised_rmv(self, x: jax.Array) -> tuple[jax.Array, Any, Map]:
         """The residual, what is kept of the Jacobian for its products, and that of its transpose.
 
         Nothing is kept of one that comes from the residual function.
@@ -93,7 +93,7 @@ class LinearModel:
         return max(self.flat.rows, self.flat.n)
 
 
-def scaled_pull(point: Linearization, scale: jax.Array) -> Map:
+def scaled_rmv(point: Linearization, scale: jax.Array) -> Map:
     r"""The product :math:`D^{-1} J^T w` with a Jacobian that is a matrix."""
     return lambda w: row_total(matmul(w, point.J)) / scale
 

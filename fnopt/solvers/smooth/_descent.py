@@ -13,18 +13,18 @@ from fnopt.solvers.smooth._method import (
     FAILED,
     MOVED,
     WAITING,
-    Aim,
+    Answer,
+    Evaluation,
     MinimizeMethod,
-    Point,
     SmoothObjective,
-    Told,
+    StepPlan,
     dot,
     length,
 )
-from fnopt.solvers.smooth._more_thuente import LineSearch, WolfeConditions, begun, told
+from fnopt.solvers.smooth._more_thuente import LineSearch, WolfeConditions, begun, updated
 
 
-class Heading(NamedTuple):
+class SearchLine(NamedTuple):
     """The target of a full step, and the part of it to try first."""
 
     target: jax.Array  # [n]
@@ -32,7 +32,7 @@ class Heading(NamedTuple):
     longest: jax.Array  # the most that is allowed
 
 
-class Walk(NamedTuple):
+class DescentState(NamedTuple):
     """The memory of a descent method, and its line search under way."""
 
     memory: Any
@@ -40,7 +40,7 @@ class Walk(NamedTuple):
     target: jax.Array
     step: jax.Array
     search: LineSearch
-    best: Point  # the best point of the search
+    best: Evaluation  # the best point of the search
     first: jax.Array  # the value at the start of all
     last: jax.Array  # by how much the value fell in the last step
 
@@ -50,28 +50,30 @@ class LineSearchMethod(MinimizeMethod):
 
     rule: ClassVar[WolfeConditions] = WolfeConditions()
 
-    def empty(self, problem: SmoothObjective, point: Point) -> Any:
+    def empty(self, problem: SmoothObjective, point: Evaluation) -> Any:
         """The memory before anything is learned."""
         raise NotImplementedError(f"{type(self).__name__} must define empty")
 
-    def learned(self, memory: Any, before: Point, after: Point) -> Any:
+    def learned(self, memory: Any, before: Evaluation, after: Evaluation) -> Any:
         """The memory after a step."""
         raise NotImplementedError(f"{type(self).__name__} must define learned")
 
-    def heading(self, problem: SmoothObjective, point: Point, walk: Walk) -> Heading:
+    def heading(
+        self, problem: SmoothObjective, point: Evaluation, state: DescentState
+    ) -> SearchLine:
         """The search direction."""
         raise NotImplementedError(f"{type(self).__name__} must define heading")
 
-    def begin(self, problem: SmoothObjective, point: Point) -> Walk:
+    def begin(self, problem: SmoothObjective, point: Evaluation) -> DescentState:
         """The state with an empty memory."""
         zero, one = jnp.zeros_like(point.value), jnp.ones_like(point.value)
         search = begun(point.value, zero, one, one)
         memory = self.empty(problem, point)
         still = jnp.zeros_like(point.x)
         yes = jnp.ones((), bool)
-        return Walk(memory, yes, point.x, still, search, point, point.value, zero)
+        return DescentState(memory, yes, point.x, still, search, point, point.value, zero)
 
-    def aim(self, problem: SmoothObjective, point: Point, state: Walk) -> Aim:
+    def plan(self, problem: SmoothObjective, point: Evaluation, state: DescentState) -> StepPlan:
         """A direction, and the first step along it."""
         heading = self.heading(problem, point, state)
         step = heading.target - point.x
@@ -83,9 +85,9 @@ class LineSearchMethod(MinimizeMethod):
         state = state._replace(target=heading.target, step=step, search=search, best=point)
         half = jnp.asarray(0.5, slope.dtype)
         predicted = jnp.where(down, -half * slope, jnp.zeros_like(slope))
-        return Aim(self._place(problem, point, state), predicted, step, state)
+        return StepPlan(self._place(problem, point, state), predicted, step, state)
 
-    def _place(self, problem: SmoothObjective, point: Point, state: Walk) -> jax.Array:
+    def _place(self, problem: SmoothObjective, point: Evaluation, state: DescentState) -> jax.Array:
         rate = state.search.rate
         along = point.x + rate * state.step
         if problem.box is not None:
@@ -93,12 +95,16 @@ class LineSearchMethod(MinimizeMethod):
         # The target itself, so that bounds are reached exactly.
         return jnp.where(rate == 1, state.target, along)
 
-    def told(self, problem: SmoothObjective, point: Point, state: Walk, there: Point) -> Told:
+    def respond(
+        self, problem: SmoothObjective, point: Evaluation, state: DescentState, there: Evaluation
+    ) -> Answer:
         """Goes on with the search, or takes the best of its points."""
         finite = there.is_finite()
         value = jnp.where(finite, there.value, jnp.asarray(jnp.inf, there.value.dtype))
         going = state.search.rate > 0
-        verdict = told(state.search, value, dot(there.gradient, state.step), self.rule, state.first)
+        verdict = updated(
+            state.search, value, dot(there.gradient, state.step), self.rule, state.first
+        )
         better = verdict.better & finite
         best = jax.tree.map(lambda a, b: jnp.where(better, a, b), there, state.best)
         over, taken = verdict.done | ~going, verdict.taken & going
@@ -114,7 +120,7 @@ class LineSearchMethod(MinimizeMethod):
         # Once more without what was learned, unless that was nothing.
         failed = jnp.where(was_fresh, jnp.where(blind, BLIND, FAILED), AGAIN)
         code = jnp.where(over, jnp.where(taken, MOVED, failed), WAITING).astype(jnp.int32)
-        return Told(code, self._place(problem, point, state), best, state)
+        return Answer(code, self._place(problem, point, state), best, state)
 
 
 def first_rate(step: jax.Array) -> jax.Array:

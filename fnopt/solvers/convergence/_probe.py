@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from fnopt.core import matmul, row_total
 from fnopt.linear import SingularFactors, divide, norm
-from fnopt.solvers._linearization import Linearization
+from fnopt.solvers.model._linearization import Linearization
 
 SHARE = 1e-4  # of the cost, which a claim may leave to the second-order model
 _ABOVE = 3.0  # times the rounding of the residuals, that the model's reduction has to be

@@ -35,8 +35,8 @@ from fnopt.residuals import (
     tied,
     whitened,
 )
-from fnopt.solvers._gain import actual_reduction
-from fnopt.solvers._linearization import Linearization, half_square
+from fnopt.solvers.model._linearization import Linearization, half_square
+from fnopt.solvers.trust_region._gain import actual_reduction
 
 
 class Problem(NamedTuple):

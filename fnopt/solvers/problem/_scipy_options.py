@@ -10,7 +10,7 @@ import numpy as np
 from jax.core import Tracer
 
 from fnopt.residuals import RobustLoss, custom_loss, named_loss
-from fnopt.solvers._call import SCHEMES, checked_count
+from fnopt.solvers.problem._call import SCHEMES, checked_count
 
 _METHODS = (None, "trf", "dogbox", "lm")
 _TOLERANCES = ("ftol", "xtol", "gtol")

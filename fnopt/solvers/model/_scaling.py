@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.linear import divide, norm
-from fnopt.solvers._linearization import Linearization
+from fnopt.solvers.model._linearization import Linearization
 
 _LEAST = 1e-3  # of the residual's length, for a first radius
 _SIZE_FLOOR = 0.7  # of the residual's length: the least that a whole parameter counts for
@@ -32,7 +32,7 @@ def grown_scale(scale: jax.Array, columns: jax.Array) -> jax.Array:
     return jnp.maximum(scale, columns)
 
 
-def fresh_scale(columns: jax.Array) -> jax.Array:
+def memoryless_scale(columns: jax.Array) -> jax.Array:
     """The scaling without memory, for a restart; a dead parameter gets the steepest one's."""
     top = jnp.max(columns, initial=0)
     top = jnp.where(top > 0, top, jnp.ones_like(top))

@@ -8,8 +8,8 @@ import jax
 
 from fnopt.linear import KrylovSystem
 from fnopt.residuals import probed_columns
-from fnopt.solvers._linearization import Linearization, half_square
-from fnopt.solvers._model_base import LinearModel, free
+from fnopt.solvers.model._base import LinearModel, free
+from fnopt.solvers.model._linearization import Linearization, half_square
 
 
 class KrylovModel(LinearModel):
@@ -20,7 +20,7 @@ class KrylovModel(LinearModel):
     def evaluate(self, x: jax.Array, residual: jax.Array | None = None) -> Linearization:
         """The point, the norms of whose columns are estimated."""
         del residual
-        r, J, pull = self.pullable(x)
+        r, J, pull = self.linearised_rmv(x)
         return Linearization(x, r, J, half_square(r), pull(r), probed_columns(pull, r))
 
     def factorise(self, point: Linearization, scale: jax.Array, rows: jax.Array) -> Any:

@@ -15,17 +15,17 @@ import jax.numpy as jnp
 
 from fnopt.core import Status, cond
 from fnopt.linear import Triangle, singular_triangle
-from fnopt.solvers._evidence import Noise, rises
-from fnopt.solvers._linearization import Linearization
-from fnopt.solvers._probe import Probe, is_hopeful, is_refuted, no_probe, probe
-from fnopt.solvers._saddle import Descent, descent, no_descent
-from fnopt.solvers._scaling import fresh_scale
+from fnopt.solvers.convergence._evidence import Noise, rises
+from fnopt.solvers.convergence._probe import Probe, is_hopeful, is_refuted, no_probe, probe
+from fnopt.solvers.convergence._saddle import Descent, descent, no_descent
+from fnopt.solvers.model._linearization import Linearization
+from fnopt.solvers.model._scaling import memoryless_scale
 
 
-class Bends(NamedTuple):
+class CurvatureProducts(NamedTuple):
     """How the model shows curvature that a step of it doesn't know."""
 
-    pulled: Callable[[jax.Array], jax.Array]  # y -> J(y)^T r, with the residuals of the point
+    gradient_at: Callable[[jax.Array], jax.Array]  # y -> J(y)^T r, with the residuals of the point
     eps: jax.Array  # the rounding unit
 
 
@@ -81,7 +81,7 @@ def doubt(
     point: Linearization,
     beyond: jax.Array,
     away: jax.Array,
-    bends: Bends | None,
+    products: CurvatureProducts | None,
     noise: Noise,
 ) -> Doubt:
     """The doubt of a claim.
@@ -90,31 +90,33 @@ def doubt(
         point: The point.
         beyond: Whether params have lost their effect on their way.
         away: The point with these further out.
-        bends: What shows curvature; None where claims are not tested along directions of the
+        products: What shows curvature; None where claims are not tested along directions of the
             linear model.
         noise: The rounding there.
     """
-    if bends is None:
+    if products is None:
         none = jnp.zeros((), jnp.int32)
         return Doubt(beyond, away, beyond, jnp.zeros_like(point.cost), None, none)
     nothing = (no_probe(point), no_descent(point))
-    taken, down = cond(beyond, lambda: nothing, lambda: _aside(point, bends, noise))
+    taken, down = cond(beyond, lambda: nothing, lambda: _aside(point, products, noise))
     step = taken.step + down.step
     aside = jnp.where(beyond, away, point.x + step)
     return Doubt(beyond | jnp.any(step != 0), aside, beyond, down.gain, taken, down.products)
 
 
-def _aside(point: Linearization, bends: Bends, noise: Noise) -> tuple[Probe, Descent]:
+def _aside(
+    point: Linearization, products: CurvatureProducts, noise: Noise
+) -> tuple[Probe, Descent]:
     """A part of the full step where that is hopeful, else one along which the cost bends down."""
     assert point.triangle is not None
     L, c = point.triangle
-    factors = singular_triangle(Triangle(L / fresh_scale(point.columns)[:, None], c))
+    factors = singular_triangle(Triangle(L / memoryless_scale(point.columns)[:, None], c))
     hopeful = is_hopeful(point, noise.residual)
     taken = cond(hopeful, lambda: probe(point, factors, noise.residual), lambda: no_probe(point))
     flat = hopeful | (point.cost <= noise.cost)
     down = cond(
         flat,
         lambda: no_descent(point),
-        lambda: descent(point, factors, bends.pulled, bends.eps, noise),
+        lambda: descent(point, factors, products.gradient_at, products.eps, noise),
     )
     return taken, down

@@ -1,0 +1,1 @@
+"""A user's problem: its checks, and what becomes of it as functions of a vector."""

@@ -1,0 +1,1 @@
+"""The result of a fit: the solution, its covariance, its report."""

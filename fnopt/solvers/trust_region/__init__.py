@@ -1,0 +1,1 @@
+"""One step in a trust region: its length, its gain, and the next radius."""

@@ -12,11 +12,13 @@ COMPILE := $(BIN)/python -W ignore -m compileall -qq -j $(JOBS) -x '/tests/'
 
 GROUPS := lint test docs bench demo
 
-# What a release of JAX can break: the readers of its programs, and the contract of optimizers.
+# What a release of JAX can break: the readers of its programs, the contract of optimizers, and how
+# arrays lie on meshes.
 READERS := tests/programs tests/taps/test_capture.py tests/costs/test_cost_loops.py \
   tests/costs/test_cost_primitives.py tests/gradients/ghost/test_ghost_report.py \
   tests/gradients/ghost/test_ghost_factors.py tests/jacobians/dependence/test_dependence.py
 CONTRACT := tests/contract/test_transforms.py
+MESHES := tests/distributed/test_state_sharding.py
 # Formulas leaf by leaf, and fourteen small transforms one behind the other.
 CASES := [adamw] or -adamw] or [lion] or -lion] or small_parts]
 
@@ -77,7 +79,7 @@ newest:
 
 end: $(VENV)/.stamp-group-ends
 	@$(BIN)/python -c 'import jax, sys; print("Python %d.%d, JAX" % sys.version_info[:2], jax.__version__)'
-	$(BIN)/python -m pytest -n $(JOBS) -q $(READERS) $(CONTRACT) -k "not test_transforms or $(CASES)"
+	$(BIN)/python -m pytest -n $(JOBS) -q $(READERS) $(CONTRACT) $(MESHES) -k "not test_transforms or $(CASES)"
 
 lint: $(VENV)/.stamp-group-lint
 	$(BIN)/ruff check

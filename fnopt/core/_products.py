@@ -20,14 +20,17 @@ def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
 
     Every product of the library's own is made so; those of the user's model keep their precision.
     """
-    return jnp.matmul(a, b, precision=HIGHEST, **_result(a, b, (-1, max(jnp.ndim(b) - 2, 0))))
+    batch = max(jnp.ndim(b) - 2, 0)
+    sharding = product_sharding(a, b, (-1, batch), batch)
+    if sharding is None:
+        return jnp.matmul(a, b, precision=HIGHEST)
+    # matmul takes no sharding for stacks of one matrix: it squeezes them before.
+    axes = ((jnp.ndim(a) - 1,), (batch,)), (range(batch), range(batch))
+    return jax.lax.dot_general(a, b, axes, precision=HIGHEST, out_sharding=sharding)
 
 
 def weighted_rows(weights: jax.Array, x: jax.Array) -> jax.Array:
     """`sum_i weights[i] * x[i]`, in the full precision of the dtype."""
-    return jnp.tensordot(weights, x, axes=1, precision=HIGHEST, **_result(weights, x, (0, 0)))
-
-
-def _result(a: jax.Array, b: jax.Array, summed: tuple[int, int]) -> dict[str, Any]:
-    sharding = product_sharding(a, b, summed)
-    return {} if sharding is None else {"out_sharding": sharding}
+    sharding = product_sharding(weights, x, (0, 0))
+    out: Any = {} if sharding is None else {"out_sharding": sharding}
+    return jnp.tensordot(weights, x, axes=1, precision=HIGHEST, **out)

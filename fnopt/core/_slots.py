@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from fnopt.core._dtypes import compute_dtype, real_dtype
 from fnopt.core._leaves import check_inexact
+from fnopt.core._spread import filled_like
 
 _SLOT, _REAL, _OWN, _TALLY = "fnopt slot", "real", "own", "fnopt tally"
 
@@ -86,7 +87,7 @@ def slot_zeros(params: Any, dtype: Any = None, *, fill: Any = 0.0, real: bool = 
     def one(p: Any) -> jax.Array:
         slot_dtype = dtype or compute_dtype(jnp.result_type(p))
         slot_dtype = real_dtype(slot_dtype) if real else slot_dtype
-        return jnp.full_like(p, jnp.asarray(fill, slot_dtype), dtype=slot_dtype)
+        return filled_like(p, jnp.asarray(fill, slot_dtype), slot_dtype)
 
     return jax.tree.map(one, params)
 

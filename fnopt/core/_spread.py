@@ -57,6 +57,12 @@ def laid_like(x: jax.Array, like: Any) -> jax.Array:
     return x if axes_of(x) == axes else reshard(x, NamedSharding(sharding.mesh, sharding.spec))
 
 
+def filled_like(x: Any, fill_value: Any, dtype: Any) -> jax.Array:
+    """`jnp.full_like`, lying as `x` does: JAX 0.12 forgets it where no mesh is set."""
+    full = jnp.full_like(x, fill_value, dtype=dtype)
+    return laid_like(full, x) if isinstance(x, Tracer) and is_spread(x) else full
+
+
 def _is_type(x: Any) -> bool:
     return isinstance(x, (jax.ShapeDtypeStruct, ShapedArray))
 

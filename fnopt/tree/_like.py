@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_choice, default_float, leaves_with_names, shown
+from fnopt.core import check_choice, default_float, filled_like, leaves_with_names, shown
 from fnopt.tree._promote import promoted
 
 
@@ -32,7 +32,7 @@ def zeros_like(tree: Any, dtype: Any = None) -> Any:
         >>> tree.zeros_like({"w": jnp.ones(2)})
         {'w': Array([0., 0.], dtype=float32)}
     """
-    return jax.tree.map(lambda x: jnp.zeros_like(x, dtype=_chosen(x, dtype)), tree)
+    return jax.tree.map(lambda x: filled_like(x, 0, _chosen(x, dtype)), tree)
 
 
 def ones_like(tree: Any, dtype: Any = None) -> Any:
@@ -50,7 +50,7 @@ def ones_like(tree: Any, dtype: Any = None) -> Any:
         >>> tree.ones_like({"w": jnp.zeros(2)})
         {'w': Array([1., 1.], dtype=float32)}
     """
-    return jax.tree.map(lambda x: jnp.ones_like(x, dtype=_chosen(x, dtype)), tree)
+    return jax.tree.map(lambda x: filled_like(x, 1, _chosen(x, dtype)), tree)
 
 
 def full_like(tree: Any, fill_value: Any, dtype: Any = None) -> Any:
@@ -72,7 +72,7 @@ def full_like(tree: Any, fill_value: Any, dtype: Any = None) -> Any:
 
     def one(x: Any) -> jax.Array:
         dt = _chosen(x, dtype)
-        return jnp.full_like(x, jnp.asarray(fill_value).astype(dt), dtype=dt)
+        return filled_like(x, jnp.asarray(fill_value).astype(dt), dt)
 
     return jax.tree.map(one, tree)
 

@@ -125,7 +125,7 @@ def apply_updates(params: Params, updates: Any) -> Params:
 
 
 def is_pair_with(x: Any, i: int, treedef: Any) -> bool:
-    """Whether something is a pair, by mistake, of which one has the structure that is wanted."""
+    """Whether a value is a pair whose part `i` has this structure: a pair by mistake."""
     if type(x) is not tuple or len(x) != 2:
         return False
     return jax.tree.structure(x[i], is_leaf=_is_leaf) == treedef

@@ -15,7 +15,7 @@ _ELSEWHERE = "incompatible devices", "Mesh for all inputs should be equal"
 
 
 def name_devices(error: ValueError, updates: Any, **others: Any) -> None:
-    """Raises an error that names what is elsewhere, if that is why JAX refused some arrays.
+    """Raises an error that names the arrays on other devices, if JAX refused the step for them.
 
     Args:
         error: The error of JAX.

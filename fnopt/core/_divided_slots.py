@@ -18,7 +18,7 @@ Step = Callable[[Any, Any, Any], tuple[Any, Any]]
 def step_despite_types(
     error: Exception, step: Step, init: Callable[[Any], Any], given: tuple[Any, Any, Any]
 ) -> tuple[Any, Any]:
-    """The step again, on arrays that lie as one of them does (ZeRO).
+    """The step again, with all arrays in the sharding of one of them (ZeRO).
 
     On an explicit mesh the sum of a gradient and of a slot that is divided over one more axis has
     no type. First gradients and params are laid as the slots of their shape lie, so that the
@@ -54,7 +54,7 @@ def step_despite_types(
 
 
 def as_others_lie(leaves: list[Any], others: list[Any]) -> list[Any]:
-    """The leaves, on an explicit mesh lying as others do: a sum lies as either of its terms."""
+    """The leaves in the shardings of others, on an explicit mesh: terms of a sum need the same."""
     return [*map(laid_like, leaves, others)] if is_typed(others) else leaves
 
 
@@ -89,7 +89,7 @@ def _axes_of_shape(x: Any) -> tuple[Any, ...]:
 
 
 def _like_slots(updates: Any, state: Any) -> Any:
-    """Of every gradient a slot of its shape that lies otherwise, or itself."""
+    """For every gradient a slot of its shape in another sharding, or the gradient itself."""
     found: dict[int, Any] = {}
     for _, x, owner in owners(state, updates):
         alike = owner is not None and jax.numpy.shape(x) == jax.numpy.shape(owner)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 
 def in_turn(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn(x, *rest)`, of whose calls in a program none begins before the one ahead has ended.
+    """The function `fn(x, *rest)` whose calls in a program run one after the other.
 
     Args:
         fn: What it does to the array `x` has to precede whatever must not begin.
@@ -32,7 +32,7 @@ def in_turn(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def after(x: jax.Array, before: Any) -> jax.Array:
-    """The array `x`, which isn't known before all arrays of a tree of floating numbers are."""
+    """The array `x`, held back until all arrays of another tree (of floats) are computed."""
     heads = [y[(0,) * y.ndim] for y in jax.tree.leaves(before) if y.size]
     if not heads:
         return x

@@ -35,7 +35,7 @@ def check_axis(axis_name: Any, what: str = "axis_name") -> None:
 
 
 def over_devices(sums: Any, axis_name: Any) -> Any:
-    """Sums over all devices, from those of each; as they are without an axis."""
+    """The sums over all devices of a named axis, from those of each; unchanged without an axis."""
     if axis_name is None:
         return sums
     check_axis(axis_name)

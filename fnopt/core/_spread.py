@@ -49,7 +49,7 @@ def gathered(x: jax.Array, *dimensions: int) -> jax.Array:
 
 
 def laid_like(x: jax.Array, like: Any) -> jax.Array:
-    """The array, lying as another of its shape does, or as its type or `ShapeDtypeStruct` says."""
+    """The array in the sharding of an array, a type or a `ShapeDtypeStruct` of its shape."""
     sharding = getattr(like if _is_type(like) else jax.typeof(like), "sharding", None)
     if not isinstance(sharding, NamedSharding) or not any(sharding.spec):
         return gathered(x)

@@ -150,7 +150,7 @@ def _with_axes(tree: Any) -> Any:
 
 
 def _in_parts(tree: Any) -> Any:
-    """Leaves of the form of parts: alike are those that are alike as wholes, as programs see it."""
+    """The shapes of parts of leaves; leaves of one shape have parts of one shape."""
     leaves, treedef = jax.tree.flatten(tree)
     first: dict[Any, int] = {}
     alike = [first.setdefault((x.shape, x.dtype), i) for i, x in enumerate(leaves)]

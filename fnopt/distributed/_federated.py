@@ -182,7 +182,7 @@ class add_proximal_term(Transformation):
     def update(
         self, updates: Any, state: ProximalState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, ProximalState]:
-        """The updates and the pull."""
+        """The updates plus the gradient of the proximal term."""
 
         def leaf(mu: Any, g: Any, p: Any, start: Any) -> Any:
             return g + mu * (p - start)

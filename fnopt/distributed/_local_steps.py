@@ -159,7 +159,7 @@ class diloco(Transformation):
                 (new, outer_state, error),
                 (state.anchor, state.outer_state, state.error),
             )
-            return _way(new, params), new, outer_state, error
+            return _difference(new, params), new, outer_state, error
 
         def go_on() -> tuple[Any, ...]:
             return own, state.anchor, state.outer_state, state.error
@@ -212,7 +212,7 @@ def _weight(num_examples: Any, participates: Any) -> jax.Array:
 
 
 def _heard(weight: jax.Array, moved: Any) -> jax.Array:
-    """The weight of a worker; zero if it, or the worker's params, are not what can be averaged."""
+    """The weight of a worker; zero if it isn't a positive number, or its params aren't finite."""
     finite = all_finite(moved) & jnp.isfinite(weight) & (weight > 0)
     return jnp.where(finite, weight, jnp.zeros_like(weight))
 
@@ -234,7 +234,7 @@ def _moved(anchor: Any, params: Any, own: Any) -> Any:
     return jax.tree.map(leaf, anchor, params, own)
 
 
-def _way(new: Any, params: Any) -> Any:
+def _difference(new: Any, params: Any) -> Any:
     return jax.tree.map(lambda a, p: a - p.astype(a.dtype), new, params)
 
 

@@ -58,7 +58,7 @@ def own_parts(tree: Any, axes: tuple[str, ...], n: int) -> Any:
 
 
 def whole_leaves_of(shapes: dict[str, tuple[int, ...]], axes: tuple[str, ...]) -> WholeLeaves:
-    """What is known of the leaves whose parts the devices of these axes have."""
+    """The whole leaves behind the parts that the devices of these axes have."""
 
     def kept(parts: jax.Array) -> jax.Array:
         here = jax.lax.axis_index(axes)

@@ -86,7 +86,7 @@ class quantized_delta(Value):
         super().__post_init__()
 
     def init(self, params: Any) -> QuantizedDeltaState:
-        """Nothing was sent, nothing is owed."""
+        """A zero count, and rounding errors of zero."""
         return QuantizedDeltaState(zero_count(), slot_zeros(params))
 
     def encode(

@@ -29,7 +29,7 @@ def in_numbers(tx: Any, state: Any, params: Any) -> Any:
 
 
 def in_codes(tx: Any, numbers: Any, params: Any) -> Any:
-    """What `in_numbers` was made from, rounded anew in the blocks of this optimizer's state."""
+    """The state with slots as codes again, rounded anew in the blocks of this optimizer."""
 
     def one(over: sharded | None, tx: quantized_state, state: QuantizedStateState) -> Any:
         known = None if over is None else over._leaves_in_rows(params)

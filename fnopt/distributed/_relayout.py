@@ -157,7 +157,7 @@ def _in_parts(_: str, x: Any, new: Any) -> Any:
 def _where_blocks_differ(
     parts: Any, whole: Any, recoded: Callable[[], Any] | None
 ) -> dict[str, Any]:
-    """By name, codes in other blocks in parts than in whole leaves: what takes their place.
+    """The replacements, by name, of codes whose blocks in parts are not those in whole leaves.
 
     Raises a ValueError that names the first where nothing does.
     """
@@ -186,7 +186,7 @@ def _where_blocks_differ(
 
 
 def _mapped(one: Any, state: Any, target: Any, instead: dict[str, Any] | None = None) -> Any:
-    """`one(name, x, y)` of the leaves of both; of what is called as in `instead`, that."""
+    """The tree of `one(name, x, y)` for the leaves of both; `instead` replaces some by name."""
     wanted = jax.tree.structure(target)
     if jax.tree.structure(state) != wanted:
         found = jax.tree.structure(state)

@@ -202,7 +202,7 @@ class sharded(Transformation):
         )
 
     def _leaves_in_rows(self, params: Any) -> WholeLeaves | None:
-        """What is known of leaves whose parts lie in rows, all on a mesh."""
+        """The whole leaves behind parts that lie in rows on a mesh."""
         mesh = next(map(mesh_of, jax.tree.leaves(params)), None)
         if mesh is None:
             return None

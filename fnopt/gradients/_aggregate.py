@@ -1,4 +1,4 @@
-"""Ways to combine the gradients of examples that a few bad ones do not spoil."""
+"""Robust means of the gradients of examples: a few bad ones do not spoil them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sparse matrix is turned into, from its entries."""
+"""Conversions of a sparse matrix, from its entries."""
 
 from __future__ import annotations
 

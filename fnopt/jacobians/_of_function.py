@@ -90,7 +90,7 @@ def tree_or_matrix(
 def _of_params(
     fn: Callable[..., Any], argnums: int | Sequence[int], args: tuple[Any, ...], kwargs: Any
 ) -> tuple[Callable[[Any], Any], Any]:
-    """The function of what is differentiated alone, and that."""
+    """The function of its differentiated argument alone, and the value of that argument."""
     one = isinstance(argnums, int)
     positions = (argnums,) if one else tuple(argnums)
     if not positions or any(not -len(args) <= i < len(args) for i in positions):

@@ -84,7 +84,7 @@ def _pulled(flat: VectorFunction) -> Callable[[jax.Array, jax.Array], jax.Array]
 def _members(
     program: Any, size: int, flat: VectorFunction, name: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """For every output of a linear program and every input that it depends on, their places."""
+    """The positions of the outputs of a linear program, and of the inputs they depend on."""
     sets, (ids,) = dependence(program, size)
     if sets.entries(ids) > _MOST:
         raise ValueError(

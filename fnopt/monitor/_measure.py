@@ -177,6 +177,6 @@ def measure(
 
 
 def nothing(stats: tuple[str, ...], dtype: Any, groups: int) -> Rows:
-    """Zeros in the place of every statistic, before there is any."""
+    """Zeros in place of every statistic, before the first measurement."""
     shapes = {"histogram": (groups, exponents.BINS)}
     return {name: jnp.zeros(shapes.get(name, (groups,)), dtype) for name in stats}

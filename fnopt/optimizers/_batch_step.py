@@ -24,7 +24,7 @@ _REFUSED = 8.0  # what damping is multiplied by
 
 
 class DampingRule(NamedTuple):
-    """What the damping is multiplied by after a step that was taken.
+    """The factors of the damping after an accepted step.
 
     Attributes:
         good: The gain above which a whole step was good, actual over predicted.
@@ -97,7 +97,7 @@ def check_solver(options: Any, name: str) -> None:
 
 
 def first_state(options: StepOptions, params: Any) -> GaussNewtonDescentState:
-    """No step so far."""
+    """The state before the first step."""
     dtype = step_dtype(params)
     zero = jnp.zeros((), dtype)
     return GaussNewtonDescentState(
@@ -133,7 +133,7 @@ def _warm_up(options: StepOptions, state: GaussNewtonDescentState, dtype: Any) -
 def moved_by_momentum(
     options: StepOptions, state: GaussNewtonDescentState, J: Any
 ) -> jax.Array | None:
-    r"""What momentum moves the outputs or residuals of the batch by, :math:`\mu J d_{t-1}`.
+    r"""The change of the batch's outputs or residuals by momentum, :math:`\mu J d_{t-1}`.
 
     Args:
         options: The optimizer.
@@ -156,7 +156,7 @@ def batch_step(
     known: jax.Array,
     noise: jax.Array,
 ) -> BatchStep:
-    """The step along momentum less `pulled`, a tree like the params; the rest is of that."""
+    """The step along momentum less `pulled`, with the quadratic model along it."""
     phi = jax.tree.map(jnp.negative, pulled)
     if options.momentum is not None:
         mu = jnp.asarray(options.momentum)

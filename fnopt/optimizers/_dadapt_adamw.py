@@ -116,7 +116,7 @@ class scale_by_dadapt_adamw(Transformation):
 
 
 def _averaged(scalars: Any, updates: Any, state: ScaleByDadaptAdamwState) -> Any:
-    """The new averages and sums, and what the gradients have to do with those before."""
+    """The new averages and sums, and the inner product of the gradients with the sum before."""
 
     def leaf(h: Any, g: Any, m: Any, v: Any, s: Any) -> Any:
         g = squarable(g)

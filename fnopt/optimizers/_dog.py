@@ -96,7 +96,7 @@ class scale_by_dog(Transformation):
     eps: Scalar = hyper(default=1e-8, ge=0)
 
     def init(self, params: Any) -> ScaleByDogState:
-        """The start, and what stands for a distance."""
+        """The start, and a first guess of the distance."""
         zero = jnp.zeros((), real_dtype_of(params))
         kind, value = self.init_step
         first = jnp.full_like(zero, 0.0 if kind == "learning_rate" else value)
@@ -147,7 +147,7 @@ class scale_by_dowg(Transformation):
     eps: Scalar = hyper(default=1e-4, ge=0)
 
     def init(self, params: Any) -> ScaleByDowgState:
-        """The start, and what stands for a distance."""
+        """The start, and a first guess of the distance."""
         zero = jnp.zeros((), real_dtype_of(params))
         first = self.eps if self.init_estim_sq_dist is None else self.init_estim_sq_dist
         return ScaleByDowgState(

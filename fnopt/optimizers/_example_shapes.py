@@ -24,7 +24,7 @@ class ExampleShapes(NamedTuple):
 
 
 def example_shapes(batch: Any, name: str) -> ExampleShapes:
-    """Reads them from a batch, or its shapes."""
+    """The shapes of one example, from a batch or the shapes of a batch."""
     if isinstance(batch, ExampleShapes):
         return batch
     batch = jax.tree.map(lambda x: x if hasattr(x, "dtype") else jnp.asarray(x), batch)

@@ -125,7 +125,7 @@ class gauss_newton_descent(Transformation):
         check_solver(self, _NAME)
 
     def init(self, params: Any) -> GaussNewtonDescentState:
-        """No step so far."""
+        """The state before the first step."""
         return first_state(self, params)
 
     def update(
@@ -187,7 +187,7 @@ class gauss_newton_descent(Transformation):
     def _among_residuals(
         self, J: BatchJacobian, scale: jax.Array, b: jax.Array, damping: jax.Array
     ) -> tuple[Any, jax.Array, jax.Array]:
-        """`J^T (J J^T + lam I)^-1 b`, what it moves the residuals by, and what tells of NaN."""
+        """The vector `J^T (J J^T + lam I)^-1 b`, what it adds to the residuals, and the damping."""
         K = self._gram(J, scale, damping)
         a = K.inverse(b)
         return J.rmv(scale * a), K.times(a), K.lam

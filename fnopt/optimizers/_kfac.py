@@ -38,7 +38,7 @@ _REFUSED = 8.0  # what it is multiplied by after a step that was too long
 
 
 class KfacState(NamedTuple):
-    """Averages of the factors, their inverses, and what the last step was.
+    """Averages of the factors, their inverses, and the last step.
 
     Attributes:
         count: How many updates were made.

@@ -14,17 +14,17 @@ Pair = tuple[Any, Any]
 
 
 def zeros(k: int, n: int, dtype: Any) -> jax.Array:
-    """Factors of nothing."""
+    """Factors of zeros."""
     return jnp.zeros((k, n, n), dtype)
 
 
 def identities(k: int, n: int, dtype: Any) -> jax.Array:
-    """The axes as they are."""
+    """Identity matrices, as bases."""
     return jnp.tile(jnp.eye(n, dtype=dtype), (k, 1, 1))
 
 
 def turned(x: jax.Array) -> jax.Array:
-    """The transposes."""
+    """The transposes of matrices."""
     return jnp.swapaxes(x, 1, 2)
 
 

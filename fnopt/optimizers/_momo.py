@@ -90,7 +90,7 @@ class momo(Transformation):
     adapt_lower_bound: bool = static(default=False)
 
     def init(self, params: Any) -> MomoState:
-        """Averages of nothing."""
+        """Zero averages."""
         zero = jnp.zeros((), real_dtype_of(params))
         bound = jnp.full_like(zero, jnp.asarray(self.lower_bound, zero.dtype))
         return MomoState(slot_zeros(params), zero, zero, bound, zero_count())
@@ -159,7 +159,7 @@ class momo_adam(Transformation):
     adapt_lower_bound: bool = static(default=False)
 
     def init(self, params: Any) -> MomoAdamState:
-        """Averages of nothing."""
+        """Zero averages."""
         zero = jnp.zeros((), real_dtype_of(params))
         bound = jnp.full_like(zero, jnp.asarray(self.lower_bound, zero.dtype))
         squares = slot_zeros(params, real=True)

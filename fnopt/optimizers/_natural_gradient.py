@@ -160,7 +160,7 @@ class natural_gradient(Transformation):
             )
 
     def init(self, params: Any) -> GaussNewtonDescentState:
-        """No step so far."""
+        """The state before the first step."""
         return first_state(self, params)
 
     def update(

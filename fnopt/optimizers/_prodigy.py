@@ -133,7 +133,7 @@ class scale_by_prodigy(Transformation):
 
 
 def _averaged(scalars: Any, updates: Any, state: ScaleByProdigyState, params: Any) -> Any:
-    """The new averages and sums, and what the gradients have to do with the way so far."""
+    """The new averages and sums, and the inner product of the gradients with the way so far."""
 
     def leaf(h: Any, g: Any, m: Any, v: Any, s: Any, p0: Any, p: Any) -> Any:
         scaled = squarable(h["d"] * g)

@@ -1,4 +1,4 @@
-"""The product of a gradient with what its own changes tell about the inverse Hessian."""
+"""The product of a gradient with an inverse Hessian that is learned from its changes."""
 
 from __future__ import annotations
 

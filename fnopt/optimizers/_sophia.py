@@ -103,7 +103,7 @@ class ScaleBySophiaState(NamedTuple):
 
 
 class scale_by_sophia(Transformation):
-    r"""Divides the mean gradient by the curvature, and clips what comes out.
+    r"""Divides the mean gradient by the curvature, and clips the quotient.
 
     .. math::
         \mu_t &= \beta_1 \mu_{t-1} + (1-\beta_1)\, g_t, \qquad
@@ -164,7 +164,7 @@ class scale_by_sophia(Transformation):
         return (Member("hessian", self.hessian_diagonal_fn, inner),)
 
     def init(self, params: Any) -> ScaleBySophiaState:
-        """Averages of nothing, and the estimator's state."""
+        """Zero averages, and the estimator's state."""
         mu, nu = slot_zeros(params, self.mu_dtype), slot_zeros(params, real=True)
         return ScaleBySophiaState(zero_count(), mu, nu, self.hessian_diagonal_fn.init(params))
 

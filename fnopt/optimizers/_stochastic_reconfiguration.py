@@ -152,7 +152,7 @@ class stochastic_reconfiguration(Transformation):
             )
 
     def init(self, params: Any) -> StochasticReconfigurationState:
-        """No step so far."""
+        """The state before the first step."""
         zero = jnp.zeros((), step_dtype(params))
         momentum = None if self.momentum is None else slot_zeros(params)
         return StochasticReconfigurationState(

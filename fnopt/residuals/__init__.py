@@ -24,7 +24,7 @@ from fnopt.residuals._parameters import (
     positive,
     tied,
 )
-from fnopt.residuals._prefix import spread as spread
+from fnopt.residuals._prefix import broadcast_prefix as broadcast_prefix
 from fnopt.residuals._products import linearise_gram, linearise_products, probed_columns
 from fnopt.residuals._products import linearise_pull as linearise_pull
 from fnopt.residuals._robust import (

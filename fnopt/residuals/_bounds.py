@@ -10,7 +10,7 @@ import numpy as np
 from jax.core import Tracer
 
 from fnopt.core import leaves_with_names, shown, where
-from fnopt.residuals._prefix import as_leaf, spread
+from fnopt.residuals._prefix import as_leaf, broadcast_prefix
 
 
 class Box(NamedTuple):
@@ -74,7 +74,7 @@ def box_of(bounds: Any, params: Any, dtype: Any, *, may_be_equal: bool = False) 
         bounds = (bounds.lb, bounds.ub)
     if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
         raise TypeError(f"{where()}bounds = {bounds!r}, expected a pair (lower, upper).")
-    sides = [spread(side, params, "bounds") for side in bounds]
+    sides = [broadcast_prefix(side, params, "bounds") for side in bounds]
     pairs, _ = leaves_with_names(params)
     return [
         _leaf_box(lower, upper, leaf, path, dtype, may_be_equal)

@@ -1,4 +1,4 @@
-"""What the linear algebra takes from residuals that are given by example."""
+"""Residuals that are given by example, in the form that the linear algebra takes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def by_example(
     method: str = "auto",
     chunk_size: int | None = None,
 ) -> FlatResidual:
-    """The flat residuals of examples, with what the linear algebra takes from their rows.
+    """The flat residuals of examples, with the Gram matrix or the chunks of their Jacobian's rows.
 
     Args:
         flat: Those of the batch, by the free variables.

@@ -13,7 +13,7 @@ from jax.core import Tracer
 from fnopt.core import leaves_with_names, shown, where
 
 
-def spread(
+def broadcast_prefix(
     prefix: Any, tree: Any, what: str, is_leaf: Callable[[Any], bool] | None = None
 ) -> list[Any]:
     """A value for every leaf of a tree, from a tree that may end at its branches.
@@ -32,8 +32,8 @@ def spread(
         ValueError: If `prefix` isn't the top of `tree`.
 
     Example:
-        >>> from fnopt.residuals._prefix import spread
-        >>> spread({"a": 1.0, "b": None}, {"a": [5, 6], "b": 7}, "sigma")
+        >>> from fnopt.residuals._prefix import broadcast_prefix
+        >>> broadcast_prefix({"a": 1.0, "b": None}, {"a": [5, 6], "b": 7}, "sigma")
         [1.0, 1.0, None]
     """
     if is_leaf is None:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from fnopt.core import Value, any_row, leaves_with_names, row_total, static, where
 from fnopt.residuals._custom_loss import custom_loss
-from fnopt.residuals._prefix import spread
+from fnopt.residuals._prefix import broadcast_prefix
 from fnopt.residuals._robust import RobustLoss, named_loss, robust_slopes
 
 # Least curvature of a residual's loss, in units of its slope. By the true one of outliers, which is
@@ -175,7 +175,7 @@ def robust_cost(loss: Any, residuals: Any) -> RobustCost | None:
         >>> robust_cost([huber(), None], [jnp.ones(3), {"a": jnp.ones(2)}]).sizes
         (3, 2)
     """
-    values = spread(loss, residuals, "loss", is_leaf=lambda x: isinstance(x, RobustLoss))
+    values = broadcast_prefix(loss, residuals, "loss", is_leaf=lambda x: isinstance(x, RobustLoss))
     losses = tuple(_checked(value) for value in values)
     if all(value is None for value in losses):
         return None

@@ -12,7 +12,7 @@ from fnopt.core import shown, where
 
 
 class _NotYetError(Exception):
-    """Somebody uses a param that isn't computed yet."""
+    """The error for the use of a param that isn't computed yet."""
 
     def __init__(self, index: int) -> None:
         super().__init__(index)

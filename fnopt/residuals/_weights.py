@@ -12,7 +12,7 @@ from jax.core import Tracer
 from jax.scipy.linalg import solve_triangular
 
 from fnopt.core import laid_like, leaves_with_names, real_dtype, shown, where
-from fnopt.residuals._prefix import as_leaf, spread
+from fnopt.residuals._prefix import as_leaf, broadcast_prefix
 
 Whitener = Callable[[jax.Array], jax.Array]
 
@@ -25,7 +25,7 @@ class Whitening(NamedTuple):
     by_rows: bool = True  # whether every residual is multiplied by a number of its own
 
     def __call__(self, r: Any) -> Any:
-        """The residuals in units of what they are known to."""
+        """The residuals in units of their standard deviations."""
         if not self.maps:
             return r
         leaves, treedef = jax.tree.flatten(r)
@@ -74,7 +74,7 @@ def whitened(residuals: Any, sigma: Any = None, weights: Any = None) -> Whitenin
 
 def _by_leaf(fn: Callable[..., Any], given: Any, residuals: Any, what: str) -> list[Any]:
     """`fn(value, leaf, path)` for every leaf of the residuals."""
-    values, (pairs, _) = spread(given, residuals, what), leaves_with_names(residuals)
+    values, (pairs, _) = broadcast_prefix(given, residuals, what), leaves_with_names(residuals)
     return [fn(value, leaf, path) for value, (path, leaf) in zip(values, pairs, strict=True)]
 
 

@@ -154,7 +154,7 @@ def _backward(
 
 
 def cotangent_shape(node: Node, reduction: Reduction | None) -> Any:
-    """Shape and dtype of what is kept of a node's cotangent."""
+    """The shape and dtype of a node's cotangent as it is kept: reduced, or whole."""
     whole = jax.ShapeDtypeStruct(node.shape, node.dtype)
     if reduction is None:
         return whole

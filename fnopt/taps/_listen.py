@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 @jax.custom_jvp
 def listened(x: jax.Array, probe: jax.Array) -> jax.Array:
-    """`x`; the derivative with respect to the probe is the derivative with respect to `x`.
+    """The value `x`, whose cotangent is also that of the probe.
 
     As `x + probe` at `probe = 0`, but the probe's zeros are never read, so that the compiler drops
     them, and `x` keeps its bits.
@@ -25,7 +25,7 @@ def _listened_jvp(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[
 
 
 def listened_reduced(reduce: Callable[[Any], Any], x: jax.Array, probe: Any) -> jax.Array:
-    """`x`; the "cotangent" of the probe is `reduce(cotangent of x)`, so nothing else is kept."""
+    """The value `x`; the probe's "cotangent" is `reduce(cotangent of x)`: no more is kept."""
 
     @jax.custom_vjp
     def identity(x: jax.Array, probe: Any) -> jax.Array:
@@ -39,7 +39,7 @@ def listened_reduced(reduce: Callable[[Any], Any], x: jax.Array, probe: Any) -> 
 
 
 def with_cotangent_rule(rule: Callable[[Any, Any], Any], x: jax.Array, given: Any) -> jax.Array:
-    """`x`; its cotangent goes through `rule(cotangent, given)` on the way back."""
+    """The value `x`, whose cotangent goes through `rule(cotangent, given)` on the way back."""
 
     @jax.custom_vjp
     def identity(x: jax.Array, given: Any) -> jax.Array:

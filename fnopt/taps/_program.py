@@ -76,7 +76,7 @@ class TracedCall(NamedTuple):
         return {self.nodes[i].name: records[i] for i in sorted(records)}
 
     def select(self, names: Names, ask: Ask) -> list[int]:
-        """The numbers of the nodes that are meant and that have what is asked for.
+        """The numbers of the nodes of these names that have a value (or a cotangent).
 
         A pattern, or `None`, passes over nodes that haven't; but each must find one.
 

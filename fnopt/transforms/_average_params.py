@@ -45,7 +45,7 @@ class _AverageParams(Transformation):
         raise NotImplementedError
 
     def init(self, params: Any) -> AverageParamsState:
-        """An average of nothing."""
+        """An average of zero, with no weight."""
         dtype = getattr(self, "accumulator_dtype", None)
         zero = jnp.zeros((), real_dtype_of(params))
         return AverageParamsState(zero_count(), zero, slot_zeros(params, dtype))
@@ -110,7 +110,7 @@ class params_ema(_AverageParams):
     accumulator_dtype: Any = static(default=None, convert=as_dtype)
 
     def init(self, params: Any) -> AverageParamsState:
-        """An average of nothing, or of the first params."""
+        """An average of zero with no weight, or the first params."""
         state = super().init(params)
         if self.debias:
             return state

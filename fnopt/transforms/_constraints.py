@@ -1,4 +1,4 @@
-"""Updates that keep params or numbers within what is allowed."""
+"""Constraints on updates: params that stay nonnegative, gradients without NaN."""
 
 from __future__ import annotations
 

@@ -53,14 +53,14 @@ class kahan(RoundedWrapper):
     """
 
     def init(self, params: Any) -> KahanState:
-        """Nothing lost so far, and the inner state."""
+        """Rounding errors of zero, and the inner state."""
         zeros = jax.tree.map(_no_loss, params)
         return KahanState(zeros, self.inner.init(params))
 
     def update(
         self, updates: Any, state: KahanState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, KahanState]:
-        """The way to the nearest numbers, and what they are off."""
+        """The step to the nearest numbers, and the rounding errors that are left."""
         new, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
         triples, treedef = rows(new, params, state.compensation)
         pairs = [_compensated(*triple) for triple in triples]

@@ -44,7 +44,7 @@ class Selective(Wrapper):
         return select_mask(self.mask, tree)
 
     def _others(self, updates: Any, params: Any) -> Any:
-        """A tree with what becomes of the other leaves."""
+        """The updates of the other leaves, as a tree."""
         raise NotImplementedError
 
     def init(self, params: Any) -> MaskedState:
@@ -54,7 +54,7 @@ class Selective(Wrapper):
     def update(
         self, updates: Any, state: MaskedState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, MaskedState]:
-        """The inner updates where the inner transform works, and what becomes of the others."""
+        """The inner updates where the inner transform works, and the others' own."""
         # The params decide if they are given: `init` saw their dtypes; gradients may have others.
         chosen = self._chosen(updates if params is None else params)
         inward = functools.partial(only, chosen)

@@ -22,7 +22,7 @@ from fnopt.core import (
 
 
 class ReduceOnPlateauState(NamedTuple):
-    """The factor, the best loss, steps without a better one, of rest, of the mean; the mean."""
+    """The factor, the best loss, steps without a better one, of rest, in the mean; the mean."""
 
     scale: jax.Array
     best_value: jax.Array

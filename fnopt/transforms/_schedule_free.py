@@ -37,7 +37,7 @@ class ScheduleFreeState(NamedTuple):
 
 
 class schedule_free(Wrapper):
-    r"""Averages the way of an optimizer, and takes gradients between the average and its end.
+    r"""Averages the points of an optimizer; gradients are taken between average and last one.
 
     .. math::
         z_{t+1} &= z_t + \mathrm{inner}(g_t), \\

@@ -155,7 +155,7 @@ def _put(node: Any, part: Any, old: Any) -> Any:
 
 
 def _slots_of(state: Any) -> dict[str, Any]:
-    """By path, what flattens a slot as a tree of gradients is flattened."""
+    """The functions, by path, that flatten a slot as a tree of gradients is flattened."""
     found: dict[str, Any] = {}
 
     def keep(path: str, slot: Any) -> Any:

@@ -43,7 +43,7 @@ class strict(Wrapper):
 
     @property
     def other_gradients(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether the inner transform takes such."""
+        """Whether the inner transform takes gradients of another form than the params."""
         return self.inner.other_gradients
 
     def members(self, state: Any = None) -> tuple[Member, ...]:

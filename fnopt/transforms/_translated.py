@@ -12,7 +12,7 @@ _FUNCTIONS = ("value_fn", "obj_fn", "logits_fn", "residual_fn")  # of the params
 def translated(
     extra_args: dict[str, Any], inward: Callable[[Any], Any], outward: Callable[[Any], Any]
 ) -> dict[str, Any]:
-    """Extra arguments for an inner transform that sees params, gradients and updates otherwise.
+    """Extra arguments for an inner transform whose params, gradients and updates have another form.
 
     `inward` brings a tree like the params to the form that the inner transform knows, `outward`
     its params to the tree that the functions of the params take. So a line search or an estimate of

@@ -52,7 +52,7 @@ def moved(params: Any, rate: jax.Array, updates: Any) -> Any:
 
 
 def chosen(condition: jax.Array, tree: Any, other: Any) -> Any:
-    """One of two trees."""
+    """The first of two trees where a condition holds, else the second."""
     return jax.tree.map(functools.partial(jnp.where, condition), tree, other)
 
 

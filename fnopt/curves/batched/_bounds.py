@@ -37,7 +37,7 @@ class LaneBox(NamedTuple):
 
 
 def faced(sums: NormalEquations, x: Params, box: LaneBox | None) -> NormalEquations:
-    """The sums whose gradient is that of the params that are free to move."""
+    """The sums without the params that are held on a bound: their gradient is zero."""
     if box is None:
         return sums
     g = tuple(

@@ -112,7 +112,7 @@ def jacobian_columns(
 
 
 def _counted(r: jax.Array, points: Points) -> jax.Array:
-    """In units of the standard deviations; zero where there is no point."""
+    """The residuals in units of the standard deviations; zero where there is no point."""
     if points.sigma is not None:
         r = r / points.sigma.astype(r.dtype)
     if points.mask is not None:

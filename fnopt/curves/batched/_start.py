@@ -13,7 +13,7 @@ from jax.core import Tracer
 from fnopt.core import compute_dtype, is_inexact, leaves_with_names, shown
 from fnopt.curves._curve_start import checked_bounds
 from fnopt.curves.batched._data import NAME
-from fnopt.residuals import Box, spread
+from fnopt.residuals import Box, broadcast_prefix
 
 
 class ParamLayout(NamedTuple):
@@ -111,7 +111,7 @@ def _side(side: Any, p0: Any, x0: jax.Array, layout: ParamLayout) -> jax.Array:
     if _is_number(side):
         return jnp.full(x0.shape, side, x0.dtype)
     if not layout.unpacked:
-        parts = spread(side, p0, "bounds")
+        parts = broadcast_prefix(side, p0, "bounds")
         leaves = [
             jnp.broadcast_to(jnp.asarray(part, x0.dtype), (fits, *shape.shape)).reshape(
                 fits, shape.size

@@ -1,4 +1,4 @@
-"""One forward and one backward pass that keeps what the gradients are made of."""
+"""One forward and one backward pass that keeps the factors of the gradients."""
 
 from __future__ import annotations
 
@@ -48,5 +48,5 @@ def record(plan: Plan, params: Sequence[Any], batch: Sequence[Any]) -> Tape:
 
 
 def visit(node: int, value: jax.Array, tap: jax.Array | None) -> tuple[Any, Any]:
-    """Records what is not tapped; a tap is a zero that is added."""
+    """The visit of a node: its value is recorded, or a zero (its tap) is added."""
     return (value, value) if tap is None else (value + tap, None)

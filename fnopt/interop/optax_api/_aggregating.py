@@ -34,7 +34,7 @@ class _aggregating(Transformation):
 
 
 class _Kind(type):
-    """Makes calls give transforms of gradients with an axis of examples."""
+    """The metaclass whose calls return transforms of gradients with an axis of examples."""
 
     def __call__(cls, init: Any, update: Any) -> _aggregating:
         return _aggregating(foreign(init, update))

@@ -48,7 +48,7 @@ def _mean_and_squares(updates: Any, axis: Axis) -> tuple[Any, Any]:
 def get_per_element_mean_and_sum_sq_diff_grads(
     per_elt_axis: Axis = 0, accumulation_steps: int = 1
 ) -> Any:
-    """The mean over examples (and some calls), and beside it the squares of what differs from it.
+    """The mean over examples (and some calls), and the sum of squared differences from it.
 
     It returns `(mean, {"sum_sq_diff_grads": ..., "sample_size": ...})`.
     """

@@ -29,7 +29,7 @@ class _multi_steps(Transformation):
     def update(
         self, updates: Any, state: MultiStepsState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, MultiStepsState]:
-        """As if the call had not been made, where the rule says so."""
+        """The accumulated step, or zeros and the old state where the rule refuses the gradients."""
         skip, said = self._said(updates, state.gradient_step, params)
         updates, inner = self.inner.update(updates, self._taken(state), params, **extra_args)
         new = self._given(inner, said)

@@ -165,7 +165,7 @@ FORMS = {
 
 
 def restating(name: str, make: Callable[..., Any]) -> Callable[..., Any]:
-    """A maker of transforms whose states have optax's form, if this name's need it."""
+    """The maker of transforms, wrapped where optax has another form for their states."""
     if name not in FORMS:
         return make
 

@@ -10,7 +10,7 @@ from fnopt.core import Transformation, foreign
 
 
 class _Pair(type):
-    """Makes calls give fnopt transformations, and all of these instances."""
+    """The metaclass whose calls return fnopt transformations; all of these are its instances."""
 
     def __call__(cls, init: Any, update: Any) -> Transformation:
         return foreign(init, update)

@@ -44,7 +44,7 @@ def _movable(
 
 
 def spread(sets: Sets, ids: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
-    """Every element along these axes may be any of them."""
+    """The union of the sets along these axes, in place of each: which element it is isn't known."""
     if not axes:
         return ids
     return np.broadcast_to(np.expand_dims(sets.union_along(ids, axes), axes), ids.shape)

@@ -24,10 +24,12 @@ class KfacRule(NamedTuple):
         block: `'kronecker'`, `'dense'`, `'diagonal'`, or `'none'` for a param that the model
             doesn't use.
         factors: The sides of its factors: `'785 x 128'`, or `'bias of w'` for a param that is a
-            further row of a weight. `'2 x 512'` is a factor that was cut into blocks.
+            further row of a weight, `'joined to w'` for one that is multiplied together with
+            another. `'2 x 512'` is a factor that was cut into blocks. A param that is cut before
+            it is multiplied has several such.
         why: The reason.
-        bytes: How much of the state is for it: momentum, factors, and what divides by them. What a
-            weight and its bias have in common is counted with the weight.
+        bytes: How much of the state is for it: momentum, factors, and what divides by them. What
+            several params have in common is counted with the first one.
     """
 
     name: str
@@ -110,7 +112,13 @@ def kfac_report(
         blocks = planned_blocks(spec, params, batch)
         pairs = leaves_with_names(params)[0]
         width = jnp.finfo(common_dtype(params)).dtype.itemsize if pairs else 0
-        rules = {i: r for b in blocks for i, r in _rules(b, pairs, width, eigenbasis).items()}
+        rules: dict[int, KfacRule] = {}
+        for block in blocks:
+            for i, rule in _rules(block, pairs, width, eigenbasis).items():
+                rules[i] = _both(rules[i], rule) if i in rules else rule
+        for i, (_, leaf) in enumerate(pairs):
+            slot = jax.eval_shape(slot_zeros, leaf)
+            rules[i] = rules[i]._replace(bytes=rules[i].bytes + slot.size * slot.dtype.itemsize)
         sizes = [math.prod(jnp.shape(leaf)) for _, leaf in pairs]
         known = sum(n for i, n in enumerate(sizes) if rules[i].block != "diagonal")
         coverage = known / sum(sizes) if sum(sizes) else 1.0
@@ -143,15 +151,20 @@ def _rules(
     names = [name for name, _ in leaves]
     many = f"{block.matrices} times " if block.matrices > 1 else ""
     factors = many + " x ".join(map(_shown, block.sides))
-    first, rules = block.leaves[0], {}
-    for i in block.leaves:
-        leaf = leaves[i][1]
-        own = factors if i == first else f"bias of {names[first]}"
-        slot = jax.eval_shape(slot_zeros, leaf)
-        size = slot.size * slot.dtype.itemsize
-        size += width * _curvature_numbers(block, eigenbasis) if i == first else 0
-        rules[i] = KfacRule(names[i], jnp.shape(leaf), block.kind, own, block.why, size)
-    return rules
+    first, size = block.leaves[0], width * _curvature_numbers(block, eigenbasis)
+    rules = {first: (factors, size)}
+    rules |= dict.fromkeys(block.leaves[1:], (f"joined to {names[first]}", 0))
+    rules |= dict.fromkeys(block.biases, (f"bias of {names[first]}", 0))
+    return {
+        i: KfacRule(names[i], jnp.shape(leaves[i][1]), block.kind, own, block.why, size)
+        for i, (own, size) in rules.items()
+    }
+
+
+def _both(one: KfacRule, other: KfacRule) -> KfacRule:
+    """Of a param that is cut."""
+    factors = one.factors if one.factors == other.factors else f"{one.factors}; {other.factors}"
+    return one._replace(factors=factors, bytes=one.bytes + other.bytes)
 
 
 def _shown_bytes(count: int) -> str:

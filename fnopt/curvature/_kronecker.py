@@ -43,6 +43,7 @@ from fnopt.gradients.ghost import (
 from fnopt.jacobians import check_real
 
 SHARING = ("expand", "reduce")
+_MOST_BYTES = 2**33  # of the rows of the output Hessian's root, with the cotangents of each
 
 
 class KroneckerSpec(NamedTuple):
@@ -99,7 +100,22 @@ class KroneckerModel:
 
         bound = BoundLoss(residuals, params, (batch, seeds), self.bound.size)  # pyright: ignore[reportArgumentType]
         self.ghost = trace_ghost(bound)
+        self._check_memory(rows)
         self.blocks = plan_blocks(self.ghost.plan, spec.max_side)
+
+    def _check_memory(self, rows: int) -> None:
+        """Refuses more cotangents than devices can hold, wherever the examples lie."""
+        of_sites = sum(map(self.ghost.plan.tap_bytes, self.ghost.plan.taps))
+        # Cotangents come back, and are laid out as rows.
+        each = self.laid.size * self.dtype.itemsize + 2 * of_sites
+        n, most = self.bound.size, _MOST_BYTES * jax.device_count()
+        if self.spec.samples is None and n * rows * each > most:
+            raise ValueError(
+                f"{self.spec.name}: curvature='exact' sends {rows} cotangents back for each "
+                f"example, {n * rows * each / 1e9:.3g} GB for a batch of {n}; expected "
+                f"{most / 1e9:.3g} GB at most. Take smaller batches, or curvature='sampled', "
+                f"{n * each / 1e9:.2g} GB for each of its samples."
+            )
 
     def own(self, tree: Any) -> Any:
         """The tree, typed as this device's own, so that derivatives are of its examples alone."""
@@ -214,9 +230,11 @@ class KroneckerModel:
         found: dict[int, jax.Array] = {}
         for i, (block, inverse) in enumerate(zip(self.blocks, inverses, strict=True)):
             if moments and is_corrected(block):
-                found |= times_corrected(block, inverse, moments[i][0], damping, leaves)
+                some = times_corrected(block, inverse, moments[i][0], damping, leaves)
             else:
-                found |= times_inverse(block, inverse, damping, leaves)
+                some = times_inverse(block, inverse, damping, leaves)
+            # The blocks of a param that is cut add up.
+            found |= {k: found[k] + x if k in found else x for k, x in some.items()}
         return jax.tree.unflatten(treedef, [found[i] for i in range(len(leaves))])
 
 

@@ -9,7 +9,13 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import cast_like, varying_like
-from fnopt.curvature._sums import check_direction, checked_options, of_one, over_examples
+from fnopt.curvature._sums import (
+    check_direction,
+    checked_options,
+    of_one,
+    over_examples,
+    scalar,
+)
 from fnopt.jacobians import checked_outputs
 
 
@@ -60,7 +66,9 @@ def hvp(
 
         def total(params: Any, chunk: Any) -> Any:
             def f(p: Any) -> jax.Array:
-                return fn(p) if batch is None else jnp.sum(jax.vmap(loss, (None, 0))(p, chunk))
+                if batch is None:
+                    return scalar(fn(p), "hvp")
+                return jnp.sum(jax.vmap(loss, (None, 0))(p, chunk))
 
             return jax.jvp(jax.grad(f), (params,), (_tangent(v, params),))[1]
 

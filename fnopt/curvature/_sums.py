@@ -16,6 +16,7 @@ from fnopt.core import (
     checked_chunk_size,
     checked_loss,
     compute_dtype,
+    described,
     leaves_with_names,
     of_one_example,
     over_devices,
@@ -54,9 +55,19 @@ def of_one(
     def called(first: Any, example: Any) -> Any:
         with of_one_example(name, example):
             found = fn(first, example)
-        return checked_loss(found, False, name)[0] if is_loss else found
+        return scalar(found, name) if is_loss else found
 
     return called
+
+
+def scalar(found: Any, name: str) -> jax.Array:
+    """A user's loss, checked; there is no place for more than the loss in a product."""
+    if isinstance(found, tuple):
+        raise TypeError(
+            f"{name}: the loss returned {described(found)}, expected one floating scalar. Of "
+            "(value, aux) give the value: lambda *args: loss(*args)[0]."
+        )
+    return checked_loss(found, False, name)[0]
 
 
 def over_examples(

@@ -112,7 +112,7 @@ class kfac(Transformation):
             by where it does not), for each step between two such decisions.
         curvature: `'sampled'`: random combinations of the rows of the root of the loss's Hessian
             in the outputs, as good as labels that are drawn from the model; `'exact'`: all rows,
-            a backward pass for each output.
+            a backward pass for each output, all at once in memory.
         samples: How many combinations an example gets.
         sample_fn: `sample_fn(key, outputs, example)` returns the example with a label that is
             drawn from the model. It stands for the root where the loss mixes very many outputs, and
@@ -135,7 +135,8 @@ class kfac(Transformation):
 
     Raises:
         TypeError: If a param isn't a real floating array, or the loss isn't a real scalar.
-        ValueError: If an option makes no sense, or the loss mixes too many outputs.
+        ValueError: If an option makes no sense, the loss mixes too many outputs, or exact curvature
+            would need too much memory.
 
     Example:
         >>> import jax, jax.numpy as jnp, fnopt

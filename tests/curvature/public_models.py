@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -458,6 +459,14 @@ def of_equinox(name: str) -> tuple[Any, Any, Any]:
 LIBRARIES = {"flax": of_flax, "Equinox": of_equinox, "haiku": of_haiku}
 
 
+def block_of(rule: Any) -> str:
+    """The kind of its block, those of a product's inputs and cotangents told from others."""
+    moments = "moments of rows and columns"
+    if rule.block == "kronecker":
+        return moments if moments in rule.why else "products"
+    return rule.block
+
+
 def main() -> None:
     """A row for each network: what its numbers are in."""
     from fnopt.curvature import kfac_report
@@ -466,15 +475,15 @@ def main() -> None:
         for name in INPUTS:
             model, *shapes = make(name)
             report = kfac_report(model)(*shapes)
-            sizes = dict.fromkeys(("kronecker", "dense", "diagonal", "none"), 0)
+            sizes: dict[str, int] = {}
             for p in report.params:
-                sizes[p.block] += int(jnp.prod(jnp.asarray(p.shape)))
+                sizes[block_of(p)] = sizes.get(block_of(p), 0) + math.prod(p.shape)
             total = sum(sizes.values())
             shares = ", ".join(f"{k} {100 * n / total:.1f} %" for k, n in sizes.items() if n)
             size = f"state {report.bytes / total / 4:.1f} x params"
             print(f"{library:8} {name:14} {total:>10,}  {shares}; {size}", flush=True)
             for p in report.params:
-                if p.block in {"diagonal", "none"} or "moments of" in p.why:
+                if block_of(p) not in {"products", "dense"}:
                     print(f"    {p.block:9} {p.name} {p.shape} {p.factors}: {p.why}")
 
 

@@ -73,7 +73,53 @@ def grouped(params, x):
     return h + params["b"]
 
 
+def joined(params, x):  # as gates of a recurrent cell are
+    w, b = (jnp.concatenate([params[n + k] for k in "gfi"], -1) for n in "wb")
+    gates = jnp.split(x @ w + b, [3, 5])
+    return gates[0][:2] + gates[1] + gates[2]
+
+
+def cut(params, x):  # kernels out of one param, for several products
+    q, k = jnp.split(params["qk"], 2, axis=1)
+    v = params["v"].reshape(2, 2, 3)
+    h = (x @ q + params["b"]) @ v[0] + (x[::-1] @ k) @ v[1]
+    return h @ params["out"]
+
+
+def unrolled(params, x):  # layers out of one array
+    for i in range(2):
+        x = params["w"][i] @ x
+    return x
+
+
+def scanned_and_joined(params, x):
+    def layer(h, p):
+        both = h @ jnp.concatenate([p["w"], p["v"]], 1) + jnp.concatenate([p["b"], p["c"]])
+        return both[:12] + jnp.pad(both[12:], (0, 10)), None
+
+    return jax.lax.scan(layer, x, params)[0]
+
+
+def upsampled(params, x):  # a single position of a transposed convolution sees all
+    image = x[:12].reshape(1, 3, 2, 2)
+    h = jax.lax.conv_general_dilated(
+        image, params["k"], (1, 1), [(0, 0)] * 2, (2, 3), dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    return (h + params["b"]).reshape(-1) @ params["w"]
+
+
 LINEAR = {
+    "joined": (
+        joined,
+        {"wf": (12, 2), "wg": (12, 3), "wi": (12, 2), "bf": (2,), "bg": (3,), "bi": (2,)},
+    ),
+    "cut": (cut, {"qk": (12, 4), "b": (2,), "v": (4, 3), "out": (3, 2)}),
+    "unrolled": (unrolled, {"w": (2, 12, 12)}),
+    "scanned_and_joined": (
+        scanned_and_joined,
+        {"w": (2, 12, 12), "v": (2, 12, 2), "b": (2, 12), "c": (2, 2)},
+    ),
+    "upsampled": (upsampled, {"k": (5, 4, 2, 3), "b": (3,), "w": (3, 2)}),
     "deep": (deep, {"w": (12, 4), "b": (4,), "v": (4, 3)}),
     "turned": (turned, {"w": (4, 12), "b": (4,), "v": (3, 4)}),
     "lookup": (lookup, {"table": (5, 4), "w": (4, 3)}),
@@ -113,6 +159,37 @@ def test_blocks_of_linear_networks_are_those_of_the_dense_matrix(name):
 
     for found, wanted in both(params, batch):
         np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-11 * np.abs(wanted).max())
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("sharing", ["expand", "reduce"])
+def test_a_transposed_convolution_is_one_of_an_image_with_zeros_between(sharing):
+    params, batch = {"k": draw(0, 4, 3, 2, 3), "b": draw(1, 3)}, draw(2, N, 3, 4, 2)
+    numbers = jax.lax.conv_dimension_numbers((1, 3, 4, 2), (4, 3, 2, 3), ("NHWC", "HWIO", "NHWC"))
+
+    def after(params, image, padding, dilation):
+        options = {"lhs_dilation": dilation, "rhs_dilation": (1, 2), "dimension_numbers": numbers}
+        h = jax.lax.conv_general_dilated(image[None], params["k"], (1, 1), padding, **options)
+        return jnp.tanh(h + params["b"])
+
+    def transposed(params, image):
+        return after(params, image, ((2, 1), (-1, 3)), (2, 3))
+
+    def written_out(params, image):
+        wide = jax.lax.pad(image, 0.0, ((2, 1, 1), (-1, 3, 2), (0, 0, 0)))
+        return after(params, wide, "VALID", (1, 1))
+
+    @jax.jit
+    def both(params, batch):
+        found = []
+        for fn in (transposed, written_out):
+            model = model_of(fn, squares, params, batch, sharing=sharing)
+            assert [b.kind for b in model.blocks] == ["kronecker"]
+            found.append(model.factors(model.outputs(params), jax.random.key(0)))
+        return found
+
+    found, wanted = both(params, batch)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-12), found, wanted)
 
 
 @pytest.mark.usefixtures("x64")
@@ -291,13 +368,18 @@ def test_the_size_of_the_state_is_known_before(eigenbasis):
         "scale": (5,),
         "each": (30,),
         "place": (3, 4),
+        "p": (7, 1),
+        "q": (7, 2),
+        "cut": (5, 2),
     }
     params = {k: jax.ShapeDtypeStruct(s, jnp.bfloat16) for k, s in shapes.items()}
 
     def net(params, x):
         h = x[:7] @ params["w"] + params["b"] + jnp.sum(params["place"] * x[:3, None], 0)
         h = h * jnp.sum(params["table"][x[:2].astype(int)]) + jnp.sum(params["scale"] * x[:5])
-        return h + jnp.sum(params["each"] * x[:1])
+        gates = x @ jnp.concatenate([params["p"], params["q"]], 1)
+        parts = x[:3] @ params["cut"][:3] + x[:2] @ params["cut"][3:]
+        return h + jnp.sum(params["each"] * x[:1]) + jnp.sum(gates) * jnp.sum(parts)
 
     batch = jax.ShapeDtypeStruct((2, 7), jnp.bfloat16)
     report = kfac_report(net, max_side=3, eigenbasis=eigenbasis)(params, batch)
@@ -307,6 +389,8 @@ def test_the_size_of_the_state_is_known_before(eigenbasis):
     weights = state.weights.size * state.weights.dtype.itemsize
     assert report.bytes == sum(p.bytes for p in report.params) == sum(sizes) - weights
     assert "state" in str(report)
+    factors = {p.name: p.factors for p in report.params}
+    assert [factors[k] for k in ("p", "q", "cut")] == ["(3 x 3) x 3", "joined to p", "3 x 2; 2 x 2"]
 
 
 def test_a_param_without_numbers_is_named():

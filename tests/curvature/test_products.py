@@ -182,6 +182,12 @@ def products(model_fn, loss_fn):
             "the loss returned int64.., expected a real",
         ),
         (
+            model,
+            lambda f, e: (loss_of(f, e), f),
+            TypeError,
+            r"returned tuple, expected one .*Of \(value, aux\) give the value",
+        ),
+        (
             batch_norm,
             loss_of,
             ValueError,

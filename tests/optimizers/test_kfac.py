@@ -276,6 +276,10 @@ def test_refuses_what_makes_no_sense():
         fnopt.kfac(net, cross_entropy, (batch[0], batch[1][:3]))
     with pytest.raises(ValueError, match="sample_fn"):
         fnopt.kfac(net, cross_entropy, batch, sample_fn=net, curvature="exact")
+    many = jax.ShapeDtypeStruct((64, 50_000), jnp.float32)
+    wide = fnopt.kfac(lambda p, x: x * p, lambda f, x: jnp.sum(f**2), many, curvature="exact")
+    with pytest.raises(ValueError, match=r"sends 50000 cotangents back .* GB for a batch of 1;"):
+        wide.init(jnp.ones(50_000))
     with pytest.raises(ValueError, match="each its own"):
         fnopt.kfac(net, cross_entropy, (*batch, jax.random.key(0)))
     # Without the axis name that vmap would give it, and so without the batch.

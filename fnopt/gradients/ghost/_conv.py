@@ -33,6 +33,11 @@ def pair(site: Site, x: jax.Array, g: jax.Array) -> Pair:
     return Pair(Dense(blocks), outputs(site, g))
 
 
+def is_dilated(site: Site) -> bool:
+    """Whether zeros are put between the entries of the image: a transposed convolution."""
+    return any(d > 1 for d in site.eqn.params["lhs_dilation"])
+
+
 def outputs(site: Site, g: Any) -> Dense:
     """An array of the output's shape as rows, one for each position."""
     numbers, groups = site.eqn.params["dimension_numbers"], site.eqn.params["feature_group_count"]
@@ -44,7 +49,8 @@ def _under_window(site: Site, x: jax.Array) -> Iterator[jax.Array]:
     p = site.eqn.params
     numbers = p["dimension_numbers"]
     x = x.transpose(numbers.lhs_spec)
-    edges = [(0, 0, 0), (0, 0, 0), *((low, high, 0) for low, high in p["padding"])]
+    padded = zip(p["padding"], p["lhs_dilation"], strict=True)
+    edges = [(0, 0, 0), (0, 0, 0), *((low, high, d - 1) for (low, high), d in padded)]
     x = jax.lax.pad(x, jnp.zeros((), x.dtype), edges)
     window = [site.weight.aval.shape[d] for d in numbers.rhs_spec[2:]]
     extent = [site.eqn.outvars[0].aval.shape[d] for d in numbers.out_spec[2:]]

@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fnopt.gradients.ghost import _dot
-from fnopt.gradients.ghost._bias import is_bias
+from fnopt.gradients.ghost._bias import bias_of
 from fnopt.gradients.ghost._layout import FactorLayout
+from fnopt.gradients.ghost._parts import are_apart
 from fnopt.gradients.ghost._plan import Group, Plan, stacked_layout
 from fnopt.gradients.ghost._sites import Site
 from fnopt.gradients.ghost._weights import evaluate, pull_back
@@ -56,10 +57,14 @@ class Side(NamedTuple):
 class KroneckerBlock(NamedTuple):
     """The block of a param, or of a weight and its bias.
 
+    A weight may be several params that are joined before they are multiplied, and a part of one
+    that is cut before: then other blocks have the other parts.
+
     Attributes:
         kind: `'kronecker'`, `'dense'`, `'diagonal'` or `'none'`. A `'kronecker'` block without a
             layout is of rows that are formed.
-        leaves: The numbers of the params: the weight, then its bias if that is part of the block.
+        leaves: The numbers of the params: those of the weight, then those of its bias.
+        biases: The numbers of those of its bias, in the order of its features.
         group: Where they enter.
         layout: How matrices make up the weight.
         taps: Where the bias is added; elsewhere the homogeneous coordinate is 0.
@@ -70,6 +75,7 @@ class KroneckerBlock(NamedTuple):
 
     kind: str
     leaves: tuple[int, ...]
+    biases: tuple[int, ...]
     group: Group
     layout: FactorLayout | None
     taps: frozenset[int]
@@ -78,44 +84,43 @@ class KroneckerBlock(NamedTuple):
     why: str
 
     @property
-    def bias(self) -> int | None:
-        """The number of the bias."""
-        return self.leaves[1] if len(self.leaves) > 1 else None
-
-    @property
     def bias_left(self) -> bool:
         """Whether the homogeneous coordinate belongs to the left factor: inputs are there."""
         return not cotangents_left(self.group.sites[0])
 
     def matrix(self, leaves: Sequence[Any]) -> jax.Array:
         """The params of the block as `[T, D, K]`, or `[T, D]` with a single side."""
-        first = leaves[self.leaves[0]]
         if self.layout is None:
-            return first.reshape(1, *(s.size for s in self.sides))
+            return leaves[self.leaves[0]].reshape(1, *(s.size for s in self.sides))
         layout, (t, d, k) = self.layout, self.layout.sizes
-        stacked = evaluate(layout.weight, {self.leaves[0]: first}, wide=True)
+        stacked = evaluate(layout.weight, dict(enumerate(leaves)), wide=True)
         split = stacked.reshape([layout.split[i] for i in layout.perm])
         m = split.transpose([int(i) for i in np.argsort(layout.perm)]).reshape(t, d, k)
-        if self.bias is None:
+        if not self.biases:
             return m
         axis = 1 if self.bias_left else 2
-        return jnp.concatenate([m, jnp.expand_dims(leaves[self.bias].reshape(t, -1), axis)], axis)
+        row = jnp.concatenate([leaves[i].reshape(t, -1) for i in self.biases], 1)
+        return jnp.concatenate([m, jnp.expand_dims(row, axis)], axis)
 
     def leaves_of(self, m: jax.Array, like: Sequence[Any]) -> dict[int, jax.Array]:
-        """From a matrix to the params, by number.
+        """From a matrix to the params, by number; of a param that is cut the rest is zero.
 
         Args:
             m: What `matrix` returns.
             like: The params.
         """
-        i, found = self.leaves[0], {}
         if self.layout is None:
-            return {i: m.reshape(like[i].shape)}
-        if self.bias is not None:
+            return {i: m.reshape(like[i].shape) for i in self.leaves}
+        found: dict[int, jax.Array] = {}
+        if self.biases:
             axis = 1 if self.bias_left else 2
             m, row = jnp.split(m, [m.shape[axis] - 1], axis)
-            found = {self.bias: row.reshape(like[self.bias].shape)}
-        return found | pull_back(self.layout.weight, self.layout.array(m), {i: like[i]})
+            t = self.matrices
+            ends = np.cumsum([like[i].size // t for i in self.biases])[:-1].tolist()
+            rows = jnp.split(row.reshape(t, -1), ends, 1)
+            found = {i: x.reshape(like[i].shape) for i, x in zip(self.biases, rows, strict=True)}
+        weight = {i: like[i] for i in self.layout.weight.leaves}
+        return found | pull_back(self.layout.weight, self.layout.array(m), weight)
 
 
 def plan_blocks(plan: Plan, max_side: int) -> tuple[KroneckerBlock, ...]:
@@ -125,16 +130,13 @@ def plan_blocks(plan: Plan, max_side: int) -> tuple[KroneckerBlock, ...]:
         plan: Where the params enter.
         max_side: The largest side of a dense matrix; larger ones are cut into blocks.
     """
-    layouts = {id(g): _layout(g, plan) for g in plan.groups}
-    biases = {g.leaves[0]: g for g in plan.groups if g.form == "params" and len(g.leaves) == 1}
     blocks: list[KroneckerBlock] = []
-    used: set[int] = set()
+    left = [g for g in plan.groups if g.form == "params"]  # that may be biases
     for group in plan.groups:
-        layout = layouts[id(group)]
-        if layout is not None:
-            left = [g for i, g in biases.items() if i not in used]
-            blocks.append(_kronecker(group, layout, left, max_side))
-            used.update(blocks[-1].leaves)
+        for product in _products(group, plan):
+            blocks.append(_kronecker(product, left, max_side))
+            left = [g for g in left if not {*g.leaves} & {*blocks[-1].leaves}]
+    used = {i for b in blocks for i in b.leaves}
     rest = [(g, i) for g in plan.groups for i in g.leaves if i not in used]
     blocks += [_other(g, i, plan.params[i], max_side) for g, i in rest]
     return tuple(sorted(blocks, key=lambda b: b.leaves))
@@ -145,38 +147,46 @@ def cotangents_left(site: Site) -> bool:
     return site.kind == "dot" and _dot.cotangent_first(site)
 
 
-def _layout(group: Group, plan: Plan) -> FactorLayout | None:
-    """The layout of matrices in a param that has a Kronecker block."""
-    leaf, *others = group.leaves
-    if others or not group.sites or group.form in {"vmap", "none"}:
-        return None
-    if any(s.kind == "direct" for s in group.sites):
-        return None
+def _products(group: Group, plan: Plan) -> list[Group]:
+    """A group by weight, each with its layout; none, if some number enters by no product."""
+    if group.form in {"vmap", "none"} or any(s.kind == "direct" for s in group.sites):
+        return []
     layouts = [stacked_layout(s, plan.lengths) for s in group.sites]
-    weight = layouts[0].weight
-    whole = math.prod(layouts[0].shape) == plan.params[leaf].size
-    alike = len({x.key for x in layouts}) == 1
-    return layouts[0] if alike and weight.keeps_length and whole else None
+    sites: dict[Any, list[Site]] = {}
+    for layout, site in zip(layouts, group.sites, strict=True):
+        sites.setdefault(layout.key, []).append(site)
+    unique = {x.key: x for x in layouts}
+    weights = [x.weight for x in unique.values()]
+    numbers = sum(math.prod(x.shape) for x in unique.values())
+    whole = numbers == sum(plan.params[i].size for i in group.leaves)
+    alone = len(weights) == 1 or are_apart(weights)
+    if not (whole and all(w.keeps_length for w in weights) and alone):
+        return []
+    return [
+        Group(tuple(sorted(x.weight.leaves)), tuple(sites[k]), group.form, x, group.why)
+        for k, x in unique.items()
+    ]
 
 
-def _kronecker(
-    group: Group, layout: FactorLayout, biases: Sequence[Group], max_side: int
-) -> KroneckerBlock:
+def _kronecker(group: Group, biases: Sequence[Group], max_side: int) -> KroneckerBlock:
+    layout = group.layout
+    assert layout is not None
     t, d, k = layout.sizes
     turned = {cotangents_left(s) for s in group.sites}
-    bias = None
-    if len(turned) == 1:
-        bias = next((b for b in biases if is_bias(b, group, layout)), None)
-    if bias is not None:
-        d, k = (d, k + 1) if turned == {True} else (d + 1, k)
+    bias: tuple[int, ...] = ()
+    taps: frozenset[int] = frozenset()
+    for other in biases if len(turned) == 1 else ():
+        if bias := bias_of(other, group):
+            taps = frozenset(s.tap for s in other.sites)
+            d, k = (d, k + 1) if turned == {True} else (d + 1, k)
+            break
     lookups = all(s.kind == "gather" for s in group.sites)
     sides = (Side(d, 0) if lookups else _side(d, max_side), _side(k, max_side))
-    taps = frozenset() if bias is None else frozenset(s.tap for s in bias.sites)
-    leaves = (*group.leaves, *(() if bias is None else bias.leaves))
     enters = ", ".join(dict.fromkeys(s.eqn.primitive.name for s in group.sites))
     many = f" at {len(group.sites)} places" if len(group.sites) > 1 else ""
+    why = f"enters by {enters}{many}"
     return KroneckerBlock(
-        "kronecker", leaves, group, layout, taps, t, sides, f"enters by {enters}{many}"
+        "kronecker", (*group.leaves, *bias), bias, group, layout, taps, t, sides, why
     )
 
 
@@ -198,7 +208,7 @@ def _other(group: Group, leaf: int, aval: Any, max_side: int) -> KroneckerBlock:
         kind, sides = "dense", (_side(size, max_side),)
     else:
         kind, sides = "diagonal", (Side(size, 0),)
-    return KroneckerBlock(kind, (leaf,), group, None, frozenset(), 1, sides, why)
+    return KroneckerBlock(kind, (leaf,), (), group, None, frozenset(), 1, sides, why)
 
 
 def _balanced(shape: tuple[int, ...]) -> tuple[int, int]:

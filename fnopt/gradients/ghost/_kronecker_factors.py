@@ -135,7 +135,7 @@ class _Rows:
             self.inputs = None if self.lookup else self._one_hot()
         else:
             self.inputs = _wide(jnp.concatenate(inputs.blocks, -1))
-        if block.bias is not None:
+        if block.biases:
             assert self.inputs is not None
             widths = [(0, 0)] * (self.inputs.ndim - 1) + [(0, 1)]
             one = jnp.asarray(site.tap in block.taps, self.inputs.dtype)

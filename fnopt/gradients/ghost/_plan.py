@@ -62,6 +62,10 @@ class Plan(NamedTuple):
     params: tuple[Any, ...]
     bytes: int
 
+    def tap_bytes(self, number: int) -> int:
+        """How large a cotangent of this node is, for one example."""
+        return _bytes(*self.taps[number], self.lengths)
+
 
 def make_plan(closed: jex.ClosedJaxpr, n_params: int) -> Plan:
     """Decides for the traced loss of one example, whose first inputs are the params."""
@@ -100,6 +104,8 @@ def _group(found: Found, leaves: tuple[int, ...], sites: Sequence[Site]) -> Grou
 def _form(found: Found, sites: Sequence[Site]) -> tuple[str, FactorLayout | None, str]:
     if any(site.kind == "direct" for site in sites):
         return "params", None, "its gradient is hardly larger than what it is made of"
+    if any(site.kind == "conv" and _conv.is_dilated(site) for site in sites):
+        return "params", None, "most of what its window sees are zeros between entries"
     layouts = [stacked_layout(site, found.lengths) for site in sites]
     if len({layout.key for layout in layouts}) > 1:
         return "params", None, "used in several shapes"

@@ -284,9 +284,7 @@ def _changes_derivative(eqn: jex.JaxprEqn, position: int) -> bool:
 def _conv_kind(eqn: jex.JaxprEqn) -> str:
     kernel: Any = eqn.invars[1].aval
     window = [kernel.shape[d] for d in eqn.params["dimension_numbers"].rhs_spec[2:]]
-    p = eqn.params
-    # Between the entries of a dilated image are zeros, which no product should be made with.
-    plain = p["batch_group_count"] == 1 and all(d == 1 for d in p["lhs_dilation"])
+    plain = eqn.params["batch_group_count"] == 1
     return "conv" if plain and math.prod(window) <= _MOST_OFFSETS else "direct"
 
 

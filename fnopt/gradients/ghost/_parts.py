@@ -1,0 +1,106 @@
+"""Which numbers of its params a weight is made of, where it is merely some of them in an order."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from fnopt.gradients.ghost._weights import Leaf, Slice, Step, Weight
+from fnopt.programs import jaxprs
+
+
+def entry_shapes(weight: Weight) -> dict[int, tuple[int, ...]]:
+    """The shapes of its params by number, in the order in which they are joined.
+
+    Of those that are scanned it is that of one slice.
+    """
+    if isinstance(weight, Leaf) or _is_entry(weight):
+        (number,) = weight.leaves
+        return {number: weight.aval.shape}
+    return {i: shape for w in weight.inputs for i, shape in entry_shapes(w).items()}
+
+
+def moved(weight: Weight, params: Mapping[int, np.ndarray]) -> np.ndarray | None:
+    """The weight, or within scans a slice of it, of other params.
+
+    Args:
+        weight: The weight.
+        params: By number, of the shapes that `entry_shapes` says.
+
+    Returns:
+        A view where NumPy has one; `None` where the weight is more than numbers in an order.
+    """
+    if isinstance(weight, Leaf) or _is_entry(weight):
+        (number,) = weight.leaves
+        return params[number]
+    if not isinstance(weight, Step):
+        return None
+    inputs = [moved(w, params) for w in weight.inputs]
+    known = [x for x in inputs if x is not None]
+    return _step(weight, known) if known and len(known) == len(inputs) else None
+
+
+def _step(weight: Step, inputs: Sequence[np.ndarray]) -> np.ndarray | None:
+    name, shape, params, x = weight.name, weight.aval.shape, weight.eqn.params, inputs[0]
+    if name == "concatenate":
+        return np.concatenate(inputs, params["dimension"])
+    if name == "stack":
+        return np.stack(inputs, params["axis"])
+    if len(inputs) > 1 or (name == "reshape" and params.get("dimensions") is not None):
+        return None
+    if name == "broadcast_in_dim":
+        own = np.ones(len(shape), int)
+        own[list(params["broadcast_dimensions"])] = x.shape
+        return np.broadcast_to(x.reshape(own), shape)
+    if name == "transpose":
+        return x.transpose(params["permutation"])
+    if name == "split":
+        ends = np.cumsum(params["sizes"])[:-1].tolist()
+        return np.split(x, ends, params["axis"])[weight.index]
+    if name == "slice":
+        steps = params["strides"] or (1,) * x.ndim
+        ends = zip(params["start_indices"], params["limit_indices"], steps, strict=True)
+        return x[tuple(slice(*cut) for cut in ends)]
+    kept = {"convert_element_type", "copy", "copy_p", "expand_dims", "reshape", "squeeze"}
+    return x.reshape(shape) if name in kept or jaxprs.is_name(weight.eqn) else None
+
+
+def _is_entry(weight: Weight) -> bool:
+    """Whether scans slice the param itself."""
+    sliced = isinstance(weight, Slice)
+    while isinstance(weight, Slice):
+        (weight,) = weight.inputs
+    return sliced and isinstance(weight, Leaf)
+
+
+def are_apart(weights: Sequence[Weight]) -> bool:
+    """Whether none of the weights has a number of another one; `False` if that isn't clear.
+
+    Args:
+        weights: The weights; none has a number twice.
+    """
+    shapes: dict[int, tuple[int, ...]] = {}
+    for w in weights:
+        if any(shapes.setdefault(i, s) != s for i, s in entry_shapes(w).items()):
+            return False
+    # Nobody reads this memory, so that it costs nothing: it is there to compare views of it.
+    memory = {i: np.empty(shape, np.int8) for i, shape in shapes.items()}
+    found = [_views(w, memory) for w in weights]
+    known = [views for views in found if views is not None]
+    pairs = itertools.combinations(known, 2)
+    return len(known) == len(found) and not any(
+        np.shares_memory(x, y) for one, other in pairs for x in one for y in other
+    )
+
+
+def _views(weight: Weight, memory: Mapping[int, np.ndarray]) -> list[np.ndarray] | None:
+    if isinstance(weight, Step) and weight.aval.size == sum(w.aval.size for w in weight.inputs):
+        parts = [_views(w, memory) for w in weight.inputs]  # all of it, in another order
+        known = [views for views in parts if views is not None]
+        return [x for views in known for x in views] if len(known) == len(parts) else None
+    view = moved(weight, memory)
+    if view is None or not any(np.shares_memory(view, x) for x in memory.values()):
+        return None  # a copy
+    return [view]

@@ -153,10 +153,7 @@ def _imports(path: Path) -> set[Path]:
     return found
 
 
-def test_no_files_import_each_other_in_a_circle():
-    # What is imported for type checkers only counts too. Front doors are left out: a file of a
-    # package never imports its own.
-    graph = {p: {q for q in _imports(p) if q.name != "__init__.py"} for p in FILES}
+def _check_no_circle(graph: dict[Path, set[Path]]) -> None:
     done: set[Path] = set()
 
     def visit(path: Path, trail: tuple[Path, ...]) -> None:
@@ -167,8 +164,25 @@ def test_no_files_import_each_other_in_a_circle():
                 visit(other, (*trail, path))
             done.add(path)
 
-    for path in FILES:
+    for path in graph:
         visit(path, ())
+
+
+# What is imported for type checkers only counts too. Front doors are left out: a file of a
+# package never imports its own.
+GRAPH = {p: {q for q in _imports(p) if q.name != "__init__.py"} for p in FILES}
+
+
+def test_no_files_import_each_other_in_a_circle():
+    _check_no_circle(GRAPH)
+
+
+def test_no_folders_beside_each_other_import_each_other_in_a_circle():
+    folders: dict[Path, set[Path]] = {p.parent: set() for p in FILES}
+    for path, others in GRAPH.items():
+        beside = {q.parent for q in others if q.parent.parent == path.parent.parent}
+        folders[path.parent] |= beside - {path.parent}
+    _check_no_circle(folders)
 
 
 def test_no_package_has_the_name_of_a_function():

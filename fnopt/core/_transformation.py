@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
@@ -320,7 +321,8 @@ class foreign(Transformation):
 
 
 def _pair_of(tx: Any) -> tuple[Any, Any]:
-    if isinstance(tx, type):  # a class that was not called: its init and update are unbound
+    # What was not called yet: the init and update of a class are unbound, a recipe's only raise.
+    if isinstance(tx, (type, types.FunctionType)):
         return None, None
     if callable(getattr(tx, "init", None)) and callable(getattr(tx, "update", None)):
         return tx.init, tx.update

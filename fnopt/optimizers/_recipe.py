@@ -73,7 +73,17 @@ def recipe(fn: _Recipe) -> _Recipe:
                 raise
         raise TypeError(message)
 
+    for method in ("init", "update"):
+        setattr(made, method, functools.partial(_refuse, fn.__name__, method))
     return made  # pyright: ignore[reportReturnType]
+
+
+def _refuse(recipe: str, method: str, *_: Any, **__: Any) -> None:
+    """The error for `fnopt.adam.init(params)`: a recipe in place of the optimizer it makes."""
+    raise TypeError(
+        f"{recipe}.{method}: {recipe} is a function that makes an optimizer. "
+        f"Call it first: tx = {recipe}(...), then tx.{method}(...)."
+    )
 
 
 def _check_signs(recipe: str, given: dict[str, Any]) -> None:

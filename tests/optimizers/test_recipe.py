@@ -135,3 +135,11 @@ def test_a_part_of_a_chain_may_take_away_what_another_adds():
     tx = fnopt.chain(fnopt.sgd(0.5), fnopt.add_decayed_weights(-0.25))
     updates, _ = tx.update(jnp.ones(2), tx.init(jnp.ones(2)), jnp.ones(2))
     assert updates.tolist() == [-0.75, -0.75]
+
+
+@pytest.mark.parametrize("method", ["init", "update"])
+def test_a_recipe_that_was_not_called_says_so(method):
+    with pytest.raises(TypeError, match=rf"Call it first: tx = adam\(\.\.\.\), then tx.{method}"):
+        getattr(fnopt.adam, method)({"w": jnp.ones(2)})
+    with pytest.raises(TypeError, match="Did you forget to call it"):
+        fnopt.chain(fnopt.adam)

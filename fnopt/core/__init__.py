@@ -147,6 +147,7 @@ from fnopt.core._value import (
     registry,
 )
 from fnopt.core._value import is_negative as is_negative
+from fnopt.core._varying import on_mesh_of as on_mesh_of
 from fnopt.core._varying import varies_over as varies_over
 from fnopt.core._varying import varying_like as varying_like
 

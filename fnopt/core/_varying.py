@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.core import ShapedArray
 
 
@@ -32,6 +33,16 @@ def varying_like(tree: Any, like: Any) -> Any:
         return _cast(x, lacking) if lacking else x
 
     return jax.tree.map(one, tree)
+
+
+def on_mesh_of(x: jax.Array, like: jax.Array) -> jax.Array:
+    """The array, its type on the mesh of another: JAX 0.7 compares a value and its change so.
+
+    What depends on no input of a `shard_map` is on none.
+    """
+    if jax.typeof(x).sharding.mesh == jax.typeof(like).sharding.mesh:
+        return x
+    return x + jnp.zeros_like(like)
 
 
 def _cast(x: Any, axes: tuple[str, ...]) -> Any:

@@ -83,7 +83,7 @@ def minimum_tangent(
         return _by_products(lambda v: gradient(v, data), x, moved, fixed)
     H = jax.jacfwd(gradient)(x, data)
     if total is not None:
-        H, moved = total((H, moved))
+        H, moved = total(H), total(moved)  # apart: only one of them is linear in the change
     if fixed is None:
         return -_solve(H, moved)
     held, shift = fixed

@@ -10,7 +10,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import matmul, over_devices, own, row_axes, row_total, rows_over, varying_like
+from fnopt.core import (
+    matmul,
+    on_mesh_of,
+    over_devices,
+    own,
+    row_axes,
+    row_total,
+    rows_over,
+    varying_like,
+)
 from fnopt.programs import opened
 from fnopt.residuals import Derivative, linearise, minimum_tangent, pushed
 from fnopt.solvers._bounded import shifted
@@ -65,7 +74,8 @@ def implicitly(
         (_, data, _), (_, change, _) = primals, tangents
         with rows_over(axes):  # the rule is traced when everything else is done
             end = run(*primals)
-            return end, _tangent(rebuilt, end, data, change, mode)
+            moved = _tangent(rebuilt, end, data, change, mode)
+        return end._replace(params=on_mesh_of(end.params, moved.params)), moved
 
     closed_over = consts, at_consts, gram_consts, more
     return run(x, (closed_over, problem.losses, problem.box), solver)

@@ -222,11 +222,6 @@ def seen_of_a_fit(axis_name: Any, scale: Any, x: Any, y: Any) -> Any:
     return jnp.sum(s.params * jnp.arange(1.0, 4.0)) + s.cost + rest + 10 * spread
 
 
-DIFFERENTIABLE = hasattr(jax, "set_mesh")
-NOT_DIFFERENTIABLE = "JAX 0.7 can't transpose a linear solve inside of shard_map"
-
-
-@pytest.mark.skipif(not DIFFERENTIABLE, reason=NOT_DIFFERENTIABLE)
 @pytest.mark.usefixtures("x64")
 def test_derivatives_are_those_of_all_data():
     def divided_one(check_vma):
@@ -282,7 +277,7 @@ def test_each_device_has_a_fit_of_its_own(name):
         return sum(map(jnp.sum, jax.tree.leaves(ends(y))))
 
     fns = (lambda y: jnp.ravel(ends(y))[None], jax.grad(worth))
-    for fn in fns if DIFFERENTIABLE else fns[:1]:
+    for fn in fns:
         step = jax.shard_map(fn, mesh=mesh_of(), in_specs=P("d"), out_specs=P("d"))
         jax.eval_shape(step, jnp.stack([Y, CLEAN]))
 

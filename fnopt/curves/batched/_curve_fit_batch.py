@@ -73,6 +73,10 @@ def curve_fit_batch(
     Params, cost and covariance have derivatives with respect to data, bounds, the scale of the
     loss, and what `f` closes over, by the implicit function theorem.
 
+    Fits that are spread over devices are made where their data are: in a call by itself, on an
+    explicit mesh, or inside `jax.shard_map`. In a `jax.jit` of yours on an automatic mesh no type
+    says how they lie, and every device makes all of them: put a `jax.shard_map` into it.
+
     It computes in the common dtype of `x`, `y` and `p0`, at least float32.
 
     Args:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,6 +16,8 @@ from fnopt.curves.batched._progress import BatchState, columns, inverse_and_rank
 from fnopt.curves.batched._task import Sums, Task
 from fnopt.programs import opened
 from fnopt.residuals import Box, minimum_tangent, pushed, value_and_slope
+
+_IN_LOOPS = hasattr(jax, "set_mesh")  # since JAX 0.8
 
 
 class Batch(NamedTuple):
@@ -163,7 +166,9 @@ def _tangent(
 
     d_rows = _changes((change.own, change.box))
     fits = jax.tree.map(lambda a: a[index], (end.x, rows.moving, rows.still, d_rows))
-    found = lax.map(one, fits, batch_size=chunk)
+    # JAX 0.7 can't transpose a linear solve inside of a loop: no chunks there.
+    many = functools.partial(lax.map, one, batch_size=chunk) if _IN_LOOPS else jax.vmap(one)
+    found = many(fits)
     dx, square, inverse = (
         jnp.where(good.reshape(-1, *[1] * (a.ndim - 1)), a, jnp.zeros_like(a)) for a in found
     )

@@ -98,6 +98,7 @@ from fnopt.core._paths import leaf_paths, leaves_with_names, path_name, shown
 from fnopt.core._patterns import matches
 from fnopt.core._products import HIGHEST as HIGHEST
 from fnopt.core._products import matmul as matmul
+from fnopt.core._products import turned as turned
 from fnopt.core._products import weighted_rows as weighted_rows
 from fnopt.core._rounding import is_narrow as is_narrow
 from fnopt.core._rounding import nearest as nearest

@@ -20,6 +20,7 @@ from fnopt.core import (
     matmul,
     over_devices,
     scan_chunks,
+    turned,
     varying_like,
 )
 from fnopt.curvature._bound import BoundResiduals
@@ -154,7 +155,7 @@ class JacobianPart:
 
         def of(rows: FormedRows) -> jax.Array:
             matrix = rows.matrix()
-            return gathered(matmul(matrix.T, matrix))
+            return gathered(matmul(turned(matrix), matrix))
 
         def body(total: jax.Array, chunk: Any) -> tuple[jax.Array, None]:
             return total + of(form_rows(self.bound, chunk)), None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -114,10 +114,12 @@ class BandedGramSystem(TallGramSystem):
         diagonal = jnp.diagonal(self.G[:, 0], axis1=1, axis2=2)
         return rounding_damping(jnp.max(diagonal), 2 * self.G.shape[-1])
 
-    def _solvers(self, lam: jax.Array) -> Solvers:
+    def _factor(self, lam: jax.Array) -> Any:
+        return band_cholesky(self.G, lam)
+
+    def _solvers(self, factor: Any) -> Solvers:
         band = self.band
         assert band is not None
-        factor = band_cholesky(self.G, lam)
         return Solvers(
             lambda b: band_forward(factor, band.blocked(b)),
             lambda y: band.flat(band_backward(factor, y)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import matmul
+from fnopt.core import matmul, turned
 
 _WIDE = 128  # below that many columns a product in two parts saves nothing
 
@@ -35,8 +35,9 @@ def gram(A: jax.Array) -> jax.Array:
     if n < _WIDE:
         return matmul(A.T, A)
     left, right = A[:, : n // 2], A[:, n // 2 :]
-    below = matmul(right.T, left)
-    return jnp.block([[matmul(left.T, left), below.T], [below, matmul(right.T, right)]])
+    above, right_turned = matmul(turned(left), left), turned(right)
+    below = matmul(right_turned, left)
+    return jnp.block([[above, below.T], [below, matmul(right_turned, right)]])
 
 
 def scaled_gram(G: jax.Array, scale: jax.Array) -> jax.Array:

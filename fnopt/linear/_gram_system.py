@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -72,24 +73,27 @@ class TallGramSystem:
         """The damped solution for another right-hand side; None without `pull`."""
         if self.pull is None:
             return None
-        solve = self._solvers(jnp.maximum(step.lam, self._least))
+        solve = self._solvers(step.factor)
         return solve.backward(solve.forward(self.pull(w)))
 
     @property
     def _least(self) -> jax.Array:
         return least_damping(self.G)
 
-    def _solvers(self, lam: jax.Array) -> Solvers:
-        L = cholesky(self.G, lam)
-        return Solvers(lambda b: forward(L, b), lambda y: backward(L, y))
+    def _factor(self, lam: jax.Array) -> Any:
+        return cholesky(self.G, lam)
+
+    def _solvers(self, factor: Any) -> Solvers:
+        return Solvers(lambda b: forward(factor, b), lambda y: backward(factor, y))
 
     def _solve(self, lam: jax.Array) -> Damped:
-        solve = self._solvers(lam)
+        factor = self._factor(lam)
+        solve = self._solvers(factor)
         p = solve.backward(solve.forward(-self.g))
-        return Damped(p, lam, norm(p), jnp.sum(jnp.square(solve.forward(p))))
+        return Damped(p, lam, norm(p), jnp.sum(jnp.square(solve.forward(p))), factor)
 
     def _step(self, solved: Damped, least: jax.Array) -> DampedStep:
-        return _damped_step(solved.y, solved.lam, self.model_norm(solved.y), least)
+        return _damped_step(solved, solved.y, self.model_norm(solved.y), least)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,8 +148,7 @@ class WideGramSystem:
 
     def pull_back(self, w: jax.Array, step: DampedStep) -> jax.Array:
         r"""The damped solution for another residual, :math:`A^T (A A^T + \lambda I)^{-1} w`."""
-        L = cholesky(self.K, jnp.maximum(step.lam, least_damping(self.K)))
-        return self.pull(backward(L, forward(L, w)))
+        return self.pull(backward(step.factor, forward(step.factor, w)))
 
     def _solve(self, lam: jax.Array) -> Damped:
         L = cholesky(self.K, lam)
@@ -154,17 +157,18 @@ class WideGramSystem:
         square = jnp.maximum(matmul(y, Ky), jnp.zeros_like(lam))
         # p^T (A^T A + lam I)^-1 p = (K y)^T (K + lam I)^-1 y
         slope = matmul(forward(L, Ky), forward(L, y))
-        return Damped(y, lam, jnp.sqrt(square), slope)
+        return Damped(y, lam, jnp.sqrt(square), slope, L)
 
     def _step(self, solved: Damped, least: jax.Array) -> DampedStep:
         model_norm = jnp.sum(jnp.square(matmul(self.K, solved.y)))
-        return _damped_step(-self.pull(solved.y), solved.lam, model_norm, least)
+        return _damped_step(solved, -self.pull(solved.y), model_norm, least)
 
 
 def _damped_step(
-    p: jax.Array, lam: jax.Array, model_norm: jax.Array, least: jax.Array
+    solved: Damped, p: jax.Array, model_norm: jax.Array, least: jax.Array
 ) -> DampedStep:
     half = jnp.asarray(0.5, p.dtype)
-    predicted = half * model_norm + lam * jnp.sum(jnp.square(p))
+    predicted = half * model_norm + solved.lam * jnp.sum(jnp.square(p))
     # The least damping is there for rounding only: such a step is a full one.
-    return DampedStep(p, jnp.where(lam <= least, jnp.zeros_like(lam), lam), model_norm, predicted)
+    lam = jnp.where(solved.lam <= least, jnp.zeros_like(solved.lam), solved.lam)
+    return DampedStep(p, lam, model_norm, predicted, solved.factor)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ class Damped(NamedTuple):
     lam: jax.Array
     length: jax.Array  # ||p||
     slope: jax.Array  # p^T (A^T A + lam I)^-1 p, which is -||p|| d||p||/dlam
+    factor: Any  # of K + lam I: another right-hand side costs no other factorisation
 
 
 def cholesky(K: jax.Array, lam: jax.Array) -> jax.Array:

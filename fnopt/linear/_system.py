@@ -14,7 +14,7 @@ class DampedStep(NamedTuple):
     lam: jax.Array  # its damping; 0 for a full step
     model_norm: jax.Array  # ||A p||^2
     predicted: jax.Array  # the model's reduction, (||r||^2 - ||A p + r||^2) / 2
-    inverse: Any = None  # of the factor that it was solved with, if `pull_back` makes use of it
+    factor: Any = None  # what it was solved with, where `pull_back` makes use of it
 
 
 class System(Protocol):

@@ -125,7 +125,7 @@ class TriangleSystem:
 
     def pull_back(self, w: jax.Array, step: DampedStep) -> jax.Array:
         """The damped solution for another right-hand side."""
-        return matmul(matmul(step.inverse, self.pull(w)), step.inverse)
+        return matmul(matmul(step.factor, self.pull(w)), step.factor)
 
     def model_norm(self, v: jax.Array) -> jax.Array:
         r"""The square :math:`\|A v\|^2`."""

@@ -188,6 +188,24 @@ def test_gram_of_many_columns(x64):
     np.testing.assert_array_equal(G[:65, 65:], G[65:, :65].T)
 
 
+def test_no_factor_of_a_gram_matrix_is_read_along_its_columns_in_float64(x64):
+    compiled = jax.jit(gram).lower(jnp.zeros((9, 200))).compile().as_text()
+    assert compiled.count("lhs_contracting_dims={1}") == 3
+    assert "lhs_contracting_dims={0}" not in compiled
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_is_pulled_back_costs_no_factorisation(shape):
+    def steps(A, r):
+        system = systems(A, r)["gram"]
+        step = system.trust_region(jnp.asarray(0.3))
+        return step.p, system.pull_back(r, step)
+
+    A, r = problem(*shape)
+    text = str(jax.make_jaxpr(steps)(A, r))
+    assert text.count("= cholesky") == 2  # the first try, and the loop over the others
+
+
 def test_the_choice_goes_by_the_smaller_side():
     assert linear_solver("auto", 10**6, 64) == "qr"
     assert linear_solver("auto", 65, 10**6) == "cholesky"

@@ -163,6 +163,7 @@ class scale_by_kl_shampoo(Matrixwise):
         limit, least = self.max_inverse_root, float(jnp.finfo(new.dtype).tiny)
         if limit is not None:
             least = max(_LEAST_LIMIT, min(new.shape[1], limit)) ** -2.0
+        # Rows of zeros have eigenvalues of zero, whose inverse root is infinite.
         new = jnp.maximum(new, jnp.asarray(least, new.dtype))
         return jnp.where(jnp.isfinite(new).all(axis=1, keepdims=True), new, old)
 

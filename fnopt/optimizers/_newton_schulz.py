@@ -143,10 +143,14 @@ def _preconditioned(x: jax.Array, eps: jax.Array, kind: str) -> tuple[jax.Array,
     """The matrices with singular values of at most 1 or nearly so, and their Gram matrices."""
     A = gram(x)
     if kind == "aol":
+        # Almost orthogonal layers: with the roots of these sums divided out of rows and columns of
+        # X X^H, none of its eigenvalues is above 1.
         rows = jnp.sum(jnp.abs(A), axis=2, keepdims=True)
         factor = jax.lax.rsqrt(jnp.maximum(rows, eps * eps)).astype(x.dtype)
         return x * factor, A * factor * jnp.swapaxes(factor, 1, 2)
     if kind == "schatten":
+        # The fourth root of the sum of the fourth powers of the singular values: never below the
+        # largest one, and nearer to it than the Frobenius norm.
         norm = root(root(jnp.sum(jnp.square(jnp.abs(A)), axis=(1, 2), keepdims=True)))
         norm = jnp.maximum(norm, eps)
     elif kind == "spectral":

@@ -140,6 +140,7 @@ def _due(count: jax.Array) -> jax.Array:
     """
 
     def times(steps: jax.Array) -> jax.Array:
+        # The integral of the density, in closed form: no count of updates is kept.
         late = jnp.maximum(steps - _FLAT, 0).astype(jnp.float32)
         until = -jnp.log(jnp.float32(_LEAST)) / _DECAY
         falling = -jnp.expm1(-_DECAY * jnp.minimum(late, until)) / _DECAY

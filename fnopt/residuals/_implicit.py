@@ -137,6 +137,7 @@ def _solve(H: jax.Array, b: jax.Array) -> jax.Array:
 
 def _pseudo_inverse(H: jax.Array) -> jax.Array:
     n = H.shape[0]
+    # With a diagonal of ones, what counts as a flat direction does not depend on units of params.
     scale = jnp.sqrt(jnp.abs(jnp.diagonal(H)))
     scale = jnp.where(scale > 0, scale, jnp.ones_like(scale))
     w, V = jnp.linalg.eigh(H / scale / scale[:, None])

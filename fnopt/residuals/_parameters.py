@@ -119,6 +119,7 @@ class interval(Transformed):
         """The logit of the place in the interval."""
         a, b = (jnp.asarray(end, value.dtype) for end in (self.lower, self.upper))
         eps = jnp.asarray(jnp.finfo(value.dtype).eps, value.dtype)
+        # A start that is on an end but for rounding would have an infinite logit, and stay there.
         place = jnp.clip((value - a) / (b - a), eps, 1 - eps)
         return jnp.log(place) - jnp.log1p(-place)
 

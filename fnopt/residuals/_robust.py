@@ -195,6 +195,8 @@ class barron(RobustLoss):
     def rho(self, z: jax.Array) -> jax.Array:
         """The loss of the scaled square."""
         alpha = jnp.asarray(self.alpha, z.dtype)
+        # At 2, where squares are chosen, z / 0 would make the derivative NaN all the same; so would
+        # the infinite alpha of Welsch's loss below.
         b = jnp.maximum(2 - alpha, jnp.asarray(jnp.finfo(z.dtype).eps, z.dtype))
         welsch = ~jnp.isfinite(alpha)
         b = jnp.where(welsch, jnp.ones_like(b), b)

@@ -41,5 +41,6 @@ class scale_by_trust_ratio(Leafwise):
         of_params = jnp.maximum(global_norm(p), h.min_norm)
         of_update = jnp.maximum(global_norm(g), h.min_norm)
         ratio = h.trust_coefficient * of_params / (nonzero(of_update) + h.eps)
+        # A layer of zeros would stay at zero for ever: it gets the update as it is.
         frozen = (of_params == 0) | (of_update == 0)
         return jnp.where(frozen, jnp.ones_like(ratio), ratio) * g

@@ -148,5 +148,7 @@ def _seen(decay: Any, count: Any, real: Any) -> jax.Array:
     """`1 - decay ** count`, without losing the digits of a decay near one."""
     decay, count = jnp.asarray(decay, real), jnp.asarray(count).astype(real)
     positive = decay > 0
+    # A decay of 0 has no logarithm: another number stands in its place, which is not chosen below,
+    # or derivatives would be NaN.
     rest = jnp.where(positive, decay - 1, jnp.full_like(decay, -0.5))
     return jnp.where(positive, -jnp.expm1(count * jnp.log1p(rest)), 1 - decay**count)

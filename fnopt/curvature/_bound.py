@@ -7,7 +7,14 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fnopt.core import check_batch, compute_dtype, leaves_with_names, of_one_example, shown
+from fnopt.core import (
+    check_batch,
+    compute_dtype,
+    described,
+    leaves_with_names,
+    of_one_example,
+    shown,
+)
 from fnopt.gradients import BoundLoss
 from fnopt.jacobians import RealVector, check_real, checked_outputs, real_vector
 
@@ -39,6 +46,11 @@ def bind(fn: Callable[..., Any], params: Any, batch: Any, name: str) -> BoundRes
     outputs = checked_outputs(found, name)
     dtype = compute_dtype(*(leaf.dtype for leaf in jax.tree.leaves(params)))
     laid = real_vector(outputs, dtype)
+    if laid.size == 0:
+        raise ValueError(
+            f"{name}: the function returns {described(jax.tree.leaves(outputs)[0])} of an example, "
+            "expected at least one number."
+        )
 
     def vector(params: Any, example: Any) -> tuple[jax.Array, None]:
         return laid.flatten(fn(params, example)), None

@@ -21,7 +21,7 @@ from fnopt.core import (
 )
 from fnopt.curvature._bound import bind
 from fnopt.curvature._products import hvp
-from fnopt.curvature._sums import checked_options, of_one, over_examples
+from fnopt.curvature._sums import checked_options, of_one, over_examples, symmetric_product
 from fnopt.jacobians import check_real
 
 
@@ -31,7 +31,8 @@ class Estimate(NamedTuple):
     Attributes:
         value: The estimate, unbiased.
         variance: The variance of the estimate, from the spread of the probes: its square root is
-            the standard error. NaN for a single probe, which has no spread.
+            the standard error. NaN for a single probe, which has no spread; 0 or infinite where
+            squares of the values leave the range of their dtype (below 1e-19 in float32, say).
     """
 
     value: Any
@@ -145,8 +146,8 @@ def trace_estimate(
         An `Estimate` of two scalars, float32 or wider.
 
     Raises:
-        TypeError: If `key` isn't one PRNG key.
-        ValueError: If `samples` isn't positive.
+        TypeError: If a leaf isn't real and floating, or `key` isn't one PRNG key.
+        ValueError: If `samples` isn't positive, or the product isn't like its argument.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -160,9 +161,11 @@ def trace_estimate(
     """
     check_count(samples, "samples", "trace_estimate")
 
+    times = symmetric_product(product, like, "trace_estimate")
+
     def probe(key: jax.Array) -> jax.Array:
         v = _signs(key, like)
-        return tree_dot(v, product(v))
+        return tree_dot(v, times(v))
 
     return _mean_over_probes(probe, check_key(key, "trace_estimate"), samples)
 

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_choice, check_count, check_key, matmul
+from fnopt.core import check_choice, check_count, check_key, matmul, norms_over
+from fnopt.curvature._sums import symmetric_product
 from fnopt.jacobians import ravel
 
 _ENDS = ("largest", "smallest", "magnitude")
@@ -61,8 +62,9 @@ def top_eigenvalues(
         The `Eigenpairs`.
 
     Raises:
-        TypeError: If a leaf isn't floating, or `key` isn't one PRNG key.
-        ValueError: If there are not `k` eigenvalues in `m` iterations, or an option makes no sense.
+        TypeError: If a leaf isn't real and floating, or `key` isn't one PRNG key.
+        ValueError: If there are not `k` eigenvalues in `m` iterations, the product isn't like its
+            argument, or an option makes no sense.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -79,6 +81,7 @@ def top_eigenvalues(
     check_choice(which, _ENDS, "which", _NAME)
     check_count(k, "k", _NAME)
     check_count(iterations, "iterations", _NAME)
+    product = symmetric_product(product, like, _NAME)
     start, unravel = ravel(like, "like")
     steps = min(iterations, start.size)
     if k > steps:
@@ -92,7 +95,7 @@ def top_eigenvalues(
     order = _order(values, which)[:k]
     values, vectors = values[order], matmul(small[:, order].T, basis)
     images = jax.lax.map(flat, vectors)
-    errors = jnp.linalg.norm(images - values[:, None] * vectors, axis=1)
+    errors = norms_over(images - values[:, None] * vectors, 1)[:, 0]
     return Eigenpairs(values, jax.vmap(unravel)(vectors), errors)
 
 
@@ -118,9 +121,9 @@ def _lanczos(
     def body(i: jax.Array, carry: Any) -> Any:
         basis, images, size = carry
         image = product(basis[i])
-        size = jnp.maximum(size, jnp.linalg.norm(image))
+        size = jnp.maximum(size, _length(image))
         rest = orthogonal(image, basis)
-        length = jnp.linalg.norm(rest)
+        length = _length(rest)
         # The space is invariant: what is left is rounding, and another direction starts anew.
         eps = jnp.asarray(8 * jnp.finfo(like.dtype).eps, like.dtype)
         done = length <= eps * size * jnp.sqrt(jnp.asarray(like.size, like.dtype))
@@ -138,5 +141,9 @@ def _lanczos(
 
 
 def _unit(v: jax.Array) -> jax.Array:
-    length = jnp.linalg.norm(v)
+    length = _length(v)
     return v / jnp.where(length > 0, length, jnp.ones_like(length))
+
+
+def _length(v: jax.Array) -> jax.Array:
+    return norms_over(v, 0)[0]

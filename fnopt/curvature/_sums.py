@@ -41,6 +41,18 @@ def check_direction(direction: Any, params: Any, name: str) -> None:
     check_same_tree(direction, params, f"{name}: v", "the params")
 
 
+def symmetric_product(product: Callable[[Any], Any], like: Any, name: str) -> Callable[[Any], Any]:
+    """A user's product with a matrix of real numbers, which returns a tree like its argument."""
+    check_real(like, name)
+
+    def called(v: Any) -> Any:
+        found = product(v)
+        check_same_tree(found, like, f"{name}: products", "the vectors")
+        return found
+
+    return called
+
+
 def of_one(
     fn: Callable[[Any, Any], Any], name: str, *, is_loss: bool = True
 ) -> Callable[[Any, Any], Any]:

@@ -216,6 +216,8 @@ def test_refuses_what_it_cannot_do():
         at(jnp.ones(2, jnp.int32), x)
     with pytest.raises(ValueError, match="the batch is empty"):
         at(jnp.ones(2), x[:0])
+    with pytest.raises(ValueError, match=r"float32\[0\].* expected at least one number"):
+        batch_jacobian(lambda w, x: (w * x)[:0])(jnp.ones(2), x)
     with pytest.raises(TypeError, match="expected a sequence of 2"):
         batch_jacobian([net, net])(jnp.ones(2), [x])
     with pytest.raises(ValueError, match="v have shape"):

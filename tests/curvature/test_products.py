@@ -125,6 +125,20 @@ def test_an_invariant_space_is_left_for_another_direction():
     np.testing.assert_allclose(identity.values, 1.0, atol=1e-2)
 
 
+def test_eigenvalues_of_matrices_of_any_size():
+    # The squares of what is left of a vector are out of float32's range.
+    d = jnp.concatenate([jnp.linspace(-1.0, 1.0, 97), jnp.asarray([5.0, 4.0, 3.0])])
+
+    @jax.jit
+    def ends(size):
+        return top_eigenvalues(lambda v: size * d * v, d, jax.random.key(1), k=3, iterations=25)
+
+    for size in (1e-30, 1e30):
+        found = ends(size)
+        np.testing.assert_allclose(found.values / size, [5.0, 4.0, 3.0], rtol=1e-5)
+        assert np.all((found.errors > 0) & (found.errors < 1e-4 * size))
+
+
 def test_sixteen_bits_keep_their_dtype():
     params, batch = jax.eval_shape(problem)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), (params, batch[0]))
@@ -145,6 +159,13 @@ def test_refuses_what_it_cannot_do():
         ggn_vp(model, loss_of, reduction="none")
     with pytest.raises(TypeError, match="PRNG key"):
         trace_estimate(lambda v: v, jnp.ones(3), 0)
+    with pytest.raises(TypeError, match="complex64"):
+        top_eigenvalues(lambda v: v, jnp.ones(3, jnp.complex64), jax.random.key(0))
+    with pytest.raises(TypeError, match="int32"):
+        trace_estimate(lambda v: v, jnp.ones(3, jnp.int32), jax.random.key(0))
+    for estimate in (top_eigenvalues, trace_estimate):
+        with pytest.raises(ValueError, match=r"products have shape \(2,\)"):
+            estimate(lambda v: v[:2], jnp.ones(3), jax.random.key(0))
 
 
 def batch_norm(params, example):

@@ -87,7 +87,7 @@ def slot_zeros(params: Any, dtype: Any = None, *, fill: Any = 0.0, real: bool = 
     def one(p: Any) -> jax.Array:
         slot_dtype = dtype or compute_dtype(jnp.result_type(p))
         slot_dtype = real_dtype(slot_dtype) if real else slot_dtype
-        return filled_like(p, jnp.asarray(fill, slot_dtype), slot_dtype)
+        return filled_like(p, jnp.array(fill, slot_dtype), slot_dtype)
 
     return jax.tree.map(one, params)
 

@@ -65,6 +65,9 @@ class CentredJacobian:
         w = jnp.ones(self.count, dtype) if weights is None else self._real(weights, name, "weights")
         # A negative one has no root; what would be left out in silence is made known instead.
         w = jnp.where(w >= 0, w, jnp.full_like(w, jnp.nan))
+        # So that no sum overflows; a quotient by the largest would by its reciprocal underflow.
+        small = jnp.asarray(2.0 ** (-jnp.finfo(dtype).maxexp // 2), dtype)
+        w = w * jnp.where(jnp.max(w) > 1, small, jnp.ones_like(small))
         self.weights = w / jnp.sum(w)
         """What the samples count, of sum 1, `[n]`, those of all devices; NaN if one is below 0."""
 

@@ -172,9 +172,9 @@ class health_flags(Value):
         Returns:
             The first state.
         """
-        no = (jnp.zeros(groups, bool), jnp.zeros(groups, jnp.int32))
-        usual = jnp.zeros(groups, dtype or jnp.float32)
-        return FlagState(*no, *no, *no, usual, *no, *no)
+        flag = (bool, jnp.int32)  # and its streak
+        dtypes = (*flag, *flag, *flag, dtype or jnp.float32, *flag, *flag)
+        return FlagState(*(jnp.zeros(groups, each) for each in dtypes))
 
     def update(self, health: Health, state: FlagState) -> FlagState:
         """One observation; pure, for use inside a jitted step.

@@ -63,9 +63,12 @@ class snapshot(Transformation):
     def init(self, params: Any) -> SnapshotState:
         """Zeros of the measurement's shapes."""
         shapes = jax.eval_shape(self.measure, params)
-        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, self._dtype(s.dtype)), shapes)
-        average = () if self.decay is None else zeros
-        return SnapshotState(zero_count(), {self.measure_name: zeros}, average)
+
+        def zeros() -> Any:
+            return jax.tree.map(lambda s: jnp.zeros(s.shape, self._dtype(s.dtype)), shapes)
+
+        average = () if self.decay is None else zeros()
+        return SnapshotState(zero_count(), {self.measure_name: zeros()}, average)
 
     def update(
         self, updates: Any, state: SnapshotState, params: Any = None, **extra_args: Any

@@ -21,6 +21,7 @@ from fnopt.transforms import all_finite, real_dtype_of
 _DECREASE = 1e-4  # of what the slope promises: Armijo's condition
 _POOR = 0.25  # a gain below which the damping was too small
 _REFUSED = 8.0  # what damping is multiplied by
+_USUAL = 1e-3  # a first damping of losses of size 1
 
 
 class DampingRule(NamedTuple):
@@ -99,14 +100,12 @@ def check_solver(options: Any, name: str) -> None:
 def first_state(options: StepOptions, params: Any) -> GaussNewtonDescentState:
     """The state before the first step."""
     dtype = step_dtype(params)
-    zero = jnp.zeros((), dtype)
     return GaussNewtonDescentState(
         zero_count(),
-        jnp.asarray(options.damping).astype(dtype),
+        jnp.array(options.damping, dtype),
         None if options.momentum is None else slot_zeros(params),
         Status.RUNNING.array,
-        zero,
-        zero,
+        *(jnp.zeros((), dtype) for _ in range(2)),
     )
 
 
@@ -247,9 +246,11 @@ def _next_damping(
     poor = cut | ~(gain >= _POOR)
     factor = jnp.where(~cut & (gain > good), shrink, jnp.where(poor, grow, 1.0))
     factor = jnp.where(taken, factor, _REFUSED).astype(damping.dtype)
-    # So that it comes back from where it was not needed.
-    least = jnp.finfo(damping.dtype).eps
-    return jnp.clip(damping * factor, least, 1 / least)
+    # So that it comes back from where it was not needed; in the units of the first one.
+    eps, first = jnp.finfo(damping.dtype).eps, jnp.asarray(options.damping).astype(damping.dtype)
+    unit, one = first / _USUAL, jnp.ones_like(first)
+    least, most = eps * jnp.minimum(unit, one), jnp.maximum(unit, one) / eps
+    return jnp.clip(damping * factor, least, most)
 
 
 def _scaled(direction: Any, length: jax.Array, taken: jax.Array, params: Any) -> Any:

@@ -85,7 +85,7 @@ class scale_by_dadapt_adamw(Transformation):
     def init(self, params: Any) -> ScaleByDadaptAdamwState:
         """Zeros, and the first estimate."""
         zero = jnp.zeros((), real_dtype_of(params))
-        d0 = jnp.full_like(zero, jnp.asarray(self.estim_lr0, zero.dtype))
+        d0 = jnp.array(self.estim_lr0, zero.dtype)
         squares = slot_zeros(params, real=True)
         return ScaleByDadaptAdamwState(
             slot_zeros(params), squares, slot_zeros(params), d0, zero, zero_count()

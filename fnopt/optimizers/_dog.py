@@ -99,7 +99,7 @@ class scale_by_dog(Transformation):
         """The start, and a first guess of the distance."""
         zero = jnp.zeros((), real_dtype_of(params))
         kind, value = self.init_step
-        first = jnp.full_like(zero, 0.0 if kind == "learning_rate" else value)
+        first = jnp.array(0.0 if kind == "learning_rate" else value, zero.dtype)
         if kind == "heuristic":
             first = first * (1 + global_norm(params).astype(first.dtype))
         return ScaleByDogState(zero_count(), slot_copy(params), first, zero)
@@ -148,11 +148,9 @@ class scale_by_dowg(Transformation):
 
     def init(self, params: Any) -> ScaleByDowgState:
         """The start, and a first guess of the distance."""
-        zero = jnp.zeros((), real_dtype_of(params))
+        dtype = real_dtype_of(params)
         first = self.eps if self.init_estim_sq_dist is None else self.init_estim_sq_dist
-        return ScaleByDowgState(
-            slot_copy(params), zero, jnp.full_like(zero, jnp.asarray(first, zero.dtype))
-        )
+        return ScaleByDowgState(slot_copy(params), jnp.zeros((), dtype), jnp.array(first, dtype))
 
     def update(
         self, updates: Any, state: ScaleByDowgState, params: Any = None, **extra_args: Any

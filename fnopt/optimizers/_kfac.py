@@ -224,7 +224,7 @@ class kfac(Transformation):
         return KfacState(
             zero_count(),
             averages.averaged,
-            jnp.asarray(self.damping).astype(dtype),
+            jnp.array(self.damping, dtype),
             jnp.zeros(2, dtype),
             *averages[1:],
             slot_zeros(params),

@@ -91,9 +91,7 @@ class momo(Transformation):
 
     def init(self, params: Any) -> MomoState:
         """Zero averages."""
-        zero = jnp.zeros((), real_dtype_of(params))
-        bound = jnp.full_like(zero, jnp.asarray(self.lower_bound, zero.dtype))
-        return MomoState(slot_zeros(params), zero, zero, bound, zero_count())
+        return MomoState(slot_zeros(params), *_first_scalars(self, params))
 
     def update(
         self,
@@ -160,10 +158,8 @@ class momo_adam(Transformation):
 
     def init(self, params: Any) -> MomoAdamState:
         """Zero averages."""
-        zero = jnp.zeros((), real_dtype_of(params))
-        bound = jnp.full_like(zero, jnp.asarray(self.lower_bound, zero.dtype))
         squares = slot_zeros(params, real=True)
-        return MomoAdamState(slot_zeros(params), squares, zero, zero, bound, zero_count())
+        return MomoAdamState(slot_zeros(params), squares, *_first_scalars(self, params))
 
     def update(
         self,
@@ -204,6 +200,13 @@ class _Seen(NamedTuple):
     gamma: jax.Array
     product: jax.Array
     lb: jax.Array
+
+
+def _first_scalars(tx: Any, params: Any) -> tuple[jax.Array, ...]:
+    """`barf`, `gamma`, the lower bound and the count before the first step."""
+    dtype = real_dtype_of(params)
+    zeros = (jnp.zeros((), dtype) for _ in range(2))
+    return *zeros, jnp.array(tx.lower_bound, dtype), zero_count()
 
 
 def _first_moments(beta: Any, value: Any, updates: Any, state: Any, params: Any) -> Any:

@@ -94,14 +94,14 @@ class scale_by_prodigy(Transformation):
 
     def init(self, params: Any) -> ScaleByProdigyState:
         """Zeros, the params as the start, and the first estimate."""
-        zero = jnp.zeros((), real_dtype_of(params))
+        dtype = real_dtype_of(params)
         return ScaleByProdigyState(
             slot_zeros(params),
             slot_zeros(params, real=True),
             slot_zeros(params),
             slot_copy(params),
-            jnp.full_like(zero, jnp.asarray(self.estim_lr0, zero.dtype)),
-            zero,
+            jnp.array(self.estim_lr0, dtype),
+            jnp.zeros((), dtype),
             zero_count(),
         )
 

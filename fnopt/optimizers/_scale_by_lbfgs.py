@@ -73,12 +73,14 @@ class scale_by_lbfgs(Transformation):
 
     def init(self, params: Any) -> ScaleByLBFGSState:
         """An empty memory."""
-        slot = slot_zeros(params)
-        memory = jax.tree.map(
-            lambda z: jnp.broadcast_to(z, (self.memory_size, *jnp.shape(z))), slot
-        )
-        weights = jnp.zeros(self.memory_size, real_dtype_of(slot))
-        return ScaleByLBFGSState(zero_count(), slot, slot, memory, memory, weights)
+        x, g = slot_zeros(params), slot_zeros(params)
+
+        def memory(slot: Any) -> Any:
+            rows = lambda z: jnp.broadcast_to(z, (self.memory_size, *jnp.shape(z)))  # noqa: E731
+            return jax.tree.map(rows, slot)
+
+        weights = jnp.zeros(self.memory_size, real_dtype_of(x))
+        return ScaleByLBFGSState(zero_count(), x, g, memory(x), memory(g), weights)
 
     def update(
         self, updates: Any, state: ScaleByLBFGSState, params: Any = None, **extra_args: Any

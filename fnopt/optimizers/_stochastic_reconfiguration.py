@@ -153,10 +153,10 @@ class stochastic_reconfiguration(Transformation):
 
     def init(self, params: Any) -> StochasticReconfigurationState:
         """The state before the first step."""
-        zero = jnp.zeros((), step_dtype(params))
         momentum = None if self.momentum is None else slot_zeros(params)
+        moments = (jnp.zeros((), step_dtype(params)) for _ in range(2))
         return StochasticReconfigurationState(
-            zero_count(), momentum, Status.RUNNING.array, zero, zero
+            zero_count(), momentum, Status.RUNNING.array, *moments
         )
 
     def update(

@@ -87,10 +87,10 @@ class scale_by_backtracking_linesearch(Transformation):
     def init(self, params: Any) -> ScaleByBacktrackingLinesearchState:
         """A first step of 1, and nothing known."""
         dtype = real_dtype_of(params)
-        inf = jnp.asarray(jnp.inf, dtype)
+        value, error = (jnp.full((), jnp.inf, dtype) for _ in range(2))
         grad = jax.tree.map(jnp.zeros_like, params) if self.store_grad else None
-        info = BacktrackingLinesearchInfo(zero_count(), inf)
-        return ScaleByBacktrackingLinesearchState(jnp.ones((), dtype), inf, grad, info)
+        info = BacktrackingLinesearchInfo(zero_count(), error)
+        return ScaleByBacktrackingLinesearchState(jnp.ones((), dtype), value, grad, info)
 
     def update(
         self,

@@ -60,7 +60,7 @@ class hypergradient(Wrapper):
 
     def init(self, params: Any) -> HypergradientState:
         """The first rate, and no direction."""
-        rate = jnp.asarray(self.learning_rate, real_dtype_of(params))
+        rate = jnp.array(self.learning_rate, real_dtype_of(params))
         return HypergradientState(rate, slot_zeros(params), self.inner.init(params))
 
     def update(

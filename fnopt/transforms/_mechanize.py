@@ -74,9 +74,9 @@ class mechanize(Wrapper):
     def init(self, params: Any) -> MechanizeState:
         """No bets so far."""
         dtype = real_dtype_of(params)
-        zero = jnp.zeros(self.num_betas, dtype)
-        s = jnp.full_like(zero, jnp.asarray(self.s_init, dtype))
-        return MechanizeState(zero, zero, zero, s, slot_copy(params), self.inner.init(params))
+        r, m, v = (jnp.zeros(self.num_betas, dtype) for _ in range(3))
+        s = jnp.full(self.num_betas, jnp.array(self.s_init, dtype))
+        return MechanizeState(r, m, v, s, slot_copy(params), self.inner.init(params))
 
     def update(
         self, updates: Any, state: MechanizeState, params: Any = None, **extra_args: Any

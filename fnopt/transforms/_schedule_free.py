@@ -78,10 +78,9 @@ class schedule_free(Wrapper):
     def init(self, params: Any) -> ScheduleFreeState:
         """All points where the params are."""
         dtype = real_dtype_of(params)
-        zero = jnp.zeros((), dtype)
-        z = slot_copy(params, self.state_dtype)
-        b1 = jnp.asarray(self.b1, dtype) + zero  # strongly typed
-        return ScheduleFreeState(zero_count(), zero, zero, b1, z, self.inner.init(params))
+        weight_sum, max_lr = (jnp.zeros((), dtype) for _ in range(2))
+        z, b1 = slot_copy(params, self.state_dtype), jnp.array(self.b1, dtype)
+        return ScheduleFreeState(zero_count(), weight_sum, max_lr, b1, z, self.inner.init(params))
 
     def update(
         self, updates: Any, state: ScheduleFreeState, params: Any = None, **extra_args: Any

@@ -98,10 +98,10 @@ class scale_by_zoom_linesearch(Transformation):
     def init(self, params: Any) -> ScaleByZoomLinesearchState:
         """A first step of 1, and nothing known."""
         dtype = real_dtype_of(params)
-        inf = jnp.asarray(jnp.inf, dtype)
-        info = ZoomLinesearchInfo(zero_count(), inf, inf)
+        value, *errors = (jnp.full((), jnp.inf, dtype) for _ in range(3))
+        info = ZoomLinesearchInfo(zero_count(), *errors)
         grad = jax.tree.map(jnp.zeros_like, params)
-        return ScaleByZoomLinesearchState(jnp.ones((), dtype), inf, grad, info)
+        return ScaleByZoomLinesearchState(jnp.ones((), dtype), value, grad, info)
 
     def update(
         self,

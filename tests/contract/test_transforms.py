@@ -18,7 +18,13 @@ import pytest
 import fnopt
 from fnopt.core import is_inexact
 from tests.contract.registry import CASES, FUNCTIONS, NOT_IN_REGISTRY, NOT_MINIMISERS
-from tests.contract.trees import assert_close, assert_identical, make_tree, signature
+from tests.contract.trees import (
+    assert_buffers_of_their_own,
+    assert_close,
+    assert_identical,
+    make_tree,
+    signature,
+)
 
 # All checks of a case run one after the other, so that they share its compiled steps; and in one
 # process (tests/scheduler.py).
@@ -226,6 +232,13 @@ def test_state_survives_pickle_and_flax_bytes(case: Any):
     fresh = case.make().init(make_tree(0))
     restored = serialization.from_bytes(fresh, serialization.to_bytes(state))
     assert_identical(jax.tree.map(jnp.asarray, restored), state)
+
+
+@every
+def test_a_fresh_state_can_be_donated(case: Any):
+    tx = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), case.make())
+    params = make_tree(0)
+    assert_buffers_of_their_own((tx, params, tx.init(params)))
 
 
 @every

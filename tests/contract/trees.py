@@ -57,3 +57,13 @@ def assert_identical(actual: Any, expected: Any) -> None:
     assert signature(actual) == signature(expected)
     for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         assert np.asarray(a).tobytes() == np.asarray(e).tobytes()
+
+
+def assert_buffers_of_their_own(tree: Any) -> None:
+    """Each array has a buffer of its own, which XLA asks of what it may overwrite."""
+    names: dict[int, str] = {}
+    for path, x in jax.tree_util.tree_leaves_with_path(tree):
+        is_key = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+        if isinstance(x, jax.Array) and not is_key and x.size:
+            name = jax.tree_util.keystr(path)
+            assert names.setdefault(x.unsafe_buffer_pointer(), name) == name

@@ -13,6 +13,7 @@ import fnopt
 from fnopt import Status
 from fnopt.jacobians import ravel
 from fnopt.programs import jaxprs
+from tests.contract.trees import assert_buffers_of_their_own
 
 N, MU, LAM = 5, 0.9, 1e-2
 
@@ -240,6 +241,40 @@ def test_a_step_that_is_not_finite_is_refused(x, o):
     assert all(map(np.array_equal, jax.tree.leaves(after), jax.tree.leaves(params)))
     assert int(state.status) == Status.NONFINITE_START
     assert float(state.damping) > tx.damping
+
+
+def test_a_loss_in_other_units_with_a_damping_to_match_takes_the_same_steps():
+    params, examples = small()
+
+    @jax.jit
+    def train(unit):
+        tx = fnopt.natural_gradient(net, lambda f, e: unit * softmax(f, e), damping=1e-2 * unit)
+
+        def body(carry, _):
+            params, state = carry
+            updates, state = tx.update(None, state, params, batch=examples)
+            return (fnopt.apply_updates(params, updates), state), state.value / unit
+
+        return jax.lax.scan(body, (params, tx.init(params)), length=8)[1]
+
+    usual = train(1.0)
+    for unit in (2.0**-66, 2.0**66):
+        np.testing.assert_allclose(train(unit), usual, rtol=1e-3)
+
+
+@pytest.mark.parametrize("momentum", [None, 0.9])
+def test_fresh_states_of_steps_by_batch_can_be_donated(momentum):
+    options = {"damping": jnp.float32(1e-2), "momentum": momentum}
+    model = lambda p, e: p  # noqa: E731
+    for tx in (
+        fnopt.natural_gradient(model, model, **options),
+        fnopt.gauss_newton_descent(**options),
+        fnopt.stochastic_reconfiguration(model, **options),
+        fnopt.scale_by_zoom_linesearch(3),
+        fnopt.scale_by_backtracking_linesearch(3),
+    ):
+        params = {"w": jnp.ones(2)}
+        assert_buffers_of_their_own((tx, params, tx.init(params)))
 
 
 def test_of_a_huge_logit_steps_are_finite_and_lower_the_loss():

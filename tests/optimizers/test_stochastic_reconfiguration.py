@@ -223,6 +223,19 @@ def test_negative_weights_are_refused():
     assert int(run(jnp.ones(9).at[3].set(0))[1].status) == Status.RUNNING
 
 
+def test_weights_of_any_size_are_the_same():
+    tx, (params, s, E) = fnopt.stochastic_reconfiguration(real, 0.1), small()
+    state = tx.init(params)
+    run = jax.jit(
+        lambda w: tx.update(None, state, params, batch=s, local_energies=E * s[:, 0], weights=w)
+    )
+    alike = jax.tree.leaves(run(jnp.ones(9)))
+    for size in (1e-30, 1e38):  # the sum of the latter is infinite
+        found = jax.tree.leaves(run(jnp.full(9, size)))
+        for a, b in zip(found, alike, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
 def test_of_samples_that_are_all_alike_nothing_moves():
     # The centred rows are zero: the matrix is singular but for its damping.
     tx, run = step()

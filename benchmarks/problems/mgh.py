@@ -91,8 +91,11 @@ PROBLEMS = [
     _problem(24, variable.penalty2, np.full(4, 0.5), 9.37629e-6),
     _problem(24, variable.penalty2, np.full(10, 0.5), 2.93660e-4),
     _problem(25, variable.variably_dimensioned, 1 - np.arange(1, 11) / 10),
-    _problem(26, variable.trigonometric, np.full(10, 0.1), others=(2.79506e-5, 8.78823e-4)),
-    # The second isn't in the paper: the Hessian is regular there, Newton's step is 2e-10 long.
+    # All but the first of the next two aren't in the paper: the Hessian is regular there, and
+    # Newton's step shorter than 4e-9.
+    _problem(
+        26, variable.trigonometric, np.full(10, 0.1), others=(2.79506e-5, 4.21863e-5, 8.78823e-4)
+    ),
     _problem(27, variable.brown_almost_linear, np.full(10, 0.5), others=(1.0, 1.84125)),
     _problem(28, variable.discrete_boundary_value, _ramp(10) * (_ramp(10) - 1)),
     _problem(29, variable.discrete_integral, _ramp(10) * (_ramp(10) - 1)),

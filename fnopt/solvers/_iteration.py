@@ -16,14 +16,16 @@ from fnopt.programs import products_ahead
 from fnopt.solvers._bounded import bounded_trial, faced
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers.convergence._claim import Doubt
-from fnopt.solvers.convergence._evidence import ran_away, rounding, vanished, went_far
-from fnopt.solvers.convergence._options import Options
-from fnopt.solvers.convergence._tests import (
-    checked_status,
-    first_of,
-    is_stationary,
-    step_converged,
+from fnopt.solvers.convergence._evidence import (
+    drowned,
+    nears_singular_root,
+    ran_away,
+    rounding,
+    vanished,
+    went_far,
 )
+from fnopt.solvers.convergence._options import Options
+from fnopt.solvers.convergence._tests import checked_status, first_of, is_stationary
 from fnopt.solvers.model._curvature import learned
 from fnopt.solvers.model._linearization import (
     Linearization,
@@ -45,8 +47,6 @@ from fnopt.solvers.trust_region._step import (
     restart,
 )
 
-_NOTHING = 3  # power of the rounding unit: no start is so far off that this is left of its cost
-
 
 class FitLoop(NamedTuple):
     """The state of the loop: a point is evaluated once, and factorised once, if that is dear."""
@@ -58,7 +58,7 @@ class FitLoop(NamedTuple):
     scaled_gradient: jax.Array  # of the params that may and do move the residuals
     peak: jax.Array  # [n], the largest norms of the Jacobian's columns
     start: jax.Array  # [n]
-    nothing: jax.Array  # the cost that is nothing against that of the start
+    rooted: jax.Array  # whether the point is a singular root, as good as it can be told
     status: jax.Array
     claimed: jax.Array  # the status whose test is the next evaluation; else `RUNNING`
     tried: jax.Array  # [m], the residuals at the last evaluation
@@ -104,7 +104,6 @@ def started(
     factors = _no_factors(problem, solver, facing, search)
     none = jnp.zeros((), jnp.int32)
     kept = None if problem.losses is None else r
-    tiny = float(jnp.finfo(x.dtype).eps) ** _NOTHING
     return FitLoop(
         point=point,
         r=kept,
@@ -113,7 +112,7 @@ def started(
         scaled_gradient=steep,
         peak=point.columns,
         start=x,
-        nothing=jnp.asarray(tiny, x.dtype) * point.cost,
+        rooted=jnp.zeros((), bool),
         status=status,
         claimed=Status.RUNNING.array,
         tried=r,
@@ -237,10 +236,9 @@ def advance(
     slopes = scaled_gradients(faced(here, problem.box))
     stationary = accepted & is_stationary(here.cost, jnp.max(slopes), options.gtol)
     status = lax.select(stationary, Status.CONVERGED_GRADIENT.array, status)
-    # To a singular root each step goes a part of the rest: it is never tiny against the params.
-    root = step_converged(trial.length, norm(search.scale * loop.start), options.xtol)
-    root &= accepted & ~stationary & (trial.lam == 0) & (here.cost <= loop.nothing)
-    status = lax.select(root, Status.CONVERGED_STEP.array, status)
+    nears = nears_singular_root(trial.step, loop.start, search.scale, point.cost, here.cost)
+    rooted = nears & accepted & (trial.lam == 0)
+    status = lax.select(rooted, Status.CONVERGED_STEP.array, status)
     return loop._replace(
         point=here,
         r=r,
@@ -249,6 +247,7 @@ def advance(
         # Of the params that have an effect.
         scaled_gradient=jnp.max(lax.select(lost, jnp.zeros_like(slopes), slopes)),
         peak=peak,
+        rooted=rooted,
         status=lax.select(tests, loop.claimed, status),
         claimed=Status.RUNNING.array,
         tried=tried,
@@ -308,6 +307,8 @@ def ended(problem: Problem, solver: LeastSquaresMethod, loop: FitLoop) -> Soluti
     finished = loop.status != Status.RUNNING.value
     status = jnp.where(finished, loop.status, Status.MAX_STEPS.array)
     status = jnp.where(~finished & is_converged(loop.claimed), loop.claimed, status)
+    drowns = drowned(point, loop.start, loop.search.scale)
+    status = jnp.where(is_converged(status) & drowns, Status.STALLED.array, status)
     # The rank is that of the Jacobian, by its own columns.
     plain = loop.search._replace(scale=memoryless_scale(point.columns), rows=loop.search.rows[:0])
     rank, _ = model.rank(solver.factorise(problem.model, point, plain))

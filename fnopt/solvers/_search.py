@@ -53,7 +53,7 @@ def searched(
         return in_time(loop) & (loop.status == Status.RUNNING.value)
 
     def claims(loop: FitLoop) -> jax.Array:
-        return is_converged(loop.status) & (loop.point.cost > loop.nothing)
+        return is_converged(loop.status) & (loop.point.cost > 0) & ~loop.rooted
 
     def unfinished(at: tuple[FitLoop, jax.Array]) -> jax.Array:
         loop, settled = at

@@ -1,4 +1,4 @@
-"""The evidence behind a claim of convergence: rounding, vanished columns, runaway params."""
+"""The evidence behind a claim: rounding, vanished columns, runaway params, singular roots."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
-from fnopt.core import matmul
+from fnopt.core import matmul, row_most
 from fnopt.linear import divide, norm
 from fnopt.solvers.convergence._options import Options
 from fnopt.solvers.model._linearization import Linearization
@@ -19,6 +19,8 @@ _DONE = 2  # of them, where rounding is all that is left of the residuals
 _OUTWARD = 0.1  # of the way from the start, by which a claim is tested
 _FAR = 100  # times its start; so far goes no param that ends at a minimum
 _HARDLY = 0.01  # of the residuals, that a param without effect may have moved
+_GONE = 2  # power of the rounding unit: what is left of a param at a singular root
+_LINEARLY = 1e-4, 0.5  # of the cost, between which each step to a singular root leaves of it
 _VANISHED = 0.45  # power of the rounding unit: what is left of a column that counts no more
 
 
@@ -139,3 +141,56 @@ def went_far(point: Linearization, start: jax.Array) -> jax.Array:
 
 def _far(x: jax.Array, start: jax.Array) -> jax.Array:
     return (start != 0) & (jnp.abs(x) > jnp.asarray(_FAR, x.dtype) * jnp.abs(start))
+
+
+def nears_singular_root(
+    step: jax.Array, start: jax.Array, scale: jax.Array, before: jax.Array, after: jax.Array
+) -> jax.Array:
+    r"""Whether a full step is one of those that go on towards a singular root without end.
+
+    .. math:: |p_j| \le \epsilon^2 |x_{0,j}| \quad\text{and}\quad
+        10^{-4} f(x) \le f(x + p) \le \tfrac12 f(x)
+
+    To the root of :math:`x^3` each step goes a part of the rest: it is never tiny against the
+    params, only against where they came from. That alone says nothing: a start may be as far off
+    as one likes, and the rest of the cost as small beside that of the start. So it has to be far
+    less than the rounding of the start, and still linear convergence. A regular solution is
+    found by then, and the cost falls faster or no more.
+
+    Args:
+        step: `p`.
+        start: :math:`x_0`.
+        scale: `D`.
+        before: The cost before the step.
+        after: The cost after it.
+    """
+    gone = jnp.asarray(float(jnp.finfo(step.dtype).eps) ** _GONE, step.dtype)
+    least, most = (jnp.asarray(part, before.dtype) * before for part in _LINEARLY)
+    return (
+        jnp.all(jnp.abs(step) <= gone * _sizes(start, scale)) & (after >= least) & (after <= most)
+    )
+
+
+def drowned(point: Linearization, start: jax.Array, scale: jax.Array) -> jax.Array:
+    """Whether squares underflow at a point that is no root.
+
+    Where residuals fell by the whole range of the dtype, that nothing is gained shows nothing. A
+    root is where every param that moves them, by the rounding of its start, moves them by more
+    than is left.
+
+    Args:
+        point: The point.
+        start: Where the search began, of shape `[n]`.
+        scale: `D`.
+    """
+    info = jnp.finfo(point.cost.dtype)
+    eps = jnp.asarray(info.eps, point.cost.dtype)
+    little = point.cost < jnp.asarray(float(info.tiny) / float(info.eps), point.cost.dtype)
+    left = row_most(jnp.max(jnp.abs(point.r), initial=0))
+    moves = (left <= eps * point.columns * _sizes(start, scale)) | (point.columns <= 0)
+    return little & (left > 0) & ~jnp.all(moves)
+
+
+def _sizes(start: jax.Array, scale: jax.Array) -> jax.Array:
+    """How large params were; one that was zero, by what moves residuals as the others do."""
+    return jnp.where(start == 0, divide(norm(scale * start), scale), jnp.abs(start))

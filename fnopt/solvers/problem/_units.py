@@ -48,12 +48,13 @@ def in_unit(problem: Problem, unit: jax.Array) -> Problem:
 
 def restored(values: Any, unit: jax.Array, powers: dict[str, int]) -> Any:
     """A tuple with names whose fields go back from the unit, each by its power."""
+    whole = 1 / unit  # of quotients in a row a compiler makes one, by a product of the units
 
     def back(value: Any, power: int) -> Any:
         if value is None:
             return None
         for _ in range(power):  # one by one: the square of a unit may overflow
-            value = value / unit
+            value = value * whole
         return value
 
     fields = {name: back(getattr(values, name), power) for name, power in powers.items()}

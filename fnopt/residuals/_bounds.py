@@ -28,6 +28,12 @@ class Box(NamedTuple):
         inf = jnp.inf
         return jnp.all((self.lower <= self.upper) & (self.lower < inf) & (self.upper > -inf))
 
+    def is_boundless(self) -> bool:
+        """Whether it is known that all bounds are infinite."""
+        if isinstance(self.lower, Tracer) or isinstance(self.upper, Tracer):
+            return False
+        return bool(np.all(np.isinf(self.lower)) and np.all(np.isinf(self.upper)))
+
     def nearest(self, x: jax.Array) -> jax.Array:
         """The point of the box nearest to `x`."""
         return jnp.clip(x, self.lower, self.upper)

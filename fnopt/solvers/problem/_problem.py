@@ -7,9 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
-from jax.core import Tracer
 
 from fnopt.core import leaves_with_names, own, row_total, shown
 from fnopt.jacobians import ravel, ravel_with_held, value_and_jacobian
@@ -268,15 +266,9 @@ def _box(bounds: Any, params: Any, made: Parametrisation, dtype: Any) -> Box | N
 
 def _is_fitted(kind: Constraint | None, box: Box, path: str) -> bool:
     """Whether a leaf is among the free variables; refuses bounds that can't be kept."""
-    if kind is not None and not isinstance(kind, fixed) and not _is_boundless(box):
+    if kind is not None and not isinstance(kind, fixed) and not box.is_boundless():
         raise ValueError(
             f"least_squares: {shown(path)} has bounds and is {kind!r} as well; expected one of "
             "the two. Leave its bounds out (None)."
         )
     return not isinstance(kind, (fixed, tied))
-
-
-def _is_boundless(box: Box) -> bool:
-    if isinstance(box.lower, Tracer) or isinstance(box.upper, Tracer):
-        return False
-    return bool(np.all(np.isinf(box.lower)) and np.all(np.isinf(box.upper)))

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from fnopt.core import (
     check_inexact,
@@ -186,7 +185,7 @@ def _box(bounds: Any, params: Any, made: Parametrisation, dtype: Any) -> Box | N
     ):
         if jnp.iscomplexobj(leaf):
             raise TypeError(f"{where()}{shown(path)} is complex: it can't have bounds.")
-        if kind is not None and not isinstance(kind, fixed) and not _is_boundless(box):
+        if kind is not None and not isinstance(kind, fixed) and not box.is_boundless():
             raise ValueError(
                 f"{where()}{shown(path)} has bounds and is {kind!r} as well; expected one of the "
                 "two. Leave its bounds out (None)."
@@ -196,9 +195,3 @@ def _box(bounds: Any, params: Any, made: Parametrisation, dtype: Any) -> Box | N
     if not kept:
         return None
     return Box(*(jnp.concatenate(side) for side in zip(*kept, strict=True)))
-
-
-def _is_boundless(box: Box) -> bool:
-    if isinstance(box.lower, Tracer) or isinstance(box.upper, Tracer):
-        return False
-    return bool(np.all(np.isinf(box.lower)) and np.all(np.isinf(box.upper)))

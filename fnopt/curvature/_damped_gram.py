@@ -15,7 +15,7 @@ _MATRICES = 4  # of the Gram matrix's size: itself, in other coordinates, damped
 
 
 class DampedGram(NamedTuple):
-    r"""What is known of :math:`K + \lambda I`.
+    r"""A damped Gram matrix :math:`K + \lambda I`: its products and those of its inverse.
 
     Attributes:
         times: The product with `K`.

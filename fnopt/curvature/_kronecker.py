@@ -239,7 +239,7 @@ class KroneckerModel:
 
 
 def common_dtype(params: Any) -> Any:
-    """In which dtype all is computed."""
+    """The dtype that all is computed in."""
     return compute_dtype(*(jnp.result_type(p) for p in jax.tree.leaves(params)))
 
 

@@ -23,7 +23,7 @@ from fnopt.solvers.model._scaling import memoryless_scale
 
 
 class CurvatureProducts(NamedTuple):
-    """How the model shows curvature that a step of it doesn't know."""
+    """Gradients with fixed residuals, which show the curvature that the linear model leaves out."""
 
     gradient_at: Callable[[jax.Array], jax.Array]  # y -> J(y)^T r, with the residuals of the point
     eps: jax.Array  # the rounding unit

@@ -29,7 +29,7 @@ def normal_band(flat: FlatResidual) -> BandLayout | None:
 
 @dataclasses.dataclass(frozen=True)
 class BandModel(LinearModel):
-    """One that keeps both the Jacobian, for its products, and its Gram matrix."""
+    """The model that keeps both the Jacobian, for its products, and its Gram matrix."""
 
     band: BandLayout
 

@@ -29,7 +29,7 @@ from fnopt.solvers.model._linearization import (
 
 
 class DenseModel(LinearModel):
-    """One that keeps a Jacobian of any shape."""
+    """The model that keeps a Jacobian of any shape."""
 
     def evaluate(self, x: jax.Array, residual: jax.Array | None = None) -> Linearization:
         """The point with its Jacobian."""

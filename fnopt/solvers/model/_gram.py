@@ -14,7 +14,7 @@ from fnopt.solvers.model._linearization import Linearization, NormalMatrix, half
 
 
 class TallGramModel(LinearModel):
-    """One that keeps the Gram matrix instead of the Jacobian."""
+    """The model that keeps the Gram matrix instead of the Jacobian."""
 
     def evaluate(self, x: jax.Array, residual: jax.Array | None = None) -> Linearization:
         """The point with its Gram matrix."""
@@ -52,7 +52,7 @@ class TallGramModel(LinearModel):
 
 
 class RowsModel(LinearModel):
-    r"""One that keeps :math:`K = J J^\top` of residuals that are given by example.
+    r"""The model that keeps :math:`K = J J^\top` of residuals that are given by example.
 
     Scaled variables need :math:`J D^{-2} J^\top`, which is no sum of products of what enters the
     model and what comes back unless `D` is one number: all params have the same scale, the root

@@ -13,7 +13,7 @@ from fnopt.solvers.model._linearization import Linearization, half_square
 
 
 class KrylovModel(LinearModel):
-    """One that keeps what the products need."""
+    """The model that keeps only what products with the Jacobian need."""
 
     has_matrix = False
 

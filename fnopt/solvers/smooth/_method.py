@@ -14,7 +14,7 @@ from fnopt.residuals import Box, value_and_slope
 
 
 class Evaluation(NamedTuple):
-    """A point, and what the function is there."""
+    """A point, with the value and the gradient of the function there."""
 
     x: jax.Array  # [n]
     value: jax.Array
@@ -35,7 +35,7 @@ class SmoothObjective(NamedTuple):
     flat: Callable[[Any], jax.Array] = lambda tree: tree
 
     def at(self, x: jax.Array) -> Evaluation:
-        """The linearization at a point: one evaluation."""
+        """The evaluation at a point."""
         return Evaluation(x, *value_and_slope(self.f, x))
 
     def inside(self, x: jax.Array) -> jax.Array:
@@ -131,7 +131,7 @@ class MinimizeMethod(Value):
         raise NotImplementedError(f"{type(self).__name__} must define respond")
 
     def evaluate(self, problem: SmoothObjective, x: jax.Array, state: Any) -> Evaluation:
-        """The linearization at the point that was asked for."""
+        """The evaluation at the point that was asked for."""
         del state
         return problem.at(x)
 

@@ -79,7 +79,7 @@ class plain(MinimizeMethod):
         return Answer(verdict, there.x, there, state)
 
     def evaluate(self, problem: SmoothObjective, x: jax.Array, state: OptimizerRun) -> Evaluation:
-        """The linearization that a line search at the end of a chain left, or a new evaluation."""
+        """The evaluation that a line search at the end of a chain left, or a new evaluation."""
         if not self._ends_with_search:
             return problem.at(x)
         ((value, slope),) = find_kept(state.after)

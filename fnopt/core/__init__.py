@@ -23,6 +23,7 @@ from fnopt.core._checks import (
     folded,
 )
 from fnopt.core._checks import is_whole as is_whole
+from fnopt.core._checks import takes as takes
 from fnopt.core._chunks import checked_chunk_size
 from fnopt.core._chunks import scan_chunks as scan_chunks
 from fnopt.core._config import from_config, to_config

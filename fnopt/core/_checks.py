@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -182,3 +184,16 @@ def check_choice(value: Any, choices: tuple[str, ...], what: str, name: str) -> 
     if value not in choices:
         expected = ", ".join(map(repr, choices))
         raise ValueError(f"{name}: {what} is {value!r}, expected one of {expected}.")
+
+
+def takes(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
+    """Whether a function can be called with these arguments, as far as its signature says."""
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # of some built-in functions nothing is known
+        return True
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True

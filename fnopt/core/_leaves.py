@@ -32,8 +32,9 @@ def check_inexact(tree: Any, what: str) -> None:
         number = "Write a number as 1.0. " if isinstance(leaf, int) else ""
         raise TypeError(
             f"{where()}{what}: {shown(path)} is {described(leaf)}, expected a floating array. "
-            f"{number}Freeze such leaves with fnopt.freeze or fnopt.partition, or filter them out "
-            "of the tree first (Equinox: eqx.filter(model, eqx.is_inexact_array))."
+            f"{number}Freeze such leaves with fnopt.freeze or fnopt.partition (around the whole "
+            "optimizer), or filter them out of the tree first (Equinox: eqx.filter(model, "
+            "eqx.is_inexact_array))."
         )
 
 

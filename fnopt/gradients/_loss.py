@@ -19,6 +19,7 @@ from fnopt.core import (
     leaves_with_names,
     of_one_example,
     shown,
+    takes,
     varying_like,
 )
 
@@ -83,7 +84,9 @@ class ExampleLoss:
         leaves = self._named_leaves(args, batch_argnums)
         size = check_batch(leaves, self.name, BY_KEYWORD)
         keys = None
-        if key is not None:
+        if key is None:
+            self._check_needs_no_key(args, kwargs)
+        else:
             keys = _example_keys(check_key(key, self.name), size, axis_name)
         # Inside shard_map, so that a derivative is of this device's examples and nothing is added.
         params = varying_like(params, (args, kwargs, key))
@@ -99,6 +102,13 @@ class ExampleLoss:
             return checked_loss(found, self.has_aux, self.name)
 
         return BoundLoss(loss, params, (batch, keys), size)
+
+    def _check_needs_no_key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not takes(self.fn, *args, **kwargs) and takes(self.fn, *args, **kwargs, key=None):
+            raise TypeError(
+                f"{self.name}: the loss takes a key, and none was given. Call it as "
+                "(params, batch, key=jax.random.key(seed)); every example gets its own from it."
+            )
 
     def batch_of(self, args: tuple[Any, ...]) -> Any:
         """The batch, as `with_batch` takes it."""

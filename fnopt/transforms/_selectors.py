@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import Value, listing, matches, static, where
+from fnopt.core import Value, listing, matches, static, takes, where
 
 Label = str | bool | int
 """What a selector says about a leaf: True or False in a mask, a name or number in a partition."""
@@ -86,6 +86,12 @@ class by_path(Selector):
     """
 
     fn: Callable[[str, Any], Any] = static()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if callable(self.fn) and not takes(self.fn, "path", None):
+            name = getattr(self.fn, "__name__", self.fn)
+            raise TypeError(f"by_path: {name} can't be called as fn(path, leaf).")
 
     def choose(self, leaves: Leaves) -> list[Any]:
         """The labels that the function gives."""

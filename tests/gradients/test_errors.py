@@ -166,6 +166,10 @@ def test_keys():
     for key in (jax.random.split(jax.random.key(0), 3), jnp.ones(2), 3):
         with pytest.raises(TypeError, match="expected one PRNG key"):
             per_example_grads(noisy)(W, X, key=key)
+    with pytest.raises(TypeError, match=r"norms: the loss takes a key.*key=jax\.random\.key"):
+        per_example_norms(noisy)(W, X)
+    with pytest.raises(TypeError, match="positional argument"):  # another fault than a key
+        per_example_norms(noisy)(W, X, X, key=jax.random.key(0))
 
 
 @pytest.mark.parametrize("name", ["clipped_grad", "per_example_norms"])

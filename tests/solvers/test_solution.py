@@ -87,6 +87,11 @@ def test_as_many_equations_as_params_determine_them_without_errors():
     assert "±" not in text
 
 
+def test_one_residual_is_asked_about():
+    s = fnopt.least_squares(lambda p: jnp.sum(p**2) + 1, jnp.ones(3), max_steps=2)
+    assert "one residual: was it a loss? fnopt.minimize" in str(s)
+
+
 def test_params_that_are_nearly_the_same_are_not_given_absurd_errors():
     J = np.stack([np.ones(12), X, X + 1e-4 * np.cos(9 * X)], axis=1)
     lines = str(made(J, {"V": 1.0, "k10": 2.0, "k12": 3.0}, cost=0.5)).splitlines()

@@ -241,6 +241,11 @@ def test_traced_leaves_can_be_labelled():
             "the label of leaf 'bias' is JitTracer.*decided from the path, shape and dtype",
         ),
         (
+            lambda: fnopt.by_path(lambda path: True),
+            TypeError,
+            r"by_path: <lambda> can't be called as fn\(path, leaf\)",
+        ),
+        (
             lambda: select_mask(fnopt.by_path(lambda path, x: path), {"a": 1.0}),
             TypeError,
             "mask: leaf 'a' has the label 'a', expected True or False",

@@ -33,6 +33,8 @@ def report(solution: Solution) -> str:
     if plain and solution.dof is not None and int(solution.dof) > 0:
         chi2 = 2 * float(solution.cost) / int(solution.dof)
         lines.append(f"  reduced chi-square {chi2:.4g}, {int(solution.dof)} degrees of freedom")
+    if m == 1 and _fitted(solution) > 1:
+        lines.append("  one residual: was it a loss? fnopt.minimize is for those")
     return "\n".join(lines + _params(solution))
 
 

@@ -33,13 +33,25 @@ def root_tangent(
     return -_square_solve(jax.jacfwd(fn)(x, data), moved)
 
 
-def after_newton(fn: Callable[[jax.Array], jax.Array], x: jax.Array, steps: int = 10) -> jax.Array:
-    """What Newton's steps leave of the equations: nothing near a root, much elsewhere."""
+def after_newton(
+    fn: Callable[[jax.Array], jax.Array], x: jax.Array, steps: int = 10
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The end of Newton's steps, the first of them and the last.
 
-    def step(_: Any, x: jax.Array) -> jax.Array:
-        return x - _square_solve(jax.jacfwd(fn)(x), fn(x))
+    Near a root they shrink. Where equations vanish only at infinity, as `exp(x)` and `1 / x`
+    do, the equations get small, too, but the steps don't.
+    """
 
-    return fn(lax.fori_loop(0, steps, step, x))
+    def of(x: jax.Array) -> jax.Array:
+        return -_square_solve(jax.jacfwd(fn)(x), fn(x))
+
+    def step(_: Any, at: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        x, last = at
+        return x + last, of(x + last)
+
+    first = of(x)
+    end, last = lax.fori_loop(0, steps, step, (x, first))
+    return end, first, last
 
 
 def projected_tangent(

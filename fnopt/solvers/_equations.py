@@ -179,8 +179,8 @@ def _implicitly(
             return f(v, *consts)
 
         end = least_squares(r, x, solver=solver, max_steps=max_steps)
-        status = _judged(r, end, tol)
-        return end.params, (end.residuals, end.steps, end.nfev, status)
+        found, left, status = _judged(r, end, tol)
+        return found, (left, end.steps, end.nfev, status)
 
     @run.defjvp
     def rule(primals: Any, tangents: Any) -> Any:
@@ -193,24 +193,33 @@ def _implicitly(
     return end, left, tuple(kept)
 
 
-def _judged(r_of: Callable[[jax.Array], jax.Array], end: Any, tol: Any) -> jax.Array:
-    """The status: a minimum that is no root hasn't converged.
+def _judged(
+    r_of: Callable[[jax.Array], jax.Array], end: Any, tol: Any
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The root, what the equations leave there, and the status.
 
-    How large the equations were elsewhere says nothing: from far enough away, 1 is small. What is
-    left is small beside what the params make of the equations, or Newton's steps take it away.
+    A minimum that is no root hasn't converged. How large the equations were elsewhere says
+    nothing: from far enough away, 1 is small. What is left is small beside what the params make
+    of the equations, or Newton's steps take it away. Then the root is where they lead: beside a
+    large equation the sum of squares doesn't see what is left of a small one.
     """
     r, x = end.residuals, end.params
-    tol = jnp.finfo(r.dtype).eps ** (2 / 3) if tol is None else tol
-    left = jnp.abs(r)
-    hold = left <= 0
+    tol = jnp.asarray(jnp.finfo(r.dtype).eps ** (2 / 3) if tol is None else tol, r.dtype)
+    left, size = jnp.abs(r), jnp.zeros_like(r)
     if end.jacobian is not None:
         size = matmul(jnp.abs(end.jacobian), jnp.abs(x))
-        hold = hold | (left <= jnp.asarray(tol, r.dtype) * size)
+    hold = left <= tol * size
     settled = is_converged(end.status) | (end.status == Status.STALLED.value)
-    goes = jnp.abs(after_newton(r_of, x)) <= jnp.asarray(1e-3, r.dtype) * left
+    there, first, last = after_newton(r_of, x)
+    r_there = r_of(there)
+    shrinks = jnp.abs(last) <= jnp.maximum(jnp.abs(first) / 2, tol * jnp.abs(there))
+    goes = (jnp.abs(r_there) <= jnp.asarray(1e-3, r.dtype) * left) & jnp.all(shrinks)
+    better = jnp.all(jnp.abs(r_there) <= jnp.maximum(left, tol * size)) & ~jnp.all(hold)
     hold = jnp.all(hold | (settled & goes))
     settled = settled | (end.status == Status.NO_EFFECT.value)
     status = jnp.where(settled, Status.STALLED.array, end.status)
     ill = (end.status == Status.ILL_POSED.value) & jnp.all(jnp.isfinite(r))
     status = jnp.where(ill, Status.STALLED.array, status)
-    return jnp.where(hold, Status.CONVERGED_COST.array, status)
+    status = jnp.where(hold, Status.CONVERGED_COST.array, status)
+    taken = hold & better
+    return jnp.where(taken, there, x), jnp.where(taken, r_there, r), status

@@ -43,8 +43,8 @@ def root(
             as `aux`.
         solver: The method; by default `fnopt.levenberg_marquardt()`.
         tol: What may be left of every equation, as a part of :math:`\sum_j |J_{ij} \theta_j|`; by
-            default the rounding unit to the power 2/3. What Newton's steps would take away, as at
-            a root of zero, may be left, too.
+            default the rounding unit to the power 2/3. Where more is left that Newton's steps take
+            away, as at a root of zero, these are made, too.
         max_steps: The most steps to make.
 
     Returns:

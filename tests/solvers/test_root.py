@@ -83,6 +83,39 @@ def test_only_a_root_is_called_one(name):
     assert there_is_one or int(end.status) in (Status.STALLED, Status.NONFINITE_START)
 
 
+def product_and_difference(x):
+    return jnp.stack([x[0] * x[1] - 1e-14, x[0] - x[1] - 1e-7])
+
+
+# Functions of two numbers, a start, and the root.
+EQUATIONS = {
+    "zero at infinity, exp": (jnp.exp, [0.0, 1.0], None),
+    "zero at infinity, 1 / x": (lambda x: 1 / x, [1.0, 2.0], None),
+    "zero at infinity, exp(-x**2)": (lambda x: jnp.exp(-(x**2)), [1.0, 2.0], None),
+    "a singular one": (lambda x: x**4, [1.0, 2.0], [0.0, 0.0]),
+    # An equilibrium: beside the difference the product is nothing in a sum of squares.
+    "equations of all sizes": (product_and_difference, [1e-3, 1e-9], [1.618034e-7, 6.18034e-8]),
+}
+
+
+@jax.jit
+def root_of_one(which, start):
+    functions = [fn for fn, _, _ in EQUATIONS.values()]
+    return fnopt.root(lambda x: jax.lax.switch(which, functions, x), start)
+
+
+@pytest.mark.parametrize("name", EQUATIONS)
+def test_what_vanishes_at_infinity_is_no_root_and_small_equations_hold_too(name):
+    _, start, root = EQUATIONS[name]
+    end = root_of_one(list(EQUATIONS).index(name), jnp.asarray(start, jnp.float32))
+    # Where all is zero in the dtype that is computed in, nothing else can be said.
+    assert bool(end.converged) == (root is not None or np.all(end.residuals == 0))
+    if root is not None:
+        np.testing.assert_allclose(
+            end.params, root, rtol=1e-5, atol=1e-2 if name == "a singular one" else 0
+        )
+
+
 def test_trees_complex_numbers_and_aux():
     def fun(p):
         return {"u": p["z"] ** 2 + 1, "v": p["a"].astype(jnp.float32) - 3}, p["z"] * 2

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from fnopt.jacobians import held_as_zeros, ravel
-from fnopt.solvers import Solution, covariance_of
+from fnopt.solvers import Solution, covariance_of, errors_of
 
 
 def covariance(solution: Solution, absolute_sigma: bool = False) -> jax.Array:
@@ -61,4 +60,4 @@ def standard_errors(solution: Solution, absolute_sigma: bool = False) -> Any:
         0.5774
     """
     unravel = ravel(held_as_zeros(solution.params))[1]
-    return unravel(jnp.sqrt(jnp.diagonal(covariance_of(solution, absolute_sigma))))
+    return unravel(errors_of(solution, absolute_sigma))

@@ -10,11 +10,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.scipy.special import betainc, erfinv
 
-from fnopt.core import default_float, matmul, reshaped
+from fnopt.core import default_float, reshaped
 from fnopt.jacobians import ravel_with_held, value_and_jacobian
-from fnopt.linear import divide
 from fnopt.programs import uncached
-from fnopt.solvers import Solution, covariance_of, knowledge_of
+from fnopt.solvers import Solution, correlation_of, errors_of, knowledge_of, scatter
 
 _NEARLY_NORMAL = 1e6  # degrees of freedom from which on the normal distribution is exact enough
 
@@ -72,6 +71,15 @@ def t_quantile(level: float | jax.Array, dof: float | jax.Array) -> jax.Array:
     student = jnp.exp((low + high) / 2)
     t = jnp.where(nu < _NEARLY_NORMAL, student, normal)
     return jnp.where(nu > 0, t, jnp.asarray(jnp.inf, dtype))
+
+
+def _scatter(solution: Solution) -> jax.Array:
+    """The standard deviation of the data, infinite without degrees of freedom."""
+    assert solution.jacobian is not None, "errors of params were had from a Jacobian"
+    dof = degrees_of_freedom(solution)
+    m = solution.jacobian.shape[-2]
+    size, factor = scatter(solution.cost, solution.residuals, m, dof)
+    return jnp.where(dof > 0, size * jnp.sqrt(factor), jnp.full_like(size, jnp.inf))
 
 
 def _quantile(solution: Solution, level: float, absolute_sigma: bool) -> jax.Array:
@@ -137,10 +145,7 @@ def correlation(solution: Solution) -> jax.Array:
         [[ 1.   -0.93]
          [-0.93  1.  ]]
     """
-    C = covariance_of(solution)
-    error = jnp.sqrt(jnp.diagonal(C))
-    both = error * error[:, None]
-    return jnp.where(jnp.isfinite(both), divide(C, both), jnp.full_like(C, jnp.nan))
+    return correlation_of(solution)
 
 
 def confidence_intervals(
@@ -170,9 +175,7 @@ def confidence_intervals(
         -0.484 4.484
     """
     x, unravel = ravel_with_held(solution.params)
-    half_width = _quantile(solution, level, absolute_sigma) * jnp.sqrt(
-        jnp.diagonal(covariance_of(solution, absolute_sigma))
-    )
+    half_width = _quantile(solution, level, absolute_sigma) * errors_of(solution, absolute_sigma)
     return unravel(x - half_width), unravel(x + half_width)
 
 
@@ -226,14 +229,10 @@ def predict_band(
         return reshaped(jnp.asarray(predict(unravel(x))), -1).astype(x.dtype)
 
     value, J = value_and_jacobian(flat, x, shape.size)
-    known = knowledge_of(solution, absolute_sigma)
-    square = jnp.sum(matmul(J, known.covariance) * J, axis=1)
-    if noise is True:
-        square = square + reduced_chi_square(solution)
-    elif noise is not False:
-        spread = jnp.asarray(noise, x.dtype)
-        square = square + jnp.ravel(jnp.broadcast_to(jnp.square(spread), shape.shape))
-    error = jnp.where(known.determined(J), jnp.sqrt(square), jnp.full_like(square, jnp.inf))
+    error = knowledge_of(solution, absolute_sigma).errors(J)
+    if noise is not False:
+        spread = _scatter(solution) if noise is True else jnp.asarray(noise, x.dtype)
+        error = jnp.hypot(error, jnp.ravel(jnp.broadcast_to(spread, shape.shape)))
     half_width = _quantile(solution, level, absolute_sigma) * error
     return Band(
         *(v.reshape(shape.shape) for v in (value, value - half_width, value + half_width, error))

@@ -17,8 +17,11 @@ from fnopt.solvers.problem._call import SCHEMES as SCHEMES
 from fnopt.solvers.problem._call import checked_count as checked_count
 from fnopt.solvers.problem._jacobian_check import disagrees as disagrees
 from fnopt.solvers.problem._problem import Problem as Problem
+from fnopt.solvers.result._covariance import correlation_of as correlation_of
 from fnopt.solvers.result._covariance import covariance_of as covariance_of
+from fnopt.solvers.result._covariance import errors_of as errors_of
 from fnopt.solvers.result._covariance import knowledge_of as knowledge_of
+from fnopt.solvers.result._covariance import scatter as scatter
 from fnopt.solvers.result._solution import Solution, StepHistory, StepInfo
 from fnopt.solvers.smooth import (
     MinimizeMethod,

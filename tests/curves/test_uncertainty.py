@@ -1,3 +1,5 @@
+import functools
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -55,6 +57,48 @@ def test_what_is_not_determined_has_infinite_intervals():
     assert float(lower["b"]) == -np.inf
     assert np.all(np.isnan(fnopt.curves.correlation(fit)))
     assert np.all(np.isinf(fnopt.predict_band(lambda p: p["a"] * jnp.ones(2), fit).error))
+
+
+X = jnp.arange(8.0)
+
+
+@functools.cache
+def fitted(unit, of_residuals):
+    """A line, whose data or whose residuals are in a unit; one compilation for all."""
+
+    def residuals(p, data, factor):
+        return factor * (p["a"] + p["b"] * X - data)
+
+    data = (2 + 3 * X + jnp.cos(9 * X)) * (1 if of_residuals else unit)
+    factor = jnp.float32(unit if of_residuals else 1)
+    start = {"a": jnp.float32(0), "b": jnp.float32(1 if of_residuals else unit)}
+    return fnopt.least_squares(residuals, start, args=(data, factor))
+
+
+@pytest.mark.parametrize("of_residuals", [False, True])
+@pytest.mark.parametrize("unit", [1e-30, 1e-24, 1e20, 1e30])
+def test_errors_are_right_in_any_unit_though_their_squares_are_out_of_range(unit, of_residuals):
+    # In float32: of C itself there may be nothing to be had.
+    plain, fit = fitted(1.0, False), fitted(unit, of_residuals)
+    size = 1 if of_residuals else unit
+    for known, of_unit in (
+        (lambda fit: fnopt.standard_errors(fit)["b"], size),
+        (lambda fit: fnopt.confidence_intervals(fit)[1]["a"], size),
+        (fnopt.curves.correlation, 1),
+        (lambda fit: fnopt.predict_band(lambda p: p["a"] + p["b"] * 9, fit).error, size),
+    ):
+        np.testing.assert_allclose(known(fit) / of_unit, known(plain), rtol=1e-3)
+    band = fnopt.predict_band(lambda p: p["a"] + p["b"] * 9, fit, noise=True)
+    spread = fnopt.predict_band(lambda p: p["a"] + p["b"] * 9, plain, noise=True)
+    if not of_residuals:
+        np.testing.assert_allclose(band.error / unit, spread.error, rtol=1e-3)
+    text = str(fit)
+    assert "half the sum of 8 squares" in text
+    assert "± 0\n" not in text
+    assert "6 degrees of freedom" in text
+    if of_residuals:
+        assert text.splitlines()[-2:] == str(plain).splitlines()[-2:]
+        np.testing.assert_allclose(fnopt.covariance(fit), fnopt.covariance(plain), rtol=1e-3)
 
 
 def test_a_level_in_percent_is_refused():

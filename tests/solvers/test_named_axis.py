@@ -187,7 +187,7 @@ def test_the_compiler_gathers_no_rows(kind):
 
     def step(p, x, y):
         new = tx.update(None, tx.init(p), p, residual_fn=lambda p: residuals(p, x, y))[0]
-        return new, knowledge(jacobian(p, x, y), jnp.float32(1), None, None, False).covariance
+        return new, knowledge(jacobian(p, x, y), jnp.float32(1), None, None, None, False).covariance
 
     program = jax.jit(step).lower(p, x, y).compile()
     shapes = re.findall(r"f32\[([\d,]*)\][^=]* all-gather", program.as_text() or "")

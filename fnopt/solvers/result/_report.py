@@ -10,7 +10,7 @@ import numpy as np
 
 from fnopt.core import leaves_with_names
 from fnopt.jacobians import held_as_zeros
-from fnopt.solvers.result._covariance import covariance_of
+from fnopt.solvers.result._covariance import correlation_of, errors_of
 
 Solution = Any  # fnopt.solvers.Solution, whose file imports this one
 _MOST_SHOWN = 40  # parameters with a line of their own
@@ -21,17 +21,20 @@ def report(solution: Solution) -> str:
     """A short report of one fit."""
     residuals = [np.ravel(np.asarray(leaf)) for leaf in jax.tree.leaves(solution.residuals)]
     m = sum(r.size * (1 + np.iscomplexobj(r)) for r in residuals)
-    plain = _is_plain(residuals, float(solution.cost))
+    squares = sum(float(np.sum(np.square(np.abs(r.astype(complex))))) for r in residuals)
+    cost, total = float(solution.cost), squares / 2
+    plain = _is_plain(residuals, cost, total)
+    if not any(_in_range(size, solution.cost.dtype) for size in (cost, total)):
+        plain, cost = True, total
     of = f"half the sum of {m} squares" if plain else f"the loss of {m} residuals"
     lines = [
         f"least squares: {solution.message}",
-        f"  cost {float(solution.cost):.6g} ({of}), "
-        f"gradient norm {float(solution.gradient_norm):.2g}",
+        f"  cost {cost:.6g} ({of}), gradient norm {float(solution.gradient_norm):.2g}",
         f"  {int(solution.steps)} steps, {int(solution.nfev)} residual and "
         f"{int(solution.njev)} Jacobian evaluations{_seconds(solution)}",
     ]
     if plain and solution.dof is not None and int(solution.dof) > 0:
-        chi2 = 2 * float(solution.cost) / int(solution.dof)
+        chi2 = 2 * cost / int(solution.dof)
         lines.append(f"  reduced chi-square {chi2:.4g}, {int(solution.dof)} degrees of freedom")
     if m == 1 and _fitted(solution) > 1:
         lines.append("  one residual: was it a loss? fnopt.minimize is for those")
@@ -52,11 +55,16 @@ def _seconds(solution: Any) -> str:
     return f", {count} second derivatives r''" if count else ""
 
 
-def _is_plain(residuals: list[np.ndarray], cost: float) -> bool:
+def _is_plain(residuals: list[np.ndarray], cost: float, total: float) -> bool:
     """Whether the cost is that of plain squares, not of a robust loss."""
-    total = sum(float(np.sum(np.square(np.abs(r.astype(complex))))) for r in residuals) / 2
     coarse = max(float(jnp.finfo(r.dtype).eps) for r in residuals)
     return abs(total - cost) <= max(1e-4, 8 * coarse) * max(total, cost)
+
+
+def _in_range(cost: Any, dtype: Any) -> bool:
+    """Whether a sum of squares has all of its digits in a dtype."""
+    kind = jnp.finfo(dtype)
+    return 1e3 * float(kind.tiny) <= float(cost) <= float(kind.max) / 8
 
 
 def _fitted(solution: Solution) -> int:
@@ -77,15 +85,15 @@ def _params(solution: Solution) -> list[str]:
         errors, alike = np.full(values.size, np.nan), []
         lines = [lost] if 0 <= rank < n else []
     else:
-        C = np.asarray(covariance_of(solution), np.float64)
-        errors = np.sqrt(np.diagonal(C))
-        alike = _alike(C, values, errors)
+        errors = np.asarray(errors_of(solution), np.float64)
+        corr = np.abs(np.asarray(correlation_of(solution), np.float64))
+        alike = _alike(corr, values, errors)
         lines = [_undetermined(solution, names, errors)] if 0 <= rank < n else []
         if rank == n and solution.dof is not None and int(solution.dof) == 0:
             # Determined, by as many equations: what is missing is a scatter to judge errors by.
             errors = np.where(np.isinf(errors), np.nan, errors)
             lines.append("  no degrees of freedom, so no standard errors")
-        lines += [_names_alike(names, group, C) for group in alike]
+        lines += [_names_alike(names, group, corr) for group in alike]
     notes = _notes(solution, errors, alike)
     order = np.arange(values.size)
     if values.size > _MOST_SHOWN:
@@ -127,12 +135,10 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:6]) + more
 
 
-def _alike(C: np.ndarray, values: np.ndarray, errors: np.ndarray) -> list[list[int]]:
+def _alike(corr: np.ndarray, values: np.ndarray, errors: np.ndarray) -> list[list[int]]:
     """Groups of params with a correlation of 1, whose errors are larger than themselves."""
     usable = np.isfinite(errors) & (errors > 0)
-    safe = np.where(usable, errors, 1)
-    corr = np.where(usable & usable[:, None], C, 0) / safe / safe[:, None]
-    near = np.abs(corr) >= _ALIKE
+    near = corr >= _ALIKE  # never where it is NaN
     groups, left = [], set(np.flatnonzero(usable & (errors > np.abs(values))).tolist())
     while left:
         group, new = set(), {left.pop()}
@@ -145,10 +151,8 @@ def _alike(C: np.ndarray, values: np.ndarray, errors: np.ndarray) -> list[list[i
     return groups
 
 
-def _names_alike(names: list[str], group: list[int], C: np.ndarray) -> str:
-    errors = np.sqrt(np.diagonal(C))[group]
-    corr = np.abs(C[np.ix_(group, group)] / errors / errors[:, None])
-    most = np.max(corr - np.eye(len(group)))
+def _names_alike(names: list[str], group: list[int], corr: np.ndarray) -> str:
+    most = np.max(corr[np.ix_(group, group)] - np.eye(len(group)))
     return f"  cannot be told apart: {_listed([names[i] for i in group])} (correlation {most:.3f})"
 
 

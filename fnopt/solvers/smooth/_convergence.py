@@ -52,9 +52,13 @@ def largest(v: jax.Array) -> jax.Array:
     return jnp.max(jnp.abs(v), initial=0)
 
 
-def reference(point: Evaluation, steepest: jax.Array) -> jax.Array:
-    r"""The size of a gradient that matters: the largest so far, or :math:`|f| / \|x\|_\infty`."""
-    size = largest(point.x)
+def reference(point: Evaluation, steepest: jax.Array, promising: Any = False) -> jax.Array:
+    r"""The size of a gradient that matters: the largest so far, or :math:`|f| / \|x\|_\infty`.
+
+    The latter not while the next step promises more than nothing: on a long way the params are
+    no measure of what is to come.
+    """
+    size = jnp.where(promising, jnp.zeros_like(steepest), largest(point.x))
     typical = jnp.abs(point.value) / jnp.where(size > 0, size, jnp.ones_like(size))
     return jnp.maximum(steepest, jnp.where(size > 0, typical, jnp.zeros_like(typical)))
 
@@ -109,9 +113,12 @@ def judged(
     """
     moved, failed = verdict == MOVED, verdict == FAILED
     over = failed | (verdict == BLIND)
-    value, scale = jnp.abs(after.value), reference(after, progress.steepest)
+    value = jnp.abs(after.value)
     unseen = jnp.minimum(1 / tol.worth, progress.first - after.value)
     fine = jnp.maximum(tol.ftol * value, tol.least * unseen)
+    # Infinite where it isn't known, zero where there is no step at all.
+    promising = (plan.predicted <= 0) | ((plan.predicted > fine) & (plan.predicted < jnp.inf))
+    scale = reference(after, progress.steepest, promising)
     loose = jnp.clip(jnp.asarray(1e-3, gnorm.dtype), tol.gtol, 100 * tol.gtol)
     gentle = gnorm <= loose * scale
     small = gentle & (gnorm * tol.unit <= loose)

@@ -13,12 +13,13 @@ from fnopt.core import (
     check_inexact,
     compute_dtype,
     gathered,
+    is_inexact,
     leaves_with_names,
     real_dtype,
     shown,
     where,
 )
-from fnopt.jacobians import real_vector
+from fnopt.jacobians import held_as_zeros, real_vector
 from fnopt.programs import uncached
 from fnopt.residuals import Box, Parametrisation, box_of, fixed, parametrised, tied
 from fnopt.solvers.smooth._method import SmoothObjective
@@ -48,6 +49,12 @@ def widened(leaf: Any) -> Any:
     return compute_dtype(jnp.result_type(leaf)) if _is_half(leaf) else jnp.result_type(leaf)
 
 
+def _check_fitted(params: Any, constraints: Any) -> None:
+    """Refuses params that are no numbers to fit; one that is fixed may be anything."""
+    if constraints is None:  # else what is fitted is known once constraints have been read
+        check_inexact(params, "params")
+
+
 def with_half_precision(params: Any) -> bool:
     """Whether a leaf has 16 bits."""
     return any(map(_is_half, jax.tree.leaves(params)))
@@ -55,14 +62,12 @@ def with_half_precision(params: Any) -> bool:
 
 def seen_by(params: Any, constraints: Any) -> Any:
     """The shapes and dtypes of the params as the function sees them."""
-    check_inexact(params, "params")
-    wide = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), widened(leaf)), params)
-    del constraints  # a constraint keeps the shape and the dtype of a leaf
-    return wide
+    _check_fitted(params, constraints)  # a constraint keeps the shape and the dtype of a leaf
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), widened(leaf)), params)
 
 
 def _is_half(leaf: Any) -> bool:
-    return jnp.finfo(jnp.result_type(leaf)).bits < 32
+    return is_inexact(leaf) and jnp.finfo(jnp.result_type(leaf)).bits < 32
 
 
 def set_up(
@@ -75,7 +80,7 @@ def set_up(
     projection: Callable[[Any], Any] | None,
 ) -> FlatObjective:
     """Brings a problem to a vector; everything that is known by now is checked."""
-    check_inexact(params, "params")
+    _check_fitted(params, constraints)
     wide = jax.tree.map(lambda leaf: jnp.asarray(leaf, widened(leaf)), params)
     made = parametrised(wide, constraints)
     free = jax.tree.map(jnp.asarray, made.free)
@@ -112,7 +117,7 @@ def set_up(
     if projection is not None:
         project = _projection(projection, laid, flat, free, made)
     jax.eval_shape(uncached(f), jax.ShapeDtypeStruct((laid.size,), dtype))
-    box = _box(bounds, wide, made, dtype)
+    box = _box(bounds, held_as_zeros(wide), made, dtype)
     problem = SmoothObjective(f, box, project, laid.unflatten, flat)
     eps = max((float(jnp.finfo(leaf.dtype).eps) for leaf in leaves), default=1e-7)
     return FlatObjective(flat(free), problem, narrowed, lambda p: fn(p, *args), rounding, eps)

@@ -122,6 +122,30 @@ def test_constraints_and_aux():
     assert float(end.aux["seen"]) == float(end.params["c"]) == 4.0
 
 
+def test_a_fixed_param_may_be_anything():
+    def fun(p):
+        return (p["x"] - p["order"]) ** 2 + jnp.sum(jax.random.normal(p["key"], (2,)) ** 2)
+
+    start = {"x": jnp.float32(5), "order": 3, "key": jax.random.key(0)}
+    constraints = {"order": fnopt.fixed(), "key": fnopt.fixed()}
+    bounds = ({"x": 3.5, "order": None, "key": None}, None)
+    end = fnopt.minimize(fun, start, constraints=constraints, bounds=bounds)
+    assert bool(end.converged), end.message
+    assert (float(end.params["x"]), int(end.params["order"])) == (3.5, 3)
+    assert end.params["key"] == start["key"]
+    with pytest.raises(TypeError, match=r"'order' is int"):
+        fnopt.minimize(fun, start, constraints={"key": fnopt.fixed()})
+
+
+def test_on_a_long_way_from_zero_nothing_is_claimed():
+    # From 0 to 1e20, in steps four times as long as those before: at 4e15 the value had not moved.
+    def far(x):
+        return jnp.sum((x * np.float32(1e-20) - 1) ** 2)
+
+    end = fnopt.minimize(far, jnp.zeros(2, jnp.float32), method="bfgs")
+    assert not bool(end.converged) or float(end.value) < 1e-6, (end.message, end.value)
+
+
 def test_a_projection():
     def onto_disk(x):
         return x / jnp.maximum(1.0, jnp.sqrt(jnp.sum(x**2)))

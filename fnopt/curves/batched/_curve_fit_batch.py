@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.curves.batched._data import Points, checked_y, split
+from fnopt.curves.batched._data import Points, Units, checked_y, split
 from fnopt.curves.batched._fit import BatchFit, no_fits
 from fnopt.curves.batched._implicit import Batch, implicitly
 from fnopt.curves.batched._lanes import LaneTolerances
@@ -21,6 +21,7 @@ from fnopt.curves.batched._queue import fit_all
 from fnopt.curves.batched._split import Split, by_device, split_of
 from fnopt.curves.batched._start import checked_box, checked_start
 from fnopt.curves.batched._task import Sums, Task
+from fnopt.curves.batched._units import in_units, unusual
 from fnopt.curves.batched._wrong import doubted, wrong_jacobian
 from fnopt.programs import call_compiled, call_recorded
 from fnopt.residuals import Box, RobustCost, named_loss, robust_cost
@@ -77,7 +78,9 @@ def curve_fit_batch(
     explicit mesh, or inside `jax.shard_map`. In a `jax.jit` of yours on an automatic mesh no type
     says how they lie, and every device makes all of them: put a `jax.shard_map` into it.
 
-    It computes in the common dtype of `x`, `y` and `p0`, at least float32.
+    It computes in the common dtype of `x`, `y` and `p0`, at least float32. In float32 a fit whose
+    data or start are below 1e-6 or above 1e6 is made in units of its own, for squares leave the
+    range of that dtype beyond 1e-19 and 1e19; a covariance, which is a square too, may do so.
 
     Args:
         f: The model, `f(x, a, b, ...)`, written with `jax.numpy` for one fit; it returns an array
@@ -154,6 +157,7 @@ def curve_fit_batch(
     if not y.shape[0]:
         return no_fits(x0)._replace(params=layout.tree(x0))
     settings["split"] = split_of((own, x0))
+    settings["scaled"] = unusual(x0, shared, own, task.losses is not None)
     arrays = x0, shared, own, box, _tolerances(x0.dtype, ftol, xtol, gtol, damping)
     if task.is_value:
         fits = call_recorded(_fit, task, *arrays, **settings)
@@ -198,8 +202,13 @@ def _fit_here(
     absolute_sigma: bool,
     max_steps: int,
     chunk: int,
+    scaled: bool,
 ) -> BatchFit:
     chunk = min(chunk, x0.shape[0])
+    wrong = wrong_jacobian(task, x0, shared, own)
+    units = None
+    if scaled:
+        x0, own, box, units = in_units(x0, shared, own, box, task.losses is not None)
 
     def iterate(sums: Sums, x0: jax.Array, batch: Batch, tol: LaneTolerances) -> BatchState:
         x0 = x0 if batch.box is None else batch.box.nearest(x0)
@@ -211,13 +220,16 @@ def _fit_here(
     end = implicitly(iterate, task, x0, shared, own, box, tolerances, chunk)
     points = _count(shared, own)
     status = checked_status(end.status, end.rank > 0, end.square, points)
+    x, cost = end.x, end.square / 2
+    if units is not None:
+        x, cost = x * units.params, cost / units.residuals / units.residuals
     return BatchFit(
-        params=end.x,
-        covariance=_covariance(end, points, absolute_sigma),
-        cost=end.square / 2,
+        params=x,
+        covariance=_covariance(end, points, absolute_sigma, units),
+        cost=cost,
         rank=end.rank,
         steps=end.steps,
-        status=doubted(status, wrong_jacobian(task, x0, shared, own)),
+        status=doubted(status, wrong),
     )
 
 
@@ -243,7 +255,9 @@ def _count(shared: Points, own: Points) -> jax.Array:
     return jnp.broadcast_to(jnp.sum(mask, dtype=jnp.int32), fits)
 
 
-def _covariance(progress: BatchState, points: jax.Array, absolute_sigma: bool) -> jax.Array:
+def _covariance(
+    progress: BatchState, points: jax.Array, absolute_sigma: bool, units: Units | None
+) -> jax.Array:
     n = progress.x.shape[1]
     known = (progress.rank == n) & jnp.isfinite(progress.square)
     variance = jnp.ones_like(progress.square)
@@ -251,6 +265,9 @@ def _covariance(progress: BatchState, points: jax.Array, absolute_sigma: bool) -
         known &= points > n
         variance = progress.square / jnp.maximum(points - n, 1).astype(variance.dtype)
     covariance = progress.inverse * variance[:, None, None]
+    if units is not None:
+        size = units.params * (units.residuals[:, None] if absolute_sigma else 1)
+        covariance = (covariance * size[:, :, None]) * size[:, None, :]
     return jnp.where(known[:, None, None], covariance, jnp.full_like(covariance, jnp.inf))
 
 

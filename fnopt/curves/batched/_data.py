@@ -14,6 +14,13 @@ from fnopt.core import default_float, is_inexact, leaves_with_names, shown
 NAME = "curve_fit_batch"
 
 
+class Units(NamedTuple):
+    """The units of every fit, where they aren't the user's."""
+
+    params: jax.Array  # [fits, n], what a number of the algorithm is multiplied by
+    residuals: jax.Array  # [fits], what a residual is multiplied by
+
+
 class Points(NamedTuple):
     """Data of curve fits; a field that is not given is None."""
 
@@ -21,6 +28,7 @@ class Points(NamedTuple):
     y: jax.Array | None = None
     sigma: jax.Array | None = None
     mask: jax.Array | None = None
+    units: Units | None = None
 
 
 def floating(a: Any) -> jax.Array:

@@ -97,24 +97,34 @@ def residual(predict: Predict | Recorded, x: Params, points: Points) -> jax.Arra
     """The residuals of one fit, laid end to end."""
     assert points.y is not None
     dtype = x[0].dtype
-    r = jnp.asarray(predict(x, points.x)).astype(dtype) - points.y.astype(dtype)
+    r = jnp.asarray(predict(_as_given(x, points), points.x)).astype(dtype) - points.y.astype(dtype)
     return jnp.ravel(_counted(r, points))
 
 
 def jacobian_columns(
     jacobian: Jacobian | Recorded, x: Params, points: Points
 ) -> tuple[jax.Array, ...]:
-    """The columns of the Jacobian of one fit's residuals, each `[m]`."""
+    """The columns of the Jacobian of one fit's residuals in the user's units, each `[m]`."""
     assert points.y is not None
+    assert points.units is None
     J = jacobian(x, points.x).astype(x[0].dtype)
     columns = [J[:, j].reshape(points.y.shape) for j in range(len(x))]
     return tuple(jnp.ravel(_counted(column, points)) for column in columns)
 
 
+def _as_given(x: Params, points: Points) -> Params:
+    """The params in the user's units."""
+    if points.units is None:
+        return x
+    return tuple(x_i * points.units.params[i] for i, x_i in enumerate(x))
+
+
 def _counted(r: jax.Array, points: Points) -> jax.Array:
-    """The residuals in units of the standard deviations; zero where there is no point."""
+    """In units of the standard deviations, or those of the fit; zero where there is no point."""
     if points.sigma is not None:
         r = r / points.sigma.astype(r.dtype)
+    if points.units is not None:
+        r = r * points.units.residuals
     if points.mask is not None:
         r = jnp.where(points.mask, r, jnp.zeros_like(r))
     return r

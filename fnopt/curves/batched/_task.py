@@ -66,6 +66,17 @@ class Sums(NamedTuple):
         return sums._replace(square=2 * jax.vmap(losses.cost, in_axes=-1)(r))
 
     def _linearised(self, x: Params, data: Points) -> tuple[list[jax.Array], jax.Array]:
+        """The columns of the Jacobian and the residuals, in the units of the fits."""
+        units = data.units
+        if units is None:
+            return self._as_given(x, data)
+        # By factors in the end: a change of one of each parameter is the cheapest there is.
+        given = tuple(x_i * size for x_i, size in zip(x, units.params, strict=True))
+        columns, r = self._as_given(given, data._replace(units=None))
+        sizes = [size * units.residuals for size in units.params]
+        return [c * size for c, size in zip(columns, sizes, strict=True)], r * units.residuals
+
+    def _as_given(self, x: Params, data: Points) -> tuple[list[jax.Array], jax.Array]:
         def lanes(fn: Callable[..., Any]) -> Any:
             return jax.vmap(fn, in_axes=-1, out_axes=-1)(x, data)
 

@@ -1,0 +1,85 @@
+"""Units of the params and the residuals of a fit, in which their squares are in range."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.core import Tracer
+
+from fnopt.curves.batched._data import Points, Units, joined
+from fnopt.linear import divide
+from fnopt.residuals import Box
+
+_ORDINARY = 2.0**20  # numbers between this and its inverse are left as they are
+# What others are brought to, in between: starts of zero are in no unit, so derivatives may be as
+# far from the residuals as the data are from 1, while the squares of both must be in range.
+_SMALL, _LARGE = 2.0**-36, 2.0**48
+
+
+class InUnits(NamedTuple):
+    """Starts, data and bounds of fits, and the units that they are in; None for the user's."""
+
+    x0: jax.Array
+    own: Points
+    box: Box | None
+    units: Units | None
+
+
+def unusual(x0: jax.Array, shared: Points, own: Points, robust: bool) -> bool:
+    """Whether a fit needs units of its own: where the numbers aren't known, it may.
+
+    The squares of float64 reach far enough.
+    """
+    if x0.dtype == jnp.float64:
+        return False
+    if any(isinstance(a, Tracer) for a in jax.tree.leaves((x0, shared, own))):
+        return True
+    return bool(_unusual(x0, shared, own, robust))
+
+
+@functools.partial(jax.jit, static_argnums=3)
+def _unusual(x0: jax.Array, shared: Points, own: Points, robust: bool) -> jax.Array:
+    units = _units(x0, shared, own, robust)
+    return jnp.any(units.params != 1) | jnp.any(units.residuals != 1)
+
+
+def in_units(x0: jax.Array, shared: Points, own: Points, box: Box | None, robust: bool) -> InUnits:
+    """The problems in units of powers of two, by which nothing is rounded.
+
+    In float32 squares overflow beyond 1.8e19 and vanish below 1e-19. A parameter counts in units
+    of its start, the residuals in those of the data; a robust loss has a scale of its own.
+    """
+    units = lax.stop_gradient(_units(x0, shared, own, robust))
+    box = None if box is None else Box(box.lower / units.params, box.upper / units.params)
+    return InUnits(x0 / units.params, own._replace(units=units), box, units)
+
+
+def _units(x0: jax.Array, shared: Points, own: Points, robust: bool) -> Units:
+    size = jnp.abs(x0)
+    params = jnp.where(_is_ordinary(size), jnp.ones_like(size), _power(size))
+    points = joined(shared, own)
+    assert points.y is not None
+    y = jnp.abs(points.y.astype(x0.dtype))
+    if points.sigma is not None:
+        y = y / points.sigma.astype(x0.dtype)
+    counts = jnp.isfinite(y) if points.mask is None else jnp.isfinite(y) & points.mask
+    most = jnp.max(jnp.where(counts, y, jnp.zeros_like(y)), axis=tuple(range(1, y.ndim)))
+    far = jnp.where(most > 1, jnp.full_like(most, _LARGE), jnp.full_like(most, _SMALL))
+    unit = divide(far, _power(most))
+    usual = _is_ordinary(most) | robust
+    return Units(params, jnp.where(usual, jnp.ones_like(most), unit))
+
+
+def _is_ordinary(size: jax.Array) -> jax.Array:
+    return ((size >= 1 / _ORDINARY) & (size <= _ORDINARY)) | (size <= 0) | ~jnp.isfinite(size)
+
+
+def _power(size: jax.Array) -> jax.Array:
+    """The power of two below each number, 1 for zeros and what isn't finite."""
+    known = (size > 0) & jnp.isfinite(size)
+    exponent = jnp.frexp(jnp.where(known, size, jnp.ones_like(size)))[1] - 1
+    return jnp.ldexp(jnp.ones_like(size), exponent)

@@ -124,7 +124,8 @@ def test_constraints_and_aux():
 
 def test_a_fixed_param_may_be_anything():
     def fun(p):
-        return (p["x"] - p["order"]) ** 2 + jnp.sum(jax.random.normal(p["key"], (2,)) ** 2)
+        order = p["order"].astype(jnp.float32)
+        return (p["x"] - order) ** 2 + jnp.sum(jax.random.normal(p["key"], (2,)) ** 2)
 
     start = {"x": jnp.float32(5), "order": 3, "key": jax.random.key(0)}
     constraints = {"order": fnopt.fixed(), "key": fnopt.fixed()}

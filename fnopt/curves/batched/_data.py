@@ -116,4 +116,5 @@ def _as_mask(mask: Any) -> jax.Array:
 
 def joined(shared: Points, own: Points) -> Points:
     """The points of one fit from what it shares and its own."""
-    return Points(*(b if a is None else a for a, b in zip(shared, own, strict=True)))
+    given = {name: value for name, value in own._asdict().items() if value is not None}
+    return shared._replace(**given)

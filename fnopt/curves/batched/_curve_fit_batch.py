@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.curves.batched._data import Points, Units, checked_y, split
+from fnopt.curves.batched._data import FitUnits, Points, checked_y, split
 from fnopt.curves.batched._fit import BatchFit, no_fits
 from fnopt.curves.batched._implicit import Batch, implicitly
 from fnopt.curves.batched._lanes import LaneTolerances
@@ -256,7 +256,7 @@ def _count(shared: Points, own: Points) -> jax.Array:
 
 
 def _covariance(
-    progress: BatchState, points: jax.Array, absolute_sigma: bool, units: Units | None
+    progress: BatchState, points: jax.Array, absolute_sigma: bool, units: FitUnits | None
 ) -> jax.Array:
     n = progress.x.shape[1]
     known = (progress.rank == n) & jnp.isfinite(progress.square)

@@ -14,7 +14,7 @@ from fnopt.core import default_float, is_inexact, leaves_with_names, shown
 NAME = "curve_fit_batch"
 
 
-class Units(NamedTuple):
+class FitUnits(NamedTuple):
     """The units of every fit, where they aren't the user's."""
 
     params: jax.Array  # [fits, n], what a number of the algorithm is multiplied by
@@ -28,7 +28,7 @@ class Points(NamedTuple):
     y: jax.Array | None = None
     sigma: jax.Array | None = None
     mask: jax.Array | None = None
-    units: Units | None = None
+    units: FitUnits | None = None
 
 
 def floating(a: Any) -> jax.Array:

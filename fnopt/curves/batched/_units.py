@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.core import Tracer
 
-from fnopt.curves.batched._data import Points, Units, joined
+from fnopt.curves.batched._data import FitUnits, Points, joined
 from fnopt.linear import divide
 from fnopt.residuals import Box
 
@@ -26,7 +26,7 @@ class InUnits(NamedTuple):
     x0: jax.Array
     own: Points
     box: Box | None
-    units: Units | None
+    units: FitUnits | None
 
 
 def unusual(x0: jax.Array, shared: Points, own: Points, robust: bool) -> bool:
@@ -58,7 +58,7 @@ def in_units(x0: jax.Array, shared: Points, own: Points, box: Box | None, robust
     return InUnits(x0 / units.params, own._replace(units=units), box, units)
 
 
-def _units(x0: jax.Array, shared: Points, own: Points, robust: bool) -> Units:
+def _units(x0: jax.Array, shared: Points, own: Points, robust: bool) -> FitUnits:
     size = jnp.abs(x0)
     params = jnp.where(_is_ordinary(size), jnp.ones_like(size), _power(size))
     points = joined(shared, own)
@@ -71,7 +71,7 @@ def _units(x0: jax.Array, shared: Points, own: Points, robust: bool) -> Units:
     far = jnp.where(most > 1, jnp.full_like(most, _LARGE), jnp.full_like(most, _SMALL))
     unit = divide(far, _power(most))
     usual = _is_ordinary(most) | robust
-    return Units(params, jnp.where(usual, jnp.ones_like(most), unit))
+    return FitUnits(params, jnp.where(usual, jnp.ones_like(most), unit))
 
 
 def _is_ordinary(size: jax.Array) -> jax.Array:

@@ -37,7 +37,10 @@ def laid(x: jax.Array, axes: Axes) -> jax.Array:
     """The array, spread over these axes of its mesh."""
     if axes_of(x) == axes:
         return x
-    return reshard(x, NamedSharding(jax.typeof(x).sharding.mesh, PartitionSpec(*axes)))
+    mesh = jax.typeof(x).sharding.mesh
+    # What was made before the mesh was known has none.
+    mesh = jax.sharding.get_abstract_mesh() if mesh.empty else mesh
+    return reshard(x, NamedSharding(mesh, PartitionSpec(*axes)))
 
 
 def gathered(x: jax.Array, *dimensions: int) -> jax.Array:

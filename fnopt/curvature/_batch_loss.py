@@ -73,7 +73,7 @@ class BatchLoss:
         batches = (batch,) if single else _several(batch, len(models), name)
         self.dtype, self.name, self.parts = dtype, name, []
         for model, loss, examples in zip(models, losses, batches, strict=True):
-            bound, laid = bind(model, params, examples, name)
+            bound, laid = bind(model, jax.tree.map(gathered, params), examples, name)
             # The algebra among the outputs is done by all devices of a mesh, for all examples.
             # What the loss doesn't look at is not sent.
             whole = from_devices(jax.tree.map(gathered, examples), axis_name)

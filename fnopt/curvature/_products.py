@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import cast_like, varying_like
+from fnopt.core import cast_like, laid_like, varying_like
 from fnopt.curvature._sums import (
     check_direction,
     checked_options,
@@ -207,4 +207,4 @@ def fisher_vp(
 
 
 def _tangent(v: Any, params: Any) -> Any:
-    return varying_like(cast_like(v, params), params)
+    return varying_like(jax.tree.map(laid_like, cast_like(v, params), params), params)

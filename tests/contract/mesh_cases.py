@@ -214,6 +214,9 @@ CASES: dict[str, Any] = {
     "natural_gradient": by_batch(lambda _: fnopt.natural_gradient(outputs, squared_error)),
     "gauss_newton_descent": by_batch(lambda _: fnopt.gauss_newton_descent()),
     "stochastic_reconfiguration": imaginary_time,
+    "gauss_newton_descent-rank": by_batch(
+        lambda _: fnopt.gauss_newton_descent(solver="cg", rank=2)
+    ),
     "gauss_newton_descent-ghost": by_batch(lambda _: fnopt.gauss_newton_descent(method="ghost")),
     "batch_jacobian": lambda d: curvature.batch_jacobian(outputs)(d["params"], d["batch"]).gram(),
     "curve_fit_batch-bounds": lambda d: (

@@ -20,6 +20,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import fnopt
+from fnopt.core import is_spread
 from tests.contract.mesh_cases import CASES, DATA, PLACES, data_of, loss
 
 # Compiled and compared with one device, the rest of the types are only traced.
@@ -78,6 +79,27 @@ def test_types_agree_on_explicit_meshes(name, place):
     data = placed("Explicit", place)
     with jax.set_mesh(data["t"].sharding.mesh):
         jax.eval_shape(CASES[name], data)
+
+
+# Params that are divided over the axis of the batch, as in FSDP: whole for the examples.
+OVER_THE_BATCH = [
+    *("hvp", "hvp-chunks", "ggn_vp", "fisher_vp", "ggn_diagonal", "natural_gradient"),
+    "gauss_newton_descent-rank",
+]
+
+
+@pytest.mark.parametrize("name", OVER_THE_BATCH)
+def test_params_over_the_axis_of_the_batch_without_a_mesh_in_the_context(name):
+    data = placed("Explicit", "batch")
+    mesh = data["t"].sharding.mesh
+
+    def put(p: Any) -> Any:
+        divided = p.ndim > 0 and p.shape[0] % 2 == 0
+        return jax.device_put(p, NamedSharding(mesh, P("d") if divided else P()))
+
+    params = jax.tree.map(put, data["params"])
+    assert any(map(is_spread, jax.tree.leaves(params)))
+    jax.eval_shape(CASES[name], {**data, "params": params})
 
 
 @pytest.mark.parametrize("name", COMPILED)

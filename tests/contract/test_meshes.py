@@ -167,6 +167,16 @@ def test_what_has_a_batch_axis_comes_back_as_it_came():
         assert out.sharding.spec[0] == "d", name
 
 
+@pytest.mark.skipif(not hasattr(jax, "set_mesh"), reason="the caller has to set the mesh then")
+def test_an_eager_batch_of_fits_where_a_mesh_is_set():
+    # Its model was recorded with the types of that mesh, and run where devices are by themselves.
+    data = placed("Explicit", "batch")
+    with jax.set_mesh(data["t"].sharding.mesh):
+        params = CASES["curve_fit_batch"](data)
+    assert params.sharding.spec[0] == "d"
+    assert np.all(np.isfinite(np.asarray(params)))
+
+
 def test_chunks_are_divided_by_devices():
     data = placed("Auto", "batch")
     args = data["params"], data["batch"]

@@ -45,7 +45,7 @@ def checked_model(
     numbers = (jax.ShapeDtypeStruct((), x0.dtype),) * n
     at = joined(shared, one).x
     with written_for_jax(NAME):
-        found = recorded(predict, numbers, at) if runs_now((x0, shared, own)) else None
+        found = recorded(predict, numbers, at) if _can_be_recorded(x0, shared, own) else None
         value = jax.eval_shape(predict, numbers, at) if found is None else found.returns
     _check_value(value, one.y.shape)
     return predict if found is None else found
@@ -76,10 +76,15 @@ def checked_jacobian(
         return J
 
     with written_for_jax(NAME):
-        found = recorded(jacobian, numbers, at) if runs_now((x0, shared, own)) else None
+        found = recorded(jacobian, numbers, at) if _can_be_recorded(x0, shared, own) else None
         if found is None:
             jax.eval_shape(jacobian, numbers, at)
     return jacobian if found is None else found
+
+
+def _can_be_recorded(x0: jax.Array, shared: Points, own: Points) -> bool:
+    """Whether values are known, and no mesh is set: its types are not those of each device."""
+    return runs_now((x0, shared, own)) and jax.sharding.get_abstract_mesh().empty
 
 
 def _check_value(value: Any, shape: tuple[int, ...]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import increment
+from fnopt.core import gathered, increment, mesh_of, whole_leaves
 from fnopt.optimizers._batch_step import step_dtype
 
 if TYPE_CHECKING:
@@ -47,7 +47,14 @@ def zero_averages(spec: KroneckerSpec, params: Any, batch: Any, count: jax.Array
     """Zeros, before the first batch."""
     from fnopt.curvature import basis_shapes, is_corrected, moment_shape, planned_blocks
 
-    blocks = planned_blocks(spec, params, batch)
+    if whole_leaves() is not None:
+        raise ValueError(
+            "kfac: its model needs whole params, and sharded works on parts of them. Take kfac "
+            "without sharded and with axis_name: its factors are then those of all devices' "
+            "examples, and each device inverts some."
+        )
+    with mesh_of(params):
+        blocks = planned_blocks(spec, jax.tree.map(gathered, params), batch)
     dtype = step_dtype(params)
 
     def zeros(shapes: Any) -> Any:

@@ -12,6 +12,7 @@ import pytest
 import fnopt
 from fnopt import Status
 from fnopt.curvature import KroneckerModel, KroneckerSpec, ggn_vp
+from fnopt.distributed import sharded
 from fnopt.jacobians import ravel
 from fnopt.optimizers._kfac_objective import Objective
 
@@ -250,6 +251,39 @@ def test_traces_on_a_mesh_with_explicit_axes():
 
     found = jax.eval_shape(step, put(params), put(batch, "data"))
     assert not any(any(x.sharding.spec) for x in jax.tree.leaves(found) if x.sharding is not None)
+
+
+def test_convolutions_and_params_that_are_spread_trace_on_such_a_mesh():
+    def model(params, image):
+        options = {"lhs_dilation": (1, 2), "dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+        h = jax.lax.conv_general_dilated(image[None], params["k"], (1, 1), [(1, 1)] * 2, **options)
+        return (h + params["b"]).reshape(-1) @ params["w"]
+
+    def loss(outputs, image):
+        return jnp.sum((outputs - image[0, 0]) ** 2)
+
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
+
+    def put(*shape):
+        sharding = jax.NamedSharding(mesh, jax.P("data"))
+        return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
+
+    params, batch = {"k": put(2, 3, 2, 4), "b": put(4), "w": put(36, 2)}, put(4, 2, 2, 2)
+    tx = fnopt.kfac(model, loss, batch)
+
+    def step(params, batch):
+        return tx.update(None, tx.init(params), params, batch=batch)[0]
+
+    found = jax.eval_shape(step, params, batch)
+    assert all(found[k].sharding.spec[0] == "data" for k in params)
+
+
+def test_parts_of_params_are_no_params_of_a_model():
+    params, batch = problem(np.float32)
+    tx = sharded(fnopt.kfac(net, cross_entropy, batch, axis_name="data"), "data")
+    init = jax.vmap(lambda _: tx.init(params), axis_name="data")
+    with pytest.raises(ValueError, match="kfac without sharded and with axis_name"):
+        jax.eval_shape(init, jnp.arange(2))
 
 
 def test_refuses_what_makes_no_sense():

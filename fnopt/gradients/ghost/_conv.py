@@ -68,5 +68,6 @@ def _strided(x: jax.Array, start: list[int], extent: list[int], strides: Any) ->
 def _rows(x: Any, groups: int) -> Any:
     """From `[N, C, ...]` to `[groups, positions, C / groups]`."""
     n, channels = x.shape[:2]
-    x = x.reshape(n, groups, channels // groups, -1)
+    # One after the other, as JAX asks for where examples are spread over devices.
+    x = x.reshape(n, channels, -1).reshape(n, groups, channels // groups, -1)
     return x.transpose(1, 0, 3, 2).reshape(groups, -1, channels // groups)

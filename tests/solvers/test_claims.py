@@ -286,6 +286,23 @@ def test_what_is_little_beside_the_start_is_not_nothing(case, name):
     assert np.all(claimed) or case == "grown"
 
 
+def test_a_last_step_that_rounding_refuses_is_no_stall():
+    # The step would gain 1e-7 of the cost; what rounding loses on it is ten times as much.
+    t = np.linspace(0, 4, 40, dtype=np.float32)
+    draws = [np.random.default_rng(k).standard_normal(40) for k in range(32)]
+    y = np.asarray(2.5 * np.exp(-1.3 * t) + 0.5 + 0.02 * np.stack(draws), np.float32)
+
+    @jax.jit
+    @jax.vmap
+    def fit(y):
+        start = jnp.asarray([1, 1, 0], jnp.float32)
+        return fnopt.least_squares(lambda p: p[0] * jnp.exp(-p[1] * t) + p[2] - y, start)
+
+    end = fit(y)
+    assert np.all(end.converged), np.asarray(end.status)
+    assert int(np.max(end.nfev)) < 20
+
+
 # --- Saddles: the Jacobian sees nothing of what the residuals bend by. ----------------------------
 
 

@@ -29,19 +29,24 @@ class Noise(NamedTuple):
 
     residual: jax.Array  # rho, of the residual's length
     cost: jax.Array
+    change: jax.Array  # of the cost, from one point to another
 
 
 def rounding(point: Linearization, options: Options) -> Noise:
     r"""Changes of the residuals and of the cost that rounding explains.
 
     .. math:: \rho = \epsilon\, \| (\|J_j\| x_j)_j \|, \qquad
-        \delta f = \max(4 \epsilon f, 2 \rho^2)
+        \delta f = \max(4 \epsilon f, 2 \rho^2), \qquad
+        \Delta f = \delta f + \rho\, \|r\| / \sqrt m
 
     The residuals are known to about :math:`\rho`, the rounding of what they are differences of.
-    Where that is all that is left of them, no step is better than another.
+    Where that is all that is left of them, no step is better than another. Between two points each
+    residual is rounded anew, so their product with the residuals adds up as of random signs.
     """
     rho = options.eps * norm(point.columns * point.x)
-    return Noise(rho, jnp.maximum(options.noise * point.cost, 2 * jnp.square(rho)))
+    cost = jnp.maximum(options.noise * point.cost, 2 * jnp.square(rho))
+    rows = jnp.asarray(max(point.r.size, 1) ** 0.5, rho.dtype)
+    return Noise(rho, cost, cost + rho * jnp.sqrt(2 * point.cost) / rows)
 
 
 def is_idle(idle: jax.Array, point: Linearization, noise: jax.Array) -> jax.Array:

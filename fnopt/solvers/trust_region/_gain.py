@@ -37,9 +37,18 @@ def gain_ratio(actual: jax.Array, predicted: jax.Array) -> jax.Array:
     return jnp.where(predicted > 0, actual / safe, -jnp.ones_like(actual))
 
 
-def is_negligible(actual: jax.Array, predicted: jax.Array, noise: jax.Array) -> jax.Array:
-    """Whether both reductions drown in the rounding of the cost, so their ratio says nothing."""
-    return (predicted <= noise) & (jnp.abs(actual) <= noise)
+def is_negligible(
+    actual: jax.Array, predicted: jax.Array, noise: jax.Array, change: jax.Array | None = None
+) -> jax.Array:
+    """Whether both reductions drown in rounding, so their ratio says nothing.
+
+    Args:
+        actual: The actual reduction.
+        predicted: The predicted one.
+        noise: The rounding of the cost.
+        change: That of its change from one point to another, if it is more.
+    """
+    return (predicted <= noise) & (jnp.abs(actual) <= (noise if change is None else change))
 
 
 def is_accepted(actual: jax.Array, predicted: jax.Array, negligible: jax.Array) -> jax.Array:

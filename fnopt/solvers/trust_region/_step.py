@@ -179,7 +179,7 @@ class Comparison(NamedTuple):
 
 def compared(trial: Trial, actual: jax.Array, noise: Noise) -> Comparison:
     """Compares a trial with its prediction."""
-    negligible = is_negligible(actual, trial.predicted, noise.cost)
+    negligible = is_negligible(actual, trial.predicted, noise.cost, noise.change)
     improves = is_accepted(actual, trial.predicted, negligible)
     gain = gain_ratio(actual, trial.predicted)
     return Comparison(actual, noise, gain, negligible, improves)

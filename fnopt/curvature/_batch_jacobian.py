@@ -270,6 +270,7 @@ class BatchJacobian:
         """By function: `[n, k]`."""
         if len(jax.tree.leaves(weights)) == 1 and jnp.shape(weights) == (self.shape[0],):
             return self._cut(weights)
+        check_same_tree(weights, self.residuals, f"{_NAME}: weights", "the residuals")
         return self.parts(weights)
 
     def _cut(self, vector: jax.Array) -> list[jax.Array]:

@@ -222,3 +222,5 @@ def test_refuses_what_it_cannot_do():
         batch_jacobian([net, net])(jnp.ones(2), [x])
     with pytest.raises(ValueError, match="v have shape"):
         at(jnp.ones(2), x).mv(jnp.ones(3))
+    with pytest.raises(ValueError, match=r"weights have shape \(5,\)"):
+        at(jnp.ones(2), x).rmv(jnp.ones(5))

@@ -13,6 +13,7 @@ import pytest
 from benchmarks.pinns.equations import EQUATIONS, VISCOSITY, burgers_solution
 from benchmarks.pinns.methods import METHODS
 from benchmarks.pinns.pictures import STYLES
+from benchmarks.pinns.points import spread
 from benchmarks.pinns.record import RECORD, Record, merged, read
 from benchmarks.pinns.session import _best
 from benchmarks.pinns.tables import error_table, factor_table, printed
@@ -33,6 +34,15 @@ def test_the_solution_meets_all_conditions(name):
     found = [jax.vmap(lambda x, c=c: c(u, x))(b) for c, b in pairs]
     np.testing.assert_allclose(found, np.zeros((2, 5)), atol=1e-11)
     np.testing.assert_allclose(problem.exact[7], u(jnp.asarray(problem.points[7])), atol=1e-12)
+
+
+def test_points_are_spread_evenly():
+    points = np.asarray(spread(jax.random.key(0), 160, 2))
+    cells, _, _ = np.histogram2d(*points.T, bins=4, range=[[0, 1], [0, 1]])
+    assert cells.min() >= 7 and cells.max() <= 13  # of random ones: 5 and 16
+    other = np.asarray(spread(jax.random.key(1), 160, 2))
+    shift = (other - points) % 1
+    np.testing.assert_allclose(shift, np.broadcast_to(shift[0], shift.shape), atol=1e-4)
 
 
 def test_the_solution_of_burgers_equation_meets_it():

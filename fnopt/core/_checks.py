@@ -171,12 +171,13 @@ def is_whole(value: Any, least: int | None = None) -> bool:
     return not isinstance(value, bool) and (least is None or value >= least)
 
 
-def check_count(value: Any, what: str, name: str) -> None:
-    """Refuses what isn't a whole number of at least 1."""
+def check_count(value: Any, what: str, name: str, least: int = 1) -> int:
+    """A whole number, NumPy's too, as an int; a TypeError or a ValueError if it is none."""
     if not is_whole(value):
         raise TypeError(f"{name}: {what} is {value!r}, expected an int.")
-    if value < 1:
-        raise ValueError(f"{name}: {what} is {value}, expected at least 1.")
+    if value < least:
+        raise ValueError(f"{name}: {what} is {value}, expected at least {least}.")
+    return operator.index(value)
 
 
 def check_choice(value: Any, choices: tuple[str, ...], what: str, name: str) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from fnopt.core._checks import is_whole
+from fnopt.core._checks import check_count
 from fnopt.core._spread import gathered, joined, mesh_of, reshaped
 from fnopt.core._varying import varying_like
 
@@ -18,16 +17,7 @@ Carry = TypeVar("Carry")
 
 def checked_chunk_size(chunk_size: int | None, name: str) -> int | None:
     """A chunk size that is `None` or an int of at least 1; anything else is an error."""
-    if chunk_size is None:
-        return None
-    if not is_whole(chunk_size):
-        raise TypeError(f"{name}: chunk_size is {chunk_size!r}, expected an int or None.")
-    if chunk_size < 1:
-        raise ValueError(
-            f"{name}: chunk_size is {chunk_size}, expected at least 1 example a chunk "
-            "(None takes the whole batch at once)."
-        )
-    return operator.index(chunk_size)
+    return None if chunk_size is None else check_count(chunk_size, "chunk_size", name)
 
 
 def scan_chunks(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import Params, Status, over_devices
+from fnopt.core import Params, Status, check_count, over_devices
 from fnopt.curves._curve_data import checked_sigma, checked_x, checked_y, without_nan
 from fnopt.curves._curve_jacobian import residual_jacobian
 from fnopt.curves._curve_options import CurveFitOptions, Numbers
@@ -20,7 +20,7 @@ from fnopt.curves._scipy_options import solver_options
 from fnopt.curves.batched import BatchFit, curve_fit_batch
 from fnopt.programs import uncached, written_for_jax
 from fnopt.residuals import named_loss
-from fnopt.solvers import Solution, checked_count, covariance_of, least_squares, levenberg_marquardt
+from fnopt.solvers import Solution, covariance_of, least_squares, levenberg_marquardt
 
 
 @overload
@@ -202,7 +202,7 @@ def curve_fit(
     """
     if not callable(f):
         raise TypeError(f"curve_fit: f is {f!r}, expected a function f(x, a, b, ...).")
-    steps = max(checked_count(maxfev or max_nfev or 1000, "curve_fit: maxfev") - 1, 1)
+    steps = max(check_count(maxfev or max_nfev or 1000, "maxfev", "curve_fit") - 1, 1)
     box = checked_bounds(bounds)
     loss = named_loss(loss, f_scale) if isinstance(loss, str) else loss
     _check_method(method, box)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from fnopt.core import is_whole
+from fnopt.core import check_count
 
 
 def privacy_epsilon(
@@ -108,8 +108,7 @@ def calibrated_noise(epsilon: float, sampling_rate: float, steps: int, delta: fl
 def _check(sampling_rate: float, steps: int, delta: float, name: str) -> None:
     if not 0 < sampling_rate <= 1:
         raise ValueError(f"{name}: sampling_rate = {sampling_rate!r}, expected 0 < rate <= 1.")
-    if not is_whole(steps, 1):
-        raise ValueError(f"{name}: steps = {steps!r}, expected a positive int.")
+    check_count(steps, "steps", name)
     if not 0 < delta < 1:
         raise ValueError(f"{name}: delta = {delta!r}, expected 0 < delta < 1.")
 

@@ -10,11 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import Transformation, increment, is_inexact, static, where, zero_count
+from fnopt.core import Transformation, check_count, increment, is_inexact, static, where, zero_count
 from fnopt.monitor._groups import as_groups
 from fnopt.monitor._health import Health, health
 from fnopt.monitor._measure import CHEAP, as_stats
-from fnopt.monitor._record import as_positive
 
 Sink = Callable[[dict[str, Any]], Any]
 """What takes the records: a function of one flat dict."""
@@ -62,7 +61,7 @@ def _check(metrics: Any, step: jax.Array, every: int) -> None:
         raise TypeError(
             f"{where()}emit: step is {step.dtype}{list(step.shape)}, expected a whole number."
         )
-    as_positive("every")(every)
+    check_count(every, "every", "emit")
 
 
 def emit(sink: Sink, step: Any, metrics: Callable[[], Any], *, every: int = 1) -> None:
@@ -163,7 +162,7 @@ class emit_health(Transformation):
     """
 
     sink: Sink = static()
-    every: int = static(default=100, convert=as_positive("every"))
+    every: int = static(default=100, least=1)
     stats: tuple[str, ...] = static(default=CHEAP, convert=as_stats)
     groups: Any = static(default=None, convert=as_groups)
 

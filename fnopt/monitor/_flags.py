@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import Scalar, Value, hyper, is_whole, show_report, static, where
+from fnopt.core import Scalar, Value, hyper, show_report, static, where
 from fnopt.monitor._health import Health
 
 
@@ -89,12 +89,6 @@ class FlagReport(NamedTuple):
         return "; ".join(parts) or "no layer is flagged"
 
 
-def _as_patience(value: Any) -> int:
-    if not is_whole(value, 1):
-        raise ValueError(f"{where()}patience = {value!r}, expected a whole number of at least 1.")
-    return int(value)
-
-
 def _hysteresis(
     flag: jax.Array, streak: jax.Array, enter: jax.Array, leave: jax.Array, patience: Any
 ) -> tuple[jax.Array, jax.Array]:
@@ -160,7 +154,7 @@ class health_flags(Value):
     decay: Scalar = hyper(default=0.99, ge=0, lt=1)
     vanishing: Scalar = hyper(default=1e-7, ge=0)
     zeros: Scalar = hyper(default=0.5, gt=0, le=1)
-    patience: int = static(default=3, convert=_as_patience)
+    patience: int = static(default=3, least=1)
 
     def init(self, groups: int, dtype: Any = None) -> FlagState:
         """No flags, and no past.

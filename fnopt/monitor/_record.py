@@ -11,7 +11,6 @@ from fnopt.core import (
     Transformation,
     check_same_tree,
     increment,
-    is_whole,
     static,
     where,
     zero_count,
@@ -35,17 +34,6 @@ class RecordHealthState(NamedTuple):
     count: jax.Array
     flags: FlagState
     ring: dict[str, jax.Array]
-
-
-def as_positive(name: str) -> Any:
-    """A converter for a static field that is a whole number of at least 1."""
-
-    def convert(value: Any) -> int:
-        if not is_whole(value, 1):
-            raise ValueError(f"{where()}{name} = {value!r}, expected a whole number of at least 1.")
-        return int(value)
-
-    return convert
 
 
 class record_health(Transformation):
@@ -82,8 +70,8 @@ class record_health(Transformation):
            [4.05]], dtype=float32))
     """
 
-    size: int = static(default=128, convert=as_positive("size"))
-    every: int = static(default=1, convert=as_positive("every"))
+    size: int = static(default=128, least=1)
+    every: int = static(default=1, least=1)
     stats: tuple[str, ...] = static(default=CHEAP, convert=as_stats)
     groups: Any = static(default=None, convert=as_groups)
     flags: health_flags = health_flags()

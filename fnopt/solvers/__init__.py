@@ -14,7 +14,6 @@ from fnopt.solvers.convergence._tests import cost_converged as cost_converged
 from fnopt.solvers.convergence._tests import first_of as first_of
 from fnopt.solvers.convergence._tests import step_converged as step_converged
 from fnopt.solvers.problem._call import SCHEMES as SCHEMES
-from fnopt.solvers.problem._call import checked_count as checked_count
 from fnopt.solvers.problem._jacobian_check import disagrees as disagrees
 from fnopt.solvers.problem._problem import Problem as Problem
 from fnopt.solvers.result._covariance import correlation_of as correlation_of

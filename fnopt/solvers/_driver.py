@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.core import Tracer
 
-from fnopt.core import Params, Status, is_converged, rows_over, typed_start
+from fnopt.core import Params, Status, check_count, is_converged, rows_over, typed_start
 from fnopt.linear import norm
 from fnopt.programs import (
     call_compiled,
@@ -30,7 +30,6 @@ from fnopt.solvers._search import searched
 from fnopt.solvers.convergence._tests import checked_status, doubted
 from fnopt.solvers.problem._call import (
     checked_args,
-    checked_count,
     first_call_hints,
     recorded_functions,
     status_after,
@@ -175,7 +174,7 @@ def least_squares(
         loss=loss,
         jac=jac,
         bounds=bounds,
-        max_steps=checked_count(max_steps, "least_squares: max_steps", least=0),
+        max_steps=check_count(max_steps, "max_steps", "least_squares", least=0),
     )
     args = checked_args(args)
     callback = print if verbose == 2 and callback is None else callback

@@ -12,6 +12,7 @@ from jax.core import Tracer
 from fnopt.core import (
     Params,
     Status,
+    check_count,
     check_inexact,
     compute_dtype,
     is_converged,
@@ -35,7 +36,7 @@ from fnopt.programs import (
 from fnopt.residuals import after_newton, root_tangent
 from fnopt.solvers._driver import least_squares
 from fnopt.solvers._method import LeastSquaresMethod
-from fnopt.solvers.problem._call import checked_args, checked_count, first_call_hints
+from fnopt.solvers.problem._call import checked_args, first_call_hints
 
 _OF_EQUATIONS = {
     Status.CONVERGED_COST: "converged: the equations hold to tol",
@@ -110,7 +111,7 @@ def solved(
     """The root of a user's function; everything that is known by now is checked."""
     if not callable(fun):
         raise TypeError(f"{caller}: fun is {fun!r}, expected a function of the params.")
-    max_steps = checked_count(max_steps, f"{caller}: max_steps")
+    max_steps = check_count(max_steps, "max_steps", caller)
     args = checked_args(args, caller)
     check_inexact(params, "params")
     static: dict[str, Any] = {"caller": caller, "has_aux": has_aux, "max_steps": max_steps}

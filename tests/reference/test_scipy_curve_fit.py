@@ -138,7 +138,7 @@ BAD = [
         r"sigma for the only leaf holds -1\.\d+, expected standard dev",
     ),
     ({"sigma": -MATRIX}, ValueError, r"matrix sigma for the only leaf is not positive definite"),
-    ({"maxfev": 1e4}, ValueError, r"maxfev = 10000.0, expected a positive int"),
+    ({"maxfev": 1e4}, TypeError, r"maxfev is 10000.0, expected an int"),
     ({"f": 3}, TypeError, r"f is 3, expected a function"),
     ({"f": lambda x, *p: x}, ValueError, r"number of params can't be read.*or give p0"),
     ({"f": lambda x: x}, ValueError, r"number of params can't be read"),

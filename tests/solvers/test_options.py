@@ -159,7 +159,7 @@ WRONG = [
     ({"method": "newton"}, ValueError, "method = 'newton', expected one of"),
     ({"method": "lm", "bounds": (0, 9)}, ValueError, "'lm' takes no bounds"),
     ({"verbose": 3}, ValueError, "verbose = 3, expected 0, 1"),
-    ({"max_nfev": 0}, ValueError, "max_nfev = 0, expected a positive int"),
+    ({"max_nfev": 0}, ValueError, "max_nfev is 0, expected at least 1"),
 ]
 
 

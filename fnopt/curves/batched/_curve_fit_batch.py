@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fnopt.core import check_count
 from fnopt.curves.batched._data import FitUnits, Points, checked_y, split
 from fnopt.curves.batched._fit import BatchFit, no_fits
 from fnopt.curves.batched._implicit import Batch, implicitly
@@ -25,7 +26,7 @@ from fnopt.curves.batched._units import in_units, unusual
 from fnopt.curves.batched._wrong import doubted, wrong_jacobian
 from fnopt.programs import call_compiled, call_recorded
 from fnopt.residuals import Box, RobustCost, named_loss, robust_cost
-from fnopt.solvers import checked_count, checked_status
+from fnopt.solvers import checked_status
 
 _CHUNK = {"cpu": 128}  # elsewhere a chunk has to fill the device, not a cache
 _LARGE_CHUNK = 1 << 16
@@ -151,7 +152,7 @@ def curve_fit_batch(
     )
     settings: dict[str, Any] = {
         "absolute_sigma": bool(absolute_sigma),
-        "max_steps": checked_count(max_steps, "curve_fit_batch: max_steps"),
+        "max_steps": check_count(max_steps, "max_steps", "curve_fit_batch"),
         "chunk": _chunk(chunk, y.shape[0]),
     }
     if not y.shape[0]:
@@ -295,4 +296,4 @@ def _tolerances(dtype: Any, ftol: Any, xtol: Any, gtol: Any, damping: Any) -> La
 def _chunk(chunk: int | None, fits: int) -> int:
     if chunk is None:
         chunk = _CHUNK.get(jax.default_backend(), _LARGE_CHUNK)
-    return max(min(checked_count(chunk, "curve_fit_batch: chunk"), fits), 1)
+    return max(min(check_count(chunk, "chunk", "curve_fit_batch"), fits), 1)

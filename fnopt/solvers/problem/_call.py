@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import operator
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,7 +15,6 @@ import numpy as np
 from fnopt.core import (
     Status,
     is_array_like,
-    is_whole,
     leaves_with_names,
     of_one_example,
     shown,
@@ -33,13 +31,6 @@ from fnopt.residuals import (
 
 # SciPy's names for derivatives by differences, which are exact here.
 SCHEMES = ("2-point", "3-point", "cs")
-
-
-def checked_count(value: Any, what: str, least: int = 1) -> int:
-    """A whole number, of NumPy too, as an int: positive, or 0 if that is the least."""
-    if not is_whole(value, least):
-        raise ValueError(f"{what} = {value!r}, expected a positive int{'' if least else ' or 0'}.")
-    return operator.index(value)
 
 
 def _is_number(x: Any) -> bool:

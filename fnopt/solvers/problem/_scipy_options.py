@@ -9,8 +9,9 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
+from fnopt.core import check_count
 from fnopt.residuals import RobustLoss, custom_loss, named_loss
-from fnopt.solvers.problem._call import SCHEMES, checked_count
+from fnopt.solvers.problem._call import SCHEMES
 
 _METHODS = (None, "trf", "dogbox", "lm")
 _TOLERANCES = ("ftol", "xtol", "gtol")
@@ -80,7 +81,7 @@ def as_asked(
             f"least_squares: verbose = {verbose!r}, expected 0, 1 (a report) or 2 (steps)."
         )
     if options.get("max_nfev") is not None:
-        max_steps = checked_count(options["max_nfev"], "least_squares: max_nfev") - 1
+        max_steps = check_count(options["max_nfev"], "max_nfev", "least_squares") - 1
     given = {name: options[name] for name in _TOLERANCES if options.get(name) is not None}
     return LeastSquaresRequest(
         solver=dataclasses.replace(solver, **given) if given else solver,

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from fnopt.core import Params, as_transformation, listing, typed_start
+from fnopt.core import Params, as_transformation, check_count, listing, typed_start
 from fnopt.programs import (
     call_compiled,
     call_recorded,
@@ -18,7 +18,7 @@ from fnopt.programs import (
     runs_now,
     written_for_jax,
 )
-from fnopt.solvers.problem._call import checked_args, checked_count, first_call_hints, status_after
+from fnopt.solvers.problem._call import checked_args, first_call_hints, status_after
 from fnopt.solvers.result._solution import StepHistory, StepInfo
 from fnopt.solvers.smooth._bfgs import bfgs
 from fnopt.solvers.smooth._implicit import implicitly
@@ -133,7 +133,7 @@ def minimize(
     method, ftol, gtol, max_steps, disp = as_asked(
         scipy_options, method=method, ftol=ftol, gtol=gtol, max_steps=max_steps
     )
-    max_steps = checked_count(max_steps, "minimize: max_steps")
+    max_steps = check_count(max_steps, "max_steps", "minimize")
     args = checked_args(args, "minimize")
     bounds = as_sides(bounds)
     method = _checked_method(method, params, bounds, projection)

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from fnopt.core import default_float, listing
-from fnopt.solvers.problem._call import SCHEMES, checked_count
+from fnopt.core import check_count, default_float, listing
+from fnopt.solvers.problem._call import SCHEMES
 from fnopt.solvers.smooth._lbfgsb import lbfgsb
 
 # By SciPy's names in lower case, as SciPy compares them.
@@ -118,7 +118,7 @@ def as_asked(
     tol = keywords.get("tol")
     steps = [options[name] for name in _STEPS if options.get(name) is not None]
     if steps:
-        max_steps = min(checked_count(n, "minimize: options: the most steps") for n in steps)
+        max_steps = min(check_count(n, "the most steps", "minimize: options") for n in steps)
     if options.get("maxcor") is not None:
         if method_name(str(method)) not in ("auto", "lbfgs", "lbfgsb"):
             raise TypeError(f"minimize: maxcor is an option of 'lbfgsb', the method is {method!r}.")

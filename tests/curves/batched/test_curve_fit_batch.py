@@ -328,7 +328,7 @@ def test_report_counts_how_fits_ended():
         ({"mask": np.ones(30)}, TypeError, "expected bool"),
         ({"x_per_fit": True}, ValueError, "expected a leading axis of length 3"),
         ({"x": np.zeros((3, 30))}, ValueError, "say x_per_fit=True"),
-        ({"max_steps": 0}, ValueError, "max_steps = 0"),
+        ({"max_steps": 0}, ValueError, "max_steps is 0"),
         ({"chunk": 2.0}, ValueError, "chunk = 2.0"),
     ],
 )

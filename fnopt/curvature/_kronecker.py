@@ -14,6 +14,7 @@ from fnopt.core import (
     axes_of,
     check_choice,
     compute_dtype,
+    gathered,
     is_spread,
     laid,
     matmul,
@@ -250,7 +251,7 @@ def planned_blocks(spec: KroneckerSpec, params: Any, batch: Any) -> tuple[Kronec
     found: list[KroneckerBlock] = []
 
     def plan(params: Any, batch: Any) -> None:
-        found.extend(KroneckerModel(spec, params, batch).blocks)
+        found.extend(KroneckerModel(spec, jax.tree.map(gathered, params), batch).blocks)
 
     jax.eval_shape(plan, params, batch)
     return tuple(found)

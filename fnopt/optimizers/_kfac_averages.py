@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import gathered, increment, mesh_of, whole_leaves
+from fnopt.core import increment, mesh_of, whole_leaves
 from fnopt.optimizers._batch_step import step_dtype
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def zero_averages(spec: KroneckerSpec, params: Any, batch: Any, count: jax.Array
             "examples, and each device inverts some."
         )
     with mesh_of(params):
-        blocks = planned_blocks(spec, jax.tree.map(gathered, params), batch)
+        blocks = planned_blocks(spec, params, batch)
     dtype = step_dtype(params)
 
     def zeros(shapes: Any) -> Any:

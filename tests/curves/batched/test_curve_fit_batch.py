@@ -329,7 +329,7 @@ def test_report_counts_how_fits_ended():
         ({"x_per_fit": True}, ValueError, "expected a leading axis of length 3"),
         ({"x": np.zeros((3, 30))}, ValueError, "say x_per_fit=True"),
         ({"max_steps": 0}, ValueError, "max_steps is 0"),
-        ({"chunk": 2.0}, ValueError, "chunk = 2.0"),
+        ({"chunk": 2.0}, TypeError, "chunk is 2.0"),
     ],
 )
 def test_wrong_arguments_are_named(change, error, words):

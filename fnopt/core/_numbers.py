@@ -79,6 +79,16 @@ def quotient(a: jax.Array, b: jax.Array) -> jax.Array:
     return a / jnp.where((a == 0) & (b == 0), jnp.ones_like(b), b)
 
 
+def power_of_two(size: jax.Array) -> jax.Array:
+    """The power of two below each number, 1 for zeros and what isn't finite.
+
+    To multiply by it rounds nothing.
+    """
+    known = (size > 0) & jnp.isfinite(size)
+    exponent = jnp.frexp(jnp.where(known, size, jnp.ones_like(size)))[1] - 1
+    return jnp.ldexp(jnp.ones_like(size), exponent)
+
+
 def sum_of_squares(x: Any, scale: Any = None, dtype: Any = None) -> jax.Array:
     """The sum of the squared moduli of all elements, at least float32.
 

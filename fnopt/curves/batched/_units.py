@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.core import Tracer
 
+from fnopt.core import power_of_two
 from fnopt.curves.batched._data import FitUnits, Points, joined
 from fnopt.linear import divide
 from fnopt.residuals import Box
@@ -60,7 +61,7 @@ def in_units(x0: jax.Array, shared: Points, own: Points, box: Box | None, robust
 
 def _units(x0: jax.Array, shared: Points, own: Points, robust: bool) -> FitUnits:
     size = jnp.abs(x0)
-    params = jnp.where(_is_ordinary(size), jnp.ones_like(size), _power(size))
+    params = jnp.where(_is_ordinary(size), jnp.ones_like(size), power_of_two(size))
     points = joined(shared, own)
     assert points.y is not None
     y = jnp.abs(points.y.astype(x0.dtype))
@@ -69,17 +70,10 @@ def _units(x0: jax.Array, shared: Points, own: Points, robust: bool) -> FitUnits
     counts = jnp.isfinite(y) if points.mask is None else jnp.isfinite(y) & points.mask
     most = jnp.max(jnp.where(counts, y, jnp.zeros_like(y)), axis=tuple(range(1, y.ndim)))
     far = jnp.where(most > 1, jnp.full_like(most, _LARGE), jnp.full_like(most, _SMALL))
-    unit = divide(far, _power(most))
+    unit = divide(far, power_of_two(most))
     usual = _is_ordinary(most) | robust
     return FitUnits(params, jnp.where(usual, jnp.ones_like(most), unit))
 
 
 def _is_ordinary(size: jax.Array) -> jax.Array:
     return ((size >= 1 / _ORDINARY) & (size <= _ORDINARY)) | (size <= 0) | ~jnp.isfinite(size)
-
-
-def _power(size: jax.Array) -> jax.Array:
-    """The power of two below each number, 1 for zeros and what isn't finite."""
-    known = (size > 0) & jnp.isfinite(size)
-    exponent = jnp.frexp(jnp.where(known, size, jnp.ones_like(size)))[1] - 1
-    return jnp.ldexp(jnp.ones_like(size), exponent)

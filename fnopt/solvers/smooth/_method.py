@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Value
+from fnopt.core import Value, power_of_two
 from fnopt.linear import norm
 from fnopt.residuals import Box, value_and_slope
 
@@ -143,10 +143,7 @@ class MinimizeMethod(Value):
 
 def unit_of(v: jax.Array) -> jax.Array:
     """The power of two below the largest entry, 1 for zeros: multiplying by it is exact."""
-    largest = jnp.max(jnp.abs(v), initial=0)
-    known = (largest > 0) & jnp.isfinite(largest)
-    exponent = jnp.frexp(jnp.where(known, largest, jnp.ones_like(largest)))[1] - 1
-    return jnp.ldexp(jnp.ones_like(largest), exponent)
+    return power_of_two(jnp.max(jnp.abs(v), initial=0))
 
 
 def length(v: jax.Array) -> jax.Array:

@@ -223,7 +223,8 @@ def _fit_here(
     status = checked_status(end.status, end.rank > 0, end.square, points)
     x, cost = end.x, end.square / 2
     if units is not None:
-        x, cost = x * units.params, cost / units.residuals / units.residuals
+        whole = 1 / units.residuals  # two quotients a compiler makes one, by a square out of range
+        x, cost = x * units.params, cost * whole * whole
     return BatchFit(
         params=x,
         covariance=_covariance(end, points, absolute_sigma, units),

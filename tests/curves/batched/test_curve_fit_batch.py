@@ -345,3 +345,10 @@ def test_low_precision_data_are_computed_in_float32():
     fit = curve_fit_batch(gaussian, jnp.asarray(x), jnp.asarray(y, jnp.bfloat16), jnp.asarray(p0))
     assert fit.params.dtype == jnp.float32
     assert np.all(fit.converged)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e35])
+def test_the_cost_of_a_perfect_fit_far_from_one_is_zero(size):
+    y = jnp.full((2, 16), size, jnp.float32)
+    fits = curve_fit_batch(lambda t, a: a + 0 * t, jnp.arange(16.0), y, (np.float32(size),))
+    np.testing.assert_array_equal(fits.cost, 0)

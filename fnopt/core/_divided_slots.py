@@ -55,10 +55,10 @@ def step_despite_types(
 
 def as_others_lie(leaves: list[Any], others: list[Any]) -> list[Any]:
     """The leaves in the shardings of others, on an explicit mesh: terms of a sum need the same."""
-    return [*map(laid_like, leaves, others)] if _is_typed(others) else leaves
+    return [*map(laid_like, leaves, others)] if is_typed(others) else leaves
 
 
-def _is_typed(leaves: list[Any]) -> bool:
+def is_typed(leaves: list[Any]) -> bool:
     """Whether types say how leaves lie, by the first of them."""
     if not leaves or not isinstance(leaves[0], jax.Array):
         return False

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from fnopt.core._beside import beside
 from fnopt.core._counts import missing_count, scheduled
-from fnopt.core._divided_slots import as_others_lie, step_despite_types
+from fnopt.core._divided_slots import as_others_lie, is_typed, step_despite_types
 from fnopt.core._dtypes import dtype_of, is_inexact
 from fnopt.core._errors import place, where
 from fnopt.core._extra_args import accepted, read_by, read_by_foreign, required_by
@@ -254,9 +254,11 @@ def _as_stored(tx: Transformation, updates: Any, like: Any) -> Any:
     stored, other = jax.tree.flatten(like)
     if treedef != other:
         return updates
-    if not (all(map(_same_dtype, leaves, stored)) or is_wide(tx)):
-        leaves = [*map(_cast_like, leaves, stored)]
-    return treedef.unflatten(as_others_lie(leaves, stored))
+    same = all(map(_same_dtype, leaves, stored)) or is_wide(tx)
+    if same and not is_typed(stored):
+        return updates
+    cast = leaves if same else map(_cast_like, leaves, stored)
+    return treedef.unflatten(as_others_lie([*cast], stored))
 
 
 def is_wide(tx: Transformation) -> bool:

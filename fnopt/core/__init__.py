@@ -125,6 +125,7 @@ from fnopt.core._spread import laid_like as laid_like
 from fnopt.core._spread import mesh_of as mesh_of
 from fnopt.core._spread import product_sharding as product_sharding
 from fnopt.core._spread import reshaped as reshaped
+from fnopt.core._spread import whole_for as whole_for
 from fnopt.core._static import static
 from fnopt.core._status import Status, is_converged
 from fnopt.core._status import messages as messages

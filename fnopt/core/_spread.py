@@ -51,6 +51,28 @@ def gathered(x: jax.Array, *dimensions: int) -> jax.Array:
     return laid(x, tuple(None if i in whole else a for i, a in enumerate(axes_of(x))))
 
 
+def whole_for(shared: Any, batch: Any) -> Any:
+    """What examples share, whole along the explicit mesh axes that they are spread over.
+
+    Params that are divided over the axis of the batch (FSDP), say: JAX maps no function over an
+    axis that something else which it is called with is spread over.
+
+    Args:
+        shared: A tree; its leaves may be anything.
+        batch: A tree of arrays with a leading axis of examples.
+    """
+    taken = {
+        name for x in jax.tree.leaves(batch) for axis in axes_of(x)[:1] for name in _names(axis)
+    }
+
+    def one(x: Any) -> Any:
+        axes = axes_of(x) if hasattr(x, "dtype") else ()
+        met = [d for d, axis in enumerate(axes) if taken & {*_names(axis)}]
+        return gathered(x, *met) if met else x
+
+    return jax.tree.map(one, shared) if taken else shared
+
+
 def laid_like(x: jax.Array, like: Any) -> jax.Array:
     """The array in the sharding of an array, a type or a `ShapeDtypeStruct` of its shape."""
     sharding = getattr(like if _is_type(like) else jax.typeof(like), "sharding", None)
@@ -83,10 +105,27 @@ def reshaped(x: jax.Array, *shape: int) -> jax.Array:
 
 
 def joined(parts: list[jax.Array], axis: int = 0) -> jax.Array:
-    """`jnp.concatenate`; parts that lie differently are gathered first."""
-    if len({axes_of(part) for part in parts}) > 1:
-        parts = [gathered(part) for part in parts]
+    """`jnp.concatenate`; parts that lie differently are laid alike first."""
+    lies = {axes_of(part) for part in parts}
+    if len(lies) > 1:
+        spread = next(part for part in parts if is_spread(part))
+        sharding = NamedSharding(jax.typeof(spread).sharding.mesh, _common(lies, axis))
+        parts = [
+            part if axes_of(part) == (*sharding.spec,) else reshard(part, sharding)
+            for part in parts
+        ]
     return jnp.concatenate(parts, axis=axis)
+
+
+def _common(lies: set[Axes], joint: int) -> PartitionSpec:
+    """What arrays that are joined can keep: whole ones are cut for nothing, rows aren't sent."""
+    kept = []
+    for i, found in enumerate(map(set, zip(*lies, strict=True))):
+        is_joint = i == joint % len(next(iter(lies)))
+        some = found if is_joint else found - {None}
+        kept.append(some.pop() if len(some) == 1 else None)
+    names = [name for axes in kept for name in _names(axes)]
+    return PartitionSpec(*(kept if len({*names}) == len(names) else [None] * len(kept)))
 
 
 def _is_about_sharding(error: Exception) -> bool:

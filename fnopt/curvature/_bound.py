@@ -55,4 +55,4 @@ def bind(fn: Callable[..., Any], params: Any, batch: Any, name: str) -> BoundRes
     def vector(params: Any, example: Any) -> tuple[jax.Array, None]:
         return laid.flatten(fn(params, example)), None
 
-    return BoundResiduals(BoundLoss(vector, params, batch, size), laid)
+    return BoundResiduals(BoundLoss(vector, params, batch, size, params), laid)

@@ -18,10 +18,11 @@ from fnopt.core import (
     is_inexact,
     laid_like,
     varying_like,
+    whole_for,
 )
 from fnopt.curvature._bound import bind
 from fnopt.curvature._products import hvp
-from fnopt.curvature._sums import beside, checked_options, of_one, over_examples, symmetric_product
+from fnopt.curvature._sums import checked_options, of_one, over_examples, symmetric_product
 from fnopt.jacobians import check_real
 
 
@@ -227,7 +228,7 @@ def ggn_diagonal(
     loss = of_one(loss_fn, "ggn_diagonal")
 
     def diagonal(params: Any, batch: Any) -> Any:
-        bound, laid = bind(model_fn, beside(params, batch), batch, "ggn_diagonal")
+        bound, laid = bind(model_fn, whole_for(params, batch), batch, "ggn_diagonal")
 
         def one(params: Any, example: Any) -> Any:
             f, pull = jax.vjp(lambda p: gathered(bound.loss(p, example)[0]), params)

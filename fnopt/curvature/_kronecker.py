@@ -99,7 +99,7 @@ class KroneckerModel:
             example, rows = pair
             return matmul(rows, self.bound.loss(params, example)[0]), None
 
-        bound = BoundLoss(residuals, params, (batch, seeds), self.bound.size)  # pyright: ignore[reportArgumentType]
+        bound = BoundLoss(residuals, params, (batch, seeds), self.bound.size, params)  # pyright: ignore[reportArgumentType]
         self.ghost = trace_ghost(bound)
         self._check_memory(rows)
         self.blocks = plan_blocks(self.ghost.plan, spec.max_side)

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import (
-    axes_of,
     cast_like,
     check_batch,
     check_choice,
@@ -18,7 +17,6 @@ from fnopt.core import (
     checked_loss,
     compute_dtype,
     described,
-    gathered,
     laid_like,
     leaves_with_names,
     of_one_example,
@@ -26,6 +24,7 @@ from fnopt.core import (
     scan_chunks,
     shown,
     varying_like,
+    whole_for,
 )
 from fnopt.jacobians import check_real
 
@@ -108,7 +107,7 @@ def over_examples(
     size = check_batch([(shown(path), leaf) for path, leaf in leaves_with_names(batch)[0]], name)
     scale = 1 / (size * over_devices(1, axis_name)) if reduction == "mean" else 1.0
     # Inside shard_map, so that a derivative is of this device's examples and nothing is added.
-    own = varying_like(beside(params, batch), batch)
+    own = varying_like(whole_for(params, batch), batch)
 
     def body(sums: Any, chunk: Any) -> tuple[Any, None]:
         return jax.tree.map(lambda s, x: s + x.astype(s.dtype), sums, total(own, chunk)), None
@@ -119,21 +118,3 @@ def over_examples(
     sums = over_devices(sums, axis_name)
     scaled = jax.tree.map(lambda s, p: laid_like(s * scale, p), sums, params)
     return cast_like(scaled, params)
-
-
-def beside(params: Any, batch: Any) -> Any:
-    """The params, whole along the explicit mesh axes that the examples are spread over."""
-    taken = {
-        name for x in jax.tree.leaves(batch) for axis in axes_of(x)[:1] for name in _names(axis)
-    }
-
-    def one(p: Any) -> Any:
-        met = [d for d, axis in enumerate(axes_of(p)) if taken & {*_names(axis)}]
-        return gathered(p, *met) if met else p
-
-    return jax.tree.map(one, params) if taken else params
-
-
-def _names(axis: Any) -> tuple[Any, ...]:
-    """The mesh axes of a dimension."""
-    return () if axis is None else axis if isinstance(axis, tuple) else (axis,)

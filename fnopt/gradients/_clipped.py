@@ -133,7 +133,7 @@ def clipped_grad(
             counted = bound.size if wanted is None else jnp.sum(wanted)
             count = jnp.maximum(over_devices(counted, axis_name), 1)
             sums = jax.tree.map(lambda total: total / jnp.asarray(count, total.dtype), sums)
-        return spec.like_argnums(like_params(sums, bound.params)), info
+        return spec.like_argnums(like_params(sums, bound.given)), info
 
     return grad_fn
 

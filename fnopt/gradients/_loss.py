@@ -21,6 +21,7 @@ from fnopt.core import (
     shown,
     takes,
     varying_like,
+    whole_for,
 )
 
 
@@ -32,12 +33,14 @@ class BoundLoss(NamedTuple):
         params: A tuple of what is differentiated.
         batch: A tree; every leaf has a leading axis of `size` examples.
         size: How many examples there are.
+        given: The params as they came: sums over the examples lie as they do.
     """
 
     loss: Callable[[Any, Any], tuple[jax.Array, Any]]
     params: tuple[Any, ...]
     batch: Any
     size: int
+    given: tuple[Any, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +81,7 @@ class ExampleLoss:
             axis_name: The named axis that a larger batch is divided over, if it is.
         """
         argnums, batch_argnums = self._positions(len(args))
-        params = tuple(args[i] for i in argnums)
+        given = tuple(args[i] for i in argnums)
         batch = tuple(args[i] for i in batch_argnums)
         check_params(self._named_leaves(args, argnums), self.name)
         leaves = self._named_leaves(args, batch_argnums)
@@ -88,20 +91,23 @@ class ExampleLoss:
             self._check_needs_no_key(args, kwargs)
         else:
             keys = _example_keys(check_key(key, self.name), size, axis_name)
+        places = (*argnums, *batch_argnums)
+        shared = [None if i in places else arg for i, arg in enumerate(args)]
+        params, shared, kwargs = whole_for((given, shared, kwargs), batch)
         # Inside shard_map, so that a derivative is of this device's examples and nothing is added.
         params = varying_like(params, (args, kwargs, key))
 
         def loss(params: tuple[Any, ...], example: Any) -> tuple[jax.Array, Any]:
             batched, example_key = example
-            full = list(args)
-            for i, value in zip((*argnums, *batch_argnums), (*params, *batched), strict=True):
+            full = [*shared]
+            for i, value in zip(places, (*params, *batched), strict=True):
                 full[i] = value
             keyed = {} if example_key is None else {"key": example_key}
             with of_one_example(self.name, batched):
                 found = self.fn(*full, **kwargs, **keyed)
             return checked_loss(found, self.has_aux, self.name)
 
-        return BoundLoss(loss, params, (batch, keys), size)
+        return BoundLoss(loss, params, (batch, keys), size, given)
 
     def _check_needs_no_key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not takes(self.fn, *args, **kwargs) and takes(self.fn, *args, **kwargs, key=None):

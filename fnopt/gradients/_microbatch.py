@@ -17,6 +17,7 @@ from fnopt.core import (
     laid_like,
     leaves_with_names,
     scan_chunks,
+    whole_for,
 )
 
 _RULES = ("sum", "mean", "concat")
@@ -171,6 +172,8 @@ def micro_vmap(
             x if a is None else jax.tree.map(lambda leaf, a=a: jnp.moveaxis(leaf, a, 0), x)
             for x, a in zip(args, axes, strict=True)
         ]
+        batch = [front[i] for i in batched]
+        front = [x if i in batched else whole_for(x, batch) for i, x in enumerate(front)]
         each = jax.vmap(fun, in_axes=tuple(None if a is None else 0 for a in axes))
         results = microbatch(each, batched, microbatch_size, "concat")(*front)
         return jax.tree.map(lambda y: jnp.moveaxis(y, 0, out_axes), results)

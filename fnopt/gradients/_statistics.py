@@ -140,7 +140,7 @@ def _finished(
     snr = [quotient(s, v) for s, v in zip(signal, variance, strict=True)]
     aligned = alignment_with_others(bound, found, chunk_size) if alignment else None
     return GradientStatistics(
-        mean=spec.like_argnums(like_params(mean, bound.params)),
+        mean=spec.like_argnums(like_params(mean, bound.given)),
         variance=spec.like_argnums(treedef.unflatten(variance)),
         snr=spec.like_argnums(treedef.unflatten(snr)),
         noise_scale=quotient(_sum(variance), _sum(signal)),

@@ -28,8 +28,12 @@ def add_to_sums(sums: Any, grads: Any) -> Any:
 
 
 def like_params(sums: Any, params: Any) -> Any:
-    """Sums in the dtypes of the params, as `jax.grad` returns them."""
-    return jax.tree.map(lambda total, leaf: total.astype(jnp.result_type(leaf)), sums, params)
+    """Sums in the dtypes of the params and as they lie, as `jax.grad` returns them."""
+
+    def one(total: jax.Array, leaf: Any) -> jax.Array:
+        return laid_like(total.astype(jnp.result_type(leaf)), leaf)
+
+    return jax.tree.map(one, sums, params)
 
 
 def weighted_total(weights: jax.Array, x: jax.Array) -> jax.Array:

@@ -12,6 +12,7 @@ from fnopt.core import (
     check_weights,
     checked_chunk_size,
     compute_dtype,
+    laid_like,
     over_devices,
     scan_chunks,
 )
@@ -149,7 +150,7 @@ def _values_aux_grad(
         scale = 1 / size if reduction == "mean" else 1.0
         losses, aux, sums = _weighted_sum(bound, weights, scale, chunk_size)
         sums = over_devices(sums, axis_name)
-        return losses, aux, spec.like_argnums(like_params(sums, bound.params))
+        return losses, aux, spec.like_argnums(like_params(sums, bound.given))
 
     return run
 
@@ -166,7 +167,7 @@ def _weighted_sum(
         )
         # The scale is applied before the weights are rounded to a low-precision loss's dtype.
         w = w.astype(compute_dtype(losses.dtype)) * scale
-        (grads,) = pullback(w.astype(losses.dtype))
+        (grads,) = pullback(laid_like(w.astype(losses.dtype), losses))
         return add_to_sums(sums, grads), (losses, aux)
 
     carry = zero_sums(bound.params)

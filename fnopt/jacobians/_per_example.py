@@ -18,6 +18,7 @@ from fnopt.core import (
     scan_chunks,
     shown,
     varying_like,
+    whole_for,
 )
 from fnopt.jacobians._flat import jacobian_mode
 from fnopt.jacobians._ravel import ravel
@@ -134,8 +135,9 @@ class PerExampleJacobian:
     ) -> tuple[int, RealVector, Callable[[Any], Any]]:
         """The number of examples, the layout of the outputs of one, and its rows."""
         check_real(params, _NAME)
-        params = varying_like(params, batch)  # inside shard_map: rows of this device alone
         size = check_batch(_named_leaves(batch), _NAME, _SHARED)
+        params, shared = whole_for((params, shared), batch)
+        params = varying_like(params, batch)  # inside shard_map: rows of this device alone
 
         def one(params: Any, example: Any) -> Any:
             return self.fn(params, *example, **shared)

@@ -9,7 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import check_batch, described, leaves_with_names, of_one_example, shown, where
+from fnopt.core import (
+    check_batch,
+    described,
+    leaves_with_names,
+    of_one_example,
+    shown,
+    where,
+    whole_for,
+)
 from fnopt.jacobians import per_example_jacobian
 
 Function = Callable[..., Any]
@@ -40,7 +48,8 @@ class ExampleResiduals:
         found = []
         for fn, each in pairs:
             with of_one_example("residual_fn", _example(each)):
-                found.append(jax.vmap(fn, axes)(params, each, *args))
+                common = whole_for((params, args), each)
+                found.append(jax.vmap(fn, axes)(common[0], each, *common[1]))
         return jax.tree.unflatten(self.structure, found)
 
     def batches(self, batch: Any) -> list[Any]:
@@ -119,6 +128,7 @@ class Examples(NamedTuple):
             chunk_size: Likewise.
             factor: What the residuals are multiplied by before, so that nothing overflows.
         """
+        params = whole_for(params, self.batches)
         K = self._jacobian(params, method, chunk_size, factor).gram()
         order = np.concatenate(self._order(params))
         return K if np.array_equal(order, np.arange(order.size)) else K[order[:, None], order]

@@ -20,8 +20,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import fnopt
-from fnopt.core import is_spread
-from tests.contract.mesh_cases import CASES, DATA, PLACES, data_of, loss
+from fnopt.core import gathered, is_spread
+from tests.contract.mesh_cases import CASES, DATA, PLACES, data_of, loss, tapped
 
 # Compiled and compared with one device, the rest of the types are only traced.
 COMPILED = [
@@ -83,23 +83,83 @@ def test_types_agree_on_explicit_meshes(name, place):
 
 # Params that are divided over the axis of the batch, as in FSDP: whole for the examples.
 OVER_THE_BATCH = [
-    *("hvp", "hvp-chunks", "ggn_vp", "fisher_vp", "ggn_diagonal", "natural_gradient"),
-    "gauss_newton_descent-rank",
+    *("per_example_grads", "value_and_per_example_grads", "per_example_norms-vmap"),
+    *("per_example_norms-ghost", "per_example_norms-uneven", "clipped_grad-vmap"),
+    *("clipped_grad-ghost", "clipped_grad-chunks", "gradient_similarity-vmap"),
+    *("gradient_similarity-ghost", "gradient_statistics", "hardest_examples", "weighted_grad"),
+    *("micro_vmap", "per_example_jacobian", "least_squares-example", "least_squares-rows"),
+    *("hvp", "hvp-chunks", "ggn_vp", "fisher_vp", "ggn_diagonal", "hessian_diagonal", "kfac"),
+    *("natural_gradient", "gauss_newton_descent", "gauss_newton_descent-rank"),
+    *("stochastic_reconfiguration", "batch_jacobian"),
 ]
+
+
+def fully_divided() -> Any:
+    data = placed("Explicit", "batch")
+    over = NamedSharding(data["t"].sharding.mesh, P("d"))
+    return {**data, "params": jax.tree.map(lambda p: jax.device_put(p, over), data["params"])}
 
 
 @pytest.mark.parametrize("name", OVER_THE_BATCH)
 def test_params_over_the_axis_of_the_batch_without_a_mesh_in_the_context(name):
-    data = placed("Explicit", "batch")
-    mesh = data["t"].sharding.mesh
+    data = fully_divided()
+    assert all(map(is_spread, jax.tree.leaves(data["params"])))
+    jax.eval_shape(CASES[name], data)
 
-    def put(p: Any) -> Any:
-        divided = p.ndim > 0 and p.shape[0] % 2 == 0
-        return jax.device_put(p, NamedSharding(mesh, P("d") if divided else P()))
 
-    params = jax.tree.map(put, data["params"])
-    assert any(map(is_spread, jax.tree.leaves(params)))
-    jax.eval_shape(CASES[name], {**data, "params": params})
+def test_a_gradient_lies_as_params_over_the_axis_of_the_batch():
+    data = fully_divided()
+    names = ("clipped_grad-ghost", "weighted_grad")
+    found = jax.jit(lambda d: [CASES[name](d) for name in names])(data)
+    expected = [CASES[name](DATA) for name in names]
+    assert distance(found, expected) <= 1
+    for grad in (found[0][0], found[1]):
+        for g, p in zip(*map(jax.tree.leaves, (grad, data["params"])), strict=True):
+            assert g.sharding.is_equivalent_to(p.sharding, p.ndim)
+
+
+@pytest.mark.parametrize("method", ["ghost", "chunked"])
+def test_layers_in_a_row_that_are_divided_alike(method):
+    # The products of their factors would lie otherwise than the params, to which they are added.
+    mesh = jax.make_mesh((1, 2), ("d", "m"), axis_types=(AxisType.Explicit,) * 2)
+
+    def put(x: Any, *axes: Any) -> Any:
+        return jax.device_put(x, NamedSharding(mesh, P(*axes)))
+
+    w = [put(np.full((4, 4), 0.1, "f"), "d", "m") for _ in range(3)]
+
+    def loss(w: Any, x: Any) -> jax.Array:
+        for matrix in w:
+            x = jnp.tanh(x @ matrix)
+        return jnp.sum(x)
+
+    def run(w: Any, x: Any) -> Any:
+        clipped = fnopt.clipped_grad(loss, 0.1, method=method, chunk_size=2)(w, x)[0]
+        return clipped, fnopt.gradient_statistics(loss, method=method)(w, x).mean
+
+    for made in jax.eval_shape(run, w, put(np.ones((4, 4), "f"), "d")):
+        assert [g.sharding.spec for g in made] == [p.sharding.spec for p in w]
+
+
+def test_taps_where_params_are_gathered_by_the_function():
+    data = fully_divided()
+
+    def gathering(p: Any, batch: Any) -> jax.Array:
+        return tapped(jax.tree.map(gathered, p), batch)
+
+    look = fnopt.capture(gathering, "hidden", cotangents=True, argnums=0)
+    _, seen = jax.jit(look)(data["params"], data["batch"])
+    _, expected = fnopt.capture(tapped, "hidden", cotangents=True, argnums=0)(
+        DATA["params"], DATA["batch"]
+    )
+    assert distance(seen, expected) <= 1
+    assert seen.cotangents["hidden"].sharding.spec[0] == "d"
+    assert seen.grads["w"].sharding.spec[0] == "d"
+
+
+def test_weights_that_are_whole_beside_a_batch_that_is_divided():
+    data = {**placed("Explicit", "batch"), "weights": DATA["weights"]}
+    jax.eval_shape(CASES["weighted_grad"], data)
 
 
 @pytest.mark.parametrize("name", COMPILED)

@@ -44,7 +44,7 @@ def test_the_body_is_traced_once_more_for_a_remainder(size, shapes):
 @given(size=st.integers(1, 500), width=st.integers(1, 10**7))
 def test_a_chunk_that_is_chosen_fits_its_budget(size, width):
     params = jax.ShapeDtypeStruct((width,), jnp.float32)
-    bound = BoundLoss(lambda params, example: (jnp.zeros(()), None), params, (), size)
+    bound = BoundLoss(lambda params, example: (jnp.zeros(()), None), params, (), size, params)
     chunk = choose("chunked", None, bound).chunk_size
     assert 1 <= chunk <= size
     assert chunk == 1 or chunk * width * 4 <= 4 * 2**20

@@ -87,8 +87,7 @@ class GhostRows(NamedTuple):
             else:
                 alike = [ones] * len(self.ghost.params)
                 sums |= _reduce.weighted_sum(group, None, tape, alike, numbered)
-        leaves = [self.ghost.like(p, sums.get(i)) for i, p in enumerate(self.ghost.plan.params)]
-        return jax.tree.unflatten(self.ghost.params_tree, leaves)
+        return self.ghost.like_params(sums)
 
     def push(self, direction: Any) -> jax.Array:
         """The product `J v`, `[n, k]`, float32 or wider.

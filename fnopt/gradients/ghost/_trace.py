@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype, gathered, is_inexact
+from fnopt.core import compute_dtype, gathered, is_inexact, laid_like
 from fnopt.gradients._lengths import joined
 from fnopt.gradients._loss import BoundLoss
 from fnopt.gradients._sums import only_where
@@ -50,10 +50,15 @@ class Ghost(NamedTuple):
             formed.append(form(group, tape, numbered))
         return GhostMeasurements(self, tape, formed)
 
-    def like(self, param: Any, total: jax.Array | None) -> jax.Array:
-        """A sum in a wide dtype; zeros like the param without one."""
-        dtype = compute_dtype(param.dtype)
-        return jnp.zeros(param.shape, dtype) if total is None else total.astype(dtype)
+    def like_params(self, sums: Mapping[int, jax.Array]) -> Any:
+        """Sums by number of the param as a tree like the params, in wide dtypes; zeros without."""
+
+        def one(i: int, param: Any) -> jax.Array:
+            dtype = compute_dtype(param.dtype)
+            total = sums[i].astype(dtype) if i in sums else jnp.zeros(param.shape, dtype)
+            return laid_like(total, param)
+
+        return self.params_tree.unflatten([one(i, p) for i, p in enumerate(self.params)])
 
 
 class GhostMeasurements(NamedTuple):
@@ -102,7 +107,7 @@ class GhostMeasurements(NamedTuple):
             return {**found.spread}
 
         spreads = self._by_leaf(spread, ())
-        return self._like_params(means), spreads
+        return self.ghost.like_params(means), spreads
 
     def scaled(self, factors: jax.Array) -> GhostMeasurements:
         """For inner products: the same with every gradient times a factor, `[n]`."""
@@ -161,11 +166,7 @@ class GhostMeasurements(NamedTuple):
         sums: dict[int, jax.Array] = {}
         for group, formed in zip(self.ghost.plan.groups, self.formed, strict=True):
             sums |= _reduce.weighted_sum(group, formed, self.tape, weights, numbered)
-        return self._like_params(sums)
-
-    def _like_params(self, found: dict[int, jax.Array]) -> Any:
-        leaves = [self.ghost.like(p, found.get(i)) for i, p in enumerate(self.ghost.plan.params)]
-        return jax.tree.unflatten(self.ghost.params_tree, leaves)
+        return self.ghost.like_params(sums)
 
 
 def trace_ghost(bound: BoundLoss) -> Ghost:

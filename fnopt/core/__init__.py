@@ -45,6 +45,7 @@ from fnopt.core._dtypes import dtype_of as dtype_of
 from fnopt.core._errors import listing, place, where
 from fnopt.core._extra_args import ANY as ANY
 from fnopt.core._extra_args import EXTRA_ARGS
+from fnopt.core._extra_args import as_value as as_value
 from fnopt.core._extra_args import named_by as named_by
 from fnopt.core._follow import incremental_update, periodic_update
 from fnopt.core._in_turn import after as after

@@ -13,7 +13,7 @@ from jax import lax
 from fnopt.core._checks import described
 from fnopt.core._dtypes import compute_dtype, dtype_of, is_array_like, is_inexact, shape_of
 from fnopt.core._errors import where
-from fnopt.core._paths import leaves_with_names, shown
+from fnopt.core._paths import differences, leaves_with_names, shown
 from fnopt.core._rows import Rows, is_rows
 from fnopt.core._staged import is_staged
 
@@ -116,12 +116,22 @@ def apply_updates(params: Params, updates: Any) -> Params:
     ps, treedef = jax.tree.flatten(params, is_leaf=_is_leaf)
     us, updates_treedef = jax.tree.flatten(updates, is_leaf=_is_leaf)
     if treedef != updates_treedef:
-        found = f"updates are {updates_treedef}, expected the same tree. {_HINT}"
-        if is_pair_with(updates, 0, treedef):
-            found = "updates are the pair that update gives: write updates, state = tx.update(...)."
-        raise ValueError(f"{where()}apply_updates: params are {treedef}, {found}")
+        raise ValueError(f"{where()}apply_updates: {_mismatch(params, updates, treedef)}")
     names = (functools.partial(_name, params, i) for i in range(len(ps)))
     return treedef.unflatten(map(_added, names, ps, us))
+
+
+def _mismatch(params: Any, updates: Any, treedef: Any) -> str:
+    """How updates differ from params, and what to do."""
+    if is_pair_with(updates, 0, treedef):
+        return "updates are the pair that update gives: write updates, state = tx.update(...)."
+    given, wanted = (
+        [name for name, _ in leaves_with_names(tree, is_leaf=_is_leaf)[0]]
+        for tree in (updates, params)
+    )
+    differing = differences(given, wanted, "updates", "params")
+    same = f"params are {treedef}, updates are {jax.tree.structure(updates, is_leaf=_is_leaf)}"
+    return f"{differing or same}, expected the same tree. {_HINT}"
 
 
 def is_pair_with(x: Any, i: int, treedef: Any) -> bool:

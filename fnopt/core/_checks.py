@@ -171,12 +171,15 @@ def is_whole(value: Any, least: int | None = None) -> bool:
     return not isinstance(value, bool) and (least is None or value >= least)
 
 
-def check_count(value: Any, what: str, name: str, least: int = 1) -> int:
-    """A whole number, NumPy's too, as an int; a TypeError or a ValueError if it is none."""
+def check_count(value: Any, what: str, name: str, least: int = 1, otherwise: str = "") -> int:
+    """A whole number, NumPy's too, as an int; a TypeError or a ValueError if it is none.
+
+    `otherwise` ends the message with what else is taken.
+    """
     if not is_whole(value):
-        raise TypeError(f"{name}: {what} is {value!r}, expected an int.")
+        raise TypeError(f"{name}: {what} is {value!r}, expected an int{otherwise}.")
     if value < least:
-        raise ValueError(f"{name}: {what} is {value}, expected at least {least}.")
+        raise ValueError(f"{name}: {what} is {value}, expected at least {least}{otherwise}.")
     return operator.index(value)
 
 

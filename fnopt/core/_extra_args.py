@@ -7,6 +7,13 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
+from fnopt.core._checks import described
+from fnopt.core._dtypes import is_array_like
+from fnopt.core._errors import where
+
 EXTRA_ARGS: Mapping[str, str] = {
     "value": "the loss at the params, a scalar",
     "grad": "the gradient of the loss at the params, where the updates are no gradient any more",
@@ -73,3 +80,17 @@ def read_by_foreign(update: Callable[..., Any]) -> Mapping[str, bool]:
     """The extra arguments that another library's `update` names; `'*'` if it takes any."""
     more = {ANY: False} if ANY in _taken_by_foreign(update) else {}
     return {**read_by(update), **more}
+
+
+def as_value(value: Any, dtype: Any) -> jax.Array:
+    """The extra argument `value`, or what `value_fn` returned, as a scalar of this dtype.
+
+    Raises:
+        ValueError: If it isn't a single real number.
+    """
+    if not is_array_like(value) or jnp.shape(value) not in ((), (1,)) or jnp.iscomplexobj(value):
+        raise ValueError(
+            f"{where()}the value of the loss is {described(value)}, expected one real number: sum "
+            "or average over the batch."
+        )
+    return jnp.reshape(jnp.asarray(value), ()).astype(dtype)

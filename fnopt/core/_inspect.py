@@ -79,13 +79,25 @@ def slots(state: Any) -> dict[str, Any]:
         A dict from `'mu'`, `'nu'`, `'trace'`, … to trees of the params' structure. Where two
         members have a slot of the same name, both are named by their place too (`'1/trace'`).
 
+    Raises:
+        TypeError: If it is an optimizer and no state.
+
     Example:
         >>> import jax.numpy as jnp, fnopt
         >>> tx = fnopt.adam(1e-3)
         >>> fnopt.slots(tx.init({"w": jnp.ones(2)}))["nu"]
         {'w': Array([0., 0.], dtype=float32)}
     """
+    _refuse_optimizer(state, "slots")
     return _unique(list(_walk_slots(state, ()))) if _may_be_state(state) else {}
+
+
+def _refuse_optimizer(state: Any, who: str) -> None:
+    if isinstance(state, Transformation):
+        raise TypeError(
+            f"{who}: this is the optimizer, expected its state: tx.init(params), or what update "
+            "returned. What it will keep is known before: fnopt.slot_names(tx, params)."
+        )
 
 
 def slot_names(tx: Any, params: Any) -> tuple[str, ...]:
@@ -103,6 +115,7 @@ def slot_names(tx: Any, params: Any) -> tuple[str, ...]:
         >>> fnopt.slot_names(fnopt.adam(1e-3), {"w": jnp.ones(2)})
         ('mu', 'nu')
     """
+    tx = as_transformation(tx, "slot_names: tx")
     return tuple(slots(jax.eval_shape(tx.init, params)))
 
 
@@ -133,6 +146,7 @@ def named(tx: Transformation, state: Any) -> dict[str, Any]:
         >>> fnopt.named(tx, state)["scale_by_adam"].count
         Array(0, dtype=int32)
     """
+    tx = as_transformation(tx, "named: tx")
     return _unique([(path, member.state) for path, member in _walk_members(tx, state, ())])
 
 
@@ -224,6 +238,7 @@ def hyperparams(tx: Transformation, state: Any) -> dict[str, jax.Array]:
         >>> fnopt.hyperparams(tx, tx.init({"w": jnp.ones(2)}))
         {'learning_rate': Array(1., dtype=float32)}
     """
+    tx = as_transformation(tx, "hyperparams: tx")
     items = list(_own_hyperparams(tx, state, ()))
     for path, member in _walk_members(tx, state, ()):
         items += _own_hyperparams(member.tx, member.state, path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -11,15 +12,24 @@ from jax import lax
 
 from fnopt.core._apply import is_pair_with
 from fnopt.core._checks import described
-from fnopt.core._dtypes import compute_dtype, dtype_of, is_inexact, real_dtype, shape_of
-from fnopt.core._errors import listing, where
-from fnopt.core._paths import leaves_with_names, shown
+from fnopt.core._dtypes import (
+    compute_dtype,
+    dtype_of,
+    is_array_like,
+    is_inexact,
+    real_dtype,
+    shape_of,
+)
+from fnopt.core._errors import where
+from fnopt.core._paths import differences, leaves_with_names, shown
 from fnopt.core._rows import is_rows
 
 _WRT_HINT = (
     "Was the gradient taken with respect to the params (see argnums of jax.grad), and is the "
     "state from init(params) of these params?"
 )
+
+_FILTER = "eqx.filter(model, eqx.is_inexact_array)"
 
 
 def check_inexact(tree: Any, what: str) -> None:
@@ -29,13 +39,24 @@ def check_inexact(tree: Any, what: str) -> None:
     for path, leaf in leaves_with_names(tree)[0]:
         if is_inexact(leaf):
             continue
-        number = "Write a number as 1.0. " if isinstance(leaf, int) else ""
         raise TypeError(
             f"{where()}{what}: {shown(path)} is {described(leaf)}, expected a floating array. "
-            f"{number}Freeze such leaves with fnopt.freeze or fnopt.partition (around the whole "
-            "optimizer), or filter them out of the tree first (Equinox: eqx.filter(model, "
-            "eqx.is_inexact_array))."
+            f"{_what_to_do(leaf)}"
         )
+
+
+def _what_to_do(leaf: Any) -> str:
+    """Advice for a leaf that no optimizer can step."""
+    if dataclasses.is_dataclass(leaf):
+        return (
+            "JAX takes a dataclass for one leaf until its class is a tree: decorate it with "
+            "jax.tree_util.register_dataclass."
+        )
+    number = "Write a number as 1.0. " if isinstance(leaf, int) else ""
+    return (
+        f"{number}Freeze such leaves with fnopt.freeze or fnopt.partition (around the whole "
+        f"optimizer), or filter them out of the tree first (Equinox: {_FILTER})."
+    )
 
 
 def check_same_tree(tree: Any, other: Any, what: str, other_what: str) -> None:
@@ -80,19 +101,12 @@ def _structure_message(
     other_what: str,
 ) -> str:
     names, other_names = [p for p, _ in mine], [p for p, _ in theirs]
-    extra = [p for p in names if p not in set(other_names)]
-    lacking = [p for p in other_names if p not in set(names)]
     text = f"{where()}the tree of {what} does not match that of {other_what}: "
-    for own, of_whom in ((names, what), (other_names, other_what)):
-        if own == [""]:
-            return f"{text}{of_whom} are a single array; expected the same tree. {_WRT_HINT}"
-    if lacking:
-        text += f"{what} lack {listing(lacking)}; "
-    if extra:
-        text += f"{what} have {listing(extra)}, which {other_what} lack; "
-    if not (lacking or extra):
-        text += f"{what} are {treedef}, {other_what} are {other_treedef}; "
-    return text + f"expected the same tree. {_WRT_HINT}"
+    differing = differences(names, other_names, what, other_what)
+    same = f"{what} are {treedef}, {other_what} are {other_treedef}"
+    arrays = all(is_array_like(x) for _, x in (*mine, *theirs))
+    hint = _WRT_HINT if arrays else f"Leave out what is no array (Equinox: {_FILTER})."
+    return f"{text}{differing or same}; expected the same tree. {hint}"
 
 
 def cast(x: Any, dtype: Any) -> jax.Array:

@@ -8,6 +8,8 @@ from typing import Any
 import jax
 from jax import tree_util
 
+from fnopt.core._errors import listing
+
 _IsLeaf = Callable[[Any], bool]
 
 # flax wraps arrays in boxes (nnx.Param, linen's Partitioned), whose `.value` says nothing about
@@ -99,3 +101,15 @@ def leaf_paths(tree: Any) -> Any:
 def shown(path: str) -> str:
     """A leaf's name for a message."""
     return f"leaf {path!r}" if path else "the only leaf"
+
+
+def differences(names: list[str], other_names: list[str], what: str, other_what: str) -> str:
+    """How the leaves of two trees differ, by their names, for a message; `''` if they don't."""
+    for own, of_whom in ((names, what), (other_names, other_what)):
+        if own == [""]:
+            return f"{of_whom} are a single array"
+    extra = [p for p in names if p not in set(other_names)]
+    lacking = [p for p in other_names if p not in set(names)]
+    texts = [f"{what} lack {listing(lacking)}"] if lacking else []
+    texts += [f"{what} have {listing(extra)}, which {other_what} lack"] if extra else []
+    return "; ".join(texts)

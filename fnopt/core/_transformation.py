@@ -20,7 +20,7 @@ from fnopt.core._extra_args import accepted, read_by, read_by_foreign, required_
 from fnopt.core._leaves import check_same_tree
 from fnopt.core._static import static
 from fnopt.core._unknown import advice_for_attribute
-from fnopt.core._value import Schedule, Value
+from fnopt.core._value import Schedule, Value, brief
 
 
 class EmptyState(NamedTuple):
@@ -164,16 +164,20 @@ def check_state(tx: Transformation, state: Any) -> None:
     if expected is EmptyState and state == ():  # another library's empty state
         return
     raise TypeError(
-        f"{where()}the state is {_describe_state(state)}, expected {expected.__name__}. It looks "
+        f"{where()}the state is {_describe_state(state, expected)}. It looks "
         "like the state of another optimizer: use the one that init(params) of this one gave "
-        "(after a restore, restore into the structure of init(params))."
+        "(after a restore, restore into the structure of init(params); fnopt.tree.restore takes "
+        "over what fits)."
     )
 
 
-def _describe_state(state: Any) -> str:
+def _describe_state(state: Any, expected: type) -> str:
     if isinstance(state, tuple) and not hasattr(state, "_fields"):
-        return f"a tuple of {len(state)}"
-    return f"a {type(state).__name__}"
+        return f"a tuple of {len(state)}, expected {expected.__name__}"
+    given, wanted = type(state), expected.__name__
+    library = given.__module__.partition(".")[0]
+    whose = f"{library}'s" if given.__name__ == wanted else "a"  # others call theirs alike
+    return f"{whose} {given.__name__}, expected {wanted}"
 
 
 def _is_state(x: Any) -> bool:
@@ -339,7 +343,7 @@ def as_transformation(tx: Any, what: str = "member") -> Transformation:
         if callable(tx):
             hint = f" Did you forget to call it, as in {getattr(tx, '__name__', 'it')}(...)?"
         raise TypeError(
-            f"{where()}{what} is {tx!r}, expected an optimizer: a fnopt Transformation or an "
+            f"{where()}{what} is {brief(tx)}, expected an optimizer: a fnopt Transformation or an "
             f"(init, update) pair.{hint}"
         )
     return foreign(*pair)

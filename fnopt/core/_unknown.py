@@ -40,6 +40,11 @@ _ELSEWHERE = {
     "grad": "jax.grad",
     "value_and_grad": "jax.value_and_grad",
     "hessian": "jax.hessian; products with it are fnopt.curvature.hvp",
+    **dict.fromkeys(("mse", "mse_loss", "MSELoss"), "fnopt.losses.squared_error(...).mean()"),
+    **dict.fromkeys(
+        ("cross_entropy", "CrossEntropyLoss"),
+        "fnopt.losses.softmax_cross_entropy_with_integer_labels(...).mean()",
+    ),
     **dict.fromkeys(("hook", "register_hook", "intercept"), "fnopt.tap and fnopt.capture"),
     **dict.fromkeys(("flops", "count_flops"), "fnopt.costs.step_cost"),
 }

@@ -122,12 +122,16 @@ def _checked_hyper(owner: str, field: dataclasses.Field[Any], value: Any) -> Any
         if meta["schedule"]:
             return value
         raise TypeError(f"{where()}{owner}: {field.name} can't be scheduled; give it a number.")
-    allowed = "a number, an array" + (" or a fnopt Schedule" if meta["schedule"] else "")
+    allowed = "a number, an array or a fnopt Schedule"
+    if not meta["schedule"]:
+        allowed = "a number or an array"
     hint = ""
-    if callable(value):
-        hint = " Wrap a function as fnopt.schedule(fn)." if meta["schedule"] else ""
+    if callable(value) and meta["schedule"]:
+        hint = " Wrap a function as fnopt.schedule(fn)."
+    elif any(map(_is_array, jax.tree.leaves(value))):
+        hint = " Params go to tx.init(params)."
     raise TypeError(
-        f"{where()}{owner}: {field.name} = {value!r} is a {type(value).__name__}, "
+        f"{where()}{owner}: {field.name} = {brief(value)} is a {type(value).__name__}, "
         f"expected {allowed}.{hint}"
     )
 
@@ -149,15 +153,16 @@ def _leaf_key(leaf: Any) -> Any:
     return type(leaf), repr(leaf)
 
 
-def _show(value: Any) -> str:
+def brief(value: Any) -> str:
+    """A value as text of a few words: arrays by their types, functions by their names."""
     if isinstance(value, (jax.Array, np.ndarray)):
         if value.ndim == 0 and not isinstance(value, Tracer):
             return f"{value.item():.6g}"
         return f"{value.dtype.name}{list(value.shape)}"
     if isinstance(value, tuple):
-        return "(" + ", ".join(_show(v) for v in value) + ("," if len(value) == 1 else "") + ")"
+        return "(" + ", ".join(brief(v) for v in value) + ("," if len(value) == 1 else "") + ")"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{k!r}: {_show(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{k!r}: {brief(v)}" for k, v in value.items()) + "}"
     if callable(value) and hasattr(value, "__qualname__"):
         return value.__qualname__
     return repr(value)
@@ -262,7 +267,7 @@ class Value:
 
     def __repr__(self) -> str:
         names = [f.name for f in dataclasses.fields(self)]  # pyright: ignore[reportArgumentType]
-        return call_text(type(self).__name__, [f"{n}={_show(getattr(self, n))}" for n in names])
+        return call_text(type(self).__name__, [f"{n}={brief(getattr(self, n))}" for n in names])
 
 
 registry: dict[str, type[Value]] = {}

@@ -13,6 +13,7 @@ from fnopt.core import (
     ScalarOrSchedule,
     Slot,
     Transformation,
+    as_value,
     bias_correction,
     ema,
     hyper,
@@ -211,7 +212,7 @@ def _first_scalars(tx: Any, params: Any) -> tuple[jax.Array, ...]:
 
 def _first_moments(beta: Any, value: Any, updates: Any, state: Any, params: Any) -> Any:
     dtype = state.barf.dtype
-    value = jnp.reshape(jnp.asarray(value), ()).astype(dtype)
+    value = as_value(value, dtype)
     d = map_leaves(
         lambda b, g, m: (g, ema(m, squarable(g), b)),
         updates,

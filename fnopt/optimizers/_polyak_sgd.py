@@ -12,6 +12,7 @@ from fnopt.core import (
     Scalar,
     ScalarOrSchedule,
     Transformation,
+    as_value,
     global_norm,
     hyper,
     map_leaves,
@@ -69,7 +70,7 @@ class scale_by_polyak(Transformation):
         """The scaled updates."""
         norm = global_norm(updates)
         number = lambda x: jnp.asarray(x).astype(norm.dtype)  # noqa: E731
-        gap = number(value) - number(self.f_min)
+        gap = as_value(value, norm.dtype) - number(self.f_min)
         gap = jnp.maximum(gap, jnp.zeros_like(gap)) if self.variant == "sps+" else gap
         square = norm * norm + number(self.eps)
         still = square <= jnp.finfo(norm.dtype).tiny  # a zero gradient has no step

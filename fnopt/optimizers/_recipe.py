@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fnopt.core import is_negative
+from fnopt.core import is_negative, place
 
 _Recipe = TypeVar("_Recipe", bound=Callable[..., Any])
 
@@ -66,7 +66,8 @@ def recipe(fn: _Recipe) -> _Recipe:
         _check_signs(fn.__name__, given)
         _check_flags(fn.__name__, {name: given[name] for name in flags & given.keys()})
         try:
-            return fn(*args, **kwargs)
+            with place(fn.__name__):  # an error of a member says whose it is: `sgd > trace: decay`
+                return fn(*args, **kwargs)
         except TypeError:
             message = _refusal(fn, args, kwargs)
             if message is None:

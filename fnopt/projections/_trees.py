@@ -10,7 +10,15 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from fnopt.core import compute_dtype, described, is_inexact, leaves_with_names, real_dtype, shown
+from fnopt.core import (
+    check_number,
+    compute_dtype,
+    described,
+    is_inexact,
+    leaves_with_names,
+    real_dtype,
+    shown,
+)
 
 
 def check_floating(name: str, tree: Any, *, allow_complex: bool = False) -> None:
@@ -23,7 +31,8 @@ def check_floating(name: str, tree: Any, *, allow_complex: bool = False) -> None
 
 def check_scale(name: str, scale: Any) -> None:
     """Refuses a size below zero: there is no such set."""
-    if not isinstance(scale, Tracer) and not (jnp.ndim(scale) == 0 and scale >= 0):
+    check_number(scale, "scale", name)
+    if not isinstance(scale, Tracer) and not scale >= 0:
         raise ValueError(f"{name}: scale = {scale}, expected one number >= 0.")
 
 

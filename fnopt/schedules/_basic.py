@@ -8,8 +8,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Scalar, Schedule, default_float, hyper, static, where
+from fnopt.core import (
+    Scalar,
+    Schedule,
+    default_float,
+    described,
+    hyper,
+    is_array_like,
+    static,
+    takes,
+    where,
+)
 from fnopt.schedules._time import between, fraction, numbers, power
+
+_TRACED = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
 
 
 class constant_schedule(Schedule):
@@ -106,8 +118,8 @@ class schedule(Schedule):
             pickled and put in a config.
 
     Raises:
-        TypeError: If `fn` can't be called.
-        ValueError: When called, if the function gives something else than a scalar.
+        TypeError: If `fn` can't be called with one argument.
+        ValueError: When called, if the function gives something else than one real number.
 
     Example:
         >>> import fnopt
@@ -124,14 +136,27 @@ class schedule(Schedule):
                 f"{where()}schedule: fn = {self.fn!r} is a {type(self.fn).__name__}, expected a "
                 "function of the step count; a number needs no wrapper."
             )
+        if not takes(self.fn, 0):
+            name = getattr(self.fn, "__name__", self.fn)
+            raise TypeError(f"{where()}schedule: {name} can't be called as fn(count).")
         super().__post_init__()
 
     def __call__(self, count: Any) -> jax.Array:
         """The function's value for `count`."""
-        value = jnp.asarray(self.fn(count))
-        if value.shape:
+        value = self._value(count)
+        if not is_array_like(value) or jnp.iscomplexobj(value) or jnp.ndim(value):
             raise ValueError(
-                f"{where()}schedule: the function gave an array of shape {value.shape}, expected "
-                "a scalar."
+                f"{where()}schedule: the function gave {described(value)}, expected one real "
+                "number."
             )
-        return value.astype(default_float())
+        return jnp.asarray(value).astype(default_float())
+
+    def _value(self, count: Any) -> Any:
+        try:
+            return self.fn(count)
+        except _TRACED as error:
+            error.add_note(
+                "fnopt.schedule: in a compiled step the count is traced. Write jnp.where(...) for "
+                "if, and jnp's functions for math's."
+            )
+            raise

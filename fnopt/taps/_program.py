@@ -217,6 +217,8 @@ def checked_names(name: str, names: Any) -> Names:
     """One name, or several, as a tuple; `None` stays."""
     if names is None:
         return None
+    if callable(names):
+        raise TypeError(f"{name}: names is a function, expected names of nodes behind a function.")
     given = (names,) if isinstance(names, str) else tuple(names)
     for n in given:
         if not isinstance(n, str):

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Scalar, Slot, Transformation, hyper, static, while_loop, zero_count
-from fnopt.transforms._objective import as_value, with_extras
+from fnopt.core import Scalar, Slot, Transformation, as_value, hyper, static, while_loop, zero_count
+from fnopt.transforms._objective import with_extras
 from fnopt.transforms._tree_algebra import inner, moved, real_dtype_of, scaled
 
 

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import EmptyState, Scalar, Transformation, global_norm, hyper, map_leaves
+from fnopt.core import (
+    EmptyState,
+    Scalar,
+    Transformation,
+    described,
+    global_norm,
+    hyper,
+    leaves_with_names,
+    map_leaves,
+    shown,
+    where,
+)
 
 
 class clip(Transformation):
@@ -15,6 +27,9 @@ class clip(Transformation):
 
     Args:
         max_delta: :math:`c`, the largest absolute value of an element.
+
+    Raises:
+        TypeError: From `update`, for complex gradients, which have no order.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -29,11 +44,22 @@ class clip(Transformation):
         self, updates: Any, state: EmptyState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, EmptyState]:
         """The clipped updates."""
+        if any(map(jnp.iscomplexobj, jax.tree.leaves(updates))):
+            raise _complex_refused(updates)
 
         def leaf(h: Any, g: Any) -> Any:
             return jnp.clip(g, -h.max_delta, h.max_delta)
 
         return map_leaves(leaf, updates, hyper=self), state
+
+
+def _complex_refused(updates: Any) -> TypeError:
+    path, g = next((path, g) for path, g in leaves_with_names(updates)[0] if jnp.iscomplexobj(g))
+    return TypeError(
+        f"{where()}{shown(path)} is {described(g)}, expected a real array: complex numbers have no "
+        "order. Clip by their norm (fnopt.clip_by_global_norm), or put "
+        "fnopt.split_real_and_imaginary around it."
+    )
 
 
 class clip_by_global_norm(Transformation):

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 
 from fnopt.core import (
     Scalar,
-    cast_like,
     default_float,
     global_norm,
     hyper,
@@ -41,6 +40,7 @@ class _Conditional(Wrapper):
         return {**super().reads(), **dict.fromkeys(names, False)}
 
     def _otherwise(self, updates: Any) -> Any:
+        """The updates of the other steps; None for zeros."""
         raise NotImplementedError
 
     def init(self, params: Any) -> ConditionallyState:
@@ -53,16 +53,9 @@ class _Conditional(Wrapper):
         """The inner updates, or what stands for them in the other steps."""
         known = extra_args if self.forward_extra_args else {}
         now = jnp.asarray(self.should_transform_fn(state.step, **known)).astype(bool)
-
-        def work() -> tuple[Any, Any]:
-            new, inner = self.inner.update(updates, state.inner_state, params, **extra_args)
-            return new, cast_like(inner, state.inner_state)
-
-        def rest() -> tuple[Any, Any]:
-            shapes, _ = jax.eval_shape(work)
-            return cast_like(self._otherwise(updates), shapes), state.inner_state
-
-        new_updates, inner_state = jax.lax.cond(now, work, rest)
+        new_updates, inner_state = self._step_if(
+            now, updates, state.inner_state, params, extra_args, self._otherwise(updates)
+        )
         return new_updates, ConditionallyState(increment(state.step), inner_state)
 
 
@@ -114,7 +107,7 @@ class conditionally_mask(_Conditional):
     """
 
     def _otherwise(self, updates: Any) -> Any:
-        return jax.tree.map(jnp.zeros_like, updates)
+        del updates
 
 
 class SkipLargeUpdatesState(NamedTuple):
@@ -158,16 +151,9 @@ class skip_large_updates(Wrapper):
         # Roots are compared: the square of a norm may overflow where the norm doesn't.
         norm = global_norm(updates)
         most = jnp.sqrt(jnp.asarray(self.max_squared_norm, default_float())).astype(norm.dtype)
-
-        def work() -> tuple[Any, Any]:
-            new, inner = self.inner.update(updates, state.inner_state, params, **extra_args)
-            return new, cast_like(inner, state.inner_state)
-
-        def rest() -> tuple[Any, Any]:
-            shapes, _ = jax.eval_shape(work)
-            return jax.tree.map(jnp.zeros_like, shapes), state.inner_state
-
         good = norm < most
-        new_updates, inner_state = jax.lax.cond(good, work, rest)
+        new_updates, inner_state = self._step_if(
+            good, updates, state.inner_state, params, extra_args
+        )
         skipped = jnp.where(good, state.skipped, increment(state.skipped))
         return new_updates, SkipLargeUpdatesState(skipped, inner_state)

@@ -54,7 +54,8 @@ def param_groups(
         all gradients together, such as `clip_by_global_norm`, belongs in a chain in front of it.
 
     Raises:
-        TypeError: If `groups` isn't a dict of dicts, or the recipe has no such argument.
+        TypeError: If `recipe` isn't a function, `groups` isn't a dict of dicts, or the recipe has
+            no such argument.
         ValueError: In use, if a pattern matches no leaf.
 
     Example:
@@ -68,6 +69,11 @@ def param_groups(
         ['-0.100', '-0.015', '-0.150']
     """
     groups = _checked(groups, "param_groups: groups")
+    if not callable(recipe):
+        raise TypeError(
+            f"{where()}param_groups: recipe is {recipe!r}, expected a function that makes an "
+            "optimizer, with its arguments behind: param_groups(fnopt.adamw, groups, 1e-3)."
+        )
     common = dict(inspect.signature(recipe).bind_partial(*args).arguments) | kwargs
     for pattern, other in groups.items():
         if not isinstance(other, Mapping):

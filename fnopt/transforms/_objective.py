@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import EmptyState
+from fnopt.core import EmptyState, as_value
 
 
 def with_extras(value_fn: Callable[..., Any], extra_args: dict[str, Any]) -> Callable[[Any], Any]:
@@ -20,21 +20,6 @@ def with_extras(value_fn: Callable[..., Any], extra_args: dict[str, Any]) -> Cal
         return functools.partial(value_fn, **extra_args)
     names = {p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY}
     return functools.partial(value_fn, **{k: v for k, v in extra_args.items() if k in names})
-
-
-def as_value(x: Any, dtype: Any) -> jax.Array:
-    """A value of the function as a scalar of this dtype.
-
-    Raises:
-        ValueError: If it isn't a single real number.
-    """
-    x = jnp.asarray(x)
-    if x.shape not in ((), (1,)) or jnp.iscomplexobj(x):
-        raise ValueError(
-            f"value_fn returned {x.dtype}{list(x.shape)}, expected one real number: sum or "
-            "average over the batch."
-        )
-    return jnp.reshape(x, ()).astype(dtype)
 
 
 def value_and_grad_from_state(value_fn: Callable[..., Any]) -> Callable[..., Any]:

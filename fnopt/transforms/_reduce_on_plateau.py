@@ -11,6 +11,7 @@ from fnopt.core import (
     Scalar,
     Tally,
     Transformation,
+    as_value,
     default_float,
     hyper,
     increment,
@@ -100,7 +101,7 @@ class reduce_on_plateau(Transformation):
         """The scaled updates; the factor is that after this loss."""
         dtype = state.avg_value.dtype
         seen = increment(state.count)
-        value = jnp.reshape(jnp.asarray(value), ()).astype(dtype)
+        value = as_value(value, dtype)
         share = 1 / seen.astype(dtype)
         mean = state.avg_value + (value - state.avg_value) * share
         added = state._replace(count=seen, avg_value=mean)

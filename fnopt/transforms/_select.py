@@ -39,7 +39,8 @@ def as_selector(given: Any, what: str = "labels") -> Selector:
         name = getattr(given, "__qualname__", repr(given))
         raise TypeError(
             f"{where()}{what} = {name} is a function: write fnopt.by_path(fn), where "
-            "fn(path, leaf) gives the label of one leaf."
+            "fn(path, leaf) gives the label of one leaf. A function of all params, as optax takes "
+            f"it, is called first: {what}=fn(params)."
         )
     return _from_tree(given, what)
 
@@ -105,7 +106,8 @@ def select(selector: Any, tree: Any) -> Any:
 
     Raises:
         ValueError: If leaves have no label (they are listed), or the selector fits no leaf.
-        TypeError: If the selector is a bare function, or a label is no string, int or bool.
+        TypeError: If the selector is a bare function or a bare pattern, or a label is no string,
+            int or bool.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -113,7 +115,7 @@ def select(selector: Any, tree: Any) -> Any:
         >>> fnopt.select({"dense": "slow", "scale": "fast"}, params)
         {'dense': {'bias': 'slow', 'kernel': 'slow'}, 'scale': 'fast'}
     """
-    selector = as_selector(selector)
+    selector = as_labels(selector)
     leaves, treedef = leaves_with_names(tree)
     if leaves:
         selector.check([path for path, _ in leaves_with_names(tree, is_leaf=_is_position)[0]])

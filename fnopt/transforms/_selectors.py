@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import Value, listing, matches, static, takes, where
+from fnopt.core import Value, described, listing, matches, static, takes, where
 
 Label = str | bool | int
 """What a selector says about a leaf: True or False in a mask, a name or number in a partition."""
@@ -36,9 +36,15 @@ def as_label(label: Any, what: str) -> Label:
             "whole leaf; for a mask per element, multiply the gradients by it."
         )
     raise TypeError(
-        f"{where()}{what} is {label!r}, a {type(label).__name__}, expected a bool, a string or an "
-        "int (or a member of an enum), decided from the path, shape and dtype."
+        f"{where()}{what} is {_described(label)}, expected a bool, a string or an int (or a member "
+        "of an enum), decided from the path, shape and dtype."
     )
+
+
+def _described(label: Any) -> str:
+    if not hasattr(label, "dtype"):
+        return f"{label!r}, a {type(label).__name__}"
+    return f"a traced {described(label)}" if isinstance(label, Tracer) else described(label)
 
 
 def _has_a_text(label: Any) -> bool:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fnopt.core import Leafwise, ScalarOrSchedule, hyper, static
+from fnopt.transforms._masked import only
 from fnopt.transforms._select import as_mask, select_mask
 
 
@@ -74,7 +75,7 @@ class add_decayed_weights(Leafwise):
         if self.mask is None:
             return self._step(updates, state, params)
         chosen = select_mask(self.mask, params)
-        decayed, state = self._step(_only(chosen, updates), state, _only(chosen, params))
+        decayed, state = self._step(only(chosen, updates), state, only(chosen, params))
         merge = lambda g, new: g if new is None else new  # noqa: E731
         return jax.tree.map(merge, updates, decayed, is_leaf=_is_none), state
 
@@ -115,8 +116,3 @@ class independent_weight_decay(add_decayed_weights):
 
 def _is_none(x: Any) -> bool:
     return x is None
-
-
-def _only(chosen: Any, tree: Any) -> Any:
-    """The tree with None for the leaves that are not chosen: they are not touched at all."""
-    return jax.tree.map(lambda keep, x: x if keep else None, chosen, tree)

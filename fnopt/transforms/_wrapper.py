@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from fnopt.core import Member, Transformation, as_transformation
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import Member, Transformation, as_transformation, cast_like
 
 
 class Wrapper(Transformation):
@@ -23,3 +26,25 @@ class Wrapper(Transformation):
         """The inner transform, by its own name."""
         inner_state = None if state is None else state.inner_state
         return (Member(self.inner._place, self.inner, inner_state),)
+
+    def _step_if(
+        self,
+        holds: jax.Array,
+        updates: Any,
+        inner_state: Any,
+        params: Any,
+        extra_args: dict[str, Any],
+        otherwise: Any = None,
+    ) -> tuple[Any, Any]:
+        """The inner step if a condition holds; else other updates (zeros) and the old state."""
+
+        def work() -> tuple[Any, Any]:
+            new, inner = self.inner.update(updates, inner_state, params, **extra_args)
+            return new, cast_like(inner, inner_state)
+
+        def rest() -> tuple[Any, Any]:
+            shapes, _ = jax.eval_shape(work)
+            other = jax.tree.map(jnp.zeros_like, shapes) if otherwise is None else otherwise
+            return cast_like(other, shapes), inner_state
+
+        return jax.lax.cond(holds, work, rest)

@@ -8,8 +8,18 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Scalar, Slot, Transformation, hyper, static, where, while_loop, zero_count
-from fnopt.transforms._objective import as_value, with_extras
+from fnopt.core import (
+    Scalar,
+    Slot,
+    Transformation,
+    as_value,
+    hyper,
+    static,
+    where,
+    while_loop,
+    zero_count,
+)
+from fnopt.transforms._objective import with_extras
 from fnopt.transforms._tree_algebra import chosen, inner, moved, real_dtype_of, scaled
 from fnopt.transforms._zoom_step import Criteria, ZoomPoint, ZoomSearch, begun, next_rate, updated
 

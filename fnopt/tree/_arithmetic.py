@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import default_float
+from fnopt.core import default_float, described, is_array_like
 from fnopt.tree._promote import computed, promoted, scaled_dtype
 
 
@@ -118,6 +118,10 @@ def scale(scalar: Any, tree: Any) -> Any:
         >>> tree.scale(jnp.float32(0.5), {"w": jnp.ones(2, jnp.bfloat16)})
         {'w': Array([0.5, 0.5], dtype=bfloat16)}
     """
+    if not is_array_like(scalar):
+        raise TypeError(
+            f"tree.scale: scalar is {described(scalar)}, expected a number: tree.scale(a, tree)."
+        )
     return jax.tree.map(lambda x: computed(operator.mul, scaled_dtype(scalar, x), scalar, x), tree)
 
 

@@ -77,7 +77,7 @@ def test_repr_evaluates_to_the_value():
 @pytest.mark.parametrize(
     ("bad", "error", "text"),
     [
-        ("0.5", TypeError, "ramp: slope = '0.5' is a str, expected a number, an array."),
+        ("0.5", TypeError, "ramp: slope = '0.5' is a str, expected a number or an array."),
         (True, TypeError, "ramp: slope = True is a bool"),
         (None, TypeError, "slope = None is a NoneType"),
         (-1, ValueError, r"ramp: slope = -1.0, expected slope >= 0."),

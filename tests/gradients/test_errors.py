@@ -109,9 +109,9 @@ def test_params_with_a_function_in_them():
 @pytest.mark.parametrize(
     ("chunk_size", "error", "text"),
     [
-        (0, ValueError, "chunk_size is 0, expected at least 1"),
+        (0, ValueError, "chunk_size is 0, expected at least 1, or None for the default"),
         (-2, ValueError, "chunk_size is -2"),
-        (2.0, TypeError, "chunk_size is 2.0, expected an int"),
+        (2.0, TypeError, "chunk_size is 2.0, expected an int, or None for the default"),
         (True, TypeError, "chunk_size is True"),
     ],
 )

@@ -238,7 +238,7 @@ def test_traced_leaves_can_be_labelled():
         (
             lambda: jax.jit(lambda t: fnopt.select(fnopt.by_path(lambda p, x: x > 0), t))(PARAMS),
             TypeError,
-            "the label of leaf 'bias' is JitTracer.*decided from the path, shape and dtype",
+            "the label of leaf 'bias' is a traced bool.*decided from the path, shape and dtype",
         ),
         (
             lambda: fnopt.by_path(lambda path: True),

@@ -1,0 +1,113 @@
+"""What people type wrong, and what they are told: what came, what was expected, what to do."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fnopt
+
+PARAMS = {"kernel": np.ones((3, 2), np.float32), "bias": np.zeros(2, np.float32)}
+ADAM = fnopt.adam(1e-3)
+
+
+@dataclasses.dataclass
+class Plain:
+    """A dataclass that nobody told JAX of."""
+
+    w: object
+
+
+def updated(tx, grads=PARAMS, state=None, params=PARAMS, **extras):
+    state = tx.init(params) if state is None else state
+    return tx.update(grads, state, params, **extras)
+
+
+def scheduled(fn):
+    return fnopt.sgd(fnopt.schedule(fn))
+
+
+WRONG = {
+    # arguments of recipes, and those of their members under another name
+    "momentum": (lambda: fnopt.sgd(0.1, 1.5), "sgd: trace: decay = 1.5, expected decay >= 0 and"),
+    "flag": (lambda: fnopt.sgd(0.1, True), "sgd: trace: decay = True is a bool, expected a number"),
+    "params": (
+        lambda: fnopt.adam(PARAMS),
+        r"learning_rate = {'kernel': float32\[3, 2\], .*} is a dict, .* Params go to tx.init",
+    ),
+    "list": (lambda: fnopt.adam([0.1]), r"= \[0.1\] is a list, expected a number, an array or a"),
+    # masks and labels
+    "mask": (
+        lambda: fnopt.adamw(0.1, mask=lambda p: p),
+        r"adamw: mask = .*<lambda> is a function: write fnopt.by_path.* first: mask=fn\(params\)",
+    ),
+    "floats": (lambda: fnopt.adamw(0.1, mask=PARAMS), r"leaf 'bias' is float32\[2\], expected a b"),
+    "pattern": (
+        lambda: fnopt.select("*/bias", PARAMS),
+        r"labels = '\*/bias' looks like a pattern, expected .* fnopt.by_pattern\({'\*/bias'",
+    ),
+    "recipe": (
+        lambda: fnopt.param_groups(ADAM, {"bias": {}}),
+        r"recipe is chain\([\s\S]*expected a function that makes an optimizer, with its arguments",
+    ),
+    # states
+    "optax": (
+        lambda: updated(ADAM, state=optax.adam(1e-3).init(PARAMS)),
+        r"optax's ScaleByAdamState, expected ScaleByAdamState\. .* fnopt.tree.restore takes over",
+    ),
+    "applied": (
+        lambda: fnopt.apply_updates(PARAMS, ADAM.init(PARAMS)),
+        "updates lack .*'bias', 'kernel'.*; updates have .*'0/count', .*, which params lack, exp",
+    ),
+    "slots": (lambda: fnopt.slots(ADAM), "this is the optimizer, expected its state: tx.init"),
+    "swapped": (
+        lambda: fnopt.slot_names(PARAMS, ADAM),
+        r"tx is {'kernel': float32\[3, 2\], .*, expected an opti",
+    ),
+    "rates": (lambda: fnopt.hyperparams((), ADAM), r"hyperparams: tx is \(\), expected an opti"),
+    "named": (lambda: fnopt.named((), ADAM), r"named: tx is \(\), expected an optimizer"),
+    # leaves
+    "dataclass": (
+        lambda: ADAM.init(Plain(jnp.ones(2))),
+        "the only leaf is Plain, expected a floating array. .*jax.tree_util.register_dataclass",
+    ),
+    "module": (
+        lambda: updated(ADAM, state=ADAM.init(PARAMS), params=PARAMS | {"act": jnp.tanh}),
+        r"gradients lack \['act'\]; expected the same tree. Leave out what is no array \(Equinox",
+    ),
+    "complex": (
+        lambda: updated(fnopt.clip(1.0), {"w": 1j * np.ones(2)}, params={"w": np.ones(2)}),
+        r"leaf 'w' is complex\d+\[2\], expected a real array: .*clip_by_global_norm",
+    ),
+    # values
+    "loss": (
+        lambda: updated(fnopt.polyak_sgd(), value=np.ones(2)),
+        r"the value of the loss is float\d+\[2\], expected one real number: sum or average",
+    ),
+    "word": (
+        lambda: updated(fnopt.reduce_on_plateau(), value="low"),
+        "the value of the loss is str, expected one real number",
+    ),
+    # schedules
+    "nothing": (lambda: updated(scheduled(lambda t: None)), "gave NoneType, expected one real n"),
+    "several": (lambda: updated(scheduled(lambda t: [0.1])), "gave list, expected one real numb"),
+    "imaginary": (lambda: updated(scheduled(lambda t: 1j)), "gave complex, expected one real nu"),
+    "no count": (lambda: fnopt.schedule(lambda: 0.1), r"<lambda> can't be called as fn\(count\)"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_says_what_to_do(name):
+    attempt, text = WRONG[name]
+    with pytest.raises((TypeError, ValueError), match=text):
+        attempt()
+
+
+@pytest.mark.parametrize("fn", [lambda t: 0.1 if t < 9 else 0.01, lambda t: np.cos(t)])
+def test_a_schedule_that_reads_the_traced_count_says_so(fn):
+    with pytest.raises(jax.errors.JAXTypeError) as raised:
+        jax.eval_shape(fnopt.schedule(fn), jnp.int32(0))
+    assert any("the count is traced. Write jnp.where" in note for note in raised.value.__notes__)

@@ -203,7 +203,18 @@ class barron(RobustLoss):
         half = jnp.where(welsch, jnp.ones_like(alpha), alpha) / 2
         general = b * _powered(jnp.log1p(z / b), half)
         squares = alpha >= 2
-        return jnp.where(welsch, -2 * jnp.expm1(-z / 2), jnp.where(squares, z, general))
+        return jnp.where(welsch, -2 * _expm1(-z / 2), jnp.where(squares, z, general))
+
+
+@jax.custom_jvp
+def _expm1(x: jax.Array) -> jax.Array:
+    return jnp.expm1(x)
+
+
+@_expm1.defjvp
+def _expm1_slope(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> Any:
+    # JAX's derivative, the value plus one, has no digits left for a far outlier.
+    return _expm1(*primals), jnp.exp(*primals) * tangents[0]
 
 
 def _powered(t: jax.Array, a: jax.Array) -> jax.Array:
@@ -211,7 +222,7 @@ def _powered(t: jax.Array, a: jax.Array) -> jax.Array:
     small = jnp.abs(a) < jnp.asarray(jnp.finfo(a.dtype).eps, a.dtype)
     safe = jnp.where(small, jnp.ones_like(a), a)
     # To first order in a, so that the derivative by a is right too.
-    return jnp.where(small, t + a * t * t / 2, jnp.expm1(safe * t) / safe)
+    return jnp.where(small, t + a * t * t / 2, _expm1(safe * t) / safe)
 
 
 NAMES = {cls.__name__: cls for cls in (soft_l1, huber, cauchy, arctan, tukey, barron)}

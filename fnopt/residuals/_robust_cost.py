@@ -18,6 +18,22 @@ from fnopt.residuals._robust import RobustLoss, named_loss, robust_slopes
 _FLOOR = 0.3
 
 
+class resized(RobustLoss):
+    """A loss with another scale.
+
+    Args:
+        loss: The loss.
+        scale: The scale that counts.
+    """
+
+    loss: RobustLoss
+    scale: jax.Array
+
+    def rho(self, z: jax.Array) -> jax.Array:
+        """The loss of the scaled square."""
+        return self.loss.rho(z)
+
+
 class RobustCost(Value):
     r"""The cost :math:`f = \sum_i \tfrac12 c_i^2 \rho_i(r_i^2 / c_i^2)` of a residual vector.
 
@@ -34,6 +50,24 @@ class RobustCost(Value):
 
     losses: tuple[RobustLoss | None, ...]
     sizes: tuple[int, ...] = static()
+
+    def felt(self, r: jax.Array) -> jax.Array:
+        """The size of residuals as far as they pull: no more than the scale of their loss."""
+
+        def size(loss: RobustLoss | None, r: jax.Array) -> jax.Array:
+            if loss is None:
+                return jnp.abs(r)
+            return jnp.minimum(jnp.abs(r), jnp.asarray(loss.size, r.dtype))
+
+        return self._map(size, r)
+
+    def in_unit(self, unit: jax.Array) -> RobustCost:
+        """The cost of residuals that are multiplied by a number: its scales are, too."""
+
+        def scaled(loss: RobustLoss | None) -> RobustLoss | None:
+            return None if loss is None else resized(loss, unit * loss.size)
+
+        return RobustCost(tuple(map(scaled, self.losses)), self.sizes)
 
     def cost(self, r: jax.Array) -> jax.Array:
         """The cost; infinite where a residual isn't finite."""
@@ -110,31 +144,46 @@ class RobustCost(Value):
 
 
 def _scaled_square(loss: RobustLoss, r: jax.Array) -> tuple[jax.Array, jax.Array]:
-    c = jnp.asarray(loss.size, r.dtype)
-    return c, jnp.square(r / c)
+    """The scale, and the squares in its unit: of what is far beyond it, one that is in range."""
+    c, most = jnp.asarray(loss.size, r.dtype), _most(r.dtype)
+    return c, jnp.square(jnp.clip(r / c, -most, most))
+
+
+def _most(dtype: Any) -> jax.Array:
+    """The most times its scale that a residual counts: no other has digits beside such a one."""
+    return jnp.asarray(jnp.finfo(dtype).eps ** -1.6, dtype)
 
 
 def _costs(loss: RobustLoss | None, r: jax.Array) -> jax.Array:
     if loss is None:
         return jnp.square(r)
     c, z = _scaled_square(loss, r)
-    return c * c * loss.rho(z)
+    return _unscaled(loss, c, z, jnp.square(r))
 
 
 def _costs_of_squares(loss: RobustLoss | None, squares: jax.Array) -> jax.Array:
     if loss is None:
         return squares
     c = jnp.asarray(loss.size, squares.dtype)
-    return c * c * loss.rho(squares / (c * c))
+    return _unscaled(loss, c, squares / (c * c), squares)
+
+
+def _unscaled(loss: RobustLoss, c: jax.Array, z: jax.Array, squares: jax.Array) -> jax.Array:
+    r""":math:`c^2 \rho(z)`, which is the square itself where that is far below :math:`c^2`."""
+    below = z < jnp.asarray(jnp.finfo(z.dtype).eps, z.dtype)  # c^2 may be out of range, z be 0
+    return jnp.where(below, squares, jnp.where(below, jnp.ones_like(c), c * c) * loss.rho(z))
 
 
 def _slopes(loss: RobustLoss | None, r: jax.Array) -> tuple[jax.Array, jax.Array]:
     r"""Slope :math:`\rho'` and curvature :math:`\rho' + 2 z \rho''`."""
     if loss is None:
         return jnp.ones_like(r), jnp.ones_like(r)
-    _, z = _scaled_square(loss, r)
+    c, z = _scaled_square(loss, r)
     _, d1, d2 = robust_slopes(loss, z)
-    return d1, d1 + 2 * z * d2
+    # Where the square was cut the slope is that of a straight line: it goes with r.
+    size, most = jnp.abs(r / c), _most(r.dtype)
+    cut = jnp.where(size > most, most / size, jnp.ones_like(size))
+    return cut * d1, cut * (d1 + 2 * z * d2)
 
 
 def _reductions(loss: RobustLoss | None, r: jax.Array, after: jax.Array) -> jax.Array:

@@ -39,7 +39,7 @@ from fnopt.solvers.problem._call import (
 from fnopt.solvers.problem._jacobian_check import disagrees
 from fnopt.solvers.problem._problem import Problem, Setting, by_example, set_up
 from fnopt.solvers.problem._scipy_options import as_asked
-from fnopt.solvers.problem._units import in_unit, restored, safe_unit
+from fnopt.solvers.problem._units import restored, with_safe_unit
 from fnopt.solvers.result._solution import Solution, StepHistory, StepInfo, empty_history, noted
 
 
@@ -289,9 +289,7 @@ def _solve(
         options = solver.options(setting.made.free, x.dtype)
         x = inside(problem, x)
         r = problem.flat.r(x)
-        # The scale of a robust loss is that of the residuals, which stay as they are then.
-        unit = safe_unit(r) if problem.losses is None else jnp.ones((), r.dtype)
-        problem = problem if problem.losses is not None else in_unit(problem, unit)
+        problem, unit = with_safe_unit(problem, r)
 
         def watched(loop: FitLoop, accepted: jax.Array) -> FitLoop:
             return _watched(setting, unit, loop, accepted, callback)

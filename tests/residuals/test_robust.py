@@ -71,6 +71,55 @@ def test_the_model_has_the_gradient_of_the_cost_and_its_curvature_where_that_is_
     assert np.all(jnp.diagonal(J.T @ J) > 0)
 
 
+def test_the_slope_of_far_outliers_keeps_its_digits():
+    z = np.asarray([1e3, 1e6, 1e12], np.float32)
+    _, slope, _ = robust_slopes(barron(alpha=-2.0), jnp.asarray(z))  # Geman and McClure's
+    np.testing.assert_allclose(slope, (z.astype(np.float64) / 4 + 1) ** -2, rtol=1e-5)
+    _, slope, _ = robust_slopes(barron(alpha=-np.inf), jnp.asarray([60.0, 120.0]))
+    np.testing.assert_allclose(slope, np.exp([-30.0, -60.0]), rtol=1e-5)
+
+
+def test_an_infinite_scale_is_plain_squares():
+    losses = RobustCost((cauchy(scale=np.inf), huber(scale=1e30)), (2, 2))
+    r = jnp.asarray([3.0, -1e-12, 4.0, 0.0])
+    assert float(losses.cost(r)) == 12.5
+    assert float(losses.reduction(r, 0 * r)) == 12.5
+    np.testing.assert_array_equal(jax.grad(losses.cost)(r), r)
+    np.testing.assert_array_equal(losses.corrections(r), np.ones((2, 4)))
+
+
+T = np.linspace(0, 4, 40, dtype=np.float32)
+OUTLIERS = np.where(np.arange(40) % 5 == 2, 2 + np.sin(np.arange(40)), 0)
+DATA = np.float32(3 * np.exp(-0.8 * T) + 0.03 * np.cos(31 * T) + OUTLIERS)
+
+
+@jax.jit
+def robust_decay(alpha, unit, scale, y):
+    return fnopt.least_squares(
+        lambda p: unit * p[0] * jnp.exp(-p[1] * T) - y,
+        jnp.asarray([2.5, 1.0]),
+        loss=barron(alpha=alpha, scale=scale),
+    )
+
+
+@pytest.mark.parametrize("alpha", [1.0, 0.0, -2.0, -np.inf])
+def test_the_unit_of_robust_residuals_does_not_matter(alpha):
+    plain = robust_decay(np.float32(alpha), np.float32(1), np.float32(0.3), DATA)
+    for unit in (1e-24, 1e20):
+        end = robust_decay(*np.float32([alpha, unit, 0.3 * unit]), np.float32(unit) * DATA)
+        assert bool(end.converged), (unit, end.message)
+        np.testing.assert_allclose(end.params, plain.params, rtol=1e-3)
+
+
+@pytest.mark.parametrize("alpha", [0.0, -2.0, -np.inf])
+def test_values_that_stand_for_missing_ones_are_outliers(alpha):
+    # Their scaled squares are out of range.
+    y = np.where(np.arange(40) % 13 == 5, np.float32(1e36), DATA - np.float32(OUTLIERS))
+    end = robust_decay(*np.float32([alpha, 1, 0.3]), y)
+    assert bool(end.converged), end.message
+    np.testing.assert_allclose(end.params, [3, 0.8], rtol=0.05)
+
+
 def test_small_reductions_of_the_cost_keep_their_digits():
     # Four digits of float32 remain of a difference of costs that agree in all but the last.
     losses = RobustCost((soft_l1(scale=0.5),), (3,))

@@ -158,7 +158,7 @@ def curve_fit_batch(
     if not y.shape[0]:
         return no_fits(x0)._replace(params=layout.tree(x0))
     settings["split"] = split_of((own, x0))
-    settings["scaled"] = unusual(x0, shared, own, task.losses is not None)
+    settings["scaled"] = unusual(x0, shared, own, task.losses)
     arrays = x0, shared, own, box, _tolerances(x0.dtype, ftol, xtol, gtol, damping)
     if task.is_value:
         fits = call_recorded(_fit, task, *arrays, **settings)
@@ -209,7 +209,7 @@ def _fit_here(
     wrong = wrong_jacobian(task, x0, shared, own)
     units = None
     if scaled:
-        x0, own, box, units = in_units(x0, shared, own, box, task.losses is not None)
+        x0, own, box, units = in_units(x0, shared, own, box, task.losses)
 
     def iterate(sums: Sums, x0: jax.Array, batch: Batch, tol: LaneTolerances) -> BatchState:
         x0 = x0 if batch.box is None else batch.box.nearest(x0)

@@ -48,22 +48,39 @@ class Sums(NamedTuple):
     def __call__(self, x: Params, data: Points) -> NormalEquations:
         """The sums for a step."""
         columns, r = self._linearised(x, data)
-        losses = self.task.losses
+        losses = self._losses(data)
         if losses is None:
             return normal_equations(columns, r)
         a, b = losses.corrections(r)
         sums = normal_equations([b * c for c in columns], a * r)
-        return sums._replace(square=2 * jax.vmap(losses.cost, in_axes=-1)(r))
+        return sums._replace(square=self._squares(r, data))
 
     def at_end(self, x: Params, data: Points) -> NormalEquations:
         """The sums for the covariance: without the floor under the curvature of a loss."""
         columns, r = self._linearised(x, data)
-        losses = self.task.losses
+        losses = self._losses(data)
         if losses is None:
             return normal_equations(columns, r)
         b = losses.corrections(r, floor=0.0)[1]
         sums = normal_equations([b * c for c in columns], r)
-        return sums._replace(square=2 * jax.vmap(losses.cost, in_axes=-1)(r))
+        return sums._replace(square=self._squares(r, data))
+
+    def _losses(self, data: Points) -> RobustCost | None:
+        """The losses in the units of the fits, if there are any."""
+        losses = self.task.losses
+        if losses is None or data.units is None:
+            return losses
+        return losses.in_unit(data.units.residuals)
+
+    def _squares(self, r: jax.Array, data: Points) -> jax.Array:
+        """Twice the costs of fits with losses."""
+
+        def cost(r: jax.Array, data: Points) -> jax.Array:
+            losses = self._losses(data)
+            assert losses is not None
+            return losses.cost(r)
+
+        return 2 * jax.vmap(cost, in_axes=-1)(r, data)
 
     def _linearised(self, x: Params, data: Points) -> tuple[list[jax.Array], jax.Array]:
         """The columns of the Jacobian and the residuals, in the units of the fits."""

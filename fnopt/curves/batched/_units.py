@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -13,7 +12,7 @@ from jax.core import Tracer
 from fnopt.core import power_of_two
 from fnopt.curves.batched._data import FitUnits, Points, joined
 from fnopt.linear import divide
-from fnopt.residuals import Box
+from fnopt.residuals import Box, RobustCost
 
 _ORDINARY = 2.0**20  # numbers between this and its inverse are left as they are
 # What others are brought to, in between: starts of zero are in no unit, so derivatives may be as
@@ -30,36 +29,38 @@ class InUnits(NamedTuple):
     units: FitUnits | None
 
 
-def unusual(x0: jax.Array, shared: Points, own: Points, robust: bool) -> bool:
+def unusual(x0: jax.Array, shared: Points, own: Points, losses: RobustCost | None) -> bool:
     """Whether a fit needs units of its own: where the numbers aren't known, it may.
 
     The squares of float64 reach far enough.
     """
     if x0.dtype == jnp.float64:
         return False
-    if any(isinstance(a, Tracer) for a in jax.tree.leaves((x0, shared, own))):
+    if any(isinstance(a, Tracer) for a in jax.tree.leaves((x0, shared, own, losses))):
         return True
-    return bool(_unusual(x0, shared, own, robust))
+    return bool(_unusual(x0, shared, own, losses))
 
 
-@functools.partial(jax.jit, static_argnums=3)
-def _unusual(x0: jax.Array, shared: Points, own: Points, robust: bool) -> jax.Array:
-    units = _units(x0, shared, own, robust)
+@jax.jit
+def _unusual(x0: jax.Array, shared: Points, own: Points, losses: RobustCost | None) -> jax.Array:
+    units = _units(x0, shared, own, losses)
     return jnp.any(units.params != 1) | jnp.any(units.residuals != 1)
 
 
-def in_units(x0: jax.Array, shared: Points, own: Points, box: Box | None, robust: bool) -> InUnits:
+def in_units(
+    x0: jax.Array, shared: Points, own: Points, box: Box | None, losses: RobustCost | None
+) -> InUnits:
     """The problems in units of powers of two, by which nothing is rounded.
 
     In float32 squares overflow beyond 1.8e19 and vanish below 1e-19. A parameter counts in units
-    of its start, the residuals in those of the data; a robust loss has a scale of its own.
+    of its start, the residuals in those of the data, or of the scale of their loss if that is less.
     """
-    units = lax.stop_gradient(_units(x0, shared, own, robust))
+    units = lax.stop_gradient(_units(x0, shared, own, losses))
     box = None if box is None else Box(box.lower / units.params, box.upper / units.params)
     return InUnits(x0 / units.params, own._replace(units=units), box, units)
 
 
-def _units(x0: jax.Array, shared: Points, own: Points, robust: bool) -> FitUnits:
+def _units(x0: jax.Array, shared: Points, own: Points, losses: RobustCost | None) -> FitUnits:
     size = jnp.abs(x0)
     params = jnp.where(_is_ordinary(size), jnp.ones_like(size), power_of_two(size))
     points = joined(shared, own)
@@ -67,12 +68,13 @@ def _units(x0: jax.Array, shared: Points, own: Points, robust: bool) -> FitUnits
     y = jnp.abs(points.y.astype(x0.dtype))
     if points.sigma is not None:
         y = y / points.sigma.astype(x0.dtype)
+    if losses is not None:
+        y = jax.vmap(losses.felt)(y.reshape(y.shape[0], -1)).reshape(y.shape)
     counts = jnp.isfinite(y) if points.mask is None else jnp.isfinite(y) & points.mask
     most = jnp.max(jnp.where(counts, y, jnp.zeros_like(y)), axis=tuple(range(1, y.ndim)))
     far = jnp.where(most > 1, jnp.full_like(most, _LARGE), jnp.full_like(most, _SMALL))
     unit = divide(far, power_of_two(most))
-    usual = _is_ordinary(most) | robust
-    return FitUnits(params, jnp.where(usual, jnp.ones_like(most), unit))
+    return FitUnits(params, jnp.where(_is_ordinary(most), jnp.ones_like(most), unit))
 
 
 def _is_ordinary(size: jax.Array) -> jax.Array:

@@ -32,6 +32,12 @@ def safe_unit(r: jax.Array) -> jax.Array:
     return lax.select((huge | (largest <= 1 / most)) & (largest > 0), unit, one)
 
 
+def with_safe_unit(problem: Problem, r: jax.Array) -> tuple[Problem, jax.Array]:
+    """The problem in a unit that suits its residuals at the start, and that unit."""
+    unit = safe_unit(r if problem.losses is None else problem.losses.felt(r))
+    return in_unit(problem, unit), unit
+
+
 def in_unit(problem: Problem, unit: jax.Array) -> Problem:
     """The problem whose residuals, and their Jacobian, are multiplied by a number."""
     flat = problem.flat
@@ -43,7 +49,8 @@ def in_unit(problem: Problem, unit: jax.Array) -> Problem:
         # Before the rows are multiplied, for the products may overflow.
         gram = functools.partial(gram, factor=unit)
     scaled = flat._replace(r=lambda x: unit * flat.r(x), derivative=given, gram=gram)
-    return problem._replace(flat=scaled)
+    losses = None if problem.losses is None else problem.losses.in_unit(unit)
+    return problem._replace(flat=scaled, losses=losses)
 
 
 def restored(values: Any, unit: jax.Array, powers: dict[str, int]) -> Any:

@@ -5,6 +5,7 @@ import pytest
 
 from fnopt.core import Status
 from fnopt.curves.batched import curve_fit_batch
+from fnopt.residuals import cauchy
 from tests.curves.batched.problems import PROBLEMS, decay, gaussian, make
 
 FITS = 30
@@ -266,6 +267,25 @@ def test_units_whose_squares_are_out_of_range_of_float32():
     np.testing.assert_allclose(params / size, fit.params / size, rtol=1e-4)
     # Amplitudes are as large as the data, rates don't depend on that.
     np.testing.assert_allclose(moved / size, np.asarray(fit.params) / size * [1, 0, 1], atol=1e-3)
+
+
+def test_robust_fits_whose_squares_are_out_of_range_of_float32():
+    f, x, y, p0 = make("decay", 2)
+    y = y + 3 * (np.arange(y.shape[1]) % 7 == 2)  # outliers
+
+    @jax.jit
+    def solved(unit):
+        size = jnp.stack([unit, jnp.ones_like(unit), unit])
+        loss = cauchy(scale=0.1 * unit)
+        fit = curve_fit_batch(f, x, y * unit, p0 * size, loss=loss)
+        return fit._replace(params=fit.params / size)
+
+    plain = solved(np.float32(1))
+    for unit in np.float32([1e-24, 1e20]):
+        fit = solved(unit)
+        assert np.all(fit.converged), fit.message
+        np.testing.assert_allclose(fit.params, plain.params, rtol=1e-3)
+        np.testing.assert_allclose(fit.errors[:, 1], plain.errors[:, 1], rtol=1e-3)
 
 
 def test_traces_once_for_the_same_function_and_shapes():

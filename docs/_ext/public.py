@@ -1,7 +1,8 @@
 """The directive `.. public:: fnopt.package`: reference entries for everything in its `__all__`.
 
 The list is read from the package, so that nothing public can be missing from the reference. The
-role `named`, which single backticks in docstrings have, makes public names links to their entries.
+role `named`, which single backticks in docstrings have, makes public names links to their entries,
+and so does a transform with code on pages that begins with one: `fnopt.adam(1e-3)`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from docutils.statemachine import StringList
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.pycode import ModuleAnalyzer
+from sphinx.transforms import SphinxTransform
 from sphinx.util.docutils import SphinxDirective
 
 
@@ -93,9 +95,40 @@ def _named(
     home = _entries().get(text)
     if home is None:
         return [code], []
-    env = inliner.document.settings.env
-    attributes = {"refdomain": "py", "reftype": "obj", "reftarget": home, "refdoc": env.docname}
-    return [addnodes.pending_xref(rawtext, code, refexplicit=True, **attributes)], []
+    return [_link(code, home, inliner.document.settings.env.docname)], []
+
+
+def _link(code: nodes.literal, home: str, page: str) -> addnodes.pending_xref:
+    target = {"refdomain": "py", "reftype": "obj", "reftarget": home, "refdoc": page}
+    return addnodes.pending_xref(code.rawsource, code, refexplicit=True, **target)
+
+
+class LinkedCode(SphinxTransform):
+    """Makes code on a page a link, if it begins with a public name that can't be another word."""
+
+    default_priority = 400
+
+    def apply(self, **kwargs: Any) -> None:
+        """Only in running text: not in headings, and not where there is a link already."""
+        for code in [*self.document.findall(nodes.literal)]:
+            home = _begins_with(code.astext())
+            if home and not isinstance(code.parent, _LINKED_ALREADY):
+                code.replace_self(_link(code.deepcopy(), home, self.env.docname))
+
+
+_LINKED_ALREADY = (nodes.title, nodes.reference, addnodes.pending_xref)
+
+
+def _begins_with(text: str) -> str | None:
+    """Where the entry is of the name that code begins with: `fnopt.adam`, `params_ema(0.9)`."""
+    match = re.match(r"(fnopt\.)?([\w.]+)(\()?", text)
+    if match is None:
+        return None
+    prefix, name, called = match.groups()
+    # Of the words without a prefix: a slot is called `trace` too, and a member `chain(...)` isn't
+    # what a line is about.
+    plain = not prefix and name != "chain" and ("_" in name or called)
+    return _entries().get(f"{prefix}{name}" if prefix else name if plain else "")
 
 
 class Public(SphinxDirective):
@@ -133,5 +166,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Registers the directive."""
     app.add_directive("public", Public)
     app.add_role("named", _named)
+    app.add_transform(LinkedCode)
     app.connect("autodoc-process-docstring", _plural_code)
     return {"parallel_read_safe": True}

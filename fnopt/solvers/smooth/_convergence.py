@@ -127,7 +127,7 @@ def judged(
     gained = before.value - after.value
 
     def nothing(above: jax.Array) -> jax.Array:
-        return (plan.predicted <= above) & (gained <= above)
+        return (plan.predicted <= above) & (jnp.abs(gained) <= above)
 
     is_flat = (tiny & nothing(fine)) | (beside_the_value & nothing(tol.unseen * value))
     count = jnp.where(is_flat, progress.flat_steps + 1, jnp.zeros_like(progress.flat_steps))

@@ -130,7 +130,7 @@ def iterated(
         return (loop.status == Status.RUNNING.value) & (loop.steps < max_steps)
 
     loop = while_loop(unfinished, step, loop)
-    end = loop.point if loop.best is None else loop.best
+    end = _found(loop)
     gnorm = largest(problem.projected_gradient(end))
     late = (loop.status == Status.RUNNING.value) & is_stationary(
         gnorm, reference(end, loop.progress.steepest), tol
@@ -141,6 +141,14 @@ def iterated(
     status = jnp.where(endless, Status.UNBOUNDED.array, status)
     back = Evaluation(end.x * units.x, end.value * units.value, jnp.reshape(gnorm * tol.unit, ()))
     return loop._replace(status=status), back
+
+
+def _found(loop: MinimizeLoop) -> Evaluation:
+    """The last point if it converged, else the lowest; never one above the start."""
+    if loop.best is None:
+        return loop.point
+    last = is_converged(loop.status) & (loop.point.value <= loop.progress.first)
+    return jax.tree.map(lambda a, b: jnp.where(last, a, b), loop.point, loop.best)
 
 
 def _started(
@@ -182,7 +190,7 @@ def _advanced(
 
     def planned() -> StepPlan:
         state = answer.state
-        if method.monotone:  # the others claim nothing by the value
+        if method.searches:  # the others claim nothing by the value
             state = cond(loop.anew, lambda: method.begin(problem, here), lambda: answer.state)
         return method.plan(problem, here, state)
 
@@ -193,7 +201,7 @@ def _advanced(
     elsewhere = jnp.any(there.x != loop.point.x)  # a step may be too short to lead away
     met = loop.met | (there.is_finite() & elsewhere)
     # A method that takes every step fails by nothing else.
-    nowhere = ~met if method.monotone else ~there.is_finite()
+    nowhere = ~met if method.searches else ~there.is_finite()
     lost = (status == Status.STALLED.value) & nowhere
     status = jnp.where(lost, Status.NONFINITE_STEP.array, status)
     one = jnp.ones((), jnp.int32)

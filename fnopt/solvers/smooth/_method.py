@@ -115,6 +115,7 @@ class MinimizeMethod(Value):
     scale_free: ClassVar[bool] = True  # whether it may work in other units than the user's
     trusts_units: ClassVar[bool] = False  # whether it keeps the user's, if these are ordinary
     monotone: ClassVar[bool] = True  # whether no step raises the value
+    searches: ClassVar[bool] = True  # whether it looks for steps that gain, and may find none
 
     def begin(self, problem: SmoothObjective, point: Evaluation) -> Any:
         """The state before the first plan."""

@@ -47,6 +47,7 @@ class plain(MinimizeMethod):
 
     scale_free = False
     monotone = False
+    searches = False
 
     def begin(self, problem: SmoothObjective, point: Evaluation) -> OptimizerRun:
         """The optimizer's first state."""

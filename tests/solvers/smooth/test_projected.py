@@ -62,3 +62,26 @@ def test_the_derivative_of_a_solution_on_the_simplex(x64):
     np.testing.assert_allclose(jax.jacfwd(weighted)(t, 1.0), by_target, atol=1e-9)
     by_scale = jax.jacfwd(weighted, argnums=1)(t, 1.0)
     np.testing.assert_allclose(by_scale, np.append(1 / w / np.sum(1 / w), 0), atol=1e-6)
+
+
+@jax.jit
+def rosenbrock_in_a_box(start, lower, upper):
+    def fun(x):
+        return 100 * (x[1] - x[0] ** 2) ** 2 + (1 - x[0]) ** 2
+
+    return fnopt.minimize(fun, start, method="projected_gradient", bounds=(lower, upper))
+
+
+# A search that lowers the value in every step takes more than a thousand evaluations.
+@pytest.mark.parametrize("size", [2.0, 1e10])
+def test_a_bent_valley_in_a_box(size):
+    end = rosenbrock_in_a_box(*np.float32([[-1.2, 1.0], [-size] * 2, [size] * 2]))
+    assert bool(end.converged), end.message
+    assert int(end.nfev) < 200
+    np.testing.assert_allclose(end.params, 1, atol=1e-2)
+
+
+def test_a_bent_valley_that_leads_to_a_bound():
+    end = rosenbrock_in_a_box(*np.float32([[-1.2, 0.5], [-2, -2], [2, 0.8]]))
+    assert bool(end.converged), end.message
+    np.testing.assert_allclose(end.params, [0.8**0.5, 0.8], atol=2e-3)

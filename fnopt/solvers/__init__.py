@@ -9,6 +9,8 @@ from fnopt.solvers._gauss_newton import gauss_newton
 from fnopt.solvers._levenberg_marquardt import levenberg_marquardt
 from fnopt.solvers._method import LeastSquaresMethod, LeastSquaresState
 from fnopt.solvers._root import fixed_point, root
+from fnopt.solvers.convergence._evidence import lost_effect as lost_effect
+from fnopt.solvers.convergence._probe import SHARE as SHARE
 from fnopt.solvers.convergence._tests import checked_status as checked_status
 from fnopt.solvers.convergence._tests import cost_converged as cost_converged
 from fnopt.solvers.convergence._tests import first_of as first_of
@@ -33,9 +35,13 @@ from fnopt.solvers.smooth import (
     projected_gradient,
 )
 from fnopt.solvers.trust_region._gain import LEAST_GAIN as LEAST_GAIN
+from fnopt.solvers.trust_region._gain import gain_ratio as gain_ratio
 from fnopt.solvers.trust_region._gain import is_negligible as is_negligible
 from fnopt.solvers.trust_region._restart import NOISE as NOISE
 from fnopt.solvers.trust_region._restart import SLOPING as SLOPING
+from fnopt.solvers.trust_region._rules import TRUST_REGION as TRUST_REGION
+from fnopt.solvers.trust_region._rules import Outcome as Outcome
+from fnopt.solvers.trust_region._rules import nielsen_shrink as nielsen_shrink
 
 __all__ = [
     "LeastSquaresMethod",

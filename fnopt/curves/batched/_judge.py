@@ -7,10 +7,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Status, is_converged
+from fnopt.core import Status
 from fnopt.curves.batched._bounds import LaneBox, faced, predicted_reduction
 from fnopt.curves.batched._lanes import Lanes, LaneTolerances, Params
-from fnopt.curves.batched._metric import metric, vanished
+from fnopt.curves.batched._metric import metric
 from fnopt.linear import NormalEquations, jacobi_scale
 from fnopt.solvers import (
     LEAST_GAIN,
@@ -28,8 +28,9 @@ _MOST_DAMPING = 1e16  # steps are far below rounding then
 class LaneTrial(NamedTuple):
     """A trial, as the linear model predicted it and as it turned out."""
 
+    slope: jax.Array  # of the sum of squares along the step, 2 g^T p
     predicted: jax.Array  # reduction of the sum of squares
-    actual: jax.Array  # the same, measured; NaN or infinite where the trial isn't finite
+    actual: jax.Array  # the same, measured; minus infinity where the trial isn't finite
     length: jax.Array  # squared, ||D p||^2 with D the norms of the Jacobian's columns
     size: jax.Array  # squared, ||D x||^2
     finite: jax.Array  # bool
@@ -59,9 +60,10 @@ def examine(
     if box is not None:
         step = tuple(trial - x for x, trial in zip(lanes.x, lanes.trial, strict=True))
         predicted = predicted_reduction(lanes.sums, step)
-    actual = lanes.sums.square - new.square
+    finite = _is_finite(lanes.trial, new)
+    actual = jnp.where(finite, lanes.sums.square - new.square, jnp.full_like(zero, -jnp.inf))
     negligible = is_negligible(actual, predicted, tol.noise * lanes.sums.square)
-    return LaneTrial(predicted, actual, length, size, _is_finite(lanes.trial, new), negligible)
+    return LaneTrial(2 * slope, predicted, actual, length, size, finite, negligible)
 
 
 def _is_finite(x: Params, sums: NormalEquations) -> jax.Array:
@@ -95,36 +97,39 @@ def gradient_cosine(sums: NormalEquations) -> jax.Array:
 
 
 def status_after(
-    lanes: Lanes, after: Lanes, trial: LaneTrial, tol: LaneTolerances, box: LaneBox | None = None
+    lanes: Lanes,
+    after: Lanes,
+    trial: LaneTrial,
+    short: jax.Array,
+    tol: LaneTolerances,
+    box: LaneBox | None = None,
 ) -> jax.Array:
     """The status of every lane after a trial.
-
-    A param that had an effect on the way and has none any more where it went (a decay time of
-    1e12) was thrown away. The others may be stationary there, at a limit at infinity, but that is
-    no solution.
 
     Args:
         lanes: Before it.
         after: After it: at the trial where that was accepted.
         trial: The trial.
+        short: Whether the step was only short because its damping was: it shows nothing then.
         tol: The tolerances.
         box: The bounds.
 
     Returns:
         An int32 array, `RUNNING` where there is work left.
     """
-    f, tried = lanes.sums.square, ~lanes.fresh
+    f, tried = lanes.sums.square, ~(lanes.fresh | short)
     sums, lam = after.sums, after.lam
     cosine = gradient_cosine(faced(sums, after.x, box))
     stationary = (sums.square <= 0) | (cosine <= jnp.square(tol.gtol))
     flat = cost_converged(trial.actual, trial.predicted, f, tol.ftol, tol.noise)
     # What one param alone could gain, where the damping doesn't let it, isn't nothing.
-    flat &= ~_is_sloping(cosine, f, tol.ftol, trial, tol)
+    rough = rounding(after)
+    flat &= ~_is_sloping(cosine, f, tol.ftol, rough)
     tiny = step_converged(trial.length, trial.size, jnp.square(tol.xtol))
     stuck = lam > jnp.asarray(_MOST_DAMPING, f.dtype)
-    sloping = _is_sloping(cosine, f, jnp.asarray(SLOPING**2, f.dtype), trial, tol)
+    sloping = _is_sloping(cosine, f, jnp.asarray(SLOPING**2, f.dtype), rough)
     collapsed = tried & (stuck | (tiny & (~trial.finite | sloping)))
-    status = first_of(
+    return first_of(
         (lanes.fresh & ~trial.finite, Status.NONFINITE_START),
         (stationary, Status.CONVERGED_GRADIENT),
         (tried & flat, Status.CONVERGED_COST),
@@ -132,17 +137,19 @@ def status_after(
         (collapsed, Status.STALLED),
         (tried & tiny, Status.CONVERGED_STEP),
     )
-    lost = (sums.square > 0) & vanished(sums, after.peak)
-    return jnp.where(is_converged(status) & lost, Status.NO_EFFECT.array, status)
 
 
-def _is_sloping(
-    cosine: jax.Array, f: jax.Array, least: jax.Array, trial: LaneTrial, tol: LaneTolerances
-) -> jax.Array:
-    r"""Whether the scaled gradient is above a fraction of the residuals, and above rounding.
+def _is_sloping(cosine: jax.Array, f: jax.Array, least: jax.Array, rough: jax.Array) -> jax.Array:
+    """Whether the scaled gradient is above a fraction of the residuals, and above rounding.
 
-    Rounding moves a residual by about :math:`\epsilon \|J_j x_j\|` for each parameter. All are
-    squares here.
+    All are squares here.
     """
-    noise = jnp.square(jnp.asarray(NOISE, f.dtype) * tol.eps) * trial.size
-    return cosine * f > jnp.maximum(least * f, noise)
+    return cosine * f > jnp.maximum(least * f, jnp.asarray(NOISE**2, f.dtype) * rough)
+
+
+def rounding(lanes: Lanes) -> jax.Array:
+    r"""The square of the rounding of the residuals, :math:`\epsilon^2 \sum \|J_j x_j\|^2`."""
+    total = jnp.zeros_like(lanes.sums.square)
+    for x, row in zip(lanes.x, lanes.sums.A, strict=True):
+        total += row[-1] * jnp.square(x)
+    return jnp.square(jnp.finfo(total.dtype).eps).astype(total.dtype) * total

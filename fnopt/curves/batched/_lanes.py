@@ -26,6 +26,7 @@ class Lanes(NamedTuple):
     sums: NormalEquations  # at x
     lam: jax.Array  # damping
     growth: jax.Array  # by what damping grows at the next refusal
+    radius: jax.Array  # of the region where the linear model was seen to hold; 0 before that
     steps: jax.Array  # int32
     status: jax.Array  # int32, a fnopt.Status
     fresh: jax.Array  # bool, nothing is known at x yet: the trial is x itself

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -12,7 +10,6 @@ from fnopt.curves.batched._lanes import Params
 from fnopt.linear import NormalEquations, jacobi_scale
 
 SIZE_FLOOR = 0.49  # of the sum of squares, for what a param's whole effect counts at least
-_VANISHED = 0.45  # power of the rounding unit: what is left of a column that counts no more
 
 
 def metric(x: Params, sums: NormalEquations, peak: Params, size_floor: jax.Array) -> Params:
@@ -44,10 +41,3 @@ def metric(x: Params, sums: NormalEquations, peak: Params, size_floor: jax.Array
 def grown(peak: Params, sums: NormalEquations) -> Params:
     """The squares of the largest columns, those of this point included."""
     return tuple(jnp.maximum(p, row[-1]) for p, row in zip(peak, sums.A, strict=True))
-
-
-def vanished(sums: NormalEquations, peak: Params) -> jax.Array:
-    """Whether a param has lost its effect on the way."""
-    least = float(jnp.finfo(sums.square.dtype).eps) ** (2 * _VANISHED)
-    gone = [(p > 0) & (row[-1] <= least * p) for p, row in zip(peak, sums.A, strict=True)]
-    return functools.reduce(jnp.logical_or, gone)

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Status
+from fnopt.curves.batched._bounds import LaneBox
+from fnopt.curves.batched._claim import settled
 from fnopt.curves.batched._lanes import Lanes, LaneTolerances, Params
 from fnopt.linear import (
     NormalEquations,
@@ -29,6 +31,7 @@ class BatchState(NamedTuple):
     rank: jax.Array  # int32[fits]
     lam: jax.Array  # [fits]
     growth: jax.Array  # [fits]
+    radius: jax.Array  # [fits]
     steps: jax.Array  # int32[fits]
     status: jax.Array  # int32[fits]
     peak: jax.Array  # [fits, n], the squares of the largest columns so far
@@ -46,6 +49,7 @@ def empty(x0: jax.Array, tol: LaneTolerances) -> BatchState:
         rank=count,
         lam=jnp.broadcast_to(tol.damping, fits),
         growth=jnp.full(fits, 2, dtype),
+        radius=jnp.zeros(fits, dtype),
         steps=count,
         status=jnp.full(fits, Status.RUNNING.value, jnp.int32),
         peak=jnp.zeros((fits, n), dtype),
@@ -72,6 +76,7 @@ def load(progress: BatchState, index: jax.Array) -> Lanes:
         ),
         lam=take(progress.lam, index),
         growth=take(progress.growth, index),
+        radius=take(progress.radius, index),
         steps=take(progress.steps, index),
         status=jnp.where(index < fits, status, Status.MAX_STEPS.array),
         fresh=jnp.ones(index.shape, bool),
@@ -79,8 +84,10 @@ def load(progress: BatchState, index: jax.Array) -> Lanes:
     )
 
 
-def store(progress: BatchState, lanes: Lanes, index: jax.Array) -> BatchState:
-    """The progress with what is known of some problems."""
+def store(
+    progress: BatchState, lanes: Lanes, index: jax.Array, x0: jax.Array, box: LaneBox | None
+) -> BatchState:
+    """The progress with what is known of some problems, whose claims are settled."""
     # A lane that is not done is evaluated again when it is next loaded.
     inverse, rank = inverse_and_rank(lanes.sums.A)
     new = BatchState(
@@ -90,8 +97,9 @@ def store(progress: BatchState, lanes: Lanes, index: jax.Array) -> BatchState:
         rank=rank,
         lam=lanes.lam,
         growth=lanes.growth,
+        radius=lanes.radius,
         steps=lanes.steps,
-        status=lanes.status,
+        status=settled(lanes, columns(take(x0, index)), inverse, rank, box),
         peak=jnp.stack(lanes.peak, axis=-1),
     )
     return jax.tree.map(lambda all_, some: all_.at[index].set(some, mode="drop"), progress, new)

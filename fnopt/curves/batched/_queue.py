@@ -64,7 +64,7 @@ def fit_all(
             def step(lanes: Lanes) -> Lanes:
                 return advance(lanes, evaluate(lanes.trial, data), tol, most, sides)
 
-            return store(progress, _work(load(progress, index), step), index)
+            return store(progress, _work(load(progress, index), step), index, x0, sides)
 
         def one_round(progress: BatchState) -> BatchState:
             running = is_running(progress.status)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from fnopt.curves.batched._metric import SIZE_FLOOR
 from fnopt.curves.batched._progress import BatchState, empty
 
 _DAMPING = (1e2, 1e4, 1.0)  # of the tries after the first
+_OPEN = (Status.MAX_STEPS, Status.STALLED, Status.NONFINITE_STEP, Status.NO_EFFECT)
 _FIRST, _FEW, _NEXT = 0.15, 30, 0.12  # steps: of the first try, at least, and of those after it
 
 
@@ -35,8 +37,8 @@ def with_retries(
     The first try has the metric of :func:`fnopt.least_squares` and little damping. Steps that
     throw a param to where it has no effect are the usual reason why it fails, and steps that
     creep along behind a limit at infinity another. So the next begin at the start again with more
-    and more damping, by the columns alone; a problem that is unfinished after all of them goes on
-    from its best end.
+    and more damping, by the columns alone; a problem that is not solved by any of them goes on
+    from its best end, as if nothing had been between.
 
     Args:
         run: `run(progress, tol, most)` steps all problems that run to an end, or `most` steps.
@@ -52,7 +54,7 @@ def with_retries(
 
     def attempt(best: _Best) -> _Best:
         number, before = best
-        again = _failed(before, number, last, max_steps)
+        again = _unsolved(before, max_steps)
         own = (number == 0) | (number == last)
         now = _restarted(before, x0, again, damping[number], number == last)
         size_floor = jnp.where(own, jnp.asarray(SIZE_FLOOR, x0.dtype), jnp.zeros((), x0.dtype))
@@ -60,34 +62,30 @@ def with_retries(
         return _Best(number + jnp.ones((), jnp.int32), _better(before, now, again))
 
     def unfinished(best: _Best) -> jax.Array:
-        return (best.number <= last) & jnp.any(_failed(best.progress, best.number, last, max_steps))
+        return (best.number <= last) & jnp.any(_unsolved(best.progress, max_steps))
 
     begun = _Best(jnp.zeros((), jnp.int32), empty(x0, tol))
     return while_loop(unfinished, attempt, begun).progress
 
 
-def _failed(progress: BatchState, number: jax.Array, last: int, max_steps: int) -> jax.Array:
+def _unsolved(progress: BatchState, max_steps: int) -> jax.Array:
     """Which problems have another try: those not begun, and those that other steps may solve."""
-    status = progress.status
-    unfinished = status == Status.MAX_STEPS.value
-    lost = status == Status.STALLED.value
-    lost |= (status == Status.NONFINITE_STEP.value) | (status == Status.NO_EFFECT.value)
-    lost &= number < last
-    return is_running(status) | ((lost | unfinished) & (progress.steps < max_steps))
+    failed = functools.reduce(jnp.logical_or, [progress.status == code.value for code in _OPEN])
+    return is_running(progress.status) | (failed & (progress.steps < max_steps))
 
 
 def _restarted(
     best: BatchState, x0: jax.Array, again: jax.Array, damping: jax.Array, goes_on: jax.Array
 ) -> BatchState:
     """Problems at their start again, with more damping, or where they were."""
-    lam = jnp.where(damping > 0, damping, best.lam)
-    x = jnp.where(goes_on, best.x, x0)
+    anew = again & ~goes_on
     return best._replace(
-        x=jnp.where(again[:, None], x, best.x),
-        lam=jnp.where(again, lam, best.lam),
+        x=jnp.where(anew[:, None], x0, best.x),
+        lam=jnp.where(anew & (damping > 0), damping, best.lam),
         growth=jnp.where(again, jnp.full_like(best.growth, 2), best.growth),
+        radius=jnp.where(anew, jnp.zeros_like(best.radius), best.radius),
         status=jnp.where(again, Status.RUNNING.array, best.status),
-        peak=jnp.where(again[:, None], jnp.zeros_like(best.peak), best.peak),
+        peak=jnp.where(anew[:, None], jnp.zeros_like(best.peak), best.peak),
     )
 
 

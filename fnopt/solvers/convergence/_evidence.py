@@ -57,17 +57,31 @@ def is_idle(idle: jax.Array, point: Linearization, noise: jax.Array) -> jax.Arra
 def vanished(point: Linearization, peak: jax.Array, start: jax.Array) -> jax.Array:
     """Which params have lost their effect on the way, as a mask of `[n]`.
 
-    Nearly nothing is left of their columns, nor would the residuals know it if they went back.
-
     Args:
         point: The point.
         peak: The largest norms of the Jacobian's columns that were seen, of shape `[n]`.
         start: Where the search began, of shape `[n]`.
     """
+    return lost_effect(point.columns, peak, point.x - start, jnp.sqrt(2 * point.cost))
+
+
+def lost_effect(
+    columns: jax.Array, peak: jax.Array, moved: jax.Array, residual: jax.Array
+) -> jax.Array:
+    """Which params have lost their effect, of one problem or of many.
+
+    Nearly nothing is left of their columns, nor would the residuals know it if they went back.
+
+    Args:
+        columns: The norms of the Jacobian's columns.
+        peak: The largest of them that were seen.
+        moved: How far the params have come.
+        residual: The length of the residuals.
+    """
     dtype = peak.dtype
-    rest = point.columns <= jnp.asarray(float(jnp.finfo(dtype).eps) ** _VANISHED, dtype) * peak
-    effect = point.columns * jnp.abs(point.x - start)
-    return (peak > 0) & rest & (effect <= _hardly(point))
+    rest = columns <= jnp.asarray(float(jnp.finfo(dtype).eps) ** _VANISHED, dtype) * peak
+    hardly = jnp.asarray(_HARDLY, dtype) * residual
+    return (peak > 0) & rest & (columns * jnp.abs(moved) <= hardly)
 
 
 def outward(point: Linearization, lost: jax.Array, start: jax.Array) -> jax.Array:

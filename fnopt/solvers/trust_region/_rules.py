@@ -128,11 +128,22 @@ def _nielsen(outcome: Outcome) -> jax.Array:
         (2004), Methods for non-linear least squares problems, section 3.2.
     """
     dtype = outcome.radius.dtype
-    third, two = jnp.asarray(1 / 3, dtype), jnp.asarray(2, dtype)
-    rho = jnp.clip(outcome.gain, 0, 1)
-    good = jnp.maximum(third, 1 - (2 * rho - 1) ** 3)
-    nu = two ** (1 + outcome.rejections).astype(dtype)
+    good = nielsen_shrink(outcome.gain, 1 / 3)
+    nu = jnp.asarray(2, dtype) ** (1 + outcome.rejections).astype(dtype)
     return _bounded(outcome.radius / jnp.where(outcome.accepted, good, nu))
+
+
+def nielsen_shrink(gain: jax.Array, least: float) -> jax.Array:
+    r"""What is left of a damping after an accepted step.
+
+    .. math:: \max(\nu, 1 - (2 \rho - 1)^3)
+
+    Args:
+        gain: The gain ratio :math:`\rho`.
+        least: :math:`\nu`.
+    """
+    t = 2 * jnp.clip(gain, 0, 1) - 1
+    return jnp.maximum(jnp.asarray(least, gain.dtype), 1 - t * t * t)
 
 
 def _bounded(radius: jax.Array) -> jax.Array:

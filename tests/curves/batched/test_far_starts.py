@@ -1,5 +1,6 @@
 """Starts from which the first steps throw a param to where it has no effect."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -55,7 +56,30 @@ def test_a_param_that_loses_its_effect_is_no_solution(fits):
     heights = np.asarray([1, 1, 1, 1, 1, 1, 5.127832], np.float32)
     fit = curve_fit_batch(decay, X, y, (heights, starts))
     assert fit.converged.tolist() == [True] * 6 + [False]
-    assert int(fit.status[6]) in {Status.NO_EFFECT, Status.STALLED}
+    # It walks back, but in float32 it isn't always there when all steps are made.
+    assert int(fit.status[6]) in {Status.NO_EFFECT, Status.STALLED, Status.MAX_STEPS}
+
+
+def test_a_height_that_shrinks_to_nothing_comes_back():
+    # The height goes first, by up to nine magnitudes, and the metric remembers how steep the power
+    # was before. With damping that falls by a tenth a step nothing moved any more.
+    x = np.linspace(0.1, 10.0, 40, dtype=np.float32)
+    starts = np.asarray([[1, 0.5], [1, 5], [-1, 5], [1, 10], [-1, 10]], np.float32)
+    y = np.tile(2 * x**0.6 + NOISE.astype(np.float32), (len(starts), 1))
+    fit = curve_fit_batch(lambda x, a, b: a * x**b, x, y, starts)
+    assert np.all(fit.converged), fit.message
+    np.testing.assert_allclose(fit.params, np.tile(fit.params[0], (len(starts), 1)), rtol=1e-3)
+
+
+def test_a_plateau_of_a_growing_exponential_is_no_solution():
+    # Where columns were steep once, what rounding explains goes by what they are now.
+    with jax.enable_x64(True):
+        rates = np.asarray([0.5, -1, -2, -10])
+        x = np.linspace(0.0, 10.0, 40)
+        y = np.tile(3 * np.exp(-x / 2) + NOISE, (4, 1))
+        fit = curve_fit_batch(lambda x, a, b: a * jnp.exp(-b * x), x, y, (1.0, rates))
+    assert fit.converged.tolist() == [True] * 3 + [False]
+    np.testing.assert_allclose(fit.params[:3], np.tile(fit.params[0], (3, 1)), rtol=1e-5)
 
 
 def test_no_fits_at_all():

@@ -1,0 +1,64 @@
+"""What is found out about a claim of convergence once it is made, outside of the loop of steps."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import Status, is_converged
+from fnopt.curves.batched._bounds import LaneBox, faced
+from fnopt.curves.batched._judge import rounding
+from fnopt.curves.batched._lanes import Lanes, Params
+from fnopt.linear import NormalEquations
+from fnopt.solvers import NOISE, SHARE, lost_effect
+
+
+def settled(
+    lanes: Lanes, start: Params, inverse: jax.Array, rank: jax.Array, box: LaneBox | None
+) -> jax.Array:
+    r"""The status of every lane, except that some claims are none.
+
+    A param that had an effect on the way and has none any more where it went (a decay time of
+    1e12) was thrown away. The others may be stationary there, at a limit at infinity, but that is
+    no solution. Nor is a point where the linear model without damping would lower the cost by a
+    visible part: there the steps were only too short.
+
+    Args:
+        lanes: The problems.
+        start: Where they began.
+        inverse: :math:`(J^T J)^{-1}`, of shape `[lanes, n, n]`.
+        rank: How many params the data determine.
+        box: The bounds.
+
+    Returns:
+        An int32 array.
+    """
+    square, claims = lanes.sums.square, is_converged(lanes.status)
+    lost = (square > 0) & _any_vanished(lanes, start, rank)
+    left = _undamped_reduction(faced(lanes.sums, lanes.x, box), inverse)
+    least = jnp.asarray(NOISE**2, square.dtype) * rounding(lanes)
+    open_ = left > jnp.maximum(jnp.asarray(SHARE, square.dtype) * square, least)
+    status = jnp.where(claims & open_, Status.STALLED.array, lanes.status)
+    return jnp.where(claims & lost, Status.NO_EFFECT.array, status)
+
+
+def _any_vanished(lanes: Lanes, start: Params, rank: jax.Array) -> jax.Array:
+    """Whether a param has lost its effect on the way.
+
+    Where the data don't determine all of them, the others may have taken over what it did: then
+    what is left of it counts as nothing, however far it has come.
+    """
+    columns = jnp.sqrt(jnp.stack([row[-1] for row in lanes.sums.A]))
+    moved = jnp.stack(lanes.x) - jnp.stack(start)
+    moved = jnp.where(rank < len(start), jnp.zeros_like(moved), moved)
+    peak = jnp.sqrt(jnp.stack(lanes.peak))
+    return jnp.any(lost_effect(columns, peak, moved, jnp.sqrt(lanes.sums.square)), axis=0)
+
+
+def _undamped_reduction(sums: NormalEquations, inverse: jax.Array) -> jax.Array:
+    r"""The reduction of the sum of squares by the undamped linear model, :math:`g^T A^{-1} g`."""
+    total = jnp.zeros_like(sums.square)
+    for i, a in enumerate(sums.g):
+        for j, b in enumerate(sums.g):
+            total += a * inverse[:, i, j] * b
+    return total

@@ -41,7 +41,7 @@ class constant_schedule(Schedule):
     def __call__(self, count: Any) -> jax.Array:
         """The value."""
         del count
-        return numbers(self).value
+        return jnp.asarray(self.value, default_float())
 
 
 class linear_schedule(Schedule):

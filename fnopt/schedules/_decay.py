@@ -46,8 +46,9 @@ class exponential_decay(Schedule):
 
 def decayed(h: Any, start: jax.Array, ahead: jax.Array) -> jax.Array:
     """A start value after `ahead` steps of the exponential decay that `h` describes."""
-    periods = jnp.maximum(ahead, 0) / h.transition_steps
-    periods = jnp.minimum(periods, _before_overflow(h.decay_rate))
+    periods = jnp.maximum(ahead, 0.0) / h.transition_steps
+    if not (isinstance(h.decay_rate, float) and h.decay_rate <= 1):
+        periods = jnp.minimum(periods, _before_overflow(jnp.asarray(h.decay_rate, periods.dtype)))
     value = start * h.decay_rate ** (jnp.floor(periods) if h.staircase else periods)
     if h.end_value is None:
         return value
@@ -91,7 +92,7 @@ class cosine_decay_schedule(Schedule):
     def __call__(self, count: Any) -> jax.Array:
         """The value after `count` updates."""
         h = numbers(self)
-        phase = fraction(count, jnp.zeros_like(h.decay_steps), h.decay_steps)
+        phase = fraction(count, 0.0, h.decay_steps)
         return between(h.init_value, h.init_value * h.alpha, cosine(phase, h.exponent))
 
 
@@ -119,7 +120,7 @@ class warmup_constant_schedule(Schedule):
     def __call__(self, count: Any) -> jax.Array:
         """The value after `count` updates."""
         h = numbers(self)
-        phase = fraction(count, jnp.zeros_like(h.warmup_steps), h.warmup_steps)
+        phase = fraction(count, 0.0, h.warmup_steps)
         return between(h.init_value, h.peak_value, 1 - phase)
 
 
@@ -169,7 +170,7 @@ class warmup_cosine_decay_schedule(Schedule):
     def __call__(self, count: Any) -> jax.Array:
         """The value after `count` updates."""
         h = numbers(self)
-        warm = fraction(count, jnp.zeros_like(h.warmup_steps), h.warmup_steps)
+        warm = fraction(count, 0.0, h.warmup_steps)
         phase = fraction(count, h.warmup_steps, h.decay_steps - h.warmup_steps)
         warming = between(h.init_value, h.peak_value, 1 - warm)
         decaying = between(h.peak_value, h.end_value, cosine(phase, h.exponent))

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Scalar, Schedule, check_choice, hyper, static
+from fnopt.core import Scalar, Schedule, check_choice, default_float, hyper, static
 from fnopt.schedules._join import as_pairs, check_pairs
 from fnopt.schedules._time import between, cosine, fraction, numbers, since
 
 _KINDS = ("linear", "cosine")
 
 
-def _through(kind: str, count: Any, bounds: list[Any], values: list[jax.Array]) -> jax.Array:
+def _through(kind: str, count: Any, bounds: list[Any], values: list[Any]) -> jax.Array:
     """From value to value: the i-th is reached at the i-th bound."""
-    now = values[0]
+    now = jnp.asarray(values[0], default_float())
     for (begin, end), (start, goal) in zip(pairwise(bounds), pairwise(values), strict=True):
         phase = fraction(count, begin, numbers(end) - numbers(begin))
-        weight = cosine(phase, jnp.ones_like(phase)) if kind == "cosine" else 1 - phase
+        weight = cosine(phase) if kind == "cosine" else 1 - phase
         now = jnp.where(since(count, begin) >= 0, between(start, goal, weight), now)
     return now
 
@@ -73,10 +74,11 @@ class piecewise_interpolate_schedule(Schedule):
         return _through(self.interpolate_type, count, bounds, values)
 
 
-def _part(fraction_of_all: Any, steps: Any) -> jax.Array:
+def _part(fraction_of_all: Any, steps: Any) -> Any:
     """A fraction of the steps, rounded down; 0.29 of 100 steps are 29 in any precision."""
     part = numbers(fraction_of_all) * numbers(steps)
-    return jnp.floor(part * (1 + 4 * jnp.finfo(part.dtype).eps))
+    part = part * (1 + 4 * float(jnp.finfo(default_float()).eps))
+    return float(math.floor(part)) if isinstance(part, float) else jnp.floor(part)
 
 
 class linear_onecycle_schedule(Schedule):

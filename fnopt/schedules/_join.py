@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Scalar, Schedule, as_number, hyper, where
+from fnopt.core import Scalar, Schedule, as_number, default_float, hyper, where
 from fnopt.schedules._time import numbers, since
 
 
@@ -56,11 +56,11 @@ class piecewise_constant_schedule(Schedule):
     def __call__(self, count: Any) -> jax.Array:
         """The value after `count` updates."""
         h = numbers(self)
-        value = h.init_value
+        value = jnp.asarray(h.init_value, default_float())
         steps = [step for step, _ in self.boundaries_and_scales]
         for step, (_, factor) in zip(steps, h.boundaries_and_scales, strict=True):
             reached = since(count, step) >= 0
-            value = value * jnp.where(reached, factor, jnp.ones_like(factor))
+            value = value * jnp.where(reached, factor, 1.0)
         return value
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Scalar, Schedule, hyper
+from fnopt.core import Scalar, Schedule, default_float, hyper
 from fnopt.schedules._decay import warmup_cosine_decay_schedule
 from fnopt.schedules._join import join_schedules
 from fnopt.schedules._time import between, cosine, fraction, numbers, since
@@ -71,10 +71,11 @@ class cosine_restarts_schedule(Schedule):
     def __call__(self, count: Any) -> jax.Array:
         """The value after `count` updates."""
         h = numbers(self)
-        time = since(count, jnp.zeros_like(h.decay_steps)) / h.decay_steps
-        n = jax.lax.stop_gradient(_cycle_number(time, h.t_mult))
-        begin = h.decay_steps * _cycles_length(n, h.t_mult)
-        end = h.decay_steps * _cycles_length(n + 1, h.t_mult)
+        growth = jnp.asarray(h.t_mult, default_float())
+        time = since(count, 0.0) / h.decay_steps
+        n = jax.lax.stop_gradient(_cycle_number(time, growth))
+        begin = h.decay_steps * _cycles_length(n, growth)
+        end = h.decay_steps * _cycles_length(n + 1, growth)
         phase = fraction(count, begin, end - begin)
         return between(h.init_value, h.init_value * h.alpha, cosine(phase, h.exponent))
 

@@ -124,8 +124,8 @@ class warmup_stable_decay_schedule(Schedule):
 
 def _weight(kind: str, phase: jax.Array) -> jax.Array:
     if kind == "cosine":
-        return cosine(phase, jnp.ones_like(phase))
-    return 1 - (power(phase, jnp.full_like(phase, 0.5)) if kind == "sqrt" else phase)
+        return cosine(phase)
+    return 1 - (power(phase, 0.5) if kind == "sqrt" else phase)
 
 
 class inverse_sqrt_schedule(Schedule):

@@ -53,6 +53,10 @@ class Status(enum.IntEnum):
         13,
         "not converged: the function falls without end; it has no lower bound, or needs bounds",
     )
+    NONFINITE_STATE = (
+        14,
+        "the state had numbers that were not finite (a damaged checkpoint?); they were made anew",
+    )
 
     def __new__(cls, code: int, message: str = "") -> Status:
         """Makes a member from its code and its message."""

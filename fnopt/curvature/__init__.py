@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from fnopt.curvature._batch_jacobian import BatchJacobian, batch_jacobian
 from fnopt.curvature._batch_loss import BatchLoss as BatchLoss
+from fnopt.curvature._block_stack import BlockStack as BlockStack
+from fnopt.curvature._block_stack import stacked_blocks as stacked_blocks
 from fnopt.curvature._centred import CentredJacobian as CentredJacobian
 from fnopt.curvature._damped_gram import DampedGram as DampedGram
 from fnopt.curvature._damped_gram import check_rows as check_rows
@@ -17,13 +19,16 @@ from fnopt.curvature._eigenbasis import rebased as rebased
 from fnopt.curvature._kfac_report import KfacReport, KfacRule, kfac_report
 from fnopt.curvature._kronecker import KroneckerModel as KroneckerModel
 from fnopt.curvature._kronecker import KroneckerSpec as KroneckerSpec
+from fnopt.curvature._kronecker import Matrices as Matrices
 from fnopt.curvature._kronecker import common_dtype as common_dtype
 from fnopt.curvature._kronecker import planned_blocks as planned_blocks
 from fnopt.curvature._lanczos import Eigenpairs, top_eigenvalues
 from fnopt.curvature._output_step import output_step as output_step
 from fnopt.curvature._products import fisher_vp, ggn_vp, hvp
 from fnopt.curvature._quadratic import Combination as Combination
+from fnopt.curvature._quadratic import StackedDirection as StackedDirection
 from fnopt.curvature._quadratic import best_combination as best_combination
+from fnopt.curvature._quadratic import direction as direction
 
 __all__ = [
     "BatchJacobian",

@@ -11,7 +11,7 @@ in place of the products of eigenvalues.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -19,16 +19,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from fnopt.core import HIGHEST, gathered, in_turn, joined
+from fnopt.curvature._block_stack import BlockStack
 from fnopt.curvature._kronecker_inverse import Factors
 from fnopt.gradients.ghost import KroneckerBlock, rotated, rotated_back
 
+_Blocks = KroneckerBlock | BlockStack
 
-def is_corrected(block: KroneckerBlock) -> bool:
+
+def is_corrected(block: _Blocks) -> bool:
     """Whether a block has a basis: it has two factors."""
     return len(block.sides) == 2
 
 
-def basis_shapes(block: KroneckerBlock) -> tuple[tuple[int, ...], ...]:
+def basis_shapes(block: _Blocks) -> tuple[tuple[int, ...], ...]:
     """The shapes of the bases; a diagonal factor's is the identity, which has no numbers."""
     return tuple(
         (block.matrices, s.count, s.width, s.width) if s.count else (block.matrices, 0, 0, 0)
@@ -36,12 +39,12 @@ def basis_shapes(block: KroneckerBlock) -> tuple[tuple[int, ...], ...]:
     )
 
 
-def moment_shape(block: KroneckerBlock) -> tuple[int, ...]:
+def moment_shape(block: _Blocks) -> tuple[int, ...]:
     """The shape of the second moments in the bases: sides are filled up to whole blocks."""
     return (block.matrices, *(s.count * s.width if s.count else s.size for s in block.sides))
 
 
-def eigenbases(blocks: Sequence[KroneckerBlock], factors: Sequence[Factors]) -> tuple[Factors, ...]:
+def eigenbases(blocks: Sequence[BlockStack], factors: Sequence[Factors]) -> tuple[Factors, ...]:
     """Of every block with two factors their eigenvectors; those of one width come together."""
     found: dict[tuple[int, int], jax.Array] = {}
     stacks: dict[int, list[tuple[int, int]]] = {}
@@ -84,9 +87,22 @@ def rebased(old: Factors, new: Factors, moments: jax.Array) -> jax.Array:
 
     .. math:: S'_{ij} = \sum_{kl} (Q'^\top_A Q_A)_{ik}^2 \, S_{kl} \, (Q_G^\top Q'_G)_{lj}^2
     """
-    (a, b), (x, y) = old, new
-    m = _mixed(moments, b, y)
-    return jnp.swapaxes(_mixed(jnp.swapaxes(m, 1, 2), a, x), 1, 2)
+
+    def one(m: jax.Array, bases: tuple[Factors, Factors]) -> jax.Array:
+        (a, b), (x, y) = bases
+        m = _mixed(m, b, y)
+        return jnp.swapaxes(_mixed(jnp.swapaxes(m, 1, 2), a, x), 1, 2)
+
+    return _one_by_one(one, moments, (old, new))
+
+
+def _one_by_one(fn: Callable[[jax.Array, Any], jax.Array], m: jax.Array, rest: Any) -> jax.Array:
+    """`fn` of one matrix `[1, D, K]` after the other: what it makes on the way is small."""
+    if len(m) == 1:
+        return fn(m, rest)
+    return jax.lax.map(
+        lambda some: fn(*jax.tree.map(lambda x: jnp.expand_dims(x, 0), some))[0], (m, rest)
+    )
 
 
 def _mixed(m: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
@@ -101,16 +117,16 @@ def _mixed(m: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
 
 
 def times_corrected(
-    block: KroneckerBlock,
-    bases: Factors,
-    moments: jax.Array,
-    damping: jax.Array,
-    leaves: Sequence[Any],
-) -> dict[int, jax.Array]:
-    """The product with the inverse of a damped block, by number of the param."""
-    left, right = bases
-    m = rotated(block.matrix(leaves), right)
-    m = rotated(jnp.swapaxes(m, 1, 2), left)
-    m = m / (jnp.swapaxes(moments, 1, 2) + damping.astype(m.dtype))
-    m = jnp.swapaxes(rotated_back(m, left, block.sides[0].size), 1, 2)
-    return block.leaves_of(rotated_back(m, right, block.sides[1].size), leaves)
+    bases: Factors, moments: jax.Array, damping: jax.Array, m: jax.Array
+) -> jax.Array:
+    """The product of the inverses of damped blocks with matrices `[T, D, K]`."""
+
+    def one(m: jax.Array, rest: tuple[Factors, jax.Array]) -> jax.Array:
+        (left, right), moments = rest
+        d, k = m.shape[1:]
+        m = rotated(jnp.swapaxes(rotated(m, right), 1, 2), left)
+        m = m / (jnp.swapaxes(moments, 1, 2) + damping.astype(m.dtype))
+        m = jnp.swapaxes(rotated_back(m, left, d), 1, 2)
+        return rotated_back(m, right, k)
+
+    return _one_by_one(one, m, (bases, moments))

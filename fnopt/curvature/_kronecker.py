@@ -16,11 +16,13 @@ from fnopt.core import (
     compute_dtype,
     gathered,
     is_spread,
+    joined,
     laid,
     matmul,
     over_devices,
     varying_like,
 )
+from fnopt.curvature._block_stack import stacked_blocks
 from fnopt.curvature._bound import bind
 from fnopt.curvature._eigenbasis import eigenbases, is_corrected, times_corrected
 from fnopt.curvature._kronecker_inverse import Factors, inverse_factors, times_inverse
@@ -42,6 +44,9 @@ from fnopt.gradients.ghost import (
     trace_ghost,
 )
 from fnopt.jacobians import check_real
+
+Matrices = tuple[jax.Array, ...]
+"""By stack: `[T, D, K]`, or `[T, D]` where blocks have less than two factors."""
 
 SHARING = ("expand", "reduce")
 _MOST_BYTES = 2**33  # of the rows of the output Hessian's root, with the cotangents of each
@@ -103,6 +108,7 @@ class KroneckerModel:
         self.ghost = trace_ghost(bound)
         self._check_memory(rows)
         self.blocks = plan_blocks(self.ghost.plan, spec.max_side)
+        self.stacks = stacked_blocks(self.blocks)
 
     def _check_memory(self, rows: int) -> None:
         """Refuses more cotangents than devices can hold, wherever the examples lie."""
@@ -152,7 +158,7 @@ class KroneckerModel:
         return lambda v: jax.jvp(slope, (outputs,), (v,))[1]
 
     def factors(self, outputs: jax.Array, key: jax.Array) -> tuple[Factors, ...]:
-        """The factors of all blocks, from the outputs at the params."""
+        """The factors of all stacks, from the outputs at the params."""
         return self.factors_of(self.tape(outputs, key))
 
     def tape(self, outputs: jax.Array, key: jax.Array) -> Any:
@@ -163,14 +169,26 @@ class KroneckerModel:
         return record_tape(self.ghost, (self.batch, rows))
 
     def factors_of(self, tape: Any) -> tuple[Factors, ...]:
-        """The factors of all blocks."""
+        """The factors of all stacks."""
         found = block_factors(self.ghost, self.blocks, tape, self.spec.sharing)
-        return self._averaged(found)
+        return self._averaged(self._joined(found))
 
     def moments(self, tape: Any, bases: tuple[Factors, ...]) -> tuple[Factors, ...]:
-        """The second moments in the bases, of every block that has some."""
-        found = block_moments(self.ghost, self.blocks, tape, bases)
-        return self._averaged(found)
+        """The second moments in the bases, of every stack that has some."""
+        own: dict[int, Factors] = {}
+        for stack, pair in zip(self.stacks, bases, strict=True):
+            each = zip(*map(stack.parts, pair), strict=True) if pair else [()] * len(stack.blocks)
+            own |= dict(zip(stack.numbers, each, strict=True))
+        pairs = [own[i] for i in range(len(self.blocks))]
+        found = block_moments(self.ghost, self.blocks, tape, pairs)
+        return self._averaged(self._joined(found))
+
+    def _joined(self, found: tuple[Factors, ...]) -> tuple[Factors, ...]:
+        """From what blocks have to what stacks have."""
+        return tuple(
+            tuple(map(joined, map(list, zip(*(found[i] for i in stack.numbers), strict=True))))
+            for stack in self.stacks
+        )
 
     def _averaged(self, means: Any) -> Any:
         """The means over all examples, from those over this device's."""
@@ -196,14 +214,14 @@ class KroneckerModel:
 
     def inverses(self, factors: tuple[Factors, ...], damping: jax.Array) -> tuple[Factors, ...]:
         """The inverses of all damped factors."""
-        return inverse_factors(self.blocks, factors, damping, self.spec.axis_name)
+        return inverse_factors(self.stacks, factors, damping, self.spec.axis_name)
 
     def bases(self, factors: tuple[Factors, ...], damping: jax.Array) -> tuple[Factors, ...]:
         """Eigenbases of what has two factors, the inverses of the other damped blocks."""
-        found = eigenbases(self.blocks, factors)
-        single = [i for i, b in enumerate(self.blocks) if not is_corrected(b)]
+        found = eigenbases(self.stacks, factors)
+        single = [i for i, b in enumerate(self.stacks) if not is_corrected(b)]
         inverses = inverse_factors(
-            [self.blocks[i] for i in single],
+            [self.stacks[i] for i in single],
             [tuple(after(x, found) for x in factors[i]) for i in single],
             damping,
             self.spec.axis_name,
@@ -211,32 +229,43 @@ class KroneckerModel:
         others = dict(zip(single, inverses, strict=True))
         return tuple(others.get(i, bases) for i, bases in enumerate(found))
 
+    def matrices(self, tree: Any) -> Matrices:
+        """A tree like the params as matrices, by stack."""
+        leaves = [x.astype(self.dtype) for x in jax.tree.leaves(tree)]
+        return tuple(stack.matrix(leaves) for stack in self.stacks)
+
+    def tree(self, matrices: Matrices) -> Any:
+        """From matrices to a tree like the params."""
+        found: dict[int, jax.Array] = {}
+        for stack, m in zip(self.stacks, matrices, strict=True):
+            for some in stack.leaves_of(m, self.ghost.plan.params):
+                # The blocks of a param that is cut add up.
+                found |= {k: found[k] + x if k in found else x for k, x in some.items()}
+        leaves = [found[i] for i in range(len(self.ghost.params))]
+        return jax.tree.unflatten(self.ghost.params_tree, leaves)
+
     def divided(
         self,
-        tree: Any,
+        matrices: Matrices,
         inverses: tuple[Factors, ...],
         damping: jax.Array,
         moments: tuple[Factors, ...] = (),
-    ) -> Any:
-        """The product of the inverse with a tree like the params.
+    ) -> Matrices:
+        """The product of the inverse with matrices, as `matrices` returns them.
 
         Args:
-            tree: The tree.
+            matrices: By stack.
             inverses: What `inverses` returns, or `bases`.
             damping: As there.
             moments: In these bases.
         """
-        leaves, treedef = jax.tree.flatten(tree)
-        leaves = [x.astype(self.dtype) for x in leaves]
-        found: dict[int, jax.Array] = {}
-        for i, (block, inverse) in enumerate(zip(self.blocks, inverses, strict=True)):
-            if moments and is_corrected(block):
-                some = times_corrected(block, inverse, moments[i][0], damping, leaves)
-            else:
-                some = times_inverse(block, inverse, damping, leaves)
-            # The blocks of a param that is cut add up.
-            found |= {k: found[k] + x if k in found else x for k, x in some.items()}
-        return jax.tree.unflatten(treedef, [found[i] for i in range(len(leaves))])
+        each = zip(matrices, inverses, moments or ((),) * len(inverses), strict=True)
+        return tuple(
+            times_corrected(some, moment[0], damping, m)
+            if moment
+            else times_inverse(some, damping, m)
+            for m, some, moment in each
+        )
 
 
 def common_dtype(params: Any) -> Any:

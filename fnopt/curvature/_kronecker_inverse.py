@@ -14,14 +14,14 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import matmul
+from fnopt.curvature._block_stack import BlockStack
 from fnopt.curvature._shared_inverses import inverses_of_all
-from fnopt.gradients.ghost import KroneckerBlock
 
 Factors = tuple[jax.Array, ...]
 
 
 def inverse_factors(
-    blocks: Sequence[KroneckerBlock],
+    stacks: Sequence[BlockStack],
     factors: Sequence[Factors],
     damping: jax.Array,
     axis_name: Any = None,
@@ -32,26 +32,26 @@ def inverse_factors(
     inverts some.
 
     Args:
-        blocks: The blocks.
+        stacks: The blocks.
         factors: `[T, blocks, width, width]` each, `[T, size]` if diagonal.
         damping: A number.
         axis_name: The named axis of devices that each invert some, if there is one.
     """
-    numbers = [_shifts(b, f, damping) for b, f in zip(blocks, factors, strict=True)]
+    numbers = [_shifts(b, f, damping) for b, f in zip(stacks, factors, strict=True)]
     leaves, treedef = jax.tree.flatten(tuple(factors))
     shifts = jax.tree.leaves(numbers)
     found = [
         1 / (x + s[:, None]) if x.ndim == 2 else None for x, s in zip(leaves, shifts, strict=True)
     ]
     dense = [i for i, x in enumerate(found) if x is None]
-    stacks = {i: _shifted(leaves[i], shifts[i]) for i in dense}
-    inverses = inverses_of_all([x.reshape(-1, *x.shape[2:]) for x in stacks.values()], axis_name)
-    for (i, x), inverse in zip(stacks.items(), inverses, strict=True):
+    damped = {i: _shifted(leaves[i], shifts[i]) for i in dense}
+    inverses = inverses_of_all([x.reshape(-1, *x.shape[2:]) for x in damped.values()], axis_name)
+    for (i, x), inverse in zip(damped.items(), inverses, strict=True):
         found[i] = inverse.reshape(x.shape)
     return jax.tree.unflatten(treedef, found)
 
 
-def _shifts(block: KroneckerBlock, factors: Factors, damping: jax.Array) -> Factors:
+def _shifts(block: BlockStack, factors: Factors, damping: jax.Array) -> Factors:
     """What is added to the diagonals, `[T]` for each factor."""
     if len(factors) == 1:
         return (jnp.broadcast_to(damping, factors[0].shape[:1]),)
@@ -72,25 +72,22 @@ def _shifted(factor: jax.Array, shift: jax.Array) -> jax.Array:
     return factor + shift * jnp.eye(factor.shape[-1], dtype=factor.dtype)
 
 
-def times_inverse(
-    block: KroneckerBlock, inverses: Factors, damping: jax.Array, leaves: Sequence[Any]
-) -> dict[int, jax.Array]:
-    """The product with the inverse of a block, by number of the param.
+def times_inverse(inverses: Factors, damping: jax.Array, m: jax.Array) -> jax.Array:
+    """The product with the inverses of blocks.
 
     Args:
-        block: The block.
-        inverses: What `inverse_factors` returns.
+        inverses: Of one stack, what `inverse_factors` returns.
         damping: What is divided by where a block has no curvature.
-        leaves: A tree like the params, by number.
+        m: The matrices, `[T, D, K]`, or `[T, D]` with less than two factors.
     """
-    if block.kind == "none":
-        return {i: leaves[i] / damping.astype(leaves[i].dtype) for i in block.leaves}
-    m = block.matrix(leaves)
+    if not inverses:
+        return m / damping.astype(m.dtype)
     if len(inverses) == 1:
-        return block.leaves_of(_times(inverses[0], m[..., None])[..., 0], leaves)
+        return _times(inverses[0], m[..., None])[..., 0]
     m = _times(inverses[0], m)
-    m = jnp.swapaxes(_times(inverses[1], jnp.swapaxes(m, 1, 2)), 1, 2)
-    return block.leaves_of(m, leaves)
+    if inverses[1].ndim > 2 and inverses[1].shape[1] == 1:
+        return matmul(m, inverses[1][:, 0])  # it is symmetric
+    return jnp.swapaxes(_times(inverses[1], jnp.swapaxes(m, 1, 2)), 1, 2)
 
 
 def _times(inverse: jax.Array, m: jax.Array) -> jax.Array:

@@ -13,6 +13,38 @@ from fnopt.core import HIGHEST, gathered, global_norm
 _PARALLEL = 1e-4  # the squared sine below which two directions are one
 
 
+class StackedDirection(NamedTuple):
+    """A direction in two forms; one that isn't finite counts as zero.
+
+    Attributes:
+        unit: Like the params, of length 1 (or zero), so that no square underflows.
+        matrices: Likewise, for inner products: there are fewer of them than of params.
+        norm: The length; 1 where it is zero.
+        some: Whether it isn't zero.
+        finite: Whether it is finite.
+    """
+
+    unit: Any
+    matrices: Any
+    norm: jax.Array
+    some: jax.Array
+    finite: jax.Array
+
+
+def direction(tree: Any, matrices: Any) -> StackedDirection:
+    """A direction from its two forms."""
+    norm = global_norm(matrices)
+    finite = jnp.isfinite(norm)
+    some = finite & (norm > 0)
+    norm = jnp.where(some, norm, jnp.ones_like(norm))
+
+    def unit(x: jax.Array) -> jax.Array:
+        return jnp.where(finite, x / norm.astype(x.dtype), jnp.zeros_like(x))
+
+    units, stacks = jax.tree.map(unit, (tree, matrices))
+    return StackedDirection(units, stacks, norm, some, finite)
+
+
 class Combination(NamedTuple):
     """The weights of the directions, and the predicted change.
 
@@ -31,7 +63,7 @@ def best_combination(
     push: Callable[[Any], jax.Array],
     hessian_product: Callable[[jax.Array], jax.Array],
     gradient: Any,
-    directions: tuple[Any, Any],
+    directions: tuple[StackedDirection, StackedDirection],
     damping: jax.Array,
     l2: jax.Array,
     total: Callable[[Any], Any] = lambda sums: sums,
@@ -44,7 +76,7 @@ def best_combination(
     Args:
         push: `v -> J v`, the outputs of all examples.
         hessian_product: The product with the Hessian of the mean loss in the outputs.
-        gradient: `g`, of the whole objective.
+        gradient: `g`, of the whole objective, as matrices.
         directions: `d` and `m`; the second one may be zero.
         damping: :math:`\lambda`.
         l2: :math:`\eta`.
@@ -53,41 +85,36 @@ def best_combination(
     Returns:
         The weights; NaN where the model has no minimum.
     """
-    norms = [global_norm(d) for d in directions]
-    one = jnp.ones_like(norms[0])
-    safe = [jnp.where(n > 0, n, one) for n in norms]
-    # Of length 1, so that no square underflows.
-    units = [
-        jax.tree.map(lambda x, n=n: x / n.astype(x.dtype), d)
-        for d, n in zip(directions, safe, strict=True)
-    ]
-    outputs = [push(u) for u in units]
+    units = [d.matrices for d in directions]
+    outputs = [push(d.unit) for d in directions]
     weighted = [hessian_product(x) for x in outputs]
     r = jnp.stack([_dot(gradient, u) for u in units])
     inner = _symmetric(lambda i, j: _dot(units[i], units[j]))
     curved = total(_symmetric(lambda i, j: _dot(outputs[i], weighted[j]))) + l2 * inner
-    c = _minimum(curved + damping * inner, r, norms)
+    c = _minimum(curved + damping * inner, r, [d.some for d in directions])
     curvature, damped = _square(curved, c), damping * _square(inner, c)
-    whole = jnp.where(curvature + damped > 0, curvature + damped, one)
+    whole = jnp.where(curvature + damped > 0, curvature + damped, jnp.ones_like(damped))
     return Combination(
-        c / jnp.stack(safe), jnp.dot(r, c, precision=HIGHEST) + curvature / 2, curvature / whole
+        c / jnp.stack([d.norm for d in directions]),
+        jnp.dot(r, c, precision=HIGHEST) + curvature / 2,
+        curvature / whole,
     )
 
 
-def _minimum(B: jax.Array, r: jax.Array, norms: list[jax.Array]) -> jax.Array:
+def _minimum(B: jax.Array, r: jax.Array, nonzero: list[jax.Array]) -> jax.Array:
     """`-B^-1 r`; of the first direction alone, if the second is zero or the same."""
-    some = (norms[0] > 0) & (B[0, 0] > 0)
+    some = nonzero[0] & (B[0, 0] > 0)
     scale = jnp.sqrt(jnp.where(B > 0, B, jnp.ones_like(B)).diagonal())
     cosine = B[0, 1] / (scale[0] * scale[1])
     sine = 1 - cosine * cosine
-    both = some & (norms[1] > 0) & (B[1, 1] > 0) & (sine > _PARALLEL)
+    both = some & nonzero[1] & (B[1, 1] > 0) & (sine > _PARALLEL)
     s = r / scale
     safe = jnp.where(both, sine, jnp.ones_like(sine))
     pair = -jnp.stack([s[0] - cosine * s[1], s[1] - cosine * s[0]]) / safe
     alone = -jnp.stack([s[0], jnp.zeros_like(s[0])])
     c = jnp.where(both, pair, jnp.where(some, alone, jnp.zeros_like(alone))) / scale
     # What bends down has no minimum, and a product may not be finite: that is no step of zero.
-    sound = jnp.all(jnp.isfinite(B)) & (some | (norms[0] == 0))
+    sound = jnp.all(jnp.isfinite(B)) & (some | ~nonzero[0])
     return jnp.where(sound, c, jnp.full_like(c, jnp.nan))
 
 

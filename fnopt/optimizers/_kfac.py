@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
 from fnopt.core import (
     Scalar,
-    Slot,
     Status,
     Transformation,
     cast_like,
@@ -22,12 +21,21 @@ from fnopt.core import (
     mesh_of,
     slot_zeros,
     static,
+    whole_leaves,
     zero_count,
 )
 from fnopt.optimizers._batch_step import step_dtype
 from fnopt.optimizers._example_shapes import ExampleShapes, example_shapes
-from fnopt.optimizers._kfac_averages import Averages, When, with_batch, zero_averages
+from fnopt.optimizers._kfac_averages import (
+    Averages,
+    When,
+    all_of,
+    sound_blocks,
+    with_batch,
+    zero_averages,
+)
 from fnopt.optimizers._kfac_objective import Objective
+from fnopt.optimizers._kfac_state import KfacState, averages_of, mended
 from fnopt.transforms import all_finite
 
 if TYPE_CHECKING:
@@ -35,38 +43,6 @@ if TYPE_CHECKING:
 
 _LEAST, _MOST = 1e-30, 1e30  # damping, in the units of the loss
 _REFUSED = 8.0  # what it is multiplied by after a step that was too long
-
-
-class KfacState(NamedTuple):
-    """Averages of the factors, their inverses, and the last step.
-
-    Attributes:
-        count: How many updates were made.
-        averaged: How many batches the factors are averages of.
-        damping: The damping of the next step.
-        weights: What the last direction and the last step were multiplied with, `[2]`.
-        factors: By block, the averages of its factors.
-        inverses: Of the damped factors, likewise; with `eigenbasis` their eigenvectors.
-        moments: With `eigenbasis`, by block, the second moments there.
-        momentum: The last step, like the params.
-        value: The objective before the last step.
-        status: A `Status`: `RUNNING`, or why the last step was refused.
-    """
-
-    count: jax.Array
-    averaged: jax.Array
-    damping: jax.Array
-    weights: jax.Array
-    factors: Any
-    inverses: Any
-    moments: Any
-    momentum: Slot
-    value: jax.Array
-    status: jax.Array
-
-
-def _averages(state: KfacState) -> Averages:
-    return Averages(state.averaged, state.factors, state.inverses, state.moments)
 
 
 def _shapes(batch: Any) -> ExampleShapes:
@@ -219,8 +195,18 @@ class kfac(Transformation):
 
     def init(self, params: Any) -> KfacState:
         """Factors and momentum of zero."""
-        averages = zero_averages(self._spec, params, self.batch.batch, zero_count())
+        from fnopt.curvature import planned_blocks, stacked_blocks
+
+        if whole_leaves() is not None:
+            raise ValueError(
+                "kfac: its model needs whole params, and sharded works on parts of them. Take kfac "
+                "without sharded and with axis_name: its factors are then those of all devices' "
+                "examples, and each device inverts some."
+            )
         dtype = step_dtype(params)
+        with mesh_of(params):
+            stacks = stacked_blocks(planned_blocks(self._spec, params, self.batch.batch))
+        averages = zero_averages(stacks, self.eigenbasis, dtype)
         return KfacState(
             zero_count(),
             averages.averaged,
@@ -245,27 +231,36 @@ class kfac(Transformation):
             return jax.tree.map(laid_like, updates, params), new._replace(momentum=momentum)
 
     def _step(self, state: KfacState, params: Any, batch: Any) -> tuple[Any, KfacState]:
-        from fnopt.curvature import KroneckerModel
+        from fnopt.curvature import KroneckerModel, direction
 
         model = KroneckerModel(self._spec, params, batch)
-        dtype, count, fresh = model.dtype, state.count, state.averaged == 0
+        count, fresh = state.count, state.averaged == 0
         again = state.status != Status.RUNNING.value  # after a step that was refused
-        objective = Objective(model, params, jnp.asarray(self.l2).astype(dtype))
+        whole = all_finite((state.damping, state.weights))
+        whole = whole & all_of(sound_blocks(averages_of(state)))
+        state = mended(state, self.damping)
+        objective = Objective(model, params, self.l2)
         damping = state.damping + objective.l2
         averages = self._averages(model, objective.outputs, state, damping, fresh | again)
-        value, gradient, noise = objective.value_and_gradient()
-        preconditioned = model.divided(gradient, averages.inverses, damping, averages.moments)
-        directions = (
-            jax.tree.map(jnp.negative, preconditioned),
-            jax.tree.map(lambda m: m.astype(dtype), state.momentum),
-        )
-        found = self._combination(objective, state, gradient, directions)
+        value, slope, noise = objective.value_and_gradient()
+        gradient = model.matrices(slope)
+        divided = model.divided(gradient, averages.inverses, damping, averages.moments)
+        down = tuple(map(jnp.negative, divided))
+        last = jax.tree.map(lambda m: m.astype(value.dtype), state.momentum)
+        directions = direction(model.tree(down), down), direction(last, model.matrices(last))
+        if self.model_every > 1:  # weights that are kept for too long make the loss explode
+            again = again | (value - state.value > jnp.abs(state.value))
+        found = self._combination(objective, state, gradient, directions, again)
         weights = found.weights
-        step = jax.tree.map(lambda d, m: weights[0] * d + weights[1] * m, *directions)
+        lengths = [w * d.norm for w, d in zip(weights, directions, strict=True)]
+        units = [d.unit for d in directions]
+        step = jax.tree.map(lambda d, m: lengths[0] * d + lengths[1] * m, *units)
+        longest = sum(map(jnp.abs, lengths))  # at least as large as any entry of the step
         known = all_finite((value, gradient))
-        sound = known & all_finite((step, found, averages))
+        sound = known & directions[0].finite & all_finite((longest, found, averages))
         moved = cast_like(step, params)
-        adapted, lower, after = self._adapted(objective, state, moved, value, found, noise)
+        looked = again | (count % self.damping_every == 0)
+        adapted, lower, after = self._adapted(objective, state, moved, value, found, noise, looked)
         taken = sound & jnp.isfinite(after) & lower
         grown = jnp.where(known, jnp.minimum(_REFUSED * state.damping, _MOST), state.damping)
         sign = jnp.where(
@@ -274,9 +269,12 @@ class kfac(Transformation):
         failed = jnp.where(known, sign, Status.NONFINITE_START.array)
         momentum = cast_like(step, state.momentum)
         new = (averages.averaged, adapted, weights, *averages[1:], momentum)
-        old = (state.averaged, grown, state.weights, *_averages(state)[1:], state.momentum)
+        old = (state.averaged, grown, state.weights, *averages_of(state)[1:], state.momentum)
         kept = jax.tree.map(lambda n, o: jnp.where(taken, n, o), new, old)
-        status = jnp.where(taken, Status.RUNNING.array, failed)
+        good = jnp.where(
+            whole & directions[1].finite, Status.RUNNING.array, Status.NONFINITE_STATE.array
+        )
+        status = jnp.where(taken, good, failed)
         moved = jax.tree.map(lambda u: jnp.where(taken, u, jnp.zeros_like(u)), moved)
         return moved, KfacState._make((increment(count), *kept, value, status))
 
@@ -296,10 +294,15 @@ class kfac(Transformation):
             due = When(statistics | now, due.inverses)
         key = jax.random.fold_in(jax.random.key(self.seed), count)
         tape = lambda: model.tape(outputs, key)  # noqa: E731
-        return with_batch(model, tape, _averages(state), due, damping, decay)
+        return with_batch(model, tape, averages_of(state), due, damping, decay)
 
     def _combination(
-        self, objective: Objective, state: KfacState, gradient: Any, directions: tuple[Any, Any]
+        self,
+        objective: Objective,
+        state: KfacState,
+        gradient: Any,
+        directions: tuple[Any, Any],
+        now: jax.Array,
     ) -> Combination:
         """The weights of the directions, and the predicted change."""
         from fnopt.curvature import Combination
@@ -310,8 +313,7 @@ class kfac(Transformation):
         if self.model_every == 1:
             return best()
         zero = jnp.zeros_like(state.value)
-        now = (state.count % self.model_every == 0) | (state.averaged == 0)
-        now = now | (state.status != Status.RUNNING.value)
+        now = now | (state.count % self.model_every == 0) | (state.weights[0] == 0)
         return jax.lax.cond(now, best, lambda: Combination(state.weights, zero, zero))
 
     def _adapted(
@@ -322,6 +324,7 @@ class kfac(Transformation):
         value: jax.Array,
         found: Combination,
         noise: jax.Array,
+        now: jax.Array,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """The damping of the next step, whether this one is no worse, and the objective after it.
 
@@ -340,7 +343,6 @@ class kfac(Transformation):
             damping = state.damping * change
             return jnp.clip(damping, _LEAST, _MOST), after <= value + noise, after
 
-        now = (state.count % self.damping_every == 0) | (state.status != Status.RUNNING.value)
         return jax.lax.cond(now, looked, lambda: (state.damping, jnp.ones((), bool), value))
 
     def _factor(self, dtype: Any) -> jax.Array:

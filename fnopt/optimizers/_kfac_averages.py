@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import increment, mesh_of, whole_leaves
-from fnopt.optimizers._batch_step import step_dtype
+from fnopt.core import increment, zero_count
 
 if TYPE_CHECKING:
-    from fnopt.curvature import KroneckerModel, KroneckerSpec
+    from fnopt.curvature import BlockStack, KroneckerModel
 
 
 class Averages(NamedTuple):
@@ -20,9 +19,9 @@ class Averages(NamedTuple):
 
     Attributes:
         averaged: How many batches there are in them.
-        factors: By block, its factors.
+        factors: By stack of blocks, their factors.
         inverses: Of the damped factors; the bases where moments are kept.
-        moments: By block, the second moments in its bases; none without them.
+        moments: By stack, the second moments in its bases; none without them.
     """
 
     averaged: jax.Array
@@ -43,31 +42,21 @@ class When(NamedTuple):
     inverses: jax.Array
 
 
-def zero_averages(spec: KroneckerSpec, params: Any, batch: Any, count: jax.Array) -> Averages:
+def zero_averages(stacks: Sequence[BlockStack], eigenbasis: bool, dtype: Any) -> Averages:
     """Zeros, before the first batch."""
-    from fnopt.curvature import basis_shapes, is_corrected, moment_shape, planned_blocks
-
-    if whole_leaves() is not None:
-        raise ValueError(
-            "kfac: its model needs whole params, and sharded works on parts of them. Take kfac "
-            "without sharded and with axis_name: its factors are then those of all devices' "
-            "examples, and each device inverts some."
-        )
-    with mesh_of(params):
-        blocks = planned_blocks(spec, params, batch)
-    dtype = step_dtype(params)
+    from fnopt.curvature import basis_shapes, is_corrected, moment_shape
 
     def zeros(shapes: Any) -> Any:
         return tuple(jnp.zeros(shape, dtype) for shape in shapes)
 
-    factors = [[side.shape(b.matrices) for side in b.sides] for b in blocks]
+    factors = [[side.shape(s.matrices) for side in s.sides] for s in stacks]
     inverses, moments = factors, []
-    if spec.eigenbasis:
+    if eigenbasis:
         inverses = [
-            basis_shapes(b) if is_corrected(b) else f for b, f in zip(blocks, factors, strict=True)
+            basis_shapes(s) if is_corrected(s) else f for s, f in zip(stacks, factors, strict=True)
         ]
-        moments = [[moment_shape(b)] if is_corrected(b) else [] for b in blocks]
-    return Averages(count, *(tuple(map(zeros, x)) for x in (factors, inverses, moments)))
+        moments = [[moment_shape(s)] if is_corrected(s) else [] for s in stacks]
+    return Averages(zero_count(), *(tuple(map(zeros, x)) for x in (factors, inverses, moments)))
 
 
 def with_batch(
@@ -80,6 +69,8 @@ def with_batch(
 ) -> Averages:
     """The averages after a step; the first batches count alike.
 
+    Blocks that are not finite (a damaged checkpoint's) are made anew, from this batch.
+
     Args:
         model: The model with its batch.
         tape: What factors are made of, if it is called.
@@ -88,12 +79,15 @@ def with_batch(
         damping: Of this step.
         decay: The largest decay.
     """
+    sound = sound_blocks(old)
+    damaged = ~all_of(sound)
+    due = When(*(now | damaged for now in due))
     if model.spec.eigenbasis:
-        return _corrected(model, tape, old, due, damping, decay)
+        return _corrected(model, tape, old, due, damping, decay, sound)
 
     def averaged(old: Averages) -> tuple[jax.Array, Any]:
         number, weight = _weight(old, decay, model.dtype)
-        return number, _mean(weight, old.factors, model.factors_of(tape()))
+        return number, _mean(weight, old.factors, model.factors_of(tape()), sound)
 
     number, factors = jax.lax.cond(
         due.statistics, averaged, lambda old: (old.averaged, old.factors), old
@@ -114,6 +108,7 @@ def _corrected(
     due: When,
     damping: jax.Array,
     decay: jax.Array,
+    sound: list[jax.Array],
 ) -> Averages:
     """Moments are taken over into new bases, so that bases follow factors in the same step."""
     from fnopt.curvature import rebased
@@ -126,11 +121,11 @@ def _corrected(
     def averaged(old: Averages) -> Averages:
         number, weight = _weight(old, decay, model.dtype)
         found = tape()
-        factors = _mean(weight, old.factors, model.factors_of(found))
+        factors = _mean(weight, old.factors, model.factors_of(found), sound)
         bases, moments = jax.lax.cond(
             due.inverses, turned, lambda _: (old.inverses, old.moments), factors
         )
-        moments = _mean(weight, moments, model.moments(found, bases))
+        moments = _mean(weight, moments, model.moments(found, bases), sound)
         return Averages(number, factors, bases, moments)
 
     return jax.lax.cond(due.statistics, averaged, lambda old: old, old)
@@ -141,5 +136,31 @@ def _weight(old: Averages, decay: jax.Array, dtype: Any) -> tuple[jax.Array, jax
     return number, jnp.minimum(1 - 1 / number.astype(dtype), decay)
 
 
-def _mean(weight: jax.Array, old: Any, new: Any) -> Any:
-    return jax.tree.map(lambda o, n: weight * o + (1 - weight) * n, old, new)
+def sound_blocks(averages: Averages) -> list[jax.Array]:
+    """By stack, which blocks are finite: `[T]`, or `[0]` where blocks have no factors."""
+    moments = averages.moments or ((),) * len(averages.factors)
+    stacks = zip(averages.factors, averages.inverses, moments, strict=True)
+    return [_sound([x for part in stack for x in part]) for stack in stacks]
+
+
+def _sound(arrays: list[jax.Array]) -> jax.Array:
+    finite = [jnp.isfinite(x).all(range(1, x.ndim)) for x in arrays]
+    return jnp.stack(finite).all(0) if finite else jnp.ones(0, bool)
+
+
+def all_of(sound: list[jax.Array]) -> jax.Array:
+    """Whether all blocks are."""
+    return jnp.concatenate([jnp.ones(1, bool), *sound]).all()
+
+
+def _mean(weight: jax.Array, old: Any, new: Any, sound: list[jax.Array]) -> Any:
+    """By stack; what isn't sound begins with this batch."""
+
+    def one(o: jax.Array, n: jax.Array, sound: jax.Array) -> jax.Array:
+        sound = sound.reshape(-1, *[1] * (o.ndim - 1))
+        return jnp.where(sound, weight * o + (1 - weight) * n, n)
+
+    return tuple(
+        tuple(one(o, n, ok) for o, n in zip(*pair, strict=True))
+        for *pair, ok in zip(old, new, sound, strict=True)
+    )

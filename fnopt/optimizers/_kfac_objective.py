@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import cast_like
+from fnopt.core import cast_like, is_known_zero
 
 if TYPE_CHECKING:
-    from fnopt.curvature import Combination, KroneckerModel
+    from fnopt.curvature import Combination, KroneckerModel, Matrices, StackedDirection
 
 
 class Objective:
@@ -19,11 +19,12 @@ class Objective:
     Args:
         model: The model with its batch.
         params: Where it is taken.
-        l2: :math:`\eta`.
+        l2: :math:`\eta`; nothing is computed for one that is known to be 0.
     """
 
-    def __init__(self, model: KroneckerModel, params: Any, l2: jax.Array) -> None:
-        self.model, self.params, self.l2 = model, params, l2
+    def __init__(self, model: KroneckerModel, params: Any, l2: Any) -> None:
+        self.model, self.params = model, params
+        self.l2, self._penalised = jnp.asarray(l2).astype(model.dtype), not is_known_zero(l2)
         self._own = model.own(params)
         self.outputs, self._push = jax.linearize(model.outputs, self._own)
         self.wide = jax.tree.map(lambda p: p.astype(model.dtype), params)
@@ -34,7 +35,8 @@ class Objective:
         (gradient,) = jax.linear_transpose(self._push, self._own)(slope)
         gradient = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, self.wide)
         value, gradient = self.model.total((value, gradient))
-        gradient = jax.tree.map(lambda g, p: g + self.l2 * p, gradient, self.wide)
+        if self._penalised:
+            gradient = jax.tree.map(lambda g, p: g + self.l2 * p, gradient, self.wide)
         return value + self._penalty(self.wide), gradient, self._noise(value, slope)
 
     def _noise(self, value: jax.Array, slope: jax.Array) -> jax.Array:
@@ -45,7 +47,12 @@ class Objective:
         of_outputs = self.model.total(jnp.sum(jnp.abs(slope * self.outputs))) / size**0.5
         return 8 * (jnp.finfo(value.dtype).eps * jnp.abs(value) + eps * of_outputs)
 
-    def best(self, gradient: Any, directions: tuple[Any, Any], damping: jax.Array) -> Combination:
+    def best(
+        self,
+        gradient: Matrices,
+        directions: tuple[StackedDirection, StackedDirection],
+        damping: jax.Array,
+    ) -> Combination:
         """The combination of two directions that minimises the damped quadratic model."""
         from fnopt.curvature import best_combination
 
@@ -66,6 +73,8 @@ class Objective:
         return self.model.total(share) + self._penalty(wide)
 
     def _penalty(self, params: Any) -> jax.Array:
+        if not self._penalised:
+            return jnp.zeros((), self.model.dtype)
         # Zero without `l2`, even of params whose squares overflow.
         squares = [jnp.sum(p * (self.l2 / 2 * p)) for p in jax.tree.leaves(params)]
         return sum(squares[1:], squares[0])

@@ -22,7 +22,7 @@ from fnopt.optimizers._diffgrad import ScaleByDiffgradState
 from fnopt.optimizers._dog import ScaleByDogState, ScaleByDowgState
 from fnopt.optimizers._fromage import ScaleByFromageState
 from fnopt.optimizers._galore import ScaleByGaloreState
-from fnopt.optimizers._kfac import KfacState
+from fnopt.optimizers._kfac_state import KfacState
 from fnopt.optimizers._kl_shampoo import ScaleByKlShampooState
 from fnopt.optimizers._lion import ScaleByLionState
 from fnopt.optimizers._madgrad import ScaleByMadgradState

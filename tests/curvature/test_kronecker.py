@@ -150,8 +150,8 @@ def test_blocks_of_linear_networks_are_those_of_the_dense_matrix(name):
         factors = model.factors(model.outputs(params), jax.random.key(0))
         J = jax.vmap(jax.jacobian(lambda p, x: fn(p, x).reshape(-1)), (None, 0))(params, batch)
         pairs = []
-        for block, (left, right) in zip(model.blocks, factors, strict=True):
-            rows = jax.vmap(jax.vmap(lambda J, b=block: b.matrix(jax.tree.leaves(J))))(J)
+        for stack, (left, right) in zip(model.stacks, factors, strict=True):
+            rows = jax.vmap(jax.vmap(lambda J, s=stack: s.matrix(jax.tree.leaves(J))))(J)
             dense = jnp.einsum("nctdk,nctel->tdekl", rows, rows) / N
             left = jax.vmap(jnp.diag)(left) if left.ndim == 2 else left[:, 0]
             pairs.append((jnp.einsum("tde,tkl->tdekl", left, right[:, 0]), dense))

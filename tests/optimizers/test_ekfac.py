@@ -42,10 +42,10 @@ def problem():
     return params, {"ids": ids, "x": draw(9, N, 2, 3)}
 
 
-def _dense(block, jacobian, half):
+def _dense(stack, jacobian, half):
     """The exact block: rows of the root of the loss's Hessian times the Jacobian, `[n C, D K]`."""
     rows = jax.vmap(lambda J, h: jnp.tensordot(h, J, 1))
-    matrices = jax.vmap(jax.vmap(lambda t: block.matrix(jax.tree.leaves(t))))
+    matrices = jax.vmap(jax.vmap(lambda t: stack.matrix(jax.tree.leaves(t))))
     m = matrices(jax.tree.map(lambda J: rows(J, half), jacobian))
     return m.reshape(m.shape[0] * m.shape[1], -1)
 
@@ -68,19 +68,19 @@ def test_moments_and_products_are_those_of_the_definition(max_side):
         factors = model.factors_of(tape)
         bases = model.bases(factors, jnp.asarray(DAMPING))
         moments = model.moments(tape, bases)
-        divided = model.divided(params, bases, jnp.asarray(DAMPING), moments)
+        given = model.matrices(params)
+        divided = model.divided(given, bases, jnp.asarray(DAMPING), moments)
         fn = lambda p, e: net(p, e).reshape(-1)  # noqa: E731
         jacobian = jax.vmap(jax.jacobian(fn), (None, 0))(params, batch)
         hessian = jax.vmap(jax.hessian(lambda f, e: loss(f.reshape(2, 3), e)))
         values, vectors = jnp.linalg.eigh(hessian(model.outputs(params), batch))
         half = jnp.sqrt(jnp.maximum(values, 0))[:, :, None] * jnp.swapaxes(vectors, 1, 2)
         out = []
-        for block, factor, basis, moment in zip(model.blocks, factors, bases, moments, strict=True):
+        of_all = zip(model.stacks, factors, bases, moments, divided, given, strict=True)
+        for stack, factor, basis, moment, *pair in of_all:
             if moment:
-                leaves = jax.tree.leaves(divided), jax.tree.leaves(params)
-                rows = _dense(block, jacobian, half)
-                pair = [block.matrix(x) for x in leaves]
-                out.append((block.sides, rows, factor, basis, moment[0], pair))
+                rows = _dense(stack, jacobian, half)
+                out.append((stack.sides, rows, factor, basis, moment[0], pair))
         return out
 
     blocks = found(params, batch)

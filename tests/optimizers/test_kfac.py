@@ -15,6 +15,7 @@ from fnopt.curvature import KroneckerModel, KroneckerSpec, ggn_vp
 from fnopt.distributed import sharded
 from fnopt.jacobians import ravel
 from fnopt.optimizers._kfac_objective import Objective
+from fnopt.programs import jaxprs
 
 N = 12
 
@@ -209,6 +210,116 @@ def test_without_a_penalty_the_squares_of_the_params_do_not_matter():
     value, gradient, _ = objective.value_and_gradient()
     np.testing.assert_allclose([value, objective.at(w)], 9.0, rtol=1e-5)
     np.testing.assert_allclose(gradient["w"], 6e-24, rtol=1e-5)
+
+
+@pytest.mark.parametrize("eigenbasis", [False, True])
+def test_what_is_damaged_in_a_state_is_made_anew(eigenbasis):
+    # A restored checkpoint, say: one number each, of the third of three layers where it can be.
+    params = tuple(
+        jnp.asarray(draw(i, 3, *s) / 2, jnp.float32) for i, s in ((0, (4, 4)), (1, (4,)))
+    )
+    params, batch = [[*x] for x in params], jnp.asarray(draw(2, N, 4), jnp.float32)
+    tx = fnopt.kfac(layers, distance, batch, eigenbasis=eigenbasis, model_every=2, damping_every=2)
+    update = jax.jit(lambda state, batch: tx.update(None, state, params, batch=batch))
+    state = update(update(tx.init(params), batch)[1], batch)[1]
+    _, usual = update(state, batch)
+
+    def damaged(field):
+        leaves, tree = jax.tree.flatten(getattr(state, field))
+        first = leaves[0]
+        place = (len(first) - 1, *[0] * (first.ndim - 1)) if first.ndim else ()
+        leaves[0] = first.at[place].set(jnp.nan)
+        return state._replace(**{field: jax.tree.unflatten(tree, leaves)})
+
+    fields = ["factors", "inverses", "momentum", "weights", "damping"]
+    for field in [*fields, "moments"] if eigenbasis else fields:
+        _, kept = update(damaged(field), batch * jnp.inf)  # refused: nothing is made of such
+        assert int(kept.status) == Status.NONFINITE_START
+        updates, new = update(damaged(field), batch)
+        assert int(new.status) == Status.NONFINITE_STATE, field
+        assert all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves((updates, new)))
+        for x, y in zip(jax.tree.leaves(new.factors), jax.tree.leaves(usual.factors), strict=True):
+            np.testing.assert_array_equal(x[:-1], y[:-1])
+        assert int(update(new, batch)[1].status) == Status.RUNNING
+
+
+def test_kept_weights_do_not_make_the_loss_explode():
+    params, batch = problem(np.float32)
+
+    def quartic(params, example):
+        return net(params, example) * (example[0][:3] @ params["v"].T @ params["v"])
+
+    def loss(outputs, example):
+        return jnp.sum((outputs - example[0][:3]) ** 2)
+
+    tx = fnopt.kfac(quartic, loss, batch, model_every=5)
+
+    @jax.jit
+    def run(params):
+        def step(carry, _):
+            params, state = carry
+            updates, state = tx.update(None, state, params, batch=batch)
+            return (fnopt.apply_updates(params, updates), state), state.value
+
+        return jax.lax.scan(step, (params, tx.init(params)), length=30)[1]
+
+    values = run(params)
+    assert float(values[-1]) < 0.2 * float(values[0])
+
+
+def layers(params, example):
+    h = example
+    for w, b in zip(*params, strict=True):
+        h = jnp.tanh(h @ w + b)
+    return h
+
+
+def distance(outputs, example):
+    return jnp.sum((outputs - example[::-1]) ** 2)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("eigenbasis", [False, True])
+def test_layers_of_one_shape_step_like_those_of_a_scan(eigenbasis):
+    # One param with all layers is a single block; separate ones are stacked to the same.
+    def scanned(params, example):
+        return jax.lax.scan(lambda h, p: (jnp.tanh(h @ p[0] + p[1]), None), example, params)[0]
+
+    stacked, batch = (draw(0, 3, 4, 4) / 2, draw(1, 3, 4) / 2), draw(2, N, 4)
+
+    @jax.jit
+    def run(params, apart):
+        found = []
+        for model, first in ((scanned, params), (layers, apart)):
+            tx = fnopt.kfac(model, distance, batch, eigenbasis=eigenbasis, l2=ETA)
+
+            def step(carry, _, tx=tx):
+                params, state = carry
+                updates, state = tx.update(None, state, params, batch=batch)
+                return (fnopt.apply_updates(params, updates), state), state.value
+
+            found.append(jax.lax.scan(step, (first, tx.init(first)), length=3))
+        return found
+
+    ((wanted, state), values), ((found, other), same) = run(stacked, [[*x] for x in stacked])
+    np.testing.assert_allclose(same, values, rtol=1e-12)
+    for x, y in zip(wanted, found, strict=True):
+        np.testing.assert_allclose(jnp.stack(y), x, rtol=1e-10, atol=1e-12)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-7, atol=1e-12),
+        *((s.factors, s.moments) for s in (state, other)),
+    )
+
+
+def test_the_program_of_a_further_layer_is_short():
+    def equations(count):
+        params = [[jnp.ones((4, 4))] * count, [jnp.ones(4)] * count]
+        tx, batch = fnopt.kfac(layers, distance, jnp.ones((2, 4))), jnp.ones((2, 4))
+        step = lambda s, p: tx.update(None, s, p, batch=batch)  # noqa: E731
+        closed = jax.make_jaxpr(step)(jax.eval_shape(tx.init, params), params)
+        return jaxprs.program_size(closed.jaxpr)
+
+    assert equations(6) - equations(4) <= 2 * 116
 
 
 def test_samples_can_be_labels_that_are_drawn():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fnopt.gradients.ghost._eigen import rotated as rotated
 from fnopt.gradients.ghost._eigen import rotated_back as rotated_back
 from fnopt.gradients.ghost._kronecker import KroneckerBlock as KroneckerBlock
+from fnopt.gradients.ghost._kronecker import Side as Side
 from fnopt.gradients.ghost._kronecker import plan_blocks as plan_blocks
 from fnopt.gradients.ghost._kronecker_factors import block_factors as block_factors
 from fnopt.gradients.ghost._kronecker_factors import block_moments as block_moments

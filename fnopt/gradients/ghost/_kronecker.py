@@ -69,6 +69,7 @@ class KroneckerBlock(NamedTuple):
         layout: How matrices make up the weight.
         taps: Where the bias is added; elsewhere the homogeneous coordinate is 0.
         matrices: How many matrices there are: `T`.
+        sizes: Rows and columns of each; its numbers where it has less than two factors.
         sides: Of each factor; of a Kronecker product left and right.
         why: The reason.
     """
@@ -80,6 +81,7 @@ class KroneckerBlock(NamedTuple):
     layout: FactorLayout | None
     taps: frozenset[int]
     matrices: int
+    sizes: tuple[int, ...]
     sides: tuple[Side, ...]
     why: str
 
@@ -89,9 +91,9 @@ class KroneckerBlock(NamedTuple):
         return not cotangents_left(self.group.sites[0])
 
     def matrix(self, leaves: Sequence[Any]) -> jax.Array:
-        """The params of the block as `[T, D, K]`, or `[T, D]` with a single side."""
+        """The params of the block as `[T, D, K]`, or `[T, D]` with less than two sides."""
         if self.layout is None:
-            return leaves[self.leaves[0]].reshape(1, *(s.size for s in self.sides))
+            return leaves[self.leaves[0]].reshape(1, *self.sizes)
         layout, (t, d, k) = self.layout, self.layout.sizes
         stacked = evaluate(layout.weight, dict(enumerate(leaves)), wide=True)
         split = stacked.reshape([layout.split[i] for i in layout.perm])
@@ -186,7 +188,7 @@ def _kronecker(group: Group, biases: Sequence[Group], max_side: int) -> Kronecke
     many = f" at {len(group.sites)} places" if len(group.sites) > 1 else ""
     why = f"enters by {enters}{many}"
     return KroneckerBlock(
-        "kronecker", (*group.leaves, *bias), bias, group, layout, taps, t, sides, why
+        "kronecker", (*group.leaves, *bias), bias, group, layout, taps, t, (d, k), sides, why
     )
 
 
@@ -199,16 +201,18 @@ def _other(group: Group, leaf: int, aval: Any, max_side: int) -> KroneckerBlock:
         enters = ", ".join(dict.fromkeys(s.eqn.primitive.name for s in group.sites))
         why = f"no product with a matrix of its own (enters by {enters})"
     d, k = _balanced(aval.shape)
+    sizes = (size,)
     if group.form == "none" or not size:
         kind, sides = "none", ()
     elif size > max_side and min(d, k) > 1:
-        kind, sides = "kronecker", (_side(d, max_side), _side(k, max_side))
+        kind, sizes = "kronecker", (d, k)
+        sides = (_side(d, max_side), _side(k, max_side))
         why += "; moments of rows and columns"
     elif size <= _DENSE_BLOCKS * max_side:
         kind, sides = "dense", (_side(size, max_side),)
     else:
         kind, sides = "diagonal", (Side(size, 0),)
-    return KroneckerBlock(kind, (leaf,), (), group, None, frozenset(), 1, sides, why)
+    return KroneckerBlock(kind, (leaf,), (), group, None, frozenset(), 1, sizes, sides, why)
 
 
 def _balanced(shape: tuple[int, ...]) -> tuple[int, int]:

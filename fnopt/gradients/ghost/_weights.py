@@ -251,6 +251,8 @@ def pull_back(weight: Weight, cotangent: Any, leaves: Mapping[int, Any]) -> dict
     over a batch isn't rounded to the dtype that the model computes in.
     """
     numbers = sorted(weight.leaves)
+    if isinstance(weight, Leaf):
+        return {numbers[0]: cotangent}
 
     def forward(values: list[Any]) -> Any:
         given = {**leaves, **dict(zip(numbers, values, strict=True))}

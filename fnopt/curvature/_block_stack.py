@@ -1,0 +1,59 @@
+"""Blocks whose factors have the same sides, as one block with the matrices of all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fnopt.core import joined
+from fnopt.gradients.ghost import KroneckerBlock, Side
+
+
+class BlockStack(NamedTuple):
+    """Blocks that are inverted and multiplied together.
+
+    A program grows by this with the number of different sides, and not with that of layers.
+
+    Attributes:
+        numbers: Which blocks they are.
+        blocks: The blocks.
+    """
+
+    numbers: tuple[int, ...]
+    blocks: tuple[KroneckerBlock, ...]
+
+    @property
+    def sides(self) -> tuple[Side, ...]:
+        """The sides of each."""
+        return self.blocks[0].sides
+
+    @property
+    def matrices(self) -> int:
+        """How many matrices there are in all: `T`."""
+        return sum(b.matrices for b in self.blocks)
+
+    def matrix(self, leaves: Sequence[Any]) -> jax.Array:
+        """The params of the blocks as `[T, D, K]`, or `[T, D]` with less than two sides."""
+        return joined([b.matrix(leaves) for b in self.blocks])
+
+    def parts(self, x: jax.Array) -> list[jax.Array]:
+        """Of each block what is its own along `T`."""
+        ends = np.cumsum([b.matrices for b in self.blocks])[:-1].tolist()
+        return jnp.split(x, ends) if ends else [x]
+
+    def leaves_of(self, m: jax.Array, like: Sequence[Any]) -> list[dict[int, jax.Array]]:
+        """From the matrices to the params, by block and number; of one that is cut, its part."""
+        parts = zip(self.blocks, self.parts(m), strict=True)
+        return [block.leaves_of(part, like) for block, part in parts]
+
+
+def stacked_blocks(blocks: Sequence[KroneckerBlock]) -> tuple[BlockStack, ...]:
+    """The blocks by their sides, in the order of the first ones."""
+    stacks: dict[Any, list[int]] = {}
+    for i, block in enumerate(blocks):
+        stacks.setdefault((block.sides, block.sizes), []).append(i)
+    return tuple(BlockStack(tuple(n), tuple(blocks[i] for i in n)) for n in stacks.values())

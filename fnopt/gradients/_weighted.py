@@ -15,6 +15,7 @@ from fnopt.core import (
     laid_like,
     over_devices,
     scan_chunks,
+    varying_like,
 )
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._sums import REDUCTIONS, add_to_sums, like_params, zero_sums
@@ -167,7 +168,8 @@ def _weighted_sum(
         )
         # The scale is applied before the weights are rounded to a low-precision loss's dtype.
         w = w.astype(compute_dtype(losses.dtype)) * scale
-        (grads,) = pullback(laid_like(w.astype(losses.dtype), losses))
+        w = varying_like(w.astype(losses.dtype), losses)
+        (grads,) = pullback(laid_like(w, losses))
         return add_to_sums(sums, grads), (losses, aux)
 
     carry = zero_sums(bound.params)

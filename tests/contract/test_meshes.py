@@ -141,6 +141,31 @@ def test_layers_in_a_row_that_are_divided_alike(method):
         assert [g.sharding.spec for g in made] == [p.sharding.spec for p in w]
 
 
+@pytest.mark.parametrize("method", ["ghost", "chunked"])
+def test_examples_by_hand_and_params_by_their_type(method):
+    # The batch is divided by shard_map, what every device has of the params by the compiler.
+    mesh = jax.make_mesh((1, 2), ("d", "m"), axis_types=(AxisType.Explicit,) * 2)
+
+    def put(x: Any, *axes: Any) -> Any:
+        return jax.device_put(x, NamedSharding(mesh, P(*axes)))
+
+    params = {"w": put(DATA["params"]["w"], None, "m"), "b": put(DATA["params"]["b"], "m")}
+    batch = tuple(put(x, "d") for x in DATA["batch"])
+
+    def run(p: Any, batch: Any) -> Any:
+        sums = fnopt.clipped_grad(loss, 0.1, method=method, axis_name="d")(p, batch)[0]
+        # Weights that differ between no devices, beside examples that do.
+        return sums, fnopt.weighted_grad(loss, axis_name="d")(p, batch, jnp.ones(8))
+
+    with jax.set_mesh(mesh):
+        spread = jax.shard_map(
+            run, mesh=mesh, in_specs=(P(), P("d")), out_specs=P(), axis_names={"d"}
+        )
+        found = jax.eval_shape(spread, params, batch)
+    for sums in found:
+        assert [g.sharding.spec for g in jax.tree.leaves(sums)] == [P("m"), P(None, "m")]
+
+
 def test_taps_where_params_are_gathered_by_the_function():
     data = fully_divided()
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core as jex
 
-from fnopt.core import is_inexact, varies_over, varying_like
+from fnopt.core import filled_like, is_inexact, laid_like, varies_over, varying_like
 from fnopt.programs import jaxprs
 
 # Operations that only move numbers, so that they work in any dtype and are linear.
@@ -260,15 +260,16 @@ def pull_back(weight: Weight, cotangent: Any, leaves: Mapping[int, Any]) -> dict
 
     params = [leaves[i] for i in numbers]
     if weight.moves_only:
-        like = [jax.ShapeDtypeStruct(p.shape, cotangent.dtype) for p in params]
         if varies_over(cotangent):  # shapes don't say so, arrays do
-            zeros = [varying_like(jnp.zeros(x.shape, x.dtype), cotangent) for x in like]
-            (grads,) = jax.vjp(forward, zeros)[1](cotangent)
+            zeros = [filled_like(p, 0, cotangent.dtype) for p in params]
+            value, transposed = jax.vjp(forward, varying_like(zeros, cotangent))
+            (grads,) = transposed(laid_like(cotangent, value))
         else:
+            like = [jax.ShapeDtypeStruct(p.shape, cotangent.dtype) for p in params]
             (grads,) = jax.linear_transpose(forward, like)(cotangent)
     else:
-        _, transposed = jax.vjp(forward, params)
-        (grads,) = transposed(cotangent.astype(weight.aval.dtype))
+        value, transposed = jax.vjp(forward, params)
+        (grads,) = transposed(laid_like(cotangent.astype(weight.aval.dtype), value))
     return dict(zip(numbers, grads, strict=True))
 
 

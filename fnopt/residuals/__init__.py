@@ -11,6 +11,7 @@ from fnopt.residuals._examples import Examples as Examples
 from fnopt.residuals._examples import example_residuals as example_residuals
 from fnopt.residuals._flat import FlatResidual, flat_residual, one_function, seen_params
 from fnopt.residuals._given import given_derivative
+from fnopt.residuals._given import without_operators as without_operators
 from fnopt.residuals._implicit import minimum_tangent, pushed
 from fnopt.residuals._jacobian import curvature_along, linearise
 from fnopt.residuals._lanes import linearise_lanes

@@ -26,6 +26,41 @@ from fnopt.residuals._derivative import Compressed, Derivative, Gram, Map, count
 from fnopt.residuals._flat import one_function
 
 
+def without_operators(jac: Any) -> Any:
+    """A `jac` whose result may be a linear operator, as one whose result is made of arrays.
+
+    An operator is what has a product `mv` (or SciPy's `matvec`), of a tree like the params, or a
+    sparse array of JAX.
+
+    Args:
+        jac: The user's function; all else is left as it is, for others to judge.
+
+    Example:
+        >>> import fnopt, jax.numpy as jnp
+        >>> from fnopt.residuals import without_operators
+        >>> jac = without_operators(fnopt.jacobian(lambda x: x[:2] ** 2, form="operator"))
+        >>> print(jac(jnp.arange(3.0)))
+        [[0. 0. 0.]
+         [0. 2. 0.]]
+    """
+    if not callable(jac) or hasattr(jac, "fold"):
+        return jac
+
+    def blocks(params: Any, *args: Any) -> Any:
+        J = jac(params, *args)
+        product = None if isinstance(J, SparseJacobian) else _product(J)
+        return J if product is None else jax.jacfwd(product)(params)
+
+    return blocks
+
+
+def _product(J: Any) -> Callable[[Any], Any] | None:
+    for name in ("mv", "matvec"):
+        if callable(getattr(J, name, None)):
+            return getattr(J, name)
+    return (lambda v: J @ v) if hasattr(J, "todense") else None
+
+
 def given_derivative(
     jac: Any, residuals: Any, params: Any, args: tuple[Any, ...], dtype: Any
 ) -> Derivative:

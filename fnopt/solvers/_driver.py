@@ -20,7 +20,7 @@ from fnopt.programs import (
     traced_once,
     written_for_jax,
 )
-from fnopt.residuals import ExampleResiduals, example_residuals, one_function
+from fnopt.residuals import ExampleResiduals, example_residuals, one_function, without_operators
 from fnopt.solvers._bounded import within_bounds
 from fnopt.solvers._implicit import implicitly
 from fnopt.solvers._iteration import FitLoop, ended, evaluation, inside, started
@@ -99,7 +99,8 @@ def least_squares(
             differentiation: what `jax.jacfwd(residual_fn)` would return, a tree like the
             residuals whose leaves are trees like the params, of arrays of shape
             `residual.shape + param.shape`; for one array of residuals and one vector of params
-            that is `[m, n]`. It may also be a list, tuple or dict of functions, like
+            that is `[m, n]`. Or a linear operator, with a product `mv` of a tree like the params,
+            which is formed as a matrix. It may also be a list, tuple or dict of functions, like
             `residual_fn`. See :func:`fnopt.per_example_jacobian` and
             :func:`fnopt.sparse_jacobian`. With `levenberg_marquardt(geodesic=False)`, or a
             method other than Levenberg-Marquardt, the residual function need not have derivatives
@@ -172,7 +173,7 @@ def least_squares(
         scipy_options,
         solver=_checked_solver(solver, axis_name),
         loss=loss,
-        jac=jac,
+        jac=without_operators(jac),
         bounds=bounds,
         max_steps=check_count(max_steps, "max_steps", "least_squares", least=0),
     )

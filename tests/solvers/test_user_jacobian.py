@@ -4,9 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.sparse import BCOO
 
 import fnopt
 from fnopt import Status
+from fnopt.residuals import without_operators
 from fnopt.solvers import dogleg, gauss_newton
 from fnopt.solvers.problem._problem import set_up
 
@@ -198,3 +200,28 @@ def test_a_shape_that_does_not_fit_is_named():
             args=(jnp.asarray(T, "f4"),),
             jac=lambda p, t: p | {"a": t, "b": t[:3]},
         )
+
+
+def chain(x):
+    return x[1:] - x[:-1] ** 2 - 0.1
+
+
+class Products:
+    """An operator of one's own: nothing but products."""
+
+    def __init__(self, x):
+        self.mv = lambda v: jax.jvp(chain, (x,), (v,))[1]
+
+
+def test_an_operator_as_blocks_of_a_matrix():
+    t = jnp.asarray(T, jnp.float32)
+    found = without_operators(fnopt.jacobian(residuals, form="operator"))(START, t)
+    exact = jax.jacobian(residuals)(START, t)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found, exact)
+
+
+@pytest.mark.parametrize("jac", [Products, lambda x: BCOO.fromdense(jax.jacobian(chain)(x), nse=6)])
+def test_the_jacobian_may_be_an_operator_or_sparse(jac):
+    end = fnopt.least_squares(chain, jnp.ones(4), jac=jac)
+    assert bool(end.converged), end.message
+    assert float(end.cost) < 1e-10

@@ -15,9 +15,8 @@ from fnopt.curves._curve_data import checked_sigma, checked_x, checked_y, withou
 from fnopt.curves._curve_jacobian import residual_jacobian
 from fnopt.curves._curve_options import CurveFitOptions, Numbers
 from fnopt.curves._curve_start import checked_bounds, start_of
-from fnopt.curves._failures import report_failed_fits, report_failures
+from fnopt.curves._failures import report_failures
 from fnopt.curves._scipy_options import solver_options
-from fnopt.curves.batched import BatchFit, curve_fit_batch
 from fnopt.programs import uncached, written_for_jax
 from fnopt.residuals import named_loss
 from fnopt.solvers import Solution, covariance_of, least_squares, levenberg_marquardt
@@ -116,7 +115,6 @@ def curve_fit(
     gtol: float | None = None,
     maxfev: int | None = None,
     max_nfev: int | None = None,
-    batch: bool = False,
     check_jac: bool = True,
     axis_name: Any = None,
     **scipy_options: Any,
@@ -160,10 +158,6 @@ def curve_fit(
         gtol: Tolerance of the gradient.
         maxfev: The most evaluations of the model, by default 1000.
         max_nfev: The same, by SciPy's other name.
-        batch: Whether `ydata` hold many sets of data, of shape `[fits, m]`: all are fitted at
-            once by :func:`fnopt.curve_fit_batch`, which says how `p0` and `sigma` may differ
-            between fits. `popt` and `pcov` get a leading axis. A fit that fails raises nothing:
-            a warning counts them, and the status says which.
         check_jac: Whether to compare `jac` with the derivative of `f`, where that has one.
         axis_name: Inside `jax.shard_map`, the named axis that the data are divided over; see
             :func:`fnopt.least_squares`. Params and covariance are those of all data.
@@ -175,8 +169,7 @@ def curve_fit(
         `(popt, pcov)`: the params, as an array of shape `[n]` (or a tree like `p0`), and their
         covariance of shape `[n, n]`, infinite for those that the data don't determine. With
         `full_output` also `infodict` (with `nfev`, `fvec`, `njev` and the whole `solution`),
-        the message, and a number that is 1 to 4 if the fit succeeded; for a batch only the
-        `solution` (a `BatchFit`), and lists of messages and numbers.
+        the message, and a number that is 1 to 4 if the fit succeeded.
 
     Raises:
         ValueError: If the data are empty, not finite, or of shapes that don't fit; if `sigma` is
@@ -210,25 +203,6 @@ def curve_fit(
     verbose, callback = options.get("verbose", 0), options.get("callback")
     callback = print if verbose == 2 and callback is None else callback
     radius = {"radius": options["radius"]} if "radius" in options else {}
-    if batch:
-        _check_batch(nan_policy=nan_policy, axis_name=axis_name, **options)
-        fits = curve_fit_batch(
-            f,
-            xdata,
-            ydata,
-            start_of(f, None, box)[0] if p0 is None else p0,
-            sigma,
-            absolute_sigma,
-            bounds=box,
-            loss=loss,
-            jac=jac,
-            ftol=ftol,
-            xtol=xtol,
-            gtol=gtol,
-            max_steps=steps,
-        )
-        report_failed_fits(fits)
-        return (fits.params, fits.covariance, *(_batch_details(fits) if full_output else ()))
     check_finite = nan_policy is None if check_finite is None else check_finite
     x, y = checked_x(xdata, check_finite), checked_y(ydata, check_finite)
     x, y, sigma = without_nan(x, y, sigma, nan_policy)
@@ -300,12 +274,6 @@ def _check_method(method: str | None, box: Any) -> None:
         raise ValueError("curve_fit: method 'lm' takes no bounds; leave the method out.")
 
 
-def _check_batch(**options: Any) -> None:
-    given = [name for name, option in options.items() if option is not None]
-    if given:
-        raise ValueError(f"curve_fit: {given[0]} is not available for a batch.")
-
-
 def _checked(values: Any, x: Any, y: jax.Array) -> Any:
     """The model's result, if its shape fits the data."""
     if not hasattr(values, "shape"):
@@ -317,13 +285,6 @@ def _checked(values: Any, x: Any, y: jax.Array) -> Any:
             "expected the same. Do xdata and ydata have the same length?"
         )
     return values
-
-
-def _batch_details(fits: BatchFit) -> tuple[dict[str, Any], Any, Any]:
-    if isinstance(fits.status, Tracer):
-        return {"solution": fits}, None, fits.status
-    numbers = [_MINPACK.get(Status(int(code)), 5) for code in np.asarray(fits.status)]
-    return {"solution": fits}, fits.message, numbers
 
 
 # What MINPACK's info says of the convergence tests.

@@ -23,7 +23,6 @@ class CurveFitOptions(TypedDict, total=False):
     gtol: float | None
     maxfev: int | None
     max_nfev: int | None
-    batch: bool
     check_jac: bool
     axis_name: Any
     # SciPy's.

@@ -6,12 +6,10 @@ import warnings
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
 from fnopt.core import Status
-from fnopt.curves.batched import BatchFit
 from fnopt.solvers import Solution
 
 _NEAR = 0.1  # standard errors from the minimum that do not count
@@ -105,16 +103,3 @@ def _errors_away(solution: Solution) -> float:
     left = r - (J / scale) @ delta
     s = np.linalg.norm(left) / np.sqrt(r.size - J.shape[1])
     return float(np.max(np.abs(delta) / (s * spread))) if s > 0 else float(np.inf)
-
-
-def report_failed_fits(fits: BatchFit) -> None:
-    """Warns of the fits of a batch that failed."""
-    if isinstance(fits.status, Tracer) or bool(jnp.all(fits.converged)):
-        return
-    failed = int(jnp.sum(~fits.converged))
-    warnings.warn(
-        f"curve_fit: {failed} of the fits did not converge; which ones, the status in "
-        f"full_output says.\n{fits}",
-        OptimizeWarning,
-        stacklevel=3,
-    )

@@ -14,6 +14,7 @@ _REFUSED = {
     "args": "Let f take what it needs from a closure or functools.partial",
     "kwargs": "Let f take what it needs from a closure or functools.partial",
     "Dfun": "Call it jac",
+    "batch": "Many sets of data are fitted by fnopt.curve_fit_batch(f, x, y, p0)",
     "jac_sparsity": "Use fnopt.least_squares(..., jac=fnopt.sparse_jacobian(...))",
 }
 ACCEPTED = (*_NEEDLESS, "factor", "verbose", "col_deriv", "callback")

@@ -69,7 +69,7 @@ def curve_fit_batch(
     length one. It is straight, too, without that solver's acceleration. A fit that fails, whose
     steps throw a param to where it has no effect any more, or which isn't done after 15 % of
     `max_steps` (30, if that is more), is tried again from its start with a damping of 100, 1e4 and
-    1; what is unfinished then goes on from its best end. Everything is unrolled, so it is meant for
+    1; what is not solved then goes on from its best end. Everything is unrolled, so it is meant for
     up to a dozen params.
 
     Params, cost and covariance have derivatives with respect to data, bounds, the scale of the

@@ -74,13 +74,16 @@ def _as_annotated(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
 
 
 def _converted(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
-    """The stored form of a static value; an error names the field."""
+    """The stored form of a static value; an error names the owner and the field."""
     try:
         return field.metadata["convert"](value)
     except (TypeError, ValueError) as error:
-        if type(error) not in (TypeError, ValueError) or field.name in str(error):
+        text = str(error).removeprefix(where())
+        if type(error) not in (TypeError, ValueError) or text.startswith(f"{owner}: "):
             raise
-        raise type(error)(f"{where()}{owner}: {field.name} = {value!r}: {error}") from None
+        if field.name not in text:
+            text = f"{field.name} = {value!r}: {text}"
+        raise type(error)(f"{where()}{owner}: {text}") from None
 
 
 def checked_static(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:

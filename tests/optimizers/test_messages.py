@@ -42,12 +42,17 @@ WRONG = {
     # masks and labels
     "mask": (
         lambda: fnopt.adamw(0.1, mask=lambda p: p),
-        r"adamw: mask = .*<lambda> is a function: write fnopt.by_path.* first: mask=fn\(params\)",
+        r"adamw: add_decayed_weights: mask = .*<lambda> is a function: write .* mask=fn\(params\)",
     ),
     "floats": (lambda: fnopt.adamw(0.1, mask=PARAMS), r"leaf 'bias' is float32\[2\], expected a b"),
     "pattern": (
         lambda: fnopt.select("*/bias", PARAMS),
         r"labels = '\*/bias' looks like a pattern, expected .* fnopt.by_pattern\({'\*/bias'",
+    ),
+    "masked": (lambda: fnopt.masked(ADAM, lambda p: p), "^masked: mask = .*<lambda> is a func"),
+    "key": (
+        lambda: fnopt.add_gradient_noise(0.1, 0.5, key="a"),
+        "^add_gradient_noise: key = 'a', ",
     ),
     "recipe": (
         lambda: fnopt.param_groups(ADAM, {"bias": {}}),

@@ -37,6 +37,7 @@ class TallGramSystem:
         g: :math:`A^T r`, of shape `[n]`.
         start: A guess of the damping, a scalar; it saves factorisations.
         pull: :math:`w \mapsto A^T w`; None if there is none.
+        own: A diagonal that is part of `G`, but not of :math:`A^T A`: norms are those of `A` alone.
 
     Example:
         >>> import jax.numpy as jnp
@@ -50,6 +51,7 @@ class TallGramSystem:
     g: jax.Array
     start: jax.Array
     pull: Callable[[jax.Array], jax.Array] | None = None
+    own: jax.Array | None = dataclasses.field(default=None, kw_only=True)
 
     def trust_region(self, radius: jax.Array) -> DampedStep:
         """The step within the radius; see :func:`secular_root`."""
@@ -67,7 +69,11 @@ class TallGramSystem:
 
     def model_norm(self, v: jax.Array) -> jax.Array:
         r"""The square :math:`\|A v\|^2`."""
-        return jnp.maximum(matmul(v, matmul(self.G, v)), 0)
+        return jnp.maximum(matmul(v, matmul(self.G, v)) - self._own_norm(v), 0)
+
+    def _own_norm(self, v: jax.Array) -> jax.Array:
+        zero = jnp.zeros((), v.dtype)
+        return zero if self.own is None else jnp.sum(self.own * jnp.square(v))
 
     def pull_back(self, w: jax.Array, step: DampedStep) -> jax.Array | None:
         """The damped solution for another right-hand side; None without `pull`."""
@@ -93,7 +99,8 @@ class TallGramSystem:
         return Damped(p, lam, norm(p), jnp.sum(jnp.square(solve.forward(p))), factor)
 
     def _step(self, solved: Damped, least: jax.Array) -> DampedStep:
-        return _damped_step(solved, solved.y, self.model_norm(solved.y), least)
+        p = solved.y
+        return _damped_step(solved, p, self.model_norm(p), least, self._own_norm(p))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,10 +172,14 @@ class WideGramSystem:
 
 
 def _damped_step(
-    solved: Damped, p: jax.Array, model_norm: jax.Array, least: jax.Array
+    solved: Damped,
+    p: jax.Array,
+    model_norm: jax.Array,
+    least: jax.Array,
+    below: jax.Array | float = 0.0,
 ) -> DampedStep:
     half = jnp.asarray(0.5, p.dtype)
-    predicted = half * model_norm + solved.lam * jnp.sum(jnp.square(p))
+    predicted = half * (model_norm + below) + solved.lam * jnp.sum(jnp.square(p))
     # The least damping is there for rounding only: such a step is a full one.
     lam = jnp.where(solved.lam <= least, jnp.zeros_like(solved.lam), solved.lam)
     return DampedStep(p, lam, model_norm, predicted, solved.factor)

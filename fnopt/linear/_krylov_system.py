@@ -59,7 +59,7 @@ class KrylovSystem:
     push: Callable[[jax.Array], jax.Array]
     pull: Callable[[jax.Array], jax.Array]
     r: jax.Array
-    tolerance: float = 0.03
+    tolerance: float | jax.Array = 0.03
     iterations: int = 100
 
     def trust_region(self, radius: jax.Array) -> DampedStep:

@@ -126,11 +126,14 @@ class Guarded(NamedTuple):
 
     triangle: Triangle
     rows: jax.Array  # [j, k], W: more rows of the model, where the residual is zero
+    own: jax.Array  # [k], the diagonal of k more of them; [0] for none
     diagonal: jax.Array  # [k], zeros almost always
-    needed: jax.Array  # bool, whether any of both isn't zero
+    needed: jax.Array  # bool, whether any of these isn't zero
 
 
-def guarded(factors: Triangle, rows: jax.Array | None = None) -> Guarded:
+def guarded(
+    factors: Triangle, rows: jax.Array | None = None, own: jax.Array | None = None
+) -> Guarded:
     r"""Looks for what can't be solved with, without any damping.
 
     A column of zeros gets 1 on its diagonal: nothing moves along it, as in the solution of least
@@ -140,6 +143,7 @@ def guarded(factors: Triangle, rows: jax.Array | None = None) -> Guarded:
     Args:
         factors: The triangle, of columns with lengths about 1.
         rows: More rows of the model, of shape `[j, k]`, if there are any.
+        own: The diagonal of `k` more rows, if there are any.
 
     Returns:
         The triangle with its guard.
@@ -157,4 +161,6 @@ def guarded(factors: Triangle, rows: jax.Array | None = None) -> Guarded:
     noise = jnp.where(hidden, jnp.asarray(eps, L.dtype), jnp.zeros((), L.dtype))
     diagonal = jnp.where(dead, jnp.ones_like(noise), noise)
     rows = jnp.zeros((0, noise.size), L.dtype) if rows is None else rows
-    return Guarded(factors, rows, diagonal, jnp.any((diagonal > 0) | jnp.any(rows != 0, axis=0)))
+    needed = jnp.any((diagonal > 0) | jnp.any(rows != 0, axis=0))
+    own = jnp.zeros((0,), L.dtype) if own is None else own
+    return Guarded(factors, rows, own, diagonal, needed | jnp.any(own != 0))

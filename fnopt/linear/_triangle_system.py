@@ -132,10 +132,11 @@ class TriangleSystem:
         return jnp.sum(jnp.square(_times(v, self.factors.triangle.L)))
 
     def _solve(self, lam: jax.Array) -> _Solved:
-        plain, rows, diagonal, needed = self.factors
+        plain, rows, own, diagonal, needed = self.factors
+        damping = lam + jnp.square(own) if own.size else lam
         L, c = cond(
             (lam > 0) | needed,
-            lambda: damped_triangle(plain, jnp.sqrt(lam) + diagonal, rows),
+            lambda: damped_triangle(plain, jnp.sqrt(damping) + diagonal, rows),
             lambda: plain,
         )
         # Of a small triangle the inverse is had for the price of one solution.
@@ -150,6 +151,8 @@ class TriangleSystem:
             if rows.size
             else jnp.zeros_like(model_norm)
         )
+        if self.factors.own.size:
+            below = below + jnp.sum(jnp.square(self.factors.own * solved.p))
         half = jnp.asarray(0.5, model_norm.dtype)
         predicted = half * (model_norm + below) + solved.lam * jnp.square(solved.length)
         return DampedStep(solved.p, solved.lam, model_norm, predicted, solved.inverse)

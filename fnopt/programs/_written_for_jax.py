@@ -32,18 +32,12 @@ def written_for_jax(name: str, fn: str = "f") -> Iterator[None]:
         jax.errors.TracerArrayConversionError,
         jax.errors.ConcretizationTypeError,
         NotForJaxError,
-        ValueError,
     ) as found:
         # Of functions that call each other, the outermost is the one that the user knows.
         error = found.__cause__ if isinstance(found, NotForJaxError) else found
         assert error is not None
-        filled = isinstance(error, ValueError)
-        if filled and not isinstance(error.__cause__, jax.errors.ConcretizationTypeError):
-            raise  # not because an array of NumPy was filled with numbers that JAX traces
         line, called = _cause(error)
-        if filled:
-            what = "fills an array of NumPy; write jnp.stack([...]), or x = x.at[i].set(...)"
-        elif isinstance(error, jax.errors.TracerBoolConversionError):
+        if isinstance(error, jax.errors.TracerBoolConversionError):
             what = "decides in Python by a value; write jnp.where(condition, a, b)"
         elif called is None:
             what = "needs the numbers of an array; write it with jax.numpy"

@@ -62,6 +62,6 @@ class dogleg(LeastSquaresMethod):
     ) -> Trial:
         """The step along the dogleg path."""
         del options
-        system = self.model(flat).system(point, factors, search.scale, search.lam)
+        system = self.system(flat, point, factors, search)
         step = dogleg_step(system, point.gradient / search.scale, search.radius)
         return straight(point, search, step)

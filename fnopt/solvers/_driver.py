@@ -22,8 +22,9 @@ from fnopt.programs import (
 )
 from fnopt.residuals import ExampleResiduals, example_residuals, one_function, without_operators
 from fnopt.solvers._bounded import within_bounds
+from fnopt.solvers._ending import ended
 from fnopt.solvers._implicit import implicitly
-from fnopt.solvers._iteration import FitLoop, ended, evaluation, inside, started
+from fnopt.solvers._iteration import FitLoop, evaluation, inside, started
 from fnopt.solvers._levenberg_marquardt import levenberg_marquardt
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers._search import searched

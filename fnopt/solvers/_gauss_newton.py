@@ -73,7 +73,7 @@ class gauss_newton(LeastSquaresMethod):
     ) -> Trial:
         """A fraction of the full step."""
         del options
-        full = self.model(flat).system(point, factors, search.scale, search.lam).gauss_newton()
+        full = self.system(flat, point, factors, search).gauss_newton()
         return straight(point, search, _part(full, search.radius))
 
 

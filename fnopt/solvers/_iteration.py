@@ -1,4 +1,4 @@
-"""One iteration of a method: its start, a step, its end. A point is evaluated only once."""
+"""One iteration of a method: its start and a step. A point is evaluated only once."""
 
 from __future__ import annotations
 
@@ -10,34 +10,32 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import Status, any_row, cond, is_converged, matmul, row_axes, row_total
-from fnopt.linear import norm
+from fnopt.core import Status, any_row, cond, matmul, row_axes, row_total
 from fnopt.programs import products_ahead
 from fnopt.solvers._bounded import bounded_trial, faced
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers.convergence._claim import Doubt
 from fnopt.solvers.convergence._evidence import (
-    drowned,
+    is_steadier,
+    leans,
     nears_singular_root,
-    ran_away,
     rounding,
     vanished,
-    went_far,
 )
 from fnopt.solvers.convergence._options import Options
-from fnopt.solvers.convergence._tests import checked_status, first_of, is_stationary
+from fnopt.solvers.convergence._tests import first_of, is_stationary
 from fnopt.solvers.model._curvature import learned
 from fnopt.solvers.model._linearization import (
     Linearization,
     is_finite,
     scaled_gradient,
     scaled_gradients,
-    stacked,
 )
-from fnopt.solvers.model._scaling import grown_scale, memoryless_scale
+from fnopt.solvers.model._own_curvature import own_learned
 from fnopt.solvers.problem._problem import Problem
-from fnopt.solvers.result._solution import Solution, StepHistory
+from fnopt.solvers.result._solution import StepHistory
 from fnopt.solvers.trust_region._step import (
+    Comparison,
     Trial,
     TrustRegionState,
     arrive,
@@ -91,7 +89,8 @@ def started(
     feasible = jnp.ones((), bool) if problem.box is None else problem.box.has_room()
     point = evaluate(x, r)
     memory = solver.memory(problem.model) if problem.is_plain else 0
-    search = solver.begin(point, options, memory)
+    learns_own = problem.is_plain and solver.learns_own(problem.model)
+    search = solver.begin(point, options, memory, learns_own)
     facing = faced(point, problem.box)
     steep = scaled_gradient(facing)
     status = first_of(
@@ -222,9 +221,11 @@ def advance(
     actual = problem.reduction(loop.residuals, tried)
     found = compared(trial, actual, noise)
     promising = lax.select(tests, actual > doubt.least(noise), found.improves)
-    here, r, pulled, accepted = _moved(loop, evaluate, x, tried, promising)
+    level = ~tests & ~found.improves & _is_level(problem, point, trial, found)
+    here, r, pulled, accepted = _moved(loop, evaluate, x, tried, promising, level)
     actual = lax.select(promising & ~accepted, jnp.asarray(-jnp.inf, actual.dtype), actual)
     found = compared(trial, actual, noise)
+    found = found._replace(negligible=found.negligible | level)
     steep, tested = loop.scaled_gradient, problem.is_tested(point)
     status, judged, again = judge(
         point, steep, trial, found, accepted, search, options, solver.rule, tested
@@ -255,15 +256,38 @@ def advance(
         accepted=accepted,
         again=again,
         steps=loop.steps + jnp.ones((), jnp.int32),
-        njev=loop.njev + promising.astype(jnp.int32),
+        njev=loop.njev + (promising | level).astype(jnp.int32),
         nhev=loop.nhev + trial.seconds,
     ), accepted
 
 
+def _is_level(problem: Problem, point: Linearization, trial: Trial, found: Comparison) -> jax.Array:
+    """Whether the cost can't judge a step, so that the slope at its end has to.
+
+    Near a minimum the slope has twice as many digits as the cost.
+
+    Reference:
+        Hager and Zhang (2005), A new conjugate gradient method with guaranteed descent and an
+        efficient line search, section 2.
+    """
+    if not problem.is_tested(point):
+        return jnp.zeros((), bool)
+    noise, actual = found.noise, found.actual
+    drowns = (trial.predicted <= noise.change) & (jnp.abs(actual) <= noise.cost)
+    return drowns & leans(point, noise)
+
+
 def _moved(
-    loop: FitLoop, evaluate: Evaluate, x: jax.Array, r: jax.Array, promising: jax.Array
+    loop: FitLoop,
+    evaluate: Evaluate,
+    x: jax.Array,
+    r: jax.Array,
+    promising: jax.Array,
+    level: jax.Array,
 ) -> tuple[Linearization, Any, jax.Array, jax.Array]:
     r"""The point `x`, where it is promising and its Jacobian finite; else the old one stays.
+
+    Where the cost is level its slope decides instead.
 
     Also :math:`J^T r_+` by the old Jacobian, where curvature is learned from that, and whether the
     point is another: where the old Jacobian is needed no longer, no copy of it is made.
@@ -278,9 +302,12 @@ def _moved(
         kept = None if loop.r is None else r
         pulled = row_total(matmul(r, old.J)) if learns else jnp.zeros_like(old.gradient)
         moved = there, kept, pulled, jnp.ones((), bool)
-        return cond(is_finite(there), lambda: moved, stayed)
+        good = is_finite(there)
+        if old.triangle is not None:
+            good &= promising | is_steadier(there, old)
+        return cond(good, lambda: moved, stayed)
 
-    return cond(promising, arrived, stayed)
+    return cond(promising | level, arrived, stayed)
 
 
 def _with_secant_update(
@@ -292,59 +319,16 @@ def _with_secant_update(
     accepted: jax.Array,
 ) -> TrustRegionState:
     """The search with what an accepted step shows of the curvature."""
+    if search.own.size:
+        own = own_learned(search.own, before, after, trial.step)
+        search = search._replace(own=jnp.where(accepted, own, search.own))
     if not search.rows.size:
         return search
     assert before.triangle is not None
     rows = learned(
         search.rows, before.triangle.L, after.gradient - pulled, trial.step, trial.excess
     )
-    return search._replace(rows=jnp.where(accepted, rows, search.rows))
-
-
-def ended(problem: Problem, solver: LeastSquaresMethod, loop: FitLoop) -> Solution:
-    """The solution, as vectors."""
-    point, model = loop.point, solver.model(problem.model)
-    finished = loop.status != Status.RUNNING.value
-    status = jnp.where(finished, loop.status, Status.MAX_STEPS.array)
-    status = jnp.where(~finished & is_converged(loop.claimed), loop.claimed, status)
-    drowns = drowned(point, loop.start, loop.search.scale)
-    status = jnp.where(is_converged(status) & drowns, Status.STALLED.array, status)
-    # The rank is that of the Jacobian, by its own columns.
-    plain = loop.search._replace(scale=memoryless_scale(point.columns), rows=loop.search.rows[:0])
-    rank, _ = model.rank(solver.factorise(problem.model, point, plain))
-    # What ran away was steep once; few fits have gone so far that it has to be looked for.
-    scale = grown_scale(loop.search.steepest, point.columns)
-    still = is_converged(status) | (status == Status.STALLED.value)
-    far = still & (point.cost > 0) & went_far(point, loop.start)
-    away = cond(
-        far, lambda: _ran_away(problem, solver, loop, plain, scale), lambda: jnp.zeros((), bool)
-    )
-    status = jnp.where(away, Status.NO_EFFECT.array, status)
-    return Solution(
-        params=point.x,
-        cost=point.cost,
-        residuals=loop.residuals,
-        jacobian=stacked(problem.curved(model.jacobian(point), loop.residuals)),
-        gradient_norm=norm(faced(point, problem.box).gradient),
-        rank=rank,
-        steps=loop.steps,
-        nfev=loop.steps + jnp.ones((), jnp.int32),  # one a step, and the start
-        njev=loop.njev,
-        nhev=loop.nhev,
-        status=checked_status(status, jnp.any(loop.peak > 0), point.cost),
-        history=loop.history,
-    )
-
-
-def _ran_away(
-    problem: Problem,
-    solver: LeastSquaresMethod,
-    loop: FitLoop,
-    plain: TrustRegionState,
-    scale: jax.Array,
-) -> jax.Array:
-    """Whether params went to infinity, as far as the factors tell."""
-    factors = solver.factorise(problem.model, loop.point, plain._replace(scale=scale))
-    _, unseen = solver.model(problem.model).rank(factors)
-    no = jnp.zeros((), bool)
-    return no if unseen is None else ran_away(loop.point, loop.start, scale, unseen)
+    rows = jnp.where(accepted, rows, search.rows)
+    if search.own.size:  # it is in there already
+        rows = jnp.where(jnp.any(search.own[1] > 0), jnp.zeros_like(rows), rows)
+    return search._replace(rows=rows)

@@ -49,14 +49,17 @@ class levenberg_marquardt(LeastSquaresMethod):
     residuals stay large and bend, the curvature :math:`S \approx \sum_i r_i \nabla^2 r_i` that
     :math:`J^T J` leaves out is learned from step to step. And a parameter whose whole effect is
     less than the residuals changes by factors of its own size, :math:`D_j \ge 0.7 \|r\| / |x_j|`,
-    so that no step throws it to where it has no effect at all.
+    so that no step throws it to where it has no effect at all. Fits with more than 16 params learn
+    the curvature of every param by itself, where columns vanish at the minimum (saturated terms):
+    the diagonal :math:`\sigma_j = y_j / s_j`, used once the step before has foretold it.
 
     Instead of the trust region one of the classic rules may set the damping :math:`\lambda` in
     :math:`(J^T J + \lambda D^2)\, v = -J^T r`: Marquardt's divides or multiplies it by ten,
     Nielsen's goes by how well the model predicted. Both are simpler and need more steps.
 
     Args:
-        ftol: Relative tolerance of the cost; by default the rounding unit of the params' dtype.
+        ftol: Relative tolerance of the cost; by default the rounding unit of the params' dtype (in
+            float32 1e-10, where the slope shows that much).
         xtol: Relative tolerance of the params; by default 4 rounding units.
         gtol: Tolerance of the cosine between the residual and the Jacobian's columns; by default
             the rounding unit.
@@ -134,6 +137,11 @@ class levenberg_marquardt(LeastSquaresMethod):
         exact = self.geodesic and self.damping == "trust_region"
         return ROWS if exact and self.model(flat).takes_rows else 0
 
+    def learns_own(self, flat: FlatResidual) -> bool:
+        """Whether the curvature of each param is learned, if steps follow each other."""
+        exact = self.geodesic and self.damping == "trust_region"
+        return exact and self.model(flat).takes_own
+
     def propose(
         self,
         flat: FlatResidual,
@@ -143,7 +151,7 @@ class levenberg_marquardt(LeastSquaresMethod):
         options: Options,
     ) -> Trial:
         """The step within the trust radius, corrected to second order."""
-        system = self.model(flat).system(point, factors, search.scale, search.lam)
+        system = self.system(flat, point, factors, search)
         if self.damping == "trust_region":
             step = system.trust_region(search.radius)
         else:

@@ -25,7 +25,7 @@ from fnopt.core import (
     zero_count,
 )
 from fnopt.jacobians import jacobian_mode, ravel
-from fnopt.linear import linear_solver
+from fnopt.linear import System, linear_solver
 from fnopt.residuals import (
     Examples,
     FlatResidual,
@@ -46,6 +46,7 @@ from fnopt.solvers.model._linearization import (
     is_finite,
     scaled_gradient,
 )
+from fnopt.solvers.model._own_curvature import no_own_curvature
 from fnopt.solvers.trust_region._gain import actual_reduction
 from fnopt.solvers.trust_region._rules import TRUST_REGION, RadiusRule
 from fnopt.solvers.trust_region._step import (
@@ -80,7 +81,8 @@ class LeastSquaresMethod(Transformation):
     r"""The base of the least-squares methods; a subclass defines `propose`.
 
     Args:
-        ftol: Relative tolerance of the cost; by default the rounding unit of the params' dtype.
+        ftol: Relative tolerance of the cost; by default the rounding unit of the params' dtype (in
+            float32 1e-10, where the slope shows that much).
         xtol: Relative tolerance of the params; by default 4 rounding units.
         gtol: Tolerance of the cosine between the residual and the Jacobian's columns; by default
             the rounding unit.
@@ -246,11 +248,35 @@ class LeastSquaresMethod(Transformation):
 
     def factorise(self, flat: FlatResidual, point: Linearization, search: TrustRegionState) -> Any:
         """The factors for any number of steps from a point, as long as the scaling stays."""
-        return self.model(flat).factorise(point, search.scale, search.rows)
+        return self._learned(flat, search).factorise(point, search.scale, search.rows)
 
-    def begin(self, point: Linearization, options: Options, memory: int = 0) -> TrustRegionState:
+    def _learned(self, flat: FlatResidual, search: TrustRegionState) -> LinearModel:
+        """The linear model with the curvature that was learned of every param by itself."""
+        model = self.model(flat)
+        return model.curved(search.own[1]) if search.own.size else model
+
+    def system(
+        self, flat: FlatResidual, point: Linearization, factors: Any, search: TrustRegionState
+    ) -> System:
+        """The linear model at a point, ready for steps.
+
+        A search that began again makes them to all digits: it began again where steps that were
+        cut short had nothing to offer, and better ones had.
+        """
+        model = self._learned(flat, search)
+        system = model.system(point, factors, search.scale, search.lam)
+        return model.finished(system, search.restarts > 0)
+
+    def begin(
+        self, point: Linearization, options: Options, memory: int = 0, learns_own: bool = False
+    ) -> TrustRegionState:
         """The search at a first point; it remembers `memory` rows of curvature."""
-        return begin(point, options, self.rule, memory)
+        return begin(point, options, self.rule, memory, learns_own)
+
+    def learns_own(self, flat: FlatResidual) -> bool:
+        """Whether the curvature of each param is learned, if steps follow each other."""
+        del flat
+        return False
 
     def memory(self, flat: FlatResidual) -> int:
         """The number of rows of curvature that the method can use, if steps follow each other."""
@@ -287,8 +313,8 @@ def rounding_unit(params: Any) -> float:
 
 def _held(state: LeastSquaresState) -> TrustRegionState:
     scale, _ = ravel(state.scale)
-    rows = no_curvature(0, scale)
+    rows, own = no_curvature(0, scale), no_own_curvature(False, scale)
     idle = jnp.zeros_like(state.rejections)
     return TrustRegionState(
-        state.radius, scale, scale, state.rejections, state.restarts, state.lam, rows, idle
+        state.radius, scale, scale, state.rejections, state.restarts, state.lam, rows, idle, own
     )

@@ -19,8 +19,19 @@ from fnopt.solvers._bounded import faced
 from fnopt.solvers._iteration import Evaluate, FitLoop, advance
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers.convergence._claim import CurvatureProducts, Doubt, doubt, no_doubt
-from fnopt.solvers.convergence._evidence import has_moved, outward, rounding, vanished
+from fnopt.solvers.convergence._evidence import (
+    has_moved,
+    held_up,
+    near,
+    outward,
+    rounding,
+    vanished,
+)
 from fnopt.solvers.convergence._options import Options
+from fnopt.solvers.convergence._probe import Steps
+from fnopt.solvers.model._base import LinearModel
+from fnopt.solvers.model._linearization import Linearization
+from fnopt.solvers.model._scaling import memoryless_scale
 from fnopt.solvers.problem._problem import Problem
 from fnopt.solvers.trust_region._restart import MOST_RESTARTS
 
@@ -61,7 +72,7 @@ def searched(
 
     def search(at: tuple[FitLoop, jax.Array]) -> tuple[FitLoop, jax.Array]:
         loop, _ = at
-        claimed, fully = claims(loop), problem.is_tested(loop.point)
+        claimed, fully = claims(loop), problem.is_tested(loop.point) or _cuts_short(problem, solver)
         found = _if_any(
             claimed,
             lambda: _examined(problem, solver, options, loop),
@@ -96,15 +107,44 @@ def _examined(
 ) -> Doubt:
     """The doubt of a claim."""
     point = loop.point
-    lost = vanished(point, loop.peak, loop.start)
-    away = outward(point, lost, loop.start)
-    if problem.box is not None:
-        away = problem.box.nearest(away)
-    beyond = has_moved(lost, point.x, loop.start)
     model = solver.model(problem.model)
+
+    def further(lost: jax.Array) -> jax.Array:
+        away = outward(point, lost, loop.start)
+        return away if problem.box is None else problem.box.nearest(away)
+
+    def loose(lost: jax.Array) -> jax.Array:
+        for away in (further(lost), near(point, further(lost))):
+            lost = lost & ~held_up(point, away, model.rmv(away, point.r))
+        return lost
+
+    lost = vanished(point, loop.peak, loop.start)
+    several = jnp.sum(lost & (point.x != loop.start)) > 1
+    lost = cond(several, lambda: loose(lost), lambda: lost)
+    beyond, away = has_moved(lost, point.x, loop.start), further(lost)
     products = CurvatureProducts(lambda y: model.rmv(y, point.r), options.eps)
     tests = products if problem.is_tested(loop.point) else None
-    return doubt(point, beyond, away, tests, rounding(point, options))
+    steps = _full_steps(model, point) if _cuts_short(problem, solver) else None
+    found = doubt(point, beyond, away, tests, steps, rounding(point, options))
+    return found._replace(products=found.products + 2 * several.astype(jnp.int32))
+
+
+def _cuts_short(problem: Problem, solver: LeastSquaresMethod) -> bool:
+    """Whether claims are tested because they were made with steps that are cut short."""
+    return problem.is_plain and solver.model(problem.model).cuts_short
+
+
+def _full_steps(model: LinearModel, point: Linearization) -> Steps:
+    """The steps of the linear model to all digits."""
+    scale = memoryless_scale(point.columns)
+    whole = model.system(point, (), scale, jnp.zeros_like(point.cost))
+    system = model.finished(whole, jnp.ones((), bool))
+
+    def damped(lam: jax.Array) -> tuple[jax.Array, jax.Array]:
+        step = system.damped(lam)
+        return step.p, jnp.sqrt(step.model_norm)
+
+    return Steps(damped, scale, model.products(point)[0])
 
 
 def _settled(
@@ -129,7 +169,9 @@ def _settled(
     def settled() -> tuple[jax.Array, jax.Array]:
         # Where the test was accepted, and the point is another, the rest is of no account.
         point, accepted = loop.point, loop.accepted
-        refuted = doubt.is_refuted(point, loop.tried, rounding(faced(point, problem.box), options))
+        noise = rounding(faced(point, problem.box), options)
+        strict = not problem.is_tested(point)
+        refuted = doubt.is_refuted(point, loop.tried, noise, strict)
         again = ~doubt.is_beyond & (accepted | refuted) & (loop.search.restarts < MOST_RESTARTS)
         status = doubt.verdict(claimed, refuted, loop.gained, point.cost)
         status = lax.select(again | accepted, Status.RUNNING.array, status)

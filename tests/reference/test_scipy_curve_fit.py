@@ -277,16 +277,9 @@ def branching(x, a, b):
     return a * x if a > 0 else b * x
 
 
-def filling(x, a, b):
-    y = np.zeros(x.shape)
-    y[0] = a
-    return y + b * x
-
-
 @pytest.mark.parametrize(
     ("f", "text"),
     [
-        (filling, r"f fills an array of NumPy; write jnp.stack.*: .y.0. = a"),
         (numpy_model, r"f calls np.exp; write jnp.exp: f gets JAX arrays: .return a \* np.exp"),
         (branching, r"f decides in Python by a value; write jnp.where"),
     ],

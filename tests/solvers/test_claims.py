@@ -139,6 +139,16 @@ def test_a_column_that_dies_is_not_converged(x64):
     assert not bool(end.converged) or float(end.cost) < 1e-4, (end.message, end.cost)
 
 
+@pytest.mark.parametrize("n", [4, 72])
+def test_minima_of_some_params_do_not_speak_for_others_that_ran_away(x64, n):
+    # Of the columns that vanish some belong to minima, and the cost rises with those.
+    def residuals(p):
+        return jnp.where(jnp.arange(n) % 2, jnp.exp(p) + 1, 2 * jnp.sin(p) - 2.5)
+
+    end = fnopt.least_squares(residuals, jnp.linspace(0.3, 0.8, n))
+    assert named(end) == "NO_EFFECT", end.message
+
+
 # --- A claim where the linear model is hopeful. ---------------------------------------------------
 
 
@@ -246,6 +256,56 @@ def test_a_singular_root_at_zero_is_not_followed_until_it_underflows(x64, name):
         assert bool(end.converged), end.message
         assert abs(float(end.params[0])) < 1e-30  # nothing even to the rounding of the start
         assert int(end.nfev) < most, (power, end.nfev)
+
+
+def test_a_claim_of_steps_that_are_cut_short_is_tested_by_whole_ones(x64):
+    # MGH17 in short: conjugate gradients to a few per cent see nothing of the direction in which
+    # two exponentials part, and which nearly all of the linear model's promise lies in.
+    t = np.arange(0.0, 330, 10)
+    y = 0.375 + 1.94 * np.exp(-0.0129 * t) - 1.46 * np.exp(-0.0221 * t) + 1e-3 * np.cos(t)
+
+    def residuals(b):
+        return b[0] + b[1] * jnp.exp(-t * b[3]) + b[2] * jnp.exp(-t * b[4]) - y
+
+    solver = fnopt.levenberg_marquardt(linear_solver="cg")
+    end = fnopt.least_squares(residuals, jnp.asarray([50.0, 150, -100, 1, 2]), solver=solver)
+    best = fnopt.least_squares(residuals, jnp.asarray([0.4, 2.0, -1.5, 0.013, 0.022]))
+    assert not bool(end.converged) or float(end.cost) < 1.001 * float(best.cost), end.message
+
+
+# --- Params that the data hardly determine, in float32. -------------------------------------------
+
+
+def test_a_claim_has_the_digits_that_float32_carries():
+    # The cost rounds to 1e-7, which leaves params a hundredth of their standard errors off.
+    t = np.arange(1.0, 169.0)
+    draws = np.random.default_rng(0).normal(size=(24, 168))
+    y = 10 + 3 * np.cos(2 * np.pi * t / 12) + np.sin(2 * np.pi * t / 44) + 3 * draws
+
+    def fits(dtype):
+        draws = jnp.asarray(y, dtype)
+
+        def residuals(p, y):
+            turn = jnp.asarray(2 * np.pi * t, dtype)
+            year, slow = turn / 12, turn / p[3]
+            waves = p[1] * jnp.cos(year) + p[2] * jnp.sin(year)
+            return p[0] + waves + p[4] * jnp.cos(slow) + p[5] * jnp.sin(slow) - y
+
+        start = jnp.asarray([11, 3, 0.5, 44, -1.5, 0.5], dtype)
+        return jax.vmap(lambda y: fnopt.least_squares(residuals, start, args=(y,)))(draws)
+
+    def numbers(end):
+        return [np.asarray(a, np.float64) for a in (end.converged, end.cost, end.params)]
+
+    with jax.enable_x64(True):
+        exact = fits("float64")
+        converged, best, truth = numbers(exact)
+        errors = jax.vmap(lambda J: jnp.diagonal(jnp.linalg.inv(J.T @ J)) ** 0.5)(exact.jacobian)
+    claimed, cost, params = numbers(fits("float32"))
+    same = (converged * claimed > 0) & (np.abs(cost / best - 1) < 1e-3)  # the same minimum
+    assert np.mean(same) > 0.8
+    off = np.abs(params - truth) / (3 * np.asarray(errors))
+    assert np.max(off[same]) < 5e-4
 
 
 # --- Starts from which nearly all of the cost goes away at once. ----------------------------------

@@ -14,9 +14,17 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Status, cond
-from fnopt.linear import Triangle, singular_triangle
+from fnopt.linear import Triangle, norm, singular_triangle
 from fnopt.solvers.convergence._evidence import Noise, rises
-from fnopt.solvers.convergence._probe import Probe, is_hopeful, is_refuted, no_probe, probe
+from fnopt.solvers.convergence._probe import (
+    Probe,
+    Steps,
+    factored_steps,
+    is_hopeful,
+    is_refuted,
+    no_probe,
+    probe,
+)
 from fnopt.solvers.convergence._saddle import Descent, descent, no_descent
 from fnopt.solvers.model._linearization import Linearization
 from fnopt.solvers.model._scaling import memoryless_scale
@@ -43,11 +51,14 @@ class Doubt(NamedTuple):
         """The least reduction of the cost that refutes the claim by itself."""
         return jnp.maximum(self.gain, noise.cost)
 
-    def is_refuted(self, point: Linearization, r: jax.Array, noise: Noise) -> jax.Array:
+    def is_refuted(
+        self, point: Linearization, r: jax.Array, noise: Noise, strict: bool
+    ) -> jax.Array:
         """Whether residuals `r` at the end of the test show a slope that steps could follow."""
         if self.taken is None:
             return jnp.zeros((), bool)
-        return is_refuted(point, self.taken, r, noise.residual)
+        went = jnp.any(self.taken.step != 0)
+        return went & is_refuted(point, self.taken, r, noise.residual, strict)
 
     def verdict(
         self, claimed: jax.Array, refuted: jax.Array, actual: jax.Array, cost: jax.Array
@@ -82,6 +93,7 @@ def doubt(
     beyond: jax.Array,
     away: jax.Array,
     products: CurvatureProducts | None,
+    steps: Steps | None,
     noise: Noise,
 ) -> Doubt:
     """The doubt of a claim.
@@ -90,18 +102,36 @@ def doubt(
         point: The point.
         beyond: Whether params have lost their effect on their way.
         away: The point with these further out.
-        products: What shows curvature; None where claims are not tested along directions of the
-            linear model.
+        products: What shows curvature; None where claims are not tested along that.
+        steps: The linear model's own, where no triangle has them; None where claims are not
+            tested along them.
         noise: The rounding there.
     """
-    if products is None:
+    if products is None and steps is None:
         none = jnp.zeros((), jnp.int32)
         return Doubt(beyond, away, beyond, jnp.zeros_like(point.cost), None, none)
+
+    def aside() -> tuple[Probe, Descent]:
+        if products is not None:
+            return _aside(point, products, noise)
+        assert steps is not None
+        _, length = steps.full()
+        return _hopeful_probe(point, steps, length, noise)[1], no_descent(point)
+
     nothing = (no_probe(point), no_descent(point))
-    taken, down = cond(beyond, lambda: nothing, lambda: _aside(point, products, noise))
+    taken, down = cond(beyond, lambda: nothing, aside)
     step = taken.step + down.step
-    aside = jnp.where(beyond, away, point.x + step)
-    return Doubt(beyond | jnp.any(step != 0), aside, beyond, down.gain, taken, down.products)
+    aside_x = jnp.where(beyond, away, point.x + step)
+    return Doubt(beyond | jnp.any(step != 0), aside_x, beyond, down.gain, taken, down.products)
+
+
+def _hopeful_probe(
+    point: Linearization, steps: Steps, length: jax.Array, noise: Noise
+) -> tuple[jax.Array, Probe]:
+    """Whether the full step is hopeful, and the part of it that is taken then."""
+    hopeful = is_hopeful(point, length, noise.residual)
+    along = cond(hopeful, lambda: probe(point, steps, noise.residual), lambda: no_probe(point))
+    return hopeful, along
 
 
 def _aside(
@@ -111,8 +141,8 @@ def _aside(
     assert point.triangle is not None
     L, c = point.triangle
     factors = singular_triangle(Triangle(L / memoryless_scale(point.columns)[:, None], c))
-    hopeful = is_hopeful(point, noise.residual)
-    taken = cond(hopeful, lambda: probe(point, factors, noise.residual), lambda: no_probe(point))
+    steps = factored_steps(point, factors)
+    hopeful, taken = _hopeful_probe(point, steps, norm(c), noise)
     flat = hopeful | (point.cost <= noise.cost)
     down = cond(
         flat,

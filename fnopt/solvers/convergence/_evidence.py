@@ -22,6 +22,12 @@ _HARDLY = 0.01  # of the residuals, that a param without effect may have moved
 _GONE = 2  # power of the rounding unit: what is left of a param at a singular root
 _LINEARLY = 1e-4, 0.5  # of the cost, between which each step to a singular root leaves of it
 _VANISHED = 0.45  # power of the rounding unit: what is left of a column that counts no more
+_NEAR = 0.25  # power of the rounding unit: the part of a param, by which it is moved on
+_STEEPER = 10.0  # times the slope at a minimum, a tenth of the way further
+_LEANING = 1e-5  # of the residuals' length, that the linear model would take off them
+_ABOVE = 3.0  # times the rounding of the residuals, that this has to be
+_ROUNDED = 32.0  # rounding units, of a column that depends on others
+_STEADIER = 0.8  # times what it was
 
 
 class Noise(NamedTuple):
@@ -52,6 +58,32 @@ def rounding(point: Linearization, options: Options) -> Noise:
 def is_idle(idle: jax.Array, point: Linearization, noise: jax.Array) -> jax.Array:
     """Whether too many steps in a row were accepted that gain no more than rounding."""
     return idle > jnp.where(point.cost <= noise, _DONE, _IDLE)
+
+
+def leans(point: Linearization, noise: Noise) -> jax.Array:
+    r"""Whether the residuals still lean on the columns, where their cost can't show it.
+
+    .. math:: \|P r\| > \max(10^{-5} \|r\|, 3 \rho)
+
+    with the projection `P` on the range of the Jacobian, if it has full rank. What could be gained
+    is the square of it: 1e-10 of the cost, which float32 rounds to 1e-7 already, while params that
+    the data hardly determine are off in their third digit.
+    """
+    assert point.triangle is not None
+    pivots = jnp.abs(jnp.diagonal(point.triangle.L))
+    noise_of_columns = _ROUNDED * float(jnp.finfo(pivots.dtype).eps)
+    full = jnp.all(pivots > jnp.asarray(noise_of_columns, pivots.dtype) * point.columns)
+    least = jnp.asarray(_LEANING, point.cost.dtype) * jnp.sqrt(2 * point.cost)
+    least = jnp.maximum(least, jnp.asarray(_ABOVE, least.dtype) * noise.residual)
+    return full & (norm(point.triangle.c) > least)
+
+
+def is_steadier(after: Linearization, before: Linearization) -> jax.Array:
+    """Whether the residuals clearly lean less on the columns at one point than at another."""
+    assert after.triangle is not None
+    assert before.triangle is not None
+    factor = jnp.asarray(_STEADIER, after.cost.dtype)
+    return norm(after.triangle.c) <= factor * norm(before.triangle.c)
 
 
 def vanished(point: Linearization, peak: jax.Array, start: jax.Array) -> jax.Array:
@@ -96,9 +128,34 @@ def outward(point: Linearization, lost: jax.Array, start: jax.Array) -> jax.Arra
     return point.x + tenth * lost.astype(start.dtype) * (point.x - start)
 
 
+def near(point: Linearization, away: jax.Array) -> jax.Array:
+    """The point as far out as another, but by no more than a small part of what params are.
+
+    Where steps were long a tenth of the way is many periods of a sine.
+    """
+    part = float(jnp.finfo(away.dtype).eps) ** _NEAR
+    most = jnp.asarray(part, away.dtype) * jnp.abs(point.x)
+    return point.x + jnp.clip(away - point.x, -most, most)
+
+
 def has_moved(lost: jax.Array, x: jax.Array, start: jax.Array) -> jax.Array:
     """Whether params have lost their effect on their way."""
     return jnp.any(lost & (x != start))
+
+
+def held_up(point: Linearization, away: jax.Array, gradient: jax.Array) -> jax.Array:
+    """Which params the cost rises with on the way out, ever more steeply, as a mask of `[n]`.
+
+    At a minimum some may have no effect while others are on their way to infinity; taken out
+    together, the former would speak for the latter, whose slope only decays.
+
+    Args:
+        point: The point.
+        away: The point further out.
+        gradient: What the residuals of the point make of the Jacobian there.
+    """
+    steeper = jnp.abs(gradient) > jnp.asarray(_STEEPER, gradient.dtype) * jnp.abs(point.gradient)
+    return (gradient * (away - point.x) > 0) & steeper
 
 
 def rises(actual: jax.Array, cost: jax.Array) -> jax.Array:
@@ -113,7 +170,11 @@ def rises(actual: jax.Array, cost: jax.Array) -> jax.Array:
 
 
 def ran_away(
-    point: Linearization, start: jax.Array, scale: jax.Array, unseen: jax.Array
+    point: Linearization,
+    start: jax.Array,
+    scale: jax.Array,
+    unseen: jax.Array,
+    own: jax.Array | None,
 ) -> jax.Array:
     r"""Whether params went to infinity along directions that the data don't determine any more.
 
@@ -129,12 +190,16 @@ def ran_away(
         start: Where the search began, of shape `[n]`.
         scale: `D`.
         unseen: :math:`V_0`, orthonormal rows; zeros for directions that the data determine.
+        own: The curvature of every param by itself, of shape `[n]`, if it was learned: what is held
+            by that hasn't run away, however far it jumped.
 
     Returns:
         Whether any param did.
     """
     along = matmul(unseen.T, matmul(unseen, scale * (point.x - start))) / scale
     away = _far(point.x, start) & (jnp.abs(along) > jnp.abs(point.x) / 2)
+    if own is not None:
+        away &= own * jnp.square(point.x) <= jnp.square(_hardly(point))
     return jnp.any(away & (_own_effects(point) <= _hardly(point)))
 
 

@@ -7,11 +7,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+_SHARP = 1e-10  # of the cost
+
 
 class Options(NamedTuple):
     """Numbers of the algorithm."""
 
     ftol: jax.Array
+    sharp: jax.Array  # the tolerance of the cost where its slope has more digits than it has
     xtol: jax.Array
     gtol: jax.Array
     eps: jax.Array  # rounding unit of the params
@@ -37,10 +40,12 @@ def resolved(
     xtol: float | jax.Array | None,
     gtol: float | jax.Array | None,
 ) -> Options:
-    r"""Fills in the defaults, which are multiples of the rounding unit `eps` of the params.
+    r"""Fills in the defaults, which go by the rounding unit `eps` of the params.
 
     Differences of costs are computed from differences of residuals, so they are good to a few
-    `eps` of the cost, and the tests can be as sharp as that.
+    `eps` of the cost, and the tests can be as sharp as that. What the model predicts is good to
+    the square of it, if its Jacobian has full rank. At :math:`10^{-10}` of the cost params are
+    within :math:`10^{-5} \sqrt m` of their standard errors; at float32's unit it is 3e-4.
     """
 
     def array(value: float | jax.Array | None, default: float) -> jax.Array:
@@ -48,6 +53,7 @@ def resolved(
 
     return Options(
         ftol=array(ftol, eps),
+        sharp=array(ftol, min(eps, max(_SHARP, eps**2))),
         xtol=array(xtol, 4 * eps),
         gtol=array(gtol, eps),
         eps=array(eps, 0),

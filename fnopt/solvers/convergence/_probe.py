@@ -9,6 +9,8 @@ the cost up. One more evaluation, a part of the way along that step, tells the t
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -17,6 +19,7 @@ import jax.numpy as jnp
 from fnopt.core import matmul, row_total
 from fnopt.linear import SingularFactors, divide, norm
 from fnopt.solvers.model._linearization import Linearization
+from fnopt.solvers.model._scaling import memoryless_scale
 
 SHARE = 1e-4  # of the cost, which a claim may leave to the second-order model
 _ABOVE = 3.0  # times the rounding of the residuals, that the model's reduction has to be
@@ -36,23 +39,44 @@ class Probe(NamedTuple):
     blur: jax.Array  # the rounding of these
 
 
-def is_hopeful(point: Linearization, noise: jax.Array) -> jax.Array:
+class Steps(NamedTuple):
+    """The steps of a linear model by their damping, in scaled variables."""
+
+    damped: Callable[[jax.Array], tuple[jax.Array, jax.Array]]  # lam -> p, ||J p||
+    scale: jax.Array  # [n]
+    push: Callable[[jax.Array], jax.Array]  # of `[n]`, not scaled: v -> J v
+
+    def full(self) -> tuple[jax.Array, jax.Array]:
+        r"""The step that nothing but rounding damps, and the length :math:`\|J p\|`."""
+        eps = float(jnp.finfo(self.scale.dtype).eps)
+        return self.damped(jnp.square(jnp.asarray(_SEEN * eps, self.scale.dtype)))
+
+
+def factored_steps(point: Linearization, factors: SingularFactors) -> Steps:
+    """The steps by the singular values of the triangle of a Jacobian, in units of its columns."""
+    scale = memoryless_scale(point.columns)
+    return Steps(functools.partial(_damped, factors), scale, lambda v: matmul(point.J, v))
+
+
+def is_hopeful(point: Linearization, length: jax.Array, noise: jax.Array) -> jax.Array:
     r"""Whether the undamped linear model would lower the cost by a visible part.
 
     .. math:: \tfrac12 \|P r\|^2 > 10^{-4} f, \qquad \|P r\| > 3 \rho
 
     with the projection `P` on the range of the Jacobian, and the rounding :math:`\rho` of the
-    residuals. A triangle shows it, if every param has an effect; other factors don't.
+    residuals, if every param has an effect.
+
+    Args:
+        point: The point.
+        length: The length of the projection :math:`P r`.
+        noise: :math:`\rho`.
     """
-    if point.triangle is None:
-        return jnp.zeros((), bool)
-    length = norm(point.triangle.c)
     share = jnp.asarray((2 * SHARE) ** 0.5, length.dtype) * jnp.sqrt(point.cost)
     much = (length > share) & (length > jnp.asarray(_ABOVE, length.dtype) * noise)
     return much & jnp.all(point.columns > 0)
 
 
-def probe(point: Linearization, factors: SingularFactors, noise: jax.Array) -> Probe:
+def probe(point: Linearization, steps: Steps, noise: jax.Array) -> Probe:
     r"""The part of the full step that moves the residuals clearly, and not further.
 
     .. math:: t = \min\Bigl(\sqrt{\rho / \|J p\|},\ 0.1 \min_j |x_j / p_j|\Bigr)
@@ -61,22 +85,20 @@ def probe(point: Linearization, factors: SingularFactors, noise: jax.Array) -> P
     have their say wherever a param changes by factors.
 
     Args:
-        point: The point, with a Jacobian.
-        factors: The singular values of its triangle, in units of the Jacobian's columns.
+        point: The point.
+        steps: The steps of the linear model there.
         noise: :math:`\rho`, the rounding of the residuals.
     """
     dtype = point.x.dtype
-    seen = jnp.asarray(_SEEN * float(jnp.finfo(dtype).eps), dtype)
-    full, length = _damped(factors, jnp.square(seen))
+    full, length = steps.full()
     t = jnp.sqrt(jnp.minimum(divide(noise, length), jnp.ones((), dtype)))
-    own = own_share(divide(full, point.columns), point.x, _OWN)
+    own = own_share(full / steps.scale, point.x, _OWN)
     t = jnp.where(own > 0, jnp.minimum(t, own), t)
     # As it will be taken: what rounding makes of it is known, and nothing that has to be allowed.
-    step = (point.x + t * divide(full, point.columns)) - point.x
+    step = (point.x + t * full / steps.scale) - point.x
     across = jnp.square(jnp.asarray(_ACROSS, dtype) * divide(length, norm(full)))
-    down, _ = _damped(factors, across)
-    both = jnp.stack([step, divide(down, point.columns)], axis=1)
-    moved, bottom = matmul(point.J, both).T
+    down, _ = steps.damped(across)
+    moved, bottom = steps.push(step), steps.push(down / steps.scale)
     blur = jnp.asarray(_BLURRED * float(jnp.finfo(dtype).eps), dtype) * norm(down)
     return Probe(step, matmul(point.gradient, step), moved, point.r + bottom, blur)
 
@@ -94,7 +116,9 @@ def no_probe(point: Linearization) -> Probe:
     return Probe(jnp.zeros_like(point.x), none, nothing, nothing, none)
 
 
-def is_refuted(point: Linearization, taken: Probe, r: jax.Array, noise: jax.Array) -> jax.Array:
+def is_refuted(
+    point: Linearization, taken: Probe, r: jax.Array, noise: jax.Array, strict: bool = False
+) -> jax.Array:
     r"""Whether the second-order model predicts a visible reduction of the cost.
 
     .. math:: C = \|J p\|^2 + 2\, \bar r^T (r_+ - r - J p), \qquad
@@ -112,6 +136,8 @@ def is_refuted(point: Linearization, taken: Probe, r: jax.Array, noise: jax.Arra
         taken: The part of the full step, `p` above.
         r: The residuals at its end, :math:`r_+`.
         noise: :math:`\rho`, the rounding of the residuals.
+        strict: Whether a claim only stands where curvature is seen that keeps the cost up: where
+            the search was made with steps that are cut short, and better ones are left.
     """
     half = jnp.asarray(0.5, r.dtype)
     moved, floor = taken.moved, taken.floor
@@ -123,6 +149,8 @@ def is_refuted(point: Linearization, taken: Probe, r: jax.Array, noise: jax.Arra
     gain = half * taken.slope * divide(taken.slope, jnp.maximum(curvature, half * norms))
     known = jnp.isfinite(gain) & (curvature > -half * norms)
     share = jnp.asarray(SHARE, r.dtype) * point.cost
+    if strict:
+        return ~(known & (gain <= share))
     unknown = 2 * (jnp.sqrt(steep) * noise + taken.blur * jnp.sqrt(off))
     hidden = jnp.abs(curvature) <= unknown
     return (known & (gain > share)) | (hidden & (-taken.slope > share))

@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import matmul, row_total
+from fnopt.jacobians import jacobian_mode
 from fnopt.linear import System
-from fnopt.residuals import FlatResidual, linearise_products
+from fnopt.residuals import FlatResidual, linearise, linearise_products, linearise_pull
 from fnopt.solvers.model._linearization import Linearization
 
 Map = Callable[[jax.Array], jax.Array]
@@ -34,6 +35,8 @@ class LinearModel:
 
     takes_rows: ClassVar[bool] = False
     """Whether a point comes with a triangle, which can take learned rows of curvature below it."""
+    cuts_short: ClassVar[bool] = False
+    """Whether steps end before they have all digits."""
     has_matrix: ClassVar[bool] = True
     """Whether a point keeps a matrix, from which columns can be taken out."""
 
@@ -51,6 +54,20 @@ class LinearModel:
         """The linear model in scaled variables, ready for steps; `lam` is a guess of a damping."""
         raise NotImplementedError
 
+    @property
+    def takes_own(self) -> bool:
+        """Whether the model can be given curvature of every param by itself."""
+        return False
+
+    def curved(self, own: jax.Array) -> LinearModel:
+        """The model with curvature of every param by itself, of shape `[n]`."""
+        raise NotImplementedError
+
+    def finished(self, system: System, needed: jax.Array) -> System:
+        """The system whose steps have all digits where that is needed."""
+        del needed
+        return system
+
     def rank(self, factors: Any) -> Rank:
         """The rank, and the undetermined directions in scaled variables.
 
@@ -66,7 +83,7 @@ class LinearModel:
 
     def rmv(self, x: jax.Array, w: jax.Array) -> jax.Array:
         r"""The product :math:`J(x)^T w`, where nothing else is needed of the Jacobian."""
-        raise NotImplementedError
+        return self.linearised_rmv(x)[2](w)
 
     def products(self, point: Linearization) -> tuple[Map, Map]:
         """The products with the Jacobian at a point, and with its transpose."""
@@ -91,6 +108,14 @@ class LinearModel:
     def size(self) -> int:
         """The longer side of the Jacobian, by which rounding grows."""
         return max(self.flat.rows, self.flat.n)
+
+
+def formed_rmv(model: LinearModel, x: jax.Array, w: jax.Array) -> jax.Array:
+    r"""The product :math:`J(x)^T w` in the mode in which the Jacobian is formed."""
+    flat, mode = model.flat, model.mode
+    if flat.derivative is None and jacobian_mode(mode, flat.rows, flat.n) == "reverse":
+        return linearise_pull(flat.r, x)[1](w)
+    return row_total(matmul(w, linearise(flat, x, mode, model.chunk_size)[1]))
 
 
 def scaled_rmv(point: Linearization, scale: jax.Array) -> Map:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import matmul, row_total
-from fnopt.jacobians import jacobian_mode
+from fnopt.core import matmul
 from fnopt.linear import (
     LiftedSystem,
     Triangle,
@@ -19,13 +19,15 @@ from fnopt.linear import (
     numerical_rank,
     triangle,
 )
-from fnopt.residuals import linearise, linearise_pull
-from fnopt.solvers.model._base import LinearModel, Rank, gram_rank, scaled_rmv
+from fnopt.residuals import linearise
+from fnopt.solvers.model._base import LinearModel, Rank, formed_rmv, gram_rank, scaled_rmv
 from fnopt.solvers.model._linearization import (
     Linearization,
     factorised_linearization,
     linearization_at,
 )
+
+_FEW = 16  # params, whose curvature a few rows tell
 
 
 class DenseModel(LinearModel):
@@ -42,16 +44,24 @@ class DenseModel(LinearModel):
 
     def rmv(self, x: jax.Array, w: jax.Array) -> jax.Array:
         r"""The product :math:`J(x)^T w`, where nothing else is needed of the Jacobian."""
-        flat, mode = self.flat, self.mode
-        if flat.derivative is None and jacobian_mode(mode, flat.rows, flat.n) == "reverse":
-            return linearise_pull(flat.r, x)[1](w)
-        return row_total(matmul(w, linearise(flat, x, mode, self.chunk_size)[1]))
+        return formed_rmv(self, x, w)
 
 
+@dataclasses.dataclass(frozen=True)
 class TriangleModel(DenseModel):
     """The model of a tall Jacobian by its QR factorisation, which a point comes with."""
 
     takes_rows = True
+    own: jax.Array | None = None
+
+    @property
+    def takes_own(self) -> bool:
+        """Whether the model can be given curvature of every param by itself."""
+        return self.flat.n > _FEW
+
+    def curved(self, own: jax.Array) -> LinearModel:
+        """The model with curvature of every param by itself, of shape `[n]`."""
+        return dataclasses.replace(self, own=own)
 
     def evaluate(self, x: jax.Array, residual: jax.Array | None = None) -> Linearization:
         """The point with its Jacobian and the triangle of that."""
@@ -62,7 +72,8 @@ class TriangleModel(DenseModel):
         """The scaled triangle, with the rows below it."""
         assert point.triangle is not None
         L, c = point.triangle
-        return guarded(Triangle(L / scale[:, None], c), rows / scale)
+        own = None if self.own is None else jnp.sqrt(self.own) / scale
+        return guarded(Triangle(L / scale[:, None], c), rows / scale, own)
 
     def system(
         self, point: Linearization, factors: Any, scale: jax.Array, lam: jax.Array

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from fnopt.core import row_total
 from fnopt.linear import TallGramSystem, WideGramSystem, scaled_gram
 from fnopt.residuals import linearise, linearise_gram, linearise_products, linearise_pull, pushed
-from fnopt.solvers.model._base import LinearModel, Map, Rank, free, gram_rank
+from fnopt.solvers.model._base import LinearModel, Map, Rank, formed_rmv, free, gram_rank
 from fnopt.solvers.model._linearization import Linearization, NormalMatrix, half_square
 
 
+@dataclasses.dataclass(frozen=True)
 class TallGramModel(LinearModel):
     """The model that keeps the Gram matrix instead of the Jacobian."""
+
+    own: jax.Array | None = None
+
+    @property
+    def takes_own(self) -> bool:
+        """Whether the model can be given curvature of every param by itself."""
+        return True
+
+    def curved(self, own: jax.Array) -> LinearModel:
+        """The model with curvature of every param by itself, of shape `[n]`."""
+        return dataclasses.replace(self, own=own)
 
     def evaluate(self, x: jax.Array, residual: jax.Array | None = None) -> Linearization:
         """The point with its Gram matrix."""
@@ -25,13 +39,16 @@ class TallGramModel(LinearModel):
     def factorise(self, point: Linearization, scale: jax.Array, rows: jax.Array) -> Any:
         """The Gram matrix in scaled variables."""
         del rows
-        return scaled_gram(point.J.matrix, scale)
+        G, at = point.J.matrix, jnp.arange(scale.size)
+        return scaled_gram(G if self.own is None else G.at[at, at].add(self.own), scale)
 
     def system(
         self, point: Linearization, factors: Any, scale: jax.Array, lam: jax.Array
     ) -> TallGramSystem:
         """Steps by the Gram matrix."""
-        return TallGramSystem(factors, point.gradient / scale, lam, self._pull(point, scale))
+        own = None if self.own is None else self.own / scale / scale
+        pull = self._pull(point, scale)
+        return TallGramSystem(factors, point.gradient / scale, lam, pull, own=own)
 
     def _pull(self, point: Linearization, scale: jax.Array) -> Map | None:
         if self.mode == "forward":  # perhaps the only mode that the function has
@@ -39,6 +56,13 @@ class TallGramModel(LinearModel):
         # Only called where the residual function is differentiated anyway.
         moving = free(point)
         return lambda w: moving * linearise_products(self.flat.r, point.x)[2](w) / scale
+
+    def rmv(self, x: jax.Array, w: jax.Array) -> jax.Array:
+        r"""The product :math:`J(x)^T w`, where nothing else is needed of the Jacobian."""
+        given = self.flat.derivative
+        if given is not None and given.gram is not None:  # in less memory than a Jacobian
+            return row_total(given.gram(x, jnp.ones_like(w), w)[1])
+        return formed_rmv(self, x, w)
 
     def rank(self, factors: Any) -> Rank:
         """By the eigenvalues."""
@@ -69,6 +93,10 @@ class RowsModel(LinearModel):
         K = self.flat.gram(x)
         column = jnp.sqrt(jnp.trace(K) / jnp.asarray(x.size, x.dtype))
         return Linearization(x, r, K, half_square(r), pull(r), jnp.full_like(x, column))
+
+    def rmv(self, x: jax.Array, w: jax.Array) -> jax.Array:
+        r"""The product :math:`J(x)^T w`, by a backward pass through the residuals."""
+        return linearise_pull(self.flat.r, x)[1](w)
 
     def products(self, point: Linearization) -> tuple[Map, Map]:
         """By a forward and a backward pass through the residuals."""

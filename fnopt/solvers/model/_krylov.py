@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from fnopt.linear import KrylovSystem
+from fnopt.linear import KrylovSystem, System
 from fnopt.residuals import probed_columns
 from fnopt.solvers.model._base import LinearModel, free
 from fnopt.solvers.model._linearization import Linearization, half_square
@@ -16,6 +18,7 @@ class KrylovModel(LinearModel):
     """The model that keeps only what products with the Jacobian need."""
 
     has_matrix = False
+    cuts_short = True
 
     def evaluate(self, x: jax.Array, residual: jax.Array | None = None) -> Linearization:
         """The point, the norms of whose columns are estimated."""
@@ -38,3 +41,11 @@ class KrylovModel(LinearModel):
         return KrylovSystem(
             lambda v: push(moving * v / scale), lambda w: moving * pull(w) / scale, point.r
         )
+
+    def finished(self, system: System, needed: jax.Array) -> System:
+        """The system whose conjugate gradients end where rounding does, where that is needed."""
+        assert isinstance(system, KrylovSystem)
+        dtype = system.r.dtype
+        all_digits = jnp.asarray(jnp.finfo(dtype).eps, dtype)
+        tolerance = jnp.where(needed, all_digits, jnp.asarray(system.tolerance, dtype))
+        return dataclasses.replace(system, tolerance=tolerance)

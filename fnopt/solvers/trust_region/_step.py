@@ -16,11 +16,12 @@ from jax import lax
 
 from fnopt.core import Status, matmul, row_total
 from fnopt.linear import DampedStep, System, divide, norm
-from fnopt.solvers.convergence._evidence import Noise, is_idle
+from fnopt.solvers.convergence._evidence import Noise, is_idle, leans
 from fnopt.solvers.convergence._options import Options
 from fnopt.solvers.convergence._tests import cost_converged, first_of, step_converged
 from fnopt.solvers.model._curvature import no_curvature
 from fnopt.solvers.model._linearization import Linearization
+from fnopt.solvers.model._own_curvature import no_own_curvature
 from fnopt.solvers.model._scaling import (
     grown_scale,
     initial_scale,
@@ -48,6 +49,7 @@ class TrustRegionState(NamedTuple):
     lam: jax.Array  # the damping of the last step, a guess of the next one's
     rows: jax.Array  # [k, n], W: curvature that the linear model leaves out; k = 0 for none
     idle: jax.Array  # int32, accepted steps in a row that gained no more than rounding
+    own: jax.Array  # [2, n]: curvature of each param, as learned and as used; [0, n] for none
 
 
 class Trial(NamedTuple):
@@ -65,7 +67,11 @@ class Trial(NamedTuple):
 
 
 def begin(
-    point: Linearization, options: Options, rule: RadiusRule, memory: int = 0
+    point: Linearization,
+    options: Options,
+    rule: RadiusRule,
+    memory: int = 0,
+    learns_own: bool = False,
 ) -> TrustRegionState:
     """The state at a first point; it remembers `memory` rows of curvature."""
     steepest = initial_scale(point.columns)
@@ -73,7 +79,9 @@ def begin(
     radius = rule.first(options.radius, steepest, point.x, point.cost)
     rows = no_curvature(memory, point.x)
     scale = _scale(steepest, point, rows)
-    return TrustRegionState(radius, steepest, scale, zero, zero, jnp.zeros_like(radius), rows, zero)
+    own = no_own_curvature(learns_own, point.x)
+    none = jnp.zeros_like(radius)
+    return TrustRegionState(radius, steepest, scale, zero, zero, none, rows, zero, own)
 
 
 def arrive(search: TrustRegionState, point: Linearization) -> TrustRegionState:
@@ -266,7 +274,10 @@ def _outlook(
     # that the step leaves out.
     sloping = is_sloping(point, scaled_gradient, noise.residual)
     flat = again & ~(sloping & (alone > noise.cost))
-    flat |= cost_converged(actual, attainable, point.cost, options.ftol, options.noise)
+    ftol = options.ftol
+    if tested:
+        ftol = lax.select(leans(point, noise), options.sharp, ftol)
+    flat |= cost_converged(actual, attainable, point.cost, ftol, options.noise)
     tiny = step_converged(trial.length, size, options.xtol)
     stuck = search.rejections > _MOST_REJECTIONS
     collapsed = ~flat & (tiny | stuck | again) & sloping
@@ -294,8 +305,9 @@ def restart(
     radius = rule.reopened(options.radius, scale, point.x, search.restarts)
     none = jnp.zeros_like(search.rejections)
     lam, rows = jnp.zeros_like(radius), jnp.zeros_like(search.rows)
+    own = jnp.zeros_like(search.own)
     restarts = search.restarts + 1
-    return TrustRegionState(radius, steepest, scale, none, restarts, lam, rows, none)
+    return TrustRegionState(radius, steepest, scale, none, restarts, lam, rows, none, own)
 
 
 def choose(choice: jax.Array, a: TrustRegionState, b: TrustRegionState) -> TrustRegionState:

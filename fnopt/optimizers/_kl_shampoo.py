@@ -25,6 +25,7 @@ from fnopt.optimizers._matrix_factors import (
     Pair,
     eigenvectors,
     identities,
+    limited,
     only_finite,
     orthonormal,
     rotated,
@@ -39,6 +40,7 @@ from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import partition
 
 _LEAST_LIMIT = 10  # of inverse roots, for short sides
+_LARGEST_RMS = 10.0  # of an update; one of gradients like those before has 1 or less
 
 
 class ScaleByKlShampooState(NamedTuple):
@@ -76,7 +78,9 @@ class scale_by_kl_shampoo(Matrixwise):
     bases are refreshed every `precondition_frequency` steps by a QR factorisation.
 
     As in the authors' code the first step only makes the bases, and its update is zero; the mean
-    has no bias correction, so that the first updates are short.
+    has no bias correction, so that the first updates are short. Eigenvalues are those before the
+    gradient, which may be of any size (the first ones that count, or of a bad batch): no update is
+    longer than one of root mean square 10, a bound that the authors' code doesn't have.
 
     Stored are, for a matrix `[m, n]`, `m n + 2 (m^2 + n^2) + m + n` numbers. Derivatives by
     hyper-parameters take the bases as constants. A gradient that is not finite never gets into
@@ -156,7 +160,7 @@ class scale_by_kl_shampoo(Matrixwise):
         branches = (_eigenbases, _power_iteration, _kept)
         bases = jax.lax.switch(jnp.where(first, 0, now), branches, *known)
         new = {"mu": mu, "factors": factors, "bases": bases, "values": values}
-        return jnp.where(first, jnp.zeros_like(u), u), new
+        return jnp.where(first, jnp.zeros_like(u), limited(u, _LARGEST_RMS)), new
 
     def _bounded(self, new: jax.Array, old: jax.Array) -> jax.Array:
         """Eigenvalues whose inverse roots are not too large; what is not finite stays out."""

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import ema, matmul
+from fnopt.core import ema, matmul, nonzero, root
 
 Pair = tuple[Any, Any]
 """What belongs to rows and to columns; None for a side that is left alone."""
@@ -65,3 +65,15 @@ def eigenvectors(factor: jax.Array, old: jax.Array) -> jax.Array:
 def orthonormal(x: jax.Array, old: jax.Array) -> jax.Array:
     """An orthonormal basis of the columns, in their order."""
     return only_finite(jnp.linalg.qr(x)[0], old)
+
+
+def root_mean_square(x: jax.Array) -> jax.Array:
+    """Of each matrix, `[k, 1, 1]`; right where squares leave the range."""
+    largest = nonzero(jnp.max(jnp.abs(x), axis=(1, 2), keepdims=True))
+    return largest * root(jnp.mean(jnp.square(x / largest), axis=(1, 2), keepdims=True))
+
+
+def limited(u: jax.Array, most: float) -> jax.Array:
+    """Matrices that are shortened to this root mean square, where theirs is larger."""
+    rms = root_mean_square(u)
+    return u * jnp.minimum(most / nonzero(rms), jnp.ones_like(rms))

@@ -21,7 +21,14 @@ from fnopt.core import (
     root,
     static,
 )
-from fnopt.optimizers._matrix_factors import Pair, identities, only_finite, turned
+from fnopt.optimizers._matrix_factors import (
+    Pair,
+    identities,
+    limited,
+    only_finite,
+    root_mean_square,
+    turned,
+)
 from fnopt.optimizers._matrix_fallback import with_adam
 from fnopt.optimizers._matrix_rule import as_rule
 from fnopt.optimizers._matrixwise import Matrixwise
@@ -58,7 +65,9 @@ class scale_by_psgd_kron(Matrixwise):
     and likewise for :math:`Q_R`, with random normal `V`: the fixed point of these steps is where
     whitened gradients have the identity as second moment. There are no eigenvalues and no inverses,
     only triangular solves. Factors are learned in each of the first 500 steps, then ever more
-    rarely, down to every 33rd; between, a step is four products.
+    rarely, down to every 33rd; between, a step is four products. They begin as multiples of the
+    identity by which the first update has the mean square 1, as in the author's code, so that the
+    units of the loss don't matter.
 
     Stored are, for a matrix `[m, n]`, `m n + m^2 + n^2` numbers. Derivatives by hyper-parameters
     take the factors as constants. A gradient that is not finite never gets into the factors.
@@ -70,6 +79,7 @@ class scale_by_psgd_kron(Matrixwise):
         random_seed: A whole number, for `V`.
         mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
         weight_dimension_numbers: The axes of the matrices, as in `scale_by_muon`.
+        initial_scale: What :math:`Q_L \otimes Q_R` is at first; None for what is said above.
 
     Raises:
         ValueError: In use, if a leaf is no matrix.
@@ -95,6 +105,7 @@ class scale_by_psgd_kron(Matrixwise):
     random_seed: int = static(default=0)
     mu_dtype: Any = static(default=None, convert=as_dtype)
     weight_dimension_numbers: Any = static(default=None, convert=as_rule)
+    initial_scale: Scalar | None = hyper(default=None, gt=0)
 
     def start(self, slot: str, shape: tuple[int, int, int], dtype: Any) -> Pair:
         """Identities."""
@@ -113,7 +124,9 @@ class scale_by_psgd_kron(Matrixwise):
 
         def learned(known: Any) -> Pair:
             mean, factors = known
-            return _learned(mean, factors, V, h.precond_lr)
+            size = _first_scale(mean) if h.initial_scale is None else h.initial_scale
+            first = _scaled(factors, jnp.where(count == 0, size, jnp.ones_like(size)))
+            return _learned(mean, first, V, h.precond_lr)
 
         known = jax.lax.stop_gradient((mean, slots.factors))
         factors = jax.lax.cond(_due(count), learned, lambda known: known[1], known)
@@ -122,9 +135,7 @@ class scale_by_psgd_kron(Matrixwise):
         u = mean
         u = u if left is None else matmul(turned(left), matmul(left, u))
         u = u if right is None else matmul(matmul(u, turned(right)), right)
-        rms = root(jnp.mean(jnp.square(u), axis=(1, 2), keepdims=True))
-        u = u * jnp.minimum(_LARGEST_RMS / nonzero(rms), jnp.ones_like(rms))
-        return u, {"mu": mu, "factors": factors}
+        return limited(u, _LARGEST_RMS), {"mu": mu, "factors": factors}
 
     def _random(self, count: Any, index: jax.Array, g: jax.Array) -> jax.Array:
         """Normal numbers that depend on the step and the number of the matrix only."""
@@ -148,6 +159,21 @@ def _due(count: jax.Array) -> jax.Array:
         return jnp.minimum(steps, _FLAT) + jnp.floor(falling + rare).astype(steps.dtype)
 
     return times(count + 1) > times(count)
+
+
+def _first_scale(mean: jax.Array) -> jax.Array:
+    """By what `Q_L (x) Q_R` is multiplied so that the update has the mean square 1, `[k, 1, 1]`."""
+    rms = root_mean_square(mean)
+    known = jnp.isfinite(rms) & (rms > 0)
+    return jax.lax.rsqrt(jnp.where(known, rms, jnp.ones_like(rms)))
+
+
+def _scaled(factors: Pair, size: jax.Array) -> Pair:
+    """The factors with a product that is so many times as large."""
+    left, right = factors
+    if left is not None and right is not None:
+        size = root(size)
+    return None if left is None else size * left, None if right is None else size * right
 
 
 def _learned(mean: jax.Array, factors: Pair, V: jax.Array, rate: jax.Array) -> Pair:

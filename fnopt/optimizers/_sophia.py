@@ -112,7 +112,8 @@ class scale_by_sophia(Transformation):
         \nu_t &= \beta_2 \nu_{t-1} + (1-\beta_2)\, \hat h_t \quad \text{every } k \text{ steps}
 
     The paper divides by :math:`\nu_t`, and doesn't correct the mean; here a step needs no curvature
-    of its own, and the first is one of signs.
+    of its own, and the first is one of signs. What isn't finite in an estimate never gets into
+    :math:`\nu`; the mean is as lost by such a gradient as Adam's, so keep `apply_if_finite` around.
 
     Args:
         b1: :math:`\beta_1`, decay of the mean.
@@ -191,7 +192,8 @@ class scale_by_sophia(Transformation):
             found, inner = estimator.update(updates, state.hessian_fn_state, params, **extra_args)
 
             def average(b2: Any, h: Any, nu: Any) -> Any:
-                return h, ema(nu, jnp.real(h), b2)
+                new = ema(nu, jnp.real(h), b2)
+                return h, jnp.where(jnp.isfinite(new), new, nu)  # else its steps are 0 for ever
 
             nu = map_leaves(average, found, hyper=self.b2, outputs=2, nu=state.nu)[1]
             like = state.hessian_fn_state

@@ -37,6 +37,19 @@ def test_its_mean_is_the_diagonal_of_the_gauss_newton_matrix():
     assert (error < 0.05 * exact.max()).all()
 
 
+def test_an_estimate_that_is_not_finite_stays_out_of_sophia():
+    tx = fnopt.sophia(0.1, update_interval=1, hessian_diagonal_fn=bartlett())
+    params = {"w": jnp.ones((2, 3))}
+    logits = lambda x: lambda params: x @ params["w"]  # noqa: E731
+    step = jax.jit(lambda s, x: tx.update(params, s, params, logits_fn=logits(x))[1])
+    good = step(tx.init(params), jnp.ones((4, 2)))
+    kept = fnopt.slots(good)["nu"]["w"]
+    assert bool((kept > 0).any())
+    for bad in (jnp.nan, 1e25):  # whose square is infinite
+        nu = fnopt.slots(step(good, bad * jnp.ones((4, 2))))["nu"]["w"]
+        assert bool(jnp.isfinite(nu).all())
+
+
 def test_inside_sophia():
     tx = fnopt.sophia(0.1, hessian_diagonal_fn=bartlett(), weight_decay=0.0)
     state = jax.eval_shape(lambda p: tx.update(p, tx.init(p), p, logits_fn=logits)[1], PARAMS)

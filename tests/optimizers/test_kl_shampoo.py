@@ -138,6 +138,21 @@ def test_gradients_of_any_size_leave_everything_finite():
     assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(kept))
 
 
+def test_no_single_batch_throws_params_away():
+    # The first eigenvalues that count are those of gradients of size 0.3, whatever they are.
+    tx = fnopt.scale_by_kl_shampoo()
+    g = np.random.default_rng(0).standard_normal((5, 3, 4)).astype(np.float32)
+
+    @jax.jit
+    def run(sizes):
+        step = lambda s, g: tx.update({"w": g}, s)[::-1]  # noqa: E731
+        return jax.lax.scan(step, tx.init({"w": g[0]}), sizes[:, None, None] * g)[1]["w"]
+
+    for sizes in ([1e10] * 5, [1, 1, 1, 1e20, 1], [1, 1, 1, 1e30, 1]):
+        updates = np.asarray(run(jnp.asarray(sizes, jnp.float32)))
+        assert np.sqrt(np.mean(updates**2, (1, 2))).max() <= 10.001
+
+
 def test_what_is_refused():
     for options in ({"max_inverse_root": 0}, {"precondition_frequency": 0}, {"initial_value": 0.0}):
         with pytest.raises(ValueError, match="scale_by_kl_shampoo"):

@@ -22,7 +22,8 @@ def norm_from_below(A):
 def published(steps, randoms, b1, rate):
     """The updates of one wide matrix, step by step."""
     m, n = steps.shape[1:]
-    mu, Ql, Qr, out = np.zeros((m, n)), np.eye(m), np.eye(n), []
+    size = np.mean(steps[0] ** 2) ** -0.125  # so that Q^T Q (x) Q^T Q makes it 1
+    mu, Ql, Qr, out = np.zeros((m, n)), size * np.eye(m), size * np.eye(n), []
     for t, (G, V) in enumerate(zip(steps, randoms, strict=True), 1):
         mu = b1 * mu + (1 - b1) * G
         M = mu / (1 - b1**t)
@@ -55,6 +56,23 @@ def test_is_the_published_update():
     tall = published(np.swapaxes(g["tall"], 1, 2), V[2, 5], 0.8, 0.2)
     np.testing.assert_allclose(ours["wide"], wide, atol=1e-10)
     np.testing.assert_allclose(ours["tall"], np.swapaxes(tall, 1, 2), atol=1e-10)
+
+
+def test_units_of_the_loss_do_not_matter():
+    tx = fnopt.scale_by_psgd_kron()
+    g = jnp.asarray(np.random.default_rng(0).standard_normal((STEPS, 3, 4)), jnp.float32)
+
+    @jax.jit
+    def run(size):
+        step = lambda s, g: tx.update({"w": size * g}, s)[::-1]  # noqa: E731
+        return jax.lax.scan(step, tx.init({"w": g[0]}), g)[1]["w"]
+
+    usual, *others = jax.vmap(run)(2.0 ** jnp.asarray([0.0, 40.0, -40.0]))
+    for found in others:
+        np.testing.assert_allclose(found, usual, rtol=1e-4, atol=1e-5)
+    plain = fnopt.scale_by_psgd_kron(initial_scale=1.0, precond_lr=1e-6)
+    first = plain.update({"w": 1e-3 * g[0]}, plain.init({"w": g[0]}))[0]["w"]
+    np.testing.assert_allclose(first, 1e-3 * g[0], rtol=1e-4)
 
 
 def test_it_learns_to_whiten():

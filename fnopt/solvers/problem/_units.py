@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
@@ -47,10 +46,17 @@ def in_unit(problem: Problem, unit: jax.Array) -> Problem:
     gram = flat.gram
     if gram is not None:
         # Before the rows are multiplied, for the products may overflow.
-        gram = functools.partial(gram, factor=unit)
+        gram = _gram_in_unit(gram, unit)
     scaled = flat._replace(r=lambda x: unit * flat.r(x), derivative=given, gram=gram)
     losses = None if problem.losses is None else problem.losses.in_unit(unit)
     return problem._replace(flat=scaled, losses=losses)
+
+
+def _gram_in_unit(gram: Any, unit: jax.Array) -> Any:
+    def scaled(x: jax.Array, factor: jax.Array | None = None) -> jax.Array:
+        return gram(x, unit if factor is None else unit * factor)
+
+    return scaled
 
 
 def restored(values: Any, unit: jax.Array, powers: dict[str, int]) -> Any:

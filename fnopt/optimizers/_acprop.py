@@ -33,6 +33,10 @@ class scale_by_acprop(Leafwise):
     The first step divides by 1. The paper takes the distance from the mean that has :math:`g_t`
     in it, which is :math:`\beta_1` times this one: its steps are longer by :math:`1/\beta_1`.
 
+    An element whose gradients were all zero so far is divided by almost nothing (3e-7 after one
+    step, with these epsilons), and its step is as much too long. Where that happens, as in rows of
+    an embedding or behind a layer of zeros, raise `eps`, or clip behind this transform.
+
     Args:
         b1: :math:`\beta_1`, decay of the mean.
         b2: :math:`\beta_2`, decay of the mean squared distance.
@@ -84,6 +88,9 @@ def acprop(
 
     .. math:: u_t = -\eta_t \left(\frac{g_t}{\sqrt{\hat\nu_{t-1}} + \epsilon} +
               \lambda_t\, \theta_t\right)
+
+    The first gradient that isn't zero, after others that were, makes a very long step: see
+    `scale_by_acprop`.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.

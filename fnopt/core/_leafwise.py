@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.tree_util import tree_flatten
 
 from fnopt.core._counts import count_of, first_count, next_count
 from fnopt.core._devices import name_devices
@@ -179,14 +180,14 @@ class Leafwise(Transformation):
         self, updates: Any, state: Any, params: Any, names: tuple[str, ...]
     ) -> tuple[list[Any], Any, list[list[Any]]]:
         """The leaves of the updates, their treedef, and the companions of every leaf."""
-        leaves, treedef = jax.tree.flatten(updates)
+        leaves, treedef = tree_flatten(updates)
         if not all(map(is_inexact, leaves)):
             check_inexact(updates, "gradients")
         companions = {"params": params} if self.needs_params else {}
         companions |= {name: getattr(state, name) for name in names}
         own, columns = own_slots(self.State), []
         for name, tree in companions.items():
-            column, other = (None, None) if name in own else jax.tree.flatten(tree)
+            column, other = (None, None) if name in own else tree_flatten(tree)
             if column is None:
                 column = treedef.flatten_up_to(tree)
             elif other != treedef or not all(map(same_shape, leaves, column)):

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.tree_util import tree_flatten
 
 from fnopt.core._apply import is_pair_with
 from fnopt.core._checks import described
@@ -61,8 +62,9 @@ def _what_to_do(leaf: Any) -> str:
 
 def check_same_tree(tree: Any, other: Any, what: str, other_what: str) -> None:
     """Raises a ValueError where two trees differ in structure, or leaves in shape."""
-    leaves, structure = jax.tree.flatten(tree)
-    other_leaves, other_structure = jax.tree.flatten(other)
+    # Not by the names in jax.tree, which are functions around these: every update comes by here.
+    leaves, structure = tree_flatten(tree)
+    other_leaves, other_structure = tree_flatten(other)
     if structure == other_structure and all(map(same_shape, leaves, other_leaves)):
         return
     mine, treedef = leaves_with_names(tree)

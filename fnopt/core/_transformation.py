@@ -8,8 +8,8 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
-import jax
 import jax.numpy as jnp
+from jax.tree_util import tree_flatten
 
 from fnopt.core._beside import beside
 from fnopt.core._counts import missing_count, scheduled
@@ -229,7 +229,8 @@ def _guarded_update(update: Callable[..., Any]) -> Callable[..., Any]:
             given = params is not None and updates is not None
             if outermost and given and not self.other_gradients:
                 check_same_tree(updates, params, "gradients", "params")
-            _check_required(self, update, extra_args)
+            if required_by(update):
+                _check_required(self, update, extra_args)
 
             try:
                 new_updates, new_state = update(self, updates, state, params, **extra_args)
@@ -254,11 +255,11 @@ def _as_stored(tx: Transformation, updates: Any, like: Any) -> Any:
     weight decay adds. Params of whole numbers, and other trees, are left as they are. On explicit
     meshes they lie as the params do, too.
     """
-    leaves, treedef = jax.tree.flatten(updates)
-    stored, other = jax.tree.flatten(like)
+    leaves, treedef = tree_flatten(updates)
+    stored, other = tree_flatten(like)
     if treedef != other:
         return updates
-    same = all(map(_same_dtype, leaves, stored)) or is_wide(tx)
+    same = [*map(dtype_of, leaves)] == [*map(dtype_of, stored)] or is_wide(tx)
     if same and not is_typed(stored):
         return updates
     cast = leaves if same else map(_cast_like, leaves, stored)
@@ -268,10 +269,6 @@ def _as_stored(tx: Transformation, updates: Any, like: Any) -> Any:
 def is_wide(tx: Transformation) -> bool:
     """Whether a transform, or one inside it, has `wide_updates`."""
     return tx.wide_updates or any(is_wide(member.tx) for member in tx.members())
-
-
-def _same_dtype(update: Any, like: Any) -> bool:
-    return dtype_of(update) == dtype_of(like)
 
 
 def _cast_like(update: Any, like: Any) -> Any:

@@ -86,7 +86,8 @@ def task_list(record: Record) -> str:
         for t in record.tasks.values()
     ]
     machines = {
-        f"{t['date']}, {m['device']}, {m['cores']} cores, Python {m['python']}, JAX {m['jax']}"
+        f"{t['date']}, {m['device'].replace('cpu: cpu', 'CPU')}, {m['cores']} cores, "
+        f"Python {m['python']}, JAX {m['jax']}"
         + "".join(f", {name} {version}" for name, version in m["versions"].items())
         for t in record.tasks.values()
         for m in [t["machine"]]

@@ -144,7 +144,7 @@ def sound_blocks(averages: Averages) -> list[jax.Array]:
 
 
 def _sound(arrays: list[jax.Array]) -> jax.Array:
-    finite = [jnp.isfinite(x).all(range(1, x.ndim)) for x in arrays]
+    finite = [jnp.isfinite(x).all(tuple(range(1, x.ndim))) for x in arrays]
     return jnp.stack(finite).all(0) if finite else jnp.ones(0, bool)
 
 

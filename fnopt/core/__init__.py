@@ -62,6 +62,7 @@ from fnopt.core._moments import as_dtype, bias_correction, ema, positive_root
 from fnopt.core._moments import mean_weights as mean_weights
 from fnopt.core._named_axes import any_row as any_row
 from fnopt.core._named_axes import check_axis as check_axis
+from fnopt.core._named_axes import check_same_params as check_same_params
 from fnopt.core._named_axes import from_devices as from_devices
 from fnopt.core._named_axes import gathered_over as gathered_over
 from fnopt.core._named_axes import over_devices as over_devices

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core._errors import where
+from fnopt.core._paths import leaves_with_names, shown
 from fnopt.core._varying import varies_over, varying_like
 
 
@@ -95,6 +96,20 @@ def rows_over(axis_name: Any) -> Iterator[None]:
         yield
     finally:
         _axes.reset(token)
+
+
+def check_same_params(params: Any) -> None:
+    """Refuses params that differ between the devices of `row_axes`, as far as types say so."""
+    for path, leaf in leaves_with_names(params)[0] if row_axes() else ():
+        axes = varies_over(leaf) & {*row_axes()} if hasattr(leaf, "dtype") else ()
+        if axes:
+            axis = min(axes)
+            raise ValueError(
+                f"{where()}{shown(path)} of the params differs by its type between the devices of "
+                f"{axis!r}, expected params that are the same on all devices of axis_name. If they "
+                "are (parts that jax.lax.all_gather has put together, say), tell JAX: "
+                f"params = jax.lax.pmean(params, {axis!r})."
+            )
 
 
 def row_axes() -> tuple[Any, ...]:

@@ -11,7 +11,15 @@ import jax.numpy as jnp
 from jax import lax
 from jax.core import Tracer
 
-from fnopt.core import Params, Status, check_count, is_converged, rows_over, typed_start
+from fnopt.core import (
+    Params,
+    Status,
+    check_count,
+    check_same_params,
+    is_converged,
+    rows_over,
+    typed_start,
+)
 from fnopt.linear import norm
 from fnopt.programs import (
     call_compiled,
@@ -215,6 +223,7 @@ def least_squares(
         first_call_hints(params),
         written_for_jax("least_squares", "residual_fn"),
     ):
+        check_same_params(params)
         plain_call = callback is None and is_data((solver, options))
         known = (residual_fn, jac, params, args, constraints)
         functions = recorded_functions(*known) if plain_call else None

@@ -13,6 +13,7 @@ from fnopt.core import (
     Status,
     Transformation,
     apply_updates,
+    check_same_params,
     check_same_tree,
     checked_chunk_size,
     cond,
@@ -167,6 +168,7 @@ class LeastSquaresMethod(Transformation):
         del updates, extra_args
         check_same_tree(params, state.scale, "params", "the state's scale")
         with mesh_of(params), rows_over(self.axis_name):
+            check_same_params(params)
             return self._step(state, params, residual_fn, batch, jac)
 
     def _step(

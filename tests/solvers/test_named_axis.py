@@ -204,6 +204,20 @@ def test_what_a_call_says_of_a_wrong_axis():
         fnopt.least_squares(residuals, START, args=(X, Y), axis_name="no")
 
 
+@pytest.mark.parametrize("way", ["least_squares", "update"])
+def test_params_that_differ_between_devices_are_told(way):
+    def run(p, x, y):
+        p = jax.lax.all_gather(p, "d", tiled=True)
+        if way == "least_squares":
+            return fit(p, x, y)[0]["params"]
+        tx = LM(axis_name="d")
+        return tx.update(None, tx.init(p), p, residual_fn=lambda p: residuals(p, x, y))[0]
+
+    run = jax.shard_map(run, mesh=mesh_of(), in_specs=(P("d"),) * 3, out_specs=P())
+    with pytest.raises(ValueError, match=r"the only leaf of the params differs.*'d'.*pmean"):
+        jax.eval_shape(run, np.ones(4, "f"), X, Y)
+
+
 def seen_of_a_fit(axis_name: Any, scale: Any, x: Any, y: Any) -> Any:
     """A number that depends on params, cost, residuals and covariance of all data."""
     s = fnopt.least_squares(

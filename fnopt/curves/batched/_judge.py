@@ -117,7 +117,9 @@ def status_after(
     Returns:
         An int32 array, `RUNNING` where there is work left.
     """
-    f, tried = lanes.sums.square, ~(lanes.fresh | short)
+    f = lanes.sums.square
+    # Beside a length whose square overflows every step would be tiny.
+    tried = ~(lanes.fresh | short) & jnp.isfinite(trial.size)
     sums, lam = after.sums, after.lam
     cosine = gradient_cosine(faced(sums, after.x, box))
     stationary = (sums.square <= 0) | (cosine <= jnp.square(tol.gtol))

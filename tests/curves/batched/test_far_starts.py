@@ -82,6 +82,16 @@ def test_a_plateau_of_a_growing_exponential_is_no_solution():
     np.testing.assert_allclose(fit.params[:3], np.tile(fit.params[0], (3, 1)), rtol=1e-5)
 
 
+def test_where_the_square_of_the_params_overflows_nothing_is_claimed():
+    x = np.linspace(300.0, 900.0, 40, dtype=np.float32)
+    y = np.tile(50 * np.exp(-1500 / x) + NOISE.astype(np.float32), (2, 1))
+    starts = np.asarray([[40, 1400], [1e4, -1e4]], np.float32)
+    fit = curve_fit_batch(lambda x, a, b: a * jnp.exp(-b / x), x, y, starts)
+    assert bool(fit.converged[0])
+    far = np.max(np.abs(fit.params[1] / fit.params[0] - 1)) > 1e-2
+    assert not (fit.converged[1] and far)
+
+
 def test_no_fits_at_all():
     fit = curve_fit_batch(decay, X, np.zeros((0, 40), np.float32), (1.0, np.zeros(0)))
     assert fit.params.shape == (0, 2)

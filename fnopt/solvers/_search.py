@@ -114,13 +114,17 @@ def _examined(
         return away if problem.box is None else problem.box.nearest(away)
 
     def loose(lost: jax.Array) -> jax.Array:
-        for away in (further(lost), near(point, further(lost))):
-            lost = lost & ~held_up(point, away, model.rmv(away, point.r))
-        return lost
+        def held(away: jax.Array) -> jax.Array:
+            return held_up(point, away, model.rmv(away, point.r))
+
+        away = further(lost)
+        # One copy of the Jacobian's program for both.
+        return lost & ~jnp.any(lax.map(held, jnp.stack([away, near(point, away)])), axis=0)
 
     lost = vanished(point, loop.peak, loop.start)
     several = jnp.sum(lost & (point.x != loop.start)) > 1
-    lost = cond(several, lambda: loose(lost), lambda: lost)
+    if point.x.size > 1:
+        lost = cond(several, lambda: loose(lost), lambda: lost)
     beyond, away = has_moved(lost, point.x, loop.start), further(lost)
     products = CurvatureProducts(lambda y: model.rmv(y, point.r), options.eps)
     tests = products if problem.is_tested(loop.point) else None

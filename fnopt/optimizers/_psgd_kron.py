@@ -66,8 +66,8 @@ class scale_by_psgd_kron(Matrixwise):
     whitened gradients have the identity as second moment. There are no eigenvalues and no inverses,
     only triangular solves. Factors are learned in each of the first 500 steps, then ever more
     rarely, down to every 33rd; between, a step is four products. They begin as multiples of the
-    identity by which the first update has the mean square 1, as in the author's code, so that the
-    units of the loss don't matter.
+    identity by which the first update has the mean square 1, so that the units of the loss don't
+    matter (in the author's code, if it may choose, the mean fourth power is 1).
 
     Stored are, for a matrix `[m, n]`, `m n + m^2 + n^2` numbers. Derivatives by hyper-parameters
     take the factors as constants. A gradient that is not finite never gets into the factors.

@@ -236,12 +236,12 @@ class kfac(Transformation):
         model = KroneckerModel(self._spec, params, batch)
         count, fresh = state.count, state.averaged == 0
         again = state.status != Status.RUNNING.value  # after a step that was refused
-        whole = all_finite((state.damping, state.weights))
-        whole = whole & all_of(sound_blocks(averages_of(state)))
+        blocks = sound_blocks(averages_of(state))
+        whole = all_finite((state.damping, state.weights)) & all_of(blocks)
         state = mended(state, self.damping)
         objective = Objective(model, params, self.l2)
         damping = state.damping + objective.l2
-        averages = self._averages(model, objective.outputs, state, damping, fresh | again)
+        averages = self._averages(model, objective.outputs, state, damping, fresh | again, blocks)
         value, slope, noise = objective.value_and_gradient()
         gradient = model.matrices(slope)
         divided = model.divided(gradient, averages.inverses, damping, averages.moments)
@@ -285,6 +285,7 @@ class kfac(Transformation):
         state: KfacState,
         damping: jax.Array,
         now: jax.Array,
+        sound: list[jax.Array],
     ) -> Averages:
         """The averages with this batch, and their inverses, where they are due."""
         count, decay = state.count, jnp.asarray(self.decay).astype(model.dtype)
@@ -294,7 +295,7 @@ class kfac(Transformation):
             due = When(statistics | now, due.inverses)
         key = jax.random.fold_in(jax.random.key(self.seed), count)
         tape = lambda: model.tape(outputs, key)  # noqa: E731
-        return with_batch(model, tape, averages_of(state), due, damping, decay)
+        return with_batch(model, tape, averages_of(state), due, damping, decay, sound)
 
     def _combination(
         self,

@@ -66,6 +66,7 @@ def with_batch(
     due: When,
     damping: jax.Array,
     decay: jax.Array,
+    sound: list[jax.Array],
 ) -> Averages:
     """The averages after a step; the first batches count alike.
 
@@ -78,8 +79,8 @@ def with_batch(
         due: What is due.
         damping: Of this step.
         decay: The largest decay.
+        sound: Which blocks are finite, from `sound_blocks`.
     """
-    sound = sound_blocks(old)
     damaged = ~all_of(sound)
     due = When(*(now | damaged for now in due))
     if model.spec.eigenbasis:

@@ -134,13 +134,16 @@ class levenberg_marquardt(LeastSquaresMethod):
         They are for fits in which the data determine a few params; those of a network count
         together, not each by itself.
         """
-        exact = self.geodesic and self.damping == "trust_region"
-        return ROWS if exact and self.model(flat).takes_rows else 0
+        return ROWS if self._learns and self.model(flat).takes_rows else 0
 
     def learns_own(self, flat: FlatResidual) -> bool:
         """Whether the curvature of each param is learned, if steps follow each other."""
-        exact = self.geodesic and self.damping == "trust_region"
-        return exact and self.model(flat).takes_own
+        return self._learns and self.model(flat).takes_own
+
+    @property
+    def _learns(self) -> bool:
+        """Whether steps are to second order, so that curvature is learned from them."""
+        return self.geodesic and self.damping == "trust_region"
 
     def propose(
         self,

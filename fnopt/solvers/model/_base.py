@@ -27,11 +27,13 @@ class LinearModel:
         flat: The residual function of a vector.
         mode: `'auto'`, `'forward'` or `'reverse'`.
         chunk_size: How many derivatives are taken at once, or None.
+        own: Curvature of every param by itself, of shape `[n]`; None for none.
     """
 
     flat: FlatResidual
     mode: str
     chunk_size: int | None
+    own: jax.Array | None = dataclasses.field(default=None, kw_only=True)
 
     takes_rows: ClassVar[bool] = False
     """Whether a point comes with a triangle, which can take learned rows of curvature below it."""
@@ -60,8 +62,8 @@ class LinearModel:
         return False
 
     def curved(self, own: jax.Array) -> LinearModel:
-        """The model with curvature of every param by itself, of shape `[n]`."""
-        raise NotImplementedError
+        """The model with curvature of every param by itself, of shape `[n]`, if it takes that."""
+        return dataclasses.replace(self, own=own)
 
     def finished(self, system: System, needed: jax.Array) -> System:
         """The system whose steps have all digits where that is needed."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -47,21 +46,15 @@ class DenseModel(LinearModel):
         return formed_rmv(self, x, w)
 
 
-@dataclasses.dataclass(frozen=True)
 class TriangleModel(DenseModel):
     """The model of a tall Jacobian by its QR factorisation, which a point comes with."""
 
     takes_rows = True
-    own: jax.Array | None = None
 
     @property
     def takes_own(self) -> bool:
         """Whether the model can be given curvature of every param by itself."""
         return self.flat.n > _FEW
-
-    def curved(self, own: jax.Array) -> LinearModel:
-        """The model with curvature of every param by itself, of shape `[n]`."""
-        return dataclasses.replace(self, own=own)
 
     def evaluate(self, x: jax.Array, residual: jax.Array | None = None) -> Linearization:
         """The point with its Jacobian and the triangle of that."""

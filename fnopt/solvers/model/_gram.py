@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -15,20 +14,13 @@ from fnopt.solvers.model._base import LinearModel, Map, Rank, formed_rmv, free, 
 from fnopt.solvers.model._linearization import Linearization, NormalMatrix, half_square
 
 
-@dataclasses.dataclass(frozen=True)
 class TallGramModel(LinearModel):
     """The model that keeps the Gram matrix instead of the Jacobian."""
-
-    own: jax.Array | None = None
 
     @property
     def takes_own(self) -> bool:
         """Whether the model can be given curvature of every param by itself."""
         return True
-
-    def curved(self, own: jax.Array) -> LinearModel:
-        """The model with curvature of every param by itself, of shape `[n]`."""
-        return dataclasses.replace(self, own=own)
 
     def evaluate(self, x: jax.Array, residual: jax.Array | None = None) -> Linearization:
         """The point with its Gram matrix."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from fnopt.costs._result import Compiled
+from fnopt.costs._remarks import Compiled
 
 
 def compiled_cost(

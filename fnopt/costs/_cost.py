@@ -40,7 +40,9 @@ def cost(
         trip_counts: How often while loops run whose number of iterations isn't in the program: one
             number for all of them, or numbers by the names that the result gives the loops. A
             loop of `jax.lax.fori_loop` with known bounds needs none; integers among the arguments
-            are known bounds.
+            are known bounds. Loops that end early, `(error > tol) & (i < 50)`, count with their
+            limit if none is given, and the result is `at_most`; others count once, and it is
+            neither that nor `exact`.
         compile: Whether to ask the compiler too, for memory use and for its own count of FLOPs
             (which counts the body of every loop once).
 

@@ -9,7 +9,8 @@ from fnopt.costs._bytes import edge_traffic, own_traffic
 from fnopt.costs._flops_table import RULES, reason_unknown
 from fnopt.costs._graph import Graph, Op
 from fnopt.costs._loops import trip_count
-from fnopt.costs._result import Cost, Loop, Unknown
+from fnopt.costs._remarks import Bound, Loop, Unknown
+from fnopt.costs._result import Cost, worse
 from fnopt.costs._work import Work
 from fnopt.programs import Cond, Control, Scan, ShardMap, While
 
@@ -18,23 +19,34 @@ _Scope = tuple[str, ...]
 
 @dataclasses.dataclass
 class _Tally:
-    """Work per part and what is unknown, of one run of a program."""
+    """Work per part, what is unknown, and which parts it makes inexact, of one run of a program."""
 
     works: dict[_Scope, Work] = dataclasses.field(default_factory=dict)
     unknown: Counter[tuple[str, str, str]] = dataclasses.field(default_factory=Counter)
+    inexact: dict[_Scope, Bound] = dataclasses.field(default_factory=dict)
 
     def add(self, scope: _Scope, work: Work) -> None:
         if work != Work():
             self.works[scope] = self.works.get(scope, Work()) + work
 
-    def add_all(self, other: _Tally, scope: _Scope, times: int = 1) -> None:
-        """Adds `times` runs of a program that stands in the part `scope`."""
+    def add_all(
+        self, other: _Tally, scope: _Scope, times: int = 1, bound: Bound | None = None
+    ) -> None:
+        """Adds `times` runs of a program that stands in the part `scope`, or a `bound` of them."""
         if times == 0:
             return
         for inner, work in other.works.items():
             self.add(scope + inner, work * times)
+            if bound is not None:
+                self.doubt(scope + inner, bound)
+        for inner, found in other.inexact.items():
+            self.doubt(scope + inner, found)
         for (name, part, reason), count in other.unknown.items():
             self.unknown[name, _path(scope, part), reason] += count * times
+
+    def doubt(self, scope: _Scope, bound: Bound) -> None:
+        """Says that the work of a part is a bound, or that something is missing in it."""
+        self.inexact[scope] = worse(self.inexact.get(scope), bound)
 
     @property
     def total(self) -> Work:
@@ -52,7 +64,8 @@ def count(graph: Graph, trip_counts: dict[str, int]) -> Cost:
     tally = counter.graph(graph, ())
     works = {"/".join(scope): work for scope, work in tally.works.items()}
     unknown = tuple(Unknown(*key, n) for key, n in tally.unknown.items())
-    return Cost(works, unknown, tuple(counter.loops))
+    inexact: dict[str, Bound] = {"/".join(scope): bound for scope, bound in tally.inexact.items()}
+    return Cost(works, unknown, tuple(counter.loops), inexact=inexact)
 
 
 class _Counter:
@@ -77,6 +90,7 @@ class _Counter:
         work = _work(op)
         if isinstance(work, str):
             tally.unknown[op.name, "/".join(op.scope), work] += 1
+            tally.doubt(op.scope, "incomplete")
         else:
             tally.add(op.scope, work)
         tally.add(op.scope, Work(bytes=own_traffic(op)))
@@ -95,17 +109,25 @@ class _Counter:
                 tally.add_all(self.graph(op.bodies[0], where), op.scope, mapped.devices)
 
     def while_loop(self, op: Op, tally: _Tally, where: _Scope) -> None:
-        name = self.loop_name(where, "while")
-        trips = self.trip_counts.get(name, trip_count(op))
-        if trips is None:
-            trips = self.trip_counts.get("*")
-        self.loops.append(Loop(name, trips))
+        loop = self.iterations(op, self.loop_name(where, "while"))
+        self.loops.append(loop)
         test, body = (self.graph(g, where) for g in op.bodies)
-        if trips is None:
-            reason = f"ONE iteration is counted: pass trip_counts={{{name!r}: n}}"
-            tally.unknown[name, "/".join(op.scope), reason] += 1
-        tally.add_all(test, op.scope, 2 if trips is None else trips + 1)
-        tally.add_all(body, op.scope, 1 if trips is None else trips)
+        trips, bound = (1, "incomplete") if loop.trips is None else (loop.trips, None)
+        if loop.trips is None:
+            reason = f"ONE iteration is counted: pass trip_counts={{{loop.name!r}: n}}"
+            tally.unknown[loop.name, "/".join(op.scope), reason] += 1
+            tally.doubt(op.scope, "incomplete")
+        tally.add_all(test, op.scope, trips + 1, "at most" if loop.at_most else bound)
+        tally.add_all(body, op.scope, trips, "at most" if loop.at_most else bound)
+
+    def iterations(self, op: Op, name: str) -> Loop:
+        """A while loop: by its own name in `trip_counts`, by the program, or as all others."""
+        if name in self.trip_counts:
+            return Loop(name, self.trip_counts[name])
+        found, others = trip_count(op), self.trip_counts.get("*")
+        if others is not None and (found is None or (not found.exact and others < found.number)):
+            return Loop(name, others)
+        return Loop(name, None) if found is None else Loop(name, found.number, not found.exact)
 
     def cond(self, op: Op, tally: _Tally, where: _Scope) -> None:
         branches = [self.graph(branch, where) for branch in op.bodies]
@@ -113,7 +135,7 @@ class _Counter:
         tally.add_all(heaviest, op.scope)
         for other in branches:  # what isn't known of them might make them the heaviest
             if other is not heaviest:
-                tally.add_all(_Tally(unknown=other.unknown), op.scope)
+                tally.add_all(_Tally(unknown=other.unknown, inexact=other.inexact), op.scope)
 
     def loop_name(self, where: _Scope, kind: str) -> str:
         name = "/".join((*where, kind))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import math
 import os
 import re
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.core import Tracer
 from jax.extend import core as jex
 
@@ -56,13 +56,18 @@ class Cell:
 
     Attributes:
         aval: Its shape and dtype.
-        known: The number, if it is a whole one that is known before the program runs.
+        known: The number, if it is written in the program or among its arguments.
         base: The cell whose memory it looks at, if it is a view.
+        maker: The operation that made it.
+        enters: Whether that operation is the one that it is an argument inside of, as a carried
+            value of a loop is.
     """
 
     aval: Any
-    known: int | None = None
+    known: int | Fraction | None = None
     base: Cell | None = None
+    maker: Op | None = dataclasses.field(default=None, repr=False)
+    enters: bool = False
 
     @property
     def root(self) -> Cell:
@@ -119,38 +124,36 @@ class Graph(NamedTuple):
 def trace_graph(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
     """The program that `fn` runs on arguments of these shapes; nothing is computed."""
     closed = jax.make_jaxpr(uncached(fn))(*args, **kwargs)
-    known = list(map(whole_number, jax.tree.leaves((args, kwargs))))
-    return graph_of(jaxprs.Sub("", closed.jaxpr, tuple(closed.consts)), known)
+    graph = graph_of(jaxprs.Sub("", closed.jaxpr, tuple(closed.consts)))
+    for cell, leaf in zip(graph.inputs, jax.tree.leaves((args, kwargs)), strict=False):
+        cell.known = number(leaf)
+    return graph
 
 
-def graph_of(sub: jaxprs.Sub, known: Sequence[int | None]) -> Graph:
-    """The operations of a jaxpr; its constants are inputs too, after its arguments.
-
-    Args:
-        sub: The jaxpr.
-        known: Whole numbers that its first arguments are known to be.
-    """
-    values = itertools.chain(known, itertools.repeat(None))
-    inputs = [Cell(v.aval, k) for v, k in zip(sub.jaxpr.invars, values, strict=False)]
+def graph_of(sub: jaxprs.Sub) -> Graph:
+    """The operations of a jaxpr; its constants are inputs too, after its arguments."""
+    inputs = [Cell(v.aval) for v in sub.jaxpr.invars]
     consts = _constants(sub)
     ops: list[Op] = []
     outputs = _run(sub.jaxpr, inputs, consts, (), ops)
     return Graph([*inputs, *consts], ops, outputs)
 
 
-def whole_number(x: Any) -> int | None:
-    """The value of a concrete scalar integer, `None` for anything else (a shape, a tracer)."""
-    if isinstance(x, (bool, np.bool_, Tracer, jax.ShapeDtypeStruct)):
+def number(x: Any) -> int | Fraction | None:
+    """The value of a concrete scalar; `None` of anything else (a shape, a tracer, infinity)."""
+    scalar = isinstance(x, (bool, int, float)) or getattr(x, "shape", None) == ()
+    if not scalar or isinstance(x, (Tracer, jax.ShapeDtypeStruct)):
         return None
-    if isinstance(x, int):
-        return x
-    whole = getattr(x, "shape", None) == () and jnp.issubdtype(x.dtype, jnp.integer)
-    return int(x) if whole else None
+    dtype = jnp.result_type(x)
+    if jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.bool_):
+        return int(x)
+    finite = jnp.issubdtype(dtype, jnp.floating) and math.isfinite(float(x))
+    return Fraction(float(x)) if finite else None
 
 
 def _constants(sub: jaxprs.Sub) -> list[Cell]:
     return [
-        Cell(v.aval, whole_number(value))
+        Cell(v.aval, number(value))
         for v, value in zip(sub.jaxpr.constvars, sub.consts, strict=True)
     ]
 
@@ -168,7 +171,7 @@ def _run(
     )
 
     def read(atom: Any) -> Cell:
-        return Cell(atom.aval, whole_number(atom.val)) if _is_literal(atom) else env[atom]
+        return Cell(atom.aval, number(atom.val)) if _is_literal(atom) else env[atom]
 
     for eqn in jaxpr.eqns:
         found = [read(a) for a in eqn.invars]
@@ -192,47 +195,30 @@ def _is_literal(atom: Any) -> bool:
 def _operation(eqn: jex.JaxprEqn, inputs: list[Cell], scope: tuple[str, ...]) -> Op:
     name, control = eqn.primitive.name, control_view(eqn)
     outputs = [Cell(v.aval) for v in eqn.outvars]
-    bodies = _bodies(control, [c.known for c in inputs])
+    bodies = _bodies(control)
     if name in VIEWS | IN_PLACE:
         for i, out in enumerate(outputs):
             out.base = inputs[min(i, len(inputs) - 1) if name == "optimization_barrier" else 0]
-    if len(outputs) == 1 and outputs[0].aval.shape == ():
-        outputs[0].known = _fold(name, [c.known for c in inputs])
     params, effects = dict(eqn.params), bool(eqn.effects)
-    return Op(name, params, inputs, outputs, scope, control, bodies, effects)
+    op = Op(name, params, inputs, outputs, scope, control, bodies, effects)
+    for cell in outputs:
+        cell.maker = op
+    for body in bodies:
+        for cell in body.inputs:
+            cell.maker, cell.enters = op, True
+    return op
 
 
-def _bodies(control: Control | None, known: list[int | None]) -> tuple[Graph, ...]:
-    """The programs inside a loop or a choice, with what stays known of their arguments."""
+def _bodies(control: Control | None) -> tuple[Graph, ...]:
+    """The programs inside a loop or a choice."""
     match control:
         case While() as loop:
-            test_consts, body_consts, _ = loop.parts(known)
-            return graph_of(loop.test, test_consts), graph_of(loop.body, body_consts)
-        case Scan() as loop:
-            return (graph_of(loop.body, loop.parts(known)[0]),)
+            return graph_of(loop.test), graph_of(loop.body)
+        case Scan() | ShardMap():
+            return (graph_of(control.body),)
         case Cond() as choice:
-            return tuple(graph_of(branch, known[1:]) for branch in choice.branches)
-        case ShardMap() as mapped:
-            return (graph_of(mapped.body, []),)
+            return tuple(map(graph_of, choice.branches))
     return ()
-
-
-def _fold(name: str, values: list[int | None]) -> int | None:
-    """Arithmetic on known whole numbers, as far as the bounds of loops need it."""
-    if not values or any(v is None for v in values):
-        return None
-    match name, values:
-        case (("convert_element_type" | "copy" | "stop_gradient" | "reshape" | "squeeze"), [v]):
-            return v
-        case "add", [int(a), int(b)]:
-            return a + b
-        case "sub", [int(a), int(b)]:
-            return a - b
-        case "mul", [int(a), int(b)]:
-            return a * b
-        case "max" | "min", [int(a), int(b)]:
-            return max(a, b) if name == "max" else min(a, b)
-    return None
 
 
 def _scope_of(eqn: jex.JaxprEqn, outer: tuple[str, ...]) -> tuple[str, ...]:

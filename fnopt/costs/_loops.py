@@ -1,124 +1,160 @@
-"""The trip counts of while loops, where they can be read off the program."""
+"""How often while loops run, where the program says it or says how often at most."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from fnopt.costs._graph import Cell, Graph, Op
-from fnopt.programs import While
+from fnopt.costs._counters import SAME, Numbers, cases_of, entry_of
+from fnopt.costs._graph import Cell, Op
+from fnopt.costs._lines import Line, Number, Spell, always, both, difference, either, positive, zero
 
-_MIRRORED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
-
-
-class _Test(NamedTuple):
-    """`counter <relation> bound`: the loop goes on while this holds."""
-
-    counter: int
-    relation: str
-    bound: int
+# As `left - right`, or `right - left`, above zero or at least zero.
+_COMPARED = {"gt": (False, True), "ge": (False, False), "lt": (True, True), "le": (True, False)}
+_OPPOSITE = {"gt": "le", "ge": "lt", "lt": "ge", "le": "gt"}
+_LIMIT = 2**31 - 2  # what counts to the largest int32 has no limit of its own
+_DEEPEST, _LONGEST = 60, 5_000  # a condition beyond that isn't read to its end
 
 
-class _Loop(NamedTuple):
-    """A while loop, without the constants that its condition and its body close over.
+class Trips(NamedTuple):
+    """The number of iterations of a loop.
 
     Attributes:
-        starts: The values that it starts with.
-        tested: Those values in the condition.
-        entered: Those values in the body.
-        returned: The values that the body hands on.
+        number: That number, or the most that it can be.
+        exact: Whether it is the number itself.
     """
 
-    test: Graph
-    body: Graph
-    starts: list[Cell]
-    tested: list[Cell]
-    entered: list[Cell]
-    returned: list[Cell | None]
+    number: int
+    exact: bool
 
 
-def trip_count(op: Op) -> int | None:
-    """The number of iterations of a while loop that counts up or down to a known bound.
+def trip_count(op: Op) -> Trips | None:
+    """How often a while loop runs at most; `None` if the program doesn't say.
 
-    That is what `jax.lax.fori_loop` makes, and what people write by hand: one carried whole number
-    with a known start and a known step is compared with a known bound. `None` for all others.
+    Numbers that change by a known amount in a trip are followed through the condition. Where
+    comparisons of them end, a conjunction ends with the first of its parts and a disjunction with
+    the last. A batch (`jax.vmap`) ends with its last example, and the bounds are those of all.
     """
-    assert isinstance(op.control, While)
-    loop = _loop(op, op.control)
-    test = _test(loop)
-    start = None if test is None else loop.starts[test.counter].known
-    step = None if test is None else _step(loop, test.counter)
-    if test is None or start is None or not step:
-        return None
-    return _iterations(start, step, test)
+    whole = op.bodies[1].inputs[0].maker  # before it was pruned
+    assert whole is not None
+    return _Conditions(whole).trips()
 
 
-def _loop(op: Op, loop: While) -> _Loop:
-    test, body = op.bodies
-    _, _, starts = loop.parts(op.inputs)
-    return _Loop(
-        test,
-        body,
-        starts,
-        test.inputs[loop.test_consts :][: len(starts)],
-        body.inputs[loop.body_consts :][: len(starts)],
-        list(body.outputs),
-    )
+class _Conditions:
+    """When the conditions of one loop hold, counted in its trips."""
+
+    def __init__(self, op: Op) -> None:
+        self.op = op
+        self.numbers = Numbers(op, _most_trips)
+        self.open: set[tuple[Cell, bool]] = set()
+        self.depth = self.visits = 0
+        self.lasts: Number = math.inf  # the last trip in which no number overflows
+
+    def trips(self) -> Trips | None:
+        """The number of trips, if there is a last one."""
+        spell = self.spell(self.op.bodies[0].outputs[0], True)
+        if spell.end > min(self.lasts, _LIMIT):
+            return None
+        return Trips(int(spell.end), spell.until >= spell.end)
+
+    def spell(self, cell: Cell | None, wanted: bool) -> Spell:
+        """When all elements of a cell are true (or false, if that is wanted)."""
+        if cell is None:
+            return Spell()
+        if cell.known is not None:
+            return always(bool(cell.known) == wanted)
+        self.visits += 1
+        if cell.maker is None or self.depth > _DEEPEST or self.visits > _LONGEST:
+            return Spell()
+        self.depth += 1
+        found = self.entered(cell, wanted) if cell.enters else self.made(cell.maker, cell, wanted)
+        self.depth -= 1
+        return found
+
+    def made(self, op: Op, cell: Cell, wanted: bool) -> Spell:
+        """The spell of a condition by the operation that makes it."""
+        a, b = (*op.inputs, None, None)[:2]
+        parts = _parts(op)
+        if parts and cell.aval.dtype == bool:
+            combined = both if op.name.endswith("and") == wanted else either
+            return combined(*(self.spell(part, wanted) for part in parts))
+        if op.name in SAME and a is not None:
+            if a.aval.dtype == bool:
+                return self.spell(a, wanted)
+            return self.held(zero(self.numbers.line(a), not wanted), self.numbers.line(a))
+        if cell.aval.dtype != bool:
+            return Spell()
+        if op.name == "not":
+            return self.spell(a, not wanted)
+        if op.name in _COMPARED:
+            return self.compared(op.name if wanted else _OPPOSITE[op.name], op)
+        if op.name in {"eq", "ne", "xor"} and a is not None and b is not None:
+            return self.equal(a, b, (op.name == "eq") == wanted)
+        return self.chosen(op, cell, wanted)
+
+    def compared(self, name: str, op: Op) -> Spell:
+        left, right = map(self.numbers.line, op.inputs)
+        reverse, strictly = _COMPARED[name]
+        line = difference(right, left) if reverse else difference(left, right)
+        return self.held(positive(line, strictly), line)
+
+    def equal(self, a: Cell, b: Cell, wanted: bool) -> Spell:
+        if a.aval.dtype != bool:
+            line = difference(self.numbers.line(a), self.numbers.line(b))
+            return self.held(zero(line, wanted), line)
+        if a.known is not None:
+            a, b = b, a
+        return Spell() if b.known is None else self.spell(a, bool(b.known) == wanted)
+
+    def held(self, spell: Spell, line: Line) -> Spell:
+        """The spell, as far as its numbers don't overflow."""
+        if spell.end > line.lasts:
+            return Spell(min(spell.until, line.lasts + 1))
+        self.lasts = min(self.lasts, line.lasts)
+        return spell
+
+    def chosen(self, op: Op, cell: Cell, wanted: bool) -> Spell:
+        """The spell of one of several conditions."""
+        spells = [self.spell(case, wanted) for case in cases_of(op, cell)]
+        if len(spells) == 2:  # the second where the first operand is true
+            first, second = (self.spell(op.inputs[0], which) for which in (False, True))
+            return either(both(first, spells[0]), both(second, spells[1]))
+        if not spells:
+            return Spell()
+        after = max(spell.after for spell in spells)
+        return Spell(min(spell.until for spell in spells), after, after)
+
+    def entered(self, cell: Cell, wanted: bool) -> Spell:
+        """The spell of an argument of a loop's or a branch's program."""
+        entry = entry_of(cell)
+        if entry.inside is None:
+            return self.spell(entry.outside, wanted)
+        if entry.op is not self.op:
+            return Spell()
+        if (entry.inside, wanted) in self.open:
+            # By induction: it keeps its value for as long as all else that it is made of does.
+            return Spell(until=math.inf)
+        start = self.spell(entry.outside, wanted)
+        self.open.add((entry.inside, wanted))
+        later = self.spell(entry.later, wanted)
+        self.open.remove((entry.inside, wanted))
+        until = later.until + 1 if start.until == math.inf else 0
+        end = 0 if start.end == 0 else later.end + 1
+        return Spell(until, end, 0 if start.end == later.after == 0 else later.after + 1)
 
 
-def _iterations(start: int, step: int, test: _Test) -> int | None:
-    distance = test.bound - start
-    if test.relation in {"gt", "ge"}:  # counting down is counting up on the mirrored line
-        distance, step = -distance, -step
-    if test.relation in {"le", "ge"}:
-        distance += 1
-    if distance <= 0:
-        return 0
-    return -(-distance // step) if step > 0 else None  # it walks away from the bound
+def _parts(op: Op) -> Sequence[Cell]:
+    """The conditions of which a logical operation needs all, or one."""
+    if op.name in {"and", "or"}:
+        return op.inputs
+    if op.name in {"reduce_and", "reduce_or"}:
+        stacked = op.inputs[0].maker
+        if stacked is not None and stacked.name in {"concatenate", "stack"}:
+            return stacked.inputs
+    return ()
 
 
-def _test(loop: _Loop) -> _Test | None:
-    op = _maker(loop.test, loop.test.outputs[0])
-    if op is None or op.name not in _MIRRORED:
-        return None
-    left, right = op.inputs
-    for relation, counter, bound in ((op.name, left, right), (_MIRRORED[op.name], right, left)):
-        index = _index(loop.tested, counter)
-        value = _bound(loop, bound)
-        if index is not None and value is not None:
-            return _Test(index, relation, value)
-    return None
-
-
-def _bound(loop: _Loop, cell: Cell) -> int | None:
-    """The value of a cell of the condition, if it is the same in all iterations."""
-    if cell.known is not None:
-        return cell.known
-    index = _index(loop.tested, cell)
-    if index is None or loop.returned[index] is not loop.entered[index]:
-        return None
-    return loop.starts[index].known
-
-
-def _step(loop: _Loop, counter: int) -> int | None:
-    """The increment of the counter in one iteration."""
-    op = _maker(loop.body, loop.returned[counter])
-    if op is None or op.name not in {"add", "sub"}:
-        return None
-    left, right = op.inputs
-    if op.name == "add" and _index(loop.entered, right) == counter:
-        left, right = right, left
-    if _index(loop.entered, left) != counter or right.known is None:
-        return None
-    return -right.known if op.name == "sub" else right.known
-
-
-def _index(cells: list[Cell], cell: Cell) -> int | None:
-    """Which of the cells this one is; a cast of a scalar is still that scalar."""
-    root = cell.root if cell.root.aval.shape == () else cell
-    return next((i for i, c in enumerate(cells) if c is root), None)
-
-
-def _maker(graph: Graph, cell: Cell | None) -> Op | None:
-    """The operation that made a cell, looking through casts."""
-    root = None if cell is None else cell.root
-    return next((op for op in graph.ops if root in op.outputs), None)
+def _most_trips(op: Op) -> float:
+    trips = _Conditions(op).trips()
+    return math.inf if trips is None else trips.number

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from fnopt.core import show_report
-from fnopt.costs._result import Compiled, Cost, notes
+from fnopt.costs._remarks import Compiled, compiler_notes, labelled, notes
+from fnopt.costs._result import Cost
 from fnopt.costs._roofline import Hardware
 from fnopt.costs._table import Row, binary, work_table
 from fnopt.costs._work import Work
@@ -45,8 +46,14 @@ class GradCost:
 
     @property
     def exact(self) -> bool:
-        """Whether everything was counted."""
+        """Whether everything was counted, and as often as it runs."""
         return all(cost.exact for cost in self.phases.values())
+
+    @property
+    def at_most(self) -> bool:
+        """Whether the figures are upper bounds: all that is not known is how early loops end."""
+        bounded = all(cost.exact or cost.at_most for cost in self.phases.values())
+        return bounded and not self.exact
 
     def seconds(self, hardware: Hardware) -> float:
         """The roofline time: one phase after the other."""
@@ -62,11 +69,15 @@ class GradCost:
         rows: list[Row] = []
         order = [*self.forward.grouped(depth)] if depth else []
         for name, cost in self.phases.items():
-            rows += [(name, [cost.total]), *_parts(cost, depth, order)]
-        rows.append(("total", [cost.total for cost in self.phases.values()]))
+            label = labelled(name, cost.inexact.values())
+            rows += [(label, [cost.total]), *_parts(cost, depth, order)]
+        every = sum(self.phases.values(), Cost({}))
+        total = labelled("total", every.inexact.values())
+        rows.append((total, [cost.total for cost in self.phases.values()]))
         lines = work_table(rows, hardware)
-        remarks = notes(list(self.phases.values()), self.compiled)
-        return "\n".join([*lines, *self._remarks(), *remarks])
+        remarks = notes(every.unknown, every.loops)
+        compiler = compiler_notes(self.compiled, every.flops, every.loops)
+        return "\n".join([*lines, *self._remarks(), *remarks, *compiler])
 
     def _remarks(self) -> list[str]:
         return [
@@ -117,4 +128,5 @@ def _parts(cost: Cost, depth: int, order: Sequence[str]) -> list[Row]:
     """The rows of a phase's parts: first those of the forward pass, in its order."""
     groups = cost.grouped(depth) if depth else {}
     names = [n for n in order if n in groups] + [n for n in groups if n not in order]
-    return [(f"  {name or '(rest)'}", [groups[name]]) for name in names if any(groups)]
+    labels = cost.labels(depth)
+    return [(f"  {labels[name]}", [groups[name]]) for name in names if any(groups)]

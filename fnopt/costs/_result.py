@@ -4,67 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from fnopt.core import show_report
+from fnopt.costs._remarks import Bound, Compiled, Loop, Unknown, compiler_notes, labelled, notes
 from fnopt.costs._roofline import Hardware
-from fnopt.costs._table import Row, binary, si, work_table
+from fnopt.costs._table import Row, work_table
 from fnopt.costs._work import Work
-
-
-class Unknown(NamedTuple):
-    """Something that is in the program and not, or not wholly, in the figures.
-
-    Attributes:
-        name: The primitive, or the name of the loop.
-        part: The part of the model that it is in.
-        reason: Why it isn't counted, and what to do.
-        count: How often the program runs it.
-    """
-
-    name: str
-    part: str
-    reason: str
-    count: int
-
-
-class Loop(NamedTuple):
-    """A loop of the program.
-
-    Attributes:
-        name: Its part and kind, numbered where a part has several: `'decoder/while'`.
-        trips: How often its body runs; `None` if that isn't known.
-    """
-
-    name: str
-    trips: int | None
-
-    @property
-    def is_while(self) -> bool:
-        """Whether it is a while loop, and not a scan."""
-        return self.name.split("/")[-1].startswith("while")
-
-
-class Compiled(NamedTuple):
-    """The compiler's own figures for the same program (for this machine's backend).
-
-    Attributes:
-        flops: Its count; it counts the body of every loop ONCE.
-        transcendentals: Its count of tanh, exp, log and so on.
-        bytes_accessed: Its estimate of the memory traffic.
-        argument_bytes: Size of the arguments.
-        output_bytes: Size of the results.
-        temp_bytes: Size of the working memory.
-        peak_bytes: Arguments, results and working memory together, donated buffers counted once.
-    """
-
-    flops: float
-    transcendentals: float
-    bytes_accessed: float
-    argument_bytes: int
-    output_bytes: int
-    temp_bytes: int
-    peak_bytes: int
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -77,6 +23,8 @@ class Cost:
         unknown: What is not in the figures; empty when everything was counted.
         loops: The loops and how often each runs.
         compiled: The compiler's figures, if they were asked for.
+        inexact: The parts whose figures aren't exact: `'at most'` where a loop counts as often as
+            it can run, `'incomplete'` where something is in `unknown`.
 
     Example:
         >>> from fnopt.costs import cost
@@ -89,6 +37,7 @@ class Cost:
     unknown: tuple[Unknown, ...] = ()
     loops: tuple[Loop, ...] = ()
     compiled: Compiled | None = None
+    inexact: dict[str, Bound] = dataclasses.field(default_factory=dict)
 
     @property
     def total(self) -> Work:
@@ -127,8 +76,16 @@ class Cost:
 
     @property
     def exact(self) -> bool:
-        """Whether everything in the program was counted."""
-        return not self.unknown
+        """Whether everything in the program was counted, and as often as it runs."""
+        return not self.unknown and not self.inexact
+
+    @property
+    def at_most(self) -> bool:
+        """Whether the figures are upper bounds: all that is not known is how early some loops end.
+
+        What is neither exact nor an upper bound is incomplete: see `unknown`.
+        """
+        return not self.exact and not self.unknown
 
     def part(self, path: str) -> Work:
         """The work of one part, with all that is inside it.
@@ -150,11 +107,21 @@ class Cost:
         A root that all named parts share (the model's own name, in Flax) is no level.
         """
         groups: dict[str, Work] = {}
-        depth += _shared([name.split("/") for name in self.parts if name])
-        for name, work in self.parts.items():
-            group = "/".join(name.split("/")[:depth])
-            groups[group] = groups.get(group, Work()) + work
+        for name, group in self._groups(depth).items():
+            groups[group] = groups.get(group, Work()) + self.parts[name]
         return groups
+
+    def labels(self, depth: int) -> dict[str, str]:
+        """What a table calls the parts that `grouped` gives: `'(rest)'`, `'solver (at most)'`."""
+        groups = self._groups(depth)
+        bounds: dict[str, list[Bound]] = {group: [] for group in groups.values()}
+        for name in self.inexact.keys() & groups.keys():
+            bounds[groups[name]].append(self.inexact[name])
+        return {group: labelled(group or "(rest)", found) for group, found in bounds.items()}
+
+    def _groups(self, depth: int) -> dict[str, str]:
+        depth += _shared([name.split("/") for name in self.parts if name])
+        return {name: "/".join(name.split("/")[:depth]) for name in self.parts}
 
     def seconds(self, hardware: Hardware) -> float:
         """The roofline time: no machine with these rates can be faster."""
@@ -175,7 +142,8 @@ class Cost:
         return self.table()
 
     def __repr__(self) -> str:
-        unknown = "" if self.exact else f", unknown={len(self.unknown)}"
+        bound = ", at_most=True" if self.at_most else ""
+        unknown = f", unknown={len(self.unknown)}" if self.unknown else bound
         return f"Cost(flops={self.flops}, bytes={self.bytes}, parts={len(self.parts)}{unknown})"
 
     def __add__(self, other: Any) -> Cost:
@@ -185,7 +153,15 @@ class Cost:
         parts = dict(self.parts)
         for name, work in other.parts.items():
             parts[name] = parts.get(name, Work()) + work
-        return Cost(parts, self.unknown + other.unknown, self.loops + other.loops)
+        inexact = dict(self.inexact)
+        for name, bound in other.inexact.items():
+            inexact[name] = worse(inexact.get(name), bound)
+        return Cost(parts, self.unknown + other.unknown, self.loops + other.loops, None, inexact)
+
+
+def worse(one: Bound | None, other: Bound) -> Bound:
+    """What the sum of two figures is, each of which is exact (None), a bound or incomplete."""
+    return "incomplete" if one == "incomplete" else other
 
 
 def _shared(paths: Sequence[Sequence[str]]) -> int:
@@ -196,42 +172,17 @@ def _shared(paths: Sequence[Sequence[str]]) -> int:
     return next((i for i, alike in enumerate(same) if not alike), len(same))
 
 
-_SHOWN = 8  # things that are not counted, with a line of their own
-
-
 def _cost_table(cost: Cost, depth: int, hardware: Hardware | None) -> str:
     """The table of one program: a line a part, the total, and what else there is to say."""
-    rows = [(name or "(rest)", [work]) for name, work in cost.grouped(depth).items()]
+    labels = cost.labels(depth)
+    rows = [(labels[name], [work]) for name, work in cost.grouped(depth).items()]
     rows = [] if len(rows) < 2 else sorted(rows, key=_heaviest)
-    lines = work_table([*rows, ("total", [cost.total])], hardware)
-    return "\n".join([*lines, *notes([cost], cost.compiled)])
+    total = labelled("total", cost.inexact.values())
+    lines = work_table([*rows, (total, [cost.total])], hardware)
+    compiler = compiler_notes(cost.compiled, cost.flops, cost.loops)
+    return "\n".join([*lines, *notes(cost.unknown, cost.loops), *compiler])
 
 
 def _heaviest(row: Row) -> tuple[int, int]:
     work = sum(row[1], Work())
     return -work.flops, -work.bytes
-
-
-def notes(costs: Sequence[Cost], compiled: Compiled | None) -> list[str]:
-    """Remarks: what the figures leave out, and the compiler's own figures."""
-    found = [u for cost in costs for u in cost.unknown]
-    lines = [f"not counted: {u.name} x {u.count}{_in(u.part)}: {u.reason}" for u in found[:_SHOWN]]
-    if len(found) > _SHOWN:
-        lines.append(f"not counted: {len(found) - _SHOWN} more, see .unknown")
-    return lines if compiled is None else [*lines, *_compiled(costs, compiled)]
-
-
-def _compiled(costs: Sequence[Cost], compiled: Compiled) -> list[str]:
-    flops = sum(cost.flops for cost in costs)
-    share = f" ({compiled.flops / flops:.1%} of the above)" if flops else ""
-    once = "; it counts the body of a loop once" if any(cost.loops for cost in costs) else ""
-    return [
-        f"compiler: {si(compiled.flops)}FLOP{share}{once}",
-        f"memory: {binary(compiled.peak_bytes)} at most = arguments "
-        f"{binary(compiled.argument_bytes)} + results {binary(compiled.output_bytes)} + working "
-        f"memory {binary(compiled.temp_bytes)} - what is donated",
-    ]
-
-
-def _in(part: str) -> str:
-    return f" in {part}" if part else ""

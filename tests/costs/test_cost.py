@@ -254,7 +254,7 @@ def test_what_has_no_rule_is_reported():
         ("pure_callback", "", 5),
         ("svd", "", 5),
     }
-    assert "not counted: mystery x 5 in odd: no rule for this primitive" in str(c)
+    assert "incomplete: mystery x 5 in odd: no rule for this primitive" in str(c)
 
 
 def test_communication_is_reported_and_all_devices_count():

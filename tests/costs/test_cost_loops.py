@@ -35,6 +35,8 @@ def counter(start, test, step):
         (10, lambda i: i >= 0, lambda i: i - 3, 4),
         (10, lambda i: i >= 0, lambda i: i + -5, 3),
         (5, lambda i: i < 5, lambda i: i + 1, 0),
+        (0, lambda i: i != 10, lambda i: i + 2, 5),
+        (0, lambda i: (i < 10) & (2 * i <= 13), lambda i: (i + 2) - 1, 7),
         (0, lambda i: i.astype(jnp.int16) < jnp.int16(4), lambda i: i + 1, 4),
         (jnp.int32(1), lambda i: i < 2 * 3, lambda i: i + jnp.int32(1), 5),
     ],
@@ -51,9 +53,9 @@ def test_a_counter_with_known_bounds_is_understood(start, test, step, trips):
     [
         (0, lambda i: i < 10, lambda i: i * 2),
         (0, lambda i: i < 10, lambda i: i - 1),
-        (0, lambda i: i != 10, lambda i: i + 1),
+        (0, lambda i: i != 10, lambda i: i + 3),
         (1.0, lambda i: i < 10, lambda i: i * 1.5),
-        (0, lambda i: (i < 10) & (i * i < 50), lambda i: i + 1),
+        (0, lambda i: i * i < 50, lambda i: i + 1),
     ],
 )
 def test_anything_else_is_unknown_and_says_so(start, test, step):

@@ -36,7 +36,7 @@ def test_a_long_list_of_unknowns_is_cut():
 
     text = str(cost(fn)(f32(3)))
     assert text.count("it runs on the host") == 8
-    assert "not counted: 4 more, see .unknown" in text
+    assert "incomplete: 4 more, see .unknown" in text
 
 
 def test_repr_and_addition():

@@ -1,0 +1,203 @@
+"""Numbers of a program that are bounded, or that change by a bounded amount in every trip."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from fnopt.costs._graph import Cell, Op, names
+from fnopt.costs._lines import (
+    ANY,
+    Line,
+    any_of,
+    fitted,
+    largest,
+    minus,
+    plus,
+    smallest,
+    times,
+)
+from fnopt.programs import Cond, Scan, While
+
+# Every element of their results is one of their first operand.
+SAME = names("""
+    convert_element_type copy copy_p stop_gradient reshape squeeze expand_dims broadcast_in_dim
+    transpose slice dynamic_slice split unstack tile rev name tap pvary sharding_constraint
+    layout_constraint reshard reduce_max reduce_min reduce_and reduce_or
+""")
+_ARITHMETIC = {"add": plus, "sub": minus, "mul": times, "max": largest, "min": smallest}
+_DEEPEST, _LONGEST = 60, 5_000  # what is made of more than that is no counter
+
+
+class Entrance(NamedTuple):
+    """Where an argument of a loop's or a branch's program comes from.
+
+    Attributes:
+        op: The loop or the choice.
+        outside: What it is at the start; `None` for a constant of the program.
+        inside: A carried value as it enters the body.
+        later: That value as the body hands it on.
+    """
+
+    op: Op
+    outside: Cell | None
+    inside: Cell | None = None
+    later: Cell | None = None
+
+
+def entry_of(cell: Cell) -> Entrance:
+    """Where a cell that enters a program comes from."""
+    op = cell.maker
+    assert op is not None
+    which, at = next(
+        (i, body.inputs.index(cell)) for i, body in enumerate(op.bodies) if cell in body.inputs
+    )
+    given, first, carries, body_first = list(op.inputs), 0, 0, 0
+    match op.control:
+        case While() as loop:
+            of_test, of_body, starts = loop.parts(op.inputs)
+            given = (of_body if which else of_test) + starts
+            first, body_first, carries = len(given) - len(starts), len(of_body), len(starts)
+        case Scan() as loop:
+            first, body_first, carries = loop.consts, loop.consts, loop.carry
+        case Cond():
+            given = given[1:]
+    outside = given[at] if at < len(given) else None
+    if not first <= at < first + carries:
+        return Entrance(op, outside)
+    body = op.bodies[-1]
+    return Entrance(op, outside, body.inputs[body_first + at - first], body.outputs[at - first])
+
+
+def cases_of(op: Op, cell: Cell) -> Sequence[Cell | None]:
+    """The cells of which an operation chooses one, if that is what it does."""
+    if op.name == "select_n":
+        return op.inputs[1:]
+    if isinstance(op.control, Cond):
+        return [branch.outputs[op.outputs.index(cell)] for branch in op.bodies]
+    return ()
+
+
+class Numbers:
+    """The bounds of the numbers that one loop sees, counted in its trips.
+
+    Args:
+        loop: A while loop or a scan.
+        most_trips: Tells how often a while loop around it runs at most.
+    """
+
+    def __init__(self, loop: Op, most_trips: Callable[[Op], float]) -> None:
+        self.loop, self.most_trips = loop, most_trips
+        self.lines: dict[Cell, Line] = {}
+        self.depth = self.visits = 0
+
+    def line(self, cell: Cell | None) -> Line:
+        """The bounds of all elements of a cell."""
+        if cell is None:
+            return ANY
+        if cell.known is not None:
+            return Line(cell.known, cell.known)
+        if cell not in self.lines:
+            self.lines[cell] = ANY  # while it is looked for
+            self.lines[cell] = self.found(cell)
+        return self.lines[cell]
+
+    def found(self, cell: Cell) -> Line:
+        self.visits += 1
+        if cell.maker is None or self.depth > _DEEPEST or self.visits > _LONGEST:
+            return ANY
+        self.depth += 1
+        line = self.entered(cell) if cell.enters else self.made(cell.maker, cell)
+        self.depth -= 1
+        return fitted(line, cell.aval.dtype)
+
+    def made(self, op: Op, cell: Cell) -> Line:
+        """The bounds of a number by the operation that makes it."""
+        if op.name in _ARITHMETIC:
+            a, b = map(self.line, op.inputs)
+            return _ARITHMETIC[op.name](a, b)
+        if op.name in SAME:
+            return self.line(op.inputs[0])
+        if op.name == "neg":
+            return minus(Line(0, 0), self.line(op.inputs[0]))
+        if op.name == "clamp":
+            low, x, high = map(self.line, op.inputs)
+            return smallest(largest(low, x), high)
+        if op.name == "iota":
+            return Line(0, max(cell.aval.shape[op.params["dimension"]] - 1, 0))
+        return any_of([self.line(case) for case in cases_of(op, cell)] or [ANY])
+
+    def entered(self, cell: Cell) -> Line:
+        """The bounds of an argument of a loop's or a branch's program."""
+        entry = entry_of(cell)
+        start = self.line(entry.outside)
+        if entry.inside is None:
+            return start
+        if entry.op is not self.loop:
+            return self.in_all_trips(cell, entry.op)
+        dtypes: set[Any] = set()
+        change = self.change(entry.inside, entry.later, dtypes)
+        if change == (0, 0):
+            return start
+        if change is None or not start.known:
+            return ANY
+        before = Line(start.low, start.high, *change)
+        after = Line(start.low + change[0], start.high + change[1], *change)
+        # In its last trip the body makes the number that the condition then refuses.
+        lasts = min((fitted(after, dtype).lasts + 1 for dtype in dtypes), default=math.inf)
+        return before._replace(lasts=lasts)
+
+    def change(self, cell: Cell, later: Cell | None, dtypes: set[Any]) -> tuple[Any, Any] | None:
+        """The least and the most by which a carried number grows in a trip.
+
+        Args:
+            cell: The number.
+            later: What it is made of.
+            dtypes: Gets the dtypes that the number passes through.
+        """
+        if later is cell:
+            return 0, 0
+        self.visits += 1
+        op = None if later is None or later.enters or later.known is not None else later.maker
+        if later is None or op is None or self.depth > _DEEPEST or self.visits > _LONGEST:
+            return None
+        dtypes.add(later.aval.dtype)
+        self.depth += 1
+        try:
+            if op.name in SAME:
+                return self.change(cell, op.inputs[0], dtypes)
+            if op.name in {"add", "sub"}:
+                return self.increment(cell, op, dtypes)
+            found = [self.change(cell, case, dtypes) for case in cases_of(op, later)]
+        finally:
+            self.depth -= 1
+        known = [c for c in found if c is not None]
+        if not known or len(known) < len(found):
+            return None
+        return min(low for low, _ in known), max(high for _, high in known)
+
+    def increment(self, cell: Cell, op: Op, dtypes: set[Any]) -> tuple[Any, Any] | None:
+        a, b = op.inputs
+        combined = plus if op.name == "add" else minus
+        for number, other in [(a, b), (b, a)][: 2 if op.name == "add" else 1]:
+            change = self.change(cell, number, dtypes)
+            if change is None:
+                continue
+            grown = combined(Line(*change), self.line(other))
+            return (grown.low, grown.high) if grown.known and grown.steady else None
+        return None
+
+    def in_all_trips(self, cell: Cell, loop: Op) -> Line:
+        """The bounds of a number of a loop around this one, in whichever trip."""
+        line = Numbers(loop, self.most_trips).line(cell)
+        if line.steady:
+            return line
+        control = loop.control
+        trips = control.length if isinstance(control, Scan) else self.most_trips(loop)
+        last = trips if cell in loop.bodies[0].inputs and len(loop.bodies) == 2 else trips - 1
+        if last > line.lasts:
+            return ANY
+        falls = line.fall * last if line.fall < 0 else 0
+        rises = line.rise * last if line.rise > 0 else 0
+        return Line(line.low + falls, line.high + rises)

@@ -1,0 +1,190 @@
+"""Bounds of numbers that change from trip to trip of a loop, and when comparisons of them end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+Number = int | float | Fraction  # as a float only infinite
+
+
+class Line(NamedTuple):
+    """What a number is between: `low + fall t <= x <= high + rise t` in trip `t` of a loop.
+
+    Attributes:
+        low: The least that it is in trip 0.
+        high: The most that it is in trip 0.
+        fall: How the lower bound changes in a trip.
+        rise: How the upper bound changes in a trip.
+        lasts: The last trip for which this holds: from there on the number overflows.
+    """
+
+    low: Number
+    high: Number
+    fall: int | Fraction = 0
+    rise: int | Fraction = 0
+    lasts: Number = math.inf
+
+    @property
+    def known(self) -> bool:
+        """Whether both bounds are finite."""
+        return -math.inf < self.low and self.high < math.inf
+
+    @property
+    def steady(self) -> bool:
+        """Whether the bounds are the same in all trips."""
+        return self.fall == self.rise == 0
+
+
+ANY = Line(-math.inf, math.inf)
+
+
+class Spell(NamedTuple):
+    """When a condition holds.
+
+    Attributes:
+        until: It surely holds in all trips before this one.
+        end: It surely doesn't hold in this trip.
+        after: It surely doesn't hold in this trip and in all later ones.
+    """
+
+    until: Number = 0
+    end: Number = math.inf
+    after: Number = math.inf
+
+
+def both(*spells: Spell) -> Spell:
+    """When all of some conditions hold."""
+    return Spell(*map(min, zip(*spells, strict=True)))
+
+
+def either(*spells: Spell) -> Spell:
+    """When one of some conditions holds: it ends when all have ended for good."""
+    until, _, after = map(max, zip(*spells, strict=True))
+    return Spell(until, after, after)
+
+
+def always(holds: bool) -> Spell:
+    """The spell of what holds in all trips, or in none."""
+    trips = math.inf if holds else 0
+    return Spell(trips, trips, trips)
+
+
+def difference(a: Line, b: Line) -> Line:
+    """The bounds of `a - b` as a number, which can't overflow."""
+    lasts = min(a.lasts, b.lasts)
+    return Line(a.low - b.high, a.high - b.low, a.fall - b.rise, a.rise - b.fall, lasts)
+
+
+def plus(a: Line, b: Line) -> Line:
+    """The bounds of `a + b`; none where it may overflow, as it may with one of them unbounded."""
+    return difference(a, _flipped(b)) if a.known and b.known else ANY
+
+
+def minus(a: Line, b: Line) -> Line:
+    """The bounds of `a - b`; none where it may overflow."""
+    return plus(a, _flipped(b))
+
+
+def times(a: Line, b: Line) -> Line:
+    """The bounds of a product, of which one factor at least stays the same."""
+    if not (a.known and b.known) or not (a.steady or b.steady):
+        return ANY
+    if not b.steady:
+        a, b = b, a
+    lasts = min(a.lasts, b.lasts)
+    if a.steady:
+        corners = [x * y for x in a[:2] for y in b[:2]]
+        return Line(min(corners), max(corners), lasts=lasts)
+    if b.low != b.high:
+        return ANY
+    factor: Any = b.low
+    a = a if factor >= 0 else _flipped(a)
+    low, high, fall, rise = (x * abs(factor) for x in a[:4])
+    return Line(low, high, fall, rise, lasts)
+
+
+def largest(a: Line, b: Line) -> Line:
+    """The bounds of `max(a, b)`."""
+    low, fall = max((a.low, a.fall), (b.low, b.fall), key=lambda line: line[::-1])
+    return Line(low, max(a.high, b.high), fall, max(a.rise, b.rise), min(a.lasts, b.lasts))
+
+
+def smallest(a: Line, b: Line) -> Line:
+    """The bounds of `min(a, b)`."""
+    return _flipped(largest(_flipped(a), _flipped(b)))
+
+
+def any_of(lines: Sequence[Line]) -> Line:
+    """The bounds of a number that is one of several."""
+    lows, highs, falls, rises, lasts = zip(*lines, strict=True)
+    return Line(min(lows), max(highs), min(falls), max(rises), min(lasts))
+
+
+def fitted(line: Line, dtype: Any) -> Line:
+    """A line for as long as the numbers between its bounds are numbers of the dtype.
+
+    Floating-point numbers are followed while they are whole and exact.
+    """
+    if jnp.issubdtype(dtype, jnp.floating):
+        most: Number = 2 ** (jnp.finfo(dtype).nmant + 1)
+        least = -most
+        if not line.known or any(x % 1 for x in line[:4]):
+            return ANY
+    elif jnp.issubdtype(dtype, jnp.integer):
+        least, most = int(jnp.iinfo(dtype).min), int(jnp.iinfo(dtype).max)
+    elif jnp.issubdtype(dtype, jnp.bool_):
+        return line if line.known else Line(0, 1)
+    else:
+        return ANY
+    above, below = _lasts(line.low - least, line.fall), _lasts(most - line.high, -line.rise)
+    lasts = min(line.lasts, above, below)
+    return line._replace(lasts=lasts) if lasts >= 0 else ANY
+
+
+def positive(line: Line, strictly: bool) -> Spell:
+    """When a number is above zero, or at least zero."""
+    until = _first_below(line.low, line.fall, strictly)
+    end = _first_below(line.high, line.rise, strictly)
+    return Spell(until, end, end if line.rise <= 0 else math.inf)
+
+
+def zero(line: Line, is_zero: bool) -> Spell:
+    """When a number is zero, or isn't; only where its value is known in every trip."""
+    low, high, fall, rise, _ = line
+    if low != high or fall != rise:
+        return Spell()
+    if fall == 0:
+        return always((low == 0) == is_zero)
+    trip, rest = divmod(-low, fall)
+    met = trip if rest == 0 and trip >= 0 else None
+    if not is_zero:
+        return always(True) if met is None else Spell(met, met)
+    if met == 0:
+        return Spell(1, 1, 1)
+    return Spell(0, 0, 0 if met is None else met + 1)
+
+
+def _flipped(line: Line) -> Line:
+    return Line(-line.high, -line.low, -line.rise, -line.fall, line.lasts)
+
+
+def _lasts(room: Number, change: int | Fraction) -> Number:
+    """The last trip in which `room + change t` is at least zero; -1 if there is none."""
+    if math.isinf(room):  # an unbounded number is within its dtype as long as it stays where it is
+        return math.inf if change >= 0 else -1
+    return _first_below(room, change, strictly=False) - 1
+
+
+def _first_below(start: Number, change: int | Fraction, strictly: bool) -> Number:
+    """The first trip in which `start + change t` is below zero, `strictly` also at zero."""
+    if start < 0 or (strictly and start == 0):
+        return 0
+    if change >= 0 or start == math.inf:
+        return math.inf
+    whole, rest = divmod(start, -change)
+    return whole + (1 if rest or not strictly else 0)

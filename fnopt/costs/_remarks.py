@@ -1,0 +1,110 @@
+"""What a table says besides its figures: which of them are bounds, and what they leave out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+from fnopt.costs._table import binary, si
+
+Bound = Literal["at most", "incomplete"]
+_SHOWN = 8  # remarks of a kind, with a line of their own
+
+
+class Unknown(NamedTuple):
+    """Something that is in the program and not, or not wholly, in the figures.
+
+    Attributes:
+        name: The primitive, or the name of the loop.
+        part: The part of the model that it is in.
+        reason: Why it isn't counted, and what to do.
+        count: How often the program runs it.
+    """
+
+    name: str
+    part: str
+    reason: str
+    count: int
+
+
+class Loop(NamedTuple):
+    """A loop of the program.
+
+    Attributes:
+        name: Its part and kind, numbered where a part has several: `'decoder/while'`.
+        trips: How often its body runs; `None` if that isn't known, and then it is counted once.
+        at_most: Whether `trips` is the most that it can be, as with `(error > tol) & (i < 50)`.
+    """
+
+    name: str
+    trips: int | None
+    at_most: bool = False
+
+    @property
+    def is_while(self) -> bool:
+        """Whether it is a while loop, and not a scan."""
+        return self.name.split("/")[-1].startswith("while")
+
+
+class Compiled(NamedTuple):
+    """The compiler's own figures for the same program (for this machine's backend).
+
+    Attributes:
+        flops: Its count; it counts the body of every loop ONCE.
+        transcendentals: Its count of tanh, exp, log and so on.
+        bytes_accessed: Its estimate of the memory traffic.
+        argument_bytes: Size of the arguments.
+        output_bytes: Size of the results.
+        temp_bytes: Size of the working memory.
+        peak_bytes: Arguments, results and working memory together, donated buffers counted once.
+    """
+
+    flops: float
+    transcendentals: float
+    bytes_accessed: float
+    argument_bytes: int
+    output_bytes: int
+    temp_bytes: int
+    peak_bytes: int
+
+
+def labelled(name: str, bounds: Iterable[Bound]) -> str:
+    """The name of a row, and whether its figures are bounds or incomplete."""
+    found = set(bounds)
+    worst = "incomplete" if "incomplete" in found else "at most"
+    return f"{name} ({worst})" if found else name
+
+
+def notes(unknown: Sequence[Unknown], loops: Sequence[Loop]) -> list[str]:
+    """Remarks on what the figures leave out, and on loops that count with their limit."""
+    left_out = [f"incomplete: {u.name} x {u.count}{_in(u.part)}: {u.reason}" for u in unknown]
+    bounds = [
+        f"at most: {loop.name} counts with the {loop.trips} iterations that it can make; "
+        f"trip_counts={{{loop.name!r}: n}} counts n"
+        for loop in loops
+        if loop.at_most
+    ]
+    return _shortened(left_out, "incomplete", "unknown") + _shortened(bounds, "at most", "loops")
+
+
+def compiler_notes(compiled: Compiled | None, flops: int, loops: Sequence[Loop]) -> list[str]:
+    """The compiler's own figures beside the FLOPs that were counted, if it was asked."""
+    if compiled is None:
+        return []
+    share = f" ({compiled.flops / flops:.1%} of the above)" if flops else ""
+    once = "; it counts the body of a loop once" if loops else ""
+    return [
+        f"compiler: {si(compiled.flops)}FLOP{share}{once}",
+        f"memory: {binary(compiled.peak_bytes)} at most = arguments "
+        f"{binary(compiled.argument_bytes)} + results {binary(compiled.output_bytes)} + working "
+        f"memory {binary(compiled.temp_bytes)} - what is donated",
+    ]
+
+
+def _shortened(lines: Sequence[str], what: str, where: str) -> list[str]:
+    more = len(lines) - _SHOWN
+    return [*lines[:_SHOWN], *([f"{what}: {more} more, see .{where}"] if more > 0 else [])]
+
+
+def _in(part: str) -> str:
+    return f" in {part}" if part else ""

@@ -79,9 +79,9 @@ def least_squares(
         \quad\text{subject to}\quad l \le \theta \le u
 
     The loop is one `lax.while_loop`: the call works under `jax.jit` and `jax.vmap`. Called by
-    itself it traces the residuals each time, so whatever they close over may change from call to
-    call, but compiles only what it hasn't compiled before: other data of the same shapes cost no
-    compilation. For a loop of many calls, jit a function that takes the data as arguments.
+    itself it traces the residuals unless all they read is seen to be as it was, so what they close
+    over may change from call to call, and compiles only what it hasn't compiled before: other data
+    of the same shapes cost no compilation. In a loop, jit a function with the data as arguments.
 
     A refused step costs one evaluation of the residuals, no Jacobian and no factorisation.
 

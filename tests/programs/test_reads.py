@@ -1,0 +1,307 @@
+"""What functions read: no record is used again where anything of it may have changed."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import math
+import types
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy import random as noise
+
+import fnopt
+from fnopt.programs import reads, recorded
+from fnopt.programs._reads import UnseenError
+
+X = jnp.float32(2)
+factor, table, listed, settings = 3.0, np.asarray([1.0, 2.0], np.float32), [4.0], {"a": 5.0}
+module = types.SimpleNamespace(constant=6.0)
+model = math  # a module of a library, or one of the user's
+
+
+def helper(x):
+    return factor * x
+
+
+@jax.jit
+def jitted(x, power=2):
+    return x**power
+
+
+class Model:
+    scale = 2.0
+
+    def __call__(self, x):
+        return self.scale * x
+
+
+def by_factor(x):
+    return factor * x
+
+
+def by_helper(x):
+    return helper(x) + jnp.exp(x)
+
+
+def by_partial(x):
+    return functools.partial(helper)(x)
+
+
+def by_table(x):
+    return jnp.sum(x * table)
+
+
+def by_nested(x):
+    return sum(jnp.sin(x) * a for a in (factor, 1.0))
+
+
+def by_recursion(x, n=3):
+    return x if n == 0 else math.pi * by_recursion(x, n - 1)
+
+
+def by_jitted(x):
+    return jitted(x) + np.float32(1)
+
+
+def closing(a):
+    return lambda x: a * x
+
+
+SEEN = [
+    by_factor,
+    by_helper,
+    by_table,
+    by_nested,
+    by_recursion,
+    by_jitted,
+    jitted,
+    closing(2.0),
+    closing(jnp.ones(3)),
+    closing(np.ones(3)),
+    functools.partial(by_recursion, n=2),
+    jnp.sin,
+]
+
+
+@pytest.mark.parametrize("fn", SEEN)
+def test_what_is_seen_whole_is_traced_once(fn):
+    found = recorded(fn, X)
+    assert found is not None
+    assert recorded(fn, X) is found
+    assert recorded(fn, jnp.float32(2)[None]) is not found
+    np.testing.assert_array_equal(found(X), fn(X))
+
+
+def test_a_closure_made_anew_over_the_same_is_the_same():
+    a = jnp.ones(3)
+    assert recorded(closing(a), X) is recorded(closing(a), X)
+    assert recorded(closing(a), X) is not recorded(closing(jnp.ones(3)), X)
+    assert recorded(closing(0.0), X) is not recorded(closing(-0.0), X)
+    assert recorded(closing(1), X) is not recorded(closing(1.0), X)
+    assert reads(closing(True)) != reads(closing(1))
+
+
+def test_weak_types_and_trees_are_told_apart():
+    assert recorded(closing(2.0), 1.0) is not recorded(closing(2.0), jnp.float32(1))
+    assert recorded(lambda x: x, {"a": X}) is not recorded(lambda x: x, {"b": X})
+
+
+def by_list(x):
+    return listed[0] * x
+
+
+def by_dict(x):
+    return settings["a"] * x
+
+
+def by_object(x):
+    return module.constant * x
+
+
+def by_noise(x):
+    return np.random.standard_normal() * x
+
+
+def by_imported_noise(x):
+    return noise.standard_normal() * x
+
+
+def by_import(x):
+    from tests.programs import test_reads
+
+    return test_reads.factor * x
+
+
+def by_function_attribute(x):
+    return by_function_attribute.scale * x
+
+
+by_function_attribute.scale = 2.0
+
+
+def by_name(x):
+    return globals()["factor"] * x
+
+
+def by_print(x):
+    print(x.shape)
+    return x
+
+
+def counting():
+    count = 0
+
+    def fn(x):
+        nonlocal count
+        count += 1
+        return count * x
+
+    return fn
+
+
+UNSEEN = [
+    by_list,
+    by_dict,
+    by_object,
+    by_noise,
+    by_imported_noise,
+    by_import,
+    by_function_attribute,
+    by_name,
+    by_print,
+    Model(),
+    Model().__call__,
+    closing(np.ones(2**18)),
+]
+
+
+@pytest.mark.parametrize("fn", UNSEEN)
+def test_what_is_not_seen_is_traced_in_every_call(fn):
+    first = recorded(fn, X)
+    assert first is None or recorded(fn, X) is not first
+
+
+def test_a_counter_counts_every_trace():
+    fn = counting()
+    values = [float(recorded(fn, X)(X)) for _ in range(3)]
+    assert values == sorted(set(values))
+
+
+@pytest.mark.parametrize(
+    ("fn", "name", "value"),
+    [
+        (by_factor, "factor", 4.0),
+        (by_factor, "factor", jnp.float32(4)),
+        (by_nested, "factor", -3.0),
+        (by_helper, "factor", 5.0),
+        (by_helper, "helper", closing(7.0)),
+        (by_partial, "helper", closing(7.0)),
+        (by_table, "table", np.asarray([3.0, 4.0], np.float32)),
+        (by_list, "listed", [7.0]),
+        (by_object, "module", types.SimpleNamespace(constant=7.0)),
+        (by_recursion, "math", types.SimpleNamespace(pi=3.0)),
+        (by_jitted, "jitted", closing(9.0)),
+    ],
+)
+def test_a_changed_global_is_seen(monkeypatch, fn, name, value):
+    before = float(recorded(fn, X)(X))
+    monkeypatch.setitem(globals(), name, value)
+    after = float(recorded(fn, X)(X))
+    assert after == pytest.approx(float(fn(X)), rel=1e-6)
+    assert after != before
+
+
+def test_changes_in_place_are_seen(monkeypatch):
+    data = np.asarray([1.0, 2.0], np.float32)
+    held = closing(data)
+    assert recorded(held, X)(X).tolist() == [2, 4]
+    data[0] = 5  # what the first record had is now something else
+    assert recorded(held, X)(X).tolist() == [10, 4]
+    assert recorded(closing(np.asarray([1.0, 2.0], np.float32)), X)(X).tolist() == [2, 4]
+    monkeypatch.setitem(settings, "a", 7.0)
+    assert float(recorded(by_dict, X)(X)) == 14
+    monkeypatch.setattr(by_function_attribute, "scale", 7.0)
+    assert float(recorded(by_function_attribute, X)(X)) == 14
+    monkeypatch.setattr(by_recursion, "__defaults__", (0,))
+    assert float(recorded(by_recursion, X)(X)) == 2
+    method = Model()
+    assert float(recorded(method, X)(X)) == 4
+    method.scale = 7.0
+    assert float(recorded(method, X)(X)) == 14
+
+
+def test_settings_of_jax_are_seen():
+    def wide(x):
+        return jnp.sum(jnp.arange(2.0)) + jnp.zeros_like(x, shape=(), dtype=float)
+
+    narrow = recorded(wide, X)
+    with jax.enable_x64(True):
+        assert recorded(wide, X).returns.dtype == jnp.float64
+    assert recorded(wide, X) is narrow
+    with jax.default_matmul_precision("float32"):
+        assert recorded(wide, X) is not narrow
+
+
+def test_arguments_of_classes_are_traced_in_every_call():
+    @jax.tree_util.register_pytree_node_class
+    class Line:
+        power = 1
+
+        def __init__(self, a):
+            self.a = a
+
+        def __call__(self, x):
+            return self.a * x**self.power
+
+        def tree_flatten(self):
+            return (self.a,), None
+
+        @classmethod
+        def tree_unflatten(cls, aux, children):
+            return cls(*children)
+
+    def call(line):
+        return line(jnp.float32(3))
+
+    line = Line(X)
+    assert float(recorded(call, line)(line)) == 6
+    Line.power = 2
+    assert float(recorded(call, line)(line)) == 18
+
+
+def test_traced_and_deleted_arrays_are_no_values():
+    def loss(a):
+        found = recorded(closing(a), X)
+        return 0.0 * a if found is None else jnp.nan * a
+
+    assert float(jax.grad(loss)(1.0)) == 0.0
+    gone = jnp.ones(3)
+    assert recorded(closing(gone), X) is not None
+    gone.delete()
+    with pytest.raises(UnseenError):
+        reads(closing(gone))
+
+
+def test_large_arrays_are_not_kept():
+    large = jnp.ones(2**17)
+    alive = weakref.ref(large)
+    assert recorded(closing(large), X) is not None
+    del large
+    gc.collect()
+    assert alive() is None
+
+
+def test_fits_see_what_changes():
+    data = np.asarray([1.0, 2.0, 3.0])
+
+    def residuals(p):
+        return p[0] * jnp.ones(3) - data
+
+    assert float(fnopt.least_squares(residuals, jnp.ones(1)).params[0]) == pytest.approx(2)
+    data[:] = 7
+    assert float(fnopt.least_squares(residuals, jnp.ones(1)).params[0]) == pytest.approx(7)

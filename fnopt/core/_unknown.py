@@ -29,7 +29,22 @@ _ELSEWHERE = {
     "GradientTape": "jax.grad; for gradients of values inside a function, fnopt.capture",
     "LevenbergMarquardt": "fnopt.least_squares, or fnopt.levenberg_marquardt in a loop of your own",
     "LM": "fnopt.least_squares, or fnopt.levenberg_marquardt in a loop of your own",
-    "leastsq": "fnopt.least_squares",
+    **dict.fromkeys(("leastsq", "lsq_linear", "Minimizer"), "fnopt.least_squares"),
+    **dict.fromkeys(("fsolve", "newton", "newton_krylov"), "fnopt.root"),
+    **dict.fromkeys(
+        ("root_scalar", "brentq", "bisect"), "fnopt.root, from a start in place of a bracket"
+    ),
+    **dict.fromkeys(
+        ("fmin", "fmin_bfgs", "fmin_cg", "fmin_l_bfgs_b", "minimize_scalar"), "fnopt.minimize"
+    ),
+    "Bounds": "a pair bounds=(lower, upper), or SciPy's Bounds as it is",
+    **dict.fromkeys(
+        ("LinearConstraint", "NonlinearConstraint"),
+        "bounds=, projection= or constraints= of fnopt.minimize",
+    ),
+    "Model": "fnopt.curve_fit(f, x, y, p0), with a dict of params as p0",
+    "Parameters": "a dict, with bounds= and constraints= of fnopt.least_squares",
+    "linear_sum_assignment": "fnopt.discrete.hungarian_algorithm",
     "Momentum": "fnopt.sgd(learning_rate, momentum=0.9)",
     "Ranger": "fnopt.lookahead(fnopt.radam(1e-3), 6, 0.5)",
     "SWA": "fnopt.params_mean behind the optimizer, in a fnopt.chain",

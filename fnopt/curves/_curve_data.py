@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import jax
@@ -10,20 +11,62 @@ import numpy as np
 from jax.core import Tracer
 
 from fnopt.core import default_float, is_inexact
+from fnopt.curves._failures import OptimizeWarning
 
 
 def _is_known(x: Any) -> bool:
     return not isinstance(x, Tracer)
 
 
-def _floating(x: Any) -> jax.Array:
+_COARSE = 1e-3  # of the range of some data: what their rounding may be at most
+
+
+def _floating(x: Any, name: str) -> jax.Array:
     """An array as it is if it is floating, else as floats.
 
-    As in SciPy these may be integers, or numbers in a column of objects.
+    As in SciPy these may be integers, or numbers in a column of objects or strings.
     """
-    of_objects = getattr(getattr(x, "dtype", None), "kind", None) == "O"
-    x = jnp.asarray(np.asarray(x, float) if of_objects else x)
+    if not isinstance(x, jax.Array) and all(map(_is_known, jax.tree.leaves(x))):
+        given = _numbers(np.asarray(x), name)
+        x = jnp.asarray(given)
+        x = x if is_inexact(x) else x.astype(default_float())
+        _warn_if_coarse(given, x.dtype, name)
+        return x
+    x = jnp.asarray(x)
     return x if is_inexact(x) else x.astype(default_float())
+
+
+def _numbers(x: np.ndarray, name: str) -> np.ndarray:
+    """The data as numbers, if they can be taken as such."""
+    if x.dtype.kind in "mM":
+        since = "(x - x[0]) / np.timedelta64(1, 's')" if x.dtype.kind == "M" else "x / unit"
+        raise TypeError(
+            f"curve_fit: {name} are {x.dtype}, expected numbers. Count in a unit from a start that "
+            f"you choose, such as {since}."
+        )
+    if x.dtype.kind not in "OUS":
+        return x
+    try:
+        return x.astype(float)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"curve_fit: {name} hold what is no number: {error}.") from None
+
+
+def _warn_if_coarse(given: np.ndarray, dtype: Any, name: str) -> None:
+    """Warns where the dtype that is computed in hardly tells the data apart, such as timestamps."""
+    if given.dtype.itemsize <= dtype.itemsize or given.dtype.kind not in "iuf":
+        return
+    with np.errstate(invalid="ignore"):
+        off = np.max(np.abs(given - given.astype(dtype)), initial=0.0)
+        span = np.ptp(given) if given.size else 0.0
+    if off > _COARSE * span > 0:
+        warnings.warn(
+            f"curve_fit: {name} are rounded to {dtype} by up to {off:.2g}, of a range of "
+            f"{span:.4g}. Count from another origin ({name} - {name}[0]), or switch on "
+            "jax_enable_x64.",
+            OptimizeWarning,
+            stacklevel=4,
+        )
 
 
 def _check_finite(x: jax.Array, name: str) -> None:
@@ -31,7 +74,7 @@ def _check_finite(x: jax.Array, name: str) -> None:
         count = int(np.sum(~np.isfinite(np.asarray(x))))
         raise ValueError(
             f"curve_fit: {name} hold {count} NaN or infinite values, expected finite ones. "
-            "Leave these points out."
+            "Leave these points out; nan_policy='omit' does so where there is a NaN."
         )
 
 
@@ -39,7 +82,7 @@ def checked_x(xdata: Any, check_finite: bool) -> Any:
     """`xdata` as a floating array if it is one, or a data frame's column; else as it is."""
     if not isinstance(xdata, (list, tuple)) and not hasattr(xdata, "__array__"):
         return xdata
-    x = _floating(xdata)
+    x = _floating(xdata, "xdata")
     if check_finite:
         _check_finite(x, "xdata")
     return x
@@ -47,7 +90,7 @@ def checked_x(xdata: Any, check_finite: bool) -> Any:
 
 def checked_y(ydata: Any, check_finite: bool) -> jax.Array:
     """`ydata` as a floating array."""
-    y = _floating(ydata)
+    y = _floating(ydata, "ydata")
     if y.size == 0:
         raise ValueError("curve_fit: ydata are empty, expected at least one point.")
     if check_finite:
@@ -89,7 +132,7 @@ def checked_sigma(sigma: Any, y: jax.Array) -> tuple[jax.Array | None, bool]:
     """`sigma` as a floating array, and whether it is a covariance matrix."""
     if sigma is None:
         return None, False
-    sigma, square = _floating(sigma), (y.size, y.size)
+    sigma, square = _floating(sigma, "sigma"), (y.size, y.size)
     if sigma.shape not in {(), y.shape, square}:
         raise ValueError(
             f"curve_fit: sigma has shape {sigma.shape}, expected (), {y.shape} for standard "

@@ -276,13 +276,21 @@ def _check_method(method: str | None, box: Any) -> None:
 
 def _checked(values: Any, x: Any, y: jax.Array) -> Any:
     """The model's result, if its shape fits the data."""
+    if isinstance(values, (list, tuple)):
+        values = jnp.stack([jnp.asarray(value, y.dtype) for value in values])
     if not hasattr(values, "shape"):
-        raise TypeError(f"curve_fit: f returned {values!r}, expected an array like ydata.")
+        raise TypeError(
+            f"curve_fit: f returned {values!r}, expected an array like ydata. Is there a return "
+            "statement?"
+        )
     if values.shape not in {y.shape, ()}:
         x_shape = f" for xdata of shape {x.shape}" if hasattr(x, "shape") else ""
+        ask = "Do xdata and ydata have the same length?"
+        if values.size == y.size:
+            ask = "Ravel both of them, or neither."
         raise ValueError(
             f"curve_fit: f returned shape {values.shape}{x_shape}, but ydata have shape {y.shape}; "
-            "expected the same. Do xdata and ydata have the same length?"
+            f"expected the same. {ask}"
         )
     return values
 

@@ -13,6 +13,7 @@ from jax.core import Tracer
 
 from fnopt.core import default_float, is_inexact
 from fnopt.jacobians import ravel
+from fnopt.residuals import floating_start
 
 Bounds = tuple[Any, Any]
 
@@ -22,6 +23,7 @@ def start_of(f: Callable[..., Any], p0: Any, bounds: Bounds | None = None) -> tu
     if p0 is None:
         return _inside(bounds, _count_parameters(f)), True
     if not _is_plain(p0):
+        p0 = floating_start(p0)
         ravel(p0, "p0")  # refuses what isn't a tree of floating arrays
         return p0, False
     p = jnp.atleast_1d(jnp.asarray(p0))
@@ -38,12 +40,18 @@ def checked_bounds(bounds: Any) -> Bounds | None:
     if hasattr(bounds, "lb") and hasattr(bounds, "ub"):
         bounds = (bounds.lb, bounds.ub)
     if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
-        raise TypeError(f"curve_fit: bounds = {bounds!r}, expected a pair (lower, upper).")
+        pairs = isinstance(bounds, (tuple, list)) and all(map(_is_pair, bounds))
+        hint = " Pairs for each param are tuple(zip(*bounds))." if pairs and bounds else ""
+        raise TypeError(f"curve_fit: bounds = {bounds!r}, expected a pair (lower, upper).{hint}")
     lower, upper = (_side(side) for side in bounds)
     leaves = jax.tree.leaves((lower, upper))
     if all(map(_is_infinite, leaves)):
         return None
     return lower, upper
+
+
+def _is_pair(side: Any) -> bool:
+    return isinstance(side, (tuple, list)) and len(side) == 2
 
 
 def _is_infinite(bound: Any) -> bool:

@@ -13,6 +13,16 @@ from fnopt.core import Status
 from fnopt.solvers import Solution
 
 _NEAR = 0.1  # standard errors from the minimum that do not count
+_START = (
+    "Look at f(xdata, *p0) and its derivatives: something overflows there, or is NaN. Try another "
+    "p0 (by default all are 1)"
+)
+_ADVICE = {
+    Status.MAX_STEPS: "Raise maxfev, or try another p0",
+    Status.NONFINITE_START: _START,
+    Status.ILL_POSED: _START,
+    Status.WRONG_JACOBIAN: "Leave jac out to see whether the fit is right without it",
+}
 
 
 class OptimizeWarning(UserWarning):
@@ -60,11 +70,12 @@ def report_failures(solution: Solution, pcov: jax.Array, plain: bool) -> None:
         return  # under jit or vmap the status is all there is
     if not bool(solution.converged):
         left = _errors_away(solution) if plain else np.inf
-        if int(solution.status) != Status.STALLED or not left < _NEAR:
+        status = Status(int(solution.status))
+        if status != Status.STALLED or not left < _NEAR:
             raise FitError(
                 f"curve_fit: optimal parameters not found: {solution.message} "
-                f"(after {int(solution.nfev)} evaluations). Try another p0, or raise maxfev. What "
-                "was found is in the popt, pcov and solution of this error.",
+                f"(after {int(solution.nfev)} evaluations). {_ADVICE.get(status, 'Try another p0')}"
+                ". What was found is in the popt, pcov and solution of this error.",
                 solution.params,
                 pcov,
                 solution,
@@ -76,11 +87,17 @@ def report_failures(solution: Solution, pcov: jax.Array, plain: bool) -> None:
             stacklevel=3,
         )
     if not np.all(np.isfinite(np.asarray(pcov))):
-        m = np.size(solution.residuals)
-        few = " as many params as data leave none to estimate it from;" if m <= len(pcov) else ""
+        m, n, rank = np.size(solution.residuals), len(pcov), int(solution.rank)
+        why = "the residuals are so large that it isn't finite"
+        if rank < n:
+            why = f"the data don't determine all of them (rank {rank} of {n}, {m} data)"
+        elif m <= n:
+            why = (
+                f"{m} data for {n} params leave none to estimate their scatter from (with sigma "
+                "and absolute_sigma=True it is known)"
+            )
         warnings.warn(
-            f"curve_fit: the covariance of the params could not be estimated:{few} the data don't "
-            f"determine all of them (rank {int(solution.rank)} of {pcov.shape[0]}, {m} data).",
+            f"curve_fit: the covariance of the params could not be estimated: {why}.",
             OptimizeWarning,
             stacklevel=3,
         )

@@ -17,6 +17,17 @@ _REFUSED = {
     "batch": "Many sets of data are fitted by fnopt.curve_fit_batch(f, x, y, p0)",
     "jac_sparsity": "Use fnopt.least_squares(..., jac=fnopt.sparse_jacobian(...))",
 }
+_WEIGHTS = "Write sigma=1 / jnp.sqrt(weights): residuals are divided by it"
+_INSTEAD = {
+    **dict.fromkeys(("weights", "w"), _WEIGHTS),
+    **dict.fromkeys(("func", "fun", "model"), "Call it f, or give it first"),
+    **dict.fromkeys(("x0", "params", "guess"), "Call it p0"),
+    **dict.fromkeys(("max_steps", "maxiter"), "Write maxfev"),
+    **dict.fromkeys(
+        ("constraints", "solver", "has_aux", "history"),
+        "It is one of fnopt.least_squares, whose function is lambda p: f(xdata, *p) - ydata",
+    ),
+}
 ACCEPTED = (*_NEEDLESS, "factor", "verbose", "col_deriv", "callback")
 
 
@@ -38,10 +49,9 @@ def solver_options(options: dict[str, Any]) -> dict[str, Any]:
         if name in _REFUSED:
             raise ValueError(f"curve_fit: {name} is not supported. {_REFUSED[name]}.")
         if name not in ACCEPTED:
-            raise TypeError(
-                f"curve_fit: unexpected keyword {name!r}, expected one of those documented, or of "
-                f"SciPy's {', '.join(sorted(ACCEPTED))}."
-            )
+            known = f"Expected one documented, or SciPy's {', '.join(sorted(ACCEPTED))}"
+            hint = _INSTEAD.get(name, known)
+            raise TypeError(f"curve_fit: unexpected keyword {name!r}. {hint}.")
         if name in _READ and value is not None:
             found |= _READ[name](value)
     return found

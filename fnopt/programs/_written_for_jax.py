@@ -40,7 +40,7 @@ def written_for_jax(name: str, fn: str = "f") -> Iterator[None]:
         if isinstance(error, jax.errors.TracerBoolConversionError):
             what = "decides in Python by a value; write jnp.where(condition, a, b)"
         elif called is None:
-            what = "needs the numbers of an array; write it with jax.numpy"
+            what = "needs the numbers of an array; write it with jax.numpy or jax.scipy"
         else:
             what = f"calls {called[0]}; write {called[1]}"
         where = f": `{line}`" if line else ""

@@ -45,6 +45,7 @@ from fnopt.residuals._root_tangent import projected_tangent as projected_tangent
 from fnopt.residuals._root_tangent import root_tangent as root_tangent
 from fnopt.residuals._row_gram import mixed_rows as mixed_rows
 from fnopt.residuals._row_gram import scaled_rows as scaled_rows
+from fnopt.residuals._start import floating_start as floating_start
 from fnopt.residuals._weights import Whitening, whitened
 
 __all__ = [

@@ -79,7 +79,10 @@ def box_of(bounds: Any, params: Any, dtype: Any, *, may_be_equal: bool = False) 
     if hasattr(bounds, "lb") and hasattr(bounds, "ub"):
         bounds = (bounds.lb, bounds.ub)
     if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
-        raise TypeError(f"{where()}bounds = {bounds!r}, expected a pair (lower, upper).")
+        raise TypeError(
+            f"{where()}bounds = {bounds!r}, expected a pair (lower, upper). Pairs for each param "
+            "are tuple(zip(*bounds))."
+        )
     sides = [broadcast_prefix(side, params, "bounds") for side in bounds]
     pairs, _ = leaves_with_names(params)
     return [
@@ -92,7 +95,7 @@ def _leaf_box(lower: Any, upper: Any, leaf: Any, path: str, dtype: Any, may_be_e
     lower = -jnp.inf if lower is None else lower
     upper = jnp.inf if upper is None else upper
     box = Box(*(_side(side, leaf, path, dtype) for side in (lower, upper)))
-    _check(box, jnp.ravel(jnp.asarray(leaf, dtype)), path, may_be_equal)
+    _check(box, jnp.asarray(leaf, dtype), path, may_be_equal)
     return box
 
 
@@ -111,15 +114,22 @@ def _check(box: Box, x: jax.Array, path: str, may_be_equal: bool) -> None:
     if np.any(crossed):
         i = int(np.argmax(crossed))
         raise ValueError(
-            f"{where()}bounds of {shown(path)} are crossed: lower {lower[i]} and upper {upper[i]} "
-            "leave no room. To hold a parameter, use fnopt.fixed()."
+            f"{where()}bounds of {_entry(path, x, i)} are crossed: lower {lower[i]} and upper "
+            f"{upper[i]} leave no room. To hold a parameter, use fnopt.fixed()."
         )
     if isinstance(x, Tracer):
         return
-    outside = (np.asarray(x) < lower) | (np.asarray(x) > upper)
+    start = np.ravel(np.asarray(x))
+    outside = (start < lower) | (start > upper)
     if np.any(outside):
         i = int(np.argmax(outside))
         raise ValueError(
-            f"{where()}{shown(path)} starts at {np.asarray(x)[i]}, outside its bounds "
+            f"{where()}{_entry(path, x, i)} starts at {start[i]}, outside its bounds "
             f"[{lower[i]}, {upper[i]}]. Start inside them."
         )
+
+
+def _entry(path: str, leaf: Any, i: int) -> str:
+    """An entry of the params for a message."""
+    place = [int(k) for k in np.unravel_index(i, leaf.shape)]
+    return (shown(path) if path else "params") + (f"{place}" if place else "")

@@ -168,7 +168,7 @@ def parametrised(params: Any, constraints: Any = None) -> Parametrisation:
     if constraints is None:
         return Parametrisation(params, lambda free: free, ())
     pairs, treedef = leaves_with_names(params)
-    kinds = _kinds(constraints, [path for path, _ in pairs])
+    kinds = kinds_of(constraints, [path for path, _ in pairs])
     rows = zip(kinds, pairs, strict=True)
     fitted = [None if isinstance(kind, fixed) else leaf for kind, (_, leaf) in rows]
     ravel(jax.tree.unflatten(treedef, fitted), "params")  # refuses what isn't floating
@@ -189,7 +189,8 @@ def parametrised(params: Any, constraints: Any = None) -> Parametrisation:
     return Parametrisation(free, assemble, kinds)
 
 
-def _kinds(constraints: Any, paths: list[str]) -> tuple[Constraint | None, ...]:
+def kinds_of(constraints: Any, paths: list[str]) -> tuple[Constraint | None, ...]:
+    """The constraint of every leaf, by the paths of these."""
     named, _ = leaves_with_names(constraints, is_leaf=lambda node: isinstance(node, Constraint))
     for pattern, kind in named:
         if not isinstance(kind, Constraint):

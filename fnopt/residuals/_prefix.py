@@ -72,6 +72,11 @@ def _parts(parts: Any, prefix: Any, ends: Any) -> list[list[Any]]:
     return jax.tree.structure(prefix, is_leaf=ends).flatten_up_to(parts)
 
 
+def named(what: str, path: str) -> str:
+    """What is given for a leaf, for a message; there is no need to name the only one."""
+    return f"{what} for {shown(path)}" if path else what
+
+
 def as_leaf(value: Any, leaf: Any, path: str, what: str, dtype: Any) -> jax.Array:
     """A value as a flat array of the size of its leaf, in this dtype.
 
@@ -80,10 +85,12 @@ def as_leaf(value: Any, leaf: Any, path: str, what: str, dtype: Any) -> jax.Arra
     """
     value = jnp.asarray(value, dtype)
     shape = jnp.shape(leaf)
+    if not shape and value.size == 1:  # a list of one, for a number
+        value = jnp.reshape(value, ())
     try:
         return jnp.ravel(jnp.broadcast_to(value, shape))
     except ValueError:
         raise ValueError(
-            f"{where()}{what} for {shown(path)} have shape {value.shape}, expected {shape} or one "
+            f"{where()}{named(what, path)} have shape {value.shape}, expected {shape} or one "
             "that broadcasts to it."
         ) from None

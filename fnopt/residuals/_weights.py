@@ -11,8 +11,8 @@ import numpy as np
 from jax.core import Tracer
 from jax.scipy.linalg import solve_triangular
 
-from fnopt.core import laid_like, leaves_with_names, real_dtype, shown, where
-from fnopt.residuals._prefix import as_leaf, broadcast_prefix
+from fnopt.core import laid_like, leaves_with_names, real_dtype, where
+from fnopt.residuals._prefix import as_leaf, broadcast_prefix, named
 
 Whitener = Callable[[jax.Array], jax.Array]
 
@@ -80,9 +80,7 @@ def _by_leaf(fn: Callable[..., Any], given: Any, residuals: Any, what: str) -> l
 
 def _weight(value: Any, leaf: Any, path: str) -> jax.Array:
     w = _like(1.0 if value is None else value, leaf, path, "weights")
-    least = _least(w)
-    if least is not None and not least >= 0:
-        raise ValueError(f"{where()}weights for {shown(path)} hold {least}, expected numbers >= 0.")
+    _check(w, lambda w: w >= 0, "weights", path, "numbers >= 0")
     return w
 
 
@@ -111,11 +109,7 @@ def _divider(value: Any, leaf: Any, path: str) -> Whitener:
     if _is_matrix(value, leaf, path):
         return _by_matrix(jnp.asarray(value, leaf.dtype), path)
     sigma = _like(value, leaf, path, "sigma")
-    least = _least(sigma)
-    if least is not None and not least > 0:
-        raise ValueError(
-            f"{where()}sigma for {shown(path)} holds {least}, expected standard deviations > 0."
-        )
+    _check(sigma, lambda sigma: sigma > 0, "sigma", path, "standard deviations > 0")
     return lambda r: r / laid_like(jnp.where(sigma > 0, sigma, jnp.nan).astype(r.dtype), r)
 
 
@@ -123,14 +117,24 @@ def _like(value: Any, leaf: Any, path: str, what: str) -> jax.Array:
     return as_leaf(value, leaf, path, what, real_dtype(leaf.dtype)).reshape(leaf.shape)
 
 
-def _least(value: jax.Array) -> float | None:
-    """The least of some numbers, if they are known by now."""
-    known = not isinstance(value, Tracer)
-    return float(np.min(np.asarray(value), initial=np.inf)) if known else None
+def _check(
+    value: jax.Array, good: Callable[[np.ndarray], np.ndarray], what: str, path: str, expected: str
+) -> None:
+    """Refuses numbers, if they are known by now, and names the first that isn't good."""
+    if isinstance(value, Tracer):
+        return
+    known = np.asarray(value)
+    bad = np.argwhere(~good(known))
+    if len(bad):
+        first = tuple(int(i) for i in bad[0])
+        raise ValueError(
+            f"{where()}{named(what, path)}{[*first] if first else ''} is {known[first]}, expected "
+            f"{expected}."
+        )
 
 
 def _by_matrix(covariance: jax.Array, path: str) -> Whitener:
     L = jnp.linalg.cholesky(covariance)
     if not isinstance(L, Tracer) and not np.all(np.isfinite(np.asarray(L))):
-        raise ValueError(f"{where()}the matrix sigma for {shown(path)} is not positive definite.")
+        raise ValueError(f"{where()}the matrix {named('sigma', path)} is not positive definite.")
     return lambda r: solve_triangular(L, r, lower=True)

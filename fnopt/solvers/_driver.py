@@ -28,7 +28,12 @@ from fnopt.programs import (
     traced_once,
     written_for_jax,
 )
-from fnopt.residuals import ExampleResiduals, example_residuals, one_function, without_operators
+from fnopt.residuals import (
+    ExampleResiduals,
+    floating_start,
+    one_function,
+    without_operators,
+)
 from fnopt.solvers._bounded import within_bounds
 from fnopt.solvers._ending import ended
 from fnopt.solvers._implicit import implicitly
@@ -40,6 +45,7 @@ from fnopt.solvers.convergence._tests import checked_status, doubted
 from fnopt.solvers.problem._call import (
     checked_args,
     first_call_hints,
+    of_examples,
     recorded_functions,
     status_after,
     with_a_derivative_that_is_there,
@@ -47,7 +53,7 @@ from fnopt.solvers.problem._call import (
 )
 from fnopt.solvers.problem._jacobian_check import disagrees
 from fnopt.solvers.problem._problem import Problem, Setting, by_example, set_up
-from fnopt.solvers.problem._scipy_options import as_asked
+from fnopt.solvers.problem._scipy_options import as_asked, with_keywords
 from fnopt.solvers.problem._units import restored, with_safe_unit
 from fnopt.solvers.result._solution import Solution, StepHistory, StepInfo, empty_history, noted
 
@@ -55,15 +61,15 @@ from fnopt.solvers.result._solution import Solution, StepHistory, StepInfo, empt
 def least_squares(
     residual_fn: Any,
     params: Params,
+    jac: Any = None,
+    bounds: Any = None,
     *,
     args: tuple[Any, ...] = (),
     batch: Any = None,
-    jac: Any = None,
     solver: LeastSquaresMethod | None = None,
     loss: Any = None,
     sigma: Any = None,
     weights: Any = None,
-    bounds: Any = None,
     constraints: Any = None,
     max_steps: int = 1000,
     history: bool = False,
@@ -93,17 +99,8 @@ def least_squares(
         residual_fn: `residual_fn(params, *args)` returns the residuals (prediction minus target,
             not squared) as an array or a pytree of arrays; or a list, tuple or dict of such
             functions.
-        params: Where to start: a pytree of real floating arrays.
-        args: Further arguments of `residual_fn`: pytrees of arrays.
-        batch: Examples: a pytree of arrays with a leading axis. `residual_fn` is then
-            `residual_fn(params, example, *args)` of ONE example (or a container of such functions,
-            with a container of batches). What the solution says is the same as of the residuals of
-            the whole batch, `jax.vmap` of that function; weights, losses and constraints are too.
-            But the Jacobian takes one pass for each residual of an example, not of the batch; and
-            with more params than residuals (of which there are over 64) it isn't formed at all
-            where it is cheaper without: steps then come from :math:`J J^T`
-            (:func:`fnopt.curvature.batch_jacobian`), all params have one scale in them, and the
-            solution has no `jacobian`.
+        params: Where to start: a pytree of real floating arrays; whole numbers count as floats,
+            unless they are `fixed`.
         jac: `jac(params, *args)` returns the Jacobian, if you have it cheaper than by
             differentiation: what `jax.jacfwd(residual_fn)` would return, a tree like the
             residuals whose leaves are trees like the params, of arrays of shape
@@ -115,20 +112,28 @@ def least_squares(
             method other than Levenberg-Marquardt, the residual function need not have derivatives
             (unless you ask for those of the solution). Where it has, `jac` is compared with
             them once, along a direction; one that is wrong ends in `WRONG_JACOBIAN`.
+        bounds: `(lower, upper)`, each a number, an array, or a tree of these like the params or
+            like their top; None for no bound. Steps stay inside, and reach solutions on a bound.
+        args: Further arguments of `residual_fn`: pytrees of arrays.
+        batch: Examples: a pytree of arrays with a leading axis. `residual_fn` is then
+            `residual_fn(params, example, *args)` of ONE example (or a container of such functions,
+            with a container of batches). What the solution says is the same as of the residuals of
+            the whole batch, `jax.vmap` of that function; weights, losses and constraints are too.
+            But the Jacobian takes one pass for each residual of an example, not of the batch; and
+            with more params than residuals (of which there are over 64) it isn't formed at all
+            where it is cheaper without: steps then come from :math:`J J^T`
+            (:func:`fnopt.curvature.batch_jacobian`), all params have one scale in them, and the
+            solution has no `jacobian`.
         solver: The method and its options; by default `levenberg_marquardt()`.
         loss: A robust loss such as `huber(scale=0.1)`, its name, or a function :math:`\rho(z)`
             (see :class:`fnopt.residuals.custom_loss`); or a tree of these (None for plain squares)
-            like the residuals or like their top: for a list of residual functions
-            a list of losses.
+            like the residuals or like their top: for a list of functions a list of losses.
         sigma: Standard deviations that residuals are divided by, before the loss: a number, an
             array like the residuals, or a tree of these; for residuals of shape `[m]` also a
             covariance matrix of shape `[m, m]`.
         weights: Factors of the squares instead, :math:`1 / \sigma^2`; 0 leaves a residual out.
             Params and cost have derivatives by a weight of 0 too; the solution's residuals and
             Jacobian, which go with its root, count as constant there.
-        bounds: `(lower, upper)`, each a number, an array, or a tree of these like the params or
-            like their top; None for no bound. Every step stays inside, and solutions on a bound
-            are reached exactly.
         constraints: `fixed()`, `tied(fn)`, `positive()` or `interval(a, b)`, by the path of a
             leaf, a pattern of paths, or a tree like the params.
         max_steps: The most steps to make, refused ones included; with 0 the start is only
@@ -150,8 +155,10 @@ def least_squares(
         **scipy_options: Keywords of SciPy's `least_squares`, so that changing the import is
             enough: `ftol`, `xtol` and `gtol` (those of the solver; None is its default),
             `max_nfev`, `f_scale` (the scale of a loss that is a name or a function), `verbose`,
-            `method` (`'trf'`, `'dogbox'` and `'lm'` all mean the default solver). `x_scale`,
-            `diff_step`, `tr_solver`, `tr_options` and `workers` are accepted and not needed.
+            `kwargs` (arguments by name of `residual_fn` and `jac`), `jac_sparsity` (the pattern of
+            a :func:`fnopt.sparse_jacobian`), `method` (`'trf'`, `'dogbox'` and `'lm'` all mean the
+            default solver). `x_scale`, `diff_step`, `tr_solver`, `tr_options` and `workers` are
+            accepted and not needed.
 
     Returns:
         A `Solution`. Whether it converged, and why it stopped, is in its `status` and `message`:
@@ -178,21 +185,23 @@ def least_squares(
     Reference:
         See :class:`fnopt.levenberg_marquardt`.
     """
-    solver, loss, jac, bounds, max_steps, verbose = as_asked(
+    residual_fn, jac = with_keywords(residual_fn, jac, scipy_options.get("kwargs"))
+    aux = None
+    if has_aux:
+        residual_fn, aux = without_aux(residual_fn, batch)
+    jac, solver, loss, bounds, max_steps, verbose = as_asked(
         scipy_options,
+        residual_fn=residual_fn,
+        jac=without_operators(jac),
         solver=_checked_solver(solver, axis_name),
         loss=loss,
-        jac=without_operators(jac),
         bounds=bounds,
         max_steps=check_count(max_steps, "max_steps", "least_squares", least=0),
     )
     args = checked_args(args)
     callback = print if verbose == 2 and callback is None else callback
-    aux = None
-    if has_aux:
-        residual_fn, aux = without_aux(residual_fn, batch)
     if batch is not None:
-        residual_fn = _by_example(residual_fn, jac, batch)
+        residual_fn = of_examples(residual_fn, jac, batch)
         args = (jax.tree.map(jnp.asarray, batch), *args)
     options = {
         "loss": loss,
@@ -223,6 +232,7 @@ def least_squares(
         first_call_hints(params),
         written_for_jax("least_squares", "residual_fn"),
     ):
+        params = floating_start(params, constraints)
         check_same_params(params)
         plain_call = callback is None and is_data((solver, options))
         known = (residual_fn, jac, params, args, constraints)
@@ -259,16 +269,6 @@ def _fit(
     if isinstance(residual_fn, ExampleResiduals):
         setting, check_jac = by_example(setting, residual_fn, args, solver), False
     return _solve(setting, solver, max_steps, history, callback, check_jac)
-
-
-def _by_example(residual_fn: Any, jac: Any, batch: Any) -> ExampleResiduals:
-    if jac is not None:
-        raise ValueError(
-            "least_squares: batch and jac are both given, expected one of them: of residuals by "
-            "example the Jacobian is taken by example. If you have it cheaper, give functions of "
-            "the whole batch, with args=(batch,)."
-        )
-    return example_residuals(residual_fn, batch)
 
 
 def _traced_once(residual_fn: Any, args: tuple[Any, ...]) -> Callable[..., Any]:

@@ -33,7 +33,7 @@ from fnopt.programs import (
     uncached,
     written_for_jax,
 )
-from fnopt.residuals import after_newton, root_tangent
+from fnopt.residuals import after_newton, floating_start, root_tangent
 from fnopt.solvers._driver import least_squares
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers.problem._call import checked_args, first_call_hints
@@ -113,9 +113,10 @@ def solved(
         raise TypeError(f"{caller}: fun is {fun!r}, expected a function of the params.")
     max_steps = check_count(max_steps, "max_steps", caller)
     args = checked_args(args, caller)
+    given, params = params, floating_start(params)
     check_inexact(params, "params")
     static: dict[str, Any] = {"caller": caller, "has_aux": has_aux, "max_steps": max_steps}
-    with first_call_hints(params, "fun"), written_for_jax(caller, "fun"):
+    with first_call_hints(given, "fun"), written_for_jax(caller, "fun"):
         function = None
         if is_data((solver, tol)) and runs_now((params, args, tol)):
             function = recorded(fun, _widened(params), *args)

@@ -11,17 +11,19 @@ import jax.numpy as jnp
 from fnopt.core import Params
 from fnopt.solvers._equations import Root, pair_of, solved
 from fnopt.solvers._method import LeastSquaresMethod
+from fnopt.solvers._scipy_root import as_asked
 
 
 def root(
     fun: Callable[..., Any],
     params: Params,
-    *,
     args: tuple[Any, ...] = (),
+    *,
     has_aux: bool = False,
     solver: LeastSquaresMethod | None = None,
     tol: float | jax.Array | None = None,
     max_steps: int = 1000,
+    **scipy_options: Any,
 ) -> Root[Params]:
     r"""Solves as many equations as there are params: :math:`F(\theta) = 0`.
 
@@ -37,7 +39,8 @@ def root(
     Args:
         fun: `fun(params, *args)` returns an array or a pytree with as many numbers as `params`, or
             `(that, aux)` with `has_aux`.
-        params: Where to start: a pytree of floating or complex arrays.
+        params: Where to start: a pytree of floating or complex arrays, or of whole numbers, which
+            are taken as floats.
         args: Further arguments of `fun`: pytrees of arrays.
         has_aux: Whether `fun` returns a pair; what is besides the equations at the root comes back
             as `aux`.
@@ -46,6 +49,9 @@ def root(
             default the rounding unit to the power 2/3. Where more is left that Newton's steps take
             away, as at a root of zero, these are made, too.
         max_steps: The most steps to make.
+        **scipy_options: SciPy's keywords, of `fsolve` too: `maxfev`, `maxiter`, `xtol` and `ftol`
+            (either is `tol`, if that isn't given), by themselves or in `options`, and methods
+            `'hybr'` and `'lm'`, which mean the default here.
 
     Returns:
         A `Root`. Whether it converged, and why it stopped, is in its `status` and `message`: values
@@ -65,18 +71,20 @@ def root(
         Moré (1978), The Levenberg-Marquardt algorithm: implementation and theory; see
         :class:`fnopt.levenberg_marquardt`.
     """
+    tol, max_steps = as_asked("root", scipy_options, tol, max_steps)
     return solved("root", fun, params, args, has_aux, solver, tol, max_steps)
 
 
 def fixed_point(
     fun: Callable[..., Any],
     params: Params,
-    *,
     args: tuple[Any, ...] = (),
+    *,
     has_aux: bool = False,
     solver: LeastSquaresMethod | None = None,
     tol: float | jax.Array | None = None,
     max_steps: int = 1000,
+    **scipy_options: Any,
 ) -> Root[Params]:
     r"""Finds params that a function leaves as they are: :math:`F(\theta) = \theta`.
 
@@ -85,12 +93,14 @@ def fixed_point(
 
     Args:
         fun: `fun(params, *args)` returns a tree like `params`, or `(that, aux)` with `has_aux`.
-        params: Where to start: a pytree of floating or complex arrays.
+        params: Where to start: a pytree of floating or complex arrays, or of whole numbers, which
+            are taken as floats.
         args: Further arguments of `fun`: pytrees of arrays.
         has_aux: Whether `fun` returns a pair.
         solver: The method; by default `fnopt.levenberg_marquardt()`.
         tol: As in :func:`fnopt.root`.
         max_steps: The most steps to make.
+        **scipy_options: As in :func:`fnopt.root`; methods are `'del2'` and `'iteration'`.
 
     Returns:
         A `Root`, whose residuals are :math:`F(\theta) - \theta`.
@@ -108,6 +118,7 @@ def fixed_point(
     Reference:
         See :func:`fnopt.root`.
     """
+    tol, max_steps = as_asked("fixed_point", scipy_options, tol, max_steps)
     if not callable(fun):
         raise TypeError(f"fixed_point: fun is {fun!r}, expected a function of the params.")
 

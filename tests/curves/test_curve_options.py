@@ -1,11 +1,14 @@
 """What `curve_fit` shares with SciPy's beyond the plain fit."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fnopt
+from fnopt.curves import OptimizeWarning
 
 X = np.linspace(0.0, 4.0, 30)
 Y = 2.5 * np.exp(-1.3 * X) + 0.5 + 0.1 * np.random.default_rng(1).standard_normal(30)
@@ -52,6 +55,33 @@ def test_columns_of_a_data_frame():
     np.testing.assert_array_equal(popt, fnopt.curve_fit(curve, X, Y, sigma=SIGMA)[0])
 
 
+def test_lists_of_numbers_and_of_strings():
+    def listed(x, a, b, c):
+        return [curve(t, a, b, c) for t in x]
+
+    few = slice(0, 5)
+    popt, _ = fnopt.curve_fit(listed, list(X[few]), [str(y) for y in Y[few]])
+    np.testing.assert_allclose(popt, fnopt.curve_fit(curve, X[few], Y[few])[0], rtol=1e-4)
+
+
+def test_data_that_float32_cannot_tell_apart():
+    t = 1.6e9 + np.arange(30)
+    with pytest.warns(
+        OptimizeWarning, match=r"xdata are rounded to float32 by up to 29, of a r.*29"
+    ):
+        fnopt.curve_fit(lambda x, a: a + 0 * x, t, Y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fnopt.curve_fit(lambda x, a: a + 0 * x, t - t[0], Y)
+
+
+def test_a_covariance_says_why_it_is_infinite():
+    with pytest.warns(OptimizeWarning, match="1 data for 1 params leave none"):
+        fnopt.curve_fit(lambda x, a: a * x, [1, 2][:1], [2])
+    with pytest.warns(OptimizeWarning, match=r"don't determine all of them \(rank 1 of 2, 30 data"):
+        fnopt.curve_fit(lambda x, a, b: a * b * x, X, Y)
+
+
 def test_a_loss_by_name():
     by_name, _ = fnopt.curve_fit(curve, X, Y, loss="soft_l1", f_scale=0.1, method="trf")
     fit = fnopt.least_squares(
@@ -85,7 +115,9 @@ BAD = [
     ({"method": "newton"}, "method = 'newton', expected None, 'lm'"),
     ({"method": "lm", "bounds": (0, 1)}, "method 'lm' takes no bounds"),
     ({"bounds": ([0, 0], [1, 1])}, "expected one number for each of the 3 params"),
-    ({"bounds": (0, 1), "p0": [2.0, 0.5, 0.5]}, "the only leaf starts at 2.0, outside its bounds"),
+    ({"bounds": (0, 1), "p0": [2.0, 0.5, 0.5]}, "params.0. starts at 2.0, outside its bounds"),
+    ({"bounds": [(0, 2), (0, 3), (0, 1)]}, r"expected a pair.* tuple\(zip\(\*bounds\)\)"),
+    ({"weights": SIGMA}, r"unexpected keyword 'weights'. Write sigma=1 / jnp.sqrt"),
     ({"jac": "4-point"}, "jac = '4-point', expected a function"),
 ]
 
@@ -93,7 +125,7 @@ BAD = [
 @pytest.mark.parametrize(("options", "text"), BAD)
 def test_bad_options_are_refused_by_name(options, text):
     options = {"ydata": Y, **options}
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises((TypeError, ValueError), match=text):
         fnopt.curve_fit(curve, X, **options)
 
 

@@ -135,14 +135,18 @@ BAD = [
     (
         {"sigma": -SIGMA},
         ValueError,
-        r"sigma for the only leaf holds -1\.\d+, expected standard dev",
+        r"sigma\[0\] is -\d.*, expected standard dev",
     ),
-    ({"sigma": -MATRIX}, ValueError, r"matrix sigma for the only leaf is not positive definite"),
+    ({"sigma": -MATRIX}, ValueError, r"matrix sigma is not positive definite"),
     ({"maxfev": 1e4}, TypeError, r"maxfev is 10000.0, expected an int"),
     ({"f": 3}, TypeError, r"f is 3, expected a function"),
     ({"f": lambda x, *p: x}, ValueError, r"number of params can't be read.*or give p0"),
     ({"f": lambda x: x}, ValueError, r"number of params can't be read"),
-    ({"f": lambda x, a: (a, a)}, TypeError, r"f returned .*expected an array like ydata"),
+    ({"f": lambda x, a: (a, a)}, ValueError, r"f returned shape \(2,\).* same length"),
+    ({"f": lambda x, a: None}, TypeError, r"f returned None.* Is there a return"),
+    ({"f": lambda x, a: a * x[:, None]}, ValueError, r"f returned shape .*Ravel both of them"),
+    ({"xdata": np.arange(50).astype("M8[s]")}, TypeError, r"xdata are datetime64.*timedelta64"),
+    ({"xdata": ["one"] * 50}, TypeError, r"xdata hold what is no number: .*'one'"),
 ]
 
 
@@ -252,7 +256,7 @@ def test_keywords_of_its_solvers(capsys):
     assert "least squares: converged" in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"args is not supported\. Let f take"):
         curve_fit(Model(), X, LINE, args=(1,))
-    with pytest.raises(TypeError, match="unexpected keyword 'tolerance', expected"):
+    with pytest.raises(TypeError, match=r"unexpected keyword 'tolerance'\. Expected"):
         curve_fit(Model(), X, LINE, tolerance=1)
     with pytest.raises(ValueError, match="col_deriv = True, expected jac to return"):
         curve_fit(Model(), X, LINE, col_deriv=True)

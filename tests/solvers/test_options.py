@@ -152,9 +152,32 @@ def test_scipys_keywords_mean_the_same(capsys):
     assert capsys.readouterr().out.startswith("least squares: converged")
 
 
+def test_arguments_as_in_scipy_and_a_pattern_of_the_jacobian():
+    def residuals(p, t, shift):
+        return (p - t) * (p + shift)
+
+    def jac(p, t, shift):
+        return jnp.diag(2 * p + shift - t)
+
+    start, t = jnp.full(3, 5.0), jnp.arange(1.0, 4.0)
+    keywords = {"args": (t,), "kwargs": {"shift": jnp.float32(0.5)}}
+    end = fnopt.least_squares(residuals, start, jac_sparsity=np.eye(3), **keywords)
+    np.testing.assert_allclose(end.params, t, rtol=1e-5)
+    held = fnopt.least_squares(residuals, start, jac, (2.0, 9.0), **keywords)
+    np.testing.assert_allclose(held.params, [2, 2, 3], rtol=1e-5)
+    for one in (2.0, [2.0], np.array([2.0])):  # of a number, as SciPy's Bounds have it
+        bounded = fnopt.least_squares(lambda p: p * T, 3.0, bounds=(one, np.inf))
+        assert float(bounded.params) == 2
+
+
 WRONG = [
     ({"x0": START}, TypeError, "unexpected keyword 'x0'. Call it params, or give it second."),
-    ({"jac_sparsity": 1}, TypeError, "Write jac=fnopt.sparse_jacobian"),
+    (
+        {"jac_sparsity": np.eye(5)},
+        ValueError,
+        r"pattern has shape \(5, 5\), but the function has 12",
+    ),
+    ({"kwargs": 1}, TypeError, "kwargs = 1, expected a dict"),
     ({"verbos": 1}, TypeError, "unexpected keyword 'verbos'. Expected one documented, or SciPy's"),
     ({"method": "newton"}, ValueError, "method = 'newton', expected one of"),
     ({"method": "lm", "bounds": (0, 9)}, ValueError, "'lm' takes no bounds"),
@@ -195,3 +218,42 @@ def test_a_held_integer_and_a_chain_of_ties():
     np.testing.assert_allclose(errors["a"], 2.4 * errors["rate"], rtol=1e-4)
     assert [line.split()[-1] for line in str(end).splitlines() if " order" in line] == ["(held)"]
     assert int(fnopt.confidence_intervals(end)[0]["order"]) == 2
+
+
+def squares(p):
+    return jnp.stack([p[0] - 3, p[0] * p[1] - 6])
+
+
+WHOLE = {
+    "numbers": [1, 1],
+    "a tuple": (1, 1),
+    "NumPy's": np.array([1, 1]),
+    "JAX's": jnp.array([1, 1]),
+}
+
+
+@pytest.mark.parametrize("solve", [fnopt.least_squares, fnopt.root])
+@pytest.mark.parametrize("name", WHOLE)
+def test_whole_numbers_to_start_from_are_floats(solve, name):
+    found = solve(squares, WHOLE[name]).params
+    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype("float32")}
+    np.testing.assert_allclose(np.asarray(found), [3, 2], rtol=1e-5)
+
+
+def test_whole_numbers_in_trees_under_vmap_and_those_that_are_held():
+    start = {"a": 1, "b": 1, "order": 2}
+    ties = {"b": tied(lambda p: p["a"] / 2)}
+
+    def cost(p):
+        return (p["a"] * p["b"] - 4.5) ** p["order"].astype(jnp.float32)
+
+    held = fnopt.minimize(cost, start, constraints=ties | {"order": fixed()}).params
+    assert held["order"].dtype == jnp.int32
+    np.testing.assert_allclose([held["a"], held["b"]], [3, 1.5], rtol=1e-3)
+    ends = jax.vmap(lambda x: fnopt.least_squares(lambda p: p**2 - 4, x).params)(jnp.arange(1, 3))
+    np.testing.assert_allclose(ends, 2, rtol=1e-5)
+    popt, _ = fnopt.curve_fit(lambda x, p: p["a"] * x + p["b"], T, 3 * T + 1, {"a": 1, "b": 0})
+    np.testing.assert_allclose([popt["a"], popt["b"]], [3, 1], rtol=1e-4)
+    for no_number in (jax.random.PRNGKey(0), True):
+        with pytest.raises(TypeError, match="expected a floating array"):
+            fnopt.least_squares(lambda p: p * T, no_number)

@@ -9,6 +9,7 @@ import pytest
 
 import fnopt
 from fnopt import Status
+from fnopt.solvers._scipy_root import as_asked
 
 
 def coupled(x, a):
@@ -145,7 +146,7 @@ def test_a_fixed_point_that_repetition_runs_away_from():
     [
         (lambda: fnopt.root("f", 0.0), TypeError, "root: fun is 'f', expected a function"),
         (lambda: fnopt.root(lambda x: x[:1], jnp.ones(2)), ValueError, "1 numbers for 2"),
-        (lambda: fnopt.root(lambda x: x, jnp.arange(2)), TypeError, "expected a floating"),
+        (lambda: fnopt.root(lambda x: x, jnp.ones(2, bool)), TypeError, "expected a floating"),
         (lambda: fnopt.root(lambda x: x, 0.0, has_aux=True), TypeError, "expected a pair"),
         (lambda: fnopt.root(lambda x: x, 0.0, args=1.0), TypeError, "root: args is float"),
         (
@@ -158,3 +159,30 @@ def test_a_fixed_point_that_repetition_runs_away_from():
 def test_mistakes_are_named(call, error, text):
     with pytest.raises(error, match=text):
         call()
+
+
+def test_a_call_written_for_scipy():
+    def equations(x, a):
+        return jnp.stack([x[0] * x[1] - a, x[0] - x[1]])
+
+    end = fnopt.root(equations, np.array([1, 2]), (4.0,), method="hybr", jac="2-point", tol=1e-5)
+    np.testing.assert_allclose(end.params, 2, rtol=1e-4)
+    assert as_asked("root", {"options": {"maxfev": 40, "xtol": 1e-3}}, None, 1000) == (1e-3, 40)
+    assert as_asked("fixed_point", {"xtol": 1e-3, "method": "del2"}, 1e-4, 9) == (1e-4, 9)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "error", "text"),
+    [
+        ({"method": "krylov"}, ValueError, "method = 'krylov', expected one of .*'hybr'"),
+        ({"fprime": len}, TypeError, "Leave it out: derivatives are exact"),
+        ({"jac": True}, TypeError, "returns the equations alone"),
+        ({"jac": len}, TypeError, "jax.custom_jvp"),
+        ({"x0": 1.0}, TypeError, "Call it params"),
+        ({"options": {"fatol": 1}}, TypeError, "unexpected option 'fatol'"),
+        ({"tolerance": 1}, TypeError, "SciPy's method, jac, options"),
+    ],
+)
+def test_what_isnt_understood_is_named(keywords, error, text):
+    with pytest.raises(error, match=text):
+        fnopt.root(lambda x: x, jnp.ones(2), **keywords)

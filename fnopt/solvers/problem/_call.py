@@ -58,11 +58,12 @@ def first_call_hints(params: Any = None, name: str = "residual_fn") -> Iterator[
     """Adds to an error of a user's function what it comes from, most often."""
     try:
         yield
-    except TypeError as error:
+    except (TypeError, AttributeError, ValueError) as error:
         if isinstance(params, (list, tuple)) and params and all(map(_is_number, params)):
+            kind = type(params).__name__
             error.add_note(
-                f"params are a list of numbers, each a leaf of its own: {name} gets a list. "
-                "For a vector give an array: jnp.asarray(params)."
+                f"params are a {kind} of numbers, each a leaf of its own: {name} gets a {kind}. "
+                "For a vector, as in SciPy, give an array: jnp.asarray(params, float)."
             )
         raise
 
@@ -106,6 +107,17 @@ def recorded_functions(
     r = recorded(one_function(residual_fn), seen, *args)
     J = None if jac is None else recorded(one_function(jac, "jac"), seen, *args)
     return None if r is None or (J is None and jac is not None) else (r, J)
+
+
+def of_examples(residual_fn: Any, jac: Any, batch: Any) -> ExampleResiduals:
+    """The residuals of a batch, from those of one example."""
+    if jac is not None:
+        raise ValueError(
+            "least_squares: batch and jac are both given, expected one of them: of residuals by "
+            "example the Jacobian is taken by example. If you have it cheaper, give functions of "
+            "the whole batch, with args=(batch,)."
+        )
+    return example_residuals(residual_fn, batch)
 
 
 def without_aux(residual_fn: Any, batch: Any = None) -> tuple[Any, Callable[..., Any]]:

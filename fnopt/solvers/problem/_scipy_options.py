@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +11,8 @@ import numpy as np
 from jax.core import Tracer
 
 from fnopt.core import check_count
-from fnopt.residuals import RobustLoss, custom_loss, named_loss
+from fnopt.jacobians import sparse_jacobian
+from fnopt.residuals import RobustLoss, custom_loss, named_loss, one_function
 from fnopt.solvers.problem._call import SCHEMES
 
 _METHODS = (None, "trf", "dogbox", "lm")
@@ -18,12 +20,11 @@ _TOLERANCES = ("ftol", "xtol", "gtol")
 # What has no meaning here, and does no harm: derivatives are exact, the method doesn't depend on
 # the units of the params, and it chooses its own linear algebra.
 NEEDLESS = ("x_scale", "diff_step", "tr_solver", "tr_options", "workers")
-_ACCEPTED = (*_TOLERANCES, "max_nfev", "f_scale", "method", "verbose", *NEEDLESS)
+_READ = (*_TOLERANCES, "max_nfev", "f_scale", "method", "verbose", "kwargs", "jac_sparsity")
+_ACCEPTED = (*_READ, *NEEDLESS)
 _INSTEAD = {
     "fun": "Call it residual_fn, or give it first",
     "x0": "Call it params, or give it second",
-    "kwargs": "Let residual_fn take what it needs from args, a closure or functools.partial",
-    "jac_sparsity": "Write jac=fnopt.sparse_jacobian(residual_fn, params)",
     "maxiter": "Write max_steps",
     "maxfev": "Write max_steps, or SciPy's max_nfev",
     "tol": "Write ftol, xtol or gtol",
@@ -35,24 +36,32 @@ _INSTEAD = {
 class LeastSquaresRequest(NamedTuple):
     """The changes of a call that SciPy's keywords ask for."""
 
+    jac: Any
     solver: Any
     loss: Any
-    jac: Any
     bounds: Any
     max_steps: int
     verbose: int
 
 
 def as_asked(
-    options: dict[str, Any], *, solver: Any, loss: Any, jac: Any, bounds: Any, max_steps: int
+    options: dict[str, Any],
+    *,
+    residual_fn: Any,
+    jac: Any,
+    solver: Any,
+    loss: Any,
+    bounds: Any,
+    max_steps: int,
 ) -> LeastSquaresRequest:
     """A call of `least_squares` with SciPy's keywords brought into its own.
 
     Args:
         options: Keywords and values that aren't `least_squares`' own.
+        residual_fn: The residual function, or several.
+        jac: The Jacobian; SciPy's names of difference schemes stand for none.
         solver: The method.
         loss: The loss, with a scale of its own unless it is a name or a function.
-        jac: The Jacobian; SciPy's names of difference schemes stand for none.
         bounds: The bounds; infinite ones stand for none.
         max_steps: The most steps.
 
@@ -83,14 +92,38 @@ def as_asked(
     if options.get("max_nfev") is not None:
         max_steps = check_count(options["max_nfev"], "max_nfev", "least_squares") - 1
     given = {name: options[name] for name in _TOLERANCES if options.get(name) is not None}
+    jac = None if isinstance(jac, str) and jac in SCHEMES else jac
     return LeastSquaresRequest(
+        jac=_sparse(residual_fn, options.get("jac_sparsity")) if jac is None else jac,
         solver=dataclasses.replace(solver, **given) if given else solver,
         loss=_scaled(loss, options.get("f_scale")),
-        jac=None if isinstance(jac, str) and jac in SCHEMES else jac,
         bounds=bounds,
         max_steps=max_steps,
         verbose=int(verbose),
     )
+
+
+def with_keywords(residual_fn: Any, jac: Any, keywords: Any) -> tuple[Any, Any]:
+    """The residual function and its Jacobian, or several, with arguments that they take by name."""
+    if not keywords:
+        return residual_fn, jac
+    if not isinstance(keywords, dict):
+        raise TypeError(f"least_squares: kwargs = {keywords!r}, expected a dict of arguments.")
+
+    def bound(fn: Any) -> Any:
+        if callable(fn):
+            return functools.partial(fn, **keywords)
+        return jax.tree.map(bound, fn) if isinstance(fn, (list, tuple, dict)) else fn
+
+    return bound(residual_fn), bound(jac)
+
+
+def _sparse(residual_fn: Any, sparsity: Any) -> Any:
+    """The Jacobian by SciPy's pattern of it: any matrix, whose entries are where it isn't zero."""
+    if sparsity is None:
+        return None
+    pattern = sparsity if hasattr(sparsity, "tocoo") else np.asarray(sparsity) != 0
+    return sparse_jacobian(one_function(residual_fn), pattern)
 
 
 def _scaled(loss: Any, scale: Any) -> Any:

@@ -18,6 +18,7 @@ from fnopt.programs import (
     runs_now,
     written_for_jax,
 )
+from fnopt.residuals import floating_start
 from fnopt.solvers.problem._call import checked_args, first_call_hints, status_after
 from fnopt.solvers.result._solution import StepHistory, StepInfo
 from fnopt.solvers.smooth._bfgs import bfgs
@@ -46,9 +47,9 @@ METHODS: dict[str, Callable[[], MinimizeMethod]] = {
 def minimize(
     fun: Callable[..., Any],
     params: Params,
-    *,
     args: tuple[Any, ...] = (),
     method: Any = "auto",
+    *,
     has_aux: bool = False,
     bounds: Any = None,
     constraints: Any = None,
@@ -77,7 +78,8 @@ def minimize(
 
     Args:
         fun: `fun(params, *args)` returns a real scalar, or `(scalar, aux)` with `has_aux`.
-        params: Where to start: a pytree of floating or complex arrays.
+        params: Where to start: a pytree of floating or complex arrays. Whole numbers, as in
+            `[1, 1]`, are taken as floats, unless they are `fixed`.
         args: Further arguments of `fun`: pytrees of arrays.
         method: `'auto'`, `'lbfgs'`, `'lbfgsb'`, `'bfgs'`, `'cg'`, `'newton_cg'` or
             `'projected_gradient'`, or SciPy's name of it; one of these with options, such as
@@ -104,8 +106,8 @@ def minimize(
         callback: `callback(info)` is called on the host at every step with a `StepInfo` of NumPy
             arrays; `callback=print` shows the progress, `fnopt.monitor.Progress(max_steps)` a bar.
             It stops the iteration by returning True or raising `StopIteration`.
-        **scipy_options: SciPy's keywords: `tol` (both tolerances), and in `options` `ftol`, `gtol`,
-            `maxiter`, `maxfun` and `maxfev` (all of them `max_steps`), `maxcor` and `disp`.
+        **scipy_options: SciPy's keywords: `tol` (both tolerances), and in `options` `ftol`, `xtol`,
+            `gtol`, `maxiter`, `maxfun` and `maxfev` (all of them `max_steps`), `maxcor` and `disp`.
 
     Returns:
         A `Minimum`. Whether it converged, and why it stopped, is in its `status` and `message`:
@@ -130,8 +132,14 @@ def minimize(
     """
     if not callable(fun):
         raise TypeError(f"minimize: fun is {fun!r}, expected a function of the params.")
-    method, ftol, gtol, max_steps, disp = as_asked(
-        scipy_options, method=method, ftol=ftol, gtol=gtol, max_steps=max_steps
+    method, ftol, xtol, gtol, max_steps, disp = as_asked(
+        scipy_options,
+        method=method,
+        constraints=constraints,
+        ftol=ftol,
+        xtol=xtol,
+        gtol=gtol,
+        max_steps=max_steps,
     )
     max_steps = check_count(max_steps, "max_steps", "minimize")
     args = checked_args(args, "minimize")
@@ -147,6 +155,7 @@ def minimize(
         "projection": projection,
     }
     with first_call_hints(params, "fun"), written_for_jax("minimize", "fun"):
+        params = floating_start(params, constraints)
         if bounds is not None or constraints is not None:  # inside jit no value can be checked
             set_up(fun, params, args, has_aux, **options, projection=projection)
         plain_call = callback is None and projection is None and is_data((method, options, limits))

@@ -24,10 +24,10 @@ _NO_GRADIENTS = (
     "scipy.optimize.minimize itself is the tool"
 )
 _MATRIX = "makes the whole Hessian: write 'newton_cg', which takes its products"
-_CONSTRAINED = (
-    "is for constraints: here bounds=, projection= for convex sets, or constraints= (tied, "
-    "positive, interval) with 'auto'"
+_THESE = (
+    "bounds=, projection= for convex sets, or constraints= (tied, positive, interval) with 'auto'"
 )
+_CONSTRAINED = f"is for constraints: here {_THESE}"
 _ELSEWHERE = {
     "nelder-mead": _NO_GRADIENTS,
     "powell": _NO_GRADIENTS,
@@ -41,7 +41,9 @@ _ELSEWHERE = {
 }
 
 _STEPS = ("maxiter", "maxfun", "maxfev")
-_OPTIONS = ("ftol", "gtol", "maxcor", "disp", *_STEPS)
+# Derivatives are exact, and nothing is printed but a report.
+_NEEDLESS = ("eps", "finite_diff_rel_step", "workers", "iprint")
+_OPTIONS = ("ftol", "gtol", "xtol", "maxcor", "disp", *_STEPS, *_NEEDLESS)
 _KEYWORDS = ("tol", "jac", "options")
 _INSTEAD = {
     "x0": "Call it params, or give it second",
@@ -57,6 +59,7 @@ class MinimizeRequest(NamedTuple):
 
     method: Any
     ftol: Any
+    xtol: Any
     gtol: Any
     max_steps: int
     disp: bool
@@ -75,14 +78,23 @@ def method_name(name: str) -> str:
 
 
 def as_asked(
-    keywords: dict[str, Any], *, method: Any, ftol: Any, gtol: Any, max_steps: int
+    keywords: dict[str, Any],
+    *,
+    method: Any,
+    constraints: Any,
+    ftol: Any,
+    xtol: Any,
+    gtol: Any,
+    max_steps: int,
 ) -> MinimizeRequest:
     """A call with SciPy's `tol`, `jac` and `options` brought into its own.
 
     Args:
         keywords: Keywords and values that aren't `minimize`'s own.
-        method: The method, or its name.
+        method: The method, or its name; None is SciPy's default, and ours.
+        constraints: The constraints; those of SciPy are others.
         ftol: Tolerance of the value; None for the default, or what SciPy's keywords say.
+        xtol: Tolerance of the params.
         gtol: Tolerance of the gradient.
         max_steps: The most points to try.
 
@@ -98,6 +110,8 @@ def as_asked(
                 name, f"Expected one documented, or SciPy's {listing([*_KEYWORDS])}"
             )
             raise TypeError(f"minimize: unexpected keyword {name!r}. {hint}.")
+    _check_constraints(constraints)
+    method = "auto" if method is None else method
     jac = keywords.get("jac")
     if jac is True:
         raise TypeError(
@@ -126,10 +140,23 @@ def as_asked(
     return MinimizeRequest(
         method,
         _first(ftol, options.get("ftol"), tol),
+        _first(xtol, options.get("xtol")),
         _first(gtol, options.get("gtol"), tol),
         max_steps,
         bool(options.get("disp")),
     )
+
+
+def _check_constraints(constraints: Any) -> None:
+    """Refuses what SciPy calls constraints: functions that have to be zero, or positive."""
+    several = constraints if isinstance(constraints, (list, tuple)) else [constraints]
+    for one in several:
+        named = isinstance(one, dict) and {"type", "fun"} <= one.keys()
+        if named or (hasattr(one, "lb") and hasattr(one, "ub")):
+            raise TypeError(
+                f"minimize: constraints: {type(one).__name__} is one of SciPy's, a function that "
+                f"has to be zero or positive; expected {_THESE}."
+            )
 
 
 def as_sides(bounds: Any) -> Any:

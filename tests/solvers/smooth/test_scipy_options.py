@@ -8,7 +8,14 @@ import fnopt
 from fnopt.solvers.smooth._driver import METHODS
 from fnopt.solvers.smooth._scipy_options import as_asked, as_sides, method_name
 
-DEFAULTS = {"method": "auto", "ftol": None, "gtol": None, "max_steps": 1000}
+DEFAULTS = {
+    "method": "auto",
+    "constraints": None,
+    "ftol": None,
+    "xtol": None,
+    "gtol": None,
+    "max_steps": 1000,
+}
 # All that SciPy 1.17 has.
 HERE = ("CG", "BFGS", "Newton-CG", "L-BFGS-B", "trust-ncg", "trust-krylov", "l-bfgs-b", "bfgs")
 ELSEWHERE = {
@@ -43,6 +50,8 @@ def test_tolerances_and_options():
     assert (asked.ftol, asked.gtol, asked.max_steps, asked.disp) == (1e-3, 1e-4, 50, True)
     assert asked.method == fnopt.lbfgsb(5)
     assert as_asked({"tol": 1e-3}, **DEFAULTS | {"gtol": 1e-7}).gtol == 1e-7
+    asked = as_asked({"options": {"xtol": 1e-5, "eps": 1e-8}}, **DEFAULTS | {"method": None})
+    assert (asked.xtol, asked.method) == (1e-5, "auto")
 
 
 def test_a_call_written_for_scipy():
@@ -65,6 +74,8 @@ def test_a_call_written_for_scipy():
         ({"jac": True}, "its value alone"),
         ({"jac": len}, "derivatives are exact"),
         ({"options": {"xatol": 1.0}}, "unexpected option 'xatol'"),
+        ({"constraints": {"type": "eq", "fun": len}}, "dict is one of SciPy's.*; expected bounds="),
+        ({"constraints": [{"type": "ineq", "fun": len}]}, "projection= for convex sets"),
         ({"options": {"maxcor": 3}, "method": "bfgs"}, "maxcor is an option of 'lbfgsb'"),
     ],
 )

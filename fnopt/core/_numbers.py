@@ -150,9 +150,11 @@ def out_of_range(squares: jax.Array) -> jax.Array:
 def _rescaled(squares: Any, plain: jax.Array, bad: jax.Array, root: Any) -> jax.Array:
     # One power for each side will do. With 2^128 as the largest number, overflow comes from
     # elements above 2^49 (if there are 2^30 of them), which 2^-96 brings to squares between 2^-94
-    # and 2^64; underflow from elements below 2^-32, which 2^80 brings to between 2^-92 and 2^96.
+    # and 2^64; underflow from elements below 2^-32, which 2^63 brings to between 2^-126 and 2^62.
+    # The square of that scale is finite, too: of zeros that XLA knows (gradients of params that are
+    # frozen or unused) it knows the scale as well, and makes c^2 x^2 of (c x)^2.
     top = jnp.finfo(plain.dtype).maxexp
-    one, down, up = (jnp.full_like(plain, 2.0**e) for e in (0, -3 * top // 4, 5 * top // 8))
+    one, down, up = (jnp.full_like(plain, 2.0**e) for e in (0, -3 * top // 4, top // 2 - 1))
     scale = lax.select(plain > 1, down, up)
     scale = lax.select(bad, scale, one) if bad.shape else scale  # one that isn't isn't here
     return root(squares(scale)) / scale

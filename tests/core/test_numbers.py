@@ -105,3 +105,18 @@ def test_no_temporary_of_the_size_of_the_params():
 
     memory = jax.jit(clipped).lower(tree).compile().memory_analysis()
     assert memory.temp_size_in_bytes < 4 * 256 * 256 / 8
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_norms_of_zeros_that_the_compiler_knows(dtype, x64):
+    # XLA squared the scale, which was infinite, and multiplied the zeros by it.
+    def norms():
+        x = jnp.zeros((3, 8), dtype)
+
+        def squares(scale):
+            return jnp.sum(jnp.square(x if scale is None else x * scale[:, None]), 1)
+
+        return safe_norms(squares), fnopt.global_norm({"w": x})
+
+    for found in jax.jit(norms)():
+        np.testing.assert_array_equal(found, 0)

@@ -99,8 +99,12 @@ def minimize(
         ftol: The part of the value that neither the model predicts nor a step gains any more; by
             default 2.2e-9, or 16 rounding units of the params' dtype if that is more.
         xtol: The part of every param that a step changes at least; by default 4 rounding units.
-        gtol: Tolerance of the largest entry of the gradient (of those that bounds don't hold), by
-            itself and as part of the largest so far; by default 1e-5, or 3e-4 in float32.
+        gtol: Tolerance of the largest entry of the gradient (of those that bounds don't hold): if
+            you give it, a gradient below it ends the search, as in SciPy. By default it is 1e-5, or
+            3e-4 in float32, of the gradient and of its part of the largest so far, and the next
+            step must not promise that part of the value. Where values are below 1e-6 or above
+            1e17, what the last steps gained stands for a value of 1; and params whose start and
+            gradient show that their units differ are measured by units of their own.
         max_steps: The most points to try.
         history: Whether to keep value, gradient norm, length and acceptance of every step.
         callback: `callback(info)` is called on the host at every step with a `StepInfo` of NumPy

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Status, cond, is_converged, while_loop
+from fnopt.core import Status, cond, is_converged, power_of_two, while_loop
 from fnopt.residuals import Box
 from fnopt.solvers.convergence._tests import first_of
 from fnopt.solvers.result._solution import StepHistory, empty_history, noted
@@ -20,6 +20,7 @@ from fnopt.solvers.smooth._convergence import (
     judged,
     largest,
     reference,
+    starts_stationary,
     tolerances,
 )
 from fnopt.solvers.smooth._method import (
@@ -53,8 +54,10 @@ class MinimizeLoop(NamedTuple):
 class Units(NamedTuple):
     """Powers of two that bring params and gradient to the order of 1: nothing is rounded."""
 
-    x: jax.Array
+    x: jax.Array  # of every param, [n], or of all
     value: jax.Array
+    gradient: jax.Array  # what a gradient of 1 is to the user, or to params far from 1
+    reach: jax.Array  # how far a param may go in its own unit, before that is the common one
 
     def scaled(self, problem: SmoothObjective) -> SmoothObjective:
         """The problem in these units."""
@@ -76,19 +79,47 @@ _OF_GRADIENTS = 2.0**-10, 2.0**30
 _FAR = 1e15
 
 
-def units_of(method: MinimizeMethod, x: jax.Array, point: Evaluation) -> Units:
+def units_of(
+    method: MinimizeMethod, problem: SmoothObjective, x: jax.Array, point: Evaluation
+) -> Units:
     """Units in which the start and the gradient there are of the order of 1."""
     one = jnp.ones((), x.dtype)
     if not method.scale_free:
-        return Units(one, one)
-    x_unit, value = unit_of(x), unit_of(x) * unit_of(point.gradient)
+        return Units(one, one, one, one)
+    size, steep = unit_of(x), unit_of(point.gradient)
+    common = _beyond(_OF_PARAMS, size) if method.trusts_units else size
+    own = common / size
+    if problem.projection is None:  # which has to know all distances
+        own = _own_units(x / size, point.gradient / steep, own)
+    value = size * (steep * unit_of(own * (point.gradient / steep)))
     if method.trusts_units:
-        x_unit = _beyond(_OF_PARAMS, x_unit)
-        value = _beyond(_OF_GRADIENTS, x_unit * unit_of(point.gradient))
+        value = _beyond(_OF_GRADIENTS, value)
     tiny = jnp.asarray(jnp.finfo(x.dtype).tiny, x.dtype)
     small = unit_of(point.value) * jnp.asarray(2.0**-40, x.dtype)
     value = jnp.clip(jnp.maximum(value, small), tiny, 1 / tiny)
-    return Units(x_unit, value)
+    ordinary = _beyond(_OF_PARAMS, common) == 1
+    slope = value / jnp.where(ordinary, common, one)
+    return Units(size * own, value, slope, common / (size * own))
+
+
+def _own_units(x: jax.Array, g: jax.Array, common: jax.Array) -> jax.Array:
+    r"""A unit by entry for params of very different units, the common one for all others.
+
+    .. math:: d_i = \max_j |g_j x_j| \,/\, |g_i|
+
+    So far a param would go if it had to change the value as much as the one that matters most does
+    by a change of its own size. A param may be small because it is nearly zero; it has a small unit
+    only where its gradient is large to the same degree.
+
+    Args:
+        x: The start, of the order of 1.
+        g: The gradient there, of the order of 1.
+        common: The common unit.
+    """
+    most = jnp.max(jnp.abs(g * x), initial=0)
+    far = jnp.abs(g) * jnp.asarray(_OF_PARAMS[0], x.dtype) > most
+    own = most / jnp.where(far, jnp.abs(g), jnp.ones_like(g))
+    return jnp.where(far & (most > 0), power_of_two(own), common)
 
 
 def _beyond(ordinary: tuple[float, float], unit: jax.Array) -> jax.Array:
@@ -111,13 +142,14 @@ def iterated(
     feasible = jnp.ones((), bool) if problem.box is None else problem.box.is_feasible()
     x = jnp.where(feasible, problem.inside(x), x)
     start = problem.at(x)
-    units = units_of(method, x, start)
+    units = units_of(method, problem, x, start)
     problem = units.scaled(problem) if method.scale_free else problem
     slope = start.gradient * units.x / units.value
     # Where one factor would leave the range, do it in two.
     slope = jnp.where(jnp.isfinite(slope), slope, (start.gradient / units.value) * units.x)
     point = Evaluation(x / units.x, start.value / units.value, slope)
-    tol = tolerances(x.dtype, eps, *limits, units.value / units.x, units.value)
+    unit = units.gradient if limits[2] is None else units.value / units.x
+    tol = tolerances(x.dtype, eps, *limits, unit, units.value, units.reach)
     loop = _started(problem, method, point, feasible, tol, max_steps if history else None)
 
     def step(loop: MinimizeLoop) -> MinimizeLoop:
@@ -131,15 +163,17 @@ def iterated(
 
     loop = while_loop(unfinished, step, loop)
     end = _found(loop)
-    gnorm = largest(problem.projected_gradient(end))
-    late = (loop.status == Status.RUNNING.value) & is_stationary(
-        gnorm, reference(end, loop.progress.steepest), tol
-    )
+    pull = problem.projected_gradient(end)
+    progress = loop.progress
+    mine = progress.share(end.value, tol)
+    late = is_stationary(tol.felt(pull, end.x), reference(end, progress.steepest), mine, tol)
+    late &= loop.status == Status.RUNNING.value
     status = jnp.where(late, Status.CONVERGED_GRADIENT.array, loop.status)
     status = jnp.where(status == Status.RUNNING.value, Status.MAX_STEPS.array, status)
     endless = ~is_converged(status) & has_no_bottom(point, end)
     status = jnp.where(endless, Status.UNBOUNDED.array, status)
-    back = Evaluation(end.x * units.x, end.value * units.value, jnp.reshape(gnorm * tol.unit, ()))
+    gnorm = largest(pull * (units.value / units.x))
+    back = Evaluation(end.x * units.x, end.value * units.value, gnorm)
     return loop._replace(status=status), back
 
 
@@ -159,17 +193,19 @@ def _started(
     tol: StoppingTolerances,
     kept: int | None,
 ) -> MinimizeLoop:
-    gnorm, steepest = largest(problem.projected_gradient(point)), largest(point.gradient)
+    pull = tol.felt(problem.projected_gradient(point), point.x)
     status = first_of(
         (~feasible, Status.INFEASIBLE),
         (~point.is_finite(), Status.NONFINITE_START),
-        (is_stationary(gnorm, reference(point, steepest), tol), Status.CONVERGED_GRADIENT),
+        (starts_stationary(point, pull, tol), Status.CONVERGED_GRADIENT),
     )
     plan = method.plan(problem, point, method.begin(problem, point))
     zero, one = jnp.zeros((), jnp.int32), jnp.ones((), jnp.int32)
     best = None if method.monotone else point
     no, empty = jnp.zeros((), bool), None if kept is None else empty_history(kept, point.x.dtype)
-    progress = SearchProgress(point.value, steepest, zero, jnp.full_like(point.value, jnp.inf))
+    far = jnp.full_like(point.value, jnp.inf)
+    steepest = largest(point.gradient)
+    progress = SearchProgress(point.value, steepest, jnp.zeros_like(far), zero, far)
     return MinimizeLoop(point, best, plan, progress, no, no, status, zero, one, empty)
 
 
@@ -182,9 +218,8 @@ def _advanced(
     answer: Answer = method.respond(problem, loop.point, loop.plan.state, there)
     moved = answer.verdict == MOVED
     here = jax.tree.map(lambda a, b: jnp.where(moved, a, b), answer.point, loop.point)
-    gnorm = largest(problem.projected_gradient(here))
-    steepest = jnp.maximum(loop.progress.steepest, jnp.where(moved, largest(here.gradient), 0))
-    progress = loop.progress._replace(steepest=steepest)
+    pull = tol.felt(problem.projected_gradient(here), here.x)
+    progress = loop.progress.after(moved, loop.point.value - here.value, here)
 
     planning = (answer.verdict == MOVED) | (answer.verdict == AGAIN)
 
@@ -195,9 +230,7 @@ def _advanced(
         return method.plan(problem, here, state)
 
     plan = cond(planning, planned, lambda: loop.plan._replace(x=answer.x, state=answer.state))
-    status, progress, doubtful = judged(
-        answer.verdict, loop.point, here, plan, gnorm, progress, tol
-    )
+    status, progress, doubtful = judged(answer.verdict, loop.point, here, plan, pull, progress, tol)
     elsewhere = jnp.any(there.x != loop.point.x)  # a step may be too short to lead away
     met = loop.met | (there.is_finite() & elsewhere)
     # A method that takes every step fails by nothing else.
@@ -232,8 +265,8 @@ def _watched(
     if watch is None and loop.history is None:
         return loop
     point = loop.point
-    slope = length(point.gradient) * (units.value / units.x)
-    step_length = length(before.plan.x - before.point.x) * units.x
+    slope = length(point.gradient * (units.value / units.x))
+    step_length = length((before.plan.x - before.point.x) * units.x)
     accepted = jnp.any(point.x != before.point.x)
     entry = StepHistory(point.value * units.value, slope, step_length, accepted)
     if watch is not None:

@@ -90,8 +90,11 @@ class nonlinear_cg(LineSearchMethod):
     ) -> SearchLine:
         """Along the conjugate direction."""
         del problem
-        far = jnp.asarray(jnp.inf, point.value.dtype)
-        return SearchLine(point.x + state.memory.d, state.memory.rate, far)
+        d, rate = state.memory
+        one, far = jnp.ones_like(rate), jnp.asarray(jnp.inf, rate.dtype)
+        # The whole step is the expected one, so that what it promises doesn't depend on units.
+        part = jnp.where(state.fresh, one, rate)
+        return SearchLine(point.x + part * d, jnp.where(state.fresh, rate, one), far)
 
 
 def _ratio(p: jax.Array, q: jax.Array) -> jax.Array:

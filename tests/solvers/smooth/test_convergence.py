@@ -17,7 +17,8 @@ CASES = [
     ("float32", 1e-2, 1e-10, 1e-2, 1e2, Status.RUNNING),
     ("float32", 1e-2, 1e-10, 2e-4, 1e1, Status.CONVERGED_GRADIENT),
     ("float64", 1e-7, 1e-9, 3e-2, 1e6, Status.RUNNING),
-    ("float64", 1e-7, 1e-9, 1e-4, 1e3, Status.CONVERGED_COST),
+    ("float64", 1e-3, 1e-9, 1e-4, 1e3, Status.CONVERGED_COST),
+    ("float64", 1e-7, 1e-9, 1e-4, 1e3, Status.RUNNING),  # a hundredth of what is left
 ]
 
 
@@ -31,7 +32,7 @@ def test_claims_by_the_value(dtype, value, gain, slope, steepest, claim, x64):
     before = Evaluation(number([1]), number(value + gain), number([slope]))
     after = Evaluation(number([2]), number(value), number([slope]))
     plan = StepPlan(after.x, number(gain), number([0.1]), None)
-    progress = SearchProgress(number(10), number(steepest), np.int32(0), number(np.inf))
+    progress = SearchProgress(number(10), number(steepest), number(10), np.int32(0), number(np.inf))
     end = judged(np.int32(MOVED), before, after, plan, number(slope), progress, tol)
     assert Status(int(end.status)) is claim
 
@@ -45,7 +46,7 @@ def test_a_value_with_a_large_offset_needs_flat_steps_in_a_row():
     tol = tolerances("float32", float(np.finfo("float32").eps), None, None, None, one, one)
     slope, progress = (
         number([1.5]),
-        SearchProgress(number(2e4), number(2e2), np.int32(0), number(np.inf)),
+        SearchProgress(number(2e4), number(2e2), number(1e4), np.int32(0), number(np.inf)),
     )
     told = []
     for i in range(6):
@@ -141,3 +142,57 @@ def test_a_short_step_that_rounding_hides_claims_nothing(method):
 def test_a_step_below_the_rounding_of_the_params_ends_newtons_method():
     end = fnopt.minimize(mixed_scales, jnp.asarray([-1.2e6, 1e-6]), method="newton_cg")
     assert int(end.nfev) < 40
+
+
+def with_units(x, which, scale):
+    """Functions of params whose units differ, the value in a unit of its own."""
+    a, b = x[0], x[1]
+    far = jnp.asarray([1e12, 1e-12], x.dtype)
+    t = jnp.asarray(np.linspace(0, 3, 10), x.dtype)
+    value = jax.lax.switch(
+        which,
+        [
+            lambda: (a / far[0] - 1) ** 2 + (b / far[1] - 1) ** 2 + (a * b - 1) ** 2,
+            lambda: jnp.sum((a / far[0] * jnp.exp(-b / far[1] * t) - 2 * jnp.exp(-t)) ** 2),
+            lambda: a - jnp.log(a) + b - jnp.log(b) - 2,
+            lambda: zakharov(jnp.full(10, a)) + b**2,
+        ],
+    )
+    return value * scale
+
+
+UNITS = [
+    # which of them, the start, the unit of the value
+    (0, [2e12, 3e-12], 1.0),
+    (1, [1e12, 3e-12], 1.0),
+    (2, [1e-6, 4.0], 1.0),  # a small start has no small unit
+    (0, [2e12, 3e-12], 1e-15),
+    (3, [5.0, 1.0], 1e-24),
+    (3, [5.0, 1.0], 1e20),
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "dtype"), [("bfgs", "float32"), ("lbfgsb", "float64"), ("newton_cg", "float64")]
+)
+def test_units_of_params_and_value_claim_nothing(method, dtype, x64):
+    # Values of 1.2, 1.5, 66 and 8,544, whose least is 0, were claimed, or the search stalled there.
+    for which, start, scale in UNITS:
+        scale = jnp.asarray(scale, dtype)
+        end = fnopt.minimize(
+            with_units, jnp.asarray(start, dtype), args=(jnp.int32(which), scale), method=method
+        )
+        assert bool(end.converged), (which, scale, end.message)
+        assert float(end.value / scale) < 1e-3, (which, scale, end.message)
+
+
+def test_a_tolerance_that_is_given_is_the_last_word():
+    def fun(x):
+        return jnp.sum(jnp.cosh(x - 2))
+
+    start = jnp.asarray([1.0, 3.5])
+    default, loose = fnopt.minimize(fun, start), fnopt.minimize(fun, start, gtol=0.5)
+    assert int(loose.nfev) < int(default.nfev)
+    assert 1e-3 < float(loose.gradient_norm) <= 0.5
+    already = fnopt.minimize(fun, start, options={"gtol": 1e2})
+    assert (int(already.nfev), Status(int(already.status))) == (1, Status.CONVERGED_GRADIENT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fnopt.programs import _read as jaxprs
 from fnopt.programs._ahead import products_ahead
+from fnopt.programs._alike import alike_together
 from fnopt.programs._closure import opened
 from fnopt.programs._control import (
     Cond,
@@ -39,6 +40,7 @@ __all__ = [
     "ShardMap",
     "Visit",
     "While",
+    "alike_together",
     "call_compiled",
     "call_recorded",
     "called_with",

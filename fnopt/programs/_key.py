@@ -40,6 +40,18 @@ def key_of(jaxpr: Jaxpr, first: int | None = None) -> tuple[Any, ...]:
     return key, _Keys().closed(_derivatives(jaxpr, first))
 
 
+def equation_key(eqn: JaxprEqn) -> tuple[Any, ...]:
+    """A key that is equal for two equations only if they do the same with their inputs.
+
+    Raises:
+        UnidentifiedError: If there is none.
+    """
+    keys = _Keys()
+    types: list[Any] = [atom.aval for atom in eqn.invars]
+    inputs = tuple((aval.shape, aval.dtype) for aval in types)
+    return eqn.primitive, inputs, keys.params(eqn), keys.value(eqn.ctx)
+
+
 def _derivatives(jaxpr: Jaxpr, first: int) -> ClosedJaxpr:
     consts, inputs = ([like(v.aval) for v in side] for side in (jaxpr.constvars, jaxpr.invars))
 

@@ -313,7 +313,7 @@ def _solve(
         wrong = disagrees(problem, x, first.point.columns) if check_jac else None
         return restored(doubted(end, wrong), unit, _POWERS)
 
-    end = implicitly(iterate, setting.problem, solver, setting.x)
+    end = implicitly(iterate, setting.problem.compact(setting.x), solver, setting.x)
     counted = setting.dof + setting.x.size
     return end._replace(
         params=setting.params(end.params),

@@ -24,6 +24,7 @@ from fnopt.core import (
 )
 from fnopt.jacobians import real_vector
 from fnopt.programs import (
+    alike_together,
     call_compiled,
     call_recorded,
     is_data,
@@ -162,7 +163,8 @@ def _found(
             "many. For more equations, or fewer, see fnopt.least_squares."
         )
     start = laid.flatten(wide)
-    x, left, kept = _implicitly(lambda x: out.flatten(equations(x)), start, solver, tol, max_steps)
+    together = alike_together(lambda x: out.flatten(equations(x)), start)
+    x, left, kept = _implicitly(together, start, solver, tol, max_steps)
     found = laid.unflatten(x)
     aux = pair_of(fun(found, *args), caller)[1] if has_aux else None
     found = jax.tree.map(lambda new, old: new.astype(jnp.result_type(old)), found, params)

@@ -11,6 +11,7 @@ from jax import lax
 
 from fnopt.core import leaves_with_names, own, row_total, shown
 from fnopt.jacobians import ravel, ravel_with_held, value_and_jacobian
+from fnopt.programs import alike_together
 from fnopt.residuals import (
     Box,
     Constraint,
@@ -77,6 +78,10 @@ class Problem(NamedTuple):
             return self.flat._replace(r=lambda x: r)
         a, b = self.losses.corrections(r)
         return self.flat._replace(r=lambda x: a * r, derivative=given.scaled(lambda x: b))
+
+    def compact(self, x: jax.Array) -> Problem:
+        """The same, with what the residuals do alike with many arrays done at once."""
+        return self._replace(flat=self.flat._replace(r=alike_together(self.flat.r, own(x))))
 
     def cost(self, r: jax.Array) -> jax.Array:
         """The cost of residuals."""

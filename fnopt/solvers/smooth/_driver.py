@@ -235,7 +235,7 @@ def _minimized(
     projection: Callable[[Any], Any] | None,
 ) -> Minimum:
     params = typed_start(fun, params, *args)
-    setting = set_up(fun, params, args, has_aux, **options, projection=projection)
+    setting = set_up(fun, params, args, has_aux, **options, projection=projection).compact()
 
     def watch(loop: MinimizeLoop, x: jax.Array, entry: StepHistory) -> jax.Array:
         assert callback is not None

@@ -20,7 +20,7 @@ from fnopt.core import (
     where,
 )
 from fnopt.jacobians import held_as_zeros, real_vector
-from fnopt.programs import uncached
+from fnopt.programs import alike_together, uncached
 from fnopt.residuals import Box, Parametrisation, box_of, fixed, parametrised, tied
 from fnopt.solvers.smooth._method import SmoothObjective
 
@@ -34,6 +34,11 @@ class FlatObjective(NamedTuple):
     value: Callable[[Any], Any]  # the user's function of these
     rounding: Callable[[jax.Array], jax.Array]  # the vector as params of 16 bits round it
     eps: float  # the rounding unit
+
+    def compact(self) -> FlatObjective:
+        """The same, with what the function does alike with many arrays done at once."""
+        f = alike_together(self.problem.f, self.x)
+        return self._replace(problem=self.problem._replace(f=f))
 
     def rounded(self, x: jax.Array, nfev: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """The end, or the start if that is better, once params have 16 bits."""

@@ -1,0 +1,181 @@
+import functools
+import operator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fnopt.programs import alike_together, jaxprs
+
+N = 30
+DATA = np.random.default_rng(0).standard_normal((N, 3)).astype(np.float32)
+X = jnp.asarray(np.random.default_rng(1).standard_normal(6 * N), jnp.float32)
+
+
+def scalars(x):
+    return [x[i] for i in range(N)]
+
+
+def vectors(x):
+    return jnp.split(x[: 3 * N], N)
+
+
+def of_turns(x):
+    """Leaves of two shapes that take turns, as weights and biases do."""
+    leaves = jax.lax.split(x, (4, 2) * N)
+    return [leaf.reshape(2, 2) for leaf in leaves[::2]], leaves[1::2]
+
+
+def each_with_its_data(x):
+    return jnp.stack([jnp.exp(-a * row) - row[0] for a, row in zip(scalars(x), DATA, strict=True)])
+
+
+def each_with_a_number(x):
+    return jnp.concatenate([jnp.sin(i * v + 1) for i, v in enumerate(vectors(x))])
+
+
+def neighbours(x):
+    v = scalars(x)
+    return jnp.stack([a * b - jnp.cos(b) for a, b in zip(v[1:], v[:-1], strict=True)])
+
+
+def products(x):
+    weights, biases = of_turns(x)
+    return jnp.concatenate([jnp.tanh(w @ b + 1) for w, b in zip(weights, biases, strict=True)])
+
+
+def in_turns(x):
+    weights, biases = of_turns(x)
+    pairs = zip(weights, biases, strict=True)
+    return jnp.concatenate([part for w, b in pairs for part in (w.ravel() ** 2, jnp.sin(b))])
+
+
+def some_alone(x):
+    parts = [jnp.exp(v) * 2 for v in vectors(x)]
+    return jnp.concatenate([*parts, jnp.cumsum(x[:4]), parts[3] * parts[5]])
+
+
+def summed(x):
+    terms = [jnp.sum(v**2) * a for v, a in zip(vectors(x), scalars(x), strict=True)]
+    return functools.reduce(operator.add, terms, 0.0)
+
+
+def summed_with_others(x):
+    total, each = jnp.sum(x), vectors(x)
+    for v in each:
+        total = jnp.sum(jnp.tanh(v)) + total
+    return total * each[2]
+
+
+def jitted(x):
+    one = jax.jit(lambda v: jnp.where(v > 0, v, jnp.expm1(v)))
+    return jnp.stack([one(2 * one(v)) for v in vectors(x)], axis=1)
+
+
+def backwards(x):
+    return jnp.stack([jnp.sin(v) * 3 - 1 for v in reversed(scalars(x))])
+
+
+FUNCTIONS = [
+    each_with_its_data,
+    each_with_a_number,
+    neighbours,
+    products,
+    in_turns,
+    some_alone,
+    summed,
+    summed_with_others,
+    jitted,
+    backwards,
+]
+
+
+def size(fn):
+    return jaxprs.program_size(jax.make_jaxpr(lambda x: fn(x))(X).jaxpr)
+
+
+def close(got, want):
+    compare = functools.partial(np.testing.assert_allclose, rtol=2e-6, atol=2e-6, strict=True)
+    jax.tree.map(compare, got, want)
+
+
+@pytest.mark.parametrize("fn", FUNCTIONS, ids=lambda fn: fn.__name__)
+def test_it_gives_what_the_function_gives_in_fewer_operations(fn):
+    together = alike_together(fn, X)
+    close(jax.jit(together)(X), jax.jit(fn)(X))
+    assert size(together) < 0.5 * size(fn)
+
+
+@pytest.mark.parametrize("fn", FUNCTIONS, ids=lambda fn: fn.__name__)
+def test_its_derivatives_are_those_of_the_function(fn):
+    def derivatives(fn):
+        def flat(x):
+            return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(fn(x))])
+
+        _, curved = jax.jvp(lambda x: jax.jvp(flat, (x,), (X,))[1], (X,), (X,))
+        value, pull = jax.vjp(flat, X)
+        return curved, pull(jnp.cos(jnp.arange(value.size, dtype=value.dtype)))[0]
+
+    close(
+        jax.jit(lambda: derivatives(alike_together(fn, X)))(),
+        jax.jit(lambda: derivatives(fn))(),
+    )
+
+
+def test_what_does_not_depend_on_the_argument_is_computed_ahead():
+    def program(data):
+        def fn(x):
+            rows = [jnp.sin(row) * 2 for row in data]
+            return jnp.stack([row * a for row, a in zip(rows, scalars(x), strict=True)])
+
+        together = alike_together(fn, X)
+        return jax.make_jaxpr(together)(X).jaxpr
+
+    jax.make_jaxpr(lambda data: program(data) and 0)(DATA)
+    (call,) = program(DATA).eqns
+    inner = [eqn.primitive.name for eqn in jaxprs.equations(call.params["jaxpr"].jaxpr)]
+    assert "sin" not in inner
+
+
+def network(x):
+    h = jnp.ones(2)
+    for w, b in zip(*of_turns(x), strict=True):
+        h = jnp.tanh(w @ h + b)
+    return h
+
+
+def leaves_of_a_tree(x):
+    return [jnp.sin(v) for v in vectors(x)]
+
+
+def shown(x):
+    jax.debug.callback(lambda v: None, x[0])
+    return each_with_a_number(x)
+
+
+@pytest.mark.parametrize("fn", [network, leaves_of_a_tree, shown, jnp.sin])
+def test_a_function_in_which_little_is_alike_stays_as_it_is(fn):
+    assert alike_together(fn, X) is fn
+
+
+def test_large_arrays_that_few_share_are_not_repeated():
+    tables = [jnp.ones(5000) * 2, jnp.ones(5000) * 3]
+
+    def fn(x):
+        return jnp.stack([jnp.sum(jnp.sin(tables[i % 2] * a)) for i, a in enumerate(scalars(x))])
+
+    together = alike_together(fn, X)
+    close(together(X), fn(X))
+    closed = jax.make_jaxpr(together)(X)
+    assert max(np.size(const) for const in closed.consts) <= 5000
+
+
+def test_numbers_keep_their_dtype():
+    def fn(x):
+        parts = [v.astype(jnp.bfloat16) * 2 for v in vectors(x)]
+        return jnp.stack([part.astype(jnp.int32) << 1 for part in parts])
+
+    got, want = alike_together(fn, X)(X), fn(X)
+    assert got.dtype == want.dtype
+    np.testing.assert_array_equal(got, want)

@@ -27,11 +27,7 @@ def _floating(x: Any, name: str) -> jax.Array:
     As in SciPy these may be integers, or numbers in a column of objects or strings.
     """
     if not isinstance(x, jax.Array) and all(map(_is_known, jax.tree.leaves(x))):
-        given = _numbers(np.asarray(x), name)
-        x = jnp.asarray(given)
-        x = x if is_inexact(x) else x.astype(default_float())
-        _warn_if_coarse(given, x.dtype, name)
-        return x
+        x = _numbers(np.asarray(x), name)
     x = jnp.asarray(x)
     return x if is_inexact(x) else x.astype(default_float())
 
@@ -52,14 +48,17 @@ def _numbers(x: np.ndarray, name: str) -> np.ndarray:
         raise TypeError(f"curve_fit: {name} hold what is no number: {error}.") from None
 
 
-def _warn_if_coarse(given: np.ndarray, dtype: Any, name: str) -> None:
+def _warn_if_coarse(given: Any, dtype: Any, name: str) -> None:
     """Warns where the dtype that is computed in hardly tells the data apart, such as timestamps."""
-    if given.dtype.itemsize <= dtype.itemsize or given.dtype.kind not in "iuf":
+    if isinstance(given, jax.Array) or not all(map(_is_known, jax.tree.leaves(given))):
+        return
+    given = _numbers(np.asarray(given), name)
+    if given.dtype.itemsize <= dtype.itemsize or given.dtype.kind not in "iuf" or not given.size:
         return
     with np.errstate(invalid="ignore"):
-        off = np.max(np.abs(given - given.astype(dtype)), initial=0.0)
-        span = np.ptp(given) if given.size else 0.0
-    if off > _COARSE * span > 0:
+        off, span = np.max(np.abs(given - given.astype(dtype))), np.ptp(given)
+        noise = 1e3 * np.finfo(float).eps * np.max(np.abs(given))  # of data that are all alike
+    if off > _COARSE * span > _COARSE * noise:
         warnings.warn(
             f"curve_fit: {name} are rounded to {dtype} by up to {off:.2g}, of a range of "
             f"{span:.4g}. Count from another origin ({name} - {name}[0]), or switch on "
@@ -83,6 +82,7 @@ def checked_x(xdata: Any, check_finite: bool) -> Any:
     if not isinstance(xdata, (list, tuple)) and not hasattr(xdata, "__array__"):
         return xdata
     x = _floating(xdata, "xdata")
+    _warn_if_coarse(xdata, x.dtype, "xdata")
     if check_finite:
         _check_finite(x, "xdata")
     return x
@@ -91,6 +91,7 @@ def checked_x(xdata: Any, check_finite: bool) -> Any:
 def checked_y(ydata: Any, check_finite: bool) -> jax.Array:
     """`ydata` as a floating array."""
     y = _floating(ydata, "ydata")
+    _warn_if_coarse(ydata, y.dtype, "ydata")
     if y.size == 0:
         raise ValueError("curve_fit: ydata are empty, expected at least one point.")
     if check_finite:

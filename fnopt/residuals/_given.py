@@ -173,6 +173,9 @@ def _rows(branch: Any, residual: Any, residual_path: str, params: Any, dtype: An
     """The rows of one leaf of the residuals; a complex one has real rows, then imaginary ones."""
     pairs, treedef = leaves_with_names(params)
     of = f"{shown(residual_path)} of the residuals"
+    row = type(params) in (list, tuple)
+    if row and getattr(branch, "shape", None) == (*residual.shape, len(params)):
+        branch = type(params)(jnp.moveaxis(branch, -1, 0))  # a matrix, for numbers in a row
     leaves = _branches(treedef, branch, f"a tree like the params for {of}")
     complex_rows = jnp.issubdtype(residual.dtype, jnp.complexfloating)
     if complex_rows:
@@ -197,6 +200,11 @@ def _branches(treedef: Any, tree: Any, expected: str) -> list[Any]:
         ) from None
 
 
+def _long(shape: tuple[int, ...]) -> list[int]:
+    """A shape without axes of length one, which SciPy adds and leaves out."""
+    return [size for size in shape if size != 1]
+
+
 def _block(value: Any, residual: Any, param: Any, what: str, dtype: Any) -> jax.Array:
     shape = (*residual.shape, *jnp.shape(param))
     if not hasattr(value, "shape") or not is_inexact(value):
@@ -205,7 +213,7 @@ def _block(value: Any, residual: Any, param: Any, what: str, dtype: Any) -> jax.
             f"floating array of shape {shape}."
         )
     value = jnp.asarray(value)
-    if value.shape != shape:
+    if _long(value.shape) != _long(shape):
         raise ValueError(
             f"{where()}jac: {what} has shape {value.shape}, expected {shape}: the shape of the "
             "residual, then that of the param."

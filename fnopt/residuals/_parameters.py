@@ -199,8 +199,9 @@ def kinds_of(constraints: Any, paths: list[str]) -> tuple[Constraint | None, ...
                 "fnopt.tied(fn), fnopt.positive() or fnopt.interval(lower, upper)."
             )
         if not any(matches(path, pattern) for path in paths):
+            of = "the params, which are one array without a name" if paths == [""] else ""
             raise ValueError(
-                f"{where()}constraints: {pattern!r} matches no leaf of {listing(paths)}."
+                f"{where()}constraints: {pattern!r} matches no leaf of {of or listing(paths)}."
             )
     return tuple(
         next((kind for pattern, kind in named if matches(path, pattern)), None) for path in paths

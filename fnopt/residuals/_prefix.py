@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import leaves_with_names, shown, where
+from fnopt.core import leaves_with_names, listing, shown, where
 
 
 def broadcast_prefix(
@@ -49,11 +49,14 @@ def broadcast_prefix(
             tree,
             is_leaf=ends,
         )
-    except ValueError as error:
-        names = [name for name, _ in leaves_with_names(tree)[0]]
+    except ValueError:
+        came, fits = (
+            listing([name or "(one array)" for name, _ in leaves_with_names(node, ends)[0]])
+            for node in (prefix, tree)
+        )
         raise ValueError(
-            f"{where()}{what} are a tree that doesn't fit: expected one value for all, or a tree "
-            f"like the top of the one with the leaves {names}. ({error})"
+            f"{where()}{what} are a tree that doesn't fit, with the leaves {came}; expected one "
+            f"value for all, or a tree like the top of the one with the leaves {fits}."
         ) from None
     return [v for part in _parts(parts, prefix, ends) for v in part]
 

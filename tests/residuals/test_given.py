@@ -127,3 +127,16 @@ BAD = [
 def test_what_does_not_fit_is_named(jac, error, text):
     with pytest.raises(error, match=text):
         jax.eval_shape(lambda x: derivative_of(jac)[2].at(x), jnp.ones(3))
+
+
+def test_matrices_as_scipys_users_write_them():
+    def laid(jac, residual, params):
+        given = given_derivative(jac, residual, params, (), jnp.float32)
+        return given.matrix(given.at(jnp.arange(1.0, 1.0 + len(jax.tree.leaves(params)))))
+
+    J = jnp.arange(6.0).reshape(3, 2)
+    for start in ([1.0, 2.0], (1.0, 2.0)):
+        np.testing.assert_array_equal(laid(lambda p: J * p[1], jnp.ones(3), start), 2 * J)
+    for shape in ((3,), (3, 1), (1, 3)):
+        got = laid(lambda p, s=shape: J[:, 1].reshape(s), jnp.ones(3), jnp.ones(1))
+        np.testing.assert_array_equal(got, J[:, 1:])

@@ -122,6 +122,8 @@ CALLS = [
     ({"args": T3}, r"args is ndarray, expected a tuple of arguments; for a single one args=\(data"),
     ({"args": (T3, "mode")}, r"args: leaf '1' is 'mode', expected arrays"),
     ({"params": [1.0, 2.0, 3.0]}, "params are a list of numbers, each a leaf of its own"),
+    ({"residual_fn": lambda p: p["b"] * T3, "params": {"a": 1.0}}, r"have the keys \['a'\]"),
+    ({"residual_fn": lambda p: p.sum(), "params": (1.0, 2)}, "params are a tuple of numbers, each"),
     ({"residual_fn": lambda p: np.sin(p) * T3}, r"residual_fn calls np\.sin; write jnp\.sin"),
     ({"residual_fn": lambda p: T3 if p > 0 else p * T3}, r"decides in Python by a value"),
 ]
@@ -129,6 +131,6 @@ CALLS = [
 
 @pytest.mark.parametrize(("change", "text"), CALLS)
 def test_what_a_first_call_gets_wrong_is_explained(change, text):
-    with pytest.raises(TypeError) as caught:
+    with pytest.raises((TypeError, AttributeError, KeyError)) as caught:
         fnopt.least_squares(**{"residual_fn": lambda p, *args: p * T3, "params": 1.0, **change})
     assert re.search(text, "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])]))

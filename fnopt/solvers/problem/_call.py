@@ -16,6 +16,7 @@ from fnopt.core import (
     Status,
     is_array_like,
     leaves_with_names,
+    listing,
     of_one_example,
     shown,
     where,
@@ -58,7 +59,11 @@ def first_call_hints(params: Any = None, name: str = "residual_fn") -> Iterator[
     """Adds to an error of a user's function what it comes from, most often."""
     try:
         yield
-    except (TypeError, AttributeError, ValueError) as error:
+    except KeyError as error:
+        if isinstance(params, dict) and error.args and error.args[0] not in params:
+            error.add_note(f"params have the keys {listing([str(key) for key in params])}.")
+        raise
+    except (TypeError, AttributeError) as error:
         if isinstance(params, (list, tuple)) and params and all(map(_is_number, params)):
             kind = type(params).__name__
             error.add_note(

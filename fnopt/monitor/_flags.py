@@ -11,6 +11,7 @@ import numpy as np
 
 from fnopt.core import Scalar, Value, hyper, show_report, static, where
 from fnopt.monitor._health import Health
+from fnopt.monitor._layers import biases_of, weights_of
 
 
 class Flag(enum.IntEnum):
@@ -114,10 +115,18 @@ class health_flags(Value):
     yet its first ones learn nothing: they are *vanishing*, negligible beside the largest,
     :math:`r_\ell \le v \max_k r_k`. A group is *half dead* where half of its elements or more are
     exactly zero, as behind units that are never active; only where `zeros` is among the
-    statistics, and rows of an embedding that no example looks up count as well.
+    statistics. A batch of one example leaves half of all rectified units inactive: for such batches
+    raise `zeros`.
+
+    A bias is judged with the weights beside it: it is neither dead nor vanishing while they are
+    not, since biases of attention's keys and those before a normalisation never have a gradient.
+    Weights are half dead only if their bias is too, and a matrix without a bias is not judged:
+    rows of an embedding that nobody looked up and inputs that are always zero are no dead units.
 
     :math:`\bar n_\ell` is an exponential geometric mean over the observations that were neither
-    zero nor flagged. Both tests are free of the scale of the loss, the absolute one apart.
+    zero nor flagged, which rises and never falls, so a fit that converges may tremble; it counts as
+    a tenth of the median group's at least. Both tests are free of the scale of the loss, the
+    absolute one apart.
 
     One odd batch is no disease, and no cure either: a flag rises after `patience` such
     observations in a row, and falls after as many in a row beyond the threshold by the factor
@@ -189,6 +198,10 @@ class health_flags(Value):
         sizes = jnp.asarray([max(n, 1) for n in health.sizes], norm.dtype)
         present = jnp.asarray([n > 0 for n in health.sizes], bool)
         rms = norm / jnp.sqrt(sizes)
+        shapes = health.shapes or (None,) * len(health.names)
+        weights = weights_of(health.names, shapes)
+        if weights != tuple(range(len(weights))):
+            rms = jnp.maximum(rms, rms[np.asarray(weights)])
         dead, recovered = _dead(h, rms, present)
         vanishing, back = _vanishing(h, rms, present)
         exploding, calm = _exploding(h, norm, state.usual)
@@ -202,8 +215,7 @@ class health_flags(Value):
         vanishing_now = _hysteresis(
             state.vanishing, state.vanishing_streak, vanishing, back, self.patience
         )
-        half = jnp.zeros_like(present) if health.zeros is None else health.zeros >= h.zeros
-        half &= present & (norm > 0)
+        half = _half_dead(h, health, biases_of(weights, shapes)) & present & (norm > 0)
         half_now = _hysteresis(state.half_dead, state.half_dead_streak, half, ~half, self.patience)
         usual = _usual(h, norm, state.usual, exploding)
         return FlagState(*dead_now, *exploding_now, *bad_now, usual, *vanishing_now, *half_now)
@@ -260,6 +272,16 @@ def _vanishing(h: health_flags, rms: jax.Array, present: jax.Array) -> tuple[jax
     return counts & (rms <= bound) & (largest > 0), rms > h.release * bound
 
 
+def _half_dead(h: health_flags, health: Health, biases: tuple[int | None, ...]) -> jax.Array:
+    """Whether half of each group is zero, and of its bias."""
+    if health.zeros is None:
+        return jnp.zeros(len(biases), bool)
+    judged = np.asarray([bias is not None for bias in biases], bool)
+    bias = np.asarray([i if b is None else b for i, b in enumerate(biases)], int)
+    half = health.zeros >= h.zeros
+    return half & half[bias] & judged
+
+
 def _median(x: jax.Array, counts: jax.Array) -> jax.Array:
     """The (upper) median of the elements that count; zero if none does."""
     zero = jnp.zeros((), x.dtype)
@@ -272,14 +294,18 @@ def _median(x: jax.Array, counts: jax.Array) -> jax.Array:
 
 def _exploding(h: health_flags, norm: jax.Array, usual: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Whether each norm is far too large, and whether it clearly is not."""
-    bound = jnp.where(usual > 0, jnp.minimum(h.exploding * usual, h.limit), h.limit)
+    # What was negligible in the first observations may become as large as the others.
+    least = _median(usual, usual > 0) / 10
+    bound = jnp.minimum(h.exploding * jnp.maximum(usual, least), h.limit)
+    bound = jnp.where(usual > 0, bound, h.limit)
     return norm > bound, norm < bound / h.release
 
 
 def _usual(h: health_flags, norm: jax.Array, usual: jax.Array, exploding: jax.Array) -> jax.Array:
-    """The exponential geometric mean of the norms, which starts with the first one above zero."""
+    """The exponential geometric mean of the norms from the first above zero; it never falls."""
     counts = (norm > 0) & jnp.isfinite(norm) & ~exploding
     one = jnp.ones((), norm.dtype)
     now = jnp.log(jnp.where(counts, norm, one))
     past = jnp.where(usual > 0, jnp.log(jnp.where(usual > 0, usual, one)), now)
-    return jnp.where(counts, jnp.exp(h.decay * past + (one - h.decay) * now), usual)
+    mean = jnp.exp(h.decay * past + (one - h.decay) * now)
+    return jnp.where(counts, jnp.maximum(mean, usual), usual)

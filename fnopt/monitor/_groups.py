@@ -22,6 +22,7 @@ class Grouping(NamedTuple):
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
+    shapes: tuple[tuple[int, ...] | None, ...]
     members: tuple[tuple[int, ...], ...]
     skipped: tuple[str, ...]
 
@@ -113,5 +114,7 @@ def group(tree: Any, groups: Groups) -> Grouping:
         if is_inexact(leaf):
             members.setdefault(_label(path, groups), []).append(i)
     members = {name: own for name, own in members.items() if own}
-    sizes = [sum(math.prod(jnp.shape(pairs[i][1])) for i in own) for own in members.values()]
-    return Grouping(tuple(members), tuple(sizes), tuple(map(tuple, members.values())), skipped)
+    found = [[jnp.shape(pairs[i][1]) for i in own] for own in members.values()]
+    sizes = tuple(sum(map(math.prod, own)) for own in found)
+    shapes = tuple(own[0] if len(own) == 1 else None for own in found)
+    return Grouping(tuple(members), sizes, shapes, tuple(map(tuple, members.values())), skipped)

@@ -19,7 +19,7 @@ from fnopt.monitor._measure import CHEAP, STATISTICS, as_stats, in_parts, measur
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=[*STATISTICS],
-    meta_fields=["names", "sizes", "skipped"],
+    meta_fields=["names", "sizes", "skipped", "shapes"],
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Health:
@@ -32,6 +32,7 @@ class Health:
         names: The name of every group; without `groups` those of the leaves.
         sizes: How many elements each group has.
         skipped: The names of the leaves that were not looked at, because they hold integers.
+        shapes: The shape of every group that is one leaf, None of others.
         norm: Euclidean norm, `[groups]` (as all others but the histogram).
         max: Largest absolute value.
         mean: Mean; of complex leaves that of the real part.
@@ -45,6 +46,7 @@ class Health:
     names: tuple[str, ...]
     sizes: tuple[int, ...]
     skipped: tuple[str, ...] = ()
+    shapes: tuple[tuple[int, ...] | None, ...] = ()
     norm: Any = None
     max: Any = None
     mean: Any = None
@@ -169,4 +171,4 @@ def health(
     with contextlib.nullcontext() if axis_name is None else parts_over(_names(axis_name)):
         rows = measure(jax.tree.leaves(tree), jax.tree.leaves(params), grouping, stats)
         sizes = tuple(n * in_parts() for n in grouping.sizes)
-    return Health(grouping.names, sizes, grouping.skipped, **rows)
+    return Health(grouping.names, sizes, grouping.skipped, grouping.shapes, **rows)

@@ -118,9 +118,8 @@ class record_health(Transformation):
         leaves, weights = jax.tree.leaves(updates), jax.tree.leaves(params)
         rows = measure(leaves, weights, grouping, self.recorded)
         rows = {k: v.astype(state.ring[k].dtype) for k, v in rows.items()}
-        flags = self.flags.update(
-            Health(grouping.names, grouping.sizes, grouping.skipped, **rows), state.flags
-        )
+        seen = Health(grouping.names, grouping.sizes, grouping.skipped, grouping.shapes, **rows)
+        flags = self.flags.update(seen, state.flags)
         rows["flag"] = flags.code
         place = (state.count // self.every) % self.size
         ring = {k: state.ring[k].at[place].set(row) for k, row in rows.items()}

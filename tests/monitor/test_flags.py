@@ -9,6 +9,7 @@ import pytest
 
 import fnopt
 from fnopt.monitor import Flag, FlagReport, health, health_flags
+from fnopt.monitor._layers import biases_of, weights_of
 
 
 def observe(watch, state, **norms):
@@ -160,3 +161,90 @@ def test_half_dead_layers_are_flagged_where_zeros_are_counted():
     assert report == FlagReport(("c",), (), (), ("c",), ("a",))
     h = health(tree)
     assert watch.report(h.names, watch.update(h, watch.init(3))).half_dead == ()
+
+
+def flagged(tree, watch=None, **options):
+    watch = watch or health_flags(patience=1)
+    h = health(tree, **options)
+    return watch.report(h.names, watch.update(h, watch.init(len(h.names))))
+
+
+def dense(weights, bias):
+    return {"kernel": jnp.full((4, 6), weights), "bias": jnp.full(6, bias)}
+
+
+def test_a_bias_that_never_has_a_gradient_is_no_dead_layer():
+    # Of attention's keys, and before a normalisation: what is left of it is rounding.
+    tree = {"key": dense(1.0, 1e-9), "conv": dense(0.1, 0.0), "out": dense(1.0, 1.0)}
+    assert not flagged(tree)
+    tree["conv"] = dense(0.0, 0.0)
+    assert flagged(tree).dead == ("conv/bias", "conv/kernel")
+    tree["conv"] = dense(0.0, 1.0)
+    assert flagged(tree).dead == ("conv/kernel",)
+
+
+def test_a_flag_of_a_bias_falls_when_its_weights_are_alive():
+    watch = health_flags(patience=1)
+    state = watch.init(4)
+    for conv, up in ((dense(0.0, 0.0), True), (dense(1.0, 0.0), False)):
+        h = health({"conv": conv, "out": dense(1.0, 1.0)})
+        state = watch.update(h, state)
+        assert bool(watch.report(h.names, state)) == up
+
+
+def test_zeros_that_are_no_inactive_units():
+    stats = ("norm", "zeros")
+    rows = jnp.zeros((40, 3)).at[:4].set(1.0)
+    # An embedding of which few rows were looked up, and inputs that are always zero.
+    healthy = {"embedding": {"table": rows}, "first": {"w": rows, "b": jnp.ones(3)}}
+    assert not flagged(healthy, stats=stats)
+    units = jnp.asarray([1.0, 0.0, 0.0])
+    assert flagged({"first": {"w": rows * units, "b": units}}, stats=stats).half_dead == (
+        "first/b",
+        "first/w",
+    )
+    stacked = {"layers": {"w": jnp.ones((2, 4, 3)) * units, "b": jnp.ones((2, 3)) * units}}
+    assert flagged(stacked, stats=stats).half_dead == ("layers/b", "layers/w")
+    assert flagged(stacked, stats=stats, groups=1).half_dead == ("layers",)
+
+
+def test_biases_and_weights():
+    shapes = {
+        "conv/bias": (8, 1, 1),
+        "conv/weight": (8, 3, 3, 3),
+        "heads/b": (4, 16),
+        "heads/w": (64, 4, 16),
+        "norm/bias": (8,),
+        "norm/scale": (8,),
+        "b1": (8,),
+        "b2": (8,),
+        "w1": (8, 8),
+        "w2": (8, 8),
+        "table": (50, 8),
+        "all": None,
+    }
+    names = tuple(shapes)
+    weights = weights_of(names, tuple(shapes.values()))
+    found = {name: names[w] for name, w in zip(names, weights, strict=True) if names[w] != name}
+    assert found == {
+        "conv/bias": "conv/weight",
+        "heads/b": "heads/w",
+        "b1": "w1",
+        "b2": "w2",
+    }
+    biases = dict(zip(names, biases_of(weights, tuple(shapes.values())), strict=True))
+    assert names[biases["w2"]] == "b2"
+    assert biases["table"] is None
+    assert names[biases["norm/scale"]] == "norm/scale"
+    assert names[biases["all"]] == "all"
+
+
+def test_a_fit_that_converges_may_tremble():
+    falling = [10.0 ** -(i / 20) for i in range(120)]
+    assert max(watched(health_flags(patience=1), [*falling, 0.1, 0.1, 1.0])) == 0
+
+
+def test_what_was_negligible_at_first_may_grow():
+    # The gradient of a bias is rounding at a symmetric start.
+    assert watched(health_flags(patience=1, dead=0, vanishing=0), [1e-9, 1.0, 1.0])[-1] == 0
+    assert watched(health_flags(patience=1, dead=0), [1e-9, 1.0, 1e4])[-1] == Flag.EXPLODING

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core._dtypes import dtype_of, is_inexact
+from fnopt.core._dtypes import dtype_of, is_array_like, is_inexact
 from fnopt.core._leaves import check_inexact
 from fnopt.core._numbers import norm_of_leaves
 
@@ -35,4 +35,4 @@ def global_norm(tree: Any) -> jax.Array:
 
 
 def _has_a_size(x: Any) -> bool:
-    return is_inexact(x) or jnp.issubdtype(dtype_of(x), jnp.integer)
+    return is_inexact(x) or (is_array_like(x) and jnp.issubdtype(dtype_of(x), jnp.integer))

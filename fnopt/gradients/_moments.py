@@ -95,9 +95,9 @@ def _merged(a: Moments, b: Moments) -> Moments:
 
     pairs = zip(*map(jax.tree.leaves, (a.mean, b.mean)), strict=True)
     gaps = [_gap(x, y) for x, y in pairs]
-    spread = [
-        s + t + g * apart.astype(g.dtype) for s, t, g in zip(a.spread, b.spread, gaps, strict=True)
-    ]
+    # An infinite square isn't to be NaN for want of a gap.
+    gaps = [jnp.where(apart == 0, jnp.zeros_like(g), g * apart.astype(g.dtype)) for g in gaps]
+    spread = [s + t + g for s, t, g in zip(a.spread, b.spread, gaps, strict=True)]
     return Moments(count, jax.tree.map(moved, a.mean, b.mean), spread)
 
 

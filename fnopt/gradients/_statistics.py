@@ -26,7 +26,8 @@ class GradientStatistics(NamedTuple):
             of one example's gradient; unbiased. NaN where fewer than two examples count.
         snr: By leaf: the signal-to-noise ratio, `|mean|^2 / variance`, where `|mean|^2` is
             estimated without the part that is noise; may be negative if there is hardly a signal.
-            Zero for a param that the loss ignores, infinite where all gradients are the same.
+            Zero for a param that the loss ignores, infinite where all gradients are the same, NaN
+            where gradients are so large or so small that their squares are infinite or zero.
         noise_scale: The simple noise scale of all params, `sum(variance) / |mean|^2` with the same
             estimate: the batch size from which on larger batches hardly help.
         loss: The loss of every example, `[n]`.
@@ -137,13 +138,14 @@ def _finished(
     treedef = jax.tree.structure(mean)
     spreads = [_variance(m, s, count) for m, s in zip(jax.tree.leaves(mean), spread, strict=True)]
     variance, signal = ([*parts] for parts in zip(*spreads, strict=True))
-    snr = [quotient(s, v) for s, v in zip(signal, variance, strict=True)]
+    ratios = zip(signal, variance, jax.tree.leaves(mean), strict=True)
+    snr = [_ratio(s, v, [m]) for s, v, m in ratios]
     aligned = alignment_with_others(bound, found, chunk_size) if alignment else None
     return GradientStatistics(
         mean=spec.like_argnums(like_params(mean, bound.given)),
         variance=spec.like_argnums(treedef.unflatten(variance)),
         snr=spec.like_argnums(treedef.unflatten(snr)),
-        noise_scale=quotient(_sum(variance), _sum(signal)),
+        noise_scale=_ratio(_sum(variance), _sum(signal), jax.tree.leaves(mean)),
         loss=found.loss,
         norm=found.norm,
         aux=found.aux,
@@ -157,6 +159,12 @@ def _variance(mean: jax.Array, spread: jax.Array, count: jax.Array) -> tuple[jax
     n, length = count.astype(spread.dtype), sum_of_squares(mean).astype(spread.dtype)
     variance = jnp.where(count < 2, jnp.full_like(spread, jnp.nan), spread / (n - 1))
     return variance, length - variance / n
+
+
+def _ratio(a: jax.Array, b: jax.Array, mean: list[jax.Array]) -> jax.Array:
+    """A ratio of squares: 0 for params that the loss ignores, NaN if squares are lost below."""
+    lost = (a == 0) & (b == 0) & jnp.stack([jnp.any(m != 0) for m in mean]).any()
+    return jnp.where(lost, jnp.full_like(a, jnp.nan), quotient(a, b))
 
 
 def _sum(parts: list[jax.Array]) -> jax.Array:

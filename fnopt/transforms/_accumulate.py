@@ -14,6 +14,7 @@ from fnopt.core import (
     default_float,
     hyper,
     increment,
+    is_inexact,
     map_leaves,
     slot_zeros,
     static,
@@ -78,9 +79,9 @@ class accumulate(Wrapper):
 
     def init(self, params: Any) -> AccumulateState:
         """An empty sum, and the inner state."""
-        return AccumulateState(
-            zero_count(), zero_count(), slot_zeros(params), self.inner.init(params)
-        )
+        # What an inner `freeze` keeps (counters, keys) has no gradient to add up.
+        acc = slot_zeros(jax.tree.map(lambda p: p if is_inexact(p) else None, params))
+        return AccumulateState(zero_count(), zero_count(), acc, self.inner.init(params))
 
     def update(
         self, updates: Any, state: AccumulateState, params: Any = None, **extra_args: Any
@@ -116,14 +117,30 @@ class accumulate(Wrapper):
         def leaf(g: Any, acc: Any) -> Any:
             return g, jnp.where(first, g, acc + g)
 
-        return map_leaves(leaf, updates, outputs=2, acc=state.acc)[1]
+        return map_leaves(leaf, _where_summed(updates, state.acc), outputs=2, acc=state.acc)[1]
 
     def _emitted(self, updates: Any, acc: Any, count: jax.Array) -> Any:
         def leaf(g: Any, acc: Any) -> Any:
             del g  # it only lends its dtype
             return acc / count.astype(jnp.finfo(acc.dtype).dtype) if self.use_grad_mean else acc
 
-        return map_leaves(leaf, updates, acc=acc)
+        emitted = map_leaves(leaf, _where_summed(updates, acc), acc=acc)
+        return jax.tree.map(lambda g, e: g if e is None else e, updates, emitted)
+
+
+def _where_summed(updates: Any, acc: Any) -> Any:
+    """The gradients of the leaves that have a sum; all, if the trees differ, for the message."""
+    if _structure(updates) != _structure(acc):
+        return updates
+    return jax.tree.map(lambda g, a: None if a is None else g, updates, acc, is_leaf=_is_none)
+
+
+def _structure(tree: Any) -> Any:
+    return jax.tree.structure(tree, is_leaf=_is_none)
+
+
+def _is_none(x: Any) -> bool:
+    return x is None
 
 
 def has_updated(state: AccumulateState) -> jax.Array:

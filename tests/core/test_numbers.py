@@ -120,3 +120,8 @@ def test_norms_of_zeros_that_the_compiler_knows(dtype, x64):
 
     for found in jax.jit(norms)():
         np.testing.assert_array_equal(found, 0)
+
+
+def test_a_leaf_without_a_size_is_named():
+    with pytest.raises(TypeError, match=r"global_norm: leaf 'f' is .*eqx.is_inexact_array"):
+        fnopt.global_norm({"f": jax.nn.relu, "w": jnp.ones(2)})

@@ -101,6 +101,27 @@ def test_a_spread_that_is_small_beside_the_mean(options, positions):
     np.testing.assert_allclose(found.mean["vector"], kept[:, 0].mean(0), rtol=1e-6)
 
 
+@pytest.mark.parametrize(("size", "variance"), [(1e-24, 0.0), (1e25, np.inf), (1e-12, 4e-24)])
+def test_ratios_of_squares_that_are_out_of_range_are_no_numbers(size, variance):
+    x = jnp.asarray([[1.0, 2.0], [3.0, 2.0], [5.0, 2.0]]) * size
+    spread = {"out": x, "in": x / size}
+
+    def loss(w, x):
+        return w["lost"] @ x["out"] + w["kept"] @ x["in"] + 0 * w["unused"]
+
+    params = {"lost": jnp.zeros(2), "kept": jnp.zeros(2), "unused": 0.0}
+    found = jax.jit(gradient_statistics(loss))(params, spread)
+    np.testing.assert_allclose(found.variance["lost"], variance, rtol=1e-5)
+    np.testing.assert_allclose(found.snr["kept"], (13 - 4 / 3) / 4, rtol=1e-5)
+    in_range = 0 < variance < np.inf
+    np.testing.assert_allclose(
+        found.snr["lost"], (13 - 4 / 3) / 4 if in_range else np.nan, rtol=1e-5
+    )
+    assert found.snr["unused"] == 0
+    if size < 1:  # beside the other gradients these are nothing
+        np.testing.assert_allclose(found.noise_scale, 4 / (13 - 4 / 3), rtol=1e-5)
+
+
 def test_an_embedding_with_rows_that_are_the_same():
     tokens = jnp.asarray([[0, 1, 1], [0, 1, 2], [0, 2, 2]])
     scale = jnp.asarray([1000.0, 1000.01, 1000.02])

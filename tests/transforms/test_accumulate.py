@@ -48,6 +48,33 @@ def test_k_small_batches_are_one_big_one(inner, mean):
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-5), updates, expected)
 
 
+@pytest.mark.parametrize("wrap", [lambda step: step, jax.jit], ids=["eager", "jit"])
+def test_what_an_inner_freeze_keeps_has_no_sum(wrap):
+    params = {"w": jnp.ones(3), "key": jax.random.key(3), "n": jnp.asarray(2), "none": None}
+    grads = jax.grad(lambda p: jnp.sum(p["w"] ** 2), allow_int=True)(params)
+    frozen = fnopt.by_pattern({"w": False}, default=True)
+    tx = fnopt.accumulate(fnopt.freeze(fnopt.sgd(0.5), frozen), k=2)
+
+    @wrap
+    def step(params, state):
+        updates, state = tx.update(grads, state, params)
+        return fnopt.apply_updates(params, updates), state
+
+    state = tx.init(params)
+    assert fnopt.slots(state)["acc"]["key"] is None
+    new, state = step(params, state)
+    new, state = step(new, state)
+    assert new["w"].tolist() == [0.0, 0.0, 0.0]
+    assert new["n"] == 2
+    assert (jax.random.key_data(new["key"]) == jax.random.key_data(params["key"])).all()
+
+
+def test_gradients_of_whole_numbers_are_named():
+    tx = fnopt.accumulate(fnopt.sgd(0.5), k=2)
+    with pytest.raises(TypeError, match=r"accumulate: gradients: leaf 'w' is int32\[3\]"):
+        tx.update({"w": jnp.ones(3, jnp.int32)}, tx.init({"w": jnp.ones(3)}))
+
+
 @pytest.mark.parametrize("kind", ["f32", "bf16", "mixed"])
 @pytest.mark.parametrize("mean", [True, False])
 def test_k_of_one_is_the_inner_transform_bit_for_bit(kind, mean):
@@ -245,9 +272,9 @@ def test_names_inside():
             "accumulate: inner is 2, expected an",
         ),
         (
-            lambda: fnopt.accumulate(fnopt.sgd(1.0), 2).init({"n": jnp.ones(2, jnp.int32)}),
+            lambda: fnopt.accumulate(fnopt.adam(1.0), 2).init({"n": jnp.ones(2, jnp.int32)}),
             TypeError,
-            r"accumulate: params: leaf 'n' is int32\[2\].*freeze",
+            r"accumulate > .*: params: leaf 'n' is int32\[2\].*freeze",
         ),
         (
             lambda: run(fnopt.accumulate(needs_value(), 2), [make_tree(1)]),

@@ -15,6 +15,7 @@ from fnopt.solvers.smooth._method import BLIND, FAILED, MOVED, Evaluation, StepP
 # was lost stands for it if it doesn't.
 _ORDINARY = 1e-6, 1e17
 _OF_FALL = 1e-10, 1e-4
+_VANISHED = 2e-7  # of that 1: a value that is nothing itself
 _FLAT_STEPS = 3  # in a row, where the gradient is small only beside something else
 
 
@@ -167,22 +168,24 @@ def judged(
 
     Small, of a value, is :math:`\epsilon_f \max(|f|, \min(o, \delta))`, with 2.2e-9 for
     :math:`\epsilon_f` of the second if nothing was given; :math:`o` is the user's 1 or what stands
-    for it, :math:`\delta` what the last steps gained (not counted below a thousandth of
-    :math:`o`). A small gradient is no claim while the next step promises :math:`\epsilon_g` of the
-    same. However little is predicted and gained, with a large gradient nothing is claimed: it may
-    be a flat place of a valley. Not large is one that is small to the user. One that is only a tiny
-    part of the largest on the way may be all that is left of a gentle direction beside steep ones,
-    and one that is small beside the value may be all that a large offset of the value lets through:
-    then three steps in a row must gain so little, beside the value no more than its rounding, and a
-    method that forgot what it had learned must not gain more. Three steps it takes as well where
-    what they gain is much of what is left.
+    for it, :math:`\delta` what the last steps gained (at least a thousandth of :math:`o`; all that
+    was gained, where the value itself has become nothing). A small gradient is no claim while the
+    next step promises :math:`\epsilon_g` of the same. However little is predicted and gained, with
+    a large gradient nothing is claimed: it may be a flat place of a valley. Not large is one that
+    is small to the user. One that is only a tiny part of the largest on the way may be all that is
+    left of a gentle direction beside steep ones, and one that is small beside the value may be all
+    that a large offset of the value lets through: then three steps in a row must gain so little,
+    beside the value no more than its rounding, and a method that forgot what it had learned must
+    not gain more. Three steps it takes as well where what they gain is much of what is left.
     """
     moved, failed = verdict == MOVED, verdict == FAILED
     over = failed | (verdict == BLIND)
     value = jnp.abs(after.value)
     one = progress.one(after.value, tol.worth)
-    lately = jnp.minimum(one, progress.recent)
-    fine = jnp.maximum(tol.ftol * value, tol.least * jnp.maximum(lately, 1e-3 * one))
+    lately, in_all = (jnp.minimum(one, a) for a in (progress.recent, progress.first - after.value))
+    vanished = value <= _VANISHED * one
+    matters = jnp.where(vanished, in_all, jnp.maximum(lately, 1e-3 * one))
+    fine = jnp.maximum(tol.ftol * value, tol.least * matters)
     gnorm, absolute = largest(pull), largest(pull * tol.unit)
     mine = progress.share(after.value, tol, over)
     # Infinite where it isn't known, zero where there is no step at all.
@@ -202,7 +205,7 @@ def judged(
     count = jnp.where(is_flat, progress.flat_steps + 1, jnp.zeros_like(progress.flat_steps))
     flat_steps = jnp.where(moved, count, progress.flat_steps)
     # A part of nearly nothing may be much of what is left.
-    plainly = jnp.maximum(plan.predicted, jnp.abs(gained)) <= tol.gtol * value
+    plainly = vanished | nothing(tol.gtol * value)
     sure = (small & plainly) | (flat_steps >= _FLAT_STEPS)
     unpromising = (plan.predicted <= fine) & (tiny | beside_the_value)
     short = jnp.all(jnp.abs(plan.step) <= tol.xtol * jnp.abs(after.x)) & (tiny | beside_the_value)

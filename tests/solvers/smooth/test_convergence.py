@@ -17,8 +17,8 @@ CASES = [
     ("float32", 1e-2, 1e-10, 1e-2, 1e2, Status.RUNNING),
     ("float32", 1e-2, 1e-10, 2e-4, 1e1, Status.CONVERGED_GRADIENT),
     ("float64", 1e-7, 1e-9, 3e-2, 1e6, Status.RUNNING),
-    ("float64", 1e-3, 1e-9, 1e-4, 1e3, Status.CONVERGED_COST),
-    ("float64", 1e-7, 1e-9, 1e-4, 1e3, Status.RUNNING),  # a hundredth of what is left
+    ("float64", 1e-7, 1e-9, 1e-4, 1e3, Status.CONVERGED_COST),
+    ("float64", 1e-5, 1e-9, 1e-4, 1e3, Status.RUNNING),  # not nothing of what is left
 ]
 
 

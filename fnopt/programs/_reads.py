@@ -15,19 +15,26 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-_LIBRARIES = {"fnopt", "jax", "math", "numpy"}  # whose functions do today what they did yesterday
-_SMALL = 2**18  # bytes of an array: of more data a fit takes longer than a trace
+# Whose functions do today what they did yesterday.
+_LIBRARIES = {"fnopt", "jax", "math"}
+_MODULES = {"numpy", "numpy.linalg", "numpy.fft"}  # NumPy's others read files, or draw numbers
+_SMALL = 2**16  # bytes of an array, which takes less time to compare than a trace
 _PURE = [
     *("abs", "all", "any", "bool", "complex", "dict", "divmod", "enumerate", "filter", "float"),
     *("int", "isinstance", "iter", "len", "list", "map", "max", "min", "next", "pow", "range"),
     *("reversed", "round", "slice", "sorted", "sum", "tuple", "zip", "TypeError", "ValueError"),
 ]
-_IMPURE = {"random", "load", "loadtxt", "genfromtxt", "fromfile", "memmap"}  # NumPy's
+_IMPURE = {
+    *("load", "loadtxt", "genfromtxt", "fromfile", "fromregex", "memmap", "geterr", "empty"),
+    *("empty_like", "get_printoptions"),
+}
+# Those of Python 3.11 to 3.13 that read or write what is neither a local, a cell nor a global.
 _ELSEWHERE = [
     *("IMPORT_NAME", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_ATTR", "DELETE_ATTR", "LOAD_NAME"),
     *("LOAD_BUILD_CLASS", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_GLOBALS"),
-    "LOAD_FROM_DICT_OR_DEREF",
+    *("LOAD_FROM_DICT_OR_DEREF", "LOAD_LOCALS", "LOAD_SUPER_ATTR", "STORE_NAME", "DELETE_NAME"),
 ]
+_KNOWN = sys.version_info < (3, 14)  # a later Python may have others
 _JITTED: Any = type(jax.jit(lambda: None))
 
 
@@ -42,7 +49,7 @@ def reads(fn: Callable[..., Any]) -> tuple[Any, ...]:
     and so is whatever they close over, their defaults, and the globals that they read. Numbers
     count by what they are, arrays of NumPy by their entries, and those of JAX, which don't change,
     as objects. Where anything else is read (an attribute of an object, a list, a file, a module
-    of the user's) nothing is known of the next call.
+    of the user's) nothing is known of the next call. Nor is it on a Python that isn't known.
 
     Args:
         fn: A function.
@@ -66,6 +73,8 @@ def reads(fn: Callable[..., Any]) -> tuple[Any, ...]:
         >>> before == reads(scaling(data))
         False
     """
+    if not _KNOWN:
+        raise UnseenError
     return _Sight().value(fn), _setting()
 
 
@@ -89,7 +98,7 @@ class _Sight:
         self.met: dict[int, int] = {}
 
     def value(self, x: Any) -> Any:
-        if x is None or type(x) in {bool, int, str, bytes, np.dtype}:
+        if x is None or type(x) in {bool, int, str, bytes} or isinstance(x, np.dtype):
             return type(x), x
         if type(x) in {float, complex}:
             return type(x), repr(x)  # NaN is no other number, -0.0 is
@@ -123,13 +132,26 @@ class _Sight:
         self.met[id(fn)] = len(self.met)
         if set(fn.__dict__) - {"__wrapped__"}:
             raise UnseenError
-        names = _globals_read(fn.__code__)
-        if names is None:
+        found = _names(fn.__code__)
+        if found is None:
             raise UnseenError
+        names, attributes = found
         cells = tuple(map(_content, fn.__closure__ or ()))
         words = tuple(itertools.chain(*(fn.__kwdefaults__ or {}).items()))
-        known = (_named(fn, name) for name in names)
-        return fn.__code__, *map(self.value, (fn.__defaults__, words, cells, *known))
+        known = [_named(fn, name) for name in names]
+        parts = [self.module(x, attributes) for x in known if isinstance(x, types.ModuleType)]
+        values = (fn.__defaults__, words, cells, *known)
+        return fn.__code__, *map(self.value, values), *parts
+
+    def module(self, module: types.ModuleType, names: tuple[str, ...]) -> Any:
+        """What code may read of a module: all of it that has a name in the code."""
+        held = vars(module)
+        return tuple(self.part(held[name], names) for name in names if name in held)
+
+    def part(self, x: Any, names: tuple[str, ...]) -> Any:
+        if isinstance(x, types.ModuleType):
+            return self.value(x), self.module(x, names)
+        return _Same(x) if callable(x) and _is_by_a_library(x) else self.value(x)
 
 
 def _content(cell: types.CellType) -> Any:
@@ -155,28 +177,36 @@ def _is_of_a_library(x: Any) -> bool:
     home, name = getattr(x, "__module__", None), getattr(x, "__name__", None)
     if not isinstance(home, str) or not isinstance(name, str):
         return False
-    known = name in _PURE if home == "builtins" else _is_library(home) and name not in _IMPURE
+    known = name in _PURE if home == "builtins" else _is_by_a_library(x)
     return known and getattr(sys.modules.get(home), name, None) is x
 
 
+def _is_by_a_library(x: Any) -> bool:
+    home = getattr(x, "__module__", None)
+    known = isinstance(home, str) and _is_library(home)
+    return known and getattr(x, "__name__", "") not in _IMPURE
+
+
 def _is_library(module: str) -> bool:
-    return module.partition(".")[0] in _LIBRARIES and not module.startswith("numpy.random")
+    return module in _MODULES or module.partition(".")[0] in _LIBRARIES
 
 
 @functools.lru_cache(maxsize=256)
-def _globals_read(code: types.CodeType) -> tuple[str, ...] | None:
-    """The globals that a function's code reads, or that of functions within it; None if unseen."""
-    found: dict[str, None] = {}
+def _names(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """The globals that a function's code reads, and those within it, and all of its names."""
+    known: dict[str, None] = {}
+    attributes: set[str] = set()
     for part in _parts(code):
+        attributes.update(part.co_names)
         for operation in dis.get_instructions(part):
             kind, name = operation.opname, operation.argval
-            outside = kind == "STORE_DEREF" and name in code.co_freevars
-            hidden = isinstance(name, str) and (name.startswith("__") or name in _IMPURE)
-            if outside or kind in _ELSEWHERE or (hidden and kind != "LOAD_CONST"):
+            outside = kind in {"STORE_DEREF", "DELETE_DEREF"} and name in code.co_freevars
+            hidden = isinstance(name, str) and name.startswith("__") and kind != "LOAD_CONST"
+            if outside or hidden or kind in _ELSEWHERE:
                 return None
             if kind == "LOAD_GLOBAL":
-                found[name] = None
-    return tuple(found)
+                known[name] = None
+    return tuple(known), tuple(sorted(attributes))
 
 
 def _parts(code: types.CodeType) -> list[types.CodeType]:
@@ -192,12 +222,14 @@ def _number() -> int:
     return next(_numbers)
 
 
-def _setting() -> int:
-    """A number for JAX's settings (precision, x64, a mesh): others have another.
+def _setting() -> tuple[int, Any]:
+    """What stands for JAX's settings (precision, x64, promotion, a mesh): others have others.
 
-    JAX traces a function anew where settings differ, and this one then returns the next number.
+    JAX traces a function anew where settings differ, and this one then returns the next number. It
+    leaves out only of what kind keys are.
     """
     number = _number()
     if isinstance(number, Tracer):
         raise UnseenError
-    return int(number)
+    config: Any = jax.config
+    return int(number), config.jax_default_prng_impl

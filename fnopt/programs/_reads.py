@@ -92,10 +92,10 @@ class _Same:
 
 
 class _Sight:
-    """Reads values; functions that were met before are numbers, since they may call themselves."""
+    """Reads values; what was met before is a number, since functions may call themselves."""
 
     def __init__(self) -> None:
-        self.met: dict[int, int] = {}
+        self.met: dict[Any, int] = {}
 
     def value(self, x: Any) -> Any:
         if x is None or type(x) in {bool, int, str, bytes} or isinstance(x, np.dtype):
@@ -145,6 +145,10 @@ class _Sight:
 
     def module(self, module: types.ModuleType, names: tuple[str, ...]) -> Any:
         """What code may read of a module: all of it that has a name in the code."""
+        again = self.met.get((id(module), names))
+        if again is not None:  # modules hold each other
+            return again
+        self.met[id(module), names] = len(self.met)
         held = vars(module)
         return tuple(self.part(held[name], names) for name in names if name in held)
 

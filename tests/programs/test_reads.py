@@ -307,6 +307,14 @@ def test_functions_of_libraries_that_were_replaced_are_seen(monkeypatch):
     assert float(recorded(of_module, X)(X)) == before
 
 
+def test_modules_that_hold_each_other_are_read_once(monkeypatch):
+    def of_modules(x):
+        return jax.numpy.exp(x) + jax.numpy.linalg.norm(x[None])
+
+    monkeypatch.setattr(jnp.linalg, "numpy", jax.numpy, raising=False)
+    assert reads(of_modules) == reads(of_modules)
+
+
 def test_whatever_a_function_is_made_of_is_read_anew():
     fn = closing(2.0)
     assert float(recorded(fn, X)(X)) == 4

@@ -16,19 +16,20 @@ from jax.extend import core as jex
 from fnopt.core import is_spread
 from fnopt.programs import _read as jaxprs
 from fnopt.programs._at_once import AtOnce
-from fnopt.programs._order import dependent
+from fnopt.programs._order import is_one_of, numbers
 from fnopt.programs._tracing import traced_once, uncached
 
 _SHORT = 50  # operations, with which nothing is to be won
+_KEPT = 4096  # numbers, that are kept rather than made of fewer again and again
 _WORTH = 0.5  # of the operations, that may be left for it to be worth it
 
 
 def alike_together(fn: Callable[[jax.Array], Any], x: jax.Array) -> Callable[[jax.Array], Any]:
     """The function with alike operations done at once, where that at least halves their number.
 
-    Operations are alike if they are the same but for their arrays, which have the same shapes, and
-    need as many operations before them. What doesn't depend on the argument is computed now. Sums
-    may be rounded otherwise; nothing else changes.
+    Operations are alike if they are the same but for their arrays, which have the same shapes (of
+    up to 4,096 numbers), and need as many operations before them. What doesn't depend on the
+    argument is computed now. Sums may be rounded otherwise; nothing else changes.
 
     Args:
         fn: A function of one array; what else it reads it closes over.
@@ -68,12 +69,14 @@ def alike_together(fn: Callable[[jax.Array], Any], x: jax.Array) -> Callable[[ja
 def _with_the_known(closed: jex.ClosedJaxpr) -> Callable[[jax.Array], list[Any]]:
     """A program of one array, with what doesn't depend on that computed now."""
     jaxpr = closed.jaxpr
-    later = dependent(jaxpr)
-    rest = [eqn for eqn in jaxpr.eqns if not later.isdisjoint(eqn.outvars)]
     known = jaxprs.Environment(jaxpr, closed.consts, [None])
     names: list[jex.Var] = []
+    later, rest = set(jaxpr.invars), []
     for eqn in jaxpr.eqns:
-        if later.isdisjoint(eqn.outvars):
+        if _grows(eqn) or any(is_one_of(atom, later) for atom in eqn.invars):
+            rest.append(eqn)
+            later.update(eqn.outvars)
+        else:
             known.write(eqn.outvars, jaxprs.bind(eqn, known.read(eqn.invars)))
             names.extend(eqn.outvars)
     values = known.read(names)
@@ -86,3 +89,8 @@ def _with_the_known(closed: jex.ClosedJaxpr) -> Callable[[jax.Array], list[Any]]
         return env.read(jaxpr.outvars)
 
     return run
+
+
+def _grows(eqn: jex.JaxprEqn) -> bool:
+    """Whether what an operation makes is large, and more than what it is made of."""
+    return sum(map(numbers, eqn.outvars)) > max(sum(map(numbers, eqn.invars)), _KEPT)

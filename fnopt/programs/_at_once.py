@@ -11,10 +11,10 @@ from jax.extend import core as jex
 
 from fnopt.programs import _read as jaxprs
 from fnopt.programs._key import UnidentifiedError, equation_key
-from fnopt.programs._order import Sum, dependent, levels
+from fnopt.programs._order import Sum, dependent, levels, numbers
 from fnopt.programs._stacks import FEW, Lane, end_to_end, lanes, plain, summed, windows
 
-_LARGEST = 4096  # numbers of an operand: larger products are as fast one by one
+_LARGEST = 4096  # numbers of an array: work on larger ones would need much memory at once
 _ONE_BY_ONE = {"conv_general_dilated", "sharding_constraint", "optimization_barrier"}
 
 
@@ -38,7 +38,7 @@ class AtOnce:
 
     def _run(self, group: list[Any]) -> None:
         columns = list(zip(*(self.env.read(eqn.invars) for eqn in group), strict=True))
-        if len(group) < FEW or not all(map(_can_be_stacked, columns)):
+        if len(group) < FEW:
             results = [_alone(eqn, self.env.read(eqn.invars)) for eqn in group]
         elif _is_window(group[0], columns[0][0]):
             results = _windows(group, columns[0][0])
@@ -72,8 +72,7 @@ def _is_one_by_one(eqn: Any) -> bool:
     """Whether an operation is left as it is: `jax.vmap` may not take it, or to no avail."""
     if eqn.effects or jaxprs.sub_jaxprs(eqn) or eqn.primitive.name in _ONE_BY_ONE:
         return True
-    is_product = eqn.primitive.name == "dot_general"
-    return is_product and max(atom.aval.size for atom in eqn.invars) > _LARGEST
+    return eqn.primitive.name != "slice" and max(map(numbers, eqn.invars + eqn.outvars)) > _LARGEST
 
 
 def _is_window(eqn: jex.JaxprEqn, operand: Any) -> bool:
@@ -81,13 +80,6 @@ def _is_window(eqn: jex.JaxprEqn, operand: Any) -> bool:
     if eqn.primitive.name != "slice" or isinstance(operand, Lane):
         return False
     return all(step == 1 for step in eqn.params["strides"] or ())
-
-
-def _can_be_stacked(column: tuple[Any, ...]) -> bool:
-    """Whether inputs of alike equations are worth an array: not if it repeats large ones."""
-    if isinstance(column[0], Lane) or np.size(column[0]) <= _LARGEST:
-        return True
-    return len(set(map(id, column))) in {1, len(column)}
 
 
 def _windows(group: list[Any], operand: jax.Array) -> list[list[Any]]:

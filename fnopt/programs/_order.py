@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ def dependent(jaxpr: jex.Jaxpr) -> set[jex.Var]:
     """The variables that depend on the inputs."""
     found = set(jaxpr.invars)
     for eqn in jaxpr.eqns:
-        if any(_is_one_of(atom, found) for atom in eqn.invars):
+        if any(is_one_of(atom, found) for atom in eqn.invars):
             found.update(eqn.outvars)
     return found
 
@@ -31,7 +32,7 @@ def levels(jaxpr: jex.Jaxpr) -> list[list[Any]]:
     depth: dict[jex.Var, int] = {}
     found: list[list[Any]] = []
     for eqn in _with_sums(jaxpr):
-        level = max((depth[atom] for atom in eqn.invars if _is_one_of(atom, depth)), default=0)
+        level = max((depth[atom] for atom in eqn.invars if is_one_of(atom, depth)), default=0)
         depth.update((var, level + 1) for var in eqn.outvars)
         found.extend([] for _ in range(level + 1 - len(found)))
         found[level].append(eqn)
@@ -46,8 +47,8 @@ def _with_sums(jaxpr: jex.Jaxpr) -> list[Any]:
     first: Any
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "add":
-            first, new = sorted(eqn.invars, key=lambda a: not _is_one_of(a, rows))
-            goes_on = _is_one_of(first, rows) and uses[first] == 1
+            first, new = sorted(eqn.invars, key=lambda a: not is_one_of(a, rows))
+            goes_on = is_one_of(first, rows) and uses[first] == 1
             terms, sums = rows.pop(first) if goes_on else ([first], [])
             terms.append(new)
             sums.append(eqn.outvars[0])
@@ -63,5 +64,11 @@ def _with_sums(jaxpr: jex.Jaxpr) -> list[Any]:
     return equations
 
 
-def _is_one_of(atom: Any, variables: Any) -> bool:
+def numbers(atom: Any) -> int:
+    """How many numbers an input or output of an equation has."""
+    return math.prod(atom.aval.shape)
+
+
+def is_one_of(atom: Any, variables: Any) -> bool:
+    """Whether an input of an equation is a variable, and one of these."""
     return isinstance(atom, jex.Var) and atom in variables

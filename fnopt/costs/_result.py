@@ -112,12 +112,17 @@ class Cost:
         return groups
 
     def labels(self, depth: int) -> dict[str, str]:
-        """What a table calls the parts that `grouped` gives: `'(rest)'`, `'solver (at most)'`."""
+        """What a table calls the parts that `grouped` gives: `'(rest)'`, `'solver (at most)'`.
+
+        What is in a part, but in none of those inside it that have a row, is its `(rest)`.
+        """
         groups = self._groups(depth)
         bounds: dict[str, list[Bound]] = {group: [] for group in groups.values()}
         for name in self.inexact.keys() & groups.keys():
             bounds[groups[name]].append(self.inexact[name])
-        return {group: labelled(group or "(rest)", found) for group, found in bounds.items()}
+        above = {group.rpartition("/")[0] for group in bounds} if depth else set()
+        names = {group: f"{group} (rest)".lstrip() if group in above else group for group in bounds}
+        return {group: labelled(names[group] or "(rest)", bounds[group]) for group in bounds}
 
     def _groups(self, depth: int) -> dict[str, str]:
         depth += _shared([name.split("/") for name in self.parts if name])

@@ -100,3 +100,12 @@ def test_a_root_that_all_parts_share_is_no_level():
     assert "(rest)" in table
     assert "M/Block" in table
     assert Cost({"M": one, "": one}).grouped(1) == {"M": one, "": one}
+
+
+def test_what_is_in_no_inner_part_is_the_rest_of_the_outer():
+    one = Work(matmul_flops=10)
+    parts = {"": one, "enc": one, "enc/mlp": one, "enc/mlp/up": one, "dec/mlp": one, "dec": one}
+    rows = [line.split("  ")[0] for line in Cost(parts).table().splitlines()[2:-2]]
+    assert sorted(rows) == ["(rest)", "dec (rest)", "dec/mlp", "enc (rest)", "enc/mlp"]
+    outer = [line.split("  ")[0] for line in Cost(parts).table(depth=1).splitlines()[2:-2]]
+    assert sorted(outer) == ["(rest)", "dec", "enc"]

@@ -16,22 +16,12 @@ from jax import lax
 
 from fnopt.core import Status, cond, is_converged, while_loop
 from fnopt.solvers._bounded import faced
+from fnopt.solvers._examination import cuts_short, examined
 from fnopt.solvers._iteration import Evaluate, FitLoop, advance
 from fnopt.solvers._method import LeastSquaresMethod
-from fnopt.solvers.convergence._claim import CurvatureProducts, Doubt, doubt, no_doubt
-from fnopt.solvers.convergence._evidence import (
-    has_moved,
-    held_up,
-    near,
-    outward,
-    rounding,
-    vanished,
-)
+from fnopt.solvers.convergence._claim import Doubt, no_doubt
+from fnopt.solvers.convergence._evidence import rounding
 from fnopt.solvers.convergence._options import Options
-from fnopt.solvers.convergence._probe import Steps
-from fnopt.solvers.model._base import LinearModel
-from fnopt.solvers.model._linearization import Linearization
-from fnopt.solvers.model._scaling import memoryless_scale
 from fnopt.solvers.problem._problem import Problem
 from fnopt.solvers.trust_region._restart import MOST_RESTARTS
 
@@ -72,10 +62,10 @@ def searched(
 
     def search(at: tuple[FitLoop, jax.Array]) -> tuple[FitLoop, jax.Array]:
         loop, _ = at
-        claimed, fully = claims(loop), problem.is_tested(loop.point) or _cuts_short(problem, solver)
+        claimed, fully = claims(loop), problem.is_tested(loop.point) or cuts_short(problem, solver)
         found = _if_any(
             claimed,
-            lambda: _examined(problem, solver, options, loop),
+            lambda: examined(problem, solver, options, loop),
             no_doubt(loop.point, fully),
         )
         none = Status.RUNNING.array
@@ -100,55 +90,6 @@ def _if_any(needed: jax.Array, make: Callable[[], Any], otherwise: Any) -> Any:
     """What `make` returns where it is needed: a `lax.cond` that a batch skips if none needs it."""
     first = (needed, otherwise)
     return while_loop(lambda at: at[0], lambda _: (jnp.zeros_like(needed), make()), first)[1]
-
-
-def _examined(
-    problem: Problem, solver: LeastSquaresMethod, options: Options, loop: FitLoop
-) -> Doubt:
-    """The doubt of a claim."""
-    point = loop.point
-    model = solver.model(problem.model)
-
-    def further(lost: jax.Array) -> jax.Array:
-        away = outward(point, lost, loop.start)
-        return away if problem.box is None else problem.box.nearest(away)
-
-    def loose(lost: jax.Array) -> jax.Array:
-        def held(away: jax.Array) -> jax.Array:
-            return held_up(point, away, model.rmv(away, point.r))
-
-        away = further(lost)
-        # One copy of the Jacobian's program for both.
-        return lost & ~jnp.any(lax.map(held, jnp.stack([away, near(point, away)])), axis=0)
-
-    lost = vanished(point, loop.peak, loop.start)
-    several = jnp.sum(lost & (point.x != loop.start)) > 1
-    if point.x.size > 1:
-        lost = cond(several, lambda: loose(lost), lambda: lost)
-    beyond, away = has_moved(lost, point.x, loop.start), further(lost)
-    products = CurvatureProducts(lambda y: model.rmv(y, point.r), options.eps)
-    tests = products if problem.is_tested(loop.point) else None
-    steps = _full_steps(model, point) if _cuts_short(problem, solver) else None
-    found = doubt(point, beyond, away, tests, steps, rounding(point, options))
-    return found._replace(products=found.products + 2 * several.astype(jnp.int32))
-
-
-def _cuts_short(problem: Problem, solver: LeastSquaresMethod) -> bool:
-    """Whether claims are tested because they were made with steps that are cut short."""
-    return problem.is_plain and solver.model(problem.model).cuts_short
-
-
-def _full_steps(model: LinearModel, point: Linearization) -> Steps:
-    """The steps of the linear model to all digits."""
-    scale = memoryless_scale(point.columns)
-    whole = model.system(point, (), scale, jnp.zeros_like(point.cost))
-    system = model.finished(whole, jnp.ones((), bool))
-
-    def damped(lam: jax.Array) -> tuple[jax.Array, jax.Array]:
-        step = system.damped(lam)
-        return step.p, jnp.sqrt(step.model_norm)
-
-    return Steps(damped, scale, model.products(point)[0])
 
 
 def _settled(

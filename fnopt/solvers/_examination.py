@@ -1,0 +1,80 @@
+"""The examination of a claim: what there is to doubt of a point that is called a minimum."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fnopt.core import cond
+from fnopt.solvers._iteration import FitLoop
+from fnopt.solvers._method import LeastSquaresMethod
+from fnopt.solvers.convergence._claim import CurvatureProducts, Doubt, doubt
+from fnopt.solvers.convergence._evidence import (
+    has_moved,
+    held_up,
+    near,
+    outward,
+    rounding,
+    vanished,
+)
+from fnopt.solvers.convergence._options import Options
+from fnopt.solvers.convergence._probe import Steps
+from fnopt.solvers.model._base import LinearModel
+from fnopt.solvers.model._linearization import Linearization
+from fnopt.solvers.model._scaling import memoryless_scale
+from fnopt.solvers.problem._problem import Problem
+
+
+def examined(
+    problem: Problem, solver: LeastSquaresMethod, options: Options, loop: FitLoop
+) -> Doubt:
+    """The doubt of a claim."""
+    point = loop.point
+    model = solver.model(problem.model)
+    lost = vanished(point, loop.peak, loop.start)
+    several = jnp.sum(lost & (point.x != loop.start)) > 1
+    if point.x.size > 1:
+        lost = cond(several, lambda: _loose(problem, model, loop, lost), lambda: lost)
+    beyond, away = has_moved(lost, point.x, loop.start), _away(problem, loop, lost)
+    products = CurvatureProducts(lambda y: model.rmv(y, point.r), options.eps)
+    tests = products if problem.is_tested(loop.point) else None
+    steps = _full_steps(model, point) if cuts_short(problem, solver) else None
+    found = doubt(point, beyond, away, tests, steps, rounding(point, options))
+    return found._replace(products=found.products + 2 * several.astype(jnp.int32))
+
+
+def _away(problem: Problem, loop: FitLoop, lost: jax.Array) -> jax.Array:
+    """The point with the params that lost their effect further out."""
+    away = outward(loop.point, lost, loop.start)
+    return away if problem.box is None else problem.box.nearest(away)
+
+
+def _loose(problem: Problem, model: LinearModel, loop: FitLoop, lost: jax.Array) -> jax.Array:
+    """Which of the params that lost their effect the cost doesn't hold up, as a mask of `[n]`."""
+    point = loop.point
+
+    def held(away: jax.Array) -> jax.Array:
+        return held_up(point, away, model.rmv(away, point.r))
+
+    away = _away(problem, loop, lost)
+    # One copy of the Jacobian's program for both.
+    return lost & ~jnp.any(lax.map(held, jnp.stack([away, near(point, away)])), axis=0)
+
+
+def cuts_short(problem: Problem, solver: LeastSquaresMethod) -> bool:
+    """Whether claims are tested because they were made with steps that are cut short."""
+    return problem.is_plain and solver.model(problem.model).cuts_short
+
+
+def _full_steps(model: LinearModel, point: Linearization) -> Steps:
+    """The steps of the linear model to all digits."""
+    scale = memoryless_scale(point.columns)
+    whole = model.system(point, (), scale, jnp.zeros_like(point.cost))
+    system = model.finished(whole, jnp.ones((), bool))
+
+    def damped(lam: jax.Array) -> tuple[jax.Array, jax.Array]:
+        step = system.damped(lam)
+        return step.p, jnp.sqrt(step.model_norm)
+
+    return Steps(damped, scale, model.products(point)[0])

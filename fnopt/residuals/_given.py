@@ -213,7 +213,7 @@ def _block(value: Any, residual: Any, param: Any, what: str, dtype: Any) -> jax.
             f"floating array of shape {shape}."
         )
     value = jnp.asarray(value)
-    if _long(value.shape) != _long(shape):
+    if _long(value.shape) != _long(shape) or value.ndim > max(2, len(shape)):
         raise ValueError(
             f"{where()}jac: {what} has shape {value.shape}, expected {shape}: the shape of the "
             "residual, then that of the param."

@@ -33,7 +33,7 @@ def report(solution: Solution) -> str:
         f"  {int(solution.steps)} steps, {int(solution.nfev)} residual and "
         f"{int(solution.njev)} Jacobian evaluations{_seconds(solution)}",
     ]
-    if plain and solution.dof is not None and int(solution.dof) > 0:
+    if plain and np.isfinite(cost) and solution.dof is not None and int(solution.dof) > 0:
         chi2 = 2 * cost / int(solution.dof)
         lines.append(f"  reduced chi-square {chi2:.4g}, {int(solution.dof)} degrees of freedom")
     if m == 1 and _fitted(solution) > 1:
@@ -203,9 +203,12 @@ def _decimals(error: float) -> int:
 
 def _rounded(value: float, error: float) -> str:
     """A value with as many digits as its error says; as usual if that says nothing."""
-    if np.isfinite(error) and 1e-5 < error < 1e5 and error < abs(value) < 1e9:
+    if not 0 < error < 10 * abs(value):  # NaN is no error either
+        return f"{value:.6g}"
+    if 1e-5 < error < 1e5 and abs(value) < 1e9:
         return f"{value:.{_decimals(error)}f}"
-    return f"{value:.6g}"
+    digits = 2 + np.floor(np.log10(abs(value))) - np.floor(np.log10(error))
+    return f"{value:.{int(np.clip(digits, 1, 9))}g}"
 
 
 def _entry_names(path: str, shape: tuple[int, ...]) -> list[str]:

@@ -10,14 +10,8 @@ from fnopt.core import cond
 from fnopt.solvers._iteration import FitLoop
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers.convergence._claim import CurvatureProducts, Doubt, doubt
-from fnopt.solvers.convergence._evidence import (
-    has_moved,
-    held_up,
-    near,
-    outward,
-    rounding,
-    vanished,
-)
+from fnopt.solvers.convergence._evidence import has_moved, held_up, near, outward, vanished
+from fnopt.solvers.convergence._noise import rounding
 from fnopt.solvers.convergence._options import Options
 from fnopt.solvers.convergence._probe import Steps
 from fnopt.solvers.model._base import LinearModel

@@ -15,13 +15,8 @@ from fnopt.programs import products_ahead
 from fnopt.solvers._bounded import bounded_trial, faced
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers.convergence._claim import Doubt
-from fnopt.solvers.convergence._evidence import (
-    is_steadier,
-    leans,
-    nears_singular_root,
-    rounding,
-    vanished,
-)
+from fnopt.solvers.convergence._evidence import nears_singular_root, vanished
+from fnopt.solvers.convergence._noise import is_steadier, leans, rounding
 from fnopt.solvers.convergence._options import Options
 from fnopt.solvers.convergence._tests import first_of, is_stationary
 from fnopt.solvers.model._curvature import learned

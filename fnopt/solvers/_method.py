@@ -35,7 +35,7 @@ from fnopt.residuals import (
     flat_residual,
     given_derivative,
 )
-from fnopt.solvers.convergence._evidence import rounding
+from fnopt.solvers.convergence._noise import rounding
 from fnopt.solvers.convergence._options import Options, resolved
 from fnopt.solvers.convergence._tests import checked_status, is_stationary
 from fnopt.solvers.model._base import LinearModel

@@ -20,7 +20,7 @@ from fnopt.solvers._examination import cuts_short, examined
 from fnopt.solvers._iteration import Evaluate, FitLoop, advance
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers.convergence._claim import Doubt, no_doubt
-from fnopt.solvers.convergence._evidence import rounding
+from fnopt.solvers.convergence._noise import rounding
 from fnopt.solvers.convergence._options import Options
 from fnopt.solvers.problem._problem import Problem
 from fnopt.solvers.trust_region._restart import MOST_RESTARTS

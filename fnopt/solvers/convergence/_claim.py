@@ -15,7 +15,8 @@ import jax.numpy as jnp
 
 from fnopt.core import Status, cond
 from fnopt.linear import Triangle, norm, singular_triangle
-from fnopt.solvers.convergence._evidence import Noise, rises
+from fnopt.solvers.convergence._evidence import rises
+from fnopt.solvers.convergence._noise import Noise
 from fnopt.solvers.convergence._probe import (
     Probe,
     Steps,

@@ -17,7 +17,7 @@ import numpy as np
 
 from fnopt.core import cond, matmul, varying_like, while_loop
 from fnopt.linear import SingularFactors, divide, norm
-from fnopt.solvers.convergence._evidence import Noise
+from fnopt.solvers.convergence._noise import Noise
 from fnopt.solvers.model._linearization import Linearization
 from fnopt.solvers.model._scaling import memoryless_scale
 

@@ -16,7 +16,7 @@ from jax import lax
 
 from fnopt.core import Status, matmul, row_total
 from fnopt.linear import DampedStep, System, divide, norm
-from fnopt.solvers.convergence._evidence import Noise, is_idle, leans
+from fnopt.solvers.convergence._noise import Noise, is_idle, leans
 from fnopt.solvers.convergence._options import Options
 from fnopt.solvers.convergence._tests import cost_converged, first_of, step_converged
 from fnopt.solvers.model._curvature import no_curvature

@@ -9,6 +9,8 @@ from fnopt.solvers._gauss_newton import gauss_newton
 from fnopt.solvers._levenberg_marquardt import levenberg_marquardt
 from fnopt.solvers._method import LeastSquaresMethod, LeastSquaresState
 from fnopt.solvers._root import fixed_point, root
+from fnopt.solvers.convergence._evidence import HARDLY as HARDLY
+from fnopt.solvers.convergence._evidence import goes_far as goes_far
 from fnopt.solvers.convergence._evidence import lost_effect as lost_effect
 from fnopt.solvers.convergence._probe import SHARE as SHARE
 from fnopt.solvers.convergence._tests import checked_status as checked_status

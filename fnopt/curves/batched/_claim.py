@@ -9,8 +9,8 @@ from fnopt.core import Status, is_converged
 from fnopt.curves.batched._bounds import LaneBox, faced
 from fnopt.curves.batched._judge import rounding
 from fnopt.curves.batched._lanes import Lanes, Params
-from fnopt.linear import NormalEquations
-from fnopt.solvers import NOISE, SHARE, lost_effect
+from fnopt.linear import NormalEquations, jacobi_scale, scaled, unrolled_cholesky, unrolled_solve
+from fnopt.solvers import HARDLY, NOISE, SHARE, goes_far, lost_effect
 
 
 def settled(
@@ -20,8 +20,9 @@ def settled(
 
     A param that had an effect on the way and has none any more where it went (a decay time of
     1e12) was thrown away. The others may be stationary there, at a limit at infinity, but that is
-    no solution. Nor is a point where the linear model without damping would lower the cost by a
-    visible part: there the steps were only too short.
+    no solution. Nor is one behind which params went on together, their terms cancelling, or a point
+    where the linear model without damping would lower the cost by a visible part: there the steps
+    were only too short.
 
     Args:
         lanes: The problems.
@@ -34,7 +35,9 @@ def settled(
         An int32 array.
     """
     square, claims = lanes.sums.square, is_converged(lanes.status)
-    lost = (square > 0) & _any_vanished(lanes, start, rank)
+    lost = (square > 0) & (
+        _any_vanished(lanes, start, rank) | _any_ran_away(lanes, start, inverse, rank)
+    )
     left = _undamped_reduction(faced(lanes.sums, lanes.x, box), inverse)
     least = jnp.asarray(NOISE**2, square.dtype) * rounding(lanes)
     open_ = left > jnp.maximum(jnp.asarray(SHARE, square.dtype) * square, least)
@@ -53,6 +56,31 @@ def _any_vanished(lanes: Lanes, start: Params, rank: jax.Array) -> jax.Array:
     moved = jnp.where(rank < len(start), jnp.zeros_like(moved), moved)
     peak = jnp.sqrt(jnp.stack(lanes.peak))
     return jnp.any(lost_effect(columns, peak, moved, jnp.sqrt(lanes.sums.square)), axis=0)
+
+
+def _any_ran_away(lanes: Lanes, start: Params, inverse: jax.Array, rank: jax.Array) -> jax.Array:
+    r"""Whether params went far along directions that the data don't determine any more.
+
+    .. math:: |x_j| > 100\, |x_{0,j}|, \quad |d_j| > \tfrac12 |x_j|, \quad
+        |x_j| < 0.01\, \|r\| \sqrt{(J^T J)^{-1}_{jj}}, \qquad
+        d = S\, \mu (S A S + \mu I)^{-1} S^{-1} (x - x_0)
+
+    The matrix is the projection on these directions, as far as rounding in `A` tells them apart;
+    the last condition says nothing where the inverse has not all of them. So does
+    :func:`fnopt.least_squares`, by singular vectors.
+    """
+    s = jacobi_scale(tuple((p,) for p in lanes.peak))
+    mu = jnp.full_like(lanes.lam, 8 * len(s) * float(jnp.finfo(lanes.lam.dtype).eps))
+    factor = unrolled_cholesky(scaled(lanes.sums.A, s), mu)
+    moved = [(x - x0) / s_i for x, x0, s_i in zip(lanes.x, start, s, strict=True)]
+    unseen = unrolled_solve(factor, moved)
+    hardly = jnp.asarray(HARDLY, mu.dtype) * jnp.sqrt(lanes.sums.square)
+    any_ran = jnp.zeros(mu.shape, bool)
+    for j, (x, d) in enumerate(zip(lanes.x, unseen, strict=True)):
+        size = jnp.abs(x)
+        loose = (rank < len(s)) | (size <= hardly * jnp.sqrt(inverse[:, j, j]))
+        any_ran |= goes_far(x, start[j]) & (jnp.abs(mu * s[j] * d) > size / 2) & loose
+    return any_ran
 
 
 def _undamped_reduction(sums: NormalEquations, inverse: jax.Array) -> jax.Array:

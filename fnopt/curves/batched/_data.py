@@ -118,3 +118,24 @@ def joined(shared: Points, own: Points) -> Points:
     """The points of one fit from what it shares and its own."""
     given = {name: value for name, value in own._asdict().items() if value is not None}
     return shared._replace(**given)
+
+
+def filled(points: Points) -> Points:
+    """The points of one fit, those that don't count at the place of one that does.
+
+    What they hold may be NaN, which has no derivative of zero.
+    """
+    y, given = points.y, points.mask
+    if given is None or y is None:
+        return points
+    mask = jnp.broadcast_to(given, y.shape)
+
+    def fill(a: jax.Array) -> jax.Array:
+        if a.shape[: mask.ndim] != mask.shape:
+            return a
+        rows = a.reshape(mask.size, *a.shape[mask.ndim :])
+        counts = mask.reshape(-1, *[1] * (rows.ndim - 1))
+        return jnp.where(counts, rows, rows[jnp.argmax(mask)]).reshape(a.shape)
+
+    x, y, sigma = jax.tree.map(fill, (points.x, y, points.sigma))
+    return points._replace(x=x, y=y, sigma=sigma)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fnopt.core import is_inexact, varies_over, varying_like
-from fnopt.curves.batched._data import Points, joined
+from fnopt.curves.batched._data import Points, filled, joined
 from fnopt.curves.batched._progress import BatchState, columns, inverse_and_rank
 from fnopt.curves.batched._task import Sums, Task
 from fnopt.programs import opened
@@ -143,15 +143,16 @@ def _tangent(
         def batch_at(data: Any) -> tuple[Sums, Points, Box | None]:
             losses, consts, shared = common.rebuilt(data[0], common.still)
             own, box = rows.rebuilt(data[1], still)
-            return sums_of(Batch(losses, consts, shared, own, box)), own, box
+            points = filled(joined(shared, own))
+            return sums_of(Batch(losses, consts, shared, own, box)), points, box
 
         def cost(x: jax.Array, data: Any) -> jax.Array:
-            sums, own, _ = batch_at(data)
-            return sums.task.cost(tuple(x), joined(sums.shared, own))
+            sums, points, _ = batch_at(data)
+            return sums.task.cost(tuple(x), points)
 
         def summary(x: jax.Array, data: Any) -> tuple[jax.Array, jax.Array]:
-            sums, own, _ = batch_at(data)
-            found = sums.at_end(columns(x[None]), jax.tree.map(lambda a: a[..., None], own))
+            sums, points, _ = batch_at(data)
+            found = sums.at_end(columns(x[None]), jax.tree.map(lambda a: a[..., None], points))
             return found.square[0], inverse_and_rank(found.A)[0][0]
 
         data, d_data = (common.moving, moving), (d_common, d_moving)

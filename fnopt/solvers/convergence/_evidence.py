@@ -13,7 +13,7 @@ from fnopt.solvers.model._scaling import initial_scale
 
 _OUTWARD = 0.1  # of the way from the start, by which a claim is tested
 _FAR = 100  # times its start; so far goes no param that ends at a minimum
-_HARDLY = 0.01  # of the residuals, that a param without effect may have moved
+HARDLY = 0.01  # of the residuals, that a param without effect may have moved
 _GONE = 2  # power of the rounding unit: what is left of a param at a singular root
 _LINEARLY = 1e-4, 0.5  # of the cost, between which each step to a singular root leaves of it
 _VANISHED = 0.45  # power of the rounding unit: what is left of a column that counts no more
@@ -47,7 +47,7 @@ def lost_effect(
     """
     dtype = peak.dtype
     rest = columns <= jnp.asarray(float(jnp.finfo(dtype).eps) ** _VANISHED, dtype) * peak
-    hardly = jnp.asarray(_HARDLY, dtype) * residual
+    hardly = jnp.asarray(HARDLY, dtype) * residual
     return (peak > 0) & rest & (columns * jnp.abs(moved) <= hardly)
 
 
@@ -132,7 +132,7 @@ def ran_away(
         Whether any param did.
     """
     along = matmul(unseen.T, matmul(unseen, scale * (point.x - start))) / scale
-    away = _far(point.x, start) & (jnp.abs(along) > jnp.abs(point.x) / 2)
+    away = goes_far(point.x, start) & (jnp.abs(along) > jnp.abs(point.x) / 2)
     if own is not None:
         away &= own * jnp.square(point.x) <= jnp.square(_hardly(point))
     return jnp.any(away & (_own_effects(point) <= _hardly(point)))
@@ -150,15 +150,16 @@ def _own_effects(point: Linearization) -> jax.Array:
 
 def _hardly(point: Linearization) -> jax.Array:
     """What counts as no effect on the residuals."""
-    return jnp.asarray(_HARDLY, point.x.dtype) * jnp.sqrt(2 * point.cost)
+    return jnp.asarray(HARDLY, point.x.dtype) * jnp.sqrt(2 * point.cost)
 
 
 def went_far(point: Linearization, start: jax.Array) -> jax.Array:
     """Whether any param is a hundred times its start."""
-    return jnp.any(_far(point.x, start))
+    return jnp.any(goes_far(point.x, start))
 
 
-def _far(x: jax.Array, start: jax.Array) -> jax.Array:
+def goes_far(x: jax.Array, start: jax.Array) -> jax.Array:
+    """Which params are a hundred times their start; one that began at zero never is."""
     return (start != 0) & (jnp.abs(x) > jnp.asarray(_FAR, x.dtype) * jnp.abs(start))
 
 

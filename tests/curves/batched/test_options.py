@@ -144,3 +144,17 @@ def test_derivatives_are_those_of_the_minima(x64):
     assert abs(change) > 1e-5
     np.testing.assert_allclose(change, (ends[1] - ends[0]) / 2, rtol=1e-4)
     assert all(bool(jnp.all(jnp.isfinite(slope))) for slope in slopes)
+
+
+def test_points_that_do_not_count_may_hold_anything_in_derivatives_too(x64):
+    counts = np.arange(12) < 9
+
+    def total(t, y, mask):
+        return jnp.sum(curve_fit_batch(decay, t, y, P0, mask=mask).params)
+
+    slopes = jax.jit(jax.grad(total, argnums=(0, 1)))
+    wild = jnp.where(counts, jnp.asarray(T), jnp.nan), jnp.where(counts, Y[:2], jnp.nan)
+    tame = jnp.where(counts, jnp.asarray(T), 1.0), jnp.where(counts, Y[:2], 0.0)
+    for got, want in zip(slopes(*wild, counts), slopes(*tame, counts), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-12)
+        assert not np.any(got[..., 9:])

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fnopt.core import check_count
+from fnopt.curves.batched._alone import alone
 from fnopt.curves.batched._data import FitUnits, Points, checked_y, split
 from fnopt.curves.batched._fit import BatchFit, no_fits
 from fnopt.curves.batched._implicit import Batch, implicitly
@@ -51,6 +52,7 @@ def curve_fit_batch(
     gtol: float | jax.Array | None = None,
     damping: float | jax.Array = 1e-3,
     max_steps: int = 200,
+    fallback: bool = False,
     chunk: int | None = None,
 ) -> BatchFit:
     r"""Fits one function to many sets of data: thousands to millions of small fits at once.
@@ -111,6 +113,10 @@ def curve_fit_batch(
             the rounding unit.
         damping: The first damping, relative to the squared columns of the Jacobian.
         max_steps: The most steps of a fit.
+        fallback: Whether fits that fail are made again, one after the other, by the steps of
+            :func:`fnopt.least_squares`. They solve what needs QR or acceleration, a steep power or
+            rate that is far off say. It compiles twice as long, and costs a millisecond or more
+            for every fit that fails, where the batch takes microseconds.
         chunk: How many fits are worked on at once; by default as many as stay in a CPU core's
             cache (128), or 65,536 on an accelerator.
 
@@ -154,6 +160,7 @@ def curve_fit_batch(
         "absolute_sigma": bool(absolute_sigma),
         "max_steps": check_count(max_steps, "max_steps", "curve_fit_batch"),
         "chunk": _chunk(chunk, y.shape[0]),
+        "fallback": bool(fallback),
     }
     if not y.shape[0]:
         return no_fits(x0)._replace(params=layout.tree(x0))
@@ -203,6 +210,7 @@ def _fit_here(
     absolute_sigma: bool,
     max_steps: int,
     chunk: int,
+    fallback: bool,
     scaled: bool,
 ) -> BatchFit:
     chunk = min(chunk, x0.shape[0])
@@ -214,6 +222,8 @@ def _fit_here(
     def iterate(sums: Sums, x0: jax.Array, batch: Batch, tol: LaneTolerances) -> BatchState:
         x0 = x0 if batch.box is None else batch.box.nearest(x0)
         end = fit_all(sums, x0, batch.own, batch.box, tol, max_steps, chunk)
+        if fallback:
+            end = alone(sums, x0, batch.own, batch.box, end, max_steps)
         if sums.task.losses is None:
             return end
         return end._replace(inverse=_inverses(sums, end.x, batch.own, chunk))

@@ -61,6 +61,12 @@ def take(a: jax.Array, index: jax.Array) -> jax.Array:
     return a.at[index].get(mode="clip")
 
 
+def indices(running: jax.Array, size: int) -> jax.Array:
+    """The indices of problems with work left, then indices out of range."""
+    fits = running.shape[0]
+    return jnp.nonzero(running, size=size, fill_value=fits)[0].astype(jnp.int32)
+
+
 def load(progress: BatchState, index: jax.Array) -> Lanes:
     """Puts problems into lanes; a lane without one is done from the start."""
     fits = progress.x.shape[0]

@@ -18,7 +18,7 @@ from fnopt.core import while_loop
 from fnopt.curves.batched._bounds import lanes_of
 from fnopt.curves.batched._lanes import Lanes, LaneTolerances, Params, is_running
 from fnopt.curves.batched._method import advance
-from fnopt.curves.batched._progress import BatchState, load, store, take
+from fnopt.curves.batched._progress import BatchState, indices, load, store, take
 from fnopt.curves.batched._retries import with_retries
 from fnopt.linear import NormalEquations
 from fnopt.residuals import Box
@@ -69,19 +69,13 @@ def fit_all(
         def one_round(progress: BatchState) -> BatchState:
             running = is_running(progress.status)
             count = jnp.sum(running, dtype=jnp.int32)
-            order = _indices(running, -(-fits // chunk) * chunk)
+            order = indices(running, -(-fits // chunk) * chunk)
             chunks = (count + (chunk - 1)) // chunk
             return lax.fori_loop(0, chunks, lambda k, p: one_chunk(order, k, p), progress)
 
         return while_loop(lambda p: jnp.any(is_running(p.status)), one_round, progress)
 
     return with_retries(run, x0, tol, max_steps)
-
-
-def _indices(running: jax.Array, size: int) -> jax.Array:
-    """The indices of problems with work left, then indices out of range."""
-    fits = running.shape[0]
-    return jnp.nonzero(running, size=size, fill_value=fits)[0].astype(jnp.int32)
 
 
 def _work(lanes: Lanes, step: Callable[[Lanes], Lanes]) -> Lanes:

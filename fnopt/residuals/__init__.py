@@ -41,6 +41,7 @@ from fnopt.residuals._robust import (
 )
 from fnopt.residuals._robust_cost import RobustCost, robust_cost
 from fnopt.residuals._root_tangent import after_newton as after_newton
+from fnopt.residuals._root_tangent import off_flat_places as off_flat_places
 from fnopt.residuals._root_tangent import projected_tangent as projected_tangent
 from fnopt.residuals._root_tangent import root_tangent as root_tangent
 from fnopt.residuals._row_gram import mixed_rows as mixed_rows

@@ -54,6 +54,18 @@ def after_newton(
     return end, first, last
 
 
+def off_flat_places(fn: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+    """The start, where a param that moves no equation there is moved a little: a column of zeros.
+
+    No step would ever move it, as that of x in x^2 - 4 at 0. At a root nothing is moved.
+    """
+    left, J = fn(x), jax.jacfwd(fn)(x)
+    still = jnp.all(J == 0, axis=0) & jnp.any(left != 0)
+    size = jnp.max(jnp.abs(x), initial=0)
+    size = jnp.where(x != 0, jnp.abs(x), jnp.where(size > 0, size, jnp.ones_like(size)))
+    return jnp.where(still, x + jnp.finfo(x.dtype).eps ** 0.5 * size, x)
+
+
 def projected_tangent(
     cost: Callable[[jax.Array, Any], jax.Array],
     projection: Callable[[jax.Array, Any], jax.Array],

@@ -34,7 +34,7 @@ from fnopt.programs import (
     uncached,
     written_for_jax,
 )
-from fnopt.residuals import after_newton, floating_start, root_tangent
+from fnopt.residuals import after_newton, floating_start, off_flat_places, root_tangent
 from fnopt.solvers._driver import least_squares
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers.problem._call import checked_args, first_call_hints
@@ -182,7 +182,7 @@ def _implicitly(
         def r(v: jax.Array) -> jax.Array:
             return f(v, *consts)
 
-        end = least_squares(r, x, solver=solver, max_steps=max_steps)
+        end = least_squares(r, off_flat_places(r, x), solver=solver, max_steps=max_steps)
         found, left, status = _judged(r, end, tol)
         return found, (left, end.steps, end.nfev, status)
 

@@ -66,6 +66,8 @@ PLACES = {
     "none, from where the slope is zero": ([1, 0, 1], [0.0, 0.0], False),
     "rows of all sizes": ([0, [1e6, 1e-6], [-2e6, -2e-6]], [1.0, 3.0], True),
     "a small one that never holds": ([[0, 1e-6], [1e6, 0], [-2e6, 1e-6]], [1.0, 3.0], False),
+    "a param moves nothing at the start": ([1, 0, -4], [0.0, 3.0], True),
+    "no param moves anything at the start": ([1, 0, -4], [0.0, 0.0], True),
     "at the start": ([0, 1, -1], [1.0, 1.0], True),
     "no number there": ([0, np.nan, 1], [1.0, 1.0], False),
     "tiny params": ([0, 1e24, -2], [1e-24, 3e-24], True),

@@ -15,7 +15,13 @@ from fnopt.programs._order import Sum, dependent, levels, numbers
 from fnopt.programs._stacks import FEW, Lane, end_to_end, lanes, plain, summed, windows
 
 _LARGEST = 4096  # numbers of an array: work on larger ones would need much memory at once
-_ONE_BY_ONE = {"conv_general_dilated", "sharding_constraint", "optimization_barrier"}
+_ONE_BY_ONE = {
+    "conv_general_dilated",
+    "ffi_call",
+    "optimization_barrier",
+    "pure_callback",
+    "sharding_constraint",
+}
 
 
 class AtOnce:
@@ -40,7 +46,7 @@ class AtOnce:
         columns = list(zip(*(self.env.read(eqn.invars) for eqn in group), strict=True))
         if len(group) < FEW:
             results = [_alone(eqn, self.env.read(eqn.invars)) for eqn in group]
-        elif _is_window(group[0], columns[0][0]):
+        elif columns and _is_window(group[0], columns[0][0]):
             results = _windows(group, columns[0][0])
         else:
             results = _at_once(group, columns)
@@ -72,7 +78,8 @@ def _is_one_by_one(eqn: Any) -> bool:
     """Whether an operation is left as it is: `jax.vmap` may not take it, or to no avail."""
     if eqn.effects or jaxprs.sub_jaxprs(eqn) or eqn.primitive.name in _ONE_BY_ONE:
         return True
-    return eqn.primitive.name != "slice" and max(map(numbers, eqn.invars + eqn.outvars)) > _LARGEST
+    largest = max(map(numbers, (*eqn.invars, *eqn.outvars)), default=0)
+    return eqn.primitive.name != "slice" and largest > _LARGEST
 
 
 def _is_window(eqn: jex.JaxprEqn, operand: Any) -> bool:

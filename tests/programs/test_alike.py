@@ -153,6 +153,15 @@ def test_what_would_be_large_is_made_anew():
     close(alike_together(lambda x: fn(x, DATA), X)(X), fn(X, DATA))
 
 
+def test_what_is_made_of_nothing_is_made_once():
+    def fn(x):
+        return jnp.stack([jnp.sum(jnp.arange(3.0) * v) for v in vectors(x)])
+
+    together = alike_together(fn, X)
+    close(together(X), fn(X))
+    assert str(jax.make_jaxpr(together)(X)).count("iota[") <= 1
+
+
 def network(x):
     h = jnp.ones(2)
     for w, b in zip(*of_turns(x), strict=True):
@@ -168,12 +177,17 @@ def large(x):
     return jnp.stack([jnp.sum(jnp.sin(jnp.full(5000, 2.0) * v)) for v in scalars(x)])
 
 
+def from_the_host(x):
+    shape = jax.ShapeDtypeStruct((3,), x.dtype)
+    return jnp.stack([jax.pure_callback(lambda v: v, shape, v) for v in vectors(x)])
+
+
 def shown(x):
     jax.debug.callback(lambda v: None, x[0])
     return each_with_a_number(x)
 
 
-@pytest.mark.parametrize("fn", [network, leaves_of_a_tree, large, shown, jnp.sin])
+@pytest.mark.parametrize("fn", [network, leaves_of_a_tree, large, from_the_host, shown, jnp.sin])
 def test_a_function_in_which_little_is_alike_stays_as_it_is(fn):
     assert alike_together(fn, X) is fn
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import pytest
 
 import fnopt
-from fnopt import curvature, gradients, monitor, residuals, solvers
+from fnopt import curvature, discrete, gradients, losses, monitor, residuals, solvers, tree
 from fnopt.interop import optax_api
 from fnopt.programs import jaxprs
 from tests.contract.registry import CASES
@@ -141,6 +141,16 @@ def sparse_products(p):
     return J.mv(p), J.rmv(chain(p)), J.matrix()
 
 
+def hessian_products(p):
+    H = fnopt.sparse_hessian(valley)(p)
+    return H.mv(p), H.matrix()
+
+
+def perturbed_maximum(x):
+    largest = discrete.make_perturbed_fun(lambda v: jax.nn.one_hot(jnp.argmax(v), 3), num_samples=4)
+    return jnp.sum(largest(jax.random.key(0), x) * x)
+
+
 def after(fn):
     """What is computed from a solution."""
     return lambda p: fn(fnopt.least_squares(decay, p)), (START,)
@@ -238,6 +248,8 @@ CURVATURE = {
     "top_eigenvalues": lambda w: curvature.top_eigenvalues(lambda v: v, w, key, k=2),
     "trace_estimate": lambda w: curvature.trace_estimate(lambda v: v, w, key),
     "gram": lambda w: curvature.batch_jacobian(outputs)(w, BATCH).gram(),
+    "mv": lambda w: curvature.batch_jacobian(outputs)(w, BATCH).mv(w),
+    "rmv": lambda w: curvature.batch_jacobian(outputs)(w, BATCH).rmv(jnp.ones((4, 3))),
 }
 EQUATIONS = {
     "root": lambda p: fnopt.root(lambda p: p**3 - 2, p),
@@ -260,7 +272,20 @@ OTHERS = {
         sparse_products,
         (jnp.ones(9),),
     ),
+    "sparse_hessian": (hessian_products, (jnp.ones(9),)),
     "jacobian": (fnopt.jacobian(decay), (START,)),
+    "jacobian_between": (
+        lambda w: fnopt.jacobian_between(
+            lambda x: fnopt.tap("b", jnp.sin(fnopt.tap("a", x) * w)), "a", "b"
+        )(w),
+        (jnp.ones(3),),
+    ),
+    "tree.vdot": (lambda w: (tree.vdot(w, w), tree.norm(w)), (W,)),
+    "a perturbed maximum": (jax.grad(perturbed_maximum), (jnp.ones(3),)),
+    "a Fenchel-Young loss": (
+        jax.grad(lambda x: losses.make_fenchel_young_loss(jax.nn.logsumexp)(x, x)),
+        (jnp.ones(3),),
+    ),
     "optax's per-example clipping": (
         lambda w: optax_api.per_example_global_norm_clip(jnp.ones((4, 3)) * w, 1.0),
         (jnp.ones(3),),
@@ -316,7 +341,7 @@ def test_methods_of_a_batch(name):
 def test_steps(case):
     tx, params = case.make(), make_tree(0)
     extras = case.extras
-    lowered(lambda g, p: tx.update(g, tx.init(p), p, **extras), make_tree(1), params)
+    check(lambda g, p: tx.update(g, tx.init(p), p, **extras), (make_tree(1), params))
 
 
 @pytest.mark.parametrize("method", MINIMISERS)

@@ -16,6 +16,9 @@ from fnopt.residuals._robust import RobustLoss, named_loss, robust_slopes
 # Least curvature of a residual's loss, in units of its slope. By the true one of outliers, which is
 # next to nothing, the params that only they determine go far too far, and so hold up all others.
 _FLOOR = 0.3
+_FAR = -0.6  # power of the rounding unit: times its loss's scale, so a change has few digits
+_STILL = 1e-3  # of a residual, by which it hardly moves
+_FELT = 100.0  # times its loss's scale, as which a residual counts at most
 
 
 class resized(RobustLoss):
@@ -76,15 +79,44 @@ class RobustCost(Value):
         finite = jnp.isfinite(total) & ~any_row(~jnp.isfinite(r))
         return jnp.where(finite, total, jnp.asarray(jnp.inf, r.dtype))
 
+    def felt_cost(self, r: jax.Array) -> jax.Array:
+        """The cost in which no residual counts as more than a hundred times its loss's scale.
+
+        What an outlier costs beyond that only hides what the others do: its pull is constant, or
+        less, and digits of costs as large show nothing else.
+        """
+
+        def cut(loss: RobustLoss | None, r: jax.Array) -> jax.Array:
+            if loss is None:
+                return r
+            most = jnp.asarray(_FELT, r.dtype) * jnp.asarray(loss.size, r.dtype)
+            return jnp.where(jnp.isfinite(r), jnp.clip(r, -most, most), r)
+
+        return self.cost(self._map(cut, r))
+
     def cost_of_squares(self, squares: jax.Array) -> jax.Array:
         """The cost of residuals whose squares are known."""
         total = row_total(jnp.sum(self._map(_costs_of_squares, squares)))
         return jnp.asarray(0.5, squares.dtype) * total
 
-    def reduction(self, before: jax.Array, after: jax.Array) -> jax.Array:
-        """By how much the cost falls from one residual to another; minus infinity if not finite."""
+    def reduction(
+        self, before: jax.Array, after: jax.Array, pulled: jax.Array | None = None
+    ) -> jax.Array:
+        r"""By how much the cost falls from one residual to another; minus infinity if not finite.
+
+        Args:
+            before: The residuals at the point, of shape `[m]`.
+            after: Those at the end of a step `p`.
+            pulled: The slopes of their costs along the step, :math:`\rho' r\, (J p)`, if known.
+                Outliers so far out that few of their digits change, if any, count by these, as they
+                do in the gradient.
+        """
         half = jnp.asarray(0.5, before.dtype)
-        total = half * row_total(jnp.sum(self._map(_reductions, before, after)))
+        falls = self._map(_reductions, before, after)
+        if pulled is not None:
+            still = jnp.abs(after - before) < jnp.abs(before) * _STILL
+            falls = jnp.where(self._map(_is_far, before) & still, -2 * pulled, falls)
+        total = half * row_total(jnp.sum(falls))
         finite = jnp.isfinite(total) & ~any_row(~jnp.isfinite(after))
         return jnp.where(finite, total, jnp.asarray(-jnp.inf, before.dtype))
 
@@ -152,6 +184,14 @@ def _scaled_square(loss: RobustLoss, r: jax.Array) -> tuple[jax.Array, jax.Array
 def _most(dtype: Any) -> jax.Array:
     """The most times its scale that a residual counts: no other has digits beside such a one."""
     return jnp.asarray(jnp.finfo(dtype).eps ** -1.6, dtype)
+
+
+def _is_far(loss: RobustLoss | None, r: jax.Array) -> jax.Array:
+    """Whether residuals are so far beyond the scale of their loss that few digits tell it."""
+    if loss is None:
+        return jnp.zeros(r.shape, bool)
+    far = float(jnp.finfo(r.dtype).eps) ** _FAR
+    return jnp.abs(r) > jnp.asarray(far, r.dtype) * jnp.asarray(loss.size, r.dtype)
 
 
 def _costs(loss: RobustLoss | None, r: jax.Array) -> jax.Array:

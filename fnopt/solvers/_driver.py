@@ -303,7 +303,7 @@ def _solve(
         problem, unit = with_safe_unit(problem, r)
 
         def watched(loop: FitLoop, accepted: jax.Array) -> FitLoop:
-            return _watched(setting, unit, loop, accepted, callback)
+            return _watched(setting, problem, unit, loop, accepted, callback)
 
         evaluate = evaluation(problem, solver, x)
         first = started(problem, solver, options, evaluate, x, unit * r)
@@ -330,18 +330,18 @@ _POWERS = {"cost": 2, "gradient_norm": 2, "residuals": 1, "jacobian": 1}  # of t
 
 def _watched(
     setting: Setting,
+    problem: Problem,
     unit: jax.Array,
     loop: FitLoop,
     accepted: jax.Array,
     callback: Callable[[StepInfo], Any] | None,
 ) -> FitLoop:
     """Writes the history and calls the callback, where asked to."""
-    seen = StepHistory(loop.point.cost, norm(loop.point.gradient), loop.search.radius, accepted)
+    cost = problem.whole_cost(loop.point, loop.residuals)
+    seen = StepHistory(cost, norm(loop.point.gradient), loop.search.radius, accepted)
     entry = restored(seen, unit, {"cost": 2, "gradient_norm": 2})
-    cost, slope, radius, _ = entry
     if callback is not None:
-        params = setting.params(loop.point.x)
-        info = StepInfo(loop.steps, params, cost, slope, radius, accepted)
+        info = StepInfo(loop.steps, setting.params(loop.point.x), *entry)
         # A claim that isn't tested yet is no end.
         claims = is_converged(loop.status)
         status = status_after(callback, info, lax.select(claims, Status.RUNNING.array, loop.status))

@@ -27,6 +27,8 @@ def ended(problem: Problem, solver: LeastSquaresMethod, loop: FitLoop) -> Soluti
     status = jnp.where(~finished & is_converged(loop.claimed), loop.claimed, status)
     drowns = drowned(point, loop.start, loop.search.scale)
     status = jnp.where(is_converged(status) & drowns, Status.STALLED.array, status)
+    elsewhere = loop.stirred & jnp.any(loop.peak <= 0)
+    status = jnp.where(is_converged(status) & elsewhere, Status.NO_EFFECT.array, status)
     # The rank is that of the Jacobian, by its own columns.
     plain = loop.search._replace(
         scale=memoryless_scale(point.columns),
@@ -44,7 +46,7 @@ def ended(problem: Problem, solver: LeastSquaresMethod, loop: FitLoop) -> Soluti
     status = jnp.where(away, Status.NO_EFFECT.array, status)
     return Solution(
         params=point.x,
-        cost=point.cost,
+        cost=problem.whole_cost(point, loop.residuals),
         residuals=loop.residuals,
         jacobian=stacked(problem.curved(model.jacobian(point), loop.residuals)),
         gradient_norm=norm(faced(point, problem.box).gradient),

@@ -13,6 +13,7 @@ from fnopt.solvers.convergence._claim import CurvatureProducts, Doubt, doubt
 from fnopt.solvers.convergence._evidence import has_moved, held_up, near, outward, vanished
 from fnopt.solvers.convergence._noise import rounding
 from fnopt.solvers.convergence._options import Options
+from fnopt.solvers.convergence._places import place
 from fnopt.solvers.convergence._probe import Steps
 from fnopt.solvers.model._base import LinearModel
 from fnopt.solvers.model._linearization import Linearization
@@ -24,24 +25,30 @@ def examined(
     problem: Problem, solver: LeastSquaresMethod, options: Options, loop: FitLoop
 ) -> Doubt:
     """The doubt of a claim."""
-    point = loop.point
+    point, noise = loop.point, rounding(loop.point, options)
     model = solver.model(problem.model)
     lost = vanished(point, loop.peak, loop.start)
     several = jnp.sum(lost & (point.x != loop.start)) > 1
     if point.x.size > 1:
         lost = cond(several, lambda: _loose(problem, model, loop, lost), lambda: lost)
     beyond, away = has_moved(lost, point.x, loop.start), _away(problem, loop, lost)
+    there, is_place = place(point, loop.peak, loop.visits, noise)
+    away = lax.select(is_place, _inside(problem, there), away)
     products = CurvatureProducts(lambda y: model.rmv(y, point.r), options.eps)
     tests = products if problem.is_tested(loop.point) else None
     steps = _full_steps(model, point) if cuts_short(problem, solver) else None
-    found = doubt(point, beyond, away, tests, steps, rounding(point, options))
+    found = doubt(point, beyond, is_place, away, tests, steps, noise)
     return found._replace(products=found.products + 2 * several.astype(jnp.int32))
 
 
 def _away(problem: Problem, loop: FitLoop, lost: jax.Array) -> jax.Array:
     """The point with the params that lost their effect further out."""
-    away = outward(loop.point, lost, loop.start)
-    return away if problem.box is None else problem.box.nearest(away)
+    return _inside(problem, outward(loop.point, lost, loop.start))
+
+
+def _inside(problem: Problem, x: jax.Array) -> jax.Array:
+    """The point within bounds that is nearest to another."""
+    return x if problem.box is None else problem.box.nearest(x)
 
 
 def _loose(problem: Problem, model: LinearModel, loop: FitLoop, lost: jax.Array) -> jax.Array:

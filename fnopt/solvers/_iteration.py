@@ -58,6 +58,8 @@ class FitLoop(NamedTuple):
     gained: jax.Array  # by how much the cost was lower there
     accepted: jax.Array  # whether the point is that of the last evaluation
     again: jax.Array  # whether the search begins again with the next step
+    visits: jax.Array  # int32, places at which params without effect were tried
+    stirred: jax.Array  # whether they had one there
     steps: jax.Array
     njev: jax.Array
     nhev: jax.Array
@@ -85,7 +87,8 @@ def started(
     point = evaluate(x, r)
     memory = solver.memory(problem.model) if problem.is_plain else 0
     learns_own = problem.is_plain and solver.learns_own(problem.model)
-    search = solver.begin(point, options, memory, learns_own)
+    whole = point._replace(cost=problem.whole_cost(point, r))
+    search = solver.begin(whole, options, memory, learns_own)
     facing = faced(point, problem.box)
     steep = scaled_gradient(facing)
     status = first_of(
@@ -113,6 +116,8 @@ def started(
         gained=jnp.zeros_like(point.cost),
         accepted=jnp.ones((), bool),
         again=jnp.zeros((), bool),
+        visits=none,
+        stirred=jnp.zeros((), bool),
         steps=none,
         njev=one,
         nhev=none,
@@ -170,7 +175,7 @@ def _evaluate(
     problem: Problem, solver: LeastSquaresMethod, x: jax.Array, r: jax.Array
 ) -> Linearization:
     known = r if problem.losses is None else None
-    return solver.evaluate(problem.model_at(r), x, known)._replace(cost=problem.cost(r))
+    return solver.evaluate(problem.model_at(r), x, known)._replace(cost=problem.felt_cost(r))
 
 
 def _propose(
@@ -213,7 +218,7 @@ def advance(
     x = lax.select(tests, doubt.aside, x)
     noise = rounding(point, options)
     tried = problem.flat.r(x)
-    actual = problem.reduction(loop.residuals, tried)
+    actual = problem.reduction(loop.point, loop.residuals, tried, x - loop.point.x)
     found = compared(trial, actual, noise)
     promising = lax.select(tests, actual > doubt.least(noise), found.improves)
     level = ~tests & ~found.improves & _is_level(problem, point, trial, found)

@@ -22,6 +22,7 @@ from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers.convergence._claim import Doubt, no_doubt
 from fnopt.solvers.convergence._noise import rounding
 from fnopt.solvers.convergence._options import Options
+from fnopt.solvers.convergence._places import is_other
 from fnopt.solvers.problem._problem import Problem
 from fnopt.solvers.trust_region._restart import MOST_RESTARTS
 
@@ -81,7 +82,7 @@ def searched(
         after = while_loop(running, step, loop)
         tested = found.exists & (after.steps > loop.steps)
         settled = _settled(problem, options, found, loop.claimed, tested, after)
-        return settled, tested | (claimed & ~found.exists)
+        return settled, (tested & ~found.is_place) | (claimed & ~found.exists)
 
     return while_loop(unfinished, search, (loop, jnp.zeros((), bool)))[0]
 
@@ -124,4 +125,10 @@ def _settled(
         return lax.select(stopped, loop.status, status), again
 
     status, again = cond(tested, settled, lambda: (loop.status, loop.again))
-    return loop._replace(status=status, again=again)
+    came = tested & doubt.is_place
+    return loop._replace(
+        status=status,
+        again=again,
+        visits=loop.visits + came.astype(jnp.int32),
+        stirred=loop.stirred | (came & is_other(loop.gained, loop.point.cost)),
+    )

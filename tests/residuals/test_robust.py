@@ -120,6 +120,19 @@ def test_values_that_stand_for_missing_ones_are_outliers(alpha):
     np.testing.assert_allclose(end.params, [3, 0.8], rtol=0.05)
 
 
+@pytest.mark.parametrize("where", [[39], [7, 20, 33]], ids=str)
+def test_the_pull_of_an_outlier_does_not_grow_with_it(where):
+    # That of soft L1 is its scale, whatever the outlier: the fit is the same from 1e4 scales on.
+    ends = []
+    for size in (3e3, 1e6, 1e20):
+        y = DATA - np.float32(OUTLIERS)
+        y[where] += np.float32(size)
+        ends.append(robust_decay(*np.float32([1, 1, 0.3]), y))
+    for end in ends:
+        assert bool(end.converged), end.message
+        np.testing.assert_allclose(end.params, ends[0].params, rtol=2e-3)
+
+
 def test_small_reductions_of_the_cost_keep_their_digits():
     # Four digits of float32 remain of a difference of costs that agree in all but the last.
     losses = RobustCost((soft_l1(scale=0.5),), (3,))

@@ -12,11 +12,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from fnopt.core import Status, cond
 from fnopt.linear import Triangle, norm, singular_triangle
 from fnopt.solvers.convergence._evidence import rises
 from fnopt.solvers.convergence._noise import Noise
+from fnopt.solvers.convergence._places import least_gain
 from fnopt.solvers.convergence._probe import (
     Probe,
     Steps,
@@ -45,6 +47,7 @@ class Doubt(NamedTuple):
     aside: jax.Array  # [n], where the claim is tested
     is_beyond: jax.Array  # whether that is where a param without effect goes
     gain: jax.Array  # of the cost, by which the test refutes it
+    is_place: jax.Array  # whether that is one where params without effect may have one
     taken: Probe | None  # a part of the full step; None where the model isn't that of the cost
     products: jax.Array  # int32, Jacobians that were evaluated to find it
 
@@ -86,12 +89,13 @@ def no_doubt(point: Linearization, fully: bool) -> Doubt:
     """
     no, taken = jnp.zeros((), bool), no_probe(point) if fully else None
     none = jnp.zeros((), jnp.int32)
-    return Doubt(no, point.x, no, jnp.zeros_like(point.cost), taken, none)
+    return Doubt(no, point.x, no, jnp.zeros_like(point.cost), no, taken, none)
 
 
 def doubt(
     point: Linearization,
     beyond: jax.Array,
+    place: jax.Array,
     away: jax.Array,
     products: CurvatureProducts | None,
     steps: Steps | None,
@@ -102,15 +106,17 @@ def doubt(
     Args:
         point: The point.
         beyond: Whether params have lost their effect on their way.
-        away: The point with these further out.
+        place: Whether params that never had an effect may have one elsewhere; it goes first.
+        away: The point with these further out, or there.
         products: What shows curvature; None where claims are not tested along that.
         steps: The linear model's own, where no triangle has them; None where claims are not
             tested along them.
         noise: The rounding there.
     """
+    gone, beyond = beyond | place, beyond & ~place
+    gain = lax.select(place, least_gain(point.cost), jnp.zeros_like(point.cost))
     if products is None and steps is None:
-        none = jnp.zeros((), jnp.int32)
-        return Doubt(beyond, away, beyond, jnp.zeros_like(point.cost), None, none)
+        return Doubt(gone, away, beyond, gain, place, None, jnp.zeros((), jnp.int32))
 
     def aside() -> tuple[Probe, Descent]:
         if products is not None:
@@ -120,10 +126,11 @@ def doubt(
         return _hopeful_probe(point, steps, length, noise)[1], no_descent(point)
 
     nothing = (no_probe(point), no_descent(point))
-    taken, down = cond(beyond, lambda: nothing, aside)
+    taken, down = cond(gone, lambda: nothing, aside)
     step = taken.step + down.step
-    aside_x = jnp.where(beyond, away, point.x + step)
-    return Doubt(beyond | jnp.any(step != 0), aside_x, beyond, down.gain, taken, down.products)
+    aside_x = jnp.where(gone, away, point.x + step)
+    exists = gone | jnp.any(step != 0)
+    return Doubt(exists, aside_x, beyond, gain + down.gain, place, taken, down.products)
 
 
 def _hopeful_probe(

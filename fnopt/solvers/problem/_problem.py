@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import leaves_with_names, own, row_total, shown
+from fnopt.core import leaves_with_names, matmul, own, row_total, shown
 from fnopt.jacobians import ravel, ravel_with_held, value_and_jacobian
 from fnopt.programs import alike_together
 from fnopt.residuals import (
@@ -87,6 +87,14 @@ class Problem(NamedTuple):
         """The cost of residuals."""
         return half_square(r) if self.losses is None else self.losses.cost(r)
 
+    def felt_cost(self, r: jax.Array) -> jax.Array:
+        """The cost that tests compare with, in which outliers don't hide all others."""
+        return half_square(r) if self.losses is None else self.losses.felt_cost(r)
+
+    def whole_cost(self, point: Linearization, r: jax.Array) -> jax.Array:
+        """The cost at a point with residuals `r`, whose own is the felt one."""
+        return point.cost if self.losses is None else self.losses.cost(r)
+
     def cost_at(self, x: jax.Array) -> jax.Array:
         r"""The cost at a point, for derivatives.
 
@@ -100,11 +108,23 @@ class Problem(NamedTuple):
             return self.losses.cost_of_squares(squares)
         return jnp.asarray(0.5, squares.dtype) * row_total(jnp.sum(squares))
 
-    def reduction(self, before: jax.Array, after: jax.Array) -> jax.Array:
-        """By how much the cost falls from one residual to another."""
+    def reduction(
+        self, point: Linearization, before: jax.Array, after: jax.Array, step: jax.Array
+    ) -> jax.Array:
+        """By how much the cost falls from the residuals of a point to those after a step.
+
+        Args:
+            point: The point, of the model.
+            before: The residuals there, of shape `[m]`.
+            after: Those after the step.
+            step: The step, of shape `[n]`.
+        """
         if self.losses is None:
             return actual_reduction(before, after)
-        return self.losses.reduction(before, after)
+        pulled = None
+        if isinstance(point.J, jax.Array) and point.J.shape == (before.size, step.size):
+            pulled = point.r * matmul(point.J, step)
+        return self.losses.reduction(before, after, pulled)
 
     def curved(self, J: jax.Array | None, r: jax.Array) -> jax.Array | None:
         r"""The model's Jacobian without the floor under its curvature, for the covariance.

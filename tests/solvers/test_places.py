@@ -1,0 +1,74 @@
+"""Params whose columns are zero at the start: underflow, or data that don't depend on them."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fnopt
+from fnopt import Status
+from fnopt.solvers import dogleg
+
+T = np.linspace(0.1, 4.0, 12)
+
+
+def components(p, a):
+    """A decay, a peak, a level, or some of them: which, is data."""
+    t = T.astype(p.dtype)
+    decays = p[0] * jnp.exp(-p[1] * t)
+    peaks = p[0] * jnp.exp(-(((t - p[1]) / p[2]) ** 2))
+    return a["decay"] * decays + a["peak"] * peaks + a["level"] * p[3] - a["y"]
+
+
+def component(y, **weights):
+    rows = {name: jnp.float32(weights.get(name, 0)) for name in ("decay", "peak", "level")}
+    return rows | {"y": jnp.asarray(y, jnp.float32)}
+
+
+DECAY, PEAK = 2 * np.exp(-1.3 * T), 2 * np.exp(-(((T - 1.7) / 0.8) ** 2))
+WAVE = 0.01 * np.sin(9 * T)
+UNDERFLOWN = {
+    "a decay": (component(DECAY + WAVE, decay=1), [1, 3000, 1, 1], 0.01),
+    "a decay and a level": (component(DECAY + 0.5 + WAVE, decay=1, level=1), [1, 2000, 1, 0], 0.01),
+    "a peak": (component(PEAK + WAVE, peak=1), [1, 50, 1, 1], 0.01),
+    "a peak and a level": (component(PEAK + 0.5 + WAVE, peak=1, level=1), [1, 50, 1, 0], 0.01),
+    "a narrow peak": (component(PEAK + WAVE, peak=1), [1, 1, 1e-3, 1], 0.01),
+}
+
+
+@pytest.mark.parametrize("solver", [fnopt.levenberg_marquardt(), dogleg()], ids=repr)
+def test_params_that_underflow_at_the_start_are_looked_for(solver):
+    fit = jax.jit(
+        jax.vmap(lambda p, a: fnopt.least_squares(components, p, args=(a,), solver=solver))
+    )
+    starts = jnp.asarray([start for _, start, _ in UNDERFLOWN.values()], jnp.float32)
+    which = jax.tree.map(lambda *rows: jnp.stack(rows), *(a for a, _, _ in UNDERFLOWN.values()))
+    end = fit(starts, which)
+    for i, case in enumerate(UNDERFLOWN):
+        found = float(end.cost[i]) < UNDERFLOWN[case][2]
+        assert found or not bool(end.converged[i]), (case, end.message[i])
+        assert found or solver != fnopt.levenberg_marquardt(), case
+
+
+def test_params_that_have_an_effect_elsewhere_alone_are_no_solution():
+    # The nearer to the data, the worse the fit: there is no minimum short of infinity.
+    end = fnopt.least_squares(
+        lambda p: jnp.stack([p[0] - 1, 1 + jnp.exp(-(p[1] ** 2))]), jnp.asarray([3.0, 50.0])
+    )
+    assert Status(int(end.status)).name == "NO_EFFECT", end.message
+    assert "has elsewhere" in end.message
+    np.testing.assert_allclose(end.params, [1, 50])
+
+
+@pytest.mark.parametrize("bounds", [None, (-9.0, 9.0)], ids=str)
+def test_params_that_have_no_effect_at_all_leave_a_claim_with_its_rank(bounds):
+    y = component(DECAY + WAVE, level=1)
+    end = fnopt.least_squares(
+        components, jnp.asarray([5.0, 3.0, 1.0, 0.0]), args=(y,), bounds=bounds
+    )
+    assert bool(end.converged), end.message
+    assert int(end.rank) == 1
+    np.testing.assert_array_equal(end.params[:3], [5, 3, 1])
+    assert int(end.nfev) < 30

@@ -110,6 +110,11 @@ def test_one_datum_and_many_params():
     assert bool(end.converged), end.message
 
 
+def test_the_rounding_of_a_sum_of_many_params_is_no_stall(x64):
+    end = fnopt.least_squares(lambda p: jnp.sum(p)[None] - 3, jnp.full(500, 1.0))
+    assert bool(end.converged), end.message
+
+
 def test_second_derivatives_are_counted():
     end = fitted(1)
     assert int(end.nhev) == int(end.steps)

@@ -30,17 +30,19 @@ class Noise(NamedTuple):
 def rounding(point: Linearization, options: Options) -> Noise:
     r"""Changes of the residuals and of the cost that rounding explains.
 
-    .. math:: \rho = \epsilon\, \| (\|J_j\| x_j)_j \|, \qquad
+    .. math:: \rho = \epsilon\, \max(1, n / m)\, \| (\|J_j\| x_j)_j \|, \qquad
         \delta f = \max(4 \epsilon f, 2 \rho^2), \qquad
         \Delta f = \delta f + \rho\, \|r\| / \sqrt m
 
     The residuals are known to about :math:`\rho`, the rounding of what they are differences of.
+    With more params than residuals each is a sum of many, whose partial sums are rounded, too.
     Where that is all that is left of them, no step is better than another. Between two points each
     residual is rounded anew, so their product with the residuals adds up as of random signs.
     """
-    rho = options.eps * norm(point.columns * point.x)
+    m = max(point.r.size, 1)
+    rho = options.eps * max(1.0, point.x.size / m) * norm(point.columns * point.x)
     cost = jnp.maximum(options.noise * point.cost, 2 * jnp.square(rho))
-    rows = jnp.asarray(max(point.r.size, 1) ** 0.5, rho.dtype)
+    rows = jnp.asarray(m**0.5, rho.dtype)
     return Noise(rho, cost, cost + rho * jnp.sqrt(2 * point.cost) / rows)
 
 

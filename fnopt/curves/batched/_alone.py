@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import Status, is_converged
+from fnopt.core import is_converged
 from fnopt.curves.batched._data import Points, joined
 from fnopt.curves.batched._model import jacobian_columns
 from fnopt.curves.batched._progress import (
@@ -19,11 +18,10 @@ from fnopt.curves.batched._progress import (
     inverse_and_rank,
     take,
 )
+from fnopt.curves.batched._retries import is_open
 from fnopt.curves.batched._task import Sums, Task
 from fnopt.residuals import Box
 from fnopt.solvers import Solution, least_squares
-
-_HOPELESS = (Status.NONFINITE_START, Status.ILL_POSED, Status.INFEASIBLE)
 
 
 def alone(
@@ -40,10 +38,9 @@ def alone(
         own: The data of each fit.
         box: The bounds, of shape `[fits, n]`.
         end: Where the batch left them.
-        max_steps: The most steps of each.
+        max_steps: The most steps of each, beside those of the batch.
     """
-    hopeless = [end.status == code.value for code in _HOPELESS]
-    left = ~functools.reduce(jnp.logical_or, hopeless, is_converged(end.status))
+    left = is_open(end.status)
     order = indices(left, len(x0))
 
     def one(i: jax.Array, end: BatchState) -> BatchState:

@@ -20,17 +20,19 @@ from fnopt.curves.batched._lanes import LaneTolerances
 from fnopt.curves.batched._model import checked_jacobian, checked_model
 from fnopt.curves.batched._progress import BatchState, columns, inverse_and_rank
 from fnopt.curves.batched._queue import fit_all
+from fnopt.curves.batched._retries import is_open
 from fnopt.curves.batched._split import Split, by_device, split_of
 from fnopt.curves.batched._start import checked_box, checked_start
 from fnopt.curves.batched._task import Sums, Task
 from fnopt.curves.batched._units import in_units, unusual
 from fnopt.curves.batched._wrong import doubted, wrong_jacobian
-from fnopt.programs import call_compiled, call_recorded
+from fnopt.programs import call_compiled, call_recorded, runs_now
 from fnopt.residuals import Box, RobustCost, named_loss, robust_cost
 from fnopt.solvers import checked_status
 
 _CHUNK = {"cpu": 128}  # elsewhere a chunk has to fill the device, not a cache
 _LARGE_CHUNK = 1 << 16
+_FEW = 1000  # fits, that fall back unasked: all of them take some seconds, not hours
 
 
 def curve_fit_batch(
@@ -52,7 +54,7 @@ def curve_fit_batch(
     gtol: float | jax.Array | None = None,
     damping: float | jax.Array = 1e-3,
     max_steps: int = 200,
-    fallback: bool = False,
+    fallback: bool | None = None,
     chunk: int | None = None,
 ) -> BatchFit:
     r"""Fits one function to many sets of data: thousands to millions of small fits at once.
@@ -71,8 +73,9 @@ def curve_fit_batch(
     length one. It is straight, too, without that solver's acceleration. A fit that fails, whose
     steps throw a param to where it has no effect any more, or which isn't done after 15 % of
     `max_steps` (30, if that is more), is tried again from its start with a damping of 100, 1e4 and
-    1; what is not solved then goes on from its best end. Everything is unrolled, so it is meant for
-    up to a dozen params.
+    1; what is not solved then goes on from its best end, and at last falls back on
+    :func:`fnopt.least_squares`, unless there are very many fits. Everything is unrolled, so it is
+    meant for up to a dozen params.
 
     Params, cost and covariance have derivatives with respect to data, bounds, the scale of the
     loss, and what `f` closes over, by the implicit function theorem.
@@ -112,11 +115,12 @@ def curve_fit_batch(
         gtol: Tolerance of the cosine between the residual and the Jacobian's columns; by default
             the rounding unit.
         damping: The first damping, relative to the squared columns of the Jacobian.
-        max_steps: The most steps of a fit.
-        fallback: Whether fits that fail are made again, one after the other, by the steps of
-            :func:`fnopt.least_squares`. They solve what needs QR or acceleration, a steep power or
-            rate that is far off say. It compiles twice as long, and costs a millisecond or more
-            for every fit that fails, where the batch takes microseconds.
+        max_steps: The most steps of a fit; the fallback has as many again.
+        fallback: Whether fits that fail are made again from their starts, one after the other, by
+            the steps of :func:`fnopt.least_squares`. They solve what needs QR or acceleration, a
+            steep power or rate that is far off say. Each takes milliseconds, where the batch takes
+            microseconds, so by default (None) up to 1,000 fits have it, and more have not. Called
+            by itself, the program for it is compiled when a fit fails; under `jax.jit` always.
         chunk: How many fits are worked on at once; by default as many as stay in a CPU core's
             cache (128), or 65,536 on an accelerator.
 
@@ -160,18 +164,38 @@ def curve_fit_batch(
         "absolute_sigma": bool(absolute_sigma),
         "max_steps": check_count(max_steps, "max_steps", "curve_fit_batch"),
         "chunk": _chunk(chunk, y.shape[0]),
-        "fallback": bool(fallback),
     }
     if not y.shape[0]:
         return no_fits(x0)._replace(params=layout.tree(x0))
     settings["split"] = split_of((own, x0))
     settings["scaled"] = unusual(x0, shared, own, task.losses)
     arrays = x0, shared, own, box, _tolerances(x0.dtype, ftol, xtol, gtol, damping)
-    if task.is_value:
-        fits = call_recorded(_fit, task, *arrays, **settings)
-    else:
-        fits = call_compiled(functools.partial(_fit, task, **settings), *arrays)
+    falls_back = y.shape[0] <= _FEW if fallback is None else bool(fallback)
+
+    def run(fallback: bool) -> BatchFit:
+        if task.is_value:
+            return call_recorded(_fit, task, *arrays, fallback=fallback, **settings)
+        return call_compiled(functools.partial(_fit, task, fallback=fallback, **settings), *arrays)
+
+    lazily = falls_back and task.is_value and runs_now(arrays)
+    fits = _once_needed(run) if lazily else run(falls_back)
     return fits._replace(params=layout.tree(fits.params))
+
+
+def _once_needed(run: Callable[[bool], BatchFit]) -> BatchFit:
+    """Fits with their fallback, whose program isn't compiled where no fit needs it.
+
+    The others keep what they have, to the last bit.
+    """
+    fits = run(False)
+    failed = is_open(fits.status)
+    if not bool(jnp.any(failed)):
+        return fits
+
+    def choose(new: jax.Array, old: jax.Array) -> jax.Array:
+        return jnp.where(failed.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+
+    return jax.tree.map(choose, run(True), fits)
 
 
 def _losses(loss: Any, f_scale: Any, y: jax.Array) -> RobustCost | None:

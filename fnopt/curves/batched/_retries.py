@@ -70,8 +70,12 @@ def with_retries(
 
 def _unsolved(progress: BatchState, max_steps: int) -> jax.Array:
     """Which problems have another try: those not begun, and those that other steps may solve."""
-    failed = functools.reduce(jnp.logical_or, [progress.status == code.value for code in _OPEN])
-    return is_running(progress.status) | (failed & (progress.steps < max_steps))
+    return is_running(progress.status) | (is_open(progress.status) & (progress.steps < max_steps))
+
+
+def is_open(status: jax.Array) -> jax.Array:
+    """Which problems failed, but may be solved by other steps."""
+    return functools.reduce(jnp.logical_or, [status == code.value for code in _OPEN])
 
 
 def _restarted(

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import gathered, matmul, nonzero
+from fnopt.core import gathered, laid_like, matmul, nonzero
 from fnopt.residuals._implicit import pushed
 
 
@@ -63,7 +63,7 @@ def off_flat_places(fn: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.A
     still = jnp.all(J == 0, axis=0) & jnp.any(left != 0)
     size = jnp.max(jnp.abs(x), initial=0)
     size = jnp.where(x != 0, jnp.abs(x), jnp.where(size > 0, size, jnp.ones_like(size)))
-    return jnp.where(still, x + jnp.finfo(x.dtype).eps ** 0.5 * size, x)
+    return jnp.where(laid_like(still, x), x + jnp.finfo(x.dtype).eps ** 0.5 * size, x)
 
 
 def projected_tangent(

@@ -21,13 +21,18 @@ def _is_known(x: Any) -> bool:
 _COARSE = 1e-3  # of the range of some data: what their rounding may be at most
 
 
-def _floating(x: Any, name: str) -> jax.Array:
-    """An array as it is if it is floating, else as floats.
+def _read(x: Any, name: str) -> Any:
+    """Data on the host as numbers of NumPy's, in all their digits; JAX's arrays as they are.
 
     As in SciPy these may be integers, or numbers in a column of objects or strings.
     """
-    if not isinstance(x, jax.Array) and all(map(_is_known, jax.tree.leaves(x))):
-        x = _numbers(np.asarray(x), name)
+    if isinstance(x, jax.Array) or not all(map(_is_known, jax.tree.leaves(x))):
+        return x
+    return _numbers(np.asarray(x), name)
+
+
+def _floating(x: Any) -> jax.Array:
+    """An array as it is if it is floating, else as floats."""
     x = jnp.asarray(x)
     return x if is_inexact(x) else x.astype(default_float())
 
@@ -50,9 +55,8 @@ def _numbers(x: np.ndarray, name: str) -> np.ndarray:
 
 def _warn_if_coarse(given: Any, dtype: Any, name: str) -> None:
     """Warns where the dtype that is computed in hardly tells the data apart, such as timestamps."""
-    if isinstance(given, jax.Array) or not all(map(_is_known, jax.tree.leaves(given))):
+    if not isinstance(given, np.ndarray):
         return
-    given = _numbers(np.asarray(given), name)
     if given.dtype.itemsize <= dtype.itemsize or given.dtype.kind not in "iuf" or not given.size:
         return
     with np.errstate(invalid="ignore"):
@@ -81,8 +85,9 @@ def checked_x(xdata: Any, check_finite: bool) -> Any:
     """`xdata` as a floating array if it is one, or a data frame's column; else as it is."""
     if not isinstance(xdata, (list, tuple)) and not hasattr(xdata, "__array__"):
         return xdata
-    x = _floating(xdata, "xdata")
-    _warn_if_coarse(xdata, x.dtype, "xdata")
+    given = _read(xdata, "xdata")
+    x = _floating(given)
+    _warn_if_coarse(given, x.dtype, "xdata")
     if check_finite:
         _check_finite(x, "xdata")
     return x
@@ -90,8 +95,9 @@ def checked_x(xdata: Any, check_finite: bool) -> Any:
 
 def checked_y(ydata: Any, check_finite: bool) -> jax.Array:
     """`ydata` as a floating array."""
-    y = _floating(ydata, "ydata")
-    _warn_if_coarse(ydata, y.dtype, "ydata")
+    given = _read(ydata, "ydata")
+    y = _floating(given)
+    _warn_if_coarse(given, y.dtype, "ydata")
     if y.size == 0:
         raise ValueError("curve_fit: ydata are empty, expected at least one point.")
     if check_finite:
@@ -133,7 +139,7 @@ def checked_sigma(sigma: Any, y: jax.Array) -> tuple[jax.Array | None, bool]:
     """`sigma` as a floating array, and whether it is a covariance matrix."""
     if sigma is None:
         return None, False
-    sigma, square = _floating(sigma, "sigma"), (y.size, y.size)
+    sigma, square = _floating(_read(sigma, "sigma")), (y.size, y.size)
     if sigma.shape not in {(), y.shape, square}:
         raise ValueError(
             f"curve_fit: sigma has shape {sigma.shape}, expected (), {y.shape} for standard "

@@ -13,6 +13,7 @@ from fnopt.curves.batched._data import Points, joined
 from fnopt.curves.batched._model import jacobian_columns
 from fnopt.curves.batched._progress import (
     BatchState,
+    chosen,
     columns,
     indices,
     inverse_and_rank,
@@ -48,9 +49,7 @@ def alone(
         row, start, data, sides = jax.tree.map(lambda a: take(a, k), (end, x0, own, box))
         now = _again(sums, start, data, sides, row, max_steps)
         solved = is_converged(now.status) | (now.square < row.square)
-        kept = jax.tree.map(
-            lambda a, b: jnp.where(solved.reshape(-1, *[1] * (a.ndim - 1)), a, b), now, row
-        )._replace(steps=now.steps)
+        kept = chosen(solved, now, row)._replace(steps=now.steps)
         return jax.tree.map(lambda all_, some: all_.at[k].set(some), end, kept)
 
     return lax.fori_loop(0, jnp.sum(left, dtype=jnp.int32), one, end)

@@ -18,7 +18,7 @@ from fnopt.curves.batched._fit import BatchFit, no_fits
 from fnopt.curves.batched._implicit import Batch, implicitly
 from fnopt.curves.batched._lanes import LaneTolerances
 from fnopt.curves.batched._model import checked_jacobian, checked_model
-from fnopt.curves.batched._progress import BatchState, columns, inverse_and_rank
+from fnopt.curves.batched._progress import BatchState, chosen, columns, inverse_and_rank
 from fnopt.curves.batched._queue import fit_all
 from fnopt.curves.batched._retries import is_open
 from fnopt.curves.batched._split import Split, by_device, split_of
@@ -191,11 +191,7 @@ def _once_needed(run: Callable[[bool], BatchFit]) -> BatchFit:
     failed = is_open(fits.status)
     if not bool(jnp.any(failed)):
         return fits
-
-    def choose(new: jax.Array, old: jax.Array) -> jax.Array:
-        return jnp.where(failed.reshape(-1, *[1] * (new.ndim - 1)), new, old)
-
-    return jax.tree.map(choose, run(True), fits)
+    return chosen(failed, run(True), fits)
 
 
 def _losses(loss: Any, f_scale: Any, y: jax.Array) -> RobustCost | None:

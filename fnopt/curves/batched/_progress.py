@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -59,6 +59,15 @@ def empty(x0: jax.Array, tol: LaneTolerances) -> BatchState:
 def take(a: jax.Array, index: jax.Array) -> jax.Array:
     """Rows; any for an index that is out of range."""
     return a.at[index].get(mode="clip")
+
+
+def chosen(taken: jax.Array, new: Any, old: Any) -> Any:
+    """A tree with a leading axis of fits: of those that are taken the new one, else the old one."""
+
+    def choose(new: jax.Array, old: jax.Array) -> jax.Array:
+        return jnp.where(taken.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+
+    return jax.tree.map(choose, new, old)
 
 
 def indices(running: jax.Array, size: int) -> jax.Array:

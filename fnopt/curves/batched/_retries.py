@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from fnopt.core import Status, is_converged, while_loop
 from fnopt.curves.batched._lanes import LaneTolerances, is_running
 from fnopt.curves.batched._metric import SIZE_FLOOR
-from fnopt.curves.batched._progress import BatchState, empty
+from fnopt.curves.batched._progress import BatchState, chosen, empty
 
 _DAMPING = (1e2, 1e4, 1.0)  # of the tries after the first
 _OPEN = (Status.MAX_STEPS, Status.STALLED, Status.NONFINITE_STEP, Status.NO_EFFECT)
@@ -98,8 +98,4 @@ def _better(best: BatchState, now: BatchState, again: jax.Array) -> BatchState:
     solved, before = is_converged(now.status), is_converged(best.status)
     lower = (now.square <= best.square) | ~jnp.isfinite(best.square)
     taken = again & ((solved & ~before) | ((solved == before) & lower))
-
-    def choose(new: jax.Array, old: jax.Array) -> jax.Array:
-        return jnp.where(taken.reshape(-1, *[1] * (new.ndim - 1)), new, old)
-
-    return jax.tree.map(choose, now, best)._replace(steps=now.steps)
+    return chosen(taken, now, best)._replace(steps=now.steps)

@@ -50,12 +50,16 @@ def test_packages_are_imported_when_they_are_needed():
     [
         ("AdamW", "Did you mean fnopt.adamw?"),
         ("cosine_schedule", "Did you mean fnopt.cosine_decay_schedule"),
+        ("warmup_cosine", "Did you mean fnopt.warmup_cosine_decay_schedule?"),
         ("huber", "It is fnopt.residuals.huber."),
         ("ScaleByAdamState", "It is fnopt.optimizers.states.ScaleByAdamState."),
         ("MultiSteps", "Use fnopt.accumulate."),
         ("inject_hyperparams", "Use the optimizer itself"),
         ("contrib", "Use fnopt itself"),
         ("nnls", "Use fnopt.least_squares with bounds"),
+        ("DPSGD", "Use fnopt.clipped_grad and fnopt.add_noise."),
+        ("no_grad", "Use jax.lax.stop_gradient."),
+        ("clip_grad_norm", "Use fnopt.clip_by_global_norm"),
         ("xyzzy", "module 'fnopt' has no attribute 'xyzzy'."),
     ],
 )

@@ -52,12 +52,17 @@ from fnopt.core._in_turn import after as after
 from fnopt.core._in_turn import in_turn as in_turn
 from fnopt.core._inspect import hyperparams, named, slot_names, slots, step_count
 from fnopt.core._inspect import step_counts as step_counts
+from fnopt.core._kinds import Kind as Kind
+from fnopt.core._kinds import by_kind as by_kind
+from fnopt.core._kinds import each_in_order as each_in_order
 from fnopt.core._leafwise import Leafwise
 from fnopt.core._leaves import check_inexact, check_same_tree, map_leaves
+from fnopt.core._leaves import is_none as is_none
 from fnopt.core._loops import cond as cond
 from fnopt.core._loops import typed_start as typed_start
 from fnopt.core._loops import while_loop as while_loop
 from fnopt.core._map_slots import map_slots as map_slots
+from fnopt.core._missing_keys import missing_keys as missing_keys
 from fnopt.core._moments import as_dtype, bias_correction, ema, positive_root
 from fnopt.core._moments import mean_weights as mean_weights
 from fnopt.core._named_axes import any_row as any_row
@@ -102,6 +107,7 @@ from fnopt.core._paths import leaf_paths, leaves_with_names, path_name, shown
 from fnopt.core._patterns import matches
 from fnopt.core._products import HIGHEST as HIGHEST
 from fnopt.core._products import matmul as matmul
+from fnopt.core._products import per_row as per_row
 from fnopt.core._products import turned as turned
 from fnopt.core._products import weighted_rows as weighted_rows
 from fnopt.core._rounding import is_narrow as is_narrow
@@ -112,7 +118,6 @@ from fnopt.core._rows import Rows
 from fnopt.core._rows import is_rows as is_rows
 from fnopt.core._slots import OwnSlot, RealSlot, Slot, slot_zeros
 from fnopt.core._slots import Tally as Tally
-from fnopt.core._slots import counts_steps as counts_steps
 from fnopt.core._slots import declared_slots as declared_slots
 from fnopt.core._slots import own_slots as own_slots
 from fnopt.core._slots import slot_copy as slot_copy
@@ -156,6 +161,7 @@ from fnopt.core._value import is_negative as is_negative
 from fnopt.core._varying import on_mesh_of as on_mesh_of
 from fnopt.core._varying import varies_over as varies_over
 from fnopt.core._varying import varying_like as varying_like
+from fnopt.core._written_for_jax import written_for_jax as written_for_jax
 
 __all__ = [
     "EXTRA_ARGS",

@@ -89,6 +89,11 @@ def check_same_tree(tree: Any, other: Any, what: str, other_what: str) -> None:
             )
 
 
+def is_none(x: Any) -> bool:
+    """Whether a node is None, which a map of two trees is to meet as a leaf."""
+    return x is None
+
+
 def same_shape(x: Any, y: Any) -> bool:
     """Whether two leaves have the same shape."""
     return shape_of(x) == shape_of(y)

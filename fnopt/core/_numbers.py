@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 
 from fnopt.core._dtypes import compute_dtype, real_dtype
+from fnopt.core._kinds import by_kind
 from fnopt.core._parts import part_axes, totalling
 from fnopt.core._staged import is_staged
 
@@ -80,13 +81,18 @@ def quotient(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def power_of_two(size: jax.Array) -> jax.Array:
-    """The power of two below each number, 1 for zeros and what isn't finite.
+    """The power of two below each number; 1 for zeros, subnormal numbers and what isn't finite.
 
     To multiply by it rounds nothing.
     """
-    known = (size > 0) & jnp.isfinite(size)
-    exponent = jnp.frexp(jnp.where(known, size, jnp.ones_like(size)))[1] - 1
-    return jnp.ldexp(jnp.ones_like(size), exponent)
+    info = jnp.finfo(size.dtype)
+    words = jnp.dtype(f"uint{info.bits}")
+    # The number without its mantissa; `ldexp` is a power to XLA, and zero for subnormal numbers.
+    exponent = np.asarray(-1 << info.nmant, f"int{info.bits}").view(words)
+    bits = lax.bitcast_convert_type(size, words) & exponent
+    floor = lax.bitcast_convert_type(bits, size.dtype)
+    known = (size >= info.tiny) & jnp.isfinite(size)
+    return jnp.where(known, floor, jnp.ones_like(size))
 
 
 def sum_of_squares(x: Any, scale: Any = None, dtype: Any = None) -> jax.Array:
@@ -198,6 +204,7 @@ def _norm(leaves: list[jax.Array]) -> jax.Array:
 
 def _joint_norm(leaves: list[jax.Array]) -> jax.Array:
     dtype = real_dtype(compute_dtype(*(x.dtype for x in leaves)))
+    leaves = [kind.array for kind in by_kind(leaves)]
 
     def squares(scale: jax.Array | None) -> jax.Array:
         total = sum_of_squares(leaves[0], scale, dtype)

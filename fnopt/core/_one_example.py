@@ -8,19 +8,23 @@ from typing import Any
 
 from fnopt.core._checks import described
 from fnopt.core._errors import listing
+from fnopt.core._missing_keys import missing_keys
 from fnopt.core._paths import leaves_with_names, shown
+from fnopt.core._written_for_jax import NotForJaxError, written_for_jax
 
 
 @contextlib.contextmanager
-def of_one_example(name: str, example: Any) -> Iterator[None]:
+def of_one_example(name: str, example: Any, params: Any = None) -> Iterator[None]:
     """Adds to an error with what the function was called, and what does not fit into one.
 
     Args:
         name: What the user called.
         example: An example of the batch, without the axis of these.
+        params: What the function gets beside it.
     """
     try:
-        yield
+        with written_for_jax(name, "the function"), missing_keys(params):
+            yield
     except NameError as error:
         if "unbound axis name" not in str(error):
             raise
@@ -30,6 +34,8 @@ def of_one_example(name: str, example: Any) -> Iterator[None]:
             "running averages (use_running_average=True, eqx.nn.inference_mode, "
             "is_training=False), or by LayerNorm or GroupNorm."
         ) from error
+    except NotForJaxError:
+        raise  # it says all
     except Exception as error:
         leaves = leaves_with_names(example)[0]
         seen = listing([f"{shown(path)}: {described(leaf)}" for path, leaf in leaves])

@@ -38,6 +38,11 @@ def turned(a: jax.Array) -> jax.Array:
     return jax.lax.optimization_barrier(a.T) if a.dtype == jnp.float64 else a.T
 
 
+def per_row(numbers: jax.Array, x: jax.Array) -> jax.Array:
+    """One number for each row of an array, `[n]`, as `[n, 1, ...]` that broadcasts to it."""
+    return numbers.reshape(-1, *[1] * (x.ndim - 1))
+
+
 def weighted_rows(weights: jax.Array, x: jax.Array) -> jax.Array:
     """`sum_i weights[i] * x[i]`, in the full precision of the dtype."""
     sharding = product_sharding(weights, x, (0, 0))

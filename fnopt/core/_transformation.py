@@ -230,7 +230,7 @@ def _guarded_update(update: Callable[..., Any]) -> Callable[..., Any]:
             if outermost and given and not self.other_gradients:
                 check_same_tree(updates, params, "gradients", "params")
             if required_by(update):
-                _check_required(self, update, extra_args)
+                _check_required(update, extra_args)
 
             try:
                 new_updates, new_state = update(self, updates, state, params, **extra_args)
@@ -277,7 +277,7 @@ def _cast_like(update: Any, like: Any) -> Any:
     return update.astype(jnp.result_type(like))
 
 
-def _check_required(tx: Transformation, update: Callable[..., Any], given: Any) -> None:
+def _check_required(update: Callable[..., Any], given: Any) -> None:
     for name in required_by(update):
         if name not in given:
             raise TypeError(

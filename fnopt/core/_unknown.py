@@ -24,15 +24,44 @@ _ELSEWHERE = {
     "StepLR": "fnopt.exponential_decay(..., staircase=True)",
     "CosineAnnealingLR": "fnopt.cosine_decay_schedule",
     "OneCycleLR": "fnopt.cosine_onecycle_schedule",
-    "clip_grad_norm_": "fnopt.clip_by_global_norm in a fnopt.chain",
-    "clip_grad_value_": "fnopt.clip in a fnopt.chain",
+    **dict.fromkeys(
+        ("clip_grad_norm_", "clip_grad_norm", "clip_by_norm", "clip_norm", "clipnorm"),
+        "fnopt.clip_by_global_norm in a fnopt.chain",
+    ),
+    **dict.fromkeys(
+        ("clip_grad_value_", "clip_grad_value", "clip_by_value", "clipvalue"),
+        "fnopt.clip in a fnopt.chain",
+    ),
+    **dict.fromkeys(
+        ("multi_steps", "GradientAccumulation", "gradient_accumulation", "accumulate_gradients"),
+        "fnopt.accumulate",
+    ),
+    "freeze_params": "fnopt.freeze",
+    **dict.fromkeys(("no_grad", "stop_gradient"), "jax.lax.stop_gradient"),
+    **dict.fromkeys(
+        ("dpsgd", "DPSGD", "DPOptimizer", "PrivacyEngine", "make_private"),
+        "fnopt.clipped_grad and fnopt.add_noise",
+    ),
+    **dict.fromkeys(("swa", "AveragedModel", "ema_params"), "fnopt.params_mean or params_ema"),
+    "GradScaler": "fnopt.dynamic_loss_scale",
+    **dict.fromkeys(("PolynomialLR", "polynomial_decay"), "fnopt.polynomial_schedule"),
+    **dict.fromkeys(("LinearLR", "linear_warmup"), "fnopt.linear_schedule"),
+    "MultiStepLR": "fnopt.piecewise_constant_schedule",
+    "weight_decay": "fnopt.add_decayed_weights",
+    **dict.fromkeys(("trf", "dogbox", "odr"), "fnopt.least_squares"),
+    "tree_map": "jax.tree.map",
+    **dict.fromkeys(("jac", "jacfwd", "jacrev"), "fnopt.jacobian, or jax.jacfwd"),
     "GradientTape": "jax.grad; for gradients of values inside a function, fnopt.capture",
     "LevenbergMarquardt": "fnopt.least_squares, or fnopt.levenberg_marquardt in a loop of your own",
     "LM": "fnopt.least_squares, or fnopt.levenberg_marquardt in a loop of your own",
     **dict.fromkeys(("leastsq", "lsq_linear", "Minimizer"), "fnopt.least_squares"),
-    **dict.fromkeys(("fsolve", "newton", "newton_krylov"), "fnopt.root"),
     **dict.fromkeys(
-        ("root_scalar", "brentq", "bisect"), "fnopt.root, from a start in place of a bracket"
+        ("fsolve", "newton", "newton_raphson", "newton_krylov", "broyden"), "fnopt.root"
+    ),
+    "anderson": "fnopt.fixed_point",
+    **dict.fromkeys(
+        ("root_scalar", "brentq", "bisect", "bisection"),
+        "fnopt.root, from a start in place of a bracket",
     ),
     **dict.fromkeys(
         ("fmin", "fmin_bfgs", "fmin_cg", "fmin_l_bfgs_b", "minimize_scalar"), "fnopt.minimize"
@@ -71,6 +100,7 @@ _READ = "fnopt.hyperparams(tx, state) reads hyper-parameters, fnopt.slots(state)
 _ATTRIBUTES = {
     **dict.fromkeys(("step", "apply", "apply_gradients", "apply_gradient", "get_updates"), _STEP),
     "minimize": f"take the gradient with jax.grad, then {_STEP}; or call fnopt.minimize",
+    "apply_updates": "fnopt.apply_updates(params, updates)",
     "zero_grad": "leave it out: jax.grad gives a new gradient each time",
     **dict.fromkeys(
         ("state", "slots", "variables", "state_dict", "load_state_dict", "iterations"),
@@ -98,7 +128,8 @@ def advice(name: str, homes: Mapping[str, Sequence[str]]) -> str:
     spellings = {n.lower().replace("_", ""): n for n in homes[""]}
     plain = name.lower().replace("_", "")
     close = difflib.get_close_matches(plain, spellings, n=2, cutoff=0.75)
-    near = [plain] if plain in spellings else close
+    longer = [n for n in spellings if n.startswith(plain)][:2] if len(plain) > 3 else []
+    near = [plain] if plain in spellings else close or longer
     found = [f"fnopt.{spellings[n]}" for n in near]
     return f" Did you mean {' or '.join(found)}?" if found else ""
 

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fnopt.core import described
 from fnopt.losses._arithmetic import at_label, at_last, hidden, log_softmax, times
 from fnopt.losses._inputs import class_labels, kept, mask, pairs
 
@@ -15,12 +16,23 @@ def _log_probabilities(
     name: str, logits: Any, labels: Any, axis: Any, where: Any
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """Log-probabilities, labels and mask with the classes on the last axis."""
+    _check_is_distribution(name, logits, labels)
     logits, labels = pairs(name, logits=logits, labels=labels)
     shape = jnp.broadcast_shapes(logits.shape, labels.shape)
     logits, labels = (at_last(jnp.broadcast_to(x, shape), axis) for x in (logits, labels))
     where = mask(where, shape, axis)
     where = where if where is None else at_last(where, axis)
     return log_softmax(hidden(where, logits)), kept(where, labels), where
+
+
+def _check_is_distribution(name: str, logits: Any, labels: Any) -> None:
+    """Refuses class numbers, which as many rows as classes would let pass for a distribution."""
+    if jnp.issubdtype(jnp.result_type(labels), jnp.integer) and jnp.ndim(labels) < jnp.ndim(logits):
+        raise ValueError(
+            f"{name}: labels are {described(jnp.asarray(labels))}, expected the shape of the "
+            f"logits, {jnp.shape(logits)}: probabilities, or one-hot rows. For class numbers see "
+            "fnopt.losses.softmax_cross_entropy_with_integer_labels."
+        )
 
 
 def softmax_cross_entropy(logits: Any, labels: Any, axis: Any = -1, where: Any = None) -> jax.Array:

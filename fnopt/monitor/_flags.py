@@ -10,6 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fnopt.core import Scalar, Value, hyper, show_report, static, where
+from fnopt.monitor._flag_criteria import (
+    half_dead,
+    is_dead,
+    is_exploding,
+    is_vanishing,
+    next_usual,
+)
 from fnopt.monitor._health import Health
 from fnopt.monitor._layers import biases_of, weights_of
 
@@ -88,16 +95,6 @@ class FlagReport(NamedTuple):
         found = self._asdict().items()
         parts = [f"{kind.replace('_', ' ')}: {', '.join(names)}" for kind, names in found if names]
         return "; ".join(parts) or "no layer is flagged"
-
-
-def _hysteresis(
-    flag: jax.Array, streak: jax.Array, enter: jax.Array, leave: jax.Array, patience: Any
-) -> tuple[jax.Array, jax.Array]:
-    """A flag changes when the wish to change it has come `patience` times in a row."""
-    wish = jnp.where(flag, leave, enter)
-    streak = jnp.where(wish, streak + 1, jnp.zeros_like(streak))
-    change = streak >= patience
-    return flag ^ change, jnp.where(change, jnp.zeros_like(streak), streak)
 
 
 class health_flags(Value):
@@ -195,30 +192,22 @@ class health_flags(Value):
         _check(health, state)
         norm = health.norm.astype(state.usual.dtype)
         h = jax.tree.map(lambda x: jnp.asarray(x, norm.dtype), self)
-        sizes = jnp.asarray([max(n, 1) for n in health.sizes], norm.dtype)
-        present = jnp.asarray([n > 0 for n in health.sizes], bool)
-        rms = norm / jnp.sqrt(sizes)
         shapes = health.shapes or (None,) * len(health.names)
         weights = weights_of(health.names, shapes)
-        if weights != tuple(range(len(weights))):
-            rms = jnp.maximum(rms, rms[np.asarray(weights)])
-        dead, recovered = _dead(h, rms, present)
-        vanishing, back = _vanishing(h, rms, present)
-        exploding, calm = _exploding(h, norm, state.usual)
+        present = jnp.asarray([n > 0 for n in health.sizes], bool)
+        rms = _judged_rms(norm, health.sizes, weights)
         bad = ~jnp.isfinite(norm) if health.nonfinite is None else health.nonfinite > 0
-        dead_now = _hysteresis(state.dead, state.dead_streak, dead, recovered, self.patience)
-        exploding_now = _hysteresis(
-            state.exploding, state.exploding_streak, exploding, calm, self.patience
-        )
-        at_once = jnp.where(state.nonfinite, self.patience, 1)
-        bad_now = _hysteresis(state.nonfinite, state.nonfinite_streak, bad, ~bad, at_once)
-        vanishing_now = _hysteresis(
-            state.vanishing, state.vanishing_streak, vanishing, back, self.patience
-        )
-        half = _half_dead(h, health, biases_of(weights, shapes)) & present & (norm > 0)
-        half_now = _hysteresis(state.half_dead, state.half_dead_streak, half, ~half, self.patience)
-        usual = _usual(h, norm, state.usual, exploding)
-        return FlagState(*dead_now, *exploding_now, *bad_now, usual, *vanishing_now, *half_now)
+        half = half_dead(h, health, biases_of(weights, shapes)) & present & (norm > 0)
+        exploding, calm = is_exploding(h, norm, state.usual)
+        wishes = {
+            "dead": is_dead(h, rms, present),
+            "exploding": (exploding, calm),
+            "nonfinite": (bad, ~bad),
+            "vanishing": is_vanishing(h, rms, present),
+            "half_dead": (half, ~half),
+        }
+        usual = next_usual(h, norm, state.usual, exploding)
+        return FlagState(usual=usual, **_changed(state, wishes, self.patience))
 
     def report(self, names: tuple[str, ...], state: FlagState) -> FlagReport:
         """The names of the groups whose flags are up.
@@ -253,59 +242,33 @@ def _check(health: Health, state: FlagState) -> None:
         )
 
 
-def _dead(h: health_flags, rms: jax.Array, present: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Whether each group looks dead, and whether it looks clearly alive.
-
-    The median is taken of the finite groups that have elements. Where most of them are zero it is
-    zero too, and they are still found, since zero is not above it.
-    """
-    counts = present & jnp.isfinite(rms)
-    median = _median(rms, counts)
-    return counts & (rms <= h.dead * median), rms > h.release * h.dead * median
+def _judged_rms(norm: jax.Array, sizes: tuple[int, ...], weights: tuple[int, ...]) -> jax.Array:
+    """The root mean square of each group, or of the weights beside it if that is larger."""
+    rms = norm / jnp.sqrt(jnp.asarray([max(n, 1) for n in sizes], norm.dtype))
+    if weights == tuple(range(len(weights))):
+        return rms
+    return jnp.maximum(rms, rms[np.asarray(weights)])
 
 
-def _vanishing(h: health_flags, rms: jax.Array, present: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Whether each group is negligible beside the largest, and whether it clearly is not."""
-    counts = present & jnp.isfinite(rms)
-    largest = jnp.max(jnp.where(counts, rms, jnp.zeros_like(rms)), initial=0)
-    bound = h.vanishing * largest
-    return counts & (rms <= bound) & (largest > 0), rms > h.release * bound
+def _changed(
+    state: FlagState, wishes: dict[str, tuple[jax.Array, jax.Array]], patience: int
+) -> dict[str, jax.Array]:
+    """Flags and streaks after one more observation, which wishes that flags rise or fall."""
+    changed = {}
+    for kind, (enter, leave) in wishes.items():
+        flag, streak = getattr(state, kind), getattr(state, f"{kind}_streak")
+        # What isn't finite is shown at once.
+        least = jnp.where(flag, patience, 1) if kind == "nonfinite" else patience
+        flag, streak = _hysteresis(flag, streak, enter, leave, least)
+        changed[kind], changed[f"{kind}_streak"] = flag, streak
+    return changed
 
 
-def _half_dead(h: health_flags, health: Health, biases: tuple[int | None, ...]) -> jax.Array:
-    """Whether half of each group is zero, and of its bias."""
-    if health.zeros is None:
-        return jnp.zeros(len(biases), bool)
-    judged = np.asarray([bias is not None for bias in biases], bool)
-    bias = np.asarray([i if b is None else b for i, b in enumerate(biases)], int)
-    half = health.zeros >= h.zeros
-    return half & half[bias] & judged
-
-
-def _median(x: jax.Array, counts: jax.Array) -> jax.Array:
-    """The (upper) median of the elements that count; zero if none does."""
-    zero = jnp.zeros((), x.dtype)
-    if not x.size:
-        return zero
-    ordered = jnp.sort(jnp.where(counts, x, jnp.asarray(jnp.inf, x.dtype)))
-    how_many = jnp.sum(counts, dtype=jnp.int32)
-    return jnp.where(how_many > 0, ordered[jnp.minimum(how_many // 2, x.size - 1)], zero)
-
-
-def _exploding(h: health_flags, norm: jax.Array, usual: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Whether each norm is far too large, and whether it clearly is not."""
-    # What was negligible in the first observations may become as large as the others.
-    least = _median(usual, usual > 0) / 10
-    bound = jnp.minimum(h.exploding * jnp.maximum(usual, least), h.limit)
-    bound = jnp.where(usual > 0, bound, h.limit)
-    return norm > bound, norm < bound / h.release
-
-
-def _usual(h: health_flags, norm: jax.Array, usual: jax.Array, exploding: jax.Array) -> jax.Array:
-    """The exponential geometric mean of the norms from the first above zero; it never falls."""
-    counts = (norm > 0) & jnp.isfinite(norm) & ~exploding
-    one = jnp.ones((), norm.dtype)
-    now = jnp.log(jnp.where(counts, norm, one))
-    past = jnp.where(usual > 0, jnp.log(jnp.where(usual > 0, usual, one)), now)
-    mean = jnp.exp(h.decay * past + (one - h.decay) * now)
-    return jnp.where(counts, jnp.maximum(mean, usual), usual)
+def _hysteresis(
+    flag: jax.Array, streak: jax.Array, enter: jax.Array, leave: jax.Array, patience: Any
+) -> tuple[jax.Array, jax.Array]:
+    """A flag changes when the wish to change it has come `patience` times in a row."""
+    wish = jnp.where(flag, leave, enter)
+    streak = jnp.where(wish, streak + 1, jnp.zeros_like(streak))
+    change = streak >= patience
+    return flag ^ change, jnp.where(change, jnp.zeros_like(streak), streak)

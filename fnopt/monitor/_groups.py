@@ -26,10 +26,6 @@ class Grouping(NamedTuple):
     members: tuple[tuple[int, ...], ...]
     skipped: tuple[str, ...]
 
-    def pick(self, leaves: list[Any]) -> list[list[Any]]:
-        """The leaves of every group."""
-        return [[leaves[i] for i in own] for own in self.members]
-
 
 def _patterns(given: Any) -> tuple[str, ...]:
     patterns = (given,) if isinstance(given, str) else given

@@ -10,8 +10,9 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
-from fnopt.core import check_axis, check_same_tree, listing, parts_over, where
+from fnopt.core import check_axis, check_same_tree, listing, parts_over, show_report, where
 from fnopt.monitor._groups import as_groups, group
 from fnopt.monitor._measure import CHEAP, STATISTICS, as_stats, in_parts, measure
 
@@ -60,6 +61,17 @@ class Health:
     def stats(self) -> tuple[str, ...]:
         """The names of the statistics that were measured."""
         return tuple(s for s in STATISTICS if getattr(self, s) is not None)
+
+    def __str__(self) -> str:
+        """The table, where the numbers of one tree are known."""
+        return self.table() if self.stats and all(map(self._is_known, self.stats)) else repr(self)
+
+    _repr_pretty_ = show_report
+
+    def _is_known(self, stat: str) -> bool:
+        x = getattr(self, stat)
+        known = isinstance(x, (jax.Array, np.ndarray)) and not isinstance(x, Tracer)
+        return known and x.ndim == 1 + (stat == "histogram")
 
     def as_dict(self) -> dict[str, Any]:
         """A flat dict such as `{'norm/dense/kernel': ...}`, as loggers like it."""

@@ -8,10 +8,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fnopt.core import (
+    Kind,
+    by_kind,
     compute_dtype,
+    each_in_order,
     exponents,
+    is_staged,
     listing,
     part_axes,
     quotient,
@@ -27,6 +32,9 @@ STATISTICS = ("norm", "max", "mean", "rms", "ratio", "zeros", "nonfinite", "hist
 
 CHEAP = ("norm", "ratio", "nonfinite")
 """What is measured unless the user says otherwise: one pass over the gradients and the params."""
+
+Arrays = list[jax.Array]
+"""Of every leaf that is looked at, in the order of the groups."""
 
 Rows = dict[str, jax.Array]
 """A statistic's name, and its value for every group: `[groups]`, or `[groups, BINS]`."""
@@ -73,42 +81,49 @@ def _histogram(x: jax.Array) -> jax.Array:
 class _Leaves:
     """The leaves of a tree, ready to be measured; one method for each statistic."""
 
-    def __init__(self, leaves: list[Any], params: list[Any] | None, grouping: Grouping) -> None:
-        own = [leaves[i] for members in grouping.members for i in members]
-        self.dtype = common_dtype(own)
-        self.leaves, self.params, self.grouping = leaves, params, grouping
+    def __init__(self, own: Arrays, params: Arrays | None, grouping: Grouping) -> None:
+        self.dtype, self.grouping, self.leaves = common_dtype(own), grouping, by_kind(own)
+        self.params = None if params is None else by_kind(params)
         self.sizes = jnp.asarray([max(n, 1) * in_parts() for n in grouping.sizes], self.dtype)
 
-    def each(self, fn: Callable[[jax.Array], jax.Array], leaves: list[Any]) -> list[Any]:
-        """`fn` of every leaf in its compute dtype (16 bits would lose the sums), by group."""
+    def each(self, fn: Callable[[jax.Array], jax.Array]) -> jax.Array:
+        """`fn` of every leaf in its compute dtype: 16 bits would lose the sums."""
 
-        def one(x: Any) -> jax.Array:
-            return fn(jnp.asarray(x).astype(compute_dtype(jnp.result_type(x))))
+        def one(x: jax.Array) -> jax.Array:
+            return fn(x.astype(compute_dtype(x.dtype))).astype(self.dtype)
 
-        return [[one(x) for x in members] for members in self.grouping.pick(leaves)]
+        return each_in_order(self.leaves, one)
 
-    def join(self, values: list[Any], add: Callable[..., Any] = jnp.add) -> jax.Array:
-        """One value for every group, in the common dtype, of whole leaves where these are parts."""
-        found = jnp.stack(
-            [functools.reduce(add, [v.astype(self.dtype) for v in own]) for own in values]
-        )
+    def join(self, values: jax.Array, add: Callable[..., Any] = jnp.sum) -> jax.Array:
+        """One value for every group, of whole leaves where these are parts."""
+        found = self._by_group(values, add)
         if not part_axes():
             return found
-        across = jax.lax.pmax if add is jnp.maximum else jax.lax.psum
+        across = jax.lax.pmax if add is jnp.max else jax.lax.psum
         return across(found, part_axes())
 
-    def norms_of(self, leaves: list[Any]) -> jax.Array:
+    def _by_group(self, values: jax.Array, add: Callable[..., Any]) -> jax.Array:
+        """One value for every group; groups of as many leaves at once."""
+        counts = np.asarray([len(own) for own in self.grouping.members])
+        if (counts == 1).all():
+            return values
+        starts, found = np.cumsum(counts) - counts, []
+        for count in np.unique(counts):
+            places = np.flatnonzero(counts == count)
+            rows = values[starts[places][:, None] + np.arange(count)]
+            found.append(Kind(places.tolist(), rows if len(places) > 1 else rows[0]))
+        return each_in_order(found, lambda row: add(row, axis=0))
+
+    def norms_of(self, leaves: list[Kind]) -> jax.Array:
         """The norm of every group, also where its square would be out of range."""
-        picked = self.grouping.pick(leaves)
+        group_of = np.repeat(np.arange(len(self.sizes)), list(map(len, self.grouping.members)))
+
+        def one(x: jax.Array, scale: jax.Array | None = None) -> jax.Array:
+            return sum_of_squares(x, scale, self.dtype).astype(self.dtype)
 
         def squares(scale: jax.Array | None) -> jax.Array:
-            scales = [None] * len(picked) if scale is None else [*scale]
-            return self.join(
-                [
-                    [sum_of_squares(x, c, self.dtype) for x in own]
-                    for own, c in zip(picked, scales, strict=True)
-                ]
-            )
+            scales = () if scale is None else (scale[group_of],)
+            return self.join(each_in_order(leaves, one, *scales))
 
         return safe_norms(squares)
 
@@ -129,16 +144,16 @@ class _Leaves:
         return quotient(self.length, self.norms_of(self.params))
 
     def mean(self) -> jax.Array:
-        return self.join(self.each(_sum, self.leaves)) / self.sizes
+        return self.join(self.each(_sum)) / self.sizes
 
     def max(self) -> jax.Array:
-        return self.join(self.each(_largest, self.leaves), jnp.maximum)
+        return self.join(self.each(_largest), jnp.max)
 
     def zeros(self) -> jax.Array:
-        return self.join(self.each(_count_zeros, self.leaves)) / self.sizes
+        return self.join(self.each(_count_zeros)) / self.sizes
 
     def histogram(self) -> jax.Array:
-        return self.join(self.each(_histogram, self.leaves))
+        return self.join(self.each(_histogram))
 
     def nonfinite(self) -> jax.Array:
         # A norm is finite only if every element is. So the elements are looked at only when some
@@ -147,7 +162,7 @@ class _Leaves:
         return jax.lax.cond(
             healthy,
             lambda: jnp.zeros(len(self.grouping.names), self.dtype),
-            lambda: self.join(self.each(_count_nonfinite, self.leaves)),
+            lambda: self.join(self.each(_count_nonfinite)),
         )
 
 
@@ -172,8 +187,22 @@ def measure(
     """
     if not grouping.names:
         return nothing(stats, common_dtype([]), 0)
-    looked = _Leaves(leaves, params, grouping)
+    order = [i for members in grouping.members for i in members]
+    own = [jnp.asarray(leaves[i]) for i in order]
+    weights = [jnp.asarray(params[i]) for i in order] if params and "ratio" in stats else None
+    # Compiled by itself, or an eager call would compile its conditions anew every time.
+    in_place = is_staged() or part_axes()
+    return (_measured if in_place else _program)(own, weights, grouping, stats)
+
+
+def _measured(
+    own: Arrays, params: Arrays | None, grouping: Grouping, stats: tuple[str, ...]
+) -> Rows:
+    looked = _Leaves(own, params, grouping)
     return {name: getattr(looked, name)() for name in stats}
+
+
+_program = jax.jit(_measured, static_argnums=(2, 3))
 
 
 def nothing(stats: tuple[str, ...], dtype: Any, groups: int) -> Rows:

@@ -15,7 +15,7 @@ from fnopt.programs._control import (
     called_with,
     control_view,
 )
-from fnopt.programs._kept import call_compiled, call_recorded
+from fnopt.programs._kept import call_compiled, call_recorded, runs_on_one_device
 from fnopt.programs._levels import IN_RULE, SCOPE, Level, Mark, Node
 from fnopt.programs._levels import find_nodes as find_nodes
 from fnopt.programs._reads import reads as reads
@@ -24,7 +24,6 @@ from fnopt.programs._replay import Records, Visit
 from fnopt.programs._replay import replay as replay
 from fnopt.programs._tracing import runs_now, uncached
 from fnopt.programs._tracing import traced_once as traced_once
-from fnopt.programs._written_for_jax import written_for_jax as written_for_jax
 
 __all__ = [
     "IN_RULE",
@@ -51,5 +50,6 @@ __all__ = [
     "products_ahead",
     "recorded",
     "runs_now",
+    "runs_on_one_device",
     "uncached",
 ]

@@ -10,17 +10,17 @@ import numpy as np
 from jax.extend import core as jex
 
 from fnopt.programs import _read as jaxprs
-from fnopt.programs._key import UnidentifiedError, equation_key
+from fnopt.programs._key import UnidentifiedError, equation_key, rule_key
 from fnopt.programs._order import Sum, dependent, levels, numbers
 from fnopt.programs._stacks import FEW, Lane, end_to_end, lanes, plain, summed, windows
 
 _LARGEST = 4096  # numbers of an array: work on larger ones would need much memory at once
-_ONE_BY_ONE = {
-    "conv_general_dilated",
-    "ffi_call",
-    "optimization_barrier",
-    "pure_callback",
-    "sharding_constraint",
+_WITH_RULE = "custom_jvp_call"
+_SLOWER = {"conv_general_dilated", "optimization_barrier", "sharding_constraint"}
+# Under `jax.vmap` they give other numbers (keys that aren't threefry's), or nothing.
+_OTHERS = {
+    *("custom_vmap_call", "ffi_call", "pure_callback", "random_bits", "random_fold_in"),
+    *("random_split", "rng_bit_generator"),
 }
 
 
@@ -39,7 +39,8 @@ class AtOnce:
             for i, eqn in enumerate(level):
                 groups.setdefault(self._key(eqn) or i, []).append(eqn)
             for group in groups.values():
-                self._run(group)
+                for alike in _by_rule(group):
+                    self._run(alike)
         return list(map(plain, self.env.read(self.jaxpr.outvars)))
 
     def _run(self, group: list[Any]) -> None:
@@ -76,10 +77,28 @@ class AtOnce:
 
 def _is_one_by_one(eqn: Any) -> bool:
     """Whether an operation is left as it is: `jax.vmap` may not take it, or to no avail."""
-    if eqn.effects or jaxprs.sub_jaxprs(eqn) or eqn.primitive.name in _ONE_BY_ONE:
+    subs, name = jaxprs.sub_jaxprs(eqn), eqn.primitive.name
+    if eqn.effects or name in _SLOWER | _OTHERS or (subs and name != _WITH_RULE):
+        return True
+    inside = (inner.primitive.name for sub in subs for inner in jaxprs.equations(sub.jaxpr))
+    if not _OTHERS.isdisjoint(inside):
         return True
     largest = max(map(numbers, (*eqn.invars, *eqn.outvars)), default=0)
     return eqn.primitive.name != "slice" and largest > _LARGEST
+
+
+def _by_rule(group: list[Any]) -> list[list[Any]]:
+    """Alike equations, those apart whose derivatives a user has given by different rules."""
+    if len(group) < FEW or group[0].primitive.name != _WITH_RULE:
+        return [group]  # to look at a rule takes milliseconds
+    found: dict[Any, list[Any]] = {}
+    for i, eqn in enumerate(group):
+        try:
+            key: Any = rule_key(eqn)
+        except UnidentifiedError:
+            key = i
+        found.setdefault(key, []).append(eqn)
+    return list(found.values())
 
 
 def _is_window(eqn: jex.JaxprEqn, operand: Any) -> bool:

@@ -10,6 +10,7 @@ import jax
 from jax.core import eval_jaxpr
 
 from fnopt.programs._key import UnidentifiedError, key_of
+from fnopt.programs._parcel import Parcel, packed, unpacked
 from fnopt.programs._recorded import KEPT, Record, Recorded, operations
 from fnopt.programs._tracing import any_traced, runs_now, uncached
 
@@ -85,9 +86,27 @@ def call_recorded(fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
         [16.0, 512.0]
     """
     leaves, structure = jax.tree.flatten(args)
-    return _program(fn, structure, tuple(sorted(options.items())))(*leaves)
+    program = _program(fn, structure, tuple(sorted(options.items())), runs_on_one_device(leaves))
+    out = program(*leaves)
+    return unpacked(out) if isinstance(out, Parcel) else out
 
 
 @functools.lru_cache(maxsize=KEPT)
-def _program(fn: Callable[..., Any], structure: Any, options: Any) -> Callable[..., Any]:
-    return jax.jit(lambda *leaves: fn(*jax.tree.unflatten(structure, leaves), **dict(options)))
+def _program(
+    fn: Callable[..., Any], structure: Any, options: Any, packs: bool
+) -> Callable[..., Any]:
+    def program(*leaves: Any) -> Any:
+        out = fn(*jax.tree.unflatten(structure, leaves), **dict(options))
+        return packed(out) if packs else out
+
+    return jax.jit(program)
+
+
+def runs_on_one_device(args: Any) -> bool:
+    """Whether a program of these arrays runs now, on a single device."""
+    single = runs_now(args) and jax.sharding.get_abstract_mesh().empty
+    return single and all(
+        len(leaf.sharding.device_set) == 1
+        for leaf in jax.tree.leaves(args)
+        if isinstance(leaf, jax.Array)
+    )

@@ -7,11 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fnopt.core import is_none
 from fnopt.projections._trees import check_floating, check_scale
-
-
-def _is_none(x: Any) -> bool:
-    return x is None
 
 
 def _bounded(name: str, tree: Any, bound: Any, side: str) -> Any:
@@ -22,7 +19,7 @@ def _bounded(name: str, tree: Any, bound: Any, side: str) -> Any:
             return part
         return jax.tree.map(lambda x: _leaf(name, jnp.asarray(x), b, side), part)
 
-    return jax.tree.map(branch, bound, tree, is_leaf=_is_none)
+    return jax.tree.map(branch, bound, tree, is_leaf=is_none)
 
 
 def _leaf(name: str, x: jax.Array, bound: Any, side: str) -> jax.Array:

@@ -15,6 +15,7 @@ from fnopt.core import (
     hyper,
     increment,
     is_inexact,
+    is_none,
     map_leaves,
     slot_zeros,
     static,
@@ -132,15 +133,11 @@ def _where_summed(updates: Any, acc: Any) -> Any:
     """The gradients of the leaves that have a sum; all, if the trees differ, for the message."""
     if _structure(updates) != _structure(acc):
         return updates
-    return jax.tree.map(lambda g, a: None if a is None else g, updates, acc, is_leaf=_is_none)
+    return jax.tree.map(lambda g, a: None if a is None else g, updates, acc, is_leaf=is_none)
 
 
 def _structure(tree: Any) -> Any:
-    return jax.tree.structure(tree, is_leaf=_is_none)
-
-
-def _is_none(x: Any) -> bool:
-    return x is None
+    return jax.tree.structure(tree, is_leaf=is_none)
 
 
 def has_updated(state: AccumulateState) -> jax.Array:

@@ -44,7 +44,7 @@ class Selective(Wrapper):
         return select_mask(self.mask, tree)
 
     def _others(self, updates: Any, params: Any) -> Any:
-        """The updates of the other leaves, as a tree."""
+        """The updates of the leaves that the inner transform doesn't work on, as a tree."""
         raise NotImplementedError
 
     def init(self, params: Any) -> MaskedState:

@@ -137,7 +137,8 @@ class by_pattern(Selector):
             False if the patterns' labels are all True, else they are an error.
 
     Raises:
-        ValueError: In use, if no pattern matches any leaf and there is no default.
+        ValueError: In use, if there is no default and no pattern matches any leaf, or one that
+            is a name (without `*`, `?` and `[`) matches none.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -167,14 +168,15 @@ class by_pattern(Selector):
         return any(matches(position, pattern) for position in positions)
 
     def check(self, positions: list[str]) -> None:
-        """Refuses patterns of which none matches anything: a name is misspelled."""
-        patterns = [pattern for pattern, _ in self.patterns]
-        if self.default is not None or any(self.finds(q, positions) for q in patterns):
+        """Refuses names that nothing has, and patterns of which none matches: misspelled ones."""
+        lost = [pattern for pattern, _ in self.patterns if not self.finds(pattern, positions)]
+        names = [pattern for pattern in lost if not set("*?[") & set(pattern)]
+        if self.default is not None or not (names or len(lost) == len(self.patterns)):
             return
         raise ValueError(
-            f"{where()}by_pattern: none of {listing(patterns)} matches a leaf of "
+            f"{where()}by_pattern: none of {listing(names or lost)} matches a leaf of "
             f"{listing(positions)}. If that is meant, say so with a default, as in "
-            f"fnopt.by_pattern({patterns[0]!r}, default=False)."
+            f"fnopt.by_pattern({lost[0]!r}, default=False)."
         )
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fnopt.core import Leafwise, ScalarOrSchedule, hyper, static
+from fnopt.core import Leafwise, ScalarOrSchedule, hyper, is_none, static
 from fnopt.transforms._masked import only
 from fnopt.transforms._select import as_mask, select_mask
 
@@ -77,7 +77,7 @@ class add_decayed_weights(Leafwise):
         chosen = select_mask(self.mask, params)
         decayed, state = self._step(only(chosen, updates), state, only(chosen, params))
         merge = lambda g, new: g if new is None else new  # noqa: E731
-        return jax.tree.map(merge, updates, decayed, is_leaf=_is_none), state
+        return jax.tree.map(merge, updates, decayed, is_leaf=is_none), state
 
 
 class independent_weight_decay(add_decayed_weights):
@@ -112,7 +112,3 @@ class independent_weight_decay(add_decayed_weights):
 
     def leaf(self, h: Any, g: Any, p: Any) -> Any:
         return g - h.weight_decay * p
-
-
-def _is_none(x: Any) -> bool:
-    return x is None

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import default_float, described, is_array_like
+from fnopt.core import default_float, described, is_array_like, is_none
 from fnopt.tree._promote import computed, promoted, scaled_dtype
 
 
@@ -148,7 +148,7 @@ def add_scale(tree_x: Any, scalar: Any, tree_y: Any) -> Any:
         dtype = scaled_dtype(scalar, x, y)
         return computed(lambda x, a, y: x + a * y, dtype, x, scalar, y)
 
-    return jax.tree.map(one, tree_x, tree_y, is_leaf=lambda x: x is None)
+    return jax.tree.map(one, tree_x, tree_y, is_leaf=is_none)
 
 
 def where(condition: Any, tree_x: Any, tree_y: Any) -> Any:

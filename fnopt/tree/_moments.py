@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype, real_dtype
+from fnopt.core import compute_dtype, is_none, real_dtype
 
 
 def _mapped(fn: Callable[..., Any], updates: Any, moments: Any) -> Any:
@@ -23,7 +23,7 @@ def _mapped(fn: Callable[..., Any], updates: Any, moments: Any) -> Any:
         g, m = (x.astype(dtype if jnp.iscomplexobj(x) else real_dtype(dtype)) for x in (g, m))
         return fn(g, m, real_dtype(dtype)).astype(stored)
 
-    return jax.tree.map(one, updates, moments, is_leaf=lambda x: x is None)
+    return jax.tree.map(one, updates, moments, is_leaf=is_none)
 
 
 def _average(m: jax.Array, x: jax.Array, decay: Any, real: Any) -> jax.Array:

@@ -202,6 +202,7 @@ def test_a_stack_of_optimizers_needs_vmap():
     ("name", "hint"),
     [
         ("step", r"tx\.update\(grads, state, params\)"),
+        ("apply_updates", r"fnopt\.apply_updates\(params, updates\)"),
         ("minimize", r"jax\.grad"),
         ("state_dict", r"tx\.init\(params\)"),
         ("lr", r"fnopt\.hyperparams"),

@@ -249,5 +249,8 @@ def test_a_column_against_a_row_is_refused():
         losses.softmax_cross_entropy_with_integer_labels(
             np.ones((3, 4), np.float32), np.zeros(3, np.float32)
         )
+    # As many rows as classes: class numbers would broadcast.
+    with pytest.raises(ValueError, match=r"labels are int32\[3\].*with_integer_labels"):
+        losses.softmax_cross_entropy(np.ones((3, 3), np.float32), np.arange(3))
     with pytest.raises(ValueError, match="expected one of 'mean', 'sum', 'none'"):
         losses.dice_loss(np.ones((2, 3, 2)), np.ones((2, 3, 2)), reduction="max")

@@ -207,6 +207,14 @@ def test_table():
     assert text.splitlines()[1].split() == ["w", "0.5", "2^-2..2^0"]
 
 
+def test_shown_as_its_table_where_the_numbers_of_one_tree_are_known():
+    one = health({"w": jnp.ones(4)})
+    assert str(one) == one.table()
+    for other in (jax.vmap(health)({"w": jnp.ones((2, 4))}), jax.tree.map(lambda _: None, one)):
+        assert str(other) == repr(other)
+    jax.eval_shape(lambda tree: str(health(tree)) and tree, {"w": jnp.ones(4)})
+
+
 def test_wrong_use():
     tree = {"w": jnp.ones(2)}
     with pytest.raises(ValueError, match=r"\['loss'\] are unknown; there are \['norm'"):

@@ -77,7 +77,32 @@ def backwards(x):
     return jnp.stack([jnp.sin(v) * 3 - 1 for v in reversed(scalars(x))])
 
 
+def activated(x):
+    return jnp.stack([jax.nn.softplus(jax.nn.relu(v - 0.1)) for v in vectors(x)])
+
+
+def through_rules(x):
+    """Halves that differ in nothing but in the derivative that they are given."""
+    return jnp.stack([scaled(i % 2 + 1.0)(v) for i, v in enumerate(vectors(x))])
+
+
+def scaled(k):
+    @jax.custom_jvp
+    def fn(x):
+        return jnp.round(x)
+
+    fn.defjvp(lambda x, dx: (fn(*x), k * x[0] * dx[0]))
+    return fn
+
+
+def polynomials(x):
+    return jnp.stack([1 + v + v**2 + v**3 + v**4 + v**5 for v in vectors(x)])
+
+
 FUNCTIONS = [
+    activated,
+    through_rules,
+    polynomials,
     each_with_its_data,
     each_with_a_number,
     neighbours,
@@ -121,6 +146,49 @@ def test_its_derivatives_are_those_of_the_function(fn):
         jax.jit(lambda: derivatives(alike_together(fn, X)))(),
         jax.jit(lambda: derivatives(fn))(),
     )
+
+
+@jax.custom_batching.custom_vmap
+def other_in_a_batch(v):
+    return jnp.sin(v)
+
+
+other_in_a_batch.def_vmap(lambda k, is_batched, v: (jnp.cos(v), True))
+
+
+def on_the_host(v):
+    return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(v.shape, v.dtype), v)
+
+
+@pytest.mark.parametrize("fn", [other_in_a_batch, on_the_host], ids=["rule", "callback"])
+def test_what_a_batch_would_change_is_left_alone_inside_of_a_rule_too(fn):
+    ruled = jax.custom_jvp(fn)
+    ruled.defjvp(lambda point, tangent: (ruled(point[0]), jnp.cos(point[0]) * tangent[0]))
+    ruled = jax.jit(ruled)  # whose program is one for all
+
+    def more(v):  # of which most can be done at once
+        for _ in range(8):
+            v = jnp.sin(v) * 2
+        return v
+
+    def each(x):
+        return jnp.stack([ruled(more(v)) for v in vectors(x)])
+
+    together = alike_together(each, X)
+    assert together is not each
+    close(together(X), each(X))
+
+
+@pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg"])
+def test_random_numbers_stay_those_of_their_keys(impl):
+    def each(x):
+        keys = [jax.random.fold_in(jax.random.key(0, impl=impl), i) for i in range(N)]
+        noise = [jax.random.uniform(jax.random.split(key)[0], (3,)) for key in keys]
+        return jnp.stack([jnp.sin(v) * e for v, e in zip(vectors(x), noise, strict=True)])
+
+    together = alike_together(each, X)
+    assert together is not each
+    close(together(X), each(X))
 
 
 def call_in(fn):

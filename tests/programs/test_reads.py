@@ -307,6 +307,53 @@ def test_functions_of_libraries_that_were_replaced_are_seen(monkeypatch):
     assert float(recorded(of_module, X)(X)) == before
 
 
+def with_module(held):
+    """Functions that hold a module in a cell, in defaults, in an argument of `partial`."""
+
+    def by_default(x, held=held):
+        return x + held.random.standard_normal(3)
+
+    def by_word(x, *, held=held):
+        return x + held.random.standard_normal(3)
+
+    def by_argument(held, x):
+        return x + held.random.standard_normal(3)
+
+    return (
+        lambda x: x + held.random.standard_normal(3),
+        lambda x: jnp.stack([x + held.random.standard_normal() for _ in range(3)]),
+        by_default,
+        by_word,
+        functools.partial(by_argument, held),
+    )
+
+
+@pytest.mark.parametrize("fn", with_module(np))
+def test_a_module_is_read_wherever_it_is_held(fn):
+    with pytest.raises(UnseenError):
+        reads(fn)
+
+
+def test_a_member_of_a_module_in_a_cell_that_was_replaced_is_seen(monkeypatch):
+    held = jnp
+    fn = lambda x: held.exp(x)  # noqa: E731
+    before = float(recorded(fn, X)(X))
+    assert recorded(fn, X) is recorded(fn, X)
+    monkeypatch.setattr(jnp, "exp", lambda x: jnp.float32(0))
+    assert float(recorded(fn, X)(X)) != before
+
+
+def test_one_value_under_another_name_is_seen(monkeypatch):
+    def either(x):
+        return x * len if "len" in held else x / factor
+
+    held = ("len",)
+    monkeypatch.setitem(globals(), "len", 3.0)
+    before = reads(either)
+    monkeypatch.delitem(globals(), "len")
+    assert before != reads(either)
+
+
 def test_modules_that_hold_each_other_are_read_once(monkeypatch):
     def of_modules(x):
         return jax.numpy.exp(x) + jax.numpy.linalg.norm(x[None])

@@ -236,6 +236,11 @@ def test_traced_leaves_can_be_labelled():
             r"none of \['\*/bais'\] matches a leaf of \['bias', .*default=False",
         ),
         (
+            lambda: fnopt.freeze(fnopt.sgd(1.0), ["dense", "nrom", "*/x"]).init(PARAMS),
+            ValueError,
+            r"freeze: by_pattern: none of \['nrom'\] matches a leaf of \['bias', .*default=False",
+        ),
+        (
             lambda: jax.jit(lambda t: fnopt.select(fnopt.by_path(lambda p, x: x > 0), t))(PARAMS),
             TypeError,
             "the label of leaf 'bias' is a traced bool.*decided from the path, shape and dtype",

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 import jax
 
 _NUMPY = re.compile(r"\b(np|numpy|scipy|special|math)\.((?:\w+\.)*\w+)\s*\(")
+_WRITES = re.compile(r"[\w.]+\[[^=]*\]\s*[-+*/]?=(?!=)")
+_OF_JAX = (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError)
 _OURS = {"scipy": "jax.scipy.", "special": "jax.scipy.special."}  # all else is jnp's
 
 
@@ -28,17 +30,17 @@ def written_for_jax(name: str, fn: str = "f") -> Iterator[None]:
     """
     try:
         yield
-    except (
-        jax.errors.TracerArrayConversionError,
-        jax.errors.ConcretizationTypeError,
-        NotForJaxError,
-    ) as found:
-        # Of functions that call each other, the outermost is the one that the user knows.
-        error = found.__cause__ if isinstance(found, NotForJaxError) else found
-        assert error is not None
-        line, called = _cause(error)
+    except (*_OF_JAX, NotForJaxError, ValueError) as found:
+        # Of functions that call each other, the outermost is the one that the user knows. NumPy
+        # hides JAX's error behind one of its own where an entry of an array is written.
+        error = found if isinstance(found, _OF_JAX) else found.__cause__
+        if not isinstance(error, _OF_JAX):
+            raise
+        line, called = _cause(found if isinstance(found, ValueError) else error)
         if isinstance(error, jax.errors.TracerBoolConversionError):
             what = "decides in Python by a value; write jnp.where(condition, a, b)"
+        elif called is None and _WRITES.match(line):
+            what = "writes into an array; write x.at[i].set(value), or jnp.stack([...])"
         elif called is None:
             what = "needs the numbers of an array; write it with jax.numpy or jax.scipy"
         else:

@@ -1,0 +1,67 @@
+"""Many small arrays of one type as one, so that a program doesn't grow with their number.
+
+This is for what the library itself does with the leaves of a tree. A user's function, whose
+operations have to be found first, is `fnopt.programs.alike_together`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fnopt.core._spread import is_spread
+
+_FEW = 8  # arrays of one type, that are left as they are
+_SMALL = 4096  # numbers of an array that may be copied
+
+
+class Kind(NamedTuple):
+    """Arrays of one type along a leading axis, or one array by itself."""
+
+    places: list[int]  # among all arrays
+    array: jax.Array  # [k, *shape], or the single array in its own shape
+
+    def map(self, fn: Callable[..., jax.Array], *numbers: jax.Array) -> jax.Array:
+        """A function of each array and of the numbers at its place, along a leading axis."""
+        if len(self.places) == 1:
+            return fn(self.array, *(n[self.places[0]] for n in numbers))[None]
+        return jax.vmap(fn)(self.array, *(n[np.asarray(self.places)] for n in numbers))
+
+
+def by_kind(arrays: Sequence[jax.Array]) -> list[Kind]:
+    """Stacks small arrays of which there are many of one type; any other is a kind by itself.
+
+    Along an axis of their own, not end to end: what a compiler has divided over devices stays so.
+    """
+    kinds: dict[Any, list[int]] = {}
+    for i, x in enumerate(arrays):
+        stays = x.size > _SMALL or is_spread(x)
+        kinds.setdefault(i if stays else jax.typeof(x), []).append(i)
+    found = []
+    for places in kinds.values():
+        if len(places) < _FEW:
+            found += [Kind([i], arrays[i]) for i in places]
+        else:
+            found.append(Kind(places, jnp.stack([arrays[i] for i in places])))
+    return found
+
+
+def each_in_order(
+    kinds: Sequence[Kind], fn: Callable[..., jax.Array], *numbers: jax.Array
+) -> jax.Array:
+    """A function of every array, along a leading axis in which they are as they came.
+
+    Args:
+        kinds: What `by_kind` made of the arrays; at least one.
+        fn: From an array, and a number for each of `numbers`, to an array.
+        numbers: Of each, one for every array.
+    """
+    found = [kind.map(fn, *numbers) for kind in kinds]
+    places = np.concatenate([kind.places for kind in kinds])
+    in_order = (np.diff(places) == 1).all()
+    together = jnp.concatenate(found)
+    return together if in_order else together[np.argsort(places)]

@@ -26,7 +26,8 @@ def cost(
 
     The function is traced for the shapes of its arguments, what nobody reads is left out, and the
     operations are added up: the body of a scan times its length, the body of a while loop times
-    its number of iterations, of a cond the branch that costs more. A matrix product of
+    its number of iterations, of a cond the branch that costs more (and what another one has
+    more of, memory traffic say); where they differ, the result is `at_most`. A matrix product of
     `[m, k]` and `[k, n]` is `2 m k n` FLOPs, a convolution 2 for every tap that meets an element,
     and everything else on floating-point numbers 1 for each element of the result (a reduction: of
     the operand). exp, log, tanh, sqrt, ... are counted apart, casts and whole numbers not at all.

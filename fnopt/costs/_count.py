@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
 
 from fnopt.costs._bytes import edge_traffic, own_traffic
@@ -65,15 +66,16 @@ def count(graph: Graph, trip_counts: dict[str, int]) -> Cost:
     works = {"/".join(scope): work for scope, work in tally.works.items()}
     unknown = tuple(Unknown(*key, n) for key, n in tally.unknown.items())
     inexact: dict[str, Bound] = {"/".join(scope): bound for scope, bound in tally.inexact.items()}
-    return Cost(works, unknown, tuple(counter.loops), inexact=inexact)
+    return Cost(works, unknown, tuple(counter.loops), None, inexact, tuple(counter.choices))
 
 
 class _Counter:
-    """Walks a program; remembers the loops that it met, whose names must be unique."""
+    """Walks a program; remembers the loops that it met, whose names must be unique, and choices."""
 
     def __init__(self, trip_counts: dict[str, int]) -> None:
         self.trip_counts = trip_counts
         self.loops: list[Loop] = []
+        self.choices: list[str] = []
 
     def graph(self, graph: Graph, outer: _Scope) -> _Tally:
         tally = _Tally()
@@ -132,7 +134,13 @@ class _Counter:
     def cond(self, op: Op, tally: _Tally, where: _Scope) -> None:
         branches = [self.graph(branch, where) for branch in op.bodies]
         heaviest = max(branches, key=_weight)
-        tally.add_all(heaviest, op.scope)
+        alike = all(branch.works == heaviest.works for branch in branches)
+        tally.add_all(heaviest, op.scope, bound=None if alike else "at most")
+        if not alike:
+            self.choices.append(_path(where, ""))
+            most = functools.reduce(Work.at_least, (branch.total for branch in branches))
+            tally.add(op.scope, most - heaviest.total)
+            tally.doubt(op.scope, "at most")
         for other in branches:  # what isn't known of them might make them the heaviest
             if other is not heaviest:
                 tally.add_all(_Tally(unknown=other.unknown, inexact=other.inexact), op.scope)

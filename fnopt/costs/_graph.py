@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.extend import core as jex
 
+from fnopt.core import missing_keys, written_for_jax
 from fnopt.programs import (
     Cond,
     Control,
@@ -123,7 +124,8 @@ class Graph(NamedTuple):
 
 def trace_graph(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
     """The program that `fn` runs on arguments of these shapes; nothing is computed."""
-    closed = jax.make_jaxpr(uncached(fn))(*args, **kwargs)
+    with written_for_jax("cost", "the function"), missing_keys(args[0] if args else None):
+        closed = jax.make_jaxpr(uncached(fn))(*args, **kwargs)
     graph = graph_of(jaxprs.Sub("", closed.jaxpr, tuple(closed.consts)))
     for cell, leaf in zip(graph.inputs, jax.tree.leaves((args, kwargs)), strict=False):
         cell.known = number(leaf)

@@ -75,7 +75,7 @@ class GradCost:
         total = labelled("total", every.inexact.values())
         rows.append((total, [cost.total for cost in self.phases.values()]))
         lines = work_table(rows, hardware)
-        remarks = notes(every.unknown, every.loops)
+        remarks = notes(every.unknown, every.loops, every.choices)
         compiler = compiler_notes(self.compiled, every.flops, every.loops)
         return "\n".join([*lines, *self._remarks(), *remarks, *compiler])
 

@@ -75,8 +75,8 @@ def labelled(name: str, bounds: Iterable[Bound]) -> str:
     return f"{name} ({worst})" if found else name
 
 
-def notes(unknown: Sequence[Unknown], loops: Sequence[Loop]) -> list[str]:
-    """Remarks on what the figures leave out, and on loops that count with their limit."""
+def notes(unknown: Sequence[Unknown], loops: Sequence[Loop], choices: Sequence[str]) -> list[str]:
+    """Remarks on what the figures leave out, on loops that count with their limit, on conds."""
     left_out = [f"incomplete: {u.name} x {u.count}{_in(u.part)}: {u.reason}" for u in unknown]
     bounds = [
         f"at most: {loop.name} counts with the {loop.trips} iterations that it can make; "
@@ -84,7 +84,12 @@ def notes(unknown: Sequence[Unknown], loops: Sequence[Loop]) -> list[str]:
         for loop in loops
         if loop.at_most
     ]
-    return _shortened(left_out, "incomplete", "unknown") + _shortened(bounds, "at most", "loops")
+    branches = [f"at most: the costlier branch of a cond{_in(part)} counts" for part in choices]
+    return [
+        *_shortened(left_out, "incomplete", "unknown"),
+        *_shortened(bounds, "at most", "loops"),
+        *_shortened(branches, "at most", "choices"),
+    ]
 
 
 def compiler_notes(compiled: Compiled | None, flops: int, loops: Sequence[Loop]) -> list[str]:

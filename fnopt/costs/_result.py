@@ -24,7 +24,8 @@ class Cost:
         loops: The loops and how often each runs.
         compiled: The compiler's figures, if they were asked for.
         inexact: The parts whose figures aren't exact: `'at most'` where a loop counts as often as
-            it can run, `'incomplete'` where something is in `unknown`.
+            it can run, or one branch of several; `'incomplete'` where something is in `unknown`.
+        choices: The parts of conds whose branches don't cost the same.
 
     Example:
         >>> from fnopt.costs import cost
@@ -38,6 +39,7 @@ class Cost:
     loops: tuple[Loop, ...] = ()
     compiled: Compiled | None = None
     inexact: dict[str, Bound] = dataclasses.field(default_factory=dict)
+    choices: tuple[str, ...] = ()
 
     @property
     def total(self) -> Work:
@@ -81,8 +83,9 @@ class Cost:
 
     @property
     def at_most(self) -> bool:
-        """Whether the figures are upper bounds: all that is not known is how early some loops end.
+        """Whether the figures are upper bounds.
 
+        All that is not known is how early some loops end, or which branch of a cond is taken.
         What is neither exact nor an upper bound is incomplete: see `unknown`.
         """
         return not self.exact and not self.unknown
@@ -161,7 +164,8 @@ class Cost:
         inexact = dict(self.inexact)
         for name, bound in other.inexact.items():
             inexact[name] = worse(inexact.get(name), bound)
-        return Cost(parts, self.unknown + other.unknown, self.loops + other.loops, None, inexact)
+        unknown, loops = self.unknown + other.unknown, self.loops + other.loops
+        return Cost(parts, unknown, loops, None, inexact, self.choices + other.choices)
 
 
 def worse(one: Bound | None, other: Bound) -> Bound:
@@ -185,7 +189,7 @@ def _cost_table(cost: Cost, depth: int, hardware: Hardware | None) -> str:
     total = labelled("total", cost.inexact.values())
     lines = work_table([*rows, (total, [cost.total])], hardware)
     compiler = compiler_notes(cost.compiled, cost.flops, cost.loops)
-    return "\n".join([*lines, *notes(cost.unknown, cost.loops), *compiler])
+    return "\n".join([*lines, *notes(cost.unknown, cost.loops, cost.choices), *compiler])
 
 
 def _heaviest(row: Row) -> tuple[int, int]:

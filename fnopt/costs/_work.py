@@ -41,6 +41,9 @@ class Work:
             self.bytes + other.bytes,
         )
 
+    def __sub__(self, other: Work) -> Work:
+        return self + other * -1
+
     def __mul__(self, times: int) -> Work:
         return Work(
             self.matmul_flops * times,
@@ -48,3 +51,8 @@ class Work:
             self.transcendentals * times,
             self.bytes * times,
         )
+
+    def at_least(self, other: Work) -> Work:
+        """The larger of each of the amounts."""
+        amounts = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+        return Work(*map(max, amounts))

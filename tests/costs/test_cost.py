@@ -171,6 +171,31 @@ def test_of_a_cond_the_heavier_branch_counts():
 
     c = cost(fn)(f32(4, 8), f32(8, 8))
     assert c.matmul_flops == 2 * 2 * 4 * 8 * 8
+    assert c.at_most
+    assert not c.exact
+    assert str(c).endswith("at most: the costlier branch of a cond counts")
+
+
+def test_a_cond_is_exact_if_its_branches_cost_the_same():
+    def fn(x, w):
+        return jax.lax.cond(x[0, 0] > 0, lambda x: x @ w, lambda x: w @ x, x)
+
+    assert cost(fn)(f32(8, 8), f32(8, 8)).exact
+
+
+def test_no_branch_of_a_cond_has_more_of_anything_than_what_is_counted():
+    branches = (lambda x: x @ x, lambda x: jnp.sort(jnp.exp(x), axis=0))
+
+    def fn(x):
+        return jnp.sum(jax.lax.cond(x[0, 0] > 0, *branches, x))
+
+    x = f32(8, 8)
+    chosen = cost(fn)(x)
+    for branch in branches:
+        alone = cost(lambda x, branch=branch: jnp.sum(branch(x)))(x)
+        assert chosen.matmul_flops >= alone.matmul_flops
+        assert chosen.transcendentals >= alone.transcendentals
+        assert chosen.bytes >= alone.bytes
 
 
 def test_the_unknown_of_every_branch_is_reported():

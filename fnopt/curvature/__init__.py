@@ -20,7 +20,6 @@ from fnopt.curvature._kfac_report import KfacReport, KfacRule, kfac_report
 from fnopt.curvature._kronecker import KroneckerModel as KroneckerModel
 from fnopt.curvature._kronecker import KroneckerSpec as KroneckerSpec
 from fnopt.curvature._kronecker import Matrices as Matrices
-from fnopt.curvature._kronecker import common_dtype as common_dtype
 from fnopt.curvature._kronecker import planned_blocks as planned_blocks
 from fnopt.curvature._lanczos import Eigenpairs, top_eigenvalues
 from fnopt.curvature._output_step import output_step as output_step

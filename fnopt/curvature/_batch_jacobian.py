@@ -267,7 +267,7 @@ class BatchJacobian:
         return [jax.vmap(p.laid.flatten)(tree) for p, tree in zip(self._parts, trees, strict=True)]
 
     def _parts_of(self, weights: Any) -> list[jax.Array]:
-        """By function: `[n, k]`."""
+        """The weights of the residuals of every function, `[n, k]` each."""
         if len(jax.tree.leaves(weights)) == 1 and jnp.shape(weights) == (self.shape[0],):
             return self._cut(weights)
         check_same_tree(weights, self.residuals, f"{_NAME}: weights", "the residuals")

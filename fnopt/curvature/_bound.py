@@ -41,7 +41,7 @@ def bind(fn: Callable[..., Any], params: Any, batch: Any, name: str) -> BoundRes
     pairs = [(shown(path), leaf) for path, leaf in leaves_with_names(batch)[0]]
     size = check_batch(pairs, name)
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
-    with of_one_example(name, example):
+    with of_one_example(name, example, params):
         found = jax.eval_shape(fn, params, example)
     outputs = checked_outputs(found, name)
     dtype = compute_dtype(*(leaf.dtype for leaf in jax.tree.leaves(params)))

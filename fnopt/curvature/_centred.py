@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import described, is_inexact, leaves_with_names, shown
+from fnopt.core import described, is_inexact, leaves_with_names, per_row, shown
 from fnopt.curvature._batch_jacobian import batch_jacobian
 
 
@@ -73,7 +73,7 @@ class CentredJacobian:
 
     def mean(self, values: jax.Array) -> jax.Array:
         """The weighted mean of `[n, ...]`; what has no weight may be NaN."""
-        w = self.weights.reshape(-1, *[1] * (values.ndim - 1))
+        w = per_row(self.weights, values)
         return jnp.sum(jnp.where(w > 0, w * values, jnp.zeros_like(values)), axis=0)
 
     def energies(self, values: Any, name: str) -> jax.Array:

@@ -71,7 +71,7 @@ def eigenbases(blocks: Sequence[BlockStack], factors: Sequence[Factors]) -> tupl
 
 
 def _padded(factor: jax.Array, size: int) -> jax.Array:
-    """What fills up the last block gets eigenvectors of its own."""
+    """The factor with the smallest eigenvalues in what fills up its last block."""
     count, width = factor.shape[1:3]
     if count * width == size:
         return factor
@@ -97,7 +97,7 @@ def rebased(old: Factors, new: Factors, moments: jax.Array) -> jax.Array:
 
 
 def _one_by_one(fn: Callable[[jax.Array, Any], jax.Array], m: jax.Array, rest: Any) -> jax.Array:
-    """`fn` of one matrix `[1, D, K]` after the other: what it makes on the way is small."""
+    """The results of `fn` for one matrix `[1, D, K]` after the other, to save memory."""
     if len(m) == 1:
         return fn(m, rest)
     return jax.lax.map(

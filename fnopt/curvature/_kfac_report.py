@@ -162,7 +162,7 @@ def _rules(
 
 
 def _both(one: KfacRule, other: KfacRule) -> KfacRule:
-    """Of a param that is cut."""
+    """The rule of two parts of a param that is cut, as one."""
     factors = one.factors if one.factors == other.factors else f"{one.factors}; {other.factors}"
     return one._replace(factors=factors, bytes=one.bytes + other.bytes)
 

@@ -184,7 +184,7 @@ class KroneckerModel:
         return self._averaged(self._joined(found))
 
     def _joined(self, found: tuple[Factors, ...]) -> tuple[Factors, ...]:
-        """From what blocks have to what stacks have."""
+        """The factors of stacks, from those of blocks."""
         return tuple(
             tuple(map(joined, map(list, zip(*(found[i] for i in stack.numbers), strict=True))))
             for stack in self.stacks

@@ -30,7 +30,7 @@ class OutputStep(NamedTuple):
 
 
 class _Solver(NamedTuple):
-    r"""What is known of `K`.
+    r"""The Gauss-Newton matrix `K` among the outputs, as products and solves.
 
     Attributes:
         times: The product with it.

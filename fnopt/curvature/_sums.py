@@ -67,7 +67,7 @@ def of_one(
     """
 
     def called(first: Any, example: Any) -> Any:
-        with of_one_example(name, example):
+        with of_one_example(name, example, first):
             found = fn(first, example)
         return scalar(found, name) if is_loss else found
 

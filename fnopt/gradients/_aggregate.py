@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_batch, compute_dtype, gathered, leaves_with_names
+from fnopt.core import check_batch, compute_dtype, gathered, leaves_with_names, per_row
 
 
 def _by_leaf(grads: Any, name: str, fn: Callable[[jax.Array, int], jax.Array]) -> Any:
@@ -59,7 +59,7 @@ def median_of_means(grads: Any, groups: int) -> Any:
         group = jnp.arange(n) * groups // n
         counts = jnp.bincount(group, length=groups).astype(x.dtype)
         sums = jax.ops.segment_sum(x, group, groups)
-        return jnp.median(sums / counts.reshape(-1, *[1] * (x.ndim - 1)), axis=0)
+        return jnp.median(sums / per_row(counts, x), axis=0)
 
     return _by_leaf(grads, "median_of_means", combine)
 

@@ -47,6 +47,12 @@ def groups_of(params: Any, groups: Any, name: str) -> LeafGroups:
         )
     keys = sorted(given)  # the order in which JAX takes a dict apart
     fits = [next((k for k in given if _any([path], *given[k])), None) for path in paths]
+    empty = [key for key in given if key not in fits]
+    if empty:
+        raise ValueError(
+            f"{name}: groups: all that {listing(empty)} fits is in groups before it, and a leaf "
+            "counts in the first that it fits; put narrow groups first, or call twice."
+        )
     of_leaf = tuple(len(keys) if fit is None else keys.index(fit) for fit in fits)
     return LeafGroups(of_leaf, len(keys) + 1, jax.tree.structure(dict.fromkeys(keys, 0)))
 

@@ -17,6 +17,7 @@ from fnopt.gradients._clip_rule import (
     check_where,
     clip_factors,
 )
+from fnopt.gradients._compiled import compiled
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._measure import measure
 from fnopt.gradients._methods import Strategy, checked_strategy, choose
@@ -118,7 +119,12 @@ def clipped_grad(
     check_limits(clip_norm, spec.name)
     check_choice(reduction, REDUCTIONS, "reduction", spec.name)
     check_choice(rule, RULES, "rule", spec.name)
-    chunk_size = checked_strategy(method, chunk_size, spec.name)
+    options = {
+        "reduction": reduction,
+        "method": method,
+        "chunk_size": checked_strategy(method, chunk_size, spec.name),
+        "axis_name": axis_name,
+    }
 
     def grad_fn(
         *args: Any, key: Any = None, where: Any = None, **kwargs: Any
@@ -126,16 +132,32 @@ def clipped_grad(
         bound = spec.bind(args, kwargs, key, axis_name)
         wanted = check_where(where, bound.size, spec.name)
         blocks = blocks_of(spec.like_argnums(bound.params), clip_norm, spec.name)
-        clip = Clip(blocks, rule, skip_nonfinite)
-        sums, info = _clipped_sum(bound, wanted, clip, choose(method, chunk_size, bound))
-        sums = over_devices(sums, axis_name)
-        if reduction == "mean":
-            counted = bound.size if wanted is None else jnp.sum(wanted)
-            count = jnp.maximum(over_devices(counted, axis_name), 1)
-            sums = jax.tree.map(lambda total: total / jnp.asarray(count, total.dtype), sums)
-        return spec.like_argnums(like_params(sums, bound.given)), info
+        clip = Clip(blocks._replace(limits=()), rule, skip_nonfinite)
+        grads, info = compiled(_clipped, bound, wanted, blocks.limits, clip=clip, **options)
+        return spec.like_argnums(grads), info
 
     return grad_fn
+
+
+def _clipped(
+    bound: BoundLoss,
+    wanted: jax.Array | None,
+    limits: tuple[Any, ...],
+    *,
+    clip: Clip,
+    reduction: str,
+    method: str,
+    chunk_size: int | None,
+    axis_name: Any,
+) -> tuple[Any, ExampleInfo]:
+    clip = clip._replace(blocks=clip.blocks._replace(limits=limits))
+    sums, info = _clipped_sum(bound, wanted, clip, choose(method, chunk_size, bound))
+    sums = over_devices(sums, axis_name)
+    if reduction == "mean":
+        counted = bound.size if wanted is None else jnp.sum(wanted)
+        count = jnp.maximum(over_devices(counted, axis_name), 1)
+        sums = jax.tree.map(lambda total: total / jnp.asarray(count, total.dtype), sums)
+    return like_params(sums, bound.given), info
 
 
 class Clip(NamedTuple):

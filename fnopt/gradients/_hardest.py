@@ -96,18 +96,6 @@ def hardest_examples(
     chunk_size = checked_strategy(method, chunk_size, spec.name)
     check_count(k, "k", spec.name)
 
-    def first(wanted: jax.Array | None, *known: Any) -> HardExamples:
-        if axis_name is None:
-            return _first(k, wanted, *known)
-        # Of each device no more than k can be among the first k of all.
-        found = _first(min(k, known[0].size), wanted, *known)
-        here = found.index + known[0].size * jax.lax.axis_index(axis_name)
-        counts = found.index >= 0
-        counts, here, rest = from_devices((counts, here, found[1:]), axis_name)
-        found = _first(k, counts, *rest)
-        index = jnp.where(found.index < 0, found.index, here[found.index])
-        return found._replace(index=index)
-
     def hardest_fn(*args: Any, key: Any = None, where: Any = None, **kwargs: Any) -> HardExamples:
         bound = spec.bind(args, kwargs, key, axis_name)
         check_some(bound.params, spec.name)
@@ -120,11 +108,26 @@ def hardest_examples(
             found = totals(bound, strategy, wanted, skip_nonfinite=True)
             found = found.of_all_devices(axis_name)
             score = -alignment_with_others(bound, found, chunk_size)
-            return first(wanted, score, found.loss, found.norm, found.aux)
+            return _first_of_all(k, axis_name, wanted, score, found.loss, found.norm, found.aux)
         loss, norm, aux = losses_and_norms(bound, strategy)
-        return first(wanted, norm if by == "norm" else loss, loss, norm, aux)
+        score = norm if by == "norm" else loss
+        return _first_of_all(k, axis_name, wanted, score, loss, norm, aux)
 
     return hardest_fn
+
+
+def _first_of_all(k: int, axis_name: Any, wanted: jax.Array | None, *known: Any) -> HardExamples:
+    """The first of all devices' examples, with their places in the whole batch."""
+    if axis_name is None:
+        return _first(k, wanted, *known)
+    # Of each device no more than k can be among the first k of all.
+    found = _first(min(k, known[0].size), wanted, *known)
+    here = found.index + known[0].size * jax.lax.axis_index(axis_name)
+    counts = found.index >= 0
+    counts, here, rest = from_devices((counts, here, found[1:]), axis_name)
+    found = _first(k, counts, *rest)
+    index = jnp.where(found.index < 0, found.index, here[found.index])
+    return found._replace(index=index)
 
 
 def _first(

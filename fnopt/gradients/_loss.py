@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -92,10 +93,13 @@ class ExampleLoss:
         else:
             keys = _example_keys(check_key(key, self.name), size, axis_name)
         places = (*argnums, *batch_argnums)
-        shared = [None if i in places else arg for i, arg in enumerate(args)]
+        shared = tuple(None if i in places else arg for i, arg in enumerate(args))
         params, shared, kwargs = whole_for((given, shared, kwargs), batch)
         # Inside shard_map, so that a derivative is of this device's examples and nothing is added.
         params = varying_like(params, (args, kwargs, key))
+
+        # Nothing of `self` in it, so that what it reads can be seen.
+        fn, name, has_aux = functools.partial(self.fn, **kwargs), self.name, self.has_aux
 
         def loss(params: tuple[Any, ...], example: Any) -> tuple[jax.Array, Any]:
             batched, example_key = example
@@ -103,9 +107,9 @@ class ExampleLoss:
             for i, value in zip(places, (*params, *batched), strict=True):
                 full[i] = value
             keyed = {} if example_key is None else {"key": example_key}
-            with of_one_example(self.name, batched):
-                found = self.fn(*full, **kwargs, **keyed)
-            return checked_loss(found, self.has_aux, self.name)
+            with of_one_example(name, batched, params[0]):
+                found = fn(*full, **keyed)
+            return checked_loss(found, has_aux, name)
 
         return BoundLoss(loss, params, (batch, keys), size, given)
 

@@ -13,7 +13,7 @@ from fnopt.core import compute_dtype, real_dtype
 from fnopt.gradients._lengths import joined, lengths_of, spread_around, squares_of
 from fnopt.gradients._loss import BoundLoss
 from fnopt.gradients._methods import Strategy
-from fnopt.gradients._sums import inner_products, only_where, weighted_total
+from fnopt.gradients._sums import inner_products, only_where, scaled_rows, weighted_total
 
 
 class Measurements(Protocol):
@@ -98,11 +98,8 @@ class Formed(NamedTuple):
 
     def scaled(self, factors: jax.Array) -> Formed:
         """As `Measurements.scaled`."""
-
-        def times(x: jax.Array) -> jax.Array:
-            return _wide(x) * factors.astype(_wide(x).dtype).reshape(-1, *[1] * (x.ndim - 1))
-
-        return self._replace(grads=jax.tree.map(times, self.grads), again=None)
+        grads = jax.tree.map(lambda g: scaled_rows(factors, g), self.grads)
+        return self._replace(grads=grads, again=None)
 
     def weighted_sum(self, weights: Sequence[jax.Array]) -> Any:
         """As `Measurements.weighted_sum`."""
@@ -116,10 +113,6 @@ class Formed(NamedTuple):
 
     def _by_leaf(self, fn: Callable[[jax.Array], jax.Array], leaves: Any) -> list[jax.Array]:
         return _common([fn(x) for x in leaves])
-
-
-def _wide(x: jax.Array) -> jax.Array:
-    return x.astype(compute_dtype(x.dtype))
 
 
 def _common(found: list[jax.Array]) -> list[jax.Array]:

@@ -59,40 +59,29 @@ def sparse_value_and_grad(
 
     def value_and_grad(params: Any, *args: Any, **kwargs: Any) -> Any:
         pairs, treedef = leaves_with_names(params)
-        chosen = [any(matches(name, p) for p in patterns) for name, _ in pairs]
         _check_patterns(patterns, [name for name, _ in pairs])
+        chosen = [any(matches(name, p) for p in patterns) for name, _ in pairs]
+        stand_ins = [
+            Table(name, i, jnp.asarray(leaf)) if chosen[i] else None
+            for i, (name, leaf) in enumerate(pairs)
+        ]
         others = [None if c else leaf for c, (_, leaf) in zip(chosen, pairs, strict=True)]
-
         closed, unflatten = _program(fun, [leaf for _, leaf in pairs], treedef, args, kwargs)
 
         def run(others: list[Any], shifts: Any) -> tuple[Any, Any, dict[int, list[Lookup]]]:
-            values = [
-                Table(name, i, jnp.asarray(leaf)) if chosen[i] else others[i]
-                for i, (name, leaf) in enumerate(pairs)
-            ]
             lookups = Lookups(shifts)
+            values = [x if t is None else t for t, x in zip(stand_ins, others, strict=True)]
             out = unflatten(lookups.run(closed, values))
             value, aux = out if has_aux else (out, None)
             return value, aux, lookups.found
 
-        seen: list[Any] = [[] for _ in pairs]
-        backs: list[Any] = [[] for _ in pairs]
-
-        def first(others: list[Any]) -> None:
-            for i, found in run(others, None)[2].items():
-                seen[i] = [lookup.kind for lookup in found]
-                backs[i] = [lookup.back for lookup in found]
-
-        jax.eval_shape(first, others)
-        shifts = [[jnp.zeros(kind.shape, kind.dtype) for kind in kinds] for kinds in seen]
-
-        def second(others: list[Any], shifts: list[Any]) -> Any:
+        def shifted(others: list[Any], shifts: list[Any]) -> Any:
             value, aux, found = run(others, shifts)
             return value, (aux, {i: [x.indices for x in xs] for i, xs in found.items()})
 
-        (value, (aux, indices)), (grads, by_row) = jax.value_and_grad(second, (0, 1), has_aux=True)(
-            others, shifts
-        )
+        shifts, backs = _shifts(run, others)
+        derive = jax.value_and_grad(shifted, (0, 1), has_aux=True)
+        (value, (aux, indices)), (grads, by_row) = derive(others, shifts)
         leaves = [
             _rows(leaf, indices.get(i, []), by_row[i], backs[i]) if chosen[i] else grads[i]
             for i, (_, leaf) in enumerate(pairs)
@@ -100,6 +89,20 @@ def sparse_value_and_grad(
         return ((value, aux) if has_aux else value), treedef.unflatten(leaves)
 
     return value_and_grad
+
+
+def _shifts(run: Callable[..., Any], others: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Zeros to add to what lookups give, by table, and the ways back from their cotangents."""
+    seen: list[Any] = [[] for _ in others]
+    backs: list[Any] = [[] for _ in others]
+
+    def first(others: list[Any]) -> None:
+        for i, found in run(others, None)[2].items():
+            seen[i] = [lookup.kind for lookup in found]
+            backs[i] = [lookup.back for lookup in found]
+
+    jax.eval_shape(first, others)
+    return [[jnp.zeros(kind.shape, kind.dtype) for kind in kinds] for kinds in seen], backs
 
 
 def _check_patterns(patterns: tuple[str, ...], names: list[str]) -> None:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from fnopt.core import check_some, compute_dtype, over_devices, quotient, sum_of_squares
 from fnopt.gradients._alignment import alignment_with_others
 from fnopt.gradients._clip_rule import check_where
+from fnopt.gradients._compiled import compiled
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._methods import checked_strategy, choose
 from fnopt.gradients._moments import Totals, totals
@@ -114,7 +115,13 @@ def gradient_statistics(
         Statistician 37.
     """
     spec = ExampleLoss(loss_fn, argnums, batch_argnums, has_aux, "gradient_statistics")
-    chunk_size = checked_strategy(method, chunk_size, spec.name)
+    options = {
+        "method": method,
+        "chunk_size": checked_strategy(method, chunk_size, spec.name),
+        "alignment": alignment,
+        "skip_nonfinite": skip_nonfinite,
+        "axis_name": axis_name,
+    }
 
     def statistics_fn(
         *args: Any, key: Any = None, where: Any = None, **kwargs: Any
@@ -124,15 +131,33 @@ def gradient_statistics(
         if bound.size * over_devices(1, axis_name) < 2:
             raise ValueError(f"{spec.name}: the batch has 1 example, a variance needs at least 2.")
         wanted = check_where(where, bound.size, spec.name)
-        found = totals(bound, choose(method, chunk_size, bound), wanted, skip_nonfinite)
-        found = found.of_all_devices(axis_name)
-        return _finished(found, bound, spec, alignment, chunk_size)
+        found = compiled(_statistics, bound, wanted, **options)
+        own = {field: spec.like_argnums(getattr(found, field)) for field in _LIKE_PARAMS}
+        return found._replace(**own)
 
     return statistics_fn
 
 
+_LIKE_PARAMS = ("mean", "variance", "snr")
+
+
+def _statistics(
+    bound: BoundLoss,
+    wanted: jax.Array | None,
+    *,
+    method: str,
+    chunk_size: int | None,
+    alignment: bool,
+    skip_nonfinite: bool,
+    axis_name: Any,
+) -> GradientStatistics:
+    found = totals(bound, choose(method, chunk_size, bound), wanted, skip_nonfinite)
+    found = found.of_all_devices(axis_name)
+    return _finished(found, bound, alignment, chunk_size)
+
+
 def _finished(
-    found: Totals, bound: BoundLoss, spec: ExampleLoss, alignment: bool, chunk_size: int | None
+    found: Totals, bound: BoundLoss, alignment: bool, chunk_size: int | None
 ) -> GradientStatistics:
     count, mean, spread = found.moments
     treedef = jax.tree.structure(mean)
@@ -142,9 +167,9 @@ def _finished(
     snr = [_ratio(s, v, [m]) for s, v, m in ratios]
     aligned = alignment_with_others(bound, found, chunk_size) if alignment else None
     return GradientStatistics(
-        mean=spec.like_argnums(like_params(mean, bound.given)),
-        variance=spec.like_argnums(treedef.unflatten(variance)),
-        snr=spec.like_argnums(treedef.unflatten(snr)),
+        mean=like_params(mean, bound.given),
+        variance=treedef.unflatten(variance),
+        snr=treedef.unflatten(snr),
         noise_scale=_ratio(_sum(variance), _sum(signal), jax.tree.leaves(mean)),
         loss=found.loss,
         norm=found.norm,

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype, laid_like, matmul, reshaped, weighted_rows
+from fnopt.core import compute_dtype, laid_like, matmul, per_row, reshaped, weighted_rows
 
 REDUCTIONS = ("sum", "mean")
 
@@ -46,8 +46,13 @@ def weighted_total(weights: jax.Array, x: jax.Array) -> jax.Array:
 
 def only_where(wanted: jax.Array, x: jax.Array) -> jax.Array:
     """Zero for the examples that do not count: a weight of zero would not hide a NaN."""
-    mask = wanted.reshape(-1, *[1] * (x.ndim - 1))
-    return jnp.where(mask, x, jnp.zeros((), x.dtype))
+    return jnp.where(per_row(wanted, x), x, jnp.zeros((), x.dtype))
+
+
+def scaled_rows(factors: jax.Array, x: jax.Array) -> jax.Array:
+    """`factors[i] * x[i]`, at least float32."""
+    wide = x.astype(compute_dtype(x.dtype))
+    return wide * per_row(factors.astype(wide.dtype), x)
 
 
 def inner_products(x: jax.Array, y: jax.Array) -> jax.Array:

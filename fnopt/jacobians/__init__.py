@@ -5,8 +5,6 @@ from __future__ import annotations
 from fnopt.jacobians._check_sparsity import check_sparsity
 from fnopt.jacobians._coloured import SparseJacobian
 from fnopt.jacobians._colouring import Sparsity
-from fnopt.jacobians._flat import at_once as at_once
-from fnopt.jacobians._flat import in_chunks as in_chunks
 from fnopt.jacobians._flat import jacobian_mode, value_and_jacobian
 from fnopt.jacobians._of_function import jacobian
 from fnopt.jacobians._of_function import tree_or_matrix as tree_or_matrix

@@ -15,6 +15,7 @@ from fnopt.core import (
     compute_dtype,
     laid_like,
     leaves_with_names,
+    of_one_example,
     scan_chunks,
     shown,
     varying_like,
@@ -143,7 +144,9 @@ class PerExampleJacobian:
             return self.fn(params, *example, **shared)
 
         example = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), batch)
-        outputs = checked_outputs(jax.eval_shape(one, params, example), _NAME)
+        with of_one_example(_NAME, example, params):
+            found = jax.eval_shape(one, params, example)
+        outputs = checked_outputs(found, _NAME)
         laid = real_vector(outputs, ravel(params)[0].dtype)
         return size, laid, _rows_of(one, laid, params, self.mode)
 

@@ -13,8 +13,10 @@ from fnopt.core import (
     described,
     is_inexact,
     leaves_with_names,
+    missing_keys,
     shown,
     varying_like,
+    written_for_jax,
 )
 from fnopt.jacobians._flat import jacobian_mode
 from fnopt.jacobians._ravel import ravel
@@ -63,7 +65,9 @@ def vector_function(fn: Callable[[Any], Any], params: Any, name: str) -> VectorF
         The function of a vector, in the params' common dtype (at least float32).
     """
     check_real(params, name)
-    outputs = checked_outputs(jax.eval_shape(uncached(fn), params), name)
+    with written_for_jax(name, "the function"), missing_keys(params):
+        found = jax.eval_shape(uncached(fn), params)
+    outputs = checked_outputs(found, name)
     # Inside shard_map, so that every device has the derivatives of its own outputs.
     params = varying_like(params, outputs)
     x, unravel = ravel(params, "params")

@@ -271,7 +271,7 @@ def _kept(phi: Any, taken: jax.Array) -> Any:
 
 
 def _status(step: BatchStep, finite: jax.Array, taken: jax.Array, after: jax.Array) -> jax.Array:
-    """The status of the step."""
+    """The status: that it was taken, or why not."""
     code = lambda status: status.array  # noqa: E731
     flat = -step.slope <= step.noise
     refused = jnp.where(jnp.isfinite(after), code(Status.STALLED), code(Status.NONFINITE_STEP))

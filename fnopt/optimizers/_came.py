@@ -101,7 +101,7 @@ class scale_by_came(Leafwise):
 
 
 def _axes(shape: tuple[int, ...]) -> Axes:
-    """The last two axes; an empty array has no means."""
+    """The axes that are factored: the last two, of an array with elements."""
     return (len(shape) - 2, len(shape) - 1) if len(shape) > 1 and 0 not in shape else None
 
 

@@ -35,7 +35,7 @@ from fnopt.optimizers._kfac_averages import (
     zero_averages,
 )
 from fnopt.optimizers._kfac_objective import Objective
-from fnopt.optimizers._kfac_state import KfacState, averages_of, mended
+from fnopt.optimizers._kfac_state import KfacState, averages_of, mended, status_after
 from fnopt.transforms import all_finite
 
 if TYPE_CHECKING:
@@ -251,30 +251,20 @@ class kfac(Transformation):
         if self.model_every > 1:  # weights that are kept for too long make the loss explode
             again = again | (value - state.value > jnp.abs(state.value))
         found = self._combination(objective, state, gradient, directions, again)
-        weights = found.weights
-        lengths = [w * d.norm for w, d in zip(weights, directions, strict=True)]
-        units = [d.unit for d in directions]
-        step = jax.tree.map(lambda d, m: lengths[0] * d + lengths[1] * m, *units)
-        longest = sum(map(jnp.abs, lengths))  # at least as large as any entry of the step
+        step, longest = _combined(found.weights, directions)
         known = all_finite((value, gradient))
         sound = known & directions[0].finite & all_finite((longest, found, averages))
         moved = cast_like(step, params)
         looked = again | (count % self.damping_every == 0)
         adapted, lower, after = self._adapted(objective, state, moved, value, found, noise, looked)
-        taken = sound & jnp.isfinite(after) & lower
+        finite = sound & jnp.isfinite(after)
+        taken = finite & lower
         grown = jnp.where(known, jnp.minimum(_REFUSED * state.damping, _MOST), state.damping)
-        sign = jnp.where(
-            sound & jnp.isfinite(after), Status.STALLED.array, Status.NONFINITE_STEP.array
-        )
-        failed = jnp.where(known, sign, Status.NONFINITE_START.array)
         momentum = cast_like(step, state.momentum)
-        new = (averages.averaged, adapted, weights, *averages[1:], momentum)
+        new = (averages.averaged, adapted, found.weights, *averages[1:], momentum)
         old = (state.averaged, grown, state.weights, *averages_of(state)[1:], state.momentum)
         kept = jax.tree.map(lambda n, o: jnp.where(taken, n, o), new, old)
-        good = jnp.where(
-            whole & directions[1].finite, Status.RUNNING.array, Status.NONFINITE_STATE.array
-        )
-        status = jnp.where(taken, good, failed)
+        status = status_after(taken, whole & directions[1].finite, known, finite)
         moved = jax.tree.map(lambda u: jnp.where(taken, u, jnp.zeros_like(u)), moved)
         return moved, KfacState._make((increment(count), *kept, value, status))
 
@@ -348,3 +338,10 @@ class kfac(Transformation):
 
     def _factor(self, dtype: Any) -> jax.Array:
         return jnp.asarray(self.damping_decay).astype(dtype) ** self.damping_every
+
+
+def _combined(weights: jax.Array, directions: tuple[Any, Any]) -> tuple[Any, jax.Array]:
+    """The step, and a number that is at least as large as any entry of it."""
+    one, two = (w * d.norm for w, d in zip(weights, directions, strict=True))
+    step = jax.tree.map(lambda d, m: one * d + two * m, *(d.unit for d in directions))
+    return step, jnp.abs(one) + jnp.abs(two)

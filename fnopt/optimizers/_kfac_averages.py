@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import increment, zero_count
+from fnopt.core import increment, per_row, zero_count
 
 if TYPE_CHECKING:
     from fnopt.curvature import BlockStack, KroneckerModel
@@ -155,11 +155,10 @@ def all_of(sound: list[jax.Array]) -> jax.Array:
 
 
 def _mean(weight: jax.Array, old: Any, new: Any, sound: list[jax.Array]) -> Any:
-    """By stack; what isn't sound begins with this batch."""
+    """The running averages of every stack; one that isn't sound begins with this batch."""
 
     def one(o: jax.Array, n: jax.Array, sound: jax.Array) -> jax.Array:
-        sound = sound.reshape(-1, *[1] * (o.ndim - 1))
-        return jnp.where(sound, weight * o + (1 - weight) * n, n)
+        return jnp.where(per_row(sound, o), weight * o + (1 - weight) * n, n)
 
     return tuple(
         tuple(one(o, n, ok) for o, n in zip(*pair, strict=True))

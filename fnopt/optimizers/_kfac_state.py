@@ -1,4 +1,4 @@
-"""The state of K-FAC, and what of it is made anew."""
+"""The state of K-FAC, what of it is made anew, and its status after a step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Slot
+from fnopt.core import Slot, Status
 from fnopt.optimizers._kfac_averages import Averages
 
 
@@ -57,3 +57,12 @@ def mended(state: KfacState, damping: Any) -> KfacState:
         return jnp.where(jnp.isfinite(x), x, jnp.asarray(first).astype(x.dtype))
 
     return state._replace(damping=finite(state.damping, damping), weights=finite(state.weights, 0))
+
+
+def status_after(
+    taken: jax.Array, whole: jax.Array, known: jax.Array, finite: jax.Array
+) -> jax.Array:
+    """The status after a step: whether the state before it was whole, or why it was refused."""
+    good = jnp.where(whole, Status.RUNNING.array, Status.NONFINITE_STATE.array)
+    refused = jnp.where(finite, Status.STALLED.array, Status.NONFINITE_STEP.array)
+    return jnp.where(taken, good, jnp.where(known, refused, Status.NONFINITE_START.array))

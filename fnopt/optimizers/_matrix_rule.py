@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from fnopt.core import Value, leaves_with_names, shown, static, where, whole_leaves
+from fnopt.core import Value, is_none, leaves_with_names, shown, static, where, whole_leaves
 from fnopt.optimizers._matrix_layout import MatrixLayout
 from fnopt.transforms import Labels, Selector, by_pattern
 
@@ -66,7 +66,7 @@ class MatrixDimensionNumbers(Value):
 
 
 def _is_numbers(x: Any) -> bool:
-    """Ours, or a peer's named tuple."""
+    """Whether it is a `MatrixDimensionNumbers`, or another library's tuple like it."""
     return hasattr(x, "reduction_axis") and hasattr(x, "output_axis")
 
 
@@ -162,7 +162,7 @@ def layouts_or_none(rule: Any, tree: Any) -> list[MatrixLayout | None]:
 
 def _numbered(rule: Any, tree: Any) -> tuple[list[tuple[str, Any]], list[Any]]:
     leaves = as_whole(leaves_with_names(tree)[0])
-    check_rule(rule, [path for path, _ in leaves_with_names(tree, is_leaf=lambda x: x is None)[0]])
+    check_rule(rule, [path for path, _ in leaves_with_names(tree, is_leaf=is_none)[0]])
     return leaves, numbers_of(rule, leaves)
 
 

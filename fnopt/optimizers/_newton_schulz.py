@@ -162,7 +162,7 @@ def _preconditioned(x: jax.Array, eps: jax.Array, kind: str) -> tuple[jax.Array,
 
 
 def _cheaper_by_gram(x: jax.Array, steps: int) -> bool:
-    """By the number of products; in 16 bits the Gram matrix has no digits to spare."""
+    """Whether products with the Gram matrix are fewer; in 16 bits it has no digits to spare."""
     _, m, n = x.shape
     restarts = math.ceil(steps / _STEPS_OF_A_GRAM)
     plain = steps * (2 * n + m)

@@ -237,7 +237,7 @@ def _times(factor: jax.Array, tree: Any) -> Any:
 
 
 def _if(taken: jax.Array, tree: Any, like: Any) -> Any:
-    """The tree in the dtypes of another, or zeros."""
+    """The tree in the dtypes of another; zeros if the step isn't taken."""
 
     def one(x: jax.Array, p: Any) -> jax.Array:
         return jnp.where(taken, x, jnp.zeros_like(x)).astype(jnp.result_type(p))

@@ -10,7 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import check_params, leaves_with_names, listing, matches, shown
+from fnopt.core import (
+    check_params,
+    leaves_with_names,
+    listing,
+    matches,
+    missing_keys,
+    shown,
+    written_for_jax,
+)
 from fnopt.programs import SCOPE, Level, Node, Records, Visit, find_nodes, replay
 
 _ARRAYS = (jax.Array, np.ndarray, np.generic)
@@ -178,7 +186,8 @@ def trace_program(
         for i, value in zip(traced, inputs, strict=True):
             full[i] = value
         args, kwargs = jax.tree.unflatten(treedef, full)
-        return fn(*args, **kwargs)
+        with written_for_jax(name, "the function"), missing_keys(args[0] if args else None):
+            return fn(*args, **kwargs)
 
     inputs = [jnp.asarray(leaves[i]) for i in traced]
     closed, shapes = jax.make_jaxpr(run, return_shape=True)(inputs)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype, exponents, listing
+from fnopt.core import compute_dtype, exponents, listing, power_of_two
 
 Reduction = Callable[[Any], Any]
 
@@ -27,7 +27,9 @@ def _mean(x: jax.Array) -> jax.Array:
 
 def _rms(x: jax.Array) -> jax.Array:
     magnitude = jnp.abs(_wide(x))
-    return jnp.sqrt(jnp.sum(magnitude * magnitude) / max(x.size, 1))
+    # A vanishing cotangent of 1e-25 is what one looks for; its square is no float32.
+    scale = power_of_two(jnp.max(magnitude, initial=0.0))
+    return scale * jnp.sqrt(jnp.sum(jnp.square(magnitude / scale)) / max(x.size, 1))
 
 
 def _max(x: jax.Array) -> jax.Array:
@@ -69,6 +71,11 @@ def as_reduction(name: str, reduce: Any) -> Reduction | None:
     if isinstance(reduce, str):
         return _known(name, reduce)
     if not isinstance(reduce, Mapping):
+        if any(map(callable, reduce)):
+            raise TypeError(
+                f"{name}: reduce has a function without a name among several; expected a dict such "
+                "as {'rms': 'rms', 'mine': fn}."
+            )
         reduce = {key: key for key in reduce}
     parts = {key: as_reduction(name, part) for key, part in reduce.items()}
 

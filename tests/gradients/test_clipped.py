@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import fnopt
 from fnopt.gradients import ExampleInfo, clipped_grad
 
 
@@ -250,3 +251,13 @@ class TestMemory:
 
     def test_auto_forms_no_gradient_of_an_example(self):
         assert self.largest(self.program()) == self.WIDTH**2
+
+
+def test_virtual_steps_have_the_sum_of_the_large_batch():
+    x = np.random.default_rng(0).standard_normal((6, 3)).astype(np.float32)
+    grad, w = clipped_grad(lambda w, x: (w @ x) ** 2, 0.7), jnp.ones(3)
+    tx = fnopt.accumulate(fnopt.sgd(1.0), 3, use_grad_mean=False)
+    state = tx.init(w)
+    for i in (0, 2, 4):
+        updates, state = tx.update(grad(w, x[i : i + 2])[0], state, w)
+    np.testing.assert_allclose(updates, -grad(w, x)[0], rtol=1e-5)

@@ -41,7 +41,7 @@ def assert_norms(found, squares):
     np.testing.assert_allclose(found, np.sqrt(squares), rtol=2e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("groups", ["leaves", {}, {"a": "nowhere"}, 3])
+@pytest.mark.parametrize("groups", ["leaves", {}, {"a": "nowhere"}, {"all": "*", "b": "*"}, 3])
 def test_groups_that_make_no_sense(dense, groups):
     with pytest.raises(ValueError, match="per_example_norms: groups"):
         per_example_norms(dense.loss, groups=groups)(*dense[1:])

@@ -66,3 +66,12 @@ def test_complex_and_mixed_dtypes(x64):
     g = np.stack([x.real, -x.imag + 4, np.abs(x)], axis=1).astype(np.float64)
     assert found.inner.dtype == jnp.float64
     np.testing.assert_allclose(found.inner, g @ g.T, rtol=1e-6)
+
+
+def test_the_influence_of_training_examples_is_summed_over_checkpoints():
+    rng = np.random.default_rng(0)
+    w, train, test = (rng.standard_normal((n, 3)).astype(np.float32) for n in (2, 4, 5))
+    influence = gradient_similarity(lambda w, x: (w @ x) ** 2 / 2)
+    found = jax.jit(jax.vmap(lambda w: influence(w, train, other=test).inner))(w).sum(0)
+    grads = [[(x @ v)[:, None] * x for x in (train, test)] for v in w]
+    np.testing.assert_allclose(found, sum(g @ h.T for g, h in grads), rtol=1e-4, atol=1e-4)

@@ -83,6 +83,14 @@ def test_an_unfiltered_model_is_refused_with_the_way_out():
         fnopt.adam(0.1).init(eqx.filter(Net(), eqx.is_array))
 
 
+@pytest.mark.filterwarnings("error")
+def test_solvers_name_the_leaf_of_an_unfiltered_model():
+    with pytest.raises(TypeError, match=r"leaf 'activation' is .*expected a floating array"):
+        fnopt.minimize(mse, Net())
+    with pytest.raises(TypeError, match=r"leaf 'activation' is .*expected a floating array"):
+        fnopt.least_squares(mse, Net())
+
+
 def test_integers_of_a_model_can_be_frozen_instead_of_filtered():
     params, rest = eqx.partition(Net(), eqx.is_array)
     tx = fnopt.freeze(fnopt.adam(0.05), "calls")

@@ -74,6 +74,19 @@ WRONG = {
     ),
     "rates": (lambda: fnopt.hyperparams((), ADAM), r"hyperparams: tx is \(\), expected an opti"),
     "named": (lambda: fnopt.named((), ADAM), r"named: tx is \(\), expected an optimizer"),
+    # gradients
+    "value": (
+        lambda: updated(ADAM, (1.0, PARAMS)),
+        r"the pair that jax.value_and_grad gives: write value, grads = jax.value_and_grad",
+    ),
+    "None": (
+        lambda: updated(ADAM, PARAMS | {"bias": None}),
+        r"gradients lack \['bias'\]; expected the same tree. Was the gradient taken with respect",
+    ),
+    "examples": (
+        lambda: updated(ADAM, jax.tree.map(lambda x: x[None], PARAMS)),
+        r"leaf 'bias': gradients have shape \(1, 2\), params have shape \(2,\), expected the same",
+    ),
     # leaves
     "dataclass": (
         lambda: ADAM.init(Plain(jnp.ones(2))),

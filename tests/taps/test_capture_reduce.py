@@ -126,6 +126,19 @@ def test_nan_is_not_hidden():
     assert REDUCTIONS["nonfinite"](x) == 0.5
 
 
+def test_the_rms_of_what_has_no_square_in_float32():
+    # A vanishing cotangent is what one looks for; 0 would be said of a dead one.
+    for size in (1e-30, 1e-24, 1e22, 1e30):
+        x = np.array([3.0, -4.0]) * size
+        np.testing.assert_allclose(REDUCTIONS["rms"](jnp.float32(x)), 12.5**0.5 * size, rtol=1e-6)
+    assert REDUCTIONS["rms"](jnp.array([1.0, -jnp.inf])) == jnp.inf
+
+
+def test_several_functions_need_names():
+    with pytest.raises(TypeError, match=r"capture: reduce has a function without a name.*'mine'"):
+        capture(recurrent, "last", reduce=("rms", jnp.sum))
+
+
 def test_the_mean_of_low_precision_is_taken_in_float32():
     x = jnp.ones(3000, jnp.bfloat16)
     assert REDUCTIONS["mean"](x) == 1.0

@@ -33,10 +33,13 @@ def pair(site: Site, indices: jax.Array, g: jax.Array) -> Pair:
     kept = [offsets[i] for i in np.argsort(perm[1:])]
     positions = [d for d in range(g.ndim) if d not in kept]
     starts = numbers.start_index_map
-    index = indices.reshape(-1, len(starts))[:, starts.index(0)]
+    indices = indices.reshape(-1, len(starts))
+    index = indices[:, starts.index(0)]
     g = g.transpose(*positions, *kept).reshape(index.size, -1)
-    size = site.weight.aval.shape[0]
-    if site.eqn.params["mode"] == GatherScatterMode.FILL_OR_DROP:
-        inside = (index >= 0) & (index < size)
+    shape, sizes = site.weight.aval.shape, site.eqn.params["slice_sizes"]
+    if site.eqn.params["mode"] != GatherScatterMode.CLIP:
+        # The row that a plain table[index] reads beyond an end gets no gradient in JAX either.
+        last = np.asarray([shape[d] - sizes[d] for d in starts], indices.dtype)
+        inside = jnp.all((indices >= 0) & (indices <= last), axis=1)
         g = jnp.where(inside[:, None], g, jnp.zeros((), g.dtype))
-    return Pair(OneHot(jnp.clip(index, 0, size - 1)[None]), Dense((g[None],)))
+    return Pair(OneHot(jnp.clip(index, 0, shape[0] - 1)[None]), Dense((g[None],)))

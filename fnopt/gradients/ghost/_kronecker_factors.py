@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from fnopt.core import HIGHEST, compute_dtype, gathered, is_spread, reshaped
+from fnopt.core import HIGHEST, compute_dtype, gathered, is_spread, per_row, reshaped
 from fnopt.gradients.ghost import _reduce, _rows_gram
 from fnopt.gradients.ghost._eigen import rotated, squares_of_sites
 from fnopt.gradients.ghost._factors import Factor, OneHot, sum_of
@@ -203,7 +203,7 @@ def _mixed(pairs: Sequence[Factors]) -> Factors:
     def joined(k: int) -> jax.Array:
         scales = [_over(w, root * t[k]) for w, t in zip(weights, traces, strict=True)]
         terms = zip(scales, pairs, strict=True)
-        return sum_of(s.reshape(-1, *[1] * (p[k].ndim - 1)) * p[k] for s, p in terms)
+        return sum_of(per_row(s, p[k]) * p[k] for s, p in terms)
 
     return joined(0), joined(1)
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from fnopt.core import compute_dtype
 from fnopt.gradients._lengths import lengths_of, squares_of
-from fnopt.gradients._sums import weighted_total
+from fnopt.gradients._sums import scaled_rows, weighted_total
 from fnopt.gradients.ghost import _direct
 from fnopt.gradients.ghost._factors import (
     Pair,
@@ -137,9 +137,7 @@ def _contracted(group: Group, site: Site, tape: Tape, weights: jax.Array) -> jax
 
 def _scaled(x: jax.Array, weights: jax.Array) -> jax.Array:
     x = accumulated(x)
-    wide = compute_dtype(x.dtype)
-    factor = weights.astype(wide).reshape(-1, *[1] * (x.ndim - 1))
-    return (x.astype(wide) * factor).astype(x.dtype)
+    return scaled_rows(weights, x).astype(x.dtype)
 
 
 def examples_as_positions(x: jax.Array) -> jax.Array:

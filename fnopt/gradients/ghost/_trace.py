@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from fnopt.core import compute_dtype, gathered, is_inexact, laid_like
 from fnopt.gradients._lengths import joined
 from fnopt.gradients._loss import BoundLoss
-from fnopt.gradients._sums import only_where
+from fnopt.gradients._sums import only_where, scaled_rows
 from fnopt.gradients.ghost import _differences, _gram, _reduce
 from fnopt.gradients.ghost._plan import Plan, make_plan
 from fnopt.gradients.ghost._record import Tape, record
@@ -111,12 +111,8 @@ class GhostMeasurements(NamedTuple):
 
     def scaled(self, factors: jax.Array) -> GhostMeasurements:
         """For inner products: the same with every gradient times a factor, `[n]`."""
-
-        def times(x: jax.Array) -> jax.Array:
-            wide = x.astype(compute_dtype(x.dtype))
-            return wide * factors.astype(wide.dtype).reshape(-1, *[1] * (x.ndim - 1))
-
-        return self._replace(formed=jax.tree.map(times, self.formed), factors=factors)
+        formed = jax.tree.map(lambda x: scaled_rows(factors, x), self.formed)
+        return self._replace(formed=formed, factors=factors)
 
     def _by_leaf(self, measured: Any, shape: tuple[int, ...] | None = None) -> list[jax.Array]:
         dtype = compute_dtype(*(p.dtype for p in self.ghost.plan.params))

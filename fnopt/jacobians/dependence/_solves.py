@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jex
 
+from fnopt.core import per_row
 from fnopt.jacobians.dependence._entry import Entry
 from fnopt.jacobians.dependence._rule import Operation
 from fnopt.jacobians.dependence._sets import Sets
@@ -60,7 +61,7 @@ def sparse_product(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.nd
         kept = tuple(indices[:, k] for k in range(len(info.shape)) if k not in contracted[0])
         right = jnp.moveaxis(right, contracted[1], range(len(met)))
         rows = right.at[met].get(mode="fill", fill_value=0)  # [entries, ...]
-        terms = data.reshape(-1, *(1,) * (rows.ndim - 1)).astype(rows.dtype) * rows
+        terms = per_row(data, rows).astype(rows.dtype) * rows
         if not kept:
             return jnp.sum(terms, 0)
         return jnp.zeros(op.shape, rows.dtype).at[kept].add(terms, mode="drop")

@@ -16,7 +16,12 @@ from fnopt.gradients import clipped_grad, gradient_statistics, per_example_norms
 # params before it meets the example, enters in several ways, or is left to vmap.
 FORMED = {"lora_merged", "weight_norm", "regularised", "branches", "own_derivative"}
 # Hardly anything in these is a matrix product.
-NO_PRODUCTS = {"activations_with_params", "taken_with_fill", "bag_of_words"}
+NO_PRODUCTS = {
+    "activations_with_params",
+    "taken_with_fill",
+    "words_beyond_the_table",
+    "bag_of_words",
+}
 COUNTED = [m for m in zoo.MODELS if m.__name__ not in FORMED | NO_PRODUCTS]
 
 

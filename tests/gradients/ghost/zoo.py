@@ -391,6 +391,15 @@ def taken_with_fill(d=6):
     return Problem(loss, normal(0, 7, d), tokens(4, 9) - 1)  # some are outside
 
 
+def words_beyond_the_table(d=6):
+    """A plain lookup reads the nearest row there, and JAX gives that row no gradient."""
+
+    def loss(table, words):
+        return jnp.sum(table[words] ** 2)
+
+    return Problem(loss, normal(0, 7, d), tokens(4, 30) - 15)
+
+
 def _block(p, x, heads=2):
     t, d = x.shape
     h = layer_norm(x, p["s1"], p["c1"])
@@ -567,6 +576,7 @@ MODELS = (
     counted_loop,
     bag_of_words,
     taken_with_fill,
+    words_beyond_the_table,
     transformer,
     transformer_scanned,
     vision_transformer,

@@ -40,33 +40,18 @@ def ghost_parity(
     batch_argnums: int | Sequence[int] | None = None,
     chunk_size: int | None = 8,
 ) -> Callable[..., Parity]:
-    """Checks on your own loss that norms and sums of per-example gradients are right.
-
-    Both are computed twice: from activations and cotangents, and by `jax.vmap(jax.grad)`.
+    """Compares norms and weighted sums of per-example gradients with `jax.vmap(jax.grad)`.
 
     Args:
-        loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.
+        loss_fn: The loss of one example.
         argnums: Which positional arguments to differentiate.
-        has_aux: Whether `loss_fn` returns `(value, aux)`.
-        batch_argnums: Which positional arguments have a leading example axis; by default all
-            after the last of `argnums`.
+        has_aux: Whether `loss_fn` returns `(scalar, aux)`.
+        batch_argnums: Which positional arguments have a leading example axis.
         chunk_size: How many examples to differentiate at once.
 
     Returns:
         A function `(params, batch, ..., key=None)` -> a `Parity`. Its `worst` is a few times 1e-7
         in float32; where an example's gradient is a sum that nearly cancels, up to 1e-5.
-
-    Raises:
-        TypeError: If a parameter isn't floating, or the loss doesn't return a real scalar.
-        ValueError: If the example axes disagree or are empty.
-
-    Example:
-        >>> from fnopt.gradients.ghost import ghost_parity
-        >>> def loss(params, x):
-        ...     return jnp.sum(jnp.tanh(x @ params["w"] + params["b"]))
-        >>> params = {"w": jnp.eye(3), "b": jnp.zeros(3)}
-        >>> bool(ghost_parity(loss)(params, jnp.ones((5, 2, 3))).worst < 1e-6)
-        True
     """
     spec = ExampleLoss(loss_fn, argnums, batch_argnums, has_aux, "ghost_parity")
     chunk_size = checked_chunk_size(chunk_size, spec.name)

@@ -1,0 +1,58 @@
+"""Calls of a user that aren't under `jax.jit`, compiled once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from fnopt.gradients._loss import BoundLoss
+from fnopt.programs import Recorded, call_recorded, recorded, runs_on_one_device
+
+
+def compiled(run: Callable[..., Any], bound: BoundLoss, *args: Any, **options: Any) -> Any:
+    """Calls `run(bound, *args, **options)`; where it runs now, as a program that is kept.
+
+    Operation by operation, its loops and conditions would be compiled anew in every call.
+
+    Args:
+        run: A function that reads nothing but its arguments: not a closure.
+        bound: The loss, and what it is called with.
+        *args: Trees of arrays and numbers.
+        **options: What isn't an array.
+    """
+    loss = _recorded_loss(bound, args, options)
+    if loss is None:
+        return run(bound, *args, **options)
+    return call_recorded(
+        _rebound, loss, bound.params, bound.batch, args, run=run, size=bound.size, **options
+    )
+
+
+def _rebound(
+    loss: Recorded, params: Any, batch: Any, args: Any, *, run: Any, size: int, **options: Any
+) -> Any:
+    return run(BoundLoss(loss, params, batch, size, params), *args, **options)
+
+
+def _recorded_loss(
+    bound: BoundLoss, args: tuple[Any, ...], options: dict[str, Any]
+) -> Recorded | None:
+    """The loss as a value, if the call runs now and a program of it can be found again."""
+    given = bound.params, bound.batch, args
+    static = jax.tree.structure(given), *options.values()
+    if not (runs_on_one_device(given) and _can_be_found(static)):
+        return None
+    if any(jax.typeof(x).weak_type for x in jax.tree.leaves(bound.batch)):
+        return None  # an example without the axis would have to be so too
+    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), bound.batch)
+    return recorded(bound.loss, bound.params, example)
+
+
+def _can_be_found(static: Any) -> bool:
+    try:
+        hash(static)
+    except TypeError:
+        return False
+    return True

@@ -1,0 +1,77 @@
+"""Calls outside of `jax.jit` are compiled once, and nothing that they read is stale."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fnopt.gradients import clipped_grad, gradient_statistics
+
+PARAMS = {"w": jnp.array([0.5, -0.25]), "b": np.float32(2)}
+BATCH = np.array([[1.0, 2.0], [3.0, -1.0], [0.5, 0.25]], np.float32)
+FUNCTIONS = {
+    "clipped_grad": lambda loss, **options: clipped_grad(loss, 1.0, **options),
+    "gradient_statistics": gradient_statistics,
+}
+
+
+def check_the_same(got, expected):
+    assert jax.tree.structure(got) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_second_call_compiles_nothing(name, caplog):
+    def compilations(scale):
+        caplog.clear()
+
+        def loss(params, x, power):  # made anew in every call
+            return jnp.tanh((scale * x) @ params["w"] + params["b"]) ** power
+
+        with jax.log_compiles():
+            FUNCTIONS[name](loss, argnums=0, batch_argnums=1)(PARAMS, BATCH, 2)
+        return sum("Finished XLA compilation" in r.getMessage() for r in caplog.records)
+
+    assert compilations(np.array([1.5, 1.0])) > 0
+    assert compilations(np.array([2.5, 2.0])) == 0
+
+
+OPTIONS = {"clipped_grad": {"method": "ghost"}, "gradient_statistics": {"chunk_size": 2}}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_nothing_that_the_loss_reads_is_stale(name):
+    table, array = {"scale": 1.0}, np.ones(2, np.float32)
+
+    def loss(params, x, key, shift=0.0, names=()):
+        z = jnp.tanh((x * array) @ params["w"]) * params["b"] + shift
+        return table["scale"] * z**2 + jax.random.uniform(key) * len(names), {"z": z, "one": 1.0}
+
+    fn = FUNCTIONS[name](loss, has_aux=True, **OPTIONS[name])
+
+    def check(**given):
+        given = {"key": jax.random.key(0), **given}
+        words = {k: given.pop(k) for k in ("names",) if k in given}
+        fresh = jax.jit(lambda given: fn(PARAMS, BATCH, **words, **given))
+        check_the_same(fn(PARAMS, BATCH, **words, **given), fresh(given))
+
+    check()
+    table["scale"] = 3.0
+    check()
+    array[0] = -2.0
+    check(where=jnp.array([True, False, True]))
+    check(shift=2.0, names=("a", "b"))
+    check(key=jax.random.key(1))
+
+
+def test_limits_are_those_of_the_call():
+    def loss(params, x):
+        return x @ params["w"] + params["b"] ** 2
+
+    for limits in ({"w": 0.5, "b": 3}, {"w": jnp.inf, "b": 0.1}):
+        fn = clipped_grad(loss, limits, reduction="mean")
+        check_the_same(fn(PARAMS, BATCH), jax.jit(fn)(PARAMS, BATCH))

@@ -8,6 +8,8 @@ from jax import lax
 
 from fnopt.core import rows_gathered
 
+_SAFE = 2.0**400  # of float64: squares, and sums of them, are neither infinite nor zero
+
 
 def norm(v: jax.Array, axis: int = 0) -> jax.Array:
     r"""The Euclidean norm, safe where the squares leave the range of the dtype.
@@ -15,8 +17,8 @@ def norm(v: jax.Array, axis: int = 0) -> jax.Array:
     .. math:: \|v\| = c \sqrt{\textstyle\sum_i (v_i / c)^2}, \qquad c = \max_i |v_i|
 
     In float32 squares overflow beyond 1.8e19, and vanish below 1e-19: magnitudes that residuals
-    and Jacobians of unscaled models do reach. Those of float64 cover 1e-150 to 1e150, so there
-    `c = 1`, and one pass is enough.
+    and Jacobians of unscaled models do reach. Those of float64 are safe from 1e-120 to 1e120, so
+    between these `c = 1`, and nothing is rounded once more.
 
     Args:
         v: An array of shape `[..., m, ...]`; `m` may be zero.
@@ -31,11 +33,12 @@ def norm(v: jax.Array, axis: int = 0) -> jax.Array:
         >>> print(norm(jnp.asarray([3e30, 4e30])))
         5e+30
     """
-    if v.dtype == jnp.float64:
-        return jnp.sqrt(jnp.sum(jnp.square(v), axis=axis))
     largest = jnp.max(jnp.abs(v), axis=axis, keepdims=True, initial=0)
     usable = (largest > 0) & (largest < jnp.inf)
-    c = lax.select(usable, largest, lax.full_like(largest, 1))
+    if v.dtype == jnp.float64:
+        usable &= (largest < 1 / _SAFE) | (largest > _SAFE)
+    # The norm doesn't depend on c, whose derivative would leave the range.
+    c = lax.stop_gradient(lax.select(usable, largest, lax.full_like(largest, 1)))
     return jnp.squeeze(c, axis) * jnp.sqrt(jnp.sum(jnp.square(v / c), axis=axis))
 
 

@@ -25,7 +25,7 @@ class Triangle(NamedTuple):
     c: jax.Array  # [k]
 
 
-def triangle(A: jax.Array, r: jax.Array) -> Triangle:
+def triangle(A: jax.Array, r: jax.Array, graded: bool = False) -> Triangle:
     r"""The triangle of a tall matrix, without :math:`Q` and without :math:`A^T A`.
 
     The QR decomposition of the augmented :math:`[A\; r]` holds both :math:`R` and
@@ -34,6 +34,10 @@ def triangle(A: jax.Array, r: jax.Array) -> Triangle:
     Args:
         A: A matrix of shape `[m, n]` with `m >= n`.
         r: The residual, of shape `[m]`.
+        graded: Whether rows differ in size by many digits, as an outlier's under a robust loss
+            does: a large residual beside next to no derivative. Reflections write every column onto
+            a row at the top, and there the digits of the others would drown in such a residual. So
+            these rows are zeros, which makes them modified Gram-Schmidt.
 
     Returns:
         The triangle, with `k = n`.
@@ -46,19 +50,24 @@ def triangle(A: jax.Array, r: jax.Array) -> Triangle:
         [[25.]] [11.]
 
     Reference:
-        Golub and Van Loan (2013), Matrix Computations, section 5.3.
+        Golub and Van Loan (2013), Matrix Computations, section 5.3; Björck (1996), Numerical
+        methods for least squares problems, section 2.4 (the rows of zeros).
     """
     n = A.shape[1]
     # LAPACK's own form, R above and reflections below: Q is never built. The signs of R's rows are
     # arbitrary, but those of Q^T r go with them, and they cancel in all that is made of both.
-    raw, _ = jnp.linalg.qr(with_fewer_rows(joined([A, r[:, None]], axis=1)), mode="raw")
+    rows = with_fewer_rows(joined([A, r[:, None]], axis=1))
+    raw, _ = jnp.linalg.qr(jnp.pad(rows, ((n, 0), (0, 0))) if graded else rows, mode="raw")
     return Triangle(jnp.tril(raw[:n, :n]), raw[n, :n])  # the transpose of R, and reflections
 
 
-def row_triangle(A: jax.Array, r: jax.Array) -> Triangle:
-    """The triangle of a matrix of residuals' rows, which may be divided over devices."""
+def row_triangle(A: jax.Array, r: jax.Array, graded: bool = False) -> Triangle:
+    """The triangle of a matrix of residuals' rows, which may be divided over devices.
+
+    Then each part is factorised as if its rows were alike.
+    """
     rows = with_fewer_residuals(joined([A, r[:, None]], axis=1))
-    return triangle(rows[:, :-1], rows[:, -1])
+    return triangle(rows[:, :-1], rows[:, -1], graded)
 
 
 def damped_triangle(factors: Triangle, d: jax.Array, rows: jax.Array | None = None) -> Triangle:

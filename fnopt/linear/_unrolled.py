@@ -7,6 +7,7 @@ problems. Everything is unrolled in Python, which is meant for up to a dozen unk
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ class NormalEquations(NamedTuple):
     """The sums over the points that a step needs, each of shape `[lanes]`."""
 
     square: jax.Array  # r^T r
+    felt: jax.Array  # of that, what gains and slopes are compared with
     g: tuple[jax.Array, ...]  # J^T r
     A: Rows  # J^T J
 
@@ -66,7 +68,7 @@ def normal_equations(columns: Sequence[jax.Array], r: jax.Array) -> NormalEquati
     square, *sums = _sums(products)
     g, rest = tuple(sums[:n]), iter(sums[n:])
     return NormalEquations(
-        square, g, tuple(tuple(next(rest) for _ in range(i + 1)) for i in range(n))
+        square, square, g, tuple(tuple(next(rest) for _ in range(i + 1)) for i in range(n))
     )
 
 
@@ -76,28 +78,36 @@ def _sums(terms: list[jax.Array]) -> list[jax.Array]:
     return [total for group in groups for total in _in_stages(group, _POINTS)]
 
 
-def _in_stages(terms: list[jax.Array], block: int) -> list[jax.Array]:
+def _in_stages(terms: Sequence[jax.Array], block: int) -> Sequence[jax.Array]:
     """Sums over the first axis, of so many rows at a time; then the sums of these."""
     m = terms[0].shape[0]
     if m <= block:
-        return _sum_together(terms, 0)
+        return _sum_together(tuple(terms), 0)
     whole = m - m % block
-    blocks = [t[:whole].reshape(-1, block, *t.shape[1:]) for t in terms]
+    blocks = tuple(t[:whole].reshape(-1, block, *t.shape[1:]) for t in terms)
     partial = _sum_together(blocks, 1)
     if whole < m:
-        rest = _sum_together([t[whole:] for t in terms], 0)
-        partial = [jnp.concatenate([p, e[None]]) for p, e in zip(partial, rest, strict=True)]
+        rest = _sum_together(tuple(t[whole:] for t in terms), 0)
+        partial = tuple(jnp.concatenate([p, e[None]]) for p, e in zip(partial, rest, strict=True))
     return _in_stages(partial, _PARTIAL)
 
 
-def _sum_together(terms: list[jax.Array], axis: int) -> list[jax.Array]:
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _sum_together(terms: tuple[jax.Array, ...], axis: int) -> tuple[jax.Array, ...]:
     """Sums over an axis, all in one loop."""
     zeros = (jnp.zeros((), terms[0].dtype),) * len(terms)
 
     def add(a: tuple[jax.Array, ...], b: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         return tuple(x + y for x, y in zip(a, b, strict=True))
 
-    return list(lax.reduce(tuple(terms), zeros, add, (axis,)))
+    return tuple(lax.reduce(terms, zeros, add, (axis,)))
+
+
+@_sum_together.defjvp
+def _sums_of_tangents(axis: int, primals: Any, tangents: Any) -> Any:
+    # JAX has a rule for any reducer, which from 0.12 on fails where the rate of one term is zero.
+    (terms,), (rates,) = primals, tangents
+    return _sum_together(terms, axis), tuple(jnp.sum(rate, axis) for rate in rates)
 
 
 def jacobi_scale(A: Rows) -> tuple[jax.Array, ...]:

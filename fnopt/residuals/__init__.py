@@ -46,6 +46,8 @@ from fnopt.residuals._root_tangent import projected_tangent as projected_tangent
 from fnopt.residuals._root_tangent import root_tangent as root_tangent
 from fnopt.residuals._row_gram import mixed_rows as mixed_rows
 from fnopt.residuals._row_gram import scaled_rows as scaled_rows
+from fnopt.residuals._start import are_in_a_row as are_in_a_row
+from fnopt.residuals._start import as_vector as as_vector
 from fnopt.residuals._start import floating_start as floating_start
 from fnopt.residuals._weights import Whitening, whitened
 

@@ -83,12 +83,22 @@ def box_of(bounds: Any, params: Any, dtype: Any, *, may_be_equal: bool = False) 
             f"{where()}bounds = {bounds!r}, expected a pair (lower, upper). Pairs for each param "
             "are tuple(zip(*bounds))."
         )
-    sides = [broadcast_prefix(side, params, "bounds") for side in bounds]
+    sides = [
+        broadcast_prefix(_without_none(side, open_end), params, "bounds")
+        for side, open_end in zip(bounds, (-jnp.inf, jnp.inf), strict=True)
+    ]
     pairs, _ = leaves_with_names(params)
     return [
         _leaf_box(lower, upper, leaf, path, dtype, may_be_equal)
         for lower, upper, (path, leaf) in zip(*sides, pairs, strict=True)
     ]
+
+
+def _without_none(side: Any, open_end: float) -> Any:
+    """Numbers in a list or tuple, with an infinite one in place of None."""
+    if type(side) not in (list, tuple):
+        return side
+    return type(side)(open_end if x is None else x for x in side)
 
 
 def _leaf_box(lower: Any, upper: Any, leaf: Any, path: str, dtype: Any, may_be_equal: bool) -> Box:

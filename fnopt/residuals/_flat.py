@@ -25,6 +25,7 @@ class FlatResidual(NamedTuple):
     n: int
     derivative: Derivative | None = None  # the Jacobian that the user brings, if any
     gram: Callable[..., jax.Array] | None = None  # x, factor -> J J^T [m, m] of factor * r
+    graded: bool = False  # whether derivatives are small where residuals are large
 
     @property
     def rows(self) -> int:

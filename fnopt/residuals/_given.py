@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from fnopt.core import (
     compute_dtype,
+    is_array_like,
     is_inexact,
     joined,
     leaves_with_names,
@@ -20,10 +21,11 @@ from fnopt.core import (
     shown,
     where,
 )
-from fnopt.jacobians import SparseJacobian, ravel, real_vector
+from fnopt.jacobians import SparseJacobian, ravel_with_held, real_vector
 from fnopt.linear import gram as linear_gram
 from fnopt.residuals._derivative import Compressed, Derivative, Gram, Map, counted
 from fnopt.residuals._flat import one_function
+from fnopt.residuals._start import are_in_a_row
 
 
 def without_operators(jac: Any) -> Any:
@@ -90,7 +92,7 @@ def given_derivative(
         Array([2., 2.], dtype=float32)
     """
     fn = one_function(jac, "jac")
-    x, unravel = ravel(params, "params")
+    x, unravel = ravel_with_held(params)
 
     def at(x: jax.Array) -> Matrix:
         J = fn(unravel(x), *args)
@@ -164,6 +166,8 @@ def _check_shape(J: SparseJacobian, residuals: Any, n: int) -> None:
 def _laid_out(blocks: Any, residuals: Any, params: Any, dtype: Any) -> jax.Array:
     """The matrix whose rows are residuals and whose columns are params, all laid end to end."""
     pairs, treedef = leaves_with_names(residuals)
+    if are_in_a_row(residuals) and hasattr(blocks, "shape"):
+        blocks = type(residuals)(blocks)
     branches = _branches(treedef, blocks, "one branch for every leaf of the residuals")
     rows = zip(branches, pairs, strict=True)
     return joined([_rows(branch, r, path, params, dtype) for branch, (path, r) in rows])
@@ -207,6 +211,10 @@ def _long(shape: tuple[int, ...]) -> list[int]:
 
 def _block(value: Any, residual: Any, param: Any, what: str, dtype: Any) -> jax.Array:
     shape = (*residual.shape, *jnp.shape(param))
+    if not is_inexact(param):  # it is held, so what it would do is of no account
+        return jnp.zeros((residual.size, math.prod(jnp.shape(param))), dtype)
+    if isinstance(value, (list, tuple)) and all(map(is_array_like, jax.tree.leaves(value))):
+        value = jnp.asarray(value)  # rows of numbers, as NumPy takes them
     if not hasattr(value, "shape") or not is_inexact(value):
         raise TypeError(
             f"{where()}jac: {what} is {getattr(value, 'dtype', type(value).__name__)}, expected a "

@@ -8,7 +8,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import laid_like, matmul, own, row_axes, row_total, varying_like
+from fnopt.core import (
+    laid_like,
+    matmul,
+    own,
+    power_of_two,
+    row_axes,
+    row_most,
+    row_total,
+    varying_like,
+)
 from fnopt.jacobians import jacobian_mode
 from fnopt.linear import gram, norm
 from fnopt.residuals._flat import FlatResidual
@@ -16,12 +25,17 @@ from fnopt.residuals._jacobian import linearise
 
 Map = Callable[[jax.Array], jax.Array]
 _PROBES = 8
+_SAFE = {"float64": 2.0**400}  # of a Jacobian's entries, whose squares are added up
+_SAFE_IN_FLOAT32 = 2.0**40
 
 
 def linearise_gram(
     flat: FlatResidual, x: jax.Array, mode: str = "auto", chunk_size: int | None = None
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    r"""The residual, :math:`J^T J` and :math:`J^T r` at a point.
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    r"""The residual, :math:`U^{-1} J^T J\, U^{-1}`, :math:`J^T r` and `U` at a point.
+
+    `U` are units of the columns, powers of two, in which their squares neither overflow nor vanish:
+    1 almost always. Where the Gram matrix is added up without a Jacobian none are known.
 
     In reverse mode with a `chunk_size` only that many rows of the Jacobian exist at a time; else
     (and if the user brings it) it is formed and dropped.
@@ -33,13 +47,13 @@ def linearise_gram(
         chunk_size: How many derivatives are taken at once; None for all.
 
     Returns:
-        Arrays of shapes `[m]`, `[n, n]` and `[n]`.
+        Arrays of shapes `[m]`, `[n, n]`, `[n]` and `[n]`.
 
     Example:
         >>> import jax.numpy as jnp
         >>> from fnopt.residuals import flat_residual, linearise_gram
         >>> x, flat = flat_residual(lambda x: x**2, jnp.asarray([1.0, 2.0]))
-        >>> _, G, g = linearise_gram(flat, x)
+        >>> _, G, g, _ = linearise_gram(flat, x)
         >>> print(G, g)
         [[ 4.  0.]
          [ 0. 16.]] [ 2. 16.]
@@ -47,12 +61,24 @@ def linearise_gram(
     by_rows = jacobian_mode(mode, flat.m, x.size) == "reverse" and flat.derivative is None
     if by_rows and chunk_size is not None and chunk_size < flat.m:
         value, *sums = _gram_by_rows(flat.r, own(x), flat.m, chunk_size)
-        return value, *row_total(sums)
+        return value, *row_total(sums), jnp.ones_like(x)
     if flat.derivative is not None and flat.derivative.gram is not None:
         value = flat.r(x)
-        return value, *row_total(flat.derivative.gram(x, jnp.ones_like(value), value))
+        sums = flat.derivative.gram(x, jnp.ones_like(value), value)
+        return value, *row_total(sums), jnp.ones_like(x)
     value, J = linearise(flat, x, mode, chunk_size)
-    return value, *row_total((gram(J), matmul(value, J)))
+    unit = _safe_units(J)
+    J = J / unit
+    G, g = row_total((gram(J), matmul(value, J)))
+    return value, G, unit * g, unit
+
+
+def _safe_units(J: jax.Array) -> jax.Array:
+    """Units in which squares of the columns are safe: 1 for those that are anyway."""
+    largest = row_most(jnp.max(jnp.abs(J), axis=0, initial=0))
+    most = _SAFE.get(J.dtype.name, _SAFE_IN_FLOAT32)
+    far = (largest < 1 / most) | (largest > most)
+    return jnp.where(far, power_of_two(largest), jnp.ones_like(largest))
 
 
 def _gram_by_rows(

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fnopt.core import gathered, laid_like, matmul, nonzero
+from fnopt.jacobians import value_and_jacobian
 from fnopt.residuals._implicit import pushed
 
 
@@ -43,7 +44,8 @@ def after_newton(
     """
 
     def of(x: jax.Array) -> jax.Array:
-        return -_square_solve(jax.jacfwd(fn)(x), fn(x))
+        value, J = _linearised(fn, x)
+        return -_square_solve(J, value)
 
     def step(_: Any, at: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         x, last = at
@@ -59,11 +61,16 @@ def off_flat_places(fn: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.A
 
     No step would ever move it, as that of x in x^2 - 4 at 0. At a root nothing is moved.
     """
-    left, J = fn(x), jax.jacfwd(fn)(x)
+    left, J = _linearised(fn, x)
     still = jnp.all(J == 0, axis=0) & jnp.any(left != 0)
     size = jnp.max(jnp.abs(x), initial=0)
     size = jnp.where(x != 0, jnp.abs(x), jnp.where(size > 0, size, jnp.ones_like(size)))
     return jnp.where(laid_like(still, x), x + jnp.finfo(x.dtype).eps ** 0.5 * size, x)
+
+
+def _linearised(fn: Callable[[jax.Array], jax.Array], x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The equations and their Jacobian, whose columns are for params that aren't divided."""
+    return value_and_jacobian(lambda y: fn(laid_like(y, x)), gathered(x), x.size, "forward")
 
 
 def projected_tangent(

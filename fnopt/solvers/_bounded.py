@@ -56,9 +56,9 @@ def without(
         return _without_matrix(point, free, columns, shift, products)
     if isinstance(point.J, NormalMatrix):
         # The residuals stay those of the point: they only say how a step bends.
-        G = point.J.matrix
-        gradient = point.gradient if shift is None else point.gradient + matmul(G, shift)
-        J = NormalMatrix(G * free * free[:, None])
+        G = point.J
+        gradient = point.gradient if shift is None else point.gradient + G.times(shift)
+        J = G._replace(matrix=G.matrix * free * free[:, None])
         return point._replace(J=J, gradient=gradient * free, columns=columns)
     r = point.r if shift is None else point.r + matmul(point.J, shift)
     J = point.J * free
@@ -159,7 +159,7 @@ def bounded_trial(
 def _predicted_reduction(point: Linearization, step: jax.Array, products: Products) -> jax.Array:
     """The reduction of the cost that the linear model predicts for a step."""
     if isinstance(point.J, NormalMatrix):
-        model_norm = matmul(step, matmul(point.J.matrix, step))
+        model_norm = matmul(step, point.J.times(step))
     else:
         change = matmul(point.J, step) if products is None else products[0](step)
         model_norm = row_total(jnp.sum(jnp.square(change)))

@@ -19,27 +19,18 @@ from fnopt.core import (
     is_converged,
     rows_over,
     typed_start,
-)
-from fnopt.linear import norm
-from fnopt.programs import (
-    call_compiled,
-    call_recorded,
-    is_data,
-    traced_once,
     written_for_jax,
 )
-from fnopt.residuals import (
-    ExampleResiduals,
-    floating_start,
-    one_function,
-    without_operators,
-)
+from fnopt.linear import norm
+from fnopt.programs import call_compiled, call_recorded, is_data, traced_once
+from fnopt.residuals import ExampleResiduals, floating_start, one_function, without_operators
 from fnopt.solvers._bounded import within_bounds
 from fnopt.solvers._ending import ended
 from fnopt.solvers._implicit import implicitly
 from fnopt.solvers._iteration import FitLoop, evaluation, inside, started
 from fnopt.solvers._levenberg_marquardt import levenberg_marquardt
 from fnopt.solvers._method import LeastSquaresMethod
+from fnopt.solvers._polish import polished
 from fnopt.solvers._search import searched
 from fnopt.solvers.convergence._tests import checked_status, doubted
 from fnopt.solvers.problem._call import (
@@ -47,14 +38,14 @@ from fnopt.solvers.problem._call import (
     first_call_hints,
     of_examples,
     recorded_functions,
-    status_after,
     with_a_derivative_that_is_there,
     without_aux,
 )
+from fnopt.solvers.problem._callback import status_after
 from fnopt.solvers.problem._jacobian_check import disagrees
 from fnopt.solvers.problem._problem import Problem, Setting, by_example, set_up
 from fnopt.solvers.problem._scipy_options import as_asked, with_keywords
-from fnopt.solvers.problem._units import restored, with_safe_unit
+from fnopt.solvers.problem._units import first_unit, in_unit, restored
 from fnopt.solvers.result._solution import Solution, StepHistory, StepInfo, empty_history, noted
 
 
@@ -99,7 +90,8 @@ def least_squares(
         residual_fn: `residual_fn(params, *args)` returns the residuals (prediction minus target,
             not squared) as an array or a pytree of arrays; or a list, tuple or dict of such
             functions.
-        params: Where to start: a pytree of real floating arrays; whole numbers count as floats,
+        params: Where to start: a pytree of real floating arrays. A list or tuple of numbers is one
+            vector, as in SciPy, unless there are constraints; whole numbers count as floats,
             unless they are `fixed`.
         jac: `jac(params, *args)` returns the Jacobian, if you have it cheaper than by
             differentiation: what `jax.jacfwd(residual_fn)` would return, a tree like the
@@ -141,8 +133,10 @@ def least_squares(
         history: Whether to keep cost, gradient norm, radius and acceptance of every step.
         callback: `callback(info)` is called on the host at every step with a `StepInfo` of NumPy
             arrays (`callback=print` shows the progress, a line a step); for a batch it is called
-            once per problem and step. If it returns True or raises `StopIteration`, the search
-            ends there with the status `STOPPED`; other exceptions become a warning.
+            once per problem and step. As in SciPy one whose only argument is called `x` gets the
+            params, and `intermediate_result` has `x`, `cost` and `nit`. If it returns True or
+            raises `StopIteration`, the search ends there with the status `STOPPED`; other
+            exceptions become a warning.
         has_aux: Whether `residual_fn` returns `(residuals, aux)`; the solution's `aux` is then
             that at its params, by one more call of the function. For several functions each
             returns a pair, and `aux` is a container of theirs.
@@ -227,12 +221,12 @@ def least_squares(
         return call_compiled(fit, params, args, solver)
 
     assert solver is not None
+    params = floating_start(params, constraints)
     with (
         rows_over(solver.axis_name),
         first_call_hints(params),
         written_for_jax("least_squares", "residual_fn"),
     ):
-        params = floating_start(params, constraints)
         check_same_params(params)
         plain_call = callback is None and is_data((solver, options))
         known = (residual_fn, jac, params, args, constraints)
@@ -300,18 +294,20 @@ def _solve(
         options = solver.options(setting.made.free, x.dtype)
         x = inside(problem, x)
         r = problem.flat.r(x)
-        problem, unit = with_safe_unit(problem, r)
+        unit = first_unit(problem, r)
+        start = in_unit(problem, unit)
 
-        def watched(loop: FitLoop, accepted: jax.Array) -> FitLoop:
-            return _watched(setting, problem, unit, loop, accepted, callback)
+        def watched(problem: Problem, loop: FitLoop, accepted: jax.Array) -> FitLoop:
+            return _watched(setting, problem, loop, accepted, callback)
 
         evaluate = evaluation(problem, solver, x)
-        first = started(problem, solver, options, evaluate, x, unit * r)
+        first = started(start, solver, options, evaluate, x, unit * r, unit)
         first = first._replace(history=empty_history(max_steps, x.dtype) if history else None)
         last = searched(problem, solver, options, evaluate, first, max_steps, watched)
-        end = ended(problem, solver, last)
-        wrong = disagrees(problem, x, first.point.columns) if check_jac else None
-        return restored(doubted(end, wrong), unit, _POWERS)
+        last, seen = polished(problem, solver, options, evaluate, last, max_steps, watched)
+        end = ended(in_unit(problem, last.unit), solver, last, seen)
+        wrong = disagrees(start, x, first.point.columns) if check_jac else None
+        return restored(doubted(end, wrong), last.unit, _POWERS)
 
     end = implicitly(iterate, setting.problem.compact(setting.x), solver, setting.x)
     counted = setting.dof + setting.x.size
@@ -331,7 +327,6 @@ _POWERS = {"cost": 2, "gradient_norm": 2, "residuals": 1, "jacobian": 1}  # of t
 def _watched(
     setting: Setting,
     problem: Problem,
-    unit: jax.Array,
     loop: FitLoop,
     accepted: jax.Array,
     callback: Callable[[StepInfo], Any] | None,
@@ -339,7 +334,7 @@ def _watched(
     """Writes the history and calls the callback, where asked to."""
     cost = problem.whole_cost(loop.point, loop.residuals)
     seen = StepHistory(cost, norm(loop.point.gradient), loop.search.radius, accepted)
-    entry = restored(seen, unit, {"cost": 2, "gradient_norm": 2})
+    entry = restored(seen, loop.unit, {"cost": 2, "gradient_norm": 2})
     if callback is not None:
         info = StepInfo(loop.steps, setting.params(loop.point.x), *entry)
         # A claim that isn't tested yet is no end.

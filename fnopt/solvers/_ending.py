@@ -10,22 +10,33 @@ from fnopt.linear import norm
 from fnopt.solvers._bounded import faced
 from fnopt.solvers._iteration import FitLoop
 from fnopt.solvers._method import LeastSquaresMethod
-from fnopt.solvers.convergence._evidence import drowned, ran_away, went_far
+from fnopt.solvers.convergence._evidence import drowned, fell_from_sight, ran_away, went_far
 from fnopt.solvers.convergence._tests import checked_status
-from fnopt.solvers.model._linearization import stacked
+from fnopt.solvers.model._base import LinearModel
+from fnopt.solvers.model._linearization import Linearization, stacked
 from fnopt.solvers.model._scaling import grown_scale, memoryless_scale
 from fnopt.solvers.problem._problem import Problem
 from fnopt.solvers.result._solution import Solution
 from fnopt.solvers.trust_region._step import TrustRegionState
 
 
-def ended(problem: Problem, solver: LeastSquaresMethod, loop: FitLoop) -> Solution:
-    """The solution, as vectors."""
+def ended(
+    problem: Problem, solver: LeastSquaresMethod, loop: FitLoop, seen: Linearization
+) -> Solution:
+    """The solution, as vectors.
+
+    Args:
+        problem: The problem, in the loop's unit.
+        solver: The method.
+        loop: The loop at its end.
+        seen: Its point, as claims are examined.
+    """
     point, model = loop.point, solver.model(problem.model)
+    # Nor is a claim that has to be tested one of convergence, where no step is left for that.
     finished = loop.status != Status.RUNNING.value
     status = jnp.where(finished, loop.status, Status.MAX_STEPS.array)
-    status = jnp.where(~finished & is_converged(loop.claimed), loop.claimed, status)
-    drowns = drowned(point, loop.start, loop.search.scale)
+    exact = model.exact if problem.is_plain else model
+    drowns = drowned(seen, loop.start, loop.search.scale)
     status = jnp.where(is_converged(status) & drowns, Status.STALLED.array, status)
     elsewhere = loop.stirred & jnp.any(loop.peak <= 0)
     status = jnp.where(is_converged(status) & elsewhere, Status.NO_EFFECT.array, status)
@@ -36,12 +47,16 @@ def ended(problem: Problem, solver: LeastSquaresMethod, loop: FitLoop) -> Soluti
         own=loop.search.own[:0],
     )
     rank, _ = model.rank(solver.factorise(problem.model, point, plain))
+    unseen = fell_from_sight(point, loop.start, loop.peak, rank) & ~loop.rooted
+    status = jnp.where(is_converged(status) & unseen, Status.STALLED.array, status)
     # What ran away was steep once; few fits have gone so far that it has to be looked for.
     scale = grown_scale(loop.search.steepest, point.columns)
     still = is_converged(status) | (status == Status.STALLED.value)
     far = still & (point.cost > 0) & went_far(point, loop.start)
     away = cond(
-        far, lambda: _ran_away(problem, solver, loop, plain, scale), lambda: jnp.zeros((), bool)
+        far,
+        lambda: _ran_away(exact, seen, loop, plain, scale),
+        lambda: jnp.zeros((), bool),
     )
     status = jnp.where(away, Status.NO_EFFECT.array, status)
     return Solution(
@@ -61,16 +76,15 @@ def ended(problem: Problem, solver: LeastSquaresMethod, loop: FitLoop) -> Soluti
 
 
 def _ran_away(
-    problem: Problem,
-    solver: LeastSquaresMethod,
+    exact: LinearModel,
+    point: Linearization,
     loop: FitLoop,
     plain: TrustRegionState,
     scale: jax.Array,
 ) -> jax.Array:
     """Whether params went to infinity, as far as the factors tell."""
-    factors = solver.factorise(problem.model, loop.point, plain._replace(scale=scale))
-    _, unseen = solver.model(problem.model).rank(factors)
+    _, unseen = exact.rank(exact.factorise(point, scale, plain.rows))
     if unseen is None:
         return jnp.zeros((), bool)
     own = loop.search.own[1] if loop.search.own.size else None
-    return ran_away(loop.point, loop.start, scale, unseen, own)
+    return ran_away(point, loop.start, scale, unseen, own)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from fnopt.core import (
     real_dtype,
     show_report,
     typed_start,
+    written_for_jax,
 )
 from fnopt.jacobians import real_vector
 from fnopt.programs import (
@@ -32,12 +33,14 @@ from fnopt.programs import (
     recorded,
     runs_now,
     uncached,
-    written_for_jax,
 )
 from fnopt.residuals import after_newton, floating_start, off_flat_places, root_tangent
 from fnopt.solvers._driver import least_squares
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers.problem._call import checked_args, first_call_hints
+from fnopt.solvers.result._report import batch_report
+from fnopt.solvers.result._scipy_names import explained
+from fnopt.solvers.result._values import value_lines
 
 _OF_EQUATIONS = {
     Status.CONVERGED_COST: "converged: the equations hold to tol",
@@ -46,6 +49,8 @@ _OF_EQUATIONS = {
     Status.NONFINITE_START: "failed: the equations or their Jacobian are not finite at the start",
     Status.NONFINITE_STEP: "failed: every step led to where the equations are not finite",
 }
+
+_SCIPY = {"x": "params", "fun": "residuals", "success": "converged", "nit": "steps"}
 
 
 class Root(NamedTuple, Generic[Params]):
@@ -79,14 +84,20 @@ class Root(NamedTuple, Generic[Params]):
 
     _repr_pretty_ = show_report
 
+    if not TYPE_CHECKING:
+        __getattr__ = explained("a Root", _SCIPY)
+
     def __str__(self) -> str:
-        if isinstance(self.status, Tracer) or jnp.ndim(self.status):
+        if isinstance(self.status, Tracer):
             return repr(self)
+        if jnp.ndim(self.status):
+            return batch_report("root", self)
         left = max((float(jnp.max(jnp.abs(r))) for r in jax.tree.leaves(self.residuals)), default=0)
-        return (
-            f"root: {self.message}\n  largest residual {left:.2g}, {int(self.steps)} steps, "
-            f"{int(self.nfev)} evaluations"
-        )
+        lines = [
+            f"root: {self.message}",
+            f"  largest residual {left:.2g}, {int(self.steps)} steps, {int(self.nfev)} evaluations",
+        ]
+        return "\n".join(lines + value_lines(self.params))
 
 
 def pair_of(out: Any, caller: str) -> tuple[Any, Any]:
@@ -114,10 +125,10 @@ def solved(
         raise TypeError(f"{caller}: fun is {fun!r}, expected a function of the params.")
     max_steps = check_count(max_steps, "max_steps", caller)
     args = checked_args(args, caller)
-    given, params = params, floating_start(params)
+    params = floating_start(params)
     check_inexact(params, "params")
     static: dict[str, Any] = {"caller": caller, "has_aux": has_aux, "max_steps": max_steps}
-    with first_call_hints(given, "fun"), written_for_jax(caller, "fun"):
+    with first_call_hints(params, "fun"), written_for_jax(caller, "fun"):
         function = None
         if is_data((solver, tol)) and runs_now((params, args, tol)):
             function = recorded(fun, _widened(params), *args)

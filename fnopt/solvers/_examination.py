@@ -27,18 +27,28 @@ def examined(
     """The doubt of a claim."""
     point, noise = loop.point, rounding(loop.point, options)
     model = solver.model(problem.model)
-    lost = vanished(point, loop.peak, loop.start)
+    seen = model.examined(point) if problem.is_plain else point
+    lost = vanished(seen, loop.peak, loop.start)
     several = jnp.sum(lost & (point.x != loop.start)) > 1
     if point.x.size > 1:
-        lost = cond(several, lambda: _loose(problem, model, loop, lost), lambda: lost)
+        loose = cond(several, lambda: _loose(problem, model, loop, lost), lambda: lost)
+        # Where the cost holds up every one, by slopes, it has to rise with all of them together.
+        lost = lax.select(jnp.any(loose), loose, lost)
     beyond, away = has_moved(lost, point.x, loop.start), _away(problem, loop, lost)
     there, is_place = place(point, loop.peak, loop.visits, noise)
     away = lax.select(is_place, _inside(problem, there), away)
     products = CurvatureProducts(lambda y: model.rmv(y, point.r), options.eps)
-    tests = products if problem.is_tested(loop.point) else None
-    steps = _full_steps(model, point) if cuts_short(problem, solver) else None
-    found = doubt(point, beyond, is_place, away, tests, steps, noise)
-    return found._replace(products=found.products + 2 * several.astype(jnp.int32))
+    tests = products if problem.is_tested(seen) else None
+    steps = _full_steps(model, point) if problem.is_plain and model.cuts_short else None
+    found = doubt(seen, beyond, is_place, away, tests, steps, noise)
+    anew = jnp.asarray(seen is not point, jnp.int32)
+    return found._replace(products=found.products + 2 * several.astype(jnp.int32) + anew)
+
+
+def is_tested_fully(problem: Problem, solver: LeastSquaresMethod) -> bool:
+    """Whether claims are tested along directions of the linear model."""
+    model = solver.model(problem.model)
+    return problem.is_plain and (model.exact.takes_rows or model.cuts_short)
 
 
 def _away(problem: Problem, loop: FitLoop, lost: jax.Array) -> jax.Array:
@@ -61,11 +71,6 @@ def _loose(problem: Problem, model: LinearModel, loop: FitLoop, lost: jax.Array)
     away = _away(problem, loop, lost)
     # One copy of the Jacobian's program for both.
     return lost & ~jnp.any(lax.map(held, jnp.stack([away, near(point, away)])), axis=0)
-
-
-def cuts_short(problem: Problem, solver: LeastSquaresMethod) -> bool:
-    """Whether claims are tested because they were made with steps that are cut short."""
-    return problem.is_plain and solver.model(problem.model).cuts_short
 
 
 def _full_steps(model: LinearModel, point: Linearization) -> Steps:

@@ -23,7 +23,8 @@ from fnopt.core import (
 from fnopt.programs import opened
 from fnopt.residuals import Derivative, linearise, minimum_tangent, pushed
 from fnopt.solvers._bounded import shifted
-from fnopt.solvers.problem._problem import Problem
+from fnopt.solvers.problem._problem import Problem, Squares
+from fnopt.solvers.problem._units import end_units, in_unit
 from fnopt.solvers.result._solution import Solution
 
 Map = Callable[[jax.Array], jax.Array]
@@ -96,12 +97,12 @@ def _opened_gram(gram: Any, x: jax.Array) -> tuple[Callable[[list[Any]], Any], l
 
 
 def _opened_squares(
-    squares: Map | None, x: jax.Array
-) -> tuple[Callable[[list[Any]], Map | None], list[Any]]:
+    squares: Squares | None, x: jax.Array
+) -> tuple[Callable[[list[Any]], Squares | None], list[Any]]:
     if squares is None:
         return lambda consts: None, []
-    function, consts = opened(squares, x)
-    return lambda consts: lambda v: function(own(v), *consts), consts
+    function, consts = opened(squares, x, jnp.ones((), x.dtype))
+    return lambda consts: lambda v, unit: function(own(v), own(unit), *consts), consts
 
 
 def _opened(
@@ -129,9 +130,10 @@ def _tangent(
     rebuilt: Callable[[Data], Problem], end: Solution, data: Data, change: Data, mode: str
 ) -> Solution:
     x = end.params
+    units = end_units(rebuilt(data), end.residuals, end.jacobian)
 
     def cost(x: jax.Array, data: Data) -> jax.Array:
-        return rebuilt(data).cost_at(x)
+        return units.cost(rebuilt(data), x)
 
     def derived(x: jax.Array, data: Data) -> tuple[Any, Any, Any]:
         return _derived(rebuilt(data), x, mode, end.jacobian is not None)
@@ -139,13 +141,15 @@ def _tangent(
     problem, axes = rebuilt(data), row_axes()
     held = None
     if problem.box is not None:
-        gradient = row_total(_gradient(problem, x, mode))
-        held = shifted(problem.box, x, gradient, change[2])
-    here = own(x)
+        gradient = row_total(_gradient(in_unit(problem, units.residuals), x, mode))
+        mask, shift = shifted(problem.box, x, gradient, change[2])
+        held = mask, shift / units.params
+    here = own(x / units.params)
     with rows_over(()):  # of this device's rows alone
         total = functools.partial(over_devices, axis_name=axes) if axes else None
         dx = minimum_tangent(cost, here, data, change, held, mode, total)
-        there = (here, data), (varying_like(dx, here), change)
+        dx = units.params * dx
+        there = (own(x), data), (varying_like(dx, here), change)
         (_, _, J), (cost_change, r, dJ) = pushed(derived, *there)
     if axes:
         cost_change = row_total(cost_change)

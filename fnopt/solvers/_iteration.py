@@ -28,15 +28,14 @@ from fnopt.solvers.model._linearization import (
 )
 from fnopt.solvers.model._own_curvature import own_learned
 from fnopt.solvers.problem._problem import Problem
+from fnopt.solvers.problem._units import in_unit
 from fnopt.solvers.result._solution import StepHistory
+from fnopt.solvers.trust_region._judge import Comparison, compared, judge
 from fnopt.solvers.trust_region._step import (
-    Comparison,
     Trial,
     TrustRegionState,
     arrive,
     choose,
-    compared,
-    judge,
     restart,
 )
 
@@ -46,6 +45,8 @@ class FitLoop(NamedTuple):
 
     point: Linearization  # of the model: its J^T r is the gradient of the cost
     r: jax.Array | None  # [m], the residuals, where the model has others
+    unit: jax.Array  # what residuals are multiplied by, a power of two
+    closer: jax.Array  # whether that is more than at the start
     factors: Any  # of an earlier step from the point, or None
     search: TrustRegionState
     scaled_gradient: jax.Array  # of the params that may and do move the residuals
@@ -71,8 +72,8 @@ class FitLoop(NamedTuple):
         return self.point.r if self.r is None else self.r
 
 
-Evaluate = Callable[[jax.Array, jax.Array], Linearization]
-"""What is known at a point, whose residuals are."""
+Evaluate = Callable[[jax.Array, jax.Array, jax.Array], Linearization]
+"""What is known at a point, from its residuals in their unit, and that."""
 
 
 def started(
@@ -82,9 +83,10 @@ def started(
     evaluate: Evaluate,
     x: jax.Array,
     r: jax.Array,
+    unit: jax.Array,
 ) -> FitLoop:
     feasible = jnp.ones((), bool) if problem.box is None else problem.box.has_room()
-    point = evaluate(x, r)
+    point = evaluate(x, r, unit)
     memory = solver.memory(problem.model) if problem.is_plain else 0
     learns_own = problem.is_plain and solver.learns_own(problem.model)
     whole = point._replace(cost=problem.whole_cost(point, r))
@@ -104,6 +106,8 @@ def started(
     return FitLoop(
         point=point,
         r=kept,
+        unit=unit,
+        closer=jnp.zeros((), bool),
         factors=factors,
         search=search,
         scaled_gradient=steep,
@@ -168,12 +172,14 @@ def evaluation(problem: Problem, solver: LeastSquaresMethod, x: jax.Array) -> Ev
         return functools.partial(_evaluate, problem, solver)
     r = jax.ShapeDtypeStruct((m,), x.dtype)
     most = m * n if problem.flat.gram is None else m * m
-    return products_ahead(functools.partial(_evaluate, problem, solver), x, r, largest=most)
+    one = jax.ShapeDtypeStruct((), x.dtype)
+    return products_ahead(functools.partial(_evaluate, problem, solver), x, r, one, largest=most)
 
 
 def _evaluate(
-    problem: Problem, solver: LeastSquaresMethod, x: jax.Array, r: jax.Array
+    problem: Problem, solver: LeastSquaresMethod, x: jax.Array, r: jax.Array, unit: jax.Array
 ) -> Linearization:
+    problem = in_unit(problem, unit)
     known = r if problem.losses is None else None
     return solver.evaluate(problem.model_at(r), x, known)._replace(cost=problem.felt_cost(r))
 
@@ -202,10 +208,12 @@ def advance(
     evaluate: Evaluate,
     loop: FitLoop,
     doubt: Doubt,
+    anew: jax.Array,
 ) -> tuple[FitLoop, jax.Array]:
     """One evaluation: a step, or the test of a claim; says whether the point was accepted.
 
-    What a test leaves of the search and of its status, `settled` says afterwards.
+    What a test leaves of the search and of its status, `settled` says afterwards. With `anew` it
+    is the point as it is in another unit.
     """
     point, tests = faced(loop.point, problem.box), loop.claimed != Status.RUNNING.value
     search = cond(
@@ -220,7 +228,7 @@ def advance(
     tried = problem.flat.r(x)
     actual = problem.reduction(loop.point, loop.residuals, tried, x - loop.point.x)
     found = compared(trial, actual, noise)
-    promising = lax.select(tests, actual > doubt.least(noise), found.improves)
+    promising = lax.select(tests, anew | (actual > doubt.least(noise)), found.improves)
     level = ~tests & ~found.improves & _is_level(problem, point, trial, found)
     here, r, pulled, accepted = _moved(loop, evaluate, x, tried, promising, level)
     actual = lax.select(promising & ~accepted, jnp.asarray(-jnp.inf, actual.dtype), actual)
@@ -238,7 +246,9 @@ def advance(
     stationary = accepted & is_stationary(here.cost, jnp.max(slopes), options.gtol)
     status = lax.select(stationary, Status.CONVERGED_GRADIENT.array, status)
     nears = nears_singular_root(trial.step, loop.start, search.scale, point.cost, here.cost)
-    rooted = nears & accepted & (trial.lam == 0)
+    # A step that leaves out a param whose column has vanished says nothing of that.
+    parts = jnp.all((point.columns > 0) | (peak <= 0))
+    rooted = nears & accepted & (trial.lam == 0) & parts & ~loop.closer
     status = lax.select(rooted, Status.CONVERGED_STEP.array, status)
     return loop._replace(
         point=here,
@@ -272,9 +282,9 @@ def _is_level(problem: Problem, point: Linearization, trial: Trial, found: Compa
     """
     if not problem.is_tested(point):
         return jnp.zeros((), bool)
-    noise, actual = found.noise, found.actual
-    drowns = (trial.predicted <= noise.change) & (jnp.abs(actual) <= noise.cost)
-    return drowns & leans(point, noise)
+    most = found.noise.change
+    drowns = (trial.predicted <= most) & (jnp.abs(found.actual) <= most)
+    return drowns & leans(point, found.noise)
 
 
 def _moved(
@@ -298,7 +308,7 @@ def _moved(
         return old, loop.r, jnp.zeros_like(old.gradient), jnp.zeros((), bool)
 
     def arrived() -> tuple[Linearization, Any, jax.Array, jax.Array]:
-        there = evaluate(x, r)
+        there = evaluate(x, r, loop.unit)
         kept = None if loop.r is None else r
         pulled = row_total(matmul(r, old.J)) if learns else jnp.zeros_like(old.gradient)
         moved = there, kept, pulled, jnp.ones((), bool)

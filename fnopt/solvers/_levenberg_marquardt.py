@@ -64,8 +64,8 @@ class levenberg_marquardt(LeastSquaresMethod):
         gtol: Tolerance of the cosine between the residual and the Jacobian's columns; by default
             the rounding unit.
         jacobian: `'forward'`, `'reverse'`, or `'auto'` for the cheaper one.
-        linear_solver: `'qr'` (the most accurate), `'cholesky'` (the fastest), `'cg'` (without a
-            Jacobian; steps are straight), or `'auto'`, which goes by shape: see
+        linear_solver: `'qr'` (the most accurate), `'cholesky'` (the fastest), `'cg'` (steps
+            without a Jacobian, which are straight), or `'auto'`, which goes by shape: see
             :func:`fnopt.linear.linear_solver`.
         chunk_size: How many tangents or cotangents are pushed at once, to bound memory; by
             default all up to 256, else 64.

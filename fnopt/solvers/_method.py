@@ -49,6 +49,7 @@ from fnopt.solvers.model._linearization import (
 )
 from fnopt.solvers.model._own_curvature import no_own_curvature
 from fnopt.solvers.trust_region._gain import actual_reduction
+from fnopt.solvers.trust_region._judge import Comparison, compared, judge
 from fnopt.solvers.trust_region._rules import TRUST_REGION, RadiusRule
 from fnopt.solvers.trust_region._step import (
     Trial,
@@ -56,8 +57,6 @@ from fnopt.solvers.trust_region._step import (
     arrive,
     begin,
     choose,
-    compared,
-    judge,
     restart,
 )
 
@@ -174,15 +173,7 @@ class LeastSquaresMethod(Transformation):
     def _step(
         self, state: LeastSquaresState, params: Any, residual_fn: Any, batch: Any, jac: Any
     ) -> tuple[Any, LeastSquaresState]:
-        fns = None if batch is None else example_residuals(residual_fn, batch)
-        args = () if batch is None else (batch,)
-        x, flat = flat_residual(residual_fn if fns is None else fns, params, args)
-        if fns is not None and jac is None:
-            flat = self.by_example(flat, x, fns.of(lambda params: params, batch, ()))
-        if jac is not None:
-            residuals = jax.eval_shape(flat.unflatten, jax.ShapeDtypeStruct((flat.m,), x.dtype))
-            given = given_derivative(jac, residuals, params, (), x.dtype)
-            flat = flat._replace(derivative=given)
+        x, flat = self._flat(params, residual_fn, batch, jac)
         options = self.options(params, x.dtype)
         point = self.evaluate(flat, x)
         search = self._resumed(state, point, options)
@@ -193,16 +184,9 @@ class LeastSquaresMethod(Transformation):
         arrived, _ = ravel(apply_updates(params, updates))
         r = flat.r(arrived)
         found = compared(trial, actual_reduction(point.r, r), rounding(point, options))
-        accepted, steep = found.improves, scaled_gradient(point)
-        rule = self.rule
-        status, judged, again = judge(point, steep, trial, found, accepted, search, options, rule)
-        anew = functools.partial(restart, point, judged, options, rule)
-        judged = cond(again, anew, lambda: judged)
-        stationary = is_stationary(point.cost, steep, options.gtol)
-        status = jnp.where(stationary, Status.CONVERGED_GRADIENT.array, status)
+        status, judged = self._judged(point, trial, found, search, options)
         usable = is_finite(point)
-        accepted = accepted & usable
-        status = checked_status(status, jnp.any(point.columns > 0), point.cost)
+        accepted = found.improves & usable
         status = jnp.where(usable, status, Status.NONFINITE_START.array)
         # -0.0, not 0.0: it is the number that changes no other, -0.0 included.
         updates = jax.tree.map(
@@ -219,6 +203,42 @@ class LeastSquaresMethod(Transformation):
             cost=jnp.where(accepted, half_square(r), point.cost),
             status=status,
         )
+
+    def _flat(
+        self, params: Any, residual_fn: Any, batch: Any, jac: Any
+    ) -> tuple[jax.Array, FlatResidual]:
+        """The params as a vector, and the residuals of it, with the derivative that is given."""
+        if batch is None:
+            x, flat = flat_residual(residual_fn, params, ())
+        else:
+            fns = example_residuals(residual_fn, batch)
+            x, flat = flat_residual(fns, params, (batch,))
+            if jac is None:
+                flat = self.by_example(flat, x, fns.of(lambda params: params, batch, ()))
+        if jac is None:
+            return x, flat
+        residuals = jax.eval_shape(flat.unflatten, jax.ShapeDtypeStruct((flat.m,), x.dtype))
+        given = given_derivative(jac, residuals, params, (), x.dtype)
+        return x, flat._replace(derivative=given)
+
+    def _judged(
+        self,
+        point: Linearization,
+        trial: Trial,
+        found: Comparison,
+        search: TrustRegionState,
+        options: Options,
+    ) -> tuple[jax.Array, TrustRegionState]:
+        """The status after a step, and the next search, begun again where it has to."""
+        steep, rule = scaled_gradient(point), self.rule
+        status, judged, again = judge(
+            point, steep, trial, found, found.improves, search, options, rule
+        )
+        anew = functools.partial(restart, point, judged, options, rule)
+        judged = cond(again, anew, lambda: judged)
+        stationary = is_stationary(point.cost, steep, options.gtol)
+        status = jnp.where(stationary, Status.CONVERGED_GRADIENT.array, status)
+        return checked_status(status, jnp.any(point.columns > 0), point.cost), judged
 
     def _resumed(
         self, state: LeastSquaresState, point: Linearization, options: Options

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Params
+from fnopt.residuals import as_vector
 from fnopt.solvers._equations import Root, pair_of, solved
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers._scipy_root import as_asked
@@ -40,7 +41,7 @@ def root(
         fun: `fun(params, *args)` returns an array or a pytree with as many numbers as `params`, or
             `(that, aux)` with `has_aux`.
         params: Where to start: a pytree of floating or complex arrays, or of whole numbers, which
-            are taken as floats.
+            are taken as floats. A list or tuple of numbers is one vector, as in SciPy.
         args: Further arguments of `fun`: pytrees of arrays.
         has_aux: Whether `fun` returns a pair; what is besides the equations at the root comes back
             as `aux`.
@@ -94,7 +95,7 @@ def fixed_point(
     Args:
         fun: `fun(params, *args)` returns a tree like `params`, or `(that, aux)` with `has_aux`.
         params: Where to start: a pytree of floating or complex arrays, or of whole numbers, which
-            are taken as floats.
+            are taken as floats. A list or tuple of numbers is one vector, as in SciPy.
         args: Further arguments of `fun`: pytrees of arrays.
         has_aux: Whether `fun` returns a pair.
         solver: The method; by default `fnopt.levenberg_marquardt()`.
@@ -125,6 +126,7 @@ def fixed_point(
     def moved(params: Any, *args: Any) -> Any:
         there = fun(params, *args)
         there, aux = pair_of(there, "fixed_point") if has_aux else (there, None)
+        there = as_vector(there) if isinstance(params, jax.Array) else there
         shapes = [jax.tree.map(jnp.shape, tree) for tree in (there, params)]
         if shapes[0] != shapes[1]:
             raise ValueError(

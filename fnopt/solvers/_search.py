@@ -16,7 +16,7 @@ from jax import lax
 
 from fnopt.core import Status, cond, is_converged, while_loop
 from fnopt.solvers._bounded import faced
-from fnopt.solvers._examination import cuts_short, examined
+from fnopt.solvers._examination import examined, is_tested_fully
 from fnopt.solvers._iteration import Evaluate, FitLoop, advance
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers.convergence._claim import Doubt, no_doubt
@@ -24,6 +24,7 @@ from fnopt.solvers.convergence._noise import rounding
 from fnopt.solvers.convergence._options import Options
 from fnopt.solvers.convergence._places import is_other
 from fnopt.solvers.problem._problem import Problem
+from fnopt.solvers.problem._units import in_unit, next_unit
 from fnopt.solvers.trust_region._restart import MOST_RESTARTS
 
 
@@ -34,18 +35,19 @@ def searched(
     evaluate: Evaluate,
     loop: FitLoop,
     max_steps: int,
-    watched: Callable[[FitLoop, jax.Array], FitLoop],
+    watched: Callable[[Problem, FitLoop, jax.Array], FitLoop],
 ) -> FitLoop:
     """The loop at its end.
 
     Args:
-        problem: The problem.
+        problem: The problem, in the user's unit.
         solver: The method.
         options: Its numbers.
         evaluate: Evaluates points.
         loop: The loop at its start.
         max_steps: The most steps, tests of claims included.
-        watched: Notes a step, from the loop after it and whether it was accepted.
+        watched: Notes a step, from the problem in the loop's unit, the loop after it and whether
+            it was accepted.
     """
 
     def in_time(loop: FitLoop) -> jax.Array:
@@ -59,16 +61,20 @@ def searched(
 
     def unfinished(at: tuple[FitLoop, jax.Array]) -> jax.Array:
         loop, settled = at
-        return running(loop) | (in_time(loop) & claims(loop) & ~settled)
+        # A claim of the last step is examined, too, though none is left to test it.
+        doubtful = claims(loop) | _in_next_unit(problem, loop, in_time(loop))[1]
+        return running(loop) | (doubtful & ~settled)
 
     def search(at: tuple[FitLoop, jax.Array]) -> tuple[FitLoop, jax.Array]:
-        loop, _ = at
-        claimed, fully = claims(loop), problem.is_tested(loop.point) or cuts_short(problem, solver)
+        loop, anew = _in_next_unit(problem, at[0], in_time(at[0]))
+        here = in_unit(problem, loop.unit)
+        claimed, fully = claims(loop) & ~anew, is_tested_fully(here, solver)
         found = _if_any(
             claimed,
-            lambda: examined(problem, solver, options, loop),
+            lambda: examined(here, solver, options, loop),
             no_doubt(loop.point, fully),
         )
+        found = found._replace(exists=found.exists | anew)
         none = Status.RUNNING.array
         loop = loop._replace(
             status=lax.select(found.exists, none, loop.status),
@@ -77,14 +83,33 @@ def searched(
         )
 
         def step(loop: FitLoop) -> FitLoop:
-            return watched(*advance(problem, solver, options, evaluate, loop, found))
+            return watched(here, *advance(here, solver, options, evaluate, loop, found, anew))
 
         after = while_loop(running, step, loop)
         tested = found.exists & (after.steps > loop.steps)
-        settled = _settled(problem, options, found, loop.claimed, tested, after)
+        strict = solver.model(here.model).cuts_short
+        settled = _settled(here, options, found, loop.claimed, tested, after, strict)
+        # The point stays as it was where it can't be evaluated in the other unit.
+        kept = anew & ~after.accepted
+        unit = lax.select(kept, at[0].unit, after.unit)
+        settled = settled._replace(unit=unit, peak=lax.select(kept, at[0].peak, after.peak))
         return settled, (tested & ~found.is_place) | (claimed & ~found.exists)
 
     return while_loop(unfinished, search, (loop, jnp.zeros((), bool)))[0]
+
+
+def _in_next_unit(problem: Problem, loop: FitLoop, in_time: jax.Array) -> tuple[FitLoop, jax.Array]:
+    """The loop whose point is evaluated in another unit next, and whether there is need for it."""
+    ends = (is_converged(loop.status) | (loop.status == Status.STALLED.value)) & ~loop.rooted
+    point = loop.point
+    unit, finer = next_unit(in_unit(problem, loop.unit), point.cost, loop.residuals, loop.unit)
+    needed = ends & finer & in_time
+    unit = lax.select(needed, unit, loop.unit)
+    peak = loop.peak * (unit / loop.unit)
+    restarts = lax.select(needed, jnp.zeros_like(loop.search.restarts), loop.search.restarts)
+    search = loop.search._replace(restarts=restarts)
+    closer = loop.closer | needed
+    return loop._replace(unit=unit, closer=closer, peak=peak, search=search), needed
 
 
 def _if_any(needed: jax.Array, make: Callable[[], Any], otherwise: Any) -> Any:
@@ -100,6 +125,7 @@ def _settled(
     claimed: jax.Array,
     tested: jax.Array,
     loop: FitLoop,
+    strict: bool,
 ) -> FitLoop:
     """The loop after the test of a claim: the end, or more steps, or a new beginning.
 
@@ -110,13 +136,13 @@ def _settled(
         claimed: The status that was claimed.
         tested: Whether that was done.
         loop: The loop.
+        strict: Whether steps were cut short: see :func:`is_refuted`.
     """
 
     def settled() -> tuple[jax.Array, jax.Array]:
         # Where the test was accepted, and the point is another, the rest is of no account.
         point, accepted = loop.point, loop.accepted
         noise = rounding(faced(point, problem.box), options)
-        strict = not problem.is_tested(point)
         refuted = doubt.is_refuted(point, loop.tried, noise, strict)
         again = ~doubt.is_beyond & (accepted | refuted) & (loop.search.restarts < MOST_RESTARTS)
         status = doubt.verdict(claimed, refuted, loop.gained, point.cost)

@@ -1,3 +1,4 @@
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,10 +10,12 @@ from fnopt.linear import column_norms, norm
 def test_norm_is_safe_where_squares_are_not(scale):
     v = np.asarray([3.0, -4.0, 12.0], np.float32) * np.float32(scale)
     np.testing.assert_allclose(norm(jnp.asarray(v)), 13 * np.float32(scale), rtol=1e-6)
+    slopes = jax.grad(norm)(jnp.asarray(v))
+    np.testing.assert_allclose(slopes, np.divide([3, -4, 12], 13), rtol=1e-6)
 
 
-@pytest.mark.parametrize("scale", [1.0, 1e-140, 1e140])
-def test_float64_has_room_for_the_squares(x64, scale):
+@pytest.mark.parametrize("scale", [1.0, 1e-140, 1e140, 1e-170, 1e170, 1e-300, 1e300])
+def test_norm_is_safe_in_float64_too(x64, scale):
     v = np.asarray([3.0, -4.0, 12.0]) * scale
     np.testing.assert_allclose(norm(jnp.asarray(v)), 13 * scale, rtol=1e-14)
 

@@ -104,3 +104,16 @@ def test_no_slope_no_step(r):
     p, lam = trust_region(A, np.asarray(r, np.float32), np.float32(1), np.float32(0))
     np.testing.assert_allclose(p, 0, atol=1e-6)
     assert np.isfinite(lam)
+
+
+@pytest.mark.parametrize("place", [0, 2, 30])
+def test_an_outlier_among_the_first_rows_costs_no_digits(place):
+    # As under a robust loss: a residual of 1e10, whose derivatives are as much smaller.
+    rng = np.random.default_rng(0)
+    A, r = rng.standard_normal((40, 3)), rng.standard_normal(40)
+    A[place], r[place] = 1e-10 * A[place], 1e10
+    A, r = A.astype(np.float32), r.astype(np.float32)
+    exact = np.linalg.lstsq(A.astype(float), r.astype(float), rcond=None)[0]
+    L, c = triangle(jnp.asarray(A), jnp.asarray(r), graded=True)
+    found = np.linalg.solve(np.asarray(L, float).T, np.asarray(c, float))
+    np.testing.assert_allclose(found, exact, rtol=0, atol=16 * np.finfo(np.float32).eps)

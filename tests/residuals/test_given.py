@@ -66,7 +66,7 @@ def test_normal_equations_add_up_over_chunks_of_examples(chunk_size):
     jac = per_example_jacobian(example, chunk_size=chunk_size)
     given = given_derivative(jac, jax.eval_shape(fn, PARAMS, *BATCH), PARAMS, BATCH, x.dtype)
     flat = flat._replace(derivative=given.scaled(lambda x: jnp.cos(jnp.arange(float(flat.m)))))
-    (_, J), (r, G, g) = jax.jit(lambda x: (linearise(flat, x), linearise_gram(flat, x)))(x)
+    (_, J), (r, G, g, _) = jax.jit(lambda x: (linearise(flat, x), linearise_gram(flat, x)))(x)
     np.testing.assert_allclose(G, J.T @ J, rtol=1e-5)
     np.testing.assert_allclose(g, r @ J, rtol=1e-4, atol=1e-5)
 
@@ -140,3 +140,22 @@ def test_matrices_as_scipys_users_write_them():
     for shape in ((3,), (3, 1), (1, 3)):
         got = laid(lambda p, s=shape: J[:, 1].reshape(s), jnp.ones(3), jnp.ones(1))
         np.testing.assert_array_equal(got, J[:, 1:])
+
+
+def test_what_is_held_needs_no_derivative():
+    params = {"a": jnp.float32(2), "n": 2}
+    for of_n in (None, np.zeros(3, jax.dtypes.float0), T):
+        given = given_derivative(lambda p: {"a": T ** p["n"], "n": of_n}, T, params, (), "float32")  # noqa: B023
+        expected = jnp.stack([T**2, 0 * T], axis=1)
+        np.testing.assert_array_equal(given.at(jnp.asarray([2.0, 0.0])), expected)
+
+
+def test_rows_of_numbers_are_a_matrix_as_in_numpy():
+    x = jnp.asarray([3.0, 4.0])
+    expected = [[1, 0], [4, 3]]
+    as_lists = given_derivative(lambda x: [[1, 0.0], [x[1], x[0]]], x, x, (), x.dtype)
+    np.testing.assert_array_equal(as_lists.at(x), expected)
+    numbers = [x[0], x[1]]
+    for form in (list, jnp.asarray):
+        given = given_derivative(lambda x: form([[1, 0.0], [x[1], x[0]]]), numbers, x, (), x.dtype)  # noqa: B023
+        np.testing.assert_array_equal(given.at(x), expected)

@@ -120,7 +120,7 @@ def test_values_that_stand_for_missing_ones_are_outliers(alpha):
     np.testing.assert_allclose(end.params, [3, 0.8], rtol=0.05)
 
 
-@pytest.mark.parametrize("where", [[39], [7, 20, 33]], ids=str)
+@pytest.mark.parametrize("where", [[39], [7, 20, 33], [0], [0, 1]], ids=str)
 def test_the_pull_of_an_outlier_does_not_grow_with_it(where):
     # That of soft L1 is its scale, whatever the outlier: the fit is the same from 1e4 scales on.
     ends = []

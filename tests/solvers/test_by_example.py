@@ -188,8 +188,9 @@ def test_no_temporary_has_the_size_of_the_jacobian():
     params, x = arguments()
     rows = 4 * 100 * (64 * 512 + 1024)
     compiled = jax.jit(functools.partial(fitted, "example")).lower(params, x).compile()
-    # Some twenty vectors of the size of the params, the test of a claim with its own among them.
-    assert compiled.memory_analysis().temp_size_in_bytes < rows / 5
+    # Twenty vectors of the size of the params (on some versions of JAX 21; the Jacobian has 100),
+    # the test of a claim with its own among them.
+    assert compiled.memory_analysis().temp_size_in_bytes < rows / 4.5
 
 
 def test_a_step_takes_a_part_of_the_operations():

@@ -21,9 +21,9 @@ def quadratic(x, level):
     """Residuals with constant Hessians: the point, and the curvature S at it."""
     r = level + SLOPES @ x + np.einsum("ijk,j,k->i", HESSIANS, x, x) / 2
     J = SLOPES + HESSIANS @ x
-    return factorised_linearization(jnp.asarray(x), jnp.asarray(r), jnp.asarray(J)), np.einsum(
-        "i,ijk->jk", r, HESSIANS
-    )
+    return factorised_linearization(
+        jnp.asarray(x), jnp.asarray(r), jnp.asarray(J), graded=False
+    ), np.einsum("i,ijk->jk", r, HESSIANS)
 
 
 def rows_after(level, step, rows=None, excess=10.0):

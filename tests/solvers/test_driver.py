@@ -150,6 +150,14 @@ BAD = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("call", "name"), [(fnopt.least_squares, "residual_fn"), (fnopt.minimize, "fun")]
+)
+def test_swapped_arguments_are_named(call, name):
+    with pytest.raises(TypeError, match=f"{name} is .*, expected a function of the params"):
+        call(jnp.ones(2), lambda p: p)
+
+
 @pytest.mark.parametrize(("options", "error", "text"), BAD)
 def test_bad_options_are_refused_by_name(options, error, text):
     with pytest.raises(error, match=text):

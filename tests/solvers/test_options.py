@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,9 +11,18 @@ import pytest
 
 import fnopt
 from fnopt import Status
-from fnopt.residuals import cauchy, fixed, huber, tied
+from fnopt.residuals import as_vector, cauchy, fixed, huber, tied
+from fnopt.solvers import StepInfo
+from fnopt.solvers.problem._callback import asked_to_stop
 
 T = np.linspace(0.0, 3.0, 12, dtype=np.float32)
+
+
+class Named(NamedTuple):
+    a: float
+    b: float
+
+
 Y = (2 * np.exp(-0.7 * T) + 0.3 + 0.1 * np.cos(9 * T)).astype(np.float32)
 START = jnp.ones(3)
 
@@ -124,6 +135,30 @@ def test_a_callback_that_fails_does_not_end_the_fit():
     assert bool(end.converged)
 
 
+INFO = StepInfo(*(jnp.asarray(v) for v in (3, [1.0, 2.0], 4.0, 0.1, 1.0, True)))
+
+
+@pytest.mark.parametrize("value", ["cost", "fun"])
+def test_callbacks_may_have_a_signature_of_scipys(value):
+    seen = []
+
+    def of_params(xk):
+        seen.append(xk)
+
+    def of_a_result(*, intermediate_result):
+        seen.append(intermediate_result)
+        raise StopIteration
+
+    assert not asked_to_stop(of_params, INFO, value)
+    assert asked_to_stop(of_a_result, INFO, value)
+    np.testing.assert_array_equal(seen[0], [1, 2])
+    np.testing.assert_array_equal(seen[1].x, [1, 2])
+    assert (int(seen[1].nit), float(getattr(seen[1], value))) == (3, 4.0)
+    with pytest.warns(UserWarning, match="no 'x'. What SciPy calls so is params here. The fit"):
+        assert not asked_to_stop(lambda info: info.x, INFO, value)
+    assert not asked_to_stop(print, INFO, value)
+
+
 # --- SciPy's keywords. ----------------------------------------------------------------------------
 
 
@@ -181,6 +216,9 @@ WRONG = [
     ({"verbos": 1}, TypeError, "unexpected keyword 'verbos'. Expected one documented, or SciPy's"),
     ({"method": "newton"}, ValueError, "method = 'newton', expected one of"),
     ({"method": "lm", "bounds": (0, 9)}, ValueError, "'lm' takes no bounds"),
+    ({"x_scale": "auto"}, ValueError, "x_scale = 'auto', expected 'jac' or positive numbers"),
+    ({"x_scale": -1.0}, ValueError, "x_scale = -1.0, expected 'jac' or positive numbers"),
+    ({"tr_solver": "best"}, ValueError, "tr_solver = 'best', expected 'exact' or 'lsmr'"),
     ({"verbose": 3}, ValueError, "verbose = 3, expected 0, 1"),
     ({"max_nfev": 0}, ValueError, "max_nfev is 0, expected at least 1"),
 ]
@@ -192,11 +230,45 @@ def test_wrong_keywords_are_refused_by_name(options, error, text):
         fnopt.least_squares(decay, START, **options)
 
 
+def test_numbers_in_a_row_are_a_vector():
+    A = jnp.asarray([[2.0, 1.0], [1.0, 3.0]])
+    b = jnp.asarray([1.0, 2.0])
+    for start in ([1, 1], (1.0, jnp.float32(1)), jnp.ones(2)):
+        end = fnopt.least_squares(lambda x: A @ x - b, start, bounds=([0, None], [9, None]))
+        assert end.params.shape == (2,)
+        np.testing.assert_allclose(end.params, [0.2, 0.6], atol=1e-6)
+    assert fnopt.root(lambda x: [x[0] - 1, x[1] - x[0]], [3, 3]).params.tolist() == [1, 1]
+    found = fnopt.fixed_point(lambda x: [0.5 * x[1], x[0] + 1], [0, 0])
+    np.testing.assert_allclose(found.params, [1, 2], rtol=1e-6)
+
+
+@pytest.mark.parametrize("start", [[True, 1.0], [[1.0], [2.0]], [], {"a": 1.0}, Named(1.0, 2.0)])
+def test_other_trees_stay_trees(start):
+    assert as_vector(start) is start
+
+
+def test_numbers_with_constraints_stay_leaves():
+    def power(p):
+        return p[0] * T ** p[1].astype(T.dtype) - 3 * T**2
+
+    def slope(p):
+        return [T ** p[1].astype(T.dtype), None]
+
+    end = fnopt.least_squares(power, [1, 2], slope, constraints=[None, fixed()])
+    assert type(end.params) is list
+    np.testing.assert_allclose(end.params[0], 3, rtol=1e-5)
+    assert end.params[1].dtype == jnp.int32
+
+
 def test_scipys_names_of_results_are_explained():
     end = fnopt.solvers.Solution(*[None] * 10)
     with pytest.raises(AttributeError, match="What SciPy calls so is params here"):
         _ = end.x
     assert not hasattr(end, "nothing")
+    with pytest.raises(AttributeError, match="What SciPy calls so is value here"):
+        _ = fnopt.solvers.Minimum(*[None] * 6).fun
+    with pytest.raises(AttributeError, match="What SciPy calls so is converged here"):
+        _ = fnopt.solvers.Root(*[None] * 5).success
 
 
 # --- Params that are held or tied. ----------------------------------------------------------------

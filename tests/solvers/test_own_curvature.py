@@ -18,7 +18,8 @@ def linearised(r, x):
     """The point with its Gram matrix, and the curvature S that this leaves out."""
     J, value = jax.jacfwd(r)(x), r(x)
     columns = jnp.linalg.norm(J, axis=0)
-    point = Linearization(x, value, NormalMatrix(J.T @ J), half_square(value), J.T @ value, columns)
+    G = NormalMatrix(J.T @ J, jnp.ones_like(x))
+    point = Linearization(x, value, G, half_square(value), J.T @ value, columns)
     hessian = jax.hessian(lambda x: half_square(r(x)))(x)
     return point, hessian - J.T @ J
 

@@ -19,15 +19,21 @@ def components(p, a):
     t = T.astype(p.dtype)
     decays = p[0] * jnp.exp(-p[1] * t)
     peaks = p[0] * jnp.exp(-(((t - p[1]) / p[2]) ** 2))
-    return a["decay"] * decays + a["peak"] * peaks + a["level"] * p[3] - a["y"]
+    hinges = jnp.maximum(p[0] * t + p[1], 0)
+    found = a["decay"] * decays + a["peak"] * peaks + a["hinge"] * hinges + a["level"] * p[3]
+    return found - a["y"]
+
+
+ROWS = ("decay", "peak", "hinge", "level")
 
 
 def component(y, **weights):
-    rows = {name: jnp.float32(weights.get(name, 0)) for name in ("decay", "peak", "level")}
+    rows = {name: jnp.float32(weights.get(name, 0)) for name in ROWS}
     return rows | {"y": jnp.asarray(y, jnp.float32)}
 
 
 DECAY, PEAK = 2 * np.exp(-1.3 * T), 2 * np.exp(-(((T - 1.7) / 0.8) ** 2))
+HINGE = np.maximum(1.5 * T - 1.5, 0)
 WAVE = 0.01 * np.sin(9 * T)
 UNDERFLOWN = {
     "a decay": (component(DECAY + WAVE, decay=1), [1, 3000, 1, 1], 0.01),
@@ -35,6 +41,8 @@ UNDERFLOWN = {
     "a peak": (component(PEAK + WAVE, peak=1), [1, 50, 1, 1], 0.01),
     "a peak and a level": (component(PEAK + 0.5 + WAVE, peak=1, level=1), [1, 50, 1, 0], 0.01),
     "a narrow peak": (component(PEAK + WAVE, peak=1), [1, 1, 1e-3, 1], 0.01),
+    "a hinge": (component(HINGE + WAVE, hinge=1), [-1, -1, 1, 1], 0.01),
+    "a hinge and a level": (component(HINGE + 0.5 + WAVE, hinge=1, level=1), [-1, -1, 1, 0], 0.01),
 }
 
 
@@ -50,6 +58,21 @@ def test_params_that_underflow_at_the_start_are_looked_for(solver):
         found = float(end.cost[i]) < UNDERFLOWN[case][2]
         assert found or not bool(end.converged[i]), (case, end.message[i])
         assert found or solver != fnopt.levenberg_marquardt(), case
+
+
+FLAT = {  # a height of zero beside what underflows: neither has an effect alone
+    "a decay": (component(DECAY + 0.5 + WAVE, decay=1, level=1), [0, 3000, 1, 0], 0.01),
+    "a peak": (component(PEAK + 0.5 + WAVE, peak=1, level=1), [0, 50, 1, 0], 0.01),
+}
+
+
+def test_a_height_of_zero_is_tried_beside_others():
+    fit = jax.jit(jax.vmap(lambda p, a: fnopt.least_squares(components, p, args=(a,))))
+    starts = jnp.asarray([start for _, start, _ in FLAT.values()], jnp.float32)
+    which = jax.tree.map(lambda *rows: jnp.stack(rows), *(a for a, _, _ in FLAT.values()))
+    end = fit(starts, which)
+    bests = np.asarray([best for _, _, best in FLAT.values()])
+    assert not np.any(np.asarray(end.converged) & (np.asarray(end.cost) > bests)), end.message
 
 
 def test_params_that_have_an_effect_elsewhere_alone_are_no_solution():

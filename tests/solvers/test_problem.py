@@ -118,12 +118,21 @@ def test_values_that_cannot_be_refused_end_in_a_status():
     assert end.converged.tolist() == [False, False, True, True]
 
 
+def writing(p):
+    r = np.zeros(3)
+    r[0] = p
+    return r
+
+
 CALLS = [
+    ({"residual_fn": writing}, r"writes into an array; write x\.at\[i\]\.set.*: `r\[0\] = p`"),
     ({"args": T3}, r"args is ndarray, expected a tuple of arguments; for a single one args=\(data"),
     ({"args": (T3, "mode")}, r"args: leaf '1' is 'mode', expected arrays"),
-    ({"params": [1.0, 2.0, 3.0]}, "params are a list of numbers, each a leaf of its own"),
+    (
+        {"params": [1.0, 2.0, 3.0], "constraints": {"1": fnopt.fixed()}},
+        "params are a list of numbers, which with constraints are leaves of their own",
+    ),
     ({"residual_fn": lambda p: p["b"] * T3, "params": {"a": 1.0}}, r"have the keys \['a'\]"),
-    ({"residual_fn": lambda p: p.sum(), "params": (1.0, 2)}, "params are a tuple of numbers, each"),
     ({"residual_fn": lambda p: np.sin(p) * T3}, r"residual_fn calls np\.sin; write jnp\.sin"),
     ({"residual_fn": lambda p: T3 if p > 0 else p * T3}, r"decides in Python by a value"),
 ]

@@ -25,14 +25,18 @@ def solved(a):
 def derived(a):
     """Roots, their derivatives, forward and transposed, and the second ones, in one program."""
 
+    def fit(a):
+        end = solved(a)
+        return end.params, end.converged
+
     def one(a):
-        x, push = jax.linearize(lambda a: solved(a).params, a)
+        x, push, converged = jax.linearize(fit, a, has_aux=True)
         (back,) = jax.linear_transpose(push, a)(jnp.ones_like(x))
-        return x, push(jnp.ones_like(a)), back
+        return (x, push(jnp.ones_like(a)), back), converged
 
     def each(a):
-        first, second = jax.jvp(lambda a: one(a)[1], (a,), (jnp.ones_like(a),))
-        return *one(a), solved(a).converged, first, second
+        firsts, (_, second, _), converged = jax.jvp(one, (a,), (jnp.ones_like(a),), has_aux=True)
+        return *firsts, converged, second
 
     return jax.vmap(each)(a)
 
@@ -46,7 +50,7 @@ def test_roots_and_their_derivatives_agree_with_scipy(x64):
         return np.asarray([a - d, d])
 
     a = np.asarray([0.5, 1.0, 1.5])
-    x, slope, back, converged, _, bend = derived(jnp.asarray(a))
+    x, slope, back, converged, bend = derived(jnp.asarray(a))
     assert np.all(converged)
     np.testing.assert_allclose(x, np.stack([peer(v) for v in a]), rtol=1e-9)
     h = 1e-4
@@ -83,6 +87,8 @@ def test_only_a_root_is_called_one(name):
     assert bool(end.converged) == there_is_one, (end.message, end.params)
     assert np.all(np.isfinite(end.params))
     assert str(end).startswith("root: ")
+    assert str(end).splitlines()[2:] == [f"  x[{i}]  {v:.6g}" for i, v in enumerate(end.params)]
+    assert str(jax.tree.map(lambda x: jnp.stack([x, x]), end)).startswith("root: 2 problems\n")
     assert there_is_one or int(end.status) in (Status.STALLED, Status.NONFINITE_START)
 
 

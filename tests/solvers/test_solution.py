@@ -1,9 +1,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import fnopt
 from fnopt import Status
+from fnopt.solvers.result._covariance import scatter
+from fnopt.solvers.result._values import value_lines
 
 
 def exact(tangent):
@@ -111,11 +114,44 @@ def test_values_are_rounded_to_their_errors():
     assert lines[-1].split() == ["b", "-1.235e-05", "±", "5.8e-07"]
 
 
+def test_a_fit_in_float64_has_the_same_report():
+    J, values = np.stack([np.ones(12), 1000 * X], axis=1), {"a": 12.3456, "b": -1.23456e-2}
+    want = str(made(J, values, cost=0.02))
+    with jax.enable_x64(True):
+        single = made(J, values, cost=0.02)
+        double = jax.tree.map(
+            lambda x: x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x, single
+        )
+        assert str(double) == want
+
+
+def test_values_far_below_their_errors_are_rounded_too():
+    lines = str(made(np.ones((12, 1)), {"a": -1.3e-9}, cost=0.02)).splitlines()
+    assert lines[-1].split() == ["a", "0.000", "±", "0.017"]
+    lines = str(made(np.ones((12, 1)), {"a": 0.0}, cost=2e-14)).splitlines()
+    assert lines[-1].split() == ["a", "0", "±", "1.7e-08"]
+
+
+def test_a_tied_param_is_not_one_that_cannot_be_told_apart():
+    J = np.ones((12, 1))
+    tangent = jnp.asarray([[3.0], [1.0], [2.0], [0.0]])
+    values = {"a": 0.03, "b": 0.01, "c": 0.02, "d": 4.0}
+    fit = made(J, values, tangent=tangent)
+    text = str(fit)  # an error of 0.17 is larger than any of the first three
+    assert "told apart" not in text
+    assert "not alone" not in text
+    assert text.count("±") == 3
+    J = np.stack([np.ones(12), 1 + 1e-5 * X], axis=1)
+    tangent = jnp.asarray([[1.0, 1.0], [1.0, 0.0], [2.0, 0.0], [0.0, 1.0]])
+    text = str(made(J, values | {"d": 0.04}, tangent=tangent))
+    assert "cannot be told apart: b, d (" in text
+
+
 def test_of_many_params_the_worst_determined_are_shown():
     J = np.diag(np.arange(1.0, 61.0))
     J = np.concatenate([J, J])
     text = str(made(J, {"k": np.ones(60)}))
-    assert "60 parameters in 1 leaves, the 40 worst determined ones:" in text
+    assert "60 parameters, the 40 worst determined ones:" in text
     assert "k[39]" in text
     assert "k[40]" not in text
 
@@ -132,3 +168,21 @@ def test_a_param_at_its_bound_is_said_to_be():
     lines = str(fit).splitlines()
     assert lines[-2].endswith("(at its upper bound)")
     assert "±" in lines[-1]
+
+
+def test_the_values_of_few_params_are_shown():
+    params = {"a": jnp.asarray([1.5, -2.0]), "z": 1j, "key": jax.random.key(0), "mode": "x"}
+    assert value_lines(params) == ["  a[0]  1.5", "  a[1]  -2", "  z     0+1j"]
+    assert value_lines({"w": jnp.ones((9, 9)), "b": jnp.bfloat16(1)}) == ["  82 params in 2 leaves"]
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e-30, 1e30])
+def test_the_spread_of_residuals_and_its_derivative_in_any_unit(unit):
+    def spread(unit):
+        r = unit * jnp.asarray([3.0, 4.0, -5.0])
+        size, one = scatter(jnp.sum(jnp.square(r)) / 2, r, 3, jnp.asarray(2))
+        return size * jnp.sqrt(one)
+
+    found, slope = jax.value_and_grad(spread)(jnp.float32(unit))
+    np.testing.assert_allclose(found, 5 * np.float32(unit), rtol=1e-6)
+    np.testing.assert_allclose(slope, 5, rtol=1e-6)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 from jax.experimental.ode import odeint
 
 import fnopt
+from fnopt.solvers.convergence._evidence import nears_singular_root
 
 T = np.linspace(0.0, 3.0, 12)
 Y = 2 * np.exp(-0.7 * T) + 0.3
@@ -51,6 +54,104 @@ def test_what_is_reported_is_in_the_units_of_the_user():
     np.testing.assert_allclose(big.history.cost[0], plain.history.cost[0] * unit**2, rtol=1e-3)
     np.testing.assert_allclose(big.jacobian, plain.jacobian * unit, rtol=1e-3)
     assert float(jnp.max(jnp.abs(big.residuals))) < 1e-5 * unit
+
+
+SOLVERS = {
+    "lm": fnopt.levenberg_marquardt(),
+    "dogleg": fnopt.solvers.dogleg(),
+    "gauss_newton": fnopt.solvers.gauss_newton(),
+    "cholesky": fnopt.levenberg_marquardt(linear_solver="cholesky"),
+}
+WAVED = Y + 0.05 * np.sin(9 * T)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def decay(name, p, t, y):
+    return fnopt.least_squares(scaled_decay, p, args=(t, y, 1.0), solver=SOLVERS[name])
+
+
+def decay_in(name, dtype, start, time=1.0, amplitude=1.0):
+    """The fit in other units of the times and of the data, and its params as in usual ones."""
+    units = np.asarray([amplitude, 1 / time, amplitude])
+    numbers = np.asarray(start), T * time, WAVED * amplitude
+    end = decay(name, *(jnp.asarray(a, dtype) for a in numbers))
+    return end, np.asarray(end.params, float) / units
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", list(SOLVERS))
+def test_every_solver_in_any_units(name, dtype):
+    tiny, huge = (1e-30, 1e30) if dtype == "float32" else (1e-300, 1e300)
+    with jax.enable_x64(dtype == "float64"):
+        _, want = decay_in(name, dtype, [1.0, 1.0, 0.0])
+        for unit in (tiny, huge):
+            in_time = decay_in(name, dtype, [1.0, 1 / unit, 0.0], time=unit)
+            in_size = decay_in(name, dtype, [unit, 1.0, 0.0], amplitude=unit)
+            for end, params in (in_time, in_size):
+                assert bool(end.converged), (unit, end.status)
+                np.testing.assert_allclose(params, want, rtol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", list(SOLVERS))
+def test_data_far_from_the_start_are_fitted_or_refused(name, dtype):
+    with jax.enable_x64(dtype == "float64"):
+        _, want = decay_in(name, dtype, [1.0, 1.0, 0.0])
+        for size in (1e-30, 1e20) if dtype == "float32" else (1e-150, 1e-300, 1e150):
+            end, params = decay_in(name, dtype, np.ones(3), amplitude=size)
+            right = np.allclose(params, want, rtol=1e-3)
+            assert right or not bool(end.converged), (size, end.status)
+            if name in ("lm", "gauss_newton") and size == 1e-30:
+                assert right
+                assert bool(end.converged), end.status
+
+
+@pytest.mark.parametrize("name", list(SOLVERS))
+@pytest.mark.parametrize("level", [0.0, 1.0])
+def test_the_first_step_to_tiny_data_is_none_to_a_singular_root(name, level):
+    # It is tiny beside the start, or the effect of the other params, and leaves a part of the cost.
+    with jax.enable_x64(True):
+        _, want = decay_in(name, "float64", [1.0, 1.0, 0.0])
+        for size in (1e-40, 1e-60):
+            end, params = decay_in(name, "float64", [level, 1.0, 0.0], amplitude=size)
+            assert np.allclose(params, want, rtol=1e-3) or not bool(end.converged), end.status
+
+
+def rising(p, t, y):
+    return p["height"] * jnp.exp(-p["rate"] * t) + p["base"] - y
+
+
+OPTIONS = {
+    "plain": lambda unit: {},
+    "weights": lambda unit: {"weights": jnp.linspace(0.5, 1.0, 12)},
+    "huber": lambda unit: {"loss": fnopt.residuals.huber(scale=0.03 * unit)},
+    "bounds": lambda unit: {"bounds": (0, {"height": None, "rate": 0.6, "base": None})},
+}
+
+
+@pytest.mark.parametrize("name", list(OPTIONS))
+def test_derivatives_in_any_units(name):
+    @jax.jit
+    def moved(unit, y, dy):
+        start = {"height": 2 * unit, "rate": jnp.full_like(unit, 0.5), "base": 0.3 * unit}
+        t = jnp.asarray(T, y.dtype)
+
+        def fit(y):
+            end = fnopt.least_squares(rising, start, args=(t, y), **OPTIONS[name](unit))
+            height, rate, base = (end.params[key] for key in ("height", "rate", "base"))
+            return jnp.stack([height / unit, rate, base / unit])
+
+        return jax.jvp(fit, (y,), (dy,))[1]
+
+    def derivatives(unit, dtype):
+        with jax.enable_x64(dtype == "float64"):
+            numbers = unit, WAVED * unit, np.cos(5 * T) * unit
+            return moved(*(jnp.asarray(a, dtype) for a in numbers))
+
+    want = derivatives(1.0, "float64")
+    for unit, dtype in ((1e20, "float32"), (1e-24, "float32"), (1e170, "float64")):
+        found = derivatives(unit, dtype)
+        np.testing.assert_allclose(found, want, rtol=0, atol=2e-4, err_msg=f"{unit}")
 
 
 def test_derivatives_of_a_fit_of_large_residuals():
@@ -151,3 +252,10 @@ def test_an_equation_of_motion_that_has_only_a_reverse_derivative():
     assert int(end.nhev) == 0
     np.testing.assert_allclose(end.params["rate"], 0.7, rtol=1e-4)
     np.testing.assert_allclose(end.params["y0"], 3, rtol=1e-4)
+
+
+def test_a_cost_that_underflows_is_no_singular_root():
+    one, before = jnp.ones(1), jnp.float32(2.5e-37)
+    step = jnp.full(1, 1e-20)
+    assert nears_singular_root(step, one, one, before, before / 4)
+    assert not nears_singular_root(step, one, one, before, jnp.float32(0))

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
-from fnopt.core import matmul, row_most
+from fnopt.core import matmul, row_most, row_parts
 from fnopt.linear import divide, norm
 from fnopt.solvers.model._linearization import Linearization
 from fnopt.solvers.model._scaling import initial_scale
@@ -14,6 +14,7 @@ from fnopt.solvers.model._scaling import initial_scale
 _OUTWARD = 0.1  # of the way from the start, by which a claim is tested
 _FAR = 100  # times its start; so far goes no param that ends at a minimum
 HARDLY = 0.01  # of the residuals, that a param without effect may have moved
+_ROUNDED = 32.0  # rounding units, of what the residuals are differences of
 _GONE = 2  # power of the rounding unit: what is left of a param at a singular root
 _LINEARLY = 1e-4, 0.5  # of the cost, between which each step to a singular root leaves of it
 _VANISHED = 0.45  # power of the rounding unit: what is left of a column that counts no more
@@ -114,11 +115,12 @@ def ran_away(
     r"""Whether params went to infinity along directions that the data don't determine any more.
 
     .. math:: |x_j| > 100\, |x_{0,j}|, \quad |d_j| > \tfrac12 |x_j| \quad\text{and}\quad
-        |x_j| < 0.01\, \|r\|\, \sqrt{(J^T J)^{-1}_{jj}}, \qquad
+        |x_j| < \max(0.01\, \|r\|, 32 \rho)\, \sqrt{(J^T J)^{-1}_{jj}}, \qquad
         d = D^{-1} V_0^T V_0 D (x - x_0)
 
     No column needs to vanish on such a way: the terms of a sum may cancel, so the other params
-    count as free to follow. Where the data never determined a direction, steps don't go along it.
+    count as free to follow, and of what cancels its rounding :math:`\rho` is left. Where the data
+    never determined a direction, steps don't go along it.
 
     Args:
         point: The point.
@@ -135,7 +137,8 @@ def ran_away(
     away = goes_far(point.x, start) & (jnp.abs(along) > jnp.abs(point.x) / 2)
     if own is not None:
         away &= own * jnp.square(point.x) <= jnp.square(_hardly(point))
-    return jnp.any(away & (_own_effects(point) <= _hardly(point)))
+    unseen_effect = jnp.maximum(_hardly(point), _rounding(point))
+    return jnp.any(away & (_own_effects(point) <= unseen_effect))
 
 
 def _own_effects(point: Linearization) -> jax.Array:
@@ -151,6 +154,12 @@ def _own_effects(point: Linearization) -> jax.Array:
 def _hardly(point: Linearization) -> jax.Array:
     """What counts as no effect on the residuals."""
     return jnp.asarray(HARDLY, point.x.dtype) * jnp.sqrt(2 * point.cost)
+
+
+def _rounding(point: Linearization) -> jax.Array:
+    """What residuals may be off by, of which an effect that cancels in a sum leaves as much."""
+    units = _ROUNDED * float(jnp.finfo(point.x.dtype).eps)
+    return jnp.asarray(units, point.x.dtype) * norm(point.columns * point.x)
 
 
 def went_far(point: Linearization, start: jax.Array) -> jax.Array:
@@ -186,9 +195,8 @@ def nears_singular_root(
     """
     gone = jnp.asarray(float(jnp.finfo(step.dtype).eps) ** _GONE, step.dtype)
     least, most = (jnp.asarray(part, before.dtype) * before for part in _LINEARLY)
-    return (
-        jnp.all(jnp.abs(step) <= gone * _sizes(start, scale)) & (after >= least) & (after <= most)
-    )
+    # Strictly more than the least, which may underflow: a cost of zero is not approached linearly.
+    return jnp.all(jnp.abs(step) <= gone * _sizes(start, scale)) & (after > least) & (after <= most)
 
 
 def drowned(point: Linearization, start: jax.Array, scale: jax.Array) -> jax.Array:
@@ -207,8 +215,32 @@ def drowned(point: Linearization, start: jax.Array, scale: jax.Array) -> jax.Arr
     eps = jnp.asarray(info.eps, point.cost.dtype)
     little = point.cost < jnp.asarray(float(info.tiny) / float(info.eps), point.cost.dtype)
     left = row_most(jnp.max(jnp.abs(point.r), initial=0))
-    moves = (left <= eps * point.columns * _sizes(start, scale)) | (point.columns <= 0)
-    return little & (left > 0) & ~jnp.all(moves)
+    moves = left <= eps * point.columns * _sizes(start, scale)
+    # Of a param: 0 if it moves nothing, 1 if its rounding moves more than is left, else 2.
+    kinds = jnp.where(point.columns <= 0, 0, jnp.where(moves, 1, 2))
+    return little & (left > 0) & (jnp.max(kinds, initial=0) != 1)
+
+
+def fell_from_sight(
+    point: Linearization, start: jax.Array, peak: jax.Array, rank: jax.Array
+) -> jax.Array:
+    r"""Whether a point that the data don't determine is far below the rounding of the start.
+
+    .. math:: 0 < \|r\| \le \epsilon^2\, \|(d_j\, x_{0,j})_j\|, \qquad k < n
+
+    Only params that became as small themselves leave so little of the residuals. If some of them
+    cancel each other on the way, what is left is the rounding of these, and not that of the data.
+
+    Args:
+        point: The point.
+        start: Where the search began, of shape `[n]`.
+        peak: The largest norms of the Jacobian's columns that were seen, of shape `[n]`.
+        rank: The rank of the Jacobian; negative where it isn't known.
+    """
+    eps = float(jnp.finfo(peak.dtype).eps)
+    least = jnp.asarray(eps**_GONE, peak.dtype) * norm(peak * start)
+    deficient = (rank >= 0) & (rank < min(point.x.size, point.r.size * row_parts()))
+    return deficient & (jnp.sqrt(2 * point.cost) <= least) & (point.cost > 0)
 
 
 def _sizes(start: jax.Array, scale: jax.Array) -> jax.Array:

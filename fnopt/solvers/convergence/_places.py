@@ -2,8 +2,9 @@
 
 Where an exponential underflows at the start, or a peak lies far from all data, its columns are
 zero: the other params reach a minimum, and nothing there tells that from data which don't depend
-on these params at all. So they are tried at other magnitudes, one by one and several at once,
-before a claim stands.
+on these params at all. So they are tried at other magnitudes and with the other sign (that of a
+hinge), one by one and several at once, before a claim stands. A param that is zero has its say only
+beside others: the height of a peak that is far off.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from jax import lax
 from fnopt.solvers.convergence._noise import Noise
 from fnopt.solvers.model._linearization import Linearization
 
-_POWERS = (-5, 5, -10, 10)  # of two, by which one is moved
+_FACTORS = (2**-5, 2**5, 2**-10, 2**10, -1)  # by which one is moved
 _ALONE = 4  # params that are moved alone
 _TOGETHER = 8  # places, where there are several
 _COLUMNS = 16  # params that are moved independently of each other
@@ -35,16 +36,21 @@ def place(
         visits: How many places were tried.
         noise: The rounding at the point; a cost that is no more leaves nothing to look for.
     """
-    dead = (peak <= 0) & (point.x != 0)
-    order = jnp.cumsum(dead, dtype=jnp.int32)
-    count = order[-1]
-    skipped = len(_POWERS) * jnp.maximum(_ALONE - count, 0)
-    row = jnp.where(visits < _ALONE * len(_POWERS) - skipped, visits, visits + skipped)
-    end = _ALONE * len(_POWERS) + jnp.where(count > 1, _TOGETHER, 0)
+    dead, sized = peak <= 0, (peak <= 0) & (point.x != 0)
+    count, extent = jnp.sum(sized, dtype=jnp.int32), jnp.sum(dead, dtype=jnp.int32)
+    # Those of a size come first.
+    zeros = count + jnp.cumsum(dead & ~sized, dtype=jnp.int32)
+    order = jnp.where(sized, jnp.cumsum(sized, dtype=jnp.int32), zeros)
+    skipped = len(_FACTORS) * jnp.maximum(_ALONE - count, 0)
+    row = jnp.where(visits < _ALONE * len(_FACTORS) - skipped, visits, visits + skipped)
+    end = _ALONE * len(_FACTORS) + jnp.where(extent > 1, _TOGETHER, 0)
     factors = lax.dynamic_index_in_dim(jnp.asarray(_factors(), point.x.dtype), row, keepdims=False)
     factor = factors.at[lax.rem(order, jnp.int32(_COLUMNS))].get(mode="promise_in_bounds")
     exists = (count > 0) & (row < end) & (point.cost > noise.cost)
-    return jnp.where(dead, factor, jnp.ones_like(factor)) * point.x, exists
+    m = jnp.asarray(max(point.r.size, 1), point.cost.dtype)
+    size = jnp.where(factor == 1, jnp.zeros_like(factor), jnp.sqrt(2 * point.cost / m))
+    there = factor * jnp.where(sized, point.x, size)
+    return jnp.where(dead, there, point.x), exists
 
 
 def least_gain(cost: jax.Array) -> jax.Array:
@@ -59,8 +65,9 @@ def is_other(gained: jax.Array, cost: jax.Array) -> jax.Array:
 
 def _factors() -> np.ndarray:
     """The factors of params in their order at every place: one moves after the other, then all."""
-    alone = np.kron(np.eye(_ALONE, _COLUMNS), np.reshape(_POWERS, (-1, 1)))
-    # The first column stays zero: orders begin with 1.
-    alone = np.roll(alone, 1, axis=1)
-    together = np.random.default_rng(0).choice((0, *_POWERS), (_TOGETHER, _COLUMNS))
-    return np.exp2(np.concatenate([alone, together]))
+    alone = np.ones((_ALONE, len(_FACTORS), _COLUMNS))
+    for one in range(_ALONE):
+        alone[one, :, one + 1] = _FACTORS  # orders begin with 1
+    rng, shape = np.random.default_rng(0), (_TOGETHER, _COLUMNS)
+    together = rng.choice(_FACTORS[:-1], shape) * rng.choice((1, -1), shape)
+    return np.concatenate([alone.reshape(-1, _COLUMNS), together])

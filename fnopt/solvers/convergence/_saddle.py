@@ -121,22 +121,30 @@ def _downhill(
     eps: jax.Array,
     noise: Noise,
 ) -> tuple[jax.Array, jax.Array]:
-    """The step along the most negative curvature, and the least gain that it has to make."""
+    r"""The step along all directions that bend down, and the least gain that it has to make.
+
+    Along one alone what the others need is left to steps of the linear model, which sees nothing
+    there: at the start of :math:`(x^2 - 1, y^2 - 4)` from zero both have to move. Each counts by
+    its own size.
+    """
     T = matmul(found.U, found.W.T)
     values, vectors = jnp.linalg.eigh((T + T.T) / 2)
-    curvature = 1 + values[0]
-    p = basis.step(matmul(vectors[:, 0], found.U))
-    p = jnp.where(matmul(point.gradient, p) > 0, -p, p)
-    factor = _own_size_factor(p, sizes)
+    steps = jax.vmap(basis.step)(matmul(vectors.T, found.U))
+    steps = jnp.where(matmul(steps, point.gradient)[:, None] > 0, -steps, steps)
+    factors = jax.vmap(_own_size_factor, (0, None))(steps, sizes)
+    steps, curvatures = factors[:, None] * steps, jnp.square(factors) * (1 + values)
+    near, clearly = jnp.asarray(_NEAR, eps.dtype), jnp.asarray(_CLEARLY, eps.dtype)
+    blurs = eps * jnp.sqrt(2 * point.cost) * norm(scale * steps, axis=1) / near
+    bends = curvatures < -clearly * blurs
+    p = jnp.sum(jnp.where(bends[:, None], steps, jnp.zeros_like(steps)), axis=0)
+    curvature = jnp.sum(jnp.where(bends, curvatures, jnp.zeros_like(curvatures)))
+    t = jnp.asarray(_FAR, p.dtype) * _own_size_factor(p, sizes)
+    # As far as can be seen of the cost: a slope that changes shows what is far below its rounding.
+    t = jnp.maximum(t, jnp.sqrt(divide(4 * clearly * noise.cost, -curvature)))
     # Further than to where nothing would be left of the cost no parabola goes.
-    whole = jnp.sqrt(divide(point.cost, -curvature))
-    t = jnp.minimum(jnp.asarray(_FAR, p.dtype) * factor, whole)
+    t = jnp.minimum(t, jnp.sqrt(divide(point.cost, -curvature)))
     gain = jnp.square(t) * jnp.abs(curvature) / 2
-    near = jnp.asarray(_NEAR, p.dtype) * factor
-    blur = eps * jnp.sqrt(2 * point.cost) * divide(norm(scale * p), near)
-    clearly = jnp.asarray(_CLEARLY, p.dtype)
-    shows = (curvature < -clearly * blur) & (gain > clearly * noise.cost)
-    step = jnp.where(shows, t * p, jnp.zeros_like(p))
+    step = jnp.where(gain > clearly * noise.cost, t * p, jnp.zeros_like(p))
     return step, jnp.asarray(_SHARE, p.dtype) * gain
 
 

@@ -61,6 +61,18 @@ class LinearModel:
         """Whether the model can be given curvature of every param by itself."""
         return False
 
+    @property
+    def exact(self) -> LinearModel:
+        """The model that claims are examined by: one that sees the Jacobian's own digits."""
+        return self
+
+    def examined(self, point: Linearization) -> Linearization:
+        """The point as the exact model has it."""
+        exact = self.exact
+        if point.triangle is not None or not exact.takes_rows:
+            return point
+        return exact.evaluate(point.x, point.r)._replace(cost=point.cost)
+
     def curved(self, own: jax.Array) -> LinearModel:
         """The model with curvature of every param by itself, of shape `[n]`, if it takes that."""
         return dataclasses.replace(self, own=own)

@@ -27,6 +27,7 @@ from fnopt.solvers.model._linearization import (
 )
 
 _FEW = 16  # params, whose curvature a few rows tell
+_EXAMINED = 64  # params, up to which a triangle costs next to nothing beside a fit
 
 
 class DenseModel(LinearModel):
@@ -59,7 +60,8 @@ class TriangleModel(DenseModel):
     def evaluate(self, x: jax.Array, residual: jax.Array | None = None) -> Linearization:
         """The point with its Jacobian and the triangle of that."""
         r, J = linearise(self.flat, x, self.mode, self.chunk_size)
-        return factorised_linearization(x, r if residual is None else residual, J)
+        r = r if residual is None else residual
+        return factorised_linearization(x, r, J, self.flat.graded)
 
     def factorise(self, point: Linearization, scale: jax.Array, rows: jax.Array) -> Any:
         """The scaled triangle, with the rows below it."""
@@ -80,6 +82,12 @@ class TriangleModel(DenseModel):
         rank = numerical_rank(s, self.size)
         unseen = jnp.arange(s.size, dtype=rank.dtype) >= rank
         return rank, jnp.where(unseen[:, None], Vt, jnp.zeros_like(Vt))
+
+
+def triangle_of_few(model: LinearModel, chunk_size: int | None = None) -> LinearModel:
+    """The model by the triangle of a Jacobian of few columns; of more, the model that there is."""
+    few = model.flat.n <= min(model.flat.rows, _EXAMINED)
+    return TriangleModel(model.flat, model.mode, chunk_size) if few else model
 
 
 class LiftedModel(DenseModel):

@@ -11,6 +11,7 @@ from fnopt.core import row_total
 from fnopt.linear import TallGramSystem, WideGramSystem, scaled_gram
 from fnopt.residuals import linearise, linearise_gram, linearise_products, linearise_pull, pushed
 from fnopt.solvers.model._base import LinearModel, Map, Rank, formed_rmv, free, gram_rank
+from fnopt.solvers.model._dense import triangle_of_few
 from fnopt.solvers.model._linearization import Linearization, NormalMatrix, half_square
 
 
@@ -25,20 +26,23 @@ class TallGramModel(LinearModel):
     def evaluate(self, x: jax.Array, residual: jax.Array | None = None) -> Linearization:
         """The point with its Gram matrix."""
         del residual
-        r, G, g = linearise_gram(self.flat, x, self.mode, self.chunk_size)
-        return Linearization(x, r, NormalMatrix(G), half_square(r), g, jnp.sqrt(jnp.diagonal(G)))
+        r, G, g, unit = linearise_gram(self.flat, x, self.mode, self.chunk_size)
+        columns = unit * jnp.sqrt(jnp.diagonal(G))
+        return Linearization(x, r, NormalMatrix(G, unit), half_square(r), g, columns)
 
     def factorise(self, point: Linearization, scale: jax.Array, rows: jax.Array) -> Any:
         """The Gram matrix in scaled variables."""
         del rows
-        G, at = point.J.matrix, jnp.arange(scale.size)
-        return scaled_gram(G if self.own is None else G.at[at, at].add(self.own), scale)
+        G, unit = point.J
+        at = jnp.arange(scale.size)
+        G = G if self.own is None else G.at[at, at].add(_over_squares(self.own, unit))
+        return scaled_gram(G, scale / unit)
 
     def system(
         self, point: Linearization, factors: Any, scale: jax.Array, lam: jax.Array
     ) -> TallGramSystem:
         """Steps by the Gram matrix."""
-        own = None if self.own is None else self.own / scale / scale
+        own = None if self.own is None else _over_squares(self.own, scale)
         pull = self._pull(point, scale)
         return TallGramSystem(factors, point.gradient / scale, lam, pull, own=own)
 
@@ -60,11 +64,26 @@ class TallGramModel(LinearModel):
         """By the eigenvalues."""
         return gram_rank(factors)
 
+    @property
+    def exact(self) -> LinearModel:
+        """By the triangle: a Gram matrix has lost the square of what columns have in common."""
+        return triangle_of_few(self) if self._is_formed else self
+
     def jacobian(self, point: Linearization) -> Any:
         """The Jacobian, formed again; None where its Gram matrix was added up without it."""
+        return linearise(self.flat, point.x, self.mode)[1] if self._is_formed else None
+
+    @property
+    def _is_formed(self) -> bool:
+        """Whether there is memory for the Jacobian."""
         given = self.flat.derivative
-        in_chunks = self.chunk_size is not None if given is None else given.gram is not None
-        return None if in_chunks else linearise(self.flat, point.x, self.mode)[1]
+        return self.chunk_size is None if given is None else given.gram is None
+
+
+def _over_squares(a: jax.Array, b: jax.Array) -> jax.Array:
+    """`a / b**2` without the square, which a compiler makes of two quotients in a row."""
+    inverse = 1 / b
+    return a * inverse * inverse
 
 
 class RowsModel(LinearModel):

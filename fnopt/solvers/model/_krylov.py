@@ -11,7 +11,11 @@ import jax.numpy as jnp
 from fnopt.linear import KrylovSystem, System
 from fnopt.residuals import probed_columns
 from fnopt.solvers.model._base import LinearModel, free
+from fnopt.solvers.model._dense import triangle_of_few
 from fnopt.solvers.model._linearization import Linearization, half_square
+
+_ENTRIES = 2**18  # of a Jacobian that is formed for a claim: 1 MB in float32, a core's cache
+_AT_ONCE = 8  # derivatives: no more memory than the probes of columns take, which are as many
 
 
 class KrylovModel(LinearModel):
@@ -25,6 +29,15 @@ class KrylovModel(LinearModel):
         del residual
         r, J, pull = self.linearised_rmv(x)
         return Linearization(x, r, J, half_square(r), pull(r), probed_columns(pull, r))
+
+    @property
+    def exact(self) -> LinearModel:
+        """By the triangle, if it is small: estimated columns don't show what params have in common.
+
+        The columns are as many products as one solve by conjugate gradients may take.
+        """
+        small = self.flat.rows * self.flat.n <= _ENTRIES
+        return triangle_of_few(self, _AT_ONCE) if small else self
 
     def factorise(self, point: Linearization, scale: jax.Array, rows: jax.Array) -> Any:
         """Nothing."""

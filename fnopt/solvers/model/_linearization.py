@@ -12,9 +12,14 @@ from fnopt.linear import Triangle, column_norms, divide, norm, row_triangle
 
 
 class NormalMatrix(NamedTuple):
-    """The Gram matrix, in place of a Jacobian that isn't kept."""
+    """The Gram matrix of columns in units, in place of a Jacobian that isn't kept."""
 
-    matrix: jax.Array  # [n, n], J^T J
+    matrix: jax.Array  # [n, n], U^-1 J^T J U^-1
+    unit: jax.Array  # [n], the diagonal of U
+
+    def times(self, v: jax.Array) -> jax.Array:
+        """:math:`J^T J v`."""
+        return self.unit * matmul(self.matrix, self.unit * v)
 
 
 class Linearization(NamedTuple):
@@ -40,9 +45,11 @@ def linearization_at(x: jax.Array, r: jax.Array, J: jax.Array) -> Linearization:
     return Linearization(x, r, J, half_square(r), matmul(r, J), column_norms(J))
 
 
-def factorised_linearization(x: jax.Array, r: jax.Array, J: jax.Array) -> Linearization:
+def factorised_linearization(
+    x: jax.Array, r: jax.Array, J: jax.Array, graded: bool
+) -> Linearization:
     """Gathers a point by the triangle of its tall Jacobian, which has everything but the cost."""
-    factors = row_triangle(J, r)
+    factors = row_triangle(J, r, graded)
     L, c = factors
     return Linearization(x, r, J, half_square(r), matmul(L, c), norm(L, axis=1), factors)
 

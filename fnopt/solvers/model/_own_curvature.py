@@ -56,6 +56,7 @@ def own_learned(
     least = jnp.asarray(_CLEARLY * float(jnp.finfo(step.dtype).eps), step.dtype) * rounded
     known = (jnp.abs(y) > least) & (step != 0)
     found = jnp.where(known, jnp.maximum(divide(y * jnp.sign(step), jnp.abs(step)), 0), own[0])
+    found = jnp.where(jnp.isfinite(found), found, 0)  # a square of columns may be out of range
     off = jnp.sum(jnp.abs(step * (y - own[0] * step)))
     share = jnp.asarray(_CONFIRMED, step.dtype)
     confirmed = off <= share * jnp.sum(jnp.abs(step * y))
@@ -66,6 +67,6 @@ def own_learned(
 def _gram_product(point: Linearization, v: jax.Array) -> jax.Array:
     r""":math:`J^T J v`."""
     if point.triangle is None:
-        return matmul(point.J.matrix, v)
+        return point.J.times(v)
     L = point.triangle.L
     return matmul(L, matmul(v, L))

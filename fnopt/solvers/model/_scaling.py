@@ -39,6 +39,17 @@ def memoryless_scale(columns: jax.Array) -> jax.Array:
     return jnp.where(columns > 0, columns, top)
 
 
+def sized_scale(point: Linearization) -> jax.Array:
+    """The scaling without memory, in which no dead parameter counts for more than the residuals.
+
+    Beside the sizes of the others no step would be tiny for it, or every one.
+    """
+    scale = memoryless_scale(point.columns)
+    most = divide(jnp.sqrt(2 * point.cost), jnp.abs(point.x))
+    dead = (point.columns <= 0) & (most > 0)
+    return jnp.where(dead, jnp.minimum(scale, most), scale)
+
+
 def with_size_floor(steepest: jax.Array, point: Linearization) -> jax.Array:
     r"""The scaling that also keeps a parameter without effect near its own size.
 

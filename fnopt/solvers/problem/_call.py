@@ -1,4 +1,4 @@
-"""What a user hands to a solver: checks of it, auxiliary outputs, callbacks, first mistakes."""
+"""What a user hands to a solver: checks of it, auxiliary outputs, first mistakes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from fnopt.core import (
-    Status,
     is_array_like,
     leaves_with_names,
-    listing,
+    missing_keys,
     of_one_example,
     shown,
     where,
@@ -24,6 +21,7 @@ from fnopt.core import (
 from fnopt.programs import Recorded, recorded, runs_now
 from fnopt.residuals import (
     ExampleResiduals,
+    are_in_a_row,
     example_residuals,
     one_function,
     parametrised,
@@ -32,10 +30,6 @@ from fnopt.residuals import (
 
 # SciPy's names for derivatives by differences, which are exact here.
 SCHEMES = ("2-point", "3-point", "cs")
-
-
-def _is_number(x: Any) -> bool:
-    return isinstance(x, (bool, int, float, complex))
 
 
 def checked_args(args: Any, caller: str = "least_squares") -> tuple[Any, ...]:
@@ -58,17 +52,14 @@ def checked_args(args: Any, caller: str = "least_squares") -> tuple[Any, ...]:
 def first_call_hints(params: Any = None, name: str = "residual_fn") -> Iterator[None]:
     """Adds to an error of a user's function what it comes from, most often."""
     try:
-        yield
-    except KeyError as error:
-        if isinstance(params, dict) and error.args and error.args[0] not in params:
-            error.add_note(f"params have the keys {listing([str(key) for key in params])}.")
-        raise
+        with missing_keys(params):
+            yield
     except (TypeError, AttributeError) as error:
-        if isinstance(params, (list, tuple)) and params and all(map(_is_number, params)):
+        if are_in_a_row(params):
             kind = type(params).__name__
             error.add_note(
-                f"params are a {kind} of numbers, each a leaf of its own: {name} gets a {kind}. "
-                "For a vector, as in SciPy, give an array: jnp.asarray(params, float)."
+                f"params are a {kind} of numbers, which with constraints are leaves of their own: "
+                f"{name} gets a {kind}. For a vector give an array: jnp.asarray(params, float)."
             )
         raise
 
@@ -163,49 +154,3 @@ def _pair(value: Any) -> Any:
             "pair (residuals, aux)."
         )
     return value
-
-
-def asked_to_stop(callback: Callable[[Any], Any], info: Any) -> jax.Array:
-    """Calls a function of the host with what there is to see, and says whether to stop.
-
-    Args:
-        callback: `callback(info)`; it stops the fit by returning True or raising `StopIteration`.
-            Another exception is shown as a warning, and the fit goes on.
-        info: A tree of arrays.
-
-    Returns:
-        A boolean scalar.
-    """
-    failed: list[Exception] = []
-
-    def call(info: Any) -> np.ndarray:
-        try:
-            answer = callback(jax.tree.map(np.asarray, info))
-        except StopIteration:
-            answer = True
-        except Exception as error:
-            # From in here it would end the fit: a full disk hours of work.
-            if not failed:
-                warnings.warn(_failure(callback, error), stacklevel=2)
-            failed.append(error)
-            answer = False
-        # Only True itself: what a logger returns is often something that is true.
-        return np.asarray(isinstance(answer, (bool, np.bool_)) and bool(answer))
-
-    # Its answer is used, so it is called in every step; one with effects can't be in a batch.
-    shape = jax.ShapeDtypeStruct((), bool)
-    return jax.pure_callback(call, shape, info, vmap_method="sequential")
-
-
-def status_after(callback: Callable[[Any], Any], info: Any, status: jax.Array) -> jax.Array:
-    """The status of a search after its callback: `STOPPED` where a running one is asked to stop."""
-    stop = asked_to_stop(callback, info) & (status == Status.RUNNING.value)
-    return jnp.where(stop, Status.STOPPED.array, status)
-
-
-def _failure(callback: Any, error: Exception) -> str:
-    name = getattr(callback, "__name__", type(callback).__name__)
-    return (
-        f"callback: {name} raised {type(error).__name__}: {error}. The fit goes on; raise "
-        "StopIteration, or return True, to end it."
-    )

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fnopt.core import leaves_with_names, matmul, own, row_total, shown
-from fnopt.jacobians import ravel, ravel_with_held, value_and_jacobian
+from fnopt.jacobians import ravel_with_held, value_and_jacobian
 from fnopt.programs import alike_together
 from fnopt.residuals import (
     Box,
@@ -37,6 +37,9 @@ from fnopt.residuals import (
 from fnopt.solvers.model._linearization import Linearization, half_square
 from fnopt.solvers.trust_region._gain import actual_reduction
 
+Squares = Callable[[jax.Array, jax.Array], jax.Array]
+"""The weighted squares of residuals at a point, in a unit."""
+
 
 class Problem(NamedTuple):
     """Residuals, their cost, and the bounds, of a vector."""
@@ -44,7 +47,7 @@ class Problem(NamedTuple):
     flat: FlatResidual
     losses: RobustCost | None = None
     box: Box | None = None
-    squares: Callable[[jax.Array], jax.Array] | None = None  # w r^2, if there are weights
+    squares: Squares | None = None  # w r^2, if there are weights
 
     @property
     def model(self) -> FlatResidual:
@@ -55,7 +58,7 @@ class Problem(NamedTuple):
         if given is not None:
             given = given.scaled(lambda x: losses.corrections(flat.r(x))[1])
         gram = scaled_rows(flat.gram, lambda x: losses.corrections(flat.r(x))[1])
-        return flat._replace(r=losses.corrected(flat.r), derivative=given, gram=gram)
+        return flat._replace(r=losses.corrected(flat.r), derivative=given, gram=gram, graded=True)
 
     @property
     def is_plain(self) -> bool:
@@ -77,7 +80,7 @@ class Problem(NamedTuple):
         if self.losses is None:
             return self.flat._replace(r=lambda x: r)
         a, b = self.losses.corrections(r)
-        return self.flat._replace(r=lambda x: a * r, derivative=given.scaled(lambda x: b))
+        return self.model._replace(r=lambda x: a * r, derivative=given.scaled(lambda x: b))
 
     def compact(self, x: jax.Array) -> Problem:
         """The same, with what the residuals do alike with many arrays done at once."""
@@ -103,7 +106,7 @@ class Problem(NamedTuple):
         """
         if self.squares is None:
             return self.cost(self.flat.r(x))
-        squares = self.squares(x)
+        squares = self.squares(x, jnp.ones((), x.dtype))
         if self.losses is not None:
             return self.losses.cost_of_squares(squares)
         return jnp.asarray(0.5, squares.dtype) * row_total(jnp.sum(squares))
@@ -218,7 +221,7 @@ def _of_variables(
         return given
 
     def assembled(x: jax.Array) -> jax.Array:
-        return ravel(made.assemble(flat.unravel(x)))[0].astype(x.dtype)
+        return ravel_with_held(made.assemble(flat.unravel(x)))[0].astype(x.dtype)
 
     return given.preceded_by(assembled, x)
 
@@ -266,11 +269,9 @@ def _both_parts(w: jax.Array, shape: Any) -> jax.Array:
     return lax.complex(w, w) if jnp.issubdtype(shape.dtype, jnp.complexfloating) else w
 
 
-def _weighted_squares(
-    r: Callable[[jax.Array], jax.Array], w: jax.Array
-) -> Callable[[jax.Array], jax.Array]:
-    def squares(x: jax.Array) -> jax.Array:
-        value = r(x)
+def _weighted_squares(r: Callable[[jax.Array], jax.Array], w: jax.Array) -> Squares:
+    def squares(x: jax.Array, unit: jax.Array) -> jax.Array:
+        value = unit * r(x)
         # Where there is no datum, more weight doesn't help either.
         counts = (w > 0) | jnp.isfinite(value)
         return w * jnp.square(jnp.where(counts, value, jnp.zeros_like(value)))

@@ -76,6 +76,7 @@ def as_asked(
         if name not in _ACCEPTED:
             hint = _INSTEAD.get(name, f"Expected one documented, or SciPy's {', '.join(_ACCEPTED)}")
             raise TypeError(f"least_squares: unexpected keyword {name!r}. {hint}.")
+    _check_needless(options)
     bounds = finite_bounds(bounds)
     method, verbose = options.get("method"), options.get("verbose", 0)
     if method not in _METHODS:
@@ -103,8 +104,31 @@ def as_asked(
     )
 
 
+def _check_needless(options: dict[str, Any]) -> None:
+    """Refuses values of needless options that say something else was meant."""
+    scale, solver = options.get("x_scale", "jac"), options.get("tr_solver")
+    if not all(map(_is_scale, jax.tree.leaves(scale))):
+        raise ValueError(
+            f"least_squares: x_scale = {scale!r}, expected 'jac' or positive numbers; or leave it "
+            "out: the method doesn't depend on the units of the params."
+        )
+    if solver not in (None, "exact", "lsmr"):
+        raise ValueError(
+            f"least_squares: tr_solver = {solver!r}, expected 'exact' or 'lsmr'; or leave it out: "
+            "the linear algebra is an option of solver=, such as "
+            "fnopt.levenberg_marquardt(linear_solver='cg')."
+        )
+
+
+def _is_scale(scale: Any) -> bool:
+    if isinstance(scale, (str, Tracer)):
+        return not isinstance(scale, str) or scale == "jac"
+    return not np.iscomplexobj(scale) and bool(np.all(np.asarray(scale, float) > 0))
+
+
 def with_keywords(residual_fn: Any, jac: Any, keywords: Any) -> tuple[Any, Any]:
     """The residual function and its Jacobian, or several, with arguments that they take by name."""
+    one_function(residual_fn)  # before anything is said of the params: the two may be swapped
     if not keywords:
         return residual_fn, jac
     if not isinstance(keywords, dict):

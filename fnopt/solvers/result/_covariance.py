@@ -136,10 +136,12 @@ def scatter(cost: jax.Array, residuals: Any, m: int, dof: jax.Array) -> tuple[ja
     one = jnp.ones_like(still)
     size = jnp.sqrt(jnp.where(usable, still, one))
     laid = real_vector(residuals, real_dtype(cost.dtype))
-    if laid.size == m and cost.dtype != jnp.float64:
-        r = lax.stop_gradient(laid.flatten(residuals))
-        size = jnp.where(usable, size, norm(r) / jnp.sqrt(dof))
-        return size, jnp.where(usable, variance / jnp.where(usable, still, one), one)
+    if laid.size == m:
+        r = laid.flatten(residuals)
+        size = jnp.where(usable, size, lax.stop_gradient(norm(r)) / jnp.sqrt(dof))
+        unit = jnp.where(size > 0, size, one)
+        relative = jnp.sum(jnp.square(r / unit)) / dof
+        return size, jnp.where(usable, variance / jnp.where(usable, still, one), relative)
     return size, variance / jnp.where(usable, still, one)
 
 

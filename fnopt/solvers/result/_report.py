@@ -11,6 +11,7 @@ import numpy as np
 from fnopt.core import leaves_with_names
 from fnopt.jacobians import held_as_zeros
 from fnopt.solvers.result._covariance import correlation_of, errors_of
+from fnopt.solvers.result._values import entry_names
 
 Solution = Any  # fnopt.solvers.Solution, whose file imports this one
 _MOST_SHOWN = 40  # parameters with a line of their own
@@ -77,7 +78,7 @@ def _fitted(solution: Solution) -> int:
 def _params(solution: Solution) -> list[str]:
     """The lines about the params: first their problems, then each value."""
     pairs, _ = leaves_with_names(_numbers(solution.params))
-    names = [name for path, leaf in pairs for name in _entry_names(path, np.shape(leaf))]
+    names = [name for path, leaf in pairs for name in entry_names(path, np.shape(leaf))]
     values = np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for _, leaf in pairs])
     rank, n = int(solution.rank), _fitted(solution)
     if solution.jacobian is None:
@@ -85,9 +86,9 @@ def _params(solution: Solution) -> list[str]:
         errors, alike = np.full(values.size, np.nan), []
         lines = [lost] if 0 <= rank < n else []
     else:
-        errors = np.asarray(errors_of(solution), np.float64)
+        errors = np.array(errors_of(solution), np.float64)  # its own: it is written to
         corr = np.abs(np.asarray(correlation_of(solution), np.float64))
-        alike = _alike(corr, values, errors)
+        alike = _alike(corr, values, np.where(_moves_freely(solution, values.size), errors, 0))
         lines = [_undetermined(solution, names, errors)] if 0 <= rank < n else []
         if rank == n and solution.dof is not None and int(solution.dof) == 0:
             # Determined, by as many equations: what is missing is a scatter to judge errors by.
@@ -95,15 +96,13 @@ def _params(solution: Solution) -> list[str]:
             lines.append("  no degrees of freedom, so no standard errors")
         lines += [_names_alike(names, group, corr) for group in alike]
     notes = _notes(solution, errors, alike)
+    errors[[i for group in alike for i in group]] = np.nan  # too large to round by
     order = np.arange(values.size)
     if values.size > _MOST_SHOWN:
         size = np.where(values != 0, np.abs(values), 1)
         worst = np.where(np.isnan(errors), 0, errors) / size
         order = np.argsort(-worst, kind="stable")[:_MOST_SHOWN]
-        lines.append(
-            f"  {values.size} parameters in {len(pairs)} leaves, the {_MOST_SHOWN} worst "
-            "determined ones:"
-        )
+        lines.append(f"  {values.size} parameters, the {_MOST_SHOWN} worst determined ones:")
     width = max((len(names[i]) for i in order), default=0)
     shown = [_rounded(values[i], errors[i]) for i in order]
     longest = max(map(len, shown), default=0)
@@ -138,7 +137,7 @@ def _listed(names: list[str]) -> str:
 def _alike(corr: np.ndarray, values: np.ndarray, errors: np.ndarray) -> list[list[int]]:
     """Groups of params with a correlation of 1, whose errors are larger than themselves."""
     usable = np.isfinite(errors) & (errors > 0)
-    near = corr >= _ALIKE  # never where it is NaN
+    near = (corr >= _ALIKE) & usable  # never where it is NaN
     groups, left = [], set(np.flatnonzero(usable & (errors > np.abs(values))).tolist())
     while left:
         group, new = set(), {left.pop()}
@@ -149,6 +148,15 @@ def _alike(corr: np.ndarray, values: np.ndarray, errors: np.ndarray) -> list[lis
         if len(group) > 1:
             groups.append(sorted(group))
     return groups
+
+
+def _moves_freely(solution: Solution, size: int) -> np.ndarray:
+    """Which params the data decide: not those tied to others, which stand for them."""
+    if solution.tangent is None:
+        return np.ones(size, bool)
+    moves = np.asarray(solution.tangent) != 0
+    moves &= np.sum(moves, axis=1, keepdims=True) == 1  # what follows one variable alone
+    return np.any(moves, axis=1) & np.isin(np.arange(size), np.argmax(moves, axis=0))
 
 
 def _names_alike(names: list[str], group: list[int], corr: np.ndarray) -> str:
@@ -203,15 +211,10 @@ def _decimals(error: float) -> int:
 
 def _rounded(value: float, error: float) -> str:
     """A value with as many digits as its error says; as usual if that says nothing."""
-    if not 0 < error < 10 * abs(value):  # NaN is no error either
+    if not 0 < error < np.inf or (value == 0 and not 1e-5 < error < 1e5):  # NaN is no error either
         return f"{value:.6g}"
     if 1e-5 < error < 1e5 and abs(value) < 1e9:
-        return f"{value:.{_decimals(error)}f}"
+        decimals = _decimals(error)
+        return f"{round(value, decimals) + 0.0:.{decimals}f}"  # never -0
     digits = 2 + np.floor(np.log10(abs(value))) - np.floor(np.log10(error))
     return f"{value:.{int(np.clip(digits, 1, 9))}g}"
-
-
-def _entry_names(path: str, shape: tuple[int, ...]) -> list[str]:
-    if not shape:
-        return [path or "x"]
-    return [f"{path or 'x'}[{', '.join(map(str, i))}]" for i in np.ndindex(*shape)]

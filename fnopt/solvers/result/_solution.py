@@ -10,6 +10,7 @@ from jax.core import Tracer
 
 from fnopt.core import Params, is_converged, messages, show_report
 from fnopt.solvers.result._report import batch_report, report
+from fnopt.solvers.result._scipy_names import explained
 
 
 class StepHistory(NamedTuple):
@@ -59,6 +60,9 @@ class StepInfo(NamedTuple):
     gradient_norm: jax.Array
     radius: jax.Array
     accepted: jax.Array
+
+    if not TYPE_CHECKING:
+        __getattr__ = explained("a StepInfo", {"x": "params", "fun": "cost", "nit": "step"})
 
     def __str__(self) -> str:
         if isinstance(self.cost, Tracer):
@@ -139,10 +143,7 @@ class Solution(NamedTuple, Generic[Params]):
     _repr_pretty_ = show_report
 
     if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            hint = f". What SciPy calls so is {_SCIPY[name]} here" if name in _SCIPY else ""
-            raise AttributeError(f"a Solution has no {name!r}{hint}.")
+        __getattr__ = explained("a Solution", _SCIPY)
 
     def __str__(self) -> str:
         if isinstance(self.status, Tracer):

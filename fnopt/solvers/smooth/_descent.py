@@ -42,7 +42,6 @@ class DescentState(NamedTuple):
     search: LineSearch
     best: Evaluation  # the best point of the search
     first: jax.Array  # the value at the start of all
-    last: jax.Array  # by how much the value fell in the last step
 
 
 class LineSearchMethod(MinimizeMethod):
@@ -71,7 +70,7 @@ class LineSearchMethod(MinimizeMethod):
         memory = self.empty(problem, point)
         still = jnp.zeros_like(point.x)
         yes = jnp.ones((), bool)
-        return DescentState(memory, yes, point.x, still, search, point, point.value, zero)
+        return DescentState(memory, yes, point.x, still, search, point, point.value)
 
     def plan(self, problem: SmoothObjective, point: Evaluation, state: DescentState) -> StepPlan:
         """A direction, and the first step along it."""
@@ -112,8 +111,7 @@ class LineSearchMethod(MinimizeMethod):
         was_fresh = state.fresh
         state = state._replace(search=verdict.search, best=best)
         memory = self.learned(state.memory, point, best)
-        fall = point.value - best.value
-        moved = state._replace(memory=memory, fresh=jnp.zeros((), bool), last=fall)
+        moved = state._replace(memory=memory, fresh=jnp.zeros((), bool))
         reset = state._replace(memory=self.empty(problem, point), fresh=jnp.ones((), bool))
         kept = jax.tree.map(lambda a, b: jnp.where(taken, a, b), moved, reset)
         state = jax.tree.map(lambda a, b: jnp.where(over, a, b), kept, state)

@@ -6,24 +6,24 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import Params, as_transformation, check_count, listing, typed_start
+from fnopt.core import Params, as_transformation, check_count, listing, typed_start, written_for_jax
 from fnopt.programs import (
     call_compiled,
     call_recorded,
     is_data,
     recorded,
     runs_now,
-    written_for_jax,
 )
 from fnopt.residuals import floating_start
-from fnopt.solvers.problem._call import checked_args, first_call_hints, status_after
+from fnopt.solvers.problem._call import checked_args, first_call_hints
+from fnopt.solvers.problem._callback import status_after
 from fnopt.solvers.result._solution import StepHistory, StepInfo
 from fnopt.solvers.smooth._bfgs import bfgs
 from fnopt.solvers.smooth._implicit import implicitly
-from fnopt.solvers.smooth._iteration import MinimizeLoop, iterated
+from fnopt.solvers.smooth._iteration import MinimizeLoop
 from fnopt.solvers.smooth._lbfgsb import lbfgsb
 from fnopt.solvers.smooth._method import Evaluation, MinimizeMethod, SmoothObjective
 from fnopt.solvers.smooth._newton_cg import newton_cg
@@ -31,6 +31,7 @@ from fnopt.solvers.smooth._nonlinear_cg import nonlinear_cg
 from fnopt.solvers.smooth._plain import GIVEN, plain
 from fnopt.solvers.smooth._projected_gradient import projected_gradient
 from fnopt.solvers.smooth._result import Minimum
+from fnopt.solvers.smooth._rounds import iterated
 from fnopt.solvers.smooth._scipy_options import as_asked, as_sides, method_name
 from fnopt.solvers.smooth._setting import FlatObjective, seen_by, set_up, with_half_precision
 
@@ -78,8 +79,9 @@ def minimize(
 
     Args:
         fun: `fun(params, *args)` returns a real scalar, or `(scalar, aux)` with `has_aux`.
-        params: Where to start: a pytree of floating or complex arrays. Whole numbers, as in
-            `[1, 1]`, are taken as floats, unless they are `fixed`.
+        params: Where to start: a pytree of floating or complex arrays. A list or tuple of numbers
+            is one vector, as in SciPy, unless there are constraints; whole numbers are taken as
+            floats, unless they are `fixed`.
         args: Further arguments of `fun`: pytrees of arrays.
         method: `'auto'`, `'lbfgs'`, `'lbfgsb'`, `'bfgs'`, `'cg'`, `'newton_cg'` or
             `'projected_gradient'`, or SciPy's name of it; one of these with options, such as
@@ -90,7 +92,7 @@ def minimize(
         has_aux: Whether `fun` returns a pair; what is besides the value at the solution comes back
             as `aux`.
         bounds: `(lower, upper)`, each a number, an array, or a tree of these like the params or
-            like their top; None for no bound; or SciPy's list of pairs `[(low, high), ...]`. Equal
+            like their top; None for no bound; or SciPy's pairs `[(low, high), ...]`. Equal
             ones hold a param. Every step stays inside, and solutions on a bound are reached
             exactly.
         constraints: `fixed()`, `tied(fn)`, `positive()` or `interval(a, b)`, by the path of a
@@ -102,14 +104,17 @@ def minimize(
         gtol: Tolerance of the largest entry of the gradient (of those that bounds don't hold): if
             you give it, a gradient below it ends the search, as in SciPy. By default it is 1e-5, or
             3e-4 in float32, of the gradient and of its part of the largest so far, and the next
-            step must not promise that part of the value. Where values are below 1e-6 or above
-            1e17, what the last steps gained stands for a value of 1; and params whose start and
-            gradient show that their units differ are measured by units of their own.
+            step must not promise that part of the value, nor may the largest :math:`|g_i x_i|` be
+            above a hundredth of it. Where values are below 1e-6 or above 1e17, what the last steps
+            gained stands for a value of 1; and params whose start or whose gradients on the way
+            show that their units differ are measured by units of their own.
         max_steps: The most points to try.
         history: Whether to keep value, gradient norm, length and acceptance of every step.
         callback: `callback(info)` is called on the host at every step with a `StepInfo` of NumPy
             arrays; `callback=print` shows the progress, `fnopt.monitor.Progress(max_steps)` a bar.
-            It stops the iteration by returning True or raising `StopIteration`.
+            As in SciPy one whose only argument is called `xk` gets the params, and
+            `intermediate_result` has `x`, `fun` and `nit`. It stops the iteration by returning
+            True or raising `StopIteration`.
         **scipy_options: SciPy's keywords: `tol` (both tolerances), and in `options` `ftol`, `xtol`,
             `gtol`, `maxiter`, `maxfun` and `maxfev` (all of them `max_steps`), `maxcor` and `disp`.
 
@@ -147,6 +152,7 @@ def minimize(
     )
     max_steps = check_count(max_steps, "max_steps", "minimize")
     args = checked_args(args, "minimize")
+    params = floating_start(params, constraints)
     bounds = as_sides(bounds)
     method = _checked_method(method, params, bounds, projection)
     options = {"bounds": bounds, "constraints": constraints}
@@ -159,7 +165,6 @@ def minimize(
         "projection": projection,
     }
     with first_call_hints(params, "fun"), written_for_jax("minimize", "fun"):
-        params = floating_start(params, constraints)
         if bounds is not None or constraints is not None:  # inside jit no value can be checked
             set_up(fun, params, args, has_aux, **options, projection=projection)
         plain_call = callback is None and projection is None and is_data((method, options, limits))
@@ -216,7 +221,7 @@ _FEW = 20  # params, up to which the whole inverse Hessian needs fewer evaluatio
 def _automatic(params: Any, bounds: Any, projection: Any) -> MinimizeMethod:
     if projection is not None:
         return _checked_method(projected_gradient(), params, bounds, projection)
-    few = sum(jnp.size(leaf) for leaf in jax.tree.leaves(params)) <= _FEW
+    few = sum(np.size(leaf) for leaf in jax.tree.leaves(params)) <= _FEW
     return bfgs() if few and bounds is None else lbfgsb()
 
 
@@ -235,16 +240,16 @@ def _minimized(
     projection: Callable[[Any], Any] | None,
 ) -> Minimum:
     params = typed_start(fun, params, *args)
-    setting = set_up(fun, params, args, has_aux, **options, projection=projection).compact()
+    setting = set_up(fun, params, args, has_aux, **options, projection=projection).traced()
 
     def watch(loop: MinimizeLoop, x: jax.Array, entry: StepHistory) -> jax.Array:
         assert callback is not None
-        info = StepInfo(loop.steps, setting.params(x), *entry)
-        return status_after(callback, info, loop.status)
+        info = StepInfo(loop.counts.steps, setting.params(x), *entry)
+        return status_after(callback, info, loop.status, "fun")
 
     def iterate(problem: SmoothObjective, x: jax.Array, traced: Any) -> tuple[Any, Evaluation]:
         method, limits = traced
-        loop, end = iterated(
+        rounds, end = iterated(
             problem,
             method,
             x,
@@ -254,7 +259,8 @@ def _minimized(
             history,
             None if callback is None else watch,
         )
-        kept = (loop.steps, loop.nfev, loop.status, loop.history)
+        counts = rounds.counts
+        kept = (counts.steps, counts.nfev, rounds.status, counts.history)
         return kept, end
 
     kept, end = implicitly(iterate, setting.problem, setting.x, (method, limits))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,9 @@ from jax.core import Tracer
 
 from fnopt.core import Params, Status, is_converged, messages, show_report
 from fnopt.solvers.result._report import batch_report
+from fnopt.solvers.result._scipy_names import explained
 from fnopt.solvers.result._solution import StepHistory
+from fnopt.solvers.result._values import value_lines
 
 _OF_A_FUNCTION = {
     Status.RUNNING: "not finished: more steps would lower the value",
@@ -18,6 +20,14 @@ _OF_A_FUNCTION = {
     Status.STALLED: "not converged: no step lowers the value, though the gradient isn't small",
     Status.NONFINITE_START: "failed: the function or its gradient is not finite at these params",
     Status.NONFINITE_STEP: "failed: every step from here led to where the function is not finite",
+}
+
+_SCIPY = {
+    "x": "params",
+    "fun": "value",
+    "jac": "jax.grad(fun)(params) (its largest entry: gradient_norm)",
+    "success": "converged",
+    "nit": "steps",
 }
 
 
@@ -58,13 +68,17 @@ class Minimum(NamedTuple, Generic[Params]):
 
     _repr_pretty_ = show_report
 
+    if not TYPE_CHECKING:
+        __getattr__ = explained("a Minimum", _SCIPY)
+
     def __str__(self) -> str:
         if isinstance(self.status, Tracer):
             return repr(self)
         if jnp.ndim(self.status):
             return batch_report("minimize", self)
-        return (
-            f"minimize: {self.message}\n"
-            f"  value {float(self.value):.6g}, gradient {float(self.gradient_norm):.2g}\n"
-            f"  {int(self.steps)} steps, {int(self.nfev)} evaluations"
-        )
+        lines = [
+            f"minimize: {self.message}",
+            f"  value {float(self.value):.6g}, gradient {float(self.gradient_norm):.2g}",
+            f"  {int(self.steps)} steps, {int(self.nfev)} evaluations",
+        ]
+        return "\n".join(lines + value_lines(self.params))

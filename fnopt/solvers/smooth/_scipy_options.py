@@ -160,18 +160,38 @@ def _check_constraints(constraints: Any) -> None:
 
 
 def as_sides(bounds: Any) -> Any:
-    """SciPy's list of pairs `(low, high)`, with None for no bound, as `(lower, upper)`.
+    """SciPy's pairs `(low, high)`, with None for no bound, as `(lower, upper)`.
 
-    A list of tuples is meant so; all else is left as it is.
+    A list of tuples is meant so, one with None, and any number of pairs but two. Two lists are
+    `([0, 0], [1, 1])`, the lower and the upper bounds; all else is left as it is.
+
+    Raises:
+        ValueError: If two pairs can be read either way.
     """
-    pairs = isinstance(bounds, list) and all(isinstance(b, tuple) and len(b) == 2 for b in bounds)
-    if not pairs or not bounds:
+    if not isinstance(bounds, (list, tuple)) or not bounds or not all(map(_is_pair, bounds)):
         return bounds
+    kinds = (type(bounds), *{type(pair) for pair in bounds})
+    if len(bounds) == 2 and kinds == (tuple, list):
+        return bounds
+    open_sided = any(x is None for pair in bounds for x in pair)
+    if len(bounds) == 2 and kinds != (list, tuple) and not open_sided:
+        raise ValueError(
+            f"minimize: bounds = {bounds!r} can be read in two ways. For pairs of a low and a high "
+            f"bound write {list(map(tuple, bounds))}, for the lower and the upper bounds "
+            f"{tuple(map(list, bounds))}."
+        )
     sides = zip(*bounds, strict=True)
     return tuple(
         jnp.stack([jnp.asarray(none if x is None else x, default_float()) for x in side])
         for side, none in zip(sides, (-jnp.inf, jnp.inf), strict=True)
     )
+
+
+def _is_pair(side: Any) -> bool:
+    """Whether it is two numbers, or None for them."""
+    if not isinstance(side, (list, tuple)) or len(side) != 2:
+        return False
+    return all(x is None or isinstance(x, (int, float)) for x in side)
 
 
 def _first(*values: Any) -> Any:

@@ -20,7 +20,7 @@ from fnopt.core import (
     where,
 )
 from fnopt.jacobians import held_as_zeros, real_vector
-from fnopt.programs import alike_together, uncached
+from fnopt.programs import alike_together, opened
 from fnopt.residuals import Box, Parametrisation, box_of, fixed, parametrised, tied
 from fnopt.solvers.smooth._method import SmoothObjective
 
@@ -35,9 +35,10 @@ class FlatObjective(NamedTuple):
     rounding: Callable[[jax.Array], jax.Array]  # the vector as params of 16 bits round it
     eps: float  # the rounding unit
 
-    def compact(self) -> FlatObjective:
-        """The same, with what the function does alike with many arrays done at once."""
-        f = alike_together(self.problem.f, self.x)
+    def traced(self) -> FlatObjective:
+        """The same with the function traced, once; what it does alike with many arrays at once."""
+        program, consts = opened(self.problem.f, self.x)
+        f = alike_together(lambda x: program(x, *consts), self.x)
         return self._replace(problem=self.problem._replace(f=f))
 
     def rounded(self, x: jax.Array, nfev: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -104,28 +105,23 @@ def set_up(
         tree = made.assemble(laid.unflatten(x))
         return jax.tree.map(lambda a, p: jnp.asarray(a, jnp.result_type(p)), tree, params)
 
-    halves = jax.tree.map(lambda leaf: _is_half(leaf), params)
-
     def rounding(x: jax.Array) -> jax.Array:
         if made.kinds:  # what a constraint makes of the rounding isn't known
             return x
-        tree, half = laid.unflatten(x), jax.tree.leaves(halves)
-        leaves = [
-            leaf.astype(jnp.result_type(p)).astype(leaf.dtype) if is_half else leaf
-            for leaf, p, is_half in zip(
-                jax.tree.leaves(tree), jax.tree.leaves(params), half, strict=True
-            )
-        ]
-        return flat(jax.tree.unflatten(jax.tree.structure(tree), leaves))
+        return flat(jax.tree.map(_rounded_like, laid.unflatten(x), params))
 
     project = None
     if projection is not None:
         project = _projection(projection, laid, flat, free, made)
-    jax.eval_shape(uncached(f), jax.ShapeDtypeStruct((laid.size,), dtype))
     box = _box(bounds, held_as_zeros(wide), made, dtype)
     problem = SmoothObjective(f, box, project, laid.unflatten, flat)
     eps = max((float(jnp.finfo(leaf.dtype).eps) for leaf in leaves), default=1e-7)
     return FlatObjective(flat(free), problem, narrowed, lambda p: fn(p, *args), rounding, eps)
+
+
+def _rounded_like(x: jax.Array, param: Any) -> jax.Array:
+    """The numbers as they are once they are stored in a leaf of 16 bits."""
+    return x.astype(jnp.result_type(param)).astype(x.dtype) if _is_half(param) else x
 
 
 def as_scalar(out: Any, has_aux: bool, dtype: Any) -> jax.Array:

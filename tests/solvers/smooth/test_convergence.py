@@ -7,8 +7,10 @@ import pytest
 
 import fnopt
 from fnopt import Status
-from fnopt.solvers.smooth._convergence import SearchProgress, judged, tolerances
+from fnopt.solvers.smooth._convergence import judged
 from fnopt.solvers.smooth._method import MOVED, Evaluation, StepPlan
+from fnopt.solvers.smooth._progress import SearchProgress
+from fnopt.solvers.smooth._tolerances import tolerances
 
 # dtype, value, the last gain, the gradient, the largest gradient so far, and the claim.
 CASES = [
@@ -29,9 +31,9 @@ def test_claims_by_the_value(dtype, value, gain, slope, steepest, claim, x64):
 
     one = number(1)
     tol = tolerances(dtype, float(np.finfo(dtype).eps), None, None, None, one, one)
-    before = Evaluation(number([1]), number(value + gain), number([slope]))
-    after = Evaluation(number([2]), number(value), number([slope]))
-    plan = StepPlan(after.x, number(gain), number([0.1]), None)
+    before = Evaluation(number([0.01]), number(value + gain), number([slope]))
+    after = Evaluation(number([0.02]), number(value), number([slope]))
+    plan = StepPlan(after.x, number(gain), number([0.001]), None)
     progress = SearchProgress(number(10), number(steepest), number(10), np.int32(0), number(np.inf))
     end = judged(np.int32(MOVED), before, after, plan, number(slope), progress, tol)
     assert Status(int(end.status)) is claim
@@ -156,9 +158,19 @@ def with_units(x, which, scale):
             lambda: jnp.sum((a / far[0] * jnp.exp(-b / far[1] * t) - 2 * jnp.exp(-t)) ** 2),
             lambda: a - jnp.log(a) + b - jnp.log(b) - 2,
             lambda: zakharov(jnp.full(10, a)) + b**2,
+            lambda: himmelblau(x / far),
+            lambda: booth(x / far),
         ],
     )
     return value * scale
+
+
+def himmelblau(x):
+    return (x[0] ** 2 + x[1] - 11) ** 2 + (x[0] + x[1] ** 2 - 7) ** 2
+
+
+def booth(x):
+    return (x[0] + 2 * x[1] - 7) ** 2 + (2 * x[0] + x[1] - 5) ** 2
 
 
 UNITS = [
@@ -169,6 +181,9 @@ UNITS = [
     (0, [2e12, 3e-12], 1e-15),
     (3, [5.0, 1.0], 1e-24),
     (3, [5.0, 1.0], 1e20),
+    # Zeros show no units: 67.6 and 1.8 were claimed, the least is 0.
+    (4, [0.0, 1e-12], 1.0),
+    (5, [0.0, 0.0], 1.0),
 ]
 
 
@@ -184,6 +199,32 @@ def test_units_of_params_and_value_claim_nothing(method, dtype, x64):
         )
         assert bool(end.converged), (which, scale, end.message)
         assert float(end.value / scale) < 1e-3, (which, scale, end.message)
+
+
+@pytest.mark.parametrize(
+    ("method", "dtype"),
+    [("bfgs", "float64"), ("lbfgsb", "float64"), ("newton_cg", "float32"), ("cg", "float64")],
+)
+def test_a_gentle_penalty_is_followed_to_its_end(method, dtype, x64):
+    # From a value of 890: 2.42e-5 was claimed, by gains of 1e-9, of which 7 % were still to gain.
+    def penalty(x):
+        gentle, steep = jnp.asarray(1e-5, x.dtype), jnp.asarray(0.25, x.dtype)
+        return gentle * jnp.sum((x - 1) ** 2) + (jnp.sum(x**2) - steep) ** 2
+
+    end = fnopt.minimize(penalty, jnp.arange(1, 5, dtype=dtype), method=method)
+    assert bool(end.converged), end.message
+    assert float(end.value) == pytest.approx(2.24998e-5, rel=1e-3 if dtype == "float64" else 0.01)
+
+
+def test_a_param_that_starts_at_its_minimum_costs_no_more_than_a_round():
+    # Rounding is all that its gradient ever has: that of the end is no smaller than the largest.
+    def fun(x):
+        return jnp.sum((x[:2] - 3) ** 4) + jnp.sum((x[2:] - 0.1) ** 2) + 1e-8 * jnp.sum(x)
+
+    start = jnp.asarray([0.0, 1.0, 0.1, 0.1])
+    end = fnopt.minimize(fun, start)
+    assert bool(end.converged), end.message
+    assert int(end.nfev) < 80
 
 
 def test_a_tolerance_that_is_given_is_the_last_word():

@@ -322,3 +322,15 @@ def test_a_callback_that_fails_ends_nothing():
     with pytest.warns(UserWarning, match="callback: fails raised OSError: disk full. The fit goes"):
         end = fnopt.minimize(rosenbrock, START, callback=fails)
     assert bool(end.converged)
+
+
+@pytest.mark.parametrize("bounds", [None, (-2.0, 2.0)])
+def test_a_function_is_traced_once(bounds):
+    traces = []
+
+    def fun(x):
+        traces.append(x)
+        return jnp.sum((x - 1) ** 2)
+
+    jax.eval_shape(lambda x: fnopt.minimize(fun, x, bounds=bounds), jnp.zeros(3))
+    assert len(traces) == 1

@@ -88,9 +88,15 @@ def test_bounds_as_a_list_of_pairs():
     lower, upper = as_sides([(0.0, None), (None, 2), (-1, 1)])
     assert lower.tolist() == [0.0, -jnp.inf, -1.0]
     assert upper.tolist() == [jnp.inf, 2.0, 1.0]
-    for kept in (None, (0.0, 1.0), ((0.0, 1.0), (2.0, 3.0)), [0.0, 1.0], []):
+    for kept in (None, (0.0, 1.0), ([0.0, 1.0], [2.0, 3.0]), [0.0, 1.0], []):
         assert as_sides(kept) is kept
-    end = fnopt.minimize(lambda x: jnp.sum((x - 3) ** 2), jnp.ones(2), bounds=[(0, 2), (None, 9)])
+    assert as_sides(((0, None), (0, 2)))[1].tolist() == [jnp.inf, 2.0]
+    assert as_sides([[0, 1], [0, 2], [0, 3]])[1].tolist() == [1.0, 2.0, 3.0]
+    for either in (((0, 2), (0, 3)), [[0, 2], [0, 3]]):
+        text = r"two ways. For pairs .* write \[\(0, 2\), \(0, 3\)\], .* \(\[0, 2\], \[0, 3\]\)"
+        with pytest.raises(ValueError, match=text):
+            fnopt.minimize(jnp.sum, [1, 1], bounds=either)
+    end = fnopt.minimize(lambda x: jnp.sum((x - 3) ** 2), [1, 1], bounds=[(0, 2), (None, 9)])
     assert end.params.tolist() == pytest.approx([2.0, 3.0], abs=1e-4)
 
 

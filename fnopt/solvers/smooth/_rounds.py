@@ -1,0 +1,115 @@
+"""Rounds of `minimize`: once more from its end, in the units that the way showed."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import Status, is_converged, while_loop
+from fnopt.solvers.convergence._tests import first_of
+from fnopt.solvers.result._solution import empty_history
+from fnopt.solvers.smooth._flatness import largest, starts_stationary
+from fnopt.solvers.smooth._iteration import Counts, RoundEnd, Watch, run_round
+from fnopt.solvers.smooth._method import Evaluation, MinimizeMethod, SmoothObjective
+from fnopt.solvers.smooth._progress import SearchProgress
+from fnopt.solvers.smooth._tolerances import StoppingTolerances, tolerances
+from fnopt.solvers.smooth._units import Units, units_of, units_of_the_way
+
+# What the largest slope on the way would have gained, and the one of the end would still: at a
+# minimum at most this part of the value.
+_LEFT = 1e-2
+_ROUNDS = 3
+_NOTHING = 1e-6  # of all that was gained, or of the value: a round that gained no more
+
+
+class Rounds(NamedTuple):
+    """What is known after some rounds, in the user's units."""
+
+    point: Evaluation
+    gnorm: jax.Array  # the largest entry of the gradient, without what bounds hold
+    steepest: jax.Array  # [n], the largest of each entry of the gradient so far
+    units: Units  # of the next round
+    status: jax.Array
+    counts: Counts
+    done: jax.Array  # int32, rounds
+    again: jax.Array  # whether there is another one
+
+
+def iterated(
+    problem: SmoothObjective,
+    method: MinimizeMethod,
+    x: jax.Array,
+    eps: float,
+    limits: tuple[Any, Any, Any],
+    max_steps: int,
+    history: bool,
+    watch: Watch | None,
+) -> tuple[Rounds, Evaluation]:
+    r"""Runs a method to its end; the point comes back in the user's units.
+
+    Where the end leaves an entry of the gradient that is no small part of its largest, params may
+    have units that the start didn't show. The way shows them: by :math:`d_i = \Delta / \max_k
+    |g_i^{(k)}|` a param would have to change for all that was gained, :math:`\Delta`. In these
+    units the method begins anew; a claim stands if that gains nothing.
+    """
+    feasible = jnp.ones((), bool) if problem.box is None else problem.box.is_feasible()
+    x = jnp.where(feasible, problem.inside(x), x)
+    start = problem.at(x)
+    units = units_of(method, problem, x, start)
+
+    def tolerated(units: Units) -> StoppingTolerances:
+        unit = units.gradient if limits[2] is None else units.value / units.x
+        return tolerances(x.dtype, eps, *limits, unit, units.value, units.reach)
+
+    def next_round(rounds: Rounds) -> Rounds:
+        units, tol = rounds.units, tolerated(rounds.units)
+        inside = units.scaled(problem) if method.scale_free else problem
+        steepest = units.of_gradient(rounds.steepest)
+        none = jnp.zeros_like(start.value)
+        far, flat = jnp.full_like(none, jnp.inf), jnp.zeros((), jnp.int32)
+        progress = SearchProgress(start.value / units.value, steepest, none, flat, far)
+        point = units.of(rounds.point)
+        pull = tol.felt(inside.projected_gradient(point), point.x)
+        done = starts_stationary(point, pull, tol) & (rounds.done == 0)
+        status = first_of((done, Status.CONVERGED_GRADIENT))
+        status = jnp.where(rounds.again, status, rounds.status)
+        end = run_round(
+            inside, method, point, status, progress, rounds.counts, tol, units, max_steps, watch
+        )
+        return _judged(rounds, end, start.value, 10 * tol.gtol, max_steps)
+
+    status = first_of((~feasible, Status.INFEASIBLE), (~start.is_finite(), Status.NONFINITE_START))
+    zero, one = jnp.zeros((), jnp.int32), jnp.ones((), jnp.int32)
+    counts = Counts(zero, one, empty_history(max_steps, x.dtype) if history else None)
+    slope = start.gradient
+    again = status == Status.RUNNING.value
+    rounds = Rounds(start, largest(slope), jnp.abs(slope), units, status, counts, zero, again)
+    if limits[2] is None and method.scale_free and problem.projection is None:
+        rounds = while_loop(lambda rounds: rounds.again, next_round, rounds)
+    else:
+        rounds = next_round(rounds)
+    return rounds, rounds.point._replace(gradient=rounds.gnorm)
+
+
+def _judged(
+    before: Rounds, end: RoundEnd, first: jax.Array, least: jax.Array, max_steps: int
+) -> Rounds:
+    """What a round has shown."""
+    units = before.units
+    point, pull = units.back(end.point), units.gradient_back(end.pull)
+    steepest = units.gradient_back(end.progress.steepest)
+    value = jnp.abs(point.value)
+    worth = jnp.maximum(first - point.value, value)
+    part = jnp.clip(_LEFT * value / jnp.where(worth > 0, worth, 1), least, _LEFT)
+    doubtful = jnp.any(jnp.abs(pull) > part * steepest) & (end.counts.steps > 0)
+    in_vain = (before.done > 0) & (before.point.value - point.value <= _NOTHING * worth)
+    claims = is_converged(end.status)
+    status = jnp.where(in_vain & ~claims, before.status, end.status)
+    doubtful &= (claims | (status == Status.STALLED.value)) & ~in_vain
+    done = before.done + jnp.ones((), jnp.int32)
+    more = (done < _ROUNDS) & (end.counts.steps < max_steps)
+    status = jnp.where(doubtful & ~more, Status.STALLED.array, status)
+    units = units_of_the_way(steepest, worth, units)
+    return Rounds(point, largest(pull), steepest, units, status, end.counts, done, doubtful & more)

@@ -28,6 +28,8 @@ def _read(x: Any, name: str) -> Any:
     """
     if isinstance(x, jax.Array) or not all(map(_is_known, jax.tree.leaves(x))):
         return x
+    if isinstance(x, np.ma.MaskedArray):  # what is masked is left out by `nan_policy`
+        x = np.ma.filled(x.astype(float), np.nan)
     return _numbers(np.asarray(x), name)
 
 

@@ -7,17 +7,16 @@ from typing import Any, Literal, Unpack, overload
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import Params, Status, check_count, over_devices
+from fnopt.core import Params, Status, check_count, over_devices, written_for_jax
 from fnopt.curves._curve_data import checked_sigma, checked_x, checked_y, without_nan
 from fnopt.curves._curve_jacobian import residual_jacobian
+from fnopt.curves._curve_model import as_wide_as, check_enough, checked_values
 from fnopt.curves._curve_options import CurveFitOptions, Numbers
 from fnopt.curves._curve_start import checked_bounds, start_of
 from fnopt.curves._failures import report_failures
 from fnopt.curves._scipy_options import solver_options
-from fnopt.programs import uncached, written_for_jax
 from fnopt.residuals import named_loss
 from fnopt.solvers import Solution, covariance_of, least_squares, levenberg_marquardt
 
@@ -212,25 +211,24 @@ def curve_fit(
         return f(x, *p) if unpacked else f(x, p)
 
     with written_for_jax("curve_fit"):
-        y = _as_wide_as(model, start, x, y)
-        _check_count(y.size * over_devices(1, axis_name), start, method, box)
+        y = as_wide_as(model, start, x, y)
+        check_enough(y.size * over_devices(1, axis_name), start, method, box)
         sigma, matrix = checked_sigma(sigma, y)
         jacobian = residual_jacobian(jac, unpacked, matrix)
 
         def residuals(p: Any, x: Any, y: jax.Array) -> jax.Array:
-            r = _checked(model(p, x), x, y) - y
+            r = checked_values(model(p, x), x, y) - y
             return jnp.ravel(r) if matrix else r
 
         # A model with a Jacobian of its own may be one that can't be differentiated.
-        straight = jacobian is not None
+        bent = jacobian is None
+        solver = levenberg_marquardt(ftol=ftol, xtol=xtol, gtol=gtol, geodesic=bent, **radius)
         solution = least_squares(
             residuals,
             start,
             args=(x, y),
             jac=jacobian,
-            solver=levenberg_marquardt(
-                ftol=ftol, xtol=xtol, gtol=gtol, geodesic=not straight, **radius
-            ),
+            solver=solver,
             loss=loss,
             sigma=sigma,
             bounds=box,
@@ -248,51 +246,11 @@ def curve_fit(
     return solution.params, pcov, *_details(solution)
 
 
-def _as_wide_as(model: Any, start: Any, x: Any, y: jax.Array) -> jax.Array:
-    """The data; a single number as often as the model has values."""
-    if y.ndim:
-        return y
-    value = jax.eval_shape(uncached(model), start, x)
-    return jnp.broadcast_to(y, getattr(value, "shape", ()))
-
-
-def _check_count(size: int, start: Any, method: str | None, box: Any) -> None:
-    """Refuses fewer data than params, as SciPy does without bounds."""
-    n = sum(np.size(leaf) for leaf in jax.tree.leaves(start))
-    if size < n and box is None and method in {None, "lm"}:
-        raise TypeError(
-            f"curve_fit: there are fewer data than params ({size} < {n}), which can't determine "
-            "them. Give more data, hold params by writing their values into f, or take "
-            "method='trf' for one of the many solutions."
-        )
-
-
 def _check_method(method: str | None, box: Any) -> None:
     if method not in {None, "lm", "trf", "dogbox"}:
         raise ValueError(f"curve_fit: method = {method!r}, expected None, 'lm', 'trf' or 'dogbox'.")
     if method == "lm" and box is not None:
         raise ValueError("curve_fit: method 'lm' takes no bounds; leave the method out.")
-
-
-def _checked(values: Any, x: Any, y: jax.Array) -> Any:
-    """The model's result, if its shape fits the data."""
-    if isinstance(values, (list, tuple)):
-        values = jnp.stack([jnp.asarray(value, y.dtype) for value in values])
-    if not hasattr(values, "shape"):
-        raise TypeError(
-            f"curve_fit: f returned {values!r}, expected an array like ydata. Is there a return "
-            "statement?"
-        )
-    if values.shape not in {y.shape, ()}:
-        x_shape = f" for xdata of shape {x.shape}" if hasattr(x, "shape") else ""
-        ask = "Do xdata and ydata have the same length?"
-        if values.size == y.size:
-            ask = "Ravel both of them, or neither."
-        raise ValueError(
-            f"curve_fit: f returned shape {values.shape}{x_shape}, but ydata have shape {y.shape}; "
-            f"expected the same. {ask}"
-        )
-    return values
 
 
 # What MINPACK's info says of the convergence tests.

@@ -208,6 +208,7 @@ def predict_band(
         say.
 
     Raises:
+        TypeError: If `predict` is no function.
         ValueError: If `level` is no fraction.
 
     Example:
@@ -222,6 +223,11 @@ def predict_band(
     Reference:
         Seber and Wild (1989), Nonlinear regression, section 5.1.
     """
+    if not callable(predict):
+        raise TypeError(
+            f"predict_band: predict is a {type(predict).__name__}, expected a function of the "
+            "params; the solution comes second."
+        )
     x, unravel = ravel_with_held(solution.params)
     shape = jax.eval_shape(uncached(predict), solution.params)
 

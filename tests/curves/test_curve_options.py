@@ -109,6 +109,14 @@ def test_a_given_jacobian_is_used():
     np.testing.assert_allclose(popt, want, rtol=1e-3)
 
 
+def test_masked_points_are_left_out():
+    masked = np.ma.masked_greater(np.where(np.arange(30) == 3, 99.0, Y), 9.0)
+    popt, _ = fnopt.curve_fit(curve, X, masked, nan_policy="omit")
+    np.testing.assert_array_equal(popt, fnopt.curve_fit(curve, X, HOLE, nan_policy="omit")[0])
+    with pytest.raises(ValueError, match="ydata hold 1 NaN"):
+        fnopt.curve_fit(curve, X, masked)
+
+
 BAD = [
     ({"nan_policy": "propagate"}, "nan_policy = 'propagate', expected None"),
     ({"nan_policy": "raise", "ydata": HOLE}, "hold 1 points that are NaN"),

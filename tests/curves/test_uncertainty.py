@@ -101,7 +101,24 @@ def test_errors_are_right_in_any_unit_though_their_squares_are_out_of_range(unit
         np.testing.assert_allclose(fnopt.covariance(fit), fnopt.covariance(plain), rtol=1e-3)
 
 
+@pytest.mark.parametrize("unit", [1e-170, 1e200])
+def test_errors_are_right_where_squares_leave_the_range_of_float64(x64, unit):
+    def errors(unit):
+        x = np.arange(8.0)
+        data = unit * (2 + 3 * x + np.cos(9 * x))
+        start = {"a": 0.0, "b": unit}
+        fit = fnopt.least_squares(lambda p, y: p["a"] + p["b"] * x - y, start, args=(data,))
+        return np.asarray(list(fnopt.standard_errors(fit).values())) / unit
+
+    np.testing.assert_allclose(errors(unit), errors(1.0), rtol=1e-9)
+
+
 def test_a_level_in_percent_is_refused():
     fit = fnopt.least_squares(lambda p: p - jnp.arange(3.0), 0.0)
     with pytest.raises(ValueError, match=r"level = 95, expected a fraction"):
         fnopt.confidence_intervals(fit, 95)
+
+
+def test_a_prediction_comes_before_the_solution():
+    with pytest.raises(TypeError, match="predict is a Solution, expected a function of the params"):
+        fnopt.predict_band(fnopt.solvers.Solution(*[None] * 10), lambda p: p)

@@ -9,26 +9,21 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from fnopt.core import check_count
-from fnopt.curves.batched._alone import alone
-from fnopt.curves.batched._data import FitUnits, Points, checked_y, split
+from fnopt.curves.batched._data import checked_y, split
 from fnopt.curves.batched._fit import BatchFit, no_fits
-from fnopt.curves.batched._implicit import Batch, implicitly
+from fnopt.curves.batched._fitted import fitted
 from fnopt.curves.batched._lanes import LaneTolerances
 from fnopt.curves.batched._model import checked_jacobian, checked_model
-from fnopt.curves.batched._progress import BatchState, chosen, columns, inverse_and_rank
-from fnopt.curves.batched._queue import fit_all
+from fnopt.curves.batched._progress import chosen
 from fnopt.curves.batched._retries import is_open
-from fnopt.curves.batched._split import Split, by_device, split_of
+from fnopt.curves.batched._split import split_of
 from fnopt.curves.batched._start import checked_box, checked_start
-from fnopt.curves.batched._task import Sums, Task
-from fnopt.curves.batched._units import in_units, unusual
-from fnopt.curves.batched._wrong import doubted, wrong_jacobian
+from fnopt.curves.batched._task import Task
+from fnopt.curves.batched._units import unusual
 from fnopt.programs import call_compiled, call_recorded, runs_now
-from fnopt.residuals import Box, RobustCost, named_loss, robust_cost
-from fnopt.solvers import checked_status
+from fnopt.residuals import RobustCost, named_loss, robust_cost
 
 _CHUNK = {"cpu": 128}  # elsewhere a chunk has to fill the device, not a cache
 _LARGE_CHUNK = 1 << 16
@@ -174,8 +169,10 @@ def curve_fit_batch(
 
     def run(fallback: bool) -> BatchFit:
         if task.is_value:
-            return call_recorded(_fit, task, *arrays, fallback=fallback, **settings)
-        return call_compiled(functools.partial(_fit, task, fallback=fallback, **settings), *arrays)
+            return call_recorded(fitted, task, *arrays, fallback=fallback, **settings)
+        return call_compiled(
+            functools.partial(fitted, task, fallback=fallback, **settings), *arrays
+        )
 
     lazily = falls_back and task.is_value and runs_now(arrays)
     fits = _once_needed(run) if lazily else run(falls_back)
@@ -198,109 +195,6 @@ def _losses(loss: Any, f_scale: Any, y: jax.Array) -> RobustCost | None:
     loss = named_loss(loss, f_scale) if isinstance(loss, str) else loss
     row = jax.ShapeDtypeStruct((math.prod(y.shape[1:]),), y.dtype)
     return None if loss is None else robust_cost(loss, row)
-
-
-def _fit(
-    task: Task,
-    x0: jax.Array,
-    shared: Points,
-    own: Points,
-    box: Box | None,
-    tolerances: LaneTolerances,
-    *,
-    split: Split | None,
-    **settings: Any,
-) -> BatchFit:
-    def run(task: Task, shared: Points, tol: Any, x0: jax.Array, own: Points, box: Any) -> BatchFit:
-        return _fit_here(task, x0, shared, own, box, tol, **settings)
-
-    if task.is_value:
-        return by_device(run, split, (task, shared, tolerances), (x0, own, box))
-    return by_device(functools.partial(run, task), split, (shared, tolerances), (x0, own, box))
-
-
-def _fit_here(
-    task: Task,
-    x0: jax.Array,
-    shared: Points,
-    own: Points,
-    box: Box | None,
-    tolerances: LaneTolerances,
-    *,
-    absolute_sigma: bool,
-    max_steps: int,
-    chunk: int,
-    fallback: bool,
-    scaled: bool,
-) -> BatchFit:
-    chunk = min(chunk, x0.shape[0])
-    wrong = wrong_jacobian(task, x0, shared, own)
-    units = None
-    if scaled:
-        x0, own, box, units = in_units(x0, shared, own, box, task.losses)
-
-    def iterate(sums: Sums, x0: jax.Array, batch: Batch, tol: LaneTolerances) -> BatchState:
-        x0 = x0 if batch.box is None else batch.box.nearest(x0)
-        end = fit_all(sums, x0, batch.own, batch.box, tol, max_steps, chunk)
-        if fallback:
-            end = alone(sums, x0, batch.own, batch.box, end, max_steps)
-        if sums.task.losses is None:
-            return end
-        return end._replace(inverse=_inverses(sums, end.x, batch.own, chunk))
-
-    end = implicitly(iterate, task, x0, shared, own, box, tolerances, chunk)
-    points = _count(shared, own)
-    status = checked_status(end.status, end.rank > 0, end.square, points)
-    x, cost = end.x, end.square / 2
-    if units is not None:
-        whole = 1 / units.residuals  # two quotients a compiler makes one, by a square out of range
-        x, cost = x * units.params, cost * whole * whole
-    return BatchFit(
-        params=x,
-        covariance=_covariance(end, points, absolute_sigma, units),
-        cost=cost,
-        rank=end.rank,
-        steps=end.steps,
-        status=doubted(status, wrong),
-    )
-
-
-def _inverses(sums: Sums, x: jax.Array, own: Points, chunk: int) -> jax.Array:
-    """The inverses behind the covariances of robust fits."""
-
-    def one(fit: tuple[jax.Array, Points]) -> jax.Array:
-        x, own = jax.tree.map(lambda a: a[None], fit)
-        lane = jax.tree.map(lambda a: jnp.moveaxis(a, 0, -1), own)
-        return inverse_and_rank(sums.at_end(columns(x), lane).A)[0][0]
-
-    return lax.map(one, (x, own), batch_size=chunk)
-
-
-def _count(shared: Points, own: Points) -> jax.Array:
-    """The number of points of each fit, `int32[fits]`."""
-    assert own.y is not None
-    fits, *shape = own.y.shape
-    if own.mask is not None:
-        mask = jnp.broadcast_to(own.mask, own.y.shape)
-        return jnp.sum(mask.reshape(fits, -1), axis=1, dtype=jnp.int32)
-    mask = jnp.broadcast_to(True if shared.mask is None else shared.mask, tuple(shape))
-    return jnp.broadcast_to(jnp.sum(mask, dtype=jnp.int32), fits)
-
-
-def _covariance(
-    progress: BatchState, points: jax.Array, absolute_sigma: bool, units: FitUnits | None
-) -> jax.Array:
-    n = progress.x.shape[1]
-    known = (progress.rank == n) & jnp.isfinite(progress.square)
-    variance = jnp.ones_like(progress.square)
-    if not absolute_sigma:
-        known &= points > n
-        variance = progress.square / jnp.maximum(points - n, 1).astype(variance.dtype)
-    covariance = progress.inverse * variance[:, None, None]
-    if units is not None:
-        size = units.params * (units.residuals[:, None] if absolute_sigma else 1)
-        covariance = (covariance * size[:, :, None]) * size[:, None, :]
-    return jnp.where(known[:, None, None], covariance, jnp.full_like(covariance, jnp.inf))
 
 
 def _tolerances(dtype: Any, ftol: Any, xtol: Any, gtol: Any, damping: Any) -> LaneTolerances:

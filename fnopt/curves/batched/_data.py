@@ -10,6 +10,7 @@ import numpy as np
 from jax.core import Tracer
 
 from fnopt.core import default_float, is_inexact, leaves_with_names, shown
+from fnopt.residuals import as_vector
 
 NAME = "curve_fit_batch"
 
@@ -54,7 +55,7 @@ def checked_y(y: Any) -> jax.Array:
 
 def split(x: Any, y: jax.Array, sigma: Any, mask: Any, x_per_fit: bool) -> tuple[Points, Points]:
     """The data that all fits share, and those of each (with a leading axis)."""
-    x = jax.tree.map(jnp.asarray, x)
+    x = jax.tree.map(jnp.asarray, as_vector(x))
     if x_per_fit:
         _check_leading(x, y.shape[0], "x")
     if sigma is not None:

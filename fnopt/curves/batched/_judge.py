@@ -93,7 +93,7 @@ def gradient_cosine(sums: NormalEquations) -> jax.Array:
     steepest = jnp.zeros_like(sums.square)
     for s, g in zip(jacobi_scale(sums.A), sums.g, strict=True):
         steepest = jnp.maximum(steepest, jnp.square(s * g))
-    return jnp.where(sums.square > 0, steepest / sums.square, steepest)
+    return jnp.where(sums.felt > 0, steepest / sums.felt, steepest)
 
 
 def status_after(
@@ -117,13 +117,14 @@ def status_after(
     Returns:
         An int32 array, `RUNNING` where there is work left.
     """
-    f = lanes.sums.square
+    f = lanes.sums.felt
     # Beside a length whose square overflows every step would be tiny.
     tried = ~(lanes.fresh | short) & jnp.isfinite(trial.size)
     sums, lam = after.sums, after.lam
     cosine = gradient_cosine(faced(sums, after.x, box))
     stationary = (sums.square <= 0) | (cosine <= jnp.square(tol.gtol))
-    flat = cost_converged(trial.actual, trial.predicted, f, tol.ftol, tol.noise)
+    flat = cost_converged(trial.actual, trial.predicted, lanes.sums.square, tol.ftol, tol.noise)
+    flat &= trial.predicted <= tol.ftol * f
     # What one param alone could gain, where the damping doesn't let it, isn't nothing.
     rough = rounding(after)
     flat &= ~_is_sloping(cosine, f, tol.ftol, rough)
@@ -155,3 +156,9 @@ def rounding(lanes: Lanes) -> jax.Array:
     for x, row in zip(lanes.x, lanes.sums.A, strict=True):
         total += row[-1] * jnp.square(x)
     return jnp.square(jnp.finfo(total.dtype).eps).astype(total.dtype) * total
+
+
+def least_gain(lanes: Lanes) -> jax.Array:
+    """What a change of the sum of squares has to exceed to be more than rounding."""
+    rough = rounding(lanes)
+    return jnp.asarray(NOISE**2, rough.dtype) * rough

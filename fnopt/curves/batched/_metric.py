@@ -27,7 +27,7 @@ def metric(x: Params, sums: NormalEquations, peak: Params, size_floor: jax.Array
         peak: The squares of the largest columns so far.
         size_floor: The square of :math:`\delta`, or 0.
     """
-    least = size_floor * sums.square
+    least = size_floor * sums.felt
 
     def one(x: jax.Array, peak: jax.Array, inverse: jax.Array) -> jax.Array:
         short = (x != 0) & (least > peak * jnp.square(x))

@@ -9,10 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fnopt.core import missing_keys, written_for_jax
 from fnopt.curves.batched._data import NAME, Points, joined
 from fnopt.curves.batched._lanes import Params
 from fnopt.curves.batched._start import ParamLayout
-from fnopt.programs import Recorded, recorded, runs_now, written_for_jax
+from fnopt.programs import Recorded, recorded, runs_now
 from fnopt.solvers import SCHEMES
 
 _MOST_PARAMS = 16  # everything is unrolled: compile time grows with the cube
@@ -39,7 +40,8 @@ def checked_model(
 
     def predict(x: Params, at: Any) -> Any:
         params = layout.params(x)
-        return f(at, *params) if layout.unpacked else f(at, params)
+        with missing_keys(params):
+            return f(at, *params) if layout.unpacked else f(at, params)
 
     one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), own)
     numbers = (jax.ShapeDtypeStruct((), x0.dtype),) * n

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from fnopt.core import Status
 from fnopt.curves.batched._bounds import LaneBox
 from fnopt.curves.batched._claim import settled
+from fnopt.curves.batched._judge import least_gain
 from fnopt.curves.batched._lanes import Lanes, LaneTolerances, Params
 from fnopt.linear import (
     NormalEquations,
@@ -27,6 +28,7 @@ class BatchState(NamedTuple):
 
     x: jax.Array  # [fits, n]
     square: jax.Array  # [fits], the sum of squares
+    least_gain: jax.Array  # [fits], what a change of that has to exceed
     inverse: jax.Array  # [fits, n, n], (J^T J)^-1
     rank: jax.Array  # int32[fits]
     lam: jax.Array  # [fits]
@@ -45,6 +47,7 @@ def empty(x0: jax.Array, tol: LaneTolerances) -> BatchState:
     return BatchState(
         x=x0,
         square=jnp.full(fits, jnp.inf, dtype),
+        least_gain=jnp.zeros(fits, dtype),
         inverse=jnp.zeros((fits, n, n), dtype),
         rank=count,
         lam=jnp.broadcast_to(tol.damping, fits),
@@ -87,7 +90,7 @@ def load(progress: BatchState, index: jax.Array) -> Lanes:
         x=params,
         trial=params,
         sums=NormalEquations(
-            unknown, (unknown,) * n, tuple((unknown,) * (i + 1) for i in range(n))
+            unknown, unknown, (unknown,) * n, tuple((unknown,) * (i + 1) for i in range(n))
         ),
         lam=take(progress.lam, index),
         growth=take(progress.growth, index),
@@ -100,7 +103,12 @@ def load(progress: BatchState, index: jax.Array) -> Lanes:
 
 
 def store(
-    progress: BatchState, lanes: Lanes, index: jax.Array, x0: jax.Array, box: LaneBox | None
+    progress: BatchState,
+    lanes: Lanes,
+    index: jax.Array,
+    x0: jax.Array,
+    tol: LaneTolerances,
+    box: LaneBox | None,
 ) -> BatchState:
     """The progress with what is known of some problems, whose claims are settled."""
     # A lane that is not done is evaluated again when it is next loaded.
@@ -108,13 +116,14 @@ def store(
     new = BatchState(
         x=jnp.stack(lanes.x, axis=-1),
         square=lanes.sums.square,
+        least_gain=least_gain(lanes),
         inverse=inverse,
         rank=rank,
         lam=lanes.lam,
         growth=lanes.growth,
         radius=lanes.radius,
         steps=lanes.steps,
-        status=settled(lanes, columns(take(x0, index)), inverse, rank, box),
+        status=settled(lanes, columns(take(x0, index)), inverse, rank, tol, box),
         peak=jnp.stack(lanes.peak, axis=-1),
     )
     return jax.tree.map(lambda all_, some: all_.at[index].set(some, mode="drop"), progress, new)

@@ -64,7 +64,8 @@ def fit_all(
             def step(lanes: Lanes) -> Lanes:
                 return advance(lanes, evaluate(lanes.trial, data), tol, most, sides)
 
-            return store(progress, _work(load(progress, index), step), index, x0, sides)
+            lanes = _work(load(progress, index), step)
+            return store(progress, lanes, index, x0, tol, sides)
 
         def one_round(progress: BatchState) -> BatchState:
             running = is_running(progress.status)
@@ -75,7 +76,7 @@ def fit_all(
 
         return while_loop(lambda p: jnp.any(is_running(p.status)), one_round, progress)
 
-    return with_retries(run, x0, tol, max_steps)
+    return with_retries(run, x0, box, tol, max_steps)
 
 
 def _work(lanes: Lanes, step: Callable[[Lanes], Lanes]) -> Lanes:

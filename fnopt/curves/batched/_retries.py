@@ -1,4 +1,4 @@
-"""Further tries of failed problems, from their starts and with other steps."""
+"""Further tries of problems that failed, or may have: from elsewhere, with other steps."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fnopt.core import Status, is_converged, while_loop
 from fnopt.curves.batched._lanes import LaneTolerances, is_running
 from fnopt.curves.batched._metric import SIZE_FLOOR
 from fnopt.curves.batched._progress import BatchState, chosen, empty
+from fnopt.residuals import Box
 
 _DAMPING = (1e2, 1e4, 1.0)  # of the tries after the first
 _OPEN = (Status.MAX_STEPS, Status.STALLED, Status.NONFINITE_STEP, Status.NO_EFFECT)
 _FIRST, _FEW, _NEXT = 0.15, 30, 0.12  # steps: of the first try, at least, and of those after it
+_PLACES = 4  # by the end and the start in turns, where a doubtful claim is tried, before its start
+_AWAY = 4.0  # powers of two, by which params differ there, as of a normal distribution
+_LESS = 1e-3  # of the cost, by which that of a false claim is too high at least
 
 
 class _Best(NamedTuple):
@@ -26,9 +31,20 @@ class _Best(NamedTuple):
     progress: BatchState
 
 
+class _Try(NamedTuple):
+    """How problems are tried."""
+
+    damping: jax.Array  # the first one; 0 for that of before
+    size_floor: jax.Array  # of the metric
+    most: jax.Array  # int32, the most steps
+    at_start: jax.Array  # bool, whether it begins by the start, or else by the best end so far
+    factors: jax.Array  # [n], by which params differ from those there
+
+
 def with_retries(
     run: Callable[[BatchState, LaneTolerances, jax.Array], BatchState],
     x0: jax.Array,
+    box: Box | None,
     tol: LaneTolerances,
     max_steps: int,
 ) -> BatchState:
@@ -40,37 +56,66 @@ def with_retries(
     and more damping, by the columns alone; a problem that is not solved by any of them goes on
     from its best end, as if nothing had been between.
 
+    Claims with params that can't be told apart are tried from elsewhere then. Either the data say
+    nothing of them, which is so anywhere; or that is a limit at infinity, and only looks so there.
+
     Args:
         run: `run(progress, tol, most)` steps all problems that run to an end, or `most` steps.
         x0: Where to start, of shape `[fits, n]`.
+        box: The bounds, of shape `[fits, n]`.
         tol: The tolerances.
         max_steps: The most steps of a problem, in all tries together.
     """
-    first = max(_FIRST * max_steps, _FEW)
     last = len(_DAMPING) + 1
-    limits = [min(int(first + k * _NEXT * max_steps), max_steps) for k in range(last)]
-    limits.append(max_steps)
-    damping = jnp.asarray([0.0, *_DAMPING, 0.0], x0.dtype)
+    tries = _tries(x0, max_steps)
 
     def attempt(best: _Best) -> _Best:
         number, before = best
-        again = _unsolved(before, max_steps)
-        own = (number == 0) | (number == last)
-        now = _restarted(before, x0, again, damping[number], number == last)
-        size_floor = jnp.where(own, jnp.asarray(SIZE_FLOOR, x0.dtype), jnp.zeros((), x0.dtype))
-        now = run(now, tol._replace(size_floor=size_floor), jnp.asarray(limits, jnp.int32)[number])
-        return _Best(number + jnp.ones((), jnp.int32), _better(before, now, again))
+        looks = number > last
+        again = jnp.where(looks, _doubtful(before, max_steps), _unsolved(before, max_steps))
+        how = jax.tree.map(lambda a: a[number], tries)
+        now = _restarted(before, x0, box, again, how, number == last)
+        now = run(now, tol._replace(size_floor=how.size_floor), how.most)
+        better = jnp.where(looks, _refutes(now, before), _is_better(now, before))
+        kept = chosen(again & better, now, before)._replace(steps=now.steps)
+        return _Best(number + jnp.ones((), jnp.int32), kept)
 
     def unfinished(best: _Best) -> jax.Array:
-        return (best.number <= last) & jnp.any(_unsolved(best.progress, max_steps))
+        unsolved = (best.number <= last) & jnp.any(_unsolved(best.progress, max_steps))
+        doubtful = (best.number < len(tries.most)) & jnp.any(_doubtful(best.progress, max_steps))
+        return unsolved | doubtful
 
     begun = _Best(jnp.zeros((), jnp.int32), empty(x0, tol))
     return while_loop(unfinished, attempt, begun).progress
 
 
+def _tries(x0: jax.Array, max_steps: int) -> _Try:
+    """All tries, along the first axis: those of problems that failed, then those of claims."""
+    n, dtype = x0.shape[1], x0.dtype
+    first, count = max(_FIRST * max_steps, _FEW), len(_DAMPING)
+    most = [min(int(first + k * _NEXT * max_steps), max_steps) for k in range(count + 1)]
+    shaken = np.exp2(_AWAY * np.random.default_rng(0).standard_normal((_PLACES, n)))
+    factors = np.concatenate([np.ones((2 + count, n)), shaken, np.ones((1, n))])
+    at_start = [True] * (1 + count) + [False] + [k % 2 > 0 for k in range(_PLACES)] + [True]
+    return _Try(
+        damping=jnp.asarray([0, *_DAMPING, 0, *[1] * _PLACES, 1e2], dtype),
+        size_floor=jnp.asarray([SIZE_FLOOR, *[0] * count, *[SIZE_FLOOR] * (2 + _PLACES)], dtype),
+        most=jnp.asarray(most + [max_steps] * (2 + _PLACES), jnp.int32),
+        at_start=jnp.asarray(at_start),
+        factors=jnp.asarray(factors, dtype),
+    )
+
+
 def _unsolved(progress: BatchState, max_steps: int) -> jax.Array:
     """Which problems have another try: those not begun, and those that other steps may solve."""
     return is_running(progress.status) | (is_open(progress.status) & (progress.steps < max_steps))
+
+
+def _doubtful(progress: BatchState, max_steps: int) -> jax.Array:
+    """Which claims may be none: those with params that can't be told apart, and some cost left."""
+    deficient = (progress.rank > 0) & (progress.rank < progress.x.shape[1])
+    has_more = (progress.square > progress.least_gain) & (progress.steps < max_steps)
+    return is_converged(progress.status) & deficient & has_more
 
 
 def is_open(status: jax.Array) -> jax.Array:
@@ -79,13 +124,20 @@ def is_open(status: jax.Array) -> jax.Array:
 
 
 def _restarted(
-    best: BatchState, x0: jax.Array, again: jax.Array, damping: jax.Array, goes_on: jax.Array
+    best: BatchState,
+    x0: jax.Array,
+    box: Box | None,
+    again: jax.Array,
+    how: _Try,
+    goes_on: jax.Array,
 ) -> BatchState:
-    """Problems at their start again, with more damping, or where they were."""
+    """Problems where they are tried again, as if nothing had been before, unless one goes on."""
     anew = again & ~goes_on
+    x = how.factors * jnp.where(how.at_start, x0, best.x)
+    x = x if box is None else box.nearest(x)
     return best._replace(
-        x=jnp.where(anew[:, None], x0, best.x),
-        lam=jnp.where(anew & (damping > 0), damping, best.lam),
+        x=jnp.where(anew[:, None], x, best.x),
+        lam=jnp.where(anew & (how.damping > 0), how.damping, best.lam),
         growth=jnp.where(again, jnp.full_like(best.growth, 2), best.growth),
         radius=jnp.where(anew, jnp.zeros_like(best.radius), best.radius),
         status=jnp.where(again, Status.RUNNING.array, best.status),
@@ -93,9 +145,14 @@ def _restarted(
     )
 
 
-def _better(best: BatchState, now: BatchState, again: jax.Array) -> BatchState:
-    """The better end of each problem, with the steps of all tries."""
+def _is_better(now: BatchState, best: BatchState) -> jax.Array:
+    """Whether a try of a problem that had failed ends better."""
     solved, before = is_converged(now.status), is_converged(best.status)
     lower = (now.square <= best.square) | ~jnp.isfinite(best.square)
-    taken = again & ((solved & ~before) | ((solved == before) & lower))
-    return chosen(taken, now, best)._replace(steps=now.steps)
+    return (solved & ~before) | ((solved == before) & lower)
+
+
+def _refutes(now: BatchState, claimed: BatchState) -> jax.Array:
+    """Whether a try shows that a claim was none, be it solved itself or not."""
+    least = jnp.asarray(_LESS, now.square.dtype) * claimed.square
+    return now.square < claimed.square - jnp.maximum(least, claimed.least_gain)

@@ -53,7 +53,8 @@ class Sums(NamedTuple):
             return normal_equations(columns, r)
         a, b = losses.corrections(r)
         sums = normal_equations([b * c for c in columns], a * r)
-        return sums._replace(square=self._squares(r, data))
+        square, felt = self._squares(r, data)
+        return sums._replace(square=square, felt=felt)
 
     def at_end(self, x: Params, data: Points) -> NormalEquations:
         """The sums for the covariance: without the floor under the curvature of a loss."""
@@ -63,7 +64,7 @@ class Sums(NamedTuple):
             return normal_equations(columns, r)
         b = losses.corrections(r, floor=0.0)[1]
         sums = normal_equations([b * c for c in columns], r)
-        return sums._replace(square=self._squares(r, data))
+        return sums._replace(square=self._squares(r, data)[0])
 
     def _losses(self, data: Points) -> RobustCost | None:
         """The losses in the units of the fits, if there are any."""
@@ -72,15 +73,15 @@ class Sums(NamedTuple):
             return losses
         return losses.in_unit(data.units.residuals)
 
-    def _squares(self, r: jax.Array, data: Points) -> jax.Array:
-        """Twice the costs of fits with losses."""
+    def _squares(self, r: jax.Array, data: Points) -> tuple[jax.Array, jax.Array]:
+        """Twice the costs of fits with losses: whole, and without what outliers hide others by."""
 
-        def cost(r: jax.Array, data: Points) -> jax.Array:
+        def costs(r: jax.Array, data: Points) -> tuple[jax.Array, jax.Array]:
             losses = self._losses(data)
             assert losses is not None
-            return losses.cost(r)
+            return 2 * losses.cost(r), 2 * losses.felt_cost(r)
 
-        return 2 * jax.vmap(cost, in_axes=-1)(r, data)
+        return jax.vmap(costs, in_axes=-1)(r, data)
 
     def _linearised(self, x: Params, data: Points) -> tuple[list[jax.Array], jax.Array]:
         """The columns of the Jacobian and the residuals, in the units of the fits."""

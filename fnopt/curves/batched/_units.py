@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,25 @@ from fnopt.curves.batched._data import FitUnits, Points, joined
 from fnopt.linear import divide
 from fnopt.residuals import Box, RobustCost
 
-_ORDINARY = 2.0**20  # numbers between this and its inverse are left as they are
-# What others are brought to, in between: starts of zero are in no unit, so derivatives may be as
-# far from the residuals as the data are from 1, while the squares of both must be in range.
-_SMALL, _LARGE = 2.0**-36, 2.0**48
+
+class _Range(NamedTuple):
+    """What is left as it is: numbers between `ordinary` and its inverse.
+
+    Others are brought to `small` or `large`: starts of zero are in no unit, so derivatives may be
+    as far from the residuals as the data are from 1, while the squares of both must be in range.
+    """
+
+    ordinary: float
+    small: float
+    large: float
+
+
+_RANGES = {"float64": _Range(2.0**160, 2.0**-288, 2.0**384)}
+_OF_FLOAT32 = _Range(2.0**20, 2.0**-36, 2.0**48)
+
+
+def _range(dtype: Any) -> _Range:
+    return _RANGES.get(jnp.dtype(dtype).name, _OF_FLOAT32)
 
 
 class InUnits(NamedTuple):
@@ -30,14 +45,12 @@ class InUnits(NamedTuple):
 
 
 def unusual(x0: jax.Array, shared: Points, own: Points, losses: RobustCost | None) -> bool:
-    """Whether a fit needs units of its own: where the numbers aren't known, it may.
+    """Whether a fit needs units of its own: where the numbers aren't known, it may in float32.
 
-    The squares of float64 reach far enough.
+    The squares of float64 reach far enough for nearly all.
     """
-    if x0.dtype == jnp.float64:
-        return False
     if any(isinstance(a, Tracer) for a in jax.tree.leaves((x0, shared, own, losses))):
-        return True
+        return x0.dtype != jnp.float64
     return bool(_unusual(x0, shared, own, losses))
 
 
@@ -72,10 +85,12 @@ def _units(x0: jax.Array, shared: Points, own: Points, losses: RobustCost | None
         y = jax.vmap(losses.felt)(y.reshape(y.shape[0], -1)).reshape(y.shape)
     counts = jnp.isfinite(y) if points.mask is None else jnp.isfinite(y) & points.mask
     most = jnp.max(jnp.where(counts, y, jnp.zeros_like(y)), axis=tuple(range(1, y.ndim)))
-    far = jnp.where(most > 1, jnp.full_like(most, _LARGE), jnp.full_like(most, _SMALL))
+    _, small, large = _range(most.dtype)
+    far = jnp.where(most > 1, jnp.full_like(most, large), jnp.full_like(most, small))
     unit = divide(far, power_of_two(most))
     return FitUnits(params, jnp.where(_is_ordinary(most), jnp.ones_like(most), unit))
 
 
 def _is_ordinary(size: jax.Array) -> jax.Array:
-    return ((size >= 1 / _ORDINARY) & (size <= _ORDINARY)) | (size <= 0) | ~jnp.isfinite(size)
+    most = _range(size.dtype).ordinary
+    return ((size >= 1 / most) & (size <= most)) | (size <= 0) | ~jnp.isfinite(size)

@@ -41,7 +41,7 @@ OPTIONS = {
 def fits(name):
     """The batch, and curve_fit's params and covariances one by one."""
     options = OPTIONS[name]
-    batch = curve_fit_batch(decay, T, Y, P0, SIGMA, **options)
+    batch = curve_fit_batch(decay, T.tolist(), Y, P0, SIGMA, **options)  # as a list, too
     alone = [
         fnopt.curve_fit(decay, T, y, P0, s, full_output=True, **options)
         for y, s in zip(Y, SIGMA, strict=True)

@@ -1,0 +1,51 @@
+"""The values of a curve's model beside the data: shapes, and checks of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fnopt.programs import uncached
+
+
+def as_wide_as(model: Any, start: Any, x: Any, y: jax.Array) -> jax.Array:
+    """The data; a single number as often as the model has values."""
+    if y.ndim:
+        return y
+    value = jax.eval_shape(uncached(model), start, x)
+    return jnp.broadcast_to(y, getattr(value, "shape", ()))
+
+
+def check_enough(size: int, start: Any, method: str | None, box: Any) -> None:
+    """Refuses fewer data than params, as SciPy does without bounds."""
+    n = sum(np.size(leaf) for leaf in jax.tree.leaves(start))
+    if size < n and box is None and method in {None, "lm"}:
+        raise TypeError(
+            f"curve_fit: there are fewer data than params ({size} < {n}), which can't determine "
+            "them. Give more data, hold params by writing their values into f, or take "
+            "method='trf' for one of the many solutions."
+        )
+
+
+def checked_values(values: Any, x: Any, y: jax.Array) -> Any:
+    """The model's result, if its shape fits the data."""
+    if isinstance(values, (list, tuple)):
+        values = jnp.stack([jnp.asarray(value, y.dtype) for value in values])
+    if not hasattr(values, "shape"):
+        raise TypeError(
+            f"curve_fit: f returned {values!r}, expected an array like ydata. Is there a return "
+            "statement?"
+        )
+    if values.shape not in {y.shape, ()}:
+        x_shape = f" for xdata of shape {x.shape}" if hasattr(x, "shape") else ""
+        ask = "Do xdata and ydata have the same length?"
+        if values.size == y.size:
+            ask = "Ravel both of them, or neither."
+        raise ValueError(
+            f"curve_fit: f returned shape {values.shape}{x_shape}, but ydata have shape {y.shape}; "
+            f"expected the same. {ask}"
+        )
+    return values

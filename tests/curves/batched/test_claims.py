@@ -1,0 +1,79 @@
+"""Claims of convergence in a batch: none where the cost falls on."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fnopt.curves.batched import curve_fit_batch
+
+X = np.linspace(0.1, 10.0, 40, dtype=np.float32)
+NOISE = np.float32(0.02) * np.sin(np.arange(40) ** 2, dtype=np.float32)
+
+# Heights, centers and widths. A narrow Lorentzian beside the data is a power of the distance, of
+# which only a w^2 counts; a Gaussian there has hardly any effect, and each step gains next to
+# nothing.
+LORENTZIANS = [[5, 4, 1], [261, 125, 0.15], [81, 198, 0.116], [12, 99, 0.038], [24, 29, 0.047]]
+GAUSSIANS = [[5, 4, 1], [1.8, 12.9, 1.14], [17, 10.9, 1.72], [5.5, 12, 0.96], [2.8, 10.4, 0.41]]
+
+
+def peak(x, a, c, w):
+    z = jnp.square((x["t"] - c) / w)
+    return a * jnp.where(x["sharp"], 1 / (1 + z), jnp.exp(-z / 2))
+
+
+@pytest.fixture(scope="module")
+def peaks():
+    starts = np.float32(LORENTZIANS + GAUSSIANS)
+    sharp = np.repeat([True, False], 5)
+    x = {"t": np.tile(X, (10, 1)), "sharp": np.repeat(sharp[:, None], 40, axis=1)}
+    z = np.square(X - 4)
+    y = 5 * np.where(sharp[:, None], 1 / (1 + z), np.exp(-z / 2)) + NOISE
+    return curve_fit_batch(peak, x, y, starts, x_per_fit=True, fallback=False)
+
+
+@pytest.mark.parametrize("which", [0, 5], ids=["Lorentzian", "Gaussian"])
+def test_a_peak_beside_the_data_is_claimed_where_it_is_found(peaks, which):
+    cost = np.asarray(peaks.cost[which : which + 5])
+    claimed = np.asarray(peaks.converged[which : which + 5])
+    assert claimed[0]
+    assert not np.any(claimed & (cost > 1.001 * cost[0])), (cost, claimed)
+
+
+def test_params_that_cannot_be_told_apart_anywhere_are_claimed():
+    starts = np.float32([[1, 2, 0.3], [0.3, 20, 2], [4, 0.2, 0.9]])
+    y = np.tile(3 * np.exp(-X / 2) + NOISE, (3, 1))
+    fit = curve_fit_batch(lambda x, a, b, c: a * b * jnp.exp(-c * x), X, y, starts, fallback=False)
+    assert np.all(fit.converged), fit.message
+    np.testing.assert_array_equal(fit.rank, 2)
+    np.testing.assert_allclose(fit.params[:, 0] * fit.params[:, 1], 3, rtol=0.02)
+    np.testing.assert_allclose(fit.params[:, 2], 0.5, rtol=0.02)
+
+
+def test_exact_data_leave_no_doubt():
+    # Nothing but rounding could be gained elsewhere: the claims stand at once.
+    starts = np.float32([[1, 2, 0.3], [0.3, 20, 2], [4, 0.2, 0.9]])
+    y = np.tile(3 * np.exp(-X / 2), (3, 1))
+    fit = curve_fit_batch(lambda x, a, b, c: a * b * jnp.exp(-c * x), X, y, starts, fallback=False)
+    assert np.all(fit.converged), fit.message
+    np.testing.assert_array_equal(fit.rank, 2)
+    assert np.all(fit.steps < 20)
+
+
+@pytest.mark.parametrize("loss", ["huber", "soft_l1"])
+def test_outliers_of_any_size_hide_no_others(loss):
+    # Their pull is the scale of the loss, however far they are: the fit is the same.
+    y = np.tile(3 * np.exp(-X / 2) + NOISE, (6, 1))
+    y[:3, 39] += np.float32([3e3, 1e6, 1e20])
+    y[3:, [7, 20, 33]] -= np.float32([[3e3], [1e6], [1e20]])
+    fit = curve_fit_batch(
+        lambda x, a, b: a * jnp.exp(-b * x),
+        X,
+        y,
+        (2.5, 1.0),
+        loss=loss,
+        f_scale=0.3,
+        fallback=False,
+    )
+    assert np.all(fit.converged), fit.message
+    np.testing.assert_allclose(fit.params[:3], np.tile(fit.params[0], (3, 1)), rtol=5e-3)
+    np.testing.assert_allclose(fit.params[3:], np.tile(fit.params[3], (3, 1)), rtol=5e-3)

@@ -19,14 +19,17 @@ READERS := tests/programs tests/taps/test_capture.py tests/costs/test_cost_loops
   tests/gradients/ghost/test_ghost_factors.py tests/jacobians/dependence/test_dependence.py
 CONTRACT := tests/contract/test_transforms.py
 MESHES := tests/distributed/test_state_sharding.py
+# Where the last digit decides: another CPU adds in another order, and has fused products or not.
+ROUNDING := tests/reference tests/solvers tests/curves
 # Formulas leaf by leaf, and fourteen small transforms one behind the other.
 CASES := [adamw] or -adamw] or [lion] or -lion] or small_parts]
 
-.PHONY: help install demo test lint format types docs bench bench-smoke oldest newest end dist clean
+.PHONY: help install demo test rounding lint format types docs bench bench-smoke oldest newest end dist clean
 
 help:
 	@echo "make demo          train on real digits, fit a real curve, sweep 16 learning rates; writes a picture"
 	@echo "make test          all tests and doctests"
+	@echo "make rounding      the tests of fits as an older CPU computes them (ISA=SSE4_2, AVX or AVX2)"
 	@echo "make oldest newest what a JAX release can break, on the oldest (Python 3.11) and the newest (3.13)"
 	@echo "make lint types    ruff and pyright"
 	@echo "make docs          the documentation, every page executed, warnings as errors"
@@ -64,6 +67,10 @@ demo: $(VENV)/.stamp-group-demo
 
 test: $(VENV)/.stamp-group-test
 	$(BIN)/python -m pytest -n $(JOBS) -q --durations=10
+
+ISA ?= SSE4_2
+rounding: $(VENV)/.stamp-group-test
+	XLA_FLAGS=--xla_cpu_max_isa=$(ISA) $(BIN)/python -m pytest -n $(JOBS) -q $(ROUNDING)
 
 # The two ends of the versions that fnopt supports, each in an environment of its own.
 oldest: export PIP_CONSTRAINT := tests/oldest.txt

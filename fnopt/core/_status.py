@@ -40,8 +40,8 @@ class Status(enum.IntEnum):
     INFEASIBLE = 9, "failed: the bounds are crossed, or not numbers"
     NO_EFFECT = (
         10,
-        "not converged: a param has no effect here, but has elsewhere (a limit at infinity, "
-        "saturation, underflow)",
+        "not converged: a param has no effect here, but has elsewhere, or may have (a limit "
+        "at infinity, saturation, underflow)",
     )
     WRONG_JACOBIAN = (
         11,

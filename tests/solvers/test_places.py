@@ -94,4 +94,4 @@ def test_params_that_have_no_effect_at_all_leave_a_claim_with_its_rank(bounds):
     assert bool(end.converged), end.message
     assert int(end.rank) == 1
     np.testing.assert_array_equal(end.params[:3], [5, 3, 1])
-    assert int(end.nfev) < 30
+    assert int(end.nfev) < 40  # at most 36 places, and the steps

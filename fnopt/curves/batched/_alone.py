@@ -48,7 +48,7 @@ def alone(
         k = order[i][None]
         row, start, data, sides = jax.tree.map(lambda a: take(a, k), (end, x0, own, box))
         now = _again(sums, start, data, sides, row, max_steps)
-        solved = is_converged(now.status) | (now.square < row.square)
+        solved = is_converged(now.status) | (now.square <= row.square)
         kept = chosen(solved, now, row)._replace(steps=now.steps)
         return jax.tree.map(lambda all_, some: all_.at[k].set(some), end, kept)
 

@@ -58,6 +58,8 @@ def with_retries(
 
     Claims with params that can't be told apart are tried from elsewhere then. Either the data say
     nothing of them, which is so anywhere; or that is a limit at infinity, and only looks so there.
+    Of a param whose column never had a square other than zero nobody knows whether it has an
+    effect: the sums of a batch don't tell underflow from nothing. That is no claim.
 
     Args:
         run: `run(progress, tol, most)` steps all problems that run to an end, or `most` steps.
@@ -86,7 +88,9 @@ def with_retries(
         return unsolved | doubtful
 
     begun = _Best(jnp.zeros((), jnp.int32), empty(x0, tol))
-    return while_loop(unfinished, attempt, begun).progress
+    end = while_loop(unfinished, attempt, begun).progress
+    unseen = is_converged(end.status) & jnp.any(end.peak <= 0, axis=1) & _has_more(end)
+    return end._replace(status=jnp.where(unseen, Status.NO_EFFECT.array, end.status))
 
 
 def _tries(x0: jax.Array, max_steps: int) -> _Try:
@@ -114,8 +118,13 @@ def _unsolved(progress: BatchState, max_steps: int) -> jax.Array:
 def _doubtful(progress: BatchState, max_steps: int) -> jax.Array:
     """Which claims may be none: those with params that can't be told apart, and some cost left."""
     deficient = (progress.rank > 0) & (progress.rank < progress.x.shape[1])
-    has_more = (progress.square > progress.least_gain) & (progress.steps < max_steps)
-    return is_converged(progress.status) & deficient & has_more
+    may_go_on = _has_more(progress) & (progress.steps < max_steps)
+    return is_converged(progress.status) & deficient & may_go_on
+
+
+def _has_more(progress: BatchState) -> jax.Array:
+    """Which problems have more of a cost left than rounding explains."""
+    return progress.square > progress.least_gain
 
 
 def is_open(status: jax.Array) -> jax.Array:

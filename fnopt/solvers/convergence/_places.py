@@ -17,7 +17,8 @@ from jax import lax
 from fnopt.solvers.convergence._noise import Noise
 from fnopt.solvers.model._linearization import Linearization
 
-_FACTORS = (2**-5, 2**5, 2**-10, 2**10, -1)  # by which one is moved
+_SIZES = (2**-5, 2**5, 2**-10, 2**10)
+_FACTORS = (*_SIZES, 2**-20, 2**20, -1)  # by which one is moved
 _ALONE = 4  # params that are moved alone
 _TOGETHER = 8  # places, where there are several
 _COLUMNS = 16  # params that are moved independently of each other
@@ -69,5 +70,5 @@ def _factors() -> np.ndarray:
     for one in range(_ALONE):
         alone[one, :, one + 1] = _FACTORS  # orders begin with 1
     rng, shape = np.random.default_rng(0), (_TOGETHER, _COLUMNS)
-    together = rng.choice(_FACTORS[:-1], shape) * rng.choice((1, -1), shape)
+    together = rng.choice(_SIZES, shape) * rng.choice((1, -1), shape)
     return np.concatenate([alone.reshape(-1, _COLUMNS), together])

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import fnopt
 from fnopt.curves.batched import curve_fit_batch
 
 X = np.linspace(0.1, 10.0, 40, dtype=np.float32)
@@ -77,3 +78,41 @@ def test_outliers_of_any_size_hide_no_others(loss):
     assert np.all(fit.converged), fit.message
     np.testing.assert_allclose(fit.params[:3], np.tile(fit.params[0], (3, 1)), rtol=5e-3)
     np.testing.assert_allclose(fit.params[3:], np.tile(fit.params[3], (3, 1)), rtol=5e-3)
+
+
+RATES = np.float32([100, 300, 500, 700, 1e3, 1e4, 1e6])
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["batch", "fallback"])
+def fast_decays(request):
+    """Fits of a decay from rates at which the column of the rate, or its square, is zero."""
+    x = np.linspace(0, 4, 60, dtype=np.float32)
+    y = 2.5 * np.exp(-1.3 * x) + 0.5 + np.float32(0.02) * np.sin(np.arange(60) ** 2)
+    starts = np.stack([np.ones_like(RATES), RATES, np.full_like(RATES, 0.1)], axis=1)
+
+    def decay(x, a, k, c):
+        return a * jnp.exp(-k * x) + c
+
+    data = np.tile(y.astype(np.float32), (len(RATES), 1))
+    return curve_fit_batch(decay, x, data, starts, fallback=request.param)
+
+
+def test_a_column_whose_square_underflows_is_not_claimed(fast_decays):
+    solved = np.asarray(fast_decays.cost) < 0.02  # 10 where the rate has no effect
+    np.testing.assert_array_equal(fast_decays.converged, solved)
+    assert np.all(solved[:2])
+
+
+def test_a_param_that_the_model_does_not_read_is_claimed_by_the_fallback_alone():
+    # The sums of a batch don't tell that from underflow; `least_squares` does.
+    y = np.tile(3 * np.exp(-X / 2) + NOISE, (2, 1))
+
+    def model(x, a, k, unread):
+        return a * jnp.exp(-k * x)
+
+    fits = curve_fit_batch(model, X, y, (2.0, 1.0, 1.0), fallback=False)
+    np.testing.assert_array_equal(fits.status, fnopt.Status.NO_EFFECT)
+    fits = curve_fit_batch(model, X, y, (2.0, 1.0, 1.0))
+    assert np.all(fits.converged), fits.message
+    np.testing.assert_array_equal(fits.rank, 2)
+    np.testing.assert_allclose(fits.params[:, 1], 0.5, rtol=0.02)

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from fnopt.core import check_choice, check_count, check_some, from_devices, gathered, over_devices
 from fnopt.gradients._alignment import alignment_with_others
 from fnopt.gradients._clip_rule import check_where
-from fnopt.gradients._loss import ExampleLoss
+from fnopt.gradients._compiled import compiled
+from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._methods import checked_strategy, choose
 from fnopt.gradients._moments import totals
 from fnopt.gradients._norms import losses_and_norms
@@ -103,17 +104,31 @@ def hardest_examples(
         if k > size:
             raise ValueError(f"{spec.name}: k is {k}, but the batch has {size} examples.")
         wanted = check_where(where, bound.size, spec.name)
-        strategy = choose(method, chunk_size, bound)
-        if by == "disagreement":
-            found = totals(bound, strategy, wanted, skip_nonfinite=True)
-            found = found.of_all_devices(axis_name)
-            score = -alignment_with_others(bound, found, chunk_size)
-            return _first_of_all(k, axis_name, wanted, score, found.loss, found.norm, found.aux)
-        loss, norm, aux = losses_and_norms(bound, strategy)
-        score = norm if by == "norm" else loss
-        return _first_of_all(k, axis_name, wanted, score, loss, norm, aux)
+        options = {"by": by, "method": method, "chunk_size": chunk_size, "axis_name": axis_name}
+        return compiled(_hardest, bound, wanted, k=k, **options)
 
     return hardest_fn
+
+
+def _hardest(
+    bound: BoundLoss,
+    wanted: jax.Array | None,
+    *,
+    k: int,
+    by: str,
+    method: str,
+    chunk_size: int | None,
+    axis_name: Any,
+) -> HardExamples:
+    strategy = choose(method, chunk_size, bound)
+    if by == "disagreement":
+        found = totals(bound, strategy, wanted, skip_nonfinite=True)
+        found = found.of_all_devices(axis_name)
+        score = -alignment_with_others(bound, found, chunk_size)
+        return _first_of_all(k, axis_name, wanted, score, found.loss, found.norm, found.aux)
+    loss, norm, aux = losses_and_norms(bound, strategy)
+    score = norm if by == "norm" else loss
+    return _first_of_all(k, axis_name, wanted, score, loss, norm, aux)
 
 
 def _first_of_all(k: int, axis_name: Any, wanted: jax.Array | None, *known: Any) -> HardExamples:

@@ -9,6 +9,7 @@ import jax
 
 from fnopt.core import scan_chunks
 from fnopt.gradients._by_group import LeafGroups, groups_of
+from fnopt.gradients._compiled import compiled
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._measure import measure
 from fnopt.gradients._methods import Strategy, checked_strategy, choose
@@ -84,13 +85,12 @@ def per_example_norms(
 
     def norms_fn(*args: Any, key: Any = None, **kwargs: Any) -> Any:
         bound = spec.bind(args, kwargs, key)
-        strategy = choose(method, chunk_size, bound)
-        if groups is None:
-            _, norms, aux = losses_and_norms(bound, strategy)
-        else:
+        found = None
+        if groups is not None:
             found = groups_of(spec.like_argnums(bound.params), groups, spec.name)
-            _, each, aux = _losses_and_group_norms(bound, strategy, found)
-            norms = found.result(list(each))
+        options = {"method": method, "chunk_size": chunk_size, "groups": found}
+        each, aux = compiled(_group_norms, bound, **options)
+        norms = each[0] if found is None else found.result(list(each))
         return (norms, aux) if has_aux else norms
 
     return norms_fn
@@ -100,6 +100,13 @@ def losses_and_norms(bound: BoundLoss, strategy: Strategy) -> tuple[jax.Array, j
     """The loss, the norm of the gradient and the aux of every example."""
     loss, (norms,), aux = _losses_and_group_norms(bound, strategy, None)
     return loss, norms, aux
+
+
+def _group_norms(
+    bound: BoundLoss, *, method: str, chunk_size: int | None, groups: LeafGroups | None
+) -> tuple[tuple[jax.Array, ...], Any]:
+    strategy = choose(method, chunk_size, bound)
+    return _losses_and_group_norms(bound, strategy, groups)[1:]
 
 
 def _losses_and_group_norms(

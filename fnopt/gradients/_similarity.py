@@ -17,6 +17,7 @@ from fnopt.core import (
     scan_chunks,
     varying_like,
 )
+from fnopt.gradients._compiled import compiled
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._measure import Measure, Measurements, measure
 from fnopt.gradients._methods import Strategy, checked_strategy, choose
@@ -120,24 +121,46 @@ def gradient_similarity(
     ) -> GradientSimilarity:
         bound = spec.bind(args, kwargs, key, axis_name)
         check_some(bound.params, spec.name)
+        options = {"method": method, "chunk_size": chunk_size}
         if axis_name is not None:
             columns = spec.bind(_of_all(spec, args, other, axis_name), kwargs, key)
-        elif other is None:
-            # The whole batch if nothing else is said: every further chunk costs passes over all.
-            strategy = choose(method, chunk_size or bound.size, bound)
-            return _similarity(bound, bound, strategy)
-        else:
-            columns = spec.bind(spec.with_batch(args, other), kwargs, key)
-        strategy = choose(method, chunk_size or max(bound.size, columns.size), bound)
-        # One program is replayed for both, with the types that it was recorded with.
-        typed = columns._replace(batch=varying_like(columns.batch, bound.batch))
-        found = _similarity(bound, typed, strategy)
+            return _of_two(bound, columns, other is not None, **options)
         if other is None:
-            return found
-        loss, norm, _ = losses_and_norms(columns, strategy)
-        return found._replace(other_norm=norm, other_loss=loss)
+            return compiled(_of_one, bound, **options)
+        columns = spec.bind(spec.with_batch(args, other), kwargs, key)
+        if _row_types(columns.batch) != _row_types(bound.batch):  # the kept loss is for one of them
+            return _of_two(bound, columns, True, **options)
+        return compiled(_of_batches, bound, columns.batch, count=columns.size, **options)
 
     return similarity_fn
+
+
+def _of_one(bound: BoundLoss, *, method: str, chunk_size: int | None) -> GradientSimilarity:
+    # The whole batch if nothing else is said: every further chunk costs passes over all.
+    return _similarity(bound, bound, choose(method, chunk_size or bound.size, bound))
+
+
+def _of_batches(bound: BoundLoss, other: Any, *, count: int, **options: Any) -> GradientSimilarity:
+    return _of_two(bound, bound._replace(batch=other, size=count), True, **options)
+
+
+def _of_two(
+    bound: BoundLoss, columns: BoundLoss, is_other: bool, *, method: str, chunk_size: int | None
+) -> GradientSimilarity:
+    strategy = choose(method, chunk_size or max(bound.size, columns.size), bound)
+    # One program is replayed for both, with the types that it was recorded with.
+    typed = columns._replace(batch=varying_like(columns.batch, bound.batch))
+    found = _similarity(bound, typed, strategy)
+    if not is_other:
+        return found
+    loss, norm, _ = losses_and_norms(columns, strategy)
+    return found._replace(other_norm=norm, other_loss=loss)
+
+
+def _row_types(batch: Any) -> Any:
+    """The structure of a batch, and the types of its examples."""
+    leaves, structure = jax.tree.flatten(batch)
+    return structure, [(x.shape[1:], x.dtype, jax.typeof(x).weak_type) for x in leaves]
 
 
 def _of_all(spec: ExampleLoss, args: tuple[Any, ...], other: Any, axis_name: Any) -> Any:

@@ -223,7 +223,7 @@ def _judged(
     left, size = jnp.abs(r), jnp.zeros_like(r)
     if end.jacobian is not None:
         size = matmul(jnp.abs(end.jacobian), jnp.abs(x))
-    hold = left <= tol * size
+    hold = (left <= tol * size) & jnp.isfinite(size)  # all is small beside what overflows
     settled = is_converged(end.status) | (end.status == Status.STALLED.value)
     there, first, last = after_newton(r_of, x)
     r_there = r_of(there)

@@ -194,3 +194,13 @@ def test_a_call_written_for_scipy():
 def test_what_isnt_understood_is_named(keywords, error, text):
     with pytest.raises(error, match=text):
         fnopt.root(lambda x: x, jnp.ones(2), **keywords)
+
+
+@pytest.mark.parametrize("start", [1e13, 1e20])
+def test_what_overflows_at_the_start_is_no_root(start):
+    # In float32 the equation and its slope times the start are infinite, and so is any bound.
+    end = fnopt.root(lambda x: x**3 - 2 * x - 5, start)
+    assert not bool(end.converged), end.message
+    assert int(end.status) == fnopt.Status.NONFINITE_START
+    end = fnopt.fixed_point(lambda x: x**3 / 2, start)
+    assert not bool(end.converged), end.message

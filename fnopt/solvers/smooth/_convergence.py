@@ -44,7 +44,8 @@ def judged(
     value lets through: then three steps in a row must gain so little, beside the value no more than
     its rounding, and a method that forgot what it had learned must not gain more. Three steps it
     takes as well where what they gain is much of what is left. And as long as steps gain anything
-    nothing is claimed where :math:`\max_i |g_i x_i|` is more than a hundredth of the value.
+    nothing is claimed where :math:`\max_i |g_i x_i|` is more than a hundredth of the value; where a
+    search fails, more than a tenth.
     """
     moved, failed = verdict == MOVED, verdict == FAILED
     over = failed | (verdict == BLIND)
@@ -64,9 +65,9 @@ def judged(
     sure = (slope.small & plainly) | (flat_steps >= _FLAT_STEPS)
     low = slope.tiny | slope.beside_the_value
     short = jnp.all(jnp.abs(plan.step) <= tol.xtol * jnp.abs(after.x)) & low
-    stationary, gentle = slope.stationary, slope.gentle
+    stationary, gentle, lost = slope.stationary, slope.gentle, over & slope.steep
     if tol.given:
-        gentle = jnp.ones_like(gentle)
+        gentle, lost = jnp.ones_like(gentle), jnp.zeros_like(lost)
     else:
         promise = jnp.maximum(tol.gtol * jnp.maximum(value, sizes.lately), tol.least * sizes.one)
         stationary &= over | (plan.predicted <= promise) | (plan.predicted == jnp.inf)
@@ -74,6 +75,7 @@ def judged(
     ends = moved & gentle
     doubtful = ends & sure & ~slope.small & ~stationary & better
     status = first_of(
+        (lost, Status.STALLED),
         ((ends | over) & stationary, Status.CONVERGED_GRADIENT),
         (doubtful, Status.RUNNING),
         (

@@ -12,6 +12,7 @@ from fnopt.solvers.smooth._progress import Sizes
 from fnopt.solvers.smooth._tolerances import StoppingTolerances
 
 _GENTLE = 1e-2  # of the value: what all of a param would change it by, at the slope of a minimum
+_STEEP = 0.1  # the same, where rounding may be what a search fails by
 
 
 def largest(v: jax.Array) -> jax.Array:
@@ -58,6 +59,11 @@ def starts_stationary(point: Evaluation, pull: jax.Array, tol: StoppingTolerance
     return is_stationary(pull, scale, jnp.ones_like(scale), tol)
 
 
+def is_steep(pull: jax.Array, point: Evaluation) -> jax.Array:
+    """Whether all of a param would change the value by so much that no rounding explains it."""
+    return largest(pull * point.x) > _STEEP * jnp.abs(point.value)
+
+
 class Flatness(NamedTuple):
     """How small a gradient is."""
 
@@ -66,6 +72,7 @@ class Flatness(NamedTuple):
     beside_the_value: jax.Array
     stationary: jax.Array
     gentle: jax.Array  # whether the params, changed by a part, would change the value by less
+    steep: jax.Array  # whether by so much more that no rounding explains it
 
 
 def flatness_of(
@@ -85,6 +92,7 @@ def flatness_of(
     small = below & (absolute <= loose * sizes.share)
     tiny = below & (small | (gnorm <= tol.strict * steepest))
     beside = below & (absolute <= loose * sizes.value * tol.worth)
-    gentle = sizes.vanished | (largest(pull * point.x) <= _GENTLE * sizes.value)
+    gentle = sizes.surely | (largest(pull * point.x) <= _GENTLE * sizes.value)
+    steep = ~sizes.surely & is_steep(pull, point)
     stationary = is_stationary(felt, scale, sizes.share, tol)
-    return Flatness(small, tiny, beside, stationary, gentle)
+    return Flatness(small, tiny, beside, stationary, gentle, steep)

@@ -15,6 +15,7 @@ from fnopt.solvers.smooth._tolerances import StoppingTolerances
 _ORDINARY = 1e-6, 1e17
 _OF_FALL = 1e-10, 1e-4
 _VANISHED = 2e-7  # of that 1: a value that is nothing itself
+_ROUNDED = 100.0  # squares of the rounding unit, which a sum of squares has left
 
 
 class SearchProgress(NamedTuple):
@@ -35,6 +36,11 @@ class SearchProgress(NamedTuple):
             recent=jnp.where(moved, recent, self.recent),
         )
 
+    def is_ordinary(self, value: jax.Array, worth: jax.Array) -> jax.Array:
+        """Whether the user's 1 has to do with this problem."""
+        most = jnp.maximum(self.first - value, jnp.abs(value)) * worth
+        return (most > _ORDINARY[0]) & (most < _ORDINARY[1])
+
     def one(self, value: jax.Array, worth: jax.Array, over: Any = False) -> jax.Array:
         """What is called 1 of the value: the user's 1, where that has to do with this problem.
 
@@ -42,8 +48,7 @@ class SearchProgress(NamedTuple):
         all of these where nothing more can be gained.
         """
         fall, size = self.first - value, jnp.abs(value)
-        most = jnp.maximum(fall, size)
-        own = (most * worth > _ORDINARY[0]) & (most * worth < _ORDINARY[1])
+        most, own = jnp.maximum(fall, size), self.is_ordinary(value, worth)
         lately = jnp.maximum(size, self.recent)
         part = jnp.clip(lately, _OF_FALL[0] * fall, _OF_FALL[1] * fall)
         return jnp.where(own, 1 / worth, jnp.where(over, most, part))
@@ -58,6 +63,7 @@ class Sizes(NamedTuple):
     lately: jax.Array  # what the last steps gained of that
     fine: jax.Array  # the tolerance
     vanished: jax.Array  # whether the value is nothing itself
+    surely: jax.Array  # that, and not only beside a fall from far away
 
 
 def sizes_of(
@@ -80,4 +86,7 @@ def sizes_of(
     share = jnp.ones_like(value)
     if not tol.given:
         share = progress.one(point.value, tol.worth, over) * tol.worth
-    return Sizes(value, one, share, lately, fine, vanished)
+    eps = float(jnp.finfo(value.dtype).eps)
+    rounded = value <= jnp.asarray(_ROUNDED * eps**2, value.dtype) * one
+    surely = vanished & (progress.is_ordinary(point.value, tol.worth) | (over & rounded))
+    return Sizes(value, one, share, lately, fine, vanished, surely)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from fnopt.core import Status, is_converged, while_loop
 from fnopt.solvers.convergence._tests import first_of
 from fnopt.solvers.result._solution import empty_history
-from fnopt.solvers.smooth._flatness import largest, starts_stationary
+from fnopt.solvers.smooth._flatness import is_steep, largest, starts_stationary
 from fnopt.solvers.smooth._iteration import Counts, RoundEnd, Watch, run_round
 from fnopt.solvers.smooth._method import Evaluation, MinimizeMethod, SmoothObjective
 from fnopt.solvers.smooth._progress import SearchProgress
@@ -52,7 +52,8 @@ def iterated(
     Where the end leaves an entry of the gradient that is no small part of its largest, params may
     have units that the start didn't show. The way shows them: by :math:`d_i = \Delta / \max_k
     |g_i^{(k)}|` a param would have to change for all that was gained, :math:`\Delta`. In these
-    units the method begins anew; a claim stands if that gains nothing.
+    units the method begins anew; a claim stands if that gains nothing. So it begins anew where a
+    search failed on a steep slope, by what it had learned far away.
     """
     feasible = jnp.ones((), bool) if problem.box is None else problem.box.is_feasible()
     x = jnp.where(feasible, problem.inside(x), x)
@@ -104,10 +105,11 @@ def _judged(
     worth = jnp.maximum(first - point.value, value)
     part = jnp.clip(_LEFT * value / jnp.where(worth > 0, worth, 1), least, _LEFT)
     doubtful = jnp.any(jnp.abs(pull) > part * steepest) & (end.counts.steps > 0)
+    lost = (end.status == Status.STALLED.value) & is_steep(pull, point)
     in_vain = (before.done > 0) & (before.point.value - point.value <= _NOTHING * worth)
     claims = is_converged(end.status)
     status = jnp.where(in_vain & ~claims, before.status, end.status)
-    doubtful &= (claims | (status == Status.STALLED.value)) & ~in_vain
+    doubtful = (lost | doubtful) & (claims | (status == Status.STALLED.value)) & ~in_vain
     done = before.done + jnp.ones((), jnp.int32)
     more = (done < _ROUNDS) & (end.counts.steps < max_steps)
     status = jnp.where(doubtful & ~more, Status.STALLED.array, status)

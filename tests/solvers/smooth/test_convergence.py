@@ -237,3 +237,24 @@ def test_a_tolerance_that_is_given_is_the_last_word():
     assert 1e-3 < float(loose.gradient_norm) <= 0.5
     already = fnopt.minimize(fun, start, options={"gtol": 1e2})
     assert (int(already.nfev), Status(int(already.status))) == (1, Status.CONVERGED_GRADIENT)
+
+
+def test_a_search_that_fails_on_a_steep_slope_begins_anew():
+    # From values of 1e13 to 1e30: what was learned there leads nowhere, and beside such a fall any
+    # slope is small. All but one were claimed with slopes of a quarter of the value over x or more.
+    x = np.linspace(0.1, 6, 30, dtype=np.float32)
+    y = 2 * x ** np.float32(1.7) + np.float32(0.5)
+    starts = [[4.606509, 10.239163, 0.7034044], [1.0257362, 10.646578, 2.6086802]]
+    starts += [[7.5664115, 9.114017, 0.03695182], [95.434044, 15.34325, 0.44649774], [3, 2, 1]]
+    starts += [[0.10577112, 6.4598203, 1.5816528], [84.36226, 3.4341707, 0.12197168]]
+    starts += [[59.559456, 7.1753206, 6.297376], [0.05491778, 10.442202, 1.2234985]]
+
+    def loss(p):
+        return jnp.sum((p[0] * x ** p[1] + p[2] - y) ** 2)
+
+    end = jax.jit(jax.vmap(lambda p: fnopt.minimize(loss, p, method="bfgs")))(jnp.asarray(starts))
+    slope = jax.vmap(jax.grad(loss))(end.params)
+    change = np.max(np.abs(slope * end.params), axis=1) / np.asarray(end.value)
+    assert not np.any(end.converged & (change > 0.1) & (end.value > 1)), (end.value, end.message)
+    solved = np.asarray(end.converged & (end.value < 1e-3))
+    assert np.all(solved[4:6]), end.message  # the second by a new beginning

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.solvers.smooth._descent import DescentState, LineSearchMethod, SearchLine, first_rate
+from fnopt.solvers.smooth._descent import DescentState, LineSearchMethod, SearchLine, line_of
 from fnopt.solvers.smooth._method import Evaluation, SmoothObjective, dot, secant_pair
 
 
@@ -65,6 +65,4 @@ class bfgs(LineSearchMethod):
         """The quasi-Newton step."""
         H = state.memory.H
         step = jnp.matmul(H, point.gradient, precision=lax.Precision.HIGHEST)
-        one = jnp.ones_like(point.value)
-        rate = jnp.where(state.fresh, first_rate(point.gradient), one)
-        return SearchLine(point.x - step, rate, jnp.asarray(jnp.inf, one.dtype))
+        return line_of(point, step, state.fresh)

@@ -121,8 +121,28 @@ class LineSearchMethod(MinimizeMethod):
         return Answer(code, self._place(problem, point, state), best, state)
 
 
-def first_rate(step: jax.Array) -> jax.Array:
-    """The part of a step that has length 1, or all of it if it is shorter."""
-    size = length(step)
+def line_of(point: Evaluation, step: jax.Array, fresh: jax.Array) -> SearchLine:
+    """The search along a step down, of which a first part is tried where nothing is known yet."""
+    one = jnp.ones_like(point.value)
+    rate = jnp.where(fresh, first_rate(point.gradient, point), one)
+    whole = jnp.maximum(rate, one)
+    return SearchLine(point.x - whole * step, rate / whole, jnp.asarray(jnp.inf, one.dtype))
+
+
+def first_rate(step: jax.Array, point: Evaluation) -> jax.Array:
+    r"""The part of a step along the gradient to try first, where no curvature is known.
+
+    It has length 1, or all of the step if that is shorter. After a long fall a gradient may be so
+    small in the units of the start that such a step would be lost in the rounding of the params:
+    then it is :math:`\epsilon^{1/3}` of these, or as long as a slope like this would need for all
+    of the value.
+    """
+    size, steep, extent = length(step), length(point.gradient), length(point.x)
     one = jnp.ones_like(size)
-    return jnp.where(size > 1, one / jnp.where(size > 1, size, one), one)
+    eps = float(jnp.finfo(size.dtype).eps)
+    whole = 2 * jnp.abs(point.value) / jnp.where(steep > 0, steep, one)
+    far = jnp.minimum(jnp.asarray(eps ** (1 / 3), size.dtype) * extent, whole)
+    lost = (size < jnp.asarray(eps, size.dtype) * extent) & (steep > 0)
+    wanted = jnp.minimum(jnp.where(lost, far, size), one)
+    rate = wanted / jnp.where(size > 0, size, one)
+    return jnp.where(jnp.isfinite(rate), rate, one)

@@ -15,7 +15,13 @@ from fnopt.solvers.smooth._compact import (
     no_pairs,
     with_pair,
 )
-from fnopt.solvers.smooth._descent import DescentState, LineSearchMethod, SearchLine, first_rate
+from fnopt.solvers.smooth._descent import (
+    DescentState,
+    LineSearchMethod,
+    SearchLine,
+    first_rate,
+    line_of,
+)
 from fnopt.solvers.smooth._method import Evaluation, SmoothObjective, dot
 
 
@@ -73,15 +79,14 @@ class lbfgsb(LineSearchMethod):
     ) -> SearchLine:
         """The minimum of the model within the bounds."""
         pairs = state.memory
-        one = jnp.ones_like(point.value)
-        far = jnp.asarray(jnp.inf, one.dtype)
         if problem.box is None:
-            rate = jnp.where(state.fresh, first_rate(point.gradient), one)
             order = jnp.arange(self.memory_size, dtype=jnp.int32)
             gamma = 1 / pairs.theta
             step = inverse_product(point.gradient, pairs.S, pairs.Y, pairs.rho, gamma, order)
-            return SearchLine(point.x - step, rate, far)
+            return line_of(point, step, state.fresh)
         box, B = problem.box, compact(pairs)
+        one = jnp.ones_like(point.value)
+        far = jnp.asarray(jnp.inf, one.dtype)
         cauchy = cauchy_point(B, box, point)
         r = point.gradient + B.times(cauchy.x - point.x)
         step = free_step(B, cauchy.free, r)
@@ -92,7 +97,8 @@ class lbfgsb(LineSearchMethod):
         target = jnp.where(jnp.all(jnp.isfinite(target)), target, cauchy.x)
         # Between bounds on all sides the model's first target is a step of a sensible length.
         boxed = jnp.all(jnp.isfinite(box.lower) & jnp.isfinite(box.upper))
-        rate = jnp.where(state.fresh & ~boxed, first_rate(target - point.x), one)
+        rate = jnp.minimum(first_rate(target - point.x, point), one)
+        rate = jnp.where(state.fresh & ~boxed, rate, one)
         longest = _within(point.x, target - point.x, box.lower, box.upper, far)
         return SearchLine(target, rate, jnp.where(state.fresh, one, jnp.maximum(one, longest)))
 

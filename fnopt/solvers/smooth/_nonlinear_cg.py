@@ -59,7 +59,7 @@ class nonlinear_cg(LineSearchMethod):
     def empty(self, problem: SmoothObjective, point: Evaluation) -> Direction:
         """Down the gradient."""
         del problem
-        return Direction(-point.gradient, first_rate(point.gradient))
+        return Direction(-point.gradient, first_rate(point.gradient, point))
 
     def learned(self, memory: Direction, before: Evaluation, after: Evaluation) -> Direction:
         """The conjugate direction; the gradient's where that isn't one down."""
@@ -93,8 +93,8 @@ class nonlinear_cg(LineSearchMethod):
         d, rate = state.memory
         one, far = jnp.ones_like(rate), jnp.asarray(jnp.inf, rate.dtype)
         # The whole step is the expected one, so that what it promises doesn't depend on units.
-        part = jnp.where(state.fresh, one, rate)
-        return SearchLine(point.x + part * d, jnp.where(state.fresh, rate, one), far)
+        part = jnp.where(state.fresh, jnp.maximum(rate, one), rate)
+        return SearchLine(point.x + part * d, jnp.where(state.fresh, rate / part, one), far)
 
 
 def _ratio(p: jax.Array, q: jax.Array) -> jax.Array:

@@ -14,8 +14,8 @@ from fnopt.solvers.smooth._tolerances import StoppingTolerances
 # was lost stands for it if it doesn't.
 _ORDINARY = 1e-6, 1e17
 _OF_FALL = 1e-10, 1e-4
-_VANISHED = 2e-7  # of that 1: a value that is nothing itself
 _ROUNDED = 100.0  # squares of the rounding unit, which a sum of squares has left
+VANISHED = 2e-7  # of that 1: a value that is nothing itself
 
 
 class SearchProgress(NamedTuple):
@@ -38,8 +38,9 @@ class SearchProgress(NamedTuple):
 
     def is_ordinary(self, value: jax.Array, worth: jax.Array) -> jax.Array:
         """Whether the user's 1 has to do with this problem."""
-        most = jnp.maximum(self.first - value, jnp.abs(value)) * worth
-        return (most > _ORDINARY[0]) & (most < _ORDINARY[1])
+        size = jnp.abs(value) * worth
+        most = jnp.maximum((self.first - value) * worth, size)
+        return (most > _ORDINARY[0]) & (size < _ORDINARY[1])
 
     def one(self, value: jax.Array, worth: jax.Array, over: Any = False) -> jax.Array:
         """What is called 1 of the value: the user's 1, where that has to do with this problem.
@@ -80,13 +81,14 @@ def sizes_of(
     value = jnp.abs(point.value)
     one = progress.one(point.value, tol.worth)
     lately, in_all = (jnp.minimum(one, a) for a in (progress.recent, progress.first - point.value))
-    vanished = value <= _VANISHED * one
+    vanished = value <= VANISHED * one
     matters = jnp.where(vanished, in_all, jnp.maximum(lately, 1e-3 * one))
     fine = jnp.maximum(tol.ftol * value, tol.least * matters)
     share = jnp.ones_like(value)
     if not tol.given:
         share = progress.one(point.value, tol.worth, over) * tol.worth
     eps = float(jnp.finfo(value.dtype).eps)
-    rounded = value <= jnp.asarray(_ROUNDED * eps**2, value.dtype) * one
-    surely = vanished & (progress.is_ordinary(point.value, tol.worth) | (over & rounded))
+    most = jnp.maximum(progress.first - point.value, value)
+    rounded = over & (value <= jnp.asarray(_ROUNDED * eps**2, value.dtype) * most)
+    surely = rounded | (vanished & progress.is_ordinary(point.value, tol.worth))
     return Sizes(value, one, share, lately, fine, vanished, surely)

@@ -93,7 +93,7 @@ class projected_gradient(MinimizeMethod):
         del problem
         zero, yes = jnp.zeros_like(point.value), jnp.ones((), bool)
         values = jnp.full(self.memory_size, point.value)
-        rate = first_rate(point.gradient)
+        rate = first_rate(point.gradient, point)
         return SpectralSearch(rate, values, yes, zero, jnp.zeros_like(point.x), zero)
 
     def plan(self, problem: SmoothObjective, point: Evaluation, state: SpectralSearch) -> StepPlan:

@@ -13,7 +13,7 @@ from fnopt.solvers.result._solution import empty_history
 from fnopt.solvers.smooth._flatness import is_steep, largest, starts_stationary
 from fnopt.solvers.smooth._iteration import Counts, RoundEnd, Watch, run_round
 from fnopt.solvers.smooth._method import Evaluation, MinimizeMethod, SmoothObjective
-from fnopt.solvers.smooth._progress import SearchProgress
+from fnopt.solvers.smooth._progress import VANISHED, SearchProgress
 from fnopt.solvers.smooth._tolerances import StoppingTolerances, tolerances
 from fnopt.solvers.smooth._units import Units, units_of, units_of_the_way
 
@@ -21,6 +21,7 @@ from fnopt.solvers.smooth._units import Units, units_of, units_of_the_way
 # minimum at most this part of the value.
 _LEFT = 1e-2
 _ROUNDS = 3
+_FAR = 1e17  # times the value, or the user's 1: a fall that is no scale
 _NOTHING = 1e-6  # of all that was gained, or of the value: a round that gained no more
 
 
@@ -31,6 +32,8 @@ class Rounds(NamedTuple):
     gnorm: jax.Array  # the largest entry of the gradient, without what bounds hold
     steepest: jax.Array  # [n], the largest of each entry of the gradient so far
     units: Units  # of the next round
+    first: jax.Array  # the value that falls are counted from
+    afar: jax.Array  # whether the round before came from so far that its claim is none
     status: jax.Array
     counts: Counts
     done: jax.Array  # int32, rounds
@@ -70,7 +73,7 @@ def iterated(
         steepest = units.of_gradient(rounds.steepest)
         none = jnp.zeros_like(start.value)
         far, flat = jnp.full_like(none, jnp.inf), jnp.zeros((), jnp.int32)
-        progress = SearchProgress(start.value / units.value, steepest, none, flat, far)
+        progress = SearchProgress(rounds.first / units.value, steepest, none, flat, far)
         point = units.of(rounds.point)
         pull = tol.felt(inside.projected_gradient(point), point.x)
         done = starts_stationary(point, pull, tol) & (rounds.done == 0)
@@ -79,14 +82,17 @@ def iterated(
         end = run_round(
             inside, method, point, status, progress, rounds.counts, tol, units, max_steps, watch
         )
-        return _judged(rounds, end, start.value, 10 * tol.gtol, max_steps)
+        rounds = _judged(rounds, end, 10 * tol.gtol, max_steps)
+        return _afresh(rounds, units_of(method, problem, rounds.point.x, rounds.point))
 
     status = first_of((~feasible, Status.INFEASIBLE), (~start.is_finite(), Status.NONFINITE_START))
     zero, one = jnp.zeros((), jnp.int32), jnp.ones((), jnp.int32)
     counts = Counts(zero, one, empty_history(max_steps, x.dtype) if history else None)
     slope = start.gradient
-    again = status == Status.RUNNING.value
-    rounds = Rounds(start, largest(slope), jnp.abs(slope), units, status, counts, zero, again)
+    again, no = status == Status.RUNNING.value, jnp.zeros((), bool)
+    rounds = Rounds(
+        start, largest(slope), jnp.abs(slope), units, start.value, no, status, counts, zero, again
+    )
     if limits[2] is None and method.scale_free and problem.projection is None:
         rounds = while_loop(lambda rounds: rounds.again, next_round, rounds)
     else:
@@ -94,24 +100,49 @@ def iterated(
     return rounds, rounds.point._replace(gradient=rounds.gnorm)
 
 
-def _judged(
-    before: Rounds, end: RoundEnd, first: jax.Array, least: jax.Array, max_steps: int
-) -> Rounds:
+def _judged(before: Rounds, end: RoundEnd, least: jax.Array, max_steps: int) -> Rounds:
     """What a round has shown."""
     units = before.units
     point, pull = units.back(end.point), units.gradient_back(end.pull)
     steepest = units.gradient_back(end.progress.steepest)
     value = jnp.abs(point.value)
-    worth = jnp.maximum(first - point.value, value)
+    worth = jnp.maximum(before.first - point.value, value)
     part = jnp.clip(_LEFT * value / jnp.where(worth > 0, worth, 1), least, _LEFT)
     doubtful = jnp.any(jnp.abs(pull) > part * steepest) & (end.counts.steps > 0)
     lost = (end.status == Status.STALLED.value) & is_steep(pull, point)
     in_vain = (before.done > 0) & (before.point.value - point.value <= _NOTHING * worth)
     claims = is_converged(end.status)
-    status = jnp.where(in_vain & ~claims, before.status, end.status)
-    doubtful = (lost | doubtful) & (claims | (status == Status.STALLED.value)) & ~in_vain
+    status = jnp.where(in_vain & ~claims & ~before.afar, before.status, end.status)
+    doubtful |= lost | _is_from_afar(before.first, point.value)
+    doubtful &= (claims | (status == Status.STALLED.value)) & ~in_vain
     done = before.done + jnp.ones((), jnp.int32)
     more = (done < _ROUNDS) & (end.counts.steps < max_steps)
     status = jnp.where(doubtful & ~more, Status.STALLED.array, status)
     units = units_of_the_way(steepest, worth, units)
-    return Rounds(point, largest(pull), steepest, units, status, end.counts, done, doubtful & more)
+    return Rounds(
+        point,
+        largest(pull),
+        steepest,
+        units,
+        before.first,
+        jnp.zeros((), bool),
+        status,
+        end.counts,
+        done,
+        doubtful & more,
+    )
+
+
+def _is_from_afar(first: jax.Array, value: jax.Array) -> jax.Array:
+    """Whether a value fell so far that the fall says nothing of what is small there."""
+    size = jnp.abs(value)
+    return (first - value > _FAR * jnp.maximum(size, 1)) & (size > VANISHED)
+
+
+def _afresh(rounds: Rounds, units: Units) -> Rounds:
+    """The rounds as if they began at their end, where they came from afar."""
+    far = _is_from_afar(rounds.first, rounds.point.value)
+    begun = rounds._replace(
+        units=units, steepest=jnp.abs(rounds.point.gradient), first=rounds.point.value, afar=far
+    )
+    return jax.tree.map(lambda a, b: jnp.where(far, a, b), begun, rounds)

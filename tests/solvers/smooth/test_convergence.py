@@ -258,3 +258,47 @@ def test_a_search_that_fails_on_a_steep_slope_begins_anew():
     assert not np.any(end.converged & (change > 0.1) & (end.value > 1)), (end.value, end.message)
     solved = np.asarray(end.converged & (end.value < 1e-3))
     assert np.all(solved[4:6]), end.message  # the second by a new beginning
+
+
+@pytest.mark.parametrize(
+    ("method", "dtype"),
+    [
+        ("bfgs", "float64"),
+        ("lbfgsb", "float64"),
+        ("cg", "float64"),
+        ("newton_cg", "float64"),
+        ("bfgs", "float32"),
+        ("lbfgsb", "float32"),
+    ],
+)
+def test_a_fall_from_afar_is_no_scale(method, dtype, x64):
+    # From values of up to 1e117 (1e35 in float32), beside which every slope is small: such searches
+    # were claimed in valleys and on plateaus, with slopes of a quarter of the value over x.
+    x, truth = np.linspace(0.1, 6, 30), np.asarray([2, 1.7, 0.5])
+    y = truth[0] * x ** truth[1] + truth[2]
+    factors = np.exp(np.random.default_rng(0).uniform(-1, 1, (60, 3)) * np.log(50))
+
+    def loss(p):
+        x_, y_ = jnp.asarray(x, p.dtype), jnp.asarray(y, p.dtype)
+        return jnp.sum((p[0] * x_ ** p[1] + p[2] - y_) ** 2)
+
+    starts = jnp.asarray(truth * factors, dtype)
+    end = jax.jit(jax.vmap(lambda p: fnopt.minimize(loss, p, method=method)))(starts)
+    slope = jax.vmap(jax.grad(loss))(end.params)
+    change = jnp.max(jnp.abs(slope * end.params), axis=1) / end.value
+    false = np.asarray(end.converged & (change > 0.1) & (end.value > 1))
+    assert not np.any(false), (end.value[false], change[false])
+    solved = np.sum(np.asarray(end.converged & (end.value < 1e-3)))
+    assert solved >= (40 if dtype == "float64" else 25)
+
+
+def test_a_first_step_that_rounding_would_hide_is_longer():
+    # The first step falls by seven digits; a curvature that is learned from it is far too large,
+    # and a step down the gradient is nothing in units of the start. It was STALLED at 8e16.
+    def loss(p):
+        return jnp.sum(jnp.cosh(p - 3))
+
+    for method in ("bfgs", "lbfgsb", "cg"):
+        end = fnopt.minimize(loss, jnp.full(3, 60.0), method=method)
+        assert bool(end.converged), end.message
+        assert abs(float(end.value) - 3) < 1e-5

@@ -13,6 +13,7 @@ from jax import lax
 from fnopt.core._dtypes import compute_dtype, real_dtype
 from fnopt.core._kinds import by_kind
 from fnopt.core._parts import part_axes, totalling
+from fnopt.core._spread import filled_like
 from fnopt.core._staged import is_staged
 
 # From how many elements on a temporary of that size is avoided.
@@ -63,7 +64,7 @@ def capped(x: jax.Array, terms: int = 1) -> jax.Array:
 
 def root(x: jax.Array) -> jax.Array:
     """The square root with derivative 0 at 0; what rounding made negative is 0, NaN stays NaN."""
-    zero, one = (lax.full_like(x, value) for value in (0, 1))
+    zero, one = (filled_like(x, value) for value in (0, 1))
     x = lax.max(x, zero)
     positive = lax.ne(x, zero)  # or NaN
     # sqrt has an infinite slope at zero; the inner select keeps it out of the derivative.
@@ -160,7 +161,7 @@ def _rescaled(squares: Any, plain: jax.Array, bad: jax.Array, root: Any) -> jax.
     # The square of that scale is finite, too: of zeros that XLA knows (gradients of params that are
     # frozen or unused) it knows the scale as well, and makes c^2 x^2 of (c x)^2.
     top = jnp.finfo(plain.dtype).maxexp
-    one, down, up = (jnp.full_like(plain, 2.0**e) for e in (0, -3 * top // 4, top // 2 - 1))
+    one, down, up = (filled_like(plain, 2.0**e) for e in (0, -3 * top // 4, top // 2 - 1))
     scale = lax.select(plain > 1, down, up)
     scale = lax.select(bad, scale, one) if bad.shape else scale  # one that isn't isn't here
     return root(squares(scale)) / scale

@@ -82,10 +82,14 @@ def laid_like(x: jax.Array, like: Any) -> jax.Array:
     return x if axes_of(x) == axes else reshard(x, NamedSharding(sharding.mesh, sharding.spec))
 
 
-def filled_like(x: Any, fill_value: Any, dtype: Any) -> jax.Array:
-    """`jnp.full_like`, lying as `x` does: JAX 0.12 forgets it where no mesh is set."""
+def filled_like(x: Any, fill_value: Any, dtype: Any = None) -> jax.Array:
+    """`jnp.full_like`, lying as `x` does.
+
+    JAX 0.12 forgets it where no mesh is set, and 0.10 of an array that what is traced closes over:
+    a branch or a loop of a function that isn't under `jax.jit`.
+    """
     full = jnp.full_like(x, fill_value, dtype=dtype)
-    return laid_like(full, x) if isinstance(x, Tracer) and is_spread(x) else full
+    return laid_like(full, x) if isinstance(full, Tracer) and is_spread(x) else full
 
 
 def _is_type(x: Any) -> bool:
@@ -171,8 +175,9 @@ def mesh_of(*trees: Any) -> Iterator[None]:
         yield
         return
     tracer = next((x for x in spread if isinstance(x, Tracer)), None)
-    if tracer is not None:
-        with jax.sharding.use_abstract_mesh(jax.typeof(tracer).sharding.mesh):
+    if tracer is not None or is_staged():
+        first = spread[0] if tracer is None else tracer
+        with jax.sharding.use_abstract_mesh(jax.typeof(first).sharding.mesh):
             yield
     else:
         with jax.set_mesh(spread[0].sharding.mesh):

@@ -24,7 +24,8 @@ def compiled(run: Callable[..., Any], bound: BoundLoss, *args: Any, **options: A
     """
     loss = _recorded_loss(bound, args, options)
     if loss is None:
-        return run(bound, *args, **options)
+        with bound.on_its_mesh():
+            return run(bound, *args, **options)
     return call_recorded(
         _rebound, loss, bound.params, bound.batch, args, run=run, size=bound.size, **options
     )

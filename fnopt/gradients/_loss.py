@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +19,7 @@ from fnopt.core import (
     checked_loss,
     described,
     leaves_with_names,
+    mesh_of,
     of_one_example,
     shown,
     takes,
@@ -42,6 +44,10 @@ class BoundLoss(NamedTuple):
     batch: Any
     size: int
     given: tuple[Any, ...]
+
+    def on_its_mesh(self) -> AbstractContextManager[None]:
+        """The context of the mesh that the params or the batch are divided over, if any is."""
+        return mesh_of(self.given, self.batch)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +100,8 @@ class ExampleLoss:
             keys = _example_keys(check_key(key, self.name), size, axis_name)
         places = (*argnums, *batch_argnums)
         shared = tuple(None if i in places else arg for i, arg in enumerate(args))
-        params, shared, kwargs = whole_for((given, shared, kwargs), batch)
+        with mesh_of(given, batch):
+            params, shared, kwargs = whole_for((given, shared, kwargs), batch)
         # Inside shard_map, so that a derivative is of this device's examples and nothing is added.
         params = varying_like(params, (args, kwargs, key))
 

@@ -16,6 +16,7 @@ from fnopt.core import (
     gathered,
     laid_like,
     leaves_with_names,
+    mesh_of,
     scan_chunks,
     whole_for,
 )
@@ -85,7 +86,8 @@ def microbatch(
                 given[i] = x
             return fun(*given, **{**kwargs, **named})
 
-        return _accumulated(call, batch, size, microbatch_size, accumulator)
+        with mesh_of(args, kwargs):
+            return _accumulated(call, batch, size, microbatch_size, accumulator)
 
     return accumulated
 

@@ -124,7 +124,8 @@ def _values_aux_grads(spec: ExampleLoss, chunk_size: int | None) -> Callable[...
         def body(carry: None, chunk: Any) -> tuple[None, Any]:
             return carry, grad(bound.params, chunk)
 
-        _, outputs = scan_chunks(body, None, bound.batch, bound.size, chunk_size)
+        with bound.on_its_mesh():
+            _, outputs = scan_chunks(body, None, bound.batch, bound.size, chunk_size)
         (losses, aux), grads = outputs
         return losses, aux, spec.like_argnums(grads)
 

@@ -149,9 +149,10 @@ def _values_aux_grad(
         weights = check_weights(args[-1], bound.size, spec.name)
         size = bound.size * over_devices(1, axis_name)
         scale = 1 / size if reduction == "mean" else 1.0
-        losses, aux, sums = _weighted_sum(bound, weights, scale, chunk_size)
-        sums = over_devices(sums, axis_name)
-        return losses, aux, spec.like_argnums(like_params(sums, bound.given))
+        with bound.on_its_mesh():
+            losses, aux, sums = _weighted_sum(bound, weights, scale, chunk_size)
+            sums = like_params(over_devices(sums, axis_name), bound.given)
+        return losses, aux, spec.like_argnums(sums)
 
     return run
 

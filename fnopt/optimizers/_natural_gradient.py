@@ -14,6 +14,7 @@ from fnopt.core import (
     Transformation,
     described,
     hyper,
+    mesh_of,
     static,
 )
 from fnopt.optimizers._batch_step import (
@@ -176,18 +177,19 @@ class natural_gradient(Transformation):
         from fnopt.curvature import BatchLoss  # `import fnopt` needs no curvature
 
         del updates, extra_args
-        loss = BatchLoss(
-            self.model_fn,
-            self.loss_fn,
-            params,
-            batch,
-            dtype=step_dtype(params),
-            method=self.method,
-            chunk_size=self.chunk_size,
-            name=_NAME,
-            axis_name=self.axis_name,
-        )
-        return stepped(self, state, self._direction(loss, state, params), params, loss.value_at)
+        with mesh_of(batch, params):
+            loss = BatchLoss(
+                self.model_fn,
+                self.loss_fn,
+                params,
+                batch,
+                dtype=step_dtype(params),
+                method=self.method,
+                chunk_size=self.chunk_size,
+                name=_NAME,
+                axis_name=self.axis_name,
+            )
+            return stepped(self, state, self._direction(loss, state, params), params, loss.value_at)
 
     def _direction(self, loss: BatchLoss, state: GaussNewtonDescentState, params: Any) -> BatchStep:
         from fnopt.curvature import output_step

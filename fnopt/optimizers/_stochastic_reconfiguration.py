@@ -18,6 +18,7 @@ from fnopt.core import (
     global_norm,
     hyper,
     increment,
+    mesh_of,
     slot_zeros,
     static,
     zero_count,
@@ -171,9 +172,20 @@ class stochastic_reconfiguration(Transformation):
         **extra_args: Any,
     ) -> tuple[Any, StochasticReconfigurationState]:
         """A step of imaginary time, or none."""
+        del updates, extra_args
+        with mesh_of(batch, params):
+            return self._stepped(state, params, batch, local_energies, weights)
+
+    def _stepped(
+        self,
+        state: StochasticReconfigurationState,
+        params: Any,
+        batch: Any,
+        local_energies: Any,
+        weights: Any,
+    ) -> tuple[Any, StochasticReconfigurationState]:
         from fnopt.curvature import CentredJacobian  # `import fnopt` needs no curvature
 
-        del updates, extra_args
         X = CentredJacobian(
             self.log_amplitude_fn,
             params,

@@ -22,6 +22,7 @@ from fnopt.core._checks import (
     described,
     folded,
 )
+from fnopt.core._checks import check_returned as check_returned
 from fnopt.core._checks import is_whole as is_whole
 from fnopt.core._checks import takes as takes
 from fnopt.core._chunks import checked_chunk_size

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from fnopt.core._dtypes import is_inexact
+from fnopt.core._dtypes import is_array_like, is_inexact
 from fnopt.core._errors import listing
+from fnopt.core._paths import leaves_with_names, shown
 
 NamedLeaves = list[tuple[str, Any]]
 CLOSED_OVER = "Let the function close over what all examples share."
@@ -126,7 +127,23 @@ def checked_loss(output: Any, has_aux: bool, name: str) -> tuple[jax.Array, Any]
         )
     if not jnp.issubdtype(value.dtype, jnp.floating):
         raise TypeError(f"{name}: the loss returned {described(value)}, expected a real float.")
+    check_returned(aux, f"{name}: the aux of the loss")
     return value, aux
+
+
+def check_returned(tree: Any, what: str) -> None:
+    """Refuses what no compiled program returns, such as a string."""
+    for path, leaf in leaves_with_names(tree)[0]:
+        if not _is_of_a_program(leaf):
+            raise TypeError(
+                f"{what} has {leaf!r:.60} as {shown(path)}, expected arrays and numbers: the "
+                "function is compiled. What is none of them add to the result outside of it."
+            )
+
+
+def _is_of_a_program(leaf: Any) -> bool:
+    known = is_array_like(leaf) or hasattr(leaf, "__jax_array__")
+    return known and getattr(getattr(leaf, "dtype", None), "kind", "f") not in "OSUM"
 
 
 def check_weights(weights: Any, size: int, name: str) -> jax.Array:

@@ -17,16 +17,26 @@ _OURS = {"scipy": "jax.scipy.", "special": "jax.scipy.special."}  # all else is 
 
 
 class NotForJaxError(TypeError):
-    """The error that is raised: a TypeError, whose cause is JAX's own."""
+    """The error that is raised: a TypeError, whose cause is JAX's own.
+
+    Args:
+        message: What it says.
+        is_of_another: Whether the function at fault is none that calls or is called by others.
+    """
+
+    def __init__(self, message: str, is_of_another: bool = False) -> None:
+        super().__init__(message)
+        self.is_of_another = is_of_another
 
 
 @contextlib.contextmanager
-def written_for_jax(name: str, fn: str = "f") -> Iterator[None]:
+def written_for_jax(name: str, fn: str = "f", is_another: bool = False) -> Iterator[None]:
     """Turns an error from inside of JAX into one about the line of a function that caused it.
 
     Args:
         name: The name of the function that was called.
         fn: The name of its argument, the function that isn't written for JAX.
+        is_another: Whether that is another one than the function within whose call it runs.
     """
     try:
         yield
@@ -34,7 +44,7 @@ def written_for_jax(name: str, fn: str = "f") -> Iterator[None]:
         # Of functions that call each other, the outermost is the one that the user knows. NumPy
         # hides JAX's error behind one of its own where an entry of an array is written.
         error = found if isinstance(found, _OF_JAX) else found.__cause__
-        if not isinstance(error, _OF_JAX):
+        if not isinstance(error, _OF_JAX) or getattr(found, "is_of_another", False):
             raise
         line, called = _cause(found if isinstance(found, ValueError) else error)
         if isinstance(error, jax.errors.TracerBoolConversionError):
@@ -47,7 +57,7 @@ def written_for_jax(name: str, fn: str = "f") -> Iterator[None]:
             what = f"calls {called[0]}; write {called[1]}"
         where = f": `{line}`" if line else ""
         message = f"{name}: {fn} {what}: {fn} gets JAX arrays{where}."
-        raise NotForJaxError(message) from error
+        raise NotForJaxError(message, is_another) from error
 
 
 def _cause(error: BaseException) -> tuple[str, tuple[str, str] | None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 from jax.core import Tracer
 
 from fnopt.core import default_float, is_inexact
+from fnopt.curves._signature import check_count_of_params, check_takes_tree, positional
 from fnopt.jacobians import ravel
 from fnopt.residuals import floating_start
 
@@ -25,11 +25,12 @@ def start_of(f: Callable[..., Any], p0: Any, bounds: Bounds | None = None) -> tu
     if not _is_plain(p0):
         p0 = floating_start(p0)
         ravel(p0, "p0")  # refuses what isn't a tree of floating arrays
+        check_takes_tree(f, None, p0)
         return p0, False
     p = jnp.atleast_1d(jnp.asarray(p0))
     if not is_inexact(p):
         p = p.astype(default_float())
-    _check_count(f, p.size)
+    check_count_of_params(f, p.size)
     return p, True
 
 
@@ -93,17 +94,9 @@ def _is_scalar(v: Any) -> bool:
     return isinstance(v, (int, float)) or getattr(v, "ndim", None) == 0
 
 
-def _positional(f: Callable[..., Any]) -> tuple[int, int, bool]:
-    """The least and largest number of positional arguments of `f`, and whether any number fits."""
-    parameters = inspect.signature(f).parameters.values()
-    named = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    required = sum(p.default is p.empty for p in named)
-    return required, len(named), any(p.kind is p.VAR_POSITIONAL for p in parameters)
-
-
 def _count_parameters(f: Callable[..., Any]) -> int:
     try:
-        _, most, any_number = _positional(f)
+        _, most, any_number = positional(f)
     except ValueError:
         most, any_number = 0, True
     if any_number or most < 2:
@@ -112,17 +105,3 @@ def _count_parameters(f: Callable[..., Any]) -> int:
             "f(x, a, b, ...), or give p0."
         )
     return most - 1
-
-
-def _check_count(f: Callable[..., Any], n: int) -> None:
-    try:
-        required, most, any_number = _positional(f)
-    except ValueError:  # a function without a signature, such as a NumPy ufunc
-        return
-    if n == 0 or n + 1 < required or (n + 1 > most and not any_number):
-        takes = f"{required - 1}" if required == most else f"{required - 1} to {most - 1}"
-        takes = f"at least {required - 1}" if any_number else takes
-        raise ValueError(
-            f"curve_fit: p0 has {n} numbers, but f takes {takes} params after x; expected one "
-            "starting value for each."
-        )

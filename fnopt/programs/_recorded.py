@@ -11,7 +11,7 @@ import numpy as np
 from jax.core import eval_jaxpr
 from jax.extend import core as jex
 
-from fnopt.core import Value, config_name
+from fnopt.core import Value, check_returned, config_name, where
 from fnopt.programs import _read as jaxprs
 from fnopt.programs._key import UnidentifiedError, key_of, like
 from fnopt.programs._reads import UnseenError, reads
@@ -175,7 +175,7 @@ def operations(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[jex.Close
 
     Functions under `jax.jit` in it close over nothing: it does so for them.
     """
-    closed, shapes = jax.make_jaxpr(uncached(fn), return_shape=True)(*args)
+    closed, shapes = jax.make_jaxpr(uncached(_returning_arrays(fn)), return_shape=True)(*args)
     calls = filter(jaxprs.is_call, jaxprs.equations(closed.jaxpr))
     if not any(sub.consts for eqn in calls for sub in jaxprs.sub_jaxprs(eqn)):
         return closed, shapes
@@ -186,6 +186,15 @@ def operations(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[jex.Close
         )
 
     return jax.make_jaxpr(inlined)(*map(like, closed.in_avals)), shapes
+
+
+def _returning_arrays(fn: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        found = fn(*args)
+        check_returned(found, f"{where()}what the function returned")
+        return found
+
+    return run
 
 
 def is_data(tree: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import hyper, static, where
+from fnopt.core import hyper, static, takes, where, written_for_jax
 from fnopt.residuals._robust import RobustLoss
 
 
@@ -43,7 +43,13 @@ class custom_loss(RobustLoss):
     def rho(self, z: jax.Array) -> jax.Array:
         """The loss of the scaled square."""
         at = jax.lax.stop_gradient(z)
-        given = self.fn(z)
+        if not takes(self.fn, z):
+            raise TypeError(
+                f"{where()}loss: the function can't be called as loss(z), expected one of the "
+                "scaled squares alone. Let it close over what else it needs."
+            )
+        with written_for_jax("loss", "the function", is_another=True):
+            given = self.fn(z)
         if isinstance(given, (tuple, list)):
             given = jnp.stack(jnp.broadcast_arrays(*given))
         if jnp.shape(given) == z.shape:

@@ -14,6 +14,7 @@ from fnopt.core import (
     Status,
     check_count,
     check_inexact,
+    check_returned,
     compute_dtype,
     is_converged,
     matmul,
@@ -107,6 +108,7 @@ def pair_of(out: Any, caller: str) -> tuple[Any, Any]:
             f"{caller}: with has_aux=True fun returned {type(out).__name__}, expected a pair "
             "(equations, aux)."
         )
+    check_returned(out[1], f"{caller}: aux of fun")
     return out[0], out[1]
 
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import missing_keys, written_for_jax
+from fnopt.curves._signature import check_count_of_params, check_takes_tree
 from fnopt.curves.batched._data import NAME, Points, joined
 from fnopt.curves.batched._lanes import Params
 from fnopt.curves.batched._start import ParamLayout
@@ -46,6 +47,10 @@ def checked_model(
     one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), own)
     numbers = (jax.ShapeDtypeStruct((), x0.dtype),) * n
     at = joined(shared, one).x
+    if layout.unpacked:
+        check_count_of_params(f, n, NAME)
+    else:
+        check_takes_tree(f, at, layout.shapes, NAME)
     with written_for_jax(NAME):
         found = recorded(predict, numbers, at) if _can_be_recorded(x0, shared, own) else None
         value = jax.eval_shape(predict, numbers, at) if found is None else found.returns

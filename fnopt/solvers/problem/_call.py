@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import jax
 
 from fnopt.core import (
+    check_returned,
     is_array_like,
     leaves_with_names,
     missing_keys,
@@ -55,6 +58,12 @@ def first_call_hints(params: Any = None, name: str = "residual_fn") -> Iterator[
         with missing_keys(params):
             yield
     except (TypeError, AttributeError) as error:
+        if _is_of_the_call(error):
+            raise TypeError(
+                f"{where()}{error}: {name} is called with params, then with each of args (and an "
+                "example of batch between them, if that is given), and so is jac. What it takes "
+                "beside params is given in order: args=(data, ...)."
+            ) from error
         if are_in_a_row(params):
             kind = type(params).__name__
             error.add_note(
@@ -62,6 +71,20 @@ def first_call_hints(params: Any = None, name: str = "residual_fn") -> Iterator[
                 f"{name} gets a {kind}. For a vector give an array: jnp.asarray(params, float)."
             )
         raise
+
+
+_OF_A_CALL = re.compile(r"missing \d+ required|takes .*positional arguments? but")
+_OURS = {"fnopt", "jax"}
+
+
+def _is_of_the_call(error: Exception) -> bool:
+    """Whether a function was called with other arguments than it takes, and not from its inside."""
+    if not _OF_A_CALL.search(str(error)):
+        return False
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    rooms = [str(frame.f_globals.get("__name__")).partition(".")[0] for frame in frames]
+    last = len(rooms) - 1 - rooms[::-1].index("fnopt")
+    return {*rooms[last:]} <= _OURS
 
 
 def with_a_derivative_that_is_there(run: Callable[[Any], Any], solver: Any) -> Any:
@@ -153,4 +176,5 @@ def _pair(value: Any) -> Any:
             f"{where()}has_aux = True, but residual_fn returned {type(value).__name__}, expected a "
             "pair (residuals, aux)."
         )
+    check_returned(value[1], f"{where()}aux of residual_fn")
     return value

@@ -1,0 +1,127 @@
+"""First mistakes in a call are told in terms of its arguments, not of JAX or Python."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fnopt
+
+X = jnp.ones(2)
+BATCH = jnp.ones((3, 2))
+T = jnp.linspace(0.0, 1.0, 5)
+
+
+class Model:
+    def __call__(self, p, data):
+        return p * data
+
+
+def with_data(p, data):
+    return p * data
+
+
+def total(p, data):
+    return jnp.sum(p * data)
+
+
+SOLVERS = {
+    "least_squares": (fnopt.least_squares, with_data),
+    "jit": (fnopt.least_squares, jax.jit(with_data)),
+    "object": (fnopt.least_squares, Model()),
+    "partial": (fnopt.least_squares, functools.partial(with_data)),
+    "minimize": (fnopt.minimize, total),
+    "root": (fnopt.root, with_data),
+    "fixed_point": (fnopt.fixed_point, with_data),
+}
+
+
+@pytest.mark.parametrize("args", [(), (1.0, 2.0)])
+@pytest.mark.parametrize("name", SOLVERS)
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_function_that_takes_other_arguments(name, args, inside):
+    solve, fn = SOLVERS[name]
+    run = functools.partial(solve, fn, args=args)
+    with pytest.raises(TypeError, match=r"called with params, then.*args=\(data, \.\.\.\)"):
+        (jax.jit(run) if inside else run)(X)
+
+
+def test_functions_of_examples_and_jacobians_too():
+    with pytest.raises(TypeError, match=r"example of batch.*args=\(data"):
+        fnopt.least_squares(lambda p, x, scale: scale * (p @ x), X, batch=BATCH)
+    with pytest.raises(TypeError, match=r"so is jac.*args=\(data"):
+        fnopt.least_squares(lambda p: p, X, jac=with_data)
+
+
+@pytest.mark.parametrize("wrap", [lambda fn: fn, jax.jit, lambda fn: jax.vmap(fn, in_axes=0)])
+def test_a_mistake_inside_of_the_function_stays_what_it_is(wrap):
+    def residuals(p):
+        return wrap(with_data)(p)
+
+    with pytest.raises(TypeError, match="data") as found:
+        fnopt.least_squares(residuals, X)
+    assert "args=(" not in str(found.value)
+
+
+def value_of(p):
+    return jnp.sum(p**2)
+
+
+WITH_AUX = {
+    "least_squares": lambda aux: fnopt.least_squares(lambda p: (p, aux), X, has_aux=True),
+    "of examples": lambda aux: fnopt.least_squares(
+        lambda p, x: (p @ x, aux), X, batch=BATCH, has_aux=True
+    ),
+    "minimize": lambda aux: fnopt.minimize(lambda p: (value_of(p), aux), X, has_aux=True),
+    "root": lambda aux: fnopt.root(lambda p: (p - 1, aux), X, has_aux=True),
+    "fixed_point": lambda aux: fnopt.fixed_point(lambda p: (p / 2, aux), X, has_aux=True),
+}
+
+
+@pytest.mark.parametrize("aux", ["name", {"r": jnp.ones(2), "kind": "name"}, [object()]])
+@pytest.mark.parametrize("name", WITH_AUX)
+def test_aux_that_is_no_array(name, aux):
+    with pytest.raises(TypeError, match="expected arrays and numbers"):
+        WITH_AUX[name](aux)
+
+
+@pytest.mark.parametrize("name", WITH_AUX)
+def test_aux_may_be_numbers_arrays_keys_and_nothing(name):
+    WITH_AUX[name]({"a": 1, "b": np.ones(2), "c": None, "d": jax.random.key(0), "e": True})
+
+
+@pytest.mark.parametrize("options", [{}, {"batch": BATCH}])
+def test_a_loss_that_is_not_written_for_jax_is_told_apart_from_the_residuals(options):
+    def residuals(p, *example):
+        return p @ example[0] if example else p
+
+    with pytest.raises(TypeError, match=r"^loss: the function calls np\.log1p; write jnp\.log1p"):
+        fnopt.least_squares(residuals, X, loss=lambda z: np.log1p(np.asarray(z)), **options)
+    with pytest.raises(TypeError, match=r"^loss: .*called as loss\(z\)"):
+        fnopt.least_squares(residuals, X, loss=lambda z, scale: scale * z, **options)
+    with pytest.raises(TypeError, match=r"^least_squares: residual_fn calls np\.asarray"):
+        fnopt.least_squares(lambda p, *example: np.asarray(p), X, loss=jnp.log1p, **options)
+
+
+LINE = {"a": 1.0, "b": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("f", "p0", "message"),
+    [
+        (lambda x, a, b: a * x + b, jnp.ones(3), "p0 has 3 numbers, but f takes 2 params"),
+        (lambda x, a, b: a * x + b, jnp.ones(1), "p0 has 1 numbers, but f takes 2 params"),
+        (lambda x, p: p[0] * x + p[1], jnp.ones(2), r".*takes 1 params.*lambda x, \*p: f\(x"),
+        (lambda x, a, b: a * x + b, LINE, r"p0 is a tree \(dict\).*numbers in a row"),
+        (lambda x: x, jnp.ones(2), "p0 has 2 numbers, but f takes 0 params"),
+    ],
+)
+@pytest.mark.parametrize("fit", [fnopt.curve_fit, fnopt.curve_fit_batch])
+def test_a_curve_of_other_params_than_the_start(fit, f, p0, message):
+    y = 2 * T if fit is fnopt.curve_fit else jnp.stack([T, 2 * T])
+    with pytest.raises(ValueError, match=f"^{fit.__name__}: {message}"):
+        fit(f, T, y, p0)

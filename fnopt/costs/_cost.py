@@ -29,8 +29,10 @@ def cost(
     its number of iterations, of a cond the branch that costs more (and what another one has
     more of, memory traffic say); where they differ, the result is `at_most`. A matrix product of
     `[m, k]` and `[k, n]` is `2 m k n` FLOPs, a convolution 2 for every tap that meets an element,
-    and everything else on floating-point numbers 1 for each element of the result (a reduction: of
-    the operand). exp, log, tanh, sqrt, ... are counted apart, casts and whole numbers not at all.
+    and everything else on floating-point numbers 1 for each element of the result. A reduction of
+    `n` numbers to one is `n - 1`: that many sums there are, and the compiler counts them so; for
+    max, argmax and the like that many comparisons of floating-point numbers. exp, log, tanh,
+    sqrt, ... are counted apart, casts and whole numbers not at all.
 
     Bytes are those of a program whose elementwise work is fused away: operands and results of
     matrix products, convolutions, sorts and factorisations, in every iteration of a loop again;

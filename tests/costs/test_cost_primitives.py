@@ -112,3 +112,22 @@ def test_logarithms_and_polynomials_are_counted():
     found = cost(jax.grad(lambda x: jnp.tanh(x).sum()))(f32(5))
     assert found.exact, found.unknown
     assert found.elementwise_flops >= 2 * 5
+
+
+REDUCTIONS = (jnp.sum, jnp.prod, jnp.max, jnp.min, jnp.argmax, jnp.argmin)
+
+
+@pytest.mark.parametrize("fn", REDUCTIONS, ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize(("axis", "flops"), [(0, 2 * 4), (1, 3 * 3), (None, 11)])
+def test_a_reduction_combines_one_time_less_than_it_has_numbers(fn, axis, flops):
+    found = cost(functools.partial(fn, axis=axis), compile=True)(f32(3, 4))
+    assert found.exact
+    assert found.elementwise_flops == flops
+    if not fn.__name__.startswith("arg"):  # where the compiler carries the places along
+        assert found.compiled is not None
+        assert found.compiled.flops == flops
+
+
+@pytest.mark.parametrize("fn", REDUCTIONS, ids=lambda fn: fn.__name__)
+def test_a_reduction_of_whole_numbers_is_free(fn):
+    assert cost(fn)(jax.ShapeDtypeStruct((3, 4), jnp.int32)).flops == 0

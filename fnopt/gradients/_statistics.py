@@ -24,7 +24,8 @@ class GradientStatistics(NamedTuple):
     Attributes:
         mean: The mean gradient, like the params.
         variance: By leaf: the variance summed over all numbers in it, the trace of the covariance
-            of one example's gradient; unbiased. NaN where fewer than two examples count.
+            of one example's gradient; unbiased. NaN where fewer than two examples count, infinite
+            where squares of finite gradients are.
         snr: By leaf: the signal-to-noise ratio, `|mean|^2 / variance`, where `|mean|^2` is
             estimated without the part that is noise; may be negative if there is hardly a signal.
             Zero for a param that the loss ignores, infinite where all gradients are the same, NaN

@@ -149,3 +149,17 @@ def test_errors():
         gradient_statistics(lambda w, x: w @ x)(jnp.ones(2), jnp.ones((1, 2)))
     with pytest.raises(ValueError, match="small_size is 4, big_size is 4, expected 0 < small"):
         noise_scale(1.0, 1.0, 4, 4)
+
+
+@pytest.mark.parametrize("method", ["ghost", "vmap", "chunked"])
+@pytest.mark.parametrize("size", [1e19, 1e25, 1e30])
+def test_a_variance_beyond_float32_is_infinite_whatever_the_method(dense, size, method):
+    def loss(params, example):
+        return jnp.float32(size) * dense.loss(params, example)
+
+    statistics = gradient_statistics(loss, method=method)
+    found = statistics(dense.params, dense.batch)
+    assert all(jnp.isfinite(m).all() for m in jax.tree.leaves(found.mean))
+    np.testing.assert_array_equal(jax.tree.leaves(found.variance), np.inf)
+    broken = jax.tree.map(lambda x: x.at[2].set(jnp.nan) if x.ndim > 1 else x, dense.batch)
+    assert np.isnan(jax.tree.leaves(statistics(dense.params, broken).variance)).all()

@@ -89,8 +89,12 @@ def _moments(group: Group, tape: Tape, counts: jax.Array) -> tuple[jax.Array, ja
     near = jnp.sum(only_where(counts > 0, squares))
     # Rounding may leave less than nothing of gradients that are all the same.
     spread = near - sum_of_squares(gap) * number(counts, squares.dtype)
-    start = sum_of(outer(p, (d, k), HIGHEST) for p in origin)
-    return start.astype(gap.dtype) + gap, jnp.maximum(spread, jnp.zeros_like(near))
+    spread = jnp.maximum(spread, jnp.zeros_like(near))
+    mean = sum_of(outer(p, (d, k), HIGHEST) for p in origin).astype(gap.dtype) + gap
+    # Of finite gradients it is NaN where squares are infinite that are taken from each other; of
+    # gradients that may be all the same it stays so.
+    lost = jnp.isnan(spread) & jnp.all(jnp.isfinite(mean)) & jnp.any(gap != 0)
+    return mean, jnp.where(lost, jnp.full_like(spread, jnp.inf), spread)
 
 
 class Difference(NamedTuple):

@@ -124,30 +124,30 @@ def gradient_similarity(
         options = {"method": method, "chunk_size": chunk_size}
         if axis_name is not None:
             columns = spec.bind(_of_all(spec, args, other, axis_name), kwargs, key)
-            return _of_two(bound, columns, other is not None, **options)
+            return _with(bound, columns, other is not None, **options)
         if other is None:
-            return compiled(_of_one, bound, **options)
+            return compiled(_with_others, bound, None, count=bound.size, **options)
         columns = spec.bind(spec.with_batch(args, other), kwargs, key)
         if _row_types(columns.batch) != _row_types(bound.batch):  # the kept loss is for one of them
-            return _of_two(bound, columns, True, **options)
-        return compiled(_of_batches, bound, columns.batch, count=columns.size, **options)
+            return _with(bound, columns, True, **options)
+        return compiled(_with_others, bound, columns.batch, count=columns.size, **options)
 
     return similarity_fn
 
 
-def _of_one(bound: BoundLoss, *, method: str, chunk_size: int | None) -> GradientSimilarity:
-    # The whole batch if nothing else is said: every further chunk costs passes over all.
-    return _similarity(bound, bound, choose(method, chunk_size or bound.size, bound))
+def _with_others(bound: BoundLoss, other: Any, *, count: int, **options: Any) -> GradientSimilarity:
+    """With the examples of another batch, or with each other if there is none."""
+    columns = bound if other is None else bound._replace(batch=other, size=count)
+    return _with(bound, columns, other is not None, **options)
 
 
-def _of_batches(bound: BoundLoss, other: Any, *, count: int, **options: Any) -> GradientSimilarity:
-    return _of_two(bound, bound._replace(batch=other, size=count), True, **options)
-
-
-def _of_two(
+def _with(
     bound: BoundLoss, columns: BoundLoss, is_other: bool, *, method: str, chunk_size: int | None
 ) -> GradientSimilarity:
+    # The whole batch if nothing else is said: every further chunk costs passes over all.
     strategy = choose(method, chunk_size or max(bound.size, columns.size), bound)
+    if columns is bound:
+        return _similarity(bound, bound, strategy)
     # One program is replayed for both, with the types that it was recorded with.
     typed = columns._replace(batch=varying_like(columns.batch, bound.batch))
     found = _similarity(bound, typed, strategy)

@@ -40,6 +40,15 @@ def make_tree(seed: int, kind: str = "f32", shapes: Any = SHAPES) -> Any:
     return jax.tree.unflatten(treedef, [leaf(i, s) for i, s in enumerate(shapes)])
 
 
+def many_leaves(count: int, dtype: Any = jnp.float32, size: float = 1.0) -> Any:
+    """Leaves of four shapes in turn, the first of every ten zero; all times a size."""
+    rng = np.random.default_rng(0)
+    shapes = ((), (3,), (2, 3), (100, 50))
+    draw = [rng.standard_normal(shapes[i % 4]) for i in range(count)]
+    scaled = [x * 0 if i % 10 == 0 else x * size for i, x in enumerate(draw)]
+    return {f"leaf_{i:02d}": jnp.asarray(x, dtype) for i, x in enumerate(scaled)}
+
+
 def signature(tree: Any) -> Any:
     """Structure, shapes, dtypes and weak types: what must never change between steps."""
     leaves, treedef = jax.tree.flatten(tree)

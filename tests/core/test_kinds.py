@@ -10,19 +10,11 @@ import pytest
 import fnopt
 from fnopt.core import by_kind
 from fnopt.programs import jaxprs
-
-SHAPES = ((), (3,), (2, 3), (100, 50))
-
-
-def tree(n, dtype=jnp.float32, size=1.0):
-    rng = np.random.default_rng(0)
-    draw = [rng.standard_normal(SHAPES[i % 4]) for i in range(n)]
-    scaled = [x * 0 if i % 10 == 0 else x * size for i, x in enumerate(draw)]
-    return {f"leaf_{i:02d}": jnp.asarray(x, dtype) for i, x in enumerate(scaled)}
+from tests.contract.trees import many_leaves
 
 
 def test_small_arrays_of_one_type_are_one_array_and_others_stay():
-    leaves = [*jax.tree.leaves(tree(40)), jnp.ones(3, jnp.bfloat16)]
+    leaves = [*jax.tree.leaves(many_leaves(40)), jnp.ones(3, jnp.bfloat16)]
     found = by_kind(leaves)
     assert sorted(i for own in found for i in own.places) == list(range(41))
     assert sorted(own.array.shape for own in found if len(own.places) > 1) == [
@@ -37,7 +29,7 @@ def test_small_arrays_of_one_type_are_one_array_and_others_stay():
 
 @pytest.mark.parametrize("size", [1.0, 1e25, 1e-25, np.inf, np.nan])
 def test_the_norm_of_many_leaves(size):
-    grads = tree(40, size=size)
+    grads = many_leaves(40, size=size)
     flat = np.concatenate([np.ravel(x).astype(np.float64) for x in grads.values()])
     np.testing.assert_allclose(fnopt.global_norm(grads), np.linalg.norm(flat), rtol=1e-6)
     slopes = jax.grad(fnopt.global_norm)(grads)

@@ -13,15 +13,7 @@ import fnopt
 from fnopt.monitor import health
 from fnopt.monitor._measure import STATISTICS
 from fnopt.programs import jaxprs
-
-SHAPES = ((), (3,), (2, 3), (100, 50))
-
-
-def tree(n, dtype=jnp.float32, size=1.0):
-    rng = np.random.default_rng(0)
-    draw = [rng.standard_normal(SHAPES[i % 4]) for i in range(n)]
-    scaled = [x * 0 if i % 10 == 0 else x * size for i, x in enumerate(draw)]
-    return {f"leaf_{i:02d}": jnp.asarray(x, dtype) for i, x in enumerate(scaled)}
+from tests.contract.trees import many_leaves
 
 
 @functools.partial(jax.jit, static_argnums=2)
@@ -32,7 +24,7 @@ def look(grads, params, groups):
 @pytest.mark.parametrize("groups", [None, ("leaf_?1", "leaf_?2", "*")])
 @pytest.mark.parametrize("size", [1.0, 1e25, np.inf])
 def test_the_health_of_many_leaves_is_that_of_each(groups, size):
-    grads, params = tree(40, size=size), tree(40, jnp.bfloat16)
+    grads, params = many_leaves(40, size=size), many_leaves(40, jnp.bfloat16)
     found = look(grads, params, groups)
     labels = {}
     for name in grads:

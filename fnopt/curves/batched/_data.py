@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import default_float, is_inexact, leaves_with_names, shown
+from fnopt.core import default_float, is_inexact, leaves_with_names, per_row, shown
 from fnopt.residuals import as_vector
 
 NAME = "curve_fit_batch"
@@ -135,8 +135,9 @@ def filled(points: Points) -> Points:
         if a.shape[: mask.ndim] != mask.shape:
             return a
         rows = a.reshape(mask.size, *a.shape[mask.ndim :])
-        counts = mask.reshape(-1, *[1] * (rows.ndim - 1))
-        return jnp.where(counts, rows, rows[jnp.argmax(mask)]).reshape(a.shape)
+        return jnp.where(per_row(jnp.ravel(mask), rows), rows, rows[jnp.argmax(mask)]).reshape(
+            a.shape
+        )
 
     x, y, sigma = jax.tree.map(fill, (points.x, y, points.sigma))
     return points._replace(x=x, y=y, sigma=sigma)

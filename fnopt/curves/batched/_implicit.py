@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import is_inexact, varies_over, varying_like
+from fnopt.core import is_inexact, per_row, varies_over, varying_like
 from fnopt.curves.batched._data import Points, filled, joined
 from fnopt.curves.batched._progress import BatchState, columns, inverse_and_rank
 from fnopt.curves.batched._task import Sums, Task
@@ -170,8 +170,6 @@ def _tangent(
     # JAX 0.7 can't transpose a linear solve inside of a loop: no chunks there.
     many = functools.partial(lax.map, one, batch_size=chunk) if _IN_LOOPS else jax.vmap(one)
     found = many(fits)
-    dx, square, inverse = (
-        jnp.where(good.reshape(-1, *[1] * (a.ndim - 1)), a, jnp.zeros_like(a)) for a in found
-    )
+    dx, square, inverse = (jnp.where(per_row(good, a), a, jnp.zeros_like(a)) for a in found)
     none = jax.custom_derivatives.zero_from_primal(end)
     return none._replace(x=dx, square=square, inverse=inverse)

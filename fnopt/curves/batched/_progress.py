@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Status
+from fnopt.core import Status, per_row
 from fnopt.curves.batched._bounds import LaneBox
 from fnopt.curves.batched._claim import settled
 from fnopt.curves.batched._judge import least_gain
@@ -68,7 +68,7 @@ def chosen(taken: jax.Array, new: Any, old: Any) -> Any:
     """A tree with a leading axis of fits: of those that are taken the new one, else the old one."""
 
     def choose(new: jax.Array, old: jax.Array) -> jax.Array:
-        return jnp.where(taken.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+        return jnp.where(per_row(taken, new), new, old)
 
     return jax.tree.map(choose, new, old)
 

@@ -64,7 +64,9 @@ def hardest_examples(
     Args:
         loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.
         k: How many examples, between 1 and the size of the whole batch.
-        by: `'norm'`, `'loss'` or `'disagreement'`; the last takes a second, forward-mode pass.
+        by: `'norm'`, `'loss'` or `'disagreement'`; the last takes a second, forward-mode pass. In
+            that an id beyond the end of a table counts as its last row, as `jax.jvp` has it; in
+            `jax.grad`, and in norms here, it counts for no row.
         argnums: Which positional arguments to differentiate; the norm is over all of them.
         has_aux: Whether `loss_fn` returns `(value, aux)`.
         batch_argnums: Which positional arguments have a leading example axis; by default all

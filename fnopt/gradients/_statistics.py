@@ -87,7 +87,8 @@ def gradient_statistics(
             after the last of `argnums`.
         method: As in `per_example_norms`.
         chunk_size: How many examples to take at once; `None` lets the sizes decide.
-        alignment: Whether to make the second pass.
+        alignment: Whether to make the second pass; for ids beyond the end of a table see
+            `by='disagreement'` of :func:`fnopt.hardest_examples`.
         skip_nonfinite: Whether an example with a gradient or a loss that isn't finite is left out
             of all sums. Without it, one such example makes them NaN.
         axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis that the batch

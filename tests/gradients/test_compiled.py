@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +16,8 @@ from fnopt.gradients import (
     hardest_examples,
     per_example_norms,
 )
+from fnopt.programs._kept import _program
+from fnopt.programs._recorded import KEPT, Record, _known, _verdict
 
 PARAMS = {"w": jnp.array([0.5, -0.25]), "b": np.float32(2)}
 BATCH = np.array([[1.0, 2.0], [3.0, -1.0], [0.5, 0.25]], np.float32)
@@ -112,3 +116,15 @@ def test_other_examples_may_have_another_type():
     similarity = gradient_similarity(loss)
     got = similarity(PARAMS, BATCH, other=np.array([[1, 2], [0, 3]]))
     check_the_same(got, similarity(PARAMS, BATCH, other=np.array([[1, 2], [0, 3]], np.float32)))
+
+
+def test_programs_of_other_numbers_are_kept_up_to_a_limit():
+    before = sum(type(x) is Record for x in gc.get_objects())
+    # A number of Python that changes in every call makes another program of every call.
+    for k in range(2 * KEPT):
+        per_example_norms(lambda w, x, k=k: k * (x @ w), method="vmap")(PARAMS["w"], BATCH)
+    sizes = [cache.cache_info().currsize for cache in (_known, _program, _verdict)]
+    assert sizes == [KEPT] * 3
+    gc.collect()
+    records = [x for x in gc.get_objects() if type(x) is Record]
+    assert len(records) <= before + KEPT  # those that went are held by nothing else

@@ -73,12 +73,12 @@ def root(x: jax.Array) -> jax.Array:
 
 def nonzero(x: jax.Array) -> jax.Array:
     """A divisor: 1 where `x` is 0; NaN stays NaN."""
-    return jnp.where(x == 0, jnp.ones_like(x), x)
+    return jnp.where(x == 0, filled_like(x, 1), x)
 
 
 def quotient(a: jax.Array, b: jax.Array) -> jax.Array:
     """`a / b` with 0 / 0 = 0."""
-    return a / jnp.where((a == 0) & (b == 0), jnp.ones_like(b), b)
+    return a / jnp.where((a == 0) & (b == 0), filled_like(b, 1), b)
 
 
 def power_of_two(size: jax.Array) -> jax.Array:
@@ -93,7 +93,7 @@ def power_of_two(size: jax.Array) -> jax.Array:
     bits = lax.bitcast_convert_type(size, words) & exponent
     floor = lax.bitcast_convert_type(bits, size.dtype)
     known = (size >= info.tiny) & jnp.isfinite(size)
-    return jnp.where(known, floor, jnp.ones_like(size))
+    return jnp.where(known, floor, filled_like(size, 1))
 
 
 def sum_of_squares(x: Any, scale: Any = None, dtype: Any = None) -> jax.Array:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,17 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fnopt.core import joined, whole_for
+from fnopt.core import (
+    global_norm,
+    joined,
+    joint_norm,
+    nonzero,
+    power_of_two,
+    quotient,
+    root,
+    safe_norms,
+    whole_for,
+)
 
 MESH = ((1, 2), ("d", "m"))
 
@@ -44,3 +56,26 @@ def test_what_examples_share_is_whole_over_their_axes_alone():
     found = jax.eval_shape(lambda w, x: whole_for({**shared, "w": w}, x)["w"], shared["w"], batch)
     assert found.sharding.spec == P(None, "m")
     assert whole_for({**shared, "w": jnp.ones(2)}, batch)["name"] == "linear"
+
+
+NUMBERS = {
+    "root": root,
+    "nonzero": nonzero,
+    "power_of_two": power_of_two,
+    "quotient": lambda x: quotient(x, x),
+    "joint_norm": lambda x: joint_norm([x, x]),
+    "safe_norms": lambda x: safe_norms(lambda c: (x if c is None else x * c) ** 2),
+    "global_norm": lambda x: global_norm([x]),
+}
+
+
+@pytest.mark.skipif(not hasattr(jax, "set_mesh"), reason="the caller has to set the mesh then")
+@pytest.mark.parametrize("is_set", [False, True])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_that_a_branch_closes_over_keep_their_sharding(name, is_set):
+    fn, numbers = NUMBERS[name], np.array([0, 1, 4, 9e30], "f")
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Explicit,))
+    x = jax.device_put(numbers, NamedSharding(mesh, P("d")))
+    with jax.set_mesh(mesh) if is_set else contextlib.nullcontext():
+        found = jax.lax.cond(jnp.any(x > 0), lambda: fn(x), lambda: fn(x))
+    np.testing.assert_allclose(found, fn(jnp.asarray(numbers)), rtol=1e-6)

@@ -1,11 +1,12 @@
 """Everything public in numbers on 1, 2, 4 and 8 devices of both kinds of meshes, beside one device.
 
-    python -m tests.contract.meshes_run [KIND PLACE DEVICES]... [--cases NAME...]
+    python -m tests.contract.meshes_run [KIND PLACE DEVICES]... [--cases NAME...] [--eager]
 
 Of each way (`Auto batch 8`, say) it prints the largest difference of all cases, in units of the
 tolerance; or of what numbers of the data that are moved by their last digit change on one device,
 where that is more (normal equations that are nearly singular). It takes minutes, so that the tests
 run few of these; before a release, run it.
+With `--eager` no case is compiled as a whole: every operation runs by itself.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ WAYS = [
 ]
 
 
-def results(names: list[str], data: Any, mesh: Any = None) -> dict[str, Any]:
+def results(names: list[str], data: Any, mesh: Any = None, eager: bool = False) -> dict[str, Any]:
     """What every case returns, each in a program of its own; an error where it has none."""
     found = {}
     for name in names:
         try:
             with contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh):
-                found[name] = jax.tree.map(np.asarray, jax.jit(CASES[name])(data))
+                run = CASES[name] if eager else jax.jit(CASES[name])
+                found[name] = jax.tree.map(np.asarray, run(data))
         except Exception as error:  # the others still have to be looked at
             found[name] = error
     return found
@@ -49,7 +51,7 @@ def _moved(x: np.ndarray) -> np.ndarray:
     return np.nextafter(x, np.inf, dtype=x.dtype)
 
 
-def main(ways: list[tuple[str, str, int]], names: list[str]) -> int:
+def main(ways: list[tuple[str, str, int]], names: list[str], eager: bool) -> int:
     failed, on_one = 0, {}
     for way in ways:
         begun = time.process_time()
@@ -58,7 +60,8 @@ def main(ways: list[tuple[str, str, int]], names: list[str]) -> int:
         if width not in on_one:
             exact, moved = (results(names, x) for x in (known, jax.tree.map(_moved, known)))
             on_one[width] = {name: (exact[name], moved[name]) for name in names}
-        found = results(names, data, data["t"].sharding.mesh if way[0] == "Explicit" else None)
+        mesh = data["t"].sharding.mesh if way[0] == "Explicit" else None
+        found = results(names, data, mesh, eager)
         apart = {}
         for name in names:
             one, rounded = on_one[width][name]
@@ -84,7 +87,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("ways", nargs="*")
     parser.add_argument("--cases", nargs="+", choices=[*CASES], default=[*CASES])
+    parser.add_argument("--eager", action="store_true")
     given = parser.parse_args()
     triples = zip(*[iter(given.ways)] * 3, strict=True)
     chosen = [(kind, place, int(n)) for kind, place, n in triples]
-    sys.exit(min(main(chosen or WAYS, given.cases), 1))
+    sys.exit(min(main(chosen or WAYS, given.cases, given.eager), 1))

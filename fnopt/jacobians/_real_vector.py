@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import gathered, joined, laid_like, reshaped
+from fnopt.core import axes_of, gathered, joined, laid_like, reshaped
 
 
 class RealVector(NamedTuple):
@@ -43,12 +43,19 @@ def real_vector(shapes: Any, dtype: Any) -> RealVector:
 
     def flatten(tree: Any) -> jax.Array:
         parts = [part for leaf in treedef.flatten_up_to(tree) for part in _real_parts(leaf)]
-        return joined([reshaped(part, part.size).astype(dtype) for part in parts])
+        return joined([reshaped(_by_row(part), part.size).astype(dtype) for part in parts])
 
     def unflatten(vector: jax.Array) -> Any:
         return jax.tree.unflatten(treedef, _cut(vector, leaves))
 
     return RealVector(sum(leaf.size * _width(leaf) for leaf in leaves), flatten, unflatten)
+
+
+def _by_row(part: jax.Array) -> jax.Array:
+    """What is spread by row and within rows, by row alone: as rows of a Jacobian are."""
+    if part.ndim < 2 or axes_of(part)[0] is None:
+        return part
+    return gathered(part, *range(1, part.ndim))
 
 
 def _width(leaf: Any) -> int:

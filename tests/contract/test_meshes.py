@@ -81,6 +81,17 @@ def test_types_agree_on_explicit_meshes(name, place):
         jax.eval_shape(CASES[name], data)
 
 
+# Outputs by example and by param: residuals that are spread by row and within rows.
+OVER_BOTH = ["least_squares-example", "lm-cholesky", "jacobian-matrix", "gauss_newton_descent"]
+
+
+@pytest.mark.parametrize("name", OVER_BOTH)
+def test_types_agree_where_batch_and_params_are_divided_over_two_axes(name):
+    data = placed("Explicit", "both")
+    with jax.set_mesh(data["t"].sharding.mesh):
+        jax.eval_shape(CASES[name], data)
+
+
 # Params that are divided over the axis of the batch, as in FSDP: whole for the examples.
 OVER_THE_BATCH = [
     *("per_example_grads", "value_and_per_example_grads", "per_example_norms-vmap"),

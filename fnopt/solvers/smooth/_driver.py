@@ -153,7 +153,7 @@ def minimize(
     max_steps = check_count(max_steps, "max_steps", "minimize")
     args = checked_args(args, "minimize")
     params = floating_start(params, constraints)
-    bounds = as_sides(bounds)
+    bounds = as_sides(bounds, params)
     method = _checked_method(method, params, bounds, projection)
     options = {"bounds": bounds, "constraints": constraints}
     limits = (ftol, xtol, gtol)

@@ -159,14 +159,14 @@ def _check_constraints(constraints: Any) -> None:
             )
 
 
-def as_sides(bounds: Any) -> Any:
+def as_sides(bounds: Any, params: Any) -> Any:
     """SciPy's pairs `(low, high)`, with None for no bound, as `(lower, upper)`.
 
     A list of tuples is meant so, one with None, and any number of pairs but two. Two lists are
     `([0, 0], [1, 1])`, the lower and the upper bounds; all else is left as it is.
 
     Raises:
-        ValueError: If two pairs can be read either way.
+        ValueError: If two pairs can be read either way, or one pair is given for several params.
     """
     if not isinstance(bounds, (list, tuple)) or not bounds or not all(map(_is_pair, bounds)):
         return bounds
@@ -179,6 +179,12 @@ def as_sides(bounds: Any) -> Any:
             f"minimize: bounds = {bounds!r} can be read in two ways. For pairs of a low and a high "
             f"bound write {list(map(tuple, bounds))}, for the lower and the upper bounds "
             f"{tuple(map(list, bounds))}."
+        )
+    size = getattr(params, "size", None)
+    if len(bounds) == 1 and size not in (None, 1):
+        raise ValueError(
+            f"minimize: bounds = {bounds!r} is one pair, expected one for each of the {size} "
+            f"params. For the same bounds everywhere write {tuple(bounds[0])!r}."
         )
     sides = zip(*bounds, strict=True)
     return tuple(

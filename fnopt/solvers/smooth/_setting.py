@@ -11,6 +11,7 @@ import numpy as np
 
 from fnopt.core import (
     check_inexact,
+    check_returned,
     compute_dtype,
     gathered,
     is_inexact,
@@ -132,7 +133,8 @@ def as_scalar(out: Any, has_aux: bool, dtype: Any) -> jax.Array:
                 f"{where()}with has_aux=True fun returned {type(out).__name__}, expected a pair "
                 "(value, aux)."
             )
-        out = out[0]
+        out, aux = out
+        check_returned(aux, f"{where()}the aux of fun")
     elif isinstance(out, (tuple, list)) and len(out) == 2:
         raise TypeError(
             f"{where()}fun returned a pair, expected one number. For a pair (value, aux) give "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -429,6 +431,38 @@ def test_a_start_on_a_saddle_is_left(x64):
         end = fnopt.least_squares(residuals, jnp.asarray(start))
         assert bool(end.converged), end.message
         np.testing.assert_allclose(jnp.abs(end.params), [1, 2], rtol=1e-6)
+
+
+WAVE_T = np.linspace(0, 10, 60)
+WAVE_NOISE = 0.05 * np.random.default_rng(1).standard_normal(60)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def wave_fits(name, starts):
+    t = jnp.asarray(WAVE_T, starts.dtype)
+    y = jnp.asarray(3 * np.exp(-0.3 * WAVE_T) * np.cos(2 * WAVE_T + 0.5) + WAVE_NOISE, starts.dtype)
+
+    def residuals(p):
+        return p[0] * jnp.exp(-p[1] * t) * jnp.cos(p[2] * t + p[3]) - y
+
+    def fit(p):
+        return fnopt.least_squares(residuals, p, solver=SOLVERS[name]())
+
+    return jax.lax.map(fit, starts)
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_a_saddle_at_which_two_columns_are_one_is_left(name):
+    # Where a cosine doesn't turn, amplitude and phase move the same, and so do rate and frequency:
+    # rounding makes a second direction of either, in which the linear model is hopeful.
+    phases = [0.3, 1.0, 1.5117941, 4.6533804, 7.8560200]
+    level, turn = -0.0440, np.asarray([-1e-6, 3e-7, 1e-5])
+    starts = [[level / np.cos(b), 0.109923, w, b] for b in phases for w in turn]
+    starts += [[5.740251, 0.028751, 0.036482, 5.41206], [25.268268, 0.078851, 0.061467, 7.779098]]
+    end = wave_fits(name, jnp.asarray(starts, jnp.float32))
+    costs = np.asarray(end.cost)[np.asarray(end.converged)]
+    assert not np.any(np.abs(costs - 21.5786) < 0.01), costs
+    assert len(costs) > len(starts) / 2 or name == "gauss_newton"  # which has no other way
 
 
 def test_products_with_the_hessian_are_counted():

@@ -49,6 +49,7 @@ class Doubt(NamedTuple):
     gain: jax.Array  # of the cost, by which the test refutes it
     is_place: jax.Array  # whether that is one where params without effect may have one
     taken: Probe | None  # a part of the full step; None where the model isn't that of the cost
+    is_saddle: jax.Array  # whether the cost bends down, and the linear model is hopeful besides
     products: jax.Array  # int32, Jacobians that were evaluated to find it
 
     def least(self, noise: Noise) -> jax.Array:
@@ -62,7 +63,7 @@ class Doubt(NamedTuple):
         if self.taken is None:
             return jnp.zeros((), bool)
         went = jnp.any(self.taken.step != 0)
-        return went & is_refuted(point, self.taken, r, noise.residual, strict)
+        return self.is_saddle | (went & is_refuted(point, self.taken, r, noise.residual, strict))
 
     def verdict(
         self, claimed: jax.Array, refuted: jax.Array, actual: jax.Array, cost: jax.Array
@@ -89,7 +90,7 @@ def no_doubt(point: Linearization, fully: bool) -> Doubt:
     """
     no, taken = jnp.zeros((), bool), no_probe(point) if fully else None
     none = jnp.zeros((), jnp.int32)
-    return Doubt(no, point.x, no, jnp.zeros_like(point.cost), no, taken, none)
+    return Doubt(no, point.x, no, jnp.zeros_like(point.cost), no, taken, no, none)
 
 
 def doubt(
@@ -115,46 +116,51 @@ def doubt(
     """
     gone, beyond = beyond | place, beyond & ~place
     gain = lax.select(place, least_gain(point.cost), jnp.zeros_like(point.cost))
+    none = jnp.zeros((), jnp.int32)
     if products is None and steps is None:
-        return Doubt(gone, away, beyond, gain, place, None, jnp.zeros((), jnp.int32))
+        return Doubt(gone, away, beyond, gain, place, None, jnp.zeros((), bool), none)
 
-    def aside() -> tuple[Probe, Descent]:
+    def aside() -> tuple[Probe, Descent, jax.Array]:
         if products is not None:
             return _aside(point, products, noise)
         assert steps is not None
         _, length = steps.full()
-        return _hopeful_probe(point, steps, length, noise)[1], no_descent(point)
+        hopeful = is_hopeful(point, length, noise.residual)
+        return _probe_if(hopeful, point, steps, noise), no_descent(point), jnp.zeros((), bool)
 
-    nothing = (no_probe(point), no_descent(point))
-    taken, down = cond(gone, lambda: nothing, aside)
+    nothing = (no_probe(point), no_descent(point), jnp.zeros((), bool))
+    taken, down, is_saddle = cond(gone, lambda: nothing, aside)
     step = taken.step + down.step
     aside_x = jnp.where(gone, away, point.x + step)
     exists = gone | jnp.any(step != 0)
-    return Doubt(exists, aside_x, beyond, gain + down.gain, place, taken, down.products)
+    gain = gain + down.gain
+    return Doubt(exists, aside_x, beyond, gain, place, taken, is_saddle, down.products)
 
 
-def _hopeful_probe(
-    point: Linearization, steps: Steps, length: jax.Array, noise: Noise
-) -> tuple[jax.Array, Probe]:
-    """Whether the full step is hopeful, and the part of it that is taken then."""
-    hopeful = is_hopeful(point, length, noise.residual)
-    along = cond(hopeful, lambda: probe(point, steps, noise.residual), lambda: no_probe(point))
-    return hopeful, along
+def _probe_if(needed: jax.Array, point: Linearization, steps: Steps, noise: Noise) -> Probe:
+    """The part of the full step that is taken where that is needed."""
+    return cond(needed, lambda: probe(point, steps, noise.residual), lambda: no_probe(point))
 
 
 def _aside(
     point: Linearization, products: CurvatureProducts, noise: Noise
-) -> tuple[Probe, Descent]:
-    """A part of the full step where that is hopeful, else one along which the cost bends down."""
+) -> tuple[Probe, Descent, jax.Array]:
+    r"""A step along which the cost bends down, else a part of the full step where that is hopeful.
+
+    Where it bends down and the full step is hopeful as well, the point is no minimum, whatever one
+    evaluation shows. A part of the full step by itself says nothing of that: it changes no param by
+    more than a tenth, so none that is zero but for rounding, as at the saddle that
+    :math:`\cos(w t)` makes of `w = 0`.
+    """
     assert point.triangle is not None
     L, c = point.triangle
     factors = singular_triangle(Triangle(L / memoryless_scale(point.columns)[:, None], c))
-    steps = factored_steps(point, factors)
-    hopeful, taken = _hopeful_probe(point, steps, norm(c), noise)
-    flat = hopeful | (point.cost <= noise.cost)
     down = cond(
-        flat,
+        point.cost <= noise.cost,
         lambda: no_descent(point),
         lambda: descent(point, factors, products.gradient_at, products.eps, noise),
     )
-    return taken, down
+    bends = jnp.any(down.step != 0)
+    hopeful = is_hopeful(point, norm(c), noise.residual)
+    steps = factored_steps(point, factors)
+    return _probe_if(hopeful & ~bends, point, steps, noise), down, hopeful & bends

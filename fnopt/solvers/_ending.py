@@ -11,6 +11,7 @@ from fnopt.solvers._bounded import faced
 from fnopt.solvers._iteration import FitLoop
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers.convergence._evidence import drowned, fell_from_sight, ran_away, went_far
+from fnopt.solvers.convergence._places import without_effect
 from fnopt.solvers.convergence._tests import checked_status
 from fnopt.solvers.model._base import LinearModel
 from fnopt.solvers.model._linearization import Linearization, stacked
@@ -38,7 +39,7 @@ def ended(
     exact = model.exact if problem.is_plain else model
     drowns = drowned(seen, loop.start, loop.search.scale)
     status = jnp.where(is_converged(status) & drowns, Status.STALLED.array, status)
-    elsewhere = loop.stirred & jnp.any(loop.peak <= 0)
+    elsewhere = loop.stirred & jnp.any(without_effect(point, loop.peak, loop.start))
     status = jnp.where(is_converged(status) & elsewhere, Status.NO_EFFECT.array, status)
     # The rank is that of the Jacobian, by its own columns.
     plain = loop.search._replace(

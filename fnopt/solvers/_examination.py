@@ -13,7 +13,7 @@ from fnopt.solvers.convergence._claim import CurvatureProducts, Doubt, doubt
 from fnopt.solvers.convergence._evidence import has_moved, held_up, near, outward, vanished
 from fnopt.solvers.convergence._noise import rounding
 from fnopt.solvers.convergence._options import Options
-from fnopt.solvers.convergence._places import place
+from fnopt.solvers.convergence._places import place, without_effect
 from fnopt.solvers.convergence._probe import Steps
 from fnopt.solvers.model._base import LinearModel
 from fnopt.solvers.model._linearization import Linearization
@@ -35,7 +35,8 @@ def examined(
         # Where the cost holds up every one, by slopes, it has to rise with all of them together.
         lost = lax.select(jnp.any(loose), loose, lost)
     beyond, away = has_moved(lost, point.x, loop.start), _away(problem, loop, lost)
-    there, is_place = place(point, loop.peak, loop.visits, noise)
+    dead = without_effect(point, loop.peak, loop.start)
+    there, is_place = place(point, dead, loop.visits, noise)
     away = lax.select(is_place, _inside(problem, there), away)
     products = CurvatureProducts(lambda y: model.rmv(y, point.r), options.eps)
     tests = products if problem.is_tested(seen) else None

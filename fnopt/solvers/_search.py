@@ -22,7 +22,7 @@ from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers.convergence._claim import Doubt, no_doubt
 from fnopt.solvers.convergence._noise import rounding
 from fnopt.solvers.convergence._options import Options
-from fnopt.solvers.convergence._places import is_other
+from fnopt.solvers.convergence._places import is_other, without_effect
 from fnopt.solvers.problem._problem import Problem
 from fnopt.solvers.problem._units import in_unit, next_unit
 from fnopt.solvers.trust_region._restart import MOST_RESTARTS
@@ -57,7 +57,12 @@ def searched(
         return in_time(loop) & (loop.status == Status.RUNNING.value)
 
     def claims(loop: FitLoop) -> jax.Array:
-        return is_converged(loop.status) & (loop.point.cost > 0) & ~loop.rooted
+        return (is_converged(loop.status) & (loop.point.cost > 0) & ~loop.rooted) | strays(loop)
+
+    def strays(loop: FitLoop) -> jax.Array:
+        # No step leads from where a param all but underflows, but other places may.
+        dead = without_effect(loop.point, loop.peak, loop.start)
+        return (loop.status == Status.STALLED.value) & jnp.any(dead)
 
     def unfinished(at: tuple[FitLoop, jax.Array]) -> jax.Array:
         loop, settled = at
@@ -74,7 +79,7 @@ def searched(
             lambda: examined(here, solver, options, loop),
             no_doubt(loop.point, fully),
         )
-        found = found._replace(exists=found.exists | anew)
+        found = found._replace(exists=(found.exists & (found.is_place | ~strays(loop))) | anew)
         none = Status.RUNNING.array
         loop = loop._replace(
             status=lax.select(found.exists, none, loop.status),
@@ -152,9 +157,12 @@ def _settled(
 
     status, again = cond(tested, settled, lambda: (loop.status, loop.again))
     came = tested & doubt.is_place
+    # Places come to an end, and from each of them steps begin as from a start.
+    restarts = lax.select(came, jnp.zeros_like(loop.search.restarts), loop.search.restarts)
     return loop._replace(
         status=status,
         again=again,
+        search=loop.search._replace(restarts=restarts),
         visits=loop.visits + came.astype(jnp.int32),
         stirred=loop.stirred | (came & is_other(loop.gained, loop.point.cost)),
     )

@@ -95,3 +95,29 @@ def test_params_that_have_no_effect_at_all_leave_a_claim_with_its_rank(bounds):
     assert int(end.rank) == 1
     np.testing.assert_array_equal(end.params[:3], [5, 3, 1])
     assert int(end.nfev) < 40  # at most 36 places, and the steps
+
+
+RATES = (200, 300, 500, 700, 1000, 3000)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", ["levenberg_marquardt", "dogleg"])
+def test_decays_that_all_but_underflow_at_the_start_are_looked_for(name, dtype):
+    # Their columns are 1e-22, or 1e-200: no step leads from there, and the slope isn't small.
+    times = np.linspace(0, 10, 40)
+    data = 2 * np.exp(-0.7 * times) + 0.3 + 0.01 * np.sin(9 * times)
+    solver = fnopt.levenberg_marquardt() if name == "levenberg_marquardt" else dogleg()
+    with jax.enable_x64(dtype == "float64"):
+        t, y = jnp.asarray(times, dtype), jnp.asarray(data, dtype)
+        starts = jnp.asarray([[1, rate, 0] for rate in RATES], dtype)
+
+        def fit(p):
+            return fnopt.least_squares(
+                lambda q: q[0] * jnp.exp(-q[1] * t) + q[2] - y, p, solver=solver
+            )
+
+        end = jax.jit(jax.vmap(fit))(starts)
+        found = np.asarray(end.cost) < 0.01
+        np.testing.assert_array_equal(end.converged, found)
+        # Nothing keeps a param of dogleg's near its size: it is off before it is looked for.
+        assert np.all(found) or name == "dogleg", end.message

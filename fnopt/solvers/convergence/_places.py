@@ -4,7 +4,8 @@ Where an exponential underflows at the start, or a peak lies far from all data, 
 zero: the other params reach a minimum, and nothing there tells that from data which don't depend
 on these params at all. So they are tried at other magnitudes and with the other sign (that of a
 hinge), one by one and several at once, before a claim stands. A param that is zero has its say only
-beside others: the height of a peak that is far off.
+beside others: the height of a peak that is far off. An exponential that all but underflows is the
+same: its column has digits, whose steps lead nowhere.
 """
 
 from __future__ import annotations
@@ -24,20 +25,38 @@ _TOGETHER = 8  # places, where there are several
 _COLUMNS = 16  # params that are moved independently of each other
 _GAIN = 0.01  # of the cost, by which a place is better
 _EFFECT = 1e-4  # of the cost, by which it is another
+_NOTHING = 2  # power of the rounding unit: of the residuals, what a whole param moves them by
+
+
+def without_effect(point: Linearization, peak: jax.Array, start: jax.Array) -> jax.Array:
+    r"""Which params never had an effect, as a mask of `[n]`.
+
+    .. math:: d_j = 0 \quad\text{or}\quad d_j\, |x_j| \le \epsilon^2 \|r\|, \quad
+        |x_j - x_{0,j}| \le \tfrac12 |x_{0,j}|
+
+    Args:
+        point: The point.
+        peak: The largest norms of the Jacobian's columns that were seen, of shape `[n]`.
+        start: Where the search began, of shape `[n]`.
+    """
+    least = float(jnp.finfo(peak.dtype).eps) ** _NOTHING
+    nothing = peak * jnp.abs(point.x) <= jnp.asarray(least, peak.dtype) * jnp.sqrt(2 * point.cost)
+    stayed = jnp.abs(point.x - start) <= jnp.abs(start) / 2
+    return (peak <= 0) | (nothing & stayed & (point.x != 0))
 
 
 def place(
-    point: Linearization, peak: jax.Array, visits: jax.Array, noise: Noise
+    point: Linearization, dead: jax.Array, visits: jax.Array, noise: Noise
 ) -> tuple[jax.Array, jax.Array]:
     """The next place at which params without effect may have one, and whether there is any.
 
     Args:
         point: The point at which convergence is claimed.
-        peak: The largest norms of the Jacobian's columns that were seen, of shape `[n]`.
+        dead: Which params never had an effect, as a mask of `[n]`.
         visits: How many places were tried.
         noise: The rounding at the point; a cost that is no more leaves nothing to look for.
     """
-    dead, sized = peak <= 0, (peak <= 0) & (point.x != 0)
+    sized = dead & (point.x != 0)
     count, extent = jnp.sum(sized, dtype=jnp.int32), jnp.sum(dead, dtype=jnp.int32)
     # Those of a size come first.
     zeros = count + jnp.cumsum(dead & ~sized, dtype=jnp.int32)

@@ -25,6 +25,7 @@ _TOGETHER = 8  # places, where there are several
 _COLUMNS = 16  # params that are moved independently of each other
 _GAIN = 0.01  # of the cost, by which a place is better
 _EFFECT = 1e-4  # of the cost, by which it is another
+_FEW = 64  # params; of more those without a column are enough
 _NOTHING = 2  # power of the rounding unit: of the residuals, what a whole param moves them by
 
 
@@ -39,6 +40,8 @@ def without_effect(point: Linearization, peak: jax.Array, start: jax.Array) -> j
         peak: The largest norms of the Jacobian's columns that were seen, of shape `[n]`.
         start: Where the search began, of shape `[n]`.
     """
+    if point.x.size > _FEW:
+        return peak <= 0
     least = float(jnp.finfo(peak.dtype).eps) ** _NOTHING
     nothing = peak * jnp.abs(point.x) <= jnp.asarray(least, peak.dtype) * jnp.sqrt(2 * point.cost)
     stayed = jnp.abs(point.x - start) <= jnp.abs(start) / 2

@@ -10,7 +10,7 @@ from fnopt.core import cond
 from fnopt.solvers._iteration import FitLoop
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers.convergence._claim import CurvatureProducts, Doubt, doubt
-from fnopt.solvers.convergence._evidence import has_moved, held_up, near, outward, vanished
+from fnopt.solvers.convergence._evidence import drift, has_moved, held_up, near, outward, vanished
 from fnopt.solvers.convergence._noise import rounding
 from fnopt.solvers.convergence._options import Options
 from fnopt.solvers.convergence._places import place, without_effect
@@ -41,7 +41,8 @@ def examined(
     products = CurvatureProducts(lambda y: model.rmv(y, point.r), options.eps)
     tests = products if problem.is_tested(seen) else None
     steps = _full_steps(model, point) if problem.is_plain and model.cuts_short else None
-    found = doubt(seen, beyond, is_place, away, tests, steps, noise)
+    valley = None if loop.known is None else drift(seen, loop.start, loop.known)
+    found = doubt(seen, valley, beyond, is_place, away, tests, steps, noise)
     anew = jnp.asarray(seen is not point, jnp.int32)
     return found._replace(products=found.products + 2 * several.astype(jnp.int32) + anew)
 

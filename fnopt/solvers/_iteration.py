@@ -16,7 +16,7 @@ from fnopt.solvers._bounded import bounded_trial, faced
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers.convergence._claim import Doubt
 from fnopt.solvers.convergence._evidence import nears_singular_root, vanished
-from fnopt.solvers.convergence._noise import is_steadier, leans, rounding
+from fnopt.solvers.convergence._noise import is_full, is_steadier, leans, rounding
 from fnopt.solvers.convergence._options import Options
 from fnopt.solvers.convergence._tests import first_of, is_stationary
 from fnopt.solvers.model._curvature import learned
@@ -52,6 +52,7 @@ class FitLoop(NamedTuple):
     scaled_gradient: jax.Array  # of the params that may and do move the residuals
     peak: jax.Array  # [n], the largest norms of the Jacobian's columns
     start: jax.Array  # [n]
+    known: jax.Array | None  # whether the data determined all params there; None where not seen
     rooted: jax.Array  # whether the point is a singular root, as good as it can be told
     status: jax.Array
     claimed: jax.Array  # the status whose test is the next evaluation; else `RUNNING`
@@ -113,6 +114,7 @@ def started(
         scaled_gradient=steep,
         peak=point.columns,
         start=x,
+        known=is_full(point) if problem.is_tested(point) else None,
         rooted=jnp.zeros((), bool),
         status=status,
         claimed=Status.RUNNING.array,

@@ -79,10 +79,13 @@ def searched(
             lambda: examined(here, solver, options, loop),
             no_doubt(loop.point, fully),
         )
-        found = found._replace(exists=(found.exists & (found.is_place | ~strays(loop))) | anew)
+        found = found._replace(
+            exists=(found.exists & (found.is_place | is_converged(loop.status))) | anew
+        )
         none = Status.RUNNING.array
+        left = lax.select(found.drifts & ~anew, Status.NO_EFFECT.array, loop.status)
         loop = loop._replace(
-            status=lax.select(found.exists, none, loop.status),
+            status=lax.select(found.exists, none, left),
             claimed=lax.select(found.exists, loop.status, none),
             njev=loop.njev + found.products,
         )

@@ -465,6 +465,48 @@ def test_a_saddle_at_which_two_columns_are_one_is_left(name):
     assert len(costs) > len(starts) / 2 or name == "gauss_newton"  # which has no other way
 
 
+LEVEL = [
+    [27.171196, 0.018185807, 0.03537618, 1.2374806],
+    [156.17751, 0.12693381, 19.289574, 0.14465699],
+    [106.61676, 0.0099610128, 0.097062603, 2.0614674],
+    [4.7383585, 0.09189267, 0.20330898, 0.6083458],
+    [15.069974, 0.0097957719, 160.34892, 0.56926879],
+    [22.472848, 4.961736, 22.013675, 0.058614],
+    [11.062228, 0.217613, 18.306372, 1.84408],
+    [9.004564, 0.03701122, 66.46645, 0.07116805],
+    [18.10999, 0.03457582, 23.69763, 0.005843372],
+]
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_a_valley_that_is_level_to_rounding_is_no_minimum(name):
+    # A large amplitude times a cosine near its zero: slower and slower waves are all the same but
+    # for rounding, and the best of them is twenty times as fast.
+    end = wave_fits(name, jnp.asarray(LEVEL, jnp.float32))
+    costs = np.asarray(end.cost)[np.asarray(end.converged)]
+    assert np.all(costs < 0.06), (costs, end.params)
+
+
+@pytest.mark.parametrize("name", ["levenberg_marquardt", "dogleg"])
+def test_what_the_data_never_determined_is_no_valley(name):
+    # The product of two params, and a linear function of ten that sees one direction.
+    t = jnp.asarray(T, jnp.float32)
+    starts = [[1, 1, 0.3], [100, 0.01, 1], [0.01, 1, 1], [3, -5, 0.1], [30, 1, 0.5]]
+    y = 2 * jnp.exp(-0.7 * t) + 0.05 * jnp.sin(9 * t)
+
+    def fit(p):
+        return fnopt.least_squares(
+            lambda q: q[0] * q[1] * jnp.exp(-q[2] * t) - y, p, solver=SOLVERS[name]()
+        )
+
+    end = jax.vmap(fit)(jnp.asarray(starts, jnp.float32))
+    assert np.all(end.converged), end.message
+    rows = jnp.arange(1.0, 11.0)
+    end = fnopt.least_squares(lambda p: rows * (rows @ p) - 1, jnp.ones(10), solver=SOLVERS[name]())
+    assert bool(end.converged), end.message
+    assert int(end.rank) == 1
+
+
 def test_products_with_the_hessian_are_counted():
     # Residuals that hardly bend show by one of them that there is no saddle.
     end = fnopt.least_squares(decay, jnp.asarray([2.0, 0.7, 0.3]) + 0.01)

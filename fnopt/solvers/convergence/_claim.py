@@ -50,6 +50,7 @@ class Doubt(NamedTuple):
     is_place: jax.Array  # whether that is one where params without effect may have one
     taken: Probe | None  # a part of the full step; None where the model isn't that of the cost
     is_saddle: jax.Array  # whether the cost bends down, and the linear model is hopeful besides
+    drifts: jax.Array  # whether params came along a valley whose floor is level to rounding
     products: jax.Array  # int32, Jacobians that were evaluated to find it
 
     def least(self, noise: Noise) -> jax.Array:
@@ -76,7 +77,8 @@ class Doubt(NamedTuple):
             actual: By how much the cost is lower at the end of the test.
             cost: The cost.
         """
-        stalled = jnp.where(refuted, Status.STALLED.array, claimed)
+        left = jnp.where(self.drifts, Status.NO_EFFECT.array, claimed)
+        stalled = jnp.where(refuted, Status.STALLED.array, left)
         outward = jnp.where(rises(actual, cost), claimed, Status.NO_EFFECT.array)
         return jnp.where(self.is_beyond, outward, stalled)
 
@@ -90,11 +92,12 @@ def no_doubt(point: Linearization, fully: bool) -> Doubt:
     """
     no, taken = jnp.zeros((), bool), no_probe(point) if fully else None
     none = jnp.zeros((), jnp.int32)
-    return Doubt(no, point.x, no, jnp.zeros_like(point.cost), no, taken, no, none)
+    return Doubt(no, point.x, no, jnp.zeros_like(point.cost), no, taken, no, no, none)
 
 
 def doubt(
     point: Linearization,
+    valley: jax.Array | None,
     beyond: jax.Array,
     place: jax.Array,
     away: jax.Array,
@@ -106,6 +109,7 @@ def doubt(
 
     Args:
         point: The point.
+        valley: The step along which params came where the residuals are level, or None.
         beyond: Whether params have lost their effect on their way.
         place: Whether params that never had an effect may have one elsewhere; it goes first.
         away: The point with these further out, or there.
@@ -116,25 +120,26 @@ def doubt(
     """
     gone, beyond = beyond | place, beyond & ~place
     gain = lax.select(place, least_gain(point.cost), jnp.zeros_like(point.cost))
-    none = jnp.zeros((), jnp.int32)
+    none, no = jnp.zeros((), jnp.int32), jnp.zeros((), bool)
     if products is None and steps is None:
-        return Doubt(gone, away, beyond, gain, place, None, jnp.zeros((), bool), none)
+        return Doubt(gone, away, beyond, gain, place, None, no, no, none)
 
     def aside() -> tuple[Probe, Descent, jax.Array]:
         if products is not None:
-            return _aside(point, products, noise)
+            return _aside(point, valley, products, noise)
         assert steps is not None
         _, length = steps.full()
         hopeful = is_hopeful(point, length, noise.residual)
-        return _probe_if(hopeful, point, steps, noise), no_descent(point), jnp.zeros((), bool)
+        return _probe_if(hopeful, point, steps, noise), no_descent(point), no
 
-    nothing = (no_probe(point), no_descent(point), jnp.zeros((), bool))
+    nothing = (no_probe(point), no_descent(point), no)
     taken, down, is_saddle = cond(gone, lambda: nothing, aside)
     step = taken.step + down.step
     aside_x = jnp.where(gone, away, point.x + step)
     exists = gone | jnp.any(step != 0)
     gain = gain + down.gain
-    return Doubt(exists, aside_x, beyond, gain, place, taken, is_saddle, down.products)
+    level = down.is_level & ~gone
+    return Doubt(exists, aside_x, beyond, gain, place, taken, is_saddle, level, down.products)
 
 
 def _probe_if(needed: jax.Array, point: Linearization, steps: Steps, noise: Noise) -> Probe:
@@ -143,14 +148,14 @@ def _probe_if(needed: jax.Array, point: Linearization, steps: Steps, noise: Nois
 
 
 def _aside(
-    point: Linearization, products: CurvatureProducts, noise: Noise
+    point: Linearization, valley: jax.Array | None, products: CurvatureProducts, noise: Noise
 ) -> tuple[Probe, Descent, jax.Array]:
     r"""A step along which the cost bends down, else a part of the full step where that is hopeful.
 
-    Where it bends down and the full step is hopeful as well, the point is no minimum, whatever one
-    evaluation shows. A part of the full step by itself says nothing of that: it changes no param by
-    more than a tenth, so none that is zero but for rounding, as at the saddle that
-    :math:`\cos(w t)` makes of `w = 0`.
+    Where it bends down clearly and the full step is hopeful as well, the point is no minimum,
+    whatever one evaluation shows. A part of the full step by itself says nothing of that: it
+    changes no param by more than a tenth, so none that is zero but for rounding, as at the saddle
+    that :math:`\cos(w t)` makes of `w = 0`.
     """
     assert point.triangle is not None
     L, c = point.triangle
@@ -158,9 +163,14 @@ def _aside(
     down = cond(
         point.cost <= noise.cost,
         lambda: no_descent(point),
-        lambda: descent(point, factors, products.gradient_at, products.eps, noise),
+        lambda: descent(point, factors, valley, products.gradient_at, products.eps, noise),
     )
-    bends = jnp.any(down.step != 0)
     hopeful = is_hopeful(point, norm(c), noise.residual)
+    is_saddle = down.is_deep & jnp.any(down.step != 0)
     steps = factored_steps(point, factors)
-    return _probe_if(hopeful & ~bends, point, steps, noise), down, hopeful & bends
+    taken = _probe_if(hopeful & ~is_saddle, point, steps, noise)
+    # Where little bends down it may be rounding, and the full step tells more.
+    none = no_descent(point)._replace(is_level=down.is_level, products=down.products)
+    shallow = hopeful & ~is_saddle
+    down = Descent(*(lax.select(shallow, a, b) for a, b in zip(none, down, strict=True)))
+    return taken, down, hopeful & is_saddle

@@ -1,4 +1,4 @@
-"""The evidence behind a claim: vanished columns, runaway params, singular roots."""
+"""The evidence behind a claim: vanished columns, runaway params, level valleys, singular roots."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ _GONE = 2  # power of the rounding unit: what is left of a param at a singular r
 _LINEARLY = 1e-4, 0.5  # of the cost, between which each step to a singular root leaves of it
 _VANISHED = 0.45  # power of the rounding unit: what is left of a column that counts no more
 _NEAR = 0.25  # power of the rounding unit: the part of a param, by which it is moved on
+_LITTLE = 0.5  # power of the rounding unit: of the residuals, what shows no minimum
+_SHRUNK = 0.1  # of its start: a param that is less has come near zero, and may end there
 _STEEPER = 10.0  # times the slope at a minimum, a tenth of the way further
 
 
@@ -141,14 +143,54 @@ def ran_away(
     return jnp.any(away & (_own_effects(point) <= unseen_effect))
 
 
+def drift(point: Linearization, start: jax.Array, known: jax.Array) -> jax.Array:
+    r"""The step along a valley that params have come, as far as a param is large, of shape `[n]`.
+
+    With the step :math:`v_j = C_j x_j / C_{jj}`, `C = (J^T J)^{-1}`, that changes a param by its
+    own size while the others follow,
+
+    .. math:: \|J v_j\| \le \sqrt{\epsilon}\, \|r\|, \quad
+        |v_j^T D^2 (x - x_0)| \ge \tfrac12 \|D v_j\|^2, \quad |x_j| \ge 0.1\, |x_{0,j}|
+
+    If its floor is level to second order, too, a minimum there can't be told from a slope to one
+    far off, nor from infinity. It is another matter where the data never determined all params
+    (two by their product). The step is zero where there is no such valley.
+
+    Args:
+        point: The point.
+        start: Where the search began, of shape `[n]`.
+        known: Whether the data determined all params there.
+    """
+    units, dtype = initial_scale(point.columns), point.x.dtype
+    inverse = _inverse(point, units)
+    whole = units * jnp.abs(point.x)
+    directions = matmul(inverse.T, inverse)  # C, in units
+    variances, squares = jnp.diagonal(directions), jnp.sum(jnp.square(directions), axis=0)
+    went = jnp.abs(matmul(units * (point.x - start), directions)) * variances >= squares * whole / 2
+    effects = divide(whole, norm(inverse, axis=0))
+    least = jnp.asarray(float(jnp.finfo(dtype).eps) ** _LITTLE, dtype) * jnp.sqrt(2 * point.cost)
+    away = went & (effects <= least) & (start != 0) & (point.x != 0)
+    away &= known & jnp.all(point.columns > 0)
+    away &= jnp.abs(point.x) >= jnp.asarray(_SHRUNK, dtype) * jnp.abs(start)
+    j = jnp.argmin(jnp.where(away, effects, jnp.full_like(effects, jnp.inf)))
+    step = directions[j] * (units[j] * point.x[j] / variances[j]) / units
+    known = jnp.any(away) & jnp.all(jnp.isfinite(step))
+    return jnp.where(known, step, jnp.zeros_like(step))
+
+
 def _own_effects(point: Linearization) -> jax.Array:
     """By how much the whole of a param moves the residuals, of shape `[n]`, if others follow."""
-    assert point.triangle is not None
     units = initial_scale(point.columns)
-    L = point.triangle.L / units[:, None]
-    inverse = solve_triangular(L, jnp.eye(L.shape[0], dtype=L.dtype), lower=True)
+    inverse = _inverse(point, units)
     effects = divide(units * jnp.abs(point.x), norm(inverse, axis=0))
     return jnp.where(jnp.isfinite(effects), effects, jnp.zeros_like(effects))
+
+
+def _inverse(point: Linearization, units: jax.Array) -> jax.Array:
+    """The inverse of the triangle of the Jacobian in units of the params."""
+    assert point.triangle is not None
+    L = point.triangle.L / units[:, None]
+    return solve_triangular(L, jnp.eye(L.shape[0], dtype=L.dtype), lower=True)
 
 
 def _hardly(point: Linearization) -> jax.Array:

@@ -60,13 +60,19 @@ def leans(point: Linearization, noise: Noise) -> jax.Array:
     is the square of it: 1e-10 of the cost, which float32 rounds to 1e-7 already, while params that
     the data hardly determine are off in their third digit.
     """
+    full = is_full(point)
     assert point.triangle is not None
-    pivots = jnp.abs(jnp.diagonal(point.triangle.L))
-    noise_of_columns = _ROUNDED * float(jnp.finfo(pivots.dtype).eps)
-    full = jnp.all(pivots > jnp.asarray(noise_of_columns, pivots.dtype) * point.columns)
     least = jnp.asarray(_LEANING, point.cost.dtype) * jnp.sqrt(2 * point.cost)
     least = jnp.maximum(least, jnp.asarray(_ABOVE, least.dtype) * noise.residual)
     return full & (norm(point.triangle.c) > least)
+
+
+def is_full(point: Linearization) -> jax.Array:
+    """Whether no column depends on those before it, beyond rounding."""
+    assert point.triangle is not None
+    pivots = jnp.abs(jnp.diagonal(point.triangle.L))
+    noise_of_columns = _ROUNDED * float(jnp.finfo(pivots.dtype).eps)
+    return jnp.all(pivots > jnp.asarray(noise_of_columns, pivots.dtype) * point.columns)
 
 
 def is_steadier(after: Linearization, before: Linearization) -> jax.Array:

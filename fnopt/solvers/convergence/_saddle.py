@@ -28,6 +28,8 @@ _NEAR, _FAR = 0.01, 0.1  # of the sizes of params: for a difference, for a step
 _SHIFT = 0.01  # of the residuals: a param is as large as what moves them by so much, at least
 _CLEARLY = 4.0  # times the rounding
 _SHARE = 0.1  # of the gain that is promised, which is enough
+_DEEP = 0.1  # of M: negative curvature that is more is none of a slope that is left
+_LEVEL = 1e-4  # of the cost, by which it changes along a valley whose floor is level
 
 
 class Descent(NamedTuple):
@@ -35,6 +37,8 @@ class Descent(NamedTuple):
 
     step: jax.Array  # [n], zeros if there is none
     gain: jax.Array  # the least reduction of the cost that makes it worth going there
+    is_deep: jax.Array  # whether the cost bends down by more than a slope that is left makes of it
+    is_level: jax.Array  # whether the cost doesn't bend along the valley that was given
     products: jax.Array  # int32, Jacobians that were evaluated to find it
 
 
@@ -51,6 +55,11 @@ class _Basis(NamedTuple):
     def step(self, u: jax.Array) -> jax.Array:
         """The params' step of coordinates `u`."""
         return jnp.sum(u[:, None] * self.B, axis=0)
+
+    def coordinates(self, p: jax.Array, scale: jax.Array) -> jax.Array:
+        """The coordinates of a step of the params."""
+        size = divide(jnp.ones_like(self.less), jnp.sum(jnp.square(scale * self.B), axis=1))  # M
+        return size * jnp.sum(self.B * jnp.square(scale) * p, axis=1)
 
     def slopes(self, g: jax.Array) -> jax.Array:
         """The derivatives by the coordinates, from those by the params."""
@@ -69,12 +78,14 @@ class _Krylov(NamedTuple):
 def no_descent(point: Linearization) -> Descent:
     """The step that goes nowhere."""
     zero = jnp.zeros_like(point.cost)
-    return Descent(jnp.zeros_like(point.x), zero, jnp.zeros((), jnp.int32))
+    no = jnp.zeros((), bool)
+    return Descent(jnp.zeros_like(point.x), zero, no, no, jnp.zeros((), jnp.int32))
 
 
 def descent(
     point: Linearization,
     factors: SingularFactors,
+    valley: jax.Array | None,
     gradient_at: Callable[[jax.Array], jax.Array],
     eps: jax.Array,
     noise: Noise,
@@ -92,6 +103,8 @@ def descent(
     Args:
         point: The point.
         factors: The singular values of its Jacobian, in units of the columns.
+        valley: A step along a valley of the linear model, of shape `[n]`, zeros if there is none;
+            or None.
         gradient_at: :math:`y \mapsto J(y)^T r`, with the residuals of the point.
         eps: The rounding unit.
         noise: The rounding at the point.
@@ -103,13 +116,35 @@ def descent(
     scale = memoryless_scale(point.columns)
     basis, sizes = _basis(factors, scale), _sizes(point, scale)
     found = _products(point, gradient_at, basis, sizes)
-    nowhere = jnp.zeros_like(point.x), jnp.zeros_like(point.cost)
-    step, gain = cond(
+    nowhere = jnp.zeros_like(point.x), jnp.zeros_like(point.cost), jnp.zeros((), bool)
+    step, gain, is_deep = cond(
         found.unclear,
         lambda: _downhill(point, basis, scale, sizes, found, eps, noise),
         lambda: nowhere,
     )
-    return Descent(step, gain, found.count)
+    is_level = _is_level(point, basis, scale, found, valley, noise)
+    return Descent(step, gain, is_deep, is_level, found.count)
+
+
+def _is_level(
+    point: Linearization,
+    basis: _Basis,
+    scale: jax.Array,
+    found: _Krylov,
+    valley: jax.Array | None,
+    noise: Noise,
+) -> jax.Array:
+    """Whether the cost doesn't bend along a valley by more than a little, or than rounding may.
+
+    False where not all of the Hessian is seen.
+    """
+    if valley is None or point.x.size > _MOST:
+        return jnp.zeros((), bool)
+    u = basis.coordinates(valley, scale)
+    bend = matmul(u, u + matmul(matmul(found.U, u), found.W))
+    blur = noise.residual * jnp.sqrt(2 * point.cost) / jnp.asarray(_NEAR, bend.dtype)
+    level = bend <= jnp.asarray(2 * _LEVEL, bend.dtype) * point.cost + blur
+    return level & found.unclear & jnp.any(valley != 0)
 
 
 def _downhill(
@@ -120,8 +155,8 @@ def _downhill(
     found: _Krylov,
     eps: jax.Array,
     noise: Noise,
-) -> tuple[jax.Array, jax.Array]:
-    r"""The step along all directions that bend down, and the least gain that it has to make.
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    r"""The step along all directions that bend down, the least gain, and whether they are deep.
 
     Along one alone what the others need is left to steps of the linear model, which sees nothing
     there: at the start of :math:`(x^2 - 1, y^2 - 4)` from zero both have to move. Each counts by
@@ -138,6 +173,7 @@ def _downhill(
     bends = curvatures < -clearly * blurs
     p = jnp.sum(jnp.where(bends[:, None], steps, jnp.zeros_like(steps)), axis=0)
     curvature = jnp.sum(jnp.where(bends, curvatures, jnp.zeros_like(curvatures)))
+    is_deep = jnp.any(bends & (1 + values < -jnp.asarray(_DEEP, p.dtype)))
     t = jnp.asarray(_FAR, p.dtype) * _own_size_factor(p, sizes)
     # As far as can be seen of the cost: a slope that changes shows what is far below its rounding.
     t = jnp.maximum(t, jnp.sqrt(divide(4 * clearly * noise.cost, -curvature)))
@@ -145,7 +181,7 @@ def _downhill(
     t = jnp.minimum(t, jnp.sqrt(divide(point.cost, -curvature)))
     gain = jnp.square(t) * jnp.abs(curvature) / 2
     step = jnp.where(gain > clearly * noise.cost, t * p, jnp.zeros_like(p))
-    return step, jnp.asarray(_SHARE, p.dtype) * gain
+    return step, jnp.asarray(_SHARE, p.dtype) * gain, is_deep
 
 
 def _basis(factors: SingularFactors, scale: jax.Array) -> _Basis:
@@ -180,9 +216,12 @@ def _products(
         return bent - basis.less * u
 
     def orthogonal(U: jax.Array, w: jax.Array) -> jax.Array:
+        before = norm(w)
         for _ in range(2):  # once leaves what rounding makes of it
             w = w - matmul(matmul(U, w), U)
-        return divide(w, norm(w))
+        # What is hardly there is rounding, and no other direction: it would be counted twice.
+        least = jnp.asarray(float(jnp.finfo(dtype).eps) ** 0.5, dtype) * before
+        return jnp.where(norm(w) > least, divide(w, norm(w)), jnp.zeros_like(w))
 
     def step(at: _Krylov) -> _Krylov:
         w = product(at.U[at.count])

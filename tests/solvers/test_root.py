@@ -204,3 +204,11 @@ def test_what_overflows_at_the_start_is_no_root(start):
     assert int(end.status) == fnopt.Status.NONFINITE_START
     end = fnopt.fixed_point(lambda x: x**3 / 2, start)
     assert not bool(end.converged), end.message
+
+
+def test_a_root_in_any_unit_of_the_params():
+    # Squares of the params overflow or vanish, those of what the equations make of them don't.
+    units = jnp.asarray([10.0**k for k in range(-30, 31, 10)], jnp.float32)
+    solved = jax.jit(jax.vmap(lambda u: fnopt.root(lambda x: (x * u) ** 2 - 2, 1 / u)))(units)
+    assert np.all(solved.converged), solved.message
+    np.testing.assert_allclose(solved.params * units, 2**0.5, rtol=1e-5)

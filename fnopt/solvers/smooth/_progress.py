@@ -14,6 +14,7 @@ from fnopt.solvers.smooth._tolerances import StoppingTolerances
 # was lost stands for it if it doesn't.
 _ORDINARY = 1e-6, 1e17
 _OF_FALL = 1e-10, 1e-4
+_BLURRED = 10.0  # rounding units of the value: a gradient that can't be told from none
 _ROUNDED = 100.0  # squares of the rounding unit, which a sum of squares has left
 VANISHED = 2e-7  # of that 1: a value that is nothing itself
 
@@ -85,9 +86,10 @@ def sizes_of(
     matters = jnp.where(vanished, in_all, jnp.maximum(lately, 1e-3 * one))
     fine = jnp.maximum(tol.ftol * value, tol.least * matters)
     share = jnp.ones_like(value)
-    if not tol.given:
-        share = progress.one(point.value, tol.worth, over) * tol.worth
     eps = float(jnp.finfo(value.dtype).eps)
+    if not tol.given:
+        blur = jnp.asarray(_BLURRED * eps, value.dtype) / tol.gtol * value
+        share = jnp.maximum(progress.one(point.value, tol.worth, over), blur) * tol.worth
     most = jnp.maximum(progress.first - point.value, value)
     rounded = over & (value <= jnp.asarray(_ROUNDED * eps**2, value.dtype) * most)
     surely = rounded | (vanished & progress.is_ordinary(point.value, tol.worth))

@@ -111,8 +111,11 @@ def _judged(before: Rounds, end: RoundEnd, least: jax.Array, max_steps: int) -> 
     doubtful = jnp.any(jnp.abs(pull) > part * steepest) & (end.counts.steps > 0)
     lost = (end.status == Status.STALLED.value) & is_steep(pull, point)
     in_vain = (before.done > 0) & (before.point.value - point.value <= _NOTHING * worth)
+    # Of what grew below zero it is none of the fall that says how much it gained.
+    in_vain &= (value <= jnp.abs(before.point.value)) | (value <= VANISHED)
     claims = is_converged(end.status)
-    status = jnp.where(in_vain & ~claims & ~before.afar, before.status, end.status)
+    stands = (in_vain | (value <= VANISHED)) & (before.done > 0) & ~before.afar
+    status = jnp.where(stands & ~claims, before.status, end.status)
     doubtful |= lost | _is_from_afar(before.first, point.value)
     doubtful &= (claims | (status == Status.STALLED.value)) & ~in_vain
     done = before.done + jnp.ones((), jnp.int32)
@@ -135,14 +138,17 @@ def _judged(before: Rounds, end: RoundEnd, least: jax.Array, max_steps: int) -> 
 
 def _is_from_afar(first: jax.Array, value: jax.Array) -> jax.Array:
     """Whether a value fell so far that the fall says nothing of what is small there."""
-    size = jnp.abs(value)
-    return (first - value > _FAR * jnp.maximum(size, 1)) & (size > VANISHED)
+    return first - value > _FAR * jnp.maximum(jnp.abs(value), 1)
 
 
 def _afresh(rounds: Rounds, units: Units) -> Rounds:
     """The rounds as if they began at their end, where they came from afar."""
     far = _is_from_afar(rounds.first, rounds.point.value)
     begun = rounds._replace(
-        units=units, steepest=jnp.abs(rounds.point.gradient), first=rounds.point.value, afar=far
+        units=units,
+        steepest=jnp.abs(rounds.point.gradient),
+        first=rounds.point.value,
+        # What is nothing to the user may be a root: unless more can be gained, the claim stands.
+        afar=far & (jnp.abs(rounds.point.value) > VANISHED),
     )
     return jax.tree.map(lambda a, b: jnp.where(far, a, b), begun, rounds)

@@ -302,3 +302,35 @@ def test_a_first_step_that_rounding_would_hide_is_longer():
         end = fnopt.minimize(loss, jnp.full(3, 60.0), method=method)
         assert bool(end.converged), end.message
         assert abs(float(end.value) - 3) < 1e-5
+
+
+@pytest.mark.parametrize("method", ["bfgs", "lbfgsb", "cg", "newton_cg"])
+def test_a_fall_from_afar_to_less_than_the_unit_is_followed(method, x64):
+    # In a unit of 1e-24, from values of 1e28: what is less than 2e-7 was claimed, on a slope.
+    def loss(p):
+        return unit * (jnp.exp(-p[0]) + jnp.cosh(3 * p[1]) + p[0] ** 2)
+
+    for unit, start in ((1e-24, [-120.0, 5.0]), (1e-8, [-100.0, 0.5])):
+        end = fnopt.minimize(loss, jnp.asarray(start), method=method)
+        assert bool(end.converged), end.message
+        assert float(end.value) / unit == pytest.approx(1.82718, rel=1e-3)
+
+
+@pytest.mark.parametrize("method", ["bfgs", "lbfgsb"])
+def test_what_grows_below_zero_keeps_no_claim(method, x64):
+    # No lower bound; a round that came to a value near zero was claimed, and that claim was kept.
+    def loss(p):
+        return 1e-24 * (jnp.sum((1 - jnp.exp(1 - p)) ** 2) - 2 + 0.1 * jnp.sum(p[1:] * p[:-1]))
+
+    end = fnopt.minimize(loss, jnp.asarray([-11.0, 18.0, -33.0, -44.0]), method=method)
+    assert not bool(end.converged) or abs(float(end.value)) < 1, end
+
+
+def test_a_root_from_afar_is_claimed(x64):
+    def rosenbrock(p):
+        return 100 * (p[1] - p[0] ** 2) ** 2 + (1 - p[0]) ** 2
+
+    for method in ("bfgs", "lbfgsb", "cg"):
+        end = fnopt.minimize(rosenbrock, jnp.asarray([1e5, -3e4]), method=method)
+        assert bool(end.converged), end.message
+        np.testing.assert_allclose(end.params, 1, rtol=1e-3)

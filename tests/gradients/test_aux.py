@@ -10,7 +10,7 @@ import pytest
 from fnopt import gradients
 
 X, BATCH = jnp.ones(2), jnp.ones((3, 2))
-WEIGHTED = {"weighted_grad", "value_and_weighted_grad"}
+WEIGHTED = ("weighted_grad", "value_and_weighted_grad")
 OPTIONS = {"clipped_grad": {"clip_norm": 1.0}, "hardest_examples": {"k": 1}}
 NAMES = [
     *("per_example_grads", "value_and_per_example_grads", "per_example_norms", "clipped_grad"),

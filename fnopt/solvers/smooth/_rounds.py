@@ -56,7 +56,8 @@ def iterated(
     have units that the start didn't show. The way shows them: by :math:`d_i = \Delta / \max_k
     |g_i^{(k)}|` a param would have to change for all that was gained, :math:`\Delta`. In these
     units the method begins anew; a claim stands if that gains nothing. So it begins anew where a
-    search failed on a steep slope, by what it had learned far away.
+    search failed on a steep slope, by what it had learned far away, and, as if its end were the
+    start, where the value fell so far that the fall is no scale.
     """
     feasible = jnp.ones((), bool) if problem.box is None else problem.box.is_feasible()
     x = jnp.where(feasible, problem.inside(x), x)
@@ -114,7 +115,8 @@ def _judged(before: Rounds, end: RoundEnd, least: jax.Array, max_steps: int) -> 
     # Of what grew below zero it is none of the fall that says how much it gained.
     in_vain &= (value <= jnp.abs(before.point.value)) | (value <= VANISHED)
     claims = is_converged(end.status)
-    stands = (in_vain | (value <= VANISHED)) & (before.done > 0) & ~before.afar
+    stopped = (end.status == Status.STOPPED.value) | (end.status == Status.UNBOUNDED.value)
+    stands = (in_vain | (value <= VANISHED)) & (before.done > 0) & ~before.afar & ~stopped
     status = jnp.where(stands & ~claims, before.status, end.status)
     doubtful |= lost | _is_from_afar(before.first, point.value)
     doubtful &= (claims | (status == Status.STALLED.value)) & ~in_vain

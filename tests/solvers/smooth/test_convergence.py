@@ -326,6 +326,25 @@ def test_what_grows_below_zero_keeps_no_claim(method, x64):
     assert not bool(end.converged) or abs(float(end.value)) < 1, end
 
 
+def test_a_callback_stops_later_rounds_too(x64):
+    def loss(p):
+        return jnp.sum(jnp.cosh(p - 1)) - 2
+
+    steps = []
+
+    def callback(info):
+        steps.append(int(info.step))
+        return len(steps) >= most
+
+    start, most = jnp.asarray([150.0, 3.0]), 10_000
+    end = fnopt.minimize(loss, start, method="bfgs", callback=callback)
+    most = len(steps) - 2  # a last step that converges is no stop
+    steps.clear()
+    stopped = fnopt.minimize(loss, start, method="bfgs", callback=callback)
+    assert bool(end.converged)
+    assert int(stopped.status) == Status.STOPPED, stopped.message
+
+
 def test_a_root_from_afar_is_claimed(x64):
     def rosenbrock(p):
         return 100 * (p[1] - p[0] ** 2) ** 2 + (1 - p[0]) ** 2

@@ -52,7 +52,7 @@ class FitLoop(NamedTuple):
     scaled_gradient: jax.Array  # of the params that may and do move the residuals
     peak: jax.Array  # [n], the largest norms of the Jacobian's columns
     start: jax.Array  # [n]
-    known: jax.Array | None  # whether the data determined all params there; None where not seen
+    known: jax.Array | None  # whether the data ever determined all params; None where not seen
     rooted: jax.Array  # whether the point is a singular root, as good as it can be told
     status: jax.Array
     claimed: jax.Array  # the status whose test is the next evaluation; else `RUNNING`
@@ -260,6 +260,7 @@ def advance(
         # Of the params that have an effect.
         scaled_gradient=jnp.max(lax.select(lost, jnp.zeros_like(slopes), slopes)),
         peak=peak,
+        known=None if loop.known is None else loop.known | is_full(here),
         rooted=rooted,
         status=lax.select(tests, loop.claimed, status),
         claimed=Status.RUNNING.array,

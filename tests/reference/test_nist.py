@@ -112,3 +112,17 @@ def test_float32_solves_most_of_what_rounding_decides(start, most):
     fits = jax.vmap(functools.partial(fit, problem.model), (0, None, None))(starts, x, y)
     digits = [nist.log_relative_error(problem, params) for params in fits[0].params]
     assert np.mean(np.asarray(digits) >= 3) >= most
+
+
+def test_a_valley_that_float32_sees_as_level_is_hardly_called_converged():
+    # MGH17 from near its first start: two exponentials become one with amplitudes of 65 and -65,
+    # and all along to infinity the residuals change by less than their rounding. 17 of 24 were
+    # claimed; where the rounding of the curvature looks like a floor one or two still are.
+    problem = nist.load("MGH17")
+    x, y = jnp.asarray(problem.x, jnp.float32), jnp.asarray(problem.y, jnp.float32)
+    noise = np.random.default_rng(0).standard_normal((24, 5))
+    starts = jnp.asarray(problem.starts[0] * (1 + 1e-3 * noise), jnp.float32)
+    ends = jax.vmap(functools.partial(fit, problem.model), (0, None, None))(starts, x, y)[0]
+    digits = np.asarray([nist.log_relative_error(problem, params) for params in ends.params])
+    false = np.asarray(ends.converged) & (digits < 3)
+    assert np.sum(false) <= 4, (digits, ends.cost, ends.rank)

@@ -143,23 +143,25 @@ def ran_away(
     return jnp.any(away & (_own_effects(point) <= unseen_effect))
 
 
-def drift(point: Linearization, start: jax.Array, known: jax.Array) -> jax.Array:
+def drift(point: Linearization, start: jax.Array, known: jax.Array, noise: jax.Array) -> jax.Array:
     r"""The step along a valley that params have come, as far as a param is large, of shape `[n]`.
 
     With the step :math:`v_j = C_j x_j / C_{jj}`, `C = (J^T J)^{-1}`, that changes a param by its
     own size while the others follow,
 
-    .. math:: \|J v_j\| \le \sqrt{\epsilon}\, \|r\|, \quad
+    .. math:: \|J v_j\| \le \max(\sqrt{\epsilon}\, \|r\|, \rho), \quad
         |v_j^T D^2 (x - x_0)| \ge \tfrac12 \|D v_j\|^2, \quad |x_j| \ge 0.1\, |x_{0,j}|
 
-    If its floor is level to second order, too, a minimum there can't be told from a slope to one
-    far off, nor from infinity. It is another matter where the data never determined all params
-    (two by their product). The step is zero where there is no such valley.
+    or, in place of the second, a change of no more than :math:`\rho`, the rounding of the
+    residuals. If its floor is level to second order, too, a minimum there can't be told from a
+    slope to one far off, nor from infinity. It is another matter where the data never determined
+    all params (two by their product). The step is zero where there is no such valley.
 
     Args:
         point: The point.
         start: Where the search began, of shape `[n]`.
-        known: Whether the data determined all params there.
+        known: Whether the data determined all params anywhere on the way.
+        noise: :math:`\rho`, the rounding of the residuals.
     """
     units, dtype = initial_scale(point.columns), point.x.dtype
     inverse = _inverse(point, units)
@@ -169,6 +171,8 @@ def drift(point: Linearization, start: jax.Array, known: jax.Array) -> jax.Array
     went = jnp.abs(matmul(units * (point.x - start), directions)) * variances >= squares * whole / 2
     effects = divide(whole, norm(inverse, axis=0))
     least = jnp.asarray(float(jnp.finfo(dtype).eps) ** _LITTLE, dtype) * jnp.sqrt(2 * point.cost)
+    least = jnp.maximum(least, noise)
+    went |= effects <= noise
     away = went & (effects <= least) & (start != 0) & (point.x != 0)
     away &= known & jnp.all(point.columns > 0)
     away &= jnp.abs(point.x) >= jnp.asarray(_SHRUNK, dtype) * jnp.abs(start)

@@ -143,7 +143,8 @@ def _is_level(
     u = basis.coordinates(valley, scale)
     bend = matmul(u, u + matmul(matmul(found.U, u), found.W))
     blur = noise.residual * jnp.sqrt(2 * point.cost) / jnp.asarray(_NEAR, bend.dtype)
-    level = bend <= jnp.asarray(2 * _LEVEL, bend.dtype) * point.cost + blur
+    least = jnp.asarray(2 * _LEVEL, bend.dtype) * point.cost
+    level = bend <= least + jnp.asarray(_CLEARLY, bend.dtype) * blur
     return level & found.unclear & jnp.any(valley != 0)
 
 

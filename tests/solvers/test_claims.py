@@ -462,7 +462,9 @@ def test_a_saddle_at_which_two_columns_are_one_is_left(name):
     end = wave_fits(name, jnp.asarray(starts, jnp.float32))
     costs = np.asarray(end.cost)[np.asarray(end.converged)]
     assert not np.any(np.abs(costs - 21.5786) < 0.01), costs
-    assert len(costs) > len(starts) / 2 or name == "gauss_newton"  # which has no other way
+    # Five were claimed in the valley beside it, whose least is 21.53, as level as float32 sees.
+    assert np.sum(costs > 21) <= 3, costs
+    assert np.sum(costs < 0.06) >= 6 or name == "gauss_newton", costs  # which has no other way
 
 
 LEVEL = [

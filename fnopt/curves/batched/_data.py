@@ -135,9 +135,8 @@ def filled(points: Points) -> Points:
         if a.shape[: mask.ndim] != mask.shape:
             return a
         rows = a.reshape(mask.size, *a.shape[mask.ndim :])
-        return jnp.where(per_row(jnp.ravel(mask), rows), rows, rows[jnp.argmax(mask)]).reshape(
-            a.shape
-        )
+        counts = per_row(jnp.ravel(mask), rows)
+        return jnp.where(counts, rows, rows[jnp.argmax(mask)]).reshape(a.shape)
 
     x, y, sigma = jax.tree.map(fill, (points.x, y, points.sigma))
     return points._replace(x=x, y=y, sigma=sigma)

@@ -17,6 +17,7 @@ from fnopt.core._checks import (
     check_number,
     check_params,
     check_some,
+    check_tolerance,
     check_weights,
     checked_loss,
     described,
@@ -57,7 +58,7 @@ from fnopt.core._kinds import Kind as Kind
 from fnopt.core._kinds import by_kind as by_kind
 from fnopt.core._kinds import each_in_order as each_in_order
 from fnopt.core._leafwise import Leafwise
-from fnopt.core._leaves import check_inexact, check_same_tree, map_leaves
+from fnopt.core._leaves import check_inexact, check_same_tree, check_scalars, map_leaves
 from fnopt.core._leaves import is_none as is_none
 from fnopt.core._loops import cond as cond
 from fnopt.core._loops import typed_start as typed_start
@@ -194,8 +195,10 @@ __all__ = [
     "check_number",
     "check_params",
     "check_same_tree",
+    "check_scalars",
     "check_some",
     "check_state",
+    "check_tolerance",
     "check_weights",
     "checked_chunk_size",
     "checked_loss",

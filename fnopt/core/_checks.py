@@ -179,6 +179,17 @@ def check_number(value: Any, what: str, name: str) -> None:
         raise TypeError(f"{name}: {what} is {described(value)}, expected one number.")
 
 
+def check_tolerance(value: Any, what: str, name: str) -> None:
+    """Refuses what is no number to stop at; None is a default, and a traced value passes."""
+    if value is None:
+        return
+    check_number(value, what, name)
+    if not isinstance(value, Tracer) and not value >= 0:
+        raise ValueError(
+            f"{name}: {what} is {value}, expected a number >= 0; 0 switches its test off."
+        )
+
+
 def is_whole(value: Any, least: int | None = None) -> bool:
     """Whether a value is a whole number, NumPy's too, and not below the least."""
     try:

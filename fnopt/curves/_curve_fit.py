@@ -17,6 +17,7 @@ from fnopt.curves._curve_options import CurveFitOptions, Numbers
 from fnopt.curves._curve_start import checked_bounds, start_of
 from fnopt.curves._failures import report_failures
 from fnopt.curves._scipy_options import solver_options
+from fnopt.curves._signature import numbers_noted
 from fnopt.residuals import named_loss
 from fnopt.solvers import Solution, covariance_of, least_squares, levenberg_marquardt
 
@@ -208,7 +209,10 @@ def curve_fit(
     start, unpacked = start_of(f, p0, box)
 
     def model(p: Any, x: Any) -> Any:
-        return f(x, *p) if unpacked else f(x, p)
+        if not unpacked:
+            return f(x, p)
+        with numbers_noted(p0 is None):
+            return f(x, *p)
 
     with written_for_jax("curve_fit"):
         y = as_wide_as(model, start, x, y)

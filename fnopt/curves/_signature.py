@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from fnopt.core import takes
+
+_VECTOR = " For one vector write lambda x, *p: f(x, jnp.stack(p)), and p0."
+
+
+@contextmanager
+def numbers_noted(noted: bool) -> Iterator[None]:
+    """Adds to an error of `f` without `p0`, if it is noted, that its params were numbers then."""
+    try:
+        yield
+    except (IndexError, TypeError) as error:
+        if noted:
+            error.add_note(
+                "p0 isn't given, so f was called with one number for each param in its signature. "
+                f"If all params are one tree, give it as p0.{_VECTOR}"
+            )
+        raise
 
 
 def positional(f: Callable[..., Any]) -> tuple[int, int, bool]:
@@ -26,7 +43,7 @@ def check_count_of_params(f: Callable[..., Any], n: int, name: str = "curve_fit"
     if n == 0 or n + 1 < required or (n + 1 > most and not any_number):
         number = f"{required - 1}" if required == most else f"{required - 1} to {most - 1}"
         number = f"at least {required - 1}" if any_number else number
-        vector = " For one vector write lambda x, *p: f(x, jnp.stack(p))." if most == 2 else ""
+        vector = _VECTOR if most == 2 else ""
         raise ValueError(
             f"{name}: p0 has {n} numbers, but f takes {number} params after x; expected one "
             f"starting value for each.{vector}"

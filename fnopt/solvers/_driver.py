@@ -16,6 +16,7 @@ from fnopt.core import (
     Status,
     check_count,
     check_same_params,
+    check_scalars,
     is_converged,
     rows_over,
     typed_start,
@@ -193,6 +194,7 @@ def least_squares(
         max_steps=check_count(max_steps, "max_steps", "least_squares", least=0),
     )
     args = checked_args(args)
+    check_scalars(solver)
     callback = print if verbose == 2 and callback is None else callback
     if batch is not None:
         residual_fn = of_examples(residual_fn, jac, batch)

@@ -15,6 +15,7 @@ from fnopt.core import (
     check_count,
     check_inexact,
     check_returned,
+    check_tolerance,
     compute_dtype,
     is_converged,
     matmul,
@@ -126,6 +127,7 @@ def solved(
     if not callable(fun):
         raise TypeError(f"{caller}: fun is {fun!r}, expected a function of the params.")
     max_steps = check_count(max_steps, "max_steps", caller)
+    check_tolerance(tol, "tol", caller)
     args = checked_args(args, caller)
     params = floating_start(params)
     check_inexact(params, "params")

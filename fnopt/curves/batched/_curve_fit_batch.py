@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_count
+from fnopt.core import check_count, check_tolerance
 from fnopt.curves.batched._data import checked_y, split
 from fnopt.curves.batched._fit import BatchFit, no_fits
 from fnopt.curves.batched._fitted import fitted
@@ -125,7 +125,7 @@ def curve_fit_batch(
 
     Raises:
         ValueError: If shapes don't fit, there are no params or more than 16, `sigma` is not
-            positive, bounds are crossed, or `p0` is outside of them.
+            positive, a tolerance is negative, bounds are crossed, or `p0` is outside of them.
         TypeError: If `f` isn't a function, `mask` isn't bool, or data or params aren't real.
 
     Example:
@@ -203,6 +203,8 @@ def _tolerances(dtype: Any, ftol: Any, xtol: Any, gtol: Any, damping: Any) -> La
     The cost is a sum of squares, whose rounding was seen to reach some ten units.
     """
     eps = float(jnp.finfo(dtype).eps)
+    for name, value in {"ftol": ftol, "xtol": xtol, "gtol": gtol, "damping": damping}.items():
+        check_tolerance(value, name, "curve_fit_batch")
 
     def array(value: Any, default: float) -> jax.Array:
         return jnp.asarray(default if value is None else value, dtype)

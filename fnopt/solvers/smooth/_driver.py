@@ -125,8 +125,8 @@ def minimize(
     Raises:
         TypeError: If `fun` is not a function of a real scalar, params are not floating, or a
             keyword is not known.
-        ValueError: If bounds are crossed, the start is outside of them, an option doesn't fit its
-            tree, or the method takes no bounds.
+        ValueError: If bounds are crossed, the start is outside of them, a tolerance is negative, an
+            option doesn't fit its tree, or the method takes no bounds.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -153,7 +153,7 @@ def minimize(
     max_steps = check_count(max_steps, "max_steps", "minimize")
     args = checked_args(args, "minimize")
     params = floating_start(params, constraints)
-    bounds = as_sides(bounds, params)
+    bounds = as_sides(bounds)
     method = _checked_method(method, params, bounds, projection)
     options = {"bounds": bounds, "constraints": constraints}
     limits = (ftol, xtol, gtol)

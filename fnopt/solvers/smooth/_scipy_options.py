@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from fnopt.core import check_count, default_float, listing
+from fnopt.core import check_count, check_tolerance, default_float, listing
 from fnopt.solvers.problem._call import SCHEMES
 from fnopt.solvers.smooth._lbfgsb import lbfgsb
 
@@ -137,14 +137,15 @@ def as_asked(
         if method_name(str(method)) not in ("auto", "lbfgs", "lbfgsb"):
             raise TypeError(f"minimize: maxcor is an option of 'lbfgsb', the method is {method!r}.")
         method = lbfgsb(options["maxcor"])
-    return MinimizeRequest(
-        method,
-        _first(ftol, options.get("ftol"), tol),
-        _first(xtol, options.get("xtol")),
-        _first(gtol, options.get("gtol"), tol),
-        max_steps,
-        bool(options.get("disp")),
-    )
+    check_tolerance(tol, "tol", "minimize")
+    limits = {
+        "ftol": _first(ftol, options.get("ftol"), tol),
+        "xtol": _first(xtol, options.get("xtol")),
+        "gtol": _first(gtol, options.get("gtol"), tol),
+    }
+    for name, limit in limits.items():
+        check_tolerance(limit, name, "minimize")
+    return MinimizeRequest(method, **limits, max_steps=max_steps, disp=bool(options.get("disp")))
 
 
 def _check_constraints(constraints: Any) -> None:
@@ -159,14 +160,15 @@ def _check_constraints(constraints: Any) -> None:
             )
 
 
-def as_sides(bounds: Any, params: Any) -> Any:
+def as_sides(bounds: Any) -> Any:
     """SciPy's pairs `(low, high)`, with None for no bound, as `(lower, upper)`.
 
     A list of tuples is meant so, one with None, and any number of pairs but two. Two lists are
-    `([0, 0], [1, 1])`, the lower and the upper bounds; all else is left as it is.
+    `([0, 0], [1, 1])`, the lower and the upper bounds; a single pair bounds every param, and all
+    else is left as it is.
 
     Raises:
-        ValueError: If two pairs can be read either way, or one pair is given for several params.
+        ValueError: If two pairs can be read either way.
     """
     if not isinstance(bounds, (list, tuple)) or not bounds or not all(map(_is_pair, bounds)):
         return bounds
@@ -180,17 +182,11 @@ def as_sides(bounds: Any, params: Any) -> Any:
             f"bound write {list(map(tuple, bounds))}, for the lower and the upper bounds "
             f"{tuple(map(list, bounds))}."
         )
-    size = getattr(params, "size", None)
-    if len(bounds) == 1 and size not in (None, 1):
-        raise ValueError(
-            f"minimize: bounds = {bounds!r} is one pair, expected one for each of the {size} "
-            f"params. For the same bounds everywhere write {tuple(bounds[0])!r}."
-        )
-    sides = zip(*bounds, strict=True)
-    return tuple(
-        jnp.stack([jnp.asarray(none if x is None else x, default_float()) for x in side])
-        for side, none in zip(sides, (-jnp.inf, jnp.inf), strict=True)
-    )
+    sides = []
+    for side, none in zip(zip(*bounds, strict=True), (-jnp.inf, jnp.inf), strict=True):
+        values = jnp.asarray([none if x is None else x for x in side], default_float())
+        sides.append(values[0] if len(bounds) == 1 else values)
+    return tuple(sides)
 
 
 def _is_pair(side: Any) -> bool:

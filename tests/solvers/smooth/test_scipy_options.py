@@ -85,22 +85,30 @@ def test_what_isnt_understood_is_named(keywords, text):
 
 
 def test_bounds_as_a_list_of_pairs():
-    lower, upper = as_sides([(0.0, None), (None, 2), (-1, 1)], jnp.ones(3))
+    lower, upper = as_sides([(0.0, None), (None, 2), (-1, 1)])
     assert lower.tolist() == [0.0, -jnp.inf, -1.0]
     assert upper.tolist() == [jnp.inf, 2.0, 1.0]
     for kept in (None, (0.0, 1.0), ([0.0, 1.0], [2.0, 3.0]), [0.0, 1.0], []):
-        assert as_sides(kept, jnp.ones(2)) is kept
-    assert as_sides(((0, None), (0, 2)), jnp.ones(2))[1].tolist() == [jnp.inf, 2.0]
-    assert as_sides([[0, 1], [0, 2], [0, 3]], jnp.ones(3))[1].tolist() == [1.0, 2.0, 3.0]
+        assert as_sides(kept) is kept
+    assert as_sides(((0, None), (0, 2)))[1].tolist() == [jnp.inf, 2.0]
+    assert as_sides([[0, 1], [0, 2], [0, 3]])[1].tolist() == [1.0, 2.0, 3.0]
     for either in (((0, 2), (0, 3)), [[0, 2], [0, 3]]):
         text = r"two ways. For pairs .* write \[\(0, 2\), \(0, 3\)\], .* \(\[0, 2\], \[0, 3\]\)"
         with pytest.raises(ValueError, match=text):
             fnopt.minimize(jnp.sum, [1, 1], bounds=either)
-    with pytest.raises(ValueError, match=r"one pair, expected one for each of the 2 params"):
-        fnopt.minimize(jnp.sum, [1, 1], bounds=[(0, 2)])
     assert float(fnopt.minimize(lambda x: jnp.sum(x**2), [3], bounds=[(1, 9)]).params[0]) == 1
     end = fnopt.minimize(lambda x: jnp.sum((x - 3) ** 2), [1, 1], bounds=[(0, 2), (None, 9)])
     assert end.params.tolist() == pytest.approx([2.0, 3.0], abs=1e-4)
+
+
+@pytest.mark.parametrize("start", [jnp.ones(3), {"a": jnp.ones(2), "b": jnp.ones(())}])
+def test_a_single_pair_bounds_every_param(start):
+    def away(params):
+        return sum(jnp.sum((leaf - 3) ** 2) for leaf in jax.tree.leaves(params))
+
+    end = fnopt.minimize(away, start, bounds=[(None, 2)])
+    assert all(jnp.allclose(leaf, 2.0) for leaf in jax.tree.leaves(end.params))
+    assert bool(end.converged)
 
 
 def test_disp_prints_the_report(capsys):

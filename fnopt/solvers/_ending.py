@@ -48,12 +48,13 @@ def ended(
         own=loop.search.own[:0],
     )
     rank, _ = model.rank(solver.factorise(problem.model, point, plain))
-    unseen = fell_from_sight(point, loop.start, loop.peak, rank) & ~loop.rooted
+    fell = jnp.any(loop.since != loop.start)
+    unseen = fell & fell_from_sight(point, loop.start, loop.peak, rank) & ~loop.rooted
     status = jnp.where(is_converged(status) & unseen, Status.STALLED.array, status)
     # What ran away was steep once; few fits have gone so far that it has to be looked for.
     scale = grown_scale(loop.search.steepest, point.columns)
     still = is_converged(status) | (status == Status.STALLED.value)
-    far = still & (point.cost > 0) & went_far(point, loop.start)
+    far = still & (point.cost > 0) & went_far(point, loop.since)
     away = cond(
         far,
         lambda: _ran_away(exact, seen, loop, plain, scale),
@@ -88,4 +89,4 @@ def _ran_away(
     if unseen is None:
         return jnp.zeros((), bool)
     own = loop.search.own[1] if loop.search.own.size else None
-    return ran_away(point, loop.start, scale, unseen, own)
+    return ran_away(point, loop.since, scale, unseen, own)

@@ -42,7 +42,7 @@ def examined(
     tests = products if problem.is_tested(seen) else None
     steps = _full_steps(model, point) if problem.is_plain and model.cuts_short else None
     rho = noise.residual
-    valley = None if loop.known is None else drift(seen, loop.start, loop.known, rho)
+    valley = None if loop.known is None else drift(seen, loop.since, loop.known, rho)
     found = doubt(seen, valley, beyond, is_place, away, tests, steps, noise)
     anew = jnp.asarray(seen is not point, jnp.int32)
     return found._replace(products=found.products + 2 * several.astype(jnp.int32) + anew)

@@ -15,7 +15,7 @@ from fnopt.programs import products_ahead
 from fnopt.solvers._bounded import bounded_trial, faced
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers.convergence._claim import Doubt
-from fnopt.solvers.convergence._evidence import nears_singular_root, vanished
+from fnopt.solvers.convergence._evidence import fell_away, nears_singular_root, vanished
 from fnopt.solvers.convergence._noise import is_full, is_steadier, leans, rounding
 from fnopt.solvers.convergence._options import Options
 from fnopt.solvers.convergence._tests import first_of, is_stationary
@@ -52,6 +52,7 @@ class FitLoop(NamedTuple):
     scaled_gradient: jax.Array  # of the params that may and do move the residuals
     peak: jax.Array  # [n], the largest norms of the Jacobian's columns
     start: jax.Array  # [n]
+    since: jax.Array  # [n], the start, or the end of the last step that took away nearly all
     known: jax.Array | None  # whether the data ever determined all params; None where not seen
     rooted: jax.Array  # whether the point is a singular root, as good as it can be told
     status: jax.Array
@@ -114,6 +115,7 @@ def started(
         scaled_gradient=steep,
         peak=point.columns,
         start=x,
+        since=x,
         known=is_full(point) if problem.is_tested(point) else None,
         rooted=jnp.zeros((), bool),
         status=status,
@@ -247,11 +249,12 @@ def advance(
     slopes = scaled_gradients(faced(here, problem.box))
     stationary = accepted & is_stationary(here.cost, jnp.max(slopes), options.gtol)
     status = lax.select(stationary, Status.CONVERGED_GRADIENT.array, status)
-    nears = nears_singular_root(trial.step, loop.start, search.scale, point.cost, here.cost)
+    nears = nears_singular_root(trial.step, loop.since, search.scale, point.cost, here.cost)
     # A step that leaves out a param whose column has vanished says nothing of that.
     parts = jnp.all((point.columns > 0) | (peak <= 0))
     rooted = nears & accepted & (trial.lam == 0) & parts & ~loop.closer
     status = lax.select(rooted, Status.CONVERGED_STEP.array, status)
+    fell = accepted & ~anew & fell_away(point.cost, here.cost)
     return loop._replace(
         point=here,
         r=r,
@@ -260,6 +263,7 @@ def advance(
         # Of the params that have an effect.
         scaled_gradient=jnp.max(lax.select(lost, jnp.zeros_like(slopes), slopes)),
         peak=peak,
+        since=lax.select(fell, here.x, loop.since),
         known=None if loop.known is None else loop.known | is_full(here),
         rooted=rooted,
         status=lax.select(tests, loop.claimed, status),

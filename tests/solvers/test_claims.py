@@ -235,6 +235,23 @@ def test_a_valley_to_infinity_is_no_minimum(case):
         assert int(end.nfev) < 250
 
 
+def powell_singular(p):
+    a, b, c, d = p
+    return jnp.stack([a + 10 * b, 5**0.5 * (c - d), (b - 2 * c) ** 2, 10**0.5 * (a - d) ** 2])
+
+
+@pytest.mark.parametrize("name", ["levenberg_marquardt", "dogleg", "gauss_newton"])
+def test_a_singular_root_of_deficient_rank_is_claimed(name):
+    """Float32 called it stalled: so little of the residuals might have been data far below."""
+    fit = jax.jit(
+        jax.vmap(lambda p: fnopt.least_squares(powell_singular, p, solver=SOLVERS[name]()))
+    )
+    away = np.random.default_rng(0).uniform(0.5, 1.5, (8, 4))
+    end = fit(jnp.asarray(np.asarray([3.0, -1, 0.1, 1]) * away, jnp.float32))
+    assert np.all(end.converged), end.message
+    assert np.all(np.asarray(end.cost) < 1e-25)
+
+
 def trigonometric(p):
     n = p.size
     i = jnp.arange(1, n + 1, dtype=p.dtype)

@@ -60,6 +60,21 @@ def test_params_that_underflow_at_the_start_are_looked_for(solver):
         assert found or solver != fnopt.levenberg_marquardt(), case
 
 
+def test_params_that_have_to_move_together_are_looked_for():
+    """A peak of a given area, far off and narrow: wider alone it is too low to be seen."""
+    t = jnp.linspace(1.0, 10.0, 40)
+
+    def peak(p):
+        return p[0] / p[1] * jnp.exp(-0.5 * ((t - p[2]) / p[1]) ** 2)
+
+    y = peak(jnp.asarray([1.5, 0.4, 5.0])) + 0.02 * jnp.sin(9 * t)
+    starts = np.asarray([1.5, 0.4, 5.0]) * 10 ** np.random.default_rng(2).uniform(-1, 1, (200, 3))
+    starts = [p for p in jnp.asarray(starts, jnp.float32) if not np.any(peak(p))][:20]
+    fit = jax.jit(lambda p: fnopt.least_squares(lambda q: peak(q) - y, p))
+    ends = [fit(p) for p in starts]
+    assert all(bool(end.converged) and float(end.cost) < 0.01 for end in ends)  # nine of 20, before
+
+
 FLAT = {  # a height of zero beside what underflows: neither has an effect alone
     "a decay": (component(DECAY + 0.5 + WAVE, decay=1, level=1), [0, 3000, 1, 0], 0.01),
     "a peak": (component(PEAK + 0.5 + WAVE, peak=1, level=1), [0, 50, 1, 0], 0.01),
@@ -94,7 +109,7 @@ def test_params_that_have_no_effect_at_all_leave_a_claim_with_its_rank(bounds):
     assert bool(end.converged), end.message
     assert int(end.rank) == 1
     np.testing.assert_array_equal(end.params[:3], [5, 3, 1])
-    assert int(end.nfev) < 40  # at most 36 places, and the steps
+    assert int(end.nfev) < 52  # at most 48 places, and the steps
 
 
 RATES = (200, 300, 500, 700, 1000, 3000)

@@ -19,7 +19,7 @@ _GONE = 2  # power of the rounding unit: what is left of a param at a singular r
 _LINEARLY = 1e-4, 0.5  # of the cost, between which each step to a singular root leaves of it
 _VANISHED = 0.45  # power of the rounding unit: what is left of a column that counts no more
 _NEAR = 0.25  # power of the rounding unit: the part of a param, by which it is moved on
-_LITTLE = 0.5  # power of the rounding unit: of the residuals, what shows no minimum
+_LITTLE = 1e-5  # of the residuals, what shows no minimum; in float32 the root of its unit
 _SHRUNK = 0.1  # of its start: a param that is less has come near zero, and may end there
 _STEEPER = 10.0  # times the slope at a minimum, a tenth of the way further
 
@@ -149,7 +149,7 @@ def drift(point: Linearization, start: jax.Array, known: jax.Array, noise: jax.A
     With the step :math:`v_j = C_j x_j / C_{jj}`, `C = (J^T J)^{-1}`, that changes a param by its
     own size while the others follow,
 
-    .. math:: \|J v_j\| \le \max(\sqrt{\epsilon}\, \|r\|, \rho), \quad
+    .. math:: \|J v_j\| \le \max(10^{-5} \|r\|, \sqrt{\epsilon}\, \|r\|, \rho), \quad
         |v_j^T D^2 (x - x_0)| \ge \tfrac12 \|D v_j\|^2, \quad |x_j| \ge 0.1\, |x_{0,j}|
 
     or, in place of the second, a change of no more than :math:`\rho`, the rounding of the
@@ -170,7 +170,8 @@ def drift(point: Linearization, start: jax.Array, known: jax.Array, noise: jax.A
     variances, squares = jnp.diagonal(directions), jnp.sum(jnp.square(directions), axis=0)
     went = jnp.abs(matmul(units * (point.x - start), directions)) * variances >= squares * whole / 2
     effects = divide(whole, norm(inverse, axis=0))
-    least = jnp.asarray(float(jnp.finfo(dtype).eps) ** _LITTLE, dtype) * jnp.sqrt(2 * point.cost)
+    part = max(_LITTLE, float(jnp.finfo(dtype).eps) ** 0.5)
+    least = jnp.asarray(part, dtype) * jnp.sqrt(2 * point.cost)
     least = jnp.maximum(least, noise)
     went |= effects <= noise
     away = went & (effects <= least) & (start != 0) & (point.x != 0)
@@ -265,6 +266,14 @@ def drowned(point: Linearization, start: jax.Array, scale: jax.Array) -> jax.Arr
     # Of a param: 0 if it moves nothing, 1 if its rounding moves more than is left, else 2.
     kinds = jnp.where(point.columns <= 0, 0, jnp.where(moves, 1, 2))
     return little & (left > 0) & (jnp.max(kinds, initial=0) != 1)
+
+
+def fell_away(before: jax.Array, after: jax.Array) -> jax.Array:
+    r"""Whether a step took away all of the cost but rounding, :math:`f_+ \le \epsilon^{3/2} f`.
+
+    The data are far less than what the params began with, which is no measure of them any more.
+    """
+    return after <= jnp.asarray(float(jnp.finfo(after.dtype).eps) ** 1.5, after.dtype) * before
 
 
 def fell_from_sight(

@@ -21,10 +21,11 @@ from fnopt.solvers.model._linearization import Linearization
 _SIZES = (2**-5, 2**5, 2**-10, 2**10)
 _FACTORS = (*_SIZES, 2**-20, 2**20, -1)  # by which one is moved
 _ALONE = 4  # params that are moved alone
-_TOGETHER = 8  # places, where there are several
+_LEVELS = (1, 2**5, 2**-5)  # by which several are moved at once
+_TOGETHER = 20  # places, where there are several
+_TURN = 7  # rows between the orders of threes
 _COLUMNS = 16  # params that are moved independently of each other
-_GAIN = 0.01  # of the cost, by which a place is better
-_EFFECT = 1e-4  # of the cost, by which it is another
+_EFFECT = 1e-4  # of the cost, by which a place is another, or better
 _FEW = 64  # params; of more those without a column are enough
 _NOTHING = 2  # power of the rounding unit: of the residuals, what a whole param moves them by
 
@@ -78,7 +79,7 @@ def place(
 
 def least_gain(cost: jax.Array) -> jax.Array:
     """The reduction of the cost that makes it worth going to a place."""
-    return jnp.asarray(_GAIN, cost.dtype) * cost
+    return jnp.asarray(_EFFECT, cost.dtype) * cost
 
 
 def is_other(gained: jax.Array, cost: jax.Array) -> jax.Array:
@@ -91,6 +92,12 @@ def _factors() -> np.ndarray:
     alone = np.ones((_ALONE, len(_FACTORS), _COLUMNS))
     for one in range(_ALONE):
         alone[one, :, one + 1] = _FACTORS  # orders begin with 1
-    rng, shape = np.random.default_rng(0), (_TOGETHER, _COLUMNS)
-    together = rng.choice(_SIZES, shape) * rng.choice((1, -1), shape)
-    return np.concatenate([alone.reshape(-1, _COLUMNS), together])
+    return np.concatenate([alone.reshape(-1, _COLUMNS), _together()])
+
+
+def _together() -> np.ndarray:
+    """Two or three of three params move, in all ways; further ones by threes, in other orders."""
+    levels = np.stack(np.meshgrid(*[_LEVELS] * 3, indexing="ij"), axis=-1).reshape(-1, 3)
+    levels = levels[np.sum(levels != 1, axis=1) > 1]
+    threes = [np.roll(levels, _TURN * k, axis=0) for k in range(_COLUMNS // 3 + 1)]
+    return np.roll(np.concatenate(threes, axis=1)[:, :_COLUMNS], 1, axis=1)

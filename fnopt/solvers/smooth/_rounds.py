@@ -83,8 +83,9 @@ def iterated(
         end = run_round(
             inside, method, point, status, progress, rounds.counts, tol, units, max_steps, watch
         )
-        rounds = _judged(rounds, end, 10 * tol.gtol, max_steps)
-        return _afresh(rounds, units_of(method, problem, rounds.point.x, rounds.point))
+        point = units.back(end.point)
+        fresh = units_of(method, problem, point.x, point)
+        return _judged(rounds, end, point, fresh, 10 * tol.gtol, max_steps)
 
     status = first_of((~feasible, Status.INFEASIBLE), (~start.is_finite(), Status.NONFINITE_START))
     zero, one = jnp.zeros((), jnp.int32), jnp.ones((), jnp.int32)
@@ -101,15 +102,32 @@ def iterated(
     return rounds, rounds.point._replace(gradient=rounds.gnorm)
 
 
-def _judged(before: Rounds, end: RoundEnd, least: jax.Array, max_steps: int) -> Rounds:
-    """What a round has shown."""
-    units = before.units
-    point, pull = units.back(end.point), units.gradient_back(end.pull)
-    steepest = units.gradient_back(end.progress.steepest)
+def _judged(
+    before: Rounds,
+    end: RoundEnd,
+    point: Evaluation,
+    fresh: Units,
+    least: jax.Array,
+    max_steps: int,
+) -> Rounds:
+    """What a round has shown, and what the next one begins with.
+
+    Args:
+        before: What was known.
+        end: The end of the round, in its units.
+        point: The same in the user's units.
+        fresh: The units of a search that starts there.
+        least: The smallest part of a gradient that is one.
+        max_steps: The most steps of all rounds.
+    """
+    pull = before.units.gradient_back(end.pull)
+    steepest = before.units.gradient_back(end.progress.steepest)
     value = jnp.abs(point.value)
     worth = jnp.maximum(before.first - point.value, value)
+    # A fall that says nothing of what is small there: the search begins anew as from a start.
+    far = before.first - point.value > _FAR * jnp.maximum(value, 1)
     part = jnp.clip(_LEFT * value / jnp.where(worth > 0, worth, 1), least, _LEFT)
-    doubtful = jnp.any(jnp.abs(pull) > part * steepest) & (end.counts.steps > 0)
+    uneven = jnp.any(jnp.abs(pull) > part * steepest) & (end.counts.steps > 0)
     lost = (end.status == Status.STALLED.value) & is_steep(pull, point)
     in_vain = (before.done > 0) & (before.point.value - point.value <= _NOTHING * worth)
     # Of what grew below zero it is none of the fall that says how much it gained.
@@ -118,39 +136,20 @@ def _judged(before: Rounds, end: RoundEnd, least: jax.Array, max_steps: int) -> 
     stopped = (end.status == Status.STOPPED.value) | (end.status == Status.UNBOUNDED.value)
     stands = (in_vain | (value <= VANISHED)) & (before.done > 0) & ~before.afar & ~stopped
     status = jnp.where(stands & ~claims, before.status, end.status)
-    doubtful |= lost | _is_from_afar(before.first, point.value)
-    doubtful &= (claims | (status == Status.STALLED.value)) & ~in_vain
+    doubtful = (claims | (status == Status.STALLED.value)) & ~in_vain & (uneven | lost | far)
     done = before.done + jnp.ones((), jnp.int32)
     more = (done < _ROUNDS) & (end.counts.steps < max_steps)
-    status = jnp.where(doubtful & ~more, Status.STALLED.array, status)
-    units = units_of_the_way(steepest, worth, units)
+    ours = units_of_the_way(steepest, worth, before.units)
     return Rounds(
-        point,
-        largest(pull),
-        steepest,
-        units,
-        before.first,
-        jnp.zeros((), bool),
-        status,
-        end.counts,
-        done,
-        doubtful & more,
-    )
-
-
-def _is_from_afar(first: jax.Array, value: jax.Array) -> jax.Array:
-    """Whether a value fell so far that the fall says nothing of what is small there."""
-    return first - value > _FAR * jnp.maximum(jnp.abs(value), 1)
-
-
-def _afresh(rounds: Rounds, units: Units) -> Rounds:
-    """The rounds as if they began at their end, where they came from afar."""
-    far = _is_from_afar(rounds.first, rounds.point.value)
-    begun = rounds._replace(
-        units=units,
-        steepest=jnp.abs(rounds.point.gradient),
-        first=rounds.point.value,
+        point=point,
+        gnorm=largest(pull),
+        steepest=jnp.where(far, jnp.abs(point.gradient), steepest),
+        units=jax.tree.map(lambda a, b: jnp.where(far, a, b), fresh, ours),
+        first=jnp.where(far, point.value, before.first),
         # What is nothing to the user may be a root: unless more can be gained, the claim stands.
-        afar=far & (jnp.abs(rounds.point.value) > VANISHED),
+        afar=far & (value > VANISHED),
+        status=jnp.where(doubtful & ~more, Status.STALLED.array, status),
+        counts=end.counts,
+        done=done,
+        again=doubtful & more,
     )
-    return jax.tree.map(lambda a, b: jnp.where(far, a, b), begun, rounds)

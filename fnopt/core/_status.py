@@ -41,7 +41,7 @@ class Status(enum.IntEnum):
     NO_EFFECT = (
         10,
         "not converged: a param has no effect here, but has elsewhere, or may have (a limit "
-        "at infinity, saturation, underflow)",
+        "at infinity, saturation, underflow, an end of an interval that bounds= would hold)",
     )
     WRONG_JACOBIAN = (
         11,

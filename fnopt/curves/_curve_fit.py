@@ -194,7 +194,7 @@ def curve_fit(
         Virtanen et al. (2020), SciPy 1.0, arXiv:1907.10121 (the interface).
     """
     if not callable(f):
-        raise TypeError(f"curve_fit: f is {f!r}, expected a function f(x, a, b, ...).")
+        raise TypeError(f"curve_fit: f is {f!r:.60}, expected a function f(x, a, b, ...).")
     steps = max(check_count(maxfev or max_nfev or 1000, "maxfev", "curve_fit") - 1, 1)
     box = checked_bounds(bounds)
     loss = named_loss(loss, f_scale) if isinstance(loss, str) else loss

@@ -39,6 +39,11 @@ def checked_values(values: Any, x: Any, y: jax.Array) -> Any:
             f"curve_fit: f returned {values!r}, expected an array like ydata. Is there a return "
             "statement?"
         )
+    if jnp.iscomplexobj(y) and not jnp.iscomplexobj(values):
+        raise TypeError(
+            f"curve_fit: ydata are {y.dtype}, but f returned {values.dtype}: imaginary parts that "
+            "nothing fits would count as data. Give ydata.real, or a model with complex values."
+        )
     if values.shape not in {y.shape, ()}:
         x_shape = f" for xdata of shape {x.shape}" if hasattr(x, "shape") else ""
         ask = "Do xdata and ydata have the same length?"

@@ -125,7 +125,7 @@ def solved(
 ) -> Root:
     """The root of a user's function; everything that is known by now is checked."""
     if not callable(fun):
-        raise TypeError(f"{caller}: fun is {fun!r}, expected a function of the params.")
+        raise TypeError(f"{caller}: fun is {fun!r:.60}, expected a function of the params.")
     max_steps = check_count(max_steps, "max_steps", caller)
     check_tolerance(tol, "tol", caller)
     args = checked_args(args, caller)

@@ -121,7 +121,7 @@ def fixed_point(
     """
     tol, max_steps = as_asked("fixed_point", scipy_options, tol, max_steps)
     if not callable(fun):
-        raise TypeError(f"fixed_point: fun is {fun!r}, expected a function of the params.")
+        raise TypeError(f"fixed_point: fun is {fun!r:.60}, expected a function of the params.")
 
     def moved(params: Any, *args: Any) -> Any:
         there = fun(params, *args)

@@ -145,7 +145,7 @@ def curve_fit_batch(
         doi:10.1038/s41598-017-15313-9 (many fits at once).
     """
     if not callable(f):
-        raise TypeError(f"curve_fit_batch: f is {f!r}, expected a function f(x, a, b, ...).")
+        raise TypeError(f"curve_fit_batch: f is {f!r:.60}, expected a function f(x, a, b, ...).")
     y = checked_y(y)
     shared, own = split(x, y, sigma, mask, x_per_fit)
     x0, layout = checked_start(p0, own.x if x_per_fit else shared.x, y)

@@ -140,7 +140,7 @@ def minimize(
         See :class:`fnopt.lbfgsb`.
     """
     if not callable(fun):
-        raise TypeError(f"minimize: fun is {fun!r}, expected a function of the params.")
+        raise TypeError(f"minimize: fun is {fun!r:.60}, expected a function of the params.")
     method, ftol, xtol, gtol, max_steps, disp = as_asked(
         scipy_options,
         method=method,

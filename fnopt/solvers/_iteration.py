@@ -104,10 +104,9 @@ def started(
     one = jnp.ones((), jnp.int32)
     factors = _no_factors(problem, solver, facing, search)
     none = jnp.zeros((), jnp.int32)
-    kept = None if problem.losses is None else r
     return FitLoop(
         point=point,
-        r=kept,
+        r=None if problem.losses is None else r,
         unit=unit,
         closer=jnp.zeros((), bool),
         factors=factors,

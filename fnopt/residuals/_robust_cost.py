@@ -15,7 +15,7 @@ from fnopt.residuals._robust import RobustLoss, named_loss, robust_slopes
 
 # Least curvature of a residual's loss, in units of its slope. By the true one of outliers, which is
 # next to nothing, the params that only they determine go far too far, and so hold up all others.
-_FLOOR = 0.6
+_FLOOR = 0.3
 _FAR = -0.6  # power of the rounding unit: times its loss's scale, so a change has few digits
 _STILL = 1e-3  # of a residual, by which it hardly moves
 _FELT = 100.0  # times its loss's scale, as which a residual counts at most

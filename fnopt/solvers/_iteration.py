@@ -52,7 +52,7 @@ class FitLoop(NamedTuple):
     scaled_gradient: jax.Array  # of the params that may and do move the residuals
     peak: jax.Array  # [n], the largest norms of the Jacobian's columns
     start: jax.Array  # [n]
-    since: jax.Array  # [n], the start, or the end of the last step that took away nearly all
+    since: jax.Array  # [n], the start, or the end of the last step that took all of the cost
     known: jax.Array | None  # whether the data ever determined all params; None where not seen
     rooted: jax.Array  # whether the point is a singular root, as good as it can be told
     status: jax.Array

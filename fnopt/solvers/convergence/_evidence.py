@@ -126,7 +126,7 @@ def ran_away(
 
     Args:
         point: The point.
-        start: Where the search began, of shape `[n]`.
+        start: Where the search began, or all of its cost fell away, of shape `[n]`.
         scale: `D`.
         unseen: :math:`V_0`, orthonormal rows; zeros for directions that the data determine.
         own: The curvature of every param by itself, of shape `[n]`, if it was learned: what is held
@@ -159,7 +159,7 @@ def drift(point: Linearization, start: jax.Array, known: jax.Array, noise: jax.A
 
     Args:
         point: The point.
-        start: Where the search began, of shape `[n]`.
+        start: Where the search began, or all of its cost fell away, of shape `[n]`.
         known: Whether the data determined all params anywhere on the way.
         noise: :math:`\rho`, the rounding of the residuals.
     """

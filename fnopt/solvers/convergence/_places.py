@@ -22,7 +22,6 @@ _SIZES = (2**-5, 2**5, 2**-10, 2**10)
 _FACTORS = (*_SIZES, 2**-20, 2**20, -1)  # by which one is moved
 _ALONE = 4  # params that are moved alone
 _LEVELS = (1, 2**5, 2**-5)  # by which several are moved at once
-_TOGETHER = 20  # places, where there are several
 _TURN = 7  # rows between the orders of threes
 _COLUMNS = 16  # params that are moved independently of each other
 _EFFECT = 1e-4  # of the cost, by which a place is another, or better
@@ -65,10 +64,11 @@ def place(
     # Those of a size come first.
     zeros = count + jnp.cumsum(dead & ~sized, dtype=jnp.int32)
     order = jnp.where(sized, jnp.cumsum(sized, dtype=jnp.int32), zeros)
+    table, alone = _factors(), _ALONE * len(_FACTORS)
     skipped = len(_FACTORS) * jnp.maximum(_ALONE - count, 0)
-    row = jnp.where(visits < _ALONE * len(_FACTORS) - skipped, visits, visits + skipped)
-    end = _ALONE * len(_FACTORS) + jnp.where(extent > 1, _TOGETHER, 0)
-    factors = lax.dynamic_index_in_dim(jnp.asarray(_factors(), point.x.dtype), row, keepdims=False)
+    row = jnp.where(visits < alone - skipped, visits, visits + skipped)
+    end = jnp.where(extent > 1, len(table), alone)
+    factors = lax.dynamic_index_in_dim(jnp.asarray(table, point.x.dtype), row, keepdims=False)
     factor = factors.at[lax.rem(order, jnp.int32(_COLUMNS))].get(mode="promise_in_bounds")
     exists = (count > 0) & (row < end) & (point.cost > noise.cost)
     m = jnp.asarray(max(point.r.size, 1), point.cost.dtype)

@@ -14,6 +14,7 @@ import json
 import os
 import pathlib
 import sys
+import time
 from typing import Any
 
 import jax
@@ -143,9 +144,13 @@ def begin(path: pathlib.Path, address: str, process: int) -> None:
         checkpointer.save(path, training.gathered(params, state))
     params, state = training.run(params, state, SAVED, STEPS)
     found = training.report(params, state)
+    reported = path.with_name("reported")
     if process == 1:
         print(json.dumps(found), flush=True)
+        while not reported.exists():  # the other may still wait for a part of the report
+            time.sleep(0.05)
         os._exit(1)
+    reported.touch()
     try:
         while True:
             jax.block_until_ready(training.run(params, state, 0, 1))

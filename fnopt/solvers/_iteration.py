@@ -89,10 +89,10 @@ def started(
 ) -> FitLoop:
     feasible = jnp.ones((), bool) if problem.box is None else problem.box.has_room()
     point = evaluate(x, r, unit)
-    memory = solver.memory(problem.model) if problem.is_plain else 0
-    learns_own = problem.is_plain and solver.learns_own(problem.model)
-    whole = point._replace(cost=problem.whole_cost(point, r))
-    search = solver.begin(whole, options, memory, learns_own)
+    plain, memory = problem.is_plain, solver.memory(problem.model)
+    learns_own = plain and solver.learns_own(problem.model)
+    sized = memory > 0 and problem.box is None
+    search = solver.begin(point, options, memory if plain else 0, learns_own, sized)
     facing = faced(point, problem.box)
     steep = scaled_gradient(facing)
     status = first_of(
@@ -101,15 +101,13 @@ def started(
         (_vanishes(r, point.cost), Status.ILL_POSED),
         (is_stationary(point.cost, steep, options.gtol), Status.CONVERGED_GRADIENT),
     )
-    one = jnp.ones((), jnp.int32)
-    factors = _no_factors(problem, solver, facing, search)
-    none = jnp.zeros((), jnp.int32)
+    one, none = jnp.ones((), jnp.int32), jnp.zeros((), jnp.int32)
     return FitLoop(
         point=point,
         r=None if problem.losses is None else r,
         unit=unit,
         closer=jnp.zeros((), bool),
-        factors=factors,
+        factors=_no_factors(problem, solver, facing, search),
         search=search,
         scaled_gradient=steep,
         peak=point.columns,

@@ -290,10 +290,15 @@ class LeastSquaresMethod(Transformation):
         return model.finished(system, search.restarts > 0)
 
     def begin(
-        self, point: Linearization, options: Options, memory: int = 0, learns_own: bool = False
+        self,
+        point: Linearization,
+        options: Options,
+        memory: int = 0,
+        learns_own: bool = False,
+        sized: bool = False,
     ) -> TrustRegionState:
         """The search at a first point; it remembers `memory` rows of curvature."""
-        return begin(point, options, self.rule, memory, learns_own)
+        return begin(point, options, self.rule, memory, learns_own, sized)
 
     def learns_own(self, flat: FlatResidual) -> bool:
         """Whether the curvature of each param is learned, if steps follow each other."""

@@ -27,7 +27,7 @@ from fnopt.core import is_converged
 LOSSES = ("soft_l1", "huber", "cauchy")
 SCALE = 0.05  # of the losses; of outliers, one of seven: up to half of the largest datum
 FACTORS = (2.0, 10.0, None)  # None: from ones
-BESIDE = 0.01  # of every param: so far from a claim the search goes on
+BESIDE = 1e-3  # of every param: so far from a claim the search goes on
 AT_ONCE = 32
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import cond
+from fnopt.core import cond, matmul, row_total
+from fnopt.residuals import linearise
 from fnopt.solvers._iteration import FitLoop
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers.convergence._claim import CurvatureProducts, Doubt, doubt
@@ -38,14 +41,34 @@ def examined(
     dead = without_effect(point, loop.peak, loop.start)
     there, is_place = place(point, dead, loop.visits, noise)
     away = lax.select(is_place, _inside(problem, there), away)
-    products = CurvatureProducts(lambda y: model.rmv(y, point.r), options.eps)
-    tests = products if problem.is_tested(seen) else None
+    left = _left_out(problem, solver, point)
+    products = CurvatureProducts(left, options.eps, problem.is_plain)
+    tests = products if problem.is_examined(seen) else None
     steps = _full_steps(model, point) if problem.is_plain and model.cuts_short else None
     rho = noise.residual
     valley = None if loop.known is None else drift(seen, loop.since, loop.known, rho)
     found = doubt(seen, valley, beyond, is_place, away, tests, steps, noise)
     anew = jnp.asarray(seen is not point, jnp.int32)
     return found._replace(products=found.products + 2 * several.astype(jnp.int32) + anew)
+
+
+def _left_out(
+    problem: Problem, solver: LeastSquaresMethod, point: Linearization
+) -> Callable[[jax.Array], jax.Array]:
+    r"""The gradient less what the linear model makes of it, whose slope is what that leaves out.
+
+    .. math:: y \mapsto J(y)^T r, \qquad\text{with losses}\quad
+        y \mapsto \nabla f(y) - \hat J^T \hat J\, (y - x)
+    """
+    model = solver.model(problem.model)
+    if problem.losses is None:
+        return lambda y: model.rmv(y, point.r)
+
+    def left_out(y: jax.Array) -> jax.Array:
+        r, J = linearise(problem.model, y, model.mode, model.chunk_size)
+        return row_total(matmul(r, J) - matmul(matmul(point.J, y - point.x), point.J))
+
+    return left_out
 
 
 def is_tested_fully(problem: Problem, solver: LeastSquaresMethod) -> bool:

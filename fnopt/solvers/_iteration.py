@@ -113,7 +113,7 @@ def started(
         peak=point.columns,
         start=x,
         since=x,
-        known=is_full(point) if problem.is_tested(point) else None,
+        known=is_full(point) if problem.is_examined(point) else None,
         rooted=jnp.zeros((), bool),
         status=status,
         claimed=Status.RUNNING.array,

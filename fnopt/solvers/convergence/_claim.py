@@ -34,10 +34,11 @@ from fnopt.solvers.model._scaling import memoryless_scale
 
 
 class CurvatureProducts(NamedTuple):
-    """Gradients with fixed residuals, which show the curvature that the linear model leaves out."""
+    """Gradients that show the curvature that the linear model leaves out."""
 
     gradient_at: Callable[[jax.Array], jax.Array]  # y -> J(y)^T r, with the residuals of the point
     eps: jax.Array  # the rounding unit
+    is_plain: bool  # whether the cost is that of the linear model's residuals: they have no losses
 
 
 class Doubt(NamedTuple):
@@ -62,7 +63,7 @@ class Doubt(NamedTuple):
     ) -> jax.Array:
         """Whether residuals `r` at the end of the test show a slope that steps could follow."""
         if self.taken is None:
-            return jnp.zeros((), bool)
+            return self.is_saddle
         went = jnp.any(self.taken.step != 0)
         return self.is_saddle | (went & is_refuted(point, self.taken, r, noise.residual, strict))
 
@@ -124,7 +125,7 @@ def doubt(
     if products is None and steps is None:
         return Doubt(gone, away, beyond, gain, place, None, no, no, none)
 
-    def aside() -> tuple[Probe, Descent, jax.Array]:
+    def aside() -> tuple[Probe | None, Descent, jax.Array]:
         if products is not None:
             return _aside(point, valley, products, noise)
         assert steps is not None
@@ -132,9 +133,10 @@ def doubt(
         hopeful = is_hopeful(point, length, noise.residual)
         return _probe_if(hopeful, point, steps, noise), no_descent(point), no
 
-    nothing = (no_probe(point), no_descent(point), no)
+    probed = products is None or products.is_plain
+    nothing = (no_probe(point) if probed else None, no_descent(point), no)
     taken, down, is_saddle = cond(gone, lambda: nothing, aside)
-    step = taken.step + down.step
+    step = down.step if taken is None else taken.step + down.step
     aside_x = jnp.where(gone, away, point.x + step)
     exists = gone | jnp.any(step != 0)
     gain = gain + down.gain
@@ -149,7 +151,7 @@ def _probe_if(needed: jax.Array, point: Linearization, steps: Steps, noise: Nois
 
 def _aside(
     point: Linearization, valley: jax.Array | None, products: CurvatureProducts, noise: Noise
-) -> tuple[Probe, Descent, jax.Array]:
+) -> tuple[Probe | None, Descent, jax.Array]:
     r"""A step along which the cost bends down, else a part of the full step where that is hopeful.
 
     Where it bends down clearly and the full step is hopeful as well, the point is no minimum,
@@ -167,8 +169,10 @@ def _aside(
     )
     hopeful = is_hopeful(point, norm(c), noise.residual)
     is_saddle = down.is_deep & jnp.any(down.step != 0)
-    steps = factored_steps(point, factors)
-    taken = _probe_if(hopeful & ~is_saddle, point, steps, noise)
+    taken = None
+    if products.is_plain:
+        steps = factored_steps(point, factors)
+        taken = _probe_if(hopeful & ~is_saddle, point, steps, noise)
     # Where little bends down it may be rounding, and the full step tells more.
     none = no_descent(point)._replace(is_level=down.is_level, products=down.products)
     shallow = hopeful & ~is_saddle

@@ -115,37 +115,30 @@ def descent(
     """
     scale = memoryless_scale(point.columns)
     basis, sizes = _basis(factors, scale), _sizes(point, scale)
-    found = _products(point, gradient_at, basis, sizes)
+    along = None if valley is None else basis.coordinates(valley, scale)
+    found = _products(point, gradient_at, basis, sizes, along)
     nowhere = jnp.zeros_like(point.x), jnp.zeros_like(point.cost), jnp.zeros((), bool)
     step, gain, is_deep = cond(
         found.unclear,
         lambda: _downhill(point, basis, scale, sizes, found, eps, noise),
         lambda: nowhere,
     )
-    is_level = _is_level(point, basis, scale, found, valley, noise)
+    is_level = _is_level(point, found, along, noise)
     return Descent(step, gain, is_deep, is_level, found.count)
 
 
-def _is_level(
-    point: Linearization,
-    basis: _Basis,
-    scale: jax.Array,
-    found: _Krylov,
-    valley: jax.Array | None,
-    noise: Noise,
-) -> jax.Array:
+def _is_level(point: Linearization, found: _Krylov, u: jax.Array | None, noise: Noise) -> jax.Array:
     """Whether the cost doesn't bend along a valley by more than a little, or than rounding may.
 
     False where not all of the Hessian is seen.
     """
-    if valley is None or point.x.size > _MOST:
+    if u is None or point.x.size > _MOST:
         return jnp.zeros((), bool)
-    u = basis.coordinates(valley, scale)
     bend = matmul(u, u + matmul(matmul(found.U, u), found.W))
     blur = noise.residual * jnp.sqrt(2 * point.cost) / jnp.asarray(_NEAR, bend.dtype)
     least = jnp.asarray(2 * _LEVEL, bend.dtype) * point.cost
     level = bend <= least + jnp.asarray(_CLEARLY, bend.dtype) * blur
-    return level & found.unclear & jnp.any(valley != 0)
+    return level & found.unclear & jnp.any(u != 0)
 
 
 def _downhill(
@@ -198,11 +191,25 @@ def _directions(n: int) -> np.ndarray:
     return np.linalg.qr(normal.T)[0].T
 
 
+def _turned(U: jax.Array, valley: jax.Array | None) -> jax.Array:
+    """Orthonormal rows of which the last is along a valley, if there is one: a reflection.
+
+    A valley bends so little that errors of the products across it would hide that.
+    """
+    if valley is None:
+        return U
+    along = jnp.where(jnp.any(valley != 0), divide(valley, norm(valley)), U[-1])
+    across = U[-1] - along
+    factor = divide(jnp.asarray(2, across.dtype), jnp.sum(jnp.square(across)))
+    return U - factor * matmul(U, across)[:, None] * across
+
+
 def _products(
     point: Linearization,
     gradient_at: Callable[[jax.Array], jax.Array],
     basis: _Basis,
     sizes: jax.Array,
+    valley: jax.Array | None,
 ) -> _Krylov:
     """The products of :math:`H_M - I`; of many params with Lanczos' directions, kept orthogonal."""
     n, dtype = point.x.size, point.x.dtype
@@ -234,7 +241,7 @@ def _products(
 
     known = jnp.asarray(_directions(n), dtype)
     none = jnp.zeros((most, n), dtype)
-    U = known if n <= most else none.at[0].set(known[0])
+    U = _turned(known, valley) if n <= most else none.at[0].set(known[0])
     begun = _Krylov(U, none, jnp.zeros((), jnp.int32), jnp.ones((), bool))
     return while_loop(lambda at: (at.count < most) & at.unclear, step, varying_like(begun, point.x))
 

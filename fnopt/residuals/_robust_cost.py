@@ -16,9 +16,8 @@ from fnopt.residuals._robust import RobustLoss, named_loss, robust_slopes
 # Least curvature of a residual's loss, in units of its slope. By the true one of outliers, which is
 # next to nothing, the params that only they determine go far too far, and so hold up all others.
 _FLOOR = 0.3
-_FAR = -0.6  # power of the rounding unit: times its loss's scale, so a change has few digits
 _STILL = 1e-3  # of a residual, by which it hardly moves
-_FELT = 100.0  # times its loss's scale, as which a residual counts at most
+_FELT = 100.0  # times its loss's scale: as that a residual counts at most, and is an outlier
 
 
 class resized(RobustLoss):
@@ -108,8 +107,8 @@ class RobustCost(Value):
             before: The residuals at the point, of shape `[m]`.
             after: Those at the end of a step `p`.
             pulled: The slopes of their costs along the step, :math:`\rho' r\, (J p)`, if known.
-                Outliers so far out that few of their digits change, if any, count by these, as they
-                do in the gradient.
+                Outliers that are far out count by these, as they do in the gradient: of what their
+                cost changes by, rounding leaves few digits.
         """
         half = jnp.asarray(0.5, before.dtype)
         falls = self._map(_reductions, before, after)
@@ -187,11 +186,10 @@ def _most(dtype: Any) -> jax.Array:
 
 
 def _is_far(loss: RobustLoss | None, r: jax.Array) -> jax.Array:
-    """Whether residuals are so far beyond the scale of their loss that few digits tell it."""
+    """Whether residuals are so far beyond the scale of their loss that their cost is a line."""
     if loss is None:
         return jnp.zeros(r.shape, bool)
-    far = float(jnp.finfo(r.dtype).eps) ** _FAR
-    return jnp.abs(r) > jnp.asarray(far, r.dtype) * jnp.asarray(loss.size, r.dtype)
+    return jnp.abs(r) > jnp.asarray(_FELT, r.dtype) * jnp.asarray(loss.size, r.dtype)
 
 
 def _costs(loss: RobustLoss | None, r: jax.Array) -> jax.Array:

@@ -67,13 +67,15 @@ def test_one_rate_for_two_decays_is_not_claimed(loss, x64):
     np.testing.assert_array_equal(found.rank[claimed], 4)
 
 
-@pytest.mark.parametrize("far", [1e2, 1e12])
+@pytest.mark.parametrize("far", [1e2, 1e20])
 def test_outliers_of_any_size_do_not_widen_the_first_steps(far, x64):
     def model(p, xp=jnp):
         return p[0] * xp.exp(-0.5 * ((xp.asarray(X) - p[1]) / p[2]) ** 2)
 
-    rng, truth = np.random.default_rng(2), np.asarray([5.0, 4.0, 1.0])
-    ys = [with_outliers(rng, model(truth, np), far, 3) for _ in range(10)]
-    found = all_fits(model, "huber", ys, truth * 2.0 ** rng.uniform(-1, 1, (10, 3)))
-    params = np.asarray(found.params)
-    np.testing.assert_allclose(np.abs(params), np.tile(truth, (10, 1)), rtol=0.05)
+    rng, truth = np.random.default_rng(1), np.asarray([5.0, 4.0, 1.0])
+    ys = model(truth, np) + 0.02 * rng.standard_normal((20, X.size))
+    for y in ys:
+        y[rng.choice(X.size, 3, replace=False)] = far * rng.choice([-1, 1], 3)
+    found = all_fits(model, "huber", ys, np.ones((20, 3)))
+    assert is_converged(found.status).all()
+    np.testing.assert_allclose(np.abs(found.params), np.tile(truth, (20, 1)), rtol=0.05)

@@ -45,13 +45,14 @@ class levenberg_marquardt(LeastSquaresMethod):
     never formed. All params have one scale in such steps.
 
     In :func:`fnopt.least_squares`, where one point leads to the next, fits with at least as many
-    residuals as params (up to 64, without bounds or a robust loss) get two things more. Where
-    residuals stay large and bend, the curvature :math:`S \approx \sum_i r_i \nabla^2 r_i` that
-    :math:`J^T J` leaves out is learned from step to step. And a parameter whose whole effect is
-    less than the residuals changes by factors of its own size, :math:`D_j \ge 0.7 \|r\| / |x_j|`,
-    so that no step throws it to where it has no effect at all. Fits with more than 16 params learn
-    the curvature of every param by itself, where columns vanish at the minimum (saturated terms):
-    the diagonal :math:`\sigma_j = y_j / s_j`, used once the step before has foretold it.
+    residuals as params (up to 64, without bounds) get two things more. A parameter whose whole
+    effect is less than the residuals changes by factors of its own size,
+    :math:`D_j \ge 0.7 \|r\| / |x_j|`, so that no step throws it to where it has no effect at all,
+    or across a pole. And where residuals have no robust loss, stay large and bend, the curvature
+    :math:`S \approx \sum_i r_i \nabla^2 r_i` that :math:`J^T J` leaves out is learned from step to
+    step. Fits with more than 16 params learn the curvature of every param by itself, where columns
+    vanish at the minimum (saturated terms): the diagonal :math:`\sigma_j = y_j / s_j`, used once
+    the step before has foretold it.
 
     Instead of the trust region one of the classic rules may set the damping :math:`\lambda` in
     :math:`(J^T J + \lambda D^2)\, v = -J^T r`: Marquardt's divides or multiplies it by ten,

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import jax
+
 from fnopt.core import takes
 
 _VECTOR = " For one vector write lambda x, *p: f(x, jnp.stack(p)), and p0."
@@ -14,11 +16,14 @@ _VECTOR = " For one vector write lambda x, *p: f(x, jnp.stack(p)), and p0."
 
 @contextmanager
 def numbers_noted(noted: bool) -> Iterator[None]:
-    """Adds to an error of `f` without `p0`, if it is noted, that its params were numbers then."""
+    """Adds to an error of `f` without `p0`, if it is noted, that its params were numbers then.
+
+    What JAX says of functions that it can't trace has nothing to do with that.
+    """
     try:
         yield
     except (IndexError, TypeError) as error:
-        if noted:
+        if noted and not isinstance(error, jax.errors.JAXTypeError):
             error.add_note(
                 "p0 isn't given, so f was called with one number for each param in its signature. "
                 f"If all params are one tree, give it as p0.{_VECTOR}"

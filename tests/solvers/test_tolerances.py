@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import fnopt
@@ -52,3 +53,9 @@ def test_params_that_are_one_vector_without_a_start():
     assert "p0 isn't given" in caught.value.__notes__[0]
     popt, _ = fnopt.curve_fit(lambda x, *p: jnp.stack(p)[0] * x + p[1], X, X + 2, [1.0, 1.0])
     assert jnp.allclose(popt, jnp.asarray([1.0, 2.0]), atol=1e-5)
+
+
+def test_a_function_that_is_not_for_jax_is_not_told_of_its_start():
+    with pytest.raises(TypeError, match="write jnp") as caught:
+        fnopt.curve_fit(lambda x, a: np.exp(a) * x, X, X)
+    assert not any("p0" in note for note in getattr(caught.value, "__notes__", ()))

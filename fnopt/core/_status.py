@@ -40,8 +40,9 @@ class Status(enum.IntEnum):
     INFEASIBLE = 9, "failed: the bounds are crossed, or not numbers"
     NO_EFFECT = (
         10,
-        "not converged: a param has no effect here, but has elsewhere, or may have (a limit "
-        "at infinity, saturation, underflow, an end of an interval that bounds= would hold)",
+        "not converged: a param, or a change of several, has no effect here, but has elsewhere, or "
+        "may have (a limit at infinity, two terms that became one, saturation, underflow, an end "
+        "of an interval that bounds= would hold)",
     )
     WRONG_JACOBIAN = (
         11,

@@ -18,6 +18,7 @@ from fnopt.core import (
     check_same_params,
     check_scalars,
     is_converged,
+    place,
     rows_over,
     typed_start,
     written_for_jax,
@@ -194,7 +195,8 @@ def least_squares(
         max_steps=check_count(max_steps, "max_steps", "least_squares", least=0),
     )
     args = checked_args(args)
-    check_scalars(solver)
+    with place(type(solver).__name__):
+        check_scalars(solver)
     callback = print if verbose == 2 and callback is None else callback
     if batch is not None:
         residual_fn = of_examples(residual_fn, jac, batch)

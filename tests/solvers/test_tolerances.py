@@ -36,7 +36,7 @@ PAIRS = [(name, tol) for name in CALLS for tol in OWN.get(name, ("ftol", "xtol",
 @pytest.mark.parametrize(("name", "tol"), PAIRS)
 @pytest.mark.parametrize("value", ["a", 1j, jnp.ones(3), -1.0, float("nan")], ids=str)
 def test_what_is_no_tolerance_is_named(name, tol, value):
-    with pytest.raises((TypeError, ValueError), match=rf"{tol}.*expected|{tol} has shape \(3,\)"):
+    with pytest.raises((TypeError, ValueError), match=rf"^\w+: {tol}.*expected"):
         CALLS[name](**{tol: value})
 
 

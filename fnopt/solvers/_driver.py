@@ -296,6 +296,7 @@ def _solve(
 ) -> Solution:
     def iterate(problem: Problem, solver: LeastSquaresMethod, x: jax.Array) -> Solution:
         options = solver.options(setting.made.free, x.dtype)
+        options = options._replace(sized=problem.box is None and solver.memory(problem.model) > 0)
         x = inside(problem, x)
         r = problem.flat.r(x)
         unit = first_unit(problem, r)

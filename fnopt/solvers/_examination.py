@@ -41,7 +41,7 @@ def examined(
     dead = without_effect(point, loop.peak, loop.start)
     there, is_place = place(point, dead, loop.visits, noise)
     away = lax.select(is_place, _inside(problem, there), away)
-    left = _left_out(problem, solver, point)
+    left = _left_out(problem, model, point)
     products = CurvatureProducts(left, options.eps, problem.is_plain)
     tests = products if problem.is_examined(seen) else None
     steps = _full_steps(model, point) if problem.is_plain and model.cuts_short else None
@@ -53,14 +53,13 @@ def examined(
 
 
 def _left_out(
-    problem: Problem, solver: LeastSquaresMethod, point: Linearization
+    problem: Problem, model: LinearModel, point: Linearization
 ) -> Callable[[jax.Array], jax.Array]:
     r"""The gradient less what the linear model makes of it, whose slope is what that leaves out.
 
     .. math:: y \mapsto J(y)^T r, \qquad\text{with losses}\quad
         y \mapsto \nabla f(y) - \hat J^T \hat J\, (y - x)
     """
-    model = solver.model(problem.model)
     if problem.losses is None:
         return lambda y: model.rmv(y, point.r)
 

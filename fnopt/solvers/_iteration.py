@@ -89,10 +89,9 @@ def started(
 ) -> FitLoop:
     feasible = jnp.ones((), bool) if problem.box is None else problem.box.has_room()
     point = evaluate(x, r, unit)
-    plain, memory = problem.is_plain, solver.memory(problem.model)
-    learns_own = plain and solver.learns_own(problem.model)
-    sized = memory > 0 and problem.box is None
-    search = solver.begin(point, options, memory if plain else 0, learns_own, sized)
+    memory = solver.memory(problem.model) if problem.is_plain else 0
+    learns_own = problem.is_plain and solver.learns_own(problem.model)
+    search = solver.begin(point, options, memory, learns_own)
     facing = faced(point, problem.box)
     steep = scaled_gradient(facing)
     status = first_of(
@@ -220,7 +219,7 @@ def advance(
     search = cond(
         loop.again,
         lambda: restart(loop.point, loop.search, options, solver.rule),
-        lambda: arrive(loop.search, loop.point),
+        lambda: arrive(loop.search, loop.point, options),
     )
     factors = _factors(problem, solver, loop, point, search)
     trial, x = _propose(problem, solver, options, loop._replace(factors=factors, search=search))

@@ -244,7 +244,7 @@ class LeastSquaresMethod(Transformation):
         self, state: LeastSquaresState, point: Linearization, options: Options
     ) -> TrustRegionState:
         """The search so far, taken to this point; a fresh one if there is none yet."""
-        held = arrive(_held(state), point)
+        held = arrive(_held(state), point, options)
         return choose(state.radius > 0, held, self.begin(point, options))
 
     def options(self, params: Any, dtype: Any) -> Options:
@@ -290,15 +290,10 @@ class LeastSquaresMethod(Transformation):
         return model.finished(system, search.restarts > 0)
 
     def begin(
-        self,
-        point: Linearization,
-        options: Options,
-        memory: int = 0,
-        learns_own: bool = False,
-        sized: bool = False,
+        self, point: Linearization, options: Options, memory: int = 0, learns_own: bool = False
     ) -> TrustRegionState:
         """The search at a first point; it remembers `memory` rows of curvature."""
-        return begin(point, options, self.rule, memory, learns_own, sized)
+        return begin(point, options, self.rule, memory, learns_own)
 
     def learns_own(self, flat: FlatResidual) -> bool:
         """Whether the curvature of each param is learned, if steps follow each other."""

@@ -190,3 +190,22 @@ def test_outliers_with_params_of_their_own_do_not_hold_up_the_others():
     assert bool(end.converged), end.message
     np.testing.assert_allclose(end.cost, 0.15067, rtol=1e-3)
     assert int(end.nfev) < 60
+
+
+@pytest.mark.parametrize("loss", ["soft_l1", "huber", "cauchy"])
+def test_outliers_do_not_send_the_first_step_across_a_pole(loss):
+    """Michaelis and Menten's curve from ones: with weaker curvatures 5, 7 and 13 of 20 stayed."""
+    t = jnp.linspace(0.1, 10.0, 20)
+
+    def curve(p):
+        return p[0] * t / (p[1] + t)
+
+    rng = np.random.default_rng(0)
+    y = np.asarray(curve(jnp.asarray([2.0, 1.5]))) + 0.03 * rng.standard_normal((20, 20))
+    y[:, ::7] += 0.45 * rng.choice([-1, 1.5], (20, 3))
+
+    def fit(y):
+        return fnopt.least_squares(lambda p: curve(p) - y, jnp.ones(2), loss=loss, f_scale=0.06)
+
+    ends = jax.jit(jax.vmap(fit))(jnp.asarray(y, jnp.float32))
+    assert int(jnp.sum(ends.params[:, 1] > 0)) >= 16

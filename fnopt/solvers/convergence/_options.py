@@ -21,6 +21,7 @@ class Options(NamedTuple):
     noise: jax.Array  # relative changes of the cost below this are rounding
     radius: jax.Array  # the first radius of a step
     acceleration: jax.Array  # the largest one, relative to the step
+    sized: bool = False  # whether params that hardly have an effect change by factors
 
     def with_radius(
         self, radius: float | jax.Array, acceleration: float | jax.Array = 0.0

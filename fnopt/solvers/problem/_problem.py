@@ -71,8 +71,7 @@ class Problem(NamedTuple):
 
     def is_examined(self, point: Linearization) -> bool:
         """Whether claims are examined by the curvature that the linear model leaves out."""
-        bent = self.losses is None or isinstance(point.J, jax.Array)
-        return self.box is None and point.triangle is not None and bent
+        return self.box is None and point.triangle is not None
 
     def model_at(self, r: jax.Array) -> FlatResidual:
         """The model for use at a point whose residuals are known.

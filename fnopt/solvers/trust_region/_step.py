@@ -8,7 +8,7 @@ which trusts nothing of the last batch, share every line of the method.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +42,6 @@ class TrustRegionState(NamedTuple):
     rows: jax.Array  # [k, n], W: curvature that the linear model leaves out; k = 0 for none
     idle: jax.Array  # int32, accepted steps in a row that gained no more than rounding
     own: jax.Array  # [2, n]: curvature of each param, as learned and as used; [0, n] for none
-    sized: Any = False  # whether params that hardly have an effect change by factors
 
 
 class Trial(NamedTuple):
@@ -65,30 +64,27 @@ def begin(
     rule: RadiusRule,
     memory: int = 0,
     learns_own: bool = False,
-    sized: bool = False,
 ) -> TrustRegionState:
     """The state at a first point; it remembers `memory` rows of curvature."""
     steepest = initial_scale(point.columns)
     zero = jnp.zeros((), jnp.int32)
     radius = rule.first(options.radius, steepest, point.x, point.cost)
     rows = no_curvature(memory, point.x)
-    scale = _scale(steepest, point, sized)
+    scale = _scale(steepest, point, options)
     own = no_own_curvature(learns_own, point.x)
     none = jnp.zeros_like(radius)
-    return TrustRegionState(radius, steepest, scale, zero, zero, none, rows, zero, own, sized)
+    return TrustRegionState(radius, steepest, scale, zero, zero, none, rows, zero, own)
 
 
-def arrive(search: TrustRegionState, point: Linearization) -> TrustRegionState:
+def arrive(search: TrustRegionState, point: Linearization, options: Options) -> TrustRegionState:
     """The state at a next point, whose Jacobian grows the scaling."""
     steepest = grown_scale(search.steepest, point.columns)
-    return search._replace(steepest=steepest, scale=_scale(steepest, point, search.sized))
+    return search._replace(steepest=steepest, scale=_scale(steepest, point, options))
 
 
-def _scale(steepest: jax.Array, point: Linearization, sized: Any) -> jax.Array:
+def _scale(steepest: jax.Array, point: Linearization, options: Options) -> jax.Array:
     """The scaling, with a size floor where steps follow each other and few params are enough."""
-    if sized is False:
-        return steepest
-    return jnp.where(sized, with_size_floor(steepest, point), steepest)
+    return with_size_floor(steepest, point) if options.sized else steepest
 
 
 def straight(point: Linearization, search: TrustRegionState, step: DampedStep) -> Trial:
@@ -176,15 +172,13 @@ def restart(
 ) -> TrustRegionState:
     """The state begun again, without what it remembers of other points."""
     steepest = sized_scale(point)
-    scale = _scale(steepest, point, search.sized)
+    scale = _scale(steepest, point, options)
     radius = rule.reopened(options.radius, scale, point.x, search.restarts)
     none = jnp.zeros_like(search.rejections)
     lam, rows = jnp.zeros_like(radius), jnp.zeros_like(search.rows)
     own = jnp.zeros_like(search.own)
     restarts = search.restarts + 1
-    return TrustRegionState(
-        radius, steepest, scale, none, restarts, lam, rows, none, own, search.sized
-    )
+    return TrustRegionState(radius, steepest, scale, none, restarts, lam, rows, none, own)
 
 
 def choose(choice: jax.Array, a: TrustRegionState, b: TrustRegionState) -> TrustRegionState:

@@ -13,8 +13,11 @@ from fnopt.curves.batched._task import Sums
 
 def covariances(
     progress: BatchState, points: jax.Array, absolute_sigma: bool, units: FitUnits | None
-) -> jax.Array:
-    """The covariances of fits, infinite where the data don't determine all params."""
+) -> tuple[jax.Array, jax.Array]:
+    """The covariances of fits and the roots of their diagonals, which underflow later.
+
+    Both are infinite where the data don't determine all params.
+    """
     n = progress.x.shape[1]
     known = (progress.rank == n) & jnp.isfinite(progress.square)
     variance = jnp.ones_like(progress.square)
@@ -22,10 +25,22 @@ def covariances(
         known &= points > n
         variance = progress.square / jnp.maximum(points - n, 1).astype(variance.dtype)
     covariance = progress.inverse * variance[:, None, None]
+    errors = _root(jnp.diagonal(covariance, axis1=1, axis2=2))
     if units is not None:
         size = units.params * (units.residuals[:, None] if absolute_sigma else 1)
         covariance = (covariance * size[:, :, None]) * size[:, None, :]
-    return jnp.where(known[:, None, None], covariance, jnp.full_like(covariance, jnp.inf))
+        errors = errors * size
+    infinite = jnp.asarray(jnp.inf, covariance.dtype)
+    return (
+        jnp.where(known[:, None, None], covariance, infinite),
+        jnp.where(known[:, None], errors, infinite),
+    )
+
+
+def _root(variance: jax.Array) -> jax.Array:
+    """The square root, whose derivative at zero is zero: nobody may ask for that of the errors."""
+    some = variance > 0
+    return jnp.where(some, jnp.sqrt(jnp.where(some, variance, 1)), 0)
 
 
 def point_counts(shared: Points, own: Points) -> jax.Array:

@@ -72,7 +72,7 @@ def curve_fit_batch(
     :func:`fnopt.least_squares`, unless there are very many fits. Everything is unrolled, so it is
     meant for up to a dozen params.
 
-    Params, cost and covariance have derivatives with respect to data, bounds, the scale of the
+    Params, cost, covariance and errors have derivatives with respect to data, bounds, the scale of the
     loss, and what `f` closes over, by the implicit function theorem.
 
     Fits that are spread over devices are made where their data are: in a call by itself, on an
@@ -81,7 +81,8 @@ def curve_fit_batch(
 
     It computes in the common dtype of `x`, `y` and `p0`, at least float32. In float32 a fit whose
     data or start are below 1e-6 or above 1e6 is made in units of its own, for squares leave the
-    range of that dtype beyond 1e-19 and 1e19; a covariance, which is a square too, may do so.
+    range of that dtype beyond 1e-19 and 1e19; a covariance, which is a square too, may do so,
+    and its root `errors` doesn't.
 
     Args:
         f: The model, `f(x, a, b, ...)`, written with `jax.numpy` for one fit; it returns an array
@@ -120,8 +121,8 @@ def curve_fit_batch(
             cache (128), or 65,536 on an accelerator.
 
     Returns:
-        A `BatchFit` with `params`, `covariance`, `cost`, `rank`, `steps` and `status` of every
-        fit. Params are finite where `p0` is; a fit whose start isn't finite keeps its `p0`.
+        A `BatchFit` with `params`, `covariance`, `errors`, `cost`, `rank`, `steps` and `status` of
+        every fit. Params are finite where `p0` is; a fit whose start isn't finite keeps its `p0`.
 
     Raises:
         ValueError: If shapes don't fit, there are no params or more than 16, `sigma` is not

@@ -21,6 +21,8 @@ class BatchFit(NamedTuple):
     Attributes:
         params: The params, `[fits, n]`, or a tree like `p0` whose leaves have a leading axis.
         covariance: Their covariance, `[fits, n, n]`; infinite where the data don't determine all.
+        errors: Their standard errors, `[fits, n]`, the roots of its diagonal; they are in range
+            where the squares in `covariance` underflow or overflow.
         cost: Half the sum of squares, `[fits]`; infinite if the start isn't finite.
         rank: How many params the data determine, int32 `[fits]`.
         steps: How many steps were made, refused ones too, int32 `[fits]`.
@@ -29,6 +31,7 @@ class BatchFit(NamedTuple):
 
     params: Any
     covariance: jax.Array
+    errors: jax.Array
     cost: jax.Array
     rank: jax.Array
     steps: jax.Array
@@ -38,11 +41,6 @@ class BatchFit(NamedTuple):
     def converged(self) -> jax.Array:
         """Which fits met a convergence test, `bool[fits]`."""
         return is_converged(self.status)
-
-    @property
-    def errors(self) -> jax.Array:
-        """The standard errors of the params, `[fits, n]`."""
-        return jnp.sqrt(jnp.diagonal(self.covariance, axis1=-2, axis2=-1))
 
     @property
     def message(self) -> list[str]:
@@ -59,7 +57,7 @@ def no_fits(x0: jax.Array) -> BatchFit:
     """The result of fitting no data, from starts of shape `[0, n]`."""
     count = jnp.zeros(0, jnp.int32)
     covariance = jnp.zeros((0, x0.shape[1], x0.shape[1]), x0.dtype)
-    return BatchFit(x0, covariance, jnp.zeros(0, x0.dtype), count, count, count)
+    return BatchFit(x0, covariance, x0, jnp.zeros(0, x0.dtype), count, count, count)
 
 
 def _report(fit: BatchFit) -> str:

@@ -80,9 +80,11 @@ def _fit_here(
     if units is not None:
         whole = 1 / units.residuals  # two quotients a compiler makes one, by a square out of range
         x, cost = x * units.params, cost * whole * whole
+    covariance, errors = covariances(end, points, absolute_sigma, units)
     return BatchFit(
         params=x,
-        covariance=covariances(end, points, absolute_sigma, units),
+        covariance=covariance,
+        errors=errors,
         cost=cost,
         rank=end.rank,
         steps=end.steps,

@@ -24,12 +24,13 @@ from fnopt.core import (
     written_for_jax,
 )
 from fnopt.linear import norm
-from fnopt.programs import call_compiled, call_recorded, is_data, traced_once
-from fnopt.residuals import ExampleResiduals, floating_start, one_function, without_operators
+from fnopt.programs import call_compiled, call_recorded, is_data
+from fnopt.residuals import ExampleResiduals, floating_start, without_operators
 from fnopt.solvers._bounded import within_bounds
 from fnopt.solvers._ending import ended
+from fnopt.solvers._fit_loop import FitLoop
 from fnopt.solvers._implicit import implicitly
-from fnopt.solvers._iteration import FitLoop, evaluation, inside, started
+from fnopt.solvers._iteration import evaluation, inside, started
 from fnopt.solvers._levenberg_marquardt import levenberg_marquardt
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers._polish import polished
@@ -40,6 +41,7 @@ from fnopt.solvers.problem._call import (
     first_call_hints,
     of_examples,
     recorded_functions,
+    residuals_traced_once,
     with_a_derivative_that_is_there,
     without_aux,
 )
@@ -158,8 +160,10 @@ def least_squares(
 
     Returns:
         A `Solution`. Whether it converged, and why it stopped, is in its `status` and `message`:
-        values never raise. Its params are always finite if those given are. Its residuals are
-        divided by `sigma`; its Jacobian includes `sigma` and the curvature of the loss.
+        values never raise. Its params are always finite if those given are. Where they go off to
+        infinity, a hundred steps that gain less than 1e-5 of the cost are the end (`NO_EFFECT`).
+        Its residuals are divided by `sigma`; its Jacobian includes `sigma` and the curvature of the
+        loss.
 
     Raises:
         TypeError: If `residual_fn` is not a function, or params or residuals are not floating.
@@ -235,7 +239,7 @@ def least_squares(
         plain_call = callback is None and is_data((solver, options))
         known = (residual_fn, jac, params, args, constraints)
         functions = recorded_functions(*known) if plain_call else None
-        residuals = functions[0] if functions else _traced_once(residual_fn, args)
+        residuals = functions[0] if functions else residuals_traced_once(residual_fn, args)
         if any(option is not None for option in options.values()):
             set_up(residuals, params, args, **options)  # inside jit no value can be checked
         solution = with_a_derivative_that_is_there(run, solver)
@@ -267,12 +271,6 @@ def _fit(
     if isinstance(residual_fn, ExampleResiduals):
         setting, check_jac = by_example(setting, residual_fn, args, solver), False
     return _solve(setting, solver, max_steps, history, callback, check_jac)
-
-
-def _traced_once(residual_fn: Any, args: tuple[Any, ...]) -> Callable[..., Any]:
-    if isinstance(residual_fn, ExampleResiduals):
-        return residual_fn.mapped(lambda fn, example: traced_once(fn), args[0])
-    return traced_once(one_function(residual_fn))
 
 
 def _checked_solver(solver: Any, axis_name: Any) -> LeastSquaresMethod:

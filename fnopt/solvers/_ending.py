@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from fnopt.core import Status, cond, is_converged
 from fnopt.linear import norm
 from fnopt.solvers._bounded import faced
-from fnopt.solvers._iteration import FitLoop
+from fnopt.solvers._fit_loop import FitLoop
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers.convergence._evidence import drowned, fell_from_sight, ran_away, went_far
 from fnopt.solvers.convergence._places import without_effect

@@ -10,7 +10,7 @@ from jax import lax
 
 from fnopt.core import cond, matmul, row_total
 from fnopt.residuals import linearise
-from fnopt.solvers._iteration import FitLoop
+from fnopt.solvers._fit_loop import FitLoop
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers.convergence._claim import CurvatureProducts, Doubt, doubt
 from fnopt.solvers.convergence._evidence import drift, has_moved, held_up, near, outward, vanished

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +12,16 @@ from jax import lax
 from fnopt.core import Status, any_row, cond, matmul, row_axes, row_total
 from fnopt.programs import products_ahead
 from fnopt.solvers._bounded import bounded_trial, faced
+from fnopt.solvers._fit_loop import Evaluate, FitLoop
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers.convergence._claim import Doubt
-from fnopt.solvers.convergence._evidence import fell_away, nears_singular_root, vanished
+from fnopt.solvers.convergence._evidence import (
+    fell_away,
+    nears_singular_root,
+    vanished,
+    went_far,
+)
+from fnopt.solvers.convergence._level import LevelCost
 from fnopt.solvers.convergence._noise import is_full, is_steadier, leans, rounding
 from fnopt.solvers.convergence._options import Options
 from fnopt.solvers.convergence._tests import first_of, is_stationary
@@ -29,7 +35,6 @@ from fnopt.solvers.model._linearization import (
 from fnopt.solvers.model._own_curvature import own_learned
 from fnopt.solvers.problem._problem import Problem
 from fnopt.solvers.problem._units import in_unit
-from fnopt.solvers.result._solution import StepHistory
 from fnopt.solvers.trust_region._judge import Comparison, compared, judge
 from fnopt.solvers.trust_region._step import (
     Trial,
@@ -38,44 +43,6 @@ from fnopt.solvers.trust_region._step import (
     choose,
     restart,
 )
-
-
-class FitLoop(NamedTuple):
-    """The state of the loop: a point is evaluated once, and factorised once, if that is dear."""
-
-    point: Linearization  # of the model: its J^T r is the gradient of the cost
-    r: jax.Array | None  # [m], the residuals, where the model has others
-    unit: jax.Array  # what residuals are multiplied by, a power of two
-    closer: jax.Array  # whether that is more than at the start
-    factors: Any  # of an earlier step from the point, or None
-    search: TrustRegionState
-    scaled_gradient: jax.Array  # of the params that may and do move the residuals
-    peak: jax.Array  # [n], the largest norms of the Jacobian's columns
-    start: jax.Array  # [n]
-    since: jax.Array  # [n], the start, or the end of the last step that took all of the cost
-    known: jax.Array | None  # whether the data ever determined all params; None where not seen
-    rooted: jax.Array  # whether the point is a singular root, as good as it can be told
-    status: jax.Array
-    claimed: jax.Array  # the status whose test is the next evaluation; else `RUNNING`
-    tried: jax.Array  # [m], the residuals at the last evaluation
-    gained: jax.Array  # by how much the cost was lower there
-    accepted: jax.Array  # whether the point is that of the last evaluation
-    again: jax.Array  # whether the search begins again with the next step
-    visits: jax.Array  # int32, places at which params without effect were tried
-    stirred: jax.Array  # whether they had one there
-    steps: jax.Array
-    njev: jax.Array
-    nhev: jax.Array
-    history: StepHistory | None
-
-    @property
-    def residuals(self) -> jax.Array:
-        """The residuals."""
-        return self.point.r if self.r is None else self.r
-
-
-Evaluate = Callable[[jax.Array, jax.Array, jax.Array], Linearization]
-"""What is known at a point, from its residuals in their unit, and that."""
 
 
 def started(
@@ -122,6 +89,7 @@ def started(
         again=jnp.zeros((), bool),
         visits=none,
         stirred=jnp.zeros((), bool),
+        level=LevelCost(point.cost, none),
         steps=none,
         njev=one,
         nhev=none,
@@ -250,6 +218,9 @@ def advance(
     parts = jnp.all((point.columns > 0) | (peak <= 0))
     rooted = nears & accepted & (trial.lam == 0) & parts & ~loop.closer
     status = lax.select(rooted, Status.CONVERGED_STEP.array, status)
+    level_cost = loop.level.after(here.cost, anew)
+    endless = level_cost.lasts & went_far(here, loop.since) & (status == Status.RUNNING.value)
+    status = lax.select(endless, Status.NO_EFFECT.array, status)
     fell = accepted & ~anew & fell_away(point.cost, here.cost)
     return loop._replace(
         point=here,
@@ -268,6 +239,7 @@ def advance(
         gained=actual,
         accepted=accepted,
         again=again,
+        level=level_cost,
         steps=loop.steps + jnp.ones((), jnp.int32),
         njev=loop.njev + (promising | level).astype(jnp.int32),
         nhev=loop.nhev + trial.seconds,

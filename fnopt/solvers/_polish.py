@@ -15,7 +15,7 @@ from jax import lax
 from jax.scipy.linalg import solve_triangular
 
 from fnopt.core import cond, is_converged, while_loop
-from fnopt.solvers._iteration import Evaluate, FitLoop
+from fnopt.solvers._fit_loop import Evaluate, FitLoop
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers.convergence._noise import is_steadier, leans, rounding
 from fnopt.solvers.convergence._options import Options

@@ -17,7 +17,8 @@ from jax import lax
 from fnopt.core import Status, cond, is_converged, while_loop
 from fnopt.solvers._bounded import faced
 from fnopt.solvers._examination import examined, is_tested_fully
-from fnopt.solvers._iteration import Evaluate, FitLoop, advance
+from fnopt.solvers._fit_loop import Evaluate, FitLoop
+from fnopt.solvers._iteration import advance
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers.convergence._claim import Doubt, no_doubt
 from fnopt.solvers.convergence._noise import rounding

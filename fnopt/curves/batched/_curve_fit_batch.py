@@ -72,8 +72,8 @@ def curve_fit_batch(
     :func:`fnopt.least_squares`, unless there are very many fits. Everything is unrolled, so it is
     meant for up to a dozen params.
 
-    Params, cost, covariance and errors have derivatives with respect to data, bounds, the scale of the
-    loss, and what `f` closes over, by the implicit function theorem.
+    Params, cost, covariance and errors have derivatives with respect to data, bounds, the scale of
+    the loss, and what `f` closes over, by the implicit function theorem.
 
     Fits that are spread over devices are made where their data are: in a call by itself, on an
     explicit mesh, or inside `jax.shard_map`. In a `jax.jit` of yours on an automatic mesh no type

@@ -21,7 +21,7 @@ from fnopt.core import (
     shown,
     where,
 )
-from fnopt.programs import Recorded, recorded, runs_now
+from fnopt.programs import Recorded, recorded, runs_now, traced_once
 from fnopt.residuals import (
     ExampleResiduals,
     are_in_a_row,
@@ -126,6 +126,13 @@ def recorded_functions(
     r = recorded(one_function(residual_fn), seen, *args)
     J = None if jac is None else recorded(one_function(jac, "jac"), seen, *args)
     return None if r is None or (J is None and jac is not None) else (r, J)
+
+
+def residuals_traced_once(residual_fn: Any, args: tuple[Any, ...]) -> Callable[..., Any]:
+    """The residuals as a function that is traced once for all its uses in a fit."""
+    if isinstance(residual_fn, ExampleResiduals):
+        return residual_fn.mapped(lambda fn, example: traced_once(fn), args[0])
+    return traced_once(one_function(residual_fn))
 
 
 def of_examples(residual_fn: Any, jac: Any, batch: Any) -> ExampleResiduals:

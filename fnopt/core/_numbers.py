@@ -76,6 +76,21 @@ def nonzero(x: jax.Array) -> jax.Array:
     return jnp.where(x == 0, filled_like(x, 1), x)
 
 
+def divisor(largest: jax.Array) -> jax.Array:
+    """What numbers are divided by to bring them into range, by the largest of them.
+
+    1 where that is zero or not finite, else itself; but no more than a number whose reciprocal, by
+    which XLA multiplies in place of a division, isn't subnormal, and so zero on most devices.
+    """
+    reach = 2.0 ** (3 * jnp.finfo(largest.dtype).maxexp // 4)
+    least, most = (filled_like(largest, value) for value in (1 / reach, reach))
+    usable = (largest > 0) & jnp.isfinite(largest)
+    # It cancels, so that no derivative goes through it.
+    return lax.stop_gradient(
+        lax.select(usable, lax.clamp(least, largest, most), filled_like(largest, 1))
+    )
+
+
 def quotient(a: jax.Array, b: jax.Array) -> jax.Array:
     """`a / b` with 0 / 0 = 0."""
     return a / jnp.where((a == 0) & (b == 0), filled_like(b, 1), b)
@@ -172,10 +187,7 @@ def joint_norm(norms: Sequence[jax.Array] | jax.Array) -> jax.Array:
     if len(norms) == 1:
         return norms[0]
     stacked = norms if isinstance(norms, jax.Array) else jnp.stack([*norms])
-    largest = jnp.max(stacked, axis=0)
-    # Of parts that are infinite, the quotients would be NaN.
-    unit = jnp.where(jnp.isfinite(largest), nonzero(largest), jnp.ones_like(largest))
-    unit = lax.stop_gradient(unit)
+    unit = divisor(jnp.max(stacked, axis=0))
     return unit * root(jnp.sum((stacked / unit) ** 2, axis=0))
 
 

@@ -8,7 +8,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype, gathered, joint_norm, out_of_range, root, sum_of_squares
+from fnopt.core import (
+    compute_dtype,
+    divisor,
+    gathered,
+    joint_norm,
+    out_of_range,
+    root,
+    sum_of_squares,
+)
 from fnopt.gradients._sums import only_where, weighted_total
 
 Lengths = Sequence[jax.Array]
@@ -21,11 +29,8 @@ def squares_of(x: jax.Array) -> jax.Array:
 
 
 def unit_of(x: jax.Array) -> jax.Array:
-    """The largest absolute value, or 1 where that is no divisor."""
-    largest = jnp.max(jnp.abs(x), initial=0)
-    usable = jnp.isfinite(largest) & (largest > 0)
-    # It cancels, so that no derivative goes through it.
-    return jax.lax.stop_gradient(jnp.where(usable, largest, jnp.ones_like(largest)))
+    """A divisor that brings an array into range."""
+    return divisor(jnp.max(jnp.abs(x), initial=0))
 
 
 def lengths_of(x: jax.Array) -> jax.Array:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import rows_gathered
+from fnopt.core import divisor, rows_gathered
 
 _SAFE = 2.0**400  # of float64: squares, and sums of them, are neither infinite nor zero
 
@@ -34,11 +34,10 @@ def norm(v: jax.Array, axis: int = 0) -> jax.Array:
         5e+30
     """
     largest = jnp.max(jnp.abs(v), axis=axis, keepdims=True, initial=0)
-    usable = (largest > 0) & (largest < jnp.inf)
+    c = divisor(largest)
     if v.dtype == jnp.float64:
-        usable &= (largest < 1 / _SAFE) | (largest > _SAFE)
-    # The norm doesn't depend on c, whose derivative would leave the range.
-    c = lax.stop_gradient(lax.select(usable, largest, lax.full_like(largest, 1)))
+        unsafe = (largest < 1 / _SAFE) | (largest > _SAFE)
+        c = lax.select(unsafe, c, lax.full_like(c, 1))
     return jnp.squeeze(c, axis) * jnp.sqrt(jnp.sum(jnp.square(v / c), axis=axis))
 
 

@@ -14,6 +14,7 @@ from fnopt.core import (
     check_number,
     compute_dtype,
     described,
+    divisor,
     is_inexact,
     leaves_with_names,
     real_dtype,
@@ -69,11 +70,9 @@ def reduced(fn: Callable[..., Any], tree: Any, start: Any, combine: Callable[...
 
 
 def largest(tree: Any, real: Any) -> jax.Array:
-    """The largest modulus, as a number to divide by: 1 where it is 0; no part of derivatives."""
+    """The largest modulus, as a number to divide by."""
     zero = jnp.zeros((), real)
-    top = reduced(lambda x: jnp.max(jnp.abs(x), initial=0), tree, zero, jnp.maximum)
-    top = jax.lax.stop_gradient(top)
-    return jnp.where((top > 0) & jnp.isfinite(top), top, jnp.ones_like(top))
+    return divisor(reduced(lambda x: jnp.max(jnp.abs(x), initial=0), tree, zero, jnp.maximum))
 
 
 def divided(tree: Any, by: jax.Array) -> Any:

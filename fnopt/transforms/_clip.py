@@ -68,7 +68,8 @@ class clip_by_global_norm(Transformation):
     .. math:: u = g \cdot \frac{c}{\max(\lVert g \rVert_2,\, c)}
 
     The norm runs over all leaves and is summed in at least float32. A gradient with infinite or
-    NaN entries is not repaired; put `apply_if_finite` around the chain for that.
+    NaN entries is not repaired; put `apply_if_finite` around the chain for that. The factor is a
+    number of the dtype: in float32 a gradient longer than 8e37 times :math:`c` counts as zero.
 
     Args:
         max_norm: :math:`c`, the largest norm that passes unchanged.

@@ -9,6 +9,7 @@ import pytest
 
 import fnopt
 from fnopt.core import joint_norm, power_of_two, safe_norms, sum_of_squares
+from fnopt.linear import norm
 
 MAGNITUDES = [1e-35, 1e-30, 1e-24, 1e-20, 1e-10, 1.0, 1e10, 1e18, 1e20, 1e30, 1e37]
 
@@ -38,6 +39,23 @@ def test_norm_of_float64(x64, magnitude):
     np.testing.assert_allclose(fnopt.global_norm(tree), expected, rtol=1e-14)
 
 
+@pytest.mark.parametrize("size", [1e-37, 8e37, 9e37, 1.2e38, 2.3e38])
+def test_norms_whose_reciprocals_are_subnormal(size):
+    # XLA divides by a scalar by its reciprocal, which it takes for zero then.
+    x = jnp.asarray([size, -size, 1.0 if size > 1 else 0.0], jnp.float32)
+    parts = jnp.abs(x[:2])
+    norms = {
+        "global": fnopt.global_norm([x[:1], x[1:]]),
+        "joint": jax.jit(joint_norm)(parts),
+        "linear": jax.jit(norm)(x),
+    }
+    expected = np.sqrt(2) * np.float64(np.float32(size))
+    for name, found in norms.items():
+        np.testing.assert_allclose(found, expected, rtol=1e-6, err_msg=name)
+    ball = fnopt.projections.projection_l2_ball(x, min(1.0, size))
+    np.testing.assert_allclose(ball[:2] / min(1.0, size), [0.5**0.5, -(0.5**0.5)], rtol=1e-6)
+
+
 def test_a_few_large_among_many_small_and_the_other_way_round():
     x = np.concatenate([np.full(3, 1e25), np.full(1000, 1e-25)]).astype(np.float32)
     np.testing.assert_allclose(fnopt.global_norm(jnp.asarray(x)), np.sqrt(3) * 1e25, rtol=1e-6)
@@ -50,12 +68,12 @@ def test_a_few_large_among_many_small_and_the_other_way_round():
 def test_derivatives_are_the_direction(magnitude):
     x = jnp.asarray([3.0, -4.0]) * magnitude
 
-    def norm(x):
+    def length(x):
         return fnopt.global_norm([x[:1], x[1:]])
 
-    np.testing.assert_allclose(jax.grad(norm)(x), [0.6, -0.8], rtol=1e-6)
-    np.testing.assert_allclose(jax.jvp(norm, (x,), (jnp.ones(2),))[1], -0.2, rtol=1e-6)
-    assert jax.grad(norm)(jnp.zeros(2)).tolist() == [0, 0]
+    np.testing.assert_allclose(jax.grad(length)(x), [0.6, -0.8], rtol=1e-6)
+    np.testing.assert_allclose(jax.jvp(length, (x,), (jnp.ones(2),))[1], -0.2, rtol=1e-6)
+    assert jax.grad(length)(jnp.zeros(2)).tolist() == [0, 0]
 
 
 def test_second_derivatives():

@@ -58,6 +58,24 @@ def test_norms_cosines_and_clipping(method, magnitude):
 
 
 @pytest.mark.parametrize("method", METHODS)
+def test_no_finite_gradient_passes_unclipped(method):
+    # The reciprocals of norms beyond 2^126 are subnormal, and zero to XLA.
+    sizes = np.float32([8e37, 9e37, 1.2e38, 2.3e38])
+    x = jnp.asarray(np.stack([sizes, -sizes, np.ones(4, np.float32)], axis=1))
+    params = {"a": jnp.zeros(2), "b": jnp.zeros(1)}
+
+    def loss(p, x):
+        return jnp.dot(p["a"], x[:2]) + jnp.dot(p["b"], x[2:])
+
+    norms = per_example_norms(loss, method=method)(params, x)
+    np.testing.assert_allclose(norms, np.sqrt(2) * sizes.astype(np.float64), rtol=1e-6)
+    total, info = clipped_grad(loss, 10.0, method=method)(params, x)
+    np.testing.assert_allclose(info.norm, norms)
+    expected = 4 * 10 * np.float64([1, -1]) / np.sqrt(2)
+    np.testing.assert_allclose(total["a"], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_agreement_with_the_others(method):
     loss, params, x, grads = problem((1e25, 1.0), spread=2)
     found = jax.jit(hardest_examples(loss, 4, by="disagreement", method=method))(params, x)

@@ -12,7 +12,11 @@ import jax
 
 _NUMPY = re.compile(r"\b(np|numpy|scipy|special|math)\.((?:\w+\.)*\w+)\s*\(")
 _WRITES = re.compile(r"[\w.]+\[[^=]*\]\s*[-+*/]?=(?!=)")
-_OF_JAX = (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError)
+_OF_JAX = (
+    jax.errors.TracerArrayConversionError,
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
 _OURS = {"scipy": "jax.scipy.", "special": "jax.scipy.special."}  # all else is jnp's
 
 
@@ -49,6 +53,8 @@ def written_for_jax(name: str, fn: str = "f", is_another: bool = False) -> Itera
         line, called = _cause(found if isinstance(found, ValueError) else error)
         if isinstance(error, jax.errors.TracerBoolConversionError):
             what = "decides in Python by a value; write jnp.where(condition, a, b)"
+        elif isinstance(error, jax.errors.NonConcreteBooleanIndexError):
+            what = "selects by a condition, so no shape is known; write jnp.where(condition, a, b)"
         elif called is None and _WRITES.match(line):
             what = "writes into an array; write x.at[i].set(value), or jnp.stack([...])"
         elif called is None:

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fnopt.core import written_for_jax
 from fnopt.solvers import SCHEMES
 
 
@@ -30,7 +31,8 @@ def residual_jacobian(jac: Any, unpacked: bool, matrix: bool) -> Callable[..., j
         raise ValueError("curve_fit: jac is given, but p0 is a tree; expected numbers in a row.")
 
     def jacobian(p: jax.Array, x: Any, y: jax.Array) -> jax.Array:
-        J = jnp.asarray(jac(x, *p))
+        with written_for_jax("curve_fit", "jac", is_another=True):
+            J = jnp.asarray(jac(x, *p))
         if J.shape != (y.size, p.size):
             raise ValueError(
                 f"curve_fit: jac returned shape {J.shape}, expected {(y.size, p.size)}."

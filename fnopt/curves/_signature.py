@@ -23,7 +23,7 @@ def numbers_noted(noted: bool) -> Iterator[None]:
     try:
         yield
     except (IndexError, TypeError) as error:
-        if noted and not isinstance(error, jax.errors.JAXTypeError):
+        if noted and not isinstance(error, (jax.errors.JAXTypeError, jax.errors.JAXIndexError)):
             error.add_note(
                 "p0 isn't given, so f was called with one number for each param in its signature. "
                 f"If all params are one tree, give it as p0.{_VECTOR}"

@@ -15,6 +15,7 @@ from fnopt.core import (
     laid_like,
     over_devices,
     scan_chunks,
+    takes,
     varying_like,
 )
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
@@ -139,12 +140,7 @@ def _values_aux_grad(
     chunk_size = checked_chunk_size(chunk_size, spec.name)
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any], key: Any) -> tuple[Any, Any, Any]:
-        count = len(args)
-        if count < 1 or (count < 3 and spec.batch_argnums is None):
-            raise TypeError(
-                f"{spec.name}: {count} positional arguments, expected (params, batch, ..., "
-                "weights): one weight per example, of shape [n], comes last."
-            )
+        _check_has_weights(spec, args, kwargs, key)
         bound = spec.bind(args[:-1], kwargs, key, axis_name)
         weights = check_weights(args[-1], bound.size, spec.name)
         size = bound.size * over_devices(1, axis_name)
@@ -155,6 +151,21 @@ def _values_aux_grad(
         return losses, aux, spec.like_argnums(sums)
 
     return run
+
+
+def _check_has_weights(
+    spec: ExampleLoss, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any
+) -> None:
+    count, keyed = len(args), {} if key is None else {"key": key}
+    shared = {name: value for name, value in kwargs.items() if name != "weights"} | keyed
+    forgotten = count < 1 or (count < 3 and spec.batch_argnums is None)
+    if not takes(spec.fn, *args[:-1], **kwargs, **keyed):
+        forgotten |= takes(spec.fn, *args, **shared)  # that is all that the loss takes
+    if forgotten:
+        raise TypeError(
+            f"{spec.name}: {count} positional arguments, expected (params, batch, ..., weights): "
+            "one weight per example, of shape [n], comes last, and not by keyword."
+        )
 
 
 def _weighted_sum(

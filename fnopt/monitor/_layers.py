@@ -44,7 +44,7 @@ def biases_of(weights: Sequence[int], shapes: Sequence[Shape | None]) -> tuple[i
     """
     first = {w: i for i, w in reversed([*enumerate(weights)]) if w != i}
     return tuple(
-        i if weights[i] != i or shape is None or sum(n != 1 for n in shape) < 2 else first.get(i)
+        i if weights[i] != i or shape is None or len(shape) < 2 else first.get(i)
         for i, shape in enumerate(shapes)
     )
 

@@ -20,6 +20,7 @@ from fnopt.core import (
     reshaped,
     shown,
     where,
+    written_for_jax,
 )
 from fnopt.jacobians import SparseJacobian, ravel_with_held, real_vector
 from fnopt.linear import gram as linear_gram
@@ -49,7 +50,8 @@ def without_operators(jac: Any) -> Any:
         return jac
 
     def blocks(params: Any, *args: Any) -> Any:
-        J = jac(params, *args)
+        with written_for_jax("least_squares", "jac", is_another=True):
+            J = jac(params, *args)
         product = None if isinstance(J, SparseJacobian) else _product(J)
         return J if product is None else jax.jacfwd(product)(params)
 

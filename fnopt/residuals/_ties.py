@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import shown, where
+from fnopt.core import shown, where, written_for_jax
 
 
 class _NotYetError(Exception):
@@ -71,7 +71,8 @@ def with_ties(
             )
         while True:
             try:
-                value = jnp.asarray(ties[i](jax.tree.unflatten(treedef, leaves)))
+                with written_for_jax("tied", "the function", is_another=True):
+                    value = jnp.asarray(ties[i](jax.tree.unflatten(treedef, leaves)))
                 break
             except _NotYetError as missing:
                 needed = missing.index

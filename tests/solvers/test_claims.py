@@ -656,3 +656,57 @@ def test_params_that_ran_away_by_steps_that_were_cut_short_are_seen_by_the_trian
     end = jax.vmap(lambda x: fnopt.least_squares(bard, x, solver=solver))(starts)
     assert not np.any(end.converged & (end.cost > 4.2e-3)), (end.cost, end.message)
     assert bool(end.converged[2]), end.message
+
+
+HEIGHTS = np.float32([1e3, 1e5, 1e8, 1e12, 1e16, 1e20])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_column_that_shrinks_with_the_height_of_its_peak_is_not_lost(dtype):
+    # Centre and width begin beside their ends: they hardly move, and a tenth of that shows nothing.
+    times = np.linspace(0, 4, 30)
+    data = 2 * np.exp(-2 * (times - 2) ** 2) + 0.02 * np.sin(11 * times)
+    with jax.enable_x64(dtype == "float64"):
+        t, y = jnp.asarray(times, dtype), jnp.asarray(data, dtype)
+        starts = jnp.asarray([[height, 2.0, 0.4] for height in HEIGHTS], dtype)
+
+        def residuals(p):
+            return p[0] * jnp.exp(-((t - p[1]) ** 2) / (2 * p[2] ** 2)) - y
+
+        end = jax.jit(jax.vmap(lambda p: fnopt.least_squares(residuals, p)))(starts)
+        assert np.all(end.converged), end.message
+        np.testing.assert_allclose(end.params, np.tile(end.params[:1], (6, 1)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_a_minimum_where_columns_vanish_beside_a_large_level(name):
+    # The cost rises by 1e-5 of itself beyond: more than rounding, and less than its root.
+    solve = jax.jit(
+        lambda c: fnopt.least_squares(
+            lambda x: x**2 + c, jnp.asarray([2.0]), solver=SOLVERS[name]()
+        )
+    )
+    for level in np.float32([300, 3e3, 1e4]):
+        end = solve(level)
+        assert bool(end.converged), (level, end.message)
+        np.testing.assert_allclose(end.params, 0, atol=0.1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_straight_line_to_data_far_beyond_its_start(dtype):
+    # Of steps by factors no gain shows beside the data; that residuals are straight does.
+    times, sizes = np.linspace(0, 4, 40), [1e3, 1e5, 1e7, 1e8, 1e9, 1e12]
+    with jax.enable_x64(dtype == "float64"):
+        t = jnp.asarray(times, dtype)
+
+        @jax.jit
+        def solve(size):
+            return fnopt.least_squares(
+                lambda p: p[0] + p[1] * t - size * (2 - 0.5 * t), jnp.ones(2, dtype)
+            )
+
+        for size in sizes + [1e16, 1e20] * (dtype == "float64"):
+            end = solve(jnp.asarray(size, dtype))
+            assert bool(end.converged), (size, end.message)
+            np.testing.assert_allclose(end.params / size, [2, -0.5], rtol=1e-5)
+            assert int(end.nfev) < 30, size

@@ -110,6 +110,27 @@ def test_a_loss_that_is_not_written_for_jax_is_told_apart_from_the_residuals(opt
         fnopt.least_squares(lambda p, *example: np.asarray(p), X, loss=jnp.log1p, **options)
 
 
+def test_a_jacobian_and_a_tie_that_are_not_written_for_jax_are_told_apart_from_the_residuals():
+    def jac(p):
+        return np.diag(np.asarray(p))
+
+    with pytest.raises(TypeError, match=r"^least_squares: jac calls np\.diag; write jnp\.diag"):
+        fnopt.least_squares(lambda p: p**2, X, jac=jac)
+    with pytest.raises(TypeError, match=r"^curve_fit: jac calls np\.diag"):
+        fnopt.curve_fit(lambda x, a: a * x, X, X, jac=lambda x, a: jac(a))
+    with pytest.raises(TypeError, match=r"^curve_fit_batch: jac calls np\.diag"):
+        fnopt.curve_fit_batch(lambda x, a: a * x, X, X[None], 1.0 * X[:1], jac=lambda x, a: jac(a))
+    with pytest.raises(TypeError, match=r"^tied: the function calls np\.exp; write jnp\.exp"):
+        tied = {"b": fnopt.tied(lambda p: np.exp(p["a"]))}
+        fnopt.least_squares(lambda p: p["a"] + p["b"] * X, dict(LINE), constraints=tied)
+
+
+def test_a_model_that_selects_by_a_condition_is_told_so():
+    with pytest.raises(TypeError, match=r"f selects by a condition, .* jnp\.where") as error:
+        fnopt.curve_fit(lambda x, a, b: a * x[x > b], X, X)
+    assert not any("p0" in note for note in getattr(error.value, "__notes__", ()))
+
+
 LINE = {"a": 1.0, "b": 1.0}
 
 

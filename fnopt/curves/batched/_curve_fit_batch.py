@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_count, check_tolerance
+from fnopt.core import Status, check_count, check_tolerance
 from fnopt.curves.batched._data import checked_y, split
 from fnopt.curves.batched._fit import BatchFit, no_fits
 from fnopt.curves.batched._fitted import fitted
@@ -176,7 +176,7 @@ def curve_fit_batch(
         )
 
     lazily = falls_back and task.is_value and runs_now(arrays)
-    fits = _once_needed(run) if lazily else run(falls_back)
+    fits = _once_needed(run) if lazily else _renamed(run(falls_back))
     return fits._replace(params=layout.tree(fits.params))
 
 
@@ -189,7 +189,14 @@ def _once_needed(run: Callable[[bool], BatchFit]) -> BatchFit:
     failed = is_open(fits.status)
     if not bool(jnp.any(failed)):
         return fits
-    return chosen(failed, run(True), fits)
+    return _renamed(chosen(failed, run(True), fits))
+
+
+@jax.jit
+def _renamed(fits: BatchFit) -> BatchFit:
+    """Fits of which none that never left its start is said to have made a step."""
+    stayed = (fits.status == Status.NONFINITE_STEP.value) & jnp.isinf(fits.cost)
+    return fits._replace(status=jnp.where(stayed, Status.NONFINITE_START.array, fits.status))
 
 
 def _losses(loss: Any, f_scale: Any, y: jax.Array) -> RobustCost | None:

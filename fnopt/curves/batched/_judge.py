@@ -34,6 +34,7 @@ class LaneTrial(NamedTuple):
     length: jax.Array  # squared, ||D p||^2 with D the norms of the Jacobian's columns
     size: jax.Array  # squared, ||D x||^2
     finite: jax.Array  # bool
+    known: jax.Array  # bool, the sum of squares is a number, be it that it overflows
     negligible: jax.Array  # bool, both reductions drown in rounding: their ratio says nothing
 
 
@@ -63,7 +64,8 @@ def examine(
     finite = _is_finite(lanes.trial, new)
     actual = jnp.where(finite, lanes.sums.square - new.square, jnp.full_like(zero, -jnp.inf))
     negligible = is_negligible(actual, predicted, tol.noise * lanes.sums.square)
-    return LaneTrial(2 * slope, predicted, actual, length, size, finite, negligible)
+    known = ~jnp.isnan(new.square)
+    return LaneTrial(2 * slope, predicted, actual, length, size, finite, known, negligible)
 
 
 def _is_finite(x: Params, sums: NormalEquations) -> jax.Array:
@@ -133,7 +135,9 @@ def status_after(
     sloping = _is_sloping(cosine, f, jnp.asarray(SLOPING**2, f.dtype), rough)
     collapsed = tried & (stuck | (tiny & (~trial.finite | sloping)))
     return first_of(
-        (lanes.fresh & ~trial.finite, Status.NONFINITE_START),
+        (lanes.fresh & ~trial.known, Status.NONFINITE_START),
+        # The squares may overflow, and the residuals not: others can fit that.
+        (lanes.fresh & ~trial.finite, Status.NONFINITE_STEP),
         (stationary, Status.CONVERGED_GRADIENT),
         (tried & flat, Status.CONVERGED_COST),
         (collapsed & ~trial.finite, Status.NONFINITE_STEP),

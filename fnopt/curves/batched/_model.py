@@ -82,7 +82,7 @@ def checked_jacobian(
             )
         return J
 
-    with written_for_jax(NAME):
+    with written_for_jax(NAME, "jac"):
         found = recorded(jacobian, numbers, at) if _can_be_recorded(x0, shared, own) else None
         if found is None:
             jax.eval_shape(jacobian, numbers, at)

@@ -18,6 +18,7 @@ _ROUNDED = 32.0  # rounding units, of what the residuals are differences of
 _GONE = 2  # power of the rounding unit: what is left of a param at a singular root
 _LINEARLY = 1e-4, 0.5  # of the cost, between which each step to a singular root leaves of it
 _VANISHED = 0.45  # power of the rounding unit: what is left of a column that counts no more
+_CLEARLY = 1e-8  # of the cost, by which it rises beyond a minimum, if that is more than rounding
 _NEAR = 0.25  # power of the rounding unit: the part of a param, by which it is moved on
 _LITTLE = 1e-5  # of the residuals, what shows no minimum; in float32 the root of its unit
 _SHRUNK = 0.1  # of its start: a param that is less has come near zero, and may end there
@@ -60,10 +61,14 @@ def outward(point: Linearization, lost: jax.Array, start: jax.Array) -> jax.Arra
     A column vanishes in passing or for good: at a minimum in which the
     params themselves have none, as that of :math:`x^2 + 5`, the cost rises beyond; on the way to
     a limit at infinity, or in saturation, nothing happens there. Much further on there may be a
-    pole, behind which it rises as well, and which says nothing of the point.
+    pole, behind which it rises as well, and which says nothing of the point. A param that began
+    beside its end, whose column shrank with the height of a peak, has hardly come any way: it goes
+    a tenth of itself.
     """
     tenth = jnp.asarray(_OUTWARD, start.dtype)
-    return point.x + tenth * lost.astype(start.dtype) * (point.x - start)
+    came = point.x - start
+    way = jnp.sign(came) * jnp.maximum(jnp.abs(came), jnp.abs(point.x))
+    return point.x + tenth * lost.astype(start.dtype) * way
 
 
 def near(point: Linearization, away: jax.Array) -> jax.Array:
@@ -103,8 +108,8 @@ def rises(actual: jax.Array, cost: jax.Array) -> jax.Array:
         actual: By how much the cost falls outward.
         cost: The cost.
     """
-    much = jnp.asarray(float(jnp.finfo(cost.dtype).eps) ** 0.5, cost.dtype) * cost
-    return actual < -much
+    much = max(_ROUNDED * float(jnp.finfo(cost.dtype).eps), _CLEARLY)
+    return actual < -jnp.asarray(much, cost.dtype) * cost
 
 
 def ran_away(

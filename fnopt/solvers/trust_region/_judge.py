@@ -72,14 +72,17 @@ def judge(
     radius = rule.next(_outcome(trial, found, search, accepted))
     # A region in which nothing can be gained is too small, if it is what limits the step.
     wide = jnp.asarray(_WIDER, found.gain.dtype)
-    wider = lax.select(accepted & (trial.lam > 0), wide, jnp.ones_like(wide))
+    # One along which residuals are straight, by their second derivative, holds no other surprise.
+    straight = (trial.seconds > 0) & (trial.excess == 0) & (trial.lam > 0)
+    wide = lax.select(straight, 1 / options.eps, wide)
+    wider = lax.select((accepted | straight) & (trial.lam > 0), wide, jnp.ones_like(wide))
     radius = lax.select(negligible, wider * search.radius, radius)
     rejections = lax.select(accepted, jnp.zeros_like(search.rejections), search.rejections + 1)
     idle = lax.select(negligible, search.idle + 1, jnp.zeros_like(search.idle))
     idle = lax.select(accepted, idle, search.idle)
     search = search._replace(radius=radius, rejections=rejections, lam=trial.lam, idle=idle)
     # A step that was refused where gains are noise would only be proposed again.
-    again = negligible & ((rejections > 0) | is_idle(idle, point, noise.cost))
+    again = negligible & ~straight & ((rejections > 0) | is_idle(idle, point, noise.cost))
     status, restarts = _outlook(
         point, scaled_gradient, trial, found, again, search, options, tested
     )

@@ -126,3 +126,24 @@ def test_no_fits_at_all():
         lambda x, p: decay(x, p["a"], p["b"]), X, np.zeros((0, 40)), {"a": 1.0, "b": 1.0}
     )
     assert tree.params["a"].shape == (0,)
+
+
+def test_starts_whose_squares_overflow_fall_back_as_those_do_that_fail():
+    # Their residuals are finite: least_squares has units for them.
+    x = np.linspace(0, 4, 30, dtype=np.float32)
+    y = 2 * np.exp(0.5 * x) + np.float32(0.02) * np.sin(11 * x)
+    p0 = np.float32([[1, 0.3], [1, 15], [1, 0.6], [1, np.nan]])
+    y = np.stack([y, y, y * np.nan, y])
+
+    def fit(y, **options):
+        return curve_fit_batch(lambda x, a, k: a * jnp.exp(k * x), x, y, p0, **options)
+
+    for fits in (fit(y), jax.jit(fit)(y)):
+        names = [Status(int(s)).name for s in fits.status]
+        assert names[2:] == ["NONFINITE_START"] * 2
+        assert np.all(fits.converged[:2]), names
+        np.testing.assert_allclose(fits.params[1], fits.params[0], rtol=1e-4)
+        np.testing.assert_array_equal(fits.params[3], p0[3])
+    alone = fit(y, fallback=False)
+    assert Status(int(alone.status[1])) == Status.NONFINITE_START
+    np.testing.assert_array_equal(alone.params[1], p0[1])

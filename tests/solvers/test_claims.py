@@ -678,7 +678,7 @@ def test_a_column_that_shrinks_with_the_height_of_its_peak_is_not_lost(dtype):
         np.testing.assert_allclose(end.params, np.tile(end.params[:1], (6, 1)), rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", SOLVERS)
+@pytest.mark.parametrize("name", ["levenberg_marquardt", "dogleg"])
 def test_a_minimum_where_columns_vanish_beside_a_large_level(name):
     # The cost rises by 1e-5 of itself beyond: more than rounding, and less than its root.
     solve = jax.jit(

@@ -120,8 +120,8 @@ def test_a_jacobian_and_a_tie_that_are_not_written_for_jax_are_told_apart_from_t
         fnopt.curve_fit(lambda x, a: a * x, X, X, jac=lambda x, a: jac(a))
     with pytest.raises(TypeError, match=r"^curve_fit_batch: jac calls np\.diag"):
         fnopt.curve_fit_batch(lambda x, a: a * x, X, X[None], 1.0 * X[:1], jac=lambda x, a: jac(a))
+    tied = {"b": fnopt.tied(lambda p: np.exp(p["a"]))}
     with pytest.raises(TypeError, match=r"^tied: the function calls np\.exp; write jnp\.exp"):
-        tied = {"b": fnopt.tied(lambda p: np.exp(p["a"]))}
         fnopt.least_squares(lambda p: p["a"] + p["b"] * X, dict(LINE), constraints=tied)
 
 

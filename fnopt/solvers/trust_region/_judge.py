@@ -20,6 +20,7 @@ from fnopt.solvers.trust_region._rules import Outcome, RadiusRule
 from fnopt.solvers.trust_region._step import Trial, TrustRegionState
 
 _WIDER = 10.0  # times the radius, where a step at its edge gains no more than rounding
+_MUCH = 0.01  # of the cost, that one parameter alone could gain
 _MOST_REJECTIONS = 80  # the radius shrinks at least by half each time
 
 
@@ -72,8 +73,10 @@ def judge(
     radius = rule.next(_outcome(trial, found, search, accepted))
     # A region in which nothing can be gained is too small, if it is what limits the step.
     wide = jnp.asarray(_WIDER, found.gain.dtype)
-    # One along which residuals are straight, by their second derivative, holds no other surprise.
-    straight = (trial.seconds > 0) & (trial.excess == 0) & (trial.lam > 0)
+    # One along which residuals are straight holds no surprise, where there is much to be gained.
+    straight = _is_straight(point, trial, search) & (
+        _gain_of_one(scaled_gradient) > jnp.asarray(_MUCH, wide.dtype) * point.cost
+    )
     wide = lax.select(straight, 1 / options.eps, wide)
     wider = lax.select((accepted | straight) & (trial.lam > 0), wide, jnp.ones_like(wide))
     radius = lax.select(negligible, wider * search.radius, radius)
@@ -87,6 +90,19 @@ def judge(
         point, scaled_gradient, trial, found, again, search, options, tested
     )
     return status, search, restarts
+
+
+def _is_straight(point: Linearization, trial: Trial, search: TrustRegionState) -> jax.Array:
+    """Whether residuals are straight along a damped step, too long for `r''` to underflow."""
+    size = norm(search.scale * point.x)
+    least = jnp.asarray(float(jnp.finfo(size.dtype).eps) ** 0.5, size.dtype) * size
+    bends = (trial.seconds <= 0) | (trial.excess != 0)
+    return ~bends & (trial.lam > 0) & (trial.length > least)
+
+
+def _gain_of_one(scaled_gradient: jax.Array) -> jax.Array:
+    """What the best of the params could take off the cost by itself, to the linear model."""
+    return jnp.asarray(0.5, scaled_gradient.dtype) * jnp.square(scaled_gradient)
 
 
 def _outcome(
@@ -119,7 +135,7 @@ def _outlook(
     actual, noise = found.actual, found.noise
     size = norm(search.scale * point.x)
     # What one parameter alone could gain, where the radius doesn't let it, isn't nothing.
-    alone = jnp.asarray(0.5, scaled_gradient.dtype) * jnp.square(scaled_gradient)
+    alone = _gain_of_one(scaled_gradient)
     attainable = jnp.maximum(trial.attainable, alone)
     # Noise alone is no proof: a slope may hide behind a Jacobian that is wrong, or in a column
     # that the step leaves out.

@@ -66,7 +66,8 @@ def slot_zeros(params: Any, dtype: Any = None, *, fill: Any = 0.0, real: bool = 
     Args:
         params: A tree of floating arrays (abstract ones too).
         dtype: The storage dtype; by default that of each leaf, but at least float32, because slow
-            averages lose their increments in 16 bits.
+            averages lose their increments in 16 bits. A real one is for real leaves: slots of
+            complex ones stay complex.
         fill: The value to start from, a scalar.
         real: Whether complex leaves get a real slot (second moments).
 
@@ -85,8 +86,7 @@ def slot_zeros(params: Any, dtype: Any = None, *, fill: Any = 0.0, real: bool = 
     check_inexact(params, "params")
 
     def one(p: Any) -> jax.Array:
-        slot_dtype = dtype or compute_dtype(jnp.result_type(p))
-        slot_dtype = real_dtype(slot_dtype) if real else slot_dtype
+        slot_dtype = _stored(dtype, p, real)
         return filled_like(p, jnp.array(fill, slot_dtype), slot_dtype)
 
     return jax.tree.map(one, params)
@@ -100,6 +100,16 @@ def slot_copy(params: Any, dtype: Any = None) -> Any:
     check_inexact(params, "params")
 
     def one(p: Any) -> jax.Array:
-        return jnp.array(p, dtype or compute_dtype(jnp.result_type(p)), copy=True)
+        return jnp.array(p, _stored(dtype, p), copy=True)
 
     return jax.tree.map(one, params)
+
+
+def _stored(dtype: Any, p: Any, real: bool = False) -> Any:
+    """The dtype of a slot of a leaf: no real one has room for a complex number."""
+    own = jnp.result_type(p)
+    if real:
+        return real_dtype(dtype or compute_dtype(own))
+    is_complex = jnp.issubdtype(own, jnp.complexfloating)
+    fits = dtype and (jnp.issubdtype(dtype, jnp.complexfloating) or not is_complex)
+    return dtype if fits else compute_dtype(own)

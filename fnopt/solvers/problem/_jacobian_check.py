@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from fnopt.core import own, while_loop
 from fnopt.linear import divide
 from fnopt.linear import row_norm as norm
+from fnopt.programs import jaxprs
 from fnopt.residuals import pushed
 from fnopt.solvers.problem._problem import Problem
 
@@ -50,8 +51,11 @@ def disagrees(problem: Problem, x: jax.Array, columns: jax.Array) -> jax.Array |
     if given is None or given.gram is not None:
         return None
     try:
-        jax.eval_shape(lambda x: pushed(flat.r, (x,), (x,)), x)
+        jaxpr = jax.make_jaxpr(lambda x: pushed(flat.r, (x,), (x,)))(x).jaxpr
     except Exception:  # a function without a derivative, whatever it says of that
+        return None
+    # What is left of a custom_vjp, which fails when it is compiled.
+    if any(eqn.primitive.name == "custom_lin" for eqn in jaxprs.equations(jaxpr)):
         return None
 
     def off(x: jax.Array) -> jax.Array:

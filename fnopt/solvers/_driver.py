@@ -42,6 +42,7 @@ from fnopt.solvers.problem._call import (
     of_examples,
     recorded_functions,
     residuals_traced_once,
+    started_from,
     with_a_derivative_that_is_there,
     without_aux,
 )
@@ -55,7 +56,7 @@ from fnopt.solvers.result._solution import Solution, StepHistory, StepInfo, empt
 
 def least_squares(
     residual_fn: Any,
-    params: Params,
+    params: Params | None = None,
     jac: Any = None,
     bounds: Any = None,
     *,
@@ -156,7 +157,7 @@ def least_squares(
             `kwargs` (arguments by name of `residual_fn` and `jac`), `jac_sparsity` (the pattern of
             a :func:`fnopt.sparse_jacobian`), `method` (`'trf'`, `'dogbox'` and `'lm'` all mean the
             default solver). `x_scale`, `diff_step`, `tr_solver`, `tr_options` and `workers` are
-            accepted and not needed.
+            accepted and not needed; `x0` is another name of `params`.
 
     Returns:
         A `Solution`. Whether it converged, and why it stopped, is in its `status` and `message`:
@@ -185,6 +186,7 @@ def least_squares(
     Reference:
         See :class:`fnopt.levenberg_marquardt`.
     """
+    params = started_from("least_squares", params, scipy_options)
     residual_fn, jac = with_keywords(residual_fn, jac, scipy_options.get("kwargs"))
     aux = None
     if has_aux:

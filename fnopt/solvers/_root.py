@@ -13,11 +13,12 @@ from fnopt.residuals import as_vector
 from fnopt.solvers._equations import Root, pair_of, solved
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers._scipy_root import as_asked
+from fnopt.solvers.problem._call import started_from
 
 
 def root(
     fun: Callable[..., Any],
-    params: Params,
+    params: Params | None = None,
     args: tuple[Any, ...] = (),
     *,
     has_aux: bool = False,
@@ -52,7 +53,7 @@ def root(
         max_steps: The most steps to make.
         **scipy_options: SciPy's keywords, of `fsolve` too: `maxfev`, `maxiter`, `xtol` and `ftol`
             (either is `tol`, if that isn't given), by themselves or in `options`, and methods
-            `'hybr'` and `'lm'`, which mean the default here.
+            `'hybr'` and `'lm'`, which mean the default here; `x0` for `params`.
 
     Returns:
         A `Root`. Whether it converged, and why it stopped, is in its `status` and `message`: values
@@ -72,13 +73,14 @@ def root(
         Moré (1978), The Levenberg-Marquardt algorithm: implementation and theory; see
         :class:`fnopt.levenberg_marquardt`.
     """
+    params = started_from("root", params, scipy_options)
     tol, max_steps = as_asked("root", scipy_options, tol, max_steps)
     return solved("root", fun, params, args, has_aux, solver, tol, max_steps)
 
 
 def fixed_point(
     fun: Callable[..., Any],
-    params: Params,
+    params: Params | None = None,
     args: tuple[Any, ...] = (),
     *,
     has_aux: bool = False,
@@ -119,6 +121,7 @@ def fixed_point(
     Reference:
         See :func:`fnopt.root`.
     """
+    params = started_from("fixed_point", params, scipy_options)
     tol, max_steps = as_asked("fixed_point", scipy_options, tol, max_steps)
     if not callable(fun):
         raise TypeError(f"fixed_point: fun is {fun!r:.60}, expected a function of the params.")

@@ -35,6 +35,17 @@ from fnopt.residuals import (
 SCHEMES = ("2-point", "3-point", "cs")
 
 
+def started_from(caller: str, params: Any, keywords: dict[str, Any]) -> Any:
+    """Where to start: the params, or SciPy's `x0`, which is taken out of the keywords."""
+    if params is None and "x0" in keywords:
+        return keywords.pop("x0")
+    if params is None:
+        raise TypeError(
+            f"{caller}: params is missing, expected where to start: a pytree of floating arrays."
+        )
+    return params
+
+
 def checked_args(args: Any, caller: str = "least_squares") -> tuple[Any, ...]:
     """The further arguments of a user's function as a tuple of trees of arrays."""
     if not isinstance(args, (tuple, list)):

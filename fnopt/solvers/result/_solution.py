@@ -78,7 +78,7 @@ _SCIPY = {
     "x": "params",
     "fun": "residuals",
     "jac": "jacobian",
-    "grad": "jacobian.T @ residuals (its norm: gradient_norm)",
+    "grad": "jacobian.T @ residuals, if there is no loss (its norm: gradient_norm)",
     "optimality": "gradient_norm",
     "active_mask": "at_bound",
     "success": "converged",

@@ -18,7 +18,7 @@ from fnopt.programs import (
     runs_now,
 )
 from fnopt.residuals import floating_start
-from fnopt.solvers.problem._call import checked_args, first_call_hints
+from fnopt.solvers.problem._call import checked_args, first_call_hints, started_from
 from fnopt.solvers.problem._callback import status_after
 from fnopt.solvers.result._solution import StepHistory, StepInfo
 from fnopt.solvers.smooth._bfgs import bfgs
@@ -47,7 +47,7 @@ METHODS: dict[str, Callable[[], MinimizeMethod]] = {
 
 def minimize(
     fun: Callable[..., Any],
-    params: Params,
+    params: Params | None = None,
     args: tuple[Any, ...] = (),
     method: Any = "auto",
     *,
@@ -116,7 +116,8 @@ def minimize(
             `intermediate_result` has `x`, `fun` and `nit`. It stops the iteration by returning
             True or raising `StopIteration`.
         **scipy_options: SciPy's keywords: `tol` (both tolerances), and in `options` `ftol`, `xtol`,
-            `gtol`, `maxiter`, `maxfun` and `maxfev` (all of them `max_steps`), `maxcor` and `disp`.
+            `gtol`, `maxiter`, `maxfun` and `maxfev` (all of them `max_steps`), `maxcor` and `disp`;
+            `x0` for `params`.
 
     Returns:
         A `Minimum`. Whether it converged, and why it stopped, is in its `status` and `message`:
@@ -139,6 +140,7 @@ def minimize(
     Reference:
         See :class:`fnopt.lbfgsb`.
     """
+    params = started_from("minimize", params, scipy_options)
     if not callable(fun):
         raise TypeError(f"minimize: fun is {fun!r:.60}, expected a function of the params.")
     method, ftol, xtol, gtol, max_steps, disp = as_asked(

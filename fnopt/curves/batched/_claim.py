@@ -84,10 +84,11 @@ def _any_vanished(lanes: Lanes, start: Params, rank: jax.Array) -> jax.Array:
     what is left of it counts as nothing, however far it has come.
     """
     columns = jnp.sqrt(jnp.stack([row[-1] for row in lanes.sums.A]))
-    moved = jnp.stack(lanes.x) - jnp.stack(start)
-    moved = jnp.where(rank < len(start), jnp.zeros_like(moved), moved)
+    x = jnp.stack(lanes.x)
+    reach = jnp.maximum(jnp.abs(x - jnp.stack(start)), jnp.abs(x))
+    reach = jnp.where(rank < len(start), jnp.zeros_like(reach), reach)
     peak = jnp.sqrt(jnp.stack(lanes.peak))
-    return jnp.any(lost_effect(columns, peak, moved, jnp.sqrt(lanes.sums.felt)), axis=0)
+    return jnp.any(lost_effect(columns, peak, reach, jnp.sqrt(lanes.sums.felt)), axis=0)
 
 
 def _any_ran_away(lanes: Lanes, start: Params, inverse: jax.Array, rank: jax.Array) -> jax.Array:

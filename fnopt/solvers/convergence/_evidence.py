@@ -33,26 +33,29 @@ def vanished(point: Linearization, peak: jax.Array, start: jax.Array) -> jax.Arr
         peak: The largest norms of the Jacobian's columns that were seen, of shape `[n]`.
         start: Where the search began, of shape `[n]`.
     """
-    return lost_effect(point.columns, peak, point.x - start, jnp.sqrt(2 * point.cost))
+    reach = jnp.maximum(jnp.abs(point.x - start), jnp.abs(point.x))
+    return lost_effect(point.columns, peak, reach, jnp.sqrt(2 * point.cost))
 
 
 def lost_effect(
-    columns: jax.Array, peak: jax.Array, moved: jax.Array, residual: jax.Array
+    columns: jax.Array, peak: jax.Array, reach: jax.Array, residual: jax.Array
 ) -> jax.Array:
     """Which params have lost their effect, of one problem or of many.
 
-    Nearly nothing is left of their columns, nor would the residuals know it if they went back.
+    Nearly nothing is left of their columns, nor would the residuals know it if they went back, or
+    changed by their own size: the column of a centre shrinks with the height of its peak, and means
+    as much as before.
 
     Args:
         columns: The norms of the Jacobian's columns.
         peak: The largest of them that were seen.
-        moved: How far the params have come.
+        reach: How far the params have come, or how large they are if that is more.
         residual: The length of the residuals.
     """
     dtype = peak.dtype
     rest = columns <= jnp.asarray(float(jnp.finfo(dtype).eps) ** _VANISHED, dtype) * peak
     hardly = jnp.asarray(HARDLY, dtype) * residual
-    return (peak > 0) & rest & (columns * jnp.abs(moved) <= hardly)
+    return (peak > 0) & rest & (columns * reach <= hardly)
 
 
 def outward(point: Linearization, lost: jax.Array, start: jax.Array) -> jax.Array:
@@ -61,14 +64,10 @@ def outward(point: Linearization, lost: jax.Array, start: jax.Array) -> jax.Arra
     A column vanishes in passing or for good: at a minimum in which the
     params themselves have none, as that of :math:`x^2 + 5`, the cost rises beyond; on the way to
     a limit at infinity, or in saturation, nothing happens there. Much further on there may be a
-    pole, behind which it rises as well, and which says nothing of the point. A param that began
-    beside its end, whose column shrank with the height of a peak, has hardly come any way: it goes
-    a tenth of itself.
+    pole, behind which it rises as well, and which says nothing of the point.
     """
     tenth = jnp.asarray(_OUTWARD, start.dtype)
-    came = point.x - start
-    way = jnp.sign(came) * jnp.maximum(jnp.abs(came), jnp.abs(point.x))
-    return point.x + tenth * lost.astype(start.dtype) * way
+    return point.x + tenth * lost.astype(start.dtype) * (point.x - start)
 
 
 def near(point: Linearization, away: jax.Array) -> jax.Array:

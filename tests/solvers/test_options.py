@@ -200,6 +200,10 @@ def test_arguments_as_in_scipy_and_a_pattern_of_the_jacobian():
     np.testing.assert_allclose(end.params, t, rtol=1e-5)
     held = fnopt.least_squares(residuals, start, jac, (2.0, 9.0), **keywords)
     np.testing.assert_allclose(held.params, [2, 2, 3], rtol=1e-5)
+    named = fnopt.least_squares(residuals, x0=start, **keywords)
+    np.testing.assert_allclose(named.params, t, rtol=1e-5)
+    with pytest.raises(TypeError, match="least_squares: params is missing, expected where to"):
+        fnopt.least_squares(residuals, **keywords)
     for one in (2.0, [2.0], np.array([2.0])):  # of a number, as SciPy's Bounds have it
         bounded = fnopt.least_squares(lambda p: p * T, 3.0, bounds=(one, np.inf))
         assert float(bounded.params) == 2

@@ -175,6 +175,8 @@ def test_a_call_written_for_scipy():
 
     end = fnopt.root(equations, np.array([1, 2]), (4.0,), method="hybr", jac="2-point", tol=1e-5)
     np.testing.assert_allclose(end.params, 2, rtol=1e-4)
+    np.testing.assert_allclose(fnopt.root(lambda x: x**3 - 8, x0=[1]).params, 2, rtol=1e-5)
+    np.testing.assert_allclose(fnopt.minimize(lambda x: (x - 2) ** 2, x0=1.0).params, 2, rtol=1e-5)
     assert as_asked("root", {"options": {"maxfev": 40, "xtol": 1e-3}}, None, 1000) == (1e-3, 40)
     assert as_asked("fixed_point", {"xtol": 1e-3, "method": "del2"}, 1e-4, 9) == (1e-4, 9)
 

@@ -243,6 +243,16 @@ def test_a_function_without_a_forward_derivative_is_fitted_in_reverse():
     with pytest.warns(UserWarning, match="custom_vjp in it.*reverse"):
         end = fnopt.least_squares(lambda p: square(p) - 2, jnp.asarray([1.0]))
     np.testing.assert_allclose(end.params, np.sqrt(2), rtol=1e-6)
+    # So it is where the user says "reverse", and leaves the bent steps, or brings the Jacobian.
+    ways = {
+        "reverse": {"solver": fnopt.levenberg_marquardt(jacobian="reverse")},
+        "jac": {"jac": lambda p: 2 * p[:, None]},
+        "jacrev": {"jac": jax.jacrev(lambda p: square(p) - 2)},
+    }
+    for name, options in ways.items():
+        with pytest.warns(UserWarning, match="custom_vjp in it"):
+            end = fnopt.least_squares(lambda p: square(p) - 2, jnp.ones(1), **options)
+        np.testing.assert_allclose(end.params, np.sqrt(2), rtol=1e-6, err_msg=name)
 
 
 def test_an_equation_of_motion_that_has_only_a_reverse_derivative():

@@ -37,6 +37,7 @@ class Outcome(NamedTuple):
     start: str
     verdict: Verdict
     evaluations: int
+    seconds: int  # derivatives r'' along a step
     claimed: bool
 
     @property
@@ -79,7 +80,7 @@ def _run(task: Task, fitter: Fitter, dtype: str, found: Outcomes) -> None:
 def _judged(task: Task, label: str, end: Fit, dtype: str) -> Outcome:
     finite = bool(np.all(np.isfinite(end.params)))
     verdict = task.verdict(end.params, dtype) if finite else Verdict("not finite", np.nan)
-    return Outcome(f"{task.name} {label}", verdict, end.evaluations, end.claimed)
+    return Outcome(f"{task.name} {label}", verdict, end.evaluations, end.seconds, end.claimed)
 
 
 def figures(found: Outcomes, dtype: str, ours: str = "fnopt") -> Iterator[Metric]:
@@ -93,6 +94,7 @@ def figures(found: Outcomes, dtype: str, ours: str = "fnopt") -> Iterator[Metric
         spent = sum(b.evaluations for _, b in both) / max(1, sum(a.evaluations for a, _ in both))
         detail = {
             "evaluations": sum(run.evaluations for run in runs),
+            "second_derivatives": sum(run.seconds for run in runs),
             "where_both_solve_x_ours": spent,
             "wrong_but_claimed": sum(run.misled for run in runs),
         }

@@ -82,7 +82,7 @@ def divisor(largest: jax.Array) -> jax.Array:
     1 where that is zero or not finite, else itself; but no more than a number whose reciprocal, by
     which XLA multiplies in place of a division, isn't subnormal, and so zero on most devices.
     """
-    reach = 2.0 ** (3 * jnp.finfo(largest.dtype).maxexp // 4)
+    reach = 2.0 ** (jnp.finfo(largest.dtype).maxexp - 3)
     least, most = (filled_like(largest, value) for value in (1 / reach, reach))
     usable = (largest > 0) & jnp.isfinite(largest)
     # It cancels, so that no derivative goes through it.

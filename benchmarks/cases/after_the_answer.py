@@ -19,6 +19,7 @@ import scipy.optimize
 
 import fnopt
 from benchmarks.metric import Metric
+from benchmarks.problems.mgh_fixed import powell_singular
 from benchmarks.timing import Settings
 from fnopt.solvers import LeastSquaresMethod, dogleg, gauss_newton
 
@@ -41,12 +42,6 @@ class Problem(NamedTuple):
     order: int = 1
 
 
-def _powell(p: Any) -> Any:
-    a, b, c, d = p
-    root5, root10 = 5**0.5, 10**0.5
-    return jnp.stack([a + 10 * b, root5 * (c - d), (b - 2 * c) ** 2, root10 * (a - d) ** 2])
-
-
 def _line(size: float) -> Callable[[Any], Any]:
     return lambda p: p[0] + p[1] * T - size * (2 - 0.5 * T + 0.02 * np.sin(9 * T))
 
@@ -59,7 +54,7 @@ PROBLEMS = {
     "x^2 = 0": Problem(lambda p: p**2, (3.0,), 2),
     "x^3 = 0": Problem(lambda p: p**3, (3.0,), 3),
     "(x - 1)^4 = 0": Problem(lambda p: (p - 1) ** 4, (3.0,), 4),
-    "Powell's singular function": Problem(_powell, (3.0, -1.0, 0.0, 1.0), 2),
+    "Powell's singular function": Problem(powell_singular, (3.0, -1.0, 0.0, 1.0), 2),
     "x^2 + 5": Problem(lambda p: p**2 + 5, (2.0,)),
     "cos x - 1.2": Problem(lambda p: jnp.cos(p) - 1.2, (1.0,)),
     "x^2 + (1, 3)": Problem(lambda p: p[0] ** 2 + jnp.asarray([1.0, 3.0]), (2.0,)),

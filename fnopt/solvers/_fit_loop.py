@@ -36,7 +36,7 @@ class FitLoop(NamedTuple):
     again: jax.Array  # whether the search begins again with the next step
     visits: jax.Array  # int32, places at which params without effect were tried
     stirred: jax.Array  # whether they had one there
-    level: LevelCost
+    level_cost: LevelCost  # for how long it has hardly fallen
     steps: jax.Array
     njev: jax.Array
     nhev: jax.Array

@@ -89,7 +89,7 @@ def started(
         again=jnp.zeros((), bool),
         visits=none,
         stirred=jnp.zeros((), bool),
-        level=LevelCost(point.cost, none),
+        level_cost=LevelCost(point.cost, none),
         steps=none,
         njev=one,
         nhev=none,
@@ -218,7 +218,7 @@ def advance(
     parts = jnp.all((point.columns > 0) | (peak <= 0))
     rooted = nears & accepted & (trial.lam == 0) & parts & ~loop.closer
     status = lax.select(rooted, Status.CONVERGED_STEP.array, status)
-    level_cost = loop.level.after(here.cost, anew)
+    level_cost = loop.level_cost.after(here.cost, anew)
     endless = level_cost.lasts & went_far(here, loop.since) & (status == Status.RUNNING.value)
     status = lax.select(endless, Status.NO_EFFECT.array, status)
     fell = accepted & ~anew & fell_away(point.cost, here.cost)
@@ -239,7 +239,7 @@ def advance(
         gained=actual,
         accepted=accepted,
         again=again,
-        level=level_cost,
+        level_cost=level_cost,
         steps=loop.steps + jnp.ones((), jnp.int32),
         njev=loop.njev + (promising | level).astype(jnp.int32),
         nhev=loop.nhev + trial.seconds,

@@ -148,6 +148,7 @@ from fnopt.core._transformation import (
     foreign,
 )
 from fnopt.core._transformation import is_wide as is_wide
+from fnopt.core._translated import translated as translated
 from fnopt.core._unknown import advice as advice
 from fnopt.core._value import (
     Scalar,

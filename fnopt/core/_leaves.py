@@ -33,8 +33,11 @@ _WRT_HINT = (
 _FILTER = "eqx.filter(model, eqx.is_inexact_array)"
 
 
-def check_inexact(tree: Any, what: str) -> None:
-    """Raises a TypeError that names the first leaf which is not a floating or complex array."""
+def check_inexact(tree: Any, what: str, fitted: bool = False) -> None:
+    """Raises a TypeError that names the first leaf which is not a floating or complex array.
+
+    It says what to do about it: with an optimizer, or where the leaves are `fitted` by a solver.
+    """
     if all(map(is_inexact, jax.tree.leaves(tree))):  # names cost ten times as much as the check
         return
     for path, leaf in leaves_with_names(tree)[0]:
@@ -42,16 +45,23 @@ def check_inexact(tree: Any, what: str) -> None:
             continue
         raise TypeError(
             f"{where()}{what}: {shown(path)} is {described(leaf)}, expected a floating array. "
-            f"{_what_to_do(leaf)}"
+            f"{_what_to_do(leaf, fitted)}"
         )
 
 
-def _what_to_do(leaf: Any) -> str:
-    """Advice for a leaf that no optimizer can step."""
+def _what_to_do(leaf: Any, fitted: bool) -> str:
+    """Advice for a leaf that no optimizer can step, and no solver fit."""
     if dataclasses.is_dataclass(leaf):
         return (
             "JAX takes a dataclass for one leaf until its class is a tree: decorate it with "
             "jax.tree_util.register_dataclass."
+        )
+    if fitted and is_array_like(leaf):
+        return "Convert it to float, or keep it out of the tree (close over it)."
+    if fitted:
+        return (
+            "Keep such leaves out of the tree (Equinox: params, rest = eqx.partition(model, "
+            "eqx.is_inexact_array), and eqx.combine(params, rest) inside the function)."
         )
     number = "Write a number as 1.0. " if isinstance(leaf, int) else ""
     return (
@@ -62,11 +72,9 @@ def _what_to_do(leaf: Any) -> str:
 
 def check_same_tree(tree: Any, other: Any, what: str, other_what: str) -> None:
     """Raises a ValueError where two trees differ in structure, or leaves in shape."""
-    # Not by the names in jax.tree, which are functions around these: every update comes by here.
-    leaves, structure = tree_flatten(tree)
-    other_leaves, other_structure = tree_flatten(other)
-    if structure == other_structure and all(map(same_shape, leaves, other_leaves)):
+    if same_tree(tree, other):
         return
+    other_structure = jax.tree.structure(other)
     mine, treedef = leaves_with_names(tree)
     theirs, other_treedef = leaves_with_names(other)
     if any(map(is_rows, jax.tree.leaves(tree, is_leaf=is_rows))):
@@ -87,6 +95,14 @@ def check_same_tree(tree: Any, other: Any, what: str, other_what: str) -> None:
                 f"{where()}{shown(path)}: {what} have shape {jnp.shape(a)}, "
                 f"{other_what} have shape {jnp.shape(b)}, expected the same. {_WRT_HINT}"
             )
+
+
+def same_tree(tree: Any, other: Any) -> bool:
+    """Whether two trees have the same structure, and their leaves the same shapes."""
+    # Not by the names in jax.tree, which are functions around these: every update comes by here.
+    leaves, structure = tree_flatten(tree)
+    other_leaves, other_structure = tree_flatten(other)
+    return structure == other_structure and all(map(same_shape, leaves, other_leaves))
 
 
 def is_none(x: Any) -> bool:

@@ -17,10 +17,11 @@ from fnopt.core._divided_slots import as_others_lie, is_typed, step_despite_type
 from fnopt.core._dtypes import dtype_of, is_inexact
 from fnopt.core._errors import place, where
 from fnopt.core._extra_args import accepted, read_by, read_by_foreign, required_by
-from fnopt.core._leaves import check_same_tree
+from fnopt.core._leaves import same_tree
 from fnopt.core._static import static
 from fnopt.core._unknown import advice_for_attribute
 from fnopt.core._value import Schedule, Value, brief
+from fnopt.core._without_gradient import without_gradient
 
 
 class EmptyState(NamedTuple):
@@ -74,6 +75,8 @@ class Transformation(Value):
     reads_step: ClassVar[bool] = True
     # Whether gradients may have another form than params: `Rows` of a table, an axis of examples.
     other_gradients: ClassVar[bool] = False
+    # Whether some leaves of the params may stay as they are, so that they need no gradient.
+    leaves_out: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -227,8 +230,8 @@ def _guarded_update(update: Callable[..., Any]) -> Callable[..., Any]:
                 )
             # Inside a chain the trees were checked on entry; LM takes no gradient (None).
             given = params is not None and updates is not None
-            if outermost and given and not self.other_gradients:
-                check_same_tree(updates, params, "gradients", "params")
+            if outermost and given and not (self.other_gradients or same_tree(updates, params)):
+                params, extra_args = without_gradient(self, updates, params, extra_args)
             if required_by(update):
                 _check_required(update, extra_args)
 

@@ -11,7 +11,7 @@ from jax import lax
 from jax.scipy.special import betainc, erfinv
 
 from fnopt.core import default_float, reshaped
-from fnopt.jacobians import ravel_with_held, value_and_jacobian
+from fnopt.jacobians import is_about_forward_mode, ravel_with_held, value_and_jacobian
 from fnopt.programs import uncached
 from fnopt.solvers import Solution, correlation_of, errors_of, knowledge_of, scatter
 
@@ -234,7 +234,12 @@ def predict_band(
     def flat(x: jax.Array) -> jax.Array:
         return reshaped(jnp.asarray(predict(unravel(x))), -1).astype(x.dtype)
 
-    value, J = value_and_jacobian(flat, x, shape.size)
+    try:
+        value, J = value_and_jacobian(flat, x, shape.size)
+    except TypeError as wrong:
+        if not is_about_forward_mode(wrong):
+            raise
+        value, J = value_and_jacobian(flat, x, shape.size, "reverse")
     error = knowledge_of(solution, absolute_sigma).errors(J)
     if noise is not False:
         spread = _scatter(solution) if noise is True else jnp.asarray(noise, x.dtype)

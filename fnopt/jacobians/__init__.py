@@ -6,6 +6,7 @@ from fnopt.jacobians._check_sparsity import check_sparsity
 from fnopt.jacobians._coloured import SparseJacobian
 from fnopt.jacobians._colouring import Sparsity
 from fnopt.jacobians._flat import jacobian_mode, value_and_jacobian
+from fnopt.jacobians._forward_from_reverse import forward_from_reverse as forward_from_reverse
 from fnopt.jacobians._of_function import jacobian
 from fnopt.jacobians._of_function import tree_or_matrix as tree_or_matrix
 from fnopt.jacobians._operator import JacobianOperator
@@ -20,6 +21,7 @@ from fnopt.jacobians._sparsity_pattern import sparsity_pattern
 from fnopt.jacobians._star_colouring import SymmetricSparsity
 from fnopt.jacobians._vectors import check_real as check_real
 from fnopt.jacobians._vectors import checked_outputs as checked_outputs
+from fnopt.jacobians._vectors import is_about_forward_mode as is_about_forward_mode
 
 __all__ = [
     "JacobianOperator",

@@ -24,7 +24,7 @@ from fnopt.core import (
 from fnopt.jacobians._flat import jacobian_mode
 from fnopt.jacobians._ravel import ravel
 from fnopt.jacobians._real_vector import RealVector, real_vector
-from fnopt.jacobians._vectors import blocks, check_real, checked_outputs
+from fnopt.jacobians._vectors import blocks, check_real, checked_outputs, lacks_forward
 
 _NAME = "per_example_jacobian"
 _SHARED = "Pass what all examples share by keyword."
@@ -148,7 +148,10 @@ class PerExampleJacobian:
             found = jax.eval_shape(one, params, example)
         outputs = checked_outputs(found, _NAME)
         laid = real_vector(outputs, ravel(params)[0].dtype)
-        return size, laid, _rows_of(one, laid, params, self.mode)
+        mode = jacobian_mode(self.mode, laid.size, ravel(params)[0].size)
+        if (self.mode, mode) == ("auto", "forward") and lacks_forward(one, params, example):
+            mode = "reverse"
+        return size, laid, _rows_of(one, laid, params, mode)
 
 
 def _joined(rows: Any, k: int) -> jax.Array:
@@ -176,7 +179,7 @@ def _rows_of(
         columns = jax.vmap(lambda v: push(unravel(v)), out_axes=1)(units)
         return jax.vmap(unravel)(columns)
 
-    return by_rows if jacobian_mode(mode, laid.size, x.size) == "reverse" else by_columns
+    return by_rows if mode == "reverse" else by_columns
 
 
 def _named_leaves(batch: tuple[Any, ...]) -> list[tuple[str, Any]]:

@@ -10,26 +10,12 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import (
+    check_inexact,
     compute_dtype,
     gathered,
     is_inexact,
     laid_like,
-    leaves_with_names,
-    shown,
-    where,
 )
-
-
-def _checked_leaves(tree: Any, what: str) -> tuple[list[Any], Any]:
-    pairs, treedef = leaves_with_names(tree)
-    for path, leaf in pairs:
-        if not is_inexact(leaf):
-            came = getattr(leaf, "dtype", type(leaf).__name__)
-            raise TypeError(
-                f"{where()}{what}: {shown(path)} is {came}, expected a floating array. "
-                "Convert it to float, or keep it out of the tree (close over it)."
-            )
-    return [leaf for _, leaf in pairs], treedef
 
 
 def ravel(tree: Any, what: str = "tree") -> tuple[jax.Array, Callable[[jax.Array], Any]]:
@@ -53,7 +39,8 @@ def ravel(tree: Any, what: str = "tree") -> tuple[jax.Array, Callable[[jax.Array
         >>> vector.shape, unravel(vector)["a"].shape
         ((3,), (2,))
     """
-    leaves, treedef = _checked_leaves(tree, what)
+    check_inexact(tree, what, fitted=True)
+    leaves, treedef = jax.tree.flatten(tree)
     shapes = [jnp.shape(leaf) for leaf in leaves]
     dtypes = [jnp.result_type(leaf) for leaf in leaves]
     places = [jax.typeof(leaf) for leaf in leaves]

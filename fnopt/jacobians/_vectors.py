@@ -111,7 +111,13 @@ def cheaper_mode(mode: str, of: VectorFunction) -> str:
     return jacobian_mode(mode, of.m, of.x.size)
 
 
-def lacks_forward(fn: Callable[[jax.Array], jax.Array], x: jax.Array) -> bool:
+def lacks_forward(fn: Callable[..., Any], *args: Any) -> bool:
     """Whether there is a `custom_vjp` in the function, which only has a reverse mode."""
-    equations = jaxprs.equations(jax.make_jaxpr(fn)(x).jaxpr)
+    equations = jaxprs.equations(jax.make_jaxpr(fn)(*args).jaxpr)
     return any(eqn.primitive.name.startswith("custom_vjp") for eqn in equations)
+
+
+def is_about_forward_mode(error: BaseException) -> bool:
+    """Whether an error of JAX says that a `custom_vjp` has no forward mode."""
+    # JAX calls what a custom_vjp leaves behind custom_lin, where its derivative is derived.
+    return "custom_vjp" in str(error) or "custom_lin" in str(error)

@@ -25,7 +25,7 @@ from fnopt.core import (
     typed_start,
     written_for_jax,
 )
-from fnopt.jacobians import real_vector
+from fnopt.jacobians import forward_from_reverse, real_vector
 from fnopt.programs import (
     alike_together,
     call_compiled,
@@ -38,8 +38,13 @@ from fnopt.programs import (
 )
 from fnopt.residuals import after_newton, floating_start, off_flat_places, root_tangent
 from fnopt.solvers._driver import least_squares
+from fnopt.solvers._levenberg_marquardt import levenberg_marquardt
 from fnopt.solvers._method import LeastSquaresMethod
-from fnopt.solvers.problem._call import checked_args, first_call_hints
+from fnopt.solvers.problem._call import (
+    checked_args,
+    first_call_hints,
+    with_a_derivative_that_is_there,
+)
 from fnopt.solvers.result._report import batch_report
 from fnopt.solvers.result._scipy_names import explained
 from fnopt.solvers.result._values import value_lines
@@ -130,19 +135,23 @@ def solved(
     check_tolerance(tol, "tol", caller)
     args = checked_args(args, caller)
     params = floating_start(params)
-    check_inexact(params, "params")
+    check_inexact(params, "params", fitted=True)
+    solver = levenberg_marquardt() if solver is None else solver
     static: dict[str, Any] = {"caller": caller, "has_aux": has_aux, "max_steps": max_steps}
-    with first_call_hints(params, "fun"), written_for_jax(caller, "fun"):
-        function = None
-        if is_data((solver, tol)) and runs_now((params, args, tol)):
-            function = recorded(fun, _widened(params), *args)
+
+    def run(solver: LeastSquaresMethod) -> Root:
         if function is not None:
             return call_recorded(_found, function, params, args, solver, tol, **static)
 
-        def run(params: Any, args: Any, tol: Any) -> Root:
+        def compiled(params: Any, args: Any, tol: Any) -> Root:
             return _found(fun, params, args, solver, tol, **static)
 
-        return call_compiled(run, params, args, tol)
+        return call_compiled(compiled, params, args, tol)
+
+    with first_call_hints(params, "fun"), written_for_jax(caller, "fun"):
+        known_now = is_data((solver, tol)) and runs_now((params, args, tol))
+        function = recorded(fun, _widened(params), *args) if known_now else None
+        return with_a_derivative_that_is_there(run, solver, caller, "fun")
 
 
 def _widened(params: Any) -> Any:
@@ -154,7 +163,7 @@ def _found(
     fun: Callable[..., Any],
     params: Any,
     args: tuple[Any, ...],
-    solver: LeastSquaresMethod | None,
+    solver: LeastSquaresMethod,
     tol: Any,
     *,
     caller: str,
@@ -191,6 +200,8 @@ def _implicitly(
 ) -> tuple[jax.Array, jax.Array, tuple[Any, ...]]:
     """The root of a function of a vector, whose derivative is that of a root."""
     f, consts = opened(fn, x)
+    if solver.jacobian == "reverse" and not getattr(solver, "geodesic", False):
+        f = forward_from_reverse(f)
 
     @jax.custom_jvp
     def run(x: jax.Array, consts: list[Any]) -> tuple[jax.Array, Any]:

@@ -48,6 +48,7 @@ from fnopt.solvers.model._linearization import (
     scaled_gradient,
 )
 from fnopt.solvers.model._own_curvature import no_own_curvature
+from fnopt.solvers.problem._call import with_a_derivative_that_is_there
 from fnopt.solvers.trust_region._gain import actual_reduction
 from fnopt.solvers.trust_region._judge import Comparison, compared, judge
 from fnopt.solvers.trust_region._rules import TRUST_REGION, RadiusRule
@@ -168,7 +169,11 @@ class LeastSquaresMethod(Transformation):
         check_same_tree(params, state.scale, "params", "the state's scale")
         with mesh_of(params), rows_over(self.axis_name):
             check_same_params(params)
-            return self._step(state, params, residual_fn, batch, jac)
+
+            def step(solver: LeastSquaresMethod) -> tuple[Any, LeastSquaresState]:
+                return solver._step(state, params, residual_fn, batch, jac)
+
+            return with_a_derivative_that_is_there(step, self, type(self).__name__)
 
     def _step(
         self, state: LeastSquaresState, params: Any, residual_fn: Any, batch: Any, jac: Any

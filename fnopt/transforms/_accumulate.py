@@ -118,22 +118,32 @@ class accumulate(Wrapper):
         def leaf(g: Any, acc: Any) -> Any:
             return g, jnp.where(first, g, acc + g)
 
-        return map_leaves(leaf, _where_summed(updates, state.acc), outputs=2, acc=state.acc)[1]
+        summed = _where_both(updates, state.acc)
+        acc = map_leaves(leaf, summed, outputs=2, acc=_where_both(state.acc, summed))[1]
+        return _filled(acc, state.acc)
 
     def _emitted(self, updates: Any, acc: Any, count: jax.Array) -> Any:
         def leaf(g: Any, acc: Any) -> Any:
             del g  # it only lends its dtype
             return acc / count.astype(jnp.finfo(acc.dtype).dtype) if self.use_grad_mean else acc
 
-        emitted = map_leaves(leaf, _where_summed(updates, acc), acc=acc)
-        return jax.tree.map(lambda g, e: g if e is None else e, updates, emitted)
+        summed = _where_both(updates, acc)
+        return _filled(map_leaves(leaf, summed, acc=_where_both(acc, summed)), updates)
 
 
-def _where_summed(updates: Any, acc: Any) -> Any:
-    """The gradients of the leaves that have a sum; all, if the trees differ, for the message."""
-    if _structure(updates) != _structure(acc):
-        return updates
-    return jax.tree.map(lambda g, a: None if a is None else g, updates, acc, is_leaf=is_none)
+def _where_both(tree: Any, other: Any) -> Any:
+    """The leaves of `tree` where `other` has one, too; all, if they differ, for the message.
+
+    What an inner `freeze` keeps may have no sum (counters), or no gradient (None).
+    """
+    if _structure(tree) != _structure(other):
+        return tree
+    return jax.tree.map(lambda x, y: None if y is None else x, tree, other, is_leaf=is_none)
+
+
+def _filled(tree: Any, other: Any) -> Any:
+    """A tree, and what another one has in place of its None."""
+    return jax.tree.map(lambda x, y: y if x is None else x, tree, other, is_leaf=is_none)
 
 
 def _structure(tree: Any) -> Any:

@@ -16,8 +16,8 @@ from fnopt.core import (
     joined,
     laid_like,
     reshaped,
+    translated,
 )
-from fnopt.transforms._translated import translated
 from fnopt.transforms._wrapper import Wrapper
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import dtype_of, is_inexact
+from fnopt.core import dtype_of, is_array_like, is_inexact
 from fnopt.transforms._masked import Selective
 
 
@@ -18,9 +18,10 @@ class freeze(Selective):
     .. math:: u_\ell = \begin{cases} 0 & m_\ell \\
               \mathrm{inner}(g)_\ell & \text{otherwise} \end{cases}
 
-    Frozen leaves have no state at all, and their gradients are not looked at: they may be NaN, and
-    leaves of integers (a counter inside a model) and keys of `jax.random` can be frozen too. Put it
-    around the whole optimizer, so that nothing else meets the frozen leaves.
+    Frozen leaves have no state at all, and their gradients are not looked at: they may be NaN or
+    None, and leaves of integers (a counter inside a model), keys of `jax.random` and functions can
+    be frozen too. Put it around the whole optimizer, so that nothing else meets the frozen leaves.
+    Where the gradient is None, the update is None.
 
     Args:
         inner: The optimizer of the other leaves, fnopt's or any (init, update) pair.
@@ -44,6 +45,7 @@ class freeze(Selective):
         return jax.tree.map(lambda frozen: not frozen, super()._chosen(tree))
 
     def _others(self, updates: Any, params: Any) -> Any:
+        updates = params if updates is None else updates
         return jax.tree.map(_no_update, updates, updates if params is None else params)
 
 
@@ -51,8 +53,10 @@ def _no_update(g: Any, p: Any) -> Any:
     """Zeros to add: in the gradient's dtype for floating params, in the param's own for others.
 
     For a key of `jax.random`, to which nothing can be added, they are what
-    `jax.grad(allow_int=True)` says of one: zeros of no bits.
+    `jax.grad(allow_int=True)` says of one: zeros of no bits. For what is no array, None.
     """
+    if not is_array_like(p):
+        return None
     dtype = dtype_of(g if is_inexact(p) else p)
     if dtype == jax.dtypes.float0 or jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return np.zeros(jnp.shape(p), jax.dtypes.float0)

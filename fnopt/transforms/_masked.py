@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fnopt.core import static
+from fnopt.core import static, translated
 from fnopt.transforms._select import as_mask, select_mask
 from fnopt.transforms._selectors import Selector
-from fnopt.transforms._translated import translated
 from fnopt.transforms._wrapper import Wrapper
 
 
@@ -37,6 +36,7 @@ class Selective(Wrapper):
     these leaves.
     """
 
+    leaves_out = True
     mask: Selector = static(convert=as_mask)
 
     def _chosen(self, tree: Any) -> Any:
@@ -61,8 +61,9 @@ class Selective(Wrapper):
         inner_params = None if params is None else inward(params)
         if params is not None:
             extra_args = translated(extra_args, inward, lambda p: merged(chosen, p, params))
+        inner_updates = None if updates is None else inward(updates)  # LM takes no gradient
         inside, inner_state = self.inner.update(
-            inward(updates), state.inner_state, inner_params, **extra_args
+            inner_updates, state.inner_state, inner_params, **extra_args
         )
         return merged(chosen, inside, self._others(updates, params)), MaskedState(inner_state)
 
@@ -95,5 +96,4 @@ class masked(Selective):
     """
 
     def _others(self, updates: Any, params: Any) -> Any:
-        del params
-        return updates
+        return jax.tree.map(lambda _: None, params) if updates is None else updates

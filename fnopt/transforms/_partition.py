@@ -16,12 +16,12 @@ from fnopt.core import (
     listing,
     place,
     static,
+    translated,
     where,
 )
 from fnopt.transforms._masked import only
 from fnopt.transforms._select import as_labels, select
 from fnopt.transforms._selectors import Selector, as_label
-from fnopt.transforms._translated import translated
 
 
 class partition(Transformation):
@@ -54,6 +54,7 @@ class partition(Transformation):
         {'bias': Array([-1., -1.], dtype=float32), 'kernel': Array([-0.1, -0.1], dtype=float32)}
     """
 
+    leaves_out = True
     transforms: dict[Any, Any]
     labels: Selector = static(convert=as_labels)
 
@@ -75,6 +76,8 @@ class partition(Transformation):
     ) -> tuple[Any, dict[Any, Any]]:
         """The updates of every label's transform, put together."""
         self._check_state(state)
+        if updates is None and jax.tree.leaves(params):
+            raise ValueError(f"{where()}the gradients are None, expected the tree of the params.")
         labels = self._labels(updates if params is None else params)
         new_state, merged = {}, updates
         for label, tx in self.transforms.items():

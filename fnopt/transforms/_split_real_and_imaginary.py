@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.transforms._translated import translated
+from fnopt.core import translated
 from fnopt.transforms._wrapper import Wrapper
 
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import default_float, described, is_array_like, is_none
+from fnopt.tree._arrays import of_arrays
 from fnopt.tree._promote import computed, promoted, scaled_dtype
 
 
@@ -24,6 +25,7 @@ def _mapped(fn: Callable[..., Any], *trees: Any) -> Any:
     return jax.tree.map(lambda *xs: computed(fn, promoted(*xs), *xs), *trees)
 
 
+@of_arrays
 def add(tree_x: Any, tree_y: Any, *other_trees: Any) -> Any:
     r"""The sum of trees: :math:`x + y + \ldots`, leaf by leaf.
 
@@ -43,6 +45,7 @@ def add(tree_x: Any, tree_y: Any, *other_trees: Any) -> Any:
     return _mapped(lambda *xs: functools.reduce(operator.add, xs), tree_x, tree_y, *other_trees)
 
 
+@of_arrays
 def sub(tree_x: Any, tree_y: Any) -> Any:
     r"""The difference of trees: :math:`x - y`, leaf by leaf.
 
@@ -61,6 +64,7 @@ def sub(tree_x: Any, tree_y: Any) -> Any:
     return _mapped(operator.sub, tree_x, tree_y)
 
 
+@of_arrays
 def mul(tree_x: Any, tree_y: Any) -> Any:
     r"""The product of trees: :math:`x \cdot y`, leaf by leaf.
 
@@ -79,6 +83,7 @@ def mul(tree_x: Any, tree_y: Any) -> Any:
     return _mapped(operator.mul, tree_x, tree_y)
 
 
+@of_arrays
 def div(tree_x: Any, tree_y: Any) -> Any:
     r"""The quotient of trees: :math:`x / y`, leaf by leaf.
 
@@ -103,6 +108,7 @@ def div(tree_x: Any, tree_y: Any) -> Any:
     return jax.tree.map(one, tree_x, tree_y)
 
 
+@of_arrays
 def scale(scalar: Any, tree: Any) -> Any:
     r"""A number times a tree: :math:`a\, x`.
 
@@ -125,6 +131,7 @@ def scale(scalar: Any, tree: Any) -> Any:
     return jax.tree.map(lambda x: computed(operator.mul, scaled_dtype(scalar, x), scalar, x), tree)
 
 
+@of_arrays
 def add_scale(tree_x: Any, scalar: Any, tree_y: Any) -> Any:
     r"""A tree plus a number times another: :math:`x + a\, y`.
 
@@ -151,6 +158,7 @@ def add_scale(tree_x: Any, scalar: Any, tree_y: Any) -> Any:
     return jax.tree.map(one, tree_x, tree_y, is_leaf=is_none)
 
 
+@of_arrays
 def where(condition: Any, tree_x: Any, tree_y: Any) -> Any:
     r"""A choice between two trees, as `jnp.where`.
 
@@ -170,6 +178,7 @@ def where(condition: Any, tree_x: Any, tree_y: Any) -> Any:
     return _mapped(lambda x, y: jnp.where(condition, x, y), tree_x, tree_y)
 
 
+@of_arrays
 def clip(tree: Any, min_value: Any = None, max_value: Any = None) -> Any:
     r"""A tree with every number moved between two bounds.
 
@@ -197,6 +206,7 @@ def clip(tree: Any, min_value: Any = None, max_value: Any = None) -> Any:
     return jax.tree.map(one, tree)
 
 
+@of_arrays
 def conj(tree: Any) -> Any:
     r"""The complex conjugate :math:`\bar x` of every leaf; real ones stay.
 
@@ -214,6 +224,7 @@ def conj(tree: Any) -> Any:
     return jax.tree.map(lambda x: jnp.conj(_strong(x)), tree)
 
 
+@of_arrays
 def real(tree: Any) -> Any:
     r"""The real part of every leaf.
 

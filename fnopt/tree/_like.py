@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import check_choice, default_float, filled_like, leaves_with_names, shown
+from fnopt.tree._arrays import of_arrays
 from fnopt.tree._promote import promoted
 
 
@@ -17,6 +18,7 @@ def _chosen(leaf: Any, dtype: Any) -> Any:
     return jnp.result_type(leaf) if dtype is None else jnp.dtype(dtype)
 
 
+@of_arrays
 def zeros_like(tree: Any, dtype: Any = None) -> Any:
     """A tree of zeros.
 
@@ -35,6 +37,7 @@ def zeros_like(tree: Any, dtype: Any = None) -> Any:
     return jax.tree.map(lambda x: filled_like(x, 0, _chosen(x, dtype)), tree)
 
 
+@of_arrays
 def ones_like(tree: Any, dtype: Any = None) -> Any:
     """A tree of ones.
 
@@ -53,6 +56,7 @@ def ones_like(tree: Any, dtype: Any = None) -> Any:
     return jax.tree.map(lambda x: filled_like(x, 1, _chosen(x, dtype)), tree)
 
 
+@of_arrays
 def full_like(tree: Any, fill_value: Any, dtype: Any = None) -> Any:
     """A tree filled with one number.
 
@@ -77,6 +81,7 @@ def full_like(tree: Any, fill_value: Any, dtype: Any = None) -> Any:
     return jax.tree.map(one, tree)
 
 
+@of_arrays
 def batch_shape(tree: Any, shape: tuple[int, ...] = ()) -> Any:
     """A tree repeated along new leading axes.
 
@@ -100,6 +105,7 @@ def batch_shape(tree: Any, shape: tuple[int, ...] = ()) -> Any:
     return jax.tree.map(one, tree)
 
 
+@of_arrays
 def cast(tree: Any, dtype: Any) -> Any:
     """A tree in another dtype.
 
@@ -140,6 +146,7 @@ def cast_like(tree: Any, other_tree: Any) -> Any:
     return jax.tree.map(one, tree, other_tree)
 
 
+@of_arrays
 def dtype(tree: Any, mixed_dtype_handler: str | None = None) -> Any:
     """The dtype of a tree.
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import default_float, global_norm
+from fnopt.tree._arrays import check_arrays, of_arrays
 from fnopt.tree._promote import common
 
 # This package has its own `sum`, `max` and `min`, as the field names them.
@@ -22,6 +23,7 @@ def _total(tree: Any, of_leaf: Callable[[jax.Array], jax.Array]) -> jax.Array:
     return _add([of_leaf(jnp.asarray(x).astype(dtype)) for x in leaves], jnp.zeros((), dtype))
 
 
+@of_arrays
 def sum(tree: Any) -> jax.Array:
     r"""The sum of all numbers of a tree: :math:`\sum_\ell \sum_i x_{\ell i}`.
 
@@ -40,6 +42,7 @@ def sum(tree: Any) -> jax.Array:
     return _total(tree, jnp.sum)
 
 
+@of_arrays
 def vdot(tree_x: Any, tree_y: Any) -> jax.Array:
     r"""The inner product of two trees: :math:`\sum_\ell \sum_i \bar x_{\ell i}\, y_{\ell i}`.
 
@@ -73,6 +76,7 @@ def _product(x: Any, y: Any, dtype: Any) -> jax.Array:
     return jnp.sum(jnp.conj(x) * y)
 
 
+@of_arrays
 def norm(tree: Any, ord: Any = None, squared: bool = False) -> jax.Array:
     r"""The norm of a tree as of one long vector.
 
@@ -117,13 +121,14 @@ def _size(x: Any) -> jax.Array:
 
 
 def _extreme(tree: Any, fn: Callable[..., Any], pick: Callable[..., Any], none: float) -> jax.Array:
-    leaves = [x for x in jax.tree.leaves(tree) if jnp.size(x)]
+    leaves = [x for x in jax.tree.leaves(tree) if getattr(x, "size", 1)]
     dtype = common(leaves)
     if not leaves:
         return jnp.full((), none, dtype)
     return functools.reduce(pick, [fn(jnp.asarray(x)).astype(dtype) for x in leaves])
 
 
+@of_arrays
 def max(tree: Any) -> jax.Array:
     r"""The largest number of a tree.
 
@@ -142,6 +147,7 @@ def max(tree: Any) -> jax.Array:
     return _extreme(tree, jnp.max, jnp.maximum, -float("inf"))
 
 
+@of_arrays
 def min(tree: Any) -> jax.Array:
     r"""The smallest number of a tree.
 
@@ -169,14 +175,19 @@ def size(tree: Any) -> int:
     Returns:
         A Python int.
 
+    Raises:
+        TypeError: If a leaf is neither array nor number; the message names it.
+
     Example:
         >>> from fnopt import tree
         >>> tree.size({"a": jnp.ones((3, 4)), "b": 2.0})
         13
     """
+    check_arrays("tree.size", tree)
     return functools.reduce(lambda n, x: n + int(jnp.size(x)), jax.tree.leaves(tree), 0)
 
 
+@of_arrays
 def allclose(a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False) -> Any:
     r"""Whether two trees agree: :math:`|a - b| \le \epsilon_a + \epsilon_r |b|` everywhere.
 

@@ -83,12 +83,113 @@ def test_an_unfiltered_model_is_refused_with_the_way_out():
         fnopt.adam(0.1).init(eqx.filter(Net(), eqx.is_array))
 
 
+def _is_fixed(model):
+    return jax.tree.map(lambda leaf: not eqx.is_inexact_array(leaf), model)
+
+
+def _labelled(model):
+    return jax.tree.map(lambda leaf: "a" if eqx.is_inexact_array(leaf) else "b", model)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda model: fnopt.freeze(fnopt.adamw(0.05), _is_fixed(model)),
+        lambda model: fnopt.masked(fnopt.adamw(0.05), jax.tree.map(eqx.is_inexact_array, model)),
+        lambda model: fnopt.partition(
+            {"a": fnopt.adamw(0.05), "b": fnopt.set_to_zero()}, _labelled(model)
+        ),
+        lambda model: fnopt.accumulate(fnopt.freeze(fnopt.adamw(0.1), _is_fixed(model)), 2),
+        lambda model: fnopt.freeze(fnopt.accumulate(fnopt.adamw(0.1), 2), _is_fixed(model)),
+        lambda model: fnopt.apply_if_finite(fnopt.freeze(fnopt.adamw(0.05), _is_fixed(model))),
+        lambda model: fnopt.chain(
+            fnopt.clip_by_global_norm(1.0), fnopt.freeze(fnopt.adamw(0.05), _is_fixed(model))
+        ),
+    ],
+    ids=["freeze", "masked", "partition", "acc(freeze)", "freeze(acc)", "finite", "chain"],
+)
+def test_the_whole_model_as_params_with_a_filtered_gradient(make):
+    model = Net()
+    tx = make(model)
+    state = tx.init(model)
+
+    @eqx.filter_jit
+    def step(model, state):
+        updates, state = tx.update(eqx.filter_grad(mse)(model), state, model)
+        return fnopt.apply_updates(model, updates), state
+
+    first = float(mse(model))
+    for _ in range(60):
+        model, state = step(model, state)
+    assert float(mse(model)) < 0.3 * first
+    assert int(model.calls) == 2**24 + 1
+    assert model.activation is jax.nn.tanh
+
+
+def test_the_whole_model_steps_as_its_filtered_params_do():
+    model = Net()
+    params, rest = eqx.partition(model, eqx.is_inexact_array)
+    grads = eqx.filter_grad(mse)(model)
+    tx, whole = fnopt.adamw(0.05), fnopt.freeze(fnopt.adamw(0.05), _is_fixed(model))
+    expected = eqx.apply_updates(params, tx.update(grads, tx.init(params), params)[0])
+    # ... also where the state is that of the filtered params, and only `update` gets the model
+    for tx, state in ((whole, whole.init(model)), (tx, tx.init(params))):
+        updates, _ = tx.update(grads, state, model)
+        assert updates.activation is None
+        new = fnopt.apply_updates(model, updates)
+        jax.tree.map(np.testing.assert_array_equal, eqx.filter(new, eqx.is_inexact_array), expected)
+
+
+def test_functions_of_the_params_get_the_whole_model():
+    model = Net()
+    tx = fnopt.chain(fnopt.sgd(1.0), fnopt.scale_by_backtracking_linesearch(5))
+    state = tx.init(eqx.filter(model, eqx.is_inexact_array))
+    loss, grads = eqx.filter_value_and_grad(mse)(model)
+    updates, _ = tx.update(grads, state, model, value=loss, grad=grads, value_fn=mse)
+    assert float(mse(eqx.apply_updates(model, updates))) < float(loss)
+
+
+def test_levenberg_marquardt_steps_a_whole_model_whose_rest_is_frozen():
+    model = Net()
+    for wrap, mask in (
+        (fnopt.freeze, _is_fixed(model)),
+        (fnopt.masked, jax.tree.map(eqx.is_inexact_array, model)),
+    ):
+        tx = wrap(fnopt.levenberg_marquardt(), mask)
+
+        def residuals(model):
+            return (jax.vmap(model)(X) - Y).ravel()
+
+        updates, _ = tx.update(None, tx.init(model), model, residual_fn=residuals)
+        assert float(mse(fnopt.apply_updates(model, updates))) < float(mse(model))
+
+
 @pytest.mark.filterwarnings("error")
 def test_solvers_name_the_leaf_of_an_unfiltered_model():
-    with pytest.raises(TypeError, match=r"leaf 'activation' is .*expected a floating array"):
+    message = r"leaf 'activation' is .*expected a floating array.*eqx.combine\(params, rest\)"
+    with pytest.raises(TypeError, match=message):
         fnopt.minimize(mse, Net())
-    with pytest.raises(TypeError, match=r"leaf 'activation' is .*expected a floating array"):
+    with pytest.raises(TypeError, match=message):
         fnopt.least_squares(mse, Net())
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "fn",
+    [
+        fnopt.tree.sum,
+        fnopt.tree.norm,
+        fnopt.tree.max,
+        fnopt.tree.size,
+        fnopt.tree.zeros_like,
+        lambda tree: fnopt.tree.add(tree, tree),
+        lambda tree: fnopt.tree.vdot(tree, tree),
+        lambda tree: fnopt.tree.cast(tree, jnp.bfloat16),
+    ],
+)
+def test_arithmetic_of_trees_names_what_is_no_array(fn):
+    with pytest.raises(TypeError, match=r"tree\.\w+: leaf 'activation' is .*eqx.is_array\)"):
+        fn(Net())
 
 
 def test_integers_of_a_model_can_be_frozen_instead_of_filtered():

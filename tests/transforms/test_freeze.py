@@ -154,3 +154,45 @@ def test_what_is_not_frozen_is_refused_by_name(tx, name):
     grads = jax.grad(lambda p: jnp.sum(p["w"]), allow_int=True)(params)
     with pytest.raises(TypeError, match=f"leaf '{name}' is .*fnopt.freeze"):
         tx.update(grads, tx.init(params), params)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda mask: fnopt.freeze(fnopt.adamw(0.1), mask),
+        lambda mask: fnopt.accumulate(fnopt.freeze(fnopt.adamw(0.1), mask), 1),
+        lambda mask: fnopt.freeze(fnopt.accumulate(fnopt.adamw(0.1), 1), mask),
+        lambda mask: fnopt.chain(fnopt.clip(1.0), fnopt.freeze(fnopt.adamw(0.1), mask)),
+    ],
+)
+@pytest.mark.parametrize(
+    "other",
+    [jnp.ones(2), jnp.asarray(3), jax.random.key(0), len],
+    ids=["float", "int", "key", "function"],
+)
+def test_a_frozen_leaf_may_have_none_as_its_gradient(make, other):
+    tx = make({"w": False, "other": True})
+    params, grads = {"w": jnp.ones(2), "other": other}, {"w": jnp.ones(2), "other": None}
+    state = tx.init(params)
+    for _ in range(2):
+        updates, state = tx.update(grads, state, params)
+    assert updates["other"] is None
+    alone = fnopt.adamw(0.1)
+    expected, _ = alone.update(
+        {"w": jnp.ones(2)}, alone.init({"w": jnp.ones(2)}), {"w": jnp.ones(2)}
+    )
+    np.testing.assert_allclose(updates["w"], expected["w"], rtol=1e-5)
+    assert fnopt.apply_updates(params, updates)["other"] is other
+
+
+def test_a_leaf_that_is_not_frozen_needs_its_gradient():
+    params, grads = {"w": jnp.ones(2), "b": jnp.ones(2)}, {"w": None, "b": jnp.ones(2)}
+    for tx in (fnopt.adam(0.1), fnopt.sgd(0.1), fnopt.freeze(fnopt.adam(0.1), "b")):
+        with pytest.raises(ValueError, match=r"gradients lack \['w'\]"):
+            tx.update(grads, tx.init(params), params)
+
+
+def test_a_partition_without_gradients_says_so():
+    tx = fnopt.partition({"a": fnopt.adam(0.1)}, "a")
+    with pytest.raises(ValueError, match="gradients are None"):
+        tx.update(None, tx.init(jnp.ones(2)), jnp.ones(2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,7 @@ from fnopt.curves.batched._split import split_of
 from fnopt.curves.batched._start import checked_box, checked_start
 from fnopt.curves.batched._task import Task
 from fnopt.curves.batched._units import unusual
+from fnopt.jacobians import forward_from_reverse, is_about_forward_mode
 from fnopt.programs import call_compiled, call_recorded, runs_now
 from fnopt.residuals import RobustCost, named_loss, robust_cost
 
@@ -168,16 +170,35 @@ def curve_fit_batch(
     arrays = x0, shared, own, box, _tolerances(x0.dtype, ftol, xtol, gtol, damping)
     falls_back = y.shape[0] <= _FEW if fallback is None else bool(fallback)
 
-    def run(fallback: bool) -> BatchFit:
-        if task.is_value:
-            return call_recorded(fitted, task, *arrays, fallback=fallback, **settings)
-        return call_compiled(
-            functools.partial(fitted, task, fallback=fallback, **settings), *arrays
-        )
+    def fits_of(task: Task) -> BatchFit:
+        def run(fallback: bool) -> BatchFit:
+            if task.is_value:
+                return call_recorded(fitted, task, *arrays, fallback=fallback, **settings)
+            return call_compiled(
+                functools.partial(fitted, task, fallback=fallback, **settings), *arrays
+            )
 
-    lazily = falls_back and task.is_value and runs_now(arrays)
-    fits = _once_needed(run) if lazily else _renamed(run(falls_back))
+        lazily = falls_back and task.is_value and runs_now(arrays)
+        return _once_needed(run) if lazily else _renamed(run(falls_back))
+
+    fits = _with_a_derivative_that_is_there(fits_of, task)
     return fits._replace(params=layout.tree(fits.params))
+
+
+def _with_a_derivative_that_is_there(fits_of: Callable[[Task], BatchFit], task: Task) -> BatchFit:
+    """Fits by derivatives in reverse mode, where the model has no others."""
+    try:
+        return fits_of(task)
+    except (TypeError, NotImplementedError) as error:
+        if not is_about_forward_mode(error):
+            raise
+    warnings.warn(
+        "curve_fit_batch: f has a custom_vjp in it, so it has no forward-mode derivative: the "
+        "Jacobian is taken in reverse mode, in as many passes as a fit has points. With "
+        "jac=jac(x, a, b, ...) it isn't.",
+        stacklevel=3,
+    )
+    return fits_of(task._replace(predict=forward_from_reverse(task.predict)))
 
 
 def _once_needed(run: Callable[[bool], BatchFit]) -> BatchFit:

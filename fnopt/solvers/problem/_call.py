@@ -21,6 +21,7 @@ from fnopt.core import (
     shown,
     where,
 )
+from fnopt.jacobians import is_about_forward_mode
 from fnopt.programs import Recorded, recorded, runs_now, traced_once
 from fnopt.residuals import (
     ExampleResiduals,
@@ -98,22 +99,28 @@ def _is_of_the_call(error: Exception) -> bool:
     return {*rooms[last:]} <= _OURS
 
 
-def with_a_derivative_that_is_there(run: Callable[[Any], Any], solver: Any) -> Any:
+def with_a_derivative_that_is_there(
+    run: Callable[[Any], Any], solver: Any, caller: str = "least_squares", fn: str = "residual_fn"
+) -> Any:
     """Runs a solver; in reverse mode, with straight steps, where there is no other derivative."""
     try:
         return run(solver)
     except (TypeError, NotImplementedError) as error:
-        # JAX calls what a custom_vjp leaves behind custom_lin, where its derivative is derived.
-        has_no_other = "custom_vjp" in str(error) or "custom_lin" in str(error)
-        if not has_no_other or solver.jacobian == "forward":
+        if not is_about_forward_mode(error) or solver.jacobian == "forward":
             raise
+    lacks = f"{caller}: {fn} has a custom_vjp in it, so it has no forward-mode derivative"
+    if solver.linear_solver == "cg":
+        raise TypeError(
+            f"{lacks}, which linear_solver='cg' multiplies with; expected 'auto', 'qr' or "
+            "'cholesky', which take the Jacobian in reverse mode."
+        )
     names = {field.name for field in dataclasses.fields(solver)}
     change = {"jacobian": "reverse"} | ({"geodesic": False} if "geodesic" in names else {})
     options = ", ".join(f"{name}={value!r}" for name, value in change.items())
     warnings.warn(
-        "least_squares: residual_fn has a custom_vjp in it, so it has no forward-mode derivative: "
-        f"steps are straight and the Jacobian is taken in reverse mode. {type(solver).__name__}"
-        f"({options}) as the solver says so by itself, without this warning.",
+        f"{lacks}: steps are straight and the Jacobian is taken in reverse mode. "
+        f"{type(solver).__name__}({options}) as the solver says so by itself, without this "
+        "warning.",
         stacklevel=3,
     )
     return run(dataclasses.replace(solver, **change))

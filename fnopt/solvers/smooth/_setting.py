@@ -59,7 +59,7 @@ def widened(leaf: Any) -> Any:
 def _check_fitted(params: Any, constraints: Any) -> None:
     """Refuses params that are no numbers to fit; one that is fixed may be anything."""
     if constraints is None:  # else what is fitted is known once constraints have been read
-        check_inexact(params, "params")
+        check_inexact(params, "params", fitted=True)
 
 
 def with_half_precision(params: Any) -> bool:

@@ -1,0 +1,52 @@
+"""Leaves of the params whose gradient is None."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from fnopt.core._dtypes import is_inexact
+from fnopt.core._leaves import check_same_tree, is_none
+from fnopt.core._translated import translated
+
+
+def without_gradient(
+    tx: Any, updates: Any, params: Any, extra_args: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """The params and extra arguments of a step without the leaves whose gradient is None.
+
+    A filtered gradient, as `equinox.filter_grad` makes it, has None in place of what is no floating
+    array (functions, counters, keys). Such a leaf stays as it is: the step is one of params that
+    have None there, too, and functions of the params get the whole. A floating array may go without
+    a gradient only where a part of the transform `leaves_out` some leaves.
+
+    Raises:
+        ValueError: If gradients and params differ otherwise; the message names the leaf.
+    """
+    gradients, treedef = jax.tree.flatten(updates, is_leaf=is_none)
+    leaves, other = jax.tree.flatten(params, is_leaf=is_none)
+    if treedef != other:
+        check_same_tree(updates, params, "gradients", "params")
+    may_lack = _leaves_out(tx)
+    absent = [
+        g is None and (may_lack or not is_inexact(p))
+        for g, p in zip(gradients, leaves, strict=True)
+    ]
+
+    def inward(tree: Any) -> Any:
+        kept = zip(absent, jax.tree.leaves(tree, is_leaf=is_none), strict=True)
+        return treedef.unflatten([None if out else x for out, x in kept])
+
+    def outward(tree: Any) -> Any:
+        given = zip(absent, leaves, jax.tree.leaves(tree, is_leaf=is_none), strict=True)
+        return treedef.unflatten([p if out else x for out, p, x in given])
+
+    stepped = inward(params)
+    check_same_tree(updates, stepped, "gradients", "params")
+    return stepped, translated(extra_args, inward, outward)
+
+
+def _leaves_out(tx: Any) -> bool:
+    """Whether a transform, or one inside it, `leaves_out` some leaves."""
+    return tx.leaves_out or any(_leaves_out(member.tx) for member in tx.members())

@@ -22,6 +22,7 @@ from fnopt.jacobians._star_colouring import SymmetricSparsity
 from fnopt.jacobians._vectors import check_real as check_real
 from fnopt.jacobians._vectors import checked_outputs as checked_outputs
 from fnopt.jacobians._vectors import is_about_forward_mode as is_about_forward_mode
+from fnopt.jacobians._vectors import lacks_forward as lacks_forward
 
 __all__ = [
     "JacobianOperator",

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from fnopt.core import matmul
@@ -36,7 +37,8 @@ def forward_from_reverse(fn: Callable[..., jax.Array]) -> Callable[..., jax.Arra
     def rule(args: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
         leaves, treedef = jax.tree.flatten(args)
         changes = treedef.flatten_up_to(tangents)
-        moving = [i for i, change in enumerate(changes) if not isinstance(change, SymbolicZero)]
+        still = (SymbolicZero, np.ndarray)  # of whole numbers the changes are NumPy's float0
+        moving = [i for i, change in enumerate(changes) if not isinstance(change, still)]
 
         def of(moved: list[Any]) -> jax.Array:
             new = dict(zip(moving, moved, strict=True))

@@ -10,16 +10,20 @@ import jax.numpy as jnp
 from jax import lax
 
 from fnopt.core import matmul
+from fnopt.jacobians import forward_from_reverse
 from fnopt.linear import divide
 
 
-def pushed(fn: Callable[..., Any], primals: Any, tangents: Any) -> tuple[Any, Any]:
+def pushed(
+    fn: Callable[..., Any], primals: Any, tangents: Any, mode: str = "auto"
+) -> tuple[Any, Any]:
     """The value of a function and its change: `jax.jvp`.
 
     Args:
         fn: A function of several arguments.
         primals: The arguments.
         tangents: Their changes.
+        mode: `'reverse'` where the function has no forward-mode derivative.
 
     Returns:
         The value and its change.
@@ -29,7 +33,17 @@ def pushed(fn: Callable[..., Any], primals: Any, tangents: Any) -> tuple[Any, An
         >>> pushed(lambda x: x * x, (3.0,), (1.0,))[1]
         Array(6., dtype=float32, weak_type=True)
     """
-    return jax.jvp(fn, tuple(primals), tuple(tangents))
+    if mode != "reverse":
+        return jax.jvp(fn, tuple(primals), tuple(tangents))
+    treedef = jax.tree.structure(jax.eval_shape(fn, *primals))
+
+    def leaf(i: int) -> tuple[jax.Array, jax.Array]:
+        # Apart, so that what isn't asked for isn't computed.
+        of = forward_from_reverse(lambda *args: jax.tree.leaves(fn(*args))[i])
+        return jax.jvp(of, tuple(primals), tuple(tangents))
+
+    pairs = [leaf(i) for i in range(treedef.num_leaves)]
+    return treedef.unflatten([a for a, _ in pairs]), treedef.unflatten([b for _, b in pairs])
 
 
 def minimum_tangent(
@@ -58,7 +72,8 @@ def minimum_tangent(
         data: A pytree of floating arrays.
         change: The change of the data, a tree like it.
         fixed: A mask of `[n]` of params that follow a bound, and how far they move; or None.
-        mode: `'forward'` where the cost has no reverse-mode derivative.
+        mode: `'forward'` where the cost has no reverse-mode derivative, `'reverse'` where it has
+            that only.
         total: From a sum over the rows of this device to that over all, where `cost` is only the
             former.
 
@@ -78,8 +93,10 @@ def minimum_tangent(
     """
     derivative = jax.jacfwd if mode == "forward" else jax.grad
     gradient = derivative(cost)
+    if mode == "reverse":
+        gradient = forward_from_reverse(gradient)
     _, moved = jax.jvp(lambda d: gradient(x, d), (data,), (change,))
-    if x.size > _MATRIX and mode != "forward":
+    if x.size > _MATRIX and mode == "auto":
         return _by_products(lambda v: gradient(v, data), x, moved, fixed)
     H = jax.jacfwd(gradient)(x, data)
     if total is not None:

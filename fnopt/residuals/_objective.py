@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import jax
 
+from fnopt.jacobians import lacks_forward
+
 Objective = Callable[[jax.Array], jax.Array]
 
 
@@ -44,4 +46,8 @@ def hessian_product(f: Objective, x: jax.Array) -> Callable[[jax.Array], jax.Arr
         >>> hessian_product(lambda x: jnp.sum(x**3), jnp.asarray([1.0, 2.0]))(jnp.ones(2))
         Array([ 6., 12.], dtype=float32)
     """
-    return jax.linearize(jax.grad(f), x)[1]
+    gradient = jax.grad(f)
+    if lacks_forward(f, x):  # a Hessian is symmetric
+        _, pull = jax.vjp(gradient, x)
+        return lambda v: pull(v)[0]
+    return jax.linearize(gradient, x)[1]

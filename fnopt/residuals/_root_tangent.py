@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fnopt.core import gathered, laid_like, matmul, nonzero
-from fnopt.jacobians import value_and_jacobian
+from fnopt.jacobians import forward_from_reverse, value_and_jacobian
 from fnopt.residuals._implicit import pushed
 
 
@@ -79,6 +79,7 @@ def projected_tangent(
     x: jax.Array,
     data: Any,
     change: Any,
+    mode: str = "auto",
 ) -> jax.Array:
     r"""The change of a minimum over a convex set with the data.
 
@@ -97,11 +98,14 @@ def projected_tangent(
         x: The minimum, of shape `[n]`.
         data: A pytree of arrays.
         change: The change of the data, a tree like it.
+        mode: `'reverse'` where the cost has reverse-mode derivatives only.
 
     Returns:
         The change of the minimum, of shape `[n]`; linear in `change`.
     """
     gradient = jax.grad(cost)
+    if mode == "reverse":
+        gradient = forward_from_reverse(gradient)
     H = jax.jacfwd(gradient)(x, data)
     most = lax.stop_gradient(jnp.max(jnp.abs(H), initial=0))
     rate = 1 / nonzero(most)

@@ -20,6 +20,7 @@ from fnopt.core import (
     rows_over,
     varying_like,
 )
+from fnopt.jacobians import lacks_forward
 from fnopt.programs import opened
 from fnopt.residuals import Derivative, linearise, minimum_tangent, pushed
 from fnopt.solvers._bounded import shifted
@@ -139,6 +140,9 @@ def _tangent(
         return _derived(rebuilt(data), x, mode, end.jacobian is not None)
 
     problem, axes = rebuilt(data), row_axes()
+    in_mode = "forward" if mode == "forward" else "auto"
+    if in_mode == "auto" and lacks_forward(problem.flat.r, x):
+        in_mode = "reverse"
     held = None
     if problem.box is not None:
         gradient = row_total(_gradient(in_unit(problem, units.residuals), x, mode))
@@ -147,10 +151,10 @@ def _tangent(
     here = own(x / units.params)
     with rows_over(()):  # of this device's rows alone
         total = functools.partial(over_devices, axis_name=axes) if axes else None
-        dx = minimum_tangent(cost, here, data, change, held, mode, total)
+        dx = minimum_tangent(cost, here, data, change, held, in_mode, total)
         dx = units.params * dx
         there = (own(x), data), (varying_like(dx, here), change)
-        (_, _, J), (cost_change, r, dJ) = pushed(derived, *there)
+        (_, _, J), (cost_change, r, dJ) = pushed(derived, *there, in_mode)
     if axes:
         cost_change = row_total(cost_change)
         dJ = None if dJ is None else _triangle_change(end.jacobian, J, dJ)

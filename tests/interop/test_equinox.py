@@ -128,13 +128,13 @@ def test_the_whole_model_as_params_with_a_filtered_gradient(make):
 
 def test_the_whole_model_steps_as_its_filtered_params_do():
     model = Net()
-    params, rest = eqx.partition(model, eqx.is_inexact_array)
+    params = eqx.filter(model, eqx.is_inexact_array)
     grads = eqx.filter_grad(mse)(model)
     tx, whole = fnopt.adamw(0.05), fnopt.freeze(fnopt.adamw(0.05), _is_fixed(model))
     expected = eqx.apply_updates(params, tx.update(grads, tx.init(params), params)[0])
     # ... also where the state is that of the filtered params, and only `update` gets the model
-    for tx, state in ((whole, whole.init(model)), (tx, tx.init(params))):
-        updates, _ = tx.update(grads, state, model)
+    for which, state in ((whole, whole.init(model)), (tx, tx.init(params))):
+        updates, _ = which.update(grads, state, model)
         assert updates.activation is None
         new = fnopt.apply_updates(model, updates)
         jax.tree.map(np.testing.assert_array_equal, eqx.filter(new, eqx.is_inexact_array), expected)

@@ -91,6 +91,7 @@ def _least_squares(
         jac=None if task.jacobian is None else jac,
         loss=None if task.losses is None else task.losses.losses[0],
         bounds=bounds,
+        solver=task.solver,
         max_steps=max_steps,
         check_jac=False,
     )

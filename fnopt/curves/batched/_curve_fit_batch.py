@@ -16,16 +16,20 @@ from fnopt.curves.batched._data import checked_y, split
 from fnopt.curves.batched._fit import BatchFit, no_fits
 from fnopt.curves.batched._fitted import fitted
 from fnopt.curves.batched._lanes import LaneTolerances
-from fnopt.curves.batched._model import checked_jacobian, checked_model
+from fnopt.curves.batched._model import (
+    checked_jacobian,
+    checked_model,
+    has_no_forward_mode,
+)
 from fnopt.curves.batched._progress import chosen
 from fnopt.curves.batched._retries import is_open
 from fnopt.curves.batched._split import split_of
 from fnopt.curves.batched._start import checked_box, checked_start
 from fnopt.curves.batched._task import Task
 from fnopt.curves.batched._units import unusual
-from fnopt.jacobians import forward_from_reverse, is_about_forward_mode
 from fnopt.programs import call_compiled, call_recorded, runs_now
 from fnopt.residuals import RobustCost, named_loss, robust_cost
+from fnopt.solvers import levenberg_marquardt
 
 _CHUNK = {"cpu": 128}  # elsewhere a chunk has to fill the device, not a cache
 _LARGE_CHUNK = 1 << 16
@@ -158,6 +162,8 @@ def curve_fit_batch(
         checked_jacobian(jac, layout, x0, shared, own),
         _losses(loss, f_scale, y),
     )
+    if task.jacobian is None and has_no_forward_mode(task.predict, x0, shared, own):
+        task = _by_rows(task)
     settings: dict[str, Any] = {
         "absolute_sigma": bool(absolute_sigma),
         "max_steps": check_count(max_steps, "max_steps", "curve_fit_batch"),
@@ -170,35 +176,27 @@ def curve_fit_batch(
     arrays = x0, shared, own, box, _tolerances(x0.dtype, ftol, xtol, gtol, damping)
     falls_back = y.shape[0] <= _FEW if fallback is None else bool(fallback)
 
-    def fits_of(task: Task) -> BatchFit:
-        def run(fallback: bool) -> BatchFit:
-            if task.is_value:
-                return call_recorded(fitted, task, *arrays, fallback=fallback, **settings)
-            return call_compiled(
-                functools.partial(fitted, task, fallback=fallback, **settings), *arrays
-            )
+    def run(fallback: bool) -> BatchFit:
+        if task.is_value:
+            return call_recorded(fitted, task, *arrays, fallback=fallback, **settings)
+        return call_compiled(
+            functools.partial(fitted, task, fallback=fallback, **settings), *arrays
+        )
 
-        lazily = falls_back and task.is_value and runs_now(arrays)
-        return _once_needed(run) if lazily else _renamed(run(falls_back))
-
-    fits = _with_a_derivative_that_is_there(fits_of, task)
+    lazily = falls_back and task.is_value and runs_now(arrays)
+    fits = _once_needed(run) if lazily else _renamed(run(falls_back))
     return fits._replace(params=layout.tree(fits.params))
 
 
-def _with_a_derivative_that_is_there(fits_of: Callable[[Task], BatchFit], task: Task) -> BatchFit:
-    """Fits by derivatives in reverse mode, where the model has no others."""
-    try:
-        return fits_of(task)
-    except (TypeError, NotImplementedError) as error:
-        if not is_about_forward_mode(error):
-            raise
+def _by_rows(task: Task) -> Task:
+    """The task with derivatives in reverse mode, for a model that has no others."""
     warnings.warn(
         "curve_fit_batch: f has a custom_vjp in it, so it has no forward-mode derivative: the "
         "Jacobian is taken in reverse mode, in as many passes as a fit has points. With "
         "jac=jac(x, a, b, ...) it isn't.",
         stacklevel=3,
     )
-    return fits_of(task._replace(predict=forward_from_reverse(task.predict)))
+    return task._replace(solver=levenberg_marquardt(jacobian="reverse", geodesic=False))
 
 
 def _once_needed(run: Callable[[bool], BatchFit]) -> BatchFit:

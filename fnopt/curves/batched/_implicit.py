@@ -93,7 +93,7 @@ def _opened(
     def rebuilt(losses: Any, consts: Any) -> Task:
         first, second = consts
         derivative = None if jacobian is None else _with(jacobian, second)
-        return Task(_with(predict, first), derivative, losses)
+        return Task(_with(predict, first), derivative, losses, task.solver)
 
     return rebuilt, (consts, more)
 
@@ -136,6 +136,7 @@ def _tangent(
     common = _apart((batch.losses, batch.consts, batch.shared))
     rows = _apart((batch.own, batch.box))
     d_common = _changes((change.losses, change.consts, change.shared))
+    mode = "auto" if sums_of(batch).task.solver is None else "reverse"
 
     def one(fit: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
         x, moving, still, d_moving = fit
@@ -162,8 +163,8 @@ def _tangent(
             d_box = rows.rebuilt(d_moving, still)[1]
             mask = box.held(x, value_and_slope(lambda x: cost(x, data), x)[1])
             held = mask, jnp.where(x <= box.lower, d_box.lower, d_box.upper)
-        dx = minimum_tangent(cost, x, data, d_data, held)
-        return dx, *pushed(summary, (x, data), (dx, d_data))[1]
+        dx = minimum_tangent(cost, x, data, d_data, held, mode)
+        return dx, *pushed(summary, (x, data), (dx, d_data), mode)[1]
 
     d_rows = _changes((change.own, change.box))
     fits = jax.tree.map(lambda a: a[index], (end.x, rows.moving, rows.still, d_rows))

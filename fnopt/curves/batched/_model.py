@@ -14,6 +14,7 @@ from fnopt.curves._signature import check_count_of_params, check_takes_tree
 from fnopt.curves.batched._data import NAME, Points, joined
 from fnopt.curves.batched._lanes import Params
 from fnopt.curves.batched._start import ParamLayout
+from fnopt.jacobians import lacks_forward
 from fnopt.programs import Recorded, recorded, runs_now
 from fnopt.solvers import SCHEMES
 
@@ -44,9 +45,7 @@ def checked_model(
         with missing_keys(params):
             return f(at, *params) if layout.unpacked else f(at, params)
 
-    one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), own)
-    numbers = (jax.ShapeDtypeStruct((), x0.dtype),) * n
-    at = joined(shared, one).x
+    one, numbers, at = _of_one_fit(x0, shared, own)
     if layout.unpacked:
         check_count_of_params(f, n, NAME)
     else:
@@ -68,9 +67,7 @@ def checked_jacobian(
         return None
     if not layout.unpacked:
         raise ValueError(f"{NAME}: jac is given, but p0 is a tree; expected numbers in a row.")
-    one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), own)
-    numbers = (jax.ShapeDtypeStruct((), x0.dtype),) * x0.shape[1]
-    at = joined(shared, one).x
+    one, numbers, at = _of_one_fit(x0, shared, own)
     m, n = math.prod(one.y.shape), len(numbers)
 
     def jacobian(x: Params, at: Any) -> jax.Array:
@@ -87,6 +84,23 @@ def checked_jacobian(
         if found is None:
             jax.eval_shape(jacobian, numbers, at)
     return jacobian if found is None else found
+
+
+def has_no_forward_mode(
+    predict: Predict | Recorded, x0: jax.Array, shared: Points, own: Points
+) -> bool:
+    """Whether there is a `custom_vjp` in the model."""
+    if isinstance(predict, Recorded):  # it can't be seen to be the same, so it isn't a value
+        return False
+    _, numbers, at = _of_one_fit(x0, shared, own)
+    return lacks_forward(predict, numbers, at)
+
+
+def _of_one_fit(x0: jax.Array, shared: Points, own: Points) -> tuple[Any, Any, Any]:
+    """The shapes of one fit's own data, of its params, and of its `x`."""
+    one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), own)
+    numbers = (jax.ShapeDtypeStruct((), x0.dtype),) * x0.shape[1]
+    return one, numbers, joined(shared, one).x
 
 
 def _can_be_recorded(x0: jax.Array, shared: Points, own: Points) -> bool:

@@ -11,9 +11,11 @@ from fnopt.core import matmul
 from fnopt.curves.batched._data import Points, joined
 from fnopt.curves.batched._lanes import Params
 from fnopt.curves.batched._model import Jacobian, Predict, jacobian_columns, residual
+from fnopt.jacobians import forward_from_reverse
 from fnopt.linear import NormalEquations, normal_equations
 from fnopt.programs import Recorded, is_data
 from fnopt.residuals import RobustCost, linearise_lanes
+from fnopt.solvers import LeastSquaresMethod
 
 
 class Task(NamedTuple):
@@ -22,6 +24,8 @@ class Task(NamedTuple):
     predict: Predict | Recorded
     jacobian: Jacobian | Recorded | None
     losses: RobustCost | None
+    # Of a fit by itself; it is given where the model has derivatives in reverse mode only.
+    solver: LeastSquaresMethod | None = None
 
     @property
     def is_value(self) -> bool:
@@ -102,7 +106,8 @@ class Sums(NamedTuple):
             return self.task.residual(x, joined(self.shared, own))
 
         if self.task.jacobian is None:
-            return linearise_lanes(one, x, data)
+            forward = self.task.solver is None
+            return linearise_lanes(one if forward else forward_from_reverse(one), x, data)
         given = self.task.jacobian
         return list(
             lanes(lambda x, own: jacobian_columns(given, x, joined(self.shared, own)))

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from fnopt.jacobians import lacks_forward
 from fnopt.programs import opened
 from fnopt.residuals import minimum_tangent, projected_tangent, pushed, value_and_slope
 from fnopt.solvers._bounded import shifted
@@ -53,19 +54,20 @@ def implicitly(
         def value(x: jax.Array, data: Any) -> jax.Array:
             return rebuilt(data).f(x)
 
+        mode = "reverse" if lacks_forward(lambda x: value(x, data), end.x) else "auto"
         held = None
         if problem.box is not None:
             _, slope = value_and_slope(lambda v: value(v, data), end.x)
             held = shifted(data[1], end.x, slope, change[1])
         if problem.projection is None:
-            dx = minimum_tangent(value, end.x, data, change, held)
+            dx = minimum_tangent(value, end.x, data, change, held, mode)
         else:
 
             def nearest(y: jax.Array, data: Any) -> jax.Array:
                 return onto(y, *data[2])
 
-            dx = projected_tangent(value, nearest, end.x, data, change)
-        _, fall = pushed(value, (end.x, data), (dx, change))
+            dx = projected_tangent(value, nearest, end.x, data, change, mode)
+        _, fall = pushed(value, (end.x, data), (dx, change), mode)
         still = jax.custom_derivatives.zero_from_primal((rest, end))
         return (rest, end), (still[0], still[1]._replace(x=dx, value=fall))
 

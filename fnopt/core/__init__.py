@@ -89,6 +89,7 @@ from fnopt.core._numbers import nonzero, squared_modulus
 from fnopt.core._numbers import norm_of_leaves as norm_of_leaves
 from fnopt.core._numbers import norms_over as norms_over
 from fnopt.core._numbers import out_of_range as out_of_range
+from fnopt.core._numbers import over_length as over_length
 from fnopt.core._numbers import power_of_two as power_of_two
 from fnopt.core._numbers import product as product
 from fnopt.core._numbers import quotient as quotient

@@ -91,6 +91,16 @@ def divisor(largest: jax.Array) -> jax.Array:
     )
 
 
+def over_length(x: jax.Array, length: jax.Array) -> jax.Array:
+    """`x / length` for any length; `x` where that is zero.
+
+    In two divisions: a float32 length beyond 2^126 has a reciprocal that is subnormal, and zero.
+    """
+    unit = divisor(length)
+    rest = length / unit
+    return x / unit / lax.select(rest > 0, rest, filled_like(rest, 1))
+
+
 def quotient(a: jax.Array, b: jax.Array) -> jax.Array:
     """`a / b` with 0 / 0 = 0."""
     return a / jnp.where((a == 0) & (b == 0), filled_like(b, 1), b)

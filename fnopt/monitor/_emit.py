@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -71,7 +74,7 @@ def emit(sink: Sink, step: Any, metrics: Callable[[], Any], *, every: int = 1) -
     reorder records (each has its step): wait with `jax.effects_barrier()` before reading what the
     sink has got. Under `jax.vmap` there is one record for each member, and the metrics are
     computed in every step, since a batched condition selects. A sink that raises (the disk is
-    full) doesn't end the program: there is one warning, and later records are tried again.
+    full) doesn't end the program: there is one warning of it, and later records are tried again.
 
     Args:
         sink: Takes one flat dict, as `record_of` makes it: a function, a `JsonLines`, a
@@ -102,17 +105,13 @@ def emit(sink: Sink, step: Any, metrics: Callable[[], Any], *, every: int = 1) -
     _check(metrics, step, every)
     due = step % every == 0
 
-    failed: list[Exception] = []
-
     def deliver(due: Any, step: Any, values: Any) -> None:
         if due:  # under vmap all members come here, also those whose turn it is not
             try:
                 sink(record_of(step, values))
             except Exception as error:
                 # From inside a callback it would end the program: a full disk the training.
-                if not failed:
-                    warnings.warn(_failure(sink, step, error), stacklevel=2)
-                failed.append(error)
+                _warn_once(sink, _failure(sink, step, error))
 
     def send() -> None:
         jax.debug.callback(deliver, due, step, metrics())
@@ -121,6 +120,22 @@ def emit(sink: Sink, step: Any, metrics: Callable[[], Any], *, every: int = 1) -
         send()
     else:
         jax.lax.cond(due, send, lambda: None)
+
+
+_FAILED: weakref.WeakSet[Any] = weakref.WeakSet()  # sinks, or the objects whose methods they are
+
+
+def _warn_once(sink: Any, message: str) -> None:
+    """Warns of the first failure of a sink; where warnings are errors, it is printed."""
+    owner = getattr(sink, "__self__", sink)
+    with contextlib.suppress(TypeError):  # what has no hash is not known again
+        if owner in _FAILED:
+            return
+        _FAILED.add(owner)
+    try:
+        warnings.warn(message, stacklevel=3)
+    except UserWarning:
+        print(message, file=sys.stderr)
 
 
 def _failure(sink: Any, step: Any, error: Exception) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -84,8 +85,15 @@ class JsonLines(Writer):
         self._file.flush()
 
     def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
+        """Closes the file; on a full disk there is a warning that records are lost."""
+        try:
+            self._file.close()
+        except OSError as error:  # raised, it would end the program after all of its training
+            warnings.warn(
+                f"JsonLines: {self.path} could not be written to its end: {error}. Its last "
+                "records are lost.",
+                stacklevel=2,
+            )
 
 
 def read_json_lines(path: Any) -> list[dict[str, Any]]:

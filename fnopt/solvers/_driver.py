@@ -14,7 +14,6 @@ from jax.core import Tracer
 from fnopt.core import (
     Params,
     Status,
-    check_count,
     check_same_params,
     check_scalars,
     is_converged,
@@ -49,7 +48,7 @@ from fnopt.solvers.problem._call import (
 from fnopt.solvers.problem._callback import status_after
 from fnopt.solvers.problem._jacobian_check import disagrees
 from fnopt.solvers.problem._problem import Problem, Setting, by_example, set_up
-from fnopt.solvers.problem._scipy_options import as_asked, with_keywords
+from fnopt.solvers.problem._scipy_options import as_asked, check_enough, with_keywords
 from fnopt.solvers.problem._units import first_unit, in_unit, restored
 from fnopt.solvers.result._solution import Solution, StepHistory, StepInfo, empty_history, noted
 
@@ -198,7 +197,7 @@ def least_squares(
         solver=_checked_solver(solver, axis_name),
         loss=loss,
         bounds=bounds,
-        max_steps=check_count(max_steps, "max_steps", "least_squares", least=0),
+        max_steps=max_steps,
     )
     args = checked_args(args)
     with place(type(solver).__name__):
@@ -242,6 +241,7 @@ def least_squares(
         known = (residual_fn, jac, params, args, constraints)
         functions = recorded_functions(*known) if plain_call else None
         residuals = functions[0] if functions else residuals_traced_once(residual_fn, args)
+        check_enough(scipy_options, residuals, params, args, constraints)
         if any(option is not None for option in options.values()):
             set_up(residuals, params, args, **options)  # inside jit no value can be checked
         solution = with_a_derivative_that_is_there(run, solver)

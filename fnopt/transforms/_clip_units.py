@@ -13,8 +13,8 @@ from fnopt.core import (
     global_norm,
     hyper,
     is_whole,
-    nonzero,
     norms_over,
+    over_length,
     static,
 )
 
@@ -149,7 +149,7 @@ class adaptive_grad_clip(Leafwise):
         length = norms_over(g, axes)
         most = h.clipping * jnp.maximum(norms_over(p, axes), h.eps)
         # The norm first: the ratio of two small numbers may be large, their quotients are not.
-        return jnp.where(length <= most, g, g / nonzero(length) * most)
+        return jnp.where(length <= most, g, over_length(g, length) * most)
 
 
 def _unit_axes(shape: tuple[int, ...]) -> tuple[int, ...]:

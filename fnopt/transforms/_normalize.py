@@ -13,7 +13,7 @@ from fnopt.core import (
     global_norm,
     hyper,
     map_leaves,
-    nonzero,
+    over_length,
 )
 
 
@@ -43,12 +43,12 @@ class normalize_by_update_norm(Transformation):
     ) -> tuple[Any, EmptyState]:
         """The updates times one factor."""
         norm = global_norm(updates)
-        length = nonzero(norm + jnp.asarray(self.eps, norm.dtype))
+        length = norm + jnp.asarray(self.eps, norm.dtype)
         scale_factor = jnp.asarray(self.scale_factor, norm.dtype)
 
         def leaf(h: Any, g: Any) -> Any:
             # The quotient first: the factor alone overflows for gradients of 1e-40.
-            return g / h["length"] * h["factor"]
+            return over_length(g, h["length"]) * h["factor"]
 
         numbers = {"length": length, "factor": scale_factor}
         return map_leaves(leaf, updates, hyper=numbers), state

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
@@ -281,3 +283,46 @@ def test_a_sink_that_raises_does_not_end_the_program():
         whole()
     assert len(seen) == 1
     assert sorted(records) == [2, 3]
+
+
+@pytest.mark.filterwarnings("always")
+def test_a_sink_that_raises_outside_of_jit_warns_once(recwarn):
+    class Log:
+        def write(self, record):
+            raise OSError("no space left on device")
+
+    log = Log()
+    for step in range(3):
+        emit(log.write, step, lambda: {"x": 1.0})
+    assert len(recwarn.list) == 1
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_sink_that_raises_where_warnings_are_errors_is_printed(capsys):
+    def sink(record):
+        raise OSError("no space left on device")
+
+    @jax.jit
+    def run(x):
+        emit(sink, 3, lambda: {"x": x})
+        return x + 1
+
+    assert run(jnp.float32(0)) == 1
+    jax.effects_barrier()
+    assert "raised OSError: no space left on device at step 3" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device without space")
+def test_json_lines_on_a_full_disk_do_not_end_the_program():
+    def whole():
+        with JsonLines("/dev/full") as write:
+            for step in range(3):
+                emit(write, step, lambda: {"x": 1.0})
+            jax.effects_barrier()
+
+    with pytest.warns(UserWarning, match="[Nn]o space left on device") as seen:
+        whole()
+    texts = [str(warning.message) for warning in seen]
+    assert len(texts) == 2
+    assert "the sink JsonLines raised OSError" in texts[0]
+    assert "/dev/full could not be written to its end" in texts[1]

@@ -234,6 +234,14 @@ def test_wrong_keywords_are_refused_by_name(options, error, text):
         fnopt.least_squares(decay, START, **options)
 
 
+def test_scipy_s_lm_refuses_fewer_residuals_than_params():
+    with pytest.raises(ValueError, match=r"fewer residuals than params \(1 < 2\)"):
+        fnopt.least_squares(lambda p: p[0] * p[1] - 1, jnp.ones(2), method="lm")
+    one = fnopt.least_squares(lambda p: p[0] * p[1] - 1, 2 * jnp.ones(2))
+    assert bool(one.converged)
+    assert "rank 1 of 2" in str(one)
+
+
 def test_numbers_in_a_row_are_a_vector():
     A = jnp.asarray([[2.0, 1.0], [1.0, 3.0]])
     b = jnp.asarray([1.0, 2.0])

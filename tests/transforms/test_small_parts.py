@@ -14,7 +14,7 @@ def updated(tx, g, params=None):
     return tx.update(g, tx.init(g), params)[0]
 
 
-@pytest.mark.parametrize("size", [1e-24, 1.0, 1e20])
+@pytest.mark.parametrize("size", [1e-24, 1.0, 1e20, 4e37])
 def test_lengths_of_any_magnitude(size):
     g = {"w": size * G["w"]}
     out = updated(fnopt.normalize_by_update_norm(eps=0.0), g)["w"]

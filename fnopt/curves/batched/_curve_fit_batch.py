@@ -133,7 +133,8 @@ def curve_fit_batch(
     Raises:
         ValueError: If shapes don't fit, there are no params or more than 16, `sigma` is not
             positive, a tolerance is negative, bounds are crossed, or `p0` is outside of them.
-        TypeError: If `f` isn't a function, `mask` isn't bool, or data or params aren't real.
+        TypeError: If `f` isn't a function, `mask` isn't bool, data or params aren't real, or there
+            are fewer data than params (without bounds).
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -157,6 +158,7 @@ def curve_fit_batch(
     shared, own = split(x, y, sigma, mask, x_per_fit)
     x0, layout = checked_start(p0, own.x if x_per_fit else shared.x, y)
     box = checked_box(bounds, p0, x0, layout)
+    _check_enough(math.prod(y.shape[1:]), x0.shape[1], box)
     task = Task(
         checked_model(f, layout, x0, shared, own),
         checked_jacobian(jac, layout, x0, shared, own),
@@ -186,6 +188,16 @@ def curve_fit_batch(
     lazily = falls_back and task.is_value and runs_now(arrays)
     fits = _once_needed(run) if lazily else _renamed(run(falls_back))
     return fits._replace(params=layout.tree(fits.params))
+
+
+def _check_enough(points: int, n: int, box: Any) -> None:
+    """Refuses fewer data than params, as `fnopt.curve_fit` does."""
+    if 0 < points < n and box is None:
+        raise TypeError(
+            f"curve_fit_batch: there are fewer data than params in a fit ({points} < {n}), which "
+            "can't determine them. Give more data, hold params by writing their values into f, or "
+            "take bounds for one of the many solutions."
+        )
 
 
 def _by_rows(task: Task) -> Task:

@@ -90,6 +90,7 @@ def as_asked(
         raise ValueError(
             f"least_squares: verbose = {verbose!r}, expected 0, 1 (a report) or 2 (steps)."
         )
+    max_steps = check_count(max_steps, "max_steps", "least_squares", least=0)
     if options.get("max_nfev") is not None:
         max_steps = check_count(options["max_nfev"], "max_nfev", "least_squares") - 1
     given = {name: options[name] for name in _TOLERANCES if options.get(name) is not None}
@@ -102,6 +103,25 @@ def as_asked(
         max_steps=max_steps,
         verbose=int(verbose),
     )
+
+
+def check_enough(
+    options: dict[str, Any],
+    residual_fn: Any,
+    params: Any,
+    args: tuple[Any, ...],
+    constraints: Any,
+) -> None:
+    """Refuses fewer residuals than params for SciPy's `method='lm'`, as SciPy does."""
+    if options.get("method") != "lm" or constraints is not None:  # which SciPy doesn't have
+        return
+    residuals = jax.eval_shape(residual_fn, params, *args)
+    m, n = (sum(np.size(leaf) for leaf in jax.tree.leaves(tree)) for tree in (residuals, params))
+    if m < n:
+        raise ValueError(
+            f"least_squares: method 'lm' has fewer residuals than params ({m} < {n}), which can't "
+            "determine them; leave the method out for one of the many solutions."
+        )
 
 
 def _check_needless(options: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ _OF_JAX = (
     jax.errors.ConcretizationTypeError,
     jax.errors.NonConcreteBooleanIndexError,
 )
+_ARGUMENT = re.compile(r"(?:arose for the|The) `?(\w+)`? argument of ([\w.]*\w)")
 _OURS = {"scipy": "jax.scipy.", "special": "jax.scipy.special."}  # all else is jnp's
 
 
@@ -51,7 +52,11 @@ def written_for_jax(name: str, fn: str = "f", is_another: bool = False) -> Itera
         if not isinstance(error, _OF_JAX) or getattr(found, "is_of_another", False):
             raise
         line, called = _cause(found if isinstance(found, ValueError) else error)
-        if isinstance(error, jax.errors.TracerBoolConversionError):
+        argument = _ARGUMENT.search(str(error))
+        if argument is not None:
+            name_of, function = argument.groups()
+            what = f"calls {function} without a number for its argument {name_of}; give one"
+        elif isinstance(error, jax.errors.TracerBoolConversionError):
             what = "decides in Python by a value; write jnp.where(condition, a, b)"
         elif isinstance(error, jax.errors.NonConcreteBooleanIndexError):
             what = "selects by a condition, so no shape is known; write jnp.where(condition, a, b)"

@@ -50,11 +50,17 @@ def fft(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
 
 
 def dot_general(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """A product with a matrix, by the places where that isn't zero if it is known."""
+    """A product with a matrix, by the places where that isn't zero if it is known.
+
+    In the linear program of a derivative one factor depends on nothing; inside of a solver both may
+    depend on the inputs.
+    """
     (contract_a, contract_b), (batch_a, batch_b) = op.params["dimension_numbers"]
     left, right = inputs
     if left.ids is not None and right.ids is not None:
-        return mixed(sets, op.shapes, inputs)
+        rows = sets.union_along(_laid(left.ids, batch_a, contract_a), (2,))
+        columns = sets.union_along(_laid(right.ids, batch_b, contract_b), (2,))
+        return [sets.union(rows[:, :, None], columns[:, None, :]).reshape(op.shape)]
     swapped = left.ids is None
     if swapped:
         left, right = right, left

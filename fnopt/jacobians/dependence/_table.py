@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from fnopt.jacobians.dependence import _indexing, _moves, _solves, _sums, _windows
+from fnopt.jacobians.dependence import (
+    _indexing,
+    _moves,
+    _solves,
+    _sparse_matrices,
+    _sums,
+    _windows,
+)
 from fnopt.jacobians.dependence._rule import DependenceRule, rule
 
 _SCATTERED = "update_jaxpr update_consts indices_are_sorted"
@@ -69,5 +76,8 @@ RULES: dict[str, DependenceRule] = {
     ),
     "tridiagonal_solve": rule(_solves.tridiagonal_solve, "", "perturb_singular"),
     "custom_linear_solve": rule(_solves.linear_solve, "const_lengths jaxprs"),
-    "bcoo_dot_general": rule(_solves.sparse_product, "dimension_numbers lhs_spinfo"),
+    "bcoo_dot_general": rule(_sparse_matrices.bcoo_product, "dimension_numbers lhs_spinfo"),
+    "bcsr_dot_general": rule(_sparse_matrices.bcsr_product, "dimension_numbers lhs_spinfo"),
+    "bcoo_todense": rule(_sparse_matrices.bcoo_dense, "", "spinfo"),
+    "bcsr_todense": rule(_sparse_matrices.bcsr_dense, "", "spinfo"),
 }

@@ -144,6 +144,9 @@ def bcoo(dense, batch=0):
 
 
 SPARSE, BATCH = bcoo(of(HOLES, 5, 6)), bcoo(of(HOLES, 2, 3, 4), 1)
+BY_ROWS = sparse.BCSR.fromdense(of(HOLES, 5, 6))
+OF_ROWS = sparse.BCOO.fromdense(of(HOLES, 4, 6), n_dense=1)
+ROWS_OF_BATCH = sparse.BCSR.fromdense(of(HOLES, 2, 3, 4), n_batch=1)
 PAIR = jnp.asarray([1, 0])
 
 
@@ -344,6 +347,36 @@ EXACT = {
         lambda x: SPARSE @ of(x, 6, 3),
         lambda x: of(x, 4, 5) @ SPARSE,
         at((4, 6), lambda a: SPARSE @ a.T),
+        at((4, 6), jax.vmap(lambda row: SPARSE @ row)),
+        lambda x: sparse.BCOO((x[: SPARSE.nse], SPARSE.indices), shape=SPARSE.shape) @ W[:6],
+        lambda x: sparse.bcoo_dot_general(
+            BATCH, of(x, 2, 4), dimension_numbers=(((2,), (1,)), ((0,), (0,)))
+        ),
+        lambda x: sparse.bcoo_dot_general(
+            BATCH, of(x, 2, 3, 2), dimension_numbers=(((1,), (1,)), ((0,), (0,)))
+        ),
+        lambda x: sparse.bcoo_dot_general(
+            BATCH, of(x, 3, 2), dimension_numbers=(((0, 1), (1, 0)), ((), ()))
+        ),
+    ],
+    "bcsr_dot_general": [
+        lambda x: BY_ROWS @ x[:6],
+        lambda x: BY_ROWS @ of(x, 6, 3),
+        at((4, 6), jax.vmap(lambda row: BY_ROWS @ row)),
+        lambda x: sparse.bcsr_dot_general(
+            ROWS_OF_BATCH, of(x, 2, 4), dimension_numbers=(((2,), (1,)), ((0,), (0,)))
+        ),
+    ],
+    "bcoo_todense": [
+        lambda x: sparse.BCOO((x[: SPARSE.nse], SPARSE.indices), shape=SPARSE.shape).todense(),
+        lambda x: sparse.BCOO(
+            (x[: BATCH.data.size].reshape(BATCH.data.shape), BATCH.indices), shape=BATCH.shape
+        ).todense(),
+    ],
+    "bcsr_todense": [
+        lambda x: sparse.BCSR(
+            (x[: BY_ROWS.nse], BY_ROWS.indices, BY_ROWS.indptr), shape=BY_ROWS.shape
+        ).todense(),
     ],
     "add_any": [lambda x: jax.grad(lambda y: jnp.sum(y[1:] * y[:-1]))(x)],
 }
@@ -376,10 +409,9 @@ LOOSE = {
         by_kernel((3, 2, 2, 2), (1, 2, 4, 3)),
         conv((4, 1, 3, 2), (2, 1, 2, 2), batch_group_count=2),
     ],
-    "bcoo_dot_general": [
-        lambda x: sparse.BCOO((x[: SPARSE.nse], SPARSE.indices), shape=SPARSE.shape) @ W[:6],
+    "bcoo_dot_general": [  # entries that are rows
         lambda x: sparse.bcoo_dot_general(
-            BATCH, of(x, 2, 4), dimension_numbers=(((2,), (1,)), ((0,), (0,)))
+            OF_ROWS, x[:4], dimension_numbers=(((0,), (0,)), ((), ()))
         ),
     ],
 }
@@ -496,8 +528,8 @@ MIXED = {
     "nobody has met it": "dce_sink stage tie layout_constraint with_memory_space_constraint",
     "linear in its coefficients, which are traced": "polynomial",
     "experimental sparse matrices": (
-        "bcoo_dot_general_sampled bcoo_extract bcoo_fromdense bcoo_spdot_general bcoo_todense "
-        "bcoo_transpose bcsr_dot_general bcsr_extract bcsr_fromdense bcsr_todense coo_fromdense "
+        "bcoo_dot_general_sampled bcoo_extract bcoo_fromdense bcoo_spdot_general "
+        "bcoo_transpose bcsr_extract bcsr_fromdense coo_fromdense "
         "coo_matmat coo_matvec coo_todense csr_fromdense csr_matmat csr_matvec csr_todense spsolve "
         "todense"
     ),
@@ -570,3 +602,19 @@ def test_what_is_written_into_a_mutable_array_is_not_lost():
         return total[...] + x[3:6]
 
     assert pattern(fn, (3, N)).all()
+
+
+def test_a_sparse_matrix_made_of_traced_numbers_is_named():
+    def f(x):
+        return sparse.BCOO.fromdense(jnp.asarray(np.diag(np.ones(N)))) @ x
+
+    with pytest.raises(
+        TypeError, match="calls bcoo_fromdense without a number for its argument nse"
+    ):
+        fnopt.sparsity_pattern(f)(POINTS[0])
+
+
+def test_a_solver_under_vmap_keeps_the_examples_apart():
+    solve_each = jax.vmap(lambda b: jax.scipy.sparse.linalg.cg(lambda v: 2 * v, b)[0])
+    want = np.kron(np.eye(4, dtype=bool), np.ones((6, 6), bool))
+    np.testing.assert_array_equal(pattern(at((4, 6), solve_each), (N, N)), want)

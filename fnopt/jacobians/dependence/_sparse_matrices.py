@@ -1,0 +1,129 @@
+"""Matrices that are kept by their entries: `BCOO` and `BCSR` of `jax.experimental.sparse`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core as jex
+
+from fnopt.core import per_row
+from fnopt.jacobians.dependence._entry import Entry
+from fnopt.jacobians.dependence._rule import Operation
+from fnopt.jacobians.dependence._sets import Sets
+from fnopt.jacobians.dependence._sums import mixed
+
+
+def bcoo_product(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
+    """`BCOO @ array`, by the entries of the matrix."""
+    data, indices, right = inputs
+    shape = op.params["lhs_spinfo"].shape
+    if not indices.known or not _has_no_dense_axes(data, indices, shape):
+        return mixed(sets, op.shapes, inputs)
+    return _product(op, _by_batch(indices.value(), data, shape), [data, right])
+
+
+def bcsr_product(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
+    """`BCSR @ array`, by the entries of the matrix."""
+    data, columns, starts, right = inputs
+    shape = op.params["lhs_spinfo"].shape
+    if not (columns.known and starts.known):
+        return mixed(sets, op.shapes, inputs)
+    indices = _of_rows(columns.value(), starts.value())
+    if data.shape != indices.shape[:-1] or indices.ndim != len(shape):
+        return mixed(sets, op.shapes, inputs)
+    return _product(op, _by_batch(indices, data, shape), [data, right])
+
+
+def bcoo_dense(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
+    """`BCOO.todense()`."""
+    data, indices = inputs
+    if not indices.known or not _has_no_dense_axes(data, indices, op.shape):
+        return mixed(sets, op.shapes, inputs)
+    return _dense(op, _by_batch(indices.value(), data, op.shape), data)
+
+
+def bcsr_dense(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
+    """`BCSR.todense()`."""
+    data, columns, starts = inputs
+    if not (columns.known and starts.known):
+        return mixed(sets, op.shapes, inputs)
+    indices = _of_rows(columns.value(), starts.value())
+    if data.shape != indices.shape[:-1] or indices.ndim != len(op.shape):
+        return mixed(sets, op.shapes, inputs)
+    return _dense(op, _by_batch(indices, data, op.shape), data)
+
+
+def _has_no_dense_axes(data: Entry, indices: Entry, shape: tuple[int, ...]) -> bool:
+    """Whether every entry of a BCOO array is one number."""
+    batch = len(indices.shape) - 2
+    return len(data.shape) == batch + 1 and batch + indices.shape[-1] == len(shape)
+
+
+def _of_rows(columns: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """The indices `[..., entries, 2]` of a BCSR array; beyond all rows where it is padded."""
+    batch = columns.shape[:-1]
+    starts = np.broadcast_to(starts, (*batch, starts.shape[-1])).reshape(-1, starts.shape[-1])
+    at = np.arange(columns.shape[-1])
+    rows = [np.searchsorted(one, at, side="right") - 1 for one in starts]
+    return np.stack([np.reshape(rows, columns.shape), columns], axis=-1)
+
+
+def _by_batch(indices: np.ndarray, data: Entry, shape: tuple[int, ...]) -> np.ndarray:
+    """The indices of all entries by all axes, `[all entries, axes]`."""
+    batch = shape[: indices.ndim - 2]
+    entries = data.shape[-1]
+    found = np.broadcast_to(indices, (*batch, entries, indices.shape[-1]))
+    places = np.indices((*batch, entries))[: len(batch)]
+    both = [*places, *np.moveaxis(found, -1, 0)]
+    return np.stack([np.reshape(axis, -1) for axis in both], axis=-1)
+
+
+def _product(op: Operation, indices: np.ndarray, inputs: list[Entry]) -> list[np.ndarray]:
+    """A product by the indices of the entries."""
+    (contracted, others_contracted), (batch, others_batch) = op.params["dimension_numbers"]
+    shape = op.params["lhs_spinfo"].shape
+    free = [k for k in range(len(shape)) if k not in (*batch, *contracted)]
+    inside = np.all(indices < np.asarray(shape), axis=1)
+    met = tuple(indices[inside][:, k] for k in (*batch, *contracted))
+    kept = tuple(indices[inside][:, k] for k in (*batch, *free))
+
+    def product(data: jax.Array, right: jax.Array) -> jax.Array:
+        """Every entry is multiplied by what it meets, and added up."""
+        right = jnp.moveaxis(right, (*others_batch, *others_contracted), range(len(met)))
+        rows = right[met] if met else jnp.broadcast_to(right, (inside.sum(), *right.shape))
+        entries = _laid(data, indices, shape)[inside]
+        terms = per_row(entries, rows).astype(rows.dtype) * rows
+        if not kept:
+            return jnp.sum(terms, 0)
+        return jnp.zeros(op.shape, rows.dtype).at[kept].add(terms)
+
+    return _walked(op, product, inputs)
+
+
+def _dense(op: Operation, indices: np.ndarray, data: Entry) -> list[np.ndarray]:
+    """The whole array by the indices of the entries."""
+
+    def dense(data: jax.Array) -> jax.Array:
+        entries = _laid(data, indices, op.shape)
+        return jnp.zeros(op.shape, data.dtype).at[tuple(indices.T)].add(entries, mode="drop")
+
+    return _walked(op, dense, [data])
+
+
+def _laid(data: jax.Array, indices: np.ndarray, shape: tuple[int, ...]) -> jax.Array:
+    """The entries in the order of their indices; axes of the batch may have length 1."""
+    batch = shape[: data.ndim - 1]
+    entries = indices.shape[0] // max(math.prod(batch), 1)
+    return jnp.broadcast_to(data, (*batch, entries)).reshape(-1)
+
+
+def _walked(op: Operation, fn: Callable[..., Any], inputs: list[Entry]) -> list[np.ndarray]:
+    """The sets of the outputs of an equation that is the same as a function."""
+    given = [jax.ShapeDtypeStruct(entry.shape, jnp.float32) for entry in inputs]
+    program: jex.ClosedJaxpr = jax.make_jaxpr(fn)(*given)
+    return [entry.sets for entry in op.run(program, inputs)]

@@ -167,6 +167,7 @@ from fnopt.core._varying import on_mesh_of as on_mesh_of
 from fnopt.core._varying import varies_over as varies_over
 from fnopt.core._varying import varying_like as varying_like
 from fnopt.core._written_for_jax import written_for_jax as written_for_jax
+from fnopt.core._wrong_arguments import wrong_arguments as wrong_arguments
 
 __all__ = [
     "EXTRA_ARGS",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import numbers
 import operator
 from collections.abc import Callable, Iterable
@@ -16,6 +17,7 @@ from jax.core import Tracer
 from fnopt.core._dtypes import default_float
 from fnopt.core._errors import where
 from fnopt.core._static import checked_static, is_static, static
+from fnopt.core._wrong_arguments import wrong_arguments
 
 _BOUNDS: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
     "ge": (">=", operator.ge),
@@ -186,6 +188,23 @@ def _refuse_assignment(self: Value, name: str, value: Any) -> None:
     )
 
 
+def _advise(cls: type) -> None:
+    """Lets the error of a class for an unknown argument name the one to write."""
+    init = cls.__init__
+
+    @functools.wraps(init)
+    def advised(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            init(self, *args, **kwargs)
+        except TypeError:
+            message = wrong_arguments(cls, args, kwargs) if type(self) is cls else None
+            if message is None:
+                raise
+            raise TypeError(message) from None
+
+    cls.__init__ = advised
+
+
 @dataclass_transform(frozen_default=True, field_specifiers=(static, hyper, dataclasses.field))
 class Value:
     """An immutable value that is also a pytree.
@@ -210,6 +229,8 @@ class Value:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+        if "__init__" in cls.__dict__:
+            _advise(cls)
         cls.__setattr__ = _refuse_assignment
         fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
         cls._leaf_names = tuple(f.name for f in fields if not is_static(f))

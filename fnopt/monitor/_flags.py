@@ -77,6 +77,9 @@ class FlagState(NamedTuple):
         return code
 
 
+_ONLY_WITH_ZEROS = "as half dead only where 'zeros' is among the statistics"
+
+
 class FlagReport(NamedTuple):
     """The names of the groups with a flag; empty (and false) if all is well."""
 
@@ -94,7 +97,7 @@ class FlagReport(NamedTuple):
     def __str__(self) -> str:
         found = self._asdict().items()
         parts = [f"{kind.replace('_', ' ')}: {', '.join(names)}" for kind, names in found if names]
-        return "; ".join(parts) or "no layer is flagged"
+        return "; ".join(parts) or f"no layer is flagged ({_ONLY_WITH_ZEROS})"
 
 
 class health_flags(Value):

@@ -119,7 +119,9 @@ def test_report():
     assert str(report) == "dead: a, b; nonfinite: c"
     assert report
     assert not FlagReport((), (), ())
-    assert str(FlagReport((), (), ())) == "no layer is flagged"
+    assert str(FlagReport((), (), ())) == (
+        "no layer is flagged (as half dead only where 'zeros' is among the statistics)"
+    )
 
 
 def test_is_a_value():

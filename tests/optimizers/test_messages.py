@@ -129,3 +129,32 @@ def test_a_schedule_that_reads_the_traced_count_says_so(fn):
     with pytest.raises(jax.errors.JAXTypeError) as raised:
         jax.eval_shape(fnopt.schedule(fn), jnp.int32(0))
     assert any("the count is traced. Write jnp.where" in note for note in raised.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: fnopt.cosine_decay_schedule(lr=1e-3), "unknown argument 'lr'.*Write init_value="),
+        (lambda: fnopt.constant_schedule(learning_rate=1.0), r"takes \(value\). Write value="),
+        (lambda: fnopt.warmup_cosine_decay_schedule(lr=1.0), "Write peak_value="),
+        (lambda: fnopt.scale_by_adam(beta1=0.9), r"scale_by_adam: .*Write b1=\.\.\."),
+        (lambda: fnopt.clip_by_global_norm(), "missing a required argument: 'max_norm'"),
+        (lambda: fnopt.levenberg_marquardt(x_tol=1e-3), "Write xtol="),
+        (lambda: fnopt.rmsprop(0.1, alpha=0.9), r"Write decay=\.\.\.\.$"),
+    ],
+)
+def test_classes_of_values_name_the_argument_to_write(call, text):
+    with pytest.raises(TypeError, match=text):
+        call()
+
+
+def test_errors_inside_of_a_class_stay_as_they_are():
+    class odd(fnopt.Schedule):
+        slope: float = 1.0
+
+        def __post_init__(self):
+            super().__post_init__()
+            raise TypeError("of its own")
+
+    with pytest.raises(TypeError, match="^of its own$"):
+        odd(2.0)

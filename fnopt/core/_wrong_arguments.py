@@ -1,0 +1,63 @@
+"""Advice for arguments that a recipe, or the class of a value, doesn't have."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from typing import Any
+
+_RATE = ("learning_rate", "peak_value", "init_value", "value")  # a schedule's, too
+# Arguments of other libraries' optimizers, in the order in which a recipe is asked for ours.
+_OURS = {
+    **dict.fromkeys(("lr", "rate", "step_size"), _RATE),
+    "learning_rate": _RATE,
+    "betas": ("b1", "b2"),
+    "beta1": ("b1",),
+    "beta_1": ("b1",),
+    "beta2": ("b2",),
+    "beta_2": ("b2",),
+    "epsilon": ("eps",),
+    "rho": ("decay", "b2"),
+    "alpha": ("decay", "learning_rate"),
+    "use_nesterov": ("nesterov",),
+    "every_k_schedule": ("k",),
+}
+# Options of other libraries' optimizers that are a transform of their own here.
+_APART = {
+    "weight_decay": "fnopt.chain(fnopt.add_decayed_weights(weight_decay), {}) for an L2 penalty, "
+    "or the optimizer's w form (adamw) for decoupled decay",
+    "amsgrad": "fnopt.amsgrad",
+    "clipnorm": "fnopt.chain(fnopt.clip_by_global_norm(norm), {})",
+    "global_clipnorm": "fnopt.chain(fnopt.clip_by_global_norm(norm), {})",
+    "clipvalue": "fnopt.chain(fnopt.clip(value), {})",
+    "maximize": "the gradient of minus the function",
+    "use_ema": "fnopt.chain({}, fnopt.params_ema(decay))",
+    "gradient_accumulation_steps": "fnopt.accumulate({}, k)",
+    "params": "tx.init(params): an optimizer here doesn't hold the params",
+}
+_APART["l2"] = _APART["weight_decay"]
+
+
+def wrong_arguments(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """The message for arguments that don't fit a signature, a class's too; None if they do."""
+    signature = inspect.signature(fn)
+    try:
+        signature.bind(*args, **kwargs)
+        return None
+    except TypeError as error:
+        known = list(signature.parameters)
+        unknown = [name for name in kwargs if name not in known]
+        hint = _hint(fn.__name__, unknown[0], known) if unknown else ""
+        what = f"unknown argument {unknown[0]!r}" if unknown else str(error)
+    return f"{fn.__name__}: {what}; it takes ({', '.join(known)}).{hint}"
+
+
+def _hint(name: str, given: str, known: list[str]) -> str:
+    ours = [n for n in _OURS.get(given, ()) if n in known]
+    ours = ours if given == "betas" else ours[:1]
+    ours = ours or difflib.get_close_matches(given, known, n=1)
+    if ours:
+        return f" Write {', '.join(f'{n}=...' for n in ours)}."
+    if given in _APART:
+        return f" Write {_APART[given].format(f'fnopt.{name}(...)')}."
+    return ""

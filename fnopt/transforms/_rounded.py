@@ -12,6 +12,7 @@ from fnopt.core import (
     increment,
     is_inexact,
     is_narrow,
+    is_none,
     static,
     stochastic_leaves,
     zero_count,
@@ -37,7 +38,7 @@ class RoundedWrapper(Wrapper):
 
 def rows(updates: Any, *trees: Any) -> tuple[list[tuple[Any, ...]], Any]:
     """The leaves of `updates` with those of other trees, which may have `None` there."""
-    leaves, treedef = jax.tree.flatten(updates)
+    leaves, treedef = jax.tree.flatten(updates, is_leaf=is_none)
     columns = [treedef.flatten_up_to(tree) for tree in trees]
     return list(zip(leaves, *columns, strict=True)), treedef
 

@@ -163,6 +163,7 @@ def test_what_is_not_frozen_is_refused_by_name(tx, name):
         lambda mask: fnopt.accumulate(fnopt.freeze(fnopt.adamw(0.1), mask), 1),
         lambda mask: fnopt.freeze(fnopt.accumulate(fnopt.adamw(0.1), 1), mask),
         lambda mask: fnopt.chain(fnopt.clip(1.0), fnopt.freeze(fnopt.adamw(0.1), mask)),
+        lambda mask: fnopt.kahan(fnopt.freeze(fnopt.adamw(0.1), mask)),
     ],
 )
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ the page that answers among the first three.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -15,14 +16,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sphinx.search.en import SearchEnglish
-
 from tests.docs_queries import QUERIES
 
 AMONG = 3
 # Pages that only list things: they come last.
 LISTS = {"changelog", "contributing", "design", "gallery/index", "index", "performance"}
-ENGLISH = SearchEnglish({})
+
+
+@functools.cache
+def english() -> Any:
+    """Sphinx's stemmer. The tests, which pytest finds this file among, run without Sphinx."""
+    from sphinx.search.en import SearchEnglish
+
+    return SearchEnglish({})
 
 
 def read_index(directory: Path) -> dict[str, Any]:
@@ -129,7 +135,7 @@ def _split(text: str) -> list[str]:
 def _stems(text: str) -> list[str]:
     """The stems of all words that are more than glue or a number."""
     words = [word for word in _split(text) if not word.isdecimal()]
-    return [ENGLISH.stem(word) for word in words if word not in ENGLISH.stopwords]
+    return [english().stem(word) for word in words if word not in english().stopwords]
 
 
 def main(directory: Path) -> int:

@@ -163,14 +163,15 @@ def eager_step(case: Any) -> Any:
 
 @every
 def test_jit_and_vmap_over_params_equal_an_eager_step(case: Any):
-    # XLA contracts products and sums when it fuses: a few units in the last place.
+    # XLA contracts products and sums when it fuses: a few units in the last place, of the largest
+    # entry where a root of a matrix mixes them.
     tx, trees = case.make(), [make_tree(seed, shapes=SMALL) for seed in (0, 5, 1, 6)]
     params, grads = (jax.tree.map(lambda *xs: np.stack(xs), *trees[i : i + 2]) for i in (0, 2))
     state = jax.vmap(tx.init)(params)
     fn = jax.jit(jax.vmap(lambda p, s, g: step(tx, p, s, g, case.extras)))
     together = fn(params, state, grads)
     first = jax.tree.map(lambda x: np.asarray(x)[0], together)
-    assert_close(first, eager_step(case), rtol=2e-6, atol=1e-7)
+    assert_close(first, eager_step(case), rtol=2e-6, atol=1e-7, of_largest=5e-7)
 
 
 @every

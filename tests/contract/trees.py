@@ -55,11 +55,14 @@ def signature(tree: Any) -> Any:
     return treedef, [(x.shape, x.dtype, x.weak_type) for x in leaves]
 
 
-def assert_close(actual: Any, expected: Any, rtol: float, atol: float = 0.0) -> None:
+def assert_close(
+    actual: Any, expected: Any, rtol: float, atol: float = 0.0, of_largest: float = 0.0
+) -> None:
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
     for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         a, e = (np.asarray(x).astype(np.float64) for x in (a, e))
-        np.testing.assert_allclose(a, e, rtol=rtol, atol=atol)
+        least = max(atol, of_largest * np.max(np.abs(e), initial=0, where=np.isfinite(e)))
+        np.testing.assert_allclose(a, e, rtol=rtol, atol=least)
 
 
 def assert_identical(actual: Any, expected: Any) -> None:

@@ -335,8 +335,8 @@ def test_memory_does_not_grow_with_points_times_params():
     y = jax.ShapeDtypeStruct((fits, x.size), jnp.float32)
     p0 = jax.ShapeDtypeStruct((fits, 4), jnp.float32)
     memory = jax.jit(solve).lower(y, p0).compile().memory_analysis()
-    # A batched Jacobian alone would take 4 times the data.
-    assert memory.temp_size_in_bytes < 1.5 * fits * x.size * 4
+    # A batched Jacobian alone would take 4 times the data. (1.2 with JAX 0.10, 1.55 with 0.12.)
+    assert memory.temp_size_in_bytes < 2 * fits * x.size * 4
 
 
 def test_report_counts_how_fits_ended():

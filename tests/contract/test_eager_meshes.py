@@ -67,7 +67,9 @@ def undivided(name):
 )
 @pytest.mark.parametrize("name", EAGER)
 def test_an_eager_call_equals_that_of_one_device(name, kind, place):
-    assert distance(EAGER[name](placed(kind, place)), undivided(name)) <= 1
+    # One example's gradient is a thousandth of the others': of its direction rounding leaves less.
+    atol = 2e-4 if name.startswith("gradient_similarity") else 2e-5
+    assert distance(EAGER[name](placed(kind, place)), undivided(name), atol=atol) <= 1
 
 
 @pytest.mark.parametrize("name", ["clipped_grad-ghost", "gradient_statistics", "weighted_grad"])

@@ -13,7 +13,7 @@ COMPILE := $(BIN)/python -W ignore -m compileall -qq -j $(JOBS) -x '/tests/'
 GROUPS := lint test docs bench demo
 
 # What a release of JAX can break: the readers of its programs, the contract of optimizers, and how
-# arrays lie on meshes. The newest release has all tests, others have these.
+# arrays lie on meshes.
 READERS := tests/programs tests/taps/test_capture.py tests/costs/test_cost_loops.py \
   tests/costs/test_cost_primitives.py tests/gradients/ghost/test_ghost_report.py \
   tests/gradients/ghost/test_ghost_factors.py tests/jacobians/dependence/test_dependence.py
@@ -24,15 +24,13 @@ ROUNDING := tests/reference tests/solvers tests/curves
 # Formulas leaf by leaf, and fourteen small transforms one behind the other.
 CASES := [adamw] or -adamw] or [lion] or -lion] or small_parts]
 
-.PHONY: help install demo test rounding lint format types docs bench bench-smoke oldest newest between end readers dist clean
+.PHONY: help install demo test rounding lint format types docs bench bench-smoke oldest newest end dist clean
 
 help:
 	@echo "make demo          train on real digits, fit a real curve, sweep 16 learning rates; writes a picture"
 	@echo "make test          all tests and doctests"
 	@echo "make rounding      the tests of fits as an older CPU computes them (ISA=SSE4_2, AVX or AVX2)"
-	@echo "make newest        all tests with Python 3.13, on the newest JAX"
-	@echo "make oldest        what a JAX release can break, with Python 3.11 on the oldest that is supported"
-	@echo "make between       the same as $(VENV) has it"
+	@echo "make oldest newest what a JAX release can break, on the oldest (Python 3.11) and the newest (3.13)"
 	@echo "make lint types    ruff and pyright"
 	@echo "make docs          the documentation, every page executed, warnings as errors"
 	@echo "make bench         every benchmark (bench-smoke: a quick run of the same code)"
@@ -83,16 +81,11 @@ oldest:
 
 newest:
 	@python=$$(.ci/find-python 3.13) || { echo "no Python 3.13 was found"; exit 1; }; \
-	$(MAKE) --no-print-directory test VENV=$(VENV)-newest PYTHON="$$python"
-	@$(call versions,$(VENV)-newest)
+	$(MAKE) --no-print-directory end VENV=$(VENV)-newest PYTHON="$$python"
 	$(VENV)-newest/bin/python -W ignore -m tests.run_page docs/guides/cost.md
 
-versions = $(1)/bin/python -c 'import jax, sys; print("Python %d.%d, JAX" % sys.version_info[:2], jax.__version__)'
-end: $(VENV)/.stamp-group-ends readers
-between: $(VENV)/.stamp-group-test readers
-
-readers:
-	@$(call versions,$(VENV))
+end: $(VENV)/.stamp-group-ends
+	@$(BIN)/python -c 'import jax, sys; print("Python %d.%d, JAX" % sys.version_info[:2], jax.__version__)'
 	$(BIN)/python -m pytest -n $(JOBS) -q $(READERS) $(CONTRACT) $(MESHES) -k "not test_transforms or $(CASES)"
 
 lint: $(VENV)/.stamp-group-lint

@@ -156,5 +156,5 @@ def test_errors_inside_of_a_class_stay_as_they_are():
             super().__post_init__()
             raise TypeError("of its own")
 
-    with pytest.raises(TypeError, match="^of its own$"):
+    with pytest.raises(TypeError, match=r"^of its own$"):
         odd(2.0)

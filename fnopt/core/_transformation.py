@@ -21,7 +21,7 @@ from fnopt.core._leaves import same_tree
 from fnopt.core._static import static
 from fnopt.core._unknown import advice_for_attribute
 from fnopt.core._value import Schedule, Value, brief
-from fnopt.core._without_gradient import without_gradient
+from fnopt.core._without_gradient import left_out_by, without_gradient
 
 
 class EmptyState(NamedTuple):
@@ -75,8 +75,6 @@ class Transformation(Value):
     reads_step: ClassVar[bool] = True
     # Whether gradients may have another form than params: `Rows` of a table, an axis of examples.
     other_gradients: ClassVar[bool] = False
-    # Whether some leaves of the params may stay as they are, so that they need no gradient.
-    leaves_out: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -128,11 +126,15 @@ class Transformation(Value):
         """
         return read_by(type(self).update)
 
+    def left_out(self, params: Any) -> Any:
+        """Which leaves stay as they are, and need no gradient: a tree of bools; None for none."""
+        return left_out_by((m.tx for m in self.members()), params)
+
     @property
     def needs(self) -> tuple[str, ...]:
         """The extra arguments that `update` can't do without, here and in the transforms inside."""
         own = {name for name, needed in self.reads().items() if needed}
-        return tuple(sorted(own.union(*(member.tx.needs for member in self.members()))))
+        return tuple(sorted(own.union(*(m.tx.needs for m in self.members()))))
 
     def at(self, count: Any) -> Any:
         """This value with every scheduled hyper-parameter replaced by its value at `count`."""
@@ -234,7 +236,6 @@ def _guarded_update(update: Callable[..., Any]) -> Callable[..., Any]:
                 params, extra_args = without_gradient(self, updates, params, extra_args)
             if required_by(update):
                 _check_required(update, extra_args)
-
             try:
                 new_updates, new_state = update(self, updates, state, params, **extra_args)
             except Exception as error:

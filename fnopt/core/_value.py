@@ -188,6 +188,11 @@ def _refuse_assignment(self: Value, name: str, value: Any) -> None:
     )
 
 
+_OF_A_SHELL = frozenset(
+    ("__module__", "__doc__", "__slots__", "__qualname__", "__dict__", "__weakref__")
+) | {"__firstlineno__", "__static_attributes__", "__annotations__"}
+
+
 def _advise(cls: type) -> None:
     """Lets the error of a class for an unknown argument name the one to write."""
     init = cls.__init__
@@ -228,6 +233,7 @@ class Value:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        is_shell = vars(cls).keys() <= _OF_A_SHELL
         dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
         if "__init__" in cls.__dict__:
             _advise(cls)
@@ -240,7 +246,9 @@ class Value:
         jax.tree_util.register_pytree_with_keys(
             cls, cls._flatten_with_keys, cls._unflatten, cls._flatten
         )
-        registry[config_name(cls)] = cls
+        name = config_name(cls)
+        # What cloudpickle makes of a class that it brings is empty at first, and often thrown away.
+        registry[name] = registry.get(name, cls) if is_shell else cls
 
     def __post_init__(self) -> None:
         owner = type(self).__name__

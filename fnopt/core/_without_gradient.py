@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import operator
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -19,7 +22,7 @@ def without_gradient(
     A filtered gradient, as `equinox.filter_grad` makes it, has None in place of what is no floating
     array (functions, counters, keys). Such a leaf stays as it is: the step is one of params that
     have None there, too, and functions of the params get the whole. A floating array may go without
-    a gradient only where a part of the transform `leaves_out` some leaves.
+    a gradient only where the transform has `left_out` it.
 
     Raises:
         ValueError: If gradients and params differ otherwise; the message names the leaf.
@@ -28,10 +31,11 @@ def without_gradient(
     leaves, other = jax.tree.flatten(params, is_leaf=is_none)
     if treedef != other:
         check_same_tree(updates, params, "gradients", "params")
-    may_lack = _leaves_out(tx)
+    out = tx.left_out(params)
+    may_lack = [False] * len(leaves) if out is None else jax.tree.leaves(out, is_leaf=is_none)
     absent = [
-        g is None and (may_lack or not is_inexact(p))
-        for g, p in zip(gradients, leaves, strict=True)
+        g is None and (may or not (hasattr(p, "dtype") and is_inexact(p)))
+        for g, p, may in zip(gradients, leaves, may_lack, strict=True)
     ]
 
     def inward(tree: Any) -> Any:
@@ -47,6 +51,11 @@ def without_gradient(
     return stepped, translated(extra_args, inward, outward)
 
 
-def _leaves_out(tx: Any) -> bool:
-    """Whether a transform, or one inside it, `leaves_out` some leaves."""
-    return tx.leaves_out or any(_leaves_out(member.tx) for member in tx.members())
+def left_out_by(transforms: Iterable[Any], params: Any) -> Any:
+    """Which leaves any of some transforms leaves out: a tree of bools; None for none."""
+    found = [tree for tx in transforms if (tree := tx.left_out(params)) is not None]
+    return functools.reduce(_either, found) if found else None
+
+
+def _either(a: Any, b: Any) -> Any:
+    return jax.tree.map(operator.or_, a, b)

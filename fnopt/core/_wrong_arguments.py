@@ -49,13 +49,22 @@ def wrong_arguments(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> s
         unknown = [name for name in kwargs if name not in known]
         hint = _hint(fn.__name__, unknown[0], known) if unknown else ""
         what = f"unknown argument {unknown[0]!r}" if unknown else str(error)
-    return f"{fn.__name__}: {what}; it takes ({', '.join(known)}).{hint}"
+    return f"{fn.__name__}: {what}; it takes {_bare(signature)}.{hint}"
+
+
+def _bare(signature: inspect.Signature) -> str:
+    """The parameters by name, with the stars of their kinds."""
+    none = inspect.Parameter.empty
+    parameters = signature.parameters.values()
+    bare = [p.replace(default=none, annotation=none) for p in parameters]
+    return str(signature.replace(parameters=bare, return_annotation=none))
 
 
 def _hint(name: str, given: str, known: list[str]) -> str:
     ours = [n for n in _OURS.get(given, ()) if n in known]
     ours = ours if given == "betas" else ours[:1]
-    ours = ours or difflib.get_close_matches(given, known, n=1)
+    if given not in _OURS:
+        ours = difflib.get_close_matches(given, known, n=1)
     if ours:
         return f" Write {', '.join(f'{n}=...' for n in ours)}."
     if given in _APART:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-import warnings
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -17,6 +13,7 @@ from fnopt.core import Transformation, check_count, increment, is_inexact, stati
 from fnopt.monitor._groups import as_groups
 from fnopt.monitor._health import Health, health
 from fnopt.monitor._measure import CHEAP, as_stats
+from fnopt.monitor._said import say_once
 
 Sink = Callable[[dict[str, Any]], Any]
 """What takes the records: a function of one flat dict."""
@@ -111,7 +108,7 @@ def emit(sink: Sink, step: Any, metrics: Callable[[], Any], *, every: int = 1) -
                 sink(record_of(step, values))
             except Exception as error:
                 # From inside a callback it would end the program: a full disk the training.
-                _warn_once(sink, _failure(sink, step, error))
+                say_once(sink, _failure(sink, step, error))
 
     def send() -> None:
         jax.debug.callback(deliver, due, step, metrics())
@@ -120,22 +117,6 @@ def emit(sink: Sink, step: Any, metrics: Callable[[], Any], *, every: int = 1) -
         send()
     else:
         jax.lax.cond(due, send, lambda: None)
-
-
-_FAILED: weakref.WeakSet[Any] = weakref.WeakSet()  # sinks, or the objects whose methods they are
-
-
-def _warn_once(sink: Any, message: str) -> None:
-    """Warns of the first failure of a sink; where warnings are errors, it is printed."""
-    owner = getattr(sink, "__self__", sink)
-    with contextlib.suppress(TypeError):  # what has no hash is not known again
-        if owner in _FAILED:
-            return
-        _FAILED.add(owner)
-    try:
-        warnings.warn(message, stacklevel=3)
-    except UserWarning:
-        print(message, file=sys.stderr)
 
 
 def _failure(sink: Any, step: Any, error: Exception) -> str:

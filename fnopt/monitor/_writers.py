@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -13,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 
 from fnopt.core import exponents, optional
+from fnopt.monitor._said import say
 
 Record = Mapping[str, Any]
 """A flat dict with a `'step'`."""
@@ -89,10 +89,9 @@ class JsonLines(Writer):
         try:
             self._file.close()
         except OSError as error:  # raised, it would end the program after all of its training
-            warnings.warn(
+            say(
                 f"JsonLines: {self.path} could not be written to its end: {error}. Its last "
-                "records are lost.",
-                stacklevel=2,
+                "records are lost."
             )
 
 

@@ -44,6 +44,10 @@ class set_to_zero(Transformation):
         """Zeros of the updates' shapes and dtypes."""
         return jax.tree.map(jnp.zeros_like, updates), state
 
+    def left_out(self, params: Any) -> Any:
+        """All leaves."""
+        return jax.tree.map(lambda _: True, params)
+
 
 class scale(Leafwise):
     r"""Scales by a constant: :math:`u = c\, g`. The minus sign of descent is not in it.

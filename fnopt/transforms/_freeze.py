@@ -41,6 +41,8 @@ class freeze(Selective):
         {'w': Array([0., 0.], dtype=float32)}
     """
 
+    _others_stay = True
+
     def _chosen(self, tree: Any) -> Any:
         return jax.tree.map(lambda frozen: not frozen, super()._chosen(tree))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 
@@ -36,7 +36,8 @@ class Selective(Wrapper):
     these leaves.
     """
 
-    leaves_out = True
+    _others_stay: ClassVar[bool] = False  # or get updates, for which they need gradients
+
     mask: Selector = static(convert=as_mask)
 
     def _chosen(self, tree: Any) -> Any:
@@ -46,6 +47,14 @@ class Selective(Wrapper):
     def _others(self, updates: Any, params: Any) -> Any:
         """The updates of the leaves that the inner transform doesn't work on, as a tree."""
         raise NotImplementedError
+
+    def left_out(self, params: Any) -> Any:
+        """What the inner transform leaves out of its leaves."""
+        chosen = self._chosen(params)
+        others = jax.tree.map(lambda _: self._others_stay, chosen)
+        inside = self.inner.left_out(only(chosen, params))
+        inside = jax.tree.map(lambda _: False, chosen) if inside is None else inside
+        return merged(chosen, inside, others)
 
     def init(self, params: Any) -> MaskedState:
         """The inner state, for the leaves that the inner transform works on."""

@@ -54,7 +54,6 @@ class partition(Transformation):
         {'bias': Array([-1., -1.], dtype=float32), 'kernel': Array([-0.1, -0.1], dtype=float32)}
     """
 
-    leaves_out = True
     transforms: dict[Any, Any]
     labels: Selector = static(convert=as_labels)
 
@@ -77,7 +76,10 @@ class partition(Transformation):
         """The updates of every label's transform, put together."""
         self._check_state(state)
         if updates is None and jax.tree.leaves(params):
-            raise ValueError(f"{where()}the gradients are None, expected the tree of the params.")
+            raise ValueError(
+                f"{where()}the gradients are None, expected the tree of the params. A method that "
+                "takes none belongs into fnopt.freeze or fnopt.masked."
+            )
         labels = self._labels(updates if params is None else params)
         new_state, merged = {}, updates
         for label, tx in self.transforms.items():
@@ -91,6 +93,15 @@ class partition(Transformation):
                 new, new_state[label] = tx.update(inward(updates), state[label], mine, **extras)
             merged = _replaced(labels, label, new, merged)
         return merged, new_state
+
+    def left_out(self, params: Any) -> Any:
+        """What every label's transform leaves out of its leaves."""
+        labels = self._labels(params)
+        found = jax.tree.map(lambda _: False, labels)
+        for label, tx in self.transforms.items():
+            out = tx.left_out(_labelled(labels, label, params))
+            found = found if out is None else _replaced(labels, label, out, found)
+        return found
 
     def members(self, state: Any = None) -> tuple[Member, ...]:
         """The transforms, by label."""

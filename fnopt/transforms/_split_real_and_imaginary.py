@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import translated
+from fnopt.core import is_array_like, translated
 from fnopt.transforms._wrapper import Wrapper
 
 
@@ -62,7 +62,11 @@ class split_real_and_imaginary(Wrapper):
 
 def _split(tree: Any) -> Any:
     def one(x: Any) -> Any:
-        return RealAndImaginary(jnp.real(x), jnp.imag(x)) if jnp.iscomplexobj(x) else x
+        return (
+            RealAndImaginary(jnp.real(x), jnp.imag(x))
+            if is_array_like(x) and jnp.iscomplexobj(x)
+            else x
+        )
 
     return jax.tree.map(one, tree)
 

@@ -159,3 +159,14 @@ def test_a_schedule_must_be_callable():
 def test_a_function_for_a_learning_rate_says_how_to_wrap_it():
     with pytest.raises(TypeError, match=r"Wrap a function as fnopt.schedule\(fn\)"):
         fnopt.adam(lambda count: 0.1)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_class_that_cloudpickle_brings_back_is_still_known_by_its_name():
+    cloudpickle = pytest.importorskip("cloudpickle")
+    code = {}
+    text = "class brought(fnopt.Schedule):\n    slope: float = 1.0\n"
+    exec(text, {"fnopt": fnopt, "__name__": "__main__"}, code)
+    value = code["brought"](2.0)
+    config = fnopt.to_config(value)
+    assert cloudpickle.loads(cloudpickle.dumps(value)) == value
+    assert fnopt.from_config(config) == value

@@ -140,6 +140,19 @@ def test_the_whole_model_steps_as_its_filtered_params_do():
         jax.tree.map(np.testing.assert_array_equal, eqx.filter(new, eqx.is_inexact_array), expected)
 
 
+def test_python_numbers_of_a_module_are_no_params():
+    class Dropped(eqx.Module):
+        linear: eqx.nn.Linear
+        drop: eqx.nn.Dropout
+
+    key = jax.random.key(0)
+    model = Dropped(eqx.nn.Linear(3, 1, key=key), eqx.nn.Dropout(0.5))
+    grads = eqx.filter_grad(lambda m: jnp.mean((jax.vmap(m.linear)(X) - Y) ** 2))(model)
+    tx = fnopt.adam(0.1)
+    updates, _ = tx.update(grads, tx.init(eqx.filter(model, eqx.is_inexact_array)), model)
+    assert fnopt.apply_updates(model, updates).drop.p == 0.5
+
+
 def test_functions_of_the_params_get_the_whole_model():
     model = Net()
     tx = fnopt.chain(fnopt.sgd(1.0), fnopt.scale_by_backtracking_linesearch(5))

@@ -288,13 +288,19 @@ def test_a_sink_that_raises_does_not_end_the_program():
 @pytest.mark.filterwarnings("always")
 def test_a_sink_that_raises_outside_of_jit_warns_once(recwarn):
     class Log:
+        __slots__ = ()
+        __hash__ = None
+
         def write(self, record):
             raise OSError("no space left on device")
 
-    log = Log()
-    for step in range(3):
-        emit(log.write, step, lambda: {"x": 1.0})
-    assert len(recwarn.list) == 1
+        __call__ = write
+
+    for sink in (Log().write, Log(), [].index):
+        before = len(recwarn.list)
+        for step in range(3):
+            emit(sink, step, lambda: {"x": 1.0})
+        assert len(recwarn.list) == before + 1
 
 
 @pytest.mark.filterwarnings("error")
@@ -310,6 +316,19 @@ def test_a_sink_that_raises_where_warnings_are_errors_is_printed(capsys):
     assert run(jnp.float32(0)) == 1
     jax.effects_barrier()
     assert "raised OSError: no space left on device at step 3" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device without space")
+def test_the_end_of_json_lines_where_warnings_are_errors(capsys):
+    def run():
+        with JsonLines("/dev/full") as write:
+            emit(write, 0, lambda: {"x": 1.0})
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        run()
+    assert "could not be written to its end" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device without space")

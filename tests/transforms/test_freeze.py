@@ -186,14 +186,41 @@ def test_a_frozen_leaf_may_have_none_as_its_gradient(make, other):
     assert fnopt.apply_updates(params, updates)["other"] is other
 
 
-def test_a_leaf_that_is_not_frozen_needs_its_gradient():
-    params, grads = {"w": jnp.ones(2), "b": jnp.ones(2)}, {"w": None, "b": jnp.ones(2)}
-    for tx in (fnopt.adam(0.1), fnopt.sgd(0.1), fnopt.freeze(fnopt.adam(0.1), "b")):
-        with pytest.raises(ValueError, match=r"gradients lack \['w'\]"):
-            tx.update(grads, tx.init(params), params)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda inner: inner,
+        lambda inner: fnopt.freeze(inner, "b"),
+        lambda inner: fnopt.freeze(inner, {"w": False, "b": False, "fn": True}),
+        lambda inner: fnopt.masked(inner, "b"),
+        lambda inner: fnopt.masked(inner, "*"),
+        lambda inner: fnopt.partition({"a": inner, "b": fnopt.set_to_zero()}, _LABELS),
+        lambda inner: fnopt.chain(fnopt.clip(1.0), fnopt.freeze(inner, "b")),
+        lambda inner: fnopt.accumulate(fnopt.freeze(inner, "b"), 2),
+        lambda inner: fnopt.apply_if_finite(fnopt.freeze(inner, "b")),
+    ],
+)
+@pytest.mark.parametrize("inner", [fnopt.adam(0.1), fnopt.sgd(0.1)], ids=["adam", "sgd"])
+def test_a_leaf_that_is_not_frozen_needs_its_gradient(make, inner):
+    tx, params = make(inner), {"w": jnp.ones(2), "b": jnp.ones(2), "fn": len}
+    grads = {"w": None, "b": jnp.ones(2), "fn": None}
+    state = tx.init({"w": jnp.ones(2), "b": jnp.ones(2), "fn": None})
+    with pytest.raises(ValueError, match=r"gradients lack \['w'\]"):
+        tx.update(grads, state, params)
+
+
+_LABELS = fnopt.by_pattern({"fn": "b"}, default="a")
+
+
+def test_what_set_to_zero_holds_may_go_without_a_gradient():
+    tx = fnopt.partition({"a": fnopt.sgd(0.1), "b": fnopt.set_to_zero()}, {"w": "a", "b": "b"})
+    params, grads = {"w": jnp.ones(2), "b": jnp.ones(2)}, {"w": jnp.ones(2), "b": None}
+    updates, _ = tx.update(grads, tx.init(params), params)
+    assert updates["b"] is None
+    np.testing.assert_allclose(updates["w"], -0.1)
 
 
 def test_a_partition_without_gradients_says_so():
     tx = fnopt.partition({"a": fnopt.adam(0.1)}, "a")
-    with pytest.raises(ValueError, match="gradients are None"):
+    with pytest.raises(ValueError, match=r"gradients are None, .* belongs into fnopt.freeze"):
         tx.update(None, tx.init(jnp.ones(2)), jnp.ones(2))

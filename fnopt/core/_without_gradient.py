@@ -39,7 +39,10 @@ def without_gradient(
     ]
 
     def inward(tree: Any) -> Any:
-        kept = zip(absent, jax.tree.leaves(tree, is_leaf=is_none), strict=True)
+        given, structure = jax.tree.flatten(tree, is_leaf=is_none)
+        if structure != treedef:
+            check_same_tree(tree, params, "gradients", "params")
+        kept = zip(absent, given, strict=True)
         return treedef.unflatten([None if out else x for out, x in kept])
 
     def outward(tree: Any) -> Any:

@@ -232,3 +232,12 @@ def test_a_state_can_be_saved_by_equinox(tmp_path):
     eqx.tree_serialise_leaves(tmp_path / "state.eqx", state)
     restored = eqx.tree_deserialise_leaves(tmp_path / "state.eqx", tx.init(params))
     jax.tree.map(np.testing.assert_array_equal, restored, state)
+
+
+def test_a_gradient_of_another_tree_for_a_line_search_is_named():
+    model = Net()
+    tx = fnopt.chain(fnopt.sgd(1.0), fnopt.scale_by_backtracking_linesearch(5))
+    state = tx.init(eqx.filter(model, eqx.is_inexact_array))
+    loss, grads = eqx.filter_value_and_grad(mse)(model)
+    with pytest.raises(ValueError, match="gradients does not match that of params"):
+        tx.update(grads, state, model, value=loss, grad={"w": 1.0}, value_fn=mse)

@@ -127,7 +127,7 @@ class Transformation(Value):
         return read_by(type(self).update)
 
     def left_out(self, params: Any) -> Any:
-        """Which leaves stay as they are, and need no gradient: a tree of bools; None for none."""
+        """Which leaves stay as they are, and need no gradient: a tree of bools."""
         return left_out_by((m.tx for m in self.members()), params)
 
     @property

@@ -188,9 +188,11 @@ def _refuse_assignment(self: Value, name: str, value: Any) -> None:
     )
 
 
-_OF_A_SHELL = frozenset(
-    ("__module__", "__doc__", "__slots__", "__qualname__", "__dict__", "__weakref__")
-) | {"__firstlineno__", "__static_attributes__", "__annotations__"}
+# What a class has in which nothing is defined, whatever the version of Python.
+_OF_A_SHELL = {
+    *("__module__", "__doc__", "__slots__", "__qualname__", "__dict__", "__weakref__"),
+    *("__firstlineno__", "__static_attributes__", "__annotations__"),
+}
 
 
 def _advise(cls: type) -> None:

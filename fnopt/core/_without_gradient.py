@@ -31,8 +31,7 @@ def without_gradient(
     leaves, other = jax.tree.flatten(params, is_leaf=is_none)
     if treedef != other:
         check_same_tree(updates, params, "gradients", "params")
-    out = tx.left_out(params)
-    may_lack = [False] * len(leaves) if out is None else jax.tree.leaves(out, is_leaf=is_none)
+    may_lack = jax.tree.leaves(tx.left_out(params), is_leaf=is_none)
     absent = [
         g is None and (may or not (hasattr(p, "dtype") and is_inexact(p)))
         for g, p, may in zip(gradients, leaves, may_lack, strict=True)
@@ -55,9 +54,9 @@ def without_gradient(
 
 
 def left_out_by(transforms: Iterable[Any], params: Any) -> Any:
-    """Which leaves any of some transforms leaves out: a tree of bools; None for none."""
-    found = [tree for tx in transforms if (tree := tx.left_out(params)) is not None]
-    return functools.reduce(_either, found) if found else None
+    """Which leaves any of some transforms leaves out: a tree of bools."""
+    none = jax.tree.map(lambda _: False, params)
+    return functools.reduce(_either, (tx.left_out(params) for tx in transforms), none)
 
 
 def _either(a: Any, b: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any, Literal, Unpack, overload
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 
 from fnopt.core import Params, Status, check_count, over_devices, written_for_jax
@@ -216,7 +217,10 @@ def curve_fit(
 
     with written_for_jax("curve_fit"):
         y = as_wide_as(model, start, x, y)
-        check_enough(y.size * over_devices(1, axis_name), start, method, box)
+        if method in {None, "lm"}:
+            n = sum(np.size(leaf) for leaf in jax.tree.leaves(start))
+            size = y.size * over_devices(1, axis_name)
+            check_enough(size, n, box, "curve_fit", "method='trf'")
         sigma, matrix = checked_sigma(sigma, y)
         jacobian = residual_jacobian(jac, unpacked, matrix)
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fnopt.programs import uncached
 
@@ -19,14 +18,22 @@ def as_wide_as(model: Any, start: Any, x: Any, y: jax.Array) -> jax.Array:
     return jnp.broadcast_to(y, getattr(value, "shape", ()))
 
 
-def check_enough(size: int, start: Any, method: str | None, box: Any) -> None:
-    """Refuses fewer data than params, as SciPy does without bounds."""
-    n = sum(np.size(leaf) for leaf in jax.tree.leaves(start))
-    if size < n and box is None and method in {None, "lm"}:
+def check_enough(size: int, n: int, box: Any, name: str, instead: str, of: str = "") -> None:
+    """Refuses fewer data than params, as SciPy does without bounds.
+
+    Args:
+        size: How many data there are.
+        n: How many params.
+        box: The bounds, or None.
+        name: The function that was called.
+        instead: What to take for one of the many solutions.
+        of: What the data and params belong to, with a space in front.
+    """
+    if size < n and box is None:
         raise TypeError(
-            f"curve_fit: there are fewer data than params ({size} < {n}), which can't determine "
+            f"{name}: there are fewer data than params{of} ({size} < {n}), which can't determine "
             "them. Give more data, hold params by writing their values into f, or take "
-            "method='trf' for one of the many solutions."
+            f"{instead} for one of the many solutions."
         )
 
 

@@ -147,8 +147,9 @@ class PerExampleJacobian:
         with of_one_example(_NAME, example, params):
             found = jax.eval_shape(one, params, example)
         outputs = checked_outputs(found, _NAME)
-        laid = real_vector(outputs, ravel(params)[0].dtype)
-        mode = jacobian_mode(self.mode, laid.size, ravel(params)[0].size)
+        x, _ = ravel(params)
+        laid = real_vector(outputs, x.dtype)
+        mode = jacobian_mode(self.mode, laid.size, x.size)
         if (self.mode, mode) == ("auto", "forward") and lacks_forward(one, params, example):
             mode = "reverse"
         return size, laid, _rows_of(one, laid, params, mode)

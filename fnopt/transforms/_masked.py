@@ -52,9 +52,7 @@ class Selective(Wrapper):
         """What the inner transform leaves out of its leaves."""
         chosen = self._chosen(params)
         others = jax.tree.map(lambda _: self._others_stay, chosen)
-        inside = self.inner.left_out(only(chosen, params))
-        inside = jax.tree.map(lambda _: False, chosen) if inside is None else inside
-        return merged(chosen, inside, others)
+        return merged(chosen, self.inner.left_out(only(chosen, params)), others)
 
     def init(self, params: Any) -> MaskedState:
         """The inner state, for the leaves that the inner transform works on."""

@@ -96,11 +96,10 @@ class partition(Transformation):
 
     def left_out(self, params: Any) -> Any:
         """What every label's transform leaves out of its leaves."""
-        labels = self._labels(params)
-        found = jax.tree.map(lambda _: False, labels)
+        found = labels = self._labels(params)
         for label, tx in self.transforms.items():
             out = tx.left_out(_labelled(labels, label, params))
-            found = found if out is None else _replaced(labels, label, out, found)
+            found = _replaced(labels, label, out, found)
         return found
 
     def members(self, state: Any = None) -> tuple[Member, ...]:

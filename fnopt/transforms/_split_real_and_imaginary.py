@@ -62,11 +62,9 @@ class split_real_and_imaginary(Wrapper):
 
 def _split(tree: Any) -> Any:
     def one(x: Any) -> Any:
-        return (
-            RealAndImaginary(jnp.real(x), jnp.imag(x))
-            if is_array_like(x) and jnp.iscomplexobj(x)
-            else x
-        )
+        if not is_array_like(x) or not jnp.iscomplexobj(x):
+            return x
+        return RealAndImaginary(jnp.real(x), jnp.imag(x))
 
     return jax.tree.map(one, tree)
 

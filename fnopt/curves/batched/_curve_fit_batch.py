@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Status, check_count, check_tolerance
+from fnopt.curves._curve_model import check_enough
 from fnopt.curves.batched._data import checked_y, split
 from fnopt.curves.batched._fit import BatchFit, no_fits
 from fnopt.curves.batched._fitted import fitted
@@ -158,7 +159,8 @@ def curve_fit_batch(
     shared, own = split(x, y, sigma, mask, x_per_fit)
     x0, layout = checked_start(p0, own.x if x_per_fit else shared.x, y)
     box = checked_box(bounds, p0, x0, layout)
-    _check_enough(math.prod(y.shape[1:]), x0.shape[1], box)
+    points, n = math.prod(y.shape[1:]), x0.shape[1]
+    check_enough(points, n, box, "curve_fit_batch", "bounds", " in a fit")
     task = Task(
         checked_model(f, layout, x0, shared, own),
         checked_jacobian(jac, layout, x0, shared, own),
@@ -188,16 +190,6 @@ def curve_fit_batch(
     lazily = falls_back and task.is_value and runs_now(arrays)
     fits = _once_needed(run) if lazily else _renamed(run(falls_back))
     return fits._replace(params=layout.tree(fits.params))
-
-
-def _check_enough(points: int, n: int, box: Any) -> None:
-    """Refuses fewer data than params, as `fnopt.curve_fit` does."""
-    if 0 < points < n and box is None:
-        raise TypeError(
-            f"curve_fit_batch: there are fewer data than params in a fit ({points} < {n}), which "
-            "can't determine them. Give more data, hold params by writing their values into f, or "
-            "take bounds for one of the many solutions."
-        )
 
 
 def _by_rows(task: Task) -> Task:

@@ -21,47 +21,46 @@ from fnopt.jacobians.dependence._sums import mixed
 def bcoo_product(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
     """`BCOO @ array`, by the entries of the matrix."""
     data, indices, right = inputs
-    shape = op.params["lhs_spinfo"].shape
-    if not indices.known or not _has_no_dense_axes(data, indices, shape):
-        return mixed(sets, op.shapes, inputs)
-    return _product(op, _by_batch(indices.value(), data, shape), [data, right])
+    places = _places(data, indices, op.params["lhs_spinfo"].shape)
+    return mixed(sets, op.shapes, inputs) if places is None else _product(op, places, data, right)
 
 
 def bcsr_product(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
     """`BCSR @ array`, by the entries of the matrix."""
     data, columns, starts, right = inputs
-    shape = op.params["lhs_spinfo"].shape
-    if not (columns.known and starts.known):
-        return mixed(sets, op.shapes, inputs)
-    indices = _of_rows(columns.value(), starts.value())
-    if data.shape != indices.shape[:-1] or indices.ndim != len(shape):
-        return mixed(sets, op.shapes, inputs)
-    return _product(op, _by_batch(indices, data, shape), [data, right])
+    places = _places_of_rows(data, columns, starts, op.params["lhs_spinfo"].shape)
+    return mixed(sets, op.shapes, inputs) if places is None else _product(op, places, data, right)
 
 
 def bcoo_dense(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
     """`BCOO.todense()`."""
     data, indices = inputs
-    if not indices.known or not _has_no_dense_axes(data, indices, op.shape):
-        return mixed(sets, op.shapes, inputs)
-    return _dense(op, _by_batch(indices.value(), data, op.shape), data)
+    places = _places(data, indices, op.shape)
+    return mixed(sets, op.shapes, inputs) if places is None else _dense(op, places, data)
 
 
 def bcsr_dense(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
     """`BCSR.todense()`."""
     data, columns, starts = inputs
-    if not (columns.known and starts.known):
-        return mixed(sets, op.shapes, inputs)
-    indices = _of_rows(columns.value(), starts.value())
-    if data.shape != indices.shape[:-1] or indices.ndim != len(op.shape):
-        return mixed(sets, op.shapes, inputs)
-    return _dense(op, _by_batch(indices, data, op.shape), data)
+    places = _places_of_rows(data, columns, starts, op.shape)
+    return mixed(sets, op.shapes, inputs) if places is None else _dense(op, places, data)
 
 
-def _has_no_dense_axes(data: Entry, indices: Entry, shape: tuple[int, ...]) -> bool:
-    """Whether every entry of a BCOO array is one number."""
+def _places(data: Entry, indices: Entry, shape: tuple[int, ...]) -> np.ndarray | None:
+    """Where the entries of a BCOO array are, `[entries, axes]`; None where that isn't known."""
     batch = len(indices.shape) - 2
-    return len(data.shape) == batch + 1 and batch + indices.shape[-1] == len(shape)
+    is_number = len(data.shape) == batch + 1 and batch + indices.shape[-1] == len(shape)
+    return _by_batch(indices.value(), data, shape) if indices.known and is_number else None
+
+
+def _places_of_rows(
+    data: Entry, columns: Entry, starts: Entry, shape: tuple[int, ...]
+) -> np.ndarray | None:
+    """Where the entries of a BCSR array are, `[entries, axes]`; None where that isn't known."""
+    is_number = data.shape == columns.shape and len(columns.shape) + 1 == len(shape)
+    if not (columns.known and starts.known and is_number):
+        return None
+    return _by_batch(_of_rows(columns.value(), starts.value()), data, shape)
 
 
 def _of_rows(columns: np.ndarray, starts: np.ndarray) -> np.ndarray:
@@ -83,7 +82,7 @@ def _by_batch(indices: np.ndarray, data: Entry, shape: tuple[int, ...]) -> np.nd
     return np.stack([np.reshape(axis, -1) for axis in both], axis=-1)
 
 
-def _product(op: Operation, indices: np.ndarray, inputs: list[Entry]) -> list[np.ndarray]:
+def _product(op: Operation, indices: np.ndarray, data: Entry, right: Entry) -> list[np.ndarray]:
     """A product by the indices of the entries."""
     (contracted, others_contracted), (batch, others_batch) = op.params["dimension_numbers"]
     shape = op.params["lhs_spinfo"].shape
@@ -102,7 +101,7 @@ def _product(op: Operation, indices: np.ndarray, inputs: list[Entry]) -> list[np
             return jnp.sum(terms, 0)
         return jnp.zeros(op.shape, rows.dtype).at[kept].add(terms)
 
-    return _walked(op, product, inputs)
+    return _walked(op, product, [data, right])
 
 
 def _dense(op: Operation, indices: np.ndarray, data: Entry) -> list[np.ndarray]:

@@ -181,8 +181,14 @@ def call_text(name: str, parts: list[str], width: int = 96) -> str:
 
 def _refuse_assignment(self: Value, name: str, value: Any) -> None:
     owner = type(self).__name__
+    if type(self)._has_own_init and name not in vars(self):
+        raise dataclasses.FrozenInstanceError(
+            f"{owner}.{name} = {brief(value)}: the arguments of an fnopt value are the fields of "
+            f"its class. Leave __init__ out and declare `{name}: fnopt.core.Scalar = "
+            f"fnopt.hyper()` for a number, `{name}: Any = fnopt.static()` for anything else."
+        )
     raise dataclasses.FrozenInstanceError(
-        f"{owner}.{name} = {value!r}: an fnopt value never changes. Make another one: "
+        f"{owner}.{name} = {brief(value)}: an fnopt value never changes. Make another one: "
         f"dataclasses.replace(value, {name}=...) of a part, or call its function again. The state "
         "and a jitted step that takes the optimizer as an argument go on with it."
     )
@@ -232,10 +238,12 @@ class Value:
 
     _leaf_names: ClassVar[tuple[str, ...]] = ()
     _static_names: ClassVar[tuple[str, ...]] = ()
+    _has_own_init: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         is_shell = vars(cls).keys() <= _OF_A_SHELL
+        cls._has_own_init |= "__init__" in vars(cls)
         dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
         if "__init__" in cls.__dict__:
             _advise(cls)

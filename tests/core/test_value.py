@@ -53,6 +53,20 @@ def test_is_frozen():
         ramp().slope = 1.0  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def test_an_init_of_its_own_is_told_that_fields_are_the_arguments():
+    class mine(fnopt.Transformation):
+        def __init__(self, rate):
+            self.rate = rate  # pyright: ignore[reportAttributeAccessIssue]
+
+        def update(self, updates, state, params=None, **extra_args):
+            return updates, state
+
+    with pytest.raises(
+        dataclasses.FrozenInstanceError, match=r"mine\.rate = 0.1.*fields.*declare `rate: "
+    ):
+        mine(0.1)
+
+
 def test_equality_looks_at_arrays_too():
     a, b = ramp(jnp.ones(2)), ramp(jnp.ones(2))
     assert a == b

@@ -8,7 +8,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_choice, joint_norm, over_devices, scan_chunks
+from fnopt.core import (
+    check_choice,
+    filled_like,
+    joint_norm,
+    laid_like,
+    over_devices,
+    scan_chunks,
+)
 from fnopt.gradients._clip_rule import (
     RULES,
     Blocks,
@@ -184,7 +191,7 @@ class Clip(NamedTuple):
             clip_factors(n, c, self.rule) for n, c in zip(norms, self.blocks.limits, strict=True)
         ]
         if wanted is not None:
-            weights = [jnp.where(wanted, w, jnp.zeros_like(w)) for w in weights]
+            weights = [jnp.where(laid_like(wanted, w), w, filled_like(w, 0)) for w in weights]
         if self.blocks.several:
             info = info._replace(parts=jax.tree.unflatten(self.blocks.tree, norms))
         return [weights[i] for i in self.blocks.of_leaf], wanted, info

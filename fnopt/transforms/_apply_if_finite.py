@@ -13,6 +13,7 @@ from fnopt.core import (
     Scalar,
     cast_like,
     default_float,
+    filled_like,
     hyper,
     increment,
     is_inexact,
@@ -112,7 +113,7 @@ def or_zeros(condition: jax.Array, updates: Any) -> Any:
     def one(u: Any) -> Any:
         if jnp.result_type(u) == jax.dtypes.float0:  # the gradient of a frozen integer: a zero
             return u
-        return jnp.where(condition, u, jnp.zeros_like(u))
+        return jnp.where(condition, u, filled_like(u, 0))
 
     return jax.tree.map(one, updates)
 

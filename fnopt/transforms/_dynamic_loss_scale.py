@@ -88,7 +88,7 @@ class dynamic_loss_scale(Wrapper):
 
         def skip() -> tuple[Any, Any]:
             types, _ = jax.eval_shape(step)
-            return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), types), state.inner_state
+            return jax.tree.map(jnp.zeros_like, types), state.inner_state
 
         new, inner_state = jax.lax.cond(finite, step, skip)
         scale, good = self._next(state, finite)

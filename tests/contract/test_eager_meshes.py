@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fnopt
-from tests.contract.mesh_cases import CASES, loss, on_batch
+from tests.contract.mesh_cases import CASES, decay, loss, on_batch
 from tests.contract.test_meshes import DATA, distance, placed
 
 pytestmark = pytest.mark.skipif(
@@ -78,3 +78,47 @@ def test_params_over_the_axis_of_the_batch(name):
     over = jax.sharding.NamedSharding(data["t"].sharding.mesh, jax.sharding.PartitionSpec("d"))
     data = {**data, "params": jax.device_put(data["params"], over)}
     assert distance(EAGER[name](data), undivided(name)) <= 1
+
+
+@pytest.mark.parametrize("make", [fnopt.apply_if_finite, fnopt.dynamic_loss_scale])
+def test_a_step_that_may_be_skipped_where_a_mesh_is_set(make):
+    tx = make(fnopt.adam(1e-2))
+
+    def step(p):
+        return tx.update(p, tx.init(p), p)[0]
+
+    params = placed("Explicit", "params")["params"]
+    expected = step(jax.tree.map(jnp.asarray, DATA["params"]))
+    with jax.set_mesh(params["w"].sharding.mesh):
+        for run in (step, jax.jit(step)):
+            found = run(params)
+            assert distance(found, expected) <= 1
+            assert found["w"].sharding.spec == params["w"].sharding.spec
+
+
+@pytest.mark.parametrize("spec", [("d",), ()])
+def test_examples_that_count_lie_as_the_batch_or_whole(spec):
+    data, clipped = placed("Explicit", "batch"), fnopt.clipped_grad(loss, 0.1)
+    lie = jax.sharding.NamedSharding(data["t"].sharding.mesh, jax.sharding.PartitionSpec(*spec))
+    wanted = jax.device_put(SOME, lie)
+
+    def sums(params, batch, wanted):
+        return clipped(params, batch, where=wanted)[0]
+
+    expected = sums(DATA["params"], DATA["batch"], SOME)
+    for run in (sums, jax.jit(sums)):
+        assert distance(run(data["params"], data["batch"], wanted), expected) <= 1
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_curves_whose_points_are_divided(own):
+    t, y = DATA["t"], DATA["fits"]
+    mesh = placed("Explicit", "batch")["t"].sharding.mesh
+    t = np.broadcast_to(t, y.shape) if own else t
+    by_point = lambda x: jax.sharding.PartitionSpec(*[None] * (x.ndim - 1), "d")  # noqa: E731
+    there = [jax.device_put(x, jax.sharding.NamedSharding(mesh, by_point(x))) for x in (t, y)]
+
+    def fit(t, y):
+        return fnopt.curve_fit_batch(decay, t, y, jnp.ones(2), x_per_fit=own).params
+
+    assert distance(fit(*there), fit(t, y)) <= 1

@@ -112,6 +112,20 @@ def both(tx, parts, kind="Auto"):
     return parts, params, out
 
 
+@pytest.mark.parametrize("make", [fnopt.apply_if_finite, fnopt.dynamic_loss_scale])
+def test_a_step_that_may_be_skipped_where_types_say_what_varies(make):
+    tx = distributed.sharded(make(fnopt.adam(1e-2)), "data")
+    params = on_mesh({"w": np.ones(4, "f")})
+    state, specs = tx.init(params), specs_of(tx, params)
+    step = jax.shard_map(
+        lambda p, s: tx.update(p, s, p),
+        mesh=mesh_of(),
+        in_specs=(P(), specs),
+        out_specs=(P(), specs),
+    )
+    np.testing.assert_allclose(jax.jit(step)(params, state)[0]["w"], -1e-2, rtol=1e-3)
+
+
 @pytest.mark.parametrize("name", [*EXACT, *CLOSE])
 def test_equals_the_undivided_run(name):
     tx = (EXACT | CLOSE)[name]()

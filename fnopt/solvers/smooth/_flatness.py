@@ -13,6 +13,7 @@ from fnopt.solvers.smooth._tolerances import StoppingTolerances
 
 _GENTLE = 1e-2  # of the value: what all of a param would change it by, at the slope of a minimum
 _STEEP = 0.1  # the same, where rounding may be what a search fails by
+_AFAR = 1e-3  # the same for both, where params went so far that the value may fall for ever: a log
 
 
 def largest(v: jax.Array) -> jax.Array:
@@ -59,9 +60,9 @@ def starts_stationary(point: Evaluation, pull: jax.Array, tol: StoppingTolerance
     return is_stationary(pull, scale, jnp.ones_like(scale), tol)
 
 
-def is_steep(pull: jax.Array, point: Evaluation) -> jax.Array:
+def is_steep(pull: jax.Array, point: Evaluation, part: Any = _STEEP) -> jax.Array:
     """Whether all of a param would change the value by so much that no rounding explains it."""
-    return largest(pull * point.x) > _STEEP * jnp.abs(point.value)
+    return largest(pull * point.x) > part * jnp.abs(point.value)
 
 
 class Flatness(NamedTuple):
@@ -92,7 +93,11 @@ def flatness_of(
     small = below & (absolute <= loose * sizes.share)
     tiny = below & (small | (gnorm <= tol.strict * steepest))
     beside = below & (absolute <= loose * sizes.value * tol.worth)
-    gentle = sizes.surely | (largest(pull * point.x) <= _GENTLE * sizes.value)
-    steep = ~sizes.surely & is_steep(pull, point)
+    afar = largest(point.x) > 1 / float(jnp.finfo(pull.dtype).eps)
+
+    def is_steeper(part: float) -> jax.Array:
+        least = jnp.where(afar, _AFAR, part).astype(pull.dtype)
+        return ~sizes.surely & is_steep(pull, point, least)
+
     stationary = is_stationary(felt, scale, sizes.share, tol)
-    return Flatness(small, tiny, beside, stationary, gentle, steep)
+    return Flatness(small, tiny, beside, stationary, ~is_steeper(_GENTLE), is_steeper(_STEEP))

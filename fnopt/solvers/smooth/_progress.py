@@ -81,8 +81,10 @@ def sizes_of(
     """
     value = jnp.abs(point.value)
     one = progress.one(point.value, tol.worth)
+    most = jnp.maximum(progress.first - point.value, value)
     lately, in_all = (jnp.minimum(one, a) for a in (progress.recent, progress.first - point.value))
-    vanished = value <= VANISHED * one
+    # While steps gain, nothing beside the user's 1 may still be all that is there.
+    vanished = value <= VANISHED * jnp.where(over, one, jnp.minimum(one, most))
     matters = jnp.where(vanished, in_all, jnp.maximum(lately, 1e-3 * one))
     fine = jnp.maximum(tol.ftol * value, tol.least * matters)
     share = jnp.ones_like(value)
@@ -90,7 +92,6 @@ def sizes_of(
     if not tol.given:
         blur = jnp.asarray(_BLURRED * eps, value.dtype) / tol.gtol * value
         share = jnp.maximum(progress.one(point.value, tol.worth, over), blur) * tol.worth
-    most = jnp.maximum(progress.first - point.value, value)
     rounded = over & (value <= jnp.asarray(_ROUNDED * eps**2, value.dtype) * most)
     surely = rounded | (vanished & progress.is_ordinary(point.value, tol.worth))
     return Sizes(value, one, share, lately, fine, vanished, surely)

@@ -176,6 +176,14 @@ def _projection(
                 f"{where()}projection returned {jax.tree.structure(tree)}, expected a tree like "
                 f"the params, {jax.tree.structure(free)}."
             )
+        for (path, leaf), param in zip(
+            leaves_with_names(tree)[0], jax.tree.leaves(free), strict=True
+        ):
+            if jnp.shape(leaf) != jnp.shape(param):
+                raise ValueError(
+                    f"{where()}projection returned shape {jnp.shape(leaf)} for {shown(path)}, "
+                    f"expected that of the params, {jnp.shape(param)}."
+                )
         return flat(tree)
 
     return project

@@ -23,6 +23,9 @@ MESHES := tests/distributed/test_state_sharding.py
 ROUNDING := tests/reference tests/solvers tests/curves
 # Formulas leaf by leaf, and fourteen small transforms one behind the other.
 CASES := [adamw] or -adamw] or [lion] or -lion] or small_parts]
+# What fits and optimizers compute: half of the time of all tests, and little of it is JAX's.
+NUMBERS := tests/solvers tests/curves tests/reference tests/optimizers \
+  tests/contract/test_solvers.py tests/contract/test_solver_variants.py
 
 .PHONY: help install demo test rounding lint format types docs bench bench-smoke oldest newest end dist clean
 
@@ -30,7 +33,8 @@ help:
 	@echo "make demo          train on real digits, fit a real curve, sweep 16 learning rates; writes a picture"
 	@echo "make test          all tests and doctests"
 	@echo "make rounding      the tests of fits as an older CPU computes them (ISA=SSE4_2, AVX or AVX2)"
-	@echo "make oldest newest what a JAX release can break, on the oldest (Python 3.11) and the newest (3.13)"
+	@echo "make oldest        what a JAX release can break, on the oldest one with Python 3.11"
+	@echo "make newest        all tests but those of fits' and optimizers' numbers, on the newest with 3.13"
 	@echo "make lint types    ruff and pyright"
 	@echo "make docs          the documentation, every page executed, warnings as errors"
 	@echo "make bench         every benchmark (bench-smoke: a quick run of the same code)"
@@ -77,16 +81,19 @@ oldest: export PIP_CONSTRAINT := tests/oldest.txt
 $(VENV)/.stamp-group-ends: tests/oldest.txt
 oldest:
 	@python=$$(.ci/find-python 3.11) || { echo "no Python 3.11 was found"; exit 1; }; \
-	$(MAKE) --no-print-directory end VENV=$(VENV)-oldest PYTHON="$$python"
+	$(MAKE) --no-print-directory end VENV=$(VENV)-oldest PYTHON="$$python" \
+	  GROUP=ends TESTS="$(READERS) $(CONTRACT) $(MESHES)"
 
 newest:
 	@python=$$(.ci/find-python 3.13) || { echo "no Python 3.13 was found"; exit 1; }; \
-	$(MAKE) --no-print-directory end VENV=$(VENV)-newest PYTHON="$$python"
+	$(MAKE) --no-print-directory end VENV=$(VENV)-newest PYTHON="$$python" \
+	  GROUP=test TESTS="tests $(NUMBERS:%=--ignore=%)"
 	$(VENV)-newest/bin/python -W ignore -m tests.run_page docs/guides/cost.md
 
-end: $(VENV)/.stamp-group-ends
+GROUP ?= ends
+end: $(VENV)/.stamp-group-$(GROUP)
 	@$(BIN)/python -c 'import jax, sys; print("Python %d.%d, JAX" % sys.version_info[:2], jax.__version__)'
-	$(BIN)/python -m pytest -n $(JOBS) -q $(READERS) $(CONTRACT) $(MESHES) -k "not test_transforms or $(CASES)"
+	$(BIN)/python -m pytest -n $(JOBS) -q $(TESTS) -k "not test_transforms or $(CASES)"
 
 lint: $(VENV)/.stamp-group-lint
 	$(BIN)/ruff check

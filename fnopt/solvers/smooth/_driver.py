@@ -105,9 +105,11 @@ def minimize(
             you give it, a gradient below it ends the search, as in SciPy. By default it is 1e-5, or
             3e-4 in float32, of the gradient and of its part of the largest so far, and the next
             step must not promise that part of the value, nor may the largest :math:`|g_i x_i|` be
-            above a hundredth of it. Where values are below 1e-6 or above 1e17, what the last steps
-            gained stands for a value of 1; and params whose start or whose gradients on the way
-            show that their units differ are measured by units of their own.
+            above a hundredth of it while steps gain, unless the value is 2e-7 at most and no more
+            than that part of what the search began with. Where values are below 1e-6 or above
+            1e17, what the last steps gained stands for a value of 1; and params whose start or
+            whose gradients on the way show that their units differ are measured by units of their
+            own.
         max_steps: The most points to try.
         history: Whether to keep value, gradient norm, length and acceptance of every step.
         callback: `callback(info)` is called on the host at every step with a `StepInfo` of NumPy

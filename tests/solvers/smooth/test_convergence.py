@@ -353,3 +353,23 @@ def test_a_root_from_afar_is_claimed(x64):
         end = fnopt.minimize(rosenbrock, jnp.asarray([1e5, -3e4]), method=method)
         assert bool(end.converged), end.message
         np.testing.assert_allclose(end.params, 1, rtol=1e-3)
+
+
+@pytest.mark.parametrize("method", ["auto", "newton_cg"])
+def test_a_value_that_is_small_beside_one_may_be_all_there_is(method):
+    def chain(x):  # 0.1 at its minimum
+        return 100 * jnp.sum((x[1:] - x[:-1] ** 2) ** 2) + jnp.sum((1 - x[:-1]) ** 2) + 0.1
+
+    def end(worth):
+        start = jnp.asarray([3.4, -0.9, -1.2, -1.35])
+        return fnopt.minimize(lambda x: worth * chain(x), start, method=method)
+
+    ends = jax.jit(jax.vmap(end))(jnp.asarray([1e-10, 1e-9, 1e-8, 1e-7], jnp.float32))
+    assert np.all(ends.converged)
+    np.testing.assert_allclose(jax.vmap(chain)(ends.params), 0.1, rtol=1e-3)
+
+
+@pytest.mark.parametrize("method", ["auto", "newton_cg"])
+def test_a_logarithm_that_falls_for_ever_is_no_claim(method):
+    end = fnopt.minimize(lambda x: -jnp.sum(jnp.log(x)), jnp.ones(1), method=method)
+    assert not end.converged

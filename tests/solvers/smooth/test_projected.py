@@ -85,3 +85,9 @@ def test_a_bent_valley_that_leads_to_a_bound():
     end = rosenbrock_in_a_box(*np.float32([[-1.2, 0.5], [-2, -2], [2, 0.8]]))
     assert bool(end.converged), end.message
     np.testing.assert_allclose(end.params, [0.8**0.5, 0.8], atol=2e-3)
+
+
+@pytest.mark.parametrize("onto", [lambda p: {"a": p["a"][:1]}, lambda p: {"a": jnp.sum(p["a"])}])
+def test_a_projection_returns_the_shape_of_the_params(onto):
+    with pytest.raises(ValueError, match=r"projection returned shape .* 'a'.*params, \(2,\)"):
+        fnopt.minimize(lambda p: jnp.sum(p["a"] ** 2), {"a": jnp.ones(2)}, projection=onto)

@@ -90,7 +90,7 @@ newest:
 	  GROUP=test TESTS="tests $(NUMBERS:%=--ignore=%)"
 	$(VENV)-newest/bin/python -W ignore -m tests.run_page docs/guides/cost.md
 
-GROUP ?= ends
+# For the two above, which say which tests (TESTS) and what to install for them (GROUP).
 end: $(VENV)/.stamp-group-$(GROUP)
 	@$(BIN)/python -c 'import jax, sys; print("Python %d.%d, JAX" % sys.version_info[:2], jax.__version__)'
 	$(BIN)/python -m pytest -n $(JOBS) -q $(TESTS) -k "not test_transforms or $(CASES)"

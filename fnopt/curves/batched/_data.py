@@ -14,7 +14,6 @@ from fnopt.core import (
     default_float,
     gathered,
     is_inexact,
-    is_spread,
     laid,
     leaves_with_names,
     per_row,
@@ -89,7 +88,7 @@ def split(x: Any, y: jax.Array, sigma: Any, mask: Any, x_per_fit: bool) -> tuple
 
 def _whole_fits(x: jax.Array) -> jax.Array:
     """The array, spread along its leading axis at most: a device has all points of a fit."""
-    return laid(x, (*axes_of(x)[:1], *(None,) * (x.ndim - 1))) if is_spread(x) else x
+    return laid(x, (*axes_of(x)[:1], *(None,) * (x.ndim - 1)))
 
 
 def _check_leading(tree: Any, fits: int, what: str) -> None:

@@ -23,14 +23,7 @@ from fnopt.linear._singular import (
     singular_triangle,
 )
 from fnopt.linear._system import DampedStep, System
-from fnopt.linear._triangle import (
-    Guarded,
-    Triangle,
-    damped_triangle,
-    guarded,
-    inverse_triangle,
-    triangle,
-)
+from fnopt.linear._triangle import Triangle, damped_triangle, triangle
 from fnopt.linear._triangle import row_triangle as row_triangle
 from fnopt.linear._triangle_system import LiftedSystem, TriangleSystem
 from fnopt.linear._unrolled import (
@@ -49,7 +42,6 @@ __all__ = [
     "BandLayout",
     "BandedGramSystem",
     "DampedStep",
-    "Guarded",
     "KrylovSystem",
     "LiftedSystem",
     "NormalEquations",
@@ -66,8 +58,6 @@ __all__ = [
     "dogleg_step",
     "gauss_newton_solution",
     "gram",
-    "guarded",
-    "inverse_triangle",
     "jacobi_scale",
     "linear_solver",
     "matrix_inverse_pth_root",

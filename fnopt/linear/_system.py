@@ -15,6 +15,8 @@ class DampedStep(NamedTuple):
     model_norm: jax.Array  # ||A p||^2
     predicted: jax.Array  # the model's reduction, (||r||^2 - ||A p + r||^2) / 2
     factor: Any = None  # what it was solved with, where `pull_back` makes use of it
+    full: jax.Array | None = None  # length of the solution before it was cut to the radius
+    rise: jax.Array | None = None  # Hebden's: by what lam rises for a solution half as long
 
 
 class System(Protocol):

@@ -6,12 +6,8 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
-
 from fnopt.core import joined
 from fnopt.linear._divided_rows import with_fewer_residuals, with_fewer_rows
-
-_FEW = 6  # rows that are written out
 
 
 class Triangle(NamedTuple):
@@ -70,23 +66,22 @@ def row_triangle(A: jax.Array, r: jax.Array, graded: bool = False) -> Triangle:
     return triangle(rows[:, :-1], rows[:, -1], graded)
 
 
-def damped_triangle(factors: Triangle, d: jax.Array, rows: jax.Array | None = None) -> Triangle:
-    r"""The triangle of :math:`A` with a diagonal below it, and any more rows.
+def damped_triangle(factors: Triangle, d: jax.Array) -> Triangle:
+    r"""The triangle of :math:`A` with a multiple of the identity below it.
 
-    .. math:: L_d L_d^T = A^T A + \operatorname{diag}(d)^2 + W^T W, \qquad L_d\, c_d = A^T r
+    .. math:: L_d L_d^T = A^T A + d^2 I, \qquad L_d\, c_d = A^T r
 
     Args:
         factors: The triangle of `A` and `r`.
-        d: The diagonal, of shape `[k]`.
-        rows: `W`, of shape `[j, k]`, if there are any.
+        d: The multiple, a scalar.
 
     Returns:
-        The triangle for the damped problem.
+        The triangle of the damped problem.
 
     Example:
         >>> import jax.numpy as jnp
         >>> from fnopt.linear import Triangle, damped_triangle
-        >>> L, c = damped_triangle(Triangle(3 * jnp.eye(1), jnp.ones(1)), jnp.asarray([4.0]))
+        >>> L, c = damped_triangle(Triangle(3 * jnp.eye(1), jnp.ones(1)), jnp.float32(4))
         >>> print(jnp.abs(L), L @ c)
         [[5.]] [3.]
 
@@ -94,82 +89,5 @@ def damped_triangle(factors: Triangle, d: jax.Array, rows: jax.Array | None = No
         Moré (1978), The Levenberg-Marquardt algorithm: implementation and theory, section 3.
     """
     L, c = factors
-    below = [jnp.diag(d)] if rows is None else [rows, jnp.diag(d)]
-    A = jnp.concatenate([L.T, *below])
-    return triangle(A, jnp.concatenate([c, jnp.zeros(len(A) - len(c), c.dtype)]))
-
-
-def inverse_triangle(L: jax.Array) -> jax.Array:
-    """The inverse of a lower triangle, by forward substitution.
-
-    That of a handful of rows is written out: there a call of LAPACK takes longer than its work.
-
-    Args:
-        L: The triangle, of shape `[k, k]`, without a zero on its diagonal.
-
-    Returns:
-        The inverse, of the same shape.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from fnopt.linear import inverse_triangle
-        >>> print(inverse_triangle(jnp.asarray([[2.0, 0.0], [1.0, 4.0]])))
-        [[ 0.5    0.   ]
-         [-0.125  0.25 ]]
-    """
-    k, one = L.shape[0], jnp.eye(L.shape[0], dtype=L.dtype)
-    if k > _FEW:
-        return lax.linalg.triangular_solve(L, one, left_side=True, lower=True)
-    rows: list[jax.Array] = []
-    pivots = 1 / jnp.diagonal(L)
-    for i in range(k):
-        rest = one[i]
-        for j, row in enumerate(rows):
-            rest = rest - L[i, j] * row
-        rows.append(rest * pivots[i])
-    return jnp.stack(rows)
-
-
-class Guarded(NamedTuple):
-    """A triangle, what is below it, and what its diagonal needs so that it can be solved with."""
-
-    triangle: Triangle
-    rows: jax.Array  # [j, k], W: more rows of the model, where the residual is zero
-    own: jax.Array  # [k], the diagonal of k more of them; [0] for none
-    diagonal: jax.Array  # [k], zeros almost always
-    needed: jax.Array  # bool, whether any of these isn't zero
-
-
-def guarded(
-    factors: Triangle, rows: jax.Array | None = None, own: jax.Array | None = None
-) -> Guarded:
-    r"""Looks for what can't be solved with, without any damping.
-
-    A column of zeros gets 1 on its diagonal: nothing moves along it, as in the solution of least
-    norm. Where others leave nothing of a column, it gets the rounding unit: what is left of it
-    is noise, and is treated as noise anywhere.
-
-    Args:
-        factors: The triangle, of columns with lengths about 1.
-        rows: More rows of the model, of shape `[j, k]`, if there are any.
-        own: The diagonal of `k` more rows, if there are any.
-
-    Returns:
-        The triangle with its guard.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from fnopt.linear import guarded, triangle
-        >>> print(guarded(triangle(jnp.asarray([[1.0, 0.0], [1.0, 0.0]]), jnp.ones(2))).diagonal)
-        [0. 1.]
-    """
-    L = factors.L
-    eps = jnp.finfo(L.dtype).eps
-    dead = ~jnp.any(L != 0, axis=1)
-    hidden = jnp.abs(jnp.diagonal(L)) <= jnp.asarray(eps * eps, L.dtype)
-    noise = jnp.where(hidden, jnp.asarray(eps, L.dtype), jnp.zeros((), L.dtype))
-    diagonal = jnp.where(dead, jnp.ones_like(noise), noise)
-    rows = jnp.zeros((0, noise.size), L.dtype) if rows is None else rows
-    needed = jnp.any((diagonal > 0) | jnp.any(rows != 0, axis=0))
-    own = jnp.zeros((0,), L.dtype) if own is None else own
-    return Guarded(factors, rows, own, diagonal, needed | jnp.any(own != 0))
+    A = jnp.concatenate([L.T, d * jnp.eye(len(c), dtype=c.dtype)])
+    return triangle(A, jnp.concatenate([c, jnp.zeros_like(c)]))

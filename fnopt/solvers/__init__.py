@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnopt.solvers._certify import Certificate
 from fnopt.solvers._dogleg import dogleg
 from fnopt.solvers._driver import least_squares
 from fnopt.solvers._equations import Root
@@ -9,14 +10,17 @@ from fnopt.solvers._gauss_newton import gauss_newton
 from fnopt.solvers._levenberg_marquardt import levenberg_marquardt
 from fnopt.solvers._method import LeastSquaresMethod, LeastSquaresState
 from fnopt.solvers._root import fixed_point, root
-from fnopt.solvers.convergence._evidence import HARDLY as HARDLY
-from fnopt.solvers.convergence._evidence import goes_far as goes_far
-from fnopt.solvers.convergence._evidence import lost_effect as lost_effect
-from fnopt.solvers.convergence._probe import SHARE as SHARE
-from fnopt.solvers.convergence._tests import checked_status as checked_status
-from fnopt.solvers.convergence._tests import cost_converged as cost_converged
-from fnopt.solvers.convergence._tests import first_of as first_of
-from fnopt.solvers.convergence._tests import step_converged as step_converged
+from fnopt.solvers._stopping import SHARE as SHARE
+from fnopt.solvers._stopping import checked_status as checked_status
+from fnopt.solvers._stopping import cost_converged as cost_converged
+from fnopt.solvers._stopping import first_of as first_of
+from fnopt.solvers._stopping import is_lost_in_rounding as is_lost_in_rounding
+from fnopt.solvers._stopping import step_converged as step_converged
+from fnopt.solvers._trust_region import LEAST_GAIN as LEAST_GAIN
+from fnopt.solvers._trust_region import TRUST_REGION as TRUST_REGION
+from fnopt.solvers._trust_region import Outcome as Outcome
+from fnopt.solvers._trust_region import gain_ratio as gain_ratio
+from fnopt.solvers._trust_region import nielsen_shrink as nielsen_shrink
 from fnopt.solvers.problem._call import SCHEMES as SCHEMES
 from fnopt.solvers.problem._jacobian_check import disagrees as disagrees
 from fnopt.solvers.problem._problem import Problem as Problem
@@ -36,16 +40,9 @@ from fnopt.solvers.smooth import (
     nonlinear_cg,
     projected_gradient,
 )
-from fnopt.solvers.trust_region._gain import LEAST_GAIN as LEAST_GAIN
-from fnopt.solvers.trust_region._gain import gain_ratio as gain_ratio
-from fnopt.solvers.trust_region._gain import is_negligible as is_negligible
-from fnopt.solvers.trust_region._restart import NOISE as NOISE
-from fnopt.solvers.trust_region._restart import SLOPING as SLOPING
-from fnopt.solvers.trust_region._rules import TRUST_REGION as TRUST_REGION
-from fnopt.solvers.trust_region._rules import Outcome as Outcome
-from fnopt.solvers.trust_region._rules import nielsen_shrink as nielsen_shrink
 
 __all__ = [
+    "Certificate",
     "LeastSquaresMethod",
     "LeastSquaresState",
     "MinimizeMethod",

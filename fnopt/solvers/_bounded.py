@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from fnopt.core import matmul, row_total, while_loop
 from fnopt.linear import Triangle
 from fnopt.residuals import Box
-from fnopt.solvers.model._linearization import Linearization, NormalMatrix
-from fnopt.solvers.trust_region._step import Trial
+from fnopt.solvers.linear_model._linearization import Linearization, NormalMatrix
+from fnopt.solvers._trust_region import Trial
 
 _PASSES = 5  # how often a step is taken again with more params on their bounds
 
@@ -96,11 +96,10 @@ class _BoxCut(NamedTuple):
     passes: jax.Array  # int32
 
 
-def bounded_trial(
+def bounded_step(
     point: Linearization,
     box: Box,
-    trial: Trial,
-    again: Callable[[Linearization], Trial],
+    propose: Callable[[Linearization], Trial],
     products: Products = None,
 ) -> tuple[Trial, jax.Array]:
     r"""A step within bounds.
@@ -116,8 +115,7 @@ def bounded_trial(
     Args:
         point: Where the step starts, in the box, with all of its Jacobian.
         box: The bounds.
-        trial: The step of the params that aren't held.
-        again: Gives the step of another point.
+        propose: Gives the step of the method from a point.
         products: Those with the Jacobian, where the point doesn't have it.
 
     Returns:
@@ -129,6 +127,7 @@ def bounded_trial(
         convergence properties for solving nonlinear equations with convex constraints.
     """
     held = box.held(point.x, point.gradient)
+    trial = propose(without(point, held))
 
     def cut(moved: jax.Array, goal: jax.Array, passes: jax.Array) -> _BoxCut:
         end = box.nearest(goal)
@@ -138,7 +137,7 @@ def bounded_trial(
 
     def advance(at: _BoxCut) -> _BoxCut:
         shift = jnp.where(at.moved, at.end - point.x, jnp.zeros_like(at.end))
-        rest = again(without(point, held | at.moved, shift, products)).step
+        rest = propose(without(point, held | at.moved, shift, products)).step
         new = cut(at.moved, point.x + jnp.where(at.moved, shift, rest), at.passes + 1)
         better = new.predicted > at.predicted
         best = jnp.where(better, new.end, at.best)
@@ -149,10 +148,7 @@ def bounded_trial(
     # Where nothing was cut, the method's own prediction is the better one.
     predicted = jnp.where(first.more, last.predicted, trial.predicted)
     step = jnp.where(first.more, last.best - point.x, trial.step)
-    seconds = trial.seconds * (1 + last.passes)
-    trial = trial._replace(
-        step=step, slope=matmul(point.gradient, step), predicted=predicted, seconds=seconds
-    )
+    trial = trial._replace(step=step, slope=matmul(point.gradient, step), predicted=predicted)
     return trial, last.best
 
 
@@ -166,8 +162,8 @@ def _predicted_reduction(point: Linearization, step: jax.Array, products: Produc
     return -matmul(point.gradient, step) - jnp.asarray(0.5, step.dtype) * model_norm
 
 
-def faced(point: Linearization, box: Box | None) -> Linearization:
-    """The point without the params that are held on their bounds."""
+def free_point(point: Linearization, box: Box | None) -> Linearization:
+    """Reduce the linearization to the params that aren't held on their bounds."""
     return point if box is None else without(point, box.held(point.x, point.gradient))
 
 

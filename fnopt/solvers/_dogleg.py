@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from fnopt.core import hyper
 from fnopt.linear import dogleg_step
 from fnopt.residuals import FlatResidual
 from fnopt.solvers._method import LeastSquaresMethod
-from fnopt.solvers.convergence._options import Options
-from fnopt.solvers.model._linearization import Linearization
-from fnopt.solvers.trust_region._step import Trial, TrustRegionState, straight
+from fnopt.solvers._stopping import Tolerances
+from fnopt.solvers._trust_region import Trial, straight
+from fnopt.solvers.linear_model._base import LinearModel
+from fnopt.solvers.linear_model._linearization import Linearization
 
 
 class dogleg(LeastSquaresMethod):
@@ -48,20 +50,22 @@ class dogleg(LeastSquaresMethod):
 
     radius: float | jax.Array = hyper(default=0.6, gt=0, infinite=True)
 
-    def options(self, params: Any, dtype: Any) -> Options:
-        """The hyper-parameters in the dtype that is computed in, with the defaults filled in."""
-        return super().options(params, dtype).with_radius(self.radius)
+    def tolerances(self, params: Any, dtype: Any) -> Tolerances:
+        """The hyper-parameters in the dtype of the computation, with the defaults filled in."""
+        radius = jnp.asarray(self.radius, dtype)
+        return super().tolerances(params, dtype)._replace(radius=radius)
 
     def propose(
         self,
         flat: FlatResidual,
+        model: LinearModel,
         point: Linearization,
-        factors: Any,
-        search: TrustRegionState,
-        options: Options,
+        scale: jax.Array,
+        radius: jax.Array,
+        lam: jax.Array,
+        tolerances: Tolerances,
     ) -> Trial:
         """The step along the dogleg path."""
-        del options
-        system = self.system(flat, point, factors, search)
-        step = dogleg_step(system, point.gradient / search.scale, search.radius)
-        return straight(point, search, step)
+        del flat, tolerances
+        system = model.system(point, scale, lam)
+        return straight(point, scale, dogleg_step(system, point.gradient / scale, radius))

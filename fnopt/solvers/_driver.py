@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.core import Tracer
 
 from fnopt.core import (
@@ -16,25 +15,25 @@ from fnopt.core import (
     Status,
     check_same_params,
     check_scalars,
+    cond,
     is_converged,
     place,
     rows_over,
     typed_start,
+    while_loop,
     written_for_jax,
 )
 from fnopt.linear import norm
 from fnopt.programs import call_compiled, call_recorded, is_data
 from fnopt.residuals import ExampleResiduals, floating_start, without_operators
-from fnopt.solvers._bounded import within_bounds
-from fnopt.solvers._ending import ended
-from fnopt.solvers._fit_loop import FitLoop
+from fnopt.solvers._bounded import free_point, within_bounds
+from fnopt.solvers._certify import Certified, certify
 from fnopt.solvers._implicit import implicitly
-from fnopt.solvers._iteration import evaluation, inside, started
 from fnopt.solvers._levenberg_marquardt import levenberg_marquardt
+from fnopt.solvers._loop import SearchState, Watch, blank_state, iterate
 from fnopt.solvers._method import LeastSquaresMethod
-from fnopt.solvers._polish import polished
-from fnopt.solvers._search import searched
-from fnopt.solvers.convergence._tests import checked_status, doubted
+from fnopt.solvers._stopping import checked_status
+from fnopt.solvers.linear_model._linearization import stacked
 from fnopt.solvers.problem._call import (
     checked_args,
     first_call_hints,
@@ -49,8 +48,10 @@ from fnopt.solvers.problem._callback import status_after
 from fnopt.solvers.problem._jacobian_check import disagrees
 from fnopt.solvers.problem._problem import Problem, Setting, by_example, set_up
 from fnopt.solvers.problem._scipy_options import as_asked, check_enough, with_keywords
-from fnopt.solvers.problem._units import first_unit, in_unit, restored
+from fnopt.solvers.problem._units import in_unit, restored
 from fnopt.solvers.result._solution import Solution, StepHistory, StepInfo, empty_history, noted
+
+_ROUNDS = 3  # loops at most: a test that fails thrice is not mended by another restart
 
 
 def least_squares(
@@ -214,22 +215,25 @@ def least_squares(
         "constraints": constraints,
     }
     static: dict[str, Any] = {
-        "max_steps": max_steps,
-        "history": history,
+        "history": max_steps if history else None,
         "callback": callback,
         "check_jac": bool(check_jac),
     }
 
     def run(solver: LeastSquaresMethod) -> Solution:
         if functions is not None:
-            return call_recorded(_fit, *functions, params, args, solver, options, **static)
+            fit = (*functions, params, args, solver, most, options)
+            return call_recorded(_fit, *fit, **static)
 
-        def fit(params: Any, args: tuple[Any, ...], solver: LeastSquaresMethod) -> Solution:
-            return _fit(residuals, jac, params, args, solver, options, **static)
+        def compiled(
+            params: Any, args: tuple[Any, ...], solver: LeastSquaresMethod, most: jax.Array
+        ) -> Solution:
+            return _fit(residuals, jac, params, args, solver, most, options, **static)
 
-        return call_compiled(fit, params, args, solver)
+        return call_compiled(compiled, params, args, solver, most)
 
     assert solver is not None
+    most = jnp.asarray(max_steps, jnp.int32)
     params = floating_start(params, constraints)
     with (
         rows_over(solver.axis_name),
@@ -259,10 +263,10 @@ def _fit(
     params: Any,
     args: tuple[Any, ...],
     solver: LeastSquaresMethod,
+    max_steps: jax.Array,
     options: dict[str, Any],
     *,
-    max_steps: int,
-    history: bool,
+    history: int | None,
     callback: Callable[[StepInfo], Any] | None,
     check_jac: bool,
 ) -> Solution:
@@ -289,32 +293,22 @@ def _checked_solver(solver: Any, axis_name: Any) -> LeastSquaresMethod:
 def _solve(
     setting: Setting,
     solver: LeastSquaresMethod,
-    max_steps: int,
-    history: bool,
+    max_steps: jax.Array,
+    history: int | None,
     callback: Callable[[StepInfo], Any] | None,
     check_jac: bool,
 ) -> Solution:
-    def iterate(problem: Problem, solver: LeastSquaresMethod, x: jax.Array) -> Solution:
-        options = solver.options(setting.made.free, x.dtype)
-        options = options._replace(sized=problem.box is None and solver.memory(problem.model) > 0)
-        x = inside(problem, x)
-        r = problem.flat.r(x)
-        unit = first_unit(problem, r)
-        start = in_unit(problem, unit)
+    watch = _watch(setting, callback)
 
-        def watched(problem: Problem, loop: FitLoop, accepted: jax.Array) -> FitLoop:
-            return _watched(setting, problem, loop, accepted, callback)
+    def run(problem: Problem, solver: LeastSquaresMethod, x: jax.Array) -> Solution:
+        box = problem.box
+        x = x if box is None else jnp.where(box.is_feasible(), box.nearest(x), x)
+        return _searched(problem, solver, setting.made.free, x, max_steps, history, watch)
 
-        evaluate = evaluation(problem, solver, x)
-        first = started(start, solver, options, evaluate, x, unit * r, unit)
-        first = first._replace(history=empty_history(max_steps, x.dtype) if history else None)
-        last = searched(problem, solver, options, evaluate, first, max_steps, watched)
-        last, seen = polished(problem, solver, options, evaluate, last, max_steps, watched)
-        end = ended(in_unit(problem, last.unit), solver, last, seen)
-        wrong = disagrees(start, x, first.point.columns) if check_jac else None
-        return restored(doubted(end, wrong), last.unit, _POWERS)
-
-    end = implicitly(iterate, setting.problem.compact(setting.x), solver, setting.x)
+    end = implicitly(run, setting.problem.compact(setting.x), solver, setting.x)
+    if check_jac:
+        wrong = _is_wrong(setting, solver)
+        end = end._replace(status=_with_wrong_jacobian(end.status, wrong))
     counted = setting.dof + setting.x.size
     return end._replace(
         params=setting.params(end.params),
@@ -326,25 +320,144 @@ def _solve(
     )
 
 
+class _Round(NamedTuple):
+    """A loop and the certificate of its end."""
+
+    state: SearchState
+    certified: Certified
+    number: jax.Array  # int32, loops so far
+
+
+def _searched(
+    problem: Problem,
+    solver: LeastSquaresMethod,
+    params: Any,
+    x: jax.Array,
+    max_steps: jax.Array,
+    history: int | None,
+    watch: Watch,
+) -> Solution:
+    """Loops until a certificate holds, or three times; the solution as vectors."""
+    tolerances = solver.tolerances(params, x.dtype)
+    model = solver.model(problem.model)
+    one, none = jnp.ones((), x.dtype), jnp.zeros((), jnp.int32)
+
+    def search(state: SearchState, radius: jax.Array, unit: jax.Array, number: jax.Array) -> _Round:
+        here = in_unit(problem, unit)
+        end = iterate(here, solver, tolerances, state, radius, max_steps, watch(unit))
+        certified = certify(here, solver.model(here.model), end, tolerances, unit)
+        return _Round(end, certified, number + 1)
+
+    def again(at: _Round) -> _Round:
+        return search(at.state, at.certified.radius, at.certified.unit, at.number)
+
+    def refuted(at: _Round) -> jax.Array:
+        return at.certified.refuted & (at.number < _ROUNDS) & (at.state.steps < max_steps)
+
+    entries = None if history is None else empty_history(history, x.dtype)
+    start = blank_state(problem, model, x, entries)
+    first = _before(search, start, one, none)
+    last = while_loop(refuted, again, first)
+    return _solution(problem, solver, last)
+
+
+def _before(search: Callable[..., _Round], start: SearchState, one: jax.Array, none: jax.Array) -> _Round:
+    """What precedes the first loop: a round that asks for it."""
+    shapes = jax.eval_shape(search, start, jnp.zeros_like(one), one, none)
+    blank = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+    certified = blank.certified._replace(unit=one, refuted=jnp.ones((), bool))
+    return _Round(start, certified, none)
+
+
+def _solution(problem: Problem, solver: LeastSquaresMethod, last: _Round) -> Solution:
+    state, certified = last.state, last.certified
+    unit = certified.unit
+    here = in_unit(problem, unit)
+    point = state.point
+    model = solver.model(here.model)
+    residuals = point.r if state.residuals is None else state.residuals
+    running = state.status == Status.RUNNING.value
+    status = jnp.where(running, Status.MAX_STEPS.array, certified.status)
+    if problem.box is not None:
+        status = jnp.where(problem.box.is_feasible(), status, Status.INFEASIBLE.array)
+    evaluations = state.steps + last.number
+    solution = Solution(
+        params=point.x,
+        cost=here.whole_cost(point, residuals),
+        residuals=residuals,
+        jacobian=stacked(here.curved(model.jacobian(point), residuals)),
+        gradient_norm=norm(free_point(point, here.box).gradient),
+        rank=certified.rank,
+        steps=state.steps,
+        nfev=evaluations,
+        njev=evaluations,
+        nhev=state.steps if solver.takes_second_derivatives else jnp.zeros_like(state.steps),
+        status=checked_status(status, jnp.any(state.columns > 0), point.cost),
+        history=state.history,
+        certificate=certified.certificate,
+    )
+    return restored(solution, unit, _POWERS)
+
+
 _POWERS = {"cost": 2, "gradient_norm": 2, "residuals": 1, "jacobian": 1}  # of the unit
 
 
-def _watched(
+def _watch(
+    setting: Setting, callback: Callable[[StepInfo], Any] | None
+) -> Callable[[jax.Array], Watch]:
+    """What writes the history and calls the callback, in a unit."""
+
+    def in_this(unit: jax.Array) -> Watch:
+        def watch(
+            problem: Problem, state: SearchState, accepted: jax.Array, first: jax.Array
+        ) -> SearchState:
+            if state.history is None and callback is None:
+                return state
+            return cond(
+                first, lambda: state, lambda: _noted(setting, problem, state, accepted, callback, unit)
+            )
+
+        return watch
+
+    return in_this
+
+
+def _noted(
     setting: Setting,
     problem: Problem,
-    loop: FitLoop,
+    state: SearchState,
     accepted: jax.Array,
     callback: Callable[[StepInfo], Any] | None,
-) -> FitLoop:
-    """Writes the history and calls the callback, where asked to."""
-    cost = problem.whole_cost(loop.point, loop.residuals)
-    seen = StepHistory(cost, norm(loop.point.gradient), loop.search.radius, accepted)
-    entry = restored(seen, loop.unit, {"cost": 2, "gradient_norm": 2})
+    unit: jax.Array,
+) -> SearchState:
+    point = state.point
+    cost = problem.whole_cost(point, point.r if state.residuals is None else state.residuals)
+    seen = StepHistory(cost, norm(point.gradient), state.radius, accepted)
+    entry = restored(seen, unit, {"cost": 2, "gradient_norm": 2})
     if callback is not None:
-        info = StepInfo(loop.steps, setting.params(loop.point.x), *entry)
-        # A claim that isn't tested yet is no end.
-        claims = is_converged(loop.status)
-        status = status_after(callback, info, lax.select(claims, Status.RUNNING.array, loop.status))
-        claims &= status == Status.RUNNING.value
-        loop = loop._replace(status=lax.select(claims, loop.status, status))
-    return loop._replace(history=noted(loop.history, loop.steps, entry))
+        info = StepInfo(state.steps, setting.params(point.x), *entry)
+        # Convergence isn't certified yet, and so is no end.
+        converged = is_converged(state.status)
+        running = jnp.where(converged, Status.RUNNING.array, state.status)
+        status = status_after(callback, info, running)
+        goes_on = converged & (status == Status.RUNNING.value)
+        state = state._replace(status=jnp.where(goes_on, state.status, status))
+    return state._replace(history=noted(state.history, state.steps, entry))
+
+
+def _is_wrong(setting: Setting, solver: LeastSquaresMethod) -> jax.Array | None:
+    """Whether the user's Jacobian isn't that of the residuals; None if there is none."""
+    flat = setting.problem.flat
+    if flat.derivative is None:
+        return None
+    columns = solver.model(flat).evaluate(setting.x).columns
+    return disagrees(setting.problem, setting.x, columns)
+
+
+def _with_wrong_jacobian(status: jax.Array, wrong: jax.Array | None) -> jax.Array:
+    """The status, which says if the user's Jacobian isn't that of the residuals."""
+    if wrong is None:
+        return status
+    failed = jnp.asarray([Status.NONFINITE_START, Status.ILL_POSED, Status.INFEASIBLE], jnp.int32)
+    doubtful = wrong & ~jnp.any(status == failed)
+    return jnp.where(doubtful, Status.WRONG_JACOBIAN.array, status)

@@ -11,10 +11,10 @@ from fnopt.core import hyper
 from fnopt.linear import DampedStep
 from fnopt.residuals import FlatResidual
 from fnopt.solvers._method import LeastSquaresMethod
-from fnopt.solvers.convergence._options import Options
-from fnopt.solvers.model._linearization import Linearization
-from fnopt.solvers.trust_region._rules import FRACTION, RadiusRule
-from fnopt.solvers.trust_region._step import Trial, TrustRegionState, straight
+from fnopt.solvers._stopping import Tolerances
+from fnopt.solvers._trust_region import FRACTION, RadiusRule, Trial, straight
+from fnopt.solvers.linear_model._base import LinearModel
+from fnopt.solvers.linear_model._linearization import Linearization
 
 
 class gauss_newton(LeastSquaresMethod):
@@ -59,22 +59,25 @@ class gauss_newton(LeastSquaresMethod):
 
     rule: ClassVar[RadiusRule] = FRACTION
 
-    def options(self, params: Any, dtype: Any) -> Options:
-        """The hyper-parameters in the dtype that is computed in, with the defaults filled in."""
-        return super().options(params, dtype).with_radius(self.step_size)
+    def tolerances(self, params: Any, dtype: Any) -> Tolerances:
+        """The hyper-parameters in the dtype of the computation, with the defaults filled in."""
+        radius = jnp.asarray(self.step_size, dtype)
+        return super().tolerances(params, dtype)._replace(radius=radius)
 
     def propose(
         self,
         flat: FlatResidual,
+        model: LinearModel,
         point: Linearization,
-        factors: Any,
-        search: TrustRegionState,
-        options: Options,
+        scale: jax.Array,
+        radius: jax.Array,
+        lam: jax.Array,
+        tolerances: Tolerances,
     ) -> Trial:
         """A fraction of the full step."""
-        del options
-        full = self.system(flat, point, factors, search).gauss_newton()
-        return straight(point, search, _part(full, search.radius))
+        del flat, tolerances
+        full = model.system(point, scale, lam).gauss_newton()
+        return straight(point, scale, _part(full, radius))
 
 
 def _part(full: DampedStep, t: jax.Array) -> DampedStep:

@@ -5,15 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from fnopt.core import hyper, static, where
 from fnopt.residuals import FlatResidual, curvature_along
+from fnopt.solvers._acceleration import accelerated
 from fnopt.solvers._method import LeastSquaresMethod
-from fnopt.solvers.convergence._options import Options
-from fnopt.solvers.model._curvature import ROWS
-from fnopt.solvers.model._linearization import Linearization
-from fnopt.solvers.trust_region._rules import MARQUARDT, NIELSEN, TRUST_REGION, RadiusRule
-from fnopt.solvers.trust_region._step import Trial, TrustRegionState, bent, straight, turning
+from fnopt.solvers._stopping import Tolerances
+from fnopt.solvers._trust_region import (
+    MARQUARDT,
+    NIELSEN,
+    TRUST_REGION,
+    RadiusRule,
+    Trial,
+    straight,
+)
+from fnopt.solvers.linear_model._base import LinearModel
+from fnopt.solvers.linear_model._linearization import Linearization
 
 RULES = {"trust_region": TRUST_REGION, "marquardt": MARQUARDT, "nielsen": NIELSEN}
 
@@ -123,48 +131,46 @@ class levenberg_marquardt(LeastSquaresMethod):
         """The rule by which the radius of a step adapts."""
         return RULES[self.damping]
 
-    def options(self, params: Any, dtype: Any) -> Options:
-        """The hyper-parameters in the dtype that is computed in, with the defaults filled in."""
-        radius = self.radius if self.damping == "trust_region" else 1 / self.lam
-        options = super().options(params, dtype)
-        return options.with_radius(radius, self.acceleration)
-
-    def memory(self, flat: FlatResidual) -> int:
-        """The number of rows of curvature that the method can use, if steps follow each other.
-
-        They are for fits in which the data determine a few params; those of a network count
-        together, not each by itself.
-        """
-        return ROWS if self._learns and self.model(flat).takes_rows else 0
-
-    def learns_own(self, flat: FlatResidual) -> bool:
-        """Whether the curvature of each param is learned, if steps follow each other."""
-        return self._learns and self.model(flat).takes_own
-
     @property
-    def _learns(self) -> bool:
-        """Whether steps are to second order, so that curvature is learned from them."""
-        return self.geodesic and self.damping == "trust_region"
+    def takes_second_derivatives(self) -> bool:
+        """Whether a step takes the second derivative of the residuals along it."""
+        return self.geodesic
+
+    def tolerances(self, params: Any, dtype: Any) -> Tolerances:
+        """The hyper-parameters in the dtype of the computation, with the defaults filled in."""
+        radius = self.radius if self.is_trust_region else 1 / self.lam
+        return (
+            super()
+            .tolerances(params, dtype)
+            ._replace(
+                radius=jnp.asarray(radius, dtype), acceleration=jnp.asarray(self.acceleration, dtype)
+            )
+        )
 
     def propose(
         self,
         flat: FlatResidual,
+        model: LinearModel,
         point: Linearization,
-        factors: Any,
-        search: TrustRegionState,
-        options: Options,
+        scale: jax.Array,
+        radius: jax.Array,
+        lam: jax.Array,
+        tolerances: Tolerances,
     ) -> Trial:
         """The step within the trust radius, corrected to second order."""
-        system = self.system(flat, point, factors, search)
-        if self.damping == "trust_region":
-            step = system.trust_region(search.radius)
+        system = model.system(point, scale, lam)
+        if self.is_trust_region:
+            step = system.trust_region(radius)
         else:
-            step = system.damped(1 / search.radius)
+            step = system.damped(1 / radius)
         if not self.geodesic:
-            return straight(point, search, step)
-        trial = bent(
-            point, system, search, lambda v: curvature_along(flat.r, point.x, v), options, step
+            return straight(point, scale, step)
+        return accelerated(
+            point,
+            system,
+            scale,
+            radius,
+            lambda v: curvature_along(flat.r, point.x, v),
+            tolerances.acceleration,
+            step,
         )
-        # Fits of few params learn curvature, and have a floor below their scaling, instead.
-        few = self.model(flat).takes_rows
-        return trial if few or self.damping != "trust_region" else turning(trial, step)

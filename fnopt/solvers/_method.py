@@ -16,7 +16,6 @@ from fnopt.core import (
     check_same_params,
     check_same_tree,
     checked_chunk_size,
-    cond,
     hyper,
     increment,
     mesh_of,
@@ -26,7 +25,7 @@ from fnopt.core import (
     zero_count,
 )
 from fnopt.jacobians import jacobian_mode, ravel
-from fnopt.linear import System, linear_solver
+from fnopt.linear import linear_solver
 from fnopt.residuals import (
     Examples,
     FlatResidual,
@@ -35,31 +34,14 @@ from fnopt.residuals import (
     flat_residual,
     given_derivative,
 )
-from fnopt.solvers.convergence._noise import rounding
-from fnopt.solvers.convergence._options import Options, resolved
-from fnopt.solvers.convergence._tests import checked_status, is_stationary
-from fnopt.solvers.model._base import LinearModel
-from fnopt.solvers.model._choice import linear_model
-from fnopt.solvers.model._curvature import no_curvature
-from fnopt.solvers.model._linearization import (
-    Linearization,
-    half_square,
-    is_finite,
-    scaled_gradient,
-)
-from fnopt.solvers.model._own_curvature import no_own_curvature
+from fnopt.solvers._judgement import judge
+from fnopt.solvers._stopping import Tolerances, default_tolerances
+from fnopt.solvers._trust_region import TRUST_REGION, RadiusRule, Trial, actual_reduction
+from fnopt.solvers.linear_model._base import LinearModel
+from fnopt.solvers.linear_model._choice import linear_model
+from fnopt.solvers.linear_model._linearization import Linearization, half_square, is_finite
+from fnopt.solvers.linear_model._scaling import grown_scale, initial_scale
 from fnopt.solvers.problem._call import with_a_derivative_that_is_there
-from fnopt.solvers.trust_region._gain import actual_reduction
-from fnopt.solvers.trust_region._judge import Comparison, compared, judge
-from fnopt.solvers.trust_region._rules import TRUST_REGION, RadiusRule
-from fnopt.solvers.trust_region._step import (
-    Trial,
-    TrustRegionState,
-    arrive,
-    begin,
-    choose,
-    restart,
-)
 
 
 class LeastSquaresState(NamedTuple):
@@ -69,8 +51,7 @@ class LeastSquaresState(NamedTuple):
     radius: jax.Array  # the radius of a step; 0 before the first update
     scale: Slot  # D, how strongly each parameter moves the residuals
     rejections: jax.Array  # int32, refused steps in a row
-    restarts: jax.Array  # int32
-    lam: jax.Array  # damping of the last step
+    lam: jax.Array  # damping of the next step
     cost: jax.Array  # half the sum of squares after the update
     status: jax.Array  # int32, a fnopt.Status
 
@@ -128,7 +109,6 @@ class LeastSquaresMethod(Transformation):
             radius=jnp.zeros((), dtype),
             scale=slot_zeros(params, dtype),
             rejections=zero_count(),
-            restarts=zero_count(),
             lam=jnp.zeros((), dtype),
             cost=jnp.asarray(jnp.inf, dtype),
             status=Status.RUNNING.array,
@@ -179,34 +159,47 @@ class LeastSquaresMethod(Transformation):
         self, state: LeastSquaresState, params: Any, residual_fn: Any, batch: Any, jac: Any
     ) -> tuple[Any, LeastSquaresState]:
         x, flat = self._flat(params, residual_fn, batch, jac)
-        options = self.options(params, x.dtype)
-        point = self.evaluate(flat, x)
-        search = self._resumed(state, point, options)
-        factors = self.factorise(flat, point, search)
-        trial = self.propose(flat, point, factors, search, options)
+        tolerances, model = self.tolerances(params, x.dtype), self.model(flat)
+        point = model.evaluate(x)
+        fresh = state.radius <= 0
+        columns = grown_scale(ravel(state.scale)[0], point.columns)
+        scale = initial_scale(columns)
+        first = self.rule.first(tolerances.radius, scale, x, point.cost)
+        radius = jnp.where(fresh, first, state.radius)
+        trial = self.propose(flat, model, point, scale, radius, state.lam, tolerances)
         updates = flat.unravel(trial.step)
         # The cost is that of the params as apply_updates will round them.
         arrived, _ = ravel(apply_updates(params, updates))
         r = flat.r(arrived)
-        found = compared(trial, actual_reduction(point.r, r), rounding(point, options))
-        status, judged = self._judged(point, trial, found, search, options)
+        judged = judge(
+            self.rule,
+            point,
+            None,
+            trial,
+            actual_reduction(point.r, r),
+            scale,
+            radius,
+            state.rejections,
+            tolerances,
+        )
         usable = is_finite(point)
-        accepted = found.improves & usable
-        status = jnp.where(usable, status, Status.NONFINITE_START.array)
+        accepted = judged.accepted & usable
         # -0.0, not 0.0: it is the number that changes no other, -0.0 included.
         updates = jax.tree.map(
             lambda u: jnp.where(accepted, u, jnp.asarray(-0.0, u.dtype)), updates
         )
-        kept = choose(usable, judged, _held(state))
+
+        def kept(new: jax.Array, old: jax.Array) -> jax.Array:
+            return jnp.where(usable, new, old)
+
         return updates, LeastSquaresState(
             count=increment(state.count),
-            radius=kept.radius,
-            scale=ravel(state.scale)[1](kept.steepest),
-            rejections=kept.rejections,
-            restarts=kept.restarts,
-            lam=kept.lam,
+            radius=kept(judged.radius, state.radius),
+            scale=ravel(state.scale)[1](kept(columns, ravel(state.scale)[0])),
+            rejections=kept(judged.rejections, state.rejections),
+            lam=kept(judged.lam, state.lam),
             cost=jnp.where(accepted, half_square(r), point.cost),
-            status=status,
+            status=jnp.where(usable, judged.status, Status.NONFINITE_START.array),
         )
 
     def _flat(
@@ -226,37 +219,26 @@ class LeastSquaresMethod(Transformation):
         given = given_derivative(jac, residuals, params, (), x.dtype)
         return x, flat._replace(derivative=given)
 
-    def _judged(
-        self,
-        point: Linearization,
-        trial: Trial,
-        found: Comparison,
-        search: TrustRegionState,
-        options: Options,
-    ) -> tuple[jax.Array, TrustRegionState]:
-        """The status after a step, and the next search, begun again where it has to."""
-        steep, rule = scaled_gradient(point), self.rule
-        status, judged, again = judge(
-            point, steep, trial, found, found.improves, search, options, rule
+    def tolerances(self, params: Any, dtype: Any) -> Tolerances:
+        """The hyper-parameters in the dtype of the computation, with the defaults filled in."""
+        eps = rounding_unit(params)
+        given = (self.ftol, self.xtol, self.gtol)
+        filled = (
+            default if value is None else value
+            for value, default in zip(given, default_tolerances(eps), strict=True)
         )
-        anew = functools.partial(restart, point, judged, options, rule)
-        judged = cond(again, anew, lambda: judged)
-        stationary = is_stationary(point.cost, steep, options.gtol)
-        status = jnp.where(stationary, Status.CONVERGED_GRADIENT.array, status)
-        return checked_status(status, jnp.any(point.columns > 0), point.cost), judged
+        numbers = (*filled, eps, 1.0, 0.0)
+        return Tolerances(*(jnp.asarray(number, dtype) for number in numbers))
 
-    def _resumed(
-        self, state: LeastSquaresState, point: Linearization, options: Options
-    ) -> TrustRegionState:
-        """The search so far, taken to this point; a fresh one if there is none yet."""
-        held = arrive(_held(state), point, options)
-        return choose(state.radius > 0, held, self.begin(point, options))
+    @property
+    def takes_second_derivatives(self) -> bool:
+        """Whether a step takes the second derivative of the residuals along it."""
+        return False
 
-    def options(self, params: Any, dtype: Any) -> Options:
-        """The hyper-parameters in the dtype that is computed in, with the defaults filled in."""
-        return resolved(
-            dtype, rounding_unit(params), ftol=self.ftol, xtol=self.xtol, gtol=self.gtol
-        )
+    @property
+    def is_trust_region(self) -> bool:
+        """Whether steps are kept in a region, so that single params can be."""
+        return self.rule is TRUST_REGION
 
     def by_example(self, flat: FlatResidual, x: jax.Array, examples: Examples) -> FlatResidual:
         """Residuals that are given by example, with what this method's algebra takes from that."""
@@ -267,65 +249,26 @@ class LeastSquaresMethod(Transformation):
         """The linear model of the residuals."""
         return linear_model(flat, self.linear_solver, self.jacobian, self.chunk_size)
 
-    def evaluate(
-        self, flat: FlatResidual, x: jax.Array, r: jax.Array | None = None
-    ) -> Linearization:
-        """The linearization at a point; its residual may be known already."""
-        return self.model(flat).evaluate(x, r)
-
-    def factorise(self, flat: FlatResidual, point: Linearization, search: TrustRegionState) -> Any:
-        """The factors for any number of steps from a point, as long as the scaling stays."""
-        return self._learned(flat, search).factorise(point, search.scale, search.rows)
-
-    def _learned(self, flat: FlatResidual, search: TrustRegionState) -> LinearModel:
-        """The linear model with the curvature that was learned of every param by itself."""
-        model = self.model(flat)
-        return model.curved(search.own[1]) if search.own.size else model
-
-    def system(
-        self, flat: FlatResidual, point: Linearization, factors: Any, search: TrustRegionState
-    ) -> System:
-        """The linear model at a point, ready for steps.
-
-        A search that began again makes them to all digits: it began again where steps that were
-        cut short had nothing to offer, and better ones had.
-        """
-        model = self._learned(flat, search)
-        system = model.system(point, factors, search.scale, search.lam)
-        return model.finished(system, search.restarts > 0)
-
-    def begin(
-        self, point: Linearization, options: Options, memory: int = 0, learns_own: bool = False
-    ) -> TrustRegionState:
-        """The search at a first point; it remembers `memory` rows of curvature."""
-        return begin(point, options, self.rule, memory, learns_own)
-
-    def learns_own(self, flat: FlatResidual) -> bool:
-        """Whether the curvature of each param is learned, if steps follow each other."""
-        del flat
-        return False
-
-    def memory(self, flat: FlatResidual) -> int:
-        """The number of rows of curvature that the method can use, if steps follow each other."""
-        del flat
-        return 0
-
     def propose(
         self,
         flat: FlatResidual,
+        model: LinearModel,
         point: Linearization,
-        factors: Any,
-        search: TrustRegionState,
-        options: Options,
+        scale: jax.Array,
+        radius: jax.Array,
+        lam: jax.Array,
+        tolerances: Tolerances,
     ) -> Trial:
         """A step, and what the model says of it.
 
         Args:
             flat: The residual function.
+            model: Its linear model.
             point: Where the step starts.
-            factors: What `factorise` made there.
-            search: The radius of a step, and the scaling.
-            options: The numbers.
+            scale: The scaling `D`, of shape `[n]`.
+            radius: The radius of a step.
+            lam: A guess of the damping.
+            tolerances: The numbers.
 
         Returns:
             The step.
@@ -336,12 +279,3 @@ class LeastSquaresMethod(Transformation):
 def rounding_unit(params: Any) -> float:
     """The spacing of the coarsest dtype among the params."""
     return max(float(jnp.finfo(jnp.result_type(leaf)).eps) for leaf in jax.tree.leaves(params))
-
-
-def _held(state: LeastSquaresState) -> TrustRegionState:
-    scale, _ = ravel(state.scale)
-    rows, own = no_curvature(0, scale), no_own_curvature(False, scale)
-    idle = jnp.zeros_like(state.rejections)
-    return TrustRegionState(
-        state.radius, scale, scale, state.rejections, state.restarts, state.lam, rows, idle, own
-    )

@@ -41,7 +41,6 @@ def next_radius(lanes: Lanes, trial: LaneTrial, accepted: jax.Array) -> jax.Arra
     length = jnp.sqrt(trial.length)
     outcome = Outcome(
         radius=lanes.radius,
-        edge=jnp.full_like(length, jnp.inf),
         rejections=(lanes.growth > 2).astype(jnp.int32),
         length=length,
         slope=trial.slope,

@@ -12,13 +12,12 @@ from fnopt.curves.batched._bounds import LaneBox, faced, predicted_reduction
 from fnopt.curves.batched._lanes import Lanes, LaneTolerances, Params
 from fnopt.curves.batched._metric import metric
 from fnopt.linear import NormalEquations, jacobi_scale
+from fnopt.curves.batched._evidence import NOISE, SLOPING
 from fnopt.solvers import (
     LEAST_GAIN,
-    NOISE,
-    SLOPING,
     cost_converged,
     first_of,
-    is_negligible,
+    is_lost_in_rounding,
     step_converged,
 )
 
@@ -63,7 +62,7 @@ def examine(
         predicted = predicted_reduction(lanes.sums, step)
     finite = _is_finite(lanes.trial, new)
     actual = jnp.where(finite, lanes.sums.square - new.square, jnp.full_like(zero, -jnp.inf))
-    negligible = is_negligible(actual, predicted, tol.noise * lanes.sums.square)
+    negligible = is_lost_in_rounding(actual, predicted, tol.noise * lanes.sums.square)
     known = ~jnp.isnan(new.square)
     return LaneTrial(2 * slope, predicted, actual, length, size, finite, known, negligible)
 
@@ -125,7 +124,9 @@ def status_after(
     sums, lam = after.sums, after.lam
     cosine = gradient_cosine(faced(sums, after.x, box))
     stationary = (sums.square <= 0) | (cosine <= jnp.square(tol.gtol))
-    flat = cost_converged(trial.actual, trial.predicted, lanes.sums.square, tol.ftol, tol.noise)
+    square = lanes.sums.square
+    noise = tol.noise * square
+    flat = cost_converged(trial.actual, trial.predicted, square, tol.ftol, noise)
     flat &= trial.predicted <= tol.ftol * f
     # What one param alone could gain, where the damping doesn't let it, isn't nothing.
     rough = rounding(after)

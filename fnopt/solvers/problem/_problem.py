@@ -34,8 +34,9 @@ from fnopt.residuals import (
     tied,
     whitened,
 )
-from fnopt.solvers.model._linearization import Linearization, half_square
-from fnopt.solvers.trust_region._gain import actual_reduction
+from fnopt.solvers.linear_model._base import LinearModel
+from fnopt.solvers.linear_model._linearization import Linearization, half_square
+from fnopt.solvers._trust_region import actual_reduction
 
 Squares = Callable[[jax.Array, jax.Array], jax.Array]
 """The weighted squares of residuals at a point, in a unit."""
@@ -65,26 +66,13 @@ class Problem(NamedTuple):
         """Whether the linear model is that of the cost: there are no losses and no bounds."""
         return self.box is None and self.losses is None
 
-    def is_tested(self, point: Linearization) -> bool:
-        """Whether claims are tested along directions of the linear model."""
-        return self.is_plain and point.triangle is not None
-
-    def is_examined(self, point: Linearization) -> bool:
-        """Whether claims are examined by the curvature that the linear model leaves out."""
-        return self.box is None and point.triangle is not None
-
-    def model_at(self, r: jax.Array) -> FlatResidual:
-        """The model for use at a point whose residuals are known.
-
-        Where the user brings the Jacobian, the residuals aren't evaluated there again.
-        """
-        given = self.flat.derivative
-        if given is None:
-            return self.model
+    def linearize(self, model: LinearModel, x: jax.Array) -> tuple[Linearization, jax.Array]:
+        """The point as the linear model has it, and the residuals as they are."""
+        point = model.evaluate(x)
         if self.losses is None:
-            return self.flat._replace(r=lambda x: r)
-        a, b = self.losses.corrections(r)
-        return self.model._replace(r=lambda x: a * r, derivative=given.scaled(lambda x: b))
+            return point, point.r
+        r = self.flat.r(x)
+        return point._replace(cost=self.losses.felt_cost(r)), r
 
     def compact(self, x: jax.Array) -> Problem:
         """The same, with what the residuals do alike with many arrays done at once."""
@@ -93,10 +81,6 @@ class Problem(NamedTuple):
     def cost(self, r: jax.Array) -> jax.Array:
         """The cost of residuals."""
         return half_square(r) if self.losses is None else self.losses.cost(r)
-
-    def felt_cost(self, r: jax.Array) -> jax.Array:
-        """The cost that tests compare with, in which outliers don't hide all others."""
-        return half_square(r) if self.losses is None else self.losses.felt_cost(r)
 
     def whole_cost(self, point: Linearization, r: jax.Array) -> jax.Array:
         """The cost at a point with residuals `r`, whose own is the felt one."""

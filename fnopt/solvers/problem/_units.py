@@ -12,39 +12,14 @@ from jax import lax
 from fnopt.core import power_of_two, row_most
 from fnopt.solvers.problem._problem import Problem
 
-_RANGE = {"float64": 2.0**256}  # of the residuals, within which squares and their sums are safe
-_NARROW = 2.0**24
 
-
-def safe_unit(r: jax.Array) -> jax.Array:
-    """The unit of the residuals: 1, unless they are huge or tiny at the start.
-
-    Huge ones become as large as may be: they have the furthest way to go down, on which their
-    squares must not vanish before they do. It is a power of two, which rounds nothing.
-    """
-    largest = row_most(jnp.max(jnp.abs(r), initial=0))
-    most = _RANGE.get(r.dtype.name, _NARROW)
-    huge = largest >= most
-    tiny = jnp.asarray(4 * jnp.finfo(r.dtype).tiny, r.dtype)
-    size = lax.clamp(tiny, largest, jnp.asarray(jnp.finfo(r.dtype).max, r.dtype))
-    size = power_of_two(size)
-    one = lax.full_like(size, 1)
-    unit = lax.select(huge, lax.full_like(size, most), one) / size
-    return lax.select((huge | (largest <= 1 / most)) & (largest > 0), unit, one)
-
-
-def first_unit(problem: Problem, r: jax.Array) -> jax.Array:
-    """The unit that suits the residuals of a problem at the start."""
-    return safe_unit(_felt(problem, r))
-
-
-def next_unit(
+def finer_unit(
     problem: Problem, cost: jax.Array, r: jax.Array, unit: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The unit in which a search goes on, and whether it is another.
+    """The unit in which the largest residual is about 1, and whether the squares ask for it.
 
-    Where residuals fell by most of the range of the dtype their squares vanish, and nothing can be
-    said of the point: it is looked at more closely.
+    They do where they overflow, or are so small that sums of them have lost digits. A power of two
+    rounds nothing.
 
     Args:
         problem: The problem, in its unit.
@@ -53,11 +28,15 @@ def next_unit(
         unit: The unit.
     """
     info = jnp.finfo(unit.dtype)
-    little = cost < jnp.asarray(float(info.tiny) / float(info.eps), unit.dtype)
+    least = jnp.asarray(float(info.tiny) / float(info.eps), unit.dtype)
     largest = row_most(jnp.max(_felt(problem, r), initial=0))
-    finer = jnp.minimum(unit / power_of_two(largest), jnp.asarray(2.0**-4 / info.tiny, unit.dtype))
-    better = little & (largest > 0) & (finer > unit)
-    return lax.select(better, finer, unit), better
+    finite = jnp.isfinite(largest) & (largest > 0)
+    finer = unit / power_of_two(largest)
+    # One that is subnormal, or whose inverse is, isn't exact.
+    most = jnp.asarray(2.0**-4 / info.tiny, unit.dtype)
+    finer = jnp.clip(finer, 1 / most, most)
+    needed = finite & (~jnp.isfinite(cost) | (cost < least)) & (finer != unit)
+    return jnp.where(needed, finer, unit), needed
 
 
 def _felt(problem: Problem, r: jax.Array) -> jax.Array:

@@ -12,7 +12,7 @@ from jax import lax
 from fnopt.core import matmul, real_dtype
 from fnopt.jacobians import real_vector
 from fnopt.linear import column_norms, divide, norm, numerical_rank, singular_factors
-from fnopt.solvers.model._scaling import initial_scale
+from fnopt.solvers.linear_model._scaling import initial_scale
 
 
 class Linearised(Protocol):

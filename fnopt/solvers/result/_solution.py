@@ -111,6 +111,7 @@ class Solution(NamedTuple, Generic[Params]):
             bounds.
         nhev: How many second derivatives along a step bent steps took.
         aux: What `residual_fn` returns beside the residuals, with `has_aux`.
+        certificate: The optimality tests at the solution, a :class:`fnopt.solvers.Certificate`.
     """
 
     params: Params
@@ -129,6 +130,7 @@ class Solution(NamedTuple, Generic[Params]):
     at_bound: jax.Array | None = None
     nhev: jax.Array | None = None
     aux: Any = None
+    certificate: Any = None
 
     @property
     def message(self) -> Any:

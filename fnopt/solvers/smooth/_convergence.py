@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Status
-from fnopt.solvers.convergence._tests import first_of
+from fnopt.solvers._stopping import first_of
 from fnopt.solvers.smooth._flatness import flatness_of, largest
 from fnopt.solvers.smooth._method import BLIND, FAILED, MOVED, Evaluation, StepPlan
 from fnopt.solvers.smooth._progress import SearchProgress, sizes_of

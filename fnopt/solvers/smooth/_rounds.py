@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Status, is_converged, while_loop
-from fnopt.solvers.convergence._tests import first_of
+from fnopt.solvers._stopping import first_of
 from fnopt.solvers.result._solution import empty_history
 from fnopt.solvers.smooth._flatness import is_steep, largest, starts_stationary
 from fnopt.solvers.smooth._iteration import Counts, RoundEnd, Watch, run_round

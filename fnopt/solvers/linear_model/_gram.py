@@ -10,41 +10,25 @@ import jax.numpy as jnp
 from fnopt.core import row_total
 from fnopt.linear import TallGramSystem, WideGramSystem, scaled_gram
 from fnopt.residuals import linearise, linearise_gram, linearise_products, linearise_pull, pushed
-from fnopt.solvers.model._base import LinearModel, Map, Rank, formed_rmv, free, gram_rank
-from fnopt.solvers.model._dense import triangle_of_few
-from fnopt.solvers.model._linearization import Linearization, NormalMatrix, half_square
+from fnopt.solvers.linear_model._base import LinearModel, Map, formed_rmv, free, gram_rank
+from fnopt.solvers.linear_model._linearization import Linearization, NormalMatrix, half_square
+from fnopt.solvers.linear_model._scaling import initial_scale
 
 
 class TallGramModel(LinearModel):
     """The model that keeps the Gram matrix instead of the Jacobian."""
 
-    @property
-    def takes_own(self) -> bool:
-        """Whether the model can be given curvature of every param by itself."""
-        return True
-
-    def evaluate(self, x: jax.Array, residual: jax.Array | None = None) -> Linearization:
+    def evaluate(self, x: jax.Array) -> Linearization:
         """The point with its Gram matrix."""
-        del residual
         r, G, g, unit = linearise_gram(self.flat, x, self.mode, self.chunk_size)
         columns = unit * jnp.sqrt(jnp.diagonal(G))
         return Linearization(x, r, NormalMatrix(G, unit), half_square(r), g, columns)
 
-    def factorise(self, point: Linearization, scale: jax.Array, rows: jax.Array) -> Any:
-        """The Gram matrix in scaled variables."""
-        del rows
-        G, unit = point.J
-        at = jnp.arange(scale.size)
-        G = G if self.own is None else G.at[at, at].add(_over_squares(self.own, unit))
-        return scaled_gram(G, scale / unit)
-
-    def system(
-        self, point: Linearization, factors: Any, scale: jax.Array, lam: jax.Array
-    ) -> TallGramSystem:
+    def system(self, point: Linearization, scale: jax.Array, lam: jax.Array) -> TallGramSystem:
         """Steps by the Gram matrix."""
-        own = None if self.own is None else _over_squares(self.own, scale)
+        G, unit = point.J
         pull = self._pull(point, scale)
-        return TallGramSystem(factors, point.gradient / scale, lam, pull, own=own)
+        return TallGramSystem(scaled_gram(G, scale / unit), point.gradient / scale, lam, pull)
 
     def _pull(self, point: Linearization, scale: jax.Array) -> Map | None:
         if self.mode == "forward":  # perhaps the only mode that the function has
@@ -60,14 +44,10 @@ class TallGramModel(LinearModel):
             return row_total(given.gram(x, jnp.ones_like(w), w)[1])
         return formed_rmv(self, x, w)
 
-    def rank(self, factors: Any) -> Rank:
+    def rank(self, point: Linearization) -> jax.Array:
         """By the eigenvalues."""
-        return gram_rank(factors)
-
-    @property
-    def exact(self) -> LinearModel:
-        """By the triangle: a Gram matrix has lost the square of what columns have in common."""
-        return triangle_of_few(self) if self._is_formed else self
+        G, unit = point.J
+        return gram_rank(scaled_gram(G, initial_scale(point.columns) / unit))
 
     def jacobian(self, point: Linearization) -> Any:
         """The Jacobian, formed again; None where its Gram matrix was added up without it."""
@@ -80,12 +60,6 @@ class TallGramModel(LinearModel):
         return self.chunk_size is None if given is None else given.gram is None
 
 
-def _over_squares(a: jax.Array, b: jax.Array) -> jax.Array:
-    """`a / b**2` without the square, which a compiler makes of two quotients in a row."""
-    inverse = 1 / b
-    return a * inverse * inverse
-
-
 class RowsModel(LinearModel):
     r"""The model that keeps :math:`K = J J^\top` of residuals that are given by example.
 
@@ -96,9 +70,8 @@ class RowsModel(LinearModel):
 
     has_matrix = False
 
-    def evaluate(self, x: jax.Array, residual: jax.Array | None = None) -> Linearization:
+    def evaluate(self, x: jax.Array) -> Linearization:
         """The point with its Gram matrix."""
-        del residual
         assert self.flat.gram is not None
         r, pull = linearise_pull(self.flat.r, x)
         K = self.flat.gram(x)
@@ -115,20 +88,18 @@ class RowsModel(LinearModel):
         # Only a product with J needs a forward derivative.
         return lambda v: pushed(r, (x,), (v,))[1], linearise_pull(r, x)[1]
 
-    def factorise(self, point: Linearization, scale: jax.Array, rows: jax.Array) -> Any:
-        """The Gram matrix of the scaled rows."""
-        del rows
-        return point.J / scale[0] / scale[0]
-
-    def system(
-        self, point: Linearization, factors: Any, scale: jax.Array, lam: jax.Array
-    ) -> WideGramSystem:
-        """Steps by the Gram matrix."""
+    def system(self, point: Linearization, scale: jax.Array, lam: jax.Array) -> WideGramSystem:
+        """Steps by the Gram matrix of the scaled rows."""
         push, pull = self.products(point)
         return WideGramSystem(
-            factors, point.r, lam, lambda v: push(v / scale), lambda w: pull(w) / scale
+            point.J / scale[0] / scale[0],
+            point.r,
+            lam,
+            lambda v: push(v / scale),
+            lambda w: pull(w) / scale,
         )
 
-    def rank(self, factors: Any) -> Rank:
+    def rank(self, point: Linearization) -> jax.Array:
         """By the eigenvalues."""
-        return gram_rank(factors)
+        scale = initial_scale(point.columns)[0]
+        return gram_rank(point.J / scale / scale)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from fnopt.core import row_axes
 from fnopt.linear import linear_solver
 from fnopt.residuals import FlatResidual
-from fnopt.solvers.model._band import BandModel, normal_band
-from fnopt.solvers.model._base import LinearModel
-from fnopt.solvers.model._dense import LiftedModel, TriangleModel, WideGramModel
-from fnopt.solvers.model._gram import RowsModel, TallGramModel
-from fnopt.solvers.model._krylov import KrylovModel
+from fnopt.solvers.linear_model._band import BandModel, normal_band
+from fnopt.solvers.linear_model._base import LinearModel
+from fnopt.solvers.linear_model._dense import LiftedModel, TriangleModel, WideGramModel
+from fnopt.solvers.linear_model._gram import RowsModel, TallGramModel
+from fnopt.solvers.linear_model._krylov import KrylovModel
 
 _SPARSE = 256  # from that many unknowns on a sparse Jacobian isn't made a full matrix
 

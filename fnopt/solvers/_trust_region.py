@@ -1,4 +1,4 @@
-"""The rules by which a radius adapts: the trust region, a damping, a fraction of the step."""
+"""The radius of a step: gain ratio, acceptance, and the rules by which the radius adapts."""
 
 from __future__ import annotations
 
@@ -8,15 +8,80 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.solvers.model._scaling import initial_radius
-from fnopt.solvers.trust_region._restart import reopened_radius
+from fnopt.core import matmul, row_total
+from fnopt.linear import DampedStep, divide, norm
+from fnopt.solvers.linear_model._linearization import Linearization
+
+LEAST_GAIN = 1e-4  # Moré (1978), p0: less than this fraction of the prediction is no progress
+_POOR, _GOOD = 0.25, 0.75  # Moré (1978), section 7: gain ratios that shrink and grow the radius
+# Of the residuals' length: the least first radius, so that a start at tiny params gets anywhere.
+_LEAST_RADIUS = 1e-3
+
+
+class Trial(NamedTuple):
+    """A proposed step, and what the model says of it."""
+
+    step: jax.Array  # [n]
+    length: jax.Array  # ||D p||
+    slope: jax.Array  # g^T p
+    predicted: jax.Array  # reduction of the cost
+    lam: jax.Array  # damping
+    full: jax.Array  # ||D p|| before the step was cut to the radius
+    rise: jax.Array  # Hebden's rise of the damping for a solution half as long
+
+
+def straight(point: Linearization, scale: jax.Array, step: DampedStep) -> Trial:
+    """The step of the linear model as it is."""
+    p = step.p / scale
+    length = norm(step.p)
+    return Trial(
+        step=p,
+        length=length,
+        slope=matmul(point.gradient, p),
+        predicted=step.predicted,
+        lam=step.lam,
+        full=length if step.full is None else step.full,
+        rise=jnp.zeros_like(length) if step.rise is None else step.rise,
+    )
+
+
+def next_damping(trial: Trial, radius: jax.Array) -> jax.Array:
+    """The damping for a radius by Hebden's formula, from the solution for another one."""
+    lam = trial.lam + (divide(trial.full, radius) - 1) * trial.rise
+    return jnp.where(jnp.isfinite(lam), jnp.maximum(lam, jnp.zeros_like(lam)), 10 * trial.lam)
+
+
+def actual_reduction(before: jax.Array, after: jax.Array) -> jax.Array:
+    r"""By how much the cost falls from one residual to another.
+
+    .. math:: \tfrac12 \|r\|^2 - \tfrac12 \|r_+\|^2 = \tfrac12 (r - r_+)^T (r + r_+)
+
+    Near a solution both costs agree in nearly all digits. Their difference is all rounding, while
+    the product keeps the digits that the residuals themselves have: in float32 that is worth a
+    digit or more in the params.
+
+    Args:
+        before: The residual `r` at the point, of shape `[m]`.
+        after: The residual at the trial.
+
+    Returns:
+        The reduction, a scalar; minus infinity where the trial is not finite.
+    """
+    half = jnp.asarray(0.5, before.dtype)
+    reduction = half * row_total(jnp.sum((before - after) * (before + after)))
+    return jnp.where(jnp.isfinite(reduction), reduction, jnp.asarray(-jnp.inf, before.dtype))
+
+
+def gain_ratio(actual: jax.Array, predicted: jax.Array) -> jax.Array:
+    """The actual reduction of the cost over the predicted one; -1 where nothing is predicted."""
+    safe = jnp.where(predicted > 0, predicted, jnp.ones_like(predicted))
+    return jnp.where(predicted > 0, actual / safe, -jnp.ones_like(actual))
 
 
 class Outcome(NamedTuple):
     """The outcome of a step, as a rule sees it."""
 
     radius: jax.Array  # before the step
-    edge: jax.Array  # of the trust region, as the step found it; infinite if it didn't
     rejections: jax.Array  # int32, refused steps in a row before it
     length: jax.Array  # ||D p||
     slope: jax.Array  # g^T p
@@ -35,8 +100,20 @@ class RadiusRule(NamedTuple):
     first: Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
     """At the start: (option, scale, x, cost)."""
     next: Callable[[Outcome], jax.Array]
-    reopened: Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
-    """After a restart: (option, scale, x, number of restarts)."""
+
+
+def _initial_radius(
+    factor: jax.Array, scale: jax.Array, x: jax.Array, cost: jax.Array
+) -> jax.Array:
+    r"""The first radius, in the units of the residuals (Moré 1978, section 7).
+
+    .. math:: \Delta = c \max(\|D x\|, 10^{-3} \|r\|), \quad
+        \text{or } c \|r\| \text{ if } D x = 0
+    """
+    length, residual = norm(scale * x), jnp.sqrt(2 * cost)
+    least = jnp.asarray(_LEAST_RADIUS, residual.dtype) * residual
+    length = jnp.where(length > 0, jnp.maximum(length, least), residual)
+    return factor * jnp.where(length > 0, length, jnp.ones_like(length))
 
 
 def _shrink_factor(actual: jax.Array, slope: jax.Array) -> jax.Array:
@@ -58,14 +135,7 @@ def _shrink_factor(actual: jax.Array, slope: jax.Array) -> jax.Array:
     return jnp.where(actual >= 0, half, mu)
 
 
-def _next_radius(
-    radius: jax.Array,
-    length: jax.Array,
-    gain: jax.Array,
-    shrink: jax.Array,
-    newton: jax.Array,
-    refused: jax.Array,
-) -> jax.Array:
+def _trust_region(outcome: Outcome) -> jax.Array:
     r"""Shrinks after a poor step, grows after a good one.
 
     .. math:: \Delta \leftarrow \begin{cases}
@@ -73,37 +143,22 @@ def _next_radius(
         \max(\Delta, 2 \|D p\|) & \rho > 0.75 \text{ or } \lambda = 0 \\
         \Delta & \text{otherwise, and right after a refused step} \end{cases}
 
-    Args:
-        radius: The radius now.
-        length: The length of the step, :math:`\|D p\|`.
-        gain: The gain ratio.
-        shrink: The factor :math:`\mu`.
-        newton: Whether the step was undamped.
-        refused: Whether the step before it was refused. The radius was too large then, so it
-            doesn't grow back at once: else every second step of a crawl in a valley is refused.
+    A radius far beyond the step didn't limit it: shrinking that alone would repeat the same step.
+    And after a refused step it doesn't grow back at once, or every second step of a crawl in a
+    valley is refused.
 
-    Returns:
-        The next radius.
+    Reference:
+        Moré (1978), section 7, and MINPACK's `lmder`.
     """
+    radius, length = outcome.radius, outcome.length
     dtype = radius.dtype
-    # A radius far beyond the step didn't limit it: shrinking that alone would repeat the same step.
-    smaller = shrink * jnp.minimum(radius, jnp.asarray(10, dtype) * length)
-    larger = jnp.maximum(radius, jnp.asarray(2, dtype) * length)
-    good = ((gain > jnp.asarray(0.75, dtype)) | newton) & ~refused
-    kept = jnp.where(good, larger, radius)
-    return jnp.where(gain < jnp.asarray(0.25, dtype), smaller, kept)
-
-
-def _trust_region(outcome: Outcome) -> jax.Array:
     shrink = _shrink_factor(outcome.actual, outcome.slope)
-    return _next_radius(
-        jnp.minimum(outcome.radius, outcome.edge),
-        outcome.length,
-        outcome.gain,
-        shrink,
-        outcome.full,
-        outcome.rejections > 0,
-    )
+    smaller = shrink * jnp.minimum(radius, jnp.asarray(10, dtype) * length)
+    good = (outcome.gain > jnp.asarray(_GOOD, dtype)) | outcome.full
+    good &= outcome.rejections == 0
+    larger = jnp.maximum(radius, jnp.asarray(2, dtype) * length)
+    kept = jnp.where(good, larger, radius)
+    return jnp.where(outcome.gain < jnp.asarray(_POOR, dtype), smaller, kept)
 
 
 def _marquardt(outcome: Outcome) -> jax.Array:
@@ -164,7 +219,7 @@ def _given(option: jax.Array, *_: jax.Array) -> jax.Array:
     return option
 
 
-TRUST_REGION = RadiusRule(initial_radius, _trust_region, reopened_radius)
-MARQUARDT = RadiusRule(_given, _marquardt, _given)
-NIELSEN = RadiusRule(_given, _nielsen, _given)
-FRACTION = RadiusRule(_given, _fraction, _given)
+TRUST_REGION = RadiusRule(_initial_radius, _trust_region)
+MARQUARDT = RadiusRule(_given, _marquardt)
+NIELSEN = RadiusRule(_given, _nielsen)
+FRACTION = RadiusRule(_given, _fraction)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
 from fnopt.core import row_total
 from fnopt.linear import BandedGramSystem, BandLayout, band_of
 from fnopt.residuals import FlatResidual
-from fnopt.solvers.model._base import LinearModel
-from fnopt.solvers.model._linearization import Linearization, half_square
+from fnopt.solvers.linear_model._base import LinearModel
+from fnopt.solvers.linear_model._linearization import Linearization, half_square
 
 _WIDEST = 128  # unknowns in a block of a band; beyond, conjugate gradients may be faster
 _SHORTEST = 4  # blocks; a shorter band is a full matrix
@@ -33,9 +31,8 @@ class BandModel(LinearModel):
 
     band: BandLayout
 
-    def evaluate(self, x: jax.Array, residual: jax.Array | None = None) -> Linearization:
+    def evaluate(self, x: jax.Array) -> Linearization:
         """The point with its Jacobian's entries and the band of its Gram matrix."""
-        del residual
         given = self.flat.derivative
         assert given is not None
         assert given.compressed is not None
@@ -44,18 +41,12 @@ class BandModel(LinearModel):
         columns = jnp.sqrt(self.band.diagonal(G))
         return Linearization(x, r, (J, G), half_square(r), pull(r), columns)
 
-    def factorise(self, point: Linearization, scale: jax.Array, rows: jax.Array) -> Any:
-        """The band in scaled variables."""
-        del rows
-        return self.band.scaled(point.J[1], scale)
-
-    def system(
-        self, point: Linearization, factors: Any, scale: jax.Array, lam: jax.Array
-    ) -> BandedGramSystem:
-        """Steps by the band."""
-        push, pull = self.products(point._replace(J=point.J[0]))
+    def system(self, point: Linearization, scale: jax.Array, lam: jax.Array) -> BandedGramSystem:
+        """Steps by the band in scaled variables."""
+        J, G = point.J
+        push, pull = self.products(point._replace(J=J))
         return BandedGramSystem(
-            factors,
+            self.band.scaled(G, scale),
             point.gradient / scale,
             lam,
             lambda w: pull(w) / scale,

@@ -13,10 +13,9 @@ from fnopt.core import matmul, row_total
 from fnopt.jacobians import jacobian_mode
 from fnopt.linear import System
 from fnopt.residuals import FlatResidual, linearise, linearise_products, linearise_pull
-from fnopt.solvers.model._linearization import Linearization
+from fnopt.solvers.linear_model._linearization import Linearization
 
 Map = Callable[[jax.Array], jax.Array]
-Rank = tuple[jax.Array, jax.Array | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,69 +26,29 @@ class LinearModel:
         flat: The residual function of a vector.
         mode: `'auto'`, `'forward'` or `'reverse'`.
         chunk_size: How many derivatives are taken at once, or None.
-        own: Curvature of every param by itself, of shape `[n]`; None for none.
     """
 
     flat: FlatResidual
     mode: str
     chunk_size: int | None
-    own: jax.Array | None = dataclasses.field(default=None, kw_only=True)
 
-    takes_rows: ClassVar[bool] = False
-    """Whether a point comes with a triangle, which can take learned rows of curvature below it."""
-    cuts_short: ClassVar[bool] = False
-    """Whether steps end before they have all digits."""
+    has_triangle: ClassVar[bool] = False
+    """Whether a point comes with the triangle of its Jacobian."""
     has_matrix: ClassVar[bool] = True
     """Whether a point keeps a matrix, from which columns can be taken out."""
 
-    def evaluate(self, x: jax.Array, residual: jax.Array | None = None) -> Linearization:
-        """The linearization at a point; a dense Jacobian goes with the residual given, if any."""
+    def evaluate(self, x: jax.Array) -> Linearization:
+        """The linearization at a point."""
         raise NotImplementedError
 
-    def factorise(self, point: Linearization, scale: jax.Array, rows: jax.Array) -> Any:
-        """The factors that depend only on the point and the scaling, for any number of steps."""
-        raise NotImplementedError
-
-    def system(
-        self, point: Linearization, factors: Any, scale: jax.Array, lam: jax.Array
-    ) -> System:
+    def system(self, point: Linearization, scale: jax.Array, lam: jax.Array) -> System:
         """The linear model in scaled variables, ready for steps; `lam` is a guess of a damping."""
         raise NotImplementedError
 
-    @property
-    def takes_own(self) -> bool:
-        """Whether the model can be given curvature of every param by itself."""
-        return False
-
-    @property
-    def exact(self) -> LinearModel:
-        """The model that claims are examined by: one that sees the Jacobian's own digits."""
-        return self
-
-    def examined(self, point: Linearization) -> Linearization:
-        """The point as the exact model has it."""
-        exact = self.exact
-        if point.triangle is not None or not exact.takes_rows:
-            return point
-        return exact.evaluate(point.x, point.r)._replace(cost=point.cost)
-
-    def curved(self, own: jax.Array) -> LinearModel:
-        """The model with curvature of every param by itself, of shape `[n]`, if it takes that."""
-        return dataclasses.replace(self, own=own)
-
-    def finished(self, system: System, needed: jax.Array) -> System:
-        """The system whose steps have all digits where that is needed."""
-        del needed
-        return system
-
-    def rank(self, factors: Any) -> Rank:
-        """The rank, and the undetermined directions in scaled variables.
-
-        The rank is -1 where nothing tells. The directions are orthonormal rows, zero for the
-        others; None for factors that don't show them.
-        """
-        del factors
-        return jnp.asarray(-1, jnp.int32), None
+    def rank(self, point: Linearization) -> jax.Array:
+        """The rank of the Jacobian with columns of unit length; -1 where nothing tells."""
+        del point
+        return jnp.asarray(-1, jnp.int32)
 
     def jacobian(self, point: Linearization) -> Any:
         """The Jacobian at a point; None where it is too large to have."""
@@ -142,8 +101,9 @@ def free(point: Linearization) -> jax.Array:
     return (point.columns > 0).astype(point.columns.dtype)
 
 
-def gram_rank(K: jax.Array) -> Rank:
+def gram_rank(K: jax.Array) -> jax.Array:
     r"""The rank that a Gram matrix shows: eigenvalues above :math:`2 k \epsilon` of the largest."""
     squares = jnp.linalg.eigvalsh(jnp.where(jnp.isfinite(K), K, jnp.zeros_like(K)))
+    # Twice the backward error of a symmetric eigenvalue problem (Golub and Van Loan, section 8.1).
     noise = jnp.asarray(2 * K.shape[0] * jnp.finfo(K.dtype).eps, K.dtype)
-    return jnp.sum(squares > noise * jnp.max(squares, initial=0), dtype=jnp.int32), None
+    return jnp.sum(squares > noise * jnp.max(squares, initial=0), dtype=jnp.int32)

@@ -1,0 +1,140 @@
+"""The certificate of a least-squares solution: optimality tests made once, after the loop."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import Status, is_converged, row_most
+from fnopt.linear import Triangle, divide, numerical_rank, singular_triangle
+from fnopt.solvers._bounded import free_point
+from fnopt.solvers._loop import SearchState
+from fnopt.solvers._stopping import (
+    Tolerances,
+    cost_rounding,
+    first_of,
+    residual_rounding,
+    slopes,
+)
+from fnopt.solvers.linear_model._base import LinearModel
+from fnopt.solvers.linear_model._linearization import Linearization
+from fnopt.solvers.linear_model._scaling import initial_scale
+from fnopt.solvers.problem._problem import Problem
+from fnopt.solvers.problem._units import finer_unit
+
+
+class Certificate(NamedTuple):
+    r"""The optimality tests at a solution, each of which you can recompute from the solution.
+
+    With `J` the Jacobian, `r` the residuals and `f` the cost there:
+
+    Attributes:
+        optimality: First-order optimality, :math:`\max_j |J_j^T r| / (\|J_j\| \|r\|)`: the largest
+            cosine between the residuals and a column (MINPACK's gnorm). 0 at a stationary point.
+        decrement: Gauss-Newton decrement over the cost, :math:`\|P r\|^2 / \|r\|^2` with the
+            projection `P` on the numerical range of `J`: the part of the cost that the undamped,
+            rank-truncated step would take off a linear model.
+        rounding: Relative bound on what rounding does to a difference of costs.
+        undetermined: Which params the data don't determine, bool `[n]`: those with a part in the
+            null space of the scaled Jacobian, and those whose column fell to rounding on the way.
+    """
+
+    optimality: jax.Array
+    decrement: jax.Array
+    rounding: jax.Array
+    undetermined: jax.Array
+
+
+class Certified(NamedTuple):
+    """A certificate, and what follows from it."""
+
+    certificate: Certificate
+    rank: jax.Array
+    status: jax.Array
+    radius: jax.Array  # of a restart: the length of the Gauss-Newton step
+    unit: jax.Array  # of a restart
+    refuted: jax.Array  # whether to restart
+
+
+def certify(
+    problem: Problem,
+    model: LinearModel,
+    state: SearchState,
+    tolerances: Tolerances,
+    unit: jax.Array,
+) -> Certified:
+    """Tests the end of a loop, and says from what to restart if a test fails.
+
+    Args:
+        problem: The problem, in its unit.
+        model: Its linear model.
+        state: The loop at its end.
+        tolerances: The numbers of the method.
+        unit: What the residuals are multiplied by.
+    """
+    point, free = state.point, free_point(state.point, problem.box)
+    decrement, radius = _decrement(model, free)
+    rank, null = _null_space(model, point)
+    rho, noise = residual_rounding(free, tolerances.eps), cost_rounding(free, tolerances.eps)
+    # Of each component of P r rounding leaves rho.
+    half = jnp.asarray(0.5, rho.dtype)
+    bound = jnp.maximum(tolerances.share * point.cost, noise + half * point.x.size * rho * rho)
+    optimal = ~(decrement > bound)
+    stalled = state.status == Status.STALLED.value
+    ended = is_converged(state.status) | stalled
+    status = first_of(
+        (ended & optimal & stalled, Status.CONVERGED_STEP),
+        (ended & ~optimal, Status.STALLED),
+    )
+    status = jnp.where(ended & (optimal == stalled), status, state.status)
+    residuals = point.r if state.residuals is None else state.residuals
+    finer, rescaled = finer_unit(problem, point.cost, residuals, unit)
+    rescaled &= ended | (state.status == Status.NONFINITE_START.value)
+    eps = jnp.asarray(float(jnp.finfo(rho.dtype).eps), rho.dtype)
+    # The square of such a column is below the rounding of what it was.
+    gone = (point.columns <= jnp.sqrt(eps) * state.columns) & (state.columns > 0)
+    length = jnp.sqrt(2 * point.cost)
+    certificate = Certificate(
+        optimality=divide(jnp.max(slopes(free), initial=0), length),
+        decrement=divide(decrement, point.cost),
+        rounding=divide(noise, point.cost),
+        undetermined=null | gone | (point.columns <= 0),
+    )
+    return Certified(
+        certificate=certificate,
+        rank=rank,
+        status=status,
+        radius=jnp.where(rescaled, jnp.zeros_like(radius), radius),
+        unit=jnp.where(rescaled, finer, unit),
+        refuted=rescaled | (ended & ~optimal),
+    )
+
+
+def _decrement(model: LinearModel, point: Linearization) -> tuple[jax.Array, jax.Array]:
+    """What the Gauss-Newton step takes off the model's cost, and its length in column units.
+
+    Without a triangle, what the best single parameter takes off, which is a lower bound.
+    """
+    if point.triangle is None:
+        best = jnp.max(slopes(point), initial=0)
+        return jnp.square(best) / 2, best
+    L, c = point.triangle
+    factors = singular_triangle(Triangle(L / initial_scale(point.columns)[:, None], c))
+    kept = jnp.arange(factors.s.size) < numerical_rank(factors.s, model.size)
+    b = jnp.where(kept, factors.b, jnp.zeros_like(factors.b))
+    length = jnp.sqrt(jnp.sum(jnp.square(divide(b, factors.s))))
+    return jnp.sum(jnp.square(b)) / 2, length
+
+
+def _null_space(model: LinearModel, point: Linearization) -> tuple[jax.Array, jax.Array]:
+    """The numerical rank, and which params have a part in the null space, by more than rounding."""
+    if point.triangle is None:
+        return model.rank(point), jnp.zeros(point.x.shape, bool)
+    L, c = point.triangle
+    factors = singular_triangle(Triangle(L / initial_scale(point.columns)[:, None], c))
+    rank = numerical_rank(factors.s, model.size)
+    kept = jnp.arange(factors.s.size) < rank
+    seen = jnp.sum(jnp.where(kept[:, None], jnp.square(factors.Vt), 0), axis=0)
+    return rank, seen < 1 - jnp.asarray(float(jnp.finfo(L.dtype).eps) ** 0.5, L.dtype)

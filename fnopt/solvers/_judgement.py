@@ -1,0 +1,107 @@
+"""The judgement of a step: whether to take it, the next radius and damping, and when to stop."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fnopt.core import Status
+from fnopt.linear import norm
+from fnopt.solvers._stopping import (
+    Tolerances,
+    cost_converged,
+    cost_rounding,
+    first_of,
+    is_flat,
+    is_lost_in_rounding,
+    is_nearer,
+    is_stationary,
+    step_converged,
+)
+from fnopt.solvers._trust_region import (
+    LEAST_GAIN,
+    Outcome,
+    RadiusRule,
+    Trial,
+    gain_ratio,
+    next_damping,
+)
+from fnopt.solvers.linear_model._linearization import Linearization
+
+# Times the radius, where a step at its edge gains no more than rounding: the region is too small.
+_WIDER = 10.0
+
+
+class Judgement(NamedTuple):
+    """What follows from a step."""
+
+    accepted: jax.Array
+    radius: jax.Array
+    lam: jax.Array  # damping of the next step
+    rejections: jax.Array
+    status: jax.Array
+
+
+def judge(
+    rule: RadiusRule,
+    before: Linearization,
+    after: Linearization | None,
+    trial: Trial,
+    actual: jax.Array,
+    scale: jax.Array,
+    radius: jax.Array,
+    rejections: jax.Array,
+    tolerances: Tolerances,
+) -> Judgement:
+    """Compares a step with its prediction.
+
+    Args:
+        rule: How the radius adapts.
+        before: Where the step starts.
+        after: Where it ends; None if that isn't linearized.
+        trial: The step.
+        actual: The reduction of the cost; minus infinity where the end isn't finite.
+        scale: The scaling, of shape `[n]`.
+        radius: The radius.
+        rejections: How many steps in a row were refused.
+        tolerances: The numbers of the method.
+    """
+    noise = cost_rounding(before, tolerances.eps)
+    gain = gain_ratio(actual, trial.predicted)
+    enough = (actual >= 0) & (gain > jnp.asarray(LEAST_GAIN, gain.dtype))
+    lost = is_lost_in_rounding(actual, trial.predicted, noise)
+    nearer = actual >= 0 if after is None else is_nearer(after, before)
+    accepted = jnp.isfinite(actual) & jnp.where(lost, nearer, enough)
+    refused = jnp.where(accepted, jnp.zeros_like(rejections), rejections + 1)
+
+    undamped = trial.lam <= 0
+    outcome = Outcome(
+        radius, rejections, trial.length, trial.slope, actual, gain, undamped, accepted
+    )
+    wide = jnp.where(undamped, radius, jnp.asarray(_WIDER, radius.dtype) * radius)
+    wide = jnp.where(lost, wide, rule.next(outcome))
+    wide = jnp.maximum(wide, jnp.asarray(jnp.finfo(wide.dtype).tiny, wide.dtype))
+
+    flat = is_flat(before, noise, tolerances)
+    stationary = is_stationary(before, tolerances.gtol)
+    if after is not None:
+        flat = jnp.where(accepted, is_flat(after, noise, tolerances), flat)
+        stationary = jnp.where(accepted, is_stationary(after, tolerances.gtol), stationary)
+    ends = lost & ~accepted
+    small = ends | cost_converged(actual, trial.predicted, before.cost, tolerances.ftol, noise)
+    size = norm(scale * before.x)
+    tiny = step_converged(trial.length, size, tolerances.xtol)
+    # The radius shrinks at least by half with every refusal: so often, until steps are rounding.
+    most = 2 * int(-np.log2(float(jnp.finfo(radius.dtype).eps)))
+    stuck = tiny | (refused > most) | (ends & undamped)
+    status = first_of(
+        (stationary, Status.CONVERGED_GRADIENT),
+        (small & flat, Status.CONVERGED_COST),
+        (tiny & (flat | (undamped & accepted)), Status.CONVERGED_STEP),
+        (stuck & ~jnp.isfinite(actual), Status.NONFINITE_STEP),
+        (stuck, Status.STALLED),
+    )
+    return Judgement(accepted, wide, next_damping(trial, wide), refused, status)

@@ -1,0 +1,173 @@
+"""The least-squares loop: linearize, propose a step, compare, accept or refuse, adapt the radius."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fnopt.core import Status, cond, increment, while_loop
+from fnopt.solvers._bounded import bounded_step, free_point
+from fnopt.solvers._judgement import judge
+from fnopt.solvers._method import LeastSquaresMethod
+from fnopt.solvers._stopping import Tolerances, first_of, is_stationary
+from fnopt.solvers._trust_region import Trial
+from fnopt.solvers.linear_model._base import LinearModel
+from fnopt.solvers.linear_model._linearization import Linearization, is_finite
+from fnopt.solvers.linear_model._scaling import grown_scale, initial_scale, with_relative_bound
+from fnopt.solvers.problem._problem import Problem
+from fnopt.solvers.result._solution import StepHistory
+
+
+class SearchState(NamedTuple):
+    """The state of the loop."""
+
+    point: Linearization  # where the search is
+    residuals: jax.Array | None  # [m], where those of the linear model are weighted by a loss
+    columns: jax.Array  # [n], the largest norms of the Jacobian's columns so far
+    radius: jax.Array  # of the trust region; 0 before the first evaluation
+    lam: jax.Array  # damping of the next step
+    rejections: jax.Array  # int32, refused steps in a row
+    status: jax.Array
+    steps: jax.Array  # int32, evaluations but that of the start
+    history: StepHistory | None
+
+
+Watch = Callable[[Problem, SearchState, jax.Array, jax.Array], SearchState]
+"""Writes the history and calls the callback: of the problem, the state, whether the step was
+accepted, and whether it was the evaluation of a start, which is none."""
+
+
+def blank_state(
+    problem: Problem, model: LinearModel, x: jax.Array, history: StepHistory | None
+) -> SearchState:
+    """The state before the first evaluation, which the loop makes like all others.
+
+    So the program holds the user's function once. Types that depend on a mesh aren't known ahead:
+    there the start is evaluated here.
+    """
+    shapes = jax.eval_shape(problem.linearize, model, x)
+    point, r = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+    zero, none = jnp.zeros((), x.dtype), jnp.zeros((), jnp.int32)
+    return SearchState(
+        point=point._replace(x=x),
+        residuals=None if problem.losses is None else r,
+        columns=jnp.zeros_like(x),
+        radius=zero,
+        lam=zero,
+        rejections=none,
+        status=Status.RUNNING.array,
+        steps=jnp.asarray(-1, jnp.int32),
+        history=history,
+    )
+
+
+def iterate(
+    problem: Problem,
+    method: LeastSquaresMethod,
+    tolerances: Tolerances,
+    state: SearchState,
+    radius: jax.Array,
+    max_steps: jax.Array,
+    watch: Watch,
+) -> SearchState:
+    """Steps until a stopping test holds.
+
+    Args:
+        problem: The problem.
+        method: The method.
+        tolerances: Its numbers.
+        state: Where to start; everything but the params and the number of steps is made anew.
+        radius: The first radius; 0 for that of the method.
+        max_steps: The most steps in all.
+        watch: Notes a step.
+    """
+    model = method.model(problem.model)
+    sized = problem.box is None and model.has_triangle and method.is_trust_region
+
+    def advance(state: SearchState) -> SearchState:
+        point, first = state.point, state.radius <= 0
+        scale = initial_scale(state.columns)
+        scale = with_relative_bound(scale, point) if sized else scale
+        trial, x = _propose(problem, method, model, tolerances, state, scale)
+        there, r = problem.linearize(model, lax.select(first, point.x, x))
+        finite = is_finite(there)
+        before = point.r if state.residuals is None else state.residuals
+        actual = problem.reduction(point, before, r, trial.step)
+        actual = jnp.where(finite, actual, -jnp.inf)
+        judged = judge(
+            method.rule,
+            free_point(point, problem.box),
+            free_point(there, problem.box),
+            trial,
+            actual,
+            scale,
+            state.radius,
+            state.rejections,
+            tolerances,
+        )
+        accepted = first | judged.accepted
+        columns = grown_scale(state.columns, there.columns)
+        radius_there = method.rule.first(tolerances.radius, initial_scale(columns), x, there.cost)
+        radius_there = lax.select(radius > 0, radius, radius_there)
+        start = _start_status(free_point(there, problem.box), finite, tolerances)
+        moved = there, None if state.residuals is None else r, columns
+        stayed = point, state.residuals, state.columns
+        point, residuals, columns = cond(accepted, lambda: moved, lambda: stayed)
+        state = state._replace(
+            point=point,
+            residuals=residuals,
+            columns=columns,
+            radius=lax.select(first, radius_there, judged.radius),
+            lam=lax.select(first, jnp.zeros_like(judged.lam), judged.lam),
+            rejections=lax.select(first, state.rejections, judged.rejections),
+            status=lax.select(first, start, judged.status),
+            steps=increment(state.steps),
+        )
+        return watch(problem, state, accepted, first)
+
+    def unfinished(state: SearchState) -> jax.Array:
+        return (state.status == Status.RUNNING.value) & (state.steps < max_steps)
+
+    fresh = state._replace(
+        radius=jnp.zeros_like(state.radius),
+        columns=jnp.zeros_like(state.columns),
+        rejections=jnp.zeros_like(state.rejections),
+        status=Status.RUNNING.array,
+        # Evaluating the start again is no step.
+        steps=state.steps - (state.steps >= 0).astype(jnp.int32),
+    )
+    return while_loop(unfinished, advance, fresh)
+
+
+def _start_status(
+    point: Linearization, finite: jax.Array, tolerances: Tolerances
+) -> jax.Array:
+    return first_of(
+        (~finite, Status.NONFINITE_START),
+        (is_stationary(point, tolerances.gtol), Status.CONVERGED_GRADIENT),
+    )
+
+
+def _propose(
+    problem: Problem,
+    method: LeastSquaresMethod,
+    model: LinearModel,
+    tolerances: Tolerances,
+    state: SearchState,
+    scale: jax.Array,
+) -> tuple[Trial, jax.Array]:
+    """A step, and where it ends."""
+    flat = problem.model
+
+    def propose(point: Linearization) -> Trial:
+        return method.propose(flat, model, point, scale, state.radius, state.lam, tolerances)
+
+    if problem.box is None:
+        trial = propose(state.point)
+        return trial, state.point.x + trial.step
+    products = None if model.has_matrix else model.products(state.point)
+    return bounded_step(state.point, problem.box, propose, products)

@@ -1,0 +1,164 @@
+"""The stopping tests of a least-squares loop, and the one bound on rounding that they share."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import Status, is_converged
+from fnopt.linear import divide, norm
+from fnopt.solvers.linear_model._linearization import Linearization
+
+# Of the cost. A relative decrease d is a change of the params by sqrt(d (m - n)) standard errors,
+# for the variance is estimated as 2 f / (m - n): by 1e-5 sqrt(m - n) of one.
+_SHARP = 1e-10
+# Of the cost, likewise: 1e-2 sqrt(m - n) of a standard error. What a single parameter could gain by
+# more than that is no convergence, whatever stopped the step.
+SHARE = 1e-4
+# Of the residuals within the range of the Jacobian: a step whose cost is lost in rounding is taken
+# if it leaves at most that of them. A Gauss-Newton step that converges leaves far less.
+_LESS = 0.8
+
+
+class Tolerances(NamedTuple):
+    """The hyper-parameters of a method, in the dtype of the computation."""
+
+    ftol: jax.Array
+    xtol: jax.Array
+    gtol: jax.Array
+    eps: jax.Array  # rounding unit of the params
+    radius: jax.Array  # factor of the first radius
+    acceleration: jax.Array  # the largest one, relative to the step
+
+    @property
+    def share(self) -> jax.Array:
+        """What a converged point may leave of the cost, by the first-order model."""
+        return jnp.maximum(jnp.asarray(SHARE, self.ftol.dtype), jnp.maximum(self.ftol, self.xtol))
+
+
+def default_tolerances(eps: float) -> tuple[float, float, float]:
+    r"""`ftol`, `xtol` and `gtol` for params with the rounding unit `eps`.
+
+    The predicted decrease has twice the digits of the cost, so `ftol` can be below `eps`.
+    """
+    return min(eps, max(_SHARP, eps**2)), 4 * eps, eps
+
+
+def first_of(*cases: tuple[jax.Array, Status]) -> jax.Array:
+    """The status of the first case that holds, `RUNNING` if none does."""
+    status = Status.RUNNING.array
+    for holds, case in reversed(cases):
+        status = jnp.where(holds, case.array, status)
+    return status
+
+
+def residual_rounding(point: Linearization, eps: jax.Array) -> jax.Array:
+    r"""Bound on what rounding does to the length of the residuals.
+
+    .. math:: \rho = \epsilon\, \max(1, n / m)\, \| (\|J_j\| x_j)_j \|
+
+    A residual is a difference of terms as large as :math:`J_j x_j`, each rounded once; with more
+    params than residuals it is a sum of `n / m` times as many (Higham 2002, section 3.1).
+    """
+    more = max(1.0, point.x.size / max(point.r.size, 1))
+    return eps * jnp.asarray(more, eps.dtype) * norm(point.columns * point.x)
+
+
+def cost_rounding(point: Linearization, eps: jax.Array) -> jax.Array:
+    r"""Bound on what rounding does to a difference of costs.
+
+    .. math:: \delta f = 4 \epsilon f + \rho \|r\| / \sqrt m
+
+    The sum of squares itself, and the residuals, whose errors have random signs.
+    """
+    m = jnp.asarray(max(point.r.size, 1) ** 0.5, eps.dtype)
+    rho = residual_rounding(point, eps)
+    return 4 * eps * point.cost + rho * jnp.sqrt(2 * point.cost) / m
+
+
+def slopes(point: Linearization) -> jax.Array:
+    r"""The gradient by every column's length, :math:`|J_j^T r| / \|J_j\|`, of shape `[n]`.
+
+    Each is the length of what that parameter alone could take off the residuals. MINPACK's gnorm is
+    their largest, over :math:`\|r\|`.
+    """
+    return divide(jnp.abs(point.gradient), point.columns)
+
+
+def within_range(point: Linearization) -> jax.Array:
+    r"""The length of the residuals within the range of the Jacobian, :math:`\|P r\|`.
+
+    Of models without a triangle the largest slope, which is a lower bound.
+    """
+    if point.triangle is None:
+        return jnp.max(slopes(point), initial=0)
+    return jnp.sqrt(jnp.sum(jnp.square(point.triangle.c)))
+
+
+def is_lost_in_rounding(actual: jax.Array, predicted: jax.Array, noise: jax.Array) -> jax.Array:
+    """Whether neither the actual nor the predicted reduction is above rounding."""
+    return (predicted <= noise) & (jnp.abs(actual) <= noise)
+
+
+def is_nearer(after: Linearization, before: Linearization) -> jax.Array:
+    r"""Whether the first-order condition holds better after a step: the test where costs can't tell.
+
+    Reference:
+        Hager and Zhang (2005), A new conjugate gradient method with guaranteed descent and an
+        efficient line search, section 2 (approximate Wolfe conditions).
+    """
+    return within_range(after) <= jnp.asarray(_LESS, after.cost.dtype) * within_range(before)
+
+
+def is_stationary(point: Linearization, gtol: jax.Array) -> jax.Array:
+    """Whether no residual is left, or it is at right angles to every column (MINPACK's gtol)."""
+    steep = jnp.max(slopes(point), initial=0)
+    return (point.cost <= 0) | (steep <= gtol * jnp.sqrt(2 * point.cost))
+
+
+def is_flat(point: Linearization, noise: jax.Array, tolerances: Tolerances) -> jax.Array:
+    r"""Whether no single parameter could lower the cost by more than a small share of it."""
+    alone = jnp.square(jnp.max(slopes(point), initial=0)) / 2
+    return alone <= jnp.maximum(tolerances.share * point.cost, noise)
+
+
+def cost_converged(
+    actual: jax.Array, predicted: jax.Array, cost: jax.Array, ftol: jax.Array, noise: jax.Array
+) -> jax.Array:
+    r"""Whether the model promises, and the step gained, next to nothing (MINPACK's ftol).
+
+    .. math:: \delta f_\text{predicted} \le \epsilon_f f \quad\text{and}\quad
+        |\delta f| \le \max(\epsilon_f f, \text{noise})
+
+    The prediction is exact to rounding, so it is what is tested sharply; the actual reduction is a
+    difference of nearly equal numbers and only has to be as small as its noise allows.
+    """
+    return (predicted <= ftol * cost) & (jnp.abs(actual) <= jnp.maximum(ftol * cost, noise))
+
+
+def step_converged(length: jax.Array, size: jax.Array, xtol: jax.Array) -> jax.Array:
+    r"""Whether the step is tiny against the params: :math:`\|D p\| \le \epsilon_x \|D x\|`."""
+    return length <= xtol * size
+
+
+def checked_status(
+    status: jax.Array, moved: jax.Array, cost: jax.Array, counted: int | jax.Array = 1
+) -> jax.Array:
+    """The status; `ILL_POSED` where every column of the Jacobian is zero, and residuals are not.
+
+    Such a point is stationary, but because the residuals are constant, or saturated, or the loss
+    counts all of them as outliers, or no residual counts.
+
+    Args:
+        status: The status by the tests of convergence.
+        moved: Whether any param moves any residual that counts.
+        cost: The cost.
+        counted: How many residuals count.
+
+    Returns:
+        The status, of the same shape.
+    """
+    nothing = ~moved & ((cost > 0) | (counted <= 0))
+    return jnp.where(is_converged(status) & nothing, Status.ILL_POSED.array, status)

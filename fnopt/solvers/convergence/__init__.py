@@ -1,1 +1,0 @@
-"""When to stop: tests of convergence, and the examination of what they claim."""

@@ -1,0 +1,96 @@
+"""Linear models that keep the Jacobian as a matrix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import matmul
+from fnopt.linear import (
+    LiftedSystem,
+    Triangle,
+    TriangleSystem,
+    WideGramSystem,
+    gram,
+    numerical_rank,
+    triangle,
+)
+from fnopt.residuals import linearise
+from fnopt.solvers.linear_model._base import LinearModel, formed_rmv, gram_rank, scaled_rmv
+from fnopt.solvers.linear_model._linearization import (
+    Linearization,
+    factorised_linearization,
+    linearization_at,
+)
+from fnopt.solvers.linear_model._scaling import initial_scale
+
+
+class DenseModel(LinearModel):
+    """The model that keeps a Jacobian of any shape."""
+
+    def evaluate(self, x: jax.Array) -> Linearization:
+        """The point with its Jacobian."""
+        return linearization_at(x, *linearise(self.flat, x, self.mode, self.chunk_size))
+
+    def jacobian(self, point: Linearization) -> Any:
+        """The Jacobian at a point."""
+        return point.J
+
+    def rmv(self, x: jax.Array, w: jax.Array) -> jax.Array:
+        r"""The product :math:`J(x)^T w`, where nothing else is needed of the Jacobian."""
+        return formed_rmv(self, x, w)
+
+
+class TriangleModel(DenseModel):
+    """The model of a tall Jacobian by its QR factorisation, which a point comes with."""
+
+    has_triangle = True
+
+    def evaluate(self, x: jax.Array) -> Linearization:
+        """The point with its Jacobian and the triangle of that."""
+        r, J = linearise(self.flat, x, self.mode, self.chunk_size)
+        return factorised_linearization(x, r, J, self.flat.graded)
+
+    def system(self, point: Linearization, scale: jax.Array, lam: jax.Array) -> TriangleSystem:
+        """Steps by the triangle."""
+        assert point.triangle is not None
+        L, c = point.triangle
+        scaled = Triangle(L / scale[:, None], c)
+        return TriangleSystem(scaled, self.size, lam, scaled_rmv(point, scale))
+
+
+class LiftedModel(DenseModel):
+    """The model of a wide Jacobian by the QR factorisation of its transpose."""
+
+    def system(self, point: Linearization, scale: jax.Array, lam: jax.Array) -> LiftedSystem:
+        """Steps within the row space."""
+        Q, R = jnp.linalg.qr((point.J / scale).T)
+        pull = scaled_rmv(point, scale)
+        rows = triangle(R.T, point.r)
+        inside = TriangleSystem(rows, self.size, lam, lambda w: matmul(pull(w), Q))
+        return LiftedSystem(inside, Q)
+
+    def rank(self, point: Linearization) -> jax.Array:
+        """By the singular values."""
+        _, R = jnp.linalg.qr((point.J / initial_scale(point.columns)).T)
+        return numerical_rank(jnp.linalg.svd(R, compute_uv=False), self.size)
+
+
+class WideGramModel(DenseModel):
+    """The model of a wide Jacobian by the Gram matrix of its rows."""
+
+    def system(self, point: Linearization, scale: jax.Array, lam: jax.Array) -> WideGramSystem:
+        """Steps by the Gram matrix."""
+        return WideGramSystem(
+            gram((point.J / scale).T),
+            point.r,
+            lam,
+            lambda v: matmul(point.J, v / scale),
+            scaled_rmv(point, scale),
+        )
+
+    def rank(self, point: Linearization) -> jax.Array:
+        """By the eigenvalues."""
+        return gram_rank(gram((point.J / initial_scale(point.columns)).T))

@@ -1,0 +1,30 @@
+"""The linear model without a matrix, by products with the Jacobian and its transpose."""
+
+from __future__ import annotations
+
+import jax
+
+from fnopt.linear import KrylovSystem
+from fnopt.residuals import probed_columns
+from fnopt.solvers.linear_model._base import LinearModel, free
+from fnopt.solvers.linear_model._linearization import Linearization, half_square
+
+
+class KrylovModel(LinearModel):
+    """The model that keeps only what products with the Jacobian need."""
+
+    has_matrix = False
+
+    def evaluate(self, x: jax.Array) -> Linearization:
+        """The point, the norms of whose columns are estimated."""
+        r, J, pull = self.linearised_rmv(x)
+        return Linearization(x, r, J, half_square(r), pull(r), probed_columns(pull, r))
+
+    def system(self, point: Linearization, scale: jax.Array, lam: jax.Array) -> KrylovSystem:
+        """Steps by conjugate gradients."""
+        del lam
+        push, pull = self.products(point)
+        moving = free(point)  # columns that a bounded step has taken out are zero
+        return KrylovSystem(
+            lambda v: push(moving * v / scale), lambda w: moving * pull(w) / scale, point.r
+        )

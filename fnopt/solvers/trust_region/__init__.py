@@ -1,1 +1,0 @@
-"""One step in a trust region: its length, its gain, and the next radius."""

@@ -14,7 +14,6 @@ from fnopt.solvers._loop import SearchState
 from fnopt.solvers._stopping import (
     Tolerances,
     cost_rounding,
-    first_of,
     residual_rounding,
     slopes,
 )
@@ -58,6 +57,14 @@ class Certified(NamedTuple):
     refuted: jax.Array  # whether to restart
 
 
+def uncertified(x: jax.Array) -> Certified:
+    """What precedes the first loop, and asks for it."""
+    zero, one = jnp.zeros((), x.dtype), jnp.ones((), x.dtype)
+    blank = Certificate(zero, zero, zero, jnp.zeros(x.shape, bool))
+    none = jnp.zeros((), jnp.int32)
+    return Certified(blank, none, Status.RUNNING.array, zero, one, jnp.ones((), bool))
+
+
 def certify(
     problem: Problem,
     model: LinearModel,
@@ -84,11 +91,7 @@ def certify(
     optimal = ~(decrement > bound)
     stalled = state.status == Status.STALLED.value
     ended = is_converged(state.status) | stalled
-    status = first_of(
-        (ended & optimal & stalled, Status.CONVERGED_STEP),
-        (ended & ~optimal, Status.STALLED),
-    )
-    status = jnp.where(ended & (optimal == stalled), status, state.status)
+    status = jnp.where(stalled & optimal, Status.CONVERGED_STEP.array, state.status)
     residuals = point.r if state.residuals is None else state.residuals
     finer, rescaled = finer_unit(problem, point.cost, residuals, unit)
     rescaled &= ended | (state.status == Status.NONFINITE_START.value)

@@ -27,7 +27,7 @@ from fnopt.linear import norm
 from fnopt.programs import call_compiled, call_recorded, is_data
 from fnopt.residuals import ExampleResiduals, floating_start, without_operators
 from fnopt.solvers._bounded import free_point, within_bounds
-from fnopt.solvers._certify import Certified, certify
+from fnopt.solvers._certify import Certified, certify, uncertified
 from fnopt.solvers._implicit import implicitly
 from fnopt.solvers._levenberg_marquardt import levenberg_marquardt
 from fnopt.solvers._loop import SearchState, Watch, blank_state, iterate
@@ -326,6 +326,7 @@ class _Round(NamedTuple):
     state: SearchState
     certified: Certified
     number: jax.Array  # int32, loops so far
+    helped: jax.Array  # whether the last one lowered the cost by what a test may leave
 
 
 def _searched(
@@ -340,33 +341,26 @@ def _searched(
     """Loops until a certificate holds, or three times; the solution as vectors."""
     tolerances = solver.tolerances(params, x.dtype)
     model = solver.model(problem.model)
-    one, none = jnp.ones((), x.dtype), jnp.zeros((), jnp.int32)
+    none = jnp.zeros((), jnp.int32)
 
-    def search(state: SearchState, radius: jax.Array, unit: jax.Array, number: jax.Array) -> _Round:
+    def again(at: _Round) -> _Round:
+        state, radius, unit, number = at.state, at.certified.radius, at.certified.unit, at.number
         here = in_unit(problem, unit)
         end = iterate(here, solver, tolerances, state, radius, max_steps, watch(unit))
         certified = certify(here, solver.model(here.model), end, tolerances, unit)
-        return _Round(end, certified, number + 1)
-
-    def again(at: _Round) -> _Round:
-        return search(at.state, at.certified.radius, at.certified.unit, at.number)
+        # The restart takes the Gauss-Newton step that refuted the point. If that doesn't lower the
+        # cost, the linear model was wrong, and the point stands.
+        helped = end.point.cost < (1 - tolerances.share) * state.point.cost
+        return _Round(end, certified, number + 1, (number == 0) | helped)
 
     def refuted(at: _Round) -> jax.Array:
-        return at.certified.refuted & (at.number < _ROUNDS) & (at.state.steps < max_steps)
+        worth = at.certified.refuted & at.helped
+        return worth & (at.number < _ROUNDS) & (at.state.steps < max_steps)
 
     entries = None if history is None else empty_history(history, x.dtype)
     start = blank_state(problem, model, x, entries)
-    first = _before(search, start, one, none)
-    last = while_loop(refuted, again, first)
+    last = while_loop(refuted, again, _Round(start, uncertified(x), none, jnp.ones((), bool)))
     return _solution(problem, solver, last)
-
-
-def _before(search: Callable[..., _Round], start: SearchState, one: jax.Array, none: jax.Array) -> _Round:
-    """What precedes the first loop: a round that asks for it."""
-    shapes = jax.eval_shape(search, start, jnp.zeros_like(one), one, none)
-    blank = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
-    certified = blank.certified._replace(unit=one, refuted=jnp.ones((), bool))
-    return _Round(start, certified, none)
 
 
 def _solution(problem: Problem, solver: LeastSquaresMethod, last: _Round) -> Solution:

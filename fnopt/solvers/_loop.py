@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -49,7 +50,7 @@ def blank_state(
     So the program holds the user's function once. Types that depend on a mesh aren't known ahead:
     there the start is evaluated here.
     """
-    shapes = jax.eval_shape(problem.linearize, model, x)
+    shapes = jax.eval_shape(functools.partial(problem.linearize, model), x)
     point, r = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
     zero, none = jnp.zeros((), x.dtype), jnp.zeros((), jnp.int32)
     return SearchState(

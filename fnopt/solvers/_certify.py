@@ -82,13 +82,13 @@ def certify(
         unit: What the residuals are multiplied by.
     """
     point, free = state.point, free_point(state.point, problem.box)
-    decrement, radius = _decrement(model, free)
-    rank, null = _null_space(model, point)
+    whole = _spectrum(model, point)
+    part = whole if problem.box is None else _spectrum(model, free)
     rho, noise = residual_rounding(free, tolerances.eps), cost_rounding(free, tolerances.eps)
     # Of each component of P r rounding leaves rho.
     half = jnp.asarray(0.5, rho.dtype)
     bound = jnp.maximum(tolerances.share * point.cost, noise + half * point.x.size * rho * rho)
-    optimal = ~(decrement > bound)
+    optimal = ~(part.decrement > bound)
     stalled = state.status == Status.STALLED.value
     ended = is_converged(state.status) | stalled
     status = jnp.where(stalled & optimal, Status.CONVERGED_STEP.array, state.status)
@@ -101,43 +101,41 @@ def certify(
     length = jnp.sqrt(2 * point.cost)
     certificate = Certificate(
         optimality=divide(jnp.max(slopes(free), initial=0), length),
-        decrement=divide(decrement, point.cost),
+        decrement=divide(part.decrement, point.cost),
         rounding=divide(noise, point.cost),
-        undetermined=null | gone | (point.columns <= 0),
+        undetermined=whole.null | gone | (point.columns <= 0),
     )
     return Certified(
         certificate=certificate,
-        rank=rank,
+        rank=whole.rank,
         status=status,
-        radius=jnp.where(rescaled, jnp.zeros_like(radius), radius),
+        radius=jnp.where(rescaled, jnp.zeros_like(part.length), part.length),
         unit=jnp.where(rescaled, finer, unit),
         refuted=rescaled | (ended & ~optimal),
     )
 
 
-def _decrement(model: LinearModel, point: Linearization) -> tuple[jax.Array, jax.Array]:
-    """What the Gauss-Newton step takes off the model's cost, and its length in column units.
+class _Spectrum(NamedTuple):
+    """What the singular values of a Jacobian with columns of unit length show."""
 
-    Without a triangle, what the best single parameter takes off, which is a lower bound.
-    """
+    rank: jax.Array
+    decrement: jax.Array  # what the Gauss-Newton step takes off the model's cost
+    length: jax.Array  # of that step, in units of the columns
+    null: jax.Array  # bool[n], params with a part in the null space, by more than rounding
+
+
+def _spectrum(model: LinearModel, point: Linearization) -> _Spectrum:
+    """Of models without a triangle the rank, and what the best single parameter gains."""
     if point.triangle is None:
         best = jnp.max(slopes(point), initial=0)
-        return jnp.square(best) / 2, best
-    L, c = point.triangle
-    factors = singular_triangle(Triangle(L / initial_scale(point.columns)[:, None], c))
-    kept = jnp.arange(factors.s.size) < numerical_rank(factors.s, model.size)
-    b = jnp.where(kept, factors.b, jnp.zeros_like(factors.b))
-    length = jnp.sqrt(jnp.sum(jnp.square(divide(b, factors.s))))
-    return jnp.sum(jnp.square(b)) / 2, length
-
-
-def _null_space(model: LinearModel, point: Linearization) -> tuple[jax.Array, jax.Array]:
-    """The numerical rank, and which params have a part in the null space, by more than rounding."""
-    if point.triangle is None:
-        return model.rank(point), jnp.zeros(point.x.shape, bool)
+        none = jnp.zeros(point.x.shape, bool)
+        return _Spectrum(model.rank(point), jnp.square(best) / 2, best, none)
     L, c = point.triangle
     factors = singular_triangle(Triangle(L / initial_scale(point.columns)[:, None], c))
     rank = numerical_rank(factors.s, model.size)
-    kept = jnp.arange(factors.s.size) < rank
+    kept = jnp.arange(factors.s.size, dtype=rank.dtype) < rank
+    b = jnp.where(kept, factors.b, jnp.zeros_like(factors.b))
+    length = jnp.sqrt(jnp.sum(jnp.square(divide(b, factors.s))))
     seen = jnp.sum(jnp.where(kept[:, None], jnp.square(factors.Vt), 0), axis=0)
-    return rank, seen < 1 - jnp.asarray(float(jnp.finfo(L.dtype).eps) ** 0.5, L.dtype)
+    null = seen < 1 - jnp.asarray(float(jnp.finfo(L.dtype).eps) ** 0.5, L.dtype)
+    return _Spectrum(rank, jnp.sum(jnp.square(b)) / 2, length, null)

@@ -300,12 +300,14 @@ def _solve(
 ) -> Solution:
     watch = _watch(setting, callback)
 
-    def run(problem: Problem, solver: LeastSquaresMethod, x: jax.Array) -> Solution:
+    def run(
+        problem: Problem, solver: LeastSquaresMethod, x: jax.Array, max_steps: jax.Array
+    ) -> Solution:
         box = problem.box
         x = x if box is None else jnp.where(box.is_feasible(), box.nearest(x), x)
         return _searched(problem, solver, setting.made.free, x, max_steps, history, watch)
 
-    end = implicitly(run, setting.problem.compact(setting.x), solver, setting.x)
+    end = implicitly(run, setting.problem.compact(setting.x), solver, setting.x, max_steps)
     if check_jac:
         wrong = _is_wrong(setting, solver)
         end = end._replace(status=_with_wrong_jacobian(end.status, wrong))
@@ -340,7 +342,6 @@ def _searched(
 ) -> Solution:
     """Loops until a certificate holds, or three times; the solution as vectors."""
     tolerances = solver.tolerances(params, x.dtype)
-    model = solver.model(problem.model)
     none = jnp.zeros((), jnp.int32)
 
     def again(at: _Round) -> _Round:
@@ -358,8 +359,10 @@ def _searched(
         return worth & (at.number < _ROUNDS) & (at.state.steps < max_steps)
 
     entries = None if history is None else empty_history(history, x.dtype)
-    start = blank_state(problem, model, x, entries)
-    last = while_loop(refuted, again, _Round(start, uncertified(x), none, jnp.ones((), bool)))
+    first = uncertified(x)
+    here = in_unit(problem, first.unit)
+    start = blank_state(here, solver.model(here.model), x, entries)
+    last = while_loop(refuted, again, _Round(start, first, none, jnp.ones((), bool)))
     return _solution(problem, solver, last)
 
 

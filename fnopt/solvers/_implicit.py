@@ -33,10 +33,11 @@ Data = tuple[Any, Any, Any]  # what residuals (and their squares), losses and bo
 
 
 def implicitly(
-    iterate: Callable[[Problem, Any, jax.Array], Solution],
+    iterate: Callable[[Problem, Any, jax.Array, jax.Array], Solution],
     problem: Problem,
     solver: Any,
     x: jax.Array,
+    max_steps: jax.Array,
 ) -> Solution:
     """An iteration whose result is differentiated by the implicit function theorem.
 
@@ -45,10 +46,11 @@ def implicitly(
     over. The start has none: the minimum doesn't depend on it.
 
     Args:
-        iterate: `iterate(problem, solver, x)` returns a solution made of vectors.
+        iterate: `iterate(problem, solver, x, max_steps)` returns a solution made of vectors.
         problem: The problem.
         solver: The method.
         x: Where to start.
+        max_steps: The most steps.
 
     Returns:
         What `iterate` returns.
@@ -68,19 +70,19 @@ def implicitly(
         return Problem(flat, losses, box, squares(more))
 
     @jax.custom_jvp
-    def run(x: jax.Array, data: Data, solver: Any) -> Solution:
-        return iterate(rebuilt(data), solver, x)
+    def run(x: jax.Array, data: Data, solver: Any, max_steps: jax.Array) -> Solution:
+        return iterate(rebuilt(data), solver, x, max_steps)
 
     @run.defjvp
     def rule(primals: Any, tangents: Any) -> tuple[Solution, Solution]:
-        (_, data, _), (_, change, _) = primals, tangents
+        (_, data, *_), (_, change, *_) = primals, tangents
         with rows_over(axes):  # the rule is traced when everything else is done
             end = run(*primals)
             moved = _tangent(rebuilt, end, data, change, mode)
         return end._replace(params=on_mesh_of(end.params, moved.params)), moved
 
     closed_over = consts, at_consts, gram_consts, more
-    return run(x, (closed_over, problem.losses, problem.box), solver)
+    return run(x, (closed_over, problem.losses, problem.box), solver, max_steps)
 
 
 def _opened_gram(gram: Any, x: jax.Array) -> tuple[Callable[[list[Any]], Any], list[Any]]:

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fnopt.core import Status
-from fnopt.linear import norm
 from fnopt.solvers._stopping import (
     Tolerances,
     cost_converged,
@@ -92,7 +91,7 @@ def judge(
         stationary = jnp.where(accepted, is_stationary(after, tolerances.gtol), stationary)
     ends = lost & ~accepted
     small = ends | cost_converged(actual, trial.predicted, before.cost, tolerances.ftol, noise)
-    size = norm(scale * before.x)
+    size = jnp.sqrt(jnp.sum(jnp.square(scale * before.x)))
     tiny = step_converged(trial.length, size, tolerances.xtol)
     # The radius shrinks at least by half with every refusal: so often, until steps are rounding.
     most = 2 * int(-np.log2(float(jnp.finfo(radius.dtype).eps)))

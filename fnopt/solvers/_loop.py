@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import Status, cond, increment, while_loop
+from fnopt.core import Status, cond, increment, row_axes, while_loop
 from fnopt.solvers._bounded import bounded_step, free_point
 from fnopt.solvers._judgement import judge
 from fnopt.solvers._method import LeastSquaresMethod
@@ -47,11 +47,15 @@ def blank_state(
 ) -> SearchState:
     """The state before the first evaluation, which the loop makes like all others.
 
-    So the program holds the user's function once. Types that depend on a mesh aren't known ahead:
-    there the start is evaluated here.
+    So the program holds the user's function once. On a mesh the types of arrays aren't known ahead,
+    and the start is evaluated here as well.
     """
-    shapes = jax.eval_shape(functools.partial(problem.linearize, model), x)
-    point, r = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+    linearize = functools.partial(problem.linearize, model)
+    if row_axes() or not jax.sharding.get_abstract_mesh().empty:
+        point, r = linearize(x)
+    else:
+        shapes = jax.eval_shape(linearize, x)
+        point, r = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
     zero, none = jnp.zeros((), x.dtype), jnp.zeros((), jnp.int32)
     return SearchState(
         point=point._replace(x=x),

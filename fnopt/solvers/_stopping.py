@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Status, is_converged
-from fnopt.linear import divide, norm
+from fnopt.linear import divide
 from fnopt.solvers.linear_model._linearization import Linearization
 
 # Of the cost. A relative decrease d is a change of the params by sqrt(d (m - n)) standard errors,
@@ -62,8 +62,9 @@ def residual_rounding(point: Linearization, eps: jax.Array) -> jax.Array:
     A residual is a difference of terms as large as :math:`J_j x_j`, each rounded once; with more
     params than residuals it is a sum of `n / m` times as many (Higham 2002, section 3.1).
     """
+    length = jnp.sqrt(jnp.sum(jnp.square(point.columns * point.x)))
     more = max(1.0, point.x.size / max(point.r.size, 1))
-    return eps * jnp.asarray(more, eps.dtype) * norm(point.columns * point.x)
+    return eps * jnp.asarray(more, eps.dtype) * length
 
 
 def cost_rounding(point: Linearization, eps: jax.Array) -> jax.Array:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import matmul, row_total
-from fnopt.linear import DampedStep, divide, norm
+from fnopt.linear import DampedStep, divide
 from fnopt.solvers.linear_model._linearization import Linearization
 
 LEAST_GAIN = 1e-4  # Moré (1978), p0: less than this fraction of the prediction is no progress
@@ -33,7 +33,7 @@ class Trial(NamedTuple):
 def straight(point: Linearization, scale: jax.Array, step: DampedStep) -> Trial:
     """The step of the linear model as it is."""
     p = step.p / scale
-    length = norm(step.p)
+    length = jnp.sqrt(jnp.sum(jnp.square(step.p)))
     return Trial(
         step=p,
         length=length,
@@ -110,7 +110,7 @@ def _initial_radius(
     .. math:: \Delta = c \max(\|D x\|, 10^{-3} \|r\|), \quad
         \text{or } c \|r\| \text{ if } D x = 0
     """
-    length, residual = norm(scale * x), jnp.sqrt(2 * cost)
+    length, residual = jnp.sqrt(jnp.sum(jnp.square(scale * x))), jnp.sqrt(2 * cost)
     least = jnp.asarray(_LEAST_RADIUS, residual.dtype) * residual
     length = jnp.where(length > 0, jnp.maximum(length, least), residual)
     return factor * jnp.where(length > 0, length, jnp.ones_like(length))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import matmul, row_axes, row_total
-from fnopt.linear import Triangle, column_norms, divide, norm, row_triangle
+from fnopt.linear import Triangle, column_norms, norm, row_triangle
 
 
 class NormalMatrix(NamedTuple):
@@ -66,21 +66,6 @@ def is_finite(point: Linearization) -> jax.Array:
 
     The cost shows it of the residuals, and the norms of its columns of the Jacobian.
     """
-    known = (point.x, point.gradient, point.columns, point.cost[None])
-    return jnp.all(jnp.isfinite(jnp.concatenate(known)))
-
-
-def scaled_gradients(point: Linearization) -> jax.Array:
-    """The gradient by every column's length, of shape `[n]`: see :func:`scaled_gradient`."""
-    return divide(jnp.abs(point.gradient), point.columns)
-
-
-def scaled_gradient(point: Linearization) -> jax.Array:
-    r"""The scaled gradient (MINPACK's gnorm): how far from stationary, in any units of params.
-
-    .. math:: \ell = \max_j \frac{|J_j^T r|}{\|J_j\|}
-
-    is the length of what one parameter alone could take off the residual, which would lower the
-    cost by :math:`\ell^2 / 2`: 0 at a stationary point, :math:`\|r\|` where nothing would be left.
-    """
-    return jnp.max(scaled_gradients(point))
+    # One sum, which is finite if all of its terms are.
+    parts = (point.x, point.gradient, point.columns)
+    return jnp.isfinite(sum((jnp.sum(part) for part in parts), point.cost))

@@ -23,7 +23,7 @@ from fnopt.linear._singular import (
     singular_triangle,
 )
 from fnopt.linear._system import DampedStep, System
-from fnopt.linear._triangle import Triangle, damped_triangle, triangle
+from fnopt.linear._triangle import Triangle, damped_triangle, triangle, without_noise
 from fnopt.linear._triangle import row_triangle as row_triangle
 from fnopt.linear._triangle_system import LiftedSystem, TriangleSystem
 from fnopt.linear._unrolled import (
@@ -75,4 +75,5 @@ __all__ = [
     "unrolled_inverse",
     "unrolled_rank",
     "unrolled_solve",
+    "without_noise",
 ]

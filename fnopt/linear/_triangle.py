@@ -9,6 +9,8 @@ import jax.numpy as jnp
 from fnopt.core import joined
 from fnopt.linear._divided_rows import with_fewer_residuals, with_fewer_rows
 
+_ROUNDED = 32  # rounding units, of a Jacobian whose entries are good to a few
+
 
 class Triangle(NamedTuple):
     r"""The lower factor of :math:`A^T A = L L^T`, and the residual as it sees it.
@@ -64,6 +66,34 @@ def row_triangle(A: jax.Array, r: jax.Array, graded: bool = False) -> Triangle:
     """
     rows = with_fewer_residuals(joined([A, r[:, None]], axis=1))
     return triangle(rows[:, :-1], rows[:, -1], graded)
+
+
+def without_noise(factors: Triangle, size: jax.Array) -> Triangle:
+    r"""The triangle without the residual's part along columns that depend on those before them.
+
+    Of such a column rounding leaves a pivot of some units, and a direction at random, in which the
+    residual may be as long as anywhere. A step would go along it, by :math:`\|r\| / \epsilon`.
+
+    Args:
+        factors: The triangle of `A` and `r`.
+        size: The lengths that pivots are compared with, of shape `[k]` or a scalar.
+
+    Returns:
+        The triangle, whose `c` is zero where a pivot is below 32 rounding units of the size.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.linear import triangle, without_noise
+        >>> factors = triangle(jnp.asarray([[1.0, 1.0], [0.0, 0.0]]), jnp.asarray([1.0, 2.0]))
+        >>> print(abs(without_noise(factors, jnp.ones(2)).c))
+        [1. 0.]
+
+    Reference:
+        Golub and Van Loan (2013), Matrix Computations, section 5.5 (numerical rank).
+    """
+    L, c = factors
+    noise = jnp.asarray(_ROUNDED * float(jnp.finfo(c.dtype).eps), c.dtype) * size
+    return Triangle(L, jnp.where(jnp.abs(jnp.diagonal(L)) <= noise, jnp.zeros_like(c), c))
 
 
 def damped_triangle(factors: Triangle, d: jax.Array) -> Triangle:

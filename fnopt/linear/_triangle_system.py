@@ -20,7 +20,7 @@ from fnopt.linear._triangle import Triangle, damped_triangle
 # 1.1; the damping for the next step follows from this solution anyway, and a program without an
 # inner loop compiles in two thirds of the time.
 _LONGEST = 1.5
-# Rounding units: the least multiple of the identity below a triangle of unit columns, so that no
+# Rounding units of the largest entry: the least multiple of the identity below a triangle, so that no
 # pivot is zero. It is a few times the rounding of a Householder QR (Higham 2002, theorem 19.4).
 _LEAST = 8.0
 
@@ -34,7 +34,7 @@ class TriangleSystem:
     their progress. The radius bounds what rounding can do there.
 
     Args:
-        triangle: The triangle of `A` and `r`; columns have lengths of about 1, or 0.
+        triangle: The triangle of `A` and `r`.
         size: The longer side of `A`, `max(m, n)`.
         start: The damping of the next step, a scalar.
         pull: :math:`w \mapsto A^T w`.
@@ -83,7 +83,9 @@ class TriangleSystem:
 
     def damped(self, lam: jax.Array) -> DampedStep:
         """The damped step."""
+        top = jnp.max(jnp.abs(self.triangle.L))
         least = jnp.asarray(_LEAST * float(jnp.finfo(lam.dtype).eps), lam.dtype)
+        least *= jnp.where(top > 0, top, jnp.ones_like(top))
         L, c = damped_triangle(self.triangle, jnp.maximum(jnp.sqrt(lam), least))
         p = -_solved(L, c, transposed=True)
         length = jnp.sqrt(jnp.sum(jnp.square(p)))

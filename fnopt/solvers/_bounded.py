@@ -13,7 +13,7 @@ from fnopt.core import matmul, row_total, while_loop
 from fnopt.linear import Triangle
 from fnopt.residuals import Box
 from fnopt.solvers.linear_model._linearization import Linearization, NormalMatrix
-from fnopt.solvers._trust_region import Trial
+from fnopt.solvers._trust_region import Trial, next_damping
 
 _PASSES = 5  # how often a step is taken again with more params on their bounds
 
@@ -92,6 +92,7 @@ class _BoxCut(NamedTuple):
     end: jax.Array  # [n], where the step ends, in the box
     best: jax.Array  # [n], the best such end so far
     predicted: jax.Array  # what the linear model says of it
+    lam: jax.Array  # damping of the next pass
     more: jax.Array  # bool, whether the last step left the box
     passes: jax.Array  # int32
 
@@ -99,7 +100,9 @@ class _BoxCut(NamedTuple):
 def bounded_step(
     point: Linearization,
     box: Box,
-    propose: Callable[[Linearization], Trial],
+    radius: jax.Array,
+    lam: jax.Array,
+    propose: Callable[[Linearization, jax.Array], Trial],
     products: Products = None,
 ) -> tuple[Trial, jax.Array]:
     r"""A step within bounds.
@@ -115,7 +118,9 @@ def bounded_step(
     Args:
         point: Where the step starts, in the box, with all of its Jacobian.
         box: The bounds.
-        propose: Gives the step of the method from a point.
+        radius: The trust radius.
+        lam: A guess of the damping.
+        propose: Gives the step of the method from a point, by a guess of the damping.
         products: Those with the Jacobian, where the point doesn't have it.
 
     Returns:
@@ -127,23 +132,25 @@ def bounded_step(
         convergence properties for solving nonlinear equations with convex constraints.
     """
     held = box.held(point.x, point.gradient)
-    trial = propose(without(point, held))
+    trial = propose(without(point, held), lam)
 
-    def cut(moved: jax.Array, goal: jax.Array, passes: jax.Array) -> _BoxCut:
+    def cut(moved: jax.Array, goal: jax.Array, trial: Trial, passes: jax.Array) -> _BoxCut:
         end = box.nearest(goal)
         more = jnp.any(end != goal)
         predicted = _predicted_reduction(point, end - point.x, products)
-        return _BoxCut(moved | (end != goal), end, end, predicted, more, passes)
+        following = next_damping(trial, radius)
+        return _BoxCut(moved | (end != goal), end, end, predicted, following, more, passes)
 
     def advance(at: _BoxCut) -> _BoxCut:
         shift = jnp.where(at.moved, at.end - point.x, jnp.zeros_like(at.end))
-        rest = propose(without(point, held | at.moved, shift, products)).step
-        new = cut(at.moved, point.x + jnp.where(at.moved, shift, rest), at.passes + 1)
+        rest = propose(without(point, held | at.moved, shift, products), at.lam)
+        goal = point.x + jnp.where(at.moved, shift, rest.step)
+        new = cut(at.moved, goal, rest, at.passes + 1)
         better = new.predicted > at.predicted
         best = jnp.where(better, new.end, at.best)
         return new._replace(best=best, predicted=jnp.where(better, new.predicted, at.predicted))
 
-    first = cut(jnp.zeros_like(held), point.x + trial.step, jnp.zeros((), jnp.int32))
+    first = cut(jnp.zeros_like(held), point.x + trial.step, trial, jnp.zeros((), jnp.int32))
     last = while_loop(lambda at: at.more & (at.passes < _PASSES), advance, first)
     # Where nothing was cut, the method's own prediction is the better one.
     predicted = jnp.where(first.more, last.predicted, trial.predicted)

@@ -11,12 +11,7 @@ from fnopt.core import Status, is_converged, row_most
 from fnopt.linear import Triangle, divide, numerical_rank, singular_triangle
 from fnopt.solvers._bounded import free_point
 from fnopt.solvers._loop import SearchState
-from fnopt.solvers._stopping import (
-    Tolerances,
-    cost_rounding,
-    residual_rounding,
-    slopes,
-)
+from fnopt.solvers._stopping import Tolerances, cost_rounding, negligible_decrease, slopes
 from fnopt.solvers.linear_model._base import LinearModel
 from fnopt.solvers.linear_model._linearization import Linearization
 from fnopt.solvers.linear_model._scaling import initial_scale
@@ -84,10 +79,7 @@ def certify(
     point, free = state.point, free_point(state.point, problem.box)
     whole = _spectrum(model, point)
     part = whole if problem.box is None else _spectrum(model, free)
-    rho, noise = residual_rounding(free, tolerances.eps), cost_rounding(free, tolerances.eps)
-    # Of each component of P r rounding leaves rho.
-    half = jnp.asarray(0.5, rho.dtype)
-    bound = jnp.maximum(tolerances.share * point.cost, noise + half * point.x.size * rho * rho)
+    bound = negligible_decrease(free, tolerances)
     optimal = ~(part.decrement > bound)
     stalled = state.status == Status.STALLED.value
     ended = is_converged(state.status) | stalled
@@ -95,14 +87,14 @@ def certify(
     residuals = point.r if state.residuals is None else state.residuals
     finer, rescaled = finer_unit(problem, point.cost, residuals, unit)
     rescaled &= ended | (state.status == Status.NONFINITE_START.value)
-    eps = jnp.asarray(float(jnp.finfo(rho.dtype).eps), rho.dtype)
     # The square of such a column is below the rounding of what it was.
-    gone = (point.columns <= jnp.sqrt(eps) * state.columns) & (state.columns > 0)
+    root = jnp.asarray(float(jnp.finfo(bound.dtype).eps) ** 0.5, bound.dtype)
+    gone = (point.columns <= root * state.columns) & (state.columns > 0)
     length = jnp.sqrt(2 * point.cost)
     certificate = Certificate(
         optimality=divide(jnp.max(slopes(free), initial=0), length),
         decrement=divide(part.decrement, point.cost),
-        rounding=divide(noise, point.cost),
+        rounding=divide(cost_rounding(free, tolerances.eps), point.cost),
         undetermined=whole.null | gone | (point.columns <= 0),
     )
     return Certified(

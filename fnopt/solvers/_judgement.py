@@ -80,14 +80,15 @@ def judge(
     outcome = Outcome(
         radius, rejections, trial.length, trial.slope, actual, gain, undamped, accepted
     )
-    wide = jnp.where(undamped, radius, jnp.asarray(_WIDER, radius.dtype) * radius)
+    inside = undamped & (trial.full <= radius)
+    wide = jnp.where(inside, radius, jnp.asarray(_WIDER, radius.dtype) * radius)
     wide = jnp.where(lost, wide, rule.next(outcome))
     wide = jnp.maximum(wide, jnp.asarray(jnp.finfo(wide.dtype).tiny, wide.dtype))
 
-    flat = is_flat(before, noise, tolerances)
+    flat = is_flat(before, tolerances)
     stationary = is_stationary(before, tolerances.gtol)
     if after is not None:
-        flat = jnp.where(accepted, is_flat(after, noise, tolerances), flat)
+        flat = jnp.where(accepted, is_flat(after, tolerances), flat)
         stationary = jnp.where(accepted, is_stationary(after, tolerances.gtol), stationary)
     ends = lost & ~accepted
     small = ends | cost_converged(actual, trial.predicted, before.cost, tolerances.ftol, noise)
@@ -95,7 +96,7 @@ def judge(
     tiny = step_converged(trial.length, size, tolerances.xtol)
     # The radius shrinks at least by half with every refusal: so often, until steps are rounding.
     most = 2 * int(-np.log2(float(jnp.finfo(radius.dtype).eps)))
-    stuck = tiny | (refused > most) | (ends & undamped)
+    stuck = tiny | (refused > most) | (ends & inside)
     status = first_of(
         (stationary, Status.CONVERGED_GRADIENT),
         (small & flat, Status.CONVERGED_COST),

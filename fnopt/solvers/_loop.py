@@ -93,10 +93,13 @@ def iterate(
     model = method.model(problem.model)
     sized = problem.box is None and model.has_triangle and method.is_trust_region
 
+    def metric(columns: jax.Array, point: Linearization) -> jax.Array:
+        scale = initial_scale(columns)
+        return with_relative_bound(scale, point) if sized else scale
+
     def advance(state: SearchState) -> SearchState:
         point, first = state.point, state.radius <= 0
-        scale = initial_scale(state.columns)
-        scale = with_relative_bound(scale, point) if sized else scale
+        scale = metric(state.columns, point)
         trial, x = _propose(problem, method, model, tolerances, state, scale)
         there, r = problem.linearize(model, lax.select(first, point.x, x))
         finite = is_finite(there)
@@ -116,7 +119,8 @@ def iterate(
         )
         accepted = first | judged.accepted
         columns = grown_scale(state.columns, there.columns)
-        radius_there = method.rule.first(tolerances.radius, initial_scale(columns), x, there.cost)
+        here = metric(columns, there)
+        radius_there = method.rule.first(tolerances.radius, here, there.x, there.cost)
         radius_there = lax.select(radius > 0, radius, radius_there)
         start = _start_status(free_point(there, problem.box), finite, tolerances)
         moved = there, None if state.residuals is None else r, columns
@@ -168,11 +172,11 @@ def _propose(
     """A step, and where it ends."""
     flat = problem.model
 
-    def propose(point: Linearization) -> Trial:
-        return method.propose(flat, model, point, scale, state.radius, state.lam, tolerances)
+    def propose(point: Linearization, lam: jax.Array) -> Trial:
+        return method.propose(flat, model, point, scale, state.radius, lam, tolerances)
 
     if problem.box is None:
-        trial = propose(state.point)
+        trial = propose(state.point, state.lam)
         return trial, state.point.x + trial.step
     products = None if model.has_matrix else model.products(state.point)
-    return bounded_step(state.point, problem.box, propose, products)
+    return bounded_step(state.point, problem.box, state.radius, state.lam, propose, products)

@@ -17,6 +17,8 @@ _SHARP = 1e-10
 # Of the cost, likewise: 1e-2 sqrt(m - n) of a standard error. What a single parameter could gain by
 # more than that is no convergence, whatever stopped the step.
 SHARE = 1e-4
+# Roundings that a residual is taken to consist of: a handful of operations (Higham 2002, section 3.1).
+_OPERATIONS = 8
 # Of the residuals within the range of the Jacobian: a step whose cost is lost in rounding is taken
 # if it leaves at most that of them. A Gauss-Newton step that converges leaves far less.
 _LESS = 0.8
@@ -119,10 +121,22 @@ def is_stationary(point: Linearization, gtol: jax.Array) -> jax.Array:
     return (point.cost <= 0) | (steep <= gtol * jnp.sqrt(2 * point.cost))
 
 
-def is_flat(point: Linearization, noise: jax.Array, tolerances: Tolerances) -> jax.Array:
-    r"""Whether no single parameter could lower the cost by more than a small share of it."""
+def negligible_decrease(point: Linearization, tolerances: Tolerances) -> jax.Array:
+    r"""What a converged point may leave of the cost to a linear model.
+
+    A share of it, or what rounding makes of as many components of the residuals as there are params:
+    :math:`\tfrac12 n (8 \rho)^2`.
+    """
+    noise = cost_rounding(point, tolerances.eps)
+    rho = _OPERATIONS * residual_rounding(point, tolerances.eps)
+    noise += jnp.asarray(point.x.size / 2, rho.dtype) * jnp.square(rho)
+    return jnp.maximum(tolerances.share * point.cost, noise)
+
+
+def is_flat(point: Linearization, tolerances: Tolerances) -> jax.Array:
+    r"""Whether no single parameter could lower the cost by more than a negligible decrease."""
     alone = jnp.square(jnp.max(slopes(point), initial=0)) / 2
-    return alone <= jnp.maximum(tolerances.share * point.cost, noise)
+    return alone <= negligible_decrease(point, tolerances)
 
 
 def cost_converged(

@@ -16,6 +16,7 @@ from fnopt.linear import (
     gram,
     numerical_rank,
     triangle,
+    without_noise,
 )
 from fnopt.residuals import linearise
 from fnopt.solvers.linear_model._base import LinearModel, formed_rmv, gram_rank, scaled_rmv
@@ -69,6 +70,7 @@ class LiftedModel(DenseModel):
         Q, R = jnp.linalg.qr((point.J / scale).T)
         pull = scaled_rmv(point, scale)
         rows = triangle(R.T, point.r)
+        rows = without_noise(rows, jnp.max(jnp.abs(rows.L)))
         inside = TriangleSystem(rows, self.size, lam, lambda w: matmul(pull(w), Q))
         return LiftedSystem(inside, Q)
 

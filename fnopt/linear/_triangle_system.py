@@ -78,7 +78,7 @@ class TriangleSystem:
         # (A^T A + lam I) p = -A^T r: the model falls by t (||A p||^2 + lam ||p||^2) along t p,
         # less t^2 ||A p||^2 / 2.
         half = jnp.asarray(0.5, t.dtype)
-        gained = t * ((1 - half * t) * step.model_norm + step.lam * jnp.square(step.full))
+        gained = t * ((1 - half * t) * step.model_norm + step.lam * step.full * step.full)
         return step._replace(p=t * step.p, model_norm=t * t * step.model_norm, predicted=gained)
 
     def damped(self, lam: jax.Array) -> DampedStep:
@@ -88,10 +88,10 @@ class TriangleSystem:
         least *= jnp.where(top > 0, top, jnp.ones_like(top))
         L, c = damped_triangle(self.triangle, jnp.maximum(jnp.sqrt(lam), least))
         p = -_solved(L, c, transposed=True)
-        length = jnp.sqrt(jnp.sum(jnp.square(p)))
+        length = norm(p)  # beside columns that hardly count it may be huge
         rise = jnp.square(divide(length, jnp.sqrt(jnp.sum(jnp.square(_solved(L, p))))))
         model_norm = self.model_norm(p)
-        predicted = jnp.asarray(0.5, lam.dtype) * model_norm + lam * jnp.square(length)
+        predicted = jnp.asarray(0.5, lam.dtype) * model_norm + lam * length * length
         return DampedStep(p, lam, model_norm, predicted, L, length, rise)
 
     def gauss_newton(self) -> DampedStep:

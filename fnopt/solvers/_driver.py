@@ -305,12 +305,11 @@ def _solve(
     ) -> Solution:
         box = problem.box
         x = x if box is None else jnp.where(box.is_feasible(), box.nearest(x), x)
-        return _searched(problem, solver, setting.made.free, x, max_steps, history, watch)
+        end = _searched(problem, solver, setting.made.free, x, max_steps, history, watch)
+        wrong = _is_wrong(problem, solver, x) if check_jac else None
+        return end._replace(status=_with_wrong_jacobian(end.status, wrong))
 
     end = implicitly(run, setting.problem.compact(setting.x), solver, setting.x, max_steps)
-    if check_jac:
-        wrong = _is_wrong(setting, solver)
-        end = end._replace(status=_with_wrong_jacobian(end.status, wrong))
     counted = setting.dof + setting.x.size
     return end._replace(
         params=setting.params(end.params),
@@ -442,13 +441,11 @@ def _noted(
     return state._replace(history=noted(state.history, state.steps, entry))
 
 
-def _is_wrong(setting: Setting, solver: LeastSquaresMethod) -> jax.Array | None:
+def _is_wrong(problem: Problem, solver: LeastSquaresMethod, x: jax.Array) -> jax.Array | None:
     """Whether the user's Jacobian isn't that of the residuals; None if there is none."""
-    flat = setting.problem.flat
-    if flat.derivative is None:
+    if problem.flat.derivative is None:
         return None
-    columns = solver.model(flat).evaluate(setting.x).columns
-    return disagrees(setting.problem, setting.x, columns)
+    return disagrees(problem, x, solver.model(problem.flat).evaluate(x).columns)
 
 
 def _with_wrong_jacobian(status: jax.Array, wrong: jax.Array | None) -> jax.Array:

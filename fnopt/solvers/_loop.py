@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fnopt.core import Status, cond, increment, row_axes, while_loop
+from fnopt.residuals import Box
 from fnopt.solvers._bounded import bounded_step, free_point
 from fnopt.solvers._judgement import judge
 from fnopt.solvers._method import LeastSquaresMethod
@@ -108,8 +109,8 @@ def iterate(
         actual = jnp.where(finite, actual, -jnp.inf)
         judged = judge(
             method.rule,
-            free_point(point, problem.box),
-            free_point(there, problem.box),
+            _free_slopes(point, problem.box),
+            _free_slopes(there, problem.box),
             trial,
             actual,
             scale,
@@ -150,6 +151,11 @@ def iterate(
         steps=state.steps - (state.steps >= 0).astype(jnp.int32),
     )
     return while_loop(unfinished, advance, fresh)
+
+
+def _free_slopes(point: Linearization, box: Box | None) -> Linearization:
+    """The point for stopping tests: a triangle's `c` holds what held params would take off."""
+    return point if box is None else free_point(point, box)._replace(triangle=None)
 
 
 def _start_status(

@@ -120,8 +120,9 @@ def iterate(
         )
         accepted = first | judged.accepted
         columns = grown_scale(state.columns, there.columns)
-        here = metric(columns, there)
-        radius_there = method.rule.first(tolerances.radius, here, there.x, there.cost)
+        radius_there = method.rule.first(
+            tolerances.radius, initial_scale(columns), there.x, there.cost
+        )
         radius_there = lax.select(radius > 0, radius, radius_there)
         start = _start_status(free_point(there, problem.box), finite, tolerances)
         moved = there, None if state.residuals is None else r, columns

@@ -1,3 +1,5 @@
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,12 +13,18 @@ from fnopt.linear import (
     WideGramSystem,
     dogleg_step,
     gram,
-    guarded,
     linear_solver,
     triangle,
 )
+from fnopt.solvers._trust_region import next_damping, straight
 
 SHAPES = [(9, 4), (3, 7)]
+
+
+class Gradient(NamedTuple):
+    """What a straight step reads of its point."""
+
+    gradient: jax.Array
 
 
 def problem(m, n):
@@ -38,12 +46,11 @@ def systems(A, r, start=0.0):
 
     if A.shape[0] >= A.shape[1]:
         square = TallGramSystem(gram(A), r @ A, start, pull)
-        small = TriangleSystem(guarded(triangle(A, r)), max(A.shape), start, pull)
+        small = TriangleSystem(triangle(A, r), max(A.shape), start, pull)
     else:
         square = WideGramSystem(A @ A.T, r, start, push, pull)
         Q, R = jnp.linalg.qr(A.T)
-        rows = guarded(triangle(R.T, r))
-        rows = TriangleSystem(rows, max(A.shape), start, lambda w: R @ w)
+        rows = TriangleSystem(triangle(R.T, r), max(A.shape), start, lambda w: R @ w)
         small = LiftedSystem(rows, Q)
     return {
         "qr": small,
@@ -99,7 +106,9 @@ def test_trust_region_steps_end_near_the_boundary(x64, shape, radius):
     A, r = problem(*shape)
     least = np.sum(np.square(A.T @ r)) / np.sum(np.square(A @ (A.T @ r)))
     cauchy = reduction(A, r, -min(least, radius / np.linalg.norm(A.T @ r)) * (A.T @ r))
-    for name, step in trust_region_steps(A, r, radius, 0.0).items():
+    steps = trust_region_steps(A, r, radius, 0.0)
+    del steps["qr"]  # takes the damping given, and cuts its step
+    for name, step in steps.items():
         length = np.linalg.norm(step.p)
         assert step.lam > 0
         assert 0.8 * radius <= length <= 1.2 * radius
@@ -110,13 +119,48 @@ def test_trust_region_steps_end_near_the_boundary(x64, shape, radius):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("radius", [1e-4, 0.3, 1e3])
+@pytest.mark.parametrize("lam", [0.0, 1e-6, 0.3, 1e6])
+def test_a_triangle_takes_one_damped_solution_and_cuts_it(x64, shape, radius, lam):
+    A, r = problem(*shape)
+    step = trust_region_steps(A, r, radius, lam)["qr"]
+    full = np.linalg.lstsq(A, -r, rcond=None)[0] if lam == 0 else damped(A, r, lam)
+    cut = min(1, 1.5 * radius / np.linalg.norm(full))
+    np.testing.assert_allclose(step.p, cut * full, rtol=1e-6)
+    np.testing.assert_allclose(step.full, np.linalg.norm(full), rtol=1e-6)
+    assert step.lam == lam
+    check(A, r, step)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("start", [0.0, 1e-6, 1e6])
 def test_a_full_step_that_fits_is_found_from_any_guess(x64, shape, start):
     A, r = problem(*shape)
-    steps = trust_region_steps(A, r, 1e3, start)
-    for step in (steps["qr"], steps["gram"]):
-        np.testing.assert_allclose(step.p, np.linalg.lstsq(A, -r, rcond=None)[0], rtol=1e-6)
-        assert step.lam == 0
+    step = trust_region_steps(A, r, 1e3, start)["gram"]
+    np.testing.assert_allclose(step.p, np.linalg.lstsq(A, -r, rcond=None)[0], rtol=1e-6)
+    assert step.lam == 0
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("lam", [1e-3, 0.3, 10.0])
+def test_rise_is_hebdens(x64, shape, lam):
+    # Newton's step for 1 / ||p(lam)|| = 1 / radius is (||p|| / radius - 1) times -||p|| / ||p||'.
+    A, r = problem(*shape)
+    step = trust_region_steps(A, r, 1e9, lam)["qr"]
+    length, h = np.linalg.norm(damped(A, r, lam)), 1e-4 * lam
+    slope = np.linalg.norm(damped(A, r, lam + h)) - np.linalg.norm(damped(A, r, lam - h))
+    np.testing.assert_allclose(step.rise, -length / (slope / (2 * h)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_next_damping_converges_to_that_of_the_radius(x64, shape):
+    # With the radius fixed, Hebden's iteration is Newton's on a concave function.
+    A, r = problem(*shape)
+    radius, lam, scale = 0.3 * np.linalg.norm(np.linalg.lstsq(A, -r, rcond=None)[0]), 0.0, 1.0
+    for _ in range(8):
+        step = trust_region_steps(A, r, radius, lam)["qr"]
+        lam = next_damping(straight(Gradient(jnp.asarray(A.T @ r)), scale, step), radius)
+    np.testing.assert_allclose(np.linalg.norm(damped(A, r, float(lam))), radius, rtol=1e-9)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -128,15 +172,6 @@ def test_pull_back(x64, shape):
             assert p is None
         else:
             np.testing.assert_allclose(p, -damped(A, w, 0.3), rtol=1e-9)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_pull_back_with_the_full_step(x64, shape):
-    A, r = problem(*shape)
-    w = r[::-1].copy()
-    for system in (systems(A, r)["qr"], systems(A, r)["gram"]):
-        p = system.pull_back(jnp.asarray(w), system.gauss_newton())
-        np.testing.assert_allclose(p, np.linalg.lstsq(A, w, rcond=None)[0], rtol=1e-6)
 
 
 @pytest.mark.parametrize("rows", [5, 2])

@@ -1,4 +1,4 @@
-"""The size floor of params that hardly move the residuals."""
+"""The relative bound on steps of params that hardly move the residuals."""
 
 from __future__ import annotations
 
@@ -7,25 +7,30 @@ import numpy as np
 import pytest
 
 import fnopt
-from fnopt.solvers.model._linearization import linearization_at
-from fnopt.solvers.model._scaling import initial_scale, with_size_floor
+from fnopt.solvers.linear_model._linearization import factorised_linearization
+from fnopt.solvers.linear_model._scaling import initial_scale, with_relative_bound
+
+
+R = np.asarray([3.0, 4.0], np.float32)
 
 
 def scaling(x, J):
-    point = linearization_at(jnp.asarray(x), jnp.asarray([3.0, 4.0], x.dtype), jnp.asarray(J))
-    return with_size_floor(initial_scale(point.columns), point)
+    point = factorised_linearization(jnp.asarray(x), jnp.asarray(R), jnp.asarray(J), graded=False)
+    return with_relative_bound(initial_scale(point.columns), point)
 
 
 def test_only_params_without_effect_are_held():
-    x = np.asarray([2.0, -2.0, 0.0], np.float32)
-    J = np.asarray([[9.0, 1e-20, 1e-20], [0.0, 0.0, 0.0]], np.float32)
-    np.testing.assert_allclose(scaling(x, J), [9.0, 0.7 * 5 / 2, 1e-20], rtol=1e-6)
+    x = np.asarray([2.0, -2.0], np.float32)
+    J = np.asarray([[9.0, 0.0], [0.0, 1e-20]], np.float32)
+    np.testing.assert_allclose(scaling(x, J), [9.0, 0.7 * 5 / 2], rtol=1e-6)
+    x[1] = 0  # has no size
+    np.testing.assert_allclose(scaling(x, J), [9.0, 1e-20], rtol=1e-6)
 
 
 @pytest.mark.parametrize(("a", "b"), [(1e-6, 1e6), (1e6, 1e-6), (3e3, 3e3)])
 def test_units_do_not_matter(a, b):
     x = np.asarray([2.0, -0.3], np.float32)
-    J = np.asarray([[9.0, 1e-3], [1.0, 0.0]], np.float32)
+    J = np.asarray([[9.0, 1e-3], [1.0, 0.5e-3]], np.float32)
     units = np.asarray([a, b], np.float32)
     np.testing.assert_allclose(scaling(x * units, J / units) * units, scaling(x, J), rtol=1e-5)
 

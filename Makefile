@@ -27,7 +27,7 @@ CASES := [adamw] or -adamw] or [lion] or -lion] or small_parts]
 NUMBERS := tests/solvers tests/curves tests/reference tests/optimizers \
   tests/contract/test_solvers.py tests/contract/test_solver_variants.py
 
-.PHONY: help install demo test rounding lint format types docs bench bench-smoke oldest newest end dist clean
+.PHONY: help install demo test rounding lint format types docs docs-quick bench bench-smoke oldest newest end dist clean
 
 help:
 	@echo "make demo          train on real digits, fit a real curve, sweep 16 learning rates; writes a picture"
@@ -36,7 +36,8 @@ help:
 	@echo "make oldest        what a JAX release can break, on the oldest one with Python 3.11"
 	@echo "make newest        all tests but those of fits' and optimizers' numbers, on the newest with 3.13"
 	@echo "make lint types    ruff and pyright"
-	@echo "make docs          the documentation, every page executed, warnings as errors"
+	@echo "make docs          the documentation, changed pages executed, warnings as errors"
+	@echo "make docs-quick    the documentation without execution"
 	@echo "make bench         every benchmark (bench-smoke: a quick run of the same code)"
 	@echo "make dist          a wheel and a source distribution, checked, and tried in an empty environment"
 	@echo "make clean         remove what these commands made, $(VENV) included"
@@ -107,10 +108,16 @@ format: $(VENV)/.stamp-group-lint
 types: $(VENV)/.stamp-group-lint $(VENV)/.stamp-group-test
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
+# Outputs of executed pages are kept in docs/_build/executed until a page, fnopt or a package changes.
 docs: $(VENV)/.stamp-group-docs
 	$(BIN)/sphinx-build --fail-on-warning --keep-going -q -j $(JOBS) -b html docs docs/_build/html
 	$(BIN)/python -m tests.docs_search docs/_build/html
 	@echo "docs/_build/html/index.html"
+
+# Pages without their outputs: for text, references and docstrings.
+docs-quick: $(VENV)/.stamp-group-docs
+	$(BIN)/sphinx-build --fail-on-warning --keep-going -q -j $(JOBS) -D nb_execution_mode=off -b html docs docs/_build/quick
+	@echo "docs/_build/quick/index.html"
 
 bench: $(VENV)/.stamp-group-bench
 	$(BIN)/python -m benchmarks --json benchmarks/results/latest.json

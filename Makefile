@@ -130,6 +130,7 @@ dist: $(VENV)/.stamp-group-dist
 	rm -rf dist $(VENV)-dist
 	$(BIN)/python -m build -q --outdir dist .
 	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python -m tests.built dist
 	$(BIN)/python -m venv $(VENV)-dist
 	$(VENV)-dist/bin/python -m pip install -qq --no-compile --disable-pip-version-check dist/*.whl
 	sed -n '/^```python$$/,/^```$$/p;/^```$$/q' README.md | sed '/^```/d' > dist/first_example.py

@@ -39,8 +39,8 @@ class _Trial(NamedTuple):
 class scale_by_backtracking_linesearch(Transformation):
     r"""Shortens a step until the value falls enough (Armijo's criterion).
 
-    .. math:: f(\theta + \eta u) \le (1 + \delta) f(\theta) + \eta\, c\, \langle u, \nabla f
-              \rangle + \epsilon
+    .. math:: f(\theta + \eta u) \le f(\theta) + \delta\, |f(\theta)| + \eta\, c\, \langle u,
+              \nabla f \rangle + \epsilon
 
     It stands behind transforms that make a descent direction, the minus sign included, such as
     `fnopt.sgd(1.0)`. The first step that is tried is `increase_factor` times the last one. If no
@@ -54,7 +54,7 @@ class scale_by_backtracking_linesearch(Transformation):
             starts at `max_learning_rate` always.
         max_learning_rate: The longest step.
         atol: :math:`\epsilon`, an absolute tolerance.
-        rtol: :math:`\delta`, a relative tolerance.
+        rtol: :math:`\delta`, a relative tolerance, of the modulus of the value.
         store_grad: Whether to keep the gradient at the end for
             :func:`fnopt.value_and_grad_from_state`.
 
@@ -122,7 +122,7 @@ class scale_by_backtracking_linesearch(Transformation):
         start, slope = as_value(value, dtype), inner(grad, updates).astype(dtype)
 
         def error(rate: jax.Array, new: jax.Array) -> jax.Array:
-            over = new - (1 + h.rtol) * start - h.slope_rtol * rate * slope
+            over = new - start - h.rtol * jnp.abs(start) - h.slope_rtol * rate * slope
             return jnp.where(jnp.isnan(over), jnp.inf, jnp.maximum(over, 0)).astype(dtype)
 
         def unfinished(trial: _Trial) -> jax.Array:

@@ -206,3 +206,19 @@ def test_lbfgs_leaves_out_pairs_without_positive_curvature():
         direction, state = tx.update(-point, state, point)
         assert jnp.vdot(direction, -point) > 0
     np.testing.assert_array_equal(state.weights_memory, np.zeros(10))
+
+
+def test_the_relative_tolerance_of_backtracking_is_of_the_modulus():
+    # From f(0) = -1 along 1 with slope 0; the first step of 1 has a value of -1 + rise.
+    tx = fnopt.scale_by_backtracking_linesearch(5, slope_rtol=0.0, rtol=0.1, increase_factor=1.0)
+    x = jnp.zeros(1)
+    for rise, taken in ((0.05, 1.0), (0.15, 0.8)):
+        _, state = tx.update(
+            x + 1,
+            tx.init(x),
+            x,
+            value=-1.0,
+            grad=x,
+            value_fn=lambda x, rise=rise: jnp.sum(jnp.where(x > 0.9, rise, 0.0)) - 1,
+        )
+        np.testing.assert_allclose(state.learning_rate, taken, rtol=1e-6)

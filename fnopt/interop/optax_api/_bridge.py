@@ -13,7 +13,7 @@ from fnopt.core import Transformation, Value, static
 from fnopt.schedules import schedule
 
 # Arguments where a function of the step may stand for a number.
-_SCHEDULED = {"learning_rate", "weight_decay", "k", "decay", "step_size"}
+_SCHEDULED = {"learning_rate", "weight_decay", "k", "decay", "step_size", "scaling"}
 # optax's other names for an argument, and arguments that only print.
 _RENAMED = {"base_optimizer": "inner", "f": "fn"}
 PRINTING = {"verbose", "print_win_rate_every_n_steps"}
@@ -59,6 +59,15 @@ def own_name(argument: str, signature: inspect.Signature) -> str:
     return argument if argument in signature.parameters else _RENAMED.get(argument, argument)
 
 
+# optax's defaults where ours differ: there no loss is below 0.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "momo": {"lower_bound": 0.0},
+    "momo_adam": {"lower_bound": 0.0},
+    "polyak_sgd": {"f_min": 0.0},
+    "scale_by_polyak": {"f_min": 0.0},
+}
+
+
 @functools.cache
 def bridged(fn: Callable[..., Any]) -> Callable[..., Any]:
     """A recipe or transform of fnopt that takes optax's arguments.
@@ -75,6 +84,7 @@ def bridged(fn: Callable[..., Any]) -> Callable[..., Any]:
     def made(*args: Any, **kwargs: Any) -> Any:
         kwargs = {own_name(k, signature): v for k, v in kwargs.items() if k not in PRINTING}
         given = dict(signature.bind(*args, **kwargs).arguments)
+        given = {**_DEFAULTS.get(fn.__name__, {}), **given}
         for name in _SCHEDULED & given.keys():
             given[name] = as_schedule(given[name])
         masks = [name for name in given if name.endswith("mask") and is_function(given[name])]

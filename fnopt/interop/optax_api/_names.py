@@ -120,7 +120,8 @@ def find(name: str, home: str) -> Any:
 
 
 def _as_there(value: Any) -> Any:
-    makes = inspect.isfunction(value) and "learning_rate" in inspect.signature(value).parameters
+    rates = {"learning_rate", "max_learning_rate"}
+    makes = inspect.isfunction(value) and not rates.isdisjoint(inspect.signature(value).parameters)
     is_transform = inspect.isclass(value) and issubclass(value, Transformation)
     return bridged(value) if makes or is_transform else value
 

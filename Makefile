@@ -27,7 +27,8 @@ CASES := [adamw] or -adamw] or [lion] or -lion] or small_parts]
 NUMBERS := tests/solvers tests/curves tests/reference tests/optimizers \
   tests/contract/test_solvers.py tests/contract/test_solver_variants.py
 
-.PHONY: help install demo test rounding lint format types docs docs-quick bench bench-smoke oldest newest end dist clean
+.PHONY: help install demo test rounding lint format types docs docs-quick bench bench-smoke oldest newest end dist clean \
+  accelerator test-accelerator
 
 help:
 	@echo "make demo          train on real digits, fit a real curve, sweep 16 learning rates; writes a picture"
@@ -39,6 +40,8 @@ help:
 	@echo "make docs          the documentation, changed pages executed, warnings as errors"
 	@echo "make docs-quick    the documentation without execution"
 	@echo "make bench         every benchmark (bench-smoke: a quick run of the same code)"
+	@echo "make accelerator test-accelerator   time and test what a GPU can change, with the JAX of PYTHON:"
+	@echo "                   $(PYTHON) -m benchmarks.accelerator --out $(OUT); $(PYTHON) -m tests.accelerator -n 8"
 	@echo "make dist          a wheel and a source distribution, checked, and tried in an empty environment"
 	@echo "make clean         remove what these commands made, $(VENV) included"
 
@@ -124,6 +127,15 @@ bench: $(VENV)/.stamp-group-bench
 
 bench-smoke: $(VENV)/.stamp-group-bench
 	$(BIN)/python -m benchmarks --smoke --jobs $(JOBS)
+	$(BIN)/python -m benchmarks.accelerator --smoke --again --out benchmarks/results/smoke
+
+# With the JAX of $(PYTHON), which sees the accelerator; the one in $(VENV) is for CPUs.
+OUT ?= benchmarks/results
+accelerator:
+	$(PYTHON) -m benchmarks.accelerator --out $(OUT)
+
+test-accelerator:
+	$(PYTHON) -m tests.accelerator
 
 # README's first example runs where nothing but the wheel is installed, and not from this folder.
 dist: $(VENV)/.stamp-group-dist

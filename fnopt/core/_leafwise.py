@@ -32,7 +32,7 @@ from fnopt.core._transformation import EmptyState, Transformation
 
 
 class Leafwise(Transformation):
-    r"""A transform that works on every leaf by itself, by one formula.
+    r"""Base class of transforms that apply one formula to each leaf.
 
     .. math:: (u, s') = \mathrm{leaf}(h, g, s), \qquad h = (\text{numbers},\ \mathrm{scalars}(t))
 

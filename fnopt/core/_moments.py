@@ -50,7 +50,7 @@ def ema(mean: jax.Array, x: jax.Array, decay: jax.Array, gain: jax.Array | None 
 
 
 def bias_correction(decay: jax.Array, count: jax.Array) -> jax.Array:
-    r"""The total weight of an average that started at zero, after `count` steps: :math:`1-\beta^t`.
+    r"""Bias correction of an average that started at zero: :math:`1-\beta^t`.
 
     It is computed as :math:`-\mathrm{expm1}(t \log \beta)`: for a decay near one the power is near
     one too, and the difference would lose three of float32's seven digits in the first steps.
@@ -119,7 +119,7 @@ def mean_weights(
 
 
 def positive_root(x: jax.Array) -> jax.Array:
-    r"""The square root of a second moment, fit to divide by: :math:`\sqrt{\max(x, x_{min})}`.
+    r"""Square root of a second moment, bounded below: :math:`\sqrt{\max(x, x_{min})}`.
 
     :math:`x_{min}` is the smallest normal number of the dtype (its root is 1e-19 in float32), below
     which a sum of squares has no digits. So a moment that saw no gradient divides zero to zero,

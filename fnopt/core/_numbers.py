@@ -72,7 +72,7 @@ def root(x: jax.Array) -> jax.Array:
 
 
 def nonzero(x: jax.Array) -> jax.Array:
-    """A divisor: 1 where `x` is 0; NaN stays NaN."""
+    """Replace zeros by ones, for a safe division; NaN stays NaN."""
     return jnp.where(x == 0, filled_like(x, 1), x)
 
 

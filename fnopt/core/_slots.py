@@ -61,7 +61,7 @@ def _by_name(hint: Any) -> Any:
 
 
 def slot_zeros(params: Any, dtype: Any = None, *, fill: Any = 0.0, real: bool = False) -> Any:
-    """A fresh slot: a tree like `params`, filled with one value.
+    """Initial slot: a tree like `params`, filled with one value.
 
     Args:
         params: A tree of floating arrays (abstract ones too).

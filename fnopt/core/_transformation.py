@@ -25,11 +25,11 @@ from fnopt.core._without_gradient import left_out_by, without_gradient
 
 
 class EmptyState(NamedTuple):
-    """The state of a transform that remembers nothing."""
+    """State of a stateless transform."""
 
 
 class Member(NamedTuple):
-    """A transform inside another one: its name, itself, and its part of the state."""
+    """A transform inside an optimizer: its name, its value and its part of the state."""
 
     name: str
     tx: Transformation
@@ -335,7 +335,7 @@ def _pair_of(tx: Any) -> tuple[Any, Any]:
 
 
 def as_transformation(tx: Any, what: str = "member") -> Transformation:
-    """A Transformation as it is; anything else with an (init, update) pair as a `foreign` one."""
+    """Convert any (init, update) pair to a `Transformation`."""
     if isinstance(tx, Transformation):
         return tx
     pair = _pair_of(tx)

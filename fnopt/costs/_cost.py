@@ -22,7 +22,7 @@ TripCounts = int | Mapping[str, int] | None
 def cost(
     fn: Callable[..., Any], *, trip_counts: TripCounts = None, compile: bool = False
 ) -> Callable[..., Cost]:
-    r"""Counts what a function computes and moves, without running it.
+    r"""Count the FLOPs and bytes of a function without running it.
 
     The function is traced for the shapes of its arguments, what nobody reads is left out, and the
     operations are added up: the body of a scan times its length, the body of a while loop times

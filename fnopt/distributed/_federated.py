@@ -40,7 +40,7 @@ class ServerState(NamedTuple):
 
 
 class federated(Value):
-    r"""A server of federated learning as a value, with a state that is a value.
+    r"""Server of federated learning: an optimizer step from the clients' parameters.
 
     .. math:: \theta \leftarrow \theta + \mathrm{outer}\Bigl(\frac{\sum_k n_k\,
               (\theta - \theta_k)}{\sum_k n_k}\Bigr)

@@ -32,7 +32,7 @@ def undivided(tx: Any) -> Any:
 
 
 def gather_state(tx: Any, state: Any, params: Any, *, requantize: bool = False) -> Any:
-    """The state that the optimizer without `sharded` has: slots in the shapes of the params.
+    """Convert the state of a `sharded` optimizer to that of the optimizer inside.
 
     Args:
         tx: An optimizer with `sharded` in it.
@@ -88,7 +88,7 @@ def _whole(name: str, x: Any, like: Any) -> Any:
 def scatter_state(
     tx: Any, state: Any, params: Any, *, mesh: Mesh | None = None, requantize: bool = False
 ) -> Any:
-    """The state of `tx` on a mesh from what `gather_state` gave, of however many devices that was.
+    """Convert a gathered state to the state of a `sharded` optimizer on this mesh.
 
     Args:
         tx: An optimizer with `sharded` in it.

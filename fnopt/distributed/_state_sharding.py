@@ -84,7 +84,7 @@ def state_sharding(
 def init_sharded(
     tx: Any, params: Any, *, mesh: Mesh | None = None, axis: Axis | None = None
 ) -> Any:
-    """The first state, made where it belongs: no array is ever whole where a part is enough.
+    """Initialise a state in its shardings, without forming whole arrays on one device.
 
     Args:
         tx: An optimizer.

@@ -34,7 +34,7 @@ def microbatch(
     argnames: str | Sequence[str] = (),
     in_axes: int = 0,
 ) -> Callable[..., Any]:
-    r"""Calls a function of a batch on one part after another, and puts the results together.
+    r"""Apply a function of a batch to microbatches in turn, and combine the results.
 
     .. math:: f(x_1, \ldots, x_B) = \sum_k f(x_{(k-1)m+1}, \ldots, x_{km})
 
@@ -145,7 +145,7 @@ def micro_vmap(
     *,
     microbatch_size: int | None = None,
 ) -> Callable[..., Any]:
-    """`jax.vmap`, a few examples at a time.
+    """Apply `jax.vmap` in chunks of a few examples.
 
     Args:
         fun: A function of one example.

@@ -42,7 +42,7 @@ def add_noise(
     step: Any = None,
     batch_size: Any = None,
 ) -> tuple[Any, NoiseInfo]:
-    r"""Adds Gaussian noise in proportion to what one example can change.
+    r"""Add Gaussian noise in proportion to the sensitivity to one example.
 
     .. math:: \tilde g = g + \sigma S \xi, \quad \xi \sim \mathcal N(0, I), \qquad
               S = \Bigl(\sum_k C_k^2\Bigr)^{1/2} \; [\,/\, B\,]

@@ -127,7 +127,7 @@ def health_history(
 
 
 def history_of(records: Iterable[Mapping[str, Any]], prefix: str = "") -> History:
-    """Puts the records that a sink got, or that were read from a log, together again.
+    """Build a `History` from the records of a sink or of a log file.
 
     Args:
         records: Flat dicts with a `'step'` and entries such as `'norm/dense/kernel'`; other

@@ -22,7 +22,7 @@ from fnopt.monitor._measure import CHEAP, as_stats, common_dtype, measure, nothi
 
 
 class RecordHealthState(NamedTuple):
-    """The steps seen, the flags as they are now, and a ring of what was measured.
+    """State of `record_health`: step count, current flags, ring buffer of measurements.
 
     Attributes:
         count: How many updates have passed, int32.

@@ -182,7 +182,7 @@ class TensorBoard(Writer):
 
 
 def tee(*sinks: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], None]:
-    """One sink that hands every record to several.
+    """Combine several sinks into one.
 
     Args:
         *sinks: Functions or writers.

@@ -22,7 +22,7 @@ from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learnin
 
 
 class scale_by_acprop(Leafwise):
-    r"""Divides the gradient by how far those *before* it were from their mean.
+    r"""Divide the gradient by the deviation of the *previous* gradients from their mean.
 
     .. math::
         u_t &= \frac{g_t}{\sqrt{\hat\nu_{t-1}} + \epsilon}, \qquad
@@ -84,7 +84,7 @@ def acprop(
     weight_decay: ScalarOrSchedule = 0.0,
     mask: Any = None,
 ) -> Chain:
-    r"""ACProp: steps divided by the deviation of the gradients before.
+    r"""ACProp: Adam-like steps divided by the deviation of the previous gradients.
 
     .. math:: u_t = -\eta_t \left(\frac{g_t}{\sqrt{\hat\nu_{t-1}} + \epsilon} +
               \lambda_t\, \theta_t\right)

@@ -67,7 +67,7 @@ def adadelta(
     weight_decay: ScalarOrSchedule = 0.0,
     weight_decay_mask: Any = None,
 ) -> Chain:
-    r"""Adadelta: steps in the units of the params, from the steps before.
+    r"""Adadelta: steps scaled by the root mean square of past updates.
 
     .. math:: u_t = -\eta_t \sqrt{\frac{E^x_{t-1} + \epsilon}{E^g_t + \epsilon}}\; g_t
 

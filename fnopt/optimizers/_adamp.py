@@ -131,7 +131,7 @@ def adamp(
     nesterov: bool = False,
     mu_dtype: Any = None,
 ) -> Chain:
-    r"""AdamP: AdamW that doesn't lengthen weights of which only the direction counts.
+    r"""AdamP: AdamW without the growth of scale-invariant weights.
 
     .. math:: u_t = -\eta_t \left(\Pi_{\theta_t}\!\left(\frac{\hat\mu_t}
               {\sqrt{\hat\nu_t} + \epsilon}\right) + r_t\, \lambda_t\, \theta_t\right)

@@ -34,7 +34,7 @@ class ScaleByAdanState(NamedTuple):
 
 
 class scale_by_adan(Leafwise):
-    r"""Adam's direction along a gradient that is carried on by its change.
+    r"""Adam's direction with Nesterov momentum from the change of the gradient.
 
     .. math::
         d_t &= g_t - g_{t-1} \;(0 \text{ at first}), \\

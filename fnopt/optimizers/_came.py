@@ -32,7 +32,7 @@ class ScaleByCameState(NamedTuple):
 
 
 class scale_by_came(Leafwise):
-    r"""The mean of Adafactor's steps, divided by how far they are from it.
+    r"""Divide the mean of Adafactor's steps by their deviation from it.
 
     .. math::
         d_t &= \frac{g_t}{\sqrt{\hat V_t}}, \qquad

@@ -49,7 +49,7 @@ class ScaleByGaloreState(NamedTuple):
 
 
 class scale_by_galore(Transformation):
-    r"""An inner optimizer for the projections of gradients onto their largest singular directions.
+    r"""Apply an inner optimizer to gradients in a low-rank projection.
 
     .. math:: u_t = \alpha\, P\, \mathrm{inner}(P^\top G_t), \qquad
               G_\tau = U S V^\top, \quad P = U_{:, 1..r}

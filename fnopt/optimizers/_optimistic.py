@@ -101,7 +101,7 @@ def optimistic_adam_v2(
     mu_dtype: Any = None,
     nesterov: bool = True,
 ) -> Chain:
-    r"""Adam for games: its direction, extrapolated by its change.
+    r"""Optimistic Adam for games (minimax problems): its direction, extrapolated by its change.
 
     .. math:: u_t = -\eta_t\, \big((\alpha + \beta)\, d_t - \beta\, d_{t-1}\big), \qquad
               d_t = \frac{\hat\mu_t}{\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon}
@@ -151,7 +151,7 @@ def optimistic_adam(
     *,
     nesterov: bool = True,
 ) -> Chain:
-    r"""Adam for games, with a rate of its own for the change of its direction.
+    r"""Optimistic Adam for games (minimax problems), with a separate rate of optimism.
 
     .. math:: u_t = -\big((\eta_t + \omega_t)\, d_t - \omega_t\, d_{t-1}\big), \qquad
               d_t = \frac{\hat\mu_t}{\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon}

@@ -54,7 +54,7 @@ class ScaleByPsgdKronState(NamedTuple):
 
 
 class scale_by_psgd_kron(Matrixwise):
-    r"""Whitens mean gradients by two triangular factors, which are learned by steps of their own.
+    r"""Whiten mean gradients by two triangular factors, which are fitted online.
 
     .. math::
         u_t &= Q_L^\top Q_L\, \hat\mu_t\, Q_R^\top Q_R, \qquad

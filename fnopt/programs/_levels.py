@@ -15,7 +15,7 @@ from fnopt.programs._control import Cond, Scan, While, control_view
 
 
 class Node(NamedTuple):
-    """A value inside a function that can be looked at.
+    """A named intermediate value of a function.
 
     Attributes:
         name: What selects this node alone: `'hidden'`, `'hidden#1'`, `'scope:Model/Dense_0'`.

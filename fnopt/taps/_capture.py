@@ -46,7 +46,7 @@ def capture(
     has_aux: bool = False,
     reduce: Any = None,
 ) -> Callable[..., tuple[Any, Captured]]:
-    r"""Looks at nodes inside a function: activations, their cotangents, the gradient, all at once.
+    r"""Return values, cotangents and gradients at named nodes inside a function.
 
     .. math:: h, \qquad \bar h = \frac{\partial\, \text{loss}}{\partial h}, \qquad
               \frac{\partial\, \text{loss}}{\partial\theta}

@@ -63,7 +63,7 @@ def _complex_refused(updates: Any) -> TypeError:
 
 
 class clip_by_global_norm(Transformation):
-    r"""Shrinks all updates together if their joint norm is too large.
+    r"""Clip the global norm of the updates.
 
     .. math:: u = g \cdot \frac{c}{\max(\lVert g \rVert_2,\, c)}
 

@@ -118,7 +118,7 @@ class SkipLargeUpdatesState(NamedTuple):
 
 
 class skip_large_updates(Wrapper):
-    r"""Skips a step whose gradient is too long, or has no length: NaN and infinities.
+    r"""Skip a step whose gradient norm is too large or not finite.
 
     .. math:: (u, s') = \begin{cases} \mathrm{inner}(g, s) & \lVert g \rVert^2 < c \\
               (0, s) & \text{otherwise} \end{cases}

@@ -39,7 +39,7 @@ class ZeroNansState(NamedTuple):
 
 
 class zero_nans(Transformation):
-    r"""Replaces NaN by zero: :math:`u = 0` where :math:`g` is NaN; infinities stay.
+    r"""Replace NaN by zero; infinities stay.
 
     A NaN is seldom alone: the other entries of that gradient are doubtful too. To skip the
     whole step and keep the state, use `apply_if_finite`.

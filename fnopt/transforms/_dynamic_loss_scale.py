@@ -23,7 +23,7 @@ class DynamicLossScaleState(NamedTuple):
 
 
 class dynamic_loss_scale(Wrapper):
-    r"""Takes the scale of a loss out of its gradient, and finds the scale.
+    r"""Divide gradients by the scale of the loss, and adapt the scale to the range of float16.
 
     .. math:: (u, s') = \begin{cases} \mathrm{inner}(g / \sigma, s) & g \text{ is finite} \\
               (0, s) & \text{otherwise} \end{cases} \qquad

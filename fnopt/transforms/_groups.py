@@ -40,7 +40,7 @@ def _checked(groups: Any, what: str) -> dict[str, Any]:
 def param_groups(
     recipe: Callable[..., Any], groups: Mapping[str, Mapping[str, Any]], *args: Any, **kwargs: Any
 ) -> partition:
-    """One optimizer with other numbers, or schedules, for some leaves.
+    """Override hyper-parameters of an optimizer for groups of leaves.
 
     Args:
         recipe: A function that makes an optimizer, such as `fnopt.adamw`.

@@ -34,7 +34,7 @@ class ReduceOnPlateauState(NamedTuple):
 
 
 class reduce_on_plateau(Transformation):
-    r"""Scales updates by a factor that shrinks where the loss no longer falls.
+    r"""Reduce the scale of updates when the loss stops improving.
 
     .. math:: u_t = c_t\, g_t, \qquad c_{t+1} = \begin{cases} \max(f c_t,\, c_{min}) &
               \text{no } \bar v < v_{best} - r\, |v_{best}| - a \text{ in } p \text{ means} \\

@@ -11,7 +11,7 @@ from fnopt.transforms._wrapper import Wrapper
 
 
 class strict(Wrapper):
-    """Refuses extra arguments that nothing takes, and says all that are missing at once.
+    """Refuse unknown extra arguments, and name all missing ones at once.
 
     Every `update` takes any extra argument, so that one call serves all members of a chain. The
     price is that a misspelled one is not noticed. With `strict` around the whole optimizer it is,

@@ -81,7 +81,7 @@ class add_decayed_weights(Leafwise):
 
 
 class independent_weight_decay(add_decayed_weights):
-    r"""Takes a fraction of the params away, whatever the learning rate.
+    r"""Weight decay that does not depend on the learning rate.
 
     .. math:: u_t = g_t - \lambda_t\, \theta_t
 

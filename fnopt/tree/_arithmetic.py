@@ -160,7 +160,7 @@ def add_scale(tree_x: Any, scalar: Any, tree_y: Any) -> Any:
 
 @of_arrays
 def where(condition: Any, tree_x: Any, tree_y: Any) -> Any:
-    r"""A choice between two trees, as `jnp.where`.
+    r"""Choose elementwise between two trees, as `jnp.where`.
 
     Args:
         condition: A bool, or bools that broadcast against every leaf.

@@ -62,7 +62,7 @@ class RestoreReport:
 def restore(
     fresh: Any, saved: Any, rename: Mapping[str, str] | None = None, count: int | None = None
 ) -> tuple[Any, RestoreReport]:
-    """Puts the fitting leaves of a saved tree into a fresh one: pretrained parts, an earlier state.
+    """Copy the matching leaves of a saved tree into a fresh one, with a report.
 
     Leaves belong together if their names do, which are spelled alike for all containers
     (`fnopt.leaf_paths`); the slots of optimizers if the names of slot and param do, wherever in a

@@ -162,7 +162,7 @@ def _state_type(cls: type[Transformation]) -> type | None:
 
 
 def check_state(tx: Transformation, state: Any) -> None:
-    """Raises a TypeError if `state` is not of the class that `tx.init` makes."""
+    """Raise a TypeError if `state` is not of the class that `tx.init` makes."""
     expected = _state_type(type(tx))
     if expected is None or isinstance(state, expected):
         return

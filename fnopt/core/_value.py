@@ -37,7 +37,7 @@ def hyper(
     schedule: bool = False,
     infinite: bool = False,
 ) -> Any:
-    """Declares a numeric hyper-parameter: a pytree leaf, checked when a user gives it.
+    """Declare a numeric hyper-parameter: a pytree leaf, checked when a user gives it.
 
     Python ints become floats (so that `jax.grad` reaches every one), arrays stay arrays, traced
     values pass unchecked. `None` is allowed where it is the default.

@@ -152,7 +152,7 @@ class ProximalState(NamedTuple):
 
 
 class add_proximal_term(Transformation):
-    r"""Pulls params back to where they were at `init`: :math:`u = g + \mu\, (\theta - \theta_0)`.
+    r"""Add a pull towards the parameters at `init`: :math:`u = g + \mu\, (\theta - \theta_0)`.
 
     It is the gradient of FedProx's :math:`\ell(\theta) + \frac\mu2 \lVert \theta - \theta_0
     \rVert^2`, which keeps clients with different data together. Put it first in a client's chain.

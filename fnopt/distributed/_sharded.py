@@ -37,7 +37,7 @@ from fnopt.distributed._packing import (
 
 
 class sharded(Transformation):
-    r"""Divides an optimizer's state and work between the devices of a named axis (ZeRO-1).
+    r"""Divide an optimizer's state and work between the devices of a named axis (ZeRO-1).
 
     .. math:: g^{(k)} = \Bigl(\tfrac1N \sum_{j=1}^{N} g_j\Bigr)^{(k)}, \qquad
               u^{(k)}, s_k' = \mathrm{inner}(g^{(k)}, s_k, \theta^{(k)}), \qquad

@@ -20,7 +20,7 @@ _SLACK = 1e3  # of the rounding unit: a row of a large Jacobian adds many number
 def check_sparsity(
     fn: Callable[..., Any], pattern: Any, *, mode: str = "auto"
 ) -> Callable[..., None]:
-    r"""Checks by trial that the Jacobian of a function has no entry outside of a pattern.
+    r"""Check by trial that the Jacobian of a function has no entry outside of a pattern.
 
     An entry that the pattern of `sparse_jacobian` lacks is taken for another one, and nothing
     tells. But it changes products: here one with a random vector is compared with the exact

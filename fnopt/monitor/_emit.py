@@ -135,7 +135,7 @@ class EmitHealthState(NamedTuple):
 
 
 class emit_health(Transformation):
-    """Passes updates through unchanged, and sends their health to a function every so many steps.
+    """Pass updates through unchanged, and send their health to a function every few steps.
 
     It is `emit` of `health` as a transform, for training loops whose step one can't edit.
 

@@ -77,7 +77,7 @@ def _chosen(tx: Transformation, state: Any, name: str | None) -> tuple[Any, Reco
 def health_history(
     tx: Transformation, state: Any, params: Any, *, name: str | None = None
 ) -> History:
-    """Reads what a `record_health` inside an optimizer has recorded.
+    """Read the history that `record_health` keeps in the state of an optimizer.
 
     Call it outside `jax.jit`. Of a state with further axes (a `jax.vmap` over optimizers) take one
     entry first: `jax.tree.map(lambda x: x[i], state)`.

@@ -37,7 +37,7 @@ class RecordHealthState(NamedTuple):
 
 
 class record_health(Transformation):
-    r"""Passes updates through unchanged, and keeps their health of the last steps in its state.
+    r"""Pass updates through unchanged, and keep the health of the last steps in the state.
 
     .. math:: u = g, \qquad s_{t+1} = s_t \cup \mathrm{health}(g_t)
 

@@ -20,7 +20,7 @@ from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learnin
 
 
 class scale_by_belief(Leafwise):
-    r"""Divides the mean gradient by the root mean square of the gradient's distance from it.
+    r"""Divide the mean gradient by the root mean square of the gradient's distance from it.
 
     .. math::
         \mu_t &= \beta_1 \mu_{t-1} + (1-\beta_1)\, g_t, \qquad

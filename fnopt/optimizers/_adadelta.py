@@ -26,7 +26,7 @@ class ScaleByAdadeltaState(NamedTuple):
 
 
 class scale_by_adadelta(Leafwise):
-    r"""Scales the gradient by the root mean square of the updates over its own.
+    r"""Scale the gradient by the root mean square of the updates over its own.
 
     .. math::
         E^g_t = \rho E^g_{t-1} + (1-\rho)\, |g_t|^2, \qquad

@@ -64,7 +64,7 @@ def adam_scalars(h: Any, t: Any, nesterov: bool = False) -> dict[str, Any]:
 
 
 class scale_by_adam(Leafwise):
-    r"""Divides the mean gradient by its root mean square, both bias-corrected.
+    r"""Divide the mean gradient by its root mean square, both bias-corrected.
 
     .. math::
         \mu_t &= \beta_1 \mu_{t-1} + (1-\beta_1)\, g_t, \qquad

@@ -31,7 +31,7 @@ class ScaleByAdamaxState(NamedTuple):
 
 
 class scale_by_adamax(Leafwise):
-    r"""Divides the mean gradient by its decaying maximum.
+    r"""Divide the mean gradient by its decaying maximum.
 
     .. math::
         \mu_t = \beta_1 \mu_{t-1} + (1-\beta_1)\, g_t, \qquad

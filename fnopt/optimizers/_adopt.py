@@ -39,7 +39,7 @@ class ScaleByAdoptState(NamedTuple):
 
 
 class scale_by_adopt(Leafwise):
-    r"""Averages gradients that were normalised by the second moment *before* this step.
+    r"""Average gradients that were normalised by the second moment *before* this step.
 
     .. math::
         c_t &= \frac{g_t}{\max(\sqrt{\nu_{t-1}},\, \epsilon)}, \qquad

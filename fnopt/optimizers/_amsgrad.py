@@ -34,7 +34,7 @@ class ScaleByAmsgradState(NamedTuple):
 
 
 class scale_by_amsgrad(Leafwise):
-    r"""Divides the mean gradient by the root of the largest mean square so far.
+    r"""Divide the mean gradient by the root of the largest mean square so far.
 
     .. math::
         \mu_t &= \beta_1 \mu_{t-1} + (1-\beta_1)\, g_t, \qquad

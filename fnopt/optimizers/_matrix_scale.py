@@ -30,7 +30,7 @@ from fnopt.optimizers._matrix_rule import as_rule, layouts_of
 
 
 class scale_by_matrix_shape(Transformation):
-    r"""Scales updates by a factor of the shapes of their matrices.
+    r"""Scale updates by a factor of the shapes of their matrices.
 
     .. math:: u = s\, g, \qquad s = \begin{cases} \sqrt{\max(1,\ \text{outputs} / \text{inputs})} \\
               \rho \sqrt{\max(\text{inputs}, \text{outputs})} & \text{with } \rho \text{ given}

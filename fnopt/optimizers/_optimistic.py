@@ -21,7 +21,7 @@ class ScaleByOptimisticGradientState(NamedTuple):
 
 
 class scale_by_optimistic_gradient(Leafwise):
-    r"""Extrapolates the gradient by its change.
+    r"""Extrapolate the gradient by its change.
 
     .. math:: u_t = (\alpha + \beta)\, g_t - \beta\, g_{t-1}, \qquad g_0 = g_1
 

@@ -36,7 +36,7 @@ class ScaleByPolyakState(NamedTuple):
 
 
 class scale_by_polyak(Transformation):
-    r"""Scales by the step that would reach the smallest loss if it were linear.
+    r"""Scale by the step that would reach the smallest loss if it were linear.
 
     .. math:: u = \min\left(\frac{f(\theta) - f^*}{\lVert g \rVert^2 + \epsilon},\;
               \eta_{max}\right) g

@@ -33,7 +33,7 @@ class ScaleByQhadamState(NamedTuple):
 
 
 class scale_by_qhadam(Leafwise):
-    r"""Divides a mix of gradient and mean gradient by the root of a mix of their squares.
+    r"""Divide a mix of gradient and mean gradient by the root of a mix of their squares.
 
     .. math::
         \mu_t &= \beta_1 \mu_{t-1} + (1-\beta_1)\, g_t, \qquad

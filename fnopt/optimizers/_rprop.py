@@ -19,7 +19,7 @@ class ScaleByRpropState(NamedTuple):
 
 
 class scale_by_rprop(Leafwise):
-    r"""Steps along the sign of the gradient, longer while it stays and shorter when it changes.
+    r"""Step along the sign of the gradient, with sizes that grow while the sign stays.
 
     .. math::
         a_t &= \operatorname{sign}(g_t)\, \operatorname{sign}(u_{t-1}), \qquad

@@ -33,7 +33,7 @@ class ScaleByLBFGSState(NamedTuple):
 
 
 class scale_by_lbfgs(Transformation):
-    r"""Multiplies gradients by an approximate inverse Hessian of low rank (L-BFGS).
+    r"""Multiply gradients by an approximate inverse Hessian of low rank (L-BFGS).
 
     .. math:: P_{j+1} = V_j^T P_j V_j + \rho_j\, s_j s_j^T, \quad V_j = I - \rho_j\, y_j s_j^T,
               \quad \rho_j = 1 / \langle s_j, y_j \rangle, \quad P_{k-m} = \gamma I

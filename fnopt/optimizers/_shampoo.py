@@ -60,7 +60,7 @@ def _grafting(name: Any) -> str:
 
 
 class scale_by_shampoo(Matrixwise):
-    r"""Multiplies mean gradients by inverse roots of their mean outer products, from both sides.
+    r"""Multiply mean gradients by inverse roots of their mean outer products, from both sides.
 
     .. math::
         L_t &= \beta_2 L_{t-1} + (1-\beta_2)\, G_t G_t^\top, \qquad

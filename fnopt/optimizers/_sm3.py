@@ -32,7 +32,7 @@ class ScaleBySM3State(NamedTuple):
 
 
 class scale_by_sm3(Leafwise):
-    r"""Divides gradients by the root of a sum of squares that is kept for rows and columns only.
+    r"""Divide gradients by the root of a sum of squares that is stored by rows and columns.
 
     .. math:: v_{ij} &= \min(\rho_i,\, \kappa_j) + |g_{ij}|^2, \qquad
               \rho_i = \max_j v_{ij}, \quad \kappa_j = \max_i v_{ij}, \\

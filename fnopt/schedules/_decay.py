@@ -12,7 +12,7 @@ from fnopt.schedules._time import between, cosine, fraction, numbers, since
 
 
 class exponential_decay(Schedule):
-    r"""Decays by a constant factor every `transition_steps` steps.
+    r"""Decay by a constant factor every `transition_steps` steps.
 
     .. math:: \eta_t = I\, r^{x_t}, \qquad x_t = \max\left(\frac{t - B}{T},\, 0\right)
 

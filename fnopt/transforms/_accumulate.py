@@ -40,7 +40,7 @@ class AccumulateState(NamedTuple):
 
 
 class accumulate(Wrapper):
-    r"""Adds up gradients over `k` calls, then makes one step of the inner transform.
+    r"""Add up gradients over `k` calls, then make one step of the inner transform.
 
     .. math:: u_t = \begin{cases} \mathrm{inner}\big(\tfrac1k \sum_{i=t-k+1}^{t} g_i\big)
               & k \text{ divides } t \\ 0 & \text{otherwise} \end{cases}

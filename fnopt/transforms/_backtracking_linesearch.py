@@ -37,7 +37,7 @@ class _Trial(NamedTuple):
 
 
 class scale_by_backtracking_linesearch(Transformation):
-    r"""Shortens a step until the value falls enough (Armijo's criterion).
+    r"""Shorten a step until the value falls enough (Armijo's criterion).
 
     .. math:: f(\theta + \eta u) \le f(\theta) + \delta\, |f(\theta)| + \eta\, c\, \langle u,
               \nabla f \rangle + \epsilon

@@ -114,7 +114,7 @@ def _is_sequence_of_members(given: Any) -> bool:
 
 
 def chain(*transforms: Any) -> Chain:
-    r"""Applies transforms one after another.
+    r"""Apply transforms one after another.
 
     .. math:: u^{(0)} = g, \qquad u^{(i)}, s_i' = \mathrm{update}_i(u^{(i-1)}, s_i, \theta)
 

@@ -23,7 +23,7 @@ from fnopt.core import (
 
 
 class clip(Transformation):
-    r"""Clips every element to an interval: :math:`u = \min(\max(g, -c), c)`.
+    r"""Clip every element to an interval: :math:`u = \min(\max(g, -c), c)`.
 
     Args:
         max_delta: :math:`c`, the largest absolute value of an element.

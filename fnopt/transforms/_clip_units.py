@@ -44,7 +44,7 @@ class clip_by_block_rms(Leafwise):
 
 
 class scale_by_param_block_norm(Leafwise):
-    r"""Scales every leaf by the norm of its params.
+    r"""Scale every leaf by the norm of its parameters.
 
     .. math:: u_\ell = \max(\lVert \theta_\ell \rVert,\, s)\, g_\ell
 
@@ -67,7 +67,7 @@ class scale_by_param_block_norm(Leafwise):
 
 
 class scale_by_param_block_rms(Leafwise):
-    r"""Scales every leaf by the root mean square of its params.
+    r"""Scale every leaf by the root mean square of its parameters.
 
     .. math:: u_\ell = \max(\mathrm{rms}(\theta_\ell),\, s)\, g_\ell
 

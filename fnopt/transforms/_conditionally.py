@@ -60,7 +60,7 @@ class _Conditional(Wrapper):
 
 
 class conditionally_transform(_Conditional):
-    r"""Applies a transform in some steps; in the others, updates pass unchanged.
+    r"""Apply a transform in some steps; in the others, updates pass unchanged.
 
     .. math:: (u_t, s') = \begin{cases} \mathrm{inner}(g_t, s) & c(t) \\
               (g_t, s) & \text{otherwise} \end{cases}
@@ -87,7 +87,7 @@ class conditionally_transform(_Conditional):
 
 
 class conditionally_mask(_Conditional):
-    r"""Applies a transform in some steps; in the others, updates are zero.
+    r"""Apply a transform in some steps; in the others, updates are zero.
 
     .. math:: (u_t, s') = \begin{cases} \mathrm{inner}(g_t, s) & c(t) \\
               (0, s) & \text{otherwise} \end{cases}

@@ -11,7 +11,7 @@ from fnopt.core import Leafwise, Transformation, is_inexact
 
 
 class keep_params_nonnegative(Leafwise):
-    r"""Shortens updates where they would make a param negative: :math:`u = \max(g, -\theta)`.
+    r"""Shorten updates where they would make a parameter negative: :math:`u = \max(g, -\theta)`.
 
     It belongs at the end of a chain. Params that are negative at the start go to zero.
 

@@ -89,7 +89,7 @@ def param_groups(
 def scale_by_group(
     factors: Mapping[str, ScalarOrSchedule], default: ScalarOrSchedule = 1.0
 ) -> partition:
-    r"""Scales every leaf by the factor of its group: :math:`u_\ell = c_\ell\, g_\ell`.
+    r"""Scale every leaf by the factor of its group: :math:`u_\ell = c_\ell\, g_\ell`.
 
     Behind an optimizer it makes learning rates of leaves, decoupled weight decay included.
 

@@ -18,7 +18,7 @@ from fnopt.core import (
 
 
 class normalize_by_update_norm(Transformation):
-    r"""Divides all updates by their joint norm.
+    r"""Divide all updates by their joint norm.
 
     .. math:: u = \frac{c}{\lVert g \rVert_2 + \epsilon}\, g
 

@@ -53,7 +53,7 @@ def _has_a_text(label: Any) -> bool:
 
 
 class Selector(Value):
-    """Gives every leaf of a tree a label, from its path, shape and dtype.
+    """Give every leaf of a tree a label, from its path, shape and dtype.
 
     The kinds are `by_path` (a function), `by_pattern` (patterns on the path) and `Labels` (a tree
     of labels, made where a plain tree is given). A selector is a value: it compares, hashes,
@@ -74,7 +74,7 @@ class Selector(Value):
 
 
 class by_path(Selector):
-    """Selects by a function of the leaf's path and the leaf.
+    """Select by a function of the leaf's path and the leaf.
 
     The function is called while JAX traces, so it decides from the path, shape and dtype: values
     are not known then.
@@ -124,7 +124,7 @@ def _pair(item: Any) -> tuple[str, Label]:
 
 
 class by_pattern(Selector):
-    """Selects by glob patterns on the leaf's path; the first pattern that matches decides.
+    """Select by glob patterns on the leaf's path; the first pattern that matches decides.
 
     `*` stands for any text, slashes included, `?` for one character, `[ab]` for one of a set. A
     leading `*/` also stands for nothing, so `'*/bias'` finds `'bias'` at the top too; the path of

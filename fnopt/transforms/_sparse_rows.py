@@ -30,7 +30,7 @@ class SparseRowsState(NamedTuple):
 
 
 class sparse_rows(Wrapper):
-    r"""Steps embedding tables by the rows that a batch has looked up, and leaves the others alone.
+    r"""Update the rows of embedding tables that a batch has looked up, and no others.
 
     .. math:: (u_i, s_i') &= \mathrm{inner}(g_i, s_i, \theta_i) \quad \text{for the rows } i
               \text{ of the batch}, \\

@@ -22,7 +22,7 @@ def _as_mask(mask: Any) -> Any:
 
 
 class add_decayed_weights(Leafwise):
-    r"""Adds a multiple of the params to the updates: :math:`u_t = g_t + \lambda_t\, \theta_t`.
+    r"""Add a multiple of the parameters to the updates: :math:`u_t = g_t + \lambda_t\, \theta_t`.
 
     Between a direction and `scale_by_learning_rate` it is decoupled weight decay; in front of a
     direction it is the gradient of :math:`\frac{\lambda}{2} \lVert \theta \rVert^2`.

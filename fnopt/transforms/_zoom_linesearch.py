@@ -42,7 +42,7 @@ class ScaleByZoomLinesearchState(NamedTuple):
 
 
 class scale_by_zoom_linesearch(Transformation):
-    r"""Finds a step that meets the strong Wolfe conditions.
+    r"""Find a step that meets the strong Wolfe conditions.
 
     .. math:: f(\theta + \eta u) \le f(\theta) + c_1 \eta \langle u, \nabla f(\theta) \rangle +
               \epsilon, \qquad

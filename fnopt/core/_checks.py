@@ -137,7 +137,7 @@ def check_returned(tree: Any, what: str) -> None:
         if not _is_of_a_program(leaf):
             raise TypeError(
                 f"{what} has {leaf!r:.60} as {shown(path)}, expected arrays and numbers: the "
-                "function is compiled. What is none of them add to the result outside of it."
+                "function is compiled. Add other values to the result outside of the function."
             )
 
 

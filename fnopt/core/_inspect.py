@@ -180,8 +180,8 @@ def step_count(tx: Any, state: Any) -> jax.Array:
     first = next(counts, None)
     if first is None:
         raise ValueError(
-            f"step_count: nothing in the state of {type(tx).__name__} counts steps; count them in "
-            "the loop, or give a rate a schedule (fnopt.constant_schedule keeps it as it is)."
+            f"step_count: the state of {type(tx).__name__} has no step count. Count steps in the "
+            "loop, or use a schedule as learning rate (fnopt.constant_schedule for a constant)."
         )
     return first
 

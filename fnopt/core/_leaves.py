@@ -79,7 +79,7 @@ def check_same_tree(tree: Any, other: Any, what: str, other_what: str) -> None:
     theirs, other_treedef = leaves_with_names(other)
     if any(map(is_rows, jax.tree.leaves(tree, is_leaf=is_rows))):
         raise ValueError(
-            f"{where()}the {what} have Rows of a table, which only fnopt.sparse_rows steps: put it "
+            f"{where()}the {what} contain Rows, which only fnopt.sparse_rows updates: put it "
             "around the whole optimizer, as in sparse_rows(chain(...))."
         )
     if is_pair_with(tree, 1, other_structure):

@@ -24,7 +24,9 @@ def as_dtype(dtype: Any) -> Any:
     # NumPy takes an array for the name of its dtype, and "a" for that of strings.
     is_array = isinstance(dtype, (np.generic, np.ndarray, jax.Array))
     if is_array or known is None or not jnp.issubdtype(known, jnp.inexact):
-        raise TypeError(f"{dtype!r} is no floating dtype, expected one as jnp.bfloat16 or None.")
+        raise TypeError(
+            f"{dtype!r} is not a floating dtype, expected a dtype such as jnp.bfloat16, or None."
+        )
     return known
 
 

@@ -115,7 +115,7 @@ def check_arrays(what: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
         if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
             raise TypeError(
                 f"{what}: {path} is {type(leaf).__name__}, expected an array or a "
-                "jax.ShapeDtypeStruct. Close over what is no array: "
+                "jax.ShapeDtypeStruct. Close over other values: "
                 f"{what}(lambda x: fn(x, setting))(x)."
             )
         if not all(isinstance(d, (int, np.integer)) for d in leaf.shape):

@@ -128,8 +128,8 @@ def _weights(num_examples: Any, clients: int) -> jax.Array:
     known = not isinstance(weights, Tracer)
     if known and not (all_finite(weights) & (weights >= 0).all() & weights.any()):
         raise ValueError(
-            f"federated: num_examples = {weights.tolist()}, expected finite numbers, none negative "
-            "and not only zeros."
+            f"federated: num_examples = {weights.tolist()}, expected finite numbers >= 0 with a "
+            "positive sum."
         )
     return jnp.where(all_finite(weights) & (weights >= 0), weights, jnp.zeros_like(weights))
 

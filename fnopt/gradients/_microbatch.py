@@ -134,7 +134,9 @@ def _prefix(rule: Any, results: Any) -> list[str]:
     found = [r for rs in jax.tree.leaves(rules, is_leaf=lambda x: isinstance(x, list)) for r in rs]
     for r, x in zip(found, jax.tree.leaves(results), strict=True):
         if r == "mean" and not jnp.issubdtype(x.dtype, jnp.inexact):
-            raise TypeError(f"microbatch: the mean of a result that is {x.dtype}; sum it.")
+            raise TypeError(
+                f"microbatch: a result is {x.dtype}, expected floats for 'mean'. Use 'sum' for it."
+            )
     return found
 
 

@@ -65,7 +65,7 @@ def check_sparsity(
             raise ValueError(
                 f"{_NAME}: the Jacobian has entries outside of the pattern: in the rows "
                 f"{_listed(rows)} (outputs, laid end to end), in the columns {_listed(cols)} "
-                "(params). Add them, or sparse_jacobian returns something else."
+                "(params). Add them: without them sparse_jacobian returns wrong entries."
             )
 
     return check

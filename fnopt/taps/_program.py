@@ -227,7 +227,7 @@ def checked_names(name: str, names: Any) -> Names:
     if names is None:
         return None
     if callable(names):
-        raise TypeError(f"{name}: names is a function, expected names of nodes behind a function.")
+        raise TypeError(f"{name}: names is a function, expected names of nodes after the function.")
     given = (names,) if isinstance(names, str) else tuple(names)
     for n in given:
         if not isinstance(n, str):

@@ -137,7 +137,7 @@ def chain(*transforms: Any) -> Chain:
         ['clip', 'sgd']
     """
     if not transforms:
-        raise ValueError("chain() of nothing: give it at least one transform (or use identity()).")
+        raise ValueError("chain: no transform is given, expected at least one (or identity()).")
     if len(transforms) == 1 and _is_sequence_of_members(transforms[0]):
         raise TypeError(
             "chain takes its members one by one: write chain(a, b), or chain(*members)."

@@ -29,8 +29,8 @@ class GroupLabels(by_pattern):
 def _checked(groups: Any, what: str) -> dict[str, Any]:
     if not isinstance(groups, Mapping) or not all(isinstance(k, str) for k in groups):
         raise TypeError(
-            f"{where()}{what}: {groups!r}, expected a dict from pattern on the leaf path, as "
-            "'*/bias' or 'encoder/*', to what holds for these leaves."
+            f"{where()}{what}: {groups!r}, expected a dict whose keys are patterns of leaf paths, "
+            "such as '*/bias' or 'encoder/*'."
         )
     if _REST in groups:
         raise ValueError(f"{where()}{what}: {_REST!r} is the name of all other leaves.")

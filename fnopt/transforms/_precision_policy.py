@@ -84,7 +84,7 @@ class precision_policy(StoredSlots):
         ):
             raise ValueError(
                 f"{where()}precision_policy: compute_dtype = {self.compute_dtype}, expected "
-                "float32 or wider: averages and epsilons are lost in less."
+                "float32 or wider: narrower dtypes lose averages and epsilons."
             )
 
     @property

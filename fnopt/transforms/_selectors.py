@@ -104,7 +104,7 @@ class by_path(Selector):
         return [self.fn(path, leaf) for path, leaf in leaves]
 
 
-def _pattern_pairs(patterns: Any) -> tuple[tuple[str, Label], ...]:
+def _pattern_pairs(patterns: Any) -> tuple[tuple[str, Any], ...]:
     if isinstance(patterns, str):
         patterns = (patterns,)
     items = patterns.items() if isinstance(patterns, Mapping) else patterns
@@ -113,9 +113,12 @@ def _pattern_pairs(patterns: Any) -> tuple[tuple[str, Label], ...]:
     return tuple((p, True) if isinstance(p, str) else _pair(p) for p in items)
 
 
-def _pair(item: Any) -> tuple[str, Label]:
+def _pair(item: Any) -> tuple[str, Any]:
     match item:
         case (str(pattern), label):
+            # What has fields (dimension numbers) is for who asked for it; `select` wants labels.
+            if isinstance(label, Value) or hasattr(label, "_fields"):
+                return pattern, label
             return pattern, as_label(label, f"by_pattern: the label of {pattern!r}")
     raise TypeError(
         f"by_pattern: {item!r} is a {type(item).__name__}, expected patterns (strings), or a dict "
@@ -132,7 +135,7 @@ class by_pattern(Selector):
 
     Args:
         patterns: A pattern or several, whose leaves are labelled True; or a mapping from pattern
-            to label.
+            to label. A value such as `fnopt.MatrixDimensionNumbers` is handed on as it is.
         default: The label of the leaves that no pattern matches. Without it they are labelled
             False if the patterns' labels are all True, else they are an error.
 
@@ -150,7 +153,7 @@ class by_pattern(Selector):
     """
 
     patterns: Any = static(convert=_pattern_pairs)
-    default: Label | None = static(default=None)
+    default: Any = static(default=None)
 
     def choose(self, leaves: Leaves) -> list[Any]:
         """The label of the first pattern that matches, for every leaf."""

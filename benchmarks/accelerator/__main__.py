@@ -29,6 +29,7 @@ PARTS: dict[str, Callable[[Run], Iterator[Case]]] = {
     "clipping": clipping.cases,
     "training": training.cases,
     "precision": precision.cases,
+    "more_fits": fits.more_cases,
     "large_steps": steps.more_cases,
 }
 

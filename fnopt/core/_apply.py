@@ -135,7 +135,7 @@ def _mismatch(params: Any, updates: Any, treedef: Any) -> str:
 
 
 def is_pair_with(x: Any, i: int, treedef: Any) -> bool:
-    """Whether a value is a pair whose part `i` has this structure: a pair by mistake."""
+    """Whether a value is a pair whose part `i` has this structure, such as (value, grads)."""
     if type(x) is not tuple or len(x) != 2:
         return False
     return jax.tree.structure(x[i], is_leaf=_is_leaf) == treedef

@@ -1,4 +1,4 @@
-"""The Hessian of a function whose params are coupled a few at a time."""
+"""Sparse Hessians of scalar functions, by star colouring."""
 
 from __future__ import annotations
 

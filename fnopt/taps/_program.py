@@ -125,7 +125,7 @@ class TracedCall(NamedTuple):
         return found
 
     def one(self, name: str, ask: Ask) -> int:
-        """The one node of a name.
+        """Return the only node of a name.
 
         Raises:
             ValueError: If the name matches none, or several, or one without what is asked for.

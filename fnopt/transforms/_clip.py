@@ -89,7 +89,7 @@ class clip_by_global_norm(Transformation):
     def update(
         self, updates: Any, state: EmptyState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, EmptyState]:
-        """The updates times one factor."""
+        """Scale all updates by one factor."""
         norm = global_norm(updates)
         max_norm = lax.convert_element_type(self.max_norm, norm.dtype)
         # One scalar factor, not a select over two trees: XLA fuses a product into whatever comes

@@ -180,7 +180,7 @@ def where(condition: Any, tree_x: Any, tree_y: Any) -> Any:
 
 @of_arrays
 def clip(tree: Any, min_value: Any = None, max_value: Any = None) -> Any:
-    r"""A tree with every number moved between two bounds.
+    r"""Clip every number of a tree to an interval.
 
     Args:
         tree: A tree of real numbers.

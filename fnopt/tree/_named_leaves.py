@@ -1,4 +1,4 @@
-"""The names that leaves of saved and of fresh trees are known by."""
+"""Names by which leaves of saved and fresh trees are matched."""
 
 from __future__ import annotations
 

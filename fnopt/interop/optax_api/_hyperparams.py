@@ -58,7 +58,7 @@ class _injected(Transformation):
         return updates, InjectStatefulHyperparamsState(increment(state.count), now, states, inner)
 
     def members(self, state: Any = None) -> tuple[Member, ...]:
-        """What the numbers of the state make."""
+        """Transforms that are built from the numbers in the state."""
         if state is None:
             return ()
         return (Member("inner", self.factory(**state.hyperparams), state.inner_state),)

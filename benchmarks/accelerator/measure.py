@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -138,7 +138,7 @@ class Call(Loop):
         return seconds
 
 
-def seconds_per_step(loops: dict[str, Loop], run: Run) -> dict[str, dict[str, float]]:
+def seconds_per_step(loops: Mapping[str, Loop], run: Run) -> dict[str, dict[str, float]]:
     """Median, least and largest seconds per step of every variant, measured in turns."""
     counts = {}
     for name, loop in loops.items():

@@ -25,7 +25,12 @@ class Record:
         return not self.again and "rows" in self.parts.get(part, {}).get(case, {})
 
     def add(self, part: str, case: str, **entry: Any) -> None:
-        """Keeps an entry (`rows`, `error` or `skipped`) and writes both files."""
+        """Keeps an entry (`rows`, `error` or `skipped`) and writes both files.
+
+        Rows that were measured before are kept rather than a reason for skipping.
+        """
+        if "skipped" in entry and "rows" in self.parts.get(part, {}).get(case, {}):
+            return
         self.parts.setdefault(part, {})[case] = entry
         self.path.parent.mkdir(parents=True, exist_ok=True)
         replace(self.path, json.dumps(self.parts, indent=1) + "\n")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from fnopt.core import _exponents as exponents
+from fnopt.core._abstract import is_abstract as is_abstract
+from fnopt.core._abstract import zeros_for as zeros_for
 from fnopt.core._apply import Params as Params
 from fnopt.core._apply import apply_updates
 from fnopt.core._apply import cast_like as cast_like
@@ -49,7 +51,9 @@ from fnopt.core._extra_args import ANY as ANY
 from fnopt.core._extra_args import EXTRA_ARGS
 from fnopt.core._extra_args import as_value as as_value
 from fnopt.core._extra_args import named_by as named_by
+from fnopt.core._extra_args import names_taken as names_taken
 from fnopt.core._follow import incremental_update, periodic_update
+from fnopt.core._foreign import as_transformation, foreign
 from fnopt.core._in_turn import after as after
 from fnopt.core._in_turn import in_turn as in_turn
 from fnopt.core._inspect import hyperparams, named, slot_names, slots, step_count
@@ -144,9 +148,7 @@ from fnopt.core._transformation import (
     EmptyState,
     Member,
     Transformation,
-    as_transformation,
     check_state,
-    foreign,
 )
 from fnopt.core._transformation import is_wide as is_wide
 from fnopt.core._translated import translated as translated

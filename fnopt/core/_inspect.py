@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core._dtypes import default_float
+from fnopt.core._foreign import as_transformation, foreign
 from fnopt.core._slots import counts_steps, declared_slots
-from fnopt.core._transformation import Member, Transformation, as_transformation, foreign
+from fnopt.core._transformation import Member, Transformation
 
 _Path = tuple[str, ...]
 _COUNTS = ("count", "step", "gradient_step")  # the names of a state's own count

@@ -120,6 +120,25 @@ def test_init_returns_strong_typed_arrays_only(case: Any):
 
 
 @every
+def test_init_of_shapes_is_that_of_arrays_or_refused(case: Any):
+    tx, params = case.make(), make_tree(0, "mixed")
+    shapes = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype), params)
+    expected = tx.init(params)
+    if _depends_on_values(tx, params):
+        with pytest.raises(ValueError, match=r"begin with values of the params.*jax\.eval_shape"):
+            tx.init(shapes)
+    else:
+        assert_identical(tx.init(shapes), expected)
+    assert signature(jax.eval_shape(tx.init, shapes)) == signature(expected)
+
+
+def _depends_on_values(tx: Any, params: Any) -> bool:
+    states = tx.init(params), tx.init(jax.tree.map(lambda p: p + jnp.ones_like(p), params))
+    pairs = zip(*map(jax.tree.leaves, states), strict=True)
+    return not all(np.array_equal(a, b, equal_nan=True) for a, b in pairs)
+
+
+@every
 @pytest.mark.parametrize(("kind", "grads_kind"), PAIRS)
 def test_state_and_updates_keep_the_types_of_the_params(case: Any, kind: str, grads_kind: str):
     with jax.enable_x64("f64" in kind or "wide" in kind):

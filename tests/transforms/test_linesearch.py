@@ -36,6 +36,13 @@ OPTIMIZERS = {
     "zoom_limited": lambda m: m.chain(
         m.sgd(1.0), m.scale_by_zoom_linesearch(25, max_learning_rate=0.1, approx_dec_rtol=None)
     ),
+    # Always from the longest step; never a longer one than the last; none grows back.
+    **{
+        f"backtracking_{factor}": lambda m, factor=factor: m.chain(
+            m.sgd(1.0), m.scale_by_backtracking_linesearch(60, 1e-3, 0.7, factor, 3.0)
+        )
+        for factor in (np.inf, 1.0, 0.9)
+    },
     "backtracking": lambda m: m.chain(
         m.sgd(1.0), m.scale_by_backtracking_linesearch(60, 1e-3, 0.7, 2.0, 3.0)
     ),
@@ -222,3 +229,32 @@ def test_the_relative_tolerance_of_backtracking_is_of_the_modulus():
             value_fn=lambda x, rise=rise: jnp.sum(jnp.where(x > 0.9, rise, 0.0)) - 1,
         )
         np.testing.assert_allclose(state.learning_rate, taken, rtol=1e-6)
+
+
+@pytest.mark.parametrize("factor", [np.inf, 1.0, 0.5])
+def test_growth_after_a_step_that_underflowed(factor):
+    tx = fnopt.scale_by_backtracking_linesearch(2, increase_factor=factor, max_learning_rate=0.5)
+    x = jnp.ones(2)
+    state = tx.init(x)._replace(learning_rate=jnp.zeros(()))
+    value, grad = jax.value_and_grad(rosenbrock)(x * 0.5)
+    known = {"value": value, "grad": grad, "value_fn": rosenbrock}
+    updates, state = tx.update(-grad, state, x * 0.5, **known)
+    assert np.isfinite(updates).all()
+    expected = 0.5 * 0.8**2 if factor == np.inf else 0
+    np.testing.assert_allclose(state.learning_rate, expected, rtol=1e-6)
+
+
+def test_no_step_without_a_length():
+    with pytest.raises(ValueError, match="increase_factor and max_learning_rate are infinite"):
+        fnopt.scale_by_backtracking_linesearch(2, increase_factor=np.inf, max_learning_rate=np.inf)
+
+
+@pytest.mark.parametrize("name", ["scale_by_backtracking_linesearch", "scale_by_zoom_linesearch"])
+def test_a_misspelt_argument_is_refused(name):
+    tx = fnopt.chain(fnopt.sgd(1.0), getattr(fnopt, name)(5))
+    x = jnp.ones(2)
+    known = {"value": jnp.ones(()), "grad": x, "value_fn": lambda x, scale=1.0: scale * x.sum()}
+    for wrong, right in {"valeu": "value", "scael": "scale"}.items():
+        with pytest.raises(TypeError, match=f"argument '{wrong}', .* did you mean '{right}'"):
+            tx.update(-x, tx.init(x), x, **known, **{wrong: 3})
+    tx.update(-x, tx.init(x), x, **known, scale=2.0, loss=3.0)  # another member's, in a chain

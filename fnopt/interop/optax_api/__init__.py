@@ -20,6 +20,10 @@ from fnopt.interop.optax_api._hyperparams import (
     InjectStatefulHyperparamsState,
     inject_hyperparams,
 )
+from fnopt.interop.optax_api._linesearch import (
+    scale_by_backtracking_linesearch,
+    scale_by_zoom_linesearch,
+)
 from fnopt.interop.optax_api._lookahead import LookaheadParams, LookaheadState, lookahead
 from fnopt.interop.optax_api._micro import micro_grad, micro_vmap
 from fnopt.interop.optax_api._microbatch import microbatch, reshape_batch_axis
@@ -132,8 +136,10 @@ __all__ = [
     "reshape_batch_axis",
     "safe_norm",
     "safe_root_mean_squares",
+    "scale_by_backtracking_linesearch",
     "scale_by_learning_rate",
     "scale_by_schedule",
+    "scale_by_zoom_linesearch",
     "schedule_free_eval_params",
     "selective_transform",
     "skip_large_updates",

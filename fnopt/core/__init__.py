@@ -129,6 +129,7 @@ from fnopt.core._slots import Tally as Tally
 from fnopt.core._slots import declared_slots as declared_slots
 from fnopt.core._slots import own_slots as own_slots
 from fnopt.core._slots import slot_copy as slot_copy
+from fnopt.core._slots import stored_after as stored_after
 from fnopt.core._spread import axes_of as axes_of
 from fnopt.core._spread import filled_like as filled_like
 from fnopt.core._spread import gathered as gathered

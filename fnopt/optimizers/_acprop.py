@@ -15,6 +15,7 @@ from fnopt.core import (
     hyper,
     positive_root,
     squared_modulus,
+    stored_after,
 )
 from fnopt.optimizers._adam import ScaleByAdamState
 from fnopt.optimizers._recipe import recipe
@@ -70,8 +71,9 @@ class scale_by_acprop(Leafwise):
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
         divisor = positive_root(nu / h.seen)
         divisor = jnp.where(h.later > 0, divisor, jnp.ones_like(divisor)) + h.eps
-        nu = ema(nu, squared_modulus(g - mu), h.b2) + h.eps_root
-        return g / divisor, ema(mu, g, h.b1), nu
+        u = g / divisor
+        nu = stored_after(ema(nu, squared_modulus(g - mu), h.b2) + h.eps_root, u)
+        return u, stored_after(ema(mu, g, h.b1), nu), nu
 
 
 @recipe

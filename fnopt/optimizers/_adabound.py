@@ -82,6 +82,7 @@ class scale_by_adabound(_Bounded):
     """
 
     State = ScaleByAdamState
+    carrier = "mu"
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
         mu, nu = adam_means(h, g, mu, nu)
@@ -113,6 +114,7 @@ class scale_by_amsbound(_Bounded):
     """
 
     State = ScaleByAmsgradState
+    carrier = "mu"
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any, nu_max: Any) -> Any:
         mu, nu = adam_means(h, g, mu, nu)

@@ -53,10 +53,15 @@ class scale_by_adadelta(Leafwise):
     eps: Scalar = hyper(default=1e-6, ge=0)
 
     def leaf(self, h: Any, g: Any, e_g: Any, e_x: Any) -> Any:
-        e_g = ema(e_g, squared_modulus(g), h.rho)
+        square = squared_modulus(g)
+        e_g = ema(e_g, square, h.rho)
         # The quotient of the roots: that of the averages may overflow where the step does not.
-        u = positive_root(e_x + h.eps) / positive_root(e_g + h.eps) * g
-        return u, e_g, ema(e_x, squared_modulus(u), h.rho)
+        step = positive_root(e_x + h.eps) / positive_root(e_g + h.eps) * g
+        e_x = ema(e_x, squared_modulus(step), h.rho)
+        # The same step from the new average, so that XLA overwrites the old one in place: its
+        # definition gives E' + rho eps = (E + eps) (rho + (1 - rho) |g|^2 / (E^g + eps)).
+        divisor = positive_root(h.rho * (e_g + h.eps) + (1 - h.rho) * square)
+        return positive_root(e_x + h.rho * h.eps) / divisor * g, e_g, e_x
 
 
 @recipe

@@ -97,6 +97,7 @@ class scale_by_adam(Leafwise):
     """
 
     State = ScaleByAdamState
+    carrier = "mu"
 
     b1: Scalar = hyper(default=0.9, ge=0, lt=1)
     b2: Scalar = hyper(default=0.999, ge=0, lt=1)

@@ -56,6 +56,7 @@ class scale_by_adamax(Leafwise):
     """
 
     State = ScaleByAdamaxState
+    carrier = "mu"
 
     b1: Scalar = hyper(default=0.9, ge=0, lt=1)
     b2: Scalar = hyper(default=0.999, ge=0, lt=1)

@@ -60,6 +60,7 @@ class scale_by_adamp(Leafwise):
     """
 
     State = ScaleByAdamState
+    carrier = "mu"
     needs_params = True
 
     b1: Scalar = hyper(default=0.9, ge=0, lt=1)

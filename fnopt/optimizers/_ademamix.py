@@ -71,6 +71,7 @@ class scale_by_ademamix(Leafwise):
     """
 
     State = ScaleByAdemamixState
+    carrier = "m1"
 
     b1: Scalar = hyper(default=0.9, ge=0, lt=1)
     b2: Scalar = hyper(default=0.999, ge=0, lt=1)

@@ -65,6 +65,7 @@ class scale_by_amsgrad(Leafwise):
     """
 
     State = ScaleByAmsgradState
+    carrier = "mu"
 
     b1: Scalar = hyper(default=0.9, ge=0, lt=1)
     b2: Scalar = hyper(default=0.999, ge=0, lt=1)

@@ -67,6 +67,7 @@ class scale_by_came(Leafwise):
 
     State = ScaleByCameState
     keeps_squares = True
+    carrier = "mu"
 
     b1: Scalar = hyper(default=0.9, ge=0, lt=1)
     b2: Scalar = hyper(default=0.999, ge=0, lt=1)

@@ -57,6 +57,7 @@ class scale_by_madgrad(Leafwise):
     """
 
     State = ScaleByMadgradState
+    carrier = "s"
     needs_params = True
 
     learning_rate: ScalarOrSchedule = hyper(ge=0, schedule=True)

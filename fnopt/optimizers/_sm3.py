@@ -59,6 +59,7 @@ class scale_by_sm3(Leafwise):
 
     State = ScaleBySM3State
     keeps_squares = True
+    carrier = "nu"
 
     b1: Scalar = hyper(default=0.9, ge=0, lt=1)
     b2: Scalar = hyper(default=1.0, ge=0, le=1)

@@ -34,6 +34,18 @@ NOT_OF_ANY_MAGNITUDE = {
     "stored_in_less": "squares are stored in float16, whose largest number is 65,504",
     "lbfgs": "its steps are as long as gradients without a search, and products overflow",
 }
+# Whose updates don't show an infinite gradient, or NaN.
+HIDES_INFINITY = {
+    **dict.fromkeys(["lion", "sign_sgd", "signum", "stateless"], "an infinity has a sign"),
+    **dict.fromkeys(["clip", "named_chain", "sophia", "sophia_bartlett"], "infinities are clipped"),
+    **dict.fromkeys(["keep_params_nonnegative"], "infinities are clipped"),
+    **dict.fromkeys(["apply_if_finite", "cautious", "stored_in_less"], "it skips the step"),
+    **dict.fromkeys(["wrapped", "small_parts"], "it skips the step"),
+    **dict.fromkeys(["accumulate", "accumulated_sgd"], "it steps after the second gradient"),
+    **dict.fromkeys(["soap", "kl_shampoo"], "its first gradient only makes a basis"),
+    **dict.fromkeys(["set_to_zero", "freeze"], "it does not read the gradient"),
+    **dict.fromkeys(["zero_nans"], "it replaces NaN"),
+}
 # Types of params and of gradients: alike (steps that are taken show two more), narrower, and every
 # type beside every other, leaf by leaf.
 PAIRS = (
@@ -298,6 +310,19 @@ def test_gradients_of_any_magnitude(case: Any, size: float):
     # What is infinite stays so: every step after it would be zero, or no number.
     for x, start in zip(jax.tree.leaves(state), jax.tree.leaves(fresh), strict=True):
         assert not is_inexact(x) or bool((jnp.isfinite(x) | ~jnp.isfinite(start)).all())
+
+
+@every
+def test_an_infinite_gradient_is_seen_in_the_update(case: Any):
+    if case.name in HIDES_INFINITY:
+        pytest.skip(HIDES_INFINITY[case.name])
+    tx, params = case.make(), make_tree(0)
+    leaf, treedef = jax.tree.flatten(make_tree(1))
+    for bad in (jnp.inf, -jnp.inf, jnp.nan):
+        grads = treedef.unflatten([x.at[(0,) * x.ndim].set(bad) if x.size else x for x in leaf])
+        _, _, updates = run(case).again(tx, params, tx.init(params), grads)
+        for x in jax.tree.leaves(updates):
+            assert not x.size or not bool(jnp.isfinite(x[(0,) * x.ndim]))
 
 
 @every

@@ -87,6 +87,7 @@ from fnopt.core._named_axes import rows_gathered as rows_gathered
 from fnopt.core._named_axes import rows_over as rows_over
 from fnopt.core._norm import global_norm
 from fnopt.core._numbers import divisor as divisor
+from fnopt.core._numbers import flat_at_zero as flat_at_zero
 from fnopt.core._numbers import is_known_zero as is_known_zero
 from fnopt.core._numbers import joint_norm as joint_norm
 from fnopt.core._numbers import nonzero, squared_modulus
@@ -101,6 +102,7 @@ from fnopt.core._numbers import root as root
 from fnopt.core._numbers import safe_norms as safe_norms
 from fnopt.core._numbers import squarable as squarable
 from fnopt.core._numbers import sum_of_squares as sum_of_squares
+from fnopt.core._numbers import with_epsilon as with_epsilon
 from fnopt.core._one_example import of_one_example as of_one_example
 from fnopt.core._optional import optional as optional
 from fnopt.core._owners import fits as fits

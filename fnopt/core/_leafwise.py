@@ -24,7 +24,7 @@ from fnopt.core._dtypes import (
     shape_of,
 )
 from fnopt.core._leaves import cast, check_inexact, check_same_tree, check_scalars, same_shape
-from fnopt.core._numbers import capped
+from fnopt.core._numbers import capped, flat_at_zero
 from fnopt.core._parts import part_axes
 from fnopt.core._slots import declared_slots, own_slots, slot_copy, slot_zeros
 from fnopt.core._staged import is_staged
@@ -314,6 +314,8 @@ def _leaf_formula(
         old = row[len(row) - len(slots) :]
         new = jax.tree.map(lambda x, was: lax.convert_element_type(x, was.dtype), out[1:], old)
         update = lax.convert_element_type(out[0], dtype)
+        if squares:
+            update = flat_at_zero(update)
         if squares and not carrier:
             update = lax.add(update, lax.convert_element_type(nothing, dtype))
         return update, *new

@@ -106,6 +106,29 @@ def quotient(a: jax.Array, b: jax.Array) -> jax.Array:
     return a / jnp.where((a == 0) & (b == 0), filled_like(b, 1), b)
 
 
+def with_epsilon(norm: jax.Array, eps: jax.Array) -> jax.Array:
+    """`norm + eps`, to divide by; 1 where the norm is 0, and the quotient has a moderate slope."""
+    return jnp.where(norm == 0, filled_like(norm, 1), norm + eps)
+
+
+@jax.custom_jvp
+def flat_at_zero(x: jax.Array) -> jax.Array:
+    """The array itself, with derivative 0 where it is 0.
+
+    A step of an adaptive method is zero where a param sits at its minimum: zero over a root of
+    zero and an epsilon. Its slope there is one over that epsilon, and the product of the slopes of
+    a few steps overflows.
+    """
+    return x
+
+
+@flat_at_zero.defjvp
+def _flat_at_zero_jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[jax.Array, jax.Array]:
+    (x,), (dx,) = primals, tangents
+    zero = filled_like(dx, 0)
+    return x, lax.select(lax.eq(x, filled_like(x, 0)), zero, dx)
+
+
 def power_of_two(size: jax.Array) -> jax.Array:
     """The power of two below each number; 1 for zeros, subnormal numbers and what isn't finite.
 

@@ -18,10 +18,10 @@ from fnopt.core import (
     global_norm,
     hyper,
     joint_norm,
-    nonzero,
     real_dtype,
     root,
     static,
+    with_epsilon,
 )
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, chain, scale_by_learning_rate
@@ -86,7 +86,7 @@ class scale_by_novograd(Leafwise):
     def leaf(self, h: Any, g: Any, p: Any, mu: Any, nu: Any) -> Any:
         # Norms, as their squares may be no numbers.
         nu = joint_norm([h.old * nu, h.new * global_norm(g).astype(nu.dtype)])
-        unit = g / nonzero(joint_norm([nu, h.least]) + h.eps)
+        unit = g / with_epsilon(joint_norm([nu, h.least]), h.eps)
         mu = h.b1 * mu + unit + h.weight_decay * p
         return mu, mu, nu
 

@@ -15,6 +15,7 @@ from fnopt.core import (
     as_dtype,
     bias_correction,
     ema,
+    flat_at_zero,
     hyper,
     in_turn,
     matmul,
@@ -134,7 +135,7 @@ class scale_by_soap(Matrixwise):
         t = jnp.maximum(count, jnp.ones_like(count))  # steps that Adam has made, this one included
         mu = jnp.where(first, slots.mu, ema(slots.mu, g, h.b1))
         nu = jnp.where(first, slots.nu, ema(slots.nu, jnp.square(rotated(g, slots.bases)), h.b2))
-        u = rotated(mu, slots.bases) / (positive_root(nu) + h.eps)
+        u = flat_at_zero(rotated(mu, slots.bases) / (positive_root(nu) + h.eps))
         size = jnp.sqrt(bias_correction(h.b2, t)) / bias_correction(h.b1, t)
         u = rotated_back(u, slots.bases) * size
         if self.normalize_grads:

@@ -14,6 +14,7 @@ from fnopt.core import (
     hyper,
     map_leaves,
     over_length,
+    with_epsilon,
 )
 
 
@@ -43,7 +44,7 @@ class normalize_by_update_norm(Transformation):
     ) -> tuple[Any, EmptyState]:
         """The updates times one factor."""
         norm = global_norm(updates)
-        length = norm + jnp.asarray(self.eps, norm.dtype)
+        length = with_epsilon(norm, jnp.asarray(self.eps, norm.dtype))
         scale_factor = jnp.asarray(self.scale_factor, norm.dtype)
 
         def leaf(h: Any, g: Any) -> Any:

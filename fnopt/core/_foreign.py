@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -44,7 +46,16 @@ class foreign(Transformation):
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, Any]:
         """Calls the pair's update with the extra arguments that its signature takes."""
-        return self.update_fn(updates, state, params, **accepted(self.update_fn, extra_args))
+        given = (updates, state, params) if _takes_params(self.update_fn) else (updates, state)
+        return self.update_fn(*given, **accepted(self.update_fn, extra_args))
+
+
+@functools.cache
+def _takes_params(update: Callable[..., Any]) -> bool:
+    kinds = [p.kind for p in inspect.signature(update).parameters.values()]
+    Kind = inspect.Parameter
+    by_position = (Kind.POSITIONAL_ONLY, Kind.POSITIONAL_OR_KEYWORD)
+    return sum(kind in by_position for kind in kinds) > 2 or Kind.VAR_POSITIONAL in kinds
 
 
 def _pair_of(tx: Any) -> tuple[Any, Any]:

@@ -20,7 +20,7 @@ from fnopt.core._extra_args import check_spelling, read_by, required_by
 from fnopt.core._leaves import same_tree
 from fnopt.core._unknown import advice_for_attribute
 from fnopt.core._value import Schedule, Value
-from fnopt.core._without_gradient import left_out_by, without_gradient
+from fnopt.core._without_gradient import floating_leaves, left_out_by, without_gradient
 
 
 class EmptyState(NamedTuple):
@@ -74,6 +74,8 @@ class Transformation(Value):
     reads_step: ClassVar[bool] = True
     # Whether gradients may have another form than params: `Rows` of a table, an axis of examples.
     other_gradients: ClassVar[bool] = False
+    # Whether `init` leaves out what is no floating array, and warns, instead of refusing it.
+    floating_alone: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -165,7 +167,7 @@ def check_state(tx: Transformation, state: Any) -> None:
     expected = _state_type(type(tx))
     if expected is None or isinstance(state, expected):
         return
-    if expected is EmptyState and state == ():  # another library's empty state
+    if expected is EmptyState and (state is None or state == ()):  # nothing, or another library's
         return
     raise TypeError(
         f"{where()}the state is {_describe_state(state, expected)}. It looks "
@@ -207,6 +209,8 @@ def _guarded_init(init: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(init)
     def guarded(self: Transformation, params: Any) -> Any:
         with place(self._place) as outermost:
+            if outermost and self.floating_alone:
+                params = floating_leaves(params)
             if outermost and is_abstract(params):
                 params = zeros_for(functools.partial(init, self), params)
             state = init(self, params)

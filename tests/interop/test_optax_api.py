@@ -559,8 +559,10 @@ def test_gradients_of_examples_may_be_whole_numbers():
 
 def test_lookahead_wants_the_pair():
     tx = optax_api.lookahead(optax_api.sgd(0.1), 2, 0.5)
-    with pytest.raises(TypeError, match=r"LookaheadParams.init_synced"):
-        tx.init(PARAMS)
+    with pytest.warns(UserWarning, match="taken as the fast ones"):
+        state = tx.init(PARAMS)
+    with pytest.raises(TypeError, match="expected LookaheadParams"):
+        tx.update(PARAMS, state, PARAMS)
 
 
 def test_private_noise_has_its_size():

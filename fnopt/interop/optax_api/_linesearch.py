@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import Any
 
 import jax
@@ -14,6 +15,8 @@ from fnopt.transforms.states import ZoomLinesearchInfo
 
 class _printing(Transformation):
     """A line search that prints its errors where a criterion is missed."""
+
+    floating_alone = True
 
     inner: Any
     tolerance: Any
@@ -55,6 +58,9 @@ def _with_verbose(search: Any, tolerance: str) -> Any:
         tx = search(*args, **kwargs)
         return _printing(tx, getattr(tx, tolerance), search.__name__) if verbose else tx
 
+    own = inspect.signature(search)
+    more = inspect.Parameter("verbose", inspect.Parameter.KEYWORD_ONLY, default=False)
+    made.__signature__ = own.replace(parameters=[*own.parameters.values(), more])  # pyright: ignore[reportAttributeAccessIssue]
     return made
 
 

@@ -17,6 +17,8 @@ from fnopt.transforms import accumulate, states
 class _multi_steps(Transformation):
     """Accumulation that leaves out the gradients that a rule refuses, with optax's state."""
 
+    floating_alone = True
+
     inner: accumulate
     skips: Callable[..., Any] | None = static(default=None)
 

@@ -116,7 +116,7 @@ class scale_by_lbfgs(Transformation):
             return one
         square = inner(g, g).astype(ratio.dtype)
         # Before the first pair nothing is known of the curvature: a step of length 1 at most.
-        first = jax.lax.stop_gradient(jnp.minimum(one, 1 / jnp.sqrt(_or_one(square))))
+        first = 1 / jnp.sqrt(jnp.maximum(square, one))
         return jnp.where(usable, ratio, jnp.where(count > 0, one, first))
 
 

@@ -46,7 +46,7 @@ def make(name, rule):
 def stepped(tx, tree):
     state = tx.init(tree)
     for scale in (1.0, -0.5):
-        updates, state = jax.jit(tx.update)(jax.tree.map(lambda x: scale * x, tree), state, tree)
+        updates, state = jax.jit(tx.update)(fnopt.tree.scale(scale, tree), state, tree)
     return updates
 
 

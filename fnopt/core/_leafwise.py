@@ -296,6 +296,7 @@ def _leaf_formula(
     def leaf(h: dict[str, Any], *row: Any) -> tuple[Any, ...]:
         dtype = compute_dtype(*map(dtype_of, jax.tree.leaves(row)))
         args = jax.tree.map(lambda x: cast(x, dtype), row)
+        nothing = None
         if squares:
             # Zero, or NaN for an infinite gradient. (Not by a cap that leaves these: XLA keeps what
             # is made of a gradient by more than one operation, and read twice, in memory.)
@@ -314,10 +315,10 @@ def _leaf_formula(
         old = row[len(row) - len(slots) :]
         new = jax.tree.map(lambda x, was: lax.convert_element_type(x, was.dtype), out[1:], old)
         update = lax.convert_element_type(out[0], dtype)
-        if squares:
+        if nothing is not None:
             update = flat_at_zero(update)
-        if squares and not carrier:
-            update = lax.add(update, lax.convert_element_type(nothing, dtype))
+            if not carrier:
+                update = lax.add(update, lax.convert_element_type(nothing, dtype))
         return update, *new
 
     leaf.__name__ = cls.__name__

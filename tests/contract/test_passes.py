@@ -102,9 +102,9 @@ def passes_needed(formula: str) -> int:
     return sum(1 + len(output.split(":")[1].split()) for output in formula.split(","))
 
 
-def step_of(case: Any) -> tuple[Any, tuple[Any, ...]]:
+def step_of(case: Any, dtype: Any = jnp.float32) -> tuple[Any, tuple[Any, ...]]:
     """A whole step as a function, and the types of its params, state and gradients."""
-    tx, params = case.make(), {"w": jax.ShapeDtypeStruct((SIZE,), jnp.float32)}
+    tx, params = case.make(), {"w": jax.ShapeDtypeStruct((SIZE,), dtype)}
 
     def step(params: Any, state: Any, grads: Any) -> Any:
         updates, state = tx.update(grads, state, params, **case.extras)
@@ -151,6 +151,15 @@ def test_a_step_reads_and_writes_what_its_formula_needs(case: Any):
     assert passes(program.as_text() or "") == passes_needed(FORMULAS[case.name]) + excess.passes
     temporaries = program.memory_analysis().temp_size_in_bytes / (4 * SIZE)
     assert round(temporaries, 2) == excess.temporaries
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="other compilers join loops")
+@pytest.mark.parametrize("name", ["sgd", "adamw", "lion", "rmsprop", "amsgrad"])
+def test_casts_of_bfloat16_params_take_no_pass(name: str):
+    step, types = step_of(next(c for c in CASES if c.name == name), jnp.bfloat16)
+    program = jax.jit(step, donate_argnums=(0, 1)).lower(*types).compile()
+    assert passes(program.as_text() or "") == passes_needed(FORMULAS[name])
+    assert program.memory_analysis().temp_size_in_bytes < SIZE / 100
 
 
 def test_a_read_too_many_is_counted():

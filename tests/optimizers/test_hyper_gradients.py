@@ -14,7 +14,7 @@ NAMES = ["adam", "amsgrad", "rmsprop", "lamb", "adafactor", "came", "adagrad", "
 
 
 def validation_loss(name, dtype):
-    """The loss after training with a learning rate; the first param is at its minimum throughout."""
+    """The loss after training with a learning rate; the first param sits at its minimum."""
     start = jnp.asarray([0.0, 1.5, -2.0], dtype)
 
     def loss(rate):

@@ -135,6 +135,9 @@ def adam(
 
     .. math:: u_t = -\eta_t\, \frac{\hat\mu_t}{\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon}
 
+    The gradient of complex params is `fnopt.tree.conj(jax.grad(loss)(params))`: as `jax.grad` gives
+    it, the imaginary parts would climb.
+
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
         b1: Decay of the mean gradient.

@@ -23,6 +23,9 @@ def sgd(
               u_t = -\eta_t\, m_t \quad \text{or} \quad
               u_t = -\eta_t\, (g_t + \gamma\, m_t) \;\; \text{(Nesterov)}
 
+    The gradient of complex params is `fnopt.tree.conj(jax.grad(loss)(params))`: as `jax.grad` gives
+    it, the imaginary parts would climb.
+
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
         momentum: :math:`\gamma`. None means no momentum and no slot for it; 0.0 has the slot, so

@@ -258,3 +258,37 @@ def test_a_misspelt_argument_is_refused(name):
         with pytest.raises(TypeError, match=f"argument '{wrong}', .* did you mean '{right}'"):
             tx.update(-x, tx.init(x), x, **known, **{wrong: 3})
     tx.update(-x, tx.init(x), x, **known, scale=2.0, loss=3.0)  # another member's, in a chain
+
+
+SEARCHES = {
+    "zoom": lambda: fnopt.chain(fnopt.sgd(1.0), fnopt.scale_by_zoom_linesearch(10)),
+    "backtracking": lambda: fnopt.chain(
+        fnopt.sgd(1.0), fnopt.scale_by_backtracking_linesearch(10, store_grad=True)
+    ),
+    "lbfgs": fnopt.lbfgs,
+}
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_complex_params_step_as_their_real_and_imaginary_parts(name, x64):
+    target = jnp.asarray([1 + 2j, -0.5j])
+
+    def pairs(x):
+        z = jax.lax.complex(x[0], x[1])
+        return jnp.sum(jnp.abs(z - target) ** 4) + jnp.real(jnp.sum((z - target) ** 2)) / 3
+
+    def numbers(z):
+        return pairs(jnp.stack([z.real, z.imag]))
+
+    tx = SEARCHES[name]()
+    x, z = jnp.zeros((2, 2)), jnp.zeros(2, jnp.complex128)
+    of_pairs, of_numbers = tx.init(x), tx.init(z)
+    for _ in range(4):
+        value, grad = fnopt.value_and_grad_from_state(pairs)(x, state=of_pairs)
+        u, of_pairs = tx.update(grad, of_pairs, x, value=value, grad=grad, value_fn=pairs)
+        x = x + u
+        value, grad = fnopt.value_and_grad_from_state(numbers)(z, state=of_numbers)
+        grad = fnopt.tree.conj(grad)
+        u, of_numbers = tx.update(grad, of_numbers, z, value=value, grad=grad, value_fn=numbers)
+        z = z + u
+        np.testing.assert_allclose(z, jax.lax.complex(x[0], x[1]), rtol=1e-9)

@@ -29,6 +29,7 @@ EXTRA_ARGS: Mapping[str, str] = {
     "batch": "the examples that residuals are taken of",
     "local_energies": "the local energies of the batch's samples of a wave function, of shape [n]",
     "weights": "how often each sample of the batch counts, of shape [n]",
+    "weight": "how much this gradient counts in a mean of several: the tokens in its batch",
     "num_examples": "of a worker: how many examples its steps have seen, its weight",
     "participates": "of a worker: whether it takes part in this round",
 }

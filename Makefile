@@ -27,7 +27,8 @@ CASES := [adamw] or -adamw] or [lion] or -lion] or small_parts]
 NUMBERS := tests/solvers tests/curves tests/reference tests/optimizers \
   tests/contract/test_solvers.py tests/contract/test_solver_variants.py
 
-.PHONY: help install demo test rounding lint format types docs bench bench-smoke oldest newest end dist clean
+.PHONY: help install demo test rounding lint format types docs docs-quick bench bench-smoke oldest newest end dist clean \
+  accelerator test-accelerator
 
 help:
 	@echo "make demo          train on real digits, fit a real curve, sweep 16 learning rates; writes a picture"
@@ -36,8 +37,11 @@ help:
 	@echo "make oldest        what a JAX release can break, on the oldest one with Python 3.11"
 	@echo "make newest        all tests but those of fits' and optimizers' numbers, on the newest with 3.13"
 	@echo "make lint types    ruff and pyright"
-	@echo "make docs          the documentation, every page executed, warnings as errors"
+	@echo "make docs          the documentation, changed pages executed, warnings as errors"
+	@echo "make docs-quick    the documentation without execution"
 	@echo "make bench         every benchmark (bench-smoke: a quick run of the same code)"
+	@echo "make accelerator test-accelerator   time and test what a GPU can change, with the JAX of PYTHON:"
+	@echo "                   $(PYTHON) -m benchmarks.accelerator --out $(OUT); $(PYTHON) -m tests.accelerator -n 8"
 	@echo "make dist          a wheel and a source distribution, checked, and tried in an empty environment"
 	@echo "make clean         remove what these commands made, $(VENV) included"
 
@@ -107,22 +111,38 @@ format: $(VENV)/.stamp-group-lint
 types: $(VENV)/.stamp-group-lint $(VENV)/.stamp-group-test
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
+# Outputs of executed pages are kept in docs/_build/executed until a page, fnopt or a package changes.
 docs: $(VENV)/.stamp-group-docs
 	$(BIN)/sphinx-build --fail-on-warning --keep-going -q -j $(JOBS) -b html docs docs/_build/html
 	$(BIN)/python -m tests.docs_search docs/_build/html
 	@echo "docs/_build/html/index.html"
+
+# Pages without their outputs: for text, references and docstrings.
+docs-quick: $(VENV)/.stamp-group-docs
+	$(BIN)/sphinx-build --fail-on-warning --keep-going -q -j $(JOBS) -D nb_execution_mode=off -b html docs docs/_build/quick
+	@echo "docs/_build/quick/index.html"
 
 bench: $(VENV)/.stamp-group-bench
 	$(BIN)/python -m benchmarks --json benchmarks/results/latest.json
 
 bench-smoke: $(VENV)/.stamp-group-bench
 	$(BIN)/python -m benchmarks --smoke --jobs $(JOBS)
+	$(BIN)/python -m benchmarks.accelerator --smoke --again --out benchmarks/results/smoke
+
+# With the JAX of $(PYTHON), which sees the accelerator; the one in $(VENV) is for CPUs.
+OUT ?= benchmarks/results
+accelerator:
+	$(PYTHON) -m benchmarks.accelerator --out $(OUT)
+
+test-accelerator:
+	$(PYTHON) -m tests.accelerator
 
 # README's first example runs where nothing but the wheel is installed, and not from this folder.
 dist: $(VENV)/.stamp-group-dist
 	rm -rf dist $(VENV)-dist
 	$(BIN)/python -m build -q --outdir dist .
 	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python -m tests.built dist
 	$(BIN)/python -m venv $(VENV)-dist
 	$(VENV)-dist/bin/python -m pip install -qq --no-compile --disable-pip-version-check dist/*.whl
 	sed -n '/^```python$$/,/^```$$/p;/^```$$/q' README.md | sed '/^```/d' > dist/first_example.py

@@ -1,6 +1,10 @@
-"""What every test runs under: CPU, strict dtype promotion, warnings as errors, x64 off."""
+"""What every test runs under: CPU, strict dtype promotion, warnings as errors, x64 off.
+
+`FNOPT_TEST_PLATFORM=gpu` (or another of JAX's platforms) runs them there: see `tests.accelerator`.
+"""
 
 import gc
+import os
 import pathlib
 
 import jax
@@ -14,11 +18,20 @@ if not hasattr(jax, "enable_x64"):  # before JAX 0.8
 
     jax.enable_x64 = enable_x64
 
-# Benchmarks are compiled as users compile.
-compile_quickly()
+PLATFORM = os.environ.get("FNOPT_TEST_PLATFORM", "cpu")
+# JAX calls NVIDIA's GPUs "cuda". The CPU stays available beside any accelerator.
+NAMES = {"cpu": "cpu", "gpu": "cuda,cpu"}
 
-jax.config.update("jax_platforms", "cpu")
+# Benchmarks are compiled as users compile.
+compile_quickly(PLATFORM)
+
+jax.config.update("jax_platforms", NAMES.get(PLATFORM, f"{PLATFORM},cpu"))
 jax.config.update("jax_num_cpu_devices", 2)  # so that sharding can be tested
+if PLATFORM != "cpu" and jax.default_backend() == "cpu":
+    raise RuntimeError(
+        f"FNOPT_TEST_PLATFORM={PLATFORM}, but JAX {jax.__version__} finds only the CPU; "
+        "install the JAX of that platform, such as jax[cuda13]"
+    )
 
 
 def pytest_collection_finish(session):

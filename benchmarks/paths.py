@@ -28,7 +28,13 @@ KEPT = np.unique(np.geomspace(1, STEPS + 1, 48).astype(int)) - 1  # points of a 
 START = {"parabola": (-1.5, 1.0), "rosenbrock": (-1.2, 1.0)}
 FLOOR = 1e-12  # what counts as the minimum, and is drawn as such
 # What a recipe needs beside the learning rate.
-ARGUMENTS = {"accumulated_sgd": {"k": 2}, "sgdr": {"decay_steps": STEPS, "t_mult": 1.0}}
+ARGUMENTS = {
+    "accumulated_sgd": {"k": 2},
+    "sgdr": {"decay_steps": STEPS, "t_mult": 1.0},
+    "momo": {"lower_bound": 0.0},
+    "momo_adam": {"lower_bound": 0.0},
+    "polyak_sgd": {"f_min": 0.0},
+}
 # These find or bound their steps themselves: what they are given is a number, no schedule.
 CONSTANT = {"polyak_sgd", "rprop", "schedule_free_adamw", "schedule_free_sgd", "sgdr", "lbfgs"}
 # These need a model or its residuals, not a function of the params.

@@ -43,9 +43,9 @@ def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     return jax.nn.logsumexp(logits, axis=-1) - picked
 
 
-def dense(smoke: bool) -> Problem:
-    """A multi-layer perceptron."""
-    widths, examples = ([8, 16, 4], 8) if smoke else ([784, 512, 512, 10], 256)
+def dense(smoke: bool, examples: int = 256) -> Problem:
+    """A multi-layer perceptron; a smoke run has eight examples."""
+    widths, examples = ([8, 16, 4], 8) if smoke else ([784, 512, 512, 10], examples)
     rng = np.random.default_rng(0)
 
     def loss(params: Any, batch: Any) -> jax.Array:

@@ -1,6 +1,7 @@
-"""Pictures of pages: `{thumbnail} page` becomes the picture that the page drew when it ran.
+"""The directive `{thumbnail} page`: the picture that the page drew when it ran.
 
-So a gallery shows what the pages really make, and no picture of it is kept anywhere.
+The gallery shows the pictures of the executed pages, so no copies of them are stored. Without
+execution the title of the page stands in place of its picture.
 """
 
 from __future__ import annotations
@@ -8,7 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from docutils import nodes
+from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
+
+LOGGER = logging.getLogger(__name__)
 
 
 class thumbnail(nodes.General, nodes.Element):
@@ -38,9 +42,13 @@ def put_pictures(app: Any, doctree: nodes.document, name: str) -> None:
             for image in app.env.get_doctree(place["page"]).findall(nodes.image)
             if image["uri"].endswith(".png")
         ]
-        if len(found) < place["number"]:
-            raise ValueError(f"thumbnail: {place['page']} has {len(found)} pictures")
         title = app.env.titles[place["page"]].astext()
+        if len(found) < place["number"]:
+            if app.config.nb_execution_mode != "off":
+                message = f"thumbnail: {place['page']} has {len(found)} pictures"
+                LOGGER.warning("%s, number %d expected", message, place["number"], location=place)
+            place.replace_self(nodes.paragraph("", title))
+            continue
         uri = found[place["number"] - 1]["uri"]
         image = nodes.image(uri=uri, alt=title, classes=["thumbnail"])
         image["candidates"] = {"image/png": image["uri"]}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from fnopt.core import _exponents as exponents
+from fnopt.core._abstract import is_abstract as is_abstract
+from fnopt.core._abstract import zeros_for as zeros_for
 from fnopt.core._apply import Params as Params
 from fnopt.core._apply import apply_updates
 from fnopt.core._apply import cast_like as cast_like
@@ -49,7 +51,9 @@ from fnopt.core._extra_args import ANY as ANY
 from fnopt.core._extra_args import EXTRA_ARGS
 from fnopt.core._extra_args import as_value as as_value
 from fnopt.core._extra_args import named_by as named_by
+from fnopt.core._extra_args import names_taken as names_taken
 from fnopt.core._follow import incremental_update, periodic_update
+from fnopt.core._foreign import as_transformation, foreign
 from fnopt.core._in_turn import after as after
 from fnopt.core._in_turn import in_turn as in_turn
 from fnopt.core._inspect import hyperparams, named, slot_names, slots, step_count
@@ -83,6 +87,7 @@ from fnopt.core._named_axes import rows_gathered as rows_gathered
 from fnopt.core._named_axes import rows_over as rows_over
 from fnopt.core._norm import global_norm
 from fnopt.core._numbers import divisor as divisor
+from fnopt.core._numbers import flat_at_zero as flat_at_zero
 from fnopt.core._numbers import is_known_zero as is_known_zero
 from fnopt.core._numbers import joint_norm as joint_norm
 from fnopt.core._numbers import nonzero, squared_modulus
@@ -97,6 +102,7 @@ from fnopt.core._numbers import root as root
 from fnopt.core._numbers import safe_norms as safe_norms
 from fnopt.core._numbers import squarable as squarable
 from fnopt.core._numbers import sum_of_squares as sum_of_squares
+from fnopt.core._numbers import with_epsilon as with_epsilon
 from fnopt.core._one_example import of_one_example as of_one_example
 from fnopt.core._optional import optional as optional
 from fnopt.core._owners import fits as fits
@@ -125,6 +131,7 @@ from fnopt.core._slots import Tally as Tally
 from fnopt.core._slots import declared_slots as declared_slots
 from fnopt.core._slots import own_slots as own_slots
 from fnopt.core._slots import slot_copy as slot_copy
+from fnopt.core._slots import stored_after as stored_after
 from fnopt.core._spread import axes_of as axes_of
 from fnopt.core._spread import filled_like as filled_like
 from fnopt.core._spread import gathered as gathered
@@ -144,9 +151,7 @@ from fnopt.core._transformation import (
     EmptyState,
     Member,
     Transformation,
-    as_transformation,
     check_state,
-    foreign,
 )
 from fnopt.core._transformation import is_wide as is_wide
 from fnopt.core._translated import translated as translated

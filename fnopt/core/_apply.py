@@ -89,7 +89,7 @@ def _added_exactly(name: Callable[[], str], p: Any, u: Any) -> Any:
 
 
 def apply_updates(params: Params, updates: Any) -> Params:
-    r"""Adds updates to params: :math:`\theta \leftarrow \theta + u`, leaf by leaf.
+    r"""Add updates to parameters: :math:`\theta \leftarrow \theta + u`, leaf by leaf.
 
     The sum is made in the wider of the two dtypes (at least float32) and stored in the params'
     dtype. A `None` update leaves its param as it is. Params of integers or bools (a counter inside
@@ -135,7 +135,7 @@ def _mismatch(params: Any, updates: Any, treedef: Any) -> str:
 
 
 def is_pair_with(x: Any, i: int, treedef: Any) -> bool:
-    """Whether a value is a pair whose part `i` has this structure: a pair by mistake."""
+    """Whether a value is a pair whose part `i` has this structure, such as (value, grads)."""
     if type(x) is not tuple or len(x) != 2:
         return False
     return jax.tree.structure(x[i], is_leaf=_is_leaf) == treedef

@@ -31,7 +31,7 @@ def described(x: Any) -> str:
 
 
 def check_params(leaves: NamedLeaves, name: str) -> None:
-    """Refuses what has no gradient."""
+    """Check that every leaf of the parameters can be differentiated."""
     for where, leaf in leaves:
         if not is_inexact(leaf):
             raise TypeError(
@@ -42,13 +42,13 @@ def check_params(leaves: NamedLeaves, name: str) -> None:
 
 
 def check_some(params: Any, name: str) -> None:
-    """Refuses params without a single array."""
+    """Check that the parameters contain an array."""
     if not jax.tree.leaves(params):
         raise ValueError(f"{name}: the params have no array in them, so no gradient.")
 
 
 def check_batch(leaves: NamedLeaves, name: str, shared: str = CLOSED_OVER) -> int:
-    """The common number of examples of all batched leaves, at least 1.
+    """Number of examples, at least 1, that all batched leaves share.
 
     `name` is the function that the user called, and `shared` says where that one takes what all
     examples share.
@@ -83,7 +83,7 @@ def check_batch(leaves: NamedLeaves, name: str, shared: str = CLOSED_OVER) -> in
 
 
 def check_key(key: Any, name: str) -> Any:
-    """One PRNG key, new style or raw."""
+    """Check that a value is one PRNG key, typed or raw."""
     dtype, shape = getattr(key, "dtype", None), getattr(key, "shape", None)
     typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
     if (typed and shape == ()) or (dtype == jnp.uint32 and shape is not None and len(shape) == 1):
@@ -95,7 +95,7 @@ def check_key(key: Any, name: str) -> Any:
 
 
 def folded(key: Any, step: Any, name: str) -> Any:
-    """The key of one step; `None` for the key as it is."""
+    """Fold the step into a key; a step of `None` leaves the key unchanged."""
     if step is None:
         return key
     step = jnp.asarray(step)
@@ -106,7 +106,7 @@ def folded(key: Any, step: Any, name: str) -> Any:
 
 
 def checked_loss(output: Any, has_aux: bool, name: str) -> tuple[jax.Array, Any]:
-    """The loss's result as `(value, aux)`, with a real floating scalar for `value`."""
+    """Check the result of a loss, and return it as `(value, aux)`."""
     if has_aux and not (isinstance(output, tuple) and len(output) == 2):
         raise TypeError(
             f"{name}: has_aux=True expects the loss to return (value, aux), "
@@ -137,7 +137,7 @@ def check_returned(tree: Any, what: str) -> None:
         if not _is_of_a_program(leaf):
             raise TypeError(
                 f"{what} has {leaf!r:.60} as {shown(path)}, expected arrays and numbers: the "
-                "function is compiled. What is none of them add to the result outside of it."
+                "function is compiled. Add other values to the result outside of the function."
             )
 
 
@@ -147,7 +147,7 @@ def _is_of_a_program(leaf: Any) -> bool:
 
 
 def check_weights(weights: Any, size: int, name: str) -> jax.Array:
-    """Real weights of shape `[size]`."""
+    """Check that weights are real and have the shape `[size]`."""
     if getattr(weights, "shape", None) != (size,):
         raise ValueError(
             f"{name}: weights are {described(weights)}, expected shape ({size},): one weight per "
@@ -161,14 +161,14 @@ def check_weights(weights: Any, size: int, name: str) -> jax.Array:
 
 
 def check_clip_norm(clip_norm: Any, name: str) -> None:
-    """Refuses what isn't one positive number; a traced value passes."""
+    """Check that a clipping norm is one positive number; traced values pass."""
     check_number(clip_norm, "clip_norm", name)
     if not isinstance(clip_norm, Tracer) and not clip_norm > 0:
         raise ValueError(f"{name}: clip_norm is {clip_norm}, expected a positive number.")
 
 
 def check_number(value: Any, what: str, name: str) -> None:
-    """Refuses what isn't one real number; an array without axes is one."""
+    """Check that a value is one real number or an array without axes."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return
     dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
@@ -180,7 +180,7 @@ def check_number(value: Any, what: str, name: str) -> None:
 
 
 def check_tolerance(value: Any, what: str, name: str) -> None:
-    """Refuses what is no number to stop at; None is a default, and a traced value passes."""
+    """Check a stopping tolerance; None (the default) and traced values pass."""
     if value is None:
         return
     check_number(value, what, name)
@@ -200,7 +200,7 @@ def is_whole(value: Any, least: int | None = None) -> bool:
 
 
 def check_count(value: Any, what: str, name: str, least: int = 1, otherwise: str = "") -> int:
-    """A whole number, NumPy's too, as an int; a TypeError or a ValueError if it is none.
+    """Convert an integer of Python or NumPy to an int; raise for anything else.
 
     `otherwise` ends the message with what else is taken.
     """
@@ -212,7 +212,7 @@ def check_count(value: Any, what: str, name: str, least: int = 1, otherwise: str
 
 
 def check_choice(value: Any, choices: tuple[str, ...], what: str, name: str) -> None:
-    """Refuses a string option that isn't one of the choices."""
+    """Check that a string option is one of the choices."""
     if value not in choices:
         expected = ", ".join(map(repr, choices))
         raise ValueError(f"{name}: {what} is {value!r}, expected one of {expected}.")

@@ -16,7 +16,7 @@ Carry = TypeVar("Carry")
 
 
 def checked_chunk_size(chunk_size: int | None, name: str) -> int | None:
-    """A chunk size that is `None` or an int of at least 1; anything else is an error."""
+    """Check that a chunk size is `None` or a positive int, and return it."""
     if chunk_size is None:
         return None
     return check_count(chunk_size, "chunk_size", name, otherwise=", or None for the default")

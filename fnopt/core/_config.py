@@ -20,7 +20,7 @@ from fnopt.core._value import Value, config_name, registry
 
 
 def to_config(value: Any) -> Any:
-    """Describes an optimizer (or any fnopt value) by plain dicts, lists, numbers and strings.
+    """Describe an optimizer (or any fnopt value) by plain dicts, lists, numbers and strings.
 
     Args:
         value: A transformation, schedule or selector.
@@ -97,7 +97,7 @@ def _lookup(name: str) -> Any:
 
 
 def from_config(config: Any) -> Any:
-    """Builds the value that `to_config` described.
+    """Build the value that `to_config` described.
 
     A user's own classes and functions are found if their module has been imported; nothing is
     imported by a configuration.

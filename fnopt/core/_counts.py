@@ -1,4 +1,4 @@
-"""Step counts: which states keep one, and what is said where one is missing."""
+"""Step counts of states, and the error where a count is missing."""
 
 from __future__ import annotations
 

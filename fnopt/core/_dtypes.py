@@ -14,7 +14,7 @@ _CONFIG: Any = jax.config  # its fields are made at run time
 
 
 def compute_dtype(*dtypes: Any) -> Any:
-    """The dtype to compute in for operands of these dtypes: their common one, at least float32.
+    """Common dtype of the operands, at least float32, to compute in.
 
     bfloat16 and float16 are widened: an exponential average with b2 = 0.999 never decays in
     bfloat16, and 1e-8 is zero in float16.

@@ -9,7 +9,7 @@ _places: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("place
 
 
 class place:
-    """A context in which `name` runs; entered, it says whether it is the outermost such place."""
+    """Context that adds `name` to messages; yields whether it is the outermost context."""
 
     # A class and no generator, because every member of every update enters one.
     __slots__ = ("_name", "_token")
@@ -27,7 +27,7 @@ class place:
 
 
 def where() -> str:
-    """The running transforms, outermost first: `'chain[1] > scale_by_adam: '`; `''` outside any."""
+    """Path of the running transforms, `'chain[1] > scale_by_adam: '`; `''` outside of any."""
     text = ""
     for name in _places.get():
         text += name if name.startswith("[") or not text else f" > {name}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -28,6 +29,7 @@ EXTRA_ARGS: Mapping[str, str] = {
     "batch": "the examples that residuals are taken of",
     "local_energies": "the local energies of the batch's samples of a wave function, of shape [n]",
     "weights": "how often each sample of the batch counts, of shape [n]",
+    "weight": "how much this gradient counts in a mean of several: the tokens in its batch",
     "num_examples": "of a worker: how many examples its steps have seen, its weight",
     "participates": "of a worker: whether it takes part in this round",
 }
@@ -61,6 +63,32 @@ def named_by(fn: Callable[..., Any], skip: int = 1) -> frozenset[str]:
         return frozenset({ANY})
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return frozenset(p.name for p in parameters[skip:] if p.kind in kinds)
+
+
+def names_read(tx: Any) -> frozenset[str]:
+    """The extra arguments that a transform, or one inside it, reads; `'*'` if it takes any."""
+    return frozenset(tx.reads()).union(*(names_read(member.tx) for member in tx.members()))
+
+
+def names_taken(tx: Any, given: Mapping[str, Any]) -> frozenset[str]:
+    """What `names_read` has, and what a function of these extra arguments gets of the others."""
+    read, fn = names_read(tx), given.get("value_fn")
+    return read | named_by(fn) if "value_fn" in read and callable(fn) else read
+
+
+def check_spelling(tx: Any, given: Mapping[str, Any]) -> None:
+    """Raises a TypeError for an extra argument that nothing takes and that is nearly one taken."""
+    if given.keys() <= EXTRA_ARGS.keys():
+        return
+    taken = names_taken(tx, given)
+    for name in () if ANY in taken else sorted(given.keys() - taken - EXTRA_ARGS.keys()):
+        # As many letters in common as 'valeu' and 'value' have.
+        near = difflib.get_close_matches(name, sorted(taken), n=1, cutoff=0.8)
+        if near:
+            raise TypeError(
+                f"{where()}update got the extra argument {name!r}, which nothing in it takes; did "
+                f"you mean {near[0]!r}?"
+            )
 
 
 def accepted(update: Callable[..., Any], extra_args: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from fnopt.core._leaves import map_leaves
 
 
 def incremental_update(new_tensors: Params, old_tensors: Params, step_size: Any) -> Params:
-    r"""Params moved a part of the way to others: :math:`\theta' + \tau\, (\theta - \theta')`.
+    r"""Interpolate between two trees: :math:`\theta' + \tau\, (\theta - \theta')`.
 
     Args:
         new_tensors: :math:`\theta`, a tree of floating arrays.
@@ -44,7 +44,7 @@ def incremental_update(new_tensors: Params, old_tensors: Params, step_size: Any)
 def periodic_update(
     new_tensors: Params, old_tensors: Params, steps: Any, update_period: Any
 ) -> Params:
-    """Params replaced by others every few steps.
+    """Replace parameters by new ones every `update_period` steps.
 
     Args:
         new_tensors: A tree of arrays.

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 
 def in_turn(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The function `fn(x, *rest)` whose calls in a program run one after the other.
+    """Serialise the calls of `fn(x, *rest)` in a program.
 
     Args:
         fn: What it does to the array `x` has to precede whatever must not begin.

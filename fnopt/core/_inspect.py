@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core._dtypes import default_float
+from fnopt.core._foreign import as_transformation, foreign
 from fnopt.core._slots import counts_steps, declared_slots
-from fnopt.core._transformation import Member, Transformation, as_transformation, foreign
+from fnopt.core._transformation import Member, Transformation
 
 _Path = tuple[str, ...]
 _COUNTS = ("count", "step", "gradient_step")  # the names of a state's own count
@@ -180,8 +181,8 @@ def step_count(tx: Any, state: Any) -> jax.Array:
     first = next(counts, None)
     if first is None:
         raise ValueError(
-            f"step_count: nothing in the state of {type(tx).__name__} counts steps; count them in "
-            "the loop, or give a rate a schedule (fnopt.constant_schedule keeps it as it is)."
+            f"step_count: the state of {type(tx).__name__} has no step count. Count steps in the "
+            "loop, or use a schedule as learning rate (fnopt.constant_schedule for a constant)."
         )
     return first
 

@@ -24,7 +24,7 @@ from fnopt.core._dtypes import (
     shape_of,
 )
 from fnopt.core._leaves import cast, check_inexact, check_same_tree, check_scalars, same_shape
-from fnopt.core._numbers import capped
+from fnopt.core._numbers import capped, flat_at_zero
 from fnopt.core._parts import part_axes
 from fnopt.core._slots import declared_slots, own_slots, slot_copy, slot_zeros
 from fnopt.core._staged import is_staged
@@ -32,7 +32,7 @@ from fnopt.core._transformation import EmptyState, Transformation
 
 
 class Leafwise(Transformation):
-    r"""A transform that works on every leaf by itself, by one formula.
+    r"""Base class of transforms that apply one formula to each leaf.
 
     .. math:: (u, s') = \mathrm{leaf}(h, g, s), \qquad h = (\text{numbers},\ \mathrm{scalars}(t))
 
@@ -55,7 +55,10 @@ class Leafwise(Transformation):
     A slot that doesn't begin at zero, or has a storage dtype of its own under another name than
     `<slot>_dtype`, overrides `fill` or `storage`. Gradients whose squares are too large for the
     dtype come as the largest ones whose squares are not (2.3e18 in float32), if a slot is a
-    `RealSlot` or `keeps_squares` says so: an infinite second moment would stay infinite.
+    `RealSlot` or `keeps_squares` says so: an infinite second moment would stay infinite. Infinite
+    gradients come as the largest ones, too, and make the update NaN: the gradient times zero is
+    added to it. A formula whose update reads a mean of gradients, and not the gradient, names that
+    slot as `carrier`: adding to the slot in place of the update saves the update a read of memory.
 
     Where a slot is not of the leaf's shape (a number for every leaf, factors of a matrix), it is
     annotated `OwnSlot`, and `start(self, slot, p)` makes its part for a leaf: an array or a tree.
@@ -82,7 +85,8 @@ class Leafwise(Transformation):
     """
 
     State: ClassVar[Any] = EmptyState
-    keeps_squares: ClassVar[bool] = False  # of gradients, in slots that aren't a `RealSlot`
+    keeps_squares: ClassVar[bool | None] = None  # of gradients; None if a slot is a `RealSlot`
+    carrier: ClassVar[str | None] = None  # the slot that carries infinite gradients to the update
     is_short: ClassVar[bool] = False  # whether `leaf` is one operation
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
@@ -278,17 +282,30 @@ def _leaf_program(
     return jax.jit(_leaf_formula(cls, flags, slots))
 
 
+def _keeps_squares(cls: type[Leafwise]) -> bool:
+    if cls.keeps_squares is None:
+        return any(declared_slots(cls.State).values())
+    return cls.keeps_squares
+
+
 def _leaf_formula(
     cls: type[Leafwise], flags: Any, slots: tuple[str, ...]
 ) -> Callable[..., tuple[Any, ...]]:
-    squares = cls.keeps_squares or any(declared_slots(cls.State).values())
+    squares, carrier = _keeps_squares(cls), cls.carrier
 
     def leaf(h: dict[str, Any], *row: Any) -> tuple[Any, ...]:
         dtype = compute_dtype(*map(dtype_of, jax.tree.leaves(row)))
         args = jax.tree.map(lambda x: cast(x, dtype), row)
-        given = args[0]
+        nothing = None
         if squares:
-            args = (capped(given), *args[1:])
+            # Zero, or NaN for an infinite gradient. (Not by a cap that leaves these: XLA keeps what
+            # is made of a gradient by more than one operation, and read twice, in memory.)
+            nothing = lax.mul(np.zeros((), args[0].dtype), args[0])
+            args = (capped(args[0]), *args[1:])
+            if carrier:
+                i = len(args) - len(slots) + slots.index(carrier)
+                carried = lax.add(args[i], lax.convert_element_type(nothing, args[i].dtype))
+                args = (*args[:i], carried, *args[i + 1 :])
         tx = cls._unflatten(flags, [h.get(name) for name in cls._leaf_names])
         # Operands have one width here, so standard promotion only lets real meet complex.
         with jax.numpy_dtype_promotion("standard"):
@@ -298,11 +315,10 @@ def _leaf_formula(
         old = row[len(row) - len(slots) :]
         new = jax.tree.map(lambda x, was: lax.convert_element_type(x, was.dtype), out[1:], old)
         update = lax.convert_element_type(out[0], dtype)
-        if squares:
-            # An infinite gradient is seen in the update, not in the slots. (Here, because XLA keeps
-            # what is made of a gradient by more than one operation, and read twice, in memory.)
-            zero = np.zeros((), dtype)
-            update = lax.add(update, lax.mul(zero, lax.convert_element_type(given, dtype)))
+        if nothing is not None:
+            update = flat_at_zero(update)
+            if not carrier:
+                update = lax.add(update, lax.convert_element_type(nothing, dtype))
         return update, *new
 
     leaf.__name__ = cls.__name__

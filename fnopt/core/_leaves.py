@@ -34,7 +34,7 @@ _FILTER = "eqx.filter(model, eqx.is_inexact_array)"
 
 
 def check_inexact(tree: Any, what: str, fitted: bool = False) -> None:
-    """Raises a TypeError that names the first leaf which is not a floating or complex array.
+    """Raise a TypeError that names the first leaf which is not a floating or complex array.
 
     It says what to do about it: with an optimizer, or where the leaves are `fitted` by a solver.
     """
@@ -71,7 +71,7 @@ def _what_to_do(leaf: Any, fitted: bool) -> str:
 
 
 def check_same_tree(tree: Any, other: Any, what: str, other_what: str) -> None:
-    """Raises a ValueError where two trees differ in structure, or leaves in shape."""
+    """Raise a ValueError where two trees differ in structure, or leaves in shape."""
     if same_tree(tree, other):
         return
     other_structure = jax.tree.structure(other)
@@ -79,7 +79,7 @@ def check_same_tree(tree: Any, other: Any, what: str, other_what: str) -> None:
     theirs, other_treedef = leaves_with_names(other)
     if any(map(is_rows, jax.tree.leaves(tree, is_leaf=is_rows))):
         raise ValueError(
-            f"{where()}the {what} have Rows of a table, which only fnopt.sparse_rows steps: put it "
+            f"{where()}the {what} contain Rows, which only fnopt.sparse_rows updates: put it "
             "around the whole optimizer, as in sparse_rows(chain(...))."
         )
     if is_pair_with(tree, 1, other_structure):
@@ -143,7 +143,7 @@ def cast(x: Any, dtype: Any) -> jax.Array:
 def map_leaves(
     fn: Callable[..., Any], updates: Any, *, hyper: Any = None, outputs: int = 1, **slots: Any
 ) -> Any:
-    """Applies a function to every leaf of `updates` and to its companions in other trees.
+    """Apply a function to every leaf of `updates` and to its companions in other trees.
 
     It is where precision is decided: all operands of a leaf are cast to their `compute_dtype`
     first (bfloat16 and float16 to float32). The updates stay there, since transforms that follow
@@ -188,7 +188,7 @@ def map_leaves(
 
 
 def check_scalars(hyper: Any) -> None:
-    """Raises a ValueError that names the first number of a transform which is not a scalar.
+    """Raise a ValueError that names the first number of a transform which is not a scalar.
 
     A stacked optimizer outside `vmap` would broadcast its numbers against the gradients.
     """

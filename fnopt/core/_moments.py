@@ -24,7 +24,9 @@ def as_dtype(dtype: Any) -> Any:
     # NumPy takes an array for the name of its dtype, and "a" for that of strings.
     is_array = isinstance(dtype, (np.generic, np.ndarray, jax.Array))
     if is_array or known is None or not jnp.issubdtype(known, jnp.inexact):
-        raise TypeError(f"{dtype!r} is no floating dtype, expected one as jnp.bfloat16 or None.")
+        raise TypeError(
+            f"{dtype!r} is not a floating dtype, expected a dtype such as jnp.bfloat16, or None."
+        )
     return known
 
 
@@ -50,7 +52,7 @@ def ema(mean: jax.Array, x: jax.Array, decay: jax.Array, gain: jax.Array | None 
 
 
 def bias_correction(decay: jax.Array, count: jax.Array) -> jax.Array:
-    r"""The total weight of an average that started at zero, after `count` steps: :math:`1-\beta^t`.
+    r"""Bias correction of an average that started at zero: :math:`1-\beta^t`.
 
     It is computed as :math:`-\mathrm{expm1}(t \log \beta)`: for a decay near one the power is near
     one too, and the difference would lose three of float32's seven digits in the first steps.
@@ -119,7 +121,7 @@ def mean_weights(
 
 
 def positive_root(x: jax.Array) -> jax.Array:
-    r"""The square root of a second moment, fit to divide by: :math:`\sqrt{\max(x, x_{min})}`.
+    r"""Square root of a second moment, bounded below: :math:`\sqrt{\max(x, x_{min})}`.
 
     :math:`x_{min}` is the smallest normal number of the dtype (its root is 1e-19 in float32), below
     which a sum of squares has no digits. So a moment that saw no gradient divides zero to zero,

@@ -72,7 +72,7 @@ def root(x: jax.Array) -> jax.Array:
 
 
 def nonzero(x: jax.Array) -> jax.Array:
-    """A divisor: 1 where `x` is 0; NaN stays NaN."""
+    """Replace zeros by ones, for a safe division; NaN stays NaN."""
     return jnp.where(x == 0, filled_like(x, 1), x)
 
 
@@ -104,6 +104,29 @@ def over_length(x: jax.Array, length: jax.Array) -> jax.Array:
 def quotient(a: jax.Array, b: jax.Array) -> jax.Array:
     """`a / b` with 0 / 0 = 0."""
     return a / jnp.where((a == 0) & (b == 0), filled_like(b, 1), b)
+
+
+def with_epsilon(norm: jax.Array, eps: jax.Array) -> jax.Array:
+    """`norm + eps`, to divide by; 1 where the norm is 0, and the quotient has a moderate slope."""
+    return jnp.where(norm == 0, filled_like(norm, 1), norm + eps)
+
+
+@jax.custom_jvp
+def flat_at_zero(x: jax.Array) -> jax.Array:
+    """The array itself, with derivative 0 where it is 0.
+
+    A step of an adaptive method is zero where a param sits at its minimum: zero over a root of
+    zero and an epsilon. Its slope there is one over that epsilon, and the product of the slopes of
+    a few steps overflows.
+    """
+    return x
+
+
+@flat_at_zero.defjvp
+def _flat_at_zero_jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[jax.Array, jax.Array]:
+    (x,), (dx,) = primals, tangents
+    zero = filled_like(dx, 0)
+    return x, lax.select(lax.eq(x, filled_like(x, 0)), zero, dx)
 
 
 def power_of_two(size: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Leaves of which every device has a part: what is summed over them is summed over devices too."""
+"""Sharded leaves, whose sums over elements are also sums over devices."""
 
 from __future__ import annotations
 

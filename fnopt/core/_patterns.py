@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 
 
 def matches(path: str, pattern: str) -> bool:
-    """Whether a glob pattern selects the leaf of a path, by itself or by a branch that holds it.
+    """Whether a glob pattern matches the path of a leaf or of one of its parents.
 
     `*` stands for any text, slashes included, `?` for one character, `[ab]` for one of a set. A
     leading `*/` also stands for nothing, so `'*/bias'` finds `'bias'` at the top of a tree too. A

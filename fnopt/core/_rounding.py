@@ -39,7 +39,7 @@ def nearest(x: jax.Array, dtype: Any) -> jax.Array:
 
 
 def stochastic_round(x: Any, dtype: Any, key: jax.Array) -> jax.Array:
-    r"""Rounds to one of the two neighbours in a narrower dtype, at random, without bias.
+    r"""Round at random to one of the two neighbours in a narrower dtype, without bias.
 
     .. math:: P(\text{up}) = \frac{x - \lfloor x \rfloor}{\lceil x \rceil - \lfloor x \rfloor},
               \qquad E[\mathrm{round}(x)] = x

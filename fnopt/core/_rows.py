@@ -22,7 +22,7 @@ _PROMISES = ("indices_are_sorted", "unique_indices")
 )
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Values for some rows of a table of `size` rows; in all others there are zeros.
+    """Row-sparse array: values for some rows of a table of `size` rows, zeros elsewhere.
 
     It stands in place of the table in a tree of gradients or updates. `fnopt.sparse_rows` makes
     steps of it, `fnopt.apply_updates` adds it.

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from fnopt.core._dtypes import compute_dtype, real_dtype
 from fnopt.core._leaves import check_inexact
@@ -26,6 +27,23 @@ OwnSlot = Annotated[Any, _SLOT, _OWN]
 
 Tally = Annotated[jax.Array, _TALLY]
 """Annotates a field `count` of a state as the number of something else than steps."""
+
+
+def stored_after(new: jax.Array, reader: jax.Array) -> jax.Array:
+    """The new value of a slot, written after `reader`, an array made from the old value.
+
+    XLA writes a donated slot in place only if every loop that reads the old value is known to run
+    before. This selection makes it so, which reads `reader` once; otherwise XLA copies the slot.
+
+    Args:
+        new: The new value.
+        reader: An array of the same shape.
+
+    Returns:
+        `new`, but NaN where `reader` is NaN.
+    """
+    unknown = reader if reader.dtype == new.dtype else filled_like(new, jnp.nan)
+    return lax.select(lax.ne(reader, reader), unknown, new)
 
 
 @functools.cache
@@ -61,7 +79,7 @@ def _by_name(hint: Any) -> Any:
 
 
 def slot_zeros(params: Any, dtype: Any = None, *, fill: Any = 0.0, real: bool = False) -> Any:
-    """A fresh slot: a tree like `params`, filled with one value.
+    """Initial slot: a tree like `params`, filled with one value.
 
     Args:
         params: A tree of floating arrays (abstract ones too).

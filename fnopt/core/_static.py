@@ -18,7 +18,7 @@ def static(
     convert: Callable[[Any], Any] | None = None,
     least: int | None = None,
 ) -> Any:
-    """Declares a field that is a flag or a function: hashed, compared, never traced.
+    """Declare a field that is a flag or a function: hashed, compared, never traced.
 
     A field annotated `bool`, `int`, `str` or `Callable` (or one of them `| None`) is refused other
     values, unless it has a `convert`, which then is the judge.

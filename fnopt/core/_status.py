@@ -79,7 +79,7 @@ class Status(enum.IntEnum):
 
 
 def is_converged(status: jax.Array) -> jax.Array:
-    """Whether a convergence test was met, of an array of status codes of any shape."""
+    """Whether status codes report convergence, elementwise."""
     return (status >= Status.CONVERGED_COST.value) & (status <= Status.CONVERGED_GRADIENT.value)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
@@ -11,25 +10,25 @@ from typing import Any, ClassVar, NamedTuple
 import jax.numpy as jnp
 from jax.tree_util import tree_flatten
 
+from fnopt.core._abstract import is_abstract, zeros_for
 from fnopt.core._beside import beside
 from fnopt.core._counts import missing_count, scheduled
 from fnopt.core._divided_slots import as_others_lie, is_typed, step_despite_types
 from fnopt.core._dtypes import dtype_of, is_inexact
 from fnopt.core._errors import place, where
-from fnopt.core._extra_args import accepted, read_by, read_by_foreign, required_by
+from fnopt.core._extra_args import check_spelling, read_by, required_by
 from fnopt.core._leaves import same_tree
-from fnopt.core._static import static
 from fnopt.core._unknown import advice_for_attribute
-from fnopt.core._value import Schedule, Value, brief
-from fnopt.core._without_gradient import left_out_by, without_gradient
+from fnopt.core._value import Schedule, Value
+from fnopt.core._without_gradient import floating_leaves, left_out_by, without_gradient
 
 
 class EmptyState(NamedTuple):
-    """The state of a transform that remembers nothing."""
+    """State of a stateless transform."""
 
 
 class Member(NamedTuple):
-    """A transform inside another one: its name, itself, and its part of the state."""
+    """A transform inside an optimizer: its name, its value and its part of the state."""
 
     name: str
     tx: Transformation
@@ -75,6 +74,8 @@ class Transformation(Value):
     reads_step: ClassVar[bool] = True
     # Whether gradients may have another form than params: `Rows` of a table, an axis of examples.
     other_gradients: ClassVar[bool] = False
+    # Whether `init` leaves out what is no floating array, and warns, instead of refusing it.
+    floating_alone: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -162,11 +163,11 @@ def _state_type(cls: type[Transformation]) -> type | None:
 
 
 def check_state(tx: Transformation, state: Any) -> None:
-    """Raises a TypeError if `state` is not of the class that `tx.init` makes."""
+    """Raise a TypeError if `state` is not of the class that `tx.init` makes."""
     expected = _state_type(type(tx))
     if expected is None or isinstance(state, expected):
         return
-    if expected is EmptyState and state == ():  # another library's empty state
+    if expected is EmptyState and (state is None or state == ()):  # nothing, or another library's
         return
     raise TypeError(
         f"{where()}the state is {_describe_state(state, expected)}. It looks "
@@ -208,6 +209,10 @@ def _guarded_init(init: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(init)
     def guarded(self: Transformation, params: Any) -> Any:
         with place(self._place) as outermost:
+            if outermost and self.floating_alone:
+                params = floating_leaves(params)
+            if outermost and is_abstract(params):
+                params = zeros_for(functools.partial(init, self), params)
             state = init(self, params)
             return beside(state, params) if outermost else state
 
@@ -222,6 +227,7 @@ def _guarded_update(update: Callable[..., Any]) -> Callable[..., Any]:
         with place(self._place) as outermost:
             if outermost:
                 _check_order(updates, state, params)
+                check_spelling(self, extra_args)
             check_state(self, state)
             # A tree that is one leaf is None, without leaves, to the parts that don't work on it.
             # (Where update has required arguments, updates may be None for other reasons: LM.)
@@ -289,62 +295,3 @@ def _check_required(update: Callable[..., Any], given: Any) -> None:
                 f"update(updates, state, params, {name}=...), through every wrapper around it "
                 "(optax's hand it on to fnopt.interop.to_optax(tx), not to tx)."
             )
-
-
-class foreign(Transformation):
-    """Another library's (init, update) pair as a member of an fnopt pipeline.
-
-    `chain` and the other wrappers make it by themselves from anything that has `init` and `update`
-    or unpacks to the two. Extra arguments go to it as far as its signature takes them.
-
-    Args:
-        init_fn: The pair's init function.
-        update_fn: The pair's update function.
-
-    Example:
-        >>> import fnopt, optax
-        >>> fnopt.chain(optax.scale(-0.1)).init({"w": 1.0})
-        (EmptyState(),)
-    """
-
-    init_fn: Callable[..., Any] = static()
-    update_fn: Callable[..., Any] = static()
-
-    def init(self, params: Any) -> Any:
-        """Calls the pair's init."""
-        return self.init_fn(params)
-
-    def reads(self) -> Mapping[str, bool]:
-        """The keyword-only parameters of the pair's update."""
-        return read_by_foreign(self.update_fn)
-
-    def update(
-        self, updates: Any, state: Any, params: Any = None, **extra_args: Any
-    ) -> tuple[Any, Any]:
-        """Calls the pair's update with the extra arguments that its signature takes."""
-        return self.update_fn(updates, state, params, **accepted(self.update_fn, extra_args))
-
-
-def _pair_of(tx: Any) -> tuple[Any, Any]:
-    # What was not called yet: the init and update of a class are unbound, a recipe's only raise.
-    if isinstance(tx, (type, types.FunctionType)):
-        return None, None
-    if callable(getattr(tx, "init", None)) and callable(getattr(tx, "update", None)):
-        return tx.init, tx.update
-    return tx if isinstance(tx, tuple) and len(tx) == 2 else (None, None)
-
-
-def as_transformation(tx: Any, what: str = "member") -> Transformation:
-    """A Transformation as it is; anything else with an (init, update) pair as a `foreign` one."""
-    if isinstance(tx, Transformation):
-        return tx
-    pair = _pair_of(tx)
-    if not all(map(callable, pair)):
-        hint = ""
-        if callable(tx):
-            hint = f" Did you forget to call it, as in {getattr(tx, '__name__', 'it')}(...)?"
-        raise TypeError(
-            f"{where()}{what} is {brief(tx)}, expected an optimizer: a fnopt Transformation or an "
-            f"(init, update) pair.{hint}"
-        )
-    return foreign(*pair)

@@ -37,7 +37,7 @@ def hyper(
     schedule: bool = False,
     infinite: bool = False,
 ) -> Any:
-    """Declares a numeric hyper-parameter: a pytree leaf, checked when a user gives it.
+    """Declare a numeric hyper-parameter: a pytree leaf, checked when a user gives it.
 
     Python ints become floats (so that `jax.grad` reaches every one), arrays stay arrays, traced
     values pass unchecked. `None` is allowed where it is the default.
@@ -80,7 +80,7 @@ def _is_array(value: Any) -> bool:
 
 
 def as_number(value: Any) -> Any:
-    """A Python or NumPy number as a Python float, a NumPy array as a JAX array; else as it is."""
+    """Convert a number to a Python float and a NumPy array to a JAX array; keep the rest."""
     if _is_number(value):
         return float(value)
     if _is_array(value):
@@ -171,7 +171,7 @@ def brief(value: Any) -> str:
 
 
 def call_text(name: str, parts: list[str], width: int = 96) -> str:
-    """`name(a, b)` on one line, or a line per part where that gets too long."""
+    """Text of the call `name(a, b)`, on one line or on one line for each argument."""
     flat = f"{name}({', '.join(parts)})"
     if len(flat) <= width and "\n" not in flat:
         return flat

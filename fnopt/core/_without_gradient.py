@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 import operator
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
 import jax
 
 from fnopt.core._dtypes import is_inexact
+from fnopt.core._errors import listing, where
 from fnopt.core._leaves import check_same_tree, is_none
+from fnopt.core._paths import leaves_with_names
 from fnopt.core._translated import translated
 
 
@@ -51,6 +54,19 @@ def without_gradient(
     stepped = inward(params)
     check_same_tree(updates, stepped, "gradients", "params")
     return stepped, translated(extra_args, inward, outward)
+
+
+def floating_leaves(params: Any) -> Any:
+    """The params with None in place of what is no floating array; warns of what that is."""
+    others = [name for name, p in leaves_with_names(params)[0] if not is_inexact(p)]
+    if not others:
+        return params
+    warnings.warn(
+        f"{where()}{listing(others)} of the params are no floating arrays: they have no state and "
+        "stay as they are, and their gradients have to be None.",
+        stacklevel=4,
+    )
+    return jax.tree.map(lambda p: p if is_inexact(p) else None, params)
 
 
 def left_out_by(transforms: Iterable[Any], params: Any) -> Any:

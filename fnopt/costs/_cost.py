@@ -22,7 +22,7 @@ TripCounts = int | Mapping[str, int] | None
 def cost(
     fn: Callable[..., Any], *, trip_counts: TripCounts = None, compile: bool = False
 ) -> Callable[..., Cost]:
-    r"""Counts what a function computes and moves, without running it.
+    r"""Count the FLOPs and bytes of a function without running it.
 
     The function is traced for the shapes of its arguments, what nobody reads is left out, and the
     operations are added up: the body of a scan times its length, the body of a while loop times
@@ -115,7 +115,7 @@ def check_arrays(what: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
         if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
             raise TypeError(
                 f"{what}: {path} is {type(leaf).__name__}, expected an array or a "
-                "jax.ShapeDtypeStruct. Close over what is no array: "
+                "jax.ShapeDtypeStruct. Close over other values: "
                 f"{what}(lambda x: fn(x, setting))(x)."
             )
         if not all(isinstance(d, (int, np.integer)) for d in leaf.shape):

@@ -97,7 +97,7 @@ class DeviceCost:
 
 @dataclasses.dataclass(frozen=True)
 class DistributedCost:
-    """The cost of a step for each way to spread a training; `print` shows a table.
+    """Cost of a training step for each distribution strategy; `print` shows a table.
 
     Attributes:
         devices: How many devices.

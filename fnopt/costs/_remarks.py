@@ -12,7 +12,7 @@ _SHOWN = 8  # remarks of a kind, with a line of their own
 
 
 class Unknown(NamedTuple):
-    """Something that is in the program and not, or not wholly, in the figures.
+    """A part of a program that is not counted, or only in part.
 
     Attributes:
         name: The primitive, or the name of the loop.
@@ -28,7 +28,7 @@ class Unknown(NamedTuple):
 
 
 class Loop(NamedTuple):
-    """A loop of the program.
+    """A loop of a program, with its number of iterations.
 
     Attributes:
         name: Its part and kind, numbered where a part has several: `'decoder/while'`.

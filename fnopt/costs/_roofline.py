@@ -77,7 +77,7 @@ class Hardware:
 
 
 def measure_hardware(dtype: Any = jnp.float32, size: int = 2048, repeats: int = 5) -> Hardware:
-    """Measures this machine's rates with one matrix product and one addition of large vectors.
+    """Measure this machine's rates with one matrix product and one addition of large vectors.
 
     Args:
         dtype: What to multiply in.

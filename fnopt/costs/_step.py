@@ -27,7 +27,7 @@ def grad_cost(
     trip_counts: TripCounts = None,
     compile: bool = False,
 ) -> Callable[..., GradCost]:
-    """Counts the forward and the backward pass of `jax.value_and_grad(loss)` apart.
+    """Count the forward and the backward pass of `jax.value_and_grad(loss)` separately.
 
     Args:
         loss: A function that gives a scalar, or `(scalar, aux)`.
@@ -77,7 +77,7 @@ def step_cost(
     trip_counts: TripCounts = None,
     compile: bool = False,
 ) -> Callable[..., StepCost]:
-    """Counts a training step: forward pass, backward pass and optimizer update apart.
+    """Count the forward pass, the backward pass and the optimizer update of a training step.
 
     Args:
         loss: `loss(params, *batch)` gives a scalar, or `(scalar, aux)`.

@@ -7,7 +7,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """Amounts of work; they add, and a loop multiplies them.
+    """Counts of FLOPs, transcendentals and bytes, which add and scale.
 
     Attributes:
         matmul_flops: FLOPs of matrix products and convolutions; a multiply-add counts as two.

@@ -27,7 +27,7 @@ from fnopt.jacobians import check_real
 
 
 class Estimate(NamedTuple):
-    """A mean over random probes.
+    """A Monte Carlo estimate from random probes, with its variance.
 
     Attributes:
         value: The estimate, unbiased.
@@ -133,7 +133,7 @@ def hessian_diagonal(
 def trace_estimate(
     product: Callable[[Any], Any], like: Any, key: jax.Array, *, samples: int = 32
 ) -> Estimate:
-    r"""The trace of a matrix that is known by its products, by Hutchinson's estimator.
+    r"""Estimate the trace of a matrix from its products with vectors (Hutchinson).
 
     .. math:: \operatorname{tr}(A) = \mathbb{E}[v^\top A v], \qquad v_j = \pm 1
 

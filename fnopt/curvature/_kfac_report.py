@@ -16,7 +16,7 @@ from fnopt.gradients.ghost import KroneckerBlock
 
 
 class KfacRule(NamedTuple):
-    """Which block of the Gauss-Newton matrix one param has.
+    """Curvature block of one parameter under `fnopt.kfac`.
 
     Attributes:
         name: The path of the param.
@@ -41,7 +41,7 @@ class KfacRule(NamedTuple):
 
 
 class KfacReport(NamedTuple):
-    """Which block each param has; `print` it.
+    """Curvature block of every parameter under `fnopt.kfac`; `print` shows a table.
 
     Attributes:
         params: One entry for each param.
@@ -76,7 +76,7 @@ class KfacReport(NamedTuple):
 def kfac_report(
     model_fn: Callable[[Any, Any], Any], *, max_side: int = 512, eigenbasis: bool = False
 ) -> Callable[[Any, Any], KfacReport]:
-    """Says for every param which block of the Gauss-Newton matrix `fnopt.kfac` gives it, and why.
+    """Report which curvature block `fnopt.kfac` uses for each parameter, and why.
 
     Nothing is computed: the model is traced for one example, and the places are found where params
     meet it.

@@ -39,7 +39,7 @@ def top_eigenvalues(
     iterations: int = 32,
     which: str = "largest",
 ) -> Eigenpairs:
-    r"""Eigenvalues at an end of the spectrum of a symmetric matrix, by Lanczos' method.
+    r"""Extreme eigenvalues of a symmetric matrix, by Lanczos' method.
 
     With `m` products it finds the matrix restricted to the space that these span,
 

@@ -137,7 +137,9 @@ def hungarian_algorithm(cost_matrix: Any) -> tuple[jax.Array, jax.Array]:
             f"hungarian_algorithm: the costs are {described(cost)}, expected a matrix."
         )
     if jnp.issubdtype(cost.dtype, jnp.complexfloating):
-        raise TypeError(f"hungarian_algorithm: the costs are {described(cost)}, expected reals.")
+        raise TypeError(
+            f"hungarian_algorithm: the costs are {described(cost)}, expected real numbers."
+        )
     whole = not jnp.issubdtype(cost.dtype, jnp.floating)
     cost = jax.lax.stop_gradient(
         cost.astype(compute_dtype() if whole else compute_dtype(cost.dtype))

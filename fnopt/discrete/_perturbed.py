@@ -19,7 +19,7 @@ def make_perturbed_fun(
     noise: Any = Gumbel(),  # noqa: B008 - an immutable value
     use_baseline: bool = True,
 ) -> Callable[[Any, Any], Any]:
-    r"""A smooth stand-in for a function with jumps: its mean over noisy inputs.
+    r"""Smooth a piecewise constant function by averaging it over noisy inputs.
 
     .. math:: f_\sigma(x) = \mathbb E_z\, f(x + \sigma z), \qquad
               \partial f_\sigma(x) = -\mathbb E_z \left( f(x + \sigma z) - f(x) \right)

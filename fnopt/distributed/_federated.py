@@ -40,7 +40,7 @@ class ServerState(NamedTuple):
 
 
 class federated(Value):
-    r"""A server of federated learning as a value, with a state that is a value.
+    r"""Server of federated learning: an optimizer step from the clients' parameters.
 
     .. math:: \theta \leftarrow \theta + \mathrm{outer}\Bigl(\frac{\sum_k n_k\,
               (\theta - \theta_k)}{\sum_k n_k}\Bigr)
@@ -128,8 +128,8 @@ def _weights(num_examples: Any, clients: int) -> jax.Array:
     known = not isinstance(weights, Tracer)
     if known and not (all_finite(weights) & (weights >= 0).all() & weights.any()):
         raise ValueError(
-            f"federated: num_examples = {weights.tolist()}, expected finite numbers, none negative "
-            "and not only zeros."
+            f"federated: num_examples = {weights.tolist()}, expected finite numbers >= 0 with a "
+            "positive sum."
         )
     return jnp.where(all_finite(weights) & (weights >= 0), weights, jnp.zeros_like(weights))
 
@@ -152,7 +152,7 @@ class ProximalState(NamedTuple):
 
 
 class add_proximal_term(Transformation):
-    r"""Pulls params back to where they were at `init`: :math:`u = g + \mu\, (\theta - \theta_0)`.
+    r"""Add a pull towards the parameters at `init`: :math:`u = g + \mu\, (\theta - \theta_0)`.
 
     It is the gradient of FedProx's :math:`\ell(\theta) + \frac\mu2 \lVert \theta - \theta_0
     \rVert^2`, which keeps clients with different data together. Put it first in a client's chain.

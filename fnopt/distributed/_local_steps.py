@@ -32,7 +32,7 @@ from fnopt.transforms import scale
 
 
 class DilocoState(NamedTuple):
-    """Steps, the params of the last meeting, the states of both optimizers, and what is owed.
+    """State of `diloco`: count, anchor parameters, states of both optimizers, rounding error.
 
     `error` is what rounding has left out of this worker's messages; None if they are floats.
     """
@@ -49,7 +49,7 @@ def _block(block_size: Any) -> int | None:
 
 
 class diloco(Transformation):
-    r"""Steps of every worker by itself; every so many, a step of an outer optimizer for all.
+    r"""Local SGD: independent steps of each worker, periodic steps of an outer optimizer.
 
     .. math:: \theta_k &\leftarrow \theta_k + \mathrm{inner}(g_k + \mu\, (\theta_k - \phi)),
               \qquad \text{and every } H \text{ steps:} \\

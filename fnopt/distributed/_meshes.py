@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any
 
 import jax
 from jax.core import Tracer
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, reshard
 
 from fnopt.core import leaves_with_names, listing, shown
+
+# JAX 0.7 hasn't it: there no context may have a mesh.
+_use: Any = getattr(jax.sharding, "use_abstract_mesh", contextlib.nullcontext)
 
 Axis = str | tuple[str, ...]
 
@@ -26,9 +30,17 @@ def axis_names(axis: Axis) -> tuple[str, ...]:
 
 def mesh_of_params(params: Any, mesh: Any, name: str) -> Any:
     """The given mesh, or the one that the params are on; all of them have to be on it."""
-    placed = [(path, p.sharding) for path, p in leaves_with_names(params)[0] if _is_placed(p)]
+    named = leaves_with_names(params)[0]
+    placed = [(path, p.sharding) for path, p in named if _is_on_another_device(p)]
+    placed += [(path, s) for path, p in named if (s := sharding_of(p)) is not None]
     if mesh is None:
         meshes = [s.mesh for _, s in placed if isinstance(s, NamedSharding)]
+        if not meshes and any(isinstance(p, Tracer) for _, p in named):
+            raise ValueError(
+                f"{name}: the params are traced and their types name no explicit mesh, so that "
+                "their shardings aren't known here: call it outside of jax.jit, or give mesh= to "
+                "take them as whole on every device."
+            )
         if not meshes:
             there = f" ({shown(placed[0][0])} has {placed[0][1]})" if placed else ""
             raise ValueError(
@@ -64,9 +76,9 @@ def check_axis(axis: Axis, mesh: Any, name: str) -> tuple[str, ...]:
 
 def spec_of(p: Any) -> tuple[Any, ...]:
     """Over which axes every dimension of a leaf is divided; all None for one on no mesh."""
-    sharding = getattr(p, "sharding", None)
+    sharding = sharding_of(p)
     ndim = len(p.shape) if hasattr(p, "shape") else 0
-    spec = tuple(sharding.spec) if isinstance(sharding, NamedSharding) else ()
+    spec = () if sharding is None else tuple(sharding.spec)
     return spec + (None,) * (ndim - len(spec))
 
 
@@ -87,12 +99,12 @@ def divided(
     return (*spec[:i], tuple(new) if len(new) > 1 else new[0], *spec[i + 1 :])
 
 
-def whole_on(mesh: Any, params: Any) -> Any:
-    """The types of params that are whole on every device of a mesh whose axes are explicit.
+def shapes_of_state(tx: Any, params: Any, mesh: Any) -> Any:
+    """The types of the state for params that are whole on a mesh whose axes are explicit.
 
-    What an optimizer makes of them has the sharding in its type, whatever the mesh's own axes are.
+    What the optimizer makes of them has the sharding in its type, whatever the mesh's own axes are.
     """
-    kinds = (jax.sharding.AxisType.Explicit,) * len(mesh.axis_names)
+    kinds = (AxisType.Explicit,) * len(mesh.axis_names)
     abstract = jax.sharding.AbstractMesh(
         tuple(mesh.shape.values()), tuple(mesh.axis_names), axis_types=kinds
     )
@@ -102,21 +114,48 @@ def whole_on(mesh: Any, params: Any) -> Any:
         p = p if hasattr(p, "dtype") else jax.numpy.asarray(p)
         return jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=whole)
 
-    return jax.tree.map(one, params)
+    # The context may have this mesh with axes of another kind, or a mesh of another size; JAX lets
+    # no mesh follow on one of another size.
+    with _use(jax.sharding.AbstractMesh((), ())), _use(abstract):
+        return jax.eval_shape(tx.init, jax.tree.map(one, params))
 
 
-def _is_placed(p: Any) -> bool:
-    if isinstance(p, jax.Array) and not isinstance(p, Tracer):
-        return isinstance(p.sharding, NamedSharding) or p.committed
+def put(x: Any, place: NamedSharding) -> Any:
+    """An array with this sharding."""
+    if isinstance(place.mesh, Mesh) and not isinstance(x, Tracer):
+        return jax.device_put(x, place)
+    if AxisType.Explicit in place.mesh.axis_types:
+        return reshard(x, place)
+    return jax.lax.with_sharding_constraint(x, place)
+
+
+def sharding_of(p: Any) -> NamedSharding | None:
+    """The sharding of an array, a traced one or a shape on a mesh; None where it isn't known.
+
+    The types of traced arrays name explicit meshes only.
+    """
+    sharding = jax.typeof(p).sharding if isinstance(p, Tracer) else getattr(p, "sharding", None)
+    if not isinstance(sharding, NamedSharding):
+        return None
+    kinds = sharding.mesh.axis_types
+    unknown = AxisType.Explicit not in kinds or AxisType.Manual in kinds
+    return None if isinstance(p, Tracer) and unknown else sharding
+
+
+def _is_on_another_device(p: Any) -> bool:
+    """Whether a leaf has been put somewhere that is no mesh."""
+    if isinstance(p, Tracer) or sharding_of(p) is not None:
+        return False
+    if isinstance(p, jax.Array):
+        return p.committed
     return isinstance(p, jax.ShapeDtypeStruct) and p.sharding is not None
 
 
 def _same_mesh(a: Any, b: Any) -> bool:
-    return dict(a.shape) == dict(b.shape) and list(_devices(a)) == list(_devices(b))
-
-
-def _devices(mesh: Any) -> Any:
-    return mesh.devices.flat if isinstance(mesh, Mesh) else ()
+    if dict(a.shape) != dict(b.shape):
+        return False
+    known = isinstance(a, Mesh) and isinstance(b, Mesh)  # a type names no devices
+    return not known or list(a.devices.flat) == list(b.devices.flat)
 
 
 def _ways(part: Any, mesh: Any) -> int:

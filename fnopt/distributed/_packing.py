@@ -1,4 +1,4 @@
-"""Leaves as parts, one for every device, and their way between devices in one message.
+"""Division of leaves into one part for each device, and their exchange in one message.
 
 A leaf is a row of numbers, filled up with zeros to N equal parts. A part has as many axes as the
 leaf, all but the last of length 1: masks that tell matrices from vectors work. On the way the parts

@@ -26,7 +26,7 @@ from fnopt.transforms import decode, encode
 
 
 class Codes(NamedTuple):
-    """A leaf as a byte a number, and a scale for every block of numbers."""
+    """A leaf as 8-bit codes, with one scale for each block of numbers."""
 
     codes: jax.Array
     scales: jax.Array
@@ -46,7 +46,7 @@ def checked_block_size(block_size: Any, name: str) -> int:
 
 
 class quantized_delta(Value):
-    r"""A client's message instead of its params: their change as 8-bit codes.
+    r"""Compress a client's change of the parameters to 8-bit codes, with error feedback.
 
     .. math:: q = Q(\theta - \theta_k + e), \qquad e' = \theta - \theta_k + e - q
 

@@ -46,9 +46,9 @@ def _parts(over: sharded, state: Any, params: Any) -> Context:
     mesh = mesh_of(codes)
     if mesh is None or not {*over.axis} <= {*mesh.axis_names}:
         raise ValueError(
-            f"{shown(name)} of the state is in codes of parts, and how many parts there are is "
-            f"seen from a mesh with the axis {over.axis!r}. Give the state as it was, on as many "
-            "devices as it was made for (simulated ones will do), outside of jax.jit."
+            f"{shown(name)} of the state is in 8-bit codes and not on a mesh with the axis "
+            f"{over.axis!r}, which gives the number of parts. Give the state outside of jax.jit, "
+            "on as many devices as it was made for (simulated devices will do)."
         )
     n = math.prod(mesh.shape[axis] for axis in over.axis)
     return parts_over((), WholeLeaves(shapes_by_name(params), n, lambda parts: parts))
@@ -67,8 +67,8 @@ def _found(
     if isinstance(tx, quantized_state):
         if any(isinstance(member.tx, sharded) for member in tx.members()):
             raise ValueError(
-                "quantized_state is around sharded, where every device has blocks of its own: what "
-                "they hold can't be told. Put it inside, sharded(quantized_state(...), axis)."
+                "quantized_state is around sharded, so every device quantizes its own blocks and "
+                "the layout is unknown. Put it inside: sharded(quantized_state(...), axis)."
             )
         yield over, tx, state
     for member in tx.members(state):

@@ -13,9 +13,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fnopt.core import gathered, leaves_with_names, shown
+from fnopt.distributed._meshes import put
 from fnopt.distributed._recoded import in_codes, in_numbers
 from fnopt.distributed._sharded import sharded
-from fnopt.distributed._state_sharding import init_sharded
+from fnopt.distributed._state_sharding import init_sharded, state_sharding
 from fnopt.transforms import is_coded
 
 
@@ -32,7 +33,7 @@ def undivided(tx: Any) -> Any:
 
 
 def gather_state(tx: Any, state: Any, params: Any, *, requantize: bool = False) -> Any:
-    """The state that the optimizer without `sharded` has: slots in the shapes of the params.
+    """Convert the state of a `sharded` optimizer to that of the optimizer inside.
 
     Args:
         tx: An optimizer with `sharded` in it.
@@ -88,7 +89,7 @@ def _whole(name: str, x: Any, like: Any) -> Any:
 def scatter_state(
     tx: Any, state: Any, params: Any, *, mesh: Mesh | None = None, requantize: bool = False
 ) -> Any:
-    """The state of `tx` on a mesh from what `gather_state` gave, of however many devices that was.
+    """Convert a gathered state to the state of a `sharded` optimizer on this mesh.
 
     Args:
         tx: An optimizer with `sharded` in it.
@@ -116,15 +117,18 @@ def scatter_state(
         (1, 6)
     """
     _mapped(_checked, state, _undivided_state(tx, params))
+    places = state_sharding(tx, params, mesh=mesh)
     fresh = init_sharded(tx, params, mesh=mesh)
+    mesh = next((s.mesh for s in jax.tree.leaves(places)), None)
+    in_parts = functools.partial(_in_parts, mesh)
 
     def scattered_anew() -> Any:
         numbers = in_numbers(undivided(tx), state, params)
-        rows = _mapped(_in_parts, numbers, in_numbers(tx, fresh, params))
+        rows = _mapped(in_parts, numbers, in_numbers(tx, fresh, params))
         return in_codes(tx, rows, params)
 
     anew = _where_blocks_differ(fresh, state, scattered_anew if requantize else None)
-    return _mapped(_in_parts, state, fresh, anew)
+    return jax.tree.map(put, _mapped(in_parts, state, fresh, anew), places)
 
 
 def _undivided_state(tx: Any, params: Any) -> Any:
@@ -142,16 +146,17 @@ def _checked(name: str, x: Any, like: Any) -> Any:
     return x
 
 
-def _in_parts(_: str, x: Any, new: Any) -> Any:
-    if jnp.shape(x) != new.shape:
-        memory = new.size // max(new.shape[-1], 1) if new.size else 1
-        size = jnp.size(x) // memory
-        x = jnp.reshape(x, (*new.shape[:-1], size))
-        x = jax.device_put(x, NamedSharding(new.sharding.mesh, P()))
-        if size < new.shape[-1]:
-            # What fills the last part up is that of a fresh state: no zeros to divide by.
-            x = jnp.concatenate([x, gathered(new)[..., size:]], axis=-1)
-    return jax.device_put(x, new.sharding)
+def _in_parts(mesh: Any, _: str, x: Any, new: Any) -> Any:
+    if jnp.shape(x) == new.shape:
+        return x
+    memory = new.size // max(new.shape[-1], 1) if new.size else 1
+    size = jnp.size(x) // memory
+    row = jnp.reshape(gathered(x), (*new.shape[:-1], size))
+    x = put(row, NamedSharding(mesh, P()))
+    if size == new.shape[-1]:
+        return x
+    # What fills the last part up is that of a fresh state: no zeros to divide by.
+    return jnp.concatenate([x, gathered(new)[..., size:]], axis=-1)
 
 
 def _where_blocks_differ(

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 from jax.core import Tracer
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, reshard
+from jax.sharding import NamedSharding, PartitionSpec
 
 from fnopt.core import (
     Member,
@@ -25,7 +25,7 @@ from fnopt.core import (
     where,
 )
 from fnopt.distributed._elementwise import check_elementwise
-from fnopt.distributed._meshes import axis_names
+from fnopt.distributed._meshes import axis_names, put
 from fnopt.distributed._packing import (
     gathered_parts,
     in_a_row,
@@ -37,7 +37,7 @@ from fnopt.distributed._packing import (
 
 
 class sharded(Transformation):
-    r"""Divides an optimizer's state and work between the devices of a named axis (ZeRO-1).
+    r"""Divide an optimizer's state and work between the devices of a named axis (ZeRO-1).
 
     .. math:: g^{(k)} = \Bigl(\tfrac1N \sum_{j=1}^{N} g_j\Bigr)^{(k)}, \qquad
               u^{(k)}, s_k' = \mathrm{inner}(g^{(k)}, s_k, \theta^{(k)}), \qquad
@@ -197,9 +197,7 @@ class sharded(Transformation):
                 "fnopt.distributed.init_sharded(tx, params, mesh=mesh)."
             )
         n = math.prod(mesh.shape[name] for name in self.axis)
-        return _last_divided(
-            in_a_row(gathered(p) if isinstance(p, Tracer) else p, n), self.axis, mesh
-        )
+        return _last_divided(in_a_row(gathered(p), n), self.axis, mesh)
 
     def _leaves_in_rows(self, params: Any) -> WholeLeaves | None:
         """The whole leaves behind parts that lie in rows on a mesh."""
@@ -243,12 +241,7 @@ def shapes_by_name(tree: Any) -> dict[str, tuple[int, ...]]:
 
 def _last_divided(x: Any, axis: tuple[str, ...], mesh: Any) -> jax.Array:
     """An array whose last dimension is divided over these axes of a mesh."""
-    place = NamedSharding(mesh, PartitionSpec(*(None,) * (x.ndim - 1), axis))
-    if isinstance(mesh, Mesh) and not isinstance(x, Tracer):
-        return jax.device_put(x, place)
-    if AxisType.Explicit in mesh.axis_types:
-        return reshard(x, place)
-    return jax.lax.with_sharding_constraint(x, place)
+    return put(x, NamedSharding(mesh, PartitionSpec(*(None,) * (x.ndim - 1), axis)))
 
 
 def mesh_of(p: Any) -> Any:

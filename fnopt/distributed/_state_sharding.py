@@ -6,19 +6,17 @@ import contextlib
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.extend import core as jex
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from fnopt.core import fits, leaves_with_names, listing, owners, slots
+from fnopt.core import fits, is_abstract, is_staged, owners, slots, zeros_for
 from fnopt.distributed._meshes import (
     Axis,
     check_axis,
     divided,
     mesh_of_params,
+    put,
+    shapes_of_state,
     spec_of,
-    whole_on,
 )
 
 # JAX 0.7 has the other name.
@@ -43,7 +41,7 @@ def state_sharding(
         tx: An optimizer, another library's too.
         params: The params: arrays, or `jax.ShapeDtypeStruct`s with a sharding.
         mesh: The mesh; by default the one that the params are on. Params on none are taken to be
-            whole on every device.
+            whole on every device; so are traced params of an automatic mesh.
         axis: A mesh axis, or several, to divide slots over.
 
     Returns:
@@ -64,7 +62,7 @@ def state_sharding(
     """
     on: Any = mesh_of_params(params, mesh, "state_sharding")
     names = () if axis is None else check_axis(axis, on, "state_sharding")
-    state = jax.eval_shape(tx.init, whole_on(on, params))
+    state = shapes_of_state(tx, params, on)
     in_slots = {id(x) for slot in slots(state).values() for x in jax.tree.leaves(slot)}
 
     def one(leaf: Any, owner: Any) -> NamedSharding:
@@ -84,7 +82,10 @@ def state_sharding(
 def init_sharded(
     tx: Any, params: Any, *, mesh: Mesh | None = None, axis: Axis | None = None
 ) -> Any:
-    """The first state, made where it belongs: no array is ever whole where a part is enough.
+    """Initialise a state in its shardings, without forming whole arrays on one device.
+
+    For `sharded(tx, axis)` it returns what `sharded(tx, axis).init(params)` returns. Inside
+    `jax.jit` the compiler is told where every array of the state belongs.
 
     Args:
         tx: An optimizer.
@@ -110,32 +111,13 @@ def init_sharded(
     where = state_sharding(tx, params, mesh=mesh, axis=axis)
     leaves = jax.tree.leaves(where)
     mesh = leaves[0].mesh if leaves else None
+
+    def zeros() -> Any:
+        return zeros_for(tx.init, params, "init_sharded: ") if is_abstract(params) else params
+
+    if is_staged():  # where no mesh can be set
+        return jax.tree.map(put, tx.init(zeros()), where)
     with _set_mesh(mesh) if mesh is not None else contextlib.nullcontext():
-        if all(isinstance(p, (jax.Array, np.ndarray, float)) for p in jax.tree.leaves(params)):
+        if not is_abstract(params):
             return jax.jit(tx.init, out_shardings=where)(params)
-        _check_needs_shapes_only(tx, params)
-        return jax.jit(lambda: tx.init(_zeros(params)), out_shardings=where)()
-
-
-def _zeros(params: Any) -> Any:
-    return jax.tree.map(lambda p: jnp.zeros(p.shape, p.dtype, device=p.sharding), params)
-
-
-def _check_needs_shapes_only(tx: Any, params: Any) -> None:
-    bare = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype), params)
-    closed, state = jax.make_jaxpr(tx.init, return_shape=True)(bare)
-    known = {*closed.jaxpr.invars}
-    for eqn in closed.jaxpr.eqns:
-        if known & {x for x in eqn.invars if not isinstance(x, jex.Literal)}:
-            known |= {*eqn.outvars}
-    outs = closed.jaxpr.outvars
-    names = [
-        name
-        for (name, _), x in zip(leaves_with_names(state)[0], outs, strict=True)
-        if not isinstance(x, jex.Literal) and x in known
-    ]
-    if names:
-        raise ValueError(
-            f"init_sharded: the state's {listing(names)} begin with values of the params, of which "
-            "only shapes were given: give the params as arrays."
-        )
+        return jax.jit(lambda: tx.init(zeros()), out_shardings=where)()

@@ -25,7 +25,7 @@ def _by_leaf(grads: Any, name: str, fn: Callable[[jax.Array, int], jax.Array]) -
 
 
 def median_of_means(grads: Any, groups: int) -> Any:
-    r"""The median, number by number, of the means of groups of examples.
+    r"""Elementwise median of the means of groups of examples.
 
     Consecutive examples form a group; the sizes of groups differ by at most one. With `groups = n`
     it is the median, with 1 the mean; it withstands fewer than `groups / 2` bad examples.
@@ -65,7 +65,7 @@ def median_of_means(grads: Any, groups: int) -> Any:
 
 
 def trimmed_mean(grads: Any, fraction: float) -> Any:
-    r"""The mean, number by number, without the smallest and the largest examples.
+    r"""Elementwise mean without the smallest and the largest examples.
 
     :math:`\lfloor \beta n \rfloor` examples are left out at either end, for the fraction
     :math:`\beta`. It withstands as many bad examples as are left out at one end.
@@ -100,7 +100,7 @@ def trimmed_mean(grads: Any, fraction: float) -> Any:
 
 
 def sign_agreement(grads: Any, threshold: float = 0.5) -> Any:
-    r"""The mean, where enough examples agree on its sign, else zero.
+    r"""Mean gradient, with zeros where too few examples agree on the sign.
 
     .. math:: \bar g \cdot \mathbf 1\Bigl[ \Bigl\lvert \tfrac1n \sum_i \mathrm{sign}(g_i)
               \Bigr\rvert \ge \tau \Bigr]

@@ -50,8 +50,8 @@ def groups_of(params: Any, groups: Any, name: str) -> LeafGroups:
     empty = [key for key in given if key not in fits]
     if empty:
         raise ValueError(
-            f"{name}: groups: all that {listing(empty)} fits is in groups before it, and a leaf "
-            "counts in the first that it fits; put narrow groups first, or call twice."
+            f"{name}: groups: every leaf that {listing(empty)} matches is in an earlier group, "
+            "since the first match decides. Put narrow groups first, or call twice."
         )
     of_leaf = tuple(len(keys) if fit is None else keys.index(fit) for fit in fits)
     return LeafGroups(of_leaf, len(keys) + 1, jax.tree.structure(dict.fromkeys(keys, 0)))

@@ -16,7 +16,7 @@ _GAMMA = 0.01
 
 
 class Blocks(NamedTuple):
-    """Which params are measured and scaled together.
+    """Groups of parameters that share a norm and a scale.
 
     Attributes:
         of_leaf: The number of the block of every leaf.

@@ -51,7 +51,7 @@ def hardest_examples(
     chunk_size: int | None = None,
     axis_name: Any = None,
 ) -> Callable[..., HardExamples]:
-    r"""The `k` examples with the largest gradients, the largest losses, or at odds with the rest.
+    r"""Find the `k` examples with the largest gradient, loss or disagreement with the rest.
 
     The score of an example is
 

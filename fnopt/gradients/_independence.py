@@ -22,7 +22,7 @@ def check_examples_independent(
     has_aux: bool = False,
     probes: int = 2,
 ) -> Callable[..., None]:
-    r"""Checks by trial that the losses of a batch do not depend on each other.
+    r"""Check by trial that the losses of a batch do not depend on each other.
 
     A gradient per example only makes sense if
 

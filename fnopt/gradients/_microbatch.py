@@ -34,7 +34,7 @@ def microbatch(
     argnames: str | Sequence[str] = (),
     in_axes: int = 0,
 ) -> Callable[..., Any]:
-    r"""Calls a function of a batch on one part after another, and puts the results together.
+    r"""Apply a function of a batch to microbatches in turn, and combine the results.
 
     .. math:: f(x_1, \ldots, x_B) = \sum_k f(x_{(k-1)m+1}, \ldots, x_{km})
 
@@ -134,7 +134,9 @@ def _prefix(rule: Any, results: Any) -> list[str]:
     found = [r for rs in jax.tree.leaves(rules, is_leaf=lambda x: isinstance(x, list)) for r in rs]
     for r, x in zip(found, jax.tree.leaves(results), strict=True):
         if r == "mean" and not jnp.issubdtype(x.dtype, jnp.inexact):
-            raise TypeError(f"microbatch: the mean of a result that is {x.dtype}; sum it.")
+            raise TypeError(
+                f"microbatch: a result is {x.dtype}, expected floats for 'mean'. Use 'sum' for it."
+            )
     return found
 
 
@@ -145,7 +147,7 @@ def micro_vmap(
     *,
     microbatch_size: int | None = None,
 ) -> Callable[..., Any]:
-    """`jax.vmap`, a few examples at a time.
+    """Apply `jax.vmap` in chunks of a few examples.
 
     Args:
         fun: A function of one example.

@@ -102,7 +102,7 @@ def _merged(a: Moments, b: Moments) -> Moments:
 
 
 def _of_all_devices(mine: Moments, axis_name: Any) -> Moments:
-    """The moments of the gradients of all devices."""
+    """Combine the moments of the gradients of all devices."""
     count, weighted = jax.lax.psum(
         (mine.count, jax.tree.map(lambda m: m * mine.count.astype(m.dtype), mine.mean)), axis_name
     )

@@ -42,7 +42,7 @@ def add_noise(
     step: Any = None,
     batch_size: Any = None,
 ) -> tuple[Any, NoiseInfo]:
-    r"""Adds Gaussian noise in proportion to what one example can change.
+    r"""Add Gaussian noise in proportion to the sensitivity to one example.
 
     .. math:: \tilde g = g + \sigma S \xi, \quad \xi \sim \mathcal N(0, I), \qquad
               S = \Bigl(\sum_k C_k^2\Bigr)^{1/2} \; [\,/\, B\,]
@@ -139,8 +139,8 @@ def _check_finite(clip_norm: Any, name: str) -> None:
     for limit in jax.tree.leaves(clip_norm):
         if not isinstance(limit, Tracer) and not limit < math.inf:
             raise ValueError(
-                f"{name}: clip_norm is {limit}: gradients that are not clipped have no "
-                "sensitivity, and no noise hides an example."
+                f"{name}: clip_norm is {limit}, expected a finite number: the sensitivity of "
+                "gradients that are not clipped is unbounded."
             )
 
 

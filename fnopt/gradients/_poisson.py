@@ -35,7 +35,7 @@ class PoissonBatch(NamedTuple):
 def poisson_batch(
     key: Any, size: int, rate: Any, *, capacity: int | None = None, step: Any = None
 ) -> PoissonBatch:
-    r"""Draws every one of `size` examples with probability `rate`, independently.
+    r"""Draw every one of `size` examples with probability `rate`, independently.
 
     The sampling that the accounting of differentially private training assumes. The number of
     examples is random, about `n q`; under `jit` a batch needs a fixed size, so it is padded. Hand

@@ -21,7 +21,7 @@ def _scaled_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
 
 
 def scale_gradient(inputs: Any, scale: Any) -> Any:
-    r"""The inputs, with their gradient multiplied by a number.
+    r"""Return the inputs unchanged, and multiply their gradient by a number.
 
     .. math:: y = x, \qquad \frac{\partial L}{\partial x} = s\, \frac{\partial L}{\partial y}
 

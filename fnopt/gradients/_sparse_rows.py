@@ -18,7 +18,7 @@ _NAME = "sparse_value_and_grad"
 def sparse_value_and_grad(
     fun: Callable[..., Any], tables: str | tuple[str, ...], has_aux: bool = False
 ) -> Callable[..., Any]:
-    r"""A loss and its gradient, with only the rows of embedding tables that the loss looked up.
+    r"""Value and gradient of a loss, with row-sparse gradients of embedding tables.
 
     .. math:: \frac{\partial L}{\partial \theta_i} = \sum_{j:\, \mathrm{ids}_j = i}
               \frac{\partial L}{\partial r_j}, \qquad r_j = \theta_{\mathrm{ids}_j}

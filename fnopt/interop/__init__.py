@@ -7,12 +7,14 @@ are. Other libraries are imported inside the functions that need them.
 
 from __future__ import annotations
 
+from fnopt.interop._nnx import nnx_optimizer
 from fnopt.interop._optax import from_optax, to_optax
 from fnopt.interop._privacy import calibrated_noise, privacy_epsilon
 
 __all__ = [
     "calibrated_noise",
     "from_optax",
+    "nnx_optimizer",
     "privacy_epsilon",
     "to_optax",
 ]

@@ -8,7 +8,7 @@ from fnopt.core import Transformation, as_transformation
 
 
 def to_optax(tx: Any) -> Any:
-    """An fnopt optimizer as an `optax.GradientTransformationExtraArgs`.
+    """Convert an fnopt optimizer to an `optax.GradientTransformationExtraArgs`.
 
     optax's wrappers, flax and Equinox take an fnopt optimizer as it is; but `optax.chain` and its
     kin hand extra arguments (`value=loss`) on to instances of that class only, and drop them
@@ -38,7 +38,7 @@ def to_optax(tx: Any) -> Any:
 
 
 def from_optax(tx: Any) -> Transformation:
-    """An optax transformation as an fnopt one.
+    """Convert an optax transformation to an fnopt one.
 
     `fnopt.chain` and the wrappers do this by themselves. By hand it gives an optimizer that is a
     pytree, and so can be an argument of a jitted function; its hyper-parameters are closed over

@@ -20,7 +20,7 @@ _SLACK = 1e3  # of the rounding unit: a row of a large Jacobian adds many number
 def check_sparsity(
     fn: Callable[..., Any], pattern: Any, *, mode: str = "auto"
 ) -> Callable[..., None]:
-    r"""Checks by trial that the Jacobian of a function has no entry outside of a pattern.
+    r"""Check by trial that the Jacobian of a function has no entry outside of a pattern.
 
     An entry that the pattern of `sparse_jacobian` lacks is taken for another one, and nothing
     tells. But it changes products: here one with a random vector is compared with the exact
@@ -65,7 +65,7 @@ def check_sparsity(
             raise ValueError(
                 f"{_NAME}: the Jacobian has entries outside of the pattern: in the rows "
                 f"{_listed(rows)} (outputs, laid end to end), in the columns {_listed(cols)} "
-                "(params). Add them, or sparse_jacobian returns something else."
+                "(params). Add them: without them sparse_jacobian returns wrong entries."
             )
 
     return check

@@ -15,7 +15,7 @@ from fnopt.jacobians._entries import FromEntries
 
 @jax.tree_util.register_pytree_node_class
 class SparseJacobian(FromEntries):
-    r"""A sparse matrix `[m, n]` kept by colours: the sums of the columns (or rows) of each.
+    r"""Sparse matrix `[m, n]`, compressed to one sum of columns (or rows) for each colour.
 
     A row has at most one entry a colour, so the sums hold every entry, in an array of shape
     `[m, colours]`, and products with the matrix need nothing else. It is a pytree whose only leaf

@@ -15,7 +15,7 @@ _MOST_AT_ONCE, _CHUNK = 256, 64  # matrix products are as fast in such chunks, a
 
 
 def jacobian_mode(mode: str, m: int, n: int, what: str = "jacobian") -> str:
-    """Chooses forward (`n` tangents) or reverse (`m` cotangents): whichever is fewer.
+    """Choose forward (`n` tangents) or reverse (`m` cotangents): whichever is fewer.
 
     Args:
         mode: `'auto'`, `'forward'` or `'reverse'`.

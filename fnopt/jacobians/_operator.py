@@ -47,7 +47,7 @@ class JacobianOperator:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The numbers of outputs and of params; a complex output counts twice."""
+        """Numbers of outputs and of parameters; a complex output counts twice."""
         return self._flat.m, self._flat.x.size
 
     def mv(self, tangent: Any) -> Any:

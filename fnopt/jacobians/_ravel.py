@@ -19,7 +19,7 @@ from fnopt.core import (
 
 
 def ravel(tree: Any, what: str = "tree") -> tuple[jax.Array, Callable[[jax.Array], Any]]:
-    r"""Lays the leaves of a pytree end to end in one vector.
+    r"""Flatten a pytree to one vector.
 
     Args:
         tree: A pytree of floating arrays of any shapes.

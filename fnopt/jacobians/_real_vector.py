@@ -20,7 +20,7 @@ class RealVector(NamedTuple):
 
 
 def real_vector(shapes: Any, dtype: Any) -> RealVector:
-    """Lays a tree of arrays out as a real vector.
+    """Layout of a tree of real or complex arrays as one real vector.
 
     Args:
         shapes: The tree, or its shapes and dtypes: floating or complex.

@@ -20,7 +20,7 @@ _NAME = "sparse_jacobian"
 def sparse_jacobian(
     fn: Callable[..., Any], pattern: Any = None, *, mode: str = "auto"
 ) -> Callable[..., SparseJacobian]:
-    r"""The Jacobian of a function of local coupling, by as many passes as it has colours.
+    r"""Sparse Jacobian of a function, from one JVP or VJP for each colour.
 
     Columns that have no row in common are found in one pass, for they can be told apart in the
     sum. A greedy colouring, made once, groups them: 3 passes for a tridiagonal Jacobian of any

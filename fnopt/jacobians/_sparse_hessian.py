@@ -1,4 +1,4 @@
-"""The Hessian of a function whose params are coupled a few at a time."""
+"""Sparse Hessians of scalar functions, by star colouring."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class SparseHessian(FromEntries):
 
 
 def sparse_hessian(fn: Callable[..., Any], pattern: Any = None) -> Callable[..., SparseHessian]:
-    r"""The Hessian of a scalar function of local coupling, by as many products as it has colours.
+    r"""Sparse Hessian of a scalar function, from one Hessian-vector product for each colour.
 
     .. math:: H_{ij} = \frac{\partial^2 f}{\partial \theta_i \partial \theta_j}
 

@@ -38,10 +38,23 @@ def unit(x: jax.Array, epsilon: Any, axis: Any, where: Any = None) -> tuple[jax.
     return x, jnp.squeeze(lacking, axis=axis)
 
 
+def _check_lengths(name: str, a: jax.Array, b: jax.Array, axis: Any) -> None:
+    """Refuses vectors of two lengths, of which one broadcasts; other axes may."""
+    ndim = max(a.ndim, b.ndim)
+    axes = range(ndim) if axis is None else ((axis,) if isinstance(axis, int) else axis)
+    shapes = [(1,) * (ndim - x.ndim) + x.shape for x in (a, b)]
+    if any(shapes[0][i] != shapes[1][i] for i in axes):
+        raise ValueError(
+            f"{name}: predictions has shape {a.shape}, targets has shape {b.shape}, expected "
+            f"vectors of one length along axis {axis}."
+        )
+
+
 def _two_units(
     name: str, predictions: Any, targets: Any, epsilon: Any, axis: Any, where: Any
 ) -> tuple[Any, ...]:
     a, b = floats(name, predictions=predictions, targets=targets)
+    _check_lengths(name, a, b, axis)
     if where is not None:
         where = jnp.broadcast_to(jnp.asarray(where, bool), jnp.broadcast_shapes(a.shape, b.shape))
         a, b = (jnp.where(where, x, jnp.zeros_like(x)) for x in (a, b))

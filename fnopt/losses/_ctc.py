@@ -70,7 +70,7 @@ def ctc_loss_with_forward_probs(
     blank_id: int = 0,
     log_epsilon: Any = -1e5,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    r"""The CTC loss and the forward variables it is the end of.
+    r"""CTC loss and its forward variables.
 
     .. math::
         \alpha^\epsilon_t(n) &= \left( \alpha^\epsilon_{t-1}(n) + \alpha^\ell_{t-1}(n) \right)

@@ -12,7 +12,7 @@ from fnopt.losses._inputs import floats, mask
 
 
 def smooth_labels(labels: Any, alpha: Any, *, axis: Any = -1, where: Any = None) -> jax.Array:
-    r"""Distributions mixed with the uniform one.
+    r"""Mix distributions with the uniform distribution (label smoothing).
 
     .. math:: y'_i = (1 - \alpha)\, y_i + \alpha / K
 

@@ -30,7 +30,7 @@ def _entries(metrics: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def record_of(step: Any, metrics: Any) -> dict[str, Any]:
-    """One flat dict of plain numbers, from metrics on the host.
+    """Flatten metrics on the host to a dict of plain numbers.
 
     Args:
         step: The number of the step.
@@ -65,7 +65,7 @@ def _check(metrics: Any, step: jax.Array, every: int) -> None:
 
 
 def emit(sink: Sink, step: Any, metrics: Callable[[], Any], *, every: int = 1) -> None:
-    """Sends metrics from inside a jitted function to a function on the host, every so many steps.
+    """Send metrics from a jitted function to a function on the host, every few steps.
 
     On all other steps nothing is computed and nothing is sent. Delivery is asynchronous and may
     reorder records (each has its step): wait with `jax.effects_barrier()` before reading what the
@@ -135,7 +135,7 @@ class EmitHealthState(NamedTuple):
 
 
 class emit_health(Transformation):
-    """Passes updates through unchanged, and sends their health to a function every so many steps.
+    """Pass updates through unchanged, and send their health to a function every few steps.
 
     It is `emit` of `health` as a transform, for training loops whose step one can't edit.
 

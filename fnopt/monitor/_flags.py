@@ -22,7 +22,7 @@ from fnopt.monitor._layers import biases_of, weights_of
 
 
 class Flag(enum.IntEnum):
-    """The kind of a warning about a layer; what makes one is in `health_flags`.
+    """Kind of a health warning; `health_flags` lists the conditions.
 
     Attributes:
         FINE: No warning.
@@ -47,7 +47,7 @@ class Flag(enum.IntEnum):
 
 
 class FlagState(NamedTuple):
-    """For every group its flags, since how many observations they want to change, and its past."""
+    """State of `health_flags`: flags of every group, their streaks and running means."""
 
     dead: jax.Array
     dead_streak: jax.Array
@@ -101,7 +101,7 @@ class FlagReport(NamedTuple):
 
 
 class health_flags(Value):
-    r"""Tells from one `Health` after the other which layers are dead or exploding.
+    r"""Detect dead, vanishing and exploding layers from successive `Health` values.
 
     A group is seen as *dead* where the root mean square :math:`r_\ell` of its gradient is
     negligible beside the median group's, as *exploding* where its norm :math:`n_\ell` is far above

@@ -124,7 +124,7 @@ def _names(axis_name: Any) -> tuple[str, ...]:
 def health(
     tree: Any, params: Any = None, *, stats: Any = None, groups: Any = None, axis_name: Any = None
 ) -> Health:
-    r"""Measures the gradients or the updates of a step, leaf by leaf or group by group.
+    r"""Measure the gradients or the updates of a step, leaf by leaf or group by group.
 
     .. math::
         \text{norm} = \lVert g_\ell \rVert_2, \quad

@@ -77,7 +77,7 @@ def _chosen(tx: Transformation, state: Any, name: str | None) -> tuple[Any, Reco
 def health_history(
     tx: Transformation, state: Any, params: Any, *, name: str | None = None
 ) -> History:
-    """Reads what a `record_health` inside an optimizer has recorded.
+    """Read the history that `record_health` keeps in the state of an optimizer.
 
     Call it outside `jax.jit`. Of a state with further axes (a `jax.vmap` over optimizers) take one
     entry first: `jax.tree.map(lambda x: x[i], state)`.
@@ -127,7 +127,7 @@ def health_history(
 
 
 def history_of(records: Iterable[Mapping[str, Any]], prefix: str = "") -> History:
-    """Puts the records that a sink got, or that were read from a log, together again.
+    """Build a `History` from the records of a sink or of a log file.
 
     Args:
         records: Flat dicts with a `'step'` and entries such as `'norm/dense/kernel'`; other

@@ -96,7 +96,7 @@ def _check(history: History, stat: str) -> None:
 def plot_gradient_flow(
     history: History, *, stat: str = "norm", order: Sequence[str] | None = None, ax: Any = None
 ) -> Any:
-    """Draws one statistic of every layer over time as a heat map; needs matplotlib.
+    """Draw one statistic of every layer over time as a heat map; needs matplotlib.
 
     Rows are layers, columns steps, the colour is the logarithm (base 10) of the number. Dead
     stretches are black, infinite or NaN ones pink, and the layers whose flag is up in the end are

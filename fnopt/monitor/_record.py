@@ -22,7 +22,7 @@ from fnopt.monitor._measure import CHEAP, as_stats, common_dtype, measure, nothi
 
 
 class RecordHealthState(NamedTuple):
-    """The steps seen, the flags as they are now, and a ring of what was measured.
+    """State of `record_health`: step count, current flags, ring buffer of measurements.
 
     Attributes:
         count: How many updates have passed, int32.
@@ -37,7 +37,7 @@ class RecordHealthState(NamedTuple):
 
 
 class record_health(Transformation):
-    r"""Passes updates through unchanged, and keeps their health of the last steps in its state.
+    r"""Pass updates through unchanged, and keep the health of the last steps in the state.
 
     .. math:: u = g, \qquad s_{t+1} = s_t \cup \mathrm{health}(g_t)
 

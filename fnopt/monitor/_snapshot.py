@@ -30,7 +30,7 @@ class SnapshotState(NamedTuple):
 
 
 class snapshot(Transformation):
-    r"""Passes updates through unchanged, and keeps a measurement of them in its state.
+    r"""Pass updates through unchanged, and keep a measurement of them in the state.
 
     .. math:: u = g, \qquad s = m(g) \quad\text{or}\quad
               s_t = \frac{1 - \beta}{1 - \beta^t} \sum_{i \le t} \beta^{t-i}\, m(g_i)

@@ -52,7 +52,7 @@ def _as_json(value: Any) -> Any:
 
 
 class JsonLines(Writer):
-    """Appends records to a file, one JSON object a line.
+    """Append records to a file, one JSON object a line.
 
     Every line is flushed, so that a run that dies leaves all of its records. What isn't finite is
     written as `null`, because JSON has no NaN.
@@ -96,7 +96,7 @@ class JsonLines(Writer):
 
 
 def read_json_lines(path: Any) -> list[dict[str, Any]]:
-    """Reads the records that `JsonLines` has written.
+    """Read the records that `JsonLines` has written.
 
     Args:
         path: The file.
@@ -128,7 +128,7 @@ def read_json_lines(path: Any) -> list[dict[str, Any]]:
 
 
 class TensorBoard(Writer):
-    """Writes records as a TensorBoard event file; needs the tensorboardX package.
+    """Write records as a TensorBoard event file; needs the tensorboardX package.
 
     Numbers become scalars, histograms of `health` histograms over the logarithm (base 2) of the
     magnitude. What else has axes is left out.
@@ -182,7 +182,7 @@ class TensorBoard(Writer):
 
 
 def tee(*sinks: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], None]:
-    """One sink that hands every record to several.
+    """Combine several sinks into one.
 
     Args:
         *sinks: Functions or writers.

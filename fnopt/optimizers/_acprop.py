@@ -15,6 +15,7 @@ from fnopt.core import (
     hyper,
     positive_root,
     squared_modulus,
+    stored_after,
 )
 from fnopt.optimizers._adam import ScaleByAdamState
 from fnopt.optimizers._recipe import recipe
@@ -22,7 +23,7 @@ from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learnin
 
 
 class scale_by_acprop(Leafwise):
-    r"""Divides the gradient by how far those *before* it were from their mean.
+    r"""Divide the gradient by the deviation of the *previous* gradients from their mean.
 
     .. math::
         u_t &= \frac{g_t}{\sqrt{\hat\nu_{t-1}} + \epsilon}, \qquad
@@ -70,8 +71,9 @@ class scale_by_acprop(Leafwise):
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
         divisor = positive_root(nu / h.seen)
         divisor = jnp.where(h.later > 0, divisor, jnp.ones_like(divisor)) + h.eps
-        nu = ema(nu, squared_modulus(g - mu), h.b2) + h.eps_root
-        return g / divisor, ema(mu, g, h.b1), nu
+        u = g / divisor
+        nu = stored_after(ema(nu, squared_modulus(g - mu), h.b2) + h.eps_root, u)
+        return u, stored_after(ema(mu, g, h.b1), nu), nu
 
 
 @recipe
@@ -84,7 +86,7 @@ def acprop(
     weight_decay: ScalarOrSchedule = 0.0,
     mask: Any = None,
 ) -> Chain:
-    r"""ACProp: steps divided by the deviation of the gradients before.
+    r"""ACProp: Adam-like steps divided by the deviation of the previous gradients.
 
     .. math:: u_t = -\eta_t \left(\frac{g_t}{\sqrt{\hat\nu_{t-1}} + \epsilon} +
               \lambda_t\, \theta_t\right)

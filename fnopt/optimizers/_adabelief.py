@@ -20,7 +20,7 @@ from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learnin
 
 
 class scale_by_belief(Leafwise):
-    r"""Divides the mean gradient by the root mean square of the gradient's distance from it.
+    r"""Divide the mean gradient by the root mean square of the gradient's distance from it.
 
     .. math::
         \mu_t &= \beta_1 \mu_{t-1} + (1-\beta_1)\, g_t, \qquad
@@ -47,6 +47,7 @@ class scale_by_belief(Leafwise):
     """
 
     State = ScaleByAdamState
+    carrier = "mu"
 
     b1: Scalar = hyper(default=0.9, ge=0, lt=1)
     b2: Scalar = hyper(default=0.999, ge=0, lt=1)
@@ -60,7 +61,9 @@ class scale_by_belief(Leafwise):
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
         mu = ema(mu, g, h.b1, h.gain1)
-        nu = ema(nu, squared_modulus(g - mu), h.b2, h.gain2) + h.eps_root
+        # Adding a number last would make XLA repeat the whole sum in the loop of the update, which
+        # then reads the old slot too, and copies it.
+        nu = h.b2 * nu + (h.gain2 * squared_modulus(g - mu) + h.eps_root)
         direction = h.mean * mu + h.gradient * g if self.nesterov else h.mean * mu
         return direction / (positive_root(nu) + h.beside_root), mu, nu
 

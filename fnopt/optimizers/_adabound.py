@@ -51,7 +51,7 @@ class _Bounded(Leafwise):
 
 
 class scale_by_adabound(_Bounded):
-    r"""Adam's direction, with the factor of every element between two bounds that meet.
+    r"""Adam's direction with elementwise step sizes between two bounds that converge.
 
     .. math::
         u_t = \operatorname{clip}\left(\frac{\sqrt{1-\beta_2^t} / (1-\beta_1^t)}
@@ -82,6 +82,7 @@ class scale_by_adabound(_Bounded):
     """
 
     State = ScaleByAdamState
+    carrier = "mu"
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
         mu, nu = adam_means(h, g, mu, nu)
@@ -113,6 +114,7 @@ class scale_by_amsbound(_Bounded):
     """
 
     State = ScaleByAmsgradState
+    carrier = "mu"
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any, nu_max: Any) -> Any:
         mu, nu = adam_means(h, g, mu, nu)
@@ -130,7 +132,7 @@ def adabound(
     eps: Scalar = 1e-8,
     mu_dtype: Any = None,
 ) -> Chain:
-    r"""AdaBound: from Adam to momentum, by bounds of the step sizes that meet.
+    r"""AdaBound: Adam with bounds on the step sizes that converge to those of SGD.
 
     .. math:: u_t = -\eta_t\, \operatorname{clip}\left(\frac{\sqrt{1-\beta_2^t} / (1-\beta_1^t)}
               {\sqrt{\nu_t} + \epsilon},\; \rho \Big(1 - \frac{1}{\gamma t + 1}\Big),\;

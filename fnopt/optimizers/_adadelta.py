@@ -26,7 +26,7 @@ class ScaleByAdadeltaState(NamedTuple):
 
 
 class scale_by_adadelta(Leafwise):
-    r"""Scales the gradient by the root mean square of the updates over its own.
+    r"""Scale the gradient by the root mean square of the updates over its own.
 
     .. math::
         E^g_t = \rho E^g_{t-1} + (1-\rho)\, |g_t|^2, \qquad
@@ -53,10 +53,15 @@ class scale_by_adadelta(Leafwise):
     eps: Scalar = hyper(default=1e-6, ge=0)
 
     def leaf(self, h: Any, g: Any, e_g: Any, e_x: Any) -> Any:
-        e_g = ema(e_g, squared_modulus(g), h.rho)
+        square = squared_modulus(g)
+        e_g = ema(e_g, square, h.rho)
         # The quotient of the roots: that of the averages may overflow where the step does not.
-        u = positive_root(e_x + h.eps) / positive_root(e_g + h.eps) * g
-        return u, e_g, ema(e_x, squared_modulus(u), h.rho)
+        step = positive_root(e_x + h.eps) / positive_root(e_g + h.eps) * g
+        e_x = ema(e_x, squared_modulus(step), h.rho)
+        # The same step from the new average, so that XLA overwrites the old one in place: its
+        # definition gives E' + rho eps = (E + eps) (rho + (1 - rho) |g|^2 / (E^g + eps)).
+        divisor = positive_root(h.rho * (e_g + h.eps) + (1 - h.rho) * square)
+        return positive_root(e_x + h.rho * h.eps) / divisor * g, e_g, e_x
 
 
 @recipe
@@ -67,7 +72,7 @@ def adadelta(
     weight_decay: ScalarOrSchedule = 0.0,
     weight_decay_mask: Any = None,
 ) -> Chain:
-    r"""Adadelta: steps in the units of the params, from the steps before.
+    r"""Adadelta: steps scaled by the root mean square of past updates.
 
     .. math:: u_t = -\eta_t \sqrt{\frac{E^x_{t-1} + \epsilon}{E^g_t + \epsilon}}\; g_t
 

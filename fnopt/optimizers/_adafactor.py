@@ -48,7 +48,7 @@ class ScaleByFactoredRmsState(NamedTuple):
 
 
 class scale_by_factored_rms(Leafwise):
-    r"""Divides by the root mean square, which for matrices is kept for rows and columns only.
+    r"""Divide by the root mean square, stored by rows and columns for matrices.
 
     .. math:: R_t &= \beta_t R_{t-1} + (1-\beta_t)\, \mathrm{mean}_j |g_{ij}|^2, \qquad
               C_t = \beta_t C_{t-1} + (1-\beta_t)\, \mathrm{mean}_i |g_{ij}|^2, \\

@@ -24,7 +24,7 @@ class ScaleByRssState(NamedTuple):
 
 
 class scale_by_rss(Leafwise):
-    r"""Divides the gradient by the root of the sum of all squared gradients so far.
+    r"""Divide the gradient by the root of the sum of all squared gradients so far.
 
     .. math:: G_t = G_{t-1} + |g_t|^2, \qquad u_t = \frac{g_t}{\sqrt{G_t + \epsilon}}
 

@@ -64,7 +64,7 @@ def adam_scalars(h: Any, t: Any, nesterov: bool = False) -> dict[str, Any]:
 
 
 class scale_by_adam(Leafwise):
-    r"""Divides the mean gradient by its root mean square, both bias-corrected.
+    r"""Divide the mean gradient by its root mean square, both bias-corrected.
 
     .. math::
         \mu_t &= \beta_1 \mu_{t-1} + (1-\beta_1)\, g_t, \qquad
@@ -97,6 +97,7 @@ class scale_by_adam(Leafwise):
     """
 
     State = ScaleByAdamState
+    carrier = "mu"
 
     b1: Scalar = hyper(default=0.9, ge=0, lt=1)
     b2: Scalar = hyper(default=0.999, ge=0, lt=1)
@@ -133,6 +134,9 @@ def adam(
     r"""Adam: the mean gradient over its root mean square.
 
     .. math:: u_t = -\eta_t\, \frac{\hat\mu_t}{\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon}
+
+    The gradient of complex params is `fnopt.tree.conj(jax.grad(loss)(params))`: as `jax.grad` gives
+    it, the imaginary parts would climb.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.

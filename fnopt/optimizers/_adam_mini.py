@@ -93,6 +93,7 @@ class scale_by_adam_mini(Leafwise):
 
     State = ScaleByAdamMiniState
     keeps_squares = True
+    carrier = "mu"
 
     b1: Scalar = hyper(default=0.9, ge=0, lt=1)
     b2: Scalar = hyper(default=0.999, ge=0, lt=1)

@@ -31,7 +31,7 @@ class ScaleByAdamaxState(NamedTuple):
 
 
 class scale_by_adamax(Leafwise):
-    r"""Divides the mean gradient by its decaying maximum.
+    r"""Divide the mean gradient by its decaying maximum.
 
     .. math::
         \mu_t = \beta_1 \mu_{t-1} + (1-\beta_1)\, g_t, \qquad
@@ -56,6 +56,7 @@ class scale_by_adamax(Leafwise):
     """
 
     State = ScaleByAdamaxState
+    carrier = "mu"
 
     b1: Scalar = hyper(default=0.9, ge=0, lt=1)
     b2: Scalar = hyper(default=0.999, ge=0, lt=1)

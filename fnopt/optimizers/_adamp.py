@@ -60,6 +60,7 @@ class scale_by_adamp(Leafwise):
     """
 
     State = ScaleByAdamState
+    carrier = "mu"
     needs_params = True
 
     b1: Scalar = hyper(default=0.9, ge=0, lt=1)
@@ -131,7 +132,7 @@ def adamp(
     nesterov: bool = False,
     mu_dtype: Any = None,
 ) -> Chain:
-    r"""AdamP: AdamW that doesn't lengthen weights of which only the direction counts.
+    r"""AdamP: AdamW without the growth of scale-invariant weights.
 
     .. math:: u_t = -\eta_t \left(\Pi_{\theta_t}\!\left(\frac{\hat\mu_t}
               {\sqrt{\hat\nu_t} + \epsilon}\right) + r_t\, \lambda_t\, \theta_t\right)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from fnopt.core import (
     Leafwise,
@@ -18,6 +17,7 @@ from fnopt.core import (
     hyper,
     positive_root,
     squared_modulus,
+    stored_after,
 )
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learning_rate
@@ -34,7 +34,7 @@ class ScaleByAdanState(NamedTuple):
 
 
 class scale_by_adan(Leafwise):
-    r"""Adam's direction along a gradient that is carried on by its change.
+    r"""Adam's direction with Nesterov momentum from the change of the gradient.
 
     .. math::
         d_t &= g_t - g_{t-1} \;(0 \text{ at first}), \\
@@ -63,6 +63,7 @@ class scale_by_adan(Leafwise):
     """
 
     State = ScaleByAdanState
+    carrier = "m"
 
     b1: Scalar = hyper(default=0.98, ge=0, lt=1)
     b2: Scalar = hyper(default=0.92, ge=0, lt=1)
@@ -88,8 +89,7 @@ class scale_by_adan(Leafwise):
         v = ema(v, change, h.b2, h.gain2)
         n = ema(n, squared_modulus(g + h.b2 * change), h.b3, h.gain3)
         u = (h.mean * m + h.change * v) / (positive_root(h.square * n + h.eps_root) + h.eps)
-        # Made to depend on the direction, so that XLA writes it in place; see scale_by_diffgrad.
-        return u, m, v, n, jnp.where(jnp.isnan(u), u, g)
+        return u, m, v, n, stored_after(stored_after(g, v), n)
 
 
 @recipe

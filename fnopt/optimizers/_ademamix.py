@@ -42,7 +42,7 @@ class ScaleBySimplifiedAdemamixState(NamedTuple):
 
 
 class scale_by_ademamix(Leafwise):
-    r"""Divides a mixture of a fast and a slow mean by the root mean square.
+    r"""Divide a mixture of a fast and a slow mean gradient by the root mean square.
 
     .. math::
         m^{(1)}_t &= \beta_1 m^{(1)}_{t-1} + (1-\beta_1)\, g_t, \\
@@ -71,6 +71,7 @@ class scale_by_ademamix(Leafwise):
     """
 
     State = ScaleByAdemamixState
+    carrier = "m1"
 
     b1: Scalar = hyper(default=0.9, ge=0, lt=1)
     b2: Scalar = hyper(default=0.999, ge=0, lt=1)
@@ -103,7 +104,7 @@ class scale_by_ademamix(Leafwise):
 
 
 class scale_by_simplified_ademamix(Leafwise):
-    r"""Divides a mixture of the gradient and a decaying sum by the root mean square.
+    r"""Divide a mixture of the gradient and a decaying sum by the root mean square.
 
     .. math::
         m_t = \beta_1 m_{t-1} + g_t, \qquad n_t = \beta_2 n_{t-1} + (1-\beta_2)\, |g_t|^2, \qquad

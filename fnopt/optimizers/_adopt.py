@@ -20,6 +20,7 @@ from fnopt.core import (
     positive_root,
     squared_modulus,
     static,
+    stored_after,
 )
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, chain, scale_by_learning_rate
@@ -39,7 +40,7 @@ class ScaleByAdoptState(NamedTuple):
 
 
 class scale_by_adopt(Leafwise):
-    r"""Averages gradients that were normalised by the second moment *before* this step.
+    r"""Average gradients that were normalised by the second moment *before* this step.
 
     .. math::
         c_t &= \frac{g_t}{\max(\sqrt{\nu_{t-1}},\, \epsilon)}, \qquad
@@ -71,6 +72,7 @@ class scale_by_adopt(Leafwise):
     """
 
     State = ScaleByAdoptState
+    carrier = "mu"
 
     b1: Scalar = hyper(default=0.9, ge=0, lt=1)
     b2: Scalar = hyper(default=0.9999, ge=0, lt=1)
@@ -99,7 +101,7 @@ class scale_by_adopt(Leafwise):
         if self.use_clipping:
             step = _clipped(step, h.bound)
         mu = ema(mu, step, h.decay1, h.gain1)
-        nu = ema(nu, squared_modulus(g), h.decay2, h.gain2)
+        nu = stored_after(ema(nu, squared_modulus(g), h.decay2, h.gain2), mu)
         return (ema(mu, step, h.decay1, h.gain1) if self.nesterov else mu), mu, nu
 
 

@@ -34,7 +34,7 @@ class ScaleByAmsgradState(NamedTuple):
 
 
 class scale_by_amsgrad(Leafwise):
-    r"""Divides the mean gradient by the root of the largest mean square so far.
+    r"""Divide the mean gradient by the root of the largest mean square so far.
 
     .. math::
         \mu_t &= \beta_1 \mu_{t-1} + (1-\beta_1)\, g_t, \qquad
@@ -65,6 +65,7 @@ class scale_by_amsgrad(Leafwise):
     """
 
     State = ScaleByAmsgradState
+    carrier = "mu"
 
     b1: Scalar = hyper(default=0.9, ge=0, lt=1)
     b2: Scalar = hyper(default=0.999, ge=0, lt=1)

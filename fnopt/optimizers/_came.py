@@ -32,7 +32,7 @@ class ScaleByCameState(NamedTuple):
 
 
 class scale_by_came(Leafwise):
-    r"""The mean of Adafactor's steps, divided by how far they are from it.
+    r"""Divide the mean of Adafactor's steps by their deviation from it.
 
     .. math::
         d_t &= \frac{g_t}{\sqrt{\hat V_t}}, \qquad
@@ -67,6 +67,7 @@ class scale_by_came(Leafwise):
 
     State = ScaleByCameState
     keeps_squares = True
+    carrier = "mu"
 
     b1: Scalar = hyper(default=0.9, ge=0, lt=1)
     b2: Scalar = hyper(default=0.999, ge=0, lt=1)

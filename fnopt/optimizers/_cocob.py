@@ -46,6 +46,7 @@ class scale_by_cocob(Leafwise):
     """
 
     State = ScaleByCocobState
+    carrier = "cumulative_gradients"
     needs_params = True
 
     alpha: Scalar = hyper(default=100.0, gt=0)

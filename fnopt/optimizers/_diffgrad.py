@@ -17,6 +17,7 @@ from fnopt.core import (
     hyper,
     positive_root,
     static,
+    stored_after,
 )
 from fnopt.optimizers._adam import adam_means, adam_scalars
 from fnopt.optimizers._recipe import recipe
@@ -64,6 +65,7 @@ class scale_by_diffgrad(Leafwise):
     """
 
     State = ScaleByDiffgradState
+    carrier = "mu"
 
     b1: Scalar = hyper(default=0.9, ge=0, lt=1)
     b2: Scalar = hyper(default=0.999, ge=0, lt=1)
@@ -78,10 +80,7 @@ class scale_by_diffgrad(Leafwise):
         mu, nu = adam_means(h, g, mu, nu)
         friction = jax.nn.sigmoid(jnp.abs(previous - g))
         u = friction * (h.mean * mu) / (positive_root(nu) + h.beside_root)
-        # The stored gradient is made to depend on the direction, which never changes it unless
-        # all is NaN anyway: XLA then writes it last, in place of the old one that the
-        # direction was computed from. Without it a copy of the params' size would be kept.
-        return u, mu, nu, jnp.where(jnp.isnan(u), u, g)
+        return u, mu, nu, stored_after(g, u)
 
 
 @recipe

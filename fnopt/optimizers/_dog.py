@@ -65,7 +65,7 @@ class ScaleByDowgState(NamedTuple):
 
 
 class scale_by_dog(Transformation):
-    r"""Scales by the distance gone, over the root of the summed squared gradients.
+    r"""Scale by the distance from the start over the root of the summed squared gradients.
 
     .. math:: u_t = \frac{\max_{i \le t} \lVert \theta_i - \theta_0 \rVert}
               {\sqrt{\sum_{i \le t} \lVert g_i \rVert^2 + \epsilon}}\, g_t
@@ -121,7 +121,7 @@ class scale_by_dog(Transformation):
 
 
 class scale_by_dowg(Transformation):
-    r"""Scales by the squared distance gone, over gradients that are weighted with it.
+    r"""Scale by the squared distance from the start over the root of weighted squared gradients.
 
     .. math:: u_t = \frac{r_t^2}{\sqrt{\sum_{i \le t} r_i^2 \lVert g_i \rVert^2} + \epsilon}\,
               g_t, \qquad r_t^2 = \max_{i \le t} \lVert \theta_i - \theta_0 \rVert^2

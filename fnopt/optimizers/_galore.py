@@ -25,6 +25,7 @@ from fnopt.core import (
 )
 from fnopt.optimizers._adam import scale_by_adam
 from fnopt.optimizers._matrix_factors import only_finite
+from fnopt.optimizers._matrix_functions import leading_directions
 from fnopt.optimizers._matrix_layout import MatrixLayout
 from fnopt.optimizers._matrix_parts import cut, fresh, kept, slot, together, whole
 from fnopt.optimizers._matrix_rule import as_rule, layouts_or_none
@@ -49,15 +50,18 @@ class ScaleByGaloreState(NamedTuple):
 
 
 class scale_by_galore(Transformation):
-    r"""An inner optimizer for the projections of gradients onto their largest singular directions.
+    r"""Apply an inner optimizer to gradients in a low-rank projection.
+
+    Derivatives through its steps are right where the gradient has simple singular values. The
+    method has no derivative where singular values are equal or zero: there the basis of their
+    singular vectors is taken as a constant.
 
     .. math:: u_t = \alpha\, P\, \mathrm{inner}(P^\top G_t), \qquad
               G_\tau = U S V^\top, \quad P = U_{:, 1..r}
 
     `P` is taken from the gradient of every `update_proj_gap`-th step, along the longer side. The
     inner state is for `[r, n]` in place of `[m, n]` (`m >= n`), and `P` takes `m r` numbers. What
-    is no matrix goes through the inner optimizer as it is. Derivatives by hyper-parameters take `P`
-    as a constant.
+    is no matrix goes through the inner optimizer as it is.
 
     Args:
         rank: :math:`r`, at most the shorter side.
@@ -202,11 +206,9 @@ def _projected(
 
     def computed(known: tuple[jax.Array, jax.Array]) -> jax.Array:
         g, old = known
-        u, _, vh = jnp.linalg.svd(g, full_matrices=False)
-        return only_finite(u[:, :, :r] if m >= n else _adjoint(vh[:, :r]), old)
+        return only_finite(leading_directions(g, r), old)
 
-    known = jax.lax.stop_gradient((g, old.astype(dtype)))
-    P = jax.lax.cond(due, computed, lambda known: known[1], known)
+    P = jax.lax.cond(due, computed, lambda known: known[1], (g, old.astype(dtype)))
     low = matmul(_adjoint(P), g) if m >= n else matmul(g, P)
     return low, P.astype(old.dtype)
 

@@ -138,7 +138,7 @@ class gauss_newton_descent(Transformation):
         batch: Any,
         **extra_args: Any,
     ) -> tuple[Any, GaussNewtonDescentState]:
-        """A step that lowers the loss of the batch, or none."""
+        """Take a step that lowers the loss of the batch, or refuse the step."""
         from fnopt.curvature import batch_jacobian  # `import fnopt` needs no curvature
 
         del updates, extra_args

@@ -68,7 +68,7 @@ def with_batch(
     decay: jax.Array,
     sound: list[jax.Array],
 ) -> Averages:
-    """The averages after a step; the first batches count alike.
+    """Update the running averages by a batch; the first batches have equal weights.
 
     Blocks that are not finite (a damaged checkpoint's) are made anew, from this batch.
 

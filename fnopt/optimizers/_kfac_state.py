@@ -46,7 +46,7 @@ def averages_of(state: KfacState) -> Averages:
 
 
 def mended(state: KfacState, damping: Any) -> KfacState:
-    """The state with numbers that were not finite as before the first step.
+    """Replace the numbers of the state that are not finite by their initial values.
 
     Args:
         state: The state; its averages and its momentum are looked at where they are used.

@@ -64,6 +64,10 @@ class ScaleByKlShampooState(NamedTuple):
 class scale_by_kl_shampoo(Matrixwise):
     r"""Mean gradients between inverse roots of the Kronecker product nearest to their covariance.
 
+    Derivatives through its steps are right where the factors have simple eigenvalues. The method
+    has no derivative where eigenvalues are equal (gradients of low rank, and the longer side of the
+    first gradient): there the basis of an eigenspace is taken as a constant.
+
     .. math::
         L_t &= \beta_2 L_{t-1} + \tfrac{1-\beta_2}{n}\, G_t \tilde R^{-1} G_t^\top, \qquad
         R_t = \beta_2 R_{t-1} + \tfrac{1-\beta_2}{m}\, G_t^\top \tilde L^{-1} G_t \\
@@ -82,9 +86,9 @@ class scale_by_kl_shampoo(Matrixwise):
     gradient, which may be of any size (the first ones that count, or of a bad batch): no update is
     longer than one of root mean square 10, a bound that the authors' code doesn't have.
 
-    Stored are, for a matrix `[m, n]`, `m n + 2 (m^2 + n^2) + m + n` numbers. Derivatives by
-    hyper-parameters take the bases as constants. A gradient that is not finite never gets into
-    factors, bases and eigenvalues; the mean is as lost as Adam's, so keep `apply_if_finite` around.
+    Stored are, for a matrix `[m, n]`, `m n + 2 (m^2 + n^2) + m + n` numbers. A
+    gradient that is not finite never gets into factors, bases and eigenvalues; the mean is as lost
+    as Adam's, so keep `apply_if_finite` around.
 
     Args:
         b1: Decay of the mean gradient.
@@ -156,9 +160,8 @@ class scale_by_kl_shampoo(Matrixwise):
             jnp.where(first, old, self._bounded(ema(old, x, h.b2), old)) for old, x in triples
         )
         now = jnp.where(count % self.precondition_frequency == 0, 1, 2)
-        known = jax.lax.stop_gradient((factors, slots.bases))
         branches = (_eigenbases, _power_iteration, _kept)
-        bases = jax.lax.switch(jnp.where(first, 0, now), branches, *known)
+        bases = jax.lax.switch(jnp.where(first, 0, now), branches, factors, slots.bases)
         new = {"mu": mu, "factors": factors, "bases": bases, "values": values}
         return jnp.where(first, jnp.zeros_like(u), limited(u, _LARGEST_RMS)), new
 

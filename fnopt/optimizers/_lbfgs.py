@@ -19,7 +19,7 @@ def lbfgs(
     scale_init_precond: bool = True,
     linesearch: Any = _ZOOM,
 ) -> Chain:
-    r"""L-BFGS: gradients times an inverse Hessian that is learned on the way.
+    r"""L-BFGS: gradients times a low-rank approximation of the inverse Hessian.
 
     .. math:: u_t = -\eta_t P_t\, g_t
 

@@ -30,7 +30,7 @@ class ScaleByLionState(NamedTuple):
 
 
 class scale_by_lion(Leafwise):
-    r"""The sign of a mean gradient, which is averaged once for the step and once for memory.
+    r"""Sign of an interpolation between momentum and gradient.
 
     .. math:: u_t = \operatorname{sign}(\beta_1 \mu_{t-1} + (1-\beta_1)\, g_t), \qquad
               \mu_t = \beta_2 \mu_{t-1} + (1-\beta_2)\, g_t

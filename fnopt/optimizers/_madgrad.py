@@ -57,6 +57,7 @@ class scale_by_madgrad(Leafwise):
     """
 
     State = ScaleByMadgradState
+    carrier = "s"
     needs_params = True
 
     learning_rate: ScalarOrSchedule = hyper(ge=0, schedule=True)
@@ -92,7 +93,7 @@ def madgrad(
     weight_decay: ScalarOrSchedule = 0.0,
     eps: Scalar = 1e-6,
 ) -> Chain:
-    r"""MADGRAD: adaptive steps that generalise as those of momentum do.
+    r"""MADGRAD: momentumized, adaptive dual averaging.
 
     .. math:: u_t = (1-\beta) \left(\theta_0 - \frac{\sum_i \lambda_i\, g_i}
               {\sqrt[3]{\sum_i \lambda_i |g_i|^2} + \epsilon} - \theta_t\right), \qquad

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import ema, matmul, nonzero, root
+from fnopt.optimizers._matrix_functions import eigenvectors_down, orthonormal_columns
 
 Pair = tuple[Any, Any]
 """What belongs to rows and to columns; None for a side that is left alone."""
@@ -59,12 +60,12 @@ def only_finite(new: jax.Array, old: jax.Array) -> jax.Array:
 
 def eigenvectors(factor: jax.Array, old: jax.Array) -> jax.Array:
     """The eigenvectors of a factor in columns, those of large eigenvalues first."""
-    return only_finite(jnp.linalg.eigh(factor)[1][:, :, ::-1], old)
+    return only_finite(eigenvectors_down(factor), old)
 
 
 def orthonormal(x: jax.Array, old: jax.Array) -> jax.Array:
     """An orthonormal basis of the columns, in their order."""
-    return only_finite(jnp.linalg.qr(x)[0], old)
+    return only_finite(orthonormal_columns(x), old)
 
 
 def root_mean_square(x: jax.Array) -> jax.Array:

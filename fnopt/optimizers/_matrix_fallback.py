@@ -18,7 +18,7 @@ from fnopt.transforms import (
 
 
 class matrix_labels(Selector):
-    """Labels matrices and other leaves, for a partition.
+    """Label matrices and other leaves, for a partition.
 
     Args:
         matrix: The label of the matrices.

@@ -30,7 +30,7 @@ from fnopt.optimizers._matrix_rule import as_rule, layouts_of
 
 
 class scale_by_matrix_shape(Transformation):
-    r"""Scales updates by a factor of the shapes of their matrices.
+    r"""Scale updates by a factor of the shapes of their matrices.
 
     .. math:: u = s\, g, \qquad s = \begin{cases} \sqrt{\max(1,\ \text{outputs} / \text{inputs})} \\
               \rho \sqrt{\max(\text{inputs}, \text{outputs})} & \text{with } \rho \text{ given}
@@ -90,7 +90,7 @@ class NormalizeNeuronsState(NamedTuple):
 
 
 class normalize_neurons(Transformation):
-    r"""Divides what goes to each output by its root mean square over time.
+    r"""Divide the update of each output by its running root mean square.
 
     .. math:: \nu_j \leftarrow \beta_2\, \nu_j + (1-\beta_2)\, \mathrm{mean}_i\, |g_{ij}|^2, \qquad
               u_{ij} = \frac{\lVert g \rVert}{\lVert v \rVert}\, v_{ij}, \qquad

@@ -26,16 +26,18 @@ from fnopt.core import (
     static,
     zero_count,
 )
+from fnopt.optimizers._lower_bound import LowerBound, first_lower_bound, next_lower_bound
 from fnopt.transforms import inner, numbers, real_dtype_of
 
 
 class MomoState(NamedTuple):
-    """Averages of gradient, loss, and gradient times params; the lower bound; step count."""
+    """Averages of gradient, loss, gradient times params; raised and known lower bound; count."""
 
     exp_avg: Slot
     barf: jax.Array
     gamma: jax.Array
     lb: jax.Array
+    lower_bound: LowerBound
     count: jax.Array
 
 
@@ -47,6 +49,7 @@ class MomoAdamState(NamedTuple):
     barf: jax.Array
     gamma: jax.Array
     lb: jax.Array
+    lower_bound: LowerBound
     count: jax.Array
 
 
@@ -66,9 +69,13 @@ class momo(Transformation):
     Args:
         learning_rate: :math:`\eta`, the largest step, a number or a `Schedule`.
         beta: :math:`\beta`, decay of the averages.
-        lower_bound: :math:`f^*`, what the loss is not below.
+        lower_bound: :math:`f^*`, what the loss is not below: 0 where a model can fit all data. By
+            default it is estimated, as a level below the best loss so far. A number that is too
+            high stops params at that loss; where a loss is below it, it is replaced by the
+            estimate, and `below_count` in the state is above 0.
         weight_decay: :math:`\lambda`.
-        adapt_lower_bound: Whether the bound is raised where the model shows that it is too low.
+        adapt_lower_bound: Whether the bound is raised where the model shows that it is too low
+            (the paper's MoMo*). It never falls below :math:`f^*`.
 
     Example:
         >>> import jax, jax.numpy as jnp, fnopt
@@ -86,7 +93,7 @@ class momo(Transformation):
 
     learning_rate: ScalarOrSchedule = hyper(default=1.0, ge=0, schedule=True)
     beta: Scalar = hyper(default=0.9, ge=0, lt=1)
-    lower_bound: Scalar = hyper(default=0.0, infinite=True)
+    lower_bound: Scalar | None = hyper(default=None, infinite=True)
     weight_decay: Scalar = hyper(default=0.0, ge=0)
     adapt_lower_bound: bool = static(default=False)
 
@@ -108,9 +115,9 @@ class momo(Transformation):
         beta = jnp.where(state.count == 0, jnp.zeros_like(h.beta), h.beta)
         d, seen = _first_moments(beta, value, updates, state, params)
         square = inner(d, d).astype(seen.barf.dtype)
-        tau, bound = _steps(self, h, seen, square, jnp.ones_like(square))
+        tau, lb, known = _steps(self, h, beta, seen, square, jnp.ones_like(square))
         new = _moved(h, tau, d, params)
-        return new, MomoState(d, seen.barf, seen.gamma, bound, increment(state.count))
+        return new, MomoState(d, seen.barf, seen.gamma, lb, known, increment(state.count))
 
 
 class momo_adam(Transformation):
@@ -131,9 +138,13 @@ class momo_adam(Transformation):
         b1: :math:`\beta_1`, decay of the averages of gradient and loss.
         b2: :math:`\beta_2`, decay of the mean square.
         eps: :math:`\epsilon`.
-        lower_bound: :math:`f^*`, what the loss is not below.
+        lower_bound: :math:`f^*`, what the loss is not below: 0 where a model can fit all data. By
+            default it is estimated, as a level below the best loss so far. A number that is too
+            high stops params at that loss; where a loss is below it, it is replaced by the
+            estimate, and `below_count` in the state is above 0.
         weight_decay: :math:`\lambda`.
-        adapt_lower_bound: Whether the bound is raised where the model shows that it is too low.
+        adapt_lower_bound: Whether the bound is raised where the model shows that it is too low
+            (the paper's MoMo*). It never falls below :math:`f^*`.
 
     Example:
         >>> import jax, jax.numpy as jnp, fnopt
@@ -153,7 +164,7 @@ class momo_adam(Transformation):
     b1: Scalar = hyper(default=0.9, ge=0, lt=1)
     b2: Scalar = hyper(default=0.999, ge=0, lt=1)
     eps: Scalar = hyper(default=1e-8, ge=0)
-    lower_bound: Scalar = hyper(default=0.0, infinite=True)
+    lower_bound: Scalar | None = hyper(default=None, infinite=True)
     weight_decay: Scalar = hyper(default=0.0, ge=0)
     adapt_lower_bound: bool = static(default=False)
 
@@ -189,25 +200,28 @@ class momo_adam(Transformation):
         scalars = {"eps": h.eps, "seen": bias_correction(h.b2, count)}
         direction = map_leaves(divided, d, hyper=scalars, exp_avg_sq=squares)
         square = inner(d, direction).astype(seen.barf.dtype)
-        tau, bound = _steps(self, h, seen, square, bias_correction(h.b1, count))
+        tau, lb, known = _steps(self, h, h.b1, seen, square, bias_correction(h.b1, count))
         new = _moved(h, tau, direction, params)
-        return new, MomoAdamState(d, squares, seen.barf, seen.gamma, bound, count)
+        return new, MomoAdamState(d, squares, seen.barf, seen.gamma, lb, known, count)
 
 
 class _Seen(NamedTuple):
-    """Averages of the loss and of gradient times params; average gradient times params; bound."""
+    """The loss; averages of it and of gradient times params; average gradient times params."""
 
+    value: jax.Array
     barf: jax.Array
     gamma: jax.Array
     product: jax.Array
     lb: jax.Array
+    lower_bound: LowerBound
 
 
-def _first_scalars(tx: Any, params: Any) -> tuple[jax.Array, ...]:
-    """`barf`, `gamma`, the lower bound and the count before the first step."""
+def _first_scalars(tx: Any, params: Any) -> tuple[Any, ...]:
+    """`barf`, `gamma`, the lower bounds and the count before the first step."""
     dtype = real_dtype_of(params)
     zeros = (jnp.zeros((), dtype) for _ in range(2))
-    return *zeros, jnp.array(tx.lower_bound, dtype), zero_count()
+    lowest = jnp.array(0 if tx.lower_bound is None else tx.lower_bound, dtype)
+    return *zeros, lowest, first_lower_bound(dtype), zero_count()
 
 
 def _first_moments(beta: Any, value: Any, updates: Any, state: Any, params: Any) -> Any:
@@ -222,7 +236,8 @@ def _first_moments(beta: Any, value: Any, updates: Any, state: Any, params: Any)
     )[1]
     gamma = ema(state.gamma, inner(updates, params).astype(dtype), beta)
     product = inner(d, params).astype(dtype)
-    return d, _Seen(ema(state.barf, value, beta), gamma, product, state.lb)
+    barf = ema(state.barf, value, beta)
+    return d, _Seen(value, barf, gamma, product, state.lb, state.lower_bound)
 
 
 def _moved(h: Any, tau: jax.Array, direction: Any, params: Any) -> Any:
@@ -236,14 +251,19 @@ def _moved(h: Any, tau: jax.Array, direction: Any, params: Any) -> Any:
     return map_leaves(leaf, direction, hyper=scalars, params=params)
 
 
-def _steps(tx: Any, h: Any, seen: _Seen, square: Any, weight: Any) -> tuple[Any, Any]:
-    """The step to the bound of the model, and the new bound; averages have seen `weight`."""
+def _steps(
+    tx: Any, h: Any, beta: Any, seen: _Seen, square: Any, weight: Any
+) -> tuple[Any, Any, LowerBound]:
+    """The step to the bound of the model, and the new bounds; averages have seen `weight`."""
     grown = 1 + h.learning_rate * h.weight_decay
-    bound = seen.lb
+    lowest, known = next_lower_bound(h.lower_bound, seen.value, seen.lower_bound, beta)
+    bound = lowest
     if tx.adapt_lower_bound:
-        cap = grown * (seen.barf - seen.gamma) + seen.product
-        lower = jnp.maximum(cap / (2 * weight * grown), h.lower_bound)
-        bound = jnp.where(cap < grown * weight * bound, lower, bound)
+        cap = (grown * (seen.barf - seen.gamma) + seen.product) / (grown * weight)
+        raised = jnp.maximum(seen.lb, lowest)
+        # Half way down to the known bound. In the paper that is 0: half of the model's value.
+        lower = jnp.maximum((cap + lowest) / 2, lowest)
+        bound = jnp.where(cap < raised, lower, raised)
     gap = grown * (seen.barf - weight * bound - seen.gamma) + seen.product
     # Where the model is flat there is no way to go by it.
     flat = square <= float(jnp.finfo(jnp.float64).eps)
@@ -251,6 +271,6 @@ def _steps(tx: Any, h: Any, seen: _Seen, square: Any, weight: Any) -> tuple[Any,
     step = jnp.where(flat, jnp.zeros_like(step), step)
     tau = jnp.minimum(h.learning_rate / weight, step)
     if not tx.adapt_lower_bound:
-        return tau, seen.lb
+        return tau, seen.lb, known
     model = (seen.barf + seen.product - seen.gamma - tau * square / 2) / weight
-    return tau, jnp.maximum(model, h.lower_bound)
+    return tau, jnp.maximum(model, lowest), known

@@ -273,7 +273,7 @@ def normuon(
     consistent_rms: Scalar | None = 0.2,
     ns_dtype: Any = None,
 ) -> partition:
-    r"""NorMuon: Muon with updates that are even over the neurons.
+    r"""NorMuon: Muon with updates that are normalised neuron by neuron.
 
     .. math:: u_t = -\eta_t \left(s\, \frac{\lVert O \rVert}{\lVert V \rVert}\, V + \lambda_t\,
               \theta_t\right), \qquad V_{ij} = \frac{O_{ij}}{\sqrt{\nu_j}}, \qquad O = U V^\top

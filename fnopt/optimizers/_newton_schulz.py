@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_choice, matmul, nonzero, root
+from fnopt.core import check_choice, matmul, nonzero, root, with_epsilon
 
 Triple = tuple[float, float, float]
 
@@ -146,18 +146,20 @@ def _preconditioned(x: jax.Array, eps: jax.Array, kind: str) -> tuple[jax.Array,
         # Almost orthogonal layers: with the roots of these sums divided out of rows and columns of
         # X X^H, none of its eigenvalues is above 1.
         rows = jnp.sum(jnp.abs(A), axis=2, keepdims=True)
-        factor = jax.lax.rsqrt(jnp.maximum(rows, eps * eps)).astype(x.dtype)
+        rows = jnp.where(rows == 0, jnp.ones_like(rows), jnp.maximum(rows, eps * eps))
+        factor = jax.lax.rsqrt(rows).astype(x.dtype)
         return x * factor, A * factor * jnp.swapaxes(factor, 1, 2)
     if kind == "schatten":
         # The fourth root of the sum of the fourth powers of the singular values: never below the
         # largest one, and nearer to it than the Frobenius norm.
         norm = root(root(jnp.sum(jnp.square(jnp.abs(A)), axis=(1, 2), keepdims=True)))
-        norm = jnp.maximum(norm, eps)
+        norm = jnp.where(norm == 0, jnp.ones_like(norm), jnp.maximum(norm, eps))
     elif kind == "spectral":
-        norm = root(jnp.linalg.eigvalsh(A)[:, -1:, None]) + eps
+        norm = with_epsilon(root(jnp.linalg.eigvalsh(A)[:, -1:, None]), eps)
     else:
-        norm = root(jnp.real(jnp.trace(A, axis1=1, axis2=2))[:, None, None]) + eps
-    factor = (1 / nonzero(norm)).astype(x.dtype)
+        norm = root(jnp.real(jnp.trace(A, axis1=1, axis2=2))[:, None, None])
+        norm = with_epsilon(norm, eps)
+    factor = (1 / norm).astype(x.dtype)
     return x * factor, A * factor * factor
 
 

@@ -18,10 +18,10 @@ from fnopt.core import (
     global_norm,
     hyper,
     joint_norm,
-    nonzero,
     real_dtype,
     root,
     static,
+    with_epsilon,
 )
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, chain, scale_by_learning_rate
@@ -86,9 +86,20 @@ class scale_by_novograd(Leafwise):
     def leaf(self, h: Any, g: Any, p: Any, mu: Any, nu: Any) -> Any:
         # Norms, as their squares may be no numbers.
         nu = joint_norm([h.old * nu, h.new * global_norm(g).astype(nu.dtype)])
-        unit = g / nonzero(joint_norm([nu, h.least]) + h.eps)
+        length = _under_root(nu, h.eps_root, h.least)
+        unit = g / with_epsilon(length, h.eps)
         mu = h.b1 * mu + unit + h.weight_decay * p
         return mu, mu, nu
+
+
+def _under_root(norm: jax.Array, number: jax.Array, its_root: jax.Array) -> jax.Array:
+    """`sqrt(norm^2 + number)`, with a slope where the number is 0, unlike with its root."""
+    info = jnp.finfo(norm.dtype)
+    # The slope is `1 / (2 norm)` times that of the quotient, which is `norm^-2`.
+    large = norm > 2.0 ** (info.minexp // 3)
+    size = jnp.where(large, norm, jnp.ones_like(norm))
+    share = number / size / size
+    return jnp.where(large, size * jnp.sqrt(1 + share), joint_norm([norm, its_root]))
 
 
 @recipe

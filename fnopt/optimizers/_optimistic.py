@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Leafwise, Scalar, ScalarOrSchedule, Slot, hyper
+from fnopt.core import Leafwise, Scalar, ScalarOrSchedule, Slot, hyper, stored_after
 from fnopt.optimizers._adam import scale_by_adam
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, chain, scale_by_learning_rate
@@ -21,7 +21,7 @@ class ScaleByOptimisticGradientState(NamedTuple):
 
 
 class scale_by_optimistic_gradient(Leafwise):
-    r"""Extrapolates the gradient by its change.
+    r"""Extrapolate the gradient by its change.
 
     .. math:: u_t = (\alpha + \beta)\, g_t - \beta\, g_{t-1}, \qquad g_0 = g_1
 
@@ -51,8 +51,7 @@ class scale_by_optimistic_gradient(Leafwise):
 
     def leaf(self, h: Any, g: Any, previous: Any) -> Any:
         u = h.alpha * g + h.change * (g - previous)
-        # Made to depend on the direction, so that XLA writes it in place; see scale_by_diffgrad.
-        return u, jnp.where(jnp.isnan(u), u, g)
+        return u, stored_after(g, u)
 
 
 @recipe
@@ -101,7 +100,7 @@ def optimistic_adam_v2(
     mu_dtype: Any = None,
     nesterov: bool = True,
 ) -> Chain:
-    r"""Adam for games: its direction, extrapolated by its change.
+    r"""Optimistic Adam for games (minimax problems): its direction, extrapolated by its change.
 
     .. math:: u_t = -\eta_t\, \big((\alpha + \beta)\, d_t - \beta\, d_{t-1}\big), \qquad
               d_t = \frac{\hat\mu_t}{\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon}
@@ -151,7 +150,7 @@ def optimistic_adam(
     *,
     nesterov: bool = True,
 ) -> Chain:
-    r"""Adam for games, with a rate of its own for the change of its direction.
+    r"""Optimistic Adam for games (minimax problems), with a separate rate of optimism.
 
     .. math:: u_t = -\big((\eta_t + \omega_t)\, d_t - \omega_t\, d_{t-1}\big), \qquad
               d_t = \frac{\hat\mu_t}{\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon}

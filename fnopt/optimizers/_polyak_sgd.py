@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fnopt.core import (
-    EmptyState,
     Scalar,
     ScalarOrSchedule,
     Transformation,
@@ -18,7 +17,8 @@ from fnopt.core import (
     map_leaves,
     static,
 )
-from fnopt.transforms import Chain, chain, scale_by_learning_rate
+from fnopt.optimizers._lower_bound import LowerBound, first_lower_bound, next_lower_bound
+from fnopt.transforms import Chain, chain, real_dtype_of, scale_by_learning_rate
 
 _VARIANTS = ("sps", "sps+")
 
@@ -29,8 +29,14 @@ def _variant(variant: Any) -> str:
     return variant
 
 
+class ScaleByPolyakState(NamedTuple):
+    """What is known about the smallest loss."""
+
+    lower_bound: LowerBound
+
+
 class scale_by_polyak(Transformation):
-    r"""Scales by the step that would reach the smallest loss if it were linear.
+    r"""Scale by the step that would reach the smallest loss if it were linear.
 
     .. math:: u = \min\left(\frac{f(\theta) - f^*}{\lVert g \rVert^2 + \epsilon},\;
               \eta_{max}\right) g
@@ -38,10 +44,13 @@ class scale_by_polyak(Transformation):
     `update` needs the loss as the extra argument `value`.
 
     Args:
-        f_min: :math:`f^*`, the smallest loss there can be.
+        f_min: :math:`f^*`, the smallest loss there can be: 0 where a model can fit all data. By
+            default it is estimated, as a level below the best loss so far. A number that is too
+            high stops params at that loss; where a loss is below it, it is replaced by the
+            estimate, and `below_count` in the state is above 0.
         max_learning_rate: :math:`\eta_{max}`.
         eps: :math:`\epsilon`.
-        variant: `'sps'`, or `'sps+'` which takes no step back where the loss is below `f_min`.
+        variant: `'sps'`, or `'sps+'` which takes no step back where the loss is below :math:`f^*`.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -53,31 +62,39 @@ class scale_by_polyak(Transformation):
         Loizou, Vaswani, Laradji and Lacoste-Julien, 2020, arXiv:2002.10542.
     """
 
-    f_min: Scalar = hyper(default=0.0)
+    f_min: Scalar | None = hyper(default=None)
     max_learning_rate: Scalar = hyper(default=1.0, ge=0, infinite=True)
     eps: Scalar = hyper(default=0.0, ge=0)
     variant: str = static(default="sps", convert=_variant)
 
+    def init(self, params: Any) -> ScaleByPolyakState:
+        """No loss seen yet."""
+        return ScaleByPolyakState(first_lower_bound(real_dtype_of(params)))
+
     def update(
         self,
         updates: Any,
-        state: EmptyState,
+        state: ScaleByPolyakState,
         params: Any = None,
         *,
         value: Any,
         **extra_args: Any,
-    ) -> tuple[Any, EmptyState]:
+    ) -> tuple[Any, ScaleByPolyakState]:
         """The scaled updates."""
         norm = global_norm(updates)
         number = lambda x: jnp.asarray(x).astype(norm.dtype)  # noqa: E731
-        gap = as_value(value, norm.dtype) - number(self.f_min)
+        dtype = state.lower_bound.best_value.dtype
+        value = as_value(value, dtype)
+        given = None if self.f_min is None else jnp.asarray(self.f_min).astype(dtype)
+        bound, seen = next_lower_bound(given, value, state.lower_bound)
+        gap = (value - bound).astype(norm.dtype)
         gap = jnp.maximum(gap, jnp.zeros_like(gap)) if self.variant == "sps+" else gap
         square = norm * norm + number(self.eps)
         still = square <= jnp.finfo(norm.dtype).tiny  # a zero gradient has no step
         ratio = gap / jnp.where(still, jnp.ones_like(square), square)
         step = jnp.minimum(ratio, number(self.max_learning_rate))
         step = jnp.where(still, jnp.zeros_like(step), step)
-        return map_leaves(lambda g: _times(step, g), updates), state
+        return map_leaves(lambda g: _times(step, g), updates), ScaleByPolyakState(seen)
 
 
 def _times(step: jax.Array, g: jax.Array) -> jax.Array:
@@ -87,7 +104,7 @@ def _times(step: jax.Array, g: jax.Array) -> jax.Array:
 def polyak_sgd(
     max_learning_rate: Scalar = 1.0,
     scaling: ScalarOrSchedule = 1.0,
-    f_min: Scalar = 0.0,
+    f_min: Scalar | None = None,
     eps: Scalar = 0.0,
     variant: str = "sps",
 ) -> Chain:
@@ -99,9 +116,12 @@ def polyak_sgd(
     Args:
         max_learning_rate: :math:`\eta_{max}`.
         scaling: :math:`s`, a number or a `Schedule`.
-        f_min: :math:`f^*`, the smallest loss there can be; 0 where a model can fit all data.
+        f_min: :math:`f^*`, the smallest loss there can be: 0 where a model can fit all data. By
+            default it is estimated, as a level below the best loss so far. A number that is too
+            high stops params at that loss; where a loss is below it, it is replaced by the
+            estimate, and `below_count` in the state is above 0.
         eps: :math:`\epsilon`.
-        variant: `'sps'`, or `'sps+'` which takes no step back where the loss is below `f_min`.
+        variant: `'sps'`, or `'sps+'` which takes no step back where the loss is below :math:`f^*`.
 
     Returns:
         A chain of `scale_by_polyak` and `scale_by_learning_rate`. Its `update` needs the extra

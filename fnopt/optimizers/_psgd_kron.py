@@ -54,7 +54,7 @@ class ScaleByPsgdKronState(NamedTuple):
 
 
 class scale_by_psgd_kron(Matrixwise):
-    r"""Whitens mean gradients by two triangular factors, which are learned by steps of their own.
+    r"""Whiten mean gradients by two triangular factors, which are fitted online.
 
     .. math::
         u_t &= Q_L^\top Q_L\, \hat\mu_t\, Q_R^\top Q_R, \qquad
@@ -69,8 +69,8 @@ class scale_by_psgd_kron(Matrixwise):
     identity by which the first update has the mean square 1, so that the units of the loss don't
     matter (in the author's code, if it may choose, the mean fourth power is 1).
 
-    Stored are, for a matrix `[m, n]`, `m n + m^2 + n^2` numbers. Derivatives by hyper-parameters
-    take the factors as constants. A gradient that is not finite never gets into the factors.
+    Stored are, for a matrix `[m, n]`, `m n + m^2 + n^2` numbers. A gradient that is not finite
+    never gets into the factors.
 
     Args:
         b1: Decay of the mean gradient.
@@ -128,9 +128,8 @@ class scale_by_psgd_kron(Matrixwise):
             first = _scaled(factors, jnp.where(count == 0, size, jnp.ones_like(size)))
             return _learned(mean, first, V, h.precond_lr)
 
-        known = jax.lax.stop_gradient((mean, slots.factors))
+        known = mean, slots.factors
         factors = jax.lax.cond(_due(count), learned, lambda known: known[1], known)
-        factors = jax.lax.stop_gradient(factors)
         left, right = factors
         u = mean
         u = u if left is None else matmul(turned(left), matmul(left, u))

@@ -33,7 +33,7 @@ class ScaleByQhadamState(NamedTuple):
 
 
 class scale_by_qhadam(Leafwise):
-    r"""Divides a mix of gradient and mean gradient by the root of a mix of their squares.
+    r"""Divide a mix of gradient and mean gradient by the root of a mix of their squares.
 
     .. math::
         \mu_t &= \beta_1 \mu_{t-1} + (1-\beta_1)\, g_t, \qquad
@@ -100,7 +100,7 @@ def qhadam(
     eps: Scalar = 1e-8,
     mu_dtype: Any = None,
 ) -> Chain:
-    r"""QHAdam: Adam with a share of the gradient itself in its means.
+    r"""QHAdam: Adam with weighted averages of momentum and plain gradient.
 
     .. math:: u_t = -\eta_t\, \frac{(1-v_1)\, g_t + v_1\, \hat\mu_t}
                     {\sqrt{(1-v_2)\, |g_t|^2 + v_2\, \hat\nu_t} + \epsilon}

@@ -51,7 +51,7 @@ def _length(b2: Any, t: Any) -> tuple[Any, Any]:
 
 
 class scale_by_radam(Leafwise):
-    r"""Adam's direction times a rectification of its variance; the plain mean before that.
+    r"""Adam's direction times a rectification of its variance; plain momentum before that.
 
     .. math::
         \rho_t &= \rho_\infty - \frac{2 t \beta_2^t}{1-\beta_2^t}, \qquad
@@ -81,6 +81,7 @@ class scale_by_radam(Leafwise):
     """
 
     State = ScaleByAdamState
+    carrier = "mu"
 
     b1: Scalar = hyper(default=0.9, ge=0, lt=1)
     b2: Scalar = hyper(default=0.999, ge=0, lt=1)

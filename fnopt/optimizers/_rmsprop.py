@@ -49,7 +49,7 @@ def _divisor(variance: jax.Array, eps: jax.Array, eps_in_sqrt: bool) -> jax.Arra
 
 
 class scale_by_rms(Leafwise):
-    r"""Divides the gradient by its running root mean square.
+    r"""Divide the gradient by its running root mean square.
 
     .. math:: \nu_t = \beta \nu_{t-1} + (1-\beta)\, |g_t|^2, \qquad
               u_t = \frac{g_t}{\sqrt{\nu_t + \epsilon}}
@@ -100,7 +100,7 @@ class scale_by_rms(Leafwise):
 
 
 class scale_by_stddev(Leafwise):
-    r"""Divides the gradient by its running standard deviation (centred root mean square).
+    r"""Divide the gradient by its running standard deviation (centred root mean square).
 
     .. math::
         \mu_t &= \beta \mu_{t-1} + (1-\beta)\, g_t, \qquad

@@ -19,7 +19,7 @@ class ScaleByRpropState(NamedTuple):
 
 
 class scale_by_rprop(Leafwise):
-    r"""Steps along the sign of the gradient, longer while it stays and shorter when it changes.
+    r"""Step along the sign of the gradient, with sizes that grow while the sign stays.
 
     .. math::
         a_t &= \operatorname{sign}(g_t)\, \operatorname{sign}(u_{t-1}), \qquad
@@ -47,6 +47,7 @@ class scale_by_rprop(Leafwise):
     """
 
     State = ScaleByRpropState
+    keeps_squares = False
 
     learning_rate: Scalar = hyper(ge=0)
     eta_minus: Scalar = hyper(default=0.5, gt=0, le=1)
@@ -65,7 +66,8 @@ class scale_by_rprop(Leafwise):
             size * jnp.where(agree > 0, h.eta_plus, h.eta_minus), h.min_step_size, h.max_step_size
         )
         size = jnp.where(agree == 0, size, grown)
-        u = jnp.where(agree < 0, jnp.zeros_like(g), size * jnp.sign(g))
+        # An infinite gradient has a sign, too; the sum gives NaN instead.
+        u = jnp.where(agree < 0, jnp.zeros_like(g), size * jnp.sign(g)) + 0 * g
         return u, size, u
 
 

@@ -33,7 +33,7 @@ class ScaleByLBFGSState(NamedTuple):
 
 
 class scale_by_lbfgs(Transformation):
-    r"""Multiplies gradients by an approximate inverse Hessian of low rank (L-BFGS).
+    r"""Multiply gradients by an approximate inverse Hessian of low rank (L-BFGS).
 
     .. math:: P_{j+1} = V_j^T P_j V_j + \rho_j\, s_j s_j^T, \quad V_j = I - \rho_j\, y_j s_j^T,
               \quad \rho_j = 1 / \langle s_j, y_j \rangle, \quad P_{k-m} = \gamma I
@@ -116,7 +116,7 @@ class scale_by_lbfgs(Transformation):
             return one
         square = inner(g, g).astype(ratio.dtype)
         # Before the first pair nothing is known of the curvature: a step of length 1 at most.
-        first = jax.lax.stop_gradient(jnp.minimum(one, 1 / jnp.sqrt(_or_one(square))))
+        first = 1 / jnp.sqrt(jnp.maximum(square, one))
         return jnp.where(usable, ratio, jnp.where(count > 0, one, first))
 
 

@@ -17,11 +17,14 @@ def sgd(
     nesterov: bool = False,
     accumulator_dtype: Any = None,
 ) -> Chain:
-    r"""Gradient descent, with momentum if asked for.
+    r"""Gradient descent with optional momentum.
 
     .. math:: m_t = \gamma\, m_{t-1} + g_t, \qquad
               u_t = -\eta_t\, m_t \quad \text{or} \quad
               u_t = -\eta_t\, (g_t + \gamma\, m_t) \;\; \text{(Nesterov)}
+
+    The gradient of complex params is `fnopt.tree.conj(jax.grad(loss)(params))`: as `jax.grad` gives
+    it, the imaginary parts would climb.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
@@ -62,7 +65,7 @@ def accumulated_sgd(
     *,
     use_grad_mean: bool = True,
 ) -> accumulate:
-    r"""Gradient descent that steps once in `k` calls, along the mean of their gradients.
+    r"""Gradient descent on the mean gradient of `k` calls.
 
     .. math:: u_t = \begin{cases} -\frac{\eta}{k} \sum_{i=t-k+1}^{t} g_i & k \text{ divides } t \\
               0 & \text{otherwise} \end{cases}

@@ -27,6 +27,7 @@ from fnopt.core import (
 )
 from fnopt.optimizers._matrix_factors import Pair, identities, new_factors, only_finite, zeros
 from fnopt.optimizers._matrix_fallback import with_adam
+from fnopt.optimizers._matrix_functions import inverse_root
 from fnopt.optimizers._matrix_layout import MatrixLayout
 from fnopt.optimizers._matrix_rule import as_rule
 from fnopt.optimizers._matrixwise import Matrixwise
@@ -60,7 +61,7 @@ def _grafting(name: Any) -> str:
 
 
 class scale_by_shampoo(Matrixwise):
-    r"""Multiplies mean gradients by inverse roots of their mean outer products, from both sides.
+    r"""Multiply mean gradients by inverse roots of their mean outer products, from both sides.
 
     .. math::
         L_t &= \beta_2 L_{t-1} + (1-\beta_2)\, G_t G_t^\top, \qquad
@@ -73,8 +74,8 @@ class scale_by_shampoo(Matrixwise):
     longer than a block are cut into parts of about one size.
 
     Stored are, for a matrix `[m, n]`, `m n` numbers (`2 m n` with Adam's length) and
-    `2 (m^2 + n^2)` for factors and roots, less with blocks. Derivatives by hyper-parameters take
-    the roots as constants. A gradient that is not finite never gets into factors and roots.
+    `2 (m^2 + n^2)` for factors and roots, less with blocks. A gradient that is not finite
+    never gets into factors and roots.
 
     Args:
         b1: Decay of the mean gradient.
@@ -144,15 +145,14 @@ class scale_by_shampoo(Matrixwise):
         seen = jnp.where(is_mean, bias_correction(h.b2, t), one)
 
         def computed(known: Any) -> Pair:
-            inverse_root = in_turn(_inverse_root)
-            found = [inverse_root(x / seen, h.eps, h.exponent) for x in known[0]]
+            one = in_turn(inverse_root)
+            found = [one(x / seen, h.eps, h.exponent) for x in known[0]]
             left, right = map(only_finite, found, known[1])
             return left, right
 
-        known = jax.lax.stop_gradient((factors, slots.roots))
         due = count % self.precondition_frequency == 0
-        roots = jax.lax.stop_gradient(jax.lax.cond(due, computed, lambda known: known[1], known))
-        new["roots"] = roots
+        known = factors, slots.roots
+        roots = new["roots"] = jax.lax.cond(due, computed, lambda known: known[1], known)
         # Roots and gradients may both be large, and their product too large.
         unit = _largest(mean)
         u = matmul(matmul(roots[0], mean / unit), roots[1])
@@ -174,16 +174,6 @@ def _norm(x: jax.Array) -> jax.Array:
 def _largest(x: jax.Array) -> jax.Array:
     """The size of the largest number of every matrix, a constant to derivatives; 1 for zeros."""
     return jax.lax.stop_gradient(nonzero(jnp.abs(x).max(axis=(1, 2), keepdims=True, initial=0.0)))
-
-
-def _inverse_root(A: jax.Array, eps: jax.Array, exponent: jax.Array) -> jax.Array:
-    """`(A + eps lambda_max I)^-exponent`; of zeros a large multiple of the identity."""
-    values, vectors = jnp.linalg.eigh(A)
-    # What rounding leaves of an eigenvalue 0 would be seen beside the ridge.
-    noise = A.shape[-1] * jnp.finfo(A.dtype).eps * values[:, -1:]
-    values = jnp.where(values > noise, values, jnp.zeros_like(values))
-    values = values + jnp.maximum(eps * values[:, -1:], jnp.finfo(A.dtype).tiny)
-    return matmul(vectors * (values**-exponent)[:, None, :], jnp.swapaxes(vectors, 1, 2))
 
 
 @recipe

@@ -32,7 +32,7 @@ class ScaleBySM3State(NamedTuple):
 
 
 class scale_by_sm3(Leafwise):
-    r"""Divides gradients by the root of a sum of squares that is kept for rows and columns only.
+    r"""Divide gradients by the root of a sum of squares that is stored by rows and columns.
 
     .. math:: v_{ij} &= \min(\rho_i,\, \kappa_j) + |g_{ij}|^2, \qquad
               \rho_i = \max_j v_{ij}, \quad \kappa_j = \max_i v_{ij}, \\
@@ -59,6 +59,7 @@ class scale_by_sm3(Leafwise):
 
     State = ScaleBySM3State
     keeps_squares = True
+    carrier = "nu"
 
     b1: Scalar = hyper(default=0.9, ge=0, lt=1)
     b2: Scalar = hyper(default=1.0, ge=0, le=1)

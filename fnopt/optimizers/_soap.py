@@ -15,6 +15,7 @@ from fnopt.core import (
     as_dtype,
     bias_correction,
     ema,
+    flat_at_zero,
     hyper,
     in_turn,
     matmul,
@@ -61,6 +62,10 @@ class ScaleBySoapState(NamedTuple):
 class scale_by_soap(Matrixwise):
     r"""Adam in the eigenbases of the mean outer products of the gradient's rows and columns.
 
+    Derivatives through its steps are right where the factors have simple eigenvalues. The method
+    has no derivative where eigenvalues are equal (gradients of low rank, and the longer side of the
+    first gradient): there the basis of an eigenspace is taken as a constant.
+
     .. math::
         \mu_t &= \beta_1 \mu_{t-1} + (1-\beta_1)\, G_t, \qquad
         \nu_t = \beta_2 \nu_{t-1} + (1-\beta_2)\, (Q_L^\top G_t Q_R)^2 \\
@@ -74,9 +79,8 @@ class scale_by_soap(Matrixwise):
     without refresh does without it.
 
     Stored are, for a matrix `[m, n]`, `2 m n` numbers for Adam and `2 (m^2 + n^2)` for the rotated
-    sides. Derivatives by hyper-parameters take the bases as constants. A gradient that is not
-    finite never gets into factors and bases; the averages are as lost as Adam's, so keep
-    `apply_if_finite` around.
+    sides. A gradient that is not finite never gets into factors and bases; the averages are as lost
+    as Adam's, so keep `apply_if_finite` around.
 
     Args:
         b1: :math:`\beta_1`, decay of the mean.
@@ -134,7 +138,7 @@ class scale_by_soap(Matrixwise):
         t = jnp.maximum(count, jnp.ones_like(count))  # steps that Adam has made, this one included
         mu = jnp.where(first, slots.mu, ema(slots.mu, g, h.b1))
         nu = jnp.where(first, slots.nu, ema(slots.nu, jnp.square(rotated(g, slots.bases)), h.b2))
-        u = rotated(mu, slots.bases) / (positive_root(nu) + h.eps)
+        u = flat_at_zero(rotated(mu, slots.bases) / (positive_root(nu) + h.eps))
         size = jnp.sqrt(bias_correction(h.b2, t)) / bias_correction(h.b1, t)
         u = rotated_back(u, slots.bases) * size
         if self.normalize_grads:
@@ -143,8 +147,8 @@ class scale_by_soap(Matrixwise):
         factors = new_factors(slots.factors, g, decay)
         now = jnp.where(count % self.precondition_frequency == 0, 1, 2)
         branches = (_eigenbases, _power_iteration, _kept)
-        known = jax.lax.stop_gradient((factors, slots.bases))
-        bases, nu = jax.lax.switch(jnp.where(first, 0, now), branches, *known, nu)
+        which = jnp.where(first, 0, now)
+        bases, nu = jax.lax.switch(which, branches, factors, slots.bases, nu)
         new = {"mu": mu, "nu": nu, "factors": factors, "bases": bases}
         return jnp.where(first, jnp.zeros_like(u), u), new
 

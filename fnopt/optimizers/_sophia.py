@@ -103,7 +103,7 @@ class ScaleBySophiaState(NamedTuple):
 
 
 class scale_by_sophia(Transformation):
-    r"""Divides the mean gradient by the curvature, and clips the quotient.
+    r"""Divide the mean gradient by the curvature, and clip the quotient.
 
     .. math::
         \mu_t &= \beta_1 \mu_{t-1} + (1-\beta_1)\, g_t, \qquad

@@ -21,7 +21,7 @@ from fnopt.transforms import Chain, chain, scale_by_learning_rate
 
 
 class scale_by_yogi(Leafwise):
-    r"""Divides the mean gradient by the root of a mean square that follows additively.
+    r"""Divide the mean gradient by the root of a second moment with additive updates.
 
     .. math::
         \mu_t &= \beta_1 \mu_{t-1} + (1-\beta_1)\, g_t, \qquad
@@ -48,6 +48,7 @@ class scale_by_yogi(Leafwise):
     """
 
     State = ScaleByAdamState
+    carrier = "mu"
 
     b1: Scalar = hyper(default=0.9, ge=0, lt=1)
     b2: Scalar = hyper(default=0.999, ge=0, lt=1)
@@ -79,7 +80,7 @@ def yogi(
     b2: Scalar = 0.999,
     eps: Scalar = 1e-3,
 ) -> Chain:
-    r"""Yogi: Adam whose effective learning rate can't grow at once when gradients get small.
+    r"""Yogi: Adam with additive updates of the second moment.
 
     .. math:: \nu_t = \nu_{t-1} - (1-\beta_2) \operatorname{sign}(\nu_{t-1} - |g_t|^2)\, |g_t|^2,
               \qquad u_t = -\eta_t\, \frac{\hat\mu_t}{\sqrt{\hat\nu_t} + \epsilon}

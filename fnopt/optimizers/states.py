@@ -25,12 +25,14 @@ from fnopt.optimizers._galore import ScaleByGaloreState
 from fnopt.optimizers._kfac_state import KfacState
 from fnopt.optimizers._kl_shampoo import ScaleByKlShampooState
 from fnopt.optimizers._lion import ScaleByLionState
+from fnopt.optimizers._lower_bound import LowerBound
 from fnopt.optimizers._madgrad import ScaleByMadgradState
 from fnopt.optimizers._matrix_scale import NormalizeNeuronsState
 from fnopt.optimizers._momo import MomoAdamState, MomoState
 from fnopt.optimizers._muon import ScaleByMuonState
 from fnopt.optimizers._novograd import ScaleByNovogradState
 from fnopt.optimizers._optimistic import ScaleByOptimisticGradientState
+from fnopt.optimizers._polyak_sgd import ScaleByPolyakState
 from fnopt.optimizers._prodigy import ScaleByProdigyState
 from fnopt.optimizers._psgd_kron import ScaleByPsgdKronState
 from fnopt.optimizers._qhadam import ScaleByQhadamState
@@ -48,6 +50,7 @@ __all__ = [
     "GaussNewtonDescentState",
     "HutchinsonState",
     "KfacState",
+    "LowerBound",
     "MomoAdamState",
     "MomoState",
     "NormalizeNeuronsState",
@@ -75,6 +78,7 @@ __all__ = [
     "ScaleByMuonState",
     "ScaleByNovogradState",
     "ScaleByOptimisticGradientState",
+    "ScaleByPolyakState",
     "ScaleByProdigyState",
     "ScaleByPsgdKronState",
     "ScaleByQhadamState",

@@ -16,7 +16,7 @@ _LATER = object()  # stands for a value that isn't known yet
 
 
 def products_ahead(fn: Callable[..., Any], *args: Any, largest: int) -> Callable[..., Any]:
-    r"""The function with those matrix products computed now that don't depend on its arguments.
+    r"""Compute the matrix products of a function that don't depend on its arguments.
 
     The Jacobian of :math:`f(A x)` is :math:`f'(A x)\, A`. Forward mode gets the `A` in it as the
     product with all unit vectors, anew at every `x`, for the price of :math:`A^T A`. XLA moves

@@ -25,7 +25,7 @@ _WORTH = 0.5  # of the operations, that may be left for it to be worth it
 
 
 def alike_together(fn: Callable[[jax.Array], Any], x: jax.Array) -> Callable[[jax.Array], Any]:
-    """The function with alike operations done at once, where that at least halves their number.
+    """Batch similar operations of a function, where that at least halves their number.
 
     Operations are alike if they are the same but for their arrays, which have the same shapes (of
     up to 4,096 numbers), and need as many operations before them. What doesn't depend on the

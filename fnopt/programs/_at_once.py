@@ -1,4 +1,4 @@
-"""Programs run with alike operations at once, on stacks of what they are done with."""
+"""Batching of similar operations in a program, on stacked operands."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from fnopt.programs._tracing import uncached
 
 
 def opened(fn: Callable[..., Any], *args: Any) -> tuple[Callable[..., Any], list[Any]]:
-    """A function of its arguments and of the traced arrays that it closes over, and those.
+    """Convert a closure to a function of the tracers that it captures.
 
     `jax.closure_convert` leaves integers and booleans in the closure: a `jax.custom_jvp` around
     the function then closes over them, and under `jax.jit` its derivative doesn't compile.

@@ -113,7 +113,7 @@ def control_view(eqn: jex.JaxprEqn) -> Control | None:
 
 
 def called_with(eqn: jex.JaxprEqn, inputs: Sequence[T]) -> tuple[Sub, list[T]] | None:
-    """The jaxpr that an equation merely calls, and which of its inputs it calls it with.
+    """Return the jaxpr that an equation calls, and its inputs.
 
     Args:
         eqn: An equation.

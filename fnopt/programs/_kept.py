@@ -16,7 +16,7 @@ from fnopt.programs._tracing import any_traced, runs_now, uncached
 
 
 def call_compiled(fn: Callable[..., Any], *args: Any) -> Any:
-    r"""Calls `jax.jit(fn)(*args)`, but never compiles the same program twice.
+    r"""Call `jax.jit(fn)(*args)`, and compile each program once.
 
     `jax.jit` keeps its programs by the identity of a function, and whatever else the function
     reads is as it was at the first call. A function that is called with closures of a user
@@ -66,7 +66,7 @@ def _call_once(fn: Callable[..., Any], *args: Any) -> Any:
 
 
 def call_recorded(fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Calls `jax.jit(fn)(*args, **options)` and keeps the program while there is room.
+    """Call `jax.jit(fn)(*args, **options)` and keep the program in a bounded cache.
 
     Args:
         fn: A function that reads nothing but its arguments: not a closure.

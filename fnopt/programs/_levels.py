@@ -15,7 +15,7 @@ from fnopt.programs._control import Cond, Scan, While, control_view
 
 
 class Node(NamedTuple):
-    """A value inside a function that can be looked at.
+    """A named intermediate value of a function.
 
     Attributes:
         name: What selects this node alone: `'hidden'`, `'hidden#1'`, `'scope:Model/Dense_0'`.
@@ -24,6 +24,7 @@ class Node(NamedTuple):
         axes: How many iterations the scans around it have, outermost first.
         note: Why it has no cotangent, or why even its value is out of reach; else empty.
         visible: Whether its value can be captured.
+        branches: The branches that it is in: the number of each `cond`, and that of its branch.
     """
 
     name: str
@@ -32,6 +33,12 @@ class Node(NamedTuple):
     axes: tuple[int, ...] = ()
     note: str = ""
     visible: bool = True
+    branches: tuple[tuple[int, int], ...] = ()
+
+    def excludes(self, other: Node) -> bool:
+        """Whether only one of two nodes can run: they are in different branches of one `cond`."""
+        mine, others = dict(self.branches), dict(other.branches)
+        return any(mine[cond] != others[cond] for cond in mine.keys() & others.keys())
 
 
 class Mark(NamedTuple):
@@ -96,12 +103,13 @@ def _numbered(found: list[Node]) -> tuple[Node, ...]:
 
 
 class _Place(NamedTuple):
-    """The surroundings of a jaxpr: lengths of scans, scopes, and obstacles."""
+    """The surroundings of a jaxpr: lengths of scans, scopes, branches, and obstacles."""
 
     axes: tuple[int, ...] = ()
     scope: tuple[str, ...] = ()
     note: str = ""
     visible: bool = True
+    branches: tuple[tuple[int, int], ...] = ()
 
 
 IN_LOOP = "inside a while loop, which has no reverse derivative; its value is the last iteration's"
@@ -115,12 +123,13 @@ class _NodeFinder:
     def __init__(self, scopes: bool) -> None:
         self.scopes = scopes
         self.found: list[Node] = []
+        self.conds = itertools.count()
 
     def level(self, sub: jaxprs.Sub, place: _Place) -> Level:
         ends = _scope_ends(sub.jaxpr) if self.scopes else {}
         level = Level(sub.jaxpr, sub.consts, {}, {})
         for i, eqn in enumerate(sub.jaxpr.eqns):
-            if inner := tuple(self.level(*pair) for pair in _inside(eqn, place)):
+            if inner := tuple(self.level(*pair) for pair in _inside(eqn, place, self.conds)):
                 level.inner[i] = inner
             marks = [self.mark(name, var, place) for name, var in _taps(eqn)]
             for path, var in ends.get(i, ()):
@@ -135,7 +144,8 @@ class _NodeFinder:
         if not note and not is_inexact(aval):
             note = f"{aval.dtype}, which has no gradient"
         shape = (*place.axes, *aval.shape)
-        self.found.append(Node(name, shape, aval.dtype, place.axes, note, place.visible))
+        rest = place.axes, note, place.visible, place.branches
+        self.found.append(Node(name, shape, aval.dtype, *rest))
         return Mark(len(self.found) - 1, var)
 
 
@@ -144,7 +154,9 @@ def _taps(eqn: jex.JaxprEqn) -> Iterator[tuple[str, jex.Var]]:
         yield eqn.params["name"], eqn.outvars[0]
 
 
-def _inside(eqn: jex.JaxprEqn, outer: _Place) -> Iterator[tuple[jaxprs.Sub, _Place]]:
+def _inside(
+    eqn: jex.JaxprEqn, outer: _Place, conds: Iterator[int]
+) -> Iterator[tuple[jaxprs.Sub, _Place]]:
     """The jaxprs in an equation that are looked into, each with its place."""
     place = outer._replace(scope=(*outer.scope, *jaxprs.scope(eqn)))
     if sub := jaxprs.called(eqn):
@@ -154,7 +166,9 @@ def _inside(eqn: jex.JaxprEqn, outer: _Place) -> Iterator[tuple[jaxprs.Sub, _Pla
         case Scan() as loop:
             yield loop.body, place._replace(axes=(*place.axes, loop.length))
         case Cond() as choice:
-            yield from ((branch, place) for branch in choice.branches)
+            cond = next(conds)
+            for i, branch in enumerate(choice.branches):
+                yield branch, place._replace(branches=(*place.branches, (cond, i)))
         case While() as loop:
             yield loop.test, _hidden(place, eqn, loop.test)
             yield loop.body, place._replace(note=place.note or IN_LOOP)

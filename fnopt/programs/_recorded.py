@@ -80,7 +80,7 @@ class Recorded:
 
 
 def recorded(fn: Callable[..., Any], *args: Any) -> Recorded | None:
-    """Records what a function does, if that can be told from whatever else it might do.
+    """Record the operations of a function as a value, if its program can be compared.
 
     It is traced in every call, unless all that it reads can be seen to be as it was
     (:func:`reads`), so it isn't stale: globals and closures are as they are now. That

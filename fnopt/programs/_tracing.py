@@ -14,7 +14,7 @@ _CONFIG: Any = jax.config  # its fields are made at run time
 
 
 def uncached(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A copy of a function as another object, so that JAX doesn't take an earlier trace of it.
+    """Copy a function, so that JAX doesn't reuse an earlier trace of it.
 
     `jax.eval_shape` and `jax.make_jaxpr` remember what a function did by its identity; one that
     reads something which has changed since would be described as it was.
@@ -28,7 +28,7 @@ def traced_once(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def runs_now(args: Any) -> bool:
-    """Whether a program of these arguments would be run, and not be a part of another one."""
+    """Whether a call with these arguments runs at once, outside of any trace."""
     return not (is_staged() or _CONFIG.jax_disable_jit or any_traced(args))
 
 

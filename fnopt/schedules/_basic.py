@@ -45,7 +45,7 @@ class constant_schedule(Schedule):
 
 
 class linear_schedule(Schedule):
-    r"""A straight line from one value to another.
+    r"""Linear interpolation from one value to another.
 
     .. math:: \eta_t = (1 - x_t)\, I + x_t\, E, \qquad
               x_t = \min\left(\max\left(\frac{t - B}{T}, 0\right), 1\right)
@@ -77,7 +77,7 @@ class linear_schedule(Schedule):
 
 
 class polynomial_schedule(Schedule):
-    r"""A power law from one value to another.
+    r"""Polynomial interpolation from one value to another.
 
     .. math:: \eta_t = (I - E)\, (1 - x_t)^p + E, \qquad
               x_t = \min\left(\max\left(\frac{t - B}{T}, 0\right), 1\right)

@@ -12,7 +12,7 @@ from fnopt.schedules._time import between, cosine, fraction, numbers, since
 
 
 class exponential_decay(Schedule):
-    r"""Decays by a constant factor every `transition_steps` steps.
+    r"""Decay by a constant factor every `transition_steps` steps.
 
     .. math:: \eta_t = I\, r^{x_t}, \qquad x_t = \max\left(\frac{t - B}{T},\, 0\right)
 
@@ -63,7 +63,7 @@ def _before_overflow(rate: jax.Array) -> jax.Array:
 
 
 class cosine_decay_schedule(Schedule):
-    r"""Half a cosine, from a value to a fraction of it.
+    r"""Cosine decay from a value to a fraction of it.
 
     .. math:: \eta_t = I \left((1 - \alpha)\, c_t^p + \alpha\right), \qquad
               c_t = \tfrac12 \left(1 + \cos \frac{\pi \min(t, T)}{T}\right)
@@ -97,7 +97,7 @@ class cosine_decay_schedule(Schedule):
 
 
 class warmup_constant_schedule(Schedule):
-    r"""A linear warm-up, then a constant.
+    r"""Linear warm-up, then a constant.
 
     .. math:: \eta_t = (1 - x_t)\, I + x_t\, P, \qquad x_t = \min(t / W,\, 1)
 
@@ -125,7 +125,7 @@ class warmup_constant_schedule(Schedule):
 
 
 class warmup_cosine_decay_schedule(Schedule):
-    r"""A linear warm-up, then half a cosine.
+    r"""Linear warm-up, then a cosine decay.
 
     .. math::
         \eta_t = \begin{cases}

@@ -27,7 +27,7 @@ def _through(kind: str, count: Any, bounds: list[Any], values: list[Any]) -> jax
 
 
 class piecewise_interpolate_schedule(Schedule):
-    r"""A value that moves by a factor from one given step to the next.
+    r"""Interpolate between values that change by given factors at given steps.
 
     .. math:: \eta_t = w(x)\, v_i + (1 - w(x))\, v_{i+1}, \qquad
               x = \frac{t - b_i}{b_{i+1} - b_i}, \qquad v_{i+1} = f_{i+1} v_i
@@ -82,7 +82,7 @@ def _part(fraction_of_all: Any, steps: Any) -> Any:
 
 
 class linear_onecycle_schedule(Schedule):
-    r"""One cycle of straight lines: up, down, and down to almost nothing.
+    r"""One-cycle schedule with linear interpolation: warm-up, decay, and decay to almost zero.
 
     .. math:: \frac{P}{d} \;\to\; P \;\to\; \frac{P}{d} \;\to\; \frac{P}{d f}
 
@@ -124,7 +124,7 @@ class linear_onecycle_schedule(Schedule):
 
 
 class cosine_onecycle_schedule(Schedule):
-    r"""One cycle of half cosines: up, and down to almost nothing.
+    r"""One-cycle schedule with cosine interpolation: warm-up, then decay to almost zero.
 
     .. math:: \frac{P}{d} \;\to\; P \;\to\; \frac{P}{d f}
 

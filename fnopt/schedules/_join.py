@@ -88,7 +88,7 @@ def check_pairs(owner: str, pairs: tuple[tuple[Any, Any], ...]) -> None:
 
 
 class join_schedules(Schedule):
-    r"""One schedule after another, each with its own time.
+    r"""Concatenate schedules, each of which counts steps from its own start.
 
     .. math:: \eta_t = s_i(t - b_i) \quad \text{for } b_i \le t < b_{i+1}, \qquad b_0 = 0
 

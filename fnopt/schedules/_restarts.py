@@ -38,7 +38,7 @@ def _cycle_number(time: jax.Array, growth: jax.Array) -> jax.Array:
 
 
 class cosine_restarts_schedule(Schedule):
-    r"""Half a cosine again and again, each longer than the one before (warm restarts, SGDR).
+    r"""Cosine decay with warm restarts (SGDR), each cycle longer than the one before.
 
     .. math::
         \eta_t &= I \left((1 - \alpha)\, c_t^p + \alpha\right), \qquad
@@ -81,7 +81,7 @@ class cosine_restarts_schedule(Schedule):
 
 
 def sgdr_schedule(cosine_kwargs: Iterable[Mapping[str, Any]]) -> join_schedules:
-    r"""Warm restarts, every cycle given by hand: warm-up cosines one after another.
+    r"""Warm restarts with explicit cycles: warm-up cosine decays one after another.
 
     .. math:: \eta_t = s_i(t - t_i), \qquad t_{i+1} = t_i + T_i
 

@@ -18,7 +18,7 @@ def _after(count: Any, steps: Any) -> jax.Array:
 
 
 class warmup_exponential_decay_schedule(Schedule):
-    r"""A linear warm-up, then a constant factor every `transition_steps` steps.
+    r"""Linear warm-up, then an exponential decay.
 
     .. math:: \eta_t = \begin{cases} (1 - t/W)\, I + (t/W)\, P & t < W \\
               P\, r^{x_t} & t \ge W \end{cases}, \qquad
@@ -63,7 +63,7 @@ _COOLDOWNS = ("linear", "cosine", "sqrt")
 
 
 class warmup_stable_decay_schedule(Schedule):
-    r"""A linear warm-up, a long constant, and a short decay (WSD).
+    r"""Linear warm-up, a constant, and a short decay (WSD).
 
     .. math::
         \eta_t = \begin{cases}
@@ -129,7 +129,7 @@ def _weight(kind: str, phase: jax.Array) -> jax.Array:
 
 
 class inverse_sqrt_schedule(Schedule):
-    r"""A linear warm-up, then a decay with the root of the time.
+    r"""Linear warm-up, then a decay with the inverse square root of the step.
 
     .. math:: \eta_t = \begin{cases} (1 - t/W)\, I + (t/W)\, P & t < W \\
               P \sqrt{\frac{\tau}{\tau + t - W}} & t \ge W \end{cases}

@@ -144,8 +144,7 @@ def _link(
 def _checked_scalar(value: Any) -> jax.Array:
     if getattr(value, "shape", None) != () or not jnp.issubdtype(value.dtype, jnp.floating):
         raise TypeError(
-            f"grad_between: there is {described(value)} to differentiate, expected a real scalar: "
-            "make one with select=, such as select=lambda scores: scores[0, 3], or take "
-            "jacobian_between."
+            f"grad_between: the value is {described(value)}, expected a real scalar: choose one "
+            "with select=, such as select=lambda scores: scores[0, 3], or use jacobian_between."
         )
     return value

@@ -46,7 +46,7 @@ def capture(
     has_aux: bool = False,
     reduce: Any = None,
 ) -> Callable[..., tuple[Any, Captured]]:
-    r"""Looks at nodes inside a function: activations, their cotangents, the gradient, all at once.
+    r"""Return values, cotangents and gradients at named nodes inside a function.
 
     .. math:: h, \qquad \bar h = \frac{\partial\, \text{loss}}{\partial h}, \qquad
               \frac{\partial\, \text{loss}}{\partial\theta}
@@ -55,7 +55,8 @@ def capture(
     cotangents or gradients are wanted, gives everything; wrap it in `jax.jit` like `jax.grad`.
 
     A node inside a scan has one entry per iteration, stacked in front (entry `t` belongs to
-    `xs[t]`). In a branch of `cond` that isn't taken, values and cotangents are zero. Inside a
+    `xs[t]`). In a branch of `cond` that isn't taken, values and cotangents are zero; a name that is
+    tapped in several branches, with one shape, is that of the branch taken. Inside a
     `while_loop` the value is that of the last iteration; there is no cotangent. Inside a function
     with its own derivative rule there is a value but no cotangent.
 

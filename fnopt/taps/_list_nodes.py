@@ -15,7 +15,7 @@ _ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
 
 
 def nodes(fn: Callable[..., Any], *, scopes: bool = False) -> Callable[..., tuple[Node, ...]]:
-    """The nodes that can be looked at inside a function, without running it.
+    """List the nodes inside a function without running it.
 
     Args:
         fn: Any JAX function.

@@ -60,7 +60,7 @@ def patch(
     values: Mapping[str, Any] | None = None,
     cotangents: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    r"""A function with other values, or other cotangents, at some of its nodes.
+    r"""Replace values or cotangents at nodes inside a function.
 
     .. math:: h \leftarrow r(h) \qquad\text{or}\qquad \bar h \leftarrow r(\bar h)
 

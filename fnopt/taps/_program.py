@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -31,6 +33,11 @@ Names = tuple[str, ...] | None
 
 Ask = Callable[[Node], str]
 """Why a node hasn't got what is asked for, or `''`."""
+
+_DIFFERENTIATED = (
+    "A tap inside of jax.grad or jax.vjp is gone: give the loss itself instead of a function that "
+    "differentiates it; capture(loss, cotangents=True, argnums=0) returns its gradient, too."
+)
 
 
 class TracedCall(NamedTuple):
@@ -80,8 +87,20 @@ class TracedCall(NamedTuple):
         return self._replace(level=self.level.only(set(chosen)))
 
     def by_name(self, records: Records) -> dict[str, Any]:
-        """Records under the names of their nodes, in the order of the program."""
-        return {self.nodes[i].name: records[i] for i in sorted(records)}
+        """Records under the names of their nodes, in the order of the program.
+
+        Nodes that share a name and of which only one can run, in the branches of a `cond`, are one:
+        what isn't run has recorded zeros.
+        """
+        found: dict[str, Any] = {}
+        for i in sorted(records):
+            base = _base(self.nodes[i].name)
+            group = [k for k, node in enumerate(self.nodes) if _base(node.name) == base]
+            if records.keys() >= {*group} and _is_one([self.nodes[k] for k in group]):
+                found[base] = jax.tree.map(_joint, *(records[k] for k in group))
+            else:
+                found[self.nodes[i].name] = records[i]
+        return found
 
     def select(self, names: Names, ask: Ask) -> list[int]:
         """The numbers of the nodes of these names that have a value (or a cotangent).
@@ -111,7 +130,7 @@ class TracedCall(NamedTuple):
     def matches(self, pattern: str) -> list[int]:
         """The nodes of one name: exactly so called, else members of a tree, else by glob."""
         full = [node.name for node in self.nodes]
-        base = [name.rpartition("#")[0] or name for name in full]
+        base = [_base(name) for name in full]
         pairs = list(enumerate(zip(full, base, strict=True)))
         found = [i for i, both in pairs if pattern in both]
         if not found and not pattern.startswith(SCOPE):
@@ -125,7 +144,7 @@ class TracedCall(NamedTuple):
         return found
 
     def one(self, name: str, ask: Ask) -> int:
-        """The one node of a name.
+        """Return the only node of a name.
 
         Raises:
             ValueError: If the name matches none, or several, or one without what is asked for.
@@ -146,14 +165,33 @@ class TracedCall(NamedTuple):
             return "The function has no named scopes." if scope else self._no_taps()
         close = difflib.get_close_matches(pattern, names, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
+        hint = hint or f" {_DIFFERENTIATED}"
         return f"There {'are' if len(names) > 1 else 'is'} {listing(names, 20)}.{hint}"
 
     def _no_taps(self) -> str:
         return (
             "The function has no taps: name a value where it is computed, h = fnopt.tap('h', h), "
             f"or choose a named scope by its path, such as '{SCOPE}*/Dense_0' "
-            "(fnopt.nodes(fn, scopes=True)(...) lists them)."
+            f"(fnopt.nodes(fn, scopes=True)(...) lists them). {_DIFFERENTIATED}"
         )
+
+
+def _base(name: str) -> str:
+    """The name that nodes may share: without the number."""
+    return name.rpartition("#")[0] or name
+
+
+def _is_one(nodes: list[Node]) -> bool:
+    """Whether there are several nodes of one shape, of which only one can run."""
+    shapes = {(node.shape, node.dtype) for node in nodes}
+    pairs = itertools.combinations(nodes, 2)
+    return len(nodes) > 1 == len(shapes) and all(a.excludes(b) for a, b in pairs)
+
+
+def _joint(*records: jax.Array) -> jax.Array:
+    """The record of the node that ran, of several; others are zero."""
+    join = jnp.logical_or if records[0].dtype == bool else jnp.add
+    return functools.reduce(join, records)
 
 
 def trace_program(
@@ -227,7 +265,7 @@ def checked_names(name: str, names: Any) -> Names:
     if names is None:
         return None
     if callable(names):
-        raise TypeError(f"{name}: names is a function, expected names of nodes behind a function.")
+        raise TypeError(f"{name}: names is a function, expected names of nodes after the function.")
     given = (names,) if isinstance(names, str) else tuple(names)
     for n in given:
         if not isinstance(n, str):

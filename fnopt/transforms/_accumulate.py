@@ -12,11 +12,14 @@ from fnopt.core import (
     Slot,
     cast_like,
     default_float,
+    described,
     hyper,
     increment,
+    is_array_like,
     is_inexact,
     is_none,
     map_leaves,
+    nonzero,
     slot_zeros,
     static,
     where,
@@ -26,10 +29,11 @@ from fnopt.transforms._wrapper import Wrapper
 
 
 class AccumulateState(NamedTuple):
-    """Calls since the last emitting step, emitting steps made, and the sum of the gradients."""
+    """Calls since the last emitting step, emitting steps, sums of weights and of gradients."""
 
     mini_step: jax.Array
     gradient_step: jax.Array
+    weight: jax.Array
     acc: Slot
     inner_state: Any
 
@@ -40,20 +44,28 @@ class AccumulateState(NamedTuple):
 
 
 class accumulate(Wrapper):
-    r"""Adds up gradients over `k` calls, then makes one step of the inner transform.
+    r"""Add up gradients over `k` calls, then make one step of the inner transform.
 
-    .. math:: u_t = \begin{cases} \mathrm{inner}\big(\tfrac1k \sum_{i=t-k+1}^{t} g_i\big)
-              & k \text{ divides } t \\ 0 & \text{otherwise} \end{cases}
+    .. math:: u_t = \begin{cases} \mathrm{inner}\left(\sum_i w_i\, g_i \,/\, \sum_i w_i\right),
+              \quad i = t-k+1, \dots, t & k \text{ divides } t \\ 0 & \text{otherwise} \end{cases}
 
     It is training with a batch `k` times as large, in the memory of a small one. The inner
     transform runs on the emitting calls only, so its schedules count emitted steps. The sum is
     kept in at least float32; the mean goes to the inner transform in the gradients' dtype. With
     `k=1` the updates are those of the inner transform, bit for bit.
 
+    The weights are 1. Batches of different sizes need theirs: if each loss is a mean over the
+    tokens of its batch, `update(..., weight=tokens)` makes the step of one batch of all tokens.
+
+    Put `dynamic_loss_scale` and `apply_if_finite` around it, as in
+    `dynamic_loss_scale(accumulate(tx, k))`: a gradient that overflows is left out, and another one
+    completes the sum. Inside of it they see the sum only, and one overflow loses all `k` gradients.
+
     Args:
         inner: The transform that makes the steps, fnopt's or any (init, update) pair.
         k: How many gradients make a step, a whole number, or a `Schedule` over emitted steps.
-        use_grad_mean: Whether the inner transform gets the mean of the gradients, or their sum.
+        use_grad_mean: Whether the inner transform gets the mean of the gradients, or their sum
+            (of the products with the weights).
 
     Raises:
         ValueError: If `k` is less than 1 or not whole.
@@ -82,19 +94,46 @@ class accumulate(Wrapper):
         """An empty sum, and the inner state."""
         # What an inner `freeze` keeps (counters, keys) has no gradient to add up.
         acc = slot_zeros(jax.tree.map(lambda p: p if is_inexact(p) else None, params))
-        return AccumulateState(zero_count(), zero_count(), acc, self.inner.init(params))
+        weight = jnp.zeros((), default_float())
+        return AccumulateState(zero_count(), zero_count(), weight, acc, self.inner.init(params))
 
     def update(
-        self, updates: Any, state: AccumulateState, params: Any = None, **extra_args: Any
+        self,
+        updates: Any,
+        state: AccumulateState,
+        params: Any = None,
+        *,
+        weight: Any = None,
+        **extra_args: Any,
     ) -> tuple[Any, AccumulateState]:
-        """Zeros, until enough gradients are in the sum; then the inner updates for it."""
+        """Zeros, until enough gradients are in the sum; then the inner updates for it.
+
+        Args:
+            updates: The gradients.
+            state: The state.
+            params: The params.
+            weight: How much they count, a number from 0 on, such as the tokens of the batch; None
+                for 1. A gradient of weight 0 may be NaN. If all weights are 0, so is the mean.
+            **extra_args: Those of the inner transform.
+
+        Returns:
+            The updates and the state.
+
+        Raises:
+            ValueError: If `weight` isn't one real number.
+        """
         count = increment(state.mini_step)
         k = self.at(state.gradient_step).k
         emits = count.astype(default_float()) >= jnp.asarray(k, default_float())
-        acc = self._added(updates, state)
+        one = jnp.ones_like(state.weight)
+        now = one if weight is None else _as_weight(weight, one.dtype)
+        acc = self._added(updates, state, None if weight is None else now)
+        total = jnp.where(state.mini_step == 0, now, state.weight + now)
+        if weight is not None:
+            extra_args["weight"] = total  # that of the mean, for another sum inside
 
         def inner(state: AccumulateState) -> tuple[Any, Any]:
-            gradients = self._emitted(updates, acc, count)
+            gradients = self._emitted(updates, acc, total)
             return self.inner.update(gradients, state.inner_state, params, **extra_args)
 
         def emit(state: AccumulateState) -> tuple[Any, Any]:
@@ -108,9 +147,9 @@ class accumulate(Wrapper):
         new_updates, inner_state = jax.lax.cond(emits, emit, wait, state)
         mini_step = jnp.where(emits, zero_count(), count)
         gradient_step = jnp.where(emits, increment(state.gradient_step), state.gradient_step)
-        return new_updates, AccumulateState(mini_step, gradient_step, acc, inner_state)
+        return new_updates, AccumulateState(mini_step, gradient_step, total, acc, inner_state)
 
-    def _added(self, updates: Any, state: AccumulateState) -> Any:
+    def _added(self, updates: Any, state: AccumulateState, weight: Any) -> Any:
         # The first gradient replaces the old sum: nothing has to be set to zero after a step, and
         # the sum of one gradient is that gradient in every bit.
         first = state.mini_step == 0
@@ -118,17 +157,37 @@ class accumulate(Wrapper):
         def leaf(g: Any, acc: Any) -> Any:
             return g, jnp.where(first, g, acc + g)
 
+        def weighted(w: Any, g: Any, acc: Any) -> Any:
+            # A mean over no tokens is no number.
+            return leaf(jnp.where(w == 0, jnp.zeros_like(g), w * g), acc)
+
         summed = _where_both(updates, state.acc)
-        acc = map_leaves(leaf, summed, outputs=2, acc=_where_both(state.acc, summed))[1]
+        known = _where_both(state.acc, summed)
+        if weight is None:
+            acc = map_leaves(leaf, summed, outputs=2, acc=known)[1]
+        else:
+            acc = map_leaves(weighted, summed, hyper=weight, outputs=2, acc=known)[1]
         return _filled(acc, state.acc)
 
-    def _emitted(self, updates: Any, acc: Any, count: jax.Array) -> Any:
+    def _emitted(self, updates: Any, acc: Any, total: jax.Array) -> Any:
+        total = nonzero(total)
+
         def leaf(g: Any, acc: Any) -> Any:
             del g  # it only lends its dtype
-            return acc / count.astype(jnp.finfo(acc.dtype).dtype) if self.use_grad_mean else acc
+            return acc / total.astype(jnp.finfo(acc.dtype).dtype) if self.use_grad_mean else acc
 
         summed = _where_both(updates, acc)
         return _filled(map_leaves(leaf, summed, acc=_where_both(acc, summed)), updates)
+
+
+def _as_weight(weight: Any, dtype: Any) -> jax.Array:
+    """One real number, of any dtype."""
+    if not is_array_like(weight) or jnp.shape(weight) != () or jnp.iscomplexobj(weight):
+        raise ValueError(
+            f"{where()}accumulate: weight is {described(weight)}, expected one real number, such "
+            "as the number of tokens in the batch."
+        )
+    return jnp.asarray(weight).astype(dtype)
 
 
 def _where_both(tree: Any, other: Any) -> Any:

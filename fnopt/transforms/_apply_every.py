@@ -18,7 +18,7 @@ class ApplyEveryState(NamedTuple):
 
 
 class apply_every(Leafwise):
-    r"""Adds up updates, and hands the sum on every `k` steps; zero between them.
+    r"""Add up updates, and return the sum every `k` steps, zeros in between.
 
     .. math:: u_t = \begin{cases} \sum_{i=t-k+1}^{t} g_i & k \text{ divides } t \\
               0 & \text{otherwise} \end{cases}

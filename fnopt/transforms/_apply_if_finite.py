@@ -34,7 +34,7 @@ class ApplyIfFiniteState(NamedTuple):
 
 
 class apply_if_finite(Wrapper):
-    r"""Skips a step that would bring infinities or NaN into the params or the state.
+    r"""Skip a step that would put infinities or NaN into parameters or state.
 
     .. math:: (u, s') = \begin{cases} \mathrm{inner}(g, s) & \text{if } g,\ u \text{ are finite and
               } s' \text{ is where } s \text{ is} \\ (0, s) & \text{otherwise} \end{cases}

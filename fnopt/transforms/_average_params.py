@@ -70,7 +70,7 @@ class _AverageParams(Transformation):
 
 
 class params_ema(_AverageParams):
-    r"""Keeps an exponential moving average of the params.
+    r"""Keep an exponential moving average of the parameters.
 
     .. math:: a_t = \beta_t\, a_{t-1} + (1-\beta_t)\, \theta_t, \qquad
               w_t = \beta_t\, w_{t-1} + (1-\beta_t), \qquad \bar\theta_t = a_t / w_t
@@ -129,7 +129,7 @@ class params_ema(_AverageParams):
 
 
 class params_mean(_AverageParams):
-    r"""Keeps the plain mean of the params from some step on (SWA, Polyak's and tail averages).
+    r"""Keep the plain mean of the parameters after a start step (SWA, Polyak's and tail averages).
 
     .. math:: \bar\theta = \frac1n \sum_{i=1}^{n} \theta_{s + i k}
 

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Scalar, Slot, Transformation, as_value, hyper, static, while_loop, zero_count
+from fnopt.core import (
+    Scalar,
+    Slot,
+    Transformation,
+    as_value,
+    hyper,
+    static,
+    where,
+    while_loop,
+    zero_count,
+)
 from fnopt.transforms._objective import with_extras
 from fnopt.transforms._tree_algebra import inner, moved, real_dtype_of, scaled
 
@@ -37,10 +48,10 @@ class _Trial(NamedTuple):
 
 
 class scale_by_backtracking_linesearch(Transformation):
-    r"""Shortens a step until the value falls enough (Armijo's criterion).
+    r"""Shorten a step until the value falls enough (Armijo's criterion).
 
-    .. math:: f(\theta + \eta u) \le (1 + \delta) f(\theta) + \eta\, c\, \langle u, \nabla f
-              \rangle + \epsilon
+    .. math:: f(\theta + \eta u) \le f(\theta) + \delta\, |f(\theta)| + \eta\, c\, \langle u,
+              \nabla f \rangle + \epsilon
 
     It stands behind transforms that make a descent direction, the minus sign included, such as
     `fnopt.sgd(1.0)`. The first step that is tried is `increase_factor` times the last one. If no
@@ -50,11 +61,11 @@ class scale_by_backtracking_linesearch(Transformation):
         max_backtracking_steps: How often a step is shortened at most.
         slope_rtol: :math:`c`, the part of the predicted decrease that is asked for.
         decrease_factor: What a step that is refused is multiplied by.
-        increase_factor: What the last step is multiplied by to give the next first one; infinity
-            starts at `max_learning_rate` always.
+        increase_factor: What the last step is multiplied by to give the next first one. Infinity
+            starts at `max_learning_rate` always; with 1 or less, steps never grow.
         max_learning_rate: The longest step.
         atol: :math:`\epsilon`, an absolute tolerance.
-        rtol: :math:`\delta`, a relative tolerance.
+        rtol: :math:`\delta`, a relative tolerance, of the modulus of the value.
         store_grad: Whether to keep the gradient at the end for
             :func:`fnopt.value_and_grad_from_state`.
 
@@ -76,13 +87,22 @@ class scale_by_backtracking_linesearch(Transformation):
     max_backtracking_steps: Scalar = hyper(ge=0)
     slope_rtol: Scalar = hyper(default=1e-4, ge=0)
     decrease_factor: Scalar = hyper(default=0.8, gt=0, lt=1)
-    increase_factor: Scalar = hyper(default=1.5, ge=1)
+    increase_factor: Scalar = hyper(default=1.5, gt=0, infinite=True)
     max_learning_rate: Scalar = hyper(default=1.0, gt=0, infinite=True)
     atol: Scalar = hyper(default=0.0, ge=0)
     rtol: Scalar = hyper(default=0.0, ge=0)
     store_grad: bool = static(default=False)
 
     needs_params = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        both = self.increase_factor, self.max_learning_rate
+        if all(isinstance(x, float) and math.isinf(x) for x in both):
+            raise ValueError(
+                f"{where()}scale_by_backtracking_linesearch: increase_factor and max_learning_rate "
+                "are infinite, expected one of them finite: the first step would have no length."
+            )
 
     def init(self, params: Any) -> ScaleByBacktrackingLinesearchState:
         """A first step of 1, and nothing known."""
@@ -122,7 +142,7 @@ class scale_by_backtracking_linesearch(Transformation):
         start, slope = as_value(value, dtype), inner(grad, updates).astype(dtype)
 
         def error(rate: jax.Array, new: jax.Array) -> jax.Array:
-            over = new - (1 + h.rtol) * start - h.slope_rtol * rate * slope
+            over = new - start - h.rtol * jnp.abs(start) - h.slope_rtol * rate * slope
             return jnp.where(jnp.isnan(over), jnp.inf, jnp.maximum(over, 0)).astype(dtype)
 
         def unfinished(trial: _Trial) -> jax.Array:
@@ -134,7 +154,9 @@ class scale_by_backtracking_linesearch(Transformation):
             new = as_value(fn(moved(params, rate, updates)), dtype)
             return _Trial(rate, new, error(rate, new), trial.count + jnp.ones((), jnp.int32))
 
-        first = jnp.minimum(h.increase_factor * state.learning_rate, h.max_learning_rate)
+        grown = h.increase_factor * state.learning_rate
+        # Infinity times a step that has underflowed is no number.
+        first = jnp.where(grown <= h.max_learning_rate, grown, h.max_learning_rate)
         begin = _Trial(first, start, jnp.asarray(jnp.inf, dtype), zero_count())
         end = while_loop(unfinished, shortened, begin)
         usable = (end.error <= h.atol) | (end.value < start)

@@ -12,7 +12,7 @@ from fnopt.core import EmptyState, Leafwise, Scalar, Transformation, hyper, stat
 
 
 class identity(Transformation):
-    r"""Passes updates on as they are: :math:`u = g`.
+    r"""Return updates unchanged: :math:`u = g`.
 
     Example:
         >>> import fnopt
@@ -29,7 +29,7 @@ class identity(Transformation):
 
 
 class set_to_zero(Transformation):
-    r"""Replaces updates by zeros: :math:`u = 0`; the params stay where they are.
+    r"""Replace updates by zeros: :math:`u = 0`; the parameters stay.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -50,7 +50,7 @@ class set_to_zero(Transformation):
 
 
 class scale(Leafwise):
-    r"""Scales by a constant: :math:`u = c\, g`. The minus sign of descent is not in it.
+    r"""Scale by a constant: :math:`u = c\, g`. It adds no minus sign.
 
     Args:
         step_size: :math:`c`.

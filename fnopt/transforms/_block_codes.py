@@ -87,7 +87,7 @@ def codes_of(y: jax.Array, signed: bool, step: jax.Array) -> jax.Array:
 
 
 def numbers_of(codes: jax.Array, signed: bool, dtype: Any) -> jax.Array:
-    """The numbers that codes stand for."""
+    """Decode 8-bit codes to numbers."""
     c = codes.astype(dtype)
     negative = c > 128
     c = jnp.where(negative, c - 128, c) if signed else c + 1

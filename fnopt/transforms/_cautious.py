@@ -17,7 +17,7 @@ class CautiousState(NamedTuple):
 
 
 class cautious(Wrapper):
-    r"""Takes the parts of a step that go down the gradient, and makes up for the others.
+    r"""Keep the elements of a step that descend along the current gradient, and rescale them.
 
     .. math:: m = [\,u\, g < 0\,], \qquad u' = \frac{m\, u}{\max(\bar m, \epsilon)}
 

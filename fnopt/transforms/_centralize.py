@@ -10,7 +10,7 @@ from fnopt.core import Leafwise
 
 
 class centralize(Leafwise):
-    r"""Takes the mean over all axes but the last out of every matrix.
+    r"""Subtract from every matrix its mean over all axes but the last.
 
     .. math:: u_{\cdot j} = g_{\cdot j} - \frac{1}{m} \sum_i g_{ij}
 

@@ -114,7 +114,7 @@ def _is_sequence_of_members(given: Any) -> bool:
 
 
 def chain(*transforms: Any) -> Chain:
-    r"""Applies transforms one after another.
+    r"""Apply transforms one after another.
 
     .. math:: u^{(0)} = g, \qquad u^{(i)}, s_i' = \mathrm{update}_i(u^{(i-1)}, s_i, \theta)
 
@@ -137,7 +137,7 @@ def chain(*transforms: Any) -> Chain:
         ['clip', 'sgd']
     """
     if not transforms:
-        raise ValueError("chain() of nothing: give it at least one transform (or use identity()).")
+        raise ValueError("chain: no transform is given, expected at least one (or identity()).")
     if len(transforms) == 1 and _is_sequence_of_members(transforms[0]):
         raise TypeError(
             "chain takes its members one by one: write chain(a, b), or chain(*members)."

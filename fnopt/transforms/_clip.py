@@ -23,7 +23,7 @@ from fnopt.core import (
 
 
 class clip(Transformation):
-    r"""Clips every element to an interval: :math:`u = \min(\max(g, -c), c)`.
+    r"""Clip every element to an interval: :math:`u = \min(\max(g, -c), c)`.
 
     Args:
         max_delta: :math:`c`, the largest absolute value of an element.
@@ -63,7 +63,7 @@ def _complex_refused(updates: Any) -> TypeError:
 
 
 class clip_by_global_norm(Transformation):
-    r"""Shrinks all updates together if their joint norm is too large.
+    r"""Clip the global norm of the updates.
 
     .. math:: u = g \cdot \frac{c}{\max(\lVert g \rVert_2,\, c)}
 
@@ -89,7 +89,7 @@ class clip_by_global_norm(Transformation):
     def update(
         self, updates: Any, state: EmptyState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, EmptyState]:
-        """The updates times one factor."""
+        """Scale all updates by one factor."""
         norm = global_norm(updates)
         max_norm = lax.convert_element_type(self.max_norm, norm.dtype)
         # One scalar factor, not a select over two trees: XLA fuses a product into whatever comes

@@ -20,7 +20,7 @@ from fnopt.core import (
 
 
 class clip_by_block_rms(Leafwise):
-    r"""Shrinks every leaf whose root mean square is too large.
+    r"""Clip the root mean square of every leaf.
 
     .. math:: u_\ell = \frac{g_\ell}{\max(1,\, \mathrm{rms}(g_\ell) / c)}
 
@@ -44,7 +44,7 @@ class clip_by_block_rms(Leafwise):
 
 
 class scale_by_param_block_norm(Leafwise):
-    r"""Scales every leaf by the norm of its params.
+    r"""Scale every leaf by the norm of its parameters.
 
     .. math:: u_\ell = \max(\lVert \theta_\ell \rVert,\, s)\, g_\ell
 
@@ -67,7 +67,7 @@ class scale_by_param_block_norm(Leafwise):
 
 
 class scale_by_param_block_rms(Leafwise):
-    r"""Scales every leaf by the root mean square of its params.
+    r"""Scale every leaf by the root mean square of its parameters.
 
     .. math:: u_\ell = \max(\mathrm{rms}(\theta_\ell),\, s)\, g_\ell
 
@@ -111,7 +111,7 @@ def _axes(axis: Any) -> Any:
 
 
 class adaptive_grad_clip(Leafwise):
-    r"""Shrinks the gradient of every unit that is too long for the unit's params.
+    r"""Clip the gradient norm of every unit relative to the norm of its parameters.
 
     .. math:: u_j = g_j \cdot \min\left(1,\;
               \frac{c \max(\lVert \theta_j \rVert,\, \epsilon)}{\lVert g_j \rVert}\right)

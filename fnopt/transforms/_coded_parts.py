@@ -1,4 +1,4 @@
-"""Codes of leaves of which every device has a part, in the blocks of the whole leaf.
+"""8-bit codes of sharded leaves, in the blocks of the whole leaf.
 
 A part is a stretch of the leaf's numbers. Where it holds whole blocks of the leaf, its codes are
 those of the leaf in every bit; elsewhere blocks begin where the part does, and the last is short.

@@ -60,7 +60,7 @@ class _Conditional(Wrapper):
 
 
 class conditionally_transform(_Conditional):
-    r"""Applies a transform in some steps; in the others, updates pass unchanged.
+    r"""Apply a transform in some steps; in the others, updates pass unchanged.
 
     .. math:: (u_t, s') = \begin{cases} \mathrm{inner}(g_t, s) & c(t) \\
               (g_t, s) & \text{otherwise} \end{cases}
@@ -87,7 +87,7 @@ class conditionally_transform(_Conditional):
 
 
 class conditionally_mask(_Conditional):
-    r"""Applies a transform in some steps; in the others, updates are zero.
+    r"""Apply a transform in some steps; in the others, updates are zero.
 
     .. math:: (u_t, s') = \begin{cases} \mathrm{inner}(g_t, s) & c(t) \\
               (0, s) & \text{otherwise} \end{cases}
@@ -118,7 +118,7 @@ class SkipLargeUpdatesState(NamedTuple):
 
 
 class skip_large_updates(Wrapper):
-    r"""Skips a step whose gradient is too long, or has no length: NaN and infinities.
+    r"""Skip a step whose gradient norm is too large or not finite.
 
     .. math:: (u, s') = \begin{cases} \mathrm{inner}(g, s) & \lVert g \rVert^2 < c \\
               (0, s) & \text{otherwise} \end{cases}

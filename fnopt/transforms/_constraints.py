@@ -11,7 +11,7 @@ from fnopt.core import Leafwise, Transformation, is_inexact
 
 
 class keep_params_nonnegative(Leafwise):
-    r"""Shortens updates where they would make a param negative: :math:`u = \max(g, -\theta)`.
+    r"""Shorten updates where they would make a parameter negative: :math:`u = \max(g, -\theta)`.
 
     It belongs at the end of a chain. Params that are negative at the start go to zero.
 
@@ -39,7 +39,7 @@ class ZeroNansState(NamedTuple):
 
 
 class zero_nans(Transformation):
-    r"""Replaces NaN by zero: :math:`u = 0` where :math:`g` is NaN; infinities stay.
+    r"""Replace NaN by zero; infinities stay.
 
     A NaN is seldom alone: the other entries of that gradient are doubtful too. To skip the
     whole step and keep the state, use `apply_if_finite`.

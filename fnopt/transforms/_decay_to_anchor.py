@@ -17,7 +17,7 @@ class DecayToAnchorState(NamedTuple):
 
 
 class decay_to_anchor(Leafwise):
-    r"""Adds a pull back to the first params (L2-SP).
+    r"""Add L2 regularisation towards the initial parameters (L2-SP).
 
     .. math:: u_t = g_t + \lambda_t\, (\theta_t - \theta_0)
 

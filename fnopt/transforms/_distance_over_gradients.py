@@ -32,7 +32,7 @@ class ScaleByDistanceOverGradientsState(NamedTuple):
 
 
 class scale_by_distance_over_gradients(Leafwise):
-    r"""Scales every leaf by how far it went, over the root of its summed squared gradients.
+    r"""Scale every leaf by its distance from the start over the root of summed squared gradients.
 
     .. math:: u_t = c\, \frac{\max_{i \le t} \lVert \theta_i - \theta_0 \rVert}
               {\sqrt{\sum_{i \le t} \lVert g_i \rVert^2 + \epsilon}}\, g_t

@@ -23,7 +23,7 @@ class DynamicLossScaleState(NamedTuple):
 
 
 class dynamic_loss_scale(Wrapper):
-    r"""Takes the scale of a loss out of its gradient, and finds the scale.
+    r"""Divide gradients by the scale of the loss, and adapt the scale to the range of float16.
 
     .. math:: (u, s') = \begin{cases} \mathrm{inner}(g / \sigma, s) & g \text{ is finite} \\
               (0, s) & \text{otherwise} \end{cases} \qquad
@@ -36,7 +36,10 @@ class dynamic_loss_scale(Wrapper):
     `growth_interval` good steps it is doubled. bfloat16 has the range of float32 and needs none of
     this.
 
-    Put it around the whole optimizer. A finite gradient whose *step* isn't finite is not its
+    Put it around the whole optimizer, around `accumulate` too: `dynamic_loss_scale(accumulate(tx,
+    k))` leaves out a gradient that overflowed, and another one completes the sum. Inside of
+    `accumulate` it sees the sum only: one overflow loses all `k` gradients, which must have been
+    scaled alike. A finite gradient whose *step* isn't finite is not its
     matter: see `apply_if_finite`.
 
     Args:

@@ -18,7 +18,7 @@ class EmaState(NamedTuple):
 
 
 class ema(Leafwise):
-    r"""Replaces updates by their exponential moving average.
+    r"""Replace updates by their exponential moving average.
 
     .. math:: m_t = \beta m_{t-1} + (1-\beta)\, g_t, \qquad
               u_t = \frac{m_t}{1-\beta^t} \;\text{(debiased)}, \quad m_t \;\text{otherwise}

@@ -64,8 +64,8 @@ def read_slot(
         columns = [treedef.flatten_up_to(getattr(kept, slot)) for kept in found]
     except ValueError:
         raise ValueError(
-            f"{who}: what is kept is no tree like the params. Give the params of this state; "
-            f"inside of flatten it is a vector: put {maker} around it."
+            f"{who}: the state and the params have different structures, expected the params that "
+            f"the state was made for. Inside of flatten slots are vectors: put {maker} around it."
         ) from None
 
     def one(p: Any, *parts: Any) -> Any:

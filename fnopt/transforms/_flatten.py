@@ -28,7 +28,7 @@ class FlattenState(NamedTuple):
 
 
 class flatten(Wrapper):
-    r"""Hands a transform all leaves as one vector: :math:`u = \mathrm{inner}(\mathrm{vec}\, g)`.
+    r"""Apply a transform to all leaves as one vector: :math:`u = \mathrm{inner}(\mathrm{vec}\, g)`.
 
     Methods that treat every element alike give the same updates in fewer, larger kernels. Those
     that look at leaves (norms, masks, paths) see a single leaf. The vector is copied together and

@@ -13,7 +13,7 @@ from fnopt.transforms._masked import Selective
 
 
 class freeze(Selective):
-    r"""Keeps the selected params as they are, and trains the others.
+    r"""Keep the selected parameters as they are, and train the others.
 
     .. math:: u_\ell = \begin{cases} 0 & m_\ell \\
               \mathrm{inner}(g)_\ell & \text{otherwise} \end{cases}

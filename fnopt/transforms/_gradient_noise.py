@@ -29,7 +29,7 @@ class AddGradientNoiseState(NamedTuple):
 
 
 class add_gradient_noise(Transformation):
-    r"""Adds normal noise whose variance falls with the step.
+    r"""Add normal noise whose variance falls with the step.
 
     .. math:: u_t = g_t + \sigma_t\, z_t, \qquad z_t \sim N(0, 1), \qquad
               \sigma_t^2 = \frac{\eta}{t^\gamma}

@@ -14,7 +14,7 @@ class GrokfastState(NamedTuple):
 
 
 class grokfast(Leafwise):
-    r"""Adds to the gradient a multiple of its running mean, which changes slowly.
+    r"""Amplify slow gradients: add a multiple of their running mean.
 
     .. math:: h_t = \alpha h_{t-1} + (1-\alpha)\, g_t, \qquad u_t = g_t + \lambda h_t
 

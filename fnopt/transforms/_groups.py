@@ -29,8 +29,8 @@ class GroupLabels(by_pattern):
 def _checked(groups: Any, what: str) -> dict[str, Any]:
     if not isinstance(groups, Mapping) or not all(isinstance(k, str) for k in groups):
         raise TypeError(
-            f"{where()}{what}: {groups!r}, expected a dict from pattern on the leaf path, as "
-            "'*/bias' or 'encoder/*', to what holds for these leaves."
+            f"{where()}{what}: {groups!r}, expected a dict whose keys are patterns of leaf paths, "
+            "such as '*/bias' or 'encoder/*'."
         )
     if _REST in groups:
         raise ValueError(f"{where()}{what}: {_REST!r} is the name of all other leaves.")
@@ -40,7 +40,7 @@ def _checked(groups: Any, what: str) -> dict[str, Any]:
 def param_groups(
     recipe: Callable[..., Any], groups: Mapping[str, Mapping[str, Any]], *args: Any, **kwargs: Any
 ) -> partition:
-    """One optimizer with other numbers, or schedules, for some leaves.
+    """Override hyper-parameters of an optimizer for groups of leaves.
 
     Args:
         recipe: A function that makes an optimizer, such as `fnopt.adamw`.
@@ -89,7 +89,7 @@ def param_groups(
 def scale_by_group(
     factors: Mapping[str, ScalarOrSchedule], default: ScalarOrSchedule = 1.0
 ) -> partition:
-    r"""Scales every leaf by the factor of its group: :math:`u_\ell = c_\ell\, g_\ell`.
+    r"""Scale every leaf by the factor of its group: :math:`u_\ell = c_\ell\, g_\ell`.
 
     Behind an optimizer it makes learning rates of leaves, decoupled weight decay included.
 

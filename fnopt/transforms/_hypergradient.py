@@ -22,7 +22,7 @@ class HypergradientState(NamedTuple):
 
 
 class hypergradient(Wrapper):
-    r"""Steps along a direction, with a learning rate that follows its own gradient.
+    r"""Adapt the learning rate of a direction by the hypergradient.
 
     .. math:: u_t = -\eta_t\, d_t, \qquad \eta_t = \max(0,\, \eta'), \quad \eta' = \begin{cases}
               \eta_{t-1} + \beta\, \langle g_t, d_{t-1} \rangle \\

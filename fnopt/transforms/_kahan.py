@@ -19,7 +19,7 @@ class KahanState(NamedTuple):
 
 
 class kahan(RoundedWrapper):
-    r"""Keeps what rounding takes from the params and adds it to the next step (Kahan's sum).
+    r"""Compensated summation of parameters: add the rounding error to the next step (Kahan).
 
     .. math:: y = u + c, \qquad \theta' = \mathrm{round}(\theta + y), \qquad
               c' = (\theta + y) - \theta'

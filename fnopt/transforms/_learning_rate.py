@@ -16,7 +16,7 @@ class ScaleByLearningRateState(NamedTuple):
 
 
 class scale_by_learning_rate(Leafwise):
-    r"""Scales by minus the learning rate: :math:`u_t = -\eta_t\, g_t`.
+    r"""Scale by minus the learning rate: :math:`u_t = -\eta_t\, g_t`.
 
     It is the one place where the sign of descent enters: put it last in a chain.
 

@@ -30,7 +30,7 @@ class LookaheadState(NamedTuple):
 
 
 class lookahead(Wrapper):
-    r"""Goes back, every few steps, to a point between where they began and where they led.
+    r"""Interpolate every few steps between slow weights and the optimizer's fast weights.
 
     .. math:: \theta_{t+1} = \theta_t + \mathrm{inner}(g_t), \quad \text{and if } k \text{ divides }
               t: \quad \phi \leftarrow \phi + \alpha\, (\theta_{t+1} - \phi), \quad

@@ -76,7 +76,7 @@ class Selective(Wrapper):
 
 
 class masked(Selective):
-    r"""Applies a transform to the selected leaves; the others pass through unchanged.
+    r"""Apply a transform to the selected leaves; the others pass through unchanged.
 
     .. math:: u_\ell = \begin{cases} \mathrm{inner}(g)_\ell & m_\ell \\
               g_\ell & \text{otherwise} \end{cases}

@@ -29,7 +29,7 @@ class MasterCopyState(NamedTuple):
 
 
 class master_copy(RoundedWrapper):
-    r"""Steps params of more digits, which those of the model are the rounding of.
+    r"""Update a float32 copy of the parameters, of which the model's are the rounding.
 
     .. math:: m' = m + \mathrm{inner}(g, m), \qquad \theta' = \mathrm{round}(m')
 
@@ -108,7 +108,7 @@ def _followed(u: Any, p: Any, m: Any) -> tuple[Any, Any]:
 
 
 def master_params(state: Any, params: Any) -> Any:
-    """The wide params that `master_copy` keeps, and the params themselves where there are none.
+    """Parameters at the precision that `master_copy` keeps; other parameters as they are.
 
     Args:
         state: The state of `master_copy`, or of a chain or wrapper with one inside.

@@ -33,7 +33,7 @@ class MechanizeState(NamedTuple):
 
 
 class mechanize(Wrapper):
-    r"""Scales the sum of an optimizer's updates by a number that online learning finds.
+    r"""Learn the scale of an optimizer's updates by online learning (Mechanic).
 
     .. math:: \theta_{t+1} = \theta_0 + \Big(\sum_i s_{t,i}\Big)\, \Delta_{t+1}, \qquad
               \Delta_{t+1} = \Delta_t + \mathrm{inner}(g_t)

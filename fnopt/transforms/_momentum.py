@@ -14,7 +14,7 @@ class TraceState(NamedTuple):
 
 
 class trace(Leafwise):
-    r"""Sums gradients with a decay (momentum).
+    r"""Momentum: a decaying sum of gradients.
 
     .. math:: m_t = \gamma\, m_{t-1} + g_t, \qquad
               u_t = \begin{cases} m_t \\ g_t + \gamma\, m_t & \text{Nesterov} \end{cases}

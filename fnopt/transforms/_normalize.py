@@ -14,11 +14,12 @@ from fnopt.core import (
     hyper,
     map_leaves,
     over_length,
+    with_epsilon,
 )
 
 
 class normalize_by_update_norm(Transformation):
-    r"""Divides all updates by their joint norm.
+    r"""Divide all updates by their joint norm.
 
     .. math:: u = \frac{c}{\lVert g \rVert_2 + \epsilon}\, g
 
@@ -43,7 +44,7 @@ class normalize_by_update_norm(Transformation):
     ) -> tuple[Any, EmptyState]:
         """The updates times one factor."""
         norm = global_norm(updates)
-        length = norm + jnp.asarray(self.eps, norm.dtype)
+        length = with_epsilon(norm, jnp.asarray(self.eps, norm.dtype))
         scale_factor = jnp.asarray(self.scale_factor, norm.dtype)
 
         def leaf(h: Any, g: Any) -> Any:

@@ -23,7 +23,7 @@ def with_extras(value_fn: Callable[..., Any], extra_args: dict[str, Any]) -> Cal
 
 
 def value_and_grad_from_state(value_fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Value and gradient, taken from a line search's state where they are known.
+    """Value and gradient from the state of a line search if it has them, else computed.
 
     A line search ends with the value and the gradient at the point that it chose. For a function
     that doesn't change from step to step these are what the next step needs.

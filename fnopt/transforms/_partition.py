@@ -25,7 +25,7 @@ from fnopt.transforms._selectors import Selector, as_label
 
 
 class partition(Transformation):
-    r"""Applies to every leaf the transform of its label.
+    r"""Apply to every leaf the transform of its label.
 
     .. math:: u_\ell = \mathrm{tx}_{c(\ell)}(g)_\ell
 

@@ -39,7 +39,7 @@ def _optional_key(key: Any) -> Any:
 
 
 class precision_policy(StoredSlots):
-    r"""Sets the dtypes that an optimizer keeps its slots in, by name, and the one it computes in.
+    r"""Set the storage dtypes of slots, by name, and the compute dtype of an optimizer.
 
     .. math:: (u, s') = \mathrm{inner}\big(c(g),\ c(s),\ c(\theta)\big), \qquad
               s'_{\mathrm{stored}} = \mathrm{round}(s')
@@ -84,7 +84,7 @@ class precision_policy(StoredSlots):
         ):
             raise ValueError(
                 f"{where()}precision_policy: compute_dtype = {self.compute_dtype}, expected "
-                "float32 or wider: averages and epsilons are lost in less."
+                "float32 or wider: narrower dtypes lose averages and epsilons."
             )
 
     @property

@@ -29,7 +29,7 @@ class QuantizedStateState(NamedTuple):
 
 
 class quantized_state(StoredSlots):
-    r"""Keeps slots as 8-bit codes, with one float32 scale for every block of them.
+    r"""Keep slots as 8-bit codes, with one float32 scale for every block of them.
 
     .. math:: s_i \approx \max_{j \in \mathrm{block}} |s_j| \cdot q(c_i), \qquad
               E[q(c_i)] = \frac{s_i}{\max_j |s_j|}

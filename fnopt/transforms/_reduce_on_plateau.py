@@ -34,18 +34,19 @@ class ReduceOnPlateauState(NamedTuple):
 
 
 class reduce_on_plateau(Transformation):
-    r"""Scales updates by a factor that shrinks where the loss no longer falls.
+    r"""Reduce the scale of updates when the loss stops improving.
 
     .. math:: u_t = c_t\, g_t, \qquad c_{t+1} = \begin{cases} \max(f c_t,\, c_{min}) &
-              \text{no } \bar v < (1 - r)\, v_{best} - a \text{ in the last } p \text{ means} \\
+              \text{no } \bar v < v_{best} - r\, |v_{best}| - a \text{ in } p \text{ means} \\
               c_t & \text{otherwise} \end{cases}
 
     `update` needs the loss as the extra argument `value`. It belongs at the end of a chain.
 
     Args:
         factor: :math:`f`, between 0 and 1.
-        patience: :math:`p`, after how many means without a better one the factor shrinks.
-        rtol: :math:`r`, the relative decrease that counts.
+        patience: :math:`p`, after how many means without a better one the factor shrinks. In
+            PyTorch's `ReduceLROnPlateau` it shrinks one later: its `patience` is :math:`p - 1`.
+        rtol: :math:`r`, the relative decrease that counts, of the modulus of the best loss.
         atol: :math:`a`, the absolute decrease that counts.
         cooldown: How many means are not counted after the factor has shrunk.
         accumulation_size: Over how many losses a mean is taken.
@@ -114,7 +115,10 @@ class reduce_on_plateau(Transformation):
         """The state after a whole mean."""
         dtype = state.avg_value.dtype
         now = jax.tree.map(lambda x: jnp.asarray(x, dtype), self)
-        better = state.avg_value < (1 - now.rtol) * state.best_value - now.atol
+        # Of the modulus: (1 - r) times a negative best loss is a threshold above it.
+        first = jnp.isinf(state.best_value)
+        size = jnp.where(first, jnp.zeros_like(state.best_value), jnp.abs(state.best_value))
+        better = state.avg_value < state.best_value - now.rtol * size - now.atol
         waited = jnp.where(better, zero_count(), increment(state.plateau_count))
         resting = state.cooldown_count > 0
         shrinks = ~resting & (waited >= jnp.round(now.patience).astype(waited.dtype))

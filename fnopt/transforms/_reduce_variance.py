@@ -18,7 +18,7 @@ class ReduceVarianceState(NamedTuple):
 
 
 class reduce_variance(Leafwise):
-    r"""Adds to the gradient a multiple of its change, as recursive momentum does (MARS).
+    r"""Add to the gradient a multiple of its change (variance reduction of MARS).
 
     .. math:: c_t = g_t + \gamma\, \frac{\beta_1}{1-\beta_1}\, (g_t - g_{t-1}), \qquad
               u_t = \frac{c_t}{\max(1,\, \lVert c_t \rVert / r)}

@@ -56,7 +56,7 @@ class StochasticRoundingState(NamedTuple):
 
 
 class stochastic_rounding(RoundedWrapper):
-    r"""Makes the steps of bfloat16, float16 and float8 params right on average.
+    r"""Round parameters of 16 and 8 bits at random, so that their mean is exact.
 
     .. math:: \theta' = \mathrm{sr}(\theta + u), \qquad E[\theta'] = \theta + u
 

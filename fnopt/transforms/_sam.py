@@ -34,7 +34,7 @@ class SAMState(NamedTuple):
 
 
 class sam(Transformation):
-    r"""Moves by the gradient at the worst point near by, which leads to flat minima.
+    r"""Sharpness-aware minimisation: step by the gradient at the worst point nearby.
 
     .. math:: \tilde\theta = \theta + \rho\, \frac{g(\theta)}{\lVert g(\theta) \rVert}, \qquad
               u = \mathrm{inner}(g(\tilde\theta))

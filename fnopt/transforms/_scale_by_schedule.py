@@ -16,7 +16,7 @@ class ScaleByScheduleState(NamedTuple):
 
 
 class scale_by_schedule(Leafwise):
-    r"""Scales by a factor of the step: :math:`u_t = c_t\, g_t`. The sign of descent is not in it.
+    r"""Scale by a factor of the step: :math:`u_t = c_t\, g_t`. It adds no minus sign.
 
     Args:
         step_size_fn: :math:`c`, a `Schedule` or a number.

@@ -37,7 +37,7 @@ class ScheduleFreeState(NamedTuple):
 
 
 class schedule_free(Wrapper):
-    r"""Averages the points of an optimizer; gradients are taken between average and last one.
+    r"""Average the iterates of an optimizer, in place of a learning-rate schedule.
 
     .. math::
         z_{t+1} &= z_t + \mathrm{inner}(g_t), \\

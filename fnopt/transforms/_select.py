@@ -94,7 +94,7 @@ def _is_position(node: Any) -> bool:
 
 
 def select(selector: Any, tree: Any) -> Any:
-    """Labels every leaf of a tree.
+    """Label every leaf of a tree.
 
     Args:
         selector: `by_path`, `by_pattern`, or a tree of labels with the structure of `tree` or a

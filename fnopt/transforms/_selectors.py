@@ -53,7 +53,7 @@ def _has_a_text(label: Any) -> bool:
 
 
 class Selector(Value):
-    """Gives every leaf of a tree a label, from its path, shape and dtype.
+    """Give every leaf of a tree a label, from its path, shape and dtype.
 
     The kinds are `by_path` (a function), `by_pattern` (patterns on the path) and `Labels` (a tree
     of labels, made where a plain tree is given). A selector is a value: it compares, hashes,
@@ -74,7 +74,7 @@ class Selector(Value):
 
 
 class by_path(Selector):
-    """Selects by a function of the leaf's path and the leaf.
+    """Select by a function of the leaf's path and the leaf.
 
     The function is called while JAX traces, so it decides from the path, shape and dtype: values
     are not known then.
@@ -104,7 +104,7 @@ class by_path(Selector):
         return [self.fn(path, leaf) for path, leaf in leaves]
 
 
-def _pattern_pairs(patterns: Any) -> tuple[tuple[str, Label], ...]:
+def _pattern_pairs(patterns: Any) -> tuple[tuple[str, Any], ...]:
     if isinstance(patterns, str):
         patterns = (patterns,)
     items = patterns.items() if isinstance(patterns, Mapping) else patterns
@@ -113,9 +113,12 @@ def _pattern_pairs(patterns: Any) -> tuple[tuple[str, Label], ...]:
     return tuple((p, True) if isinstance(p, str) else _pair(p) for p in items)
 
 
-def _pair(item: Any) -> tuple[str, Label]:
+def _pair(item: Any) -> tuple[str, Any]:
     match item:
         case (str(pattern), label):
+            # What has fields (dimension numbers) is for who asked for it; `select` wants labels.
+            if isinstance(label, Value) or hasattr(label, "_fields"):
+                return pattern, label
             return pattern, as_label(label, f"by_pattern: the label of {pattern!r}")
     raise TypeError(
         f"by_pattern: {item!r} is a {type(item).__name__}, expected patterns (strings), or a dict "
@@ -124,7 +127,7 @@ def _pair(item: Any) -> tuple[str, Label]:
 
 
 class by_pattern(Selector):
-    """Selects by glob patterns on the leaf's path; the first pattern that matches decides.
+    """Select by glob patterns on the leaf's path; the first pattern that matches decides.
 
     `*` stands for any text, slashes included, `?` for one character, `[ab]` for one of a set. A
     leading `*/` also stands for nothing, so `'*/bias'` finds `'bias'` at the top too; the path of
@@ -132,7 +135,7 @@ class by_pattern(Selector):
 
     Args:
         patterns: A pattern or several, whose leaves are labelled True; or a mapping from pattern
-            to label.
+            to label. A value such as `fnopt.MatrixDimensionNumbers` is handed on as it is.
         default: The label of the leaves that no pattern matches. Without it they are labelled
             False if the patterns' labels are all True, else they are an error.
 
@@ -150,7 +153,7 @@ class by_pattern(Selector):
     """
 
     patterns: Any = static(convert=_pattern_pairs)
-    default: Label | None = static(default=None)
+    default: Any = static(default=None)
 
     def choose(self, leaves: Leaves) -> list[Any]:
         """The label of the first pattern that matches, for every leaf."""
@@ -181,7 +184,7 @@ class by_pattern(Selector):
 
 
 class Labels(Selector):
-    """A tree of labels, kept by leaf path; made where a plain tree is given as mask or labels.
+    """A tree of labels by leaf path, made of a plain tree that is given as mask or labels.
 
     Paths instead of the tree itself make it hashable and independent of containers: labels in a
     plain dict fit a `FrozenDict`, an nnx `State` or an Equinox module of the same names.

@@ -10,7 +10,7 @@ from fnopt.core import Leafwise
 
 
 class scale_by_sign(Leafwise):
-    r"""Keeps the sign only: :math:`u = \operatorname{sign} g` (:math:`g / |g|` if complex).
+    r"""Keep the sign only: :math:`u = \operatorname{sign} g` (:math:`g / |g|` if complex).
 
     Example:
         >>> import jax.numpy as jnp, fnopt

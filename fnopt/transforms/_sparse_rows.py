@@ -30,7 +30,7 @@ class SparseRowsState(NamedTuple):
 
 
 class sparse_rows(Wrapper):
-    r"""Steps embedding tables by the rows that a batch has looked up, and leaves the others alone.
+    r"""Update the rows of embedding tables that a batch has looked up, and no others.
 
     .. math:: (u_i, s_i') &= \mathrm{inner}(g_i, s_i, \theta_i) \quad \text{for the rows } i
               \text{ of the batch}, \\
@@ -132,8 +132,8 @@ def _each(fn: Callable[..., Any], nodes: list[Any], treedef: Any, what: str, tre
         parts = treedef.flatten_up_to(tree)
     except ValueError:
         raise ValueError(
-            f"{where()}{what!r} is no tree like the params, so that it has no rows to "
-            "take out: this optimizer does not treat every leaf by itself."
+            f"{where()}{what!r} has another structure than the params, so it has no rows of a "
+            "table: this optimizer does not treat every leaf by itself."
         ) from None
     return treedef.unflatten([fn(what, *pair) for pair in zip(nodes, parts, strict=True)])
 
@@ -143,9 +143,8 @@ def _taken(what: str, node: Any, part: Any) -> Any:
         return part
     if getattr(part, "shape", ())[:1] != (node.size,):
         raise ValueError(
-            f"{where()}{what!r} has no row for every one of the {node.size} rows of a "
-            "table: this optimizer does not treat them by themselves, or stores them otherwise "
-            "(quantized_state)."
+            f"{where()}{what!r} does not have the {node.size} rows of the table: this optimizer "
+            "does not treat rows by themselves, or stores them in another form (quantized_state)."
         )
     return node.of(part)
 

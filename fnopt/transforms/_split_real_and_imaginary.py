@@ -25,7 +25,7 @@ class RealAndImaginary(NamedTuple):
 
 
 class split_real_and_imaginary(Wrapper):
-    r"""Hands a transform the real and the imaginary part of complex leaves as leaves of their own.
+    r"""Apply a transform to real and imaginary parts of complex leaves as separate leaves.
 
     .. math:: u = \mathrm{inner}(\mathrm{Re}\, g) + i\, \mathrm{inner}(\mathrm{Im}\, g)
 

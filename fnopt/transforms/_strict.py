@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any
 
-from fnopt.core import ANY, Member, Transformation, listing, named_by, where
+from fnopt.core import ANY, Member, Transformation, listing, names_taken, where
 from fnopt.transforms._wrapper import Wrapper
 
 
 class strict(Wrapper):
-    """Refuses extra arguments that nothing takes, and says all that are missing at once.
+    """Refuse unknown extra arguments, and name all missing ones at once.
 
     Every `update` takes any extra argument, so that one call serves all members of a chain. The
     price is that a misspelled one is not noticed. With `strict` around the whole optimizer it is,
@@ -50,6 +50,10 @@ class strict(Wrapper):
         """The inner transform, which has all of the state."""
         return (Member(self.inner._place, self.inner, state),)
 
+    def reads(self) -> Mapping[str, bool]:
+        """All names: it looks at each."""
+        return {ANY: False}
+
     def init(self, params: Any) -> Any:
         """The inner state."""
         return self.inner.init(params)
@@ -63,8 +67,7 @@ class strict(Wrapper):
 
 
 def _check(tx: Transformation, given: dict[str, Any]) -> None:
-    known = set(_names_read(tx))
-    taken = known.union(*(named_by(fn) for name, fn in given.items() if _passes(name, fn, known)))
+    taken = names_taken(tx, given)
     unknown = [] if ANY in taken else sorted(given.keys() - taken)
     missing = [name for name in tx.needs if name not in given]
     if not (unknown or missing):
@@ -79,18 +82,7 @@ def _check(tx: Transformation, given: dict[str, Any]) -> None:
     raise TypeError(f"{where()}update {'; '.join(parts)}.")
 
 
-def _names_read(tx: Transformation) -> Iterator[str]:
-    yield from tx.reads()
-    for member in tx.members():
-        yield from _names_read(member.tx)
-
-
-def _passes(name: str, fn: Any, known: set[str]) -> bool:
-    """Whether it is a function that gets other extra arguments."""
-    return name == "value_fn" and name in known and callable(fn)
-
-
-def _meant(unknown: list[str], taken: set[str]) -> str:
+def _meant(unknown: list[str], taken: frozenset[str]) -> str:
     near = {name: difflib.get_close_matches(name, sorted(taken), n=1) for name in unknown}
     hints = [f"{found[0]!r} for {name!r}" for name, found in near.items() if found]
     return f" (did you mean {', '.join(hints)}?)" if hints else ""

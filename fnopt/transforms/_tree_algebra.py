@@ -41,6 +41,11 @@ def inner(a: Any, b: Any) -> jax.Array:
         return total(functools.reduce(operator.add, parts, jnp.zeros((), dtype)))
 
 
+def conjugated(tree: Any) -> Any:
+    """The direction in which a function rises, from what `jax.grad` gives of it, or the reverse."""
+    return jax.tree.map(jnp.conj, tree)
+
+
 def scaled(rate: jax.Array, updates: Any) -> Any:
     """Updates times a number."""
     return map_leaves(lambda h, u: h.astype(u.dtype) * u, updates, hyper=rate)

@@ -10,7 +10,7 @@ from fnopt.core import Leafwise, Scalar, global_norm, hyper, nonzero
 
 
 class scale_by_trust_ratio(Leafwise):
-    r"""Scales every leaf by the norm of its params over that of its update.
+    r"""Scale every leaf by the ratio of parameter norm and update norm.
 
     .. math:: u = c\, \frac{\max(\lVert \theta \rVert, n)}{\max(\lVert g \rVert, n) + \epsilon}\, g
 

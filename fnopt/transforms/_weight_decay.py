@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fnopt.core import Leafwise, ScalarOrSchedule, hyper, is_none, static
+from fnopt.core import Leafwise, ScalarOrSchedule, hyper, is_known_zero, is_none, static
 from fnopt.transforms._masked import only
 from fnopt.transforms._select import as_mask, select_mask
 
@@ -22,7 +22,7 @@ def _as_mask(mask: Any) -> Any:
 
 
 class add_decayed_weights(Leafwise):
-    r"""Adds a multiple of the params to the updates: :math:`u_t = g_t + \lambda_t\, \theta_t`.
+    r"""Add a multiple of the parameters to the updates: :math:`u_t = g_t + \lambda_t\, \theta_t`.
 
     Between a direction and `scale_by_learning_rate` it is decoupled weight decay; in front of a
     direction it is the gradient of :math:`\frac{\lambda}{2} \lVert \theta \rVert^2`.
@@ -66,7 +66,8 @@ class add_decayed_weights(Leafwise):
         return super().init(params)
 
     def leaf(self, h: Any, g: Any, p: Any) -> Any:
-        return g + h.weight_decay * p
+        # Without a decay XLA would read the params all the same: 0 p may be NaN.
+        return g if is_known_zero(h.weight_decay) else g + h.weight_decay * p
 
     def update(
         self, updates: Any, state: AddDecayedWeightsState, params: Any = None, **extra_args: Any
@@ -81,7 +82,7 @@ class add_decayed_weights(Leafwise):
 
 
 class independent_weight_decay(add_decayed_weights):
-    r"""Takes a fraction of the params away, whatever the learning rate.
+    r"""Weight decay that does not depend on the learning rate.
 
     .. math:: u_t = g_t - \lambda_t\, \theta_t
 

@@ -20,7 +20,7 @@ from fnopt.core import (
     zero_count,
 )
 from fnopt.transforms._objective import with_extras
-from fnopt.transforms._tree_algebra import chosen, inner, moved, real_dtype_of, scaled
+from fnopt.transforms._tree_algebra import chosen, conjugated, inner, moved, real_dtype_of, scaled
 from fnopt.transforms._zoom_step import Criteria, ZoomPoint, ZoomSearch, begun, next_rate, updated
 
 
@@ -42,7 +42,7 @@ class ScaleByZoomLinesearchState(NamedTuple):
 
 
 class scale_by_zoom_linesearch(Transformation):
-    r"""Finds a step that meets the strong Wolfe conditions.
+    r"""Find a step that meets the strong Wolfe conditions.
 
     .. math:: f(\theta + \eta u) \le f(\theta) + c_1 \eta \langle u, \nabla f(\theta) \rangle +
               \epsilon, \qquad
@@ -148,7 +148,7 @@ class scale_by_zoom_linesearch(Transformation):
             rate = next_rate(search, criteria)
             new, there = differentiated(moved(params, rate, updates))
             there = jax.tree.map(lambda g, like: g.astype(like.dtype), there, safe_grad)
-            place = ZoomPoint(rate, new, inner(there, updates).astype(dtype))
+            place = ZoomPoint(rate, new, inner(conjugated(there), updates).astype(dtype))
             search, taken = updated(search, criteria, place)
             return search, chosen(taken, there, safe_grad)
 
@@ -157,7 +157,7 @@ class scale_by_zoom_linesearch(Transformation):
 
         keeps = (self.initial_guess_strategy == "keep") & (state.learning_rate > 0)
         guess = jnp.where(keeps, state.learning_rate, jnp.ones((), dtype))
-        end, there = while_loop(unfinished, tried, (begun(criteria, guess), grad))
+        end, there = while_loop(unfinished, tried, (begun(criteria, guess), conjugated(grad)))
         info = ZoomLinesearchInfo(end.count, end.decrease_error, end.curvature_error)
         rate = end.safe.rate
         return scaled(rate, updates), ScaleByZoomLinesearchState(rate, end.safe.value, there, info)

@@ -160,7 +160,7 @@ def add_scale(tree_x: Any, scalar: Any, tree_y: Any) -> Any:
 
 @of_arrays
 def where(condition: Any, tree_x: Any, tree_y: Any) -> Any:
-    r"""A choice between two trees, as `jnp.where`.
+    r"""Choose elementwise between two trees, as `jnp.where`.
 
     Args:
         condition: A bool, or bools that broadcast against every leaf.
@@ -180,7 +180,7 @@ def where(condition: Any, tree_x: Any, tree_y: Any) -> Any:
 
 @of_arrays
 def clip(tree: Any, min_value: Any = None, max_value: Any = None) -> Any:
-    r"""A tree with every number moved between two bounds.
+    r"""Clip every number of a tree to an interval.
 
     Args:
         tree: A tree of real numbers.

@@ -117,7 +117,7 @@ def update_infinity_moment(updates: Any, moments: Any, decay: Any, eps: Any) -> 
 
 
 def bias_correction(moment: Any, decay: Any, count: Any) -> Any:
-    r"""An average that started at zero over what it has seen: :math:`m / (1 - \beta^t)`.
+    r"""Correct the bias of an average that started at zero: :math:`m / (1 - \beta^t)`.
 
     Args:
         moment: :math:`m`, a tree of averages.

@@ -1,7 +1,8 @@
-"""The names that leaves of saved and of fresh trees are known by."""
+"""Names by which leaves of saved and fresh trees are matched."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -11,44 +12,94 @@ import jax.numpy as jnp
 from fnopt.core import is_array_like, leaves_with_names, slots, step_counts
 
 
+class SlotPlace(NamedTuple):
+    """The place of a leaf in a slot: the path of the state, the slot's field, the param's name."""
+
+    state: str
+    field: str
+    param: str
+
+
+class NamedLeaf(NamedTuple):
+    """A leaf with its name; in slots the name is that of slot and param, else it is the path."""
+
+    name: str
+    path: str
+    leaf: Any
+    slot: SlotPlace | None
+
+
 class NamedLeaves(NamedTuple):
     """The leaves of a tree by name.
 
     Attributes:
-        pairs: Name and leaf of each; in slots the name is that of slot and param.
-        paths: Their places in the tree.
+        leaves: The leaves in their order.
         treedef: The structure of the tree.
-        slots: The names of its slots.
         counts: The names of its step counts.
     """
 
-    pairs: list[tuple[str, Any]]
-    paths: list[str]
+    leaves: list[NamedLeaf]
     treedef: Any
-    slots: list[str]
     counts: list[str]
 
+    @property
+    def names(self) -> set[str]:
+        """The names of all leaves."""
+        return {leaf.name for leaf in self.leaves}
 
-def named_leaves(tree: Any) -> NamedLeaves:
-    """All leaves of a tree; slots and counts are looked for in states."""
+
+def named_leaves(tree: Any, rename: Mapping[str, str] | None = None) -> NamedLeaves:
+    """All leaves of a tree; slots and counts are looked for in its NamedTuples."""
     leaves, treedef = leaves_with_names(tree)
     # Objects that are in one place only, to be known again by their identity.
     shapes = [_shape(x) if is_array_like(x) else x for _, x in leaves]
-    state = treedef.unflatten(shapes) if isinstance(tree, (tuple, dict)) else ()
-    found = slots(state) if isinstance(tree, tuple) else {}
-    called: dict[int, str] = {}
-    for slot, part in found.items():
-        for path, x in leaves_with_names(part)[0]:
-            called[id(x)] = f"{slot}/{path}".rstrip("/")
-    names = [called.get(id(x)) or path for x, (path, _) in zip(shapes, leaves, strict=True)]
-    steps = {*map(id, step_counts(state))}
-    return NamedLeaves(
-        pairs=[(name, leaf) for name, (_, leaf) in zip(names, leaves, strict=True)],
-        paths=[path for path, _ in leaves],
-        treedef=treedef,
-        slots=[*found],
-        counts=[name for name, x in zip(names, shapes, strict=True) if id(x) in steps],
-    )
+    nodes = jax.tree.leaves(treedef.unflatten(shapes), is_leaf=_is_named_tuple)
+    states = tuple(node for node in nodes if _is_named_tuple(node))
+    ends: dict[int, tuple[str, str]] = {}
+    for slot, part in slots(states).items():
+        field = slot.rpartition("/")[2]
+        ends |= {id(x): (field, param) for param, x in leaves_with_names(part)[0]}
+    places = [_place(path, ends.get(id(x))) for x, (path, _) in zip(shapes, leaves, strict=True)]
+    times = Counter(field for _, field in {place[:2] for place in places if place is not None})
+    named = [
+        _named(path, leaf, place, times, rename or {})
+        for (path, leaf), place in zip(leaves, places, strict=True)
+    ]
+    steps = {*map(id, step_counts(states))}
+    counts = [y.name for y, x in zip(named, shapes, strict=True) if id(x) in steps]
+    return NamedLeaves(named, treedef, counts)
+
+
+def _is_named_tuple(node: Any) -> bool:
+    return isinstance(node, tuple) and hasattr(node, "_fields")
+
+
+def _place(path: str, end: tuple[str, str] | None) -> SlotPlace | None:
+    if end is None:
+        return None
+    return SlotPlace(path.removesuffix(joined(*end)).rstrip("/"), *end)
+
+
+def _named(
+    path: str,
+    leaf: Any,
+    place: SlotPlace | None,
+    times: Mapping[str, int],
+    rename: Mapping[str, str],
+) -> NamedLeaf:
+    path = renamed(path, rename)
+    if place is None:
+        return NamedLeaf(path, path, leaf, None)
+    slot = place.field if times[place.field] == 1 else joined(place.state, place.field)
+    name = renamed(joined(slot, place.param), rename)
+    param = name.removeprefix(f"{slot}/") if name.startswith(f"{slot}/") else place.param
+    state = renamed(place.state, rename) if place.state else place.state
+    return NamedLeaf(name, path, leaf, SlotPlace(state, place.field, param))
+
+
+def joined(*parts: str) -> str:
+    """A path of parts, of which some may be empty."""
+    return "/".join(filter(None, parts))
 
 
 def renamed(name: str, rename: Mapping[str, str]) -> str:

@@ -30,7 +30,7 @@ def map_params(
     transform_non_params: Callable[..., Any] | None = None,
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> Any:
-    """Maps a function over those parts of a state that look like the params.
+    """Map a function over the parts of a state that have the structure of the parameters.
 
     Args:
         initable: The optimizer, or its `init`.

@@ -40,11 +40,11 @@ def recount(
         near = _nearest(name, [k for k in saved if _pace(k, held) == pace])
         if given is not None:
             sources[name], filled[name] = np.int32(given), "count="
-        elif near and all(_same(saved[near[0]], saved[k]) for k in near):
+        elif near and all(same(saved[near[0]], saved[k]) for k in near):
             sources[name], filled[name] = saved[near[0]], near[0]
     kept = {name: sources[name] for name in counts if name in sources}
     superfluous = [k for k in saved if k not in kept and k not in other]
-    known = [k for k in superfluous if any(_same(saved[k], x) for x in kept.values())]
+    known = [k for k in superfluous if any(same(saved[k], x) for x in kept.values())]
     for name in known:
         del sources[name]
     return filled, tuple(name for name in known if name not in filled.values())
@@ -79,7 +79,8 @@ def _shared_parts(a: str, b: str) -> int:
     return (*same, False).index(False)
 
 
-def _same(a: Any, b: Any) -> bool:
+def same(a: Any, b: Any) -> bool:
+    """Whether two leaves are known to be equal: traced ones are if they are one object."""
     if a is b or isinstance(a, Tracer) or isinstance(b, Tracer):
         return a is b
     return np.array_equal(a, b)

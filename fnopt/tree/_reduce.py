@@ -78,7 +78,7 @@ def _product(x: Any, y: Any, dtype: Any) -> jax.Array:
 
 @of_arrays
 def norm(tree: Any, ord: Any = None, squared: bool = False) -> jax.Array:
-    r"""The norm of a tree as of one long vector.
+    r"""Euclidean norm of a tree, as of one vector.
 
     .. math:: \|x\|_2 = \sqrt{\textstyle\sum |x_i|^2}, \qquad \|x\|_1 = \textstyle\sum |x_i|,
               \qquad \|x\|_\infty = \max |x_i|

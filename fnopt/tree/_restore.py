@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.core import Tracer
 
 from fnopt.core import described, is_array_like, listing, show_report
-from fnopt.tree._named_leaves import named_leaves, renamed
+from fnopt.tree._matching import match_counts, match_scalars, match_slots
+from fnopt.tree._named_leaves import NamedLeaf, NamedLeaves, named_leaves
 from fnopt.tree._recount import recount
+from fnopt.tree._repack import repack
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +31,8 @@ class RestoreReport:
         counted: Step counts that weren't saved, and what their number was taken from: the name of
             a saved count, or `'count='` for the argument.
         dropped: Saved step counts that the fresh tree has no place for, but whose number it has.
+        alike: Whether leaves are fresh and others left over although the trees have leaves of the
+            same shapes in the same order: then they may differ in names only.
     """
 
     taken: tuple[str, ...]
@@ -37,6 +41,7 @@ class RestoreReport:
     left_over: tuple[str, ...]
     counted: dict[str, str] = dataclasses.field(default_factory=dict)
     dropped: tuple[str, ...] = ()
+    alike: bool = False
 
     @property
     def complete(self) -> bool:
@@ -54,6 +59,11 @@ class RestoreReport:
         lines += [f"{name!r} taken from {theirs}" for name, theirs in self.counted.items()]
         if self.dropped:
             lines.append(f"{len(self.dropped)} counts not needed: {listing([*self.dropped])}")
+        if self.alike:
+            lines.append(
+                "both trees have leaves of the same shapes in the same order: if only names differ,"
+                " jax.tree.unflatten(jax.tree.structure(fresh), jax.tree.leaves(saved)) is the tree"
+            )
         return "\n".join(lines)
 
     _repr_pretty_ = show_report
@@ -62,15 +72,17 @@ class RestoreReport:
 def restore(
     fresh: Any, saved: Any, rename: Mapping[str, str] | None = None, count: int | None = None
 ) -> tuple[Any, RestoreReport]:
-    """Puts the fitting leaves of a saved tree into a fresh one: pretrained parts, an earlier state.
+    """Copy the matching leaves of a saved tree into a fresh one, with a report.
 
     Leaves belong together if their names do, which are spelled alike for all containers
-    (`fnopt.leaf_paths`); the slots of optimizers if the names of slot and param do, wherever in a
-    chain they stand: the state of `adam` goes into that of `adamw`, and a transform or a leaf may
-    have come or gone. A slot that is one vector (of :class:`fnopt.flatten`) and one that is a tree
-    go into each other, if they have as many numbers: those of the params in the order of the saved
-    tree. A step count that wasn't saved (of a rate that follows a schedule now) gets the number of
-    the saved counts nearest to it, if these agree. Nothing is silent: print the report, or refuse
+    (`fnopt.leaf_paths`); the slots of optimizers if the names of slot and param do, wherever they
+    stand in chains, partitions, dicts and lists: the state of `adam` goes into that of `adamw`, and
+    a transform, a wrapper or a leaf may have come or gone. Counts and other numbers of a state come
+    from where its slots came from, and stay fresh if all its slots do. A slot that is one vector
+    (of :class:`fnopt.flatten`) and one that is a tree go into each other, if they have as many
+    numbers: those of the params in the order of the saved tree. A step count that wasn't saved (of
+    a rate that follows a schedule now) gets the number of the saved counts nearest to it, if these
+    agree. Nothing is silent: print the report, or refuse
     what is not `report.complete`. Leaves that hold no numbers (an activation function in a module)
     stay as they are, and aren't reported.
 
@@ -81,7 +93,7 @@ def restore(
             as `{'encoder': 'backbone'}`; the longest that fits is used. Names are whole parts of a
             path.
         count: The number of steps made, for the counts that weren't saved: optimizers keep none
-            where nothing reads it.
+            where nothing reads it. The count of moments that weren't saved stays 0.
 
     Returns:
         A tree like `fresh`, its arrays in the dtypes and where those of `fresh` are; and a
@@ -99,72 +111,63 @@ def restore(
         1 leaves taken
         'head' stays fresh: it is float32[10], saved is float32[1000]
     """
-    target = named_leaves(fresh)
-    sources: dict[str, Any] = {}
-    for name, leaf in named_leaves(saved).pairs:
-        name = renamed(name, rename or {})
+    target, source = named_leaves(fresh), _checked(named_leaves(saved, rename))
+    matching = match_slots(target, source)
+    packed = repack(target, source, matching)
+    stay = match_scalars(target, source, matching)
+    match_counts(target, source, matching, stay)
+    given = {name: leaf.leaf for name, leaf in matching.found.items()} | packed
+    rest = {x.name: x.leaf for x in source.leaves if x.path not in matching.used}
+    # A saved leaf of another place may be called like a fresh one.
+    rest = {f"saved {name}" if name in target.names else name: x for name, x in rest.items()}
+    pool = {**rest, **given}
+    counts = [name for name in target.counts if name not in stay]
+    counted, dropped = recount(counts, target.names.difference(target.counts), pool, count)
+    given |= {name: pool.pop(name) for name in counted}
+    torn = _torn_codes(target.leaves, given)
+    taken, new, reshaped, leaves = [], [], {}, []
+    for name, _, leaf, _ in target.leaves:
+        value = given.get(name)
         if not is_array_like(leaf):
-            continue
-        if name in sources:
+            pass
+        elif value is None:
+            new.append(name)
+        elif name in torn or not _fits(value, leaf):
+            reshaped[name] = (described(leaf), described(value))
+        else:
+            taken.append(name)
+            leaf = _placed(value, leaf)
+        leaves.append(leaf)
+    left = tuple(name.removeprefix("saved ") for name in pool if name not in given)
+    alike = bool(new and left) and _alike(target, source)
+    report = RestoreReport(tuple(taken), tuple(new), reshaped, left, counted, dropped, alike)
+    return target.treedef.unflatten(leaves), report
+
+
+def _checked(saved: NamedLeaves) -> NamedLeaves:
+    """The saved leaves that hold numbers; names must differ."""
+    leaves = [x for x in saved.leaves if is_array_like(x.leaf)]
+    for name, times in Counter(x.name for x in leaves).items():
+        if times > 1:
             raise ValueError(
                 f"restore: two saved leaves are called {name!r} after renaming: give them "
                 "different names."
             )
-        sources[name] = leaf
-    for (name, _), path in zip(target.pairs, target.paths, strict=True):
-        if name not in sources and path in sources:  # a state that was saved as plain dicts
-            sources[name] = sources.pop(path)
-    _repack(target.slots, target.pairs, sources)
-    other = {name for name, _ in target.pairs}.difference(target.counts)
-    counted, dropped = recount(target.counts, other, sources, count)
-    torn = _torn_codes(target.pairs, sources)
-    taken, new, reshaped, leaves = [], [], {}, []
-    for name, leaf in target.pairs:
-        source = sources.pop(name, None)
-        if not is_array_like(leaf):
-            pass
-        elif source is None:
-            new.append(name)
-        elif name in torn or not _fits(source, leaf):
-            reshaped[name] = (described(leaf), described(source))
-        else:
-            taken.append(name)
-            leaf = _placed(source, leaf)
-        leaves.append(leaf)
-    report = RestoreReport(tuple(taken), tuple(new), reshaped, tuple(sources), counted, dropped)
-    return target.treedef.unflatten(leaves), report
+    return saved._replace(leaves=leaves)
 
 
-def _repack(names: list[str], targets: list[tuple[str, Any]], sources: dict[str, Any]) -> None:
-    """Brings saved slots that are trees to fresh ones that are vectors, and the other way."""
-    arrays = {name: leaf for name, leaf in targets if is_array_like(leaf)}
-    for slot in names:
-        here = [name for name in arrays if name.startswith(f"{slot}/")]
-        there = [name for name in sources if name.startswith(f"{slot}/")]
-        if here and not there and _is_vector_of(sources.get(slot), [arrays[k] for k in here]):
-            vector = jnp.asarray(sources.pop(slot))
-            ends = np.cumsum([jnp.size(arrays[k]) for k in here])[:-1]
-            for name, part in zip(here, jnp.split(vector, ends.tolist()), strict=True):
-                sources[name] = part.reshape(jnp.shape(arrays[name]))
-        saved = [sources[name] for name in there]
-        fits = bool(there) and not here and _is_vector_of(arrays.get(slot), saved)
-        if fits and all(_castable(x, arrays[slot]) for x in saved):
-            sources[slot] = _vector([sources.pop(k) for k in there], arrays[slot])
+def _alike(fresh: NamedLeaves, saved: NamedLeaves) -> bool:
+    """Whether two trees have leaves of the same shapes and dtypes in the same order."""
+    mine, theirs = (
+        [(jnp.shape(x.leaf), jnp.result_type(x.leaf)) for x in tree.leaves if is_array_like(x.leaf)]
+        for tree in (fresh, saved)
+    )
+    return mine == theirs
 
 
-def _is_vector_of(x: Any, leaves: list[Any]) -> bool:
-    """Whether an array has the numbers of these in a row, as `fnopt.flatten` lays them."""
-    return x is not None and jnp.shape(x) == (sum(map(jnp.size, leaves)),)
-
-
-def _vector(leaves: list[Any], like: Any) -> jax.Array:
-    dtype = jnp.result_type(like)
-    return jnp.concatenate([jnp.ravel(jnp.asarray(x)).astype(dtype) for x in leaves])
-
-
-def _torn_codes(targets: list[tuple[str, Any]], sources: dict[str, Any]) -> set[str]:
+def _torn_codes(targets: list[NamedLeaf], sources: dict[str, Any]) -> set[str]:
     """Codes whose scales don't fit, and scales whose codes don't: one says nothing without both."""
-    arrays = {name: leaf for name, leaf in targets if is_array_like(leaf)}
+    arrays = {x.name: x.leaf for x in targets if is_array_like(x.leaf)}
     torn: set[str] = set()
     for name, leaf in arrays.items():
         start, _, end = name.rpartition("/")

@@ -81,7 +81,7 @@ def _walk(node: Any, path: _Path = ()) -> Iterator[tuple[Any, _Path, Any]]:
 def get_all_with_path(
     tree: Any, key: Any, filtering: _Filter | None = None
 ) -> list[tuple[_Path, Any]]:
-    """Everything of one name in a tree, with the way to it.
+    """List all parts of a tree with a given name, with their paths.
 
     Args:
         tree: A tree: the state of an optimizer (an optax one too), an optimizer, a dict.
@@ -103,7 +103,7 @@ def get_all_with_path(
 
 
 def get(tree: Any, key: Any, default: Any = None, filtering: _Filter | None = None) -> Any:
-    """The one thing of a name in a tree.
+    """Return the only part of a tree with a given name.
 
     Args:
         tree: A tree: the state of an optimizer (an optax one too), an optimizer, a dict.
@@ -135,7 +135,7 @@ def get(tree: Any, key: Any, default: Any = None, filtering: _Filter | None = No
 
 
 def set(tree: Any, filtering: _Filter | None = None, /, **kwargs: Any) -> Any:
-    """A tree with new values for things found by name.
+    """Replace the parts of a tree that have given names.
 
     Args:
         tree: A tree: the state of an optimizer (an optax one too), an optimizer, a dict.

@@ -34,6 +34,18 @@ NOT_OF_ANY_MAGNITUDE = {
     "stored_in_less": "squares are stored in float16, whose largest number is 65,504",
     "lbfgs": "its steps are as long as gradients without a search, and products overflow",
 }
+# Whose updates don't show an infinite gradient, or NaN.
+HIDES_INFINITY = {
+    **dict.fromkeys(["lion", "sign_sgd", "signum", "stateless"], "an infinity has a sign"),
+    **dict.fromkeys(["clip", "named_chain", "sophia", "sophia_bartlett"], "infinities are clipped"),
+    **dict.fromkeys(["keep_params_nonnegative"], "infinities are clipped"),
+    **dict.fromkeys(["apply_if_finite", "cautious", "stored_in_less"], "it skips the step"),
+    **dict.fromkeys(["wrapped", "small_parts"], "it skips the step"),
+    **dict.fromkeys(["accumulate", "accumulated_sgd"], "it steps after the second gradient"),
+    **dict.fromkeys(["soap", "kl_shampoo"], "its first gradient only makes a basis"),
+    **dict.fromkeys(["set_to_zero", "freeze"], "it does not read the gradient"),
+    **dict.fromkeys(["zero_nans"], "it replaces NaN"),
+}
 # Types of params and of gradients: alike (steps that are taken show two more), narrower, and every
 # type beside every other, leaf by leaf.
 PAIRS = (
@@ -117,6 +129,25 @@ def test_init_returns_strong_typed_arrays_only(case: Any):
     for leaf in jax.tree.leaves(case.make().init(make_tree(0, "mixed"))):
         assert isinstance(leaf, jax.Array)
         assert not leaf.weak_type
+
+
+@every
+def test_init_of_shapes_is_that_of_arrays_or_refused(case: Any):
+    tx, params = case.make(), make_tree(0, "mixed")
+    shapes = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype), params)
+    expected = tx.init(params)
+    if _depends_on_values(tx, params):
+        with pytest.raises(ValueError, match=r"begin with values of the params.*jax\.eval_shape"):
+            tx.init(shapes)
+    else:
+        assert_identical(tx.init(shapes), expected)
+    assert signature(jax.eval_shape(tx.init, shapes)) == signature(expected)
+
+
+def _depends_on_values(tx: Any, params: Any) -> bool:
+    states = tx.init(params), tx.init(jax.tree.map(lambda p: p + jnp.ones_like(p), params))
+    pairs = zip(*map(jax.tree.leaves, states), strict=True)
+    return not all(np.array_equal(a, b, equal_nan=True) for a, b in pairs)
 
 
 @every
@@ -282,22 +313,39 @@ def test_gradients_of_any_magnitude(case: Any, size: float):
 
 
 @every
+def test_an_infinite_gradient_is_seen_in_the_update(case: Any):
+    if case.name in HIDES_INFINITY:
+        pytest.skip(HIDES_INFINITY[case.name])
+    tx, params = case.make(), make_tree(0)
+    leaf, treedef = jax.tree.flatten(make_tree(1))
+    for bad in (jnp.inf, -jnp.inf, jnp.nan):
+        grads = treedef.unflatten([x.at[(0,) * x.ndim].set(bad) if x.size else x for x in leaf])
+        _, _, updates = run(case).again(tx, params, tx.init(params), grads)
+        for x in jax.tree.leaves(updates):
+            assert not x.size or not bool(jnp.isfinite(x[(0,) * x.ndim]))
+
+
+@every
 def test_derivative_by_hyperparameters_is_finite(case: Any):
     params = {"kernel": jnp.ones((1, 2)), "bias": jnp.ones(2)}
-    two_grads = jax.tree.map(lambda p: jnp.stack([p, 2 * p]), params)
+    pairs = 10 if case.minimise else 1  # what doesn't descend runs away
+    many_grads = jax.tree.map(lambda p: jnp.stack([p, 2 * p] * pairs), params)
 
     @jax.jit
     @jax.grad
     def hypergradient(tx: Any, grads: Any) -> Any:
         def body(carry: Any, grads: Any) -> Any:
-            params, state, _ = step(tx, *carry, grads, case.extras)
-            return (params, state), None
+            # The gradient of a bowl around the start, and another: without the other the params
+            # sit at their minimum.
+            grads = jax.tree.map(lambda g, p, start: g + p - start, grads, carry[0], params)
+            new, state, _ = step(tx, *carry, grads, case.extras)
+            return (new, state), None
 
         (end, _), _ = jax.lax.scan(body, (params, tx.init(params)), grads)
         return sum(jnp.sum(x**2) for x in jax.tree.leaves(end))
 
     for size in (0.0, 0.5):  # zero gradients first: there roots and quotients have no derivative
-        grads = jax.tree.map(lambda g, size=size: size * g, two_grads)
+        grads = jax.tree.map(lambda g, size=size: size * g, many_grads)
         for slope in jax.tree.leaves(hypergradient(case.make(), grads)):
             assert bool(jnp.isfinite(slope).all())
 

@@ -137,10 +137,10 @@ def test_a_flag_is_true_or_false(bad):
         ("chunk", "2", TypeError, "chunk = '2', expected a whole number >= 0"),
         ("kind", 1.0, TypeError, "kind = 1.0, expected a string"),
         ("fn", "abs", TypeError, "fn = 'abs', expected a function"),
-        ("mu_dtype", "S", TypeError, "options: mu_dtype = 'S': 'S' is no floating dtype"),
-        ("mu_dtype", "int8", TypeError, "'int8' is no floating dtype, expected one as"),
-        ("mu_dtype", np.float32(1), TypeError, "is no floating dtype"),
-        ("mu_dtype", -1, TypeError, "-1 is no floating dtype"),
+        ("mu_dtype", "S", TypeError, "options: mu_dtype = 'S': 'S' is not a floating dtype"),
+        ("mu_dtype", "int8", TypeError, "'int8' is not a floating dtype, expected a dtype such as"),
+        ("mu_dtype", np.float32(1), TypeError, "is not a floating dtype"),
+        ("mu_dtype", -1, TypeError, "-1 is not a floating dtype"),
     ],
 )
 def test_static_fields_are_what_they_are_annotated_as(field, bad, error, text):

@@ -340,7 +340,7 @@ def test_arguments_that_are_no_arrays():
     fn = cost(lambda params, flag: params["w"])
     with pytest.raises(TypeError, match=r"cost: leaf 'w/0' of argument 0 is str, expected an arr"):
         fn({"w": ["text"]}, 1.0)
-    with pytest.raises(TypeError, match=r"argument 1 is function, .*Close over what is no array"):
+    with pytest.raises(TypeError, match=r"argument 1 is function, .*Close over other values"):
         fn({"w": 1.0}, lambda x: x)
     with pytest.raises(TypeError, match=r"keyword argument 'mode' is str"):
         cost(lambda x, mode: x)(1.0, mode="train")

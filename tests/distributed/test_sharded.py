@@ -353,7 +353,7 @@ def test_codes_in_other_blocks_are_rounded_anew(kind):
             for y in (row, after[leaf]):
                 np.testing.assert_allclose(y, x, rtol=0, atol=2 * steps * np.abs(x).max(initial=0))
     assert (fnopt.slots(back)["mu"]["even"][0] == fnopt.slots(known)["mu"]["even"][0]).all()
-    with pytest.raises(ValueError, match=r"how many parts there are is seen from a mesh"):
+    with pytest.raises(ValueError, match=r"which gives the number of parts"):
         distributed.gather_state(parts, jax.device_get(there), params, requantize=True)
 
 

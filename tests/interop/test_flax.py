@@ -1,6 +1,9 @@
 """fnopt in flax's train states, linen and nnx."""
 
+from typing import Any
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -8,6 +11,7 @@ import fnopt
 from tests.interop.problem import X, Y
 
 linen = pytest.importorskip("flax.linen")
+struct = pytest.importorskip("flax.struct")
 nnx = pytest.importorskip("flax.nnx")
 train_state = pytest.importorskip("flax.training.train_state")
 
@@ -107,3 +111,73 @@ def test_plain_labels_fit_an_nnx_state():
         fnopt.freeze(fnopt.adam(0.1), labels).mask
         == fnopt.freeze(fnopt.adam(0.1), nnx.to_pure_dict(labels)).mask
     )
+
+
+RATES = [0.1, 0.05, 0.02, 0.01, 0.005]
+
+
+def expected_after(rates, params, grad):
+    state = fnopt.adam(0.0).init(params)
+    for rate in rates:
+        updates, state = fnopt.adam(rate).update(grad(params), state, params)
+        params = fnopt.apply_updates(params, updates)
+    return params
+
+
+def test_a_new_rate_compiles_nothing_in_linen():
+    class State(train_state.TrainState):
+        tx: Any = struct.field(pytree_node=True)
+
+    params, traces = {"w": jnp.arange(3.0)}, []
+    state = State.create(apply_fn=None, params=params, tx=fnopt.adam(1.0))
+
+    @jax.jit
+    def step(state):
+        traces.append(1)
+        return state.apply_gradients(grads=state.params)
+
+    for rate in RATES:
+        state = step(state.replace(tx=fnopt.adam(rate)))
+    assert len(traces) == 1
+    expected = expected_after(RATES, params, lambda p: p)
+    np.testing.assert_allclose(state.params["w"], expected["w"], rtol=1e-5)
+
+
+def test_a_new_rate_compiles_nothing_in_nnx():
+    model, traces = Net(nnx.Rngs(0)), []
+    optimizer = fnopt.interop.nnx_optimizer(model, fnopt.adam(1.0), wrt=nnx.Param)
+    start = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    graph = nnx.graphdef(model)
+
+    @nnx.jit
+    def step(model, optimizer):
+        traces.append(1)
+        optimizer.update(model, nnx.grad(mse)(model))
+
+    for rate in RATES:
+        optimizer.tx = fnopt.adam(rate)
+        step(model, optimizer)
+    step(model, optimizer)  # the same optimizer, which has come out of the step
+    assert len(traces) == 1
+
+    def grad(params):
+        return jax.grad(lambda p: mse(nnx.merge(graph, p)))(params)
+
+    expected = expected_after([*RATES, RATES[-1]], start, grad)
+    found = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    assert optimizer.tx == jax.tree.map(lambda x: x, optimizer.tx)
+
+
+def test_an_nnx_optimizer_takes_schedules_and_pairs_of_others():
+    optax = pytest.importorskip("optax")
+    for tx in (OPTIMIZERS["scheduled"](), optax.sgd(0.05), OPTIMIZERS["partition"]()):
+        model = Net(nnx.Rngs(0))
+        optimizer = fnopt.interop.nnx_optimizer(model, tx, wrt=nnx.Param)
+        before = float(mse(model))
+        for _ in range(20):
+            optimizer.update(model, nnx.grad(mse)(model))
+        assert mse(model) < 0.7 * before
+    with pytest.raises(TypeError, match="nnx_optimizer: tx is"):
+        fnopt.interop.nnx_optimizer(model, 0.1, wrt=nnx.Param)

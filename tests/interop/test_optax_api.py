@@ -559,8 +559,10 @@ def test_gradients_of_examples_may_be_whole_numbers():
 
 def test_lookahead_wants_the_pair():
     tx = optax_api.lookahead(optax_api.sgd(0.1), 2, 0.5)
-    with pytest.raises(TypeError, match=r"LookaheadParams.init_synced"):
-        tx.init(PARAMS)
+    with pytest.warns(UserWarning, match="taken as the fast ones"):
+        state = tx.init(PARAMS)
+    with pytest.raises(TypeError, match="expected LookaheadParams"):
+        tx.update(PARAMS, state, PARAMS)
 
 
 def test_private_noise_has_its_size():
@@ -613,3 +615,21 @@ def test_states_of_others_are_refused():
     tx = optax_api.multi_transform({"a": optax_api.sgd(0.1)}, {"w": "a", "b": "a"})
     with pytest.raises(TypeError, match="expected PartitionState"):
         tx.update(PARAMS, optax_api.sgd(0.1).init(PARAMS), PARAMS)
+
+
+@pytest.mark.parametrize("name", ["scale_by_backtracking_linesearch", "scale_by_zoom_linesearch"])
+def test_a_line_search_prints_where_it_fails(name, capsys):
+    x = jnp.asarray([1.0, 2.0])
+
+    def fn(x):
+        return jnp.sum(x**2)
+
+    def printed(direction):
+        tx = getattr(optax_api, name)(3, verbose=True)
+        known = {"value": fn(x), "grad": 2 * x, "value_fn": fn}
+        jax.jit(lambda s: tx.update(direction, s, x, **known))(tx.init(x))
+        jax.effects_barrier()
+        return capsys.readouterr().out
+
+    assert printed(-x) == ""  # a step of 1 ends at the minimum
+    assert printed(x).startswith(f"{name}: no step meets the criteria. Step ")

@@ -254,3 +254,12 @@ def test_a_column_against_a_row_is_refused():
         losses.softmax_cross_entropy(np.ones((3, 3), np.float32), np.arange(3))
     with pytest.raises(ValueError, match="expected one of 'mean', 'sum', 'none'"):
         losses.dice_loss(np.ones((2, 3, 2)), np.ones((2, 3, 2)), reduction="max")
+
+
+@pytest.mark.parametrize("loss", [losses.cosine_similarity, losses.cosine_distance])
+def test_vectors_of_two_lengths_have_no_angle(loss):
+    x = jnp.ones((4, 3))
+    assert loss(x, x[:1]).shape == (4,)  # other axes broadcast
+    for a, b, axis in ((x[:, :1], x, -1), (x, x[:1], None), (x, x[:1], (0, 1))):
+        with pytest.raises(ValueError, match="expected vectors of one length along axis"):
+            loss(a, b, axis=axis)

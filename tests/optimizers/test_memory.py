@@ -11,18 +11,13 @@ from tests.optimizers.cases import ALL
 
 # Momentum after a division reads the direction twice, for the slot and for the look-ahead, and
 # XLA keeps what is dear to compute and read twice.
-KEEPS_A_DIRECTION = {"rmsprop_nesterov"}
+KEEPS_A_DIRECTION = {"rmsprop_nesterov", "adopt"}
 # The sum goes through a conditional, which is a border for XLA's fusion.
 HAS_A_CONDITIONAL = {"accumulated_sgd"}
 # The norm of a whole leaf has to be known before its first element moves.
 NEEDS_A_NORM = {"lamb", "lars", "fromage"}
-# Measured to keep one (AdaDelta three), and not mended yet: slots that are read after they change.
+# Measured to keep one, and not mended yet: slots that are read after they change.
 NOT_MENDED = {
-    "adabelief",
-    "adabelief_nesterov",
-    "adadelta",
-    "adan",
-    "adopt",
     "optimistic_gradient_descent",
     "optimistic_adam_v2",
     "optimistic_adam",

@@ -24,7 +24,7 @@ def path(m, tx, params, steps=20):
 def test_agrees_with_optax(variant):
     optax = pytest.importorskip("optax")
     params = {"a": jnp.asarray([1.0, -2.0]), "b": jnp.asarray(0.5)}
-    kwargs = {"max_learning_rate": 0.3, "eps": 1e-3, "variant": variant}
+    kwargs = {"max_learning_rate": 0.3, "f_min": 0.0, "eps": 1e-3, "variant": variant}
     ours = path(fnopt, fnopt.polyak_sgd(**kwargs), params)
     with jax.numpy_dtype_promotion("standard"):
         theirs = path(optax, optax.polyak_sgd(**kwargs), params)

@@ -96,7 +96,7 @@ def momo(beta=0.8, rate=0.5, value=3.0):
         gamma = s["c"] = g @ p if t == 1 else beta * s["c"] + (1 - beta) * (g @ p)
         return -min(rate, max(value + d @ p - gamma, 0) / (d @ d)) * d
 
-    return fnopt.momo(rate, beta), step
+    return fnopt.momo(rate, beta, lower_bound=0.0), step
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_scopes():
 
 
 def test_errors():
-    with pytest.raises(TypeError, match=r"there is float32\[3\] to differentiate, expected a real"):
+    with pytest.raises(TypeError, match=r"the value is float32\[3\], expected a real"):
         grad_between(model, 0, "scores")(PARAMS, X)
     with pytest.raises(ValueError, match="mode is 'fast', expected one of 'auto', 'forward'"):
         jacobian_between(model, 0, mode="fast")

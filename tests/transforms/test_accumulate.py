@@ -298,3 +298,84 @@ def test_names_inside():
 def test_errors(call, error, text):
     with pytest.raises(error, match=text):
         call()
+
+
+TOKENS = (7, 1, 12)
+
+
+def token_loss(w, rows):
+    """The mean loss over the tokens of a batch."""
+    return jnp.mean(jnp.logaddexp(0.0, -rows @ w))
+
+
+def token_batches():
+    rows = jnp.asarray(np.random.default_rng(0).standard_normal((sum(TOKENS), 4)), jnp.float32)
+    return rows, jnp.split(rows, np.cumsum(TOKENS)[:-1])
+
+
+@pytest.mark.parametrize("wrap", [lambda step: step, jax.jit], ids=["eager", "jit"])
+def test_weights_make_the_step_of_one_batch_of_all_tokens(wrap):
+    rows, batches = token_batches()
+    w, inner = jnp.ones(4), fnopt.adam(0.1)
+    tx = fnopt.accumulate(inner, len(TOKENS))
+    step = wrap(lambda g, s, n: tx.update(g, s, w, weight=n))
+    state, plain = tx.init(w), inner.init(w)
+    for _ in range(2):
+        for n, batch in zip(TOKENS, batches, strict=True):
+            updates, state = step(jax.grad(token_loss)(w, batch), state, n)
+        expected, plain = inner.update(jax.grad(token_loss)(w, rows), plain, w)
+        np.testing.assert_allclose(updates, expected, rtol=1e-5)
+    np.testing.assert_allclose(state.inner_state[0].mu, plain[0].mu, rtol=1e-5)
+
+
+def test_weights_of_sums_of_sums():
+    w = jnp.ones(4)
+    rows, batches = token_batches()
+    tx = fnopt.accumulate(fnopt.accumulate(fnopt.sgd(1.0), 2), 3)
+    state = tx.init(w)
+    for n, batch in zip(TOKENS * 2, batches * 2, strict=True):
+        # The second pass over the batches counts a quarter of the first.
+        n = n if int(state.inner_state.mini_step) == 0 else n / 4
+        updates, state = tx.update(jax.grad(token_loss)(w, batch), state, w, weight=n)
+    np.testing.assert_allclose(updates, -jax.grad(token_loss)(w, rows), rtol=1e-5)
+    assert float(state.inner_state.weight) == sum(TOKENS) * 1.25
+
+
+def test_sums_and_gradients_of_no_weight():
+    w = jnp.ones(2)
+    tx = fnopt.accumulate(fnopt.sgd(1.0), 2, use_grad_mean=False)
+    (_, state) = tx.update(jnp.asarray([1.0, 2.0]), tx.init(w), weight=3)
+    updates, _ = tx.update(jnp.full(2, jnp.nan), state, weight=0)  # a mean over no tokens
+    assert updates.tolist() == [-3.0, -6.0]
+    tx = fnopt.accumulate(fnopt.sgd(1.0), 1)
+    assert tx.update(w, tx.init(w), weight=0)[0].tolist() == [0.0, 0.0]
+    with pytest.raises(ValueError, match=r"weight is .*\[2\].*, expected one real number"):
+        tx.update(w, tx.init(w), weight=jnp.ones(2))
+
+
+def overflowing(tx, gradients, scale):
+    """The last updates, and the number of steps of SGD."""
+    state = tx.init(jnp.ones(2))
+    moved = jnp.zeros(2)
+    for g in gradients:
+        updates, state = tx.update(g * scale(state), state, jnp.ones(2))
+        moved = moved + updates
+    return moved, state
+
+
+def test_one_overflow_loses_one_gradient_and_not_the_sum():
+    gradients = [jnp.full(2, x, jnp.float32) for x in (1.0, 2.0, jnp.inf, 3.0, 6.0)]
+    tx = fnopt.dynamic_loss_scale(fnopt.accumulate(fnopt.sgd(1.0), 4), 8.0)
+    moved, state = overflowing(tx, gradients, fnopt.loss_scale)
+    # The mean of the four finite ones, though the scale was halved among them.
+    assert moved.tolist() == [-3.0, -3.0]
+    assert float(state.scale) == 4.0
+    assert int(state.total_skipped) == 1
+    # The other nesting has lost the four that the infinite one is in.
+    tx = fnopt.accumulate(fnopt.dynamic_loss_scale(fnopt.sgd(1.0), 8.0), 4)
+    moved, state = overflowing(tx, gradients, fnopt.loss_scale)
+    assert moved.tolist() == [0.0, 0.0]
+    # apply_if_finite likewise
+    tx = fnopt.apply_if_finite(fnopt.accumulate(fnopt.sgd(1.0), 4))
+    moved, _ = overflowing(tx, gradients, lambda state: 1.0)
+    assert moved.tolist() == [-3.0, -3.0]

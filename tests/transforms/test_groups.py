@@ -44,7 +44,7 @@ def test_mistakes_are_named():
         fnopt.scale_by_group({"haed/*": 0.1, "body/*": 1.0}).init(PARAMS)
     with pytest.raises(TypeError, match="expected a dict of arguments"):
         fnopt.param_groups(fnopt.adam, {"head/*": 1e-4}, 0.1)
-    with pytest.raises(TypeError, match="expected a dict from pattern"):
+    with pytest.raises(TypeError, match="expected a dict whose keys are patterns"):
         fnopt.scale_by_group([("head/*", 0.1)])
     with pytest.raises(ValueError, match="all different"):
         fnopt.layer_decay(0.5, ["a", "a"])

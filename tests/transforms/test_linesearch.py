@@ -36,6 +36,13 @@ OPTIMIZERS = {
     "zoom_limited": lambda m: m.chain(
         m.sgd(1.0), m.scale_by_zoom_linesearch(25, max_learning_rate=0.1, approx_dec_rtol=None)
     ),
+    # Always from the longest step; never a longer one than the last; none grows back.
+    **{
+        f"backtracking_{factor}": lambda m, factor=factor: m.chain(
+            m.sgd(1.0), m.scale_by_backtracking_linesearch(60, 1e-3, 0.7, factor, 3.0)
+        )
+        for factor in (np.inf, 1.0, 0.9)
+    },
     "backtracking": lambda m: m.chain(
         m.sgd(1.0), m.scale_by_backtracking_linesearch(60, 1e-3, 0.7, 2.0, 3.0)
     ),
@@ -206,3 +213,82 @@ def test_lbfgs_leaves_out_pairs_without_positive_curvature():
         direction, state = tx.update(-point, state, point)
         assert jnp.vdot(direction, -point) > 0
     np.testing.assert_array_equal(state.weights_memory, np.zeros(10))
+
+
+def test_the_relative_tolerance_of_backtracking_is_of_the_modulus():
+    # From f(0) = -1 along 1 with slope 0; the first step of 1 has a value of -1 + rise.
+    tx = fnopt.scale_by_backtracking_linesearch(5, slope_rtol=0.0, rtol=0.1, increase_factor=1.0)
+    x = jnp.zeros(1)
+    for rise, taken in ((0.05, 1.0), (0.15, 0.8)):
+        _, state = tx.update(
+            x + 1,
+            tx.init(x),
+            x,
+            value=-1.0,
+            grad=x,
+            value_fn=lambda x, rise=rise: jnp.sum(jnp.where(x > 0.9, rise, 0.0)) - 1,
+        )
+        np.testing.assert_allclose(state.learning_rate, taken, rtol=1e-6)
+
+
+@pytest.mark.parametrize("factor", [np.inf, 1.0, 0.5])
+def test_growth_after_a_step_that_underflowed(factor):
+    tx = fnopt.scale_by_backtracking_linesearch(2, increase_factor=factor, max_learning_rate=0.5)
+    x = jnp.ones(2)
+    state = tx.init(x)._replace(learning_rate=jnp.zeros(()))
+    value, grad = jax.value_and_grad(rosenbrock)(x * 0.5)
+    known = {"value": value, "grad": grad, "value_fn": rosenbrock}
+    updates, state = tx.update(-grad, state, x * 0.5, **known)
+    assert np.isfinite(updates).all()
+    expected = 0.5 * 0.8**2 if factor == np.inf else 0
+    np.testing.assert_allclose(state.learning_rate, expected, rtol=1e-6)
+
+
+def test_no_step_without_a_length():
+    with pytest.raises(ValueError, match="increase_factor and max_learning_rate are infinite"):
+        fnopt.scale_by_backtracking_linesearch(2, increase_factor=np.inf, max_learning_rate=np.inf)
+
+
+@pytest.mark.parametrize("name", ["scale_by_backtracking_linesearch", "scale_by_zoom_linesearch"])
+def test_a_misspelt_argument_is_refused(name):
+    tx = fnopt.chain(fnopt.sgd(1.0), getattr(fnopt, name)(5))
+    x = jnp.ones(2)
+    known = {"value": jnp.ones(()), "grad": x, "value_fn": lambda x, scale=1.0: scale * x.sum()}
+    for wrong, right in {"valeu": "value", "scael": "scale"}.items():
+        with pytest.raises(TypeError, match=f"argument '{wrong}', .* did you mean '{right}'"):
+            tx.update(-x, tx.init(x), x, **known, **{wrong: 3})
+    tx.update(-x, tx.init(x), x, **known, scale=2.0, loss=3.0)  # another member's, in a chain
+
+
+SEARCHES = {
+    "zoom": lambda: fnopt.chain(fnopt.sgd(1.0), fnopt.scale_by_zoom_linesearch(10)),
+    "backtracking": lambda: fnopt.chain(
+        fnopt.sgd(1.0), fnopt.scale_by_backtracking_linesearch(10, store_grad=True)
+    ),
+    "lbfgs": fnopt.lbfgs,
+}
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_complex_params_step_as_their_real_and_imaginary_parts(name, x64):
+    target = jnp.asarray([1 + 2j, -0.5j])
+
+    def pairs(x):
+        z = jax.lax.complex(x[0], x[1])
+        return jnp.sum(jnp.abs(z - target) ** 4) + jnp.real(jnp.sum((z - target) ** 2)) / 3
+
+    def numbers(z):
+        return pairs(jnp.stack([z.real, z.imag]))
+
+    tx = SEARCHES[name]()
+    x, z = jnp.zeros((2, 2)), jnp.zeros(2, jnp.complex128)
+    of_pairs, of_numbers = tx.init(x), tx.init(z)
+    for _ in range(4):
+        value, grad = fnopt.value_and_grad_from_state(pairs)(x, state=of_pairs)
+        u, of_pairs = tx.update(grad, of_pairs, x, value=value, grad=grad, value_fn=pairs)
+        x = x + u
+        value, grad = fnopt.value_and_grad_from_state(numbers)(z, state=of_numbers)
+        grad = fnopt.tree.conj(grad)
+        u, of_numbers = tx.update(grad, of_numbers, z, value=value, grad=grad, value_fn=numbers)
+        z = z + u
+        np.testing.assert_allclose(z, jax.lax.complex(x[0], x[1]), rtol=1e-9)

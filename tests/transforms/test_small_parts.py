@@ -86,3 +86,33 @@ def test_bounds_of_plateau():
         fnopt.reduce_on_plateau(rtol=0.0)
     with pytest.raises(ValueError, match="factor"):
         fnopt.reduce_on_plateau(factor=1.0)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_plateau_of_a_loss_of_either_sign(sign):
+    tx, scales = fnopt.reduce_on_plateau(0.5, patience=2), []
+    state = tx.init(G)
+    for _ in range(8):
+        _, state = tx.update(G, state, value=sign)
+        scales.append(float(state.scale))
+    assert scales == [1, 1, 0.5, 0.5, 0.25, 0.25, 0.125, 0.125]
+
+
+def test_the_margin_of_plateau_is_relative_to_the_modulus():
+    tx = fnopt.reduce_on_plateau(0.5, patience=1, rtol=0.1)
+    for value, better in ((-1.05, False), (-1.15, True), (-0.95, False)):
+        _, state = tx.update(G, tx.init(G), value=-1.0)
+        _, state = tx.update(G, state, value=value)
+        assert (float(state.scale) == 1.0) == better
+
+
+def test_patience_of_plateau_is_one_more_than_that_of_pytorch():
+    torch = pytest.importorskip("torch")
+    theirs = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=1.0)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(theirs, factor=0.5, patience=2)
+    tx = fnopt.reduce_on_plateau(0.5, patience=3)
+    state = tx.init(G)
+    for _ in range(9):
+        plateau.step(1.0)
+        _, state = tx.update(G, state, value=1.0)
+        assert float(state.scale) == theirs.param_groups[0]["lr"]

@@ -172,7 +172,7 @@ def test_wrappers_around_it_say_where_it_belongs(make):
     params = {"table": jnp.ones((N, D))}
     grads = {"table": Rows(jnp.arange(2), jnp.ones((2, D)), N)}
     tx = make(fnopt.sparse_rows(fnopt.sgd(0.1)))
-    with pytest.raises(ValueError, match=r"have Rows of a table.*sparse_rows\(chain"):
+    with pytest.raises(ValueError, match=r"contain Rows, which.*sparse_rows\(chain"):
         tx.update(grads, tx.init(params), params)
 
 

@@ -14,7 +14,7 @@ from fnopt.gradients.ghost._trace import trace_ghost
 
 
 class ParamRule(NamedTuple):
-    """The rule by which the per-example gradients of one param are measured.
+    """Rule by which the per-example gradient norms of one parameter are computed.
 
     Attributes:
         name: The path of the param.
@@ -35,7 +35,7 @@ class ParamRule(NamedTuple):
 
 
 class GhostReport(NamedTuple):
-    """The report of `method='ghost'` for a loss; `print` it.
+    """Rule of `method='ghost'` for every parameter of a loss; `print` shows a table.
 
     Attributes:
         params: One entry for each param.
@@ -73,7 +73,7 @@ def ghost_report(
     has_aux: bool = False,
     batch_argnums: int | Sequence[int] | None = None,
 ) -> Callable[..., GhostReport]:
-    """Says for every param how its per-example gradients are measured, and why.
+    """Report how the per-example gradient norms of each parameter are computed, and why.
 
     Nothing is computed: the loss is traced for one example, and the places are found where params
     meet it.

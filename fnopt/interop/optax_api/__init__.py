@@ -20,6 +20,10 @@ from fnopt.interop.optax_api._hyperparams import (
     InjectStatefulHyperparamsState,
     inject_hyperparams,
 )
+from fnopt.interop.optax_api._linesearch import (
+    scale_by_backtracking_linesearch,
+    scale_by_zoom_linesearch,
+)
 from fnopt.interop.optax_api._lookahead import LookaheadParams, LookaheadState, lookahead
 from fnopt.interop.optax_api._micro import micro_grad, micro_vmap
 from fnopt.interop.optax_api._microbatch import microbatch, reshape_batch_axis
@@ -33,7 +37,12 @@ from fnopt.interop.optax_api._monitor import (
 from fnopt.interop.optax_api._multi_normal import multi_normal
 from fnopt.interop.optax_api._multi_steps import MultiSteps, skip_large_updates, skip_not_finite
 from fnopt.interop.optax_api._nnls import nnls
-from fnopt.interop.optax_api._norms import safe_norm, safe_root_mean_squares
+from fnopt.interop.optax_api._norms import (
+    global_norm,
+    safe_increment,
+    safe_norm,
+    safe_root_mean_squares,
+)
 from fnopt.interop.optax_api._per_example import (
     DifferentiallyPrivateAggregateState,
     differentially_private_aggregate,
@@ -76,6 +85,7 @@ from fnopt.interop.optax_api._wrappers import (
 )
 
 multi_transform = partition
+safe_int32_increment = safe_increment
 MultiTransformState = PartitionState
 inject_stateful_hyperparams = inject_hyperparams
 # The optax whose names these are.
@@ -109,6 +119,7 @@ __all__ = [
     "differentially_private_aggregate",
     "dpsgd",
     "freeze",
+    "global_norm",
     "init_empty_state",
     "inject_hyperparams",
     "inject_stateful_hyperparams",
@@ -130,10 +141,14 @@ __all__ = [
     "per_example_global_norm_clip",
     "per_example_layer_norm_clip",
     "reshape_batch_axis",
+    "safe_increment",
+    "safe_int32_increment",
     "safe_norm",
     "safe_root_mean_squares",
+    "scale_by_backtracking_linesearch",
     "scale_by_learning_rate",
     "scale_by_schedule",
+    "scale_by_zoom_linesearch",
     "schedule_free_eval_params",
     "selective_transform",
     "skip_large_updates",

@@ -46,7 +46,9 @@ def as_accumulator(rule: Any, parts: Any, like: Any) -> Accumulator:
         return _leafwise(_listed(parts), _set, _in_order, lambda y: y)
     means = rule in (AccumulationType.MEAN, AccumulationType.RUNNING_MEAN)
     if means and not all(jnp.issubdtype(x.dtype, jnp.inexact) for x in jax.tree.leaves(like)):
-        raise ValueError(f"microbatch: the {rule.value} of a result that is no floating array.")
+        raise ValueError(
+            f"microbatch: a result is not a floating array, expected one for {rule.value}. Sum it."
+        )
     gathering = _leafwise(
         _wide_zeros,
         _running if rule == AccumulationType.RUNNING_MEAN else _added,

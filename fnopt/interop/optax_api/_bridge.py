@@ -13,14 +13,18 @@ from fnopt.core import Transformation, Value, static
 from fnopt.schedules import schedule
 
 # Arguments where a function of the step may stand for a number.
-_SCHEDULED = {"learning_rate", "weight_decay", "k", "decay", "step_size"}
+_SCHEDULED = {"learning_rate", "weight_decay", "k", "decay", "step_size", "scaling"}
+# The ends of arguments where a function of the params may stand for a tree.
+_OF_PARAMS = ("mask", "weight_dimension_numbers")
 # optax's other names for an argument, and arguments that only print.
 _RENAMED = {"base_optimizer": "inner", "f": "fn"}
 PRINTING = {"verbose", "print_win_rate_every_n_steps"}
 
 
 class _with_labels(Transformation):
-    """A transform whose mask or labels are a function of the params: made when they are seen."""
+    """A transform with trees that are functions of the params: made when the params are seen."""
+
+    floating_alone = True
 
     make: Callable[[Any], Any] = static()
     labels: Callable[[Any], Any] = static()
@@ -51,12 +55,38 @@ def as_schedule(value: Any) -> Any:
 
 def with_labels(make: Callable[[Any], Any], labels: Any) -> Any:
     """A transform made of labels (or of a mask) that are a tree, or a function of the params."""
-    return _with_labels(make, labels) if is_function(labels) else make(labels)
+    return _with_labels(make, labels) if is_function(labels) else lenient(make(labels))
+
+
+def lenient(tx: Any) -> Any:
+    """The optimizer, whose `init` now leaves out what is no floating array, as optax's do."""
+    if isinstance(tx, Transformation) and not tx.floating_alone:
+        tx._set("floating_alone", True)
+    return tx
+
+
+def leniently(make: Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose results are `lenient`, where they are transforms."""
+
+    @functools.wraps(make)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        return lenient(make(*args, **kwargs))
+
+    return made
 
 
 def own_name(argument: str, signature: inspect.Signature) -> str:
     """The name that an argument of optax's has here."""
     return argument if argument in signature.parameters else _RENAMED.get(argument, argument)
+
+
+# optax's defaults where ours differ: there no loss is below 0.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "momo": {"lower_bound": 0.0},
+    "momo_adam": {"lower_bound": 0.0},
+    "polyak_sgd": {"f_min": 0.0},
+    "scale_by_polyak": {"f_min": 0.0},
+}
 
 
 @functools.cache
@@ -75,17 +105,17 @@ def bridged(fn: Callable[..., Any]) -> Callable[..., Any]:
     def made(*args: Any, **kwargs: Any) -> Any:
         kwargs = {own_name(k, signature): v for k, v in kwargs.items() if k not in PRINTING}
         given = dict(signature.bind(*args, **kwargs).arguments)
+        given = {**_DEFAULTS.get(fn.__name__, {}), **given}
         for name in _SCHEDULED & given.keys():
             given[name] = as_schedule(given[name])
-        masks = [name for name in given if name.endswith("mask") and is_function(given[name])]
-        if not masks:
+        by_params = {n: f for n, f in given.items() if n.endswith(_OF_PARAMS) and is_function(f)}
+        if not by_params:
             return _call(fn, signature, given)
-        (name,) = masks
 
-        def with_mask(mask: Any) -> Any:
-            return _call(fn, signature, {**given, name: mask})
+        def with_trees(trees: dict[str, Any]) -> Any:
+            return _call(fn, signature, {**given, **trees})
 
-        return _with_labels(with_mask, given[name])
+        return _with_labels(with_trees, lambda params: {n: f(params) for n, f in by_params.items()})
 
     return made
 
@@ -94,4 +124,4 @@ def _call(fn: Callable[..., Any], signature: inspect.Signature, given: dict[str,
     """Calls with arguments by name, but those by position that can't be named."""
     bound = inspect.BoundArguments(signature, {})  # pyright: ignore[reportArgumentType]
     bound.arguments.update({n: given[n] for n in signature.parameters if n in given})
-    return fn(*bound.args, **bound.kwargs)
+    return lenient(fn(*bound.args, **bound.kwargs))

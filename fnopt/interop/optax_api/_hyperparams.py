@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import numbers
+import re
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -30,6 +31,8 @@ InjectHyperparamsState = InjectStatefulHyperparamsState
 
 class _injected(Transformation):
     """Makes its transform anew in every step, from the numbers in the state."""
+
+    floating_alone = True
 
     factory: Callable[..., Any] = static()
     scheduled: tuple[tuple[str, StatefulSchedule], ...] = static()
@@ -58,13 +61,20 @@ class _injected(Transformation):
         return updates, InjectStatefulHyperparamsState(increment(state.count), now, states, inner)
 
     def members(self, state: Any = None) -> tuple[Member, ...]:
-        """What the numbers of the state make."""
+        """Transforms that are built from the numbers in the state."""
         if state is None:
             return ()
         return (Member("inner", self.factory(**state.hyperparams), state.inner_state),)
 
     def _now(self, given: Any, states: Any, extra_args: Any) -> dict[str, Any]:
         # A loop may have put any number into the state: it gets the dtype that it had.
+        known = {*self.numbers, *(name for name, _ in self.scheduled)}
+        if unknown := sorted(given.keys() - known):
+            raise ValueError(
+                f"inject_hyperparams: the state's hyperparams have {unknown}, expected "
+                f"{sorted(known)}. Whole numbers that are a part of the program (counts, keys) "
+                "are given to the factory."
+            )
         now = {name: jnp.asarray(given[name], _dtype(own)) for name, own in self.numbers.items()}
         for name, fn in self.scheduled:
             value = fn(states[name], **extra_args)
@@ -90,7 +100,8 @@ def inject_hyperparams(
     Returns:
         A function of the same arguments, whose result has the state
         `InjectStatefulHyperparamsState`. Numbers, functions of the step and instances of
-        `schedules.StatefulSchedule` are kept, all else is left alone.
+        `schedules.StatefulSchedule` are kept, all else is left alone, and so are whole numbers for
+        an argument that takes no others (a key, an interval): they are a part of the program.
 
     Raises:
         ValueError: If the factory has no argument of a name in `static_args`.
@@ -120,7 +131,8 @@ def inject_hyperparams(
         bound.apply_defaults()
         given = dict(bound.arguments)
         given |= given.pop(variadic, {})
-        open_ = {name: value for name, value in given.items() if name not in names}
+        fixed = {n for n, v in given.items() if _is_whole(n, v, signature.parameters.get(n))}
+        open_ = {name: value for name, value in given.items() if name not in names | fixed}
         numeric = {name: _number(v, hyperparam_dtype) for name, v in open_.items() if _is_number(v)}
         scheduled = tuple((n, _stateful(v)) for n, v in open_.items() if _is_schedule(n, v))
         taken = {*numeric, *(name for name, _ in scheduled)}
@@ -134,6 +146,16 @@ def _is_number(value: Any) -> bool:
     if isinstance(value, bool):
         return False
     return isinstance(value, (numbers.Real, jax.Array)) or hasattr(value, "__array__")
+
+
+def _is_whole(name: str, value: Any, parameter: inspect.Parameter | None) -> bool:
+    """Whether a value is a whole number for an argument that takes no others."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        return False
+    if parameter is None or parameter.annotation in (parameter.empty, Any, "Any"):
+        default = None if parameter is None else parameter.default
+        return name in ("key", "seed") or isinstance(default, numbers.Integral)
+    return re.search(r"\bint\b", str(parameter.annotation)) is not None
 
 
 def _is_schedule(name: str, value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, NamedTuple
 
 import jax
@@ -46,12 +47,13 @@ class _lookahead(Transformation):
 
     needs_params = True
     other_gradients = True  # those of the fast params alone
+    floating_alone = True
 
     inner: transforms.lookahead
 
     def init(self, params: Any) -> LookaheadState:
-        """The state of the fast optimizer."""
-        state = self.inner.init(_checked(params).fast)
+        """The state of the fast optimizer; of params that are no pair, with a warning, as there."""
+        state = self.inner.init(_fast(params))
         return LookaheadState(state.inner_state, state.steps_since_sync)
 
     def update(
@@ -65,6 +67,18 @@ class _lookahead(Transformation):
         return LookaheadParams(updates, moved), LookaheadState(
             new.inner_state, new.steps_since_sync
         )
+
+
+def _fast(params: Any) -> Any:
+    if isinstance(params, LookaheadParams):
+        return params.fast
+    if jax.tree.leaves(params):  # what stands for params has none
+        warnings.warn(
+            f"lookahead: params are a {type(params).__name__}, expected LookaheadParams: taken as "
+            "the fast ones.",
+            stacklevel=4,
+        )
+    return params
 
 
 def _checked(params: Any) -> LookaheadParams:

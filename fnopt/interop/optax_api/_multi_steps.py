@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Member, Transformation, global_norm, static
+from fnopt.core import Member, Transformation, default_float, global_norm, static
 from fnopt.interop.optax_api._bridge import as_schedule
 from fnopt.interop.optax_api._restated import MultiStepsState
 from fnopt.transforms import accumulate, states
@@ -16,6 +16,8 @@ from fnopt.transforms import accumulate, states
 
 class _multi_steps(Transformation):
     """Accumulation that leaves out the gradients that a rule refuses, with optax's state."""
+
+    floating_alone = True
 
     inner: accumulate
     skips: Callable[..., Any] | None = static(default=None)
@@ -62,8 +64,9 @@ class _multi_steps(Transformation):
             return acc * state.mini_step.astype(acc.dtype) if self._mean else acc
 
         acc = jax.tree.map(leaf, state.acc_grads)
+        weight = state.mini_step.astype(default_float())  # all weights are 1 there
         return states.AccumulateState(
-            state.mini_step, state.gradient_step, acc, state.inner_opt_state
+            state.mini_step, state.gradient_step, weight, acc, state.inner_opt_state
         )
 
     @property

@@ -10,7 +10,8 @@ from typing import Any
 
 from fnopt import tree
 from fnopt.core import Transformation
-from fnopt.interop.optax_api._bridge import bridged
+from fnopt.interop.optax_api._bridge import bridged, leniently
+from fnopt.interop.optax_api._losses import broadcasting
 from fnopt.interop.optax_api._restated import restating
 from fnopt.interop.optax_api._states import find_state
 
@@ -30,8 +31,6 @@ _RENAMED = {
     "normalize": "transforms.normalize_by_update_norm",
     "ema": "transforms.ema",
     "power_iteration": "linear.power_iteration",
-    "safe_increment": "core.increment",
-    "safe_int32_increment": "core.increment",
     "safe_softmax_cross_entropy": "losses.softmax_cross_entropy",
     "tree_map_params": "tree.map_params",
     "update_infinity_moment": "tree.update_infinity_moment",
@@ -49,6 +48,8 @@ _OLD_TREE_NAMES = {
     "tree_linf_norm": functools.partial(tree.norm, ord="inf"),
     "tree_scalar_mul": tree.scale,
 }
+# The rooms of functions that may return transforms.
+_MAKERS = ("optimizers", "transforms")
 # optax's annotations, which say no more than this.
 _TYPES = {
     *("MaskOrFn", "OptState", "Params", "ScalarOrSchedule", "ShouldSkipUpdateFunction", "Updates"),
@@ -83,7 +84,7 @@ def namespaces(home: str) -> dict[str, types.ModuleType]:
     """Optax's modules, by name, for the package `home`."""
     rooms = {
         **dict.fromkeys(("contrib", "schedules", "transforms"), ("", home)),
-        "losses": ("", "fnopt.losses", home),
+        "losses": ("", home, "fnopt.losses"),
         "projections": ("", "fnopt.projections"),
         **dict.fromkeys(("assignment", "microbatching", "perturbations"), ("", home)),
         "experimental": ("", home),
@@ -109,20 +110,25 @@ def find(name: str, home: str) -> Any:
         return Any
     if name in _RENAMED:
         room, _, ours = _RENAMED[name].rpartition(".")
-        return getattr(importlib.import_module(f"fnopt.{room}"), ours)
+        return _as_there(room, getattr(importlib.import_module(f"fnopt.{room}"), ours))
     if (state := find_state(name)) is not None:
         return state
     for room in () if name.startswith("_") or name in NOT_HERE else _ROOMS:
         package = importlib.import_module(f"fnopt.{room}")
         if name in package.__all__:
-            return restating(name, _as_there(getattr(package, name)))
+            return restating(name, _as_there(room, getattr(package, name)))
     raise AttributeError(f"module {home!r} has no attribute {name!r}.{_hint(name)}")
 
 
-def _as_there(value: Any) -> Any:
-    makes = inspect.isfunction(value) and "learning_rate" in inspect.signature(value).parameters
+def _as_there(room: str, value: Any) -> Any:
+    if room == "losses":
+        return broadcasting(value)
+    rates = {"learning_rate", "max_learning_rate"}
+    makes = inspect.isfunction(value) and not rates.isdisjoint(inspect.signature(value).parameters)
     is_transform = inspect.isclass(value) and issubclass(value, Transformation)
-    return bridged(value) if makes or is_transform else value
+    if makes or is_transform:
+        return bridged(value)
+    return leniently(value) if inspect.isfunction(value) and room in _MAKERS else value
 
 
 def _hint(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Norms with a lower bound, whose derivative at zero is zero."""
+"""Norms with a lower bound, whose derivative at zero is zero; counts that stop at the end."""
 
 from __future__ import annotations
 
@@ -6,6 +6,21 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from fnopt import core
+
+
+def global_norm(updates: Any) -> jax.Array:
+    """The norm of all leaves together."""
+    return core.global_norm(updates)
+
+
+def safe_increment(count: Any) -> jax.Array:
+    """A count plus one, of any real dtype; the largest number of the dtype stays."""
+    count = jnp.asarray(count)
+    if not jnp.issubdtype(count.dtype, jnp.floating):
+        return core.increment(count)
+    return jnp.minimum(count + jnp.ones_like(count), jnp.finfo(count.dtype).max)
 
 
 def safe_norm(

@@ -112,6 +112,8 @@ class ByLabel:
 class restated(Transformation):
     """A transform whose state is in another form."""
 
+    floating_alone = True
+
     inner: Any
     form: Any = static()
 

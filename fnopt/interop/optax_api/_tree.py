@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from fnopt import tree as own
 from fnopt.interop.optax_api._states import find_state
 
@@ -21,6 +24,13 @@ def get_all_with_path(
 ) -> list[tuple[Any, Any]]:
     """Everything of a name in a tree; states by optax's names of their classes too."""
     return own.get_all_with_path(tree, _own_name(key), filtering)
+
+
+def sum(tree: Any, associative_reduction: bool = False) -> Any:
+    """The sum of all elements; `associative_reduction` adds up leaves pairwise."""
+    if not associative_reduction:
+        return own.sum(tree)
+    return jax.tree.reduce_associative(jnp.add, jax.tree.map(jnp.sum, tree), identity=0)
 
 
 def _own_name(key: Any) -> Any:

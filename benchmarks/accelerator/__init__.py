@@ -1,0 +1,1 @@
+"""What fnopt costs on an accelerator: `python -m benchmarks.accelerator --out DIR`."""

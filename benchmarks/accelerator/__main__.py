@@ -1,0 +1,104 @@
+"""The command: `python -m benchmarks.accelerator --out DIR [--parts a,b] [--budget SECONDS]`.
+
+It needs jax, optax, numpy and this repository, and runs on any backend. Every case is recorded in
+`DIR/accelerator.json` and `DIR/accelerator.md` when it ends, and a second run does what is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+
+from benchmarks.accelerator import clipping, device, fits, precision, steps, training
+from benchmarks.accelerator.measure import Case, Run
+from benchmarks.accelerator.record import Record
+from benchmarks.metric import Skipped
+
+# In the order in which they run: what matters most first, what takes longest last.
+PARTS: dict[str, Callable[[Run], Iterator[Case]]] = {
+    "device": device.cases,
+    "steps": steps.cases,
+    "fits": fits.cases,
+    "clipping": clipping.cases,
+    "training": training.cases,
+    "precision": precision.cases,
+    "more_fits": fits.more_cases,
+    "large_steps": steps.more_cases,
+}
+
+
+def arguments(argv: list[str] | None) -> argparse.Namespace:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.accelerator", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), metavar="DIR")
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
+    parser.add_argument(
+        "--budget",
+        type=float,
+        default=480.0,
+        metavar="SECONDS",
+        help="no case begins after that many seconds",
+    )
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes: shows that it works")
+    parser.add_argument("--again", action="store_true", help="measure what is recorded already")
+    args = parser.parse_args(argv)
+    args.chosen = args.parts.split(",")
+    unknown = [name for name in args.chosen if name not in PARTS]
+    if unknown:
+        parser.error(f"there is no part {unknown[0]!r}; the parts are {', '.join(PARTS)}")
+    return args
+
+
+def outcome(case: Case) -> dict[str, object]:
+    """The rows of a case, or why there are none."""
+    try:
+        return {"rows": case.measure()}
+    except Skipped as reason:
+        return {"skipped": str(reason)}
+    except Exception as error:  # one failure must not stop the other cases
+        return {
+            "error": f"{type(error).__name__}: {error}",
+            "trace": traceback.format_exc()[-4000:],
+        }
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the chosen parts; 1 if a case failed."""
+    args = arguments(argv)
+    if args.smoke:
+        from tests.quick_compile import compile_quickly
+
+        compile_quickly()
+    begin, record = time.perf_counter(), Record(args.out, args.again)
+    run = Run(args.smoke)
+    for part in args.chosen:
+        for case in PARTS[part](run):
+            if record.has(part, case.name):
+                continue
+            spent = time.perf_counter() - begin
+            if spent > args.budget:
+                found = {"skipped": f"the budget of {args.budget:.0f} s was spent"}
+            else:
+                found = outcome(case)
+            record.add(part, case.name, **found)
+            took = time.perf_counter() - begin - spent
+            print(
+                f"{spent:6.1f} s  {part}: {case.name}  ({took:.1f} s)"
+                f"  {found.get('error', found.get('skipped', ''))}"[:300],
+                flush=True,
+            )
+            jax.clear_caches()
+            gc.collect()
+    print(record.path.with_suffix(".md").read_text())
+    return bool(record.failed())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

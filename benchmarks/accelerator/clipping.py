@@ -1,0 +1,74 @@
+"""Clipped gradients of every example: `clipped_grad` against `vmap(grad)` clipped by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import fnopt
+from benchmarks.accelerator.measure import (
+    Call,
+    Case,
+    Run,
+    compiled,
+    largest_difference,
+    seconds_per_step,
+)
+from benchmarks.cases import clipped_gradients as models
+
+CLIP = models.CLIP
+
+
+def by_hand(loss: Any) -> Any:
+    """The sum of clipped gradients, all of which are in memory at once."""
+
+    def one(params: Any, example: Any) -> Any:
+        grads = jax.grad(loss)(params, example)
+        norm = jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(grads)))
+        factor = jnp.minimum(1.0, CLIP / jnp.maximum(norm, 1e-12))
+        return jax.tree.map(lambda g: factor * g, grads)
+
+    def summed(params: Any, batch: Any) -> Any:
+        each = jax.vmap(one, (None, 0))(params, batch)
+        return jax.tree.map(lambda g: jnp.sum(g, axis=0), each)
+
+    return summed
+
+
+def cases(run: Run) -> Iterator[Case]:
+    """A multi-layer perceptron with a large batch, and a small transformer."""
+    yield Case("perceptron 784-512-512-10, 1024 examples", lambda: measure(run, _dense(run)))
+    yield Case(
+        "transformer of two blocks, 32 examples",
+        lambda: measure(run, models.transformer(run.smoke)),
+    )
+
+
+def _dense(run: Run) -> Any:
+    return models.dense(run.smoke, examples=1024)
+
+
+def measure(run: Run, problem: Any) -> list[dict[str, Any]]:
+    """Rows for the plain gradient, the clipped ones, and those by hand."""
+    clipped = {
+        m: (lambda p, b, m=m: fnopt.clipped_grad(problem.loss, CLIP, method=m)(p, b)[0])
+        for m in ("auto", "ghost", "chunked")
+    }
+    functions = {
+        "plain gradient": jax.grad(problem.total),
+        **{f"clipped_grad, {m}": fn for m, fn in clipped.items()},
+        "vmap(grad) by hand": by_hand(problem.loss),
+    }
+    args = (problem.params, problem.batch)
+    programs = {name: compiled(fn, *args) for name, fn in functions.items()}
+    right = programs["vmap(grad) by hand"].call(*args)
+    off = {name: largest_difference(p.call(*args), right) for name, p in programs.items()}
+    times = seconds_per_step({name: Call(p.call, *args) for name, p in programs.items()}, run)
+    return [
+        {"variant": name, **p.facts(), **times[name]}
+        | ({} if name == "plain gradient" else {"difference": off[name]})
+        for name, p in programs.items()
+    ]

@@ -1,0 +1,64 @@
+"""The device: its name, and the bandwidth and matrix-product rate that programs can reach."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.accelerator.measure import Call, Case, Loop, Run, normal, seconds_per_step
+
+
+def cases(run: Run) -> Iterator[Case]:
+    """Name and versions first, then the ceilings."""
+    yield Case("versions", versions)
+    yield Case("copy", lambda: copy(run))
+    for dtype, precision in (("float32", "highest"), ("float32", None), ("bfloat16", None)):
+        label = f"matmul {dtype}" + (f" {precision}" if precision else "")
+        yield Case(label, lambda d=dtype, p=precision: matmul(run, d, p))
+
+
+def versions() -> list[dict[str, Any]]:
+    """What the figures were taken on."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"python": platform.python_version()}
+    for package in ("jax", "jaxlib", "optax", "numpy"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    device = jax.devices()[0]
+    return [{"platform": device.platform, "device": device.device_kind} | found]
+
+
+def copy(run: Run) -> list[dict[str, Any]]:
+    """Bytes read and written per second by y = x + 1, with x donated and not."""
+    size = run.pick(2**29, 2**16)  # 2 GiB of float32: far beyond any cache
+
+    def add_one(x: Any) -> tuple[Any]:
+        return (x + 1.0,)
+
+    x = jnp.zeros(size)
+    kept = jax.jit(add_one)
+    loops = {
+        "donated": Loop(jax.jit(add_one, donate_argnums=0), (jnp.zeros(size),)),
+        "not donated": Call(lambda: kept(x)),
+    }
+    times = seconds_per_step(loops, run)
+    return [
+        {"variant": name, "bytes": 2 * x.nbytes, "bandwidth": 2 * x.nbytes / t["seconds"]} | t
+        for name, t in times.items()
+    ]
+
+
+def matmul(run: Run, dtype: str, precision: str | None) -> list[dict[str, Any]]:
+    """Floating-point operations per second of one square product."""
+    n = run.pick(8192, 128)
+    a, b = (normal(seed, (n, n), dtype) for seed in (0, 1))
+    product = jax.jit(lambda a, b: jnp.matmul(a, b, precision=precision))
+    t = seconds_per_step({"matmul": Call(product, a, b)}, run)["matmul"]
+    return [{"variant": f"{n} x {n}", "flops": 2 * n**3, "rate": 2 * n**3 / t["seconds"]} | t]

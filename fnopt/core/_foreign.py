@@ -1,0 +1,83 @@
+"""Another library's optimizers as members of a pipeline."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fnopt.core._errors import where
+from fnopt.core._extra_args import accepted, read_by_foreign
+from fnopt.core._static import static
+from fnopt.core._transformation import Transformation
+from fnopt.core._value import brief
+
+
+class foreign(Transformation):
+    """Another library's (init, update) pair as a member of an fnopt pipeline.
+
+    `chain` and the other wrappers make it by themselves from anything that has `init` and `update`
+    or unpacks to the two. Extra arguments go to it as far as its signature takes them.
+
+    Args:
+        init_fn: The pair's init function.
+        update_fn: The pair's update function.
+
+    Example:
+        >>> import fnopt, optax
+        >>> fnopt.chain(optax.scale(-0.1)).init({"w": 1.0})
+        (EmptyState(),)
+    """
+
+    init_fn: Callable[..., Any] = static()
+    update_fn: Callable[..., Any] = static()
+
+    def init(self, params: Any) -> Any:
+        """Calls the pair's init."""
+        return self.init_fn(params)
+
+    def reads(self) -> Mapping[str, bool]:
+        """The keyword-only parameters of the pair's update."""
+        return read_by_foreign(self.update_fn)
+
+    def update(
+        self, updates: Any, state: Any, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, Any]:
+        """Calls the pair's update with the extra arguments that its signature takes."""
+        given = (updates, state, params) if _takes_params(self.update_fn) else (updates, state)
+        return self.update_fn(*given, **accepted(self.update_fn, extra_args))
+
+
+@functools.cache
+def _takes_params(update: Callable[..., Any]) -> bool:
+    kinds = [p.kind for p in inspect.signature(update).parameters.values()]
+    Kind = inspect.Parameter
+    by_position = (Kind.POSITIONAL_ONLY, Kind.POSITIONAL_OR_KEYWORD)
+    return sum(kind in by_position for kind in kinds) > 2 or Kind.VAR_POSITIONAL in kinds
+
+
+def _pair_of(tx: Any) -> tuple[Any, Any]:
+    # What was not called yet: the init and update of a class are unbound, a recipe's only raise.
+    if isinstance(tx, (type, types.FunctionType)):
+        return None, None
+    if callable(getattr(tx, "init", None)) and callable(getattr(tx, "update", None)):
+        return tx.init, tx.update
+    return tx if isinstance(tx, tuple) and len(tx) == 2 else (None, None)
+
+
+def as_transformation(tx: Any, what: str = "member") -> Transformation:
+    """Convert any (init, update) pair to a `Transformation`."""
+    if isinstance(tx, Transformation):
+        return tx
+    pair = _pair_of(tx)
+    if not all(map(callable, pair)):
+        hint = ""
+        if callable(tx):
+            hint = f" Did you forget to call it, as in {getattr(tx, '__name__', 'it')}(...)?"
+        raise TypeError(
+            f"{where()}{what} is {brief(tx)}, expected an optimizer: a fnopt Transformation or an "
+            f"(init, update) pair.{hint}"
+        )
+    return foreign(*pair)

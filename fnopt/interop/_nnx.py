@@ -1,0 +1,63 @@
+"""flax's `nnx.Optimizer` with the numbers of its optimizer as data."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import as_transformation, default_float
+
+
+def nnx_optimizer(model: Any, tx: Any, *, wrt: Any) -> Any:
+    """Make an `nnx.Optimizer` whose learning rate may change without a new compilation.
+
+    In `nnx.Optimizer` the optimizer is static: every new number is a new program. Here `tx` is
+    data, so that `optimizer.tx = fnopt.adam(rate)` in a loop compiles nothing.
+
+    Args:
+        model: The `nnx.Module`.
+        tx: The optimizer.
+        wrt: The filter of the variables that are trained, such as `nnx.Param`.
+
+    Returns:
+        An `nnx.Optimizer`.
+
+    Raises:
+        TypeError: If `tx` isn't an optimizer.
+        ImportError: If flax isn't installed.
+
+    Example:
+        >>> import fnopt
+        >>> from flax import nnx
+        >>> model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
+        >>> optimizer = fnopt.interop.nnx_optimizer(model, fnopt.adam(0.1), wrt=nnx.Param)
+        >>> optimizer.tx = fnopt.adam(0.05)
+        >>> isinstance(optimizer, nnx.Optimizer)
+        True
+    """
+    return _class()(model, as_transformation(tx, "nnx_optimizer: tx"), wrt=wrt)
+
+
+@functools.cache
+def _class() -> Any:
+    from flax import nnx
+
+    class Optimizer(nnx.Optimizer):
+        """An `nnx.Optimizer` whose `tx` is data."""
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, nnx.data(_with_arrays(value)) if name == "tx" else value)
+
+    return Optimizer
+
+
+def _with_arrays(tx: Any) -> Any:
+    """The optimizer with arrays for its numbers: other numbers are static in nnx."""
+
+    def one(x: Any) -> Any:
+        return jnp.asarray(x, default_float()) if isinstance(x, float) else x
+
+    return jax.tree.map(one, tx)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+
 from fnopt.core import joined
 from fnopt.linear._divided_rows import with_fewer_residuals, with_fewer_rows
 

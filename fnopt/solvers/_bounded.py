@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from fnopt.core import matmul, row_total, while_loop
 from fnopt.linear import Triangle
 from fnopt.residuals import Box
-from fnopt.solvers.linear_model._linearization import Linearization, NormalMatrix
 from fnopt.solvers._trust_region import Trial, next_damping
+from fnopt.solvers.linear_model._linearization import Linearization, NormalMatrix
 
 _PASSES = 5  # how often a step is taken again with more params on their bounds
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Status, is_converged, row_most
+from fnopt.core import Status, is_converged
 from fnopt.linear import Triangle, divide, numerical_rank, singular_triangle
 from fnopt.solvers._bounded import free_point
 from fnopt.solvers._loop import SearchState

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,25 +15,19 @@ from fnopt.core import (
     Status,
     check_same_params,
     check_scalars,
-    cond,
-    is_converged,
     place,
     rows_over,
     typed_start,
-    while_loop,
     written_for_jax,
 )
-from fnopt.linear import norm
 from fnopt.programs import call_compiled, call_recorded, is_data
 from fnopt.residuals import ExampleResiduals, floating_start, without_operators
-from fnopt.solvers._bounded import free_point, within_bounds
-from fnopt.solvers._certify import Certified, certify, uncertified
+from fnopt.solvers._bounded import within_bounds
 from fnopt.solvers._implicit import implicitly
 from fnopt.solvers._levenberg_marquardt import levenberg_marquardt
-from fnopt.solvers._loop import SearchState, Watch, blank_state, iterate
 from fnopt.solvers._method import LeastSquaresMethod
+from fnopt.solvers._search import search, watching
 from fnopt.solvers._stopping import checked_status
-from fnopt.solvers.linear_model._linearization import stacked
 from fnopt.solvers.problem._call import (
     checked_args,
     first_call_hints,
@@ -44,14 +38,10 @@ from fnopt.solvers.problem._call import (
     with_a_derivative_that_is_there,
     without_aux,
 )
-from fnopt.solvers.problem._callback import status_after
 from fnopt.solvers.problem._jacobian_check import disagrees
 from fnopt.solvers.problem._problem import Problem, Setting, by_example, set_up
 from fnopt.solvers.problem._scipy_options import as_asked, check_enough, with_keywords
-from fnopt.solvers.problem._units import in_unit, restored
-from fnopt.solvers.result._solution import Solution, StepHistory, StepInfo, empty_history, noted
-
-_ROUNDS = 3  # loops at most: a test that fails thrice is not mended by another restart
+from fnopt.solvers.result._solution import Solution, StepInfo
 
 
 def least_squares(
@@ -298,14 +288,14 @@ def _solve(
     callback: Callable[[StepInfo], Any] | None,
     check_jac: bool,
 ) -> Solution:
-    watch = _watch(setting, callback)
+    watch = watching(setting, callback)
 
     def run(
         problem: Problem, solver: LeastSquaresMethod, x: jax.Array, max_steps: jax.Array
     ) -> Solution:
         box = problem.box
         x = x if box is None else jnp.where(box.is_feasible(), box.nearest(x), x)
-        end = _searched(problem, solver, setting.made.free, x, max_steps, history, watch)
+        end = search(problem, solver, setting.made.free, x, max_steps, history, watch)
         wrong = _is_wrong(problem, solver, x) if check_jac else None
         return end._replace(status=_with_wrong_jacobian(end.status, wrong))
 
@@ -319,126 +309,6 @@ def _solve(
         dof=jnp.where(end.rank < 0, setting.dof, counted - end.rank),
         at_bound=None if setting.problem.box is None else setting.problem.box.side(end.params),
     )
-
-
-class _Round(NamedTuple):
-    """A loop and the certificate of its end."""
-
-    state: SearchState
-    certified: Certified
-    number: jax.Array  # int32, loops so far
-    helped: jax.Array  # whether the last one lowered the cost by what a test may leave
-
-
-def _searched(
-    problem: Problem,
-    solver: LeastSquaresMethod,
-    params: Any,
-    x: jax.Array,
-    max_steps: jax.Array,
-    history: int | None,
-    watch: Watch,
-) -> Solution:
-    """Loops until a certificate holds, or three times; the solution as vectors."""
-    tolerances = solver.tolerances(params, x.dtype)
-    none = jnp.zeros((), jnp.int32)
-
-    def again(at: _Round) -> _Round:
-        state, radius, unit, number = at.state, at.certified.radius, at.certified.unit, at.number
-        here = in_unit(problem, unit)
-        end = iterate(here, solver, tolerances, state, radius, max_steps, watch(unit))
-        certified = certify(here, solver.model(here.model), end, tolerances, unit)
-        # The restart takes the Gauss-Newton step that refuted the point. If that doesn't lower the
-        # cost, the linear model was wrong, and the point stands.
-        helped = end.point.cost < (1 - tolerances.share) * state.point.cost
-        return _Round(end, certified, number + 1, (number == 0) | helped)
-
-    def refuted(at: _Round) -> jax.Array:
-        worth = at.certified.refuted & at.helped
-        return worth & (at.number < _ROUNDS) & (at.state.steps < max_steps)
-
-    entries = None if history is None else empty_history(history, x.dtype)
-    first = uncertified(x)
-    here = in_unit(problem, first.unit)
-    start = blank_state(here, solver.model(here.model), x, entries)
-    last = while_loop(refuted, again, _Round(start, first, none, jnp.ones((), bool)))
-    return _solution(problem, solver, last)
-
-
-def _solution(problem: Problem, solver: LeastSquaresMethod, last: _Round) -> Solution:
-    state, certified = last.state, last.certified
-    unit = certified.unit
-    here = in_unit(problem, unit)
-    point = state.point
-    model = solver.model(here.model)
-    residuals = point.r if state.residuals is None else state.residuals
-    running = state.status == Status.RUNNING.value
-    status = jnp.where(running, Status.MAX_STEPS.array, certified.status)
-    if problem.box is not None:
-        status = jnp.where(problem.box.is_feasible(), status, Status.INFEASIBLE.array)
-    evaluations = state.steps + last.number
-    solution = Solution(
-        params=point.x,
-        cost=here.whole_cost(point, residuals),
-        residuals=residuals,
-        jacobian=stacked(here.curved(model.jacobian(point), residuals)),
-        gradient_norm=norm(free_point(point, here.box).gradient),
-        rank=certified.rank,
-        steps=state.steps,
-        nfev=evaluations,
-        njev=evaluations,
-        nhev=state.steps if solver.takes_second_derivatives else jnp.zeros_like(state.steps),
-        status=checked_status(status, jnp.any(state.columns > 0), point.cost),
-        history=state.history,
-        certificate=certified.certificate,
-    )
-    return restored(solution, unit, _POWERS)
-
-
-_POWERS = {"cost": 2, "gradient_norm": 2, "residuals": 1, "jacobian": 1}  # of the unit
-
-
-def _watch(
-    setting: Setting, callback: Callable[[StepInfo], Any] | None
-) -> Callable[[jax.Array], Watch]:
-    """What writes the history and calls the callback, in a unit."""
-
-    def in_this(unit: jax.Array) -> Watch:
-        def watch(
-            problem: Problem, state: SearchState, accepted: jax.Array, first: jax.Array
-        ) -> SearchState:
-            if state.history is None and callback is None:
-                return state
-            return cond(
-                first, lambda: state, lambda: _noted(setting, problem, state, accepted, callback, unit)
-            )
-
-        return watch
-
-    return in_this
-
-
-def _noted(
-    setting: Setting,
-    problem: Problem,
-    state: SearchState,
-    accepted: jax.Array,
-    callback: Callable[[StepInfo], Any] | None,
-    unit: jax.Array,
-) -> SearchState:
-    point = state.point
-    cost = problem.whole_cost(point, point.r if state.residuals is None else state.residuals)
-    seen = StepHistory(cost, norm(point.gradient), state.radius, accepted)
-    entry = restored(seen, unit, {"cost": 2, "gradient_norm": 2})
-    if callback is not None:
-        info = StepInfo(state.steps, setting.params(point.x), *entry)
-        # Convergence isn't certified yet, and so is no end.
-        converged = is_converged(state.status)
-        running = jnp.where(converged, Status.RUNNING.array, state.status)
-        status = status_after(callback, info, running)
-        goes_on = converged & (status == Status.RUNNING.value)
-        state = state._replace(status=jnp.where(goes_on, state.status, status))
-    return state._replace(history=noted(state.history, state.steps, entry))
 
 
 def _is_wrong(problem: Problem, solver: LeastSquaresMethod, x: jax.Array) -> jax.Array | None:

@@ -34,7 +34,7 @@ from fnopt.solvers.linear_model._linearization import Linearization
 _WIDER = 10.0
 
 
-class Judgement(NamedTuple):
+class StepOutcome(NamedTuple):
     """What follows from a step."""
 
     accepted: jax.Array
@@ -54,7 +54,7 @@ def judge(
     radius: jax.Array,
     rejections: jax.Array,
     tolerances: Tolerances,
-) -> Judgement:
+) -> StepOutcome:
     """Compares a step with its prediction.
 
     Args:
@@ -104,4 +104,4 @@ def judge(
         (stuck & ~jnp.isfinite(actual), Status.NONFINITE_STEP),
         (stuck, Status.STALLED),
     )
-    return Judgement(accepted, wide, next_damping(trial, wide), refused, status)
+    return StepOutcome(accepted, wide, next_damping(trial, wide), refused, status)

@@ -143,7 +143,8 @@ class levenberg_marquardt(LeastSquaresMethod):
             super()
             .tolerances(params, dtype)
             ._replace(
-                radius=jnp.asarray(radius, dtype), acceleration=jnp.asarray(self.acceleration, dtype)
+                radius=jnp.asarray(radius, dtype),
+                acceleration=jnp.asarray(self.acceleration, dtype),
             )
         )
 

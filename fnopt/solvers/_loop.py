@@ -51,11 +51,11 @@ def blank_state(
     So the program holds the user's function once. On a mesh the types of arrays aren't known ahead,
     and the start is evaluated here as well.
     """
-    linearize = functools.partial(problem.linearize, model)
+    evaluate = functools.partial(problem.evaluate, model)
     if row_axes() or not jax.sharding.get_abstract_mesh().empty:
-        point, r = linearize(x)
+        point, r = evaluate(x)
     else:
-        shapes = jax.eval_shape(linearize, x)
+        shapes = jax.eval_shape(evaluate, x)
         point, r = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
     zero, none = jnp.zeros((), x.dtype), jnp.zeros((), jnp.int32)
     return SearchState(
@@ -102,7 +102,7 @@ def iterate(
         point, first = state.point, state.radius <= 0
         scale = metric(state.columns, point)
         trial, x = _propose(problem, method, model, tolerances, state, scale)
-        there, r = problem.linearize(model, lax.select(first, point.x, x))
+        there, r = problem.evaluate(model, lax.select(first, point.x, x))
         finite = is_finite(there)
         before = point.r if state.residuals is None else state.residuals
         actual = problem.reduction(point, before, r, trial.step)
@@ -159,9 +159,7 @@ def _free_slopes(point: Linearization, box: Box | None) -> Linearization:
     return point if box is None else free_point(point, box)._replace(triangle=None)
 
 
-def _start_status(
-    point: Linearization, finite: jax.Array, tolerances: Tolerances
-) -> jax.Array:
+def _start_status(point: Linearization, finite: jax.Array, tolerances: Tolerances) -> jax.Array:
     return first_of(
         (~finite, Status.NONFINITE_START),
         (is_stationary(point, tolerances.gtol), Status.CONVERGED_GRADIENT),

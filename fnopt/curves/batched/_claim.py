@@ -7,10 +7,10 @@ import jax.numpy as jnp
 
 from fnopt.core import Status, is_converged
 from fnopt.curves.batched._bounds import LaneBox, faced
+from fnopt.curves.batched._evidence import HARDLY, SLOPING, goes_far, lost_effect
 from fnopt.curves.batched._judge import least_gain
 from fnopt.curves.batched._lanes import Lanes, LaneTolerances, Params
 from fnopt.linear import jacobi_scale, scaled, unrolled_cholesky, unrolled_solve
-from fnopt.curves.batched._evidence import HARDLY, SLOPING, goes_far, lost_effect
 from fnopt.solvers import SHARE
 
 _ROUGH = 0.01  # of a param, by which the linear model moves it at most where a claim stands

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 
 from fnopt.core import Status
 from fnopt.curves.batched._bounds import LaneBox, faced, predicted_reduction
+from fnopt.curves.batched._evidence import NOISE, SLOPING
 from fnopt.curves.batched._lanes import Lanes, LaneTolerances, Params
 from fnopt.curves.batched._metric import metric
 from fnopt.linear import NormalEquations, jacobi_scale
-from fnopt.curves.batched._evidence import NOISE, SLOPING
 from fnopt.solvers import (
     LEAST_GAIN,
     cost_converged,

@@ -34,9 +34,9 @@ from fnopt.residuals import (
     tied,
     whitened,
 )
+from fnopt.solvers._trust_region import actual_reduction
 from fnopt.solvers.linear_model._base import LinearModel
 from fnopt.solvers.linear_model._linearization import Linearization, half_square
-from fnopt.solvers._trust_region import actual_reduction
 
 Squares = Callable[[jax.Array, jax.Array], jax.Array]
 """The weighted squares of residuals at a point, in a unit."""
@@ -66,7 +66,7 @@ class Problem(NamedTuple):
         """Whether the linear model is that of the cost: there are no losses and no bounds."""
         return self.box is None and self.losses is None
 
-    def linearize(self, model: LinearModel, x: jax.Array) -> tuple[Linearization, jax.Array]:
+    def evaluate(self, model: LinearModel, x: jax.Array) -> tuple[Linearization, jax.Array]:
         """The point as the linear model has it, and the residuals as they are."""
         point = model.evaluate(x)
         if self.losses is None:

@@ -1,0 +1,146 @@
+"""The search of `least_squares`: loops, each with a certificate of its end, to a solution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import Status, cond, is_converged, while_loop
+from fnopt.linear import norm
+from fnopt.solvers._bounded import free_point
+from fnopt.solvers._certify import Certified, certify, uncertified
+from fnopt.solvers._loop import SearchState, Watch, blank_state, iterate
+from fnopt.solvers._method import LeastSquaresMethod
+from fnopt.solvers._stopping import checked_status
+from fnopt.solvers.linear_model._linearization import stacked
+from fnopt.solvers.problem._callback import status_after
+from fnopt.solvers.problem._problem import Problem, Setting
+from fnopt.solvers.problem._units import in_unit, restored
+from fnopt.solvers.result._solution import Solution, StepHistory, StepInfo, empty_history, noted
+
+_ROUNDS = 3  # loops at most: a test that fails thrice is not mended by another restart
+
+
+class _Round(NamedTuple):
+    """A loop and the certificate of its end."""
+
+    state: SearchState
+    certified: Certified
+    number: jax.Array  # int32, loops so far
+    helped: jax.Array  # whether the last one lowered the cost by what a test may leave
+
+
+def search(
+    problem: Problem,
+    solver: LeastSquaresMethod,
+    params: Any,
+    x: jax.Array,
+    max_steps: jax.Array,
+    history: int | None,
+    watch: Watch,
+) -> Solution:
+    """Loops until a certificate holds, or three times; the solution as vectors."""
+    tolerances = solver.tolerances(params, x.dtype)
+    none = jnp.zeros((), jnp.int32)
+
+    def again(at: _Round) -> _Round:
+        state, radius, unit, number = at.state, at.certified.radius, at.certified.unit, at.number
+        here = in_unit(problem, unit)
+        end = iterate(here, solver, tolerances, state, radius, max_steps, watch(unit))
+        certified = certify(here, solver.model(here.model), end, tolerances, unit)
+        # The restart takes the Gauss-Newton step that refuted the point. If that doesn't lower the
+        # cost, the linear model was wrong, and the point stands.
+        helped = end.point.cost < (1 - tolerances.share) * state.point.cost
+        return _Round(end, certified, number + 1, (number == 0) | helped)
+
+    def refuted(at: _Round) -> jax.Array:
+        worth = at.certified.refuted & at.helped
+        return worth & (at.number < _ROUNDS) & (at.state.steps < max_steps)
+
+    entries = None if history is None else empty_history(history, x.dtype)
+    first = uncertified(x)
+    here = in_unit(problem, first.unit)
+    start = blank_state(here, solver.model(here.model), x, entries)
+    last = while_loop(refuted, again, _Round(start, first, none, jnp.ones((), bool)))
+    return _solution(problem, solver, last)
+
+
+def _solution(problem: Problem, solver: LeastSquaresMethod, last: _Round) -> Solution:
+    state, certified = last.state, last.certified
+    unit = certified.unit
+    here = in_unit(problem, unit)
+    point = state.point
+    model = solver.model(here.model)
+    residuals = point.r if state.residuals is None else state.residuals
+    running = state.status == Status.RUNNING.value
+    status = jnp.where(running, Status.MAX_STEPS.array, certified.status)
+    if problem.box is not None:
+        status = jnp.where(problem.box.is_feasible(), status, Status.INFEASIBLE.array)
+    evaluations = state.steps + last.number
+    solution = Solution(
+        params=point.x,
+        cost=here.whole_cost(point, residuals),
+        residuals=residuals,
+        jacobian=stacked(here.curved(model.jacobian(point), residuals)),
+        gradient_norm=norm(free_point(point, here.box).gradient),
+        rank=certified.rank,
+        steps=state.steps,
+        nfev=evaluations,
+        njev=evaluations,
+        nhev=state.steps if solver.takes_second_derivatives else jnp.zeros_like(state.steps),
+        status=checked_status(status, jnp.any(state.columns > 0), point.cost),
+        history=state.history,
+        certificate=certified.certificate,
+    )
+    return restored(solution, unit, _POWERS)
+
+
+_POWERS = {"cost": 2, "gradient_norm": 2, "residuals": 1, "jacobian": 1}  # of the unit
+
+
+def watching(
+    setting: Setting, callback: Callable[[StepInfo], Any] | None
+) -> Callable[[jax.Array], Watch]:
+    """What writes the history and calls the callback, in a unit."""
+
+    def in_this(unit: jax.Array) -> Watch:
+        def watch(
+            problem: Problem, state: SearchState, accepted: jax.Array, first: jax.Array
+        ) -> SearchState:
+            if state.history is None and callback is None:
+                return state
+            return cond(
+                first,
+                lambda: state,
+                lambda: _noted(setting, problem, state, accepted, callback, unit),
+            )
+
+        return watch
+
+    return in_this
+
+
+def _noted(
+    setting: Setting,
+    problem: Problem,
+    state: SearchState,
+    accepted: jax.Array,
+    callback: Callable[[StepInfo], Any] | None,
+    unit: jax.Array,
+) -> SearchState:
+    point = state.point
+    cost = problem.whole_cost(point, point.r if state.residuals is None else state.residuals)
+    seen = StepHistory(cost, norm(point.gradient), state.radius, accepted)
+    entry = restored(seen, unit, {"cost": 2, "gradient_norm": 2})
+    if callback is not None:
+        info = StepInfo(state.steps, setting.params(point.x), *entry)
+        # Convergence isn't certified yet, and so is no end.
+        converged = is_converged(state.status)
+        running = jnp.where(converged, Status.RUNNING.array, state.status)
+        status = status_after(callback, info, running)
+        goes_on = converged & (status == Status.RUNNING.value)
+        state = state._replace(status=jnp.where(goes_on, state.status, status))
+    return state._replace(history=noted(state.history, state.steps, entry))

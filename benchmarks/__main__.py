@@ -40,6 +40,13 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--jobs", type=int, default=1, metavar="N", help="of a smoke run: cases at once"
     )
+    parser.add_argument(
+        "--solver",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="of nist, mgh and claims: only this solver, by its name in the table (repeatable)",
+    )
     parser.add_argument("--json", type=Path, metavar="OUT", help="write all figures there")
     parser.add_argument("--baseline", type=Path, metavar="FILE", help="fail where it got worse")
     args = parser.parse_args(argv)
@@ -97,7 +104,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.jobs > 1:
         return not smoke(args.chosen, args.jobs)
     print(report.machine())
-    results, skipped = run_cases(args.chosen, Settings(smoke=args.smoke))
+    results, skipped = run_cases(args.chosen, Settings(smoke=args.smoke, solvers=tuple(args.solver)))
     if args.json:
         report.write_json(args.json, results, skipped)
         print(f"\nwritten to {args.json}")

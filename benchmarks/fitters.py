@@ -18,7 +18,7 @@ import numpy as np
 
 import fnopt
 from benchmarks.metric import Skipped
-from benchmarks.timing import peer
+from benchmarks.timing import Settings, peer
 from fnopt.solvers import dogleg, gauss_newton
 
 # The most steps at tight tolerances; ours have their default of 1,000. jaxopt's test is an absolute
@@ -79,8 +79,8 @@ IN_FLOAT32 = (
 )
 
 
-def fitters(few: bool = False) -> list[Fitter]:
-    """All that are installed, or one of each library; says which are not."""
+def fitters(settings: Settings) -> list[Fitter]:
+    """The chosen ones that are installed, in a smoke run one of each library."""
     found = [
         Fitter(name, lambda r, n=name: {n: _by_fnopt(r, OURS[n]())}, float32=name in IN_FLOAT32)
         for name in OURS
@@ -92,7 +92,9 @@ def fitters(few: bool = False) -> list[Fitter]:
             print(f"  without {package}: {reason}")
         else:
             found += fits
-    return [f for f in found if f.name in A_FEW] if few else found
+    few = [f for f in found if f.name in A_FEW] if settings.smoke else found
+    names = settings.chosen(f.name for f in few)
+    return [f for f in few if f.name in names]
 
 
 def _by_fnopt(residuals: Residuals, solver: Any) -> Fits:

@@ -7,7 +7,7 @@ import gc
 import importlib
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -21,6 +21,11 @@ class Settings:
     """How much to measure: a smoke run only shows that everything works."""
 
     smoke: bool = False
+    solvers: tuple[str, ...] = ()  # names; all if empty
+
+    def chosen(self, names: Iterable[str]) -> list[str]:
+        """The names of solvers to run, of those that a case has."""
+        return [name for name in names if not self.solvers or name in self.solvers]
 
     @property
     def rounds(self) -> int:

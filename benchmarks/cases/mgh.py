@@ -44,7 +44,7 @@ def run(settings: Settings) -> Iterator[Metric]:
     """All solvers in float64, and in float32 those that it is worth it for."""
     tasks = [task(p) for p in PROBLEMS if not settings.smoke or p.name in A_FEW]
     for dtype in ("float64", "float32"):
-        chosen = [f for f in fitters(settings.smoke) if f.float32 or dtype == "float64"]
+        chosen = [f for f in fitters(settings) if f.float32 or dtype == "float64"]
         found = outcomes(tasks, chosen, dtype)
         print_failures(found, dtype)
         yield from figures(found, dtype)

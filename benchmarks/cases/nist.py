@@ -45,7 +45,7 @@ def run(settings: Settings) -> Iterator[Metric]:
         raise Skipped(nist.WHERE)
     tasks = [task(name) for name in (A_FEW if settings.smoke else nist.MODELS)]
     for dtype in DIGITS:
-        chosen = [f for f in fitters(settings.smoke) if f.float32 or dtype == "float64"]
+        chosen = [f for f in fitters(settings) if f.float32 or dtype == "float64"]
         found = outcomes(tasks, chosen, dtype)
         print_failures(found, dtype)
         yield from figures(found, dtype)

@@ -89,7 +89,7 @@ def certify(
     rescaled &= ended | (state.status == Status.NONFINITE_START.value)
     # The square of such a column is below the rounding of what it was.
     root = jnp.asarray(float(jnp.finfo(bound.dtype).eps) ** 0.5, bound.dtype)
-    gone = (point.columns <= root * state.columns) & (state.columns > 0)
+    gone = (point.columns <= root * state.steepest) & (state.steepest > 0)
     length = jnp.sqrt(2 * point.cost)
     certificate = Certificate(
         optimality=divide(jnp.max(slopes(free), initial=0), length),

@@ -29,7 +29,8 @@ class SearchState(NamedTuple):
 
     point: Linearization  # where the search is
     residuals: jax.Array | None  # [m], where those of the linear model are weighted by a loss
-    columns: jax.Array  # [n], the largest norms of the Jacobian's columns so far
+    scale: jax.Array  # [n], the norms of the Jacobian's columns, with a fading memory
+    steepest: jax.Array  # [n], the largest of them so far
     radius: jax.Array  # of the trust region; 0 before the first evaluation
     lam: jax.Array  # damping of the next step
     rejections: jax.Array  # int32, refused steps in a row
@@ -61,7 +62,8 @@ def blank_state(
     return SearchState(
         point=point._replace(x=x),
         residuals=None if problem.losses is None else r,
-        columns=jnp.zeros_like(x),
+        scale=jnp.zeros_like(x),
+        steepest=jnp.zeros_like(x),
         radius=zero,
         lam=zero,
         rejections=none,
@@ -100,7 +102,7 @@ def iterate(
 
     def advance(state: SearchState) -> SearchState:
         point, first = state.point, state.radius <= 0
-        scale = metric(state.columns, point)
+        scale = metric(state.scale, point)
         trial, x = _propose(problem, method, model, tolerances, state, scale)
         there, r = problem.evaluate(model, lax.select(first, point.x, x))
         finite = is_finite(there)
@@ -119,19 +121,20 @@ def iterate(
             tolerances,
         )
         accepted = first | judged.accepted
-        columns = grown_scale(state.columns, there.columns)
+        columns = grown_scale(state.scale, there.columns)
         radius_there = method.rule.first(
             tolerances.radius, initial_scale(columns), there.x, there.cost
         )
         radius_there = lax.select(radius > 0, radius, radius_there)
         start = _start_status(free_point(there, problem.box), finite, tolerances)
         moved = there, None if state.residuals is None else r, columns
-        stayed = point, state.residuals, state.columns
+        stayed = point, state.residuals, state.scale
         point, residuals, columns = cond(accepted, lambda: moved, lambda: stayed)
         state = state._replace(
             point=point,
             residuals=residuals,
-            columns=columns,
+            scale=columns,
+            steepest=jnp.maximum(state.steepest, point.columns),
             radius=lax.select(first, radius_there, judged.radius),
             lam=lax.select(first, jnp.zeros_like(judged.lam), judged.lam),
             rejections=lax.select(first, state.rejections, judged.rejections),
@@ -145,7 +148,7 @@ def iterate(
 
     fresh = state._replace(
         radius=jnp.zeros_like(state.radius),
-        columns=jnp.zeros_like(state.columns),
+        scale=jnp.zeros_like(state.scale),
         rejections=jnp.zeros_like(state.rejections),
         status=Status.RUNNING.array,
         # Evaluating the start again is no step.

@@ -91,7 +91,7 @@ def _solution(problem: Problem, solver: LeastSquaresMethod, last: _Round) -> Sol
         nfev=evaluations,
         njev=evaluations,
         nhev=state.steps if solver.takes_second_derivatives else jnp.zeros_like(state.steps),
-        status=checked_status(status, jnp.any(state.columns > 0), point.cost),
+        status=checked_status(status, jnp.any(state.steepest > 0), point.cost),
         history=state.history,
         certificate=certified.certificate,
     )

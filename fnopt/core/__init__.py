@@ -86,6 +86,7 @@ from fnopt.core._named_axes import row_total as row_total
 from fnopt.core._named_axes import rows_gathered as rows_gathered
 from fnopt.core._named_axes import rows_over as rows_over
 from fnopt.core._norm import global_norm
+from fnopt.core._numbers import clipped as clipped
 from fnopt.core._numbers import divisor as divisor
 from fnopt.core._numbers import flat_at_zero as flat_at_zero
 from fnopt.core._numbers import is_known_zero as is_known_zero

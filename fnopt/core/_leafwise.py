@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import jax
@@ -29,6 +28,7 @@ from fnopt.core._parts import part_axes
 from fnopt.core._slots import declared_slots, own_slots, slot_copy, slot_zeros
 from fnopt.core._staged import is_staged
 from fnopt.core._transformation import EmptyState, Transformation
+from fnopt.core._written_leaf import LeafNumbers, check_scalars_returned, returned_by_leaf
 
 
 class Leafwise(Transformation):
@@ -240,7 +240,8 @@ def _scalars(tx: Leafwise, count: Any, dtype: Any) -> tuple[dict[str, Any], Any]
     values = {name: getattr(now, name) for name in tx._leaf_names}
     numbers = {k: _number(v, dtype) for k, v in values.items() if v is not None}
     with np.errstate(all="ignore"):  # known numbers divide as JAX's do, without a warning
-        more = tx.scalars(SimpleNamespace(**values | numbers), t)
+        more = tx.scalars(LeafNumbers(**values | numbers), t)
+    check_scalars_returned(type(tx).__name__, more)
     return numbers | {k: _number(v, dtype) for k, v in more.items()}, t
 
 
@@ -309,10 +310,9 @@ def _leaf_formula(
         tx = cls._unflatten(flags, [h.get(name) for name in cls._leaf_names])
         # Operands have one width here, so standard promotion only lets real meet complex.
         with jax.numpy_dtype_promotion("standard"):
-            out = tx.leaf(SimpleNamespace(**dict.fromkeys(cls._leaf_names) | h), *args)
-        out = out if slots else (out,)
-        assert len(out) == 1 + len(slots), f"{cls.__name__}.leaf returns an update and its slots"
+            out = tx.leaf(LeafNumbers(**dict.fromkeys(cls._leaf_names) | h), *args)
         old = row[len(row) - len(slots) :]
+        out = returned_by_leaf(cls.__name__, out, slots, args[0], old)
         new = jax.tree.map(lambda x, was: lax.convert_element_type(x, was.dtype), out[1:], old)
         update = lax.convert_element_type(out[0], dtype)
         if nothing is not None:

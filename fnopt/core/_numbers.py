@@ -76,6 +76,15 @@ def nonzero(x: jax.Array) -> jax.Array:
     return jnp.where(x == 0, filled_like(x, 1), x)
 
 
+def clipped(x: jax.Array, most: jax.Array) -> jax.Array:
+    """Elements of modulus `most` at most: longer ones are shortened, and keep their phase."""
+    if not jnp.iscomplexobj(x):
+        return jnp.clip(x, -most, most)
+    modulus = jnp.abs(x)
+    is_long = modulus > most
+    return jnp.where(is_long, x * (most / jnp.where(is_long, modulus, filled_like(modulus, 1))), x)
+
+
 def divisor(largest: jax.Array) -> jax.Array:
     """What numbers are divided by to bring them into range, by the largest of them.
 

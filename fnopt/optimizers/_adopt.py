@@ -15,6 +15,7 @@ from fnopt.core import (
     ScalarOrSchedule,
     Slot,
     as_dtype,
+    clipped,
     ema,
     hyper,
     positive_root,
@@ -99,16 +100,10 @@ class scale_by_adopt(Leafwise):
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
         step = g / jnp.maximum(positive_root(nu), h.eps)
         if self.use_clipping:
-            step = _clipped(step, h.bound)
+            step = clipped(step, h.bound)
         mu = ema(mu, step, h.decay1, h.gain1)
         nu = stored_after(ema(nu, squared_modulus(g), h.decay2, h.gain2), mu)
         return (ema(mu, step, h.decay1, h.gain1) if self.nesterov else mu), mu, nu
-
-
-def _clipped(x: jax.Array, bound: jax.Array) -> jax.Array:
-    if jnp.iscomplexobj(x):
-        return _clipped(jnp.real(x), bound) + 1j * _clipped(jnp.imag(x), bound)
-    return jnp.clip(x, -bound, bound)
 
 
 @recipe

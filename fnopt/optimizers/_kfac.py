@@ -52,6 +52,9 @@ def _shapes(batch: Any) -> ExampleShapes:
 class kfac(Transformation):
     r"""K-FAC: each weight's gradient divided by the second moments of its inputs and cotangents.
 
+    Derivatives through its steps take the cotangents of the factors as constants: they are not the
+    derivatives by the first params.
+
     .. math::
         G &= \frac1n \sum_i J_i^\top H_i J_i \approx \operatorname{diag}_l(A_l \otimes G_l),
         \qquad A_l = E[a a^\top], \quad G_l = E[c c^\top] \\

@@ -70,7 +70,7 @@ def orthonormal(x: jax.Array, old: jax.Array) -> jax.Array:
 
 def root_mean_square(x: jax.Array) -> jax.Array:
     """Of each matrix, `[k, 1, 1]`; right where squares leave the range."""
-    largest = nonzero(jnp.max(jnp.abs(x), axis=(1, 2), keepdims=True))
+    largest = jax.lax.stop_gradient(nonzero(jnp.max(jnp.abs(x), axis=(1, 2), keepdims=True)))
     return largest * root(jnp.mean(jnp.square(x / largest), axis=(1, 2), keepdims=True))
 
 

@@ -52,6 +52,9 @@ def _functions(given: Any) -> Functions:
 class natural_gradient(Transformation):
     r"""Natural gradient descent: the exact Gauss-Newton step of any loss of a model's outputs.
 
+    Derivatives through its steps don't exist for softmax losses: they are NaN, as the root of a
+    singular output Hessian has none.
+
     .. math:: L(\theta) = \frac1n \sum_i \ell(f(\theta, x_i), x_i), \qquad
               G = \frac1n \sum_i J_i^\top H_i J_i, \qquad
               d = -(G + \lambda I)^{-1} \nabla L

@@ -198,7 +198,8 @@ def _moved(Q: jax.Array, ours: jax.Array, wanted: jax.Array, rate: jax.Array) ->
 
 def _norm_from_below(A: jax.Array) -> jax.Array:
     """A lower bound of the spectral norm of symmetric matrices, by two products of one row."""
-    largest = nonzero(jnp.max(jnp.abs(A), axis=(1, 2), keepdims=True))
+    # It cancels. The slope of a maximum is NaN where XLA computes `A` twice and rounds differently.
+    largest = jax.lax.stop_gradient(nonzero(jnp.max(jnp.abs(A), axis=(1, 2), keepdims=True)))
     A = A / largest
     i = jnp.argmax(jnp.sum(jnp.square(A), axis=2), axis=1)
     x = jnp.take_along_axis(A, i[:, None, None], axis=1)  # a row [k, 1, n] of each

@@ -18,6 +18,7 @@ from fnopt.core import (
     as_transformation,
     bias_correction,
     check_inexact,
+    clipped,
     ema,
     hyper,
     increment,
@@ -183,7 +184,7 @@ class scale_by_sophia(Transformation):
         def leaf(h: Any, g: Any, mu: Any, nu: Any) -> Any:
             mu = ema(mu, g, h["b1"])
             u = (mu / h["seen"]) / jnp.maximum(h["gamma"] * nu, h["eps"])
-            return (_clipped(u, h["most"]) if "most" in h else u), mu, nu
+            return (clipped(u, h["most"]) if "most" in h else u), mu, nu
 
         new, mu, _ = map_leaves(leaf, updates, hyper=numbers, outputs=3, mu=state.mu, nu=state.nu)
         estimator = self.hessian_diagonal_fn
@@ -202,12 +203,6 @@ class scale_by_sophia(Transformation):
         due = state.count % self.update_interval == 0
         nu, inner = jax.lax.cond(due, estimated, lambda: (state.nu, state.hessian_fn_state))
         return new, ScaleBySophiaState(count, mu, nu, inner)
-
-
-def _clipped(x: jax.Array, most: jax.Array) -> jax.Array:
-    if jnp.iscomplexobj(x):
-        return jax.lax.complex(_clipped(jnp.real(x), most), _clipped(jnp.imag(x), most))
-    return jnp.clip(x, -most, most)
 
 
 @recipe

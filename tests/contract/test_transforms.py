@@ -173,6 +173,49 @@ def test_steps_are_finite_and_keep_their_types(case: Any, kind: str):
             assert np.isfinite(np.asarray(x, np.float32)).all()
 
 
+# What is no function of the phase.
+NOT_OF_ANY_PHASE = {
+    **dict.fromkeys(("small_parts", "noisy_sgd"), "noise is the same in both runs"),
+    "wrapped": "real and imaginary parts are split",
+    "yogi": "the mean begins at 1e-6",
+    "stored_in_less": "slots are rounded part by part",
+}
+
+
+@every
+def test_a_common_phase_of_complex_params_and_gradients_is_one_of_the_updates(case: Any):
+    def tree(seed: int) -> Any:
+        found = make_tree(seed, "f64")
+        parts = zip(*(jax.tree.leaves(make_tree(s, "f64")) for s in (seed, seed + 9)), strict=True)
+        return jax.tree.unflatten(jax.tree.structure(found), [a + 1j * b for a, b in parts])
+
+    def pairs(x: Any) -> Any:
+        return jax.tree.map(lambda a: jnp.stack([a.real, a.imag]), x)
+
+    def turned(x: Any) -> Any:
+        return jax.tree.map(lambda a: a * np.exp(0.7j), x)
+
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        tx, params = case.make(), tree(0)
+        if case.real_only or case.name in NOT_OF_ANY_PHASE or _needs_real_matrices(tx, params):
+            return
+        states = [tx.init(params), tx.init(turned(params))]
+        update = jax.jit(lambda g, s, p: tx.update(g, s, p, **case.extras))
+        for seed in range(1, 4):
+            plain, states[0] = update(tree(seed), states[0], params)
+            other, states[1] = update(turned(tree(seed)), states[1], turned(params))
+            assert_close(pairs(other), pairs(turned(plain)), rtol=1e-7, atol=1e-12)
+            params = fnopt.apply_updates(params, plain)
+
+
+def _needs_real_matrices(tx: Any, params: Any) -> bool:
+    try:
+        tx.init(params)
+    except TypeError as error:
+        return "expected a real matrix" in str(error)
+    return False
+
+
 @every
 def test_complex_params_under_strict_promotion(case: Any):
     params = {"w": jnp.ones(2, jnp.complex64)}

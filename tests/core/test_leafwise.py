@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -67,3 +69,101 @@ def test_a_state_elsewhere_is_named():
     state = jax.device_put(TX.init(params), second)
     with pytest.raises(ValueError, match="on other devices"):
         TX.update(params, state, params)
+
+
+class _State(NamedTuple):
+    count: jax.Array
+    mu: fnopt.core.Slot
+    nu: fnopt.core.Slot
+
+
+def _written(leaf=None, scalars=None):
+    class mine(fnopt.core.Leafwise):
+        State = _State
+        b1: float = fnopt.core.hyper(default=0.9)
+
+    def made(h, t):
+        del h, t
+        return {"gain": 0.5}
+
+    def plain(h, g, mu, nu):
+        return g * h.gain, mu, nu
+
+    mine.leaf = lambda self, *args: (leaf or plain)(*args)
+    mine.scalars = lambda self, h, t: (scalars or made)(h, t)
+    return mine()
+
+
+WRONG = {
+    "too few": (
+        lambda h, g, mu, nu: (g, mu),
+        TypeError,
+        r"^mine: mine.leaf returned 2 values, expected 3: the update and the new \['mu', 'nu'\]\.",
+    ),
+    "no tuple": (
+        lambda h, g, mu, nu: g,
+        TypeError,
+        r"^mine: mine.leaf returned float32\[2\], expected 3: the update and",
+    ),
+    "nothing": (lambda h, g, mu, nu: None, TypeError, "mine.leaf returned NoneType, expected 3"),
+    "misspelt": (
+        lambda h, g, mu, nu: (g * h.gian, mu, nu),
+        AttributeError,
+        r"^mine: the argument h of leaf and scalars has no 'gian'; it has \['b1', 'gain'\]",
+    ),
+    "a scalar": (
+        lambda h, g, mu, nu: (jnp.sum(g), mu, nu),
+        ValueError,
+        r"^mine: mine.leaf returned float32\[\] as the update of a leaf of shape \(2,\), expected "
+        r"float32\[2\], as the gradient\.",
+    ),
+    "a number": (
+        lambda h, g, mu, nu: (0.0, mu, nu),
+        ValueError,
+        r"mine.leaf returned float as the update of a leaf of shape \(2,\), expected",
+    ),
+    "a scalar slot": (
+        lambda h, g, mu, nu: (g, mu, jnp.sum(nu)),
+        ValueError,
+        r"returned float32\[\] as the nu of a leaf of shape \(2,\), expected float32\[2\], as the "
+        r"slot before\.",
+    ),
+    "a pair as slot": (lambda h, g, mu, nu: (g, (mu, mu), nu), ValueError, "as the mu of a leaf"),
+}
+
+
+@pytest.mark.parametrize("leaves", [1, 2])
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_mistakes_in_a_formula_are_named(name, leaves, compiled):
+    leaf, kind, message = WRONG[name]
+    tx = _written(leaf)
+    params = {f"w{i}": jnp.ones(2) for i in range(leaves)}
+    update = jax.jit(tx.update) if compiled else tx.update
+    with pytest.raises(kind, match=message):
+        update(params, tx.init(params), params)
+
+
+@pytest.mark.parametrize(
+    ("scalars", "kind", "message"),
+    [
+        (lambda h, t: None, TypeError, r"mine.scalars returned NoneType, expected a dict"),
+        (lambda h, t: h.b1, TypeError, r"mine.scalars returned float32\[\], expected a dict"),
+        (lambda h, t: {"gain": jnp.ones(3)}, ValueError, r"float32\[3\] as 'gain', expected a sca"),
+        (lambda h, t: {"gain": h.b2}, AttributeError, r"scalars has no 'b2'; it has \['b1'\]"),
+    ],
+)
+def test_mistakes_in_scalars_are_named(scalars, kind, message):
+    tx, params = _written(scalars=scalars), {"w": jnp.ones(2)}
+    with pytest.raises(kind, match=message):
+        tx.update(params, tx.init(params), params)
+
+
+def test_a_formula_without_slots_returns_the_update():
+    class halved(fnopt.core.Leafwise):
+        def leaf(self, h, g):
+            return (g / 2,)
+
+    params = jnp.ones(2)
+    with pytest.raises(ValueError, match=r"halved\.leaf returned .* as the update of a leaf"):
+        halved().update(params, halved().init(params))

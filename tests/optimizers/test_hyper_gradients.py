@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import fnopt
+from fnopt.optimizers import _matrix_factors, _psgd_kron
 
 STEPS = 20
 NAMES = ["adam", "amsgrad", "rmsprop", "lamb", "adafactor", "came", "adagrad", "adan", "adamax"]
@@ -47,3 +48,21 @@ def test_only_the_slope_at_zero_changes():
     y, slope = jax.jvp(fnopt.core.flat_at_zero, (x,), (jnp.ones(5),))
     np.testing.assert_array_equal(y, x)
     assert slope.tolist() == [0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("measure", [_psgd_kron._norm_from_below, _matrix_factors.root_mean_square])
+def test_slopes_of_a_measure_that_is_scaled_by_its_largest_element(measure):
+    """XLA computes a sum of products again beside its maximum, and may round it otherwise."""
+
+    @jax.jit
+    def slope(x):
+        def loss(x):
+            a, b = x
+            return jnp.sum(measure(jnp.swapaxes(a, 1, 2) @ a + jnp.swapaxes(b, 1, 2) @ b))
+
+        return jax.value_and_grad(loss)(x)
+
+    for x in np.random.default_rng(0).standard_normal((100, 2, 1, 1, 2)).astype(np.float32):
+        value, (da, db) = slope((x[0], x[1]))
+        # Euler: the measure of a product is homogeneous of degree two.
+        np.testing.assert_allclose(np.sum(x[0] * da + x[1] * db), 2 * value, rtol=1e-5)

@@ -1,0 +1,76 @@
+"""What a `Leafwise` transform's own functions are given and must return."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core._checks import described
+from fnopt.core._errors import listing, where
+
+
+class LeafNumbers(SimpleNamespace):
+    """The argument `h` of `leaf` and `scalars`: numbers by name."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise AttributeError(
+            f"{where()}the argument h of leaf and scalars has no {name!r}; it has "
+            f"{listing(sorted(vars(self)))}, the numeric fields of the class and what its "
+            "scalars(h, t) returned. Flags and functions are read from self.",
+            name=name,
+            obj=self,
+        )
+
+
+def check_scalars_returned(owner: str, more: Any) -> None:
+    """Raises a TypeError if `scalars` returned no dict, or a ValueError for one of no scalars."""
+    if not isinstance(more, dict):
+        raise TypeError(
+            f"{where()}{owner}.scalars returned {described(more)}, expected a dict from names to "
+            "scalars ({} for none)."
+        )
+    for name, x in more.items():
+        if getattr(x, "shape", ()):
+            raise ValueError(
+                f"{where()}{owner}.scalars returned {described(x)} as {name!r}, expected a scalar."
+            )
+
+
+def returned_by_leaf(owner: str, out: Any, slots: tuple[str, ...], g: Any, old: Any) -> Any:
+    """The update and the new slots that `leaf` returned, as a tuple.
+
+    Raises:
+        TypeError: If there are more or fewer than the class has slots.
+        ValueError: If one has another shape than the leaf, or than the slot before.
+    """
+    made = out if slots else (out,)
+    if not isinstance(made, tuple) or len(made) != 1 + len(slots):
+        found = f"{len(made)} values" if isinstance(made, tuple) else described(made)
+        raise TypeError(
+            f"{where()}{owner}.leaf returned {found}, expected {1 + len(slots)}: the update and "
+            f"the new {listing([*slots])}."
+        )
+    for what, new, was in zip(("update", *slots), made, (g, *old), strict=True):
+        alike = getattr(new, "shape", None) == getattr(was, "shape", ())  # of arrays
+        if not alike and _shapes(new) != _shapes(was):
+            like = "the gradient" if what == "update" else "the slot before"
+            raise ValueError(
+                f"{where()}{owner}.leaf returned {_text(new)} as the {what} of a leaf of shape "
+                f"{jnp.shape(g)}, expected {_text(was)}, as {like}."
+            )
+    return made
+
+
+def _shapes(x: Any) -> Any:
+    leaves, treedef = jax.tree.flatten(x)
+    return treedef, [*map(jnp.shape, leaves)]
+
+
+def _text(x: Any) -> str:
+    alone = jax.tree.structure(x).num_nodes == 1
+    return described(x) if alone else str(jax.tree.map(described, x))

@@ -16,12 +16,12 @@ from fnopt.linear._singular import gauss_newton_solution, singular_triangle
 from fnopt.linear._system import DampedStep
 from fnopt.linear._triangle import Triangle, damped_triangle
 
-# Times the radius: a longer step is cut. Moré (1978) repeats the solution until the length is within
-# 1.1; the damping for the next step follows from this solution anyway, and a program without an
-# inner loop compiles in two thirds of the time.
+# Times the radius: a longer step is cut. Moré (1978) repeats the solution until the length is
+# within 1.1; the damping for the next step follows from this solution anyway, and a program without
+# an inner loop compiles in two thirds of the time.
 _LONGEST = 1.5
-# Rounding units of the largest entry: the least multiple of the identity below a triangle, so that no
-# pivot is zero. It is a few times the rounding of a Householder QR (Higham 2002, theorem 19.4).
+# Rounding units of the largest entry: the least multiple of the identity below a triangle, so that
+# no pivot is zero: a few times the rounding of a Householder QR (Higham 2002, theorem 19.4).
 _LEAST = 8.0
 
 

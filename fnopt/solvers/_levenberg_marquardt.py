@@ -139,14 +139,9 @@ class levenberg_marquardt(LeastSquaresMethod):
     def tolerances(self, params: Any, dtype: Any) -> Tolerances:
         """The hyper-parameters in the dtype of the computation, with the defaults filled in."""
         radius = self.radius if self.is_trust_region else 1 / self.lam
-        return (
-            super()
-            .tolerances(params, dtype)
-            ._replace(
-                radius=jnp.asarray(radius, dtype),
-                acceleration=jnp.asarray(self.acceleration, dtype),
-            )
-        )
+        numbers = super().tolerances(params, dtype)
+        acceleration = jnp.asarray(self.acceleration, dtype)
+        return numbers._replace(radius=jnp.asarray(radius, dtype), acceleration=acceleration)
 
     def propose(
         self,
@@ -160,10 +155,8 @@ class levenberg_marquardt(LeastSquaresMethod):
     ) -> Trial:
         """The step within the trust radius, corrected to second order."""
         system = model.system(point, scale, lam)
-        if self.is_trust_region:
-            step = system.trust_region(radius)
-        else:
-            step = system.damped(1 / radius)
+        trusts = self.is_trust_region
+        step = system.trust_region(radius) if trusts else system.damped(1 / radius)
         if not self.geodesic:
             return straight(point, scale, step)
         return accelerated(

@@ -1,4 +1,4 @@
-"""The least-squares loop: linearize, propose a step, compare, accept or refuse, adapt the radius."""
+"""The least-squares loop: linearize, propose, compare, accept or refuse, adapt the radius."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def search(
     x: jax.Array,
     max_steps: jax.Array,
     history: int | None,
-    watch: Watch,
+    watch: Callable[[jax.Array], Watch],
 ) -> Solution:
     """Loops until a certificate holds, or three times; the solution as vectors."""
     tolerances = solver.tolerances(params, x.dtype)

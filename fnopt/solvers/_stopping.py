@@ -17,7 +17,7 @@ _SHARP = 1e-10
 # Of the cost, likewise: 1e-2 sqrt(m - n) of a standard error. What a single parameter could gain by
 # more than that is no convergence, whatever stopped the step.
 SHARE = 1e-4
-# Roundings that a residual is taken to consist of: a handful of operations (Higham 2002, section 3.1).
+# Roundings that a residual is taken to consist of (Higham 2002, section 3.1): some operations.
 _OPERATIONS = 8
 # Of the residuals within the range of the Jacobian: a step whose cost is lost in rounding is taken
 # if it leaves at most that of them. A Gauss-Newton step that converges leaves far less.
@@ -106,7 +106,7 @@ def is_lost_in_rounding(actual: jax.Array, predicted: jax.Array, noise: jax.Arra
 
 
 def is_nearer(after: Linearization, before: Linearization) -> jax.Array:
-    r"""Whether the first-order condition holds better after a step: the test where costs can't tell.
+    r"""Whether the first-order condition holds better after a step, where costs can't tell.
 
     Reference:
         Hager and Zhang (2005), A new conjugate gradient method with guaranteed descent and an
@@ -124,7 +124,7 @@ def is_stationary(point: Linearization, gtol: jax.Array) -> jax.Array:
 def negligible_decrease(point: Linearization, tolerances: Tolerances) -> jax.Array:
     r"""What a converged point may leave of the cost to a linear model.
 
-    A share of it, or what rounding makes of as many components of the residuals as there are params:
+    A share of it, or what rounding makes of one component of the residuals for each parameter,
     :math:`\tfrac12 n (8 \rho)^2`.
     """
     noise = cost_rounding(point, tolerances.eps)

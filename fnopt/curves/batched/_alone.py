@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import is_converged
+from fnopt.core import Status, is_converged
 from fnopt.curves.batched._data import Points, joined
 from fnopt.curves.batched._model import jacobian_columns
 from fnopt.curves.batched._progress import (
@@ -66,13 +66,18 @@ def _again(
     x = found.params[None] / size
     there = sums(columns(x), jax.tree.map(lambda a: jnp.moveaxis(a, 0, -1), own))
     inverse, rank = inverse_and_rank(there.A)
+    assert found.certificate is not None
+    # A batch has no other word for params whose effect is gone though the rank doesn't show it.
+    hidden = jnp.any(found.certificate.undetermined) & (rank[0] == start.shape[1])
+    hidden &= is_converged(found.status)
+    status = jnp.where(hidden, Status.NO_EFFECT.array, found.status)
     return row._replace(
         x=x,
         square=there.square,
         inverse=inverse,
         rank=rank,
         steps=row.steps + found.steps,
-        status=found.status[None],
+        status=status[None],
     )
 
 

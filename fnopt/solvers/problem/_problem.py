@@ -268,7 +268,7 @@ def _weighted_squares(r: Callable[[jax.Array], jax.Array], w: jax.Array) -> Squa
 
 
 def _box(bounds: Any, params: Any, made: Parametrisation, dtype: Any) -> Box | None:
-    boxes = box_of(bounds, params, dtype)
+    boxes = box_of(bounds, params, dtype, may_be_equal=True)
     if boxes is None:
         return None
     kinds = made.kinds or (None,) * len(boxes)

@@ -55,7 +55,7 @@ def test_whatever_is_done_to_rows_and_columns(name, x64):
         def evaluate(params, batch):
             setting = set_up(FN, params, batch, jac=jac, **SETTINGS[name])
             problem, x = setting.problem, setting.x
-            return solver.evaluate(problem.model_at(problem.flat.r(x)), x)
+            return solver.model(problem.model).evaluate(x)
 
         return evaluate.lower(PARAMS, BATCH).compile()
 

@@ -40,7 +40,8 @@ MODELS = {
 
 def data(name, dtype, size):
     fn, truth, _ = MODELS[name]
-    values = np.asarray(fn(T, *truth), float) + 0.02 * np.sin(9 * T)
+    with jax.enable_x64(True):
+        values = np.asarray(fn(jnp.asarray(T), *truth)) + 0.02 * np.sin(9 * T)
     return jnp.asarray(values * size, dtype)
 
 
@@ -76,9 +77,10 @@ def cases(unsolved):
 
 
 FAR = "a step within reach of ones gains nothing beside such data, and the peak leaves them"
-SLOW = "right, after more than 60 evaluations"
+SLOW = "right, after more than 60 evaluations: the height grows by factors before the rest moves"
 UNSOLVED = {("gaussian", "float32", size): FAR for size in (1e9, 1e12, 1e18, 1e24, 1e30)}
 UNSOLVED |= {("gaussian", "float64", size): FAR for size in (1e18, 1e30, 1e45, 1e60)}
+UNSOLVED |= {("gaussian", "float32", 1e6): SLOW, ("gaussian", "float64", 1e12): SLOW}
 
 
 @pytest.mark.parametrize(("name", "dtype", "size"), cases(UNSOLVED))

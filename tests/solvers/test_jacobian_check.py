@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import fnopt
+from fnopt import Status
 from fnopt.solvers.problem._jacobian_check import disagrees
 from fnopt.solvers.problem._problem import set_up
 
@@ -86,3 +87,50 @@ def test_a_kink_is_no_alarm_and_the_check_can_be_left_out():
     assert status(1) != "WRONG_JACOBIAN"
     assert status(2) == "WRONG_JACOBIAN"
     assert status(2, check_jac=False) != "WRONG_JACOBIAN"
+
+
+T = np.linspace(0.0, 3.0, 12)
+DECAY = 2 * np.exp(-0.7 * T) + 0.3
+
+
+def decay(p):
+    return p[0] * jnp.exp(-p[1] * T.astype(p.dtype)) + p[2] - DECAY.astype(p.dtype)
+
+
+HOW = ("right", "differences", "negated", "doubled", "without a column")
+
+
+def wrong_jacobian(p, how):
+    """The Jacobian of `decay`, right or in one of several ways wrong: one program for all."""
+    J, steps = jax.jacfwd(decay)(p), 1e-2 * jnp.eye(3)
+    crude = jax.vmap(lambda d: (decay(p + d) - decay(p - d)) / 2e-2, out_axes=1)(steps)
+    return jnp.stack([J, crude, -J, 2 * J, J.at[:, 1].set(0)])[how]
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_jacobian_that_is_not_the_derivative_is_reported(how):
+    def residuals(p, how):
+        return decay(p)
+
+    which = (jnp.asarray(HOW.index(how)),)
+    end = fnopt.least_squares(residuals, jnp.ones(3), args=which, jac=wrong_jacobian)
+    if how in ("right", "differences"):
+        assert bool(end.converged), end.message
+        np.testing.assert_allclose(end.params, [2, 0.7, 0.3], rtol=1e-3)
+    else:
+        assert int(end.status) == Status.WRONG_JACOBIAN, end.message
+        assert "check it against jax.jacfwd(residual_fn)(params)" in end.message
+
+
+def test_a_wrong_jacobian_of_an_opaque_function_is_no_convergence():
+    def opaque(p):
+        shape = jax.ShapeDtypeStruct((12,), jnp.float32)
+        return jax.pure_callback(lambda p: np.asarray(decay(np.asarray(p))), shape, p)
+
+    # Nothing can be compared, and no step along the false slope gains anything.
+    solver = fnopt.levenberg_marquardt(geodesic=False)
+    end = fnopt.least_squares(
+        opaque, jnp.ones(3), jac=lambda p: -jax.jacfwd(decay)(p), solver=solver
+    )
+    assert int(end.status) == Status.STALLED, end.message
+    assert int(end.nfev) < 300

@@ -49,8 +49,8 @@ def test_the_first_steps_from_ones_do_not_cross_a_pole(loss, x64):
 
 
 @pytest.mark.parametrize("loss", ["soft_l1", "cauchy"])
-def test_one_rate_for_two_decays_is_not_claimed(loss, x64):
-    """Rates that begin near each other meet on a saddle, and beyond that in a level valley."""
+def test_one_rate_for_two_decays_is_flagged(loss, x64):
+    """Rates that begin near each other meet on a saddle, where the sum of heights is all."""
     t = np.linspace(0.0, 3.0, 100)
 
     def model(p, xp=jnp):
@@ -62,9 +62,19 @@ def test_one_rate_for_two_decays_is_not_claimed(loss, x64):
     heights = rng.uniform(0.5, 4, (2, 40))
     p0s = np.stack([heights[0], rates, heights[1], rates * rng.uniform(1, 1.5, 40)], axis=1)
     found = all_fits(model, loss, ys, p0s)
-    claimed = np.asarray(is_converged(found.status))
-    assert claimed.sum() >= 36
-    np.testing.assert_array_equal(found.rank[claimed], 4)
+    converged, flags = np.asarray(is_converged(found.status)), found.certificate.undetermined
+    determined = np.asarray(found.rank) == 4
+    assert np.sum(converged & determined) >= 20
+    np.testing.assert_array_equal(np.any(flags, axis=1)[converged], ~determined[converged])
+    for k in np.flatnonzero(converged & determined):
+        better = scipy.optimize.least_squares(
+            lambda p, k=k: model(p, np) - ys[k],
+            found.params[k],
+            loss=loss,
+            f_scale=0.05,
+            xtol=1e-12,
+        )
+        assert better.cost > (1 - 1e-4) * found.cost[k], (found.params[k], better.x)
 
 
 @pytest.mark.parametrize("far", [1e2, 1e20])

@@ -11,7 +11,6 @@ import pytest
 from jax.experimental.ode import odeint
 
 import fnopt
-from fnopt.solvers.convergence._evidence import nears_singular_root
 
 T = np.linspace(0.0, 3.0, 12)
 Y = 2 * np.exp(-0.7 * T) + 0.3
@@ -78,6 +77,12 @@ def decay_in(name, dtype, start, time=1.0, amplitude=1.0):
     return end, np.asarray(end.params, float) / units
 
 
+def right_or_flagged(end, params, want):
+    """The promise: converged params are right, or the certificate flags some."""
+    right = np.allclose(params, want, rtol=1e-3)
+    return bool(end.converged) <= right or bool(np.any(end.certificate.undetermined))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", list(SOLVERS))
 def test_every_solver_in_any_units(name, dtype):
@@ -99,23 +104,21 @@ def test_data_far_from_the_start_are_fitted_or_refused(name, dtype):
         _, want = decay_in(name, dtype, [1.0, 1.0, 0.0])
         for size in (1e-30, 1e20) if dtype == "float32" else (1e-150, 1e-300, 1e150):
             end, params = decay_in(name, dtype, np.ones(3), amplitude=size)
-            right = np.allclose(params, want, rtol=1e-3)
-            assert right or not bool(end.converged), (size, end.status)
+            assert right_or_flagged(end, params, want), (size, end.status)
             if name in ("lm", "gauss_newton") and size == 1e-30:
-                assert right
+                np.testing.assert_allclose(params, want, rtol=1e-3)
                 assert bool(end.converged), end.status
 
 
 @pytest.mark.parametrize("name", list(SOLVERS))
-def test_data_far_below_the_start_are_not_claimed_on_the_way(name):
+def test_data_far_below_the_start_are_fitted_or_refused(name):
     """The first step takes all but rounding; what is next to the start says nothing after it."""
     start = [2.0, 0.5, -1.0]
     with jax.enable_x64(True):
         _, want = decay_in(name, "float64", [1.0, 1.0, 0.0])
         for power in (-15, -33, -36, -39, -60):  # three of them were claimed at a wrong rate
             end, params = decay_in(name, "float64", start, amplitude=10.0**power)
-            right = np.allclose(params, want, rtol=1e-3)
-            assert right or not bool(end.converged), (power, end.status, params)
+            assert right_or_flagged(end, params, want), (power, end.status, params)
 
 
 @pytest.mark.parametrize("name", list(SOLVERS))
@@ -126,7 +129,7 @@ def test_the_first_step_to_tiny_data_is_none_to_a_singular_root(name, level):
         _, want = decay_in(name, "float64", [1.0, 1.0, 0.0])
         for size in (1e-40, 1e-60):
             end, params = decay_in(name, "float64", [level, 1.0, 0.0], amplitude=size)
-            assert np.allclose(params, want, rtol=1e-3) or not bool(end.converged), end.status
+            assert right_or_flagged(end, params, want), (size, end.status, params)
 
 
 def rising(p, t, y):
@@ -211,10 +214,11 @@ def test_degrees_of_freedom_go_by_the_rank():
     end = fnopt.least_squares(line, jnp.ones(2), args=(A, y))
     assert int(end.rank) == 1
     assert int(end.dof) == 11
-    # A param that had no effect from the start is no loss: the claim stands.
+    # A param that had no effect from the start is flagged.
     end = fnopt.least_squares(line, jnp.ones(2), args=(A.at[:, 1].set(0), y))
     assert bool(end.converged)
     assert int(end.dof) == 11
+    np.testing.assert_array_equal(end.certificate.undetermined, [False, True])
 
 
 def test_one_datum_and_many_params():
@@ -274,10 +278,3 @@ def test_an_equation_of_motion_that_has_only_a_reverse_derivative():
     assert int(end.nhev) == 0
     np.testing.assert_allclose(end.params["rate"], 0.7, rtol=1e-4)
     np.testing.assert_allclose(end.params["y0"], 3, rtol=1e-4)
-
-
-def test_a_cost_that_underflows_is_no_singular_root():
-    one, before = jnp.ones(1), jnp.float32(2.5e-37)
-    step = jnp.full(1, 1e-20)
-    assert nears_singular_root(step, one, one, before, before / 4)
-    assert not nears_singular_root(step, one, one, before, jnp.float32(0))

@@ -23,7 +23,7 @@ from fnopt.linear._singular import (
     singular_triangle,
 )
 from fnopt.linear._system import DampedStep, System
-from fnopt.linear._triangle import Triangle, damped_triangle, triangle, without_noise
+from fnopt.linear._triangle import Triangle, damped_triangle, noise_damping, triangle
 from fnopt.linear._triangle import row_triangle as row_triangle
 from fnopt.linear._triangle_system import LiftedSystem, TriangleSystem
 from fnopt.linear._unrolled import (
@@ -61,6 +61,7 @@ __all__ = [
     "jacobi_scale",
     "linear_solver",
     "matrix_inverse_pth_root",
+    "noise_damping",
     "norm",
     "normal_equations",
     "numerical_rank",
@@ -75,5 +76,4 @@ __all__ = [
     "unrolled_inverse",
     "unrolled_rank",
     "unrolled_solve",
-    "without_noise",
 ]

@@ -69,42 +69,42 @@ def row_triangle(A: jax.Array, r: jax.Array, graded: bool = False) -> Triangle:
     return triangle(rows[:, :-1], rows[:, -1], graded)
 
 
-def without_noise(factors: Triangle, size: jax.Array) -> Triangle:
-    r"""The triangle without the residual's part along columns that depend on those before them.
+def noise_damping(L: jax.Array) -> jax.Array:
+    r"""A diagonal that holds still the columns that depend on those before them.
 
-    Of such a column rounding leaves a pivot of some units, and a direction at random, in which the
-    residual may be as long as anywhere. A step would go along it, by :math:`\|r\| / \epsilon`.
+    Of such a column rounding leaves a pivot of some units, and a step would go along it by
+    :math:`\|r\| / \epsilon`. It adds nothing to the range of the others, so nothing is
+    lost if it is held.
 
     Args:
-        factors: The triangle of `A` and `r`.
-        size: The lengths that pivots are compared with, of shape `[k]` or a scalar.
+        L: The triangle of columns of like lengths, of shape `[k, k]`.
 
     Returns:
-        The triangle, whose `c` is zero where a pivot is below 32 rounding units of the size.
+        The diagonal, of shape `[k]`: the largest entry where a pivot is below 32 rounding units of
+        that, else 0.
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from fnopt.linear import triangle, without_noise
-        >>> factors = triangle(jnp.asarray([[1.0, 1.0], [0.0, 0.0]]), jnp.asarray([1.0, 2.0]))
-        >>> print(abs(without_noise(factors, jnp.ones(2)).c))
-        [1. 0.]
+        >>> from fnopt.linear import noise_damping, triangle
+        >>> print(noise_damping(triangle(jnp.asarray([[1.0, 1.0], [0.0, 0.0]]), jnp.ones(2)).L))
+        [0. 1.]
 
     Reference:
         Golub and Van Loan (2013), Matrix Computations, section 5.5 (numerical rank).
     """
-    L, c = factors
-    noise = jnp.asarray(_ROUNDED * float(jnp.finfo(c.dtype).eps), c.dtype) * size
-    return Triangle(L, jnp.where(jnp.abs(jnp.diagonal(L)) <= noise, jnp.zeros_like(c), c))
+    top = jnp.max(jnp.abs(L))
+    noise = jnp.asarray(_ROUNDED * float(jnp.finfo(L.dtype).eps), L.dtype) * top
+    return jnp.where(jnp.abs(jnp.diagonal(L)) <= noise, top, jnp.zeros_like(top))
 
 
 def damped_triangle(factors: Triangle, d: jax.Array) -> Triangle:
-    r"""The triangle of :math:`A` with a multiple of the identity below it.
+    r"""The triangle of :math:`A` with a diagonal below it.
 
-    .. math:: L_d L_d^T = A^T A + d^2 I, \qquad L_d\, c_d = A^T r
+    .. math:: L_d L_d^T = A^T A + \operatorname{diag}(d)^2, \qquad L_d\, c_d = A^T r
 
     Args:
         factors: The triangle of `A` and `r`.
-        d: The multiple, a scalar.
+        d: The diagonal, of shape `[k]`, or a scalar.
 
     Returns:
         The triangle of the damped problem.

@@ -38,6 +38,8 @@ class TriangleSystem:
         size: The longer side of `A`, `max(m, n)`.
         start: The damping of the next step, a scalar.
         pull: :math:`w \mapsto A^T w`.
+        held: A diagonal that is always below the triangle, of shape `[k]`; see
+            :func:`noise_damping`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -55,6 +57,7 @@ class TriangleSystem:
     size: int
     start: jax.Array
     pull: Callable[[jax.Array], jax.Array]
+    held: jax.Array | float = 0.0
 
     def trust_region(self, radius: jax.Array) -> DampedStep:
         r"""The step with the damping at hand, cut to 1.5 radii.
@@ -86,7 +89,7 @@ class TriangleSystem:
         top = jnp.max(jnp.abs(self.triangle.L))
         least = jnp.asarray(_LEAST * float(jnp.finfo(lam.dtype).eps), lam.dtype)
         least *= jnp.where(top > 0, top, jnp.ones_like(top))
-        L, c = damped_triangle(self.triangle, jnp.maximum(jnp.sqrt(lam), least))
+        L, c = damped_triangle(self.triangle, jnp.maximum(jnp.sqrt(lam), least) + self.held)
         p = -_solved(L, c, transposed=True)
         length = norm(p)  # beside columns that hardly count it may be huge
         rise = jnp.square(divide(length, jnp.sqrt(jnp.sum(jnp.square(_solved(L, p))))))

@@ -7,16 +7,19 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Status, is_converged
+from fnopt.core import Status, is_converged, row_total
 from fnopt.linear import Triangle, divide, numerical_rank, singular_triangle
 from fnopt.solvers._bounded import free_point
 from fnopt.solvers._loop import SearchState
 from fnopt.solvers._stopping import Tolerances, cost_rounding, negligible_decrease, slopes
 from fnopt.solvers.linear_model._base import LinearModel
+from fnopt.solvers.linear_model._dense import TriangleModel
 from fnopt.solvers.linear_model._linearization import Linearization
 from fnopt.solvers.linear_model._scaling import initial_scale
 from fnopt.solvers.problem._problem import Problem
 from fnopt.solvers.problem._units import finer_unit
+
+_SMALL, _ENTRIES = 64, 2**18  # params; entries, 2 MB in float64, what a core's cache holds
 
 
 class Certificate(NamedTuple):
@@ -76,7 +79,8 @@ def certify(
         tolerances: The numbers of the method.
         unit: What the residuals are multiplied by.
     """
-    point, free = state.point, free_point(state.point, problem.box)
+    point = exact_point(model, state.point)
+    free = free_point(point, problem.box)
     whole = _spectrum(model, point)
     part = whole if problem.box is None else _spectrum(model, free)
     bound = negligible_decrease(free, tolerances)
@@ -90,10 +94,12 @@ def certify(
     # The square of such a column is below the rounding of what it was.
     root = jnp.asarray(float(jnp.finfo(bound.dtype).eps) ** 0.5, bound.dtype)
     gone = (point.columns <= root * state.steepest) & (state.steepest > 0)
-    length = jnp.sqrt(2 * point.cost)
+    length = jnp.sqrt(row_total(jnp.sum(jnp.square(point.r))))
+    # Nor would the residuals know it if the parameter were doubled, or zero.
+    gone &= point.columns * jnp.abs(point.x) <= length
     certificate = Certificate(
         optimality=divide(jnp.max(slopes(free), initial=0), length),
-        decrement=divide(part.decrement, point.cost),
+        decrement=divide(2 * part.decrement, jnp.square(length)),
         rounding=divide(cost_rounding(free, tolerances.eps), point.cost),
         undetermined=whole.null | gone | (point.columns <= 0),
     )
@@ -105,6 +111,22 @@ def certify(
         unit=jnp.where(rescaled, finer, unit),
         refuted=rescaled | (ended & ~optimal),
     )
+
+
+def exact_point(model: LinearModel, point: Linearization) -> Linearization:
+    """The point with the triangle of its Jacobian, where that is small and can be formed.
+
+    Normal equations square the condition number and conjugate gradients don't show a null space. Up
+    to 64 params a QR decomposition costs next to nothing beside a fit.
+    """
+    flat = model.flat
+    given = flat.derivative
+    formed = model.chunk_size is None and (given is None or given.gram is None)
+    small = flat.n <= min(flat.rows, _SMALL) and flat.rows * flat.n <= _ENTRIES
+    if point.triangle is not None or not (formed and small):
+        return point
+    exact = TriangleModel(flat, model.mode, model.chunk_size).evaluate(point.x)
+    return exact._replace(cost=point.cost)
 
 
 class _Spectrum(NamedTuple):

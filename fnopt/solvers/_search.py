@@ -29,7 +29,8 @@ class _Round(NamedTuple):
 
     state: SearchState
     certified: Certified
-    number: jax.Array  # int32, loops so far
+    unit: jax.Array  # what the residuals of that loop are multiplied by
+    number: jax.Array  # int32, loops so far, without those in another unit
     helped: jax.Array  # whether the last one lowered the cost by what a test may leave
 
 
@@ -47,14 +48,16 @@ def search(
     none = jnp.zeros((), jnp.int32)
 
     def again(at: _Round) -> _Round:
-        state, radius, unit, number = at.state, at.certified.radius, at.certified.unit, at.number
+        state, radius, unit = at.state, at.certified.radius, at.certified.unit
+        rescaled = unit != at.unit
         here = in_unit(problem, unit)
         end = iterate(here, solver, tolerances, state, radius, max_steps, watch(unit))
         certified = certify(here, solver.model(here.model), end, tolerances, unit)
         # The restart takes the Gauss-Newton step that refuted the point. If that doesn't lower the
         # cost, the linear model was wrong, and the point stands.
         helped = end.point.cost < (1 - tolerances.share) * state.point.cost
-        return _Round(end, certified, number + 1, (number == 0) | helped)
+        helped |= rescaled | (at.number == 0)
+        return _Round(end, certified, unit, at.number + (~rescaled).astype(jnp.int32), helped)
 
     def refuted(at: _Round) -> jax.Array:
         worth = at.certified.refuted & at.helped
@@ -64,14 +67,13 @@ def search(
     first = uncertified(x)
     here = in_unit(problem, first.unit)
     start = blank_state(here, solver.model(here.model), x, entries)
-    last = while_loop(refuted, again, _Round(start, first, none, jnp.ones((), bool)))
+    last = while_loop(refuted, again, _Round(start, first, first.unit, none, jnp.ones((), bool)))
     return _solution(problem, solver, last)
 
 
 def _solution(problem: Problem, solver: LeastSquaresMethod, last: _Round) -> Solution:
     state, certified = last.state, last.certified
-    unit = certified.unit
-    here = in_unit(problem, unit)
+    here = in_unit(problem, last.unit)
     point = state.point
     model = solver.model(here.model)
     residuals = point.r if state.residuals is None else state.residuals
@@ -95,7 +97,7 @@ def _solution(problem: Problem, solver: LeastSquaresMethod, last: _Round) -> Sol
         history=state.history,
         certificate=certified.certificate,
     )
-    return restored(solution, unit, _POWERS)
+    return restored(solution, last.unit, _POWERS)
 
 
 _POWERS = {"cost": 2, "gradient_norm": 2, "residuals": 1, "jacobian": 1}  # of the unit

@@ -14,9 +14,9 @@ from fnopt.linear import (
     TriangleSystem,
     WideGramSystem,
     gram,
+    noise_damping,
     numerical_rank,
     triangle,
-    without_noise,
 )
 from fnopt.residuals import linearise
 from fnopt.solvers.linear_model._base import LinearModel, formed_rmv, gram_rank, scaled_rmv
@@ -70,8 +70,9 @@ class LiftedModel(DenseModel):
         Q, R = jnp.linalg.qr((point.J / scale).T)
         pull = scaled_rmv(point, scale)
         rows = triangle(R.T, point.r)
-        rows = without_noise(rows, jnp.max(jnp.abs(rows.L)))
-        inside = TriangleSystem(rows, self.size, lam, lambda w: matmul(pull(w), Q))
+        inside = TriangleSystem(
+            rows, self.size, lam, lambda w: matmul(pull(w), Q), noise_damping(rows.L)
+        )
         return LiftedSystem(inside, Q)
 
     def rank(self, point: Linearization) -> jax.Array:

@@ -45,7 +45,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
         action="append",
         default=[],
         metavar="NAME",
-        help="of nist, mgh and claims: only this solver, by its name in the table (repeatable)",
+        help="of nist, mgh, claims and after_the_answer: only this solver, by its name in the table (repeatable)",
     )
     parser.add_argument("--json", type=Path, metavar="OUT", help="write all figures there")
     parser.add_argument("--baseline", type=Path, metavar="FILE", help="fail where it got worse")

@@ -71,10 +71,11 @@ PROBLEMS = {
 def run(settings: Settings) -> Iterator[Metric]:
     """All problems by all solvers in both dtypes."""
     names = ["decay"] if settings.smoke else list(PROBLEMS)
-    solvers = dict(list(SOLVERS.items())[:1]) if settings.smoke else SOLVERS
+    solvers = settings.chosen(list(SOLVERS)[: 1 if settings.smoke else None])
     for dtype in ("float64", "float32"):
-        for name, solver in solvers.items():
-            yield _figure(f"{dtype}, {name}", {k: _ours(k, solver(), dtype) for k in names})
+        for name in solvers:
+            found = {k: _ours(k, SOLVERS[name](), dtype) for k in names}
+            yield _figure(f"{dtype}, {name}", found)
     yield _figure("float64, scipy trf", {k: _scipys(k, "trf") for k in names})
     yield _figure("float64, scipy lm", {k: _scipys(k, "lm") for k in names})
 

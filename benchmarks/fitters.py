@@ -33,8 +33,9 @@ class Fit(NamedTuple):
 
     params: np.ndarray
     evaluations: int  # of the residuals
-    claimed: bool  # whether the solver says that it converged
+    converged: bool  # whether the solver reports it
     seconds: int = 0  # second derivatives r'' along a step; no other library takes any
+    flagged: bool = False  # whether a certificate marks a param as undetermined; ours only
 
 
 Fits = Callable[[Any, Any], Fit]
@@ -101,13 +102,17 @@ def _by_fnopt(residuals: Residuals, solver: Any) -> Fits:
     @jax.jit
     def solve(start: Any, data: Any) -> Any:
         end = fnopt.least_squares(residuals, start, args=(data,), solver=solver)
-        return end.params, end.nfev, end.converged, end.nhev
+        flagged = jnp.any(end.certificate.undetermined)
+        return end.params, end.nfev, end.converged, end.nhev, flagged
 
     return lambda start, data: _fit(*solve(start, data))
 
 
-def _fit(params: Any, evaluations: Any, claimed: Any, seconds: Any = 0) -> Fit:
-    return Fit(np.asarray(params, np.float64), int(evaluations), bool(claimed), int(seconds))
+def _fit(
+    params: Any, evaluations: Any, converged: Any, seconds: Any = 0, flagged: Any = False
+) -> Fit:
+    end = np.asarray(params, np.float64)
+    return Fit(end, int(evaluations), bool(converged), int(seconds), bool(flagged))
 
 
 def _by_optimistix(residuals: Residuals, method: str, name: str, *tolerances: float) -> Any:

@@ -38,7 +38,8 @@ class Outcome(NamedTuple):
     verdict: Verdict
     evaluations: int
     seconds: int  # derivatives r'' along a step
-    claimed: bool
+    converged: bool
+    flagged: bool
 
     @property
     def solved(self) -> bool:
@@ -47,8 +48,8 @@ class Outcome(NamedTuple):
 
     @property
     def misled(self) -> bool:
-        """Whether the solver says that it converged where there is no minimum."""
-        return self.claimed and self.verdict.text not in ("solved", "local minimum")
+        """Whether the solver reports convergence where there is no minimum."""
+        return self.converged and self.verdict.text not in ("solved", "local minimum")
 
 
 Outcomes = dict[str, list[Outcome]]
@@ -80,7 +81,14 @@ def _run(task: Task, fitter: Fitter, dtype: str, found: Outcomes) -> None:
 def _judged(task: Task, label: str, end: Fit, dtype: str) -> Outcome:
     finite = bool(np.all(np.isfinite(end.params)))
     verdict = task.verdict(end.params, dtype) if finite else Verdict("not finite", np.nan)
-    return Outcome(f"{task.name} {label}", verdict, end.evaluations, end.seconds, end.claimed)
+    return Outcome(
+        f"{task.name} {label}",
+        verdict,
+        end.evaluations,
+        end.seconds,
+        end.converged,
+        end.flagged,
+    )
 
 
 def figures(found: Outcomes, dtype: str, ours: str = "fnopt") -> Iterator[Metric]:
@@ -96,7 +104,8 @@ def figures(found: Outcomes, dtype: str, ours: str = "fnopt") -> Iterator[Metric
             "evaluations": sum(run.evaluations for run in runs),
             "second_derivatives": sum(run.seconds for run in runs),
             "where_both_solve_x_ours": spent,
-            "wrong_but_claimed": sum(run.misled for run in runs),
+            "false": sum(run.misled and not run.flagged for run in runs),
+            "false_but_flagged": sum(run.misled and run.flagged for run in runs),
         }
         for text in sorted({run.verdict.text for run in runs if not run.solved}):
             detail[text.replace(" ", "_")] = sum(run.verdict.text == text for run in runs)

@@ -45,7 +45,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
         action="append",
         default=[],
         metavar="NAME",
-        help="of nist, mgh, claims and after_the_answer: only this solver, by its name in the table (repeatable)",
+        help="where a case has several solvers: this one only, by its name in the table",
     )
     parser.add_argument("--json", type=Path, metavar="OUT", help="write all figures there")
     parser.add_argument("--baseline", type=Path, metavar="FILE", help="fail where it got worse")
@@ -104,7 +104,9 @@ def main(argv: list[str] | None = None) -> int:
     if args.jobs > 1:
         return not smoke(args.chosen, args.jobs)
     print(report.machine())
-    results, skipped = run_cases(args.chosen, Settings(smoke=args.smoke, solvers=tuple(args.solver)))
+    results, skipped = run_cases(
+        args.chosen, Settings(smoke=args.smoke, solvers=tuple(args.solver))
+    )
     if args.json:
         report.write_json(args.json, results, skipped)
         print(f"\nwritten to {args.json}")

@@ -4,7 +4,8 @@ Nine models of two to four params, 200 starts each, in which every param is wron
 of five either way, and of a hundred. The best minimum is the lowest cost that anyone finds, by all
 digits of float64, from these starts or from the truth. A report of convergence is false where the
 cost falls on from there; of `least_squares` those whose certificate marks a parameter as
-undetermined are counted apart, as flagged. The batch has no fallback here, for that is `least_squares`.
+undetermined are counted apart, as flagged. The batch has no fallback here, for that is
+`least_squares`.
 """
 
 from __future__ import annotations

@@ -58,4 +58,3 @@ def run(settings: Settings) -> Iterator[Metric]:
         copies = sum(eqn.primitive.name == "exp" for eqn in equations)
         yield Metric(f"{name}: operations", operations, "StableHLO operations", tolerance=0.02)
         yield Metric(f"{name}: model", copies, "copies in the program", tolerance=0.0)
-

@@ -54,8 +54,8 @@ def _ramp(n: int) -> np.ndarray:
 
 
 # The minima are the paper's, with all its digits. Bard's at 1.77493 isn't in it, but all
-# eigenvalues of the Hessian are positive there. Where the starts are fewer than three, they are those of
-# MINPACK's tests: further away the sum of squares overflows or is flat.
+# eigenvalues of the Hessian are positive there. Where the starts are fewer than three, they are
+# those of MINPACK's tests: further away the sum of squares overflows or is flat.
 PROBLEMS = [
     _problem(1, fixed.rosenbrock, [-1.2, 1]),
     _problem(2, fixed.freudenstein_roth, [0.5, -2], others=(48.9842,)),

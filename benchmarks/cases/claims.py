@@ -198,6 +198,9 @@ def _is_minimum(fun: Any, jac: Any, x: np.ndarray, columns: np.ndarray) -> bool:
     def gradient(at: np.ndarray) -> np.ndarray:
         return np.asarray(fun(at)) @ np.asarray(jac(at)) / columns
 
-    rows = [(gradient(x + h) - gradient(x - h)) / (2 * h.sum()) / columns for h in steps]
+    rows = [
+        (gradient(x + h) - gradient(x - h)) / (2 * h.sum() * column)
+        for h, column in zip(steps, columns, strict=True)
+    ]
     bends = np.linalg.eigvalsh((np.stack(rows) + np.stack(rows).T) / 2)
     return bool(bends[0] > CLEARLY * bends[-1])

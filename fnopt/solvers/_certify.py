@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from fnopt.core import Status, is_converged, row_total
 from fnopt.linear import Triangle, divide, numerical_rank, singular_triangle
 from fnopt.solvers._bounded import free_point
-from fnopt.solvers._loop import SearchState
+from fnopt.solvers._loop import SearchState, relative_columns
 from fnopt.solvers._stopping import Tolerances, cost_rounding, negligible_decrease, slopes
 from fnopt.solvers.linear_model._base import LinearModel
 from fnopt.solvers.linear_model._dense import TriangleModel
@@ -91,17 +91,15 @@ def certify(
     residuals = point.r if state.residuals is None else state.residuals
     finer, rescaled = finer_unit(problem, point.cost, residuals, unit)
     rescaled &= ended | (state.status == Status.NONFINITE_START.value)
-    # The square of such a column is below the rounding of what it was.
-    root = jnp.asarray(float(jnp.finfo(bound.dtype).eps) ** 0.5, bound.dtype)
-    gone = (point.columns <= root * state.steepest) & (state.steepest > 0)
     length = jnp.sqrt(row_total(jnp.sum(jnp.square(point.r))))
-    # Nor would the residuals know it if the parameter were doubled, or zero.
-    gone &= point.columns * jnp.abs(point.x) <= length
+    # Beside the residuals the square of such a column is below the rounding of what it was.
+    root = jnp.asarray(float(jnp.finfo(bound.dtype).eps) ** 0.5, bound.dtype)
+    gone = (relative_columns(point) <= root * state.steepest) & (point.cost > 0)
     certificate = Certificate(
         optimality=divide(jnp.max(slopes(free), initial=0), length),
         decrement=divide(2 * part.decrement, jnp.square(length)),
         rounding=divide(cost_rounding(free, tolerances.eps), point.cost),
-        undetermined=whole.null | gone | (point.columns <= 0),
+        undetermined=whole.null | (gone & (state.steepest > 0)) | (point.columns <= 0),
     )
     return Certified(
         certificate=certificate,

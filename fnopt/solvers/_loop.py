@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fnopt.core import Status, cond, increment, row_axes, while_loop
+from fnopt.linear import divide
 from fnopt.residuals import Box
 from fnopt.solvers._bounded import bounded_step, free_point
 from fnopt.solvers._judgement import judge
@@ -30,7 +31,7 @@ class SearchState(NamedTuple):
     point: Linearization  # where the search is
     residuals: jax.Array | None  # [m], where those of the linear model are weighted by a loss
     scale: jax.Array  # [n], the norms of the Jacobian's columns, with a fading memory
-    steepest: jax.Array  # [n], the largest of them so far
+    steepest: jax.Array  # [n], the largest of them over the length of the residuals, so far
     radius: jax.Array  # of the trust region; 0 before the first evaluation
     lam: jax.Array  # damping of the next step
     rejections: jax.Array  # int32, refused steps in a row
@@ -71,6 +72,11 @@ def blank_state(
         steps=jnp.asarray(-1, jnp.int32),
         history=history,
     )
+
+
+def relative_columns(point: Linearization) -> jax.Array:
+    """The norms of the Jacobian's columns over that of the residuals; 0 where these are zero."""
+    return divide(point.columns, jnp.sqrt(2 * point.cost))
 
 
 def iterate(
@@ -134,7 +140,7 @@ def iterate(
             point=point,
             residuals=residuals,
             scale=columns,
-            steepest=jnp.maximum(state.steepest, point.columns),
+            steepest=jnp.maximum(state.steepest, relative_columns(point)),
             radius=lax.select(first, radius_there, judged.radius),
             lam=lax.select(first, jnp.zeros_like(judged.lam), judged.lam),
             rejections=lax.select(first, state.rejections, judged.rejections),

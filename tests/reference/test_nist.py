@@ -97,7 +97,8 @@ def test_what_is_not_solved_is_not_called_converged(name, start, dtype, solver):
         x, y, start = (jnp.asarray(a, dtype) for a in data)
         end = fnopt.least_squares(lambda b: problem.model(b, x) - y, start, solver=solver)
     solved = nist.log_relative_error(problem, end.params) >= 3
-    assert solved or not bool(end.converged), (end.message, float(end.cost))
+    flagged = bool(np.any(end.certificate.undetermined)) or int(end.rank) < len(end.params)
+    assert solved or flagged or not bool(end.converged), (end.message, float(end.cost))
 
 
 @pytest.mark.parametrize(("start", "most"), [(0, 0.6), (1, 0.8)])
@@ -114,15 +115,15 @@ def test_float32_solves_most_of_what_rounding_decides(start, most):
     assert np.mean(np.asarray(digits) >= 3) >= most
 
 
-def test_a_valley_that_float32_sees_as_level_is_hardly_called_converged():
+def test_a_valley_that_float32_sees_as_level_is_flagged():
     # MGH17 from near its first start: two exponentials become one with amplitudes of 65 and -65,
-    # and all along to infinity the residuals change by less than their rounding. 17 of 24 were
-    # claimed; where the rounding of the curvature looks like a floor one or two still are.
+    # and all along to infinity the residuals change by less than their rounding.
     problem = nist.load("MGH17")
     x, y = jnp.asarray(problem.x, jnp.float32), jnp.asarray(problem.y, jnp.float32)
     noise = np.random.default_rng(0).standard_normal((24, 5))
     starts = jnp.asarray(problem.starts[0] * (1 + 1e-3 * noise), jnp.float32)
     ends = jax.vmap(functools.partial(fit, problem.model), (0, None, None))(starts, x, y)[0]
     digits = np.asarray([nist.log_relative_error(problem, params) for params in ends.params])
-    false = np.asarray(ends.converged) & (digits < 3)
-    assert np.sum(false) <= 4, (digits, ends.cost, ends.rank)
+    flagged = np.any(ends.certificate.undetermined, axis=1)
+    false = np.asarray(ends.converged) & (digits < 3) & ~flagged
+    assert np.sum(false) <= 1, (digits, ends.cost, ends.rank)

@@ -208,9 +208,9 @@ def test_residuals_that_no_param_moves_are_no_success():
     assert fit.status.tolist()[1] == Status.NO_EFFECT
     assert fit.converged.tolist() == [True, False, True]  # the last one has nothing left to explain
     assert fit.params[1, 0] == -1
-    fit = curve_fit_batch(f, x, y, p0)  # which tries the other sign
-    assert np.all(fit.converged)
-    np.testing.assert_allclose(fit.params[1, 0], 2, rtol=1e-6)
+    fit = curve_fit_batch(f, x, y, p0)
+    assert fit.converged.tolist() == [True, False, True]
+    assert fit.params[1, 0] == -1
     fit = curve_fit_batch(lambda x, a: 0 * a * x, x, y[:1], p0[:1])
     assert fit.status.tolist() == [Status.ILL_POSED]
 

@@ -75,7 +75,9 @@ def least_squares(
     over may change from call to call, and compiles only what it hasn't compiled before: other data
     of the same shapes cost no compilation. In a loop, jit a function with the data as arguments.
 
-    A refused step costs one evaluation of the residuals, no Jacobian and no factorisation.
+    Each step evaluates the residuals and their Jacobian once, where it ends. When a stopping test
+    holds, a certificate tests the point once: see :class:`fnopt.solvers.Certificate`. If its
+    Gauss-Newton decrement isn't negligible, the loop restarts with that step, at most twice.
 
     The solution has derivatives, forward and reverse, with respect to whatever the residuals
     depend on: `args`, or what `residual_fn` closes over. They come from the implicit function
@@ -151,8 +153,8 @@ def least_squares(
 
     Returns:
         A `Solution`. Whether it converged, and why it stopped, is in its `status` and `message`:
-        values never raise. Its params are always finite if those given are. Where they go off to
-        infinity, a hundred steps that gain less than 1e-5 of the cost are the end (`NO_EFFECT`).
+        values never raise. Its params are always finite if those given are. A minimum at which the
+        data don't determine all params has converged; `rank` and `certificate.undetermined` say so.
         Its residuals are divided by `sigma`; its Jacobian includes `sigma` and the curvature of the
         loss.
 

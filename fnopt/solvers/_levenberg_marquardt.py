@@ -44,23 +44,17 @@ class levenberg_marquardt(LeastSquaresMethod):
 
     The linear algebra works in the params' common dtype (at least float32) and on the smaller side
     of the Jacobian: with `m` residuals and `n` params it costs :math:`m n^2` or :math:`m^2 n`,
-    whichever is less, so a network of very many params takes steps on small batches. A refused
-    step needs no new Jacobian.
+    whichever is less, so a network of very many params takes steps on small batches.
 
     Residuals may also be given by example: `update(None, state, params, residual_fn=fn,
     batch=batch)` with `fn(params, example)`. With more params than residuals steps then need
     :math:`J J^T` alone, and where that is cheaper without `J` (a network of many params) `J` is
     never formed. All params have one scale in such steps.
 
-    In :func:`fnopt.least_squares`, where one point leads to the next, fits with at least as many
-    residuals as params (up to 64, without bounds) get two things more. A parameter whose whole
-    effect is less than the residuals changes by factors of its own size,
-    :math:`D_j \ge 0.7 \|r\| / |x_j|`, so that no step throws it to where it has no effect at all,
-    or across a pole. And where residuals have no robust loss, stay large and bend, the curvature
-    :math:`S \approx \sum_i r_i \nabla^2 r_i` that :math:`J^T J` leaves out is learned from step to
-    step. Fits with more than 16 params learn the curvature of every param by itself, where columns
-    vanish at the minimum (saturated terms): the diagonal :math:`\sigma_j = y_j / s_j`, used once
-    the step before has foretold it.
+    In :func:`fnopt.least_squares` a parameter of a fit without bounds, whose whole effect is less
+    than the residuals, changes by factors of its own size, :math:`D_j \ge 0.7 \|r\| / |x_j|`: no
+    step throws it to where it has no effect at all. And `D` keeps 0.9 of itself from step to step,
+    so that a steep start is forgotten.
 
     Instead of the trust region one of the classic rules may set the damping :math:`\lambda` in
     :math:`(J^T J + \lambda D^2)\, v = -J^T r`: Marquardt's divides or multiplies it by ten,
@@ -108,8 +102,7 @@ class levenberg_marquardt(LeastSquaresMethod):
 
     Reference:
         Levenberg (1944); Marquardt (1963); Moré (1978), The Levenberg-Marquardt algorithm:
-        implementation and theory; Dennis, Gay and Welsch (1981), An adaptive nonlinear
-        least-squares algorithm; Nielsen (1999), Damping parameter in Marquardt's method;
+        implementation and theory; Nielsen (1999), Damping parameter in Marquardt's method;
         Transtrum and Sethna (2012), arXiv:1201.5885.
     """
 

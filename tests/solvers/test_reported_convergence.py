@@ -49,7 +49,10 @@ def exact_costs(case, params):
 VALLEY = "a valley to infinity: to first order it looks like a minimum with a singular Jacobian"
 SLOW = "normal equations have half the digits there: more than 1,000 steps"
 LIMITS = {("beale", "dogleg", "float32"): VALLEY, ("a wave", "dogleg", "float32"): VALLEY}
-LIMITS |= {("powell singular", "cholesky", "float64"): SLOW, ("watson", "cholesky", "float32"): SLOW}
+LIMITS |= {
+    ("powell singular", "cholesky", "float64"): SLOW,
+    ("watson", "cholesky", "float32"): SLOW,
+}
 
 
 def kept(case, solver, dtype):

@@ -135,7 +135,16 @@ class Solution(NamedTuple, Generic[Params]):
     @property
     def message(self) -> Any:
         """Why the solver stopped, in words; for a batch a (nested) list. Outside jit only."""
-        return messages(self.status)
+        return self._flagged(messages(self.status))
+
+    def _flagged(self, text: Any) -> Any:
+        """The message of one fit, with what the data don't determine."""
+        if self.certificate is None or jnp.ndim(self.status) or not bool(self.converged):
+            return text
+        mask = self.certificate.undetermined
+        count = int(jnp.sum(mask))
+        more = f"; the data don't determine {count} of {mask.size} params" if count else ""
+        return text + more
 
     @property
     def converged(self) -> jax.Array:

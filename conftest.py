@@ -80,6 +80,13 @@ def _doctest_names(doctest_namespace):
 
 
 @pytest.fixture
+def two_devices():
+    """Skips a test that runs on two devices where there is one, such as a machine of one GPU."""
+    if jax.device_count() < 2:
+        pytest.skip(f"needs two devices, and {jax.default_backend()} has {jax.device_count()}")
+
+
+@pytest.fixture
 def x64():
     """Switches 64-bit numbers on for one test."""
     with jax.enable_x64(True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import sys
 import time
 import traceback
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 
 from benchmarks.accelerator import clipping, device, fits, precision, steps, training
 from benchmarks.accelerator.measure import Case, Run
@@ -48,6 +50,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--smoke", action="store_true", help="tiny sizes: shows that it works")
     parser.add_argument("--again", action="store_true", help="measure what is recorded already")
+    parser.add_argument("--keep-errors", action="store_true", help="don't repeat failed cases")
     args = parser.parse_args(argv)
     args.chosen = args.parts.split(",")
     unknown = [name for name in args.chosen if name not in PARTS]
@@ -69,6 +72,23 @@ def outcome(case: Case) -> dict[str, object]:
         }
 
 
+def lost() -> bool:
+    """Whether the device answers no more: after a fault of a kernel nothing runs in a process."""
+    try:
+        jax.block_until_ready(jnp.ones(8) + 1)
+    except Exception:
+        return True
+    return False
+
+
+def go_on(args: argparse.Namespace, budget: float) -> None:
+    """Replaces this process by one that measures what is missing."""
+    flags = ["--keep-errors"] + ["--smoke"] * args.smoke
+    given = ["--out", str(args.out), "--parts", args.parts, "--budget", str(budget)]
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "benchmarks.accelerator", *given, *flags])
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs the chosen parts; 1 if a case failed."""
     args = arguments(argv)
@@ -76,7 +96,7 @@ def main(argv: list[str] | None = None) -> int:
         from tests.quick_compile import compile_quickly
 
         compile_quickly()
-    begin, record = time.perf_counter(), Record(args.out, args.again)
+    begin, record = time.perf_counter(), Record(args.out, args.again, args.keep_errors)
     run = Run(args.smoke)
     for part in args.chosen:
         for case in PARTS[part](run):
@@ -94,6 +114,8 @@ def main(argv: list[str] | None = None) -> int:
                 f"  {found.get('error', found.get('skipped', ''))}"[:300],
                 flush=True,
             )
+            if "error" in found and lost():
+                go_on(args, args.budget - (time.perf_counter() - begin))
             jax.clear_caches()
             gc.collect()
     print(record.path.with_suffix(".md").read_text())

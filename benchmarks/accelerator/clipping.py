@@ -51,19 +51,23 @@ def _dense(run: Run) -> Any:
     return models.dense(run.smoke, examples=1024)
 
 
-def measure(run: Run, problem: Any) -> list[dict[str, Any]]:
-    """Rows for the plain gradient, the clipped ones, and those by hand."""
+def functions(problem: Any) -> dict[str, Any]:
+    """The plain gradient, the clipped ones, and those by hand."""
     clipped = {
         m: (lambda p, b, m=m: fnopt.clipped_grad(problem.loss, CLIP, method=m)(p, b)[0])
         for m in ("auto", "ghost", "chunked")
     }
-    functions = {
+    return {
         "plain gradient": jax.grad(problem.total),
         **{f"clipped_grad, {m}": fn for m, fn in clipped.items()},
         "vmap(grad) by hand": by_hand(problem.loss),
     }
+
+
+def measure(run: Run, problem: Any) -> list[dict[str, Any]]:
+    """A row for each of the functions."""
     args = (problem.params, problem.batch)
-    programs = {name: compiled(fn, *args) for name, fn in functions.items()}
+    programs = {name: compiled(fn, *args) for name, fn in functions(problem).items()}
     right = programs["vmap(grad) by hand"].call(*args)
     off = {name: largest_difference(p.call(*args), right) for name, p in programs.items()}
     times = seconds_per_step({name: Call(p.call, *args) for name, p in programs.items()}, run)

@@ -15,14 +15,15 @@ Row = dict[str, Any]
 class Record:
     """The cases that ran, by part and name: rows, or the text of the error."""
 
-    def __init__(self, folder: Path, again: bool = False) -> None:
+    def __init__(self, folder: Path, again: bool = False, keep_errors: bool = False) -> None:
         self.path, self.again = folder / f"{NAME}.json", again
+        self.kept = {"rows", "error"} if keep_errors else {"rows"}
         kept = json.loads(self.path.read_text()) if self.path.exists() else {}
         self.parts: dict[str, dict[str, Any]] = kept
 
     def has(self, part: str, case: str) -> bool:
-        """Whether a case ran without an error, and isn't to run again."""
-        return not self.again and "rows" in self.parts.get(part, {}).get(case, {})
+        """Whether a case ran, without an error if errors aren't kept, and isn't to run again."""
+        return not self.again and bool(self.kept & self.parts.get(part, {}).get(case, {}).keys())
 
     def add(self, part: str, case: str, **entry: Any) -> None:
         """Keeps an entry (`rows`, `error` or `skipped`) and writes both files.

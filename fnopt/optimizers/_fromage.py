@@ -50,7 +50,9 @@ class scale_by_fromage(Leafwise):
         """The factors of the gradient and of the params."""
         del t
         shrink = lax.rsqrt(1 + h.learning_rate**2)
-        return {"step": -h.learning_rate * shrink, "decay": shrink - 1}
+        step = -h.learning_rate * shrink
+        # shrink - 1 = -step^2 / (1 + shrink): the difference would have no digits for small rates.
+        return {"step": step, "decay": -(step**2) / (1 + shrink)}
 
     def leaf(self, h: Any, g: Any, p: Any) -> Any:
         return h.step * g + h.decay * p

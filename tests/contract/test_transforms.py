@@ -228,6 +228,11 @@ def test_complex_params_under_strict_promotion(case: Any):
     assert signature(types[0]) == signature(types[2]) == signature(params)
 
 
+# Their states hold bases of eigenspaces, which a GPU's library finds by another algorithm for one
+# matrix than for several: signs and, of equal eigenvalues, the order differ. The steps don't.
+ANY_BASIS = {"galore", "kl_shampoo"} if jax.default_backend() != "cpu" else set()
+
+
 @functools.lru_cache(maxsize=2)
 def eager_step(case: Any) -> Any:
     """A step of a small tree, operation by operation: each shape compiles them all."""
@@ -245,7 +250,9 @@ def test_jit_and_vmap_over_params_equal_an_eager_step(case: Any):
     fn = jax.jit(jax.vmap(lambda p, s, g: step(tx, p, s, g, case.extras)))
     together = fn(params, state, grads)
     first = jax.tree.map(lambda x: np.asarray(x)[0], together)
-    assert_close(first, eager_step(case), rtol=2e-6, atol=1e-7, of_largest=5e-7)
+    compared = slice(None, None, 2) if case.name in ANY_BASIS else slice(None)
+    expected = eager_step(case)[compared]
+    assert_close(first[compared], expected, rtol=2e-6, atol=1e-7, of_largest=5e-7)
 
 
 @every

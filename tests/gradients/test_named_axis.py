@@ -100,6 +100,7 @@ def on_two_devices(check_vma):
 on_one = functools.partial(everything, None)
 
 
+@pytest.mark.usefixtures("two_devices")
 def test_equals_one_device(x64):
     # JAX sums derivatives by params that are the same everywhere over the devices: of an example's
     # gradient that would be the gradient of two examples. In float64, for a cosine near 0 is a sum
@@ -115,6 +116,7 @@ def wide(x):
     return x.astype(np.float64) if x.dtype == np.float32 else x
 
 
+@pytest.mark.usefixtures("two_devices")
 def test_types_agree_where_they_are_not_tracked():
     args = PARAMS, BATCH, WEIGHTS, WANTED
     found, expected = (jax.eval_shape(f, *args) for f in (on_two_devices(False), on_one))
@@ -137,6 +139,7 @@ def test_an_axis_needs_a_batch():
         curvature.hvp(lambda p: jnp.sum(p["b"]), axis_name="data")(PARAMS, PARAMS)
 
 
+@pytest.mark.usefixtures("two_devices")
 def test_axes_and_batches_that_do_not_fit():
     step = fnopt.clipped_grad(loss, 0.3, axis_name="model")
     with pytest.raises(ValueError, match=r"no axis .model. is in scope here"):

@@ -343,6 +343,7 @@ def test_samples_can_be_labels_that_are_drawn():
         np.testing.assert_allclose(x, y, atol=0.06 * np.abs(y).max())
 
 
+@pytest.mark.usefixtures("two_devices")
 def test_traces_on_a_mesh_with_explicit_axes():
     # Batches are spread over devices, params and all of the state are whole on each.
     params, batch = problem(np.float32)
@@ -364,6 +365,7 @@ def test_traces_on_a_mesh_with_explicit_axes():
     assert not any(any(x.sharding.spec) for x in jax.tree.leaves(found) if x.sharding is not None)
 
 
+@pytest.mark.usefixtures("two_devices")
 def test_convolutions_and_params_that_are_spread_trace_on_such_a_mesh():
     def model(params, image):
         options = {"lhs_dilation": (1, 2), "dimension_numbers": ("NHWC", "HWIO", "NHWC")}
@@ -471,7 +473,7 @@ def over_two_devices(check_vma):
     return jax.shard_map(fn, mesh=mesh, check_vma=check_vma, **specs)
 
 
-@pytest.mark.usefixtures("x64")
+@pytest.mark.usefixtures("x64", "two_devices")
 def test_a_batch_over_devices_makes_the_steps_of_one():
     params, batch = problem()
     found = jax.jit(over_two_devices(True))(params, batch)

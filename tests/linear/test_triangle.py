@@ -1,12 +1,9 @@
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import optimize
 
 from fnopt.linear import TriangleSystem, damped_triangle, noise_damping, triangle
 from tests.linear.test_singular import TOLERANCE, problem

@@ -10,7 +10,6 @@ import fnopt
 from fnopt.solvers.linear_model._linearization import factorised_linearization
 from fnopt.solvers.linear_model._scaling import initial_scale, with_relative_bound
 
-
 R = np.asarray([3.0, 4.0], np.float32)
 
 

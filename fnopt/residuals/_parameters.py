@@ -88,8 +88,8 @@ class positive(Transformed):
 class interval(Transformed):
     r"""Fits the logit of the place in an interval: :math:`\theta = a + (b - a) / (1 + e^{-u})`.
 
-    The ends are never reached: a fit that runs to one ends as `NO_EFFECT`. For a parameter whose
-    best value may lie on the edge, give `bounds` to the solver instead.
+    The ends are never reached: a fit that runs to one marks it as undetermined. For a parameter
+    whose best value may lie on the edge, give `bounds` to the solver instead.
 
     Args:
         lower: The lower end :math:`a`.

@@ -36,12 +36,16 @@ class Certificate(NamedTuple):
         rounding: Relative bound on what rounding does to a difference of costs.
         undetermined: Which params the data don't determine, bool `[n]`: those with a part in the
             null space of the scaled Jacobian, and those whose column fell to rounding on the way.
+        certified: Whether the decrement is negligible: at most 1e-4, or what rounding explains.
+            A converged point without it is one from which the Gauss-Newton step was tried and did
+            not help: a minimum whose Jacobian is singular, or a valley to infinity.
     """
 
     optimality: jax.Array
     decrement: jax.Array
     rounding: jax.Array
     undetermined: jax.Array
+    certified: jax.Array
 
 
 class Certified(NamedTuple):
@@ -58,7 +62,7 @@ class Certified(NamedTuple):
 def uncertified(x: jax.Array) -> Certified:
     """What precedes the first loop, and asks for it."""
     zero, one = jnp.zeros((), x.dtype), jnp.ones((), x.dtype)
-    blank = Certificate(zero, zero, zero, jnp.zeros(x.shape, bool))
+    blank = Certificate(zero, zero, zero, jnp.zeros(x.shape, bool), jnp.zeros((), bool))
     none = jnp.zeros((), jnp.int32)
     return Certified(blank, none, Status.RUNNING.array, zero, one, jnp.ones((), bool))
 
@@ -100,6 +104,7 @@ def certify(
         decrement=divide(2 * part.decrement, jnp.square(length)),
         rounding=divide(cost_rounding(free, tolerances.eps), point.cost),
         undetermined=whole.null | (gone & (state.steepest > 0)) | (point.columns <= 0),
+        certified=optimal,
     )
     return Certified(
         certificate=certificate,

@@ -1,4 +1,4 @@
-"""As many equations as params: the search, what it claims, and the derivative of a root."""
+"""As many equations as params: the search, its result, and the derivative of a root."""
 
 from __future__ import annotations
 
@@ -246,7 +246,6 @@ def _judged(
     goes = (jnp.abs(r_there) <= jnp.asarray(1e-3, r.dtype) * left) & jnp.all(shrinks)
     better = jnp.all(jnp.abs(r_there) <= jnp.maximum(left, tol * size)) & ~jnp.all(hold)
     hold = jnp.all(hold | (settled & goes))
-    settled = settled | (end.status == Status.NO_EFFECT.value)
     status = jnp.where(settled, Status.STALLED.array, end.status)
     ill = (end.status == Status.ILL_POSED.value) & jnp.all(jnp.isfinite(r))
     status = jnp.where(ill, Status.STALLED.array, status)

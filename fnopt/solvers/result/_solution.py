@@ -143,8 +143,11 @@ class Solution(NamedTuple, Generic[Params]):
             return text
         mask = self.certificate.undetermined
         count = int(jnp.sum(mask))
-        more = f"; the data don't determine {count} of {mask.size} params" if count else ""
-        return text + more
+        if count:
+            return f"{text}; the data don't determine {count} of {mask.size} params"
+        if not bool(self.certificate.certified):
+            return f"{text}; not certified, since a linear model still promises a decrease"
+        return text
 
     @property
     def converged(self) -> jax.Array:

@@ -19,7 +19,7 @@ SELECTED = (
     *(f"gradients/test_{name}.py" for name in ("clipped", "norms", "statistics", "compiled")),
     *(f"optimizers/test_{name}.py" for name in ("kfac", "muon", "newton_schulz", "shampoo")),
     *("optimizers/test_soap.py", "solvers/test_levenberg_marquardt.py"),
-    "contract/test_transforms.py",
+    *("contract/test_transforms.py", "transforms/test_quantized_state.py"),
     *(f"solvers/test_{name}.py" for name in ("bounded", "driver", "root", "robust_fits")),
     *(f"optimizers/test_{name}.py" for name in ("agrees_with_optax", "natural_gradient")),
     *("solvers/smooth/test_convergence.py", "optimizers/test_optimizers.py", "gradients"),

@@ -92,3 +92,36 @@ def test_a_failure_is_recorded_and_a_second_run_repeats_only_that(tmp_path, monk
     assert "error: RuntimeError" in (tmp_path / "accelerator.md").read_text()
     assert command.main([*arguments, "--again", "--budget", "0"]) == 0
     assert "the budget of 0 s was spent" in capsys.readouterr().out
+
+
+def test_a_lost_device_is_left_to_a_new_process(tmp_path, monkeypatch):
+    # After a fault of a kernel every later call in the process fails.
+    ran, commands = [], []
+
+    def bad():
+        ran.append("bad")
+        raise RuntimeError("CUDA_ERROR_MISALIGNED_ADDRESS")
+
+    def good():
+        ran.append("good")
+        return [{"variant": "a", "seconds": 1e-3}]
+
+    def replace(path, given):
+        commands.append(given)
+        raise SystemExit
+
+    monkeypatch.setattr(
+        command, "PARTS", {"p": lambda run: iter([Case("bad", bad), Case("good", good)])}
+    )
+    monkeypatch.setattr(jax, "clear_caches", lambda: None)
+    monkeypatch.setattr(command, "lost", lambda: True)
+    monkeypatch.setattr(command.os, "execv", replace)
+    with pytest.raises(SystemExit):
+        command.main(["--out", str(tmp_path), "--parts", "p"])
+    assert ran == ["bad"]
+    assert command.main(commands[0][3:]) == 1
+    assert ran == ["bad", "good"]
+
+
+def test_a_device_that_answers_is_not_lost():
+    assert not command.lost()

@@ -13,6 +13,7 @@ from parity import ghost_parity
 
 from fnopt.gradients import clipped_grad, gradient_statistics, per_example_norms
 from fnopt.gradients.ghost import ghost_report
+from tests.contract.test_accelerators import unstated
 
 # These use a param in a way that no rule knows; it is left to vmap, and only it.
 LEFT_TO_VMAP = {"branches": {"v", "w"}, "own_derivative": {"w"}, "learned_start": {"h0"}}
@@ -37,6 +38,13 @@ def test_equals_vmap_of_grad(make):
     report = report_of(make)
     left = {p.name for p in report.params if p.rule == "vmap"}
     assert left == LEFT_TO_VMAP.get(make.__name__, set()), report
+
+
+@pytest.mark.parametrize("make", zoo.MODELS, ids=lambda make: make.__name__)
+def test_products_beside_those_of_the_model_state_their_precision(make):
+    problem = made(make)
+    for fn in (clipped_grad(problem.loss, 1.0, method="ghost"), gradient_statistics(problem.loss)):
+        assert not unstated(jax.make_jaxpr(fn)(*problem[1:]).jaxpr)
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def row_triangle(A: jax.Array, r: jax.Array, graded: bool = False) -> Triangle:
 
 
 def noise_damping(L: jax.Array) -> jax.Array:
-    r"""A diagonal that holds still the columns that depend on those before them.
+    r"""Damping for numerically dependent columns.
 
     Of such a column rounding leaves a pivot of some units, and a step would go along it by
     :math:`\|r\| / \epsilon`. It adds nothing to the range of the others, so nothing is

@@ -19,10 +19,6 @@ class Box(NamedTuple):
     lower: jax.Array  # [n]
     upper: jax.Array  # [n]
 
-    def has_room(self) -> jax.Array:
-        """Whether every param can move: no bound is met by the other, crossed or NaN."""
-        return jnp.all(self.lower < self.upper)
-
     def is_feasible(self) -> jax.Array:
         """Whether there is a point in it, which may be the only one: equal bounds hold a param."""
         inf = jnp.inf

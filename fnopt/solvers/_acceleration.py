@@ -85,7 +85,7 @@ def _best_length(linear: Trial, curvature: jax.Array, radius: jax.Array) -> jax.
     most = jnp.where(linear.lam > 0, one, most)
     t = jnp.where(curvature > 0, divide(-linear.slope, curvature), most)
     t = jnp.clip(t, jnp.asarray(_SHORTEST, one.dtype), most)
-    return jnp.where(jnp.isfinite(t), t, one)
+    return jnp.where(jnp.isfinite(curvature), t, one)
 
 
 def _length(p: jax.Array) -> jax.Array:

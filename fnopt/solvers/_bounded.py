@@ -24,7 +24,7 @@ Products = tuple[Map, Map] | None
 
 
 def within_bounds(solver: Any, m: int, n: int) -> Any:
-    """The method with an algebra that single params can be taken out of.
+    """Choose a linear solver that supports active bounds.
 
     Those left may be fewer than the residuals, even of a wide problem, whose Gram matrix is
     singular then.
@@ -38,7 +38,7 @@ def within_bounds(solver: Any, m: int, n: int) -> Any:
 def without(
     point: Linearization, held: jax.Array, shift: jax.Array | None = None, products: Products = None
 ) -> Linearization:
-    r"""The point as the free params see it: the held ones have no effect on the residuals.
+    r"""Linearization with the columns of active params removed.
 
     Args:
         point: The point.

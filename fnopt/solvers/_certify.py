@@ -60,7 +60,7 @@ class Certified(NamedTuple):
 
 
 def uncertified(x: jax.Array) -> Certified:
-    """What precedes the first loop, and asks for it."""
+    """Initial certificate, which asks for the first loop."""
     zero, one = jnp.zeros((), x.dtype), jnp.ones((), x.dtype)
     blank = Certificate(zero, zero, zero, jnp.zeros(x.shape, bool), jnp.zeros((), bool))
     none = jnp.zeros((), jnp.int32)
@@ -88,7 +88,7 @@ def certify(
     whole = _spectrum(model, point)
     part = whole if problem.box is None else _spectrum(model, free)
     bound = negligible_decrease(free, tolerances)
-    optimal = ~(part.decrement > bound)
+    optimal = part.decrement <= bound  # false where a factorisation failed
     stalled = state.status == Status.STALLED.value
     ended = is_converged(state.status) | stalled
     status = jnp.where(stalled & optimal, Status.CONVERGED_STEP.array, state.status)

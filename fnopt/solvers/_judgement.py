@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fnopt.core import Status
+from fnopt.linear import norm
 from fnopt.solvers._stopping import (
     Tolerances,
     cost_converged,
@@ -22,6 +23,7 @@ from fnopt.solvers._stopping import (
 )
 from fnopt.solvers._trust_region import (
     LEAST_GAIN,
+    TRUST_REGION,
     Outcome,
     RadiusRule,
     Trial,
@@ -82,8 +84,12 @@ def judge(
     )
     inside = undamped & (trial.full <= radius)
     wide = jnp.where(inside, radius, jnp.asarray(_WIDER, radius.dtype) * radius)
-    wide = jnp.where(lost, wide, rule.next(outcome))
-    wide = jnp.maximum(wide, jnp.asarray(jnp.finfo(wide.dtype).tiny, wide.dtype))
+    following = rule.next(outcome)
+    if rule is TRUST_REGION:
+        following = jnp.where(lost, wide, following)
+    # Where a factorisation failed the step is NaN, and says no more than that it was too long.
+    following = jnp.where(jnp.isnan(following), radius / 2, following)
+    following = jnp.maximum(following, jnp.asarray(jnp.finfo(radius.dtype).tiny, radius.dtype))
 
     flat = is_flat(before, tolerances)
     stationary = is_stationary(before, tolerances.gtol)
@@ -92,9 +98,10 @@ def judge(
         stationary = jnp.where(accepted, is_stationary(after, tolerances.gtol), stationary)
     ends = lost & ~accepted
     small = ends | cost_converged(actual, trial.predicted, before.cost, tolerances.ftol, noise)
-    size = jnp.sqrt(jnp.sum(jnp.square(scale * before.x)))
+    size = norm(scale * before.x)
     tiny = step_converged(trial.length, size, tolerances.xtol)
-    # The radius shrinks at least by half with every refusal: so often, until steps are rounding.
+    # The radius shrinks at least by half with every refusal: so often, until steps that were longer
+    # than the params by 1 / eps are as short as rounding.
     most = 2 * int(-np.log2(float(jnp.finfo(radius.dtype).eps)))
     stuck = tiny | (refused > most) | (ends & inside)
     status = first_of(
@@ -104,4 +111,4 @@ def judge(
         (stuck & ~jnp.isfinite(actual), Status.NONFINITE_STEP),
         (stuck, Status.STALLED),
     )
-    return StepOutcome(accepted, wide, next_damping(trial, wide), refused, status)
+    return StepOutcome(accepted, following, next_damping(trial, following), refused, status)

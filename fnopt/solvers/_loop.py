@@ -36,13 +36,13 @@ class SearchState(NamedTuple):
     lam: jax.Array  # damping of the next step
     rejections: jax.Array  # int32, refused steps in a row
     status: jax.Array
-    steps: jax.Array  # int32, evaluations but that of the start
+    steps: jax.Array  # int32, number of trial steps
     history: StepHistory | None
 
 
 Watch = Callable[[Problem, SearchState, jax.Array, jax.Array], SearchState]
-"""Writes the history and calls the callback: of the problem, the state, whether the step was
-accepted, and whether it was the evaluation of a start, which is none."""
+"""Write the history and call the callback, from the problem, the state, whether the step was
+accepted, and whether this is the evaluation of a start."""
 
 
 def blank_state(
@@ -95,7 +95,7 @@ def iterate(
         method: The method.
         tolerances: Its numbers.
         state: Where to start; everything but the params and the number of steps is made anew.
-        radius: The first radius; 0 for that of the method.
+        radius: The first radius of a trust region; 0 for that of the method.
         max_steps: The most steps in all.
         watch: Notes a step.
     """
@@ -131,7 +131,8 @@ def iterate(
         radius_there = method.rule.first(
             tolerances.radius, initial_scale(columns), there.x, there.cost
         )
-        radius_there = lax.select(radius > 0, radius, radius_there)
+        if method.is_trust_region:
+            radius_there = lax.select(radius > 0, radius, radius_there)
         start = _start_status(free_point(there, problem.box), finite, tolerances)
         moved = there, None if state.residuals is None else r, columns
         stayed = point, state.residuals, state.scale

@@ -31,7 +31,7 @@ class _Round(NamedTuple):
     certified: Certified
     unit: jax.Array  # what the residuals of that loop are multiplied by
     number: jax.Array  # int32, loops so far, without those in another unit
-    helped: jax.Array  # whether the last one lowered the cost by what a test may leave
+    helped: jax.Array  # whether the last restart lowered the cost by more than a negligible share
 
 
 def search(
@@ -60,8 +60,9 @@ def search(
         return _Round(end, certified, unit, at.number + (~rescaled).astype(jnp.int32), helped)
 
     def refuted(at: _Round) -> jax.Array:
-        worth = at.certified.refuted & at.helped
-        return worth & (at.number < _ROUNDS) & (at.state.steps < max_steps)
+        # Evaluating the same point in another unit is no step.
+        in_time = (at.state.steps < max_steps) | (at.certified.unit != at.unit)
+        return at.certified.refuted & at.helped & (at.number < _ROUNDS) & in_time
 
     entries = None if history is None else empty_history(history, x.dtype)
     first = uncertified(x)
@@ -79,6 +80,9 @@ def _solution(problem: Problem, solver: LeastSquaresMethod, last: _Round) -> Sol
     residuals = point.r if state.residuals is None else state.residuals
     running = state.status == Status.RUNNING.value
     status = jnp.where(running, Status.MAX_STEPS.array, certified.status)
+    # Each restart lowered the cost, and no more are made.
+    exhausted = certified.refuted & last.helped & is_converged(status)
+    status = jnp.where(exhausted, Status.STALLED.array, status)
     if problem.box is not None:
         status = jnp.where(problem.box.is_feasible(), status, Status.INFEASIBLE.array)
     evaluations = state.steps + last.number
@@ -139,7 +143,7 @@ def _noted(
     entry = restored(seen, unit, {"cost": 2, "gradient_norm": 2})
     if callback is not None:
         info = StepInfo(state.steps, setting.params(point.x), *entry)
-        # Convergence isn't certified yet, and so is no end.
+        # Report RUNNING until the certificate is made.
         converged = is_converged(state.status)
         running = jnp.where(converged, Status.RUNNING.array, state.status)
         status = status_after(callback, info, running)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Status, is_converged
-from fnopt.linear import divide
+from fnopt.linear import divide, norm
 from fnopt.solvers.linear_model._linearization import Linearization
 
 # Of the cost. A relative decrease d is a change of the params by sqrt(d (m - n)) standard errors,
@@ -64,7 +64,7 @@ def residual_rounding(point: Linearization, eps: jax.Array) -> jax.Array:
     A residual is a difference of terms as large as :math:`J_j x_j`, each rounded once; with more
     params than residuals it is a sum of `n / m` times as many (Higham 2002, section 3.1).
     """
-    length = jnp.sqrt(jnp.sum(jnp.square(point.columns * point.x)))
+    length = norm(point.columns * point.x)  # its squares may overflow where the cost does not
     more = max(1.0, point.x.size / max(point.r.size, 1))
     return eps * jnp.asarray(more, eps.dtype) * length
 
@@ -106,7 +106,9 @@ def is_lost_in_rounding(actual: jax.Array, predicted: jax.Array, noise: jax.Arra
 
 
 def is_nearer(after: Linearization, before: Linearization) -> jax.Array:
-    r"""Whether the first-order condition holds better after a step, where costs can't tell.
+    r"""Whether the residual norm within the range of the Jacobian decreased clearly.
+
+    This decides about a step whose cost is lost in rounding.
 
     Reference:
         Hager and Zhang (2005), A new conjugate gradient method with guaranteed descent and an
@@ -122,7 +124,7 @@ def is_stationary(point: Linearization, gtol: jax.Array) -> jax.Array:
 
 
 def negligible_decrease(point: Linearization, tolerances: Tolerances) -> jax.Array:
-    r"""What a converged point may leave of the cost to a linear model.
+    r"""Largest predicted decrease that is accepted at convergence.
 
     A share of it, or what rounding makes of one component of the residuals for each parameter,
     :math:`\tfrac12 n (8 \rho)^2`.

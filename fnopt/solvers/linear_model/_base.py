@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import matmul, row_total
-from fnopt.jacobians import jacobian_mode
 from fnopt.linear import System
-from fnopt.residuals import FlatResidual, linearise, linearise_products, linearise_pull
+from fnopt.residuals import FlatResidual, linearise_products
 from fnopt.solvers.linear_model._linearization import Linearization
 
 Map = Callable[[jax.Array], jax.Array]
@@ -54,10 +53,6 @@ class LinearModel:
         """The Jacobian at a point; None where it is too large to have."""
         del point
 
-    def rmv(self, x: jax.Array, w: jax.Array) -> jax.Array:
-        r"""The product :math:`J(x)^T w`, where nothing else is needed of the Jacobian."""
-        return self.linearised_rmv(x)[2](w)
-
     def products(self, point: Linearization) -> tuple[Map, Map]:
         """The products with the Jacobian at a point, and with its transpose."""
         given = self.flat.derivative
@@ -81,14 +76,6 @@ class LinearModel:
     def size(self) -> int:
         """The longer side of the Jacobian, by which rounding grows."""
         return max(self.flat.rows, self.flat.n)
-
-
-def formed_rmv(model: LinearModel, x: jax.Array, w: jax.Array) -> jax.Array:
-    r"""The product :math:`J(x)^T w` in the mode in which the Jacobian is formed."""
-    flat, mode = model.flat, model.mode
-    if flat.derivative is None and jacobian_mode(mode, flat.rows, flat.n) == "reverse":
-        return linearise_pull(flat.r, x)[1](w)
-    return row_total(matmul(w, linearise(flat, x, mode, model.chunk_size)[1]))
 
 
 def scaled_rmv(point: Linearization, scale: jax.Array) -> Map:

@@ -19,7 +19,7 @@ from fnopt.linear import (
     triangle,
 )
 from fnopt.residuals import linearise
-from fnopt.solvers.linear_model._base import LinearModel, formed_rmv, gram_rank, scaled_rmv
+from fnopt.solvers.linear_model._base import LinearModel, gram_rank, scaled_rmv
 from fnopt.solvers.linear_model._linearization import (
     Linearization,
     factorised_linearization,
@@ -38,10 +38,6 @@ class DenseModel(LinearModel):
     def jacobian(self, point: Linearization) -> Any:
         """The Jacobian at a point."""
         return point.J
-
-    def rmv(self, x: jax.Array, w: jax.Array) -> jax.Array:
-        r"""The product :math:`J(x)^T w`, where nothing else is needed of the Jacobian."""
-        return formed_rmv(self, x, w)
 
 
 class TriangleModel(DenseModel):

@@ -7,10 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import row_total
 from fnopt.linear import TallGramSystem, WideGramSystem, scaled_gram
 from fnopt.residuals import linearise, linearise_gram, linearise_products, linearise_pull, pushed
-from fnopt.solvers.linear_model._base import LinearModel, Map, formed_rmv, free, gram_rank
+from fnopt.solvers.linear_model._base import LinearModel, Map, free, gram_rank
 from fnopt.solvers.linear_model._linearization import Linearization, NormalMatrix, half_square
 from fnopt.solvers.linear_model._scaling import initial_scale
 
@@ -36,13 +35,6 @@ class TallGramModel(LinearModel):
         # Only called where the residual function is differentiated anyway.
         moving = free(point)
         return lambda w: moving * linearise_products(self.flat.r, point.x)[2](w) / scale
-
-    def rmv(self, x: jax.Array, w: jax.Array) -> jax.Array:
-        r"""The product :math:`J(x)^T w`, where nothing else is needed of the Jacobian."""
-        given = self.flat.derivative
-        if given is not None and given.gram is not None:  # in less memory than a Jacobian
-            return row_total(given.gram(x, jnp.ones_like(w), w)[1])
-        return formed_rmv(self, x, w)
 
     def rank(self, point: Linearization) -> jax.Array:
         """By the eigenvalues."""
@@ -77,10 +69,6 @@ class RowsModel(LinearModel):
         K = self.flat.gram(x)
         column = jnp.sqrt(jnp.trace(K) / jnp.asarray(x.size, x.dtype))
         return Linearization(x, r, K, half_square(r), pull(r), jnp.full_like(x, column))
-
-    def rmv(self, x: jax.Array, w: jax.Array) -> jax.Array:
-        r"""The product :math:`J(x)^T w`, by a backward pass through the residuals."""
-        return linearise_pull(self.flat.r, x)[1](w)
 
     def products(self, point: Linearization) -> tuple[Map, Map]:
         """By a forward and a backward pass through the residuals."""

@@ -61,11 +61,6 @@ class Problem(NamedTuple):
         gram = scaled_rows(flat.gram, lambda x: losses.corrections(flat.r(x))[1])
         return flat._replace(r=losses.corrected(flat.r), derivative=given, gram=gram, graded=True)
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether the linear model is that of the cost: there are no losses and no bounds."""
-        return self.box is None and self.losses is None
-
     def evaluate(self, model: LinearModel, x: jax.Array) -> tuple[Linearization, jax.Array]:
         """The point as the linear model has it, and the residuals as they are."""
         point = model.evaluate(x)

@@ -139,7 +139,9 @@ class Solution(NamedTuple, Generic[Params]):
 
     def _flagged(self, text: Any) -> Any:
         """The message of one fit, with what the data don't determine."""
-        if self.certificate is None or jnp.ndim(self.status) or not bool(self.converged):
+        if self.certificate is None or jnp.ndim(self.certificate.certified):
+            return text
+        if jnp.ndim(self.status) or not bool(self.converged):
             return text
         mask = self.certificate.undetermined
         count = int(jnp.sum(mask))

@@ -64,8 +64,9 @@ def test_a_step_has_the_closed_form_of_the_singular_basis(x64, spread, radius, l
     full = -V @ (s * b / (s**2 + lam))
     full *= min(1, 1.5 * radius / np.linalg.norm(full))
     # A singular value that rounding moves by 1e-16 moves what is along it by as much over itself.
-    least = min(1, max(spread, lam**0.5))
-    np.testing.assert_allclose(p, full, rtol=0, atol=4e-15 / least * np.linalg.norm(full))
+    # A QR decomposition of 12 x 6 numbers rounds by some 72 units (Higham 2002, theorem 19.4).
+    least, units = min(1, max(spread, lam**0.5)), 72 * np.finfo(np.float64).eps
+    np.testing.assert_allclose(p, full, rtol=0, atol=units / least * np.linalg.norm(full))
 
 
 def test_what_nothing_moves_stays_where_it_is(x64):

@@ -91,11 +91,9 @@ def judge(
     following = jnp.where(jnp.isnan(following), radius / 2, following)
     following = jnp.maximum(following, jnp.asarray(jnp.finfo(radius.dtype).tiny, radius.dtype))
 
-    flat = is_flat(before, tolerances)
-    stationary = is_stationary(before, tolerances.gtol)
-    if after is not None:
-        flat = jnp.where(accepted, is_flat(after, tolerances), flat)
-        stationary = jnp.where(accepted, is_stationary(after, tolerances.gtol), stationary)
+    reached = before if after is None else _reached(accepted, after, before)
+    flat = is_flat(reached, tolerances)
+    stationary = is_stationary(reached, tolerances.gtol)
     ends = lost & ~accepted
     small = ends | cost_converged(actual, trial.predicted, before.cost, tolerances.ftol, noise)
     size = norm(scale * before.x)
@@ -112,3 +110,12 @@ def judge(
         (stuck, Status.STALLED),
     )
     return StepOutcome(accepted, following, next_damping(trial, following), refused, status)
+
+
+def _reached(accepted: jax.Array, after: Linearization, before: Linearization) -> Linearization:
+    """The point after a step, as far as stopping tests read it."""
+    fields = {
+        name: jnp.where(accepted, getattr(after, name), getattr(before, name))
+        for name in ("x", "gradient", "columns", "cost")
+    }
+    return before._replace(**fields)

@@ -76,9 +76,14 @@ def cost_rounding(point: Linearization, eps: jax.Array) -> jax.Array:
 
     The sum of squares itself, and the residuals, whose errors have random signs.
     """
+    return _rounding(point, eps)[1]
+
+
+def _rounding(point: Linearization, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The bounds for the residuals and for a difference of costs."""
     m = jnp.asarray(max(point.r.size, 1) ** 0.5, eps.dtype)
     rho = residual_rounding(point, eps)
-    return 4 * eps * point.cost + rho * jnp.sqrt(2 * point.cost) / m
+    return rho, 4 * eps * point.cost + rho * jnp.sqrt(2 * point.cost) / m
 
 
 def slopes(point: Linearization) -> jax.Array:
@@ -129,8 +134,8 @@ def negligible_decrease(point: Linearization, tolerances: Tolerances) -> jax.Arr
     A share of it, or what rounding makes of one component of the residuals for each parameter,
     :math:`\tfrac12 n (8 \rho)^2`.
     """
-    noise = cost_rounding(point, tolerances.eps)
-    rho = _OPERATIONS * residual_rounding(point, tolerances.eps)
+    rho, noise = _rounding(point, tolerances.eps)
+    rho = _OPERATIONS * rho
     noise += jnp.asarray(point.x.size / 2, rho.dtype) * jnp.square(rho)
     return jnp.maximum(tolerances.share * point.cost, noise)
 

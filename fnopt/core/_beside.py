@@ -73,7 +73,8 @@ def _is_array(x: Any) -> bool:
 
 
 def _alike(x: Any, p: Any) -> Any:
-    if not fits(x, p):  # a slot of another layout: the compiler knows where it was put
+    # A slot of another layout, or in another memory: the compiler knows where it was put.
+    if not fits(x, p) or _memory_of(x) != _memory_of(p):
         return x
     p = jnp.broadcast_to(jnp.real(p), jnp.shape(x)).astype(x.dtype)
     if axes_of(p) != axes_of(x):
@@ -81,6 +82,10 @@ def _alike(x: Any, p: Any) -> Any:
     # A choice that is never made, but which the compiler can't see: what is chosen from lies alike.
     never = jax.lax.optimization_barrier(jnp.zeros((), bool))
     return jnp.where(never, p, x)
+
+
+def _memory_of(x: Any) -> Any:
+    return getattr(jax.typeof(x), "memory_space", None)  # JAX 0.7 has no such types
 
 
 def _whole(x: Any, home: NamedSharding) -> Any:

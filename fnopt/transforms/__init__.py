@@ -41,6 +41,7 @@ from fnopt.transforms._grokfast import grokfast
 from fnopt.transforms._groups import layer_decay, param_groups, scale_by_group
 from fnopt.transforms._hypergradient import hypergradient
 from fnopt.transforms._kahan import kahan
+from fnopt.transforms._layered_step import layered_step
 from fnopt.transforms._learning_rate import scale_by_learning_rate
 from fnopt.transforms._lookahead import lookahead
 from fnopt.transforms._masked import masked
@@ -50,6 +51,8 @@ from fnopt.transforms._momentum import trace
 from fnopt.transforms._normalize import normalize_by_update_norm
 from fnopt.transforms._objective import find_kept as find_kept
 from fnopt.transforms._objective import value_and_grad_from_state
+from fnopt.transforms._offloaded import offloaded
+from fnopt.transforms._packed import packed
 from fnopt.transforms._partition import partition
 from fnopt.transforms._precision_policy import precision_policy
 from fnopt.transforms._quantized_state import quantized_state
@@ -110,6 +113,7 @@ __all__ = [
     "kahan",
     "keep_params_nonnegative",
     "layer_decay",
+    "layered_step",
     "lookahead",
     "loss_scale",
     "masked",
@@ -117,6 +121,8 @@ __all__ = [
     "master_params",
     "mechanize",
     "normalize_by_update_norm",
+    "offloaded",
+    "packed",
     "param_groups",
     "params_ema",
     "params_mean",

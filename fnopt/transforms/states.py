@@ -23,6 +23,7 @@ from fnopt.transforms._gradient_noise import AddGradientNoiseState
 from fnopt.transforms._grokfast import GrokfastState
 from fnopt.transforms._hypergradient import HypergradientState
 from fnopt.transforms._kahan import KahanState
+from fnopt.transforms._layered_step import LayeredState
 from fnopt.transforms._learning_rate import ScaleByLearningRateState
 from fnopt.transforms._lookahead import LookaheadState
 from fnopt.transforms._masked import MaskedState
@@ -59,6 +60,7 @@ __all__ = [
     "GrokfastState",
     "HypergradientState",
     "KahanState",
+    "LayeredState",
     "LookaheadState",
     "MaskedState",
     "MasterCopyState",

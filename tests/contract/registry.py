@@ -330,5 +330,7 @@ NOT_IN_REGISTRY = {
     "natural_gradient",  # likewise: tests/optimizers/test_natural_gradient.py
     "stochastic_reconfiguration",  # of samples: tests/optimizers/test_stochastic_reconfiguration.py
     *("scale_by_zoom_linesearch", "scale_by_backtracking_linesearch"),
+    "offloaded",  # its state is in another memory: tests/transforms/test_offloaded.py
+    "packed",  # is made for one tree: tests/transforms/test_packed.py
     "strict",  # refuses what the battery gives: tests/transforms/test_strict.py
 }

@@ -1,0 +1,207 @@
+"""A training step that updates every layer inside the backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fnopt.core import (
+    Scalar,
+    Value,
+    apply_updates,
+    as_transformation,
+    compute_dtype,
+    described,
+    global_norm,
+    hyper,
+    is_inexact,
+    joint_norm,
+    leaves_with_names,
+    real_dtype,
+    shown,
+    static,
+)
+
+
+class LayeredState(NamedTuple):
+    """The state of a `layered_step`.
+
+    Attributes:
+        outer: The optimizer's state for the outer params.
+        layers: The optimizer's state for every layer, stacked.
+        norm: The global norm of the last gradient; zero before the first step.
+    """
+
+    outer: Any
+    layers: Any
+    norm: jax.Array
+
+
+class layered_step(Value):
+    r"""Train stacked layers with the gradient of a single layer in memory at a time.
+
+    .. math:: x_0 = \mathrm{first}(\theta, b), \quad x_\ell = \mathrm{layer}(\phi_\ell, x_{\ell-1},
+              b), \quad L = \mathrm{last}(\theta, x_n, b)
+
+    The backward pass runs from the last layer to the first. It computes the gradient of a layer
+    from the layer's input, steps the layer at once, and drops the gradient. The inputs of all
+    layers are kept, and a layer is computed again in the backward pass, as with `jax.checkpoint`.
+    The step of an elementwise optimizer equals that of the whole gradient.
+
+    `step(params, state, *batch)` returns the new params, the new state and the loss. The params are
+    a pair `(outer, layers)`: `outer` for `first` and `last`, and `layers` with an axis of the
+    layers in front of every leaf. The optimizer steps `outer` and each layer as trees of their own.
+    So norms and shapes are those of one layer, and a `clip_by_global_norm` inside clips each
+    layer alone. Donate params and state, or XLA keeps both old and new ones.
+
+    Args:
+        inner: The optimizer, fnopt's or any (init, update) pair.
+        first: `first(outer, *batch)`, the input of the first layer: a tree of floating arrays.
+        layer: `layer(params of one layer, x, *batch)`, of the structure, shapes and dtypes of `x`.
+        last: `last(outer, x, *batch)`, the loss as a scalar.
+        max_norm: The largest global norm of the gradient, over all layers and `outer`; None for no
+            clipping.
+        exact_norm: Whether a backward pass before the step computes the norm of its own gradient,
+            which takes twice the time. Otherwise the norm of the previous step's gradient serves,
+            and the first step isn't clipped.
+
+    Raises:
+        TypeError: If the loss isn't a real scalar, or `x` isn't floating.
+        ValueError: If leaves of the layers differ in their first axis, or `layer` changes the type
+            of `x`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, fnopt
+        >>> step = fnopt.layered_step(
+        ...     fnopt.sgd(0.1),
+        ...     first=lambda outer, x, y: x * outer,
+        ...     layer=lambda w, h, x, y: jnp.tanh(h @ w),
+        ...     last=lambda outer, h, x, y: jnp.mean((h - y) ** 2),
+        ... )
+        >>> params = jnp.ones(()), jnp.stack([jnp.eye(2)] * 3)
+        >>> run = jax.jit(step, donate_argnums=(0, 1))
+        >>> params, state, loss = run(params, step.init(params), jnp.ones((4, 2)), jnp.ones((4, 2)))
+        >>> params[1].shape
+        (3, 2, 2)
+
+    Reference:
+        Lv et al., 2023, arXiv:2306.09782 (LOMO), which also runs a second backward pass for norms.
+    """
+
+    inner: Any
+    first: Callable[..., Any] = static()
+    layer: Callable[..., Any] = static()
+    last: Callable[..., Any] = static()
+    max_norm: Scalar | None = hyper(default=None, gt=0, infinite=True, schedule=False)
+    exact_norm: bool = static(default=False)
+
+    def __post_init__(self) -> None:
+        self._set("inner", as_transformation(self.inner, "layered_step: inner"))
+        super().__post_init__()
+
+    def init(self, params: tuple[Any, Any]) -> LayeredState:
+        """The optimizer's states for the outer params and for every layer."""
+        outer, layers = params
+        _depth(layers)
+        states = jax.vmap(self.inner.init)(layers)
+        dtype = real_dtype(compute_dtype(*map(jnp.result_type, jax.tree.leaves(params))))
+        return LayeredState(self.inner.init(outer), states, jnp.zeros((), dtype))
+
+    def __call__(
+        self, params: tuple[Any, Any], state: LayeredState, *batch: Any
+    ) -> tuple[tuple[Any, Any], LayeredState, jax.Array]:
+        """The new params, the new state, and the loss at the old params."""
+        outer, layers = params
+        depth = _depth(layers)
+        x, pull_first = jax.vjp(lambda outer: self.first(outer, *batch), outer)
+        self._check(jax.eval_shape(lambda tree: _at(tree, 0), layers), x, batch)
+        x, inputs = lax.scan(lambda x, p: (self.layer(p, x, *batch), x), x, layers)
+        loss, pull_last = jax.vjp(lambda outer, x: self.last(outer, x, *batch), outer, x)
+        if jnp.shape(loss) or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
+            raise TypeError(
+                f"layered_step: last returned {described(loss)}, expected a real scalar: take the "
+                "mean or the sum over the examples."
+            )
+        from_last, last_slope = pull_last(jnp.ones_like(loss))
+
+        def backward(stepped: bool, factor: Any) -> tuple[Any, Any, Any, Any]:
+            """The layers and their states after the pass, the gradient of outer, and the norm."""
+
+            def one(carry: Any, at: Any) -> Any:
+                (slope, held, (p, own)), (i, x) = carry, at
+                _, pull = jax.vjp(lambda p, x: self.layer(p, x, *batch), p, x)
+                gradient, slope = pull(slope)
+                norm = None if self.max_norm is None else global_norm(gradient)
+                if stepped:
+                    held = _stored(held, self._step(gradient, own, p, factor), i)
+                # The next layer is read after this one is written, and carried: if a fused loop
+                # read it from the stack, XLA would copy the stack before it writes to it.
+                return (slope, held, _at(held, lax.max(i - 1, 0))), norm
+
+            held = layers, state.layers
+            start = last_slope, held, _at(held, depth - 1)
+            numbers = jnp.arange(depth, dtype=jnp.int32)
+            (slope, held, _), norms = lax.scan(one, start, (numbers, inputs), reverse=True)
+            gradient = jax.tree.map(jnp.add, from_last, pull_first(slope)[0])
+            norm = state.norm
+            if norms is not None:
+                parts = jnp.append(norms, global_norm(gradient)).astype(norm.dtype)
+                norm = joint_norm(parts)
+            return (*held, gradient, norm)
+
+        factor = None
+        if self.max_norm is not None:
+            norm = backward(False, None)[-1] if self.exact_norm else state.norm
+            most = jnp.asarray(self.max_norm, norm.dtype)
+            factor = most / jnp.maximum(norm, most)
+        layers, states, gradient, norm = backward(True, factor)
+        outer, own = self._step(gradient, state.outer, outer, factor)
+        return (outer, layers), LayeredState(own, states, norm), loss
+
+    def _step(self, gradient: Any, state: Any, params: Any, factor: Any) -> tuple[Any, Any]:
+        if factor is not None:
+            scale = lambda g: g * factor.astype(jnp.finfo(g.dtype).dtype)  # noqa: E731
+            gradient = jax.tree.map(scale, gradient)
+        updates, state = self.inner.update(gradient, state, params)
+        return apply_updates(params, updates), state
+
+    def _check(self, params: Any, x: Any, batch: Any) -> None:
+        for name, leaf in leaves_with_names(x)[0]:
+            if not is_inexact(leaf):
+                raise TypeError(
+                    f"layered_step: {shown(name)} of the layers' input is {described(leaf)}, "
+                    "expected a floating array: layers read other inputs from the batch."
+                )
+        given = jax.eval_shape(lambda x: x, x)
+        returned = jax.eval_shape(self.layer, params, x, *batch)
+        if returned != given:
+            raise ValueError(
+                f"layered_step: layer returned {described(returned)} for {described(given)}, "
+                "expected the same structure, shapes and dtypes: what differs belongs into first "
+                "or last."
+            )
+
+
+def _depth(layers: Any) -> int:
+    """The number of layers, which is the first axis of every leaf."""
+    named = leaves_with_names(layers)[0]
+    lengths = {(jnp.shape(x) or (-1,))[0] for _, x in named}
+    if len(lengths) != 1 or -1 in lengths:
+        shapes = ", ".join(f"{shown(name)}: {described(x)}" for name, x in named[:8])
+        raise ValueError(
+            f"layered_step: the layers are [{shapes}], expected leaves with the same first axis, "
+            "one entry for each layer: stack the layers' params with jnp.stack."
+        )
+    return lengths.pop()
+
+
+def _at(tree: Any, i: Any) -> Any:
+    return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, keepdims=False), tree)
+
+
+def _stored(tree: Any, new: Any, i: Any) -> Any:
+    return jax.tree.map(lambda x, y: lax.dynamic_update_index_in_dim(x, y, i, 0), tree, new)

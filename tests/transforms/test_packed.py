@@ -1,0 +1,130 @@
+"""Buffers hold the leaves of a tree exactly, and are stepped as the tree is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fnopt
+
+DECAYED = fnopt.by_pattern({"*kernel": "decay"}, default="plain")
+
+
+def tree() -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    layer = {"kernel": rng.normal(size=(3, 2)), "bias": rng.normal(size=2)}
+    params = {"layer": layer, "scale": rng.normal(size=()), "none": np.zeros((0, 4))}
+    return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params) | {
+        "narrow": jnp.asarray(rng.normal(size=5), jnp.bfloat16)
+    }
+
+
+def assert_equal(tree: Any, other: Any) -> None:
+    assert jax.tree.structure(tree) == jax.tree.structure(other)
+    for x, y in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True):
+        assert x.dtype == y.dtype
+        np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
+
+
+def loss(params: Any, x: Any) -> Any:
+    h = jnp.tanh(x @ params["layer"]["kernel"] + params["layer"]["bias"])
+    return jnp.sum(h) * params["scale"] + jnp.sum(params["narrow"].astype(jnp.float32) ** 2)
+
+
+def trained(tx: Any, params: Any, loss: Any) -> Any:
+    @jax.jit
+    def steps(params: Any, x: Any) -> Any:
+        def step(_: Any, carry: Any) -> Any:
+            params, state = carry
+            updates, state = tx.update(jax.grad(loss)(params, x), state, params)
+            return fnopt.apply_updates(params, updates), state
+
+        return jax.lax.fori_loop(0, 3, step, (params, tx.init(params)))[0]
+
+    return steps(params, jnp.ones((4, 3)))
+
+
+def test_unpack_inverts_pack_and_names_the_buffers():
+    tx = fnopt.packed(fnopt.sgd(0.1), tree(), DECAYED)
+    buffers = tx.pack(tree())
+    assert {name: x.shape for name, x in buffers.items()} == {
+        "decay.float32": (6,),
+        "plain.bfloat16": (5,),
+        "plain.float32": (3,),
+    }
+    assert_equal(tx.unpack(buffers), tree())
+    assert_equal(jax.jit(lambda p: tx.unpack(tx.pack(p)))(tree()), tree())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda mask: fnopt.adamw(0.1, weight_decay=0.1, mask=mask),
+        lambda mask: fnopt.freeze(fnopt.lion(0.1), mask),
+    ],
+    ids=["mask", "freeze"],
+)
+def test_elementwise_steps_equal_those_of_the_tree(make: Any):
+    tx = fnopt.packed(make("decay.*"), tree(), DECAYED)
+    plain = trained(make("*kernel"), tree(), loss)
+    ours = trained(tx, tx.pack(tree()), lambda p, x: loss(tx.unpack(p), x))
+    assert_equal(tx.unpack(ours), plain)
+
+
+def test_a_global_norm_is_that_of_the_tree():
+    inner = fnopt.chain(fnopt.clip_by_global_norm(0.1), fnopt.sgd(0.1))
+    tx = fnopt.packed(inner, tree())
+    plain = trained(inner, tree(), loss)
+    ours = tx.unpack(trained(tx, tx.pack(tree()), lambda p, x: loss(tx.unpack(p), x)))
+    for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(plain), strict=True):
+        np.testing.assert_allclose(x.astype(np.float32), y.astype(np.float32), rtol=1e-6)
+
+
+def test_gradients_of_many_leaves_are_one_concatenation():
+    params = [jnp.ones(2)] * 100
+    tx = fnopt.packed(fnopt.sgd(0.1), params)
+    gradient = jax.grad(lambda p: sum(jnp.sum(x**2) for x in tx.unpack(p)))
+    names = [e.primitive.name for e in jax.make_jaxpr(gradient)(tx.pack(params)).eqns]
+    assert names.count("concatenate") == 1
+    assert "pad" not in names
+
+
+@pytest.mark.parametrize("name", ["lamb", "muon", "sm3"])
+def test_optimizers_that_look_at_leaves_are_refused(name: str):
+    with pytest.raises(ValueError, match="differently from the leaves"):
+        fnopt.packed(getattr(fnopt, name)(0.1), {"w": jnp.ones((2, 2))})
+
+
+def test_a_mask_of_matrices_is_refused():
+    mask = fnopt.by_path(lambda path, leaf: leaf.ndim > 1)
+    with pytest.raises(ValueError, match="have to fit the names of the buffers"):
+        fnopt.packed(fnopt.adamw(0.1, weight_decay=0.1, mask=mask), {"w": jnp.ones((2, 2))})
+
+
+def test_trees_that_do_not_fit_are_named():
+    tx = fnopt.packed(fnopt.sgd(0.1), tree())
+    with pytest.raises(ValueError, match="call pack"):
+        tx.init(tree())
+    buffers = tx.pack(tree())
+    with pytest.raises(ValueError, match=r"'float32' is .*expected 9 numbers"):
+        tx.unpack(buffers | {"float32": jnp.ones(3)})
+    with pytest.raises(ValueError, match="narrow"):
+        tx.pack(tree() | {"narrow": jnp.ones(5)})
+    with pytest.raises(ValueError, match="scale"):
+        tx.pack(tree() | {"scale": jnp.ones(2)})
+    with pytest.raises(TypeError, match="count"):
+        fnopt.packed(fnopt.sgd(0.1), tree() | {"count": jnp.ones(2, int)})
+
+
+def test_one_trace_and_slots_by_name():
+    tx = fnopt.packed(fnopt.adam(0.1), tree())
+    buffers = tx.pack(tree())
+    assert tx == fnopt.packed(fnopt.adam(0.1), tree())
+    assert hash(tx) == hash(fnopt.packed(fnopt.adam(0.1), tree()))
+    assert fnopt.slots(tx.init(buffers))["mu"]["float32"].shape == (9,)
+    states = jax.vmap(tx.init)(jax.tree.map(lambda x: jnp.stack([x, x]), buffers))
+    assert fnopt.slots(states)["mu"]["float32"].shape == (2, 9)

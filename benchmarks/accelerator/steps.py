@@ -37,7 +37,7 @@ def variants(name: str) -> dict[str, Any]:
     if name == "muon":
         from optax import contrib
 
-        narrow = fnopt.muon(1e-3, ns_dtype=jnp.bfloat16)
+        narrow = fnopt.muon(1e-3, orthogonalizer=fnopt.orthogonalize(ns_dtype=jnp.bfloat16))
         return {
             "fnopt": fnopt.muon(1e-3),
             "fnopt, bfloat16 products": narrow,

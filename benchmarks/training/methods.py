@@ -109,8 +109,8 @@ def _lion(task: Task, rate: Any, b2: Any) -> Any:
 def _muon(task: Task, rate: Any, ratio: Any) -> Any:
     return fnopt.muon(
         _schedule(rate, task.steps),
-        adam_learning_rate=_schedule(ratio * rate, task.steps),
-        muon_weight_dimension_numbers=HIDDEN,
+        weight_dimension_numbers=HIDDEN,
+        others=fnopt.nadamw(_schedule(ratio * rate, task.steps), weight_decay=0.0),
     )
 
 

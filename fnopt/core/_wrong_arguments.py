@@ -36,6 +36,29 @@ _APART = {
     "params": "tx.init(params): an optimizer here doesn't hold the params",
 }
 _APART["l2"] = _APART["weight_decay"]
+# Arguments that recipes of matrix methods had: options of their parts, and of the other leaves.
+_OF_MATRICES = {
+    "muon_weight_dimension_numbers": "weight_dimension_numbers",
+    "weight_decay_mask": "weight_decay=fnopt.add_decayed_weights(decay, mask)",
+    "mu_dtype": "fnopt.precision_policy({}, {{'mu': dtype}}), or 'ema' for Muon's mean",
+    **dict.fromkeys(
+        ("ns_coeffs", "ns_steps", "eps", "preconditioning", "adaptive", "ns_dtype"),
+        "orthogonalizer=fnopt.orthogonalize(...)",
+    ),
+    "nesterov": "a chain of fnopt.ema and other parts in fnopt.partition_matrices",
+    **{
+        f"adam_{name}": "others=fnopt.adamw(...)"
+        for name in ("b1", "b2", "eps", "eps_root", "learning_rate", "weight_decay")
+    },
+    **dict.fromkeys(
+        (
+            *("max_precond_dim", "shampoo_beta", "one_sided", "normalize_grads", "block_size"),
+            *("exponent", "grafting", "graft_b2", "graft_eps", "initial_value"),
+            *("max_inverse_root", "random_seed"),
+        ),
+        "a chain of the scale_by_ part, which takes it, in fnopt.partition_matrices",
+    ),
+}
 
 
 def wrong_arguments(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
@@ -61,6 +84,8 @@ def _bare(signature: inspect.Signature) -> str:
 
 
 def _hint(name: str, given: str, known: list[str]) -> str:
+    if "others" in known and given in _OF_MATRICES:
+        return f" Write {_OF_MATRICES[given].format(f'fnopt.{name}(...)')}."
     ours = [n for n in _OURS.get(given, ()) if n in known]
     ours = ours if given == "betas" else ours[:1]
     if given not in _OURS:

@@ -38,11 +38,10 @@ from fnopt.optimizers._lbfgs import lbfgs
 from fnopt.optimizers._lion import lion, scale_by_lion
 from fnopt.optimizers._madgrad import madgrad, scale_by_madgrad
 from fnopt.optimizers._mars import mars
-from fnopt.optimizers._matrix_fallback import matrix_labels
 from fnopt.optimizers._matrix_rule import MatrixDimensionNumbers
 from fnopt.optimizers._matrix_scale import normalize_neurons, scale_by_matrix_shape
 from fnopt.optimizers._momo import momo, momo_adam
-from fnopt.optimizers._muon import muon, normuon, scale_by_muon
+from fnopt.optimizers._muon import muon, normuon
 from fnopt.optimizers._natural_gradient import natural_gradient
 from fnopt.optimizers._noisy_sgd import noisy_sgd
 from fnopt.optimizers._novograd import novograd, scale_by_novograd
@@ -52,6 +51,8 @@ from fnopt.optimizers._optimistic import (
     optimistic_gradient_descent,
     scale_by_optimistic_gradient,
 )
+from fnopt.optimizers._orthogonalize import orthogonalize
+from fnopt.optimizers._partition_matrices import matrix_labels, partition_matrices
 from fnopt.optimizers._polyak_sgd import polyak_sgd, scale_by_polyak
 from fnopt.optimizers._prodigy import prodigy, scale_by_prodigy
 from fnopt.optimizers._psgd_kron import psgd_kron, scale_by_psgd_kron
@@ -125,6 +126,8 @@ __all__ = [
     "optimistic_adam",
     "optimistic_adam_v2",
     "optimistic_gradient_descent",
+    "orthogonalize",
+    "partition_matrices",
     "polyak_sgd",
     "prodigy",
     "psgd_kron",
@@ -159,7 +162,6 @@ __all__ = [
     "scale_by_lion",
     "scale_by_madgrad",
     "scale_by_matrix_shape",
-    "scale_by_muon",
     "scale_by_novograd",
     "scale_by_optimistic_gradient",
     "scale_by_polyak",

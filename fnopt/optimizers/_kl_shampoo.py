@@ -33,9 +33,9 @@ from fnopt.optimizers._matrix_factors import (
     turned,
     zeros,
 )
-from fnopt.optimizers._matrix_fallback import with_adam
 from fnopt.optimizers._matrix_rule import as_rule
 from fnopt.optimizers._matrixwise import Matrixwise
+from fnopt.optimizers._partition_matrices import matrix_recipe
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import partition
 
@@ -102,7 +102,7 @@ class scale_by_kl_shampoo(Matrixwise):
             no more than this and no less than 10, so that small gradients have shorter steps. None
             for no bound.
         mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
-        weight_dimension_numbers: The axes of the matrices, as in `scale_by_muon`.
+        weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
 
     Raises:
         ValueError: In use, if a leaf is no matrix.
@@ -220,16 +220,11 @@ def kl_shampoo(
     b1: Scalar = 0.9,
     b2: Scalar = 0.98,
     eps: Scalar = 1e-8,
-    weight_decay: ScalarOrSchedule = 0.01,
-    weight_decay_mask: Any = None,
+    weight_decay: Any = 0.01,
     precondition_frequency: int = 10,
-    mu_dtype: Any = None,
     *,
-    initial_value: Scalar = 0.1,
-    max_inverse_root: int | None = 4000,
-    adam_learning_rate: ScalarOrSchedule | None = None,
-    adam_weight_decay: ScalarOrSchedule = 0.0,
     weight_dimension_numbers: Any = None,
+    others: Any = None,
 ) -> partition:
     r"""KL-Shampoo for matrices, AdamW for all other leaves.
 
@@ -244,15 +239,10 @@ def kl_shampoo(
         b1: Decay of the mean gradient.
         b2: Decay of factors and eigenvalues, and Adam's of the mean square.
         eps: Added to the roots.
-        weight_decay: :math:`\lambda` of the matrices, a number or a `Schedule` of its own.
-        weight_decay_mask: Which of them decay; see `add_decayed_weights`. None for all.
+        weight_decay: :math:`\lambda` of the matrices: a number, a `Schedule` or a transform.
         precondition_frequency: How many steps the bases are kept.
-        mu_dtype: Storage dtype of the mean gradient.
-        initial_value: All eigenvalues before the first step.
-        max_inverse_root: A bound of inverse roots; see `scale_by_kl_shampoo`.
-        adam_learning_rate: Adam's rate; None for the same.
-        adam_weight_decay: The weight decay of Adam's leaves.
         weight_dimension_numbers: Which leaves are matrices, and along which axes; see `muon`.
+        others: The optimizer of the other leaves; None for AdamW with the same learning rate.
 
     Returns:
         A partition with the labels `'kl_shampoo'` and `'adam'`.
@@ -268,28 +258,9 @@ def kl_shampoo(
     Reference:
         Lin, Lowe, Dangel, Eschenhagen, Xu and Grosse, 2025, arXiv:2509.03378.
     """
+    direction = scale_by_kl_shampoo(b1, b2, eps, precondition_frequency)
+    adam = {"b1": b1, "b2": b2, "eps": eps}
     rule = weight_dimension_numbers
-    direction = scale_by_kl_shampoo(
-        b1,
-        b2,
-        eps,
-        precondition_frequency,
-        initial_value,
-        max_inverse_root,
-        mu_dtype,
-        rule,
-    )
-    return with_adam(
-        "kl_shampoo",
-        [direction],
-        rule,
-        learning_rate=learning_rate,
-        weight_decay=weight_decay,
-        weight_decay_mask=weight_decay_mask,
-        adam_learning_rate=adam_learning_rate,
-        adam_weight_decay=adam_weight_decay,
-        b1=b1,
-        b2=b2,
-        eps=eps,
-        mu_dtype=mu_dtype,
+    return matrix_recipe(
+        "kl_shampoo", [direction], learning_rate, weight_decay, rule, others, **adam
     )

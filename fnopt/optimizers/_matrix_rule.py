@@ -54,7 +54,7 @@ class MatrixDimensionNumbers(Value):
     Example:
         >>> import jax.numpy as jnp, fnopt
         >>> conv = fnopt.MatrixDimensionNumbers((0, 1, 2), 3)  # height, width, inputs; outputs
-        >>> tx = fnopt.scale_by_muon(weight_dimension_numbers=conv)
+        >>> tx = fnopt.orthogonalize(weight_dimension_numbers=conv)
         >>> kernel = jnp.ones((3, 3, 2, 4))
         >>> tx.update(kernel, tx.init(kernel))[0].shape
         (3, 3, 2, 4)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any, NamedTuple
 
@@ -16,7 +15,6 @@ from fnopt.core import (
     compute_dtype,
     ema,
     hyper,
-    map_leaves,
     nonzero,
     positive_root,
     real_dtype,
@@ -25,8 +23,9 @@ from fnopt.core import (
     static,
 )
 from fnopt.optimizers._matrix_layout import MatrixLayout
-from fnopt.optimizers._matrix_parts import cut, fresh, kept, slot, together, whole
+from fnopt.optimizers._matrix_parts import cut, whole
 from fnopt.optimizers._matrix_rule import as_rule, layouts_of
+from fnopt.optimizers._matrixwise import Matrixwise
 
 
 class scale_by_matrix_shape(Transformation):
@@ -41,7 +40,7 @@ class scale_by_matrix_shape(Transformation):
 
     Args:
         consistent_rms: :math:`\rho`; None for the first rule.
-        weight_dimension_numbers: The axes of the matrices, as in `scale_by_muon`.
+        weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -89,20 +88,20 @@ class NormalizeNeuronsState(NamedTuple):
     nu: OwnSlot
 
 
-class normalize_neurons(Transformation):
+class normalize_neurons(Matrixwise):
     r"""Divide the update of each output by its running root mean square.
 
     .. math:: \nu_j \leftarrow \beta_2\, \nu_j + (1-\beta_2)\, \mathrm{mean}_i\, |g_{ij}|^2, \qquad
               u_{ij} = \frac{\lVert g \rVert}{\lVert v \rVert}\, v_{ij}, \qquad
               v_{ij} = \frac{g_{ij}}{\sqrt{\nu_j} + \epsilon}
 
-    Behind `scale_by_muon` it is NorMuon: orthogonal updates leave some neurons with far longer
+    Behind `orthogonalize` it is NorMuon: orthogonal updates leave some neurons with far longer
     steps than others. The norm of a matrix is kept. It stores one number for every output.
 
     Args:
         b2: :math:`\beta_2`.
         eps: :math:`\epsilon`.
-        weight_dimension_numbers: The axes of the matrices, as in `scale_by_muon`.
+        weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -114,56 +113,24 @@ class normalize_neurons(Transformation):
         Li et al., 2025, arXiv:2510.05491.
     """
 
+    State = NormalizeNeuronsState
+    wide = False
+    takes_complex = True
+    factorizes = False
+
     b2: Scalar = hyper(default=0.95, ge=0, lt=1)
     eps: Scalar = hyper(default=1e-10, ge=0)
     weight_dimension_numbers: Any = static(default=None, convert=as_rule)
 
-    def init(self, params: Any) -> NormalizeNeuronsState:
-        """Zeros."""
-        leaves, treedef = jax.tree.flatten(params)
-        layouts = layouts_of(self.weight_dimension_numbers, params)
-        slots = []
-        for p, layout in zip(leaves, layouts, strict=True):
-            dtype = real_dtype(compute_dtype(p.dtype))
-            slots.append(tuple(fresh(_zeros_of(shape, dtype)) for shape in layout.shapes))
-        return NormalizeNeuronsState(treedef.unflatten(slots))
+    def start(self, slot: str, shape: tuple[int, int, int], dtype: Any) -> jax.Array:
+        """A zero for each column."""
+        k, _, n = shape
+        return jnp.zeros((k, n), real_dtype(dtype))
 
-    def update(
-        self, updates: Any, state: NormalizeNeuronsState, params: Any = None, **extra_args: Any
-    ) -> tuple[Any, NormalizeNeuronsState]:
-        """Updates of the same norms, even over the outputs."""
-        updates = map_leaves(lambda g: g, updates)
-        leaves, treedef = jax.tree.flatten(updates)
-        layouts = layouts_of(self.weight_dimension_numbers, updates)
-        slots = treedef.flatten_up_to(state.nu)
-        rows = [
-            [
-                {"g": g, "nu": slot(nu, functools.partial(_zeros_of, shape))}
-                for g, nu, shape in zip(cut(layout, x, False), own, layout.shapes, strict=True)
-            ]
-            for x, own, layout in zip(leaves, slots, layouts, strict=True)
-        ]
-        out = together(self._even, rows)
-        new = [
-            whole(layout, [part["g"] for part in row], x, False)
-            for row, x, layout in zip(out, leaves, layouts, strict=True)
-        ]
-        nu = treedef.unflatten([tuple(kept(part["nu"]) for part in row) for row in out])
-        return treedef.unflatten(new), NormalizeNeuronsState(nu)
-
-    def _even(self, part: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        g, was = part["g"], part["nu"]
+    def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
         squares = squared_modulus(g)
-        b2, eps = (jnp.asarray(x, squares.dtype) for x in (self.b2, self.eps))
-        nu = ema(was.astype(squares.dtype), jnp.mean(squares, axis=1), b2)
-        divisor = (positive_root(nu) + eps)[:, None, :]
-        v = g / divisor.astype(g.dtype)
+        nu = ema(slots.nu, jnp.mean(squares, axis=1), h.b2)
+        v = g / (positive_root(nu) + h.eps)[:, None, :].astype(g.dtype)
         length = root(jnp.sum(squared_modulus(v), axis=(1, 2), keepdims=True))
         factor = root(jnp.sum(squares, axis=(1, 2), keepdims=True)) / nonzero(length)
-        return {"g": v * factor.astype(g.dtype), "nu": nu.astype(was.dtype)}
-
-
-def _zeros_of(shape: tuple[int, int, int], dtype: Any = jnp.float32) -> jax.Array:
-    """A number for each column of some matrices."""
-    k, _, n = shape
-    return jnp.zeros((k, n), dtype)
+        return v * factor.astype(g.dtype), {"nu": nu}

@@ -1,4 +1,4 @@
-"""The base of methods that keep factors for every matrix."""
+"""The base of transforms that apply a formula to each matrix."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import (
+    EmptyState,
     Transformation,
     compute_dtype,
     declared_slots,
@@ -19,6 +20,7 @@ from fnopt.core import (
     leaves_with_names,
     map_leaves,
     own_slots,
+    real_dtype,
     shown,
     slot_zeros,
     where,
@@ -30,23 +32,27 @@ from fnopt.optimizers._matrix_rule import layouts_of
 
 
 class Matrixwise(Transformation):
-    """A transform that works on the matrices of one shape together, by one formula.
+    """Base class of transforms that apply one formula to each matrix.
 
-    A subclass names its `State`: a NamedTuple of `count`, slots like the params (`Slot`), and slots
-    of its own for every matrix (`OwnSlot`: for each leaf a tuple with an entry for every shape that
-    it is cut into, a tree of arrays with the matrices along the leading axis). It says with `start`
-    how the latter begin, and with `step` what happens to a stack. All matrices are laid wide.
+    A subclass names its `State`: a NamedTuple of an optional `count`, slots like the params
+    (`Slot`), and slots of its own for every matrix (`OwnSlot`: for each leaf a tuple with an entry
+    for every shape that it is cut into, a tree of arrays with the matrices along the leading axis).
+    `start` makes the first value of an `OwnSlot`, and `step` is the formula. Matrices of one shape
+    are stacked; all are laid wide (`m <= n`), unless `wide` is False.
 
-    `step(self, h, count, g, slots)` gets the numeric fields as scalars of the compute dtype, the
-    number of steps before this one, the gradients `[k, m, n]` and the slots in namespaces, in at
-    least float32, and returns the updates and a dict of the new slots. It is a pure function of its
-    arguments and of static fields, and works on each matrix by itself: `sharded` gives it some of a
-    shape, on every device others. With `numbered` there is `slots.index`, `[k]`, the number that a
-    matrix has in the tree.
+    `step(self, h, count, g, slots)` gets the numeric fields as scalars of the real compute dtype,
+    the number of steps before this one, the gradients `[k, m, n]` and the slots in namespaces, in
+    at least float32, and returns the updates and a dict of the new slots. It is a pure function of
+    its arguments and of static fields, and works on each matrix by itself: `sharded` gives it some
+    of a shape, on every device others. With `numbered` there is `slots.index`, `[k]`, the number
+    that a matrix has in the tree; with `needs_params` there is `slots.params`.
     """
 
-    State: ClassVar[Any]
+    State: ClassVar[Any] = EmptyState
     numbered: ClassVar[bool] = False
+    wide: ClassVar[bool] = True
+    takes_complex: ClassVar[bool] = False
+    factorizes: ClassVar[bool] = True  # whether `step` calls LAPACK, one stack at a time
 
     def start(self, slot: str, shape: tuple[int, int, int], dtype: Any) -> Any:
         """The initial value of an `OwnSlot` for a stack of this shape."""
@@ -68,17 +74,25 @@ class Matrixwise(Transformation):
     def init(self, params: Any) -> Any:
         """A zero count and fresh slots."""
         layouts, names = self.layouts(params), self._slots()
-        _check_real(params)
+        if not self.takes_complex:
+            _check_real(params)
         fields: dict[str, Any] = dict.fromkeys(self.unused())
         for name in names:
             if name in own_slots(self.State):
                 fields[name] = self._own(name, params, layouts)
             else:
                 fields[name] = slot_zeros(params, getattr(self, f"{name}_dtype", None))
-        return self.State(count=zero_count(), **fields)
+        return self._state(fields, zero_count())
+
+    def _state(self, fields: dict[str, Any], count: Any) -> Any:
+        counted = {"count": count} if "count" in self.State._fields else {}
+        return self.State(**counted, **fields)
 
     def _slots(self) -> tuple[str, ...]:
         return tuple(name for name in declared_slots(self.State) if name not in self.unused())
+
+    def _shapes(self, layout: MatrixLayout) -> tuple[tuple[int, int, int], ...]:
+        return layout.wide_shapes if self.wide else layout.shapes
 
     def _own(self, name: str, params: Any, layouts: list[MatrixLayout]) -> Any:
         leaves, treedef = jax.tree.flatten(params)
@@ -86,7 +100,7 @@ class Matrixwise(Transformation):
         rows = zip(layouts, dtypes, strict=True)
         return treedef.unflatten(
             [
-                tuple(fresh(self.start(name, s, dtype)) for s in one.wide_shapes)
+                tuple(fresh(self.start(name, s, dtype)) for s in self._shapes(one))
                 for one, dtype in rows
             ]
         )
@@ -98,10 +112,13 @@ class Matrixwise(Transformation):
         layouts, names, own = self.layouts(updates), self._slots(), own_slots(self.State)
         numbers = {n: getattr(self, n) for n in self._leaf_names}
         numbers = {n: jnp.asarray(x) for n, x in numbers.items() if x is not None}
-        like_params = {n: getattr(state, n) for n in names if n not in own}
-        wide = map_leaves(lambda h, g, *_: g, updates, hyper=numbers, **like_params)
-        leaves, treedef = jax.tree.flatten(wide)
-        columns = {n: treedef.flatten_up_to(getattr(state, n)) for n in names}
+        trees = {n: getattr(state, n) for n in names}
+        if self.needs_params:
+            trees["params"] = params
+        like_params = {n: x for n, x in trees.items() if n not in own}
+        widened = map_leaves(lambda h, g, *_: g, updates, hyper=numbers, **like_params)
+        leaves, treedef = jax.tree.flatten(widened)
+        columns = {n: treedef.flatten_up_to(x) for n, x in trees.items()}
         rows = [
             self._parts(layout, leaves[i], {n: column[i] for n, column in columns.items()})
             for i, layout in enumerate(layouts)
@@ -109,29 +126,34 @@ class Matrixwise(Transformation):
         if self.numbered:
             _number(rows)
         program = _program(type(self), self._flatten()[1])
-        step = in_turn(lambda u, part: program(numbers, state.count, part | {"u": u}))
+        count = state.count if "count" in self.State._fields else None
+        step = lambda u, part: program(numbers, count, part | {"u": u})  # noqa: E731
+        step = in_turn(step) if self.factorizes else step
         out = together(lambda part: step(part["u"], part), rows)
         fields: dict[str, Any] = dict.fromkeys(self.unused())
-        for n, column in columns.items():
+        for n in names:
             new = [[part[n] for part in row] for row in out]
-            put = (lambda _, row, __: kept(tuple(row))) if n in own else whole
-            fields[n] = treedef.unflatten(map(put, layouts, new, column))
+            put = (lambda _, row, __: kept(tuple(row))) if n in own else self._whole
+            fields[n] = treedef.unflatten(map(put, layouts, new, columns[n]))
         new = [[part["u"] for part in row] for row in out]
-        updates = treedef.unflatten(map(whole, layouts, new, leaves))
-        return updates, self.State(count=increment(state.count), **fields)
+        updates = treedef.unflatten(map(self._whole, layouts, new, leaves))
+        return updates, self._state(fields, None if count is None else increment(count))
+
+    def _whole(self, layout: MatrixLayout, parts: list[Any], like: Any) -> jax.Array:
+        return whole(layout, parts, like, self.wide)
 
     def _parts(self, layout: MatrixLayout, g: Any, slots: dict[str, Any]) -> list[dict[str, Any]]:
         own = own_slots(self.State)
         columns = {
-            n: self._of_matrices(n, x, layout) if n in own else cut(layout, x)
+            n: self._of_matrices(n, x, layout) if n in own else cut(layout, x, self.wide)
             for n, x in slots.items()
         }
-        parts = enumerate(cut(layout, g))
+        parts = enumerate(cut(layout, g, self.wide))
         return [{"u": g, **{n: column[i] for n, column in columns.items()}} for i, g in parts]
 
     def _of_matrices(self, name: str, slots: Any, layout: MatrixLayout) -> list[Any]:
         """The slots of one name, for each part of a leaf."""
-        pairs = zip(slots, layout.wide_shapes, strict=True)
+        pairs = zip(slots, self._shapes(layout), strict=True)
         return [slot(x, functools.partial(self.start, name, s, jnp.float32)) for x, s in pairs]
 
 
@@ -158,13 +180,14 @@ def _check_real(params: Any) -> None:
 def _program(cls: type[Matrixwise], flags: Any) -> Callable[..., Any]:
     def step(numbers: dict[str, Any], count: Any, part: dict[str, Any]) -> dict[str, Any]:
         dtype = compute_dtype(*(x.dtype for x in jax.tree.leaves(part)))
-        h = {n: x.astype(dtype) for n, x in numbers.items()}
+        real = real_dtype(dtype)
+        h = {n: x.astype(real) for n, x in numbers.items()}
         tx = cls._unflatten(flags, [h.get(name) for name in cls._leaf_names])
-        slots = jax.tree.map(lambda x: x.astype(dtype), part)
+        slots = jax.tree.map(lambda x: x.astype(dtype if jnp.iscomplexobj(x) else real), part)
         g, index = slots.pop("u"), slots.pop("index", None)
         h = SimpleNamespace(**dict.fromkeys(cls._leaf_names) | h)
         u, new = tx.step(h, count, g, SimpleNamespace(**slots, index=index))
-        old = {n: part[n] for n in slots}
+        old = {n: part[n] for n in new}
         return {"u": u, **jax.tree.map(lambda x, was: x.astype(was.dtype), new, old)}
 
     step.__name__ = cls.__name__

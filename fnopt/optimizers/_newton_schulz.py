@@ -49,7 +49,7 @@ PRECONDITIONINGS = ("frobenius", "spectral", "aol", "schatten")
 def as_coefficients(given: Any) -> Any:
     """The name of a preset, three numbers, or a tuple of such triples; hashable."""
     if isinstance(given, str):
-        check_choice(given, PRESETS, "ns_coeffs", "muon")
+        check_choice(given, PRESETS, "ns_coeffs", "orthogonalize")
         return given
     try:
         nested = [[*map(float, row)] for row in given]

@@ -29,9 +29,9 @@ from fnopt.optimizers._matrix_factors import (
     root_mean_square,
     turned,
 )
-from fnopt.optimizers._matrix_fallback import with_adam
 from fnopt.optimizers._matrix_rule import as_rule
 from fnopt.optimizers._matrixwise import Matrixwise
+from fnopt.optimizers._partition_matrices import matrix_recipe
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import partition
 
@@ -78,7 +78,7 @@ class scale_by_psgd_kron(Matrixwise):
         max_size_triangular: Longer sides are left alone.
         random_seed: A whole number, for `V`.
         mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
-        weight_dimension_numbers: The axes of the matrices, as in `scale_by_muon`.
+        weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
         initial_scale: What :math:`Q_L \otimes Q_R` is at first; None for what is said above.
 
     Raises:
@@ -212,18 +212,12 @@ def _norm_from_below(A: jax.Array) -> jax.Array:
 def psgd_kron(
     learning_rate: ScalarOrSchedule,
     b1: Scalar = 0.9,
-    weight_decay: ScalarOrSchedule = 0.0,
-    weight_decay_mask: Any = None,
+    weight_decay: Any = 0.0,
     precond_lr: Scalar = 0.1,
     max_size_triangular: int = 8192,
-    mu_dtype: Any = None,
     *,
-    random_seed: int = 0,
-    adam_b2: Scalar = 0.999,
-    adam_eps: Scalar = 1e-8,
-    adam_learning_rate: ScalarOrSchedule | None = None,
-    adam_weight_decay: ScalarOrSchedule = 0.0,
     weight_dimension_numbers: Any = None,
+    others: Any = None,
 ) -> partition:
     r"""PSGD with Kronecker factors for matrices, AdamW for all other leaves.
 
@@ -235,17 +229,11 @@ def psgd_kron(
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
         b1: Decay of the mean gradient.
-        weight_decay: :math:`\lambda` of the matrices, a number or a `Schedule` of its own.
-        weight_decay_mask: Which of them decay; see `add_decayed_weights`. None for all.
+        weight_decay: :math:`\lambda` of the matrices: a number, a `Schedule` or a transform.
         precond_lr: The rate of the factors.
         max_size_triangular: Longer sides are left alone.
-        mu_dtype: Storage dtype of the mean gradient.
-        random_seed: A whole number, for the random matrices that factors are learned with.
-        adam_b2: Adam's decay of the mean square.
-        adam_eps: Added to Adam's root.
-        adam_learning_rate: Adam's rate; None for the same.
-        adam_weight_decay: The weight decay of Adam's leaves.
         weight_dimension_numbers: Which leaves are matrices, and along which axes; see `muon`.
+        others: The optimizer of the other leaves; None for AdamW with the same learning rate.
 
     Returns:
         A partition with the labels `'psgd_kron'` and `'adam'`.
@@ -260,19 +248,9 @@ def psgd_kron(
     Reference:
         Li, 2018, arXiv:1512.04202; Pooladzandi and Li, 2024, arXiv:2402.04553.
     """
+    direction = scale_by_psgd_kron(b1, precond_lr, max_size_triangular)
+    adam = {"b1": b1}
     rule = weight_dimension_numbers
-    direction = scale_by_psgd_kron(b1, precond_lr, max_size_triangular, random_seed, mu_dtype, rule)
-    return with_adam(
-        "psgd_kron",
-        [direction],
-        rule,
-        learning_rate=learning_rate,
-        weight_decay=weight_decay,
-        weight_decay_mask=weight_decay_mask,
-        adam_learning_rate=adam_learning_rate,
-        adam_weight_decay=adam_weight_decay,
-        b1=b1,
-        b2=adam_b2,
-        eps=adam_eps,
-        mu_dtype=mu_dtype,
+    return matrix_recipe(
+        "psgd_kron", [direction], learning_rate, weight_decay, rule, others, **adam
     )

@@ -26,11 +26,11 @@ from fnopt.core import (
     static,
 )
 from fnopt.optimizers._matrix_factors import Pair, identities, new_factors, only_finite, zeros
-from fnopt.optimizers._matrix_fallback import with_adam
 from fnopt.optimizers._matrix_functions import inverse_root
 from fnopt.optimizers._matrix_layout import MatrixLayout
 from fnopt.optimizers._matrix_rule import as_rule
 from fnopt.optimizers._matrixwise import Matrixwise
+from fnopt.optimizers._partition_matrices import matrix_recipe
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import partition
 
@@ -88,7 +88,7 @@ class scale_by_shampoo(Matrixwise):
         graft_b2: Adam's decay of the mean square.
         graft_eps: Added to Adam's root.
         mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
-        weight_dimension_numbers: The axes of the matrices, as in `scale_by_muon`.
+        weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
 
     Raises:
         ValueError: In use, if a leaf is no matrix.
@@ -182,19 +182,11 @@ def shampoo(
     b1: Scalar = 0.9,
     b2: Scalar = 0.99,
     eps: Scalar = 1e-6,
-    weight_decay: ScalarOrSchedule = 0.0,
-    weight_decay_mask: Any = None,
+    weight_decay: Any = 0.0,
     precondition_frequency: int = 10,
-    block_size: int | None = 1024,
-    mu_dtype: Any = None,
     *,
-    exponent: Scalar = 0.25,
-    grafting: str = "adam",
-    graft_b2: Scalar = 0.999,
-    graft_eps: Scalar = 1e-8,
-    adam_learning_rate: ScalarOrSchedule | None = None,
-    adam_weight_decay: ScalarOrSchedule = 0.0,
     weight_dimension_numbers: Any = None,
+    others: Any = None,
 ) -> partition:
     r"""Shampoo for matrices, AdamW for all other leaves.
 
@@ -208,18 +200,10 @@ def shampoo(
         b1: Decay of the mean gradient.
         b2: Decay of the factors; 1 for sums.
         eps: What is added to eigenvalues, in units of the largest.
-        weight_decay: :math:`\lambda` of the matrices, a number or a `Schedule` of its own.
-        weight_decay_mask: Which of them decay; see `add_decayed_weights`. None for all.
+        weight_decay: :math:`\lambda` of the matrices: a number, a `Schedule` or a transform.
         precondition_frequency: How many steps the roots are kept.
-        block_size: The longest side of a block; None for whole matrices.
-        mu_dtype: Storage dtype of the mean gradient.
-        exponent: :math:`e`.
-        grafting: Whose length a step has: `'adam'`, `'sgd'` or `'none'`.
-        graft_b2: Adam's decay of the mean square, here and for the other leaves.
-        graft_eps: Added to Adam's root, here and for the other leaves.
-        adam_learning_rate: Adam's rate; None for the same.
-        adam_weight_decay: The weight decay of Adam's leaves.
         weight_dimension_numbers: Which leaves are matrices, and along which axes; see `muon`.
+        others: The optimizer of the other leaves; None for AdamW with the same learning rate.
 
     Returns:
         A partition with the labels `'shampoo'` and `'adam'`.
@@ -234,31 +218,7 @@ def shampoo(
     Reference:
         Gupta, Koren and Singer, 2018, arXiv:1802.09568.
     """
+    direction = scale_by_shampoo(b1, b2, eps, precondition_frequency=precondition_frequency)
+    adam = {"b1": b1, "b2": direction.graft_b2, "eps": direction.graft_eps}
     rule = weight_dimension_numbers
-    direction = scale_by_shampoo(
-        b1,
-        b2,
-        eps,
-        exponent,
-        precondition_frequency,
-        block_size,
-        grafting,
-        graft_b2,
-        graft_eps,
-        mu_dtype,
-        rule,
-    )
-    return with_adam(
-        "shampoo",
-        [direction],
-        rule,
-        learning_rate=learning_rate,
-        weight_decay=weight_decay,
-        weight_decay_mask=weight_decay_mask,
-        adam_learning_rate=adam_learning_rate,
-        adam_weight_decay=adam_weight_decay,
-        b1=b1,
-        b2=graft_b2,
-        eps=graft_eps,
-        mu_dtype=mu_dtype,
-    )
+    return matrix_recipe("shampoo", [direction], learning_rate, weight_decay, rule, others, **adam)

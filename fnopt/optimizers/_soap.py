@@ -33,9 +33,9 @@ from fnopt.optimizers._matrix_factors import (
     rotated_back,
     zeros,
 )
-from fnopt.optimizers._matrix_fallback import with_adam
 from fnopt.optimizers._matrix_rule import as_rule
 from fnopt.optimizers._matrixwise import Matrixwise
+from fnopt.optimizers._partition_matrices import matrix_recipe
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import partition
 
@@ -92,7 +92,7 @@ class scale_by_soap(Matrixwise):
         one_sided: Whether the shorter side alone is rotated.
         normalize_grads: Whether updates are divided by their root mean square.
         mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
-        weight_dimension_numbers: The axes of the matrices, as in `scale_by_muon`.
+        weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
 
     Raises:
         ValueError: In use, if a leaf is no matrix.
@@ -193,18 +193,11 @@ def soap(
     b1: Scalar = 0.95,
     b2: Scalar = 0.95,
     eps: Scalar = 1e-8,
-    weight_decay: ScalarOrSchedule = 0.01,
-    weight_decay_mask: Any = None,
+    weight_decay: Any = 0.01,
     precondition_frequency: int = 10,
-    max_precond_dim: int = 10_000,
-    mu_dtype: Any = None,
     *,
-    shampoo_beta: Scalar | None = None,
-    one_sided: bool = False,
-    normalize_grads: bool = False,
-    adam_learning_rate: ScalarOrSchedule | None = None,
-    adam_weight_decay: ScalarOrSchedule = 0.0,
     weight_dimension_numbers: Any = None,
+    others: Any = None,
 ) -> partition:
     r"""SOAP for matrices, AdamW for all other leaves.
 
@@ -219,17 +212,10 @@ def soap(
         b1: Decay of the mean gradient.
         b2: Decay of the mean square.
         eps: Added to the root.
-        weight_decay: :math:`\lambda` of the matrices, a number or a `Schedule` of its own.
-        weight_decay_mask: Which of them decay; see `add_decayed_weights`. None for all.
+        weight_decay: :math:`\lambda` of the matrices: a number, a `Schedule` or a transform.
         precondition_frequency: How many steps the bases are kept.
-        max_precond_dim: Longer sides are not rotated.
-        mu_dtype: Storage dtype of the mean gradient.
-        shampoo_beta: Decay of the factors; None for that of the mean square.
-        one_sided: Whether the shorter side alone is rotated.
-        normalize_grads: Whether updates are divided by their root mean square.
-        adam_learning_rate: Adam's rate; None for the same.
-        adam_weight_decay: The weight decay of Adam's leaves.
         weight_dimension_numbers: Which leaves are matrices, and along which axes; see `muon`.
+        others: The optimizer of the other leaves; None for AdamW with the same learning rate.
 
     Returns:
         A partition with the labels `'soap'` and `'adam'`.
@@ -245,30 +231,7 @@ def soap(
     Reference:
         Vyas et al., 2024, arXiv:2409.11321.
     """
+    direction = scale_by_soap(b1, b2, eps, precondition_frequency=precondition_frequency)
+    adam = {"b1": b1, "b2": b2, "eps": eps}
     rule = weight_dimension_numbers
-    direction = scale_by_soap(
-        b1,
-        b2,
-        eps,
-        shampoo_beta,
-        precondition_frequency,
-        max_precond_dim,
-        one_sided,
-        normalize_grads,
-        mu_dtype,
-        rule,
-    )
-    return with_adam(
-        "soap",
-        [direction],
-        rule,
-        learning_rate=learning_rate,
-        weight_decay=weight_decay,
-        weight_decay_mask=weight_decay_mask,
-        adam_learning_rate=adam_learning_rate,
-        adam_weight_decay=adam_weight_decay,
-        b1=b1,
-        b2=b2,
-        eps=eps,
-        mu_dtype=mu_dtype,
-    )
+    return matrix_recipe("soap", [direction], learning_rate, weight_decay, rule, others, **adam)

@@ -29,7 +29,6 @@ from fnopt.optimizers._lower_bound import LowerBound
 from fnopt.optimizers._madgrad import ScaleByMadgradState
 from fnopt.optimizers._matrix_scale import NormalizeNeuronsState
 from fnopt.optimizers._momo import MomoAdamState, MomoState
-from fnopt.optimizers._muon import ScaleByMuonState
 from fnopt.optimizers._novograd import ScaleByNovogradState
 from fnopt.optimizers._optimistic import ScaleByOptimisticGradientState
 from fnopt.optimizers._polyak_sgd import ScaleByPolyakState
@@ -75,7 +74,6 @@ __all__ = [
     "ScaleByLBFGSState",
     "ScaleByLionState",
     "ScaleByMadgradState",
-    "ScaleByMuonState",
     "ScaleByNovogradState",
     "ScaleByOptimisticGradientState",
     "ScaleByPolyakState",

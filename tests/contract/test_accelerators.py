@@ -195,10 +195,12 @@ GRADIENTS = {
 MATRICES = {"a": jnp.ones((3, 4)), "b": jnp.ones((9, 2)), "c": jnp.ones(2)}
 MATRIX_METHODS = {
     "muon": fnopt.muon(0.1),
-    "muon, Gram matrices and rows": fnopt.muon(0.1, "polar_express", 8, preconditioning="aol"),
-    "normuon": fnopt.normuon(0.1, ns_dtype=jnp.bfloat16),
+    "muon, Gram matrices and rows": fnopt.muon(
+        0.1, orthogonalizer=fnopt.orthogonalize("polar_express", 8, preconditioning="aol")
+    ),
+    "normuon": fnopt.normuon(0.1, orthogonalizer=fnopt.orthogonalize(ns_dtype=jnp.bfloat16)),
     "soap": fnopt.soap(0.1),
-    "shampoo": fnopt.shampoo(0.1, block_size=2),
+    "shampoo": fnopt.partition_matrices(fnopt.scale_by_shampoo(block_size=2), fnopt.adam(0.1)),
     "kl_shampoo": fnopt.kl_shampoo(0.1),
     "galore": fnopt.galore(0.1, rank=2),
     "psgd_kron": fnopt.psgd_kron(0.1),

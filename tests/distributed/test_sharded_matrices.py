@@ -30,10 +30,17 @@ RULE = {
     "bias": None,
 }
 AXES = {name: RULE[name] for name in FEW}
+
+
+def blocks(direction):
+    matrices = fnopt.chain(direction, fnopt.scale_by_learning_rate(0.1))
+    return fnopt.partition_matrices(matrices, fnopt.adam(0.1), AXES)
+
+
 METHODS = {
-    "normuon": (ALL, lambda: fnopt.normuon(0.1, muon_weight_dimension_numbers=RULE)),
+    "normuon": (ALL, lambda: fnopt.normuon(0.1, weight_dimension_numbers=RULE)),
     "soap": (FEW, lambda: fnopt.soap(0.1, weight_dimension_numbers=AXES)),
-    "shampoo": (FEW, lambda: fnopt.shampoo(0.1, block_size=3, weight_dimension_numbers=AXES)),
+    "shampoo": (FEW, lambda: blocks(fnopt.scale_by_shampoo(block_size=3))),
     "psgd_kron": (FEW, lambda: fnopt.psgd_kron(0.1, weight_dimension_numbers=AXES)),
     "galore": (FEW, lambda: fnopt.galore(0.1, 2, weight_dimension_numbers=AXES)),
 }
@@ -187,9 +194,8 @@ def test_state_lies_in_pieces_and_comes_back():
 
 
 def test_leaves_that_are_none_of_the_params_are_refused():
-    inner = fnopt.scale_by_galore(
-        2, base_optimizer=fnopt.scale_by_muon(), weight_dimension_numbers=AXES
-    )
+    muon = fnopt.chain(fnopt.ema(0.95), fnopt.orthogonalize())
+    inner = fnopt.scale_by_galore(2, base_optimizer=muon, weight_dimension_numbers=AXES)
     params = on_mesh(FEW)
     with pytest.raises(ValueError, match=r"'bias/0' is none of the params.*state_sharding"):
         distributed.sharded(inner, "data").init(params)

@@ -39,6 +39,7 @@ _VALUE = "an optimizer is a pytree: its numbers are changed, traced and swept as
 _AGGREGATE = "the statistics of per-example gradients come from `fnopt.gradient_statistics`"
 _MICRO = "the rules are the strings `'sum'`, `'mean'` and `'concat'` of `fnopt.microbatch`"
 DEVIATIONS = {
+    "contrib.scale_by_muon": "`fnopt.chain(fnopt.ema(0.95, nesterov=True), fnopt.orthogonalize())`",
     "multi_normal": "a library of distributions has it",
     "measure_with_ema": "`fnopt.monitor.snapshot` with a `decay`",
     "MaskOrFn": _TYPES,

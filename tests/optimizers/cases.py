@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 import fnopt
+from fnopt.interop import optax_api
 
 SHAPES = {"blocks": [{"kernel": (4, 3)}, ()], "empty": (0, 3)}
 KERNELS = {"blocks": [{"kernel": True}, False], "empty": False}
@@ -36,7 +37,9 @@ def _multi_steps(m: Any, inner: Any, k: int) -> Any:
 
 def of(m: Any, name: str) -> Any:
     """The function of that name: in the library, or in optax's contrib."""
-    return getattr(m, name) if m is fnopt else getattr(m.contrib, name)
+    if m is fnopt:
+        return getattr(optax_api if name == "muon" else m, name)
+    return getattr(m.contrib, name)
 
 
 def axes(m: Any, rows: int = 0, columns: int = 1) -> Any:

@@ -31,7 +31,8 @@ RECIPES = [
     for name in fnopt.optimizers.__all__
     if takes_numbers(getattr(fnopt.optimizers, name)) and not name.startswith("scale_by_")
 ]
-RECIPES.remove("normalize_neurons")  # a part, without another method for what is no matrix
+for part in ("normalize_neurons", "orthogonalize", "partition_matrices"):
+    RECIPES.remove(part)
 REQUIRED = {"galore": {"rank": 2}}
 
 
@@ -75,7 +76,7 @@ def test_parts_and_labels_take_them_by_pattern():
     labels = fnopt.select(matrix_labels("muon", PATTERN), PARAMS)
     assert labels == {"block": {"bias": "adam", "kernel": "muon"}, "head": "adam"}
     only = {"kernel": STACK}
-    for part in (fnopt.scale_by_muon, fnopt.optimizers.scale_by_matrix_shape):
+    for part in (fnopt.orthogonalize, fnopt.optimizers.scale_by_matrix_shape):
         found = stepped(part(weight_dimension_numbers=PATTERN), only)
         expected = stepped(part(weight_dimension_numbers=Numbers(1, 2)), only)
         np.testing.assert_array_equal(found["kernel"], expected["kernel"])

@@ -156,4 +156,4 @@ def test_no_single_batch_throws_params_away():
 def test_what_is_refused():
     for options in ({"max_inverse_root": 0}, {"precondition_frequency": 0}, {"initial_value": 0.0}):
         with pytest.raises(ValueError, match="scale_by_kl_shampoo"):
-            fnopt.kl_shampoo(0.1, **options)
+            fnopt.scale_by_kl_shampoo(**options)

@@ -79,7 +79,7 @@ def parts():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_stacks_splits_and_transposes_are_matrix_by_matrix(dtype):
-    out = first_step(fnopt.muon(1.0, muon_weight_dimension_numbers=AXES), dtype)
+    out = first_step(fnopt.muon(1.0, weight_dimension_numbers=AXES), dtype)
     # 16 bits: the gradients are rounded, the arithmetic is float32
     tolerance = 2e-4 if dtype == "float32" else 0.1
     for name, x in parts().items():
@@ -88,19 +88,19 @@ def test_stacks_splits_and_transposes_are_matrix_by_matrix(dtype):
 
 
 def test_patterns_and_functions_say_which_leaves_are_matrices():
-    tx = fnopt.muon(1.0, muon_weight_dimension_numbers=fnopt.by_pattern({"tall": False}, True))
+    tx = fnopt.muon(1.0, weight_dimension_numbers=fnopt.by_pattern({"tall": False}, True))
     labels = fnopt.select(tx.labels, grads())
     matrices = {name for name, label in labels.items() if label == "muon"}
     assert matrices == {"qkv", "grouped", "plain", "wide"}
     by_path = fnopt.by_path(lambda path, leaf: Numbers((0, 1), 2) if path == "conv" else False)
-    labels = fnopt.select(fnopt.muon(1.0, muon_weight_dimension_numbers=by_path).labels, grads())
+    labels = fnopt.select(fnopt.muon(1.0, weight_dimension_numbers=by_path).labels, grads())
     assert [name for name, label in labels.items() if label == "muon"] == ["conv"]
-    every = fnopt.select(fnopt.muon(1.0, muon_weight_dimension_numbers=Numbers()).labels, grads())
+    every = fnopt.select(fnopt.muon(1.0, weight_dimension_numbers=Numbers()).labels, grads())
     assert [name for name, label in every.items() if label == "adam"] == ["bias"]
 
 
 def test_dimension_numbers_are_plain_configuration():
-    for tx in (fnopt.muon(0.1, muon_weight_dimension_numbers=AXES), fnopt.scale_by_soap()):
+    for tx in (fnopt.muon(0.1, weight_dimension_numbers=AXES), fnopt.scale_by_soap()):
         config = json.loads(json.dumps(fnopt.to_config(tx)))
         assert fnopt.from_config(config) == tx
         assert hash(fnopt.from_config(config)) == hash(tx)
@@ -118,7 +118,14 @@ def test_stacked_optimizers_are_a_sweep():
 
 
 def test_normuon_is_its_published_step():
-    tx = fnopt.normuon(0.5, beta=0.9, b2=0.8, nesterov=False, consistent_rms=0.2)
+    matrices = fnopt.chain(
+        fnopt.ema(0.9),
+        fnopt.orthogonalize(),
+        fnopt.normalize_neurons(0.8),
+        fnopt.scale_by_matrix_shape(0.2),
+        fnopt.scale_by_learning_rate(0.5),
+    )
+    tx = fnopt.partition_matrices(matrices, fnopt.adamw(0.5), label="normuon")
     g = {"w": noise((4, 12, 3))}
     mu, nu, theirs = np.zeros((12, 3)), np.zeros(3), []
     for t, x in enumerate(np.asarray(g["w"], np.float64), 1):
@@ -136,7 +143,7 @@ def test_normuon_is_its_published_step():
     ours = jax.jit(lambda g: jax.lax.scan(body, tx.init({"w": g["w"][0]}), g)[1])(g)["w"]
     np.testing.assert_allclose(ours, np.stack(theirs), atol=2e-4)
     state = tx.init({"w": g["w"][0]})
-    assert [x.shape for x in fnopt.slots(state)["normuon/1/nu"]["w"]] == [(1, 3)]
+    assert [x.shape for x in fnopt.slots(state)["normuon/2/nu"]["w"]] == [(1, 3)]
 
 
 def layers(n, d=4):
@@ -181,24 +188,22 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_numbers_that_do_not_fit(name):
     numbers, message = REFUSED[name]
-    for make in (fnopt.muon, lambda _, **k: fnopt.scale_by_muon(weight_dimension_numbers=numbers)):
+    for make in (fnopt.muon, lambda _, **k: fnopt.orthogonalize(weight_dimension_numbers=numbers)):
         with pytest.raises(ValueError, match=message):
-            make(0.1, muon_weight_dimension_numbers=numbers).init({"w": jnp.ones((2, 3))})
+            make(0.1, weight_dimension_numbers=numbers).init({"w": jnp.ones((2, 3))})
 
 
 def test_what_is_no_matrix():
     with pytest.raises(ValueError, match=r"leaf 'b' has shape \(3,\), which is no matrix"):
-        fnopt.scale_by_muon().init({"w": jnp.ones((2, 3)), "b": jnp.ones(3)})
+        fnopt.orthogonalize().init({"w": jnp.ones((2, 3)), "b": jnp.ones(3)})
     with pytest.raises(ValueError, match="expected axes from 0 to 0"):
-        fnopt.muon(0.1, muon_weight_dimension_numbers={"b": Numbers()}).init({"b": jnp.ones(3)})
+        fnopt.muon(0.1, weight_dimension_numbers={"b": Numbers()}).init({"b": jnp.ones(3)})
     with pytest.raises(ValueError, match="no such leaves"):
-        fnopt.muon(0.1, muon_weight_dimension_numbers={"v": Numbers()}).init(
-            {"w": jnp.ones((2, 3))}
-        )
+        fnopt.muon(0.1, weight_dimension_numbers={"v": Numbers()}).init({"w": jnp.ones((2, 3))})
     with pytest.raises(TypeError, match="by_path"):
-        fnopt.muon(0.1, muon_weight_dimension_numbers=lambda params: None)
+        fnopt.muon(0.1, weight_dimension_numbers=lambda params: None)
     with pytest.raises(TypeError, match="expected fnopt"):
-        fnopt.muon(0.1, muon_weight_dimension_numbers={"w": 3})
+        fnopt.muon(0.1, weight_dimension_numbers={"w": 3})
     with pytest.raises(TypeError, match="no axis"):
         Numbers(0.5, 1)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="split"):
@@ -209,3 +214,37 @@ def test_what_is_no_matrix():
 def test_a_leaf_without_numbers_is_named(make):
     with pytest.raises(TypeError, match=r"leaf 'act'.*expected a floating array"):
         make(0.1).init({"act": jnp.tanh, "w": jnp.ones((2, 2))})
+
+
+MOVED = {
+    "ns_steps": (fnopt.muon, "orthogonalizer=fnopt.orthogonalize"),
+    "adam_b1": (fnopt.soap, "others=fnopt.adamw"),
+    "weight_decay_mask": (fnopt.shampoo, "fnopt.add_decayed_weights"),
+    "mu_dtype": (fnopt.kl_shampoo, "fnopt.precision_policy"),
+    "muon_weight_dimension_numbers": (fnopt.normuon, "weight_dimension_numbers"),
+    "random_seed": (fnopt.psgd_kron, "fnopt.partition_matrices"),
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_the_error_says_where_an_argument_moved(name):
+    recipe, message = MOVED[name]
+    with pytest.raises(TypeError, match=f"unknown argument '{name}'.*Write .*{message}"):
+        recipe(0.1, **{name: None})
+
+
+def test_parts_take_the_axes_of_the_partition():
+    inner = fnopt.chain(fnopt.cautious(fnopt.orthogonalize()), fnopt.scale_by_learning_rate(1.0))
+    tx = fnopt.partition_matrices(inner, fnopt.sgd(1.0), {"w": Numbers(1, 2), "b": None})
+    g = {"w": noise((2, 3, 4)), "b": noise((2,))}
+    np.testing.assert_allclose(tx.update(g, tx.init(g), g)[0]["b"], -g["b"])
+    assert "reduction_axis=(1,)" in repr(tx.transforms["matrix"])
+
+
+def test_the_decay_may_be_a_transform():
+    decay = fnopt.add_decayed_weights(0.1, {"v": True, "w": False})
+    params = {"v": noise((2, 3)), "w": noise((2, 3))}
+    plain, masked = fnopt.muon(1.0), fnopt.muon(1.0, weight_decay=decay)
+    found, expected = (tx.update(params, tx.init(params), params)[0] for tx in (masked, plain))
+    np.testing.assert_allclose(found["w"], expected["w"])
+    np.testing.assert_allclose(found["v"], expected["v"] - 0.1 * params["v"], rtol=1e-5)

@@ -105,4 +105,4 @@ def test_a_gradient_that_is_not_finite_leaves_factors_and_roots():
 def test_what_is_refused():
     for options in ({"grafting": "lion"}, {"block_size": 0}, {"precondition_frequency": 0}):
         with pytest.raises(ValueError, match="scale_by_shampoo"):
-            fnopt.shampoo(0.1, **options)
+            fnopt.scale_by_shampoo(**options)

@@ -36,6 +36,7 @@ from fnopt.interop.optax_api._monitor import (
 )
 from fnopt.interop.optax_api._multi_normal import multi_normal
 from fnopt.interop.optax_api._multi_steps import MultiSteps, skip_large_updates, skip_not_finite
+from fnopt.interop.optax_api._muon import muon, scale_by_muon
 from fnopt.interop.optax_api._nnls import nnls
 from fnopt.interop.optax_api._norms import (
     global_norm,
@@ -133,6 +134,7 @@ __all__ = [
     "monitor",
     "multi_normal",
     "multi_transform",
+    "muon",
     "nadam",
     "nadamw",
     "nnls",
@@ -147,6 +149,7 @@ __all__ = [
     "safe_root_mean_squares",
     "scale_by_backtracking_linesearch",
     "scale_by_learning_rate",
+    "scale_by_muon",
     "scale_by_schedule",
     "scale_by_zoom_linesearch",
     "schedule_free_eval_params",

@@ -17,7 +17,7 @@ _RENAMED = {
     "DoWGState": "ScaleByDowgState",
     "GaLoreState": "ScaleByGaloreState",
     "MadgradState": "ScaleByMadgradState",
-    "MuonState": "ScaleByMuonState",
+    "MuonState": "EmaState",
     "ProdigyState": "ScaleByProdigyState",
     "SophiaState": "ScaleBySophiaState",
     "FactoredState": "ScaleByFactoredRmsState",

@@ -1,0 +1,116 @@
+"""One optimizer for matrices, another for the other leaves."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from fnopt.core import ScalarOrSchedule, Transformation, static
+from fnopt.optimizers._adam import adamw
+from fnopt.optimizers._matrix_rule import as_rule, as_whole, check_rule, numbers_of
+from fnopt.transforms import (
+    Selector,
+    add_decayed_weights,
+    chain,
+    partition,
+    scale_by_learning_rate,
+)
+
+
+class matrix_labels(Selector):
+    """Label matrices and other leaves, for a partition.
+
+    Args:
+        matrix: The label of the matrices.
+        rule: Which leaves are: None for those with two axes, `MatrixDimensionNumbers` for those
+            with two or more, a tree of them (None for no matrix), or a pattern, `by_pattern` or
+            `by_path` that gives them, True (a matrix if it has two axes) or False.
+        other: The label of all others.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> from fnopt.optimizers import matrix_labels
+        >>> params = {"embed": jnp.ones((9, 2)), "w": jnp.ones((2, 2)), "b": jnp.ones(2)}
+        >>> rule = fnopt.by_pattern({"embed": False}, default=True)
+        >>> fnopt.select(matrix_labels("muon", rule), params)
+        {'b': 'adam', 'embed': 'adam', 'w': 'muon'}
+    """
+
+    matrix: str = static(default="matrix")
+    rule: Any = static(default=None, convert=as_rule)
+    other: str = static(default="adam")
+
+    def choose(self, leaves: list[tuple[str, Any]]) -> list[Any]:
+        """The label of every leaf."""
+        found = numbers_of(self.rule, as_whole(leaves))
+        return [self.other if numbers is None else self.matrix for numbers in found]
+
+    def check(self, positions: list[str]) -> None:
+        """Refuses a rule by path that can't have been meant for these paths."""
+        check_rule(self.rule, positions)
+
+
+def partition_matrices(
+    matrices: Any, others: Any, weight_dimension_numbers: Any = None, label: str = "matrix"
+) -> partition:
+    """Apply one optimizer to the matrices among the parameters, another to all other leaves.
+
+    Every part of `matrices` that takes `weight_dimension_numbers` and has none gets those of the
+    partition, also inside chains and wrappers.
+
+    Args:
+        matrices: The optimizer of the matrices: a chain of parts and `scale_by_learning_rate`.
+        others: The optimizer of the other leaves.
+        weight_dimension_numbers: Which leaves are matrices, and along which axes; see `muon`.
+        label: The label of the matrices. The other leaves have the label `'adam'`.
+
+    Returns:
+        A partition.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> parts = [fnopt.ema(0.9, nesterov=True), fnopt.orthogonalize("polar_express", 8)]
+        >>> matrices = fnopt.chain(*parts, fnopt.scale_by_learning_rate(0.1))
+        >>> tx = fnopt.partition_matrices(matrices, fnopt.adamw(0.01))
+        >>> params = {"w": 3 * jnp.eye(2), "b": jnp.ones(2)}
+        >>> updates, _ = tx.update(params, tx.init(params), params)
+        >>> print(updates["w"].round(3) + 0.0)
+        [[-0.1  0. ]
+         [ 0.  -0.1]]
+    """
+    rule = as_rule(weight_dimension_numbers)
+    transforms = {label: _with_numbers(matrices, rule), "adam": others}
+    return partition(transforms, matrix_labels(label, rule))
+
+
+def _with_numbers(part: Any, rule: Any) -> Any:
+    """The transform with these dimension numbers in every part that takes some and has none."""
+    if type(part) is tuple:
+        return tuple(_with_numbers(x, rule) for x in part)
+    if not isinstance(part, Transformation):
+        return part
+    old = {f.name: getattr(part, f.name) for f in dataclasses.fields(part)}
+    new = {name: _with_numbers(x, rule) for name, x in old.items()}
+    if "weight_dimension_numbers" in old and old["weight_dimension_numbers"] is None:
+        new["weight_dimension_numbers"] = rule
+    changed = {name: x for name, x in new.items() if x is not old[name]}
+    return dataclasses.replace(part, **changed)
+
+
+def matrix_recipe(
+    label: str,
+    direction: Sequence[Transformation],
+    learning_rate: ScalarOrSchedule,
+    weight_decay: Any,
+    rule: Any,
+    others: Any,
+    **adam: Any,
+) -> partition:
+    """A direction, its decay and its rate for matrices; AdamW if there is no other optimizer."""
+    is_part = isinstance(weight_decay, Transformation)
+    decay = weight_decay if is_part else add_decayed_weights(weight_decay)
+    matrices = chain(*direction, decay, scale_by_learning_rate(learning_rate))
+    if others is None:
+        others = adamw(learning_rate, weight_decay=0.0, **adam)
+    return partition_matrices(matrices, others, rule, label)

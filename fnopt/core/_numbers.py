@@ -260,6 +260,10 @@ def _norm(leaves: list[jax.Array]) -> jax.Array:
 def _joint_norm(leaves: list[jax.Array]) -> jax.Array:
     dtype = real_dtype(compute_dtype(*(x.dtype for x in leaves)))
     leaves = [kind.array for kind in by_kind(leaves)]
+    # XLA on a GPU computes both sides of a condition, and reads the leaves once more for it. On a
+    # CPU, which is bound by arithmetic here, three sums take fifteen times as long as one.
+    if jax.default_backend() != "cpu":
+        return _norm_from_ranges(leaves, dtype)
 
     def squares(scale: jax.Array | None) -> jax.Array:
         total = sum_of_squares(leaves[0], scale, dtype)
@@ -274,6 +278,32 @@ def _joint_norm(leaves: list[jax.Array]) -> jax.Array:
 
 
 _norm_program = jax.jit(_joint_norm)
+
+
+def _norm_from_ranges(leaves: Sequence[jax.Array], dtype: Any) -> jax.Array:
+    """The norm from the sums of squares of large, moderate and small elements, in one pass.
+
+    Blue, 1978, ACM Transactions on Mathematical Software 4(1): a power of two for each range brings
+    its squares into the range of the dtype.
+    """
+    # With 2^128 as the largest number, moderate elements are those from 2^-48 to 2^48. The sum of
+    # 2^30 of their squares is below 2^126. The scales 2^-96 and 2^96 bring larger elements to
+    # between 2^-48 and 2^32 and smaller ones, the subnormal too, to between 2^-53 and 2^48.
+    top = jnp.finfo(dtype).maxexp
+    bound, scale = 2.0 ** (3 * top // 8), 2.0 ** (3 * top // 4)
+    totals = [jnp.zeros((), dtype)] * 3
+    for x in leaves:
+        for part in (jnp.real(x), jnp.imag(x)) if jnp.iscomplexobj(x) else (x,):
+            size = jnp.abs(part.astype(dtype))
+            large, small, zero = size > bound, size < 1 / bound, filled_like(size, 0)
+            ranges = (
+                jnp.where(large, size * (1 / scale), zero),
+                jnp.where(large | small, zero, size),  # and NaN
+                jnp.where(small, size * scale, zero),
+            )
+            totals = [total + jnp.sum(r * r) for total, r in zip(totals, ranges, strict=True)]
+    large, moderate, small = map(lax.sqrt, totals)
+    return joint_norm([large * scale, moderate, small * (1 / scale)])
 
 
 @_norm.defjvp

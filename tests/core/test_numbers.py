@@ -9,6 +9,7 @@ import pytest
 
 import fnopt
 from fnopt.core import joint_norm, power_of_two, safe_norms, sum_of_squares
+from fnopt.core._numbers import _norm_from_ranges
 from fnopt.linear import norm
 
 MAGNITUDES = [1e-35, 1e-30, 1e-24, 1e-20, 1e-10, 1.0, 1e10, 1e18, 1e20, 1e30, 1e37]
@@ -87,6 +88,24 @@ def test_second_derivatives():
 def test_what_is_not_finite_stays_so(bad):
     norm = fnopt.global_norm([jnp.asarray([1.0, bad]), jnp.asarray([1e30])])
     assert np.isnan(norm) if np.isnan(bad) else norm == np.inf
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.complex64])
+def test_norm_from_three_ranges(dtype):
+    """What accelerators compute: elements of all magnitudes, of one, and none that is finite."""
+    norm = jax.jit(lambda leaves: _norm_from_ranges(leaves, jnp.dtype(jnp.float32)))
+    x = numbers(1000) * 10.0 ** np.arange(-37, 38).repeat(14)[:1000]
+    for unit in (1.0, 1e-24, 1e20, 1e-30):
+        leaves = [jnp.asarray(y, dtype) for y in (numbers(50) * unit, numbers(7, seed=1) * unit)]
+        exact = [np.asarray(y.astype(complex if dtype == jnp.complex64 else float)) for y in leaves]
+        expected = np.linalg.norm(np.concatenate(exact).astype(np.complex128))
+        np.testing.assert_allclose(norm(leaves), expected, rtol=1e-6)
+    wide = jnp.asarray(x, dtype)
+    expected = np.linalg.norm(np.asarray(wide.astype(complex)).astype(np.complex128))
+    np.testing.assert_allclose(norm([wide, wide]), np.sqrt(2) * expected, rtol=1e-6)
+    assert norm([jnp.zeros(3, dtype)]) == 0
+    assert np.isnan(norm([wide, jnp.asarray([np.nan], dtype)]))
+    assert norm([jnp.asarray([1.0, -np.inf], dtype)]) == np.inf
 
 
 def test_under_vmap_every_norm_is_right():

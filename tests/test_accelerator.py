@@ -1,8 +1,9 @@
-"""The selection of tests for accelerators is of files that exist, and stops at its deadline."""
+"""The tests for accelerators: files that exist, a deadline, and the names of failures."""
 
 from __future__ import annotations
 
 import pathlib
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,3 +25,15 @@ def test_tests_are_skipped_after_the_deadline_only(monkeypatch, deadline, skips)
     with pytest.raises(pytest.skip.Exception, match="the time is up"):
         accelerator.pytest_runtest_setup(None)
     return None
+
+
+def test_failures_are_written_at_once_and_listed(tmp_path):
+    failures = accelerator.Failures(tmp_path / "new" / "failures.txt")
+    error = SimpleNamespace(failed=True, nodeid="a.py::b", when="call", longrepr="one\nE two")
+    failures.pytest_runtest_logreport(error)
+    failures.pytest_runtest_logreport(SimpleNamespace(failed=False))
+    assert failures.path.read_text() == "a.py::b [call] E two\n"
+    assert failures.summary().splitlines() == [
+        f"1 failed, listed in {failures.path}",
+        "a.py::b [call] E two",
+    ]

@@ -18,7 +18,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from benchmarks.accelerator import clipping, device, fits, precision, steps, training
+from benchmarks.accelerator import clipping, device, fits, memory, precision, steps, training
 from benchmarks.accelerator.measure import Case, Run
 from benchmarks.accelerator.record import Record
 from benchmarks.metric import Skipped
@@ -26,6 +26,7 @@ from benchmarks.metric import Skipped
 # In the order in which they run: what matters most first, what takes longest last.
 PARTS: dict[str, Callable[[Run], Iterator[Case]]] = {
     "device": device.cases,
+    "memory": memory.cases,
     "steps": steps.cases,
     "fits": fits.cases,
     "clipping": clipping.cases,
@@ -33,6 +34,7 @@ PARTS: dict[str, Callable[[Run], Iterator[Case]]] = {
     "precision": precision.cases,
     "more_fits": fits.more_cases,
     "large_steps": steps.more_cases,
+    "many_leaves": memory.more_cases,
 }
 
 

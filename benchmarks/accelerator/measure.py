@@ -70,6 +70,16 @@ def temporary_bytes(program: Any) -> int | None:
     return getattr(memory, "temp_size_in_bytes", None)
 
 
+def peak_bytes(program: Any) -> int | None:
+    """Bytes of arguments, outputs that are not donated, and temporaries on the device."""
+    memory = getattr(program, "memory_analysis", lambda: None)()
+    if memory is None:
+        return None
+    kinds = ("argument", "output", "temp")
+    total = sum(getattr(memory, f"{kind}_size_in_bytes") for kind in kinds)
+    return total - memory.alias_size_in_bytes
+
+
 # Instructions of optimized HLO that launch no kernel.
 _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"}
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = .*?(?:^|[\s)}\]])([a-z][a-z0-9\-]*)\(")

@@ -82,6 +82,8 @@ def columns(row: Row, copies: float | None) -> dict[str, str]:
         "compile, s": f"{row['compile_s']:.2f}" if row.get("compile_s") is not None else "",
         "kernels": str(row["kernels"]) if row.get("kernels") is not None else "",
         "temporary, MB": _scaled(row, "temporary_bytes", 1e6),
+        "peak, MB": _scaled(row, "peak_bytes", 1e6),
+        "peak / params": _scaled(row, "peak_of_params", 1),
         "converged": _scaled(row, "converged", 1),
         "steps": _scaled(row, "mean_steps", 1),
         "difference": _scaled(row, "difference", 1),

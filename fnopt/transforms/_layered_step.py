@@ -25,6 +25,7 @@ from fnopt.core import (
     shown,
     static,
 )
+from fnopt.transforms._offloaded import on_device
 
 
 class LayeredState(NamedTuple):
@@ -200,7 +201,8 @@ def _depth(layers: Any) -> int:
 
 
 def _at(tree: Any, i: Any) -> Any:
-    return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, keepdims=False), tree)
+    """A layer of stacked arrays, in the memory of the device."""
+    return on_device(jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, keepdims=False), tree))
 
 
 def _stored(tree: Any, new: Any, i: Any) -> Any:

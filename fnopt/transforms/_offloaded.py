@@ -49,22 +49,21 @@ class offloaded(Wrapper):
 
     def init(self, params: Any) -> Any:
         """The inner state, in the other memory."""
-        return self._moved(beside(self.inner.init(params), params), self._kind())
+        return self._kept(beside(self.inner.init(params), params))
 
     def update(
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, Any]:
         """The inner update, with the state on the device."""
-        state = self._moved(state, None)
-        new, state = self.inner.update(updates, state, params, **extra_args)
-        return new, self._moved(state, self._kind())
+        new, state = self.inner.update(updates, on_device(state), params, **extra_args)
+        return new, self._kept(state)
 
     def members(self, state: Any = None) -> tuple[Member, ...]:
         """The inner transform, whose state is that of the whole."""
         return (Member(self.inner._place, self.inner, state),)
 
-    def _kind(self) -> str | None:
-        """The kind of memory, None for the device's own; checked for this backend."""
+    def _kept(self, state: Any) -> Any:
+        """The state with its arrays in the other memory."""
         device = jax.local_devices()[0]
         kinds = [memory.kind for memory in device.addressable_memories()]
         if self.memory_kind not in kinds:
@@ -72,23 +71,28 @@ class offloaded(Wrapper):
                 f"{where()}memory_kind = {self.memory_kind!r}, but the backend "
                 f"{device.platform!r} has the kinds {listing(kinds)}: choose one of these."
             )
-        return None if self.memory_kind == device.default_memory().kind else self.memory_kind
+        if self.memory_kind == device.default_memory().kind:
+            return state
+        return jax.tree.map(lambda x: _put(x, self.memory_kind) if jnp.ndim(x) else x, state)
 
-    def _moved(self, state: Any, kind: str | None) -> Any:
-        def one(x: Any) -> Any:
-            return x if jnp.ndim(x) == 0 else _put(x, kind)
 
-        return jax.tree.map(one, state)
+def on_device(tree: Any) -> Any:
+    """The arrays of a tree in the memory of their device."""
+    return jax.tree.map(lambda x: _put(x, None) if jnp.ndim(x) else x, tree)
 
 
 def _put(x: Any, kind: str | None) -> Any:
     """An array in the memory of a kind, None for the device's own, with its sharding."""
-    if isinstance(x, Tracer):
-        if kind not in (None, "pinned_host"):
-            raise ValueError(
-                f"{where()}memory_kind = {kind!r}: inside jax.jit JAX copies to 'pinned_host' only."
-            )
-        space = jax.memory.Space  # pyright: ignore[reportAttributeAccessIssue]
-        return jax.device_put(x, space.Host if kind else space.Device)
-    own = next(iter(x.sharding.device_set)).default_memory().kind
-    return jax.device_put(x, x.sharding.with_memory_kind(kind or own))
+    if not isinstance(x, Tracer):
+        own = next(iter(x.sharding.device_set)).default_memory().kind
+        sharding = x.sharding.with_memory_kind(kind or own)
+        return x if x.sharding == sharding else jax.device_put(x, sharding)
+    space = getattr(getattr(jax, "memory", None), "Space", None)
+    if kind is None and (space is None or jax.typeof(x).memory_space == space.Device):
+        return x
+    if space is None or kind not in (None, "pinned_host"):
+        raise ValueError(
+            f"{where()}memory_kind = {kind!r}: inside jax.jit JAX {jax.__version__} copies to "
+            f"{'no other memory' if space is None else repr('pinned_host') + ' only'}."
+        )
+    return jax.device_put(x, space.Host if kind else space.Device)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from fnopt.curves._covariance import covariance, standard_errors
 from fnopt.curves._curve_fit import curve_fit
 from fnopt.curves._failures import FitError, OptimizeWarning
+from fnopt.curves._fit import Fit
 from fnopt.curves._plot import plot_fit
+from fnopt.curves._profile import profile_intervals
 from fnopt.curves._uncertainty import (
     Band,
     confidence_intervals,
@@ -20,6 +22,7 @@ from fnopt.curves.batched._fit import BatchFit
 __all__ = [
     "Band",
     "BatchFit",
+    "Fit",
     "FitError",
     "OptimizeWarning",
     "confidence_intervals",
@@ -29,6 +32,7 @@ __all__ = [
     "curve_fit_batch",
     "plot_fit",
     "predict_band",
+    "profile_intervals",
     "reduced_chi_square",
     "standard_errors",
     "t_quantile",

@@ -6,11 +6,12 @@ from typing import Any
 
 import jax
 
+from fnopt.curves._uncertainty import AnyFit, as_params, knows_sigma, solution_of
 from fnopt.jacobians import held_as_zeros, ravel
-from fnopt.solvers import Solution, covariance_of, errors_of
+from fnopt.solvers import covariance_of, errors_of
 
 
-def covariance(solution: Solution, absolute_sigma: bool = False) -> jax.Array:
+def covariance(fit: AnyFit, absolute_sigma: bool = False) -> jax.Array:
     r"""The covariance matrix of fitted params.
 
     .. math:: C = s^2 (J^T J)^+, \qquad s^2 = \frac{\|r\|^2}{m - k}
@@ -18,7 +19,7 @@ def covariance(solution: Solution, absolute_sigma: bool = False) -> jax.Array:
     with `k` the rank: how many directions of the params the data determine.
 
     Args:
-        solution: What :func:`fnopt.least_squares` returned.
+        fit: What :func:`fnopt.curve_fit` or :func:`fnopt.least_squares` returned.
         absolute_sigma: Whether the residuals are in units of known standard deviations; then
             :math:`s^2 = 1`.
 
@@ -39,14 +40,14 @@ def covariance(solution: Solution, absolute_sigma: bool = False) -> jax.Array:
         [[ 0.0063 -0.0027]
          [-0.0027  0.0018]]
     """
-    return covariance_of(solution, absolute_sigma)
+    return covariance_of(solution_of(fit, "covariance"), knows_sigma(fit, absolute_sigma))
 
 
-def standard_errors(solution: Solution, absolute_sigma: bool = False) -> Any:
+def standard_errors(fit: AnyFit, absolute_sigma: bool = False) -> Any:
     r"""The standard error of every fitted parameter: :math:`\sqrt{C_{jj}}`.
 
     Args:
-        solution: What :func:`fnopt.least_squares` returned.
+        fit: What :func:`fnopt.curve_fit` or :func:`fnopt.least_squares` returned.
         absolute_sigma: Whether the residuals are in units of known standard deviations.
 
     Returns:
@@ -59,5 +60,6 @@ def standard_errors(solution: Solution, absolute_sigma: bool = False) -> Any:
         >>> print(f"{fnopt.standard_errors(fit)['mean']:.4f}")  # 1 / sqrt(3)
         0.5774
     """
+    solution = solution_of(fit, "standard_errors")
     unravel = ravel(held_as_zeros(solution.params))[1]
-    return unravel(errors_of(solution, absolute_sigma))
+    return as_params(fit, unravel(errors_of(solution, knows_sigma(fit, absolute_sigma))))

@@ -21,6 +21,13 @@ def _is_known(x: Any) -> bool:
 _COARSE = 1e-3  # of the range of some data: what their rounding may be at most
 
 
+def as_weights(sigma: jax.Array | None) -> dict[str, Any]:
+    """The argument of `least_squares` for `sigma`: weights where a point is left out."""
+    if sigma is None or not _is_known(sigma) or not np.any(np.isinf(np.asarray(sigma))):
+        return {"sigma": sigma}
+    return {"weights": 1 / jnp.square(sigma)}
+
+
 def _read(x: Any, name: str) -> Any:
     """Data on the host as numbers of NumPy's, in all their digits; JAX's arrays as they are.
 
@@ -64,7 +71,10 @@ def _warn_if_coarse(given: Any, dtype: Any, name: str) -> None:
     with np.errstate(invalid="ignore"):
         off, span = np.max(np.abs(given - given.astype(dtype))), np.ptp(given)
         noise = 1e3 * np.finfo(float).eps * np.max(np.abs(given))  # of data that are all alike
-    if off > _COARSE * span > _COARSE * noise:
+        apart: Any = np.diff(np.unique(given)) if name == "xdata" else np.empty(0)
+        # Positions are even only if two units in the last place, 4 roundings, lie between them.
+        is_close = apart.size and np.median(apart) < 4 * off
+    if (off > _COARSE * span or is_close) and span > noise:
         warnings.warn(
             f"curve_fit: {name} are rounded to {dtype} by up to {off:.2g}, of a range of "
             f"{span:.4g}. Count from another origin ({name} - {name}[0]), or switch on "
@@ -87,12 +97,22 @@ def checked_x(xdata: Any, check_finite: bool) -> Any:
     """`xdata` as a floating array if it is one, or a data frame's column; else as it is."""
     if not isinstance(xdata, (list, tuple)) and not hasattr(xdata, "__array__"):
         return xdata
+    if isinstance(xdata, tuple) and not _is_array(xdata):
+        return xdata
     given = _read(xdata, "xdata")
     x = _floating(given)
     _warn_if_coarse(given, x.dtype, "xdata")
     if check_finite:
         _check_finite(x, "xdata")
     return x
+
+
+def _is_array(xdata: tuple[Any, ...]) -> bool:
+    """Whether the entries of a tuple are numbers of one shape."""
+    shapes = {np.shape(entry) if _is_known(entry) else entry.shape for entry in xdata}
+    return len(shapes) <= 1 and all(
+        np.asarray(entry).dtype.kind not in "O" for entry in xdata if _is_known(entry)
+    )
 
 
 def checked_y(ydata: Any, check_finite: bool) -> jax.Array:
@@ -137,14 +157,19 @@ def _kept_sigma(sigma: Any, kept: np.ndarray) -> Any:
     return sigma[kept] if sigma.ndim == 1 else sigma[kept][:, kept]
 
 
-def checked_sigma(sigma: Any, y: jax.Array) -> tuple[jax.Array | None, bool]:
-    """`sigma` as a floating array, and whether it is a covariance matrix."""
+def is_matrix(sigma: jax.Array | None, y: jax.Array) -> bool:
+    """Whether `sigma` is a covariance matrix."""
+    return sigma is not None and sigma.shape not in {(), y.shape}
+
+
+def checked_sigma(sigma: Any, y: jax.Array) -> jax.Array | None:
+    """`sigma` as a floating array."""
     if sigma is None:
-        return None, False
+        return None
     sigma, square = _floating(_read(sigma, "sigma")), (y.size, y.size)
     if sigma.shape not in {(), y.shape, square}:
         raise ValueError(
             f"curve_fit: sigma has shape {sigma.shape}, expected (), {y.shape} for standard "
             f"deviations or {square} for a covariance matrix."
         )
-    return sigma, sigma.shape not in {(), y.shape}
+    return sigma

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, Literal, Unpack, overload
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.core import Tracer
 
 from fnopt.core import Params, Status, check_count, over_devices, written_for_jax
-from fnopt.curves._curve_data import checked_sigma, checked_x, checked_y, without_nan
+from fnopt.curves._boxed import boxed, call_model
+from fnopt.curves._curve_data import (
+    as_weights,
+    checked_sigma,
+    checked_x,
+    checked_y,
+    is_matrix,
+    without_nan,
+)
 from fnopt.curves._curve_jacobian import residual_jacobian
-from fnopt.curves._curve_model import as_wide_as, check_enough, checked_values
+from fnopt.curves._curve_model import as_wide_as, check_enough
 from fnopt.curves._curve_options import CurveFitOptions, Numbers
-from fnopt.curves._curve_start import checked_bounds, start_of
-from fnopt.curves._failures import report_failures
+from fnopt.curves._curve_start import start_of
+from fnopt.curves._failures import OptimizeWarning, report_failures
+from fnopt.curves._fit import Fit
+from fnopt.curves._residuals import LIKELIHOODS, curve_residuals, fisher_rows
 from fnopt.curves._scipy_options import solver_options
 from fnopt.curves._signature import numbers_noted
 from fnopt.residuals import named_loss
@@ -38,7 +48,7 @@ def curve_fit(
     *,
     full_output: Literal[False] = False,
     **options: Unpack[CurveFitOptions],
-) -> tuple[jax.Array, jax.Array]: ...
+) -> Fit[jax.Array]: ...
 
 
 @overload
@@ -74,7 +84,7 @@ def curve_fit(
     *,
     full_output: Literal[False] = False,
     **options: Unpack[CurveFitOptions],
-) -> tuple[Params, jax.Array]: ...
+) -> Fit[Params]: ...
 
 
 @overload
@@ -118,33 +128,40 @@ def curve_fit(
     max_nfev: int | None = None,
     check_jac: bool = True,
     axis_name: Any = None,
+    constraints: Any = None,
+    likelihood: str | None = None,
     **scipy_options: Any,
 ) -> Any:
-    r"""Fits a function to data, as `scipy.optimize.curve_fit` does.
+    r"""Fit a function to data: `scipy.optimize.curve_fit`, with a report, bands and a picture.
 
     .. math:: \min_p \sum_i \left( \frac{f(x_i, p) - y_i}{\sigma_i} \right)^2, \qquad
         C = s^2 (J^T J)^{-1}
 
+    `fit = curve_fit(f, x, y)` is a :class:`fnopt.curves.Fit`: `print(fit)`, `fit.params`,
+    `fit.standard_errors`, `fit.predict_band(x)`, `fit.plot()`. `popt, pcov = fit` is SciPy's pair.
     Derivatives are exact, so there is no need for `jac`. It also works under `jax.jit` and
-    `jax.vmap`; there it can't raise, so ask for `full_output` and look at the status.
+    `jax.vmap`; there it can't raise, so look at `fit.converged`.
 
     Args:
-        f: The model, `f(x, a, b, ...)`, written with `jax.numpy`; it returns an array of the
-            shape of `ydata`.
-        xdata: Where the data were taken: an array, or anything that `f` takes.
+        f: The model, `f(x, a, b, ...)`, written with `jax.numpy`, or one of
+            :mod:`fnopt.models`; it returns an array of the shape of `ydata`.
+        xdata: Where the data were taken: an array, or anything that `f` takes. Lists and tuples
+            become arrays where that is possible.
         ydata: The data, an array of shape `[m]` (or any other); a number counts for all of `f`,
             as in `ydata=0`.
         p0: Where to start: a sequence of numbers or an array of shape `[n]`; by default ones, as
-            many as `f` has parameters. Any other pytree is passed to `f` as one argument,
-            `f(x, p)`.
+            many as `f` has parameters. A dict by the names of the parameters is passed by name,
+            `f(x, **p)`; any other pytree as one argument, `f(x, p)`. A model of
+            :mod:`fnopt.models` guesses its start; a dict changes some of it.
         sigma: Standard deviations of the data: a scalar, an array like `ydata`, or a covariance
-            matrix of shape `[m, m]`.
+            matrix of shape `[m, m]`. An infinite one leaves a point out.
         absolute_sigma: Whether `sigma` is in the units of the data. Otherwise only its ratios
             count, and the covariance is scaled by the reduced chi-square.
         check_finite: Whether to refuse data that hold NaN or infinity; by default yes, unless
             there is a `nan_policy`.
         bounds: `(lower, upper)`, each a number or one for every parameter, or a SciPy `Bounds`;
-            for a `p0` that is a tree, trees like it.
+            for a `p0` that is a tree, trees like it. Or a dict, `{"a": (0, 1)}`, of the params
+            by name that have bounds; None is no bound.
         method: `'lm'`, `'trf'` and `'dogbox'` are understood, as in SciPy, but the method is
             always Levenberg-Marquardt in a trust region, projected onto the bounds.
         jac: The Jacobian `jac(x, a, b, ...)` of shape `[m, n]`, written with `jax.numpy`, if it is
@@ -161,16 +178,21 @@ def curve_fit(
         max_nfev: The same, by SciPy's other name.
         check_jac: Whether to compare `jac` with the derivative of `f`, where that has one.
         axis_name: Inside `jax.shard_map`, the named axis that the data are divided over; see
-            :func:`fnopt.least_squares`. Params and covariance are those of all data.
+            :func:`fnopt.least_squares`. Params and covariance are those of all data, and the
+            pair is all that is returned.
+        constraints: `fixed()`, `tied(fn)`, `positive()` or `interval(a, b)` by the names of
+            params; see :func:`fnopt.least_squares`.
+        likelihood: `'poisson'` for counts: the fit maximises their likelihood, and the covariance
+            is the inverse Fisher information.
         **scipy_options: What SciPy's solvers take besides: `verbose`, `callback` and `factor`
             (the first trust radius) mean the same here; `x_scale`, `diag`, `epsfcn`,
             `diff_step`, `tr_solver`, `tr_options` and `workers` are accepted and not needed.
 
     Returns:
-        `(popt, pcov)`: the params, as an array of shape `[n]` (or a tree like `p0`), and their
-        covariance of shape `[n, n]`, infinite for those that the data don't determine. With
-        `full_output` also `infodict` (with `nfev`, `fvec`, `njev` and the whole `solution`),
-        the message, and a number that is 1 to 4 if the fit succeeded.
+        A :class:`fnopt.curves.Fit`. Its `pcov` is infinite for params that the data don't
+        determine. With `full_output` the tuple of SciPy: `popt`, `pcov`, `infodict` (with `nfev`,
+        `fvec`, `njev` and the whole `solution`), the message, and a number that is 1 to 4 if the
+        fit succeeded.
 
     Raises:
         ValueError: If the data are empty, not finite, or of shapes that don't fit; if `sigma` is
@@ -187,19 +209,16 @@ def curve_fit(
         >>> import jax.numpy as jnp, fnopt
         >>> x = jnp.linspace(0.0, 4.0, 9)
         >>> y = 2.5 * jnp.exp(-1.3 * x) + 0.5 + 0.02 * jnp.cos(20 * x)
-        >>> popt, pcov = fnopt.curve_fit(lambda x, a, b, c: a * jnp.exp(-b * x) + c, x, y)
-        >>> print([f"{value:.1f}" for value in popt])
-        ['2.5', '1.3', '0.5']
+        >>> fit = fnopt.curve_fit(lambda x, a, b, c: a * jnp.exp(-b * x) + c, x, y)
+        >>> print({name: f"{value:.1f}" for name, value in fit.params.items()})
+        {'a': '2.5', 'b': '1.3', 'c': '0.5'}
 
     Reference:
         Virtanen et al. (2020), SciPy 1.0, arXiv:1907.10121 (the interface).
     """
-    if not callable(f):
-        raise TypeError(f"curve_fit: f is {f!r:.60}, expected a function f(x, a, b, ...).")
+    _check_function(f)
     steps = max(check_count(maxfev or max_nfev or 1000, "maxfev", "curve_fit") - 1, 1)
-    box = checked_bounds(bounds)
     loss = named_loss(loss, f_scale) if isinstance(loss, str) else loss
-    _check_method(method, box)
     options = solver_options(scipy_options)
     verbose, callback = options.get("verbose", 0), options.get("callback")
     callback = print if verbose == 2 and callback is None else callback
@@ -207,51 +226,94 @@ def curve_fit(
     check_finite = nan_policy is None if check_finite is None else check_finite
     x, y = checked_x(xdata, check_finite), checked_y(ydata, check_finite)
     x, y, sigma = without_nan(x, y, sigma, nan_policy)
-    start, unpacked = start_of(f, p0, box)
-
-    def model(p: Any, x: Any) -> Any:
-        if not unpacked:
-            return f(x, p)
-        with numbers_noted(p0 is None):
-            return f(x, *p)
-
-    with written_for_jax("curve_fit"):
-        y = as_wide_as(model, start, x, y)
-        if method in {None, "lm"}:
-            n = sum(np.size(leaf) for leaf in jax.tree.leaves(start))
+    start, passing, names, box = start_of(f, p0, bounds, constraints, x, y)
+    _check_method(method, box)
+    absolute = _knows_variance(likelihood, absolute_sigma, sigma, loss)
+    positions = boxed(x)
+    with written_for_jax("curve_fit"), numbers_noted(p0 is None and passing == "numbers"):
+        y = as_wide_as(lambda p, x: call_model(f, passing, p, x.opened()), start, positions, y)
+        if method in {None, "lm"} and not constraints:
             size = y.size * over_devices(1, axis_name)
-            check_enough(size, n, box, "curve_fit", "method='trf'")
-        sigma, matrix = checked_sigma(sigma, y)
-        jacobian = residual_jacobian(jac, unpacked, matrix)
-
-        def residuals(p: Any, x: Any, y: jax.Array) -> jax.Array:
-            r = checked_values(model(p, x), x, y) - y
-            return jnp.ravel(r) if matrix else r
-
+            check_enough(size, len(names), box, "curve_fit", "method='trf'")
+        sigma = checked_sigma(sigma, y)
+        matrix = is_matrix(sigma, y)
+        jacobian = residual_jacobian(jac, passing, matrix)
         # A model with a Jacobian of its own may be one that can't be differentiated.
         bent = jacobian is None
         solver = levenberg_marquardt(ftol=ftol, xtol=xtol, gtol=gtol, geodesic=bent, **radius)
-        solution = least_squares(
+        residuals = curve_residuals(f, passing, likelihood, matrix)
+        solution: Solution[Any] = least_squares(
             residuals,
             start,
-            args=(x, y),
+            args=(positions, y),
             jac=jacobian,
             solver=solver,
             loss=loss,
-            sigma=sigma,
             bounds=box,
+            constraints=constraints,
             max_steps=steps,
             callback=callback,
             check_jac=check_jac,
             axis_name=axis_name,
+            **as_weights(sigma),
         )
-    pcov = covariance_of(solution, absolute_sigma)
+        if likelihood == "poisson":
+            assert solution.jacobian is not None, "a fit of a curve forms its Jacobian"
+            mu = call_model(f, passing, solution.params, x)
+            J = fisher_rows(solution.jacobian, solution.residuals, mu, y)
+            solution = solution._replace(jacobian=J)
+    pcov = covariance_of(solution, absolute)
     if verbose and not isinstance(solution.status, Tracer):
         print(solution)
-    report_failures(solution, pcov, plain=loss is None)
-    if not full_output:
+    report_failures(solution, pcov, names, plain=loss is None, absolute_sigma=absolute)
+    if full_output:
+        return solution.params, pcov, *_details(solution)
+    if axis_name is not None:  # all else is of one device
         return solution.params, pcov
-    return solution.params, pcov, *_details(solution)
+    return Fit(
+        solution.params,
+        pcov,
+        solution=solution,
+        names=names,
+        y=y,
+        sigma=sigma,
+        absolute_sigma=absolute,
+        model=boxed(f),
+        passing=passing,
+        positions=positions,
+        options=boxed((box, constraints, loss)),
+        likelihood=likelihood,
+    )
+
+
+def _check_function(f: Any) -> None:
+    if not callable(f):
+        kind = f"{f.dtype}[{', '.join(map(str, f.shape))}]" if hasattr(f, "dtype") else f"{f!r:.60}"
+        raise TypeError(
+            f"curve_fit: f is {kind}, expected a function f(x, a, b, ...): "
+            "curve_fit(f, xdata, ydata)."
+        )
+
+
+def _knows_variance(likelihood: str | None, absolute_sigma: bool, sigma: Any, loss: Any) -> bool:
+    """Whether the variance of the data is known; refuses what doesn't go together."""
+    if likelihood not in LIKELIHOODS:
+        raise ValueError(f"curve_fit: likelihood = {likelihood!r}, expected one of {LIKELIHOODS}.")
+    if likelihood is None:
+        if absolute_sigma and sigma is None:
+            warnings.warn(
+                "curve_fit: absolute_sigma=True without sigma takes the standard deviation of the "
+                "data as 1. Give sigma, or leave absolute_sigma out.",
+                OptimizeWarning,
+                stacklevel=3,
+            )
+        return bool(absolute_sigma)
+    if sigma is not None or loss is not None:
+        raise ValueError(
+            "curve_fit: likelihood='poisson' has the variance of the counts in it, expected "
+            "neither sigma nor loss. Leave them out."
+        )
+    return True
 
 
 def _check_method(method: str | None, box: Any) -> None:

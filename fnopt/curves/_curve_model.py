@@ -37,7 +37,7 @@ def check_enough(size: int, n: int, box: Any, name: str, instead: str, of: str =
         )
 
 
-def checked_values(values: Any, x: Any, y: jax.Array) -> Any:
+def checked_values(values: Any, params: Any, x: Any, y: jax.Array) -> Any:
     """The model's result, if its shape fits the data."""
     if isinstance(values, (list, tuple)):
         values = jnp.stack([jnp.asarray(value, y.dtype) for value in values])
@@ -50,6 +50,11 @@ def checked_values(values: Any, x: Any, y: jax.Array) -> Any:
         raise TypeError(
             f"curve_fit: ydata are {y.dtype}, but f returned {values.dtype}: imaginary parts that "
             "nothing fits would count as data. Give ydata.real, or a model with complex values."
+        )
+    if values.shape == () != y.shape and sum(map(jnp.size, jax.tree.leaves(params))) > 1:
+        raise ValueError(
+            f"curve_fit: f returned one number for {y.size} ydata, expected an array of shape "
+            f"{y.shape}. Does f sum over x? One number determines one param at most."
         )
     if values.shape not in {y.shape, ()}:
         x_shape = f" for xdata of shape {x.shape}" if hasattr(x, "shape") else ""

@@ -25,6 +25,8 @@ class CurveFitOptions(TypedDict, total=False):
     max_nfev: int | None
     check_jac: bool
     axis_name: Any
+    constraints: Any
+    likelihood: str | None
     # SciPy's.
     verbose: int
     callback: Any

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,27 +11,82 @@ import numpy as np
 from jax.core import Tracer
 
 from fnopt.core import default_float, is_inexact
-from fnopt.curves._signature import check_count_of_params, check_takes_tree, positional
+from fnopt.curves._signature import (
+    argument_names,
+    check_count_of_params,
+    check_takes_tree,
+    positional,
+)
 from fnopt.jacobians import ravel
 from fnopt.residuals import floating_start
+from fnopt.solvers import named_entries
 
 Bounds = tuple[Any, Any]
 
 
-def start_of(f: Callable[..., Any], p0: Any, bounds: Bounds | None = None) -> tuple[Any, bool]:
-    """The start, and whether it is unpacked into arguments of `f`."""
-    if p0 is None:
-        return _inside(bounds, _count_parameters(f)), True
-    if not _is_plain(p0):
-        p0 = floating_start(p0)
+class Start(NamedTuple):
+    """Where a fit starts, and how its model takes the params."""
+
+    params: Any
+    passing: str  # see `call_model`
+    names: tuple[str, ...]  # of the numbers, in the order of the leaves
+    bounds: Bounds | None
+
+
+def start_of(f: Any, p0: Any, bounds: Any, constraints: Any, x: Any, y: jax.Array) -> Start:
+    """The start of a fit, with its bounds as a pair of trees."""
+    if hasattr(f, "guess") and (p0 is None or isinstance(p0, dict)):
+        p0 = {**f.guess(x, y), **({} if p0 is None else p0)}
+        if isinstance(bounds, dict) or not checked_bounds(bounds):
+            bounds = {**f.bounds, **(bounds if isinstance(bounds, dict) else {})}
+    elif p0 is None:
+        names = argument_names(f, _count_parameters(f))
+        p0 = _inside(checked_bounds(_in_a_row(bounds, names)), len(names))
+    elif not _is_plain(p0):
+        p0 = floating_start(p0, constraints)
+    if _is_plain(p0):
+        p = jnp.atleast_1d(jnp.asarray(p0))
+        p = p if is_inexact(p) else p.astype(default_float())
+        check_count_of_params(f, p.size)
+        names = argument_names(f, p.size)
+        if not constraints:
+            return Start(p, "numbers", names, checked_bounds(_in_a_row(bounds, names)))
+        p0 = dict(zip(names, p, strict=True))
+    p0 = floating_start(p0, constraints)
+    if not constraints:
         ravel(p0, "p0")  # refuses what isn't a tree of floating arrays
-        check_takes_tree(f, None, p0)
-        return p0, False
-    p = jnp.atleast_1d(jnp.asarray(p0))
-    if not is_inexact(p):
-        p = p.astype(default_float())
-    check_count_of_params(f, p.size)
-    return p, True
+    box, names = checked_bounds(_by_name(bounds, p0)), tuple(named_entries(p0))
+    if isinstance(p0, dict) and len(p0) > 1 and set(p0) == set(argument_names(f, len(p0))):
+        return Start(p0, "names", names, box)
+    if hasattr(f, "names") and isinstance(p0, dict):
+        return Start(p0, "names", names, box)
+    check_takes_tree(f, None, p0)
+    return Start(p0, "tree", names, box)
+
+
+def _by_name(bounds: Any, params: Any) -> Any:
+    """Bounds of a dict, `{"a": (0, 1)}`, as a pair of trees like the params."""
+    if not isinstance(bounds, dict):
+        return bounds
+    unknown = sorted(set(bounds) - set(params if isinstance(params, dict) else ()))
+    if unknown:
+        raise ValueError(f"curve_fit: bounds name {unknown}, expected params of {sorted(params)}.")
+    pairs = {name: bounds.get(name, (None, None)) for name in params}
+    for name, pair in pairs.items():
+        if not _is_pair(pair):
+            raise ValueError(f"curve_fit: bounds[{name!r}] = {pair!r}, expected (lower, upper).")
+    open_ends = (-jnp.inf, jnp.inf)
+    return tuple(
+        {name: end if pair[i] is None else pair[i] for name, pair in pairs.items()}
+        for i, end in enumerate(open_ends)
+    )
+
+
+def _in_a_row(bounds: Any, names: tuple[str, ...]) -> Any:
+    """Bounds of a dict as a pair of lists in the order of the names."""
+    if not isinstance(bounds, dict):
+        return bounds
+    return tuple([side[name] for name in names] for side in _by_name(bounds, dict.fromkeys(names)))
 
 
 def checked_bounds(bounds: Any) -> Bounds | None:
@@ -44,6 +99,11 @@ def checked_bounds(bounds: Any) -> Bounds | None:
         pairs = isinstance(bounds, (tuple, list)) and all(map(_is_pair, bounds))
         hint = " Pairs for each param are tuple(zip(*bounds))." if pairs and bounds else ""
         raise TypeError(f"curve_fit: bounds = {bounds!r}, expected a pair (lower, upper).{hint}")
+    if all(map(_is_pair, bounds)) and any(_is_crossed(pair) for pair in zip(*bounds, strict=True)):
+        raise ValueError(
+            f"curve_fit: bounds = {bounds!r} are read as (lower, upper), and lower isn't below "
+            "upper. Pairs for each param are tuple(zip(*bounds))."
+        )
     lower, upper = (_side(side) for side in bounds)
     leaves = jax.tree.leaves((lower, upper))
     if all(map(_is_infinite, leaves)):
@@ -53,6 +113,12 @@ def checked_bounds(bounds: Any) -> Bounds | None:
 
 def _is_pair(side: Any) -> bool:
     return isinstance(side, (tuple, list)) and len(side) == 2
+
+
+def _is_crossed(pair: tuple[Any, Any]) -> bool:
+    lower, upper = pair
+    known = not isinstance(lower, Tracer) and not isinstance(upper, Tracer)
+    return known and lower is not None and upper is not None and not np.all(lower < upper)
 
 
 def _is_infinite(bound: Any) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from jax.core import Tracer
 
 from fnopt.core import Status
-from fnopt.solvers import Solution
+from fnopt.solvers import Solution, errors_of, listed
 
 _NEAR = 0.1  # standard errors from the minimum that do not count
 _START = (
@@ -56,13 +56,17 @@ class FitError(RuntimeError):
         self.solution = solution
 
 
-def report_failures(solution: Solution, pcov: jax.Array, plain: bool) -> None:
-    """Raises or warns where a fit isn't good, if that is known by now.
+def report_failures(
+    solution: Solution, pcov: jax.Array, names: tuple[str, ...], plain: bool, absolute_sigma: bool
+) -> None:
+    """Raise or warn where a fit isn't good, if that is known by now.
 
     Args:
         solution: The fit.
         pcov: Its covariance.
+        names: The names of the params.
         plain: Whether the cost is that of plain squares.
+        absolute_sigma: Whether the variance of the data is known.
     """
     # Where derivatives are taken, numbers are known, but wrapped.
     solution, pcov = jax.tree.map(jax.lax.stop_gradient, (solution, pcov))
@@ -73,7 +77,7 @@ def report_failures(solution: Solution, pcov: jax.Array, plain: bool) -> None:
         status = Status(int(solution.status))
         if status != Status.STALLED or not left < _NEAR:
             raise FitError(
-                f"curve_fit: optimal parameters not found: {solution.message} "
+                f"curve_fit: optimal parameters not found: {solution.worded(names)} "
                 f"(after {int(solution.nfev)} evaluations). {_ADVICE.get(status, 'Try another p0')}"
                 ". What was found is in the popt, pcov and solution of this error.",
                 solution.params,
@@ -86,21 +90,35 @@ def report_failures(solution: Solution, pcov: jax.Array, plain: bool) -> None:
             OptimizeWarning,
             stacklevel=3,
         )
-    if not np.all(np.isfinite(np.asarray(pcov))):
-        m, n, rank = np.size(solution.residuals), len(pcov), int(solution.rank)
-        why = "the residuals are so large that it isn't finite"
-        if rank < n:
-            why = f"the data don't determine all of them (rank {rank} of {n}, {m} data)"
-        elif m <= n:
-            why = (
-                f"{m} data for {n} params leave none to estimate their scatter from (with sigma "
-                "and absolute_sigma=True it is known)"
-            )
-        warnings.warn(
-            f"curve_fit: the covariance of the params could not be estimated: {why}.",
-            OptimizeWarning,
-            stacklevel=3,
+    doubt = _doubt(solution, np.asarray(pcov), names, absolute_sigma)
+    if doubt:
+        warnings.warn(f"curve_fit: {doubt}.", OptimizeWarning, stacklevel=3)
+
+
+def _doubt(
+    solution: Solution, pcov: np.ndarray, names: tuple[str, ...], absolute_sigma: bool
+) -> str:
+    """What is wrong with a fit that converged; nothing for most."""
+    errors = np.asarray(errors_of(solution, absolute_sigma))
+    m, n, rank = np.size(solution.residuals), len(pcov), int(solution.rank)
+    missing = "the covariance of the params could not be estimated: "
+    if np.any(np.isinf(errors)) and rank < n:
+        lost = listed([name for name, e in zip(names, errors, strict=True) if np.isinf(e)])
+        return f"{missing}the data don't determine {lost} (rank {rank} of {n}, {m} data)"
+    if np.any(np.isinf(errors)):
+        return (
+            f"{missing}{m} data for {n} params leave none to estimate their scatter from (with "
+            "sigma and absolute_sigma=True it is known)"
         )
+    if not np.all(np.isfinite(pcov)) or np.any((np.diag(pcov) == 0) & (errors > 0)):
+        return (
+            f"variances of params are out of the range of {pcov.dtype} in pcov. "
+            "fit.standard_errors has their roots, which are right"
+        )
+    certificate = solution.certificate
+    if bool(solution.converged) and certificate is not None and not bool(certificate.certified):
+        return f"{solution.worded(names)}. Try another p0"
+    return ""
 
 
 def _errors_away(solution: Solution) -> float:

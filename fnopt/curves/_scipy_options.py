@@ -24,7 +24,7 @@ _INSTEAD = {
     **dict.fromkeys(("x0", "params", "guess"), "Call it p0"),
     **dict.fromkeys(("max_steps", "maxiter"), "Write maxfev"),
     **dict.fromkeys(
-        ("constraints", "solver", "has_aux", "history"),
+        ("solver", "has_aux", "history"),
         "It is one of fnopt.least_squares, whose function is lambda p: f(xdata, *p) - ydata",
     ),
 }

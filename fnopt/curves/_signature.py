@@ -39,6 +39,18 @@ def positional(f: Callable[..., Any]) -> tuple[int, int, bool]:
     return required, len(named), any(p.kind is p.VAR_POSITIONAL for p in parameters)
 
 
+def argument_names(f: Callable[..., Any], n: int) -> tuple[str, ...]:
+    """The names of `n` params of `f`: those of its arguments after x, `p0`, `p1` of others."""
+    names = tuple(getattr(f, "names", ()))
+    if not names:
+        try:
+            parameters = list(inspect.signature(f).parameters.values())[1:]
+            names = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
+        except (TypeError, ValueError):  # a function without a signature
+            names = ()
+    return names[:n] + tuple(f"p{i}" for i in range(len(names), n))
+
+
 def check_count_of_params(f: Callable[..., Any], n: int, name: str = "curve_fit") -> None:
     """Refuses a function of another number of params than the start has."""
     try:
@@ -61,5 +73,5 @@ def check_takes_tree(f: Callable[..., Any], x: Any, params: Any, name: str = "cu
         kind = "one array" if hasattr(params, "shape") else f"a tree ({type(params).__name__})"
         raise ValueError(
             f"{name}: p0 is {kind}, so that f is called as f(x, params), which it can't be. For "
-            "f(x, a, b, ...) give numbers in a row: p0=[1.0, 2.0]."
+            "f(x, a, b, ...) give numbers in a row, p0=[1.0, 2.0], or all of its arguments by name."
         )

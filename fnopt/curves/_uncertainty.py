@@ -15,6 +15,7 @@ from fnopt.jacobians import is_about_forward_mode, ravel_with_held, value_and_ja
 from fnopt.programs import uncached
 from fnopt.solvers import Solution, correlation_of, errors_of, knowledge_of, scatter
 
+AnyFit = Any  # a Solution, or a Fit, whose file imports this one
 _NEARLY_NORMAL = 1e6  # degrees of freedom from which on the normal distribution is exact enough
 
 
@@ -73,6 +74,28 @@ def t_quantile(level: float | jax.Array, dof: float | jax.Array) -> jax.Array:
     return jnp.where(nu > 0, t, jnp.asarray(jnp.inf, dtype))
 
 
+def solution_of(fit: Any, name: str) -> Solution:
+    """The solution of a fit, in the messages of a function `name`."""
+    solution = getattr(fit, "solution", fit)
+    if not isinstance(solution, Solution):
+        kind = type(fit).__name__ + (f" of shape {fit.shape}" if hasattr(fit, "shape") else "")
+        raise TypeError(
+            f"{name}: the fit is a {kind}, expected what curve_fit or least_squares returns. Keep "
+            "it whole: fit = curve_fit(...); popt and pcov alone lack the Jacobian."
+        )
+    return solution
+
+
+def knows_sigma(fit: Any, absolute_sigma: bool) -> bool:
+    """Whether the variance of the data is known."""
+    return absolute_sigma or getattr(fit, "absolute_sigma", False)
+
+
+def as_params(fit: Any, params: Any) -> Any:
+    """Params as `fit.params` has them, of the solution's tree."""
+    return fit.named(params) if hasattr(fit, "named") else params
+
+
 def _scatter(solution: Solution) -> jax.Array:
     """The standard deviation of the data, infinite without degrees of freedom."""
     assert solution.jacobian is not None, "errors of params were had from a Jacobian"
@@ -98,7 +121,7 @@ def degrees_of_freedom(solution: Solution) -> jax.Array:
     return jnp.asarray(solution.jacobian.shape[-2], jnp.int32) - solution.rank
 
 
-def reduced_chi_square(solution: Solution) -> jax.Array:
+def reduced_chi_square(fit: AnyFit) -> jax.Array:
     r"""The sum of squares for each degree of freedom.
 
     .. math:: \chi^2_\nu = \frac{\|r\|^2}{m - k}
@@ -109,7 +132,7 @@ def reduced_chi_square(solution: Solution) -> jax.Array:
     these are right; much more says that one of them isn't.
 
     Args:
-        solution: What :func:`fnopt.least_squares` returned.
+        fit: What :func:`fnopt.curve_fit` or :func:`fnopt.least_squares` returned.
 
     Returns:
         A scalar; infinite without degrees of freedom.
@@ -121,17 +144,18 @@ def reduced_chi_square(solution: Solution) -> jax.Array:
         >>> print(f"{fnopt.curves.reduced_chi_square(fit):.2f}")
         4.00
     """
+    solution = solution_of(fit, "reduced_chi_square")
     dof = degrees_of_freedom(solution).astype(solution.cost.dtype)
     one = jnp.ones_like(dof)
     chi2 = 2 * solution.cost / jnp.where(dof > 0, dof, one)
     return jnp.where(dof > 0, chi2, jnp.inf * one)
 
 
-def correlation(solution: Solution) -> jax.Array:
+def correlation(fit: AnyFit) -> jax.Array:
     r"""The correlation of fitted params, :math:`C_{ij} / \sqrt{C_{ii} C_{jj}}`.
 
     Args:
-        solution: What :func:`fnopt.least_squares` returned.
+        fit: What :func:`fnopt.curve_fit` or :func:`fnopt.least_squares` returned.
 
     Returns:
         An array of shape `[n, n]` for the params laid end to end; NaN for those that the data
@@ -145,16 +169,16 @@ def correlation(solution: Solution) -> jax.Array:
         [[ 1.   -0.93]
          [-0.93  1.  ]]
     """
-    return correlation_of(solution)
+    return correlation_of(solution_of(fit, "correlation"))
 
 
 def confidence_intervals(
-    solution: Solution, level: float = 0.95, absolute_sigma: bool = False
+    fit: AnyFit, level: float = 0.95, absolute_sigma: bool = False
 ) -> tuple[Any, Any]:
     r"""The intervals :math:`\theta_j \pm t_p \sqrt{C_{jj}}` around fitted params.
 
     Args:
-        solution: What :func:`fnopt.least_squares` returned.
+        fit: What :func:`fnopt.curve_fit` or :func:`fnopt.least_squares` returned.
         level: The fraction of such intervals that hold the truth, if the model is right and
             nearly linear over their width.
         absolute_sigma: Whether the residuals are in units of known standard deviations.
@@ -174,14 +198,17 @@ def confidence_intervals(
         >>> print(f"{lower['mean']:.3f} {upper['mean']:.3f}")
         -0.484 4.484
     """
+    solution = solution_of(fit, "confidence_intervals")
+    known = knows_sigma(fit, absolute_sigma)
     x, unravel = ravel_with_held(solution.params)
-    half_width = _quantile(solution, level, absolute_sigma) * errors_of(solution, absolute_sigma)
-    return unravel(x - half_width), unravel(x + half_width)
+    half_width = _quantile(solution, level, known) * errors_of(solution, known)
+    lower, upper = (as_params(fit, unravel(end)) for end in (x - half_width, x + half_width))
+    return lower, upper
 
 
 def predict_band(
     predict: Callable[[Any], jax.Array],
-    solution: Solution,
+    fit: AnyFit,
     level: float = 0.95,
     *,
     noise: float | jax.Array | bool = False,
@@ -193,8 +220,9 @@ def predict_band(
         g = \nabla_\theta f(\hat\theta)
 
     Args:
-        predict: `predict(params)` returns the prediction, an array.
-        solution: What :func:`fnopt.least_squares` returned.
+        predict: `predict(params)` returns the prediction, an array; of a `Fit` it gets
+            `fit.params`.
+        fit: What :func:`fnopt.curve_fit` or :func:`fnopt.least_squares` returned.
         level: The fraction of such bands that hold the truth, at each point.
         noise: The standard deviation :math:`s` of new data, in the units of the prediction, for a
             band that holds these; True takes :math:`s^2 = \|r\|^2 / (m - n)` from the fit, which
@@ -226,13 +254,15 @@ def predict_band(
     if not callable(predict):
         raise TypeError(
             f"predict_band: predict is a {type(predict).__name__}, expected a function of the "
-            "params; the solution comes second."
+            "params; the fit comes second."
         )
+    solution = solution_of(fit, "predict_band")
+    known = knows_sigma(fit, absolute_sigma)
     x, unravel = ravel_with_held(solution.params)
-    shape = jax.eval_shape(uncached(predict), solution.params)
+    shape = jax.eval_shape(uncached(predict), as_params(fit, solution.params))
 
     def flat(x: jax.Array) -> jax.Array:
-        return reshaped(jnp.asarray(predict(unravel(x))), -1).astype(x.dtype)
+        return reshaped(jnp.asarray(predict(as_params(fit, unravel(x)))), -1).astype(x.dtype)
 
     try:
         value, J = value_and_jacobian(flat, x, shape.size)
@@ -240,11 +270,11 @@ def predict_band(
         if not is_about_forward_mode(wrong):
             raise
         value, J = value_and_jacobian(flat, x, shape.size, "reverse")
-    error = knowledge_of(solution, absolute_sigma).errors(J)
+    error = knowledge_of(solution, known).errors(J)
     if noise is not False:
         spread = _scatter(solution) if noise is True else jnp.asarray(noise, x.dtype)
         error = jnp.hypot(error, jnp.ravel(jnp.broadcast_to(spread, shape.shape)))
-    half_width = _quantile(solution, level, absolute_sigma) * error
+    half_width = _quantile(solution, level, known) * error
     return Band(
         *(v.reshape(shape.shape) for v in (value, value - half_width, value + half_width, error))
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -18,8 +19,26 @@ _MOST_SHOWN = 40  # parameters with a line of their own
 _ALIKE = 0.9995  # a correlation that is written as 1.000
 
 
-def report(solution: Solution) -> str:
-    """A short report of one fit."""
+def report(
+    solution: Solution,
+    *,
+    title: str = "least squares",
+    names: Sequence[str] | None = None,
+    absolute_sigma: bool = False,
+    more: Sequence[str] = (),
+) -> str:
+    """A short report of one fit.
+
+    Args:
+        solution: The fit.
+        title: Its first words.
+        names: The names of the params' entries, by default the paths of the tree.
+        absolute_sigma: Whether the residuals are in units of known standard deviations.
+        more: Lines about the goodness of the fit.
+
+    Returns:
+        The text.
+    """
     residuals = [np.ravel(np.asarray(leaf)) for leaf in jax.tree.leaves(solution.residuals)]
     m = sum(r.size * (1 + np.iscomplexobj(r)) for r in residuals)
     squares = sum(float(np.sum(np.square(np.abs(r.astype(complex))))) for r in residuals)
@@ -29,7 +48,7 @@ def report(solution: Solution) -> str:
         plain, cost = True, total
     of = f"half the sum of {m} squares" if plain else f"the loss of {m} residuals"
     lines = [
-        f"least squares: {solution.message}",
+        f"{title}: {solution.worded(names)}",
         f"  cost {cost:.6g} ({of}), gradient norm {float(solution.gradient_norm):.2g}",
         f"  {int(solution.steps)} steps, {int(solution.nfev)} residual and "
         f"{int(solution.njev)} Jacobian evaluations{_seconds(solution)}",
@@ -38,8 +57,8 @@ def report(solution: Solution) -> str:
         chi2 = 2 * cost / int(solution.dof)
         lines.append(f"  reduced chi-square {chi2:.4g}, {int(solution.dof)} degrees of freedom")
     if m == 1 and _fitted(solution) > 1:
-        lines.append("  one residual: was it a loss? fnopt.minimize is for those")
-    return "\n".join(lines + _params(solution))
+        lines.insert(1, "  one residual: was it a loss? fnopt.minimize is for those")
+    return "\n".join([*lines, *more, *_params(solution, names, absolute_sigma)])
 
 
 def batch_report(name: str, result: Any) -> str:
@@ -75,10 +94,16 @@ def _fitted(solution: Solution) -> int:
     return sum(np.size(leaf) for leaf in jax.tree.leaves(solution.params))
 
 
-def _params(solution: Solution) -> list[str]:
+def named_entries(params: Any) -> list[str]:
+    """The names of the numbers of a tree, in the order of its leaves."""
+    pairs, _ = leaves_with_names(_numbers(params))
+    return [name for path, leaf in pairs for name in entry_names(path, np.shape(leaf))]
+
+
+def _params(solution: Solution, names: Sequence[str] | None, absolute_sigma: bool) -> list[str]:
     """The lines about the params: first their problems, then each value."""
     pairs, _ = leaves_with_names(_numbers(solution.params))
-    names = [name for path, leaf in pairs for name in entry_names(path, np.shape(leaf))]
+    names = named_entries(solution.params) if names is None else list(names)
     values = np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for _, leaf in pairs])
     rank, n = int(solution.rank), _fitted(solution)
     if solution.jacobian is None:
@@ -86,7 +111,9 @@ def _params(solution: Solution) -> list[str]:
         errors, alike = np.full(values.size, np.nan), []
         lines = [lost] if 0 <= rank < n else []
     else:
-        errors = np.array(errors_of(solution), np.float64)  # its own: it is written to
+        errors = np.array(
+            errors_of(solution, absolute_sigma), np.float64
+        )  # its own: it is written to
         corr = np.abs(np.asarray(correlation_of(solution), np.float64))
         alike = _alike(corr, values, np.where(_moves_freely(solution, values.size), errors, 0))
         lines = [_undetermined(solution, names, errors)] if 0 <= rank < n else []
@@ -125,11 +152,12 @@ def _dtype(leaf: Any) -> Any:
 
 def _undetermined(solution: Solution, names: list[str], errors: np.ndarray) -> str:
     which = [name for name, error in zip(names, errors, strict=True) if np.isinf(error)]
-    what = _listed(which) if 0 < len(which) < len(names) else "all params"
+    what = listed(which) if 0 < len(which) < len(names) else "all params"
     return f"  rank {int(solution.rank)} of {_fitted(solution)}: the data don't determine {what}"
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
+    """Up to six names."""
     more = f" and {len(names) - 6} more" if len(names) > 6 else ""
     return ", ".join(names[:6]) + more
 
@@ -161,7 +189,7 @@ def _moves_freely(solution: Solution, size: int) -> np.ndarray:
 
 def _names_alike(names: list[str], group: list[int], corr: np.ndarray) -> str:
     most = np.max(corr[np.ix_(group, group)] - np.eye(len(group)))
-    return f"  cannot be told apart: {_listed([names[i] for i in group])} (correlation {most:.3f})"
+    return f"  cannot be told apart: {listed([names[i] for i in group])} (correlation {most:.3f})"
 
 
 def _notes(solution: Solution, errors: np.ndarray, alike: list[list[int]]) -> list[str]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 
 from fnopt.core import Params, is_converged, messages, show_report
-from fnopt.solvers.result._report import batch_report, report
+from fnopt.solvers.result._report import batch_report, listed, named_entries, report
 from fnopt.solvers.result._scipy_names import explained
 
 
@@ -135,18 +137,23 @@ class Solution(NamedTuple, Generic[Params]):
     @property
     def message(self) -> Any:
         """Why the solver stopped, in words; for a batch a (nested) list. Outside jit only."""
-        return self._flagged(messages(self.status))
+        return self.worded()
 
-    def _flagged(self, text: Any) -> Any:
-        """The message of one fit, with what the data don't determine."""
+    def worded(self, names: Sequence[str] | None = None) -> Any:
+        """The message, with the params that the data don't determine by these names."""
+        text = messages(self.status)
         if self.certificate is None or jnp.ndim(self.certificate.certified):
             return text
         if jnp.ndim(self.status) or not bool(self.converged):
             return text
-        mask = self.certificate.undetermined
-        count = int(jnp.sum(mask))
-        if count:
-            return f"{text}; the data don't determine {count} of {mask.size} params"
+        mask = np.asarray(self.certificate.undetermined)
+        if mask.any():
+            names = named_entries(self.params) if names is None else names
+            lost = [name for name, is_lost in zip(names, mask, strict=False) if is_lost]
+            what = (
+                listed(lost) if len(names) == mask.size else f"{mask.sum()} of {mask.size} params"
+            )
+            return f"{text}; the data don't determine {what}"
         if not bool(self.certificate.certified):
             return f"{text}; not certified, since a linear model still promises a decrease"
         return text

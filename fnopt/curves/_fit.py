@@ -1,0 +1,236 @@
+"""The result of `curve_fit`: SciPy's pair, and all that can be asked about a fit."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+
+from fnopt.core import Params, show_report
+from fnopt.curves._boxed import Boxed, call_model
+from fnopt.curves._covariance import standard_errors
+from fnopt.curves._plot import plot_fit
+from fnopt.curves._profile import profile_intervals
+from fnopt.curves._uncertainty import (
+    Band,
+    confidence_intervals,
+    correlation,
+    predict_band,
+    reduced_chi_square,
+)
+from fnopt.residuals import whitened
+from fnopt.solvers import Solution, report
+
+
+class Fit(tuple[Params, jax.Array]):
+    r"""The result of :func:`fnopt.curve_fit`; `popt, pcov = fit` unpacks SciPy's pair.
+
+    `print(fit)` gives the report. A fit is a pytree: it passes `jax.jit` and `jax.vmap`. Functions
+    that take a :class:`fnopt.solvers.Solution` take a `Fit` too.
+
+    Attributes:
+        popt: The params as `p0` has them: an array of shape `[n]`, or a tree.
+        pcov: Their covariance `[n, n]`.
+        names: The names of the `n` numbers, in the order of `pcov`.
+        solution: What :func:`fnopt.least_squares` returned: status, steps, certificate.
+        y: The data.
+        sigma: Standard deviations of the data, or their covariance matrix; None if not given.
+        absolute_sigma: Whether the variance of the data is known.
+    """
+
+    popt: Params
+    pcov: jax.Array
+    names: tuple[str, ...]
+    solution: Solution[Params]
+    y: jax.Array
+    sigma: jax.Array | None
+    absolute_sigma: bool
+    model: Boxed  # the function, whatever its leaves are
+    passing: str  # "numbers": f(x, *popt), "names": f(x, **popt), "tree": f(x, popt)
+    positions: Boxed  # x
+    options: Boxed  # bounds, constraints and loss of the fit, for refits
+    likelihood: str | None
+
+    def __new__(cls, popt: Params, pcov: jax.Array, **fields: Any) -> Fit[Params]:
+        self = super().__new__(cls, (popt, pcov))
+        vars(self).update(fields, popt=popt, pcov=pcov)
+        return self
+
+    def __setattr__(self, name: str, value: Any) -> NoReturn:
+        raise AttributeError(f"Fit.{name}: a fit never changes. Call curve_fit again.")
+
+    def __reduce__(self) -> Any:
+        return _rebuilt, (vars(self),)
+
+    @property
+    def x(self) -> Any:
+        """The positions of the data."""
+        return self.positions.opened()
+
+    @property
+    def params(self) -> Any:
+        """The params: a dict by the names of the model's arguments, or the tree that `p0` is."""
+        return self.named(self.popt)
+
+    def named(self, popt: Any) -> Any:
+        """Params as `popt` has them, by the names of the model's arguments."""
+        if self.passing != "numbers":
+            return popt
+        return {name: popt[..., i] for i, name in enumerate(self.names)}
+
+    @property
+    def standard_errors(self) -> Any:
+        """The standard error of every param, a tree like `params`."""
+        return standard_errors(self)
+
+    @property
+    def covariance(self) -> jax.Array:
+        """The covariance matrix, `[n, n]`."""
+        return self.pcov
+
+    @property
+    def correlations(self) -> jax.Array:
+        """The correlation matrix, `[n, n]`."""
+        return correlation(self)
+
+    def confidence_intervals(self, level: float = 0.95) -> tuple[Any, Any]:
+        """The ends of the params' intervals; see :func:`fnopt.confidence_intervals`."""
+        return confidence_intervals(self, level)
+
+    def profile_intervals(self, level: float = 0.95) -> dict[str, tuple[float, float]]:
+        """Intervals by the profile likelihood; see :func:`fnopt.curves.profile_intervals`."""
+        return profile_intervals(self, level)
+
+    def evaluate(self, params: Any, x: Any) -> jax.Array:
+        """The model at `x` with other params, given as `params` is."""
+        if self.passing == "numbers":
+            params = [params[name] for name in self.names]
+        return call_model(self.model.opened(), self.passing, params, x)
+
+    def predict(self, x: Any) -> jax.Array:
+        """The model at `x`."""
+        return self.evaluate(self.params, x)
+
+    def predict_band(self, x: Any, level: float = 0.95, *, noise: Any = False) -> Band:
+        """The model at `x` with its confidence band; see :func:`fnopt.predict_band`."""
+        return predict_band(lambda params: self.evaluate(params, x), self, level, noise=noise)
+
+    def plot(self, *, level: float = 0.95, axes: Any = None) -> Any:
+        """Draw data, curve, band and residuals; see :func:`fnopt.curves.plot_fit`."""
+        return plot_fit(self, level=level, axes=axes)
+
+    @property
+    def residuals(self) -> jax.Array:
+        """Model minus data, in units of the data."""
+        return self.predict(self.x) - self.y
+
+    @property
+    def size(self) -> jax.Array:
+        """How many data count, int32: all whose `sigma` is finite."""
+        assert self.solution.dof is not None, "curve_fit counts degrees of freedom"
+        return self.solution.dof + self.solution.rank
+
+    def _counts(self) -> tuple[jax.Array, jax.Array]:
+        """Data and determined params, in the dtype of the fit."""
+        dtype = self.pcov.dtype
+        return self.size.astype(dtype), self.solution.rank.astype(dtype)
+
+    @property
+    def chi_square(self) -> jax.Array:
+        r"""The sum of squares of the residuals over `sigma`, :math:`\chi^2`."""
+        leaves = jax.tree.leaves(self.solution.residuals)
+        return sum(
+            (jnp.sum(jnp.square(jnp.abs(r))) for r in leaves), jnp.zeros((), self.pcov.dtype)
+        )
+
+    @property
+    def reduced_chi_square(self) -> jax.Array:
+        """Chi-square over the degrees of freedom."""
+        return reduced_chi_square(self)
+
+    @property
+    def deviance(self) -> jax.Array:
+        r"""Minus twice the log-likelihood, but for a constant.
+
+        :math:`\chi^2` if the variance of the data is known, else :math:`m \ln(\chi^2 / m)`.
+        """
+        if self.absolute_sigma:
+            return self.chi_square
+        m, _ = self._counts()
+        return m * jnp.log(self.chi_square / m)
+
+    @property
+    def aic(self) -> jax.Array:
+        """Akaike's criterion, `deviance + 2 k` for `k` params that the data determine."""
+        return self.deviance + 2 * self._counts()[1]
+
+    @property
+    def bic(self) -> jax.Array:
+        """The Bayesian criterion, `deviance + k ln m`."""
+        m, k = self._counts()
+        return self.deviance + jnp.log(m) * k
+
+    @property
+    def r_squared(self) -> jax.Array:
+        r"""The share of the variance that the model explains, :math:`R^2`, weighted by `sigma`."""
+        whiten = whitened(self.y, self.sigma)
+        one, y = jnp.ravel(whiten(jnp.ones_like(self.y))), jnp.ravel(whiten(self.y))
+        mean = jnp.vdot(one, y) / jnp.vdot(one, one)
+        total = jnp.sum(jnp.square(jnp.abs(y - mean * one)))
+        return 1 - jnp.sum(jnp.square(jnp.abs(whiten(self.residuals)))) / total
+
+    @property
+    def converged(self) -> jax.Array:
+        """Whether a convergence test was met."""
+        return self.solution.converged
+
+    @property
+    def message(self) -> Any:
+        """Why the fit ended, in words."""
+        return self.solution.message
+
+    def report(self) -> str:
+        """The params with their errors, how good the fit is, and what is wrong with it."""
+        lines = [
+            f"  chi-square {float(self.chi_square):.6g}, R² {float(self.r_squared):.6g}, "
+            f"AIC {float(self.aic):.6g}, BIC {float(self.bic):.6g} of {int(self.size)} data"
+        ]
+        return report(
+            self.solution,
+            title="curve fit",
+            names=self.names,
+            absolute_sigma=self.absolute_sigma,
+            more=lines,
+        )
+
+    def __repr__(self) -> str:
+        return f"Fit(popt={self.popt!r}, pcov={self.pcov!r})"
+
+    def __str__(self) -> str:
+        hidden = isinstance(self.solution.status, Tracer) or jnp.ndim(self.solution.status) > 0
+        return repr(self) if hidden else self.report()
+
+    _repr_pretty_ = show_report
+
+
+_LEAVES = ("pcov", "solution", "y", "sigma", "model", "positions", "options")
+_STATIC = ("names", "absolute_sigma", "passing", "likelihood")
+
+
+def _rebuilt(fields: dict[str, Any]) -> Fit:
+    return Fit(**fields)
+
+
+def _flatten(fit: Fit) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    fields = vars(fit)
+    return tuple(fields[name] for name in _LEAVES), tuple(fields[name] for name in _STATIC)
+
+
+def _unflatten(aux: tuple[Any, ...], children: Any) -> Fit:
+    fields = dict(zip((*_LEAVES, *_STATIC), (*children, *aux), strict=True))
+    return Fit(getattr(fields["solution"], "params", None), **fields)
+
+
+jax.tree_util.register_pytree_node(Fit, _flatten, _unflatten)

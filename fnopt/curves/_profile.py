@@ -1,0 +1,126 @@
+"""Confidence intervals by the profile likelihood."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from fnopt.curves._curve_data import as_weights, is_matrix
+from fnopt.curves._residuals import curve_residuals
+from fnopt.curves._uncertainty import degrees_of_freedom, solution_of, t_quantile
+from fnopt.jacobians import ravel
+from fnopt.residuals import box_of
+from fnopt.solvers import errors_of, least_squares
+
+_CLOSE = 1e-3  # of a standard error: far below the statistical error of an end
+_MOST_REFITS = 30  # doubling the distance so often reaches 1e9 standard errors
+
+
+def profile_intervals(fit: Any, level: float = 0.95) -> dict[str, tuple[float, float]]:
+    r"""Intervals of all values at which the fit of the other params is acceptable.
+
+    .. math:: \{ c : \chi^2(c) - \chi^2_{\min} \le t_p^2 s^2 \}, \qquad
+        \chi^2(c) = \min_{\theta : \theta_j = c} \chi^2(\theta)
+
+    They are not symmetric where the model is curved, and don't depend on how it is parametrised,
+    unlike :func:`fnopt.confidence_intervals`. lmfit calls this `conf_interval`.
+
+    Args:
+        fit: What :func:`fnopt.curve_fit` returned, without `constraints`.
+        level: The fraction of such intervals that hold the truth.
+
+    Returns:
+        The lower and upper end for each name; infinite if no value is bad enough, and the bound
+        where a bound comes first.
+
+    Raises:
+        ValueError: If the fit was made under `jax.jit` or `jax.vmap`, has constraints, or `level`
+            is no fraction.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> x = jnp.asarray([0.0, 1.0, 2.0, 3.0])
+        >>> y = jnp.asarray([1.0, 0.38, 0.11, 0.06])
+        >>> fit = fnopt.curve_fit(lambda x, a, k: a * jnp.exp(-k * x), x, y)
+        >>> lower, upper = fnopt.curves.profile_intervals(fit)["k"]
+        >>> print(f"{fit.params['k']:.2f} [{lower:.2f}, {upper:.2f}]")
+        1.01 [0.83, 1.23]
+
+    Reference:
+        Bates and Watts (1988), Nonlinear regression analysis, section 6.1.
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"level = {level}, expected a fraction between 0 and 1, such as 0.95.")
+    solution = solution_of(fit, "profile_intervals")
+    bounds, constraints, loss = fit.options.opened()
+    if isinstance(solution.status, Tracer) or np.ndim(solution.status) or constraints:
+        raise ValueError(
+            "profile_intervals: expected one fit outside of jax.jit and jax.vmap, without "
+            "constraints. fnopt.confidence_intervals works there."
+        )
+    best, unravel = ravel(fit.popt)
+    box = box_of(bounds, fit.popt, best.dtype, may_be_equal=True)
+    ends = [jnp.full_like(best, end) for end in (-jnp.inf, jnp.inf)]
+    if box is not None:
+        ends = [jnp.concatenate([b[side] for b in box]) for side in (0, 1)]
+    residuals = curve_residuals(
+        fit.model.opened(), fit.passing, fit.likelihood, is_matrix(fit.sigma, fit.y)
+    )
+    dof = jnp.inf if fit.absolute_sigma else degrees_of_freedom(solution)
+    variance = 1.0 if fit.absolute_sigma else 2 * float(solution.cost) / max(float(dof), 1)
+    errors = np.asarray(errors_of(solution, fit.absolute_sigma), float)
+
+    def distance(j: int, value: float, start: jax.Array) -> tuple[float, jax.Array]:
+        """The root of the rise of chi-square over the variance, and the params there."""
+        lower, upper = (unravel(end.at[j].set(value)) for end in ends)
+        found = least_squares(
+            residuals,
+            unravel(jnp.clip(start.at[j].set(value), *ends)),
+            bounds=(lower, upper),
+            args=(fit.positions, fit.y),
+            loss=loss,
+            **as_weights(fit.sigma),
+        )
+        rise = 2 * (float(found.cost) - float(solution.cost)) / variance
+        return float(np.sqrt(max(rise, 0.0))), ravel(found.params)[0]
+
+    quantile = float(t_quantile(level, dof))
+    return {
+        name: (
+            _end(distance, j, best, -errors[j], quantile, float(ends[0][j])),
+            _end(distance, j, best, errors[j], quantile, float(ends[1][j])),
+        )
+        for j, name in enumerate(fit.names)
+    }
+
+
+def _end(
+    distance: Any, j: int, best: jax.Array, error: float, quantile: float, bound: float
+) -> float:
+    """One end of an interval, by the secant method on `distance`, which is nearly linear."""
+    if not 0 < abs(error) < np.inf:
+        return float(np.sign(error) * np.inf) if error else float(best[j])
+    centre = float(best[j])
+    inside, outside = (0.0, 0.0), None  # steps from the centre, and the distances there
+    step, point = quantile * error, best
+    for _ in range(_MOST_REFITS):
+        step = np.sign(error) * min(abs(step), abs(bound - centre))
+        found, point = distance(j, centre + step, point)
+        if abs(found - quantile) <= _CLOSE * quantile:
+            return centre + step
+        if found < quantile:
+            if centre + step == bound:
+                return bound
+            inside = step, found
+        else:
+            outside = step, found
+        if outside is None:
+            step = min(2.0, quantile / max(found, 1e-3 * quantile)) * step
+            continue
+        slope = (outside[1] - inside[1]) / (outside[0] - inside[0])
+        step = inside[0] + (quantile - inside[1]) / slope
+    return step + centre if outside else float(np.sign(error) * np.inf)

@@ -1,0 +1,241 @@
+"""The result of `curve_fit`, and its way through every function that takes a fit."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fnopt
+from fnopt.curves import Fit, OptimizeWarning
+
+X = np.linspace(0.0, 4.0, 30)
+Y = 2.5 * np.exp(-1.3 * X) + 0.5 + 0.1 * np.random.default_rng(1).standard_normal(30)
+
+
+def curve(x, a, b, c):
+    return a * jnp.exp(-b * x) + c
+
+
+@functools.cache
+def fitted() -> Fit:
+    return fnopt.curve_fit(curve, X, Y)
+
+
+def test_a_fit_is_scipys_pair_and_its_functions_agree():
+    optimize = pytest.importorskip("scipy.optimize")
+    fit = fitted()
+    popt, pcov = fit
+    want, wanted = optimize.curve_fit(lambda x, a, b, c: a * np.exp(-b * x) + c, X, Y)
+    np.testing.assert_allclose(popt, want, rtol=1e-4)
+    np.testing.assert_allclose(pcov, wanted, rtol=2e-3)
+    assert isinstance(fit, tuple)
+    assert len(fit) == 2
+    assert list(fit.params) == ["a", "b", "c"]
+    errors = np.asarray(list(fit.standard_errors.values()))
+    np.testing.assert_allclose(errors, np.sqrt(np.diag(wanted)), rtol=1e-3)
+    np.testing.assert_array_equal(fnopt.covariance(fit), pcov)
+    np.testing.assert_allclose(
+        fit.correlations, wanted / errors / errors[:, None], rtol=2e-3, atol=1e-4
+    )
+    lower, upper = fnopt.confidence_intervals(fit, 0.9)
+    half = {name: (upper[name] - lower[name]) / 2 for name in fit.names}
+    for name in fit.names:
+        np.testing.assert_allclose(half[name], 1.7033 * fit.standard_errors[name], rtol=1e-3)
+    np.testing.assert_allclose(fit.residuals, curve(X, *want) - Y, atol=1e-4)
+    np.testing.assert_allclose(fit.predict(X[:3]), curve(X[:3], *want), rtol=1e-4)
+    band = fit.predict_band(X[:3])
+    other = fnopt.predict_band(lambda p: curve(X[:3], p["a"], p["b"], p["c"]), fit)
+    np.testing.assert_allclose(band.error, other.error, rtol=1e-6)
+
+
+def test_the_statistics_are_those_of_the_textbook():
+    fit, m, k = fitted(), 30, 3
+    chi2 = float(np.sum(np.square(fit.residuals)))
+    np.testing.assert_allclose(fit.chi_square, chi2, rtol=1e-5)
+    np.testing.assert_allclose(fit.reduced_chi_square, chi2 / (m - k), rtol=1e-5)
+    np.testing.assert_allclose(fit.aic, m * np.log(chi2 / m) + 2 * k, rtol=1e-5)
+    np.testing.assert_allclose(fit.bic, m * np.log(chi2 / m) + k * np.log(m), rtol=1e-5)
+    np.testing.assert_allclose(fit.r_squared, 1 - chi2 / np.sum((Y - Y.mean()) ** 2), rtol=1e-5)
+    text = str(fit)
+    assert text.startswith("curve fit: converged")
+    assert f"R² {float(fit.r_squared):.6g}" in text
+    assert "  a  2.564 ± 0.061" in text
+
+
+def test_the_r_squared_of_weighted_data_is_that_of_weighted_means():
+    sigma = np.linspace(0.1, 0.2, 30)
+    fit = fnopt.curve_fit(lambda x, a, b: a + b * x, X, Y, sigma=sigma, absolute_sigma=True)
+    w = 1 / sigma**2
+    mean = np.sum(w * Y) / np.sum(w)
+    left = np.sum(w * np.square(fit.residuals))
+    np.testing.assert_allclose(fit.r_squared, 1 - left / np.sum(w * (Y - mean) ** 2), rtol=1e-4)
+    np.testing.assert_allclose(fit.aic, left + 4, rtol=1e-5)
+    errors = list(fnopt.standard_errors(fit).values())
+    np.testing.assert_allclose(errors, jnp.sqrt(jnp.diag(fit.pcov)), rtol=1e-6)
+    full = fnopt.curve_fit(
+        lambda x, a, b: a + b * x, X, Y, sigma=np.diag(sigma**2), absolute_sigma=True
+    )
+    np.testing.assert_allclose(full.r_squared, fit.r_squared, rtol=1e-4)
+
+
+def test_a_fit_passes_jit_vmap_and_pickle():
+    fit = fitted()
+    many = jax.jit(jax.vmap(lambda y: fnopt.curve_fit(curve, X, y)))(np.stack([Y, Y + 1]))
+    np.testing.assert_allclose(many.params["c"], float(fit.params["c"]) + np.arange(2), rtol=1e-3)
+    assert bool(many.converged.all())
+    assert str(many).startswith("Fit(popt=")
+    again = jax.tree.map(lambda leaf: leaf[0], many)
+    np.testing.assert_allclose(again.aic, fit.aic, rtol=1e-3)
+    np.testing.assert_allclose(jax.jit(lambda fit: fit.predict(X))(fit), fit.predict(X), rtol=1e-5)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(fit)).popt, fit.popt)
+    with pytest.raises(AttributeError, match="never changes"):
+        fit.popt = 1
+
+
+PAIR = (jnp.ones(2), jnp.eye(2))
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        fnopt.standard_errors,
+        fnopt.covariance,
+        fnopt.confidence_intervals,
+        fnopt.curves.correlation,
+        fnopt.curves.reduced_chi_square,
+        lambda fit: fnopt.predict_band(lambda p: p, fit),
+        fnopt.curves.profile_intervals,
+    ],
+)
+@pytest.mark.parametrize("given", [PAIR, PAIR[0], X, None])
+def test_what_is_no_fit_is_refused_by_what_to_give(of, given):
+    with pytest.raises(TypeError, match="expected what curve_fit or least_squares returns"):
+        of(given)
+
+
+def test_params_bounds_and_constraints_by_name():
+    fit = fnopt.curve_fit(curve, X, Y, p0={"a": 1, "b": 1, "c": 0.0}, bounds={"a": (None, 2.4)})
+    assert "a  2.400   (at its upper bound)" in str(fit)
+    same = fnopt.curve_fit(curve, X, Y, bounds={"a": (None, 2.4)})
+    np.testing.assert_allclose(same.popt, list(fit.popt.values()), rtol=1e-4)
+    held = fnopt.curve_fit(
+        curve,
+        X,
+        Y,
+        [1.0, 1.0, 0.5],
+        constraints={"c": fnopt.fixed(), "b": fnopt.tied(lambda p: p["a"] / 2)},
+    )
+    np.testing.assert_allclose(held.params["b"], held.params["a"] / 2)
+    assert "c  0.5     (held)" in str(held)
+    with pytest.raises(
+        ValueError, match=r"bounds name \['d'\], expected params of \['a', 'b', 'c'"
+    ):
+        fnopt.curve_fit(curve, X, Y, bounds={"d": (0, 1)})
+    with pytest.raises(ValueError, match=r"bounds\['a'\] = 3, expected \(lower, upper\)"):
+        fnopt.curve_fit(curve, X, Y, bounds={"a": 3})
+
+
+def test_profile_intervals_are_those_of_a_scan(x64):
+    """Against the chi-square of the fits of the other params, which are linear."""
+    t = 2.051830516480  # scipy.stats.t.ppf(0.975, 27)
+    fit = fnopt.curve_fit(curve, X, Y)
+    lower, upper = fit.profile_intervals()["b"]
+
+    def chi_square(b):  # linear in the other two
+        A = np.stack([np.exp(-b * X), np.ones(30)], 1)
+        return np.sum(np.square(Y - A @ np.linalg.lstsq(A, Y)[0]))
+
+    limit = float(fit.chi_square) * (1 + t**2 / 27)
+    np.testing.assert_allclose([chi_square(lower), chi_square(upper)], limit, rtol=1e-3)
+    bounded = fnopt.curve_fit(curve, X, Y, bounds={"b": (1.2, 3.0)}).profile_intervals()["b"]
+    np.testing.assert_allclose(bounded, (1.2, upper), rtol=1e-3)
+
+
+def test_a_point_of_infinite_sigma_does_not_count():
+    sigma = np.where(np.arange(30) == 3, np.inf, 0.1)
+    y = np.where(np.arange(30) == 3, 1e3, Y)
+    fit = fnopt.curve_fit(curve, X, y, sigma=sigma)
+    kept = fnopt.curve_fit(curve, np.delete(X, 3), np.delete(Y, 3), sigma=np.delete(sigma, 3))
+    assert int(fit.size) == 29
+    np.testing.assert_allclose(fit.pcov, kept.pcov, rtol=1e-3)
+
+
+def test_variances_out_of_range_are_warned_of_and_their_roots_are_right():
+    """astropy#6269: a mean near 1.6e-19 has a variance that float32 doesn't have."""
+    d = 1.6e-19 * (1 + 0.01 * np.random.default_rng(0).standard_normal(24))
+    with pytest.warns(OptimizeWarning, match="fit.standard_errors has their roots"):
+        fit = fnopt.curve_fit(lambda x, a: a * jnp.ones(24), np.arange(24.0), d, p0=[1e-19])
+    np.testing.assert_allclose(fit.standard_errors["a"], np.std(d, ddof=1) / np.sqrt(24), rtol=1e-3)
+
+
+def test_absolute_sigma_without_sigma_warns():
+    with pytest.warns(OptimizeWarning, match="standard deviation of the data as 1"):
+        fnopt.curve_fit(lambda x, a: a * x, X, Y, absolute_sigma=True)
+
+
+def test_positions_closer_than_float32_are_warned_of():
+    """scipy#22568: 600 Hz at 5.99 GHz are one unit in the last place."""
+    x = 5.99e9 + 600.0 * np.arange(2000)
+    y = np.ones(2000)
+    with pytest.warns(OptimizeWarning, match=r"xdata are rounded to float32.*jax_enable_x64"):
+        fnopt.curve_fit(lambda x, a: a + 0 * x, x, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fnopt.curve_fit(lambda x, a: a + 0 * x, x - x[0], y)
+
+
+class Experiment:
+    def __init__(self, t):
+        self.t = t
+
+
+def test_a_tuple_or_an_object_as_positions():
+    y = np.concatenate([2 * X, 2 * X[:4]])
+    both = fnopt.curve_fit(lambda x, a: jnp.concatenate([a * x[0], a * x[1]]), (X, X[:4]), y)
+    np.testing.assert_allclose(both.popt, 2, rtol=1e-5)
+    named = fnopt.curve_fit(lambda x, a: a * x["t"], {"t": X, "what": "decay"}, 2 * X)
+    np.testing.assert_allclose(named.predict({"t": 3.0}), 6, rtol=1e-5)
+    own = fnopt.curve_fit(lambda x, a: a * x.t, Experiment(jnp.asarray(X)), 2 * X)
+    np.testing.assert_allclose(own.popt, 2, rtol=1e-5)
+
+
+def test_first_mistakes_are_named():
+    with pytest.raises(ValueError, match="f returned one number for 30 ydata"):
+        fnopt.curve_fit(lambda x, a, b: jnp.sum(a * x + b), X, Y)
+    with pytest.raises(TypeError, match=r"f is float32\[30\], expected a function f\(x, a, b"):
+        fnopt.curve_fit(jnp.asarray(X, jnp.float32), Y, curve)
+    with pytest.raises(ValueError, match=r"lower isn't below upper.*tuple\(zip\(\*bounds\)\)"):
+        fnopt.curve_fit(lambda x, a, b: a + b * x, X, Y, [1.0, 1.0], bounds=[(0, 10), (0, 10)])
+
+
+def test_counts_by_their_likelihood(x64):
+    """Against Newton's iteration of a log-linear Poisson model, whose errors are in closed form."""
+    rng = np.random.default_rng(2)
+    A = np.stack([np.ones(30), X], 1)
+    counts = rng.poisson(np.exp(A @ [1.5, -0.8])).astype(float)  # many zeros
+    beta = np.zeros(2)
+    for _ in range(30):
+        mu = np.exp(A @ beta)
+        beta += np.linalg.solve(A.T @ (mu[:, None] * A), A.T @ (counts - mu))
+    information = A.T @ (np.exp(A @ beta)[:, None] * A)
+    fit = fnopt.curve_fit(
+        lambda x, a, b: jnp.exp(a + b * x), X, counts, [0.0, 0.0], likelihood="poisson"
+    )
+    want = np.linalg.inv(information)  # the fit ends within 1e-3 of a standard error
+    assert np.all(np.abs(fit.popt - beta) < 1e-3 * np.sqrt(np.diag(want)))
+    np.testing.assert_allclose(fit.pcov, want, rtol=1e-3)
+    mu = np.exp(A @ beta)
+    deviance = 2 * np.sum(
+        mu - counts + np.where(counts > 0, counts * np.log(np.maximum(counts, 1) / mu), 0)
+    )
+    np.testing.assert_allclose(fit.chi_square, deviance, rtol=1e-6)
+    with pytest.raises(ValueError, match="expected neither sigma nor loss"):
+        fnopt.curve_fit(curve, X, counts, sigma=1.0, likelihood="poisson")
+    with pytest.raises(ValueError, match="likelihood = 'gamma', expected one of"):
+        fnopt.curve_fit(curve, X, counts, likelihood="gamma")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fnopt.residuals._bounds import Box, box_of
 from fnopt.residuals._by_example import by_example as by_example
-from fnopt.residuals._custom_loss import custom_loss
 from fnopt.residuals._derivative import Derivative
 from fnopt.residuals._examples import ExampleResiduals as ExampleResiduals
 from fnopt.residuals._examples import Examples as Examples
@@ -25,6 +24,9 @@ from fnopt.residuals._parameters import (
     positive,
     tied,
 )
+from fnopt.residuals._parameters import are_in_a_row as are_in_a_row
+from fnopt.residuals._parameters import as_vector as as_vector
+from fnopt.residuals._parameters import floating_start as floating_start
 from fnopt.residuals._prefix import broadcast_prefix as broadcast_prefix
 from fnopt.residuals._products import linearise_gram, linearise_products, probed_columns
 from fnopt.residuals._products import linearise_pull as linearise_pull
@@ -33,6 +35,7 @@ from fnopt.residuals._robust import (
     arctan,
     barron,
     cauchy,
+    custom_loss,
     huber,
     named_loss,
     robust_slopes,
@@ -46,9 +49,6 @@ from fnopt.residuals._root_tangent import projected_tangent as projected_tangent
 from fnopt.residuals._root_tangent import root_tangent as root_tangent
 from fnopt.residuals._row_gram import mixed_rows as mixed_rows
 from fnopt.residuals._row_gram import scaled_rows as scaled_rows
-from fnopt.residuals._start import are_in_a_row as are_in_a_row
-from fnopt.residuals._start import as_vector as as_vector
-from fnopt.residuals._start import floating_start as floating_start
 from fnopt.residuals._weights import Whitening, whitened
 
 __all__ = [

@@ -26,7 +26,7 @@ from fnopt.jacobians import SparseJacobian, ravel_with_held, real_vector
 from fnopt.linear import gram as linear_gram
 from fnopt.residuals._derivative import Compressed, Derivative, Gram, Map, counted
 from fnopt.residuals._flat import one_function
-from fnopt.residuals._start import are_in_a_row
+from fnopt.residuals._parameters import are_in_a_row
 
 
 def without_operators(jac: Any) -> Any:

@@ -1,7 +1,8 @@
-"""Params that are held, tied to others, or confined to a range by a change of variable."""
+"""The start of a fit: params that are fitted, fixed, tied to others, or transformed."""
 
 from __future__ import annotations
 
+import graphlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,9 +11,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import Value, hyper, leaves_with_names, listing, matches, shown, static, where
+from fnopt.core import (
+    Value,
+    default_float,
+    hyper,
+    is_inexact,
+    leaves_with_names,
+    listing,
+    matches,
+    shown,
+    static,
+    where,
+    written_for_jax,
+)
 from fnopt.jacobians import ravel
-from fnopt.residuals._ties import with_ties
+from fnopt.programs import jaxprs
 
 
 class Constraint(Value):
@@ -168,7 +181,7 @@ def parametrised(params: Any, constraints: Any = None) -> Parametrisation:
     if constraints is None:
         return Parametrisation(params, lambda free: free, ())
     pairs, treedef = leaves_with_names(params)
-    kinds = kinds_of(constraints, [path for path, _ in pairs])
+    kinds = _kinds(constraints, [path for path, _ in pairs])
     rows = zip(kinds, pairs, strict=True)
     fitted = [None if isinstance(kind, fixed) else leaf for kind, (_, leaf) in rows]
     ravel(jax.tree.unflatten(treedef, fitted), "params")  # refuses what isn't floating
@@ -179,17 +192,58 @@ def parametrised(params: Any, constraints: Any = None) -> Parametrisation:
     )
     if not free:
         raise ValueError(f"{where()}all params are fixed or tied, expected at least one to fit.")
+    ties = _tie_order(kinds, pairs, treedef)
 
     def assemble(free: Any) -> Any:
         rest = iter(free)
         leaves = [_value(kind, leaf, rest) for kind, (_, leaf) in zip(kinds, pairs, strict=True)]
-        ties = {i: kind.fn for i, kind in enumerate(kinds) if isinstance(kind, tied)}
-        return with_ties(leaves, ties, pairs, treedef)
+        for i in ties:
+            leaves[i] = _expression(kinds[i], jax.tree.unflatten(treedef, leaves), *pairs[i])
+        return jax.tree.unflatten(treedef, leaves)
 
     return Parametrisation(free, assemble, kinds)
 
 
-def kinds_of(constraints: Any, paths: list[str]) -> tuple[Constraint | None, ...]:
+def _tie_order(kinds: tuple[Any, ...], pairs: list[tuple[str, Any]], treedef: Any) -> list[int]:
+    """The tied leaves, each after those on which the program of its function depends."""
+    ties = [i for i, kind in enumerate(kinds) if isinstance(kind, tied)]
+    if not ties:
+        return ties
+    moving = [i for i, kind in enumerate(kinds) if not isinstance(kind, fixed)]
+    start = [_as_array(leaf) for _, leaf in pairs]
+
+    def expressions(values: list[jax.Array]) -> list[jax.Array]:
+        leaves = dict(enumerate(start)) | dict(zip(moving, values, strict=True))
+        tree = jax.tree.unflatten(treedef, list(leaves.values()))
+        return [_expression(kinds[i], tree, *pairs[i]) for i in ties]
+
+    def union(place: Any, eqn: Any, inputs: list[Any]) -> list[Any]:
+        return [set().union(*(x for x in inputs if isinstance(x, set)))] * len(eqn.outvars)
+
+    closed = jax.make_jaxpr(expressions)([start[i] for i in moving])
+    used = jaxprs.run(closed.jaxpr, closed.consts, [{i} & {*ties} for i in moving], union)
+    needs = {i: x if isinstance(x, set) else set() for i, x in zip(ties, used, strict=True)}
+    try:
+        return list(graphlib.TopologicalSorter(needs).static_order())
+    except graphlib.CycleError as error:
+        circle = " needs ".join(repr(pairs[i][0]) for i in reversed(error.args[1]))
+        raise ValueError(
+            f"{where()}tied params go round in a circle: {circle}. Leave one of them free."
+        ) from None
+
+
+def _expression(kind: Any, params: Any, path: str, start: Any) -> jax.Array:
+    with written_for_jax("tied", "the function", is_another=True):
+        value = jnp.asarray(kind.fn(params))
+    if value.shape != jnp.shape(start):
+        raise ValueError(
+            f"{where()}{shown(path)} is tied to an expression of shape {value.shape}, "
+            f"expected {jnp.shape(start)}."
+        )
+    return value.astype(jnp.result_type(start))
+
+
+def _kinds(constraints: Any, paths: list[str]) -> tuple[Constraint | None, ...]:
     """The constraint of every leaf, by the paths of these."""
     named, _ = leaves_with_names(constraints, is_leaf=lambda node: isinstance(node, Constraint))
     for pattern, kind in named:
@@ -221,9 +275,76 @@ def _start(kind: Constraint | None, leaf: Any, path: str) -> Any:
 
 
 def _value(kind: Constraint | None, leaf: Any, rest: Any) -> Any:
-    if isinstance(kind, fixed):
-        return jnp.asarray(leaf, jnp.result_type(leaf))
-    if isinstance(kind, tied):
-        return None
+    """The value of a leaf; of a tied one its start, until it is computed from the others."""
+    if isinstance(kind, (fixed, tied)):
+        return _as_array(leaf)
     value = next(rest)
     return kind.from_free(value) if isinstance(kind, Transformed) else value
+
+
+def _as_array(leaf: Any) -> jax.Array:
+    return jnp.asarray(leaf, jnp.result_type(leaf))
+
+
+def floating_start(params: Any, constraints: Any = None) -> Any:
+    """Params to start from: numbers in a row as a vector, whole ones as floats where fitted.
+
+    People write `x0=[1, 1]`, and functions of an array. Constraints are by leaf: with them the
+    numbers of a list stay leaves. What is held keeps its dtype. Flags and unsigned integers, which
+    keys of random generators are, are no numbers to fit: they stay as they are, for others to
+    refuse.
+
+    Args:
+        params: The params, a pytree.
+        constraints: As in :func:`parametrised`.
+
+    Returns:
+        The same tree, in which Python's integers and arrays of signed ones are default floats; an
+        array of shape `[n]` for a list or tuple of numbers.
+
+    Raises:
+        TypeError: If a constraint is none.
+        ValueError: If one matches no leaf.
+
+    Example:
+        >>> from fnopt.residuals import fixed, floating_start
+        >>> floating_start({"a": 1, "order": 2}, {"order": fixed()})
+        {'a': Array(1., dtype=float32), 'order': 2}
+        >>> floating_start([1, 2.5])
+        Array([1. , 2.5], dtype=float32)
+    """
+    params = params if constraints else as_vector(params)
+    if not any(map(_is_whole, jax.tree.leaves(params))):
+        return params
+    pairs, treedef = leaves_with_names(params)
+    kinds = _kinds(constraints, [path for path, _ in pairs])
+    leaves = [
+        jnp.asarray(leaf, default_float())
+        if _is_whole(leaf) and not isinstance(kind, fixed)
+        else leaf
+        for kind, (_, leaf) in zip(kinds, pairs, strict=True)
+    ]
+    return jax.tree.unflatten(treedef, leaves)
+
+
+def as_vector(tree: Any) -> Any:
+    """Numbers in a list or tuple as an array of them, as in NumPy; any other tree as it is."""
+    if not are_in_a_row(tree):
+        return tree
+    with jax.numpy_dtype_promotion("standard"):  # in a list kinds are mixed without thinking
+        return jnp.asarray(tree)
+
+
+def are_in_a_row(tree: Any) -> bool:
+    """Whether a tree is a list or tuple, not a named one, of numbers to fit."""
+    return type(tree) in (list, tuple) and len(tree) > 0 and all(map(_is_number, tree))
+
+
+def _is_number(leaf: Any) -> bool:
+    return (is_inexact(leaf) or _is_whole(leaf)) and jnp.ndim(leaf) == 0
+
+
+def _is_whole(leaf: Any) -> bool:
+    if isinstance(leaf, int):
+        return not isinstance(leaf, bool)
+    return jnp.issubdtype(getattr(leaf, "dtype", bool), jnp.signedinteger)

@@ -9,31 +9,28 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Value, any_row, leaves_with_names, row_total, static, where
-from fnopt.residuals._custom_loss import custom_loss
 from fnopt.residuals._prefix import broadcast_prefix
-from fnopt.residuals._robust import RobustLoss, named_loss, robust_slopes
+from fnopt.residuals._robust import RobustLoss, custom_loss, named_loss, robust_slopes
 
-# Least curvature of a residual's loss, in units of its slope. By the true one of outliers, which is
-# next to nothing, the params that only they determine go far too far, and so hold up all others.
+# Least curvature of a loss in units of its slope. Triggs et al. (2000) drop a curvature that isn't
+# positive; with next to none, the params that only an outlier determines make steps that hold up
+# all others. A measured choice: tests/residuals/test_robust.py, "outliers" and "the first step".
 _FLOOR = 0.3
-_STILL = 1e-3  # of a residual, by which it hardly moves
-_FELT = 100.0  # times its loss's scale: as that a residual counts at most, and is an outlier
+# A residual this many times the scale of its loss is an outlier: a straight line in the cost, whose
+# digits hide the costs of the others (two digits of float32's seven).
+_FAR = 100.0
+_STILL = 1e-3  # relative change of a residual up to which its loss is its tangent, to 1e-3 squared
 
 
-class resized(RobustLoss):
-    """A loss with another scale.
+class _Squares(RobustLoss):
+    """Plain squares: a loss without a scale."""
 
-    Args:
-        loss: The loss.
-        scale: The scale that counts.
-    """
-
-    loss: RobustLoss
-    scale: jax.Array
+    @property
+    def size(self) -> float:
+        return float("inf")
 
     def rho(self, z: jax.Array) -> jax.Array:
-        """The loss of the scaled square."""
-        return self.loss.rho(z)
+        return z
 
 
 class RobustCost(Value):
@@ -42,6 +39,7 @@ class RobustCost(Value):
     Args:
         losses: A loss, or None for plain squares, for each block of the vector.
         sizes: How many residuals each block has.
+        unit: What the scales of the losses are multiplied by, as the residuals are.
 
     Example:
         >>> import jax.numpy as jnp
@@ -52,51 +50,35 @@ class RobustCost(Value):
 
     losses: tuple[RobustLoss | None, ...]
     sizes: tuple[int, ...] = static()
+    unit: float | jax.Array = 1.0
 
     def felt(self, r: jax.Array) -> jax.Array:
-        """The size of residuals as far as they pull: no more than the scale of their loss."""
-
-        def size(loss: RobustLoss | None, r: jax.Array) -> jax.Array:
-            if loss is None:
-                return jnp.abs(r)
-            return jnp.minimum(jnp.abs(r), jnp.asarray(loss.size, r.dtype))
-
-        return self._map(size, r)
+        """The size of residuals, and at most the scale of their loss."""
+        return self._map(lambda loss, c, r: jnp.minimum(jnp.abs(r), c), r)
 
     def in_unit(self, unit: jax.Array) -> RobustCost:
-        """The cost of residuals that are multiplied by a number: its scales are, too."""
-
-        def scaled(loss: RobustLoss | None) -> RobustLoss | None:
-            return None if loss is None else resized(loss, unit * loss.size)
-
-        return RobustCost(tuple(map(scaled, self.losses)), self.sizes)
+        """The cost of residuals that are multiplied by a number."""
+        return RobustCost(self.losses, self.sizes, unit * self.unit)
 
     def cost(self, r: jax.Array) -> jax.Array:
         """The cost; infinite where a residual isn't finite."""
-        half = jnp.asarray(0.5, r.dtype)
-        total = half * row_total(jnp.sum(self._map(_costs, r)))
-        finite = jnp.isfinite(total) & ~any_row(~jnp.isfinite(r))
-        return jnp.where(finite, total, jnp.asarray(jnp.inf, r.dtype))
+        return _finite_sum(self._map(_costs, r), r, jnp.inf)
 
     def felt_cost(self, r: jax.Array) -> jax.Array:
         """The cost in which no residual counts as more than a hundred times its loss's scale.
 
-        What an outlier costs beyond that only hides what the others do: its pull is constant, or
-        less, and digits of costs as large show nothing else.
+        The cost of an outlier beyond that hides those of the others: its pull is constant, or less.
         """
 
-        def cut(loss: RobustLoss | None, r: jax.Array) -> jax.Array:
-            if loss is None:
-                return r
-            most = jnp.asarray(_FELT, r.dtype) * jnp.asarray(loss.size, r.dtype)
-            return jnp.where(jnp.isfinite(r), jnp.clip(r, -most, most), r)
+        def cut(loss: RobustLoss, c: jax.Array, r: jax.Array) -> jax.Array:
+            return jnp.where(jnp.isfinite(r), jnp.clip(r, -_FAR * c, _FAR * c), r)
 
         return self.cost(self._map(cut, r))
 
     def cost_of_squares(self, squares: jax.Array) -> jax.Array:
         """The cost of residuals whose squares are known."""
-        total = row_total(jnp.sum(self._map(_costs_of_squares, squares)))
-        return jnp.asarray(0.5, squares.dtype) * total
+        costs = self._map(lambda loss, c, s: _unscaled(loss, c, s / (c * c), s), squares)
+        return jnp.asarray(0.5, squares.dtype) * row_total(jnp.sum(costs))
 
     def reduction(
         self, before: jax.Array, after: jax.Array, pulled: jax.Array | None = None
@@ -110,14 +92,12 @@ class RobustCost(Value):
                 Outliers that are far out count by these, as they do in the gradient: of what their
                 cost changes by, rounding leaves few digits.
         """
-        half = jnp.asarray(0.5, before.dtype)
         falls = self._map(_reductions, before, after)
         if pulled is not None:
             still = jnp.abs(after - before) < jnp.abs(before) * _STILL
-            falls = jnp.where(self._map(_is_far, before) & still, -2 * pulled, falls)
-        total = half * row_total(jnp.sum(falls))
-        finite = jnp.isfinite(total) & ~any_row(~jnp.isfinite(after))
-        return jnp.where(finite, total, jnp.asarray(-jnp.inf, before.dtype))
+            far = self._map(lambda loss, c, r: jnp.abs(r) > _FAR * c, before)
+            falls = jnp.where(far & still, -2 * pulled, falls)
+        return _finite_sum(falls, after, -jnp.inf)
 
     def corrections(self, r: jax.Array, floor: float = _FLOOR) -> tuple[jax.Array, jax.Array]:
         r"""The factors of residuals and rows of the Jacobian that match the cost to second order.
@@ -140,15 +120,14 @@ class RobustCost(Value):
         Reference:
             Triggs et al. (2000), Bundle adjustment: a modern synthesis, section 4.3.
         """
-        slope = self._map(lambda loss, r: _slopes(loss, r)[0], r)
-        curvature = self._map(lambda loss, r: _slopes(loss, r)[1], r)
+        slope, curvature = self._map(_slopes, r)
         w = jnp.maximum(curvature, jnp.asarray(floor, r.dtype) * slope)
         # Of a straight line's curvature only rounding is left. A compiler may round it differently
         # where it computes it twice, so no decision must hang on that.
-        alive = w > jnp.asarray(16 * jnp.finfo(r.dtype).eps, r.dtype) * slope
-        root = jnp.sqrt(jnp.where(alive, w, jnp.ones_like(w)))
+        curved = w > jnp.asarray(16 * jnp.finfo(r.dtype).eps, r.dtype) * slope
+        root = jnp.sqrt(jnp.where(curved, w, jnp.ones_like(w)))
         zero = jnp.zeros_like(w)
-        return jnp.where(alive, slope / root, zero), jnp.where(alive, root, zero)
+        return jnp.where(curved, slope / root, zero), jnp.where(curved, root, zero)
 
     def corrected(self, r: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
         r"""The function whose value is :math:`\hat r` and whose Jacobian is :math:`\hat J`.
@@ -159,51 +138,44 @@ class RobustCost(Value):
 
         def function(x: jax.Array) -> jax.Array:
             value = r(x)
-            held = jax.lax.stop_gradient(value)
-            a, b = self.corrections(held)
-            return a * held + b * (value - held)
+            fixed = jax.lax.stop_gradient(value)
+            a, b = self.corrections(fixed)
+            return a * fixed + b * (value - fixed)
 
         return function
 
-    def _map(self, fn: Callable[..., jax.Array], *vectors: jax.Array) -> jax.Array:
-        """Applies `fn(loss, *parts)` to every block."""
+    def _map(self, fn: Callable[..., Any], *vectors: jax.Array) -> Any:
+        """Applies `fn(loss, scale, *parts)` to every block."""
         parts, start = [], 0
-        for loss, size in zip(self.losses, self.sizes, strict=True):
-            parts.append(fn(loss, *(v[start : start + size] for v in vectors)))
+        for given, size in zip(self.losses, self.sizes, strict=True):
+            loss = _Squares() if given is None else given
+            c = jnp.asarray(self.unit * loss.size, vectors[0].dtype)
+            parts.append(fn(loss, c, *(v[start : start + size] for v in vectors)))
             start += size
-        return jnp.concatenate(parts)
+        return jax.tree.map(lambda *blocks: jnp.concatenate(blocks), *parts)
 
 
-def _scaled_square(loss: RobustLoss, r: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The scale, and the squares in its unit: of what is far beyond it, one that is in range."""
-    c, most = jnp.asarray(loss.size, r.dtype), _most(r.dtype)
-    return c, jnp.square(jnp.clip(r / c, -most, most))
+def _finite_sum(terms: jax.Array, r: jax.Array, otherwise: float) -> jax.Array:
+    """Half the sum over all rows, if it and the residuals are finite."""
+    total = jnp.asarray(0.5, r.dtype) * row_total(jnp.sum(terms))
+    finite = jnp.isfinite(total) & ~any_row(~jnp.isfinite(r))
+    return jnp.where(finite, total, jnp.asarray(otherwise, r.dtype))
 
 
-def _most(dtype: Any) -> jax.Array:
-    """The most times its scale that a residual counts: no other has digits beside such a one."""
-    return jnp.asarray(jnp.finfo(dtype).eps ** -1.6, dtype)
+def _scaled_square(c: jax.Array, r: jax.Array) -> tuple[jax.Array, jax.Array]:
+    r"""The scaled square, of a residual that is cut to what its dtype holds; the share of the cut.
+
+    No residual but the one that is cut has digits beside :math:`\epsilon^{-1.6}` scales, whose
+    square is in range.
+    """
+    most = jnp.asarray(jnp.finfo(r.dtype).eps ** -1.6, r.dtype)
+    size = jnp.abs(r / c)
+    share = jnp.where(size > most, most / size, jnp.ones_like(size))
+    return jnp.square(jnp.clip(r / c, -most, most)), share
 
 
-def _is_far(loss: RobustLoss | None, r: jax.Array) -> jax.Array:
-    """Whether residuals are so far beyond the scale of their loss that their cost is a line."""
-    if loss is None:
-        return jnp.zeros(r.shape, bool)
-    return jnp.abs(r) > jnp.asarray(_FELT, r.dtype) * jnp.asarray(loss.size, r.dtype)
-
-
-def _costs(loss: RobustLoss | None, r: jax.Array) -> jax.Array:
-    if loss is None:
-        return jnp.square(r)
-    c, z = _scaled_square(loss, r)
-    return _unscaled(loss, c, z, jnp.square(r))
-
-
-def _costs_of_squares(loss: RobustLoss | None, squares: jax.Array) -> jax.Array:
-    if loss is None:
-        return squares
-    c = jnp.asarray(loss.size, squares.dtype)
-    return _unscaled(loss, c, squares / (c * c), squares)
+def _costs(loss: RobustLoss, c: jax.Array, r: jax.Array) -> jax.Array:
+    return _unscaled(loss, c, _scaled_square(c, r)[0], jnp.square(r))
 
 
 def _unscaled(loss: RobustLoss, c: jax.Array, z: jax.Array, squares: jax.Array) -> jax.Array:
@@ -212,32 +184,25 @@ def _unscaled(loss: RobustLoss, c: jax.Array, z: jax.Array, squares: jax.Array) 
     return jnp.where(below, squares, jnp.where(below, jnp.ones_like(c), c * c) * loss.rho(z))
 
 
-def _slopes(loss: RobustLoss | None, r: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _slopes(loss: RobustLoss, c: jax.Array, r: jax.Array) -> tuple[jax.Array, jax.Array]:
     r"""Slope :math:`\rho'` and curvature :math:`\rho' + 2 z \rho''`."""
-    if loss is None:
-        return jnp.ones_like(r), jnp.ones_like(r)
-    c, z = _scaled_square(loss, r)
+    z, share = _scaled_square(c, r)
     _, d1, d2 = robust_slopes(loss, z)
     # Where the square was cut the slope is that of a straight line: it goes with r.
-    size, most = jnp.abs(r / c), _most(r.dtype)
-    cut = jnp.where(size > most, most / size, jnp.ones_like(size))
-    return cut * d1, cut * (d1 + 2 * z * d2)
+    return share * d1, share * (d1 + 2 * z * d2)
 
 
-def _reductions(loss: RobustLoss | None, r: jax.Array, after: jax.Array) -> jax.Array:
+def _reductions(loss: RobustLoss, c: jax.Array, r: jax.Array, after: jax.Array) -> jax.Array:
     r"""Twice the fall of every residual's cost.
 
     :math:`r^2 - r_+^2 = (r - r_+)(r + r_+)` keeps the digits that the residuals themselves have.
-    For a loss, so does the slope in the middle times that, where the two are near.
+    For a loss, so does the slope in the middle times that, where the two are near: its error is
+    :math:`(z - z_+)^2`, that of a difference of costs :math:`\epsilon / (z - z_+)`.
     """
-    if loss is None:
-        return (r - after) * (r + after)
-    c, z = _scaled_square(loss, r)
-    _, z_after = _scaled_square(loss, after)
+    z, z_after = _scaled_square(c, r)[0], _scaled_square(c, after)[0]
     fall = (r - after) * (r + after)
-    near = jnp.abs(z - z_after) <= jnp.asarray(jnp.finfo(r.dtype).eps ** 0.4, r.dtype) * (1 + z)
-    middle = jnp.where(near, (z + z_after) / 2, z)
-    slope = robust_slopes(loss, middle)[1]
+    near = jnp.abs(z - z_after) <= jnp.asarray(jnp.finfo(r.dtype).eps ** (1 / 3), r.dtype) * (1 + z)
+    slope = robust_slopes(loss, jnp.where(near, (z + z_after) / 2, z))[1]
     return jnp.where(near, fall * slope, c * c * (loss.rho(z) - loss.rho(z_after)))
 
 

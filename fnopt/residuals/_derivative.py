@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import laid_like, own
+from fnopt.core import gathered, laid_like, own
 from fnopt.jacobians import SparseJacobian, Sparsity
 from fnopt.programs import opened
 
@@ -125,3 +125,26 @@ class Derivative(NamedTuple):
 def counted(b: jax.Array, a: jax.Array) -> jax.Array:
     """The product `b a`, of which what has no weight, `b = 0`, is zero, NaN or not."""
     return jnp.where(b != 0, b * a, jnp.zeros_like(a))
+
+
+def scaled_rows(gram: Any, factors: Callable[[jax.Array], jax.Array]) -> Any:
+    r"""The Gram matrix :math:`b_i K_{ij} b_j` of rows times factors `b(x)`; `None` for none."""
+    if gram is None:
+        return None
+
+    def scaled(x: jax.Array, factor: Any = None) -> jax.Array:
+        b = gathered(factors(x))  # as the Gram matrix is
+        return counted(b[:, None], counted(b[None, :], gram(x, factor)))
+
+    return scaled
+
+
+def mixed_rows(gram: Any, mix: Callable[[jax.Array], jax.Array]) -> Any:
+    r"""The Gram matrix :math:`A K A^\top` of rows mixed by a linear map; `None` for none."""
+    if gram is None:
+        return None
+
+    def mixed(x: jax.Array, factor: Any = None) -> jax.Array:
+        return jax.vmap(mix)(jax.vmap(mix, 1, 1)(gram(x, factor)))
+
+    return mixed

@@ -1,4 +1,4 @@
-"""Residuals of a batch, given by functions of one example."""
+"""Residuals of a batch given by functions of one example, as the linear algebra takes them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ from fnopt.core import (
     described,
     leaves_with_names,
     of_one_example,
+    row_axes,
     shown,
     where,
     whole_for,
 )
 from fnopt.jacobians import per_example_jacobian
+from fnopt.linear import linear_solver
+from fnopt.residuals._flat import FlatResidual
+from fnopt.residuals._given import given_derivative
 
 Function = Callable[..., Any]
 _SHARED = (
@@ -109,14 +113,6 @@ class Examples(NamedTuple):
     residuals: ExampleResiduals
     batches: list[Any]
 
-    def jacobian(self, chunk_size: int | None) -> ExamplesJacobian:
-        """Their Jacobian as blocks, by one pass for each residual of an example."""
-        return ExamplesJacobian(self, chunk_size)
-
-    def taped(self, params: Any) -> bool:
-        """Whether a tape stores less than the rows of the Jacobian, of any of the functions."""
-        return not self._jacobian(params, "auto").forms_rows
-
     def gram(
         self, params: Any, method: str, chunk_size: int | None, factor: Any = None
     ) -> jax.Array:
@@ -129,13 +125,14 @@ class Examples(NamedTuple):
             factor: What the residuals are multiplied by before, so that nothing overflows.
         """
         params = whole_for(params, self.batches)
-        K = self._jacobian(params, method, chunk_size, factor).gram()
+        K = self.jacobian(params, method, chunk_size, factor).gram()
         order = np.concatenate(self._order(params))
         return K if np.array_equal(order, np.arange(order.size)) else K[order[:, None], order]
 
-    def _jacobian(
+    def jacobian(
         self, params: Any, method: str, chunk_size: int | None = None, factor: Any = None
     ) -> Any:
+        """Their Jacobian by example, formed or as what products of its rows can be made from."""
         from fnopt.curvature import batch_jacobian  # an import that other methods needn't wait for
 
         def times(fn: Function) -> Function:
@@ -146,21 +143,19 @@ class Examples(NamedTuple):
             return fn if factor is None else scaled
 
         fns = tuple(map(times, self.residuals.fns))
-        at = batch_jacobian(fns, method=method, chunk_size=chunk_size)
-        return at(params, tuple(self.batches))
+        rows = batch_jacobian(fns, method=method, chunk_size=chunk_size)
+        return rows(params, tuple(self.batches))
 
     def _order(self, params: Any) -> list[np.ndarray]:
         """Where the residuals, leaf by leaf, are among those of example after example."""
         found, start = [], 0
         for fn, batch in zip(self.residuals.fns, self.batches, strict=True):
             size = jax.tree.leaves(batch)[0].shape[0]
-            widths = []
-            for leaf in jax.tree.leaves(jax.eval_shape(fn, params, _example(batch))):
-                parts = 2 if jnp.issubdtype(leaf.dtype, jnp.complexfloating) else 1
-                widths += [leaf.size] * parts
-            places = start + np.arange(size * sum(widths)).reshape(size, sum(widths))
-            cuts = np.cumsum(widths)[:-1]
-            found += [part.reshape(-1) for part in np.split(places, cuts, axis=1)]
+            leaves = jax.tree.leaves(jax.eval_shape(fn, params, _example(batch)))
+            parts = [1 + jnp.issubdtype(leaf.dtype, jnp.complexfloating) for leaf in leaves]
+            ends = np.cumsum(np.repeat([leaf.size for leaf in leaves], parts))
+            places = start + np.arange(size * ends[-1]).reshape(size, ends[-1])
+            found += [part.reshape(-1) for part in np.split(places, ends[:-1], axis=1)]
             start += places.size
         return found
 
@@ -169,9 +164,10 @@ class ExamplesJacobian:
     """The Jacobian of residuals by example: a function, whose rows can also be taken in chunks."""
 
     def __init__(self, examples: Examples, chunk_size: int | None) -> None:
-        self.chunk_size, self.structure = chunk_size, examples.residuals.structure
-        rows = [per_example_jacobian(fn, chunk_size=chunk_size) for fn in examples.residuals.fns]
-        self._pairs = list(zip(rows, examples.batches, strict=True))
+        residuals, batches = examples
+        self.chunk_size, self.structure = chunk_size, residuals.structure
+        rows = [per_example_jacobian(fn, chunk_size=chunk_size) for fn in residuals.fns]
+        self._pairs = list(zip(rows, batches, strict=True))
 
     def __call__(self, params: Any) -> Any:
         """The blocks."""
@@ -206,3 +202,57 @@ def example_residuals(residual_fn: Any, batch: Any) -> ExampleResiduals:
         pairs = [(shown(path), leaf) for path, leaf in leaves_with_names(each)[0]]
         check_batch(pairs, "residual_fn", _SHARED)
     return found
+
+
+def by_example(
+    flat: FlatResidual,
+    x: jax.Array,
+    examples: Examples,
+    solver: str,
+    method: str = "auto",
+    chunk_size: int | None = None,
+) -> FlatResidual:
+    """The flat residuals of examples, with the Gram matrix or the chunks of their Jacobian's rows.
+
+    Args:
+        flat: Those of the batch, by the free variables.
+        x: A point.
+        examples: The examples, by the free variables.
+        solver: The name of the linear solver.
+        method: How the rows are known where steps come from their Gram matrix; see
+            :func:`fnopt.curvature.batch_jacobian`.
+        chunk_size: How many examples are taken at once; `None` for all.
+
+    Returns:
+        With the Gram matrix of the rows, where that is all that steps need and a tape of the
+        functions stores less than the rows; else with the rows, or neither for products alone.
+    """
+    name, wide = linear_solver(solver, flat.rows, flat.n), flat.rows < flat.n
+    if row_axes() and wide and solver != "cholesky":
+        name = "cg"  # where rows are divided, J J^T isn't a sum of what devices have
+    if name == "cg":
+        return flat
+    by_rows = name == "cholesky" and wide and not row_axes()
+    if by_rows and (method == "formed" or _has_short_tape(flat, x, examples)):
+        from fnopt.curvature import check_rows  # an import only for Gram matrices
+
+        check_rows(flat.m, "residuals", x.dtype, where(), "linear_solver='cg'")
+
+        def gram(x: jax.Array, factor: Any = None) -> jax.Array:
+            return examples.gram(flat.unravel(x), method, chunk_size, factor).astype(x.dtype)
+
+        return flat._replace(gram=gram)
+    shapes = jax.eval_shape(flat.unflatten, jax.ShapeDtypeStruct((flat.m,), x.dtype))
+    jac = ExamplesJacobian(examples, chunk_size)
+    return flat._replace(derivative=given_derivative(jac, shapes, flat.unravel(x), (), x.dtype))
+
+
+def _has_short_tape(flat: FlatResidual, x: jax.Array, examples: Examples) -> bool:
+    """Whether a tape of the functions stores less than the rows of their Jacobian."""
+    forms_rows: list[bool] = []
+
+    def look(x: jax.Array) -> None:
+        forms_rows.append(examples.jacobian(flat.unravel(x), "auto").forms_rows)
+
+    jax.eval_shape(look, x)
+    return not forms_rows[0]

@@ -96,19 +96,20 @@ def given_derivative(
     fn = one_function(jac, "jac")
     x, unravel = ravel_with_held(params)
 
-    def at(x: jax.Array) -> Matrix:
+    def evaluate(x: jax.Array) -> jax.Array | SparseJacobian:
         J = fn(unravel(x), *args)
         if isinstance(J, SparseJacobian):
             _check_shape(J, residuals, x.size)
             return J.astype(dtype)
         return _laid_out(J, residuals, params, dtype)
 
-    shape = jax.eval_shape(at, x)
+    shape = jax.eval_shape(evaluate, x)
     gram = _gram_in_chunks(jac, unravel, residuals, args, dtype)
     if isinstance(shape, SparseJacobian):
         entries = Compressed(lambda J: J, shape.sparsity, shape.by_rows)
-        return Derivative(at, _matrix, _push, _pull, True, gram, entries)
-    return Derivative(at, _matrix, _push, _pull, False, gram)
+        products = SparseJacobian.matrix, SparseJacobian.mv, SparseJacobian.rmv
+        return Derivative(evaluate, *products, True, gram, entries)
+    return Derivative(evaluate, lambda J: J, matmul, lambda J, w: matmul(w, J), False, gram)
 
 
 def _gram_in_chunks(
@@ -117,7 +118,10 @@ def _gram_in_chunks(
     """The Gram matrix of a Jacobian that is taken in chunks."""
     if getattr(jac, "fold", None) is None or jac.chunk_size is None:
         return None
-    laid = real_vector(jax.tree.map(_widened, residuals), dtype)
+    wide = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, compute_dtype(leaf.dtype)), residuals
+    )
+    layout = real_vector(wide, dtype)
 
     def gram(x: jax.Array, d: jax.Array, w: jax.Array, *maps: Map) -> Any:
         def mapped(row: jax.Array) -> jax.Array:
@@ -131,29 +135,10 @@ def _gram_in_chunks(
 
         n = jax.eval_shape(mapped, x).size
         zero = jnp.zeros((n, n), dtype), jnp.zeros(n, dtype)
-        along = laid.unflatten(d), laid.unflatten(w)
+        along = layout.unflatten(d), layout.unflatten(w)
         return jac.fold(add, zero, unravel(x), args, along)
 
     return gram
-
-
-def _widened(leaf: Any) -> Any:
-    return jax.ShapeDtypeStruct(leaf.shape, compute_dtype(leaf.dtype))
-
-
-Matrix = jax.Array | SparseJacobian
-
-
-def _matrix(J: Matrix) -> jax.Array:
-    return J.matrix() if isinstance(J, SparseJacobian) else J
-
-
-def _push(J: Matrix, v: jax.Array) -> jax.Array:
-    return J.mv(v) if isinstance(J, SparseJacobian) else matmul(J, v)
-
-
-def _pull(J: Matrix, w: jax.Array) -> jax.Array:
-    return J.rmv(w) if isinstance(J, SparseJacobian) else matmul(w, J)
 
 
 def _check_shape(J: SparseJacobian, residuals: Any, n: int) -> None:
@@ -178,17 +163,17 @@ def _laid_out(blocks: Any, residuals: Any, params: Any, dtype: Any) -> jax.Array
 def _rows(branch: Any, residual: Any, residual_path: str, params: Any, dtype: Any) -> jax.Array:
     """The rows of one leaf of the residuals; a complex one has real rows, then imaginary ones."""
     pairs, treedef = leaves_with_names(params)
-    of = f"{shown(residual_path)} of the residuals"
-    row = type(params) in (list, tuple)
-    if row and getattr(branch, "shape", None) == (*residual.shape, len(params)):
+    rows = f"{shown(residual_path)} of the residuals"
+    numbers = type(params) in (list, tuple)
+    if numbers and getattr(branch, "shape", None) == (*residual.shape, len(params)):
         branch = type(params)(jnp.moveaxis(branch, -1, 0))  # a matrix, for numbers in a row
-    leaves = _branches(treedef, branch, f"a tree like the params for {of}")
+    leaves = _branches(treedef, branch, f"a tree like the params for {rows}")
     complex_rows = jnp.issubdtype(residual.dtype, jnp.complexfloating)
     if complex_rows:
         dtype = compute_dtype(dtype, jnp.complex64)
     J = joined(
         [
-            _block(value, residual, leaf, f"{of} by {shown(path)} of the params", dtype)
+            _block(value, residual, leaf, f"{rows} by {shown(path)} of the params", dtype)
             for value, (path, leaf) in zip(leaves, pairs, strict=True)
         ],
         axis=1,
@@ -206,11 +191,6 @@ def _branches(treedef: Any, tree: Any, expected: str) -> list[Any]:
         ) from None
 
 
-def _long(shape: tuple[int, ...]) -> list[int]:
-    """A shape without axes of length one, which SciPy adds and leaves out."""
-    return [size for size in shape if size != 1]
-
-
 def _block(value: Any, residual: Any, param: Any, what: str, dtype: Any) -> jax.Array:
     shape = (*residual.shape, *jnp.shape(param))
     if not is_inexact(param):  # it is held, so what it would do is of no account
@@ -223,7 +203,9 @@ def _block(value: Any, residual: Any, param: Any, what: str, dtype: Any) -> jax.
             f"floating array of shape {shape}."
         )
     value = jnp.asarray(value)
-    if _long(value.shape) != _long(shape) or value.ndim > max(2, len(shape)):
+    # SciPy adds and leaves out axes of length one.
+    got, expected = ([size for size in axes if size != 1] for axes in (value.shape, shape))
+    if got != expected or value.ndim > max(2, len(shape)):
         raise ValueError(
             f"{where()}jac: {what} has shape {value.shape}, expected {shape}: the shape of the "
             "residual, then that of the param."

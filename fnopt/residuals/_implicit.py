@@ -1,7 +1,8 @@
-"""The derivative of a minimum by the implicit function theorem."""
+"""Derivatives of solutions by the implicit function theorem, and Newton's steps to a root."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,9 +10,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import matmul
-from fnopt.jacobians import forward_from_reverse
-from fnopt.linear import divide
+from fnopt.core import gathered, laid_like, matmul, nonzero
+from fnopt.jacobians import forward_from_reverse, value_and_jacobian
+
+_MATRIX = 1000  # params up to which the Hessian is formed: its eigenvalues take a second
+_PRODUCTS = 2 * _MATRIX  # iterations at most of conjugate gradients, which need n without rounding
 
 
 def pushed(
@@ -37,12 +40,12 @@ def pushed(
         return jax.jvp(fn, tuple(primals), tuple(tangents))
     treedef = jax.tree.structure(jax.eval_shape(fn, *primals))
 
-    def leaf(i: int) -> tuple[jax.Array, jax.Array]:
+    def push_output(i: int) -> tuple[jax.Array, jax.Array]:
         # Apart, so that what isn't asked for isn't computed.
-        of = forward_from_reverse(lambda *args: jax.tree.leaves(fn(*args))[i])
-        return jax.jvp(of, tuple(primals), tuple(tangents))
+        output = forward_from_reverse(lambda *args: jax.tree.leaves(fn(*args))[i])
+        return jax.jvp(output, tuple(primals), tuple(tangents))
 
-    pairs = [leaf(i) for i in range(treedef.num_leaves)]
+    pairs = [push_output(i) for i in range(treedef.num_leaves)]
     return treedef.unflatten([a for a, _ in pairs]), treedef.unflatten([b for _, b in pairs])
 
 
@@ -91,75 +94,185 @@ def minimum_tangent(
         Gould et al. (2016), On differentiating parameterized argmin and argmax problems,
         arXiv:1607.05447.
     """
-    derivative = jax.jacfwd if mode == "forward" else jax.grad
-    gradient = derivative(cost)
-    if mode == "reverse":
-        gradient = forward_from_reverse(gradient)
+    gradient = _gradient(cost, mode)
     _, moved = jax.jvp(lambda d: gradient(x, d), (data,), (change,))
-    if x.size > _MATRIX and mode == "auto":
-        return _by_products(lambda v: gradient(v, data), x, moved, fixed)
-    H = jax.jacfwd(gradient)(x, data)
-    if total is not None:
-        H, moved = total(H), total(moved)  # apart: only one of them is linear in the change
+    H, times = None, lambda v: pushed(lambda x: gradient(x, data), (x,), (v,))[1]
+    if x.size <= _MATRIX or mode != "auto":
+        H = jax.jacfwd(gradient)(x, data)
+        if total is not None:
+            H, moved = total(H), total(moved)  # apart: only one of them is linear in the change
+        times = functools.partial(matmul, H)
     if fixed is None:
-        return -_solve(H, moved)
-    held, shift = fixed
-    free = (~held).astype(x.dtype)
-    shift = jnp.where(held, shift, jnp.zeros_like(shift))
-    rhs = free * (moved + matmul(H, shift))
-    block = H * free * free[:, None] + jnp.diag(1 - free)
-    return shift - free * _solve(block, rhs)
-
-
-# Up to so many params the Hessian is formed and its eigenvalues are taken: one second.
-_MATRIX = 1000
-
-
-def _by_products(
-    gradient: Callable[[jax.Array], jax.Array],
-    x: jax.Array,
-    moved: jax.Array,
-    fixed: tuple[jax.Array, jax.Array] | None,
-) -> jax.Array:
-    """The same by conjugate gradients, with products of the Hessian: no matrix is formed."""
-
-    def times(v: jax.Array) -> jax.Array:
-        return pushed(gradient, (x,), (v,))[1]
-
+        return -_hessian_solve(times, H, moved)
+    mask, shift = fixed
     none = jnp.zeros_like(x)
-    held, shift = (jnp.zeros(x.shape, bool), none) if fixed is None else fixed
-    shift = jnp.where(held, shift, none)
-    rhs = jnp.where(held, none, moved if fixed is None else moved + times(shift))
+    shift = jnp.where(mask, shift, none)
 
-    def of_the_free(v: jax.Array) -> jax.Array:
-        return jnp.where(held, v, times(jnp.where(held, none, v)))
+    def times_free(v: jax.Array) -> jax.Array:
+        return jnp.where(mask, v, times(jnp.where(mask, none, v)))
 
-    def solve(matvec: Callable[[jax.Array], jax.Array], b: jax.Array) -> jax.Array:
-        tol = 10 * float(jnp.finfo(b.dtype).eps)
-        return jax.scipy.sparse.linalg.cg(matvec, b, tol=tol, maxiter=_PRODUCTS)[0]
-
-    return shift - lax.custom_linear_solve(of_the_free, rhs, solve=solve, symmetric=True)
-
-
-_PRODUCTS = 2000
-
-
-def _solve(H: jax.Array, b: jax.Array) -> jax.Array:
-    """Solves with a symmetric matrix; flat directions get 0."""
-    inverse = lax.stop_gradient(_pseudo_inverse(lax.stop_gradient(H)))
-    return lax.custom_linear_solve(
-        lambda v: matmul(H, v), b, solve=lambda _, v: matmul(inverse, v), symmetric=True
+    block = (
+        None if H is None else jnp.where(mask | mask[:, None], jnp.diag(mask.astype(x.dtype)), H)
     )
+    return shift - _hessian_solve(times_free, block, jnp.where(mask, none, moved + times(shift)))
 
 
-def _pseudo_inverse(H: jax.Array) -> jax.Array:
-    n = H.shape[0]
+def _gradient(cost: Callable[..., jax.Array], mode: str) -> Callable[..., jax.Array]:
+    gradient = jax.jacfwd(cost) if mode == "forward" else jax.grad(cost)
+    return forward_from_reverse(gradient) if mode == "reverse" else gradient
+
+
+def _hessian_solve(times: Any, H: jax.Array | None, b: jax.Array) -> jax.Array:
+    """Solve with a Hessian; by conjugate gradients where only its products are known."""
+    if H is None:
+        tol = 10 * float(jnp.finfo(b.dtype).eps)
+        cg = functools.partial(jax.scipy.sparse.linalg.cg, tol=tol, maxiter=_PRODUCTS)
+        return lax.custom_linear_solve(times, b, lambda A, b: cg(A, b)[0], symmetric=True)
     # With a diagonal of ones, what counts as a flat direction does not depend on units of params.
-    scale = jnp.sqrt(jnp.abs(jnp.diagonal(H)))
-    scale = jnp.where(scale > 0, scale, jnp.ones_like(scale))
-    w, V = jnp.linalg.eigh(H / scale / scale[:, None])
-    size = jnp.abs(w)
-    noise = jnp.asarray(n * jnp.finfo(w.dtype).eps, w.dtype) * jnp.max(size, initial=0)
-    inverse = jnp.where(size > noise, jnp.sign(w) * divide(jnp.ones_like(w), size), 0)
-    root = V / scale[:, None]
-    return matmul(root * inverse, root.T)
+    unit = nonzero(jnp.sqrt(jnp.abs(jnp.diagonal(lax.stop_gradient(H)))))
+    return _pseudo_solve(H, b, unit, unit, H.shape[0], hermitian=True)
+
+
+def root_tangent(
+    fn: Callable[[jax.Array, Any], jax.Array], x: jax.Array, data: Any, change: Any
+) -> jax.Array:
+    r"""The change of a root with the data.
+
+    .. math:: \dot x = -J^{-1} \frac{\partial F}{\partial d}\, \dot d
+
+    Args:
+        fn: `fn(x, data)`, as many equations as `x` has numbers.
+        x: The root, of shape `[n]`.
+        data: A pytree of arrays.
+        change: The change of the data, a tree like it.
+
+    Returns:
+        The change of the root, of shape `[n]`; linear in `change`.
+    """
+    _, moved = pushed(lambda d: fn(x, d), (data,), (change,))
+    return -_square_solve(jax.jacfwd(fn)(x, data), moved)
+
+
+def after_newton(
+    fn: Callable[[jax.Array], jax.Array], x: jax.Array, steps: int = 10
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The end of Newton's steps, the first of them and the last.
+
+    Near a root they shrink. Where equations vanish only at infinity, as `exp(x)` and `1 / x`
+    do, the equations get small, too, but the steps don't.
+    """
+
+    def newton_step(x: jax.Array) -> jax.Array:
+        value, J = _linearised(fn, x)
+        return -_square_solve(J, value)
+
+    def advance(_: Any, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        x, step = state
+        return x + step, newton_step(x + step)
+
+    first = newton_step(x)
+    end, last = lax.fori_loop(0, steps, advance, (x, first))
+    return end, first, last
+
+
+def off_flat_places(fn: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+    """The start, where a param that moves no equation there is moved a little: a column of zeros.
+
+    No step would ever move it, as that of x in x^2 - 4 at 0. At a root nothing is moved.
+    """
+    left, J = _linearised(fn, x)
+    still = jnp.all(J == 0, axis=0) & jnp.any(left != 0)
+    size = jnp.max(jnp.abs(x), initial=0)
+    size = jnp.where(x != 0, jnp.abs(x), jnp.where(size > 0, size, jnp.ones_like(size)))
+    return jnp.where(laid_like(still, x), x + jnp.finfo(x.dtype).eps ** 0.5 * size, x)
+
+
+def _linearised(fn: Callable[[jax.Array], jax.Array], x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The equations and their Jacobian, whose columns are for params that aren't divided."""
+    return value_and_jacobian(lambda y: fn(laid_like(y, x)), gathered(x), x.size, "forward")
+
+
+def projected_tangent(
+    cost: Callable[[jax.Array, Any], jax.Array],
+    projection: Callable[[jax.Array, Any], jax.Array],
+    x: jax.Array,
+    data: Any,
+    change: Any,
+    mode: str = "auto",
+) -> jax.Array:
+    r"""The change of a minimum over a convex set with the data.
+
+    The minimum is where :math:`x = P(x - \lambda g(x, d), d)`, for any :math:`\lambda > 0`. So
+
+    .. math:: \bigl(I - P' (I - \lambda H)\bigr)\, \dot x
+              = \Bigl(\frac{\partial P}{\partial d} - \lambda P' \frac{\partial g}{\partial d}\Bigr)
+              \dot d
+
+    with the derivative :math:`P'` of the projection there. Directions in which nothing decides
+    don't move.
+
+    Args:
+        cost: `cost(x, data)`, a scalar.
+        projection: `projection(x, data)`, the nearest point of the set.
+        x: The minimum, of shape `[n]`.
+        data: A pytree of arrays.
+        change: The change of the data, a tree like it.
+        mode: `'reverse'` where the cost has reverse-mode derivatives only.
+
+    Returns:
+        The change of the minimum, of shape `[n]`; linear in `change`.
+    """
+    gradient = _gradient(cost, mode)
+    H = jax.jacfwd(gradient)(x, data)
+    most = lax.stop_gradient(jnp.max(jnp.abs(H), initial=0))
+    rate = 1 / nonzero(most)
+
+    def step(x: jax.Array, data: Any) -> jax.Array:
+        return projection(x - rate * gradient(x, data), data)
+
+    _, moved = pushed(lambda d: step(x, d), (data,), (change,))
+    return _square_solve(jnp.eye(x.size, dtype=x.dtype) - jax.jacfwd(step)(x, data), moved)
+
+
+def _square_solve(A: jax.Array, b: jax.Array) -> jax.Array:
+    """Solve with a square matrix whose rows and columns have any units."""
+    if not A.size:
+        return b
+    A, b = gathered(A), gathered(b)
+    size = jnp.abs(lax.stop_gradient(A))
+    rows = nonzero(jnp.max(size, axis=1))
+    columns = nonzero(jnp.max(size / rows[:, None], axis=0))
+    return _pseudo_solve(A, b, rows, columns, 10 * A.shape[0])
+
+
+def _pseudo_solve(
+    A: jax.Array,
+    b: jax.Array,
+    rows: jax.Array,
+    columns: jax.Array,
+    rounding: int,
+    hermitian: bool = False,
+) -> jax.Array:
+    """Solve with a square matrix; directions about which it says nothing get 0.
+
+    Args:
+        A: The matrix `[n, n]`.
+        b: The right side `[n]`.
+        rows: The size of every row: what is taken for zero depends on no unit.
+        columns: The size of every column.
+        rounding: Rounding units, relative to the largest singular value, that count as zero.
+        hermitian: Whether the matrix is symmetric.
+
+    Returns:
+        The solution `[n]`, linear in `b`, with derivatives with respect to both.
+    """
+    rtol = rounding * float(jnp.finfo(A.dtype).eps)
+    scaled = lax.stop_gradient(A) / rows[:, None] / columns
+    inverse = jnp.linalg.pinv(scaled, rtol=rtol, hermitian=hermitian)
+    inverse = lax.stop_gradient(inverse / columns[:, None] / rows)
+    return lax.custom_linear_solve(
+        functools.partial(matmul, A),
+        b,
+        lambda _, v: matmul(inverse, v),
+        lambda _, v: matmul(inverse.T, v),
+    )

@@ -1,8 +1,9 @@
-"""Gram matrix and products of a Jacobian that isn't kept."""
+"""Values and derivatives of functions of a vector: matrix, Gram matrix, products, curvature."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,15 +19,71 @@ from fnopt.core import (
     row_total,
     varying_like,
 )
-from fnopt.jacobians import jacobian_mode
+from fnopt.jacobians import jacobian_mode, lacks_forward, value_and_jacobian
 from fnopt.linear import gram, norm
 from fnopt.residuals._flat import FlatResidual
-from fnopt.residuals._jacobian import linearise
 
 Map = Callable[[jax.Array], jax.Array]
-_PROBES = 8
-_SAFE = {"float64": 2.0**400}  # of a Jacobian's entries, whose squares are added up
-_SAFE_IN_FLOAT32 = 2.0**40
+_PROBES = 8  # of which the norm of a column is right to 1 / sqrt(2 * 8), 25 %
+_SAFE = {"float64": 2.0**400, "float32": 2.0**40}  # entries whose squares can be added up
+
+
+def linearise(
+    flat: FlatResidual, x: jax.Array, mode: str = "auto", chunk_size: int | None = None
+) -> tuple[jax.Array, jax.Array]:
+    r"""The residual and its Jacobian :math:`J_{ij} = \partial r_i / \partial x_j` at a point.
+
+    A Jacobian that the user brings is used; else it comes from the function.
+
+    Args:
+        flat: The residual function.
+        x: The point, of shape `[n]`.
+        mode: `'auto'`, `'forward'` or `'reverse'`.
+        chunk_size: How many tangents or cotangents are pushed at once; see
+            :func:`fnopt.jacobians.value_and_jacobian`.
+
+    Returns:
+        The residual of shape `[m]` and the Jacobian of shape `[m, n]`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.residuals import flat_residual, linearise
+        >>> x, flat = flat_residual(lambda x: x**2, jnp.asarray([1.0, 2.0]))
+        >>> linearise(flat, x)[1]
+        Array([[2., 0.],
+               [0., 4.]], dtype=float32)
+    """
+    given = flat.derivative
+    if given is not None:
+        return flat.r(x), given.matrix(given.at(x))
+    return value_and_jacobian(flat.r, own(x), flat.m, mode, chunk_size)
+
+
+def curvature_along(r: Callable[[jax.Array], jax.Array], x: jax.Array, v: jax.Array) -> jax.Array:
+    r"""The second derivative of the residual along a direction.
+
+    .. math:: r''_{vv} = \frac{d^2}{dt^2} r(x + t v) \Big|_{t = 0}
+
+    Args:
+        r: A function from `[n]` to `[m]`; it must have a forward-mode derivative.
+        x: The point, of shape `[n]`.
+        v: The direction, of shape `[n]`.
+
+    Returns:
+        A vector of shape `[m]`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.residuals import curvature_along
+        >>> curvature_along(lambda x: x**3, jnp.asarray([2.0]), jnp.asarray([1.0]))
+        Array([12.], dtype=float32)
+    """
+    x, v = own((x, v))
+
+    def slope(y: jax.Array) -> jax.Array:
+        return jax.jvp(r, (y,), (v,))[1]
+
+    return jax.jvp(slope, (x,), (v,))[1]
 
 
 def linearise_gram(
@@ -76,7 +133,7 @@ def linearise_gram(
 def _safe_units(J: jax.Array) -> jax.Array:
     """Units in which squares of the columns are safe: 1 for those that are anyway."""
     largest = row_most(jnp.max(jnp.abs(J), axis=0, initial=0))
-    most = _SAFE.get(J.dtype.name, _SAFE_IN_FLOAT32)
+    most = _SAFE[J.dtype.name]
     far = (largest < 1 / most) | (largest > most)
     return jnp.where(far, power_of_two(largest), jnp.ones_like(largest))
 
@@ -117,8 +174,9 @@ def linearise_products(r: Map, x: jax.Array) -> tuple[jax.Array, Map, Map]:
         [2. 4.] [2. 4.]
     """
     value, pull = linearise_pull(r, x)
-    _, push = jax.linearize(r, own(x))
-    return value, lambda v: push(varying_like(v, own(x))), pull
+    x = own(x)
+    _, push = jax.linearize(r, x)
+    return value, lambda v: push(varying_like(v, x)), pull
 
 
 def linearise_pull(r: Map, x: jax.Array) -> tuple[jax.Array, Map]:
@@ -155,8 +213,88 @@ def probed_columns(pull: Map, r: jax.Array) -> jax.Array:
     """
     key = jax.random.key(0)
     if row_axes():  # other rows, other probes
-        index = jax.lax.axis_index(row_axes())
-        key = jax.random.fold_in(own(key), index)
+        key = jax.random.fold_in(own(key), lax.axis_index(row_axes()))
     probes = jax.random.normal(key, (_PROBES, r.size), r.dtype)
     root = jnp.sqrt(jnp.asarray(_PROBES, r.dtype))
     return norm(jax.vmap(pull)(probes), axis=0) / root
+
+
+def linearise_lanes(
+    r: Callable[..., jax.Array], x: tuple[jax.Array, ...], data: Any
+) -> tuple[list[jax.Array], jax.Array]:
+    r"""The residuals of many problems, and the columns of their Jacobians.
+
+    Problems lie along the last axis. That is where vector instructions want them: a model in
+    plain arithmetic becomes the same arithmetic on whole rows of problems.
+
+    Args:
+        r: The residual of one problem, `r(x, data)`: from a tuple of `n` scalars and the
+            problem's data to `[m]`.
+        x: The points: `n` arrays of shape `[lanes]`.
+        data: A pytree of arrays whose last axis is the lanes.
+
+    Returns:
+        `n` columns and the residual, each of shape `[m, lanes]`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.residuals import linearise_lanes
+        >>> columns, r = linearise_lanes(
+        ...     lambda x, t: x[0] * t - 1, (jnp.asarray([1.0, 2.0]),), jnp.asarray([[3.0, 4.0]])
+        ... )
+        >>> print(columns[0], r)
+        [[3. 4.]] [[2. 7.]]
+    """
+    lanes = jax.vmap(r, in_axes=-1, out_axes=-1)
+
+    # One param at a time: what it doesn't touch drops out when the derivative is written down. The
+    # compiler shares the value among the n of them.
+    pairs = [
+        jax.jvp(
+            lambda x_i, i=i: lanes((*x[:i], x_i, *x[i + 1 :]), data), (x_i,), (jnp.ones_like(x_i),)
+        )
+        for i, x_i in enumerate(x)
+    ]
+    return [column for _, column in pairs], pairs[0][0]
+
+
+def value_and_slope(f: Map, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The value and the gradient at a point, in one pass.
+
+    Args:
+        f: The function, `[n]` to a scalar.
+        x: The point.
+
+    Returns:
+        The value, and the gradient of shape `[n]`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.residuals import value_and_slope
+        >>> value_and_slope(lambda x: x @ x, jnp.asarray([1.0, 2.0]))[1]
+        Array([2., 4.], dtype=float32)
+    """
+    return jax.value_and_grad(f)(x)
+
+
+def hessian_product(f: Map, x: jax.Array) -> Callable[[jax.Array], jax.Array]:
+    """The products of the Hessian at a point with vectors; it is never formed.
+
+    Args:
+        f: The function, `[n]` to a scalar.
+        x: The point.
+
+    Returns:
+        A linear function, `[n]` to `[n]`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.residuals import hessian_product
+        >>> hessian_product(lambda x: jnp.sum(x**3), jnp.asarray([1.0, 2.0]))(jnp.ones(2))
+        Array([ 6., 12.], dtype=float32)
+    """
+    gradient = jax.grad(f)
+    if lacks_forward(f, x):  # a Hessian is symmetric
+        _, pull = jax.vjp(gradient, x)
+        return lambda v: pull(v)[0]
+    return jax.linearize(gradient, x)[1]

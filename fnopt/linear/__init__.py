@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from fnopt.linear._band import BandLayout, band_of
-from fnopt.linear._band_order import reverse_cuthill_mckee
+from fnopt.linear._band import BandLayout, band_of, reverse_cuthill_mckee
 from fnopt.linear._band_system import BandedGramSystem
-from fnopt.linear._choice import linear_solver
-from fnopt.linear._divide import divide
 from fnopt.linear._dogleg import dogleg_step
-from fnopt.linear._gram import gram, scaled_gram
-from fnopt.linear._gram_system import TallGramSystem, WideGramSystem
+from fnopt.linear._gram_system import TallGramSystem, WideGramSystem, gram, scaled_gram
 from fnopt.linear._inverse_root import matrix_inverse_pth_root
 from fnopt.linear._krylov_system import KrylovSystem
-from fnopt.linear._norms import column_norms, norm
+from fnopt.linear._norms import column_norms, divide, norm
 from fnopt.linear._norms import row_norm as row_norm
 from fnopt.linear._power_iteration import power_iteration
-from fnopt.linear._singular import (
+from fnopt.linear._system import DampedStep, System, linear_solver
+from fnopt.linear._triangle import (
     SingularFactors,
+    Triangle,
+    damped_triangle,
     gauss_newton_solution,
+    noise_damping,
     numerical_rank,
     singular_factors,
     singular_triangle,
+    triangle,
 )
-from fnopt.linear._system import DampedStep, System
-from fnopt.linear._triangle import Triangle, damped_triangle, noise_damping, triangle
 from fnopt.linear._triangle import row_triangle as row_triangle
 from fnopt.linear._triangle_system import LiftedSystem, TriangleSystem
 from fnopt.linear._unrolled import (

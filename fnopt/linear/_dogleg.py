@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import matmul
-from fnopt.linear._divide import divide
 from fnopt.linear._krylov_system import to_boundary
-from fnopt.linear._norms import norm
+from fnopt.linear._norms import divide, norm
 from fnopt.linear._system import DampedStep, System
 
 

@@ -1,4 +1,4 @@
-"""Steps from a Gram matrix: the fastest ones for large problems."""
+"""Gram matrices, and steps from them: the fastest ones for large problems."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import matmul
+from fnopt.core import matmul, turned
 from fnopt.linear._norms import norm
 from fnopt.linear._secular import (
     Damped,
@@ -22,9 +22,79 @@ from fnopt.linear._secular import (
 )
 from fnopt.linear._system import DampedStep
 
+_WIDE = 128  # below that many columns a product in two parts saves nothing
+
+
+def gram(A: jax.Array) -> jax.Array:
+    r"""The symmetric product :math:`A^T A`, for less than the price of a general one.
+
+    .. math:: \begin{pmatrix} A_1^T A_1 & \cdot \\ A_2^T A_1 & A_2^T A_2 \end{pmatrix}
+
+    A general product computes each entry above the diagonal a second time. With the columns in
+    two halves a quarter of the work is saved; finer parts were measured and saved no more.
+
+    Args:
+        A: A matrix of shape `[m, n]`.
+
+    Returns:
+        A symmetric matrix of shape `[n, n]`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.linear import gram
+        >>> print(gram(jnp.asarray([[1.0, 2.0]])))
+        [[1. 2.]
+         [2. 4.]]
+    """
+    n = A.shape[1]
+    if n < _WIDE:
+        return matmul(A.T, A)
+    left, right = A[:, : n // 2], A[:, n // 2 :]
+    above, right_turned = matmul(turned(left), left), turned(right)
+    below = matmul(right_turned, left)
+    return jnp.block([[above, below.T], [below, matmul(right_turned, right)]])
+
+
+def scaled_gram(G: jax.Array, scale: jax.Array) -> jax.Array:
+    r"""The Gram matrix of a Jacobian with scaled columns: :math:`D^{-1} G D^{-1}`.
+
+    Args:
+        G: A Gram matrix, of shape `[n, n]`.
+        scale: The diagonal of `D`, positive, of shape `[n]`.
+
+    Returns:
+        A matrix of shape `[n, n]`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.linear import scaled_gram
+        >>> print(scaled_gram(jnp.full((2, 2), 8.0), jnp.asarray([2.0, 4.0])))
+        [[2.  1. ]
+         [1.  0.5]]
+    """
+    return G / scale / scale[:, None]
+
+
+class _GramSystem:
+    """Steps by the factor of a damped Gram matrix, which a subclass solves with."""
+
+    def trust_region(self: Any, radius: jax.Array) -> DampedStep:
+        """The step within the radius; see :func:`secular_root`."""
+        least, most = self._least, self._gradient_norm / radius
+        return self._step(secular_root(self._solve, radius, least, most, self.start), least)
+
+    def damped(self: Any, lam: jax.Array) -> DampedStep:
+        """The damped step."""
+        least = self._least
+        return self._step(self._solve(jnp.maximum(lam, least)), least)
+
+    def gauss_newton(self: Any) -> DampedStep:
+        """The step with the least damping that rounding allows."""
+        return self.damped(jnp.zeros((), self._least.dtype))
+
 
 @dataclasses.dataclass(frozen=True)
-class TallGramSystem:
+class TallGramSystem(_GramSystem):
     r"""A linear model with `m >= n`, known by its normal equations.
 
     .. math:: (A^T A + \lambda I)\, p = -A^T r
@@ -37,7 +107,6 @@ class TallGramSystem:
         g: :math:`A^T r`, of shape `[n]`.
         start: A guess of the damping, a scalar; it saves factorisations.
         pull: :math:`w \mapsto A^T w`; None if there is none.
-        own: A diagonal that is part of `G`, but not of :math:`A^T A`: norms are those of `A` alone.
 
     Example:
         >>> import jax.numpy as jnp
@@ -51,29 +120,10 @@ class TallGramSystem:
     g: jax.Array
     start: jax.Array
     pull: Callable[[jax.Array], jax.Array] | None = None
-    own: jax.Array | None = dataclasses.field(default=None, kw_only=True)
-
-    def trust_region(self, radius: jax.Array) -> DampedStep:
-        """The step within the radius; see :func:`secular_root`."""
-        least, most = self._least, norm(self.g) / radius
-        return self._step(secular_root(self._solve, radius, least, most, self.start), least)
-
-    def damped(self, lam: jax.Array) -> DampedStep:
-        """The damped step."""
-        least = self._least
-        return self._step(self._solve(jnp.maximum(lam, least)), least)
-
-    def gauss_newton(self) -> DampedStep:
-        """The step with the least damping that rounding allows."""
-        return self.damped(jnp.zeros((), self.G.dtype))
 
     def model_norm(self, v: jax.Array) -> jax.Array:
         r"""The square :math:`\|A v\|^2`."""
-        return jnp.maximum(matmul(v, matmul(self.G, v)) - self._own_norm(v), 0)
-
-    def _own_norm(self, v: jax.Array) -> jax.Array:
-        zero = jnp.zeros((), v.dtype)
-        return zero if self.own is None else jnp.sum(self.own * jnp.square(v))
+        return jnp.maximum(matmul(v, matmul(self.G, v)), 0)
 
     def pull_back(self, w: jax.Array, step: DampedStep) -> jax.Array | None:
         """The damped solution for another right-hand side; None without `pull`."""
@@ -85,6 +135,10 @@ class TallGramSystem:
     @property
     def _least(self) -> jax.Array:
         return least_damping(self.G)
+
+    @property
+    def _gradient_norm(self) -> jax.Array:
+        return norm(self.g)
 
     def _factor(self, lam: jax.Array) -> Any:
         return cholesky(self.G, lam)
@@ -99,12 +153,11 @@ class TallGramSystem:
         return Damped(p, lam, norm(p), jnp.sum(jnp.square(solve.forward(p))), factor)
 
     def _step(self, solved: Damped, least: jax.Array) -> DampedStep:
-        p = solved.y
-        return _damped_step(solved, p, self.model_norm(p), least, self._own_norm(p))
+        return _damped_step(solved, solved.y, self.model_norm(solved.y), least)
 
 
 @dataclasses.dataclass(frozen=True)
-class WideGramSystem:
+class WideGramSystem(_GramSystem):
     r"""A linear model with `m < n`, whose steps are found among its `m` rows.
 
     .. math:: (A A^T + \lambda I)\, y = r, \qquad p = -A^T y
@@ -134,21 +187,6 @@ class WideGramSystem:
     push: Callable[[jax.Array], jax.Array]
     pull: Callable[[jax.Array], jax.Array]
 
-    def trust_region(self, radius: jax.Array) -> DampedStep:
-        """The step within the radius; see :func:`secular_root`."""
-        least = least_damping(self.K)
-        most = jnp.sqrt(jnp.maximum(matmul(self.r, matmul(self.K, self.r)), 0)) / radius
-        return self._step(secular_root(self._solve, radius, least, most, self.start), least)
-
-    def damped(self, lam: jax.Array) -> DampedStep:
-        """The damped step."""
-        least = least_damping(self.K)
-        return self._step(self._solve(jnp.maximum(lam, least)), least)
-
-    def gauss_newton(self) -> DampedStep:
-        """The step with the least damping that rounding allows."""
-        return self.damped(jnp.zeros((), self.K.dtype))
-
     def model_norm(self, v: jax.Array) -> jax.Array:
         r"""The square :math:`\|A v\|^2`."""
         return jnp.sum(jnp.square(self.push(v)))
@@ -156,6 +194,14 @@ class WideGramSystem:
     def pull_back(self, w: jax.Array, step: DampedStep) -> jax.Array:
         r"""The damped solution for another residual, :math:`A^T (A A^T + \lambda I)^{-1} w`."""
         return self.pull(backward(step.factor, forward(step.factor, w)))
+
+    @property
+    def _least(self) -> jax.Array:
+        return least_damping(self.K)
+
+    @property
+    def _gradient_norm(self) -> jax.Array:
+        return jnp.sqrt(jnp.maximum(matmul(self.r, matmul(self.K, self.r)), 0))
 
     def _solve(self, lam: jax.Array) -> Damped:
         L = cholesky(self.K, lam)
@@ -172,14 +218,9 @@ class WideGramSystem:
 
 
 def _damped_step(
-    solved: Damped,
-    p: jax.Array,
-    model_norm: jax.Array,
-    least: jax.Array,
-    below: jax.Array | float = 0.0,
+    solved: Damped, p: jax.Array, model_norm: jax.Array, least: jax.Array
 ) -> DampedStep:
-    half = jnp.asarray(0.5, p.dtype)
-    predicted = half * (model_norm + below) + solved.lam * jnp.sum(jnp.square(p))
+    predicted = jnp.asarray(0.5, p.dtype) * model_norm + solved.lam * jnp.sum(jnp.square(p))
     # The least damping is there for rounding only: such a step is a full one.
     lam = jnp.where(solved.lam <= least, jnp.zeros_like(solved.lam), solved.lam)
     return DampedStep(p, lam, model_norm, predicted, solved.factor)

@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import matmul, row_total, while_loop
-from fnopt.linear._divide import divide
-from fnopt.linear._norms import norm
+from fnopt.linear._norms import divide, norm
 from fnopt.linear._system import DampedStep
 
 

@@ -1,4 +1,4 @@
-"""Euclidean norms that neither overflow nor underflow on the way."""
+"""Norms and quotients that neither overflow nor divide by zero."""
 
 from __future__ import annotations
 
@@ -62,3 +62,11 @@ def column_norms(J: jax.Array) -> jax.Array:
         Array([5., 0.], dtype=float32)
     """
     return norm(J, axis=0)
+
+
+def divide(a: jax.Array, b: jax.Array) -> jax.Array:
+    """`a / b` where `b > 0`, and 0 elsewhere."""
+    a, b = jnp.broadcast_arrays(a, b)
+    positive = b > 0
+    quotient = a / lax.select(positive, b, lax.full_like(b, 1))
+    return lax.select(positive, quotient, lax.full_like(quotient, 0))

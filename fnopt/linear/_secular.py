@@ -28,24 +28,22 @@ class Damped(NamedTuple):
 
 def cholesky(K: jax.Array, lam: jax.Array) -> jax.Array:
     r"""The lower factor of :math:`K + \lambda I`; NaN if that isn't positive definite."""
-    k = K.shape[0]
-    at = jnp.arange(k)
+    i = jnp.arange(K.shape[0])
     # Only the lower triangle is read: to average both would write another matrix.
-    return lax.linalg.cholesky(K.at[at, at].add(lam), symmetrize_input=False)
+    return lax.linalg.cholesky(K.at[i, i].add(lam), symmetrize_input=False)
 
 
-def forward(L: jax.Array, b: jax.Array) -> jax.Array:
+def forward(L: jax.Array, b: jax.Array, transposed: bool = False) -> jax.Array:
     r"""Solves :math:`L y = b`."""
     column = gathered(b)[:, None]
-    return lax.linalg.triangular_solve(L, column, left_side=True, lower=True)[:, 0]
+    return lax.linalg.triangular_solve(
+        L, column, left_side=True, lower=True, transpose_a=transposed
+    )[:, 0]
 
 
 def backward(L: jax.Array, b: jax.Array) -> jax.Array:
     r"""Solves :math:`L^T y = b`."""
-    column = gathered(b)[:, None]
-    return lax.linalg.triangular_solve(L, column, left_side=True, lower=True, transpose_a=True)[
-        :, 0
-    ]
+    return forward(L, b, transposed=True)
 
 
 class Solvers(NamedTuple):

@@ -7,14 +7,17 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from fnopt.core import matmul
-from fnopt.linear._divide import divide
-from fnopt.linear._norms import norm
-from fnopt.linear._singular import gauss_newton_solution, singular_triangle
+from fnopt.linear._norms import divide, norm
+from fnopt.linear._secular import backward, forward
 from fnopt.linear._system import DampedStep
-from fnopt.linear._triangle import Triangle, damped_triangle
+from fnopt.linear._triangle import (
+    Triangle,
+    damped_triangle,
+    gauss_newton_solution,
+    singular_triangle,
+)
 
 # Times the radius: a longer step is cut. Moré (1978) repeats the solution until the length is
 # within 1.1; the damping for the next step follows from this solution anyway, and a program without
@@ -90,9 +93,9 @@ class TriangleSystem:
         least = jnp.asarray(_LEAST * float(jnp.finfo(lam.dtype).eps), lam.dtype)
         least *= jnp.where(top > 0, top, jnp.ones_like(top))
         L, c = damped_triangle(self.triangle, jnp.maximum(jnp.sqrt(lam), least) + self.held)
-        p = -_solved(L, c, transposed=True)
+        p = -backward(L, c)
         length = norm(p)  # beside columns that hardly count it may be huge
-        rise = jnp.square(divide(length, jnp.sqrt(jnp.sum(jnp.square(_solved(L, p))))))
+        rise = jnp.square(divide(length, jnp.sqrt(jnp.sum(jnp.square(forward(L, p))))))
         model_norm = self.model_norm(p)
         predicted = jnp.asarray(0.5, lam.dtype) * model_norm + lam * length * length
         return DampedStep(p, lam, model_norm, predicted, L, length, rise)
@@ -121,17 +124,11 @@ class TriangleSystem:
 
     def pull_back(self, w: jax.Array, step: DampedStep) -> jax.Array:
         """The damped solution for another right-hand side."""
-        return _solved(step.factor, _solved(step.factor, self.pull(w)), transposed=True)
+        return backward(step.factor, forward(step.factor, self.pull(w)))
 
     def model_norm(self, v: jax.Array) -> jax.Array:
         r"""The square :math:`\|A v\|^2`."""
         return jnp.sum(jnp.square(jnp.sum(v[:, None] * self.triangle.L, axis=0)))
-
-
-def _solved(L: jax.Array, b: jax.Array, transposed: bool = False) -> jax.Array:
-    return lax.linalg.triangular_solve(
-        L, b[:, None], left_side=True, lower=True, transpose_a=transposed
-    )[:, 0]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -105,7 +105,7 @@ def minimum_tangent(
     if fixed is None:
         return -_hessian_solve(times, H, moved)
     mask, shift = fixed
-    none = jnp.zeros_like(x)
+    none = jnp.zeros_like(moved)
     shift = jnp.where(mask, shift, none)
 
     def times_free(v: jax.Array) -> jax.Array:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from fnopt.gradients._loss import BoundLoss
-from fnopt.programs import Recorded, call_recorded, recorded, runs_on_one_device
+from fnopt.programs import Recorded, call_recorded, recorded, runs_now, runs_on_one_device
 
 
 def compiled(run: Callable[..., Any], bound: BoundLoss, *args: Any, **options: Any) -> Any:
@@ -43,7 +43,7 @@ def _recorded_loss(
     """The loss as a value, if the call runs now and a program of it can be found again."""
     given = bound.params, bound.batch, args
     static = jax.tree.structure(given), *options.values()
-    if not (runs_on_one_device(given) and _can_be_found(static)):
+    if not (runs_now(given) and runs_on_one_device(given) and _can_be_found(static)):
         return None
     if any(jax.typeof(x).weak_type for x in jax.tree.leaves(bound.batch)):
         return None  # an example without the axis would have to be so too

@@ -104,7 +104,7 @@ def _program(
 
 def runs_on_one_device(args: Any) -> bool:
     """Whether a program of these arrays runs now, on a single device."""
-    single = runs_now(args) and jax.sharding.get_abstract_mesh().empty
+    single = not any_traced(args) and jax.sharding.get_abstract_mesh().empty
     return single and all(
         len(leaf.sharding.device_set) == 1
         for leaf in jax.tree.leaves(args)

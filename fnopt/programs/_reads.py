@@ -187,7 +187,7 @@ def _names(code: types.CodeType) -> tuple[str, ...] | None:
     parts = list(_parts(code))
     if any(_is_outside(step, code) for part in parts for step in dis.get_instructions(part)):
         return None
-    names = {name for part in parts for name in (*part.co_names, *part.co_freevars)}
+    names = {name for part in parts for name in part.co_names}
     return None if any(name.startswith("__") for name in names) else tuple(sorted(names))
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import leaves_with_names, own, row_parts, rows_over, shown, where
+from fnopt.core import check_inexact, leaves_with_names, own, row_parts, rows_over, shown, where
 from fnopt.jacobians import ravel, real_vector
 from fnopt.residuals._derivative import Derivative
 from fnopt.residuals._parameters import Parametrisation
@@ -85,8 +85,9 @@ def flat_residual(
 def seen_params(made: Parametrisation) -> Any:
     """The shapes and dtypes of the params as a residual function sees them."""
     free = _checked_params(made.free)
-    x, unravel = ravel(free, "params")
+    check_inexact(free, "params", fitted=True)
     if made.kinds:
+        x, unravel = ravel(free, "params")
         return jax.eval_shape(lambda x: made.assemble(unravel(x)), x)
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), free

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 
 from fnopt.core import (
@@ -27,6 +29,7 @@ from fnopt.solvers._implicit import implicitly
 from fnopt.solvers._levenberg_marquardt import levenberg_marquardt
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers._search import search, watching
+from fnopt.solvers._starts import checked_starts, lowest, starting_points
 from fnopt.solvers._stopping import checked_status
 from fnopt.solvers.problem._call import (
     checked_args,
@@ -58,6 +61,7 @@ def least_squares(
     weights: Any = None,
     constraints: Any = None,
     max_steps: int = 1000,
+    starts: int = 1,
     history: bool = False,
     callback: Callable[[StepInfo], Any] | None = None,
     has_aux: bool = False,
@@ -127,6 +131,10 @@ def least_squares(
             leaf, a pattern of paths, or a tree like the params.
         max_steps: The most steps to make, refused ones included; with 0 the start is only
             evaluated: its cost, residuals, Jacobian and rank.
+        starts: From how many points to search at once (multi-start): from `params`, and from
+            points whose params differ from them by factors of up to 10, or lie anywhere between two
+            bounds. The solution is the lowest end, its `nfev` and `njev` count all searches. For
+            models with several minima, or a start that is only known to a magnitude.
         history: Whether to keep cost, gradient norm, radius and acceptance of every step.
         callback: `callback(info)` is called on the host at every step with a `StepInfo` of NumPy
             arrays (`callback=print` shows the progress, a line a step); for a batch it is called
@@ -160,8 +168,9 @@ def least_squares(
 
     Raises:
         TypeError: If `residual_fn` is not a function, or params or residuals are not floating.
-        ValueError: If there are no params or no residuals, `max_steps` is negative, bounds
-            are crossed, the start is outside of them, or an option doesn't fit its tree.
+        ValueError: If there are no params or no residuals, `max_steps` is negative, `starts` is
+            less than 1, bounds are crossed, the start is outside of them, or an option doesn't fit
+            its tree.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -207,6 +216,7 @@ def least_squares(
         "constraints": constraints,
     }
     static: dict[str, Any] = {
+        "starts": checked_starts(starts),
         "history": max_steps if history else None,
         "callback": callback,
         "check_jac": bool(check_jac),
@@ -225,7 +235,8 @@ def least_squares(
         return call_compiled(compiled, params, args, solver, most)
 
     assert solver is not None
-    most = jnp.asarray(max_steps, jnp.int32)
+    # A NumPy scalar costs an eager call nothing, a device array some 30 microseconds.
+    most = max_steps if isinstance(max_steps, jax.Array) else np.int32(max_steps)
     params = floating_start(params, constraints)
     with (
         rows_over(solver.axis_name),
@@ -258,6 +269,7 @@ def _fit(
     max_steps: jax.Array,
     options: dict[str, Any],
     *,
+    starts: int,
     history: int | None,
     callback: Callable[[StepInfo], Any] | None,
     check_jac: bool,
@@ -268,11 +280,16 @@ def _fit(
         solver = within_bounds(solver, setting.problem.flat.rows, setting.problem.flat.n)
     if isinstance(residual_fn, ExampleResiduals):
         setting, check_jac = by_example(setting, residual_fn, args, solver), False
-    return _solve(setting, solver, max_steps, history, callback, check_jac)
+    return _solve(setting, solver, max_steps, starts, history, callback, check_jac)
+
+
+@functools.cache
+def _default_solver() -> LeastSquaresMethod:
+    return levenberg_marquardt()
 
 
 def _checked_solver(solver: Any, axis_name: Any) -> LeastSquaresMethod:
-    solver = levenberg_marquardt() if solver is None else solver
+    solver = _default_solver() if solver is None else solver
     if not isinstance(solver, LeastSquaresMethod):
         hint = " Did you forget to call it?" if isinstance(solver, type) else ""
         raise TypeError(
@@ -286,6 +303,7 @@ def _solve(
     setting: Setting,
     solver: LeastSquaresMethod,
     max_steps: jax.Array,
+    starts: int,
     history: int | None,
     callback: Callable[[StepInfo], Any] | None,
     check_jac: bool,
@@ -301,7 +319,15 @@ def _solve(
         wrong = _is_wrong(problem, solver, x) if check_jac else None
         return end._replace(status=_with_wrong_jacobian(end.status, wrong))
 
-    end = implicitly(run, setting.problem.compact(setting.x), solver, setting.x, max_steps)
+    problem = setting.problem.compact(setting.x)
+
+    def solve(x: jax.Array) -> Solution:
+        return implicitly(run, problem, solver, x, max_steps)
+
+    if starts == 1:
+        end = solve(setting.x)
+    else:
+        end = lowest(solve, starting_points(setting.x, problem.box, starts))
     counted = setting.dof + setting.x.size
     return end._replace(
         params=setting.params(end.params),

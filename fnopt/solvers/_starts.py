@@ -1,0 +1,77 @@
+"""Multi-start: several searches side by side, of which the lowest end counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fnopt.core import is_converged
+from fnopt.residuals import Box
+from fnopt.solvers._stopping import SHARE
+from fnopt.solvers.result._solution import Solution
+
+
+def checked_starts(starts: int) -> int:
+    """The number of starts; refuses what is none."""
+    if isinstance(starts, bool) or not isinstance(starts, int) or starts < 1:
+        raise ValueError(
+            f"least_squares: starts = {starts!r}, expected how many points to search from, a whole "
+            "number from 1."
+        )
+    return starts
+
+
+def starting_points(x: jax.Array, box: Box | None, count: int) -> jax.Array:
+    r"""The start, and others around it that fill the space evenly.
+
+    With points :math:`u` of a low-discrepancy sequence in :math:`[0, 1)^n` a param starts at
+    :math:`x_j\, 10^{2 u_j - 1}`: its sign stays, its magnitude changes by up to ten either way. One
+    that is zero starts at :math:`2 u_j - 1`, and one with two bounds anywhere between these.
+
+    Args:
+        x: The start, of shape `[n]`.
+        box: The bounds.
+        count: How many points.
+
+    Returns:
+        The points, of shape `[count, n]`.
+
+    Reference:
+        Roberts (2018), The unreasonable effectiveness of quasirandom sequences (the additive
+        recurrence by powers of the root of :math:`t^{n+1} = t + 1`).
+    """
+    u = jnp.asarray(_additive_recurrence(count, x.size), x.dtype)
+    centred = 2 * u - 1
+    points = jnp.where(x == 0, centred, x * 10**centred)
+    if box is not None:
+        width = box.upper - box.lower
+        between = box.lower + u * jnp.where(jnp.isfinite(width), width, jnp.zeros_like(width))
+        points = jax.vmap(box.nearest)(jnp.where(jnp.isfinite(width), between, points))
+    return points.at[0].set(x)
+
+
+def _additive_recurrence(count: int, n: int) -> np.ndarray:
+    root = 2.0
+    for _ in range(64):  # a contraction by at least 1 / (n + 1)
+        root = (1 + root) ** (1 / (n + 1))
+    powers = root ** -np.arange(1.0, n + 1)
+    return (0.5 + np.arange(count)[:, None] * powers) % 1
+
+
+def lowest(search: Callable[[jax.Array], Solution], starts: jax.Array) -> Solution:
+    """The solution of the lowest cost, with the evaluations of all.
+
+    Of ends whose costs differ by a negligible share one that has converged counts.
+    """
+    ends = jax.vmap(search)(starts)
+    cost = jnp.where(jnp.isfinite(ends.cost), ends.cost, jnp.asarray(jnp.inf, ends.cost.dtype))
+    share = jnp.asarray(1 + SHARE, cost.dtype)
+    best = is_converged(ends.status) & (cost <= share * jnp.min(cost))
+    best |= ~jnp.any(best)
+    i = jnp.argmin(jnp.where(best, cost, jnp.asarray(jnp.inf, cost.dtype)))
+    end = jax.tree.map(lambda a: a[i], ends)
+    counted = ("nfev", "njev", "nhev")
+    return end._replace(**{name: jnp.sum(getattr(ends, name), dtype=jnp.int32) for name in counted})

@@ -32,7 +32,7 @@ def triangle(A: jax.Array, r: jax.Array, graded: bool = False) -> Triangle:
     :math:`Q^T r`. It is as accurate as `A` itself; its square would lose half of the digits.
 
     Args:
-        A: A matrix of shape `[m, n]` with `m >= n`.
+        A: A matrix of shape `[m, n]`; a wide one counts as if rows of zeros followed.
         r: The residual, of shape `[m]`.
         graded: Whether rows differ in size by many digits, as an outlier's under a robust loss
             does: a large residual beside next to no derivative. Reflections write every column onto
@@ -57,7 +57,8 @@ def triangle(A: jax.Array, r: jax.Array, graded: bool = False) -> Triangle:
     # LAPACK's own form, R above and reflections below: Q is never built. The signs of R's rows are
     # arbitrary, but those of Q^T r go with them, and they cancel in all that is made of both.
     rows = with_fewer_rows(joined([A, r[:, None]], axis=1))
-    raw, _ = jnp.linalg.qr(jnp.pad(rows, ((n, 0), (0, 0))) if graded else rows, mode="raw")
+    above, below = n if graded else 0, 0 if graded else max(n - len(rows), 0)
+    raw, _ = jnp.linalg.qr(jnp.pad(rows, ((above, below), (0, 0))), mode="raw")
     return Triangle(jnp.tril(raw[:n, :n]), raw[n, :n])  # the transpose of R, and reflections
 
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import matmul, row_total, while_loop
-from fnopt.linear import Triangle
+from fnopt.linear import Triangle, norm
 from fnopt.residuals import Box
 from fnopt.solvers._trust_region import Trial, next_damping
 from fnopt.solvers.linear_model._linearization import Linearization, NormalMatrix
@@ -100,6 +100,7 @@ class _BoxCut(NamedTuple):
 def bounded_step(
     point: Linearization,
     box: Box,
+    scale: jax.Array,
     radius: jax.Array,
     lam: jax.Array,
     propose: Callable[[Linearization, jax.Array], Trial],
@@ -118,6 +119,7 @@ def bounded_step(
     Args:
         point: Where the step starts, in the box, with all of its Jacobian.
         box: The bounds.
+        scale: The scaling `D` of the params, of shape `[n]`.
         radius: The trust radius.
         lam: A guess of the damping.
         propose: Gives the step of the method from a point, by a guess of the damping.
@@ -155,7 +157,12 @@ def bounded_step(
     # Where nothing was cut, the method's own prediction is the better one.
     predicted = jnp.where(first.more, last.predicted, trial.predicted)
     step = jnp.where(first.more, last.best - point.x, trial.step)
-    trial = trial._replace(step=step, slope=matmul(point.gradient, step), predicted=predicted)
+    trial = trial._replace(
+        step=step,
+        length=jnp.where(first.more, norm(scale * step), trial.length),
+        slope=matmul(point.gradient, step),
+        predicted=predicted,
+    )
     return trial, last.best
 
 

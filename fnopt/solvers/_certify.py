@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Status, is_converged, row_total
-from fnopt.linear import Triangle, divide, numerical_rank, singular_triangle
+from fnopt.linear import Triangle, divide, numerical_rank, row_triangle, singular_triangle
 from fnopt.solvers._bounded import free_point
 from fnopt.solvers._loop import SearchState, relative_columns
 from fnopt.solvers._stopping import Tolerances, cost_rounding, negligible_decrease, slopes
 from fnopt.solvers.linear_model._base import LinearModel
-from fnopt.solvers.linear_model._dense import TriangleModel
+from fnopt.solvers.linear_model._dense import DenseModel, TriangleModel
 from fnopt.solvers.linear_model._linearization import Linearization
 from fnopt.solvers.linear_model._scaling import initial_scale
 from fnopt.solvers.problem._problem import Problem
@@ -125,9 +125,11 @@ def exact_point(model: LinearModel, point: Linearization) -> Linearization:
     flat = model.flat
     given = flat.derivative
     formed = model.chunk_size is None and (given is None or given.gram is None)
-    small = flat.n <= min(flat.rows, _SMALL) and flat.rows * flat.n <= _ENTRIES
+    small = flat.n <= _SMALL and flat.rows * flat.n <= _ENTRIES
     if point.triangle is not None or not (formed and small):
         return point
+    if isinstance(model, DenseModel):
+        return point._replace(triangle=row_triangle(point.J, point.r, flat.graded))
     exact = TriangleModel(flat, model.mode, model.chunk_size).evaluate(point.x)
     return exact._replace(cost=point.cost)
 

@@ -308,7 +308,7 @@ def _solve(
     callback: Callable[[StepInfo], Any] | None,
     check_jac: bool,
 ) -> Solution:
-    watch = watching(setting, callback)
+    watch = watching(setting, solver, callback)
 
     def run(
         problem: Problem, solver: LeastSquaresMethod, x: jax.Array, max_steps: jax.Array

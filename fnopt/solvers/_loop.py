@@ -194,4 +194,4 @@ def _propose(
         trial = propose(state.point, state.lam)
         return trial, state.point.x + trial.step
     products = None if model.has_matrix else model.products(state.point)
-    return bounded_step(state.point, problem.box, state.radius, state.lam, propose, products)
+    return bounded_step(state.point, problem.box, scale, state.radius, state.lam, propose, products)

@@ -108,7 +108,7 @@ _POWERS = {"cost": 2, "gradient_norm": 2, "residuals": 1, "jacobian": 1}  # of t
 
 
 def watching(
-    setting: Setting, callback: Callable[[StepInfo], Any] | None
+    setting: Setting, solver: LeastSquaresMethod, callback: Callable[[StepInfo], Any] | None
 ) -> Callable[[jax.Array], Watch]:
     """What writes the history and calls the callback, in a unit."""
 
@@ -121,7 +121,7 @@ def watching(
             return cond(
                 first,
                 lambda: state,
-                lambda: _noted(setting, problem, state, accepted, callback, unit),
+                lambda: _noted(setting, solver, problem, state, accepted, callback, unit),
             )
 
         return watch
@@ -131,6 +131,7 @@ def watching(
 
 def _noted(
     setting: Setting,
+    solver: LeastSquaresMethod,
     problem: Problem,
     state: SearchState,
     accepted: jax.Array,
@@ -139,8 +140,11 @@ def _noted(
 ) -> SearchState:
     point = state.point
     cost = problem.whole_cost(point, point.r if state.residuals is None else state.residuals)
-    seen = StepHistory(cost, norm(point.gradient), state.radius, accepted)
-    entry = restored(seen, unit, {"cost": 2, "gradient_norm": 2})
+    gradient = free_point(point, problem.box).gradient
+    seen = StepHistory(cost, norm(gradient), state.radius, accepted)
+    # A trust radius is a length of residuals; a damping in units of D^2 has no unit.
+    powers = {"cost": 2, "gradient_norm": 2, "radius": int(solver.is_trust_region)}
+    entry = restored(seen, unit, powers)
     if callback is not None:
         info = StepInfo(state.steps, setting.params(point.x), *entry)
         # Report RUNNING until the certificate is made.

@@ -180,3 +180,13 @@ def test_params_whose_column_is_lost_on_the_way_are_flagged():
     np.testing.assert_allclose(end.cost, 0.5, rtol=1e-3)
     np.testing.assert_allclose(end.params[1], 2, rtol=1e-3)
     assert not bool(end.certificate.undetermined[1])
+
+
+@pytest.mark.parametrize("linear_solver", ["auto", "qr", "cholesky"])
+def test_fewer_residuals_than_params_leave_some_undetermined(linear_solver):
+    A = jnp.asarray([[1.0, 0, 0, 0], [0, 1, 1, 0]])
+    solver = fnopt.levenberg_marquardt(linear_solver=linear_solver)
+    solution = fnopt.least_squares(lambda p: A @ p - 1, jnp.ones(4), solver=solver)
+    assert solution.converged
+    assert int(solution.rank) == 2
+    assert solution.certificate.undetermined.tolist() == [False, True, True, True]

@@ -25,14 +25,18 @@ ROUNDING := tests/reference tests/solvers tests/curves
 CASES := [adamw] or -adamw] or [lion] or -lion] or small_parts]
 # What fits and optimizers compute: half of the time of all tests, and little of it is JAX's.
 NUMBERS := tests/solvers tests/curves tests/reference tests/optimizers \
-  tests/contract/test_solvers.py tests/contract/test_solver_variants.py
+  tests/contract/test_solvers.py tests/contract/test_solver_variants.py \
+  tests/contract/test_derivatives.py
+# Everything public once: the examples of all docstrings and of README, and a few optimizers in full.
+QUICK := fnopt tests/test_architecture.py tests/test_top_level.py tests/test_readme.py $(CONTRACT)
 
-.PHONY: help install demo test rounding lint format types docs docs-quick bench bench-smoke oldest newest end dist clean \
+.PHONY: help install demo test test-quick rounding lint format types docs docs-quick bench bench-smoke oldest newest end dist clean \
   accelerator test-accelerator
 
 help:
 	@echo "make demo          train on real digits, fit a real curve, sweep 16 learning rates; writes a picture"
 	@echo "make test          all tests and doctests"
+	@echo "make test-quick    everything public once: the examples of docstrings and README"
 	@echo "make rounding      the tests of fits as an older CPU computes them (ISA=SSE4_2, AVX or AVX2)"
 	@echo "make oldest        what a JAX release can break, on the oldest one with Python 3.11"
 	@echo "make newest        all tests but those of fits' and optimizers' numbers, on the newest with 3.13"
@@ -75,6 +79,9 @@ demo: $(VENV)/.stamp-group-demo
 
 test: $(VENV)/.stamp-group-test
 	$(BIN)/python -m pytest -n $(JOBS) -q --durations=10
+
+test-quick: $(VENV)/.stamp-group-test
+	$(BIN)/python -m pytest -n $(JOBS) -q $(QUICK) -k "not test_transforms or $(CASES)"
 
 ISA ?= SSE4_2
 rounding: $(VENV)/.stamp-group-test

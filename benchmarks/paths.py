@@ -38,7 +38,10 @@ ARGUMENTS = {
 # These find or bound their steps themselves: what they are given is a number, no schedule.
 CONSTANT = {"polyak_sgd", "rprop", "schedule_free_adamw", "schedule_free_sgd", "sgdr", "lbfgs"}
 # These need a model or its residuals, not a function of the params.
-OTHERS = {"gauss_newton_descent", "kfac", "natural_gradient", "stochastic_reconfiguration"}
+OTHERS = {
+    *("gauss_newton_descent", "kfac", "natural_gradient", "stochastic_reconfiguration"),
+    "hyperball",  # a part: the params keep their norm
+}
 
 
 def parabola(x: Any, y: Any) -> Any:

@@ -27,10 +27,12 @@ from fnopt.optimizers._came import came, scale_by_came
 from fnopt.optimizers._cocob import cocob, scale_by_cocob
 from fnopt.optimizers._dadapt_adamw import dadapt_adamw, scale_by_dadapt_adamw
 from fnopt.optimizers._diffgrad import diffgrad, scale_by_diffgrad
+from fnopt.optimizers._dion import scale_by_dion
 from fnopt.optimizers._dog import dog, dowg, scale_by_dog, scale_by_dowg
 from fnopt.optimizers._fromage import fromage, scale_by_fromage
 from fnopt.optimizers._galore import galore, scale_by_galore
 from fnopt.optimizers._gauss_newton_descent import gauss_newton_descent
+from fnopt.optimizers._hyperball import cap_spectral_norm, floor_update_ratio, hyperball
 from fnopt.optimizers._kfac import kfac
 from fnopt.optimizers._kl_shampoo import kl_shampoo, scale_by_kl_shampoo
 from fnopt.optimizers._lamb import lamb, lars
@@ -54,9 +56,11 @@ from fnopt.optimizers._optimistic import (
 from fnopt.optimizers._orthogonalize import orthogonalize
 from fnopt.optimizers._partition_matrices import matrix_labels, partition_matrices
 from fnopt.optimizers._polyak_sgd import polyak_sgd, scale_by_polyak
+from fnopt.optimizers._precondition_by_inputs import precondition_by_inputs
 from fnopt.optimizers._prodigy import prodigy, scale_by_prodigy
 from fnopt.optimizers._psgd_kron import psgd_kron, scale_by_psgd_kron
 from fnopt.optimizers._qhadam import qhadam, scale_by_qhadam
+from fnopt.optimizers._qk_clip import qk_clip
 from fnopt.optimizers._radam import radam, scale_by_radam
 from fnopt.optimizers._rmsprop import rmsprop, scale_by_rms, scale_by_stddev
 from fnopt.optimizers._rprop import rprop, scale_by_rprop
@@ -71,6 +75,7 @@ from fnopt.optimizers._soap import scale_by_soap, soap
 from fnopt.optimizers._sophia import hutchinson_estimator_diag_hessian, scale_by_sophia, sophia
 from fnopt.optimizers._stable_adamw import scale_by_stable_adam, stable_adamw
 from fnopt.optimizers._stochastic_reconfiguration import stochastic_reconfiguration
+from fnopt.optimizers._width_scaled import width_scaled
 from fnopt.optimizers._yogi import scale_by_yogi, yogi
 
 __all__ = [
@@ -94,16 +99,19 @@ __all__ = [
     "amsbound",
     "amsgrad",
     "came",
+    "cap_spectral_norm",
     "cocob",
     "dadapt_adamw",
     "diffgrad",
     "dog",
     "dowg",
+    "floor_update_ratio",
     "fromage",
     "galore",
     "gauss_newton_bartlett_estimator_diag_hessian",
     "gauss_newton_descent",
     "hutchinson_estimator_diag_hessian",
+    "hyperball",
     "kfac",
     "kl_shampoo",
     "lamb",
@@ -129,9 +137,11 @@ __all__ = [
     "orthogonalize",
     "partition_matrices",
     "polyak_sgd",
+    "precondition_by_inputs",
     "prodigy",
     "psgd_kron",
     "qhadam",
+    "qk_clip",
     "radam",
     "rmsprop",
     "rprop",
@@ -152,6 +162,7 @@ __all__ = [
     "scale_by_cocob",
     "scale_by_dadapt_adamw",
     "scale_by_diffgrad",
+    "scale_by_dion",
     "scale_by_dog",
     "scale_by_dowg",
     "scale_by_factored_rms",
@@ -193,5 +204,6 @@ __all__ = [
     "sophia",
     "stable_adamw",
     "stochastic_reconfiguration",
+    "width_scaled",
     "yogi",
 ]

@@ -24,7 +24,7 @@ def mars(
     eps: Scalar = 1e-8,
     weight_decay: ScalarOrSchedule = 0.0,
     gamma: Scalar = 0.025,
-    max_norm: Scalar | None = 1.0,
+    max_norm: Scalar = 1.0,
     mask: Any = None,
     mu_dtype: Any = None,
 ) -> Chain:
@@ -46,7 +46,7 @@ def mars(
         eps: :math:`\epsilon`, added to the root.
         weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
         gamma: :math:`\gamma`, how much of the change is added.
-        max_norm: :math:`r`, the largest norm of a leaf's gradient; None for no bound.
+        max_norm: :math:`r`, the largest norm of a leaf's gradient; `math.inf` for no bound.
         mask: Which leaves decay; see `add_decayed_weights`. None for all.
         mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
 

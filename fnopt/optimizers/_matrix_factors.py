@@ -74,6 +74,18 @@ def root_mean_square(x: jax.Array) -> jax.Array:
     return largest * root(jnp.mean(jnp.square(x / largest), axis=(1, 2), keepdims=True))
 
 
+def largest_entry(x: jax.Array, axes: tuple[int, ...] = (1, 2)) -> jax.Array:
+    """The largest modulus of every matrix, a constant to derivatives; 1 for zeros."""
+    size = jnp.max(jnp.abs(x), axis=axes, keepdims=True, initial=0.0)
+    return jax.lax.stop_gradient(nonzero(size))
+
+
+def frobenius_norm(x: jax.Array, axes: tuple[int, ...] = (1, 2)) -> jax.Array:
+    """The root of the sum of squares over these axes, without overflow of the squares."""
+    unit = largest_entry(x, axes)
+    return unit * root(jnp.sum(jnp.square(x / unit), axis=axes, keepdims=True))
+
+
 def limited(u: jax.Array, most: float) -> jax.Array:
     """Matrices that are shortened to this root mean square, where theirs is larger."""
     rms = root_mean_square(u)

@@ -50,7 +50,7 @@ def _eigenvectors_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array
 
 @jax.custom_jvp
 def orthonormal_columns(X: jax.Array) -> jax.Array:
-    """Orthonormal bases of the columns of square matrices, in their order: the `Q` of `QR`."""
+    """Orthonormal bases of the columns of matrices, in their order: the `Q` of `QR`."""
     return jnp.linalg.qr(X)[0]
 
 
@@ -62,10 +62,15 @@ def _orthonormal_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]
     known = (pivots > _noise(pivots))[:, None, :]  # others have a direction of rounding
     eye = jnp.eye(R.shape[-1], dtype=R.dtype)
     R = jnp.where(known & jnp.swapaxes(known, 1, 2), R, eye)
-    right = jnp.where(known, matmul(_transposed(Q), tangents[0]), jnp.zeros_like(Q))
+    moved = jnp.where(known, tangents[0], jnp.zeros_like(Q))
+    right = matmul(_transposed(Q), moved)
     right = jax.lax.linalg.triangular_solve(R, right, left_side=False, lower=False)
     below = jnp.tril(right, -1)
-    return Q, matmul(Q, below - _transposed(below))
+    turn = matmul(Q, below - _transposed(below))
+    if Q.shape[1] == Q.shape[2]:
+        return Q, turn
+    outside = jax.lax.linalg.triangular_solve(R, moved, left_side=False, lower=False)
+    return Q, turn + outside - matmul(Q, right)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))

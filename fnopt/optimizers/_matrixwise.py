@@ -14,17 +14,18 @@ from fnopt.core import (
     EmptyState,
     Transformation,
     compute_dtype,
+    count_of,
     declared_slots,
+    first_count,
     in_turn,
-    increment,
     leaves_with_names,
     map_leaves,
+    next_count,
     own_slots,
     real_dtype,
     shown,
     slot_zeros,
     where,
-    zero_count,
 )
 from fnopt.optimizers._matrix_layout import MatrixLayout
 from fnopt.optimizers._matrix_parts import alike, cut, fresh, kept, slot, together, whole
@@ -82,7 +83,7 @@ class Matrixwise(Transformation):
                 fields[name] = self._own(name, params, layouts)
             else:
                 fields[name] = slot_zeros(params, getattr(self, f"{name}_dtype", None))
-        return self._state(fields, zero_count())
+        return self._state(fields, first_count(self))
 
     def _state(self, fields: dict[str, Any], count: Any) -> Any:
         counted = {"count": count} if "count" in self.State._fields else {}
@@ -110,7 +111,9 @@ class Matrixwise(Transformation):
     ) -> tuple[Any, Any]:
         """One step of the formula on the matrices of every shape."""
         layouts, names, own = self.layouts(updates), self._slots(), own_slots(self.State)
-        numbers = {n: getattr(self, n) for n in self._leaf_names}
+        count = count_of(self, state) if "count" in self.State._fields else None
+        now = self.at(count)
+        numbers = {n: getattr(now, n) for n in self._leaf_names}
         numbers = {n: jnp.asarray(x) for n, x in numbers.items() if x is not None}
         trees = {n: getattr(state, n) for n in names}
         if self.needs_params:
@@ -126,7 +129,6 @@ class Matrixwise(Transformation):
         if self.numbered:
             _number(rows)
         program = _program(type(self), self._flatten()[1])
-        count = state.count if "count" in self.State._fields else None
         step = lambda u, part: program(numbers, count, part | {"u": u})  # noqa: E731
         step = in_turn(step) if self.factorizes else step
         out = together(lambda part: step(part["u"], part), rows)
@@ -137,7 +139,7 @@ class Matrixwise(Transformation):
             fields[n] = treedef.unflatten(map(put, layouts, new, columns[n]))
         new = [[part["u"] for part in row] for row in out]
         updates = treedef.unflatten(map(self._whole, layouts, new, leaves))
-        return updates, self._state(fields, None if count is None else increment(count))
+        return updates, self._state(fields, next_count(count))
 
     def _whole(self, layout: MatrixLayout, parts: list[Any], like: Any) -> jax.Array:
         return whole(layout, parts, like, self.wide)

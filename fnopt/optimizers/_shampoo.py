@@ -21,11 +21,18 @@ from fnopt.core import (
     matmul,
     nonzero,
     positive_root,
-    root,
     squarable,
     static,
 )
-from fnopt.optimizers._matrix_factors import Pair, identities, new_factors, only_finite, zeros
+from fnopt.optimizers._matrix_factors import (
+    Pair,
+    frobenius_norm,
+    identities,
+    largest_entry,
+    new_factors,
+    only_finite,
+    zeros,
+)
 from fnopt.optimizers._matrix_functions import inverse_root
 from fnopt.optimizers._matrix_layout import MatrixLayout
 from fnopt.optimizers._matrix_rule import as_rule
@@ -154,7 +161,7 @@ class scale_by_shampoo(Matrixwise):
         known = factors, slots.roots
         roots = new["roots"] = jax.lax.cond(due, computed, lambda known: known[1], known)
         # Roots and gradients may both be large, and their product too large.
-        unit = _largest(mean)
+        unit = largest_entry(mean)
         u = matmul(matmul(roots[0], mean / unit), roots[1])
         if self.grafting == "none":
             return u * unit, new
@@ -163,17 +170,7 @@ class scale_by_shampoo(Matrixwise):
             new["nu"] = ema(slots.nu, jnp.square(g), h.graft_b2)
             seen_by_adam = bias_correction(h.graft_b2, t)
             whose = mean / (positive_root(new["nu"] / seen_by_adam) + h.graft_eps)
-        return u * (_norm(whose) / nonzero(_norm(u))), new
-
-
-def _norm(x: jax.Array) -> jax.Array:
-    unit = _largest(x)  # squares of numbers that are finite may not be
-    return unit * root(jnp.sum(jnp.square(x / unit), axis=(1, 2), keepdims=True))
-
-
-def _largest(x: jax.Array) -> jax.Array:
-    """The size of the largest number of every matrix, a constant to derivatives; 1 for zeros."""
-    return jax.lax.stop_gradient(nonzero(jnp.abs(x).max(axis=(1, 2), keepdims=True, initial=0.0)))
+        return u * (frobenius_norm(whose) / nonzero(frobenius_norm(u))), new
 
 
 @recipe

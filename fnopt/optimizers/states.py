@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fnopt.core import show_shapes
 from fnopt.optimizers._adadelta import ScaleByAdadeltaState
 from fnopt.optimizers._adafactor import ScaleByFactoredRmsState
 from fnopt.optimizers._adagrad import ScaleByRssState
@@ -19,9 +18,11 @@ from fnopt.optimizers._came import ScaleByCameState
 from fnopt.optimizers._cocob import ScaleByCocobState
 from fnopt.optimizers._dadapt_adamw import ScaleByDadaptAdamwState
 from fnopt.optimizers._diffgrad import ScaleByDiffgradState
+from fnopt.optimizers._dion import ScaleByDionState
 from fnopt.optimizers._dog import ScaleByDogState, ScaleByDowgState
 from fnopt.optimizers._fromage import ScaleByFromageState
 from fnopt.optimizers._galore import ScaleByGaloreState
+from fnopt.optimizers._hyperball import HyperballState
 from fnopt.optimizers._kfac_state import KfacState
 from fnopt.optimizers._kl_shampoo import ScaleByKlShampooState
 from fnopt.optimizers._lion import ScaleByLionState
@@ -32,6 +33,7 @@ from fnopt.optimizers._momo import MomoAdamState, MomoState
 from fnopt.optimizers._novograd import ScaleByNovogradState
 from fnopt.optimizers._optimistic import ScaleByOptimisticGradientState
 from fnopt.optimizers._polyak_sgd import ScaleByPolyakState
+from fnopt.optimizers._precondition_by_inputs import PreconditionByInputsState
 from fnopt.optimizers._prodigy import ScaleByProdigyState
 from fnopt.optimizers._psgd_kron import ScaleByPsgdKronState
 from fnopt.optimizers._qhadam import ScaleByQhadamState
@@ -48,11 +50,13 @@ __all__ = [
     "GaussNewtonBartlettState",
     "GaussNewtonDescentState",
     "HutchinsonState",
+    "HyperballState",
     "KfacState",
     "LowerBound",
     "MomoAdamState",
     "MomoState",
     "NormalizeNeuronsState",
+    "PreconditionByInputsState",
     "ScaleByAdadeltaState",
     "ScaleByAdamMiniState",
     "ScaleByAdamState",
@@ -65,6 +69,7 @@ __all__ = [
     "ScaleByCocobState",
     "ScaleByDadaptAdamwState",
     "ScaleByDiffgradState",
+    "ScaleByDionState",
     "ScaleByDogState",
     "ScaleByDowgState",
     "ScaleByFactoredRmsState",
@@ -91,5 +96,3 @@ __all__ = [
     "ScaleByStddevState",
     "StochasticReconfigurationState",
 ]
-
-show_shapes(globals()[name] for name in __all__)

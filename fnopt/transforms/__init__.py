@@ -76,7 +76,11 @@ from fnopt.transforms._tree_algebra import numbers as numbers
 from fnopt.transforms._tree_algebra import real_dtype_of as real_dtype_of
 from fnopt.transforms._tree_algebra import real_sum as real_sum
 from fnopt.transforms._trust_ratio import scale_by_trust_ratio
-from fnopt.transforms._weight_decay import add_decayed_weights, independent_weight_decay
+from fnopt.transforms._weight_decay import (
+    add_decayed_weights,
+    cautious_weight_decay,
+    independent_weight_decay,
+)
 from fnopt.transforms._zoom_linesearch import scale_by_zoom_linesearch
 
 __all__ = [
@@ -93,6 +97,7 @@ __all__ = [
     "by_path",
     "by_pattern",
     "cautious",
+    "cautious_weight_decay",
     "centralize",
     "chain",
     "clip",

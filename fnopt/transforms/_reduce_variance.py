@@ -31,7 +31,8 @@ class reduce_variance(Leafwise):
     Args:
         b1: :math:`\beta_1`, the decay of the mean behind it.
         gamma: :math:`\gamma`, how much of the change is added; 0 for none of it.
-        max_norm: :math:`r`, the largest norm of a leaf that passes unchanged; None for no bound.
+        max_norm: :math:`r`, the largest norm of a leaf that passes unchanged; infinity for no
+            bound.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -48,7 +49,7 @@ class reduce_variance(Leafwise):
 
     b1: Scalar = hyper(default=0.95, ge=0, lt=1)
     gamma: Scalar = hyper(default=0.025, ge=0)
-    max_norm: Scalar | None = hyper(default=1.0, gt=0, infinite=True)
+    max_norm: Scalar = hyper(default=1.0, gt=0, infinite=True)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """The factor of the gradient's change: zero in the first step, which has none."""
@@ -57,7 +58,5 @@ class reduce_variance(Leafwise):
 
     def leaf(self, h: Any, g: Any, last: Any) -> Any:
         corrected = g + h.gain * (g - last)
-        if h.max_norm is not None:
-            length = global_norm(corrected)
-            corrected = corrected * (h.max_norm / jnp.maximum(length, h.max_norm))
-        return corrected, g
+        excess = global_norm(corrected) / h.max_norm  # zero where there is no bound
+        return corrected / jnp.maximum(excess, jnp.ones_like(excess)), g

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from fnopt.core import Leafwise, ScalarOrSchedule, hyper, is_known_zero, is_none, static
 from fnopt.transforms._masked import only
@@ -113,3 +114,33 @@ class independent_weight_decay(add_decayed_weights):
 
     def leaf(self, h: Any, g: Any, p: Any) -> Any:
         return g - h.weight_decay * p
+
+
+class cautious_weight_decay(add_decayed_weights):
+    r"""Decoupled weight decay of the elements that the update shrinks anyway.
+
+    .. math:: u_t = g_t + \lambda_t\, [\,g_t\, \theta_t \ge 0\,]\, \theta_t
+
+    It stands between a direction and `scale_by_learning_rate`, as `add_decayed_weights` does. The
+    stationary points are then those of the loss without decay.
+
+    Args:
+        weight_decay: :math:`\lambda`, a number or a `Schedule`.
+        mask: Which leaves decay; see `add_decayed_weights`. None for all.
+
+    Raises:
+        ValueError: From `init`, if the mask doesn't fit the params.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.cautious_weight_decay(0.5), {"w": jnp.asarray([4.0, -4.0])}
+        >>> tx.update({"w": jnp.ones(2)}, tx.init(params), params)[0]
+        {'w': Array([3., 1.], dtype=float32)}
+
+    Reference:
+        Chen et al., 2025, arXiv:2510.12402.
+    """
+
+    def leaf(self, h: Any, g: Any, p: Any) -> Any:
+        same = (jnp.sign(g) * jnp.conj(jnp.sign(p))).real >= 0
+        return g + h.weight_decay * jnp.where(same, p, jnp.zeros_like(p))

@@ -125,6 +125,18 @@ def _small_parts() -> Any:
     )
 
 
+def _matrix_parts(rate: Any) -> Any:
+    """Parts of matrix methods, one behind the other; steps on a sphere have a test of their own."""
+    matrices = fnopt.chain(
+        fnopt.scale_by_dion(0.5),
+        fnopt.cautious_weight_decay(0.0),
+        fnopt.scale_by_learning_rate(rate),
+        fnopt.floor_update_ratio(fnopt.linear_schedule(0.1, 0.0, 3)),
+        fnopt.cap_spectral_norm(100.0),
+    )
+    return fnopt.partition_matrices(matrices, fnopt.adam(rate))
+
+
 def _hypergradient(rate: Any) -> Any:
     return fnopt.hypergradient(fnopt.scale_by_adam(), rate, 1e-3, normalized=True)
 
@@ -198,6 +210,7 @@ CASES = [
     optimizer(fnopt.adan, "adan"),
     # its peer divides by the sides of an empty matrix
     optimizer(fnopt.muon, "muon"),
+    optimizer(_matrix_parts, "matrix_parts"),
     # its peer has no place for None
     optimizer(fnopt.galore, "galore"),
     # its peer has no place for scalars and empty arrays
@@ -317,7 +330,7 @@ def _found() -> list[Case]:
 # Recipes that take a learning rate, but need more than gradients; they have tests of their own.
 NOT_MINIMISERS = {"lbfgs"}
 # Public functions of the optimizers' package that are no recipes.
-FUNCTIONS: set[str] = set()
+FUNCTIONS = {"partition_matrices", "width_scaled"}
 
 CASES += _found()
 
@@ -332,5 +345,7 @@ NOT_IN_REGISTRY = {
     *("scale_by_zoom_linesearch", "scale_by_backtracking_linesearch"),
     "offloaded",  # its state is in another memory: tests/transforms/test_offloaded.py
     "packed",  # is made for one tree: tests/transforms/test_packed.py
+    # tests/optimizers/test_matrix_parts.py: matrices of fixed norm, and numbers by the leaf's path
+    *("hyperball", "precondition_by_inputs", "qk_clip"),
     "strict",  # refuses what the battery gives: tests/transforms/test_strict.py
 }

@@ -1,0 +1,148 @@
+"""Matrices of fixed norm, and matrices of bounded spectral norm."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import Scalar, ScalarOrSchedule, check_choice, hyper, nonzero, root, static
+from fnopt.optimizers._matrix_factors import frobenius_norm
+from fnopt.optimizers._matrix_rule import as_rule
+from fnopt.optimizers._matrixwise import Matrixwise
+from fnopt.optimizers._newton_schulz import gram
+
+_AXES = {"matrix": (1, 2), "output": (1,)}
+
+
+def _norm_of(name: Any) -> str:
+    check_choice(name, tuple(_AXES), "norm_of", "hyperball")
+    return name
+
+
+class HyperballState(NamedTuple):
+    """The number of updates made; None for a constant rate."""
+
+    count: jax.Array | None
+
+
+class hyperball(Matrixwise):
+    r"""Step along a direction on the sphere of matrices that have the norm of the parameters.
+
+    .. math:: \theta_{t+1} = R\, \frac{v}{\lVert v \rVert}, \qquad
+              v = \theta_t - \eta_t R\, \frac{d}{\lVert d \rVert}, \qquad
+              R = \lVert \theta_t \rVert
+
+    It takes the place of `scale_by_learning_rate`: the rate is the angle of a step, and weight
+    decay has no effect. Behind `ema` and `orthogonalize` it is MuonH, behind `scale_by_adam` AdamH.
+    The norm is that of the current matrix, so it needs no state; in float32 its rounding error
+    grows with the square root of the number of steps. A matrix of zeros stays at zero.
+
+    Args:
+        learning_rate: :math:`\eta`, a number or a `Schedule`.
+        norm_of: What keeps its norm: every `'matrix'` (Frobenius), or every `'output'` of it, the
+            columns of a kernel.
+        tangent: Whether :math:`d` is projected on the tangent space of the sphere first.
+        weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.hyperball(0.75, tangent=True), {"w": jnp.asarray([[4.0, 0.0]])}
+        >>> updates, _ = tx.update({"w": jnp.asarray([[1.0, -1.0]])}, tx.init(params), params)
+        >>> fnopt.apply_updates(params, updates)
+        {'w': Array([[3.2, 2.4]], dtype=float32)}
+
+    Reference:
+        Wen, Dang, Lyu, Ma and Liang, 2025, Hyperball Optimization.
+    """
+
+    State = HyperballState
+    needs_params = True
+    reads_step = False
+    wide = False
+    factorizes = False
+
+    learning_rate: ScalarOrSchedule = hyper(ge=0, schedule=True)
+    norm_of: str = static(default="matrix", convert=_norm_of)
+    tangent: bool = static(default=False)
+    weight_dimension_numbers: Any = static(default=None, convert=as_rule)
+
+    def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
+        p, axes = slots.params, _AXES[self.norm_of]
+        radius = frobenius_norm(p, axes)
+        if self.tangent:
+            unit = p / nonzero(radius)
+            g = g - unit * jnp.sum(unit * g, axis=axes, keepdims=True)
+        moved = p - h.learning_rate * radius * (g / nonzero(frobenius_norm(g, axes)))
+        return moved * (radius / nonzero(frobenius_norm(moved, axes))) - p, {}
+
+
+class cap_spectral_norm(Matrixwise):
+    r"""Shorten matrices whose largest singular value would exceed a limit after the update.
+
+    .. math:: \theta_{t+1} = \min\left(1,\ \frac{c}{\sigma_{\max}(\theta_t + u_t)}\right)
+              (\theta_t + u_t)
+
+    It belongs last in a chain. The singular value comes from the eigenvalues of the Gram matrix.
+
+    Args:
+        limit: :math:`c`.
+        weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.cap_spectral_norm(2.0), {"w": jnp.diag(jnp.asarray([3.0, 1.0]))}
+        >>> updates, _ = tx.update({"w": jnp.eye(2)}, tx.init(params), params)
+        >>> fnopt.apply_updates(params, updates)["w"].round(3)
+        Array([[2., 0.],
+               [0., 1.]], dtype=float32)
+
+    Reference:
+        Newhouse et al., 2025, arXiv:2507.13338.
+    """
+
+    needs_params = True
+
+    limit: Scalar = hyper(default=1.0, gt=0)
+    weight_dimension_numbers: Any = static(default=None, convert=as_rule)
+
+    def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
+        moved = slots.params + g
+        size = frobenius_norm(moved, (1, 2))  # squares of what isn't divided by it may overflow
+        largest = size * root(jnp.linalg.eigvalsh(gram(moved / nonzero(size)))[:, -1:, None])
+        shrink = jnp.minimum(h.limit / nonzero(largest), jnp.ones_like(largest))
+        return moved * shrink - slots.params, {}
+
+
+class floor_update_ratio(Matrixwise):
+    r"""Lengthen updates whose norm is below a share of the parameters' norm.
+
+    .. math:: u' = \max\left(1,\ \frac{c\, \lVert \theta \rVert}{\lVert u \rVert}\right) u
+
+    Behind `scale_by_learning_rate` :math:`c` is the least relative change of a matrix in a step. A
+    zero update stays zero.
+
+    Args:
+        ratio: :math:`c`, a number or a `Schedule`.
+        weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.floor_update_ratio(0.1), {"w": jnp.asarray([[3.0, 4.0]])}
+        >>> tx.update({"w": jnp.asarray([[0.0, 0.1]])}, tx.init(params), params)[0]
+        {'w': Array([[0. , 0.5]], dtype=float32)}
+    """
+
+    State = HyperballState
+    needs_params = True
+    reads_step = False
+    factorizes = False
+
+    ratio: ScalarOrSchedule = hyper(ge=0, schedule=True)
+    weight_dimension_numbers: Any = static(default=None, convert=as_rule)
+
+    def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
+        least = h.ratio * frobenius_norm(slots.params, (1, 2))
+        factor = least / nonzero(frobenius_norm(g, (1, 2)))
+        return g * jnp.maximum(factor, jnp.ones_like(factor)), {}

@@ -1,0 +1,76 @@
+"""Learning rates that carry over from a narrow model to a wide one (muP)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from fnopt.core import leaves_with_names, shown, where
+from fnopt.optimizers._matrix_rule import as_rule, layouts_or_none
+from fnopt.transforms import Chain, chain, partition, scale
+
+
+def width_scaled(
+    tx: Any, params: Any, base_params: Any, weight_dimension_numbers: Any = None
+) -> Chain:
+    r"""Scale the updates of every matrix by the ratio of its inputs in two models.
+
+    .. math:: u' = \frac{n_{\text{base}}}{n}\, u
+
+    with :math:`n` the number of rows (inputs) of a kernel. That is the rule of muP for Adam: hidden
+    kernels and heads get a rate in inverse proportion to the width, embeddings (whose rows are a
+    vocabulary) and vectors keep theirs. So a learning rate that was tuned on the narrow model holds
+    for the wide one, if the initial values follow muP too. Muon scales its updates by the shape
+    itself and doesn't need it. Weight decay inside `tx` is scaled like the rate.
+
+    Args:
+        tx: The optimizer.
+        params: The params of the wide model, or their shapes (`jax.eval_shape`).
+        base_params: Those of the narrow model: the same tree with smaller leaves.
+        weight_dimension_numbers: Which leaves are matrices, and along which axes; see `muon`.
+
+    Returns:
+        A chain of `tx` and a `partition` with a factor for every leaf.
+
+    Raises:
+        ValueError: If the trees differ, or a leaf that is no matrix has more than one axis that
+            differs.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> narrow = {"embed": jnp.ones((9, 4)), "w": jnp.ones((4, 4)), "b": jnp.ones(4)}
+        >>> wide = {"embed": jnp.ones((9, 8)), "w": jnp.ones((8, 8)), "b": jnp.ones(8)}
+        >>> tx = fnopt.width_scaled(fnopt.sgd(1.0), wide, narrow)
+        >>> updates, _ = tx.update(wide, tx.init(wide), wide)
+        >>> {name: float(u.ravel()[0]) for name, u in updates.items()}
+        {'b': -1.0, 'embed': -1.0, 'w': -0.5}
+
+    Reference:
+        Yang et al., 2022, arXiv:2203.03466, table 8.
+    """
+    leaves, treedef = leaves_with_names(params)
+    base_leaves, base_treedef = jax.tree.flatten(base_params)
+    if base_treedef != treedef:
+        raise ValueError(
+            f"width_scaled: base_params has the structure {base_treedef}, expected that of params, "
+            f"{treedef}."
+        )
+    rule = as_rule(weight_dimension_numbers)
+    layouts = zip(layouts_or_none(rule, params), layouts_or_none(rule, base_params), strict=True)
+    factors = []
+    for (name, p), base, (wide, narrow) in zip(leaves, base_leaves, layouts, strict=True):
+        changed = sum(a != b for a, b in zip(p.shape, base.shape, strict=False))
+        if len(p.shape) != len(base.shape) or (wide is None and changed > 1):
+            raise ValueError(
+                f"{where()}width_scaled: {shown(name)} has shape {p.shape}, "
+                f"that of the base {base.shape}: expected a matrix, or a leaf with one axis that "
+                "differs. Give its axes as weight_dimension_numbers."
+            )
+        ratio = 1.0
+        if wide is not None and narrow is not None:
+            ratio = sum(narrow.heights) / sum(wide.heights)
+        factors.append(ratio)
+    labels = [f"{factor:.6g}" for factor in factors]
+    scales = {label: scale(factor) for label, factor in zip(labels, factors, strict=True)}
+    return chain(tx, partition(scales, treedef.unflatten(labels)))

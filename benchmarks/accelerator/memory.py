@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,7 @@ from benchmarks.accelerator.measure import (
 from benchmarks.cases.optimizer_step import train_step
 from benchmarks.timing import copy, peer
 from benchmarks.trees import nbytes
+from fnopt.transforms import _quantized_state
 
 LAYERS = 24
 
@@ -105,8 +107,8 @@ def offloaded(run: Run) -> list[dict[str, Any]]:
     width = run.pick(2048, 16)
     params = {f"w{i}": normal(i, (width, width)) for i in range(LAYERS)}
     grads = {name: normal(LAYERS, (width, width)) for name in params}
-    optimizers = {"on the device": fnopt.adamw(1e-3)}
-    optimizers["on the host"] = fnopt.offloaded(optimizers["on the device"])
+    adamw = fnopt.adamw(1e-3)
+    optimizers = {"on the device": adamw, "on the host": fnopt.offloaded(adamw)}
     return steps(
         run,
         {
@@ -117,23 +119,36 @@ def offloaded(run: Run) -> list[dict[str, Any]]:
 
 
 def quantized(run: Run) -> list[dict[str, Any]]:
-    """Float32 and 8-bit states of several leaves."""
+    """Float32 and 8-bit states of several leaves; the step computed once, and as on a GPU, twice."""
     width = run.pick(2048, 128)
     params = {f"w{i}": normal(i, (width, width)) for i in range(run.pick(LAYERS, 2))}
     grads = {name: normal(LAYERS, (width, width)) for name in params}
+    adamw, lion = fnopt.adamw(1e-3), fnopt.lion(1e-4)
     optimizers = {
-        "adamw": fnopt.adamw(1e-3),
-        "8-bit adamw": fnopt.quantized_state(fnopt.adamw(1e-3)),
-        "lion": fnopt.lion(1e-4),
-        "8-bit lion": fnopt.quantized_state(fnopt.lion(1e-4), {"mu": "signed"}),
+        "adamw": (adamw, False),
+        "8-bit adamw, computed once": (fnopt.quantized_state(adamw), False),
+        "8-bit adamw, computed twice": (fnopt.quantized_state(adamw), True),
+        "lion": (lion, False),
+        "8-bit lion, computed once": (fnopt.quantized_state(lion, {"mu": "signed"}), False),
+        "8-bit lion, computed twice": (fnopt.quantized_state(lion, {"mu": "signed"}), True),
     }
     return steps(
         run,
         {
-            name: (train_step(tx, fnopt.apply_updates), tx.init, params, (grads,))
-            for name, tx in optimizers.items()
+            name: (_repeated(train_step(tx, fnopt.apply_updates), twice), tx.init, params, (grads,))
+            for name, (tx, twice) in optimizers.items()
         },
     )
+
+
+def _repeated(step: Callable[..., Any], twice: bool) -> Callable[..., Any]:
+    """A step in which `quantized_state` computes its slots once or twice."""
+
+    def repeated(*args: Any) -> Any:
+        with mock.patch.object(_quantized_state, "_is_computed_twice", lambda: twice):
+            return step(*args)
+
+    return repeated
 
 
 def _first(outer: Any, x: Any) -> Any:

@@ -7,12 +7,13 @@ those of the leaf in every bit; elsewhere blocks begin where the part does, and 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
 from fnopt.core import WholeLeaves, gathered, part_axes, whole_leaves
-from fnopt.transforms._block_codes import block_length, decode, encode
+from fnopt.transforms._block_codes import block_length, decode, encode_with
 
 
 def encode_part(
@@ -21,6 +22,7 @@ def encode_part(
     signed: bool,
     block_size: int,
     count: jax.Array,
+    scales_of: Callable[[jax.Array, int], jax.Array],
 ) -> tuple[jax.Array, jax.Array]:
     """Codes of the part's shape and the scales of its blocks, `[..., blocks]`.
 
@@ -30,8 +32,11 @@ def encode_part(
         signed: As in `encode`.
         block_size: As in `encode`.
         count: As in `encode`.
+        scales_of: From an array and `block_size` to the scales of its blocks.
     """
-    codes, scales = encode(_blocks(x, shape, block_size), signed, block_size, count)
+    blocks = _blocks(x, shape, block_size)
+    scales = scales_of(blocks, block_size)
+    codes = encode_with(blocks, scales, signed, block_size, count)
     codes = _without_blocks(codes, shape)
     if part_axes():
         return codes.reshape(x.shape), scales.reshape(*x.shape[:-1], -1)

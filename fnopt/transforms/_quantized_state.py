@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +17,7 @@ from fnopt.core import (
     whole_leaves,
     zero_count,
 )
-from fnopt.transforms._block_codes import decode, encode
+from fnopt.transforms._block_codes import block_scales, decode, encode_with
 from fnopt.transforms._coded_parts import decode_part, encode_part, size_of_whole
 from fnopt.transforms._stored_slots import StoredSlots, is_coded, pattern_items
 
@@ -35,13 +36,13 @@ class quantized_state(StoredSlots):
               E[q(c_i)] = \frac{s_i}{\max_j |s_j|}
 
     An Adam whose mean and mean square are stored so needs 2.03 bytes of state a param, instead of
-    8. The code is the dynamic tree of the paper: seven decades below the largest element of a
-    block, with up to seven digits each; the mean square, which is never negative, uses the sign for
-    one more, and becomes zero only where it is zero, for a step is divided by its root. Small
-    leaves (norms, biases) stay float32; embeddings train stably because the scale of a block is
-    the matter of few rows.
+    8. A code is the leading bits of a float with a small bias, as in the mu-law of ITU-T G.711:
+    three bits behind the octave for signed slots, four for others. Sizes below 2^-15 of the largest
+    of a block are evenly spaced. The mean square becomes zero only where it is zero, for a step is
+    divided by its root. Small leaves (norms, biases) stay float32; embeddings train stably because
+    the scale of a block is the matter of few rows.
 
-    Unlike in the paper a number becomes either of its two neighbours, the nearer one more often,
+    A number becomes either of its two neighbours, the nearer one more often,
     by a chance that is mixed from its own last digits and the number of the step. Rounded to the
     nearest, a mean square that changes by a thousandth in a step would follow the largest of its
     block and not itself.
@@ -71,7 +72,8 @@ class quantized_state(StoredSlots):
         dtype('float32')
 
     Reference:
-        Dettmers et al., 2021, arXiv:2110.02861.
+        Dettmers et al., 2021, arXiv:2110.02861, for block-wise 8-bit states; the codes there are a
+        decimal tree, rounded to the nearest.
     """
 
     slots: Any = static(default=(("mu", "signed"), ("nu", "unsigned")), convert=pattern_items)
@@ -93,19 +95,39 @@ class quantized_state(StoredSlots):
         self, updates: Any, state: QuantizedStateState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, QuantizedStateState]:
         """A step of the inner transform, with its slots in float32."""
-        inner_state = self._map_slots(self._decoded, state.inner_state)
-        new, inner_state = self.inner.update(updates, inner_state, params, **extra_args)
-        return new, self._coded(increment(state.count), inner_state)
 
-    def _coded(self, count: jax.Array, state: Any) -> QuantizedStateState:
+        def step(updates: Any, state: Any, params: Any) -> tuple[Any, Any]:
+            inner_state = self._map_slots(self._decoded, state.inner_state)
+            return self.inner.update(updates, inner_state, params, **extra_args)
+
+        count, given, scales_of = increment(state.count), (updates, state, params), block_scales
+        if _is_computed_twice():
+            scales: list[jax.Array] = []
+
+            def kept(x: jax.Array, block_size: int) -> jax.Array:
+                scales.append(block_scales(x, block_size))
+                return scales[-1]
+
+            self._coded(count, step(*given)[1], kept)
+            # As in `jax.checkpoint`, the barrier keeps XLA from storing the first result instead.
+            given, known = jax.lax.optimization_barrier((given, scales))
+            scales_of = lambda *_: known.pop(0)  # noqa: E731
+        new, inner_state = step(*given)
+        return new, self._coded(count, inner_state, scales_of)
+
+    def _coded(
+        self, count: jax.Array, state: Any, scales_of: Callable[..., jax.Array] = block_scales
+    ) -> QuantizedStateState:
         def one(form: str, x: Any, shape: Any) -> Any:
             size = x.size if shape is None else size_of_whole(x, shape)
             if jnp.iscomplexobj(x) or size < self.min_size:
                 return x
             wide = x.astype(compute_dtype(x.dtype))
-            if shape is None:
-                return encode(wide, form == "signed", self.block_size, count)
-            return encode_part(wide, shape, form == "signed", self.block_size, count)
+            signed, size = form == "signed", self.block_size
+            if shape is not None:
+                return encode_part(wide, shape, signed, size, count, scales_of)
+            scales = scales_of(wide, size)
+            return encode_with(wide, scales, signed, size, count), scales
 
         state = self._map_slots(lambda form, slot: self._each(one, form, slot), state)
         return QuantizedStateState(count, state)
@@ -130,3 +152,13 @@ class quantized_state(StoredSlots):
             return slot
         named, treedef = leaves_with_names(slot, is_coded)
         return treedef.unflatten([fn(form, x, known.shapes[name]) for name, x in named])
+
+
+def _is_computed_twice() -> bool:
+    """Whether the step is computed for the scales, and again for the codes.
+
+    The scale of a block is known only after all of its numbers. In between XLA for a GPU would
+    store the slots in float32: 32 bytes of memory traffic a param for Adam instead of 22. XLA for a
+    CPU repeats the formula by itself.
+    """
+    return jax.default_backend() != "cpu"

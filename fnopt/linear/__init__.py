@@ -5,37 +5,36 @@ from __future__ import annotations
 from fnopt.linear._band import BandLayout, band_of, reverse_cuthill_mckee
 from fnopt.linear._band_system import BandedGramSystem
 from fnopt.linear._dogleg import dogleg_step
-from fnopt.linear._gram_system import TallGramSystem, WideGramSystem, gram, scaled_gram
+from fnopt.linear._gram_system import TallGramSystem, WideGramSystem, gram
 from fnopt.linear._inverse_root import matrix_inverse_pth_root
 from fnopt.linear._krylov_system import KrylovSystem
-from fnopt.linear._norms import column_norms, divide, norm
+from fnopt.linear._norms import divide as divide
+from fnopt.linear._norms import norm
 from fnopt.linear._norms import row_norm as row_norm
 from fnopt.linear._power_iteration import power_iteration
 from fnopt.linear._system import DampedStep, System, linear_solver
 from fnopt.linear._triangle import (
     SingularFactors,
     Triangle,
-    damped_triangle,
     gauss_newton_solution,
-    noise_damping,
     numerical_rank,
     singular_factors,
-    singular_triangle,
     triangle,
 )
+from fnopt.linear._triangle import damped_triangle as damped_triangle
+from fnopt.linear._triangle import noise_damping as noise_damping
 from fnopt.linear._triangle import row_triangle as row_triangle
+from fnopt.linear._triangle import singular_triangle as singular_triangle
 from fnopt.linear._triangle_system import LiftedSystem, TriangleSystem
-from fnopt.linear._unrolled import (
-    NormalEquations,
-    jacobi_scale,
-    normal_equations,
-    scaled,
-    unrolled_cholesky,
-    unrolled_inverse,
-    unrolled_rank,
-    unrolled_solve,
-)
+from fnopt.linear._unrolled import NormalEquations as NormalEquations
 from fnopt.linear._unrolled import Rows as Rows
+from fnopt.linear._unrolled import jacobi_scale as jacobi_scale
+from fnopt.linear._unrolled import normal_equations as normal_equations
+from fnopt.linear._unrolled import scaled as scaled
+from fnopt.linear._unrolled import unrolled_cholesky as unrolled_cholesky
+from fnopt.linear._unrolled import unrolled_inverse as unrolled_inverse
+from fnopt.linear._unrolled import unrolled_rank as unrolled_rank
+from fnopt.linear._unrolled import unrolled_solve as unrolled_solve
 
 __all__ = [
     "BandLayout",
@@ -43,7 +42,6 @@ __all__ = [
     "DampedStep",
     "KrylovSystem",
     "LiftedSystem",
-    "NormalEquations",
     "SingularFactors",
     "System",
     "TallGramSystem",
@@ -51,28 +49,15 @@ __all__ = [
     "TriangleSystem",
     "WideGramSystem",
     "band_of",
-    "column_norms",
-    "damped_triangle",
-    "divide",
     "dogleg_step",
     "gauss_newton_solution",
     "gram",
-    "jacobi_scale",
     "linear_solver",
     "matrix_inverse_pth_root",
-    "noise_damping",
     "norm",
-    "normal_equations",
     "numerical_rank",
     "power_iteration",
     "reverse_cuthill_mckee",
-    "scaled",
-    "scaled_gram",
     "singular_factors",
-    "singular_triangle",
     "triangle",
-    "unrolled_cholesky",
-    "unrolled_inverse",
-    "unrolled_rank",
-    "unrolled_solve",
 ]

@@ -28,9 +28,10 @@ def with_fewer_rows(A: jax.Array) -> jax.Array:
     A = gathered(A, 1)
     names = axis if isinstance(axis, tuple) else (axis,)
     mesh = jax.typeof(A).sharding.mesh
-    if axis is None or not _is_worth_it(A, _parts(mesh, names)):
-        return gathered(A)
-    return gathered(_triangles(A, mesh, names))
+    if axis is not None and _has_long_parts(A, mesh, names):
+        specs = {"mesh": mesh, "in_specs": PartitionSpec(names), "out_specs": PartitionSpec(names)}
+        A = jax.shard_map(_triangle, axis_names={*names}, **specs)(A)
+    return gathered(A)
 
 
 def with_fewer_residuals(A: jax.Array) -> jax.Array:
@@ -42,20 +43,24 @@ def with_fewer_residuals(A: jax.Array) -> jax.Array:
     """
     if row_axes():
         return _of_all_devices(A)
-    blocks = _automatic_devices(A)
-    if len(A) % blocks or not _is_worth_it(A, blocks):
+    mesh = jax.typeof(A).sharding.mesh
+    mesh = jax.sharding.get_abstract_mesh() if mesh.empty else mesh
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    names = tuple(name for name, kind in kinds if kind == AxisType.Auto)
+    blocks = _parts(mesh, names)
+    if len(A) % blocks or not _has_long_parts(A, mesh, names):
         return A
 
     @jax.custom_batching.custom_vmap
     def divided(A: jax.Array) -> jax.Array:
-        R = jnp.linalg.qr(A.reshape(blocks, -1, A.shape[1]), mode="r")
-        return jnp.linalg.qr(R.reshape(-1, A.shape[1]), mode="r")
+        R = _triangle(A.reshape(blocks, -1, A.shape[1]))
+        return _triangle(R.reshape(-1, A.shape[1]))
 
     @divided.def_vmap
     def whole(size: int, batched: Any, A: jax.Array) -> tuple[jax.Array, bool]:
         # Of many matrices it is most likely these that are divided.
         del size, batched
-        return jnp.linalg.qr(A, mode="r"), True
+        return _triangle(A), True
 
     return divided(A)
 
@@ -64,35 +69,20 @@ def _of_all_devices(A: jax.Array) -> jax.Array:
     """The triangles of the devices of a named axis; their rows, where these are fewer."""
     m, n = A.shape
     # The factors of the parts stand for the parts, since R^T R is A^T A; but nothing is squared.
-    mine = jnp.linalg.qr(A, mode="r") if m > n else A
+    mine = _triangle(A) if m > n else A
     missing = n - len(mine) * row_parts()  # zeros, where all devices have too few rows together
     return jnp.pad(rows_gathered(mine), ((0, max(missing, 0)), (0, 0)))
 
 
-def _triangles(A: jax.Array, mesh: Any, names: tuple[Any, ...]) -> jax.Array:
-    rows = PartitionSpec(names)
-
-    def mine(A: jax.Array) -> jax.Array:
-        return jnp.linalg.qr(A, mode="r")
-
-    where = {"mesh": mesh, "in_specs": rows, "out_specs": rows}
-    return jax.shard_map(mine, axis_names={*names}, **where)(A)
+def _triangle(A: jax.Array) -> jax.Array:
+    return jnp.linalg.qr(A, mode="r")
 
 
-def _is_worth_it(A: jax.Array, parts: int) -> bool:
-    """Whether a part has more rows than its triangle."""
-    m, n = A.shape
-    return parts > 1 and m // parts > n
+def _has_long_parts(A: jax.Array, mesh: Any, names: tuple[Any, ...]) -> bool:
+    """Whether there are parts, with more rows than their triangles."""
+    parts = _parts(mesh, names)
+    return parts > 1 and len(A) // parts > A.shape[1]
 
 
 def _parts(mesh: Any, names: tuple[Any, ...]) -> int:
     return math.prod(mesh.shape[name] for name in names)
-
-
-def _automatic_devices(A: jax.Array) -> int:
-    mesh = jax.typeof(A).sharding.mesh
-    mesh = jax.sharding.get_abstract_mesh() if mesh.empty else mesh
-    if mesh is None or mesh.empty:
-        return 1
-    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
-    return _parts(mesh, tuple(name for name, kind in kinds if kind == AxisType.Auto))

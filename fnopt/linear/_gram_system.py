@@ -55,26 +55,6 @@ def gram(A: jax.Array) -> jax.Array:
     return jnp.block([[above, below.T], [below, matmul(right_turned, right)]])
 
 
-def scaled_gram(G: jax.Array, scale: jax.Array) -> jax.Array:
-    r"""The Gram matrix of a Jacobian with scaled columns: :math:`D^{-1} G D^{-1}`.
-
-    Args:
-        G: A Gram matrix, of shape `[n, n]`.
-        scale: The diagonal of `D`, positive, of shape `[n]`.
-
-    Returns:
-        A matrix of shape `[n, n]`.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from fnopt.linear import scaled_gram
-        >>> print(scaled_gram(jnp.full((2, 2), 8.0), jnp.asarray([2.0, 4.0])))
-        [[2.  1. ]
-         [1.  0.5]]
-    """
-    return G / scale / scale[:, None]
-
-
 class _GramSystem:
     """Steps by the factor of a damped Gram matrix, which a subclass solves with."""
 

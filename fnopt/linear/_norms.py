@@ -46,24 +46,6 @@ def row_norm(v: jax.Array) -> jax.Array:
     return norm(rows_gathered(norm(v)[None]))
 
 
-def column_norms(J: jax.Array) -> jax.Array:
-    r"""The norm of every column: how much each parameter moves the residuals.
-
-    Args:
-        J: The Jacobian, of shape `[m, n]`.
-
-    Returns:
-        A vector of shape `[n]`.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from fnopt.linear import column_norms
-        >>> column_norms(jnp.asarray([[3.0, 0.0], [4.0, 0.0]]))
-        Array([5., 0.], dtype=float32)
-    """
-    return norm(J, axis=0)
-
-
 def divide(a: jax.Array, b: jax.Array) -> jax.Array:
     """`a / b` where `b > 0`, and 0 elsewhere."""
     a, b = jnp.broadcast_arrays(a, b)

@@ -79,7 +79,6 @@ class _SecularSearch(NamedTuple):
     low: jax.Array
     high: jax.Array
     tries: jax.Array
-    done: jax.Array
 
 
 def secular_root(
@@ -119,24 +118,20 @@ def secular_root(
     """
     most = jnp.clip(most, least, jnp.asarray(jnp.finfo(least.dtype).max, least.dtype))
 
-    def judged(lam: jax.Array, low: jax.Array, high: jax.Array, tries: jax.Array) -> _SecularSearch:
-        now = solve(lam)
-        return _SecularSearch(now, low, high, tries + 1, _is_near(now, radius, least))
-
-    def again(state: _SecularSearch) -> _SecularSearch:
+    def advance(state: _SecularSearch) -> _SecularSearch:
         lam, low, high = _next(state, radius, least)
-        return judged(lam, low, high, state.tries)
+        return _SecularSearch(solve(lam), low, high, state.tries + 1)
 
-    zero = jnp.zeros((), jnp.int32)
-    first = judged(jnp.clip(start, least, most), jnp.zeros_like(least), most, zero)
-    return while_loop(lambda s: ~s.done & (s.tries < _FACTORISATIONS), again, first).now
+    def is_off(state: _SecularSearch) -> jax.Array:
+        # With more than the least damping, a step much shorter than the radius is damped too much.
+        lam, length = state.now.lam, state.now.length
+        fits = (lam <= least) & (length <= radius)
+        far = ~(jnp.abs(length - radius) <= jnp.asarray(_SLACK, radius.dtype) * radius)
+        return ~fits & far & (state.tries < _FACTORISATIONS)
 
-
-def _is_near(now: Damped, radius: jax.Array, least: jax.Array) -> jax.Array:
-    # With more than the least damping, a step much shorter than the radius is damped too much.
-    slack = jnp.asarray(_SLACK, radius.dtype) * radius
-    fits = (now.lam <= least) & (now.length <= radius)
-    return fits | (jnp.abs(now.length - radius) <= slack)
+    first = solve(jnp.clip(start, least, most))
+    search = _SecularSearch(first, jnp.zeros_like(least), most, jnp.ones((), jnp.int32))
+    return while_loop(is_off, advance, search).now
 
 
 def _next(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 from jax.core import Tracer
 
 from fnopt.core import leaves_with_names, shown, where
-from fnopt.residuals._prefix import as_leaf, broadcast_prefix
+from fnopt.residuals._prefix import as_leaf, broadcast_prefix, first_bad
 
 
 class Box(NamedTuple):
@@ -79,63 +80,46 @@ def box_of(bounds: Any, params: Any, dtype: Any, *, may_be_equal: bool = False) 
             f"{where()}bounds = {bounds!r}, expected a pair (lower, upper). Pairs for each param "
             "are tuple(zip(*bounds))."
         )
-    sides = [
-        broadcast_prefix(_without_none(side, open_end), params, "bounds")
-        for side, open_end in zip(bounds, (-jnp.inf, jnp.inf), strict=True)
-    ]
     pairs, _ = leaves_with_names(params)
-    return [
-        _leaf_box(lower, upper, leaf, path, dtype, may_be_equal)
-        for lower, upper, (path, leaf) in zip(*sides, pairs, strict=True)
-    ]
+    lower, upper = (
+        [
+            _side(value, leaf, path, dtype)
+            for value, (path, leaf) in zip(
+                broadcast_prefix(_closed(side, end), params, "bounds"), pairs, strict=True
+            )
+        ]
+        for side, end in zip(bounds, (-jnp.inf, jnp.inf), strict=True)
+    )
+    boxes = list(map(Box, lower, upper))
+    for box, (path, leaf) in zip(boxes, pairs, strict=True):
+        _check(box, jnp.asarray(leaf, dtype), path, may_be_equal)
+    return boxes
 
 
-def _without_none(side: Any, open_end: float) -> Any:
-    """Numbers in a list or tuple, with an infinite one in place of None."""
-    if type(side) not in (list, tuple):
-        return side
-    return type(side)(open_end if x is None else x for x in side)
-
-
-def _leaf_box(lower: Any, upper: Any, leaf: Any, path: str, dtype: Any, may_be_equal: bool) -> Box:
-    lower = -jnp.inf if lower is None else lower
-    upper = jnp.inf if upper is None else upper
-    box = Box(*(_side(side, leaf, path, dtype) for side in (lower, upper)))
-    _check(box, jnp.asarray(leaf, dtype), path, may_be_equal)
-    return box
+def _closed(side: Any, end: float) -> Any:
+    """A tree of bounds with an infinite one in place of None."""
+    return jax.tree.map(lambda x: end if x is None else x, side, is_leaf=lambda x: x is None)
 
 
 def _side(value: Any, leaf: Any, path: str, dtype: Any) -> jax.Array:
-    if isinstance(value, Tracer):
-        return as_leaf(value, leaf, path, "bounds", dtype)
-    with jax.ensure_compile_time_eval():  # what is known can be looked at under jit as well
+    traced = isinstance(value, Tracer)  # what is known can be looked at under jit as well
+    with contextlib.nullcontext() if traced else jax.ensure_compile_time_eval():
         return as_leaf(value, leaf, path, "bounds", dtype)
 
 
 def _check(box: Box, x: jax.Array, path: str, may_be_equal: bool) -> None:
-    if isinstance(box.lower, Tracer) or isinstance(box.upper, Tracer):
-        return
-    lower, upper = np.asarray(box.lower), np.asarray(box.upper)
-    crossed = ~(lower <= upper) if may_be_equal else ~(lower < upper)
-    if np.any(crossed):
-        i = int(np.argmax(crossed))
+    # By NumPy: under jit an operation of JAX would make a traced array of a known one.
+    lower, upper = (s if isinstance(s, Tracer) else np.reshape(s, x.shape) for s in box)
+    name = shown(path) if path else "params"
+    bad = first_bad(np.less_equal if may_be_equal else np.less, lower, upper)
+    if bad is not None:
         raise ValueError(
-            f"{where()}bounds of {_entry(path, x, i)} are crossed: lower {lower[i]} and upper "
-            f"{upper[i]} leave no room. To hold a parameter, use fnopt.fixed()."
+            f"{where()}bounds of {name}{[*bad] if bad else ''} are crossed: lower {lower[bad]} and "
+            f"upper {upper[bad]} leave no room. To hold a parameter, use fnopt.fixed()."
         )
-    if isinstance(x, Tracer):
-        return
-    start = np.ravel(np.asarray(x))
-    outside = (start < lower) | (start > upper)
-    if np.any(outside):
-        i = int(np.argmax(outside))
+    bad = first_bad(lambda a, b, x: ~((x < a) | (x > b)), lower, upper, x)
+    if bad is not None:
         raise ValueError(
-            f"{where()}{_entry(path, x, i)} starts at {start[i]}, outside its bounds "
-            f"[{lower[i]}, {upper[i]}]. Start inside them."
+            f"{where()}{name}{[*bad] if bad else ''} starts at {x[bad]}, outside its bounds "
+            f"[{lower[bad]}, {upper[bad]}]. Start inside them."
         )
-
-
-def _entry(path: str, leaf: Any, i: int) -> str:
-    """An entry of the params for a message."""
-    place = [int(k) for k in np.unravel_index(i, leaf.shape)]
-    return (shown(path) if path else "params") + (f"{place}" if place else "")

@@ -49,32 +49,16 @@ class Derivative(NamedTuple):
 
         What has no weight, `b = 0`, may be NaN.
         """
+        entries = self.compressed
         return Derivative(
             lambda x: (factors(x), self.at(x)),
             lambda J: counted(J[0][:, None], self.matrix(J[1])),
             lambda J, v: counted(J[0], self.push(J[1], v)),
             lambda J, w: self.pull(J[1], J[0] * w),
             self.sparse,
-            self._scaled_gram(factors),
-            self._scaled_entries(),
+            self.gram and _scaled_gram(self.gram, factors),
+            entries and entries._replace(of=lambda J: entries.of(J[1]).times_rows(J[0])),
         )
-
-    def _scaled_entries(self) -> Compressed | None:
-        entries = self.compressed
-        if entries is None:
-            return None
-        return entries._replace(of=lambda J: entries.of(J[1]).times_rows(J[0]))
-
-    def _scaled_gram(self, factors: Map) -> Gram | None:
-        gram = self.gram
-        if gram is None:
-            return None
-
-        def scaled(x: jax.Array, d: jax.Array, w: jax.Array, *maps: Map) -> Any:
-            b = factors(x)
-            return gram(x, b * d, b * w, *maps)
-
-        return scaled
 
     def followed_by(self, outer: Map, r: jax.Array) -> Derivative:
         r""":math:`A J`, that of :math:`A f(x)` for a linear map of vectors such as `r`."""
@@ -108,18 +92,24 @@ class Derivative(NamedTuple):
             lambda J, v: self.push(J[2], push(J[0], J[1], v)),
             lambda J, w: pull(J[0], J[1], self.pull(J[2], w)),
             self.sparse,
-            self._preceded_gram(inner, lambda x, row: pull(consts, own(x), row)),
+            self.gram
+            and _preceded_gram(self.gram, inner, lambda x, row: pull(consts, own(x), row)),
         )
 
-    def _preceded_gram(self, inner: Map, pull: Callable[[jax.Array, jax.Array], Any]) -> Any:
-        gram = self.gram
-        if gram is None:
-            return None
 
-        def preceded(x: jax.Array, d: jax.Array, w: jax.Array, *maps: Map) -> Any:
-            return gram(inner(x), d, w, lambda row: pull(x, row), *maps)
+def _scaled_gram(gram: Gram, factors: Map) -> Gram:
+    def scaled(x: jax.Array, d: jax.Array, w: jax.Array, *maps: Map) -> Any:
+        b = factors(x)
+        return gram(x, b * d, b * w, *maps)
 
-        return preceded
+    return scaled
+
+
+def _preceded_gram(gram: Gram, inner: Map, pull: Callable[[jax.Array, jax.Array], Any]) -> Gram:
+    def preceded(x: jax.Array, d: jax.Array, w: jax.Array, *maps: Map) -> Any:
+        return gram(inner(x), d, w, lambda row: pull(x, row), *maps)
+
+    return preceded
 
 
 def counted(b: jax.Array, a: jax.Array) -> jax.Array:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fnopt.core import (
+    Value,
     check_batch,
     described,
     leaves_with_names,
     of_one_example,
     row_axes,
     shown,
+    static,
     where,
     whole_for,
 )
@@ -31,8 +33,7 @@ _SHARED = (
 )
 
 
-@jax.tree_util.register_pytree_node_class
-class ExampleResiduals:
+class ExampleResiduals(Value):
     """Functions of one example as one function of the batch, `(params, batch, *args)`.
 
     As a pytree its children are the functions, where they are values.
@@ -42,8 +43,8 @@ class ExampleResiduals:
         structure: The container in which the user gave them, that of a single leaf for one.
     """
 
-    def __init__(self, fns: tuple[Function, ...], structure: Any) -> None:
-        self.fns, self.structure = fns, structure
+    fns: tuple[Function, ...]
+    structure: Any = static()
 
     def __call__(self, params: Any, batch: Any, *args: Any) -> Any:
         """The residuals of all examples, in a container like that of the functions."""
@@ -93,15 +94,6 @@ class ExampleResiduals:
         fns = ExampleResiduals(tuple(map(free, self.fns)), self.structure)
         return Examples(fns, self.batches(batch))
 
-    def tree_flatten(self) -> tuple[tuple[Function, ...], Any]:
-        """For JAX."""
-        return self.fns, self.structure
-
-    @classmethod
-    def tree_unflatten(cls, structure: Any, fns: Any) -> Self:
-        """For JAX."""
-        return cls(tuple(fns), structure)
-
 
 def _example(batch: Any) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
@@ -112,26 +104,41 @@ class Examples(NamedTuple):
 
     residuals: ExampleResiduals
     batches: list[Any]
+    method: str = "auto"  # as in :func:`fnopt.curvature.batch_jacobian`
+    chunk_size: int | None = None  # how many examples are taken at once
 
-    def gram(
-        self, params: Any, method: str, chunk_size: int | None, factor: Any = None
-    ) -> jax.Array:
+    def __call__(self, params: Any) -> Any:
+        """The blocks of the Jacobian."""
+        return jax.tree.unflatten(
+            self.residuals.structure, [J(params, batch) for J, batch in self._rows()]
+        )
+
+    def fold(self, step: Any, carry: Any, params: Any, args: tuple[()], along: Any) -> Any:
+        """As that of :func:`fnopt.per_example_jacobian`, one function after the other."""
+        del args
+        trees = [self.residuals.structure.flatten_up_to(tree) for tree in along]
+        for i, (J, batch) in enumerate(self._rows()):
+            carry = J.fold(step, carry, params, (batch,), tuple(parts[i] for parts in trees))
+        return carry
+
+    def _rows(self) -> list[tuple[Any, Any]]:
+        fns, chunk_size = self.residuals.fns, self.chunk_size
+        rows = [per_example_jacobian(fn, chunk_size=chunk_size) for fn in fns]
+        return list(zip(rows, self.batches, strict=True))
+
+    def gram(self, params: Any, factor: Any = None) -> jax.Array:
         r""":math:`J J^\top`, in the order in which the residuals are laid end to end.
 
         Args:
             params: The params.
-            method: As in :func:`fnopt.curvature.batch_jacobian`.
-            chunk_size: Likewise.
             factor: What the residuals are multiplied by before, so that nothing overflows.
         """
         params = whole_for(params, self.batches)
-        K = self.jacobian(params, method, chunk_size, factor).gram()
+        K = self.jacobian(params, factor).gram()
         order = np.concatenate(self._order(params))
         return K if np.array_equal(order, np.arange(order.size)) else K[order[:, None], order]
 
-    def jacobian(
-        self, params: Any, method: str, chunk_size: int | None = None, factor: Any = None
-    ) -> Any:
+    def jacobian(self, params: Any, factor: Any = None) -> Any:
         """Their Jacobian by example, formed or as what products of its rows can be made from."""
         from fnopt.curvature import batch_jacobian  # an import that other methods needn't wait for
 
@@ -143,7 +150,7 @@ class Examples(NamedTuple):
             return fn if factor is None else scaled
 
         fns = tuple(map(times, self.residuals.fns))
-        rows = batch_jacobian(fns, method=method, chunk_size=chunk_size)
+        rows = batch_jacobian(fns, method=self.method, chunk_size=self.chunk_size)
         return rows(params, tuple(self.batches))
 
     def _order(self, params: Any) -> list[np.ndarray]:
@@ -158,28 +165,6 @@ class Examples(NamedTuple):
             found += [part.reshape(-1) for part in np.split(places, ends[:-1], axis=1)]
             start += places.size
         return found
-
-
-class ExamplesJacobian:
-    """The Jacobian of residuals by example: a function, whose rows can also be taken in chunks."""
-
-    def __init__(self, examples: Examples, chunk_size: int | None) -> None:
-        residuals, batches = examples
-        self.chunk_size, self.structure = chunk_size, residuals.structure
-        rows = [per_example_jacobian(fn, chunk_size=chunk_size) for fn in residuals.fns]
-        self._pairs = list(zip(rows, batches, strict=True))
-
-    def __call__(self, params: Any) -> Any:
-        """The blocks."""
-        return jax.tree.unflatten(self.structure, [J(params, batch) for J, batch in self._pairs])
-
-    def fold(self, step: Any, carry: Any, params: Any, args: tuple[()], along: Any) -> Any:
-        """As that of :func:`fnopt.per_example_jacobian`, one function after the other."""
-        del args
-        trees = [self.structure.flatten_up_to(tree) for tree in along]
-        for i, (J, batch) in enumerate(self._pairs):
-            carry = J.fold(step, carry, params, (batch,), tuple(parts[i] for parts in trees))
-        return carry
 
 
 def example_residuals(residual_fn: Any, batch: Any) -> ExampleResiduals:
@@ -197,11 +182,11 @@ def example_residuals(residual_fn: Any, batch: Any) -> ExampleResiduals:
             f"{where()}residual_fn is {described(residual_fn)}, expected fn(params, example) or a "
             "list of such functions, for there is a batch."
         )
-    found = ExampleResiduals(tuple(fns), structure)
-    for each in found.batches(batch):
+    residuals = ExampleResiduals(tuple(fns), structure)
+    for each in residuals.batches(batch):
         pairs = [(shown(path), leaf) for path, leaf in leaves_with_names(each)[0]]
         check_batch(pairs, "residual_fn", _SHARED)
-    return found
+    return residuals
 
 
 def by_example(
@@ -227,6 +212,7 @@ def by_example(
         With the Gram matrix of the rows, where that is all that steps need and a tape of the
         functions stores less than the rows; else with the rows, or neither for products alone.
     """
+    examples = examples._replace(method=method, chunk_size=chunk_size)
     name, wide = linear_solver(solver, flat.rows, flat.n), flat.rows < flat.n
     if row_axes() and wide and solver != "cholesky":
         name = "cg"  # where rows are divided, J J^T isn't a sum of what devices have
@@ -239,20 +225,22 @@ def by_example(
         check_rows(flat.m, "residuals", x.dtype, where(), "linear_solver='cg'")
 
         def gram(x: jax.Array, factor: Any = None) -> jax.Array:
-            return examples.gram(flat.unravel(x), method, chunk_size, factor).astype(x.dtype)
+            return examples.gram(flat.unravel(x), factor).astype(x.dtype)
 
         return flat._replace(gram=gram)
     shapes = jax.eval_shape(flat.unflatten, jax.ShapeDtypeStruct((flat.m,), x.dtype))
-    jac = ExamplesJacobian(examples, chunk_size)
-    return flat._replace(derivative=given_derivative(jac, shapes, flat.unravel(x), (), x.dtype))
+    return flat._replace(
+        derivative=given_derivative(examples, shapes, flat.unravel(x), (), x.dtype)
+    )
 
 
 def _has_short_tape(flat: FlatResidual, x: jax.Array, examples: Examples) -> bool:
     """Whether a tape of the functions stores less than the rows of their Jacobian."""
+    auto = examples._replace(method="auto", chunk_size=None)
     forms_rows: list[bool] = []
 
     def look(x: jax.Array) -> None:
-        forms_rows.append(examples.jacobian(flat.unravel(x), "auto").forms_rows)
+        forms_rows.append(auto.jacobian(flat.unravel(x)).forms_rows)
 
     jax.eval_shape(look, x)
     return not forms_rows[0]

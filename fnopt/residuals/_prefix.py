@@ -58,7 +58,9 @@ def broadcast_prefix(
             f"{where()}{what} are a tree that doesn't fit, with the leaves {came}; expected one "
             f"value for all, or a tree like the top of the one with the leaves {fits}."
         ) from None
-    return [v for part in _parts(parts, prefix, ends) for v in part]
+    # In order; the prefix may hold lists of its own.
+    lists = jax.tree.structure(prefix, is_leaf=ends).flatten_up_to(parts)
+    return [value for part in lists for value in part]
 
 
 def _as_row(prefix: Any, tree: Any) -> Any:
@@ -70,9 +72,12 @@ def _as_row(prefix: Any, tree: Any) -> Any:
     return np.asarray(prefix, float) if known else jnp.asarray(prefix)
 
 
-def _parts(parts: Any, prefix: Any, ends: Any) -> list[list[Any]]:
-    """The lists at the places of the values, in order (the prefix may hold lists of its own)."""
-    return jax.tree.structure(prefix, is_leaf=ends).flatten_up_to(parts)
+def first_bad(good: Callable[..., Any], *values: Any) -> tuple[int, ...] | None:
+    """The index of the first entry that isn't good, of arrays whose numbers are known by now."""
+    if any(isinstance(value, Tracer) for value in values):
+        return None
+    bad = np.argwhere(~good(*map(np.asarray, values)))
+    return tuple(map(int, bad[0])) if len(bad) else None
 
 
 def named(what: str, path: str) -> str:

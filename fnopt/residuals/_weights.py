@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jax.scipy.linalg import solve_triangular
 
 from fnopt.core import laid_like, leaves_with_names, real_dtype, where
-from fnopt.residuals._prefix import as_leaf, broadcast_prefix, named
+from fnopt.residuals._prefix import as_leaf, broadcast_prefix, first_bad, named
 
 Whitener = Callable[[jax.Array], jax.Array]
 
@@ -79,9 +78,8 @@ def _by_leaf(fn: Callable[..., Any], given: Any, residuals: Any, what: str) -> l
 
 
 def _weight(value: Any, leaf: Any, path: str) -> jax.Array:
-    w = _like(1.0 if value is None else value, leaf, path, "weights")
-    _check(w, lambda w: w >= 0, "weights", path, "numbers >= 0")
-    return w
+    expected = lambda w: w >= 0, "numbers >= 0"
+    return _array_like(leaf, 1.0 if value is None else value, path, "weights", *expected)
 
 
 def _weigher(w: jax.Array) -> Whitener:
@@ -89,9 +87,9 @@ def _weigher(w: jax.Array) -> Whitener:
         # A residual without weight is left out whatever it is: NaN, say, where there is no datum.
         # The root isn't taken there, so that derivatives by other weights are finite. That of a
         # negative weight, which can't be refused under jit, is NaN: the status will tell.
-        spread = laid_like(w, r)
-        counts = spread != 0
-        root = jnp.sqrt(jnp.where(counts, spread, jnp.ones_like(spread)))
+        w_r = laid_like(w, r)
+        counts = w_r != 0
+        root = jnp.sqrt(jnp.where(counts, w_r, jnp.ones_like(w_r)))
         return jnp.where(counts, root.astype(r.dtype) * r, jnp.zeros_like(r))
 
     return weigh
@@ -108,33 +106,27 @@ def _divider(value: Any, leaf: Any, path: str) -> Whitener:
         return lambda r: r
     if _is_matrix(value, leaf, path):
         return _by_matrix(jnp.asarray(value, leaf.dtype), path)
-    sigma = _like(value, leaf, path, "sigma")
-    _check(sigma, lambda sigma: sigma > 0, "sigma", path, "standard deviations > 0")
+    expected = lambda sigma: sigma > 0, "standard deviations > 0"
+    sigma = _array_like(leaf, value, path, "sigma", *expected)
     return lambda r: r / laid_like(jnp.where(sigma > 0, sigma, jnp.nan).astype(r.dtype), r)
 
 
-def _like(value: Any, leaf: Any, path: str, what: str) -> jax.Array:
-    return as_leaf(value, leaf, path, what, real_dtype(leaf.dtype)).reshape(leaf.shape)
-
-
-def _check(
-    value: jax.Array, good: Callable[[np.ndarray], np.ndarray], what: str, path: str, expected: str
-) -> None:
-    """Refuses numbers, if they are known by now, and names the first that isn't good."""
-    if isinstance(value, Tracer):
-        return
-    known = np.asarray(value)
-    bad = np.argwhere(~good(known))
-    if len(bad):
-        first = tuple(int(i) for i in bad[0])
+def _array_like(
+    leaf: Any, value: Any, path: str, what: str, good: Callable[[Any], Any], expected: str
+) -> jax.Array:
+    """The value as an array of the leaf's shape; refuses numbers that are known not to be good."""
+    value = as_leaf(value, leaf, path, what, real_dtype(leaf.dtype)).reshape(leaf.shape)
+    bad = first_bad(good, value)
+    if bad is not None:
         raise ValueError(
-            f"{where()}{named(what, path)}{[*first] if first else ''} is {known[first]}, expected "
-            f"{expected}."
+            f"{where()}{named(what, path)}{[*bad] if bad else ''} is {np.asarray(value)[bad]}, "
+            f"expected {expected}."
         )
+    return value
 
 
 def _by_matrix(covariance: jax.Array, path: str) -> Whitener:
     L = jnp.linalg.cholesky(covariance)
-    if not isinstance(L, Tracer) and not np.all(np.isfinite(np.asarray(L))):
+    if first_bad(np.isfinite, L) is not None:
         raise ValueError(f"{where()}the matrix {named('sigma', path)} is not positive definite.")
     return lambda r: solve_triangular(L, r, lower=True)

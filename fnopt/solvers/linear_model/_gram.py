@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.linear import TallGramSystem, WideGramSystem, scaled_gram
+from fnopt.linear import TallGramSystem, WideGramSystem
 from fnopt.residuals import linearise, linearise_gram, linearise_products, linearise_pull, pushed
 from fnopt.solvers.linear_model._base import LinearModel, Map, free, gram_rank
 from fnopt.solvers.linear_model._linearization import Linearization, NormalMatrix, half_square
@@ -27,7 +27,8 @@ class TallGramModel(LinearModel):
         """Steps by the Gram matrix."""
         G, unit = point.J
         pull = self._pull(point, scale)
-        return TallGramSystem(scaled_gram(G, scale / unit), point.gradient / scale, lam, pull)
+        d = scale / unit
+        return TallGramSystem(G / d / d[:, None], point.gradient / scale, lam, pull)
 
     def _pull(self, point: Linearization, scale: jax.Array) -> Map | None:
         if self.mode == "forward":  # perhaps the only mode that the function has
@@ -39,7 +40,8 @@ class TallGramModel(LinearModel):
     def rank(self, point: Linearization) -> jax.Array:
         """By the eigenvalues."""
         G, unit = point.J
-        return gram_rank(scaled_gram(G, initial_scale(point.columns) / unit))
+        d = initial_scale(point.columns) / unit
+        return gram_rank(G / d / d[:, None])
 
     def jacobian(self, point: Linearization) -> Any:
         """The Jacobian, formed again; None where its Gram matrix was added up without it."""

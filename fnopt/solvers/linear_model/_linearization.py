@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import matmul, row_axes, row_total
-from fnopt.linear import Triangle, column_norms, norm, row_triangle
+from fnopt.linear import Triangle, norm, row_triangle
 
 
 class NormalMatrix(NamedTuple):
@@ -42,7 +42,7 @@ def half_square(r: jax.Array) -> jax.Array:
 
 def linearization_at(x: jax.Array, r: jax.Array, J: jax.Array) -> Linearization:
     """Gathers a point."""
-    return Linearization(x, r, J, half_square(r), matmul(r, J), column_norms(J))
+    return Linearization(x, r, J, half_square(r), matmul(r, J), norm(J))
 
 
 def factorised_linearization(

@@ -11,7 +11,7 @@ from jax import lax
 
 from fnopt.core import matmul, real_dtype
 from fnopt.jacobians import real_vector
-from fnopt.linear import column_norms, divide, norm, numerical_rank, singular_factors
+from fnopt.linear import divide, norm, numerical_rank, singular_factors
 from fnopt.solvers.linear_model._scaling import initial_scale
 
 
@@ -102,7 +102,7 @@ def knowledge(
     """
     n = J.shape[1]
     still = lax.stop_gradient(J)
-    scale = initial_scale(column_norms(still))
+    scale = initial_scale(norm(still))
     factors = singular_factors(still / scale, jnp.zeros_like(still[:, 0]))
     rank = numerical_rank(factors.s, max(still.shape))
     kept = jnp.arange(factors.s.size, dtype=rank.dtype) < rank

@@ -23,7 +23,6 @@ class _KrylovIterate(NamedTuple):
     gain: jax.Array  # reduction of the damped model so far
     count: jax.Array
     outside: jax.Array  # whether the boundary was reached
-    done: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +64,8 @@ class KrylovSystem:
         """The step along the path of conjugate gradients, up to the boundary."""
         end = self._iterate(radius, jnp.zeros_like(radius))
         # The multiplier of the boundary: there the gradient of the model is -lam p.
-        lam = jnp.maximum(divide(matmul(end.z, end.p), jnp.square(norm(end.p))), _tiny(radius))
+        lam = divide(matmul(end.z, end.p), jnp.square(norm(end.p)))
+        lam = jnp.maximum(lam, jnp.asarray(jnp.finfo(lam.dtype).tiny, lam.dtype))
         lam = jnp.where(end.outside, lam, jnp.zeros_like(lam))
         return DampedStep(end.p, lam, self._model_norm(end), end.gain)
 
@@ -94,43 +94,33 @@ class KrylovSystem:
     def _iterate(self, radius: jax.Array, lam: jax.Array) -> _KrylovIterate:
         z = self.pull(-self.r)
         gamma = jnp.sum(jnp.square(z))
-        zero = jnp.zeros_like(gamma)
         small = jnp.asarray(self.tolerance**2, gamma.dtype) * gamma
-        no = jnp.zeros((), bool)
-        count = jnp.zeros((), jnp.int32)
-        first = _KrylovIterate(
-            jnp.zeros_like(z), -self.r, z, z, gamma, zero, count, no, ~(gamma > 0)
-        )
+        none, count, inside = jnp.zeros_like(z), jnp.zeros((), jnp.int32), jnp.zeros((), bool)
+        first = _KrylovIterate(none, -self.r, z, z, gamma, jnp.zeros_like(gamma), count, inside)
 
-        def advance(at: _KrylovIterate) -> _KrylovIterate:
-            new = self._advance(at, radius, lam)
-            done = new.outside | ~(new.gamma > small) | (new.count >= self.iterations)
-            return new._replace(done=done)
+        def unfinished(now: _KrylovIterate) -> jax.Array:
+            return ~now.outside & (now.count < self.iterations) & (now.gamma > small)
 
-        return while_loop(lambda at: ~at.done, advance, first)
+        return while_loop(unfinished, lambda now: self._advance(now, radius, lam), first)
 
-    def _advance(self, at: _KrylovIterate, radius: jax.Array, lam: jax.Array) -> _KrylovIterate:
-        q = self.push(at.d)
-        curvature = row_total(jnp.sum(jnp.square(q))) + lam * jnp.sum(jnp.square(at.d))
-        full = divide(at.gamma, curvature)
+    def _advance(self, now: _KrylovIterate, radius: jax.Array, lam: jax.Array) -> _KrylovIterate:
+        q = self.push(now.d)
+        curvature = row_total(jnp.sum(jnp.square(q))) + lam * jnp.sum(jnp.square(now.d))
+        full = divide(now.gamma, curvature)
         # A direction without curvature has no minimum: it is followed to the boundary.
-        outside = (norm(at.p + full * at.d) >= radius) | ~(curvature > 0)
-        alpha = jnp.where(outside, to_boundary(at.p, at.d, radius), full)
-        p = at.p + alpha * at.d
-        s = at.s - alpha * q
+        outside = (norm(now.p + full * now.d) >= radius) | ~(curvature > 0)
+        alpha = jnp.where(outside, to_boundary(now.p, now.d, radius), full)
+        p = now.p + alpha * now.d
+        s = now.s - alpha * q
         # From the residual, not by a recursion with A^T A d, whose error would grow by the square
         # of the condition number (CGLS).
         z = self.pull(s) - lam * p
         gamma = jnp.sum(jnp.square(z))
         half = jnp.asarray(0.5, alpha.dtype)
         # Along d the model is a parabola: this holds for a step cut off at the boundary too.
-        gain = at.gain + alpha * at.gamma - half * jnp.square(alpha) * curvature
-        d = z + divide(gamma, at.gamma) * at.d
-        return _KrylovIterate(p, s, z, d, gamma, gain, at.count + 1, outside, at.done)
-
-
-def _tiny(like: jax.Array) -> jax.Array:
-    return jnp.asarray(jnp.finfo(like.dtype).tiny, like.dtype)
+        gain = now.gain + alpha * now.gamma - half * jnp.square(alpha) * curvature
+        d = z + divide(gamma, now.gamma) * now.d
+        return _KrylovIterate(p, s, z, d, gamma, gain, now.count + 1, outside)
 
 
 def to_boundary(p: jax.Array, d: jax.Array, radius: jax.Array) -> jax.Array:

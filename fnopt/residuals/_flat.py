@@ -8,7 +8,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_inexact, leaves_with_names, own, row_parts, rows_over, shown, where
+from fnopt.core import (
+    check_inexact,
+    described,
+    leaves_with_names,
+    own,
+    row_parts,
+    rows_over,
+    shown,
+    where,
+)
 from fnopt.jacobians import ravel, real_vector
 from fnopt.residuals._derivative import Derivative
 from fnopt.residuals._parameters import Parametrisation
@@ -104,26 +113,21 @@ def one_function(given: Any, name: str = "residual_fn") -> Callable[..., Any]:
     """A residual function (or a `jac`) as it is; several, in a list, tuple or dict, as one."""
     if callable(given):
         return given
-    functions, treedef = jax.tree.flatten(given) if _is_container(given) else ([], None)
-    if treedef is None or not functions or not all(map(callable, functions)):
+    functions, treedef = jax.tree.flatten(given)
+    several = isinstance(given, (list, tuple, dict))
+    if not several or not functions or not all(map(callable, functions)):
         raise TypeError(
-            f"{where()}{name} is {_described(given)}, expected a function of the params that "
+            f"{where()}{name} is {_kind(given)}, expected a function of the params that "
             f"returns {_WHAT[name]}, or a list, tuple or dict of such functions."
         )
     return lambda *args: jax.tree.unflatten(treedef, [fn(*args) for fn in functions])
 
 
-def _is_container(x: Any) -> bool:
-    return isinstance(x, (list, tuple, dict))
-
-
-def _described(x: Any) -> str:
-    if _is_container(x):
+def _kind(x: Any) -> str:
+    if isinstance(x, (list, tuple, dict)):
         kinds = sorted({type(leaf).__name__ for leaf in jax.tree.leaves(x)})
         return f"a {type(x).__name__} of {', '.join(kinds) or 'nothing'}"
-    if hasattr(x, "dtype"):
-        return f"an array, {x.dtype}{list(jnp.shape(x))}"
-    return f"{x!r}, a {type(x).__name__}"
+    return f"an array, {described(x)}" if hasattr(x, "dtype") else f"{x!r}, a {described(x)}"
 
 
 def _checked_params(params: Any) -> Any:

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from fnopt.core import (
     Value,
@@ -26,6 +25,7 @@ from fnopt.core import (
 )
 from fnopt.jacobians import ravel
 from fnopt.programs import jaxprs
+from fnopt.residuals._prefix import first_bad
 
 
 class Constraint(Value):
@@ -60,23 +60,7 @@ class tied(Constraint):
     fn: Callable[[Any], Any] = static()
 
 
-class Transformed(Constraint):
-    """A parameter that is fitted in another variable, which is free."""
-
-    def to_free(self, value: jax.Array) -> jax.Array:
-        """The free variable at a value."""
-        raise NotImplementedError
-
-    def from_free(self, u: jax.Array) -> jax.Array:
-        """The value at a free variable."""
-        raise NotImplementedError
-
-    def allows(self, value: Any) -> Any:
-        """Whether a value can be reached."""
-        raise NotImplementedError
-
-
-class positive(Transformed):
+class positive(Constraint):
     r"""Fits the logarithm: :math:`\theta = e^u > 0`.
 
     Example:
@@ -98,7 +82,7 @@ class positive(Transformed):
         return value > 0
 
 
-class interval(Transformed):
+class interval(Constraint):
     r"""Fits the logit of the place in an interval: :math:`\theta = a + (b - a) / (1 + e^{-u})`.
 
     The ends are never reached: a fit that runs to one marks it as undetermined. For a parameter
@@ -122,8 +106,7 @@ class interval(Transformed):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        known = not isinstance(self.lower, Tracer) and not isinstance(self.upper, Tracer)
-        if known and not np.all(np.asarray(self.lower) < np.asarray(self.upper)):
+        if first_bad(np.less, self.lower, self.upper) is not None:
             raise ValueError(
                 f"interval: lower = {self.lower} and upper = {self.upper}, expected lower < upper."
             )
@@ -263,10 +246,9 @@ def _kinds(constraints: Any, paths: list[str]) -> tuple[Constraint | None, ...]:
 
 
 def _start(kind: Constraint | None, leaf: Any, path: str) -> Any:
-    if not isinstance(kind, Transformed):
+    if not isinstance(kind, (positive, interval)):
         return leaf
-    known = not any(isinstance(number, Tracer) for number in jax.tree.leaves((leaf, kind)))
-    if known and not np.all(kind.allows(np.asarray(leaf))):
+    if first_bad(lambda leaf, *_: kind.allows(leaf), leaf, *jax.tree.leaves(kind)) is not None:
         raise ValueError(
             f"{where()}{shown(path)} starts at {np.asarray(leaf)}, outside of what {kind!r} "
             "allows. Start inside."
@@ -279,7 +261,7 @@ def _value(kind: Constraint | None, leaf: Any, rest: Any) -> Any:
     if isinstance(kind, (fixed, tied)):
         return _as_array(leaf)
     value = next(rest)
-    return kind.from_free(value) if isinstance(kind, Transformed) else value
+    return kind.from_free(value) if isinstance(kind, (positive, interval)) else value
 
 
 def _as_array(leaf: Any) -> jax.Array:

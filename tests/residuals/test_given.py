@@ -119,7 +119,7 @@ BAD = [
         TypeError,
         r"is complex64, expected a real array for a real residual",
     ),
-    (jnp.ones((8, 3)), TypeError, r"jac is an array, float32\[8, 3\], expected a function"),
+    (jnp.ones((8, 3)), TypeError, r"jac is an array, float32\[8,3\], expected a function"),
 ]
 
 

@@ -102,7 +102,12 @@ def _is_of_the_call(error: Exception) -> bool:
 def with_a_derivative_that_is_there(
     run: Callable[[Any], Any], solver: Any, caller: str = "least_squares", fn: str = "residual_fn"
 ) -> Any:
-    """Runs a solver; in reverse mode, with straight steps, where there is no other derivative."""
+    """Run a solver; in reverse mode, with straight steps, where there is no other derivative.
+
+    Whether a forward derivative is needed depends on the method, its mode, the shape and what the
+    user gives, and a `custom_vjp` of the data alone is no obstacle. So only JAX can tell, by its
+    error: a function that has the derivative is traced once (tests/solvers/test_custom_vjp.py).
+    """
     try:
         return run(solver)
     except (TypeError, NotImplementedError) as error:

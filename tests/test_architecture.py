@@ -19,14 +19,14 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 # Which packages a package may import from, besides itself. Read from left to right:
 # core < programs < taps, gradients, jacobians, costs; gradients, jacobians < curvature;
-# core < schedules < transforms; curvature, transforms < optimizers;
+# core < schedules < transforms; gradients, curvature, transforms < optimizers;
 # jacobians < linear < residuals < solvers < curves; curvature < residuals; optimizers < solvers.
 LAYERS = {
     "core": set(),
     "programs": {"core"},
     "schedules": {"core"},
     "transforms": {"core", "schedules"},
-    "optimizers": {"core", "schedules", "transforms", "curvature"},
+    "optimizers": {"core", "schedules", "transforms", "gradients", "curvature"},
     "gradients": {"core", "programs"},
     "jacobians": {"core", "programs"},
     "curvature": {"core", "programs", "gradients", "jacobians"},

@@ -40,6 +40,8 @@ from fnopt.optimizers._lbfgs import lbfgs
 from fnopt.optimizers._lion import lion, scale_by_lion
 from fnopt.optimizers._madgrad import madgrad, scale_by_madgrad
 from fnopt.optimizers._mars import mars
+from fnopt.optimizers._matrix_axes import matrix_axes
+from fnopt.optimizers._matrix_report import MatrixReport, MatrixRow, matrix_report
 from fnopt.optimizers._matrix_rule import MatrixDimensionNumbers
 from fnopt.optimizers._matrix_scale import normalize_neurons, scale_by_matrix_shape
 from fnopt.optimizers._momo import momo, momo_adam
@@ -80,6 +82,8 @@ from fnopt.optimizers._yogi import scale_by_yogi, yogi
 
 __all__ = [
     "MatrixDimensionNumbers",
+    "MatrixReport",
+    "MatrixRow",
     "accumulated_sgd",
     "acprop",
     "adabelief",
@@ -120,7 +124,9 @@ __all__ = [
     "lion",
     "madgrad",
     "mars",
+    "matrix_axes",
     "matrix_labels",
+    "matrix_report",
     "momo",
     "momo_adam",
     "muon",

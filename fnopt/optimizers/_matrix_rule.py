@@ -11,6 +11,15 @@ from fnopt.core import Value, is_none, leaves_with_names, shown, static, where, 
 from fnopt.optimizers._matrix_layout import MatrixLayout
 from fnopt.transforms import Labels, Selector, by_pattern
 
+# Leaves of flax, Equinox and haiku that have two axes as tables, or as vectors of stacked layers.
+_NO_MATRICES = {"bias", "scale", "offset", "embedding", "embeddings"}
+
+
+def _own_name(path: str) -> str:
+    """The last part of a path that is not nnx's name of an array in a variable."""
+    parts = [part for part in path.split("/") if part not in {"value", "raw_value"}]
+    return parts[-1] if parts else ""
+
 
 def _axes(given: Any) -> tuple[int, ...]:
     """One axis or several, as a tuple."""
@@ -114,6 +123,8 @@ def numbers_of(rule: Any, leaves: list[tuple[str, Any]]) -> list[MatrixDimension
     """The dimension numbers of every leaf; None for one that is no matrix."""
     if isinstance(rule, Selector):
         chosen = rule.choose(leaves)
+    elif rule is None:
+        chosen = [_own_name(path) not in _NO_MATRICES for path, _ in leaves]
     elif isinstance(rule, MatrixDimensionNumbers):
         chosen = [rule if _ndim(leaf) > 1 else False for _, leaf in leaves]
     else:

@@ -30,8 +30,9 @@ def muon(
               \hat\mu_t = U S V^\top, \qquad
               s = \sqrt{\max(1,\ \text{outputs} / \text{inputs})}
 
-    Embeddings and heads are better off with Adam, though they are matrices: say so with
-    `weight_dimension_numbers=fnopt.by_pattern({"*embed*": False, "head/*": False}, True)`.
+    Layers that are stacked for a scan, attention kernels of three axes and convolutions are found
+    by `weight_dimension_numbers=fnopt.matrix_axes(loss_fn)(params, batch)`. Embeddings and heads
+    are better off with Adam; print `matrix_report(tx, params)` to see what goes where.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
@@ -42,10 +43,12 @@ def muon(
         consistent_rms: Scales updates to this root mean square in place of :math:`s`; 0.2 takes
             the rates of AdamW.
         orthogonalizer: What makes :math:`U V^\top` of the mean; None for `orthogonalize()`.
-        weight_dimension_numbers: Which leaves are matrices, and along which axes: None for
-            those with two axes; `MatrixDimensionNumbers` for those with two or more; a tree of
-            them, with None for the other leaves; a pattern, `by_pattern` or `by_path` that gives
-            True (a matrix, if it has two axes), False or `MatrixDimensionNumbers`.
+        weight_dimension_numbers: Which leaves are matrices, and along which axes. What
+            `matrix_axes` finds in the program of the loss, or another tree of
+            `MatrixDimensionNumbers` with None for the other leaves; one of these for all leaves
+            with two axes or more; a pattern, `by_pattern` or `by_path` that gives them, True (a
+            matrix, if it has two axes) or False. None for all leaves with two axes whose name is
+            not `bias`, `scale`, `offset`, `embedding` or `embeddings`.
         others: The optimizer of the other leaves; None for AdamW with the same learning rate.
 
     Returns:

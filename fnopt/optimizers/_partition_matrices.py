@@ -23,7 +23,8 @@ class matrix_labels(Selector):
 
     Args:
         matrix: The label of the matrices.
-        rule: Which leaves are: None for those with two axes, `MatrixDimensionNumbers` for those
+        rule: Which leaves are: None for those with two axes (see `muon` for exceptions),
+            `MatrixDimensionNumbers` for those
             with two or more, a tree of them (None for no matrix), or a pattern, `by_pattern` or
             `by_path` that gives them, True (a matrix if it has two axes) or False.
         other: The label of all others.

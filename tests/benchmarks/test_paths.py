@@ -21,7 +21,8 @@ def test_no_recipe_is_forgotten() -> None:
         "MatrixDimensionNumbers",
         "gauss_newton_bartlett_estimator_diag_hessian",
         "hutchinson_estimator_diag_hessian",
-        *("matrix_labels", "partition_matrices", "width_scaled"),
+        *("matrix_axes", "matrix_labels", "matrix_report", "MatrixReport", "MatrixRow"),
+        *("partition_matrices", "width_scaled"),
         *("normalize_neurons", "orthogonalize", "precondition_by_inputs"),
         *("cap_spectral_norm", "floor_update_ratio", "qk_clip"),
     }

@@ -330,7 +330,7 @@ def _found() -> list[Case]:
 # Recipes that take a learning rate, but need more than gradients; they have tests of their own.
 NOT_MINIMISERS = {"lbfgs"}
 # Public functions of the optimizers' package that are no recipes.
-FUNCTIONS = {"partition_matrices", "width_scaled"}
+FUNCTIONS = {"matrix_axes", "matrix_report", "partition_matrices", "width_scaled"}
 
 CASES += _found()
 

@@ -21,27 +21,20 @@ LAYERS = {f"{i}": {"kernel": x, "bias": jnp.ones(6)} for i, x in enumerate(STACK
 PATTERN = fnopt.by_pattern({"*kernel": Numbers(1, 2)}, default=False)
 
 
-def takes_numbers(fn):
-    names = inspect.signature(fn).parameters
-    return next((name for name in names if name.endswith("weight_dimension_numbers")), None)
-
-
+# Functions of a learning rate; the classes are parts, without another method for other leaves.
 RECIPES = [
     name
     for name in fnopt.optimizers.__all__
-    if takes_numbers(getattr(fnopt.optimizers, name)) and not name.startswith("scale_by_")
+    if inspect.isfunction(getattr(fnopt.optimizers, name))
+    and {"weight_dimension_numbers", "learning_rate"}
+    <= {*inspect.signature(getattr(fnopt.optimizers, name)).parameters}
 ]
-for part in ("normalize_neurons", "orthogonalize", "partition_matrices"):
-    RECIPES.remove(part)
 REQUIRED = {"galore": {"rank": 2}}
 
 
 def make(name, rule):
     recipe = getattr(fnopt.optimizers, name)
-    kwargs = {takes_numbers(recipe): rule, **REQUIRED.get(name, {})}
-    if "learning_rate" in inspect.signature(recipe).parameters:
-        kwargs["learning_rate"] = 1.0
-    return recipe(**kwargs)
+    return recipe(1.0, weight_dimension_numbers=rule, **REQUIRED.get(name, {}))
 
 
 def stepped(tx, tree):

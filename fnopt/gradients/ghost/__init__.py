@@ -14,6 +14,7 @@ from fnopt.gradients.ghost._report import GhostReport, ParamRule, ghost_report
 from fnopt.gradients.ghost._rows import GhostRows as GhostRows
 from fnopt.gradients.ghost._rows import record_rows as record_rows
 from fnopt.gradients.ghost._rows import record_tape as record_tape
+from fnopt.gradients.ghost._sites import find_sites as find_sites
 from fnopt.gradients.ghost._trace import Ghost, GhostMeasurements, trace_ghost
 
 __all__ = [

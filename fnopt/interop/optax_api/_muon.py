@@ -67,6 +67,6 @@ def muon(
         weight_decay=adam_weight_decay,
         nesterov=nesterov,
     )
-    return optimizers.partition_matrices(
-        matrices, others, muon_weight_dimension_numbers, label="muon"
-    )
+    numbers = muon_weight_dimension_numbers
+    rule = True if numbers is None else numbers  # all leaves of two axes, whatever their names
+    return optimizers.partition_matrices(matrices, others, rule, label="muon")

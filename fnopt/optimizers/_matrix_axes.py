@@ -1,0 +1,173 @@
+"""The axes of matrices, read from the products of a loss."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from fnopt.core import leaves_with_names, listing
+from fnopt.optimizers._matrix_rule import MatrixDimensionNumbers
+from fnopt.transforms import by_pattern
+
+Axes = tuple[int, ...]
+_SAME = {"convert_element_type", "copy", "copy_p", "neg", "rev", "name"}
+
+
+class _Operand(NamedTuple):
+    """The axes of a param that lie along each dimension of an operand, and those of scans."""
+
+    dims: tuple[Axes, ...]
+    scanned: Axes = ()
+
+
+def matrix_axes(
+    loss_fn: Callable[..., Any],
+    changes: Mapping[str, bool | int | tuple[int, ...]] | None = None,
+    *,
+    has_aux: bool = False,
+) -> Callable[..., Any]:
+    """Find which parameters are matrices, and along which axes, from the program of a loss.
+
+    A parameter is a matrix if it enters matrix products or convolutions alone, always along the
+    same axes: those that are summed over are its rows, its other axes are columns, and axes of
+    batched products and of scans are a batch of matrices. Layers stacked for `jax.lax.scan`,
+    experts under `vmap`, attention kernels of three axes and convolutions are found, for every
+    model library and whatever the names are. Lookup tables (also tied ones), biases, scales and
+    kernels of depthwise convolutions are no matrices.
+
+    Experts that share their inputs are one wide matrix, as in the program; experts with inputs of
+    their own are a batch. A head is a matrix here, and so is a fused kernel (query, key and value
+    side by side): say in `changes` what the program doesn't, `{"head/*": False, "*/qkv": 3}`.
+
+    Args:
+        loss_fn: `loss_fn(params, *args, **kwargs) -> scalar`, of a batch or of one example.
+        changes: From patterns on leaf paths to False (no matrix) or to the `split` of the columns.
+        has_aux: Whether `loss_fn` returns `(value, aux)`.
+
+    Returns:
+        A function `(params, *args, **kwargs)` -> a tree like the params, with a
+        `MatrixDimensionNumbers` for every matrix and None elsewhere: the
+        `weight_dimension_numbers` of every matrix method. It only traces: arrays or their shapes.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, fnopt
+        >>> params = {"table": jnp.ones((9, 4)), "layers": jnp.ones((3, 4, 4)), "b": jnp.ones(4)}
+        >>> def loss(params, tokens):
+        ...     h = params["table"][tokens] + params["b"]
+        ...     layer = lambda h, w: (jnp.tanh(h @ w), None)
+        ...     return jax.lax.scan(layer, h, params["layers"])[0].sum()
+        >>> axes = fnopt.matrix_axes(loss)(params, jnp.zeros(5, int))
+        >>> axes["layers"], axes["table"], axes["b"]
+        (MatrixDimensionNumbers(reduction_axis=(1,), output_axis=(2,), split=1), None, None)
+        >>> tx = fnopt.muon(0.02, weight_dimension_numbers=axes)
+    """
+
+    def axes_fn(params: Any, *args: Any, **kwargs: Any) -> Any:
+        from fnopt.gradients.ghost import find_sites  # heavy, and needed here alone
+
+        leaves, treedef = jax.tree.flatten(params)
+
+        def flat(leaves: Sequence[Any], args: Any, kwargs: Any) -> Any:
+            out = loss_fn(treedef.unflatten(leaves), *args, **kwargs)
+            return out[0] if has_aux else out
+
+        found = find_sites(jax.make_jaxpr(flat)(leaves, args, kwargs), len(leaves))
+        roles: dict[int, set[Any]] = {i: {None} for i in found.lost}
+        for site in found.sites:
+            for i in site.weight.leaves:
+                roles.setdefault(i, set()).add(_numbers(site))
+        sets = [roles.get(i, {None}) for i in range(len(leaves))]
+        numbers = [x.pop() if len(x) == 1 else None for x in sets]
+        names, _ = leaves_with_names(params)
+        rule = by_pattern(changes or {"*": True}, default=True)
+        paths = [name for name, _ in names]
+        lost = [pattern for pattern in changes or () if not rule.finds(pattern, paths)]
+        if lost:
+            raise ValueError(
+                f"matrix_axes: the changes {listing(lost)} match no leaf of {listing(paths)}."
+            )
+        pairs = zip(numbers, rule.choose(names), strict=True)
+        return treedef.unflatten([_changed(*pair) for pair in pairs])
+
+    return axes_fn
+
+
+def _changed(numbers: MatrixDimensionNumbers | None, chosen: Any) -> Any:
+    if numbers is None or isinstance(chosen, bool):
+        return numbers if chosen else None
+    return dataclasses.replace(numbers, split=chosen)
+
+
+def _numbers(site: Any) -> MatrixDimensionNumbers | None:
+    """The rows and columns of the param at this site; None if it is no matrix there."""
+    operand = _operand(site.weight)
+    if operand is None or site.kind not in {"dot", "conv"}:
+        return None
+    numbers = site.eqn.params["dimension_numbers"]
+    if site.kind == "dot":
+        contracted, batched = (pair[site.position] for pair in numbers)
+        columns = [d for d in range(len(operand.dims)) if d not in {*contracted, *batched}]
+        groups = contracted, columns, batched
+    else:
+        out, *rows = numbers.rhs_spec
+        groups = (rows, [out], []) if site.eqn.params["feature_group_count"] == 1 else ((), (), ())
+    rows, columns, batch = (tuple(sorted({a for d in g for a in operand.dims[d]})) for g in groups)
+    everything = [*rows, *columns, *{*batch, *operand.scanned}]
+    if not rows or not columns or len({*everything}) < len(everything):
+        return None
+    return MatrixDimensionNumbers(rows, columns)
+
+
+def _operand(weight: Any) -> _Operand | None:
+    """Where the axes of a param lie in a value that is made of this param alone; else None."""
+    if not weight.moves_only or len(weight.leaves) != 1:
+        return None
+    if not weight.inputs:
+        return _Operand(tuple((a,) for a in range(weight.aval.ndim)))
+    before = _operand(weight.inputs[0])
+    eqn = getattr(weight, "eqn", None)
+    if before is None or len(weight.inputs) > 1:
+        return None
+    if eqn is None:  # an entry of what a scan runs over
+        first, *rest = before.dims
+        return _Operand(tuple(rest), before.scanned + first)
+    dims = _moved(eqn, before.dims, weight.inputs[0].aval.shape, weight.aval.shape)
+    return None if dims is None else before._replace(dims=dims)
+
+
+def _moved(eqn: Any, dims: tuple[Axes, ...], old: Axes, new: Axes) -> tuple[Axes, ...] | None:
+    """The axes along each dimension after an equation that moves numbers."""
+    name, params = eqn.primitive.name, eqn.params
+    if name == "transpose":
+        return tuple(dims[d] for d in params["permutation"])
+    if name == "broadcast_in_dim":
+        places = dict(zip(params["broadcast_dimensions"], dims, strict=True))
+        return tuple(places.get(d, ()) for d in range(len(new)))
+    if name in {"reshape", "squeeze", "expand_dims"}:
+        return _reshaped(dims, old, new)
+    return dims if name in _SAME or old == new or name in {"slice", "split"} else None
+
+
+def _reshaped(dims: tuple[Axes, ...], old: Axes, new: Axes) -> tuple[Axes, ...]:
+    """The axes along each dimension of a reshaped array.
+
+    A new dimension has those axes whose numbers it counts: strides and sizes of both shapes are
+    compared. Dimensions of one entry have none.
+    """
+    spans = list(zip(dims, _spans(old), strict=True))
+    return tuple(
+        tuple(a for axes, (low, high) in spans if low < top and bottom < high for a in axes)
+        for bottom, top in _spans(new)
+    )
+
+
+def _spans(shape: Axes) -> list[tuple[int, int]]:
+    """For every dimension its stride, and the stride of the one before."""
+    out, stride = [], 1
+    for size in reversed(shape):
+        out.append((stride, stride * size))
+        stride *= size
+    return out[::-1]

@@ -20,7 +20,8 @@ FILES = sorted(ROOT.rglob("*.py"))
 # Which packages a package may import from, besides itself. Read from left to right:
 # core < programs < taps, gradients, jacobians, costs; gradients, jacobians < curvature;
 # core < schedules < transforms; gradients, curvature, transforms < optimizers;
-# jacobians < linear < residuals < solvers < curves; curvature < residuals; optimizers < solvers.
+# jacobians < linear < residuals < solvers < curves; curvature < residuals; optimizers < solvers;
+# models < curves.
 LAYERS = {
     "core": set(),
     "programs": {"core"},
@@ -38,7 +39,8 @@ LAYERS = {
         *("core", "programs", "jacobians", "linear", "residuals"),
         *("schedules", "transforms", "optimizers"),
     },
-    "curves": {"core", "programs", "jacobians", "linear", "residuals", "solvers"},
+    "models": {"core"},
+    "curves": {"core", "programs", "jacobians", "linear", "models", "residuals", "solvers"},
     "losses": {"core", "projections"},
     "tree": {"core"},
     "projections": {"core"},

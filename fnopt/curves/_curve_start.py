@@ -18,6 +18,7 @@ from fnopt.curves._signature import (
     positional,
 )
 from fnopt.jacobians import ravel
+from fnopt.models import Model
 from fnopt.residuals import floating_start
 from fnopt.solvers import named_entries
 
@@ -35,8 +36,8 @@ class Start(NamedTuple):
 
 def start_of(f: Any, p0: Any, bounds: Any, constraints: Any, x: Any, y: jax.Array) -> Start:
     """The start of a fit, with its bounds as a pair of trees."""
-    if hasattr(f, "guess") and (p0 is None or isinstance(p0, dict)):
-        p0 = {**f.guess(x, y), **({} if p0 is None else p0)}
+    if isinstance(f, Model) and (p0 is None or isinstance(p0, dict)):
+        p0 = _completed(f, {} if p0 is None else p0, x, y)
         if isinstance(bounds, dict) or not checked_bounds(bounds):
             bounds = {**f.bounds, **(bounds if isinstance(bounds, dict) else {})}
     elif p0 is None:
@@ -56,12 +57,19 @@ def start_of(f: Any, p0: Any, bounds: Any, constraints: Any, x: Any, y: jax.Arra
     if not constraints:
         ravel(p0, "p0")  # refuses what isn't a tree of floating arrays
     box, names = checked_bounds(_by_name(bounds, p0)), tuple(named_entries(p0))
-    if isinstance(p0, dict) and len(p0) > 1 and set(p0) == set(argument_names(f, len(p0))):
-        return Start(p0, "names", names, box)
-    if hasattr(f, "names") and isinstance(p0, dict):
+    is_named = isinstance(p0, dict) and set(p0) == set(argument_names(f, len(p0)))
+    if is_named and (isinstance(f, Model) or len(p0) > 1):  # f(x, p) may take a tree {"p": ...}
         return Start(p0, "names", names, box)
     check_takes_tree(f, None, p0)
     return Start(p0, "tree", names, box)
+
+
+def _completed(model: Model, p0: dict[str, Any], x: Any, y: jax.Array) -> dict[str, Any]:
+    """The start of a model: `p0`, and its guess of the other params."""
+    unknown = sorted(set(p0) - set(model.names))
+    if unknown:
+        raise ValueError(f"curve_fit: p0 names {unknown}, expected params of {list(model.names)}.")
+    return dict(p0) if len(p0) == len(model.names) else {**model.guess(x, y), **p0}
 
 
 def _by_name(bounds: Any, params: Any) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fnopt.gradients.ghost._weights import Leaf, Slice, Step, Weight
+from fnopt.gradients.ghost._weights import ComputedWeight, Leaf, Slice, Weight
 from fnopt.programs import jaxprs
 
 
@@ -35,14 +35,14 @@ def moved(weight: Weight, params: Mapping[int, np.ndarray]) -> np.ndarray | None
     if isinstance(weight, Leaf) or _is_entry(weight):
         (number,) = weight.leaves
         return params[number]
-    if not isinstance(weight, Step):
+    if not isinstance(weight, ComputedWeight):
         return None
     inputs = [moved(w, params) for w in weight.inputs]
     known = [x for x in inputs if x is not None]
     return _step(weight, known) if known and len(known) == len(inputs) else None
 
 
-def _step(weight: Step, inputs: Sequence[np.ndarray]) -> np.ndarray | None:
+def _step(weight: ComputedWeight, inputs: Sequence[np.ndarray]) -> np.ndarray | None:
     name, shape, params, x = weight.name, weight.aval.shape, weight.eqn.params, inputs[0]
     if name == "concatenate":
         return np.concatenate(inputs, params["dimension"])
@@ -96,7 +96,9 @@ def are_apart(weights: Sequence[Weight]) -> bool:
 
 
 def _views(weight: Weight, memory: Mapping[int, np.ndarray]) -> list[np.ndarray] | None:
-    if isinstance(weight, Step) and weight.aval.size == sum(w.aval.size for w in weight.inputs):
+    if isinstance(weight, ComputedWeight) and weight.aval.size == sum(
+        w.aval.size for w in weight.inputs
+    ):
         parts = [_views(w, memory) for w in weight.inputs]  # all of it, in another order
         known = [views for views in parts if views is not None]
         return [x for views in known for x in views] if len(known) == len(parts) else None

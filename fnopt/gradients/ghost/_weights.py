@@ -137,7 +137,7 @@ class Slice(Weight):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Step(Weight):
+class ComputedWeight(Weight):
     """An output of an equation of weights.
 
     Attributes:
@@ -218,7 +218,7 @@ def step(eqn: jex.JaxprEqn, inputs: Sequence[Weight], around: Sequence[int]) -> 
     sliced = {number for w in inputs for number in w.axes}
     axes = tuple(number for number in around if number in sliced)
     return [
-        Step(v.aval, leaves, axes, tuple(inputs), eqn, i)  # pyright: ignore[reportAbstractUsage]
+        ComputedWeight(v.aval, leaves, axes, tuple(inputs), eqn, i)  # pyright: ignore[reportAbstractUsage]
         for i, v in enumerate(eqn.outvars)
     ]
 
@@ -276,7 +276,7 @@ def pull_back(weight: Weight, cotangent: Any, leaves: Mapping[int, Any]) -> dict
 def without_transposes(weight: Weight) -> tuple[Weight, tuple[int, ...]]:
     """The weight before casts, names and transposes, and the permutation of its axes."""
     perm = tuple(range(weight.aval.ndim))
-    while isinstance(weight, Step) and weight.moves_only:
+    while isinstance(weight, ComputedWeight) and weight.moves_only:
         if weight.name == "transpose":
             moved = weight.eqn.params["permutation"]
             perm = tuple(moved[d] for d in perm)

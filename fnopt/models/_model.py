@@ -1,0 +1,218 @@
+"""A model: a function of x with named params."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import Value, default_float, static, where
+
+Bounds = dict[str, tuple[float | None, float | None]]
+
+
+class Model(Value):
+    """A function of x with named params, and bounds and a start for them.
+
+    `model(x, **params)`, `model(x, params)` and `model(x, *values)` are its values. Models add and
+    multiply: `Gaussian("a_") + Linear("b_")`. :func:`fnopt.curve_fit` takes them as its function.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.models import Gaussian, Linear
+        >>> model = Gaussian("peak_") + Linear()
+        >>> model.names
+        ('peak_amplitude', 'peak_center', 'peak_sigma', 'slope', 'intercept')
+        >>> model.bounds
+        {'peak_sigma': (0.0, None)}
+    """
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the params, in the order of `values`."""
+        raise NotImplementedError
+
+    @property
+    def bounds(self) -> Bounds:
+        """The lower and upper bound of the params that have them; None for no bound."""
+        return {}
+
+    def values(self, x: Any, *values: Any) -> jax.Array:
+        """The values of the model, with params in the order of `names`."""
+        raise NotImplementedError
+
+    def guess(self, x: Any, y: Any) -> dict[str, jax.Array]:
+        """Params to start a fit from, by name."""
+        raise ValueError(
+            f"{where()}{self!r} can't guess where to start; give p0, a dict with {self.names}."
+        )
+
+    @property
+    def is_peak(self) -> bool:
+        """Whether it vanishes far away: a guess of a sum takes what others leave."""
+        return False
+
+    def parts(self) -> tuple[Model, ...]:
+        """The terms of a sum."""
+        return (self,)
+
+    def components(self, x: Any, params: dict[str, Any]) -> dict[str, jax.Array]:
+        """The values of every term of a sum, by its prefix, or its class if it has none."""
+        return {
+            getattr(part, "prefix", "") or type(part).__name__: part(x, params)
+            for part in self.parts()
+        }
+
+    def __call__(self, x: Any, *values: Any, **params: Any) -> jax.Array:
+        if len(values) == 1 and isinstance(values[0], dict):
+            values, params = (), values[0]
+        missing = [name for name in self.names if name not in params]
+        if not values and not missing:
+            values = tuple(params[name] for name in self.names)
+        elif params or len(values) != len(self.names):
+            given = sorted(params) if params else f"{len(values)} numbers"
+            raise TypeError(
+                f"{where()}{self!r} takes the params {list(self.names)}, but got {given}."
+            )
+        return self.values(x, *values)
+
+    def __add__(self, other: Model) -> Model:
+        return _combine(self, other, is_product=False)
+
+    def __mul__(self, other: Model) -> Model:
+        return _combine(self, other, is_product=True)
+
+
+class Component(Model):
+    """A model of one function, whose arguments after x are its params.
+
+    Args:
+        prefix: What the names of its params begin with.
+    """
+
+    prefix: str = static(default="")
+    curve: ClassVar[Callable[..., jax.Array]]  # of x and the params
+    positive: ClassVar[tuple[str, ...]] = ()  # params bounded by 0 from below
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the params, in the order of the function's arguments."""
+        return tuple(
+            self.prefix + name for name in list(inspect.signature(self.curve).parameters)[1:]
+        )
+
+    @property
+    def bounds(self) -> Bounds:
+        """0 as the lower bound of scales."""
+        return {self.prefix + name: (0.0, None) for name in self.positive}
+
+    def values(self, x: Any, *values: Any) -> jax.Array:
+        """The function's values."""
+        return self.curve(jnp.asarray(x), *values)
+
+    def start(self, x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
+        """The guess, in the order of `names`."""
+        del x, y
+        raise NotImplementedError
+
+    def guess(self, x: Any, y: Any) -> dict[str, jax.Array]:
+        """Params to start a fit from, by name."""
+        x, y = (jnp.asarray(v, default_float()) for v in (x, y))
+        try:
+            found = self.start(x, y)
+        except NotImplementedError:
+            return super().guess(x, y)
+        return {n: jnp.asarray(v, y.dtype) for n, v in zip(self.names, found, strict=True)}
+
+
+class Function(Component):
+    """A model of a user's function."""
+
+    fn: Callable[..., Any] = static(default=None)
+
+    @property
+    def curve(self) -> Callable[..., jax.Array]:  # pyright: ignore
+        """The function."""
+        return self.fn
+
+
+def model(fn: Callable[..., Any], prefix: str = "") -> Model:
+    """A model of your own function, to add to others.
+
+    Args:
+        fn: `fn(x, a, b, ...)`, written with `jax.numpy`; its arguments name the params.
+        prefix: What the names of the params begin with.
+
+    Returns:
+        The model. It guesses no start: give `p0` for its params.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.models import Constant, model
+        >>> wave = model(lambda x, height, k: height * jnp.sin(k * x), "w_") + Constant()
+        >>> wave.names
+        ('w_height', 'w_k', 'c')
+    """
+    return Function(prefix, fn)
+
+
+class Combined(Model):
+    """The sum or product of two models."""
+
+    left: Model
+    right: Model
+    is_product: bool = static(default=False)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of both."""
+        return self.left.names + self.right.names
+
+    @property
+    def bounds(self) -> Bounds:
+        """The bounds of both."""
+        return self.left.bounds | self.right.bounds
+
+    @property
+    def is_peak(self) -> bool:
+        """Whether it vanishes far away."""
+        return self.left.is_peak or self.right.is_peak
+
+    def values(self, x: Any, *values: Any) -> jax.Array:
+        """The sum or product of the values of both."""
+        n = len(self.left.names)
+        left, right = self.left(x, *values[:n]), self.right(x, *values[n:])
+        return left * right if self.is_product else left + right
+
+    def parts(self) -> tuple[Model, ...]:
+        """The terms of a sum."""
+        return (self,) if self.is_product else self.left.parts() + self.right.parts()
+
+    def guess(self, x: Any, y: Any) -> dict[str, jax.Array]:
+        """The guess of every term from what the terms before leave, peaks last."""
+        if self.is_product:
+            return super().guess(x, y)
+        found, rest = {}, jnp.asarray(y, default_float())
+        for part in sorted(self.parts(), key=lambda part: part.is_peak):
+            start = part.guess(x, rest)
+            found |= start
+            rest = rest - part(x, start)
+        return found
+
+
+def _combine(left: Model, right: Model, is_product: bool) -> Model:
+    if not isinstance(right, Model):
+        raise TypeError(
+            f"{where()}a {type(right).__name__} can't be combined with a model; write "
+            "fnopt.models.model(fn) of a function, Constant() of a number."
+        )
+    twice = sorted(set(left.names) & set(right.names))
+    if twice:
+        raise ValueError(
+            f"{where()}both models have params {twice}. Give one a prefix: {type(right).__name__}"
+            "('b_')."
+        )
+    return Combined(left, right, is_product)

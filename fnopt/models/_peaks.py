@@ -1,0 +1,175 @@
+"""Peaks; `amplitude` is the area, `center` the position, and `sigma` the width, as in lmfit."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.models._model import Component
+from fnopt.models._voigt import faddeeva
+
+
+def _width(sigma: Any) -> jax.Array:
+    """A width that isn't 0, which its bound allows."""
+    sigma = jnp.asarray(sigma)
+    return jnp.maximum(sigma, jnp.finfo(sigma.dtype).tiny ** 0.5)
+
+
+def _gaussian(x: jax.Array, amplitude: Any, center: Any, sigma: Any) -> jax.Array:
+    sigma = _width(sigma)
+    z = (x - center) / sigma
+    return amplitude / (sigma * math.sqrt(2 * math.pi)) * jnp.exp(-0.5 * jnp.square(z))
+
+
+def _lorentzian(x: jax.Array, amplitude: Any, center: Any, sigma: Any) -> jax.Array:
+    sigma = _width(sigma)
+    return amplitude / (math.pi * sigma * (1 + jnp.square((x - center) / sigma)))
+
+
+def _voigt(x: jax.Array, amplitude: Any, center: Any, sigma: Any, gamma: Any) -> jax.Array:
+    sigma = _width(sigma)
+    w = faddeeva((x - center) / (sigma * math.sqrt(2)), gamma / (sigma * math.sqrt(2)))
+    return amplitude * w / (sigma * math.sqrt(2 * math.pi))
+
+
+def highest(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Height, position and full width at half maximum of the highest peak, or deepest dip.
+
+    The width is twice that of the narrower side, since another peak may stand on the other.
+    """
+    up = jnp.max(y) - jnp.median(y) >= jnp.median(y) - jnp.min(y)
+    base = jnp.where(up, jnp.min(y), jnp.max(y))
+    size = jnp.abs(y - base)
+    center, height = x[jnp.argmax(size)], jnp.max(size)
+    away = jnp.abs(x - center)
+    sides = [
+        jnp.where((size < height / 2) & side, away, jnp.inf) for side in (x < center, x > center)
+    ]
+    half = jnp.minimum(jnp.min(sides[0]), jnp.min(sides[1]))
+    half = jnp.where(jnp.isfinite(half), half, jnp.max(away))
+    return jnp.where(up, height, -height), center, 2 * half
+
+
+class _Peak(Component):
+    positive = ("sigma",)
+
+    @property
+    def is_peak(self) -> bool:
+        """A peak vanishes far away."""
+        return True
+
+
+class Gaussian(_Peak):
+    r"""A Gaussian, :math:`\frac{A}{\sigma \sqrt{2 \pi}} e^{-(x - \mu)^2 / (2 \sigma^2)}`.
+
+    Its params are `amplitude` (the area :math:`A`), `center` and `sigma`.
+
+    Args:
+        prefix: What the names of its params begin with.
+
+    Example:
+        >>> from fnopt.models import Gaussian
+        >>> peak = Gaussian("a_")
+        >>> peak.names
+        ('a_amplitude', 'a_center', 'a_sigma')
+        >>> print(f"{peak(0.0, 1.0, 0.0, 1.0):.4f}")
+        0.3989
+    """
+
+    curve = staticmethod(_gaussian)
+
+    def start(self, x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
+        """The highest peak."""
+        height, center, width = highest(x, y)
+        sigma = width / math.sqrt(8 * math.log(2))
+        return height * sigma * math.sqrt(2 * math.pi), center, sigma
+
+
+class Lorentzian(_Peak):
+    r"""A Lorentzian, :math:`\frac{A}{\pi} \frac{\sigma}{(x - \mu)^2 + \sigma^2}`.
+
+    Its params are `amplitude` (the area :math:`A`), `center` and `sigma`, half the width at half
+    of the maximum.
+
+    Args:
+        prefix: What the names of its params begin with.
+
+    Example:
+        >>> from fnopt.models import Lorentzian
+        >>> print(f"{Lorentzian()(1.0, 1.0, 0.0, 1.0):.4f}")  # 1 / (2 pi)
+        0.1592
+    """
+
+    curve = staticmethod(_lorentzian)
+
+    def start(self, x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
+        """The highest peak."""
+        height, center, width = highest(x, y)
+        return height * width * math.pi / 2, center, width / 2
+
+
+class Voigt(_Peak):
+    r"""A Gaussian of width `sigma` convolved with a Lorentzian of width `gamma`.
+
+    .. math:: \frac{A}{\sigma \sqrt{2 \pi}} \Re w\!\left(
+        \frac{x - \mu + i \gamma}{\sigma \sqrt 2} \right)
+
+    with the Faddeeva function :func:`fnopt.models.faddeeva`. Its params are `amplitude` (the area
+    :math:`A`), `center`, `sigma` and `gamma`. lmfit ties `gamma` to `sigma`: write
+    `constraints={"gamma": fnopt.tied(lambda p: p["sigma"])}` for the same.
+
+    Args:
+        prefix: What the names of its params begin with.
+
+    Example:
+        >>> from fnopt.models import Voigt
+        >>> print(f"{Voigt()(0.0, 1.0, 0.0, 1.0, 1.0):.4f}")
+        0.2087
+    """
+
+    positive = ("sigma", "gamma")
+    curve = staticmethod(_voigt)
+
+    def start(self, x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
+        """The highest peak, with `gamma` equal to `sigma`."""
+        height, center, width = highest(x, y)
+        sigma = width / 3.6013  # Olivero and Longbothum (1977) at gamma = sigma
+        return height * sigma / _voigt(jnp.zeros(()), 1.0, 0.0, 1.0, 1.0), center, sigma, sigma
+
+
+class PseudoVoigt(_Peak):
+    r"""A weighted sum of a Gaussian and a Lorentzian of the same width.
+
+    .. math:: (1 - \eta)\, G(x; A, \mu, \sigma / \sqrt{2 \ln 2}) + \eta\, L(x; A, \mu, \sigma)
+
+    Its params are `amplitude` (the area :math:`A`), `center`, `sigma`, half the width at half of
+    the maximum, and `fraction` (:math:`\eta`, between 0 and 1).
+
+    Args:
+        prefix: What the names of its params begin with.
+
+    Example:
+        >>> from fnopt.models import PseudoVoigt
+        >>> print(f"{PseudoVoigt()(1.0, 1.0, 0.0, 1.0, 1.0):.4f}")
+        0.1592
+    """
+
+    @staticmethod
+    def curve(x: jax.Array, amplitude: Any, center: Any, sigma: Any, fraction: Any) -> jax.Array:
+        """The weighted sum."""
+        gaussian = _gaussian(x, amplitude, center, sigma / math.sqrt(2 * math.log(2)))
+        return (1 - fraction) * gaussian + fraction * _lorentzian(x, amplitude, center, sigma)
+
+    @property
+    def bounds(self) -> dict[str, tuple[float | None, float | None]]:
+        """0 as the lower bound of `sigma`, and 0 and 1 as those of `fraction`."""
+        return super().bounds | {f"{self.prefix}fraction": (0.0, 1.0)}
+
+    def start(self, x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
+        """The highest peak, half of it a Lorentzian."""
+        height, center, width = highest(x, y)
+        unit = self.curve(jnp.zeros(()), 1.0, 0.0, 1.0, 0.5)
+        return height * width / 2 / unit, center, width / 2, 0.5

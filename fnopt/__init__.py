@@ -84,6 +84,7 @@ _LATER: dict[str, tuple[str, ...]] = {
     ),
     "linear": (),
     "losses": (),
+    "manifolds": (),
     "models": (),
     "monitor": (),
     "programs": (),

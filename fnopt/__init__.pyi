@@ -12,6 +12,7 @@ from fnopt import interop as interop
 from fnopt import jacobians as jacobians
 from fnopt import linear as linear
 from fnopt import losses as losses
+from fnopt import manifolds as manifolds
 from fnopt import models as models
 from fnopt import monitor as monitor
 from fnopt import optimizers as optimizers

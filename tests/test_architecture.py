@@ -19,7 +19,8 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 # Which packages a package may import from, besides itself. Read from left to right:
 # core < programs < taps, gradients, jacobians, costs; gradients, jacobians < curvature;
-# core < schedules < transforms; gradients, curvature, transforms < optimizers;
+# core < schedules < transforms < manifolds < residuals;
+# gradients, curvature, transforms < optimizers;
 # jacobians < linear < residuals < solvers < curves; curvature < residuals; optimizers < solvers;
 # models < curves.
 LAYERS = {
@@ -33,10 +34,11 @@ LAYERS = {
     "curvature": {"core", "programs", "gradients", "jacobians"},
     "taps": {"core", "programs", "jacobians"},
     "costs": {"core", "programs"},
+    "manifolds": {"core", "transforms"},
     "linear": {"core", "jacobians"},
-    "residuals": {"core", "programs", "jacobians", "linear", "curvature"},
+    "residuals": {"core", "programs", "jacobians", "linear", "curvature", "manifolds"},
     "solvers": {
-        *("core", "programs", "jacobians", "linear", "residuals"),
+        *("core", "programs", "jacobians", "linear", "residuals", "manifolds"),
         *("schedules", "transforms", "optimizers"),
     },
     "models": {"core"},

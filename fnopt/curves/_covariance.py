@@ -8,6 +8,7 @@ import jax
 
 from fnopt.curves._uncertainty import AnyFit, as_params, knows_sigma, solution_of
 from fnopt.jacobians import held_as_zeros, ravel
+from fnopt.residuals import in_tangents
 from fnopt.solvers import covariance_of, errors_of
 
 
@@ -26,7 +27,8 @@ def covariance(fit: AnyFit, absolute_sigma: bool = False) -> jax.Array:
     Returns:
         An array of shape `[n, n]`, for the params laid end to end in the order of their leaves;
         infinite in the rows and columns of those that the data don't determine, and everywhere
-        without a degree of freedom. Params that are held have zeros.
+        without a degree of freedom. Params that are held have zeros. A parameter on a manifold
+        counts by the coordinates of its tangent space at the solution.
 
     Raises:
         ValueError: If the solver formed no Jacobian.
@@ -51,7 +53,8 @@ def standard_errors(fit: AnyFit, absolute_sigma: bool = False) -> Any:
         absolute_sigma: Whether the residuals are in units of known standard deviations.
 
     Returns:
-        A tree like the params.
+        A tree like the params. The errors of a parameter on a manifold are those of its tangent
+        coordinates, `[..., dimension]`: see :mod:`fnopt.manifolds`.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -61,5 +64,5 @@ def standard_errors(fit: AnyFit, absolute_sigma: bool = False) -> Any:
         0.5774
     """
     solution = solution_of(fit, "standard_errors")
-    unravel = ravel(held_as_zeros(solution.params))[1]
+    unravel = ravel(held_as_zeros(in_tangents(solution.params)))[1]
     return as_params(fit, unravel(errors_of(solution, knows_sigma(fit, absolute_sigma))))

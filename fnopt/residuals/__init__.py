@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from fnopt.residuals._bounds import Box as Box
 from fnopt.residuals._bounds import box_of as box_of
+from fnopt.residuals._bounds import boundless as boundless
+from fnopt.residuals._charts import charted as charted
+from fnopt.residuals._curved import Parametrisation as Parametrisation
+from fnopt.residuals._curved import curved as curved
+from fnopt.residuals._curved import in_tangents as in_tangents
 from fnopt.residuals._derivative import Derivative as Derivative
 from fnopt.residuals._derivative import mixed_rows as mixed_rows
 from fnopt.residuals._derivative import scaled_rows as scaled_rows
@@ -33,7 +38,6 @@ from fnopt.residuals._linearise import linearise_pull as linearise_pull
 from fnopt.residuals._linearise import probed_columns as probed_columns
 from fnopt.residuals._linearise import value_and_slope as value_and_slope
 from fnopt.residuals._parameters import Constraint, fixed, interval, positive, tied
-from fnopt.residuals._parameters import Parametrisation as Parametrisation
 from fnopt.residuals._parameters import are_in_a_row as are_in_a_row
 from fnopt.residuals._parameters import as_vector as as_vector
 from fnopt.residuals._parameters import floating_start as floating_start

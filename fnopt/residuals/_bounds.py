@@ -96,6 +96,12 @@ def box_of(bounds: Any, params: Any, dtype: Any, *, may_be_equal: bool = False) 
     return boxes
 
 
+def boundless(u: jax.Array, dtype: Any) -> Box:
+    """No bounds on an array."""
+    inf = jnp.full(u.size, jnp.inf, dtype)
+    return Box(-inf, inf)
+
+
 def _closed(side: Any, end: float) -> Any:
     """A tree of bounds with an infinite one in place of None."""
     return jax.tree.map(lambda x: end if x is None else x, side, is_leaf=lambda x: x is None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import graphlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ from fnopt.core import (
 )
 from fnopt.jacobians import ravel
 from fnopt.programs import jaxprs
+from fnopt.residuals._curved import Parametrisation, curved, manifolds_of, on_its_manifold
 from fnopt.residuals._prefix import first_bad
 
 
@@ -129,14 +130,6 @@ class interval(Constraint):
         return (value > self.lower) & (value < self.upper)
 
 
-class Parametrisation(NamedTuple):
-    """Params as a function of what is fitted."""
-
-    free: Any  # a tree of the variables that are fitted
-    assemble: Callable[[Any], Any]  # from such a tree to the params
-    kinds: tuple[Constraint | None, ...]  # for every leaf of the params
-
-
 def parametrised(params: Any, constraints: Any = None) -> Parametrisation:
     """Separates what is fitted from what is held or follows.
 
@@ -161,10 +154,15 @@ def parametrised(params: Any, constraints: Any = None) -> Parametrisation:
         >>> made.free, made.assemble((5.0,))
         ((1.0,), {'a': 5.0, 'b': Array(2., dtype=float32)})
     """
-    if constraints is None:
+    manifolds = manifolds_of(params)
+    if constraints is None and not any(manifolds):
         return Parametrisation(params, lambda free: free, ())
     pairs, treedef = leaves_with_names(params)
-    kinds = _kinds(constraints, [path for path, _ in pairs])
+    rows = zip(_kinds(constraints, [path for path, _ in pairs]), manifolds, pairs, strict=True)
+    kinds = tuple(
+        kind if on is None or isinstance(kind, fixed) else on_its_manifold(kind, on, *pair)
+        for kind, on, pair in rows
+    )
     rows = zip(kinds, pairs, strict=True)
     fitted = [None if isinstance(kind, fixed) else leaf for kind, (_, leaf) in rows]
     ravel(jax.tree.unflatten(treedef, fitted), "params")  # refuses what isn't floating
@@ -245,9 +243,9 @@ def _kinds(constraints: Any, paths: list[str]) -> tuple[Constraint | None, ...]:
     )
 
 
-def _start(kind: Constraint | None, leaf: Any, path: str) -> Any:
+def _start(kind: Value | None, leaf: Any, path: str) -> Any:
     if not isinstance(kind, (positive, interval)):
-        return leaf
+        return kind.start(jnp.asarray(leaf)) if isinstance(kind, curved) else leaf
     if first_bad(lambda leaf, *_: kind.allows(leaf), leaf, *jax.tree.leaves(kind)) is not None:
         raise ValueError(
             f"{where()}{shown(path)} starts at {np.asarray(leaf)}, outside of what {kind!r} "
@@ -256,11 +254,13 @@ def _start(kind: Constraint | None, leaf: Any, path: str) -> Any:
     return kind.to_free(jnp.asarray(leaf))
 
 
-def _value(kind: Constraint | None, leaf: Any, rest: Any) -> Any:
+def _value(kind: Constraint | curved | None, leaf: Any, rest: Any) -> Any:
     """The value of a leaf; of a tied one its start, until it is computed from the others."""
     if isinstance(kind, (fixed, tied)):
         return _as_array(leaf)
     value = next(rest)
+    if isinstance(kind, curved):
+        return kind.point(jnp.asarray(leaf), value)
     return kind.from_free(value) if isinstance(kind, (positive, interval)) else value
 
 

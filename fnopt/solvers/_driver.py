@@ -14,7 +14,6 @@ from jax.core import Tracer
 
 from fnopt.core import (
     Params,
-    Status,
     check_same_params,
     check_scalars,
     place,
@@ -25,6 +24,7 @@ from fnopt.core import (
 from fnopt.programs import call_compiled, call_recorded, is_data
 from fnopt.residuals import ExampleResiduals, floating_start, without_operators
 from fnopt.solvers._bounded import within_bounds
+from fnopt.solvers._charts import through_charts
 from fnopt.solvers._implicit import implicitly
 from fnopt.solvers._levenberg_marquardt import levenberg_marquardt
 from fnopt.solvers._method import LeastSquaresMethod
@@ -41,7 +41,7 @@ from fnopt.solvers.problem._call import (
     with_a_derivative_that_is_there,
     without_aux,
 )
-from fnopt.solvers.problem._jacobian_check import disagrees
+from fnopt.solvers.problem._jacobian_check import checked_jacobian
 from fnopt.solvers.problem._problem import Problem, Setting, by_example, set_up
 from fnopt.solvers.problem._scipy_options import as_asked, check_enough, with_keywords
 from fnopt.solvers.result._solution import Solution, StepInfo
@@ -278,7 +278,7 @@ def _fit(
     setting = set_up(residual_fn, params, args, jac=jac, **options)
     if setting.problem.box is not None:
         solver = within_bounds(solver, setting.problem.flat.rows, setting.problem.flat.n)
-    if isinstance(residual_fn, ExampleResiduals):
+    if isinstance(residual_fn, ExampleResiduals) and setting.problem.fitted is None:
         setting, check_jac = by_example(setting, residual_fn, args, solver), False
     return _solve(setting, solver, max_steps, starts, history, callback, check_jac)
 
@@ -308,48 +308,39 @@ def _solve(
     callback: Callable[[StepInfo], Any] | None,
     check_jac: bool,
 ) -> Solution:
-    watch = watching(setting, solver, callback)
-
     def run(
         problem: Problem, solver: LeastSquaresMethod, x: jax.Array, max_steps: jax.Array
     ) -> Solution:
-        box = problem.box
-        x = x if box is None else jnp.where(box.is_feasible(), box.nearest(x), x)
-        end = search(problem, solver, setting.made.free, x, max_steps, history, watch)
-        wrong = _is_wrong(problem, solver, x) if check_jac else None
-        return end._replace(status=_with_wrong_jacobian(end.status, wrong))
+        def solve(x: jax.Array, max_steps: jax.Array) -> Solution:
+            here, watch = setting.on_chart(x), watching(setting.on_chart(x), solver, callback)
+            local, x = problem.on_chart(x)
+            box = local.box
+            x = x if box is None else jnp.where(box.is_feasible(), box.nearest(x), x)
+            end = search(local, solver, here.made.free, x, max_steps, history, watch)
+            return checked_jacobian(local, solver, x, end) if check_jac else end
+
+        if problem.fitted is None:
+            return solve(x, max_steps)
+        return through_charts(setting, solve, x, max_steps)
 
     problem = setting.problem.compact(setting.x)
 
     def solve(x: jax.Array) -> Solution:
         return implicitly(run, problem, solver, x, max_steps)
 
+    if starts > 1 and problem.fitted is not None:
+        raise ValueError(f"least_squares: starts = {starts} with params on manifolds, expected 1.")
     if starts == 1:
         end = solve(setting.x)
     else:
         end = lowest(solve, starting_points(setting.x, problem.box, starts))
-    counted = setting.dof + setting.x.size
+    reached = setting.on_chart(end.params)  # `run` is traced again for derivatives
+    counted = setting.dof + reached.x.size
     return end._replace(
-        params=setting.params(end.params),
+        params=reached.params(reached.x),
         status=checked_status(end.status, counted > 0, end.cost, counted),
         residuals=setting.problem.flat.unflatten(end.residuals),
-        tangent=setting.tangent(end.params),
+        tangent=reached.tangent(reached.x),
         dof=jnp.where(end.rank < 0, setting.dof, counted - end.rank),
-        at_bound=None if setting.problem.box is None else setting.problem.box.side(end.params),
+        at_bound=None if setting.problem.box is None else setting.problem.box.side(reached.x),
     )
-
-
-def _is_wrong(problem: Problem, solver: LeastSquaresMethod, x: jax.Array) -> jax.Array | None:
-    """Whether the user's Jacobian isn't that of the residuals; None if there is none."""
-    if problem.flat.derivative is None:
-        return None
-    return disagrees(problem, x, solver.model(problem.flat).evaluate(x).columns)
-
-
-def _with_wrong_jacobian(status: jax.Array, wrong: jax.Array | None) -> jax.Array:
-    """The status, which says if the user's Jacobian isn't that of the residuals."""
-    if wrong is None:
-        return status
-    failed = jnp.asarray([Status.NONFINITE_START, Status.ILL_POSED, Status.INFEASIBLE], jnp.int32)
-    doubtful = wrong & ~jnp.any(status == failed)
-    return jnp.where(doubtful, Status.WRONG_JACOBIAN.array, status)

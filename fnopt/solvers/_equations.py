@@ -36,7 +36,13 @@ from fnopt.programs import (
     runs_now,
     uncached,
 )
-from fnopt.residuals import after_newton, floating_start, off_flat_places, root_tangent
+from fnopt.residuals import (
+    after_newton,
+    floating_start,
+    off_flat_places,
+    parametrised,
+    root_tangent,
+)
 from fnopt.solvers._driver import least_squares
 from fnopt.solvers._levenberg_marquardt import levenberg_marquardt
 from fnopt.solvers._method import LeastSquaresMethod
@@ -172,10 +178,11 @@ def _found(
 ) -> Root:
     wide = typed_start(fun, _widened(params), *args)
     dtype = real_dtype(compute_dtype(*(p.dtype for p in jax.tree.leaves(wide))))
-    laid = real_vector(wide, dtype)
+    made = parametrised(wide)  # points on manifolds by coordinates of the tangents at the start
+    laid = real_vector(made.free, dtype)
 
     def equations(x: jax.Array) -> Any:
-        out = fun(laid.unflatten(x), *args)
+        out = fun(made.assemble(laid.unflatten(x)), *args)
         return pair_of(out, caller)[0] if has_aux else out
 
     shapes = jax.eval_shape(uncached(equations), jax.ShapeDtypeStruct((laid.size,), dtype))
@@ -186,10 +193,10 @@ def _found(
             f"{caller}: fun returned {out.size} numbers for {laid.size} in the params, expected as "
             "many. For more equations, or fewer, see fnopt.least_squares."
         )
-    start = laid.flatten(wide)
+    start = laid.flatten(made.free)
     together = alike_together(lambda x: out.flatten(equations(x)), start)
     x, left, kept = _implicitly(together, start, solver, tol, max_steps)
-    found = laid.unflatten(x)
+    found = made.assemble(laid.unflatten(x))
     aux = pair_of(fun(found, *args), caller)[1] if has_aux else None
     found = jax.tree.map(lambda new, old: new.astype(jnp.result_type(old)), found, params)
     return Root(found, out.unflatten(left), *kept, aux=aux)

@@ -67,7 +67,7 @@ def implicitly(
         flat = problem.flat._replace(r=lambda v: r(own(v), *consts), gram=gram(gram_consts))
         if given is not None:
             flat = flat._replace(derivative=given(at_consts))
-        return Problem(flat, losses, box, squares(more))
+        return Problem(flat, losses, box, squares(more), problem.fitted)
 
     @jax.custom_jvp
     def run(x: jax.Array, data: Data, solver: Any, max_steps: jax.Array) -> Solution:
@@ -130,9 +130,14 @@ def _opened(
 
 
 def _tangent(
-    rebuilt: Callable[[Data], Problem], end: Solution, data: Data, change: Data, mode: str
+    of_whole: Callable[[Data], Problem], end: Solution, data: Data, change: Data, mode: str
 ) -> Solution:
-    x = end.params
+    whole = end.params
+
+    def rebuilt(data: Data) -> Problem:
+        return of_whole(data).on_chart(whole)[0]
+
+    x = of_whole(data).on_chart(whole)[1]
     units = end_units(rebuilt(data), end.residuals, end.jacobian)
 
     def cost(x: jax.Array, data: Data) -> jax.Array:
@@ -161,6 +166,8 @@ def _tangent(
         cost_change = row_total(cost_change)
         dJ = None if dJ is None else _triangle_change(end.jacobian, J, dJ)
     still = jax.custom_derivatives.zero_from_primal(end)
+    still_bases = jnp.zeros_like(whole[x.size :])  # the coordinates move the points
+    dx = jnp.concatenate([dx, still_bases]) if still_bases.size else dx
     return still._replace(params=dx, cost=cost_change, residuals=r, jacobian=dJ)
 
 

@@ -81,6 +81,7 @@ from fnopt.transforms._weight_decay import (
     cautious_weight_decay,
     independent_weight_decay,
 )
+from fnopt.transforms._wrapper import Wrapper as Wrapper
 from fnopt.transforms._zoom_linesearch import scale_by_zoom_linesearch
 
 __all__ = [

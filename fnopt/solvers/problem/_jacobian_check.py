@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import own, while_loop
+from fnopt.core import Status, own, while_loop
 from fnopt.linear import divide
 from fnopt.linear import row_norm as norm
 from fnopt.programs import jaxprs
 from fnopt.residuals import pushed
 from fnopt.solvers.problem._problem import Problem
+from fnopt.solvers.result._solution import Solution
 
 _OFF = 0.02  # differences approximate a Jacobian better than that, even in float32
 _ROUNDING = 100  # rounding units, of what a product is the sum of
@@ -102,3 +103,22 @@ def _uneven(x: jax.Array) -> jax.Array:
 
 def _positive(a: jax.Array) -> jax.Array:
     return jnp.where(a > 0, a, jnp.ones_like(a))
+
+
+def checked_jacobian(problem: Problem, solver: Any, x: jax.Array, end: Solution) -> Solution:
+    """The solution, whose status says if the user's Jacobian isn't that of the residuals.
+
+    Args:
+        problem: The problem.
+        solver: The method.
+        x: Where to compare.
+        end: The solution.
+    """
+    if problem.flat.derivative is None:
+        return end
+    wrong = disagrees(problem, x, solver.model(problem.flat).evaluate(x).columns)
+    if wrong is None:
+        return end
+    failed = jnp.asarray([Status.NONFINITE_START, Status.ILL_POSED, Status.INFEASIBLE], jnp.int32)
+    doubtful = wrong & ~jnp.any(end.status == failed)
+    return end._replace(status=jnp.where(doubtful, Status.WRONG_JACOBIAN.array, end.status))

@@ -9,25 +9,26 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import leaves_with_names, matmul, own, row_total, shown
-from fnopt.jacobians import ravel_with_held, value_and_jacobian
+from fnopt.core import Value, leaves_with_names, matmul, own, row_total, shown
+from fnopt.jacobians import ravel, ravel_with_held, value_and_jacobian
 from fnopt.programs import alike_together
 from fnopt.residuals import (
     Box,
-    Constraint,
     Derivative,
     ExampleResiduals,
     FlatResidual,
     Parametrisation,
     RobustCost,
     Whitening,
+    boundless,
     box_of,
+    charted,
+    curved,
     fixed,
     flat_residual,
     given_derivative,
     mixed_rows,
     one_function,
-    parametrised,
     robust_cost,
     scaled_rows,
     seen_params,
@@ -49,6 +50,28 @@ class Problem(NamedTuple):
     losses: RobustCost | None = None
     box: Box | None = None
     squares: Squares | None = None  # w r^2, if there are weights
+    fitted: int | None = None  # how much of the vector, where base points of manifolds follow
+
+    def on_chart(self, x: jax.Array) -> tuple[Problem, jax.Array]:
+        """The problem of what is fitted, with base points as constants, and that part of `x`."""
+        if self.fitted is None:
+            return self, x
+        head, base = x[: self.fitted], x[self.fitted :]
+        flat, squares = self.flat, self.squares
+
+        def whole(head: jax.Array) -> jax.Array:
+            return jnp.concatenate([head, base])
+
+        here = flat._replace(
+            r=lambda head: flat.r(whole(head)),
+            unravel=lambda head: flat.unravel(whole(head)),
+            derivative=flat.derivative and flat.derivative.preceded_by(whole, head),
+            n=self.fitted,
+        )
+        squares_here = None
+        if squares is not None:
+            squares_here = lambda head, unit: squares(whole(head), unit)  # noqa: E731
+        return self._replace(flat=here, squares=squares_here, fitted=None), head
 
     @property
     def model(self) -> FlatResidual:
@@ -143,13 +166,30 @@ class Setting(NamedTuple):
         """The user's params at a vector."""
         return self.made.assemble(self.problem.flat.unravel(x))
 
+    def on_chart(self, x: jax.Array) -> Setting:
+        """The setting of what is fitted, with base points as constants."""
+        problem, x = self.problem.on_chart(x)
+        return self._replace(x=x, problem=problem)
+
+    def rebased(self, x: jax.Array) -> jax.Array:
+        """The same params, with the points reached on manifolds as base points."""
+        charts = self.made.charts
+        assert charts is not None
+        return ravel(charts.rebase(self.problem.flat.unravel(x)))[0]
+
     def tangent(self, x: jax.Array) -> jax.Array | None:
-        """The derivative of the raveled params by the vector; None if they are the vector."""
-        if not self.made.kinds:
+        """The derivative of the raveled params by the vector; None if they are the vector.
+
+        Params on manifolds count by their tangent coordinates.
+        """
+        if all(kind is None or isinstance(kind, curved) for kind in self.made.kinds):
             return None
 
         def laid(x: jax.Array) -> jax.Array:
-            return ravel_with_held(self.params(x))[0]
+            charts = self.made.charts
+            return ravel_with_held(
+                self.params(x) if charts is None else charts.tangent(self.problem.flat.unravel(x))
+            )[0]
 
         size = jax.eval_shape(laid, x).size
         return value_and_jacobian(laid, x, size, "forward")[1]
@@ -169,7 +209,7 @@ def set_up(
 ) -> Setting:
     """Brings a problem to a vector; everything that is known by now is checked."""
     fn = one_function(residual_fn)
-    made = parametrised(params, constraints)
+    made = charted(params, constraints)
     plain = loss is None and sigma is None and weights is None and jac is None
     shapes = None if plain else jax.eval_shape(fn, seen_params(made), *args)
     whiten = whitened(shapes, sigma, weights)
@@ -187,13 +227,14 @@ def set_up(
             flat = flat._replace(derivative=given)
     losses = None if loss is None else robust_cost(loss, shapes)
     box = _box(bounds, params, made, x.dtype)
-    dof = jnp.asarray(flat.rows - flat.n, jnp.int32)
+    fitted = made.charts and made.charts.fitted
+    dof = jnp.asarray(flat.rows - (flat.n if fitted is None else fitted), jnp.int32)
     if whiten.weights is None:
-        return Setting(x, Problem(flat, losses, box), made, dof, whiten)
+        return Setting(x, Problem(flat, losses, box, fitted=fitted), made, dof, whiten)
     w = flat.flatten(jax.tree.map(_both_parts, whiten.weights, shapes))
     squares = _weighted_squares(lambda x: flat.flatten(residuals(flat.unravel(x))), w)
     dof = dof - row_total(jnp.sum(w == 0, dtype=jnp.int32))
-    return Setting(x, Problem(flat, losses, box, squares), made, dof, whiten)
+    return Setting(x, Problem(flat, losses, box, squares, fitted), made, dof, whiten)
 
 
 def _of_variables(
@@ -267,13 +308,16 @@ def _box(bounds: Any, params: Any, made: Parametrisation, dtype: Any) -> Box | N
     if boxes is None:
         return None
     kinds = made.kinds or (None,) * len(boxes)
-    paths = [path for path, _ in leaves_with_names(params)[0]]
-    rows = zip(boxes, kinds, paths, strict=True)
-    kept = [box for box, kind, path in rows if _is_fitted(kind, box, path)]
+    rows = zip(boxes, kinds, leaves_with_names(params)[0], strict=True)
+    kept = [
+        boundless(kind.start(jnp.asarray(leaf)), dtype) if isinstance(kind, curved) else box
+        for box, kind, (path, leaf) in rows
+        if _is_fitted(kind, box, path)
+    ]
     return Box(*(jnp.concatenate(side) for side in zip(*kept, strict=True)))
 
 
-def _is_fitted(kind: Constraint | None, box: Box, path: str) -> bool:
+def _is_fitted(kind: Value | None, box: Box, path: str) -> bool:
     """Whether a leaf is among the free variables; refuses bounds that can't be kept."""
     if kind is not None and not isinstance(kind, fixed) and not box.is_boundless():
         raise ValueError(

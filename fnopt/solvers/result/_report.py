@@ -11,6 +11,8 @@ import numpy as np
 
 from fnopt.core import leaves_with_names
 from fnopt.jacobians import held_as_zeros
+from fnopt.manifolds import is_on
+from fnopt.residuals import in_tangents
 from fnopt.solvers.result._covariance import correlation_of, errors_of
 from fnopt.solvers.result._values import entry_names
 
@@ -91,18 +93,18 @@ def _fitted(solution: Solution) -> int:
     """The number of fitted numbers."""
     if solution.tangent is not None:
         return solution.tangent.shape[1]
-    return sum(np.size(leaf) for leaf in jax.tree.leaves(solution.params))
+    return sum(np.size(leaf) for leaf in jax.tree.leaves(in_tangents(solution.params)))
 
 
 def named_entries(params: Any) -> list[str]:
     """The names of the numbers of a tree, in the order of its leaves."""
-    pairs, _ = leaves_with_names(_numbers(params))
+    pairs, _ = leaves_with_names(_numbers(_named_tangents(params)))
     return [name for path, leaf in pairs for name in entry_names(path, np.shape(leaf))]
 
 
 def _params(solution: Solution, names: Sequence[str] | None, absolute_sigma: bool) -> list[str]:
     """The lines about the params: first their problems, then each value."""
-    pairs, _ = leaves_with_names(_numbers(solution.params))
+    pairs, _ = leaves_with_names(_numbers(_named_tangents(solution.params)))
     names = named_entries(solution.params) if names is None else list(names)
     values = np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for _, leaf in pairs])
     rank, n = int(solution.rank), _fitted(solution)
@@ -137,6 +139,15 @@ def _params(solution: Solution, names: Sequence[str] | None, absolute_sigma: boo
         f"  {names[i]:<{width}}  {text:<{longest}}{notes[i]}".rstrip()
         for i, text in zip(order, shown, strict=True)
     ]
+
+
+def _named_tangents(params: Any) -> Any:
+    """The params, with tangents that are called so in place of points on manifolds."""
+
+    def one(node: Any) -> Any:
+        return {"tangent": node.value} if is_on(node) else node
+
+    return jax.tree.map(one, in_tangents(params), is_leaf=is_on)
 
 
 def _numbers(params: Any) -> Any:

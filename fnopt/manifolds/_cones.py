@@ -1,0 +1,124 @@
+"""Positive definite matrices and probabilities: open sets that a change of variable makes flat."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import matmul
+from fnopt.manifolds._frames import complement
+from fnopt.manifolds._manifold import Manifold
+
+
+class PositiveDefiniteMatrices(Manifold):
+    r"""Symmetric positive definite matrices, `[..., n, n]`, in the log-Cholesky metric.
+
+    With :math:`X = L L^\top` a tangent holds the changes of :math:`\log L_{ii}`, then of the
+    entries of `L` below the diagonal, `[..., n (n + 1) / 2]`. In these numbers the set is flat: no
+    step leaves it, `local` is a difference, the mean of matrices is that of the numbers, and
+    `transport` changes nothing.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.manifolds import PositiveDefinite
+        >>> X = PositiveDefinite.retract(jnp.eye(2), jnp.asarray([0.0, 0.0, -3.0]))
+        >>> print(X, jnp.linalg.det(X))
+        [[ 1. -3.]
+         [-3. 10.]] 1.0
+
+    Reference:
+        Lin (2019), Riemannian geometry of symmetric positive definite matrices via Cholesky
+        decomposition, arXiv:1908.09326. For the affine-invariant metric, which costs matrix
+        logarithms: Pennec, Fillard and Ayache (2006).
+    """
+
+    axes = 2
+
+    def accepts(self, shape: tuple[int, ...]) -> bool:
+        """Whether the matrices are square."""
+        return len(shape) > 1 and shape[-1] == shape[-2]
+
+    def tangent_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """A vector of n (n + 1) / 2 numbers."""
+        return (*shape[:-2], shape[-1] * (shape[-1] + 1) // 2)
+
+    def retract(self, x: jax.Array, v: jax.Array) -> jax.Array:
+        """The matrix with the Cholesky factor that a tangent leads to."""
+        n = x.shape[-1]
+        L, below = jnp.linalg.cholesky(x), jnp.tril_indices(n, -1)
+        growth = jnp.eye(n, dtype=v.dtype) * jnp.exp(v[..., :n])[..., None]
+        L = L * jnp.where(jnp.eye(n, dtype=bool), growth, 1)
+        L = L.at[..., below[0], below[1]].add(v[..., n:])
+        return matmul(L, jnp.swapaxes(L, -1, -2))
+
+    def local(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        """The differences of the Cholesky factors, of the diagonals by logarithm."""
+        L, M = jnp.linalg.cholesky(x), jnp.linalg.cholesky(y)
+        below = jnp.tril_indices(x.shape[-1], -1)
+        grown = jnp.diagonal(M, axis1=-2, axis2=-1) / jnp.diagonal(L, axis1=-2, axis2=-1)
+        return jnp.concatenate([jnp.log(grown), (M - L)[..., below[0], below[1]]], axis=-1)
+
+    def nearest(self, y: jax.Array) -> jax.Array:
+        """The symmetric part, with eigenvalues of at least the rounding unit of the largest."""
+        values, Q = jnp.linalg.eigh((y + jnp.swapaxes(y, -1, -2)) / 2)
+        floor = jnp.max(jnp.abs(values), axis=-1, keepdims=True)
+        floor = jnp.asarray(y.shape[-1] * jnp.finfo(y.dtype).eps, y.dtype) * floor
+        values = jnp.maximum(values, jnp.maximum(floor, jnp.finfo(y.dtype).tiny))
+        return matmul(Q * values[..., None, :], jnp.swapaxes(Q, -1, -2))
+
+    def __repr__(self) -> str:
+        return "PositiveDefinite"
+
+
+class Probabilities(Manifold):
+    r"""Positive numbers whose sum is 1, along the last axis: the open simplex.
+
+    .. math:: \mathrm{retract}(x, v)_i = x_i e^{v_i} \Big/ \sum_j x_j e^{v_j}
+
+    The metric is Aitchison's, of log-ratios, in which the simplex is flat. A step never reaches 0;
+    a solution at 0 is approached, and its numbers are reported as not determined.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.manifolds import Simplex
+        >>> Simplex.retract(jnp.full(2, 0.5), jnp.log(jnp.asarray([3.0, 1.0])))
+        Array([0.75, 0.25], dtype=float32)
+
+    Reference:
+        Egozcue, Pawlowsky-Glahn, Mateu-Figueras and Barceló-Vidal (2003), Isometric logratio
+        transformations for compositional data analysis.
+    """
+
+    def dimension(self, shape: tuple[int, ...]) -> int:
+        """One less than the length of the last axis."""
+        return shape[-1] - 1
+
+    def retract(self, x: jax.Array, v: jax.Array) -> jax.Array:
+        """The probabilities with these changes of their logarithms."""
+        return jax.nn.softmax(jnp.log(x) + v, axis=-1)
+
+    def local(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        """The difference of the logarithms, less its mean."""
+        change = jnp.log(y) - jnp.log(x)
+        return change - jnp.mean(change, axis=-1, keepdims=True)
+
+    def nearest(self, y: jax.Array) -> jax.Array:
+        """The numbers, each at least the rounding unit, over their sum."""
+        y = jnp.maximum(y, jnp.asarray(jnp.finfo(y.dtype).eps, y.dtype))
+        return y / jnp.sum(y, axis=-1, keepdims=True)
+
+    def from_coordinates(self, x: jax.Array, c: jax.Array) -> jax.Array:
+        """The log-ratios with orthonormal coordinates."""
+        n = x.shape[-1]
+        even = jnp.full((*x.shape[:-1], n, 1), n**-0.5, x.dtype)
+        return complement(even, c[..., None])[..., 0]
+
+    def __repr__(self) -> str:
+        return "Simplex"
+
+
+PositiveDefinite = PositiveDefiniteMatrices()
+"""Positive definite matrices, `[..., n, n]`; :class:`fnopt.manifolds.PositiveDefiniteMatrices`."""
+
+Simplex = Probabilities()
+"""Probabilities, `[..., n]`; see :class:`fnopt.manifolds.Probabilities`."""

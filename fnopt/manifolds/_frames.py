@@ -1,0 +1,216 @@
+"""Unit vectors and orthonormal frames, whose tangents have the shape of the points."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fnopt.core import matmul, static
+from fnopt.manifolds._manifold import Manifold
+from fnopt.manifolds._rotations import orthonormalized
+from fnopt.manifolds._smooth import angle_ratio, cosine, sine_ratio
+
+
+class Sphere(Manifold):
+    r"""Vectors of a given length, along the last axis: `UnitVector`, and the rows of a matrix.
+
+    .. math:: \mathrm{retract}(x, v) = \cos(\|v\| / r)\, x + \sin(\|v\| / r)\, r v / \|v\|
+
+    the exponential map, after `v` has been projected on the tangent space, :math:`v^\top x = 0`.
+    `local` is its inverse, of the length of the arc. At the opposite point it has no value, and
+    returns a finite one. `transport` projects.
+
+    Args:
+        radius: The length of the vectors; None lets each vector keep the length it begins with, as
+            for the rows of a weight matrix (`Oblique`).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.manifolds import UnitVector
+        >>> x, y = jnp.asarray([1.0, 0.0]), jnp.asarray([0.0, 1.0])
+        >>> print(UnitVector.local(x, y), UnitVector.gradient(x, jnp.asarray([3.0, 4.0])))
+        [0.        1.5707964] [0. 4.]
+
+    Reference:
+        Absil, Mahony and Sepulchre (2008), Optimization algorithms on matrix manifolds, examples
+        4.1.1 and 5.4.1.
+    """
+
+    radius: Any = static(default=1.0)
+
+    def dimension(self, shape: tuple[int, ...]) -> int:
+        """One less than the length of the last axis."""
+        return shape[-1] - 1
+
+    def retract(self, x: jax.Array, v: jax.Array) -> jax.Array:
+        """The point at the end of the arc that begins along `v`."""
+        x, square = self._normalized(x)
+        v = _tangent(x, v, square)
+        t = jnp.sum(v * v, axis=-1, keepdims=True) / square
+        return cosine(t) * x + sine_ratio(t) * v
+
+    def local(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        """The tangent along the arc from `x` to `y`, as long as the arc."""
+        x, square = self._normalized(x)
+        y, _ = self._normalized(y)
+        normal = _tangent(x, y, square)
+        c = jnp.sum(x * y, axis=-1, keepdims=True) / square
+        return angle_ratio(jnp.sum(normal * normal, axis=-1, keepdims=True) / square, c) * normal
+
+    def nearest(self, y: jax.Array) -> jax.Array:
+        """The vector in the same direction."""
+        return self._normalized(y)[0]
+
+    def from_coordinates(self, x: jax.Array, c: jax.Array) -> jax.Array:
+        """The tangent with coordinates in the basis of a reflection that maps an axis to `x`."""
+        x, square = self._normalized(x)
+        return complement((x / jnp.sqrt(square))[..., None], c[..., None])[..., 0]
+
+    def transport(self, x: jax.Array, v: jax.Array) -> jax.Array:
+        """The projection on the tangent space."""
+        x, square = self._normalized(x)
+        return _tangent(x, v, square)
+
+    def _normalized(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Vectors of the length, and its square."""
+        square = jnp.sum(x * x, axis=-1, keepdims=True)
+        safe = jnp.where(square > 0, square, jnp.ones_like(square))
+        if self.radius is None:
+            return x, safe
+        length = jnp.asarray(self.radius, x.dtype)
+        return x * (length / jnp.sqrt(safe)), jnp.broadcast_to(length * length, safe.shape)
+
+    def __repr__(self) -> str:
+        return {1.0: "UnitVector", None: "Oblique"}.get(self.radius, f"Sphere({self.radius})")
+
+
+def _tangent(x: jax.Array, v: jax.Array, square: jax.Array) -> jax.Array:
+    return v - x * (jnp.sum(x * v, axis=-1, keepdims=True) / square)
+
+
+class OrthonormalFrames(Manifold):
+    r"""Matrices with orthonormal columns, `[..., n, p]`: the Stiefel manifold.
+
+    With :math:`A = \mathrm{skew}(X^\top V)`, :math:`N = V - X X^\top V` and
+    :math:`S = N^\top N / 4` the retraction is the Cayley transform
+
+    .. math:: Y_1 = (I - A / 2 + S)^{-1} (I + A / 2 - S), \qquad
+        \mathrm{retract}(X, V) = X Y_1 + N (I + Y_1) / 2
+
+    which takes one solve of size `p`, exists for every `V`, and is a geodesic to second order.
+    `local` is its inverse. `transport` projects.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.manifolds import Stiefel
+        >>> X = jnp.eye(3)[:, :2]
+        >>> Y = Stiefel.retract(X, jnp.ones((3, 2)))
+        >>> print(jnp.abs(Y.T @ Y - jnp.eye(2)).max() < 1e-6)
+        True
+
+    Reference:
+        Edelman, Arias and Smith (1998), The geometry of algorithms with orthogonality constraints,
+        arXiv:physics/9806030. Wen and Yin (2013), A feasible method for optimization with
+        orthogonality constraints.
+    """
+
+    axes = 2
+
+    def accepts(self, shape: tuple[int, ...]) -> bool:
+        """Whether there are at least as many rows as columns."""
+        return len(shape) > 1 and shape[-2] >= shape[-1]
+
+    def dimension(self, shape: tuple[int, ...]) -> int:
+        """N p - p (p + 1) / 2."""
+        n, p = shape[-2:]
+        return n * p - p * (p + 1) // 2
+
+    def retract(self, x: jax.Array, v: jax.Array) -> jax.Array:
+        """The Cayley transform along a tangent."""
+        x = orthonormalized(x)
+        A, normal = _frame_parts(x, v)
+        eye = jnp.eye(x.shape[-1], dtype=x.dtype)
+        half = A / 2 - matmul(_turned(normal), normal) / 4
+        inner = jnp.linalg.solve(eye - half, eye + half)
+        return matmul(x, inner) + matmul(normal, eye + inner) / 2
+
+    def local(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        """The tangent whose Cayley transform leads to `y`."""
+        inner = matmul(_turned(x), y)
+        normal = y - matmul(x, inner)
+        eye = jnp.eye(x.shape[-1], dtype=x.dtype)
+        N = 2 * _solved_right(normal, eye + inner)
+        A = _solved_right(2 * (inner - eye) + matmul(_turned(N), normal), eye + inner)
+        return matmul(x, A) + N
+
+    def nearest(self, y: jax.Array) -> jax.Array:
+        """The orthogonal factor of the polar decomposition."""
+        U, _, Vt = jnp.linalg.svd(y, full_matrices=False)
+        return matmul(U, Vt)
+
+    def from_coordinates(self, x: jax.Array, c: jax.Array) -> jax.Array:
+        """The tangent with coordinates in the basis of a block reflection."""
+        n, p = x.shape[-2:]
+        inside, outside = c[..., : p * (p - 1) // 2], c[..., p * (p - 1) // 2 :]
+        rows, columns = jnp.tril_indices(p, -1)
+        A = jnp.zeros((*c.shape[:-1], p, p), c.dtype).at[..., rows, columns].set(inside)
+        A = (A - _turned(A)) * jnp.asarray(0.5**0.5, c.dtype)
+        return matmul(x, A) + complement(x, outside.reshape(*c.shape[:-1], n - p, p))
+
+    def transport(self, x: jax.Array, v: jax.Array) -> jax.Array:
+        """The projection on the tangent space."""
+        A, normal = _frame_parts(x, v)
+        return matmul(x, A) + normal
+
+    def __repr__(self) -> str:
+        return "Stiefel"
+
+
+def _frame_parts(x: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
+    inner = matmul(_turned(x), v)
+    return (inner - _turned(inner)) / 2, v - matmul(x, inner)
+
+
+def _solved_right(b: jax.Array, a: jax.Array) -> jax.Array:
+    return _turned(jnp.linalg.solve(_turned(a), _turned(b)))
+
+
+def _turned(x: jax.Array) -> jax.Array:
+    return jnp.swapaxes(x, -1, -2)
+
+
+def complement(x: jax.Array, b: jax.Array) -> jax.Array:
+    r""":math:`X_\perp B` for an orthonormal basis :math:`X_\perp` of the complement of `x`.
+
+    The basis is that of a block reflection :math:`I - W (I + H)^{-1} W^\top`, which maps `x` to the
+    first unit vectors, with :math:`U H` the polar decomposition of the first rows of `x` and `U`
+    added to these in `W`. The basis counts as constant.
+
+    Args:
+        x: Orthonormal columns, `[..., n, p]`.
+        b: Coordinates, `[..., n - p, p]`.
+
+    Reference:
+        Schreiber and Parlett (1988), Block reflectors: theory and computation.
+    """
+    p = x.shape[-1]
+    x = lax.stop_gradient(x)
+    U, s, Vt = jnp.linalg.svd(x[..., :p, :], full_matrices=False)
+    W = x.at[..., :p, :].add(matmul(U, Vt))
+    inner = matmul(_turned(W[..., p:, :]), b)
+    weights = matmul(_turned(Vt) / (1 + s)[..., None, :], matmul(Vt, inner))
+    below = jnp.concatenate([jnp.zeros((*b.shape[:-2], p, b.shape[-1]), b.dtype), b], axis=-2)
+    return below - matmul(W, weights)
+
+
+UnitVector = Sphere()
+"""Vectors of length 1, `[..., n]`; see :class:`fnopt.manifolds.Sphere`."""
+
+Oblique = Sphere(None)
+"""Vectors that keep their length, such as the rows of a matrix; :class:`fnopt.manifolds.Sphere`."""
+
+Stiefel = OrthonormalFrames()
+"""Orthonormal columns, `[..., n, p]`; see :class:`fnopt.manifolds.OrthonormalFrames`."""

@@ -1,0 +1,101 @@
+"""The interface of a manifold: a set that is curved, and its tangents, which are flat."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import Value
+
+
+class Manifold(Value):
+    r"""A set on which a parameter lives; the last axes of an array hold a point, others count them.
+
+    A point `x` moves by `retract(x, v)`, where `v` is a tangent: an array of `tangent_shape`, which
+    is flat, so optimizers and solvers work on it as on any other. A subclass defines
+
+    - `retract(x, v)`, with :math:`R_x(0) = x`, smooth, which stays on the set for every `v`;
+    - `local(x, y)`, the tangent that leads from `x` to `y`: :math:`R_x(\mathrm{local}(x, y)) = y`;
+    - `nearest(y)`, a point on the set close to any array of the shape;
+    - `tangent_shape(shape)` and `accepts(shape)`, and `axes`, the number of axes of a point.
+
+    These are enough if the entries of a tangent are orthonormal coordinates. A manifold whose
+    tangents have the shape of the points (a vector at right angles to the point, for a sphere)
+    also defines `dimension(shape)`, `from_coordinates(x, c)` and `transport(x, v)`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.manifolds import Manifold
+        >>> class Positive(Manifold):
+        ...     axes = 0
+        ...     def retract(self, x, v):
+        ...         return x * jnp.exp(v)
+        ...     def local(self, x, y):
+        ...         return jnp.log(y / x)
+        ...     def nearest(self, y):
+        ...         return jnp.maximum(y, jnp.finfo(y.dtype).tiny)
+        >>> print(Positive().retract(2.0, Positive().local(2.0, 6.0)))
+        6.0
+
+    Reference:
+        Absil, Mahony and Sepulchre (2008), Optimization algorithms on matrix manifolds, section 4.1
+        (retractions) and 8.1 (vector transport).
+    """
+
+    axes: ClassVar[int] = 1
+
+    def retract(self, x: jax.Array, v: jax.Array) -> jax.Array:
+        """The point that a tangent leads to."""
+        raise NotImplementedError(f"{type(self).__name__} must define retract(self, x, v)")
+
+    def local(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        """The tangent at `x` that leads to `y`."""
+        raise NotImplementedError(f"{type(self).__name__} must define local(self, x, y)")
+
+    def nearest(self, y: jax.Array) -> jax.Array:
+        """A point on the set close to an array."""
+        raise NotImplementedError(f"{type(self).__name__} must define nearest(self, y)")
+
+    def accepts(self, shape: tuple[int, ...]) -> bool:
+        """Whether arrays of a shape hold points."""
+        return len(shape) >= self.axes
+
+    def tangent_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of tangents at an array of points of a shape."""
+        return tuple(shape)
+
+    def dimension(self, shape: tuple[int, ...]) -> int:
+        """The dimension of the set, for one point."""
+        return math.prod(self.tangent_shape(shape)[len(shape) - self.axes :])
+
+    def from_coordinates(self, x: jax.Array, c: jax.Array) -> jax.Array:
+        """The tangent with the orthonormal coordinates `c`, `[..., dimension]`."""
+        return c.reshape(self.tangent_shape(x.shape))
+
+    def transport(self, x: jax.Array, v: jax.Array) -> jax.Array:
+        """The tangent at `x` closest to `v`, a tangent of a point nearby."""
+        del x
+        return v
+
+    def gradient(self, x: jax.Array, g: jax.Array) -> jax.Array:
+        r"""The Riemannian gradient, as a tangent, from the Euclidean one `g`.
+
+        .. math:: \mathrm{grad} f = DR_x(0)^\top g
+
+        Since coordinates are orthonormal in the metric, this is the direction of steepest descent.
+        """
+        zero = jnp.zeros(self.tangent_shape(x.shape), x.dtype)
+        return jax.vjp(lambda v: self.retract(x, v), zero)[1](g.astype(x.dtype))[0]
+
+    def distance(self, x: jax.Array) -> jax.Array:
+        """The largest entry of what separates an array from the set."""
+        return jnp.max(jnp.abs(x - self.nearest(x)), initial=0)
+
+    def __hash__(self) -> int:  # of every leaf, whenever a jitted function is called
+        return hash((type(self), self._flatten()[1]))
+
+    def __eq__(self, other: Any) -> bool:
+        return type(self) is type(other) and self._flatten() == other._flatten()

@@ -1,0 +1,104 @@
+"""Poses: rigid motions of the plane and of space."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import matmul, static
+from fnopt.manifolds._manifold import Manifold
+from fnopt.manifolds._rotations import Rotations
+
+
+class RigidMotions(Manifold):
+    r"""Poses :math:`\begin{pmatrix} R & p \\ 0 & 1 \end{pmatrix}`, of the plane or of space.
+
+    .. math:: \mathrm{retract}(T, (u, \omega)) = (R \exp(\hat\omega),\ p + R u)
+
+    Tangents are `(u, omega)`, a shift and a rotation vector in the frame of the pose: `[..., 6]` in
+    space, `[..., 3]` in the plane. To first order the retraction equals the exponential map of the
+    group, so covariances of tangents are those of the group. `local` is its inverse; it measures a
+    pose relative to another as g2o and GTSAM's `Pose2` do.
+
+    Args:
+        size: The dimension of the space, 2 or 3.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.manifolds import SE2
+        >>> T = SE2.retract(jnp.eye(3), jnp.asarray([1.0, 2.0, 0.5]))
+        >>> print(T[:2, 2], SE2.local(jnp.eye(3), T))
+        [1. 2.] [1.  2.  0.5]
+
+    Reference:
+        Solà, Deray and Atchuthan (2018), A micro Lie theory for state estimation in robotics,
+        arXiv:1812.01537, section IV-B (composite manifolds).
+    """
+
+    size: int = static(default=3)
+
+    axes = 2
+
+    @property
+    def rotations(self) -> Rotations:
+        """The rotations of the space."""
+        return Rotations(self.size)
+
+    def accepts(self, shape: tuple[int, ...]) -> bool:
+        """Whether the last two axes have the size, plus one."""
+        return shape[-2:] == (self.size + 1, self.size + 1)
+
+    def tangent_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """A vector of 6 numbers in space, of 3 in the plane."""
+        return (*shape[:-2], self.size + (3 if self.size == 3 else 1))
+
+    def retract(self, x: jax.Array, v: jax.Array) -> jax.Array:
+        """The pose moved in its own frame."""
+        R, p = self.parts(x)
+        u, turn = v[..., : self.size], v[..., self.size :]
+        return self.of(self.rotations.retract(R, turn), p + _times(R, u))
+
+    def local(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        """The shift and the rotation vector from `x` to `y`, in the frame of `x`."""
+        (R, p), (S, q) = self.parts(x), self.parts(y)
+        shift = _times(jnp.swapaxes(R, -1, -2), q - p)
+        return jnp.concatenate([shift, self.rotations.local(R, S)], axis=-1)
+
+    def nearest(self, y: jax.Array) -> jax.Array:
+        """The pose with the nearest rotation."""
+        R, p = self.parts(y)
+        return self.of(self.rotations.nearest(R), p)
+
+    def parts(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The rotation `[..., n, n]` and the position `[..., n]`."""
+        n = self.size
+        return x[..., :n, :n], x[..., :n, n]
+
+    def of(self, R: jax.Array, p: jax.Array) -> jax.Array:
+        """The pose with a rotation and a position."""
+        shape = jnp.broadcast_shapes(R.shape[:-2], p.shape[:-1])
+        R = jnp.broadcast_to(R, (*shape, self.size, self.size))
+        p = jnp.broadcast_to(p, (*shape, self.size))
+        last = jnp.eye(self.size + 1, dtype=R.dtype)[-1:]
+        last = jnp.broadcast_to(last, (*shape, 1, self.size + 1))
+        return jnp.concatenate([jnp.concatenate([R, p[..., None]], axis=-1), last], axis=-2)
+
+    def inverse(self, x: jax.Array) -> jax.Array:
+        """The inverse pose, without a solve."""
+        R, p = self.parts(x)
+        back = jnp.swapaxes(R, -1, -2)
+        return self.of(back, -_times(back, p))
+
+    def __repr__(self) -> str:
+        return f"SE{self.size}"
+
+
+def _times(R: jax.Array, u: jax.Array) -> jax.Array:
+    return matmul(R, u[..., None])[..., 0]
+
+
+SE2 = RigidMotions(2)
+"""Poses in the plane, `[..., 3, 3]`; see :class:`fnopt.manifolds.RigidMotions`."""
+
+SE3 = RigidMotions(3)
+"""Poses in space, `[..., 4, 4]`; see :class:`fnopt.manifolds.RigidMotions`."""

@@ -1,0 +1,117 @@
+"""The pytree node of a parameter that lives on a manifold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from fnopt.core import (
+    Value,
+    compute_dtype,
+    default_float,
+    described,
+    is_inexact,
+    static,
+    where,
+)
+from fnopt.manifolds._manifold import Manifold
+
+
+class on(Value):
+    """A parameter on a manifold: one array, and the set it stays on.
+
+    It is a pytree node with the array as its only leaf, so `jax.tree` functions, `jit`, `vmap`,
+    `grad`, `scan` and checkpoints treat it as an array. Functions of the params read `.value`.
+
+    :func:`fnopt.least_squares`, :func:`fnopt.minimize` and :func:`fnopt.root` move it along the
+    manifold. In a training loop :class:`fnopt.manifolds.riemannian` does.
+
+    Args:
+        manifold: The manifold, such as `fnopt.manifolds.SO3`.
+        value: An array of points: the last axes hold a point, others count them. Where its entries
+            are known they have to be on the manifold, up to half of the digits of the dtype.
+
+    Raises:
+        TypeError: If `manifold` is none, or the array isn't real and floating.
+        ValueError: If the shape isn't one of points, or the array is off the manifold.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from fnopt.manifolds import SO3, on
+        >>> pose = on(SO3, jnp.eye(3))
+        >>> jax.tree.map(jnp.shape, pose).value
+        (3, 3)
+        >>> on(SO3, jnp.ones((3, 3)))
+        Traceback (most recent call last):
+        ...
+        ValueError: on: value is 1 away from SO3, expected an array on it. Project it: \
+on(SO3, SO3.nearest(value)).
+    """
+
+    manifold: Manifold = static()
+    value: Any
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.manifold, Manifold):
+            raise TypeError(
+                f"{where()}on: manifold = {described(self.manifold)}, expected one such as "
+                "fnopt.manifolds.SO3, and then the array: on(SO3, value)."
+            )
+        super().__post_init__()
+        if not hasattr(self.value, "dtype") or isinstance(self.value, np.ndarray):
+            value = jnp.asarray(self.value)
+            self._set("value", value if is_inexact(value) else value.astype(default_float()))
+        check_point(self.manifold, self.value, "value", "on")
+
+    def __repr__(self) -> str:
+        value = self.value
+        of = f"{value.dtype}{list(value.shape)}" if hasattr(value, "dtype") else repr(value)
+        return f"on({self.manifold!r}, {of})"
+
+
+def check_point(manifold: Manifold, value: Any, name: str, caller: str) -> None:
+    """Refuses an array that isn't on its manifold; what isn't known yet passes."""
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        raise TypeError(f"{where()}{caller}: {name} is {value.dtype}, expected a real float array.")
+    if not manifold.accepts(value.shape):
+        raise ValueError(
+            f"{where()}{caller}: {name} has shape {value.shape}, which holds no points of "
+            f"{manifold!r}."
+        )
+    if isinstance(value, Tracer) or not isinstance(value, (jax.Array, np.ndarray)):
+        return
+    wide = jnp.asarray(value, compute_dtype(value.dtype))
+    with jax.ensure_compile_time_eval():
+        distance, size = manifold.distance(wide), jnp.max(jnp.abs(wide), initial=1)
+    if not distance <= jnp.finfo(value.dtype).eps ** 0.5 * size:  # half of the digits
+        raise ValueError(
+            f"{where()}{caller}: {name} is {float(distance):.3g} away from {manifold!r}, expected "
+            f"an array on it. Project it: on({manifold!r}, {manifold!r}.nearest(value))."
+        )
+
+
+def is_on(node: Any) -> bool:
+    """Whether a node of a tree is a parameter on a manifold."""
+    return isinstance(node, on)
+
+
+def map_points(fn: Any, params: Any, *rest: Any) -> Any:
+    """Replace the array of every `on` node by `fn(manifold, value, *values)`; keep other leaves.
+
+    Args:
+        fn: The function.
+        params: A tree.
+        rest: Trees of its structure. The leaves of the last one stay where there is no manifold.
+    """
+
+    def one(node: Any, *others: Any) -> Any:
+        if not is_on(node):
+            return others[-1] if others else node
+        made = fn(node.manifold, node.value, *(other.value for other in others))
+        return on._unflatten((node.manifold,), (made,))
+
+    return jax.tree.map(one, params, *rest, is_leaf=is_on)

@@ -1,0 +1,147 @@
+"""Any optimizer on parameters that live on manifolds."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import compute_dtype, declared_slots, own_slots, translated
+from fnopt.manifolds._manifold import Manifold
+from fnopt.manifolds._on import map_points
+from fnopt.transforms import Wrapper
+
+
+class RiemannianState(NamedTuple):
+    """The inner state, whose slots are tangents."""
+
+    inner_state: Any
+
+
+class riemannian(Wrapper):
+    r"""Run an optimizer in the tangent spaces of parameters on manifolds.
+
+    .. math:: v = \mathrm{inner}(DR_x(0)^\top g), \qquad u = R_x(v) - x
+
+    Leaves made by :func:`fnopt.manifolds.on` move along their manifold; others are the inner
+    optimizer's as they are. It gets Riemannian gradients, as tangents, and tangents at 0 for the
+    params, so that weight decay leaves points alone. Updates are still added: the sum is the point
+    that the retraction gives, up to rounding, and each step starts from the manifold anew.
+
+    Slots that average gradients (momentum, `mu`) are transported to the point first, which makes
+    SGD with momentum exact. Averages of squares are kept as they are, entry by entry. Methods such
+    as Adam are thereby an approximation of the ones of Bécigneul and Ganea, who have one average of
+    squares for a whole point. In another library's state nothing is transported: its momentum is
+    projected when it is used.
+
+    This transform is the outermost one: what scales its updates leaves the manifold.
+
+    Args:
+        inner: The optimizer, fnopt's or any (init, update) pair.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, fnopt
+        >>> from fnopt.manifolds import UnitVector, on, riemannian
+        >>> A = jnp.diag(jnp.asarray([3.0, 2.0, 1.0]))
+        >>> loss = lambda p: p["x"].value @ A @ p["x"].value
+        >>> tx = riemannian(fnopt.sgd(0.1, momentum=0.5))
+        >>> params = {"x": on(UnitVector, jnp.full(3, 3**-0.5))}
+        >>> state = tx.init(params)
+        >>> for _ in range(100):
+        ...     updates, state = tx.update(jax.grad(loss)(params), state, params)
+        ...     params = fnopt.apply_updates(params, updates)
+        >>> print(jnp.abs(params["x"].value).round(4))
+        [0. 0. 1.]
+
+    Reference:
+        Absil, Mahony and Sepulchre (2008), Optimization algorithms on matrix manifolds, chapters 4
+        and 8. Bécigneul and Ganea (2019), Riemannian adaptive optimization methods,
+        arXiv:1810.00760.
+    """
+
+    needs_params = True
+    wide_updates = True
+
+    def init(self, params: Any) -> RiemannianState:
+        """The inner state for tangents."""
+        return RiemannianState(self.inner.init(_origin(params)))
+
+    def update(
+        self, updates: Any, state: RiemannianState, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, RiemannianState]:
+        """The differences to the points that the inner updates lead to."""
+
+        def inward(gradients: Any) -> Any:
+            return map_points(_gradient, params, gradients)
+
+        def outward(tangents: Any) -> Any:
+            return map_points(_retracted, params, tangents)
+
+        origin = _origin(params)
+        steps, inner_state = self.inner.update(
+            inward(updates),
+            _transported(state.inner_state, params, origin),
+            origin,
+            **translated(extra_args, inward, outward),
+        )
+        return map_points(_difference, params, steps), RiemannianState(inner_state)
+
+
+def _origin(params: Any) -> Any:
+    """The params with the tangent 0 in place of every point."""
+
+    def zero(manifold: Manifold, x: Any) -> jax.Array:
+        return jnp.zeros(manifold.tangent_shape(jnp.shape(x)), x.dtype)
+
+    return map_points(zero, params)
+
+
+def _wide(*arrays: Any) -> list[jax.Array]:
+    dtype = compute_dtype(*(a.dtype for a in arrays))
+    return [jnp.asarray(a, dtype) for a in arrays]
+
+
+def _gradient(manifold: Manifold, x: Any, g: Any) -> jax.Array:
+    return manifold.gradient(*_wide(x, g)).astype(g.dtype)
+
+
+def _retracted(manifold: Manifold, x: Any, v: Any) -> jax.Array:
+    return manifold.retract(*_wide(x, v)).astype(x.dtype)
+
+
+def _difference(manifold: Manifold, x: Any, v: Any) -> jax.Array:
+    x, v = _wide(x, v)
+    return manifold.retract(x, v) - x
+
+
+def _transport(manifold: Manifold, x: Any, v: Any) -> jax.Array:
+    return manifold.transport(*_wide(x, v)).astype(v.dtype)
+
+
+def _transported(state: Any, params: Any, origin: Any) -> Any:
+    """The state with its averages of gradients as tangents at the params."""
+    if hasattr(state, "_fields"):
+        real, own = declared_slots(type(state)), own_slots(type(state))
+        moving = {name for name, is_real in real.items() if not is_real} - own
+        parts = {
+            name: _moved(part, params, origin)
+            if name in moving
+            else _transported(part, params, origin)
+            for name, part in state._asdict().items()
+        }
+        return type(state)(**parts)
+    if isinstance(state, dict):
+        return {name: _transported(part, params, origin) for name, part in state.items()}
+    if isinstance(state, tuple):
+        return type(state)(_transported(part, params, origin) for part in state)
+    return state
+
+
+def _moved(slot: Any, params: Any, origin: Any) -> Any:
+    """A slot of tangents at other points; one that is stored in another form stays as it is."""
+    if jax.tree.structure(slot) != jax.tree.structure(origin):
+        return slot
+    if [*map(jnp.shape, jax.tree.leaves(slot))] != [*map(jnp.shape, jax.tree.leaves(origin))]:
+        return slot
+    return map_points(_transport, params, slot)

@@ -1,0 +1,137 @@
+"""Rotations of the plane and of space."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import matmul, static
+from fnopt.manifolds._manifold import Manifold
+from fnopt.manifolds._smooth import angle_ratio, cosine_ratio, sine_ratio
+
+
+class Rotations(Manifold):
+    r"""Rotation matrices :math:`R^\top R = I,\ \det R = 1`, of size 2 or 3.
+
+    .. math:: \mathrm{retract}(R, v) = R \exp(\hat v), \qquad
+        \mathrm{local}(R, S) = \log(R^\top S)^\vee
+
+    Tangents are rotation vectors in the frame of `R`, axis times angle, `[..., 3]`; in the plane
+    they are angles, `[..., 1]`. `transport` keeps these numbers, which is an isometry.
+
+    The points are matrices and not quaternions: `R @ x` rotates, `R @ S` composes, and each
+    rotation has one matrix, where two quaternions stand for it. `local` goes by the quaternion, so
+    that it has all digits, and derivatives, at the angles 0 and :math:`\pi`. At exactly
+    :math:`\pi` it returns one of the two rotation vectors.
+
+    Args:
+        size: 2 or 3.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.manifolds import SO3
+        >>> R = SO3.retract(jnp.eye(3), jnp.asarray([0.0, 0.0, jnp.pi / 2]))
+        >>> print(jnp.abs(R @ jnp.asarray([1.0, 0.0, 0.0])).round(4), SO3.local(jnp.eye(3), R))
+        [0. 1. 0.] [0.        0.        1.5707964]
+
+    Reference:
+        Solà, Deray and Atchuthan (2018), A micro Lie theory for state estimation in robotics,
+        arXiv:1812.01537. Shepperd (1978), Quaternion from rotation matrix.
+    """
+
+    size: int = static(default=3)
+
+    axes = 2
+
+    def accepts(self, shape: tuple[int, ...]) -> bool:
+        """Whether the last two axes have the size."""
+        return shape[-2:] == (self.size, self.size)
+
+    def tangent_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """A vector of 3 numbers for a rotation of space, of 1 in the plane."""
+        return (*shape[:-2], 3 if self.size == 3 else 1)
+
+    def retract(self, x: jax.Array, v: jax.Array) -> jax.Array:
+        """The rotation followed by that of `v`, in its own frame."""
+        return orthonormalized(matmul(x, rotation(v)))
+
+    def local(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        """The rotation vector from `x` to `y`."""
+        return rotation_vector(matmul(jnp.swapaxes(x, -1, -2), y))
+
+    def nearest(self, y: jax.Array) -> jax.Array:
+        """The nearest rotation (Arun, Huang and Blostein 1987; Umeyama 1991)."""
+        U, _, Vt = jnp.linalg.svd(y, full_matrices=False)
+        sign = jnp.linalg.det(matmul(U, Vt))[..., None]
+        return matmul(U.at[..., -1].multiply(sign), Vt)
+
+    def __repr__(self) -> str:
+        return f"SO{self.size}"
+
+
+def orthonormalized(x: jax.Array) -> jax.Array:
+    r"""One Newton-Schulz step :math:`\tfrac12 X (3 I - X^\top X)`: rounding doesn't add up.
+
+    Reference:
+        Higham (2008), Functions of matrices, section 8.3.
+    """
+    gram = matmul(jnp.swapaxes(x, -1, -2), x)
+    return matmul(x, (3 * jnp.eye(x.shape[-1], dtype=x.dtype) - gram) / 2)
+
+
+def rotation(v: jax.Array) -> jax.Array:
+    r"""The rotation matrix of a rotation vector, :math:`I + a \hat v + b \hat v^2` (Rodrigues)."""
+    if v.shape[-1] == 1:
+        c, s = jnp.cos(v[..., 0]), jnp.sin(v[..., 0])
+        return _matrix([[c, -s], [s, c]])
+    t = jnp.sum(v * v, axis=-1)[..., None, None]
+    x, y, z = (v[..., i] for i in range(3))
+    zero = jnp.zeros_like(x)
+    hat = _matrix([[zero, -z, y], [z, zero, -x], [-y, x, zero]])
+    return jnp.eye(3, dtype=v.dtype) + sine_ratio(t) * hat + cosine_ratio(t) * matmul(hat, hat)
+
+
+def rotation_vector(R: jax.Array) -> jax.Array:
+    """The rotation vector of a rotation matrix, of an angle up to pi."""
+    if R.shape[-1] == 2:
+        s, c = R[..., 1, 0] - R[..., 0, 1], R[..., 0, 0] + R[..., 1, 1]
+        return jnp.arctan2(s, c)[..., None]
+    q = quaternion(R)
+    w, u = q[..., :1], q[..., 1:]
+    return 2 * angle_ratio(jnp.sum(u * u, axis=-1, keepdims=True), w) * u
+
+
+def quaternion(R: jax.Array) -> jax.Array:
+    r"""The unit quaternion `[..., 4]`, real part first and not negative.
+
+    :math:`4 q q^\top` is linear in the matrix; its longest column is a multiple of :math:`q`.
+    """
+    a, b, c = R[..., 0, 0], R[..., 1, 1], R[..., 2, 2]
+    x = R[..., 2, 1] - R[..., 1, 2]
+    y = R[..., 0, 2] - R[..., 2, 0]
+    z = R[..., 1, 0] - R[..., 0, 1]
+    xy, xz = R[..., 1, 0] + R[..., 0, 1], R[..., 0, 2] + R[..., 2, 0]
+    yz = R[..., 2, 1] + R[..., 1, 2]
+    outer = _matrix(
+        [
+            [1 + a + b + c, x, y, z],
+            [x, 1 + a - b - c, xy, xz],
+            [y, xy, 1 - a + b - c, yz],
+            [z, xz, yz, 1 - a - b + c],
+        ]
+    )
+    longest = jnp.argmax(jnp.diagonal(outer, axis1=-2, axis2=-1), axis=-1)[..., None, None]
+    q = jnp.take_along_axis(outer, longest, axis=-1)[..., 0]
+    q = q / jnp.sqrt(jnp.sum(q * q, axis=-1, keepdims=True))
+    return jnp.where(q[..., :1] < 0, -q, q)
+
+
+def _matrix(rows: list[list[jax.Array]]) -> jax.Array:
+    return jnp.stack([jnp.stack(row, axis=-1) for row in rows], axis=-2)
+
+
+SO2 = Rotations(2)
+"""Rotations of the plane, `[..., 2, 2]`; see :class:`fnopt.manifolds.Rotations`."""
+
+SO3 = Rotations(3)
+"""Rotations of space, `[..., 3, 3]`; see :class:`fnopt.manifolds.Rotations`."""

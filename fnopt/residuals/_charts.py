@@ -1,0 +1,78 @@
+"""Params on manifolds as tangent coordinates and base points, which move."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import compute_dtype
+from fnopt.manifolds import map_points
+from fnopt.residuals._curved import Charts, Parametrisation, curved, in_tangents
+from fnopt.residuals._parameters import fixed, parametrised, tied
+
+
+def charted(params: Any, constraints: Any = None) -> Parametrisation:
+    """Separate what is fitted, with the base points of manifolds as arguments of `assemble`.
+
+    Args:
+        params: As in :func:`parametrised`.
+        constraints: Likewise.
+
+    Returns:
+        As :func:`parametrised` does; the free tree of params on manifolds ends with base points.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.manifolds import SO2, on
+        >>> from fnopt.residuals import charted
+        >>> made = charted(on(SO2, jnp.eye(2)))
+        >>> print(made.free[0], made.assemble((1 + jnp.pi / 2 * jnp.ones(1), made.free[1])).value)
+        [1.] [[-0. -1.]
+         [ 1. -0.]]
+    """
+    made = parametrised(params, constraints)
+    moving = [isinstance(kind, curved) for kind in made.kinds]
+    if not any(moving):
+        return made
+    leaves, treedef = jax.tree.flatten(params)
+    fitted = [kind for kind in made.kinds if not isinstance(kind, (fixed, tied))]
+    size = len(fitted)
+
+    def at(bases: Any) -> Parametrisation:
+        rest = iter(bases)
+        here = [next(rest) if m else leaf for m, leaf in zip(moving, leaves, strict=True)]
+        return parametrised(treedef.unflatten(here), constraints)
+
+    def points(tree: Any) -> tuple[jax.Array, ...]:
+        return tuple(x for m, x in zip(moving, jax.tree.leaves(tree), strict=True) if m)
+
+    def assemble(free: Any) -> Any:
+        return map_points(_as_given, params, at(free[size:]).assemble(free[:size]))
+
+    def rebase(free: Any) -> Any:
+        at = iter(free[size:])
+        heads, reached = [], []
+        for kind, u in zip(fitted, free[:size], strict=True):
+            if isinstance(kind, curved):
+                reached.append(kind.point(next(at), u))
+                u = jnp.ones_like(u)
+            heads.append(u)
+        return (*heads, *reached)
+
+    def tangent(free: Any) -> Any:
+        given = iter(free)
+        rows = [None if isinstance(kind, (fixed, tied)) else next(given) for kind in made.kinds]
+        flat = jax.tree.leaves(in_tangents(assemble(free)))
+        return [u if m else leaf for m, u, leaf in zip(moving, rows, flat, strict=True)]
+
+    bases = tuple(jnp.asarray(x, compute_dtype(jnp.result_type(x))) for x in points(params))
+    heads = at(bases).free
+    charts = Charts(sum(map(jnp.size, heads)), rebase, tangent)
+    return Parametrisation((*heads, *bases), assemble, made.kinds, charts)
+
+
+def _as_given(manifold: Any, like: Any, x: jax.Array) -> jax.Array:
+    del manifold
+    return x.astype(jnp.result_type(like))

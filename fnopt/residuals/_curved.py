@@ -1,0 +1,81 @@
+"""Params on manifolds as coordinates of the tangent space at a base point."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import Value, shown, static, where
+from fnopt.manifolds import Manifold, check_point, is_on, map_points
+
+
+class curved(Value):
+    """Fits points of a manifold by coordinates of the tangent space at their start.
+
+    The coordinates count from 1, so that a tolerance relative to a parameter is relative to a
+    tangent of length 1: a radian, for a rotation.
+    """
+
+    manifold: Manifold = static()
+
+    def start(self, x: jax.Array) -> jax.Array:
+        """The coordinates of the base points."""
+        batch = x.shape[: x.ndim - self.manifold.axes]
+        return jnp.ones((*batch, self.manifold.dimension(x.shape)), x.dtype)
+
+    def point(self, x: jax.Array, coordinates: jax.Array) -> jax.Array:
+        """The points, from the base points."""
+        tangent = self.manifold.from_coordinates(x, coordinates - 1)
+        return self.manifold.retract(x, tangent)
+
+    def __repr__(self) -> str:
+        return f"on {self.manifold!r}"
+
+
+class Charts(NamedTuple):
+    """What moves the base points of params on manifolds."""
+
+    fitted: int  # how many numbers are fitted; base points follow them
+    rebase: Callable[[Any], Any]  # the free tree, with the points reached as base points
+    tangent: Callable[[Any], Any]  # the params, with tangent coordinates in place of points
+
+
+class Parametrisation(NamedTuple):
+    """Params as a function of what is fitted."""
+
+    free: Any  # a tree of the variables that are fitted, then of base points on manifolds
+    assemble: Callable[[Any], Any]  # from such a tree to the params
+    kinds: tuple[Value | None, ...]  # the constraint of every leaf of the params
+    charts: Charts | None = None  # if params are on manifolds
+
+
+def in_tangents(params: Any) -> Any:
+    """Zeros in the shape of tangent coordinates in place of points on manifolds."""
+
+    def zeros(manifold: Manifold, x: Any) -> jax.Array:
+        return jnp.zeros_like(curved(manifold).start(jnp.asarray(x)))
+
+    return map_points(zeros, params)
+
+
+def manifolds_of(params: Any) -> list[Manifold | None]:
+    """The manifold of every leaf; None for leaves that are on none."""
+    return [
+        node.manifold if is_on(node) else None
+        for node in jax.tree.leaves(params, is_leaf=is_on)
+        for _ in jax.tree.leaves(node)
+    ]
+
+
+def on_its_manifold(kind: Value | None, manifold: Manifold, path: str, leaf: Any) -> curved:
+    """The constraint of a point on a manifold; refuses another one."""
+    if kind is not None:
+        raise ValueError(
+            f"{where()}{shown(path)} is on {manifold!r} and is {kind!r} as well; expected "
+            "fixed() or no constraint for a parameter on a manifold."
+        )
+    check_point(manifold, leaf, shown(path), "params")
+    return curved(manifold)

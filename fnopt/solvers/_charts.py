@@ -1,0 +1,76 @@
+"""A search whose params live on manifolds: solve on a chart, move the chart, solve again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import Status, while_loop
+from fnopt.solvers.problem._problem import Setting
+from fnopt.solvers.result._solution import Solution, StepHistory
+
+
+class _Chart(NamedTuple):
+    """The solution on a chart, and the vector with which the next one begins."""
+
+    x: jax.Array  # tangent coordinates, then base points
+    end: Solution
+    moved: jax.Array  # whether the end is away from the base points
+
+
+def through_charts(
+    setting: Setting,
+    solve: Callable[[jax.Array, jax.Array], Solution],
+    x: jax.Array,
+    max_steps: jax.Array,
+) -> Solution:
+    """Solve in tangent coordinates until the solution is at its base points.
+
+    The Jacobian, the certificate and the covariance are then those of the tangent space at the
+    solution, up to rounding: a retraction differs from another to second order in its coordinates.
+
+    Args:
+        setting: The problem.
+        solve: `solve(x, max_steps)` solves with the base points at the end of `x` as constants.
+        x: Where to start.
+        max_steps: The most steps of all charts.
+
+    Returns:
+        The last solution, with the whole vector as its params and the steps of all charts.
+    """
+    fitted = setting.problem.fitted
+    root = jnp.asarray(float(jnp.finfo(x.dtype).eps) ** 0.5, x.dtype)
+
+    def advance(at: _Chart) -> _Chart:
+        end = solve(at.x, max_steps - at.end.steps)
+        reached = jnp.concatenate([end.params, at.x[fitted:]])
+        rebased = setting.rebased(reached)
+        moved = jnp.max(jnp.abs(rebased - reached)[:fitted], initial=0) > root
+        end = _added(at.end, end)
+        stopped = end.status == Status.STOPPED.value
+        moved &= (end.steps < max_steps) & ~stopped & jnp.all(jnp.isfinite(rebased))
+        return _Chart(jnp.where(moved, rebased, reached), end, moved)
+
+    blank = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(solve, x, max_steps))
+    start = _Chart(x, blank, jnp.ones((), bool))
+    last = while_loop(lambda at: at.moved, advance, start)
+    return last.end._replace(params=last.x)
+
+
+def _added(before: Solution, end: Solution) -> Solution:
+    """The solution with the steps of the charts before."""
+    names = ("steps", "nfev", "njev", "nhev")
+    counts = {name: getattr(before, name) + getattr(end, name) for name in names}
+    history = end.history
+    if history is not None and before.history is not None:
+        done = jnp.arange(history.cost.size, dtype=jnp.int32) < before.steps
+        history = StepHistory(
+            *(
+                jnp.where(done, old, jnp.roll(new, before.steps))
+                for old, new in zip(before.history, history, strict=True)
+            )
+        )
+    return end._replace(history=history, **counts)

@@ -1,0 +1,185 @@
+"""What holds for every manifold, and the formulas of each at the angles 0 and pi."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.spatial.transform import Rotation
+
+from fnopt.manifolds import (
+    SE2,
+    SE3,
+    SO2,
+    SO3,
+    Manifold,
+    Oblique,
+    PositiveDefinite,
+    Simplex,
+    Sphere,
+    Stiefel,
+    UnitVector,
+    on,
+)
+
+RNG = np.random.default_rng(0)
+
+
+def _point(manifold: Manifold, shape: tuple[int, ...]) -> np.ndarray:
+    """A random point: a small step away from a fixed one, so that each reaches the others."""
+    if manifold is Simplex:
+        return RNG.dirichlet(np.ones(shape[-1]), shape[:-1])
+    if manifold is PositiveDefinite:
+        a = RNG.normal(size=shape)
+        return a @ np.swapaxes(a, -1, -2) + np.eye(shape[-1])
+    noise = RNG.normal(size=shape)
+    return np.asarray(manifold.nearest(jnp.asarray(np.eye(*shape[-2:]) + 0.4 * noise)))
+
+
+CASES = {
+    "SO2": (SO2, (2, 2, 2)),
+    "SO3": (SO3, (2, 3, 3)),
+    "SE2": (SE2, (3, 3)),
+    "SE3": (SE3, (2, 4, 4)),
+    "UnitVector": (UnitVector, (2, 4)),
+    "Sphere": (Sphere(2.0), (2, 3)),
+    "Stiefel": (Stiefel, (2, 5, 2)),
+    "PositiveDefinite": (PositiveDefinite, (2, 3, 3)),
+    "Simplex": (Simplex, (2, 4)),
+}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _errors(manifold, x, y, c, g):
+    v = manifold.local(x, y)
+    u = manifold.from_coordinates(x, c)
+    there = manifold.retract(x, u)
+
+    def moved(c):
+        return manifold.retract(x, manifold.from_coordinates(x, c)).ravel()
+
+    J = jax.jacfwd(moved)(jnp.zeros_like(c)).reshape(x.size, c.size)
+    basis = jax.jacfwd(lambda c: manifold.from_coordinates(x, c))(jnp.zeros_like(c))
+    basis = basis.reshape(-1, c.size)
+    gradient = manifold.gradient(x, g)
+    return {
+        "retract inverts local": manifold.retract(x, v) - y,
+        "local inverts retract": manifold.local(x, there) - u,
+        "stays on the set": there - manifold.nearest(there),
+        "coordinates are orthonormal": basis.T @ basis - jnp.eye(c.size),
+        "coordinates have full rank": jnp.linalg.svd(J, compute_uv=False)[-1:] < 1e-2,
+        "tangents stay under transport": manifold.transport(x, u) - u,
+        "gradient": basis @ (J.T @ g.ravel()) - gradient.ravel(),
+        "zero": manifold.retract(x, jnp.zeros_like(u)) - x,
+    }
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.usefixtures("x64")
+def test_every_manifold(name):
+    manifold, shape = CASES[name]
+    x, y = _point(manifold, shape), _point(manifold, shape)
+    batch = shape[: len(shape) - manifold.axes]
+    c = 0.5 * RNG.normal(size=(*batch, manifold.dimension(shape)))
+    for what, error in _errors(manifold, x, y, c, RNG.normal(size=shape)).items():
+        assert np.max(np.abs(error)) < 1e-13, what
+
+
+@pytest.mark.usefixtures("x64")
+def test_rotation_vectors_are_those_of_scipy():
+    v = RNG.normal(size=(20, 3)) * np.logspace(-9, 0.2, 20)[:, None]
+    R = Rotation.from_rotvec(v).as_matrix()
+    np.testing.assert_allclose(jax.jit(SO3.retract)(jnp.eye(3), v), R, atol=1e-14)
+    np.testing.assert_allclose(jax.jit(SO3.local)(jnp.eye(3), R), v, rtol=1e-12, atol=1e-15)
+
+
+@jax.jit
+def _derivatives(v, R):
+    exp, log, eye, zero = SO3.retract, SO3.local, jnp.eye(3), jnp.zeros(3)
+    there = jax.jacfwd(exp, 1)(eye, v), jax.jacrev(exp, 1)(eye, v)
+    back = [jac(lambda w: log(eye, exp(R, w)))(zero) for jac in (jax.jacfwd, jax.jacrev)]
+    second = jax.hessian(lambda v: jnp.sum(exp(eye, v)))(v)
+    return there, back, second, log(eye, R), exp(eye, v)
+
+
+@pytest.mark.parametrize("angle", [0.0, 1e-20, 1e-4, 1.0, np.pi - 1e-4, np.pi])
+def test_rotations_have_derivatives_at_every_angle(angle):
+    # In float32, where the sine of a small angle, or of one near pi, has few digits.
+    axis = np.asarray([2.0, -1.0, 2.0]) / 3
+    v = jnp.asarray(angle * axis, jnp.float32)
+    R = jnp.asarray(Rotation.from_rotvec(angle * axis).as_matrix(), jnp.float32)
+
+    (fwd, rev), (log_fwd, log_rev), second, found, rotated = _derivatives(v, R)
+    np.testing.assert_allclose(rotated, R, atol=3e-7)
+    np.testing.assert_allclose(fwd, rev, atol=1e-6)
+    np.testing.assert_allclose(log_fwd, log_rev, atol=1e-5)
+    assert np.all(np.isfinite(second))
+    # Right Jacobian of the rotation group and its inverse (Sola et al. 2018, eqs. 143, 144).
+    a = np.asarray(found, np.float64)
+    np.testing.assert_allclose(np.abs(a), np.abs(angle * axis), rtol=1e-6, atol=1e-6)
+    t = np.linalg.norm(a)
+    hat = np.cross(np.eye(3), a)
+    inverse = np.eye(3) - hat / 2
+    if t > 1e-3:
+        inverse += (1 / t**2 - (1 + np.cos(t)) / (2 * t * np.sin(t))) * hat @ hat
+    else:
+        inverse += hat @ hat / 12
+    if angle < 3.1415:  # there is a jump at pi
+        np.testing.assert_allclose(log_fwd, inverse.T, atol=2e-3 if angle > 3 else 2e-6)
+
+
+@pytest.mark.parametrize("manifold", [SO2, UnitVector, Sphere(3.0)])
+def test_derivatives_are_finite_at_0_and_pi(manifold):
+    n = 2 if manifold is SO2 else 3
+    x = jnp.eye(2) if n == 2 else manifold.nearest(jnp.asarray([1.0, 0.0, 0.0]))
+
+    @jax.jit
+    def of(x, y):
+        slopes = jax.jacfwd(manifold.local, 1)(x, y), jax.jacrev(manifold.local, 1)(x, y)
+        zero = jnp.zeros(manifold.tangent_shape(x.shape))
+        return *slopes, jax.hessian(lambda v: jnp.sum(manifold.retract(x, v)))(zero)
+
+    for y in (x, -x):
+        assert all(np.all(np.isfinite(part)) for part in of(x, y))
+
+
+def test_geodesics_have_their_length():
+    x, y = jnp.asarray([1.0, 0.0]), jnp.asarray([-1.0, 1e-3])
+    assert np.linalg.norm(UnitVector.local(x, UnitVector.nearest(y))) == pytest.approx(
+        np.pi - 1e-3, rel=1e-6
+    )
+    rows = jnp.asarray([[3.0, 4.0], [0.0, 0.1]])  # each keeps its length
+    moved = Oblique.retract(rows, jnp.ones((2, 2)))
+    np.testing.assert_allclose(np.linalg.norm(moved, axis=1), [5.0, 0.1], rtol=1e-6)
+
+
+def test_inverse_poses():
+    T = _point(SE3, (4, 4)).astype(np.float32)
+    np.testing.assert_allclose(np.asarray(jax.jit(SE3.inverse)(T)) @ T, np.eye(4), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("manifold", "value", "message"),
+    [
+        (SO3, np.ones((3, 3)), r"value is 1 away from SO3.*Project it: on\(SO3, SO3.nearest"),
+        (SO3, -np.eye(3), "value is 2 away from SO3"),
+        (SE2, np.eye(2), r"shape \(2, 2\), which holds no points of SE2"),
+        (PositiveDefinite, -np.eye(2), "away from PositiveDefinite"),
+        (Simplex, np.ones(3), "away from Simplex"),
+        (UnitVector, np.full(3, np.nan), "nan away from UnitVector"),
+    ],
+)
+def test_what_is_no_point_is_refused(manifold, value, message):
+    with pytest.raises(ValueError, match=message):
+        on(manifold, value)
+
+
+def test_wrong_arguments_are_refused_by_name():
+    with pytest.raises(TypeError, match=r"manifold = float32\[3,3\], expected one such as"):
+        on(jnp.eye(3), SO3)
+    with pytest.raises(TypeError, match="value is complex64, expected a real float array"):
+        on(UnitVector, jnp.asarray([1.0 + 0j]))
+    assert on(SO3, np.eye(3, dtype=int)).value.dtype == jnp.float32

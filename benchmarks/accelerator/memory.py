@@ -119,7 +119,7 @@ def offloaded(run: Run) -> list[dict[str, Any]]:
 
 
 def quantized(run: Run) -> list[dict[str, Any]]:
-    """Float32 and 8-bit states of several leaves; the step computed once, and as on a GPU, twice."""
+    """Float32 and 8-bit states of several leaves; the step computed once, or twice as on a GPU."""
     width = run.pick(2048, 128)
     params = {f"w{i}": normal(i, (width, width)) for i in range(run.pick(LAYERS, 2))}
     grads = {name: normal(LAYERS, (width, width)) for name in params}
@@ -145,7 +145,7 @@ def _repeated(step: Callable[..., Any], twice: bool) -> Callable[..., Any]:
     """A step in which `quantized_state` computes its slots once or twice."""
 
     def repeated(*args: Any) -> Any:
-        with mock.patch.object(_quantized_state, "_is_computed_twice", lambda: twice):
+        with mock.patch.object(_quantized_state, "_is_computed_twice", return_value=twice):
             return step(*args)
 
     return repeated

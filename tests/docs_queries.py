@@ -84,6 +84,8 @@ QUERIES = {
     "noisy labels": ["guides/per_example_gradients"],
     "flops of backward": ["guides/cost"],
     "memory usage": ["guides/cost"],
+    "out of memory": ["guides/when_it_does_not_fit"],
+    "offload optimizer state": ["guides/when_it_does_not_fit"],
     "freeze layer": ["faq", "guides/trained_or_state"],
     "trainable variables": ["guides/trained_or_state"],
     "lstm weights initial": ["guides/recurrent"],

@@ -21,16 +21,24 @@ def compiled_cost(
     compiled = jitted.lower(*args, **kwargs).compile()
     analysis, memory = compiled.cost_analysis() or {}, compiled.memory_analysis()
     analysis = analysis[0] if isinstance(analysis, list) else analysis
-    arguments, outputs, temp, shared = (
-        int(getattr(memory, f"{kind}_size_in_bytes", 0))
-        for kind in ("argument", "output", "temp", "alias")
+    kinds = ("argument", "output", "temp", "alias")
+    own, host = (
+        [int(getattr(memory, f"{prefix}{kind}_size_in_bytes", 0)) for kind in kinds]
+        for prefix in ("", "host_")
     )
     return Compiled(
         flops=float(analysis.get("flops", 0.0)),
         transcendentals=float(analysis.get("transcendentals", 0.0)),
         bytes_accessed=float(analysis.get("bytes accessed", 0.0)),
-        argument_bytes=arguments,
-        output_bytes=outputs,
-        temp_bytes=temp,
-        peak_bytes=arguments + outputs + temp - shared,
+        argument_bytes=own[0],
+        output_bytes=own[1],
+        temp_bytes=own[2],
+        peak_bytes=_total(own),
+        host_bytes=_total(host),
     )
+
+
+def _total(sizes: list[int]) -> int:
+    """Arguments, results and working memory, less what is donated."""
+    *parts, shared = sizes
+    return sum(parts) - shared

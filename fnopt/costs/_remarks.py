@@ -57,6 +57,8 @@ class Compiled(NamedTuple):
         output_bytes: Size of the results.
         temp_bytes: Size of the working memory.
         peak_bytes: Arguments, results and working memory together, donated buffers counted once.
+        host_bytes: The same in the host's memory, for `offloaded` state, which is not in the peak
+            of an accelerator. On a CPU it is zero, and the peak counts everything.
     """
 
     flops: float
@@ -66,6 +68,7 @@ class Compiled(NamedTuple):
     output_bytes: int
     temp_bytes: int
     peak_bytes: int
+    host_bytes: int = 0
 
 
 def labelled(name: str, bounds: Iterable[Bound]) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from fnopt.jacobians import SparseJacobian, Sparsity
 
 _BLOCK = 16  # smaller blocks aren't faster: what counts then is how many there are
-_PRODUCTS = 2**24  # pairs of entries in a row
+_MOST_PAIRS = 2**24  # of entries in a row, whose indices take 200 MB
 
 
 class BandLayout:
@@ -84,7 +84,7 @@ def band_of(sparsity: Sparsity, by_rows: bool, widest: int) -> BandLayout | None
     if by_rows:
         rows, cols, m, n = cols, rows, n, m
     most = int(np.bincount(rows, minlength=1).max(initial=0))
-    if most > widest or rows.size * most > _PRODUCTS:
+    if most > widest or rows.size * most > _MOST_PAIRS:
         return None
     left, right = _products(rows, most)
     a, b = cols[left], cols[right]
@@ -142,7 +142,7 @@ def _placed(
 
 
 def reverse_cuthill_mckee(rows: np.ndarray, cols: np.ndarray, n: int) -> np.ndarray:
-    r"""Numbers a graph level by level, from one end of it.
+    r"""Order the nodes of a graph level by level, for a small bandwidth.
 
     From a node that is far from others, neighbours are numbered in turn, those of few neighbours
     first. An edge then joins nodes of one level or of two adjacent ones, so the bandwidth is below

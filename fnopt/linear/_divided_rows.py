@@ -1,4 +1,4 @@
-"""Triangles of matrices whose rows are divided over devices: no device gets another's rows.
+"""QR decompositions of matrices whose rows are sharded: no device gets another's rows.
 
 Every device reduces its rows to a triangle; these are put on top of each other, on all devices,
 and have the triangle of the whole matrix (TSQR): as accurate as one factorisation, for `[n, n]`
@@ -21,7 +21,7 @@ from fnopt.core import axes_of, gathered, row_axes, row_parts, rows_gathered
 
 
 def with_fewer_rows(A: jax.Array) -> jax.Array:
-    """Rows with the same triangle, whole on every device, if the type says that `A` is divided."""
+    """Replace rows sharded over an explicit mesh by replicated ones with the same triangle."""
     axis, rest = axes_of(A)
     if axis is None and rest is None:
         return A
@@ -35,7 +35,7 @@ def with_fewer_rows(A: jax.Array) -> jax.Array:
 
 
 def with_fewer_residuals(A: jax.Array) -> jax.Array:
-    """Likewise for a matrix with a row for every residual, wherever these may be divided.
+    """Replace rows of residuals, sharded in any way, by fewer ones with the same triangle.
 
     Over the named axes of `rows_over` each device has its own rows. On an automatic mesh the type
     says which devices there are and not how the rows lie; but no order of rows costs more than
@@ -79,7 +79,7 @@ def _triangle(A: jax.Array) -> jax.Array:
 
 
 def _has_long_parts(A: jax.Array, mesh: Any, names: tuple[Any, ...]) -> bool:
-    """Whether there are parts, with more rows than their triangles."""
+    """Whether there are several parts with more rows than their triangles."""
     parts = _parts(mesh, names)
     return parts > 1 and len(A) // parts > A.shape[1]
 

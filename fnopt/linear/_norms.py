@@ -8,7 +8,7 @@ from jax import lax
 
 from fnopt.core import divisor, rows_gathered
 
-_SAFE = 2.0**400  # of float64: squares, and sums of them, are neither infinite nor zero
+_SAFE = 2.0**400  # of float64, up to 2^1023: squares are in range, and sums of 2^222 of them
 
 
 def norm(v: jax.Array, axis: int = 0) -> jax.Array:
@@ -42,7 +42,7 @@ def norm(v: jax.Array, axis: int = 0) -> jax.Array:
 
 
 def row_norm(v: jax.Array) -> jax.Array:
-    """The norm of a vector of residuals, with those of other devices if they are divided."""
+    """Norm of the residuals on all devices."""
     return norm(rows_gathered(norm(v)[None]))
 
 

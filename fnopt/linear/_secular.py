@@ -13,11 +13,11 @@ from jax import lax
 from fnopt.core import gathered, while_loop
 
 _SLACK = 0.2  # a step within 20 % of the radius is near enough: each try is a factorisation
-_FACTORISATIONS = 12  # two or three are usual
+_FACTORISATIONS = 12  # two or three are usual; MINPACK's lmpar allows 10
 
 
 class Damped(NamedTuple):
-    r"""The solution of :math:`(K + \lambda I)\, y = b`, and numbers of the step it stands for."""
+    r"""The solution of :math:`(K + \lambda I)\, y = b`, and the length of its step."""
 
     y: jax.Array  # [k]
     lam: jax.Array

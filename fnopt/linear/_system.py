@@ -57,7 +57,7 @@ class System(Protocol):
 
 
 def linear_solver(name: str, m: int, n: int) -> str:
-    r"""Chooses by the smaller side of the Jacobian, `k = min(m, n)`.
+    r"""Choose by the smaller side of the Jacobian, `k = min(m, n)`.
 
     ==============  =============  =====================================================
     `k`             choice         cost of a step

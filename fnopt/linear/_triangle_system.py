@@ -41,7 +41,7 @@ class TriangleSystem:
         size: The longer side of `A`, `max(m, n)`.
         start: The damping of the next step, a scalar.
         pull: :math:`w \mapsto A^T w`.
-        held: A diagonal that is always below the triangle, of shape `[k]`; see
+        fixed: A diagonal that is always below the triangle, of shape `[k]`; see
             :func:`noise_damping`.
 
     Example:
@@ -60,10 +60,10 @@ class TriangleSystem:
     size: int
     start: jax.Array
     pull: Callable[[jax.Array], jax.Array]
-    held: jax.Array | float = 0.0
+    fixed: jax.Array | float = 0.0
 
     def trust_region(self, radius: jax.Array) -> DampedStep:
-        r"""The step with the damping at hand, cut to 1.5 radii.
+        r"""The step with the damping `start`, cut to 1.5 radii.
 
         `full` and `rise` are what Hebden's iteration needs for the damping of the next step,
 
@@ -92,7 +92,7 @@ class TriangleSystem:
         top = jnp.max(jnp.abs(self.triangle.L))
         least = jnp.asarray(_LEAST * float(jnp.finfo(lam.dtype).eps), lam.dtype)
         least *= jnp.where(top > 0, top, jnp.ones_like(top))
-        L, c = damped_triangle(self.triangle, jnp.maximum(jnp.sqrt(lam), least) + self.held)
+        L, c = damped_triangle(self.triangle, jnp.maximum(jnp.sqrt(lam), least) + self.fixed)
         p = -backward(L, c)
         length = norm(p)  # beside columns that hardly count it may be huge
         rise = jnp.square(divide(length, jnp.sqrt(jnp.sum(jnp.square(forward(L, p))))))
@@ -133,7 +133,7 @@ class TriangleSystem:
 
 @dataclasses.dataclass(frozen=True)
 class LiftedSystem:
-    r"""A linear model with fewer rows than columns, by the one among its rows.
+    r"""A linear model with fewer rows than columns, solved in the row space.
 
     With :math:`A^T = Q R` the steps lie in the space of :math:`Q`, :math:`p = Q y`, where the
     model is :math:`R^T y + r`; no `n x n` array exists.

@@ -3,6 +3,9 @@
 Problems lie along the last axis, the *lanes*. Every number of the algebra is an array of shape
 `[lanes]`, so each line below is one vector instruction for many problems, and no loop runs over
 problems. Everything is unrolled in Python, which is meant for up to a dozen unknowns.
+
+For 1,000 lanes of 1 to 10 unknowns, factorisation and solution took 0.27 to 0.41 of the CPU time of
+a batched `jnp.linalg.cholesky` (LAPACK), and 0.4 (1 unknown) to 5 times (6) its compilation time.
 """
 
 from __future__ import annotations

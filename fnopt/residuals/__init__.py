@@ -18,8 +18,8 @@ from fnopt.residuals._examples import by_example as by_example
 from fnopt.residuals._examples import example_residuals as example_residuals
 from fnopt.residuals._flat import FlatResidual as FlatResidual
 from fnopt.residuals._flat import flat_residual as flat_residual
-from fnopt.residuals._flat import one_function as one_function
-from fnopt.residuals._flat import seen_params as seen_params
+from fnopt.residuals._flat import joined_function as joined_function
+from fnopt.residuals._flat import param_shapes as param_shapes
 from fnopt.residuals._given import given_derivative as given_derivative
 from fnopt.residuals._given import without_operators as without_operators
 from fnopt.residuals._implicit import after_newton as after_newton

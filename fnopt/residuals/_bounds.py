@@ -15,18 +15,18 @@ from fnopt.residuals._prefix import as_leaf, broadcast_prefix, first_bad
 
 
 class Box(NamedTuple):
-    """The least and the largest value of every parameter; infinite where there is none."""
+    """Lower and upper bounds of every parameter; infinite where there is none."""
 
     lower: jax.Array  # [n]
     upper: jax.Array  # [n]
 
     def is_feasible(self) -> jax.Array:
-        """Whether there is a point in it, which may be the only one: equal bounds hold a param."""
+        """Whether a point satisfies the bounds; equal bounds fix a parameter."""
         inf = jnp.inf
         return jnp.all((self.lower <= self.upper) & (self.lower < inf) & (self.upper > -inf))
 
     def is_boundless(self) -> bool:
-        """Whether it is known that all bounds are infinite."""
+        """Whether all bounds are known to be infinite."""
         if isinstance(self.lower, Tracer) or isinstance(self.upper, Tracer):
             return False
         return bool(np.all(np.isinf(self.lower)) and np.all(np.isinf(self.upper)))
@@ -40,14 +40,14 @@ class Box(NamedTuple):
         return (x >= self.upper).astype(jnp.int32) - (x <= self.lower).astype(jnp.int32)
 
     def held(self, x: jax.Array, gradient: jax.Array) -> jax.Array:
-        """Which params sit on a bound that the cost pushes them against, as a mask of `[n]`."""
+        """Active set: mask of the params on a bound beyond which the cost falls, `[n]`."""
         low = (x <= self.lower) & (gradient >= 0)
         high = (x >= self.upper) & (gradient <= 0)
         return low | high
 
 
 def box_of(bounds: Any, params: Any, dtype: Any, *, may_be_equal: bool = False) -> list[Box] | None:
-    """Lays bounds along params, leaf by leaf.
+    """Broadcast bounds to params, leaf by leaf.
 
     Args:
         bounds: `(lower, upper)`: each a number for all, or a tree like the params, or like their

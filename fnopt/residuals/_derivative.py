@@ -1,4 +1,4 @@
-"""The algebra of a Jacobian that the user gives: scaled and composed like the residuals."""
+"""A given Jacobian, scaled and composed as the residuals are."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Given `*maps` as well, it is that of the matrix whose rows are those of `J` afte
 
 
 class Compressed(NamedTuple):
-    """A Jacobian whose entries can be read one by one, as they were and where they are."""
+    """Access to the entries of a sparse Jacobian, and their places."""
 
     of: Callable[[Any], SparseJacobian]  # J -> its entries
     sparsity: Sparsity
@@ -47,7 +47,7 @@ class Derivative(NamedTuple):
     def scaled(self, factors: Map) -> Derivative:
         r"""The derivative of :math:`b_i f_i`, where the factors `b(x)` count as constants.
 
-        What has no weight, `b = 0`, may be NaN.
+        Rows with `b = 0` may be NaN.
         """
         entries = self.compressed
         return Derivative(
@@ -113,7 +113,7 @@ def _preceded_gram(gram: Gram, inner: Map, pull: Callable[[jax.Array, jax.Array]
 
 
 def counted(b: jax.Array, a: jax.Array) -> jax.Array:
-    """The product `b a`, of which what has no weight, `b = 0`, is zero, NaN or not."""
+    """The product `b a`; zero where `b` is zero, even if `a` is NaN."""
     return jnp.where(b != 0, b * a, jnp.zeros_like(a))
 
 

@@ -75,12 +75,14 @@ class ExampleResiduals(Value):
         return found
 
     def mapped(self, fn: Callable[[Function, Any], Any], batch: Any) -> ExampleResiduals:
-        """With other functions: `fn(function, shapes of an example)`."""
+        """Replace every function by `fn(function, shapes of its example)`."""
         pairs = zip(self.fns, self.batches(batch), strict=True)
         return ExampleResiduals(tuple(fn(f, _example(b)) for f, b in pairs), self.structure)
 
-    def of(self, assemble: Callable[[Any], Any], batch: Any, args: tuple[Any, ...]) -> Examples:
-        """The residuals of examples by the free variables alone.
+    def of_free(
+        self, assemble: Callable[[Any], Any], batch: Any, args: tuple[Any, ...]
+    ) -> Examples:
+        """The residuals as functions of the free variables and an example.
 
         Args:
             assemble: From these to the params.
@@ -114,7 +116,7 @@ class Examples(NamedTuple):
         )
 
     def fold(self, step: Any, carry: Any, params: Any, args: tuple[()], along: Any) -> Any:
-        """As that of :func:`fnopt.per_example_jacobian`, one function after the other."""
+        """Fold over the rows of every function, as :func:`fnopt.per_example_jacobian` does."""
         del args
         trees = [self.residuals.structure.flatten_up_to(tree) for tree in along]
         for i, (J, batch) in enumerate(self._rows()):
@@ -139,7 +141,7 @@ class Examples(NamedTuple):
         return K if np.array_equal(order, np.arange(order.size)) else K[order[:, None], order]
 
     def jacobian(self, params: Any, factor: Any = None) -> Any:
-        """Their Jacobian by example, formed or as what products of its rows can be made from."""
+        """Jacobian by example: its rows, or a tape from which their products are made."""
         from fnopt.curvature import batch_jacobian  # an import that other methods needn't wait for
 
         def times(fn: Function) -> Function:
@@ -154,7 +156,7 @@ class Examples(NamedTuple):
         return rows(params, tuple(self.batches))
 
     def _order(self, params: Any) -> list[np.ndarray]:
-        """Where the residuals, leaf by leaf, are among those of example after example."""
+        """Indices of the residuals, leaf by leaf, in the order of example after example."""
         found, start = [], 0
         for fn, batch in zip(self.residuals.fns, self.batches, strict=True):
             size = jax.tree.leaves(batch)[0].shape[0]
@@ -168,7 +170,7 @@ class Examples(NamedTuple):
 
 
 def example_residuals(residual_fn: Any, batch: Any) -> ExampleResiduals:
-    """Checks a function of one example, or several of them, and the batches that belong to it.
+    """Check functions of one example and their batches.
 
     Args:
         residual_fn: `residual_fn(params, example, *args)`, or a list, tuple or dict of functions.
@@ -197,7 +199,7 @@ def by_example(
     method: str = "auto",
     chunk_size: int | None = None,
 ) -> FlatResidual:
-    """The flat residuals of examples, with the Gram matrix or the chunks of their Jacobian's rows.
+    """Add the Gram matrix, or the Jacobian by chunks of examples, to the flat residuals.
 
     Args:
         flat: Those of the batch, by the free variables.

@@ -1,4 +1,4 @@
-"""From what the user has (functions of pytrees) to what the algebra needs (vectors)."""
+"""A residual function of pytrees as a function of vectors."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class FlatResidual(NamedTuple):
     n: int
     derivative: Derivative | None = None  # the Jacobian that the user brings, if any
     gram: Callable[..., jax.Array] | None = None  # x, factor -> J J^T [m, m] of factor * r
-    graded: bool = False  # whether derivatives are small where residuals are large
+    graded: bool = False  # whether rows with large residuals have small derivatives
 
     @property
     def rows(self) -> int:
-        """How many residuals there are, with those of other devices if they are divided."""
+        """Number of residuals on all devices."""
         return self.m * row_parts()
 
 
@@ -69,7 +69,7 @@ def flat_residual(
         >>> flat.r(x)
         Array([-1.,  0.,  3.], dtype=float32)
     """
-    fn = one_function(residual_fn)
+    fn = joined_function(residual_fn)
     x, unravel = ravel(_checked_params(params), "params")
 
     @jax.jit  # so that all that a solver does with it comes from one trace
@@ -91,7 +91,7 @@ def flat_residual(
     )
 
 
-def seen_params(made: Parametrisation) -> Any:
+def param_shapes(made: Parametrisation) -> Any:
     """The shapes and dtypes of the params as a residual function sees them."""
     free = _checked_params(made.free)
     check_inexact(free, "params", fitted=True)
@@ -109,8 +109,8 @@ _WHAT = {
 }
 
 
-def one_function(given: Any, name: str = "residual_fn") -> Callable[..., Any]:
-    """A residual function (or a `jac`) as it is; several, in a list, tuple or dict, as one."""
+def joined_function(given: Any, name: str = "residual_fn") -> Callable[..., Any]:
+    """One function from a list, tuple or dict of residual functions (or of `jac`)."""
     if callable(given):
         return given
     functions, treedef = jax.tree.flatten(given)

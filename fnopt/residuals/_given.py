@@ -1,4 +1,4 @@
-"""The user's Jacobian, checked and laid out as a matrix."""
+"""A Jacobian function of the user as the derivative of a function of a vector."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from fnopt.core import (
 from fnopt.jacobians import SparseJacobian, ravel_with_held, real_vector
 from fnopt.linear import gram as linear_gram
 from fnopt.residuals._derivative import Compressed, Derivative, Gram, Map, counted
-from fnopt.residuals._flat import one_function
+from fnopt.residuals._flat import joined_function
 from fnopt.residuals._parameters import are_in_a_row
 
 
 def without_operators(jac: Any) -> Any:
-    """A `jac` whose result may be a linear operator, as one whose result is made of arrays.
+    """Make a `jac` that returns a linear operator return arrays.
 
     An operator is what has a product `mv` (or SciPy's `matvec`), of a tree like the params, or a
     sparse array of JAX.
@@ -93,7 +93,7 @@ def given_derivative(
         >>> given.push(given.at(x), x)
         Array([2., 2.], dtype=float32)
     """
-    fn = one_function(jac, "jac")
+    fn = joined_function(jac, "jac")
     x, unravel = ravel_with_held(params)
 
     def evaluate(x: jax.Array) -> jax.Array | SparseJacobian:
@@ -193,7 +193,7 @@ def _branches(treedef: Any, tree: Any, expected: str) -> list[Any]:
 
 def _block(value: Any, residual: Any, param: Any, what: str, dtype: Any) -> jax.Array:
     shape = (*residual.shape, *jnp.shape(param))
-    if not is_inexact(param):  # it is held, so what it would do is of no account
+    if not is_inexact(param):  # a fixed leaf, whose column is not used
         return jnp.zeros((residual.size, math.prod(jnp.shape(param))), dtype)
     if isinstance(value, (list, tuple)) and all(map(is_array_like, jax.tree.leaves(value))):
         value = jnp.asarray(value)  # rows of numbers, as NumPy takes them

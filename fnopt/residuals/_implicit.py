@@ -14,13 +14,13 @@ from fnopt.core import gathered, laid_like, matmul, nonzero
 from fnopt.jacobians import forward_from_reverse, value_and_jacobian
 
 _MATRIX = 1000  # params up to which the Hessian is formed: its eigenvalues take a second
-_PRODUCTS = 2 * _MATRIX  # iterations at most of conjugate gradients, which need n without rounding
+_CG_STEPS = 2 * _MATRIX  # iterations at most of conjugate gradients, which need n without rounding
 
 
 def pushed(
     fn: Callable[..., Any], primals: Any, tangents: Any, mode: str = "auto"
 ) -> tuple[Any, Any]:
-    """The value of a function and its change: `jax.jvp`.
+    """Value and tangent of a function: `jax.jvp`, in reverse mode too.
 
     Args:
         fn: A function of several arguments.
@@ -58,14 +58,14 @@ def minimum_tangent(
     mode: str = "auto",
     total: Callable[[Any], Any] | None = None,
 ) -> jax.Array:
-    r"""The change of a minimum with the data, by the implicit function theorem.
+    r"""Tangent of a minimum with respect to the data, by the implicit function theorem.
 
     At a minimum :math:`g(x, d) = \nabla_x f(x, d) = 0`, so
 
     .. math:: \dot x = -H^{-1} \frac{\partial g}{\partial d}\, \dot d,
         \qquad H = \nabla_x^2 f(x, d),
 
-    with the exact second derivatives of the cost. Directions in which it is flat don't move. With
+    with the exact second derivatives of the cost. Flat directions don't move. With
     more than a thousand params the Hessian is never formed: its products are enough for conjugate
     gradients.
 
@@ -126,7 +126,7 @@ def _hessian_solve(times: Any, H: jax.Array | None, b: jax.Array) -> jax.Array:
     """Solve with a Hessian; by conjugate gradients where only its products are known."""
     if H is None:
         tol = 10 * float(jnp.finfo(b.dtype).eps)
-        cg = functools.partial(jax.scipy.sparse.linalg.cg, tol=tol, maxiter=_PRODUCTS)
+        cg = functools.partial(jax.scipy.sparse.linalg.cg, tol=tol, maxiter=_CG_STEPS)
         return lax.custom_linear_solve(times, b, lambda A, b: cg(A, b)[0], symmetric=True)
     # With a diagonal of ones, what counts as a flat direction does not depend on units of params.
     unit = nonzero(jnp.sqrt(jnp.abs(jnp.diagonal(lax.stop_gradient(H)))))
@@ -136,7 +136,7 @@ def _hessian_solve(times: Any, H: jax.Array | None, b: jax.Array) -> jax.Array:
 def root_tangent(
     fn: Callable[[jax.Array, Any], jax.Array], x: jax.Array, data: Any, change: Any
 ) -> jax.Array:
-    r"""The change of a root with the data.
+    r"""Tangent of a root with respect to the data.
 
     .. math:: \dot x = -J^{-1} \frac{\partial F}{\partial d}\, \dot d
 
@@ -156,9 +156,9 @@ def root_tangent(
 def after_newton(
     fn: Callable[[jax.Array], jax.Array], x: jax.Array, steps: int = 10
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The end of Newton's steps, the first of them and the last.
+    """Take some Newton steps; return their end, the first step and the last one.
 
-    Near a root they shrink. Where equations vanish only at infinity, as `exp(x)` and `1 / x`
+    Near a root the steps shrink. Where equations vanish only at infinity, as `exp(x)` and `1 / x`
     do, the equations get small, too, but the steps don't.
     """
 
@@ -176,9 +176,9 @@ def after_newton(
 
 
 def off_flat_places(fn: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
-    """The start, where a param that moves no equation there is moved a little: a column of zeros.
+    """Move the params whose Jacobian column is zero by a little, except at a root.
 
-    No step would ever move it, as that of x in x^2 - 4 at 0. At a root nothing is moved.
+    No step would move such a param: x in x^2 - 4 at 0.
     """
     left, J = _linearised(fn, x)
     still = jnp.all(J == 0, axis=0) & jnp.any(left != 0)
@@ -188,7 +188,7 @@ def off_flat_places(fn: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.A
 
 
 def _linearised(fn: Callable[[jax.Array], jax.Array], x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The equations and their Jacobian, whose columns are for params that aren't divided."""
+    """The equations and their Jacobian by unsharded params."""
     return value_and_jacobian(lambda y: fn(laid_like(y, x)), gathered(x), x.size, "forward")
 
 
@@ -200,7 +200,7 @@ def projected_tangent(
     change: Any,
     mode: str = "auto",
 ) -> jax.Array:
-    r"""The change of a minimum over a convex set with the data.
+    r"""Tangent of a minimum over a convex set with respect to the data.
 
     The minimum is where :math:`x = P(x - \lambda g(x, d), d)`, for any :math:`\lambda > 0`. So
 

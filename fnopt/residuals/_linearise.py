@@ -25,7 +25,7 @@ from fnopt.residuals._flat import FlatResidual
 
 Map = Callable[[jax.Array], jax.Array]
 _PROBES = 8  # of which the norm of a column is right to 1 / sqrt(2 * 8), 25 %
-_SAFE = {"float64": 2.0**400, "float32": 2.0**40}  # entries whose squares can be added up
+_SAFE_ENTRY = {"float64": 2.0**400, "float32": 2.0**40}  # 2^47 squares add up
 
 
 def linearise(
@@ -131,9 +131,9 @@ def linearise_gram(
 
 
 def _safe_units(J: jax.Array) -> jax.Array:
-    """Units in which squares of the columns are safe: 1 for those that are anyway."""
+    """Scales of the columns, 1 where their squares can be added up as they are."""
     largest = row_most(jnp.max(jnp.abs(J), axis=0, initial=0))
-    most = _SAFE[J.dtype.name]
+    most = _SAFE_ENTRY[J.dtype.name]
     far = (largest < 1 / most) | (largest > most)
     return jnp.where(far, power_of_two(largest), jnp.ones_like(largest))
 
@@ -186,7 +186,7 @@ def linearise_pull(r: Map, x: jax.Array) -> tuple[jax.Array, Map]:
 
 
 def probed_columns(pull: Map, r: jax.Array) -> jax.Array:
-    r"""Estimates the norms of the Jacobian's columns from a few products.
+    r"""Estimate the norms of the Jacobian's columns from a few products.
 
     .. math:: E\left[ (J^T w)_j^2 \right] = \|J_j\|^2 \quad\text{for } w \sim N(0, I)
 

@@ -34,7 +34,7 @@ class Constraint(Value):
 
 
 class fixed(Constraint):
-    """Holds a parameter at its start; it may be of any dtype then, an integer for instance.
+    """Fix a parameter at its start; any dtype is allowed, an integer for instance.
 
     Example:
         >>> from fnopt.residuals import fixed, parametrised
@@ -45,7 +45,7 @@ class fixed(Constraint):
 
 
 class tied(Constraint):
-    """Computes a parameter from the others.
+    """Compute a parameter from the others.
 
     Args:
         fn: `fn(params)` returns the parameter, from a tree like the params; it may use any of the
@@ -62,7 +62,7 @@ class tied(Constraint):
 
 
 class positive(Constraint):
-    r"""Fits the logarithm: :math:`\theta = e^u > 0`.
+    r"""Fit the logarithm: :math:`\theta = e^u > 0`.
 
     Example:
         >>> from fnopt.residuals import parametrised, positive
@@ -84,7 +84,7 @@ class positive(Constraint):
 
 
 class interval(Constraint):
-    r"""Fits the logit of the place in an interval: :math:`\theta = a + (b - a) / (1 + e^{-u})`.
+    r"""Fit the logit of the position in an interval: :math:`\theta = a + (b - a) / (1 + e^{-u})`.
 
     The ends are never reached: a fit that runs to one marks it as undetermined. For a parameter
     whose best value may lie on the edge, give `bounds` to the solver instead.
@@ -113,7 +113,7 @@ class interval(Constraint):
             )
 
     def to_free(self, value: jax.Array) -> jax.Array:
-        """The logit of the place in the interval."""
+        """The logit of the position in the interval."""
         a, b = (jnp.asarray(end, value.dtype) for end in (self.lower, self.upper))
         eps = jnp.asarray(jnp.finfo(value.dtype).eps, value.dtype)
         # A start that is on an end but for rounding would have an infinite logit, and stay there.
@@ -121,7 +121,7 @@ class interval(Constraint):
         return jnp.log(place) - jnp.log1p(-place)
 
     def from_free(self, u: jax.Array) -> jax.Array:
-        """The place at a logit."""
+        """The value at a logit."""
         a, b = (jnp.asarray(end, u.dtype) for end in (self.lower, self.upper))
         return a + (b - a) * jax.nn.sigmoid(u)
 
@@ -131,7 +131,7 @@ class interval(Constraint):
 
 
 def parametrised(params: Any, constraints: Any = None) -> Parametrisation:
-    """Separates what is fitted from what is held or follows.
+    """Separate the free variables from fixed and tied params.
 
     Args:
         params: The params to start from, a pytree of real floating arrays; those that are fixed
@@ -269,7 +269,7 @@ def _as_array(leaf: Any) -> jax.Array:
 
 
 def floating_start(params: Any, constraints: Any = None) -> Any:
-    """Params to start from: numbers in a row as a vector, whole ones as floats where fitted.
+    """Convert a start: a list of numbers to a vector, integers that are fitted to floats.
 
     People write `x0=[1, 1]`, and functions of an array. Constraints are by leaf: with them the
     numbers of a list stay leaves. What is held keeps its dtype. Flags and unsigned integers, which
@@ -310,7 +310,7 @@ def floating_start(params: Any, constraints: Any = None) -> Any:
 
 
 def as_vector(tree: Any) -> Any:
-    """Numbers in a list or tuple as an array of them, as in NumPy; any other tree as it is."""
+    """Convert a list or tuple of numbers to an array, as NumPy does; return other trees as is."""
     if not are_in_a_row(tree):
         return tree
     with jax.numpy_dtype_promotion("standard"):  # in a list kinds are mixed without thinking
@@ -318,7 +318,7 @@ def as_vector(tree: Any) -> Any:
 
 
 def are_in_a_row(tree: Any) -> bool:
-    """Whether a tree is a list or tuple, not a named one, of numbers to fit."""
+    """Whether a tree is a plain list or tuple of numbers."""
     return type(tree) in (list, tuple) and len(tree) > 0 and all(map(_is_number, tree))
 
 

@@ -64,7 +64,7 @@ def broadcast_prefix(
 
 
 def _as_row(prefix: Any, tree: Any) -> Any:
-    """Numbers in a list or tuple, for a tree that is a single array, as an array of them."""
+    """Convert a list or tuple of numbers to an array if the tree is a single array."""
     single = jax.tree_util.treedef_is_leaf(jax.tree.structure(tree))
     if not single or not isinstance(prefix, (list, tuple)):
         return prefix
@@ -73,7 +73,7 @@ def _as_row(prefix: Any, tree: Any) -> Any:
 
 
 def first_bad(good: Callable[..., Any], *values: Any) -> tuple[int, ...] | None:
-    """The index of the first entry that isn't good, of arrays whose numbers are known by now."""
+    """Index of the first entry that fails `good`; None if all pass or an array is traced."""
     if any(isinstance(value, Tracer) for value in values):
         return None
     bad = np.argwhere(~good(*map(np.asarray, values)))
@@ -81,12 +81,12 @@ def first_bad(good: Callable[..., Any], *values: Any) -> tuple[int, ...] | None:
 
 
 def named(what: str, path: str) -> str:
-    """What is given for a leaf, for a message; there is no need to name the only one."""
+    """Name of an option and its leaf for a message."""
     return f"{what} for {shown(path)}" if path else what
 
 
 def as_leaf(value: Any, leaf: Any, path: str, what: str, dtype: Any) -> jax.Array:
-    """A value as a flat array of the size of its leaf, in this dtype.
+    """Broadcast a value to its leaf, as a flat array.
 
     Raises:
         ValueError: If its shape doesn't broadcast to that of the leaf.

@@ -136,7 +136,7 @@ class arctan(RobustLoss):
 
 
 class tukey(RobustLoss):
-    r"""Tukey's biweight: residuals beyond `scale` have no say at all.
+    r"""Tukey's biweight: residuals beyond `scale` have no influence.
 
     .. math:: \rho(z) = \begin{cases} \tfrac13 \left( 1 - (1 - z)^3 \right) & z \le 1 \\
         \tfrac13 & z > 1 \end{cases}
@@ -307,7 +307,7 @@ def robust_slopes(loss: RobustLoss, z: jax.Array) -> tuple[jax.Array, jax.Array,
 
 
 def named_loss(name: str, scale: Any = 1.0) -> RobustLoss | None:
-    """The loss that SciPy calls so; None for `'linear'`.
+    """The loss of a SciPy name; None for `'linear'`.
 
     Args:
         name: `'linear'`, `'soft_l1'`, `'huber'`, `'cauchy'`, `'arctan'`, or one of fnopt's own.

@@ -53,7 +53,7 @@ class RobustCost(Value):
     unit: float | jax.Array = 1.0
 
     def felt(self, r: jax.Array) -> jax.Array:
-        """The size of residuals, and at most the scale of their loss."""
+        """Absolute residuals, at most the scale of their loss."""
         return self._map(lambda loss, c, r: jnp.minimum(jnp.abs(r), c), r)
 
     def in_unit(self, unit: jax.Array) -> RobustCost:
@@ -83,7 +83,7 @@ class RobustCost(Value):
     def reduction(
         self, before: jax.Array, after: jax.Array, pulled: jax.Array | None = None
     ) -> jax.Array:
-        r"""By how much the cost falls from one residual to another; minus infinity if not finite.
+        r"""Actual reduction of the cost between two residuals; minus infinity if not finite.
 
         Args:
             before: The residuals at the point, of shape `[m]`.
@@ -145,7 +145,7 @@ class RobustCost(Value):
         return function
 
     def _map(self, fn: Callable[..., Any], *vectors: jax.Array) -> Any:
-        """Applies `fn(loss, scale, *parts)` to every block."""
+        """Apply `fn(loss, scale, *parts)` to every block."""
         parts, start = [], 0
         for given, size in zip(self.losses, self.sizes, strict=True):
             loss = _Squares() if given is None else given
@@ -163,7 +163,7 @@ def _finite_sum(terms: jax.Array, r: jax.Array, otherwise: float) -> jax.Array:
 
 
 def _scaled_square(c: jax.Array, r: jax.Array) -> tuple[jax.Array, jax.Array]:
-    r"""The scaled square, of a residual that is cut to what its dtype holds; the share of the cut.
+    r"""Scaled square of a clipped residual, and the share that clipping leaves of it.
 
     No residual but the one that is cut has digits beside :math:`\epsilon^{-1.6}` scales, whose
     square is in range.
@@ -207,7 +207,7 @@ def _reductions(loss: RobustLoss, c: jax.Array, r: jax.Array, after: jax.Array) 
 
 
 def robust_cost(loss: Any, residuals: Any) -> RobustCost | None:
-    """Lays losses along the residuals.
+    """Assign losses to the blocks of the residuals.
 
     Args:
         loss: A loss, its name, its function, or None for plain squares; or a tree of these like

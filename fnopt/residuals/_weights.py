@@ -114,7 +114,7 @@ def _divider(value: Any, leaf: Any, path: str) -> Whitener:
 def _array_like(
     leaf: Any, value: Any, path: str, what: str, good: Callable[[Any], Any], expected: str
 ) -> jax.Array:
-    """The value as an array of the leaf's shape; refuses numbers that are known not to be good."""
+    """Broadcast a value to its leaf; refuse known numbers that fail `good`."""
     value = as_leaf(value, leaf, path, what, real_dtype(leaf.dtype)).reshape(leaf.shape)
     bad = first_bad(good, value)
     if bad is not None:

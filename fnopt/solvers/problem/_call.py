@@ -27,9 +27,9 @@ from fnopt.residuals import (
     ExampleResiduals,
     are_in_a_row,
     example_residuals,
-    one_function,
+    joined_function,
+    param_shapes,
     parametrised,
-    seen_params,
 )
 
 # SciPy's names for derivatives by differences, which are exact here.
@@ -138,7 +138,7 @@ def recorded_functions(
     # A Jacobian that can be gone through in chunks is more than a function.
     if not runs_now((params, args, constraints)) or hasattr(jac, "fold"):
         return None
-    seen = seen_params(parametrised(params, constraints))
+    seen = param_shapes(parametrised(params, constraints))
     if isinstance(residual_fn, ExampleResiduals):
         batch, *rest = args
 
@@ -148,8 +148,8 @@ def recorded_functions(
 
         found = residual_fn.mapped(of_one, batch)
         return None if None in found.fns else (found, None)
-    r = recorded(one_function(residual_fn), seen, *args)
-    J = None if jac is None else recorded(one_function(jac, "jac"), seen, *args)
+    r = recorded(joined_function(residual_fn), seen, *args)
+    J = None if jac is None else recorded(joined_function(jac, "jac"), seen, *args)
     return None if r is None or (J is None and jac is not None) else (r, J)
 
 
@@ -157,7 +157,7 @@ def residuals_traced_once(residual_fn: Any, args: tuple[Any, ...]) -> Callable[.
     """The residuals as a function that is traced once for all its uses in a fit."""
     if isinstance(residual_fn, ExampleResiduals):
         return residual_fn.mapped(lambda fn, example: traced_once(fn), args[0])
-    return traced_once(one_function(residual_fn))
+    return traced_once(joined_function(residual_fn))
 
 
 def of_examples(residual_fn: Any, jac: Any, batch: Any) -> ExampleResiduals:

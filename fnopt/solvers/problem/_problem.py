@@ -27,11 +27,11 @@ from fnopt.residuals import (
     fixed,
     flat_residual,
     given_derivative,
+    joined_function,
     mixed_rows,
-    one_function,
+    param_shapes,
     robust_cost,
     scaled_rows,
-    seen_params,
     tied,
     whitened,
 )
@@ -208,10 +208,10 @@ def set_up(
     constraints: Any = None,
 ) -> Setting:
     """Brings a problem to a vector; everything that is known by now is checked."""
-    fn = one_function(residual_fn)
+    fn = joined_function(residual_fn)
     made = charted(params, constraints)
     plain = loss is None and sigma is None and weights is None and jac is None
-    shapes = None if plain else jax.eval_shape(fn, seen_params(made), *args)
+    shapes = None if plain else jax.eval_shape(fn, param_shapes(made), *args)
     whiten = whitened(shapes, sigma, weights)
 
     def residuals(free: Any) -> Any:
@@ -281,7 +281,7 @@ def by_example(
         solver: The method.
     """
     flat, (batch, *rest) = setting.problem.flat, args
-    examples = fns.of(setting.made.assemble, batch, tuple(rest))
+    examples = fns.of_free(setting.made.assemble, batch, tuple(rest))
     flat = solver.by_example(flat, setting.x, examples)
     if setting.whiten.maps:
         flat = _weighted(flat, setting.x.dtype, setting.whiten)

@@ -12,7 +12,7 @@ from jax.core import Tracer
 
 from fnopt.core import check_count
 from fnopt.jacobians import sparse_jacobian
-from fnopt.residuals import RobustLoss, custom_loss, named_loss, one_function
+from fnopt.residuals import RobustLoss, custom_loss, joined_function, named_loss
 from fnopt.solvers.problem._call import SCHEMES
 
 _METHODS = (None, "trf", "dogbox", "lm")
@@ -148,7 +148,7 @@ def _is_scale(scale: Any) -> bool:
 
 def with_keywords(residual_fn: Any, jac: Any, keywords: Any) -> tuple[Any, Any]:
     """The residual function and its Jacobian, or several, with arguments that they take by name."""
-    one_function(residual_fn)  # before anything is said of the params: the two may be swapped
+    joined_function(residual_fn)  # before anything is said of the params: the two may be swapped
     if not keywords:
         return residual_fn, jac
     if not isinstance(keywords, dict):
@@ -167,7 +167,7 @@ def _sparse(residual_fn: Any, sparsity: Any) -> Any:
     if sparsity is None:
         return None
     pattern = sparsity if hasattr(sparsity, "tocoo") else np.asarray(sparsity) != 0
-    return sparse_jacobian(one_function(residual_fn), pattern)
+    return sparse_jacobian(joined_function(residual_fn), pattern)
 
 
 def _scaled(loss: Any, scale: Any) -> Any:

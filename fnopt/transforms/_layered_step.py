@@ -106,7 +106,7 @@ class layered_step(Value):
 
     def init(self, params: tuple[Any, Any]) -> LayeredState:
         """The optimizer's states for the outer params and for every layer."""
-        outer, layers = params
+        outer, layers = _pair(params)
         _depth(layers)
         states = jax.vmap(self.inner.init)(layers)
         dtype = real_dtype(compute_dtype(*map(jnp.result_type, jax.tree.leaves(params))))
@@ -116,7 +116,7 @@ class layered_step(Value):
         self, params: tuple[Any, Any], state: LayeredState, *batch: Any
     ) -> tuple[tuple[Any, Any], LayeredState, jax.Array]:
         """The new params, the new state, and the loss at the old params."""
-        outer, layers = params
+        outer, layers = _pair(params)
         depth = _depth(layers)
         x, pull_first = jax.vjp(lambda outer: self.first(outer, *batch), outer)
         self._check(jax.eval_shape(lambda tree: _at(tree, 0), layers), x, batch)
@@ -185,6 +185,15 @@ class layered_step(Value):
                 "expected the same structure, shapes and dtypes: what differs belongs into first "
                 "or last."
             )
+
+
+def _pair(params: Any) -> tuple[Any, Any]:
+    if not isinstance(params, tuple) or len(params) != 2:
+        raise ValueError(
+            f"layered_step: params are {described(params)}, expected a pair (outer, layers) of the "
+            "params for first and last, and of the layers' params, stacked."
+        )
+    return params
 
 
 def _depth(layers: Any) -> int:

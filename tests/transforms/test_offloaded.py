@@ -40,7 +40,9 @@ def test_steps_equal_those_of_the_inner_optimizer(wrap: Any):
     plain, ours = (steps(tx, PARAMS, wrap) for tx in (inner, fnopt.offloaded(inner)))
     assert jax.tree.structure(plain) == jax.tree.structure(ours)
     for x, y in zip(jax.tree.leaves(plain), jax.tree.leaves(ours), strict=True):
-        np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
+        # on a GPU multiply-adds may be fused differently
+        rtol = 0 if jax.default_backend() == "cpu" else 1e-6
+        np.testing.assert_allclose(np.asarray(x), np.asarray(y), rtol=rtol)
     assert kinds(ours[0]) == kinds(plain[0])
     assert kinds([fnopt.slots(ours[1])["mu"], fnopt.slots(ours[1])["nu"]]) == {"pinned_host"}
 

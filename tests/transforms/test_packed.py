@@ -30,8 +30,16 @@ def assert_equal(tree: Any, other: Any) -> None:
         np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
 
 
+def assert_close(tree: Any, other: Any) -> None:
+    for x, y in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True):
+        rtol = 1e-2 if x.dtype == jnp.bfloat16 else 1e-6
+        np.testing.assert_allclose(x.astype(np.float32), y.astype(np.float32), rtol, atol=1e-6)
+
+
 def loss(params: Any, x: Any) -> Any:
-    h = jnp.tanh(x @ params["layer"]["kernel"] + params["layer"]["bias"])
+    h = jnp.tanh(
+        jnp.matmul(x, params["layer"]["kernel"], precision="highest") + params["layer"]["bias"]
+    )
     return jnp.sum(h) * params["scale"] + jnp.sum(params["narrow"].astype(jnp.float32) ** 2)
 
 
@@ -72,7 +80,10 @@ def test_elementwise_steps_equal_those_of_the_tree(make: Any):
     tx = fnopt.packed(make("decay.*"), tree(), DECAYED)
     plain = trained(make("*kernel"), tree(), loss)
     ours = trained(tx, tx.pack(tree()), lambda p, x: loss(tx.unpack(p), x))
-    assert_equal(tx.unpack(ours), plain)
+    if jax.default_backend() == "cpu":
+        assert_equal(tx.unpack(ours), plain)
+    else:
+        assert_close(tx.unpack(ours), plain)  # other fused multiply-adds
 
 
 def test_a_global_norm_is_that_of_the_tree():
@@ -80,8 +91,7 @@ def test_a_global_norm_is_that_of_the_tree():
     tx = fnopt.packed(inner, tree())
     plain = trained(inner, tree(), loss)
     ours = tx.unpack(trained(tx, tx.pack(tree()), lambda p, x: loss(tx.unpack(p), x)))
-    for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(plain), strict=True):
-        np.testing.assert_allclose(x.astype(np.float32), y.astype(np.float32), rtol=1e-6)
+    assert_close(ours, plain)
 
 
 def test_gradients_of_many_leaves_are_one_concatenation():

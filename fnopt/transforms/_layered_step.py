@@ -177,14 +177,17 @@ class layered_step(Value):
                     f"layered_step: {shown(name)} of the layers' input is {described(leaf)}, "
                     "expected a floating array: layers read other inputs from the batch."
                 )
-        given = jax.eval_shape(lambda x: x, x)
-        returned = jax.eval_shape(self.layer, params, x, *batch)
+        given, returned = _types(x), _types(jax.eval_shape(self.layer, params, x, *batch))
         if returned != given:
             raise ValueError(
                 f"layered_step: layer returned {described(returned)} for {described(given)}, "
                 "expected the same structure, shapes and dtypes: what differs belongs into first "
                 "or last."
             )
+
+
+def _types(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), tree)
 
 
 def _pair(params: Any) -> tuple[Any, Any]:

@@ -13,7 +13,7 @@ import pytest
 import fnopt
 
 LAYERS, WIDTH = 8, 32
-# Fused in another order, a GPU's multiply-adds round differently, and Adam's first steps are g / |g|.
+# A GPU's fused multiply-adds round differently, and Adam's first steps are g / |g|.
 SAME = 0.0 if jax.default_backend() == "cpu" else 1e-5
 RNG = np.random.default_rng(0)
 X, Y = (jnp.asarray(RNG.normal(size=(2, WIDTH)), jnp.float32) for _ in range(2))
@@ -95,6 +95,7 @@ def test_the_previous_norm_clips_the_next_step():
         np.testing.assert_allclose(new.norm, fnopt.global_norm(grads), rtol=1e-6)
 
 
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="other compilers have other temporaries")
 def test_the_gradient_of_one_layer_is_in_memory_at_a_time():
     size = sum(x.nbytes for x in jax.tree.leaves(PARAMS))
 

@@ -17,12 +17,13 @@ import pytest
 
 # In this order: what compares numbers, case by case; whole fits; what only reads programs.
 SELECTED = (
+    *(f"transforms/test_{name}.py" for name in ("packed", "offloaded", "layered_step")),
+    *("core/test_numbers.py", "transforms/test_quantized_state.py"),
     *("contract/test_solvers.py", "gradients/ghost/test_ghost_parity.py"),
     *(f"gradients/test_{name}.py" for name in ("clipped", "norms", "statistics", "compiled")),
     *(f"optimizers/test_{name}.py" for name in ("kfac", "muon", "newton_schulz", "shampoo")),
     *("optimizers/test_soap.py", "solvers/test_levenberg_marquardt.py"),
-    *("contract/test_transforms.py", "transforms/test_quantized_state.py"),
-    *(f"transforms/test_{name}.py" for name in ("packed", "offloaded", "layered_step")),
+    "contract/test_transforms.py",
     *(f"solvers/test_{name}.py" for name in ("bounded", "driver", "root", "robust_fits")),
     *(f"optimizers/test_{name}.py" for name in ("agrees_with_optax", "natural_gradient")),
     *("solvers/smooth/test_convergence.py", "optimizers/test_optimizers.py", "gradients"),

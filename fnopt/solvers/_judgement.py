@@ -1,4 +1,4 @@
-"""The judgement of a step: whether to take it, the next radius and damping, and when to stop."""
+"""The judgement of a step: whether to take it, the next radius and damping; when to stop."""
 
 from __future__ import annotations
 
@@ -42,8 +42,10 @@ class StepOutcome(NamedTuple):
     accepted: jax.Array
     radius: jax.Array
     lam: jax.Array  # damping of the next step
-    rejections: jax.Array
-    status: jax.Array
+    rejections: jax.Array  # refused steps in a row
+    noise: jax.Array  # bound on what rounding does to the reduction
+    lost: jax.Array  # whether actual and predicted reduction are below it
+    inside: jax.Array  # whether the step is undamped and within the radius
 
 
 def judge(
@@ -52,12 +54,11 @@ def judge(
     after: Linearization | None,
     trial: Trial,
     actual: jax.Array,
-    scale: jax.Array,
     radius: jax.Array,
     rejections: jax.Array,
     tolerances: Tolerances,
 ) -> StepOutcome:
-    """Compares a step with its prediction.
+    """Compare a step with its prediction.
 
     Args:
         rule: How the radius adapts.
@@ -65,7 +66,6 @@ def judge(
         after: Where it ends; None if that isn't linearized.
         trial: The step.
         actual: The reduction of the cost; minus infinity where the end isn't finite.
-        scale: The scaling, of shape `[n]`.
         radius: The radius.
         rejections: How many steps in a row were refused.
         tolerances: The numbers of the method.
@@ -90,32 +90,45 @@ def judge(
     # Where a factorisation failed the step is NaN, and says no more than that it was too long.
     following = jnp.where(jnp.isnan(following), radius / 2, following)
     following = jnp.maximum(following, jnp.asarray(jnp.finfo(radius.dtype).tiny, radius.dtype))
+    lam = next_damping(trial, following)
+    return StepOutcome(accepted, following, lam, refused, noise, lost, inside)
 
-    reached = before if after is None else _reached(accepted, after, before)
+
+def stopping_status(
+    reached: Linearization,
+    before: Linearization,
+    trial: Trial,
+    actual: jax.Array,
+    outcome: StepOutcome,
+    scale: jax.Array,
+    tolerances: Tolerances,
+) -> jax.Array:
+    """The status after a step, `RUNNING` where no stopping test holds.
+
+    Args:
+        reached: Where the search is after the step.
+        before: Where the step started.
+        trial: The step.
+        actual: The reduction of the cost.
+        outcome: What followed from it.
+        scale: The scaling, of shape `[n]`.
+        tolerances: The numbers of the method.
+    """
     flat = is_flat(reached, tolerances)
-    stationary = is_stationary(reached, tolerances.gtol)
-    ends = lost & ~accepted
-    small = ends | cost_converged(actual, trial.predicted, before.cost, tolerances.ftol, noise)
-    size = norm(scale * before.x)
-    tiny = step_converged(trial.length, size, tolerances.xtol)
+    ends = outcome.lost & ~outcome.accepted
+    small = ends | cost_converged(
+        actual, trial.predicted, before.cost, tolerances.ftol, outcome.noise
+    )
+    tiny = step_converged(trial.length, norm(scale * before.x), tolerances.xtol)
+    newton = (trial.lam <= 0) & outcome.accepted
     # The radius shrinks at least by half with every refusal: so often, until steps that were longer
     # than the params by 1 / eps are as short as rounding.
-    most = 2 * int(-np.log2(float(jnp.finfo(radius.dtype).eps)))
-    stuck = tiny | (refused > most) | (ends & inside)
-    status = first_of(
-        (stationary, Status.CONVERGED_GRADIENT),
+    most = 2 * int(-np.log2(float(jnp.finfo(actual.dtype).eps)))
+    stuck = tiny | (outcome.rejections > most) | (ends & outcome.inside)
+    return first_of(
+        (is_stationary(reached, tolerances.gtol), Status.CONVERGED_GRADIENT),
         (small & flat, Status.CONVERGED_COST),
-        (tiny & (flat | (undamped & accepted)), Status.CONVERGED_STEP),
+        (tiny & (flat | newton), Status.CONVERGED_STEP),
         (stuck & ~jnp.isfinite(actual), Status.NONFINITE_STEP),
         (stuck, Status.STALLED),
     )
-    return StepOutcome(accepted, following, next_damping(trial, following), refused, status)
-
-
-def _reached(accepted: jax.Array, after: Linearization, before: Linearization) -> Linearization:
-    """The point after a step, as far as stopping tests read it."""
-    fields = {
-        name: jnp.where(accepted, getattr(after, name), getattr(before, name))
-        for name in ("x", "gradient", "columns", "cost")
-    }
-    return before._replace(**fields)

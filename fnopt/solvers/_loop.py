@@ -14,7 +14,7 @@ from fnopt.core import Status, cond, increment, row_axes, while_loop
 from fnopt.linear import divide
 from fnopt.residuals import Box
 from fnopt.solvers._bounded import bounded_step, free_point
-from fnopt.solvers._judgement import judge
+from fnopt.solvers._judgement import judge, stopping_status
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers._stopping import Tolerances, first_of, is_stationary
 from fnopt.solvers._trust_region import Trial
@@ -121,7 +121,6 @@ def iterate(
             _free_slopes(there, problem.box),
             trial,
             actual,
-            scale,
             state.radius,
             state.rejections,
             tolerances,
@@ -133,19 +132,24 @@ def iterate(
         )
         if method.is_trust_region:
             radius_there = lax.select(radius > 0, radius, radius_there)
-        start = _start_status(free_point(there, problem.box), finite, tolerances)
         moved = there, None if state.residuals is None else r, columns
         stayed = point, state.residuals, state.scale
-        point, residuals, columns = cond(accepted, lambda: moved, lambda: stayed)
+        reached, residuals, columns = cond(accepted, lambda: moved, lambda: stayed)
+        free = free_point(reached, problem.box)
+        start = first_of(
+            (~finite, Status.NONFINITE_START),
+            (is_stationary(free, tolerances.gtol), Status.CONVERGED_GRADIENT),
+        )
+        status = stopping_status(free, point, trial, actual, judged, scale, tolerances)
         state = state._replace(
-            point=point,
+            point=reached,
             residuals=residuals,
             scale=columns,
-            steepest=jnp.maximum(state.steepest, relative_columns(point)),
+            steepest=jnp.maximum(state.steepest, relative_columns(reached)),
             radius=lax.select(first, radius_there, judged.radius),
             lam=lax.select(first, jnp.zeros_like(judged.lam), judged.lam),
             rejections=lax.select(first, state.rejections, judged.rejections),
-            status=lax.select(first, start, judged.status),
+            status=lax.select(first, start, status),
             steps=increment(state.steps),
         )
         return watch(problem, state, accepted, first)
@@ -167,13 +171,6 @@ def iterate(
 def _free_slopes(point: Linearization, box: Box | None) -> Linearization:
     """The point for stopping tests: a triangle's `c` holds what held params would take off."""
     return point if box is None else free_point(point, box)._replace(triangle=None)
-
-
-def _start_status(point: Linearization, finite: jax.Array, tolerances: Tolerances) -> jax.Array:
-    return first_of(
-        (~finite, Status.NONFINITE_START),
-        (is_stationary(point, tolerances.gtol), Status.CONVERGED_GRADIENT),
-    )
 
 
 def _propose(

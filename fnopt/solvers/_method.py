@@ -34,7 +34,7 @@ from fnopt.residuals import (
     flat_residual,
     given_derivative,
 )
-from fnopt.solvers._judgement import judge
+from fnopt.solvers._judgement import judge, stopping_status
 from fnopt.solvers._stopping import Tolerances, default_tolerances
 from fnopt.solvers._trust_region import TRUST_REGION, RadiusRule, Trial, actual_reduction
 from fnopt.solvers.linear_model._base import LinearModel
@@ -171,17 +171,9 @@ class LeastSquaresMethod(Transformation):
         # The cost is that of the params as apply_updates will round them.
         arrived, _ = ravel(apply_updates(params, updates))
         r = flat.r(arrived)
-        judged = judge(
-            self.rule,
-            point,
-            None,
-            trial,
-            actual_reduction(point.r, r),
-            scale,
-            radius,
-            state.rejections,
-            tolerances,
-        )
+        actual = actual_reduction(point.r, r)
+        judged = judge(self.rule, point, None, trial, actual, radius, state.rejections, tolerances)
+        status = stopping_status(point, point, trial, actual, judged, scale, tolerances)
         usable = is_finite(point)
         accepted = judged.accepted & usable
         # -0.0, not 0.0: it is the number that changes no other, -0.0 included.
@@ -199,7 +191,7 @@ class LeastSquaresMethod(Transformation):
             rejections=kept(judged.rejections, state.rejections),
             lam=kept(judged.lam, state.lam),
             cost=jnp.where(accepted, half_square(r), point.cost),
-            status=jnp.where(usable, judged.status, Status.NONFINITE_START.array),
+            status=jnp.where(usable, status, Status.NONFINITE_START.array),
         )
 
     def _flat(

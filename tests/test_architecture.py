@@ -38,7 +38,7 @@ LAYERS = {
     "linear": {"core", "jacobians"},
     "residuals": {"core", "programs", "jacobians", "linear", "curvature", "manifolds"},
     "solvers": {
-        *("core", "programs", "jacobians", "linear", "residuals", "manifolds"),
+        *("core", "programs", "jacobians", "curvature", "linear", "residuals", "manifolds"),
         *("schedules", "transforms", "optimizers"),
     },
     "models": {"core"},

@@ -11,6 +11,7 @@ from fnopt.core import Status, is_converged, row_total
 from fnopt.linear import Triangle, divide, numerical_rank, row_triangle, singular_triangle
 from fnopt.solvers._bounded import free_point
 from fnopt.solvers._loop import SearchState, relative_columns
+from fnopt.solvers._saddle import least_curvature
 from fnopt.solvers._stopping import Tolerances, cost_rounding, negligible_decrease, slopes
 from fnopt.solvers.linear_model._base import LinearModel
 from fnopt.solvers.linear_model._dense import DenseModel, TriangleModel
@@ -36,9 +37,14 @@ class Certificate(NamedTuple):
         rounding: Relative bound on what rounding does to a difference of costs.
         undetermined: Which params the data don't determine, bool `[n]`: those with a part in the
             null space of the scaled Jacobian, and those whose column fell to rounding on the way.
-        certified: Whether the decrement is negligible: at most 1e-4, or what rounding explains.
+        certified: Whether the decrement is negligible (at most 1e-4, or what rounding explains),
+            and no curvature is negative where that was tested.
             A converged point without it is one from which the Gauss-Newton step was tried and did
             not help: a minimum whose Jacobian is singular, or a valley to infinity.
+        least_curvature: The least eigenvalue of the scaled Hessian of the cost,
+            :math:`D^{-1} H D^{-1}` with :math:`D_j = \|J_j\|`, over the params that aren't held on
+            bounds; None unless `certify='full'`. A negative one along which the cost decreases by
+            more than a negligible share is followed.
     """
 
     optimality: jax.Array
@@ -46,6 +52,7 @@ class Certificate(NamedTuple):
     rounding: jax.Array
     undetermined: jax.Array
     certified: jax.Array
+    least_curvature: jax.Array | None = None
 
 
 class Certified(NamedTuple):
@@ -54,17 +61,19 @@ class Certified(NamedTuple):
     certificate: Certificate
     rank: jax.Array
     status: jax.Array
-    radius: jax.Array  # of a restart: the length of the Gauss-Newton step
+    x: jax.Array  # [n], where a restart begins
+    radius: jax.Array  # of a restart: the length of the Gauss-Newton step; 0 for the method's own
     unit: jax.Array  # of a restart
     refuted: jax.Array  # whether to restart
 
 
-def uncertified(x: jax.Array) -> Certified:
+def uncertified(x: jax.Array, full: bool) -> Certified:
     """Initial certificate, which asks for the first loop."""
     zero, one = jnp.zeros((), x.dtype), jnp.ones((), x.dtype)
-    blank = Certificate(zero, zero, zero, jnp.zeros(x.shape, bool), jnp.zeros((), bool))
-    none = jnp.zeros((), jnp.int32)
-    return Certified(blank, none, Status.RUNNING.array, zero, one, jnp.ones((), bool))
+    none, no = jnp.zeros(x.shape, bool), jnp.zeros((), bool)
+    blank = Certificate(zero, zero, zero, none, no, zero if full else None)
+    rank = jnp.zeros((), jnp.int32)
+    return Certified(blank, rank, Status.RUNNING.array, x, zero, one, ~no)
 
 
 def certify(
@@ -73,6 +82,7 @@ def certify(
     state: SearchState,
     tolerances: Tolerances,
     unit: jax.Array,
+    full: bool,
 ) -> Certified:
     """Tests the end of a loop, and says from what to restart if a test fails.
 
@@ -82,6 +92,7 @@ def certify(
         state: The loop at its end.
         tolerances: The numbers of the method.
         unit: What the residuals are multiplied by.
+        full: Whether to look for negative curvature as well.
     """
     point = exact_point(model, state.point)
     free = free_point(point, problem.box)
@@ -99,20 +110,29 @@ def certify(
     # Beside the residuals the square of such a column is below the rounding of what it was.
     root = jnp.asarray(float(jnp.finfo(bound.dtype).eps) ** 0.5, bound.dtype)
     gone = (relative_columns(point) <= root * state.steepest) & (point.cost > 0)
+    curvature = least_curvature(problem, point, free, bound) if full else None
+    x, least = point.x, None
+    falls = negative = jnp.zeros((), bool)
+    if curvature is not None:
+        least, negative = curvature.least, curvature.negative
+        falls = curvature.falls & ended & optimal & ~rescaled
+        x = jnp.where(falls, curvature.x, x)
     certificate = Certificate(
         optimality=divide(jnp.max(slopes(free), initial=0), length),
         decrement=divide(2 * part.decrement, jnp.square(length)),
         rounding=divide(cost_rounding(free, tolerances.eps), point.cost),
         undetermined=whole.null | (gone & (state.steepest > 0)) | (point.columns <= 0),
-        certified=optimal,
+        certified=optimal & ~negative,
+        least_curvature=least,
     )
     return Certified(
         certificate=certificate,
         rank=whole.rank,
         status=status,
-        radius=jnp.where(rescaled, jnp.zeros_like(part.length), part.length),
+        x=x,
+        radius=jnp.where(rescaled | falls, jnp.zeros_like(part.length), part.length),
         unit=jnp.where(rescaled, finer, unit),
-        refuted=rescaled | (ended & ~optimal),
+        refuted=rescaled | (ended & ~optimal) | falls,
     )
 
 

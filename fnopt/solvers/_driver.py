@@ -14,6 +14,7 @@ from jax.core import Tracer
 
 from fnopt.core import (
     Params,
+    check_choice,
     check_same_params,
     check_scalars,
     place,
@@ -28,7 +29,7 @@ from fnopt.solvers._charts import through_charts
 from fnopt.solvers._implicit import implicitly
 from fnopt.solvers._levenberg_marquardt import levenberg_marquardt
 from fnopt.solvers._method import LeastSquaresMethod
-from fnopt.solvers._search import search, watching
+from fnopt.solvers._search import SearchOptions, search, watching
 from fnopt.solvers._starts import checked_starts, lowest, starting_points
 from fnopt.solvers._stopping import checked_status
 from fnopt.solvers.problem._call import (
@@ -62,6 +63,7 @@ def least_squares(
     constraints: Any = None,
     max_steps: int = 1000,
     starts: int = 1,
+    certify: str = "first-order",
     history: bool = False,
     callback: Callable[[StepInfo], Any] | None = None,
     has_aux: bool = False,
@@ -135,6 +137,9 @@ def least_squares(
             points whose params differ from them by factors of up to 10, or lie anywhere between two
             bounds. The solution is the lowest end, its `nfev` and `njev` count all searches. For
             models with several minima, or a start that is only known to a magnitude.
+        certify: `'first-order'`, or `'full'` to test the end for negative curvature as well, by up
+            to 32 products with the Hessian, and to continue along it from a saddle point. It takes
+            second derivatives, in forward mode over reverse mode.
         history: Whether to keep cost, gradient norm, radius and acceptance of every step.
         callback: `callback(info)` is called on the host at every step with a `StepInfo` of NumPy
             arrays (`callback=print` shows the progress, a line a step); for a batch it is called
@@ -215,11 +220,15 @@ def least_squares(
         "bounds": bounds,
         "constraints": constraints,
     }
-    static: dict[str, Any] = {
-        "starts": checked_starts(starts),
-        "history": max_steps if history else None,
-        "callback": callback,
-        "check_jac": bool(check_jac),
+    check_choice(certify, ("first-order", "full"), "certify", "least_squares")
+    static = {
+        "asked": SearchOptions(
+            starts=checked_starts(starts),
+            certify=certify,
+            history=max_steps if history else None,
+            callback=callback,
+            check_jac=bool(check_jac),
+        )
     }
 
     def run(solver: LeastSquaresMethod) -> Solution:
@@ -269,18 +278,16 @@ def _fit(
     max_steps: jax.Array,
     options: dict[str, Any],
     *,
-    starts: int,
-    history: int | None,
-    callback: Callable[[StepInfo], Any] | None,
-    check_jac: bool,
+    asked: SearchOptions,
 ) -> Solution:
     params = typed_start(residual_fn, params, *args)
     setting = set_up(residual_fn, params, args, jac=jac, **options)
     if setting.problem.box is not None:
         solver = within_bounds(solver, setting.problem.flat.rows, setting.problem.flat.n)
     if isinstance(residual_fn, ExampleResiduals) and setting.problem.fitted is None:
-        setting, check_jac = by_example(setting, residual_fn, args, solver), False
-    return _solve(setting, solver, max_steps, starts, history, callback, check_jac)
+        setting = by_example(setting, residual_fn, args, solver)
+        asked = asked._replace(check_jac=False)
+    return _solve(setting, solver, max_steps, asked)
 
 
 @functools.cache
@@ -303,21 +310,19 @@ def _solve(
     setting: Setting,
     solver: LeastSquaresMethod,
     max_steps: jax.Array,
-    starts: int,
-    history: int | None,
-    callback: Callable[[StepInfo], Any] | None,
-    check_jac: bool,
+    asked: SearchOptions,
 ) -> Solution:
     def run(
         problem: Problem, solver: LeastSquaresMethod, x: jax.Array, max_steps: jax.Array
     ) -> Solution:
         def solve(x: jax.Array, max_steps: jax.Array) -> Solution:
-            here, watch = setting.on_chart(x), watching(setting.on_chart(x), solver, callback)
+            here = setting.on_chart(x)
+            watch = watching(here, solver, asked.callback)
             local, x = problem.on_chart(x)
             box = local.box
             x = x if box is None else jnp.where(box.is_feasible(), box.nearest(x), x)
-            end = search(local, solver, here.made.free, x, max_steps, history, watch)
-            return checked_jacobian(local, solver, x, end) if check_jac else end
+            end = search(local, solver, here.made.free, x, max_steps, asked, watch)
+            return checked_jacobian(local, solver, x, end) if asked.check_jac else end
 
         if problem.fitted is None:
             return solve(x, max_steps)
@@ -328,12 +333,14 @@ def _solve(
     def solve(x: jax.Array) -> Solution:
         return implicitly(run, problem, solver, x, max_steps)
 
-    if starts > 1 and problem.fitted is not None:
-        raise ValueError(f"least_squares: starts = {starts} with params on manifolds, expected 1.")
-    if starts == 1:
+    if asked.starts > 1 and problem.fitted is not None:
+        raise ValueError(
+            f"least_squares: starts = {asked.starts} with params on manifolds, expected 1."
+        )
+    if asked.starts == 1:
         end = solve(setting.x)
     else:
-        end = lowest(solve, starting_points(setting.x, problem.box, starts))
+        end = lowest(solve, starting_points(setting.x, problem.box, asked.starts))
     reached = setting.on_chart(end.params)  # `run` is traced again for derivatives
     counted = setting.dof + reached.x.size
     return end._replace(

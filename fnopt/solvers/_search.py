@@ -34,25 +34,36 @@ class _Round(NamedTuple):
     helped: jax.Array  # whether the last restart lowered the cost by more than a negligible share
 
 
+class SearchOptions(NamedTuple):
+    """What `least_squares` is asked for besides the minimum; known when it is traced."""
+
+    starts: int = 1
+    certify: str = "first-order"
+    history: int | None = None  # the steps to keep
+    callback: Callable[[StepInfo], Any] | None = None
+    check_jac: bool = True
+
+
 def search(
     problem: Problem,
     solver: LeastSquaresMethod,
     params: Any,
     x: jax.Array,
     max_steps: jax.Array,
-    history: int | None,
+    options: SearchOptions,
     watch: Callable[[jax.Array], Watch],
 ) -> Solution:
     """Loops until a certificate holds, or three times; the solution as vectors."""
     tolerances = solver.tolerances(params, x.dtype)
-    none = jnp.zeros((), jnp.int32)
+    none, full = jnp.zeros((), jnp.int32), options.certify == "full"
 
     def again(at: _Round) -> _Round:
-        state, radius, unit = at.state, at.certified.radius, at.certified.unit
+        radius, unit = at.certified.radius, at.certified.unit
+        state = at.state._replace(point=at.state.point._replace(x=at.certified.x))
         rescaled = unit != at.unit
         here = in_unit(problem, unit)
         end = iterate(here, solver, tolerances, state, radius, max_steps, watch(unit))
-        certified = certify(here, solver.model(here.model), end, tolerances, unit)
+        certified = certify(here, solver.model(here.model), end, tolerances, unit, full)
         # The restart takes the Gauss-Newton step that refuted the point. If that doesn't lower the
         # cost, the linear model was wrong, and the point stands.
         helped = end.point.cost < (1 - tolerances.share) * state.point.cost
@@ -64,8 +75,8 @@ def search(
         in_time = (at.state.steps < max_steps) | (at.certified.unit != at.unit)
         return at.certified.refuted & at.helped & (at.number < _ROUNDS) & in_time
 
-    entries = None if history is None else empty_history(history, x.dtype)
-    first = uncertified(x)
+    entries = None if options.history is None else empty_history(options.history, x.dtype)
+    first = uncertified(x, full)
     here = in_unit(problem, first.unit)
     start = blank_state(here, solver.model(here.model), x, entries)
     last = while_loop(refuted, again, _Round(start, first, first.unit, none, jnp.ones((), bool)))

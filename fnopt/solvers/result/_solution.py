@@ -154,6 +154,9 @@ class Solution(NamedTuple, Generic[Params]):
                 listed(lost) if len(names) == mask.size else f"{mask.sum()} of {mask.size} params"
             )
             return f"{text}; the data don't determine {what}"
+        least = self.certificate.least_curvature
+        if not bool(self.certificate.certified) and least is not None and least < 0:
+            return f"{text}; not certified, since the cost has negative curvature: a saddle point"
         if not bool(self.certificate.certified):
             return f"{text}; not certified, since a linear model still promises a decrease"
         return text

@@ -1,0 +1,81 @@
+"""The second-order test of a certificate: the least curvature of the cost, and the way down it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fnopt.core import row_axes
+from fnopt.curvature import top_eigenvalues
+from fnopt.linear import divide
+from fnopt.solvers.linear_model._linearization import Linearization
+from fnopt.solvers.linear_model._scaling import initial_scale
+from fnopt.solvers.problem._problem import Problem
+
+# Lanczos' method is exact for as many params; for more it finds a clearly negative end of the
+# spectrum (Kuczyński and Woźniakowski 1992: an error of (ln n / 32)^2 of the spectrum's width).
+_PRODUCTS = 32
+_ROUNDED = 32  # rounding units of a product with the Hessian, a few for each of its operations
+_TRIALS = 8  # on each side: the last is 16,384 times as far as the first
+
+
+class Curvature(NamedTuple):
+    """The least curvature at a point."""
+
+    least: jax.Array  # the least eigenvalue of D^-1 H D^-1
+    x: jax.Array  # [n], the lowest of some points along its direction
+    falls: jax.Array  # whether the cost is lower there, by more than a negligible decrease
+    negative: jax.Array  # whether the least eigenvalue is negative by more than rounding
+
+
+def least_curvature(
+    problem: Problem, point: Linearization, free: Linearization, bound: jax.Array
+) -> Curvature:
+    r"""Look for a direction of negative curvature, and take a step along it.
+
+    Along the direction `v` of the least eigenvalue :math:`\lambda` of the scaled Hessian the cost
+    decreases by :math:`|\lambda| t^2 / 2` to second order. Points on both sides are tried, from the
+    one after which that is twice a negligible decrease, each four times as far as the one before.
+
+    Args:
+        problem: The problem.
+        point: The candidate.
+        free: The candidate, reduced to the params that aren't held on bounds.
+        bound: The largest negligible decrease :math:`\delta`.
+
+    Reference:
+        Moré and Sorensen (1979), On the use of directions of negative curvature in a modified
+        Newton method.
+    """
+    if row_axes():
+        raise ValueError(
+            "least_squares: certify = 'full' over a named axis, expected 'first-order': second "
+            "derivatives of residuals that are divided over devices aren't taken."
+        )
+    x = point.x
+    scale = initial_scale(free.columns)
+    moving = jnp.ones_like(x)
+    if problem.box is not None:
+        moving = (~problem.box.held(x, point.gradient)).astype(x.dtype)
+    gradient = jax.grad(problem.cost_at)
+
+    def product(v: jax.Array) -> jax.Array:
+        return moving * jax.jvp(gradient, (x,), (moving * v / scale,))[1] / scale
+
+    pair = top_eigenvalues(product, x, jax.random.key(0), which="smallest", iterations=_PRODUCTS)
+    least = pair.values[0]
+    v = moving * pair.vectors[0] / scale
+    shortest = jnp.sqrt(divide(4 * bound, jnp.abs(least)))
+    lengths = shortest * jnp.asarray(4.0 ** np.arange(_TRIALS), x.dtype)
+    ends = x + jnp.concatenate([lengths, -lengths])[:, None] * v
+    if problem.box is not None:
+        ends = jax.vmap(problem.box.nearest)(ends)
+    costs = jax.vmap(problem.cost_at)(ends)
+    costs = jnp.where(jnp.isfinite(costs), costs, jnp.asarray(jnp.inf, costs.dtype))
+    falls = (least < 0) & (jnp.min(costs) < problem.cost_at(x) - bound / 2)
+    # The scaled Gauss-Newton matrix has a trace of n, so its products are right to some n units.
+    rounding = jnp.asarray(_ROUNDED * x.size * float(jnp.finfo(x.dtype).eps), x.dtype)
+    return Curvature(least, ends[jnp.argmin(costs)], falls, least < -rounding)

@@ -19,19 +19,15 @@ from fnopt.core import (
     check_scalars,
     place,
     rows_over,
-    typed_start,
     written_for_jax,
 )
 from fnopt.programs import call_compiled, call_recorded, is_data
-from fnopt.residuals import ExampleResiduals, floating_start, without_operators
-from fnopt.solvers._bounded import within_bounds
-from fnopt.solvers._charts import through_charts
-from fnopt.solvers._implicit import implicitly
+from fnopt.residuals import floating_start, without_operators
+from fnopt.solvers._fit import fit
 from fnopt.solvers._levenberg_marquardt import levenberg_marquardt
 from fnopt.solvers._method import LeastSquaresMethod
-from fnopt.solvers._search import SearchOptions, search, watching
-from fnopt.solvers._starts import checked_starts, lowest, starting_points
-from fnopt.solvers._stopping import checked_status
+from fnopt.solvers._search import SearchOptions
+from fnopt.solvers._starts import checked_starts
 from fnopt.solvers.problem._call import (
     checked_args,
     first_call_hints,
@@ -42,8 +38,7 @@ from fnopt.solvers.problem._call import (
     with_a_derivative_that_is_there,
     without_aux,
 )
-from fnopt.solvers.problem._jacobian_check import checked_jacobian
-from fnopt.solvers.problem._problem import Problem, Setting, by_example, set_up
+from fnopt.solvers.problem._problem import set_up
 from fnopt.solvers.problem._scipy_options import as_asked, check_enough, with_keywords
 from fnopt.solvers.result._solution import Solution, StepInfo
 
@@ -233,13 +228,13 @@ def least_squares(
 
     def run(solver: LeastSquaresMethod) -> Solution:
         if functions is not None:
-            fit = (*functions, params, args, solver, most, options)
-            return call_recorded(_fit, *fit, **static)
+            given = (*functions, params, args, solver, most, options)
+            return call_recorded(fit, *given, **static)
 
         def compiled(
             params: Any, args: tuple[Any, ...], solver: LeastSquaresMethod, most: jax.Array
         ) -> Solution:
-            return _fit(residuals, jac, params, args, solver, most, options, **static)
+            return fit(residuals, jac, params, args, solver, most, options, **static)
 
         return call_compiled(compiled, params, args, solver, most)
 
@@ -269,27 +264,6 @@ def least_squares(
     return solution
 
 
-def _fit(
-    residual_fn: Any,
-    jac: Any,
-    params: Any,
-    args: tuple[Any, ...],
-    solver: LeastSquaresMethod,
-    max_steps: jax.Array,
-    options: dict[str, Any],
-    *,
-    asked: SearchOptions,
-) -> Solution:
-    params = typed_start(residual_fn, params, *args)
-    setting = set_up(residual_fn, params, args, jac=jac, **options)
-    if setting.problem.box is not None:
-        solver = within_bounds(solver, setting.problem.flat.rows, setting.problem.flat.n)
-    if isinstance(residual_fn, ExampleResiduals) and setting.problem.fitted is None:
-        setting = by_example(setting, residual_fn, args, solver)
-        asked = asked._replace(check_jac=False)
-    return _solve(setting, solver, max_steps, asked)
-
-
 @functools.cache
 def _default_solver() -> LeastSquaresMethod:
     return levenberg_marquardt()
@@ -304,50 +278,3 @@ def _checked_solver(solver: Any, axis_name: Any) -> LeastSquaresMethod:
             f"fnopt.levenberg_marquardt().{hint}"
         )
     return solver if axis_name is None else dataclasses.replace(solver, axis_name=axis_name)
-
-
-def _solve(
-    setting: Setting,
-    solver: LeastSquaresMethod,
-    max_steps: jax.Array,
-    asked: SearchOptions,
-) -> Solution:
-    def run(
-        problem: Problem, solver: LeastSquaresMethod, x: jax.Array, max_steps: jax.Array
-    ) -> Solution:
-        def solve(x: jax.Array, max_steps: jax.Array) -> Solution:
-            here = setting.on_chart(x)
-            watch = watching(here, solver, asked.callback)
-            local, x = problem.on_chart(x)
-            box = local.box
-            x = x if box is None else jnp.where(box.is_feasible(), box.nearest(x), x)
-            end = search(local, solver, here.made.free, x, max_steps, asked, watch)
-            return checked_jacobian(local, solver, x, end) if asked.check_jac else end
-
-        if problem.fitted is None:
-            return solve(x, max_steps)
-        return through_charts(setting, solve, x, max_steps)
-
-    problem = setting.problem.compact(setting.x)
-
-    def solve(x: jax.Array) -> Solution:
-        return implicitly(run, problem, solver, x, max_steps)
-
-    if asked.starts > 1 and problem.fitted is not None:
-        raise ValueError(
-            f"least_squares: starts = {asked.starts} with params on manifolds, expected 1."
-        )
-    if asked.starts == 1:
-        end = solve(setting.x)
-    else:
-        end = lowest(solve, starting_points(setting.x, problem.box, asked.starts))
-    reached = setting.on_chart(end.params)  # `run` is traced again for derivatives
-    counted = setting.dof + reached.x.size
-    return end._replace(
-        params=reached.params(reached.x),
-        status=checked_status(end.status, counted > 0, end.cost, counted),
-        residuals=setting.problem.flat.unflatten(end.residuals),
-        tangent=reached.tangent(reached.x),
-        dof=jnp.where(end.rank < 0, setting.dof, counted - end.rank),
-        at_bound=None if setting.problem.box is None else setting.problem.box.side(reached.x),
-    )

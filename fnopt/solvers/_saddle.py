@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fnopt.core import row_axes
-from fnopt.curvature import top_eigenvalues
+from fnopt.curvature import hvp, top_eigenvalues
 from fnopt.linear import divide
 from fnopt.solvers.linear_model._linearization import Linearization
 from fnopt.solvers.linear_model._scaling import initial_scale
@@ -60,10 +60,10 @@ def least_curvature(
     moving = jnp.ones_like(x)
     if problem.box is not None:
         moving = (~problem.box.held(x, point.gradient)).astype(x.dtype)
-    gradient = jax.grad(problem.cost_at)
+    product_with_hessian = hvp(problem.cost_at)
 
     def product(v: jax.Array) -> jax.Array:
-        return moving * jax.jvp(gradient, (x,), (moving * v / scale,))[1] / scale
+        return moving * product_with_hessian(x, moving * v / scale) / scale
 
     pair = top_eigenvalues(product, x, jax.random.key(0), which="smallest", iterations=_PRODUCTS)
     least = pair.values[0]

@@ -1,0 +1,90 @@
+"""A least-squares fit as one function of arrays: set-up, search, and the way back to the params."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import typed_start
+from fnopt.residuals import ExampleResiduals
+from fnopt.solvers._bounded import within_bounds
+from fnopt.solvers._charts import through_charts
+from fnopt.solvers._implicit import implicitly
+from fnopt.solvers._method import LeastSquaresMethod
+from fnopt.solvers._search import SearchOptions, search, watching
+from fnopt.solvers._starts import lowest, starting_points
+from fnopt.solvers._stopping import checked_status
+from fnopt.solvers.problem._jacobian_check import checked_jacobian
+from fnopt.solvers.problem._problem import Problem, Setting, by_example, set_up
+from fnopt.solvers.result._solution import Solution
+
+
+def fit(
+    residual_fn: Any,
+    jac: Any,
+    params: Any,
+    args: tuple[Any, ...],
+    solver: LeastSquaresMethod,
+    max_steps: jax.Array,
+    options: dict[str, Any],
+    *,
+    asked: SearchOptions,
+) -> Solution:
+    """Fit params to data, from where everything is traced: set-up, search, and the way back."""
+    params = typed_start(residual_fn, params, *args)
+    setting = set_up(residual_fn, params, args, jac=jac, **options)
+    if setting.problem.box is not None:
+        solver = within_bounds(solver, setting.problem.flat.rows, setting.problem.flat.n)
+    if isinstance(residual_fn, ExampleResiduals) and setting.problem.fitted is None:
+        setting = by_example(setting, residual_fn, args, solver)
+        asked = asked._replace(check_jac=False)
+    return _solve(setting, solver, max_steps, asked)
+
+
+def _solve(
+    setting: Setting,
+    solver: LeastSquaresMethod,
+    max_steps: jax.Array,
+    asked: SearchOptions,
+) -> Solution:
+    def run(
+        problem: Problem, solver: LeastSquaresMethod, x: jax.Array, max_steps: jax.Array
+    ) -> Solution:
+        def solve(x: jax.Array, max_steps: jax.Array) -> Solution:
+            here = setting.on_chart(x)
+            watch = watching(here, solver, asked.callback)
+            local, x = problem.on_chart(x)
+            box = local.box
+            x = x if box is None else jnp.where(box.is_feasible(), box.nearest(x), x)
+            end = search(local, solver, here.made.free, x, max_steps, asked, watch)
+            return checked_jacobian(local, solver, x, end) if asked.check_jac else end
+
+        if problem.fitted is None:
+            return solve(x, max_steps)
+        return through_charts(setting, solve, x, max_steps)
+
+    problem = setting.problem.compact(setting.x)
+
+    def solve(x: jax.Array) -> Solution:
+        return implicitly(run, problem, solver, x, max_steps)
+
+    if asked.starts > 1 and problem.fitted is not None:
+        raise ValueError(
+            f"least_squares: starts = {asked.starts} with params on manifolds, expected 1."
+        )
+    if asked.starts == 1:
+        end = solve(setting.x)
+    else:
+        end = lowest(solve, starting_points(setting.x, problem.box, asked.starts))
+    reached = setting.on_chart(end.params)  # `run` is traced again for derivatives
+    counted = setting.dof + reached.x.size
+    return end._replace(
+        params=reached.params(reached.x),
+        status=checked_status(end.status, counted > 0, end.cost, counted),
+        residuals=setting.problem.flat.unflatten(end.residuals),
+        tangent=reached.tangent(reached.x),
+        dof=jnp.where(end.rank < 0, setting.dof, counted - end.rank),
+        at_bound=None if setting.problem.box is None else setting.problem.box.side(reached.x),
+    )

@@ -60,7 +60,7 @@ def curve_fits_keep_the_type_of_the_start() -> None:
     assert_type(popt, jax.Array)
     assert_type(pcov, jax.Array)
     found = fnopt.curve_fit(line, x, 2 * x, [1.0, 1.0], full_output=True, loss="soft_l1")
-    assert_type(found[0], jax.Array)
+    assert_type(found[1], jax.Array)
     assert_type(found[2], dict[str, Any])
     start = Params(jnp.ones((1, 1)), jnp.zeros(1))
     tree, _ = fnopt.curve_fit(model, x, 2 * x, start)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fnopt.curves._covariance import covariance, standard_errors
 from fnopt.curves._curve_fit import curve_fit
 from fnopt.curves._failures import FitError, OptimizeWarning
 from fnopt.curves._fit import Fit
@@ -12,8 +11,10 @@ from fnopt.curves._uncertainty import (
     Band,
     confidence_intervals,
     correlation,
+    covariance,
     predict_band,
     reduced_chi_square,
+    standard_errors,
     t_quantile,
 )
 from fnopt.curves.batched._curve_fit_batch import curve_fit_batch

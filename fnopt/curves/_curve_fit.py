@@ -20,15 +20,19 @@ from fnopt.curves._curve_data import (
     is_matrix,
     without_nan,
 )
-from fnopt.curves._curve_jacobian import residual_jacobian
-from fnopt.curves._curve_model import as_wide_as, check_enough
 from fnopt.curves._curve_options import CurveFitOptions, Numbers
-from fnopt.curves._curve_start import start_of
+from fnopt.curves._curve_start import numbers_noted, start_of
 from fnopt.curves._failures import OptimizeWarning, report_failures
 from fnopt.curves._fit import Fit
-from fnopt.curves._residuals import LIKELIHOODS, curve_residuals, fisher_rows
+from fnopt.curves._residuals import (
+    LIKELIHOODS,
+    as_wide_as,
+    check_enough,
+    curve_residuals,
+    fisher_rows,
+    residual_jacobian,
+)
 from fnopt.curves._scipy_options import solver_options
-from fnopt.curves._signature import numbers_noted
 from fnopt.residuals import named_loss
 from fnopt.solvers import Solution, covariance_of, least_squares, levenberg_marquardt
 
@@ -56,24 +60,6 @@ def curve_fit(
     f: Callable[..., Any],
     xdata: Any,
     ydata: Any,
-    p0: Numbers | None = None,
-    sigma: Any = None,
-    absolute_sigma: bool = False,
-    check_finite: bool | None = None,
-    bounds: Any = ...,
-    method: str | None = None,
-    jac: Any = None,
-    *,
-    full_output: Literal[True],
-    **options: Unpack[CurveFitOptions],
-) -> tuple[jax.Array, jax.Array, dict[str, Any], Any, Any]: ...
-
-
-@overload
-def curve_fit(
-    f: Callable[..., Any],
-    xdata: Any,
-    ydata: Any,
     p0: Params,
     sigma: Any = None,
     absolute_sigma: bool = False,
@@ -92,7 +78,7 @@ def curve_fit(
     f: Callable[..., Any],
     xdata: Any,
     ydata: Any,
-    p0: Params,
+    p0: Any = None,
     sigma: Any = None,
     absolute_sigma: bool = False,
     check_finite: bool | None = None,
@@ -102,7 +88,7 @@ def curve_fit(
     *,
     full_output: Literal[True],
     **options: Unpack[CurveFitOptions],
-) -> tuple[Params, jax.Array, dict[str, Any], Any, Any]: ...
+) -> tuple[Any, jax.Array, dict[str, Any], Any, Any]: ...
 
 
 def curve_fit(

@@ -122,19 +122,13 @@ def _doubt(
 
 
 def _errors_away(solution: Solution) -> float:
-    r"""The distance to the linear model's minimum, in standard errors of the worst param.
+    """A bound on the distance to the linear model's minimum, in standard errors of any param.
 
-    .. math:: \max_j \frac{|\delta_j|}{s \sqrt{(J^T J)^{-1}_{jj}}}, \qquad \delta = J^+ r
+    That is the norm of the projection of the residuals on the range of the Jacobian, over their
+    standard deviation.
     """
-    J = np.asarray(solution.jacobian, np.float64)
-    r = np.ravel(np.asarray(solution.residuals)).astype(np.float64)
-    scale = np.linalg.norm(J, axis=0)
-    if r.size <= J.shape[1] or r.size != J.shape[0] or not np.all(scale > 0):
+    assert solution.dof is not None, "curve_fit counts degrees of freedom"
+    share, dof = float(solution.certificate.decrement), int(solution.dof)
+    if dof <= 0 or not share < 1 or int(solution.rank) < solution.certificate.undetermined.size:
         return float(np.inf)
-    if not np.all(np.isfinite(J)) or int(solution.rank) < J.shape[1]:
-        return float(np.inf)
-    pinv = np.linalg.pinv(J / scale)
-    delta, spread = pinv @ r, np.sqrt(np.sum(np.square(pinv), axis=1))
-    left = r - (J / scale) @ delta
-    s = np.linalg.norm(left) / np.sqrt(r.size - J.shape[1])
-    return float(np.max(np.abs(delta) / (s * spread))) if s > 0 else float(np.inf)
+    return float(np.sqrt(share / (1 - share) * dof))

@@ -10,7 +10,6 @@ from jax.core import Tracer
 
 from fnopt.core import Params, show_report
 from fnopt.curves._boxed import Boxed, call_model
-from fnopt.curves._covariance import standard_errors
 from fnopt.curves._plot import plot_fit
 from fnopt.curves._profile import profile_intervals
 from fnopt.curves._uncertainty import (
@@ -19,6 +18,7 @@ from fnopt.curves._uncertainty import (
     correlation,
     predict_band,
     reduced_chi_square,
+    standard_errors,
 )
 from fnopt.residuals import whitened
 from fnopt.solvers import Solution, report

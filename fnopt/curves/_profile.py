@@ -111,7 +111,7 @@ def _end(
         step = np.sign(error) * min(abs(step), abs(bound - centre))
         found, point = distance(j, centre + step, point)
         if abs(found - quantile) <= _CLOSE * quantile:
-            return centre + step
+            return float(centre + step)
         if found < quantile:
             if centre + step == bound:
                 return bound
@@ -123,4 +123,4 @@ def _end(
             continue
         slope = (outside[1] - inside[1]) / (outside[0] - inside[0])
         step = inside[0] + (quantile - inside[1]) / slope
-    return step + centre if outside else float(np.sign(error) * np.inf)
+    return float(centre + step if outside else np.sign(error) * np.inf)

@@ -1,4 +1,4 @@
-"""The residuals of a curve fit."""
+"""The residuals of a curve fit, their Jacobian, and the checks of what a model returns."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from fnopt.core import written_for_jax
 from fnopt.curves._boxed import Boxed, call_model
-from fnopt.curves._curve_model import checked_values
+from fnopt.programs import uncached
+from fnopt.solvers import SCHEMES
 
 LIKELIHOODS = (None, "poisson")
 
@@ -78,3 +81,95 @@ def fisher_rows(J: jax.Array, r: jax.Array, mu: jax.Array, y: jax.Array) -> jax.
     slope = (mu - y) / jnp.where(near, jnp.ones_like(r), r) / mu
     factor = jnp.where(near, jnp.ones_like(mu), 1 / (root * slope))
     return J * factor[:, None]
+
+
+def as_wide_as(model: Any, start: Any, x: Any, y: jax.Array) -> jax.Array:
+    """The data; a single number as often as the model has values."""
+    if y.ndim:
+        return y
+    value = jax.eval_shape(uncached(model), start, x)
+    return jnp.broadcast_to(y, getattr(value, "shape", ()))
+
+
+def check_enough(size: int, n: int, box: Any, name: str, instead: str, of: str = "") -> None:
+    """Refuses fewer data than params, as SciPy does without bounds.
+
+    Args:
+        size: How many data there are.
+        n: How many params.
+        box: The bounds, or None.
+        name: The function that was called.
+        instead: What to take for one of the many solutions.
+        of: What the data and params belong to, with a space in front.
+    """
+    if size < n and box is None:
+        raise TypeError(
+            f"{name}: there are fewer data than params{of} ({size} < {n}), which can't determine "
+            "them. Give more data, hold params by writing their values into f, or take "
+            f"{instead} for one of the many solutions."
+        )
+
+
+def checked_values(values: Any, params: Any, x: Any, y: jax.Array) -> Any:
+    """The model's result, if its shape fits the data."""
+    if isinstance(values, (list, tuple)):
+        values = jnp.stack([jnp.asarray(value, y.dtype) for value in values])
+    if not hasattr(values, "shape"):
+        raise TypeError(
+            f"curve_fit: f returned {values!r}, expected an array like ydata. Is there a return "
+            "statement?"
+        )
+    if jnp.iscomplexobj(y) and not jnp.iscomplexobj(values):
+        raise TypeError(
+            f"curve_fit: ydata are {y.dtype}, but f returned {values.dtype}: imaginary parts that "
+            "nothing fits would count as data. Give ydata.real, or a model with complex values."
+        )
+    if values.shape == () != y.shape and sum(map(jnp.size, jax.tree.leaves(params))) > 1:
+        raise ValueError(
+            f"curve_fit: f returned one number for {y.size} ydata, expected an array of shape "
+            f"{y.shape}. Does f sum over x? One number determines one param at most."
+        )
+    if values.shape not in {y.shape, ()}:
+        x_shape = f" for xdata of shape {x.shape}" if hasattr(x, "shape") else ""
+        ask = "Do xdata and ydata have the same length?"
+        if values.size == y.size:
+            ask = "Ravel both of them, or neither."
+        raise ValueError(
+            f"curve_fit: f returned shape {values.shape}{x_shape}, but ydata have shape {y.shape}; "
+            f"expected the same. {ask}"
+        )
+    return values
+
+
+def residual_jacobian(jac: Any, passing: str, matrix: bool) -> Callable[..., jax.Array] | None:
+    """The Jacobian of the residuals, `(p, x, y) -> J`, from that of the model.
+
+    Args:
+        jac: `jac(x, a, b, ...)` of shape `[m, n]`, or what stands for none.
+        passing: How the model takes the params; numbers in a row are expected.
+        matrix: Whether the residuals are laid end to end, for a covariance matrix.
+
+    Returns:
+        The function; None if there is no `jac`.
+    """
+    if not callable(jac):
+        if jac not in (None, *SCHEMES):
+            raise ValueError(f"curve_fit: jac = {jac!r}, expected a function jac(x, a, b, ...).")
+        return None
+    if passing != "numbers":
+        raise ValueError("curve_fit: jac is given, but p0 is a tree; expected numbers in a row.")
+
+    def jacobian(p: jax.Array, positions: Boxed, y: jax.Array) -> jax.Array:
+        with written_for_jax("curve_fit", "jac", is_another=True):
+            J: Any = jac(positions.opened(), *p)
+            if hasattr(J, "matmat"):  # SciPy's linear operators
+                J = J.matmat(np.eye(p.size))
+            J = jnp.asarray(J.toarray() if hasattr(J, "toarray") else J)  # its sparse matrices
+        if J.shape != (y.size, p.size):
+            raise ValueError(
+                f"curve_fit: jac returned shape {J.shape}, expected {(y.size, p.size)}."
+            )
+        J = J.astype(y.dtype)
+        return J if matrix else J.reshape(*y.shape, p.size)
+
+    return jacobian

@@ -239,3 +239,12 @@ def test_counts_by_their_likelihood(x64):
         fnopt.curve_fit(curve, X, counts, sigma=1.0, likelihood="poisson")
     with pytest.raises(ValueError, match="likelihood = 'gamma', expected one of"):
         fnopt.curve_fit(curve, X, counts, likelihood="gamma")
+
+
+def test_a_jacobian_as_scipy_has_them():
+    sparse = pytest.importorskip("scipy.sparse")
+    A = np.stack([np.ones(30), X], 1)
+    want = np.linalg.lstsq(A, Y)[0]
+    for made in (sparse.csr_matrix(A), sparse.linalg.aslinearoperator(A)):
+        fit = fnopt.curve_fit(lambda x, a, b: a + b * x, X, Y, jac=lambda x, a, b, J=made: J)
+        np.testing.assert_allclose(fit.popt, want, rtol=1e-4)

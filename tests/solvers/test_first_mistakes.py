@@ -131,7 +131,7 @@ def test_a_model_that_selects_by_a_condition_is_told_so():
     assert not any("p0" in note for note in getattr(error.value, "__notes__", ()))
 
 
-LINE = {"a": 1.0, "b": 1.0}
+LINE = {"a": 1.0, "k": 1.0}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Status, check_count, check_tolerance
-from fnopt.curves._curve_model import check_enough
+from fnopt.curves._residuals import check_enough
 from fnopt.curves.batched._data import checked_y, split
 from fnopt.curves.batched._fit import BatchFit, no_fits
 from fnopt.curves.batched._fitted import fitted

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import missing_keys, written_for_jax
-from fnopt.curves._signature import check_count_of_params, check_takes_tree
+from fnopt.curves._curve_start import check_count_of_params, check_takes_tree
 from fnopt.curves.batched._data import NAME, Points, joined
 from fnopt.curves.batched._lanes import Params
 from fnopt.curves.batched._start import ParamLayout

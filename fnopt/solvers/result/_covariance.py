@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,20 +14,7 @@ from fnopt.jacobians import real_vector
 from fnopt.linear import divide, norm, numerical_rank, singular_factors
 from fnopt.solvers.linear_model._scaling import initial_scale
 
-
-class Linearised(Protocol):
-    """A fit with the Jacobian at its end, as :class:`fnopt.solvers.Solution` is."""
-
-    @property
-    def residuals(self) -> Any: ...
-    @property
-    def jacobian(self) -> jax.Array | None: ...
-    @property
-    def cost(self) -> jax.Array: ...
-    @property
-    def dof(self) -> Any: ...
-    @property
-    def tangent(self) -> jax.Array | None: ...
+Solution = Any  # fnopt.solvers.Solution, whose report imports this file
 
 
 class Knowledge(NamedTuple):
@@ -145,7 +132,7 @@ def scatter(cost: jax.Array, residuals: Any, m: int, dof: jax.Array) -> tuple[ja
     return size, variance / jnp.where(usable, still, one)
 
 
-def knowledge_of(solution: Linearised, absolute_sigma: bool = False) -> Knowledge:
+def knowledge_of(solution: Solution, absolute_sigma: bool = False) -> Knowledge:
     """The covariance of the params of a solution, those that are held or tied included."""
     if solution.jacobian is None:
         raise ValueError(
@@ -162,7 +149,7 @@ def knowledge_of(solution: Linearised, absolute_sigma: bool = False) -> Knowledg
     )
 
 
-def covariance_of(solution: Linearised, absolute_sigma: bool = False) -> jax.Array:
+def covariance_of(solution: Solution, absolute_sigma: bool = False) -> jax.Array:
     """The covariance, infinite in the rows and columns of params that aren't determined."""
     return full_covariance(knowledge_of(solution, absolute_sigma))
 
@@ -174,12 +161,12 @@ def full_covariance(known: Knowledge) -> jax.Array:
     return jnp.where(each & each[:, None], C, jnp.full_like(C, jnp.inf))
 
 
-def errors_of(solution: Linearised, absolute_sigma: bool = False) -> jax.Array:
+def errors_of(solution: Solution, absolute_sigma: bool = False) -> jax.Array:
     """The standard error of every parameter, infinite where it isn't determined."""
     return _errors(knowledge_of(solution, absolute_sigma))
 
 
-def correlation_of(solution: Linearised) -> jax.Array:
+def correlation_of(solution: Solution) -> jax.Array:
     """The correlation of the params: NaN for those that aren't determined, 0 for held ones."""
     return _correlation(knowledge_of(solution))
 

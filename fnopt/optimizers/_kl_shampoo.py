@@ -23,13 +23,15 @@ from fnopt.core import (
 )
 from fnopt.optimizers._matrix_factors import (
     Pair,
-    eigenvectors,
     identities,
     limited,
+    on_sides,
     only_finite,
     orthonormal,
+    refreshed,
     rotated,
     rotated_back,
+    sides,
     turned,
     zeros,
 )
@@ -134,14 +136,11 @@ class scale_by_kl_shampoo(Matrixwise):
 
     def start(self, slot: str, shape: tuple[int, int, int], dtype: Any) -> Pair:
         """Zeros for the factors, the axes themselves for the bases."""
-        k, *sides = shape
-        if slot == "values":
-            value = jnp.asarray(self.initial_value).astype(dtype)
-            left, right = (jnp.broadcast_to(value, (k, n)) for n in sides)
-        else:
-            one = identities if slot == "bases" else zeros
-            left, right = (one(k, n, dtype) for n in sides)
-        return left, right
+        if slot != "values":
+            return sides(identities if slot == "bases" else zeros, shape, dtype)
+        value = jnp.asarray(self.initial_value).astype(dtype)
+        k, m, n = shape
+        return jnp.broadcast_to(value, (k, m)), jnp.broadcast_to(value, (k, n))
 
     def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
         # Squares are divided by eigenvalues below 1: they need room.
@@ -153,15 +152,14 @@ class scale_by_kl_shampoo(Matrixwise):
         # The first factors are of gradients as they are.
         rows, columns = (jnp.where(first, jnp.ones_like(x), x) for x in (rows, columns))
         seen, diagonals = _covariances(g, slots.bases, rows, columns)
-        pairs = zip(slots.factors, seen, strict=True)
-        factors = tuple(only_finite(ema(old, x, h.b2), old) for old, x in pairs)
+        average = lambda old, x: only_finite(ema(old, x, h.b2), old)  # noqa: E731
+        factors = on_sides(average, slots.factors, seen)
         triples = zip(slots.values, diagonals, strict=True)
         values = tuple(
             jnp.where(first, old, self._bounded(ema(old, x, h.b2), old)) for old, x in triples
         )
-        now = jnp.where(count % self.precondition_frequency == 0, 1, 2)
-        branches = (_eigenbases, _power_iteration, _kept)
-        bases = jax.lax.switch(jnp.where(first, 0, now), branches, factors, slots.bases)
+        every = self.precondition_frequency
+        (bases,) = refreshed(count, every, _power_iteration, factors, slots.bases)
         new = {"mu": mu, "factors": factors, "bases": bases, "values": values}
         return jnp.where(first, jnp.zeros_like(u), limited(u, _LARGEST_RMS)), new
 
@@ -198,20 +196,8 @@ def _covariances(g: Any, bases: Pair, rows: Any, columns: Any) -> tuple[Pair, Pa
     return factors, diagonals
 
 
-def _eigenbases(factors: Pair, bases: Pair) -> Pair:
-    left, right = map(in_turn(eigenvectors), factors, bases)
-    return left, right
-
-
-def _power_iteration(factors: Pair, bases: Pair) -> Pair:
-    one = in_turn(orthonormal)
-    left, right = (one(matmul(x, q), q) for x, q in zip(factors, bases, strict=True))
-    return left, right
-
-
-def _kept(factors: Pair, bases: Pair) -> Pair:
-    del factors
-    return bases
+def _power_iteration(factors: Pair, bases: Pair) -> tuple[Pair]:
+    return (on_sides(in_turn(lambda x, q: orthonormal(matmul(x, q), q)), factors, bases),)
 
 
 @recipe

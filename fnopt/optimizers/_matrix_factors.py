@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import ema, matmul, nonzero, root
+from fnopt.core import ema, in_turn, matmul, nonzero, root
 from fnopt.optimizers._matrix_functions import eigenvectors_down, orthonormal_columns
 
 Pair = tuple[Any, Any]
@@ -43,14 +44,49 @@ def rotated_back(x: jax.Array, bases: Pair) -> jax.Array:
     return x if right is None else matmul(x, turned(right))
 
 
+def sides(
+    make: Callable[[int, int, Any], jax.Array],
+    shape: tuple[int, int, int],
+    dtype: Any,
+    chosen: Sequence[bool] = (True, True),
+) -> Pair:
+    """Square matrices `make(k, n, dtype)` for the chosen sides of a stack."""
+    k, *sizes = shape
+    pairs = zip(chosen, sizes, strict=True)
+    left, right = (make(k, n, dtype) if yes else None for yes, n in pairs)
+    return left, right
+
+
+def on_sides(fn: Callable[..., Any], *pairs: Pair) -> Pair:
+    """`fn` of what belongs to each side; None for a side that is left alone."""
+    left, right = (None if x[0] is None else fn(*x) for x in zip(*pairs, strict=True))
+    return left, right
+
+
 def new_factors(factors: Pair, g: jax.Array, decay: Any, gain: Any = None) -> Pair:
     """The means of `G G^T` and `G^T G`; what is not finite stays out."""
-    left, right = factors
-    if left is not None:
-        left = only_finite(ema(left, matmul(g, turned(g)), decay, gain), left)
-    if right is not None:
-        right = only_finite(ema(right, matmul(turned(g), g), decay, gain), right)
-    return left, right
+
+    def one(old: jax.Array, x: jax.Array) -> jax.Array:
+        return only_finite(ema(old, matmul(x, turned(x)), decay, gain), old)
+
+    return on_sides(one, factors, (g, turned(g)))
+
+
+def refreshed(
+    count: jax.Array, every: int, iterate: Callable[..., Any], factors: Pair, *kept: Any
+) -> Any:
+    """Bases and what is kept beside them.
+
+    They are the eigenvectors at the first step, `iterate(factors, *kept)` in every so many steps,
+    and `kept` in between.
+    """
+
+    def first(factors: Pair, bases: Pair, *rest: Any) -> Any:
+        return on_sides(in_turn(eigenvectors), factors, bases), *rest
+
+    due = jnp.where(count % every == 0, 1, 2)
+    branches = (first, iterate, lambda factors, *kept: kept)
+    return jax.lax.switch(jnp.where(count == 0, 0, due), branches, factors, *kept)
 
 
 def only_finite(new: jax.Array, old: jax.Array) -> jax.Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -25,8 +26,10 @@ from fnopt.optimizers._matrix_factors import (
     Pair,
     identities,
     limited,
+    on_sides,
     only_finite,
     root_mean_square,
+    sides,
     turned,
 )
 from fnopt.optimizers._matrix_rule import as_rule
@@ -110,12 +113,7 @@ class scale_by_psgd_kron(Matrixwise):
     def start(self, slot: str, shape: tuple[int, int, int], dtype: Any) -> Pair:
         """Identities."""
         del slot
-        k, m, n = shape
-        left, right = (
-            identities(k, size, dtype) if size <= self.max_size_triangular else None
-            for size in (m, n)
-        )
-        return left, right
+        return sides(identities, shape, dtype, [n <= self.max_size_triangular for n in shape[1:]])
 
     def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
         mu = ema(slots.mu, g, h.b1)
@@ -169,10 +167,8 @@ def _first_scale(mean: jax.Array) -> jax.Array:
 
 def _scaled(factors: Pair, size: jax.Array) -> Pair:
     """The factors with a product that is so many times as large."""
-    left, right = factors
-    if left is not None and right is not None:
-        size = root(size)
-    return None if left is None else size * left, None if right is None else size * right
+    size = size if any(Q is None for Q in factors) else root(size)
+    return on_sides(lambda Q: size * Q, factors)
 
 
 def _learned(mean: jax.Array, factors: Pair, V: jax.Array, rate: jax.Array) -> Pair:
@@ -185,13 +181,12 @@ def _learned(mean: jax.Array, factors: Pair, V: jax.Array, rate: jax.Array) -> P
     if right is not None:
         A = matmul(A, turned(right))
         B = jax.lax.linalg.triangular_solve(right, B, left_side=False)
-    left = None if left is None else _moved(left, matmul(A, turned(A)), matmul(B, turned(B)), rate)
-    if right is not None:
-        right = _moved(right, matmul(turned(A), A), matmul(turned(B), B), rate)
-    return left, right
+    moved = functools.partial(_moved, rate=rate)
+    return on_sides(moved, factors, (A, turned(A)), (B, turned(B)))
 
 
-def _moved(Q: jax.Array, ours: jax.Array, wanted: jax.Array, rate: jax.Array) -> jax.Array:
+def _moved(Q: jax.Array, A: jax.Array, B: jax.Array, rate: jax.Array) -> jax.Array:
+    ours, wanted = matmul(A, turned(A)), matmul(B, turned(B))
     size = nonzero(_norm_from_below(ours + wanted))
     return only_finite(Q - matmul(rate / size * jnp.triu(ours - wanted), Q), Q)
 

@@ -30,7 +30,9 @@ from fnopt.optimizers._matrix_factors import (
     identities,
     largest_entry,
     new_factors,
+    on_sides,
     only_finite,
+    sides,
     zeros,
 )
 from fnopt.optimizers._matrix_functions import inverse_root
@@ -137,9 +139,7 @@ class scale_by_shampoo(Matrixwise):
 
     def start(self, slot: str, shape: tuple[int, int, int], dtype: Any) -> Pair:
         """Zeros for the factors, identities for the roots."""
-        k, m, n = shape
-        one = identities if slot == "roots" else zeros
-        return one(k, m, dtype), one(k, n, dtype)
+        return sides(identities if slot == "roots" else zeros, shape, dtype)
 
     def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
         t = count + 1
@@ -151,15 +151,17 @@ class scale_by_shampoo(Matrixwise):
         factors = new["factors"] = new_factors(slots.factors, g, h.b2, gain)
         seen = jnp.where(is_mean, bias_correction(h.b2, t), one)
 
-        def computed(known: Any) -> Pair:
-            one = in_turn(inverse_root)
-            found = [one(x / seen, h.eps, h.exponent) for x in known[0]]
-            left, right = map(only_finite, found, known[1])
-            return left, right
+        def new_root(factor: Any, old: Any) -> Any:
+            return only_finite(inverse_root(factor / seen, h.eps, h.exponent), old)
 
         due = count % self.precondition_frequency == 0
-        known = factors, slots.roots
-        roots = new["roots"] = jax.lax.cond(due, computed, lambda known: known[1], known)
+        roots = new["roots"] = jax.lax.cond(
+            due,
+            lambda *x: on_sides(in_turn(new_root), *x),
+            lambda _, old: old,
+            factors,
+            slots.roots,
+        )
         # Roots and gradients may both be large, and their product too large.
         unit = largest_entry(mean)
         u = matmul(matmul(roots[0], mean / unit), roots[1])

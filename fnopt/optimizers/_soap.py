@@ -25,12 +25,13 @@ from fnopt.core import (
 )
 from fnopt.optimizers._matrix_factors import (
     Pair,
-    eigenvectors,
     identities,
     new_factors,
     orthonormal,
+    refreshed,
     rotated,
     rotated_back,
+    sides,
     zeros,
 )
 from fnopt.optimizers._matrix_rule import as_rule
@@ -125,13 +126,9 @@ class scale_by_soap(Matrixwise):
 
     def start(self, slot: str, shape: tuple[int, int, int], dtype: Any) -> Pair:
         """Zeros for the factors, and the axes themselves for the bases."""
-        k, *sides = shape
-        rotated = (True, not self.one_sided)
-        one = identities if slot == "bases" else zeros
-        return tuple(  # pyright: ignore[reportReturnType]
-            one(k, n, dtype) if yes and n <= self.max_precond_dim else None
-            for yes, n in zip(rotated, sides, strict=True)
-        )
+        fits = [n <= self.max_precond_dim for n in shape[1:]]
+        chosen = fits[0], fits[1] and not self.one_sided
+        return sides(identities if slot == "bases" else zeros, shape, dtype, chosen)
 
     def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
         first, g = count == 0, squarable(g, g.shape[1] * g.shape[2])
@@ -145,22 +142,11 @@ class scale_by_soap(Matrixwise):
             u = u / (1e-30 + jnp.sqrt(jnp.mean(jnp.square(u), axis=(1, 2), keepdims=True)))
         decay = h.b2 if h.shampoo_beta is None else h.shampoo_beta
         factors = new_factors(slots.factors, g, decay)
-        now = jnp.where(count % self.precondition_frequency == 0, 1, 2)
-        branches = (_eigenbases, _power_iteration, _kept)
-        which = jnp.where(first, 0, now)
-        bases, nu = jax.lax.switch(which, branches, factors, slots.bases, nu)
+        bases, nu = refreshed(
+            count, self.precondition_frequency, _power_iteration, factors, slots.bases, nu
+        )
         new = {"mu": mu, "nu": nu, "factors": factors, "bases": bases}
         return jnp.where(first, jnp.zeros_like(u), u), new
-
-
-def _eigenbases(factors: Pair, bases: Pair, nu: jax.Array) -> tuple[Pair, jax.Array]:
-    """The eigenvectors, those of large eigenvalues first."""
-    found = in_turn(eigenvectors)
-
-    def one(factor: Any, old: Any) -> Any:
-        return None if factor is None else found(factor, old)
-
-    return (one(factors[0], bases[0]), one(factors[1], bases[1])), nu
 
 
 def _power_iteration(factors: Pair, bases: Pair, nu: jax.Array) -> tuple[Pair, jax.Array]:
@@ -180,11 +166,6 @@ def _power_iteration(factors: Pair, bases: Pair, nu: jax.Array) -> tuple[Pair, j
         old = jnp.take_along_axis(old, order[:, None, :], axis=2)
         new.append(basis(product, old))
     return (new[0], new[1]), nu
-
-
-def _kept(factors: Pair, bases: Pair, nu: jax.Array) -> tuple[Pair, jax.Array]:
-    del factors
-    return bases, nu
 
 
 @recipe

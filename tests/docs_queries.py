@@ -1,6 +1,9 @@
 """What people type into the search box of the documentation, and the pages that answer."""
 
 QUERIES = {
+    "riemannian": ["guides/manifolds"],
+    "rotation matrix": ["guides/manifolds"],
+    "pose graph": ["gallery/pose_graph", "guides/manifolds"],
     "custom optimizer": ["guides/write_your_own"],
     "accumulated sgd": ["guides/write_your_own"],
     "flops": ["guides/cost"],

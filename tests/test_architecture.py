@@ -51,7 +51,7 @@ LAYERS = {
     "distributed": {"core", "programs", "transforms"},
     "interop": {
         *("core", "gradients", "jacobians", "monitor", "optimizers", "schedules", "transforms"),
-        "tree",
+        *("manifolds", "tree"),
     },
 }
 RUNTIME = {"fnopt", "jax", "numpy", *sys.stdlib_module_names}

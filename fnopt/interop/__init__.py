@@ -7,6 +7,7 @@ are. Other libraries are imported inside the functions that need them.
 
 from __future__ import annotations
 
+from fnopt.interop._flax_points import register_flax_points
 from fnopt.interop._nnx import nnx_optimizer
 from fnopt.interop._optax import from_optax, to_optax
 from fnopt.interop._privacy import calibrated_noise, privacy_epsilon
@@ -16,5 +17,6 @@ __all__ = [
     "from_optax",
     "nnx_optimizer",
     "privacy_epsilon",
+    "register_flax_points",
     "to_optax",
 ]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+
 from fnopt.manifolds import on
 
 
@@ -25,7 +27,9 @@ def register_flax_points() -> None:
     from flax import serialization
 
     def read(target: on, state: Any) -> on:
-        return on(target.manifold, serialization.from_state_dict(target.value, state["value"]))
+        # Slots of an optimizer hold tangents, which aren't on the manifold.
+        value = serialization.from_state_dict(target.value, state["value"])
+        return jax.tree.unflatten(jax.tree.structure(target), [value])
 
     serialization.register_serialization_state(
         on, lambda point: {"value": point.value}, read, override=True

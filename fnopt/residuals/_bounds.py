@@ -11,6 +11,8 @@ import numpy as np
 from jax.core import Tracer
 
 from fnopt.core import leaves_with_names, shown, where
+from fnopt.manifolds import Manifold
+from fnopt.residuals._curved import curved, manifolds_of
 from fnopt.residuals._prefix import as_leaf, broadcast_prefix, first_bad
 
 
@@ -93,13 +95,21 @@ def box_of(bounds: Any, params: Any, dtype: Any, *, may_be_equal: bool = False) 
     boxes = list(map(Box, lower, upper))
     for box, (path, leaf) in zip(boxes, pairs, strict=True):
         _check(box, jnp.asarray(leaf, dtype), path, may_be_equal)
-    return boxes
+    rows = zip(boxes, manifolds_of(params), pairs, strict=True)
+    return [box if on is None else _of_tangent(box, on, *pair) for box, on, pair in rows]
 
 
-def boundless(u: jax.Array, dtype: Any) -> Box:
-    """No bounds on an array."""
-    inf = jnp.full(u.size, jnp.inf, dtype)
-    return Box(-inf, inf)
+def _of_tangent(box: Box, manifold: Manifold, path: str, leaf: Any) -> Box:
+    """No bounds on the tangent coordinates of points on a manifold; refuses other ones."""
+    if not box.is_boundless():
+        raise ValueError(
+            f"{where()}{shown(path)} has bounds and is on {manifold!r}, expected no bounds (None) "
+            "for a parameter on a manifold."
+        )
+    size = jax.eval_shape(curved(manifold).start, leaf).size
+    with jax.ensure_compile_time_eval():  # that it is boundless is known under jit as well
+        inf = jnp.full(size, jnp.inf, box.lower.dtype)
+        return Box(-inf, inf)
 
 
 def _closed(side: Any, end: float) -> Any:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import fnopt
+from fnopt.manifolds import riemannian
 
 # The default says that a tree without kernels is no mistake.
 KERNELS = fnopt.by_pattern("*kernel", default=False)
@@ -267,6 +268,7 @@ CASES = [
         "apply_if_finite",
         peer=lambda optax: optax.apply_if_finite(optax.adam(1e-2), 3),
     ),
+    optimizer(lambda rate: riemannian(fnopt.adam(rate)), "riemannian", wide=True),
     Case("narrow_params", lambda: fnopt.sparse_rows(_narrow_params()), wide=True),
     Case("stored_in_less", lambda: fnopt.dynamic_loss_scale(_stored_in_less(), 4.0, 2)),
     # its curvature is learned from gradients; here these don't belong to one function

@@ -158,8 +158,15 @@ def test_a_mixed_tree_keeps_bounds_ties_and_held_points():
     held = _fit(residuals, start, constraints={"T": fnopt.fixed()})
     assert held.jacobian.shape == (18, 4)
     np.testing.assert_allclose(held.params["R"].value, ROTATIONS[0], atol=1e-10)
+    least = fnopt.minimize(
+        lambda p: sum(jnp.sum(r**2) for r in residuals(p)),
+        start,
+        bounds=({"R": None, "T": None, "s": 1.8}, None),
+    )
+    assert least.params["s"] == 1.8
+    np.testing.assert_allclose(least.params["R"].value, ROTATIONS[0], atol=1e-5)
     for options, message in [
-        ({"bounds": (0.0, None)}, "R/value' has bounds and is on SO3 as well"),
+        ({"bounds": (0.0, None)}, "R/value' has bounds and is on SO3, expected no bounds"),
         ({"constraints": {"R": fnopt.positive()}}, "R/value' is on SO3 and is positive()"),
         ({"starts": 3}, "starts = 3 with params on manifolds"),
     ]:

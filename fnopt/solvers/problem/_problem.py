@@ -20,7 +20,6 @@ from fnopt.residuals import (
     Parametrisation,
     RobustCost,
     Whitening,
-    boundless,
     box_of,
     charted,
     curved,
@@ -308,12 +307,9 @@ def _box(bounds: Any, params: Any, made: Parametrisation, dtype: Any) -> Box | N
     if boxes is None:
         return None
     kinds = made.kinds or (None,) * len(boxes)
-    rows = zip(boxes, kinds, leaves_with_names(params)[0], strict=True)
-    kept = [
-        boundless(kind.start(jnp.asarray(leaf)), dtype) if isinstance(kind, curved) else box
-        for box, kind, (path, leaf) in rows
-        if _is_fitted(kind, box, path)
-    ]
+    paths = [path for path, _ in leaves_with_names(params)[0]]
+    rows = zip(boxes, kinds, paths, strict=True)
+    kept = [box for box, kind, path in rows if _is_fitted(kind, box, path)]
     return Box(*(jnp.concatenate(side) for side in zip(*kept, strict=True)))
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from fnopt.jacobians._check_sparsity import check_sparsity
 from fnopt.jacobians._coloured import SparseJacobian
 from fnopt.jacobians._colouring import Sparsity
+from fnopt.jacobians._elimination import Elimination, elimination
+from fnopt.jacobians._elimination import EliminationLevel as EliminationLevel
 from fnopt.jacobians._flat import jacobian_mode, value_and_jacobian
 from fnopt.jacobians._forward_from_reverse import forward_from_reverse as forward_from_reverse
 from fnopt.jacobians._of_function import jacobian
@@ -25,6 +27,7 @@ from fnopt.jacobians._vectors import is_about_forward_mode as is_about_forward_m
 from fnopt.jacobians._vectors import lacks_forward as lacks_forward
 
 __all__ = [
+    "Elimination",
     "JacobianOperator",
     "RealVector",
     "SparseHessian",
@@ -32,6 +35,7 @@ __all__ = [
     "Sparsity",
     "SymmetricSparsity",
     "check_sparsity",
+    "elimination",
     "jacobian",
     "jacobian_mode",
     "per_example_jacobian",

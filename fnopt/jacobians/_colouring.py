@@ -39,6 +39,7 @@ class Sparsity(ColumnColours):
         rows: The row of every entry, int array of shape `[entries]`.
         cols: Its column.
         shape: The numbers of rows and of columns.
+        leaves: The shapes of the params' leaves, whose rows are eliminated together.
 
     Example:
         >>> import numpy as np
@@ -52,10 +53,17 @@ class Sparsity(ColumnColours):
         Curtis, Powell and Reid (1974), On the estimation of sparse Jacobian matrices.
     """
 
-    def __init__(self, rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        rows: np.ndarray,
+        cols: np.ndarray,
+        shape: tuple[int, int],
+        leaves: tuple[tuple[int, ...], ...] = (),
+    ) -> None:
         unique = np.unique(np.asarray(rows, np.int64) * shape[1] + np.asarray(cols, np.int64))
         self.rows, self.cols = (part.astype(np.int32) for part in np.divmod(unique, shape[1]))
         self.shape = shape
+        self.leaves = leaves
 
     @functools.cached_property
     def colour(self) -> np.ndarray:

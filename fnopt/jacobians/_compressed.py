@@ -15,14 +15,28 @@ from fnopt.jacobians._coloured import SparseJacobian, TwoWayJacobian
 from fnopt.jacobians._colouring import Sparsity
 from fnopt.jacobians._flat import at_once, in_chunks
 from fnopt.jacobians._star_colouring import SymmetricSparsity
+from fnopt.jacobians._unknown_groups import Shapes
 from fnopt.jacobians._vectors import VectorFunction, lacks_forward
 
 Colouring = tuple[Sparsity, bool] | Bicolouring
 """A colouring of columns; one of rows (of the transpose, and True); or of both."""
 
 
-def colouring(rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int], mode: str) -> Colouring:
+def colouring(
+    rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int], mode: str, leaves: Shapes = ()
+) -> Colouring:
     """The colouring with the fewest passes; in one direction, if the mode says so."""
+    found = _colouring(rows, cols, shape, mode)
+    sparsity_of(found)[0].leaves = leaves
+    return found
+
+
+def sparsity_of(found: Colouring) -> tuple[Sparsity, bool]:
+    """The whole pattern, and whether it is that of the transpose."""
+    return (found.whole, False) if isinstance(found, Bicolouring) else found
+
+
+def _colouring(rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int], mode: str) -> Colouring:
     by_rows = Sparsity(cols, rows, (shape[1], shape[0]))
     if mode == "reverse":
         return by_rows, True
@@ -34,6 +48,18 @@ def colouring(rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int], mode: 
     if both is not None:
         return both
     return (by_rows, True) if by_rows.colours < by_columns.colours else (by_columns, False)
+
+
+def best_colouring(
+    flat: VectorFunction, coloured: Callable[[str], Colouring], mode: str
+) -> Colouring:
+    """The colouring in the modes of differentiation that a function has."""
+    if mode == "auto" and lacks_forward(flat.fn, flat.x):
+        mode = "reverse"
+    found = coloured(mode)
+    if mode == "auto" and _goes_back(found) and _lacks_reverse(flat):
+        found = coloured("forward")
+    return found
 
 
 def compressed(
@@ -49,11 +75,7 @@ def compressed(
     Returns:
         The Jacobian.
     """
-    if mode == "auto" and lacks_forward(flat.fn, flat.x):
-        mode = "reverse"
-    found = coloured(mode)
-    if mode == "auto" and _goes_back(found) and _lacks_reverse(flat):
-        found = coloured("forward")
+    found = best_colouring(flat, coloured, mode)
     if isinstance(found, Bicolouring):
         push = jax.linearize(flat.fn, flat.x)[1]
         back = jax.linear_transpose(push, flat.x)

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, cast
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fnopt.jacobians._coloured import SparseJacobian
-from fnopt.jacobians._compressed import Colouring, colouring, compressed
+from fnopt.jacobians._compressed import (
+    Colouring,
+    best_colouring,
+    colouring,
+    compressed,
+    sparsity_of,
+)
+from fnopt.jacobians._elimination import Elimination, elimination
 from fnopt.jacobians._flat import jacobian_mode
 from fnopt.jacobians._sparsity_pattern import found_pattern
+from fnopt.jacobians._unknown_groups import Shapes
 from fnopt.jacobians._vectors import VectorFunction, vector_function
 
 _NAME = "sparse_jacobian"
@@ -19,7 +29,7 @@ _NAME = "sparse_jacobian"
 
 def sparse_jacobian(
     fn: Callable[..., Any], pattern: Any = None, *, mode: str = "auto"
-) -> Callable[..., SparseJacobian]:
+) -> SparseJacobianFunction:
     r"""Sparse Jacobian of a function, from one JVP or VJP for each colour.
 
     Columns that have no row in common are found in one pass, for they can be told apart in the
@@ -29,10 +39,12 @@ def sparse_jacobian(
     passes together; a few full columns likewise.
 
     It is what `least_squares` takes as `jac` for large problems with local coupling. With more
-    than 256 of both residuals and params its steps then come from a factorisation along the band,
-    if :math:`J^T J` has a narrow one in some order of the params, and else from products alone, by
-    conjugate gradients. The solution has no matrix and no covariance; `linear_solver` says
-    otherwise.
+    than 256 of both residuals and params its steps then come from a sparse Cholesky factorisation:
+    along the band, if :math:`J^T J` has a narrow one in some order of the params, or else by
+    elimination of params that no residual couples (the points of a bundle adjustment, the poses of
+    a graph). `print(sparse_jacobian(fn).plan(params))` shows what is eliminated. Where the factor
+    is too large, steps come from products alone, by conjugate gradients. The solution has no
+    matrix and no covariance; `linear_solver` says otherwise.
 
     Where it may have entries is read from the program of `fn`, whenever that is traced, as by
     `sparsity_pattern`, which says what it can tell. A pattern of your own may be tighter, and has
@@ -50,7 +62,8 @@ def sparse_jacobian(
 
     Returns:
         A function of the arguments of `fn` that returns a :class:`SparseJacobian`, which has
-        `mv`, `rmv` and `matrix`, `to_scipy` and `to_bcoo`.
+        `mv`, `rmv` and `matrix`, `to_scipy` and `to_bcoo`. Its method `plan`, a function of the
+        same arguments, returns the :class:`Elimination` of its normal equations.
 
     Raises:
         TypeError: If the pattern is none of these, or params or outputs aren't floating.
@@ -77,14 +90,37 @@ def sparse_jacobian(
     jacobian_mode(mode, 1, 1, f"{_NAME}: mode")
     coloured = _finding() if pattern is None else _given(pattern_entries(pattern, _NAME))
 
+    def at(params: Any, args: Any, kwargs: Any) -> VectorFunction:
+        return vector_function(lambda p: fn(p, *args, **kwargs), params, _NAME)
+
     def jacobian_fn(params: Any, *args: Any, **kwargs: Any) -> SparseJacobian:
-        flat = vector_function(lambda p: fn(p, *args, **kwargs), params, _NAME)
+        flat = at(params, args, kwargs)
         return compressed(flat, lambda mode: coloured(flat, mode), mode)
 
-    return jacobian_fn
+    def plan(params: Any, *args: Any, **kwargs: Any) -> Elimination:
+        flat = at(params, args, kwargs)
+        return elimination(*sparsity_of(best_colouring(flat, lambda m: coloured(flat, m), mode)))
+
+    planned = cast(SparseJacobianFunction, jacobian_fn)
+    planned.plan = plan
+    return planned
+
+
+class SparseJacobianFunction(Protocol):
+    """What `sparse_jacobian` returns."""
+
+    plan: Callable[..., Elimination]
+
+    def __call__(self, params: Any, *args: Any, **kwargs: Any) -> SparseJacobian:
+        """The Jacobian."""
+        ...
 
 
 Coloured = Callable[[VectorFunction, str], Colouring]
+
+
+def _leaves(flat: VectorFunction) -> Shapes:
+    return tuple(jnp.shape(leaf) for leaf in jax.tree.leaves(flat.params))
 
 
 def _given(entries: tuple[np.ndarray, np.ndarray, Any]) -> Coloured:
@@ -92,24 +128,24 @@ def _given(entries: tuple[np.ndarray, np.ndarray, Any]) -> Coloured:
     rows, cols, shape = entries
 
     @functools.cache
-    def coloured(m: int, n: int, mode: str) -> Colouring:
+    def coloured(m: int, n: int, mode: str, leaves: Shapes) -> Colouring:
         check_fit(rows, cols, shape, (m, n), _NAME)
-        return colouring(rows, cols, (m, n), mode)
+        return colouring(rows, cols, (m, n), mode, leaves)
 
-    return lambda flat, mode: coloured(flat.m, flat.x.size, mode)
+    return lambda flat, mode: coloured(flat.m, flat.x.size, mode, _leaves(flat))
 
 
 def _finding() -> Coloured:
     """Finds the pattern anew for every trace; one that was there before isn't coloured again."""
 
     @functools.lru_cache(maxsize=4)
-    def coloured(m: int, n: int, rows: bytes, cols: bytes, mode: str) -> Colouring:
+    def coloured(m: int, n: int, rows: bytes, cols: bytes, mode: str, leaves: Shapes) -> Colouring:
         entries = np.frombuffer(rows, np.int32), np.frombuffer(cols, np.int32)
-        return colouring(*entries, (m, n), mode)
+        return colouring(*entries, (m, n), mode, leaves)
 
     def found(flat: VectorFunction, mode: str) -> Colouring:
         rows, cols = found_pattern(flat)
-        return coloured(flat.m, flat.x.size, rows.tobytes(), cols.tobytes(), mode)
+        return coloured(flat.m, flat.x.size, rows.tobytes(), cols.tobytes(), mode, _leaves(flat))
 
     return found
 

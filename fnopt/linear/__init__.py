@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from fnopt.linear._band import BandLayout, band_of, reverse_cuthill_mckee
 from fnopt.linear._band_system import BandedGramSystem
+from fnopt.linear._block_layout import BlockLayout
 from fnopt.linear._dogleg import dogleg_step
+from fnopt.linear._eliminated_system import EliminatedGramSystem
 from fnopt.linear._gram_system import TallGramSystem, WideGramSystem, gram
 from fnopt.linear._inverse_root import matrix_inverse_pth_root
 from fnopt.linear._krylov_system import KrylovSystem
@@ -39,7 +41,9 @@ from fnopt.linear._unrolled import unrolled_solve as unrolled_solve
 __all__ = [
     "BandLayout",
     "BandedGramSystem",
+    "BlockLayout",
     "DampedStep",
+    "EliminatedGramSystem",
     "KrylovSystem",
     "LiftedSystem",
     "SingularFactors",

@@ -107,7 +107,8 @@ def given_derivative(
     gram = _gram_in_chunks(jac, unravel, residuals, args, dtype)
     if isinstance(shape, SparseJacobian):
         entries = Compressed(lambda J: J, shape.sparsity, shape.by_rows)
-        products = SparseJacobian.matrix, SparseJacobian.mv, SparseJacobian.rmv
+        kind = type(shape)
+        products = kind.matrix, kind.mv, kind.rmv
         return Derivative(evaluate, *products, True, gram, entries)
     return Derivative(evaluate, lambda J: J, matmul, lambda J, w: matmul(w, J), False, gram)
 

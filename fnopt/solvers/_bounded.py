@@ -11,8 +11,9 @@ import jax.numpy as jnp
 
 from fnopt.core import matmul, row_total, while_loop
 from fnopt.linear import Triangle, norm
-from fnopt.residuals import Box
+from fnopt.residuals import Box, FlatResidual
 from fnopt.solvers._trust_region import Trial, next_damping
+from fnopt.solvers.linear_model._choice import is_large_and_sparse
 from fnopt.solvers.linear_model._linearization import Linearization, NormalMatrix
 
 _PASSES = 5  # how often a step is taken again with more params on their bounds
@@ -23,13 +24,15 @@ Products = tuple[Map, Map] | None
 """With the Jacobian and its transpose, where nothing else is known of it."""
 
 
-def within_bounds(solver: Any, m: int, n: int) -> Any:
+def within_bounds(solver: Any, flat: FlatResidual) -> Any:
     """Choose a linear solver that supports active bounds.
 
     Those left may be fewer than the residuals, even of a wide problem, whose Gram matrix is
     singular then.
     """
-    wide = solver.linear_solver == "cholesky" and m < n
+    wide = solver.linear_solver == "cholesky" and flat.rows < flat.n
+    if solver.linear_solver == "auto" and is_large_and_sparse(flat):
+        return solver
     if solver.linear_solver != "auto" and not wide:
         return solver
     return dataclasses.replace(solver, linear_solver="qr")

@@ -36,7 +36,7 @@ def fit(
     params = typed_start(residual_fn, params, *args)
     setting = set_up(residual_fn, params, args, jac=jac, **options)
     if setting.problem.box is not None:
-        solver = within_bounds(solver, setting.problem.flat.rows, setting.problem.flat.n)
+        solver = within_bounds(solver, setting.problem.flat)
     if isinstance(residual_fn, ExampleResiduals) and setting.problem.fitted is None:
         setting = by_example(setting, residual_fn, args, solver)
         asked = asked._replace(check_jac=False)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.flatten_util import ravel_pytree
 
 import fnopt
 
@@ -51,3 +52,69 @@ def test_a_large_ill_conditioned_fit_with_gaps_is_solved_in_little_memory(x64):
     np.testing.assert_allclose(fit.params, solved(w, y, np.sqrt(2) * stiffness), atol=1e-6)
     assert fit.jacobian is None
     assert fit.rank == -1
+
+
+def rotated(w, x):
+    """Rodrigues' rotation by a vector."""
+    angle = jnp.sqrt(jnp.sum(w**2) + 1e-12)
+    axis = w / angle
+    c, s = jnp.cos(angle), jnp.sin(angle)
+    return c * x + s * jnp.cross(axis, x) + (1 - c) * axis * (axis @ x)
+
+
+def pixel(camera, point):
+    x, y, z = rotated(camera[:3], point) + camera[3:6]
+    return 500 * jnp.stack([x, y]) / (z + 6)
+
+
+def bundle(cameras=6, points=90):
+    """Bundle adjustment: 306 unknowns, which is more than are solved by full matrices."""
+    rng = np.random.default_rng(0)
+    c, p = np.repeat(np.arange(cameras), points), np.tile(np.arange(points), cameras)
+    seen_by = (rng.random(c.size) < 0.7) | (c < 2)
+    c, p = c[seen_by], p[seen_by]
+    truth = {"camera": 0.2 * rng.normal(size=(cameras, 6)), "point": rng.normal(size=(points, 3))}
+    project = jax.vmap(pixel)
+    seen = project(truth["camera"][c], truth["point"][p]) + 0.3 * rng.normal(size=(c.size, 2))
+    seen = seen.at[0].add(40)  # an outlier
+
+    def residuals(params):
+        prior = 10 * (params["camera"] - truth["camera"])[:2]
+        return {"pixel": project(params["camera"][c], params["point"][p]) - seen, "prior": prior}
+
+    return residuals, jax.tree.map(
+        lambda a: jnp.asarray(a + 0.05 * rng.normal(size=a.shape)), truth
+    )
+
+
+@pytest.mark.parametrize("case", ["robust", "bounded"])
+def test_elimination_ends_where_the_conditions_of_a_minimum_hold(case, x64, monkeypatch):
+    monkeypatch.setattr("fnopt.jacobians._elimination._LEVEL", 10**5)  # as of larger problems
+    residuals, start = bundle()
+    jac = fnopt.sparse_jacobian(residuals)
+    assert jac.plan(start).left == 36
+    start["point"] = jnp.clip(start["point"], -1.4, 1.4)
+    options = {
+        "robust": {"loss": fnopt.residuals.huber(2.0)},
+        "bounded": {"bounds": ({"camera": None, "point": -1.5}, {"camera": None, "point": 1.5})},
+    }
+    fit = fnopt.least_squares(residuals, start, jac=jac, **options[case])
+    assert bool(fit.converged)
+    assert fit.jacobian is None  # not by a full matrix, with bounds neither
+
+    @jax.jit
+    def gradients(params):
+        def cost(params):
+            r = ravel_pytree(residuals(params))[0]
+            huber = jnp.where(jnp.abs(r) <= 2, r**2, 4 * jnp.abs(r) - 4)
+            return jnp.sum(huber if case == "robust" else r**2) / 2
+
+        return jax.grad(cost)(params)
+
+    steep = gradients(start)
+    for name, g in gradients(fit.params).items():
+        x = np.asarray(fit.params[name])
+        held = (np.abs(x) == 1.5) & (case == "bounded")
+        assert np.all(np.abs(g)[~held] <= 1e-6 * np.max(np.abs(steep[name])))
+        assert np.all((g * x)[held] < 0)  # out of the box the cost falls
+        assert np.sum(held) > 3 or name == "camera" or case == "robust"

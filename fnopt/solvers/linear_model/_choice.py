@@ -5,11 +5,11 @@ from __future__ import annotations
 from fnopt.core import row_axes
 from fnopt.linear import linear_solver
 from fnopt.residuals import FlatResidual
-from fnopt.solvers.linear_model._band import BandModel, normal_band
 from fnopt.solvers.linear_model._base import LinearModel
 from fnopt.solvers.linear_model._dense import LiftedModel, TriangleModel, WideGramModel
 from fnopt.solvers.linear_model._gram import RowsModel, TallGramModel
 from fnopt.solvers.linear_model._krylov import KrylovModel
+from fnopt.solvers.linear_model._sparse_gram import sparse_gram_model
 
 _SPARSE = 256  # from that many unknowns on a sparse Jacobian isn't made a full matrix
 
@@ -35,16 +35,21 @@ def linear_model(flat: FlatResidual, solver: str, mode: str, chunk_size: int | N
     """
     m, n = flat.rows, flat.n
     name = linear_solver(solver, m, n)
-    given = flat.derivative
     if flat.gram is not None:
         return RowsModel(flat, mode, chunk_size)
-    if solver == "auto" and given is not None and given.sparse and min(m, n) > _SPARSE:
-        band = normal_band(flat)
-        if band is not None:
-            return BandModel(flat, mode, chunk_size, band)
+    if solver == "auto" and is_large_and_sparse(flat):
+        model = sparse_gram_model(flat, mode, chunk_size)
+        if model is not None:
+            return model
         name = "cg"
     if row_axes() and m < n:
         # Divided rows are only ever summed over, so nothing is made of the space that they span.
         wide = TallGramModel if solver == "cholesky" else KrylovModel
         return wide(flat, mode, chunk_size)
     return _MODELS[name][m < n](flat, mode, chunk_size)
+
+
+def is_large_and_sparse(flat: FlatResidual) -> bool:
+    """Whether the Jacobian is sparse, and too large to be made a full matrix."""
+    given = flat.derivative
+    return given is not None and given.sparse and min(flat.rows, flat.n) > _SPARSE

@@ -1,0 +1,327 @@
+"""The order in which unknowns are eliminated from sparse normal equations, found on the host."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import numpy as np
+
+from fnopt.jacobians._colouring import Sparsity
+from fnopt.jacobians._pairs import ManyPairsError, coupled, edges, pairs
+from fnopt.jacobians._unknown_groups import Shapes, unknown_groups
+
+Sizes = tuple[int, int]
+"""The shape of a block of a matrix: the size of the later group, then of the earlier one."""
+
+# Multiplications that cost as much as the operations of a level take to start and to compile.
+_LEVEL = 5 * 10**7
+_FAR = 2.0  # of the mean number of neighbouring unknowns: groups with more wait for a later level
+_PATIENCE = 3  # levels that don't lower the cost, before one that might
+_LEFT = 4096  # unknowns: the Cholesky factor of a matrix of more takes 2e10 multiplications
+
+
+class EliminationLevel(NamedTuple):
+    """Groups of one size that no residual couples, eliminated at once."""
+
+    size: int  # unknowns of a group
+    start: int  # the first unknown
+    stop: int  # the one after the last
+    first: int  # the first group, among those of its size
+    blocks: dict[int, slice]  # by the size of the neighbour: the blocks below the diagonal
+    products: dict[Sizes, tuple[np.ndarray, np.ndarray, np.ndarray]]
+    """Pairs of the blocks of a group, and the block that their product is subtracted from."""
+
+
+class Gram(NamedTuple):
+    """How the blocks of the Gram matrix are summed from the entries of the Jacobian."""
+
+    rows: dict[int, np.ndarray]  # by size of group: the entries [rows, size]; past the last: 0
+    products: dict[Sizes, tuple[np.ndarray, np.ndarray, np.ndarray]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Elimination:
+    r"""The block Cholesky factorisation of :math:`J^T J`, planned from the pattern of `J`.
+
+    Unknowns are grouped. Each level eliminates groups that no residual couples, all at once: the
+    points of a bundle adjustment, every second pose of a chain. What is left after the last level
+    is a dense matrix.
+
+    Args:
+        order: The unknowns in the order of elimination, of shape `[n]`.
+        blocks: For every shape of blocks the first row and the first column of each, in that order.
+        gram: How the blocks are summed.
+        levels: The levels.
+        residuals: The number of residuals.
+
+    Example:
+        >>> def seen(p):  # each of 400 points by two of 20 cameras
+        ...     k = jnp.arange(400)
+        ...     both = jnp.sum(p["camera"][jnp.stack([k % 20, (k + 1) % 20])], -1)
+        ...     return both + jnp.sum(p["point"], -1) ** 2
+        >>> start = {"camera": jnp.ones((20, 4)), "point": jnp.ones((400, 3))}
+        >>> print(fnopt.sparse_jacobian(seen).plan(start))
+        elimination of 1280 unknowns from 800 residuals
+          level 1: 400 groups of 3
+          left: 80 unknowns, dense Cholesky
+          factor: 19,600 numbers, 260,666 multiplications
+
+    Reference:
+        Brown (1958), A solution to the general problem of multiple station analytical
+        stereotriangulation; Liu (1985), Modification of the minimum-degree algorithm by multiple
+        elimination; Triggs et al. (2000), Bundle adjustment: a modern synthesis, section 6.
+    """
+
+    order: np.ndarray
+    blocks: dict[Sizes, tuple[np.ndarray, np.ndarray]]
+    gram: Gram
+    levels: list[EliminationLevel]
+    residuals: int
+
+    @functools.cached_property
+    def position(self) -> np.ndarray:
+        """Where each unknown is in the order."""
+        return np.argsort(self.order)
+
+    @property
+    def eliminated(self) -> int:
+        """The number of unknowns that the levels eliminate."""
+        return self.levels[-1].stop if self.levels else 0
+
+    @property
+    def left(self) -> int:
+        """The number of unknowns that are left after the last level."""
+        return self.order.size - self.eliminated
+
+    @property
+    def is_affordable(self) -> bool:
+        """Whether the factorisation fits a core; else steps come from conjugate gradients."""
+        return bool(self.blocks) and self.left <= _LEFT
+
+    @property
+    def widest(self) -> int:
+        """The most numbers that a row of the factor holds, at most."""
+        return self.left + max((level.size for level in self.levels), default=0)
+
+    @property
+    def entries(self) -> int:
+        """The numbers that the factor holds."""
+        stored = sum(
+            int(np.sum(at[1] < self.eliminated)) * a * b for (a, b), at in self.blocks.items()
+        )
+        return stored + self.left**2
+
+    @property
+    def multiplications(self) -> int:
+        """The multiplications of one factorisation."""
+        return sum(map(_level_cost, self.levels)) + self.left**3 // 3
+
+    def __str__(self) -> str:
+        lines = [f"elimination of {self.order.size} unknowns from {self.residuals} residuals"]
+        for k, level in enumerate(self.levels):
+            groups = (level.stop - level.start) // level.size
+            lines.append(f"  level {k + 1}: {groups} groups of {level.size}")
+        how = "dense Cholesky" if self.is_affordable else "too many for a factor"
+        lines.append(f"  left: {self.left} unknowns, {how}")
+        if not self.is_affordable:
+            return "\n".join([*lines, "  steps by conjugate gradients on all unknowns instead"])
+        cost = f"{self.entries:,} numbers, {self.multiplications:,} multiplications"
+        return "\n".join([*lines, f"  factor: {cost}"])
+
+
+def _level_cost(level: EliminationLevel) -> int:
+    s = level.size
+    groups = (level.stop - level.start) // s
+    solves = sum((at.stop - at.start) * t * s * s for t, at in level.blocks.items())
+    sums = sum(a.size * t * u * s for (t, u), (a, _, _) in level.products.items())
+    return groups * s**3 // 3 + solves + sums
+
+
+@functools.lru_cache(maxsize=8)
+def elimination(sparsity: Sparsity, by_rows: bool = False) -> Elimination:
+    """Plans the elimination for a sparse Jacobian.
+
+    Args:
+        sparsity: Where the Jacobian has entries; by rows, that of its transpose.
+        by_rows: Whether it is.
+
+    Returns:
+        The plan; one without blocks where full rows couple too many unknowns.
+
+    Example:
+        >>> import numpy as np
+        >>> from fnopt.jacobians import Sparsity, elimination
+        >>> i = np.arange(4)
+        >>> elimination(Sparsity(i, i, (4, 4))).left
+        4
+    """
+    rows, cols, (m, n) = sparsity.rows, sparsity.cols, sparsity.shape
+    if by_rows:
+        rows, cols, m, n = cols, rows, n, m
+    try:
+        return _planned(rows, cols, m, n, sparsity.leaves)
+    except ManyPairsError:  # there are full rows
+        return Elimination(np.arange(n), {}, Gram({}, {}), [], m)
+
+
+def _planned(rows: np.ndarray, cols: np.ndarray, m: int, n: int, leaves: Shapes) -> Elimination:
+    group = unknown_groups(rows, cols, n, leaves)
+    size = np.bincount(group)
+    levels, between = _levels(size, *coupled(rows, group[cols]))
+    taken = np.concatenate([*levels, np.arange(0)])
+    rest = np.setdiff1d(np.arange(size.size), taken)
+    place = np.argsort(np.concatenate([taken, rest]))  # of a group in the order
+    order = np.lexsort((np.arange(n), place[group]))
+    laid = _Layout(size[np.argsort(place)], *edges(*(place[part] for part in between)))
+    of_level, first = [], 0
+    for level in levels:
+        of_level.append(laid.level(first, first + level.size))
+        first += level.size
+    gram = _gram(laid, rows, place[group[cols]], np.argsort(order)[cols])
+    return Elimination(order, laid.blocks, gram, of_level, m)
+
+
+def _levels(
+    size: np.ndarray, a: np.ndarray, b: np.ndarray
+) -> tuple[list[np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """The groups of every level, and all pairs of groups that are coupled before or after one."""
+    left, dense = np.ones(size.size, bool), int(size.sum())
+    levels, now, everything = [], (a, b), [(a, b)]
+    spent, best, kept = 0.0, dense**3 / 3, 0
+    while dense and spent < best and len(levels) <= kept + _PATIENCE:
+        taken, one, other = _next_level(size, left, *now)
+        try:
+            first, second = pairs(one)
+        except ManyPairsError:
+            break
+        s = size[taken[0]]
+        spent += _LEVEL + s**2 * float(size[other].sum())
+        spent += s * float(size[other[first]] @ size[other[second]])
+        left[taken] = False
+        dense -= int(size[taken].sum())
+        levels.append(taken)
+        keep = left[now[0]] & left[now[1]]
+        now = edges(np.r_[now[0][keep], other[first]], np.r_[now[1][keep], other[second]])
+        everything.append(now)
+        if spent + dense**3 / 3 < best:
+            best, kept = spent + dense**3 / 3, len(levels)
+    return levels[:kept], edges(*map(np.concatenate, zip(*everything[: kept + 1], strict=True)))
+
+
+def _next_level(
+    size: np.ndarray, left: np.ndarray, a: np.ndarray, b: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Groups to eliminate, and for all of their neighbours the group and the neighbour."""
+    one, other = np.r_[a, b], np.r_[b, a]
+    by_one = np.argsort(one, kind="stable")
+    one, other = one[by_one], other[by_one]
+    degree = np.bincount(one, size[other], size.size)
+    starts = np.searchsorted(one, np.arange(size.size + 1)).tolist()
+    near, blocked = other.tolist(), bytearray(size.size)
+    few = _FAR * np.mean(degree[left])
+    taken = []
+    for g in np.lexsort((degree, ~left))[: int(left.sum())].tolist():
+        if degree[g] > few:
+            break
+        if not blocked[g]:
+            taken.append(g)
+            for h in near[starts[g] : starts[g + 1]]:
+                blocked[h] = 1
+    found = np.sort(np.asarray(taken, np.int64))
+    found = found[size[found] == np.argmax(np.bincount(size[found], size[found]))]
+    mine = np.isin(one, found)
+    return found, one[mine], other[mine]
+
+
+class _Layout:
+    """The blocks of the factor, by shape; of square ones those on the diagonal come first.
+
+    Args:
+        size: The size of every group, in the order of elimination.
+        later, earlier: The pairs of different groups between which there is a block.
+    """
+
+    def __init__(self, size: np.ndarray, later: np.ndarray, earlier: np.ndarray) -> None:
+        self.size = size
+        self.start = np.r_[0, np.cumsum(size)]
+        self.rank = np.zeros_like(size)  # among the groups of its size
+        self.blocks: dict[Sizes, tuple[np.ndarray, np.ndarray]] = {}
+        self._keys: dict[Sizes, tuple[np.ndarray, int]] = {}
+        by_column = np.lexsort((later, earlier))
+        later, earlier = later[by_column], earlier[by_column]
+        self._of = later, earlier
+        sizes = np.unique(size).tolist()
+        for s in sizes:
+            same = np.flatnonzero(size == s)
+            self.rank[same] = np.arange(same.size)
+            for t in sizes:
+                here = (size[later] == t) & (size[earlier] == s)
+                row, col = later[here], earlier[here]
+                diagonal = same if s == t else same[:0]
+                if row.size + diagonal.size:
+                    self._keys[t, s] = col * size.size + row, diagonal.size
+                    row, col = np.r_[diagonal, row], np.r_[diagonal, col]
+                    starts = self.start[row].astype(np.int32), self.start[col].astype(np.int32)
+                    self.blocks[t, s] = starts
+
+    def find(self, later: np.ndarray, earlier: np.ndarray) -> np.ndarray:
+        """The numbers of blocks of one shape, among those of that shape."""
+        keys, diagonals = self._keys[int(self.size[later[0]]), int(self.size[earlier[0]])]
+        below = diagonals + np.searchsorted(keys, earlier * self.size.size + later)
+        return np.where(later == earlier, self.rank[later], below).astype(np.int32)
+
+    def products(
+        self, later: np.ndarray, earlier: np.ndarray, a: np.ndarray, b: np.ndarray
+    ) -> dict[Sizes, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """By shape: the factors `a` and `b` of products, and the blocks that they belong to."""
+        t, u = self.size[later], self.size[earlier]
+        found = {}
+        for i, j in np.unique(np.stack([t, u]), axis=1).T.tolist():
+            here = np.flatnonzero((t == i) & (u == j))
+            target = self.find(later[here], earlier[here])
+            here, target = here[np.argsort(target, kind="stable")], np.sort(target)
+            found[i, j] = a[here].astype(np.int32), b[here].astype(np.int32), target
+        return found
+
+    def level(self, first: int, stop: int) -> EliminationLevel:
+        """The level of the groups from one to another."""
+        later, earlier = self._of
+        lo, hi = np.searchsorted(earlier, [first, stop])
+        later, earlier = later[lo:hi], earlier[lo:hi]
+        s = int(self.size[first])
+        blocks, local = {}, np.zeros_like(later)
+        for t in np.unique(self.size[later]).tolist():
+            here = self.size[later] == t
+            at = self.find(later[here], earlier[here])
+            blocks[t] = slice(int(at[0]), int(at[-1]) + 1)
+            local[here] = np.arange(at.size)
+        a, b = pairs(earlier)
+        products = self.products(later[a], later[b], local[a], local[b])
+        return EliminationLevel(
+            s,
+            int(self.start[first]),
+            int(self.start[stop]),
+            int(self.rank[first]),
+            blocks,
+            products,
+        )
+
+
+def _gram(layout: _Layout, rows: np.ndarray, group: np.ndarray, position: np.ndarray) -> Gram:
+    """The sums, from the row, the group and the position in the order of every entry."""
+    groups = layout.size.size
+    keys, part = np.unique(rows.astype(np.int64) * groups + group, return_inverse=True)
+    row, of = np.divmod(keys, groups)  # a part is what a row has of a group
+    local, parts = np.zeros_like(of), {}
+    for s in np.unique(layout.size[of]).tolist():
+        here = layout.size[of] == s
+        local[here] = np.arange(int(here.sum()))
+        parts[s] = np.full((int(here.sum()), s), rows.size, np.int32)
+    for s, entries in parts.items():
+        here = np.flatnonzero(layout.size[group] == s)
+        at = local[part[here]], position[here] - layout.start[group[here]]
+        entries[at] = here
+    a, b = pairs(row)  # the groups of a row ascend, so that a is the later one
+    return Gram(parts, layout.products(of[a], of[b], local[a], local[b]))

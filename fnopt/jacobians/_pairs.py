@@ -1,0 +1,52 @@
+"""Pairs of what is in one row, by sorting."""
+
+from __future__ import annotations
+
+import numpy as np
+
+_MOST = 2**22  # their numbers take 0.1 GB, and a second to sort
+
+
+class ManyPairsError(Exception):
+    """The error for more pairs than there is memory for."""
+
+
+def coupled(rows: np.ndarray, cols: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The pairs of different columns that share a row, once, the larger first."""
+    keys = distinct(rows.astype(np.int64) * (cols.max(initial=0) + 1) + cols)
+    rows, cols = np.divmod(keys, cols.max(initial=0) + 1)
+    a, b = pairs(rows)
+    return edges(cols[a], cols[b])
+
+
+def pairs(owner: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """All pairs of positions of equal values of a sorted array, each once, with itself too.
+
+    Raises:
+        ManyPairsError: If there are too many.
+    """
+    starts = np.flatnonzero(np.r_[True, owner[1:] != owner[:-1]]) if owner.size else owner[:0]
+    counts = np.diff(np.r_[starts, owner.size])
+    if np.sum(counts * (counts + 1) // 2) > _MOST:
+        raise ManyPairsError
+    # Position p pairs with all from the start of its value to p.
+    before = np.arange(owner.size) - np.repeat(starts, counts)
+    a = np.repeat(np.arange(owner.size), before + 1)
+    ends = np.cumsum(before + 1)
+    b = np.arange(a.size) - np.repeat(ends - before - 1, before + 1)
+    return a, b + np.repeat(np.repeat(starts, counts), before + 1)
+
+
+def edges(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs of different numbers, once, the larger first."""
+    high, low = np.maximum(a, b), np.minimum(a, b)
+    bound = int(high.max(initial=0)) + 1
+    high, low = high[high != low].astype(np.int64), low[high != low]
+    high, low = np.divmod(distinct(high * bound + low), bound)
+    return high, low
+
+
+def distinct(keys: np.ndarray) -> np.ndarray:
+    """The sorted values of an array, each once: `np.unique` is slower by hashing."""
+    keys = np.sort(keys)
+    return keys[np.r_[True, keys[1:] != keys[:-1]]] if keys.size else keys

@@ -1,0 +1,82 @@
+"""Plans of elimination: their groups, their levels, and what they say."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fnopt
+from fnopt.jacobians import Sparsity, elimination
+from fnopt.jacobians import _pairs as pairing
+from fnopt.jacobians._unknown_groups import unknown_groups
+
+CAMERA, POINT = np.repeat(np.arange(20), 20), np.tile(np.arange(400), 1)
+
+
+def seen(p):
+    """Every camera sees some points; a camera has four params, in one leaf or in three."""
+    camera = p["camera"] if "camera" in p else jnp.c_[p["shift"], p["focal"], p["twist"]]
+    c, x = camera[CAMERA], p["point"][POINT]
+    again = camera[(CAMERA + 1) % 20]
+    return jnp.stack([jnp.sum(c, 1) * jnp.sum(x, 1), jnp.sum(again, 1) + jnp.sum(x**2, 1)])
+
+
+def params(one_leaf):
+    point = jnp.ones((400, 3))
+    if one_leaf:
+        return {"camera": jnp.ones((20, 4)), "point": point}
+    return {
+        "focal": jnp.ones(20),
+        "point": point,
+        "shift": jnp.ones((20, 2)),
+        "twist": jnp.ones(20),
+    }
+
+
+@pytest.mark.parametrize("one_leaf", [True, False])
+def test_points_are_eliminated_and_cameras_left_however_they_are_laid_out(one_leaf):
+    plan = fnopt.sparse_jacobian(seen).plan(params(one_leaf))
+    assert [(level.size, level.stop - level.start) for level in plan.levels] == [(3, 1200)]
+    assert plan.left == 80
+    assert str(plan).splitlines()[1:3] == [
+        "  level 1: 400 groups of 3",
+        "  left: 80 unknowns, dense Cholesky",
+    ]
+
+
+def test_groups_of_a_level_are_not_coupled_and_the_factor_has_all_entries(monkeypatch):
+    monkeypatch.setattr("fnopt.jacobians._elimination._LEVEL", 0)
+    i = np.arange(59)
+    extra = np.random.default_rng(1).integers(0, 60, (20, 2))
+    ends = np.r_[np.c_[i, i + 1], extra]
+    rows = np.repeat(np.arange(len(ends)), 2)
+    plan = elimination(Sparsity(rows, ends.ravel(), (len(ends), 60)))
+    position = plan.position[ends]
+    for level in plan.levels:
+        inside = (position >= level.start) & (position < level.stop)
+        assert not np.any(inside.all(1) & (position[:, 0] != position[:, 1]))
+    # The factor of the same order, by dense algebra.
+    A = np.zeros((len(ends), 60))
+    np.add.at(A, (rows, ends.ravel()), np.random.default_rng(2).normal(size=rows.size))
+    G = (A.T @ A + np.eye(60))[np.ix_(plan.order, plan.order)]
+    L = np.linalg.cholesky(G)
+    row, col = plan.blocks[1, 1]
+    L[row, col] = 0
+    assert np.all(L[:, : plan.eliminated] == 0)
+
+
+def test_a_full_row_has_no_plan(monkeypatch):
+    monkeypatch.setattr(pairing, "_MOST", 100)
+    full = Sparsity(np.zeros(50, int), np.arange(50), (50, 50))
+    plan = elimination(full)
+    assert not plan.is_affordable
+    assert "conjugate gradients" in str(plan)
+
+
+def test_groups_of_many_sizes_are_split():
+    # Six cliques of one to six unknowns.
+    group = np.repeat(np.arange(6), np.arange(1, 7))
+    row = np.repeat(np.arange(21), np.arange(1, 7)[group])
+    col = np.concatenate([np.flatnonzero(group == g) for g in group])
+    assert np.array_equal(unknown_groups(row, col, 21, ()), np.arange(21))
+    same = unknown_groups(row[group[col] > 2], col[group[col] > 2], 21, ())
+    assert np.unique(same[6:]).size == 3

@@ -208,7 +208,7 @@ def curve_fit(
     options = solver_options(scipy_options)
     verbose, callback = options.get("verbose", 0), options.get("callback")
     callback = print if verbose == 2 and callback is None else callback
-    radius = {"radius": options["radius"]} if "radius" in options else {}
+    radius: dict[str, Any] = {"radius": float(options["factor"])} if "factor" in options else {}
     check_finite = nan_policy is None if check_finite is None else check_finite
     x, y = checked_x(xdata, check_finite), checked_y(ydata, check_finite)
     x, y, sigma = without_nan(x, y, sigma, nan_policy)

@@ -32,19 +32,18 @@ ACCEPTED = (*_NEEDLESS, "factor", "verbose", "col_deriv", "callback")
 
 
 def solver_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Solver options from SciPy's keywords: `radius`, `callback` and `verbose`.
+    """Check SciPy's keywords.
 
     Args:
         options: Keywords and values.
 
     Returns:
-        Those that say something.
+        Those that mean something here: `verbose`, `callback` and `factor`.
 
     Raises:
         TypeError: If one isn't SciPy's.
-        ValueError: If it can't be had here, or isn't one of its values.
+        ValueError: If it isn't supported, or has a value that isn't expected.
     """
-    found: dict[str, Any] = {}
     for name, value in options.items():
         if name in _REFUSED:
             raise ValueError(f"curve_fit: {name} is not supported. {_REFUSED[name]}.")
@@ -52,38 +51,16 @@ def solver_options(options: dict[str, Any]) -> dict[str, Any]:
             known = f"Expected one documented, or SciPy's {', '.join(sorted(ACCEPTED))}"
             hint = _INSTEAD.get(name, known)
             raise TypeError(f"curve_fit: unexpected keyword {name!r}. {hint}.")
-        if name in _READ and value is not None:
-            found |= _READ[name](value)
-    return found
+        if name in _VALUES and value is not None:
+            is_expected, expected, error = _VALUES[name]
+            if not is_expected(value):
+                raise error(f"curve_fit: {name} = {value!r}, expected {expected}.")
+    return {name: options[name] for name in _VALUES if options.get(name) is not None}
 
 
-def _verbose(value: Any) -> dict[str, Any]:
-    if value not in (0, 1, 2):
-        raise ValueError(f"curve_fit: verbose = {value!r}, expected 0, 1 (a report) or 2 (steps).")
-    return {"verbose": int(value)}
-
-
-def _factor(value: Any) -> dict[str, Any]:
-    if not np.all(np.asarray(value) > 0):
-        raise ValueError(f"curve_fit: factor = {value!r}, expected a positive number.")
-    return {"radius": float(value)}
-
-
-def _col_deriv(value: Any) -> dict[str, Any]:
-    if value:
-        raise ValueError("curve_fit: col_deriv = True, expected jac to return shape [m, n].")
-    return {}
-
-
-def _callback(value: Any) -> dict[str, Any]:
-    if not callable(value):
-        raise TypeError(f"curve_fit: callback = {value!r}, expected a function of a StepInfo.")
-    return {"callback": value}
-
-
-_READ: dict[str, Callable[[Any], dict[str, Any]]] = {
-    "verbose": _verbose,
-    "factor": _factor,
-    "col_deriv": _col_deriv,
-    "callback": _callback,
+_VALUES: dict[str, tuple[Callable[[Any], Any], str, type[Exception]]] = {
+    "verbose": (lambda v: v in (0, 1, 2), "0, 1 (a report) or 2 (steps)", ValueError),
+    "factor": (lambda v: np.all(np.asarray(v) > 0), "a positive number", ValueError),
+    "col_deriv": (lambda v: not v, "jac to return shape [m, n]", ValueError),
+    "callback": (callable, "a function of a StepInfo", TypeError),
 }

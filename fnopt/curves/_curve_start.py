@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import default_float, is_inexact, takes
+from fnopt.core import default_float, is_inexact, matches, takes
 from fnopt.jacobians import ravel
 from fnopt.models import Model
 from fnopt.residuals import floating_start
@@ -35,7 +35,10 @@ def start_of(f: Any, p0: Any, bounds: Any, constraints: Any, x: Any, y: jax.Arra
     if isinstance(f, Model) and (p0 is None or isinstance(p0, dict)):
         p0 = _completed(f, {} if p0 is None else p0, x, y)
         if isinstance(bounds, dict) or not checked_bounds(bounds):
-            bounds = {**f.bounds, **(bounds if isinstance(bounds, dict) else {})}
+            bounds = {
+                **{name: pair for name, pair in f.bounds.items() if not _tied(name, constraints)},
+                **(bounds if isinstance(bounds, dict) else {}),
+            }
     elif p0 is None:
         names = argument_names(f, _count_parameters(f))
         p0 = _inside(checked_bounds(_in_a_row(bounds, names)), len(names))
@@ -58,6 +61,11 @@ def start_of(f: Any, p0: Any, bounds: Any, constraints: Any, x: Any, y: jax.Arra
         return Start(p0, "names", names, box)
     check_takes_tree(f, None, p0)
     return Start(p0, "tree", names, box)
+
+
+def _tied(name: str, constraints: Any) -> bool:
+    """Whether a param has a constraint, with which its model's own bounds don't go."""
+    return isinstance(constraints, dict) and any(matches(name, key) for key in constraints)
 
 
 def _completed(model: Model, p0: dict[str, Any], x: Any, y: jax.Array) -> dict[str, Any]:

@@ -99,25 +99,27 @@ def _doubt(
     solution: Solution, pcov: np.ndarray, names: tuple[str, ...], absolute_sigma: bool
 ) -> str:
     """What is wrong with a fit that converged; nothing for most."""
+    certificate = solution.certificate
+    if np.all(np.isfinite(pcov)) and np.all(np.diag(pcov) > 0):
+        certified = certificate is None or bool(certificate.certified)
+        return "" if certified or not bool(solution.converged) else solution.worded(names)
     errors = np.asarray(errors_of(solution, absolute_sigma))
     m, n, rank = np.size(solution.residuals), len(pcov), int(solution.rank)
     missing = "the covariance of the params could not be estimated: "
-    if np.any(np.isinf(errors)) and rank < n:
-        lost = listed([name for name, e in zip(names, errors, strict=True) if np.isinf(e)])
-        return f"{missing}the data don't determine {lost} (rank {rank} of {n}, {m} data)"
-    if np.any(np.isinf(errors)):
+    lost = [name for name, error in zip(names, errors, strict=True) if np.isinf(error)]
+    if lost and rank < n:
+        return f"{missing}the data don't determine {listed(lost)} (rank {rank} of {n}, {m} data)"
+    if lost:
         return (
             f"{missing}{m} data for {n} params leave none to estimate their scatter from (with "
             "sigma and absolute_sigma=True it is known)"
         )
-    if not np.all(np.isfinite(pcov)) or np.any((np.diag(pcov) == 0) & (errors > 0)):
+    usable = np.isfinite(np.diag(pcov)) & (np.diag(pcov) > 0)
+    if np.any((errors > 0) & ~usable) or np.any(np.isnan(pcov)):
         return (
             f"variances of params are out of the range of {pcov.dtype} in pcov. "
             "fit.standard_errors has their roots, which are right"
         )
-    certificate = solution.certificate
-    if bool(solution.converged) and certificate is not None and not bool(certificate.certified):
-        return f"{solution.worded(names)}. Try another p0"
     return ""
 
 

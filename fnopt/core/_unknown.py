@@ -37,6 +37,9 @@ _ELSEWHERE = {
         "fnopt.accumulate",
     ),
     "freeze_params": "fnopt.freeze",
+    "scale_by_muon": "fnopt.chain(fnopt.ema(0.95, nesterov=True), fnopt.orthogonalize())",
+    **dict.fromkeys(("dion", "Dion"), "fnopt.scale_by_dion in fnopt.partition_matrices"),
+    **dict.fromkeys(("muonh", "adamh", "MuonH", "AdamH"), "fnopt.hyperball as the learning rate"),
     **dict.fromkeys(("no_grad", "stop_gradient"), "jax.lax.stop_gradient"),
     **dict.fromkeys(
         ("dpsgd", "DPSGD", "DPOptimizer", "PrivacyEngine", "make_private"),

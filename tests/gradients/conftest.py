@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +12,13 @@ import numpy as np
 import pytest
 
 SIZE = 7  # a prime: every chunk size between 1 and 7 leaves a remainder
+
+
+@pytest.fixture(autouse=True)
+def full_precision() -> Iterator[None]:
+    """Models compute with all digits on accelerators, too, whose default rounds the factors."""
+    with jax.default_matmul_precision("highest" if jax.default_backend() != "cpu" else None):
+        yield
 
 
 class Problem(NamedTuple):

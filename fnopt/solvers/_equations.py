@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
@@ -25,7 +26,7 @@ from fnopt.core import (
     typed_start,
     written_for_jax,
 )
-from fnopt.jacobians import forward_from_reverse, real_vector
+from fnopt.jacobians import SparseJacobian, forward_from_reverse, real_vector
 from fnopt.programs import (
     alike_together,
     call_compiled,
@@ -37,6 +38,7 @@ from fnopt.programs import (
     uncached,
 )
 from fnopt.residuals import (
+    Parametrisation,
     after_newton,
     floating_start,
     off_flat_places,
@@ -133,6 +135,7 @@ def solved(
     solver: LeastSquaresMethod | None,
     tol: Any,
     max_steps: int,
+    jac: Any = None,
 ) -> Root:
     """The root of a user's function; everything that is known by now is checked."""
     if not callable(fun):
@@ -150,12 +153,12 @@ def solved(
             return call_recorded(_found, function, params, args, solver, tol, **static)
 
         def compiled(params: Any, args: Any, tol: Any) -> Root:
-            return _found(fun, params, args, solver, tol, **static)
+            return _found(fun, params, args, solver, tol, jac=jac, **static)
 
         return call_compiled(compiled, params, args, tol)
 
     with first_call_hints(params, "fun"), written_for_jax(caller, "fun"):
-        known_now = is_data((solver, tol)) and runs_now((params, args, tol))
+        known_now = jac is None and is_data((solver, tol)) and runs_now((params, args, tol))
         function = recorded(fun, _widened(params), *args) if known_now else None
         return with_a_derivative_that_is_there(run, solver, caller, "fun")
 
@@ -175,6 +178,7 @@ def _found(
     caller: str,
     has_aux: bool,
     max_steps: int,
+    jac: Any = None,
 ) -> Root:
     wide = typed_start(fun, _widened(params), *args)
     dtype = real_dtype(compute_dtype(*(p.dtype for p in jax.tree.leaves(wide))))
@@ -195,39 +199,89 @@ def _found(
         )
     start = laid.flatten(made.free)
     together = alike_together(lambda x: out.flatten(equations(x)), start)
-    x, left, kept = _implicitly(together, start, solver, tol, max_steps)
+    if jac is None:
+        x, left, kept = _implicitly(together, start, solver, tol, max_steps)
+    else:
+        J = _sparse_jacobian_at(jac, made, laid, args, caller)
+        x, left, kept = _implicitly(together, start, solver, tol, max_steps, J)
     found = made.assemble(laid.unflatten(x))
     aux = pair_of(fun(found, *args), caller)[1] if has_aux else None
     found = jax.tree.map(lambda new, old: new.astype(jnp.result_type(old)), found, params)
     return Root(found, out.unflatten(left), *kept, aux=aux)
 
 
+def _sparse_jacobian_at(
+    jac: Any, made: Parametrisation, laid: Any, args: tuple[Any, ...], caller: str
+) -> Callable[[jax.Array], SparseJacobian]:
+    """The user's sparse Jacobian as a function of the vector of params."""
+    if made.kinds:
+        raise ValueError(f"{caller}: jac and params on manifolds are given, expected one of them.")
+
+    def at(x: jax.Array) -> SparseJacobian:
+        J = jac(laid.unflatten(x), *args)
+        if J.shape != (x.size, x.size):
+            raise ValueError(
+                f"{caller}: jac has shape {J.shape}, expected {(x.size, x.size)}: "
+                "fnopt.sparse_jacobian(fun) of the equations alone."
+            )
+        return J
+
+    return at
+
+
 def _implicitly(
-    fn: Callable[[jax.Array], jax.Array], x: jax.Array, solver: Any, tol: Any, max_steps: int
+    fn: Callable[[jax.Array], jax.Array],
+    x: jax.Array,
+    solver: Any,
+    tol: Any,
+    max_steps: int,
+    jac: Callable[[jax.Array], SparseJacobian] | None = None,
 ) -> tuple[jax.Array, jax.Array, tuple[Any, ...]]:
     """The root of a function of a vector, whose derivative is that of a root."""
     f, consts = opened(fn, x)
+    J, of_jac = (None, []) if jac is None else opened(jac, x)
     if solver.jacobian == "reverse" and not getattr(solver, "geodesic", False):
         f = forward_from_reverse(f)
 
     @jax.custom_jvp
-    def run(x: jax.Array, consts: list[Any]) -> tuple[jax.Array, Any]:
+    def run(x: jax.Array, consts: list[Any], of_jac: list[Any]) -> tuple[jax.Array, Any]:
         def r(v: jax.Array) -> jax.Array:
             return f(v, *consts)
 
+        if J is not None:
+            at = functools.partial(_with_consts, J, of_jac)
+            end = least_squares(r, x, jac=at, solver=solver, max_steps=max_steps)
+            status = _judged_by_entries(at(end.params), x, end, tol)
+            return end.params, (end.residuals, end.steps, end.nfev, status)
         end = least_squares(r, off_flat_places(r, x), solver=solver, max_steps=max_steps)
         found, left, status = _judged(r, end, tol)
         return found, (left, end.steps, end.nfev, status)
 
     @run.defjvp
     def rule(primals: Any, tangents: Any) -> Any:
-        (x, consts), (_, change) = primals, tangents
-        end, kept = run(x, consts)
+        (x, consts, of_jac), (_, change, _) = primals, tangents
+        end, kept = run(x, consts, of_jac)
         moved = root_tangent(lambda v, consts: f(v, *consts), end, consts, change)
         return (end, kept), (moved, jax.custom_derivatives.zero_from_primal(kept))
 
-    end, (left, *kept) = run(x, consts)
+    end, (left, *kept) = run(x, consts, of_jac)
     return end, left, tuple(kept)
+
+
+def _with_consts(fn: Callable[..., Any], consts: list[Any], x: jax.Array) -> Any:
+    return fn(x, *consts)
+
+
+def _judged_by_entries(J: SparseJacobian, start: jax.Array, end: Any, tol: Any) -> jax.Array:
+    """The status, from what is left beside the larger params of the start and the end."""
+    rows, cols, values = J.entries
+    tol = jnp.asarray(jnp.finfo(values.dtype).eps ** (2 / 3) if tol is None else tol, values.dtype)
+    x = jnp.maximum(jnp.abs(start), jnp.abs(end.params))
+    size = jax.ops.segment_sum(jnp.abs(values) * x[cols], rows, x.size)
+    hold = jnp.all((jnp.abs(end.residuals) <= tol * size) & jnp.isfinite(size))
+    settled = is_converged(end.status) | (end.status == Status.STALLED.value)
+    status = jnp.where(settled, Status.STALLED.array, end.status)
+    return jnp.where(hold, Status.CONVERGED_COST.array, status)
 
 
 def _judged(

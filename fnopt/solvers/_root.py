@@ -21,6 +21,7 @@ def root(
     params: Params | None = None,
     args: tuple[Any, ...] = (),
     *,
+    jac: Any = None,
     has_aux: bool = False,
     solver: LeastSquaresMethod | None = None,
     tol: float | jax.Array | None = None,
@@ -44,6 +45,10 @@ def root(
         params: Where to start: a pytree of floating or complex arrays, or of whole numbers, which
             are taken as floats. A list or tuple of numbers is one vector, as in SciPy.
         args: Further arguments of `fun`: pytrees of arrays.
+        jac: `fnopt.sparse_jacobian(fun)`, for many equations of which each has few params: steps
+            then come from a sparse factorisation, as in :func:`fnopt.least_squares`. What is left
+            of an equation is compared with the larger of :math:`|\theta_j|` at the start and at
+            the end, and Newton's steps aren't made. With `has_aux` it is that of the equations.
         has_aux: Whether `fun` returns a pair; what is besides the equations at the root comes back
             as `aux`.
         solver: The method; by default `fnopt.levenberg_marquardt()`.
@@ -74,8 +79,9 @@ def root(
         :class:`fnopt.levenberg_marquardt`.
     """
     params = started_from("root", params, scipy_options)
-    tol, max_steps = as_asked("root", scipy_options, tol, max_steps)
-    return solved("root", fun, params, args, has_aux, solver, tol, max_steps)
+    tol, max_steps = as_asked("root", {**scipy_options, "jac": jac}, tol, max_steps)
+    jac = jac if callable(jac) else None
+    return solved("root", fun, params, args, has_aux, solver, tol, max_steps, jac)
 
 
 def fixed_point(

@@ -72,8 +72,13 @@ def _check_jac(caller: str, jac: Any) -> None:
         raise TypeError(
             f"{caller}: jac = True, expected a function that returns the equations alone: {_EXACT}."
         )
+    if caller == "root" and hasattr(jac, "plan"):
+        return
     if jac is not False and jac not in (None, *SCHEMES):
-        raise TypeError(f"{caller}: jac = {jac!r}, expected none: {_EXACT}.")
+        raise TypeError(
+            f"{caller}: jac = {jac!r}, expected none, or for many equations in few params each "
+            f"fnopt.sparse_jacobian(fun): {_EXACT}."
+        )
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -118,3 +118,24 @@ def test_elimination_ends_where_the_conditions_of_a_minimum_hold(case, x64, monk
         assert np.all(np.abs(g)[~held] <= 1e-6 * np.max(np.abs(steep[name])))
         assert np.all((g * x)[held] < 0)  # out of the box the cost falls
         assert np.sum(held) > 3 or name == "camera" or case == "robust"
+
+
+def test_many_equations_by_their_sparse_jacobian(x64):
+    # Bratu's equation -u'' = exp(u) / 2 with u(0) = u(1) = 0, whose solution has a closed form.
+    n = 999
+    h = 1 / (n + 1)
+
+    def bratu(u, rate):
+        padded = jnp.pad(u, 1)
+        return padded[2:] - 2 * u + padded[:-2] + rate * h**2 * jnp.exp(u)
+
+    jac = fnopt.sparse_jacobian(bratu)
+    end = fnopt.root(bratu, jnp.zeros(n), (0.5,), jac=jac)
+    assert bool(end.converged)
+    # theta = sqrt(2 rate) cosh(theta / 4)
+    theta = float(fnopt.root(lambda t: t - jnp.cosh(t / 4), 1.0).params)
+    t = np.arange(1, n + 1) * h
+    exact = -2 * np.log(np.cosh((t - 0.5) * theta / 2) / np.cosh(theta / 4))
+    np.testing.assert_allclose(end.params, exact, atol=1e-6)  # of the discretisation
+    without = fnopt.root(lambda u, rate: bratu(u, rate) + 1, jnp.zeros(n), (0.5,), jac=jac)
+    assert not bool(without.converged)

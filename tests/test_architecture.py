@@ -21,8 +21,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 # core < programs < taps, gradients, jacobians, costs; gradients, jacobians < curvature;
 # core < schedules < transforms < manifolds < residuals;
 # gradients, curvature, transforms < optimizers;
-# jacobians < linear < residuals < solvers < curves; curvature < residuals; optimizers < solvers;
-# models < curves.
+# jacobians < linear < residuals < solvers < curves; curvature < residuals; optimizers < solvers.
 LAYERS = {
     "core": set(),
     "programs": {"core"},
@@ -42,7 +41,7 @@ LAYERS = {
         *("schedules", "transforms", "optimizers"),
     },
     "models": {"core"},
-    "curves": {"core", "programs", "jacobians", "linear", "models", "residuals", "solvers"},
+    "curves": {"core", "programs", "jacobians", "linear", "residuals", "solvers"},
     "losses": {"core", "projections"},
     "tree": {"core"},
     "projections": {"core"},

@@ -14,7 +14,6 @@ from jax.core import Tracer
 
 from fnopt.core import default_float, is_inexact, matches, takes
 from fnopt.jacobians import ravel
-from fnopt.models import Model
 from fnopt.residuals import floating_start
 from fnopt.solvers import named_entries
 
@@ -32,7 +31,7 @@ class Start(NamedTuple):
 
 def start_of(f: Any, p0: Any, bounds: Any, constraints: Any, x: Any, y: jax.Array) -> Start:
     """The start of a fit, with its bounds as a pair of trees."""
-    if isinstance(f, Model) and (p0 is None or isinstance(p0, dict)):
+    if _is_model(f) and (p0 is None or isinstance(p0, dict)):
         p0 = _completed(f, {} if p0 is None else p0, x, y)
         if isinstance(bounds, dict) or not checked_bounds(bounds):
             bounds = {
@@ -57,10 +56,15 @@ def start_of(f: Any, p0: Any, bounds: Any, constraints: Any, x: Any, y: jax.Arra
         ravel(p0, "p0")  # refuses what isn't a tree of floating arrays
     box, names = checked_bounds(_by_name(bounds, p0)), tuple(named_entries(p0))
     is_named = isinstance(p0, dict) and set(p0) == set(argument_names(f, len(p0)))
-    if is_named and (isinstance(f, Model) or len(p0) > 1):  # f(x, p) may take a tree {"p": ...}
+    if is_named and (_is_model(f) or len(p0) > 1):  # f(x, p) may take a tree {"p": ...}
         return Start(p0, "names", names, box)
     check_takes_tree(f, None, p0)
     return Start(p0, "tree", names, box)
+
+
+def _is_model(f: Any) -> bool:
+    """Whether a function has named params and a guess, as those of `fnopt.models` do."""
+    return all(hasattr(f, name) for name in ("names", "bounds", "guess"))
 
 
 def _tied(name: str, constraints: Any) -> bool:
@@ -68,7 +72,7 @@ def _tied(name: str, constraints: Any) -> bool:
     return isinstance(constraints, dict) and any(matches(name, key) for key in constraints)
 
 
-def _completed(model: Model, p0: dict[str, Any], x: Any, y: jax.Array) -> dict[str, Any]:
+def _completed(model: Any, p0: dict[str, Any], x: Any, y: jax.Array) -> dict[str, Any]:
     """The start of a model: `p0`, and its guess of the other params."""
     unknown = sorted(set(p0) - set(model.names))
     if unknown:

@@ -81,8 +81,8 @@ class Probabilities(Manifold):
     Example:
         >>> import jax.numpy as jnp
         >>> from fnopt.manifolds import Simplex
-        >>> Simplex.retract(jnp.full(2, 0.5), jnp.log(jnp.asarray([3.0, 1.0])))
-        Array([0.75, 0.25], dtype=float32)
+        >>> print(Simplex.retract(jnp.full(2, 0.5), jnp.log(jnp.asarray([3.0, 1.0]))).round(4))
+        [0.75 0.25]
 
     Reference:
         Egozcue, Pawlowsky-Glahn, Mateu-Figueras and Barceló-Vidal (2003), Isometric logratio

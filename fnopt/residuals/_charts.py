@@ -28,9 +28,10 @@ def charted(params: Any, constraints: Any = None) -> Parametrisation:
         >>> from fnopt.manifolds import SO2, on
         >>> from fnopt.residuals import charted
         >>> made = charted(on(SO2, jnp.eye(2)))
-        >>> print(made.free[0], made.assemble((1 + jnp.pi / 2 * jnp.ones(1), made.free[1])).value)
-        [1.] [[-0. -1.]
-         [ 1. -0.]]
+        >>> coordinates, base = made.free
+        >>> turned = made.assemble((coordinates + jnp.pi / 6, base))
+        >>> print(coordinates, turned.value[1, 0].round(4))
+        [1.] 0.5
     """
     made = parametrised(params, constraints)
     moving = [isinstance(kind, curved) for kind in made.kinds]

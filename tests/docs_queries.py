@@ -42,6 +42,8 @@ QUERIES = {
     "hyperparameter sweep": ["guides/sweeps"],
     "which optimizer": ["choose"],
     "scipy": ["coming_from/scipy_lmfit_jaxopt"],
+    "gtsam": ["coming_from/gtsam_ceres"],
+    "factor graph": ["coming_from/gtsam_ceres"],
     "mixed precision": ["guides/precision"],
     "bfloat16": ["guides/precision"],
     "embeddings": ["guides/precision"],

@@ -61,6 +61,7 @@ FORMULAS = {
     # A vector has no matrix method: these step it by Adam, with Nesterov's look-ahead or without.
     **dict.fromkeys(["muon", "normuon"], "mu: mu g, nu: nu g, p: p g mu' nu'"),
     **dict.fromkeys(["galore", "kl_shampoo", "matrix_parts", "psgd_kron", "shampoo", "soap"], ADAM),
+    "riemannian": ADAM,  # where no param lives on a manifold
 }
 
 

@@ -69,6 +69,10 @@ class Sphere(Manifold):
         x, square = self._normalized(x)
         return complement((x / jnp.sqrt(square))[..., None], c[..., None])[..., 0]
 
+    def gradient(self, x: jax.Array, g: jax.Array) -> jax.Array:
+        """The projection on the tangent space."""
+        return self.transport(x, g)
+
     def transport(self, x: jax.Array, v: jax.Array) -> jax.Array:
         """The projection on the tangent space."""
         x, square = self._normalized(x)
@@ -159,6 +163,10 @@ class OrthonormalFrames(Manifold):
         A = jnp.zeros((*c.shape[:-1], p, p), c.dtype).at[..., rows, columns].set(inside)
         A = (A - _turned(A)) * jnp.asarray(0.5**0.5, c.dtype)
         return matmul(x, A) + complement(x, outside.reshape(*c.shape[:-1], n - p, p))
+
+    def gradient(self, x: jax.Array, g: jax.Array) -> jax.Array:
+        """The projection on the tangent space."""
+        return self.transport(x, g)
 
     def transport(self, x: jax.Array, v: jax.Array) -> jax.Array:
         """The projection on the tangent space."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -97,11 +98,16 @@ def _origin(params: Any) -> Any:
     return map_points(zero, params)
 
 
+# Leaves that are alike share a trace.
+_once = functools.partial(jax.jit, static_argnums=0)
+
+
 def _wide(*arrays: Any) -> list[jax.Array]:
     dtype = compute_dtype(*(a.dtype for a in arrays))
     return [jnp.asarray(a, dtype) for a in arrays]
 
 
+@_once
 def _gradient(manifold: Manifold, x: Any, g: Any) -> jax.Array:
     return manifold.gradient(*_wide(x, g)).astype(g.dtype)
 
@@ -110,11 +116,13 @@ def _retracted(manifold: Manifold, x: Any, v: Any) -> jax.Array:
     return manifold.retract(*_wide(x, v)).astype(x.dtype)
 
 
+@_once
 def _difference(manifold: Manifold, x: Any, v: Any) -> jax.Array:
     x, v = _wide(x, v)
     return manifold.retract(x, v) - x
 
 
+@_once
 def _transport(manifold: Manifold, x: Any, v: Any) -> jax.Array:
     return manifold.transport(*_wide(x, v)).astype(v.dtype)
 

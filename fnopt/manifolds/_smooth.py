@@ -7,13 +7,14 @@ import math
 import jax
 import jax.numpy as jnp
 
-# Of the Taylor series in t <= 1: 1 / (2 * 10)! is below the rounding unit of float64.
-_TERMS = 10
+# Of the Taylor series in t <= 1: the next one, 1 / (2 * 6)! or 1 / (2 * 10)!, is below the rounding
+# unit of float32, or of float64.
+_TERMS, _TERMS_64 = 6, 10
 
 
 def _series(t: jax.Array, first: int) -> jax.Array:
     total = jnp.zeros_like(t)
-    for k in reversed(range(_TERMS)):
+    for k in reversed(range(_TERMS_64 if t.dtype.itemsize == 8 else _TERMS)):
         total = total * t + jnp.asarray((-1) ** k / math.factorial(2 * k + first), t.dtype)
     return total
 

@@ -90,7 +90,8 @@ def least_squares(
             functions.
         params: Where to start: a pytree of real floating arrays. A list or tuple of numbers is one
             vector, as in SciPy, unless there are constraints; whole numbers count as floats,
-            unless they are `fixed`.
+            unless they are `fixed`. A leaf made by :func:`fnopt.manifolds.on` stays on its
+            manifold; Jacobian and covariance are by the coordinates of its tangent space.
         jac: `jac(params, *args)` returns the Jacobian, if you have it cheaper than by
             differentiation: what `jax.jacfwd(residual_fn)` would return, a tree like the
             residuals whose leaves are trees like the params, of arrays of shape

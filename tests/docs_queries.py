@@ -30,6 +30,8 @@ QUERIES = {
     "jacobian": ["guides/jacobians"],
     "levenberg-marquardt": ["guides/lm_training"],
     "curve_fit": ["start/first_fit"],
+    "initial guess": ["guides/fit_a_curve"],
+    "profile likelihood": ["guides/fit_a_curve"],
     "outliers": ["guides/robust_fits"],
     "l-bfgs": ["guides/minimize"],
     "differential privacy": ["guides/private_training"],

@@ -18,6 +18,7 @@ from fnopt.curves._uncertainty import (
     correlation,
     predict_band,
     reduced_chi_square,
+    solution_of,
     standard_errors,
 )
 from fnopt.residuals import whitened
@@ -105,6 +106,7 @@ class Fit(tuple[Params, jax.Array]):
 
     def evaluate(self, params: Any, x: Any) -> jax.Array:
         """The model at `x` with other params, given as `params` is."""
+        solution_of(self, "predict")
         if self.passing == "numbers":
             params = [params[name] for name in self.names]
         return call_model(self.model.opened(), self.passing, params, x)
@@ -139,8 +141,8 @@ class Fit(tuple[Params, jax.Array]):
 
     @property
     def chi_square(self) -> jax.Array:
-        r"""The sum of squares of the residuals over `sigma`, :math:`\chi^2`."""
-        leaves = jax.tree.leaves(self.solution.residuals)
+        r"""The sum of squares of the residuals over `sigma`; of counts the deviance."""
+        leaves = jax.tree.leaves(solution_of(self, "chi_square").residuals)
         return sum(
             (jnp.sum(jnp.square(jnp.abs(r))) for r in leaves), jnp.zeros((), self.pcov.dtype)
         )
@@ -177,7 +179,7 @@ class Fit(tuple[Params, jax.Array]):
         r"""The share of the variance that the model explains, :math:`R^2`, weighted by `sigma`."""
         whiten = whitened(self.y, self.sigma)
         one, y = jnp.ravel(whiten(jnp.ones_like(self.y))), jnp.ravel(whiten(self.y))
-        mean = jnp.vdot(one, y) / jnp.vdot(one, one)
+        mean = jnp.sum(one * y) / jnp.sum(jnp.square(one))
         total = jnp.sum(jnp.square(jnp.abs(y - mean * one)))
         return 1 - jnp.sum(jnp.square(jnp.abs(whiten(self.residuals)))) / total
 
@@ -193,8 +195,9 @@ class Fit(tuple[Params, jax.Array]):
 
     def report(self) -> str:
         """The params with their errors, how good the fit is, and what is wrong with it."""
+        name = "deviance" if self.likelihood else "chi-square"
         lines = [
-            f"  chi-square {float(self.chi_square):.6g}, R² {float(self.r_squared):.6g}, "
+            f"  {name} {float(self.chi_square):.6g}, R² {float(self.r_squared):.6g}, "
             f"AIC {float(self.aic):.6g}, BIC {float(self.bic):.6g} of {int(self.size)} data"
         ]
         return report(

@@ -90,6 +90,11 @@ def solution_of(fit: Any, name: str) -> Solution:
             f"{name}: the fit is a {kind}, expected what curve_fit or least_squares returns. Keep "
             "it whole: fit = curve_fit(...); popt and pcov alone lack the Jacobian."
         )
+    if getattr(solution.status, "ndim", 0):
+        raise ValueError(
+            f"{name}: the fit is a batch of shape {solution.status.shape}, expected one fit. Write "
+            "jax.vmap(lambda fit: ...)(fit)."
+        )
     return solution
 
 

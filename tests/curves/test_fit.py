@@ -90,6 +90,9 @@ def test_a_fit_passes_jit_vmap_and_pickle():
     np.testing.assert_allclose(many.params["c"], float(fit.params["c"]) + np.arange(2), rtol=1e-3)
     assert bool(many.converged.all())
     assert str(many).startswith("Fit(popt=")
+    with pytest.raises(ValueError, match=r"chi_square: the fit is a batch of shape \(2,\)"):
+        _ = many.aic
+    np.testing.assert_allclose(jax.vmap(lambda fit: fit.aic)(many), [fit.aic] * 2, rtol=1e-3)
     again = jax.tree.map(lambda leaf: leaf[0], many)
     np.testing.assert_allclose(again.aic, fit.aic, rtol=1e-3)
     np.testing.assert_allclose(jax.jit(lambda fit: fit.predict(X))(fit), fit.predict(X), rtol=1e-5)

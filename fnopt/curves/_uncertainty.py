@@ -19,7 +19,7 @@ from fnopt.jacobians import (
     value_and_jacobian,
 )
 from fnopt.programs import uncached
-from fnopt.residuals import in_tangents
+from fnopt.residuals import along_tangents, in_tangents
 from fnopt.solvers import Solution, correlation_of, covariance_of, errors_of, knowledge_of, scatter
 
 AnyFit = Any  # a Solution, or a Fit, whose file imports this one
@@ -253,7 +253,7 @@ def confidence_intervals(
 
     Returns:
         The lower and the upper ends, two trees like the params; infinite for those that the data
-        don't determine.
+        don't determine. Those of a parameter on a manifold are tangent coordinates around 0.
 
     Raises:
         ValueError: If `level` is no fraction.
@@ -268,7 +268,7 @@ def confidence_intervals(
     """
     solution = solution_of(fit, "confidence_intervals")
     known = knows_sigma(fit, absolute_sigma)
-    x, unravel = ravel_with_held(solution.params)
+    x, unravel = ravel_with_held(in_tangents(solution.params))
     half_width = _quantile(solution, level, known) * errors_of(solution, known)
     lower, upper = (as_params(fit, unravel(end)) for end in (x - half_width, x + half_width))
     return lower, upper
@@ -326,11 +326,12 @@ def predict_band(
         )
     solution = solution_of(fit, "predict_band")
     known = knows_sigma(fit, absolute_sigma)
-    x, unravel = ravel_with_held(solution.params)
+    x, tangents = ravel_with_held(in_tangents(solution.params))
     shape = jax.eval_shape(uncached(predict), as_params(fit, solution.params))
 
     def flat(x: jax.Array) -> jax.Array:
-        return reshaped(jnp.asarray(predict(as_params(fit, unravel(x)))), -1).astype(x.dtype)
+        params = along_tangents(solution.params, tangents(x))
+        return reshaped(jnp.asarray(predict(as_params(fit, params))), -1).astype(x.dtype)
 
     try:
         value, J = value_and_jacobian(flat, x, shape.size)

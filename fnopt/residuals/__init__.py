@@ -6,6 +6,7 @@ from fnopt.residuals._bounds import Box as Box
 from fnopt.residuals._bounds import box_of as box_of
 from fnopt.residuals._charts import charted as charted
 from fnopt.residuals._curved import Parametrisation as Parametrisation
+from fnopt.residuals._curved import along_tangents as along_tangents
 from fnopt.residuals._curved import curved as curved
 from fnopt.residuals._curved import in_tangents as in_tangents
 from fnopt.residuals._derivative import Derivative as Derivative

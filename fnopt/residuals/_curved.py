@@ -61,6 +61,16 @@ def in_tangents(params: Any) -> Any:
     return map_points(zeros, params)
 
 
+def along_tangents(params: Any, tangents: Any) -> Any:
+    """The params, moved along tangent coordinates where these stand in place of points."""
+
+    def moved(manifold: Manifold, x: Any, c: Any) -> jax.Array:
+        x = jnp.asarray(x)
+        return curved(manifold).point(x, c.astype(x.dtype) + 1)
+
+    return map_points(moved, params, tangents)
+
+
 def manifolds_of(params: Any) -> list[Manifold | None]:
     """The manifold of every leaf; None for leaves that are on none."""
     return [

@@ -74,6 +74,11 @@ def test_covariance_is_that_of_the_tangent():
     s2 = np.sum((a @ R.T - b) ** 2) / (120 - 3)
     np.testing.assert_allclose(C, s2 * np.linalg.inv(information), rtol=1e-7)
     assert fnopt.standard_errors(solution)["R"].value.shape == (3,)
+    band = fnopt.predict_band(lambda p: p["R"].value @ a[0], solution)
+    J = -R @ np.cross(np.eye(3), -a[0])  # rows of -hat(a) are e_i x (-a)
+    np.testing.assert_allclose(band.error, np.sqrt(np.diag(J @ C @ J.T)), rtol=1e-6)
+    lower, upper = fnopt.confidence_intervals(solution)
+    np.testing.assert_allclose(lower["R"].value, -upper["R"].value)
     assert "R/tangent[2]  0.0000 ± 0.001" in str(solution)
     assert "don't determine s" in str(solution)
 

@@ -33,7 +33,7 @@ from fnopt.solvers.result._report import listed as listed
 from fnopt.solvers.result._report import named_entries as named_entries
 from fnopt.solvers.result._report import report as report
 from fnopt.solvers.result._solution import Solution, StepHistory, StepInfo
-from fnopt.solvers.smooth import (
+from fnopt.solvers.minimize import (
     MinimizeMethod,
     Minimum,
     bfgs,

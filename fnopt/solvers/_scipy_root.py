@@ -1,24 +1,19 @@
-"""Keywords of SciPy's `root`, `fsolve` and `fixed_point`, in our terms."""
+"""Keywords of SciPy's `root`, `fsolve` and `fixed_point`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from fnopt.core import check_count
-from fnopt.solvers.problem._call import SCHEMES
+from fnopt.solvers.problem._scipy import EXACT, Table, check_jac, first
 
 _METHODS = {"root": (None, "hybr", "lm"), "fixed_point": (None, "del2", "iteration")}
-_TOLERANCES = ("xtol", "ftol")
 _STEPS = ("maxfev", "maxiter")
-# Derivatives are exact, and the method doesn't depend on the units of the params.
-_NEEDLESS = ("eps", "epsfcn", "factor", "diag", "band", "col_deriv", "gtol")
-_OPTIONS = (*_TOLERANCES, *_STEPS, *_NEEDLESS)
-_ACCEPTED = ("method", "jac", "options", *_OPTIONS)
-_EXACT = "derivatives are exact here. If yours are cheaper, give fun a jax.custom_jvp"
+# The last ones have no meaning here: the method doesn't depend on the units of the params.
+_OPTIONS = ("xtol", "ftol", *_STEPS, *("eps", "epsfcn", "factor", "diag", "band", "col_deriv"))
 _INSTEAD = {
     "func": "Call it fun, or give it first",
     "x0": "Call it params, or give it second",
-    "fprime": f"Leave it out: {_EXACT}",
+    "fprime": f"Leave it out: {EXACT}",
     "full_output": "Leave it out: a Root has all of it",
     "callback": "Write fnopt.least_squares(fun, params, callback=...)",
 }
@@ -40,46 +35,18 @@ def as_asked(caller: str, keywords: dict[str, Any], tol: Any, max_steps: int) ->
         TypeError: For a keyword that neither knows, or that is called otherwise here.
         ValueError: For a method that isn't here.
     """
-    given = dict(keywords.get("options") or {})
-    for name in given:
-        if name not in _OPTIONS:
-            raise TypeError(f"{caller}: unexpected option {name!r}, expected {_listed(_OPTIONS)}.")
-    for name in keywords:
-        if name not in _ACCEPTED:
-            hint = _INSTEAD.get(name, f"Expected one documented, or SciPy's {_listed(_ACCEPTED)}")
-            raise TypeError(f"{caller}: unexpected keyword {name!r}. {hint}.")
-    _check_method(caller, keywords.get("method"))
-    _check_jac(caller, keywords.get("jac"))
-    given |= keywords
-    if tol is None:
-        tol = next((given[name] for name in _TOLERANCES if given.get(name) is not None), None)
-    limits = [check_count(given[name], name, caller) for name in _STEPS if given.get(name)]
-    return tol, min([max_steps, *limits])
-
-
-def _check_method(caller: str, method: Any) -> None:
-    known = _METHODS[caller]
-    if method not in known:
+    options = (*_OPTIONS, "gtol")
+    table = Table(caller, ("method", "jac", "options", *options), options, _STEPS, _INSTEAD)
+    read, known = table.read(keywords), _METHODS[caller]
+    if read.get("method") not in known:
         raise ValueError(
-            f"{caller}: method = {method!r}, expected one of {known}, which all mean Newton's "
-            "steps with the exact Jacobian here. For more params than a matrix can have, "
+            f"{caller}: method = {read['method']!r}, expected one of {known}, which all mean "
+            "Newton's steps with the exact Jacobian here. For more params than a matrix can have, "
             "scipy.optimize itself is the tool."
         )
-
-
-def _check_jac(caller: str, jac: Any) -> None:
-    if jac is True:
-        raise TypeError(
-            f"{caller}: jac = True, expected a function that returns the equations alone: {_EXACT}."
-        )
-    if caller == "root" and hasattr(jac, "plan"):
-        return
-    if jac is not False and jac not in (None, *SCHEMES):
-        raise TypeError(
-            f"{caller}: jac = {jac!r}, expected none, or for many equations in few params each "
-            f"fnopt.sparse_jacobian(fun): {_EXACT}."
-        )
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    return ", ".join(names)
+    jac = keywords.get("jac")
+    if caller != "root" or not hasattr(jac, "plan"):  # which a sparse Jacobian has
+        sparse = ", or for many equations in few params each fnopt.sparse_jacobian(fun)"
+        check_jac(caller, jac, "the equations", sparse if caller == "root" else "")
+    tol = first(read, "xtol", "ftol", given=tol)
+    return tol, min(max_steps, table.most_steps(read, max_steps))

@@ -43,6 +43,12 @@ from fnopt.transforms._hypergradient import hypergradient
 from fnopt.transforms._kahan import kahan
 from fnopt.transforms._layered_step import layered_step
 from fnopt.transforms._learning_rate import scale_by_learning_rate
+from fnopt.transforms._line_search import LinePoint as LinePoint
+from fnopt.transforms._line_search import LineSearch as LineSearch
+from fnopt.transforms._line_search import LineSearchCriteria as LineSearchCriteria
+from fnopt.transforms._line_search import advance_search as advance_search
+from fnopt.transforms._line_search import next_rate as next_rate
+from fnopt.transforms._line_search import start_search as start_search
 from fnopt.transforms._lookahead import lookahead
 from fnopt.transforms._masked import masked
 from fnopt.transforms._master_copy import master_copy, master_params

@@ -19,9 +19,16 @@ from fnopt.core import (
     while_loop,
     zero_count,
 )
+from fnopt.transforms._line_search import (
+    LinePoint,
+    LineSearch,
+    LineSearchCriteria,
+    advance_search,
+    next_rate,
+    start_search,
+)
 from fnopt.transforms._objective import with_extras
 from fnopt.transforms._tree_algebra import chosen, conjugated, inner, moved, real_dtype_of, scaled
-from fnopt.transforms._zoom_step import Criteria, ZoomPoint, ZoomSearch, begun, next_rate, updated
 
 
 class ZoomLinesearchInfo(NamedTuple):
@@ -143,37 +150,38 @@ class scale_by_zoom_linesearch(Transformation):
         criteria = self._criteria(as_value(value, dtype), inner(grad, updates), dtype)
         differentiated = jax.value_and_grad(lambda p: as_value(fn(p), dtype))
 
-        def tried(carry: tuple[ZoomSearch, Any]) -> tuple[ZoomSearch, Any]:
+        def tried(carry: tuple[LineSearch, Any]) -> tuple[LineSearch, Any]:
             search, safe_grad = carry
             rate = next_rate(search, criteria)
             new, there = differentiated(moved(params, rate, updates))
             there = jax.tree.map(lambda g, like: g.astype(like.dtype), there, safe_grad)
-            place = ZoomPoint(rate, new, inner(conjugated(there), updates).astype(dtype))
-            search, taken = updated(search, criteria, place)
+            place = LinePoint(rate, new, inner(conjugated(there), updates).astype(dtype))
+            search, taken = advance_search(search, criteria, place)
             return search, chosen(taken, there, safe_grad)
 
-        def unfinished(carry: tuple[ZoomSearch, Any]) -> jax.Array:
+        def unfinished(carry: tuple[LineSearch, Any]) -> jax.Array:
             return ~carry[0].done
 
         keeps = (self.initial_guess_strategy == "keep") & (state.learning_rate > 0)
         guess = jnp.where(keeps, state.learning_rate, jnp.ones((), dtype))
-        end, there = while_loop(unfinished, tried, (begun(criteria, guess), conjugated(grad)))
+        start = start_search(criteria.value, criteria.slope, guess)
+        end, there = while_loop(unfinished, tried, (start, conjugated(grad)))
         info = ZoomLinesearchInfo(end.count, end.decrease_error, end.curvature_error)
         rate = end.safe.rate
         return scaled(rate, updates), ScaleByZoomLinesearchState(rate, end.safe.value, there, info)
 
-    def _criteria(self, value: jax.Array, slope: jax.Array, dtype: Any) -> Criteria:
+    def _criteria(self, value: jax.Array, slope: jax.Array, dtype: Any) -> LineSearchCriteria:
         def number(x: Any) -> jax.Array:
             return jnp.asarray(x, dtype)
 
         most, approximate = self.max_learning_rate, self.approx_dec_rtol
-        return Criteria(
+        return LineSearchCriteria(
             value=value,
             slope=slope.astype(dtype),
             tol=number(self.tol),
             c1=number(self.slope_rtol),
             c2=number(self.curv_rtol),
-            c3=None if approximate is None else number(approximate),
+            rise=None if approximate is None else number(approximate) * jnp.abs(value),
             factor=number(self.increase_factor),
             longest=number(jnp.inf if most is None else most),
             narrow=number(self.stepsize_precision),

@@ -14,23 +14,29 @@ from fnopt.core import check_count
 from fnopt.jacobians import sparse_jacobian
 from fnopt.residuals import RobustLoss, custom_loss, joined_function, named_loss
 from fnopt.solvers.problem._call import SCHEMES
+from fnopt.solvers.problem._scipy import Table
 
 _METHODS = (None, "trf", "dogbox", "lm")
 _TOLERANCES = ("ftol", "xtol", "gtol")
 # What has no meaning here, and does no harm: derivatives are exact, the method doesn't depend on
 # the units of the params, and it chooses its own linear algebra.
 NEEDLESS = ("x_scale", "diff_step", "tr_solver", "tr_options", "workers")
-_READ = (*_TOLERANCES, "max_nfev", "f_scale", "method", "verbose", "kwargs", "jac_sparsity")
-_ACCEPTED = (*_READ, *NEEDLESS)
-_INSTEAD = {
-    "fun": "Call it residual_fn, or give it first",
-    "x0": "Call it params, or give it second",
-    "maxiter": "Write max_steps",
-    "maxfev": "Write max_steps, or SciPy's max_nfev",
-    "tol": "Write ftol, xtol or gtol",
-    "p0": "Call it params, or give it second",
-    "absolute_sigma": "Write fnopt.covariance(solution, absolute_sigma=True)",
-}
+_TABLE = Table(
+    "least_squares",
+    keywords=(
+        *(*_TOLERANCES, "max_nfev", "f_scale", "method", "verbose", "kwargs", "jac_sparsity"),
+        *NEEDLESS,
+    ),
+    instead={
+        "fun": "Call it residual_fn, or give it first",
+        "x0": "Call it params, or give it second",
+        "maxiter": "Write max_steps",
+        "maxfev": "Write max_steps, or SciPy's max_nfev",
+        "tol": "Write ftol, xtol or gtol",
+        "p0": "Call it params, or give it second",
+        "absolute_sigma": "Write fnopt.covariance(solution, absolute_sigma=True)",
+    },
+)
 
 
 class LeastSquaresRequest(NamedTuple):
@@ -72,13 +78,10 @@ def as_asked(
         TypeError: For a keyword that neither knows, or that is called otherwise here.
         ValueError: If a value is none of those expected.
     """
-    for name in options:
-        if name not in _ACCEPTED:
-            hint = _INSTEAD.get(name, f"Expected one documented, or SciPy's {', '.join(_ACCEPTED)}")
-            raise TypeError(f"least_squares: unexpected keyword {name!r}. {hint}.")
+    read = _TABLE.read(options)
     _check_needless(options)
     bounds = finite_bounds(bounds)
-    method, verbose = options.get("method"), options.get("verbose", 0)
+    method, verbose = read.get("method"), read.get("verbose", 0)
     if method not in _METHODS:
         raise ValueError(
             f"least_squares: method = {method!r}, expected one of {_METHODS}, which all mean the "
@@ -91,14 +94,14 @@ def as_asked(
             f"least_squares: verbose = {verbose!r}, expected 0, 1 (a report) or 2 (steps)."
         )
     max_steps = check_count(max_steps, "max_steps", "least_squares", least=0)
-    if options.get("max_nfev") is not None:
-        max_steps = check_count(options["max_nfev"], "max_nfev", "least_squares") - 1
-    given = {name: options[name] for name in _TOLERANCES if options.get(name) is not None}
+    if "max_nfev" in read:
+        max_steps = check_count(read["max_nfev"], "max_nfev", "least_squares") - 1
+    given = {name: read[name] for name in _TOLERANCES if name in read}
     jac = None if isinstance(jac, str) and jac in SCHEMES else jac
     return LeastSquaresRequest(
-        jac=_sparse(residual_fn, options.get("jac_sparsity")) if jac is None else jac,
+        jac=_sparse(residual_fn, read.get("jac_sparsity")) if jac is None else jac,
         solver=dataclasses.replace(solver, **given) if given else solver,
-        loss=_scaled(loss, options.get("f_scale")),
+        loss=_scaled(loss, read.get("f_scale")),
         bounds=bounds,
         max_steps=max_steps,
         verbose=int(verbose),

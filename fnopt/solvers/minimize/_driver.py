@@ -6,10 +6,20 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import Params, as_transformation, check_count, listing, typed_start, written_for_jax
+from fnopt.core import (
+    Params,
+    Status,
+    as_transformation,
+    check_count,
+    listing,
+    power_of_two,
+    typed_start,
+    written_for_jax,
+)
 from fnopt.programs import (
     call_compiled,
     call_recorded,
@@ -20,20 +30,26 @@ from fnopt.programs import (
 from fnopt.residuals import floating_start
 from fnopt.solvers.problem._call import checked_args, first_call_hints, started_from
 from fnopt.solvers.problem._callback import status_after
-from fnopt.solvers.result._solution import StepHistory, StepInfo
-from fnopt.solvers.smooth._bfgs import bfgs
-from fnopt.solvers.smooth._implicit import implicitly
-from fnopt.solvers.smooth._iteration import MinimizeLoop
-from fnopt.solvers.smooth._lbfgsb import lbfgsb
-from fnopt.solvers.smooth._method import Evaluation, MinimizeMethod, SmoothObjective
-from fnopt.solvers.smooth._newton_cg import newton_cg
-from fnopt.solvers.smooth._nonlinear_cg import nonlinear_cg
-from fnopt.solvers.smooth._plain import GIVEN, plain
-from fnopt.solvers.smooth._projected_gradient import projected_gradient
-from fnopt.solvers.smooth._result import Minimum
-from fnopt.solvers.smooth._rounds import iterated
-from fnopt.solvers.smooth._scipy_options import as_asked, as_sides, method_name
-from fnopt.solvers.smooth._setting import FlatObjective, seen_by, set_up, with_half_precision
+from fnopt.solvers.result._solution import StepHistory, StepInfo, empty_history
+from fnopt.solvers.minimize._implicit import implicitly
+from fnopt.solvers.minimize._loop import MinimizeState, blank_state, final_point, iterate
+from fnopt.solvers.minimize._method import MinimizeMethod
+from fnopt.solvers.minimize._newton_cg import newton_cg
+from fnopt.solvers.minimize._nonlinear_cg import nonlinear_cg
+from fnopt.solvers.minimize._optimizer import GIVEN, optimizer_steps
+from fnopt.solvers.minimize._problem import (
+    Evaluation,
+    Objective,
+    Setting,
+    has_half_precision,
+    seen_by,
+    set_up,
+)
+from fnopt.solvers.minimize._projected_gradient import projected_gradient
+from fnopt.solvers.minimize._quasi_newton import bfgs, lbfgsb
+from fnopt.solvers.minimize._result import Minimum
+from fnopt.solvers.minimize._scipy import as_asked, as_sides, method_name
+from fnopt.solvers.minimize._stopping import tolerances
 
 METHODS: dict[str, Callable[[], MinimizeMethod]] = {
     "lbfgs": lbfgsb,
@@ -160,11 +176,10 @@ def minimize(
     bounds = as_sides(bounds)
     method = _checked_method(method, params, bounds, projection)
     options = {"bounds": bounds, "constraints": constraints}
-    limits = (ftol, xtol, gtol)
+    limits, most = (ftol, xtol, gtol), jnp.asarray(max_steps, jnp.int32)
     static: dict[str, Any] = {
         "has_aux": has_aux,
-        "max_steps": max_steps,
-        "history": history,
+        "history": max_steps if history else None,
         "callback": callback,
         "projection": projection,
     }
@@ -176,14 +191,14 @@ def minimize(
         if plain_call and runs_now((params, args, options, limits)):
             function = recorded(fun, seen_by(params, constraints), *args)
 
-        def run(params: Any, args: Any, method: Any, limits: Any) -> Minimum:
-            return _minimized(fun, params, args, method, options, limits, **static)
+        def run(params: Any, args: Any, method: Any, limits: Any, most: Any) -> Minimum:
+            return _minimized(fun, params, args, method, options, limits, most, **static)
 
         if function is None:
-            end = call_compiled(run, params, args, method, limits)
+            end = call_compiled(run, params, args, method, limits, most)
         else:
             end = call_recorded(
-                _minimized, function, params, args, method, options, limits, **static
+                _minimized, function, params, args, method, options, limits, most, **static
             )
     if disp and not isinstance(end.status, Tracer):
         print(end)
@@ -202,14 +217,14 @@ def _checked_method(method: Any, params: Any, bounds: Any, projection: Any) -> M
             )
         method = METHODS[method]()
     if not isinstance(method, MinimizeMethod):
-        method = plain(as_transformation(method, "minimize: method"))
+        method = optimizer_steps(as_transformation(method, "minimize: method"))
         lost = sorted(set(method.tx.needs) - GIVEN)
         if lost:
             raise TypeError(
                 f"minimize: the method needs the extra arguments {listing(lost)}, which minimize "
                 f"doesn't have; it gives {listing(sorted(GIVEN))}. Write a loop around its update."
             )
-    name = "an optimizer" if isinstance(method, plain) else type(method).__name__
+    name = "an optimizer" if isinstance(method, optimizer_steps) else type(method).__name__
     if bounds is not None and not method.takes_bounds:
         raise ValueError(f"minimize: {name} takes no bounds, expected 'lbfgsb' with these.")
     if projection is not None and not method.takes_projection:
@@ -236,47 +251,60 @@ def _minimized(
     method: MinimizeMethod,
     options: dict[str, Any],
     limits: tuple[Any, Any, Any],
+    max_steps: jax.Array,
     *,
     has_aux: bool,
-    max_steps: int,
-    history: bool,
+    history: int | None,
     callback: Callable[[StepInfo], Any] | None,
     projection: Callable[[Any], Any] | None,
 ) -> Minimum:
     params = typed_start(fun, params, *args)
     setting = set_up(fun, params, args, has_aux, **options, projection=projection).traced()
 
-    def watch(loop: MinimizeLoop, x: jax.Array, entry: StepHistory) -> jax.Array:
-        assert callback is not None
-        info = StepInfo(loop.counts.steps, setting.params(x), *entry)
-        return status_after(callback, info, loop.status, "fun")
+    def run(problem: Objective, x: jax.Array, traced: Any) -> tuple[Any, Evaluation]:
+        method, (ftol, xtol, gtol), max_steps = traced
+        feasible = jnp.ones((), bool) if problem.box is None else problem.box.is_feasible()
+        x = jnp.where(feasible, problem.project(x), x)
+        unit = jnp.ones((), x.dtype)
+        if method.wolfe is not None:  # an optimizer's numbers are in the user's units
+            unit = power_of_two(jnp.max(jnp.abs(x), initial=0))
+            problem = problem.in_unit(unit)
 
-    def iterate(problem: SmoothObjective, x: jax.Array, traced: Any) -> tuple[Any, Evaluation]:
-        method, limits = traced
-        rounds, end = iterated(
-            problem,
-            method,
-            x,
-            setting.eps,
-            limits,
-            max_steps,
-            history,
-            None if callback is None else watch,
-        )
-        counts = rounds.counts
-        kept = (counts.steps, counts.nfev, rounds.status, counts.history)
-        return kept, end
+        def watch(state: MinimizeState, entry: StepHistory) -> jax.Array:
+            assert callback is not None
+            info = StepInfo(
+                state.steps, setting.params(unit * state.point.x), *_in_units(entry, unit)
+            )
+            return status_after(callback, info, state.status, "fun")
 
-    kept, end = implicitly(iterate, setting.problem, setting.x, (method, limits))
+        entries = None if history is None else empty_history(history, x.dtype)
+        state = blank_state(problem, method, x / unit, entries)
+        # Without a feasible point only the start is evaluated.
+        most = jnp.where(feasible, max_steps, jnp.zeros_like(max_steps))
+        limits = tolerances(x.dtype, ftol, xtol, None if gtol is None else gtol * unit)
+        state = iterate(problem, method, limits, state, most, None if callback is None else watch)
+        end = final_point(state)
+        status = jnp.where(feasible, state.status, Status.INFEASIBLE.array)
+        status = jnp.where(status == Status.RUNNING.value, Status.MAX_STEPS.array, status)
+        pull = jnp.max(jnp.abs(problem.projected_gradient(end)), initial=0) / unit
+        seen = None if state.history is None else _in_units(state.history, unit)
+        kept = state.steps, state.nfev, status, seen
+        return kept, Evaluation(unit * end.x, end.value, pull)
+
+    kept, end = implicitly(run, setting.problem, setting.x, (method, limits, max_steps))
     return _result(setting, kept, end, params, has_aux)
 
 
-def _result(
-    setting: FlatObjective, kept: Any, end: Evaluation, params: Any, has_aux: bool
-) -> Minimum:
+def _in_units(history: StepHistory, unit: jax.Array) -> StepHistory:
+    """A history, or an entry of it, in the user's units."""
+    slope, length = history.gradient_norm / unit, history.radius * unit
+    return history._replace(gradient_norm=slope, radius=length)
+
+
+def _result(setting: Setting, kept: Any, end: Evaluation, params: Any, has_aux: bool) -> Minimum:
     steps, nfev, status, history = kept
     value, x = end.value, end.x
-    if with_half_precision(params):
+    if has_half_precision(params):
         value, x, nfev = setting.rounded(x, nfev)
     found = setting.params(x)
     aux = setting.value(found)[1] if has_aux else None

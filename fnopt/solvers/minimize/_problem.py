@@ -1,4 +1,4 @@
-"""The user's function as a function of a real vector, and the way back."""
+"""The user's function as a function of a real vector, and the way back to params."""
 
 from __future__ import annotations
 
@@ -22,21 +22,75 @@ from fnopt.core import (
 )
 from fnopt.jacobians import held_as_zeros, real_vector
 from fnopt.programs import alike_together, opened
-from fnopt.residuals import Box, Parametrisation, box_of, fixed, parametrised, tied
-from fnopt.solvers.smooth._method import SmoothObjective
+from fnopt.residuals import Box, Parametrisation, box_of, fixed, parametrised, tied, value_and_slope
 
 
-class FlatObjective(NamedTuple):
-    """A problem of a vector, and how to get back."""
+class Evaluation(NamedTuple):
+    """A point, with the value and the gradient of the function there."""
+
+    x: jax.Array  # [n]
+    value: jax.Array
+    gradient: jax.Array  # [n]
+
+    def is_finite(self) -> jax.Array:
+        """Whether value and gradient are numbers."""
+        return jnp.isfinite(self.value) & jnp.all(jnp.isfinite(self.gradient))
+
+
+class Objective(NamedTuple):
+    """The minimization problem as a function of a vector."""
+
+    f: Callable[[jax.Array], jax.Array]
+    box: Box | None = None
+    projection: Callable[[jax.Array], jax.Array] | None = None
+    unflatten: Callable[[jax.Array], Any] = lambda x: x  # from the vector to the variables' tree
+    flatten: Callable[[Any], jax.Array] = lambda tree: tree
+
+    def evaluate(self, x: jax.Array) -> Evaluation:
+        """Value and gradient at a point."""
+        return Evaluation(x, *value_and_slope(self.f, x))
+
+    def in_unit(self, unit: jax.Array) -> Objective:
+        """The problem of params that are multiples of a unit."""
+        f, box, project = self.f, self.box, self.projection
+        return Objective(
+            f=lambda u: f(u * unit),
+            box=None if box is None else Box(box.lower / unit, box.upper / unit),
+            projection=None if project is None else lambda u: project(u * unit) / unit,
+            unflatten=lambda u: self.unflatten(u * unit),
+            flatten=lambda tree: self.flatten(tree) / unit,
+        )
+
+    def project(self, x: jax.Array) -> jax.Array:
+        """The nearest feasible point."""
+        if self.projection is not None:
+            return self.projection(x)
+        return x if self.box is None else self.box.nearest(x)
+
+    def projected_gradient(self, point: Evaluation) -> jax.Array:
+        r"""The gradient within the feasible set; zero at a stationary point.
+
+        With bounds, entries that an active bound holds are zero. With a projection it is
+        :math:`x - P(x - g)`, the measure of stationarity of Birgin, Martinez and Raydan (2000).
+        """
+        x, g = point.x, point.gradient
+        if self.projection is not None:
+            return x - self.projection(x - g)
+        if self.box is None:
+            return g
+        return jnp.where(self.box.held(x, g), jnp.zeros_like(g), g)
+
+
+class Setting(NamedTuple):
+    """The problem of a vector, and how to return to params."""
 
     x: jax.Array  # [n], where to start
-    problem: SmoothObjective
+    problem: Objective
     params: Callable[[jax.Array], Any]  # the user's params at a vector, in their dtypes
     value: Callable[[Any], Any]  # the user's function of these
     rounding: Callable[[jax.Array], jax.Array]  # the vector as params of 16 bits round it
-    eps: float  # the rounding unit
 
-    def traced(self) -> FlatObjective:
+    def traced(self) -> Setting:
         """The same with the function traced, once; what it does alike with many arrays at once."""
         program, consts = opened(self.problem.f, self.x)
         f = alike_together(lambda x: program(x, *consts), self.x)
@@ -62,7 +116,7 @@ def _check_fitted(params: Any, constraints: Any) -> None:
         check_inexact(params, "params", fitted=True)
 
 
-def with_half_precision(params: Any) -> bool:
+def has_half_precision(params: Any) -> bool:
     """Whether a leaf has 16 bits."""
     return any(map(_is_half, jax.tree.leaves(params)))
 
@@ -85,7 +139,7 @@ def set_up(
     bounds: Any,
     constraints: Any,
     projection: Callable[[Any], Any] | None,
-) -> FlatObjective:
+) -> Setting:
     """Brings a problem to a vector; everything that is known by now is checked."""
     _check_fitted(params, constraints)
     wide = jax.tree.map(lambda leaf: jnp.asarray(leaf, widened(leaf)), params)
@@ -115,9 +169,8 @@ def set_up(
     if projection is not None:
         project = _projection(projection, laid, flat, free, made)
     box = _box(bounds, held_as_zeros(wide), made, dtype)
-    problem = SmoothObjective(f, box, project, laid.unflatten, flat)
-    eps = max((float(jnp.finfo(leaf.dtype).eps) for leaf in leaves), default=1e-7)
-    return FlatObjective(flat(free), problem, narrowed, lambda p: fn(p, *args), rounding, eps)
+    problem = Objective(f, box, project, laid.unflatten, flat)
+    return Setting(flat(free), problem, narrowed, lambda p: fn(p, *args), rounding)
 
 
 def _rounded_like(x: jax.Array, param: Any) -> jax.Array:

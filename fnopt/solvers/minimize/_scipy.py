@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from fnopt.core import check_count, check_tolerance, default_float, listing
-from fnopt.solvers.problem._call import SCHEMES
-from fnopt.solvers.smooth._lbfgsb import lbfgsb
+from fnopt.core import check_tolerance, default_float
+from fnopt.solvers.minimize._quasi_newton import lbfgsb
+from fnopt.solvers.problem._scipy import Table, check_jac, first
 
 # By SciPy's names in lower case, as SciPy compares them.
 METHODS = {
@@ -41,17 +41,23 @@ _ELSEWHERE = {
 }
 
 _STEPS = ("maxiter", "maxfun", "maxfev")
-# Derivatives are exact, and nothing is printed but a report.
-_NEEDLESS = ("eps", "finite_diff_rel_step", "workers", "iprint")
-_OPTIONS = ("ftol", "gtol", "xtol", "maxcor", "disp", *_STEPS, *_NEEDLESS)
-_KEYWORDS = ("tol", "jac", "options")
-_INSTEAD = {
-    "x0": "Call it params, or give it second",
-    "hess": "Leave it out: 'newton_cg' takes products of the exact Hessian",
-    "hessp": "Leave it out: 'newton_cg' takes products of the exact Hessian",
-    **dict.fromkeys(_STEPS, "Write max_steps"),
-    "maxcor": "Write method=fnopt.lbfgsb(memory_size)",
-}
+_NO_HESSIAN = "Leave it out: 'newton_cg' takes products of the exact Hessian"
+_TABLE = Table(
+    "minimize",
+    keywords=("tol", "jac", "options"),
+    # The last ones have no meaning here: derivatives are exact, and nothing is printed by step.
+    options=(
+        *("ftol", "gtol", "xtol", "maxcor", "disp", *_STEPS),
+        *("eps", "finite_diff_rel_step", "workers", "iprint"),
+    ),
+    steps=_STEPS,
+    instead={
+        "x0": "Call it params, or give it second",
+        **dict.fromkeys(("hess", "hessp"), _NO_HESSIAN),
+        **dict.fromkeys(_STEPS, "Write max_steps"),
+        "maxcor": "Write method=fnopt.lbfgsb(memory_size)",
+    },
+)
 
 
 class MinimizeRequest(NamedTuple):
@@ -104,48 +110,24 @@ def as_asked(
     Raises:
         TypeError: For a keyword or an option that neither knows, or that is called otherwise here.
     """
-    for name in keywords:
-        if name not in _KEYWORDS:
-            hint = _INSTEAD.get(
-                name, f"Expected one documented, or SciPy's {listing([*_KEYWORDS])}"
-            )
-            raise TypeError(f"minimize: unexpected keyword {name!r}. {hint}.")
+    read = _TABLE.read(keywords)
+    check_jac("minimize", keywords.get("jac"), "its value")
     _check_constraints(constraints)
     method = "auto" if method is None else method
-    jac = keywords.get("jac")
-    if jac is True:
-        raise TypeError(
-            "minimize: jac = True, expected a function of params that returns its value alone: "
-            "derivatives are exact here."
-        )
-    if jac is not False and jac not in (None, *SCHEMES):
-        raise TypeError(
-            f"minimize: jac = {jac!r}, expected none: derivatives are exact here. If yours is "
-            "cheaper, give fun a jax.custom_jvp."
-        )
-    options = dict(keywords.get("options") or {})
-    for name in options:
-        if name not in _OPTIONS:
-            raise TypeError(
-                f"minimize: unexpected option {name!r}, expected {listing([*_OPTIONS])}."
-            )
-    tol = keywords.get("tol")
-    steps = [options[name] for name in _STEPS if options.get(name) is not None]
-    if steps:
-        max_steps = min(check_count(n, "the most steps", "minimize: options") for n in steps)
-    if options.get("maxcor") is not None:
+    if "maxcor" in read:
         if method_name(str(method)) not in ("auto", "lbfgs", "lbfgsb"):
             raise TypeError(f"minimize: maxcor is an option of 'lbfgsb', the method is {method!r}.")
-        method = lbfgsb(options["maxcor"])
-    check_tolerance(tol, "tol", "minimize")
+        method = lbfgsb(read["maxcor"])
+    check_tolerance(read.get("tol"), "tol", "minimize")
     limits = {
-        "ftol": _first(ftol, options.get("ftol"), tol),
-        "xtol": _first(xtol, options.get("xtol")),
-        "gtol": _first(gtol, options.get("gtol"), tol),
+        "ftol": first(read, "ftol", "tol", given=ftol),
+        "xtol": first(read, "xtol", given=xtol),
+        "gtol": first(read, "gtol", "tol", given=gtol),
     }
     for name, limit in limits.items():
         check_tolerance(limit, name, "minimize")
-    return MinimizeRequest(method, **limits, max_steps=max_steps, disp=bool(options.get("disp")))
+    disp, max_steps = bool(read.get("disp")), _TABLE.most_steps(read, max_steps)
+    return MinimizeRequest(method, **limits, max_steps=max_steps, disp=disp)
 
 
 def _check_constraints(constraints: Any) -> None:
@@ -194,7 +176,3 @@ def _is_pair(side: Any) -> bool:
     if not isinstance(side, (list, tuple)) or len(side) != 2:
         return False
     return all(x is None or isinstance(x, (int, float)) for x in side)
-
-
-def _first(*values: Any) -> Any:
-    return next((value for value in values if value is not None), None)

@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fnopt.core import matmul
 from fnopt.residuals import Box
-from fnopt.solvers.smooth._method import Evaluation, secant_pair
+from fnopt.solvers.minimize._method import SecantPair
+from fnopt.solvers.minimize._problem import Evaluation
 
 
 class CorrectionPairs(NamedTuple):
@@ -25,23 +27,21 @@ class CorrectionPairs(NamedTuple):
     theta: jax.Array  # the curvature in directions that nothing is known of
 
 
-def no_pairs(m: int, x: jax.Array) -> CorrectionPairs:
-    """An empty memory."""
+def no_pairs(m: int, x: jax.Array, theta: jax.Array) -> CorrectionPairs:
+    """An empty memory, with a first curvature."""
     rows = jnp.zeros((m, x.size), x.dtype)
-    return CorrectionPairs(rows, rows, jnp.zeros(m, x.dtype), jnp.ones((), x.dtype))
+    return CorrectionPairs(rows, rows, jnp.zeros(m, x.dtype), theta)
 
 
-def with_pair(pairs: CorrectionPairs, s: jax.Array, y: jax.Array) -> CorrectionPairs:
+def with_pair(pairs: CorrectionPairs, new: SecantPair) -> CorrectionPairs:
     """The memory with a pair more, if it has positive curvature, and without the oldest."""
-    s, y, sy, steep, usable = secant_pair(s, y)
-    sy = jnp.where(usable, sy, jnp.ones_like(sy))
 
     def pushed(rows: jax.Array, row: jax.Array) -> jax.Array:
-        return jnp.where(usable, jnp.concatenate([rows[1:], row[None]]), rows)
+        return jnp.where(new.usable, jnp.concatenate([rows[1:], row[None]]), rows)
 
-    # |y|^2 / s^T y as a product with a quotient: the square alone may overflow.
-    theta = jnp.where(usable, steep * (steep / sy), pairs.theta)
-    return CorrectionPairs(pushed(pairs.S, s), pushed(pairs.Y, y), pushed(pairs.rho, 1 / sy), theta)
+    theta = jnp.where(new.usable, new.yy, pairs.theta)
+    S, Y, rho = pushed(pairs.S, new.s), pushed(pairs.Y, new.y), pushed(pairs.rho, 1 / new.sy)
+    return CorrectionPairs(S, Y, rho, theta)
 
 
 class CompactMatrix(NamedTuple):
@@ -57,12 +57,8 @@ class CompactMatrix(NamedTuple):
 
     def times(self, v: jax.Array) -> jax.Array:
         """The matrix times a vector."""
-        inside = self.solved(_product(self.W.T, v))
-        return self.theta * v - _product(self.W, inside)
-
-
-def _product(A: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.matmul(A, b, precision=lax.Precision.HIGHEST)
+        inside = self.solved(matmul(self.W.T, v))
+        return self.theta * v - matmul(self.W, inside)
 
 
 def compact(pairs: CorrectionPairs) -> CompactMatrix:
@@ -77,7 +73,7 @@ def compact(pairs: CorrectionPairs) -> CompactMatrix:
     """
     S, Y, theta = pairs.S, pairs.Y, pairs.theta
     root = jnp.sqrt(theta)
-    SY, SS = _product(S, Y.T) / theta, _product(S, S.T)
+    SY, SS = matmul(S, Y.T) / theta, matmul(S, S.T)
     empty = (pairs.rho == 0).astype(S.dtype)
     D = jnp.diagonal(SY) + empty
     L = jnp.tril(SY, -1)
@@ -107,9 +103,9 @@ def free_step(B: CompactMatrix, free: jax.Array, r: jax.Array) -> jax.Array:
     mask = free.astype(r.dtype)
     W, r = B.W * mask[:, None], r * mask
     # Sherman, Morrison and Woodbury: a system of 2 m unknowns in place of one for all free params.
-    K = B.M - _product(W.T, W) / B.theta
-    inside = jnp.linalg.solve(K, _product(W.T, r)[:, None])[:, 0]
-    return -(r + _product(W, inside) / B.theta) / B.theta
+    K = B.M - matmul(W.T, W) / B.theta
+    inside = jnp.linalg.solve(K, matmul(W.T, r)[:, None])[:, 0]
+    return -(r + matmul(W, inside) / B.theta) / B.theta
 
 
 class CauchyPoint(NamedTuple):

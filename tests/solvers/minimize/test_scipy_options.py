@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 import fnopt
-from fnopt.solvers.smooth._driver import METHODS
-from fnopt.solvers.smooth._scipy_options import as_asked, as_sides, method_name
+from fnopt.solvers.minimize._driver import METHODS
+from fnopt.solvers.minimize._scipy import as_asked, as_sides, method_name
 
 DEFAULTS = {
     "method": "auto",

@@ -1,4 +1,12 @@
-"""One step of the search for a strong Wolfe point, on a function of one number."""
+"""The line search of all methods: one trial step of a search for a strong Wolfe point.
+
+A caller evaluates the function at `next_rate` and hands the result to `advance_search`, until the
+search is done. So a loop can hold the function once, whatever else it does with an evaluation.
+
+Reference:
+    Nocedal and Wright (2006), Numerical Optimization, algorithms 3.5 and 3.6; Hager and Zhang
+    (2005), A new conjugate gradient method with guaranteed descent and an efficient line search.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +19,7 @@ from fnopt.core import zero_count
 from fnopt.transforms._tree_algebra import chosen
 
 
-class ZoomPoint(NamedTuple):
+class LinePoint(NamedTuple):
     """The value and the slope at a step length."""
 
     rate: jax.Array
@@ -19,30 +27,30 @@ class ZoomPoint(NamedTuple):
     slope: jax.Array
 
 
-class Criteria(NamedTuple):
-    """The criteria of the search, and its start."""
+class LineSearchCriteria(NamedTuple):
+    """The criteria of a search."""
 
-    value: jax.Array
-    slope: jax.Array
+    value: jax.Array  # what the value has to decrease from
+    slope: jax.Array  # at the start
     tol: jax.Array
-    c1: jax.Array
-    c2: jax.Array
-    c3: jax.Array | None
-    factor: jax.Array
+    c1: jax.Array  # part of the predicted decrease
+    c2: jax.Array  # part of the slope
+    rise: jax.Array | None  # of values that rounding may hide: there the slope decides
+    factor: jax.Array  # by which steps grow
     longest: jax.Array
-    narrow: jax.Array
-    most: jax.Array
+    narrow: jax.Array  # length of an interval that isn't narrowed any more
+    most: jax.Array  # evaluations
 
-    def decrease_error(self, place: ZoomPoint) -> jax.Array:
+    def decrease_error(self, place: LinePoint) -> jax.Array:
         """By how much the value is too high; infinite where it is no number."""
         error = place.value - self.value - self.c1 * place.rate * self.slope
-        if self.c3 is not None:
+        if self.rise is not None:
             by_slope = place.slope - (2 * self.c1 - 1) * self.slope
-            rise = place.value - self.value - self.c3 * jnp.abs(self.value)
+            rise = place.value - self.value - self.rise
             error = jnp.minimum(error, jnp.maximum(by_slope, rise))
         return _as_error(error)
 
-    def curvature_error(self, place: ZoomPoint) -> jax.Array:
+    def curvature_error(self, place: LinePoint) -> jax.Array:
         """By how much the slope is too steep; infinite where it is no number."""
         return _as_error(jnp.abs(place.slope) - self.c2 * jnp.abs(self.slope))
 
@@ -51,37 +59,43 @@ def _as_error(x: jax.Array) -> jax.Array:
     return jnp.where(jnp.isnan(x), jnp.asarray(jnp.inf, x.dtype), jnp.maximum(x, 0))
 
 
-class ZoomSearch(NamedTuple):
+class LineSearch(NamedTuple):
     """The state of the search."""
 
     count: jax.Array  # int32
     guess: jax.Array  # the first step to try
-    last: ZoomPoint
-    low: ZoomPoint  # the better end of the interval
-    high: ZoomPoint
-    third: ZoomPoint  # an end of an earlier interval, for a cubic through three points
+    last: LinePoint
+    low: LinePoint  # the better end of the interval
+    high: LinePoint
+    third: LinePoint  # an end of an earlier interval, for a cubic through three points
     bracketed: jax.Array
-    safe: ZoomPoint  # the step to take; 0 if none is known to lower the value enough
+    safe: LinePoint  # the step to take; 0 if none is known to lower the value enough
     decrease_error: jax.Array
     curvature_error: jax.Array
     done: jax.Array
 
 
-def begun(criteria: Criteria, guess: jax.Array) -> ZoomSearch:
-    """The search before its first step."""
-    start = ZoomPoint(jnp.zeros_like(guess), criteria.value, criteria.slope)
+def start_search(value: jax.Array, slope: jax.Array, guess: jax.Array) -> LineSearch:
+    """The search before its first step.
+
+    Args:
+        value: The value at the start.
+        slope: The slope there.
+        guess: The first step to try.
+    """
+    start = LinePoint(jnp.zeros_like(guess), value, slope)
     inf, no = jnp.asarray(jnp.inf, guess.dtype), jnp.zeros((), bool)
-    return ZoomSearch(zero_count(), guess, start, start, start, start, no, start, inf, inf, no)
+    return LineSearch(zero_count(), guess, start, start, start, start, no, start, inf, inf, no)
 
 
-def next_rate(search: ZoomSearch, criteria: Criteria) -> jax.Array:
+def next_rate(search: LineSearch, criteria: LineSearchCriteria) -> jax.Array:
     """The step to try next."""
     longer = jnp.where(search.count > 0, criteria.factor * search.last.rate, search.guess)
     longer = jnp.minimum(longer, criteria.longest)
     return jnp.where(search.bracketed, _between(search.low, search.high, search.third), longer)
 
 
-def _between(low: ZoomPoint, high: ZoomPoint, third: ZoomPoint) -> jax.Array:
+def _between(low: LinePoint, high: LinePoint, third: LinePoint) -> jax.Array:
     """A step inside an interval: the least of a cubic, else of a parabola, else the middle."""
     width, left = jnp.abs(high.rate - low.rate), jnp.minimum(low.rate, high.rate)
 
@@ -94,14 +108,14 @@ def _between(low: ZoomPoint, high: ZoomPoint, third: ZoomPoint) -> jax.Array:
     return jnp.where(inside(cubic, 0.2), cubic, rate)
 
 
-def _least_of_parabola(a: ZoomPoint, b: ZoomPoint) -> jax.Array:
+def _least_of_parabola(a: LinePoint, b: LinePoint) -> jax.Array:
     """The minimum of the parabola through two values, with the slope at the first."""
     d = b.rate - a.rate
     curvature = (b.value - a.value - a.slope * d) / jnp.square(d)
     return a.rate - a.slope / (2 * curvature)
 
 
-def _least_of_cubic(a: ZoomPoint, b: ZoomPoint, c: ZoomPoint) -> jax.Array:
+def _least_of_cubic(a: LinePoint, b: LinePoint, c: LinePoint) -> jax.Array:
     """The minimum of the cubic through three values, with the slope at the first."""
     d, e = b.rate - a.rate, c.rate - a.rate
     over_d, over_e = b.value - a.value - a.slope * d, c.value - a.value - a.slope * e
@@ -112,7 +126,9 @@ def _least_of_cubic(a: ZoomPoint, b: ZoomPoint, c: ZoomPoint) -> jax.Array:
     return a.rate + (root - second) / (3 * third)
 
 
-def updated(search: ZoomSearch, criteria: Criteria, new: ZoomPoint) -> tuple[ZoomSearch, jax.Array]:
+def advance_search(
+    search: LineSearch, criteria: LineSearchCriteria, new: LinePoint
+) -> tuple[LineSearch, jax.Array]:
     """The search after a step was tried, and whether that is now the one to take."""
     decrease, curvature = criteria.decrease_error(new), criteria.curvature_error(new)
     met = jnp.maximum(decrease, curvature) <= criteria.tol
@@ -142,7 +158,7 @@ def updated(search: ZoomSearch, criteria: Criteria, new: ZoomPoint) -> tuple[Zoo
     ), better | met | last_resort
 
 
-def _widened(search: ZoomSearch, new: ZoomPoint, decrease: jax.Array) -> ZoomSearch:
+def _widened(search: LineSearch, new: LinePoint, decrease: jax.Array) -> LineSearch:
     """Algorithm 3.5: whether the last two steps have a good one between them."""
     last = search.last
     too_far = (decrease > 0) | ((new.value >= last.value) & (search.count > 0))
@@ -151,7 +167,7 @@ def _widened(search: ZoomSearch, new: ZoomPoint, decrease: jax.Array) -> ZoomSea
     return search._replace(low=low, high=high, third=low, bracketed=too_far | past)
 
 
-def _narrowed(search: ZoomSearch, new: ZoomPoint, decrease: jax.Array) -> ZoomSearch:
+def _narrowed(search: LineSearch, new: LinePoint, decrease: jax.Array) -> LineSearch:
     """Algorithm 3.6: the part of the interval that has a good step in it."""
     low, high = search.low, search.high
     too_far = (decrease > 0) | (new.value >= low.value)

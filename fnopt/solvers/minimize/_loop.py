@@ -1,0 +1,311 @@
+"""The loop of `minimize`: one evaluation a turn, so that no lane of a batch waits for others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import Status, cond, increment, is_converged, while_loop
+from fnopt.linear import norm
+from fnopt.solvers._stopping import SHARE, first_of
+from fnopt.solvers.minimize._method import (
+    Direction,
+    MinimizeMethod,
+    WolfeConditions,
+    dot,
+    rounding_of,
+)
+from fnopt.solvers.minimize._problem import Evaluation, Objective
+from fnopt.solvers.minimize._stopping import (
+    Tolerances,
+    relative_gradient,
+    step_converged,
+    value_converged,
+)
+from fnopt.solvers.result._solution import StepHistory, noted
+from fnopt.transforms import (
+    LinePoint,
+    LineSearch,
+    LineSearchCriteria,
+    advance_search,
+    next_rate,
+    start_search,
+)
+
+# Evaluations of a line search, as in L-BFGS-B (Byrd, Lu, Nocedal and Zhu, 1995).
+_EVALUATIONS = 20
+# Moré and Thuente (1994), section 4: by which steps grow at most.
+_GROWTH = 4.0
+_NARROW = 0.1  # of an interval, L-BFGS-B's xtol (Byrd, Lu, Nocedal and Zhu, 1995)
+_RESTARTS = 2  # in a row that decrease the value by less than least_squares calls a share
+
+
+class Line(NamedTuple):
+    """A search along a direction."""
+
+    direction: Direction
+    search: LineSearch
+    trial: Evaluation  # the point to take, as far as the search has come
+
+
+class MinimizeState(NamedTuple):
+    """The state of the loop."""
+
+    point: Evaluation  # the iterate
+    memory: Any  # of the method
+    line: Line  # the search from the iterate
+    best: Evaluation | None  # the lowest point, where values may rise
+    typical: jax.Array  # magnitude of values: that of the start, at most 1
+    fresh: jax.Array  # whether the memory has learned nothing yet
+    restarts: jax.Array  # int32, restarts in a row that didn't help
+    restarted: jax.Array  # the value at the last restart
+    status: jax.Array
+    steps: jax.Array  # int32, number of trial points
+    nfev: jax.Array  # int32
+    history: StepHistory | None
+
+
+Watch = Callable[[MinimizeState, StepHistory], jax.Array]
+"""Calls the callback with the state and what it shows; returns the status after it."""
+
+
+def blank_state(
+    problem: Objective, method: MinimizeMethod, x: jax.Array, history: StepHistory | None
+) -> MinimizeState:
+    """The state before the first evaluation, which the loop makes like all others."""
+    zero, none, still = jnp.zeros((), x.dtype), jnp.zeros((), jnp.int32), jnp.zeros_like(x)
+    point = Evaluation(x, zero, still)
+    return MinimizeState(
+        point=point,
+        memory=method.begin(problem, point),
+        line=Line(Direction(still, zero, zero, zero), start_search(zero, zero, zero), point),
+        best=None if method.monotone else point,
+        typical=zero,
+        fresh=jnp.ones((), bool),
+        restarts=none,
+        restarted=zero,
+        status=Status.RUNNING.array,
+        steps=none - 1,
+        nfev=none,
+        history=history,
+    )
+
+
+def iterate(
+    problem: Objective,
+    method: MinimizeMethod,
+    tolerances: Tolerances,
+    state: MinimizeState,
+    max_steps: jax.Array,
+    watch: Watch | None,
+) -> MinimizeState:
+    """Steps until a stopping test holds."""
+    share = jnp.asarray(SHARE, state.point.x.dtype)
+
+    def advance(state: MinimizeState) -> MinimizeState:
+        first = state.steps < 0
+        there = method.evaluate(problem, _trial_point(problem, state), state.memory)
+        outcome = _search(method, state, there)
+        over, accepted = first | outcome.over, first | outcome.accepted
+        point = _choose(accepted, _choose(first, there, outcome.line.trial), state.point)
+        typical = jnp.where(first, jnp.minimum(jnp.abs(point.value), 1), state.typical)
+        fresh = jnp.where(over, first | ~accepted, state.fresh)
+
+        def renew() -> tuple[Any, Direction]:
+            learned = method.learn(state.memory, state.point, point, state.fresh)
+            memory = _choose(fresh, method.begin(problem, point), learned)
+            direction, memory = method.direction(problem, point, memory, fresh)
+            return memory, direction
+
+        memory, direction = cond(over, renew, lambda: (state.memory, state.line.direction))
+        best = state.best
+        if best is not None:
+            best = _choose(first | (accepted & (point.value < best.value)), point, best)
+        helped = point.value < state.restarted - share * jnp.abs(state.restarted)
+        restarts = jnp.where(helped, 0, state.restarts) + 1
+        search = _choose(over, _new_search(direction), outcome.line.search)
+        after = state._replace(
+            point=point,
+            memory=memory,
+            line=Line(direction, search, outcome.line.trial),
+            best=best,
+            typical=typical,
+            fresh=fresh,
+            restarts=jnp.where(over & ~accepted, restarts, state.restarts),
+            restarted=jnp.where(fresh & over, point.value, state.restarted),
+            steps=increment(state.steps),
+            nfev=state.nfev + method.evaluations(state.memory),
+        )
+        return _watched(state, _judged(problem, method, tolerances, state, after, outcome), watch)
+
+    def unfinished(state: MinimizeState) -> jax.Array:
+        return (state.status == Status.RUNNING.value) & (state.steps < max_steps)
+
+    return while_loop(unfinished, advance, state)
+
+
+class SearchOutcome(NamedTuple):
+    """The line search after an evaluation."""
+
+    line: Line
+    over: jax.Array
+    accepted: jax.Array
+    finite: jax.Array  # whether the far end of the search is finite
+    unbounded: jax.Array  # whether values fall as far as the search goes
+
+
+def _search(method: MinimizeMethod, state: MinimizeState, there: Evaluation) -> SearchOutcome:
+    """The search along the direction after an evaluation.
+
+    Values are differences to that of the iterate, over the decrease that its gradient predicts: of
+    order 1 whatever the units of the function.
+    """
+    finite = there.is_finite()
+    unbounded = there.value == -jnp.inf
+    if method.wolfe is None:
+        over = jnp.ones((), bool)
+        return SearchOutcome(state.line._replace(trial=there), over, finite, finite, unbounded)
+    point, line = state.point, state.line
+    step = line.direction.step
+    slope = dot(point.gradient, step)
+    downhill = slope < 0
+    scale = jnp.where(downhill, -slope, jnp.ones_like(slope))
+    offset = (method.reference(state.memory, point) - point.value) / scale
+    noise = rounding_of(point.value) / scale
+    narrow = jnp.maximum(line.search.low.rate, line.search.high.rate) * _NARROW
+    criteria = _criteria(method.wolfe, offset, noise, line.direction.longest, narrow)
+    value = jnp.where(finite, (there.value - point.value) / scale, jnp.nan)
+    place = LinePoint(next_rate(line.search, criteria), value, dot(there.gradient, step) / scale)
+    search, taken = advance_search(line.search, criteria, place)
+    endless = ~search.bracketed & (search.count >= _EVALUATIONS)
+    return SearchOutcome(
+        line=Line(line.direction, search, _choose(taken, there, line.trial)),
+        over=search.done | ~downhill,
+        accepted=search.done & downhill & (search.safe.rate > 0),
+        finite=jnp.isfinite(search.high.value),
+        unbounded=unbounded | (endless & downhill),
+    )
+
+
+def _criteria(
+    wolfe: WolfeConditions,
+    reference: jax.Array,
+    noise: jax.Array,
+    longest: jax.Array,
+    narrow: jax.Array,
+) -> LineSearchCriteria:
+    def number(x: float) -> jax.Array:
+        return jnp.asarray(x, reference.dtype)
+
+    return LineSearchCriteria(
+        value=reference,
+        slope=number(-1),
+        tol=number(0),
+        c1=number(wolfe.decrease),
+        c2=number(wolfe.curvature),
+        rise=noise,
+        factor=number(_GROWTH),
+        longest=longest,
+        narrow=narrow,
+        most=number(_EVALUATIONS),
+    )
+
+
+def _new_search(direction: Direction) -> LineSearch:
+    zero = jnp.zeros_like(direction.rate)
+    return start_search(zero, zero - 1, direction.rate)
+
+
+def _trial_point(problem: Objective, state: MinimizeState) -> jax.Array:
+    """Where the search tries next; bounds are reached exactly."""
+    inf = jnp.asarray(jnp.inf, state.point.x.dtype)
+    direction = state.line.direction
+    criteria = _criteria(WolfeConditions(), inf, inf, direction.longest, inf)
+    x = state.point.x + next_rate(state.line.search, criteria) * direction.step
+    if problem.box is None:
+        return x
+    eps = jnp.asarray(jnp.finfo(x.dtype).eps, x.dtype)
+    for bound in problem.box:
+        on = jnp.isfinite(bound) & (jnp.abs(x - bound) <= eps * jnp.abs(bound))
+        x = jnp.where(on, bound, x)
+    return problem.box.nearest(x)
+
+
+def _judged(
+    problem: Objective,
+    method: MinimizeMethod,
+    tolerances: Tolerances,
+    before: MinimizeState,
+    after: MinimizeState,
+    outcome: SearchOutcome,
+) -> MinimizeState:
+    """The state with its status; a refuted convergence discards the memory instead."""
+    point, direction = after.point, after.line.direction
+    first = before.steps < 0
+    moved = ~first & outcome.accepted
+    failed = ~first & outcome.over & ~outcome.accepted
+    pull = problem.projected_gradient(point)
+    stationary = method.is_stationary(problem, point, after.memory)
+    if tolerances.gtol is not None:
+        stationary |= jnp.max(jnp.abs(pull), initial=0) <= tolerances.gtol
+    scale = jnp.maximum(jnp.abs(point.value), tolerances.ftol * after.typical)
+    small = tolerances.ftol * scale
+    flat = value_converged(before.point.value - point.value, direction.predicted, small)
+    known = jnp.isfinite(direction.predicted)
+    short = known & step_converged(
+        point.x - before.point.x, direction.rate * direction.step, point.x, tolerances.xtol
+    )
+    # What a search that failed could have gained at most: its slope up to its far end.
+    line = outcome.line
+    room = -dot(point.gradient, line.direction.step) * line.search.high.rate
+    lost = failed & (jnp.minimum(room, line.direction.predicted) <= small)
+    optimal = relative_gradient(point, pull, after.typical) <= tolerances.optimality
+    refuted = moved & (flat | short) & ~optimal
+    last = after.restarts >= _RESTARTS
+    ends = (failed & (before.fresh | last)) | (refuted & last)
+    # Where no step lowers a value that is zero to rounding, it has converged.
+    zero = rounding_of(after.typical) >= jnp.abs(point.value)
+    status = first_of(
+        (first & ~point.is_finite(), Status.NONFINITE_START),
+        (~first & outcome.unbounded, Status.UNBOUNDED),
+        ((first | moved) & stationary, Status.CONVERGED_GRADIENT),
+        ((((moved & flat) | lost) & optimal) | (ends & zero), Status.CONVERGED_COST),
+        (moved & short & optimal, Status.CONVERGED_STEP),
+        (ends & ~outcome.finite, Status.NONFINITE_STEP),
+        (ends, Status.STALLED),
+    )
+    # A step of zero fails at the next evaluation, and the memory is made anew.
+    step = jnp.where(refuted, jnp.zeros_like(direction.step), direction.step)
+    line = after.line._replace(direction=direction._replace(step=step))
+    return after._replace(line=line, status=status)
+
+
+def _watched(before: MinimizeState, state: MinimizeState, watch: Watch | None) -> MinimizeState:
+    """Writes the history and calls the callback."""
+    if watch is None and state.history is None:
+        return state
+
+    def note() -> MinimizeState:
+        accepted = jnp.any(state.point.x != before.point.x)
+        length = norm(state.point.x - before.point.x)
+        slope = norm(state.point.gradient)
+        entry = StepHistory(state.point.value, slope, length, accepted)
+        status = state.status if watch is None else watch(state, entry)
+        return state._replace(status=status, history=noted(state.history, state.steps, entry))
+
+    return cond(state.steps > 0, note, lambda: state)
+
+
+def final_point(state: MinimizeState) -> Evaluation:
+    """The last point if it converged, else the lowest."""
+    if state.best is None:
+        return state.point
+    last = is_converged(state.status) & (state.point.value <= state.best.value)
+    return _choose(last, state.point, state.best)
+
+
+def _choose(condition: jax.Array, a: Any, b: Any) -> Any:
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), a, b)

@@ -1,0 +1,120 @@
+"""Any optimizer of the library, or of another one, as a method."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import Transformation, apply_updates, cond
+from fnopt.solvers.minimize._method import Direction, MinimizeMethod
+from fnopt.solvers.minimize._problem import Evaluation, Objective
+from fnopt.transforms import Chain, find_kept, scale_by_zoom_linesearch
+
+GIVEN = frozenset({"value", "grad", "value_fn", "obj_fn"})
+"""The extra arguments that an optimizer gets here."""
+
+# Kelley (1999), Iterative Methods for Optimization, section 2.3.1: a relative gradient.
+_RELATIVE_GRADIENT = 1e-5
+
+
+class OptimizerMemory(NamedTuple):
+    """The state of the optimizer, and the largest gradient so far."""
+
+    state: Any
+    steepest: jax.Array
+
+
+class optimizer_steps(MinimizeMethod):
+    """Takes every step of an optimizer; it gets value, gradient and function.
+
+    The iteration converges where the gradient is below 1e-5 (or the square root of the rounding
+    unit, if that is more) of its largest value so far.
+
+    Args:
+        tx: The optimizer.
+
+    Example:
+        >>> import fnopt, jax.numpy as jnp
+        >>> end = fnopt.minimize(lambda x: (x - 1.0) ** 2, 0.0, method=fnopt.adam(0.1))
+        >>> round(float(end.params), 3)
+        1.0
+    """
+
+    tx: Transformation
+
+    monotone = False
+    wolfe = None
+
+    def begin(self, problem: Objective, point: Evaluation) -> OptimizerMemory:
+        """The optimizer's first state."""
+        steepest = jnp.max(jnp.abs(point.gradient), initial=0)
+        return OptimizerMemory(self.tx.init(problem.unflatten(point.x)), steepest)
+
+    def learn(
+        self, memory: OptimizerMemory, before: Evaluation, after: Evaluation, fresh: jax.Array
+    ) -> OptimizerMemory:
+        """The largest gradient."""
+        del before, fresh
+        steepest = jnp.maximum(memory.steepest, jnp.max(jnp.abs(after.gradient), initial=0))
+        return memory._replace(steepest=steepest)
+
+    def direction(
+        self, problem: Objective, point: Evaluation, memory: OptimizerMemory, fresh: jax.Array
+    ) -> tuple[Direction, OptimizerMemory]:
+        """The optimizer's next step."""
+        del fresh
+        params, slope = problem.unflatten(point.x), problem.unflatten(point.gradient)
+
+        # optax's line searches refuse extra arguments that the function doesn't name.
+        def value_fn(tree: Any, obj_fn: Any = None) -> Any:
+            del obj_fn
+            return problem.f(problem.flatten(tree))
+
+        given = {"value": point.value, "grad": slope, "value_fn": value_fn, "obj_fn": value_fn}
+        updates, state = self.tx.update(slope, memory.state, params, **given)
+        state = jax.tree.map(lambda a, b: jnp.asarray(a, jnp.result_type(b)), state, memory.state)
+        step = problem.flatten(apply_updates(params, updates)) - point.x
+        one, inf = jnp.ones_like(point.value), jnp.asarray(jnp.inf, point.value.dtype)
+        return Direction(step, one, inf, inf), memory._replace(state=state)
+
+    def is_stationary(
+        self, problem: Objective, point: Evaluation, memory: OptimizerMemory
+    ) -> jax.Array:
+        """Whether the gradient is small beside the largest one."""
+        del problem
+        eps = float(jnp.finfo(point.x.dtype).eps)
+        part = jnp.asarray(max(_RELATIVE_GRADIENT, eps**0.5), point.x.dtype)
+        return jnp.max(jnp.abs(point.gradient), initial=0) <= part * memory.steepest
+
+    def evaluate(self, problem: Objective, x: jax.Array, memory: OptimizerMemory) -> Evaluation:
+        """The evaluation that a line search at the end of a chain left, or a new evaluation."""
+        if not self._ends_with_search:
+            return problem.evaluate(x)
+        ((value, slope),) = find_kept(memory.state)
+        kept = Evaluation(x, value.astype(x.dtype), problem.flatten(slope))
+        return cond(jnp.isfinite(value), lambda: kept, lambda: problem.evaluate(x))
+
+    @property
+    def _ends_with_search(self) -> bool:
+        members = self.tx.transforms if isinstance(self.tx, Chain) else (self.tx,)
+        return isinstance(members[-1], scale_by_zoom_linesearch)
+
+    def evaluations(self, memory: OptimizerMemory) -> jax.Array:
+        """The number of evaluations: those of line searches, and the driver's own."""
+        own = jnp.ones((), jnp.int32)
+        if self._ends_with_search:
+            own = jnp.where(jnp.isfinite(find_kept(memory.state)[0][0]), 0, own)
+        return sum(_search_steps(memory.state), start=own)
+
+
+def _search_steps(state: Any) -> list[jax.Array]:
+    """The counts of evaluations that line searches keep in a state."""
+    if not isinstance(state, (tuple, list, dict)):
+        return []
+    if "num_linesearch_steps" in getattr(state, "_fields", ()):
+        info: Any = state
+        return [jnp.asarray(info.num_linesearch_steps, jnp.int32)]
+    parts = state.values() if isinstance(state, dict) else state
+    return [count for part in parts for count in _search_steps(part)]

@@ -1,0 +1,99 @@
+"""Spectral projected gradients."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import static
+from fnopt.solvers.minimize._method import (
+    Direction,
+    MinimizeMethod,
+    WolfeConditions,
+    dot,
+    first_step,
+)
+from fnopt.solvers.minimize._problem import Evaluation, Objective
+
+
+class SpectralMemory(NamedTuple):
+    """The spectral step length, and the last values."""
+
+    rate: jax.Array  # the inverse of the curvature along the last step
+    values: jax.Array  # [memory_size], at the last points
+
+
+class projected_gradient(MinimizeMethod):
+    r"""Projected gradients with spectral steps: for any convex set that can be projected on.
+
+    .. math:: x^+ = x + \eta\, d, \qquad d = P(x - \lambda g) - x, \qquad
+              \lambda = \frac{s^T s}{s^T y}
+
+    with an :math:`\eta \le 1` of a backtracking search that has
+    :math:`f(x^+) \le \max_{j < M} f(x_{-j}) + 10^{-4}\, \eta\, g^T d`. Spectral steps are far
+    better than those of steepest descent because they may raise the value for a while: it has to be
+    lower than the highest of the last :math:`M`.
+
+    The set is given to :func:`fnopt.minimize` by its `projection`, or by `bounds`.
+
+    Args:
+        memory_size: How many values :math:`M` are remembered; with 1 each is lower than the last.
+
+    Raises:
+        ValueError: If `memory_size` is below 1.
+        TypeError: If it is no whole number.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> def onto_disk(x): return x / jnp.maximum(1.0, jnp.linalg.norm(x))
+        >>> f = lambda x: jnp.sum((x - 2) ** 2)
+        >>> end = fnopt.minimize(f, jnp.zeros(2), projection=onto_disk)
+        >>> print(end.params.round(3))
+        [0.707 0.707]
+
+    Reference:
+        Birgin, Martínez and Raydan (2000), Nonmonotone spectral projected gradient methods on
+        convex sets.
+    """
+
+    memory_size: int = static(default=10, least=1)
+
+    takes_bounds = True
+    takes_projection = True
+    monotone = False
+    wolfe = WolfeConditions(curvature=float("inf"))  # a sufficient decrease is enough
+
+    def begin(self, problem: Objective, point: Evaluation) -> SpectralMemory:
+        """The first step down the gradient, and no value but this."""
+        del problem
+        return SpectralMemory(first_step(point), jnp.full(self.memory_size, point.value))
+
+    def learn(
+        self, memory: SpectralMemory, before: Evaluation, after: Evaluation, fresh: jax.Array
+    ) -> SpectralMemory:
+        """The spectral step of the last difference."""
+        del fresh
+        s, y = after.x - before.x, after.gradient - before.gradient
+        sy, ss = dot(s, y), dot(s, s)
+        usable = (sy > 0) & (ss > 0)
+        rate = ss / jnp.where(usable, sy, jnp.ones_like(sy))
+        # Without positive curvature a longer step than the last one; Birgin et al. take 1e30.
+        rate = jnp.where(usable & jnp.isfinite(rate), rate, 4 * memory.rate)
+        values = jnp.concatenate([memory.values[1:], after.value[None]])
+        return SpectralMemory(rate, values)
+
+    def reference(self, memory: SpectralMemory, point: Evaluation) -> jax.Array:
+        """The highest of the last values."""
+        del point
+        return jnp.max(memory.values)
+
+    def direction(
+        self, problem: Objective, point: Evaluation, memory: SpectralMemory, fresh: jax.Array
+    ) -> tuple[Direction, SpectralMemory]:
+        """To the projection of the spectral step."""
+        step = problem.project(point.x - memory.rate * point.gradient) - point.x
+        slope, one = dot(point.gradient, step), jnp.ones_like(point.value)
+        predicted = jnp.where(fresh, jnp.asarray(jnp.inf, slope.dtype), -slope / 2)
+        return Direction(step, one, one, predicted), memory

@@ -1,0 +1,59 @@
+"""SciPy's keywords: one table for each solver, and what reads a call by it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from fnopt.core import check_count, listing
+from fnopt.solvers.problem._call import SCHEMES
+
+EXACT = "derivatives are exact here. If yours are cheaper, give fun a jax.custom_jvp"
+
+
+class Table(NamedTuple):
+    """What a solver takes of SciPy's keywords."""
+
+    caller: str
+    keywords: tuple[str, ...]
+    options: tuple[str, ...] = ()  # of the dict `options`
+    steps: tuple[str, ...] = ()  # keywords and options that limit the steps
+    instead: dict[str, str] = {}  # of other keywords: what to write
+
+    def read(self, given: dict[str, Any]) -> dict[str, Any]:
+        """The keywords and the entries of `options`, without those that are None.
+
+        Raises:
+            TypeError: For a name that the table doesn't have, with what to write instead.
+        """
+        caller, options = self.caller, dict(given.get("options") or {})
+        for name in options:
+            if name not in self.options:
+                expected = listing([*self.options])
+                raise TypeError(f"{caller}: unexpected option {name!r}, expected {expected}.")
+        for name in given:
+            if name not in self.keywords:
+                other = f"Expected one documented, or SciPy's {listing([*self.keywords])}"
+                hint = self.instead.get(name, other)
+                raise TypeError(f"{caller}: unexpected keyword {name!r}. {hint}.")
+        both = options | {name: value for name, value in given.items() if name != "options"}
+        return {name: value for name, value in both.items() if value is not None}
+
+    def most_steps(self, read: dict[str, Any], max_steps: int) -> int:
+        """The least of the limits of steps."""
+        limits = [check_count(read[name], name, self.caller) for name in self.steps if name in read]
+        return min(limits, default=max_steps)
+
+
+def check_jac(caller: str, jac: Any, value: str) -> None:
+    """Refuses a derivative, or a function that returns one beside its value."""
+    if jac is True:
+        raise TypeError(
+            f"{caller}: jac = True, expected a function that returns {value} alone: {EXACT}."
+        )
+    if jac is not False and jac not in (None, *SCHEMES):
+        raise TypeError(f"{caller}: jac = {jac!r}, expected none: {EXACT}.")
+
+
+def first(read: dict[str, Any], *names: str, given: Any = None) -> Any:
+    """The value of the first name that is there, if none was given."""
+    return next((read[name] for name in names if name in read), None) if given is None else given

@@ -26,7 +26,7 @@ SELECTED = (
     "contract/test_transforms.py",
     *(f"solvers/test_{name}.py" for name in ("bounded", "driver", "root", "robust_fits")),
     *(f"optimizers/test_{name}.py" for name in ("agrees_with_optax", "natural_gradient")),
-    *("solvers/smooth/test_convergence.py", "optimizers/test_optimizers.py", "gradients"),
+    *("solvers/minimize/test_convergence.py", "optimizers/test_optimizers.py", "gradients"),
     "contract/test_accelerators.py",
 )
 OPTIONS = "-q --tb=line --maxfail=200 --durations=15 -p no:cacheprovider -p tests.accelerator"

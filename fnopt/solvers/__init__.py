@@ -21,6 +21,16 @@ from fnopt.solvers._trust_region import TRUST_REGION as TRUST_REGION
 from fnopt.solvers._trust_region import Outcome as Outcome
 from fnopt.solvers._trust_region import gain_ratio as gain_ratio
 from fnopt.solvers._trust_region import nielsen_shrink as nielsen_shrink
+from fnopt.solvers.minimize import (
+    MinimizeMethod,
+    Minimum,
+    bfgs,
+    lbfgsb,
+    minimize,
+    newton_cg,
+    nonlinear_cg,
+    projected_gradient,
+)
 from fnopt.solvers.problem._call import SCHEMES as SCHEMES
 from fnopt.solvers.problem._jacobian_check import disagrees as disagrees
 from fnopt.solvers.problem._problem import Problem as Problem
@@ -33,16 +43,6 @@ from fnopt.solvers.result._report import listed as listed
 from fnopt.solvers.result._report import named_entries as named_entries
 from fnopt.solvers.result._report import report as report
 from fnopt.solvers.result._solution import Solution, StepHistory, StepInfo
-from fnopt.solvers.minimize import (
-    MinimizeMethod,
-    Minimum,
-    bfgs,
-    lbfgsb,
-    minimize,
-    newton_cg,
-    nonlinear_cg,
-    projected_gradient,
-)
 
 __all__ = [
     "Certificate",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fnopt.solvers.problem._scipy import EXACT, Table, check_jac, first
+from fnopt.solvers.problem._scipy import EXACT, ScipyTable, check_jac, first
 
 _METHODS = {"root": (None, "hybr", "lm"), "fixed_point": (None, "del2", "iteration")}
 _STEPS = ("maxfev", "maxiter")
@@ -36,7 +36,7 @@ def as_asked(caller: str, keywords: dict[str, Any], tol: Any, max_steps: int) ->
         ValueError: For a method that isn't here.
     """
     options = (*_OPTIONS, "gtol")
-    table = Table(caller, ("method", "jac", "options", *options), options, _STEPS, _INSTEAD)
+    table = ScipyTable(caller, ("method", "jac", "options", *options), _INSTEAD, options, _STEPS)
     read, known = table.read(keywords), _METHODS[caller]
     if read.get("method") not in known:
         raise ValueError(

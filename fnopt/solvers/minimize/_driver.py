@@ -28,9 +28,6 @@ from fnopt.programs import (
     runs_now,
 )
 from fnopt.residuals import floating_start
-from fnopt.solvers.problem._call import checked_args, first_call_hints, started_from
-from fnopt.solvers.problem._callback import status_after
-from fnopt.solvers.result._solution import StepHistory, StepInfo, empty_history
 from fnopt.solvers.minimize._implicit import implicitly
 from fnopt.solvers.minimize._loop import MinimizeState, blank_state, final_point, iterate
 from fnopt.solvers.minimize._method import MinimizeMethod
@@ -39,8 +36,8 @@ from fnopt.solvers.minimize._nonlinear_cg import nonlinear_cg
 from fnopt.solvers.minimize._optimizer import GIVEN, optimizer_steps
 from fnopt.solvers.minimize._problem import (
     Evaluation,
-    Objective,
-    Setting,
+    FlatObjective,
+    SmoothObjective,
     has_half_precision,
     seen_by,
     set_up,
@@ -50,6 +47,9 @@ from fnopt.solvers.minimize._quasi_newton import bfgs, lbfgsb
 from fnopt.solvers.minimize._result import Minimum
 from fnopt.solvers.minimize._scipy import as_asked, as_sides, method_name
 from fnopt.solvers.minimize._stopping import tolerances
+from fnopt.solvers.problem._call import checked_args, first_call_hints, started_from
+from fnopt.solvers.problem._callback import status_after
+from fnopt.solvers.result._solution import StepHistory, StepInfo, empty_history
 
 METHODS: dict[str, Callable[[], MinimizeMethod]] = {
     "lbfgs": lbfgsb,
@@ -88,6 +88,10 @@ def minimize(
     itself it traces `fun` each time, so whatever that closes over may change from call to call,
     but compiles only what it hasn't compiled before.
 
+    At convergence the relative gradient :math:`\max_i |g_i x_i| / |f|` has to be below 1e-2.
+    Otherwise the method begins anew from there, without what it learned; if that doesn't help
+    twice, the search ends in `STALLED`.
+
     The value never ends above that of the start. The solution has derivatives, forward and
     reverse, with respect to whatever `fun` depends on: `args`, or what it closes over. They come
     from the implicit function theorem, not from the iterations. For sums of squares
@@ -114,19 +118,16 @@ def minimize(
         constraints: `fixed()`, `tied(fn)`, `positive()` or `interval(a, b)`, by the path of a
             leaf, a pattern of paths, or a tree like the params.
         projection: `projection(params)` returns the nearest params of a convex set.
-        ftol: The part of the value that neither the model predicts nor a step gains any more; by
-            default 2.2e-9, or 16 rounding units of the params' dtype if that is more.
-        xtol: The part of every param that a step changes at least; by default 4 rounding units.
-        gtol: Tolerance of the largest entry of the gradient (of those that bounds don't hold): if
-            you give it, a gradient below it ends the search, as in SciPy. By default it is 1e-5, or
-            3e-4 in float32, of the gradient and of its part of the largest so far, and the next
-            step must not promise that part of the value, nor may the largest :math:`|g_i x_i|` be
-            above a hundredth of it while steps gain, unless the value is 2e-7 at most and no more
-            than that part of what the search began with. Where values are below 1e-6 or above
-            1e17, what the last steps gained stands for a value of 1; and params whose start or
-            whose gradients on the way show that their units differ are measured by units of their
-            own.
-        max_steps: The most points to try.
+        ftol: Relative tolerance of the value: the last step changes it by less, and the next one
+            promises less. By default 2.2e-9, as in SciPy's L-BFGS-B, or 10 rounding units. A value
+            that falls to zero is compared with `ftol` times that of the start, or 1.
+        xtol: Relative tolerance of the largest param: the last step and the next one are shorter.
+            By default the rounding unit to the power 2/3.
+        gtol: Absolute tolerance of the largest entry of the gradient (of those that bounds don't
+            hold). If you give it, a gradient below it ends the search, as in SciPy. By default
+            only a gradient of zero does.
+        max_steps: The most points to try. Another number compiles nothing, nor do other
+            tolerances.
         history: Whether to keep value, gradient norm, length and acceptance of every step.
         callback: `callback(info)` is called on the host at every step with a `StepInfo` of NumPy
             arrays; `callback=print` shows the progress, `fnopt.monitor.Progress(max_steps)` a bar.
@@ -261,7 +262,7 @@ def _minimized(
     params = typed_start(fun, params, *args)
     setting = set_up(fun, params, args, has_aux, **options, projection=projection).traced()
 
-    def run(problem: Objective, x: jax.Array, traced: Any) -> tuple[Any, Evaluation]:
+    def run(problem: SmoothObjective, x: jax.Array, traced: Any) -> tuple[Any, Evaluation]:
         method, (ftol, xtol, gtol), max_steps = traced
         feasible = jnp.ones((), bool) if problem.box is None else problem.box.is_feasible()
         x = jnp.where(feasible, problem.project(x), x)
@@ -301,7 +302,9 @@ def _in_units(history: StepHistory, unit: jax.Array) -> StepHistory:
     return history._replace(gradient_norm=slope, radius=length)
 
 
-def _result(setting: Setting, kept: Any, end: Evaluation, params: Any, has_aux: bool) -> Minimum:
+def _result(
+    setting: FlatObjective, kept: Any, end: Evaluation, params: Any, has_aux: bool
+) -> Minimum:
     steps, nfev, status, history = kept
     value, x = end.value, end.x
     if has_half_precision(params):

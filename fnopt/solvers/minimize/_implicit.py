@@ -11,12 +11,12 @@ from fnopt.jacobians import lacks_forward
 from fnopt.programs import opened
 from fnopt.residuals import minimum_tangent, projected_tangent, pushed, value_and_slope
 from fnopt.solvers._bounded import shifted
-from fnopt.solvers.minimize._problem import Evaluation, Objective
+from fnopt.solvers.minimize._problem import Evaluation, SmoothObjective
 
 
 def implicitly(
-    iterate: Callable[[Objective, jax.Array, Any], tuple[Any, Evaluation]],
-    problem: Objective,
+    iterate: Callable[[SmoothObjective, jax.Array, Any], tuple[Any, Evaluation]],
+    problem: SmoothObjective,
     x: jax.Array,
     traced: Any,
 ) -> tuple[Any, Evaluation]:
@@ -37,7 +37,7 @@ def implicitly(
     f, consts = opened(problem.f, x)
     onto, more = opened(problem.projection or (lambda v: v), x)
 
-    def rebuilt(data: Any) -> Objective:
+    def rebuilt(data: Any) -> SmoothObjective:
         consts, box, more = data
         project = None if problem.projection is None else lambda v: onto(v, *more)
         return problem._replace(f=lambda v: f(v, *consts), box=box, projection=project)

@@ -18,9 +18,9 @@ from fnopt.solvers.minimize._method import (
     dot,
     rounding_of,
 )
-from fnopt.solvers.minimize._problem import Evaluation, Objective
+from fnopt.solvers.minimize._problem import Evaluation, SmoothObjective
 from fnopt.solvers.minimize._stopping import (
-    Tolerances,
+    MinimizeTolerances,
     relative_gradient,
     step_converged,
     value_converged,
@@ -43,7 +43,7 @@ _NARROW = 0.1  # of an interval, L-BFGS-B's xtol (Byrd, Lu, Nocedal and Zhu, 199
 _RESTARTS = 2  # in a row that decrease the value by less than least_squares calls a share
 
 
-class Line(NamedTuple):
+class SearchLine(NamedTuple):
     """A search along a direction."""
 
     direction: Direction
@@ -56,7 +56,7 @@ class MinimizeState(NamedTuple):
 
     point: Evaluation  # the iterate
     memory: Any  # of the method
-    line: Line  # the search from the iterate
+    line: SearchLine  # the search from the iterate
     best: Evaluation | None  # the lowest point, where values may rise
     typical: jax.Array  # magnitude of values: that of the start, at most 1
     fresh: jax.Array  # whether the memory has learned nothing yet
@@ -73,7 +73,7 @@ Watch = Callable[[MinimizeState, StepHistory], jax.Array]
 
 
 def blank_state(
-    problem: Objective, method: MinimizeMethod, x: jax.Array, history: StepHistory | None
+    problem: SmoothObjective, method: MinimizeMethod, x: jax.Array, history: StepHistory | None
 ) -> MinimizeState:
     """The state before the first evaluation, which the loop makes like all others."""
     zero, none, still = jnp.zeros((), x.dtype), jnp.zeros((), jnp.int32), jnp.zeros_like(x)
@@ -81,7 +81,7 @@ def blank_state(
     return MinimizeState(
         point=point,
         memory=method.begin(problem, point),
-        line=Line(Direction(still, zero, zero, zero), start_search(zero, zero, zero), point),
+        line=SearchLine(Direction(still, zero, zero, zero), start_search(zero, zero, zero), point),
         best=None if method.monotone else point,
         typical=zero,
         fresh=jnp.ones((), bool),
@@ -95,9 +95,9 @@ def blank_state(
 
 
 def iterate(
-    problem: Objective,
+    problem: SmoothObjective,
     method: MinimizeMethod,
-    tolerances: Tolerances,
+    tolerances: MinimizeTolerances,
     state: MinimizeState,
     max_steps: jax.Array,
     watch: Watch | None,
@@ -130,7 +130,7 @@ def iterate(
         after = state._replace(
             point=point,
             memory=memory,
-            line=Line(direction, search, outcome.line.trial),
+            line=SearchLine(direction, search, outcome.line.trial),
             best=best,
             typical=typical,
             fresh=fresh,
@@ -150,7 +150,7 @@ def iterate(
 class SearchOutcome(NamedTuple):
     """The line search after an evaluation."""
 
-    line: Line
+    line: SearchLine
     over: jax.Array
     accepted: jax.Array
     finite: jax.Array  # whether the far end of the search is finite
@@ -182,7 +182,7 @@ def _search(method: MinimizeMethod, state: MinimizeState, there: Evaluation) -> 
     search, taken = advance_search(line.search, criteria, place)
     endless = ~search.bracketed & (search.count >= _EVALUATIONS)
     return SearchOutcome(
-        line=Line(line.direction, search, _choose(taken, there, line.trial)),
+        line=SearchLine(line.direction, search, _choose(taken, there, line.trial)),
         over=search.done | ~downhill,
         accepted=search.done & downhill & (search.safe.rate > 0),
         finite=jnp.isfinite(search.high.value),
@@ -219,7 +219,7 @@ def _new_search(direction: Direction) -> LineSearch:
     return start_search(zero, zero - 1, direction.rate)
 
 
-def _trial_point(problem: Objective, state: MinimizeState) -> jax.Array:
+def _trial_point(problem: SmoothObjective, state: MinimizeState) -> jax.Array:
     """Where the search tries next; bounds are reached exactly."""
     inf = jnp.asarray(jnp.inf, state.point.x.dtype)
     direction = state.line.direction
@@ -235,9 +235,9 @@ def _trial_point(problem: Objective, state: MinimizeState) -> jax.Array:
 
 
 def _judged(
-    problem: Objective,
+    problem: SmoothObjective,
     method: MinimizeMethod,
-    tolerances: Tolerances,
+    tolerances: MinimizeTolerances,
     before: MinimizeState,
     after: MinimizeState,
     outcome: SearchOutcome,

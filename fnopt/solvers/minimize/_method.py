@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fnopt.core import Value
 from fnopt.linear import norm
-from fnopt.solvers.minimize._problem import Evaluation, Objective
+from fnopt.solvers.minimize._problem import Evaluation, SmoothObjective
 
 
 class Direction(NamedTuple):
@@ -42,7 +42,7 @@ class MinimizeMethod(Value):
     monotone: ClassVar[bool] = True  # whether no step raises the value
     wolfe: ClassVar[WolfeConditions | None] = WolfeConditions()  # None takes every step
 
-    def begin(self, problem: Objective, point: Evaluation) -> Any:
+    def begin(self, problem: SmoothObjective, point: Evaluation) -> Any:
         """The memory before anything is learned."""
         raise NotImplementedError(f"{type(self).__name__} must define begin")
 
@@ -51,7 +51,7 @@ class MinimizeMethod(Value):
         raise NotImplementedError(f"{type(self).__name__} must define learn")
 
     def direction(
-        self, problem: Objective, point: Evaluation, memory: Any, fresh: jax.Array
+        self, problem: SmoothObjective, point: Evaluation, memory: Any, fresh: jax.Array
     ) -> tuple[Direction, Any]:
         """The search direction, and the memory after it."""
         raise NotImplementedError(f"{type(self).__name__} must define direction")
@@ -61,7 +61,7 @@ class MinimizeMethod(Value):
         del memory
         return point.value
 
-    def is_stationary(self, problem: Objective, point: Evaluation, memory: Any) -> jax.Array:
+    def is_stationary(self, problem: SmoothObjective, point: Evaluation, memory: Any) -> jax.Array:
         """Whether the gradient is zero."""
         del memory
         return ~jnp.any(problem.projected_gradient(point) != 0)
@@ -71,7 +71,7 @@ class MinimizeMethod(Value):
         del memory
         return None
 
-    def evaluate(self, problem: Objective, x: jax.Array, memory: Any) -> Evaluation:
+    def evaluate(self, problem: SmoothObjective, x: jax.Array, memory: Any) -> Evaluation:
         """The evaluation at a trial point."""
         del memory
         return problem.evaluate(x)

@@ -18,7 +18,7 @@ from fnopt.solvers.minimize._method import (
     first_step,
     rounding_of,
 )
-from fnopt.solvers.minimize._problem import Evaluation, Objective
+from fnopt.solvers.minimize._problem import Evaluation, SmoothObjective
 
 
 class TrustRegion(NamedTuple):
@@ -53,7 +53,7 @@ class newton_cg(MinimizeMethod):
 
     wolfe = WolfeConditions(curvature=float("inf"))  # a sufficient decrease is enough
 
-    def begin(self, problem: Objective, point: Evaluation) -> TrustRegion:
+    def begin(self, problem: SmoothObjective, point: Evaluation) -> TrustRegion:
         """A region as large as the first step of other methods is long."""
         del problem
         radius = first_step(point) * norm(point.gradient)
@@ -75,7 +75,7 @@ class newton_cg(MinimizeMethod):
         return memory._replace(radius=jnp.where(whole, radius, length))
 
     def direction(
-        self, problem: Objective, point: Evaluation, memory: TrustRegion, fresh: jax.Array
+        self, problem: SmoothObjective, point: Evaluation, memory: TrustRegion, fresh: jax.Array
     ) -> tuple[Direction, TrustRegion]:
         """The step that minimizes the model in the region."""
         del fresh
@@ -98,7 +98,7 @@ class _Inner(NamedTuple):
 
 
 def steihaug(
-    problem: Objective, point: Evaluation, radius: jax.Array
+    problem: SmoothObjective, point: Evaluation, radius: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """The step in a region by conjugate gradients, and the decrease of the model.
 

@@ -16,7 +16,7 @@ from fnopt.solvers.minimize._method import (
     dot,
     first_step,
 )
-from fnopt.solvers.minimize._problem import Evaluation, Objective
+from fnopt.solvers.minimize._problem import Evaluation, SmoothObjective
 
 FORMULAS = ("polak_ribiere", "hager_zhang")
 # Hager and Zhang (2013), The limited memory conjugate gradient method, eq. 1.4.
@@ -64,7 +64,7 @@ class nonlinear_cg(MinimizeMethod):
         super().__post_init__()
         check_choice(self.formula, FORMULAS, "formula", "nonlinear_cg")
 
-    def begin(self, problem: Objective, point: Evaluation) -> ConjugateDirection:
+    def begin(self, problem: SmoothObjective, point: Evaluation) -> ConjugateDirection:
         """Down the gradient."""
         del problem
         return ConjugateDirection(-point.gradient, first_step(point))
@@ -98,7 +98,11 @@ class nonlinear_cg(MinimizeMethod):
         return jnp.maximum(beta, least)
 
     def direction(
-        self, problem: Objective, point: Evaluation, memory: ConjugateDirection, fresh: jax.Array
+        self,
+        problem: SmoothObjective,
+        point: Evaluation,
+        memory: ConjugateDirection,
+        fresh: jax.Array,
     ) -> tuple[Direction, ConjugateDirection]:
         """Along the conjugate direction, whose first trial is the full step."""
         del problem

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fnopt.core import Transformation, apply_updates, cond
 from fnopt.solvers.minimize._method import Direction, MinimizeMethod
-from fnopt.solvers.minimize._problem import Evaluation, Objective
+from fnopt.solvers.minimize._problem import Evaluation, SmoothObjective
 from fnopt.transforms import Chain, find_kept, scale_by_zoom_linesearch
 
 GIVEN = frozenset({"value", "grad", "value_fn", "obj_fn"})
@@ -47,7 +47,7 @@ class optimizer_steps(MinimizeMethod):
     monotone = False
     wolfe = None
 
-    def begin(self, problem: Objective, point: Evaluation) -> OptimizerMemory:
+    def begin(self, problem: SmoothObjective, point: Evaluation) -> OptimizerMemory:
         """The optimizer's first state."""
         steepest = jnp.max(jnp.abs(point.gradient), initial=0)
         return OptimizerMemory(self.tx.init(problem.unflatten(point.x)), steepest)
@@ -61,7 +61,7 @@ class optimizer_steps(MinimizeMethod):
         return memory._replace(steepest=steepest)
 
     def direction(
-        self, problem: Objective, point: Evaluation, memory: OptimizerMemory, fresh: jax.Array
+        self, problem: SmoothObjective, point: Evaluation, memory: OptimizerMemory, fresh: jax.Array
     ) -> tuple[Direction, OptimizerMemory]:
         """The optimizer's next step."""
         del fresh
@@ -80,7 +80,7 @@ class optimizer_steps(MinimizeMethod):
         return Direction(step, one, inf, inf), memory._replace(state=state)
 
     def is_stationary(
-        self, problem: Objective, point: Evaluation, memory: OptimizerMemory
+        self, problem: SmoothObjective, point: Evaluation, memory: OptimizerMemory
     ) -> jax.Array:
         """Whether the gradient is small beside the largest one."""
         del problem
@@ -88,7 +88,9 @@ class optimizer_steps(MinimizeMethod):
         part = jnp.asarray(max(_RELATIVE_GRADIENT, eps**0.5), point.x.dtype)
         return jnp.max(jnp.abs(point.gradient), initial=0) <= part * memory.steepest
 
-    def evaluate(self, problem: Objective, x: jax.Array, memory: OptimizerMemory) -> Evaluation:
+    def evaluate(
+        self, problem: SmoothObjective, x: jax.Array, memory: OptimizerMemory
+    ) -> Evaluation:
         """The evaluation that a line search at the end of a chain left, or a new evaluation."""
         if not self._ends_with_search:
             return problem.evaluate(x)

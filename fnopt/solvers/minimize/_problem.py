@@ -37,7 +37,7 @@ class Evaluation(NamedTuple):
         return jnp.isfinite(self.value) & jnp.all(jnp.isfinite(self.gradient))
 
 
-class Objective(NamedTuple):
+class SmoothObjective(NamedTuple):
     """The minimization problem as a function of a vector."""
 
     f: Callable[[jax.Array], jax.Array]
@@ -50,10 +50,10 @@ class Objective(NamedTuple):
         """Value and gradient at a point."""
         return Evaluation(x, *value_and_slope(self.f, x))
 
-    def in_unit(self, unit: jax.Array) -> Objective:
+    def in_unit(self, unit: jax.Array) -> SmoothObjective:
         """The problem of params that are multiples of a unit."""
         f, box, project = self.f, self.box, self.projection
-        return Objective(
+        return SmoothObjective(
             f=lambda u: f(u * unit),
             box=None if box is None else Box(box.lower / unit, box.upper / unit),
             projection=None if project is None else lambda u: project(u * unit) / unit,
@@ -81,16 +81,16 @@ class Objective(NamedTuple):
         return jnp.where(self.box.held(x, g), jnp.zeros_like(g), g)
 
 
-class Setting(NamedTuple):
+class FlatObjective(NamedTuple):
     """The problem of a vector, and how to return to params."""
 
     x: jax.Array  # [n], where to start
-    problem: Objective
+    problem: SmoothObjective
     params: Callable[[jax.Array], Any]  # the user's params at a vector, in their dtypes
     value: Callable[[Any], Any]  # the user's function of these
     rounding: Callable[[jax.Array], jax.Array]  # the vector as params of 16 bits round it
 
-    def traced(self) -> Setting:
+    def traced(self) -> FlatObjective:
         """The same with the function traced, once; what it does alike with many arrays at once."""
         program, consts = opened(self.problem.f, self.x)
         f = alike_together(lambda x: program(x, *consts), self.x)
@@ -139,7 +139,7 @@ def set_up(
     bounds: Any,
     constraints: Any,
     projection: Callable[[Any], Any] | None,
-) -> Setting:
+) -> FlatObjective:
     """Brings a problem to a vector; everything that is known by now is checked."""
     _check_fitted(params, constraints)
     wide = jax.tree.map(lambda leaf: jnp.asarray(leaf, widened(leaf)), params)
@@ -169,8 +169,8 @@ def set_up(
     if projection is not None:
         project = _projection(projection, laid, flat, free, made)
     box = _box(bounds, held_as_zeros(wide), made, dtype)
-    problem = Objective(f, box, project, laid.unflatten, flat)
-    return Setting(flat(free), problem, narrowed, lambda p: fn(p, *args), rounding)
+    problem = SmoothObjective(f, box, project, laid.unflatten, flat)
+    return FlatObjective(flat(free), problem, narrowed, lambda p: fn(p, *args), rounding)
 
 
 def _rounded_like(x: jax.Array, param: Any) -> jax.Array:

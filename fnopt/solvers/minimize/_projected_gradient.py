@@ -15,7 +15,7 @@ from fnopt.solvers.minimize._method import (
     dot,
     first_step,
 )
-from fnopt.solvers.minimize._problem import Evaluation, Objective
+from fnopt.solvers.minimize._problem import Evaluation, SmoothObjective
 
 
 class SpectralMemory(NamedTuple):
@@ -65,7 +65,7 @@ class projected_gradient(MinimizeMethod):
     monotone = False
     wolfe = WolfeConditions(curvature=float("inf"))  # a sufficient decrease is enough
 
-    def begin(self, problem: Objective, point: Evaluation) -> SpectralMemory:
+    def begin(self, problem: SmoothObjective, point: Evaluation) -> SpectralMemory:
         """The first step down the gradient, and no value but this."""
         del problem
         return SpectralMemory(first_step(point), jnp.full(self.memory_size, point.value))
@@ -90,7 +90,7 @@ class projected_gradient(MinimizeMethod):
         return jnp.max(memory.values)
 
     def direction(
-        self, problem: Objective, point: Evaluation, memory: SpectralMemory, fresh: jax.Array
+        self, problem: SmoothObjective, point: Evaluation, memory: SpectralMemory, fresh: jax.Array
     ) -> tuple[Direction, SpectralMemory]:
         """To the projection of the spectral step."""
         step = problem.project(point.x - memory.rate * point.gradient) - point.x

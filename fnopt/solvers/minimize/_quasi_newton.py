@@ -22,7 +22,7 @@ from fnopt.solvers.minimize._method import (
     first_step,
     secant_pair,
 )
-from fnopt.solvers.minimize._problem import Evaluation, Objective
+from fnopt.solvers.minimize._problem import Evaluation, SmoothObjective
 
 
 def newton_like(point: Evaluation, step: jax.Array, known: jax.Array) -> Direction:
@@ -56,7 +56,7 @@ class bfgs(MinimizeMethod):
         Nocedal and Wright (2006), Numerical Optimization, section 6.1.
     """
 
-    def begin(self, problem: Objective, point: Evaluation) -> jax.Array:
+    def begin(self, problem: SmoothObjective, point: Evaluation) -> jax.Array:
         """A multiple of the identity."""
         del problem
         return first_step(point) * jnp.eye(point.x.size, dtype=point.x.dtype)
@@ -76,7 +76,7 @@ class bfgs(MinimizeMethod):
         return jnp.where(usable & jnp.all(jnp.isfinite(H)), H, memory)
 
     def direction(
-        self, problem: Objective, point: Evaluation, memory: jax.Array, fresh: jax.Array
+        self, problem: SmoothObjective, point: Evaluation, memory: jax.Array, fresh: jax.Array
     ) -> tuple[Direction, jax.Array]:
         """The quasi-Newton step."""
         del problem
@@ -121,7 +121,7 @@ class lbfgsb(MinimizeMethod):
 
     takes_bounds = True
 
-    def begin(self, problem: Objective, point: Evaluation) -> CorrectionPairs:
+    def begin(self, problem: SmoothObjective, point: Evaluation) -> CorrectionPairs:
         """No pairs."""
         del problem
         return no_pairs(self.memory_size, point.x, 1 / first_step(point))
@@ -134,7 +134,7 @@ class lbfgsb(MinimizeMethod):
         return with_pair(memory, secant_pair(before, after))
 
     def direction(
-        self, problem: Objective, point: Evaluation, memory: CorrectionPairs, fresh: jax.Array
+        self, problem: SmoothObjective, point: Evaluation, memory: CorrectionPairs, fresh: jax.Array
     ) -> tuple[Direction, CorrectionPairs]:
         """The step to the minimum of the model within the bounds."""
         if problem.box is None:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from fnopt.core import check_tolerance, default_float
 from fnopt.solvers.minimize._quasi_newton import lbfgsb
-from fnopt.solvers.problem._scipy import Table, check_jac, first
+from fnopt.solvers.problem._scipy import ScipyTable, check_jac, first
 
 # By SciPy's names in lower case, as SciPy compares them.
 METHODS = {
@@ -42,7 +42,7 @@ _ELSEWHERE = {
 
 _STEPS = ("maxiter", "maxfun", "maxfev")
 _NO_HESSIAN = "Leave it out: 'newton_cg' takes products of the exact Hessian"
-_TABLE = Table(
+_TABLE = ScipyTable(
     "minimize",
     keywords=("tol", "jac", "options"),
     # The last ones have no meaning here: derivatives are exact, and nothing is printed by step.

@@ -17,7 +17,7 @@ _FTOL = 2.2e-9
 _OPTIMALITY = 1e-2
 
 
-class Tolerances(NamedTuple):
+class MinimizeTolerances(NamedTuple):
     """Numbers to stop at."""
 
     ftol: jax.Array  # of the value
@@ -26,14 +26,14 @@ class Tolerances(NamedTuple):
     optimality: jax.Array  # of the relative gradient
 
 
-def tolerances(dtype: Any, ftol: Any, xtol: Any, gtol: Any) -> Tolerances:
+def tolerances(dtype: Any, ftol: Any, xtol: Any, gtol: Any) -> MinimizeTolerances:
     """The tolerances as arrays, with the defaults filled in."""
     eps = float(jnp.finfo(dtype).eps)
 
     def number(x: Any, default: float) -> jax.Array:
         return jnp.asarray(default if x is None else x, dtype)
 
-    return Tolerances(
+    return MinimizeTolerances(
         number(ftol, max(_FTOL, 10 * eps)),
         # Dennis and Schnabel (1983), section 7.2: two thirds of the digits.
         number(xtol, eps ** (2 / 3)),

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from fnopt.core import check_count, listing
+from fnopt.core import check_count
 from fnopt.solvers.problem._call import SCHEMES
 
 EXACT = "derivatives are exact here. If yours are cheaper, give fun a jax.custom_jvp"
 
 
-class Table(NamedTuple):
+class ScipyTable(NamedTuple):
     """What a solver takes of SciPy's keywords."""
 
     caller: str
     keywords: tuple[str, ...]
+    instead: dict[str, str]  # of other keywords: what to write
     options: tuple[str, ...] = ()  # of the dict `options`
     steps: tuple[str, ...] = ()  # keywords and options that limit the steps
-    instead: dict[str, str] = {}  # of other keywords: what to write
 
     def read(self, given: dict[str, Any]) -> dict[str, Any]:
         """The keywords and the entries of `options`, without those that are None.
@@ -28,11 +28,11 @@ class Table(NamedTuple):
         caller, options = self.caller, dict(given.get("options") or {})
         for name in options:
             if name not in self.options:
-                expected = listing([*self.options])
+                expected = ", ".join(self.options)
                 raise TypeError(f"{caller}: unexpected option {name!r}, expected {expected}.")
         for name in given:
             if name not in self.keywords:
-                other = f"Expected one documented, or SciPy's {listing([*self.keywords])}"
+                other = f"Expected one documented, or SciPy's {', '.join(self.keywords)}"
                 hint = self.instead.get(name, other)
                 raise TypeError(f"{caller}: unexpected keyword {name!r}. {hint}.")
         both = options | {name: value for name, value in given.items() if name != "options"}

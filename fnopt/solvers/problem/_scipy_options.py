@@ -14,14 +14,14 @@ from fnopt.core import check_count
 from fnopt.jacobians import sparse_jacobian
 from fnopt.residuals import RobustLoss, custom_loss, joined_function, named_loss
 from fnopt.solvers.problem._call import SCHEMES
-from fnopt.solvers.problem._scipy import Table
+from fnopt.solvers.problem._scipy import ScipyTable
 
 _METHODS = (None, "trf", "dogbox", "lm")
 _TOLERANCES = ("ftol", "xtol", "gtol")
 # What has no meaning here, and does no harm: derivatives are exact, the method doesn't depend on
 # the units of the params, and it chooses its own linear algebra.
 NEEDLESS = ("x_scale", "diff_step", "tr_solver", "tr_options", "workers")
-_TABLE = Table(
+_TABLE = ScipyTable(
     "least_squares",
     keywords=(
         *(*_TOLERANCES, "max_nfev", "f_scale", "method", "verbose", "kwargs", "jac_sparsity"),

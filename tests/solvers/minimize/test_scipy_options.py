@@ -70,7 +70,7 @@ def test_a_call_written_for_scipy():
         ({"x0": 1.0}, "Call it params"),
         ({"hessp": len}, "Leave it out"),
         ({"maxiter": 3}, "Write max_steps"),
-        ({"learning_rate": 0.1}, "SciPy's \\['tol'"),
+        ({"learning_rate": 0.1}, "SciPy's tol, jac, options"),
         ({"jac": True}, "its value alone"),
         ({"jac": len}, "derivatives are exact"),
         ({"options": {"xatol": 1.0}}, "unexpected option 'xatol'"),

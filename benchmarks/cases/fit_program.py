@@ -36,6 +36,18 @@ FITS: dict[str, Callable[..., Any]] = {
 }
 
 
+def minimized(method: str) -> Callable[..., Any]:
+    """The same fit by `minimize`, of the sum of squares."""
+
+    def fit(residuals: Any, params: Any, args: Any) -> Any:
+        return fnopt.minimize(lambda p, *a: jnp.sum(residuals(p, *a) ** 2), params, args, method)
+
+    return fit
+
+
+FITS |= {f"minimize, {name}": minimized(name) for name in ("bfgs", "lbfgsb", "newton_cg")}
+
+
 def residuals(params: Any, data: Any) -> Any:
     """A decay of three params."""
     x, y = data

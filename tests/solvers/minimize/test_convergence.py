@@ -9,6 +9,48 @@ import fnopt
 from fnopt import Status
 
 
+@pytest.mark.parametrize("method", ["bfgs", "lbfgsb", "cg", "newton_cg", "projected_gradient"])
+def test_a_minimum_that_is_not_zero(method):
+    end = fnopt.minimize(lambda x: x**2 + 5, 3.0, method=method)
+    assert bool(end.converged), end.message
+    assert abs(float(end.params)) < 1e-3
+    assert float(end.value) == 5
+
+
+def test_a_plateau_is_no_minimum(x64):
+    # An impedance (jaxopt#275): a search that ran off to an exponent of -20 reported convergence.
+    w = 2 * np.pi * np.logspace(0.6, 4.7, 35)
+    truth = np.asarray([115, 210, 3e-5, 0.74])
+
+    def impedance(p):
+        p = jnp.asarray(p, jnp.complex128)
+        return p[0] + 1 / (1 / p[1] + p[2] * jnp.asarray(1j * w) ** p[3])
+
+    data = impedance(truth)
+
+    def loss(p):
+        return jnp.sum(jnp.abs(impedance(p) / data - 1) ** 2)
+
+    start = jnp.asarray([50.0, 100.0, 1e-5, 0.7])
+    for method in ("bfgs", "newton_cg"):
+        end = fnopt.minimize(loss, start, method=method)
+        assert bool(end.converged), end.message
+        np.testing.assert_allclose(end.params, truth, rtol=1e-4)
+
+
+def test_other_limits_compile_nothing():
+    traces = []
+
+    @jax.jit
+    def solve(x, ftol, xtol, gtol):
+        traces.append(x)
+        return fnopt.minimize(zakharov, x, ftol=ftol, xtol=xtol, gtol=gtol).nfev
+
+    loose, sharp = solve(jnp.ones(10), 1e-3, 1e-3, 10.0), solve(jnp.ones(10), 1e-6, 1e-6, 1e-3)
+    assert len(traces) == 1
+    assert int(loose) < int(sharp)
+
+
 def zakharov(x):
     s = jnp.sum(jnp.arange(1, 11, dtype=x.dtype) * x) / 2
     return jnp.sum(x**2) + s**2 + s**4

@@ -73,9 +73,8 @@ def rosenbrock_in_a_box(start, lower, upper):
 
 
 # A search that lowers the value in every step takes more than a thousand evaluations.
-@pytest.mark.parametrize("size", [2.0, 1e10])
-def test_a_bent_valley_in_a_box(size):
-    end = rosenbrock_in_a_box(*np.float32([[-1.2, 1.0], [-size] * 2, [size] * 2]))
+def test_a_bent_valley_in_a_box():
+    end = rosenbrock_in_a_box(*np.float32([[-1.2, 1.0], [-2, -2], [2, 2]]))
     assert bool(end.converged), end.message
     assert int(end.nfev) < 200
     np.testing.assert_allclose(end.params, 1, atol=1e-2)

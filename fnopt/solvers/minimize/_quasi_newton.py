@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import matmul, static
+from fnopt.linear import norm
 from fnopt.optimizers import inverse_product
 from fnopt.solvers.minimize._compact import (
     CorrectionPairs,
@@ -122,9 +123,13 @@ class lbfgsb(MinimizeMethod):
     takes_bounds = True
 
     def begin(self, problem: SmoothObjective, point: Evaluation) -> CorrectionPairs:
-        """No pairs."""
-        del problem
-        return no_pairs(self.memory_size, point.x, 1 / first_step(point))
+        """No pairs; between finite bounds the first step leads across them."""
+        rate = first_step(point)
+        if problem.box is not None:
+            wide = jnp.max(problem.box.upper - problem.box.lower, initial=0)
+            across = wide / norm(point.gradient)
+            rate = jnp.where(jnp.isfinite(across) & (across > 0), across, rate)
+        return no_pairs(self.memory_size, point.x, 1 / rate)
 
     def learn(
         self, memory: CorrectionPairs, before: Evaluation, after: Evaluation, fresh: jax.Array

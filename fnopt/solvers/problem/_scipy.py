@@ -44,14 +44,21 @@ class ScipyTable(NamedTuple):
         return min(limits, default=max_steps)
 
 
-def check_jac(caller: str, jac: Any, value: str) -> None:
-    """Refuses a derivative, or a function that returns one beside its value."""
+def check_jac(caller: str, jac: Any, value: str, other: str = "") -> None:
+    """Refuses a derivative, or a function that returns one beside its value.
+
+    Args:
+        caller: The function that is called.
+        jac: What it was given.
+        value: What its function returns.
+        other: What it takes instead.
+    """
     if jac is True:
         raise TypeError(
             f"{caller}: jac = True, expected a function that returns {value} alone: {EXACT}."
         )
     if jac is not False and jac not in (None, *SCHEMES):
-        raise TypeError(f"{caller}: jac = {jac!r}, expected none: {EXACT}.")
+        raise TypeError(f"{caller}: jac = {jac!r}, expected none{other}: {EXACT}.")
 
 
 def first(read: dict[str, Any], *names: str, given: Any = None) -> Any:

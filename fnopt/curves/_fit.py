@@ -191,7 +191,7 @@ class Fit(tuple[Params, jax.Array]):
     @property
     def message(self) -> Any:
         """Why the fit ended, in words."""
-        return self.solution.message
+        return self.solution.worded(self.names)
 
     def report(self) -> str:
         """The params with their errors, how good the fit is, and what is wrong with it."""

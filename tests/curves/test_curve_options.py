@@ -79,7 +79,8 @@ def test_a_covariance_says_why_it_is_infinite():
     with pytest.warns(OptimizeWarning, match="1 data for 1 params leave none"):
         fnopt.curve_fit(lambda x, a: a * x, [1, 2][:1], [2])
     with pytest.warns(OptimizeWarning, match=r"don't determine a, b \(rank 1 of 2, 30 data"):
-        fnopt.curve_fit(lambda x, a, b: a * b * x, X, Y)
+        fit = fnopt.curve_fit(lambda x, a, b: a * b * x, X, Y)
+    assert fit.message.endswith("; the data don't determine a, b")
 
 
 def test_a_loss_by_name():

@@ -15,12 +15,14 @@ from fnopt.jacobians._unknown_groups import Shapes, unknown_groups
 Sizes = tuple[int, int]
 """The shape of a block of a matrix: the size of the later group, then of the earlier one."""
 
-# Multiplications that cost as much as the operations of a level take to start and to compile.
+# Multiplications of the dense factor that weigh as much as a level, which is compiled by itself.
+# On the pose graph M3500 1e6, 2e7 and 1e8 give 36, 16 and 10 levels: 22, 12 and 8 s to compile,
+# 0.38, 0.32 and 0.45 s to solve (docs/performance.md, sparse problems).
 _LEVEL = 5 * 10**7
 # Of the mean number of neighbouring unknowns: groups with more wait for a later level. On M3500
 # 1 to 3 give 36 to 40 levels in full, and 1.3e7 to 1.9e7 multiplications.
 _FAR = 2.0
-_PATIENCE = 3  # levels that don't lower the cost, before one that might
+_PATIENCE = 3  # levels that don't lower the cost, before one may: each takes time to plan
 _LEFT = 4096  # unknowns: the Cholesky factor of a matrix of more takes 2e10 multiplications
 
 

@@ -116,6 +116,7 @@ def curve_fit(
     axis_name: Any = None,
     constraints: Any = None,
     likelihood: str | None = None,
+    starts: int = 1,
     **scipy_options: Any,
 ) -> Any:
     r"""Fit a function to data: `scipy.optimize.curve_fit`, with a report, bands and a picture.
@@ -170,6 +171,8 @@ def curve_fit(
             params; see :func:`fnopt.least_squares`.
         likelihood: `'poisson'` for counts: the fit maximises their likelihood, and the covariance
             is the inverse Fisher information.
+        starts: From how many points around `p0`, or between the bounds, to search at once; see
+            :func:`fnopt.least_squares`.
         **scipy_options: What SciPy's solvers take besides: `verbose`, `callback` and `factor`
             (the first trust radius) mean the same here; `x_scale`, `diag`, `epsfcn`,
             `diff_step`, `tr_solver`, `tr_options` and `workers` are accepted and not needed.
@@ -238,6 +241,7 @@ def curve_fit(
             bounds=box,
             constraints=constraints,
             max_steps=steps,
+            starts=starts,
             callback=callback,
             check_jac=check_jac,
             axis_name=axis_name,

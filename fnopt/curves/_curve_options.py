@@ -27,6 +27,7 @@ class CurveFitOptions(TypedDict, total=False):
     axis_name: Any
     constraints: Any
     likelihood: str | None
+    starts: int
     # SciPy's.
     verbose: int
     callback: Any

@@ -69,6 +69,13 @@ def test_the_solution_has_the_derivative_of_the_single_search():
     assert jax.grad(amplitude)(1.0, 3) == pytest.approx(5.0, rel=1e-4)
 
 
+def test_curve_fit_takes_starts():
+    y = peak(jnp.asarray(TRUE)) + 0.01 * np.cos(9 * X)
+    model = lambda x, a, c, w: peak((a, c, w), x)  # noqa: E731
+    fit = fnopt.curve_fit(model, X, y, p0=[1.0, 0.7, 0.3], starts=16)
+    np.testing.assert_allclose(np.abs(fit[0]), TRUE, rtol=0.02)
+
+
 @pytest.mark.parametrize("starts", [0, -1, 2.0, True, "8"])
 def test_what_is_no_number_of_starts_is_refused(starts):
     with pytest.raises(ValueError, match=r"starts = .* whole number from 1"):

@@ -14,6 +14,7 @@ from fnopt.linear._norms import divide as divide
 from fnopt.linear._norms import norm
 from fnopt.linear._norms import row_norm as row_norm
 from fnopt.linear._power_iteration import power_iteration
+from fnopt.linear._secular import rounding_damping as rounding_damping
 from fnopt.linear._system import DampedStep, System, linear_solver
 from fnopt.linear._triangle import (
     SingularFactors,
@@ -28,12 +29,16 @@ from fnopt.linear._triangle import noise_damping as noise_damping
 from fnopt.linear._triangle import row_triangle as row_triangle
 from fnopt.linear._triangle import singular_triangle as singular_triangle
 from fnopt.linear._triangle_system import LiftedSystem, TriangleSystem
+from fnopt.linear._triangle_system import cut_to_radius as cut_to_radius
 from fnopt.linear._unrolled import NormalEquations as NormalEquations
 from fnopt.linear._unrolled import Rows as Rows
 from fnopt.linear._unrolled import jacobi_scale as jacobi_scale
 from fnopt.linear._unrolled import normal_equations as normal_equations
 from fnopt.linear._unrolled import scaled as scaled
+from fnopt.linear._unrolled import sum_points as sum_points
+from fnopt.linear._unrolled import unrolled_backward as unrolled_backward
 from fnopt.linear._unrolled import unrolled_cholesky as unrolled_cholesky
+from fnopt.linear._unrolled import unrolled_forward as unrolled_forward
 from fnopt.linear._unrolled import unrolled_inverse as unrolled_inverse
 from fnopt.linear._unrolled import unrolled_rank as unrolled_rank
 from fnopt.linear._unrolled import unrolled_solve as unrolled_solve

@@ -28,6 +28,24 @@ _LONGEST = 1.5
 _LEAST = 8.0
 
 
+def cut_to_radius(step: DampedStep, radius: jax.Array) -> DampedStep:
+    """The step cut to 1.5 radii.
+
+    Args:
+        step: A solution of the damped system, with its length.
+        radius: The trust radius.
+    """
+    assert step.full is not None
+    most = jnp.asarray(_LONGEST, radius.dtype) * radius
+    t = jnp.minimum(divide(most, step.full), jnp.ones_like(most))
+    t = jnp.where(step.full > 0, t, jnp.ones_like(t))
+    # (A^T A + lam I) p = -A^T r: the model falls by t (||A p||^2 + lam ||p||^2) along t p,
+    # less t^2 ||A p||^2 / 2.
+    half = jnp.asarray(0.5, t.dtype)
+    gained = t * ((1 - half * t) * step.model_norm + step.lam * step.full * step.full)
+    return step._replace(p=t * step.p, model_norm=t * t * step.model_norm, predicted=gained)
+
+
 @dataclasses.dataclass(frozen=True)
 class TriangleSystem:
     r"""A linear model known by the triangle of its QR decomposition.
@@ -76,16 +94,7 @@ class TriangleSystem:
         Args:
             radius: The trust radius.
         """
-        step = self.damped(self.start)
-        assert step.full is not None
-        most = jnp.asarray(_LONGEST, radius.dtype) * radius
-        t = jnp.minimum(divide(most, step.full), jnp.ones_like(most))
-        t = jnp.where(step.full > 0, t, jnp.ones_like(t))
-        # (A^T A + lam I) p = -A^T r: the model falls by t (||A p||^2 + lam ||p||^2) along t p,
-        # less t^2 ||A p||^2 / 2.
-        half = jnp.asarray(0.5, t.dtype)
-        gained = t * ((1 - half * t) * step.model_norm + step.lam * step.full * step.full)
-        return step._replace(p=t * step.p, model_norm=t * t * step.model_norm, predicted=gained)
+        return cut_to_radius(self.damped(self.start), radius)
 
     def damped(self, lam: jax.Array) -> DampedStep:
         """The damped step."""

@@ -68,14 +68,14 @@ def normal_equations(columns: Sequence[jax.Array], r: jax.Array) -> NormalEquati
     *J, r = lax.optimization_barrier((*columns, r))
     products = [r * r, *(c * r for c in J)]
     products += [J[i] * J[j] for i in range(n) for j in range(i + 1)]
-    square, *sums = _sums(products)
+    square, *sums = sum_points(products)
     g, rest = tuple(sums[:n]), iter(sums[n:])
     return NormalEquations(
         square, square, g, tuple(tuple(next(rest) for _ in range(i + 1)) for i in range(n))
     )
 
 
-def _sums(terms: list[jax.Array]) -> list[jax.Array]:
+def sum_points(terms: list[jax.Array]) -> list[jax.Array]:
     """Sums over the first axis, some terms at a time."""
     groups = [terms[i : i + _TERMS] for i in range(0, len(terms), _TERMS)]
     return [total for group in groups for total in _in_stages(group, _POINTS)]
@@ -184,13 +184,23 @@ def unrolled_solve(factor: Factor, b: Sequence[jax.Array]) -> tuple[jax.Array, .
         >>> print(unrolled_solve(factor, [jnp.ones(2)])[0])
         [0.25 0.5 ]
     """
+    return unrolled_backward(factor, unrolled_forward(factor, b))
+
+
+def unrolled_forward(factor: Factor, b: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+    r"""Solves :math:`L y = b` for every lane; an unknown without a pivot becomes 0."""
     # Divisions rather than products with inverses: XLA computes a division once and keeps it,
     # but repeats a product in everything that uses it.
+    y: list[jax.Array] = []
+    for row, b_i, pivot in zip(factor.L, b, factor.diagonal, strict=True):
+        y.append((b_i - _dot(row, y)) / pivot)
+    return tuple(y)
+
+
+def unrolled_backward(factor: Factor, y: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+    r"""Solves :math:`L^T x = y` for every lane; an unknown without a pivot becomes 0."""
     L, diagonal = factor.L, factor.diagonal
     n = len(diagonal)
-    y: list[jax.Array] = []
-    for i in range(n):
-        y.append((b[i] - _dot(L[i], y)) / diagonal[i])
     x: list[jax.Array] = [y[-1]] * n
     for i in reversed(range(n)):
         above = [L[k][i] for k in range(i + 1, n)]

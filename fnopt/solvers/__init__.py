@@ -7,20 +7,16 @@ from fnopt.solvers._dogleg import dogleg
 from fnopt.solvers._driver import least_squares
 from fnopt.solvers._equations import Root
 from fnopt.solvers._gauss_newton import gauss_newton
+from fnopt.solvers._lanes import LaneEnds as LaneEnds
+from fnopt.solvers._lanes import LaneProblems as LaneProblems
+from fnopt.solvers._lanes import lane_summary as lane_summary
+from fnopt.solvers._lanes import over_lanes as over_lanes
+from fnopt.solvers._lanes import search_lanes as search_lanes
 from fnopt.solvers._levenberg_marquardt import levenberg_marquardt
 from fnopt.solvers._method import LeastSquaresMethod, LeastSquaresState
 from fnopt.solvers._root import fixed_point, root
-from fnopt.solvers._stopping import SHARE as SHARE
 from fnopt.solvers._stopping import checked_status as checked_status
-from fnopt.solvers._stopping import cost_converged as cost_converged
-from fnopt.solvers._stopping import first_of as first_of
-from fnopt.solvers._stopping import is_lost_in_rounding as is_lost_in_rounding
-from fnopt.solvers._stopping import step_converged as step_converged
-from fnopt.solvers._trust_region import LEAST_GAIN as LEAST_GAIN
-from fnopt.solvers._trust_region import TRUST_REGION as TRUST_REGION
-from fnopt.solvers._trust_region import Outcome as Outcome
-from fnopt.solvers._trust_region import gain_ratio as gain_ratio
-from fnopt.solvers._trust_region import nielsen_shrink as nielsen_shrink
+from fnopt.solvers._stopping import default_tolerances as default_tolerances
 from fnopt.solvers.minimize import (
     MinimizeMethod,
     Minimum,

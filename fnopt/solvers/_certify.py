@@ -55,6 +55,15 @@ class Certificate(NamedTuple):
     least_curvature: jax.Array | None = None
 
 
+class Spectrum(NamedTuple):
+    """What the singular values of a Jacobian with columns of unit length show."""
+
+    rank: jax.Array
+    decrement: jax.Array  # what the Gauss-Newton step takes off the model's cost
+    length: jax.Array  # of that step, in units of the columns
+    null: jax.Array  # bool[n], params with a part in the null space, by more than rounding
+
+
 class Certified(NamedTuple):
     """A certificate, and what follows from it."""
 
@@ -99,41 +108,74 @@ def certify(
     whole = _spectrum(model, point)
     part = whole if problem.box is None else _spectrum(model, free)
     bound = negligible_decrease(free, tolerances)
-    optimal = part.decrement <= bound  # false where a factorisation failed
-    stalled = state.status == Status.STALLED.value
-    ended = is_converged(state.status) | stalled
-    status = jnp.where(stalled & optimal, Status.CONVERGED_STEP.array, state.status)
+    end = certified_end(state, point, free, whole, part, bound, tolerances)
     residuals = point.r if state.residuals is None else state.residuals
     finer, rescaled = finer_unit(problem, point.cost, residuals, unit)
-    rescaled &= ended | (state.status == Status.NONFINITE_START.value)
+    rescaled &= _has_ended(state.status) | (state.status == Status.NONFINITE_START.value)
+    radius = jnp.where(rescaled, jnp.zeros_like(end.radius), end.radius)
+    unit = jnp.where(rescaled, finer, unit)
+    end = end._replace(radius=radius, unit=unit, refuted=rescaled | end.refuted)
+    curvature = least_curvature(problem, point, free, bound) if full else None
+    if curvature is None:
+        return end
+    falls = curvature.falls & _has_ended(state.status) & end.certificate.certified & ~rescaled
+    return end._replace(
+        certificate=end.certificate._replace(
+            certified=end.certificate.certified & ~curvature.negative,
+            least_curvature=curvature.least,
+        ),
+        x=jnp.where(falls, curvature.x, end.x),
+        radius=jnp.where(falls, jnp.zeros_like(radius), radius),
+        refuted=end.refuted | falls,
+    )
+
+
+def certified_end(
+    state: SearchState,
+    point: Linearization,
+    free: Linearization,
+    whole: Spectrum,
+    part: Spectrum,
+    bound: jax.Array,
+    tolerances: Tolerances,
+) -> Certified:
+    """Tests the end of a loop by spectra of its Jacobian.
+
+    Args:
+        state: The loop at its end.
+        point: Its point.
+        free: The point without the params that are held on bounds.
+        whole: The spectrum at the point.
+        part: The spectrum without those params.
+        bound: The largest decrement that is negligible.
+        tolerances: The numbers of the method.
+    """
+    optimal = part.decrement <= bound  # false where a factorisation failed
+    stalled = state.status == Status.STALLED.value
     length = jnp.sqrt(row_total(jnp.sum(jnp.square(point.r))))
     # Beside the residuals the square of such a column is below the rounding of what it was.
     root = jnp.asarray(float(jnp.finfo(bound.dtype).eps) ** 0.5, bound.dtype)
     gone = (relative_columns(point) <= root * state.steepest) & (point.cost > 0)
-    curvature = least_curvature(problem, point, free, bound) if full else None
-    x, least = point.x, None
-    falls = negative = jnp.zeros((), bool)
-    if curvature is not None:
-        least, negative = curvature.least, curvature.negative
-        falls = curvature.falls & ended & optimal & ~rescaled
-        x = jnp.where(falls, curvature.x, x)
     certificate = Certificate(
         optimality=divide(jnp.max(slopes(free), initial=0), length),
         decrement=divide(2 * part.decrement, jnp.square(length)),
         rounding=divide(cost_rounding(free, tolerances.eps), point.cost),
         undetermined=whole.null | (gone & (state.steepest > 0)) | (point.columns <= 0),
-        certified=optimal & ~negative,
-        least_curvature=least,
+        certified=optimal,
     )
     return Certified(
         certificate=certificate,
         rank=whole.rank,
-        status=status,
-        x=x,
-        radius=jnp.where(rescaled | falls, jnp.zeros_like(part.length), part.length),
-        unit=jnp.where(rescaled, finer, unit),
-        refuted=rescaled | (ended & ~optimal) | falls,
+        status=jnp.where(stalled & optimal, Status.CONVERGED_STEP.array, state.status),
+        x=point.x,
+        radius=part.length,
+        unit=jnp.ones_like(bound),
+        refuted=_has_ended(state.status) & ~optimal,
     )
+
+
+def _has_ended(status: jax.Array) -> jax.Array:
+    return is_converged(status) | (status == Status.STALLED.value)
 
 
 def exact_point(model: LinearModel, point: Linearization) -> Linearization:
@@ -154,21 +196,12 @@ def exact_point(model: LinearModel, point: Linearization) -> Linearization:
     return exact._replace(cost=point.cost)
 
 
-class _Spectrum(NamedTuple):
-    """What the singular values of a Jacobian with columns of unit length show."""
-
-    rank: jax.Array
-    decrement: jax.Array  # what the Gauss-Newton step takes off the model's cost
-    length: jax.Array  # of that step, in units of the columns
-    null: jax.Array  # bool[n], params with a part in the null space, by more than rounding
-
-
-def _spectrum(model: LinearModel, point: Linearization) -> _Spectrum:
+def _spectrum(model: LinearModel, point: Linearization) -> Spectrum:
     """Of models without a triangle the rank, and what the best single parameter gains."""
     if point.triangle is None:
         best = jnp.max(slopes(point), initial=0)
         none = jnp.zeros(point.x.shape, bool)
-        return _Spectrum(model.rank(point), jnp.square(best) / 2, best, none)
+        return Spectrum(model.rank(point), jnp.square(best) / 2, best, none)
     L, c = point.triangle
     factors = singular_triangle(Triangle(L / initial_scale(point.columns)[:, None], c))
     rank = numerical_rank(factors.s, model.size)
@@ -177,4 +210,4 @@ def _spectrum(model: LinearModel, point: Linearization) -> _Spectrum:
     length = jnp.sqrt(jnp.sum(jnp.square(divide(b, factors.s))))
     seen = jnp.sum(jnp.where(kept[:, None], jnp.square(factors.Vt), 0), axis=0)
     null = seen < 1 - jnp.asarray(float(jnp.finfo(L.dtype).eps) ** 0.5, L.dtype)
-    return _Spectrum(rank, jnp.sum(jnp.square(b)) / 2, length, null)
+    return Spectrum(rank, jnp.sum(jnp.square(b)) / 2, length, null)

@@ -76,6 +76,8 @@ def judge(
     lost = is_lost_in_rounding(actual, trial.predicted, noise)
     nearer = actual >= 0 if after is None else is_nearer(after, before)
     accepted = jnp.isfinite(actual) & jnp.where(lost, nearer, enough)
+    if accepted.ndim:
+        accepted = _once(accepted)
     refused = jnp.where(accepted, jnp.zeros_like(rejections), rejections + 1)
 
     undamped = trial.lam <= 0
@@ -132,3 +134,11 @@ def stopping_status(
         (stuck & ~jnp.isfinite(actual), Status.NONFINITE_STEP),
         (stuck, Status.STALLED),
     )
+
+
+def _once(condition: jax.Array) -> jax.Array:
+    """A condition of many problems that the compiler computes once, and not anew for each user.
+
+    XLA merges cheap arithmetic into everything that uses it. It never does that to a square root.
+    """
+    return jnp.sqrt(condition.astype(jnp.float32)) > 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -102,55 +102,15 @@ def iterate(
     model = method.model(problem.model)
     sized = problem.box is None and model.has_triangle and method.is_trust_region
 
-    def metric(columns: jax.Array, point: Linearization) -> jax.Array:
-        scale = initial_scale(columns)
-        return with_relative_bound(scale, point) if sized else scale
-
     def advance(state: SearchState) -> SearchState:
         point, first = state.point, state.radius <= 0
-        scale = metric(state.scale, point)
+        scale = metric(state, sized)
         trial, x = _propose(problem, method, model, tolerances, state, scale)
         there, r = problem.evaluate(model, lax.select(first, point.x, x))
-        finite = is_finite(there)
         before = point.r if state.residuals is None else state.residuals
         actual = problem.reduction(point, before, r, trial.step)
-        actual = jnp.where(finite, actual, -jnp.inf)
-        judged = judge(
-            method.rule,
-            _free_slopes(point, problem.box),
-            _free_slopes(there, problem.box),
-            trial,
-            actual,
-            state.radius,
-            state.rejections,
-            tolerances,
-        )
-        accepted = first | judged.accepted
-        columns = grown_scale(state.scale, there.columns)
-        radius_there = method.rule.first(
-            tolerances.radius, initial_scale(columns), there.x, there.cost
-        )
-        if method.is_trust_region:
-            radius_there = lax.select(radius > 0, radius, radius_there)
-        moved = there, None if state.residuals is None else r, columns
-        stayed = point, state.residuals, state.scale
-        reached, residuals, columns = cond(accepted, lambda: moved, lambda: stayed)
-        free = free_point(reached, problem.box)
-        start = first_of(
-            (~finite, Status.NONFINITE_START),
-            (is_stationary(free, tolerances.gtol), Status.CONVERGED_GRADIENT),
-        )
-        status = stopping_status(free, point, trial, actual, judged, scale, tolerances)
-        state = state._replace(
-            point=reached,
-            residuals=residuals,
-            scale=columns,
-            steepest=jnp.maximum(state.steepest, relative_columns(reached)),
-            radius=lax.select(first, radius_there, judged.radius),
-            lam=lax.select(first, jnp.zeros_like(judged.lam), judged.lam),
-            rejections=lax.select(first, state.rejections, judged.rejections),
-            status=lax.select(first, start, status),
-            steps=increment(state.steps),
+        state, accepted = after_step(
+            method, tolerances, problem.box, state, scale, trial, there, r, actual, radius
         )
         return watch(problem, state, accepted, first)
 
@@ -166,6 +126,87 @@ def iterate(
         steps=state.steps - (state.steps >= 0).astype(jnp.int32),
     )
     return while_loop(unfinished, advance, fresh)
+
+
+def metric(state: SearchState, sized: bool) -> jax.Array:
+    """The scaling of the next step; `sized` bounds relative changes of the params."""
+    scale = initial_scale(state.scale)
+    return with_relative_bound(scale, state.point) if sized else scale
+
+
+def after_step(
+    method: LeastSquaresMethod,
+    tolerances: Tolerances,
+    box: Box | None,
+    state: SearchState,
+    scale: jax.Array,
+    trial: Trial,
+    there: Linearization,
+    r: jax.Array | None,
+    actual: jax.Array,
+    radius: jax.Array,
+) -> tuple[SearchState, jax.Array]:
+    """The state after a step or after the evaluation of a start, and whether that was accepted.
+
+    The arrays are those of one problem, or of many along the last axis of each.
+
+    Args:
+        method: The method.
+        tolerances: Its numbers.
+        box: The bounds.
+        state: The state before the step; a radius of 0 says that its point wasn't evaluated.
+        scale: The scaling of the step.
+        trial: The step.
+        there: Where the step ends.
+        r: The residuals there, not weighted by a loss.
+        actual: The reduction of the cost.
+        radius: The first radius of a trust region; 0 for that of the method.
+    """
+    point, first, finite = state.point, state.radius <= 0, is_finite(there)
+    actual = jnp.where(finite, actual, -jnp.inf)
+    judged = judge(
+        method.rule,
+        _free_slopes(point, box),
+        _free_slopes(there, box),
+        trial,
+        actual,
+        state.radius,
+        state.rejections,
+        tolerances,
+    )
+    accepted = first | judged.accepted
+    columns = grown_scale(state.scale, there.columns)
+    radius_there = method.rule.first(tolerances.radius, initial_scale(columns), there.x, there.cost)
+    if method.is_trust_region:
+        radius_there = lax.select(radius > 0, radius, radius_there)
+    moved = there, None if state.residuals is None else r, columns
+    stayed = point, state.residuals, state.scale
+    reached, residuals, columns = _select(accepted, moved, stayed)
+    free = free_point(reached, box)
+    start = first_of(
+        (~finite, Status.NONFINITE_START),
+        (is_stationary(free, tolerances.gtol), Status.CONVERGED_GRADIENT),
+    )
+    status = stopping_status(free, point, trial, actual, judged, scale, tolerances)
+    state = state._replace(
+        point=reached,
+        residuals=residuals,
+        scale=columns,
+        steepest=jnp.maximum(state.steepest, relative_columns(reached)),
+        radius=lax.select(first, radius_there, judged.radius),
+        lam=lax.select(first, jnp.zeros_like(judged.lam), judged.lam),
+        rejections=lax.select(first, state.rejections, judged.rejections),
+        status=lax.select(first, start, status),
+        steps=increment(state.steps),
+    )
+    return state, accepted
+
+
+def _select(accepted: jax.Array, new: Any, old: Any) -> Any:
+    """The new tree if a step is accepted, of many problems along the last axis or of one."""
+    if accepted.ndim:
+        return jax.tree.map(lambda a, b: jnp.where(accepted, a, b), new, old)
+    return cond(accepted, lambda: new, lambda: old)
 
 
 def _free_slopes(point: Linearization, box: Box | None) -> Linearization:

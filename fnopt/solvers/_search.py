@@ -21,7 +21,7 @@ from fnopt.solvers.problem._problem import Problem, Setting
 from fnopt.solvers.problem._units import in_unit, restored
 from fnopt.solvers.result._solution import Solution, StepHistory, StepInfo, empty_history, noted
 
-_ROUNDS = 3  # loops at most: a test that fails thrice is not mended by another restart
+ROUNDS = 3  # loops at most: a test that fails thrice is not mended by another restart
 
 
 class _Round(NamedTuple):
@@ -73,7 +73,7 @@ def search(
     def refuted(at: _Round) -> jax.Array:
         # Evaluating the same point in another unit is no step.
         in_time = (at.state.steps < max_steps) | (at.certified.unit != at.unit)
-        return at.certified.refuted & at.helped & (at.number < _ROUNDS) & in_time
+        return at.certified.refuted & at.helped & (at.number < ROUNDS) & in_time
 
     entries = None if options.history is None else empty_history(options.history, x.dtype)
     first = uncertified(x, full)
@@ -89,11 +89,7 @@ def _solution(problem: Problem, solver: LeastSquaresMethod, last: _Round) -> Sol
     point = state.point
     model = solver.model(here.model)
     residuals = point.r if state.residuals is None else state.residuals
-    running = state.status == Status.RUNNING.value
-    status = jnp.where(running, Status.MAX_STEPS.array, certified.status)
-    # Each restart lowered the cost, and no more are made.
-    exhausted = certified.refuted & last.helped & is_converged(status)
-    status = jnp.where(exhausted, Status.STALLED.array, status)
+    status = final_status(state.status, certified, last.helped)
     if problem.box is not None:
         status = jnp.where(problem.box.is_feasible(), status, Status.INFEASIBLE.array)
     evaluations = state.steps + last.number
@@ -113,6 +109,15 @@ def _solution(problem: Problem, solver: LeastSquaresMethod, last: _Round) -> Sol
         certificate=certified.certificate,
     )
     return restored(solution, last.unit, _POWERS)
+
+
+def final_status(status: jax.Array, certified: Certified, helped: jax.Array) -> jax.Array:
+    """The status of a search whose last loop ended with a certificate."""
+    running = status == Status.RUNNING.value
+    status = jnp.where(running, Status.MAX_STEPS.array, certified.status)
+    # Each restart lowered the cost, and no more are made.
+    exhausted = certified.refuted & helped & is_converged(status)
+    return jnp.where(exhausted, Status.STALLED.array, status)
 
 
 _POWERS = {"cost": 2, "gradient_norm": 2, "residuals": 1, "jacobian": 1}  # of the unit

@@ -1,4 +1,7 @@
-"""The stopping tests of a least-squares loop, and the one bound on rounding that they share."""
+"""The stopping tests of a least-squares loop, and the one bound on rounding that they share.
+
+A point may also stand for many problems, which then lie along the last axis of all of its arrays.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,7 @@ def residual_rounding(point: Linearization, eps: jax.Array) -> jax.Array:
     params than residuals it is a sum of `n / m` times as many (Higham 2002, section 3.1).
     """
     length = norm(point.columns * point.x)  # its squares may overflow where the cost does not
-    more = max(1.0, point.x.size / max(point.r.size * row_parts(), 1))
+    more = max(1.0, len(point.x) / max(len(point.r) * row_parts(), 1))
     return eps * jnp.asarray(more, eps.dtype) * length
 
 
@@ -81,7 +84,7 @@ def cost_rounding(point: Linearization, eps: jax.Array) -> jax.Array:
 
 def _rounding(point: Linearization, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The bounds for the residuals and for a difference of costs."""
-    m = jnp.asarray(max(point.r.size * row_parts(), 1) ** 0.5, eps.dtype)
+    m = jnp.asarray(max(len(point.r) * row_parts(), 1) ** 0.5, eps.dtype)
     rho = residual_rounding(point, eps)
     return rho, 4 * eps * point.cost + rho * jnp.sqrt(2 * point.cost) / m
 
@@ -101,7 +104,7 @@ def within_range(point: Linearization) -> jax.Array:
     Of models without a triangle the largest slope, which is a lower bound.
     """
     if point.triangle is None:
-        return jnp.max(slopes(point), initial=0)
+        return jnp.max(slopes(point), axis=0, initial=0)
     return jnp.sqrt(jnp.sum(jnp.square(point.triangle.c)))
 
 
@@ -124,7 +127,7 @@ def is_nearer(after: Linearization, before: Linearization) -> jax.Array:
 
 def is_stationary(point: Linearization, gtol: jax.Array) -> jax.Array:
     """Whether no residual is left, or it is at right angles to every column (MINPACK's gtol)."""
-    steep = jnp.max(slopes(point), initial=0)
+    steep = jnp.max(slopes(point), axis=0, initial=0)
     return (point.cost <= 0) | (steep <= gtol * jnp.sqrt(2 * point.cost))
 
 
@@ -136,13 +139,13 @@ def negligible_decrease(point: Linearization, tolerances: Tolerances) -> jax.Arr
     """
     rho, noise = _rounding(point, tolerances.eps)
     rho = _OPERATIONS * rho
-    noise += jnp.asarray(point.x.size / 2, rho.dtype) * jnp.square(rho)
+    noise += jnp.asarray(len(point.x) / 2, rho.dtype) * jnp.square(rho)
     return jnp.maximum(tolerances.share * point.cost, noise)
 
 
 def is_flat(point: Linearization, tolerances: Tolerances) -> jax.Array:
     r"""Whether no single parameter could lower the cost by more than a negligible decrease."""
-    alone = jnp.square(jnp.max(slopes(point), initial=0)) / 2
+    alone = jnp.square(jnp.max(slopes(point), axis=0, initial=0)) / 2
     return alone <= negligible_decrease(point, tolerances)
 
 

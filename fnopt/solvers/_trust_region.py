@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import matmul, row_total
+from fnopt.core import row_total
 from fnopt.linear import DampedStep, divide
 from fnopt.solvers.linear_model._linearization import Linearization
 
@@ -33,11 +33,11 @@ class Trial(NamedTuple):
 def straight(point: Linearization, scale: jax.Array, step: DampedStep) -> Trial:
     """The step of the linear model as it is."""
     p = step.p / scale
-    length = jnp.sqrt(jnp.sum(jnp.square(step.p)))
+    length = jnp.sqrt(jnp.sum(jnp.square(step.p), axis=0))
     return Trial(
         step=p,
         length=length,
-        slope=matmul(point.gradient, p),
+        slope=jnp.sum(point.gradient * p, axis=0),
         predicted=step.predicted,
         lam=step.lam,
         full=length if step.full is None else step.full,
@@ -110,7 +110,8 @@ def _initial_radius(
     .. math:: \Delta = c \max(\|D x\|, 10^{-3} \|r\|), \quad
         \text{or } c \|r\| \text{ if } D x = 0
     """
-    length, residual = jnp.sqrt(jnp.sum(jnp.square(scale * x))), jnp.sqrt(2 * cost)
+    length = jnp.sqrt(jnp.sum(jnp.square(scale * x), axis=0))
+    residual = jnp.sqrt(2 * cost)
     least = jnp.asarray(_LEAST_RADIUS, residual.dtype) * residual
     length = jnp.where(length > 0, jnp.maximum(length, least), residual)
     return factor * jnp.where(length > 0, length, jnp.ones_like(length))

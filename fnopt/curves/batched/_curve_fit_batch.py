@@ -11,26 +11,24 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Status, check_count, check_tolerance
 from fnopt.curves._residuals import check_enough
+from fnopt.core import check_count, check_tolerance, per_row
+from fnopt.curves.batched._alone import is_open
 from fnopt.curves.batched._data import checked_y, split
 from fnopt.curves.batched._fit import BatchFit, no_fits
 from fnopt.curves.batched._fitted import fitted
-from fnopt.curves.batched._lanes import LaneTolerances
 from fnopt.curves.batched._model import (
     checked_jacobian,
     checked_model,
     has_no_forward_mode,
 )
-from fnopt.curves.batched._progress import chosen
-from fnopt.curves.batched._retries import is_open
 from fnopt.curves.batched._split import split_of
 from fnopt.curves.batched._start import checked_box, checked_start
 from fnopt.curves.batched._task import Task
 from fnopt.curves.batched._units import unusual
 from fnopt.programs import call_compiled, call_recorded, runs_now
 from fnopt.residuals import RobustCost, named_loss, robust_cost
-from fnopt.solvers import levenberg_marquardt
+from fnopt.solvers import default_tolerances, levenberg_marquardt
 
 _CHUNK = {"cpu": 128}  # elsewhere a chunk has to fill the device, not a cache
 _LARGE_CHUNK = 1 << 16
@@ -54,7 +52,8 @@ def curve_fit_batch(
     ftol: float | jax.Array | None = None,
     xtol: float | jax.Array | None = None,
     gtol: float | jax.Array | None = None,
-    damping: float | jax.Array = 1e-3,
+    radius: float | jax.Array = 0.6,
+    damping: Any = None,
     max_steps: int = 200,
     fallback: bool | None = None,
     chunk: int | None = None,
@@ -68,16 +67,13 @@ def curve_fit_batch(
     doesn't disturb the others, and `status` says why it failed. The fits run in chunks in bounded
     memory; one that is done makes room for another.
 
-    The method is Levenberg-Marquardt with normal equations and an unrolled Cholesky factorisation,
-    in the metric of :func:`fnopt.least_squares`. Against the QR of that solver it loses digits
-    where the params are strongly correlated: about :math:`\kappa^2 \epsilon` instead of
-    :math:`\kappa \epsilon`, with :math:`\kappa` the condition of the Jacobian with columns of
-    length one. It is straight, too, without that solver's acceleration. A fit that fails, whose
-    steps throw a param to where it has no effect any more, or which isn't done after 15 % of
-    `max_steps` (30, if that is more), is tried again from its start with a damping of 100, 1e4 and
-    1; what is not solved then goes on from its best end, and at last falls back on
-    :func:`fnopt.least_squares`, unless there are very many fits. Everything is unrolled, so it is
-    meant for up to a dozen params.
+    The method is that of :func:`fnopt.least_squares` without acceleration, with normal equations
+    and an unrolled Cholesky factorisation in place of QR: it loses digits where the params are
+    strongly correlated, about :math:`\kappa^2 \epsilon` instead of :math:`\kappa \epsilon`, with
+    :math:`\kappa` the condition of the Jacobian with columns of length one. Trust region, bounds,
+    stopping tests and certificate are the same. Fits that fail fall back on
+    :func:`fnopt.least_squares`, unless there are very many. The algebra is unrolled, so it is meant
+    for up to a dozen params.
 
     Params, cost, covariance and errors have derivatives with respect to data, bounds, the scale of
     the loss, and what `f` closes over, by the implicit function theorem.
@@ -113,15 +109,17 @@ def curve_fit_batch(
         jac: The Jacobian of one fit, `jac(x, a, b, ...)` of shape `[points, n]`, written with
             `jax.numpy`, if it is cheaper than what `f` itself gives. It is compared with a
             derivative of `f`, where that has one, at the start of the first fit.
-        ftol: Relative tolerance of the cost; by default 4 rounding units.
+        ftol: Relative tolerance of the cost; by default the rounding unit, in float32 1e-10.
         xtol: Relative tolerance of the params; by default 4 rounding units.
         gtol: Tolerance of the cosine between the residual and the Jacobian's columns; by default
             the rounding unit.
-        damping: The first damping, relative to the squared columns of the Jacobian.
+        radius: The first trust radius, in units of :math:`\|D x\|`; see
+            :class:`fnopt.levenberg_marquardt`.
+        damping: Has no effect any more: the trust region sets the damping.
         max_steps: The most steps of a fit; the fallback has as many again.
         fallback: Whether fits that fail are made again from their starts, one after the other, by
-            the steps of :func:`fnopt.least_squares`. They solve what needs QR or acceleration, a
-            steep power or rate that is far off say. Each takes milliseconds, where the batch takes
+            :func:`fnopt.least_squares`. Its steps solve what needs QR or acceleration, such as a
+            steep power or rate that is far off. Each takes milliseconds, where the batch takes
             microseconds, so by default (None) up to 1,000 fits have it, and more have not. Called
             by itself, the program for it is compiled when a fit fails; under `jax.jit` always.
         chunk: How many fits are worked on at once; by default as many as stay in a CPU core's
@@ -150,9 +148,16 @@ def curve_fit_batch(
         [ True False  True] failed: the residuals or their Jacobian are not finite at these params
 
     Reference:
-        Marquardt (1963); Nielsen (1999), IMM-REP-1999-05; Przybylski et al. (2017), Gpufit,
-        doi:10.1038/s41598-017-15313-9 (many fits at once).
+        Moré (1978), The Levenberg-Marquardt algorithm: implementation and theory; Przybylski et
+        al. (2017), Gpufit, doi:10.1038/s41598-017-15313-9 (many fits at once).
     """
+    if damping is not None:
+        warnings.warn(
+            "curve_fit_batch: damping has no effect any more; give the first trust radius, "
+            "radius=0.6, instead.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
     if not callable(f):
         raise TypeError(f"curve_fit_batch: f is {f!r:.60}, expected a function f(x, a, b, ...).")
     y = checked_y(y)
@@ -177,7 +182,7 @@ def curve_fit_batch(
         return no_fits(x0)._replace(params=layout.tree(x0))
     settings["split"] = split_of((own, x0))
     settings["scaled"] = unusual(x0, shared, own, task.losses)
-    arrays = x0, shared, own, box, _tolerances(x0.dtype, ftol, xtol, gtol, damping)
+    arrays = x0, shared, own, box, _method(x0.dtype, ftol, xtol, gtol, radius)
     falls_back = y.shape[0] <= _FEW if fallback is None else bool(fallback)
 
     def run(fallback: bool) -> BatchFit:
@@ -188,7 +193,7 @@ def curve_fit_batch(
         )
 
     lazily = falls_back and task.is_value and runs_now(arrays)
-    fits = _once_needed(run) if lazily else _renamed(run(falls_back))
+    fits = _once_needed(run) if lazily else run(falls_back)
     return fits._replace(params=layout.tree(fits.params))
 
 
@@ -209,17 +214,10 @@ def _once_needed(run: Callable[[bool], BatchFit]) -> BatchFit:
     The others keep what they have, to the last bit.
     """
     fits = run(False)
-    failed = is_open(fits.status)
+    failed = is_open(fits.status, fits.cost)
     if not bool(jnp.any(failed)):
         return fits
-    return _renamed(chosen(failed, run(True), fits))
-
-
-@jax.jit
-def _renamed(fits: BatchFit) -> BatchFit:
-    """Fits of which none that never left its start is said to have made a step."""
-    stayed = (fits.status == Status.NONFINITE_STEP.value) & jnp.isinf(fits.cost)
-    return fits._replace(status=jnp.where(stayed, Status.NONFINITE_START.array, fits.status))
+    return jax.tree.map(lambda a, b: jnp.where(per_row(failed, a), a, b), run(True), fits)
 
 
 def _losses(loss: Any, f_scale: Any, y: jax.Array) -> RobustCost | None:
@@ -228,27 +226,17 @@ def _losses(loss: Any, f_scale: Any, y: jax.Array) -> RobustCost | None:
     return None if loss is None else robust_cost(loss, row)
 
 
-def _tolerances(dtype: Any, ftol: Any, xtol: Any, gtol: Any, damping: Any) -> LaneTolerances:
-    """The numbers of the algorithm, defaults filled in.
-
-    The cost is a sum of squares, whose rounding was seen to reach some ten units.
-    """
-    eps = float(jnp.finfo(dtype).eps)
-    for name, value in {"ftol": ftol, "xtol": xtol, "gtol": gtol, "damping": damping}.items():
+def _method(dtype: Any, ftol: Any, xtol: Any, gtol: Any, radius: Any) -> levenberg_marquardt:
+    """The method of the batch, whose numbers are arrays: others compile nothing."""
+    given = {"ftol": ftol, "xtol": xtol, "gtol": gtol}
+    for name, value in {**given, "radius": radius}.items():
         check_tolerance(value, name, "curve_fit_batch")
-
-    def array(value: Any, default: float) -> jax.Array:
-        return jnp.asarray(default if value is None else value, dtype)
-
-    return LaneTolerances(
-        ftol=array(ftol, 4 * eps),
-        xtol=array(xtol, 4 * eps),
-        gtol=array(gtol, eps),
-        damping=array(damping, 0),
-        noise=array(16 * eps, 0),
-        eps=array(eps, 0),
-        size_floor=array(0.49, 0),
-    )
+    defaults = default_tolerances(float(jnp.finfo(dtype).eps))
+    numbers = {
+        name: jnp.asarray(default if value is None else value, dtype)
+        for (name, value), default in zip(given.items(), defaults, strict=True)
+    }
+    return levenberg_marquardt(**numbers, radius=jnp.asarray(radius, dtype), geodesic=False)
 
 
 def _chunk(chunk: int | None, fits: int) -> int:

@@ -27,6 +27,8 @@ class BatchFit(NamedTuple):
         rank: How many params the data determine, int32 `[fits]`.
         steps: How many steps were made, refused ones too, int32 `[fits]`.
         status: Why each stopped, a `fnopt.Status` as int32 `[fits]`.
+        undetermined: Which params the data don't determine, bool `[fits, n]`, as in
+            :class:`fnopt.solvers.Certificate`.
     """
 
     params: Any
@@ -36,6 +38,7 @@ class BatchFit(NamedTuple):
     rank: jax.Array
     steps: jax.Array
     status: jax.Array
+    undetermined: jax.Array
 
     @property
     def converged(self) -> jax.Array:
@@ -57,20 +60,21 @@ def no_fits(x0: jax.Array) -> BatchFit:
     """The result of fitting no data, from starts of shape `[0, n]`."""
     count = jnp.zeros(0, jnp.int32)
     covariance = jnp.zeros((0, x0.shape[1], x0.shape[1]), x0.dtype)
-    return BatchFit(x0, covariance, x0, jnp.zeros(0, x0.dtype), count, count, count)
+    none = jnp.zeros(x0.shape, bool)
+    return BatchFit(x0, covariance, x0, jnp.zeros(0, x0.dtype), count, count, count, none)
 
 
 def _report(fit: BatchFit) -> str:
     if not fit.status.size:
         return "0 fits"
-    codes, rank = np.ravel(np.asarray(fit.status)), np.ravel(np.asarray(fit.rank))
+    codes = np.ravel(np.asarray(fit.status))
     steps = np.asarray(fit.steps)
     head = f"{codes.size} fits, {steps.mean():.1f} steps on average, {steps.max()} at most"
     lines = [head]
     for code, count in zip(*np.unique(codes, return_counts=True), strict=True):
         lines.append(f"  {count:>8}  {Status(int(code)).message}")
     converged = np.ravel(np.asarray(fit.converged))
-    loose = int(np.sum(converged & (rank < fit.covariance.shape[-1])))
+    loose = int(np.sum(converged & np.any(np.asarray(fit.undetermined), axis=-1).ravel()))
     if loose:
         lines.append(f"  {loose:>8}  of the converged: the data don't determine all params")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The program behind a batch: units, steps, the fallback, derivatives, and what is told of it."""
+"""The program behind a batch: units, the search, the fallback, derivatives, and the covariance."""
 
 from __future__ import annotations
 
@@ -6,21 +6,18 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
+from fnopt.core import Status
 from fnopt.curves.batched._alone import alone
-from fnopt.curves.batched._covariance import covariances, point_counts, robust_inverses
-from fnopt.curves.batched._data import Points
+from fnopt.curves.batched._data import FitUnits, Points, joined
 from fnopt.curves.batched._fit import BatchFit
 from fnopt.curves.batched._implicit import Batch, implicitly
-from fnopt.curves.batched._lanes import LaneTolerances
-from fnopt.curves.batched._progress import BatchState
-from fnopt.curves.batched._queue import fit_all
 from fnopt.curves.batched._split import Split, by_device
-from fnopt.curves.batched._task import Sums, Task
+from fnopt.curves.batched._task import Task
 from fnopt.curves.batched._units import in_units
-from fnopt.curves.batched._wrong import doubted, wrong_jacobian
 from fnopt.residuals import Box
-from fnopt.solvers import checked_status
+from fnopt.solvers import LaneEnds, checked_status, levenberg_marquardt, search_lanes
 
 
 def fitted(
@@ -29,19 +26,19 @@ def fitted(
     shared: Points,
     own: Points,
     box: Box | None,
-    tolerances: LaneTolerances,
+    method: levenberg_marquardt,
     *,
     split: Split | None,
     **settings: Any,
 ) -> BatchFit:
     """Fits where their data are, on as many devices as those lie on."""
 
-    def run(task: Task, shared: Points, tol: Any, x0: jax.Array, own: Points, box: Any) -> BatchFit:
-        return _fit_here(task, x0, shared, own, box, tol, **settings)
+    def run(task: Task, shared: Points, method: Any, x0: jax.Array, own: Points, box: Any) -> Any:
+        return _fit_here(task, x0, shared, own, box, method, **settings)
 
     if task.is_value:
-        return by_device(run, split, (task, shared, tolerances), (x0, own, box))
-    return by_device(functools.partial(run, task), split, (shared, tolerances), (x0, own, box))
+        return by_device(run, split, (task, shared, method), (x0, own, box))
+    return by_device(functools.partial(run, task), split, (shared, method), (x0, own, box))
 
 
 def _fit_here(
@@ -50,7 +47,7 @@ def _fit_here(
     shared: Points,
     own: Points,
     box: Box | None,
-    tolerances: LaneTolerances,
+    method: levenberg_marquardt,
     *,
     absolute_sigma: bool,
     max_steps: int,
@@ -59,34 +56,79 @@ def _fit_here(
     scaled: bool,
 ) -> BatchFit:
     chunk = min(chunk, x0.shape[0])
-    wrong = wrong_jacobian(task, x0, shared, own)
-    units = None
+    wrong = jnp.zeros((), bool)
+    if task.jacobian is not None:
+        # A Jacobian that is wrong is so in every fit.
+        wrong = task.is_wrong(x0[0], joined(shared, jax.tree.map(lambda a: a[0], own)))
     if scaled:
-        x0, own, box, units = in_units(x0, shared, own, box, task.losses)
+        x0, own, box = in_units(x0, shared, own, box, task.losses)
 
-    def iterate(sums: Sums, x0: jax.Array, batch: Batch, tol: LaneTolerances) -> BatchState:
+    def iterate(task: Task, x0: jax.Array, batch: Batch, method: levenberg_marquardt) -> LaneEnds:
         x0 = x0 if batch.box is None else batch.box.nearest(x0)
-        end = fit_all(sums, x0, batch.own, batch.box, tol, max_steps, chunk)
+        problems, tolerances = task.problems(batch.shared), method.tolerances(x0, x0.dtype)
+        ends = search_lanes(
+            problems, x0, batch.own, batch.box, method, tolerances, max_steps, chunk
+        )
         if fallback:
-            end = alone(sums, x0, batch.own, batch.box, end, max_steps)
-        if sums.task.losses is None:
-            return end
-        return end._replace(inverse=robust_inverses(sums, end.x, batch.own, chunk))
+            ends = alone(task, x0, batch.shared, batch.own, batch.box, ends, max_steps)
+        return ends
 
-    end = implicitly(iterate, task, x0, shared, own, box, tolerances, chunk)
-    points = point_counts(shared, own)
-    status = checked_status(end.status, end.rank > 0, end.square, points)
-    x, cost = end.x, end.square / 2
-    if units is not None:
-        whole = 1 / units.residuals  # two quotients a compiler makes one, by a square out of range
-        x, cost = x * units.params, cost * whole * whole
-    covariance, errors = covariances(end, points, absolute_sigma, units)
+    ends = implicitly(iterate, task, x0, shared, own, box, method, chunk)
+    points = _point_counts(shared, own)
+    x, cost = ends.x, jnp.where(jnp.isfinite(ends.cost), ends.cost, jnp.inf)
+    covariance, errors = _covariances(ends, points, absolute_sigma, own.units)
+    if own.units is not None:
+        whole = 1 / own.units.residuals  # a compiler makes one of two quotients, by a square
+        x, cost = x * own.units.params, cost * whole * whole
+    status = checked_status(ends.status, points > 0, ends.cost, points)
+    failed = (status == Status.NONFINITE_START.value) | (status == Status.ILL_POSED.value)
     return BatchFit(
         params=x,
         covariance=covariance,
         errors=errors,
         cost=cost,
-        rank=end.rank,
-        steps=end.steps,
-        status=doubted(status, wrong),
+        rank=ends.rank,
+        steps=ends.steps,
+        status=jnp.where(wrong & ~failed, Status.WRONG_JACOBIAN.array, status),
+        undetermined=ends.undetermined,
     )
+
+
+def _covariances(
+    ends: LaneEnds, points: jax.Array, absolute_sigma: bool, units: FitUnits | None
+) -> tuple[jax.Array, jax.Array]:
+    """The covariances of fits and the roots of their diagonals, which underflow later.
+
+    Both are infinite where the data don't determine all params.
+    """
+    n = ends.x.shape[1]
+    known = (ends.rank == n) & jnp.isfinite(ends.cost)
+    variance = jnp.ones_like(ends.cost)
+    if not absolute_sigma:
+        known &= points > n
+        variance = 2 * ends.cost / jnp.maximum(points - n, 1).astype(variance.dtype)
+    covariance = ends.inverse * variance[:, None, None]
+    errors = _root(jnp.diagonal(covariance, axis1=1, axis2=2))
+    if units is not None:
+        size = units.params * (units.residuals[:, None] if absolute_sigma else 1)
+        covariance = (covariance * size[:, :, None]) * size[:, None, :]
+        errors = errors * size
+    infinite = jnp.asarray(jnp.inf, covariance.dtype)
+    return (
+        jnp.where(known[:, None, None], covariance, infinite),
+        jnp.where(known[:, None], errors, infinite),
+    )
+
+
+def _root(variance: jax.Array) -> jax.Array:
+    """The square root, whose derivative at zero is zero: nobody may ask for that of the errors."""
+    some = variance > 0
+    return jnp.where(some, jnp.sqrt(jnp.where(some, variance, 1)), 0)
+
+
+def _point_counts(shared: Points, own: Points) -> jax.Array:
+    """The number of points of each fit, `int32[fits]`."""
+    assert own.y is not None
+    mask = joined(shared, own).mask
+    counts = jnp.broadcast_to(True if mask is None else mask, own.y.shape)
+    return jnp.sum(counts.reshape(len(counts), -1), axis=1, dtype=jnp.int32)

@@ -12,10 +12,10 @@ from jax import lax
 
 from fnopt.core import is_inexact, per_row, varies_over, varying_like
 from fnopt.curves.batched._data import Points, filled, joined
-from fnopt.curves.batched._progress import BatchState, columns, inverse_and_rank
-from fnopt.curves.batched._task import Sums, Task
+from fnopt.curves.batched._task import Task
 from fnopt.programs import opened
 from fnopt.residuals import Box, minimum_tangent, pushed, value_and_slope
+from fnopt.solvers import LaneEnds, lane_summary
 
 _IN_LOOPS = hasattr(jax, "set_mesh")  # since JAX 0.8
 
@@ -31,7 +31,7 @@ class Batch(NamedTuple):
 
 
 def implicitly(
-    iterate: Callable[[Sums, jax.Array, Batch, Any], BatchState],
+    iterate: Callable[[Task, jax.Array, Batch, Any], LaneEnds],
     task: Task,
     x0: jax.Array,
     shared: Points,
@@ -39,7 +39,7 @@ def implicitly(
     box: Box | None,
     settings: Any,
     chunk: int,
-) -> BatchState:
+) -> LaneEnds:
     """Fits whose results are differentiated by the implicit function theorem.
 
     Params, sums of squares and covariances have derivatives with respect to data, bounds, scales
@@ -47,7 +47,7 @@ def implicitly(
     derivative of zero.
 
     Args:
-        iterate: `iterate(sums, x0, batch, settings)` returns where the fits end.
+        iterate: `iterate(task, x0, batch, settings)` returns where the fits end.
         task: The functions of a fit.
         x0: Where to start.
         shared: The data that all fits share.
@@ -59,17 +59,17 @@ def implicitly(
     x0 = varying_like(x0, (shared, own))  # each device has fits of its own
     rebuilt, consts = _opened(task, x0, shared, own)
 
-    def sums_of(batch: Batch) -> Sums:
-        return Sums(rebuilt(batch.losses, batch.consts), batch.shared)
+    def task_of(batch: Batch) -> Task:
+        return rebuilt(batch.losses, batch.consts)
 
     @jax.custom_jvp
-    def run(x0: jax.Array, batch: Batch, settings: Any) -> BatchState:
-        return iterate(sums_of(batch), x0, batch, settings)
+    def run(x0: jax.Array, batch: Batch, settings: Any) -> LaneEnds:
+        return iterate(task_of(batch), x0, batch, settings)
 
     @run.defjvp
-    def rule(primals: Any, tangents: Any) -> tuple[BatchState, BatchState]:
+    def rule(primals: Any, tangents: Any) -> tuple[LaneEnds, LaneEnds]:
         end = run(*primals)
-        return end, _tangent(sums_of, end, primals[1], tangents[1], chunk)
+        return end, _tangent(task_of, end, primals[1], tangents[1], chunk)
 
     return run(x0, Batch(task.losses, consts, shared, own, box), settings)
 
@@ -128,33 +128,34 @@ def _changes(tangent: Any) -> list[jax.Array]:
 
 
 def _tangent(
-    sums_of: Callable[[Batch], Sums], end: BatchState, batch: Batch, change: Batch, chunk: int
-) -> BatchState:
+    task_of: Callable[[Batch], Task], end: LaneEnds, batch: Batch, change: Batch, chunk: int
+) -> LaneEnds:
     # A fit that isn't finite looks at one that is: zero times what it has would not be zero.
-    good = jnp.isfinite(end.square)
+    good = jnp.isfinite(end.cost)
     index = jnp.where(good, jnp.arange(good.size), jnp.argmax(good))
     common = _apart((batch.losses, batch.consts, batch.shared))
     rows = _apart((batch.own, batch.box))
     d_common = _changes((change.losses, change.consts, change.shared))
-    mode = "auto" if sums_of(batch).task.solver is None else "reverse"
+    mode = "auto" if task_of(batch).solver is None else "reverse"
 
     def one(fit: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
         x, moving, still, d_moving = fit
 
-        def batch_at(data: Any) -> tuple[Sums, Points, Box | None]:
+        def batch_at(data: Any) -> tuple[Task, Points, Box | None]:
             losses, consts, shared = common.rebuilt(data[0], common.still)
             own, box = rows.rebuilt(data[1], still)
             points = filled(joined(shared, own))
-            return sums_of(Batch(losses, consts, shared, own, box)), points, box
+            return task_of(Batch(losses, consts, shared, own, box)), points, box
 
         def cost(x: jax.Array, data: Any) -> jax.Array:
-            sums, points, _ = batch_at(data)
-            return sums.task.cost(tuple(x), points)
+            task, points, _ = batch_at(data)
+            return task.cost(tuple(x), points)
 
         def summary(x: jax.Array, data: Any) -> tuple[jax.Array, jax.Array]:
-            sums, points, _ = batch_at(data)
-            found = sums.at_end(columns(x[None]), jax.tree.map(lambda a: a[..., None], points))
-            return found.square[0], inverse_and_rank(found.A)[0][0]
+            task, points, _ = batch_at(data)
+            lane = jax.tree.map(lambda a: a[..., None], (x, points))
+            cost, inverse = lane_summary(task.problems(Points(None)), *lane)
+            return cost[0], inverse[..., 0]
 
         data, d_data = (common.moving, moving), (d_common, d_moving)
         held = None
@@ -171,6 +172,6 @@ def _tangent(
     # JAX 0.7 can't transpose a linear solve inside of a loop: no chunks there.
     many = functools.partial(lax.map, one, batch_size=chunk) if _IN_LOOPS else jax.vmap(one)
     found = many(fits)
-    dx, square, inverse = (jnp.where(per_row(good, a), a, jnp.zeros_like(a)) for a in found)
+    dx, costs, inverse = (jnp.where(per_row(good, a), a, jnp.zeros_like(a)) for a in found)
     none = jax.custom_derivatives.zero_from_primal(end)
-    return none._replace(x=dx, square=square, inverse=inverse)
+    return none._replace(x=dx, cost=costs, inverse=inverse)

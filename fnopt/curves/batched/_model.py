@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from fnopt.core import missing_keys, written_for_jax
 from fnopt.curves._curve_start import check_count_of_params, check_takes_tree
 from fnopt.curves.batched._data import NAME, Points, joined
-from fnopt.curves.batched._lanes import Params
 from fnopt.curves.batched._start import ParamLayout
 from fnopt.jacobians import lacks_forward
 from fnopt.programs import Recorded, recorded, runs_now
@@ -20,6 +19,8 @@ from fnopt.solvers import SCHEMES
 
 _MOST_PARAMS = 16  # everything is unrolled: compile time grows with the cube
 
+Params = tuple[jax.Array, ...]
+"""One number for each parameter of a fit."""
 Predict = Callable[[Params, Any], jax.Array]
 """`predict(numbers, x)` returns the values of one fit."""
 Jacobian = Callable[[Params, Any], jax.Array]
@@ -117,40 +118,3 @@ def _check_value(value: Any, shape: tuple[int, ...]) -> None:
             f"{shape}; expected the same. If x has an axis for the fits, say "
             "x_per_fit=True."
         )
-
-
-def residual(predict: Predict | Recorded, x: Params, points: Points) -> jax.Array:
-    """The residuals of one fit, laid end to end."""
-    assert points.y is not None
-    dtype = x[0].dtype
-    r = jnp.asarray(predict(_as_given(x, points), points.x)).astype(dtype) - points.y.astype(dtype)
-    return jnp.ravel(_counted(r, points))
-
-
-def jacobian_columns(
-    jacobian: Jacobian | Recorded, x: Params, points: Points
-) -> tuple[jax.Array, ...]:
-    """The columns of the Jacobian of one fit's residuals in the user's units, each `[m]`."""
-    assert points.y is not None
-    assert points.units is None
-    J = jacobian(x, points.x).astype(x[0].dtype)
-    columns = [J[:, j].reshape(points.y.shape) for j in range(len(x))]
-    return tuple(jnp.ravel(_counted(column, points)) for column in columns)
-
-
-def _as_given(x: Params, points: Points) -> Params:
-    """The params in the user's units."""
-    if points.units is None:
-        return x
-    return tuple(x_i * points.units.params[i] for i, x_i in enumerate(x))
-
-
-def _counted(r: jax.Array, points: Points) -> jax.Array:
-    """In units of the standard deviations, or those of the fit; zero where there is no point."""
-    if points.sigma is not None:
-        r = r / points.sigma.astype(r.dtype)
-    if points.units is not None:
-        r = r * points.units.residuals
-    if points.mask is not None:
-        r = jnp.where(points.mask, r, jnp.zeros_like(r))
-    return r

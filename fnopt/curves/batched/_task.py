@@ -1,4 +1,4 @@
-"""The residuals, losses and sums of every fit of a batch."""
+"""The residuals and losses of every fit of a batch."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from fnopt.core import matmul
 from fnopt.curves.batched._data import Points, joined
-from fnopt.curves.batched._lanes import Params
-from fnopt.curves.batched._model import Jacobian, Predict, jacobian_columns, residual
+from fnopt.curves.batched._model import Jacobian, Params, Predict
 from fnopt.jacobians import forward_from_reverse
-from fnopt.linear import NormalEquations, normal_equations
+from fnopt.linear import norm
 from fnopt.programs import Recorded, is_data
-from fnopt.residuals import RobustCost, linearise_lanes
-from fnopt.solvers import LeastSquaresMethod
+from fnopt.residuals import Derivative, FlatResidual, RobustCost, linearise_lanes
+from fnopt.solvers import LaneProblems, LeastSquaresMethod, Problem, disagrees, over_lanes
 
 
 class Task(NamedTuple):
@@ -35,80 +35,90 @@ class Task(NamedTuple):
 
     def residual(self, x: Params, points: Points) -> jax.Array:
         """The residuals of one fit, `[m]`."""
-        return residual(self.predict, x, points)
+        assert points.y is not None
+        dtype = x[0].dtype
+        values = jnp.asarray(self.predict(_in_user_units(x, points), points.x)).astype(dtype)
+        return jnp.ravel(_weighted(values - points.y.astype(dtype), points))
+
+    def columns(self, x: Params, points: Points) -> tuple[jax.Array, ...]:
+        """The columns of the Jacobian that is given, each `[m]`."""
+        assert points.y is not None
+        assert self.jacobian is not None
+        J = self.jacobian(_in_user_units(x, points), points.x).astype(x[0].dtype)
+        if points.units is not None:
+            J = J * points.units.params
+        columns = [J[:, j].reshape(points.y.shape) for j in range(len(x))]
+        return tuple(jnp.ravel(_weighted(column, points)) for column in columns)
 
     def cost(self, x: Params, points: Points) -> jax.Array:
         """The cost of one fit."""
-        r = self.residual(x, points)
-        return matmul(r, r) / 2 if self.losses is None else self.losses.cost(r)
+        r, losses = self.residual(x, points), self.losses_of(points)
+        return matmul(r, r) / 2 if losses is None else losses.cost(r)
 
-
-class Sums(NamedTuple):
-    """The sums over the points of many fits."""
-
-    task: Task
-    shared: Points
-
-    def __call__(self, x: Params, data: Points) -> NormalEquations:
-        """The sums for a step."""
-        columns, r = self._linearised(x, data)
-        losses = self._losses(data)
-        if losses is None:
-            return normal_equations(columns, r)
-        a, b = losses.corrections(r)
-        sums = normal_equations([b * c for c in columns], a * r)
-        square, felt = self._squares(r, data)
-        return sums._replace(square=square, felt=felt)
-
-    def at_end(self, x: Params, data: Points) -> NormalEquations:
-        """The sums for the covariance: without the floor under the curvature of a loss."""
-        columns, r = self._linearised(x, data)
-        losses = self._losses(data)
-        if losses is None:
-            return normal_equations(columns, r)
-        b = losses.corrections(r, floor=0.0)[1]
-        sums = normal_equations([b * c for c in columns], r)
-        return sums._replace(square=self._squares(r, data)[0])
-
-    def _losses(self, data: Points) -> RobustCost | None:
+    def losses_of(self, points: Points) -> RobustCost | None:
         """The losses in the units of the fits, if there are any."""
-        losses = self.task.losses
-        if losses is None or data.units is None:
-            return losses
-        return losses.in_unit(data.units.residuals)
+        if self.losses is None or points.units is None:
+            return self.losses
+        return self.losses.in_unit(points.units.residuals)
 
-    def _squares(self, r: jax.Array, data: Points) -> tuple[jax.Array, jax.Array]:
-        """Twice the costs of fits with losses: whole, and without what outliers hide others by."""
+    def problems(self, shared: Points) -> LaneProblems:
+        """The problems of many fits that share some data."""
 
-        def costs(r: jax.Array, data: Points) -> tuple[jax.Array, jax.Array]:
-            losses = self._losses(data)
-            assert losses is not None
-            return 2 * losses.cost(r), 2 * losses.felt_cost(r)
+        def residual(x: Params, own: Points) -> jax.Array:
+            return self.residual(x, joined(shared, own))
 
-        return jax.vmap(costs, in_axes=-1)(r, data)
+        def linearise(x: Params, own: Points) -> tuple[list[jax.Array], jax.Array]:
+            units = own.units
+            if units is not None:
+                # By factors in the end: a derivative by one number each is the cheapest there is.
+                x = tuple(x_i * size for x_i, size in zip(x, units.params, strict=True))
+                columns, r = linearise(x, own._replace(units=None))
+                sizes = [size * units.residuals for size in units.params]
+                return [c * s for c, s in zip(columns, sizes, strict=True)], r * units.residuals
+            if self.jacobian is None:
+                forward = self.solver is None
+                r = residual if forward else forward_from_reverse(residual)
+                return linearise_lanes(r, x, own)
+            columns = over_lanes(lambda x, own: self.columns(x, joined(shared, own)))(x, own)
+            return list(columns), over_lanes(residual)(x, own)
 
-    def _linearised(self, x: Params, data: Points) -> tuple[list[jax.Array], jax.Array]:
-        """The columns of the Jacobian and the residuals, in the units of the fits."""
-        units = data.units
-        if units is None:
-            return self._as_given(x, data)
-        # By factors in the end: a change of one of each parameter is the cheapest there is.
-        given = tuple(x_i * size for x_i, size in zip(x, units.params, strict=True))
-        columns, r = self._as_given(given, data._replace(units=None))
-        sizes = [size * units.residuals for size in units.params]
-        return [c * size for c, size in zip(columns, sizes, strict=True)], r * units.residuals
+        return LaneProblems(linearise, self.losses_of)
 
-    def _as_given(self, x: Params, data: Points) -> tuple[list[jax.Array], jax.Array]:
-        def lanes(fn: Callable[..., Any]) -> Any:
-            return jax.vmap(fn, in_axes=-1, out_axes=-1)(x, data)
+    def jacobian_of(self, points: Points) -> Callable[[jax.Array], jax.Array] | None:
+        """The Jacobian that is given, as a function of one fit's vector."""
+        if self.jacobian is None:
+            return None
+        return lambda x: jnp.stack(self.columns(tuple(x), points), axis=1)
 
-        def one(x: Params, own: Points) -> jax.Array:
-            return self.task.residual(x, joined(self.shared, own))
+    def is_wrong(self, x: jax.Array, points: Points) -> jax.Array:
+        """Whether the Jacobian that is given disagrees with a derivative of the model."""
+        J = self.jacobian_of(points)
+        assert J is not None
+        assert points.y is not None
 
-        if self.task.jacobian is None:
-            forward = self.task.solver is None
-            return linearise_lanes(one if forward else forward_from_reverse(one), x, data)
-        given = self.task.jacobian
-        return list(
-            lanes(lambda x, own: jacobian_columns(given, x, joined(self.shared, own)))
-        ), lanes(one)
+        def same(a: Any) -> Any:
+            return a
+
+        def r(x: jax.Array) -> jax.Array:
+            return self.residual(tuple(x), points)
+
+        derivative = Derivative(J, same, matmul, lambda J, w: matmul(w, J))
+        flat = FlatResidual(r, same, same, same, points.y.size, x.size, derivative)
+        return disagrees(Problem(flat), x, norm(J(x), axis=0))
+
+
+def _in_user_units(x: Params, points: Points) -> Params:
+    if points.units is None:
+        return x
+    return tuple(x_i * points.units.params[i] for i, x_i in enumerate(x))
+
+
+def _weighted(r: jax.Array, points: Points) -> jax.Array:
+    """In units of the standard deviations and of the fit; zero where there is no point."""
+    if points.sigma is not None:
+        r = r / points.sigma.astype(r.dtype)
+    if points.units is not None:
+        r = r * points.units.residuals
+    if points.mask is not None:
+        r = jnp.where(points.mask, r, jnp.zeros_like(r))
+    return r

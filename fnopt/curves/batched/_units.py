@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -14,43 +12,22 @@ from fnopt.curves.batched._data import FitUnits, Points, joined
 from fnopt.linear import divide
 from fnopt.residuals import Box, RobustCost
 
-
-class _Range(NamedTuple):
-    """What is left as it is: numbers between `ordinary` and its inverse.
-
-    Others are brought to `small` or `large`: starts of zero are in no unit, so derivatives may be
-    as far from the residuals as the data are from 1, while the squares of both must be in range.
-    """
-
-    ordinary: float
-    small: float
-    large: float
-
-
-_RANGES = {"float64": _Range(2.0**160, 2.0**-288, 2.0**384)}
-_OF_FLOAT32 = _Range(2.0**20, 2.0**-36, 2.0**48)
-
-
-def _range(dtype: Any) -> _Range:
-    return _RANGES.get(jnp.dtype(dtype).name, _OF_FLOAT32)
-
-
-class InUnits(NamedTuple):
-    """Starts, data and bounds of fits, and the units that they are in; None for the user's."""
-
-    x0: jax.Array
-    own: Points
-    box: Box | None
-    units: FitUnits | None
+# Numbers of float32 between this and its inverse are left as they are: products of four are in
+# range, such as the square of a derivative. Others are brought to _SMALL or _LARGE: a param that
+# starts at zero has no unit, so derivatives may be as far from the residuals as the data are from
+# 1, and squares of both are in range up to data of 2**96 and down to 2**-108.
+_ORDINARY, _SMALL, _LARGE = 2.0**20, 2.0**-36, 2.0**48
 
 
 def unusual(x0: jax.Array, shared: Points, own: Points, losses: RobustCost | None) -> bool:
     """Whether a fit needs units of its own: where the numbers aren't known, it may in float32.
 
-    The squares of float64 reach far enough for nearly all.
+    The squares of float64 are in range from 1e-154 to 1e154.
     """
+    if x0.dtype == jnp.float64:
+        return False
     if any(isinstance(a, Tracer) for a in jax.tree.leaves((x0, shared, own, losses))):
-        return x0.dtype != jnp.float64
+        return True
     return bool(_unusual(x0, shared, own, losses))
 
 
@@ -62,15 +39,15 @@ def _unusual(x0: jax.Array, shared: Points, own: Points, losses: RobustCost | No
 
 def in_units(
     x0: jax.Array, shared: Points, own: Points, box: Box | None, losses: RobustCost | None
-) -> InUnits:
-    """The problems in units of powers of two, by which nothing is rounded.
+) -> tuple[jax.Array, Points, Box | None]:
+    """Starts, data and bounds in units of powers of two, by which nothing is rounded.
 
     In float32 squares overflow beyond 1.8e19 and vanish below 1e-19. A parameter counts in units
     of its start, the residuals in those of the data, or of the scale of their loss if that is less.
     """
     units = lax.stop_gradient(_units(x0, shared, own, losses))
     box = None if box is None else Box(box.lower / units.params, box.upper / units.params)
-    return InUnits(x0 / units.params, own._replace(units=units), box, units)
+    return x0 / units.params, own._replace(units=units), box
 
 
 def _units(x0: jax.Array, shared: Points, own: Points, losses: RobustCost | None) -> FitUnits:
@@ -85,12 +62,11 @@ def _units(x0: jax.Array, shared: Points, own: Points, losses: RobustCost | None
         y = jax.vmap(losses.felt)(y.reshape(y.shape[0], -1)).reshape(y.shape)
     counts = jnp.isfinite(y) if points.mask is None else jnp.isfinite(y) & points.mask
     most = jnp.max(jnp.where(counts, y, jnp.zeros_like(y)), axis=tuple(range(1, y.ndim)))
-    _, small, large = _range(most.dtype)
-    far = jnp.where(most > 1, jnp.full_like(most, large), jnp.full_like(most, small))
+    far = jnp.where(most > 1, jnp.full_like(most, _LARGE), jnp.full_like(most, _SMALL))
     unit = divide(far, power_of_two(most))
     return FitUnits(params, jnp.where(_is_ordinary(most), jnp.ones_like(most), unit))
 
 
 def _is_ordinary(size: jax.Array) -> jax.Array:
-    most = _range(size.dtype).ordinary
-    return ((size >= 1 / most) & (size <= most)) | (size <= 0) | ~jnp.isfinite(size)
+    inside = (size >= 1 / _ORDINARY) & (size <= _ORDINARY)
+    return inside | (size <= 0) | ~jnp.isfinite(size)

@@ -68,4 +68,4 @@ def is_finite(point: Linearization) -> jax.Array:
     """
     # One sum, which is finite if all of its terms are.
     parts = (point.x, point.gradient, point.columns)
-    return jnp.isfinite(sum((jnp.sum(part) for part in parts), point.cost))
+    return jnp.isfinite(sum((jnp.sum(part, axis=0) for part in parts), point.cost))

@@ -3,8 +3,8 @@
 Nine models of two to four params, 200 starts each, in which every param is wrong by up to a factor
 of five either way, and of a hundred. The best minimum is the lowest cost that anyone finds, by all
 digits of float64, from these starts or from the truth. A report of convergence is false where the
-cost falls on from there; of `least_squares` those whose certificate marks a parameter as
-undetermined are counted apart, as flagged. `least_squares(..., starts=8)` searches from eight
+cost falls on from there; those whose certificate marks a parameter as undetermined are counted
+apart, as flagged. `least_squares(..., starts=8)` searches from eight
 points around each start. The batch has no fallback here, for that is
 `least_squares`.
 """
@@ -93,8 +93,9 @@ def _model(name: str, factor: float, dtype: str, count: int) -> dict[str, np.nda
 
 def _batch(f: Callable[..., Any], x: Any, y: Any, p0: Any) -> Ends:
     fit = fnopt.curve_fit_batch(f, x, jnp.tile(y, (len(p0), 1)), p0, fallback=False)
-    converged = np.asarray(fit.converged)
-    return Ends(np.asarray(fit.params, float), converged, np.zeros_like(converged), np.zeros(0))
+    flagged = np.any(np.asarray(fit.undetermined), axis=1)
+    params = np.asarray(fit.params, float)
+    return Ends(params, np.asarray(fit.converged), flagged, np.zeros(0))
 
 
 def _alone(f: Callable[..., Any], x: Any, y: Any, p0: Any, starts: int = 1) -> Ends:
@@ -130,6 +131,7 @@ def _figure(name: str, found: list[dict[str, np.ndarray]]) -> Metric:
         "only_batch": (of["batch"] & ~of["alone"]).sum(),
         "false_of_batch": of["batch, false"].sum(),
         "false_of_least_squares": of["alone, false"].sum(),
+        "flagged_of_batch": of["batch, flagged"].sum(),
         "flagged_of_least_squares": of["alone, flagged"].sum(),
     }
     return Metric(

@@ -28,7 +28,7 @@ OWN = {
     "root": ("tol",),
     "fixed_point": ("tol",),
     "minimize": ("tol", "ftol", "xtol", "gtol"),
-    "curve_fit_batch": ("ftol", "xtol", "gtol", "damping"),
+    "curve_fit_batch": ("ftol", "xtol", "gtol", "radius"),
 }
 PAIRS = [(name, tol) for name in CALLS for tol in OWN.get(name, ("ftol", "xtol", "gtol"))]
 

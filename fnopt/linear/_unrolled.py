@@ -126,7 +126,7 @@ def scaled(A: Rows, scale: Sequence[jax.Array]) -> Rows:
     )
 
 
-def unrolled_cholesky(A: Rows, damping: jax.Array, least: float = 0.0) -> Factor:
+def unrolled_cholesky(A: Rows, damping: jax.Array, least: float | jax.Array = 0.0) -> Factor:
     r"""Factors :math:`A + \lambda I = L L^T` for every lane.
 
     A pivot that isn't above `least` is left out, with its row and column of `L`: for a

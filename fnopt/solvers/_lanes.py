@@ -61,6 +61,7 @@ class LaneEnds(NamedTuple):
     inverse: jax.Array  # [fits, n, n], (J^T J)^-1
     rank: jax.Array  # int32
     undetermined: jax.Array  # bool[fits, n]
+    certified: jax.Array  # bool
     steps: jax.Array  # int32
     status: jax.Array  # int32
 
@@ -162,6 +163,7 @@ def search_lanes(
         inverse=jnp.zeros((fits, n, n), x0.dtype),
         rank=count,
         undetermined=jnp.zeros((fits, n), bool),
+        certified=jnp.zeros(fits, bool),
         steps=count,
         status=count,
     )
@@ -217,10 +219,19 @@ def _evaluate(
     A = NormalMatrix(_full(sums.A), jnp.ones_like(x)) if dense else sums.A
     cost = sums.square / 2
     if losses is not None:
-        cost = over_lanes(lambda r, data: problems.losses(data).felt_cost(r))(residuals, data)
+        cost = _costed(problems, RobustCost.felt_cost, data, residuals)
     norms = jnp.sqrt(jnp.stack([row[-1] for row in sums.A]))
     point = Linearization(x, r, A, cost, jnp.stack(sums.g), norms)
     return point, None if losses is None else residuals
+
+
+def _costed(problems: LaneProblems, cost: Any, data: Any, *residuals: Any) -> jax.Array:
+    """A cost of residuals that have losses, or its reduction from one to another."""
+
+    def one(data: Any, *r: jax.Array) -> jax.Array:
+        return cost(problems.losses(data), *r)
+
+    return over_lanes(one)(data, *residuals)
 
 
 def lane_summary(problems: LaneProblems, x: jax.Array, data: Any) -> tuple[jax.Array, jax.Array]:
@@ -232,7 +243,7 @@ def lane_summary(problems: LaneProblems, x: jax.Array, data: Any) -> tuple[jax.A
     inverse = over_lanes(_gram_spectrum)(point)[1]
     if r is None:
         return point.cost, inverse
-    return over_lanes(lambda r, data: problems.losses(data).cost(r))(r, data), inverse
+    return _costed(problems, RobustCost.cost, data, r), inverse
 
 
 def _step(
@@ -258,9 +269,7 @@ def _step(
         before, after = search.point.r, there.r
         actual = sum_points([(before - after) * (before + after)])[0] / 2
     else:
-        actual = over_lanes(lambda a, b, data: problems.losses(data).reduction(a, b))(
-            search.residuals, r, data
-        )
+        actual = _costed(problems, RobustCost.reduction, data, search.residuals, r)
 
     running = search.status == Status.RUNNING.value
     # A lane that is done takes no step.
@@ -294,7 +303,7 @@ def _propose(point: Linearization, scale: jax.Array, radius: jax.Array, lam: jax
     least = rounding_damping(jnp.ones_like(lam), len(g))
     factor = unrolled_cholesky(A, jnp.maximum(lam, least))
     p = [-entry for entry in unrolled_solve(factor, tuple(g))]
-    inner = sum(jnp.square(entry) for entry in unrolled_forward(factor, p))  # ||L^-1 p||^2
+    inner = jnp.sum(jnp.square(jnp.stack(unrolled_forward(factor, p))), axis=0)  # ||L^-1 p||^2
     p = jnp.stack(p)
     square = jnp.sum(jnp.square(p), axis=0)
     model_norm = -jnp.sum(g * p, axis=0) - jnp.maximum(lam, least) * square
@@ -341,7 +350,7 @@ def _gram_spectrum(point: Linearization) -> tuple[Spectrum, jax.Array]:
     moved = jnp.abs(jnp.sum(inverse[:, :, None] * full[None], axis=1)) * dropped.astype(scale.dtype)
     root = jnp.asarray(float(jnp.finfo(scale.dtype).eps) ** 0.5, scale.dtype)
     null = dropped | jnp.any(moved > root, axis=1)
-    decrement = sum(jnp.square(entry) for entry in c) / 2
+    decrement = jnp.sum(jnp.square(jnp.stack(c))) / 2
     length = jnp.sqrt(jnp.sum(jnp.square(p)))
     spectrum = Spectrum(unrolled_rank(factor), decrement, length, null)
     return spectrum, inverse / scale / scale[:, None]
@@ -374,7 +383,7 @@ def _certified(
     restarts = idle & refuted & (rounds < ROUNDS) & (search.steps < max_steps)
     status = final_status(search.status, certified, helped)
     if search.residuals is not None:
-        cost = over_lanes(lambda r, data: problems.losses(data).cost(r))(search.residuals, data)
+        cost = _costed(problems, RobustCost.cost, data, search.residuals)
         inverse = lane_summary(problems, search.point.x, data)[1]
     if box is not None:
         status = jnp.where(over_lanes(Box.is_feasible)(box), status, Status.INFEASIBLE.array)
@@ -384,6 +393,7 @@ def _certified(
         inverse=inverse,
         rank=certified.rank,
         undetermined=certified.certificate.undetermined,
+        certified=certified.certificate.certified,
         steps=search.steps,
         status=checked_status(status, jnp.any(search.steepest > 0, axis=0), cost),
     )

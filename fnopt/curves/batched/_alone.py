@@ -17,13 +17,14 @@ from fnopt.solvers import LaneEnds, lane_summary, least_squares
 _OPEN = (Status.MAX_STEPS, Status.STALLED, Status.NONFINITE_STEP)
 
 
-def is_open(status: jax.Array, cost: jax.Array) -> jax.Array:
-    """Which fits failed, but may be solved by other steps.
+def is_open(ends: LaneEnds) -> jax.Array:
+    """Which fits failed or aren't certified, but may be solved by other steps.
 
     Where only the squares overflow at the start, :func:`fnopt.least_squares` has other units.
     """
-    failed = functools.reduce(jnp.logical_or, [status == code.value for code in _OPEN])
-    return failed | ((status == Status.NONFINITE_START.value) & (cost == jnp.inf))
+    failed = functools.reduce(jnp.logical_or, [ends.status == code.value for code in _OPEN])
+    failed |= is_converged(ends.status) & ~ends.certified
+    return failed | ((ends.status == Status.NONFINITE_START.value) & (ends.cost == jnp.inf))
 
 
 def alone(
@@ -49,7 +50,7 @@ def alone(
         ends: Where the batch left them.
         max_steps: The most steps of each, beside those of the batch.
     """
-    failed = is_open(ends.status, ends.cost)
+    failed = is_open(ends)
     order = jnp.nonzero(failed, size=len(x0), fill_value=0)[0]
 
     def one(i: jax.Array, ends: LaneEnds) -> LaneEnds:
@@ -95,6 +96,7 @@ def _again(
         inverse=inverse[..., 0],
         rank=found.rank,
         undetermined=found.certificate.undetermined,
+        certified=found.certificate.certified,
         steps=steps + found.steps,
         status=found.status,
     )

@@ -11,9 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.curves._residuals import check_enough
 from fnopt.core import check_count, check_tolerance, per_row
-from fnopt.curves.batched._alone import is_open
+from fnopt.curves._residuals import check_enough
 from fnopt.curves.batched._data import checked_y, split
 from fnopt.curves.batched._fit import BatchFit, no_fits
 from fnopt.curves.batched._fitted import fitted
@@ -126,8 +125,9 @@ def curve_fit_batch(
             cache (128), or 65,536 on an accelerator.
 
     Returns:
-        A `BatchFit` with `params`, `covariance`, `errors`, `cost`, `rank`, `steps` and `status` of
-        every fit. Params are finite where `p0` is; a fit whose start isn't finite keeps its `p0`.
+        A `BatchFit` with `params`, `covariance`, `errors`, `cost`, `rank`, `steps`, `status`,
+        `undetermined` and `certified` of every fit. Params are finite where `p0` is; a fit
+        whose start isn't finite keeps its `p0`.
 
     Raises:
         ValueError: If shapes don't fit, there are no params or more than 16, `sigma` is not
@@ -185,7 +185,7 @@ def curve_fit_batch(
     arrays = x0, shared, own, box, _method(x0.dtype, ftol, xtol, gtol, radius)
     falls_back = y.shape[0] <= _FEW if fallback is None else bool(fallback)
 
-    def run(fallback: bool) -> BatchFit:
+    def run(fallback: bool) -> tuple[BatchFit, jax.Array]:
         if task.is_value:
             return call_recorded(fitted, task, *arrays, fallback=fallback, **settings)
         return call_compiled(
@@ -193,7 +193,7 @@ def curve_fit_batch(
         )
 
     lazily = falls_back and task.is_value and runs_now(arrays)
-    fits = _once_needed(run) if lazily else run(falls_back)
+    fits = _once_needed(run) if lazily else run(falls_back)[0]
     return fits._replace(params=layout.tree(fits.params))
 
 
@@ -208,16 +208,15 @@ def _by_rows(task: Task) -> Task:
     return task._replace(solver=levenberg_marquardt(jacobian="reverse", geodesic=False))
 
 
-def _once_needed(run: Callable[[bool], BatchFit]) -> BatchFit:
+def _once_needed(run: Callable[[bool], tuple[BatchFit, jax.Array]]) -> BatchFit:
     """Fits with their fallback, whose program isn't compiled where no fit needs it.
 
     The others keep what they have, to the last bit.
     """
-    fits = run(False)
-    failed = is_open(fits.status, fits.cost)
+    fits, failed = run(False)
     if not bool(jnp.any(failed)):
         return fits
-    return jax.tree.map(lambda a, b: jnp.where(per_row(failed, a), a, b), run(True), fits)
+    return jax.tree.map(lambda a, b: jnp.where(per_row(failed, a), a, b), run(True)[0], fits)
 
 
 def _losses(loss: Any, f_scale: Any, y: jax.Array) -> RobustCost | None:
@@ -228,15 +227,15 @@ def _losses(loss: Any, f_scale: Any, y: jax.Array) -> RobustCost | None:
 
 def _method(dtype: Any, ftol: Any, xtol: Any, gtol: Any, radius: Any) -> levenberg_marquardt:
     """The method of the batch, whose numbers are arrays: others compile nothing."""
-    given = {"ftol": ftol, "xtol": xtol, "gtol": gtol}
-    for name, value in {**given, "radius": radius}.items():
+    given = {"ftol": ftol, "xtol": xtol, "gtol": gtol, "radius": radius}
+    for name, value in given.items():
         check_tolerance(value, name, "curve_fit_batch")
-    defaults = default_tolerances(float(jnp.finfo(dtype).eps))
-    numbers = {
-        name: jnp.asarray(default if value is None else value, dtype)
-        for (name, value), default in zip(given.items(), defaults, strict=True)
-    }
-    return levenberg_marquardt(**numbers, radius=jnp.asarray(radius, dtype), geodesic=False)
+    defaults = *default_tolerances(float(jnp.finfo(dtype).eps)), radius
+    ftol, xtol, gtol, radius = (
+        jnp.asarray(default if value is None else value, dtype)
+        for value, default in zip(given.values(), defaults, strict=True)
+    )
+    return levenberg_marquardt(ftol=ftol, xtol=xtol, gtol=gtol, radius=radius, geodesic=False)
 
 
 def _chunk(chunk: int | None, fits: int) -> int:

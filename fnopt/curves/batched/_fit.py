@@ -29,6 +29,7 @@ class BatchFit(NamedTuple):
         status: Why each stopped, a `fnopt.Status` as int32 `[fits]`.
         undetermined: Which params the data don't determine, bool `[fits, n]`, as in
             :class:`fnopt.solvers.Certificate`.
+        certified: Whether the Gauss-Newton decrement is negligible, bool `[fits]`, likewise.
     """
 
     params: Any
@@ -39,6 +40,7 @@ class BatchFit(NamedTuple):
     steps: jax.Array
     status: jax.Array
     undetermined: jax.Array
+    certified: jax.Array
 
     @property
     def converged(self) -> jax.Array:
@@ -61,7 +63,9 @@ def no_fits(x0: jax.Array) -> BatchFit:
     count = jnp.zeros(0, jnp.int32)
     covariance = jnp.zeros((0, x0.shape[1], x0.shape[1]), x0.dtype)
     none = jnp.zeros(x0.shape, bool)
-    return BatchFit(x0, covariance, x0, jnp.zeros(0, x0.dtype), count, count, count, none)
+    return BatchFit(
+        x0, covariance, x0, jnp.zeros(0, x0.dtype), count, count, count, none, count > 0
+    )
 
 
 def _report(fit: BatchFit) -> str:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Status
-from fnopt.curves.batched._alone import alone
+from fnopt.curves.batched._alone import alone, is_open
 from fnopt.curves.batched._data import FitUnits, Points, joined
 from fnopt.curves.batched._fit import BatchFit
 from fnopt.curves.batched._implicit import Batch, implicitly
@@ -30,8 +30,8 @@ def fitted(
     *,
     split: Split | None,
     **settings: Any,
-) -> BatchFit:
-    """Fits where their data are, on as many devices as those lie on."""
+) -> tuple[BatchFit, jax.Array]:
+    """Fits where their data are, on as many devices as those lie on; and which are open."""
 
     def run(task: Task, shared: Points, method: Any, x0: jax.Array, own: Points, box: Any) -> Any:
         return _fit_here(task, x0, shared, own, box, method, **settings)
@@ -54,9 +54,9 @@ def _fit_here(
     chunk: int,
     fallback: bool,
     scaled: bool,
-) -> BatchFit:
+) -> tuple[BatchFit, jax.Array]:
     chunk = min(chunk, x0.shape[0])
-    wrong = jnp.zeros((), bool)
+    wrong = None
     if task.jacobian is not None:
         # A Jacobian that is wrong is so in every fit.
         wrong = task.is_wrong(x0[0], joined(shared, jax.tree.map(lambda a: a[0], own)))
@@ -81,17 +81,21 @@ def _fit_here(
         whole = 1 / own.units.residuals  # a compiler makes one of two quotients, by a square
         x, cost = x * own.units.params, cost * whole * whole
     status = checked_status(ends.status, points > 0, ends.cost, points)
-    failed = (status == Status.NONFINITE_START.value) | (status == Status.ILL_POSED.value)
-    return BatchFit(
+    if wrong is not None:
+        failed = (status == Status.NONFINITE_START.value) | (status == Status.ILL_POSED.value)
+        status = jnp.where(wrong & ~failed, Status.WRONG_JACOBIAN.array, status)
+    fits = BatchFit(
         params=x,
         covariance=covariance,
         errors=errors,
         cost=cost,
         rank=ends.rank,
         steps=ends.steps,
-        status=jnp.where(wrong & ~failed, Status.WRONG_JACOBIAN.array, status),
+        status=status,
         undetermined=ends.undetermined,
+        certified=ends.certified,
     )
+    return fits, is_open(ends)
 
 
 def _covariances(

@@ -90,8 +90,8 @@ class Task(NamedTuple):
             return None
         return lambda x: jnp.stack(self.columns(tuple(x), points), axis=1)
 
-    def is_wrong(self, x: jax.Array, points: Points) -> jax.Array:
-        """Whether the Jacobian that is given disagrees with a derivative of the model."""
+    def is_wrong(self, x: jax.Array, points: Points) -> jax.Array | None:
+        """Whether the Jacobian that is given disagrees with a derivative of the model, if any."""
         J = self.jacobian_of(points)
         assert J is not None
         assert points.y is not None

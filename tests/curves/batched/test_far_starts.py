@@ -18,8 +18,8 @@ def decay(x, a, b):
 
 @pytest.fixture(scope="module")
 def fit():
-    """From 1 to 1e5 times the decay time."""
-    starts = np.asarray([1, 20, 200, 500, 1e3, 5e3, 1e5], np.float32)
+    """From 1 to 5,000 times the decay time."""
+    starts = np.asarray([1, 20, 50, 200, 500, 1e3, 5e3], np.float32)
     y = (3 * np.exp(-X / 2) + NOISE).astype(np.float32)
     return curve_fit_batch(decay, X, np.tile(y, (starts.size, 1)), (1.0, starts))
 

@@ -7,10 +7,10 @@ from fnopt.solvers._dogleg import dogleg
 from fnopt.solvers._driver import least_squares
 from fnopt.solvers._equations import Root
 from fnopt.solvers._gauss_newton import gauss_newton
+from fnopt.solvers._lane_steps import LaneProblems as LaneProblems
+from fnopt.solvers._lane_steps import lane_summary as lane_summary
+from fnopt.solvers._lane_steps import over_lanes as over_lanes
 from fnopt.solvers._lanes import LaneEnds as LaneEnds
-from fnopt.solvers._lanes import LaneProblems as LaneProblems
-from fnopt.solvers._lanes import lane_summary as lane_summary
-from fnopt.solvers._lanes import over_lanes as over_lanes
 from fnopt.solvers._lanes import search_lanes as search_lanes
 from fnopt.solvers._levenberg_marquardt import levenberg_marquardt
 from fnopt.solvers._method import LeastSquaresMethod, LeastSquaresState

@@ -1,0 +1,209 @@
+"""The points and steps of many small problems, which lie along the last axis: the *lanes*."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import Status
+from fnopt.linear import (
+    DampedStep,
+    Rows,
+    cut_to_radius,
+    divide,
+    normal_equations,
+    rounding_damping,
+    sum_points,
+    unrolled_backward,
+    unrolled_cholesky,
+    unrolled_forward,
+    unrolled_inverse,
+    unrolled_rank,
+    unrolled_solve,
+)
+from fnopt.residuals import Box, RobustCost
+from fnopt.solvers._bounded import bounded_step
+from fnopt.solvers._certify import Spectrum
+from fnopt.solvers._levenberg_marquardt import levenberg_marquardt
+from fnopt.solvers._loop import SearchState, after_step, metric
+from fnopt.solvers._stopping import Tolerances
+from fnopt.solvers._trust_region import Trial, straight
+from fnopt.solvers.linear_model._linearization import Linearization, NormalMatrix
+from fnopt.solvers.linear_model._scaling import initial_scale
+
+over_lanes = functools.partial(jax.vmap, in_axes=-1, out_axes=-1)
+
+
+class LaneProblems(NamedTuple):
+    """The functions of many problems."""
+
+    linearise: Callable[[tuple[jax.Array, ...], Any], tuple[list[jax.Array], jax.Array]]
+    """The columns of the Jacobians and the residuals, each `[m, lanes]`, from params and data."""
+    losses: Callable[[Any], RobustCost | None]
+    """What residuals cost, from the data."""
+
+
+def evaluate(
+    problems: LaneProblems, x: jax.Array, data: Any, dense: bool = False, **floor: float
+) -> tuple[Linearization, jax.Array | None]:
+    """The points with their normal equations, and the residuals that aren't weighted by a loss.
+
+    The normal matrix is a tuple of its entries, or dense where params are taken out of it.
+    """
+    columns, residuals = problems.linearise(tuple(x), data)
+    losses, r = problems.losses(data), residuals
+    if losses is not None:
+        a, b = losses.corrections(residuals, **floor)
+        columns, r = [b * column for column in columns], a * residuals
+    # Behind a barrier: the model would otherwise be evaluated anew for what uses the residuals.
+    *columns, r = jax.lax.optimization_barrier((*columns, r))
+    sums = normal_equations(columns, r)
+    A = NormalMatrix(_full(sums.A), jnp.ones_like(x)) if dense else sums.A
+    cost = sums.square / 2
+    if losses is not None:
+        cost = costed(problems, RobustCost.felt_cost, data, residuals)
+    norms = jnp.sqrt(jnp.stack([row[-1] for row in sums.A]))
+    point = Linearization(x, r, A, cost, jnp.stack(sums.g), norms)
+    return point, None if losses is None else residuals
+
+
+def costed(problems: LaneProblems, cost: Any, data: Any, *residuals: Any) -> jax.Array:
+    """A cost of residuals that have losses, or its reduction from one to another."""
+
+    def one(data: Any, *r: jax.Array) -> jax.Array:
+        return cost(problems.losses(data), *r)
+
+    return over_lanes(one)(data, *residuals)
+
+
+def lane_summary(problems: LaneProblems, x: jax.Array, data: Any) -> tuple[jax.Array, jax.Array]:
+    r"""The cost at params of shape `[n, lanes]`, and :math:`(J^T J)^{-1}` of `[n, n, lanes]`.
+
+    `J` is without the floor under the curvature of a loss.
+    """
+    point, r = evaluate(problems, x, data, floor=0.0)
+    inverse = over_lanes(gram_spectrum)(point)[1]
+    if r is None:
+        return point.cost, inverse
+    return costed(problems, RobustCost.cost, data, r), inverse
+
+
+def step(
+    problems: LaneProblems,
+    method: levenberg_marquardt,
+    tolerances: Tolerances,
+    data: Any,
+    box: Box | None,
+    search: SearchState,
+    restart: jax.Array,
+) -> SearchState:
+    """The searches after a step; lanes that are done keep what they have, to the last bit.
+
+    Args:
+        problems: The functions of the problems.
+        method: The method.
+        tolerances: Its numbers.
+        data: The problems' data.
+        box: The bounds, of shape `[n, lanes]`.
+        search: The searches.
+        restart: First radii of restarts; 0 for that of the method.
+    """
+    scale = metric(search, sized=box is None)
+    if box is None:
+        trial = _propose(search.point, scale, search.radius, search.lam)
+        x = search.point.x + trial.step
+    else:
+        trial, x = over_lanes(_propose_within)(search, scale, box)
+    x = jnp.where(search.radius <= 0, search.point.x, x)
+    there, r = evaluate(problems, x, data, dense=box is not None)
+    if r is None:
+        before, after = search.point.r, there.r
+        actual = sum_points([(before - after) * (before + after)])[0] / 2
+    else:
+        actual = costed(problems, RobustCost.reduction, data, search.residuals, r)
+
+    running = search.status == Status.RUNNING.value
+    # A lane that is done takes no step.
+    actual = jnp.where(running, actual, -jnp.inf)
+    after, _ = after_step(method, tolerances, box, search, scale, trial, there, r, actual, restart)
+    small = {
+        name: jnp.where(running, getattr(after, name), getattr(search, name))
+        for name in ("radius", "lam", "rejections", "status", "steps")
+    }
+    return after._replace(**small)
+
+
+def _propose_within(state: SearchState, scale: jax.Array, box: Box) -> tuple[Trial, jax.Array]:
+    """The step of one problem within bounds, and where it ends."""
+
+    def propose(point: Linearization, lam: jax.Array) -> Trial:
+        return _propose(point, scale, state.radius, lam)
+
+    return bounded_step(state.point, box, scale, state.radius, state.lam, propose)
+
+
+def _propose(point: Linearization, scale: jax.Array, radius: jax.Array, lam: jax.Array) -> Trial:
+    """The steps of problems by an unrolled Cholesky factorisation, for guesses of the damping.
+
+    As in :class:`fnopt.linear.TriangleSystem` a step is cut to the radius, and one factorisation is
+    all: the damping of the next step follows from it.
+    """
+    A, g = _scaled_rows(point, scale), point.gradient / scale
+    least = rounding_damping(jnp.ones_like(lam), len(g))
+    factor = unrolled_cholesky(A, jnp.maximum(lam, least))
+    p = [-entry for entry in unrolled_solve(factor, tuple(g))]
+    inner = jnp.sum(jnp.square(jnp.stack(unrolled_forward(factor, p))), axis=0)  # ||L^-1 p||^2
+    p = jnp.stack(p)
+    square = jnp.sum(jnp.square(p), axis=0)
+    model_norm = -jnp.sum(g * p, axis=0) - jnp.maximum(lam, least) * square
+    step = DampedStep(
+        p,
+        lam,
+        model_norm,
+        predicted=model_norm / 2 + lam * square,
+        full=jnp.sqrt(square),
+        rise=divide(square, inner),
+    )
+    return straight(point, scale, cut_to_radius(step, radius))
+
+
+def _scaled_rows(point: Linearization, scale: jax.Array) -> Any:
+    """The lower triangle of the scaled normal matrix, number by number."""
+    A = point.J.matrix if isinstance(point.J, NormalMatrix) else point.J
+    return tuple(
+        tuple(A[i][j] / (scale[i] * scale[j]) for j in range(i + 1)) for i in range(len(scale))
+    )
+
+
+def _full(A: Rows) -> jax.Array:
+    """The symmetric matrix of a lower triangle."""
+    n = range(len(A))
+    return jnp.stack([jnp.stack([A[max(i, j)][min(i, j)] for j in n]) for i in n])
+
+
+def gram_spectrum(point: Linearization) -> tuple[Spectrum, jax.Array]:
+    """What the normal matrix with a diagonal of 1 shows of one problem, and its inverse.
+
+    A pivot that rounding explains counts as zero, and its param as determined by the others.
+    """
+    scale = initial_scale(point.columns)
+    n = len(scale)
+    A = _scaled_rows(point, scale)
+    least = rounding_damping(jnp.ones_like(point.cost), n)
+    factor = unrolled_cholesky(A, jnp.zeros_like(point.cost), least)
+    c = unrolled_forward(factor, tuple(point.gradient / scale))
+    p = jnp.stack(unrolled_backward(factor, c))
+    inverse, full = _full(unrolled_inverse(factor)), _full(A)
+    dropped = ~jnp.isfinite(jnp.stack(factor.diagonal))
+    # A param is determined if no change of the dropped ones moves it.
+    moved = jnp.abs(jnp.sum(inverse[:, :, None] * full[None], axis=1)) * dropped.astype(scale.dtype)
+    root = jnp.asarray(float(jnp.finfo(scale.dtype).eps) ** 0.5, scale.dtype)
+    null = dropped | jnp.any(moved > root, axis=1)
+    decrement = jnp.sum(jnp.square(jnp.stack(c))) / 2
+    length = jnp.sqrt(jnp.sum(jnp.square(p)))
+    spectrum = Spectrum(unrolled_rank(factor), decrement, length, null)
+    return spectrum, inverse / scale / scale[:, None]

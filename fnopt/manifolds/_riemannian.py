@@ -23,6 +23,9 @@ class RiemannianState(NamedTuple):
 class riemannian(Wrapper):
     r"""Run an optimizer in the tangent spaces of parameters on manifolds.
 
+    Make it the outermost transform: any other one after it, as in
+    `chain(riemannian(sgd), scale(0.5))`, moves the params off their manifold and isn't detected.
+
     .. math:: v = \mathrm{inner}(DR_x(0)^\top g), \qquad u = R_x(v) - x
 
     Leaves made by :func:`fnopt.manifolds.on` move along their manifold; others are the inner
@@ -35,8 +38,6 @@ class riemannian(Wrapper):
     as Adam are thereby an approximation of the ones of Bécigneul and Ganea, who have one average of
     squares for a whole point. In another library's state nothing is transported: its momentum is
     projected when it is used.
-
-    This transform is the outermost one: what scales its updates leaves the manifold.
 
     Args:
         inner: The optimizer, fnopt's or any (init, update) pair.

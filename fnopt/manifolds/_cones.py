@@ -66,6 +66,11 @@ class PositiveDefiniteMatrices(Manifold):
         values = jnp.maximum(values, jnp.maximum(floor, jnp.finfo(y.dtype).tiny))
         return matmul(Q * values[..., None, :], jnp.swapaxes(Q, -1, -2))
 
+    def distance(self, x: jax.Array) -> jax.Array:
+        """As of any manifold; infinite in the metric where a matrix has no Cholesky factor."""
+        diagonal = jnp.diagonal(jnp.linalg.cholesky(x), axis1=-2, axis2=-1)
+        return jnp.where(jnp.all(diagonal > 0), super().distance(x), jnp.inf)
+
     def __repr__(self) -> str:
         return "PositiveDefinite"
 
@@ -94,8 +99,9 @@ class Probabilities(Manifold):
         return shape[-1] - 1
 
     def retract(self, x: jax.Array, v: jax.Array) -> jax.Array:
-        """The probabilities with these changes of their logarithms."""
-        return jax.nn.softmax(jnp.log(x) + v, axis=-1)
+        """The probabilities with these changes of their logarithms, which stay finite."""
+        p = jax.nn.softmax(jnp.log(x) + v, axis=-1)
+        return jnp.maximum(p, jnp.finfo(p.dtype).tiny)
 
     def local(self, x: jax.Array, y: jax.Array) -> jax.Array:
         """The difference of the logarithms, less its mean."""
@@ -106,6 +112,10 @@ class Probabilities(Manifold):
         """The numbers, each at least the rounding unit, over their sum."""
         y = jnp.maximum(y, jnp.asarray(jnp.finfo(y.dtype).eps, y.dtype))
         return y / jnp.sum(y, axis=-1, keepdims=True)
+
+    def distance(self, x: jax.Array) -> jax.Array:
+        """As of any manifold; infinite in the metric where an entry isn't positive."""
+        return jnp.where(jnp.any(x <= 0), jnp.inf, super().distance(x))
 
     def from_coordinates(self, x: jax.Array, c: jax.Array) -> jax.Array:
         """The log-ratios with orthonormal coordinates."""

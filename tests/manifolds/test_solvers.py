@@ -152,6 +152,15 @@ def test_probabilities_of_the_highest_likelihood_are_frequencies():
     np.testing.assert_allclose(end.params.value, counts / 10, atol=1e-8)
 
 
+def test_a_solution_on_the_edge_of_the_simplex_is_approached():
+    target = np.asarray([-0.2, 0.5, 0.7])
+    end = fnopt.least_squares(lambda p: p.value - target, on(Simplex, np.full(3, 1 / 3)))
+    np.testing.assert_allclose(end.params.value, [0.0, 0.4, 0.6], atol=1e-6)  # the projection
+    assert end.params.value[0] > 0
+    assert end.converged, end.message
+    on(Simplex, end.params.value)
+
+
 def test_a_mixed_tree_keeps_bounds_ties_and_held_points():
     start = {"R": on(SO3, np.eye(3)), "T": on(SE2, np.eye(3)), "s": jnp.asarray(2.0)}
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import matmul, static
+from fnopt.core import matmul, static, where
 from fnopt.manifolds._manifold import Manifold
 from fnopt.manifolds._rotations import orthonormalized
 from fnopt.manifolds._smooth import angle_ratio, cosine, sine_ratio
@@ -41,6 +42,14 @@ class Sphere(Manifold):
 
     radius: Any = static(default=1.0)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.radius is not None and not 0 < self.radius < math.inf:
+            raise ValueError(
+                f"{where()}Sphere: radius = {self.radius}, expected a positive number, or None for "
+                "vectors that keep their length."
+            )
+
     def dimension(self, shape: tuple[int, ...]) -> int:
         """One less than the length of the last axis."""
         return shape[-1] - 1
@@ -61,8 +70,10 @@ class Sphere(Manifold):
         return angle_ratio(jnp.sum(normal * normal, axis=-1, keepdims=True) / square, c) * normal
 
     def nearest(self, y: jax.Array) -> jax.Array:
-        """The vector in the same direction."""
-        return self._normalized(y)[0]
+        """The vector in the same direction; for the vector 0, along the first axis."""
+        first = jnp.eye(1, y.shape[-1], dtype=y.dtype)[0]
+        is_zero = jnp.sum(y * y, axis=-1, keepdims=True) == 0
+        return self._normalized(jnp.where(is_zero, first, y))[0]
 
     def from_coordinates(self, x: jax.Array, c: jax.Array) -> jax.Array:
         """The tangent with coordinates in the basis of a reflection that maps an axis to `x`."""

@@ -12,9 +12,7 @@ from jax.core import Tracer
 from fnopt.core import (
     Value,
     compute_dtype,
-    default_float,
     described,
-    is_inexact,
     static,
     where,
 )
@@ -61,11 +59,21 @@ on(SO3, SO3.nearest(value)).
                 f"{where()}on: manifold = {described(self.manifold)}, expected one such as "
                 "fnopt.manifolds.SO3, and then the array: on(SO3, value)."
             )
-        super().__post_init__()
         if not hasattr(self.value, "dtype") or isinstance(self.value, np.ndarray):
-            value = jnp.asarray(self.value)
-            self._set("value", value if is_inexact(value) else value.astype(default_float()))
+            self._set("value", jnp.asarray(self.value))
         check_point(self.manifold, self.value, "value", "on")
+        super().__post_init__()
+
+    def _refuse(self, *_: Any) -> Any:
+        raise TypeError(
+            f"{where()}{self!r} is a pytree node without arithmetic or indexing; use its array, "
+            "`.value`."
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
+    __truediv__ = __rtruediv__ = __matmul__ = __rmatmul__ = __pow__ = __rpow__ = _refuse
+    __neg__ = __getitem__ = _refuse
+    __array_ufunc__ = None  # NumPy arrays leave arithmetic to the methods above
 
     def __repr__(self) -> str:
         value = self.value
@@ -76,7 +84,10 @@ on(SO3, SO3.nearest(value)).
 def check_point(manifold: Manifold, value: Any, name: str, caller: str) -> None:
     """Refuses an array that isn't on its manifold; what isn't known yet passes."""
     if not jnp.issubdtype(value.dtype, jnp.floating):
-        raise TypeError(f"{where()}{caller}: {name} is {value.dtype}, expected a real float array.")
+        raise TypeError(
+            f"{where()}{caller}: {name} is {value.dtype}, expected a real float array. Convert it: "
+            "jnp.asarray(value, float)."
+        )
     if not manifold.accepts(value.shape):
         raise ValueError(
             f"{where()}{caller}: {name} has shape {value.shape}, which holds no points of "

@@ -172,11 +172,18 @@ def test_inverse_poses():
         (PositiveDefinite, -np.eye(2), "away from PositiveDefinite"),
         (Simplex, np.ones(3), "away from Simplex"),
         (UnitVector, np.full(3, np.nan), "nan away from UnitVector"),
+        (UnitVector, np.zeros(3), "value is 1 away from UnitVector"),
+        (Oblique, np.asarray([[3.0, 4.0], [0.0, 0.0]]), "value is 1 away from Oblique"),
+        (PositiveDefinite, np.zeros((2, 2)), "value is inf away from PositiveDefinite"),
+        (PositiveDefinite, np.ones((2, 2)), "value is inf away from PositiveDefinite"),
+        (Simplex, np.asarray([1.0, 0.0]), "value is inf away from Simplex"),
     ],
 )
 def test_what_is_no_point_is_refused(manifold, value, message):
     with pytest.raises(ValueError, match=message):
         on(manifold, value)
+    if np.all(np.isfinite(value)) and "shape" not in message:
+        on(manifold, manifold.nearest(jnp.asarray(value, jnp.float32)))
 
 
 def test_wrong_arguments_are_refused_by_name():
@@ -184,4 +191,25 @@ def test_wrong_arguments_are_refused_by_name():
         on(jnp.eye(3), SO3)
     with pytest.raises(TypeError, match="value is complex64, expected a real float array"):
         on(UnitVector, jnp.asarray([1.0 + 0j]))
-    assert on(SO3, np.eye(3, dtype=int)).value.dtype == jnp.float32
+    for whole in (np.eye(3, dtype=int), jnp.eye(3, dtype=int), np.eye(3, dtype=int).tolist()):
+        with pytest.raises(TypeError, match=r"value is int\d+, expected a real float.*Convert it"):
+            on(SO3, whole)
+    for radius in (0.0, -1.0, np.nan, np.inf):
+        with pytest.raises(ValueError, match=r"Sphere: radius = .*, expected a positive number"):
+            Sphere(radius)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda p: p - 1,
+        lambda p: 2.0 * p,
+        lambda p: np.eye(3) @ p,
+        lambda p: jnp.eye(3) - p,
+        lambda p: -p,
+        lambda p: p[0],
+    ],
+)
+def test_arithmetic_with_a_node_names_its_value(use):
+    with pytest.raises(TypeError, match=r"on\(SO3, float32\[3, 3\]\) is a pytree node.*`.value`"):
+        use(on(SO3, jnp.eye(3)))

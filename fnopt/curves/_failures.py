@@ -131,6 +131,8 @@ def _errors_away(solution: Solution) -> float:
     """
     assert solution.dof is not None, "curve_fit counts degrees of freedom"
     share, dof = float(solution.certificate.decrement), int(solution.dof)
-    if dof <= 0 or not share < 1 or int(solution.rank) < solution.certificate.undetermined.size:
+    free = solution.certificate.undetermined.size
+    free -= 0 if solution.fixed is None else int(np.sum(solution.fixed))
+    if dof <= 0 or not share < 1 or int(solution.rank) < free:
         return float(np.inf)
     return float(np.sqrt(share / (1 - share) * dof))

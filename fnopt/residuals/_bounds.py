@@ -27,6 +27,11 @@ class Box(NamedTuple):
         inf = jnp.inf
         return jnp.all((self.lower <= self.upper) & (self.lower < inf) & (self.upper > -inf))
 
+    @property
+    def fixed(self) -> jax.Array:
+        """Mask of the params that equal bounds fix, `[n]`."""
+        return self.lower == self.upper
+
     def is_boundless(self) -> bool:
         """Whether all bounds are known to be infinite."""
         if isinstance(self.lower, Tracer) or isinstance(self.upper, Tracer):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fnopt.core import Status, is_converged, row_total
 from fnopt.linear import Triangle, divide, numerical_rank, row_triangle, singular_triangle
-from fnopt.solvers._bounded import free_point
+from fnopt.solvers._bounded import free_point, without
 from fnopt.solvers._loop import SearchState, relative_columns
 from fnopt.solvers._saddle import least_curvature
 from fnopt.solvers._stopping import Tolerances, cost_rounding, negligible_decrease, slopes
@@ -103,7 +103,10 @@ def certify(
         unit: What the residuals are multiplied by.
         full: Whether to look for negative curvature as well.
     """
-    point = exact_point(model, state.point)
+    point, fixed = exact_point(model, state.point), jnp.zeros(state.point.x.shape, bool)
+    if problem.box is not None:
+        fixed = problem.box.fixed
+        point = without(point, fixed)
     free = free_point(point, problem.box)
     whole = _spectrum(model, point)
     part = whole if problem.box is None else _spectrum(model, free)
@@ -114,8 +117,11 @@ def certify(
     rescaled &= _has_ended(state.status) | (state.status == Status.NONFINITE_START.value)
     radius = jnp.where(rescaled, jnp.zeros_like(end.radius), end.radius)
     unit = jnp.where(rescaled, finer, unit)
-    end = end._replace(radius=radius, unit=unit, refuted=rescaled | end.refuted)
-    curvature = least_curvature(problem, point, free, bound) if full else None
+    certificate = end.certificate._replace(undetermined=end.certificate.undetermined & ~fixed)
+    end = end._replace(
+        certificate=certificate, radius=radius, unit=unit, refuted=rescaled | end.refuted
+    )
+    curvature = least_curvature(problem, point, bound) if full else None
     if curvature is None:
         return end
     falls = curvature.falls & _has_ended(state.status) & end.certificate.certified & ~rescaled

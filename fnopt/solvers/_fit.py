@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import typed_start
+from fnopt.core import is_converged, typed_start
 from fnopt.residuals import ExampleResiduals
 from fnopt.solvers._bounded import within_bounds
 from fnopt.solvers._charts import through_charts
@@ -80,11 +80,15 @@ def _solve(
         end = lowest(solve, starting_points(setting.x, problem.box, asked.starts))
     reached = setting.on_chart(end.params)  # `run` is traced again for derivatives
     counted = setting.dof + reached.x.size
+    status = checked_status(end.status, counted > 0, end.cost, counted)
+    certified = end.certificate.certified & is_converged(status)
     return end._replace(
+        certificate=end.certificate._replace(certified=certified),
         params=reached.params(reached.x),
-        status=checked_status(end.status, counted > 0, end.cost, counted),
+        status=status,
         residuals=setting.problem.flat.unflatten(end.residuals),
         tangent=reached.tangent(reached.x),
         dof=jnp.where(end.rank < 0, setting.dof, counted - end.rank),
         at_bound=None if setting.problem.box is None else setting.problem.box.side(reached.x),
+        fixed=None if setting.problem.box is None else setting.problem.box.fixed,
     )

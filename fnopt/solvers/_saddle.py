@@ -31,9 +31,7 @@ class Curvature(NamedTuple):
     negative: jax.Array  # whether the least eigenvalue is negative by more than rounding
 
 
-def least_curvature(
-    problem: Problem, point: Linearization, free: Linearization, bound: jax.Array
-) -> Curvature:
+def least_curvature(problem: Problem, point: Linearization, bound: jax.Array) -> Curvature:
     r"""Look for a direction of negative curvature, and take a step along it.
 
     Along the direction `v` of the least eigenvalue :math:`\lambda` of the scaled Hessian the cost
@@ -43,7 +41,6 @@ def least_curvature(
     Args:
         problem: The problem.
         point: The candidate.
-        free: The candidate, reduced to the params that aren't held on bounds.
         bound: The largest negligible decrease :math:`\delta`.
 
     Reference:
@@ -56,10 +53,12 @@ def least_curvature(
             "derivatives of residuals that are divided over devices aren't taken."
         )
     x = point.x
-    scale = initial_scale(free.columns)
+    scale = initial_scale(point.columns)
     moving = jnp.ones_like(x)
     if problem.box is not None:
-        moving = (~problem.box.held(x, point.gradient)).astype(x.dtype)
+        # A param on a bound with a zero gradient may leave it (the critical cone).
+        held = problem.box.held(x, point.gradient) & (point.gradient != 0)
+        moving = (~(held | problem.box.fixed)).astype(x.dtype)
     product_with_hessian = hvp(problem.cost_at)
 
     def product(v: jax.Array) -> jax.Array:

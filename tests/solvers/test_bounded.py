@@ -150,3 +150,22 @@ def test_bounds_are_checked_before_anything_is_traced():
         fnopt.least_squares(
             lambda p: p["a"], {"a": 1.0}, bounds=(0.5, 2.0), constraints={"a": fnopt.positive()}
         )
+
+
+def test_equal_bounds_take_no_part_in_the_covariance():
+    x = np.linspace(0, 4, 20)
+    y = 3 * np.exp(-0.7 * x) + 0.5 + 0.05 * np.cos(9 * x)
+
+    def residuals(p, c=None):
+        return p[0] * jnp.exp(-p[1] * x) + (p[2] if c is None else c) - y
+
+    with jax.enable_x64(True):
+        start, bounds = jnp.asarray([2.0, 1.0, 0.2]), ([0.0, 0.0, 0.2], [9.0, 9.0, 0.2])
+        end = fnopt.least_squares(residuals, start, bounds=tuple(map(jnp.asarray, bounds)))
+        fewer = fnopt.least_squares(lambda p: residuals(p, 0.2), start[:2])
+        errors, expected = map(np.asarray, map(fnopt.standard_errors, (end, fewer)))
+    assert (int(end.rank), int(end.dof)) == (2, 18)
+    assert not end.certificate.undetermined.any()
+    np.testing.assert_allclose(errors, [*expected, 0], rtol=1e-6)
+    with jax.enable_x64(True):
+        assert "rank" not in str(end)

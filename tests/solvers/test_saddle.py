@@ -63,6 +63,18 @@ def test_params_on_bounds_take_no_part():
     assert float(end.certificate.least_curvature) >= -1e-6
 
 
+def test_a_saddle_on_a_bound_is_left():
+    bounds = (jnp.asarray([0.0, -jnp.inf]), jnp.full(2, jnp.inf))
+    end = fnopt.least_squares(two_wells, jnp.asarray([0.0, 1.0]), bounds=bounds, certify="full")
+    np.testing.assert_allclose(end.params, [1, 2], rtol=1e-5)
+
+
+def test_a_failed_fit_is_not_certified():
+    end = fnopt.least_squares(lambda p: p**3 - 1, jnp.zeros(2))
+    assert not bool(end.converged)
+    assert not bool(end.certificate.certified)
+
+
 def test_an_unknown_test_is_refused():
     with pytest.raises(ValueError, match=r"certify .*'first-order'.*'full'"):
         fnopt.least_squares(two_wells, jnp.ones(2), certify="second")

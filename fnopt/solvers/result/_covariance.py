@@ -65,6 +65,7 @@ def knowledge(
     dof: Any,
     T: jax.Array | None,
     absolute_sigma: bool,
+    fixed: jax.Array | None = None,
 ) -> Knowledge:
     r"""The covariance of the params of a fit, by the singular values of the scaled Jacobian.
 
@@ -83,11 +84,14 @@ def knowledge(
         dof: The degrees of freedom, if they aren't :math:`m - k`.
         T: How the params move with the variables, of shape `[p, n]`; None if they are these.
         absolute_sigma: Whether the residuals are in units of known standard deviations.
+        fixed: Which variables are fixed, `[n]`: they have no variance.
 
     Returns:
         The covariance, and which combinations of params it holds for.
     """
     n = J.shape[1]
+    free = jnp.ones(n, J.dtype) if fixed is None else (~fixed).astype(J.dtype)
+    J = J * free
     still = lax.stop_gradient(J)
     scale = initial_scale(norm(still))
     factors = singular_factors(still / scale, jnp.zeros_like(still[:, 0]))
@@ -99,7 +103,7 @@ def knowledge(
     G = matmul((J / scale).T, J / scale)
     change = matmul(matmul(root, G - lax.stop_gradient(G)), matmul(root.T, root))
     root = root - change / 2
-    scaled = (jnp.eye(n, dtype=J.dtype) if T is None else T) / scale
+    scaled = free * (jnp.eye(n, dtype=J.dtype) if T is None else T) / scale
     dof = jnp.asarray(J.shape[0] - rank if dof is None else dof)
     size, factor = jnp.ones((), J.dtype), jnp.ones((), J.dtype)
     if not absolute_sigma:
@@ -146,6 +150,7 @@ def knowledge_of(solution: Solution, absolute_sigma: bool = False) -> Knowledge:
         solution.dof,
         solution.tangent,
         bool(absolute_sigma),
+        solution.fixed,
     )
 
 

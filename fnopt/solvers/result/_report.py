@@ -91,9 +91,10 @@ def _in_range(cost: Any, dtype: Any) -> bool:
 
 def _fitted(solution: Solution) -> int:
     """The number of fitted numbers."""
+    fixed = 0 if solution.fixed is None else int(np.sum(solution.fixed))
     if solution.tangent is not None:
-        return solution.tangent.shape[1]
-    return sum(np.size(leaf) for leaf in jax.tree.leaves(in_tangents(solution.params)))
+        return solution.tangent.shape[1] - fixed
+    return sum(np.size(leaf) for leaf in jax.tree.leaves(in_tangents(solution.params))) - fixed
 
 
 def named_entries(params: Any) -> list[str]:
@@ -224,9 +225,10 @@ def _notes(solution: Solution, errors: np.ndarray, alike: list[list[int]]) -> li
 
 def _held(solution: Solution, size: int) -> np.ndarray:
     """Which params don't move with what is fitted."""
+    free = np.ones(1, bool) if solution.fixed is None else ~np.asarray(solution.fixed)
     if solution.tangent is None:
-        return np.zeros(size, bool)
-    return ~np.any(np.asarray(solution.tangent), axis=1)
+        return np.broadcast_to(~free, (size,))
+    return ~np.any(np.asarray(solution.tangent) * free, axis=1)
 
 
 def _bounds(solution: Solution, size: int) -> np.ndarray:

@@ -113,6 +113,7 @@ class Solution(NamedTuple, Generic[Params]):
             bounds.
         nhev: How many second derivatives along a step bent steps took.
         aux: What `residual_fn` returns beside the residuals, with `has_aux`.
+        fixed: Which of the fitted variables equal bounds fix, bool `[n]`; None without bounds.
         certificate: The optimality tests at the solution, a :class:`fnopt.solvers.Certificate`.
     """
 
@@ -133,6 +134,7 @@ class Solution(NamedTuple, Generic[Params]):
     nhev: jax.Array | None = None
     aux: Any = None
     certificate: Any = None
+    fixed: jax.Array | None = None
 
     @property
     def message(self) -> Any:

@@ -204,7 +204,7 @@ class LeastSquaresMethod(Transformation):
             fns = example_residuals(residual_fn, batch)
             x, flat = flat_residual(fns, params, (batch,))
             if jac is None:
-                flat = self.by_example(flat, x, fns.of(lambda params: params, batch, ()))
+                flat = self.by_example(flat, x, fns.of_free(lambda params: params, batch, ()))
         if jac is None:
             return x, flat
         residuals = jax.eval_shape(flat.unflatten, jax.ShapeDtypeStruct((flat.m,), x.dtype))

@@ -78,7 +78,7 @@ def corrected(end, loss):
         bend = np.where(z > 1, bend, 0)
     else:
         slope, bend = 1 / (1 + z), -1 / (1 + z) ** 2
-    w = np.maximum(slope + 2 * z * bend, 0.3 * slope)  # Triggs et al. (2000), and its floor
+    w = np.maximum(slope + 2 * z * bend, 0.6 * slope)  # Triggs et al. (2000), and its floor
     r = slope * r / np.sqrt(w)
     return J * np.sqrt(w)[:, None], r, r @ r
 

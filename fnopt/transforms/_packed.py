@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any, NamedTuple
 
 import jax
@@ -12,8 +13,8 @@ from jax.core import Tracer
 
 from fnopt.core import (
     Member,
+    Value,
     check_inexact,
-    check_same_tree,
     described,
     gathered,
     is_staged,
@@ -21,6 +22,7 @@ from fnopt.core import (
     leaves_with_names,
     listing,
     reshaped,
+    shown,
     static,
     where,
 )
@@ -30,6 +32,10 @@ from fnopt.transforms._wrapper import Wrapper
 
 # In these steps a probe compares the tree and its buffers: wrappers act every few steps.
 _STEPS = 8
+# The compile time of the probe grows with its leaves; leaves that are treated alike need no more.
+_LEAVES = 16
+# The gradients of the probe change sign, and shrink a thousandfold and more, in its steps.
+_RATIO = -0.3
 
 
 class Layout(NamedTuple):
@@ -48,6 +54,11 @@ class Layout(NamedTuple):
     def parts(self) -> dict[str, list[int]]:
         """The indices of the leaves of every buffer, in their order."""
         return {name: [i for i, b in enumerate(self.buffers) if b == name] for name in self.names}
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths of the leaves."""
+        return [path for path, _ in leaves_with_names(self.treedef.unflatten(self.leaves))[0]]
 
     @property
     def names(self) -> list[str]:
@@ -77,9 +88,10 @@ class packed(Wrapper):
     For large leaves it saves nothing, and the copies between the leaves and the buffer cost time.
 
     Elementwise optimizers and global norms give the same updates as for the tree. Methods that use
-    norms, shapes or paths of leaves see whole buffers; `packed` compares eight steps of a small
-    tree with those of its buffers, and refuses an optimizer whose steps differ. It doesn't
-    compare optimizers that need extra arguments, or whose hyper-parameters are traced.
+    norms, shapes or paths of leaves see whole buffers; `packed` compares eight steps of a tree of
+    the same paths with those of its buffers, and refuses an optimizer whose steps differ. The
+    leaves of that tree are small, and 16 stand for many. It doesn't compare optimizers that need
+    extra arguments, or whose hyper-parameters are traced.
 
     Args:
         inner: The optimizer, fnopt's or any (init, update) pair.
@@ -119,12 +131,20 @@ class packed(Wrapper):
 
     def pack(self, tree: Any) -> dict[str, jax.Array]:
         """The leaves of a tree as buffers: a dict from the name of a buffer to a vector."""
-        like = self.layout.treedef.unflatten(self.layout.leaves)
-        check_same_tree(like, tree, "the layout", "the tree")
-        leaves = [jnp.asarray(x) for x in jax.tree.leaves(tree)]
-        for (name, x), y in zip(leaves_with_names(tree)[0], self.layout.leaves, strict=True):
-            if jnp.result_type(x) != y.dtype:
-                raise ValueError(f"{where()}pack: {name} is {described(x)}, expected {y.dtype}.")
+        named, treedef = leaves_with_names(tree)
+        if treedef != self.layout.treedef:
+            came, expected = [name for name, _ in named], self.layout.paths
+            raise ValueError(
+                f"{where()}pack: the tree lacks the leaves {listing(_missing(expected, came))} and "
+                f"has the additional leaves {listing(_missing(came, expected))}, expected the "
+                "structure of the params that packed was made with."
+            )
+        for (name, x), y in zip(named, self.layout.leaves, strict=True):
+            if (jnp.shape(x), jnp.result_type(x)) != (y.shape, y.dtype):
+                raise ValueError(
+                    f"{where()}pack: {shown(name)} is {described(x)}, expected {described(y)}."
+                )
+        leaves = [jnp.asarray(x) for _, x in named]
         return {
             name: joined([reshaped(leaves[i], leaves[i].size) for i in parts])
             for name, parts in self.layout.parts().items()
@@ -178,39 +198,147 @@ class packed(Wrapper):
         traced = is_staged() or any(isinstance(x, Tracer) for x in jax.tree.leaves(self.inner))
         if not self.layout.names or self.inner.needs or traced:
             return
-        tree = {name: _probe(name.rpartition(".")[2]) for name in self.layout.names}
-        one = {name: joined([jnp.ravel(x) for x in pair]) for name, pair in tree.items()}
-        apart, together = jax.jit(_trajectories)(self.inner, tree, one)
-        for name, x in together.items():
-            tolerance = float(jnp.finfo(x.dtype).eps) ** 0.5  # half of the digits
-            y = np.concatenate([np.ravel(part) for part in apart[name]])
-            if not np.allclose(x, y, rtol=tolerance, atol=0, equal_nan=True):
-                raise ValueError(
-                    f"{where()}{self.inner._place} steps the buffer {name!r} differently from the "
-                    "leaves in it: it uses norms, shapes, paths or random numbers of single "
-                    "leaves. Use the optimizer for the tree, without packed; masks and labels "
-                    "that are patterns have to fit the names of the buffers."
-                )
+        probe = _Probe(self.inner, self.layout)
+        buffers, tree = probe.end(probe.buffers), probe.end(probe.tree)
+        if not buffers and not tree:
+            probe.movement(probe.buffers)  # raises what kept the optimizer from both
+        differing = _differing(buffers, tree)
+        # Masks that don't depend on the paths of the tree may be meant for the names of buffers.
+        if differing and not _differing(tree, probe.end(lambda x: {"_": probe.tree(x)})):
+            differing = _differing(buffers, probe.end(probe.trees))
+        if differing:
+            raise ValueError(
+                f"{where()}{self.inner._place} steps the buffer {differing[0]!r} differently from "
+                "the leaves in it: it uses norms, shapes, paths or random numbers of single "
+                "leaves. Use the optimizer for the tree, without packed. Masks and labels by path "
+                "have to fit the names of the buffers: with packed(..., labels=by_pattern("
+                "{'*kernel': 'decay'}, default='plain')), mask='decay.*' chooses the kernels."
+            )
 
 
-def _probe(dtype: str) -> list[jax.Array]:
-    """A matrix and a vector of different norms."""
-    numbers = np.asarray([3.0, -1.0, 2.0, 1.5, 0.1, -0.3, 0.2])
-    return [jnp.asarray(x, dtype) for x in (numbers[:4].reshape(2, 2), numbers[4:])]
+class _Probe:
+    """Steps of a few small leaves with the paths of a layout, in trees of several forms."""
+
+    def __init__(self, inner: Any, layout: Layout) -> None:
+        self._inner, self._layout = inner, layout
+        self._chosen = _representatives(inner, layout)
+        self._params, self._grads = [], []
+        count: Counter[str] = Counter()
+        for i in self._chosen:
+            leaf, j = layout.leaves[i], count[layout.buffers[i]]
+            shape = [min(n, 2 + j % 2) for n in leaf.shape]
+            numbers = np.cos(5.0 * np.arange(math.prod(shape)) + j).reshape(shape)
+            # Neighbours in a buffer differ in norm. With _RATIO the norms pass 1e3 to 1e-3.
+            self._params.append(jnp.asarray(1e3 / (1 + j) * (2 + numbers), leaf.dtype))
+            self._grads.append(jnp.asarray(10.0 ** (3 - j % 4) * numbers, leaf.dtype))
+            count[layout.buffers[i]] += 1
+
+    def tree(self, leaves: Any) -> Any:
+        """The tree of the layout with these leaves, and None in place of all others."""
+        found = dict(zip(self._chosen, leaves, strict=True))
+        return self._layout.treedef.unflatten([*map(found.get, range(len(self._layout.leaves)))])
+
+    def by_name(self, leaves: Any) -> dict[str, list[Any]]:
+        """The leaves of every buffer, None in place of those of other buffers."""
+        names = [self._layout.buffers[i] for i in self._chosen]
+        return {
+            name: [x if b == name else None for b, x in zip(names, leaves, strict=True)]
+            for name in names
+        }
+
+    def trees(self, leaves: Any) -> dict[str, Any]:
+        """A tree of the leaves of every buffer."""
+        return {name: self.tree(part) for name, part in self.by_name(leaves).items()}
+
+    def buffers(self, leaves: Any) -> dict[str, Any]:
+        """The buffers."""
+        return {
+            name: joined([jnp.ravel(x) for x in part if x is not None])
+            for name, part in self.by_name(leaves).items()
+        }
+
+    def movement(self, form: Any) -> Any:
+        """How far the leaves of a form move."""
+        return jax.jit(_movement)(self._inner, form(self._params), form(self._grads))
+
+    def end(self, form: Any) -> dict[str, np.ndarray]:
+        """How far the numbers of every buffer move; none where the optimizer refuses the tree."""
+        try:
+            moved = self.movement(form)
+        except Exception:  # a user's function of paths may fail with any error for other paths
+            return {}
+        if form not in (self.trees, self.buffers):
+            moved = self.by_name(jax.tree.leaves(moved))
+        return {
+            name: np.concatenate([np.ravel(x) for x in jax.tree.leaves(part)])
+            for name, part in moved.items()
+        }
 
 
-def _trajectories(tx: Any, *trees: Any) -> tuple[Any, ...]:
-    """The sums of the updates of some steps, for each tree of params."""
+def _representatives(inner: Any, layout: Layout) -> list[int]:
+    """The leaves to probe: one of each kind first, and a second, until there are enough.
 
-    def end(params: Any) -> Any:
-        def step(_: Any, carry: Any) -> Any:
-            moved, state, grads = carry
-            updates, state = tx.update(grads, state, jax.tree.map(jnp.add, params, moved))
-            moved = jax.tree.map(lambda m, u: (m + u).astype(m.dtype), moved, updates)
-            return moved, state, jax.tree.map(lambda g: -0.5 * g, grads)
+    A kind is a buffer, a number of axes, and what the selectors in the optimizer say.
+    """
+    tree = layout.treedef.unflatten(layout.leaves)
+    labels = [_labels(selector, tree) for selector in _selectors(inner)]
+    kinds = [
+        (b, len(x.shape), *told)
+        for b, x, *told in zip(layout.buffers, layout.leaves, *labels, strict=True)
+    ]
+    count: Counter[Any] = Counter()
+    order = []
+    for i, kind in enumerate(kinds):
+        order.append((count[kind], i))
+        count[kind] += 1
+    return sorted(i for _, i in sorted(order)[: max(_LEAVES, len(count))])
 
-        grads = jax.tree.map(lambda p: jnp.cos(5 * p), params)
-        start = jax.tree.map(jnp.zeros_like, params), tx.init(params), grads
-        return jax.lax.fori_loop(0, _STEPS, step, start)[0]
 
-    return tuple(map(end, trees))
+def _selectors(part: Any) -> list[Selector]:
+    """The selectors in an optimizer."""
+    if isinstance(part, Selector):
+        return [part]
+    parts: Any = part if isinstance(part, tuple) else ()
+    if isinstance(part, dict):
+        parts = part.values()
+    elif isinstance(part, Value):
+        parts = vars(part).values()
+    return [selector for x in parts for selector in _selectors(x)]
+
+
+def _labels(selector: Selector, tree: Any) -> list[str]:
+    named, _ = leaves_with_names(tree)
+    try:
+        return [*map(str, selector.choose(named))]
+    except Exception:  # it is meant for the names of the buffers
+        return [""] * len(named)
+
+
+def _differing(some: dict[str, np.ndarray], others: dict[str, np.ndarray]) -> list[str]:
+    """The buffers whose numbers move differently."""
+
+    def close(x: np.ndarray | None, y: np.ndarray | None) -> bool:
+        if x is None or y is None:
+            return False
+        tolerance = float(jnp.finfo(x.dtype).eps) ** 0.5  # half of the digits
+        return np.allclose(x, y, rtol=tolerance, atol=0, equal_nan=True)
+
+    names = sorted({*some, *others})
+    return [name for name in names if not close(some.get(name), others.get(name))]
+
+
+def _missing(names: list[str], others: list[str]) -> list[str]:
+    return [name for name in names if name not in set(others)]
+
+
+def _movement(tx: Any, params: Any, grads: Any) -> Any:
+    """The sum of the updates of some steps."""
+
+    def step(_: Any, carry: Any) -> Any:
+        moved, state, grads = carry
+        updates, state = tx.update(grads, state, jax.tree.map(jnp.add, params, moved))
+        moved = jax.tree.map(lambda m, u: (m + u).astype(m.dtype), moved, updates)
+        return moved, state, jax.tree.map(lambda g: (_RATIO * g).astype(g.dtype), grads)
+
+    start = jax.tree.map(jnp.zeros_like, params), tx.init(params), grads
+    return jax.lax.fori_loop(0, _STEPS, step, start)[0]

@@ -106,13 +106,59 @@ def test_gradients_of_many_leaves_are_one_concatenation():
 @pytest.mark.parametrize("name", ["lamb", "muon", "sm3"])
 def test_optimizers_that_look_at_leaves_are_refused(name: str):
     with pytest.raises(ValueError, match="differently from the leaves"):
-        fnopt.packed(getattr(fnopt, name)(0.1), {"w": jnp.ones((2, 2))})
+        fnopt.packed(getattr(fnopt, name)(0.1), {"w": jnp.ones((2, 2)), "v": jnp.ones(2)})
+
+
+SGDS = {"a": fnopt.sgd(0.1), "b": fnopt.sgd(0.2)}
+W = fnopt.by_pattern({"w*": "a"}, default="b")
+PAIR = {"w": jnp.ones(4), "v": jnp.ones(4)}
+
+
+@pytest.mark.parametrize(
+    ("inner", "labels"),
+    [
+        (fnopt.chain(fnopt.clip_by_block_rms(1e-2), fnopt.sgd(1.0)), None),
+        (fnopt.chain(fnopt.clip_by_block_rms(1.0), fnopt.sgd(1.0)), None),
+        (fnopt.chain(fnopt.clip_by_block_rms(300.0), fnopt.sgd(1.0)), None),
+        (fnopt.partition(SGDS, W), None),
+        (fnopt.partition(SGDS, W), W),
+        (fnopt.adamw(0.1, mask=fnopt.by_pattern("w", default=False)), None),
+        (fnopt.adamw(0.1, mask="w"), None),
+    ],
+    ids=["clip 0.01", "clip 1", "clip 300", "labels", "labels twice", "mask", "name"],
+)
+def test_clipped_leaves_and_rules_by_path_are_refused(inner: Any, labels: Any):
+    with pytest.raises(ValueError, match=r"differently from the leaves.*labels="):
+        fnopt.packed(inner, PAIR, labels)
+
+
+def test_rules_for_the_names_of_buffers_are_kept():
+    rule = fnopt.by_pattern({"a.*": "a"}, default="b")
+    tx = fnopt.packed(fnopt.partition(SGDS, rule), PAIR, W)
+    buffers = tx.pack(PAIR)
+    updates = tx.unpack(tx.update(buffers, tx.init(buffers), buffers)[0])
+    np.testing.assert_allclose(updates["w"], -0.1, rtol=1e-6)
+    np.testing.assert_allclose(updates["v"], -0.2, rtol=1e-6)
+
+
+def test_what_refuses_the_tree_too_raises_its_own_error():
+    with pytest.raises(ValueError, match=r"none of .*'x'.* matches a leaf"):
+        fnopt.packed(fnopt.adamw(0.1, mask="x"), PAIR)
+
+
+def test_a_rule_for_one_leaf_of_many_is_found():
+    params = [jnp.ones(2)] * 100
+    frozen = fnopt.by_pattern("97", default=False)
+    with pytest.raises(ValueError, match="differently from the leaves"):
+        fnopt.packed(fnopt.freeze(fnopt.sgd(0.1), frozen), params)
 
 
 def test_a_mask_of_matrices_is_refused():
     mask = fnopt.by_path(lambda path, leaf: leaf.ndim > 1)
     with pytest.raises(ValueError, match="have to fit the names of the buffers"):
         fnopt.packed(fnopt.adamw(0.1, weight_decay=0.1, mask=mask), {"w": jnp.ones((2, 2))})
+    no_labels = fnopt.packed(fnopt.adamw(0.1, weight_decay=0.1, mask=mask), {"v": jnp.ones(2)})
+    assert no_labels.layout.names == ["float32"]
 
 
 def test_trees_that_do_not_fit_are_named():
@@ -122,7 +168,9 @@ def test_trees_that_do_not_fit_are_named():
     buffers = tx.pack(tree())
     with pytest.raises(ValueError, match=r"'float32' is .*expected 9 numbers"):
         tx.unpack(buffers | {"float32": jnp.ones(3)})
-    with pytest.raises(ValueError, match="narrow"):
+    with pytest.raises(ValueError, match=r"pack: the tree lacks the leaves \['layer/.*\['other'\]"):
+        tx.pack({"other": jnp.ones(2)})
+    with pytest.raises(ValueError, match=r"narrow.*expected bfloat16\[5\]"):
         tx.pack(tree() | {"narrow": jnp.ones(5)})
     with pytest.raises(ValueError, match="scale"):
         tx.pack(tree() | {"scale": jnp.ones(2)})

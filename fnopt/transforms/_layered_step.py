@@ -72,8 +72,8 @@ class layered_step(Value):
 
     Raises:
         TypeError: If the loss isn't a real scalar, or `x` isn't floating.
-        ValueError: If leaves of the layers differ in their first axis, or `layer` changes the type
-            of `x`.
+        ValueError: If leaves of the layers differ in their first axis, or it is empty, if `layer`
+            changes the type of `x`, or if `exact_norm` is given without `max_norm`.
 
     Example:
         >>> import jax, jax.numpy as jnp, fnopt
@@ -103,6 +103,11 @@ class layered_step(Value):
     def __post_init__(self) -> None:
         self._set("inner", as_transformation(self.inner, "layered_step: inner"))
         super().__post_init__()
+        if self.exact_norm and self.max_norm is None:
+            raise ValueError(
+                "layered_step: exact_norm = True without max_norm, expected both: give the norm to "
+                "clip at, as in max_norm=1.0, or leave exact_norm out."
+            )
 
     def init(self, params: tuple[Any, Any]) -> LayeredState:
         """The optimizer's states for the outer params and for every layer."""
@@ -209,7 +214,13 @@ def _depth(layers: Any) -> int:
             f"layered_step: the layers are [{shapes}], expected leaves with the same first axis, "
             "one entry for each layer: stack the layers' params with jnp.stack."
         )
-    return lengths.pop()
+    depth = lengths.pop()
+    if not depth:
+        raise ValueError(
+            "layered_step: the leaves of the layers have a first axis of length 0, expected at "
+            "least one layer."
+        )
+    return depth
 
 
 def _at(tree: Any, i: Any) -> Any:

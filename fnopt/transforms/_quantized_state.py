@@ -53,12 +53,13 @@ class quantized_state(StoredSlots):
     Args:
         inner: The optimizer, fnopt's or any (init, update) pair.
         slots: A dict from the name of a slot (see `slot_names`), its path or a glob to `'signed'`
-            or, for what is never negative, `'unsigned'`.
+            or, for what is never negative, `'unsigned'`, which stores negative numbers as zero.
         block_size: How many elements share a scale, at most: fewer, down to half, where that
             divides a leaf. 256 costs 4/256 byte an element.
         min_size: Leaves of fewer elements stay as they are.
 
     Raises:
+        TypeError: If `slots` isn't a dict.
         ValueError: If no slot has one of the names, or a form is neither.
 
     Example:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -14,6 +14,11 @@ from fnopt.transforms._wrapper import Wrapper
 
 def pattern_items(given: Any) -> tuple[tuple[str, Any], ...]:
     """A mapping from names of slots as a field that can be hashed."""
+    if not isinstance(given, (Mapping, tuple)):
+        raise TypeError(
+            f"{where()}slots = {given!r}, expected a dict from the name of a slot to its form, as "
+            "in {'mu': ...}."
+        )
     return tuple((str(name), value) for name, value in dict(given).items())
 
 

@@ -118,14 +118,19 @@ def test_the_gradient_of_one_layer_is_in_memory_at_a_time():
     [
         ({}, (PARAMS[0], {"w": W, "b": jnp.zeros((3, WIDTH))}), ValueError, "same first axis"),
         ({}, {"outer": PARAMS[0], "layers": PARAMS[1]}, ValueError, r"a pair \(outer, layers\)"),
+        ({}, (PARAMS[0], jax.tree.map(lambda x: x[:0], PARAMS[1])), ValueError, "one layer"),
+        ({"exact_norm": True}, PARAMS, ValueError, "without max_norm"),
         ({"layer": lambda p, h, x, y: h[:1]}, PARAMS, ValueError, "layer returned"),
         ({"last": lambda o, h, x, y: h}, PARAMS, TypeError, "expected a real scalar"),
         ({"first": lambda o, x, y: jnp.arange(2)}, PARAMS, TypeError, "expected a floating array"),
     ],
 )
 def test_what_cannot_be_split_is_named(changed: Any, params: Any, error: type, message: str):
-    step = fnopt.layered_step(
-        fnopt.sgd(0.1), **{"first": first, "layer": layer, "last": last} | changed
-    )
+    parts = {"first": first, "layer": layer, "last": last} | changed
+
+    def run() -> Any:
+        step = fnopt.layered_step(fnopt.sgd(0.1), **parts)
+        return step(params, step.init(params), X, Y)
+
     with pytest.raises(error, match=message):
-        step(params, step.init(params), X, Y)
+        run()

@@ -230,6 +230,8 @@ def test_wrong_names_and_forms():
         fnopt.quantized_state(fnopt.sgd(0.1, momentum=0.9)).init(LARGE)
     with pytest.raises(ValueError, match="'signed', 'unsigned'"):
         fnopt.quantized_state(fnopt.adam(0.1), {"mu": "int8"})
+    with pytest.raises(TypeError, match="slots = 'mu', expected a dict"):
+        fnopt.quantized_state(fnopt.adam(0.1), "mu")
     with pytest.raises(ValueError, match="no slot is named 'm'"):
         fnopt.precision_policy(fnopt.adam(0.1), {"m": "bfloat16"}).init(LARGE)
     with pytest.raises(ValueError, match="float32 or wider"):

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
-from fnopt.core import leaves_with_names, listing
+from fnopt.core import described, is_array_like, leaves_with_names, listing
 from fnopt.optimizers._matrix_rule import MatrixDimensionNumbers
 from fnopt.transforms import by_pattern
 
@@ -52,6 +53,10 @@ def matrix_axes(
         `MatrixDimensionNumbers` for every matrix and None elsewhere: the
         `weight_dimension_numbers` of every matrix method. It only traces: arrays or their shapes.
 
+    Raises:
+        TypeError: In use, if the loss is no scalar.
+        ValueError: In use, if a pattern in `changes` matches no leaf.
+
     Example:
         >>> import jax, jax.numpy as jnp, fnopt
         >>> params = {"table": jnp.ones((9, 4)), "layers": jnp.ones((3, 4, 4)), "b": jnp.ones(4)}
@@ -72,7 +77,13 @@ def matrix_axes(
 
         def flat(leaves: Sequence[Any], args: Any, kwargs: Any) -> Any:
             out = loss_fn(treedef.unflatten(leaves), *args, **kwargs)
-            return out[0] if has_aux else out
+            value = out[0] if has_aux else out
+            if not is_array_like(value) or jnp.shape(value):
+                raise TypeError(
+                    f"matrix_axes: loss_fn returned {described(value)}, expected a scalar: take "
+                    "the mean or the sum, and say has_aux=True where it returns (value, aux)."
+                )
+            return value
 
         found = find_sites(jax.make_jaxpr(flat)(leaves, args, kwargs), len(leaves))
         roles: dict[int, set[Any]] = {i: {None} for i in found.lost}

@@ -7,7 +7,16 @@ from typing import Any
 
 import jax
 
-from fnopt.core import Value, is_none, leaves_with_names, shown, static, where, whole_leaves
+from fnopt.core import (
+    Value,
+    is_none,
+    leaves_with_names,
+    listing,
+    shown,
+    static,
+    where,
+    whole_leaves,
+)
 from fnopt.optimizers._matrix_layout import MatrixLayout
 from fnopt.transforms import Labels, Selector, by_pattern
 
@@ -123,6 +132,12 @@ def numbers_of(rule: Any, leaves: list[tuple[str, Any]]) -> list[MatrixDimension
     """The dimension numbers of every leaf; None for one that is no matrix."""
     if isinstance(rule, Selector):
         chosen = rule.choose(leaves)
+        lacking = [path for (path, _), x in zip(leaves, chosen, strict=True) if x is None]
+        if lacking and isinstance(rule, Labels):
+            raise ValueError(
+                f"{where()}weight_dimension_numbers has no entry for the leaves "
+                f"{listing(lacking)}, expected one for every leaf: None for one that is no matrix."
+            )
     elif rule is None:
         chosen = [_own_name(path) not in _NO_MATRICES for path, _ in leaves]
     elif isinstance(rule, MatrixDimensionNumbers):

@@ -148,6 +148,8 @@ def test_what_is_no_matrix_in_a_program():
     axes = fnopt.matrix_axes(loss, has_aux=True)(params, jnp.ones((5, 4)))
     assert {k for k, v in axes.items() if v is None} == {"used twice", "scaled", "unused"}
     assert axes["transposed"] == axes["heads"] == Numbers()
+    with pytest.raises(TypeError, match=r"returned float32\[5,4\], expected a scalar"):
+        fnopt.matrix_axes(lambda params, x: x @ params["used twice"])(params, jnp.ones((5, 4)))
     with pytest.raises(ValueError, match="match no leaf"):
         fnopt.matrix_axes(loss, {"head": False}, has_aux=True)(params, jnp.ones((5, 4)))
     with pytest.raises(ValueError, match="has no partition_matrices"):

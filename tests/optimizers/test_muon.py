@@ -200,6 +200,9 @@ def test_what_is_no_matrix():
         fnopt.muon(0.1, weight_dimension_numbers={"b": Numbers()}).init({"b": jnp.ones(3)})
     with pytest.raises(ValueError, match="no such leaves"):
         fnopt.muon(0.1, weight_dimension_numbers={"v": Numbers()}).init({"w": jnp.ones((2, 3))})
+    tree = {"w": jnp.ones((2, 3)), "b": jnp.ones(3)}
+    with pytest.raises(ValueError, match=r"no entry for the leaves \['b'\], expected one for"):
+        fnopt.muon(0.1, weight_dimension_numbers={"w": Numbers()}).init(tree)
     with pytest.raises(TypeError, match="by_path"):
         fnopt.muon(0.1, weight_dimension_numbers=lambda params: None)
     with pytest.raises(TypeError, match="expected fnopt"):

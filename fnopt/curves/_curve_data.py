@@ -97,7 +97,7 @@ def checked_x(xdata: Any, check_finite: bool) -> Any:
     """`xdata` as a floating array if it is one, or a data frame's column; else as it is."""
     if not isinstance(xdata, (list, tuple)) and not hasattr(xdata, "__array__"):
         return xdata
-    if isinstance(xdata, tuple) and not _is_array(xdata):
+    if isinstance(xdata, (list, tuple)) and not _is_array(xdata):
         return xdata
     given = _read(xdata, "xdata")
     x = _floating(given)
@@ -107,16 +107,42 @@ def checked_x(xdata: Any, check_finite: bool) -> Any:
     return x
 
 
-def _is_array(xdata: tuple[Any, ...]) -> bool:
-    """Whether the entries of a tuple are numbers of one shape."""
-    shapes = {np.shape(entry) if _is_known(entry) else entry.shape for entry in xdata}
-    return len(shapes) <= 1 and all(
+def _is_array(xdata: Any) -> bool:
+    """Whether the entries of a list have one shape, and those of a tuple are numbers besides."""
+    if _is_ragged(xdata):
+        return False
+    return isinstance(xdata, list) or all(
         np.asarray(entry).dtype.kind not in "O" for entry in xdata if _is_known(entry)
     )
 
 
+def _is_ragged(data: list[Any] | tuple[Any, ...]) -> bool:
+    """Whether the entries have different shapes."""
+    return len({np.shape(entry) if _is_known(entry) else entry.shape for entry in data}) > 1
+
+
+def checked_counts(y: jax.Array) -> None:
+    """Refuses data that can't be counts: negative, NaN or infinite ones."""
+    if not _is_known(y):
+        return
+    counts = np.asarray(y)
+    wrong = np.argwhere(~((counts >= 0) & np.isfinite(counts)))
+    if len(wrong):
+        i = tuple(map(int, wrong[0]))
+        raise ValueError(
+            f"curve_fit: ydata[{', '.join(map(str, i))}] = {counts[i]:.6g} with "
+            "likelihood='poisson', expected finite counts >= 0. Leave out points without a count; "
+            "data with a background subtracted are no counts: add it to the model."
+        )
+
+
 def checked_y(ydata: Any, check_finite: bool) -> jax.Array:
     """`ydata` as a floating array."""
+    if isinstance(ydata, (list, tuple)) and _is_ragged(ydata):
+        raise ValueError(
+            f"curve_fit: ydata are {len(ydata)} arrays of different shapes, expected one array. "
+            "Concatenate them: jnp.concatenate(ydata)."
+        )
     given = _read(ydata, "ydata")
     y = _floating(given)
     _warn_if_coarse(given, y.dtype, "ydata")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Unpack, overload
 
 import jax
@@ -14,6 +14,7 @@ from fnopt.core import Params, Status, check_count, over_devices, written_for_ja
 from fnopt.curves._boxed import boxed, call_model
 from fnopt.curves._curve_data import (
     as_weights,
+    checked_counts,
     checked_sigma,
     checked_x,
     checked_y,
@@ -21,7 +22,7 @@ from fnopt.curves._curve_data import (
     without_nan,
 )
 from fnopt.curves._curve_options import CurveFitOptions, Numbers
-from fnopt.curves._curve_start import numbers_noted, start_of
+from fnopt.curves._curve_start import as_numbers, is_model, numbers_noted, start_of
 from fnopt.curves._failures import OptimizeWarning, report_failures
 from fnopt.curves._fit import Fit
 from fnopt.curves._residuals import (
@@ -32,7 +33,7 @@ from fnopt.curves._residuals import (
     fisher_rows,
     residual_jacobian,
 )
-from fnopt.curves._scipy_options import solver_options
+from fnopt.curves._scipy_options import check_method, solver_options
 from fnopt.residuals import named_loss
 from fnopt.solvers import Solution, covariance_of, least_squares, levenberg_marquardt
 
@@ -53,6 +54,24 @@ def curve_fit(
     full_output: Literal[False] = False,
     **options: Unpack[CurveFitOptions],
 ) -> Fit[jax.Array]: ...
+
+
+@overload
+def curve_fit(
+    f: Callable[..., Any],
+    xdata: Any,
+    ydata: Any,
+    p0: Mapping[str, float | jax.Array],
+    sigma: Any = None,
+    absolute_sigma: bool = False,
+    check_finite: bool | None = None,
+    bounds: Any = ...,
+    method: str | None = None,
+    jac: Any = None,
+    *,
+    full_output: Literal[False] = False,
+    **options: Unpack[CurveFitOptions],
+) -> Fit[Any]: ...
 
 
 @overload
@@ -125,7 +144,8 @@ def curve_fit(
         C = s^2 (J^T J)^{-1}
 
     `fit = curve_fit(f, x, y)` is a :class:`fnopt.curves.Fit`: `print(fit)`, `fit.params`,
-    `fit.standard_errors`, `fit.predict_band(x)`, `fit.plot()`. `popt, pcov = fit` is SciPy's pair.
+    `fit.standard_errors`, `fit.predict_band(x)`, `fit.plot()`. `popt, pcov = fit` is SciPy's pair,
+    both in the order of `fit.names`: that of the arguments of `f`, also where params go by name.
     Derivatives are exact, so there is no need for `jac`. It also works under `jax.jit` and
     `jax.vmap`; there it can't raise, so look at `fit.converged`.
 
@@ -170,7 +190,8 @@ def curve_fit(
         constraints: `fixed()`, `tied(fn)`, `positive()` or `interval(a, b)` by the names of
             params; see :func:`fnopt.least_squares`.
         likelihood: `'poisson'` for counts: the fit maximises their likelihood, and the covariance
-            is the inverse Fisher information.
+            is the inverse Fisher information. Counts may be fractions, as in generalized linear
+            models, but not negative.
         starts: From how many points around `p0`, or between the bounds, to search at once; see
             :func:`fnopt.least_squares`.
         **scipy_options: What SciPy's solvers take besides: `verbose`, `callback` and `factor`
@@ -184,9 +205,9 @@ def curve_fit(
         fit succeeded.
 
     Raises:
-        ValueError: If the data are empty, not finite, or of shapes that don't fit; if `sigma` is
-            not positive; if `p0` has the wrong length or is outside the bounds; if the bounds
-            are crossed; or if an option is none of its values.
+        ValueError: If the data are empty, not finite, or of shapes that don't fit; if counts are
+            negative; if `sigma` is not positive; if `p0` has the wrong length or is outside the
+            bounds; if the bounds are crossed; or if an option is none of its values.
         TypeError: If `f` isn't a function or isn't written with `jax.numpy`, if `p0` isn't made
             of numbers, if there are fewer data than params (without bounds and `method='trf'`),
             or for a keyword that isn't known.
@@ -215,11 +236,13 @@ def curve_fit(
     check_finite = nan_policy is None if check_finite is None else check_finite
     x, y = checked_x(xdata, check_finite), checked_y(ydata, check_finite)
     x, y, sigma = without_nan(x, y, sigma, nan_policy)
-    start, passing, names, box = start_of(f, p0, bounds, constraints, x, y)
-    _check_method(method, box)
+    if likelihood == "poisson":
+        checked_counts(y)
+    start, passing, names, box = start_of(f, p0, bounds, constraints, x, y, likelihood)
+    check_method(method, box)
     absolute = _knows_variance(likelihood, absolute_sigma, sigma, loss)
     positions = boxed(x)
-    with written_for_jax("curve_fit"), numbers_noted(p0 is None and passing == "numbers"):
+    with written_for_jax("curve_fit"), numbers_noted(p0 is None and not is_model(f)):
         y = as_wide_as(lambda p, x: call_model(f, passing, p, x.opened()), start, positions, y)
         if method in {None, "lm"} and not constraints:
             size = y.size * over_devices(1, axis_name)
@@ -255,13 +278,14 @@ def curve_fit(
     pcov = covariance_of(solution, absolute)
     if verbose and not isinstance(solution.status, Tracer):
         print(solution)
-    report_failures(solution, pcov, names, plain=loss is None, absolute_sigma=absolute)
+    popt = as_numbers(solution.params, names) if passing == "names" else solution.params
+    report_failures(solution, popt, pcov, names, loss is None, absolute, likelihood)
     if full_output:
-        return solution.params, pcov, *_details(solution)
+        return popt, pcov, *_details(solution)
     if axis_name is not None:  # all else is of one device
-        return solution.params, pcov
+        return popt, pcov
     return Fit(
-        solution.params,
+        popt,
         pcov,
         solution=solution,
         names=names,
@@ -304,13 +328,6 @@ def _knows_variance(likelihood: str | None, absolute_sigma: bool, sigma: Any, lo
             "neither sigma nor loss. Leave them out."
         )
     return True
-
-
-def _check_method(method: str | None, box: Any) -> None:
-    if method not in {None, "lm", "trf", "dogbox"}:
-        raise ValueError(f"curve_fit: method = {method!r}, expected None, 'lm', 'trf' or 'dogbox'.")
-    if method == "lm" and box is not None:
-        raise ValueError("curve_fit: method 'lm' takes no bounds; leave the method out.")
 
 
 # What MINPACK's info says of the convergence tests.

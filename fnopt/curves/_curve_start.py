@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -29,10 +30,18 @@ class Start(NamedTuple):
     bounds: Bounds | None
 
 
-def start_of(f: Any, p0: Any, bounds: Any, constraints: Any, x: Any, y: jax.Array) -> Start:
+def start_of(
+    f: Any,
+    p0: Any,
+    bounds: Any,
+    constraints: Any,
+    x: Any,
+    y: jax.Array,
+    likelihood: str | None = None,
+) -> Start:
     """The start of a fit, with its bounds as a pair of trees."""
-    if _is_model(f) and (p0 is None or isinstance(p0, dict)):
-        p0 = _completed(f, {} if p0 is None else p0, x, y)
+    if is_model(f) and (p0 is None or isinstance(p0, dict)):
+        p0 = _completed(f, {} if p0 is None else p0, x, y, likelihood)
         if isinstance(bounds, dict) or not checked_bounds(bounds):
             bounds = {
                 **{name: pair for name, pair in f.bounds.items() if not _tied(name, constraints)},
@@ -54,15 +63,35 @@ def start_of(f: Any, p0: Any, bounds: Any, constraints: Any, x: Any, y: jax.Arra
     p0 = floating_start(p0, constraints)
     if not constraints:
         ravel(p0, "p0")  # refuses what isn't a tree of floating arrays
-    box, names = checked_bounds(_by_name(bounds, p0)), tuple(named_entries(p0))
     is_named = isinstance(p0, dict) and set(p0) == set(argument_names(f, len(p0)))
-    if is_named and (_is_model(f) or len(p0) > 1):  # f(x, p) may take a tree {"p": ...}
+    is_named = is_named and (is_model(f) or len(p0) > 1)  # f(x, p) may take a tree {"p": ...}
+    if is_named and all(map(_is_scalar, p0.values())):
+        return _in_order_of_arguments(p0, argument_names(f, len(p0)), bounds, constraints)
+    box, names = checked_bounds(_by_name(bounds, p0)), tuple(named_entries(p0))
+    if is_named:
         return Start(p0, "names", names, box)
     check_takes_tree(f, None, p0)
     return Start(p0, "tree", names, box)
 
 
-def _is_model(f: Any) -> bool:
+def _in_order_of_arguments(
+    p0: dict[str, Any], names: tuple[str, ...], bounds: Any, constraints: Any
+) -> Start:
+    """The start with numbers by name, as an array where no constraint needs the names."""
+    if constraints or len({jnp.asarray(value).dtype for value in p0.values()}) > 1:
+        # JAX sorts the keys of a dict, but not of an OrderedDict.
+        ordered = OrderedDict((name, p0[name]) for name in names)
+        return Start(ordered, "names", names, checked_bounds(_by_name(bounds, ordered)))
+    row = jnp.stack([jnp.asarray(p0[name]) for name in names])
+    return Start(row, "numbers", names, checked_bounds(_in_a_row(bounds, names)))
+
+
+def as_numbers(params: dict[str, Any], names: tuple[str, ...]) -> Any:
+    """Params in the order of the names, as an array if each is one number."""
+    return jnp.stack(list(params.values())) if tuple(params) == names else params
+
+
+def is_model(f: Any) -> bool:
     """Whether a function has named params and a guess, as those of `fnopt.models` do."""
     return all(hasattr(f, name) for name in ("names", "bounds", "guess"))
 
@@ -72,16 +101,36 @@ def _tied(name: str, constraints: Any) -> bool:
     return isinstance(constraints, dict) and any(matches(name, key) for key in constraints)
 
 
-def _completed(model: Any, p0: dict[str, Any], x: Any, y: jax.Array) -> dict[str, Any]:
+def _completed(
+    model: Any, p0: dict[str, Any], x: Any, y: jax.Array, likelihood: str | None
+) -> dict[str, Any]:
     """The start of a model: `p0`, and its guess of the other params."""
     unknown = sorted(set(p0) - set(model.names))
     if unknown:
         raise ValueError(f"curve_fit: p0 names {unknown}, expected params of {list(model.names)}.")
-    return dict(p0) if len(p0) == len(model.names) else {**model.guess(x, y), **p0}
+    if len(p0) == len(model.names):
+        return dict(p0)
+    guess = model.guess(x, y) if likelihood is None else _positive_guess(model, x, y)
+    return {**guess, **p0}
+
+
+def _positive_guess(model: Any, x: Any, y: jax.Array) -> dict[str, Any]:
+    """The guess from counts; from counts nearer to their mean if its curve isn't positive.
+
+    A guess by linear least squares moves towards the mean with the counts; its least value is then
+    half the mean.
+    """
+    guess = model.guess(x, y)
+    least, mean = jnp.min(model(x, guess)), jnp.mean(y)
+    below = jnp.where(mean > least, mean - least, jnp.ones_like(mean))
+    share = jnp.where(least <= 0, mean / (2 * below), jnp.ones_like(mean))
+    return model.guess(x, mean + share * (y - mean))
 
 
 def _by_name(bounds: Any, params: Any) -> Any:
     """Bounds of a dict, `{"a": (0, 1)}`, as a pair of trees like the params."""
+    if _is_pair(bounds) and isinstance(params, OrderedDict):
+        return tuple(_like(side, params) for side in bounds)
     if not isinstance(bounds, dict):
         return bounds
     unknown = sorted(set(bounds) - set(params if isinstance(params, dict) else ()))
@@ -93,13 +142,22 @@ def _by_name(bounds: Any, params: Any) -> Any:
             raise ValueError(f"curve_fit: bounds[{name!r}] = {pair!r}, expected (lower, upper).")
     open_ends = (-jnp.inf, jnp.inf)
     return tuple(
-        {name: end if pair[i] is None else pair[i] for name, pair in pairs.items()}
+        _like({name: end if pair[i] is None else pair[i] for name, pair in pairs.items()}, params)
         for i, end in enumerate(open_ends)
     )
 
 
+def _like(side: Any, params: Any) -> Any:
+    """One side of the bounds, ordered if the params are."""
+    if isinstance(params, OrderedDict) and isinstance(side, dict) and set(side) == set(params):
+        return OrderedDict((name, side[name]) for name in params)
+    return side
+
+
 def _in_a_row(bounds: Any, names: tuple[str, ...]) -> Any:
-    """Bounds of a dict as a pair of lists in the order of the names."""
+    """Bounds by name as a pair of lists in the order of the names."""
+    if _is_pair(bounds) and all(isinstance(s, dict) and set(s) == set(names) for s in bounds):
+        bounds = {name: (bounds[0][name], bounds[1][name]) for name in names}
     if not isinstance(bounds, dict):
         return bounds
     return tuple([side[name] for name in names] for side in _by_name(bounds, dict.fromkeys(names)))

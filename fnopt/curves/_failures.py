@@ -15,7 +15,12 @@ from fnopt.solvers import Solution, errors_of, listed
 _NEAR = 0.1  # standard errors from the minimum that do not count
 _START = (
     "Look at f(xdata, *p0) and its derivatives: something overflows there, or is NaN. Try another "
-    "p0 (by default all are 1)"
+    "p0 (by default all are 1; a model of fnopt.models guesses)"
+)
+_COUNTS = (
+    "Look at f(xdata, *p0), the mean of the counts: likelihood='poisson' takes its logarithm, so "
+    "it must be finite, and positive wherever a count is. Give another p0, or bounds or a model "
+    "that keep it positive"
 )
 _ADVICE = {
     Status.MAX_STEPS: "Raise maxfev, or try another p0",
@@ -57,30 +62,40 @@ class FitError(RuntimeError):
 
 
 def report_failures(
-    solution: Solution, pcov: jax.Array, names: tuple[str, ...], plain: bool, absolute_sigma: bool
+    solution: Solution,
+    popt: Any,
+    pcov: jax.Array,
+    names: tuple[str, ...],
+    plain: bool,
+    absolute_sigma: bool,
+    likelihood: str | None,
 ) -> None:
     """Raise or warn where a fit isn't good, if that is known by now.
 
     Args:
         solution: The fit.
+        popt: Its params, as they are returned.
         pcov: Its covariance.
         names: The names of the params.
         plain: Whether the cost is that of plain squares.
         absolute_sigma: Whether the variance of the data is known.
+        likelihood: The distribution of the data; None for normal errors.
     """
     # Where derivatives are taken, numbers are known, but wrapped.
-    solution, pcov = jax.tree.map(jax.lax.stop_gradient, (solution, pcov))
+    solution, popt, pcov = jax.tree.map(jax.lax.stop_gradient, (solution, popt, pcov))
     if any(isinstance(x, Tracer) for x in (solution.status, pcov)):
         return  # under jit or vmap the status is all there is
     if not bool(solution.converged):
         left = _errors_away(solution) if plain else np.inf
         status = Status(int(solution.status))
+        advice = _ADVICE.get(status, "Try another p0")
+        advice = _COUNTS if likelihood and advice is _START else advice
         if status != Status.STALLED or not left < _NEAR:
             raise FitError(
                 f"curve_fit: optimal parameters not found: {solution.worded(names)} "
-                f"(after {int(solution.nfev)} evaluations). {_ADVICE.get(status, 'Try another p0')}"
+                f"(after {int(solution.nfev)} evaluations). {advice}"
                 ". What was found is in the popt, pcov and solution of this error.",
-                solution.params,
+                popt,
                 pcov,
                 solution,
             )

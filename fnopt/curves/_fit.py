@@ -32,7 +32,8 @@ class Fit(tuple[Params, jax.Array]):
     that take a :class:`fnopt.solvers.Solution` take a `Fit` too.
 
     Attributes:
-        popt: The params as `p0` has them: an array of shape `[n]`, or a tree.
+        popt: The params: an array of shape `[n]` in the order of `names`, or the tree that `p0` is
+            if its leaves aren't one number for each argument of the model.
         pcov: Their covariance `[n, n]`.
         names: The names of the `n` numbers, in the order of `pcov`.
         solution: What :func:`fnopt.least_squares` returned: status, steps, certificate.
@@ -73,13 +74,13 @@ class Fit(tuple[Params, jax.Array]):
     @property
     def params(self) -> Any:
         """The params: a dict by the names of the model's arguments, or the tree that `p0` is."""
-        return self.named(self.popt)
+        return self.named(self.solution.params)
 
-    def named(self, popt: Any) -> Any:
-        """Params as `popt` has them, by the names of the model's arguments."""
-        if self.passing != "numbers":
-            return popt
-        return {name: popt[..., i] for i, name in enumerate(self.names)}
+    def named(self, params: Any) -> Any:
+        """Params as the solution has them, by the names of the model's arguments."""
+        if self.passing == "numbers":
+            return {name: params[..., i] for i, name in enumerate(self.names)}
+        return dict(params) if self.passing == "names" else params
 
     @property
     def standard_errors(self) -> Any:
@@ -218,7 +219,7 @@ class Fit(tuple[Params, jax.Array]):
     _repr_pretty_ = show_report
 
 
-_LEAVES = ("pcov", "solution", "y", "sigma", "model", "positions", "options")
+_LEAVES = ("popt", "pcov", "solution", "y", "sigma", "model", "positions", "options")
 _STATIC = ("names", "absolute_sigma", "passing", "likelihood")
 
 
@@ -233,7 +234,7 @@ def _flatten(fit: Fit) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
 
 def _unflatten(aux: tuple[Any, ...], children: Any) -> Fit:
     fields = dict(zip((*_LEAVES, *_STATIC), (*children, *aux), strict=True))
-    return Fit(getattr(fields["solution"], "params", None), **fields)
+    return Fit(**fields)
 
 
 jax.tree_util.register_pytree_node(Fit, _flatten, _unflatten)

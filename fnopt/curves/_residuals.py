@@ -43,15 +43,16 @@ def deviance_residuals(mu: jax.Array, y: jax.Array) -> jax.Array:
 
     .. math:: r = \operatorname{sign}(\mu - y) \sqrt{2 (\mu - y - y \ln(\mu / y))}
 
-    NaN where :math:`\mu < 0`, or where :math:`\mu = 0` and `y` isn't. Near :math:`\mu = y` the root
-    is that of the series :math:`t - \ln(1 + t) = t s - 2 \sum_k s^{2k+1} / (2k + 1)`, with
-    :math:`t = \mu / y - 1` and :math:`s = t / (2 + t)`.
+    NaN where `y` or :math:`\mu` is negative, or where :math:`\mu = 0` and `y` isn't. Near
+    :math:`\mu = y` the root is that of the series
+    :math:`t - \ln(1 + t) = t s - 2 \sum_k s^{2k+1} / (2k + 1)`, with :math:`t = \mu / y - 1` and
+    :math:`s = t / (2 + t)`.
 
     Reference:
         McCullagh and Nelder (1989), Generalized linear models, section 2.4.3.
     """
     mu = jnp.broadcast_to(mu, y.shape)
-    empty = y <= 0
+    empty = y == 0
     count = jnp.where(empty, jnp.ones_like(y), y)
     t = jnp.where(empty, jnp.ones_like(y), mu / count - 1)
     near = jnp.abs(t) < 0.1  # five terms of the series are exact to 4e-16 there

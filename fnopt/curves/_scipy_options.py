@@ -58,6 +58,14 @@ def solver_options(options: dict[str, Any]) -> dict[str, Any]:
     return {name: options[name] for name in _VALUES if options.get(name) is not None}
 
 
+def check_method(method: str | None, box: Any) -> None:
+    """Refuses a method that SciPy doesn't know, or one that takes no bounds."""
+    if method not in {None, "lm", "trf", "dogbox"}:
+        raise ValueError(f"curve_fit: method = {method!r}, expected None, 'lm', 'trf' or 'dogbox'.")
+    if method == "lm" and box is not None:
+        raise ValueError("curve_fit: method 'lm' takes no bounds; leave the method out.")
+
+
 _VALUES: dict[str, tuple[Callable[[Any], Any], str, type[Exception]]] = {
     "verbose": (lambda v: v in (0, 1, 2), "0, 1 (a report) or 2 (steps)", ValueError),
     "factor": (lambda v: np.all(np.asarray(v) > 0), "a positive number", ValueError),

@@ -117,10 +117,10 @@ def _scatter(solution: Solution) -> jax.Array:
     return jnp.where(dof > 0, size * jnp.sqrt(factor), jnp.full_like(size, jnp.inf))
 
 
-def _quantile(solution: Solution, level: float, absolute_sigma: bool) -> jax.Array:
+def quantile_of(solution: Solution, level: float, absolute_sigma: bool) -> jax.Array:
     """The quantile; the normal one where the data's standard deviations are known."""
-    if not 0 < level < 1:
-        raise ValueError(f"level = {level}, expected a fraction between 0 and 1, such as 0.95.")
+    if not hasattr(level, "__float__") or not 0 < level < 1:
+        raise ValueError(f"level = {level!r}, expected a fraction between 0 and 1, such as 0.95.")
     dof = jnp.inf if absolute_sigma else degrees_of_freedom(solution)
     return t_quantile(level, dof).astype(solution.cost.dtype)
 
@@ -269,7 +269,7 @@ def confidence_intervals(
     solution = solution_of(fit, "confidence_intervals")
     known = knows_sigma(fit, absolute_sigma)
     x, unravel = ravel_with_held(in_tangents(solution.params))
-    half_width = _quantile(solution, level, known) * errors_of(solution, known)
+    half_width = quantile_of(solution, level, known) * errors_of(solution, known)
     lower, upper = (as_params(fit, unravel(end)) for end in (x - half_width, x + half_width))
     return lower, upper
 
@@ -343,7 +343,7 @@ def predict_band(
     if noise is not False:
         spread = _scatter(solution) if noise is True else jnp.asarray(noise, x.dtype)
         error = jnp.hypot(error, jnp.ravel(jnp.broadcast_to(spread, shape.shape)))
-    half_width = _quantile(solution, level, known) * error
+    half_width = quantile_of(solution, level, known) * error
     return Band(
         *(v.reshape(shape.shape) for v in (value, value - half_width, value + half_width, error))
     )

@@ -12,6 +12,10 @@ from fnopt.core import static, where
 from fnopt.models._model import Bounds, Model
 
 
+def _as_names(shared: Any) -> tuple[str, ...]:
+    return (shared,) if isinstance(shared, str) else tuple(shared)
+
+
 class Datasets(Model):
     """A model of several data sets, with shared params and others of each set.
 
@@ -21,10 +25,11 @@ class Datasets(Model):
     Args:
         model: The model of one set.
         count: How many sets there are.
-        shared: The names of the params that all sets share.
+        shared: The names of the params that all sets share, or one name.
 
     Raises:
-        ValueError: If the model has no param of a shared name.
+        ValueError: If the model has no param of a shared name, or positions aren't those of
+            `count` sets.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -38,7 +43,7 @@ class Datasets(Model):
 
     model: Model
     count: int = static(least=1)
-    shared: tuple[str, ...] = static(convert=tuple)
+    shared: tuple[str, ...] = static(convert=_as_names)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,6 +55,15 @@ class Datasets(Model):
 
     def _names_of(self, i: int) -> list[str]:
         return [name if name in self.shared else f"{name}_{i}" for name in self.model.names]
+
+    def _check(self, x: Any) -> None:
+        count = len(x) if isinstance(x, (tuple, list)) else (*jnp.shape(x), None)[0]
+        if count != self.count:
+            given = "one number" if count is None else f"{count} entries"
+            raise ValueError(
+                f"{where()}Datasets: xdata has {given}, expected {self.count}: a tuple with the "
+                "positions of each set."
+            )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -65,6 +79,7 @@ class Datasets(Model):
 
     def values(self, x: Any, *values: Any) -> jax.Array:
         """The values of all sets, concatenated."""
+        self._check(x)
         params = dict(zip(self.names, values, strict=True))
         each = [[params[name] for name in self._names_of(i)] for i in range(self.count)]
         return jnp.concatenate(
@@ -73,6 +88,7 @@ class Datasets(Model):
 
     def guess(self, x: Any, y: Any) -> dict[str, jax.Array]:
         """The guesses of the sets; the mean of those of a shared param."""
+        self._check(x)
         ends = np.cumsum([np.size(xi) for xi in x])[:-1].tolist()
         guesses = [self.model.guess(*pair) for pair in zip(x, jnp.split(y, ends), strict=True)]
         found: dict[str, list[jax.Array]] = {}

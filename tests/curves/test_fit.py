@@ -13,6 +13,7 @@ import pytest
 
 import fnopt
 from fnopt.curves import Fit, OptimizeWarning
+from fnopt.curves._residuals import deviance_residuals
 
 X = np.linspace(0.0, 4.0, 30)
 Y = 2.5 * np.exp(-1.3 * X) + 0.5 + 0.1 * np.random.default_rng(1).standard_normal(30)
@@ -126,7 +127,7 @@ def test_params_bounds_and_constraints_by_name():
     fit = fnopt.curve_fit(curve, X, Y, p0={"a": 1, "b": 1, "c": 0.0}, bounds={"a": (None, 2.4)})
     assert "a  2.400   (at its upper bound)" in str(fit)
     same = fnopt.curve_fit(curve, X, Y, bounds={"a": (None, 2.4)})
-    np.testing.assert_allclose(same.popt, list(fit.popt.values()), rtol=1e-4)
+    np.testing.assert_allclose(same.popt, fit.popt, rtol=1e-4)
     held = fnopt.curve_fit(
         curve,
         X,
@@ -149,6 +150,8 @@ def test_profile_intervals_are_those_of_a_scan(x64):
     t = 2.051830516480  # scipy.stats.t.ppf(0.975, 27)
     fit = fnopt.curve_fit(curve, X, Y)
     lower, upper = fit.profile_intervals()["b"]
+    with pytest.raises(ValueError, match="level = 'a', expected a fraction"):
+        fit.profile_intervals("a")  # pyright: ignore[reportArgumentType]
 
     def chi_square(b):  # linear in the other two
         A = np.stack([np.exp(-b * X), np.ones(30)], 1)
@@ -242,6 +245,36 @@ def test_counts_by_their_likelihood(x64):
         fnopt.curve_fit(curve, X, counts, sigma=1.0, likelihood="poisson")
     with pytest.raises(ValueError, match="likelihood = 'gamma', expected one of"):
         fnopt.curve_fit(curve, X, counts, likelihood="gamma")
+    for wrong in (-3.0, np.nan, np.inf):
+        counts[4] = wrong
+        with pytest.raises(ValueError, match=r"ydata\[4\] = .*expected finite counts >= 0"):
+            fnopt.curve_fit(curve, X, counts, likelihood="poisson", check_finite=False)
+    assert np.isnan(deviance_residuals(jnp.ones(2), jnp.asarray([-1.0, 1.0]))[0])
+
+
+def test_the_mean_of_counts_is_named_where_its_logarithm_fails():
+    with pytest.raises(fnopt.curves.FitError, match=r"positive wherever a count is"):
+        fnopt.curve_fit(
+            lambda x, a, b: a * x + b, X, jnp.ones(30), p0=[1.0, -20.0], likelihood="poisson"
+        )
+
+
+def test_params_by_name_unpack_in_the_order_of_the_arguments():
+    def line(x, slope, b):
+        return slope * x + b
+
+    start = {"b": 1.0, "slope": 1.0}
+    want = fnopt.curve_fit(line, X, Y, [1.0, 1.0])
+    box = ({"b": -np.inf, "slope": -9.0}, {"b": np.inf, "slope": 9.0})
+    for bounds, constraints in ((None, None), (box, None), (None, {"b": fnopt.positive()})):
+        fit = fnopt.curve_fit(line, X, Y, start, bounds=bounds, constraints=constraints)
+        popt, pcov = fit
+        assert fit.names == tuple(fit.params) == tuple(fit.standard_errors) == ("slope", "b")
+        np.testing.assert_allclose(popt, want.popt, rtol=1e-3)
+        np.testing.assert_allclose(pcov, want.pcov, rtol=1e-2)
+        np.testing.assert_allclose(fit.predict(X), line(X, *popt), rtol=1e-5)
+        np.testing.assert_array_equal(jax.jit(lambda fit: fit)(fit)[0], popt)
+        assert str(fit).index("slope") < str(fit).index(" b ")
 
 
 def test_a_jacobian_as_scipy_has_them():

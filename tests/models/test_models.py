@@ -123,8 +123,36 @@ def test_data_sets_share_params():
         "sigma_0": (0.0, None),
         "sigma_1": (0.0, None),
     }
+    assert many == models.Datasets(models.Exponential(), 2, shared="decay")
+    np.testing.assert_allclose(fnopt.curve_fit(many, list(x), y).popt, fit.popt)
+    with pytest.raises(ValueError, match=r"2 arrays of different shapes.*jnp.concatenate"):
+        fnopt.curve_fit(many, x, [y[:12], y[12:]])
+    for wrong, text in ((x[0], "12 entries"), (x[:1], "1 entries"), (1.0, "one number")):
+        with pytest.raises(ValueError, match=f"xdata has {text}, expected 2"):
+            fnopt.curve_fit(many, wrong, y)
     with pytest.raises(ValueError, match=r"shared = \['rate'\], expected names of \('ampl"):
         models.Datasets(models.Exponential(), 2, ["rate"])
+
+
+def test_a_model_unpacks_as_the_pair_of_scipy():
+    rng = np.random.default_rng(0)
+    y = 2 * X + 1 + 0.1 * rng.standard_normal(60)
+    model = models.Linear()
+    popt, pcov = fnopt.curve_fit(model, X, y)
+    want, covariance = np.polyfit(X, y, 1, cov=True)
+    np.testing.assert_allclose(popt, want, rtol=1e-4)
+    np.testing.assert_allclose(pcov, covariance, rtol=1e-3)
+    np.testing.assert_allclose(model(X, *popt), np.polyval(want, X), rtol=1e-4)
+
+
+@pytest.mark.parametrize("model", [models.Linear(), models.Constant() + models.Gaussian()])
+def test_a_guess_from_counts_is_positive(model, x64):
+    counts = np.random.default_rng(3).poisson(0.05 * X).astype(float)
+    counts[:20] = np.eye(20)[0]  # the first keeps the maximum off the bound of a mean of 0
+    assert np.min(model(X, model.guess(X, counts))) <= 0
+    fit = fnopt.curve_fit(model, X, counts, likelihood="poisson", maxfev=400)
+    # At the maximum of the likelihood the means of a model with a constant sum to the counts.
+    np.testing.assert_allclose(np.sum(fit.predict(X)), np.sum(counts), rtol=1e-3)
 
 
 def test_a_model_is_a_value():

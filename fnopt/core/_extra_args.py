@@ -30,6 +30,8 @@ EXTRA_ARGS: Mapping[str, str] = {
     "local_energies": "the local energies of the batch's samples of a wave function, of shape [n]",
     "weights": "how often each sample of the batch counts, of shape [n]",
     "weight": "how much this gradient counts in a mean of several: the tokens in its batch",
+    "input_moments": "second moments of what enters each matrix, `a a^T` averaged over the batch",
+    "max_logits": "the largest attention logits of each head in the batch",
     "num_examples": "of a worker: how many examples its steps have seen, its weight",
     "participates": "of a worker: whether it takes part in this round",
 }

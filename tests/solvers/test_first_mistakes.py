@@ -121,8 +121,9 @@ def test_a_jacobian_and_a_tie_that_are_not_written_for_jax_are_told_apart_from_t
     with pytest.raises(TypeError, match=r"^curve_fit_batch: jac calls np\.diag"):
         fnopt.curve_fit_batch(lambda x, a: a * x, X, X[None], 1.0 * X[:1], jac=lambda x, a: jac(a))
     tied = {"b": fnopt.tied(lambda p: np.exp(p["a"]))}
+    params = {"a": 1.0, "b": 1.0}
     with pytest.raises(TypeError, match=r"^tied: the function calls np\.exp; write jnp\.exp"):
-        fnopt.least_squares(lambda p: p["a"] + p["b"] * X, dict(LINE), constraints=tied)
+        fnopt.least_squares(lambda p: p["a"] + p["b"] * X, params, constraints=tied)
 
 
 def test_a_model_that_selects_by_a_condition_is_told_so():

@@ -23,10 +23,10 @@ MESHES := tests/distributed/test_state_sharding.py
 ROUNDING := tests/reference tests/solvers tests/curves
 # Formulas leaf by leaf, and fourteen small transforms one behind the other.
 CASES := [adamw] or -adamw] or [lion] or -lion] or small_parts]
-# What fits and optimizers compute: half of the time of all tests, and little of it is JAX's.
-NUMBERS := tests/solvers tests/curves tests/reference tests/optimizers \
-  tests/contract/test_solvers.py tests/contract/test_solver_variants.py \
-  tests/contract/test_derivatives.py
+# What fits, optimizers, transforms and gradients compute: most of the time of all tests, and little
+# of it is JAX's. The contract runs every transform, and README and the docstrings every function.
+NUMBERS := $(addprefix tests/, solvers curves reference optimizers transforms gradients benchmarks \
+  contract/test_solvers.py contract/test_solver_variants.py contract/test_derivatives.py)
 # Everything public once: the examples of all docstrings and of README, and a few optimizers in full.
 QUICK := fnopt tests/test_architecture.py tests/test_top_level.py tests/test_readme.py $(CONTRACT)
 
@@ -39,7 +39,7 @@ help:
 	@echo "make test-quick    everything public once: the examples of docstrings and README"
 	@echo "make rounding      the tests of fits as an older CPU computes them (ISA=SSE4_2, AVX or AVX2)"
 	@echo "make oldest        what a JAX release can break, on the oldest one with Python 3.11"
-	@echo "make newest        all tests but those of fits' and optimizers' numbers, on the newest with 3.13"
+	@echo "make newest        all tests but those of numbers, on the newest with 3.13"
 	@echo "make lint types    ruff and pyright"
 	@echo "make docs          the documentation, changed pages executed, warnings as errors"
 	@echo "make docs-quick    the documentation without execution"

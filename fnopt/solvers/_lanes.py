@@ -14,12 +14,11 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Status, while_loop
-from fnopt.residuals import Box, RobustCost
+from fnopt.residuals import Box
 from fnopt.solvers._bounded import free_point
 from fnopt.solvers._certify import certified_end
 from fnopt.solvers._lane_steps import (
     LaneProblems,
-    costed,
     evaluate,
     gram_spectrum,
     lane_summary,
@@ -27,7 +26,7 @@ from fnopt.solvers._lane_steps import (
     step,
 )
 from fnopt.solvers._levenberg_marquardt import levenberg_marquardt
-from fnopt.solvers._loop import SearchState
+from fnopt.solvers._loop import SearchState, restarted
 from fnopt.solvers._search import ROUNDS, final_status
 from fnopt.solvers._stopping import Tolerances, checked_status, negligible_decrease
 
@@ -212,8 +211,7 @@ def _certified(
     restarts = idle & refuted & (rounds < ROUNDS) & (search.steps < max_steps)
     status = final_status(search.status, certified, helped)
     if search.residuals is not None:
-        cost = costed(problems, RobustCost.cost, data, search.residuals)
-        inverse = lane_summary(problems, search.point.x, data)[1]
+        cost, inverse = lane_summary(problems, search.point.x, data)
     if box is not None:
         status = jnp.where(over_lanes(Box.is_feasible)(box), status, Status.INFEASIBLE.array)
     ends = LaneEnds(
@@ -226,12 +224,5 @@ def _certified(
         steps=search.steps,
         status=checked_status(status, jnp.any(search.steepest > 0, axis=0), cost),
     )
-    again = search._replace(
-        scale=jnp.zeros_like(search.scale),
-        radius=jnp.zeros_like(search.radius),
-        rejections=jnp.zeros_like(search.rejections),
-        status=jnp.full_like(search.status, Status.RUNNING.value),
-        steps=search.steps - 1,  # to evaluate the point again is no step
-    )
-    again = lanes._replace(search=again, rounds=rounds, cost=cost, restart=certified.radius)
+    again = _Lanes(restarted(search), lanes.index, rounds, search.point.cost, certified.radius)
     return _choose(restarts, again, lanes), ends

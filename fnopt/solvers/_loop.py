@@ -117,15 +117,19 @@ def iterate(
     def unfinished(state: SearchState) -> jax.Array:
         return (state.status == Status.RUNNING.value) & (state.steps < max_steps)
 
-    fresh = state._replace(
+    return while_loop(unfinished, advance, restarted(state))
+
+
+def restarted(state: SearchState) -> SearchState:
+    """The state before the next loop, which keeps the params and the number of steps."""
+    return state._replace(
         radius=jnp.zeros_like(state.radius),
         scale=jnp.zeros_like(state.scale),
         rejections=jnp.zeros_like(state.rejections),
-        status=Status.RUNNING.array,
+        status=jnp.full_like(state.status, Status.RUNNING.value),
         # Evaluating the start again is no step.
         steps=state.steps - (state.steps >= 0).astype(jnp.int32),
     )
-    return while_loop(unfinished, advance, fresh)
 
 
 def metric(state: SearchState, sized: bool) -> jax.Array:

@@ -16,9 +16,10 @@ class offloaded(Wrapper):
     r"""Keep the state of an optimizer in the host's memory.
 
     `init` puts the arrays of the state there, in their shardings. Inside the jitted step each array
-    is copied to the device, updated and copied back, so the device has room for the state only
-    while it is used. XLA overlaps the copies with other work. Scalars (step counts) stay on the
-    device. The updates are those of the inner optimizer, bit by bit.
+    is copied to the device, updated and copied back. Between steps the device has room for other
+    arrays. On an H200 XLA fetched the whole state before it computed, so the peak within a step was
+    that of a state on the device; :func:`fnopt.layered_step` fetches one layer at a time. Scalars
+    (step counts) stay on the device. The updates are those of the inner optimizer, bit by bit.
 
     The state has the structure of the inner optimizer's. On a CPU the same program runs, and both
     memories are one. Put wrappers that keep an old state, such as `apply_if_finite`, inside:

@@ -10,7 +10,7 @@ import numpy as np
 from jax.core import Tracer
 
 from fnopt.core import Status
-from fnopt.solvers import Solution, errors_of, listed
+from fnopt.solvers import Solution, errors_of, fitted_count, listed
 
 _NEAR = 0.1  # standard errors from the minimum that do not count
 _START = (
@@ -146,8 +146,6 @@ def _errors_away(solution: Solution) -> float:
     """
     assert solution.dof is not None, "curve_fit counts degrees of freedom"
     share, dof = float(solution.certificate.decrement), int(solution.dof)
-    free = solution.certificate.undetermined.size
-    free -= 0 if solution.fixed is None else int(np.sum(solution.fixed))
-    if dof <= 0 or not share < 1 or int(solution.rank) < free:
+    if dof <= 0 or not share < 1 or int(solution.rank) < fitted_count(solution):
         return float(np.inf)
     return float(np.sqrt(share / (1 - share) * dof))

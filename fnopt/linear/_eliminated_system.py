@@ -14,7 +14,6 @@ from fnopt.core import matmul
 from fnopt.linear._block_layout import BlockLayout, Blocks
 from fnopt.linear._gram_system import TallGramSystem
 from fnopt.linear._secular import Solvers, backward, cholesky, forward, rounding_damping
-from fnopt.linear._system import DampedStep
 
 # Columns of a block: as sums, products of 9 x 3 blocks are 1.6 times as fast as a batched product
 # (8 against 13 ms for 20,000 pairs on a CPU core, JAX 0.10). More make the program long.
@@ -144,10 +143,6 @@ class EliminatedGramSystem(TallGramSystem):
         # Rounding adds up over what a row of the factor holds.
         diagonal = self.layout.diagonal(self.G)
         return rounding_damping(jnp.max(diagonal), self.layout.plan.widest)
-
-    def gauss_newton(self) -> DampedStep:
-        """The step with the least damping that rounding allows."""
-        return self.damped(jnp.zeros_like(self.g[0]))
 
     def _factor(self, lam: jax.Array) -> Any:
         assert self.layout is not None

@@ -33,7 +33,6 @@ class NormalEquations(NamedTuple):
     """The sums over the points that a step needs, each of shape `[lanes]`."""
 
     square: jax.Array  # r^T r
-    felt: jax.Array  # of that, what gains and slopes are compared with
     g: tuple[jax.Array, ...]  # J^T r
     A: Rows  # J^T J
 
@@ -71,7 +70,7 @@ def normal_equations(columns: Sequence[jax.Array], r: jax.Array) -> NormalEquati
     square, *sums = sum_points(products)
     g, rest = tuple(sums[:n]), iter(sums[n:])
     return NormalEquations(
-        square, square, g, tuple(tuple(next(rest) for _ in range(i + 1)) for i in range(n))
+        square, g, tuple(tuple(next(rest) for _ in range(i + 1)) for i in range(n))
     )
 
 

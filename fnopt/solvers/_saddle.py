@@ -69,12 +69,12 @@ def least_curvature(problem: Problem, point: Linearization, bound: jax.Array) ->
     v = moving * pair.vectors[0] / scale
     shortest = jnp.sqrt(divide(4 * bound, jnp.abs(least)))
     lengths = shortest * jnp.asarray(4.0 ** np.arange(_TRIALS), x.dtype)
-    ends = x + jnp.concatenate([lengths, -lengths])[:, None] * v
+    ends = x + jnp.concatenate([jnp.zeros_like(lengths[:1]), lengths, -lengths])[:, None] * v
     if problem.box is not None:
-        ends = jax.vmap(problem.box.nearest)(ends)
+        ends = problem.box.nearest(ends)
     costs = jax.vmap(problem.cost_at)(ends)
     costs = jnp.where(jnp.isfinite(costs), costs, jnp.asarray(jnp.inf, costs.dtype))
-    falls = (least < 0) & (jnp.min(costs) < problem.cost_at(x) - bound / 2)
+    falls = (least < 0) & (jnp.min(costs) < costs[0] - bound / 2)
     # The scaled Gauss-Newton matrix has a trace of n, so its products are right to some n units.
     rounding = jnp.asarray(_ROUNDED * x.size * float(jnp.finfo(x.dtype).eps), x.dtype)
     return Curvature(least, ends[jnp.argmin(costs)], falls, least < -rounding)

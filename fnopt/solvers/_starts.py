@@ -49,7 +49,7 @@ def starting_points(x: jax.Array, box: Box | None, count: int) -> jax.Array:
     if box is not None:
         width = box.upper - box.lower
         between = box.lower + u * jnp.where(jnp.isfinite(width), width, jnp.zeros_like(width))
-        points = jax.vmap(box.nearest)(jnp.where(jnp.isfinite(width), between, points))
+        points = box.nearest(jnp.where(jnp.isfinite(width), between, points))
     return points.at[0].set(x)
 
 

@@ -66,11 +66,6 @@ class MinimizeMethod(Value):
         del memory
         return ~jnp.any(problem.projected_gradient(point) != 0)
 
-    def inverse_diagonal(self, memory: Any) -> jax.Array | None:
-        """The diagonal of the inverse Hessian of the model, `[n]`; None where it isn't formed."""
-        del memory
-        return None
-
     def evaluate(self, problem: SmoothObjective, x: jax.Array, memory: Any) -> Evaluation:
         """The evaluation at a trial point."""
         del memory

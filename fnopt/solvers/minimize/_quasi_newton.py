@@ -83,10 +83,6 @@ class bfgs(MinimizeMethod):
         del problem
         return newton_like(point, -matmul(memory, point.gradient), ~fresh), memory
 
-    def inverse_diagonal(self, memory: jax.Array) -> jax.Array:
-        """The diagonal of the matrix."""
-        return jnp.diagonal(memory)
-
 
 class lbfgsb(MinimizeMethod):
     r"""L-BFGS, with bounds if there are any (L-BFGS-B).

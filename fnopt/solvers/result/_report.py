@@ -58,7 +58,7 @@ def report(
     if plain and np.isfinite(cost) and solution.dof is not None and int(solution.dof) > 0:
         chi2 = 2 * cost / int(solution.dof)
         lines.append(f"  reduced chi-square {chi2:.4g}, {int(solution.dof)} degrees of freedom")
-    if m == 1 and _fitted(solution) > 1:
+    if m == 1 and fitted_count(solution) > 1:
         lines.insert(1, "  one residual: was it a loss? fnopt.minimize is for those")
     return "\n".join([*lines, *more, *_params(solution, names, absolute_sigma)])
 
@@ -89,7 +89,7 @@ def _in_range(cost: Any, dtype: Any) -> bool:
     return 1e3 * float(kind.tiny) <= float(cost) <= float(kind.max) / 8
 
 
-def _fitted(solution: Solution) -> int:
+def fitted_count(solution: Solution) -> int:
     """The number of fitted numbers."""
     fixed = 0 if solution.fixed is None else int(np.sum(solution.fixed))
     if solution.tangent is not None:
@@ -108,7 +108,7 @@ def _params(solution: Solution, names: Sequence[str] | None, absolute_sigma: boo
     pairs, _ = leaves_with_names(_numbers(_named_tangents(solution.params)))
     names = named_entries(solution.params) if names is None else list(names)
     values = np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for _, leaf in pairs])
-    rank, n = int(solution.rank), _fitted(solution)
+    rank, n = int(solution.rank), fitted_count(solution)
     if solution.jacobian is None:
         lost = f"  rank {rank} of {n}: the data don't determine all params"
         errors, alike = np.full(values.size, np.nan), []
@@ -165,7 +165,9 @@ def _dtype(leaf: Any) -> Any:
 def _undetermined(solution: Solution, names: list[str], errors: np.ndarray) -> str:
     which = [name for name, error in zip(names, errors, strict=True) if np.isinf(error)]
     what = listed(which) if 0 < len(which) < len(names) else "all params"
-    return f"  rank {int(solution.rank)} of {_fitted(solution)}: the data don't determine {what}"
+    return (
+        f"  rank {int(solution.rank)} of {fitted_count(solution)}: the data don't determine {what}"
+    )
 
 
 def listed(names: list[str]) -> str:

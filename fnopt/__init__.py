@@ -109,6 +109,7 @@ _LATER: dict[str, tuple[str, ...]] = {
         "projected_gradient",
         "root",
     ),
+    "sharding": (),
     "taps": (
         "capture",
         "grad_between",

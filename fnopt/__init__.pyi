@@ -20,6 +20,7 @@ from fnopt import programs as programs
 from fnopt import projections as projections
 from fnopt import residuals as residuals
 from fnopt import schedules as schedules
+from fnopt import sharding as sharding
 from fnopt import solvers as solvers
 from fnopt import taps as taps
 from fnopt import transforms as transforms

@@ -8,7 +8,6 @@ from fnopt.core._abstract import zeros_for as zeros_for
 from fnopt.core._apply import Params as Params
 from fnopt.core._apply import apply_updates
 from fnopt.core._apply import cast_like as cast_like
-from fnopt.core._beside import beside as beside
 from fnopt.core._checks import BY_KEYWORD as BY_KEYWORD
 from fnopt.core._checks import (
     check_batch,
@@ -54,8 +53,6 @@ from fnopt.core._extra_args import named_by as named_by
 from fnopt.core._extra_args import names_taken as names_taken
 from fnopt.core._follow import incremental_update, periodic_update
 from fnopt.core._foreign import as_transformation, foreign
-from fnopt.core._in_turn import after as after
-from fnopt.core._in_turn import in_turn as in_turn
 from fnopt.core._inspect import hyperparams, named, slot_names, slots, step_count
 from fnopt.core._inspect import step_counts as step_counts
 from fnopt.core._kinds import Kind as Kind
@@ -64,27 +61,10 @@ from fnopt.core._kinds import each_in_order as each_in_order
 from fnopt.core._leafwise import Leafwise
 from fnopt.core._leaves import check_inexact, check_same_tree, check_scalars, map_leaves
 from fnopt.core._leaves import is_none as is_none
-from fnopt.core._loops import cond as cond
-from fnopt.core._loops import typed_start as typed_start
-from fnopt.core._loops import while_loop as while_loop
 from fnopt.core._map_slots import map_slots as map_slots
 from fnopt.core._missing_keys import missing_keys as missing_keys
 from fnopt.core._moments import as_dtype, bias_correction, ema, positive_root
 from fnopt.core._moments import mean_weights as mean_weights
-from fnopt.core._named_axes import any_row as any_row
-from fnopt.core._named_axes import check_axis as check_axis
-from fnopt.core._named_axes import check_same_params as check_same_params
-from fnopt.core._named_axes import from_devices as from_devices
-from fnopt.core._named_axes import gathered_over as gathered_over
-from fnopt.core._named_axes import over_devices as over_devices
-from fnopt.core._named_axes import own as own
-from fnopt.core._named_axes import own_rows as own_rows
-from fnopt.core._named_axes import row_axes as row_axes
-from fnopt.core._named_axes import row_most as row_most
-from fnopt.core._named_axes import row_parts as row_parts
-from fnopt.core._named_axes import row_total as row_total
-from fnopt.core._named_axes import rows_gathered as rows_gathered
-from fnopt.core._named_axes import rows_over as rows_over
 from fnopt.core._norm import global_norm
 from fnopt.core._numbers import clipped as clipped
 from fnopt.core._numbers import divisor as divisor
@@ -106,14 +86,6 @@ from fnopt.core._numbers import sum_of_squares as sum_of_squares
 from fnopt.core._numbers import with_epsilon as with_epsilon
 from fnopt.core._one_example import of_one_example as of_one_example
 from fnopt.core._optional import optional as optional
-from fnopt.core._owners import fits as fits
-from fnopt.core._owners import owners as owners
-from fnopt.core._parts import TOTAL as TOTAL
-from fnopt.core._parts import WholeLeaves as WholeLeaves
-from fnopt.core._parts import part_axes as part_axes
-from fnopt.core._parts import parts_over as parts_over
-from fnopt.core._parts import totalling as totalling
-from fnopt.core._parts import whole_leaves as whole_leaves
 from fnopt.core._paths import leaf_paths, leaves_with_names, path_name, shown
 from fnopt.core._patterns import matches
 from fnopt.core._products import HIGHEST as HIGHEST
@@ -133,18 +105,6 @@ from fnopt.core._slots import declared_slots as declared_slots
 from fnopt.core._slots import own_slots as own_slots
 from fnopt.core._slots import slot_copy as slot_copy
 from fnopt.core._slots import stored_after as stored_after
-from fnopt.core._spread import axes_of as axes_of
-from fnopt.core._spread import filled_like as filled_like
-from fnopt.core._spread import gathered as gathered
-from fnopt.core._spread import is_spread as is_spread
-from fnopt.core._spread import is_staged as is_staged
-from fnopt.core._spread import joined as joined
-from fnopt.core._spread import laid as laid
-from fnopt.core._spread import laid_like as laid_like
-from fnopt.core._spread import mesh_of as mesh_of
-from fnopt.core._spread import product_sharding as product_sharding
-from fnopt.core._spread import reshaped as reshaped
-from fnopt.core._spread import whole_for as whole_for
 from fnopt.core._static import static
 from fnopt.core._status import Status, is_converged
 from fnopt.core._status import messages as messages
@@ -169,9 +129,6 @@ from fnopt.core._value import (
     registry,
 )
 from fnopt.core._value import is_negative as is_negative
-from fnopt.core._varying import on_mesh_of as on_mesh_of
-from fnopt.core._varying import varies_over as varies_over
-from fnopt.core._varying import varying_like as varying_like
 from fnopt.core._written_for_jax import written_for_jax as written_for_jax
 from fnopt.core._wrong_arguments import wrong_arguments as wrong_arguments
 

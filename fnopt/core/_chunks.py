@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core._checks import check_count
-from fnopt.core._spread import gathered, joined, mesh_of, reshaped
-from fnopt.core._varying import varying_like
+from fnopt.sharding import concatenate, pvary_like, replicate, reshape, use_mesh_of
 
 Carry = TypeVar("Carry")
 
@@ -49,8 +48,8 @@ def scan_chunks(
     Returns:
         The last carry, and the outputs with a leading axis of `size` examples, in order.
     """
-    carry = varying_like(carry, batch)
-    with mesh_of(batch):
+    carry = pvary_like(carry, batch)
+    with use_mesh_of(batch):
         return _scanned(body, carry, batch, size, chunk_size)
 
 
@@ -61,11 +60,11 @@ def _scanned(body: Any, carry: Any, batch: Any, size: int, chunk_size: int | Non
     whole = chunks * chunk_size
 
     def fold(x: Any) -> Any:
-        x = x if whole == size else gathered(x, 0)[:whole]
-        return reshaped(x, chunk_size, chunks, *x.shape[1:])
+        x = x if whole == size else replicate(x, 0)[:whole]
+        return reshape(x, chunk_size, chunks, *x.shape[1:])
 
     def unfold(y: jax.Array) -> jax.Array:
-        return reshaped(jnp.swapaxes(y, 0, 1), whole, *y.shape[2:])
+        return reshape(jnp.swapaxes(y, 0, 1), whole, *y.shape[2:])
 
     folded = jax.tree.map(fold, batch)
 
@@ -78,5 +77,5 @@ def _scanned(body: Any, carry: Any, batch: Any, size: int, chunk_size: int | Non
     outputs = jax.tree.map(unfold, outputs)
     if whole == size:
         return carry, outputs
-    carry, last = body(carry, jax.tree.map(lambda x: gathered(x, 0)[whole:], batch))
-    return carry, jax.tree.map(lambda a, b: joined([a, b]), outputs, last)
+    carry, last = body(carry, jax.tree.map(lambda x: replicate(x, 0)[whole:], batch))
+    return carry, jax.tree.map(lambda a, b: concatenate([a, b]), outputs, last)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core._spread import is_spread
+from fnopt.sharding import is_sharded
 
 _FEW = 8  # arrays of one type, that are left as they are
 _SMALL = 4096  # numbers of an array that may be copied
@@ -39,7 +39,7 @@ def by_kind(arrays: Sequence[jax.Array]) -> list[Kind]:
     """
     kinds: dict[Any, list[int]] = {}
     for i, x in enumerate(arrays):
-        stays = x.size > _SMALL or is_spread(x)
+        stays = x.size > _SMALL or is_sharded(x)
         kinds.setdefault(i if stays else jax.typeof(x), []).append(i)
     found = []
     for places in kinds.values():

@@ -24,11 +24,11 @@ from fnopt.core._dtypes import (
 )
 from fnopt.core._leaves import cast, check_inexact, check_same_tree, check_scalars, same_shape
 from fnopt.core._numbers import capped, flat_at_zero
-from fnopt.core._parts import part_axes
 from fnopt.core._slots import declared_slots, own_slots, slot_copy, slot_zeros
 from fnopt.core._staged import is_staged
 from fnopt.core._transformation import EmptyState, Transformation
 from fnopt.core._written_leaf import LeafNumbers, check_scalars_returned, returned_by_leaf
+from fnopt.sharding import shard_axes
 
 
 class Leafwise(Transformation):
@@ -145,7 +145,7 @@ class Leafwise(Transformation):
         staged = is_staged(count, *leaves)
         try:
             if len(rows) == 1 and not staged:  # an eager step in one call
-                program = _step_program(type(self), flags, names, part_axes())
+                program = _step_program(type(self), flags, names, shard_axes())
                 row, t = program(numbers, count, *rows[0])
                 rows = [row]
             else:
@@ -173,7 +173,7 @@ class Leafwise(Transformation):
     ) -> Callable[[Any], Callable[..., Any]]:
         """From a leaf to the function that is called for it: the formula, or its program."""
         flags = self._flatten()[1]
-        program = _leaf_program(type(self), flags, slots, part_axes())
+        program = _leaf_program(type(self), flags, slots, shard_axes())
         if not staged:
             return lambda g: program
         formula = _leaf_formula(type(self), flags, slots)

@@ -12,9 +12,8 @@ from jax import lax
 
 from fnopt.core._dtypes import compute_dtype, real_dtype
 from fnopt.core._kinds import by_kind
-from fnopt.core._parts import part_axes, totalling
-from fnopt.core._spread import filled_like
 from fnopt.core._staged import is_staged
+from fnopt.sharding import shard_axes, sharded_full_like, sum_over_shards
 
 # From how many elements on a temporary of that size is avoided.
 _LARGE = 2**14
@@ -64,7 +63,7 @@ def capped(x: jax.Array, terms: int = 1) -> jax.Array:
 
 def root(x: jax.Array) -> jax.Array:
     """The square root with derivative 0 at 0; what rounding made negative is 0, NaN stays NaN."""
-    zero, one = (filled_like(x, value) for value in (0, 1))
+    zero, one = (sharded_full_like(x, value) for value in (0, 1))
     x = lax.max(x, zero)
     positive = lax.ne(x, zero)  # or NaN
     # sqrt has an infinite slope at zero; the inner select keeps it out of the derivative.
@@ -73,7 +72,7 @@ def root(x: jax.Array) -> jax.Array:
 
 def nonzero(x: jax.Array) -> jax.Array:
     """Replace zeros by ones, for a safe division; NaN stays NaN."""
-    return jnp.where(x == 0, filled_like(x, 1), x)
+    return jnp.where(x == 0, sharded_full_like(x, 1), x)
 
 
 def clipped(x: jax.Array, most: jax.Array) -> jax.Array:
@@ -82,7 +81,9 @@ def clipped(x: jax.Array, most: jax.Array) -> jax.Array:
         return jnp.clip(x, -most, most)
     modulus = jnp.abs(x)
     is_long = modulus > most
-    return jnp.where(is_long, x * (most / jnp.where(is_long, modulus, filled_like(modulus, 1))), x)
+    return jnp.where(
+        is_long, x * (most / jnp.where(is_long, modulus, sharded_full_like(modulus, 1))), x
+    )
 
 
 def divisor(largest: jax.Array) -> jax.Array:
@@ -92,11 +93,11 @@ def divisor(largest: jax.Array) -> jax.Array:
     which XLA multiplies in place of a division, isn't subnormal, and so zero on most devices.
     """
     reach = 2.0 ** (jnp.finfo(largest.dtype).maxexp - 3)
-    least, most = (filled_like(largest, value) for value in (1 / reach, reach))
+    least, most = (sharded_full_like(largest, value) for value in (1 / reach, reach))
     usable = (largest > 0) & jnp.isfinite(largest)
     # It cancels, so that no derivative goes through it.
     return lax.stop_gradient(
-        lax.select(usable, lax.clamp(least, largest, most), filled_like(largest, 1))
+        lax.select(usable, lax.clamp(least, largest, most), sharded_full_like(largest, 1))
     )
 
 
@@ -107,17 +108,17 @@ def over_length(x: jax.Array, length: jax.Array) -> jax.Array:
     """
     unit = divisor(length)
     rest = length / unit
-    return x / unit / lax.select(rest > 0, rest, filled_like(rest, 1))
+    return x / unit / lax.select(rest > 0, rest, sharded_full_like(rest, 1))
 
 
 def quotient(a: jax.Array, b: jax.Array) -> jax.Array:
     """`a / b` with 0 / 0 = 0."""
-    return a / jnp.where((a == 0) & (b == 0), filled_like(b, 1), b)
+    return a / jnp.where((a == 0) & (b == 0), sharded_full_like(b, 1), b)
 
 
 def with_epsilon(norm: jax.Array, eps: jax.Array) -> jax.Array:
     """`norm + eps`, to divide by; 1 where the norm is 0, and the quotient has a moderate slope."""
-    return jnp.where(norm == 0, filled_like(norm, 1), norm + eps)
+    return jnp.where(norm == 0, sharded_full_like(norm, 1), norm + eps)
 
 
 @jax.custom_jvp
@@ -134,8 +135,8 @@ def flat_at_zero(x: jax.Array) -> jax.Array:
 @flat_at_zero.defjvp
 def _flat_at_zero_jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[jax.Array, jax.Array]:
     (x,), (dx,) = primals, tangents
-    zero = filled_like(dx, 0)
-    return x, lax.select(lax.eq(x, filled_like(x, 0)), zero, dx)
+    zero = sharded_full_like(dx, 0)
+    return x, lax.select(lax.eq(x, sharded_full_like(x, 0)), zero, dx)
 
 
 def power_of_two(size: jax.Array) -> jax.Array:
@@ -150,7 +151,7 @@ def power_of_two(size: jax.Array) -> jax.Array:
     bits = lax.bitcast_convert_type(size, words) & exponent
     floor = lax.bitcast_convert_type(bits, size.dtype)
     known = (size >= info.tiny) & jnp.isfinite(size)
-    return jnp.where(known, floor, filled_like(size, 1))
+    return jnp.where(known, floor, sharded_full_like(size, 1))
 
 
 def sum_of_squares(x: Any, scale: Any = None, dtype: Any = None) -> jax.Array:
@@ -218,7 +219,7 @@ def _rescaled(squares: Any, plain: jax.Array, bad: jax.Array, root: Any) -> jax.
     # The square of that scale is finite, too: of zeros that XLA knows (gradients of params that are
     # frozen or unused) it knows the scale as well, and makes c^2 x^2 of (c x)^2.
     top = jnp.finfo(plain.dtype).maxexp
-    one, down, up = (filled_like(plain, 2.0**e) for e in (0, -3 * top // 4, top // 2 - 1))
+    one, down, up = (sharded_full_like(plain, 2.0**e) for e in (0, -3 * top // 4, top // 2 - 1))
     scale = lax.select(plain > 1, down, up)
     scale = lax.select(bad, scale, one) if bad.shape else scale  # one that isn't isn't here
     return root(squares(scale)) / scale
@@ -237,9 +238,9 @@ def norm_of_leaves(leaves: Sequence[Any]) -> jax.Array:
     """The Euclidean norm over some arrays, in their widest real dtype, at least float32."""
     if not leaves:
         return jnp.zeros((), jnp.float32)
-    with totalling():
+    with sum_over_shards():
         norm = _norm([jnp.asarray(x) for x in leaves])
-        return joint_norm(_on_all_devices(norm, part_axes())) if part_axes() else norm
+        return joint_norm(_on_all_devices(norm, shard_axes())) if shard_axes() else norm
 
 
 def _on_all_devices(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
@@ -295,7 +296,7 @@ def _norm_from_ranges(leaves: Sequence[jax.Array], dtype: Any) -> jax.Array:
     for x in leaves:
         for part in (jnp.real(x), jnp.imag(x)) if jnp.iscomplexobj(x) else (x,):
             size = jnp.abs(part.astype(dtype))
-            large, small, zero = size > bound, size < 1 / bound, filled_like(size, 0)
+            large, small, zero = size > bound, size < 1 / bound, sharded_full_like(size, 0)
             ranges = (
                 jnp.where(large, size * (1 / scale), zero),
                 jnp.where(large | small, zero, size),  # and NaN

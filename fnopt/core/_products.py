@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core._spread import product_sharding
+from fnopt.sharding import product_sharding
 
 # By default a GPU rounds the factors of a float32 product to 10 bits (TF32), a TPU to 7 (bfloat16).
 # A gradient J^T r near its zero, a predicted reduction or a squared condition number is all

@@ -12,7 +12,7 @@ from jax import lax
 
 from fnopt.core._dtypes import compute_dtype, real_dtype
 from fnopt.core._leaves import check_inexact
-from fnopt.core._spread import filled_like
+from fnopt.sharding import sharded_full_like
 
 _SLOT, _REAL, _OWN, _TALLY = "fnopt slot", "real", "own", "fnopt tally"
 
@@ -42,7 +42,7 @@ def stored_after(new: jax.Array, reader: jax.Array) -> jax.Array:
     Returns:
         `new`, but NaN where `reader` is NaN.
     """
-    unknown = reader if reader.dtype == new.dtype else filled_like(new, jnp.nan)
+    unknown = reader if reader.dtype == new.dtype else sharded_full_like(new, jnp.nan)
     return lax.select(lax.ne(reader, reader), unknown, new)
 
 
@@ -105,7 +105,7 @@ def slot_zeros(params: Any, dtype: Any = None, *, fill: Any = 0.0, real: bool = 
 
     def one(p: Any) -> jax.Array:
         slot_dtype = _stored(dtype, p, real)
-        return filled_like(p, jnp.array(fill, slot_dtype), slot_dtype)
+        return sharded_full_like(p, jnp.array(fill, slot_dtype), slot_dtype)
 
     return jax.tree.map(one, params)
 

@@ -11,9 +11,7 @@ import jax.numpy as jnp
 from jax.tree_util import tree_flatten
 
 from fnopt.core._abstract import is_abstract, zeros_for
-from fnopt.core._beside import beside
 from fnopt.core._counts import missing_count, scheduled
-from fnopt.core._divided_slots import as_others_lie, is_typed, step_despite_types
 from fnopt.core._dtypes import dtype_of, is_inexact
 from fnopt.core._errors import place, where
 from fnopt.core._extra_args import check_spelling, read_by, required_by
@@ -21,6 +19,7 @@ from fnopt.core._leaves import same_tree
 from fnopt.core._unknown import advice_for_attribute
 from fnopt.core._value import Schedule, Value
 from fnopt.core._without_gradient import floating_leaves, left_out_by, without_gradient
+from fnopt.sharding import is_on_explicit_mesh, place_state, reshard_leaves_like, step_despite_types
 
 
 class EmptyState(NamedTuple):
@@ -214,7 +213,7 @@ def _guarded_init(init: Callable[..., Any]) -> Callable[..., Any]:
             if outermost and is_abstract(params):
                 params = zeros_for(functools.partial(init, self), params)
             state = init(self, params)
-            return beside(state, params) if outermost else state
+            return place_state(state, params) if outermost else state
 
     return guarded
 
@@ -270,10 +269,10 @@ def _as_stored(tx: Transformation, updates: Any, like: Any) -> Any:
     if treedef != other:
         return updates
     same = [*map(dtype_of, leaves)] == [*map(dtype_of, stored)] or is_wide(tx)
-    if same and not is_typed(stored):
+    if same and not is_on_explicit_mesh(stored):
         return updates
     cast = leaves if same else map(_cast_like, leaves, stored)
-    return treedef.unflatten(as_others_lie([*cast], stored))
+    return treedef.unflatten(reshard_leaves_like([*cast], stored))
 
 
 def is_wide(tx: Transformation) -> bool:

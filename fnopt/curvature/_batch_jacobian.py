@@ -11,21 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    check_choice,
-    check_same_tree,
-    checked_chunk_size,
-    described,
-    from_devices,
-    gathered,
-    laid_like,
-    mesh_of,
-    varying_like,
-    where,
-)
+from fnopt.core import check_choice, check_same_tree, checked_chunk_size, described, where
 from fnopt.curvature._bound import bind
 from fnopt.curvature._jacobian_part import JacobianPart
 from fnopt.jacobians import ravel
+from fnopt.sharding import all_gather_tree, pvary_like, replicate, reshard_like, use_mesh_of
 
 METHODS = ("auto", "ghost", "formed")
 Residuals = Callable[..., Any] | Sequence[Callable[..., Any]]
@@ -104,8 +94,8 @@ def batch_jacobian(
         fns: tuple[Any, ...] = (residual_fn,)
         fns, batches = (fns, (batch,)) if callable(residual_fn) else _several(residual_fn, batch)
         # Inside shard_map, so that a derivative is of this device's examples and nothing is added.
-        own = varying_like(jax.tree.map(gathered, params), batches)
-        with mesh_of(batches, params):
+        own = pvary_like(jax.tree.map(replicate, params), batches)
+        with use_mesh_of(batches, params):
             name = where().removesuffix(": ") or _NAME
             bound = [bind(fn, own, b, name) for fn, b in zip(fns, batches, strict=True)]
             parts = [JacobianPart(b, method, chunk_size, axis_name) for b in bound]
@@ -183,7 +173,7 @@ class BatchJacobian:
         Args:
             params: A tree like the params.
         """
-        params = jax.tree.map(gathered, params)
+        params = jax.tree.map(replicate, params)
         with self._mesh():
             return self.flatten([part.at(params) for part in self._parts])
 
@@ -193,7 +183,7 @@ class BatchJacobian:
         with self._mesh():
             for i, one in enumerate(self._parts):
                 for j, other in enumerate(self._parts[: i + 1]):
-                    blocks[i, j] = gathered(one.gram(other))
+                    blocks[i, j] = replicate(one.gram(other))
                     blocks[j, i] = blocks[i, j].T
         count = range(len(self._parts))
         return jnp.concatenate([jnp.concatenate([blocks[i, j] for j in count], 1) for i in count])
@@ -234,7 +224,7 @@ class BatchJacobian:
             A tree like `residuals`, float32 or wider.
         """
         check_same_tree(direction, self._params, f"{_NAME}: v", "the params")
-        whole = jax.tree.map(gathered, direction)
+        whole = jax.tree.map(replicate, direction)
         with self._mesh():
             return self._as_residuals([part.push(whole) for part in self._parts])
 
@@ -251,15 +241,15 @@ class BatchJacobian:
         with self._mesh():
             pulled = [part.pull(a) for part, a in zip(self._parts, parts, strict=True)]
             total = jax.tree.map(lambda *x: functools.reduce(jnp.add, x), *pulled)
-            return jax.tree.map(laid_like, total, self._params)
+            return jax.tree.map(reshard_like, total, self._params)
 
     def _mesh(self) -> contextlib.AbstractContextManager[None]:
-        return mesh_of([part.bound.batch for part in self._parts], self._params)
+        return use_mesh_of([part.bound.batch for part in self._parts], self._params)
 
     def flatten(self, parts: Sequence[jax.Array]) -> jax.Array:
         """Arrays `[n, k]` of each function end to end, of all devices."""
-        flat = [gathered(x).reshape(-1) for x in parts]
-        return jnp.concatenate([from_devices(x, self._axis_name) for x in flat])
+        flat = [replicate(x).reshape(-1) for x in parts]
+        return jnp.concatenate([all_gather_tree(x, self._axis_name) for x in flat])
 
     def parts(self, residuals: Any) -> list[jax.Array]:
         """A tree like `residuals` as arrays `[n, k]`, by residual function."""

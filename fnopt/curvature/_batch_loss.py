@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import described, from_devices, gathered, over_devices
+from fnopt.core import described
 from fnopt.curvature._batch_jacobian import BatchJacobian, batch_jacobian
 from fnopt.curvature._bound import bind
 from fnopt.curvature._output_root import OutputHessian, check_loss, output_hessian
 from fnopt.jacobians import RealVector
+from fnopt.sharding import all_gather_tree, psum, replicate
 
 _TOO_WIDE = "fnopt.kfac takes such a loss, with sample_fn."
 
@@ -73,11 +74,11 @@ class BatchLoss:
         batches = (batch,) if single else _several(batch, len(models), name)
         self.dtype, self.name, self.parts = dtype, name, []
         for model, loss, examples in zip(models, losses, batches, strict=True):
-            bound, laid = bind(model, jax.tree.map(gathered, params), examples, name)
+            bound, laid = bind(model, jax.tree.map(replicate, params), examples, name)
             # The algebra among the outputs is done by all devices of a mesh, for all examples.
             # What the loss doesn't look at is not sent.
-            whole = from_devices(jax.tree.map(gathered, examples), axis_name)
-            part = _Part(laid, loss, whole, bound.size * over_devices(1, axis_name))
+            whole = all_gather_tree(jax.tree.map(replicate, examples), axis_name)
+            part = _Part(laid, loss, whole, bound.size * psum(1, axis_name))
             check_loss(part.loss, laid.size, dtype, examples, name)
             self.parts.append(part)
         at = batch_jacobian(model_fn, method=method, chunk_size=chunk_size, axis_name=axis_name)

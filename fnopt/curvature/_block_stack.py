@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import joined
 from fnopt.gradients.ghost import KroneckerBlock, Side
+from fnopt.sharding import concatenate
 
 
 class BlockStack(NamedTuple):
@@ -38,7 +38,7 @@ class BlockStack(NamedTuple):
 
     def matrix(self, leaves: Sequence[Any]) -> jax.Array:
         """The params of the blocks as `[T, D, K]`, or `[T, D]` with less than two sides."""
-        return joined([b.matrix(leaves) for b in self.blocks])
+        return concatenate([b.matrix(leaves) for b in self.blocks])
 
     def parts(self, x: jax.Array) -> list[jax.Array]:
         """Of each block what is its own along `T`."""

@@ -9,21 +9,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    HIGHEST,
-    check_count,
-    check_key,
-    compute_dtype,
-    gathered,
-    is_inexact,
-    laid_like,
-    varying_like,
-    whole_for,
-)
+from fnopt.core import HIGHEST, check_count, check_key, compute_dtype, is_inexact
 from fnopt.curvature._bound import bind
 from fnopt.curvature._products import hvp
 from fnopt.curvature._sums import checked_options, of_one, over_examples, symmetric_product
 from fnopt.jacobians import check_real
+from fnopt.sharding import pvary_like, replicate, replicate_for_batch, reshard_like
 
 
 class Estimate(NamedTuple):
@@ -45,7 +36,7 @@ def _signs(key: jax.Array, like: Any) -> Any:
     leaves, treedef = jax.tree.flatten(like)
     keys = jax.random.split(key, max(1, len(leaves)))
     signs = [
-        laid_like(jax.random.rademacher(k, jnp.shape(x), jnp.result_type(x)), x)
+        reshard_like(jax.random.rademacher(k, jnp.shape(x), jnp.result_type(x)), x)
         for k, x in zip(keys, leaves, strict=False)
     ]
     return jax.tree.unflatten(treedef, signs)
@@ -54,7 +45,9 @@ def _signs(key: jax.Array, like: Any) -> Any:
 def _mean_over_probes(probe: Callable[[jax.Array], Any], key: jax.Array, samples: int) -> Estimate:
     """Welford's mean and variance, one probe in memory at a time."""
     shapes = jax.eval_shape(probe, key)
-    zeros = jax.tree.map(lambda x: laid_like(jnp.zeros(x.shape, compute_dtype(x.dtype)), x), shapes)
+    zeros = jax.tree.map(
+        lambda x: reshard_like(jnp.zeros(x.shape, compute_dtype(x.dtype)), x), shapes
+    )
 
     def body(carry: Any, i: jax.Array) -> tuple[Any, None]:
         mean, squares = carry
@@ -177,7 +170,7 @@ def tree_dot(a: Any, b: Any) -> jax.Array:
     dtype = compute_dtype(*(jnp.result_type(x) for x, _ in pairs if is_inexact(x)))
     total = jnp.zeros((), dtype)
     for x, y in pairs:
-        flat = (jnp.ravel(gathered(z)).astype(dtype) for z in map(jnp.asarray, (x, y)))
+        flat = (jnp.ravel(replicate(z)).astype(dtype) for z in map(jnp.asarray, (x, y)))
         total = total + jnp.dot(*flat, precision=HIGHEST)
     return total
 
@@ -228,14 +221,12 @@ def ggn_diagonal(
     loss = of_one(loss_fn, "ggn_diagonal")
 
     def diagonal(params: Any, batch: Any) -> Any:
-        bound, laid = bind(model_fn, whole_for(params, batch), batch, "ggn_diagonal")
+        bound, laid = bind(model_fn, replicate_for_batch(params, batch), batch, "ggn_diagonal")
 
         def one(params: Any, example: Any) -> Any:
-            f, pull = jax.vjp(lambda p: gathered(bound.loss(p, example)[0]), params)
+            f, pull = jax.vjp(lambda p: replicate(bound.loss(p, example)[0]), params)
             curvature = jax.hessian(lambda f: loss(laid.unflatten(f), example))(f)
-            rows = jax.vmap(lambda e: pull(e)[0])(
-                varying_like(jnp.eye(laid.size, dtype=f.dtype), f)
-            )
+            rows = jax.vmap(lambda e: pull(e)[0])(pvary_like(jnp.eye(laid.size, dtype=f.dtype), f))
             return jax.tree.map(lambda J: _quadratic(J, curvature), rows)
 
         def total(params: Any, chunk: Any) -> Any:

@@ -18,10 +18,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import HIGHEST, gathered, in_turn, joined
+from fnopt.core import HIGHEST
 from fnopt.curvature._block_stack import BlockStack
 from fnopt.curvature._kronecker_inverse import Factors
 from fnopt.gradients.ghost import KroneckerBlock, rotated, rotated_back
+from fnopt.sharding import concatenate, replicate, sequential
 
 _Blocks = KroneckerBlock | BlockStack
 
@@ -54,11 +55,11 @@ def eigenbases(blocks: Sequence[BlockStack], factors: Sequence[Factors]) -> tupl
                 stacks.setdefault(side.width, []).append((i, j))
             else:
                 found[i, j] = jnp.zeros((block.matrices, 0, 0, 0), factors[i][j].dtype)
-    vectors_of = in_turn(lambda x: jnp.linalg.eigh(x)[1])
+    vectors_of = sequential(lambda x: jnp.linalg.eigh(x)[1])
     for width, places in stacks.items():
         padded = [_padded(factors[i][j], blocks[i].sides[j].size) for i, j in places]
         flat = [x.reshape(-1, width, width) for x in padded]
-        vectors = vectors_of(joined([gathered(x) for x in flat]))
+        vectors = vectors_of(concatenate([replicate(x) for x in flat]))
         ends = np.cumsum([len(x) for x in flat])[:-1].tolist()
         parts = jnp.split(vectors, ends)
         found |= {

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import HIGHEST, compute_dtype, gathered, matmul, varying_like
+from fnopt.core import HIGHEST, compute_dtype, matmul
 from fnopt.gradients import BoundLoss
+from fnopt.sharding import pvary_like, replicate
 
 
 class FormedRows(NamedTuple):
@@ -45,10 +46,10 @@ class FormedRows(NamedTuple):
         r"""The product :math:`J^\top a`, a tree like the params, float32 or wider."""
 
         def one(rows: jax.Array) -> jax.Array:
-            wide = gathered(rows).astype(compute_dtype(rows.dtype))
+            wide = replicate(rows).astype(compute_dtype(rows.dtype))
             return jnp.tensordot(a.astype(wide.dtype), wide, 2, precision=HIGHEST)
 
-        a = gathered(weights)  # a sum over an axis that an explicit mesh divides
+        a = replicate(weights)  # a sum over an axis that an explicit mesh divides
         return jax.tree.map(one, self.rows)
 
     def push(self, direction: Any) -> jax.Array:
@@ -66,7 +67,7 @@ class FormedRows(NamedTuple):
 
 def _matrix(rows: jax.Array) -> jax.Array:
     # The first two axes cannot become one where an explicit mesh divides the first.
-    wide = gathered(rows).astype(compute_dtype(rows.dtype))
+    wide = replicate(rows).astype(compute_dtype(rows.dtype))
     return wide.reshape(wide.shape[0] * wide.shape[1], -1)
 
 
@@ -75,6 +76,6 @@ def form_rows(bound: BoundLoss, batch: Any) -> FormedRows:
 
     def one(example: Any) -> tuple[jax.Array, Any]:
         r, pull, _ = jax.vjp(lambda p: bound.loss(p, example), bound.params, has_aux=True)
-        return r, jax.vmap(lambda e: pull(e)[0])(varying_like(jnp.eye(r.size, dtype=r.dtype), r))
+        return r, jax.vmap(lambda e: pull(e)[0])(pvary_like(jnp.eye(r.size, dtype=r.dtype), r))
 
     return FormedRows(*jax.vmap(one)(batch))

@@ -11,22 +11,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    axes_of,
-    compute_dtype,
-    from_devices,
-    gathered,
-    laid,
-    matmul,
-    over_devices,
-    scan_chunks,
-    turned,
-    varying_like,
-)
+from fnopt.core import compute_dtype, matmul, scan_chunks, turned
 from fnopt.curvature._bound import BoundResiduals
 from fnopt.curvature._formed import FormedRows, form_rows
 from fnopt.curvature._round import rows_of_all_devices
 from fnopt.gradients.ghost import GhostRows, record_rows, trace_ghost
+from fnopt.sharding import all_gather_tree, explicit_spec, psum, pvary_like, replicate, reshard_to
 
 
 class JacobianPart:
@@ -45,7 +35,7 @@ class JacobianPart:
         self.bound, self.laid = residuals
         self.axis_name = axis_name
         size = self.bound.size
-        self.total: int = size * over_devices(1, axis_name)
+        self.total: int = size * psum(1, axis_name)
         whole = chunk_size is None or chunk_size >= size
         self.chunk_size = None if whole else chunk_size
         self.ghost = None if method == "formed" else trace_ghost(self.bound)
@@ -91,13 +81,13 @@ class JacobianPart:
 
     def of_all_devices(self) -> JacobianPart:
         """The rows of all devices, nothing of which is computed yet."""
-        batch = from_devices(self.bound.batch, self.axis_name)
+        batch = all_gather_tree(self.bound.batch, self.axis_name)
         everywhere = copy.copy(self)
         everywhere.__dict__.pop("rows", None)
         everywhere.__dict__.pop("residuals", None)
         # One program is replayed for both, with the types that it was recorded with.
         everywhere.bound = self.bound._replace(
-            batch=varying_like(batch, self.bound.batch), size=self.total
+            batch=pvary_like(batch, self.bound.batch), size=self.total
         )
         return everywhere
 
@@ -110,7 +100,7 @@ class JacobianPart:
             mine = rows_of_all_devices(product, other.rows, self.axis_name)
         else:
             mine = self._products(other.of_all_devices())
-        return from_devices(mine, self.axis_name)
+        return all_gather_tree(mine, self.axis_name)
 
     def _products(self, other: JacobianPart) -> jax.Array:
         if self.chunk_size is None and other.chunk_size is None:
@@ -132,9 +122,11 @@ class JacobianPart:
 
     def pull(self, weights: jax.Array) -> Any:
         r""":math:`J^\top a` for `a` of `[n, k]`, summed over devices."""
-        axes = axes_of(jax.tree.leaves(self.bound.batch)[0])[0]
-        weights = weights if axes is None else laid(weights, (axes, None))  # as the examples are
-        return over_devices(self._pulled(weights), self.axis_name)
+        axes = explicit_spec(jax.tree.leaves(self.bound.batch)[0])[0]
+        weights = (
+            weights if axes is None else reshard_to(weights, (axes, None))
+        )  # as the examples are
+        return psum(self._pulled(weights), self.axis_name)
 
     def _pulled(self, weights: jax.Array) -> Any:
         if self.chunk_size is None:
@@ -155,7 +147,7 @@ class JacobianPart:
 
         def of(rows: FormedRows) -> jax.Array:
             matrix = rows.matrix()
-            return gathered(matmul(turned(matrix), matrix))
+            return replicate(matmul(turned(matrix), matrix))
 
         def body(total: jax.Array, chunk: Any) -> tuple[jax.Array, None]:
             return total + of(form_rows(self.bound, chunk)), None
@@ -165,13 +157,13 @@ class JacobianPart:
             formed = (
                 rows if isinstance(rows, FormedRows) else form_rows(self.bound, self.bound.batch)
             )
-            return over_devices(of(formed), self.axis_name)
+            return psum(of(formed), self.axis_name)
         leaves = jax.tree.leaves(self.bound.params)
         size = sum(math.prod(jnp.shape(leaf)) for leaf in leaves)
         zeros = jnp.zeros((size, size), compute_dtype(*map(jnp.result_type, leaves)))
-        zeros = varying_like(zeros, self.bound.batch)
+        zeros = pvary_like(zeros, self.bound.batch)
         found = scan_chunks(body, zeros, self.bound.batch, self.bound.size, self.chunk_size)[0]
-        return over_devices(found, self.axis_name)
+        return psum(found, self.axis_name)
 
     def push(self, direction: Any) -> jax.Array:
         """`J v`, `[n, k]`."""

@@ -9,19 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    after,
-    axes_of,
-    check_choice,
-    compute_dtype,
-    gathered,
-    is_spread,
-    joined,
-    laid,
-    matmul,
-    over_devices,
-    varying_like,
-)
+from fnopt.core import check_choice, compute_dtype, matmul
 from fnopt.curvature._block_stack import stacked_blocks
 from fnopt.curvature._bound import bind
 from fnopt.curvature._eigenbasis import eigenbases, is_corrected, times_corrected
@@ -44,6 +32,16 @@ from fnopt.gradients.ghost import (
     trace_ghost,
 )
 from fnopt.jacobians import check_real
+from fnopt.sharding import (
+    concatenate,
+    explicit_spec,
+    is_sharded,
+    psum,
+    pvary_like,
+    replicate,
+    reshard_to,
+    wait_for,
+)
 
 Matrices = tuple[jax.Array, ...]
 """By stack: `[T, D, K]`, or `[T, D]` where blocks have less than two factors."""
@@ -90,7 +88,7 @@ class KroneckerModel:
     def __init__(self, spec: KroneckerSpec, params: Any, batch: Any) -> None:
         check_choice(spec.sharing, SHARING, "sharing", spec.name)
         self.spec, self.batch = spec, batch
-        self.devices: int = over_devices(1, spec.axis_name)
+        self.devices: int = psum(1, spec.axis_name)
         params = self.own(params)
         self.bound, self.laid = bind(spec.model_fn, params, batch, spec.name)
         self.dtype = common_dtype(params)
@@ -128,11 +126,11 @@ class KroneckerModel:
         """The tree, typed as this device's own, so that derivatives are of its examples alone."""
         if self.spec.axis_name is None:
             return tree
-        return varying_like(tree, jax.lax.axis_index(self.spec.axis_name))
+        return pvary_like(tree, jax.lax.axis_index(self.spec.axis_name))
 
     def total(self, sums: Any) -> Any:
         """Sums over the examples of all devices, from those over this device's."""
-        return over_devices(sums, self.spec.axis_name)
+        return psum(sums, self.spec.axis_name)
 
     def outputs(self, params: Any) -> jax.Array:
         """The outputs of this device's examples as vectors, `[n, C]`."""
@@ -164,8 +162,8 @@ class KroneckerModel:
     def tape(self, outputs: jax.Array, key: jax.Array) -> Any:
         """What factors and moments are made of: inputs and cotangents of all products."""
         rows = jax.lax.stop_gradient(self._rows(outputs, key).astype(self.dtype))
-        if is_spread(outputs):  # over devices, by example
-            rows = laid(rows, (axes_of(outputs)[0], None, None))
+        if is_sharded(outputs):  # over devices, by example
+            rows = reshard_to(rows, (explicit_spec(outputs)[0], None, None))
         return record_tape(self.ghost, (self.batch, rows))
 
     def factors_of(self, tape: Any) -> tuple[Factors, ...]:
@@ -186,7 +184,7 @@ class KroneckerModel:
     def _joined(self, found: tuple[Factors, ...]) -> tuple[Factors, ...]:
         """The factors of stacks, from those of blocks."""
         return tuple(
-            tuple(map(joined, map(list, zip(*(found[i] for i in stack.numbers), strict=True))))
+            tuple(map(concatenate, map(list, zip(*(found[i] for i in stack.numbers), strict=True))))
             for stack in self.stacks
         )
 
@@ -222,7 +220,7 @@ class KroneckerModel:
         single = [i for i, b in enumerate(self.stacks) if not is_corrected(b)]
         inverses = inverse_factors(
             [self.stacks[i] for i in single],
-            [tuple(after(x, found) for x in factors[i]) for i in single],
+            [tuple(wait_for(x, found) for x in factors[i]) for i in single],
             damping,
             self.spec.axis_name,
         )
@@ -280,7 +278,7 @@ def planned_blocks(spec: KroneckerSpec, params: Any, batch: Any) -> tuple[Kronec
     found: list[KroneckerBlock] = []
 
     def plan(params: Any, batch: Any) -> None:
-        found.extend(KroneckerModel(spec, jax.tree.map(gathered, params), batch).blocks)
+        found.extend(KroneckerModel(spec, jax.tree.map(replicate, params), batch).blocks)
 
     jax.eval_shape(plan, params, batch)
     return tuple(found)

@@ -13,18 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import (
-    HIGHEST,
-    axes_of,
-    described,
-    gathered,
-    is_spread,
-    laid,
-    of_one_example,
-    over_devices,
-    own_rows,
-)
+from fnopt.core import HIGHEST, described, of_one_example
 from fnopt.jacobians import sparsity_pattern
+from fnopt.sharding import explicit_spec, is_sharded, local_rows, psum, replicate, reshard_to
 
 _LARGEST_BLOCK = 512  # outputs that the loss mixes; their Hessian has an eigendecomposition
 
@@ -115,16 +106,16 @@ def output_rows(
     """
     size = block_size(loss, outputs, batch, name)
     root = jax.vmap(lambda f, example: _root(loss, f, example, size))(outputs, batch)
-    root = gathered(root, 0)  # as the signs are
+    root = replicate(root, 0)  # as the signs are
     n, blocks = root.shape[:2]  # [n, C / size, outputs, columns]
     if samples is None:
         rows = jnp.einsum(
             "nbij,bc->nbjci", root, jnp.eye(blocks, dtype=root.dtype), precision=HIGHEST
         )
         return rows.reshape(n, blocks * size, blocks * size)
-    count = n * over_devices(1, axis_name)
+    count = n * psum(1, axis_name)
     signs = jax.random.rademacher(key, (count, samples, blocks, size), root.dtype)
-    signs = own_rows(signs, axis_name)
+    signs = local_rows(signs, axis_name)
     rows = jnp.einsum("nbij,nsbj->nsbi", root, signs, precision=HIGHEST)
     return rows.reshape(n, samples, blocks * size) * samples**-0.5
 
@@ -182,9 +173,9 @@ def keys_of(outputs: jax.Array, key: jax.Array, axis_name: Any = None) -> jax.Ar
 
     Those of examples that are divided over a named axis are those that one device would give them.
     """
-    keys = jax.random.split(key, outputs.shape[0] * over_devices(1, axis_name))
-    keys = own_rows(keys, axis_name)
-    return laid(keys, axes_of(outputs)[:1]) if is_spread(outputs) else keys
+    keys = jax.random.split(key, outputs.shape[0] * psum(1, axis_name))
+    keys = local_rows(keys, axis_name)
+    return reshard_to(keys, explicit_spec(outputs)[:1]) if is_sharded(outputs) else keys
 
 
 def block_size(
@@ -195,7 +186,7 @@ def block_size(
     The loss of a sequence is a sum over positions, so that the Hessian has a block for each.
     """
     count = outputs.shape[1]
-    example = jax.tree.map(lambda x: gathered(x, 0)[0], batch)
+    example = jax.tree.map(lambda x: replicate(x, 0)[0], batch)
     f = jnp.zeros(count, outputs.dtype)
     try:
         rows, cols = sparsity_pattern(lambda f: jax.grad(loss)(f, example))(f)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import cast_like, laid_like, varying_like
+from fnopt.core import cast_like
 from fnopt.curvature._sums import (
     check_direction,
     checked_options,
@@ -17,6 +17,7 @@ from fnopt.curvature._sums import (
     scalar,
 )
 from fnopt.jacobians import checked_outputs
+from fnopt.sharding import pvary_like, reshard_like
 
 
 def hvp(
@@ -207,4 +208,4 @@ def fisher_vp(
 
 
 def _tangent(v: Any, params: Any) -> Any:
-    return varying_like(jax.tree.map(laid_like, cast_like(v, params), params), params)
+    return pvary_like(jax.tree.map(reshard_like, cast_like(v, params), params), params)

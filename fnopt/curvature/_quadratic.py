@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import HIGHEST, gathered, global_norm
+from fnopt.core import HIGHEST, global_norm
+from fnopt.sharding import replicate
 
 _PARALLEL = 1e-4  # the squared sine below which two directions are one
 
@@ -129,6 +130,6 @@ def _symmetric(entry: Callable[[int, int], jax.Array]) -> jax.Array:
 
 def _dot(a: Any, b: Any) -> jax.Array:
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    flat = [(gathered(x).reshape(-1), gathered(y).reshape(-1)) for x, y in pairs]
+    flat = [(replicate(x).reshape(-1), replicate(y).reshape(-1)) for x, y in pairs]
     terms = [jnp.dot(x, y, precision=HIGHEST) for x, y in flat]
     return sum(terms[1:], terms[0])

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import varying_like
 from fnopt.curvature._formed import FormedRows
 from fnopt.gradients.ghost import GhostRows
+from fnopt.sharding import pvary_like
 
 
 def rows_of_all_devices(
@@ -33,7 +33,7 @@ def rows_of_all_devices(
         found = product(_received(rows, treedef.unflatten(arrays)))
         return [jax.lax.ppermute(x, axis_name, ring) for x in arrays], found
 
-    arrays = varying_like(arrays, here)
+    arrays = pvary_like(arrays, here)
     blocks = jax.lax.scan(around, arrays, None, length=count)[1]
     # In round i came the rows of the device that is i before this one.
     order = jnp.mod(here - jnp.arange(count, dtype=here.dtype), count)

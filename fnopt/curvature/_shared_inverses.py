@@ -12,15 +12,8 @@ import numpy as np
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from fnopt.core import (
-    gathered,
-    gathered_over,
-    in_turn,
-    joined,
-    matmul,
-    over_devices,
-    varying_like,
-)
+from fnopt.core import matmul
+from fnopt.sharding import all_gather, concatenate, psum, pvary_like, replicate, sequential
 
 
 def inverses_of_all(stacks: Sequence[jax.Array], axis_name: Any = None) -> list[jax.Array]:
@@ -31,9 +24,9 @@ def inverses_of_all(stacks: Sequence[jax.Array], axis_name: Any = None) -> list[
     """
     sizes = sorted({x.shape[-1] for x in stacks}, reverse=True)
     by_size = [[i for i, x in enumerate(stacks) if x.shape[-1] == n] for n in sizes]
-    together = [joined([gathered(stacks[i]) for i in same]) for same in by_size]
+    together = [concatenate([replicate(stacks[i]) for i in same]) for same in by_size]
     mesh, several = _mesh_of(together), sum(map(len, together)) > 1
-    if axis_name is not None and several and over_devices(1, axis_name) > 1:
+    if axis_name is not None and several and psum(1, axis_name) > 1:
         inverses = _shared_out_by_name(together, axis_name)
     else:
         inverses = _one_by_one(together) if mesh is None else _shared_out(together, mesh)
@@ -45,7 +38,7 @@ def inverses_of_all(stacks: Sequence[jax.Array], axis_name: Any = None) -> list[
 
 
 def _one_by_one(stacks: Sequence[jax.Array]) -> list[jax.Array]:
-    return [*map(in_turn(_inverse), stacks)]
+    return [*map(sequential(_inverse), stacks)]
 
 
 def _inverse(A: jax.Array) -> jax.Array:
@@ -90,9 +83,9 @@ def _shared_out(stacks: list[jax.Array], mesh: Any) -> list[jax.Array]:
 
 
 def _shared_out_by_name(stacks: list[jax.Array], axis_name: Any) -> list[jax.Array]:
-    owned = _owned(stacks, over_devices(1, axis_name))
-    here = varying_like(stacks, jax.lax.axis_index(axis_name))
-    return _in_order(gathered_over(_mine(here, owned, axis_name), axis_name), owned, stacks)
+    owned = _owned(stacks, psum(1, axis_name))
+    here = pvary_like(stacks, jax.lax.axis_index(axis_name))
+    return _in_order(all_gather(_mine(here, owned, axis_name), axis_name), owned, stacks)
 
 
 def _owned(stacks: list[jax.Array], devices: int) -> list[list[list[int]]]:
@@ -109,7 +102,7 @@ def _mine(stacks: list[jax.Array], owned: list[list[list[int]]], axes: Any) -> j
         some = [(x, jnp.asarray(i)) for x, i in zip(stacks, own, strict=True) if i]
         mine = [jnp.take(x, i, axis=0, mode="clip") for x, i in some]
         rows = [x.reshape(-1) for x in _one_by_one(mine)]
-        rest = varying_like(jnp.zeros(longest - length, stacks[0].dtype), stacks)
+        rest = pvary_like(jnp.zeros(longest - length, stacks[0].dtype), stacks)
         return jnp.concatenate([*rows, rest])
 
     pairs = zip(owned, lengths, strict=True)

@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import is_inexact, varying_like
+from fnopt.core import is_inexact
 from fnopt.programs import jaxprs
+from fnopt.sharding import pvary_like
 
 _LINEAR = {
     "broadcast_in_dim",
@@ -110,7 +111,7 @@ def softmax_rows(loss: Any, f: jax.Array, example: Any, key: jax.Array, samples:
 
     pieces = _read(loss, f, example, None)[1]
     zeros = [jnp.zeros(p.shape, p.scores.dtype) for p in pieces]
-    weights = jax.grad(perturbed)(varying_like(zeros, f))
+    weights = jax.grad(perturbed)(pvary_like(zeros, f))
     keys = jax.random.split(key, len(pieces))
     rows = [_row(p, w, k, samples) for p, w, k in zip(pieces, weights, keys, strict=True)]
     pull = jax.linear_transpose(jax.linearize(scores, f)[1], f)

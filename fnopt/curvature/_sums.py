@@ -17,16 +17,13 @@ from fnopt.core import (
     checked_loss,
     compute_dtype,
     described,
-    laid_like,
     leaves_with_names,
     of_one_example,
-    over_devices,
     scan_chunks,
     shown,
-    varying_like,
-    whole_for,
 )
 from fnopt.jacobians import check_real
+from fnopt.sharding import psum, pvary_like, replicate_for_batch, reshard_like
 
 REDUCTIONS = ("mean", "sum")
 
@@ -105,9 +102,9 @@ def over_examples(
         axis_name: The named axis that a larger batch is divided over, if it is.
     """
     size = check_batch([(shown(path), leaf) for path, leaf in leaves_with_names(batch)[0]], name)
-    scale = 1 / (size * over_devices(1, axis_name)) if reduction == "mean" else 1.0
+    scale = 1 / (size * psum(1, axis_name)) if reduction == "mean" else 1.0
     # Inside shard_map, so that a derivative is of this device's examples and nothing is added.
-    own = varying_like(whole_for(params, batch), batch)
+    own = pvary_like(replicate_for_batch(params, batch), batch)
 
     def body(sums: Any, chunk: Any) -> tuple[Any, None]:
         return jax.tree.map(lambda s, x: s + x.astype(s.dtype), sums, total(own, chunk)), None
@@ -115,6 +112,6 @@ def over_examples(
     # Sums over many chunks lose digits in 16 bits.
     zeros = jax.tree.map(lambda p: jnp.zeros_like(p, compute_dtype(jnp.result_type(p))), own)
     sums, _ = scan_chunks(body, zeros, batch, size, chunk_size)
-    sums = over_devices(sums, axis_name)
-    scaled = jax.tree.map(lambda s, p: laid_like(s * scale, p), sums, params)
+    sums = psum(sums, axis_name)
+    scaled = jax.tree.map(lambda s, p: reshard_like(s * scale, p), sums, params)
     return cast_like(scaled, params)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from fnopt.core import Params, Status, check_count, over_devices, written_for_jax
+from fnopt.core import Params, Status, check_count, written_for_jax
 from fnopt.curves._boxed import boxed, call_model
 from fnopt.curves._curve_data import (
     as_weights,
@@ -35,6 +35,7 @@ from fnopt.curves._residuals import (
 )
 from fnopt.curves._scipy_options import check_method, solver_options
 from fnopt.residuals import named_loss
+from fnopt.sharding import psum
 from fnopt.solvers import Solution, covariance_of, least_squares, levenberg_marquardt
 
 
@@ -245,8 +246,7 @@ def curve_fit(
     with written_for_jax("curve_fit"), numbers_noted(p0 is None and not is_model(f)):
         y = as_wide_as(lambda p, x: call_model(f, passing, p, x.opened()), start, positions, y)
         if method in {None, "lm"} and not constraints:
-            size = y.size * over_devices(1, axis_name)
-            check_enough(size, len(names), box, "curve_fit", "method='trf'")
+            check_enough(y.size * psum(1, axis_name), len(names), box, "curve_fit", "method='trf'")
         sigma = checked_sigma(sigma, y)
         matrix = is_matrix(sigma, y)
         jacobian = residual_jacobian(jac, passing, matrix)

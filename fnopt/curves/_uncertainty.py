@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.scipy.special import betainc, erfinv
 
-from fnopt.core import default_float, reshaped
+from fnopt.core import default_float
 from fnopt.jacobians import (
     held_as_zeros,
     is_about_forward_mode,
@@ -20,6 +20,7 @@ from fnopt.jacobians import (
 )
 from fnopt.programs import uncached
 from fnopt.residuals import along_tangents, in_tangents
+from fnopt.sharding import reshape
 from fnopt.solvers import Solution, correlation_of, covariance_of, errors_of, knowledge_of, scatter
 
 AnyFit = Any  # a Solution, or a Fit, whose file imports this one
@@ -331,7 +332,7 @@ def predict_band(
 
     def flat(x: jax.Array) -> jax.Array:
         params = along_tangents(solution.params, tangents(x))
-        return reshaped(jnp.asarray(predict(as_params(fit, params))), -1).astype(x.dtype)
+        return reshape(jnp.asarray(predict(as_params(fit, params))), -1).astype(x.dtype)
 
     try:
         value, J = value_and_jacobian(flat, x, shape.size)

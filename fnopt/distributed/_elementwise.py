@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core as jex
 
-from fnopt.core import TOTAL, WholeLeaves, leaves_with_names, parts_over, shown, where
+from fnopt.core import leaves_with_names, shown, where
 from fnopt.distributed._packing import row_shape, whole_leaves_of
 from fnopt.programs import jaxprs
+from fnopt.sharding import SHARD_SUM, UnshardedLeaves, shards_over
 
 # Lengths that nothing else in a program has: what has one of them is a leaf.
 _PROBE, _MOST_LEAVES = 1_000_003, 100_000
@@ -102,7 +103,7 @@ def _complaint(
 
 
 def _program(
-    tx: Any, updates: Any, params: Any, extras: Any, axes: tuple[str, ...], leaves: WholeLeaves
+    tx: Any, updates: Any, params: Any, extras: Any, axes: tuple[str, ...], leaves: UnshardedLeaves
 ) -> ElementwiseProgram:
     def init(tx: Any, p: Any) -> Any:
         return tx.init(p)
@@ -110,7 +111,7 @@ def _program(
     def update(tx: Any, u: Any, s: Any, p: Any, extra_args: Any) -> Any:
         return tx.update(u, s, p, **extra_args)
 
-    with parts_over(axes, leaves):
+    with shards_over(axes, leaves):
         state = jax.eval_shape(init, tx, updates if params is None else params)
         jaxpr = jax.make_jaxpr(update)(tx, updates, state, params, extras).jaxpr
     operations = list(_operations(jaxpr, tx._place))
@@ -122,7 +123,7 @@ def _program(
 def _operations(jaxpr: jex.Jaxpr, name: str) -> Iterator[tuple[str, jex.JaxprEqn]]:
     """All equations outside of what knows of parts, with the jitted function that they are in."""
     for eqn in jaxpr.eqns:
-        if any(TOTAL in part for part in jaxprs.scope(eqn)):
+        if any(SHARD_SUM in part for part in jaxprs.scope(eqn)):
             continue
         yield name, eqn
         inside = eqn.params.get("name", name)

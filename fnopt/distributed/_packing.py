@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import WholeLeaves, gathered_over, varies_over
+from fnopt.sharding import UnshardedLeaves, all_gather, varying_axes
 
 
 def rows(x: Any, n: int) -> jax.Array:
@@ -57,14 +57,14 @@ def own_parts(tree: Any, axes: tuple[str, ...], n: int) -> Any:
     return jax.tree.map(one, tree)
 
 
-def whole_leaves_of(shapes: dict[str, tuple[int, ...]], axes: tuple[str, ...]) -> WholeLeaves:
+def whole_leaves_of(shapes: dict[str, tuple[int, ...]], axes: tuple[str, ...]) -> UnshardedLeaves:
     """The whole leaves behind the parts that the devices of these axes have."""
 
     def kept(parts: jax.Array) -> jax.Array:
         here = jax.lax.axis_index(axes)
         return jax.lax.dynamic_index_in_dim(parts, here, axis=-2, keepdims=False)
 
-    return WholeLeaves(shapes, jax.lax.psum(1, axes), kept)
+    return UnshardedLeaves(shapes, jax.lax.psum(1, axes), kept)
 
 
 def summed_parts(tree: Any, axes: tuple[str, ...], n: int) -> Any:
@@ -84,7 +84,7 @@ def summed_parts(tree: Any, axes: tuple[str, ...], n: int) -> Any:
 def gathered_parts(parts: Any, like: Any, axes: tuple[str, ...]) -> Any:
     """Leaves in the shapes of `like` from the parts of all devices: one all-gather a dtype."""
     flat = [jnp.ravel(x) for x in jax.tree.leaves(parts)]
-    received = _side_by_side(lambda packed: gathered_over(packed, axes), flat)
+    received = _side_by_side(lambda packed: all_gather(packed, axes), flat)
     shapes, treedef = jax.tree.flatten(like)
     leaves = [whole(x, jnp.shape(p)) for x, p in zip(received, shapes, strict=True)]
     return treedef.unflatten(leaves)
@@ -92,7 +92,7 @@ def gathered_parts(parts: Any, like: Any, axes: tuple[str, ...]) -> Any:
 
 def types_are_tracked(axes: tuple[str, ...]) -> bool:
     """Whether types say what differs between devices (`jax.shard_map` with `check_vma=True`)."""
-    return bool(varies_over(jax.lax.axis_index(axes)))
+    return bool(varying_axes(jax.lax.axis_index(axes)))
 
 
 def _side_by_side(

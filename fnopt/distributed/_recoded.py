@@ -9,8 +9,9 @@ from typing import Any
 
 import jax
 
-from fnopt.core import Transformation, WholeLeaves, leaves_with_names, parts_over, shown
+from fnopt.core import Transformation, leaves_with_names, shown
 from fnopt.distributed._sharded import mesh_of, shapes_by_name, sharded
+from fnopt.sharding import UnshardedLeaves, shards_over
 from fnopt.transforms import is_coded, quantized_state
 from fnopt.transforms.states import QuantizedStateState
 
@@ -33,7 +34,7 @@ def in_codes(tx: Any, numbers: Any, params: Any) -> Any:
 
     def one(over: sharded | None, tx: quantized_state, state: QuantizedStateState) -> Any:
         known = None if over is None else over._leaves_in_rows(params)
-        with parts_over((), known):
+        with shards_over((), known):
             return tx._coded(state.count, state.inner_state)
 
     return _mapped(tx, numbers, one)
@@ -51,7 +52,7 @@ def _parts(over: sharded, state: Any, params: Any) -> Context:
             "on as many devices as it was made for (simulated devices will do)."
         )
     n = math.prod(mesh.shape[axis] for axis in over.axis)
-    return parts_over((), WholeLeaves(shapes_by_name(params), n, lambda parts: parts))
+    return shards_over((), UnshardedLeaves(shapes_by_name(params), n, lambda parts: parts))
 
 
 def _mapped(tx: Any, state: Any, fn: Callable[..., Any]) -> Any:

@@ -12,11 +12,12 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fnopt.core import gathered, leaves_with_names, shown
+from fnopt.core import leaves_with_names, shown
 from fnopt.distributed._meshes import put
 from fnopt.distributed._recoded import in_codes, in_numbers
 from fnopt.distributed._sharded import sharded
 from fnopt.distributed._state_sharding import init_sharded, state_sharding
+from fnopt.sharding import replicate
 from fnopt.transforms import is_coded
 
 
@@ -83,7 +84,7 @@ def _whole(name: str, x: Any, like: Any) -> Any:
             f"gather_state: {shown(name)} of the state has shape {x.shape}, expected parts of "
             f"one of shape {like.shape}. Is the state of this optimizer and these params?"
         )
-    return gathered(x).reshape(memory, x.shape[-1])[:, :size].reshape(like.shape)
+    return replicate(x).reshape(memory, x.shape[-1])[:, :size].reshape(like.shape)
 
 
 def scatter_state(
@@ -151,12 +152,12 @@ def _in_parts(mesh: Any, _: str, x: Any, new: Any) -> Any:
         return x
     memory = new.size // max(new.shape[-1], 1) if new.size else 1
     size = jnp.size(x) // memory
-    row = jnp.reshape(gathered(x), (*new.shape[:-1], size))
+    row = jnp.reshape(replicate(x), (*new.shape[:-1], size))
     x = put(row, NamedSharding(mesh, P()))
     if size == new.shape[-1]:
         return x
     # What fills the last part up is that of a fresh state: no zeros to divide by.
-    return jnp.concatenate([x, gathered(new)[..., size:]], axis=-1)
+    return jnp.concatenate([x, replicate(new)[..., size:]], axis=-1)
 
 
 def _where_blocks_differ(

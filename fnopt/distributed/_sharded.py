@@ -12,16 +12,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 from fnopt.core import (
     Member,
     Transformation,
-    WholeLeaves,
     as_transformation,
-    beside,
     check_inexact,
-    gathered,
     leaves_with_names,
-    parts_over,
     shown,
     static,
-    varies_over,
     where,
 )
 from fnopt.distributed._elementwise import check_elementwise
@@ -34,6 +29,7 @@ from fnopt.distributed._packing import (
     types_are_tracked,
     whole_leaves_of,
 )
+from fnopt.sharding import UnshardedLeaves, place_state, replicate, shards_over, varying_axes
 
 
 class sharded(Transformation):
@@ -127,13 +123,13 @@ class sharded(Transformation):
         if n is None:
             named, treedef = leaves_with_names(params)
             parts = treedef.unflatten([self._laid_out(name, p) for name, p in named])
-            return beside(self._init_of_rows(params, parts), parts)
-        with parts_over(self.axis, whole_leaves_of(shapes_by_name(params), self.axis)):
+            return place_state(self._init_of_rows(params, parts), parts)
+        with shards_over(self.axis, whole_leaves_of(shapes_by_name(params), self.axis)):
             return self.inner.init(own_parts(params, self.axis, n))
 
     def _init_of_rows(self, params: Any, parts: Any) -> Any:
         try:
-            with parts_over((), self._leaves_in_rows(params)):
+            with shards_over((), self._leaves_in_rows(params)):
                 return self.inner.init(parts)
         except Exception as error:
             if "Sharding" not in type(error).__name__:
@@ -154,7 +150,7 @@ class sharded(Transformation):
         check_elementwise(self.inner, updates, params, extra_args, self.axis)
         mine = None if params is None else own_parts(params, self.axis, n)
         grads = self._averaged(updates, n)
-        with parts_over(self.axis, whole_leaves_of(shapes_by_name(updates), self.axis)):
+        with shards_over(self.axis, whole_leaves_of(shapes_by_name(updates), self.axis)):
             _check_parts(state, jax.eval_shape(self.inner.init, grads if mine is None else mine), n)
             new, state = self.inner.update(grads, state, mine, **extra_args)
         return gathered_parts(new, updates, self.axis), state
@@ -163,7 +159,7 @@ class sharded(Transformation):
         """This device's parts of the averaged gradients."""
         leaves, treedef = jax.tree.flatten(updates)
         tracked = types_are_tracked(self.axis)
-        same = [tracked and not {*self.axis} & varies_over(g) for g in leaves]
+        same = [tracked and not {*self.axis} & varying_axes(g) for g in leaves]
         summed = iter(
             summed_parts([g for g, s in zip(leaves, same, strict=True) if not s], self.axis, n)
         )
@@ -197,9 +193,9 @@ class sharded(Transformation):
                 "fnopt.distributed.init_sharded(tx, params, mesh=mesh)."
             )
         n = math.prod(mesh.shape[name] for name in self.axis)
-        return _last_divided(in_a_row(gathered(p), n), self.axis, mesh)
+        return _last_divided(in_a_row(replicate(p), n), self.axis, mesh)
 
-    def _leaves_in_rows(self, params: Any) -> WholeLeaves | None:
+    def _leaves_in_rows(self, params: Any) -> UnshardedLeaves | None:
         """The whole leaves behind parts that lie in rows on a mesh."""
         mesh = next(map(mesh_of, jax.tree.leaves(params)), None)
         if mesh is None:
@@ -210,7 +206,7 @@ class sharded(Transformation):
             return _last_divided(row, self.axis, mesh)
 
         n = math.prod(mesh.shape[name] for name in self.axis)
-        return WholeLeaves(shapes_by_name(params), n, kept)
+        return UnshardedLeaves(shapes_by_name(params), n, kept)
 
 
 # What decides on a step from gradients that are another device's other gradients.

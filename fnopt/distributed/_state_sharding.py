@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from fnopt.core import fits, is_abstract, is_staged, owners, slots, zeros_for
+from fnopt.core import is_abstract, slots, zeros_for
 from fnopt.distributed._meshes import (
     Axis,
     check_axis,
@@ -18,6 +18,7 @@ from fnopt.distributed._meshes import (
     shapes_of_state,
     spec_of,
 )
+from fnopt.sharding import fits_param, is_tracing, match_params
 
 # JAX 0.7 has the other name.
 _set_mesh: Any = getattr(jax, "set_mesh", getattr(jax.sharding, "use_mesh", None))
@@ -67,7 +68,7 @@ def state_sharding(
 
     def one(leaf: Any, owner: Any) -> NamedSharding:
         spec = spec_of(leaf)
-        if not any(spec) and owner is not None and fits(leaf, owner):
+        if not any(spec) and owner is not None and fits_param(leaf, owner):
             spec = (None,) * (len(leaf.shape) - len(owner.shape)) + spec_of(owner)
         if names and id(leaf) in in_slots:
             spec = divided(leaf.shape, spec, names, on)
@@ -75,7 +76,7 @@ def state_sharding(
             spec = spec[:-1]
         return NamedSharding(on, PartitionSpec(*spec))
 
-    leaves = [one(leaf, owner) for _, leaf, owner in owners(state, params)]
+    leaves = [one(leaf, owner) for _, leaf, owner in match_params(state, params)]
     return jax.tree.unflatten(jax.tree.structure(state), leaves)
 
 
@@ -115,7 +116,7 @@ def init_sharded(
     def zeros() -> Any:
         return zeros_for(tx.init, params, "init_sharded: ") if is_abstract(params) else params
 
-    if is_staged():  # where no mesh can be set
+    if is_tracing():  # where no mesh can be set
         return jax.tree.map(put, tx.init(zeros()), where)
     with _set_mesh(mesh) if mesh is not None else contextlib.nullcontext():
         if not is_abstract(params):

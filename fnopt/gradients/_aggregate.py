@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_batch, compute_dtype, gathered, leaves_with_names, per_row
+from fnopt.core import check_batch, compute_dtype, leaves_with_names, per_row
+from fnopt.sharding import replicate
 
 
 def _by_leaf(grads: Any, name: str, fn: Callable[[jax.Array, int], jax.Array]) -> Any:
@@ -18,7 +19,7 @@ def _by_leaf(grads: Any, name: str, fn: Callable[[jax.Array, int], jax.Array]) -
     size = check_batch(leaves, name, "Give the gradients of every example (per_example_grads).")
 
     def one(x: jax.Array) -> jax.Array:
-        whole = gathered(x)  # every number is ordered, or counted, over all examples
+        whole = replicate(x)  # every number is ordered, or counted, over all examples
         return fn(whole.astype(compute_dtype(x.dtype)), size).astype(x.dtype)
 
     return jax.tree.map(one, grads)

@@ -8,14 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    check_choice,
-    filled_like,
-    joint_norm,
-    laid_like,
-    over_devices,
-    scan_chunks,
-)
+from fnopt.core import check_choice, joint_norm, scan_chunks
 from fnopt.gradients._clip_rule import (
     RULES,
     Blocks,
@@ -29,6 +22,7 @@ from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._measure import measure
 from fnopt.gradients._methods import Strategy, checked_strategy, choose
 from fnopt.gradients._sums import REDUCTIONS, like_params, zero_sums
+from fnopt.sharding import psum, reshard_like, sharded_full_like
 
 
 class ExampleInfo(NamedTuple):
@@ -159,10 +153,10 @@ def _clipped(
 ) -> tuple[Any, ExampleInfo]:
     clip = clip._replace(blocks=clip.blocks._replace(limits=limits))
     sums, info = _clipped_sum(bound, wanted, clip, choose(method, chunk_size, bound))
-    sums = over_devices(sums, axis_name)
+    sums = psum(sums, axis_name)
     if reduction == "mean":
         counted = bound.size if wanted is None else jnp.sum(wanted)
-        count = jnp.maximum(over_devices(counted, axis_name), 1)
+        count = jnp.maximum(psum(counted, axis_name), 1)
         sums = jax.tree.map(lambda total: total / jnp.asarray(count, total.dtype), sums)
     return like_params(sums, bound.given), info
 
@@ -191,7 +185,9 @@ class Clip(NamedTuple):
             clip_factors(n, c, self.rule) for n, c in zip(norms, self.blocks.limits, strict=True)
         ]
         if wanted is not None:
-            weights = [jnp.where(laid_like(wanted, w), w, filled_like(w, 0)) for w in weights]
+            weights = [
+                jnp.where(reshard_like(wanted, w), w, sharded_full_like(w, 0)) for w in weights
+            ]
         if self.blocks.several:
             info = info._replace(parts=jax.tree.unflatten(self.blocks.tree, norms))
         return [weights[i] for i in self.blocks.of_leaf], wanted, info

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_choice, check_count, check_some, from_devices, gathered, over_devices
+from fnopt.core import check_choice, check_count, check_some
 from fnopt.gradients._alignment import alignment_with_others
 from fnopt.gradients._clip_rule import check_where
 from fnopt.gradients._compiled import compiled
@@ -16,6 +16,7 @@ from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._methods import checked_strategy, choose
 from fnopt.gradients._moments import totals
 from fnopt.gradients._norms import losses_and_norms
+from fnopt.sharding import all_gather_tree, psum, replicate
 
 CRITERIA = ("norm", "loss", "disagreement")
 
@@ -102,7 +103,7 @@ def hardest_examples(
     def hardest_fn(*args: Any, key: Any = None, where: Any = None, **kwargs: Any) -> HardExamples:
         bound = spec.bind(args, kwargs, key, axis_name)
         check_some(bound.params, spec.name)
-        size = bound.size * over_devices(1, axis_name)
+        size = bound.size * psum(1, axis_name)
         if k > size:
             raise ValueError(f"{spec.name}: k is {k}, but the batch has {size} examples.")
         wanted = check_where(where, bound.size, spec.name)
@@ -141,7 +142,7 @@ def _first_of_all(k: int, axis_name: Any, wanted: jax.Array | None, *known: Any)
     found = _first(min(k, known[0].size), wanted, *known)
     here = found.index + known[0].size * jax.lax.axis_index(axis_name)
     counts = found.index >= 0
-    counts, here, rest = from_devices((counts, here, found[1:]), axis_name)
+    counts, here, rest = all_gather_tree((counts, here, found[1:]), axis_name)
     found = _first(k, counts, *rest)
     index = jnp.where(found.index < 0, found.index, here[found.index])
     return found._replace(index=index)
@@ -157,7 +158,7 @@ def _first(
 ) -> HardExamples:
     # What is chosen from must be in one place: k of n numbers.
     score, wanted, (loss, norm, aux) = jax.tree.map(
-        lambda x: gathered(x, 0), (score, wanted, (loss, norm, aux))
+        lambda x: replicate(x, 0), (score, wanted, (loss, norm, aux))
     )
     order = jnp.where(jnp.isnan(score), jnp.full_like(score, jnp.inf), score)
     wanted = jnp.ones(score.shape, jnp.bool_) if wanted is None else wanted

@@ -8,16 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    compute_dtype,
-    divisor,
-    gathered,
-    joint_norm,
-    out_of_range,
-    root,
-    sum_of_squares,
-)
+from fnopt.core import compute_dtype, divisor, joint_norm, out_of_range, root, sum_of_squares
 from fnopt.gradients._sums import only_where, weighted_total
+from fnopt.sharding import replicate
 
 Lengths = Sequence[jax.Array]
 """By leaf of the params: something of the gradients of all examples, `[n]` each."""
@@ -48,7 +41,7 @@ def spread_around(x: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array
     """The mean of the formed gradients that count, and the sum of squared distances from it."""
     x = x.astype(compute_dtype(x.dtype))
     # From one of them first: zero if all are the same, and small numbers have an exact mean.
-    first = gathered(x, 0)[jnp.argmax(gathered(counts))]
+    first = replicate(x, 0)[jnp.argmax(replicate(counts))]
     x = x - first
     mean = weighted_total(counts, x) / number(counts, x.dtype)
     return first + mean, jnp.sum(only_where(counts > 0, squares_of(x - mean)))

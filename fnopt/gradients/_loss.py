@@ -19,13 +19,11 @@ from fnopt.core import (
     checked_loss,
     described,
     leaves_with_names,
-    mesh_of,
     of_one_example,
     shown,
     takes,
-    varying_like,
-    whole_for,
 )
+from fnopt.sharding import pvary_like, replicate_for_batch, use_mesh_of
 
 
 class BoundLoss(NamedTuple):
@@ -47,7 +45,7 @@ class BoundLoss(NamedTuple):
 
     def on_its_mesh(self) -> AbstractContextManager[None]:
         """The context of the mesh that the params or the batch are divided over, if any is."""
-        return mesh_of(self.given, self.batch)
+        return use_mesh_of(self.given, self.batch)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,10 +98,10 @@ class ExampleLoss:
             keys = _example_keys(check_key(key, self.name), size, axis_name)
         places = (*argnums, *batch_argnums)
         shared = tuple(None if i in places else arg for i, arg in enumerate(args))
-        with mesh_of(given, batch):
-            params, shared, kwargs = whole_for((given, shared, kwargs), batch)
+        with use_mesh_of(given, batch):
+            params, shared, kwargs = replicate_for_batch((given, shared, kwargs), batch)
         # Inside shard_map, so that a derivative is of this device's examples and nothing is added.
-        params = varying_like(params, (args, kwargs, key))
+        params = pvary_like(params, (args, kwargs, key))
 
         # Nothing of `self` in it, so that what it reads can be seen.
         fn, name, has_aux = functools.partial(self.fn, **kwargs), self.name, self.has_aux
@@ -196,5 +194,5 @@ def _example_keys(key: Any, size: int, axis_name: Any) -> jax.Array:
     index = jnp.arange(size, dtype=jnp.uint32)
     if axis_name is not None:
         index += (size * jax.lax.axis_index(axis_name)).astype(jnp.uint32)
-        key = varying_like(key, index)
+        key = pvary_like(key, index)
     return jax.vmap(jax.random.fold_in, (None, 0))(key, index)

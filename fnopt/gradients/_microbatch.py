@@ -13,13 +13,10 @@ from fnopt.core import (
     check_choice,
     check_count,
     compute_dtype,
-    gathered,
-    laid_like,
     leaves_with_names,
-    mesh_of,
     scan_chunks,
-    whole_for,
 )
+from fnopt.sharding import replicate, replicate_for_batch, reshard_like, use_mesh_of
 
 _RULES = ("sum", "mean", "concat")
 _SHARED = "Say with argnums and argnames which arguments are cut: the others are given whole."
@@ -86,7 +83,7 @@ def microbatch(
                 given[i] = x
             return fun(*given, **{**kwargs, **named})
 
-        with mesh_of(args, kwargs):
+        with use_mesh_of(args, kwargs):
             return _accumulated(call, batch, size, microbatch_size, accumulator)
 
     return accumulated
@@ -96,11 +93,13 @@ def _accumulated(call: Any, batch: Any, size: int, part_size: int | None, rule: 
     """The parts' results: sums and means in the carry of a loop, lists beside it."""
 
     def of_one(batch: Any) -> Any:
-        return call(jax.tree.map(lambda x: gathered(x, 0)[:1], batch))
+        return call(jax.tree.map(lambda x: replicate(x, 0)[:1], batch))
 
     leaves, treedef = jax.tree.flatten(jax.eval_shape(of_one, batch))
     rules = _prefix(rule, treedef.unflatten(leaves))
-    zeros = [laid_like(jnp.zeros(x.shape, _sum_dtype(x.dtype)), x) for x in _others(leaves, rules)]
+    zeros = [
+        reshard_like(jnp.zeros(x.shape, _sum_dtype(x.dtype)), x) for x in _others(leaves, rules)
+    ]
 
     def body(sums: Any, part: Any) -> Any:
         results = treedef.flatten_up_to(call(part))
@@ -177,7 +176,7 @@ def micro_vmap(
             for x, a in zip(args, axes, strict=True)
         ]
         batch = [front[i] for i in batched]
-        front = [x if i in batched else whole_for(x, batch) for i, x in enumerate(front)]
+        front = [x if i in batched else replicate_for_batch(x, batch) for i, x in enumerate(front)]
         each = jax.vmap(fun, in_axes=tuple(None if a is None else 0 for a in axes))
         results = microbatch(each, batched, microbatch_size, "concat")(*front)
         return jax.tree.map(lambda y: jnp.moveaxis(y, 0, out_axes), results)

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype, laid_like, real_dtype, scan_chunks, sum_of_squares
+from fnopt.core import compute_dtype, real_dtype, scan_chunks, sum_of_squares
 from fnopt.gradients._loss import BoundLoss
 from fnopt.gradients._measure import Measurements, measure
 from fnopt.gradients._methods import Strategy
 from fnopt.gradients._sums import zero_sums
+from fnopt.sharding import reshard_like
 
 
 class Moments(NamedTuple):
@@ -90,7 +91,7 @@ def _merged(a: Moments, b: Moments) -> Moments:
     apart = a.count.astype(jnp.float32) * share
 
     def moved(x: jax.Array, y: jax.Array) -> jax.Array:
-        y = laid_like(y, x)
+        y = reshard_like(y, x)
         return jnp.where(a.count == 0, y, x + (y - x) * share.astype(x.dtype))
 
     pairs = zip(*map(jax.tree.leaves, (a.mean, b.mean)), strict=True)

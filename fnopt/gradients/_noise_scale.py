@@ -7,7 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype, default_float, over_devices
+from fnopt.core import compute_dtype, default_float
+from fnopt.sharding import psum
 
 
 def noise_scale(
@@ -56,7 +57,7 @@ def noise_scale(
             "0 < small_size < big_size."
         )
     small, big = (_mean_square(norm) for norm in (small_norm, big_norm))
-    small = over_devices(small, axis_name) / over_devices(1, axis_name)
+    small = psum(small, axis_name) / psum(1, axis_name)
     grad_sq = (big_size * big - small_size * small) / (big_size - small_size)
     trace = (small - big) / (1 / small_size - 1 / big_size)
     return trace / grad_sq, grad_sq, trace

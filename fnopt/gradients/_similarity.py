@@ -8,20 +8,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    check_some,
-    from_devices,
-    gathered,
-    mesh_of,
-    nonzero,
-    scan_chunks,
-    varying_like,
-)
+from fnopt.core import check_some, nonzero, scan_chunks
 from fnopt.gradients._compiled import compiled
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._measure import Measure, Measurements, measure
 from fnopt.gradients._methods import Strategy, checked_strategy, choose
 from fnopt.gradients._norms import losses_and_norms
+from fnopt.sharding import all_gather_tree, pvary_like, replicate, use_mesh_of
 
 
 class GradientSimilarity(NamedTuple):
@@ -149,7 +142,7 @@ def _with(
     if columns is bound:
         return _similarity(bound, bound, strategy)
     # One program is replayed for both, with the types that it was recorded with.
-    typed = columns._replace(batch=varying_like(columns.batch, bound.batch))
+    typed = columns._replace(batch=pvary_like(columns.batch, bound.batch))
     found = _similarity(bound, typed, strategy)
     if not is_other:
         return found
@@ -166,8 +159,8 @@ def _row_types(batch: Any) -> Any:
 def _of_all(spec: ExampleLoss, args: tuple[Any, ...], other: Any, axis_name: Any) -> Any:
     """The arguments with the examples of all devices as the batch."""
     if other is not None:
-        return spec.with_batch(args, from_devices(other, axis_name))
-    return spec.with_batch(args, from_devices(spec.batch_of(args), axis_name))
+        return spec.with_batch(args, all_gather_tree(other, axis_name))
+    return spec.with_batch(args, all_gather_tree(spec.batch_of(args), axis_name))
 
 
 class _Scaled(NamedTuple):
@@ -188,11 +181,11 @@ class _Scaled(NamedTuple):
     def with_others(self, other: _Scaled) -> tuple[jax.Array, jax.Array]:
         """The inner products and the cosines, `[n, m]`."""
         scaled = self.gradients.inner_products(other.gradients)
-        lengths = self.length[:, None] * gathered(other.length)[None, :]
+        lengths = self.length[:, None] * replicate(other.length)[None, :]
         cosine = jnp.where(lengths == 0, jnp.zeros_like(scaled), scaled / nonzero(lengths))
         # One after the other, because their sum may be more than a factor can have.
         inner = jnp.ldexp(scaled, self.exponent[:, None])
-        return jnp.ldexp(inner, gathered(other.exponent)[None, :]), jnp.clip(cosine, -1, 1)
+        return jnp.ldexp(inner, replicate(other.exponent)[None, :]), jnp.clip(cosine, -1, 1)
 
 
 def _scaled(take: Measure, chunk: Any) -> _Scaled:
@@ -208,7 +201,7 @@ def _scaled(take: Measure, chunk: Any) -> _Scaled:
 
 
 def _similarity(bound: BoundLoss, columns: BoundLoss, strategy: Strategy) -> GradientSimilarity:
-    with mesh_of(bound.batch):
+    with use_mesh_of(bound.batch):
         return _similarities(bound, columns, strategy)
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_some, compute_dtype, over_devices, quotient, sum_of_squares
+from fnopt.core import check_some, compute_dtype, quotient, sum_of_squares
 from fnopt.gradients._alignment import alignment_with_others
 from fnopt.gradients._clip_rule import check_where
 from fnopt.gradients._compiled import compiled
@@ -16,6 +16,7 @@ from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._methods import checked_strategy, choose
 from fnopt.gradients._moments import Totals, totals
 from fnopt.gradients._sums import like_params
+from fnopt.sharding import psum
 
 
 class GradientStatistics(NamedTuple):
@@ -130,7 +131,7 @@ def gradient_statistics(
     ) -> GradientStatistics:
         bound = spec.bind(args, kwargs, key, axis_name)
         check_some(bound.params, spec.name)
-        if bound.size * over_devices(1, axis_name) < 2:
+        if bound.size * psum(1, axis_name) < 2:
             raise ValueError(f"{spec.name}: the batch has 1 example, a variance needs at least 2.")
         wanted = check_where(where, bound.size, spec.name)
         found = compiled(_statistics, bound, wanted, **options)

@@ -7,7 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype, laid_like, matmul, per_row, reshaped, weighted_rows
+from fnopt.core import compute_dtype, matmul, per_row, weighted_rows
+from fnopt.sharding import reshape, reshard_like
 
 REDUCTIONS = ("sum", "mean")
 
@@ -17,7 +18,7 @@ def zero_sums(params: Any) -> Any:
 
     def zeros(leaf: Any) -> jax.Array:
         zero = jnp.zeros(jnp.shape(leaf), compute_dtype(jnp.result_type(leaf)))
-        return laid_like(zero, leaf)
+        return reshard_like(zero, leaf)
 
     return jax.tree.map(zeros, params)
 
@@ -31,7 +32,7 @@ def like_params(sums: Any, params: Any) -> Any:
     """Sums in the dtypes of the params and as they lie, as `jax.grad` returns them."""
 
     def one(total: jax.Array, leaf: Any) -> jax.Array:
-        return laid_like(total.astype(jnp.result_type(leaf)), leaf)
+        return reshard_like(total.astype(jnp.result_type(leaf)), leaf)
 
     return jax.tree.map(one, sums, params)
 
@@ -58,7 +59,7 @@ def scaled_rows(factors: jax.Array, x: jax.Array) -> jax.Array:
 def inner_products(x: jax.Array, y: jax.Array) -> jax.Array:
     """The real inner products of all `x[i]` with all `y[j]`, `[n, m]`, at least float32."""
     dtype = compute_dtype(x.dtype, y.dtype)
-    a, b = (reshaped(z.astype(dtype), z.shape[0], -1) for z in (x, y))
+    a, b = (reshape(z.astype(dtype), z.shape[0], -1) for z in (x, y))
     if jnp.issubdtype(dtype, jnp.complexfloating):
         a, b = (jnp.concatenate([jnp.real(z), jnp.imag(z)], axis=1) for z in (a, b))
     return matmul(a, b.T)

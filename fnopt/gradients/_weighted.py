@@ -12,14 +12,12 @@ from fnopt.core import (
     check_weights,
     checked_chunk_size,
     compute_dtype,
-    laid_like,
-    over_devices,
     scan_chunks,
     takes,
-    varying_like,
 )
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._sums import REDUCTIONS, add_to_sums, like_params, zero_sums
+from fnopt.sharding import psum, pvary_like, reshard_like
 
 
 def weighted_grad(
@@ -143,11 +141,11 @@ def _values_aux_grad(
         _check_has_weights(spec, args, kwargs, key)
         bound = spec.bind(args[:-1], kwargs, key, axis_name)
         weights = check_weights(args[-1], bound.size, spec.name)
-        size = bound.size * over_devices(1, axis_name)
+        size = bound.size * psum(1, axis_name)
         scale = 1 / size if reduction == "mean" else 1.0
         with bound.on_its_mesh():
             losses, aux, sums = _weighted_sum(bound, weights, scale, chunk_size)
-            sums = like_params(over_devices(sums, axis_name), bound.given)
+            sums = like_params(psum(sums, axis_name), bound.given)
         return losses, aux, spec.like_argnums(sums)
 
     return run
@@ -180,8 +178,8 @@ def _weighted_sum(
         )
         # The scale is applied before the weights are rounded to a low-precision loss's dtype.
         w = w.astype(compute_dtype(losses.dtype)) * scale
-        w = varying_like(w.astype(losses.dtype), losses)
-        (grads,) = pullback(laid_like(w, losses))
+        w = pvary_like(w.astype(losses.dtype), losses)
+        (grads,) = pullback(reshard_like(w, losses))
         return add_to_sums(sums, grads), (losses, aux)
 
     carry = zero_sums(bound.params)

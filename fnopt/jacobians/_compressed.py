@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import laid_like, varying_like
 from fnopt.jacobians._bicolouring import Bicolouring, bicolouring
 from fnopt.jacobians._coloured import SparseJacobian, TwoWayJacobian
 from fnopt.jacobians._colouring import Sparsity
@@ -17,6 +16,7 @@ from fnopt.jacobians._flat import at_once, in_chunks
 from fnopt.jacobians._star_colouring import SymmetricSparsity
 from fnopt.jacobians._unknown_groups import Shapes
 from fnopt.jacobians._vectors import VectorFunction, lacks_forward
+from fnopt.sharding import pvary_like, reshard_like
 
 Colouring = tuple[Sparsity, bool] | Bicolouring
 """A colouring of columns; one of rows (of the transpose, and True); or of both."""
@@ -115,7 +115,7 @@ def _outputs(flat: VectorFunction) -> Any:
 
 def _pull(flat: VectorFunction) -> Callable[[jax.Array], jax.Array]:
     value, pull = jax.vjp(flat.fn, flat.x)
-    return lambda w: pull(laid_like(varying_like(w, value), value))[0]
+    return lambda w: pull(reshard_like(pvary_like(w, value), value))[0]
 
 
 def _sums(
@@ -126,7 +126,7 @@ def _sums(
     """The sum of the columns (or rows) of each colour, `[m, colours]` (or `[n, colours]`)."""
 
     def typed(v: jax.Array) -> jax.Array:
-        return product(varying_like(v, like))
+        return product(pvary_like(v, like))
 
     if at_once(sparsity.colours):
         return jax.vmap(typed, out_axes=1)(jnp.asarray(sparsity.seeds(like.dtype)))

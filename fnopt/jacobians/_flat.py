@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import laid_like, varying_like, where
+from fnopt.core import where
+from fnopt.sharding import pvary_like, reshard_like
 
 MODES = ("auto", "forward", "reverse")
 _MOST_AT_ONCE, _CHUNK = 256, 64  # matrix products are as fast in such chunks, and fit memory
@@ -78,16 +79,16 @@ def value_and_jacobian(
     if jacobian_mode(mode, m, x.size) == "forward":
         value, push = jax.linearize(fn, x)
         if at_once(x.size, chunk_size):
-            units = varying_like(jnp.eye(x.size, dtype=x.dtype), x)
+            units = pvary_like(jnp.eye(x.size, dtype=x.dtype), x)
             return value, jax.vmap(push, out_axes=1)(units)
         return value, in_chunks(push, _units(x.size, x), x.size, chunk_size).T
     value, pull = jax.vjp(fn, x)
 
     def pulled(e: jax.Array) -> jax.Array:
-        return pull(laid_like(e, value))[0]
+        return pull(reshard_like(e, value))[0]
 
     if at_once(m, chunk_size):
-        return value, jax.vmap(pulled)(varying_like(jnp.eye(m, dtype=value.dtype), value))
+        return value, jax.vmap(pulled)(pvary_like(jnp.eye(m, dtype=value.dtype), value))
     return value, in_chunks(pulled, _units(m, value), m, chunk_size)
 
 
@@ -108,4 +109,4 @@ def in_chunks(
 
 
 def _units(size: int, like: jax.Array) -> Callable[[jax.Array], jax.Array]:
-    return lambda i: varying_like((jnp.arange(size) == i).astype(like.dtype), like)
+    return lambda i: pvary_like((jnp.arange(size) == i).astype(like.dtype), like)

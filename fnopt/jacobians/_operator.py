@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 
-from fnopt.core import varying_like
 from fnopt.jacobians._flat import value_and_jacobian
 from fnopt.jacobians._vectors import VectorFunction, cheaper_mode, vector_function
+from fnopt.sharding import pvary_like
 
 
 class JacobianOperator:
@@ -59,7 +59,7 @@ class JacobianOperator:
         Returns:
             A tree like the outputs.
         """
-        return self._push(varying_like(tangent, self._params))
+        return self._push(pvary_like(tangent, self._params))
 
     def rmv(self, cotangent: Any) -> Any:
         """The product `J^T w`.
@@ -70,7 +70,7 @@ class JacobianOperator:
         Returns:
             A tree like the params.
         """
-        return self._pull(varying_like(cotangent, self._params))[0]
+        return self._pull(pvary_like(cotangent, self._params))[0]
 
     def matrix(self) -> jax.Array:
         """The Jacobian as an array of shape `[m, n]`."""

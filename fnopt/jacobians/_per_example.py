@@ -13,18 +13,16 @@ from fnopt.core import (
     check_batch,
     checked_chunk_size,
     compute_dtype,
-    laid_like,
     leaves_with_names,
     of_one_example,
     scan_chunks,
     shown,
-    varying_like,
-    whole_for,
 )
 from fnopt.jacobians._flat import jacobian_mode
 from fnopt.jacobians._ravel import ravel
 from fnopt.jacobians._real_vector import RealVector, real_vector
 from fnopt.jacobians._vectors import blocks, check_real, checked_outputs, lacks_forward
+from fnopt.sharding import pvary_like, replicate_for_batch, reshard_like
 
 _NAME = "per_example_jacobian"
 _SHARED = "Pass what all examples share by keyword."
@@ -137,8 +135,8 @@ class PerExampleJacobian:
         """The number of examples, the layout of the outputs of one, and its rows."""
         check_real(params, _NAME)
         size = check_batch(_named_leaves(batch), _NAME, _SHARED)
-        params, shared = whole_for((params, shared), batch)
-        params = varying_like(params, batch)  # inside shard_map: rows of this device alone
+        params, shared = replicate_for_batch((params, shared), batch)
+        params = pvary_like(params, batch)  # inside shard_map: rows of this device alone
 
         def one(params: Any, example: Any) -> Any:
             return self.fn(params, *example, **shared)
@@ -171,12 +169,12 @@ def _rows_of(
     def by_rows(example: Any) -> Any:
         # By the leaves and not by the vector: what is never laid end to end need not be cut up.
         value, pull = jax.vjp(lambda p: laid.flatten(fn(p, example)), params)
-        units = varying_like(jnp.eye(laid.size, dtype=value.dtype), value)
-        return jax.vmap(lambda e: pull(laid_like(e, value))[0])(units)
+        units = pvary_like(jnp.eye(laid.size, dtype=value.dtype), value)
+        return jax.vmap(lambda e: pull(reshard_like(e, value))[0])(units)
 
     def by_columns(example: Any) -> Any:
         _, push = jax.linearize(lambda p: laid.flatten(fn(p, example)), params)
-        units = varying_like(jnp.eye(x.size, dtype=x.dtype), x)
+        units = pvary_like(jnp.eye(x.size, dtype=x.dtype), x)
         columns = jax.vmap(lambda v: push(unravel(v)), out_axes=1)(units)
         return jax.vmap(unravel)(columns)
 

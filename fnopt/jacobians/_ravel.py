@@ -9,13 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    check_inexact,
-    compute_dtype,
-    gathered,
-    is_inexact,
-    laid_like,
-)
+from fnopt.core import check_inexact, compute_dtype, is_inexact
+from fnopt.sharding import replicate, reshard_like
 
 
 def ravel(tree: Any, what: str = "tree") -> tuple[jax.Array, Callable[[jax.Array], Any]]:
@@ -53,13 +48,13 @@ def ravel(tree: Any, what: str = "tree") -> tuple[jax.Array, Callable[[jax.Array
         rows = zip(parts, shapes, dtypes, places, strict=True)
         return jax.tree.unflatten(
             treedef,
-            [laid_like(p.reshape(shape).astype(dtype), leaf) for p, shape, dtype, leaf in rows],
+            [reshard_like(p.reshape(shape).astype(dtype), leaf) for p, shape, dtype, leaf in rows],
         )
 
     if not leaves:
         return jnp.zeros((0,), dtype), unravel
     # Whole on every device: what solvers do with it would gather it again and again.
-    parts = [jnp.ravel(gathered(jnp.asarray(leaf, dtype))) for leaf in leaves]
+    parts = [jnp.ravel(replicate(jnp.asarray(leaf, dtype))) for leaf in leaves]
     return jnp.concatenate(parts), unravel
 
 

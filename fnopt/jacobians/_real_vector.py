@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import axes_of, gathered, joined, laid_like, reshaped
+from fnopt.sharding import concatenate, explicit_spec, replicate, reshape, reshard_like
 
 
 class RealVector(NamedTuple):
@@ -43,7 +43,7 @@ def real_vector(shapes: Any, dtype: Any) -> RealVector:
 
     def flatten(tree: Any) -> jax.Array:
         parts = [part for leaf in treedef.flatten_up_to(tree) for part in _real_parts(leaf)]
-        return joined([reshaped(_by_row(part), part.size).astype(dtype) for part in parts])
+        return concatenate([reshape(_by_row(part), part.size).astype(dtype) for part in parts])
 
     def unflatten(vector: jax.Array) -> Any:
         return jax.tree.unflatten(treedef, _cut(vector, leaves))
@@ -53,9 +53,9 @@ def real_vector(shapes: Any, dtype: Any) -> RealVector:
 
 def _by_row(part: jax.Array) -> jax.Array:
     """What is spread by row and within rows, by row alone: as rows of a Jacobian are."""
-    if part.ndim < 2 or axes_of(part)[0] is None:
+    if part.ndim < 2 or explicit_spec(part)[0] is None:
         return part
-    return gathered(part, *range(1, part.ndim))
+    return replicate(part, *range(1, part.ndim))
 
 
 def _width(leaf: Any) -> int:
@@ -72,7 +72,7 @@ def _cut(vector: jax.Array, leaves: list[Any]) -> list[jax.Array]:
     for leaf in leaves:
         halves = []
         for _ in range(_width(leaf)):
-            part = gathered(vector, 0)[start : start + leaf.size]
+            part = replicate(vector, 0)[start : start + leaf.size]
             halves.append(part.reshape(*leaf.shape, *vector.shape[1:]))
             start += leaf.size
         whole = jax.lax.complex(*halves) if len(halves) == 2 else halves[0]
@@ -81,4 +81,4 @@ def _cut(vector: jax.Array, leaves: list[Any]) -> list[jax.Array]:
 
 
 def _placed(whole: jax.Array, leaf: Any) -> jax.Array:
-    return laid_like(whole, leaf) if whole.ndim == len(leaf.shape) else whole
+    return reshard_like(whole, leaf) if whole.ndim == len(leaf.shape) else whole

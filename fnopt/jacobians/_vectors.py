@@ -15,13 +15,13 @@ from fnopt.core import (
     leaves_with_names,
     missing_keys,
     shown,
-    varying_like,
     written_for_jax,
 )
 from fnopt.jacobians._flat import jacobian_mode
 from fnopt.jacobians._ravel import ravel
 from fnopt.jacobians._real_vector import real_vector
 from fnopt.programs import jaxprs, uncached
+from fnopt.sharding import pvary_like
 
 
 class VectorFunction(NamedTuple):
@@ -69,7 +69,7 @@ def vector_function(fn: Callable[[Any], Any], params: Any, name: str) -> VectorF
         found = jax.eval_shape(uncached(fn), params)
     outputs = checked_outputs(found, name)
     # Inside shard_map, so that every device has the derivatives of its own outputs.
-    params = varying_like(params, outputs)
+    params = pvary_like(params, outputs)
     x, unravel = ravel(params, "params")
     laid = real_vector(outputs, x.dtype)
     return VectorFunction(

@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import matmul, varying_like
+from fnopt.core import matmul
 from fnopt.linear._band import BandLayout
 from fnopt.linear._gram_system import TallGramSystem
 from fnopt.linear._secular import Solvers, cholesky, rounding_damping
+from fnopt.sharding import pvary_like
 
 
 class BandFactor(NamedTuple):
@@ -42,7 +43,7 @@ def band_cholesky(G: jax.Array, lam: jax.Array) -> BandFactor:
         L = cholesky(blocks[0] - matmul(Z.T, Z), lam)
         return L, BandFactor(L, Z)
 
-    return lax.scan(step, varying_like(jnp.eye(G.shape[-1], dtype=G.dtype), G), G)[1]
+    return lax.scan(step, pvary_like(jnp.eye(G.shape[-1], dtype=G.dtype), G), G)[1]
 
 
 def band_forward(factor: BandFactor, b: jax.Array) -> jax.Array:
@@ -53,7 +54,7 @@ def band_forward(factor: BandFactor, b: jax.Array) -> jax.Array:
         y = _solve(L, (b - matmul(y, Z))[:, None])[:, 0]
         return y, y
 
-    return lax.scan(step, varying_like(jnp.zeros_like(b[0]), (factor, b)), (factor, b))[1]
+    return lax.scan(step, pvary_like(jnp.zeros_like(b[0]), (factor, b)), (factor, b))[1]
 
 
 def band_backward(factor: BandFactor, y: jax.Array) -> jax.Array:
@@ -64,9 +65,9 @@ def band_backward(factor: BandFactor, y: jax.Array) -> jax.Array:
         x = _solve(L, (y - rest)[:, None], True)[:, 0]
         return matmul(Z, x), x
 
-    return lax.scan(
-        step, varying_like(jnp.zeros_like(y[0]), (factor, y)), (factor, y), reverse=True
-    )[1]
+    return lax.scan(step, pvary_like(jnp.zeros_like(y[0]), (factor, y)), (factor, y), reverse=True)[
+        1
+    ]
 
 
 def _solve(L: jax.Array, B: jax.Array, transposed: bool = False) -> jax.Array:

@@ -17,29 +17,29 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 
-from fnopt.core import axes_of, gathered, row_axes, row_parts, rows_gathered
+from fnopt.sharding import all_gather_rows, explicit_spec, replicate, row_axes, row_shards
 
 
 def with_fewer_rows(A: jax.Array) -> jax.Array:
     """Replace rows sharded over an explicit mesh by replicated ones with the same triangle."""
-    axis, rest = axes_of(A)
+    axis, rest = explicit_spec(A)
     if axis is None and rest is None:
         return A
-    A = gathered(A, 1)
+    A = replicate(A, 1)
     names = axis if isinstance(axis, tuple) else (axis,)
     mesh = jax.typeof(A).sharding.mesh
     if axis is not None and _has_long_parts(A, mesh, names):
         specs = {"mesh": mesh, "in_specs": PartitionSpec(names), "out_specs": PartitionSpec(names)}
         A = jax.shard_map(_triangle, axis_names={*names}, **specs)(A)
-    return gathered(A)
+    return replicate(A)
 
 
 def with_fewer_residuals(A: jax.Array) -> jax.Array:
     """Replace rows of residuals, sharded in any way, by fewer ones with the same triangle.
 
-    Over the named axes of `rows_over` each device has its own rows. On an automatic mesh the type
-    says which devices there are and not how the rows lie; but no order of rows costs more than
-    one factorisation. So there are as many blocks as devices, which stay where they are.
+    Over the named axes of `rows_sharded_over` each device has its own rows. On an automatic mesh
+    the type says which devices there are and not how the rows lie; but no order of rows costs more
+    than one factorisation. So there are as many blocks as devices, which stay where they are.
     """
     if row_axes():
         return _of_all_devices(A)
@@ -70,8 +70,8 @@ def _of_all_devices(A: jax.Array) -> jax.Array:
     m, n = A.shape
     # The factors of the parts stand for the parts, since R^T R is A^T A; but nothing is squared.
     mine = _triangle(A) if m > n else A
-    missing = n - len(mine) * row_parts()  # zeros, where all devices have too few rows together
-    return jnp.pad(rows_gathered(mine), ((0, max(missing, 0)), (0, 0)))
+    missing = n - len(mine) * row_shards()  # zeros, where all devices have too few rows together
+    return jnp.pad(all_gather_rows(mine), ((0, max(missing, 0)), (0, 0)))
 
 
 def _triangle(A: jax.Array) -> jax.Array:

@@ -7,8 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import HIGHEST, check_count, norm_of_leaves, while_loop
+from fnopt.core import HIGHEST, check_count, norm_of_leaves
 from fnopt.linear._power_iteration import _square, power_iteration
+from fnopt.sharding import while_loop
 
 
 def matrix_inverse_pth_root(

@@ -9,9 +9,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import matmul, row_total, while_loop
+from fnopt.core import matmul
 from fnopt.linear._norms import divide, norm
 from fnopt.linear._system import DampedStep
+from fnopt.sharding import psum_rows, while_loop
 
 
 class _KrylovIterate(NamedTuple):
@@ -86,10 +87,10 @@ class KrylovSystem:
 
     def model_norm(self, v: jax.Array) -> jax.Array:
         r"""The square :math:`\|A v\|^2`."""
-        return row_total(jnp.sum(jnp.square(self.push(v))))
+        return psum_rows(jnp.sum(jnp.square(self.push(v))))
 
     def _model_norm(self, end: _KrylovIterate) -> jax.Array:
-        return row_total(jnp.sum(jnp.square(end.s + self.r)))
+        return psum_rows(jnp.sum(jnp.square(end.s + self.r)))
 
     def _iterate(self, radius: jax.Array, lam: jax.Array) -> _KrylovIterate:
         z = self.pull(-self.r)
@@ -105,7 +106,7 @@ class KrylovSystem:
 
     def _advance(self, now: _KrylovIterate, radius: jax.Array, lam: jax.Array) -> _KrylovIterate:
         q = self.push(now.d)
-        curvature = row_total(jnp.sum(jnp.square(q))) + lam * jnp.sum(jnp.square(now.d))
+        curvature = psum_rows(jnp.sum(jnp.square(q))) + lam * jnp.sum(jnp.square(now.d))
         full = divide(now.gamma, curvature)
         # A direction without curvature has no minimum: it is followed to the boundary.
         outside = (norm(now.p + full * now.d) >= radius) | ~(curvature > 0)

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import divisor, rows_gathered
+from fnopt.core import divisor
+from fnopt.sharding import all_gather_rows
 
 _SAFE = 2.0**400  # of float64, up to 2^1023: squares are in range, and sums of 2^222 of them
 
@@ -43,7 +44,7 @@ def norm(v: jax.Array, axis: int = 0) -> jax.Array:
 
 def row_norm(v: jax.Array) -> jax.Array:
     """Norm of the residuals on all devices."""
-    return norm(rows_gathered(norm(v)[None]))
+    return norm(all_gather_rows(norm(v)[None]))
 
 
 def divide(a: jax.Array, b: jax.Array) -> jax.Array:

@@ -15,8 +15,8 @@ from fnopt.core import (
     described,
     global_norm,
     real_dtype,
-    while_loop,
 )
+from fnopt.sharding import while_loop
 
 
 def power_iteration(

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import gathered, while_loop
+from fnopt.sharding import replicate, while_loop
 
 _SLACK = 0.2  # a step within 20 % of the radius is near enough: each try is a factorisation
 _FACTORISATIONS = 12  # two or three are usual; MINPACK's lmpar allows 10
@@ -35,7 +35,7 @@ def cholesky(K: jax.Array, lam: jax.Array) -> jax.Array:
 
 def forward(L: jax.Array, b: jax.Array, transposed: bool = False) -> jax.Array:
     r"""Solves :math:`L y = b`."""
-    column = gathered(b)[:, None]
+    column = replicate(b)[:, None]
     return lax.linalg.triangular_solve(
         L, column, left_side=True, lower=True, transpose_a=transposed
     )[:, 0]

@@ -7,9 +7,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import joined, matmul
+from fnopt.core import matmul
 from fnopt.linear._divided_rows import with_fewer_residuals, with_fewer_rows
 from fnopt.linear._norms import divide
+from fnopt.sharding import concatenate
 
 _ROUNDED = 32  # rounding units, of a Jacobian whose entries are good to a few
 
@@ -56,7 +57,7 @@ def triangle(A: jax.Array, r: jax.Array, graded: bool = False) -> Triangle:
     n = A.shape[1]
     # LAPACK's own form, R above and reflections below: Q is never built. The signs of R's rows are
     # arbitrary, but those of Q^T r go with them, and they cancel in all that is made of both.
-    rows = with_fewer_rows(joined([A, r[:, None]], axis=1))
+    rows = with_fewer_rows(concatenate([A, r[:, None]], axis=1))
     above, below = n if graded else 0, 0 if graded else max(n - len(rows), 0)
     raw, _ = jnp.linalg.qr(jnp.pad(rows, ((above, below), (0, 0))), mode="raw")
     return Triangle(jnp.tril(raw[:n, :n]), raw[n, :n])  # the transpose of R, and reflections
@@ -67,7 +68,7 @@ def row_triangle(A: jax.Array, r: jax.Array, graded: bool = False) -> Triangle:
 
     Then each part is factorised as if its rows were alike.
     """
-    rows = with_fewer_residuals(joined([A, r[:, None]], axis=1))
+    rows = with_fewer_residuals(concatenate([A, r[:, None]], axis=1))
     return triangle(rows[:, :-1], rows[:, -1], graded)
 
 

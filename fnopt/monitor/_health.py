@@ -12,9 +12,10 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import check_axis, check_same_tree, listing, parts_over, show_report, where
+from fnopt.core import check_same_tree, listing, show_report, where
 from fnopt.monitor._groups import as_groups, group
 from fnopt.monitor._measure import CHEAP, STATISTICS, as_stats, in_parts, measure
+from fnopt.sharding import check_axis_name, shards_over
 
 
 @functools.partial(
@@ -179,8 +180,8 @@ def health(
         )
     if params is not None:
         check_same_tree(tree, params, "gradients", "params")
-    check_axis(axis_name)
-    with contextlib.nullcontext() if axis_name is None else parts_over(_names(axis_name)):
+    check_axis_name(axis_name)
+    with contextlib.nullcontext() if axis_name is None else shards_over(_names(axis_name)):
         rows = measure(jax.tree.leaves(tree), jax.tree.leaves(params), grouping, stats)
         sizes = tuple(n * in_parts() for n in grouping.sizes)
     return Health(grouping.names, sizes, grouping.skipped, grouping.shapes, **rows)

@@ -16,9 +16,7 @@ from fnopt.core import (
     compute_dtype,
     each_in_order,
     exponents,
-    is_staged,
     listing,
-    part_axes,
     quotient,
     real_dtype,
     safe_norms,
@@ -26,6 +24,7 @@ from fnopt.core import (
     where,
 )
 from fnopt.monitor._groups import Grouping
+from fnopt.sharding import is_tracing, shard_axes
 
 STATISTICS = ("norm", "max", "mean", "rms", "ratio", "zeros", "nonfinite", "histogram")
 """Everything that can be measured, in the order in which it is shown."""
@@ -55,7 +54,7 @@ def as_stats(given: Any) -> tuple[str, ...]:
 
 def in_parts() -> int:
     """The number of devices that have a part of every leaf."""
-    return jax.lax.psum(1, part_axes()) if part_axes() else 1
+    return jax.lax.psum(1, shard_axes()) if shard_axes() else 1
 
 
 def _sum(x: jax.Array) -> jax.Array:
@@ -97,10 +96,10 @@ class _Leaves:
     def join(self, values: jax.Array, add: Callable[..., Any] = jnp.sum) -> jax.Array:
         """One value for every group, of whole leaves where these are parts."""
         found = self._by_group(values, add)
-        if not part_axes():
+        if not shard_axes():
             return found
         across = jax.lax.pmax if add is jnp.max else jax.lax.psum
-        return across(found, part_axes())
+        return across(found, shard_axes())
 
     def _by_group(self, values: jax.Array, add: Callable[..., Any]) -> jax.Array:
         """One value for every group; groups of as many leaves at once."""
@@ -191,7 +190,7 @@ def measure(
     own = [jnp.asarray(leaves[i]) for i in order]
     weights = [jnp.asarray(params[i]) for i in order] if params and "ratio" in stats else None
     # Compiled by itself, or an eager call would compile its conditions anew every time.
-    in_place = is_staged() or part_axes()
+    in_place = is_tracing() or shard_axes()
     return (_measured if in_place else _program)(own, weights, grouping, stats)
 
 

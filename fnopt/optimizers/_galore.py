@@ -16,7 +16,6 @@ from fnopt.core import (
     as_transformation,
     compute_dtype,
     hyper,
-    in_turn,
     increment,
     map_leaves,
     matmul,
@@ -30,6 +29,7 @@ from fnopt.optimizers._matrix_layout import MatrixLayout
 from fnopt.optimizers._matrix_parts import cut, fresh, kept, slot, together, whole
 from fnopt.optimizers._matrix_rule import as_rule, layouts_or_none
 from fnopt.optimizers._recipe import recipe
+from fnopt.sharding import sequential
 from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learning_rate
 
 _NAME = "scale_by_galore"
@@ -137,7 +137,7 @@ class scale_by_galore(Transformation):
             [] if layout is None else _pairs(cut(layout, g, False), self._slots(layout, own, 1))
             for g, layout, own in zip(leaves, layouts, known, strict=True)
         ]
-        projected = in_turn(_projected)
+        projected = sequential(_projected)
         found = together(lambda part: projected(*part, self.rank, due), rows)
         low = [
             (g,) if layout is None else tuple(kept(x) for x, _ in row)

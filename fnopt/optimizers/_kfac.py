@@ -14,14 +14,10 @@ from fnopt.core import (
     Transformation,
     cast_like,
     check_choice,
-    gathered,
     hyper,
     increment,
-    laid_like,
-    mesh_of,
     slot_zeros,
     static,
-    whole_leaves,
     zero_count,
 )
 from fnopt.optimizers._batch_step import step_dtype
@@ -36,6 +32,7 @@ from fnopt.optimizers._kfac_averages import (
 )
 from fnopt.optimizers._kfac_objective import Objective
 from fnopt.optimizers._kfac_state import KfacState, averages_of, mended, status_after
+from fnopt.sharding import replicate, reshard_like, unsharded_leaves, use_mesh_of
 from fnopt.transforms import all_finite
 
 if TYPE_CHECKING:
@@ -200,14 +197,14 @@ class kfac(Transformation):
         """Factors and momentum of zero."""
         from fnopt.curvature import planned_blocks, stacked_blocks
 
-        if whole_leaves() is not None:
+        if unsharded_leaves() is not None:
             raise ValueError(
                 "kfac: its model needs whole params, and sharded works on parts of them. Take kfac "
                 "without sharded and with axis_name: its factors are then those of all devices' "
                 "examples, and each device inverts some."
             )
         dtype = step_dtype(params)
-        with mesh_of(params):
+        with use_mesh_of(params):
             stacks = stacked_blocks(planned_blocks(self._spec, params, self.batch.batch))
         averages = zero_averages(stacks, self.eigenbasis, dtype)
         return KfacState(
@@ -226,12 +223,12 @@ class kfac(Transformation):
     ) -> tuple[Any, KfacState]:
         """The best combination of the preconditioned gradient and the last step, or none."""
         del updates, extra_args
-        with mesh_of(batch, params):
-            whole = jax.tree.map(gathered, params)
-            momentum = jax.tree.map(gathered, state.momentum)
+        with use_mesh_of(batch, params):
+            whole = jax.tree.map(replicate, params)
+            momentum = jax.tree.map(replicate, state.momentum)
             updates, new = self._step(state._replace(momentum=momentum), whole, batch)
-            momentum = jax.tree.map(laid_like, new.momentum, state.momentum)
-            return jax.tree.map(laid_like, updates, params), new._replace(momentum=momentum)
+            momentum = jax.tree.map(reshard_like, new.momentum, state.momentum)
+            return jax.tree.map(reshard_like, updates, params), new._replace(momentum=momentum)
 
     def _step(self, state: KfacState, params: Any, batch: Any) -> tuple[Any, KfacState]:
         from fnopt.curvature import KroneckerModel, direction

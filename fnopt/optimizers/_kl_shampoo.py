@@ -15,7 +15,6 @@ from fnopt.core import (
     as_dtype,
     ema,
     hyper,
-    in_turn,
     matmul,
     positive_root,
     squarable,
@@ -39,6 +38,7 @@ from fnopt.optimizers._matrix_rule import as_rule
 from fnopt.optimizers._matrixwise import Matrixwise
 from fnopt.optimizers._partition_matrices import matrix_recipe
 from fnopt.optimizers._recipe import recipe
+from fnopt.sharding import sequential
 from fnopt.transforms import partition
 
 _LEAST_LIMIT = 10  # of inverse roots, for short sides
@@ -197,7 +197,7 @@ def _covariances(g: Any, bases: Pair, rows: Any, columns: Any) -> tuple[Pair, Pa
 
 
 def _power_iteration(factors: Pair, bases: Pair) -> tuple[Pair]:
-    return (on_sides(in_turn(lambda x, q: orthonormal(matmul(x, q), q)), factors, bases),)
+    return (on_sides(sequential(lambda x, q: orthonormal(matmul(x, q), q)), factors, bases),)
 
 
 @recipe

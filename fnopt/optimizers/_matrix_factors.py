@@ -8,8 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import ema, in_turn, matmul, nonzero, root
+from fnopt.core import ema, matmul, nonzero, root
 from fnopt.optimizers._matrix_functions import eigenvectors_down, orthonormal_columns
+from fnopt.sharding import sequential
 
 Pair = tuple[Any, Any]
 """What belongs to rows and to columns; None for a side that is left alone."""
@@ -82,7 +83,7 @@ def refreshed(
     """
 
     def first(factors: Pair, bases: Pair, *rest: Any) -> Any:
-        return on_sides(in_turn(eigenvectors), factors, bases), *rest
+        return on_sides(sequential(eigenvectors), factors, bases), *rest
 
     due = jnp.where(count % every == 0, 1, 2)
     branches = (first, iterate, lambda factors, *kept: kept)

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import gathered, joined, laid_like
+from fnopt.sharding import concatenate, replicate, reshard_like
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +91,7 @@ class MatrixLayout:
         return _cut(self, x, wide) if self.shapes else []
 
     def _cut(self, x: jax.Array, wide: bool) -> list[jax.Array]:
-        x = gathered(x)  # a matrix is worked on as a whole
+        x = replicate(x)  # a matrix is worked on as a whole
         if self.order != tuple(range(len(self.order))):
             x = jnp.transpose(x, self.order)
         if self._even:
@@ -130,11 +130,11 @@ class MatrixLayout:
                 x = jnp.swapaxes(x.reshape(b, i, j, m, n), 2, 3)
         else:
             k = len(self.widths)
-            bands = [joined(parts[i : i + k], axis=2) for i in range(0, len(parts), k)]
-            x = joined(bands, axis=1)
+            bands = [concatenate(parts[i : i + k], axis=2) for i in range(0, len(parts), k)]
+            x = concatenate(bands, axis=1)
         x = x.reshape(tuple(self.shape[i] for i in self.order))
         back = np.argsort(self.order).tolist()
-        return laid_like(x if back == sorted(back) else jnp.transpose(x, back), like)
+        return reshard_like(x if back == sorted(back) else jnp.transpose(x, back), like)
 
 
 def _near_equal(size: int, most: int) -> list[int]:
@@ -204,7 +204,7 @@ def into_places(out: list[list[Any]], places: Places, rows: list[list[Any]], res
 
 
 def _stacked(*parts: jax.Array) -> jax.Array:
-    return joined([*parts])
+    return concatenate([*parts])
 
 
 def _rows(x: jax.Array, start: int, stop: int) -> jax.Array:

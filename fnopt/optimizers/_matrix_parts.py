@@ -19,8 +19,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import TOTAL, WholeLeaves, part_axes, whole_leaves
 from fnopt.optimizers._matrix_layout import MatrixLayout, by_shape, groups, into_places, stack
+from fnopt.sharding import SHARD_SUM, UnshardedLeaves, shard_axes, unsharded_leaves
 
 
 @functools.partial(
@@ -43,19 +43,19 @@ class Piece:
 
 def cut(layout: MatrixLayout, x: jax.Array, wide: bool = True) -> list[Any]:
     """The matrices of every part of a leaf, `[k, m, n]`; of a divided leaf, their pieces."""
-    leaves = whole_leaves()
+    leaves = unsharded_leaves()
     if leaves is None or not layout.shapes:
         return layout.cut(x, wide)
-    with jax.named_scope(TOTAL):
+    with jax.named_scope(SHARD_SUM):
         return _cut(layout, x, wide, leaves)
 
 
 def whole(layout: MatrixLayout, parts: list[Any], like: Any, wide: bool = True) -> jax.Array:
     """The leaf of these parts; where leaves are divided, this device's part of it."""
-    leaves = whole_leaves()
+    leaves = unsharded_leaves()
     if leaves is None or not parts:
         return layout.whole(parts, like, wide)
-    with jax.named_scope(TOTAL):
+    with jax.named_scope(SHARD_SUM):
         flat = jnp.zeros_like(like, parts[0].data.dtype)
         if not leaves.is_probe:
             flat = _part_of_leaf(layout, parts, wide, leaves)
@@ -64,16 +64,16 @@ def whole(layout: MatrixLayout, parts: list[Any], like: Any, wide: bool = True) 
 
 def together(fn: Callable[[Any], Any], rows: list[list[Any]]) -> list[list[Any]]:
     """`by_shape`; where leaves are divided, every device works on the matrices that it owns."""
-    leaves = whole_leaves()
+    leaves = unsharded_leaves()
     if leaves is None:
         return by_shape(fn, rows)
-    with jax.named_scope(TOTAL):
+    with jax.named_scope(SHARD_SUM):
         return _by_owner(fn, rows, leaves.count)
 
 
 def fresh(tree: Any) -> Any:
     """The first value of a slot for matrices, as it is kept here; arrays `[k, ...]`."""
-    leaves = whole_leaves()
+    leaves = unsharded_leaves()
     if leaves is None:
         return tree
     return jax.tree.map(lambda x: leaves.kept(_rows(x.reshape(len(x), -1), leaves.count)), tree)
@@ -81,7 +81,7 @@ def fresh(tree: Any) -> Any:
 
 def slot(tree: Any, start: Callable[[], Any]) -> Any:
     """A slot for matrices from what is kept of it; `start` makes one of its shapes."""
-    if whole_leaves() is None:
+    if unsharded_leaves() is None:
         return tree
     shapes = jax.eval_shape(start)
     return jax.tree.map(lambda x, like: Piece(x, like.shape[1:]), tree, shapes)
@@ -89,7 +89,7 @@ def slot(tree: Any, start: Callable[[], Any]) -> Any:
 
 def alike(x: jax.Array) -> Any:
     """One number for each matrix, `[k]`, that all devices know."""
-    return x if whole_leaves() is None else Piece(x[:, None], ())
+    return x if unsharded_leaves() is None else Piece(x[:, None], ())
 
 
 def kept(tree: Any) -> Any:
@@ -108,7 +108,7 @@ def _rows(x: jax.Array, n: int) -> jax.Array:
     return x.reshape(*x.shape[:-1], n, length)
 
 
-def _cut(layout: MatrixLayout, x: jax.Array, wide: bool, leaves: WholeLeaves) -> list[Piece]:
+def _cut(layout: MatrixLayout, x: jax.Array, wide: bool, leaves: UnshardedLeaves) -> list[Piece]:
     n = leaves.count
     if leaves.is_probe:
         sizes = [(k, -(-rows * columns // n)) for k, rows, columns in layout.shapes]
@@ -116,7 +116,7 @@ def _cut(layout: MatrixLayout, x: jax.Array, wide: bool, leaves: WholeLeaves) ->
         shapes = layout.wide_shapes if wide else layout.shapes
         return [Piece(data, s[1:]) for data, s in zip(datas, shapes, strict=True)]
     if not layout.is_consecutive:
-        everything = jax.lax.all_gather(jnp.ravel(x), part_axes()).reshape(-1)
+        everything = jax.lax.all_gather(jnp.ravel(x), shard_axes()).reshape(-1)
         leaf = everything[: math.prod(layout.shape)].reshape(layout.shape)
         matrices = layout.cut(leaf, wide)
         return [Piece(leaves.kept(_rows(m.reshape(len(m), -1), n)), m.shape[1:]) for m in matrices]
@@ -126,15 +126,15 @@ def _cut(layout: MatrixLayout, x: jax.Array, wide: bool, leaves: WholeLeaves) ->
         data = data[None]
     elif k % n == 0:  # a part is some whole matrices
         ours = jnp.swapaxes(_rows(data.reshape(k // n, size), n), 0, 1)
-        data = jax.lax.all_to_all(ours, part_axes(), 0, 0).reshape(k, -1)
+        data = jax.lax.all_to_all(ours, shard_axes(), 0, 0).reshape(k, -1)
     else:
-        everything = jax.lax.all_gather(data, part_axes()).reshape(-1)[: k * size]
+        everything = jax.lax.all_gather(data, shard_axes()).reshape(-1)[: k * size]
         data = leaves.kept(_rows(everything.reshape(k, size), n))
     return [Piece(data, (rows, columns), wide and rows > columns)]
 
 
 def _part_of_leaf(
-    layout: MatrixLayout, parts: list[Piece], wide: bool, leaves: WholeLeaves
+    layout: MatrixLayout, parts: list[Piece], wide: bool, leaves: UnshardedLeaves
 ) -> jax.Array:
     """The opposite of `_cut`."""
     n, (k, *shape) = leaves.count, layout.shapes[0]
@@ -143,7 +143,7 @@ def _part_of_leaf(
         if k == 1:
             return data[0]
         if k % n == 0:
-            ours = jax.lax.all_to_all(data.reshape(n, k // n, -1), part_axes(), 0, 0)
+            ours = jax.lax.all_to_all(data.reshape(n, k // n, -1), shard_axes(), 0, 0)
             return jnp.swapaxes(ours, 0, 1).reshape(k // n, -1)[:, :size].reshape(-1)
     matrices = [_matrices(Piece(_gathered(p.data), p.shape, p.turned)) for p in parts]
     leaf = layout.whole(matrices, jnp.zeros(layout.shape, matrices[0].dtype), wide)
@@ -152,7 +152,7 @@ def _part_of_leaf(
 
 def _gathered(data: jax.Array) -> jax.Array:
     """Pieces `[k, length]` of all devices, one after the other."""
-    return jnp.swapaxes(jax.lax.all_gather(data, part_axes()), 0, 1).reshape(len(data), -1)
+    return jnp.swapaxes(jax.lax.all_gather(data, shard_axes()), 0, 1).reshape(len(data), -1)
 
 
 def _matrices(piece: Piece) -> jax.Array:
@@ -213,7 +213,7 @@ def _exchanged(blocks: list[jax.Array]) -> list[jax.Array]:
     for dtype in dict.fromkeys(x.dtype for x in blocks):
         which = [i for i, x in enumerate(blocks) if x.dtype == dtype]
         flat = [blocks[i].reshape(len(blocks[i]), -1) for i in which]
-        packed = jax.lax.all_to_all(jnp.concatenate(flat, axis=1), part_axes(), 0, 0)
+        packed = jax.lax.all_to_all(jnp.concatenate(flat, axis=1), shard_axes(), 0, 0)
         start = 0
         for i, x in zip(which, flat, strict=True):
             received[i] = packed[:, start : start + x.shape[1]].reshape(blocks[i].shape)

@@ -7,17 +7,9 @@ from typing import Any
 
 import jax
 
-from fnopt.core import (
-    Value,
-    is_none,
-    leaves_with_names,
-    listing,
-    shown,
-    static,
-    where,
-    whole_leaves,
-)
+from fnopt.core import Value, is_none, leaves_with_names, listing, shown, static, where
 from fnopt.optimizers._matrix_layout import MatrixLayout
+from fnopt.sharding import unsharded_leaves
 from fnopt.transforms import Labels, Selector, by_pattern
 
 # Leaves of flax, Equinox and haiku that have two axes as tables, or as vectors of stacked layers.
@@ -160,7 +152,7 @@ def _ndim(leaf: Any) -> int:
 
 def as_whole(leaves: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
     """Leaves with their names; in place of parts, under `sharded`, the shapes of the whole."""
-    known = whole_leaves()
+    known = unsharded_leaves()
     if known is None:
         return leaves
     for name, _ in leaves:

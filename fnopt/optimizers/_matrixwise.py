@@ -17,7 +17,6 @@ from fnopt.core import (
     count_of,
     declared_slots,
     first_count,
-    in_turn,
     leaves_with_names,
     map_leaves,
     next_count,
@@ -30,6 +29,7 @@ from fnopt.core import (
 from fnopt.optimizers._matrix_layout import MatrixLayout
 from fnopt.optimizers._matrix_parts import alike, cut, fresh, kept, slot, together, whole
 from fnopt.optimizers._matrix_rule import layouts_of
+from fnopt.sharding import sequential
 
 
 class Matrixwise(Transformation):
@@ -130,7 +130,7 @@ class Matrixwise(Transformation):
             _number(rows)
         program = _program(type(self), self._flatten()[1])
         step = lambda u, part: program(numbers, count, part | {"u": u})  # noqa: E731
-        step = in_turn(step) if self.factorizes else step
+        step = sequential(step) if self.factorizes else step
         out = together(lambda part: step(part["u"], part), rows)
         fields: dict[str, Any] = dict.fromkeys(self.unused())
         for n in names:

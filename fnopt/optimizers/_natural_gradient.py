@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    Scalar,
-    ScalarOrSchedule,
-    Transformation,
-    described,
-    hyper,
-    mesh_of,
-    static,
-)
+from fnopt.core import Scalar, ScalarOrSchedule, Transformation, described, hyper, static
 from fnopt.optimizers._batch_step import (
     BatchStep,
     DampingRule,
@@ -29,6 +21,7 @@ from fnopt.optimizers._batch_step import (
     step_dtype,
     stepped,
 )
+from fnopt.sharding import use_mesh_of
 
 if TYPE_CHECKING:
     from fnopt.curvature import BatchLoss
@@ -180,7 +173,7 @@ class natural_gradient(Transformation):
         from fnopt.curvature import BatchLoss  # `import fnopt` needs no curvature
 
         del updates, extra_args
-        with mesh_of(batch, params):
+        with use_mesh_of(batch, params):
             loss = BatchLoss(
                 self.model_fn,
                 self.loss_fn,

@@ -15,7 +15,6 @@ from fnopt.core import (
     compute_dtype,
     ema,
     hyper,
-    in_turn,
     increment,
     leaves_with_names,
     nonzero,
@@ -26,6 +25,7 @@ from fnopt.core import (
 )
 from fnopt.optimizers._matrix_factors import zeros
 from fnopt.optimizers._matrix_rule import as_rule, layouts_of
+from fnopt.sharding import sequential
 
 
 class PreconditionByInputsState(NamedTuple):
@@ -93,7 +93,7 @@ class precondition_by_inputs(Transformation):
         pairs, treedef = leaves_with_names(updates)
         layouts = layouts_of(self.weight_dimension_numbers, updates)
         slots, count = treedef.flatten_up_to(state.moment), increment(state.count)
-        solve, new, means = in_turn(self._solved), [], []
+        solve, new, means = sequential(self._solved), [], []
         for (name, g), layout, own in zip(pairs, layouts, slots, strict=True):
             g = g.astype(compute_dtype(g.dtype))
             parts = layout.cut(g, wide=False)

@@ -7,17 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    Slot,
-    Transformation,
-    axes_of,
-    increment,
-    laid,
-    map_leaves,
-    slot_zeros,
-    static,
-    zero_count,
-)
+from fnopt.core import Slot, Transformation, increment, map_leaves, slot_zeros, static, zero_count
+from fnopt.sharding import explicit_spec, reshard_to
 from fnopt.transforms import inner, real_dtype_of
 
 
@@ -99,7 +90,7 @@ class scale_by_lbfgs(Transformation):
         at = jnp.mod(state.count - 1, m)
         s, y, weights = jax.tree.map(
             lambda ring, new: ring.at[at].set(
-                laid(jnp.where(usable, new, jnp.zeros_like(new)), axes_of(ring)[1:]),
+                reshard_to(jnp.where(usable, new, jnp.zeros_like(new)), explicit_spec(ring)[1:]),
                 wrap_negative_indices=False,
             ),
             (state.diff_params_memory, state.diff_updates_memory, state.weights_memory),

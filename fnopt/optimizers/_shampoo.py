@@ -17,7 +17,6 @@ from fnopt.core import (
     check_choice,
     ema,
     hyper,
-    in_turn,
     matmul,
     nonzero,
     positive_root,
@@ -41,6 +40,7 @@ from fnopt.optimizers._matrix_rule import as_rule
 from fnopt.optimizers._matrixwise import Matrixwise
 from fnopt.optimizers._partition_matrices import matrix_recipe
 from fnopt.optimizers._recipe import recipe
+from fnopt.sharding import sequential
 from fnopt.transforms import partition
 
 GRAFTINGS = ("adam", "sgd", "none")
@@ -157,7 +157,7 @@ class scale_by_shampoo(Matrixwise):
         due = count % self.precondition_frequency == 0
         roots = new["roots"] = jax.lax.cond(
             due,
-            lambda *x: on_sides(in_turn(new_root), *x),
+            lambda *x: on_sides(sequential(new_root), *x),
             lambda _, old: old,
             factors,
             slots.roots,

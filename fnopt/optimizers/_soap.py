@@ -17,7 +17,6 @@ from fnopt.core import (
     ema,
     flat_at_zero,
     hyper,
-    in_turn,
     matmul,
     positive_root,
     squarable,
@@ -38,6 +37,7 @@ from fnopt.optimizers._matrix_rule import as_rule
 from fnopt.optimizers._matrixwise import Matrixwise
 from fnopt.optimizers._partition_matrices import matrix_recipe
 from fnopt.optimizers._recipe import recipe
+from fnopt.sharding import sequential
 from fnopt.transforms import partition
 
 
@@ -152,7 +152,7 @@ class scale_by_soap(Matrixwise):
 def _power_iteration(factors: Pair, bases: Pair, nu: jax.Array) -> tuple[Pair, jax.Array]:
     """The bases after one power iteration, in the order of their eigenvalues, and `nu` likewise."""
     new: list[Any] = []
-    basis = in_turn(orthonormal)
+    basis = sequential(orthonormal)
     for axis, (factor, old) in enumerate(zip(factors, bases, strict=True), 1):
         if factor is None:
             new.append(None)

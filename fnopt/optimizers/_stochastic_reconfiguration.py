@@ -18,12 +18,12 @@ from fnopt.core import (
     global_norm,
     hyper,
     increment,
-    mesh_of,
     slot_zeros,
     static,
     zero_count,
 )
 from fnopt.optimizers._batch_step import check_solver, step_dtype
+from fnopt.sharding import use_mesh_of
 from fnopt.transforms import all_finite
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class stochastic_reconfiguration(Transformation):
     ) -> tuple[Any, StochasticReconfigurationState]:
         """A step of imaginary time, or none."""
         del updates, extra_args
-        with mesh_of(batch, params):
+        with use_mesh_of(batch, params):
             return self._stepped(state, params, batch, local_energies, weights)
 
     def _stepped(

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 from jax.extend import core as jex
 
-from fnopt.core import axes_of
 from fnopt.programs import _read as jaxprs
 from fnopt.programs._tracing import traced_once
+from fnopt.sharding import explicit_spec
 
 _LATER = object()  # stands for a value that isn't known yet
 
@@ -56,7 +56,10 @@ def products_ahead(fn: Callable[..., Any], *args: Any, largest: int) -> Callable
 
     def run(*args: Any) -> Any:
         leaves = jax.tree.leaves(args)
-        if any(axes_of(x) != axes_of(t) for x, t in zip(leaves, closed.in_avals, strict=True)):
+        if any(
+            explicit_spec(x) != explicit_spec(t)
+            for x, t in zip(leaves, closed.in_avals, strict=True)
+        ):
             return fn(*args)  # spread over devices otherwise than it was traced for
         return jax.tree.unflatten(structure, jaxprs.run(closed.jaxpr, closed.consts, args, late))
 

@@ -13,11 +13,11 @@ from typing import Any
 import jax
 from jax.extend import core as jex
 
-from fnopt.core import is_spread
 from fnopt.programs import _read as jaxprs
 from fnopt.programs._at_once import AtOnce
 from fnopt.programs._order import is_one_of, numbers
 from fnopt.programs._tracing import traced_once, uncached
+from fnopt.sharding import is_sharded
 
 _SHORT = 50  # operations, with which nothing is to be won
 _KEPT = 4096  # numbers, that are kept rather than made of fewer again and again
@@ -51,7 +51,7 @@ def alike_together(fn: Callable[[jax.Array], Any], x: jax.Array) -> Callable[[ja
     if not jax.sharding.get_abstract_mesh().empty:
         return fn
     closed, shapes = jax.make_jaxpr(uncached(fn), return_shape=True)(x)
-    spread = any(map(is_spread, closed.consts))
+    spread = any(map(is_sharded, closed.consts))
     if spread or closed.effects or jaxprs.program_size(closed.jaxpr) < _SHORT:
         return fn
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend import core as jex
 
-from fnopt.core import varies_over, varying_like
+from fnopt.sharding import pvary_like, varying_axes
 
 # JAX 0.12 calls `eval_jaxpr` what was `closed_call`.
 _CALLS = {"jit", "pjit", "closed_call", "core_call", "eval_jaxpr"}
@@ -186,14 +186,14 @@ def bind(eqn: jex.JaxprEqn, values: Iterable[Any]) -> list[Any]:
     if eqn.primitive.name == "pvary" and _varies(values[0], params["axes"]):
         return values  # what differed between devices only from here on does so already
     if not sub_jaxprs(eqn):  # others were traced with types of their own
-        values = varying_like(values, values)  # it may have been traced where all are the same
+        values = pvary_like(values, values)  # it may have been traced where all are the same
     with context(eqn):
         outputs = eqn.primitive.bind(*subfuns, *values, **params)
     return list(outputs) if eqn.primitive.multiple_results else [outputs]
 
 
 def _varies(x: Any, axes: Iterable[str]) -> bool:
-    return varies_over(x) >= {*axes}
+    return varying_axes(x) >= {*axes}
 
 
 Place = tuple[int, ...]

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax.core import Tracer
 
-from fnopt.core import is_staged
+from fnopt.sharding import is_tracing
 
 _CONFIG: Any = jax.config  # its fields are made at run time
 
@@ -29,7 +29,7 @@ def traced_once(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 def runs_now(args: Any) -> bool:
     """Whether a call with these arguments runs at once, outside of any trace."""
-    return not (is_staged() or _CONFIG.jax_disable_jit or any_traced(args))
+    return not (is_tracing() or _CONFIG.jax_disable_jit or any_traced(args))
 
 
 def any_traced(tree: Any) -> bool:

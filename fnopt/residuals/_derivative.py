@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import gathered, laid_like, own
 from fnopt.jacobians import SparseJacobian, Sparsity
 from fnopt.programs import opened
+from fnopt.sharding import pvary_over_rows, replicate, reshard_like
 
 Map = Callable[[jax.Array], jax.Array]
 Gram = Callable[..., tuple[jax.Array, jax.Array]]
@@ -66,7 +66,7 @@ class Derivative(NamedTuple):
 
         def transposed(consts: Any, w: jax.Array) -> jax.Array:
             value, pull = jax.vjp(lambda r: apply(r, *consts), jnp.zeros_like(w))
-            return pull(laid_like(w, value))[0]
+            return pull(reshard_like(w, value))[0]
 
         return Derivative(
             lambda x: (consts, self.at(x)),
@@ -81,19 +81,21 @@ class Derivative(NamedTuple):
         apply, consts = opened(inner, x)
 
         def push(consts: Any, x: jax.Array, v: jax.Array) -> jax.Array:
-            return jax.jvp(lambda x: apply(x, *consts), (x,), (own(v),))[1]
+            return jax.jvp(lambda x: apply(x, *consts), (x,), (pvary_over_rows(v),))[1]
 
         def pull(consts: Any, x: jax.Array, w: jax.Array) -> jax.Array:
             return jax.vjp(lambda x: apply(x, *consts), x)[1](w)[0]
 
         return Derivative(
-            lambda x: (consts, own(x), self.at(inner(x))),
+            lambda x: (consts, pvary_over_rows(x), self.at(inner(x))),
             lambda J: jax.vmap(lambda row: pull(J[0], J[1], row))(self.matrix(J[2])),
             lambda J, v: self.push(J[2], push(J[0], J[1], v)),
             lambda J, w: pull(J[0], J[1], self.pull(J[2], w)),
             self.sparse,
             self.gram
-            and _preceded_gram(self.gram, inner, lambda x, row: pull(consts, own(x), row)),
+            and _preceded_gram(
+                self.gram, inner, lambda x, row: pull(consts, pvary_over_rows(x), row)
+            ),
         )
 
 
@@ -123,7 +125,7 @@ def scaled_rows(gram: Any, factors: Callable[[jax.Array], jax.Array]) -> Any:
         return None
 
     def scaled(x: jax.Array, factor: Any = None) -> jax.Array:
-        b = gathered(factors(x))  # as the Gram matrix is
+        b = replicate(factors(x))  # as the Gram matrix is
         return counted(b[:, None], counted(b[None, :], gram(x, factor)))
 
     return scaled

@@ -15,16 +15,15 @@ from fnopt.core import (
     described,
     leaves_with_names,
     of_one_example,
-    row_axes,
     shown,
     static,
     where,
-    whole_for,
 )
 from fnopt.jacobians import per_example_jacobian
 from fnopt.linear import linear_solver
 from fnopt.residuals._flat import FlatResidual
 from fnopt.residuals._given import given_derivative
+from fnopt.sharding import replicate_for_batch, row_axes
 
 Function = Callable[..., Any]
 _SHARED = (
@@ -53,7 +52,7 @@ class ExampleResiduals(Value):
         found = []
         for fn, each in pairs:
             with of_one_example("residual_fn", _example(each)):
-                common = whole_for((params, args), each)
+                common = replicate_for_batch((params, args), each)
                 found.append(jax.vmap(fn, axes)(common[0], each, *common[1]))
         return jax.tree.unflatten(self.structure, found)
 
@@ -135,7 +134,7 @@ class Examples(NamedTuple):
             params: The params.
             factor: What the residuals are multiplied by before, so that nothing overflows.
         """
-        params = whole_for(params, self.batches)
+        params = replicate_for_batch(params, self.batches)
         K = self.jacobian(params, factor).gram()
         order = np.concatenate(self._order(params))
         return K if np.array_equal(order, np.arange(order.size)) else K[order[:, None], order]

@@ -8,19 +8,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    check_inexact,
-    described,
-    leaves_with_names,
-    own,
-    row_parts,
-    rows_over,
-    shown,
-    where,
-)
+from fnopt.core import check_inexact, described, leaves_with_names, shown, where
 from fnopt.jacobians import ravel, real_vector
 from fnopt.residuals._derivative import Derivative
 from fnopt.residuals._parameters import Parametrisation
+from fnopt.sharding import pvary_over_rows, row_shards, rows_sharded_over
 
 
 class FlatResidual(NamedTuple):
@@ -39,7 +31,7 @@ class FlatResidual(NamedTuple):
     @property
     def rows(self) -> int:
         """Number of residuals on all devices."""
-        return self.m * row_parts()
+        return self.m * row_shards()
 
 
 def flat_residual(
@@ -74,7 +66,7 @@ def flat_residual(
 
     @jax.jit  # so that all that a solver does with it comes from one trace
     def residuals(vector: jax.Array) -> Any:
-        with rows_over(None):  # what the function fits by itself is its own
+        with rows_sharded_over(None):  # what the function fits by itself is its own
             return fn(unravel(vector), *args)
 
     shapes = jax.eval_shape(residuals, x)
@@ -82,7 +74,7 @@ def flat_residual(
     laid = real_vector(shapes, x.dtype)
 
     return x, FlatResidual(
-        r=lambda vector: own(laid.flatten(residuals(own(vector)))),
+        r=lambda vector: pvary_over_rows(laid.flatten(residuals(pvary_over_rows(vector)))),
         unravel=unravel,
         flatten=laid.flatten,
         unflatten=laid.unflatten,

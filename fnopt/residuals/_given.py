@@ -14,10 +14,8 @@ from fnopt.core import (
     compute_dtype,
     is_array_like,
     is_inexact,
-    joined,
     leaves_with_names,
     matmul,
-    reshaped,
     shown,
     where,
     written_for_jax,
@@ -27,6 +25,7 @@ from fnopt.linear import gram as linear_gram
 from fnopt.residuals._derivative import Compressed, Derivative, Gram, Map, counted
 from fnopt.residuals._flat import joined_function
 from fnopt.residuals._parameters import are_in_a_row
+from fnopt.sharding import concatenate, reshape
 
 
 def without_operators(jac: Any) -> Any:
@@ -158,7 +157,7 @@ def _laid_out(blocks: Any, residuals: Any, params: Any, dtype: Any) -> jax.Array
         blocks = type(residuals)(blocks)
     branches = _branches(treedef, blocks, "one branch for every leaf of the residuals")
     rows = zip(branches, pairs, strict=True)
-    return joined([_rows(branch, r, path, params, dtype) for branch, (path, r) in rows])
+    return concatenate([_rows(branch, r, path, params, dtype) for branch, (path, r) in rows])
 
 
 def _rows(branch: Any, residual: Any, residual_path: str, params: Any, dtype: Any) -> jax.Array:
@@ -172,14 +171,14 @@ def _rows(branch: Any, residual: Any, residual_path: str, params: Any, dtype: An
     complex_rows = jnp.issubdtype(residual.dtype, jnp.complexfloating)
     if complex_rows:
         dtype = compute_dtype(dtype, jnp.complex64)
-    J = joined(
+    J = concatenate(
         [
             _block(value, residual, leaf, f"{rows} by {shown(path)} of the params", dtype)
             for value, (path, leaf) in zip(leaves, pairs, strict=True)
         ],
         axis=1,
     )
-    return joined([jnp.real(J), jnp.imag(J)]) if complex_rows else J
+    return concatenate([jnp.real(J), jnp.imag(J)]) if complex_rows else J
 
 
 def _branches(treedef: Any, tree: Any, expected: str) -> list[Any]:
@@ -215,4 +214,4 @@ def _block(value: Any, residual: Any, param: Any, what: str, dtype: Any) -> jax.
         raise TypeError(
             f"{where()}jac: {what} is {value.dtype}, expected a real array for a real residual."
         )
-    return reshaped(value, residual.size, math.prod(jnp.shape(param))).astype(dtype)
+    return reshape(value, residual.size, math.prod(jnp.shape(param))).astype(dtype)

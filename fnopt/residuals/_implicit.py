@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import gathered, laid_like, matmul, nonzero
+from fnopt.core import matmul, nonzero
 from fnopt.jacobians import forward_from_reverse, value_and_jacobian
+from fnopt.sharding import replicate, reshard_like
 
 _MATRIX = 1000  # params up to which the Hessian is formed: its eigenvalues take a second
 _CG_STEPS = 2 * _MATRIX  # iterations at most of conjugate gradients, which need n without rounding
@@ -184,12 +185,12 @@ def off_flat_places(fn: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.A
     still = jnp.all(J == 0, axis=0) & jnp.any(left != 0)
     size = jnp.max(jnp.abs(x), initial=0)
     size = jnp.where(x != 0, jnp.abs(x), jnp.where(size > 0, size, jnp.ones_like(size)))
-    return jnp.where(laid_like(still, x), x + jnp.finfo(x.dtype).eps ** 0.5 * size, x)
+    return jnp.where(reshard_like(still, x), x + jnp.finfo(x.dtype).eps ** 0.5 * size, x)
 
 
 def _linearised(fn: Callable[[jax.Array], jax.Array], x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The equations and their Jacobian by unsharded params."""
-    return value_and_jacobian(lambda y: fn(laid_like(y, x)), gathered(x), x.size, "forward")
+    return value_and_jacobian(lambda y: fn(reshard_like(y, x)), replicate(x), x.size, "forward")
 
 
 def projected_tangent(
@@ -238,7 +239,7 @@ def _square_solve(A: jax.Array, b: jax.Array) -> jax.Array:
     """Solve with a square matrix whose rows and columns have any units."""
     if not A.size:
         return b
-    A, b = gathered(A), gathered(b)
+    A, b = replicate(A), replicate(b)
     size = jnp.abs(lax.stop_gradient(A))
     rows = nonzero(jnp.max(size, axis=1))
     columns = nonzero(jnp.max(size / rows[:, None], axis=0))

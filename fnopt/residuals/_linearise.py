@@ -9,19 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import (
-    laid_like,
-    matmul,
-    own,
-    power_of_two,
-    row_axes,
-    row_most,
-    row_total,
-    varying_like,
-)
+from fnopt.core import matmul, power_of_two
 from fnopt.jacobians import jacobian_mode, lacks_forward, value_and_jacobian
 from fnopt.linear import gram, norm
 from fnopt.residuals._flat import FlatResidual
+from fnopt.sharding import pmax_rows, psum_rows, pvary_like, pvary_over_rows, reshard_like, row_axes
 
 Map = Callable[[jax.Array], jax.Array]
 _PROBES = 8  # of which the norm of a column is right to 1 / sqrt(2 * 8), 25 %
@@ -56,7 +48,7 @@ def linearise(
     given = flat.derivative
     if given is not None:
         return flat.r(x), given.matrix(given.at(x))
-    return value_and_jacobian(flat.r, own(x), flat.m, mode, chunk_size)
+    return value_and_jacobian(flat.r, pvary_over_rows(x), flat.m, mode, chunk_size)
 
 
 def curvature_along(r: Callable[[jax.Array], jax.Array], x: jax.Array, v: jax.Array) -> jax.Array:
@@ -78,7 +70,7 @@ def curvature_along(r: Callable[[jax.Array], jax.Array], x: jax.Array, v: jax.Ar
         >>> curvature_along(lambda x: x**3, jnp.asarray([2.0]), jnp.asarray([1.0]))
         Array([12.], dtype=float32)
     """
-    x, v = own((x, v))
+    x, v = pvary_over_rows((x, v))
 
     def slope(y: jax.Array) -> jax.Array:
         return jax.jvp(r, (y,), (v,))[1]
@@ -117,22 +109,22 @@ def linearise_gram(
     """
     by_rows = jacobian_mode(mode, flat.m, x.size) == "reverse" and flat.derivative is None
     if by_rows and chunk_size is not None and chunk_size < flat.m:
-        value, *sums = _gram_by_rows(flat.r, own(x), flat.m, chunk_size)
-        return value, *row_total(sums), jnp.ones_like(x)
+        value, *sums = _gram_by_rows(flat.r, pvary_over_rows(x), flat.m, chunk_size)
+        return value, *psum_rows(sums), jnp.ones_like(x)
     if flat.derivative is not None and flat.derivative.gram is not None:
         value = flat.r(x)
         sums = flat.derivative.gram(x, jnp.ones_like(value), value)
-        return value, *row_total(sums), jnp.ones_like(x)
+        return value, *psum_rows(sums), jnp.ones_like(x)
     value, J = linearise(flat, x, mode, chunk_size)
     unit = _safe_units(J)
     J = J / unit
-    G, g = row_total((gram(J), matmul(value, J)))
+    G, g = psum_rows((gram(J), matmul(value, J)))
     return value, G, unit * g, unit
 
 
 def _safe_units(J: jax.Array) -> jax.Array:
     """Scales of the columns, 1 where their squares can be added up as they are."""
-    largest = row_most(jnp.max(jnp.abs(J), axis=0, initial=0))
+    largest = pmax_rows(jnp.max(jnp.abs(J), axis=0, initial=0))
     most = _SAFE_ENTRY[J.dtype.name]
     far = (largest < 1 / most) | (largest > most)
     return jnp.where(far, power_of_two(largest), jnp.ones_like(largest))
@@ -147,12 +139,12 @@ def _gram_by_rows(
         # Rows past the last one have no unit vector, so they are zero and add nothing.
         units = (rows[:, None] == jnp.arange(m)).astype(value.dtype)
         return G + gram(
-            jax.vmap(lambda e: pull(laid_like(varying_like(e, value), value))[0])(units)
+            jax.vmap(lambda e: pull(reshard_like(pvary_like(e, value), value))[0])(units)
         ), None
 
     chunks = -(-m // chunk_size)
     rows = jnp.arange(chunks * chunk_size).reshape(chunks, chunk_size)
-    G, _ = lax.scan(add, varying_like(jnp.zeros((x.size, x.size), x.dtype), value), rows)
+    G, _ = lax.scan(add, pvary_like(jnp.zeros((x.size, x.size), x.dtype), value), rows)
     return value, G, pull(value)[0]
 
 
@@ -174,15 +166,15 @@ def linearise_products(r: Map, x: jax.Array) -> tuple[jax.Array, Map, Map]:
         [2. 4.] [2. 4.]
     """
     value, pull = linearise_pull(r, x)
-    x = own(x)
+    x = pvary_over_rows(x)
     _, push = jax.linearize(r, x)
-    return value, lambda v: push(varying_like(v, x)), pull
+    return value, lambda v: push(pvary_like(v, x)), pull
 
 
 def linearise_pull(r: Map, x: jax.Array) -> tuple[jax.Array, Map]:
     """The residual at a point, and the product with the transpose of the Jacobian there."""
-    value, pull = jax.vjp(r, own(x))
-    return value, lambda w: row_total(pull(laid_like(varying_like(w, value), value))[0])
+    value, pull = jax.vjp(r, pvary_over_rows(x))
+    return value, lambda w: psum_rows(pull(reshard_like(pvary_like(w, value), value))[0])
 
 
 def probed_columns(pull: Map, r: jax.Array) -> jax.Array:
@@ -213,7 +205,7 @@ def probed_columns(pull: Map, r: jax.Array) -> jax.Array:
     """
     key = jax.random.key(0)
     if row_axes():  # other rows, other probes
-        key = jax.random.fold_in(own(key), lax.axis_index(row_axes()))
+        key = jax.random.fold_in(pvary_over_rows(key), lax.axis_index(row_axes()))
     probes = jax.random.normal(key, (_PROBES, r.size), r.dtype)
     root = jnp.sqrt(jnp.asarray(_PROBES, r.dtype))
     return norm(jax.vmap(pull)(probes), axis=0) / root

@@ -8,9 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Value, any_row, leaves_with_names, row_total, static, where
+from fnopt.core import Value, leaves_with_names, static, where
 from fnopt.residuals._prefix import broadcast_prefix
 from fnopt.residuals._robust import RobustLoss, custom_loss, named_loss, robust_slopes
+from fnopt.sharding import any_row, psum_rows
 
 # Least curvature of a loss in units of its slope. Triggs et al. (2000) and Ceres drop a curvature
 # that isn't positive (1 here); with next to none, the params that only an outlier determines make
@@ -80,7 +81,7 @@ class RobustCost(Value):
     def cost_of_squares(self, squares: jax.Array) -> jax.Array:
         """The cost of residuals whose squares are known."""
         costs = self._map(lambda loss, c, s: _unscaled(loss, c, s / (c * c), s), squares)
-        return jnp.asarray(0.5, squares.dtype) * row_total(jnp.sum(costs))
+        return jnp.asarray(0.5, squares.dtype) * psum_rows(jnp.sum(costs))
 
     def reduction(
         self, before: jax.Array, after: jax.Array, pulled: jax.Array | None = None
@@ -159,7 +160,7 @@ class RobustCost(Value):
 
 def _finite_sum(terms: jax.Array, r: jax.Array, otherwise: float) -> jax.Array:
     """Half the sum over all rows, if it and the residuals are finite."""
-    total = jnp.asarray(0.5, r.dtype) * row_total(jnp.sum(terms))
+    total = jnp.asarray(0.5, r.dtype) * psum_rows(jnp.sum(terms))
     finite = jnp.isfinite(total) & ~any_row(~jnp.isfinite(r))
     return jnp.where(finite, total, jnp.asarray(otherwise, r.dtype))
 

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
 
-from fnopt.core import laid_like, leaves_with_names, real_dtype, where
+from fnopt.core import leaves_with_names, real_dtype, where
 from fnopt.residuals._prefix import as_leaf, broadcast_prefix, first_bad, named
+from fnopt.sharding import reshard_like
 
 Whitener = Callable[[jax.Array], jax.Array]
 
@@ -87,7 +88,7 @@ def _weigher(w: jax.Array) -> Whitener:
         # A residual without weight is left out whatever it is: NaN, say, where there is no datum.
         # The root isn't taken there, so that derivatives by other weights are finite. That of a
         # negative weight, which can't be refused under jit, is NaN: the status will tell.
-        w_r = laid_like(w, r)
+        w_r = reshard_like(w, r)
         counts = w_r != 0
         root = jnp.sqrt(jnp.where(counts, w_r, jnp.ones_like(w_r)))
         return jnp.where(counts, root.astype(r.dtype) * r, jnp.zeros_like(r))
@@ -108,7 +109,7 @@ def _divider(value: Any, leaf: Any, path: str) -> Whitener:
         return _by_matrix(jnp.asarray(value, leaf.dtype), path)
     expected = lambda sigma: sigma > 0, "standard deviations > 0"
     sigma = _array_like(leaf, value, path, "sigma", *expected)
-    return lambda r: r / laid_like(jnp.where(sigma > 0, sigma, jnp.nan).astype(r.dtype), r)
+    return lambda r: r / reshard_like(jnp.where(sigma > 0, sigma, jnp.nan).astype(r.dtype), r)
 
 
 def _array_like(

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import matmul, row_total
+from fnopt.core import matmul
 from fnopt.linear import DampedStep, System, divide
+from fnopt.sharding import psum_rows
 from fnopt.solvers._trust_region import Trial, straight
 from fnopt.solvers.linear_model._linearization import Linearization
 
@@ -58,7 +59,7 @@ def accelerated(
     """
     linear = straight(point, scale, step)
     bend = curvature(linear.step)
-    rest = row_total(matmul(point.r, bend))
+    rest = psum_rows(matmul(point.r, bend))
     t = _best_length(linear, rest + step.model_norm, radius)
     half = jnp.asarray(0.5, t.dtype)
     second = -t * linear.slope - half * t * t * (rest + step.model_norm)

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import matmul, row_total, while_loop
+from fnopt.core import matmul
 from fnopt.linear import Triangle, norm
 from fnopt.residuals import Box, FlatResidual
+from fnopt.sharding import psum_rows, while_loop
 from fnopt.solvers._trust_region import Trial, next_damping
 from fnopt.solvers.linear_model._choice import is_large_and_sparse
 from fnopt.solvers.linear_model._linearization import Linearization, NormalMatrix
@@ -65,7 +66,7 @@ def without(
         return point._replace(J=J, gradient=gradient * free, columns=columns)
     r = point.r if shift is None else point.r + matmul(point.J, shift)
     J = point.J * free
-    gradient = point.gradient * free if shift is None else row_total(matmul(r, J))
+    gradient = point.gradient * free if shift is None else psum_rows(matmul(r, J))
     factors = point.triangle
     if factors is not None:
         c = factors.c if shift is None else factors.c + matmul(shift, factors.L)
@@ -175,7 +176,7 @@ def _predicted_reduction(point: Linearization, step: jax.Array, products: Produc
         model_norm = matmul(step, point.J.times(step))
     else:
         change = matmul(point.J, step) if products is None else products[0](step)
-        model_norm = row_total(jnp.sum(jnp.square(change)))
+        model_norm = psum_rows(jnp.sum(jnp.square(change)))
     return -matmul(point.gradient, step) - jnp.asarray(0.5, step.dtype) * model_norm
 
 

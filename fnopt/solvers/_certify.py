@@ -7,8 +7,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Status, is_converged, row_total
+from fnopt.core import Status, is_converged
 from fnopt.linear import Triangle, divide, numerical_rank, row_triangle, singular_triangle
+from fnopt.sharding import psum_rows
 from fnopt.solvers._bounded import free_point, without
 from fnopt.solvers._loop import SearchState, relative_columns
 from fnopt.solvers._saddle import least_curvature
@@ -158,7 +159,7 @@ def certified_end(
     """
     optimal = part.decrement <= bound  # false where a factorisation failed
     stalled = state.status == Status.STALLED.value
-    length = jnp.sqrt(row_total(jnp.sum(jnp.square(point.r))))
+    length = jnp.sqrt(psum_rows(jnp.sum(jnp.square(point.r))))
     # Beside the residuals the square of such a column is below the rounding of what it was.
     root = jnp.asarray(float(jnp.finfo(bound.dtype).eps) ** 0.5, bound.dtype)
     gone = (relative_columns(point) <= root * state.steepest) & (point.cost > 0)

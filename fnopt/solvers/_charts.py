@@ -8,7 +8,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Status, while_loop
+from fnopt.core import Status
+from fnopt.sharding import while_loop
 from fnopt.solvers.problem._problem import Setting
 from fnopt.solvers.result._solution import Solution, StepHistory
 

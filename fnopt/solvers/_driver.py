@@ -15,17 +15,16 @@ from jax.core import Tracer
 from fnopt.core import (
     Params,
     check_choice,
-    check_same_params,
     check_scalars,
     place,
-    rows_over,
     written_for_jax,
 )
 from fnopt.programs import call_compiled, call_recorded, is_data
 from fnopt.residuals import floating_start, without_operators
+from fnopt.sharding import rows_sharded_over
 from fnopt.solvers._fit import fit
 from fnopt.solvers._levenberg_marquardt import levenberg_marquardt
-from fnopt.solvers._method import LeastSquaresMethod
+from fnopt.solvers._method import LeastSquaresMethod, check_same_params
 from fnopt.solvers._search import SearchOptions
 from fnopt.solvers._starts import checked_starts
 from fnopt.solvers.problem._call import (
@@ -244,7 +243,7 @@ def least_squares(
     most = max_steps if isinstance(max_steps, jax.Array) else np.int32(max_steps)
     params = floating_start(params, constraints)
     with (
-        rows_over(solver.axis_name),
+        rows_sharded_over(solver.axis_name),
         first_call_hints(params),
         written_for_jax("least_squares", "residual_fn"),
     ):

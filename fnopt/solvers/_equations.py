@@ -23,7 +23,6 @@ from fnopt.core import (
     messages,
     real_dtype,
     show_report,
-    typed_start,
     written_for_jax,
 )
 from fnopt.jacobians import SparseJacobian, forward_from_reverse, real_vector
@@ -45,6 +44,7 @@ from fnopt.residuals import (
     parametrised,
     root_tangent,
 )
+from fnopt.sharding import pvary_for
 from fnopt.solvers._driver import least_squares
 from fnopt.solvers._levenberg_marquardt import levenberg_marquardt
 from fnopt.solvers._method import LeastSquaresMethod
@@ -180,7 +180,7 @@ def _found(
     max_steps: int,
     jac: Any = None,
 ) -> Root:
-    wide = typed_start(fun, _widened(params), *args)
+    wide = pvary_for(fun, _widened(params), *args)
     dtype = real_dtype(compute_dtype(*(p.dtype for p in jax.tree.leaves(wide))))
     made = parametrised(wide)  # points on manifolds by coordinates of the tangents at the start
     laid = real_vector(made.free, dtype)

@@ -7,8 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import is_converged, typed_start
+from fnopt.core import is_converged
 from fnopt.residuals import ExampleResiduals
+from fnopt.sharding import pvary_for
 from fnopt.solvers._bounded import within_bounds
 from fnopt.solvers._charts import through_charts
 from fnopt.solvers._implicit import implicitly
@@ -33,7 +34,7 @@ def fit(
     asked: SearchOptions,
 ) -> Solution:
     """Fit params to data, from where everything is traced: set-up, search, and the way back."""
-    params = typed_start(residual_fn, params, *args)
+    params = pvary_for(residual_fn, params, *args)
     setting = set_up(residual_fn, params, args, jac=jac, **options)
     if setting.problem.box is not None:
         solver = within_bounds(solver, setting.problem.flat)

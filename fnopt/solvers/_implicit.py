@@ -10,19 +10,19 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import (
-    matmul,
-    on_mesh_of,
-    over_devices,
-    own,
-    row_axes,
-    row_total,
-    rows_over,
-    varying_like,
-)
+from fnopt.core import matmul
 from fnopt.jacobians import lacks_forward
 from fnopt.programs import opened
 from fnopt.residuals import Derivative, linearise, minimum_tangent, pushed
+from fnopt.sharding import (
+    match_mesh,
+    psum,
+    psum_rows,
+    pvary_like,
+    pvary_over_rows,
+    row_axes,
+    rows_sharded_over,
+)
 from fnopt.solvers._bounded import shifted
 from fnopt.solvers.problem._problem import Problem, Squares
 from fnopt.solvers.problem._units import end_units, in_unit
@@ -56,15 +56,17 @@ def implicitly(
         What `iterate` returns.
     """
     # What the residuals close over becomes an argument, so that it can have a derivative.
-    r, consts = opened(problem.flat.r, own(x))
+    r, consts = opened(problem.flat.r, pvary_over_rows(x))
     given, at_consts = _opened(problem.flat.derivative, x, problem.flat.m)
     gram, gram_consts = _opened_gram(problem.flat.gram, x)
-    squares, more = _opened_squares(problem.squares, own(x))
+    squares, more = _opened_squares(problem.squares, pvary_over_rows(x))
     axes, mode = row_axes(), getattr(solver, "jacobian", "auto")
 
     def rebuilt(data: Data) -> Problem:
         (consts, at_consts, gram_consts, more), losses, box = data
-        flat = problem.flat._replace(r=lambda v: r(own(v), *consts), gram=gram(gram_consts))
+        flat = problem.flat._replace(
+            r=lambda v: r(pvary_over_rows(v), *consts), gram=gram(gram_consts)
+        )
         if given is not None:
             flat = flat._replace(derivative=given(at_consts))
         return Problem(flat, losses, box, squares(more), problem.fitted)
@@ -76,10 +78,10 @@ def implicitly(
     @run.defjvp
     def rule(primals: Any, tangents: Any) -> tuple[Solution, Solution]:
         (_, data, *_), (_, change, *_) = primals, tangents
-        with rows_over(axes):  # the rule is traced when everything else is done
+        with rows_sharded_over(axes):  # the rule is traced when everything else is done
             end = run(*primals)
             moved = _tangent(rebuilt, end, data, change, mode)
-        return end._replace(params=on_mesh_of(end.params, moved.params)), moved
+        return end._replace(params=match_mesh(end.params, moved.params)), moved
 
     closed_over = consts, at_consts, gram_consts, more
     return run(x, (closed_over, problem.losses, problem.box), solver, max_steps)
@@ -105,7 +107,10 @@ def _opened_squares(
     if squares is None:
         return lambda consts: None, []
     function, consts = opened(squares, x, jnp.ones((), x.dtype))
-    return lambda consts: lambda v, unit: function(own(v), own(unit), *consts), consts
+    return (
+        lambda consts: lambda v, unit: function(pvary_over_rows(v), pvary_over_rows(unit), *consts),
+        consts,
+    )
 
 
 def _opened(
@@ -117,7 +122,7 @@ def _opened(
     at, consts = opened(given.at, x)
     if given.gram is None:
         return lambda consts: given._replace(at=lambda v: at(v, *consts)), consts
-    one = own(jnp.ones(m, x.dtype))
+    one = pvary_over_rows(jnp.ones(m, x.dtype))
     gram, more = opened(given.gram, x, one, one)
 
     def rebuilt(consts: Any) -> Derivative:
@@ -152,18 +157,18 @@ def _tangent(
         in_mode = "reverse"
     held = None
     if problem.box is not None:
-        gradient = row_total(_gradient(in_unit(problem, units.residuals), x, mode))
+        gradient = psum_rows(_gradient(in_unit(problem, units.residuals), x, mode))
         mask, shift = shifted(problem.box, x, gradient, change[2])
         held = mask, shift / units.params
-    here = own(x / units.params)
-    with rows_over(()):  # of this device's rows alone
-        total = functools.partial(over_devices, axis_name=axes) if axes else None
+    here = pvary_over_rows(x / units.params)
+    with rows_sharded_over(()):  # of this device's rows alone
+        total = functools.partial(psum, axis_name=axes) if axes else None
         dx = minimum_tangent(cost, here, data, change, held, in_mode, total)
         dx = units.params * dx
-        there = (own(x), data), (varying_like(dx, here), change)
+        there = (pvary_over_rows(x), data), (pvary_like(dx, here), change)
         (_, _, J), (cost_change, r, dJ) = pushed(derived, *there, in_mode)
     if axes:
-        cost_change = row_total(cost_change)
+        cost_change = psum_rows(cost_change)
         dJ = None if dJ is None else _triangle_change(end.jacobian, J, dJ)
     still = jax.custom_derivatives.zero_from_primal(end)
     still_bases = jnp.zeros_like(whole[x.size :])  # the coordinates move the points
@@ -192,8 +197,8 @@ def _triangle_change(R: jax.Array | None, J: jax.Array, dJ: jax.Array) -> jax.Ar
     assert R is not None
     known = (jnp.diagonal(R) != 0).astype(R.dtype)
     safe = R + jnp.diag(1 - known)
-    divided = functools.partial(lax.linalg.triangular_solve, own(safe), lower=False)
-    K = row_total(matmul(divided(J).T, divided(dJ)))
+    divided = functools.partial(lax.linalg.triangular_solve, pvary_over_rows(safe), lower=False)
+    K = psum_rows(matmul(divided(J).T, divided(dJ)))
     both = jnp.triu(K + K.T)
     return matmul(known[:, None] * (both - jnp.diag(jnp.diagonal(both) / 2)), R)
 

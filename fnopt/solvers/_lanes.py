@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Status, while_loop
+from fnopt.core import Status
 from fnopt.residuals import Box
+from fnopt.sharding import while_loop
 from fnopt.solvers._bounded import free_point
 from fnopt.solvers._certify import certified_end
 from fnopt.solvers._lane_steps import (

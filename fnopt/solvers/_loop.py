@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import Status, cond, increment, row_axes, while_loop
+from fnopt.core import Status, increment
 from fnopt.linear import divide
 from fnopt.residuals import Box
+from fnopt.sharding import cond, row_axes, while_loop
 from fnopt.solvers._bounded import bounded_step, free_point
 from fnopt.solvers._judgement import judge, stopping_status
 from fnopt.solvers._method import LeastSquaresMethod

@@ -13,15 +13,15 @@ from fnopt.core import (
     Status,
     Transformation,
     apply_updates,
-    check_same_params,
     check_same_tree,
     checked_chunk_size,
     hyper,
     increment,
-    mesh_of,
-    rows_over,
+    leaves_with_names,
+    shown,
     slot_zeros,
     static,
+    where,
     zero_count,
 )
 from fnopt.jacobians import jacobian_mode, ravel
@@ -34,6 +34,7 @@ from fnopt.residuals import (
     flat_residual,
     given_derivative,
 )
+from fnopt.sharding import row_axes, rows_sharded_over, use_mesh_of, varying_axes
 from fnopt.solvers._judgement import judge, stopping_status
 from fnopt.solvers._stopping import Tolerances, default_tolerances
 from fnopt.solvers._trust_region import TRUST_REGION, RadiusRule, Trial, actual_reduction
@@ -42,6 +43,20 @@ from fnopt.solvers.linear_model._choice import linear_model
 from fnopt.solvers.linear_model._linearization import Linearization, half_square, is_finite
 from fnopt.solvers.linear_model._scaling import grown_scale, initial_scale
 from fnopt.solvers.problem._call import with_a_derivative_that_is_there
+
+
+def check_same_params(params: Any) -> None:
+    """Refuse params that vary over the devices that rows are sharded over, as types say so."""
+    for path, leaf in leaves_with_names(params)[0] if row_axes() else ():
+        axes = varying_axes(leaf) & {*row_axes()} if hasattr(leaf, "dtype") else ()
+        if axes:
+            axis = min(axes)
+            raise ValueError(
+                f"{where()}{shown(path)} of the params differs by its type between the devices of "
+                f"{axis!r}, expected params that are the same on all devices of axis_name. If they "
+                "are (parts that jax.lax.all_gather has put together, say), tell JAX: "
+                f"params = jax.lax.pmean(params, {axis!r})."
+            )
 
 
 class LeastSquaresState(NamedTuple):
@@ -147,7 +162,7 @@ class LeastSquaresMethod(Transformation):
         """
         del updates, extra_args
         check_same_tree(params, state.scale, "params", "the state's scale")
-        with mesh_of(params), rows_over(self.axis_name):
+        with use_mesh_of(params), rows_sharded_over(self.axis_name):
             check_same_params(params)
 
             def step(solver: LeastSquaresMethod) -> tuple[Any, LeastSquaresState]:

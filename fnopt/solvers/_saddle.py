@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import row_axes
 from fnopt.curvature import hvp, top_eigenvalues
 from fnopt.linear import divide
+from fnopt.sharding import row_axes
 from fnopt.solvers.linear_model._linearization import Linearization
 from fnopt.solvers.linear_model._scaling import initial_scale
 from fnopt.solvers.problem._problem import Problem

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Status, cond, is_converged, while_loop
+from fnopt.core import Status, is_converged
 from fnopt.linear import norm
+from fnopt.sharding import cond, while_loop
 from fnopt.solvers._bounded import free_point
 from fnopt.solvers._certify import Certified, certify, uncertified
 from fnopt.solvers._loop import SearchState, Watch, blank_state, iterate

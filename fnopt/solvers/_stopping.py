@@ -10,8 +10,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Status, is_converged, row_parts
+from fnopt.core import Status, is_converged
 from fnopt.linear import divide, norm
+from fnopt.sharding import row_shards
 from fnopt.solvers.linear_model._linearization import Linearization
 
 # Of the cost. A relative decrease d is a change of the params by sqrt(d (m - n)) standard errors,
@@ -68,7 +69,7 @@ def residual_rounding(point: Linearization, eps: jax.Array) -> jax.Array:
     params than residuals it is a sum of `n / m` times as many (Higham 2002, section 3.1).
     """
     length = norm(point.columns * point.x)  # its squares may overflow where the cost does not
-    more = max(1.0, len(point.x) / max(len(point.r) * row_parts(), 1))
+    more = max(1.0, len(point.x) / max(len(point.r) * row_shards(), 1))
     return eps * jnp.asarray(more, eps.dtype) * length
 
 
@@ -84,7 +85,7 @@ def cost_rounding(point: Linearization, eps: jax.Array) -> jax.Array:
 
 def _rounding(point: Linearization, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The bounds for the residuals and for a difference of costs."""
-    m = jnp.asarray(max(len(point.r) * row_parts(), 1) ** 0.5, eps.dtype)
+    m = jnp.asarray(max(len(point.r) * row_shards(), 1) ** 0.5, eps.dtype)
     rho = residual_rounding(point, eps)
     return rho, 4 * eps * point.cost + rho * jnp.sqrt(2 * point.cost) / m
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import row_total
 from fnopt.linear import DampedStep, divide
+from fnopt.sharding import psum_rows
 from fnopt.solvers.linear_model._linearization import Linearization
 
 LEAST_GAIN = 1e-4  # Moré (1978), p0: less than this fraction of the prediction is no progress
@@ -68,7 +68,7 @@ def actual_reduction(before: jax.Array, after: jax.Array) -> jax.Array:
         The reduction, a scalar; minus infinity where the trial is not finite.
     """
     half = jnp.asarray(0.5, before.dtype)
-    reduction = half * row_total(jnp.sum((before - after) * (before + after)))
+    reduction = half * psum_rows(jnp.sum((before - after) * (before + after)))
     return jnp.where(jnp.isfinite(reduction), reduction, jnp.asarray(-jnp.inf, before.dtype))
 
 

@@ -9,18 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    Scalar,
-    cast_like,
-    default_float,
-    filled_like,
-    hyper,
-    increment,
-    is_inexact,
-    part_axes,
-    totalling,
-    zero_count,
-)
+from fnopt.core import Scalar, cast_like, default_float, hyper, increment, is_inexact, zero_count
+from fnopt.sharding import shard_axes, sharded_full_like, sum_over_shards
 from fnopt.transforms._wrapper import Wrapper
 
 
@@ -113,17 +103,17 @@ def or_zeros(condition: jax.Array, updates: Any) -> Any:
     def one(u: Any) -> Any:
         if jnp.result_type(u) == jax.dtypes.float0:  # the gradient of a frozen integer: a zero
             return u
-        return jnp.where(condition, u, filled_like(u, 0))
+        return jnp.where(condition, u, sharded_full_like(u, 0))
 
     return jax.tree.map(one, updates)
 
 
 def _everywhere(conditions: Callable[[], list[jax.Array]]) -> jax.Array:
     """Whether conditions hold, on all devices where each has a part of the leaves."""
-    with totalling() as total:
+    with sum_over_shards() as total:
         failing = [(~holds).astype(jnp.float32) for holds in conditions()]
         failed = functools.reduce(jnp.add, failing, jnp.zeros((), jnp.float32))
-        failed = total(failed) if part_axes() else failed
+        failed = total(failed) if shard_axes() else failed
         # A root is dear enough for XLA to compute it once. A cheap number it would compute anew for
         # every leaf that depends on it: programs whose length grows with the square of the leaves.
         return jnp.sqrt(failed) == 0

@@ -9,17 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    Scalar,
-    Slot,
-    Transformation,
-    as_value,
-    hyper,
-    static,
-    where,
-    while_loop,
-    zero_count,
-)
+from fnopt.core import Scalar, Slot, Transformation, as_value, hyper, static, where, zero_count
+from fnopt.sharding import while_loop
 from fnopt.transforms._objective import with_extras
 from fnopt.transforms._tree_algebra import inner, moved, real_dtype_of, scaled
 

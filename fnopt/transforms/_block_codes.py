@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import reshaped
+from fnopt.sharding import reshape
 
 OCTAVES = 15  # from the bias to the largest size: more need more than 128 codes of three bits
 BIAS = 2.0**-OCTAVES
@@ -100,15 +100,15 @@ def _as_blocks(x: jax.Array, block_size: int) -> jax.Array:
     if x.ndim and x.shape[-1] == length:
         return x
     if x.ndim and x.shape[-1] % length == 0:
-        return reshaped(x, *x.shape[:-1], x.shape[-1] // length, length)
-    flat = reshaped(x, -1)
+        return reshape(x, *x.shape[:-1], x.shape[-1] // length, length)
+    flat = reshape(x, -1)
     return jnp.pad(flat, (0, -x.size % length)).reshape(-1, length)
 
 
 def _from_blocks(blocks: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     size = int(np.prod(shape))
     if blocks.size == size:
-        return reshaped(blocks, *shape)
+        return reshape(blocks, *shape)
     return blocks.reshape(-1)[:size].reshape(shape)
 
 

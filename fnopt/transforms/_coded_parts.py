@@ -12,7 +12,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import WholeLeaves, gathered, part_axes, whole_leaves
+from fnopt.sharding import UnshardedLeaves, replicate, shard_axes, unsharded_leaves
 from fnopt.transforms._block_codes import block_length, decode, encode_with
 
 
@@ -38,7 +38,7 @@ def encode_part(
     scales = scales_of(blocks, block_size)
     codes = encode_with(blocks, scales, signed, block_size, count)
     codes = _without_blocks(codes, shape)
-    if part_axes():
+    if shard_axes():
         return codes.reshape(x.shape), scales.reshape(*x.shape[:-1], -1)
     leaves = _leaves()
     return leaves.kept(codes), leaves.kept(scales)
@@ -59,7 +59,7 @@ def decode_part(
 
 def _blocks(x: jax.Array, shape: tuple[int, ...], block_size: int) -> jax.Array:
     """`[..., parts, blocks, block]`, zeros where the last block of a part is filled up."""
-    parts = gathered(x).reshape(*x.shape[:-1], -1, _length(shape))
+    parts = replicate(x).reshape(*x.shape[:-1], -1, _length(shape))
     block = block_length((*_memory(x, shape), *shape), block_size)
     fill = [(0, 0)] * (parts.ndim - 1) + [(0, -parts.shape[-1] % block)]
     return jnp.pad(parts, fill).reshape(*parts.shape[:-1], -1, block)
@@ -74,8 +74,8 @@ def _length(shape: tuple[int, ...]) -> int:
     return -(-math.prod(shape) // _leaves().count)
 
 
-def _leaves() -> WholeLeaves:
-    known = whole_leaves()
+def _leaves() -> UnshardedLeaves:
+    known = unsharded_leaves()
     assert known is not None
     return known
 

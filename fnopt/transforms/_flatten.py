@@ -7,17 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    cast_like,
-    check_inexact,
-    compute_dtype,
-    gathered,
-    is_inexact,
-    joined,
-    laid_like,
-    reshaped,
-    translated,
-)
+from fnopt.core import cast_like, check_inexact, compute_dtype, is_inexact, translated
+from fnopt.sharding import concatenate, replicate, reshape, reshard_like
 from fnopt.transforms._wrapper import Wrapper
 
 
@@ -70,16 +61,16 @@ def _vector(tree: Any) -> jax.Array:
     dtype = compute_dtype(*map(jnp.result_type, leaves))
     if not leaves:
         return jnp.zeros((0,), dtype)
-    return joined([reshaped(jnp.asarray(x), jnp.size(x)).astype(dtype) for x in leaves])
+    return concatenate([reshape(jnp.asarray(x), jnp.size(x)).astype(dtype) for x in leaves])
 
 
 def _apart(vector: jax.Array, like: Any) -> Any:
     leaves, treedef = jax.tree.flatten(like)
-    vector, parts, start = gathered(vector), [], 0
+    vector, parts, start = replicate(vector), [], 0
     for leaf in leaves:
         size = jnp.size(leaf)
         part = vector[start : start + size].reshape(jnp.shape(leaf))
         real = is_inexact(leaf) and not jnp.iscomplexobj(leaf)
-        parts.append(laid_like(jnp.real(part) if real else part, leaf))
+        parts.append(reshard_like(jnp.real(part) if real else part, leaf))
         start += size
     return treedef.unflatten(parts)

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from fnopt.core import Member, beside, listing, static, where
+from fnopt.core import Member, listing, static, where
+from fnopt.sharding import place_state
 from fnopt.transforms._wrapper import Wrapper
 
 
@@ -50,7 +51,7 @@ class offloaded(Wrapper):
 
     def init(self, params: Any) -> Any:
         """The inner state, in the other memory."""
-        return self._kept(beside(self.inner.init(params), params))
+        return self._kept(place_state(self.inner.init(params), params))
 
     def update(
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any

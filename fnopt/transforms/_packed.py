@@ -16,16 +16,13 @@ from fnopt.core import (
     Value,
     check_inexact,
     described,
-    gathered,
-    is_staged,
-    joined,
     leaves_with_names,
     listing,
-    reshaped,
     shown,
     static,
     where,
 )
+from fnopt.sharding import concatenate, is_tracing, replicate, reshape
 from fnopt.transforms._select import as_labels, select
 from fnopt.transforms._selectors import Selector
 from fnopt.transforms._wrapper import Wrapper
@@ -146,7 +143,7 @@ class packed(Wrapper):
                 )
         leaves = [jnp.asarray(x) for _, x in named]
         return {
-            name: joined([reshaped(leaves[i], leaves[i].size) for i in parts])
+            name: concatenate([reshape(leaves[i], leaves[i].size) for i in parts])
             for name, parts in self.layout.parts().items()
         }
 
@@ -157,7 +154,7 @@ class packed(Wrapper):
         for name, parts in self.layout.parts().items():
             shapes = [self.layout.leaves[i].shape for i in parts]
             # Unlike that of many slices, the derivative of `split` is one concatenation.
-            pieces = jax.lax.split(gathered(buffers[name]), [*map(math.prod, shapes)])
+            pieces = jax.lax.split(replicate(buffers[name]), [*map(math.prod, shapes)])
             whole = (x.reshape(shape) for x, shape in zip(pieces, shapes, strict=True))
             found |= zip(parts, whole, strict=True)
         return self.layout.treedef.unflatten([found[i] for i in range(len(found))])
@@ -195,7 +192,7 @@ class packed(Wrapper):
                 )
 
     def _check_alike(self) -> None:
-        traced = is_staged() or any(isinstance(x, Tracer) for x in jax.tree.leaves(self.inner))
+        traced = is_tracing() or any(isinstance(x, Tracer) for x in jax.tree.leaves(self.inner))
         if not self.layout.names or self.inner.needs or traced:
             return
         probe = _Probe(self.inner, self.layout)
@@ -253,7 +250,7 @@ class _Probe:
     def buffers(self, leaves: Any) -> dict[str, Any]:
         """The buffers."""
         return {
-            name: joined([jnp.ravel(x) for x in part if x is not None])
+            name: concatenate([jnp.ravel(x) for x in part if x is not None])
             for name, part in self.by_name(leaves).items()
         }
 

@@ -8,15 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    check_choice,
-    compute_dtype,
-    increment,
-    leaves_with_names,
-    static,
-    whole_leaves,
-    zero_count,
-)
+from fnopt.core import check_choice, compute_dtype, increment, leaves_with_names, static, zero_count
+from fnopt.sharding import unsharded_leaves
 from fnopt.transforms._block_codes import block_scales, decode, encode_with
 from fnopt.transforms._coded_parts import decode_part, encode_part, size_of_whole
 from fnopt.transforms._stored_slots import StoredSlots, is_coded, pattern_items
@@ -146,7 +139,7 @@ class quantized_state(StoredSlots):
 
     def _each(self, fn: Any, form: str, slot: Any) -> Any:
         """`fn(form, leaf, shape)` of a slot's leaves; the shape is that of the whole, of parts."""
-        known = whole_leaves()
+        known = unsharded_leaves()
         if known is None:
             return jax.tree.map(lambda x: fn(form, x, None), slot, is_leaf=is_coded)
         if known.is_probe:  # blocks know of parts: nothing else of a leaf is needed

@@ -17,8 +17,8 @@ from fnopt.core import (
     compute_dtype,
     map_leaves,
     real_dtype,
-    totalling,
 )
+from fnopt.sharding import sum_over_shards
 
 
 def real_dtype_of(tree: Any, what: str = "params") -> Any:
@@ -36,7 +36,7 @@ def inner(a: Any, b: Any) -> jax.Array:
         x, y = jnp.asarray(x, wide), jnp.asarray(y, wide)
         return jnp.sum(jnp.real(jnp.conj(x) * y)).astype(dtype)
 
-    with totalling() as total:
+    with sum_over_shards() as total:
         parts = map(one, jax.tree.leaves(a), jax.tree.leaves(b))
         return total(functools.reduce(operator.add, parts, jnp.zeros((), dtype)))
 
@@ -79,6 +79,6 @@ def larger_estimate(before: jax.Array, numerator: jax.Array, length: jax.Array) 
 
 def real_sum(tree: Any, dtype: Any) -> jax.Array:
     """The sum of the real parts of all elements of a tree."""
-    with totalling() as total:
+    with sum_over_shards() as total:
         parts = [jnp.sum(jnp.real(x)).astype(dtype) for x in jax.tree.leaves(tree)]
         return total(functools.reduce(operator.add, parts, jnp.zeros((), dtype)))

@@ -8,17 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    Scalar,
-    Slot,
-    Transformation,
-    as_value,
-    hyper,
-    static,
-    where,
-    while_loop,
-    zero_count,
-)
+from fnopt.core import Scalar, Slot, Transformation, as_value, hyper, static, where, zero_count
+from fnopt.sharding import while_loop
 from fnopt.transforms._line_search import (
     LinePoint,
     LineSearch,

@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_choice, default_float, filled_like, leaves_with_names, shown
+from fnopt.core import check_choice, default_float, leaves_with_names, shown
+from fnopt.sharding import sharded_full_like
 from fnopt.tree._arrays import of_arrays
 from fnopt.tree._promote import promoted
 
@@ -34,7 +35,7 @@ def zeros_like(tree: Any, dtype: Any = None) -> Any:
         >>> tree.zeros_like({"w": jnp.ones(2)})
         {'w': Array([0., 0.], dtype=float32)}
     """
-    return jax.tree.map(lambda x: filled_like(x, 0, _chosen(x, dtype)), tree)
+    return jax.tree.map(lambda x: sharded_full_like(x, 0, _chosen(x, dtype)), tree)
 
 
 @of_arrays
@@ -53,7 +54,7 @@ def ones_like(tree: Any, dtype: Any = None) -> Any:
         >>> tree.ones_like({"w": jnp.zeros(2)})
         {'w': Array([1., 1.], dtype=float32)}
     """
-    return jax.tree.map(lambda x: filled_like(x, 1, _chosen(x, dtype)), tree)
+    return jax.tree.map(lambda x: sharded_full_like(x, 1, _chosen(x, dtype)), tree)
 
 
 @of_arrays
@@ -76,7 +77,7 @@ def full_like(tree: Any, fill_value: Any, dtype: Any = None) -> Any:
 
     def one(x: Any) -> jax.Array:
         dt = _chosen(x, dtype)
-        return filled_like(x, jnp.asarray(fill_value).astype(dt), dt)
+        return sharded_full_like(x, jnp.asarray(fill_value).astype(dt), dt)
 
     return jax.tree.map(one, tree)
 

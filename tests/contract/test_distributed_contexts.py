@@ -69,7 +69,7 @@ def _on_workers(make: Any) -> Any:
 
     def run(params: Any, mesh: Any) -> Any:
         specs = jax.tree.map(lambda p: P(), params)
-        whole = jax.tree.map(lambda p: fnopt.core.gathered(p), params)
+        whole = jax.tree.map(lambda p: fnopt.sharding.replicate(p), params)
         given = {"in_specs": (specs,), "out_specs": specs, "check_vma": False}
         return jax.shard_map(lambda p: _step(make(), p), mesh=mesh, **given)(whole)
 
@@ -79,7 +79,7 @@ def _on_workers(make: Any) -> Any:
 def _zero_step(params: Any, mesh: Any) -> Any:
     specs = jax.tree.map(lambda s: s.spec, distributed.state_sharding(ZERO, params, mesh=mesh))
     state = distributed.init_sharded(ZERO, params, mesh=mesh)
-    whole = jax.tree.map(lambda p: fnopt.core.gathered(p), params)
+    whole = jax.tree.map(lambda p: fnopt.sharding.replicate(p), params)
     given = {"in_specs": (P(), specs), "out_specs": P(), "check_vma": False}
     step = jax.shard_map(lambda p, s: _step(ZERO, p, s), mesh=mesh, **given)
     return step(whole, state)

@@ -20,7 +20,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import fnopt
-from fnopt.core import gathered, is_spread
+from fnopt.sharding import is_sharded, replicate
 from tests.contract.mesh_cases import CASES, DATA, PLACES, data_of, loss, tapped
 
 # Compiled and compared with one device, the rest of the types are only traced.
@@ -114,7 +114,7 @@ def fully_divided() -> Any:
 @pytest.mark.parametrize("name", OVER_THE_BATCH)
 def test_params_over_the_axis_of_the_batch_without_a_mesh_in_the_context(name):
     data = fully_divided()
-    assert all(map(is_spread, jax.tree.leaves(data["params"])))
+    assert all(map(is_sharded, jax.tree.leaves(data["params"])))
     jax.eval_shape(CASES[name], data)
 
 
@@ -181,7 +181,7 @@ def test_taps_where_params_are_gathered_by_the_function():
     data = fully_divided()
 
     def gathering(p: Any, batch: Any) -> jax.Array:
-        return tapped(jax.tree.map(gathered, p), batch)
+        return tapped(jax.tree.map(replicate, p), batch)
 
     look = fnopt.capture(gathering, "hidden", cotangents=True, argnums=0)
     _, seen = jax.jit(look)(data["params"], data["batch"])

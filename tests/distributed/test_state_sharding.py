@@ -40,7 +40,7 @@ def test_every_state_has_a_place(case):
     state = jax.eval_shape(tx.init, params)
     places = distributed.state_sharding(tx, params)
     assert jax.tree.structure(places) == jax.tree.structure(state)
-    found = fnopt.core.owners(state, params)
+    found = fnopt.sharding.match_params(state, params)
     for (_, leaf, owner), where in zip(found, jax.tree.leaves(places), strict=True):
         where.shard_shape(leaf.shape)  # it is divisible
         if owner is not None and owner.shape == leaf.shape:

@@ -9,17 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import (
-    axes_of,
-    default_float,
-    gathered,
-    is_inexact,
-    laid,
-    leaves_with_names,
-    per_row,
-    shown,
-)
+from fnopt.core import default_float, is_inexact, leaves_with_names, per_row, shown
 from fnopt.residuals import as_vector
+from fnopt.sharding import explicit_spec, replicate, reshard_to
 
 NAME = "curve_fit_batch"
 
@@ -83,12 +75,12 @@ def split(x: Any, y: jax.Array, sigma: Any, mask: Any, x_per_fit: bool) -> tuple
         else:
             lead = value.ndim == y.ndim  # a leading axis of length one
             shared = shared._replace(**{name: value[0] if lead else value})
-    return jax.tree.map(gathered, shared), jax.tree.map(_whole_fits, own)
+    return jax.tree.map(replicate, shared), jax.tree.map(_whole_fits, own)
 
 
 def _whole_fits(x: jax.Array) -> jax.Array:
     """The array, spread along its leading axis at most: a device has all points of a fit."""
-    return laid(x, (*axes_of(x)[:1], *(None,) * (x.ndim - 1)))
+    return reshard_to(x, (*explicit_spec(x)[:1], *(None,) * (x.ndim - 1)))
 
 
 def _check_leading(tree: Any, fits: int, what: str) -> None:

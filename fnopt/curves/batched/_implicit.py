@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import is_inexact, per_row, varies_over, varying_like
+from fnopt.core import is_inexact, per_row
 from fnopt.curves.batched._data import Points, filled, joined
 from fnopt.curves.batched._task import Task
 from fnopt.programs import opened
 from fnopt.residuals import Box, minimum_tangent, pushed, value_and_slope
+from fnopt.sharding import pvary_like, varying_axes
 from fnopt.solvers import LaneEnds, lane_summary
 
 _IN_LOOPS = hasattr(jax, "set_mesh")  # since JAX 0.8
@@ -56,7 +57,7 @@ def implicitly(
         settings: A tree of arrays that isn't differentiated.
         chunk: How many fits are looked at at once.
     """
-    x0 = varying_like(x0, (shared, own))  # each device has fits of its own
+    x0 = pvary_like(x0, (shared, own))  # each device has fits of its own
     rebuilt, consts = _opened(task, x0, shared, own)
 
     def task_of(batch: Batch) -> Task:
@@ -81,10 +82,10 @@ def _opened(
 
     def row(a: jax.Array) -> Any:
         # A shape doesn't say that devices have different numbers: where they do, one stands for it.
-        return a[0] if varies_over(a) else jax.ShapeDtypeStruct(a.shape[1:], a.dtype)
+        return a[0] if varying_axes(a) else jax.ShapeDtypeStruct(a.shape[1:], a.dtype)
 
     one = jax.tree.map(row, own)
-    numbers = (x0[0, 0] if varies_over(x0) else jax.ShapeDtypeStruct((), x0.dtype),) * x0.shape[1]
+    numbers = (x0[0, 0] if varying_axes(x0) else jax.ShapeDtypeStruct((), x0.dtype),) * x0.shape[1]
     at = joined(shared, one).x
     predict, consts = opened(task.predict, numbers, at)
     given = task.jacobian

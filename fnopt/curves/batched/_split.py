@@ -10,7 +10,7 @@ import jax
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
-from fnopt.core import axes_of, gathered, is_spread
+from fnopt.sharding import explicit_spec, is_sharded, replicate
 
 
 class Split(NamedTuple):
@@ -34,8 +34,8 @@ def split_of(arrays: Any) -> Split | None:
     the compiler decides.
     """
     for x in jax.tree.leaves(arrays):
-        if is_spread(x) and axes_of(x)[0]:
-            return Split(jax.typeof(x).sharding.mesh, axes_of(x)[0], True)
+        if is_sharded(x) and explicit_spec(x)[0]:
+            return Split(jax.typeof(x).sharding.mesh, explicit_spec(x)[0], True)
         sharding = None if isinstance(x, Tracer) else getattr(x, "sharding", None)
         if isinstance(sharding, NamedSharding) and any(sharding.spec[:1]):
             return Split(sharding.mesh, sharding.spec[0], False)
@@ -60,7 +60,7 @@ def by_device(
         return fn(*common, *own)
     parts, whole = PartitionSpec(split.axis), PartitionSpec()
     if split.explicit:
-        common = jax.tree.map(gathered, common)
+        common = jax.tree.map(replicate, common)
         own = jax.tree.map(lambda x: laid_first(x, split), own)
     run = jax.shard_map(
         fn,

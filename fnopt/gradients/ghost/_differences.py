@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import HIGHEST, compute_dtype, gathered, sum_of_squares
+from fnopt.core import HIGHEST, compute_dtype, sum_of_squares
 from fnopt.gradients._lengths import number, spread_around
 from fnopt.gradients._sums import only_where
 from fnopt.gradients.ghost import _reduce
@@ -31,6 +31,7 @@ from fnopt.gradients.ghost._factors import (
 from fnopt.gradients.ghost._plan import Group
 from fnopt.gradients.ghost._record import Tape
 from fnopt.gradients.ghost._weights import pull_back
+from fnopt.sharding import replicate
 
 
 class GroupMoments(NamedTuple):
@@ -74,8 +75,8 @@ def _moments(group: Group, tape: Tape, counts: jax.Array) -> tuple[jax.Array, ja
     assert group.layout is not None
     _, d, k = group.layout.sizes
     data = [_reduce.data_of(site, tape) for site in group.sites]
-    first = jnp.argmax(gathered(counts))
-    origin = _reduce.pairs_of(group, jax.tree.map(lambda x: gathered(x, 0)[first], data))
+    first = jnp.argmax(replicate(counts))
+    origin = _reduce.pairs_of(group, jax.tree.map(lambda x: replicate(x, 0)[first], data))
 
     def from_first(data: list[tuple[Any, jax.Array]]) -> tuple[jax.Array, list[Difference]]:
         pairs = _reduce.pairs_of(group, data)

@@ -6,10 +6,10 @@ from typing import Any
 
 import jax
 
-from fnopt.core import laid_like
 from fnopt.gradients.ghost._sites import Site
 from fnopt.gradients.ghost._weights import over_scans
 from fnopt.programs import jaxprs
+from fnopt.sharding import reshard_like
 
 
 def tangent(
@@ -40,7 +40,7 @@ def gradient(site: Site, weight: Any, others: list[Any], g: jax.Array) -> jax.Ar
     whole = _whole(site, g.shape)
     # Nothing of the output is needed where the equation is linear; the compiler drops it.
     out, transposed = jax.vjp(lambda w: whole(w, *others), weight)
-    return transposed(laid_like(g, out))[0]
+    return transposed(reshard_like(g, out))[0]
 
 
 def _whole(site: Site, around: tuple[int, ...]) -> Any:

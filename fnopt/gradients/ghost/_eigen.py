@@ -8,8 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import HIGHEST, gathered, is_spread
+from fnopt.core import HIGHEST
 from fnopt.gradients.ghost._factors import sum_of
+from fnopt.sharding import is_sharded, replicate
 
 _LARGEST = 2**24  # numbers of gradients that are formed at once
 
@@ -62,7 +63,7 @@ def squares_of_sites(sites: Sequence[Any], bases: tuple[jax.Array, ...]) -> jax.
         (a, c), swap = pairs[0], turned[0]
         a, c = a[:, :, 0] ** 2, jnp.sum(c[:, :, :, 0] ** 2, 1)
         form = "nte,ntd->tde" if swap else "ntd,nte->tde"
-        return jnp.einsum(form, gathered(a, 0), gathered(c, 0), precision=HIGHEST)
+        return jnp.einsum(form, replicate(a, 0), replicate(c, 0), precision=HIGHEST)
 
     def one(pairs: Any) -> jax.Array:
         forms = ["ktrd,tre->ktde" if swap else "ktre,trd->ktde" for swap in turned]
@@ -74,7 +75,7 @@ def squares_of_sites(sites: Sequence[Any], bases: tuple[jax.Array, ...]) -> jax.
 
     a, c = pairs[0]
     numbers = c.shape[1] * c.shape[2] * a.shape[-1] * c.shape[-1]  # of one example
-    if a.shape[0] * numbers <= _LARGEST or is_spread(a):
+    if a.shape[0] * numbers <= _LARGEST or is_sharded(a):
         return jnp.sum(jax.vmap(one)(pairs), 0)
 
     def added(total: jax.Array, some: Any) -> tuple[jax.Array, None]:
@@ -94,7 +95,7 @@ def _squares_of_lookups(sites: Sequence[Any], basis: jax.Array) -> jax.Array:
     g = rotated(jnp.concatenate([s.cotangents for s in sites], 3), basis)
     same = (index[..., :, None] == index[..., None, :]).astype(g.dtype)
     whole = jnp.einsum("ntrs,nktse->nktre", same, g, precision=HIGHEST)
-    squares = gathered(jnp.sum(g * whole, 1), 0)
+    squares = replicate(jnp.sum(g * whole, 1), 0)
     matrices = jnp.arange(index.shape[1])[None, :, None]
     zeros = jnp.zeros((index.shape[1], sites[0].sides[0].size, g.shape[-1]), g.dtype)
-    return zeros.at[matrices, gathered(index, 0)].add(squares)
+    return zeros.at[matrices, replicate(index, 0)].add(squares)

@@ -16,15 +16,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    HIGHEST,
-    compute_dtype,
-    product_sharding,
-    real_dtype,
-    root,
-    sum_of_squares,
-)
+from fnopt.core import HIGHEST, compute_dtype, real_dtype, root, sum_of_squares
 from fnopt.gradients._lengths import unit_of
+from fnopt.sharding import product_sharding
 
 
 class Dense(NamedTuple):

@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import HIGHEST, compute_dtype, varying_like
+from fnopt.core import HIGHEST, compute_dtype
 from fnopt.gradients._sums import inner_products
 from fnopt.gradients.ghost import _reduce
 from fnopt.gradients.ghost._factors import Dense, Pair, balanced, inner, merged, outer, sum_of
 from fnopt.gradients.ghost._pairs import site_pair
 from fnopt.gradients.ghost._plan import RULES, Group
 from fnopt.gradients.ghost._record import Tape
+from fnopt.sharding import pvary_like
 
 # What the inner products of positions, or the slices of gradients, may take at a time.
 BLOCK_BYTES = 32 * 2**20
@@ -108,7 +109,7 @@ def by_slices(p: Pair, q: Pair, d: int, k: int) -> jax.Array:
         return total + inner_products(formed(part[0], p.right), formed(part[1], q.right)), None
 
     dtype = compute_dtype(*(z.dtype for z in jax.tree.leaves((p, q))))
-    zero = varying_like(jnp.zeros((x.shape[0], y.shape[0]), dtype), (x, y))
+    zero = pvary_like(jnp.zeros((x.shape[0], y.shape[0]), dtype), (x, y))
     return jax.lax.scan(add, zero, (cut(x), cut(y)))[0]
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from fnopt.core import HIGHEST, compute_dtype, gathered, is_spread, per_row, reshaped
+from fnopt.core import HIGHEST, compute_dtype, per_row
 from fnopt.gradients.ghost import _reduce, _rows_gram
 from fnopt.gradients.ghost._eigen import rotated, squares_of_sites
 from fnopt.gradients.ghost._factors import Factor, OneHot, sum_of
@@ -19,6 +19,7 @@ from fnopt.gradients.ghost._plan import RULES
 from fnopt.gradients.ghost._record import Tape
 from fnopt.gradients.ghost._sites import Site
 from fnopt.gradients.ghost._trace import Ghost
+from fnopt.sharding import is_sharded, replicate, reshape
 
 Factors = tuple[jax.Array, ...]
 
@@ -90,7 +91,7 @@ def _formed(ghost: Ghost, block: KroneckerBlock, flat: Tape, formed: dict[int, A
 
 def _matrices(block: KroneckerBlock, rows: jax.Array) -> jax.Array:
     """Gradients that are formed, `[n k, *param]`, as `[1, n k, D, K]`."""
-    return _wide(reshaped(rows, 1, rows.shape[0], *(s.size for s in block.sides)))
+    return _wide(reshape(rows, 1, rows.shape[0], *(s.size for s in block.sides)))
 
 
 def _of_rows(block: KroneckerBlock, rows: jax.Array, tape: Tape) -> Factors:
@@ -104,8 +105,8 @@ def _of_rows(block: KroneckerBlock, rows: jax.Array, tape: Tape) -> Factors:
     if len(block.sides) == 1:
         return (_moment(block.sides[0], rows) / n,)
     left, right = block.sides
-    columns = _moment(left, reshaped(jnp.swapaxes(rows, 2, 3), 1, -1, left.size)) / n
-    found = _moment(right, reshaped(rows, 1, -1, right.size)) / n
+    columns = _moment(left, reshape(jnp.swapaxes(rows, 2, 3), 1, -1, left.size)) / n
+    found = _moment(right, reshape(rows, 1, -1, right.size)) / n
     whole = _trace(found)[:, None, None, None]
     return columns, _over(found, jnp.broadcast_to(whole, found.shape))
 
@@ -152,7 +153,7 @@ class _Rows:
         # Of unit vectors: how often each was looked up.
         matrices = jnp.arange(self.index.shape[1])[None, :, None]
         zeros = jnp.zeros((self.index.shape[1], self.sides[0].size), self.cotangents.dtype)
-        return zeros.at[matrices, gathered(self.index, 0)].add(1)
+        return zeros.at[matrices, replicate(self.index, 0)].add(1)
 
 
 def _factors(site: Site, tape: Tape) -> tuple[Factor, Factor]:
@@ -222,7 +223,7 @@ def _over(x: jax.Array, y: jax.Array) -> jax.Array:
 def _merged(x: jax.Array) -> jax.Array:
     """From `[..., T, R, d]` to `[T, rows, d]`."""
     x = jnp.moveaxis(x, -3, 0)
-    return reshaped(x, x.shape[0], -1, x.shape[-1])
+    return reshape(x, x.shape[0], -1, x.shape[-1])
 
 
 def _moment(side: Side, rows: jax.Array) -> jax.Array:
@@ -233,7 +234,7 @@ def _moment(side: Side, rows: jax.Array) -> jax.Array:
     rows = jnp.pad(rows, ((0, 0), (0, 0), (0, side.count * side.width - d)))
     rows = rows.reshape(t, n, side.count, side.width)
     options: dict[str, Any] = {"precision": HIGHEST}
-    if is_spread(rows):  # by example: the products are summed over devices
+    if is_sharded(rows):  # by example: the products are summed over devices
         options["out_sharding"] = NamedSharding(jax.typeof(rows).sharding.mesh, PartitionSpec())
     return jnp.einsum("tnbi,tnbj->tbij", rows, rows, **options)
 

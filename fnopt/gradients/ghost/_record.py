@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fnopt.core import varying_like
 from fnopt.gradients.ghost._plan import Plan, tap_zeros
 from fnopt.programs import replay
+from fnopt.sharding import pvary_like
 
 
 class Tape(NamedTuple):
@@ -42,7 +42,7 @@ def record(plan: Plan, params: Sequence[Any], batch: Sequence[Any]) -> Tape:
         return outputs[0], (outputs, records)
 
     run = jax.vmap(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True), (None, None, 0))
-    taps = varying_like(tap_zeros(plan), (params, batch))
+    taps = pvary_like(tap_zeros(plan), (params, batch))
     (_, (outputs, records)), (cotangents, grads) = run(taps, left, batch)
     return Tape(outputs, records, cotangents, grads)
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import HIGHEST, compute_dtype, varying_like
+from fnopt.core import HIGHEST, compute_dtype
 from fnopt.gradients._sums import weighted_total
 from fnopt.gradients.ghost import _direct, _reduce, _rows_gram
 from fnopt.gradients.ghost._plan import Group, tap_zeros
@@ -25,6 +25,7 @@ from fnopt.gradients.ghost._sites import Site
 from fnopt.gradients.ghost._trace import Ghost
 from fnopt.gradients.ghost._weights import evaluate
 from fnopt.programs import replay
+from fnopt.sharding import pvary_like
 
 
 class GhostRows(NamedTuple):
@@ -140,9 +141,9 @@ def record_tape(ghost: Ghost, batch: Any) -> Tape:
             outputs, records = replay(plan.level, [*inputs, *example], visit, taps)
             return outputs[0], (outputs, records)
 
-        taps = varying_like(tap_zeros(plan), (params, example))
+        taps = pvary_like(tap_zeros(plan), (params, example))
         r, pull, (outputs, records) = jax.vjp(residuals, taps, left, has_aux=True)
-        cotangents, grads = jax.vmap(pull)(varying_like(jnp.eye(r.size, dtype=r.dtype), r))
+        cotangents, grads = jax.vmap(pull)(pvary_like(jnp.eye(r.size, dtype=r.dtype), r))
         return Tape(outputs, records, cotangents, grads)
 
     return jax.vmap(one)(jax.tree.leaves(batch))

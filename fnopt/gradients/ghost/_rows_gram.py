@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import reshaped
 from fnopt.gradients._sums import inner_products
 from fnopt.gradients.ghost import _gram, _reduce
 from fnopt.gradients.ghost._factors import Dense, Pair, inner, sum_of
@@ -17,6 +16,7 @@ from fnopt.gradients.ghost._pairs import site_pair
 from fnopt.gradients.ghost._plan import RULES, Group
 from fnopt.gradients.ghost._record import Tape
 from fnopt.gradients.ghost._sites import Site
+from fnopt.sharding import reshape
 
 
 class RowsPart(NamedTuple):
@@ -103,11 +103,11 @@ def _by_examples(p: Factors, q: Factors) -> jax.Array:
         found = inner_products(a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1]))
         n, m = a.shape[0], b.shape[0]
         k, width = (1, 1) if axis is None else (a.shape[1], b.shape[1])
-        found = reshaped(found, n, k, m, width)
+        found = reshape(found, n, k, m, width)
         total = found if total is None else total * found.astype(total.dtype)
     assert total is not None
     n, k, m, width = total.shape
-    return reshaped(total, n * k, m * width)
+    return reshape(total, n * k, m * width)
 
 
 def by_leaf(one: Mapping[int, jax.Array], other: Mapping[int, jax.Array]) -> jax.Array:

@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype, gathered, is_inexact, laid_like
+from fnopt.core import compute_dtype, is_inexact
 from fnopt.gradients._lengths import joined
 from fnopt.gradients._loss import BoundLoss
 from fnopt.gradients._sums import only_where, scaled_rows
 from fnopt.gradients.ghost import _differences, _gram, _reduce
 from fnopt.gradients.ghost._plan import Plan, make_plan
 from fnopt.gradients.ghost._record import Tape, record
+from fnopt.sharding import replicate, reshard_like
 
 
 class Ghost(NamedTuple):
@@ -56,7 +57,7 @@ class Ghost(NamedTuple):
         def one(i: int, param: Any) -> jax.Array:
             dtype = compute_dtype(param.dtype)
             total = sums[i].astype(dtype) if i in sums else jnp.zeros(param.shape, dtype)
-            return laid_like(total, param)
+            return reshard_like(total, param)
 
         return self.params_tree.unflatten([one(i, p) for i, p in enumerate(self.params)])
 
@@ -131,7 +132,7 @@ class GhostMeasurements(NamedTuple):
         total = jnp.zeros(shape, dtype)
         # The examples of one side are spread over devices, those of the other whole on each.
         formed, *known = jax.tree.map(
-            lambda x: gathered(x, 0), (other.formed, other.tape, other.factors)
+            lambda x: replicate(x, 0), (other.formed, other.tape, other.factors)
         )
         groups = zip(self.ghost.plan.groups, self.formed, formed, strict=True)
         for group, mine, theirs in groups:

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core as jex
 
-from fnopt.core import filled_like, is_inexact, laid_like, varies_over, varying_like
+from fnopt.core import is_inexact
 from fnopt.programs import jaxprs
+from fnopt.sharding import pvary_like, reshard_like, sharded_full_like, varying_axes
 
 # Operations that only move numbers, so that they work in any dtype and are linear.
 _MOVES = {
@@ -260,16 +261,16 @@ def pull_back(weight: Weight, cotangent: Any, leaves: Mapping[int, Any]) -> dict
 
     params = [leaves[i] for i in numbers]
     if weight.moves_only:
-        if varies_over(cotangent):  # shapes don't say so, arrays do
-            zeros = [filled_like(p, 0, cotangent.dtype) for p in params]
-            value, transposed = jax.vjp(forward, varying_like(zeros, cotangent))
-            (grads,) = transposed(laid_like(cotangent, value))
+        if varying_axes(cotangent):  # shapes don't say so, arrays do
+            zeros = [sharded_full_like(p, 0, cotangent.dtype) for p in params]
+            value, transposed = jax.vjp(forward, pvary_like(zeros, cotangent))
+            (grads,) = transposed(reshard_like(cotangent, value))
         else:
             like = [jax.ShapeDtypeStruct(p.shape, cotangent.dtype) for p in params]
             (grads,) = jax.linear_transpose(forward, like)(cotangent)
     else:
         value, transposed = jax.vjp(forward, params)
-        (grads,) = transposed(laid_like(cotangent.astype(weight.aval.dtype), value))
+        (grads,) = transposed(reshard_like(cotangent.astype(weight.aval.dtype), value))
     return dict(zip(numbers, grads, strict=True))
 
 

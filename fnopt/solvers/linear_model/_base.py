@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import matmul, row_total
+from fnopt.core import matmul
 from fnopt.linear import System
 from fnopt.residuals import FlatResidual, linearise_products
+from fnopt.sharding import psum_rows
 from fnopt.solvers.linear_model._linearization import Linearization
 
 Map = Callable[[jax.Array], jax.Array]
@@ -58,7 +59,7 @@ class LinearModel:
         given = self.flat.derivative
         if given is None:
             return linearise_products(self.flat.r, point.x)[1:]
-        return lambda v: given.push(point.J, v), lambda w: row_total(given.pull(point.J, w))
+        return lambda v: given.push(point.J, v), lambda w: psum_rows(given.pull(point.J, w))
 
     def linearised_rmv(self, x: jax.Array) -> tuple[jax.Array, Any, Map]:
         """The residual, what is kept of the Jacobian for its products, and that of its transpose.
@@ -70,7 +71,7 @@ class LinearModel:
             r, _, pull = linearise_products(self.flat.r, x)
             return r, (), pull
         J = given.at(x)
-        return self.flat.r(x), J, lambda w: row_total(given.pull(J, w))
+        return self.flat.r(x), J, lambda w: psum_rows(given.pull(J, w))
 
     @property
     def size(self) -> int:
@@ -80,7 +81,7 @@ class LinearModel:
 
 def scaled_rmv(point: Linearization, scale: jax.Array) -> Map:
     r"""The product :math:`D^{-1} J^T w` with a Jacobian that is a matrix."""
-    return lambda w: row_total(matmul(w, point.J)) / scale
+    return lambda w: psum_rows(matmul(w, point.J)) / scale
 
 
 def free(point: Linearization) -> jax.Array:

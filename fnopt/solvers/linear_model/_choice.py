@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fnopt.core import row_axes
 from fnopt.linear import linear_solver
 from fnopt.residuals import FlatResidual
+from fnopt.sharding import row_axes
 from fnopt.solvers.linear_model._base import LinearModel
 from fnopt.solvers.linear_model._dense import LiftedModel, TriangleModel, WideGramModel
 from fnopt.solvers.linear_model._gram import RowsModel, TallGramModel

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import matmul, row_axes, row_total
+from fnopt.core import matmul
 from fnopt.linear import Triangle, norm, row_triangle
+from fnopt.sharding import psum_rows, row_axes
 
 
 class NormalMatrix(NamedTuple):
@@ -36,7 +37,7 @@ class Linearization(NamedTuple):
 
 def half_square(r: jax.Array) -> jax.Array:
     r"""The cost :math:`f = \tfrac12 \|r\|^2`; infinite where the residual is not finite."""
-    cost = jnp.asarray(0.5, r.dtype) * row_total(jnp.sum(jnp.square(r)))
+    cost = jnp.asarray(0.5, r.dtype) * psum_rows(jnp.sum(jnp.square(r)))
     return jnp.where(jnp.isfinite(cost), cost, jnp.asarray(jnp.inf, r.dtype))
 
 

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import row_total
 from fnopt.jacobians import elimination
 from fnopt.linear import (
     BandedGramSystem,
@@ -18,6 +17,7 @@ from fnopt.linear import (
     band_of,
 )
 from fnopt.residuals import FlatResidual
+from fnopt.sharding import psum_rows
 from fnopt.solvers.linear_model._base import LinearModel, Map
 from fnopt.solvers.linear_model._linearization import Linearization, half_square
 
@@ -57,7 +57,7 @@ class SparseGramModel(LinearModel):
         assert given is not None
         assert given.compressed is not None
         r, J, pull = self.linearised_rmv(x)
-        G = jax.tree.map(row_total, self.layout.gram(given.compressed.of(J)))
+        G = jax.tree.map(psum_rows, self.layout.gram(given.compressed.of(J)))
         columns = jnp.sqrt(self.layout.diagonal(G))
         return Linearization(x, r, (J, G), half_square(r), pull(r), columns)
 

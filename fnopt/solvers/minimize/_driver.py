@@ -17,7 +17,6 @@ from fnopt.core import (
     check_count,
     listing,
     power_of_two,
-    typed_start,
     written_for_jax,
 )
 from fnopt.programs import (
@@ -28,6 +27,7 @@ from fnopt.programs import (
     runs_now,
 )
 from fnopt.residuals import floating_start
+from fnopt.sharding import pvary_for
 from fnopt.solvers.minimize._implicit import implicitly
 from fnopt.solvers.minimize._loop import MinimizeState, blank_state, final_point, iterate
 from fnopt.solvers.minimize._method import MinimizeMethod
@@ -259,7 +259,7 @@ def _minimized(
     callback: Callable[[StepInfo], Any] | None,
     projection: Callable[[Any], Any] | None,
 ) -> Minimum:
-    params = typed_start(fun, params, *args)
+    params = pvary_for(fun, params, *args)
     setting = set_up(fun, params, args, has_aux, **options, projection=projection).traced()
 
     def run(problem: SmoothObjective, x: jax.Array, traced: Any) -> tuple[Any, Evaluation]:

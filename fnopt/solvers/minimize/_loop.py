@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Status, cond, increment, is_converged, while_loop
+from fnopt.core import Status, increment, is_converged
 from fnopt.linear import norm
+from fnopt.sharding import cond, while_loop
 from fnopt.solvers._stopping import SHARE, first_of
 from fnopt.solvers.minimize._method import (
     Direction,

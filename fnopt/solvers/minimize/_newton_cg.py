@@ -7,9 +7,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import while_loop
 from fnopt.linear import norm
 from fnopt.residuals import hessian_product
+from fnopt.sharding import while_loop
 from fnopt.solvers.minimize._method import (
     Direction,
     MinimizeMethod,

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Transformation, apply_updates, cond
+from fnopt.core import Transformation, apply_updates
+from fnopt.sharding import cond
 from fnopt.solvers.minimize._method import Direction, MinimizeMethod
 from fnopt.solvers.minimize._problem import Evaluation, SmoothObjective
 from fnopt.transforms import Chain, find_kept, scale_by_zoom_linesearch

@@ -13,7 +13,6 @@ from fnopt.core import (
     check_inexact,
     check_returned,
     compute_dtype,
-    gathered,
     is_inexact,
     leaves_with_names,
     real_dtype,
@@ -23,6 +22,7 @@ from fnopt.core import (
 from fnopt.jacobians import held_as_zeros, real_vector
 from fnopt.programs import alike_together, opened
 from fnopt.residuals import Box, Parametrisation, box_of, fixed, parametrised, tied, value_and_slope
+from fnopt.sharding import replicate
 
 
 class Evaluation(NamedTuple):
@@ -150,7 +150,7 @@ def set_up(
     laid = real_vector(free, dtype)
 
     def flat(tree: Any) -> jax.Array:
-        return gathered(laid.flatten(tree)) if laid.size else jnp.zeros((0,), dtype)
+        return replicate(laid.flatten(tree)) if laid.size else jnp.zeros((0,), dtype)
 
     def f(x: jax.Array) -> jax.Array:
         out = fn(made.assemble(laid.unflatten(x)), *args)

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Status, own, while_loop
+from fnopt.core import Status
 from fnopt.linear import divide
 from fnopt.linear import row_norm as norm
 from fnopt.programs import jaxprs
 from fnopt.residuals import pushed
+from fnopt.sharding import pvary_over_rows, while_loop
 from fnopt.solvers.problem._problem import Problem
 from fnopt.solvers.result._solution import Solution
 
@@ -61,7 +62,7 @@ def disagrees(problem: Problem, x: jax.Array, columns: jax.Array) -> jax.Array |
 
     def off(x: jax.Array) -> jax.Array:
         v, floor = _direction(flat.r(x), x, columns)
-        want = pushed(flat.r, own((x,)), own((v,)))[1]
+        want = pushed(flat.r, pvary_over_rows((x,)), pvary_over_rows((v,)))[1]
         got = given.push(given.at(x), v)
         much = jnp.asarray(_OFF, x.dtype) * jnp.maximum(norm(want), norm(got)) + floor
         distance = norm(want - got)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import Value, leaves_with_names, matmul, own, row_total, shown
+from fnopt.core import Value, leaves_with_names, matmul, shown
 from fnopt.jacobians import ravel, ravel_with_held, value_and_jacobian
 from fnopt.programs import alike_together
 from fnopt.residuals import (
@@ -34,6 +34,7 @@ from fnopt.residuals import (
     tied,
     whitened,
 )
+from fnopt.sharding import psum_rows, pvary_over_rows
 from fnopt.solvers._trust_region import actual_reduction
 from fnopt.solvers.linear_model._base import LinearModel
 from fnopt.solvers.linear_model._linearization import Linearization, half_square
@@ -93,7 +94,9 @@ class Problem(NamedTuple):
 
     def compact(self, x: jax.Array) -> Problem:
         """The same, with what the residuals do alike with many arrays done at once."""
-        return self._replace(flat=self.flat._replace(r=alike_together(self.flat.r, own(x))))
+        return self._replace(
+            flat=self.flat._replace(r=alike_together(self.flat.r, pvary_over_rows(x)))
+        )
 
     def cost(self, r: jax.Array) -> jax.Array:
         """The cost of residuals."""
@@ -114,7 +117,7 @@ class Problem(NamedTuple):
         squares = self.squares(x, jnp.ones((), x.dtype))
         if self.losses is not None:
             return self.losses.cost_of_squares(squares)
-        return jnp.asarray(0.5, squares.dtype) * row_total(jnp.sum(squares))
+        return jnp.asarray(0.5, squares.dtype) * psum_rows(jnp.sum(squares))
 
     def reduction(
         self, point: Linearization, before: jax.Array, after: jax.Array, step: jax.Array
@@ -232,7 +235,7 @@ def set_up(
         return Setting(x, Problem(flat, losses, box, fitted=fitted), made, dof, whiten)
     w = flat.flatten(jax.tree.map(_both_parts, whiten.weights, shapes))
     squares = _weighted_squares(lambda x: flat.flatten(residuals(flat.unravel(x))), w)
-    dof = dof - row_total(jnp.sum(w == 0, dtype=jnp.int32))
+    dof = dof - psum_rows(jnp.sum(w == 0, dtype=jnp.int32))
     return Setting(x, Problem(flat, losses, box, squares, fitted), made, dof, whiten)
 
 
@@ -257,7 +260,7 @@ def _weighted(flat: FlatResidual, dtype: Any, whiten: Whitening) -> FlatResidual
         return flat.flatten(whiten(flat.unflatten(r)))
 
     if not whiten.by_rows:
-        given = given and given.followed_by(weighted, own(jnp.zeros(flat.m, dtype)))
+        given = given and given.followed_by(weighted, pvary_over_rows(jnp.zeros(flat.m, dtype)))
         return flat._replace(derivative=given, gram=mixed_rows(gram, weighted))
 
     def factors(x: jax.Array) -> jax.Array:

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import power_of_two, row_most
+from fnopt.core import power_of_two
+from fnopt.sharding import pmax_rows
 from fnopt.solvers.problem._problem import Problem
 
 
@@ -29,7 +30,7 @@ def finer_unit(
     """
     info = jnp.finfo(unit.dtype)
     least = jnp.asarray(float(info.tiny) / float(info.eps), unit.dtype)
-    largest = row_most(jnp.max(_felt(problem, r), initial=0))
+    largest = pmax_rows(jnp.max(_felt(problem, r), initial=0))
     finite = jnp.isfinite(largest) & (largest > 0)
     finer = unit / power_of_two(largest)
     # One that is subnormal, or whose inverse is, isn't exact.
@@ -78,11 +79,11 @@ class EndUnits(NamedTuple):
 
 def end_units(problem: Problem, r: jax.Array, J: jax.Array | None) -> EndUnits:
     """The units for derivatives at the end of a fit, from its residuals and their Jacobian."""
-    felt = row_most(jnp.max(_felt(problem, r), initial=0))
+    felt = pmax_rows(jnp.max(_felt(problem, r), initial=0))
     unit = 1 / power_of_two(felt)
     if J is None:
         return EndUnits(unit, jnp.ones((problem.flat.n,), r.dtype))
-    columns = row_most(jnp.max(jnp.abs(unit * J), axis=0, initial=0))
+    columns = pmax_rows(jnp.max(jnp.abs(unit * J), axis=0, initial=0))
     return lax.stop_gradient(EndUnits(unit, 1 / power_of_two(columns)))
 
 

@@ -11,17 +11,8 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fnopt.core import (
-    global_norm,
-    joined,
-    joint_norm,
-    nonzero,
-    power_of_two,
-    quotient,
-    root,
-    safe_norms,
-    whole_for,
-)
+from fnopt.core import global_norm, joint_norm, nonzero, power_of_two, quotient, root, safe_norms
+from fnopt.sharding import concatenate, replicate_for_batch
 
 MESH = ((1, 2), ("d", "m"))
 
@@ -45,7 +36,7 @@ def put(x, *axes):
 )
 def test_parts_that_are_joined_lie_alike(first, second, axis, together):
     x, y = (np.arange(2.0 ** len(first), dtype="f").reshape(*[2] * len(first)) for _ in range(2))
-    found = jax.jit(lambda x, y: joined([x, y], axis))(put(x, *first), put(y, *second))
+    found = jax.jit(lambda x, y: concatenate([x, y], axis))(put(x, *first), put(y, *second))
     np.testing.assert_array_equal(found, np.concatenate([x, y], axis))
     assert found.sharding.spec == P(*together)
 
@@ -53,9 +44,11 @@ def test_parts_that_are_joined_lie_alike(first, second, axis, together):
 def test_what_examples_share_is_whole_over_their_axes_alone():
     shared = {"w": put(np.ones((2, 2), "f"), "d", "m"), "name": "linear", "scale": 2.0}
     batch = put(np.ones((4, 2), "f"), "d")
-    found = jax.eval_shape(lambda w, x: whole_for({**shared, "w": w}, x)["w"], shared["w"], batch)
+    found = jax.eval_shape(
+        lambda w, x: replicate_for_batch({**shared, "w": w}, x)["w"], shared["w"], batch
+    )
     assert found.sharding.spec == P(None, "m")
-    assert whole_for({**shared, "w": jnp.ones(2)}, batch)["name"] == "linear"
+    assert replicate_for_batch({**shared, "w": jnp.ones(2)}, batch)["name"] == "linear"
 
 
 NUMBERS = {

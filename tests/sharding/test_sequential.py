@@ -1,4 +1,4 @@
-"""Batched factorisations of one step are never begun side by side: `fnopt.core.in_turn`.
+"""Batched factorisations of one step are never begun side by side: `fnopt.sharding.sequential`.
 
 On a CPU that ends in threads which wait for each other for ever. Whether it does depends on the
 number of cores, so what is read is the order that the compiled program asks for.
@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import fnopt
-from fnopt.core import after
 from fnopt.curvature import KroneckerModel, KroneckerSpec
+from fnopt.sharding import wait_for
 
 _INSTRUCTION = re.compile(r"^ *(?:ROOT )?%([\w.\-]+) = .*? ([\w\-]+)\((.*)$")
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition)=%([\w.\-]+)|branch_computations=\{(.*?)\}")
@@ -114,7 +114,7 @@ def test_the_reader_sees_what_is_side_by_side():
 
 def test_after_changes_nothing():
     x = jnp.asarray([-0.0, jnp.nan, jnp.inf, 1.0])
-    out = after(x, {"nan": jnp.full((2, 2), jnp.nan), "none": jnp.zeros((0, 3))})
+    out = wait_for(x, {"nan": jnp.full((2, 2), jnp.nan), "none": jnp.zeros((0, 3))})
     np.testing.assert_array_equal(out, x)
     np.testing.assert_array_equal(jnp.signbit(out), jnp.signbit(x))
-    assert after(x, jnp.zeros((0,))) is x
+    assert wait_for(x, jnp.zeros((0,))) is x

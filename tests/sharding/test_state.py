@@ -37,7 +37,7 @@ MADE = {
 
 
 def check(state, params):
-    for name, leaf, owner in fnopt.core.owners(state, params):
+    for name, leaf, owner in fnopt.sharding.match_params(state, params):
         spec = leaf.sharding.spec
         assert leaf.sharding.device_set == set(jax.devices()[:2]), name
         if owner is not None and owner.shape == leaf.shape:  # not the memory of L-BFGS

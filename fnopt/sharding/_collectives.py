@@ -1,0 +1,136 @@
+"""Collectives over a named axis, which is None where there is none.
+
+A solver whose residuals are sharded over named axes declares them once (`rows_sharded_over`); the
+functions of rows do nothing outside of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.sharding._varying import pvary_like, varying_axes
+
+
+def check_axis_name(axis_name: Any, what: str = "axis_name") -> None:
+    """Refuse a named axis that is not in scope.
+
+    Args:
+        axis_name: A name, or a tuple of names; None for no axis.
+        what: The name of the argument, for the message.
+    """
+    for name in _names(axis_name):
+        try:
+            jax.lax.psum(1, name)
+        except NameError:
+            raise ValueError(
+                f"{what} = {axis_name!r}, but no axis {name!r} is in scope here. Call it "
+                "inside jax.shard_map over a mesh that has this axis, or inside jax.vmap with "
+                "this axis_name; under plain jax.jit leave it out, for sums are over all devices "
+                "there."
+            ) from None
+
+
+def psum(sums: Any, axis_name: Any) -> Any:
+    """`jax.lax.psum` over a named axis; without one, the sums as they are."""
+    if axis_name is None:
+        return sums
+    check_axis_name(axis_name)
+    return jax.lax.psum(sums, axis_name)
+
+
+def all_gather_tree(tree: Any, axis_name: Any) -> Any:
+    """Concatenate the leading axes of the arrays of all devices; without an axis, the tree."""
+    if axis_name is None:
+        return tree
+    check_axis_name(axis_name)
+    return jax.tree.map(lambda x: all_gather(x, axis_name, tiled=True), tree)
+
+
+def local_rows(x: jax.Array, axis_name: Any) -> jax.Array:
+    """This device's part of the leading axis of a replicated array; without an axis, the array."""
+    if axis_name is None:
+        return x
+    n = x.shape[0] // jax.lax.psum(1, axis_name)
+    index = jax.lax.axis_index(axis_name)
+    return jax.lax.dynamic_slice_in_dim(pvary_like(x, index), n * index, n)
+
+
+def all_gather(x: Any, axis_name: Any, tiled: bool = False) -> jax.Array:
+    """`jax.lax.all_gather` with a result that doesn't vary over devices, of PRNG keys too."""
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        impl = jax.random.key_impl(x)
+        data = all_gather(jax.random.key_data(x), axis_name, tiled)
+        return jax.random.wrap_key_data(data, impl=impl)
+    if varying_axes(jax.lax.axis_index(axis_name)):
+        return _all_gather_invariant(x, axis_name, tiled=tiled)
+    return jax.lax.all_gather(x, axis_name, tiled=tiled)
+
+
+# before JAX 0.9 it has a name of its own
+_all_gather_invariant: Any = getattr(jax.lax, "all_gather_invariant", None) or functools.partial(
+    jax.lax.all_gather, to="invarying"
+)
+
+
+def _names(axis_name: Any) -> tuple[Any, ...]:
+    if axis_name is None:
+        return ()
+    return tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
+
+
+# Tracing is plain Python, so a context variable reaches all functions that a solver calls.
+_axes: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar("row_axes", default=())
+
+
+@contextlib.contextmanager
+def rows_sharded_over(axis_name: Any) -> Iterator[None]:
+    """Declare that residuals are rows of a vector that is sharded over named axes."""
+    check_axis_name(axis_name)
+    token = _axes.set(_names(axis_name))
+    try:
+        yield
+    finally:
+        _axes.reset(token)
+
+
+def row_axes() -> tuple[Any, ...]:
+    """The named axes that residuals are sharded over; none outside `rows_sharded_over`."""
+    return _axes.get()
+
+
+def row_shards() -> int:
+    """The number of devices that rows are sharded over."""
+    return jax.lax.psum(1, row_axes()) if row_axes() else 1
+
+
+def psum_rows(sums: Any) -> Any:
+    """Sums over the rows of all devices, from those over this device's."""
+    return jax.lax.psum(sums, row_axes()) if row_axes() else sums
+
+
+def pmax_rows(x: jax.Array) -> jax.Array:
+    """The maximum over the rows of all devices, from that over this device's."""
+    return jax.lax.pmax(x, row_axes()) if row_axes() else x
+
+
+def any_row(mask: jax.Array) -> jax.Array:
+    """`jnp.any` over the rows of all devices."""
+    local = jnp.any(mask)
+    return pmax_rows(local.astype(jnp.int32)) > 0 if row_axes() else local
+
+
+def all_gather_rows(x: jax.Array) -> jax.Array:
+    """Concatenate the rows of all devices."""
+    return all_gather(x, row_axes(), tiled=True) if row_axes() else x
+
+
+def pvary_over_rows(tree: Any) -> Any:
+    """Mark arrays as varying, so that derivatives by them are of this device's rows alone."""
+    return pvary_like(tree, jax.lax.axis_index(row_axes())) if row_axes() else tree

@@ -1,0 +1,192 @@
+"""Shardings on meshes with explicit axes: the choices that JAX leaves open.
+
+On such a mesh the type of an array has a `PartitionSpec`, and an operation whose result could have
+more than one is an error. The choices are made here, for the whole library. On automatic meshes,
+and on one device, the functions do what those of `jax.numpy` do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import ShapedArray, Tracer
+from jax.sharding import NamedSharding, PartitionSpec, reshard
+
+Spec = tuple[Any, ...]
+"""For every dimension: the mesh axis (or axes) that it is sharded over, or None."""
+
+
+def explicit_spec(x: Any) -> Spec:
+    """The explicit mesh axes that every dimension is sharded over; all None on automatic meshes."""
+    aval = x if isinstance(x, ShapedArray) else jax.typeof(x)
+    spec = tuple(aval.sharding.spec)
+    return spec + (None,) * (aval.ndim - len(spec))
+
+
+def is_sharded(x: Any) -> bool:
+    """Whether the type of an array shards it over explicit mesh axes."""
+    return any(jax.typeof(x).sharding.spec)
+
+
+def reshard_to(x: jax.Array, spec: Spec) -> jax.Array:
+    """Reshard an array over these axes of its mesh."""
+    if explicit_spec(x) == spec:
+        return x
+    mesh = jax.typeof(x).sharding.mesh
+    # An array that was made before the mesh was set has none.
+    mesh = jax.sharding.get_abstract_mesh() if mesh.empty else mesh
+    return reshard(x, NamedSharding(mesh, PartitionSpec(*spec)))
+
+
+def replicate(x: jax.Array, *dimensions: int) -> jax.Array:
+    """Gather these dimensions (all by default) of an array on every device."""
+    if not is_sharded(x):
+        return x
+    gathered = {d % x.ndim for d in dimensions} or set(range(x.ndim))
+    return reshard_to(
+        x, tuple(None if i in gathered else a for i, a in enumerate(explicit_spec(x)))
+    )
+
+
+def replicate_for_batch(shared: Any, batch: Any) -> Any:
+    """Gather arrays that examples share over the mesh axes that the examples are sharded over.
+
+    Params that are sharded over the axis of the batch (FSDP), say: `jax.vmap` refuses an argument
+    that is sharded over the mesh axis of the mapped dimension.
+
+    Args:
+        shared: A tree; its leaves may be anything.
+        batch: A tree of arrays with a leading axis of examples.
+    """
+    used = {
+        name
+        for x in jax.tree.leaves(batch)
+        for axis in explicit_spec(x)[:1]
+        for name in _names(axis)
+    }
+
+    def replicate_leaf(x: Any) -> Any:
+        spec = explicit_spec(x) if hasattr(x, "dtype") else ()
+        shared_axes = [d for d, axis in enumerate(spec) if used & {*_names(axis)}]
+        return replicate(x, *shared_axes) if shared_axes else x
+
+    return jax.tree.map(replicate_leaf, shared) if used else shared
+
+
+def reshard_like(x: jax.Array, like: Any) -> jax.Array:
+    """Reshard an array like another array, type or `ShapeDtypeStruct` of its shape."""
+    is_type = isinstance(like, (jax.ShapeDtypeStruct, ShapedArray))
+    sharding = getattr(like if is_type else jax.typeof(like), "sharding", None)
+    if not isinstance(sharding, NamedSharding) or not any(sharding.spec):
+        return replicate(x)
+    spec = (*sharding.spec, *(None,) * jnp.ndim(x))[: jnp.ndim(x)]
+    return (
+        x if explicit_spec(x) == spec else reshard(x, NamedSharding(sharding.mesh, sharding.spec))
+    )
+
+
+def sharded_full_like(x: Any, fill_value: Any, dtype: Any = None) -> jax.Array:
+    """`jnp.full_like` with the sharding of `x`.
+
+    JAX 0.12 loses the sharding where no mesh is set, and 0.10 that of an array that a traced
+    function closes over: in a branch or a loop of a function that isn't under `jax.jit`.
+    """
+    full = jnp.full_like(x, fill_value, dtype=dtype)
+    return reshard_like(full, x) if isinstance(full, Tracer) and is_sharded(x) else full
+
+
+def reshape(x: jax.Array, *shape: int) -> jax.Array:
+    """`x.reshape(shape)`, of the replicated array where the result's sharding is ambiguous."""
+    if not is_sharded(x):
+        return x.reshape(shape)
+    try:
+        return x.reshape(shape)
+    except Exception as error:
+        if not _is_about_sharding(error):
+            raise
+        return replicate(x).reshape(shape)
+
+
+def concatenate(arrays: list[jax.Array], axis: int = 0) -> jax.Array:
+    """`jnp.concatenate`, of arrays that are resharded alike first."""
+    specs = {explicit_spec(x) for x in arrays}
+    if len(specs) > 1:
+        sharded = next(x for x in arrays if is_sharded(x))
+        sharding = NamedSharding(jax.typeof(sharded).sharding.mesh, _common_spec(specs, axis))
+        arrays = [
+            x if explicit_spec(x) == (*sharding.spec,) else reshard(x, sharding) for x in arrays
+        ]
+    return jnp.concatenate(arrays, axis=axis)
+
+
+def _common_spec(specs: set[Spec], joint: int) -> PartitionSpec:
+    """The spec for concatenated arrays: slicing replicated ones is free, moving rows is not."""
+    kept = []
+    for i, axes in enumerate(map(set, zip(*specs, strict=True))):
+        is_joint = i == joint % len(next(iter(specs)))
+        candidates = axes if is_joint else axes - {None}
+        kept.append(candidates.pop() if len(candidates) == 1 else None)
+    names = [name for axes in kept for name in _names(axes)]
+    return PartitionSpec(*(kept if len({*names}) == len(names) else [None] * len(kept)))
+
+
+def _is_about_sharding(error: Exception) -> bool:
+    return "Sharding" in type(error).__name__ or "shard" in str(error)
+
+
+def product_sharding(
+    a: Any, b: Any, summed: tuple[int, int], batch: int = 0
+) -> NamedSharding | None:
+    """The sharding of the product of two arrays, from their free axes; None where JAX infers it.
+
+    Args:
+        a: An array.
+        b: Another.
+        summed: The dimension of either that is summed over.
+        batch: The number of leading batch dimensions of both.
+    """
+    if not (is_sharded(a) or is_sharded(b)):
+        return None
+    left = _without(explicit_spec(a), summed[0])
+    used = {name for axes in left for name in _names(axes)}
+    right = _without(explicit_spec(b), summed[1])[batch:]
+    free = [None if used & {*_names(axes)} else axes for axes in right]
+    mesh = jax.typeof(a if is_sharded(a) else b).sharding.mesh
+    return NamedSharding(mesh, PartitionSpec(*left, *free))
+
+
+def _without(spec: Spec, dimension: int) -> Spec:
+    dimension %= len(spec)
+    return spec[:dimension] + spec[dimension + 1 :]
+
+
+def _names(axes: Any) -> tuple[Any, ...]:
+    return axes if isinstance(axes, tuple) else (() if axes is None else (axes,))
+
+
+@contextlib.contextmanager
+def use_mesh_of(*trees: Any) -> Iterator[None]:
+    """Set the mesh that arrays are sharded over, where none is set."""
+    arrays = [x for x in jax.tree.leaves(trees) if hasattr(x, "dtype") and is_sharded(x)]
+    unknown = not hasattr(jax, "set_mesh")  # before JAX 0.8 the caller has to set the mesh
+    if not arrays or unknown or not jax.sharding.get_abstract_mesh().empty:
+        yield
+        return
+    tracer = next((x for x in arrays if isinstance(x, Tracer)), None)
+    if tracer is not None or is_tracing():
+        first = arrays[0] if tracer is None else tracer
+        with jax.sharding.use_abstract_mesh(jax.typeof(first).sharding.mesh):
+            yield
+    else:
+        with jax.set_mesh(arrays[0].sharding.mesh):
+            yield
+
+
+def is_tracing() -> bool:
+    """Whether operations are being traced, where no concrete mesh can be set."""
+    return isinstance(jax.lax.add(np.int32(0), np.int32(0)), Tracer)

@@ -1,0 +1,42 @@
+"""Independent factorizations, executed one after the other.
+
+XLA's runtime on a CPU starts every operation whose inputs are ready. A LAPACK call on a batch of
+matrices splits them over the threads of the pool that it runs on itself, and waits for them (jaxlib
+0.10): as many such calls at a time as there are threads deadlock. Two calls are enough for this on
+a machine with two cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def sequential(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Serialize the calls of `fn(x, *rest)` in a program.
+
+    Args:
+        fn: A function whose blocking calls all depend on the array `x`.
+    """
+    last: list[Any] = []
+
+    def call_after_last(x: jax.Array, *rest: Any) -> Any:
+        out = fn(wait_for(x, last[0]) if last else x, *rest)
+        last[:] = [out]
+        return out
+
+    return call_after_last
+
+
+def wait_for(x: jax.Array, before: Any) -> jax.Array:
+    """Delay the array `x` until all (floating) arrays of another tree are computed."""
+    heads = [y[(0,) * y.ndim] for y in jax.tree.leaves(before) if y.size]
+    if not heads:
+        return x
+    # 0 or 1, shifted away: zero, but XLA's passes can't know it. They remove optimization barriers
+    # before the order of execution is chosen.
+    zeros = [jnp.isnan(h).astype(jnp.int32) >> 1 for h in heads]
+    return jnp.where(sum(zeros[1:], zeros[0]) > 0, jnp.zeros_like(x), x)

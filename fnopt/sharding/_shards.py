@@ -1,0 +1,79 @@
+"""Optimizers on shards of leaves, whose sums over elements are also sums over devices."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+
+
+class UnshardedLeaves(NamedTuple):
+    """The leaves that are sharded, for methods that need whole ones.
+
+    Attributes:
+        shapes: Their shapes, by name.
+        count: The number of shards of each.
+        kept: From all shards of an array, `[..., count, length]`, to those that stay here: this
+            device's, `[..., length]`; outside of `shard_map` all, `[..., count * length]`, of which
+            each device of the mesh has its own.
+        is_probe: Whether a program is only read: shards have lengths that are not theirs.
+    """
+
+    shapes: dict[str, tuple[int, ...]]
+    count: int
+    kept: Callable[[jax.Array], jax.Array]
+    is_probe: bool = False
+
+
+# Tracing is plain Python, so a context variable reaches the members of an optimizer on shards.
+_axes: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("shard_axes", default=())
+_leaves: contextvars.ContextVar[UnshardedLeaves | None] = contextvars.ContextVar(
+    "unsharded_leaves", default=None
+)
+
+SHARD_SUM = "sum_over_shards"
+"""The named scope of operations that read the shards of other devices."""
+
+
+@contextlib.contextmanager
+def shards_over(axes: tuple[str, ...], leaves: UnshardedLeaves | None = None) -> Iterator[None]:
+    """Declare that leaves are shards of leaves that are sharded over named axes."""
+    tokens = _axes.set(axes), _leaves.set(leaves)
+    try:
+        yield
+    finally:
+        _axes.reset(tokens[0])
+        _leaves.reset(tokens[1])
+
+
+def shard_axes() -> tuple[str, ...]:
+    """The named axes that leaves are sharded over; none outside `sharded` optimizers."""
+    return _axes.get()
+
+
+def unsharded_leaves() -> UnshardedLeaves | None:
+    """The leaves that are sharded, where they are known; None outside `shards_over`."""
+    return _leaves.get()
+
+
+@contextlib.contextmanager
+def sum_over_shards() -> Iterator[Callable[[Any], Any]]:
+    """Scope of a sum over the elements of leaves; yields a function that adds all shards' sums.
+
+    Example:
+        >>> from fnopt.sharding import sum_over_shards
+        >>> def mass(x):
+        ...     with sum_over_shards() as total:
+        ...         return total(jnp.sum(x))
+        >>> mass(jnp.ones(3))
+        Array(3., dtype=float32)
+    """
+    axes = shard_axes()
+    if not axes:
+        yield lambda x: x
+    else:
+        with jax.named_scope(SHARD_SUM):
+            yield lambda x: jax.lax.psum(x, axes)

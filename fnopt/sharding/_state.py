@@ -1,0 +1,221 @@
+"""Optimizer states sharded like their params.
+
+The slots of a fresh state have the shardings of their params; counts and other numbers are
+replicated over the params' mesh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding, reshard
+from jax.tree_util import keystr, tree_flatten_with_path
+
+from fnopt.sharding._explicit import explicit_spec, is_sharded, reshard_like
+
+Step = Callable[[Any, Any, Any], tuple[Any, Any]]
+
+
+def match_params(state: Any, params: Any) -> list[tuple[str, Any, Any]]:
+    """For every leaf of a state: its name, the leaf, and the leaf of the params it belongs to.
+
+    A slot repeats the structure of the params, so the names of its leaves end with names of
+    params: `'0/mu/dense/kernel'` belongs to `'dense/kernel'`. A leaf without such a name (a count,
+    the factors of a matrix) belongs to None. `fits_param` compares the shapes.
+
+    Args:
+        state: The state of any optimizer; arrays or shapes.
+        params: The params that it was made for; arrays or shapes.
+    """
+    known = dict(_named_leaves(params))
+    return [(name, leaf, _matching_param(name, leaf, known)) for name, leaf in _named_leaves(state)]
+
+
+def _named_leaves(tree: Any) -> list[tuple[str, Any]]:
+    paths = tree_flatten_with_path(tree)[0]
+    return [(keystr(path, simple=True, separator="/"), leaf) for path, leaf in paths]
+
+
+def _matching_param(name: str, leaf: Any, known: dict[str, Any]) -> Any:
+    keys = name.split("/")
+    suffixes = ["/".join(keys[i:]) for i in range(len(keys) + 1)]  # the longest first
+    matches = [suffix for suffix in suffixes if suffix in known]
+    matches.sort(key=lambda suffix: not fits_param(leaf, known[suffix]))
+    # The only leaf of params has no name: the names of all leaves end with it.
+    return next((known[s] for s in matches if s or fits_param(leaf, known[s])), None)
+
+
+def fits_param(leaf: Any, param: Any) -> bool:
+    """Whether a leaf of a state has the shape of its param, or one leading axis more (a memory)."""
+    shape = jnp.shape(leaf)
+    return jnp.shape(param) in (shape, shape[1:])
+
+
+def place_state(state: Any, params: Any) -> Any:
+    """Put the arrays of a fresh state on the devices of the params.
+
+    Slots are sharded like their params. Counts and other numbers, which depend on no param and
+    would be on the first device, are replicated over the params' mesh. In a traced function
+    (`jax.jit(tx.init)`) the compiler is constrained to it: zeros depend on no input, so that it
+    would put the whole state on one device.
+
+    Args:
+        state: The result of an `init`.
+        params: The params of that `init`. Without a mesh, and not committed to a device, the state
+            is returned as it is.
+    """
+    replicated = next(_replicated_shardings(params), None)
+    if replicated is None:
+        return state
+    if isinstance(replicated, NamedSharding) and isinstance(
+        replicated.mesh, jax.sharding.AbstractMesh
+    ):
+        return _constrain_state(state, params, replicated)
+    return jax.tree.map(lambda x: _put(x, replicated), state)
+
+
+def _replicated_shardings(params: Any) -> Iterator[Any]:
+    """The devices and memory of every leaf that is placed on some, as replicated shardings."""
+    for p in jax.tree.leaves(params):
+        if isinstance(p, Tracer):
+            mesh = jax.typeof(p).sharding.mesh
+            if not mesh.empty and AxisType.Manual not in mesh.axis_types:
+                yield NamedSharding(mesh, PartitionSpec())
+        elif isinstance(p, jax.Array):
+            if isinstance(p.sharding, NamedSharding):
+                yield NamedSharding(
+                    p.sharding.mesh, PartitionSpec(), memory_kind=p.sharding.memory_kind
+                )
+            elif isinstance(p.sharding, SingleDeviceSharding) and p.committed:
+                yield p.sharding
+
+
+def _put(x: Any, replicated: Any) -> Any:
+    if isinstance(x, Tracer) or not isinstance(x, jax.Array):
+        return x
+    is_there = x.committed and x.sharding.device_set == replicated.device_set
+    return x if is_there else jax.device_put(x, replicated)
+
+
+def _constrain_state(state: Any, params: Any, replicated: NamedSharding) -> Any:
+    matched = match_params(state, params)
+    leaves = [
+        _constrain_replicated(x, replicated) if p is None else _constrain_like(x, p)
+        for _, x, p in matched
+    ]
+    if leaves and not any(p is not None and fits_param(x, p) for _, x, p in matched):
+        # A compiled function doesn't know the devices of params that no output depends on.
+        arrays = [p for p in jax.tree.leaves(params) if isinstance(p, jax.Array)]
+        *leaves, _ = jax.lax.optimization_barrier((*leaves, min(arrays, key=jnp.size)))
+    return jax.tree.unflatten(jax.tree.structure(state), leaves)
+
+
+def _constrain_like(x: Any, p: Any) -> Any:
+    # A slot of another shape, or in another memory: the compiler knows where it was put.
+    if not fits_param(x, p) or _memory_space(x) != _memory_space(p):
+        return x
+    p = jnp.broadcast_to(jnp.real(p), jnp.shape(x)).astype(x.dtype)
+    if explicit_spec(p) != explicit_spec(x):
+        return x if is_sharded(x) else reshard_like(x, p)
+    # The operands of a select are sharded alike; the compiler can't know that it takes only `x`.
+    never = jax.lax.optimization_barrier(jnp.zeros((), bool))
+    return jnp.where(never, p, x)
+
+
+def _memory_space(x: Any) -> Any:
+    return getattr(jax.typeof(x), "memory_space", None)  # JAX 0.7 has no such types
+
+
+def _constrain_replicated(x: Any, replicated: NamedSharding) -> Any:
+    if not jax.typeof(x).sharding.mesh.empty:  # its type has a sharding already
+        return x
+    if AxisType.Explicit in replicated.mesh.axis_types:
+        return reshard(x, replicated)
+    return jax.lax.with_sharding_constraint(x, replicated)
+
+
+def step_despite_types(
+    error: Exception, step: Step, init: Callable[[Any], Any], given: tuple[Any, Any, Any]
+) -> tuple[Any, Any]:
+    """Repeat a step with all arrays in the shardings of one of them (ZeRO).
+
+    On an explicit mesh the sum of a gradient and of a slot that is sharded over one more axis has
+    no type. First gradients and params are resharded like the slots of their shape, so that the
+    arithmetic is divided; where that has no type either (factors of matrices, codes), the state is
+    resharded as `init` makes it, and back afterwards. Shardings are compared after an error alone,
+    for the types of thousands of leaves take their time.
+
+    Args:
+        error: The exception of the step.
+        step: `step(updates, state, params)`, which returns updates and a state.
+        init: Makes a state from params.
+        given: Gradients, state, and params or None.
+
+    Returns:
+        The result of `step`, updates sharded like the gradients and slots as they were.
+
+    Raises:
+        Exception: `error`, if it is about something else, or slots are sharded like their params.
+    """
+    if not _is_of_types(error):
+        raise error
+    updates, state, params = given
+    fresh = jax.eval_shape(init, updates if params is None else params)
+    if not _is_sharded_otherwise(state, fresh):
+        raise error
+    like = _params_like_slots(updates, state)
+    try:
+        moved = None if params is None else _reshard_tree(params, like)
+        new, after = step(_reshard_tree(updates, like), state, moved)
+    except Exception:  # JAX has several for what has no type
+        new, after = step(updates, _reshard_tree(state, fresh), params)
+    return new, _reshard_tree(after, state)
+
+
+def reshard_leaves_like(leaves: list[Any], others: list[Any]) -> list[Any]:
+    """Reshard leaves like others on an explicit mesh: terms of a sum need the same sharding."""
+    return [*map(reshard_like, leaves, others)] if is_on_explicit_mesh(others) else leaves
+
+
+def is_on_explicit_mesh(leaves: list[Any]) -> bool:
+    """Whether types say how leaves are sharded, by the first of them."""
+    if not leaves or not isinstance(leaves[0], jax.Array):
+        return False
+    # The sharding of an array is known sooner than its type, which eager steps would wait for.
+    x = leaves[0]
+    sharding = jax.typeof(x).sharding if isinstance(x, Tracer) else x.sharding
+    return isinstance(sharding, NamedSharding) and AxisType.Explicit in sharding.mesh.axis_types
+
+
+def _is_of_types(error: Exception) -> bool:
+    return "Sharding" in type(error).__name__ or "Incompatible types" in str(error)
+
+
+def _reshard_tree(tree: Any, like: Any) -> Any:
+    pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(like), strict=True)
+    return jax.tree.unflatten(jax.tree.structure(tree), [reshard_like(x, y) for x, y in pairs])
+
+
+def _is_sharded_otherwise(state: Any, fresh: Any) -> bool:
+    same = jax.tree.structure(state) == jax.tree.structure(fresh)
+    pairs = zip(jax.tree.leaves(state), jax.tree.leaves(fresh), strict=False)
+    return same and any(explicit_spec(x) != _spec_of_shape(y) for x, y in pairs)
+
+
+def _spec_of_shape(x: Any) -> tuple[Any, ...]:
+    spec = tuple(x.sharding.spec) if isinstance(x.sharding, NamedSharding) else ()
+    return spec + (None,) * (len(x.shape) - len(spec))
+
+
+def _params_like_slots(updates: Any, state: Any) -> Any:
+    """For every gradient a slot of its shape in another sharding, or the gradient itself."""
+    slots: dict[int, Any] = {}
+    for _, x, g in match_params(state, updates):
+        has_its_shape = g is not None and jnp.shape(x) == jnp.shape(g)
+        if has_its_shape and is_sharded(x) and explicit_spec(x) != explicit_spec(g):
+            slots.setdefault(id(g), x)
+    return jax.tree.map(lambda g: slots.get(id(g), g), updates)

@@ -1,0 +1,51 @@
+"""Device-varying arrays: those that differ between the devices of a named axis.
+
+Inside `jax.shard_map` with `check_vma=True` (the default) JAX sums a derivative by params that are
+the same on all devices over the devices. That sum is wrong for the gradient of one example: it
+would add up examples of different devices.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import ShapedArray
+
+
+def varying_axes(x: Any) -> frozenset[str]:
+    """The named axes over which an array (or its type) varies; none where types don't say."""
+    aval = x if isinstance(x, (jax.ShapeDtypeStruct, ShapedArray)) else jax.typeof(x)
+    axes = getattr(aval, "vma", None)  # before JAX 0.10
+    axes = axes or getattr(getattr(aval, "manual_axis_type", None), "varying", None)
+    return frozenset(axes or ())
+
+
+def pvary_like(tree: Any, like: Any) -> Any:
+    """Mark arrays as varying over all named axes over which a leaf of `like` does."""
+    axes = {a for x in jax.tree.leaves(like) if hasattr(x, "dtype") for a in varying_axes(x)}
+    if not axes:
+        return tree
+
+    def pvary_leaf(x: Any) -> Any:
+        lacking = tuple(sorted(axes - varying_axes(x)))
+        return _pvary(x, lacking) if lacking else x
+
+    return jax.tree.map(pvary_leaf, tree)
+
+
+def match_mesh(x: jax.Array, like: jax.Array) -> jax.Array:
+    """Put the type of an array on the mesh of another: JAX 0.7 compares the meshes of carries.
+
+    An array that depends on no input of a `shard_map` is on no mesh.
+    """
+    if jax.typeof(x).sharding.mesh == jax.typeof(like).sharding.mesh:
+        return x
+    return x + jnp.zeros_like(like)
+
+
+def _pvary(x: Any, axes: tuple[str, ...]) -> Any:
+    if hasattr(jax.lax, "pcast"):
+        return jax.lax.pcast(x, axes, to="varying")
+    return jax.lax.pvary(x, axes)  # pyright: ignore[reportAttributeAccessIssue]  before JAX 0.9

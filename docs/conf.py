@@ -49,6 +49,7 @@ extensions = [
     "breaks",
     "dealt",
     "keywords",
+    "notebooks",
     "public",
     "thumbnails",
 ]

@@ -18,7 +18,6 @@ from fnopt.programs._control import (
 from fnopt.programs._kept import call_compiled, call_recorded, runs_on_one_device
 from fnopt.programs._levels import IN_RULE, SCOPE, Level, Mark, Node
 from fnopt.programs._levels import find_nodes as find_nodes
-from fnopt.programs._reads import reads as reads
 from fnopt.programs._recorded import Recorded, is_data, recorded
 from fnopt.programs._replay import Records, Visit
 from fnopt.programs._replay import replay as replay

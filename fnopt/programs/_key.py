@@ -123,6 +123,8 @@ class _Keys:
 
     def params(self, eqn: JaxprEqn) -> tuple[Any, ...]:
         params = dict(eqn.params)
+        if eqn.primitive.name.startswith("custom_vjp_call"):
+            raise UnidentifiedError  # a reverse rule can't be traced without its residuals
         if eqn.primitive.name == "custom_jvp_call" and not params["symbolic_zeros"]:
             self.has_rules = True
             del params["jvp_jaxpr_fun"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -14,7 +13,6 @@ from jax.extend import core as jex
 from fnopt.core import Value, check_returned, config_name, where
 from fnopt.programs import _read as jaxprs
 from fnopt.programs._key import UnidentifiedError, key_of, like
-from fnopt.programs._reads import UnseenError, reads
 from fnopt.programs._tracing import any_traced, uncached
 
 # Programs. On a CPU one of a least-squares fit takes some 310 memory mappings, and Linux gives a
@@ -65,10 +63,6 @@ class Recorded:
         """The shapes and dtypes of what it returns."""
         return self.record.returns
 
-    def with_own_arrays(self) -> Recorded:
-        """The function with copies of what it closes over: an array of NumPy may be written to."""
-        return Recorded(self.record, tuple(array.copy() for array in self.closed_over))
-
     def tree_flatten(self) -> tuple[tuple[Any, ...], Record]:
         """For JAX."""
         return self.closed_over, self.record
@@ -82,9 +76,11 @@ class Recorded:
 def recorded(fn: Callable[..., Any], *args: Any) -> Recorded | None:
     """Record the operations of a function as a value, if its program can be compared.
 
-    It is traced in every call, unless all that it reads can be seen to be as it was
-    (:func:`reads`), so it isn't stale: globals and closures are as they are now. That
-    takes a millisecond or two, where tracing a solver that uses the function takes a hundred.
+    Every call traces the function, so the value is never stale: globals and closures are read as
+    they are now. The trace takes a millisecond or two. Keys by the identity of the function, as
+    `jax.jit` has them, would save the trace, but a lambda or closure that is made in every pass of
+    a loop over data sets would compile the whole solver in every pass (1 to 2 seconds), and
+    changed globals would be missed.
 
     Args:
         fn: A function of pytrees of arrays. If it has derivatives of its own
@@ -93,7 +89,7 @@ def recorded(fn: Callable[..., Any], *args: Any) -> Recorded | None:
 
     Returns:
         The function as a value; None if it closes over traced arrays, or if two traces of it
-        can't be seen to be the same: with a `jax.custom_vjp`, or a callback made in every trace.
+        can't be compared: with a `jax.custom_vjp`, or data that only a derivative rule reads.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -104,62 +100,6 @@ def recorded(fn: Callable[..., Any], *args: Any) -> Recorded | None:
         >>> jax.tree.structure(one) == jax.tree.structure(two), two(jnp.ones(3)).tolist()
         (True, [2.0, 2.0, 2.0])
     """
-    key = _key(fn, args)
-    known = [] if key is None else _known(key)
-    if not known:
-        found = _told_apart(fn, args)
-        if key is None or key != _key(fn, args):  # it counts its calls, say
-            return found
-        known.append(None if found is None else found.with_own_arrays())
-    return known[0]
-
-
-@functools.lru_cache(maxsize=KEPT)
-def _known(key: Any) -> list[Recorded | None]:
-    """The record of a function that reads the same and has such arguments, once it was made."""
-    del key
-    return []
-
-
-def _key(fn: Callable[..., Any], args: Any) -> Any:
-    """All that a trace depends on; None if that isn't seen."""
-    leaves, structure = jax.tree.flatten(args)
-    nodes = jax.tree.flatten(args, is_leaf=lambda node: type(node) not in _PLAIN_NODES)[1]
-    if nodes != structure:  # there are nodes of a class, which may have code of its own
-        return None
-    try:
-        return reads(fn), structure, tuple(map(_type_of, leaves))
-    except UnseenError:
-        return None
-
-
-_PLAIN_NODES = {tuple, list, dict, type(None)}
-
-
-def _type_of(leaf: Any) -> Any:
-    given = isinstance(leaf, jax.ShapeDtypeStruct)
-    return leaf if given else jax.typeof(leaf)
-
-
-def _told_apart(fn: Callable[..., Any], args: tuple[Any, ...]) -> Recorded | None:
-    found = _recorded(fn, args)
-    if found is None:
-        return None
-    verdict = _verdict(found.record)
-    if not verdict:
-        again = _recorded(fn, args)
-        verdict.append(again is not None and again.record == found.record)
-    return found if verdict[0] else None
-
-
-@functools.lru_cache(maxsize=KEPT)
-def _verdict(record: Record) -> list[bool]:
-    """Whether every trace of the function gives this record; empty until that is known."""
-    del record
-    return []
-
-
-def _recorded(fn: Callable[..., Any], args: tuple[Any, ...]) -> Recorded | None:
     closed, shapes = operations(fn, args)
     if any_traced(closed.consts):
         return None

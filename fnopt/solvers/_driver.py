@@ -71,9 +71,8 @@ def least_squares(
         \quad\text{subject to}\quad l \le \theta \le u
 
     The loop is one `lax.while_loop`: the call works under `jax.jit` and `jax.vmap`. Called by
-    itself it traces the residuals unless all they read is seen to be as it was, so what they close
-    over may change from call to call, and compiles only what it hasn't compiled before: other data
-    of the same shapes cost no compilation. In a loop, jit a function with the data as arguments.
+    itself it traces the residuals, so what they close over may change from call to call, and
+    compiles only what it hasn't compiled before: other data of the same shapes cost no compilation. In a loop, jit a function with the data as arguments.
 
     Each step evaluates the residuals and their Jacobian once, where it ends. When a stopping test
     holds, a certificate tests the point once: see :class:`fnopt.solvers.Certificate`. If its

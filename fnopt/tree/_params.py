@@ -34,7 +34,8 @@ def map_params(
 
     Args:
         initable: The optimizer, or its `init`.
-        f: Applied to every leaf of every slot (and the leaves of `rest` at its place).
+        f: Applied to every leaf of every slot (and what `rest` has at its place). Leaves that a
+            mask leaves out stay None.
         state: The state (a tree of anything of its structure, shardings for example).
         *rest: Trees like the params.
         transform_non_params: Applied to all other leaves; by default they stay.
@@ -55,10 +56,15 @@ def map_params(
         {'w': 'a sharding'}
     """
     init = initable.init if hasattr(initable, "init") else initable
+    stop = is_leaf or (lambda x: False)
+    maps_none = stop(None)
+
+    def at_leaf(x: Any, *others: Any) -> Any:
+        return f(x, *others) if x is not None or maps_none else None
 
     def one(part: Any, value: Any) -> Any:
         if isinstance(part, _Params):
-            return jax.tree.map(f, value, *rest, is_leaf=is_leaf)
+            return jax.tree.map(at_leaf, value, *rest, is_leaf=lambda x: x is None or stop(x))
         return value if transform_non_params is None else transform_non_params(value)
 
     return jax.tree.map(one, init(_Params()), state, is_leaf=lambda x: isinstance(x, _Params))

@@ -94,6 +94,20 @@ def test_map_params_meets_the_slots_only():
     assert adam.count == 0
 
 
+@pytest.mark.parametrize(
+    "tx",
+    [
+        fnopt.masked(fnopt.adam(0.1), {"w": True, "b": False}),
+        fnopt.partition({"a": fnopt.adam(0.1), "s": fnopt.sgd(0.1)}, {"w": "a", "b": "s"}),
+    ],
+    ids=["masked", "partition"],
+)
+def test_map_params_passes_over_what_a_mask_leaves_out(tx):
+    names = fnopt.leaf_paths(PARAMS)
+    mapped = tree.map_params(tx, lambda x, path: path, tx.init(PARAMS), names)
+    assert tree.get(mapped, "mu") == {"w": "w", "b": None}
+
+
 def test_map_params_agrees_with_optax_on_its_states():
     optax, tx, state = peer()
     ours = tree.map_params(tx, lambda x: x + 1, state)

@@ -300,3 +300,22 @@ def test_numpyro_takes_what_to_optax_gives():
     ):
         state = made.update(GRADS, made.init(PARAMS), value=jnp.ones(()))
         np.testing.assert_allclose(made.get_params(state)["b"], PARAMS["b"] - 0.1, rtol=1e-5)
+
+
+# Classes of what a call gives, and when a wrong argument is refused.
+
+
+def test_what_averages_no_examples_is_no_aggregator():
+    from optax.experimental import aggregating as peer
+
+    for lib, optax in ((ours.aggregating, ours), (peer, theirs)):
+        for axis in (0, None):
+            mean = lib.average_incrementally_updates(axis, 2)
+            whole = lib.process(optax.identity(), mean, optax.sgd(0.1))
+            assert isinstance(whole, lib.Aggregator) == (axis is not None)
+
+
+@BOTH
+def test_a_normal_distribution_of_means_that_fit_no_scales_is_refused(optax):
+    with pytest.raises(ValueError, match="Incompatible shapes for broadcasting"):
+        optax.multi_normal(jnp.ones(2), jnp.ones(3))

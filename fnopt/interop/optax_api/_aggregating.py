@@ -40,7 +40,8 @@ class _Kind(type):
         return _aggregating(foreign(init, update))
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, (_aggregating, _processed))
+        one = instance.aggregator if isinstance(instance, _processed) else instance
+        return isinstance(one, _aggregating)
 
 
 class Aggregator(metaclass=_Kind):

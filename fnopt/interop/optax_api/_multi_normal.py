@@ -13,20 +13,19 @@ class MultiNormalDiagFromLogScale:
 
     def __init__(self, loc: Any, log_scale: Any) -> None:
         self._mean, self._log_scale = jnp.asarray(loc), jnp.asarray(log_scale)
+        self._shape = jnp.broadcast_shapes(self._mean.shape, self._log_scale.shape)
 
     def sample(self, shape: Any, key: Any) -> jax.Array:
         """Random vectors, as many as `shape` says."""
-        own = jnp.broadcast_shapes(self._mean.shape, self._log_scale.shape)
         dtype = jnp.result_type(self._mean, self._log_scale)
-        noise = jax.random.normal(key, (*shape, *own), dtype)
+        noise = jax.random.normal(key, (*shape, *self._shape), dtype)
         return noise * jnp.exp(self._log_scale) + self._mean
 
     def log_prob(self, x: Any) -> jax.Array:
         """The logarithm of the density at vectors."""
         scaled = (jnp.asarray(x) - self._mean) * jnp.exp(-self._log_scale)
         each = -0.5 * jnp.square(scaled) - self._log_scale - 0.5 * jnp.log(2 * jnp.pi)
-        own = jnp.broadcast_shapes(self._mean.shape, self._log_scale.shape)
-        return jnp.sum(each, axis=tuple(range(-len(own), 0)))
+        return jnp.sum(each, axis=tuple(range(-len(self._shape), 0)))
 
     @property
     def log_scale(self) -> jax.Array:

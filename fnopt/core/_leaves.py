@@ -126,6 +126,8 @@ def _structure_message(
     names, other_names = [p for p, _ in mine], [p for p, _ in theirs]
     text = f"{where()}the tree of {what} does not match that of {other_what}: "
     differing = differences(names, other_names, what, other_what)
+    if not mine:
+        differing = f"{what} have no array, every leaf is None or missing"
     same = f"{what} are {treedef}, {other_what} are {other_treedef}"
     arrays = all(is_array_like(x) for _, x in (*mine, *theirs))
     hint = _WRT_HINT if arrays else f"Leave out what is no array (Equinox: {_FILTER})."

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
-from jax.tree_util import tree_flatten
+from jax.tree_util import tree_flatten, tree_leaves
 
 from fnopt.core._abstract import is_abstract, zeros_for
 from fnopt.core._counts import missing_count, scheduled
@@ -166,7 +166,7 @@ def check_state(tx: Transformation, state: Any) -> None:
     expected = _state_type(type(tx))
     if expected is None or isinstance(state, expected):
         return
-    if expected is EmptyState and (state is None or state == ()):  # nothing, or another library's
+    if expected is EmptyState and not tree_leaves(state):  # another library's empty state
         return
     raise TypeError(
         f"{where()}the state is {_describe_state(state, expected)}. It looks "

@@ -86,6 +86,7 @@ def test_the_place_is_forgotten_after_an_error():
         ({"w": jnp.ones((1, 2)), "b": jnp.ones(())}, r"leaf 'w': gradients have shape \(1, 2\)"),
         (jnp.ones((5, 3)), "gradient taken with respect to the params"),
         ({"w": jnp.ones(2), "b": None}, r"gradients lack \['b'\]"),
+        ({"w": None, "b": None}, "gradients have no array, every leaf is None"),
         ((jnp.ones(2), jnp.ones(())), "Was the gradient taken with respect to the params"),
         ((jnp.ones(()), PARAMS), r"value, grads = jax.value_and_grad"),
     ],

@@ -305,7 +305,7 @@ def _() -> None:
     theirs.update(ONE, other)
     with pytest.raises(TypeError, match="expected EmptyState"):
         ours.update(ONE, other)
-    for nothing in (None, ()):
+    for nothing in (None, (), {}):
         ours.update(ONE, nothing)
 
 

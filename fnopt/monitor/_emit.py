@@ -38,6 +38,7 @@ def record_of(step: Any, metrics: Any) -> dict[str, Any]:
 
     Returns:
         A dict with `'step'` first; names are joined by `/`. Scalars are Python's, arrays NumPy's.
+        An infinite ratio, as to biases that are zero, is left out.
 
     Example:
         >>> import jax.numpy as jnp
@@ -47,7 +48,12 @@ def record_of(step: Any, metrics: Any) -> dict[str, Any]:
         {'step': 7, 'loss': 0.5, 'grads/norm/w': 5.0, 'grads/nonfinite/w': 0.0}
     """
     values = {k: np.asarray(v) for k, v in _entries(metrics, "")}
-    return {"step": int(step)} | {k: v if v.ndim else v.item() for k, v in values.items()}
+    numbers = {k: v if v.ndim else v.item() for k, v in values.items()}
+    return {"step": int(step)} | {k: v for k, v in numbers.items() if not _to_zero(k, v)}
+
+
+def _to_zero(name: str, value: Any) -> bool:
+    return "ratio" in name.split("/") and np.ndim(value) == 0 and bool(np.isinf(value))
 
 
 def _check(metrics: Any, step: jax.Array, every: int) -> None:

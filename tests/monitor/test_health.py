@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fnopt.monitor import health, histogram_edges
+from fnopt.monitor import health, histogram_edges, record_of
 
 ALL = ("norm", "max", "mean", "rms", "ratio", "zeros", "nonfinite", "histogram")
 RTOL = {jnp.float32: 2e-6, jnp.float64: 1e-13, jnp.bfloat16: 2e-6, jnp.float16: 2e-6}
@@ -125,7 +125,11 @@ def test_bad_elements_are_looked_for_only_when_a_norm_is_not_finite():
 def test_ratio_of_zero_weights():
     grads = {"a": jnp.zeros(2), "b": jnp.ones(2)}
     params = {"a": jnp.zeros(2), "b": jnp.zeros(2)}
-    np.testing.assert_array_equal(health(grads, params).ratio, [0, jnp.inf])
+    found = health(grads, params)
+    np.testing.assert_array_equal(found.ratio, [0, jnp.inf])
+    record = record_of(0, found)  # a writer can't draw an infinity
+    assert record["ratio/a"] == 0
+    assert "ratio/b" not in record
 
 
 @settings(max_examples=40, deadline=None)

@@ -80,7 +80,7 @@ def method_name(name: str) -> str:
     lower = name.lower()
     if lower in _ELSEWHERE:
         raise ValueError(f"minimize: method = {name!r} {_ELSEWHERE[lower]}.")
-    return METHODS.get(lower, name)
+    return METHODS.get(lower, lower)
 
 
 def as_asked(

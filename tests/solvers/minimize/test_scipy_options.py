@@ -18,6 +18,7 @@ DEFAULTS = {
 }
 # All that SciPy 1.17 has.
 HERE = ("CG", "BFGS", "Newton-CG", "L-BFGS-B", "trust-ncg", "trust-krylov", "l-bfgs-b", "bfgs")
+HERE += ("LBFGS", "Newton_CG")
 ELSEWHERE = {
     "Nelder-Mead": "without gradients.*'auto'",
     "Powell": "without gradients",

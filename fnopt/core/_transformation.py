@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_leaves
@@ -20,6 +20,9 @@ from fnopt.core._unknown import advice_for_attribute
 from fnopt.core._value import Schedule, Value
 from fnopt.core._without_gradient import floating_leaves, left_out_by, without_gradient
 from fnopt.sharding import is_on_explicit_mesh, place_state, reshard_leaves_like, step_despite_types
+
+Tree = TypeVar("Tree")
+State = TypeVar("State")
 
 
 class EmptyState(NamedTuple):
@@ -108,8 +111,8 @@ class Transformation(Value):
         return EmptyState()
 
     def update(
-        self, updates: Any, state: Any, params: Any = None, **extra_args: Any
-    ) -> tuple[Any, Any]:
+        self, updates: Tree, state: State, params: Any = None, **extra_args: Any
+    ) -> tuple[Tree, State]:
         """Transforms gradients into updates, and the state into the next one."""
         raise NotImplementedError(f"{type(self).__name__} must define update")
 

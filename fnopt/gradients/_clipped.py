@@ -55,7 +55,7 @@ def clipped_grad(
     rule: str = "clip",
     skip_nonfinite: bool = False,
     axis_name: Any = None,
-) -> Callable[..., Any]:
+) -> Callable[..., tuple[Any, ExampleInfo]]:
     r"""The sum of the examples' gradients, each clipped to a global norm first.
 
     .. math:: g = \sum_{i=1}^n g_i \min\Bigl(1, \frac{C}{\lVert g_i \rVert}\Bigr),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,8 @@ from jax.interpreters import ad, batching, mlir
 
 from fnopt.core import leaves_with_names
 from fnopt.programs import SCOPE
+
+Tree = TypeVar("Tree")
 
 _RESERVED = "*?[]#"
 
@@ -26,7 +28,7 @@ ad.primitive_jvps[tap_p] = lambda primals, tangents, *, name: (primals[0], tange
 ad.primitive_transposes[tap_p] = lambda cotangent, x, *, name: [cotangent]
 
 
-def tap(name: str, x: Any) -> Any:
+def tap(name: str, x: Tree) -> Tree:
     """Names a value inside a function, so that `capture`, `patch` and others find it.
 
     The identity: while nobody looks, the compiled program is the same as without it, also that of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, TypeVar
 
 from fnopt.core import (
     Member,
@@ -15,6 +15,9 @@ from fnopt.core import (
     static,
     where,
 )
+
+Tree = TypeVar("Tree")
+State = TypeVar("State")
 
 
 class Chain(Transformation):
@@ -57,8 +60,8 @@ class Chain(Transformation):
         return self._packed(states)
 
     def update(
-        self, updates: Any, state: Any, params: Any = None, **extra_args: Any
-    ) -> tuple[Any, Any]:
+        self, updates: Tree, state: State, params: Any = None, **extra_args: Any
+    ) -> tuple[Tree, State]:
         """Hands the updates from member to member; extra arguments go to all of them."""
         states = self._unpacked(state)
         new_states = []

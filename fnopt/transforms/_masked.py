@@ -9,7 +9,6 @@ import jax
 
 from fnopt.core import static, translated
 from fnopt.transforms._select import as_mask, select_mask
-from fnopt.transforms._selectors import Selector
 from fnopt.transforms._wrapper import Wrapper
 
 
@@ -38,7 +37,7 @@ class Selective(Wrapper):
 
     _others_stay: ClassVar[bool] = False  # or get updates, for which they need gradients
 
-    mask: Selector = static(convert=as_mask)
+    mask: Any = static(convert=as_mask)
 
     def _chosen(self, tree: Any) -> Any:
         """A tree of bools: which leaves the inner transform works on."""

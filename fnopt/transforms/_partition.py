@@ -21,7 +21,7 @@ from fnopt.core import (
 )
 from fnopt.transforms._masked import only
 from fnopt.transforms._select import as_labels, select
-from fnopt.transforms._selectors import Selector, as_label
+from fnopt.transforms._selectors import as_label
 
 
 class partition(Transformation):
@@ -55,7 +55,7 @@ class partition(Transformation):
     """
 
     transforms: dict[Any, Any]
-    labels: Selector = static(convert=as_labels)
+    labels: Any = static(convert=as_labels)
 
     def __post_init__(self) -> None:
         self._set("transforms", _checked(self.transforms))

@@ -11,7 +11,7 @@ is first used.
 import importlib
 from typing import Any
 
-from fnopt import core, optimizers, schedules, transforms
+from fnopt import optimizers, schedules, transforms
 from fnopt.optimizers import *
 from fnopt.schedules import *
 from fnopt.transforms import *
@@ -138,7 +138,8 @@ def _unknown(name: str) -> AttributeError:
     if not name.startswith("_"):  # tools ask for names like __wrapped__
         rooms = ("optimizers.states", "transforms.states", *_LATER)
         homes = {room: importlib.import_module(f"fnopt.{room}").__all__ for room in rooms}
-        message += core.advice(name, {"": __all__, **homes})
+        interop = importlib.import_module("fnopt.interop")
+        message += interop.suggest_name(name, {"": __all__, **homes})
     return AttributeError(message)
 
 

@@ -70,7 +70,7 @@ def test_an_unknown_name_gets_advice(name, said):
 
 
 def test_every_piece_of_advice_names_something_that_exists():
-    from fnopt.core._unknown import _ELSEWHERE
+    from fnopt.interop._other_names import _ELSEWHERE
 
     for text in _ELSEWHERE.values():
         for word in text.replace("(", " ").replace(",", " ").split():

@@ -1,4 +1,4 @@
-"""First states for params of which only shapes are given."""
+"""Arrays without values: shapes in place of params, and tracers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend import core as jex
+from jax.interpreters import partial_eval
 
-from fnopt.core._errors import listing, where
+from fnopt.core._errors import names_text, where
 from fnopt.core._paths import leaves_with_names
 
 
@@ -32,7 +33,7 @@ def zeros_for(init: Callable[[Any], Any], params: Any, caller: str = "") -> Any:
     names = _leaves_from_values(init, params)
     if names:
         raise ValueError(
-            f"{caller}{where()}the state's {listing(names)} begin with values of the params, of "
+            f"{caller}{where()}the state's {names_text(names)} begin with values of the params, of "
             "which only shapes were given: give the params as arrays, or call "
             "jax.eval_shape(tx.init, params) for the shapes of the state."
         )
@@ -54,3 +55,19 @@ def _leaves_from_values(init: Callable[[Any], Any], params: Any) -> list[str]:
             known |= {*eqn.outvars}
     named = zip(leaves_with_names(state)[0], closed.jaxpr.outvars, strict=True)
     return [name for (name, _), x in named if not isinstance(x, jex.Literal) and x in known]
+
+
+# If a release of JAX names it otherwise, nothing is taken for staged: right, and slower to trace.
+_TRACER: Any = getattr(partial_eval, "DynamicJaxprTracer", ())
+
+
+def is_traced(*arrays: Any) -> bool:
+    """Whether one of the arrays belongs to a program that is being traced.
+
+    Operations become equations of that program then, of known numbers too. Under a `vmap` or a
+    `grad` outside of `jit` they run one by one.
+    """
+    for x in arrays:  # noqa: SIM110  (an eager update asks it of every member)
+        if isinstance(x, _TRACER):
+            return True
+    return False

@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core._checks import described
+from fnopt.core._abstract import is_traced
+from fnopt.core._checks import type_text
 from fnopt.core._dtypes import compute_dtype, dtype_of, is_array_like, is_inexact, shape_of
 from fnopt.core._errors import where
-from fnopt.core._paths import differences, leaves_with_names, shown
+from fnopt.core._paths import differences, leaf_text, leaves_with_names
 from fnopt.core._rows import Rows, is_rows
-from fnopt.core._staged import is_staged
 
 Params = TypeVar("Params")
 
@@ -29,7 +29,7 @@ def _is_leaf(x: Any) -> bool:
 
 def _name(params: Any, i: int) -> str:
     """The name of a leaf in a message; names are dear, so they are made for messages only."""
-    return shown(leaves_with_names(params, is_leaf=_is_leaf)[0][i][0])
+    return leaf_text(leaves_with_names(params, is_leaf=_is_leaf)[0][i][0])
 
 
 def _added(name: Callable[[], str], p: Any, u: Any) -> Any:
@@ -40,7 +40,7 @@ def _added(name: Callable[[], str], p: Any, u: Any) -> Any:
     for what, x in (("param", p), ("update", u)):
         if not (isinstance(x, Rows) or is_array_like(x)):
             raise TypeError(
-                f"{where()}apply_updates: {name()}: the {what} is {described(x)}, expected an "
+                f"{where()}apply_updates: {name()}: the {what} is {type_text(x)}, expected an "
                 "array. Filter such leaves out of params first (Equinox: "
                 "eqx.filter(model, eqx.is_inexact_array)), or give them None as update."
             )
@@ -53,7 +53,7 @@ def _added(name: Callable[[], str], p: Any, u: Any) -> Any:
         )
     if _is_plain(p) and _is_plain(u) and p.dtype == u.dtype:
         # The operator is a function of `jnp` under `jit`, which would be traced for every leaf.
-        total = lax.add(p, u) if is_staged(p, u) else p + u
+        total = lax.add(p, u) if is_traced(p, u) else p + u
         return lax.convert_element_type(total, p.dtype)  # not weakly typed
     p_dtype, u_dtype = dtype_of(p), dtype_of(u)
     if u_dtype == jax.dtypes.float0:  # what jax.grad(allow_int=True) says of an integer: zero

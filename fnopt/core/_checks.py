@@ -12,18 +12,14 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from fnopt.core._dtypes import is_array_like, is_inexact
-from fnopt.core._errors import listing
-from fnopt.core._paths import leaves_with_names, shown
+from fnopt.core._errors import names_text
+from fnopt.core._paths import leaf_text, leaves_with_names
 
 NamedLeaves = list[tuple[str, Any]]
 CLOSED_OVER = "Let the function close over what all examples share."
-BY_KEYWORD = (
-    "Pass what all examples share by keyword, or say which arguments are batched with "
-    "batch_argnums."
-)
 
 
-def described(x: Any) -> str:
+def type_text(x: Any) -> str:
     """A leaf's type for a message: `'float32[8,3]'`, or the name of its Python type."""
     if not hasattr(x, "dtype"):
         return type(x).__name__
@@ -35,16 +31,10 @@ def check_params(leaves: NamedLeaves, name: str) -> None:
     for where, leaf in leaves:
         if not is_inexact(leaf):
             raise TypeError(
-                f"{name}: {where} is {described(leaf)}, which has no gradient. Differentiate "
+                f"{name}: {where} is {type_text(leaf)}, which has no gradient. Differentiate "
                 "floating arrays only: split the rest off (equinox.partition, flax.nnx.split) and "
                 "close over it, or choose the argument with argnums."
             )
-
-
-def check_some(params: Any, name: str) -> None:
-    """Check that the parameters contain an array."""
-    if not jax.tree.leaves(params):
-        raise ValueError(f"{name}: the params have no array in them, so no gradient.")
 
 
 def check_batch(leaves: NamedLeaves, name: str, shared: str = CLOSED_OVER) -> int:
@@ -64,20 +54,20 @@ def check_batch(leaves: NamedLeaves, name: str, shared: str = CLOSED_OVER) -> in
                     "share. Give each its own: jax.random.split(key, n)."
                 )
             raise ValueError(
-                f"{name}: {where} of the batch is {described(leaf)} without an example axis. "
+                f"{name}: {where} of the batch is {type_text(leaf)} without an example axis. "
                 f"{shared}"
             )
     sizes = {where: leaf.shape[0] for where, leaf in leaves}
     if len({*sizes.values()}) > 1:
         raise ValueError(
             f"{name}: the leading axes of the batch disagree: "
-            f"{listing([f'{where}: {size}' for where, size in sizes.items()])}. "
+            f"{names_text([f'{where}: {size}' for where, size in sizes.items()])}. "
             "Every leaf needs one entry per example."
         )
     size = leaves[0][1].shape[0]
     if size == 0:
         raise ValueError(
-            f"{name}: the batch is empty: {leaves[0][0]} is {described(leaves[0][1])}."
+            f"{name}: the batch is empty: {leaves[0][0]} is {type_text(leaves[0][1])}."
         )
     return size
 
@@ -89,46 +79,9 @@ def check_key(key: Any, name: str) -> Any:
     if (typed and shape == ()) or (dtype == jnp.uint32 and shape is not None and len(shape) == 1):
         return key
     raise TypeError(
-        f"{name}: key is {described(key)}, expected one PRNG key (jax.random.key(seed)); every "
+        f"{name}: key is {type_text(key)}, expected one PRNG key (jax.random.key(seed)); every "
         "example gets its own from it. Keys that you have split yourself are a batched argument."
     )
-
-
-def folded(key: Any, step: Any, name: str) -> Any:
-    """Fold the step into a key; a step of `None` leaves the key unchanged."""
-    if step is None:
-        return key
-    step = jnp.asarray(step)
-    if step.shape != () or not jnp.issubdtype(step.dtype, jnp.integer):
-        # Rounding would give two steps the same random numbers.
-        raise TypeError(f"{name}: step is {described(step)}, expected one integer.")
-    return jax.random.fold_in(key, step.astype(jnp.uint32))
-
-
-def checked_loss(output: Any, has_aux: bool, name: str) -> tuple[jax.Array, Any]:
-    """Check the result of a loss, and return it as `(value, aux)`."""
-    if has_aux and not (isinstance(output, tuple) and len(output) == 2):
-        raise TypeError(
-            f"{name}: has_aux=True expects the loss to return (value, aux), "
-            f"it returned {described(output)}."
-        )
-    value, aux = output if has_aux else (output, None)
-    if not isinstance(value, (int, float)) and not hasattr(value, "dtype"):
-        hint = " Say has_aux=True if it returns (value, aux)." if isinstance(value, tuple) else ""
-        raise TypeError(
-            f"{name}: the loss returned {described(value)}, expected one floating scalar.{hint}"
-        )
-    value = jnp.asarray(value)
-    if value.shape:
-        raise TypeError(
-            f"{name}: the loss of ONE example returned {described(value)}, expected a scalar. "
-            "Write the loss for a single example, without the batch axis, and sum over whatever "
-            "axes it has (time, pixels): it is mapped over the batch for you."
-        )
-    if not jnp.issubdtype(value.dtype, jnp.floating):
-        raise TypeError(f"{name}: the loss returned {described(value)}, expected a real float.")
-    check_returned(aux, f"{name}: the aux of the loss")
-    return value, aux
 
 
 def check_returned(tree: Any, what: str) -> None:
@@ -136,7 +89,7 @@ def check_returned(tree: Any, what: str) -> None:
     for path, leaf in leaves_with_names(tree)[0]:
         if not _is_of_a_program(leaf):
             raise TypeError(
-                f"{what} has {leaf!r:.60} as {shown(path)}, expected arrays and numbers: the "
+                f"{what} has {leaf!r:.60} as {leaf_text(path)}, expected arrays and numbers: the "
                 "function is compiled. Add other values to the result outside of the function."
             )
 
@@ -144,27 +97,6 @@ def check_returned(tree: Any, what: str) -> None:
 def _is_of_a_program(leaf: Any) -> bool:
     known = is_array_like(leaf) or hasattr(leaf, "__jax_array__")
     return known and getattr(getattr(leaf, "dtype", None), "kind", "f") not in "OSUM"
-
-
-def check_weights(weights: Any, size: int, name: str) -> jax.Array:
-    """Check that weights are real and have the shape `[size]`."""
-    if getattr(weights, "shape", None) != (size,):
-        raise ValueError(
-            f"{name}: weights are {described(weights)}, expected shape ({size},): one weight per "
-            "example. They are the last positional argument, after the batch."
-        )
-    if jnp.issubdtype(weights.dtype, jnp.complexfloating) or not (
-        jnp.issubdtype(weights.dtype, jnp.number) or weights.dtype == jnp.bool_
-    ):
-        raise TypeError(f"{name}: weights are {described(weights)}, expected real numbers.")
-    return jnp.asarray(weights)
-
-
-def check_clip_norm(clip_norm: Any, name: str) -> None:
-    """Check that a clipping norm is one positive number; traced values pass."""
-    check_number(clip_norm, "clip_norm", name)
-    if not isinstance(clip_norm, Tracer) and not clip_norm > 0:
-        raise ValueError(f"{name}: clip_norm is {clip_norm}, expected a positive number.")
 
 
 def check_number(value: Any, what: str, name: str) -> None:
@@ -176,7 +108,7 @@ def check_number(value: Any, what: str, name: str) -> None:
         jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
     )
     if not real or shape != ():
-        raise TypeError(f"{name}: {what} is {described(value)}, expected one number.")
+        raise TypeError(f"{name}: {what} is {type_text(value)}, expected one number.")
 
 
 def check_tolerance(value: Any, what: str, name: str) -> None:
@@ -190,7 +122,7 @@ def check_tolerance(value: Any, what: str, name: str) -> None:
         )
 
 
-def is_whole(value: Any, least: int | None = None) -> bool:
+def is_integer(value: Any, least: int | None = None) -> bool:
     """Whether a value is a whole number, NumPy's too, and not below the least."""
     try:
         operator.index(value)
@@ -204,7 +136,7 @@ def check_count(value: Any, what: str, name: str, least: int = 1, otherwise: str
 
     `otherwise` ends the message with what else is taken.
     """
-    if not is_whole(value):
+    if not is_integer(value):
         raise TypeError(f"{name}: {what} is {value!r}, expected an int{otherwise}.")
     if value < least:
         raise ValueError(f"{name}: {what} is {value}, expected at least {least}{otherwise}.")
@@ -218,7 +150,7 @@ def check_choice(value: Any, choices: tuple[str, ...], what: str, name: str) -> 
         raise ValueError(f"{name}: {what} is {value!r}, expected one of {expected}.")
 
 
-def takes(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
+def accepts_args(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
     """Whether a function can be called with these arguments, as far as its signature says."""
     try:
         signature = inspect.signature(fn)

@@ -14,7 +14,7 @@ from fnopt.sharding import concatenate, pvary_like, replicate, reshape, use_mesh
 Carry = TypeVar("Carry")
 
 
-def checked_chunk_size(chunk_size: int | None, name: str) -> int | None:
+def check_chunk_size(chunk_size: int | None, name: str) -> int | None:
     """Check that a chunk size is `None` or a positive int, and return it."""
     if chunk_size is None:
         return None

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core._errors import listing
+from fnopt.core._errors import names_text
 from fnopt.core._value import Value, config_name, registry
 
 
@@ -166,7 +166,7 @@ def _build(name: str, config: dict[str, Any]) -> Any:
     unknown = [k for k in config if k not in known]
     if unknown:
         raise ValueError(
-            f"from_config: {name} has no field {unknown[0]!r}; it has {listing(known)}."
+            f"from_config: {name} has no field {unknown[0]!r}; it has {names_text(known)}."
         )
     missing = [f.name for f in fields if f.default is dataclasses.MISSING and f.name not in config]
     if missing:
@@ -180,7 +180,7 @@ def _hint(name: str) -> str:
     last = {known.rpartition(".")[2]: known for known in registry}
     close = difflib.get_close_matches(name.rpartition(".")[2], last, n=3, cutoff=0.5)
     found = [last[n] for n in close]
-    return f"Did you mean {listing(found)}?" if found else "Import the module of your class."
+    return f"Did you mean {names_text(found)}?" if found else "Import the module of your class."
 
 
 def _import_all() -> None:

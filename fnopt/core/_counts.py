@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from fnopt.core._dtypes import increment, zero_count
+from fnopt.core._dtypes import safe_increment, zero_count
 from fnopt.core._errors import where
 from fnopt.core._value import Schedule
 
@@ -37,7 +37,7 @@ def first_count(tx: Any) -> jax.Array | None:
 
 def next_count(count: jax.Array | None) -> jax.Array | None:
     """The count after a step; None stays."""
-    return None if count is None else increment(count)
+    return None if count is None else safe_increment(count)
 
 
 def count_of(tx: Any, state: Any) -> jax.Array | None:

@@ -93,7 +93,7 @@ def _is_inexact(dtype: Any) -> bool:
     return bool(jnp.issubdtype(dtype, jnp.inexact))
 
 
-def increment(count: jax.Array) -> jax.Array:
+def safe_increment(count: jax.Array) -> jax.Array:
     """`count + 1`, staying at the dtype's largest value instead of wrapping round."""
     # NumPy's constants: every member of every step that is traced counts, and arrays cost more.
     last, one = np.asarray(jnp.iinfo(count.dtype).max - 1, count.dtype), np.ones((), count.dtype)

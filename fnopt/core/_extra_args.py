@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core._checks import described
+from fnopt.core._checks import type_text
 from fnopt.core._dtypes import is_array_like
 from fnopt.core._errors import where
 
@@ -58,7 +58,7 @@ def required_by(update: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(name for name, required in read_by(update).items() if required)
 
 
-def named_by(fn: Callable[..., Any], skip: int = 1) -> frozenset[str]:
+def parameter_names(fn: Callable[..., Any], skip: int = 1) -> frozenset[str]:
     """The names of a function's parameters, without the first `skip`; `'*'` if it takes any."""
     parameters = list(inspect.signature(fn).parameters.values())
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
@@ -72,17 +72,17 @@ def names_read(tx: Any) -> frozenset[str]:
     return frozenset(tx.reads()).union(*(names_read(member.tx) for member in tx.members()))
 
 
-def names_taken(tx: Any, given: Mapping[str, Any]) -> frozenset[str]:
+def extra_arg_names(tx: Any, given: Mapping[str, Any]) -> frozenset[str]:
     """What `names_read` has, and what a function of these extra arguments gets of the others."""
     read, fn = names_read(tx), given.get("value_fn")
-    return read | named_by(fn) if "value_fn" in read and callable(fn) else read
+    return read | parameter_names(fn) if "value_fn" in read and callable(fn) else read
 
 
 def check_spelling(tx: Any, given: Mapping[str, Any]) -> None:
     """Raises a TypeError for an extra argument that nothing takes and that is nearly one taken."""
     if given.keys() <= EXTRA_ARGS.keys():
         return
-    taken = names_taken(tx, given)
+    taken = extra_arg_names(tx, given)
     for name in () if ANY in taken else sorted(given.keys() - taken - EXTRA_ARGS.keys()):
         # As many letters in common as 'valeu' and 'value' have.
         near = difflib.get_close_matches(name, sorted(taken), n=1, cutoff=0.8)
@@ -93,7 +93,7 @@ def check_spelling(tx: Any, given: Mapping[str, Any]) -> None:
             )
 
 
-def accepted(update: Callable[..., Any], extra_args: dict[str, Any]) -> dict[str, Any]:
+def accepted_by_foreign(update: Callable[..., Any], extra_args: dict[str, Any]) -> dict[str, Any]:
     """The extra arguments that another library's `update` takes."""
     names = _taken_by_foreign(update)
     return extra_args if ANY in names else {k: v for k, v in extra_args.items() if k in names}
@@ -112,7 +112,7 @@ def read_by_foreign(update: Callable[..., Any]) -> Mapping[str, bool]:
     return {**read_by(update), **more}
 
 
-def as_value(value: Any, dtype: Any) -> jax.Array:
+def scalar_loss(value: Any, dtype: Any) -> jax.Array:
     """The extra argument `value`, or what `value_fn` returned, as a scalar of this dtype.
 
     Raises:
@@ -120,7 +120,42 @@ def as_value(value: Any, dtype: Any) -> jax.Array:
     """
     if not is_array_like(value) or jnp.shape(value) not in ((), (1,)) or jnp.iscomplexobj(value):
         raise ValueError(
-            f"{where()}the value of the loss is {described(value)}, expected one real number: sum "
+            f"{where()}the value of the loss is {type_text(value)}, expected one real number: sum "
             "or average over the batch."
         )
     return jnp.reshape(jnp.asarray(value), ()).astype(dtype)
+
+
+_FUNCTIONS = ("value_fn", "obj_fn", "logits_fn", "residual_fn")  # of the params
+
+
+def translate_extra_args(
+    extra_args: dict[str, Any], inward: Callable[[Any], Any], outward: Callable[[Any], Any]
+) -> dict[str, Any]:
+    """Extra arguments for an inner transform whose params, gradients and updates have another form.
+
+    `inward` brings a tree like the params to the form that the inner transform knows, `outward`
+    its params to the tree that the functions of the params take. So a line search or an estimate of
+    curvature works under a mask, and sees the other leaves as constants.
+    """
+    new = dict(extra_args)
+    for name in _FUNCTIONS:
+        if callable(new.get(name)):
+            new[name] = _after(outward, new[name])
+    if callable(new.get("grad_fn")):
+        new["grad_fn"] = _before(inward, _after(outward, new["grad_fn"]))
+    if new.get("grad") is not None:
+        new["grad"] = inward(new["grad"])
+    return new
+
+
+def _after(outward: Callable[[Any], Any], fn: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(fn)  # the names of its parameters say which extra arguments it gets
+    def called(params: Any, *args: Any, **kwargs: Any) -> Any:
+        return fn(outward(params), *args, **kwargs)
+
+    return called
+
+
+def _before(inward: Callable[[Any], Any], fn: Callable[..., Any]) -> Callable[..., Any]:
+    return functools.wraps(fn)(lambda *args, **kwargs: inward(fn(*args, **kwargs)))

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fnopt.core._errors import where
-from fnopt.core._extra_args import accepted, read_by_foreign
+from fnopt.core._extra_args import accepted_by_foreign, read_by_foreign
 from fnopt.core._static import static
 from fnopt.core._transformation import Transformation
 from fnopt.core._value import brief
 
 
-class foreign(Transformation):
+class from_pair(Transformation):
     """Another library's (init, update) pair as a member of an fnopt pipeline.
 
     `chain` and the other wrappers make it by themselves from anything that has `init` and `update`
@@ -47,7 +47,7 @@ class foreign(Transformation):
     ) -> tuple[Any, Any]:
         """Calls the pair's update with the extra arguments that its signature takes."""
         given = (updates, state, params) if _takes_params(self.update_fn) else (updates, state)
-        return self.update_fn(*given, **accepted(self.update_fn, extra_args))
+        return self.update_fn(*given, **accepted_by_foreign(self.update_fn, extra_args))
 
 
 @functools.cache
@@ -80,4 +80,4 @@ def as_transformation(tx: Any, what: str = "member") -> Transformation:
             f"{where()}{what} is {brief(tx)}, expected an optimizer: a fnopt Transformation or an "
             f"(init, update) pair.{hint}"
         )
-    return foreign(*pair)
+    return from_pair(*pair)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from fnopt.core._dtypes import default_float
-from fnopt.core._foreign import as_transformation, foreign
+from fnopt.core._foreign import as_transformation, from_pair
 from fnopt.core._slots import counts_steps, declared_slots
 from fnopt.core._transformation import Member, Transformation
 
@@ -210,7 +210,7 @@ def _counts(tx: Transformation, state: Any) -> Iterator[Any]:
         yield own
     for member in tx.members(state):
         yield from _counts(member.tx, member.state)
-    if isinstance(tx, foreign) and not hasattr(state, "_fields") and isinstance(state, tuple):
+    if isinstance(tx, from_pair) and not hasattr(state, "_fields") and isinstance(state, tuple):
         for part in state:  # another library's chain
             yield from _counts(tx, part)
 
@@ -244,3 +244,21 @@ def hyperparams(tx: Transformation, state: Any) -> dict[str, jax.Array]:
     for path, member in _walk_members(tx, state, ()):
         items += _own_hyperparams(member.tx, member.state, path)
     return _unique(items)
+
+
+def map_slots(fn: Callable[[str, Any], Any], state: Any, path: tuple[str, ...] = ()) -> Any:
+    """The state with `fn(path, slot)` in place of every slot; the path is such as `'1/trace'`."""
+    if not _may_be_state(state):
+        return state
+    if hasattr(state, "_fields"):
+        own, parts = _slot_fields(state), state._asdict()
+    else:
+        own, parts = set(), state
+    items = parts.items() if isinstance(parts, dict) else enumerate(parts)
+    new = {}
+    for name, part in items:
+        here = (*path, str(name))
+        new[name] = fn("/".join(here), part) if name in own else map_slots(fn, part, here)
+    if hasattr(state, "_fields"):
+        return type(state)(**new)
+    return new if isinstance(state, dict) else type(state)(new.values())

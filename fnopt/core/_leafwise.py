@@ -13,8 +13,9 @@ import numpy as np
 from jax import lax
 from jax.tree_util import tree_flatten
 
+from fnopt.core._abstract import is_traced
 from fnopt.core._counts import count_of, first_count, next_count
-from fnopt.core._devices import name_devices
+from fnopt.core._device_errors import explain_device_errors
 from fnopt.core._dtypes import (
     compute_dtype,
     dtype_of,
@@ -23,9 +24,8 @@ from fnopt.core._dtypes import (
     shape_of,
 )
 from fnopt.core._leaves import cast, check_inexact, check_same_tree, check_scalars, same_shape
-from fnopt.core._numbers import capped, flat_at_zero
-from fnopt.core._slots import declared_slots, own_slots, slot_copy, slot_zeros
-from fnopt.core._staged import is_staged
+from fnopt.core._numbers import capped, zero_slope_at_zero
+from fnopt.core._slots import custom_slots, declared_slots, slot_copy, slot_zeros
 from fnopt.core._transformation import EmptyState, Transformation
 from fnopt.core._written_leaf import LeafNumbers, check_scalars_returned, returned_by_leaf
 from fnopt.sharding import shard_axes
@@ -61,7 +61,7 @@ class Leafwise(Transformation):
     slot as `carrier`: adding to the slot in place of the update saves the update a read of memory.
 
     Where a slot is not of the leaf's shape (a number for every leaf, factors of a matrix), it is
-    annotated `OwnSlot`, and `start(self, slot, p)` makes its part for a leaf: an array or a tree.
+    annotated `CustomSlot`, and `start(self, slot, p)` makes its part for a leaf: an array or tree.
 
     Example:
         >>> from typing import NamedTuple
@@ -108,7 +108,7 @@ class Leafwise(Transformation):
         return 0.0
 
     def start(self, slot: str, p: Any) -> Any:
-        """The initial value of an `OwnSlot` for the leaf `p`; strongly typed, at least float32."""
+        """The initial value of a `CustomSlot` for the leaf `p`: strong type, at least float32."""
         raise NotImplementedError(f"{type(self).__name__} must define start(self, {slot!r}, p)")
 
     def init(self, params: Any) -> Any:
@@ -119,7 +119,7 @@ class Leafwise(Transformation):
         return self.State(**fields)
 
     def _fresh(self, name: str, params: Any) -> Any:
-        if name in own_slots(self.State):
+        if name in custom_slots(self.State):
             check_inexact(params, "params")
             return jax.tree.map(lambda p: self.start(name, jnp.asarray(p)), params)
         fill, real = self.fill(name), declared_slots(self.State)[name]
@@ -142,7 +142,7 @@ class Leafwise(Transformation):
         counts = "count" in self.State._fields
         count = count_of(self, state) if counts else None
         rows = [*zip(leaves, *columns, strict=True)]
-        staged = is_staged(count, *leaves)
+        staged = is_traced(count, *leaves)
         try:
             if len(rows) == 1 and not staged:  # an eager step in one call
                 program = _step_program(type(self), flags, names, shard_axes())
@@ -151,7 +151,7 @@ class Leafwise(Transformation):
             else:
                 rows, t = self._rows(names, count, rows, staged)
         except ValueError as error:
-            name_devices(error, updates, state=state, params=params)
+            explain_device_errors(error, updates, state=state, params=params)
             raise
         trees = [treedef.unflatten([row[i] for row in rows]) for i in range(1 + len(names))]
         fields = dict(zip(names, trees[1:], strict=True))
@@ -189,7 +189,7 @@ class Leafwise(Transformation):
             check_inexact(updates, "gradients")
         companions = {"params": params} if self.needs_params else {}
         companions |= {name: getattr(state, name) for name in names}
-        own, columns = own_slots(self.State), []
+        own, columns = custom_slots(self.State), []
         for name, tree in companions.items():
             column, other = (None, None) if name in own else tree_flatten(tree)
             if column is None:
@@ -316,7 +316,7 @@ def _leaf_formula(
         new = jax.tree.map(lambda x, was: lax.convert_element_type(x, was.dtype), out[1:], old)
         update = lax.convert_element_type(out[0], dtype)
         if nothing is not None:
-            update = flat_at_zero(update)
+            update = zero_slope_at_zero(update)
             if not carrier:
                 update = lax.add(update, lax.convert_element_type(nothing, dtype))
         return update, *new

@@ -12,7 +12,7 @@ from jax import lax
 from jax.tree_util import tree_flatten
 
 from fnopt.core._apply import is_pair_with
-from fnopt.core._checks import described
+from fnopt.core._checks import type_text
 from fnopt.core._dtypes import (
     compute_dtype,
     dtype_of,
@@ -22,7 +22,7 @@ from fnopt.core._dtypes import (
     shape_of,
 )
 from fnopt.core._errors import where
-from fnopt.core._paths import differences, leaves_with_names, shown
+from fnopt.core._paths import differences, leaf_text, leaves_with_names
 from fnopt.core._rows import is_rows
 
 _WRT_HINT = (
@@ -44,7 +44,7 @@ def check_inexact(tree: Any, what: str, fitted: bool = False) -> None:
         if is_inexact(leaf):
             continue
         raise TypeError(
-            f"{where()}{what}: {shown(path)} is {described(leaf)}, expected a floating array. "
+            f"{where()}{what}: {leaf_text(path)} is {type_text(leaf)}, expected a floating array. "
             f"{_what_to_do(leaf, fitted)}"
         )
 
@@ -92,7 +92,7 @@ def check_same_tree(tree: Any, other: Any, what: str, other_what: str) -> None:
     for (path, a), (_, b) in zip(mine, theirs, strict=True):
         if jnp.shape(a) != jnp.shape(b):
             raise ValueError(
-                f"{where()}{shown(path)}: {what} have shape {jnp.shape(a)}, "
+                f"{where()}{leaf_text(path)}: {what} have shape {jnp.shape(a)}, "
                 f"{other_what} have shape {jnp.shape(b)}, expected the same. {_WRT_HINT}"
             )
 

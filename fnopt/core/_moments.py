@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fnopt.core._dtypes import increment
+from fnopt.core._dtypes import safe_increment
 
 
 def as_dtype(dtype: Any) -> Any:
@@ -117,7 +117,7 @@ def mean_weights(
     seen = bias_correction(decay, count)
     if not nesterov:
         return 1 / seen, jnp.zeros_like(seen)
-    return decay / bias_correction(decay, increment(count)), (1 - decay) / seen
+    return decay / bias_correction(decay, safe_increment(count)), (1 - decay) / seen
 
 
 def positive_root(x: jax.Array) -> jax.Array:

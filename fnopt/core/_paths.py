@@ -1,14 +1,15 @@
-"""Names of the leaves of a pytree, spelled alike for every framework."""
+"""Names of the leaves of a pytree, spelled alike for every framework, and glob patterns on them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from typing import Any
 
 import jax
 from jax import tree_util
 
-from fnopt.core._errors import listing
+from fnopt.core._errors import names_text
 
 _IsLeaf = Callable[[Any], bool]
 
@@ -98,7 +99,7 @@ def leaf_paths(tree: Any) -> Any:
     return jax.tree.unflatten(treedef, [name for name, _ in pairs])
 
 
-def shown(path: str) -> str:
+def leaf_text(path: str) -> str:
     """A leaf's name for a message."""
     return f"leaf {path!r}" if path else "the only leaf"
 
@@ -110,6 +111,29 @@ def differences(names: list[str], other_names: list[str], what: str, other_what:
             return f"{of_whom} are a single array"
     extra = [p for p in names if p not in set(other_names)]
     lacking = [p for p in other_names if p not in set(names)]
-    texts = [f"{what} lack {listing(lacking)}"] if lacking else []
-    texts += [f"{what} have {listing(extra)}, which {other_what} lack"] if extra else []
+    texts = [f"{what} lack {names_text(lacking)}"] if lacking else []
+    texts += [f"{what} have {names_text(extra)}, which {other_what} lack"] if extra else []
     return "; ".join(texts)
+
+
+def matches(path: str, pattern: str) -> bool:
+    """Whether a glob pattern matches the path of a leaf or of one of its parents.
+
+    `*` stands for any text, slashes included, `?` for one character, `[ab]` for one of a set. A
+    leading `*/` also stands for nothing, so `'*/bias'` finds `'bias'` at the top of a tree too. A
+    pattern that fits a branch selects all leaves below it, and `''` the whole tree.
+
+    Args:
+        path: A leaf's path, as `leaf_paths` spells it.
+        pattern: A path, the path of a branch, or a glob of either. Upper and lower case differ.
+
+    Returns:
+        True if the leaf is selected.
+
+    Example:
+        >>> path = "encoder/dense/bias"
+        >>> [fnopt.core.matches(path, p) for p in ("encoder", "*/bias", "*/dense", "bias", "enc")]
+        [True, True, True, False, False]
+    """
+    branch = f"{pattern.rstrip('/')}/*"
+    return any(fnmatchcase(p, q) for p in (path, f"/{path}") for q in (pattern, branch))

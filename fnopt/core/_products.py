@@ -29,7 +29,7 @@ def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
     return jax.lax.dot_general(a, b, axes, precision=HIGHEST, out_sharding=sharding)
 
 
-def turned(a: jax.Array) -> jax.Array:
+def materialized_transpose(a: jax.Array) -> jax.Array:
     """The transpose of a matrix, to be the left factor of a product; of float64 it is written out.
 
     XLA on a CPU takes twice as long for a product of float64 whose left factor it reads along the

@@ -32,7 +32,7 @@ def _distance(x: jax.Array, dtype: Any) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def nearest(x: jax.Array, dtype: Any) -> jax.Array:
+def round_to_nearest(x: jax.Array, dtype: Any) -> jax.Array:
     """The numbers of a narrow dtype nearest to those of a float32 array, as float32."""
     distance = _distance(x, dtype)
     return jnp.where(jnp.isfinite(x), jnp.round(x / distance) * distance, x)
@@ -77,7 +77,9 @@ def stochastic(x: jax.Array, dtype: Any, key: jax.Array) -> jax.Array:
     return _rounded(x, dtype, jax.random.bits(key, x.shape, _words(dtype)))
 
 
-def stochastic_leaves(xs: list[jax.Array], dtypes: list[Any], key: jax.Array) -> list[jax.Array]:
+def stochastic_round_leaves(
+    xs: list[jax.Array], dtypes: list[Any], key: jax.Array
+) -> list[jax.Array]:
     """`stochastic` of some float32 arrays, each to a dtype and with random numbers of its own.
 
     Small arrays share a draw: one of their own for each takes XLA 0.15 s to compile.

@@ -14,7 +14,7 @@ from fnopt.core._dtypes import compute_dtype, real_dtype
 from fnopt.core._leaves import check_inexact
 from fnopt.sharding import sharded_full_like
 
-_SLOT, _REAL, _OWN, _TALLY = "fnopt slot", "real", "own", "fnopt tally"
+_SLOT, _REAL, _CUSTOM, _EVENTS = "fnopt slot", "real", "custom", "fnopt events"
 
 Slot = Annotated[Any, _SLOT]
 """Annotates a field of a state NamedTuple as a slot: a tree of the params' structure."""
@@ -22,14 +22,14 @@ Slot = Annotated[Any, _SLOT]
 RealSlot = Annotated[Any, _SLOT, _REAL]
 """A `Slot` that stays real where the params are complex: second moments, norms."""
 
-OwnSlot = Annotated[Any, _SLOT, _OWN]
+CustomSlot = Annotated[Any, _SLOT, _CUSTOM]
 """A slot whose parts have shapes of their own: a number for every leaf, factors of a matrix."""
 
-Tally = Annotated[jax.Array, _TALLY]
+EventCount = Annotated[jax.Array, _EVENTS]
 """Annotates a field `count` of a state as the number of something else than steps."""
 
 
-def stored_after(new: jax.Array, reader: jax.Array) -> jax.Array:
+def write_after(new: jax.Array, reader: jax.Array) -> jax.Array:
     """The new value of a slot, written after `reader`, an array made from the old value.
 
     XLA writes a donated slot in place only if every loop that reads the old value is known to run
@@ -49,13 +49,13 @@ def stored_after(new: jax.Array, reader: jax.Array) -> jax.Array:
 @functools.cache
 def counts_steps(state: Any) -> bool:
     """Whether a state has a field `count`, and that is the number of steps."""
-    return "count" in state._fields and _TALLY not in _marks(state).get("count", ())
+    return "count" in state._fields and _EVENTS not in _marks(state).get("count", ())
 
 
 @functools.cache
-def own_slots(state: type) -> frozenset[str]:
-    """The fields of a state class that are annotated as `OwnSlot`."""
-    return frozenset(name for name, mark in _marks(state).items() if _OWN in mark)
+def custom_slots(state: type) -> frozenset[str]:
+    """The fields of a state class that are annotated as `CustomSlot`."""
+    return frozenset(name for name, mark in _marks(state).items() if _CUSTOM in mark)
 
 
 @functools.cache
@@ -75,7 +75,7 @@ def _marks(state: type) -> dict[str, Any]:
 
 def _by_name(hint: Any) -> Any:
     text = str(getattr(hint, "__forward_arg__", hint)).rpartition(".")[2]
-    return {"Slot": Slot, "RealSlot": RealSlot, "OwnSlot": OwnSlot}.get(text, hint)
+    return {"Slot": Slot, "RealSlot": RealSlot, "CustomSlot": CustomSlot}.get(text, hint)
 
 
 def slot_zeros(params: Any, dtype: Any = None, *, fill: Any = 0.0, real: bool = False) -> Any:

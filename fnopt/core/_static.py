@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fnopt.core._checks import is_whole
+from fnopt.core._checks import is_integer
 from fnopt.core._errors import where
 
 
@@ -52,7 +52,7 @@ def is_static(field: dataclasses.Field[Any]) -> bool:
 # What a simple annotation of a static field asks for: in words, as a test, and how it is stored.
 _KINDS: dict[str, tuple[str, Callable[[Any], bool], Callable[[Any], Any]]] = {
     "bool": ("True or False", lambda value: isinstance(value, (bool, np.bool_)), bool),
-    "int": ("a whole number", is_whole, int),
+    "int": ("a whole number", is_integer, int),
     "str": ("a string", lambda value: isinstance(value, str), str),
     "Callable": ("a function", callable, lambda value: value),
 }

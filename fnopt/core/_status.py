@@ -83,7 +83,7 @@ def is_converged(status: jax.Array) -> jax.Array:
     return (status >= Status.CONVERGED_COST.value) & (status <= Status.CONVERGED_GRADIENT.value)
 
 
-def messages(status: Any, words: Mapping[Status, str] | None = None) -> Any:
+def status_messages(status: Any, words: Mapping[Status, str] | None = None) -> Any:
     """The messages of status codes: a string, or for a batch a (nested) list. Outside jit only.
 
     Args:
@@ -92,6 +92,6 @@ def messages(status: Any, words: Mapping[Status, str] | None = None) -> Any:
     """
     codes = np.asarray(status)
     if codes.ndim:
-        return [messages(code, words) for code in codes]
+        return [status_messages(code, words) for code in codes]
     known = Status(int(codes))
     return (words or {}).get(known, known.message)

@@ -13,10 +13,10 @@ from jax.tree_util import tree_flatten, tree_leaves
 from fnopt.core._abstract import is_abstract, zeros_for
 from fnopt.core._counts import missing_count, scheduled
 from fnopt.core._dtypes import dtype_of, is_inexact
-from fnopt.core._errors import place, where
+from fnopt.core._errors import error_scope, where
 from fnopt.core._extra_args import check_spelling, read_by, required_by
 from fnopt.core._leaves import same_tree
-from fnopt.core._unknown import advice_for_attribute
+from fnopt.core._other_libraries import advice_for_attribute
 from fnopt.core._value import Schedule, Value
 from fnopt.core._without_gradient import floating_leaves, left_out_by, without_gradient
 from fnopt.sharding import is_on_explicit_mesh, place_state, reshard_leaves_like, step_despite_types
@@ -210,7 +210,7 @@ def _check_order(updates: Any, state: Any, params: Any) -> None:
 def _guarded_init(init: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(init)
     def guarded(self: Transformation, params: Any) -> Any:
-        with place(self._place) as outermost:
+        with error_scope(self._place) as outermost:
             if outermost and self.floating_alone:
                 params = floating_leaves(params)
             if outermost and is_abstract(params):
@@ -226,7 +226,7 @@ def _guarded_update(update: Callable[..., Any]) -> Callable[..., Any]:
     def guarded(
         self: Transformation, updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, Any]:
-        with place(self._place) as outermost:
+        with error_scope(self._place) as outermost:
             if outermost:
                 _check_order(updates, state, params)
                 check_spelling(self, extra_args)

@@ -11,10 +11,10 @@ from typing import Any
 import jax
 
 from fnopt.core._dtypes import is_inexact
-from fnopt.core._errors import listing, where
+from fnopt.core._errors import names_text, where
+from fnopt.core._extra_args import translate_extra_args
 from fnopt.core._leaves import check_same_tree, is_none
 from fnopt.core._paths import leaves_with_names
-from fnopt.core._translated import translated
 
 
 def without_gradient(
@@ -53,7 +53,7 @@ def without_gradient(
 
     stepped = inward(params)
     check_same_tree(updates, stepped, "gradients", "params")
-    return stepped, translated(extra_args, inward, outward)
+    return stepped, translate_extra_args(extra_args, inward, outward)
 
 
 def floating_leaves(params: Any) -> Any:
@@ -62,8 +62,8 @@ def floating_leaves(params: Any) -> Any:
     if not others:
         return params
     warnings.warn(
-        f"{where()}{listing(others)} of the params are no floating arrays: they have no state and "
-        "stay as they are, and their gradients have to be None.",
+        f"{where()}{names_text(others)} of the params are no floating arrays: they have no state "
+        "and stay as they are, and their gradients have to be None.",
         stacklevel=4,
     )
     return jax.tree.map(lambda p: p if is_inexact(p) else None, params)

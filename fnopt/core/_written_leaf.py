@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core._checks import described
-from fnopt.core._errors import listing, where
+from fnopt.core._checks import type_text
+from fnopt.core._errors import names_text, where
 
 
 class LeafNumbers(SimpleNamespace):
@@ -20,7 +20,7 @@ class LeafNumbers(SimpleNamespace):
             raise AttributeError(name)
         raise AttributeError(
             f"{where()}the argument h of leaf and scalars has no {name!r}; it has "
-            f"{listing(sorted(vars(self)))}, the numeric fields of the class and what its "
+            f"{names_text(sorted(vars(self)))}, the numeric fields of the class and what its "
             "scalars(h, t) returned. Flags and functions are read from self.",
             name=name,
             obj=self,
@@ -31,13 +31,13 @@ def check_scalars_returned(owner: str, more: Any) -> None:
     """Raises a TypeError if `scalars` returned no dict, or a ValueError for one of no scalars."""
     if not isinstance(more, dict):
         raise TypeError(
-            f"{where()}{owner}.scalars returned {described(more)}, expected a dict from names to "
+            f"{where()}{owner}.scalars returned {type_text(more)}, expected a dict from names to "
             "scalars ({} for none)."
         )
     for name, x in more.items():
         if getattr(x, "shape", ()):
             raise ValueError(
-                f"{where()}{owner}.scalars returned {described(x)} as {name!r}, expected a scalar."
+                f"{where()}{owner}.scalars returned {type_text(x)} as {name!r}, expected a scalar."
             )
 
 
@@ -50,10 +50,10 @@ def returned_by_leaf(owner: str, out: Any, slots: tuple[str, ...], g: Any, old: 
     """
     made = out if slots else (out,)
     if not isinstance(made, tuple) or len(made) != 1 + len(slots):
-        found = f"{len(made)} values" if isinstance(made, tuple) else described(made)
+        found = f"{len(made)} values" if isinstance(made, tuple) else type_text(made)
         raise TypeError(
             f"{where()}{owner}.leaf returned {found}, expected {1 + len(slots)}: the update and "
-            f"the new {listing([*slots])}."
+            f"the new {names_text([*slots])}."
         )
     for what, new, was in zip(("update", *slots), made, (g, *old), strict=True):
         alike = getattr(new, "shape", None) == getattr(was, "shape", ())  # of arrays
@@ -73,4 +73,4 @@ def _shapes(x: Any) -> Any:
 
 def _text(x: Any) -> str:
     alone = jax.tree.structure(x).num_nodes == 1
-    return described(x) if alone else str(jax.tree.map(described, x))
+    return type_text(x) if alone else str(jax.tree.map(type_text, x))

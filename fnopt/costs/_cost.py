@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fnopt.core import is_whole, leaves_with_names, shown
+from fnopt.core import is_integer, leaf_text, leaves_with_names
 from fnopt.costs._compiled import compiled_cost
 from fnopt.costs._count import count
 from fnopt.costs._graph import trace_graph
@@ -100,7 +100,7 @@ def checked_trip_counts(trip_counts: TripCounts) -> dict[str, int]:
     named = trip_counts if isinstance(trip_counts, Mapping) else {"*": trip_counts}
     given = {name: n for name, n in named.items() if n is not None}
     for name, n in given.items():
-        if not is_whole(n, 0):
+        if not is_integer(n, 0):
             loop = "" if name == "*" else f" of {name!r}"
             raise ValueError(f"cost: trip_counts{loop} is {n!r}, expected a whole number >= 0.")
     return {name: int(n) for name, n in given.items()}
@@ -129,4 +129,4 @@ def _argument(name: str) -> str:
     """`0/1/w` is leaf `w` of the second positional argument, `1/x` the keyword argument `x`."""
     kind, first, *rest = name.split("/")
     of = f"argument {first}" if kind == "0" else f"keyword argument {first!r}"
-    return f"{shown('/'.join(rest))} of {of}" if rest else of
+    return f"{leaf_text('/'.join(rest))} of {of}" if rest else of

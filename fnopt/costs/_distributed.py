@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
-from fnopt.core import check_count, listing, show_report
+from fnopt.core import check_count, names_text, show_report
 from fnopt.costs._phases import StepCost
 from fnopt.costs._roofline import Hardware
 from fnopt.costs._table import aligned, binary, seconds
@@ -109,7 +109,7 @@ class DistributedCost:
 
     def __getitem__(self, name: str) -> DeviceCost:
         if name not in self.ways:
-            raise KeyError(f"no way is called {name!r}; there are {listing([*self.ways])}")
+            raise KeyError(f"no way is called {name!r}; there are {names_text([*self.ways])}")
         return self.ways[name]
 
     def table(self) -> str:

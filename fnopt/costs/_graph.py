@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.extend import core as jex
 
-from fnopt.core import missing_keys, written_for_jax
+from fnopt.core import explain_jax_errors, explain_missing_keys
 from fnopt.programs import (
     Cond,
     Control,
@@ -124,7 +124,10 @@ class Graph(NamedTuple):
 
 def trace_graph(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
     """The program that `fn` runs on arguments of these shapes; nothing is computed."""
-    with written_for_jax("cost", "the function"), missing_keys(args[0] if args else None):
+    with (
+        explain_jax_errors("cost", "the function"),
+        explain_missing_keys(args[0] if args else None),
+    ):
         closed = jax.make_jaxpr(uncached(fn))(*args, **kwargs)
     graph = graph_of(jaxprs.Sub("", closed.jaxpr, tuple(closed.consts)))
     for cell, leaf in zip(graph.inputs, jax.tree.leaves((args, kwargs)), strict=False):

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_choice, check_same_tree, checked_chunk_size, described, where
+from fnopt.core import check_choice, check_chunk_size, check_same_tree, type_text, where
 from fnopt.curvature._bound import bind
 from fnopt.curvature._jacobian_part import JacobianPart
 from fnopt.jacobians import ravel
@@ -88,7 +88,7 @@ def batch_jacobian(
         Manoel and Tramel, 2019, arXiv:1912.06015, for the products of activations.
     """
     check_choice(method, METHODS, "method", _NAME)
-    chunk_size = checked_chunk_size(chunk_size, _NAME)
+    chunk_size = check_chunk_size(chunk_size, _NAME)
 
     def at(params: Any, batch: Any) -> BatchJacobian:
         fns: tuple[Any, ...] = (residual_fn,)
@@ -107,12 +107,12 @@ def batch_jacobian(
 def _several(fns: Any, batches: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     if not isinstance(fns, (list, tuple)) or not fns:
         raise TypeError(
-            f"{_NAME}: residual_fn is {described(fns)}, expected fn(params, example) or a "
+            f"{_NAME}: residual_fn is {type_text(fns)}, expected fn(params, example) or a "
             "sequence of such functions."
         )
     if not isinstance(batches, (list, tuple)) or len(batches) != len(fns):
         raise TypeError(
-            f"{_NAME}: the batch is {described(batches)}, expected a sequence of {len(fns)} "
+            f"{_NAME}: the batch is {type_text(batches)}, expected a sequence of {len(fns)} "
             "batches: one for each residual function."
         )
     return tuple(fns), tuple(batches)

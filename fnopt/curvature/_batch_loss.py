@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import described
+from fnopt.core import type_text
 from fnopt.curvature._batch_jacobian import BatchJacobian, batch_jacobian
 from fnopt.curvature._bound import bind
 from fnopt.curvature._output_root import OutputHessian, check_loss, output_hessian
@@ -147,7 +147,7 @@ class BatchLoss:
 def _several(batch: Any, count: int, name: str) -> tuple[Any, ...]:
     if not isinstance(batch, (list, tuple)) or len(batch) != count:
         raise TypeError(
-            f"{name}: the batch is {described(batch)}, expected a sequence of {count} batches: "
+            f"{name}: the batch is {type_text(batch)}, expected a sequence of {count} batches: "
             "one for each model."
         )
     return tuple(batch)

@@ -10,10 +10,10 @@ import jax
 from fnopt.core import (
     check_batch,
     compute_dtype,
-    described,
+    explain_example_errors,
+    leaf_text,
     leaves_with_names,
-    of_one_example,
-    shown,
+    type_text,
 )
 from fnopt.gradients import BoundLoss
 from fnopt.jacobians import RealVector, check_real, checked_outputs, real_vector
@@ -38,17 +38,17 @@ def bind(fn: Callable[..., Any], params: Any, batch: Any, name: str) -> BoundRes
             f"{name}: the function is {type(fn).__name__}, expected fn(params, example)."
         )
     check_real(params, name)
-    pairs = [(shown(path), leaf) for path, leaf in leaves_with_names(batch)[0]]
+    pairs = [(leaf_text(path), leaf) for path, leaf in leaves_with_names(batch)[0]]
     size = check_batch(pairs, name)
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
-    with of_one_example(name, example, params):
+    with explain_example_errors(name, example, params):
         found = jax.eval_shape(fn, params, example)
     outputs = checked_outputs(found, name)
     dtype = compute_dtype(*(leaf.dtype for leaf in jax.tree.leaves(params)))
     laid = real_vector(outputs, dtype)
     if laid.size == 0:
         raise ValueError(
-            f"{name}: the function returns {described(jax.tree.leaves(outputs)[0])} of an example, "
+            f"{name}: the function returns {type_text(jax.tree.leaves(outputs)[0])} of an example, "
             "expected at least one number."
         )
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import described, is_inexact, leaves_with_names, per_row, shown
+from fnopt.core import is_inexact, leaf_text, leaves_with_names, per_row, type_text
 from fnopt.curvature._batch_jacobian import batch_jacobian
 
 
@@ -148,7 +148,7 @@ def _check_params(params: Any, name: str) -> None:
     for path, leaf in leaves_with_names(params)[0]:
         if not hasattr(leaf, "dtype") or not is_inexact(leaf):
             raise TypeError(
-                f"{name}: {shown(path)} of the params is {described(leaf)}, expected a real or "
+                f"{name}: {leaf_text(path)} of the params is {type_text(leaf)}, expected a real or "
                 "complex floating array."
             )
 
@@ -156,6 +156,6 @@ def _check_params(params: Any, name: str) -> None:
 def _check_scalar(found: Any, name: str) -> None:
     if not hasattr(found, "dtype") or jnp.shape(found) or not is_inexact(found):
         raise TypeError(
-            f"{name}: log_amplitude_fn(params, sample) returned {described(found)}, expected a "
+            f"{name}: log_amplitude_fn(params, sample) returned {type_text(found)}, expected a "
             "real or complex scalar: the logarithm of the amplitude of ONE sample."
         )

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype, matmul, scan_chunks, turned
+from fnopt.core import compute_dtype, materialized_transpose, matmul, scan_chunks
 from fnopt.curvature._bound import BoundResiduals
 from fnopt.curvature._formed import FormedRows, form_rows
 from fnopt.curvature._round import rows_of_all_devices
@@ -147,7 +147,7 @@ class JacobianPart:
 
         def of(rows: FormedRows) -> jax.Array:
             matrix = rows.matrix()
-            return replicate(matmul(turned(matrix), matrix))
+            return replicate(matmul(materialized_transpose(matrix), matrix))
 
         def body(total: jax.Array, chunk: Any) -> tuple[jax.Array, None]:
             return total + of(form_rows(self.bound, chunk)), None

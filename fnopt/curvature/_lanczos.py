@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_choice, check_count, check_key, matmul, norms_over
+from fnopt.core import axis_norms, check_choice, check_count, check_key, matmul
 from fnopt.curvature._sums import symmetric_product
 from fnopt.jacobians import ravel
 
@@ -95,7 +95,7 @@ def top_eigenvalues(
     order = _order(values, which)[:k]
     values, vectors = values[order], matmul(small[:, order].T, basis)
     images = jax.lax.map(flat, vectors)
-    errors = norms_over(images - values[:, None] * vectors, 1)[:, 0]
+    errors = axis_norms(images - values[:, None] * vectors, 1)[:, 0]
     return Eigenpairs(values, jax.vmap(unravel)(vectors), errors)
 
 
@@ -146,4 +146,4 @@ def _unit(v: jax.Array) -> jax.Array:
 
 
 def _length(v: jax.Array) -> jax.Array:
-    return norms_over(v, 0)[0]
+    return axis_norms(v, 0)[0]

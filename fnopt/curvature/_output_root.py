@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import HIGHEST, described, of_one_example
+from fnopt.core import HIGHEST, explain_example_errors, type_text
 from fnopt.jacobians import sparsity_pattern
 from fnopt.sharding import explicit_spec, is_sharded, local_rows, psum, replicate, reshard_to
 
@@ -73,11 +73,11 @@ def output_hessian(
 def check_loss(loss: OutputLoss, count: int, dtype: Any, batch: Any, name: str) -> None:
     """Refuses a loss that isn't a real scalar of the outputs of one example."""
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
-    with of_one_example(name, example):
+    with explain_example_errors(name, example):
         found = jax.eval_shape(loss, jax.ShapeDtypeStruct((count,), dtype), example)
     leaves = jax.tree.leaves(found)
     if len(leaves) != 1 or leaves[0].shape or not jnp.issubdtype(leaves[0].dtype, jnp.floating):
-        shown = ", ".join(described(x) for x in leaves)
+        shown = ", ".join(type_text(x) for x in leaves)
         raise TypeError(
             f"{name}: loss_fn(outputs, example) returned {shown or repr(found)}, "
             "expected a real scalar."

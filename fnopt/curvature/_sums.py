@@ -12,16 +12,16 @@ from fnopt.core import (
     cast_like,
     check_batch,
     check_choice,
+    check_chunk_size,
     check_same_tree,
-    checked_chunk_size,
-    checked_loss,
     compute_dtype,
-    described,
+    explain_example_errors,
+    leaf_text,
     leaves_with_names,
-    of_one_example,
     scan_chunks,
-    shown,
+    type_text,
 )
+from fnopt.gradients import check_example_loss
 from fnopt.jacobians import check_real
 from fnopt.sharding import psum, pvary_like, replicate_for_batch, reshard_like
 
@@ -31,7 +31,7 @@ REDUCTIONS = ("mean", "sum")
 def checked_options(reduction: str, chunk_size: int | None, name: str) -> int | None:
     """The chunk size; refuses options that don't exist."""
     check_choice(reduction, REDUCTIONS, "reduction", name)
-    return checked_chunk_size(chunk_size, name)
+    return check_chunk_size(chunk_size, name)
 
 
 def check_direction(direction: Any, params: Any, name: str) -> None:
@@ -64,7 +64,7 @@ def of_one(
     """
 
     def called(first: Any, example: Any) -> Any:
-        with of_one_example(name, example, first):
+        with explain_example_errors(name, example, first):
             found = fn(first, example)
         return scalar(found, name) if is_loss else found
 
@@ -75,10 +75,10 @@ def scalar(found: Any, name: str) -> jax.Array:
     """A user's loss, checked; there is no place for more than the loss in a product."""
     if isinstance(found, tuple):
         raise TypeError(
-            f"{name}: the loss returned {described(found)}, expected one floating scalar. Of "
+            f"{name}: the loss returned {type_text(found)}, expected one floating scalar. Of "
             "(value, aux) give the value: lambda *args: loss(*args)[0]."
         )
-    return checked_loss(found, False, name)[0]
+    return check_example_loss(found, False, name)[0]
 
 
 def over_examples(
@@ -101,7 +101,9 @@ def over_examples(
         name: The public function that the user called, for messages.
         axis_name: The named axis that a larger batch is divided over, if it is.
     """
-    size = check_batch([(shown(path), leaf) for path, leaf in leaves_with_names(batch)[0]], name)
+    size = check_batch(
+        [(leaf_text(path), leaf) for path, leaf in leaves_with_names(batch)[0]], name
+    )
     scale = 1 / (size * psum(1, axis_name)) if reduction == "mean" else 1.0
     # Inside shard_map, so that a derivative is of this device's examples and nothing is added.
     own = pvary_like(replicate_for_batch(params, batch), batch)

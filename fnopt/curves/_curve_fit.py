@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from fnopt.core import Params, Status, check_count, written_for_jax
+from fnopt.core import Params, Status, check_count, explain_jax_errors
 from fnopt.curves._boxed import boxed, call_model
 from fnopt.curves._curve_data import (
     as_weights,
@@ -243,7 +243,7 @@ def curve_fit(
     check_method(method, box)
     absolute = _knows_variance(likelihood, absolute_sigma, sigma, loss)
     positions = boxed(x)
-    with written_for_jax("curve_fit"), numbers_noted(p0 is None and not is_model(f)):
+    with explain_jax_errors("curve_fit"), numbers_noted(p0 is None and not is_model(f)):
         y = as_wide_as(lambda p, x: call_model(f, passing, p, x.opened()), start, positions, y)
         if method in {None, "lm"} and not constraints:
             check_enough(y.size * psum(1, axis_name), len(names), box, "curve_fit", "method='trf'")

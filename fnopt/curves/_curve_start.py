@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import default_float, is_inexact, matches, takes
+from fnopt.core import accepts_args, default_float, is_inexact, matches
 from fnopt.jacobians import ravel
 from fnopt.residuals import floating_start
 from fnopt.solvers import named_entries
@@ -305,7 +305,7 @@ def check_count_of_params(f: Callable[..., Any], n: int, name: str = "curve_fit"
 
 def check_takes_tree(f: Callable[..., Any], x: Any, params: Any, name: str = "curve_fit") -> None:
     """Refuses a function that can't be called with a tree of params."""
-    if not takes(f, x, params):
+    if not accepts_args(f, x, params):
         kind = "one array" if hasattr(params, "shape") else f"a tree ({type(params).__name__})"
         raise ValueError(
             f"{name}: p0 is {kind}, so f must take (x, params), but it takes "

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import optional
+from fnopt.core import import_optional
 from fnopt.curves._uncertainty import solution_of
 
 _POINTS = 400  # of the curve: smooth at the width of a page
@@ -54,7 +54,7 @@ def plot_fit(fit: Any, *, level: float = 0.95, axes: Any = None) -> Any:
     grid = jnp.linspace(jnp.min(x), jnp.max(x), _POINTS)
     band = jax.tree.map(np.asarray, fit.predict_band(grid, level))
     if axes is None:
-        plt = optional("matplotlib.pyplot", "plot_fit", "monitor")
+        plt = import_optional("matplotlib.pyplot", "plot_fit", "monitor")
         _, axes = plt.subplots(
             2, sharex=True, height_ratios=(3, 1), figsize=(7, 5), layout="constrained"
         )

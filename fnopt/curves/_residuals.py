@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import written_for_jax
+from fnopt.core import explain_jax_errors
 from fnopt.curves._boxed import Boxed, call_model
 from fnopt.programs import uncached
 from fnopt.solvers import SCHEMES
@@ -161,7 +161,7 @@ def residual_jacobian(jac: Any, passing: str, matrix: bool) -> Callable[..., jax
         raise ValueError("curve_fit: jac is given, but p0 is a tree; expected numbers in a row.")
 
     def jacobian(p: jax.Array, positions: Boxed, y: jax.Array) -> jax.Array:
-        with written_for_jax("curve_fit", "jac", is_another=True):
+        with explain_jax_errors("curve_fit", "jac", is_another=True):
             J: Any = jac(positions.opened(), *p)
             if hasattr(J, "matmat"):  # SciPy's linear operators
                 J = J.matmat(np.eye(p.size))

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype, described
+from fnopt.core import compute_dtype, type_text
 
 
 class _PathSearch(NamedTuple):
@@ -134,11 +134,11 @@ def hungarian_algorithm(cost_matrix: Any) -> tuple[jax.Array, jax.Array]:
     cost = jnp.asarray(cost_matrix)
     if cost.ndim != 2:
         raise ValueError(
-            f"hungarian_algorithm: the costs are {described(cost)}, expected a matrix."
+            f"hungarian_algorithm: the costs are {type_text(cost)}, expected a matrix."
         )
     if jnp.issubdtype(cost.dtype, jnp.complexfloating):
         raise TypeError(
-            f"hungarian_algorithm: the costs are {described(cost)}, expected real numbers."
+            f"hungarian_algorithm: the costs are {type_text(cost)}, expected real numbers."
         )
     whole = not jnp.issubdtype(cost.dtype, jnp.floating)
     cost = jax.lax.stop_gradient(

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core as jex
 
-from fnopt.core import leaves_with_names, shown, where
+from fnopt.core import leaf_text, leaves_with_names, where
 from fnopt.distributed._packing import row_shape, whole_leaves_of
 from fnopt.programs import jaxprs
 from fnopt.sharding import SHARD_SUM, UnshardedLeaves, shards_over
@@ -94,7 +94,7 @@ def _complaint(
     for (name, x), (other, y) in zip(*named, strict=False):
         kept = x.shape == y.shape or not x.size or _is_leaf(y.shape)
         if name != other or not kept:
-            return f"{shown(name)} of the state, {list(x.shape)}, needs the whole of a leaf"
+            return f"{leaf_text(name)} of the state, {list(x.shape)}, needs the whole of a leaf"
     if jax.tree.structure(entire.state) != jax.tree.structure(parts.state):
         return "the structure of the state needs the whole of a leaf"
     if entire.steps != parts.steps:

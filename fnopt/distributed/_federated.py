@@ -21,9 +21,9 @@ from fnopt.core import (
     check_same_tree,
     compute_dtype,
     hyper,
-    increment,
     map_leaves,
     real_dtype,
+    safe_increment,
     slot_copy,
     zero_count,
 )
@@ -114,7 +114,7 @@ class federated(Value):
         kept = jax.tree.map(
             lambda a, b: jnp.where(some, a, b), new, (state.params, state.opt_state)
         )
-        return ServerState(increment(state.round), *kept)
+        return ServerState(safe_increment(state.round), *kept)
 
 
 def _weights(num_examples: Any, clients: int) -> jax.Array:

@@ -17,8 +17,8 @@ from fnopt.core import (
     as_transformation,
     cast_like,
     hyper,
-    increment,
     map_leaves,
+    safe_increment,
     slot_copy,
     slot_zeros,
     static,
@@ -145,7 +145,7 @@ class diloco(Transformation):
         pulled = self._pulled(updates, params, state.anchor)
         own, inner_state = self.inner.update(pulled, state.inner_state, params, **extra_args)
         own = cast_like(own, state.anchor)
-        count = increment(state.count)
+        count = safe_increment(state.count)
         weight = _weight(num_examples, participates)
 
         def meet() -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ import jax
 from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, reshard
 
-from fnopt.core import leaves_with_names, listing, shown
+from fnopt.core import leaf_text, leaves_with_names, names_text
 
 # JAX 0.7 hasn't it: there no context may have a mesh.
 _use: Any = getattr(jax.sharding, "use_abstract_mesh", contextlib.nullcontext)
@@ -42,7 +42,7 @@ def mesh_of_params(params: Any, mesh: Any, name: str) -> Any:
                 "take them as whole on every device."
             )
         if not meshes:
-            there = f" ({shown(placed[0][0])} has {placed[0][1]})" if placed else ""
+            there = f" ({leaf_text(placed[0][0])} has {placed[0][1]})" if placed else ""
             raise ValueError(
                 f"{name}: the params are on no mesh{there}. Put them on one with "
                 "jax.device_put(params, NamedSharding(mesh, PartitionSpec())), or give mesh=."
@@ -52,8 +52,9 @@ def mesh_of_params(params: Any, mesh: Any, name: str) -> Any:
         there = isinstance(sharding, NamedSharding) and _same_mesh(sharding.mesh, mesh)
         if not there:
             raise ValueError(
-                f"{name}: {shown(path)} of the params has the sharding {sharding}, expected one on "
-                f"the mesh {dict(mesh.shape)} of axes {listing(list(mesh.axis_names))}: put all "
+                f"{name}: {leaf_text(path)} of the params has the sharding {sharding}, expected "
+                "one on "
+                f"the mesh {dict(mesh.shape)} of axes {names_text(list(mesh.axis_names))}: put all "
                 "params on one mesh with jax.device_put first."
             )
     return mesh
@@ -69,7 +70,7 @@ def check_axis(axis: Axis, mesh: Any, name: str) -> tuple[str, ...]:
         if one not in mesh.axis_names:
             raise ValueError(
                 f"{name}: axis = {one!r}, expected an axis of the mesh: "
-                f"{listing(list(mesh.axis_names))}."
+                f"{names_text(list(mesh.axis_names))}."
             )
     return names
 

@@ -14,9 +14,9 @@ from fnopt.core import (
     check_inexact,
     check_same_tree,
     compute_dtype,
-    increment,
+    leaf_text,
     leaves_with_names,
-    shown,
+    safe_increment,
     slot_zeros,
     static,
     zero_count,
@@ -117,7 +117,7 @@ class quantized_delta(Value):
         others = jax.tree.leaves(params), jax.tree.leaves(state.error)
         pairs = [one(p, x, e) for p, x, e in zip(leaves, *others, strict=True)]
         message, error = (treedef.unflatten([pair[i] for pair in pairs]) for i in (0, 1))
-        return message, QuantizedDeltaState(increment(state.count), error)
+        return message, QuantizedDeltaState(safe_increment(state.count), error)
 
     def decode(self, message: Any, start: Any) -> Any:
         """The params that a client came to.
@@ -145,7 +145,7 @@ class quantized_delta(Value):
             expected = jax.eval_shape(reals, jax.ShapeDtypeStruct(jnp.shape(p), dtype)).shape
             if jnp.shape(codes) != expected or codes.dtype != jnp.uint8:
                 raise ValueError(
-                    f"quantized_delta: {shown(name)} of the message is {codes.dtype} of shape "
+                    f"quantized_delta: {leaf_text(name)} of the message is {codes.dtype} of shape "
                     f"{jnp.shape(codes)}, expected uint8 of shape {expected}. Was it made from "
                     "these params?"
                 )

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from fnopt.core import Transformation, leaves_with_names, shown
+from fnopt.core import Transformation, leaf_text, leaves_with_names
 from fnopt.distributed._sharded import mesh_of, shapes_by_name, sharded
 from fnopt.sharding import UnshardedLeaves, shards_over
 from fnopt.transforms import is_coded, quantized_state
@@ -47,7 +47,7 @@ def _parts(over: sharded, state: Any, params: Any) -> Context:
     mesh = mesh_of(codes)
     if mesh is None or not {*over.axis} <= {*mesh.axis_names}:
         raise ValueError(
-            f"{shown(name)} of the state is in 8-bit codes and not on a mesh with the axis "
+            f"{leaf_text(name)} of the state is in 8-bit codes and not on a mesh with the axis "
             f"{over.axis!r}, which gives the number of parts. Give the state outside of jax.jit, "
             "on as many devices as it was made for (simulated devices will do)."
         )

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fnopt.core import leaves_with_names, shown
+from fnopt.core import leaf_text, leaves_with_names
 from fnopt.distributed._meshes import put
 from fnopt.distributed._recoded import in_codes, in_numbers
 from fnopt.distributed._sharded import sharded
@@ -81,7 +81,7 @@ def _whole(name: str, x: Any, like: Any) -> Any:
     size = math.prod(like.shape) // memory
     if size * memory != math.prod(like.shape) or x.shape[-1] < size:
         raise ValueError(
-            f"gather_state: {shown(name)} of the state has shape {x.shape}, expected parts of "
+            f"gather_state: {leaf_text(name)} of the state has shape {x.shape}, expected parts of "
             f"one of shape {like.shape}. Is the state of this optimizer and these params?"
         )
     return replicate(x).reshape(memory, x.shape[-1])[:, :size].reshape(like.shape)
@@ -141,7 +141,7 @@ def _undivided_state(tx: Any, params: Any) -> Any:
 def _checked(name: str, x: Any, like: Any) -> Any:
     if jnp.shape(x) != like.shape:
         raise ValueError(
-            f"scatter_state: {shown(name)} of the state has shape {jnp.shape(x)}, expected "
+            f"scatter_state: {leaf_text(name)} of the state has shape {jnp.shape(x)}, expected "
             f"{like.shape}. Is it what gather_state gave, of this optimizer and these params?"
         )
     return x
@@ -181,8 +181,8 @@ def _where_blocks_differ(
         differ.add(name)
         if recoded is None:
             raise ValueError(
-                f"{shown(name)} of the state is in codes whose blocks end elsewhere in parts than "
-                f"in the whole leaf: {scales.size} scales for {codes.size} numbers, "
+                f"{leaf_text(name)} of the state is in codes whose blocks end elsewhere in parts "
+                f"than in the whole leaf: {scales.size} scales for {codes.size} numbers, "
                 f"{all_scales.size} for {all_codes.size}. Give requantize=True to round such "
                 "numbers anew; or give quantized_state a block_size that divides the parts."
             )

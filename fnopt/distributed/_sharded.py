@@ -14,8 +14,8 @@ from fnopt.core import (
     Transformation,
     as_transformation,
     check_inexact,
+    leaf_text,
     leaves_with_names,
-    shown,
     static,
     where,
 )
@@ -188,7 +188,7 @@ class sharded(Transformation):
         if mesh is None or not {*self.axis} <= {*mesh.axis_names}:
             raise ValueError(
                 f"{where()}the axis {self.axis!r} is neither bound here nor of a mesh that the "
-                f"params are on: {shown(name)} has {_sharding_of(p)}. Call init "
+                f"params are on: {leaf_text(name)} has {_sharding_of(p)}. Call init "
                 "inside jax.shard_map, or put the params on the mesh first, or use "
                 "fnopt.distributed.init_sharded(tx, params, mesh=mesh)."
             )
@@ -262,7 +262,8 @@ def _check_parts(state: Any, expected: Any, n: int) -> None:
     for (name, x), y in zip(leaves_with_names(state)[0], jax.tree.leaves(expected), strict=True):
         if jax.numpy.shape(x) != y.shape:
             raise ValueError(
-                f"{where()}{shown(name)} of the state has shape {jax.numpy.shape(x)} on a device, "
+                f"{where()}{leaf_text(name)} of the state has shape {jax.numpy.shape(x)} on a "
+                "device, "
                 f"expected {y.shape}, one of {n} parts. Was the state made for another number of "
                 "devices (fnopt.distributed.gather_state and scatter_state), or given to shard_map "
                 "without the specs of fnopt.distributed.state_sharding(tx, params)?"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fnopt.gradients._aggregate import median_of_means, sign_agreement, trimmed_mean
+from fnopt.gradients._checks import check_example_loss as check_example_loss
 from fnopt.gradients._clip_rule import clip_factors as clip_factors
 from fnopt.gradients._clipped import ExampleInfo, clipped_grad
 from fnopt.gradients._hardest import HardExamples, hardest_examples

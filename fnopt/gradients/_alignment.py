@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import nonzero, norm_of_leaves, root, scan_chunks
+from fnopt.core import nonzero, norm_of_leaves, safe_sqrt, scan_chunks
 from fnopt.gradients._loss import BoundLoss
 from fnopt.gradients._moments import Totals
 from fnopt.programs import jaxprs
@@ -47,7 +47,7 @@ def alignment_with_others(bound: BoundLoss, found: Totals, chunk_size: int | Non
         own = jnp.where(found.counts, relative, jnp.zeros_like(relative))
     # For an example that counts `along` is its own part too, for the others it is not.
     mine = (own / nonzero(relative)) * along
-    others = root(total**2 - 2 * total * mine + own**2)
+    others = safe_sqrt(total**2 - 2 * total * mine + own**2)
     cosine = (total * along - own**2) / nonzero(relative * others)
     return jnp.where(relative * others == 0, jnp.zeros_like(cosine), jnp.clip(cosine, -1, 1))
 

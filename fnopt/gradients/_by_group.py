@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fnopt.core import leaves_with_names, listing, matches
+from fnopt.core import leaves_with_names, matches, names_text
 
 
 class LeafGroups(NamedTuple):
@@ -42,7 +42,7 @@ def groups_of(params: Any, groups: Any, name: str) -> LeafGroups:
     lost = [q for patterns in given.values() for q in patterns if not _any(paths, q)]
     if lost:
         raise ValueError(
-            f"{name}: groups: {listing(lost)} match no leaf of {listing(paths)}; see "
+            f"{name}: groups: {names_text(lost)} match no leaf of {names_text(paths)}; see "
             "fnopt.leaf_paths(params)."
         )
     keys = sorted(given)  # the order in which JAX takes a dict apart
@@ -50,7 +50,7 @@ def groups_of(params: Any, groups: Any, name: str) -> LeafGroups:
     empty = [key for key in given if key not in fits]
     if empty:
         raise ValueError(
-            f"{name}: groups: every leaf that {listing(empty)} matches is in an earlier group, "
+            f"{name}: groups: every leaf that {names_text(empty)} matches is in an earlier group, "
             "since the first match decides. Put narrow groups first, or call twice."
         )
     of_leaf = tuple(len(keys) if fit is None else keys.index(fit) for fit in fits)

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_clip_norm, described, leaves_with_names, shown
+from fnopt.core import leaf_text, leaves_with_names, type_text
+from fnopt.gradients._checks import check_clip_norm
 
 RULES = ("clip", "automatic")
 
@@ -41,7 +42,7 @@ def check_limits(clip_norm: Any, name: str) -> None:
         check_clip_norm(clip_norm, name)
         return
     for path, limit in pairs:
-        check_clip_norm(limit, f"{name}: {shown(path)}")
+        check_clip_norm(limit, f"{name}: {leaf_text(path)}")
 
 
 def blocks_of(params: Any, clip_norm: Any, name: str) -> Blocks:
@@ -80,5 +81,5 @@ def check_where(where: Any, size: int, name: str) -> jax.Array | None:
     if where is None:
         return None
     if getattr(where, "shape", None) != (size,) or where.dtype != jnp.bool_:
-        raise ValueError(f"{name}: where is {described(where)}, expected bool[{size}].")
+        raise ValueError(f"{name}: where is {type_text(where)}, expected bool[{size}].")
     return jnp.asarray(where)

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_choice, check_count, check_some
+from fnopt.core import check_choice, check_count
 from fnopt.gradients._alignment import alignment_with_others
+from fnopt.gradients._checks import check_not_empty
 from fnopt.gradients._clip_rule import check_where
 from fnopt.gradients._compiled import compiled
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
@@ -102,7 +103,7 @@ def hardest_examples(
 
     def hardest_fn(*args: Any, key: Any = None, where: Any = None, **kwargs: Any) -> HardExamples:
         bound = spec.bind(args, kwargs, key, axis_name)
-        check_some(bound.params, spec.name)
+        check_not_empty(bound.params, spec.name)
         size = bound.size * psum(1, axis_name)
         if k > size:
             raise ValueError(f"{spec.name}: k is {k}, but the batch has {size} examples.")

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import BY_KEYWORD, check_batch, check_count, described, leaves_with_names, shown
+from fnopt.core import check_batch, check_count, leaf_text, leaves_with_names, type_text
+from fnopt.gradients._checks import PASS_BY_KEYWORD
 
 _NAME = "check_examples_independent"
 
@@ -65,7 +66,7 @@ def check_examples_independent(
 
     def check(*args: Any, **kwargs: Any) -> None:
         batch = {i: args[i] for i in _checked_positions(positions, len(args))}
-        size = check_batch(_named(batch), _NAME, BY_KEYWORD)
+        size = check_batch(_named(batch), _NAME, PASS_BY_KEYWORD)
         if any(isinstance(x, Tracer) for x in jax.tree.leaves((args, kwargs))):
             raise TypeError(f"{_NAME}: the arguments are traced. Call it outside of jit.")
 
@@ -90,7 +91,7 @@ def _checked_positions(positions: tuple[int, ...], count: int) -> tuple[int, ...
 
 def _named(batch: dict[int, Any]) -> list[tuple[str, Any]]:
     return [
-        (f"argument {i}, {shown(path)}", leaf)
+        (f"argument {i}, {leaf_text(path)}", leaf)
         for i, arg in batch.items()
         for path, leaf in leaves_with_names(arg)[0]
     ]
@@ -99,7 +100,7 @@ def _named(batch: dict[int, Any]) -> list[tuple[str, Any]]:
 def _checked(losses: Any, size: int) -> jax.Array:
     if getattr(losses, "shape", None) != (size,):
         raise ValueError(
-            f"{_NAME}: the losses are {described(losses)}, expected shape ({size},): one loss for "
+            f"{_NAME}: the losses are {type_text(losses)}, expected shape ({size},): one loss for "
             "every example of the batch, neither summed nor averaged."
         )
     bad = np.flatnonzero(~np.isfinite(_numbers(losses)))

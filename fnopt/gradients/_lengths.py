@@ -8,7 +8,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype, divisor, joint_norm, out_of_range, root, sum_of_squares
+from fnopt.core import (
+    compute_dtype,
+    joint_norm,
+    out_of_range,
+    range_divisor,
+    safe_sqrt,
+    sum_of_squares,
+)
 from fnopt.gradients._sums import only_where, weighted_total
 from fnopt.sharding import replicate
 
@@ -23,7 +30,7 @@ def squares_of(x: jax.Array) -> jax.Array:
 
 def unit_of(x: jax.Array) -> jax.Array:
     """A divisor that brings an array into range."""
-    return divisor(jnp.max(jnp.abs(x), initial=0))
+    return range_divisor(jnp.max(jnp.abs(x), initial=0))
 
 
 def lengths_of(x: jax.Array) -> jax.Array:
@@ -32,7 +39,7 @@ def lengths_of(x: jax.Array) -> jax.Array:
     def one(x: jax.Array) -> jax.Array:
         unit = unit_of(x)
         squares = sum_of_squares(x / unit.astype(x.dtype))
-        return root(squares) * unit.astype(squares.dtype)
+        return safe_sqrt(squares) * unit.astype(squares.dtype)
 
     return jax.vmap(one)(x)
 
@@ -70,9 +77,9 @@ def joined(
     def again() -> jax.Array:
         norms = careful()
         found = jnp.stack([_joint([norms[i] for i in own], plain[0]) for own in members])
-        return jnp.where(bad, found, root(plain))
+        return jnp.where(bad, found, safe_sqrt(plain))
 
-    return jax.lax.cond(jnp.any(bad), again, lambda: root(plain))
+    return jax.lax.cond(jnp.any(bad), again, lambda: safe_sqrt(plain))
 
 
 def _sum(parts: Lengths, like: jax.Array) -> jax.Array:

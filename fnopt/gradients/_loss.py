@@ -12,17 +12,16 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import (
-    BY_KEYWORD,
+    accepts_args,
     check_batch,
     check_key,
     check_params,
-    checked_loss,
-    described,
+    explain_example_errors,
+    leaf_text,
     leaves_with_names,
-    of_one_example,
-    shown,
-    takes,
+    type_text,
 )
+from fnopt.gradients._checks import PASS_BY_KEYWORD, check_example_loss
 from fnopt.sharding import pvary_like, replicate_for_batch, use_mesh_of
 
 
@@ -90,7 +89,7 @@ class ExampleLoss:
         batch = tuple(args[i] for i in batch_argnums)
         check_params(self._named_leaves(args, argnums), self.name)
         leaves = self._named_leaves(args, batch_argnums)
-        size = check_batch(leaves, self.name, BY_KEYWORD)
+        size = check_batch(leaves, self.name, PASS_BY_KEYWORD)
         keys = None
         if key is None:
             self._check_needs_no_key(args, kwargs)
@@ -112,14 +111,16 @@ class ExampleLoss:
             for i, value in zip(places, (*params, *batched), strict=True):
                 full[i] = value
             keyed = {} if example_key is None else {"key": example_key}
-            with of_one_example(name, batched, params[0]):
+            with explain_example_errors(name, batched, params[0]):
                 found = fn(*full, **keyed)
-            return checked_loss(found, has_aux, name)
+            return check_example_loss(found, has_aux, name)
 
         return BoundLoss(loss, params, (batch, keys), size, given)
 
     def _check_needs_no_key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not takes(self.fn, *args, **kwargs) and takes(self.fn, *args, **kwargs, key=None):
+        if not accepts_args(self.fn, *args, **kwargs) and accepts_args(
+            self.fn, *args, **kwargs, key=None
+        ):
             raise TypeError(
                 f"{self.name}: the loss takes a key, and none was given. Call it as "
                 "(params, batch, key=jax.random.key(seed)); every example gets its own from it."
@@ -136,7 +137,7 @@ class ExampleLoss:
         given = (batch,) if len(positions) == 1 else batch
         if not isinstance(given, tuple) or len(given) != len(positions):
             raise TypeError(
-                f"{self.name}: other is {described(batch)}, expected a tuple of the "
+                f"{self.name}: other is {type_text(batch)}, expected a tuple of the "
                 f"{len(positions)} batched arguments."
             )
         changed = list(args)
@@ -183,7 +184,7 @@ class ExampleLoss:
         self, args: tuple[Any, ...], positions: tuple[int, ...]
     ) -> list[tuple[str, Any]]:
         return [
-            (f"argument {i}, {shown(path)}", leaf)
+            (f"argument {i}, {leaf_text(path)}", leaf)
             for i in positions
             for path, leaf in leaves_with_names(args[i])[0]
         ]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_choice, checked_chunk_size, compute_dtype
+from fnopt.core import check_choice, check_chunk_size, compute_dtype
 from fnopt.gradients._loss import BoundLoss
 from fnopt.gradients.ghost import Ghost, trace_ghost
 
@@ -39,7 +39,7 @@ class Strategy(NamedTuple):
 
 def checked_strategy(method: str, chunk_size: int | None, name: str) -> int | None:
     """The chunk size; refuses a method that doesn't exist, or that contradicts it."""
-    chunk_size = checked_chunk_size(chunk_size, name)
+    chunk_size = check_chunk_size(chunk_size, name)
     check_choice(method, METHODS, "method", name)
     if method == "vmap" and chunk_size is not None:
         raise ValueError(

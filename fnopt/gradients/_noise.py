@@ -15,9 +15,9 @@ from fnopt.core import (
     check_number,
     compute_dtype,
     default_float,
-    folded,
     joint_norm,
 )
+from fnopt.gradients._checks import fold_in_step
 from fnopt.gradients._clip_rule import check_limits
 
 
@@ -90,7 +90,7 @@ def add_noise(
     _check_finite(clip_norm, "add_noise")
     _check_multiplier(noise_multiplier)
     _check_batch_size(batch_size, "add_noise")
-    key = folded(check_key(key, "add_noise"), step, "add_noise")
+    key = fold_in_step(check_key(key, "add_noise"), step, "add_noise")
     sensitivity = _sensitivity(clip_norm, batch_size)
     stddev = jnp.asarray(noise_multiplier).astype(sensitivity.dtype) * sensitivity
     leaves, treedef = jax.tree.flatten(grads)

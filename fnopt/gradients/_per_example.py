@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from fnopt.core import checked_chunk_size, scan_chunks
+from fnopt.core import check_chunk_size, scan_chunks
 from fnopt.gradients._loss import ExampleLoss
 
 
@@ -115,7 +115,7 @@ def value_and_per_example_grads(
 
 
 def _values_aux_grads(spec: ExampleLoss, chunk_size: int | None) -> Callable[..., Any]:
-    chunk_size = checked_chunk_size(chunk_size, spec.name)
+    chunk_size = check_chunk_size(chunk_size, spec.name)
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any], key: Any) -> tuple[Any, Any, Any]:
         bound = spec.bind(args, kwargs, key)

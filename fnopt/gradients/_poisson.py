@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from fnopt.core import check_count, check_key, check_number, folded
+from fnopt.core import check_count, check_key, check_number
+from fnopt.gradients._checks import fold_in_step
 
 # The logarithm of the chance 1e-10 that a batch does not fit, for the capacity chosen by default.
 _LOG_CHANCE = 10 * math.log(10)
@@ -77,7 +78,7 @@ def poisson_batch(
     check_count(size, "size", "poisson_batch")
     _check_rate(rate)
     capacity = _checked_capacity(capacity, size, rate)
-    key = folded(check_key(key, "poisson_batch"), step, "poisson_batch")
+    key = fold_in_step(check_key(key, "poisson_batch"), step, "poisson_batch")
     drawn = jax.random.bernoulli(key, jnp.asarray(rate).astype(jnp.float32), (size,))
     (index,) = jnp.nonzero(drawn, size=capacity, fill_value=0)
     count = jnp.sum(drawn, dtype=jnp.int32)

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_some, nonzero, scan_chunks
+from fnopt.core import nonzero, scan_chunks
+from fnopt.gradients._checks import check_not_empty
 from fnopt.gradients._compiled import compiled
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._measure import Measure, Measurements, measure
@@ -113,7 +114,7 @@ def gradient_similarity(
         *args: Any, key: Any = None, other: Any = None, **kwargs: Any
     ) -> GradientSimilarity:
         bound = spec.bind(args, kwargs, key, axis_name)
-        check_some(bound.params, spec.name)
+        check_not_empty(bound.params, spec.name)
         options = {"method": method, "chunk_size": chunk_size}
         if axis_name is not None:
             columns = spec.bind(_of_all(spec, args, other, axis_name), kwargs, key)

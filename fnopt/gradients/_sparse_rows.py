@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import Rows, leaves_with_names, listing, matches
+from fnopt.core import Rows, leaves_with_names, matches, names_text
 from fnopt.gradients._lookups import Lookup, Lookups, Table
 
 _NAME = "sparse_value_and_grad"
@@ -109,7 +109,8 @@ def _check_patterns(patterns: tuple[str, ...], names: list[str]) -> None:
     for pattern in patterns:
         if not any(matches(name, pattern) for name in names):
             raise ValueError(
-                f"{_NAME}: no leaf of the params is named {pattern!r}; they are {listing(names)}."
+                f"{_NAME}: no leaf of the params is named {pattern!r}; they are "
+                f"{names_text(names)}."
             )
 
 

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_some, compute_dtype, quotient, sum_of_squares
+from fnopt.core import compute_dtype, safe_divide, sum_of_squares
 from fnopt.gradients._alignment import alignment_with_others
+from fnopt.gradients._checks import check_not_empty
 from fnopt.gradients._clip_rule import check_where
 from fnopt.gradients._compiled import compiled
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
@@ -130,7 +131,7 @@ def gradient_statistics(
         *args: Any, key: Any = None, where: Any = None, **kwargs: Any
     ) -> GradientStatistics:
         bound = spec.bind(args, kwargs, key, axis_name)
-        check_some(bound.params, spec.name)
+        check_not_empty(bound.params, spec.name)
         if bound.size * psum(1, axis_name) < 2:
             raise ValueError(f"{spec.name}: the batch has 1 example, a variance needs at least 2.")
         wanted = check_where(where, bound.size, spec.name)
@@ -192,7 +193,7 @@ def _variance(mean: jax.Array, spread: jax.Array, count: jax.Array) -> tuple[jax
 def _ratio(a: jax.Array, b: jax.Array, mean: list[jax.Array]) -> jax.Array:
     """A ratio of squares: 0 for params that the loss ignores, NaN if squares are lost below."""
     lost = (a == 0) & (b == 0) & jnp.stack([jnp.any(m != 0) for m in mean]).any()
-    return jnp.where(lost, jnp.full_like(a, jnp.nan), quotient(a, b))
+    return jnp.where(lost, jnp.full_like(a, jnp.nan), safe_divide(a, b))
 
 
 def _sum(parts: list[jax.Array]) -> jax.Array:

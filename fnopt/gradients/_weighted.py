@@ -7,14 +7,8 @@ from typing import Any
 
 import jax
 
-from fnopt.core import (
-    check_choice,
-    check_weights,
-    checked_chunk_size,
-    compute_dtype,
-    scan_chunks,
-    takes,
-)
+from fnopt.core import accepts_args, check_choice, check_chunk_size, compute_dtype, scan_chunks
+from fnopt.gradients._checks import check_weights
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._sums import REDUCTIONS, add_to_sums, like_params, zero_sums
 from fnopt.sharding import psum, pvary_like, reshard_like
@@ -135,7 +129,7 @@ def _values_aux_grad(
     spec: ExampleLoss, reduction: str, chunk_size: int | None, axis_name: Any
 ) -> Callable[..., Any]:
     check_choice(reduction, REDUCTIONS, "reduction", spec.name)
-    chunk_size = checked_chunk_size(chunk_size, spec.name)
+    chunk_size = check_chunk_size(chunk_size, spec.name)
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any], key: Any) -> tuple[Any, Any, Any]:
         _check_has_weights(spec, args, kwargs, key)
@@ -157,8 +151,8 @@ def _check_has_weights(
     count, keyed = len(args), {} if key is None else {"key": key}
     shared = {name: value for name, value in kwargs.items() if name != "weights"} | keyed
     forgotten = count < 1 or (count < 3 and spec.batch_argnums is None)
-    if not takes(spec.fn, *args[:-1], **kwargs, **keyed):
-        forgotten |= takes(spec.fn, *args, **shared)  # that is all that the loss takes
+    if not accepts_args(spec.fn, *args[:-1], **kwargs, **keyed):
+        forgotten |= accepts_args(spec.fn, *args, **shared)  # that is all that the loss takes
     if forgotten:
         raise TypeError(
             f"{spec.name}: {count} positional arguments, expected (params, batch, ..., weights): "

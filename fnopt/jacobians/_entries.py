@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import optional
+from fnopt.core import import_optional
 
 
 class FromEntries:
@@ -58,7 +58,7 @@ class FromEntries:
                    [ 0., -2.,  1.,  0.],
                    [ 0.,  0., -2.,  1.]], dtype=float32)
         """
-        sparse = optional("scipy.sparse", f"{type(self).__name__}.to_scipy")
+        sparse = import_optional("scipy.sparse", f"{type(self).__name__}.to_scipy")
         rows, cols, values = self.entries
         if isinstance(values, Tracer):
             raise TypeError(

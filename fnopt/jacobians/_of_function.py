@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fnopt.core import check_choice, checked_chunk_size
+from fnopt.core import check_choice, check_chunk_size
 from fnopt.jacobians._flat import jacobian_mode, value_and_jacobian
 from fnopt.jacobians._operator import JacobianOperator
 from fnopt.jacobians._vectors import cheaper_mode, vector_function
@@ -66,7 +66,7 @@ def jacobian(
     """
     check_choice(form, FORMS, "form", "jacobian")
     jacobian_mode(mode, 1, 1, "jacobian: mode")
-    chunk_size = checked_chunk_size(chunk_size, "jacobian")
+    chunk_size = check_chunk_size(chunk_size, "jacobian")
 
     def jacobian_fn(*args: Any, **kwargs: Any) -> Any:
         of_params, params = _of_params(fn, argnums, args, kwargs)

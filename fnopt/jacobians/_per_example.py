@@ -11,12 +11,12 @@ import jax.numpy as jnp
 
 from fnopt.core import (
     check_batch,
-    checked_chunk_size,
+    check_chunk_size,
     compute_dtype,
+    explain_example_errors,
+    leaf_text,
     leaves_with_names,
-    of_one_example,
     scan_chunks,
-    shown,
 )
 from fnopt.jacobians._flat import jacobian_mode
 from fnopt.jacobians._ravel import ravel
@@ -72,7 +72,7 @@ def per_example_jacobian(
                [3., 4.]], dtype=float32)
     """
     jacobian_mode(mode, 1, 1, f"{_NAME}: mode")
-    return PerExampleJacobian(fn, mode, checked_chunk_size(chunk_size, _NAME))
+    return PerExampleJacobian(fn, mode, check_chunk_size(chunk_size, _NAME))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +142,7 @@ class PerExampleJacobian:
             return self.fn(params, *example, **shared)
 
         example = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), batch)
-        with of_one_example(_NAME, example, params):
+        with explain_example_errors(_NAME, example, params):
             found = jax.eval_shape(one, params, example)
         outputs = checked_outputs(found, _NAME)
         x, _ = ravel(params)
@@ -183,7 +183,7 @@ def _rows_of(
 
 def _named_leaves(batch: tuple[Any, ...]) -> list[tuple[str, Any]]:
     return [
-        (f"argument {i + 1}, {shown(path)}", leaf)
+        (f"argument {i + 1}, {leaf_text(path)}", leaf)
         for i, part in enumerate(batch)
         for path, leaf in leaves_with_names(part)[0]
     ]

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import described
+from fnopt.core import type_text
 from fnopt.jacobians._compressed import product_sums
 from fnopt.jacobians._entries import FromEntries
 from fnopt.jacobians._sparse import check_fit, pattern_entries
@@ -146,7 +146,7 @@ def _checked_scalar(value: Any) -> Any:
     leaves = jax.tree.leaves(value)
     fits = len(leaves) == 1 and hasattr(leaves[0], "dtype") and not jnp.shape(leaves[0])
     if not fits or not jnp.issubdtype(leaves[0].dtype, jnp.floating):
-        shown = ", ".join(described(x) for x in leaves) or repr(value)
+        shown = ", ".join(type_text(x) for x in leaves) or repr(value)
         raise TypeError(
             f"{_NAME}: the function returned {shown}, expected a real scalar. "
             "fnopt.sparse_jacobian is for functions with many outputs."

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 
 from fnopt.core import (
     check_params,
-    described,
+    explain_jax_errors,
+    explain_missing_keys,
     is_inexact,
+    leaf_text,
     leaves_with_names,
-    missing_keys,
-    shown,
-    written_for_jax,
+    type_text,
 )
 from fnopt.jacobians._flat import jacobian_mode
 from fnopt.jacobians._ravel import ravel
@@ -65,7 +65,7 @@ def vector_function(fn: Callable[[Any], Any], params: Any, name: str) -> VectorF
         The function of a vector, in the params' common dtype (at least float32).
     """
     check_real(params, name)
-    with written_for_jax(name, "the function"), missing_keys(params):
+    with explain_jax_errors(name, "the function"), explain_missing_keys(params):
         found = jax.eval_shape(uncached(fn), params)
     outputs = checked_outputs(found, name)
     # Inside shard_map, so that every device has the derivatives of its own outputs.
@@ -79,14 +79,14 @@ def vector_function(fn: Callable[[Any], Any], params: Any, name: str) -> VectorF
 
 def check_real(params: Any, name: str) -> None:
     """Refuses params without a real derivative."""
-    leaves = [(shown(path), leaf) for path, leaf in leaves_with_names(params)[0]]
+    leaves = [(leaf_text(path), leaf) for path, leaf in leaves_with_names(params)[0]]
     if not leaves:
         raise TypeError(f"{name}: the params hold no array, so there is nothing to differentiate.")
     check_params(leaves, name)
     for path, leaf in leaves:
         if jnp.iscomplexobj(leaf):
             raise TypeError(
-                f"{name}: {path} of the params is {described(leaf)}, expected a real array. Make "
+                f"{name}: {path} of the params is {type_text(leaf)}, expected a real array. Make "
                 "its real and imaginary part params of their own."
             )
 
@@ -99,7 +99,7 @@ def checked_outputs(outputs: Any, name: str) -> Any:
     for path, leaf in pairs:
         if not is_inexact(leaf):
             raise TypeError(
-                f"{name}: {shown(path)} of the outputs is {described(leaf)}, expected floats."
+                f"{name}: {leaf_text(path)} of the outputs is {type_text(leaf)}, expected floats."
             )
     return outputs
 

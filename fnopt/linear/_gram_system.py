@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import matmul, turned
+from fnopt.core import materialized_transpose, matmul
 from fnopt.linear._norms import norm
 from fnopt.linear._secular import (
     Damped,
@@ -50,7 +50,7 @@ def gram(A: jax.Array) -> jax.Array:
     if n < _WIDE:
         return matmul(A.T, A)
     left, right = A[:, : n // 2], A[:, n // 2 :]
-    above, right_turned = matmul(turned(left), left), turned(right)
+    above, right_turned = matmul(materialized_transpose(left), left), materialized_transpose(right)
     below = matmul(right_turned, left)
     return jnp.block([[above, below.T], [below, matmul(right_turned, right)]])
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import divisor
+from fnopt.core import range_divisor
 from fnopt.sharding import all_gather_rows
 
 _SAFE = 2.0**400  # of float64, up to 2^1023: squares are in range, and sums of 2^222 of them
@@ -35,7 +35,7 @@ def norm(v: jax.Array, axis: int = 0) -> jax.Array:
         5e+30
     """
     largest = jnp.max(jnp.abs(v), axis=axis, keepdims=True, initial=0)
-    c = divisor(largest)
+    c = range_divisor(largest)
     if v.dtype == jnp.float64:
         unsafe = (largest < 1 / _SAFE) | (largest > _SAFE)
         c = lax.select(unsafe, c, lax.full_like(c, 1))

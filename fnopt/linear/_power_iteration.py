@@ -12,9 +12,9 @@ from fnopt.core import (
     check_count,
     compute_dtype,
     default_float,
-    described,
     global_norm,
     real_dtype,
+    type_text,
 )
 from fnopt.sharding import while_loop
 
@@ -81,7 +81,7 @@ def power_iteration(
 def _square(matrix: Any, name: str) -> jax.Array:
     A = jnp.asarray(matrix)
     if A.ndim != 2 or A.shape[0] != A.shape[1]:
-        raise ValueError(f"{name}: the matrix is {described(A)}, expected a square one.")
+        raise ValueError(f"{name}: the matrix is {type_text(A)}, expected a square one.")
     return A.astype(compute_dtype(A.dtype))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype, described
+from fnopt.core import compute_dtype, type_text
 
 
 def floats(name: str, **arrays: Any) -> tuple[Any, ...]:
@@ -20,11 +20,11 @@ def floats(name: str, **arrays: Any) -> tuple[Any, ...]:
     first = next(iter(given))
     if not jnp.issubdtype(given[first].dtype, jnp.floating):
         raise TypeError(
-            f"{name}: {first} is {described(given[first])}, expected a real floating array."
+            f"{name}: {first} is {type_text(given[first])}, expected a real floating array."
         )
     for key, x in given.items():
         if jnp.issubdtype(x.dtype, jnp.complexfloating):
-            raise TypeError(f"{name}: {key} is {described(x)}, expected real numbers.")
+            raise TypeError(f"{name}: {key} is {type_text(x)}, expected real numbers.")
     dtype = compute_dtype(
         *(x.dtype for x in given.values() if jnp.issubdtype(x.dtype, jnp.floating))
     )
@@ -54,10 +54,10 @@ def class_labels(name: str, labels: Any, shape: tuple[int, ...]) -> jax.Array:
     """Labels that are class numbers, one for each of `shape`."""
     labels = jnp.asarray(labels)
     if not jnp.issubdtype(labels.dtype, jnp.integer):
-        raise TypeError(f"{name}: labels are {described(labels)}, expected integers.")
+        raise TypeError(f"{name}: labels are {type_text(labels)}, expected integers.")
     if labels.shape != shape:
         raise ValueError(
-            f"{name}: labels are {described(labels)}, expected shape {shape}: one class number "
+            f"{name}: labels are {type_text(labels)}, expected shape {shape}: one class number "
             "for each row of scores."
         )
     return labels

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import described
+from fnopt.core import type_text
 from fnopt.losses._arithmetic import at_label, at_last, hidden, log_softmax, times
 from fnopt.losses._inputs import class_labels, kept, mask, pairs
 
@@ -29,7 +29,7 @@ def _check_is_distribution(name: str, logits: Any, labels: Any) -> None:
     """Refuses class numbers, which as many rows as classes would let pass for a distribution."""
     if jnp.issubdtype(jnp.result_type(labels), jnp.integer) and jnp.ndim(labels) < jnp.ndim(logits):
         raise ValueError(
-            f"{name}: labels are {described(jnp.asarray(labels))}, expected the shape of the "
+            f"{name}: labels are {type_text(jnp.asarray(labels))}, expected the shape of the "
             f"logits, {jnp.shape(logits)}: probabilities, or one-hot rows. For class numbers see "
             "fnopt.losses.softmax_cross_entropy_with_integer_labels."
         )

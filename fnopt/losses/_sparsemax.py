@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import described
+from fnopt.core import type_text
 from fnopt.losses._arithmetic import at_label
 from fnopt.losses._inputs import check_broadcast, class_labels, floats
 from fnopt.projections import simplex_of_rows
@@ -38,7 +38,7 @@ def sparsemax_loss(logits: Any, labels: Any) -> jax.Array:
     (x,) = floats("sparsemax_loss", logits=logits)
     yes = jnp.asarray(labels)
     if jnp.issubdtype(yes.dtype, jnp.complexfloating):
-        raise TypeError(f"sparsemax_loss: labels are {described(yes)}, expected 0 and 1.")
+        raise TypeError(f"sparsemax_loss: labels are {type_text(yes)}, expected 0 and 1.")
     check_broadcast("sparsemax_loss", logits=x, labels=yes)
     z = jnp.where(yes != 0, -x, x)
     # The square is taken of what is used only: that of 1e30 is infinite.

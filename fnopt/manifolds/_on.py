@@ -9,13 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import (
-    Value,
-    compute_dtype,
-    described,
-    static,
-    where,
-)
+from fnopt.core import Value, compute_dtype, static, type_text, where
 from fnopt.manifolds._manifold import Manifold
 
 
@@ -56,7 +50,7 @@ on(SO3, SO3.nearest(value)).
     def __post_init__(self) -> None:
         if not isinstance(self.manifold, Manifold):
             raise TypeError(
-                f"{where()}on: manifold = {described(self.manifold)}, expected one such as "
+                f"{where()}on: manifold = {type_text(self.manifold)}, expected one such as "
                 "fnopt.manifolds.SO3, and then the array: on(SO3, value)."
             )
         if not hasattr(self.value, "dtype") or isinstance(self.value, np.ndarray):

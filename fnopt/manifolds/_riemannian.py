@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype, declared_slots, own_slots, translated
+from fnopt.core import compute_dtype, custom_slots, declared_slots, translate_extra_args
 from fnopt.manifolds._manifold import Manifold
 from fnopt.manifolds._on import map_points
 from fnopt.transforms import Wrapper
@@ -85,7 +85,7 @@ class riemannian(Wrapper):
             inward(updates),
             _transported(state.inner_state, params, origin),
             origin,
-            **translated(extra_args, inward, outward),
+            **translate_extra_args(extra_args, inward, outward),
         )
         return map_points(_difference, params, steps), RiemannianState(inner_state)
 
@@ -131,7 +131,7 @@ def _transport(manifold: Manifold, x: Any, v: Any) -> jax.Array:
 def _transported(state: Any, params: Any, origin: Any) -> Any:
     """The state with its averages of gradients as tangents at the params."""
     if hasattr(state, "_fields"):
-        real, own = declared_slots(type(state)), own_slots(type(state))
+        real, own = declared_slots(type(state)), custom_slots(type(state))
         moving = {name for name, is_real in real.items() if not is_real} - own
         parts = {
             name: _moved(part, params, origin)

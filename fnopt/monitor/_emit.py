@@ -9,7 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import Transformation, check_count, increment, is_inexact, static, where, zero_count
+from fnopt.core import (
+    Transformation,
+    check_count,
+    is_inexact,
+    safe_increment,
+    static,
+    where,
+    zero_count,
+)
 from fnopt.monitor._groups import as_groups
 from fnopt.monitor._health import Health, health
 from fnopt.monitor._measure import CHEAP, as_stats
@@ -183,4 +191,4 @@ class emit_health(Transformation):
                 return health(updates, params, stats=self.stats, groups=self.groups)
 
             emit(self.sink, state.count, measured, every=self.every)
-        return updates, EmitHealthState(increment(state.count))
+        return updates, EmitHealthState(safe_increment(state.count))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from fnopt.core import is_inexact, is_whole, leaves_with_names, listing, matches, where
+from fnopt.core import is_inexact, is_integer, leaves_with_names, matches, names_text, where
 
 REST = "other"
 """The group of the leaves that no pattern matches."""
@@ -56,7 +56,7 @@ def as_groups(given: Any) -> Groups:
     """
     if given is None:
         return None
-    if is_whole(given):
+    if is_integer(given):
         if given < 1:
             raise ValueError(f"{where()}groups = {given}, expected at least 1 part of the path.")
         return int(given)
@@ -93,8 +93,8 @@ def _check_found(groups: Groups, paths: list[str]) -> None:
     lost = [q for q in every if not any(matches(path, q) for path in paths)]
     if lost:
         raise ValueError(
-            f"{where()}groups: {listing(lost)} match no leaf of {listing(paths)}. Patterns are "
-            "compared with whole paths; see fnopt.leaf_paths(params)."
+            f"{where()}groups: {names_text(lost)} match no leaf of {names_text(paths)}. Patterns "
+            "are compared with whole paths; see fnopt.leaf_paths(params)."
         )
 
 

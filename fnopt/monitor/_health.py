@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import check_same_tree, listing, show_report, where
+from fnopt.core import check_same_tree, names_text, show_report, where
 from fnopt.monitor._groups import as_groups, group
 from fnopt.monitor._measure import CHEAP, STATISTICS, as_stats, in_parts, measure
 from fnopt.sharding import check_axis_name, shards_over
@@ -113,7 +113,7 @@ def _lines(columns: list[tuple[str, list[str]]]) -> list[str]:
 
 
 def _note(skipped: tuple[str, ...]) -> list[str]:
-    return [f"skipped, because they hold no floating numbers: {listing([*skipped])}"] * bool(
+    return [f"skipped, because they hold no floating numbers: {names_text([*skipped])}"] * bool(
         skipped
     )
 
@@ -176,7 +176,7 @@ def health(
     if not grouping.names:
         raise ValueError(
             f"{where()}health: the tree has no floating leaf; "
-            f"it has {listing([*grouping.skipped]) if grouping.skipped else 'no leaf at all'}."
+            f"it has {names_text([*grouping.skipped]) if grouping.skipped else 'no leaf at all'}."
         )
     if params is not None:
         check_same_tree(tree, params, "gradients", "params")

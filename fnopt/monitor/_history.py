@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fnopt.core import Transformation, listing
+from fnopt.core import Transformation, names_text
 from fnopt.monitor._flags import Flag, FlagReport
 from fnopt.monitor._groups import group
 from fnopt.monitor._measure import STATISTICS
@@ -70,7 +70,7 @@ def _chosen(tx: Transformation, state: Any, name: str | None) -> tuple[Any, Reco
         )
     raise ValueError(
         f"health_history: {'several recorders' if name is None else f'no recorder {name!r}'}; "
-        f"choose one by name=..., there are {listing([*found])}."
+        f"choose one by name=..., there are {names_text([*found])}."
     )
 
 

@@ -11,15 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from fnopt.core import (
-    Kind,
-    by_kind,
+    ArrayStack,
     compute_dtype,
-    each_in_order,
     exponents,
-    listing,
-    quotient,
+    map_stacks,
+    names_text,
     real_dtype,
+    safe_divide,
     safe_norms,
+    stack_alike,
     sum_of_squares,
     where,
 )
@@ -45,10 +45,11 @@ def as_stats(given: Any) -> tuple[str, ...]:
     unknown = [n for n in names if n not in STATISTICS]
     if unknown:
         raise ValueError(
-            f"{where()}stats: {listing(unknown)} are unknown; there are {listing([*STATISTICS])}."
+            f"{where()}stats: {names_text(unknown)} are unknown; there are "
+            f"{names_text([*STATISTICS])}."
         )
     if not names:
-        raise ValueError(f"{where()}stats is empty; choose from {listing([*STATISTICS])}.")
+        raise ValueError(f"{where()}stats is empty; choose from {names_text([*STATISTICS])}.")
     return tuple(n for n in STATISTICS if n in names)
 
 
@@ -81,8 +82,8 @@ class _Leaves:
     """The leaves of a tree, ready to be measured; one method for each statistic."""
 
     def __init__(self, own: Arrays, params: Arrays | None, grouping: Grouping) -> None:
-        self.dtype, self.grouping, self.leaves = common_dtype(own), grouping, by_kind(own)
-        self.params = None if params is None else by_kind(params)
+        self.dtype, self.grouping, self.leaves = common_dtype(own), grouping, stack_alike(own)
+        self.params = None if params is None else stack_alike(params)
         self.sizes = jnp.asarray([max(n, 1) * in_parts() for n in grouping.sizes], self.dtype)
 
     def each(self, fn: Callable[[jax.Array], jax.Array]) -> jax.Array:
@@ -91,7 +92,7 @@ class _Leaves:
         def one(x: jax.Array) -> jax.Array:
             return fn(x.astype(compute_dtype(x.dtype))).astype(self.dtype)
 
-        return each_in_order(self.leaves, one)
+        return map_stacks(self.leaves, one)
 
     def join(self, values: jax.Array, add: Callable[..., Any] = jnp.sum) -> jax.Array:
         """One value for every group, of whole leaves where these are parts."""
@@ -110,10 +111,10 @@ class _Leaves:
         for count in np.unique(counts):
             places = np.flatnonzero(counts == count)
             rows = values[starts[places][:, None] + np.arange(count)]
-            found.append(Kind(places.tolist(), rows if len(places) > 1 else rows[0]))
-        return each_in_order(found, lambda row: add(row, axis=0))
+            found.append(ArrayStack(places.tolist(), rows if len(places) > 1 else rows[0]))
+        return map_stacks(found, lambda row: add(row, axis=0))
 
-    def norms_of(self, leaves: list[Kind]) -> jax.Array:
+    def norms_of(self, leaves: list[ArrayStack]) -> jax.Array:
         """The norm of every group, also where its square would be out of range."""
         group_of = np.repeat(np.arange(len(self.sizes)), list(map(len, self.grouping.members)))
 
@@ -122,7 +123,7 @@ class _Leaves:
 
         def squares(scale: jax.Array | None) -> jax.Array:
             scales = () if scale is None else (scale[group_of],)
-            return self.join(each_in_order(leaves, one, *scales))
+            return self.join(map_stacks(leaves, one, *scales))
 
         return safe_norms(squares)
 
@@ -140,7 +141,7 @@ class _Leaves:
     def ratio(self) -> jax.Array:
         assert self.params is not None
         # A zero update of zero weights changes nothing: 0 / 0 = 0.
-        return quotient(self.length, self.norms_of(self.params))
+        return safe_divide(self.length, self.norms_of(self.params))
 
     def mean(self) -> jax.Array:
         return self.join(self.each(_sum)) / self.sizes

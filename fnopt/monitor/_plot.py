@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fnopt.core import listing, matches, optional
+from fnopt.core import import_optional, matches, names_text
 from fnopt.monitor._flags import Flag
 from fnopt.monitor._history import History
 
@@ -45,7 +45,7 @@ def _ordered(names: tuple[str, ...], order: Sequence[str] | None) -> list[str]:
     lost = [q for q in order if not any(matches(name, q) for name in names)]
     if lost:
         raise ValueError(
-            f"plot_gradient_flow: order: {listing(lost)} match none of {listing(found)}."
+            f"plot_gradient_flow: order: {names_text(lost)} match none of {names_text(found)}."
         )
 
     def place(name: str) -> int:
@@ -87,7 +87,7 @@ def _check(history: History, stat: str) -> None:
     if stat not in history.values or stat in ("histogram", "flag"):
         known = [s for s in history.values if s not in ("histogram", "flag")]
         raise ValueError(
-            f"plot_gradient_flow: no {stat!r} in the history; it has {listing(known)}."
+            f"plot_gradient_flow: no {stat!r} in the history; it has {names_text(known)}."
         )
     if not history.names or not len(history.steps):
         raise ValueError("plot_gradient_flow: nothing has been recorded yet.")
@@ -128,7 +128,7 @@ def plot_gradient_flow(
     names = _ordered(history.names, order)
     rows = [history.names.index(name) for name in names]
     if ax is None:
-        plt = optional("matplotlib.pyplot", "plot_gradient_flow", "monitor")
+        plt = import_optional("matplotlib.pyplot", "plot_gradient_flow", "monitor")
         _, ax = plt.subplots(figsize=(8, 1.2 + 0.22 * min(len(names), 80)), layout="constrained")
     numbers, flags = _layers(history, stat, rows)
     _draw(ax, _edges(history.steps), numbers, flags, stat)
@@ -140,7 +140,7 @@ def plot_gradient_flow(
 
 
 def _draw(ax: Any, edges: np.ndarray, numbers: Any, flags: np.ndarray, stat: str) -> None:
-    colors = optional("matplotlib.colors", "plot_gradient_flow", "monitor")
+    colors = import_optional("matplotlib.colors", "plot_gradient_flow", "monitor")
     heights = np.arange(len(numbers) + 1) - 0.5
     seen = numbers.compressed()
     # A few extreme cells must not wash out the picture: the scale leaves out 1 % at either end.

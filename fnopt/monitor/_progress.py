@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from fnopt.core import listing, optional
+from fnopt.core import import_optional, names_text
 from fnopt.monitor._writers import Record, Writer
 
 
@@ -89,7 +89,9 @@ class Progress(Writer):
             names = scalars[:4]
         lost = [n for n in names if n not in record]
         if lost:
-            raise ValueError(f"Progress: {listing(lost)} not in the record: {listing([*record])}.")
+            raise ValueError(
+                f"Progress: {names_text(lost)} not in the record: {names_text([*record])}."
+            )
         return [f"{n} {record[n]:.3g}" for n in names]
 
     def _line(self, now: float, done: int, rate: float | None, shown: list[str]) -> None:
@@ -116,7 +118,7 @@ def _bar(total: int | None, wanted: bool | None, file: TextIO | None) -> Any:
     if wanted is False:
         return None
     try:
-        tqdm = optional("tqdm", "Progress(tqdm=True)", "monitor")
+        tqdm = import_optional("tqdm", "Progress(tqdm=True)", "monitor")
     except ImportError:
         if wanted:
             raise

@@ -7,14 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    Transformation,
-    check_same_tree,
-    increment,
-    static,
-    where,
-    zero_count,
-)
+from fnopt.core import Transformation, check_same_tree, safe_increment, static, where, zero_count
 from fnopt.monitor._flags import FlagState, health_flags
 from fnopt.monitor._groups import Grouping, as_groups, group
 from fnopt.monitor._health import Health
@@ -108,7 +101,7 @@ class record_health(Transformation):
                 lambda: self._recorded(updates, params, grouping, state),
                 lambda: state,
             )
-        return updates, new._replace(count=increment(state.count))
+        return updates, new._replace(count=safe_increment(state.count))
 
     def _recorded(
         self, updates: Any, params: Any, grouping: Grouping, state: RecordHealthState

@@ -15,7 +15,7 @@ from fnopt.core import (
     compute_dtype,
     ema,
     hyper,
-    increment,
+    safe_increment,
     static,
     zero_count,
 )
@@ -75,7 +75,7 @@ class snapshot(Transformation):
     ) -> tuple[Any, SnapshotState]:
         """The updates as they came."""
         del params, extra_args
-        now, count = self.measure(updates), increment(state.count)
+        now, count = self.measure(updates), safe_increment(state.count)
         now = jax.tree.map(
             lambda x, old: jnp.asarray(x).astype(old.dtype), now, state.measured[self.measure_name]
         )

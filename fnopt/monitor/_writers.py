@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from fnopt.core import exponents, optional
+from fnopt.core import exponents, import_optional
 from fnopt.monitor._said import say
 
 Record = Mapping[str, Any]
@@ -147,7 +147,7 @@ class TensorBoard(Writer):
     """
 
     def __init__(self, folder: Any) -> None:
-        tensorboard = optional("tensorboardX", "TensorBoard", "monitor")
+        tensorboard = import_optional("tensorboardX", "TensorBoard", "monitor")
         self._writer = tensorboard.SummaryWriter(str(folder))
 
     def __call__(self, record: Record) -> None:

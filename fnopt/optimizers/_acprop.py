@@ -15,7 +15,7 @@ from fnopt.core import (
     hyper,
     positive_root,
     squared_modulus,
-    stored_after,
+    write_after,
 )
 from fnopt.optimizers._adam import ScaleByAdamState
 from fnopt.optimizers._recipe import recipe
@@ -72,8 +72,8 @@ class scale_by_acprop(Leafwise):
         divisor = positive_root(nu / h.seen)
         divisor = jnp.where(h.later > 0, divisor, jnp.ones_like(divisor)) + h.eps
         u = g / divisor
-        nu = stored_after(ema(nu, squared_modulus(g - mu), h.b2) + h.eps_root, u)
-        return u, stored_after(ema(mu, g, h.b1), nu), nu
+        nu = write_after(ema(nu, squared_modulus(g - mu), h.b2) + h.eps_root, u)
+        return u, write_after(ema(mu, g, h.b1), nu), nu
 
 
 @recipe

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fnopt.core import (
+    CustomSlot,
     Leafwise,
-    OwnSlot,
     Scalar,
     ScalarOrSchedule,
     compute_dtype,
@@ -44,7 +44,7 @@ class ScaleByFactoredRmsState(NamedTuple):
     """Step count, and for every leaf its mean squares, or those of its rows and columns."""
 
     count: jax.Array
-    v: OwnSlot
+    v: CustomSlot
 
 
 class scale_by_factored_rms(Leafwise):

@@ -17,7 +17,7 @@ from fnopt.core import (
     bias_correction,
     ema,
     hyper,
-    is_known_zero,
+    is_static_zero,
     mean_weights,
     positive_root,
     squared_modulus,
@@ -109,7 +109,7 @@ class scale_by_adam(Leafwise):
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """Adam's, and the second epsilon."""
         numbers = adam_scalars(h, t, self.nesterov)
-        if is_known_zero(h.eps_root):
+        if is_static_zero(h.eps_root):
             return numbers
         return numbers | {"under_root": h.eps_root * numbers["seen_square"]}
 

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import (
+    CustomSlot,
     Leafwise,
-    OwnSlot,
     Scalar,
     ScalarOrSchedule,
     Slot,
@@ -50,7 +50,7 @@ class ScaleByAdamMiniState(NamedTuple):
 
     count: jax.Array
     mu: Slot
-    nu: OwnSlot
+    nu: CustomSlot
 
 
 class scale_by_adam_mini(Leafwise):

@@ -12,9 +12,9 @@ from fnopt.core import (
     Scalar,
     ScalarOrSchedule,
     as_dtype,
+    axis_norms,
     hyper,
     nonzero,
-    norms_over,
     positive_root,
     static,
 )
@@ -101,8 +101,8 @@ class _Across:
 
     def __init__(self, p: jax.Array, g: jax.Array, axes: tuple[int, ...]) -> None:
         self.axes = axes
-        self.unit = p / nonzero(norms_over(p, axes))
-        self.gradient = g / nonzero(norms_over(g, axes))
+        self.unit = p / nonzero(axis_norms(p, axes))
+        self.gradient = g / nonzero(axis_norms(g, axes))
 
     def along(self, x: jax.Array) -> jax.Array:
         """The component along the weights; real, as params of complex numbers have n of each."""

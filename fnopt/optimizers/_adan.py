@@ -17,7 +17,7 @@ from fnopt.core import (
     hyper,
     positive_root,
     squared_modulus,
-    stored_after,
+    write_after,
 )
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learning_rate
@@ -89,7 +89,7 @@ class scale_by_adan(Leafwise):
         v = ema(v, change, h.b2, h.gain2)
         n = ema(n, squared_modulus(g + h.b2 * change), h.b3, h.gain3)
         u = (h.mean * m + h.change * v) / (positive_root(h.square * n + h.eps_root) + h.eps)
-        return u, m, v, n, stored_after(stored_after(g, v), n)
+        return u, m, v, n, write_after(write_after(g, v), n)
 
 
 @recipe

@@ -15,13 +15,13 @@ from fnopt.core import (
     ScalarOrSchedule,
     Slot,
     as_dtype,
-    clipped,
+    clip_modulus,
     ema,
     hyper,
     positive_root,
     squared_modulus,
     static,
-    stored_after,
+    write_after,
 )
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, chain, scale_by_learning_rate
@@ -100,9 +100,9 @@ class scale_by_adopt(Leafwise):
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
         step = g / jnp.maximum(positive_root(nu), h.eps)
         if self.use_clipping:
-            step = clipped(step, h.bound)
+            step = clip_modulus(step, h.bound)
         mu = ema(mu, step, h.decay1, h.gain1)
-        nu = stored_after(ema(nu, squared_modulus(g), h.decay2, h.gain2), mu)
+        nu = write_after(ema(nu, squared_modulus(g), h.decay2, h.gain2), mu)
         return (ema(mu, step, h.decay1, h.gain1) if self.nesterov else mu), mu, nu
 
 

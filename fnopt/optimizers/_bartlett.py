@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from fnopt.core import (
     Transformation,
     compute_dtype,
-    increment,
     map_leaves,
+    safe_increment,
     squared_modulus,
     static,
     where,
@@ -85,7 +85,7 @@ class gauss_newton_bartlett_estimator_diag_hessian(Transformation):
         slope = (jax.nn.softmax(wide) - drawn) / examples
         (gradient,) = pull(slope.astype(logits.dtype))
         estimate = map_leaves(lambda g: examples * squared_modulus(g), gradient)
-        return estimate, GaussNewtonBartlettState(increment(state.count))
+        return estimate, GaussNewtonBartlettState(safe_increment(state.count))
 
 
 def _check(logits: Any) -> None:

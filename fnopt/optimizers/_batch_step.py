@@ -8,14 +8,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    Schedule,
-    Status,
-    check_choice,
-    increment,
-    slot_zeros,
-    zero_count,
-)
+from fnopt.core import Schedule, Status, check_choice, safe_increment, slot_zeros, zero_count
 from fnopt.transforms import all_finite, real_dtype_of
 
 _DECREASE = 1e-4  # of what the slope promises: Armijo's condition
@@ -192,7 +185,7 @@ def stepped(
     )
     damping = current_damping(options, state)
     return moved, GaussNewtonDescentState(
-        increment(state.count),
+        safe_increment(state.count),
         _next_damping(options, damping, taken, gain, length < tried),
         None if step.phi is None else _kept(step.phi, taken),
         _status(step, finite, taken, after),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from fnopt.core import (
+    CustomSlot,
     Leafwise,
-    OwnSlot,
     Scalar,
     ScalarOrSchedule,
     Slot,
@@ -27,8 +27,8 @@ class ScaleByCameState(NamedTuple):
     """The mean of the steps; mean squares of gradients and of residuals by row and column."""
 
     mu: Slot
-    v: OwnSlot
-    residual: OwnSlot
+    v: CustomSlot
+    residual: CustomSlot
 
 
 class scale_by_came(Leafwise):

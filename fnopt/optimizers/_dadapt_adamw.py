@@ -14,13 +14,13 @@ from fnopt.core import (
     Slot,
     Transformation,
     bias_correction,
+    clip_squarable,
     ema,
     hyper,
-    increment,
     map_leaves,
     positive_root,
+    safe_increment,
     slot_zeros,
-    squarable,
     squared_modulus,
     zero_count,
 )
@@ -95,7 +95,7 @@ class scale_by_dadapt_adamw(Transformation):
         self, updates: Any, state: ScaleByDadaptAdamwState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, ScaleByDadaptAdamwState]:
         """A step of the estimated size, and the new estimate."""
-        d, count = state.estim_lr, increment(state.count)
+        d, count = state.estim_lr, safe_increment(state.count)
         h = numbers(self, d.dtype, state.count)
         gain = jnp.sqrt(bias_correction(h.b2, count)) / bias_correction(h.b1, count)
         decay, step = jnp.sqrt(h.b2), d * h.learning_rate * gain
@@ -119,7 +119,7 @@ def _averaged(scalars: Any, updates: Any, state: ScaleByDadaptAdamwState) -> Any
     """The new averages and sums, and the inner product of the gradients with the sum before."""
 
     def leaf(h: Any, g: Any, m: Any, v: Any, s: Any) -> Any:
-        g = squarable(g)
+        g = clip_squarable(g)
         product = jnp.conj(g) * (s / (positive_root(v) + h["eps"]))
         scaled = h["step"] * g
         v = ema(v, squared_modulus(g), h["b2"])

@@ -17,7 +17,7 @@ from fnopt.core import (
     hyper,
     positive_root,
     static,
-    stored_after,
+    write_after,
 )
 from fnopt.optimizers._adam import adam_means, adam_scalars
 from fnopt.optimizers._recipe import recipe
@@ -80,7 +80,7 @@ class scale_by_diffgrad(Leafwise):
         mu, nu = adam_means(h, g, mu, nu)
         friction = jax.nn.sigmoid(jnp.abs(previous - g))
         u = friction * (h.mean * mu) / (positive_root(nu) + h.beside_root)
-        return u, mu, nu, stored_after(g, u)
+        return u, mu, nu, write_after(g, u)
 
 
 @recipe

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import OwnSlot, Scalar, Slot, as_dtype, hyper, matmul, nonzero, static
+from fnopt.core import CustomSlot, Scalar, Slot, as_dtype, hyper, matmul, nonzero, static
 from fnopt.optimizers._matrix_factors import frobenius_norm, only_finite, turned
 from fnopt.optimizers._matrix_functions import orthonormal_columns
 from fnopt.optimizers._matrix_rule import as_rule
@@ -32,7 +32,7 @@ class ScaleByDionState(NamedTuple):
 
     count: jax.Array
     mu: Slot
-    basis: OwnSlot
+    basis: CustomSlot
 
 
 class scale_by_dion(Matrixwise):

@@ -14,11 +14,11 @@ from fnopt.core import (
     Transformation,
     global_norm,
     hyper,
-    increment,
     joint_norm,
     map_leaves,
     nonzero,
-    root,
+    safe_increment,
+    safe_sqrt,
     slot_copy,
     static,
     where,
@@ -111,12 +111,12 @@ class scale_by_dog(Transformation):
         farthest = jnp.maximum(state.max_dist, _distance(state.init_params, params))
         norm = global_norm(updates).astype(farthest.dtype)
         norm = joint_norm([state.norm_grads, norm])  # its square may not be a number
-        eps = root(jnp.asarray(self.eps, norm.dtype))
+        eps = safe_sqrt(jnp.asarray(self.eps, norm.dtype))
         factor = farthest / nonzero(joint_norm([norm, eps]))
         kind, value = self.init_step
         if kind == "learning_rate":
             factor = jnp.where(state.count == 0, jnp.full_like(factor, value), factor)
-        count = increment(state.count)
+        count = safe_increment(state.count)
         return _scaled(factor, updates), ScaleByDogState(count, state.init_params, farthest, norm)
 
 
@@ -160,7 +160,7 @@ class scale_by_dowg(Transformation):
         distance = _distance(state.init_params, params).astype(state.estim_sq_dist.dtype)
         farthest = jnp.maximum(state.estim_sq_dist, distance * distance)
         norm = global_norm(updates).astype(farthest.dtype)
-        norm = joint_norm([state.weighted_norm_grads, root(farthest) * norm])
+        norm = joint_norm([state.weighted_norm_grads, safe_sqrt(farthest) * norm])
         factor = farthest / nonzero(norm + h.eps)
         return _scaled(factor, updates), ScaleByDowgState(state.init_params, norm, farthest)
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_batch, leaves_with_names, shown
+from fnopt.core import check_batch, leaf_text, leaves_with_names
 
 
 class ExampleShapes(NamedTuple):
@@ -28,6 +28,6 @@ def example_shapes(batch: Any, name: str) -> ExampleShapes:
     if isinstance(batch, ExampleShapes):
         return batch
     batch = jax.tree.map(lambda x: x if hasattr(x, "dtype") else jnp.asarray(x), batch)
-    check_batch([(shown(path), leaf) for path, leaf in leaves_with_names(batch)[0]], name)
+    check_batch([(leaf_text(path), leaf) for path, leaf in leaves_with_names(batch)[0]], name)
     leaves, tree = jax.tree.flatten(batch)
     return ExampleShapes(tree, tuple((tuple(x.shape[1:]), x.dtype) for x in leaves))

@@ -8,17 +8,17 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import (
+    CustomSlot,
     Member,
-    OwnSlot,
     Scalar,
     ScalarOrSchedule,
     Transformation,
     as_transformation,
     compute_dtype,
     hyper,
-    increment,
     map_leaves,
     matmul,
+    safe_increment,
     static,
     zero_count,
 )
@@ -45,7 +45,7 @@ class ScaleByGaloreState(NamedTuple):
     """
 
     count: jax.Array
-    projector: OwnSlot
+    projector: CustomSlot
     base_optimizer_state: Any
 
 
@@ -158,7 +158,7 @@ class scale_by_galore(Transformation):
             for row, layout, full, g in zip(new, layouts, back, leaves, strict=True)
         ]
         own = treedef.unflatten([kept(tuple(row)) for row in projectors])
-        state = ScaleByGaloreState(increment(state.count), own, inner_state)
+        state = ScaleByGaloreState(safe_increment(state.count), own, inner_state)
         return treedef.unflatten(out), state
 
     def _start(self, shape: tuple[int, int, int], dtype: Any = jnp.float32) -> Any:

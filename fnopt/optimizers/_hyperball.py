@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Scalar, ScalarOrSchedule, check_choice, hyper, nonzero, root, static
+from fnopt.core import Scalar, ScalarOrSchedule, check_choice, hyper, nonzero, safe_sqrt, static
 from fnopt.optimizers._matrix_factors import frobenius_norm
 from fnopt.optimizers._matrix_rule import as_rule
 from fnopt.optimizers._matrixwise import Matrixwise
@@ -110,7 +110,7 @@ class cap_spectral_norm(Matrixwise):
     def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
         moved = slots.params + g
         size = frobenius_norm(moved, (1, 2))  # squares of what isn't divided by it may overflow
-        largest = size * root(jnp.linalg.eigvalsh(gram(moved / nonzero(size)))[:, -1:, None])
+        largest = size * safe_sqrt(jnp.linalg.eigvalsh(gram(moved / nonzero(size)))[:, -1:, None])
         shrink = jnp.minimum(h.limit / nonzero(largest), jnp.ones_like(largest))
         return moved * shrink - slots.params, {}
 

@@ -15,7 +15,7 @@ from fnopt.core import (
     cast_like,
     check_choice,
     hyper,
-    increment,
+    safe_increment,
     slot_zeros,
     static,
     zero_count,
@@ -266,7 +266,7 @@ class kfac(Transformation):
         kept = jax.tree.map(lambda n, o: jnp.where(taken, n, o), new, old)
         status = status_after(taken, whole & directions[1].finite, known, finite)
         moved = jax.tree.map(lambda u: jnp.where(taken, u, jnp.zeros_like(u)), moved)
-        return moved, KfacState._make((increment(count), *kept, value, status))
+        return moved, KfacState._make((safe_increment(count), *kept, value, status))
 
     def _averages(
         self,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import increment, per_row, zero_count
+from fnopt.core import per_row, safe_increment, zero_count
 
 if TYPE_CHECKING:
     from fnopt.curvature import BlockStack, KroneckerModel
@@ -133,7 +133,7 @@ def _corrected(
 
 
 def _weight(old: Averages, decay: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
-    number = increment(old.averaged)
+    number = safe_increment(old.averaged)
     return number, jnp.minimum(1 - 1 / number.astype(dtype), decay)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import cast_like, is_known_zero
+from fnopt.core import cast_like, is_static_zero
 
 if TYPE_CHECKING:
     from fnopt.curvature import Combination, KroneckerModel, Matrices, StackedDirection
@@ -24,7 +24,7 @@ class Objective:
 
     def __init__(self, model: KroneckerModel, params: Any, l2: Any) -> None:
         self.model, self.params = model, params
-        self.l2, self._penalised = jnp.asarray(l2).astype(model.dtype), not is_known_zero(l2)
+        self.l2, self._penalised = jnp.asarray(l2).astype(model.dtype), not is_static_zero(l2)
         self._own = model.own(params)
         self.outputs, self._push = jax.linearize(model.outputs, self._own)
         self.wide = jax.tree.map(lambda p: p.astype(model.dtype), params)

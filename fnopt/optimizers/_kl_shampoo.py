@@ -8,16 +8,16 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import (
-    OwnSlot,
+    CustomSlot,
     Scalar,
     ScalarOrSchedule,
     Slot,
     as_dtype,
+    clip_squarable,
     ema,
     hyper,
     matmul,
     positive_root,
-    squarable,
     static,
 )
 from fnopt.optimizers._matrix_factors import (
@@ -58,9 +58,9 @@ class ScaleByKlShampooState(NamedTuple):
 
     count: jax.Array
     mu: Slot
-    factors: OwnSlot
-    bases: OwnSlot
-    values: OwnSlot
+    factors: CustomSlot
+    bases: CustomSlot
+    values: CustomSlot
 
 
 class scale_by_kl_shampoo(Matrixwise):
@@ -144,7 +144,7 @@ class scale_by_kl_shampoo(Matrixwise):
 
     def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
         # Squares are divided by eigenvalues below 1: they need room.
-        first, g = count == 0, squarable(g, 100 * g.shape[1] * g.shape[2])
+        first, g = count == 0, clip_squarable(g, 100 * g.shape[1] * g.shape[2])
         mu = jnp.where(first, slots.mu, ema(slots.mu, g, h.b1))
         rows, columns = (positive_root(x) for x in slots.values)
         divisor = rows[:, :, None] * columns[:, None, :] + h.eps

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import increment, zero_count
+from fnopt.core import safe_increment, zero_count
 
 
 class LowerBound(NamedTuple):
@@ -70,7 +70,7 @@ def next_lower_bound(
         scale = jnp.where(value == 0, jnp.ones_like(value), jnp.abs(value))
         margin = jnp.where(first, scale, margin)
     best = jnp.fmin(state.best_value, value)
-    count = jnp.where(below, increment(state.below_count), state.below_count)
+    count = jnp.where(below, safe_increment(state.below_count), state.below_count)
     level = best - margin
     bound = level if given is None else jnp.where(count > 0, level, given)
     return bound, LowerBound(best, margin, count)

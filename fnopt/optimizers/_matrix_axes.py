@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import described, is_array_like, leaves_with_names, listing
+from fnopt.core import is_array_like, leaves_with_names, names_text, type_text
 from fnopt.optimizers._matrix_rule import MatrixDimensionNumbers
 from fnopt.transforms import by_pattern
 
@@ -80,7 +80,7 @@ def matrix_axes(
             value = out[0] if has_aux else out
             if not is_array_like(value) or jnp.shape(value):
                 raise TypeError(
-                    f"matrix_axes: loss_fn returned {described(value)}, expected a scalar: take "
+                    f"matrix_axes: loss_fn returned {type_text(value)}, expected a scalar: take "
                     "the mean or the sum, and say has_aux=True where it returns (value, aux)."
                 )
             return value
@@ -98,7 +98,7 @@ def matrix_axes(
         lost = [pattern for pattern in changes or () if not rule.finds(pattern, paths)]
         if lost:
             raise ValueError(
-                f"matrix_axes: the changes {listing(lost)} match no leaf of {listing(paths)}."
+                f"matrix_axes: the changes {names_text(lost)} match no leaf of {names_text(paths)}."
             )
         pairs = zip(numbers, rule.choose(names), strict=True)
         return treedef.unflatten([_changed(*pair) for pair in pairs])

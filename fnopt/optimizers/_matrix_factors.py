@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import ema, matmul, nonzero, root
+from fnopt.core import ema, matmul, nonzero, safe_sqrt
 from fnopt.optimizers._matrix_functions import eigenvectors_down, orthonormal_columns
 from fnopt.sharding import sequential
 
@@ -108,7 +108,7 @@ def orthonormal(x: jax.Array, old: jax.Array) -> jax.Array:
 def root_mean_square(x: jax.Array) -> jax.Array:
     """Of each matrix, `[k, 1, 1]`; right where squares leave the range."""
     largest = jax.lax.stop_gradient(nonzero(jnp.max(jnp.abs(x), axis=(1, 2), keepdims=True)))
-    return largest * root(jnp.mean(jnp.square(x / largest), axis=(1, 2), keepdims=True))
+    return largest * safe_sqrt(jnp.mean(jnp.square(x / largest), axis=(1, 2), keepdims=True))
 
 
 def largest_entry(x: jax.Array, axes: tuple[int, ...] = (1, 2)) -> jax.Array:
@@ -120,7 +120,7 @@ def largest_entry(x: jax.Array, axes: tuple[int, ...] = (1, 2)) -> jax.Array:
 def frobenius_norm(x: jax.Array, axes: tuple[int, ...] = (1, 2)) -> jax.Array:
     """The root of the sum of squares over these axes, without overflow of the squares."""
     unit = largest_entry(x, axes)
-    return unit * root(jnp.sum(jnp.square(x / unit), axis=axes, keepdims=True))
+    return unit * safe_sqrt(jnp.sum(jnp.square(x / unit), axis=axes, keepdims=True))
 
 
 def limited(u: jax.Array, most: float) -> jax.Array:

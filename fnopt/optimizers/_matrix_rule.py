@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from fnopt.core import Value, is_none, leaves_with_names, listing, shown, static, where
+from fnopt.core import Value, is_none, leaf_text, leaves_with_names, names_text, static, where
 from fnopt.optimizers._matrix_layout import MatrixLayout
 from fnopt.sharding import unsharded_leaves
 from fnopt.transforms import Labels, Selector, by_pattern
@@ -128,7 +128,8 @@ def numbers_of(rule: Any, leaves: list[tuple[str, Any]]) -> list[MatrixDimension
         if lacking and isinstance(rule, Labels):
             raise ValueError(
                 f"{where()}weight_dimension_numbers has no entry for the leaves "
-                f"{listing(lacking)}, expected one for every leaf: None for one that is no matrix."
+                f"{names_text(lacking)}, expected one for every leaf: None for one that is no "
+                "matrix."
             )
     elif rule is None:
         chosen = [_own_name(path) not in _NO_MATRICES for path, _ in leaves]
@@ -158,8 +159,8 @@ def as_whole(leaves: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
     for name, _ in leaves:
         if name not in known.shapes:
             raise ValueError(
-                f"{where()}{shown(name)} is none of the params, of whose leaves every device has "
-                "a part here, so that the shape of the whole leaf isn't known: use it with "
+                f"{where()}{leaf_text(name)} is none of the params, of whose leaves every device "
+                "has a part here, so that the shape of the whole leaf isn't known: use it with "
                 "fnopt.distributed.state_sharding(tx, params, axis=...) instead of sharded."
             )
     return [(name, jax.ShapeDtypeStruct(known.shapes[name], x.dtype)) for name, x in leaves]
@@ -185,7 +186,7 @@ def _numbered(rule: Any, tree: Any) -> tuple[list[tuple[str, Any]], list[Any]]:
 
 
 def _layout(path: str, leaf: Any, numbers: MatrixDimensionNumbers | None) -> MatrixLayout:
-    shape, name = tuple(leaf.shape), f"{where()}{shown(path)} has shape {tuple(leaf.shape)}"
+    shape, name = tuple(leaf.shape), f"{where()}{leaf_text(path)} has shape {tuple(leaf.shape)}"
     if numbers is None:
         raise ValueError(
             f"{name}, which is no matrix. Give it fnopt.MatrixDimensionNumbers(rows, columns), or "

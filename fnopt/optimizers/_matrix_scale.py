@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import (
-    OwnSlot,
+    CustomSlot,
     Scalar,
     Transformation,
     compute_dtype,
@@ -18,7 +18,7 @@ from fnopt.core import (
     nonzero,
     positive_root,
     real_dtype,
-    root,
+    safe_sqrt,
     squared_modulus,
     static,
 )
@@ -85,7 +85,7 @@ class scale_by_matrix_shape(Transformation):
 class NormalizeNeuronsState(NamedTuple):
     """For every matrix of a leaf the mean squares of its outputs."""
 
-    nu: OwnSlot
+    nu: CustomSlot
 
 
 class normalize_neurons(Matrixwise):
@@ -131,6 +131,6 @@ class normalize_neurons(Matrixwise):
         squares = squared_modulus(g)
         nu = ema(slots.nu, jnp.mean(squares, axis=1), h.b2)
         v = g / (positive_root(nu) + h.eps)[:, None, :].astype(g.dtype)
-        length = root(jnp.sum(squared_modulus(v), axis=(1, 2), keepdims=True))
-        factor = root(jnp.sum(squares, axis=(1, 2), keepdims=True)) / nonzero(length)
+        length = safe_sqrt(jnp.sum(squared_modulus(v), axis=(1, 2), keepdims=True))
+        factor = safe_sqrt(jnp.sum(squares, axis=(1, 2), keepdims=True)) / nonzero(length)
         return v * factor.astype(g.dtype), {"nu": nu}

@@ -15,14 +15,14 @@ from fnopt.core import (
     Transformation,
     compute_dtype,
     count_of,
+    custom_slots,
     declared_slots,
     first_count,
+    leaf_text,
     leaves_with_names,
     map_leaves,
     next_count,
-    own_slots,
     real_dtype,
-    shown,
     slot_zeros,
     where,
 )
@@ -36,10 +36,10 @@ class Matrixwise(Transformation):
     """Base class of transforms that apply one formula to each matrix.
 
     A subclass names its `State`: a NamedTuple of an optional `count`, slots like the params
-    (`Slot`), and slots of its own for every matrix (`OwnSlot`: for each leaf a tuple with an entry
-    for every shape that it is cut into, a tree of arrays with the matrices along the leading axis).
-    `start` makes the first value of an `OwnSlot`, and `step` is the formula. Matrices of one shape
-    are stacked; all are laid wide (`m <= n`), unless `wide` is False.
+    (`Slot`), and slots for every matrix (`CustomSlot`: for each leaf a tuple with an entry for
+    every shape that it is cut into, a tree of arrays with the matrices along the leading axis).
+    `start` makes the first value of a `CustomSlot`, and `step` is the formula. Matrices of one
+    shape are stacked; all are laid wide (`m <= n`), unless `wide` is False.
 
     `step(self, h, count, g, slots)` gets the numeric fields as scalars of the real compute dtype,
     the number of steps before this one, the gradients `[k, m, n]` and the slots in namespaces, in
@@ -56,7 +56,7 @@ class Matrixwise(Transformation):
     factorizes: ClassVar[bool] = True  # whether `step` calls LAPACK, one stack at a time
 
     def start(self, slot: str, shape: tuple[int, int, int], dtype: Any) -> Any:
-        """The initial value of an `OwnSlot` for a stack of this shape."""
+        """The initial value of a `CustomSlot` for a stack of this shape."""
         raise NotImplementedError(f"{type(self).__name__} must define start")
 
     def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
@@ -79,7 +79,7 @@ class Matrixwise(Transformation):
             _check_real(params)
         fields: dict[str, Any] = dict.fromkeys(self.unused())
         for name in names:
-            if name in own_slots(self.State):
+            if name in custom_slots(self.State):
                 fields[name] = self._own(name, params, layouts)
             else:
                 fields[name] = slot_zeros(params, getattr(self, f"{name}_dtype", None))
@@ -110,7 +110,7 @@ class Matrixwise(Transformation):
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, Any]:
         """One step of the formula on the matrices of every shape."""
-        layouts, names, own = self.layouts(updates), self._slots(), own_slots(self.State)
+        layouts, names, own = self.layouts(updates), self._slots(), custom_slots(self.State)
         count = count_of(self, state) if "count" in self.State._fields else None
         now = self.at(count)
         numbers = {n: getattr(now, n) for n in self._leaf_names}
@@ -145,7 +145,7 @@ class Matrixwise(Transformation):
         return whole(layout, parts, like, self.wide)
 
     def _parts(self, layout: MatrixLayout, g: Any, slots: dict[str, Any]) -> list[dict[str, Any]]:
-        own = own_slots(self.State)
+        own = custom_slots(self.State)
         columns = {
             n: self._of_matrices(n, x, layout) if n in own else cut(layout, x, self.wide)
             for n, x in slots.items()
@@ -173,8 +173,8 @@ def _check_real(params: Any) -> None:
     for path, p in leaves_with_names(params)[0]:
         if jnp.iscomplexobj(p):
             raise TypeError(
-                f"{where()}{shown(path)} is {p.dtype}, expected a real matrix: wrap the optimizer "
-                "in fnopt.split_real_and_imaginary, or leave such leaves to another one."
+                f"{where()}{leaf_text(path)} is {p.dtype}, expected a real matrix: wrap the "
+                "optimizer in fnopt.split_real_and_imaginary, or leave such leaves to another one."
             )
 
 

@@ -13,15 +13,15 @@ from fnopt.core import (
     ScalarOrSchedule,
     Slot,
     Transformation,
-    as_value,
     bias_correction,
+    clip_squarable,
     ema,
     hyper,
-    increment,
     map_leaves,
     positive_root,
+    safe_increment,
+    scalar_loss,
     slot_zeros,
-    squarable,
     squared_modulus,
     static,
     zero_count,
@@ -117,7 +117,7 @@ class momo(Transformation):
         square = inner(d, d).astype(seen.barf.dtype)
         tau, lb, known = _steps(self, h, beta, seen, square, jnp.ones_like(square))
         new = _moved(h, tau, d, params)
-        return new, MomoState(d, seen.barf, seen.gamma, lb, known, increment(state.count))
+        return new, MomoState(d, seen.barf, seen.gamma, lb, known, safe_increment(state.count))
 
 
 class momo_adam(Transformation):
@@ -183,11 +183,11 @@ class momo_adam(Transformation):
         **extra_args: Any,
     ) -> tuple[Any, MomoAdamState]:
         """A step of AdamW, as long as the model of the loss says."""
-        count = increment(state.count)
+        count = safe_increment(state.count)
         h = numbers(self, state.barf.dtype, state.count)
         d, seen = _first_moments(h.b1, value, updates, state, params)
         squares = map_leaves(
-            lambda b2, g, v: (g, ema(v, squared_modulus(squarable(g)), b2)),
+            lambda b2, g, v: (g, ema(v, squared_modulus(clip_squarable(g)), b2)),
             updates,
             hyper=h.b2,
             outputs=2,
@@ -226,9 +226,9 @@ def _first_scalars(tx: Any, params: Any) -> tuple[Any, ...]:
 
 def _first_moments(beta: Any, value: Any, updates: Any, state: Any, params: Any) -> Any:
     dtype = state.barf.dtype
-    value = as_value(value, dtype)
+    value = scalar_loss(value, dtype)
     d = map_leaves(
-        lambda b, g, m: (g, ema(m, squarable(g), b)),
+        lambda b, g, m: (g, ema(m, clip_squarable(g), b)),
         updates,
         hyper=beta,
         outputs=2,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Scalar, ScalarOrSchedule, Transformation, described, hyper, static
+from fnopt.core import Scalar, ScalarOrSchedule, Transformation, hyper, static, type_text
 from fnopt.optimizers._batch_step import (
     BatchStep,
     DampingRule,
@@ -36,7 +36,7 @@ def _functions(given: Any) -> Functions:
     for fn in several:
         if not callable(fn):
             raise TypeError(
-                f"{_NAME}: a function is {described(fn)}, expected model_fn(params, example) and "
+                f"{_NAME}: a function is {type_text(fn)}, expected model_fn(params, example) and "
                 "loss_fn(outputs, example), or a sequence of each."
             )
     return found

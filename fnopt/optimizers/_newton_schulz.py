@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_choice, matmul, nonzero, root, with_epsilon
+from fnopt.core import add_epsilon, check_choice, matmul, nonzero, safe_sqrt
 
 Triple = tuple[float, float, float]
 
@@ -152,13 +152,13 @@ def _preconditioned(x: jax.Array, eps: jax.Array, kind: str) -> tuple[jax.Array,
     if kind == "schatten":
         # The fourth root of the sum of the fourth powers of the singular values: never below the
         # largest one, and nearer to it than the Frobenius norm.
-        norm = root(root(jnp.sum(jnp.square(jnp.abs(A)), axis=(1, 2), keepdims=True)))
+        norm = safe_sqrt(safe_sqrt(jnp.sum(jnp.square(jnp.abs(A)), axis=(1, 2), keepdims=True)))
         norm = jnp.where(norm == 0, jnp.ones_like(norm), jnp.maximum(norm, eps))
     elif kind == "spectral":
-        norm = with_epsilon(root(jnp.linalg.eigvalsh(A)[:, -1:, None]), eps)
+        norm = add_epsilon(safe_sqrt(jnp.linalg.eigvalsh(A)[:, -1:, None]), eps)
     else:
-        norm = root(jnp.real(jnp.trace(A, axis1=1, axis2=2))[:, None, None])
-        norm = with_epsilon(norm, eps)
+        norm = safe_sqrt(jnp.real(jnp.trace(A, axis1=1, axis2=2))[:, None, None])
+        norm = add_epsilon(norm, eps)
     factor = (1 / norm).astype(x.dtype)
     return x * factor, A * factor * factor
 

@@ -8,20 +8,20 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import (
+    CustomSlot,
     Leafwise,
-    OwnSlot,
     Scalar,
     ScalarOrSchedule,
     Slot,
+    add_epsilon,
     as_dtype,
     compute_dtype,
     global_norm,
     hyper,
     joint_norm,
     real_dtype,
-    root,
+    safe_sqrt,
     static,
-    with_epsilon,
 )
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, chain, scale_by_learning_rate
@@ -32,7 +32,7 @@ class ScaleByNovogradState(NamedTuple):
 
     count: jax.Array
     mu: Slot
-    nu: OwnSlot
+    nu: CustomSlot
 
 
 class scale_by_novograd(Leafwise):
@@ -81,13 +81,17 @@ class scale_by_novograd(Leafwise):
         """The roots of the weights: in the first step there is nothing to average with."""
         zero = jnp.zeros_like(h.b2)
         decay = jnp.where(t > 1, h.b2, zero)
-        return {"old": root(decay), "new": root(1 - decay), "least": root(h.eps_root)}
+        return {
+            "old": safe_sqrt(decay),
+            "new": safe_sqrt(1 - decay),
+            "least": safe_sqrt(h.eps_root),
+        }
 
     def leaf(self, h: Any, g: Any, p: Any, mu: Any, nu: Any) -> Any:
         # Norms, as their squares may be no numbers.
         nu = joint_norm([h.old * nu, h.new * global_norm(g).astype(nu.dtype)])
         length = _under_root(nu, h.eps_root, h.least)
-        unit = g / with_epsilon(length, h.eps)
+        unit = g / add_epsilon(length, h.eps)
         mu = h.b1 * mu + unit + h.weight_decay * p
         return mu, mu, nu
 

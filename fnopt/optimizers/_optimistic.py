@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Leafwise, Scalar, ScalarOrSchedule, Slot, hyper, stored_after
+from fnopt.core import Leafwise, Scalar, ScalarOrSchedule, Slot, hyper, write_after
 from fnopt.optimizers._adam import scale_by_adam
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, chain, scale_by_learning_rate
@@ -51,7 +51,7 @@ class scale_by_optimistic_gradient(Leafwise):
 
     def leaf(self, h: Any, g: Any, previous: Any) -> Any:
         u = h.alpha * g + h.change * (g - previous)
-        return u, stored_after(g, u)
+        return u, write_after(g, u)
 
 
 @recipe

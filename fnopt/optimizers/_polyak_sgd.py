@@ -11,10 +11,10 @@ from fnopt.core import (
     Scalar,
     ScalarOrSchedule,
     Transformation,
-    as_value,
     global_norm,
     hyper,
     map_leaves,
+    scalar_loss,
     static,
 )
 from fnopt.optimizers._lower_bound import LowerBound, first_lower_bound, next_lower_bound
@@ -84,7 +84,7 @@ class scale_by_polyak(Transformation):
         norm = global_norm(updates)
         number = lambda x: jnp.asarray(x).astype(norm.dtype)  # noqa: E731
         dtype = state.lower_bound.best_value.dtype
-        value = as_value(value, dtype)
+        value = scalar_loss(value, dtype)
         given = None if self.f_min is None else jnp.asarray(self.f_min).astype(dtype)
         bound, seen = next_lower_bound(given, value, state.lower_bound)
         gap = (value - bound).astype(norm.dtype)

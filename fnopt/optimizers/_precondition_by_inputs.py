@@ -8,17 +8,17 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import (
-    OwnSlot,
+    CustomSlot,
     Scalar,
     Transformation,
     bias_correction,
     compute_dtype,
     ema,
     hyper,
-    increment,
+    leaf_text,
     leaves_with_names,
     nonzero,
-    shown,
+    safe_increment,
     static,
     where,
     zero_count,
@@ -32,7 +32,7 @@ class PreconditionByInputsState(NamedTuple):
     """Step count, and for every matrix the mean second moment of its inputs."""
 
     count: jax.Array
-    moment: OwnSlot
+    moment: CustomSlot
 
 
 class precondition_by_inputs(Transformation):
@@ -92,7 +92,7 @@ class precondition_by_inputs(Transformation):
         """Gradients times the inverse moments, and the new means."""
         pairs, treedef = leaves_with_names(updates)
         layouts = layouts_of(self.weight_dimension_numbers, updates)
-        slots, count = treedef.flatten_up_to(state.moment), increment(state.count)
+        slots, count = treedef.flatten_up_to(state.moment), safe_increment(state.count)
         solve, new, means = sequential(self._solved), [], []
         for (name, g), layout, own in zip(pairs, layouts, slots, strict=True):
             g = g.astype(compute_dtype(g.dtype))
@@ -121,7 +121,7 @@ def _moments(name: str, given: Any, own: tuple[jax.Array, ...]) -> list[tuple[An
     """The means of a leaf, and the new moments beside them."""
     if name not in given:
         raise ValueError(
-            f"{where()}input_moments has no entry for {shown(name)}, only for "
+            f"{where()}input_moments has no entry for {leaf_text(name)}, only for "
             f"{', '.join(map(repr, given))}: expected X^T X / N of the inputs of every kernel."
         )
     M = jnp.asarray(given[name])

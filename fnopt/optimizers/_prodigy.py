@@ -14,14 +14,14 @@ from fnopt.core import (
     Slot,
     Transformation,
     bias_correction,
+    clip_squarable,
     ema,
     hyper,
-    increment,
     map_leaves,
     positive_root,
+    safe_increment,
     slot_copy,
     slot_zeros,
-    squarable,
     squared_modulus,
     static,
     zero_count,
@@ -109,7 +109,7 @@ class scale_by_prodigy(Transformation):
         self, updates: Any, state: ScaleByProdigyState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, ScaleByProdigyState]:
         """A step of the estimated size, and the new estimate."""
-        d, count = state.estim_lr, increment(state.count)
+        d, count = state.estim_lr, safe_increment(state.count)
         h = numbers(self, d.dtype, state.count)
         beta3 = jnp.sqrt(h.b2) if h.beta3 is None else h.beta3
         gain = jnp.sqrt(bias_correction(h.b2, count)) / bias_correction(h.b1, count)
@@ -136,7 +136,7 @@ def _averaged(scalars: Any, updates: Any, state: ScaleByProdigyState, params: An
     """The new averages and sums, and the inner product of the gradients with the way so far."""
 
     def leaf(h: Any, g: Any, m: Any, v: Any, s: Any, p0: Any, p: Any) -> Any:
-        scaled = squarable(h["d"] * g)
+        scaled = clip_squarable(h["d"] * g)
         product = jnp.conj(g) * (p0 - p)
         m = ema(m, scaled, h["b1"])
         v = ema(v, squared_modulus(scaled), h["b2"])

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import (
-    OwnSlot,
+    CustomSlot,
     Scalar,
     ScalarOrSchedule,
     Slot,
@@ -19,7 +19,7 @@ from fnopt.core import (
     hyper,
     matmul,
     nonzero,
-    root,
+    safe_sqrt,
     static,
 )
 from fnopt.optimizers._matrix_factors import (
@@ -53,7 +53,7 @@ class ScaleByPsgdKronState(NamedTuple):
 
     count: jax.Array
     mu: Slot
-    factors: OwnSlot
+    factors: CustomSlot
 
 
 class scale_by_psgd_kron(Matrixwise):
@@ -167,7 +167,7 @@ def _first_scale(mean: jax.Array) -> jax.Array:
 
 def _scaled(factors: Pair, size: jax.Array) -> Pair:
     """The factors with a product that is so many times as large."""
-    size = size if any(Q is None for Q in factors) else root(size)
+    size = size if any(Q is None for Q in factors) else safe_sqrt(size)
     return on_sides(lambda Q: size * Q, factors)
 
 
@@ -199,8 +199,8 @@ def _norm_from_below(A: jax.Array) -> jax.Array:
     i = jnp.argmax(jnp.sum(jnp.square(A), axis=2), axis=1)
     x = jnp.take_along_axis(A, i[:, None, None], axis=1)  # a row [k, 1, n] of each
     y = matmul(x, A)
-    y = y / nonzero(root(jnp.sum(jnp.square(y), axis=2, keepdims=True)))
-    return largest * root(jnp.sum(jnp.square(matmul(y, A)), axis=2, keepdims=True))
+    y = y / nonzero(safe_sqrt(jnp.sum(jnp.square(y), axis=2, keepdims=True)))
+    return largest * safe_sqrt(jnp.sum(jnp.square(matmul(y, A)), axis=2, keepdims=True))
 
 
 @recipe

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fnopt.core import is_negative, place, wrong_arguments
+from fnopt.core import error_scope, is_negative, wrong_arguments
 
 _Recipe = TypeVar("_Recipe", bound=Callable[..., Any])
 
@@ -35,7 +35,9 @@ def recipe(fn: _Recipe) -> _Recipe:
         _check_signs(fn.__name__, given)
         _check_flags(fn.__name__, {name: given[name] for name in flags & given.keys()})
         try:
-            with place(fn.__name__):  # an error of a member says whose it is: `sgd > trace: decay`
+            with error_scope(
+                fn.__name__
+            ):  # an error of a member says whose it is: `sgd > trace: decay`
                 return fn(*args, **kwargs)
         except TypeError:
             message = wrong_arguments(fn, args, kwargs)

@@ -7,7 +7,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Slot, Transformation, increment, map_leaves, slot_zeros, static, zero_count
+from fnopt.core import (
+    Slot,
+    Transformation,
+    map_leaves,
+    safe_increment,
+    slot_zeros,
+    static,
+    zero_count,
+)
 from fnopt.sharding import explicit_spec, reshard_to
 from fnopt.transforms import inner, real_dtype_of
 
@@ -99,7 +107,7 @@ class scale_by_lbfgs(Transformation):
         gamma = self._gamma(usable, sy / _or_one(yy), state.count, g)
         order = jnp.mod(state.count + jnp.arange(m, dtype=jnp.int32), m)
         direction = inverse_product(g, s, y, weights, gamma, order)
-        return direction, ScaleByLBFGSState(increment(state.count), x, g, s, y, weights)
+        return direction, ScaleByLBFGSState(safe_increment(state.count), x, g, s, y, weights)
 
     def _gamma(self, usable: jax.Array, ratio: jax.Array, count: jax.Array, g: Any) -> jax.Array:
         one = jnp.ones_like(ratio)

@@ -8,19 +8,19 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import (
-    OwnSlot,
+    CustomSlot,
     Scalar,
     ScalarOrSchedule,
     Slot,
     as_dtype,
     bias_correction,
     check_choice,
+    clip_squarable,
     ema,
     hyper,
     matmul,
     nonzero,
     positive_root,
-    squarable,
     static,
 )
 from fnopt.optimizers._matrix_factors import (
@@ -60,8 +60,8 @@ class ScaleByShampooState(NamedTuple):
     count: jax.Array
     mu: Slot
     nu: Slot
-    factors: OwnSlot
-    roots: OwnSlot
+    factors: CustomSlot
+    roots: CustomSlot
 
 
 def _grafting(name: Any) -> str:
@@ -143,7 +143,7 @@ class scale_by_shampoo(Matrixwise):
 
     def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
         t = count + 1
-        g = squarable(g, max(g.shape))
+        g = clip_squarable(g, max(g.shape))
         new = {"mu": ema(slots.mu, g, h.b1)}
         mean = new["mu"] / bias_correction(h.b1, t)
         is_mean, one = h.b2 < 1, jnp.ones_like(h.b2)

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import (
+    CustomSlot,
     Leafwise,
-    OwnSlot,
     Scalar,
     ScalarOrSchedule,
     Slot,
@@ -27,7 +27,7 @@ from fnopt.transforms import Chain, chain, scale_by_learning_rate
 class ScaleBySM3State(NamedTuple):
     """For every leaf a vector along each axis that covers the squares, and the momentum."""
 
-    mu: OwnSlot
+    mu: CustomSlot
     nu: Slot
 
 

@@ -8,19 +8,19 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import (
-    OwnSlot,
+    CustomSlot,
     Scalar,
     ScalarOrSchedule,
     Slot,
     as_dtype,
     bias_correction,
+    clip_squarable,
     ema,
-    flat_at_zero,
     hyper,
     matmul,
     positive_root,
-    squarable,
     static,
+    zero_slope_at_zero,
 )
 from fnopt.optimizers._matrix_factors import (
     Pair,
@@ -56,8 +56,8 @@ class ScaleBySoapState(NamedTuple):
     count: jax.Array
     mu: Slot
     nu: Slot
-    factors: OwnSlot
-    bases: OwnSlot
+    factors: CustomSlot
+    bases: CustomSlot
 
 
 class scale_by_soap(Matrixwise):
@@ -131,11 +131,11 @@ class scale_by_soap(Matrixwise):
         return sides(identities if slot == "bases" else zeros, shape, dtype, chosen)
 
     def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
-        first, g = count == 0, squarable(g, g.shape[1] * g.shape[2])
+        first, g = count == 0, clip_squarable(g, g.shape[1] * g.shape[2])
         t = jnp.maximum(count, jnp.ones_like(count))  # steps that Adam has made, this one included
         mu = jnp.where(first, slots.mu, ema(slots.mu, g, h.b1))
         nu = jnp.where(first, slots.nu, ema(slots.nu, jnp.square(rotated(g, slots.bases)), h.b2))
-        u = flat_at_zero(rotated(mu, slots.bases) / (positive_root(nu) + h.eps))
+        u = zero_slope_at_zero(rotated(mu, slots.bases) / (positive_root(nu) + h.eps))
         size = jnp.sqrt(bias_correction(h.b2, t)) / bias_correction(h.b1, t)
         u = rotated_back(u, slots.bases) * size
         if self.normalize_grads:

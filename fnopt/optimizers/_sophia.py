@@ -18,11 +18,11 @@ from fnopt.core import (
     as_transformation,
     bias_correction,
     check_inexact,
-    clipped,
+    clip_modulus,
     ema,
     hyper,
-    increment,
     map_leaves,
+    safe_increment,
     slot_zeros,
     static,
     zero_count,
@@ -91,7 +91,7 @@ class hutchinson_estimator_diag_hessian(Transformation):
         )
         _, product = jax.jvp(jax.grad(obj_fn), (params,), (signs,))
         estimate = map_leaves(lambda h, z: h * z, product, signs=signs)
-        return estimate, HutchinsonState(increment(state.count))
+        return estimate, HutchinsonState(safe_increment(state.count))
 
 
 class ScaleBySophiaState(NamedTuple):
@@ -174,7 +174,7 @@ class scale_by_sophia(Transformation):
         self, updates: Any, state: ScaleBySophiaState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, ScaleBySophiaState]:
         """The clipped steps by the curvature before this one, which is then estimated anew."""
-        count = increment(state.count)
+        count = safe_increment(state.count)
         numbers = {"b1": self.b1, "eps": self.eps, "gamma": self.gamma}
         if self.clip_threshold is not None:
             numbers["most"] = self.clip_threshold
@@ -184,7 +184,7 @@ class scale_by_sophia(Transformation):
         def leaf(h: Any, g: Any, mu: Any, nu: Any) -> Any:
             mu = ema(mu, g, h["b1"])
             u = (mu / h["seen"]) / jnp.maximum(h["gamma"] * nu, h["eps"])
-            return (clipped(u, h["most"]) if "most" in h else u), mu, nu
+            return (clip_modulus(u, h["most"]) if "most" in h else u), mu, nu
 
         new, mu, _ = map_leaves(leaf, updates, hyper=numbers, outputs=3, mu=state.mu, nu=state.nu)
         estimator = self.hessian_diagonal_fn

@@ -17,7 +17,7 @@ from fnopt.core import (
     Transformation,
     global_norm,
     hyper,
-    increment,
+    safe_increment,
     slot_zeros,
     static,
     zero_count,
@@ -207,7 +207,7 @@ class stochastic_reconfiguration(Transformation):
         taken = known & all_finite((moved, direction))
         failed = jnp.where(known, Status.NONFINITE_STEP.array, Status.NONFINITE_START.array)
         return _if(taken, moved, params), StochasticReconfigurationState(
-            increment(state.count),
+            safe_increment(state.count),
             None if self.momentum is None else _if(taken, direction, state.momentum),
             jnp.where(taken, Status.RUNNING.array, failed),
             X.mean(energies)[0],

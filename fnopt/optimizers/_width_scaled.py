@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from fnopt.core import leaves_with_names, shown, where
+from fnopt.core import leaf_text, leaves_with_names, where
 from fnopt.optimizers._matrix_rule import as_rule, layouts_or_none
 from fnopt.transforms import Chain, chain, partition, scale
 
@@ -63,7 +63,7 @@ def width_scaled(
         changed = sum(a != b for a, b in zip(p.shape, base.shape, strict=False))
         if len(p.shape) != len(base.shape) or (wide is None and changed > 1):
             raise ValueError(
-                f"{where()}width_scaled: {shown(name)} has shape {p.shape}, "
+                f"{where()}width_scaled: {leaf_text(name)} has shape {p.shape}, "
                 f"that of the base {base.shape}: expected a matrix, or a leaf with one axis that "
                 "differs. Give its axes as weight_dimension_numbers."
             )

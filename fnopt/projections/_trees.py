@@ -13,12 +13,12 @@ from jax.core import Tracer
 from fnopt.core import (
     check_number,
     compute_dtype,
-    described,
-    divisor,
     is_inexact,
+    leaf_text,
     leaves_with_names,
+    range_divisor,
     real_dtype,
-    shown,
+    type_text,
 )
 
 
@@ -27,7 +27,9 @@ def check_floating(name: str, tree: Any, *, allow_complex: bool = False) -> None
     for path, leaf in leaves_with_names(tree)[0]:
         if not is_inexact(leaf) or (jnp.iscomplexobj(leaf) and not allow_complex):
             kind = "floating" if allow_complex else "real floating"
-            raise TypeError(f"{name}: {shown(path)} is {described(leaf)}, expected a {kind} array.")
+            raise TypeError(
+                f"{name}: {leaf_text(path)} is {type_text(leaf)}, expected a {kind} array."
+            )
 
 
 def check_scale(name: str, scale: Any) -> None:
@@ -72,7 +74,7 @@ def reduced(fn: Callable[..., Any], tree: Any, start: Any, combine: Callable[...
 def largest(tree: Any, real: Any) -> jax.Array:
     """The largest modulus, as a number to divide by."""
     zero = jnp.zeros((), real)
-    return divisor(reduced(lambda x: jnp.max(jnp.abs(x), initial=0), tree, zero, jnp.maximum))
+    return range_divisor(reduced(lambda x: jnp.max(jnp.abs(x), initial=0), tree, zero, jnp.maximum))
 
 
 def divided(tree: Any, by: jax.Array) -> Any:

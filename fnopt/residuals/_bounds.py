@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import leaves_with_names, shown, where
+from fnopt.core import leaf_text, leaves_with_names, where
 from fnopt.manifolds import Manifold
 from fnopt.residuals._curved import curved, manifolds_of
 from fnopt.residuals._prefix import as_leaf, broadcast_prefix, first_bad
@@ -108,8 +108,8 @@ def _of_tangent(box: Box, manifold: Manifold, path: str, leaf: Any) -> Box:
     """No bounds on the tangent coordinates of points on a manifold; refuses other ones."""
     if not box.is_boundless():
         raise ValueError(
-            f"{where()}{shown(path)} has bounds and is on {manifold!r}, expected no bounds (None) "
-            "for a parameter on a manifold."
+            f"{where()}{leaf_text(path)} has bounds and is on {manifold!r}, expected no bounds "
+            "(None) for a parameter on a manifold."
         )
     size = jax.eval_shape(curved(manifold).start, leaf).size
     with jax.ensure_compile_time_eval():  # that it is boundless is known under jit as well
@@ -131,7 +131,7 @@ def _side(value: Any, leaf: Any, path: str, dtype: Any) -> jax.Array:
 def _check(box: Box, x: jax.Array, path: str, may_be_equal: bool) -> None:
     # By NumPy: under jit an operation of JAX would make a traced array of a known one.
     lower, upper = (s if isinstance(s, Tracer) else np.reshape(s, x.shape) for s in box)
-    name = shown(path) if path else "params"
+    name = leaf_text(path) if path else "params"
     bad = first_bad(np.less_equal if may_be_equal else np.less, lower, upper)
     if bad is not None:
         raise ValueError(

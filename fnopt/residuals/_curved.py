@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Value, shown, static, where
+from fnopt.core import Value, leaf_text, static, where
 from fnopt.manifolds import Manifold, check_point, is_on, map_points
 
 
@@ -84,8 +84,8 @@ def on_its_manifold(kind: Value | None, manifold: Manifold, path: str, leaf: Any
     """The constraint of a point on a manifold; refuses another one."""
     if kind is not None:
         raise ValueError(
-            f"{where()}{shown(path)} is on {manifold!r} and is {kind!r} as well; expected "
+            f"{where()}{leaf_text(path)} is on {manifold!r} and is {kind!r} as well; expected "
             "fixed() or no constraint for a parameter on a manifold."
         )
-    check_point(manifold, leaf, shown(path), "params")
+    check_point(manifold, leaf, leaf_text(path), "params")
     return curved(manifold)

@@ -12,11 +12,11 @@ import numpy as np
 from fnopt.core import (
     Value,
     check_batch,
-    described,
+    explain_example_errors,
+    leaf_text,
     leaves_with_names,
-    of_one_example,
-    shown,
     static,
+    type_text,
     where,
 )
 from fnopt.jacobians import per_example_jacobian
@@ -51,7 +51,7 @@ class ExampleResiduals(Value):
         pairs = zip(self.fns, self.batches(batch), strict=True)
         found = []
         for fn, each in pairs:
-            with of_one_example("residual_fn", _example(each)):
+            with explain_example_errors("residual_fn", _example(each)):
                 common = replicate_for_batch((params, args), each)
                 found.append(jax.vmap(fn, axes)(common[0], each, *common[1]))
         return jax.tree.unflatten(self.structure, found)
@@ -68,7 +68,7 @@ class ExampleResiduals(Value):
             found = list(batch) if isinstance(batch, (list, tuple)) and not named else []
         if len(found) != len(self.fns):
             raise TypeError(
-                f"{where()}batch is {described(batch)}, expected a list of {len(self.fns)} "
+                f"{where()}batch is {type_text(batch)}, expected a list of {len(self.fns)} "
                 "batches: one for each residual function (a dict for a dict of functions)."
             )
         return found
@@ -180,12 +180,12 @@ def example_residuals(residual_fn: Any, batch: Any) -> ExampleResiduals:
     fns = fns if several else [residual_fn]
     if not all(map(callable, fns)):
         raise TypeError(
-            f"{where()}residual_fn is {described(residual_fn)}, expected fn(params, example) or a "
+            f"{where()}residual_fn is {type_text(residual_fn)}, expected fn(params, example) or a "
             "list of such functions, for there is a batch."
         )
     residuals = ExampleResiduals(tuple(fns), structure)
     for each in residuals.batches(batch):
-        pairs = [(shown(path), leaf) for path, leaf in leaves_with_names(each)[0]]
+        pairs = [(leaf_text(path), leaf) for path, leaf in leaves_with_names(each)[0]]
         check_batch(pairs, "residual_fn", _SHARED)
     return residuals
 

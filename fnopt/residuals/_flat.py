@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_inexact, described, leaves_with_names, shown, where
+from fnopt.core import check_inexact, leaf_text, leaves_with_names, type_text, where
 from fnopt.jacobians import ravel, real_vector
 from fnopt.residuals._derivative import Derivative
 from fnopt.residuals._parameters import Parametrisation
@@ -119,7 +119,7 @@ def _kind(x: Any) -> str:
     if isinstance(x, (list, tuple, dict)):
         kinds = sorted({type(leaf).__name__ for leaf in jax.tree.leaves(x)})
         return f"a {type(x).__name__} of {', '.join(kinds) or 'nothing'}"
-    return f"an array, {described(x)}" if hasattr(x, "dtype") else f"{x!r}, a {described(x)}"
+    return f"an array, {type_text(x)}" if hasattr(x, "dtype") else f"{x!r}, a {type_text(x)}"
 
 
 def _checked_params(params: Any) -> Any:
@@ -127,7 +127,7 @@ def _checked_params(params: Any) -> Any:
     for path, leaf in pairs:
         if jnp.issubdtype(getattr(leaf, "dtype", type(leaf)), jnp.complexfloating):
             raise TypeError(
-                f"{where()}params: {shown(path)} is complex, expected a real floating array. "
+                f"{where()}params: {leaf_text(path)} is complex, expected a real floating array. "
                 "Make its real and imaginary part params of their own."
             )
     if sum(jnp.size(leaf) for _, leaf in pairs if hasattr(leaf, "dtype") or jnp.isscalar(leaf)):
@@ -147,7 +147,7 @@ def _check_residuals(residuals: Any) -> None:
     for path, leaf in pairs:
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             raise TypeError(
-                f"{where()}residual_fn: {shown(path)} of the residuals is "
+                f"{where()}residual_fn: {leaf_text(path)} of the residuals is "
                 f"{leaf.dtype}{list(leaf.shape)}, expected a floating array. "
                 "Do the params take part in it? Return prediction - target as floats."
             )

@@ -12,13 +12,13 @@ import jax.numpy as jnp
 
 from fnopt.core import (
     compute_dtype,
+    explain_jax_errors,
     is_array_like,
     is_inexact,
+    leaf_text,
     leaves_with_names,
     matmul,
-    shown,
     where,
-    written_for_jax,
 )
 from fnopt.jacobians import SparseJacobian, ravel_with_held, real_vector
 from fnopt.linear import gram as linear_gram
@@ -49,7 +49,7 @@ def without_operators(jac: Any) -> Any:
         return jac
 
     def blocks(params: Any, *args: Any) -> Any:
-        with written_for_jax("least_squares", "jac", is_another=True):
+        with explain_jax_errors("least_squares", "jac", is_another=True):
             J = jac(params, *args)
         product = None if isinstance(J, SparseJacobian) else _product(J)
         return J if product is None else jax.jacfwd(product)(params)
@@ -163,7 +163,7 @@ def _laid_out(blocks: Any, residuals: Any, params: Any, dtype: Any) -> jax.Array
 def _rows(branch: Any, residual: Any, residual_path: str, params: Any, dtype: Any) -> jax.Array:
     """The rows of one leaf of the residuals; a complex one has real rows, then imaginary ones."""
     pairs, treedef = leaves_with_names(params)
-    rows = f"{shown(residual_path)} of the residuals"
+    rows = f"{leaf_text(residual_path)} of the residuals"
     numbers = type(params) in (list, tuple)
     if numbers and getattr(branch, "shape", None) == (*residual.shape, len(params)):
         branch = type(params)(jnp.moveaxis(branch, -1, 0))  # a matrix, for numbers in a row
@@ -173,7 +173,7 @@ def _rows(branch: Any, residual: Any, residual_path: str, params: Any, dtype: An
         dtype = compute_dtype(dtype, jnp.complex64)
     J = concatenate(
         [
-            _block(value, residual, leaf, f"{rows} by {shown(path)} of the params", dtype)
+            _block(value, residual, leaf, f"{rows} by {leaf_text(path)} of the params", dtype)
             for value, (path, leaf) in zip(leaves, pairs, strict=True)
         ],
         axis=1,

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import matmul, power_of_two
+from fnopt.core import floor_power_of_two, matmul
 from fnopt.jacobians import jacobian_mode, lacks_forward, value_and_jacobian
 from fnopt.linear import gram, norm
 from fnopt.residuals._flat import FlatResidual
@@ -127,7 +127,7 @@ def _safe_units(J: jax.Array) -> jax.Array:
     largest = pmax_rows(jnp.max(jnp.abs(J), axis=0, initial=0))
     most = _SAFE_ENTRY[J.dtype.name]
     far = (largest < 1 / most) | (largest > most)
-    return jnp.where(far, power_of_two(largest), jnp.ones_like(largest))
+    return jnp.where(far, floor_power_of_two(largest), jnp.ones_like(largest))
 
 
 def _gram_by_rows(

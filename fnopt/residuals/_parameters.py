@@ -13,15 +13,15 @@ import numpy as np
 from fnopt.core import (
     Value,
     default_float,
+    explain_jax_errors,
     hyper,
     is_inexact,
+    leaf_text,
     leaves_with_names,
-    listing,
     matches,
-    shown,
+    names_text,
     static,
     where,
-    written_for_jax,
 )
 from fnopt.jacobians import ravel
 from fnopt.programs import jaxprs
@@ -214,11 +214,11 @@ def _tie_order(kinds: tuple[Any, ...], pairs: list[tuple[str, Any]], treedef: An
 
 
 def _expression(kind: Any, params: Any, path: str, start: Any) -> jax.Array:
-    with written_for_jax("tied", "the function", is_another=True):
+    with explain_jax_errors("tied", "the function", is_another=True):
         value = jnp.asarray(kind.fn(params))
     if value.shape != jnp.shape(start):
         raise ValueError(
-            f"{where()}{shown(path)} is tied to an expression of shape {value.shape}, "
+            f"{where()}{leaf_text(path)} is tied to an expression of shape {value.shape}, "
             f"expected {jnp.shape(start)}."
         )
     return value.astype(jnp.result_type(start))
@@ -236,7 +236,7 @@ def _kinds(constraints: Any, paths: list[str]) -> tuple[Constraint | None, ...]:
         if not any(matches(path, pattern) for path in paths):
             of = "the params, which are one array without a name" if paths == [""] else ""
             raise ValueError(
-                f"{where()}constraints: {pattern!r} matches no leaf of {of or listing(paths)}."
+                f"{where()}constraints: {pattern!r} matches no leaf of {of or names_text(paths)}."
             )
     return tuple(
         next((kind for pattern, kind in named if matches(path, pattern)), None) for path in paths
@@ -248,7 +248,7 @@ def _start(kind: Value | None, leaf: Any, path: str) -> Any:
         return kind.start(jnp.asarray(leaf)) if isinstance(kind, curved) else leaf
     if first_bad(lambda leaf, *_: kind.allows(leaf), leaf, *jax.tree.leaves(kind)) is not None:
         raise ValueError(
-            f"{where()}{shown(path)} starts at {np.asarray(leaf)}, outside of what {kind!r} "
+            f"{where()}{leaf_text(path)} starts at {np.asarray(leaf)}, outside of what {kind!r} "
             "allows. Start inside."
         )
     return kind.to_free(jnp.asarray(leaf))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import leaves_with_names, listing, shown, where
+from fnopt.core import leaf_text, leaves_with_names, names_text, where
 
 
 def broadcast_prefix(
@@ -51,7 +51,7 @@ def broadcast_prefix(
         )
     except ValueError:
         came, fits = (
-            listing([name or "(one array)" for name, _ in leaves_with_names(node, ends)[0]])
+            names_text([name or "(one array)" for name, _ in leaves_with_names(node, ends)[0]])
             for node in (prefix, tree)
         )
         raise ValueError(
@@ -82,7 +82,7 @@ def first_bad(good: Callable[..., Any], *values: Any) -> tuple[int, ...] | None:
 
 def named(what: str, path: str) -> str:
     """Name of an option and its leaf for a message."""
-    return f"{what} for {shown(path)}" if path else what
+    return f"{what} for {leaf_text(path)}" if path else what
 
 
 def as_leaf(value: Any, leaf: Any, path: str, what: str, dtype: Any) -> jax.Array:

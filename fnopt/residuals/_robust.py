@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Value, hyper, static, takes, where, written_for_jax
+from fnopt.core import Value, accepts_args, explain_jax_errors, hyper, static, where
 
 
 class RobustLoss(Value):
@@ -256,12 +256,12 @@ class custom_loss(RobustLoss):
 
     def rho(self, z: jax.Array) -> jax.Array:
         """The loss of the scaled square."""
-        if not takes(self.fn, z):
+        if not accepts_args(self.fn, z):
             raise TypeError(
                 f"{where()}loss: the function can't be called as loss(z), expected one of the "
                 "scaled squares alone. Let it close over what else it needs."
             )
-        with written_for_jax("loss", "the function", is_another=True):
+        with explain_jax_errors("loss", "the function", is_another=True):
             given = self.fn(z)
         if isinstance(given, (tuple, list)):
             given = jnp.stack(jnp.broadcast_arrays(*given))

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 from fnopt.core import (
     Scalar,
     Schedule,
+    accepts_args,
     default_float,
-    described,
     hyper,
     is_array_like,
     static,
-    takes,
+    type_text,
     where,
 )
 from fnopt.schedules._time import between, fraction, numbers, power
@@ -136,7 +136,7 @@ class schedule(Schedule):
                 f"{where()}schedule: fn = {self.fn!r} is a {type(self.fn).__name__}, expected a "
                 "function of the step count; a number needs no wrapper."
             )
-        if not takes(self.fn, 0):
+        if not accepts_args(self.fn, 0):
             name = getattr(self.fn, "__name__", self.fn)
             raise TypeError(f"{where()}schedule: {name} can't be called as fn(count).")
         super().__post_init__()
@@ -146,7 +146,7 @@ class schedule(Schedule):
         value = self._value(count)
         if not is_array_like(value) or jnp.iscomplexobj(value) or jnp.ndim(value):
             raise ValueError(
-                f"{where()}schedule: the function gave {described(value)}, expected one real "
+                f"{where()}schedule: the function gave {type_text(value)}, expected one real "
                 "number."
             )
         return jnp.asarray(value).astype(default_float())

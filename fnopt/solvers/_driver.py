@@ -12,13 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import (
-    Params,
-    check_choice,
-    check_scalars,
-    place,
-    written_for_jax,
-)
+from fnopt.core import Params, check_choice, check_scalars, error_scope, explain_jax_errors
 from fnopt.programs import call_compiled, call_recorded, is_data
 from fnopt.residuals import floating_start, without_operators
 from fnopt.sharding import rows_sharded_over
@@ -201,7 +195,7 @@ def least_squares(
         max_steps=max_steps,
     )
     args = checked_args(args)
-    with place(type(solver).__name__):
+    with error_scope(type(solver).__name__):
         check_scalars(solver)
     callback = print if verbose == 2 and callback is None else callback
     if batch is not None:
@@ -244,7 +238,7 @@ def least_squares(
     with (
         rows_sharded_over(solver.axis_name),
         first_call_hints(params),
-        written_for_jax("least_squares", "residual_fn"),
+        explain_jax_errors("least_squares", "residual_fn"),
     ):
         check_same_params(params)
         plain_call = callback is None and is_data((solver, options))

@@ -18,12 +18,12 @@ from fnopt.core import (
     check_returned,
     check_tolerance,
     compute_dtype,
+    explain_jax_errors,
     is_converged,
     matmul,
-    messages,
     real_dtype,
     show_report,
-    written_for_jax,
+    status_messages,
 )
 from fnopt.jacobians import SparseJacobian, forward_from_reverse, real_vector
 from fnopt.programs import (
@@ -90,7 +90,7 @@ class Root(NamedTuple, Generic[Params]):
     @property
     def message(self) -> Any:
         """Why it stopped, in words; for a batch a (nested) list. Outside jit only."""
-        return messages(self.status, _OF_EQUATIONS)
+        return status_messages(self.status, _OF_EQUATIONS)
 
     @property
     def converged(self) -> jax.Array:
@@ -157,7 +157,7 @@ def solved(
 
         return call_compiled(compiled, params, args, tol)
 
-    with first_call_hints(params, "fun"), written_for_jax(caller, "fun"):
+    with first_call_hints(params, "fun"), explain_jax_errors(caller, "fun"):
         known_now = jac is None and is_data((solver, tol)) and runs_now((params, args, tol))
         function = recorded(fun, _widened(params), *args) if known_now else None
         return with_a_derivative_that_is_there(run, solver, caller, "fun")

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import Status, increment
+from fnopt.core import Status, safe_increment
 from fnopt.linear import divide
 from fnopt.residuals import Box
 from fnopt.sharding import cond, row_axes, while_loop
@@ -202,7 +202,7 @@ def after_step(
         lam=lax.select(first, jnp.zeros_like(judged.lam), judged.lam),
         rejections=lax.select(first, state.rejections, judged.rejections),
         status=lax.select(first, start, status),
-        steps=increment(state.steps),
+        steps=safe_increment(state.steps),
     )
     return state, accepted
 

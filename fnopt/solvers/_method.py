@@ -13,12 +13,12 @@ from fnopt.core import (
     Status,
     Transformation,
     apply_updates,
+    check_chunk_size,
     check_same_tree,
-    checked_chunk_size,
     hyper,
-    increment,
+    leaf_text,
     leaves_with_names,
-    shown,
+    safe_increment,
     slot_zeros,
     static,
     where,
@@ -52,7 +52,8 @@ def check_same_params(params: Any) -> None:
         if axes:
             axis = min(axes)
             raise ValueError(
-                f"{where()}{shown(path)} of the params differs by its type between the devices of "
+                f"{where()}{leaf_text(path)} of the params differs by its type between the "
+                "devices of "
                 f"{axis!r}, expected params that are the same on all devices of axis_name. If they "
                 "are (parts that jax.lax.all_gather has put together, say), tell JAX: "
                 f"params = jax.lax.pmean(params, {axis!r})."
@@ -71,7 +72,7 @@ class LeastSquaresState(NamedTuple):
     status: jax.Array  # int32, a fnopt.Status
 
 
-_as_chunk_size = functools.partial(checked_chunk_size, name="least squares")
+_as_chunk_size = functools.partial(check_chunk_size, name="least squares")
 
 
 class LeastSquaresMethod(Transformation):
@@ -200,7 +201,7 @@ class LeastSquaresMethod(Transformation):
             return jnp.where(usable, new, old)
 
         return updates, LeastSquaresState(
-            count=increment(state.count),
+            count=safe_increment(state.count),
             radius=kept(judged.radius, state.radius),
             scale=ravel(state.scale)[1](kept(columns, ravel(state.scale)[0])),
             rejections=kept(judged.rejections, state.rejections),

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_choice, described
+from fnopt.core import check_choice, type_text
 from fnopt.jacobians import tree_or_matrix
 from fnopt.taps._listen import listened
 from fnopt.taps._program import has_scopes, lacks_cotangent, trace_program
@@ -144,7 +144,7 @@ def _link(
 def _checked_scalar(value: Any) -> jax.Array:
     if getattr(value, "shape", None) != () or not jnp.issubdtype(value.dtype, jnp.floating):
         raise TypeError(
-            f"grad_between: the value is {described(value)}, expected a real scalar: choose one "
+            f"grad_between: the value is {type_text(value)}, expected a real scalar: choose one "
             "with select=, such as select=lambda scores: scores[0, 3], or use jacobian_between."
         )
     return value

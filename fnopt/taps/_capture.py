@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import described
+from fnopt.core import type_text
 from fnopt.programs import Node, Records, Visit, uncached
 from fnopt.taps._listen import listened, listened_reduced, probe_dtype
 from fnopt.taps._program import (
@@ -169,13 +169,13 @@ def _scalar(out: Any, has_aux: bool) -> Any:
     if has_aux and not pair:
         raise TypeError(
             f"capture: has_aux=True expects the function to return (loss, aux), it returned "
-            f"{described(out)}."
+            f"{type_text(out)}."
         )
     loss: Any = out[0] if has_aux else out
     if getattr(loss, "shape", None) != () or not jnp.issubdtype(loss.dtype, jnp.floating):
         hint = "Say has_aux=True if it returns (loss, aux). " if pair else ""
         raise TypeError(
             "capture: cotangents and gradients are those of a real scalar, the function returned "
-            f"{described(loss)}. {hint}For other derivatives see grad_between, jacobian_between."
+            f"{type_text(loss)}. {hint}For other derivatives see grad_between, jacobian_between."
         )
     return loss

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from fnopt.core import described
+from fnopt.core import type_text
 from fnopt.programs import IN_RULE, Node
 from fnopt.taps._listen import with_cotangent_rule
 from fnopt.taps._program import (
@@ -161,7 +161,7 @@ def _checked(rule: _Rule, name: str) -> Callable[[Any, Any], Any]:
 def _like(before: Any, after: Any, what: str) -> Any:
     if getattr(after, "shape", None) != before.shape or after.dtype != before.dtype:
         raise ValueError(
-            f"patch: the rule made {described(after)} of {what}, which is {described(before)}; "
+            f"patch: the rule made {type_text(after)} of {what}, which is {type_text(before)}; "
             "expected the same shape and dtype."
         )
     return after

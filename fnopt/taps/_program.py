@@ -14,12 +14,12 @@ import numpy as np
 
 from fnopt.core import (
     check_params,
+    explain_jax_errors,
+    explain_missing_keys,
+    leaf_text,
     leaves_with_names,
-    listing,
     matches,
-    missing_keys,
-    shown,
-    written_for_jax,
+    names_text,
 )
 from fnopt.programs import SCOPE, Level, Node, Records, Visit, find_nodes, replay
 
@@ -154,7 +154,7 @@ class TracedCall(NamedTuple):
             names = [self.nodes[i].name for i in found]
             raise ValueError(
                 f"{self.name}: {name!r} is the name of {len(found)} nodes, expected one: choose "
-                f"from {listing(names)}."
+                f"from {names_text(names)}."
             )
         return found[0]
 
@@ -166,7 +166,7 @@ class TracedCall(NamedTuple):
         close = difflib.get_close_matches(pattern, names, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         hint = hint or f" {_DIFFERENTIATED}"
-        return f"There {'are' if len(names) > 1 else 'is'} {listing(names, 20)}.{hint}"
+        return f"There {'are' if len(names) > 1 else 'is'} {names_text(names, 20)}.{hint}"
 
     def _no_taps(self) -> str:
         return (
@@ -224,7 +224,10 @@ def trace_program(
         for i, value in zip(traced, inputs, strict=True):
             full[i] = value
         args, kwargs = jax.tree.unflatten(treedef, full)
-        with written_for_jax(name, "the function"), missing_keys(args[0] if args else None):
+        with (
+            explain_jax_errors(name, "the function"),
+            explain_missing_keys(args[0] if args else None),
+        ):
             return fn(*args, **kwargs)
 
     inputs = [jnp.asarray(leaves[i]) for i in traced]
@@ -250,7 +253,7 @@ def _leaves_of(name: str, args: tuple[Any, ...], n: int) -> range:
         )
     n %= len(args)
     pairs, _ = leaves_with_names(args[n])
-    check_params([(f"argument {n}, {shown(path)}", leaf) for path, leaf in pairs], name)
+    check_params([(f"argument {n}, {leaf_text(path)}", leaf) for path, leaf in pairs], name)
     start = len(jax.tree.leaves(args[:n]))
     return range(start, start + len(pairs))
 

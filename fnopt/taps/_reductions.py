@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype, exponents, listing, power_of_two
+from fnopt.core import compute_dtype, exponents, floor_power_of_two, names_text
 
 Reduction = Callable[[Any], Any]
 
@@ -28,7 +28,7 @@ def _mean(x: jax.Array) -> jax.Array:
 def _rms(x: jax.Array) -> jax.Array:
     magnitude = jnp.abs(_wide(x))
     # A vanishing cotangent of 1e-25 is what one looks for; its square is no float32.
-    scale = power_of_two(jnp.max(magnitude, initial=0.0))
+    scale = floor_power_of_two(jnp.max(magnitude, initial=0.0))
     return scale * jnp.sqrt(jnp.sum(jnp.square(magnitude / scale)) / max(x.size, 1))
 
 
@@ -88,7 +88,7 @@ def as_reduction(name: str, reduce: Any) -> Reduction | None:
 def _known(name: str, reduce: str) -> Reduction:
     if reduce not in REDUCTIONS:
         raise ValueError(
-            f"{name}: reduce is {reduce!r}, expected one of {listing([*REDUCTIONS])} or a function "
-            "of an array."
+            f"{name}: reduce is {reduce!r}, expected one of {names_text([*REDUCTIONS])} or a "
+            "function of an array."
         )
     return REDUCTIONS[reduce]

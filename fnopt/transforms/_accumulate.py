@@ -12,16 +12,16 @@ from fnopt.core import (
     Slot,
     cast_like,
     default_float,
-    described,
     hyper,
-    increment,
     is_array_like,
     is_inexact,
     is_none,
     map_leaves,
     nonzero,
+    safe_increment,
     slot_zeros,
     static,
+    type_text,
     where,
     zero_count,
 )
@@ -122,7 +122,7 @@ class accumulate(Wrapper):
         Raises:
             ValueError: If `weight` isn't one real number.
         """
-        count = increment(state.mini_step)
+        count = safe_increment(state.mini_step)
         k = self.at(state.gradient_step).k
         emits = count.astype(default_float()) >= jnp.asarray(k, default_float())
         one = jnp.ones_like(state.weight)
@@ -146,7 +146,7 @@ class accumulate(Wrapper):
 
         new_updates, inner_state = jax.lax.cond(emits, emit, wait, state)
         mini_step = jnp.where(emits, zero_count(), count)
-        gradient_step = jnp.where(emits, increment(state.gradient_step), state.gradient_step)
+        gradient_step = jnp.where(emits, safe_increment(state.gradient_step), state.gradient_step)
         return new_updates, AccumulateState(mini_step, gradient_step, total, acc, inner_state)
 
     def _added(self, updates: Any, state: AccumulateState, weight: Any) -> Any:
@@ -184,7 +184,7 @@ def _as_weight(weight: Any, dtype: Any) -> jax.Array:
     """One real number, of any dtype."""
     if not is_array_like(weight) or jnp.shape(weight) != () or jnp.iscomplexobj(weight):
         raise ValueError(
-            f"{where()}accumulate: weight is {described(weight)}, expected one real number, such "
+            f"{where()}accumulate: weight is {type_text(weight)}, expected one real number, such "
             "as the number of tokens in the batch."
         )
     return jnp.asarray(weight).astype(dtype)

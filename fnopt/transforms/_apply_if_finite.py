@@ -9,7 +9,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Scalar, cast_like, default_float, hyper, increment, is_inexact, zero_count
+from fnopt.core import (
+    Scalar,
+    cast_like,
+    default_float,
+    hyper,
+    is_inexact,
+    safe_increment,
+    zero_count,
+)
 from fnopt.sharding import shard_axes, sharded_full_like, sum_over_shards
 from fnopt.transforms._wrapper import Wrapper
 
@@ -65,7 +73,7 @@ class apply_if_finite(Wrapper):
         self, updates: Any, state: ApplyIfFiniteState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, ApplyIfFiniteState]:
         """The inner step if all is finite, else zeros and the state as it was."""
-        bad_so_far = increment(state.notfinite_count)
+        bad_so_far = safe_increment(state.notfinite_count)
         anyway = self._gives_up(bad_so_far)
         finite = all_finite(updates)
         usable = finite | anyway
@@ -86,7 +94,7 @@ class apply_if_finite(Wrapper):
         return new_updates, ApplyIfFiniteState(
             jnp.where(finite, zero_count(), bad_so_far),
             finite,
-            jnp.where(finite, state.total_notfinite, increment(state.total_notfinite)),
+            jnp.where(finite, state.total_notfinite, safe_increment(state.total_notfinite)),
             inner_state,
         )
 

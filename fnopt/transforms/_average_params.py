@@ -16,8 +16,8 @@ from fnopt.core import (
     as_dtype,
     cast_like,
     hyper,
-    increment,
     map_leaves,
+    safe_increment,
     slot_copy,
     slot_zeros,
     static,
@@ -54,7 +54,7 @@ class _AverageParams(Transformation):
         self, updates: Any, state: AverageParamsState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, AverageParamsState]:
         """Returns the updates unchanged; the new params are averaged as they will be stored."""
-        count = increment(state.count)
+        count = safe_increment(state.count)
         kept, added = self._shares(state, count)
 
         stored = apply_updates(params, cast_like(updates, params))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Scalar, Slot, Transformation, as_value, hyper, static, where, zero_count
+from fnopt.core import Scalar, Slot, Transformation, hyper, scalar_loss, static, where, zero_count
 from fnopt.sharding import while_loop
 from fnopt.transforms._objective import with_extras
 from fnopt.transforms._tree_algebra import inner, moved, real_dtype_of, scaled
@@ -130,7 +130,7 @@ class scale_by_backtracking_linesearch(Transformation):
         """
         fn, dtype = with_extras(value_fn, extra_args), state.value.dtype
         h = jax.tree.map(lambda x: jnp.asarray(x, dtype), self)
-        start, slope = as_value(value, dtype), inner(grad, updates).astype(dtype)
+        start, slope = scalar_loss(value, dtype), inner(grad, updates).astype(dtype)
 
         def error(rate: jax.Array, new: jax.Array) -> jax.Array:
             over = new - start - h.rtol * jnp.abs(start) - h.slope_rtol * rate * slope
@@ -142,7 +142,7 @@ class scale_by_backtracking_linesearch(Transformation):
 
         def shortened(trial: _Trial) -> _Trial:
             rate = jnp.where(trial.count > 0, h.decrease_factor * trial.rate, trial.rate)
-            new = as_value(fn(moved(params, rate, updates)), dtype)
+            new = scalar_loss(fn(moved(params, rate, updates)), dtype)
             return _Trial(rate, new, error(rate, new), trial.count + jnp.ones((), jnp.int32))
 
         grown = h.increase_factor * state.learning_rate
@@ -154,7 +154,7 @@ class scale_by_backtracking_linesearch(Transformation):
         rate = jnp.where(usable, end.rate, jnp.zeros_like(end.rate))
         kept = None
         if self.store_grad:
-            there = jax.grad(lambda p: as_value(fn(p), dtype))(moved(params, rate, updates))
+            there = jax.grad(lambda p: scalar_loss(fn(p), dtype))(moved(params, rate, updates))
             kept = jax.tree.map(lambda g, p: g.astype(p.dtype), there, state.grad)
         info = BacktrackingLinesearchInfo(end.count, end.error)
         new = jnp.where(usable, end.value, start)

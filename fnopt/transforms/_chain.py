@@ -10,8 +10,8 @@ from fnopt.core import (
     Transformation,
     as_transformation,
     call_text,
-    listing,
-    place,
+    error_scope,
+    names_text,
     static,
     where,
 )
@@ -55,7 +55,7 @@ class Chain(Transformation):
         """The members' states: a tuple, or a dict by name if the members are named."""
         states = []
         for key, tx in zip(self._keys, self.transforms, strict=True):
-            with place(f"[{key}]"):
+            with error_scope(f"[{key}]"):
                 states.append(tx.init(params))
         return self._packed(states)
 
@@ -66,7 +66,7 @@ class Chain(Transformation):
         states = self._unpacked(state)
         new_states = []
         for key, tx, member_state in zip(self._keys, self.transforms, states, strict=True):
-            with place(f"[{key}]"):
+            with error_scope(f"[{key}]"):
                 updates, member_state = tx.update(updates, member_state, params, **extra_args)
             new_states.append(member_state)
         return updates, self._packed(new_states)
@@ -78,13 +78,13 @@ class Chain(Transformation):
         if self.names:
             if isinstance(state, dict) and state.keys() == set(self.names):
                 return [state[name] for name in self.names]
-            expected = f"a dict with the keys {listing(sorted(self.names))}"
+            expected = f"a dict with the keys {names_text(sorted(self.names))}"
         else:
             # A NamedTuple is the state of some other transform, not one entry per member.
             if type(state) in (tuple, list) and len(state) == len(self.transforms):
                 return list(state)
             expected = f"a tuple of {len(self.transforms)}, one for each member"
-        keys = f" with the keys {listing(sorted(state))}" if isinstance(state, dict) else ""
+        keys = f" with the keys {names_text(sorted(state))}" if isinstance(state, dict) else ""
         size = f" of {len(state)}" if type(state) in (tuple, list) else ""
         raise TypeError(
             f"{where()}the state is a {type(state).__name__}{size}{keys}, expected {expected}. It "
@@ -156,5 +156,5 @@ def chain(*transforms: Any) -> Chain:
     names = tuple(name for name, _ in transforms)
     repeated = [name for name, times in Counter(names).items() if times > 1]
     if repeated:
-        raise ValueError(f"chain: the names {listing(repeated)} are used more than once.")
+        raise ValueError(f"chain: the names {names_text(repeated)} are used more than once.")
     return Chain(tuple(as_transformation(t, f"chain: member {n!r}") for n, t in transforms), names)

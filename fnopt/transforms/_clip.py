@@ -12,12 +12,12 @@ from fnopt.core import (
     EmptyState,
     Scalar,
     Transformation,
-    described,
     global_norm,
     hyper,
+    leaf_text,
     leaves_with_names,
     map_leaves,
-    shown,
+    type_text,
     where,
 )
 
@@ -56,8 +56,8 @@ class clip(Transformation):
 def _complex_refused(updates: Any) -> TypeError:
     path, g = next((path, g) for path, g in leaves_with_names(updates)[0] if jnp.iscomplexobj(g))
     return TypeError(
-        f"{where()}{shown(path)} is {described(g)}, expected a real array: complex numbers have no "
-        "order. Clip by their norm (fnopt.clip_by_global_norm), or put "
+        f"{where()}{leaf_text(path)} is {type_text(g)}, expected a real array: complex numbers "
+        "have no order. Clip by their norm (fnopt.clip_by_global_norm), or put "
         "fnopt.split_real_and_imaginary around it."
     )
 

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from fnopt.core import (
     Leafwise,
     Scalar,
+    axis_norms,
+    divide_by_norm,
     global_norm,
     hyper,
-    is_whole,
-    norms_over,
-    over_length,
+    is_integer,
     static,
 )
 
@@ -105,7 +105,7 @@ def rms(x: jax.Array) -> jax.Array:
 
 def _axes(axis: Any) -> Any:
     axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
-    if axis is not None and not all(map(is_whole, axes)):
+    if axis is not None and not all(map(is_integer, axes)):
         raise TypeError(f"axis = {axis!r}, expected an int or several, or None.")
     return None if axis is None else axes
 
@@ -146,10 +146,10 @@ class adaptive_grad_clip(Leafwise):
 
     def leaf(self, h: Any, g: Any, p: Any) -> Any:
         axes = _unit_axes(g.shape) if self.axis is None else self.axis
-        length = norms_over(g, axes)
-        most = h.clipping * jnp.maximum(norms_over(p, axes), h.eps)
+        length = axis_norms(g, axes)
+        most = h.clipping * jnp.maximum(axis_norms(p, axes), h.eps)
         # The norm first: the ratio of two small numbers may be large, their quotients are not.
-        return jnp.where(length <= most, g, over_length(g, length) * most)
+        return jnp.where(length <= most, g, divide_by_norm(g, length) * most)
 
 
 def _unit_axes(shape: tuple[int, ...]) -> tuple[int, ...]:

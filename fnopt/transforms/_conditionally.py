@@ -13,8 +13,8 @@ from fnopt.core import (
     default_float,
     global_norm,
     hyper,
-    increment,
-    named_by,
+    parameter_names,
+    safe_increment,
     static,
     zero_count,
 )
@@ -36,7 +36,7 @@ class _Conditional(Wrapper):
 
     def reads(self) -> Mapping[str, bool]:
         """The extra arguments that the function names, if it gets any."""
-        names = named_by(self.should_transform_fn) if self.forward_extra_args else ()
+        names = parameter_names(self.should_transform_fn) if self.forward_extra_args else ()
         return {**super().reads(), **dict.fromkeys(names, False)}
 
     def _otherwise(self, updates: Any) -> Any:
@@ -56,7 +56,7 @@ class _Conditional(Wrapper):
         new_updates, inner_state = self._step_if(
             now, updates, state.inner_state, params, extra_args, self._otherwise(updates)
         )
-        return new_updates, ConditionallyState(increment(state.step), inner_state)
+        return new_updates, ConditionallyState(safe_increment(state.step), inner_state)
 
 
 class conditionally_transform(_Conditional):
@@ -155,5 +155,5 @@ class skip_large_updates(Wrapper):
         new_updates, inner_state = self._step_if(
             good, updates, state.inner_state, params, extra_args
         )
-        skipped = jnp.where(good, state.skipped, increment(state.skipped))
+        skipped = jnp.where(good, state.skipped, safe_increment(state.skipped))
         return new_updates, SkipLargeUpdatesState(skipped, inner_state)

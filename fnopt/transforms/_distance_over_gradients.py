@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from fnopt.core import (
+    CustomSlot,
     Leafwise,
-    OwnSlot,
     Scalar,
     Slot,
     as_dtype,
@@ -18,7 +18,7 @@ from fnopt.core import (
     joint_norm,
     nonzero,
     real_dtype,
-    root,
+    safe_sqrt,
     static,
 )
 
@@ -26,8 +26,8 @@ from fnopt.core import (
 class ScaleByDistanceOverGradientsState(NamedTuple):
     """For every leaf the largest distance from its start, the norm of its gradients, the start."""
 
-    max_dist: OwnSlot
-    grad_norm: OwnSlot
+    max_dist: CustomSlot
+    grad_norm: CustomSlot
     init_params: Slot
 
 
@@ -82,7 +82,7 @@ class scale_by_distance_over_gradients(Leafwise):
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """The scalars beside the norms."""
         del t
-        return {"least": root(h.eps)}
+        return {"least": safe_sqrt(h.eps)}
 
     def leaf(self, h: Any, g: Any, p: Any, farthest: Any, norm: Any, start: Any) -> Any:
         farthest = jnp.maximum(farthest, global_norm(p - start))

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Scalar, cast_like, hyper, increment, is_inexact, map_leaves, zero_count
+from fnopt.core import Scalar, cast_like, hyper, is_inexact, map_leaves, safe_increment, zero_count
 from fnopt.transforms._apply_if_finite import all_finite, or_zeros
 from fnopt.transforms._find import found_state
 from fnopt.transforms._wrapper import Wrapper
@@ -95,12 +95,12 @@ class dynamic_loss_scale(Wrapper):
 
         new, inner_state = jax.lax.cond(finite, step, skip)
         scale, good = self._next(state, finite)
-        skipped = jnp.where(finite, state.total_skipped, increment(state.total_skipped))
+        skipped = jnp.where(finite, state.total_skipped, safe_increment(state.total_skipped))
         return new, DynamicLossScaleState(scale, good, skipped, inner_state)
 
     def _next(self, state: DynamicLossScaleState, finite: jax.Array) -> tuple[Any, Any]:
         h = {name: jnp.asarray(getattr(self, name), jnp.float32) for name in self._leaf_names[1:]}
-        good = jnp.where(finite, increment(state.good_steps), zero_count())
+        good = jnp.where(finite, safe_increment(state.good_steps), zero_count())
         grows = good.astype(jnp.float32) >= h["growth_interval"]
         more = jnp.minimum(state.scale * h["growth_factor"], h["max_scale"])
         less = jnp.maximum(state.scale * h["backoff_factor"], h["min_scale"])

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import cast_like, check_inexact, compute_dtype, is_inexact, translated
+from fnopt.core import cast_like, check_inexact, compute_dtype, is_inexact, translate_extra_args
 from fnopt.sharding import concatenate, replicate, reshape, reshard_like
 from fnopt.transforms._wrapper import Wrapper
 
@@ -48,7 +48,7 @@ class flatten(Wrapper):
         if params is not None:
             vector = _vector(params)
             outward = lambda v: cast_like(_apart(v, params), params)  # noqa: E731
-            extra_args = translated(extra_args, _vector, outward)
+            extra_args = translate_extra_args(extra_args, _vector, outward)
         new, inner_state = self.inner.update(
             _vector(updates), state.inner_state, vector, **extra_args
         )

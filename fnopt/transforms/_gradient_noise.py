@@ -13,9 +13,9 @@ from fnopt.core import (
     check_inexact,
     compute_dtype,
     hyper,
-    increment,
     real_dtype,
-    root,
+    safe_increment,
+    safe_sqrt,
     static,
     zero_count,
 )
@@ -70,7 +70,7 @@ class add_gradient_noise(Transformation):
     ) -> tuple[Any, AddGradientNoiseState]:
         """The updates and noise."""
         check_inexact(updates, "gradients")
-        count = increment(state.count)
+        count = safe_increment(state.count)
         key = step_key(self.key, state.count)
         leaves, treedef = jax.tree.flatten(updates)
 
@@ -78,7 +78,7 @@ class add_gradient_noise(Transformation):
             dtype = compute_dtype(jnp.result_type(g))
             real = real_dtype(dtype)
             eta, gamma = (jnp.asarray(x, real) for x in (self.eta, self.gamma))
-            sigma = root(eta / count.astype(real) ** gamma)
+            sigma = safe_sqrt(eta / count.astype(real) ** gamma)
             noise = jax.random.normal(jax.random.fold_in(key, i), jnp.shape(g), dtype)
             return jnp.asarray(g, dtype) + sigma.astype(dtype) * noise
 

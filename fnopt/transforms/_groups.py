@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fnopt.core import ScalarOrSchedule, listing, where
+from fnopt.core import ScalarOrSchedule, names_text, where
 from fnopt.transforms._partition import partition
 from fnopt.transforms._scale_by_schedule import scale_by_schedule
 from fnopt.transforms._selectors import by_pattern
@@ -22,7 +22,7 @@ class GroupLabels(by_pattern):
         lost = [pattern for pattern, _ in self.patterns if not self.finds(pattern, positions)]
         if lost:
             raise ValueError(
-                f"{where()}the groups {listing(lost)} match no leaf of {listing(positions)}."
+                f"{where()}the groups {names_text(lost)} match no leaf of {names_text(positions)}."
             )
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Slot, compute_dtype, dtype_of, is_inexact, nearest
+from fnopt.core import Slot, compute_dtype, dtype_of, is_inexact, round_to_nearest
 from fnopt.transforms._rounded import RoundedWrapper, is_rounded, rows
 
 
@@ -82,7 +82,7 @@ def _compensated(u: Any, p: Any, c: Any) -> tuple[Any, Any]:
     wide, y = jnp.asarray(p).astype(dtype), u.astype(dtype) + c.astype(dtype)
     total = wide + y
     if is_rounded(p, u):
-        end = nearest(total, p.dtype)
+        end = round_to_nearest(total, p.dtype)
         y, lost = end - wide, total - end
     else:  # what float32 itself rounds off (Knuth's two-sum, whichever is larger)
         back = total - wide

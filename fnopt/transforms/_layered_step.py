@@ -15,15 +15,15 @@ from fnopt.core import (
     apply_updates,
     as_transformation,
     compute_dtype,
-    described,
     global_norm,
     hyper,
     is_inexact,
     joint_norm,
+    leaf_text,
     leaves_with_names,
     real_dtype,
-    shown,
     static,
+    type_text,
 )
 from fnopt.transforms._offloaded import on_device
 
@@ -129,7 +129,7 @@ class layered_step(Value):
         loss, pull_last = jax.vjp(lambda outer, x: self.last(outer, x, *batch), outer, x)
         if jnp.shape(loss) or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
             raise TypeError(
-                f"layered_step: last returned {described(loss)}, expected a real scalar: take the "
+                f"layered_step: last returned {type_text(loss)}, expected a real scalar: take the "
                 "mean or the sum over the examples."
             )
         from_last, last_slope = pull_last(jnp.ones_like(loss))
@@ -179,13 +179,13 @@ class layered_step(Value):
         for name, leaf in leaves_with_names(x)[0]:
             if not is_inexact(leaf):
                 raise TypeError(
-                    f"layered_step: {shown(name)} of the layers' input is {described(leaf)}, "
+                    f"layered_step: {leaf_text(name)} of the layers' input is {type_text(leaf)}, "
                     "expected a floating array: layers read other inputs from the batch."
                 )
         given, returned = _types(x), _types(jax.eval_shape(self.layer, params, x, *batch))
         if returned != given:
             raise ValueError(
-                f"layered_step: layer returned {described(returned)} for {described(given)}, "
+                f"layered_step: layer returned {type_text(returned)} for {type_text(given)}, "
                 "expected the same structure, shapes and dtypes: what differs belongs into first "
                 "or last."
             )
@@ -198,7 +198,7 @@ def _types(tree: Any) -> Any:
 def _pair(params: Any) -> tuple[Any, Any]:
     if not isinstance(params, tuple) or len(params) != 2:
         raise ValueError(
-            f"layered_step: params are {described(params)}, expected a pair (outer, layers) of the "
+            f"layered_step: params are {type_text(params)}, expected a pair (outer, layers) of the "
             "params for first and last, and of the layers' params, stacked."
         )
     return params
@@ -209,7 +209,7 @@ def _depth(layers: Any) -> int:
     named = leaves_with_names(layers)[0]
     lengths = {(jnp.shape(x) or (-1,))[0] for _, x in named}
     if len(lengths) != 1 or -1 in lengths:
-        shapes = ", ".join(f"{shown(name)}: {described(x)}" for name, x in named[:8])
+        shapes = ", ".join(f"{leaf_text(name)}: {type_text(x)}" for name, x in named[:8])
         raise ValueError(
             f"layered_step: the layers are [{shapes}], expected leaves with the same first axis, "
             "one entry for each layer: stack the layers' params with jnp.stack."

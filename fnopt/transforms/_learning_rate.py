@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fnopt.core import Leafwise, ScalarOrSchedule, hyper, product
+from fnopt.core import Leafwise, ScalarOrSchedule, hyper, multiply_scalar
 
 
 class ScaleByLearningRateState(NamedTuple):
@@ -45,4 +45,4 @@ class scale_by_learning_rate(Leafwise):
         return {"step": -h.learning_rate}
 
     def leaf(self, h: Any, g: Any) -> Any:
-        return product(h.step, g)
+        return multiply_scalar(h.step, g)

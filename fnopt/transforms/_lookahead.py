@@ -12,8 +12,8 @@ from fnopt.core import (
     Slot,
     cast_like,
     hyper,
-    increment,
     map_leaves,
+    safe_increment,
     slot_copy,
     static,
     zero_count,
@@ -77,7 +77,7 @@ class lookahead(Wrapper):
     ) -> tuple[Any, LookaheadState]:
         """The fast updates, or the way to where the params meet."""
         fast, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
-        steps = increment(state.steps_since_sync)
+        steps = safe_increment(state.steps_since_sync)
         meets = steps >= self.sync_period
 
         def leaf(h: Any, u: Any, p: Any, slow: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 
-from fnopt.core import static, translated
+from fnopt.core import static, translate_extra_args
 from fnopt.transforms._select import as_mask, select_mask
 from fnopt.transforms._wrapper import Wrapper
 
@@ -66,7 +66,9 @@ class Selective(Wrapper):
         inward = functools.partial(only, chosen)
         inner_params = None if params is None else inward(params)
         if params is not None:
-            extra_args = translated(extra_args, inward, lambda p: merged(chosen, p, params))
+            extra_args = translate_extra_args(
+                extra_args, inward, lambda p: merged(chosen, p, params)
+            )
         inner_updates = None if updates is None else inward(updates)  # LM takes no gradient
         inside, inner_state = self.inner.update(
             inner_updates, state.inner_state, inner_params, **extra_args

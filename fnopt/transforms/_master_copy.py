@@ -14,7 +14,7 @@ from fnopt.core import (
     dtype_of,
     is_inexact,
     is_narrow,
-    nearest,
+    round_to_nearest,
     static,
 )
 from fnopt.transforms._find import read_slot
@@ -101,7 +101,7 @@ def _followed(u: Any, p: Any, m: Any) -> tuple[Any, Any]:
     dtype = compute_dtype(m.dtype)
     m = (m.astype(dtype) + u.astype(dtype)).astype(m.dtype)
     if is_narrow(p.dtype):
-        end = nearest(m.astype(jnp.float32), p.dtype).astype(dtype)
+        end = round_to_nearest(m.astype(jnp.float32), p.dtype).astype(dtype)
     else:
         end = jax.lax.reduce_precision(m, 8, 23)  # float32 behind which is float64
     return end.astype(dtype) - jnp.asarray(p).astype(dtype), m

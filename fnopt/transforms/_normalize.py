@@ -10,11 +10,11 @@ from fnopt.core import (
     EmptyState,
     Scalar,
     Transformation,
+    add_epsilon,
+    divide_by_norm,
     global_norm,
     hyper,
     map_leaves,
-    over_length,
-    with_epsilon,
 )
 
 
@@ -44,12 +44,12 @@ class normalize_by_update_norm(Transformation):
     ) -> tuple[Any, EmptyState]:
         """The updates times one factor."""
         norm = global_norm(updates)
-        length = with_epsilon(norm, jnp.asarray(self.eps, norm.dtype))
+        length = add_epsilon(norm, jnp.asarray(self.eps, norm.dtype))
         scale_factor = jnp.asarray(self.scale_factor, norm.dtype)
 
         def leaf(h: Any, g: Any) -> Any:
             # The quotient first: the factor alone overflows for gradients of 1e-40.
-            return over_length(g, h["length"]) * h["factor"]
+            return divide_by_norm(g, h["length"]) * h["factor"]
 
         numbers = {"length": length, "factor": scale_factor}
         return map_leaves(leaf, updates, hyper=numbers), state

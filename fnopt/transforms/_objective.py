@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import EmptyState, as_value
+from fnopt.core import EmptyState, scalar_loss
 
 
 def with_extras(value_fn: Callable[..., Any], extra_args: dict[str, Any]) -> Callable[[Any], Any]:
@@ -53,7 +53,7 @@ def value_and_grad_from_state(value_fn: Callable[..., Any]) -> Callable[..., Any
         def computed() -> tuple[Any, Any]:
             new, slope = jax.value_and_grad(value_fn)(params, *args, **kwargs)
             as_known = jax.tree.map(lambda a, b: a.astype(b.dtype), slope, grad)
-            return as_value(new, value.dtype), as_known
+            return scalar_loss(new, value.dtype), as_known
 
         known = jnp.isfinite(value)
         return jax.lax.cond(known, lambda: (value, grad), computed)

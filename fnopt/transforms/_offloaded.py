@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from fnopt.core import Member, listing, static, where
+from fnopt.core import Member, names_text, static, where
 from fnopt.sharding import place_state
 from fnopt.transforms._wrapper import Wrapper
 
@@ -71,7 +71,7 @@ class offloaded(Wrapper):
         if self.memory_kind not in kinds:
             raise ValueError(
                 f"{where()}memory_kind = {self.memory_kind!r}, but the backend "
-                f"{device.platform!r} has the kinds {listing(kinds)}: choose one of these."
+                f"{device.platform!r} has the kinds {names_text(kinds)}: choose one of these."
             )
         if self.memory_kind == device.default_memory().kind:
             return state

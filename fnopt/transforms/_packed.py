@@ -15,11 +15,11 @@ from fnopt.core import (
     Member,
     Value,
     check_inexact,
-    described,
+    leaf_text,
     leaves_with_names,
-    listing,
-    shown,
+    names_text,
     static,
+    type_text,
     where,
 )
 from fnopt.sharding import concatenate, is_tracing, replicate, reshape
@@ -132,14 +132,15 @@ class packed(Wrapper):
         if treedef != self.layout.treedef:
             came, expected = [name for name, _ in named], self.layout.paths
             raise ValueError(
-                f"{where()}pack: the tree lacks the leaves {listing(_missing(expected, came))} and "
-                f"has the additional leaves {listing(_missing(came, expected))}, expected the "
+                f"{where()}pack: the tree lacks the leaves "
+                f"{names_text(_missing(expected, came))} and "
+                f"has the additional leaves {names_text(_missing(came, expected))}, expected the "
                 "structure of the params that packed was made with."
             )
         for (name, x), y in zip(named, self.layout.leaves, strict=True):
             if (jnp.shape(x), jnp.result_type(x)) != (y.shape, y.dtype):
                 raise ValueError(
-                    f"{where()}pack: {shown(name)} is {described(x)}, expected {described(y)}."
+                    f"{where()}pack: {leaf_text(name)} is {type_text(x)}, expected {type_text(y)}."
                 )
         leaves = [jnp.asarray(x) for _, x in named]
         return {
@@ -178,16 +179,16 @@ class packed(Wrapper):
     def _check(self, buffers: Any, what: str) -> None:
         names = self.layout.names
         if not isinstance(buffers, dict) or sorted(buffers) != names:
-            came = listing(sorted(map(str, buffers))) if isinstance(buffers, dict) else buffers
+            came = names_text(sorted(map(str, buffers))) if isinstance(buffers, dict) else buffers
             raise ValueError(
-                f"{where()}{what}: got {came}, expected the buffers {listing(names)}: call "
+                f"{where()}{what}: got {came}, expected the buffers {names_text(names)}: call "
                 "pack(params) once, and differentiate with respect to its result."
             )
         for name, parts in self.layout.parts().items():
             size = sum(math.prod(self.layout.leaves[i].shape) for i in parts)
             if jnp.shape(buffers[name]) != (size,):
                 raise ValueError(
-                    f"{where()}{what}: the buffer {name!r} is {described(buffers[name])}, "
+                    f"{where()}{what}: the buffer {name!r} is {type_text(buffers[name])}, "
                     f"expected {size} numbers, those of the {len(parts)} leaves of the layout."
                 )
 

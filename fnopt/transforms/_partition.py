@@ -12,11 +12,11 @@ from fnopt.core import (
     Member,
     Transformation,
     as_transformation,
+    error_scope,
     leaves_with_names,
-    listing,
-    place,
+    names_text,
     static,
-    translated,
+    translate_extra_args,
     where,
 )
 from fnopt.transforms._masked import only
@@ -66,7 +66,7 @@ class partition(Transformation):
         labels = self._labels(params)
         states = {}
         for label, tx in self.transforms.items():
-            with place(f"[{label}]"):
+            with error_scope(f"[{label}]"):
                 states[label] = tx.init(_labelled(labels, label, params))
         return states
 
@@ -88,8 +88,8 @@ class partition(Transformation):
             if params is not None:
                 mine = inward(params)
                 outward = functools.partial(_replaced, labels, label, old=params)
-                extras = translated(extra_args, inward, outward)
-            with place(f"[{label}]"):
+                extras = translate_extra_args(extra_args, inward, outward)
+            with error_scope(f"[{label}]"):
                 new, new_state[label] = tx.update(inward(updates), state[label], mine, **extras)
             merged = _replaced(labels, label, new, merged)
         return merged, new_state
@@ -115,18 +115,20 @@ class partition(Transformation):
         if unknown:
             names = sorted({repr(label) for _, label in found if label not in self.transforms})
             raise ValueError(
-                f"{where()}leaves {listing(unknown)} have the labels [{', '.join(names)}], but "
-                f"there are transforms for {listing(sorted(map(str, self.transforms)))} only."
+                f"{where()}leaves {names_text(unknown)} have the labels [{', '.join(names)}], but "
+                f"there are transforms for {names_text(sorted(map(str, self.transforms)))} only."
             )
         return labels
 
     def _check_state(self, state: Any) -> None:
         if isinstance(state, dict) and state.keys() == self.transforms.keys():
             return
-        came = listing(sorted(map(str, state))) if isinstance(state, dict) else type(state).__name__
+        came = (
+            names_text(sorted(map(str, state))) if isinstance(state, dict) else type(state).__name__
+        )
         raise TypeError(
             f"{where()}the state is {came}, expected a dict with the labels "
-            f"{listing(sorted(map(str, self.transforms)))}. It looks like the state of another "
+            f"{names_text(sorted(map(str, self.transforms)))}. It looks like the state of another "
             "optimizer: use the one that init(params) gave."
         )
 

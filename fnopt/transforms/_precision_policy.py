@@ -16,7 +16,7 @@ from fnopt.core import (
     is_narrow,
     next_count,
     static,
-    stochastic_leaves,
+    stochastic_round_leaves,
     where,
 )
 from fnopt.transforms._keys import key_words, step_key
@@ -122,7 +122,7 @@ class precision_policy(StoredSlots):
             return x
 
         self._map(collect, state)
-        rounded = iter(stochastic_leaves([x for x, _ in wanted], [d for _, d in wanted], key))
+        rounded = iter(stochastic_round_leaves([x for x, _ in wanted], [d for _, d in wanted], key))
 
         def one(dtype: Any, x: Any) -> jax.Array:
             if jnp.iscomplexobj(x):  # of the same width, if there is one

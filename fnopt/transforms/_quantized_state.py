@@ -8,7 +8,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_choice, compute_dtype, increment, leaves_with_names, static, zero_count
+from fnopt.core import (
+    check_choice,
+    compute_dtype,
+    leaves_with_names,
+    safe_increment,
+    static,
+    zero_count,
+)
 from fnopt.sharding import unsharded_leaves
 from fnopt.transforms._block_codes import block_scales, decode, encode_with
 from fnopt.transforms._coded_parts import decode_part, encode_part, size_of_whole
@@ -94,7 +101,11 @@ class quantized_state(StoredSlots):
             inner_state = self._map_slots(self._decoded, state.inner_state)
             return self.inner.update(updates, inner_state, params, **extra_args)
 
-        count, given, scales_of = increment(state.count), (updates, state, params), block_scales
+        count, given, scales_of = (
+            safe_increment(state.count),
+            (updates, state, params),
+            block_scales,
+        )
         if _is_computed_twice():
             scales: list[jax.Array] = []
 

@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import (
+    EventCount,
     Scalar,
-    Tally,
     Transformation,
-    as_value,
     default_float,
     hyper,
-    increment,
     map_leaves,
+    safe_increment,
+    scalar_loss,
     static,
     where,
     zero_count,
@@ -29,7 +29,7 @@ class ReduceOnPlateauState(NamedTuple):
     best_value: jax.Array
     plateau_count: jax.Array
     cooldown_count: jax.Array
-    count: Tally
+    count: EventCount
     avg_value: jax.Array
 
 
@@ -101,8 +101,8 @@ class reduce_on_plateau(Transformation):
     ) -> tuple[Any, ReduceOnPlateauState]:
         """The scaled updates; the factor is that after this loss."""
         dtype = state.avg_value.dtype
-        seen = increment(state.count)
-        value = as_value(value, dtype)
+        seen = safe_increment(state.count)
+        value = scalar_loss(value, dtype)
         share = 1 / seen.astype(dtype)
         mean = state.avg_value + (value - state.avg_value) * share
         added = state._replace(count=seen, avg_value=mean)
@@ -119,7 +119,7 @@ class reduce_on_plateau(Transformation):
         first = jnp.isinf(state.best_value)
         size = jnp.where(first, jnp.zeros_like(state.best_value), jnp.abs(state.best_value))
         better = state.avg_value < state.best_value - now.rtol * size - now.atol
-        waited = jnp.where(better, zero_count(), increment(state.plateau_count))
+        waited = jnp.where(better, zero_count(), safe_increment(state.plateau_count))
         resting = state.cooldown_count > 0
         shrinks = ~resting & (waited >= jnp.round(now.patience).astype(waited.dtype))
         smaller = jnp.maximum(state.scale * now.factor, now.min_scale)

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 
 from fnopt.core import (
     dtype_of,
-    increment,
     is_inexact,
     is_narrow,
     is_none,
+    safe_increment,
     static,
-    stochastic_leaves,
+    stochastic_round_leaves,
     zero_count,
 )
 from fnopt.transforms._keys import key_words, step_key
@@ -109,8 +109,8 @@ class stochastic_rounding(RoundedWrapper):
         wide = [p.astype(jnp.float32) for p in before]
         wanted = [w + leaves[i].astype(jnp.float32) for w, i in zip(wide, narrow, strict=True)]
         key = step_key(self.key, state.count)
-        ends = stochastic_leaves(wanted, [p.dtype for p in before], key)
+        ends = stochastic_round_leaves(wanted, [p.dtype for p in before], key)
         for i, end, w in zip(narrow, ends, wide, strict=True):
             leaves[i] = end - w
-        state = StochasticRoundingState(increment(state.count), inner_state)
+        state = StochasticRoundingState(safe_increment(state.count), inner_state)
         return treedef.unflatten(leaves), state

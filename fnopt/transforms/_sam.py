@@ -15,8 +15,8 @@ from fnopt.core import (
     apply_updates,
     as_transformation,
     cast_like,
-    increment,
     map_leaves,
+    safe_increment,
     slot_copy,
     static,
     where,
@@ -133,7 +133,7 @@ class sam(Transformation):
         self, updates: Any, state: SAMState, params: Any, extra_args: Any
     ) -> tuple[Any, SAMState]:
         first = state.steps_since_sync == 0
-        steps = increment(state.steps_since_sync)
+        steps = safe_increment(state.steps_since_sync)
         last = steps >= self.sync_period
 
         def keep(p: Any, kept: Any) -> Any:

@@ -14,8 +14,8 @@ from fnopt.core import (
     as_dtype,
     cast_like,
     hyper,
-    increment,
     map_leaves,
+    safe_increment,
     slot_copy,
     static,
     zero_count,
@@ -86,7 +86,7 @@ class schedule_free(Wrapper):
         self, updates: Any, state: ScheduleFreeState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, ScheduleFreeState]:
         """The way from the last point between average and end to the next one."""
-        dtype, count = state.weight_sum.dtype, increment(state.count)
+        dtype, count = state.weight_sum.dtype, safe_increment(state.count)
         # The paper counts from 1: a warm-up's rate of 0 has no weight.
         h = numbers(self, dtype, count, skip=("inner",))
         max_lr = jnp.maximum(state.max_lr, h.learning_rate)

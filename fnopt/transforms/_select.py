@@ -6,16 +6,18 @@ from typing import Any
 
 import jax
 
-from fnopt.core import leaves_with_names, listing, shown, where
+from fnopt.core import leaf_text, leaves_with_names, names_text, where
 from fnopt.transforms._selectors import Label, Labels, Selector, as_label, by_pattern
 
 
 def _from_tree(tree: Any, what: str) -> Labels:
     known: dict[str, Label] = {}
     for path, leaf in leaves_with_names(tree)[0]:
-        label = as_label(leaf, f"{what}: {shown(path)}")
+        label = as_label(leaf, f"{what}: {leaf_text(path)}")
         if known.setdefault(path, label) != label:
-            raise ValueError(f"{where()}{what}: {shown(path)} stands twice, with different labels.")
+            raise ValueError(
+                f"{where()}{what}: {leaf_text(path)} stands twice, with different labels."
+            )
     return Labels(tuple(sorted(known)), tuple(known[path] for path in sorted(known)))
 
 
@@ -84,7 +86,7 @@ def as_labels(given: Any) -> Selector:
 def _check_bool(path: str, value: Any) -> None:
     if not isinstance(value, bool):
         raise TypeError(
-            f"{where()}mask: {shown(path)} has the label {value!r}, expected True or False."
+            f"{where()}mask: {leaf_text(path)} has the label {value!r}, expected True or False."
         )
 
 
@@ -123,11 +125,13 @@ def select(selector: Any, tree: Any) -> Any:
     unlabelled = [path for (path, _), label in zip(leaves, chosen, strict=True) if label is None]
     if unlabelled:
         raise ValueError(
-            f"{where()}leaves without a label: {listing(unlabelled)}. Give every leaf one "
+            f"{where()}leaves without a label: {names_text(unlabelled)}. Give every leaf one "
             "(by_pattern takes default=...)."
         )
     pairs = zip(leaves, chosen, strict=True)
-    return treedef.unflatten([as_label(x, f"the label of {shown(path)}") for (path, _), x in pairs])
+    return treedef.unflatten(
+        [as_label(x, f"the label of {leaf_text(path)}") for (path, _), x in pairs]
+    )
 
 
 def select_mask(mask: Any, tree: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import Value, described, listing, matches, static, takes, where
+from fnopt.core import Value, accepts_args, matches, names_text, static, type_text, where
 
 Label = str | bool | int
 """What a selector says about a leaf: True or False in a mask, a name or number in a partition."""
@@ -44,7 +44,7 @@ def as_label(label: Any, what: str) -> Label:
 def _described(label: Any) -> str:
     if not hasattr(label, "dtype"):
         return f"{label!r}, a {type(label).__name__}"
-    return f"a traced {described(label)}" if isinstance(label, Tracer) else described(label)
+    return f"a traced {type_text(label)}" if isinstance(label, Tracer) else type_text(label)
 
 
 def _has_a_text(label: Any) -> bool:
@@ -95,7 +95,7 @@ class by_path(Selector):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if callable(self.fn) and not takes(self.fn, "path", None):
+        if callable(self.fn) and not accepts_args(self.fn, "path", None):
             name = getattr(self.fn, "__name__", self.fn)
             raise TypeError(f"by_path: {name} can't be called as fn(path, leaf).")
 
@@ -177,8 +177,8 @@ class by_pattern(Selector):
         if self.default is not None or not (names or len(lost) == len(self.patterns)):
             return
         raise ValueError(
-            f"{where()}by_pattern: none of {listing(names or lost)} matches a leaf of "
-            f"{listing(positions)}. If that is meant, say so with a default, as in "
+            f"{where()}by_pattern: none of {names_text(names or lost)} matches a leaf of "
+            f"{names_text(positions)}. If that is meant, say so with a default, as in "
             f"fnopt.by_pattern({lost[0]!r}, default=False)."
         )
 
@@ -218,8 +218,8 @@ class Labels(Selector):
         lost = [p for p in self.paths if p not in here and not above.intersection(_branches(p))]
         if lost:
             raise ValueError(
-                f"{where()}labels are given for {listing(lost)}, but the tree has no such leaves; "
-                f"it has {listing(positions)}."
+                f"{where()}labels are given for {names_text(lost)}, but the tree has no such "
+                f"leaves; it has {names_text(positions)}."
             )
 
 

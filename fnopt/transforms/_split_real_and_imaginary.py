@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import is_array_like, translated
+from fnopt.core import is_array_like, translate_extra_args
 from fnopt.transforms._wrapper import Wrapper
 
 
@@ -55,7 +55,7 @@ class split_real_and_imaginary(Wrapper):
             _split(updates),
             state.inner_state,
             _split(params),
-            **translated(extra_args, _split, _joined),
+            **translate_extra_args(extra_args, _split, _joined),
         )
         return _joined(parts), SplitRealAndImaginaryState(inner_state)
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import listing, map_slots, matches, where
+from fnopt.core import map_slots, matches, names_text, where
 from fnopt.transforms._wrapper import Wrapper
 
 
@@ -65,7 +65,7 @@ class StoredSlots(Wrapper):
             if slots and not chosen:
                 raise ValueError(
                     f"{where()}no slot is named {pattern!r}; the slots of this optimizer are "
-                    f"{listing([*slots])}."
+                    f"{names_text([*slots])}."
                 )
             coded = [path for path in chosen if _holds_codes(slots[path])]
             if coded:

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from fnopt.core import ANY, Member, Transformation, listing, names_taken, where
+from fnopt.core import ANY, Member, Transformation, extra_arg_names, names_text, where
 from fnopt.transforms._wrapper import Wrapper
 
 
@@ -67,18 +67,20 @@ class strict(Wrapper):
 
 
 def _check(tx: Transformation, given: dict[str, Any]) -> None:
-    taken = names_taken(tx, given)
+    taken = extra_arg_names(tx, given)
     unknown = [] if ANY in taken else sorted(given.keys() - taken)
     missing = [name for name in tx.needs if name not in given]
     if not (unknown or missing):
         return
     parts = []
     if unknown:
-        parts.append(f"got {listing(unknown)}, which nothing in it takes{_meant(unknown, taken)}")
+        parts.append(
+            f"got {names_text(unknown)}, which nothing in it takes{_meant(unknown, taken)}"
+        )
     if missing:
-        parts.append(f"needs {listing(missing)}, which it did not get")
+        parts.append(f"needs {names_text(missing)}, which it did not get")
     if unknown or not taken:
-        parts.append(f"it takes {listing(sorted(taken - {ANY}))}" if taken else "it takes none")
+        parts.append(f"it takes {names_text(sorted(taken - {ANY}))}" if taken else "it takes none")
     raise TypeError(f"{where()}update {'; '.join(parts)}.")
 
 

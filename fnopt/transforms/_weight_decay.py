@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Leafwise, ScalarOrSchedule, hyper, is_known_zero, is_none, static
+from fnopt.core import Leafwise, ScalarOrSchedule, hyper, is_none, is_static_zero, static
 from fnopt.transforms._masked import only
 from fnopt.transforms._select import as_mask, select_mask
 
@@ -68,7 +68,7 @@ class add_decayed_weights(Leafwise):
 
     def leaf(self, h: Any, g: Any, p: Any) -> Any:
         # Without a decay XLA would read the params all the same: 0 p may be NaN.
-        return g if is_known_zero(h.weight_decay) else g + h.weight_decay * p
+        return g if is_static_zero(h.weight_decay) else g + h.weight_decay * p
 
     def update(
         self, updates: Any, state: AddDecayedWeightsState, params: Any = None, **extra_args: Any

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Scalar, Slot, Transformation, as_value, hyper, static, where, zero_count
+from fnopt.core import Scalar, Slot, Transformation, hyper, scalar_loss, static, where, zero_count
 from fnopt.sharding import while_loop
 from fnopt.transforms._line_search import (
     LinePoint,
@@ -138,8 +138,8 @@ class scale_by_zoom_linesearch(Transformation):
         """
         fn, dtype = with_extras(value_fn, extra_args), state.value.dtype
         grad = jax.tree.map(lambda g, like: jnp.asarray(g, like.dtype), grad, state.grad)
-        criteria = self._criteria(as_value(value, dtype), inner(grad, updates), dtype)
-        differentiated = jax.value_and_grad(lambda p: as_value(fn(p), dtype))
+        criteria = self._criteria(scalar_loss(value, dtype), inner(grad, updates), dtype)
+        differentiated = jax.value_and_grad(lambda p: scalar_loss(fn(p), dtype))
 
         def tried(carry: tuple[LineSearch, Any]) -> tuple[LineSearch, Any]:
             search, safe_grad = carry

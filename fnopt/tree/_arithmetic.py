@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import default_float, described, is_array_like, is_none
+from fnopt.core import default_float, is_array_like, is_none, type_text
 from fnopt.tree._arrays import of_arrays
 from fnopt.tree._promote import computed, promoted, scaled_dtype
 
@@ -126,7 +126,7 @@ def scale(scalar: Any, tree: Any) -> Any:
     """
     if not is_array_like(scalar):
         raise TypeError(
-            f"tree.scale: scalar is {described(scalar)}, expected a number: tree.scale(a, tree)."
+            f"tree.scale: scalar is {type_text(scalar)}, expected a number: tree.scale(a, tree)."
         )
     return jax.tree.map(lambda x: computed(operator.mul, scaled_dtype(scalar, x), scalar, x), tree)
 

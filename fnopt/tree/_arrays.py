@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from fnopt.core import described, is_array_like, leaves_with_names, shown
+from fnopt.core import is_array_like, leaf_text, leaves_with_names, type_text
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -17,7 +17,7 @@ def check_arrays(name: str, *trees: Any) -> None:
     for path, leaf in (pair for tree in trees for pair in leaves_with_names(tree)[0]):
         if not is_array_like(leaf):
             raise TypeError(
-                f"{name}: {shown(path)} is {described(leaf)}, expected an array or a number. "
+                f"{name}: {leaf_text(path)} is {type_text(leaf)}, expected an array or a number. "
                 "Filter such leaves out of the tree first (Equinox: eqx.filter(model, "
                 "eqx.is_array))."
             )

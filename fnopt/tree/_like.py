@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_choice, default_float, leaves_with_names, shown
+from fnopt.core import check_choice, default_float, leaf_text, leaves_with_names
 from fnopt.sharding import sharded_full_like
 from fnopt.tree._arrays import of_arrays
 from fnopt.tree._promote import promoted
@@ -190,8 +190,8 @@ def _only(found: dict[str, Any]) -> Any:
     for name, dt in found.items():
         if dt != found[first]:
             raise ValueError(
-                f"tree.dtype: {shown(name)} is {dt}, {shown(first)} is {found[first]}, expected "
-                "one dtype (or say what to do with mixed_dtype_handler)."
+                f"tree.dtype: {leaf_text(name)} is {dt}, {leaf_text(first)} is {found[first]}, "
+                "expected one dtype (or say what to do with mixed_dtype_handler)."
             )
     return found[first]
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from fnopt.core import described, is_array_like, listing, show_report
+from fnopt.core import is_array_like, names_text, show_report, type_text
 from fnopt.tree._matching import match_counts, match_scalars, match_slots
 from fnopt.tree._named_leaves import NamedLeaf, NamedLeaves, named_leaves
 from fnopt.tree._recount import recount
@@ -51,14 +51,14 @@ class RestoreReport:
     def __str__(self) -> str:
         lines = [f"{len(self.taken)} leaves taken"]
         if self.fresh:
-            lines.append(f"{len(self.fresh)} fresh: {listing([*self.fresh])}")
+            lines.append(f"{len(self.fresh)} fresh: {names_text([*self.fresh])}")
         for name, (mine, theirs) in self.reshaped.items():
             lines.append(f"{name!r} stays fresh: it is {mine}, saved is {theirs}")
         if self.left_over:
-            lines.append(f"{len(self.left_over)} left over: {listing([*self.left_over])}")
+            lines.append(f"{len(self.left_over)} left over: {names_text([*self.left_over])}")
         lines += [f"{name!r} taken from {theirs}" for name, theirs in self.counted.items()]
         if self.dropped:
-            lines.append(f"{len(self.dropped)} counts not needed: {listing([*self.dropped])}")
+            lines.append(f"{len(self.dropped)} counts not needed: {names_text([*self.dropped])}")
         if self.alike:
             lines.append(
                 "both trees have leaves of the same shapes in the same order: if only names differ,"
@@ -133,7 +133,7 @@ def restore(
         elif value is None:
             new.append(name)
         elif name in torn or not _fits(value, leaf):
-            reshaped[name] = (described(leaf), described(value))
+            reshaped[name] = (type_text(leaf), type_text(value))
         else:
             taken.append(name)
             leaf = _placed(value, leaf)

@@ -80,7 +80,7 @@ class Excess(NamedTuple):
 
 
 # An old value that is read by the update has to outlive the loop that overwrites it. Where the
-# update can't be written with the new value, `stored_after` orders the loops, for one more read.
+# update can't be written with the new value, `write_after` orders the loops, for one more read.
 EXCESS = {
     "adopt": Excess(1, 0, "`nu` is stored after the mean that it divides"),
     "diffgrad": Excess(3, 0, "`previous` is stored after the direction, which is stored for it"),

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fnopt.core import compute_dtype, is_narrow, nearest, stochastic_round
+from fnopt.core import compute_dtype, is_narrow, round_to_nearest, stochastic_round
 
 NARROW = {
     "bfloat16": (1e-30, 1e30),
@@ -33,7 +33,7 @@ def drawn(name, draws=64):
     x, dtype = jnp.asarray(numbers(name)), jnp.dtype(name)
     keys = jax.random.split(jax.random.key(1), draws)
     fn = jax.vmap(lambda key: stochastic_round(x, dtype, key).astype(jnp.float32))
-    return np.asarray(jax.jit(fn)(keys)), np.asarray(jax.jit(lambda: nearest(x, dtype))())
+    return np.asarray(jax.jit(fn)(keys)), np.asarray(jax.jit(lambda: round_to_nearest(x, dtype))())
 
 
 @every_dtype

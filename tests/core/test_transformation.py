@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import fnopt
-from fnopt.core import EmptyState, Member, foreign
+from fnopt.core import EmptyState, Member, from_pair
 
 
 class CountState(NamedTuple):
@@ -181,7 +181,7 @@ def test_pairs_of_functions_are_members_and_get_the_extras_they_take():
     tx = fnopt.chain((lambda params: (), update), (lambda params: (), lambda u, s, p=None: (u, s)))
     tx.update(PARAMS, tx.init(PARAMS), PARAMS, value=2.0, other=3.0)
     assert seen == {"value": 2.0}
-    assert isinstance(tx.transforms[0], foreign)
+    assert isinstance(tx.transforms[0], from_pair)
 
 
 def test_members_are_named():

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import default_float, is_inexact, leaves_with_names, per_row, shown
+from fnopt.core import default_float, is_inexact, leaf_text, leaves_with_names, per_row
 from fnopt.residuals import as_vector
 from fnopt.sharding import explicit_spec, replicate, reshard_to
 
@@ -87,8 +87,8 @@ def _check_leading(tree: Any, fits: int, what: str) -> None:
     for path, leaf in leaves_with_names(tree)[0]:
         if jnp.ndim(leaf) == 0 or leaf.shape[0] != fits:
             raise ValueError(
-                f"{NAME}: {what}: {shown(path)} has shape {jnp.shape(leaf)}, expected a leading "
-                f"axis of length {fits}, one entry for each fit."
+                f"{NAME}: {what}: {leaf_text(path)} has shape {jnp.shape(leaf)}, expected a "
+                f"leading axis of length {fits}, one entry for each fit."
             )
 
 

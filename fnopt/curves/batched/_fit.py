@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import Status, is_converged, messages, show_report
+from fnopt.core import Status, is_converged, show_report, status_messages
 
 
 class BatchFit(NamedTuple):
@@ -50,7 +50,7 @@ class BatchFit(NamedTuple):
     @property
     def message(self) -> list[str]:
         """Why each fit ended, in words. Outside `jax.jit` only."""
-        return messages(np.ravel(np.asarray(self.status)))
+        return status_messages(np.ravel(np.asarray(self.status)))
 
     _repr_pretty_ = show_report
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import missing_keys, written_for_jax
+from fnopt.core import explain_jax_errors, explain_missing_keys
 from fnopt.curves._curve_start import check_count_of_params, check_takes_tree
 from fnopt.curves.batched._data import NAME, Points, joined
 from fnopt.curves.batched._start import ParamLayout
@@ -43,7 +43,7 @@ def checked_model(
 
     def predict(x: Params, at: Any) -> Any:
         params = layout.params(x)
-        with missing_keys(params):
+        with explain_missing_keys(params):
             return f(at, *params) if layout.unpacked else f(at, params)
 
     one, numbers, at = _of_one_fit(x0, shared, own)
@@ -51,7 +51,7 @@ def checked_model(
         check_count_of_params(f, n, NAME)
     else:
         check_takes_tree(f, at, layout.shapes, NAME)
-    with written_for_jax(NAME):
+    with explain_jax_errors(NAME):
         found = recorded(predict, numbers, at) if _can_be_recorded(x0, shared, own) else None
         value = jax.eval_shape(predict, numbers, at) if found is None else found.returns
     _check_value(value, one.y.shape)
@@ -80,7 +80,7 @@ def checked_jacobian(
             )
         return J
 
-    with written_for_jax(NAME, "jac"):
+    with explain_jax_errors(NAME, "jac"):
         found = recorded(jacobian, numbers, at) if _can_be_recorded(x0, shared, own) else None
         if found is None:
             jax.eval_shape(jacobian, numbers, at)

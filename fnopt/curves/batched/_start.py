@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import compute_dtype, is_inexact, leaves_with_names, shown
+from fnopt.core import compute_dtype, is_inexact, leaf_text, leaves_with_names
 from fnopt.curves._curve_start import checked_bounds
 from fnopt.curves.batched._data import NAME
 from fnopt.residuals import Box, broadcast_prefix
@@ -159,7 +159,7 @@ def _per_fit(path: str, leaf: Any, fits: int, what: str = "p0") -> Any:
     if isinstance(leaf, (int, float)) or jnp.ndim(leaf) == 0 or leaf.shape[0] == fits:
         return leaf
     raise ValueError(
-        f"{NAME}: {what}: {shown(path)} has shape {jnp.shape(leaf)}, expected a scalar for all "
+        f"{NAME}: {what}: {leaf_text(path)} has shape {jnp.shape(leaf)}, expected a scalar for all "
         f"fits alike, or a leading axis of length {fits} for each its own."
     )
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.core import Tracer
 
-from fnopt.core import power_of_two
+from fnopt.core import floor_power_of_two
 from fnopt.curves.batched._data import FitUnits, Points, joined
 from fnopt.linear import divide
 from fnopt.residuals import Box, RobustCost
@@ -52,7 +52,7 @@ def in_units(
 
 def _units(x0: jax.Array, shared: Points, own: Points, losses: RobustCost | None) -> FitUnits:
     size = jnp.abs(x0)
-    params = jnp.where(_is_ordinary(size), jnp.ones_like(size), power_of_two(size))
+    params = jnp.where(_is_ordinary(size), jnp.ones_like(size), floor_power_of_two(size))
     points = joined(shared, own)
     assert points.y is not None
     y = jnp.abs(points.y.astype(x0.dtype))
@@ -63,7 +63,7 @@ def _units(x0: jax.Array, shared: Points, own: Points, losses: RobustCost | None
     counts = jnp.isfinite(y) if points.mask is None else jnp.isfinite(y) & points.mask
     most = jnp.max(jnp.where(counts, y, jnp.zeros_like(y)), axis=tuple(range(1, y.ndim)))
     far = jnp.where(most > 1, jnp.full_like(most, _LARGE), jnp.full_like(most, _SMALL))
-    unit = divide(far, power_of_two(most))
+    unit = divide(far, floor_power_of_two(most))
     return FitUnits(params, jnp.where(_is_ordinary(most), jnp.ones_like(most), unit))
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import HIGHEST, compute_dtype, real_dtype, root, sum_of_squares
+from fnopt.core import HIGHEST, compute_dtype, real_dtype, safe_sqrt, sum_of_squares
 from fnopt.gradients._lengths import unit_of
 from fnopt.sharding import product_sharding
 
@@ -123,7 +123,7 @@ def length(pairs: Sequence[Pair]) -> jax.Array:
     # The squares are of the fourth power in the factors: they leave float32 long before the norm.
     left, right = _unit([p.left for p in pairs]), _unit([p.right for p in pairs])
     scaled = [Pair(_divided(p.left, left), _divided(p.right, right)) for p in pairs]
-    norm = root(length_squared(scaled))
+    norm = safe_sqrt(length_squared(scaled))
     return left.astype(norm.dtype) * right.astype(norm.dtype) * norm
 
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt import tree
-from fnopt.core import Transformation, foreign, static
+from fnopt.core import Transformation, from_pair, static
 from fnopt.interop.optax_api._types import init_empty_state
 from fnopt.transforms import chain, identity
 
@@ -37,7 +37,7 @@ class _Kind(type):
     """The metaclass whose calls return transforms of gradients with an axis of examples."""
 
     def __call__(cls, init: Any, update: Any) -> _aggregating:
-        return _aggregating(foreign(init, update))
+        return _aggregating(from_pair(init, update))
 
     def __instancecheck__(cls, instance: Any) -> bool:
         one = instance.aggregator if isinstance(instance, _processed) else instance
@@ -128,7 +128,7 @@ def accumulate_avg_updates(accumulation_steps: int) -> Any:
         )
         return _released(step == accumulation_steps, step, mean)
 
-    return foreign(init, update)
+    return from_pair(init, update)
 
 
 def _released(ready: jax.Array, step: jax.Array, mean: Any) -> tuple[Any, Any]:

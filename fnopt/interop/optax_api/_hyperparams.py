@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Member, Transformation, default_float, increment, static, zero_count
+from fnopt.core import Member, Transformation, default_float, safe_increment, static, zero_count
 from fnopt.interop.optax_api._schedules import StatefulSchedule, WrappedSchedule
 
 
@@ -58,7 +58,9 @@ class _injected(Transformation):
         tx = self.factory(**now)
         updates, inner = tx.update(updates, state.inner_state, params, **extra_args)
         states = {name: fn.update(states[name], **extra_args) for name, fn in self.scheduled}
-        return updates, InjectStatefulHyperparamsState(increment(state.count), now, states, inner)
+        return updates, InjectStatefulHyperparamsState(
+            safe_increment(state.count), now, states, inner
+        )
 
     def members(self, state: Any = None) -> tuple[Member, ...]:
         """Transforms that are built from the numbers in the state."""

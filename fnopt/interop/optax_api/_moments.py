@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt import tree
-from fnopt.core import foreign
+from fnopt.core import from_pair
 from fnopt.interop.optax_api._aggregating import (
     Aggregator,
     get_batch_size_from_per_elt_updates,
@@ -113,7 +113,7 @@ def track_per_element_mean_and_variance_with_ema(ema_decay: Any = 0.9) -> Any:
             count=state.count + 1, mean_grads_ema=means, variance_grads_ema=variances
         )
 
-    return foreign(init, update)
+    return from_pair(init, update)
 
 
 def get_unbiased_mean_and_variance_ema(state: Any) -> tuple[Any, Any]:

@@ -19,7 +19,7 @@ def safe_increment(count: Any) -> jax.Array:
     """A count plus one, of any real dtype; the largest number of the dtype stays."""
     count = jnp.asarray(count)
     if not jnp.issubdtype(count.dtype, jnp.floating):
-        return core.increment(count)
+        return core.safe_increment(count)
     return jnp.minimum(count + jnp.ones_like(count), jnp.finfo(count.dtype).max)
 
 

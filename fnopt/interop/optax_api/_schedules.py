@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fnopt.core import increment, zero_count
+from fnopt.core import safe_increment, zero_count
 
 
 class StatefulSchedule(abc.ABC):
@@ -51,7 +51,7 @@ class WrappedSchedule(StatefulSchedule):
     def update(self, state: WrappedScheduleState, **extra_args: Any) -> WrappedScheduleState:
         """One step more."""
         del extra_args
-        return WrappedScheduleState(increment(state.count))
+        return WrappedScheduleState(safe_increment(state.count))
 
     def __call__(self, state: WrappedScheduleState, **extra_args: Any) -> Any:
         del extra_args

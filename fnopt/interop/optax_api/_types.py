@@ -6,14 +6,14 @@ import enum
 from typing import Any
 
 from fnopt.core import EmptyState as EmptyState
-from fnopt.core import Transformation, foreign
+from fnopt.core import Transformation, from_pair
 
 
 class _Pair(type):
     """The metaclass whose calls return fnopt transformations; all of these are its instances."""
 
     def __call__(cls, init: Any, update: Any) -> Transformation:
-        return foreign(init, update)
+        return from_pair(init, update)
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, Transformation)

@@ -15,9 +15,9 @@ from fnopt.core import (
     Status,
     as_transformation,
     check_count,
-    listing,
-    power_of_two,
-    written_for_jax,
+    explain_jax_errors,
+    floor_power_of_two,
+    names_text,
 )
 from fnopt.programs import (
     call_compiled,
@@ -184,7 +184,7 @@ def minimize(
         "callback": callback,
         "projection": projection,
     }
-    with first_call_hints(params, "fun"), written_for_jax("minimize", "fun"):
+    with first_call_hints(params, "fun"), explain_jax_errors("minimize", "fun"):
         if bounds is not None or constraints is not None:  # inside jit no value can be checked
             set_up(fun, params, args, has_aux, **options, projection=projection)
         plain_call = callback is None and projection is None and is_data((method, options, limits))
@@ -213,8 +213,8 @@ def _checked_method(method: Any, params: Any, bounds: Any, projection: Any) -> M
             return _automatic(params, bounds, projection)
         if method not in METHODS:
             raise ValueError(
-                f"minimize: method = {method!r}, expected 'auto', {listing(sorted(METHODS))}, or "
-                "an optimizer."
+                f"minimize: method = {method!r}, expected 'auto', {names_text(sorted(METHODS))}, "
+                "or an optimizer."
             )
         method = METHODS[method]()
     if not isinstance(method, MinimizeMethod):
@@ -222,8 +222,10 @@ def _checked_method(method: Any, params: Any, bounds: Any, projection: Any) -> M
         lost = sorted(set(method.tx.needs) - GIVEN)
         if lost:
             raise TypeError(
-                f"minimize: the method needs the extra arguments {listing(lost)}, which minimize "
-                f"doesn't have; it gives {listing(sorted(GIVEN))}. Write a loop around its update."
+                f"minimize: the method needs the extra arguments {names_text(lost)}, which "
+                "minimize "
+                f"doesn't have; it gives {names_text(sorted(GIVEN))}. Write a loop around its "
+                "update."
             )
     name = "an optimizer" if isinstance(method, optimizer_steps) else type(method).__name__
     if bounds is not None and not method.takes_bounds:
@@ -268,7 +270,7 @@ def _minimized(
         x = jnp.where(feasible, problem.project(x), x)
         unit = jnp.ones((), x.dtype)
         if method.wolfe is not None:  # an optimizer's numbers are in the user's units
-            unit = power_of_two(jnp.max(jnp.abs(x), initial=0))
+            unit = floor_power_of_two(jnp.max(jnp.abs(x), initial=0))
             problem = problem.in_unit(unit)
 
         def watch(state: MinimizeState, entry: StepHistory) -> jax.Array:

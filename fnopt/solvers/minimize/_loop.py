@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Status, increment, is_converged
+from fnopt.core import Status, is_converged, safe_increment
 from fnopt.linear import norm
 from fnopt.sharding import cond, while_loop
 from fnopt.solvers._stopping import SHARE, first_of
@@ -137,7 +137,7 @@ def iterate(
             fresh=fresh,
             restarts=jnp.where(over & ~accepted, restarts, state.restarts),
             restarted=jnp.where(fresh & over, point.value, state.restarted),
-            steps=increment(state.steps),
+            steps=safe_increment(state.steps),
             nfev=state.nfev + method.evaluations(state.memory),
         )
         return _watched(state, _judged(problem, method, tolerances, state, after, outcome), watch)

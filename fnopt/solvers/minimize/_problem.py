@@ -14,9 +14,9 @@ from fnopt.core import (
     check_returned,
     compute_dtype,
     is_inexact,
+    leaf_text,
     leaves_with_names,
     real_dtype,
-    shown,
     where,
 )
 from fnopt.jacobians import held_as_zeros, real_vector
@@ -234,7 +234,7 @@ def _projection(
         ):
             if jnp.shape(leaf) != jnp.shape(param):
                 raise ValueError(
-                    f"{where()}projection returned shape {jnp.shape(leaf)} for {shown(path)}, "
+                    f"{where()}projection returned shape {jnp.shape(leaf)} for {leaf_text(path)}, "
                     f"expected that of the params, {jnp.shape(param)}."
                 )
         return flat(tree)
@@ -253,11 +253,11 @@ def _box(bounds: Any, params: Any, made: Parametrisation, dtype: Any) -> Box | N
         boxes, made.kinds or (None,) * len(boxes), pairs, strict=True
     ):
         if jnp.iscomplexobj(leaf):
-            raise TypeError(f"{where()}{shown(path)} is complex: it can't have bounds.")
+            raise TypeError(f"{where()}{leaf_text(path)} is complex: it can't have bounds.")
         if kind is not None and not isinstance(kind, fixed) and not box.is_boundless():
             raise ValueError(
-                f"{where()}{shown(path)} has bounds and is {kind!r} as well; expected one of the "
-                "two. Leave its bounds out (None)."
+                f"{where()}{leaf_text(path)} has bounds and is {kind!r} as well; expected one of "
+                "the two. Leave its bounds out (None)."
             )
         if not isinstance(kind, (fixed, tied)):
             kept.append(box)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from fnopt.core import Params, Status, is_converged, messages, show_report
+from fnopt.core import Params, Status, is_converged, show_report, status_messages
 from fnopt.solvers.result._report import batch_report
 from fnopt.solvers.result._scipy_names import explained
 from fnopt.solvers.result._solution import StepHistory
@@ -59,7 +59,7 @@ class Minimum(NamedTuple, Generic[Params]):
     @property
     def message(self) -> Any:
         """Why it stopped, in words; for a batch a (nested) list. Outside jit only."""
-        return messages(self.status, _OF_A_FUNCTION)
+        return status_messages(self.status, _OF_A_FUNCTION)
 
     @property
     def converged(self) -> jax.Array:

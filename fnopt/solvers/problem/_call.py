@@ -14,11 +14,11 @@ import jax
 
 from fnopt.core import (
     check_returned,
+    explain_example_errors,
+    explain_missing_keys,
     is_array_like,
+    leaf_text,
     leaves_with_names,
-    missing_keys,
-    of_one_example,
-    shown,
     where,
 )
 from fnopt.jacobians import is_about_forward_mode
@@ -57,7 +57,7 @@ def checked_args(args: Any, caller: str = "least_squares") -> tuple[Any, ...]:
     for path, leaf in leaves_with_names(tuple(args))[0]:
         if not is_array_like(leaf):
             raise TypeError(
-                f"{caller}: args: {shown(path)} is {leaf!r}, expected arrays. What isn't one "
+                f"{caller}: args: {leaf_text(path)} is {leaf!r}, expected arrays. What isn't one "
                 "belongs into the function: functools.partial(residual_fn, ...) or a closure."
             )
     return tuple(args)
@@ -67,7 +67,7 @@ def checked_args(args: Any, caller: str = "least_squares") -> tuple[Any, ...]:
 def first_call_hints(params: Any = None, name: str = "residual_fn") -> Iterator[None]:
     """Adds to an error of a user's function what it comes from, most often."""
     try:
-        with missing_keys(params):
+        with explain_missing_keys(params):
             yield
     except (TypeError, AttributeError) as error:
         if _is_of_the_call(error):
@@ -143,7 +143,7 @@ def recorded_functions(
         batch, *rest = args
 
         def of_one(fn: Callable[..., Any], example: Any) -> Recorded | None:
-            with of_one_example("residual_fn", example):
+            with explain_example_errors("residual_fn", example):
                 return recorded(fn, seen, example, *rest)
 
         found = residual_fn.mapped(of_one, batch)

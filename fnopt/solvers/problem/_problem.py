@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import Value, leaves_with_names, matmul, shown
+from fnopt.core import Value, leaf_text, leaves_with_names, matmul
 from fnopt.jacobians import ravel, ravel_with_held, value_and_jacobian
 from fnopt.programs import alike_together
 from fnopt.residuals import (
@@ -320,7 +320,7 @@ def _is_fitted(kind: Value | None, box: Box, path: str) -> bool:
     """Whether a leaf is among the free variables; refuses bounds that can't be kept."""
     if kind is not None and not isinstance(kind, fixed) and not box.is_boundless():
         raise ValueError(
-            f"least_squares: {shown(path)} has bounds and is {kind!r} as well; expected one of "
+            f"least_squares: {leaf_text(path)} has bounds and is {kind!r} as well; expected one of "
             "the two. Leave its bounds out (None)."
         )
     return not isinstance(kind, (fixed, tied))

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import power_of_two
+from fnopt.core import floor_power_of_two
 from fnopt.sharding import pmax_rows
 from fnopt.solvers.problem._problem import Problem
 
@@ -32,7 +32,7 @@ def finer_unit(
     least = jnp.asarray(float(info.tiny) / float(info.eps), unit.dtype)
     largest = pmax_rows(jnp.max(_felt(problem, r), initial=0))
     finite = jnp.isfinite(largest) & (largest > 0)
-    finer = unit / power_of_two(largest)
+    finer = unit / floor_power_of_two(largest)
     # One that is subnormal, or whose inverse is, isn't exact.
     most = jnp.asarray(2.0**-4 / info.tiny, unit.dtype)
     finer = jnp.clip(finer, 1 / most, most)
@@ -80,11 +80,11 @@ class EndUnits(NamedTuple):
 def end_units(problem: Problem, r: jax.Array, J: jax.Array | None) -> EndUnits:
     """The units for derivatives at the end of a fit, from its residuals and their Jacobian."""
     felt = pmax_rows(jnp.max(_felt(problem, r), initial=0))
-    unit = 1 / power_of_two(felt)
+    unit = 1 / floor_power_of_two(felt)
     if J is None:
         return EndUnits(unit, jnp.ones((problem.flat.n,), r.dtype))
     columns = pmax_rows(jnp.max(jnp.abs(unit * J), axis=0, initial=0))
-    return lax.stop_gradient(EndUnits(unit, 1 / power_of_two(columns)))
+    return lax.stop_gradient(EndUnits(unit, 1 / floor_power_of_two(columns)))
 
 
 def _gram_in_unit(gram: Any, unit: jax.Array) -> Any:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import Params, is_converged, messages, show_report
+from fnopt.core import Params, is_converged, show_report, status_messages
 from fnopt.solvers.result._report import batch_report, listed, named_entries, report
 from fnopt.solvers.result._scipy_names import explained
 
@@ -143,7 +143,7 @@ class Solution(NamedTuple, Generic[Params]):
 
     def worded(self, names: Sequence[str] | None = None) -> Any:
         """The message, with the params that the data don't determine by these names."""
-        text = messages(self.status)
+        text = status_messages(self.status)
         if self.certificate is None or jnp.ndim(self.certificate.certified):
             return text
         if jnp.ndim(self.status) or not bool(self.converged):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import checked_chunk_size, global_norm, scan_chunks
+from fnopt.core import check_chunk_size, global_norm, scan_chunks
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._sums import weighted_total, zero_sums
 from fnopt.gradients.ghost._trace import Ghost, trace_ghost
@@ -54,7 +54,7 @@ def ghost_parity(
         in float32; where an example's gradient is a sum that nearly cancels, up to 1e-5.
     """
     spec = ExampleLoss(loss_fn, argnums, batch_argnums, has_aux, "ghost_parity")
-    chunk_size = checked_chunk_size(chunk_size, spec.name)
+    chunk_size = check_chunk_size(chunk_size, spec.name)
 
     def parity_fn(*args: Any, key: Any = None, **kwargs: Any) -> Parity:
         bound = spec.bind(args, kwargs, key)

@@ -8,13 +8,13 @@ import jax
 from jax.core import Tracer
 
 from fnopt.core._errors import where
-from fnopt.core._paths import leaves_with_names, shown
+from fnopt.core._paths import leaf_text, leaves_with_names
 
 # On automatic and on explicit meshes.
 _ELSEWHERE = "incompatible devices", "Mesh for all inputs should be equal"
 
 
-def name_devices(error: ValueError, updates: Any, **others: Any) -> None:
+def explain_device_errors(error: ValueError, updates: Any, **others: Any) -> None:
     """Raises an error that names the arrays on other devices, if JAX refused the step for them.
 
     Args:
@@ -36,9 +36,9 @@ def _elsewhere(updates: Any, others: dict[str, Any]) -> str | None:
     for what, tree in {"gradients": updates, **others}.items():
         for other, x in _placed(tree):
             if x.sharding.device_set != home.sharding.device_set:
-                leaf = f"{shown(other)} of {what}" if other else what
+                leaf = f"{leaf_text(other)} of {what}" if other else what
                 return (
-                    f"{leaf} has the sharding {x.sharding}, {shown(name)} of the gradients has "
+                    f"{leaf} has the sharding {x.sharding}, {leaf_text(name)} of the gradients has "
                     f"{home.sharding}: on other devices. Bring the state to where the params are "
                     "with jax.device_put(state, fnopt.distributed.state_sharding(tx, params)), or "
                     "to one device with jax.device_put(state, device)."

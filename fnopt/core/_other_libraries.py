@@ -1,4 +1,4 @@
-"""Advice for arguments that a recipe, or the class of a value, doesn't have."""
+"""Arguments and attributes of other libraries' optimizers, and what to write instead."""
 
 from __future__ import annotations
 
@@ -95,3 +95,31 @@ def _hint(name: str, given: str, known: list[str]) -> str:
     if given in _APART:
         return f" Write {_APART[given].format(f'fnopt.{name}(...)')}."
     return ""
+
+
+# What optimizers of other libraries have as methods and attributes, and what stands for it here.
+_STEP = "updates, state = tx.update(grads, state, params); params = fnopt.apply_updates(...)"
+_READ = "fnopt.hyperparams(tx, state) reads hyper-parameters, fnopt.slots(state) the rest"
+_ATTRIBUTES = {
+    **dict.fromkeys(("step", "apply", "apply_gradients", "apply_gradient", "get_updates"), _STEP),
+    "minimize": f"take the gradient with jax.grad, then {_STEP}; or call fnopt.minimize",
+    "apply_updates": "fnopt.apply_updates(params, updates)",
+    "zero_grad": "leave it out: jax.grad gives a new gradient each time",
+    **dict.fromkeys(
+        ("state", "slots", "variables", "state_dict", "load_state_dict", "iterations"),
+        f"state = tx.init(params), which you keep; {_READ}",
+    ),
+    **dict.fromkeys(("learning_rate", "lr", "param_groups", "hyperparams"), _READ),
+}
+
+
+def advice_for_attribute(name: str) -> str:
+    """Advice for a method or an attribute of another library's optimizers.
+
+    Args:
+        name: The attribute asked for.
+
+    Returns:
+        A sentence with a space in front, or nothing.
+    """
+    return f" Instead: {_ATTRIBUTES[name]}." if name in _ATTRIBUTES else ""

@@ -1,4 +1,4 @@
-"""Advice for names that `fnopt`, or one of its optimizers, doesn't have."""
+"""Names of other libraries that `fnopt` doesn't have, and what to write instead."""
 
 from __future__ import annotations
 
@@ -97,23 +97,7 @@ _ELSEWHERE = {
 }
 
 
-# What optimizers of other libraries have as methods and attributes, and what stands for it here.
-_STEP = "updates, state = tx.update(grads, state, params); params = fnopt.apply_updates(...)"
-_READ = "fnopt.hyperparams(tx, state) reads hyper-parameters, fnopt.slots(state) the rest"
-_ATTRIBUTES = {
-    **dict.fromkeys(("step", "apply", "apply_gradients", "apply_gradient", "get_updates"), _STEP),
-    "minimize": f"take the gradient with jax.grad, then {_STEP}; or call fnopt.minimize",
-    "apply_updates": "fnopt.apply_updates(params, updates)",
-    "zero_grad": "leave it out: jax.grad gives a new gradient each time",
-    **dict.fromkeys(
-        ("state", "slots", "variables", "state_dict", "load_state_dict", "iterations"),
-        f"state = tx.init(params), which you keep; {_READ}",
-    ),
-    **dict.fromkeys(("learning_rate", "lr", "param_groups", "hyperparams"), _READ),
-}
-
-
-def advice(name: str, homes: Mapping[str, Sequence[str]]) -> str:
+def suggest_name(name: str, homes: Mapping[str, Sequence[str]]) -> str:
     """Advice for an unknown name: near names, and the names of other libraries.
 
     Args:
@@ -135,15 +119,3 @@ def advice(name: str, homes: Mapping[str, Sequence[str]]) -> str:
     near = [plain] if plain in spellings else close or longer
     found = [f"fnopt.{spellings[n]}" for n in near]
     return f" Did you mean {' or '.join(found)}?" if found else ""
-
-
-def advice_for_attribute(name: str) -> str:
-    """Advice for a method or an attribute of another library's optimizers.
-
-    Args:
-        name: The attribute asked for.
-
-    Returns:
-        A sentence with a space in front, or nothing.
-    """
-    return f" Instead: {_ATTRIBUTES[name]}." if name in _ATTRIBUTES else ""

@@ -1,4 +1,4 @@
-"""Error messages for functions that aren't written for JAX."""
+"""Errors of users' functions, which say what to change: keys, batch axes, NumPy calls."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ import linecache
 import re
 import traceback
 from collections.abc import Iterator
+from typing import Any
 
 import jax
+
+from fnopt.core._checks import type_text
+from fnopt.core._errors import names_text
+from fnopt.core._paths import leaf_text, leaves_with_names
 
 _NUMPY = re.compile(r"\b(np|numpy|scipy|special|math)\.((?:\w+\.)*\w+)\s*\(")
 _WRITES = re.compile(r"[\w.]+\[[^=]*\]\s*[-+*/]?=(?!=)")
@@ -35,7 +40,7 @@ class NotForJaxError(TypeError):
 
 
 @contextlib.contextmanager
-def written_for_jax(name: str, fn: str = "f", is_another: bool = False) -> Iterator[None]:
+def explain_jax_errors(name: str, fn: str = "f", is_another: bool = False) -> Iterator[None]:
     """Turns an error from inside of JAX into one about the line of a function that caused it.
 
     Args:
@@ -85,3 +90,58 @@ def _cause(error: BaseException) -> tuple[str, tuple[str, str] | None]:
             module, name = found.groups()
             return line, (f"{module}.{name}", _OURS.get(module, "jnp.") + name)
     return last, None
+
+
+@contextlib.contextmanager
+def explain_missing_keys(params: Any) -> Iterator[None]:
+    """Adds to an error of a user's function which keys its params have.
+
+    Args:
+        params: What the function gets; looked at where it is a dict.
+    """
+    try:
+        yield
+    except KeyError as error:
+        if isinstance(params, dict):
+            keys = [path for path, _ in leaves_with_names(params)[0]]
+            error.add_note(f"params have the keys {names_text(keys)}.")
+        raise
+    except AttributeError as error:
+        if isinstance(error.obj, dict) and error.name in error.obj:
+            error.add_note(f"Of a dict write [{error.name!r}] in place of .{error.name}.")
+        raise
+
+
+@contextlib.contextmanager
+def explain_example_errors(name: str, example: Any, params: Any = None) -> Iterator[None]:
+    """Adds to an error with what the function was called, and what does not fit into one.
+
+    Args:
+        name: What the user called.
+        example: An example of the batch, without the axis of these.
+        params: What the function gets beside it.
+    """
+    try:
+        with explain_jax_errors(name, "the function"), explain_missing_keys(params):
+            yield
+    except NameError as error:
+        if "unbound axis name" not in str(error):
+            raise
+        raise ValueError(
+            f"{name}: the model takes statistics over a batch ({error}), as batch normalisation "
+            "does in training. Expected a function of ONE example: one that normalises with "
+            "running averages (use_running_average=True, eqx.nn.inference_mode, "
+            "is_training=False), or by LayerNorm or GroupNorm."
+        ) from error
+    except NotForJaxError:
+        raise  # it says all
+    except Exception as error:
+        leaves = leaves_with_names(example)[0]
+        seen = names_text([f"{leaf_text(path)}: {type_text(leaf)}" for path, leaf in leaves])
+        error.add_note(
+            f"{name} calls the function with ONE example, without the axis of the batch: {seen}. "
+            "What random layers need is part of it (a key for each example, jax.random.split(key, "
+            "n)). A function whose examples depend on each other has no such form: normalise with "
+            "running averages, by LayerNorm or GroupNorm."
+        )
+        raise

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 import fnopt
-from fnopt.core import by_kind
+from fnopt.core import stack_alike
 from fnopt.programs import jaxprs
 from tests.contract.trees import many_leaves
 
 
 def test_small_arrays_of_one_type_are_one_array_and_others_stay():
     leaves = [*jax.tree.leaves(many_leaves(40)), jnp.ones(3, jnp.bfloat16)]
-    found = by_kind(leaves)
+    found = stack_alike(leaves)
     assert sorted(i for own in found for i in own.places) == list(range(41))
     assert sorted(own.array.shape for own in found if len(own.places) > 1) == [
         (10,),

@@ -19,7 +19,7 @@ _FEW = 8  # arrays of one type, that are left as they are
 _SMALL = 4096  # numbers of an array that may be copied
 
 
-class Kind(NamedTuple):
+class ArrayStack(NamedTuple):
     """Arrays of one type along a leading axis, or one array by itself."""
 
     places: list[int]  # among all arrays
@@ -32,36 +32,36 @@ class Kind(NamedTuple):
         return jax.vmap(fn)(self.array, *(n[np.asarray(self.places)] for n in numbers))
 
 
-def by_kind(arrays: Sequence[jax.Array]) -> list[Kind]:
+def stack_alike(arrays: Sequence[jax.Array]) -> list[ArrayStack]:
     """Stacks small arrays of which there are many of one type; any other is a kind by itself.
 
     Along an axis of their own, not end to end: what a compiler has divided over devices stays so.
     """
-    kinds: dict[Any, list[int]] = {}
+    stacks: dict[Any, list[int]] = {}
     for i, x in enumerate(arrays):
         stays = x.size > _SMALL or is_sharded(x)
-        kinds.setdefault(i if stays else jax.typeof(x), []).append(i)
+        stacks.setdefault(i if stays else jax.typeof(x), []).append(i)
     found = []
-    for places in kinds.values():
+    for places in stacks.values():
         if len(places) < _FEW:
-            found += [Kind([i], arrays[i]) for i in places]
+            found += [ArrayStack([i], arrays[i]) for i in places]
         else:
-            found.append(Kind(places, jnp.stack([arrays[i] for i in places])))
+            found.append(ArrayStack(places, jnp.stack([arrays[i] for i in places])))
     return found
 
 
-def each_in_order(
-    kinds: Sequence[Kind], fn: Callable[..., jax.Array], *numbers: jax.Array
+def map_stacks(
+    stacks: Sequence[ArrayStack], fn: Callable[..., jax.Array], *numbers: jax.Array
 ) -> jax.Array:
     """A function of every array, along a leading axis in which they are as they came.
 
     Args:
-        kinds: What `by_kind` made of the arrays; at least one.
+        stacks: What `stack_alike` made of the arrays; at least one.
         fn: From an array, and a number for each of `numbers`, to an array.
         numbers: Of each, one for every array.
     """
-    found = [kind.map(fn, *numbers) for kind in kinds]
-    places = np.concatenate([kind.places for kind in kinds])
+    found = [stack.map(fn, *numbers) for stack in stacks]
+    places = np.concatenate([stack.places for stack in stacks])
     in_order = (np.diff(places) == 1).all()
     together = jnp.concatenate(found)
     return together if in_order else together[np.argsort(places)]

@@ -92,7 +92,7 @@ def apply_updates(params: Params, updates: Any) -> Params:
     r"""Add updates to parameters: :math:`\theta \leftarrow \theta + u`, leaf by leaf.
 
     The sum is made in the wider of the two dtypes (at least float32) and stored in the params'
-    dtype. A `None` update leaves its param as it is. Params of integers or bools (a counter inside
+    dtype. A `None` update doesn't change its param. Params of integers or bools (a counter inside
     a model) take updates of integers only, and are added exactly.
 
     Args:

@@ -100,7 +100,7 @@ class DistributedCost:
     """Cost of a training step for each distribution strategy; `print` shows a table.
 
     Attributes:
-        devices: How many devices.
+        devices: Number of devices.
         ways: By name, what each of them costs on every device.
     """
 

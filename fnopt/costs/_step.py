@@ -93,7 +93,7 @@ def step_cost(
         is executed.
 
     Raises:
-        TypeError: The loss is not a scalar; `tx` is no optimizer; an argument is not an array.
+        TypeError: The loss is not a scalar; `tx` isn't an optimizer; an argument is not an array.
         ValueError: As `fnopt.costs.cost`.
 
     Example:

@@ -53,7 +53,7 @@ def top_eigenvalues(
         product: `v -> A v`, from a tree to a tree like it: a :func:`hvp` or :func:`ggn_vp` with
             its params and batch.
         like: The tree, of floating arrays; its values don't matter.
-        key: One PRNG key, for the first vector.
+        key: A PRNG key for the first vector.
         k: How many eigenvalues.
         iterations: `m`, how many products; at most the number of params. `m` vectors are kept.
         which: `'largest'`, `'smallest'` or `'magnitude'`.

@@ -30,7 +30,8 @@ def plot_fit(fit: Any, *, level: float = 0.95, axes: Any = None) -> Any:
 
     Raises:
         TypeError: If `fit` isn't the result of `curve_fit`.
-        ValueError: If the positions of the data aren't one-dimensional, or `level` is no fraction.
+        ValueError: If the positions of the data aren't one-dimensional, or `level` isn't between 0
+            and 1.
         ImportError: If matplotlib isn't installed.
 
     Example:

@@ -257,7 +257,7 @@ def confidence_intervals(
         don't determine. Those of a parameter on a manifold are tangent coordinates around 0.
 
     Raises:
-        ValueError: If `level` is no fraction.
+        ValueError: If `level` isn't between 0 and 1.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -305,8 +305,8 @@ def predict_band(
         say.
 
     Raises:
-        TypeError: If `predict` is no function.
-        ValueError: If `level` is no fraction.
+        TypeError: If `predict` isn't a function.
+        ValueError: If `level` isn't between 0 and 1.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

@@ -62,8 +62,8 @@ class diloco(Transformation):
     `sgd(0.7, momentum=0.9, nesterov=True)`). The traffic is one all-reduce of the params' size
     every `H` steps instead of every step; with `block_size` it is sent as 8-bit codes, which takes
     a quarter of that: two bytes a number for each worker (an all-to-all, so that each worker sums a
-    part, and an all-gather of the parts) instead of eight. What rounding leaves out of a message
-    is added to the next one (error feedback), so that it delays a move and loses none.
+    part, and an all-gather of the parts) instead of eight. The rounding error of a
+    message is added to the next one (error feedback), so it delays an update and loses nothing.
 
     It runs inside `jax.shard_map` (or `jax.vmap` with a name), each worker with its own params
     and state: outside they have a leading axis of workers. `update` takes two more arguments, a

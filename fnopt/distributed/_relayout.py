@@ -97,8 +97,8 @@ def scatter_state(
         state: The state of the optimizer without it.
         params: The params, on the mesh.
         mesh: The mesh; by default the one that the params are on.
-        requantize: Whether codes whose blocks the parts cut through are rounded anew, in the blocks
-            of the parts.
+        requantize: Whether codes whose blocks the parts cut through are rounded again, in the
+            blocks of the parts.
 
     Returns:
         The state, its slots divided over the devices of `tx`'s axis.

@@ -32,7 +32,7 @@ class ExampleInfo(NamedTuple):
         loss: The loss of every example, `[n]`.
         norm: The global norm of every example's gradient before clipping, `[n]`, at least
             float32. A value that isn't finite says which example has a bad gradient.
-        aux: What the loss returned beside its value, with a leading example axis; else `None`.
+        aux: The auxiliary output of the loss, with a leading example axis; else `None`.
         parts: Where `clip_norm` is a tree: the norms of the parts, a tree of `[n]`; else `None`.
     """
 
@@ -79,7 +79,7 @@ def clipped_grad(
             that of those it names (a skipped example counts, with a gradient of zero). For
             private training divide the sum by the expected number instead.
         method: `'ghost'` finds where each param enters and computes norms from activations and
-            cotangents, without forming the gradients of matrices that are large beside them
+            cotangents, without forming the gradients of matrices that are larger than them
             (`ghost_report` shows which); `'vmap'` takes all gradients at once; `'chunked'` takes
             them chunk by chunk. `'auto'` is `'ghost'` where that stores less for an example than
             its gradient, else `'chunked'`.

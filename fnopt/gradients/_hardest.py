@@ -31,7 +31,7 @@ class HardExamples(NamedTuple):
         score: What they were chosen by, `[k]`.
         loss: Their losses, `[k]`.
         norm: The norms of their gradients, `[k]`.
-        aux: What the loss returned beside its value for them; else `None`.
+        aux: The auxiliary output of the loss for them; else `None`.
     """
 
     index: jax.Array

@@ -37,7 +37,7 @@ class Totals(NamedTuple):
         counts: Which examples count, bool `[n]`; `None` for all.
         loss: The loss of every example, `[n]`.
         norm: The norm of every example's gradient, `[n]`.
-        aux: What the loss returned beside its value.
+        aux: The auxiliary output of the loss.
     """
 
     moments: Moments

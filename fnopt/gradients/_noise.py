@@ -61,7 +61,7 @@ def add_noise(
         key: One PRNG key.
         noise_multiplier: `sigma` >= 0; a number or a scalar array.
         clip_norm: The `clip_norm` that the gradients were clipped to, a number or a tree of them.
-        step: The number of the step, folded into the key so that one key serves a whole training;
+        step: The step number, folded into the key so that one key serves a whole training;
             `None` uses the key as it is: never use one twice.
         batch_size: What the sum was divided by, if it was. Divide by the *expected* size of a
             batch: its actual size is itself a secret.

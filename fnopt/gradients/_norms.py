@@ -46,7 +46,7 @@ def per_example_norms(
         batch_argnums: Which positional arguments have a leading example axis; by default all
             after the last of `argnums`.
         method: `'ghost'` finds where each param enters and computes norms from activations and
-            cotangents, without forming the gradients of matrices that are large beside them
+            cotangents, without forming the gradients of matrices that are larger than them
             (`ghost_report` shows which); `'vmap'` takes all gradients at once; `'chunked'` takes
             them chunk by chunk. `'auto'` is `'ghost'` where that stores less for an example than
             its gradient, else `'chunked'`.

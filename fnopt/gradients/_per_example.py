@@ -31,7 +31,7 @@ def per_example_grads(
         has_aux: Whether `loss_fn` returns `(value, aux)`.
         batch_argnums: Which positional arguments have a leading example axis on every leaf. By
             default all that come after the last of `argnums`. The others, and every keyword
-            argument, are handed to all examples as they are.
+            argument, are passed to all examples unchanged.
         chunk_size: How many examples to differentiate at once, which bounds the memory of
             activations; the result is the same. It need not divide the batch, but a remainder
             costs a copy of the result. `None` for all.
@@ -41,7 +41,7 @@ def per_example_grads(
         leaves have a leading axis of `n` examples, in the dtype of the params (a tuple of trees
         for a sequence `argnums`). With `has_aux`, `(gradients, aux)`, with the example axis in
         front of every leaf of `aux` too. If `key` is given, example `i` calls the loss with
-        `key=jax.random.fold_in(key, i)`, whatever the chunk size.
+        `key=jax.random.fold_in(key, i)`, independent of the chunk size.
 
     Raises:
         TypeError: If a parameter isn't floating, or the loss doesn't return a real scalar.

@@ -54,7 +54,7 @@ def poisson_batch(
         rate: `q`, the probability of each; a number, or a scalar array, which may be traced.
         capacity: The size of the padded batch, at most `size`. It has to be given if the rate is
             traced.
-        step: The number of the step, folded into the key so that one key serves a whole training;
+        step: The step number, folded into the key so that one key serves a whole training;
             `None` uses the key as it is: never use one twice.
 
     Returns:

@@ -28,7 +28,7 @@ class GradientSimilarity(NamedTuple):
             direction. Right for gradients whose inner products overflow or underflow, too.
         norm: The norm of every example's gradient, `[n]`.
         loss: The loss of every example, `[n]`.
-        aux: What the loss returned beside its value; else `None`.
+        aux: The auxiliary output of the loss; else `None`.
         other_norm: The norms of the other batch, `[m]`; `None` without one.
         other_loss: Its losses, `[m]`; `None` without one.
     """

@@ -37,7 +37,7 @@ class GradientStatistics(NamedTuple):
         loss: The loss of every example, `[n]`.
         norm: The global norm of every example's gradient, `[n]`. A value that isn't finite says
             which example has a bad gradient.
-        aux: What the loss returned beside its value; else `None`.
+        aux: The auxiliary output of the loss; else `None`.
         count: How many examples count, int32.
         alignment: With `alignment=True`: the cosine of the angle between the gradient of every
             example and the mean of those of all others, `[n]`; else `None`.
@@ -76,7 +76,7 @@ def gradient_statistics(
 
     No gradient of an example is kept, so it costs little more than the mean gradient. Squares are
     taken around one gradient of each chunk, and chunks are merged by their means, so that a spread
-    that is small beside the mean keeps its digits. A second pass (one forward-mode derivative
+    that is small relative to the mean keeps its digits. A second pass (one forward-mode derivative
     along the mean) says which examples disagree with the others:
 
     .. math:: \mathrm{alignment}_i = \cos\Bigl(g_i, \sum_{j \ne i} g_j\Bigr)

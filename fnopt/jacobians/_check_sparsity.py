@@ -24,7 +24,7 @@ def check_sparsity(
 
     An entry that the pattern of `sparse_jacobian` lacks is taken for another one, and nothing
     tells. But it changes products: here one with a random vector is compared with the exact
-    one. All entries that aren't zero at these params are found, whatever their places.
+    one. All entries that aren't zero at these params are found, at any position.
 
     Args:
         fn: `fn(params, ...)`, as for `sparse_jacobian`.

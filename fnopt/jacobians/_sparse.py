@@ -56,7 +56,7 @@ def sparse_jacobian(
         pattern: Where the Jacobian may have entries, outputs and params each laid end to end: a
             boolean array of shape `[m, n]`, a pair `(rows, cols)` of int arrays, or a SciPy sparse
             matrix. A complex output has rows for its real part, then for its imaginary part. None
-            to have it found.
+            to find it.
         mode: `'forward'` colours columns, `'reverse'` rows, `'auto'` takes what needs the fewest
             passes, of columns, rows or both, in the modes that `fn` has.
 

@@ -42,7 +42,7 @@ def matrix_inverse_pth_root(
         that is not small (or NaN) says that the root is not to be trusted.
 
     Raises:
-        ValueError: If the matrix isn't square, or `p` is no positive number.
+        ValueError: If the matrix isn't square, or `p` isn't a positive number.
 
     Example:
         >>> import jax.numpy as jnp

@@ -83,8 +83,8 @@ def ctc_loss_with_forward_probs(
         logit_paddings: `[B, T]`; not 0 where a frame is padding (what it holds doesn't matter).
         labels: Integers `[B, N]`.
         label_paddings: `[B, N]`; not 0 where a label is padding. Padding is at the end.
-        blank_id: The class :math:`\epsilon` that stands for no label.
-        log_epsilon: What stands for the logarithm of 0: a sequence that can't be aligned (more
+        blank_id: The class :math:`\epsilon` of the blank.
+        log_epsilon: The logarithm of 0: a sequence that can't be aligned (more
             labels than frames) has about this loss, with the sign turned.
 
     Returns:
@@ -153,8 +153,8 @@ def ctc_loss(
         logit_paddings: `[B, T]`; not 0 where a frame is padding (what it holds doesn't matter).
         labels: Integers `[B, N]`.
         label_paddings: `[B, N]`; not 0 where a label is padding. Padding is at the end.
-        blank_id: The class that stands for no label.
-        log_epsilon: What stands for the logarithm of 0: a sequence that can't be aligned (more
+        blank_id: The class of the blank.
+        log_epsilon: The logarithm of 0: a sequence that can't be aligned (more
             labels than frames) has about this loss, with the sign turned.
 
     Returns:

@@ -59,7 +59,7 @@ def kl_divergence(
 def kl_divergence_with_log_targets(
     log_predictions: Any, log_targets: Any, axis: Any = -1, where: Any = None
 ) -> jax.Array:
-    r"""The Kullback-Leibler divergence of distributions that are both given by logarithms.
+    r"""The Kullback-Leibler divergence of distributions that are given by their logarithms.
 
     .. math:: \mathrm{KL}(p \,\|\, q) = \sum_i e^{\log p_i} \left( \log p_i - \log q_i \right)
 

@@ -73,8 +73,8 @@ def multiclass_hinge_loss(scores: Any, labels: Any) -> jax.Array:
 
     Args:
         scores: :math:`x`, floating; the classes are on the last axis.
-        labels: :math:`c`, integers, of the shape of `scores` without its last axis. A number that
-            is no class gives NaN.
+        labels: :math:`c`, integers, of the shape of `scores` without its last axis. A label
+            outside the classes gives NaN.
 
     Returns:
         The losses, of the shape of `labels`; at least float32.
@@ -97,8 +97,8 @@ def multiclass_perceptron_loss(scores: Any, labels: Any) -> jax.Array:
 
     Args:
         scores: :math:`x`, floating; the classes are on the last axis.
-        labels: :math:`c`, integers, of the shape of `scores` without its last axis. A number that
-            is no class gives NaN.
+        labels: :math:`c`, integers, of the shape of `scores` without its last axis. A label
+            outside the classes gives NaN.
 
     Returns:
         The losses, of the shape of `labels`; at least float32.

@@ -96,7 +96,7 @@ def emit(sink: Sink, step: Any, metrics: Callable[[], Any], *, every: int = 1) -
         every: Sends the steps 0, `every`, 2 `every`, ...
 
     Raises:
-        TypeError: If `metrics` is no function, or the step no integer.
+        TypeError: If `metrics` isn't a function, or the step isn't an integer.
         ValueError: If `every` is below 1.
 
     Example:

@@ -36,7 +36,7 @@ def is_dead(h: Thresholds, rms: jax.Array, present: jax.Array) -> tuple[jax.Arra
 
 
 def is_vanishing(h: Thresholds, rms: jax.Array, present: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Whether each group is negligible beside the largest, and whether it clearly is not."""
+    """Whether each group is negligible relative to the largest, and whether it clearly is not."""
     counts = present & jnp.isfinite(rms)
     largest = jnp.max(jnp.where(counts, rms, jnp.zeros_like(rms)), initial=0)
     bound = h.vanishing * largest

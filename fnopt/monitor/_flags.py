@@ -26,10 +26,10 @@ class Flag(enum.IntEnum):
 
     Attributes:
         FINE: No warning.
-        DEAD: The gradient is negligible beside those of most layers.
+        DEAD: The gradient is negligible relative to those of most layers.
         EXPLODING: Its norm is far above what it used to be.
         NONFINITE: It has NaN or infinities in it.
-        VANISHING: It is negligible beside the largest layer's.
+        VANISHING: It is negligible relative to the largest layer's.
         HALF_DEAD: Half of its elements or more are zero.
 
     Example:
@@ -103,34 +103,33 @@ class FlagReport(NamedTuple):
 class health_flags(Value):
     r"""Detect dead, vanishing and exploding layers from successive `Health` values.
 
-    A group is seen as *dead* where the root mean square :math:`r_\ell` of its gradient is
-    negligible beside the median group's, as *exploding* where its norm :math:`n_\ell` is far above
-    its own usual one :math:`\bar n_\ell`, or large absolutely:
+    A group is *dead* if the root mean square :math:`r_\ell` of its gradient is negligible relative
+    to that of the median group. It is *exploding* if its norm :math:`n_\ell` is far above its usual
+    norm :math:`\bar n_\ell`, or above an absolute limit:
 
     .. math::
         r_\ell \le d \cdot \operatorname{median}_k r_k, \qquad
         n_\ell > e\, \bar n_\ell \ \text{ or } \ n_\ell > c
 
-    A network of many saturating layers has no layer that is negligible beside the median one, and
-    yet its first ones learn nothing: they are *vanishing*, negligible beside the largest,
-    :math:`r_\ell \le v \max_k r_k`. A group is *half dead* where half of its elements or more are
-    exactly zero, as behind units that are never active; only where `zeros` is among the
-    statistics. A batch of one example leaves half of all rectified units inactive: for such batches
-    raise `zeros`.
+    A group is *vanishing* if it is negligible relative to the largest group,
+    :math:`r_\ell \le v \max_k r_k`, like the first of many saturating layers. It is *half dead* if
+    at least half of its elements are exactly zero, as behind units that are never active; this flag
+    needs `zeros` among the statistics. A batch of one example leaves half of all rectified units
+    inactive: raise `zeros` for such batches.
 
-    A bias is judged with the weights beside it: it is neither dead nor vanishing while they are
-    not, since biases of attention's keys and those before a normalisation never have a gradient.
-    Weights are half dead only if their bias is too, and a matrix without a bias is not judged:
-    rows of an embedding that nobody looked up and inputs that are always zero are no dead units.
+    A bias is dead or vanishing only if the weights of its layer are, because biases of attention
+    keys and biases before a normalisation never have a gradient. Weights are half dead only if
+    their bias is. A matrix without a bias is never half dead, because rows of an embedding that a
+    batch doesn't use, and inputs that are always zero, aren't dead units.
 
     :math:`\bar n_\ell` is an exponential geometric mean over the observations that were neither
     zero nor flagged, which rises and never falls, so a fit that converges may tremble; it counts as
     a tenth of the median group's at least. Both tests are free of the scale of the loss, the
     absolute one apart.
 
-    One odd batch is no disease, and no cure either: a flag rises after `patience` such
-    observations in a row, and falls after as many in a row beyond the threshold by the factor
-    `release`. The flag for infinite or NaN elements rises at once.
+    A flag rises after `patience` such observations in a row. It falls after as many observations
+    in a row that are beyond the threshold by the factor `release`. The flag for infinite or NaN
+    elements rises at once.
 
     It is a pair of pure functions: `init(groups)` and `update(health, state)`.
 

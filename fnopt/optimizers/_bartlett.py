@@ -40,7 +40,7 @@ class gauss_newton_bartlett_estimator_diag_hessian(Transformation):
     an array of shape (..., classes), with one example (or token) for each index in front.
 
     Args:
-        random_seed: A whole number, for the labels.
+        random_seed: An integer, the seed of the labels.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

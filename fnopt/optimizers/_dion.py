@@ -25,7 +25,7 @@ class ScaleByDionState(NamedTuple):
     """Step count, the momentum, and for every matrix a basis of its shorter side.
 
     Attributes:
-        count: How many steps were made.
+        count: Number of steps.
         mu: The momentum less what updates have taken out of it.
         basis: Columns of length 1, `[m, r]`.
     """
@@ -50,12 +50,12 @@ class scale_by_dion(Matrixwise):
     Args:
         rank: The rank `r` as a share of the shorter side.
         decay: :math:`\mu`: what is left in the momentum of the part that an update takes.
-        random_seed: A whole number, for the first basis.
+        random_seed: An integer, the seed of the first basis.
         mu_dtype: Storage dtype of the momentum; by default the params' own, but at least float32.
         weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
 
     Raises:
-        ValueError: In use, if a leaf is no matrix.
+        ValueError: In use, if a leaf isn't a matrix.
         TypeError: From `init`, for complex params.
 
     Example:

@@ -71,7 +71,7 @@ class scale_by_dog(Transformation):
               {\sqrt{\sum_{i \le t} \lVert g_i \rVert^2 + \epsilon}}\, g_t
 
     Args:
-        init_step: What stands for the distance before the first step: `('distance', r)`,
+        init_step: The distance before the first step: `('distance', r)`,
             `('heuristic', r)` for :math:`r\,(1 + \lVert \theta_0 \rVert)`, or
             `('learning_rate', eta)`, the whole factor of the first step.
         eps: :math:`\epsilon`.
@@ -194,7 +194,7 @@ def dog(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`; 1 is the method.
-        init_step: What stands for the distance before the first step; see `scale_by_dog`.
+        init_step: The distance before the first step; see `scale_by_dog`.
         eps: :math:`\epsilon`.
         weight_decay: A multiple of the params that is added to gradients. None for none.
         mask: Which leaves decay; see `add_decayed_weights`. None for all.

@@ -39,7 +39,7 @@ class ScaleByGaloreState(NamedTuple):
     """Step count, the directions of every matrix, and the state of the inner optimizer.
 
     Attributes:
-        count: How many steps were made.
+        count: Number of steps.
         projector: For every matrix orthonormal columns along its longer side.
         base_optimizer_state: That of the inner optimizer, for the projected gradients.
     """

@@ -49,7 +49,7 @@ class ScaleByKlShampooState(NamedTuple):
     """Step count, the mean gradient, and for every matrix two factors in bases of their own.
 
     Attributes:
-        count: How many steps were made.
+        count: Number of steps.
         mu: The mean gradient.
         factors: The covariances of rows and of columns; the shorter side first.
         bases: Their eigenvectors as of the last refresh, in columns.
@@ -88,7 +88,7 @@ class scale_by_kl_shampoo(Matrixwise):
     gradient, which may be of any size (the first ones that count, or of a bad batch): no update is
     longer than one of root mean square 10, a bound that the authors' code doesn't have.
 
-    Stored are, for a matrix `[m, n]`, `m n + 2 (m^2 + n^2) + m + n` numbers. A
+    For a matrix `[m, n]`, the state has `m n + 2 (m^2 + n^2) + m + n` numbers. A
     gradient that is not finite never gets into factors, bases and eigenvalues; the mean is as lost
     as Adam's, so keep `apply_if_finite` around.
 
@@ -107,7 +107,7 @@ class scale_by_kl_shampoo(Matrixwise):
         weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
 
     Raises:
-        ValueError: In use, if a leaf is no matrix.
+        ValueError: In use, if a leaf isn't a matrix.
         TypeError: From `init`, for complex params.
 
     Example:

@@ -37,7 +37,7 @@ def matrix_axes(
     batched products and of scans are a batch of matrices. Layers stacked for `jax.lax.scan`,
     experts under `vmap`, attention kernels of three axes and convolutions are found, for every
     model library and whatever the names are. Lookup tables (also tied ones), biases, scales and
-    kernels of depthwise convolutions are no matrices.
+    kernels of depthwise convolutions aren't matrices.
 
     Experts that share their inputs are one wide matrix, as in the program; experts with inputs of
     their own are a batch. A head is a matrix here, and so is a fused kernel (query, key and value
@@ -54,7 +54,7 @@ def matrix_axes(
         `weight_dimension_numbers` of every matrix method. It only traces: arrays or their shapes.
 
     Raises:
-        TypeError: In use, if the loss is no scalar.
+        TypeError: In use, if the loss isn't a scalar.
         ValueError: In use, if a pattern in `changes` matches no leaf.
 
     Example:

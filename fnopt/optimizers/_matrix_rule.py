@@ -57,7 +57,7 @@ class MatrixDimensionNumbers(Value):
             that holds query, key and value side by side, `(512, 64, 64)` for grouped queries.
 
     Raises:
-        TypeError: If an axis is no whole number.
+        TypeError: If an axis isn't an integer.
         ValueError: In use, if axes don't exist or overlap, or parts don't add up; the message names
             the leaf.
 

@@ -50,7 +50,7 @@ class orthogonalize(Matrixwise):
             leaves, a tree of them, or `fnopt.by_path(fn)`. None for leaves of two axes.
 
     Raises:
-        ValueError: In use, if a leaf is no matrix.
+        ValueError: In use, if a leaf isn't a matrix.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

@@ -46,7 +46,7 @@ class ScaleByPsgdKronState(NamedTuple):
     """Step count, the mean gradient, and for every matrix two triangular factors.
 
     Attributes:
-        count: How many steps were made.
+        count: Number of steps.
         mu: The mean gradient.
         factors: Upper triangles; the shorter side first, None for a side that is left alone.
     """
@@ -72,7 +72,7 @@ class scale_by_psgd_kron(Matrixwise):
     identity by which the first update has the mean square 1, so that the units of the loss don't
     matter (in the author's code, if it may choose, the mean fourth power is 1).
 
-    Stored are, for a matrix `[m, n]`, `m n + m^2 + n^2` numbers. A gradient that is not finite
+    For a matrix `[m, n]`, the state has `m n + m^2 + n^2` numbers. A gradient that is not finite
     never gets into the factors.
 
     Args:
@@ -85,7 +85,7 @@ class scale_by_psgd_kron(Matrixwise):
         initial_scale: What :math:`Q_L \otimes Q_R` is at first; None for what is said above.
 
     Raises:
-        ValueError: In use, if a leaf is no matrix.
+        ValueError: In use, if a leaf isn't a matrix.
         TypeError: From `init`, for complex params.
 
     Example:

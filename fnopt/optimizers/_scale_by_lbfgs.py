@@ -50,7 +50,7 @@ class scale_by_lbfgs(Transformation):
 
     Raises:
         ValueError: If `memory_size` is below 1.
-        TypeError: If it is no whole number.
+        TypeError: If it isn't an integer.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

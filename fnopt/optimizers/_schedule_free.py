@@ -44,7 +44,7 @@ def schedule_free_sgd(
         learning_rate: :math:`\eta`; often larger than with a schedule.
         warmup_steps: Over how many steps it grows from 0, which is the first step's. None for no
             warm-up.
-        b1: :math:`\beta_1`, which stands for momentum.
+        b1: :math:`\beta_1`, in place of momentum.
         weight_decay: :math:`\lambda`, a multiple of the params added to gradients. None for none.
         weight_lr_power: The power of the rate that points are weighted with.
         state_dtype: Storage dtype of :math:`z`; by default the params' own, but at least float32.
@@ -93,7 +93,7 @@ def schedule_free_adamw(
         learning_rate: :math:`\eta`; often larger than with a schedule.
         warmup_steps: Over how many steps it grows from 0, which is the first step's. None for no
             warm-up.
-        b1: :math:`\beta_1`, which stands for momentum.
+        b1: :math:`\beta_1`, in place of momentum.
         b2: Decay of the mean square.
         eps: :math:`\epsilon`.
         weight_decay: :math:`\lambda`, decoupled.

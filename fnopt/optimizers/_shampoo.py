@@ -50,7 +50,7 @@ class ScaleByShampooState(NamedTuple):
     """Step count, averages, and for every matrix (or block) two factors and their inverse roots.
 
     Attributes:
-        count: How many steps were made.
+        count: Number of steps.
         mu: The mean gradient.
         nu: The mean square, for Adam's length; None with another grafting.
         factors: The means (or sums) of `G G^T` and `G^T G`; the shorter side first.
@@ -82,7 +82,7 @@ class scale_by_shampoo(Matrixwise):
     `precondition_frequency` steps, from eigenvalues, of all matrices of a shape together. Sides
     longer than a block are cut into parts of about one size.
 
-    Stored are, for a matrix `[m, n]`, `m n` numbers (`2 m n` with Adam's length) and
+    For a matrix `[m, n]`, the state has `m n` numbers (`2 m n` with Adam's length) and
     `2 (m^2 + n^2)` for factors and roots, less with blocks. A gradient that is not finite
     never gets into factors and roots.
 
@@ -100,7 +100,7 @@ class scale_by_shampoo(Matrixwise):
         weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
 
     Raises:
-        ValueError: In use, if a leaf is no matrix.
+        ValueError: In use, if a leaf isn't a matrix.
         TypeError: From `init`, for complex params.
 
     Example:

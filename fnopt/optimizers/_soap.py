@@ -45,7 +45,7 @@ class ScaleBySoapState(NamedTuple):
     """Step count, Adam's averages, and for every matrix two factors and their bases.
 
     Attributes:
-        count: How many steps were made.
+        count: Number of steps.
         mu: The mean gradient, in the axes of the params.
         nu: The mean square, in the bases.
         factors: For every matrix the means of `G G^T` and `G^T G`; the shorter side first, None for
@@ -79,9 +79,9 @@ class scale_by_soap(Matrixwise):
     power iteration and a QR factorisation. Matrices of one shape are worked on together, and a step
     without refresh does without it.
 
-    Stored are, for a matrix `[m, n]`, `2 m n` numbers for Adam and `2 (m^2 + n^2)` for the rotated
-    sides. A gradient that is not finite never gets into factors and bases; the averages are as lost
-    as Adam's, so keep `apply_if_finite` around.
+    For a matrix `[m, n]`, the state has `2 m n` numbers for Adam and `2 (m^2 + n^2)` for the
+    rotated sides. A gradient that isn't finite doesn't change factors and bases. It makes the
+    averages NaN, as in Adam: wrap the optimizer in `apply_if_finite`.
 
     Args:
         b1: :math:`\beta_1`, decay of the mean.
@@ -96,7 +96,7 @@ class scale_by_soap(Matrixwise):
         weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
 
     Raises:
-        ValueError: In use, if a leaf is no matrix.
+        ValueError: In use, if a leaf isn't a matrix.
         TypeError: From `init`, for complex params.
 
     Example:

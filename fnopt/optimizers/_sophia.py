@@ -46,7 +46,7 @@ class hutchinson_estimator_diag_hessian(Transformation):
     extra argument `obj_fn`.
 
     Args:
-        random_seed: A whole number, for the signs.
+        random_seed: An integer, the seed of the signs.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

@@ -34,7 +34,7 @@ def width_scaled(
         A chain of `tx` and a `partition` with a factor for every leaf.
 
     Raises:
-        ValueError: If the trees differ, or a leaf that is no matrix has more than one axis that
+        ValueError: If the trees differ, or a leaf that isn't a matrix has more than one axis that
             differs.
 
     Example:

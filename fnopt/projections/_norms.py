@@ -55,7 +55,7 @@ def projection_l2_ball(tree: Any, scale: Any = 1) -> Any:
 
     .. math:: x\, \min\left( 1, \frac{s}{\|x\|_2} \right)
 
-    A point inside stays as it is, in every bit.
+    A point inside is unchanged, in every bit.
 
     Args:
         tree: :math:`x`, a tree of floating or complex arrays, taken as one vector.

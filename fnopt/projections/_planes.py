@@ -103,7 +103,7 @@ def projection_halfspace(x: Any, a: Any, b: Any) -> Any:
         b: A number.
 
     Returns:
-        A tree like `x`; a point inside stays as it is.
+        A tree like `x`; a point inside is unchanged.
 
     Raises:
         TypeError: If a leaf isn't a floating or complex array.

@@ -139,7 +139,7 @@ def projection_l1_ball(tree: Any, scale: Any = 1) -> Any:
 
     .. math:: \operatorname*{argmin}_y \|x - y\|_2 \quad \text{with} \quad \|y\|_1 \le s
 
-    A point inside stays as it is, in every bit.
+    A point inside is unchanged, in every bit.
 
     Args:
         tree: :math:`x`, a tree of real floating arrays, taken as one vector.

@@ -66,7 +66,8 @@ def least_squares(
 
     The loop is one `lax.while_loop`: the call works under `jax.jit` and `jax.vmap`. Called by
     itself it traces the residuals, so what they close over may change from call to call, and
-    compiles only what it hasn't compiled before: other data of the same shapes cost no compilation. In a loop, jit a function with the data as arguments.
+    compiles only what it hasn't compiled before: other data of the same shapes cost no compilation.
+    In a loop, jit a function with the data as arguments.
 
     Each step evaluates the residuals and their Jacobian once, where it ends. When a stopping test
     holds, a certificate tests the point once: see :class:`fnopt.solvers.Certificate`. If its

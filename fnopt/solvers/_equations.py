@@ -74,7 +74,7 @@ class Root(NamedTuple, Generic[Params]):
     Attributes:
         params: The solution, as the start was given: tree, shapes, dtypes.
         residuals: What the equations leave there: a tree as `fun` returns it.
-        steps: How many steps were made, refused ones too, int32.
+        steps: Number of steps, refused ones too, int32.
         nfev: How often `fun` was evaluated.
         status: Why it stopped, a `fnopt.Status` as int32; `message` says it in words.
         aux: What `fun` returned besides, at the solution.

@@ -13,7 +13,7 @@ from fnopt.transforms._masked import Selective
 
 
 class freeze(Selective):
-    r"""Keep the selected parameters as they are, and train the others.
+    r"""Freeze the selected parameters, and train the others.
 
     .. math:: u_\ell = \begin{cases} 0 & m_\ell \\
               \mathrm{inner}(g)_\ell & \text{otherwise} \end{cases}

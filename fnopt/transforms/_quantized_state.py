@@ -38,9 +38,9 @@ class quantized_state(StoredSlots):
     An Adam whose mean and mean square are stored so needs 2.03 bytes of state a param, instead of
     8. A code is the leading bits of a float with a small bias, as in the mu-law of ITU-T G.711:
     three bits behind the octave for signed slots, four for others. Sizes below 2^-15 of the largest
-    of a block are evenly spaced. The mean square becomes zero only where it is zero, for a step is
-    divided by its root. Small leaves (norms, biases) stay float32; embeddings train stably because
-    the scale of a block is the matter of few rows.
+    of a block are evenly spaced. A mean square that isn't zero is never rounded to zero, because
+    the step is divided by its root. Small leaves (norms, biases) stay float32. Embeddings train
+    stably because few rows share the scale of a block.
 
     A number becomes either of its two neighbours, the nearer one more often,
     by a chance that is mixed from its own last digits and the number of the step. Rounded to the
@@ -56,7 +56,7 @@ class quantized_state(StoredSlots):
             or, for what is never negative, `'unsigned'`, which stores negative numbers as zero.
         block_size: How many elements share a scale, at most: fewer, down to half, where that
             divides a leaf. 256 costs 4/256 byte an element.
-        min_size: Leaves of fewer elements stay as they are.
+        min_size: Leaves of fewer elements aren't quantized.
 
     Raises:
         TypeError: If `slots` isn't a dict.

@@ -51,7 +51,7 @@ class sam(Transformation):
         optimizer: The optimizer, fnopt's or any (init, update) pair.
         adv_optimizer: The adversary.
         sync_period: How many gradients make a step.
-        reset_state: Whether the adversary begins anew in every step.
+        reset_state: Whether the adversary is reset in every step.
         opaque_mode: Whether one call makes the whole step; it needs the extra argument
             `grad_fn(params, i)`, the gradient at other params, where `i` counts the adversary's
             steps.

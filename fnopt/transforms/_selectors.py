@@ -129,9 +129,9 @@ def _pair(item: Any) -> tuple[str, Any]:
 class by_pattern(Selector):
     """Select by glob patterns on the leaf's path; the first pattern that matches decides.
 
-    `*` stands for any text, slashes included, `?` for one character, `[ab]` for one of a set. A
-    leading `*/` also stands for nothing, so `'*/bias'` finds `'bias'` at the top too; the path of
-    a branch (`'encoder'`) selects all leaves below it.
+    `*` matches any text, also slashes, `?` one character, `[ab]` one of a set. A leading `*/` also
+    matches the empty text, so `'*/bias'` finds `'bias'` at the top too; the path of a branch
+    (`'encoder'`) selects all leaves below it.
 
     Args:
         patterns: A pattern or several, whose leaves are labelled True; or a mapping from pattern

@@ -112,7 +112,7 @@ def cast(tree: Any, dtype: Any) -> Any:
 
     Args:
         tree: A tree of arrays.
-        dtype: The dtype; None leaves everything as it is.
+        dtype: The dtype; None changes nothing.
 
     Returns:
         A tree of the same structure.

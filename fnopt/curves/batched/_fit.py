@@ -25,7 +25,7 @@ class BatchFit(NamedTuple):
             where the squares in `covariance` underflow or overflow.
         cost: Half the sum of squares, `[fits]`; infinite if the start isn't finite.
         rank: How many params the data determine, int32 `[fits]`.
-        steps: How many steps were made, refused ones too, int32 `[fits]`.
+        steps: Number of steps, refused ones too, int32 `[fits]`.
         status: Why each stopped, a `fnopt.Status` as int32 `[fits]`.
         undetermined: Which params the data don't determine, bool `[fits, n]`, as in
             :class:`fnopt.solvers.Certificate`.

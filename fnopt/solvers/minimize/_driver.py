@@ -93,7 +93,7 @@ def minimize(
     twice, the search ends in `STALLED`.
 
     The value never ends above that of the start. The solution has derivatives, forward and
-    reverse, with respect to whatever `fun` depends on: `args`, or what it closes over. They come
+    reverse, with respect to `args` and to arrays that `fun` closes over. They come
     from the implicit function theorem, not from the iterations. For sums of squares
     :func:`fnopt.least_squares` needs far fewer evaluations.
 

@@ -43,7 +43,7 @@ class projected_gradient(MinimizeMethod):
 
     Raises:
         ValueError: If `memory_size` is below 1.
-        TypeError: If it is no whole number.
+        TypeError: If it isn't an integer.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

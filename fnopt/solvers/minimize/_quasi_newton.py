@@ -100,7 +100,7 @@ class lbfgsb(MinimizeMethod):
 
     Raises:
         ValueError: If `memory_size` is below 1.
-        TypeError: If it is no whole number.
+        TypeError: If it isn't an integer.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

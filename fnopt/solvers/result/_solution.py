@@ -102,7 +102,7 @@ class Solution(NamedTuple, Generic[Params]):
             :math:`J^T J`, which is all that a covariance needs of it.
         gradient_norm: The Euclidean norm of :math:`J^T r`.
         rank: How many directions of the params the data determine, int32.
-        steps: How many steps were made, refused ones too.
+        steps: Number of steps, refused ones too.
         nfev: How often the residuals were evaluated.
         njev: How often the Jacobian was.
         status: Why it stopped, a `fnopt.Status` as int32; `message` says it in words.
@@ -112,7 +112,7 @@ class Solution(NamedTuple, Generic[Params]):
         at_bound: -1 or 1 for each param on its lower or upper bound, int32 `[n]`; None without
             bounds.
         nhev: How many second derivatives along a step bent steps took.
-        aux: What `residual_fn` returns beside the residuals, with `has_aux`.
+        aux: The auxiliary output of `residual_fn`, with `has_aux`.
         fixed: Which of the fitted variables equal bounds fix, bool `[n]`; None without bounds.
         certificate: The optimality tests at the solution, a :class:`fnopt.solvers.Certificate`.
     """

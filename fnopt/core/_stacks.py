@@ -1,7 +1,7 @@
 """Many small arrays of one type as one, so that a program doesn't grow with their number.
 
-This is for what the library itself does with the leaves of a tree. A user's function, whose
-operations have to be found first, is `fnopt.programs.alike_together`.
+This is for what the library itself does with the leaves of a tree. A user's function stays as it
+is written.
 """
 
 from __future__ import annotations

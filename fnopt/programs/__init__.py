@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from fnopt.programs import _read as jaxprs
-from fnopt.programs._ahead import products_ahead
-from fnopt.programs._alike import alike_together
 from fnopt.programs._closure import opened
 from fnopt.programs._control import (
     Cond,
@@ -38,7 +36,6 @@ __all__ = [
     "ShardMap",
     "Visit",
     "While",
-    "alike_together",
     "call_compiled",
     "call_recorded",
     "called_with",
@@ -46,7 +43,6 @@ __all__ = [
     "is_data",
     "jaxprs",
     "opened",
-    "products_ahead",
     "recorded",
     "runs_now",
     "runs_on_one_device",

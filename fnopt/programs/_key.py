@@ -9,7 +9,7 @@ import numpy as np
 from jax.core import eval_jaxpr
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
-from fnopt.programs._read import bind, is_custom_rule
+from fnopt.programs._read import is_custom_rule
 
 
 class UnidentifiedError(Exception):
@@ -38,33 +38,6 @@ def key_of(jaxpr: Jaxpr, first: int | None = None) -> tuple[Any, ...]:
         return (key,)
     # Rules are functions, made anew in every trace. What they compute is in the derivatives.
     return key, _Keys().closed(_derivatives(jaxpr, first))
-
-
-def equation_key(eqn: JaxprEqn) -> tuple[Any, ...]:
-    """A key that is equal for two equations only if they do the same with their inputs.
-
-    Their derivatives may differ by rules of a `jax.custom_jvp`: see `rule_key`.
-
-    Raises:
-        UnidentifiedError: If there is none.
-    """
-    keys = _Keys()
-    types: list[Any] = [atom.aval for atom in eqn.invars]
-    inputs = tuple((aval.shape, aval.dtype) for aval in types)
-    return eqn.primitive, inputs, keys.params(eqn), keys.value(eqn.ctx)
-
-
-def rule_key(eqn: JaxprEqn) -> tuple[Any, ...]:
-    """A key that is equal for two equations only if their first and second derivatives are.
-
-    Of a `jax.custom_jvp` the key of the equation doesn't say what the rule is.
-
-    Raises:
-        UnidentifiedError: If there is none.
-    """
-    inputs = [like(atom.aval) for atom in eqn.invars]
-    closed = jax.make_jaxpr(lambda *ins: bind(eqn, ins))(*inputs)
-    return _Keys().closed(_derivatives(closed.jaxpr, len(inputs)))
 
 
 def _derivatives(jaxpr: Jaxpr, first: int) -> ClosedJaxpr:

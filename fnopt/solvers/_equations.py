@@ -27,7 +27,6 @@ from fnopt.core import (
 )
 from fnopt.jacobians import SparseJacobian, forward_from_reverse, real_vector
 from fnopt.programs import (
-    alike_together,
     call_compiled,
     call_recorded,
     is_data,
@@ -198,12 +197,15 @@ def _found(
             "many. For more equations, or fewer, see fnopt.least_squares."
         )
     start = laid.flatten(made.free)
-    together = alike_together(lambda x: out.flatten(equations(x)), start)
+
+    def residual(x: jax.Array) -> jax.Array:
+        return out.flatten(equations(x))
+
     if jac is None:
-        x, left, kept = _implicitly(together, start, solver, tol, max_steps)
+        x, left, kept = _implicitly(residual, start, solver, tol, max_steps)
     else:
         J = _sparse_jacobian_at(jac, made, laid, args, caller)
-        x, left, kept = _implicitly(together, start, solver, tol, max_steps, J)
+        x, left, kept = _implicitly(residual, start, solver, tol, max_steps, J)
     found = made.assemble(laid.unflatten(x))
     aux = pair_of(fun(found, *args), caller)[1] if has_aux else None
     found = jax.tree.map(lambda new, old: new.astype(jnp.result_type(old)), found, params)

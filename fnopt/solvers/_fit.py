@@ -66,7 +66,7 @@ def _solve(
             return solve(x, max_steps)
         return through_charts(setting, solve, x, max_steps)
 
-    problem = setting.problem.compact(setting.x)
+    problem = setting.problem
 
     def solve(x: jax.Array) -> Solution:
         return implicitly(run, problem, solver, x, max_steps)

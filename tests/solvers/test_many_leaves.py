@@ -1,14 +1,12 @@
-"""Params of many leaves: the program holds the solver once, and what leaves have alike once."""
+"""Fits with params of many leaves."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import fnopt
-from fnopt.programs import jaxprs
 from fnopt.solvers import gauss_newton
 
 
@@ -19,27 +17,6 @@ def leaves(n):
 def residuals(params, data):
     """One for each leaf: its minimum is the logarithm of its datum, the root of it too."""
     return {name: jnp.exp(a) - y for (name, a), y in zip(params.items(), data, strict=True)}
-
-
-def sum_of_squares(params, data):
-    return sum(jnp.sum(r**2) for r in residuals(params, data).values())
-
-
-SOLVERS = {
-    "least_squares": lambda p, y: fnopt.least_squares(residuals, p, args=(y,)).params,
-    "minimize": lambda p, y: fnopt.minimize(sum_of_squares, p, args=(y,), method="lbfgsb").params,
-    "root": lambda p, y: fnopt.root(residuals, p, args=(y,)).params,
-}
-
-
-@pytest.mark.parametrize("name", SOLVERS)
-def test_a_leaf_more_is_a_few_operations_more_in_all(name):
-    def size(n):
-        program = jax.make_jaxpr(SOLVERS[name])(leaves(n), jnp.ones(n))
-        return jaxprs.program_size(program.jaxpr)
-
-    # The start is laid end to end, and the end cut up; the function itself has four a leaf.
-    assert (size(60) - size(40)) / 20 <= 10
 
 
 def test_solutions_and_their_derivatives_are_those_of_every_leaf():

@@ -20,7 +20,7 @@ from fnopt.core import (
     where,
 )
 from fnopt.jacobians import held_as_zeros, real_vector
-from fnopt.programs import alike_together, opened
+from fnopt.programs import opened
 from fnopt.residuals import Box, Parametrisation, box_of, fixed, parametrised, tied, value_and_slope
 from fnopt.sharding import replicate
 
@@ -91,10 +91,9 @@ class FlatObjective(NamedTuple):
     rounding: Callable[[jax.Array], jax.Array]  # the vector as params of 16 bits round it
 
     def traced(self) -> FlatObjective:
-        """The same with the function traced, once; what it does alike with many arrays at once."""
+        """The same with the function traced, once."""
         program, consts = opened(self.problem.f, self.x)
-        f = alike_together(lambda x: program(x, *consts), self.x)
-        return self._replace(problem=self.problem._replace(f=f))
+        return self._replace(problem=self.problem._replace(f=lambda x: program(x, *consts)))
 
     def rounded(self, x: jax.Array, nfev: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """The end, or the start if that is better, once params have 16 bits."""

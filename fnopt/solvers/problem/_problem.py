@@ -11,7 +11,6 @@ from jax import lax
 
 from fnopt.core import Value, leaf_text, leaves_with_names, matmul
 from fnopt.jacobians import ravel, ravel_with_held, value_and_jacobian
-from fnopt.programs import alike_together
 from fnopt.residuals import (
     Box,
     Derivative,
@@ -91,12 +90,6 @@ class Problem(NamedTuple):
             return point, point.r
         r = self.flat.r(x)
         return point._replace(cost=self.losses.felt_cost(r)), r
-
-    def compact(self, x: jax.Array) -> Problem:
-        """The same, with what the residuals do alike with many arrays done at once."""
-        return self._replace(
-            flat=self.flat._replace(r=alike_together(self.flat.r, pvary_over_rows(x)))
-        )
 
     def cost(self, r: jax.Array) -> jax.Array:
         """The cost of residuals."""

@@ -81,7 +81,7 @@ def slots(state: Any) -> dict[str, Any]:
         members have a slot of the same name, both are named by their place too (`'1/trace'`).
 
     Raises:
-        TypeError: If it is an optimizer and no state.
+        TypeError: If it is an optimizer instead of a state.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

@@ -49,16 +49,16 @@ class Leafwise(Transformation):
     it is traced once for all leaves of one shape.
 
     `scalars(self, h, t)` returns a dict of further scalars; `t` is the number of this step, 1 at
-    the first (None without a `count` in the state). A subclass that doesn't read it says so by
-    `reads_step = False`: its count is None, unless one of its numbers follows a `Schedule`.
+    the first (None without a `count` in the state). A subclass that doesn't read it sets
+    `reads_step = False`. Its count is then None, unless a hyper-parameter is a `Schedule`.
 
     A slot that doesn't begin at zero, or has a storage dtype of its own under another name than
-    `<slot>_dtype`, overrides `fill` or `storage`. Gradients whose squares are too large for the
-    dtype come as the largest ones whose squares are not (2.3e18 in float32), if a slot is a
-    `RealSlot` or `keeps_squares` says so: an infinite second moment would stay infinite. Infinite
-    gradients come as the largest ones, too, and make the update NaN: the gradient times zero is
-    added to it. A formula whose update reads a mean of gradients, and not the gradient, names that
-    slot as `carrier`: adding to the slot in place of the update saves the update a read of memory.
+    `<slot>_dtype`, overrides `fill` or `storage`. If a slot is a `RealSlot`, or with
+    `keeps_squares`, gradients are clipped to the largest number whose square is finite (2.3e18 in
+    float32), because an infinite second moment would stay infinite. Infinite gradients are clipped
+    too. They make the update NaN, because zero times the gradient is added to it. A formula whose
+    update reads a mean of gradients, and not the gradient, names that slot as `carrier`: adding to
+    the slot in place of the update saves the update a read of memory.
 
     Where a slot is not of the leaf's shape (a number for every leaf, factors of a matrix), it is
     annotated `CustomSlot`, and `start(self, slot, p)` makes its part for a leaf: an array or tree.

@@ -124,9 +124,9 @@ def positive_root(x: jax.Array) -> jax.Array:
     r"""Square root of a second moment, bounded below: :math:`\sqrt{\max(x, x_{min})}`.
 
     :math:`x_{min}` is the smallest normal number of the dtype (its root is 1e-19 in float32), below
-    which a sum of squares has no digits. So a moment that saw no gradient divides zero to zero,
-    without an epsilon too, and its slope is zero there: that of the root itself is infinite,
-    and would make every hyper-gradient NaN. NaN stays NaN.
+    which a sum of squares has no digits. So zero divided by the root of a zero moment is zero, even
+    without an epsilon. The derivative is zero there; that of the square root is infinite, and would
+    make every hyper-gradient NaN. NaN stays NaN.
 
     Args:
         x: A real array, not negative.

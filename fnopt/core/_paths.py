@@ -119,9 +119,9 @@ def differences(names: list[str], other_names: list[str], what: str, other_what:
 def matches(path: str, pattern: str) -> bool:
     """Whether a glob pattern matches the path of a leaf or of one of its parents.
 
-    `*` stands for any text, slashes included, `?` for one character, `[ab]` for one of a set. A
-    leading `*/` also stands for nothing, so `'*/bias'` finds `'bias'` at the top of a tree too. A
-    pattern that fits a branch selects all leaves below it, and `''` the whole tree.
+    `*` matches any text, also slashes, `?` one character, `[ab]` one of a set. A leading `*/` also
+    matches the empty text, so `'*/bias'` finds `'bias'` at the top of a tree too. A pattern that
+    fits a branch selects all leaves below it, and `''` the whole tree.
 
     Args:
         path: A leaf's path, as `leaf_paths` spells it.

@@ -44,9 +44,9 @@ def stochastic_round(x: Any, dtype: Any, key: jax.Array) -> jax.Array:
     .. math:: P(\text{up}) = \frac{x - \lfloor x \rfloor}{\lceil x \rceil - \lfloor x \rfloor},
               \qquad E[\mathrm{round}(x)] = x
 
-    Increments that rounding to the nearest would lose survive on average. What the dtype holds
-    stays as it is. (Below 1e-36, bfloat16's own numbers are rounded too: to multiples of float32's
-    smallest normal number.)
+    Increments that rounding to the nearest would lose survive on average. Numbers that the dtype
+    can represent don't change. (Below 1e-36, bfloat16's own numbers are rounded too: to multiples
+    of float32's smallest normal number.)
 
     Args:
         x: A real array.

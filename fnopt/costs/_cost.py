@@ -24,19 +24,19 @@ def cost(
 ) -> Callable[..., Cost]:
     r"""Count the FLOPs and bytes of a function without running it.
 
-    The function is traced for the shapes of its arguments, what nobody reads is left out, and the
-    operations are added up: the body of a scan times its length, the body of a while loop times
-    its number of iterations, of a cond the branch that costs more (and what another one has
-    more of, memory traffic say); where they differ, the result is `at_most`. A matrix product of
-    `[m, k]` and `[k, n]` is `2 m k n` FLOPs, a convolution 2 for every tap that meets an element,
-    and everything else on floating-point numbers 1 for each element of the result. A reduction of
-    `n` numbers to one is `n - 1`: that many sums there are, and the compiler counts them so; for
-    max, argmax and the like that many comparisons of floating-point numbers. exp, log, tanh,
-    sqrt, ... are counted apart, casts and whole numbers not at all.
+    The function is traced for the shapes of its arguments, unused operations are dropped, and the
+    others are added up. The body of a scan counts as often as its length, the body of a while loop
+    as often as its number of iterations. A cond counts the larger figure of its branches, for FLOPs
+    and bytes separately; if the branches differ, the result is `at_most`. A matrix product of `[m,
+    k]` and `[k, n]` is `2 m k n` FLOPs, a convolution 2 for every tap that meets an element, and
+    everything else on floating-point numbers 1 for each element of the result. A reduction of `n`
+    numbers to one takes `n - 1` FLOPs, as in the compiler's count, also for comparisons (max,
+    argmax). exp, log, tanh, sqrt, ... are counted separately. Casts and integer operations aren't
+    counted.
 
-    Bytes are those of a program whose elementwise work is fused away: operands and results of
-    matrix products, convolutions, sorts and factorisations, in every iteration of a loop again;
-    and arguments and results that none of those has touched, once.
+    Bytes assume that all elementwise operations are fused. They count operands and results of
+    matrix products, convolutions, sorts and factorisations, in every iteration of a loop, and the
+    other arguments and results once.
 
     Args:
         fn: Any function of arrays that JAX can trace; jitted, a gradient, a whole training step.

@@ -21,8 +21,8 @@ class Network:
               \cdot \lceil \log_2 N \rceil
 
     Args:
-        bandwidth: Bytes a second that a device sends, while it receives as many: of the slowest
-            link between those that take part.
+        bandwidth: Bytes per second that a device sends while it receives as many, over the slowest
+            link.
         latency: Seconds until a message has reached the next device.
         name: What to call it in tables.
 
@@ -161,8 +161,8 @@ def distributed_cost(
     workers of one device each, which meet every `H` steps, with an outer momentum; in 8-bit codes
     it sends about a quarter and holds another `P` (what is owed). The update is divided where the
     state is. Params are taken to be float32, and the messages of a way to be one for all leaves.
-    Nothing is known here of the outer update, of the all-to-alls of matrix methods, and of what a
-    program adds: copies, padding, fragments, a schedule of messages that is not the best.
+    The count omits the outer update, the all-to-alls of matrix methods, and overheads of a program:
+    copies, padding, fragmentation, a suboptimal schedule of messages.
 
     Args:
         step: From `step_cost(loss, tx)(params, *batch)`, with the batch of one device; shapes are

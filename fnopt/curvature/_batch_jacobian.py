@@ -59,8 +59,8 @@ def batch_jacobian(
         axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis that the batch
             is divided over, or several. `residuals` and `mv` are those of this device's examples;
             `vector`, `vector_at`, `gram`, `rmv`, `sizes` and `shape` are of all devices, in their
-            order. What the products are made of goes round from device to device, and each makes
-            its own rows of the Gram matrix; with chunks the examples are gathered instead.
+            order. Devices pass the factors of the products around a ring, and each computes its
+            rows of the Gram matrix. With chunks, the examples are gathered instead.
 
     Returns:
         A function `(params, batch)` -> a `BatchJacobian`. The leaves of the batch have a leading

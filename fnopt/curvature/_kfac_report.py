@@ -78,8 +78,7 @@ def kfac_report(
 ) -> Callable[[Any, Any], KfacReport]:
     """Report which curvature block `fnopt.kfac` uses for each parameter, and why.
 
-    Nothing is computed: the model is traced for one example, and the places are found where params
-    meet it.
+    It traces the model for one example and computes nothing.
 
     Args:
         model_fn: `f(params, example) -> outputs` of ONE example.

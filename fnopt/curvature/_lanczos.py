@@ -45,9 +45,9 @@ def top_eigenvalues(
 
     .. math:: T = Q^\top A Q, \qquad Q = [q, A q, \dots, A^{m-1} q] \text{ orthonormal},
 
-    whose extreme eigenvalues are close to those of `A` long before `m` is its size. Every vector
-    is made orthogonal to all before it, twice, so that no eigenvalue is found again as a ghost;
-    a matrix with an eigenvalue several times shows it once as a rule.
+    whose extreme eigenvalues are close to those of `A` long before `m` is its size. Every vector is
+    orthogonalised twice against all previous ones, so there are no spurious copies of eigenvalues.
+    A multiple eigenvalue usually appears once.
 
     Args:
         product: `v -> A v`, from a tree to a tree like it: a :func:`hvp` or :func:`ggn_vp` with

@@ -56,14 +56,14 @@ class diloco(Transformation):
               \phi &\leftarrow \phi + \mathrm{outer}\Bigl(\frac{\sum_k n_k (\phi - \theta_k)}
               {\sum_k n_k}\Bigr), \quad \theta_k \leftarrow \phi
 
-    What the workers have moved since they last met is the gradient of the outer optimizer. One
-    formula for a family: local SGD and FedAvg (`outer=None`: go to the mean), FedOpt (any outer
+    The change of the params since the last synchronization is the gradient of the outer optimizer.
+    One formula for a family: local SGD and FedAvg (`outer=None`: go to the mean), FedOpt (any outer
     optimizer, such as `adam`: FedAdam), FedProx (`proximal`), DiLoCo (`adamw` inside, outside
     `sgd(0.7, momentum=0.9, nesterov=True)`). The traffic is one all-reduce of the params' size
     every `H` steps instead of every step; with `block_size` it is sent as 8-bit codes, which takes
     a quarter of that: two bytes a number for each worker (an all-to-all, so that each worker sums a
-    part, and an all-gather of the parts) instead of eight. The rounding error of a
-    message is added to the next one (error feedback), so it delays an update and loses nothing.
+    part, and an all-gather of the parts) instead of eight. The rounding error of a message is added
+    to the next one (error feedback), so it delays an update and loses nothing.
 
     It runs inside `jax.shard_map` (or `jax.vmap` with a name), each worker with its own params
     and state: outside they have a leading axis of workers. `update` takes two more arguments, a

@@ -50,12 +50,12 @@ class quantized_delta(Value):
 
     .. math:: q = Q(\theta - \theta_k + e), \qquad e' = \theta - \theta_k + e - q
 
-    `encode(params, start, state)` gives a message, a quarter of the size of float32 params, and
-    the next state, which owes the next message what this one has rounded off (error feedback);
-    `decode(message, start)` is for the server, and gives the params that the client came to, as
-    far as the message says. Then `federated` goes on as ever. Codes are those of
-    `quantized_state`: each number becomes either of its two neighbours, so that it is right on
-    average, and a client that keeps no state (a phone that is asked once) sends with a fresh one.
+    `encode(params, start, state)` gives a message, a quarter of the size of float32 params, and the
+    next state, which owes the next message what this one has rounded off (error feedback);
+    `decode(message, start)` is for the server, and gives the params that the client came to, as far
+    as the message says. Then `federated` goes on as ever. Codes are those of `quantized_state`,
+    rounded stochastically without bias. A client without a state, such as a phone that takes part
+    once, uses a fresh one.
 
     Args:
         block_size: How many numbers share a scale, at most. 256 costs 4/256 byte a number.

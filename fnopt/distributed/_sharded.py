@@ -45,14 +45,14 @@ class sharded(Transformation):
     (one of each for every dtype): the traffic of an all-reduce, with state and arithmetic divided
     by N. Leaves keep their names, so that masks and labels work; sizes that N doesn't divide are
     filled up with zeros. Without norms a step is that of `inner` in every bit, as far as the
-    compiler rounds long and short arrays alike. Norms and inner products over the leaves, those of
-    `clip_by_global_norm` among them, run over the devices by themselves.
+    compiler rounds long and short arrays alike. Norms and inner products over leaves, such as those
+    of `clip_by_global_norm`, are summed over the devices automatically.
 
     Methods of matrices (`muon`, `soap`, `shampoo`, `kl_shampoo`, `psgd_kron`, `galore`) keep their
-    slots and factors in parts too. The matrices of a shape are dealt out: every device gets the
-    pieces of those that it owns, works on whole matrices and sends the pieces of the results back,
-    two all-to-alls of an N-th of what goes in and comes out. Work is divided by N where N divides
-    the number of matrices of a shape (layers in a stack count one by one).
+    slots and factors in parts too. The matrices of a shape are assigned to devices. Every device
+    gathers its matrices, updates them as a whole and sends the results back, in two all-to-alls of
+    an N-th of the matrices. Work is divided by N where N divides the number of matrices of a shape
+    (layers in a stack count one by one).
 
     Slots in codes (`quantized_state`) keep the blocks of the whole leaf, so that a step is that of
     `inner` in every bit where parts hold whole blocks. A block that two devices would share is one
@@ -71,9 +71,9 @@ class sharded(Transformation):
             on matrices.
         axis: The name of the mesh axis (or names of several) that gradients are averaged over.
         mean: Whether the mean of the devices' gradients is taken, or their sum. Gradients whose
-            type says that all devices have the same are taken as they are: with `check_vma=True`
-            `jax.grad` has summed them already, so that the loss has to be a mean over devices
-            (`jax.lax.pmean`), and there is nothing left to scatter. `check_vma=False` sends less.
+            type says that they are equal on all devices aren't summed: with `check_vma=True`,
+            `jax.grad` has summed them already, so the loss has to be a mean over devices
+            (`jax.lax.pmean`). `check_vma=False` sends less.
 
     Raises:
         ValueError: In use, if the axis isn't bound, if the state is of another number of devices,

@@ -69,7 +69,7 @@ def trimmed_mean(grads: Any, fraction: float) -> Any:
     r"""Elementwise mean without the smallest and the largest examples.
 
     :math:`\lfloor \beta n \rfloor` examples are left out at either end, for the fraction
-    :math:`\beta`. It withstands as many bad examples as are left out at one end.
+    :math:`\beta`. It tolerates as many bad examples as are removed at one end.
 
     Args:
         grads: A tree of per-example gradients with a leading example axis.
@@ -106,7 +106,7 @@ def sign_agreement(grads: Any, threshold: float = 0.5) -> Any:
     .. math:: \bar g \cdot \mathbf 1\Bigl[ \Bigl\lvert \tfrac1n \sum_i \mathrm{sign}(g_i)
               \Bigr\rvert \ge \tau \Bigr]
 
-    Numbers on which the examples disagree are taken for what a single example memorises.
+    Entries on which the examples disagree are considered memorised, and set to zero.
 
     Args:
         grads: A tree of per-example gradients with a leading example axis.

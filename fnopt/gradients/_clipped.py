@@ -61,10 +61,10 @@ def clipped_grad(
     .. math:: g = \sum_{i=1}^n g_i \min\Bigl(1, \frac{C}{\lVert g_i \rVert}\Bigr),
               \qquad g_i = \nabla_\theta\, \ell(\theta, x_i)
 
-    No single example moves the sum by more than `C`, up to rounding: what robust training and
-    differentially private SGD build on: see `add_noise`; accounting is not part of it. An example
-    whose gradient isn't finite makes the sum not finite, unless it is skipped; `info.norm` says
-    which one it was. In float32 one longer than 8e37 times `C` adds nothing: its factor underflows.
+    No single example changes the sum by more than `C`, up to rounding. Robust training and
+    differentially private SGD rely on this: see `add_noise`. An example whose gradient isn't finite
+    makes the sum not finite, unless it is skipped; `info.norm` says which one. In float32 a
+    gradient longer than 8e37 times `C` adds nothing, because its factor underflows.
 
     Args:
         loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.

@@ -81,9 +81,8 @@ def hardest_examples(
 
     Returns:
         A function `(params, batch, ..., key=None, where=None)` -> `HardExamples`. Where a score is
-        NaN, the example comes first: its gradient is broken, which is as hard as can be. (By
-        disagreement such examples are left out of the sum.) `where`, bool `[n]`, says which
-        examples count.
+        NaN, the example comes first: a NaN norm counts as infinite. (By disagreement such examples
+        are left out of the sum.) `where`, bool `[n]`, says which examples count.
 
     Raises:
         TypeError: If a parameter isn't floating, or the loss doesn't return a real scalar.

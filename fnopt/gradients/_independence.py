@@ -33,9 +33,9 @@ def check_examples_independent(
     axis (a contrastive loss, a capacity shared by the tokens of all examples). Here a few
     examples are replaced by others, one at a time, and the losses of all others have to stay.
 
-    Functions like `per_example_grads` are safe by construction, because they call a loss of *one*
-    example; the trap is a batch norm inside of it, which then sees a batch of one, and is no
-    longer the function that you train. Check the batched loss before you write the other.
+    `per_example_grads` and similar functions call the loss with *one* example. A batch norm inside
+    the loss then sees a batch of one, so the loss isn't the function that you train. Check the
+    batched loss before you write the other.
 
     Args:
         losses_fn: `losses_fn(params, batch, ...) -> [n]`, the loss of every example of a batch, or

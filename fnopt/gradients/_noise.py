@@ -48,21 +48,21 @@ def add_noise(
               S = \Bigl(\sum_k C_k^2\Bigr)^{1/2} \; [\,/\, B\,]
 
     where `S` is the sensitivity of a sum of gradients that were clipped to `C` (or part by part to
-    `C_k`) when an example is added or removed. Which privacy that gives over many steps is for an
-    accounting library to say, from the noise multiplier, the sampling rate and the number of
-    steps; it holds if batches are sampled as the accountant assumes, and if nothing else that
-    depends on the data (losses, norms, skipped examples) is published. The noise comes from JAX's
-    generator in floating point, which is neither cryptographically secure nor free of the known
-    weaknesses of floating-point noise. On several devices add it to the sum of all
-    (`clipped_grad` with `axis_name`), with the same key on every device: it is then added once.
+    `C_k`) when an example is added or removed. An accounting library computes the privacy over many
+    steps from the noise multiplier, the sampling rate and the number of steps. The result holds if
+    batches are sampled as the accountant assumes, and if nothing else that depends on the data
+    (losses, norms, skipped examples) is published. The noise comes from JAX's generator in floating
+    point, which is neither cryptographically secure nor free of the known weaknesses of
+    floating-point noise. On several devices add it to the sum of all (`clipped_grad` with
+    `axis_name`), with the same key on every device: it is then added once.
 
     Args:
         grads: A clipped sum from `clipped_grad`, or that divided by `batch_size`.
         key: One PRNG key.
         noise_multiplier: `sigma` >= 0; a number or a scalar array.
         clip_norm: The `clip_norm` that the gradients were clipped to, a number or a tree of them.
-        step: The step number, folded into the key so that one key serves a whole training;
-            `None` uses the key as it is: never use one twice.
+        step: The step number, folded into the key so that one key serves a whole training; `None`
+            uses the key itself: never use a key twice.
         batch_size: What the sum was divided by, if it was. Divide by the *expected* size of a
             batch: its actual size is itself a secret.
 

@@ -54,8 +54,8 @@ def poisson_batch(
         rate: `q`, the probability of each; a number, or a scalar array, which may be traced.
         capacity: The size of the padded batch, at most `size`. It has to be given if the rate is
             traced.
-        step: The step number, folded into the key so that one key serves a whole training;
-            `None` uses the key as it is: never use one twice.
+        step: The step number, folded into the key so that one key serves a whole training; `None`
+            uses the key itself: never use a key twice.
 
     Returns:
         A `PoissonBatch`.

@@ -23,14 +23,12 @@ def sparse_value_and_grad(
     .. math:: \frac{\partial L}{\partial \theta_i} = \sum_{j:\, \mathrm{ids}_j = i}
               \frac{\partial L}{\partial r_j}, \qquad r_j = \theta_{\mathrm{ids}_j}
 
-    Where the loss looks rows up, with `table[ids]`, `jnp.take(table, ids, axis=0)`, or through the
-    embedding layer of flax or Equinox, the gradient is taken with respect to the rows that this
-    gives, so that an array of the table's size is never made. Rows that were looked up several
-    times are summed.
+    If the loss looks up rows, by `table[ids]`, `jnp.take(table, ids, axis=0)`, or an embedding
+    layer of flax or Equinox, it is differentiated with respect to these rows. An array of the
+    table's size is never formed. Rows that were looked up several times are summed.
 
-    The loss is traced to a program, which may do nothing else with a table: a product with all of
-    it (tied output weights), or a lookup inside of `scan`, `cond` or `jax.checkpoint`, is an error
-    and never a gradient with parts missing.
+    Any other use of a table raises an error: a product with all of it (tied output weights), or a
+    lookup inside of `scan`, `cond` or `jax.checkpoint`. So a gradient is never incomplete.
 
     Args:
         fun: A loss `fun(params, *args) -> scalar`, or `(scalar, aux)`.

@@ -14,8 +14,8 @@ from fnopt.core import as_transformation, default_float
 def nnx_optimizer(model: Any, tx: Any, *, wrt: Any) -> Any:
     """Make an `nnx.Optimizer` whose learning rate may change without a new compilation.
 
-    In `nnx.Optimizer` the optimizer is static: every new number is a new program. Here `tx` is
-    data, so that `optimizer.tx = fnopt.adam(rate)` in a loop compiles nothing.
+    In `nnx.Optimizer` the optimizer is static: every new number is a new program. This optimizer
+    holds `tx` as data, so `optimizer.tx = fnopt.adam(rate)` in a loop doesn't recompile.
 
     Args:
         model: The `nnx.Module`.

@@ -10,10 +10,10 @@ from fnopt.core import Transformation, as_transformation
 def to_optax(tx: Any) -> Any:
     """Convert an fnopt optimizer to an `optax.GradientTransformationExtraArgs`.
 
-    optax's wrappers, flax and Equinox take an fnopt optimizer as it is; but `optax.chain` and its
-    kin hand extra arguments (`value=loss`) on to instances of that class only, and drop them
-    silently for others. Convert what needs one. What makes it a value (equality, configuration,
-    numbers as leaves) stays behind.
+    optax's wrappers, flax and Equinox take an fnopt optimizer without conversion. But `optax.chain`
+    and others pass extra arguments (`value=loss`) to instances of this class only, and drop them
+    silently for others. So convert optimizers that need extra arguments. The result has no equality
+    and no configuration, and its numbers aren't leaves.
 
     Args:
         tx: An fnopt optimizer, or any (init, update) pair.

@@ -22,9 +22,9 @@ def check_sparsity(
 ) -> Callable[..., None]:
     r"""Check by trial that the Jacobian of a function has no entry outside of a pattern.
 
-    An entry that the pattern of `sparse_jacobian` lacks is taken for another one, and nothing
-    tells. But it changes products: here one with a random vector is compared with the exact
-    one. All entries that aren't zero at these params are found, at any position.
+    `sparse_jacobian` adds an entry that the pattern lacks to another one, without a warning. But it
+    changes products: here one with a random vector is compared with the exact one. All entries that
+    aren't zero at these params are found, at any position.
 
     Args:
         fn: `fn(params, ...)`, as for `sparse_jacobian`.

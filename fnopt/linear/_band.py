@@ -144,9 +144,9 @@ def _placed(
 def reverse_cuthill_mckee(rows: np.ndarray, cols: np.ndarray, n: int) -> np.ndarray:
     r"""Order the nodes of a graph level by level, for a small bandwidth.
 
-    From a node that is far from others, neighbours are numbered in turn, those of few neighbours
-    first. An edge then joins nodes of one level or of two adjacent ones, so the bandwidth is below
-    the sizes of two levels.
+    The order starts at a peripheral node and numbers neighbours level by level, those with few
+    neighbours first. An edge then joins nodes of one level or of two adjacent ones, so the
+    bandwidth is below the sizes of two levels.
 
     Args:
         rows: One end of every edge, both directions and loops or not, int array of shape `[k]`.

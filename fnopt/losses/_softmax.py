@@ -81,9 +81,9 @@ def softmax_cross_entropy_with_integer_labels(
 
     Args:
         logits: :math:`x`, floating; the classes are along `axis`.
-        labels: :math:`c`, integers, of the shape of `logits` without `axis`. A number that is no
-            class (-1, say) gives NaN, never another class; `jnp.where(labels >= 0, loss, 0)` leaves
-            such rows out, of the gradient too.
+        labels: :math:`c`, integers, of the shape of `logits` without `axis`. A label outside the
+            classes (-1) gives NaN; `jnp.where(labels >= 0, loss, 0)` excludes such rows, also from
+            the gradient.
         axis: The axis or axes of the classes (counted in row-major order if there are several).
         where: Bools: which classes there are. Either of the shape of `logits`, or without `axis`.
             A row without any class has loss 0.

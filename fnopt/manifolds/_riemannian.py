@@ -28,10 +28,10 @@ class riemannian(Wrapper):
 
     .. math:: v = \mathrm{inner}(DR_x(0)^\top g), \qquad u = R_x(v) - x
 
-    Leaves made by :func:`fnopt.manifolds.on` move along their manifold; others are the inner
-    optimizer's as they are. It gets Riemannian gradients, as tangents, and tangents at 0 for the
-    params, so that weight decay leaves points alone. Updates are still added: the sum is the point
-    that the retraction gives, up to rounding, and each step starts from the manifold anew.
+    Leaves made by :func:`fnopt.manifolds.on` move along their manifold; the inner optimizer trains
+    the others. It gets Riemannian gradients, as tangents, and tangents at 0 for the params, so that
+    weight decay leaves points alone. Updates are still added: the sum is the point that the
+    retraction gives, up to rounding, and each step starts from the manifold anew.
 
     Slots that average gradients (momentum, `mu`) are transported to the point first, which makes
     SGD with momentum exact. Averages of squares are kept as they are, entry by entry. Methods such

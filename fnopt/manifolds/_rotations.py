@@ -20,9 +20,9 @@ class Rotations(Manifold):
     they are angles, `[..., 1]`. `transport` keeps these numbers, which is an isometry.
 
     The points are matrices and not quaternions: `R @ x` rotates, `R @ S` composes, and each
-    rotation has one matrix, where two quaternions stand for it. `local` goes by the quaternion, so
-    that it has all digits, and derivatives, at the angles 0 and :math:`\pi`. At exactly
-    :math:`\pi` it returns one of the two rotation vectors.
+    rotation has one matrix, but two quaternions. `local` uses the quaternion, so it is accurate and
+    differentiable at the angles 0 and :math:`\pi`. At exactly :math:`\pi` it returns one of the two
+    rotation vectors.
 
     Args:
         size: 2 or 3.

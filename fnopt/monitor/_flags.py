@@ -124,8 +124,8 @@ class health_flags(Value):
 
     :math:`\bar n_\ell` is an exponential geometric mean over the observations that were neither
     zero nor flagged, which rises and never falls, so a fit that converges may tremble; it counts as
-    a tenth of the median group's at least. Both tests are free of the scale of the loss, the
-    absolute one apart.
+    a tenth of the median group's at least. Both tests, except for the absolute limit, are
+    independent of the scale of the loss.
 
     A flag rises after `patience` such observations in a row. It falls after as many observations
     in a row that are beyond the threshold by the factor `release`. The flag for infinite or NaN

@@ -98,9 +98,9 @@ def plot_gradient_flow(
 ) -> Any:
     """Draw one statistic of every layer over time as a heat map; needs matplotlib.
 
-    Rows are layers, columns steps, the colour is the logarithm (base 10) of the number. Dead
-    stretches are black, infinite or NaN ones pink, and the layers whose flag is up in the end are
-    named in colour on the right: what is wrong can be seen without reading numbers.
+    Rows are layers, columns steps, the colour is the logarithm (base 10) of the number. Dead layers
+    are black, infinite or NaN values pink. Labels on the right name the layers that are flagged at
+    the end.
 
     Args:
         history: From `health_history` or `history_of`.

@@ -34,9 +34,9 @@ class scale_by_acprop(Leafwise):
     The first step divides by 1. The paper takes the distance from the mean that has :math:`g_t`
     in it, which is :math:`\beta_1` times this one: its steps are longer by :math:`1/\beta_1`.
 
-    An element whose gradients were all zero so far is divided by almost nothing (3e-7 after one
-    step, with these epsilons), and its step is as much too long. Where that happens, as in rows of
-    an embedding or behind a layer of zeros, raise `eps`, or clip behind this transform.
+    An element whose gradients were all zero so far is divided by a tiny number (3e-7 after one
+    step, with these epsilons), so its step is far too long. Where that happens, as in rows of an
+    embedding or behind a layer of zeros, raise `eps`, or clip behind this transform.
 
     Args:
         b1: :math:`\beta_1`, decay of the mean.

@@ -49,7 +49,7 @@ class scale_by_dion(Matrixwise):
 
     Args:
         rank: The rank `r` as a share of the shorter side.
-        decay: :math:`\mu`: what is left in the momentum of the part that an update takes.
+        decay: :math:`\mu`, the fraction of an applied update that stays in the momentum.
         random_seed: An integer, the seed of the first basis.
         mu_dtype: Storage dtype of the momentum; by default the params' own, but at least float32.
         weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.

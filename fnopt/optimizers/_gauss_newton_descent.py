@@ -46,9 +46,10 @@ class gauss_newton_descent(Transformation):
     the point closest to :math:`\mu d_{t-1}` that solves this batch, scaled by
     :math:`(1 - \mu^{2t})^{-1/2}` for the first steps.
 
-    The step is halved until the loss of the batch falls as the slope promises. A step that doesn't
-    is refused: the update is zero, the state says why, the damping grows, and the momentum starts
-    anew. Where a whole step gains half of what the quadratic model promises, the damping shrinks.
+    The step is halved until the loss of the batch falls as the slope promises. Otherwise the step
+    is refused: the update is zero, the state has the reason, the damping grows, and the momentum
+    restarts. If a full step achieves half of the decrease that the quadratic model predicts, the
+    damping shrinks.
 
     Like :func:`fnopt.levenberg_marquardt`, `update` ignores the gradients (they may be `None`) and
     needs the residuals: `update(None, state, params, residual_fn=fn, batch=batch)`, of ONE example.

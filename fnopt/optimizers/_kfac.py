@@ -61,17 +61,18 @@ class kfac(Transformation):
         + \tfrac12 u^\top (G + (\lambda + \eta) I)\, u
 
     with the inputs `a` and the output cotangents `c` of every product with a weight. The model is
-    any JAX function of ONE example: where params enter is read from its program, so that nothing
-    is registered, neither layers (dense, convolution, embedding, attention, whatever is tied,
-    scanned or applied at many positions) nor losses. A bias is a further row of its weight. What
-    has no product of its own (scales of normalisations) has dense blocks, and a diagonal if it is
-    large; :func:`fnopt.curvature.kfac_report` says what each param got. On a mesh, over which the
+    any JAX function of ONE example. fnopt traces it to find the layers (dense, convolution,
+    embedding, attention, also tied, scanned or applied at many positions), so you register neither
+    layers nor losses. A bias is a further row of its weight. Params outside of matrix products
+    (scales of normalisations) have dense blocks, or a diagonal if they are large;
+    :func:`fnopt.curvature.kfac_report` lists the block of each param. On a mesh, over which the
     batch is spread, every device inverts some of the factors for all.
 
-    There is no learning rate: :math:`\alpha` and :math:`\mu` minimise the exact quadratic model
-    of the batch, and the damping follows how well that predicts the change of the loss. A step with
-    anything that is not finite in it is refused: params, factors and momentum stay. So is one that
-    is seen to raise the loss of its batch (in every `damping_every`-th step, and after such a one).
+    There is no learning rate: :math:`\alpha` and :math:`\mu` minimise the exact quadratic model of
+    the batch, and the damping follows how well that predicts the change of the loss. A step with
+    anything that is not finite in it is refused: params, factors and momentum stay. A step that
+    increases the loss of its batch is refused too; this is tested in every `damping_every`-th step,
+    and after a refused one.
 
     Like :func:`fnopt.gauss_newton_descent`, `update` ignores the gradients (they may be `None`):
     call `update(None, state, params, batch=batch)`.
@@ -84,15 +85,15 @@ class kfac(Transformation):
         damping: :math:`\lambda` of the first step.
         l2: :math:`\eta`: the objective has :math:`\tfrac\eta2 \|\theta\|^2` added to it.
         decay: The largest decay of the averages of the factors.
-        damping_decay: What the damping is multiplied by where the model predicts well (and divided
-            by where it does not), for each step between two such decisions.
+        damping_decay: Factor of the damping per step if the model predicts well; if it doesn't, the
+            damping is divided by the factor.
         curvature: `'sampled'`: random combinations of the rows of the root of the loss's Hessian
             in the outputs, as good as labels that are drawn from the model; `'exact'`: all rows,
             a backward pass for each output, all at once in memory.
         samples: How many combinations an example gets.
-        sample_fn: `sample_fn(key, outputs, example)` returns the example with a label that is
-            drawn from the model. It stands for the root where the loss mixes very many outputs, and
-            has to fit the loss: `jax.random.categorical(key, outputs)` for a cross-entropy.
+        sample_fn: `sample_fn(key, outputs, example)` returns the example with a label that is drawn
+            from the model. Needed if the loss mixes very many outputs. It has to match the loss:
+            `jax.random.categorical(key, outputs)` for a cross-entropy.
         sharing: What is done with a weight that is used at many positions of an example: `'expand'`
             counts each as an example, `'reduce'` adds them up.
         statistics_every: How many steps there are between two updates of the factors.

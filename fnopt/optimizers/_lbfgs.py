@@ -24,8 +24,8 @@ def lbfgs(
     .. math:: u_t = -\eta_t P_t\, g_t
 
     For a function that is the same in every step. `update` takes `value`, `grad` and `value_fn`,
-    which the line search needs. :func:`fnopt.minimize` is the driver that hands them over, stops
-    by itself and takes bounds.
+    which the line search needs. :func:`fnopt.minimize` is a driver that passes them, stops on
+    convergence and takes bounds.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`, before the line search; by default 1.

@@ -34,14 +34,14 @@ def matrix_axes(
 
     A parameter is a matrix if it enters matrix products or convolutions alone, always along the
     same axes: those that are summed over are its rows, its other axes are columns, and axes of
-    batched products and of scans are a batch of matrices. Layers stacked for `jax.lax.scan`,
-    experts under `vmap`, attention kernels of three axes and convolutions are found, for every
-    model library and whatever the names are. Lookup tables (also tied ones), biases, scales and
-    kernels of depthwise convolutions aren't matrices.
+    batched products and of scans are a batch of matrices. It finds layers stacked for
+    `jax.lax.scan`, experts under `vmap`, attention kernels of three axes and convolutions, for
+    every model library and any names. Lookup tables (also tied ones), biases, scales and kernels of
+    depthwise convolutions aren't matrices.
 
     Experts that share their inputs are one wide matrix, as in the program; experts with inputs of
-    their own are a batch. A head is a matrix here, and so is a fused kernel (query, key and value
-    side by side): say in `changes` what the program doesn't, `{"head/*": False, "*/qkv": 3}`.
+    their own are a batch. It treats an output layer as a matrix, and a fused kernel (query, key and
+    value) as one matrix. Use `changes` to correct this: `{"head/*": False, "*/qkv": 3}`.
 
     Args:
         loss_fn: `loss_fn(params, *args, **kwargs) -> scalar`, of a batch or of one example.

@@ -69,7 +69,7 @@ class momo(Transformation):
     Args:
         learning_rate: :math:`\eta`, the largest step, a number or a `Schedule`.
         beta: :math:`\beta`, decay of the averages.
-        lower_bound: :math:`f^*`, what the loss is not below: 0 where a model can fit all data. By
+        lower_bound: :math:`f^*`, a lower bound of the loss: 0 if the model can fit all data. By
             default it is estimated, as a level below the best loss so far. A number that is too
             high stops params at that loss; where a loss is below it, it is replaced by the
             estimate, and `below_count` in the state is above 0.
@@ -138,7 +138,7 @@ class momo_adam(Transformation):
         b1: :math:`\beta_1`, decay of the averages of gradient and loss.
         b2: :math:`\beta_2`, decay of the mean square.
         eps: :math:`\epsilon`.
-        lower_bound: :math:`f^*`, what the loss is not below: 0 where a model can fit all data. By
+        lower_bound: :math:`f^*`, a lower bound of the loss: 0 if the model can fit all data. By
             default it is estimated, as a level below the best loss so far. A number that is too
             high stops params at that loss; where a loss is below it, it is replaced by the
             estimate, and `below_count` in the state is above 0.

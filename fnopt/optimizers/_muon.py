@@ -31,8 +31,9 @@ def muon(
               s = \sqrt{\max(1,\ \text{outputs} / \text{inputs})}
 
     Layers that are stacked for a scan, attention kernels of three axes and convolutions are found
-    by `weight_dimension_numbers=fnopt.matrix_axes(loss_fn)(params, batch)`. Embeddings and heads
-    are better off with Adam; print `matrix_report(tx, params)` to see what goes where.
+    by `weight_dimension_numbers=fnopt.matrix_axes(loss_fn)(params, batch)`. Train embeddings and
+    output layers with Adam; `print(matrix_report(tx, params))` lists which optimizer trains which
+    leaf.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.

@@ -82,7 +82,7 @@ class scale_by_psgd_kron(Matrixwise):
         random_seed: A whole number, for `V`.
         mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
         weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
-        initial_scale: What :math:`Q_L \otimes Q_R` is at first; None for what is said above.
+        initial_scale: Initial value of :math:`Q_L \otimes Q_R`; None for the one above.
 
     Raises:
         ValueError: In use, if a leaf isn't a matrix.

@@ -28,8 +28,8 @@ def sgd(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        momentum: :math:`\gamma`. None means no momentum and no slot for it; 0.0 has the slot, so
-            that its state is that of any other number.
+        momentum: :math:`\gamma`. None means no momentum and no slot. 0.0 has the slot, so its state
+            has the same structure as for other numbers.
         nesterov: Whether to look ahead; without momentum there is nothing to look at.
         accumulator_dtype: Storage dtype of the momentum; by default the params' own, but at least
             float32.
@@ -72,7 +72,7 @@ def accumulated_sgd(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule` over the steps made (not the calls).
-        k: How many gradients make a step, a whole number or a `Schedule` over the steps made.
+        k: Number of gradients per step, an integer or a `Schedule` over the steps.
         momentum: The momentum over steps made, as in `sgd`; None for none.
         nesterov: Whether to look ahead.
         accumulator_dtype: Storage dtype of the momentum; by default the params' own, but at least

@@ -77,9 +77,9 @@ class stochastic_reconfiguration(Transformation):
 
     `update` ignores the gradients (they may be `None`): call `update(None, state, params,
     batch=samples, local_energies=E)`, with `weights=` for samples that don't count alike: all
-    configurations with :math:`|\psi|^2`, for exact sums. A step that isn't finite is refused, as
-    one with negative weights is: the update is zero, the state says why, and the momentum starts
-    anew.
+    configurations with :math:`|\psi|^2`, for exact sums. A step that isn't finite is refused, like
+    one with negative weights: the update is zero, the state has the reason, and the momentum
+    restarts.
 
     Args:
         log_amplitude_fn: `log_psi(params, sample)`, a real or complex scalar, of ONE sample. A

@@ -68,8 +68,8 @@ def capture(
             as flax and Equinox modules open them: the last floating value that leaves it. `None`
             is all taps.
         values: Whether to return the nodes' values.
-        cotangents: Whether to return their cotangents. Names that match several nodes, and `None`,
-            leave out those that have none.
+        cotangents: Whether to return their cotangents. Nodes without a cotangent are omitted if a
+            name matches several nodes, and for `None`.
         argnums: Positional arguments whose gradients are wanted too, as in `jax.grad`.
         has_aux: Whether `fn` returns `(loss, aux)`; matters for cotangents and gradients.
         reduce: What to keep of each value and cotangent: a function of one array that returns an

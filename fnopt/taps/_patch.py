@@ -69,10 +69,10 @@ def patch(
 
     Args:
         fn: Any JAX function.
-        values: By name of a node (or glob, as in `capture`), what stands instead of its value: a
-            function of the value, through which is differentiated (`jax.lax.stop_gradient` is one),
-            or an array that broadcasts to it. Inside a scan of `T` iterations an array may also
-            have one entry for each of them, `[T, ...]`, as `capture` returns it.
+        values: The replacement of a node's value, by name (or glob, as in `capture`): a
+            differentiable function of the value (such as `jax.lax.stop_gradient`), or an array that
+            broadcasts to it. Inside a scan of `T` iterations an array may also have one entry for
+            each of them, `[T, ...]`, as `capture` returns it.
         cotangents: By name, what stands instead of the node's cotangent on the way back: a function
             of the cotangent, such as `lambda g: jnp.clip(g, -1, 1)` or `jnp.zeros_like`, or an
             array. The value stays. Reverse mode only.

@@ -31,14 +31,13 @@ ad.primitive_transposes[tap_p] = lambda cotangent, x, *, name: [cotangent]
 def tap(name: str, x: Tree) -> Tree:
     """Names a value inside a function, so that `capture`, `patch` and others find it.
 
-    The identity: while nobody looks, the compiled program is the same as without it, also that of
-    the gradient. It works in any JAX code (jit, grad, vmap, scan, remat, branches, custom
-    derivative rules) and in the modules of any framework.
+    It is the identity. Without `capture` or `patch`, the compiled program is the same as without
+    the tap, also that of the gradient. It works in any JAX code (jit, grad, vmap, scan, remat,
+    branches, custom derivative rules) and in the modules of any framework.
 
-    Values that are named by `jax.ad_checkpoint.checkpoint_name` are found like taps. That one also
-    tells rematerialisation policies what to save, and is still there when a function is looked at
-    after it was differentiated; but it may cost memory. A tap is gone from `jax.grad(loss)`: look
-    at the loss.
+    `capture` also finds values that are named by `jax.ad_checkpoint.checkpoint_name`. This function
+    also marks values for rematerialisation policies, and stays in a differentiated function, but it
+    may cost memory. `jax.grad(loss)` has no taps: capture the loss.
 
     Args:
         name: What the value is called; slashes are welcome (`'layer_3/attention'`). Where one name

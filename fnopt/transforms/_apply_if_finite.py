@@ -37,10 +37,10 @@ class apply_if_finite(Wrapper):
     .. math:: (u, s') = \begin{cases} \mathrm{inner}(g, s) & \text{if } g,\ u \text{ are finite and
               } s' \text{ is where } s \text{ is} \\ (0, s) & \text{otherwise} \end{cases}
 
-    A bad step leaves params and inner state as they were, in every bit. The result is looked at
-    too and not only the gradient: a finite gradient of 1e25 overflows a float32 mean square,
-    which then never comes back. For this the inner step is computed twice, which costs little where
-    it is a few operations per param, as those of first order are.
+    A bad step leaves params and inner state as they were, in every bit. The result is looked at too
+    and not only the gradient: a finite gradient of 1e25 overflows a float32 mean square, which then
+    never comes back. The inner step is computed twice for this, which costs little for methods with
+    a few operations per param.
 
     By default no bad step is ever taken. Other libraries give up after some bad steps in a row and
     take the next one: it writes NaN into every param, and the run is lost some steps after the

@@ -75,14 +75,14 @@ class params_ema(_AverageParams):
     .. math:: a_t = \beta_t\, a_{t-1} + (1-\beta_t)\, \theta_t, \qquad
               w_t = \beta_t\, w_{t-1} + (1-\beta_t), \qquad \bar\theta_t = a_t / w_t
 
-    Updates pass unchanged: put it last in a chain, where it sees the step that is made. Read the
-    average with `averaged_params`. The division by :math:`w` is the correction for the start at
-    zero, also for a decay that changes.
+    Updates pass unchanged: put it last in a chain, where it sees the final update. Read the average
+    with `averaged_params`. The division by :math:`w` is the correction for the start at zero, also
+    for a decay that changes.
 
     Args:
         decay: :math:`\beta`, a number or a `Schedule`.
-        debias: Whether the average starts at nothing and is corrected for that; else it starts at
-            the first params.
+        debias: Whether the average starts at zero with bias correction; otherwise it starts at the
+            first params.
         warmup: Whether the decay is at most :math:`(1+t)/(10+t)`, so that early params are
             forgotten early.
         every: The average moves every so many steps.
@@ -176,8 +176,8 @@ def averaged_params(state: Any, params: Any) -> Any:
 
     Args:
         state: The state of an optimizer with one of them inside.
-        params: The params; the average has their dtypes, and is these themselves as long as
-            nothing was averaged, and where nothing is: frozen leaves, others of a mask.
+        params: The params; the average has their dtypes. Before the first average, and for leaves
+            without one (frozen or masked), the result is the params.
 
     Returns:
         A tree like `params`.

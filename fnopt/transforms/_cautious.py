@@ -21,8 +21,8 @@ class cautious(Wrapper):
 
     .. math:: m = [\,u\, g < 0\,], \qquad u' = \frac{m\, u}{\max(\bar m, \epsilon)}
 
-    with the mean :math:`\bar m` over a leaf. Momentum may point up the slope of the batch at hand;
-    where it does, an element waits. Put it around the whole optimizer: it compares the updates with
+    with the mean :math:`\bar m` over a leaf. Momentum may point uphill for the current batch; such
+    elements of the step are zero. Put it around the whole optimizer: it compares the updates with
     the gradients that come in. Decoupled weight decay inside is masked with the rest; to leave it
     alone put it behind, `chain(cautious(adam(rate)), independent_weight_decay(rate * decay))`.
 

@@ -22,8 +22,8 @@ class flatten(Wrapper):
     r"""Apply a transform to all leaves as one vector: :math:`u = \mathrm{inner}(\mathrm{vec}\, g)`.
 
     Methods that treat every element alike give the same updates in fewer, larger kernels. Those
-    that look at leaves (norms, masks, paths) see a single leaf. The vector is copied together and
-    apart in every step; on accelerators that pays for thousands of small leaves only.
+    that look at leaves (norms, masks, paths) see a single leaf. Every step copies the leaves into
+    the vector and back. On accelerators this pays only for thousands of small leaves.
 
     Args:
         inner: The transform, fnopt's or any (init, update) pair.

@@ -18,10 +18,10 @@ class freeze(Selective):
     .. math:: u_\ell = \begin{cases} 0 & m_\ell \\
               \mathrm{inner}(g)_\ell & \text{otherwise} \end{cases}
 
-    Frozen leaves have no state at all, and their gradients are not looked at: they may be NaN or
-    None, and leaves of integers (a counter inside a model), keys of `jax.random` and functions can
-    be frozen too. Put it around the whole optimizer, so that nothing else meets the frozen leaves.
-    Where the gradient is None, the update is None.
+    Frozen leaves have no state, and their gradients are ignored, so these may be NaN or None. You
+    can also freeze integers (a counter inside a model), keys of `jax.random` and functions. Put it
+    around the whole optimizer, so that no other transform sees the frozen leaves. Where the
+    gradient is None, the update is None.
 
     Args:
         inner: The optimizer of the other leaves, fnopt's or any (init, update) pair.

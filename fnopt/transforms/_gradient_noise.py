@@ -34,8 +34,8 @@ class add_gradient_noise(Transformation):
     .. math:: u_t = g_t + \sigma_t\, z_t, \qquad z_t \sim N(0, 1), \qquad
               \sigma_t^2 = \frac{\eta}{t^\gamma}
 
-    The noise of a step is a function of the key and of the step, so a run that was restored goes
-    on as it would have. For noise of a fixed size for private training, see `fnopt.add_noise`.
+    The noise of a step is a function of the key and of the step, so a restored run continues
+    unchanged. For noise of a fixed size for private training, see `fnopt.add_noise`.
 
     Args:
         eta: :math:`\eta`, the variance of the first step's noise.

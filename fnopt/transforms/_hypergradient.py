@@ -32,7 +32,7 @@ class hypergradient(Wrapper):
     The loss after the last step has the derivative :math:`-\langle g_t, d_{t-1} \rangle` by the
     rate of that step: the rate grows while steps agree, and shrinks where they turn back. The minus
     sign of descent is in it. A rate below zero, which the paper allows, is zero here; a product
-    that can't be represented doesn't change the rate.
+    that isn't finite doesn't change the rate.
 
     Args:
         inner: The direction, without a learning rate: `identity()` for plain descent (SGD-HD),

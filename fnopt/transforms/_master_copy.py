@@ -34,15 +34,15 @@ class master_copy(RoundedWrapper):
     .. math:: m' = m + \mathrm{inner}(g, m), \qquad \theta' = \mathrm{round}(m')
 
     The inner optimizer works on the wide params `m` only: its slots, its weight decay and its steps
-    are those of a float32 run, and only the gradient is taken at the rounded ones. After every
-    step the params are exactly the rounding of the wide ones. `m` begins as a copy of the params;
-    read it with `master_params`, for evaluation or to go on in float32. Leaves that are as wide
-    already have no copy and are stepped as ever.
+    are those of a float32 run, and only the gradient is taken at the rounded ones. After every step
+    the params are exactly the rounding of the wide ones. `m` begins as a copy of the params; read
+    it with `master_params`, for evaluation or to go on in float32. Leaves of this width have no
+    copy and are updated directly.
 
     Put it around the whole optimizer: what comes after it in a chain would move the params off the
     copy. The updates of narrow params are float32 here (see `Transformation.wide_updates`), and are
-    to be added in float32, as `apply_updates` does. If somebody else sets the params, make a new
-    state: the next step goes to where the copy says, whatever the params are.
+    to be added in float32, as `apply_updates` does. If you set the params yourself, make a new
+    state: the next step starts from the copy, not from the params.
 
     Args:
         inner: The optimizer, fnopt's or any (init, update) pair.

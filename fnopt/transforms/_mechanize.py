@@ -40,7 +40,7 @@ class mechanize(Wrapper):
 
     The scales :math:`s` grow with the reward :math:`\langle g_t, -\Delta_t \rangle`. The optimizer
     should have a learning rate of order one, or its schedule. As in the authors' version for JAX, a
-    reward is clipped by the largest so far and may fall below zero, where it bets nothing.
+    reward is clipped by the largest so far. It may be negative; the bet is then zero.
 
     Args:
         inner: The optimizer, fnopt's or any (init, update) pair.

@@ -41,7 +41,8 @@ class partition(Transformation):
 
     Raises:
         TypeError: If `transforms` isn't a dict of optimizers, or `labels` a bare function.
-        ValueError: In use, if leaves have no label or one without a transform; they are listed.
+        ValueError: In use, if leaves have no label, or a label without a transform; the message
+        lists them.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

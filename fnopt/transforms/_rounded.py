@@ -61,9 +61,9 @@ class stochastic_rounding(RoundedWrapper):
     .. math:: \theta' = \mathrm{sr}(\theta + u), \qquad E[\theta'] = \theta + u
 
     The sum is rounded to one of its two neighbours at random, to the nearer one more often. It
-    needs no memory at all, where rounding to the nearest loses every step that is smaller than half
-    of a param's last digit: 1 - 1000 x 1e-3 is 1 in bfloat16. Params of 32 bits and more are left
-    to `apply_updates`. `kahan` and `master_copy` have no noise, and cost memory.
+    needs no memory. Rounding to the nearest loses every step that is smaller than half of a param's
+    last digit: 1 - 1000 x 1e-3 is 1 in bfloat16. Params of 32 bits and more are left to
+    `apply_updates`. `kahan` and `master_copy` have no noise, and cost memory.
 
     Put it around the whole optimizer: what comes after it in a chain would move the params off the
     numbers that were chosen. The updates of narrow params are float32 here (see
@@ -71,9 +71,9 @@ class stochastic_rounding(RoundedWrapper):
 
     Args:
         inner: The optimizer, fnopt's or any (init, update) pair.
-        key: A whole number or a key of `jax.random`, a constant of the compiled step. The
-            random numbers of a step come from the key and the number of the step, so a run that was
-            restored goes on as it would have.
+        key: A whole number or a key of `jax.random`, a constant of the compiled step. The random
+            numbers of a step come from the key and the number of the step, so a restored run
+            continues unchanged.
 
     Raises:
         TypeError: If the key is neither.

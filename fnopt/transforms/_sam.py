@@ -43,9 +43,9 @@ class sam(Transformation):
     `fnopt.chain(fnopt.normalize_by_update_norm(eps=0.0), fnopt.sgd(rho))`.
 
     By default one step is made of `sync_period` calls: the first ones move the params to the bad
-    point, the last one moves them from where they were. So nothing changes in a training loop, but
-    params between the calls are not those to evaluate: these are `fnopt.slots(state)["cache"]`. In
-    opaque mode a call is a step, and `update` needs `grad_fn` as an extra argument.
+    point, the last one moves them from where they were. A training loop doesn't change, but
+    evaluate `fnopt.slots(state)["cache"]` between these calls, not the params. In opaque mode a
+    call is a step, and `update` needs `grad_fn` as an extra argument.
 
     Args:
         optimizer: The optimizer, fnopt's or any (init, update) pair.

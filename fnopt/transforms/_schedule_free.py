@@ -45,9 +45,9 @@ class schedule_free(Wrapper):
         c_t = \frac{w_t}{\sum_{i \le t} w_i}, \quad w_t = \Big(\max_{i \le t} \eta_i\Big)^p \\
         y_{t+1} &= \beta_1 x_{t+1} + (1-\beta_1)\, z_{t+1}
 
-    The params are :math:`y`. What to evaluate is :math:`x`, which is not kept: it comes from
-    `schedule_free_eval_params(state, params)`. The inner optimizer should have no momentum, which
-    :math:`\beta_1` stands for, and a constant rate, perhaps with a warm-up.
+    The params are :math:`y`. Evaluate :math:`x`, which `schedule_free_eval_params(state, params)`
+    computes. The inner optimizer should have no momentum, because :math:`\beta_1` replaces it, and
+    a constant rate, perhaps with a warm-up.
 
     Args:
         inner: The optimizer, fnopt's or any (init, update) pair.

@@ -37,17 +37,17 @@ class sparse_rows(Wrapper):
               (u_i, s_i') &= (0, s_i) \text{ for all others}
 
     The gradient has `fnopt.core.Rows` in place of a table, as `fnopt.sparse_value_and_grad` makes
-    it; rows that appear twice are summed. The rows of params and slots are taken out, stepped by
-    the inner optimizer as if they were all there is, and put back; with donated params and state
-    that happens in place, so that a step costs what the rows cost and not what the table does.
+    it; rows that appear twice are summed. The inner optimizer updates only these rows of params and
+    slots. With donated params and state the update is in place, so the cost of a step depends on
+    the rows and not on the table.
 
-    For SGD and AdaGrad this is the step of the dense gradient. Methods with averages become
-    their *lazy* forms (lazy Adam, lazy momentum): a row's averages and its weight decay rest while
-    no batch has it, and the count of the bias correction goes on. The inner optimizer should treat
-    every element by itself; clipping by the norm of the gradient is right inside too, because the
-    other rows are zero. Other leaves are stepped as ever.
+    For SGD and AdaGrad this is the step of the dense gradient. Methods with averages become their
+    *lazy* forms (lazy Adam, lazy momentum): a row's averages and weight decay don't change in steps
+    without the row, but the step count does. The inner optimizer should treat every element by
+    itself; clipping by the norm of the gradient is right inside too, because the other rows are
+    zero. Other leaves are stepped as ever.
 
-    Put it around the whole optimizer: what is outside would have to understand `Rows`.
+    Put it around the whole optimizer, because other transforms don't take `Rows`.
 
     Args:
         inner: The optimizer, fnopt's or any (init, update) pair.

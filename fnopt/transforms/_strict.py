@@ -15,8 +15,8 @@ class strict(Wrapper):
 
     Every `update` takes any extra argument, so that one call serves all members of a chain. The
     price is that a misspelled one is not noticed. With `strict` around the whole optimizer it is,
-    while the step is traced. The state is that of the inner optimizer, so it can be put around one
-    and taken away in mid-run.
+    while the step is traced. The state is that of the inner optimizer, so you can add or remove the
+    wrapper during training.
 
     What is taken is read from the signatures: the keyword-only parameters of `update` (see
     `Transformation.reads`), and what functions given as extra arguments, such as `value_fn`, name

@@ -14,7 +14,7 @@ class scale_by_trust_ratio(Leafwise):
 
     .. math:: u = c\, \frac{\max(\lVert \theta \rVert, n)}{\max(\lVert g \rVert, n) + \epsilon}\, g
 
-    A leaf whose params or update are zero is passed on as it is.
+    A leaf whose params or update are zero passes unchanged.
 
     Args:
         min_norm: :math:`n`, below which both norms are not taken to be.

@@ -89,11 +89,11 @@ class independent_weight_decay(add_decayed_weights):
 
     It belongs behind a whole optimizer, where updates have their sign and their size:
     `chain(adam(rate), independent_weight_decay(1e-4))`. The best decay then doesn't move with the
-    learning rate. Where the rate follows a schedule, give the decay a schedule of the same shape,
-    or it goes on when the rate has fallen to zero.
+    learning rate. If the rate follows a schedule, give the decay a schedule of the same shape.
+    Otherwise weights still decay when the rate is zero.
 
     Args:
-        weight_decay: :math:`\lambda`, a number or a `Schedule`: what is taken away in a step.
+        weight_decay: :math:`\lambda`, a number or a `Schedule`: the fraction that a step removes.
         mask: Which leaves decay; see `add_decayed_weights`. None for all.
 
     Raises:

@@ -161,7 +161,7 @@ def dtype(tree: Any, mixed_dtype_handler: str | None = None) -> Any:
         A NumPy dtype; JAX's default float for an empty tree.
 
     Raises:
-        ValueError: If the leaves differ and there is no handler, or none of them is the highest or
+        ValueError: If the leaves differ and there is no handler, or if no dtype is the highest or
             lowest.
 
     Example:

@@ -74,17 +74,15 @@ def restore(
 ) -> tuple[Any, RestoreReport]:
     """Copy the matching leaves of a saved tree into a fresh one, with a report.
 
-    Leaves belong together if their names do, which are spelled alike for all containers
-    (`fnopt.leaf_paths`); the slots of optimizers if the names of slot and param do, wherever they
-    stand in chains, partitions, dicts and lists: the state of `adam` goes into that of `adamw`, and
-    a transform, a wrapper or a leaf may have come or gone. Counts and other numbers of a state come
-    from where its slots came from, and stay fresh if all its slots do. A slot that is one vector
-    (of :class:`fnopt.flatten`) and one that is a tree go into each other, if they have as many
-    numbers: those of the params in the order of the saved tree. A step count that wasn't saved (of
-    a rate that follows a schedule now) gets the number of the saved counts nearest to it, if these
-    agree. Nothing is silent: print the report, or refuse
-    what is not `report.complete`. Leaves that hold no numbers (an activation function in a module)
-    stay as they are, and aren't reported.
+    Leaves match by name, which has the same form for all containers (`fnopt.leaf_paths`). Slots of
+    optimizers match by the names of slot and param, at any position in chains, partitions, dicts
+    and lists. So the state of `adam` fits into that of `adamw`, and transforms, wrappers and leaves
+    may be added or removed. Counts and other numbers of a state are restored together with its
+    slots. A slot that is one vector (of :class:`fnopt.flatten`) is converted into a tree and back,
+    if both have the same number of elements. A step count that wasn't saved (of a rate that follows
+    a schedule now) gets the number of the saved counts nearest to it, if these agree. Nothing is
+    silent: print the report, or refuse what is not `report.complete`. Leaves without numbers (an
+    activation function in a module) don't change and aren't reported.
 
     Args:
         fresh: The tree to fill: params of a new model, or the state `tx.init(params)`.

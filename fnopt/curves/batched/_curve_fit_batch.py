@@ -77,9 +77,9 @@ def curve_fit_batch(
     Params, cost, covariance and errors have derivatives with respect to data, bounds, the scale of
     the loss, and what `f` closes over, by the implicit function theorem.
 
-    Fits that are spread over devices are made where their data are: in a call by itself, on an
-    explicit mesh, or inside `jax.shard_map`. In a `jax.jit` of yours on an automatic mesh no type
-    says how they lie, and every device makes all of them: put a `jax.shard_map` into it.
+    Fits run on the devices that hold their data: in an eager call, on an explicit mesh, or inside
+    `jax.shard_map`. In a `jax.jit` of yours on an automatic mesh no type says how they lie, and
+    every device makes all of them: put a `jax.shard_map` into it.
 
     It computes in the common dtype of `x`, `y` and `p0`, at least float32. In float32 a fit whose
     data or start are below 1e-6 or above 1e6 is made in units of its own, for squares leave the

@@ -75,8 +75,7 @@ def ghost_report(
 ) -> Callable[..., GhostReport]:
     """Report how the per-example gradient norms of each parameter are computed, and why.
 
-    Nothing is computed: the loss is traced for one example, and the places are found where params
-    meet it.
+    It traces the loss for one example and computes nothing.
 
     Args:
         loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.

@@ -10,25 +10,21 @@ from jax.core import Tracer
 from fnopt.core._errors import where
 from fnopt.core._paths import leaf_text, leaves_with_names
 
-# On automatic and on explicit meshes.
-_ELSEWHERE = "incompatible devices", "Mesh for all inputs should be equal"
-
 
 def explain_device_errors(error: ValueError, updates: Any, **others: Any) -> None:
-    """Raises an error that names the arrays on other devices, if JAX refused the step for them.
+    """Raise an error that names an array on other devices than the gradients, if there is one.
 
     Args:
         error: The error of JAX.
         updates: The gradients.
         others: What goes with them, by name: trees of arrays.
     """
-    told = any(words in str(error) for words in _ELSEWHERE)
-    found = _elsewhere(updates, others) if told else None
+    found = _array_elsewhere(updates, others)
     if found is not None:
         raise ValueError(f"{where()}{found}") from error
 
 
-def _elsewhere(updates: Any, others: dict[str, Any]) -> str | None:
+def _array_elsewhere(updates: Any, others: dict[str, Any]) -> str | None:
     gradients = _placed(updates)
     if not gradients:
         return None

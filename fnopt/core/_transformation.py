@@ -19,7 +19,12 @@ from fnopt.core._leaves import same_tree
 from fnopt.core._other_libraries import advice_for_attribute
 from fnopt.core._value import Schedule, Value
 from fnopt.core._without_gradient import floating_leaves, left_out_by, without_gradient
-from fnopt.sharding import is_on_explicit_mesh, place_state, reshard_leaves_like, step_despite_types
+from fnopt.sharding import (
+    is_on_explicit_mesh,
+    place_state,
+    reshard_leaves_like,
+    step_with_divided_slots,
+)
 
 Tree = TypeVar("Tree")
 State = TypeVar("State")
@@ -244,14 +249,10 @@ def _guarded_update(update: Callable[..., Any]) -> Callable[..., Any]:
                 params, extra_args = without_gradient(self, updates, params, extra_args)
             if required_by(update):
                 _check_required(update, extra_args)
-            try:
-                new_updates, new_state = update(self, updates, state, params, **extra_args)
-            except Exception as error:
-                if not outermost:
-                    raise
-                again = functools.partial(update, self, **extra_args)
-                inputs = updates, state, params
-                new_updates, new_state = step_despite_types(error, again, self.init, inputs)
+            step = functools.partial(update, self, **extra_args)
+            if outermost and is_on_explicit_mesh(tree_leaves(updates)):
+                step = functools.partial(step_with_divided_slots, step, self.init)
+            new_updates, new_state = step(updates, state, params)
             if outermost:
                 like = updates if params is None else params
                 new_updates = _as_stored(self, new_updates, like)

@@ -22,6 +22,11 @@ from fnopt.sharding._collectives import (
     row_shards,
     rows_sharded_over,
 )
+from fnopt.sharding._divided_slots import (
+    is_on_explicit_mesh,
+    reshard_leaves_like,
+    step_with_divided_slots,
+)
 from fnopt.sharding._explicit import (
     concatenate,
     explicit_spec,
@@ -46,14 +51,7 @@ from fnopt.sharding._shards import (
     sum_over_shards,
     unsharded_leaves,
 )
-from fnopt.sharding._state import (
-    fits_param,
-    is_on_explicit_mesh,
-    match_params,
-    place_state,
-    reshard_leaves_like,
-    step_despite_types,
-)
+from fnopt.sharding._state import fits_param, match_params, place_state
 from fnopt.sharding._varying import match_mesh, pvary_like, varying_axes
 
 __all__ = [

@@ -6,7 +6,7 @@ replicated over the params' mesh.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -16,8 +16,6 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSha
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from fnopt.sharding._explicit import explicit_spec, is_sharded, reshard_like
-
-Step = Callable[[Any, Any, Any], tuple[Any, Any]]
 
 
 def match_params(state: Any, params: Any) -> list[tuple[str, Any, Any]]:
@@ -136,86 +134,3 @@ def _constrain_replicated(x: Any, replicated: NamedSharding) -> Any:
     if AxisType.Explicit in replicated.mesh.axis_types:
         return reshard(x, replicated)
     return jax.lax.with_sharding_constraint(x, replicated)
-
-
-def step_despite_types(
-    error: Exception, step: Step, init: Callable[[Any], Any], given: tuple[Any, Any, Any]
-) -> tuple[Any, Any]:
-    """Repeat a step with all arrays in the shardings of one of them (ZeRO).
-
-    On an explicit mesh the sum of a gradient and of a slot that is sharded over one more axis has
-    no type. First gradients and params are resharded like the slots of their shape, so that the
-    arithmetic is divided; where that has no type either (factors of matrices, codes), the state is
-    resharded as `init` makes it, and back afterwards. Shardings are compared after an error alone,
-    for the types of thousands of leaves take their time.
-
-    Args:
-        error: The exception of the step.
-        step: `step(updates, state, params)`, which returns updates and a state.
-        init: Makes a state from params.
-        given: Gradients, state, and params or None.
-
-    Returns:
-        The result of `step`, updates sharded like the gradients and slots as they were.
-
-    Raises:
-        Exception: `error`, if it is about something else, or slots are sharded like their params.
-    """
-    if not _is_of_types(error):
-        raise error
-    updates, state, params = given
-    fresh = jax.eval_shape(init, updates if params is None else params)
-    if not _is_sharded_otherwise(state, fresh):
-        raise error
-    like = _params_like_slots(updates, state)
-    try:
-        moved = None if params is None else _reshard_tree(params, like)
-        new, after = step(_reshard_tree(updates, like), state, moved)
-    except Exception:  # JAX has several for what has no type
-        new, after = step(updates, _reshard_tree(state, fresh), params)
-    return new, _reshard_tree(after, state)
-
-
-def reshard_leaves_like(leaves: list[Any], others: list[Any]) -> list[Any]:
-    """Reshard leaves like others on an explicit mesh: terms of a sum need the same sharding."""
-    return [*map(reshard_like, leaves, others)] if is_on_explicit_mesh(others) else leaves
-
-
-def is_on_explicit_mesh(leaves: list[Any]) -> bool:
-    """Whether types say how leaves are sharded, by the first of them."""
-    if not leaves or not isinstance(leaves[0], jax.Array):
-        return False
-    # The sharding of an array is known sooner than its type, which eager steps would wait for.
-    x = leaves[0]
-    sharding = jax.typeof(x).sharding if isinstance(x, Tracer) else x.sharding
-    return isinstance(sharding, NamedSharding) and AxisType.Explicit in sharding.mesh.axis_types
-
-
-def _is_of_types(error: Exception) -> bool:
-    return "Sharding" in type(error).__name__ or "Incompatible types" in str(error)
-
-
-def _reshard_tree(tree: Any, like: Any) -> Any:
-    pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(like), strict=True)
-    return jax.tree.unflatten(jax.tree.structure(tree), [reshard_like(x, y) for x, y in pairs])
-
-
-def _is_sharded_otherwise(state: Any, fresh: Any) -> bool:
-    same = jax.tree.structure(state) == jax.tree.structure(fresh)
-    pairs = zip(jax.tree.leaves(state), jax.tree.leaves(fresh), strict=False)
-    return same and any(explicit_spec(x) != _spec_of_shape(y) for x, y in pairs)
-
-
-def _spec_of_shape(x: Any) -> tuple[Any, ...]:
-    spec = tuple(x.sharding.spec) if isinstance(x.sharding, NamedSharding) else ()
-    return spec + (None,) * (len(x.shape) - len(spec))
-
-
-def _params_like_slots(updates: Any, state: Any) -> Any:
-    """For every gradient a slot of its shape in another sharding, or the gradient itself."""
-    slots: dict[int, Any] = {}
-    for _, x, g in match_params(state, updates):
-        has_its_shape = g is not None and jnp.shape(x) == jnp.shape(g)
-        if has_its_shape and is_sharded(x) and explicit_spec(x) != explicit_spec(g):
-            slots.setdefault(id(g), x)
-    return jax.tree.map(lambda g: slots.get(id(g), g), updates)

@@ -188,16 +188,11 @@ def _spec(x):
     return spec + (None,) * (len(x.shape) - len(spec))
 
 
-# Slots like the params, factors of matrices, one vector, codes, memories, and what is around them.
-KINDS = {"adam", "freeze", "muon", "soap", "galore", "adafactor", "lbfgs", "sam", "wrapped"} | {
-    *(
-        "small_parts",
-        "stored_in_less",
-        "schedule_free_adamw",
-        "accumulate",
-        "partition",
-        "mechanize",
-    )
+# Slots like the params, factors of matrices, one vector, codes, memories, and wrappers of them.
+KINDS = {
+    *("accumulate", "adafactor", "adam", "adam_mini", "freeze", "galore", "lbfgs", "mechanize"),
+    *("muon", "normuon", "partition", "sam", "schedule_free_adamw", "small_parts", "soap"),
+    *("stored_in_less", "wrapped"),
 }
 
 

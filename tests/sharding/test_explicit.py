@@ -1,4 +1,4 @@
-"""How arrays lie on explicit meshes, where JAX leaves it open."""
+"""Shardings on explicit meshes, where JAX leaves them open."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fnopt.core import (
     safe_norms,
     safe_sqrt,
 )
-from fnopt.sharding import concatenate, replicate_for_batch
+from fnopt.sharding import concatenate, replicate_for_batch, reshape
 
 MESH = ((1, 2), ("d", "m"))
 
@@ -47,6 +47,26 @@ def test_parts_that_are_joined_lie_alike(first, second, axis, together):
     found = jax.jit(lambda x, y: concatenate([x, y], axis))(put(x, *first), put(y, *second))
     np.testing.assert_array_equal(found, np.concatenate([x, y], axis))
     assert found.sharding.spec == P(*together)
+
+
+@pytest.mark.parametrize(
+    ("axes", "shape", "spec"),
+    [
+        (("d", None), (2, 1, 2), ("d", None, None)),  # JAX knows it
+        ((None, "m"), (4,), (None,)),
+        (("d", "m"), (1, 4), (None, None)),
+    ],
+)
+def test_reshape_replicates_where_the_sharding_is_ambiguous(axes, shape, spec):
+    x = np.arange(4.0, dtype="f").reshape(2, 2)
+    found = jax.jit(lambda x: reshape(x, *shape))(put(x, *axes))
+    np.testing.assert_array_equal(found, x.reshape(shape))
+    assert found.sharding.spec == P(*spec)
+
+
+def test_reshape_refuses_a_wrong_size():
+    with pytest.raises(TypeError, match="cannot reshape array of shape"):
+        reshape(put(np.ones((2, 2), "f"), "d"), 3)
 
 
 def test_what_examples_share_is_whole_over_their_axes_alone():

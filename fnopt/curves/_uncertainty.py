@@ -21,7 +21,14 @@ from fnopt.jacobians import (
 from fnopt.programs import uncached
 from fnopt.residuals import along_tangents, in_tangents
 from fnopt.sharding import reshape
-from fnopt.solvers import Solution, correlation_of, covariance_of, errors_of, knowledge_of, scatter
+from fnopt.solvers import (
+    Solution,
+    correlation_of,
+    covariance_of,
+    errors_of,
+    factor_of,
+    residual_deviation,
+)
 
 AnyFit = Any  # a Solution, or a Fit, whose file imports this one
 _NEARLY_NORMAL = 1e6  # degrees of freedom from which on the normal distribution is exact enough
@@ -114,8 +121,8 @@ def _scatter(solution: Solution) -> jax.Array:
     assert solution.jacobian is not None, "errors of params were had from a Jacobian"
     dof = degrees_of_freedom(solution)
     m = solution.jacobian.shape[-2]
-    size, factor = scatter(solution.cost, solution.residuals, m, dof)
-    return jnp.where(dof > 0, size * jnp.sqrt(factor), jnp.full_like(size, jnp.inf))
+    deviation = residual_deviation(solution.cost, solution.residuals, m, dof)
+    return jnp.where(dof > 0, deviation, jnp.full_like(deviation, jnp.inf))
 
 
 def quantile_of(solution: Solution, level: float, absolute_sigma: bool) -> jax.Array:
@@ -340,7 +347,7 @@ def predict_band(
         if not is_about_forward_mode(wrong):
             raise
         value, J = value_and_jacobian(flat, x, shape.size, "reverse")
-    error = knowledge_of(solution, known).errors(J)
+    error = factor_of(solution, known).errors(J)
     if noise is not False:
         spread = _scatter(solution) if noise is True else jnp.asarray(noise, x.dtype)
         error = jnp.hypot(error, jnp.ravel(jnp.broadcast_to(spread, shape.shape)))

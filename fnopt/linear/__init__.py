@@ -11,6 +11,7 @@ from fnopt.linear._gram_system import TallGramSystem, WideGramSystem, gram
 from fnopt.linear._inverse_root import matrix_inverse_pth_root
 from fnopt.linear._krylov_system import KrylovSystem
 from fnopt.linear._norms import divide as divide
+from fnopt.linear._norms import length as length
 from fnopt.linear._norms import norm
 from fnopt.linear._norms import row_norm as row_norm
 from fnopt.linear._power_iteration import power_iteration

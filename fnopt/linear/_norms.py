@@ -42,6 +42,15 @@ def norm(v: jax.Array, axis: int = 0) -> jax.Array:
     return jnp.squeeze(c, axis) * jnp.sqrt(jnp.sum(jnp.square(v / c), axis=axis))
 
 
+def length(v: jax.Array) -> jax.Array:
+    """The Euclidean norm along the first axis of an array whose squares are in range.
+
+    The residuals of a search are in a unit of their own size, and so are steps and params in the
+    scaling of the Jacobian's columns: one reduction is enough where `norm` compiles five kernels.
+    """
+    return jnp.sqrt(jnp.sum(jnp.square(v), axis=0))
+
+
 def row_norm(v: jax.Array) -> jax.Array:
     """Norm of the residuals on all devices."""
     return norm(all_gather_rows(norm(v)[None]))

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import matmul
-from fnopt.linear._norms import divide, norm
+from fnopt.linear._norms import divide, length, norm
 from fnopt.linear._secular import backward, forward
 from fnopt.linear._system import DampedStep
 from fnopt.linear._triangle import (
@@ -103,11 +103,11 @@ class TriangleSystem:
         least *= jnp.where(top > 0, top, jnp.ones_like(top))
         L, c = damped_triangle(self.triangle, jnp.maximum(jnp.sqrt(lam), least) + self.fixed)
         p = -backward(L, c)
-        length = norm(p)  # beside columns that hardly count it may be huge
-        rise = jnp.square(divide(length, jnp.sqrt(jnp.sum(jnp.square(forward(L, p))))))
+        full = norm(p)  # in a scaling beyond columns that hardly count it may be huge
+        rise = jnp.square(divide(full, length(forward(L, p))))
         model_norm = self.model_norm(p)
-        predicted = jnp.asarray(0.5, lam.dtype) * model_norm + lam * length * length
-        return DampedStep(p, lam, model_norm, predicted, L, length, rise)
+        predicted = jnp.asarray(0.5, lam.dtype) * model_norm + lam * full * full
+        return DampedStep(p, lam, model_norm, predicted, L, full, rise)
 
     def gauss_newton(self) -> DampedStep:
         """The full step of least norm in units of the columns, without directions of noise.

@@ -33,8 +33,8 @@ from fnopt.solvers.problem._problem import Problem as Problem
 from fnopt.solvers.result._covariance import correlation_of as correlation_of
 from fnopt.solvers.result._covariance import covariance_of as covariance_of
 from fnopt.solvers.result._covariance import errors_of as errors_of
-from fnopt.solvers.result._covariance import knowledge_of as knowledge_of
-from fnopt.solvers.result._covariance import scatter as scatter
+from fnopt.solvers.result._covariance import factor_of as factor_of
+from fnopt.solvers.result._covariance import residual_deviation as residual_deviation
 from fnopt.solvers.result._report import fitted_count as fitted_count
 from fnopt.solvers.result._report import listed as listed
 from fnopt.solvers.result._report import named_entries as named_entries

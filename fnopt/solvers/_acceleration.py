@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import matmul
-from fnopt.linear import DampedStep, System, divide
+from fnopt.linear import DampedStep, System, divide, length
 from fnopt.sharding import psum_rows
 from fnopt.solvers._trust_region import Trial, straight
 from fnopt.solvers.linear_model._linearization import Linearization
@@ -67,11 +67,11 @@ def accelerated(
     p, solution = t * step.p, system.pull_back(bend, step)
     if solution is not None:
         a = half * t * t * solution
-        small = 2 * _length(a) <= ratio * t * linear.length  # false if any of it is NaN
+        small = 2 * length(a) <= ratio * t * linear.length  # false if any of it is NaN
         p = p - jnp.where(small, a, jnp.zeros_like(a))
     v = p / scale
     return linear._replace(
-        step=v, length=_length(p), slope=matmul(point.gradient, v), predicted=predicted
+        step=v, length=length(p), slope=matmul(point.gradient, v), predicted=predicted
     )
 
 
@@ -87,7 +87,3 @@ def _best_length(linear: Trial, curvature: jax.Array, radius: jax.Array) -> jax.
     t = jnp.where(curvature > 0, divide(-linear.slope, curvature), most)
     t = jnp.clip(t, jnp.asarray(_SHORTEST, one.dtype), most)
     return jnp.where(jnp.isfinite(curvature), t, one)
-
-
-def _length(p: jax.Array) -> jax.Array:
-    return jnp.sqrt(jnp.sum(jnp.square(p)))

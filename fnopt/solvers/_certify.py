@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Status, is_converged
-from fnopt.linear import Triangle, divide, numerical_rank, row_triangle, singular_triangle
+from fnopt.linear import Triangle, divide, length, numerical_rank, row_triangle, singular_triangle
 from fnopt.sharding import psum_rows
 from fnopt.solvers._bounded import free_point, without
 from fnopt.solvers._loop import SearchState, relative_columns
@@ -159,13 +159,13 @@ def certified_end(
     """
     optimal = part.decrement <= bound  # false where a factorisation failed
     stalled = state.status == Status.STALLED.value
-    length = jnp.sqrt(psum_rows(jnp.sum(jnp.square(point.r))))
+    size = jnp.sqrt(psum_rows(jnp.sum(jnp.square(point.r))))
     # Beside the residuals the square of such a column is below the rounding of what it was.
     root = jnp.asarray(float(jnp.finfo(bound.dtype).eps) ** 0.5, bound.dtype)
     gone = (relative_columns(point) <= root * state.steepest) & (point.cost > 0)
     certificate = Certificate(
-        optimality=divide(jnp.max(slopes(free), initial=0), length),
-        decrement=divide(2 * part.decrement, jnp.square(length)),
+        optimality=divide(jnp.max(slopes(free), initial=0), size),
+        decrement=divide(2 * part.decrement, jnp.square(size)),
         rounding=divide(cost_rounding(free, tolerances.eps), point.cost),
         undetermined=whole.null | (gone & (state.steepest > 0)) | (point.columns <= 0),
         certified=optimal,
@@ -214,7 +214,6 @@ def _spectrum(model: LinearModel, point: Linearization) -> Spectrum:
     rank = numerical_rank(factors.s, model.size)
     kept = jnp.arange(factors.s.size, dtype=rank.dtype) < rank
     b = jnp.where(kept, factors.b, jnp.zeros_like(factors.b))
-    length = jnp.sqrt(jnp.sum(jnp.square(divide(b, factors.s))))
     seen = jnp.sum(jnp.where(kept[:, None], jnp.square(factors.Vt), 0), axis=0)
     null = seen < 1 - jnp.asarray(float(jnp.finfo(L.dtype).eps) ** 0.5, L.dtype)
-    return Spectrum(rank, jnp.sum(jnp.square(b)) / 2, length, null)
+    return Spectrum(rank, jnp.sum(jnp.square(b)) / 2, length(divide(b, factors.s)), null)

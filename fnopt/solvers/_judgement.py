@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fnopt.core import Status
-from fnopt.linear import norm
+from fnopt.linear import length
 from fnopt.solvers._stopping import (
     Tolerances,
     cost_converged,
@@ -121,7 +121,7 @@ def stopping_status(
     small = ends | cost_converged(
         actual, trial.predicted, before.cost, tolerances.ftol, outcome.noise
     )
-    tiny = step_converged(trial.length, norm(scale * before.x), tolerances.xtol)
+    tiny = step_converged(trial.length, length(scale * before.x), tolerances.xtol)
     newton = (trial.lam <= 0) & outcome.accepted
     # The radius shrinks at least by half with every refusal: so often, until steps that were longer
     # than the params by 1 / eps are as short as rounding.

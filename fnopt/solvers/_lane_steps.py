@@ -15,6 +15,7 @@ from fnopt.linear import (
     Rows,
     cut_to_radius,
     divide,
+    length,
     normal_equations,
     rounding_damping,
     sum_points,
@@ -204,6 +205,5 @@ def gram_spectrum(point: Linearization) -> tuple[Spectrum, jax.Array]:
     root = jnp.asarray(float(jnp.finfo(scale.dtype).eps) ** 0.5, scale.dtype)
     null = dropped | jnp.any(moved > root, axis=1)
     decrement = jnp.sum(jnp.square(jnp.stack(c))) / 2
-    length = jnp.sqrt(jnp.sum(jnp.square(p)))
-    spectrum = Spectrum(unrolled_rank(factor), decrement, length, null)
+    spectrum = Spectrum(unrolled_rank(factor), decrement, length(p), null)
     return spectrum, inverse / scale / scale[:, None]

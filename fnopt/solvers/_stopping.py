@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Status, is_converged
-from fnopt.linear import divide, norm
+from fnopt.linear import divide, length
 from fnopt.sharding import row_shards
 from fnopt.solvers.linear_model._linearization import Linearization
 
@@ -68,9 +68,8 @@ def residual_rounding(point: Linearization, eps: jax.Array) -> jax.Array:
     A residual is a difference of terms as large as :math:`J_j x_j`, each rounded once; with more
     params than residuals it is a sum of `n / m` times as many (Higham 2002, section 3.1).
     """
-    length = norm(point.columns * point.x)  # its squares may overflow where the cost does not
     more = max(1.0, len(point.x) / max(len(point.r) * row_shards(), 1))
-    return eps * jnp.asarray(more, eps.dtype) * length
+    return eps * jnp.asarray(more, eps.dtype) * length(point.columns * point.x)
 
 
 def cost_rounding(point: Linearization, eps: jax.Array) -> jax.Array:
@@ -106,7 +105,7 @@ def within_range(point: Linearization) -> jax.Array:
     """
     if point.triangle is None:
         return jnp.max(slopes(point), axis=0, initial=0)
-    return jnp.sqrt(jnp.sum(jnp.square(point.triangle.c)))
+    return length(point.triangle.c)
 
 
 def is_lost_in_rounding(actual: jax.Array, predicted: jax.Array, noise: jax.Array) -> jax.Array:
@@ -164,9 +163,9 @@ def cost_converged(
     return (predicted <= ftol * cost) & (jnp.abs(actual) <= jnp.maximum(ftol * cost, noise))
 
 
-def step_converged(length: jax.Array, size: jax.Array, xtol: jax.Array) -> jax.Array:
+def step_converged(step: jax.Array, params: jax.Array, xtol: jax.Array) -> jax.Array:
     r"""Whether the step is tiny against the params: :math:`\|D p\| \le \epsilon_x \|D x\|`."""
-    return length <= xtol * size
+    return step <= xtol * params
 
 
 def checked_status(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.linear import DampedStep, divide
+from fnopt.linear import DampedStep, divide, length
 from fnopt.sharding import psum_rows
 from fnopt.solvers.linear_model._linearization import Linearization
 
@@ -33,15 +33,15 @@ class Trial(NamedTuple):
 def straight(point: Linearization, scale: jax.Array, step: DampedStep) -> Trial:
     """The step of the linear model as it is."""
     p = step.p / scale
-    length = jnp.sqrt(jnp.sum(jnp.square(step.p), axis=0))
+    size = length(step.p)
     return Trial(
         step=p,
-        length=length,
+        length=size,
         slope=jnp.sum(point.gradient * p, axis=0),
         predicted=step.predicted,
         lam=step.lam,
-        full=length if step.full is None else step.full,
-        rise=jnp.zeros_like(length) if step.rise is None else step.rise,
+        full=size if step.full is None else step.full,
+        rise=jnp.zeros_like(size) if step.rise is None else step.rise,
     )
 
 
@@ -110,11 +110,11 @@ def _initial_radius(
     .. math:: \Delta = c \max(\|D x\|, 10^{-3} \|r\|), \quad
         \text{or } c \|r\| \text{ if } D x = 0
     """
-    length = jnp.sqrt(jnp.sum(jnp.square(scale * x), axis=0))
+    size = length(scale * x)
     residual = jnp.sqrt(2 * cost)
     least = jnp.asarray(_LEAST_RADIUS, residual.dtype) * residual
-    length = jnp.where(length > 0, jnp.maximum(length, least), residual)
-    return factor * jnp.where(length > 0, length, jnp.ones_like(length))
+    size = jnp.where(size > 0, jnp.maximum(size, least), residual)
+    return factor * jnp.where(size > 0, size, jnp.ones_like(size))
 
 
 def _shrink_factor(actual: jax.Array, slope: jax.Array) -> jax.Array:
@@ -151,13 +151,13 @@ def _trust_region(outcome: Outcome) -> jax.Array:
     Reference:
         Moré (1978), section 7, and MINPACK's `lmder`.
     """
-    radius, length = outcome.radius, outcome.length
+    radius, reached = outcome.radius, outcome.length
     dtype = radius.dtype
     shrink = _shrink_factor(outcome.actual, outcome.slope)
-    smaller = shrink * jnp.minimum(radius, jnp.asarray(10, dtype) * length)
+    smaller = shrink * jnp.minimum(radius, jnp.asarray(10, dtype) * reached)
     good = (outcome.gain > jnp.asarray(_GOOD, dtype)) | outcome.full
     good &= outcome.rejections == 0
-    larger = jnp.maximum(radius, jnp.asarray(2, dtype) * length)
+    larger = jnp.maximum(radius, jnp.asarray(2, dtype) * reached)
     kept = jnp.where(good, larger, radius)
     return jnp.where(outcome.gain < jnp.asarray(_POOR, dtype), smaller, kept)
 

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import fnopt
 from fnopt.solvers import dogleg, gauss_newton
-from fnopt.solvers.result._covariance import knowledge
+from fnopt.solvers.result._covariance import covariance_factor
 
 RNG = np.random.RandomState(0)
 M = 64
@@ -187,7 +187,8 @@ def test_the_compiler_gathers_no_rows(kind):
 
     def step(p, x, y):
         new = tx.update(None, tx.init(p), p, residual_fn=lambda p: residuals(p, x, y))[0]
-        return new, knowledge(jacobian(p, x, y), jnp.float32(1), None, None, None, False).covariance
+        J = jacobian(p, x, y)
+        return new, covariance_factor(J, jnp.float32(1), None, None, None, False).covariance
 
     program = jax.jit(step).lower(p, x, y).compile()
     shapes = re.findall(r"f32\[([\d,]*)\][^=]* all-gather", program.as_text() or "")

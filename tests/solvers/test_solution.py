@@ -5,7 +5,7 @@ import pytest
 
 import fnopt
 from fnopt import Status
-from fnopt.solvers.result._covariance import scatter
+from fnopt.solvers.result._covariance import residual_deviation
 from fnopt.solvers.result._values import value_lines
 
 
@@ -180,8 +180,7 @@ def test_the_values_of_few_params_are_shown():
 def test_the_spread_of_residuals_and_its_derivative_in_any_unit(unit):
     def spread(unit):
         r = unit * jnp.asarray([3.0, 4.0, -5.0])
-        size, one = scatter(jnp.sum(jnp.square(r)) / 2, r, 3, jnp.asarray(2))
-        return size * jnp.sqrt(one)
+        return residual_deviation(jnp.sum(jnp.square(r)) / 2, r, 3, jnp.asarray(2))
 
     found, slope = jax.value_and_grad(spread)(jnp.float32(unit))
     np.testing.assert_allclose(found, 5 * np.float32(unit), rtol=1e-6)

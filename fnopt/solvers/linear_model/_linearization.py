@@ -68,5 +68,4 @@ def is_finite(point: Linearization) -> jax.Array:
     The cost shows it of the residuals, and the norms of its columns of the Jacobian.
     """
     # One sum, which is finite if all of its terms are.
-    parts = (point.x, point.gradient, point.columns)
-    return jnp.isfinite(sum((jnp.sum(part, axis=0) for part in parts), point.cost))
+    return jnp.isfinite(jnp.sum(point.x + point.gradient + point.columns, axis=0) + point.cost)

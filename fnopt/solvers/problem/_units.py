@@ -19,8 +19,10 @@ def finer_unit(
 ) -> tuple[jax.Array, jax.Array]:
     """The unit in which the largest residual is about 1, and whether the squares ask for it.
 
-    They do where they overflow, or are so small that sums of them have lost digits. A power of two
-    rounds nothing.
+    They do where the cost is so small that sums of squares have lost digits, and where residuals
+    are above the fourth root of the largest number: below it, steps and params in the scaling of
+    the Jacobian, which may be longer by as much again, have squares in range. A power of two rounds
+    nothing.
 
     Args:
         problem: The problem, in its unit.
@@ -30,13 +32,14 @@ def finer_unit(
     """
     info = jnp.finfo(unit.dtype)
     least = jnp.asarray(float(info.tiny) / float(info.eps), unit.dtype)
+    reach = jnp.asarray(2.0 ** (info.maxexp // 4), unit.dtype)
     largest = pmax_rows(jnp.max(_felt(problem, r), initial=0))
     finite = jnp.isfinite(largest) & (largest > 0)
     finer = unit / floor_power_of_two(largest)
     # One that is subnormal, or whose inverse is, isn't exact.
     most = jnp.asarray(2.0**-4 / info.tiny, unit.dtype)
     finer = jnp.clip(finer, 1 / most, most)
-    needed = finite & (~jnp.isfinite(cost) | (cost < least)) & (finer != unit)
+    needed = finite & ((cost < least) | (largest > reach)) & (finer != unit)
     return jnp.where(needed, finer, unit), needed
 
 

@@ -7,6 +7,7 @@ from fnopt.curves._failures import FitError, OptimizeWarning
 from fnopt.curves._fit import Fit
 from fnopt.curves._plot import plot_fit
 from fnopt.curves._profile import profile_intervals
+from fnopt.curves._t_quantile import t_quantile
 from fnopt.curves._uncertainty import (
     Band,
     confidence_intervals,
@@ -15,7 +16,6 @@ from fnopt.curves._uncertainty import (
     predict_band,
     reduced_chi_square,
     standard_errors,
-    t_quantile,
 )
 from fnopt.curves.batched._curve_fit_batch import curve_fit_batch
 from fnopt.curves.batched._fit import BatchFit

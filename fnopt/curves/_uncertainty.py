@@ -7,10 +7,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
-from jax.scipy.special import betainc, erfinv
 
-from fnopt.core import default_float
+from fnopt.curves._t_quantile import t_quantile
 from fnopt.jacobians import (
     held_as_zeros,
     is_about_forward_mode,
@@ -31,7 +29,6 @@ from fnopt.solvers import (
 )
 
 AnyFit = Any  # a Solution, or a Fit, whose file imports this one
-_NEARLY_NORMAL = 1e6  # degrees of freedom from which on the normal distribution is exact enough
 
 
 class Band(NamedTuple):
@@ -48,45 +45,6 @@ class Band(NamedTuple):
     lower: jax.Array
     upper: jax.Array
     error: jax.Array
-
-
-def t_quantile(level: float | jax.Array, dof: float | jax.Array) -> jax.Array:
-    r"""The two-sided quantile of Student's distribution, in standard errors.
-
-    .. math:: P(|T| < t) = I_{t^2 / (\nu + t^2)}\!\left( \tfrac12, \tfrac{\nu}{2} \right) = p
-
-    is solved for `t` by bisection of its logarithm.
-
-    Args:
-        level: The fraction `p`, between 0 and 1.
-        dof: The degrees of freedom :math:`\nu`; infinite for the normal distribution.
-
-    Returns:
-        A scalar, infinite where there are no degrees of freedom.
-
-    Example:
-        >>> from fnopt.curves import t_quantile
-        >>> print(f"{t_quantile(0.95, 10):.3f} {t_quantile(0.95, jnp.inf):.3f}")
-        2.228 1.960
-    """
-    dtype = default_float()
-    p, nu = jnp.asarray(level, dtype), jnp.asarray(dof, dtype)
-    normal = jnp.sqrt(jnp.asarray(2, dtype)) * erfinv(p)
-    usable = jnp.where((nu > 0) & (nu < _NEARLY_NORMAL), nu, jnp.ones_like(nu))
-
-    def halve(_: Any, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        low, high = ends
-        middle = (low + high) / 2
-        square = jnp.exp(2 * middle)
-        inside = betainc(jnp.asarray(0.5, dtype), usable / 2, square / (usable + square))
-        return jnp.where(inside < p, middle, low), jnp.where(inside < p, high, middle)
-
-    # Bisection of log t, between 3e-7 and 2e17: 64 halvings are exact in float64 too.
-    ends = (jnp.full_like(p * usable, -15), jnp.full_like(p * usable, 40))
-    low, high = lax.fori_loop(0, 64, halve, ends)
-    student = jnp.exp((low + high) / 2)
-    t = jnp.where(nu < _NEARLY_NORMAL, student, normal)
-    return jnp.where(nu > 0, t, jnp.asarray(jnp.inf, dtype))
 
 
 def solution_of(fit: Any, name: str) -> Solution:
@@ -116,13 +74,12 @@ def as_params(fit: Any, params: Any) -> Any:
     return fit.named(params) if hasattr(fit, "named") else params
 
 
-def _scatter(solution: Solution) -> jax.Array:
+def _data_deviation(solution: Solution) -> jax.Array:
     """The standard deviation of the data, infinite without degrees of freedom."""
     assert solution.jacobian is not None, "errors of params were had from a Jacobian"
-    dof = degrees_of_freedom(solution)
-    m = solution.jacobian.shape[-2]
+    dof, m = degrees_of_freedom(solution), solution.jacobian.shape[-2]
     deviation = residual_deviation(solution.cost, solution.residuals, m, dof)
-    return jnp.where(dof > 0, deviation, jnp.full_like(deviation, jnp.inf))
+    return jnp.where(dof > 0, deviation, jnp.inf)
 
 
 def quantile_of(solution: Solution, level: float, absolute_sigma: bool) -> jax.Array:
@@ -349,7 +306,7 @@ def predict_band(
         value, J = value_and_jacobian(flat, x, shape.size, "reverse")
     error = factor_of(solution, known).errors(J)
     if noise is not False:
-        spread = _scatter(solution) if noise is True else jnp.asarray(noise, x.dtype)
+        spread = _data_deviation(solution) if noise is True else jnp.asarray(noise, x.dtype)
         error = jnp.hypot(error, jnp.ravel(jnp.broadcast_to(spread, shape.shape)))
     half_width = quantile_of(solution, level, known) * error
     return Band(

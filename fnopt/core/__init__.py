@@ -1,4 +1,4 @@
-"""The contract: values, transformations, leaf-wise arithmetic, and ways to look inside.
+"""The contract: values, transformations, leaf-wise arithmetic, and inspection of states.
 
 `__all__` is for people who write transforms of their own. The other names here are for the
 packages of `fnopt`.

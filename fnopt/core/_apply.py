@@ -1,4 +1,4 @@
-"""Adding updates to params."""
+"""Addition of updates to params."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _is_leaf(x: Any) -> bool:
 
 
 def _name(params: Any, i: int) -> str:
-    """The name of a leaf in a message; names are dear, so they are made for messages only."""
+    """The name of a leaf in a message; too slow to compute for every leaf of a step."""
     return leaf_text(leaves_with_names(params, is_leaf=_is_leaf)[0][i][0])
 
 
@@ -122,7 +122,7 @@ def apply_updates(params: Params, updates: Any) -> Params:
 
 
 def _mismatch(params: Any, updates: Any, treedef: Any) -> str:
-    """How updates differ from params, and what to do."""
+    """Error message for updates that differ from params in structure."""
     if is_pair_with(updates, 0, treedef):
         return "updates are the pair that update gives: write updates, state = tx.update(...)."
     given, wanted = (
@@ -142,12 +142,12 @@ def is_pair_with(x: Any, i: int, treedef: Any) -> bool:
 
 
 def cast_like(tree: Any, like: Any) -> Any:
-    """A tree of arrays in the dtypes of another, which branches of a step and tangents need."""
+    """Cast a tree to the dtypes of another, as branches of a step and tangents need."""
 
-    def one(x: Any, y: Any) -> Any:
+    def cast_leaf(x: Any, y: Any) -> Any:
         if isinstance(x, Rows):  # they are added in their own dtype
             return x
         dtype = jnp.result_type(y)
         return x if jnp.result_type(x) == dtype else jnp.asarray(x).astype(dtype)
 
-    return jax.tree.map(one, tree, like, is_leaf=is_rows)
+    return jax.tree.map(cast_leaf, tree, like, is_leaf=is_rows)

@@ -20,7 +20,7 @@ CLOSED_OVER = "Let the function close over what all examples share."
 
 
 def type_text(x: Any) -> str:
-    """A leaf's type for a message: `'float32[8,3]'`, or the name of its Python type."""
+    """The type of a leaf as text: `'float32[8,3]'`, or the name of its Python type."""
     if not hasattr(x, "dtype"):
         return type(x).__name__
     return f"{x.dtype}[{','.join(map(str, x.shape))}]"
@@ -38,7 +38,7 @@ def check_params(leaves: NamedLeaves, name: str) -> None:
 
 
 def check_batch(leaves: NamedLeaves, name: str, shared: str = CLOSED_OVER) -> int:
-    """Number of examples, at least 1, that all batched leaves share.
+    """Check that batched leaves share their number of examples, and return it.
 
     `name` is the function that the user called, and `shared` says where that one takes what all
     examples share.
@@ -85,16 +85,16 @@ def check_key(key: Any, name: str) -> Any:
 
 
 def check_returned(tree: Any, what: str) -> None:
-    """Refuses what no compiled program returns, such as a string."""
+    """Check that a result consists of arrays and numbers, as a compiled program returns."""
     for path, leaf in leaves_with_names(tree)[0]:
-        if not _is_of_a_program(leaf):
+        if not _is_array_or_number(leaf):
             raise TypeError(
                 f"{what} has {leaf!r:.60} as {leaf_text(path)}, expected arrays and numbers: the "
                 "function is compiled. Add other values to the result outside of the function."
             )
 
 
-def _is_of_a_program(leaf: Any) -> bool:
+def _is_array_or_number(leaf: Any) -> bool:
     known = is_array_like(leaf) or hasattr(leaf, "__jax_array__")
     return known and getattr(getattr(leaf, "dtype", None), "kind", "f") not in "OSUM"
 
@@ -123,7 +123,7 @@ def check_tolerance(value: Any, what: str, name: str) -> None:
 
 
 def is_integer(value: Any, least: int | None = None) -> bool:
-    """Whether a value is a whole number, NumPy's too, and not below the least."""
+    """Whether a value is a whole number of Python or NumPy, at least `least`."""
     try:
         operator.index(value)
     except TypeError:  # JAX's arrays of other numbers have an `__index__` too
@@ -151,7 +151,7 @@ def check_choice(value: Any, choices: tuple[str, ...], what: str, name: str) -> 
 
 
 def accepts_args(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
-    """Whether a function can be called with these arguments, as far as its signature says."""
+    """Whether the signature of a function accepts these arguments."""
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):  # of some built-in functions nothing is known

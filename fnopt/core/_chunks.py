@@ -1,4 +1,4 @@
-"""The one loop over a batch in chunks."""
+"""Scan of a batch in chunks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def scan_chunks(
     size: int,
     chunk_size: int | None,
 ) -> tuple[Carry, Any]:
-    """`jax.lax.scan` over chunks of examples; what is left over is one more, shorter chunk.
+    """`jax.lax.scan` over chunks of examples, and one shorter chunk for the rest.
 
     A chunk is every so-many-th example. A batch that is spread over devices is cut into blocks of
     consecutive ones, so every device has its part of every chunk; of chunks of consecutive

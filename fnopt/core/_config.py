@@ -1,4 +1,4 @@
-"""Values to and from plain JSON: a walk over their fields, not a second description."""
+"""Conversion of values to and from plain JSON, field by field."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def _hint(name: str) -> str:
 
 
 def _import_all() -> None:
-    """Imports the packages of `fnopt` that are not imported yet: their classes are known then."""
+    """Import all packages of `fnopt`, which registers their classes."""
     package = sys.modules["fnopt"]
     for found in pkgutil.iter_modules(package.__path__, "fnopt."):
         importlib.import_module(found.name)

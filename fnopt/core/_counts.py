@@ -21,7 +21,7 @@ def scheduled(tx: Any) -> tuple[str, ...]:
 
 
 def needs_count(tx: Any) -> bool:
-    """Whether a transform has to know the number of the step."""
+    """Whether a transform needs the number of the step."""
     if tx.reads_step:
         return True
     for x in tx._flatten()[0]:  # noqa: SIM110  (an eager update asks it of every member)
@@ -36,12 +36,12 @@ def first_count(tx: Any) -> jax.Array | None:
 
 
 def next_count(count: jax.Array | None) -> jax.Array | None:
-    """The count after a step; None stays."""
+    """The count after a step; None for None."""
     return None if count is None else safe_increment(count)
 
 
 def count_of(tx: Any, state: Any) -> jax.Array | None:
-    """The count of a state, None if there is none; a ValueError if that is needed.
+    """The count of a state; None, or a ValueError where it is needed, if it has none.
 
     A count that isn't needed any more goes on, so that a schedule may come back.
     """

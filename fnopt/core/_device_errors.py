@@ -1,4 +1,4 @@
-"""Which arrays of a step are on other devices than its gradients."""
+"""Errors of steps whose arrays are on different devices."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _array_elsewhere(updates: Any, others: dict[str, Any]) -> str | None:
 
 
 def _placed(tree: Any) -> list[tuple[str, jax.Array]]:
-    """The arrays with a place of their own, by name."""
+    """The arrays that are committed to devices, by name."""
     named = leaves_with_names(tree)[0]
     return [
         (name, x)

@@ -1,4 +1,4 @@
-"""The display of results in notebooks: reports as text, states as shapes."""
+"""Display in notebooks: results as reports, states as shapes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def show_report(self: Any, printer: Any, cycle: bool) -> None:
 
 
 class _Shape:
-    """An array's type and shape in place of its numbers."""
+    """Representation of an array by its dtype and shape."""
 
     def __init__(self, array: Any) -> None:
         self.text = f"{array.dtype}[{','.join(map(str, array.shape))}]"
@@ -54,6 +54,6 @@ def _show_shapes(self: Any, printer: Any, cycle: bool) -> None:
 
 
 def show_shapes(states: Iterable[Any]) -> None:
-    """Lets notebooks show states of these classes by the shapes of their arrays."""
+    """Make notebooks show states of these classes by the shapes of their arrays."""
     for state in states:
         state._repr_pretty_ = _show_shapes

@@ -54,7 +54,7 @@ def real_dtype(dtype: Any) -> Any:
 
 
 def dtype_of(x: Any) -> Any:
-    """The dtype of an array or a Python number; the former without JAX's rules, which take time."""
+    """The dtype of an array or a Python number; faster than `jnp.result_type`."""
     if isinstance(x, (np.ndarray, np.generic)):  # float64 is float32 without x64
         return jnp.result_type(x)
     try:
@@ -64,7 +64,7 @@ def dtype_of(x: Any) -> Any:
 
 
 def shape_of(x: Any) -> tuple[int, ...]:
-    """The shape of an array or a Python number; the former without JAX's checks, which are slow."""
+    """The shape of an array or a Python number; faster than `jnp.shape`."""
     try:
         return x.shape
     except AttributeError:
@@ -94,7 +94,7 @@ def _is_inexact(dtype: Any) -> bool:
 
 
 def safe_increment(count: jax.Array) -> jax.Array:
-    """`count + 1`, staying at the dtype's largest value instead of wrapping round."""
+    """`count + 1`, saturating at the dtype's largest value."""
     # NumPy's constants: every member of every step that is traced counts, and arrays cost more.
     last, one = np.asarray(jnp.iinfo(count.dtype).max - 1, count.dtype), np.ones((), count.dtype)
     return lax.add(lax.min(count, last), one)

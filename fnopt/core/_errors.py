@@ -37,14 +37,14 @@ def where() -> str:
 
 
 def names_text(names: list[str], most: int = 8) -> str:
-    """A list of names for a message, cut where it gets long."""
+    """A list of names for a message, truncated to `most`."""
     shown = ", ".join(repr(n) for n in names[:most])
     more = len(names) - most
     return f"[{shown}{f', … and {more} more' if more > 0 else ''}]"
 
 
 def import_optional(module: str, user: str, extra: str = "") -> Any:
-    """Imports an optional library, or says what needs it and how to get it.
+    """Import an optional library; the error says what needs it and how to install it.
 
     Args:
         module: What is imported.

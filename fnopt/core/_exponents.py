@@ -60,7 +60,7 @@ def _by_comparison(index: jax.Array) -> jax.Array:
 
 
 def _is_sharded(x: jax.Array) -> bool:
-    """Whether the type itself says that the array is spread over devices (explicit sharding)."""
+    """Whether the type of an array shards it (explicit mesh axes)."""
     return any(jax.typeof(x).sharding.spec)
 
 

@@ -1,4 +1,4 @@
-"""Extra arguments of `update`: what they are called, and which of them a function reads."""
+"""Extra arguments of `update`: their names, their readers, their translation for wrappers."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def names_read(tx: Any) -> frozenset[str]:
 
 
 def extra_arg_names(tx: Any, given: Mapping[str, Any]) -> frozenset[str]:
-    """What `names_read` has, and what a function of these extra arguments gets of the others."""
+    """`names_read`, and the names that `value_fn` takes."""
     read, fn = names_read(tx), given.get("value_fn")
     return read | parameter_names(fn) if "value_fn" in read and callable(fn) else read
 
 
 def check_spelling(tx: Any, given: Mapping[str, Any]) -> None:
-    """Raises a TypeError for an extra argument that nothing takes and that is nearly one taken."""
+    """Raise a TypeError for a misspelled extra argument."""
     if given.keys() <= EXTRA_ARGS.keys():
         return
     taken = extra_arg_names(tx, given)

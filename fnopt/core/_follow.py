@@ -34,11 +34,11 @@ def incremental_update(new_tensors: Params, old_tensors: Params, step_size: Any)
         Lillicrap et al., 2015, arXiv:1509.02971.
     """
 
-    def leaf(step: Any, new: Any, old: Any) -> Any:
+    def interpolate(step: Any, new: Any, old: Any) -> Any:
         return new, step * new + (1 - step) * old
 
     step = jnp.asarray(step_size) if jnp.ndim(step_size) == 0 else step_size
-    return map_leaves(leaf, new_tensors, hyper=step, outputs=2, old_tensors=old_tensors)[1]
+    return map_leaves(interpolate, new_tensors, hyper=step, outputs=2, old_tensors=old_tensors)[1]
 
 
 def periodic_update(

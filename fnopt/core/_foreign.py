@@ -1,4 +1,4 @@
-"""Another library's optimizers as members of a pipeline."""
+"""Optimizers of other libraries as members of a pipeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looking into a state: slots, members and current hyper-parameters by name."""
+"""Inspection of states: slots, members and current hyper-parameters by name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COUNTS = ("count", "step", "gradient_step")  # the names of a state's own count
 
 
 def _unique(items: list[tuple[_Path, Any]]) -> dict[str, Any]:
-    """Names items by the last part of their path, and by all of it where that is ambiguous."""
+    """Name items by the last part of their path, or by the whole path where that is ambiguous."""
     times = Counter(path[-1] for path, _ in items)
     return {(path[-1] if times[path[-1]] == 1 else "/".join(path)): x for path, x in items}
 

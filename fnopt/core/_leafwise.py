@@ -165,13 +165,13 @@ class Leafwise(Transformation):
         """The update and the new slots of every leaf, and the number of the step."""
         numbers = _Numbers(self, count, staged)
         formula = self._formula(slots, [row[0] for row in rows], staged)
-        made = [formula(row[0])(numbers.of(row), *row) for row in rows]
+        made = [formula(row[0])(numbers.for_row(row), *row) for row in rows]
         return made, None if count is None else numbers.step
 
     def _formula(
         self, slots: tuple[str, ...], leaves: list[Any], staged: bool
     ) -> Callable[[Any], Callable[..., Any]]:
-        """From a leaf to the function that is called for it: the formula, or its program."""
+        """Select for every leaf the formula itself or its jitted function."""
         flags = self._flatten()[1]
         program = _leaf_program(type(self), flags, slots, shard_axes())
         if not staged:
@@ -205,21 +205,21 @@ def _form(x: Any) -> tuple[Any, Any]:
 
 
 class _Numbers:
-    """The scalars of one step, made once for every compute dtype that a leaf asks for."""
+    """The scalars of one step, computed once for every compute dtype."""
 
     def __init__(self, tx: Leafwise, count: Any, staged: bool) -> None:
         self._tx, self._count, self._made = tx, count, {}
         self._scalars = _scalars if staged else _scalar_program(type(tx))
 
-    def of(self, row: tuple[Any, ...]) -> dict[str, Any]:
-        return self._at(real_dtype(compute_dtype(*map(dtype_of, jax.tree.leaves(row)))))[0]
+    def for_row(self, row: tuple[Any, ...]) -> dict[str, Any]:
+        return self._in_dtype(real_dtype(compute_dtype(*map(dtype_of, jax.tree.leaves(row)))))[0]
 
     @property
     def step(self) -> Any:
         made = next(iter(self._made.values()), None)
-        return (made or self._at(jnp.dtype(jnp.float32)))[1]
+        return (made or self._in_dtype(jnp.dtype(jnp.float32)))[1]
 
-    def _at(self, dtype: Any) -> tuple[dict[str, Any], Any]:
+    def _in_dtype(self, dtype: Any) -> tuple[dict[str, Any], Any]:
         if dtype not in self._made:
             self._made[dtype] = self._scalars(self._tx, self._count, dtype)
         return self._made[dtype]

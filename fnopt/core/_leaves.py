@@ -1,4 +1,4 @@
-"""Leaf by leaf arithmetic over trees that belong together, with errors that name the leaf."""
+"""Leaf-wise arithmetic over trees of one structure, with errors that name the leaf."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def same_tree(tree: Any, other: Any) -> bool:
 
 
 def is_none(x: Any) -> bool:
-    """Whether a node is None, which a map of two trees is to meet as a leaf."""
+    """Whether a node is None: an `is_leaf` for trees with missing leaves."""
     return x is None
 
 
@@ -135,7 +135,7 @@ def _structure_message(
 
 
 def cast(x: Any, dtype: Any) -> jax.Array:
-    """Casts to the compute dtype; a real leaf stays real where others are complex."""
+    """Cast to the compute dtype; a real leaf stays real where others are complex."""
     if isinstance(x, jax.Array) and x.dtype == dtype and not x.weak_type:
         return x
     x = jnp.asarray(x)

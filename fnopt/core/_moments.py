@@ -1,4 +1,4 @@
-"""The arithmetic of averages and quotients that adaptive methods share."""
+"""Moving averages, bias corrections and roots of adaptive methods."""
 
 from __future__ import annotations
 

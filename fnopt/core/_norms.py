@@ -98,7 +98,7 @@ def norm_of_leaves(leaves: Sequence[Any]) -> jax.Array:
 
 
 def _on_all_devices(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    """A number of every device, as a vector that is the same on all: their squares could overflow.
+    """Gather one number of every device; the sum of their squares could overflow.
 
     It is a sum, and no gathering, because of a sum it is known that all devices have the same.
     """

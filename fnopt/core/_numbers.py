@@ -1,4 +1,4 @@
-"""Safe numbers: roots, quotients, squares and norms that neither overflow nor underflow."""
+"""Roots, quotients and squares without overflow, underflow or NaN derivatives."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fnopt.sharding import sharded_full_like
 
 
 def is_static_zero(x: Any) -> bool:
-    """Whether a number is zero, and known to be while a step is traced."""
+    """Whether a number is a zero that is known at trace time."""
     return isinstance(x, (float, np.floating)) and x == 0
 
 
 def multiply_scalar(number: Any, x: Any) -> Any:
-    """`number * x`; of one dtype, one operation of JAX itself.
+    """`number * x` in one operation where the dtypes agree.
 
     The operator is a function of `jnp` under `jit`, which is traced again for every leaf.
     """
@@ -34,7 +34,7 @@ def squared_modulus(x: jax.Array) -> jax.Array:
 
 
 def clip_squarable(x: jax.Array, terms: int = 1) -> jax.Array:
-    """The array with all finite entries small enough that sums of as many squares are finite.
+    """Clip finite entries so that sums of `terms` squares are finite.
 
     An average of squares that has met one infinite square stays infinite, and every step after it
     is zero. In float32 entries beyond 2.3e18 count as that; infinite ones stay, to be seen.
@@ -45,7 +45,7 @@ def clip_squarable(x: jax.Array, terms: int = 1) -> jax.Array:
 
 
 def capped(x: jax.Array, terms: int = 1) -> jax.Array:
-    """Like `clip_squarable`, with infinite entries as the largest ones: one operation."""
+    """Like `clip_squarable`, but clip infinite entries too, in one operation."""
     info = jnp.finfo(x.dtype)
     if info.bits < 32:
         return x
@@ -56,7 +56,7 @@ def capped(x: jax.Array, terms: int = 1) -> jax.Array:
 
 
 def safe_sqrt(x: jax.Array) -> jax.Array:
-    """The square root with derivative 0 at 0; what rounding made negative is 0, NaN stays NaN."""
+    """The square root with derivative 0 at 0; negative rounding errors give 0, NaN stays NaN."""
     zero, one = (sharded_full_like(x, value) for value in (0, 1))
     x = lax.max(x, zero)
     positive = lax.ne(x, zero)  # or NaN
@@ -70,7 +70,7 @@ def nonzero(x: jax.Array) -> jax.Array:
 
 
 def clip_modulus(x: jax.Array, most: jax.Array) -> jax.Array:
-    """Elements of modulus `most` at most: longer ones are shortened, and keep their phase."""
+    """Clip the modulus of elements to `most`; complex ones keep their phase."""
     if not jnp.iscomplexobj(x):
         return jnp.clip(x, -most, most)
     modulus = jnp.abs(x)
@@ -81,7 +81,7 @@ def clip_modulus(x: jax.Array, most: jax.Array) -> jax.Array:
 
 
 def range_divisor(largest: jax.Array) -> jax.Array:
-    """What numbers are divided by to bring them into range, by the largest of them.
+    """Divisor that brings numbers into the dtype's range, from the largest of them.
 
     1 where that is zero or not finite, else itself; but no more than a number whose reciprocal, by
     which XLA multiplies in place of a division, isn't subnormal, and so zero on most devices.
@@ -111,13 +111,13 @@ def safe_divide(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def add_epsilon(norm: jax.Array, eps: jax.Array) -> jax.Array:
-    """`norm + eps`, to divide by; 1 where the norm is 0, and the quotient has a moderate slope."""
+    """`norm + eps` as a divisor; 1 where the norm is 0, for a moderate derivative."""
     return jnp.where(norm == 0, sharded_full_like(norm, 1), norm + eps)
 
 
 @jax.custom_jvp
 def zero_slope_at_zero(x: jax.Array) -> jax.Array:
-    """The array itself, with derivative 0 where it is 0.
+    """Identity with derivative 0 at 0.
 
     A step of an adaptive method is zero where a param sits at its minimum: zero over a root of
     zero and an epsilon. Its slope there is one over that epsilon, and the product of the slopes of
@@ -136,7 +136,7 @@ def _zero_slope_at_zero_jvp(
 
 
 def floor_power_of_two(size: jax.Array) -> jax.Array:
-    """The power of two below each number; 1 for zeros, subnormal numbers and what isn't finite.
+    """The largest power of two not above each number; 1 for zero, subnormal and non-finite ones.
 
     To multiply by it rounds nothing.
     """

@@ -62,7 +62,7 @@ _OF_MATRICES = {
 
 
 def wrong_arguments(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """The message for arguments that don't fit a signature, a class's too; None if they do."""
+    """Error message for arguments that don't fit the signature of a function or class, or None."""
     signature = inspect.signature(fn)
     try:
         signature.bind(*args, **kwargs)
@@ -72,11 +72,11 @@ def wrong_arguments(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> s
         unknown = [name for name in kwargs if name not in known]
         hint = _hint(fn.__name__, unknown[0], known) if unknown else ""
         what = f"unknown argument {unknown[0]!r}" if unknown else str(error)
-    return f"{fn.__name__}: {what}; it takes {_bare(signature)}.{hint}"
+    return f"{fn.__name__}: {what}; it takes {_signature_text(signature)}.{hint}"
 
 
-def _bare(signature: inspect.Signature) -> str:
-    """The parameters by name, with the stars of their kinds."""
+def _signature_text(signature: inspect.Signature) -> str:
+    """The signature as text, without defaults and annotations."""
     none = inspect.Parameter.empty
     parameters = signature.parameters.values()
     bare = [p.replace(default=none, annotation=none) for p in parameters]

@@ -1,4 +1,4 @@
-"""Names of the leaves of a pytree, spelled alike for every framework, and glob patterns on them."""
+"""Names of the leaves of a pytree, the same for every framework, and glob patterns on them."""
 
 from __future__ import annotations
 
@@ -100,12 +100,12 @@ def leaf_paths(tree: Any) -> Any:
 
 
 def leaf_text(path: str) -> str:
-    """A leaf's name for a message."""
+    """The name of a leaf in an error message."""
     return f"leaf {path!r}" if path else "the only leaf"
 
 
 def differences(names: list[str], other_names: list[str], what: str, other_what: str) -> str:
-    """How the leaves of two trees differ, by their names, for a message; `''` if they don't."""
+    """Describe how the names of the leaves of two trees differ; `''` if they don't."""
     for own, of_whom in ((names, what), (other_names, other_what)):
         if own == [""]:
             return f"{of_whom} are a single array"

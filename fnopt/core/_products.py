@@ -1,4 +1,4 @@
-"""The precision of the products that the library adds to a user's program."""
+"""Matrix products in full precision."""
 
 from __future__ import annotations
 

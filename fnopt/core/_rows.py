@@ -1,4 +1,4 @@
-"""Some rows of a table, such as the gradient of an embedding has."""
+"""Row-sparse arrays, such as the gradient of an embedding."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Rows:
         return jnp.where((indices < 0) | (indices > size), size, indices)
 
     def _check(self) -> None:
-        """Refuses what is no list of rows."""
+        """Check shapes and dtypes."""
         kinds = [jnp.result_type(x) for x in (self.indices, self.values)]
         shapes = [jnp.shape(x) for x in (self.indices, self.values)]
         if not (jnp.issubdtype(kinds[0], jnp.integer) and jnp.issubdtype(kinds[1], jnp.inexact)):

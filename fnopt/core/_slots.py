@@ -1,4 +1,4 @@
-"""Slots: the params-shaped trees of a state, how a state declares them, and how they begin."""
+"""Slots: the params-shaped trees of a state, their declaration and their first values."""
 
 from __future__ import annotations
 
@@ -103,11 +103,11 @@ def slot_zeros(params: Any, dtype: Any = None, *, fill: Any = 0.0, real: bool = 
     """
     check_inexact(params, "params")
 
-    def one(p: Any) -> jax.Array:
+    def zeros_leaf(p: Any) -> jax.Array:
         slot_dtype = _stored(dtype, p, real)
         return sharded_full_like(p, jnp.array(fill, slot_dtype), slot_dtype)
 
-    return jax.tree.map(one, params)
+    return jax.tree.map(zeros_leaf, params)
 
 
 def slot_copy(params: Any, dtype: Any = None) -> Any:
@@ -117,14 +117,14 @@ def slot_copy(params: Any, dtype: Any = None) -> Any:
     """
     check_inexact(params, "params")
 
-    def one(p: Any) -> jax.Array:
+    def copy_leaf(p: Any) -> jax.Array:
         return jnp.array(p, _stored(dtype, p), copy=True)
 
-    return jax.tree.map(one, params)
+    return jax.tree.map(copy_leaf, params)
 
 
 def _stored(dtype: Any, p: Any, real: bool = False) -> Any:
-    """The dtype of a slot of a leaf: no real one has room for a complex number."""
+    """The storage dtype of a slot; complex leaves need a complex one."""
     own = jnp.result_type(p)
     if real:
         return real_dtype(dtype or compute_dtype(own))

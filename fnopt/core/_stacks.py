@@ -1,4 +1,4 @@
-"""Many small arrays of one type as one, so that a program doesn't grow with their number.
+"""Stacks of many small arrays of one type, so that a program doesn't grow with their number.
 
 This is for what the library itself does with the leaves of a tree. A user's function stays as it
 is written.
@@ -26,14 +26,14 @@ class ArrayStack(NamedTuple):
     array: jax.Array  # [k, *shape], or the single array in its own shape
 
     def map(self, fn: Callable[..., jax.Array], *numbers: jax.Array) -> jax.Array:
-        """A function of each array and of the numbers at its place, along a leading axis."""
+        """Apply a function to each array and the numbers at its position."""
         if len(self.places) == 1:
             return fn(self.array, *(n[self.places[0]] for n in numbers))[None]
         return jax.vmap(fn)(self.array, *(n[np.asarray(self.places)] for n in numbers))
 
 
 def stack_alike(arrays: Sequence[jax.Array]) -> list[ArrayStack]:
-    """Stacks small arrays of which there are many of one type; any other is a kind by itself.
+    """Stack small arrays where there are many of one type; keep any other by itself.
 
     Along an axis of their own, not end to end: what a compiler has divided over devices stays so.
     """
@@ -53,7 +53,7 @@ def stack_alike(arrays: Sequence[jax.Array]) -> list[ArrayStack]:
 def map_stacks(
     stacks: Sequence[ArrayStack], fn: Callable[..., jax.Array], *numbers: jax.Array
 ) -> jax.Array:
-    """A function of every array, along a leading axis in which they are as they came.
+    """Apply a function to every array of some stacks, and stack the results in the original order.
 
     Args:
         stacks: What `stack_alike` made of the arrays; at least one.

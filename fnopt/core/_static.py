@@ -87,7 +87,7 @@ def _converted(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
 
 
 def checked_static(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
-    """What is stored of a static value, which can be hashed."""
+    """Check a static value, and return what is stored: something hashable."""
     check = _converted if field.metadata["convert"] else _as_annotated
     value = check(owner, field, value)
     try:

@@ -118,7 +118,7 @@ class Transformation(Value):
     def update(
         self, updates: Tree, state: State, params: Any = None, **extra_args: Any
     ) -> tuple[Tree, State]:
-        """Transforms gradients into updates, and the state into the next one."""
+        """Transform gradients into updates, and the state into the next one."""
         raise NotImplementedError(f"{type(self).__name__} must define update")
 
     def members(self, state: Any = None) -> tuple[Member, ...]:

@@ -41,7 +41,7 @@ class NotForJaxError(TypeError):
 
 @contextlib.contextmanager
 def explain_jax_errors(name: str, fn: str = "f", is_another: bool = False) -> Iterator[None]:
-    """Turns an error from inside of JAX into one about the line of a function that caused it.
+    """Turn an error inside JAX into one that quotes the user's line and what to write instead.
 
     Args:
         name: The name of the function that was called.
@@ -77,7 +77,7 @@ def explain_jax_errors(name: str, fn: str = "f", is_another: bool = False) -> It
 
 
 def _cause(error: BaseException) -> tuple[str, tuple[str, str] | None]:
-    """The last line with a function of NumPy outside of JAX, that function, and its like."""
+    """The user's last line with a NumPy call, that call, and its JAX equivalent."""
     last = ""
     for frame, number in reversed(list(traceback.walk_tb(error.__traceback__))):
         path = frame.f_code.co_filename
@@ -94,7 +94,7 @@ def _cause(error: BaseException) -> tuple[str, tuple[str, str] | None]:
 
 @contextlib.contextmanager
 def explain_missing_keys(params: Any) -> Iterator[None]:
-    """Adds to an error of a user's function which keys its params have.
+    """Add the keys of the params to a KeyError of a user's function.
 
     Args:
         params: What the function gets; looked at where it is a dict.
@@ -114,7 +114,7 @@ def explain_missing_keys(params: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def explain_example_errors(name: str, example: Any, params: Any = None) -> Iterator[None]:
-    """Adds to an error with what the function was called, and what does not fit into one.
+    """Add the shapes of the one example to an error of a user's function.
 
     Args:
         name: What the user called.

@@ -148,7 +148,7 @@ def _checked_child(owner: str, field: dataclasses.Field[Any], value: Any) -> Any
 
 
 def _leaf_key(leaf: Any) -> Any:
-    """Something hashable that is equal for equal leaves."""
+    """Hashable key of a leaf, equal for equal leaves."""
     if isinstance(leaf, (jax.Array, np.ndarray)):
         concrete = np.asarray(leaf)  # a traced leaf fails here, as it should: it has no value yet
         return concrete.dtype.str, concrete.shape, concrete.tobytes()
@@ -202,7 +202,7 @@ _OF_A_SHELL = {
 
 
 def _advise(cls: type) -> None:
-    """Lets the error of a class for an unknown argument name the one to write."""
+    """Make the error for an unknown argument of a class name the right one."""
     init = cls.__init__
 
     @functools.wraps(init)

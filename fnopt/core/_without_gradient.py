@@ -1,4 +1,4 @@
-"""Leaves of the params whose gradient is None."""
+"""Steps in which some gradients are None."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fnopt.core._paths import leaves_with_names
 def without_gradient(
     tx: Any, updates: Any, params: Any, extra_args: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """The params and extra arguments of a step without the leaves whose gradient is None.
+    """Params and extra arguments of a step, without the leaves whose gradient is None.
 
     A filtered gradient, as `equinox.filter_grad` makes it, has None in place of what is no floating
     array (functions, counters, keys). Such a leaf stays as it is: the step is one of params that
@@ -57,7 +57,7 @@ def without_gradient(
 
 
 def floating_leaves(params: Any) -> Any:
-    """The params with None in place of what is no floating array; warns of what that is."""
+    """Replace params that are no floating arrays by None, with a warning."""
     others = [name for name, p in leaves_with_names(params)[0] if not is_inexact(p)]
     if not others:
         return params
@@ -70,7 +70,7 @@ def floating_leaves(params: Any) -> Any:
 
 
 def left_out_by(transforms: Iterable[Any], params: Any) -> Any:
-    """Which leaves any of some transforms leaves out: a tree of bools."""
+    """Tree of bools: the leaves that any of some transforms leaves out."""
     none = jax.tree.map(lambda _: False, params)
     return functools.reduce(_either, (tx.left_out(params) for tx in transforms), none)
 

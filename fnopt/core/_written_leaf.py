@@ -1,4 +1,4 @@
-"""What a `Leafwise` transform's own functions are given and must return."""
+"""Arguments and checked results of a `Leafwise` transform's own functions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LeafNumbers(SimpleNamespace):
 
 
 def check_scalars_returned(owner: str, more: Any) -> None:
-    """Raises a TypeError if `scalars` returned no dict, or a ValueError for one of no scalars."""
+    """Check that `scalars` returned a dict of scalars."""
     if not isinstance(more, dict):
         raise TypeError(
             f"{where()}{owner}.scalars returned {type_text(more)}, expected a dict from names to "
@@ -42,7 +42,7 @@ def check_scalars_returned(owner: str, more: Any) -> None:
 
 
 def returned_by_leaf(owner: str, out: Any, slots: tuple[str, ...], g: Any, old: Any) -> Any:
-    """The update and the new slots that `leaf` returned, as a tuple.
+    """Check the result of `leaf`, and return update and new slots as a tuple.
 
     Raises:
         TypeError: If there are more or fewer than the class has slots.

@@ -73,6 +73,13 @@ def test_class_numbers_broadcast_over_the_rows(name):
     np.testing.assert_allclose(found, getattr(theirs.losses, name)(*args), rtol=1e-5, atol=1e-6)
 
 
+@BOTH
+@pytest.mark.parametrize("name", ["squared_error", "l2_loss", "perceptron_loss", "dice_loss"])
+def test_losses_of_one_shape_refuse_others(name, optax):
+    with pytest.raises(ValueError, match=r"shape|\(4, 3, 1\)"):
+        getattr(optax.losses, name)(column(4, 3, 1), column(4, 1, 3))
+
+
 @pytest.mark.parametrize("name", [*CROSS, "cosine_distance", "cosine_similarity"])
 def test_vectors_of_two_lengths_are_refused(name):
     # One number is no distribution over four classes: the softmax of one is 1.

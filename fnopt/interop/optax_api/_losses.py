@@ -21,11 +21,14 @@ _VECTORS |= {"triplet_margin_loss", "cosine_distance", "cosine_similarity"}
 # Losses of scores and class numbers.
 _ROWS = {"multiclass_hinge_loss", "multiclass_perceptron_loss", "multiclass_sparsemax_loss"}
 _ROWS |= {"softmax_cross_entropy_with_integer_labels"}
+# Losses whose arrays have one shape in optax, too.
+_EQUAL = {"squared_error", "l2_loss", "perceptron_loss", "ctc_loss", "ctc_loss_with_forward_probs"}
+_EQUAL |= {"dice_loss", "multiclass_generalized_dice_loss", "binary_dice_loss"}
 
 
 def broadcasting(loss: Callable[..., Any]) -> Callable[..., Any]:
     """The loss, which takes arrays of shapes that broadcast to a larger one and warns of them."""
-    if not inspect.isfunction(loss):
+    if not inspect.isfunction(loss) or loss.__name__ in _EQUAL:
         return loss
     signature, name = inspect.signature(loss), loss.__name__
     together = _rows if name in _ROWS else _vectors if name in _VECTORS else _elements

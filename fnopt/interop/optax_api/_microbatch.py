@@ -90,8 +90,8 @@ def _cut(trees: dict[Any, Any], axes: dict[Any, int], size: int) -> tuple[int, d
     (n,) = found
     if n % size:
         raise ValueError(
-            f"microbatch: {n} examples in parts of {size}, expected a divisor. fnopt.microbatch "
-            "takes a last part that is smaller."
+            f"microbatch: {n} examples are not divisible by microbatch_size = {size}. "
+            "fnopt.microbatch takes a last part that is smaller."
         )
     cut = {key: reshape_batch_axis(tree, size, axes[key]) for key, tree in trees.items()}
     return n // size, cut

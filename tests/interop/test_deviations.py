@@ -309,6 +309,102 @@ def _() -> None:
         ours.update(ONE, nothing)
 
 
+@check("the state of `galore`")
+def _() -> None:
+    theirs, ours = both("galore", 0.1, rank=1)
+    p = jnp.ones((3, 2))
+    assert theirs.init(p)[0].projector.shape == (3, 1)
+    assert [x.shape for x in ours.init(p)[0].projector] == [(1, 3, 1)]
+
+
+@check("the state of `muon`")
+def _() -> None:
+    theirs, ours = both("muon", 0.1)
+    assert theirs.init(ONE).inner_states.keys() == ours.init(ONE).keys()
+
+
+@check("the state of `polyak_sgd`")
+def _() -> None:
+    theirs, ours = both("polyak_sgd")
+    assert not jax.tree.leaves(theirs.init(ONE)[0])
+    assert np.isinf(fnopt.tree.get(ours.init(ONE), "best_value"))
+
+
+@check("`warmup_cosine_decay_schedule(peak_value=0)`")
+def _() -> None:
+    args = {"peak_value": 0.0, "warmup_steps": 1, "decay_steps": 2, "end_value": -3.0}
+    assert optax.warmup_cosine_decay_schedule(0.2, **args)(2) == 0
+    assert fnopt.warmup_cosine_decay_schedule(0.2, **args)(2) == -3
+
+
+@check("`exponential_decay` with `decay_rate=0`")
+def _() -> None:
+    for name, number in (("decay_rate", 0.0), ("transition_steps", -1)):
+        args = {"init_value": 1.0, "decay_rate": 0.5, "transition_steps": 1, name: number}
+        assert float(optax.exponential_decay(**args)(3)) == 1
+        with pytest.raises(ValueError, match=name):
+            fnopt.exponential_decay(**args)
+
+
+@check("`dice_loss(apply_softmax=False)`")
+def _() -> None:
+    p = jnp.full((1, 4, 2), 0.7)
+    with pytest.raises(ValueError, match="valid probability"):
+        optax.losses.dice_loss(p, p, apply_softmax=False)
+    found = fnopt.losses.dice_loss(p, p, apply_softmax=False)
+    np.testing.assert_allclose(found, 1 - (4 * 0.49 + 1) / (4 * 0.7 + 1), rtol=1e-6)
+
+
+@check("a wrong argument")
+def _() -> None:
+    tx = optax.scale_by_lion(mode="none")
+    with pytest.raises(ValueError, match="none"):
+        tx.update(ONE, tx.init(ONE))
+    with pytest.raises(ValueError, match="none"):
+        fnopt.scale_by_lion(mode="none")
+
+
+@check("`apply_updates` for a param")
+def _() -> None:
+    assert optax.apply_updates(None, ONE) is None
+    with pytest.raises(ValueError, match="None, but has an update"):
+        fnopt.apply_updates(None, ONE)
+
+
+@check("gradients of whole numbers")
+def _() -> None:
+    g = jnp.arange(2)
+    assert optax.scale(2.0).update(g, optax.EmptyState(), ONE)[0][1] == 2
+    for lib in (optax_api, fnopt):
+        with pytest.raises(TypeError, match="int32"):
+            lib.scale(2.0).update(g, fnopt.core.EmptyState(), ONE)
+
+
+@check("the numbers of `inject_hyperparams`")
+def _() -> None:
+    for lib, dtype in ((optax, jnp.bfloat16), (optax_api, jnp.float32)):
+        tx = lib.inject_hyperparams(lib.scale_by_adam)(b2=0.999)
+        found = tx.init(ONE.astype(jnp.bfloat16)).hyperparams["b2"]
+        assert found.dtype == dtype
+        assert (found == 1) == (dtype == jnp.bfloat16)
+
+
+@check("names that optax has deprecated")
+def _() -> None:
+    args = jnp.log(ONE / 2), ONE / 2
+    with pytest.warns(DeprecationWarning, match="use generalized_kl_divergence"):
+        expected = optax.convex_kl_divergence(*args)
+    np.testing.assert_allclose(optax_api.convex_kl_divergence(*args), expected, atol=1e-6)
+
+
+@check("`isinstance(tx, GradientTransformationExtraArgs)`")
+def _() -> None:
+    for lib in (optax, optax_api):
+        tx = lib.GradientTransformation(lib.init_empty_state, lambda g, s, p=None: (g, s))
+        is_one = isinstance(tx, lib.GradientTransformationExtraArgs)
+        assert is_one == (lib is optax_api)
+
+
 @check("a gradient of `None` beside a slot")
 def _() -> None:
     params = {"a": ONE, "b": jnp.arange(2)}

@@ -110,6 +110,9 @@ class Transformation(Value):
         yield self.init
         yield self.update
 
+    def __getitem__(self, i: int) -> Callable[..., Any]:
+        return (self.init, self.update)[i]
+
     def init(self, params: Any) -> Any:
         """The state before the first step: strongly typed arrays only."""
         del params

@@ -34,6 +34,7 @@ PARAMS = {"w": jnp.ones(2), "b": jnp.zeros(())}
 def test_a_dozen_lines_get_the_whole_contract():
     tx = counted()
     init, update = tx
+    assert (tx[0], tx[1]) == (init, update)
     updates, state = jax.jit(update)(PARAMS, init(PARAMS), PARAMS, value=1.0, unknown=2)
     assert updates["w"].tolist() == [-0.5, -0.5]
     assert int(state.count) == 1

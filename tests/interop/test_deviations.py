@@ -364,6 +364,22 @@ def _() -> None:
         fnopt.scale_by_lion(mode="none")
 
 
+@check("state of leaves that a mask leaves out")
+def _() -> None:
+    mask, params = {"a": True, "b": False}, {"a": ONE, "b": {"c": ONE, "d": ONE}}
+    theirs = optax.masked(optax.trace(0.9), mask).init(params).inner_state.trace
+    ours = fnopt.masked(fnopt.trace(0.9), mask).init(params).inner_state.trace
+    assert isinstance(theirs["b"], optax.MaskedNode)
+    assert ours["b"] == {"c": None, "d": None}
+
+
+@check("order of `tree.get_all_with_path`")
+def _() -> None:
+    state = {"a": {"x": 2}, "x": 1}
+    for lib, expected in ((optax, [1, 2]), (fnopt, [2, 1])):
+        assert [x for _, x in lib.tree.get_all_with_path(state, "x")] == expected
+
+
 @check("`apply_updates` for a param")
 def _() -> None:
     assert optax.apply_updates(None, ONE) is None

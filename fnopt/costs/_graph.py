@@ -22,10 +22,10 @@ from fnopt.programs import (
     Scan,
     ShardMap,
     While,
-    called_with,
+    call_view,
     control_view,
+    copy_function,
     jaxprs,
-    uncached,
 )
 
 
@@ -128,14 +128,14 @@ def trace_graph(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
         explain_jax_errors("cost", "the function"),
         explain_missing_keys(args[0] if args else None),
     ):
-        closed = jax.make_jaxpr(uncached(fn))(*args, **kwargs)
-    graph = graph_of(jaxprs.Sub("", closed.jaxpr, tuple(closed.consts)))
+        closed = jax.make_jaxpr(copy_function(fn))(*args, **kwargs)
+    graph = graph_of(jaxprs.SubJaxpr("", closed.jaxpr, tuple(closed.consts)))
     for cell, leaf in zip(graph.inputs, jax.tree.leaves((args, kwargs)), strict=False):
         cell.known = number(leaf)
     return graph
 
 
-def graph_of(sub: jaxprs.Sub) -> Graph:
+def graph_of(sub: jaxprs.SubJaxpr) -> Graph:
     """The operations of a jaxpr; its constants are inputs too, after its arguments."""
     inputs = [Cell(v.aval) for v in sub.jaxpr.invars]
     consts = _constants(sub)
@@ -156,7 +156,7 @@ def number(x: Any) -> int | Fraction | None:
     return Fraction(float(x)) if finite else None
 
 
-def _constants(sub: jaxprs.Sub) -> list[Cell]:
+def _constants(sub: jaxprs.SubJaxpr) -> list[Cell]:
     return [
         Cell(v.aval, number(value))
         for v, value in zip(sub.jaxpr.constvars, sub.consts, strict=True)
@@ -181,7 +181,7 @@ def _run(
     for eqn in jaxpr.eqns:
         found = [read(a) for a in eqn.invars]
         here = _scope_of(eqn, scope)
-        call = called_with(eqn, found)
+        call = call_view(eqn, found)
         if call is None:
             op = _operation(eqn, found, here)
             ops.append(op)
@@ -228,7 +228,9 @@ def _bodies(control: Control | None) -> tuple[Graph, ...]:
 
 def _scope_of(eqn: jex.JaxprEqn, outer: tuple[str, ...]) -> tuple[str, ...]:
     """The named scopes around an equation: forward and backward count as the same part."""
-    own = tuple(p for p in map(_plain, jaxprs.scope(eqn)) if p and p != "rematted_computation")
+    own = tuple(
+        p for p in map(_plain, jaxprs.name_scopes(eqn)) if p and p != "rematted_computation"
+    )
     # The backward pass names a rematerialised part twice: where it was, and where it is run again.
     half = len(own) // 2
     if jaxprs.is_remat(eqn) and own[:half] == own[half:]:
@@ -242,7 +244,7 @@ def _plain(part: str) -> str:
     return part
 
 
-def _inside(eqn: jex.JaxprEqn, sub: jaxprs.Sub, scope: tuple[str, ...]) -> tuple[str, ...]:
+def _inside(eqn: jex.JaxprEqn, sub: jaxprs.SubJaxpr, scope: tuple[str, ...]) -> tuple[str, ...]:
     """A jitted function of the user's is a part too; those of JAX itself (`relu`) are not."""
     name = eqn.params.get("name")
     file = getattr(sub.jaxpr.debug_info, "func_filename", None) or _JAX

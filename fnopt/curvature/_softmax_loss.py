@@ -147,7 +147,7 @@ def _read(
     closed = jax.make_jaxpr(lambda f, example: loss(f, example))(f, example)
     reader = _Reader(taps)
     inputs = [_Value(f, "scores"), *map(_Value, jax.tree.leaves(example))]
-    (found,) = jaxprs.run(closed.jaxpr, closed.consts, inputs, reader.equation)
+    (found,) = jaxprs.interpret(closed.jaxpr, closed.consts, inputs, reader.equation)
     return _known(found), reader.pieces
 
 
@@ -159,8 +159,7 @@ class _Reader:
     def __init__(self, taps: Sequence[jax.Array] | None) -> None:
         self.taps, self.pieces = taps, list[_Piece]()
 
-    def equation(self, place: Any, eqn: Any, inputs: list[Any]) -> list[_Value]:
-        del place
+    def equation(self, eqn: Any, inputs: list[Any]) -> list[_Value]:
         ins = [*map(_known, inputs)]
         if ins and ins[0].kind == "scores" and _is_ours(eqn, "log_softmax"):
             return [self.log_softmax(ins[0].value)]
@@ -202,8 +201,8 @@ class _Reader:
 
 def _is_ours(eqn: Any, scope: str) -> bool:
     """Whether it is the function of `fnopt.losses` that has a derivative of its own."""
-    sub = jaxprs.called(eqn) if jaxprs.is_custom_rule(eqn) else None
-    return sub is not None and all(scope in jaxprs.scope(e) for e in sub.jaxpr.eqns)
+    sub = jaxprs.called_jaxpr(eqn) if jaxprs.is_custom_rule(eqn) else None
+    return sub is not None and all(scope in jaxprs.name_scopes(e) for e in sub.jaxpr.eqns)
 
 
 def _is_linear(eqn: Any, ins: list[_Value]) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 
 from fnopt.core import explain_jax_errors
 from fnopt.curves._boxed import Boxed, call_model
-from fnopt.programs import uncached
+from fnopt.programs import copy_function
 from fnopt.solvers import SCHEMES
 
 LIKELIHOODS = (None, "poisson")
@@ -88,7 +88,7 @@ def as_wide_as(model: Any, start: Any, x: Any, y: jax.Array) -> jax.Array:
     """The data; a single number as often as the model has values."""
     if y.ndim:
         return y
-    value = jax.eval_shape(uncached(model), start, x)
+    value = jax.eval_shape(copy_function(model), start, x)
     return jnp.broadcast_to(y, getattr(value, "shape", ()))
 
 

@@ -16,7 +16,7 @@ from fnopt.jacobians import (
     ravel_with_held,
     value_and_jacobian,
 )
-from fnopt.programs import uncached
+from fnopt.programs import copy_function
 from fnopt.residuals import along_tangents, in_tangents
 from fnopt.sharding import reshape
 from fnopt.solvers import (
@@ -292,7 +292,7 @@ def predict_band(
     solution = solution_of(fit, "predict_band")
     known = knows_sigma(fit, absolute_sigma)
     x, tangents = ravel_with_held(in_tangents(solution.params))
-    shape = jax.eval_shape(uncached(predict), as_params(fit, solution.params))
+    shape = jax.eval_shape(copy_function(predict), as_params(fit, solution.params))
 
     def flat(x: jax.Array) -> jax.Array:
         params = along_tangents(solution.params, tangents(x))

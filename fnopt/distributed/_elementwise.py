@@ -123,7 +123,7 @@ def _program(
 def _operations(jaxpr: jex.Jaxpr, name: str) -> Iterator[tuple[str, jex.JaxprEqn]]:
     """All equations outside of what knows of parts, with the jitted function that they are in."""
     for eqn in jaxpr.eqns:
-        if any(SHARD_SUM in part for part in jaxprs.scope(eqn)):
+        if any(SHARD_SUM in part for part in jaxprs.name_scopes(eqn)):
             continue
         yield name, eqn
         inside = eqn.params.get("name", name)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from fnopt.gradients._loss import BoundLoss
-from fnopt.programs import Recorded, call_recorded, recorded, runs_now, runs_on_one_device
+from fnopt.programs import TracedFunction, is_eager, is_on_one_device, jit_call, trace_function
 
 
 def compiled(run: Callable[..., Any], bound: BoundLoss, *args: Any, **options: Any) -> Any:
@@ -26,29 +26,29 @@ def compiled(run: Callable[..., Any], bound: BoundLoss, *args: Any, **options: A
     if loss is None:
         with bound.on_its_mesh():
             return run(bound, *args, **options)
-    return call_recorded(
+    return jit_call(
         _rebound, loss, bound.params, bound.batch, args, run=run, size=bound.size, **options
     )
 
 
 def _rebound(
-    loss: Recorded, params: Any, batch: Any, args: Any, *, run: Any, size: int, **options: Any
+    loss: TracedFunction, params: Any, batch: Any, args: Any, *, run: Any, size: int, **options: Any
 ) -> Any:
     return run(BoundLoss(loss, params, batch, size, params), *args, **options)
 
 
 def _recorded_loss(
     bound: BoundLoss, args: tuple[Any, ...], options: dict[str, Any]
-) -> Recorded | None:
+) -> TracedFunction | None:
     """The loss as a value, if the call runs now and a program of it can be found again."""
     given = bound.params, bound.batch, args
     static = jax.tree.structure(given), *options.values()
-    if not (runs_now(given) and runs_on_one_device(given) and _can_be_found(static)):
+    if not (is_eager(given) and is_on_one_device(given) and _can_be_found(static)):
         return None
     if any(jax.typeof(x).weak_type for x in jax.tree.leaves(bound.batch)):
         return None  # an example without the axis would have to be so too
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), bound.batch)
-    return recorded(bound.loss, bound.params, example)
+    return trace_function(bound.loss, bound.params, example)
 
 
 def _can_be_found(static: Any) -> bool:

@@ -57,14 +57,13 @@ class Lookups:
 
     def run(self, closed: jex.ClosedJaxpr, values: Sequence[Any]) -> list[Any]:
         """The outputs for inputs of which some are tables."""
-        outs = jaxprs.run(closed.jaxpr, closed.consts, values, self._evaluate)
+        outs = jaxprs.interpret(closed.jaxpr, closed.consts, values, self._evaluate)
         for x in outs:
             if isinstance(x, Table):
                 raise _other_use(x, "returned")
         return outs
 
-    def _evaluate(self, place: jaxprs.Place, eqn: jex.JaxprEqn, ins: list[Any]) -> list[Any]:
-        del place
+    def _evaluate(self, eqn: jex.JaxprEqn, ins: list[Any]) -> list[Any]:
         used = [x for x in ins if isinstance(x, Table)]
         if not used:
             return jaxprs.bind(eqn, ins)

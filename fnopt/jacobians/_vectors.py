@@ -20,7 +20,7 @@ from fnopt.core import (
 from fnopt.jacobians._flat import jacobian_mode
 from fnopt.jacobians._ravel import ravel
 from fnopt.jacobians._real_vector import real_vector
-from fnopt.programs import jaxprs, uncached
+from fnopt.programs import copy_function, jaxprs
 from fnopt.sharding import pvary_like
 
 
@@ -66,7 +66,7 @@ def vector_function(fn: Callable[[Any], Any], params: Any, name: str) -> VectorF
     """
     check_real(params, name)
     with explain_jax_errors(name, "the function"), explain_missing_keys(params):
-        found = jax.eval_shape(uncached(fn), params)
+        found = jax.eval_shape(copy_function(fn), params)
     outputs = checked_outputs(found, name)
     # Inside shard_map, so that every device has the derivatives of its own outputs.
     params = pvary_like(params, outputs)

@@ -1,50 +1,87 @@
-"""Reading, replaying and keeping the programs (jaxprs) of functions."""
+"""Reading and evaluating jaxprs, and eager calls that compile each program once.
+
+Only this package knows the structure of jaxprs, which may change with a release of JAX.
+"""
 
 from __future__ import annotations
 
-from fnopt.programs import _read as jaxprs
-from fnopt.programs._closure import opened
-from fnopt.programs._control import (
+import warnings
+from typing import Any
+
+from fnopt.programs import _jaxprs as jaxprs
+from fnopt.programs._calls import is_on_one_device, jit_call, trace_and_call
+from fnopt.programs._control_flow import (
     Cond,
     Control,
     Scan,
     ShardMap,
     While,
-    called_with,
+    call_view,
     control_view,
 )
-from fnopt.programs._kept import call_compiled, call_recorded, runs_on_one_device
-from fnopt.programs._levels import IN_RULE, SCOPE, Level, Mark, Node
-from fnopt.programs._levels import find_nodes as find_nodes
-from fnopt.programs._recorded import Recorded, is_data, recorded
-from fnopt.programs._replay import Records, Visit
-from fnopt.programs._replay import replay as replay
-from fnopt.programs._tracing import runs_now, uncached
-from fnopt.programs._tracing import traced_once as traced_once
+from fnopt.programs._intercept import NodeFn, NodeValues
+from fnopt.programs._intercept import intercept_nodes as intercept_nodes
+from fnopt.programs._nodes import HIDDEN_BY_RULE, SCOPE_PREFIX, JaxprNodes, Node, NodeVar
+from fnopt.programs._nodes import find_nodes as find_nodes
+from fnopt.programs._traced_function import TracedFunction, is_data, trace_function
+from fnopt.programs._tracing import convert_closure, copy_function, is_eager
+from fnopt.programs._tracing import jit_copy as jit_copy
+
+# Names before version 0.2, and what they are now.
+_RENAMED = {
+    "IN_RULE": "HIDDEN_BY_RULE",
+    "Level": "JaxprNodes",
+    "Mark": "NodeVar",
+    "Recorded": "TracedFunction",
+    "Records": "NodeValues",
+    "SCOPE": "SCOPE_PREFIX",
+    "Visit": "NodeFn",
+    "call_compiled": "trace_and_call",
+    "call_recorded": "jit_call",
+    "called_with": "call_view",
+    "opened": "convert_closure",
+    "recorded": "trace_function",
+    "runs_now": "is_eager",
+    "runs_on_one_device": "is_on_one_device",
+    "uncached": "copy_function",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _RENAMED:
+        raise AttributeError(f"module 'fnopt.programs' has no attribute {name!r}")
+    new = _RENAMED[name]
+    warnings.warn(
+        f"fnopt.programs.{name} is deprecated: write fnopt.programs.{new}.",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return globals()[new]
+
 
 __all__ = [
-    "IN_RULE",
-    "SCOPE",
+    "HIDDEN_BY_RULE",
+    "SCOPE_PREFIX",
     "Cond",
     "Control",
-    "Level",
-    "Mark",
+    "JaxprNodes",
     "Node",
-    "Recorded",
-    "Records",
+    "NodeFn",
+    "NodeValues",
+    "NodeVar",
     "Scan",
     "ShardMap",
-    "Visit",
+    "TracedFunction",
     "While",
-    "call_compiled",
-    "call_recorded",
-    "called_with",
+    "call_view",
     "control_view",
+    "convert_closure",
+    "copy_function",
     "is_data",
+    "is_eager",
+    "is_on_one_device",
     "jaxprs",
-    "opened",
-    "recorded",
-    "runs_now",
-    "runs_on_one_device",
-    "uncached",
+    "jit_call",
+    "trace_and_call",
+    "trace_function",
 ]

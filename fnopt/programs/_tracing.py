@@ -1,4 +1,4 @@
-"""Tracing of functions, and the difference between tracing and running."""
+"""Tracing functions anew, and converting closures to functions of the tracers that they capture."""
 
 from __future__ import annotations
 
@@ -6,31 +6,69 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.core import Tracer
+from jax.core import Tracer, eval_jaxpr
 
 from fnopt.sharding import is_tracing
 
 _CONFIG: Any = jax.config  # its fields are made at run time
 
 
-def uncached(fn: Callable[..., Any]) -> Callable[..., Any]:
+def copy_function(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Copy a function, so that JAX doesn't reuse an earlier trace of it.
 
-    `jax.eval_shape` and `jax.make_jaxpr` remember what a function did by its identity; one that
-    reads something which has changed since would be described as it was.
+    `jax.eval_shape` and `jax.make_jaxpr` cache traces by the identity of a function. They would
+    miss a change of what the function reads besides its arguments.
     """
     return lambda *args, **kwargs: fn(*args, **kwargs)
 
 
-def traced_once(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A copy of a function for one call of a user: traced again only for other types."""
-    return jax.jit(uncached(fn))
+def jit_copy(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Apply `jax.jit` to a copy of a function, so that its uses in one call share one trace."""
+    return jax.jit(copy_function(fn))
 
 
-def runs_now(args: Any) -> bool:
+def is_eager(args: Any) -> bool:
     """Whether a call with these arguments runs at once, outside of any trace."""
-    return not (is_tracing() or _CONFIG.jax_disable_jit or any_traced(args))
+    return not (is_tracing() or _CONFIG.jax_disable_jit or has_tracers(args))
 
 
-def any_traced(tree: Any) -> bool:
+def has_tracers(tree: Any) -> bool:
+    """Whether a leaf of a tree is a tracer."""
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
+
+
+def convert_closure(fn: Callable[..., Any], *args: Any) -> tuple[Callable[..., Any], list[Any]]:
+    """Convert a closure to a function of the tracers that it captures.
+
+    `jax.closure_convert` leaves integers and booleans in the closure: a `jax.custom_jvp` around
+    the function then closes over them, and under `jax.jit` its derivative doesn't compile.
+
+    Args:
+        fn: A function of pytrees of arrays.
+        *args: Arrays like those that it will be called with, or their shapes and dtypes.
+
+    Returns:
+        `(function, closed_over)` with `fn(*args) == function(*args, *closed_over)`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from fnopt.programs import convert_closure
+        >>> @jax.jit
+        ... def first(i, x):
+        ...     function, closed_over = convert_closure(lambda x: x[i], x)
+        ...     return function(10 * x, *closed_over)
+        >>> print(first(1, jnp.asarray([1.0, 2.0])))
+        20.0
+    """
+    closed, shapes = jax.make_jaxpr(copy_function(fn), return_shape=True)(*args)
+    is_tracer = [isinstance(const, Tracer) for const in closed.consts]
+
+    def function(*inputs: Any) -> Any:
+        tracers = iter(inputs[len(args) :])
+        pairs = zip(closed.consts, is_tracer, strict=True)
+        consts = [next(tracers) if traced else const for const, traced in pairs]
+        leaves = jax.tree.leaves(inputs[: len(args)])
+        outputs = eval_jaxpr(closed.jaxpr, consts, *leaves)
+        return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
+
+    return function, [const for const in closed.consts if isinstance(const, Tracer)]

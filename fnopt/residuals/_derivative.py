@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.jacobians import SparseJacobian, Sparsity
-from fnopt.programs import opened
+from fnopt.programs import convert_closure
 from fnopt.sharding import pvary_over_rows, replicate, reshard_like
 
 Map = Callable[[jax.Array], jax.Array]
@@ -62,7 +62,7 @@ class Derivative(NamedTuple):
 
     def followed_by(self, outer: Map, r: jax.Array) -> Derivative:
         r""":math:`A J`, that of :math:`A f(x)` for a linear map of vectors such as `r`."""
-        apply, consts = opened(outer, r)
+        apply, consts = convert_closure(outer, r)
 
         def transposed(consts: Any, w: jax.Array) -> jax.Array:
             value, pull = jax.vjp(lambda r: apply(r, *consts), jnp.zeros_like(w))
@@ -78,7 +78,7 @@ class Derivative(NamedTuple):
 
     def preceded_by(self, inner: Map, x: jax.Array) -> Derivative:
         r""":math:`J T`, that of :math:`f(g(x))` with :math:`T = \partial g / \partial x`."""
-        apply, consts = opened(inner, x)
+        apply, consts = convert_closure(inner, x)
 
         def push(consts: Any, x: jax.Array, v: jax.Array) -> jax.Array:
             return jax.jvp(lambda x: apply(x, *consts), (x,), (pvary_over_rows(v),))[1]

@@ -198,11 +198,11 @@ def _tie_order(kinds: tuple[Any, ...], pairs: list[tuple[str, Any]], treedef: An
         tree = jax.tree.unflatten(treedef, list(leaves.values()))
         return [_expression(kinds[i], tree, *pairs[i]) for i in ties]
 
-    def union(place: Any, eqn: Any, inputs: list[Any]) -> list[Any]:
+    def union(eqn: Any, inputs: list[Any]) -> list[Any]:
         return [set().union(*(x for x in inputs if isinstance(x, set)))] * len(eqn.outvars)
 
     closed = jax.make_jaxpr(expressions)([start[i] for i in moving])
-    used = jaxprs.run(closed.jaxpr, closed.consts, [{i} & {*ties} for i in moving], union)
+    used = jaxprs.interpret(closed.jaxpr, closed.consts, [{i} & {*ties} for i in moving], union)
     needs = {i: x if isinstance(x, set) else set() for i, x in zip(ties, used, strict=True)}
     try:
         return list(graphlib.TopologicalSorter(needs).static_order())

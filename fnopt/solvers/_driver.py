@@ -13,7 +13,7 @@ import numpy as np
 from jax.core import Tracer
 
 from fnopt.core import Params, check_choice, check_scalars, error_scope, explain_jax_errors
-from fnopt.programs import call_compiled, call_recorded, is_data
+from fnopt.programs import is_data, jit_call, trace_and_call
 from fnopt.residuals import floating_start, without_operators
 from fnopt.sharding import rows_sharded_over
 from fnopt.solvers._fit import fit
@@ -223,14 +223,14 @@ def least_squares(
     def run(solver: LeastSquaresMethod) -> Solution:
         if functions is not None:
             given = (*functions, params, args, solver, most, options)
-            return call_recorded(fit, *given, **static)
+            return jit_call(fit, *given, **static)
 
         def compiled(
             params: Any, args: tuple[Any, ...], solver: LeastSquaresMethod, most: jax.Array
         ) -> Solution:
             return fit(residuals, jac, params, args, solver, most, options, **static)
 
-        return call_compiled(compiled, params, args, solver, most)
+        return trace_and_call(compiled, params, args, solver, most)
 
     assert solver is not None
     # A NumPy scalar costs an eager call nothing, a device array some 30 microseconds.
@@ -251,7 +251,7 @@ def least_squares(
             set_up(residuals, params, args, **options)  # inside jit no value can be checked
         solution = with_a_derivative_that_is_there(run, solver)
         if aux is not None:
-            found = call_compiled(lambda params, args: aux(params, *args), solution.params, args)
+            found = trace_and_call(lambda params, args: aux(params, *args), solution.params, args)
             solution = solution._replace(aux=found)
     if verbose and not isinstance(solution.status, Tracer):
         print(solution)

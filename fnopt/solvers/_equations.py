@@ -27,13 +27,13 @@ from fnopt.core import (
 )
 from fnopt.jacobians import SparseJacobian, forward_from_reverse, real_vector
 from fnopt.programs import (
-    call_compiled,
-    call_recorded,
+    convert_closure,
+    copy_function,
     is_data,
-    opened,
-    recorded,
-    runs_now,
-    uncached,
+    is_eager,
+    jit_call,
+    trace_and_call,
+    trace_function,
 )
 from fnopt.residuals import (
     Parametrisation,
@@ -149,16 +149,16 @@ def solved(
 
     def run(solver: LeastSquaresMethod) -> Root:
         if function is not None:
-            return call_recorded(_found, function, params, args, solver, tol, **static)
+            return jit_call(_found, function, params, args, solver, tol, **static)
 
         def compiled(params: Any, args: Any, tol: Any) -> Root:
             return _found(fun, params, args, solver, tol, jac=jac, **static)
 
-        return call_compiled(compiled, params, args, tol)
+        return trace_and_call(compiled, params, args, tol)
 
     with first_call_hints(params, "fun"), explain_jax_errors(caller, "fun"):
-        known_now = jac is None and is_data((solver, tol)) and runs_now((params, args, tol))
-        function = recorded(fun, _widened(params), *args) if known_now else None
+        known_now = jac is None and is_data((solver, tol)) and is_eager((params, args, tol))
+        function = trace_function(fun, _widened(params), *args) if known_now else None
         return with_a_derivative_that_is_there(run, solver, caller, "fun")
 
 
@@ -188,7 +188,7 @@ def _found(
         out = fun(made.assemble(laid.unflatten(x)), *args)
         return pair_of(out, caller)[0] if has_aux else out
 
-    shapes = jax.eval_shape(uncached(equations), jax.ShapeDtypeStruct((laid.size,), dtype))
+    shapes = jax.eval_shape(copy_function(equations), jax.ShapeDtypeStruct((laid.size,), dtype))
     check_inexact(shapes, "the equations")
     out = real_vector(shapes, dtype)
     if out.size != laid.size:
@@ -240,8 +240,8 @@ def _implicitly(
     jac: Callable[[jax.Array], SparseJacobian] | None = None,
 ) -> tuple[jax.Array, jax.Array, tuple[Any, ...]]:
     """The root of a function of a vector, whose derivative is that of a root."""
-    f, consts = opened(fn, x)
-    J, of_jac = (None, []) if jac is None else opened(jac, x)
+    f, consts = convert_closure(fn, x)
+    J, of_jac = (None, []) if jac is None else convert_closure(jac, x)
     if solver.jacobian == "reverse" and not getattr(solver, "geodesic", False):
         f = forward_from_reverse(f)
 

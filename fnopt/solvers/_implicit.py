@@ -12,7 +12,7 @@ from jax import lax
 
 from fnopt.core import matmul
 from fnopt.jacobians import lacks_forward
-from fnopt.programs import opened
+from fnopt.programs import convert_closure
 from fnopt.residuals import Derivative, linearise, minimum_tangent, pushed
 from fnopt.sharding import (
     match_mesh,
@@ -56,7 +56,7 @@ def implicitly(
         What `iterate` returns.
     """
     # What the residuals close over becomes an argument, so that it can have a derivative.
-    r, consts = opened(problem.flat.r, pvary_over_rows(x))
+    r, consts = convert_closure(problem.flat.r, pvary_over_rows(x))
     given, at_consts = _opened(problem.flat.derivative, x, problem.flat.m)
     gram, gram_consts = _opened_gram(problem.flat.gram, x)
     squares, more = _opened_squares(problem.squares, pvary_over_rows(x))
@@ -90,7 +90,7 @@ def implicitly(
 def _opened_gram(gram: Any, x: jax.Array) -> tuple[Callable[[list[Any]], Any], list[Any]]:
     if gram is None:
         return lambda consts: None, []
-    function, consts = opened(gram, x, jnp.ones((), x.dtype))
+    function, consts = convert_closure(gram, x, jnp.ones((), x.dtype))
 
     def rebuilt(consts: list[Any]) -> Any:
         def at(x: jax.Array, factor: Any = None) -> jax.Array:
@@ -106,7 +106,7 @@ def _opened_squares(
 ) -> tuple[Callable[[list[Any]], Squares | None], list[Any]]:
     if squares is None:
         return lambda consts: None, []
-    function, consts = opened(squares, x, jnp.ones((), x.dtype))
+    function, consts = convert_closure(squares, x, jnp.ones((), x.dtype))
     return (
         lambda consts: lambda v, unit: function(pvary_over_rows(v), pvary_over_rows(unit), *consts),
         consts,
@@ -119,11 +119,11 @@ def _opened(
     """The user's Jacobian as a function of what it closes over, and that."""
     if given is None:
         return None, []
-    at, consts = opened(given.at, x)
+    at, consts = convert_closure(given.at, x)
     if given.gram is None:
         return lambda consts: given._replace(at=lambda v: at(v, *consts)), consts
     one = pvary_over_rows(jnp.ones(m, x.dtype))
-    gram, more = opened(given.gram, x, one, one)
+    gram, more = convert_closure(given.gram, x, one, one)
 
     def rebuilt(consts: Any) -> Derivative:
         first, second = consts[: len(consts) - len(more)], consts[len(consts) - len(more) :]

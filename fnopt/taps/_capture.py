@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import type_text
-from fnopt.programs import Node, Records, Visit, uncached
+from fnopt.programs import Node, NodeFn, NodeValues, copy_function
 from fnopt.taps._listen import listened, listened_reduced, probe_dtype
 from fnopt.taps._program import (
     TracedCall,
@@ -121,7 +121,7 @@ def capture(
     return captured
 
 
-def _visitor(seen: set[int], reduction: Reduction | None) -> Visit:
+def _visitor(seen: set[int], reduction: Reduction | None) -> NodeFn:
     def visit(node: int, value: Any, probe: Any) -> tuple[Any, Any]:
         if probe is not None:
             value = (
@@ -136,16 +136,16 @@ def _visitor(seen: set[int], reduction: Reduction | None) -> Visit:
 
 def _backward(
     program: TracedCall,
-    visit: Visit,
+    visit: NodeFn,
     heard: list[int],
     reduction: Reduction | None,
     has_aux: bool,
-) -> tuple[Any, Records, Records, list[Any]]:
+) -> tuple[Any, NodeValues, NodeValues, list[Any]]:
     """The output, the records, the cotangents by node, and the leaves of the gradient."""
     shapes = {i: cotangent_shape(program.nodes[i], reduction) for i in heard}
     probes = jax.tree.map(lambda s: jnp.zeros(s.shape, probe_dtype(s.dtype)), shapes)
 
-    def loss(probes: Records, diff: list[Any]) -> tuple[jax.Array, tuple[Any, Records]]:
+    def loss(probes: NodeValues, diff: list[Any]) -> tuple[jax.Array, tuple[Any, NodeValues]]:
         out, records = program.run(visit, probes, diff)
         return _scalar(out, has_aux), (out, records)
 
@@ -160,7 +160,7 @@ def cotangent_shape(node: Node, reduction: Reduction | None) -> Any:
     if reduction is None:
         return whole
     inner = jax.ShapeDtypeStruct(node.shape[len(node.axes) :], node.dtype)
-    kept = jax.eval_shape(uncached(reduction), inner)
+    kept = jax.eval_shape(copy_function(reduction), inner)
     return jax.tree.map(lambda s: jax.ShapeDtypeStruct((*node.axes, *s.shape), s.dtype), kept)
 
 

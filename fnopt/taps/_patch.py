@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from fnopt.core import type_text
-from fnopt.programs import IN_RULE, Node
+from fnopt.programs import HIDDEN_BY_RULE, Node
 from fnopt.taps._listen import with_cotangent_rule
 from fnopt.taps._program import (
     TracedCall,
@@ -132,7 +132,7 @@ def patch(
 
 def _lacks_freedom(node: Node) -> str:
     fixed = f"a value that can't be changed: it is {node.note}"
-    return lacks_value(node) or (fixed if node.note == IN_RULE else "")
+    return lacks_value(node) or (fixed if node.note == HIDDEN_BY_RULE else "")
 
 
 def _as_rules(rules: Mapping[str, Any] | None) -> dict[str, _Rule]:

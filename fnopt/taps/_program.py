@@ -21,7 +21,15 @@ from fnopt.core import (
     matches,
     names_text,
 )
-from fnopt.programs import SCOPE, Level, Node, Records, Visit, find_nodes, replay
+from fnopt.programs import (
+    SCOPE_PREFIX,
+    JaxprNodes,
+    Node,
+    NodeFn,
+    NodeValues,
+    find_nodes,
+    intercept_nodes,
+)
 
 _ARRAYS = (jax.Array, np.ndarray, np.generic)
 
@@ -54,7 +62,7 @@ class TracedCall(NamedTuple):
     """
 
     name: str
-    level: Level
+    level: JaxprNodes
     nodes: tuple[Node, ...]
     inputs: list[Any]
     diff: list[int]
@@ -62,8 +70,8 @@ class TracedCall(NamedTuple):
     out_tree: Any
 
     def run(
-        self, visit: Visit, probes: Records, diff: Sequence[Any] | None = None
-    ) -> tuple[Any, Records]:
+        self, visit: NodeFn, probes: NodeValues, diff: Sequence[Any] | None = None
+    ) -> tuple[Any, NodeValues]:
         """Runs it again: the output, and the records by node.
 
         Args:
@@ -74,7 +82,7 @@ class TracedCall(NamedTuple):
         inputs = list(self.inputs)
         for i, value in zip(self.diff, self.diff_inputs if diff is None else diff, strict=True):
             inputs[i] = value
-        outs, records = replay(self.level, inputs, visit, probes)
+        outs, records = intercept_nodes(self.level, inputs, visit, probes)
         return jax.tree.unflatten(self.out_tree, outs), records
 
     @property
@@ -84,9 +92,9 @@ class TracedCall(NamedTuple):
 
     def only(self, chosen: Iterable[int]) -> TracedCall:
         """A copy of the program that visits only these nodes."""
-        return self._replace(level=self.level.only(set(chosen)))
+        return self._replace(level=self.level.restrict(set(chosen)))
 
-    def by_name(self, records: Records) -> dict[str, Any]:
+    def by_name(self, records: NodeValues) -> dict[str, Any]:
         """Records under the names of their nodes, in the order of the program.
 
         Nodes that share a name and of which only one can run, in the branches of a `cond`, are one:
@@ -122,7 +130,7 @@ class TracedCall(NamedTuple):
         return sorted(chosen)
 
     def _all_taps(self) -> list[int]:
-        taps = [i for i, node in enumerate(self.nodes) if not node.name.startswith(SCOPE)]
+        taps = [i for i, node in enumerate(self.nodes) if not node.name.startswith(SCOPE_PREFIX)]
         if not taps:
             raise ValueError(f"{self.name}: {self._no_taps()}")
         return taps
@@ -133,11 +141,15 @@ class TracedCall(NamedTuple):
         base = [_base(name) for name in full]
         pairs = list(enumerate(zip(full, base, strict=True)))
         found = [i for i, both in pairs if pattern in both]
-        if not found and not pattern.startswith(SCOPE):
+        if not found and not pattern.startswith(SCOPE_PREFIX):
             found = [i for i, (_, b) in pairs if b.startswith(f"{pattern}/")]
         if not found:
             # A scope is meant only where the call names it.
-            same = [(i, b) for i, b in pairs if b[0].startswith(SCOPE) == pattern.startswith(SCOPE)]
+            same = [
+                (i, b)
+                for i, b in pairs
+                if b[0].startswith(SCOPE_PREFIX) == pattern.startswith(SCOPE_PREFIX)
+            ]
             found = [i for i, both in same if any(matches(n, pattern) for n in both)]
         if not found:
             raise ValueError(f"{self.name}: no node is called {pattern!r}. {self._known(pattern)}")
@@ -159,8 +171,8 @@ class TracedCall(NamedTuple):
         return found[0]
 
     def _known(self, pattern: str) -> str:
-        scope = pattern.startswith(SCOPE)
-        names = [node.name for node in self.nodes if node.name.startswith(SCOPE) == scope]
+        scope = pattern.startswith(SCOPE_PREFIX)
+        names = [node.name for node in self.nodes if node.name.startswith(SCOPE_PREFIX) == scope]
         if not names:
             return "The function has no named scopes." if scope else self._no_taps()
         close = difflib.get_close_matches(pattern, names, n=1)
@@ -171,7 +183,7 @@ class TracedCall(NamedTuple):
     def _no_taps(self) -> str:
         return (
             "The function has no taps: name a value where it is computed, h = fnopt.tap('h', h), "
-            f"or choose a named scope by its path, such as '{SCOPE}*/Dense_0' "
+            f"or choose a named scope by its path, such as '{SCOPE_PREFIX}*/Dense_0' "
             f"(fnopt.nodes(fn, scopes=True)(...) lists them). {_DIFFERENTIATED}"
         )
 
@@ -260,7 +272,7 @@ def _leaves_of(name: str, args: tuple[Any, ...], n: int) -> range:
 
 def has_scopes(names: Names) -> bool:
     """Whether any of these names means a scope."""
-    return any(name.startswith(SCOPE) for name in names or ())
+    return any(name.startswith(SCOPE_PREFIX) for name in names or ())
 
 
 def checked_names(name: str, names: Any) -> Names:

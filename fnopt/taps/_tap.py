@@ -10,7 +10,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from fnopt.core import leaves_with_names
-from fnopt.programs import SCOPE
+from fnopt.programs import SCOPE_PREFIX
 
 Tree = TypeVar("Tree")
 
@@ -73,8 +73,8 @@ def _check_name(name: Any) -> None:
         raise TypeError(
             f"tap: the name is a {type(name).__name__}, expected a string: tap('hidden', x)."
         )
-    if not name or name.startswith(SCOPE) or any(c in name for c in _RESERVED):
+    if not name or name.startswith(SCOPE_PREFIX) or any(c in name for c in _RESERVED):
         raise ValueError(
             f"tap: the name is {name!r}, expected some text without any of '{_RESERVED}', which "
-            f"select nodes, and not beginning with {SCOPE!r}, which selects scopes."
+            f"select nodes, and not beginning with {SCOPE_PREFIX!r}, which selects scopes."
         )

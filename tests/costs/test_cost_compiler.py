@@ -32,7 +32,7 @@ LOOP_FREE = {
 
 
 @pytest.mark.parametrize("name", LOOP_FREE)
-def test_within_two_percent_of_the_compiled_program(name):
+def test_within_two_percent_of_the_jitted(name):
     fn, args = LOOP_FREE[name]
     c = cost(fn, compile=True)(*args)
     assert c.matmul_flops > 0.9 * c.flops  # elsewhere the compiler's choice of fusions decides

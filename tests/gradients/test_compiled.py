@@ -16,8 +16,8 @@ from fnopt.gradients import (
     hardest_examples,
     per_example_norms,
 )
-from fnopt.programs._kept import _program
-from fnopt.programs._recorded import KEPT, Record
+from fnopt.programs._calls import MAX_PROGRAMS, _jitted
+from fnopt.programs._traced_function import KeyedJaxpr
 
 PARAMS = {"w": jnp.array([0.5, -0.25]), "b": np.float32(2)}
 BATCH = np.array([[1.0, 2.0], [3.0, -1.0], [0.5, 0.25]], np.float32)
@@ -122,11 +122,11 @@ def test_other_examples_may_have_another_type():
 
 
 def test_programs_of_other_numbers_are_kept_up_to_a_limit():
-    before = sum(type(x) is Record for x in gc.get_objects())
+    before = sum(type(x) is KeyedJaxpr for x in gc.get_objects())
     # A number of Python that changes in every call makes another program of every call.
-    for k in range(2 * KEPT):
+    for k in range(2 * MAX_PROGRAMS):
         per_example_norms(lambda w, x, k=k: k * (x @ w), method="vmap")(PARAMS["w"], BATCH)
-    assert _program.cache_info().currsize == KEPT
+    assert _jitted.cache_info().currsize == MAX_PROGRAMS
     gc.collect()
-    records = [x for x in gc.get_objects() if type(x) is Record]
-    assert len(records) <= before + KEPT  # those that went are held by nothing else
+    records = [x for x in gc.get_objects() if type(x) is KeyedJaxpr]
+    assert len(records) <= before + MAX_PROGRAMS  # those that went are held by nothing else

@@ -25,7 +25,7 @@ from fnopt.curves.batched._split import split_of
 from fnopt.curves.batched._start import checked_box, checked_start
 from fnopt.curves.batched._task import Task
 from fnopt.curves.batched._units import unusual
-from fnopt.programs import call_compiled, call_recorded, runs_now
+from fnopt.programs import is_eager, jit_call, trace_and_call
 from fnopt.residuals import RobustCost, named_loss, robust_cost
 from fnopt.solvers import default_tolerances, levenberg_marquardt
 
@@ -187,12 +187,12 @@ def curve_fit_batch(
 
     def run(fallback: bool) -> tuple[BatchFit, jax.Array]:
         if task.is_value:
-            return call_recorded(fitted, task, *arrays, fallback=fallback, **settings)
-        return call_compiled(
+            return jit_call(fitted, task, *arrays, fallback=fallback, **settings)
+        return trace_and_call(
             functools.partial(fitted, task, fallback=fallback, **settings), *arrays
         )
 
-    lazily = falls_back and task.is_value and runs_now(arrays)
+    lazily = falls_back and task.is_value and is_eager(arrays)
     fits = _once_needed(run) if lazily else run(falls_back)[0]
     return fits._replace(params=layout.tree(fits.params))
 

@@ -13,7 +13,7 @@ from jax import lax
 from fnopt.core import is_inexact, per_row
 from fnopt.curves.batched._data import Points, filled, joined
 from fnopt.curves.batched._task import Task
-from fnopt.programs import opened
+from fnopt.programs import convert_closure
 from fnopt.residuals import Box, minimum_tangent, pushed, value_and_slope
 from fnopt.sharding import pvary_like, varying_axes
 from fnopt.solvers import LaneEnds, lane_summary
@@ -87,9 +87,9 @@ def _opened(
     one = jax.tree.map(row, own)
     numbers = (x0[0, 0] if varying_axes(x0) else jax.ShapeDtypeStruct((), x0.dtype),) * x0.shape[1]
     at = joined(shared, one).x
-    predict, consts = opened(task.predict, numbers, at)
+    predict, consts = convert_closure(task.predict, numbers, at)
     given = task.jacobian
-    jacobian, more = (None, []) if given is None else opened(given, numbers, at)
+    jacobian, more = (None, []) if given is None else convert_closure(given, numbers, at)
 
     def rebuilt(losses: Any, consts: Any) -> Task:
         first, second = consts

@@ -14,7 +14,7 @@ from fnopt.curves._curve_start import check_count_of_params, check_takes_tree
 from fnopt.curves.batched._data import NAME, Points, joined
 from fnopt.curves.batched._start import ParamLayout
 from fnopt.jacobians import lacks_forward
-from fnopt.programs import Recorded, recorded, runs_now
+from fnopt.programs import TracedFunction, is_eager, trace_function
 from fnopt.solvers import SCHEMES
 
 _MOST_PARAMS = 16  # everything is unrolled: compile time grows with the cube
@@ -29,7 +29,7 @@ Jacobian = Callable[[Params, Any], jax.Array]
 
 def checked_model(
     f: Callable[..., Any], layout: ParamLayout, x0: jax.Array, shared: Points, own: Points
-) -> Predict | Recorded:
+) -> Predict | TracedFunction:
     """A user's function of one fit's numbers, as a value where that can be had.
 
     It is traced for one fit, to say what is wrong in terms of one fit.
@@ -52,7 +52,7 @@ def checked_model(
     else:
         check_takes_tree(f, at, layout.shapes, NAME)
     with explain_jax_errors(NAME):
-        found = recorded(predict, numbers, at) if _can_be_recorded(x0, shared, own) else None
+        found = trace_function(predict, numbers, at) if _can_be_recorded(x0, shared, own) else None
         value = jax.eval_shape(predict, numbers, at) if found is None else found.returns
     _check_value(value, one.y.shape)
     return predict if found is None else found
@@ -60,7 +60,7 @@ def checked_model(
 
 def checked_jacobian(
     jac: Any, layout: ParamLayout, x0: jax.Array, shared: Points, own: Points
-) -> Jacobian | Recorded | None:
+) -> Jacobian | TracedFunction | None:
     """A user's Jacobian of one fit's numbers, as a value where that can be had."""
     if not callable(jac):
         if jac not in (None, *SCHEMES):
@@ -81,17 +81,17 @@ def checked_jacobian(
         return J
 
     with explain_jax_errors(NAME, "jac"):
-        found = recorded(jacobian, numbers, at) if _can_be_recorded(x0, shared, own) else None
+        found = trace_function(jacobian, numbers, at) if _can_be_recorded(x0, shared, own) else None
         if found is None:
             jax.eval_shape(jacobian, numbers, at)
     return jacobian if found is None else found
 
 
 def has_no_forward_mode(
-    predict: Predict | Recorded, x0: jax.Array, shared: Points, own: Points
+    predict: Predict | TracedFunction, x0: jax.Array, shared: Points, own: Points
 ) -> bool:
     """Whether there is a `custom_vjp` in the model."""
-    if isinstance(predict, Recorded):  # it can't be seen to be the same, so it isn't a value
+    if isinstance(predict, TracedFunction):  # it can't be seen to be the same, so it isn't a value
         return False
     _, numbers, at = _of_one_fit(x0, shared, own)
     return lacks_forward(predict, numbers, at)
@@ -106,7 +106,7 @@ def _of_one_fit(x0: jax.Array, shared: Points, own: Points) -> tuple[Any, Any, A
 
 def _can_be_recorded(x0: jax.Array, shared: Points, own: Points) -> bool:
     """Whether values are known, and no mesh is set: its types are not those of each device."""
-    return runs_now((x0, shared, own)) and jax.sharding.get_abstract_mesh().empty
+    return is_eager((x0, shared, own)) and jax.sharding.get_abstract_mesh().empty
 
 
 def _check_value(value: Any, shape: tuple[int, ...]) -> None:

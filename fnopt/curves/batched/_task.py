@@ -13,7 +13,7 @@ from fnopt.curves.batched._data import Points, joined
 from fnopt.curves.batched._model import Jacobian, Params, Predict
 from fnopt.jacobians import forward_from_reverse
 from fnopt.linear import norm
-from fnopt.programs import Recorded, is_data
+from fnopt.programs import TracedFunction, is_data
 from fnopt.residuals import Derivative, FlatResidual, RobustCost, linearise_lanes
 from fnopt.solvers import LaneProblems, LeastSquaresMethod, Problem, disagrees, over_lanes
 
@@ -21,8 +21,8 @@ from fnopt.solvers import LaneProblems, LeastSquaresMethod, Problem, disagrees, 
 class Task(NamedTuple):
     """The functions of one fit, and what its residuals cost."""
 
-    predict: Predict | Recorded
-    jacobian: Jacobian | Recorded | None
+    predict: Predict | TracedFunction
+    jacobian: Jacobian | TracedFunction | None
     losses: RobustCost | None
     # Of a fit by itself; it is given where the model has derivatives in reverse mode only.
     solver: LeastSquaresMethod | None = None
@@ -31,7 +31,7 @@ class Task(NamedTuple):
     def is_value(self) -> bool:
         """Whether it is a tree of arrays, and does what its structure says."""
         functions = [fn for fn in (self.predict, self.jacobian) if fn is not None]
-        return all(isinstance(fn, Recorded) for fn in functions) and is_data(self.losses)
+        return all(isinstance(fn, TracedFunction) for fn in functions) and is_data(self.losses)
 
     def residual(self, x: Params, points: Points) -> jax.Array:
         """The residuals of one fit, `[m]`."""

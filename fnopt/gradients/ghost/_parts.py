@@ -64,7 +64,7 @@ def _step(weight: ComputedWeight, inputs: Sequence[np.ndarray]) -> np.ndarray | 
         ends = zip(params["start_indices"], params["limit_indices"], steps, strict=True)
         return x[tuple(slice(*cut) for cut in ends)]
     kept = {"convert_element_type", "copy", "copy_p", "expand_dims", "reshape", "squeeze"}
-    return x.reshape(shape) if name in kept or jaxprs.is_name(weight.eqn) else None
+    return x.reshape(shape) if name in kept or jaxprs.names_value(weight.eqn) else None
 
 
 def _is_entry(weight: Weight) -> bool:

@@ -13,7 +13,7 @@ from fnopt.gradients.ghost._factors import OneHot, rows
 from fnopt.gradients.ghost._layout import FactorLayout
 from fnopt.gradients.ghost._pairs import pair_shapes
 from fnopt.gradients.ghost._sites import Found, Site, find_sites
-from fnopt.programs import Level
+from fnopt.programs import JaxprNodes
 
 RULES: dict[str, Any] = {"dot": _dot, "conv": _conv, "gather": _gather}
 
@@ -55,7 +55,7 @@ class Plan(NamedTuple):
         bytes: How much is stored for one example until its gradient is summed.
     """
 
-    level: Level
+    level: JaxprNodes
     groups: tuple[Group, ...]
     taps: dict[int, tuple[Any, tuple[int, ...]]]
     lengths: dict[int, int]
@@ -78,7 +78,7 @@ def make_plan(closed: jex.ClosedJaxpr, n_params: int) -> Plan:
     nodes = {*taps, *records}
     stored = sum(_bytes(*found.nodes[i], found.lengths) for i in nodes)
     stored += sum(_formed_bytes(group, params) for group in groups)
-    return Plan(found.level.only(nodes), groups, taps, found.lengths, params, stored)
+    return Plan(found.level.restrict(nodes), groups, taps, found.lengths, params, stored)
 
 
 def _components(found: Found, n_params: int) -> Iterable[tuple[tuple[int, ...], list[Site]]]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fnopt.gradients.ghost._plan import Plan, tap_zeros
-from fnopt.programs import replay
+from fnopt.programs import intercept_nodes
 from fnopt.sharding import pvary_like
 
 
@@ -38,7 +38,7 @@ def record(plan: Plan, params: Sequence[Any], batch: Sequence[Any]) -> Tape:
 
     def loss(taps: Any, left: dict[int, Any], example: Sequence[Any]) -> Any:
         inputs = [left.get(i, p) for i, p in enumerate(params)]
-        outputs, records = replay(plan.level, [*inputs, *example], visit, taps)
+        outputs, records = intercept_nodes(plan.level, [*inputs, *example], visit, taps)
         return outputs[0], (outputs, records)
 
     run = jax.vmap(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True), (None, None, 0))

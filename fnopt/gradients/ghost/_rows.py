@@ -24,7 +24,7 @@ from fnopt.gradients.ghost._record import Tape, visit
 from fnopt.gradients.ghost._sites import Site
 from fnopt.gradients.ghost._trace import Ghost
 from fnopt.gradients.ghost._weights import evaluate
-from fnopt.programs import replay
+from fnopt.programs import intercept_nodes
 from fnopt.sharding import pvary_like
 
 
@@ -138,7 +138,7 @@ def record_tape(ghost: Ghost, batch: Any) -> Tape:
     def one(example: Sequence[Any]) -> Tape:
         def residuals(taps: Any, left: dict[int, Any]) -> Any:
             inputs = [left.get(i, p) for i, p in enumerate(params)]
-            outputs, records = replay(plan.level, [*inputs, *example], visit, taps)
+            outputs, records = intercept_nodes(plan.level, [*inputs, *example], visit, taps)
             return outputs[0], (outputs, records)
 
         taps = pvary_like(tap_zeros(plan), (params, example))

@@ -20,7 +20,7 @@ from jax.lax import GatherScatterMode
 
 from fnopt.core import is_inexact
 from fnopt.gradients.ghost._weights import ConstantWeight, Leaf, Slice, Weight, step
-from fnopt.programs import Level, Mark, Scan, control_view, jaxprs
+from fnopt.programs import JaxprNodes, NodeVar, Scan, control_view, jaxprs
 
 # Equations whose derivative with respect to an operand is hardly larger than their output.
 _DIRECT = {
@@ -79,7 +79,7 @@ class Found(NamedTuple):
         lengths: How many iterations the scans have, by number.
     """
 
-    level: Level
+    level: JaxprNodes
     sites: list[Site]
     lost: dict[int, str]
     nodes: dict[int, tuple[Any, tuple[int, ...]]]
@@ -94,7 +94,7 @@ def find_sites(closed: jex.ClosedJaxpr, n_params: int) -> Found:
     for i, v in enumerate(invars[:n_params]):
         if not is_inexact(v.aval) or v.aval.dtype.kind == "c":
             finder.lost[i] = f"{v.aval.dtype} params"
-    sub = jaxprs.Sub("jaxpr", closed.jaxpr, tuple(closed.consts))
+    sub = jaxprs.SubJaxpr("jaxpr", closed.jaxpr, tuple(closed.consts))
     level, outs = finder.level(sub, [*params, *[None] * (len(invars) - n_params)], ())
     finder.lose(outs[:1], "the loss has a part that the example does not change")
     return Found(level, finder.sites, finder.lost, finder.nodes, finder.lengths)
@@ -123,8 +123,8 @@ class _SiteFinder:
         return number
 
     def level(
-        self, sub: jaxprs.Sub, values: Values, axes: tuple[int, ...]
-    ) -> tuple[Level, list[Weight | None]]:
+        self, sub: jaxprs.SubJaxpr, values: Values, axes: tuple[int, ...]
+    ) -> tuple[JaxprNodes, list[Weight | None]]:
         walk = _Walk(self, sub, values, axes)
         for i, eqn in enumerate(sub.jaxpr.eqns):
             walk.equation(i, eqn)
@@ -135,10 +135,10 @@ class _Walk:
     """The walk through one jaxpr."""
 
     def __init__(
-        self, finder: _SiteFinder, sub: jaxprs.Sub, values: Values, axes: tuple[int, ...]
+        self, finder: _SiteFinder, sub: jaxprs.SubJaxpr, values: Values, axes: tuple[int, ...]
     ) -> None:
         self.finder, self.axes = finder, axes
-        self.found = Level(sub.jaxpr, sub.consts, {}, {})
+        self.found = JaxprNodes(sub.jaxpr, sub.consts, {}, {})
         self.env: dict[Any, Weight | None] = dict(zip(sub.jaxpr.invars, values, strict=True))
         for v, c in zip(sub.jaxpr.constvars, sub.consts, strict=True):
             self.env[v] = ConstantWeight(v.aval, value=c)
@@ -161,7 +161,7 @@ class _Walk:
         ins = self.read(eqn.invars)
         weights = [w for w in ins if w is not None]
         opens = jaxprs.is_call(eqn) or jaxprs.is_remat(eqn)
-        sub = jaxprs.called(eqn) if opens else None
+        sub = jaxprs.called_jaxpr(eqn) if opens else None
         if any(w.differentiable for w in weights) and sub is not None:
             self.call(i, eqn, sub, ins)
         elif len(weights) == len(ins):
@@ -170,7 +170,9 @@ class _Walk:
         elif any(w.differentiable for w in weights):
             self.meeting(i, eqn, ins)
 
-    def call(self, i: int, eqn: jex.JaxprEqn, sub: jaxprs.Sub, ins: list[Weight | None]) -> None:
+    def call(
+        self, i: int, eqn: jex.JaxprEqn, sub: jaxprs.SubJaxpr, ins: list[Weight | None]
+    ) -> None:
         level, outs = self.finder.level(sub, ins, self.axes)
         self.found.inner[i] = (level,)
         self.env.update(zip(eqn.outvars, outs, strict=True))
@@ -195,10 +197,10 @@ class _Walk:
         if not all(kinds):
             self.finder.lose(ins, f"used by {eqn.primitive.name}")
             return
-        marks: list[Mark] = []
-        read = [self.operand(eqn, k, w, marks) for k, w in enumerate(ins)]
-        tap = self.tap(eqn, ins, marks)
-        self.found.marks[i] = tuple(marks)
+        node_vars: list[NodeVar] = []
+        read = [self.operand(eqn, k, w, node_vars) for k, w in enumerate(ins)]
+        tap = self.tap(eqn, ins, node_vars)
+        self.found.node_vars[i] = tuple(node_vars)
         for k, kind in zip(positions, kinds, strict=True):
             others = tuple(read[:k] + read[k + 1 :])
             weight = ins[k]
@@ -206,27 +208,27 @@ class _Walk:
             self.finder.sites.append(Site(kind, eqn, k, weight, others, tap, self.axes))
 
     def operand(
-        self, eqn: jex.JaxprEqn, k: int, weight: Weight | None, marks: list[Mark]
+        self, eqn: jex.JaxprEqn, k: int, weight: Weight | None, node_vars: list[NodeVar]
     ) -> Weight | int:
         if weight is not None:
             return weight
         aval: Any = eqn.invars[k].aval
         if _changes_derivative(eqn, k):
-            return self.record(eqn.invars[k], marks)
+            return self.record(eqn.invars[k], node_vars)
         return ConstantWeight(aval, value=jnp.zeros(aval.shape, aval.dtype))
 
-    def record(self, var: Any, marks: list[Mark]) -> int:
+    def record(self, var: Any, node_vars: list[NodeVar]) -> int:
         if var not in self.records:
             self.records[var] = self.finder.node(var.aval, self.axes)
-            marks.append(Mark(self.records[var], var))
+            node_vars.append(NodeVar(self.records[var], var))
         return self.records[var]
 
-    def tap(self, eqn: jex.JaxprEqn, ins: list[Weight | None], marks: list[Mark]) -> int:
+    def tap(self, eqn: jex.JaxprEqn, ins: list[Weight | None], node_vars: list[NodeVar]) -> int:
         (out,) = eqn.outvars
         before = self.tap_before(eqn, ins)
         if before is None:
             before = self.finder.node(out.aval, self.axes)
-            marks.append(Mark(before, out))
+            node_vars.append(NodeVar(before, out))
         self.taps[out] = before
         return before
 

@@ -168,7 +168,7 @@ class ComputedWeight(Weight):
         avals = [self.aval, *(w.aval for w in self.inputs)]
         # The way back from complex numbers to real ones leaves half of a cotangent out.
         alike = all(map(is_inexact, avals)) and len({jnp.iscomplexobj(a) for a in avals}) == 1
-        moves = self.name in _MOVES or jaxprs.is_name(self.eqn)
+        moves = self.name in _MOVES or jaxprs.names_value(self.eqn)
         return alike and moves and all(w.moves_only for w in self.inputs)
 
     @functools.cached_property
@@ -281,7 +281,7 @@ def without_transposes(weight: Weight) -> tuple[Weight, tuple[int, ...]]:
         if weight.name == "transpose":
             moved = weight.eqn.params["permutation"]
             perm = tuple(moved[d] for d in perm)
-        elif weight.name != "convert_element_type" and not jaxprs.is_name(weight.eqn):
+        elif weight.name != "convert_element_type" and not jaxprs.names_value(weight.eqn):
             break
         weight = weight.inputs[0]
     return weight, perm

@@ -73,7 +73,7 @@ def _walk(sets: Sets, jaxpr: jex.Jaxpr, consts: list[Entry], inputs: list[Entry]
 def _outputs(sets: Sets, eqn: jex.JaxprEqn, inputs: list[Entry]) -> list[Entry]:
     if all(entry.ids is None for entry in inputs):
         return outputs_of(eqn, inputs)
-    sub = jaxprs.called(eqn)
+    sub = jaxprs.called_jaxpr(eqn)
     if sub is not None:
         return _walk(sets, sub.jaxpr, [entry_of(value) for value in sub.consts], inputs)
     if _writes(eqn):

@@ -20,11 +20,11 @@ from fnopt.core import (
     names_text,
 )
 from fnopt.programs import (
-    call_compiled,
-    call_recorded,
     is_data,
-    recorded,
-    runs_now,
+    is_eager,
+    jit_call,
+    trace_and_call,
+    trace_function,
 )
 from fnopt.residuals import floating_start
 from fnopt.sharding import pvary_for
@@ -189,16 +189,16 @@ def minimize(
             set_up(fun, params, args, has_aux, **options, projection=projection)
         plain_call = callback is None and projection is None and is_data((method, options, limits))
         function = None
-        if plain_call and runs_now((params, args, options, limits)):
-            function = recorded(fun, seen_by(params, constraints), *args)
+        if plain_call and is_eager((params, args, options, limits)):
+            function = trace_function(fun, seen_by(params, constraints), *args)
 
         def run(params: Any, args: Any, method: Any, limits: Any, most: Any) -> Minimum:
             return _minimized(fun, params, args, method, options, limits, most, **static)
 
         if function is None:
-            end = call_compiled(run, params, args, method, limits, most)
+            end = trace_and_call(run, params, args, method, limits, most)
         else:
-            end = call_recorded(
+            end = jit_call(
                 _minimized, function, params, args, method, options, limits, most, **static
             )
     if disp and not isinstance(end.status, Tracer):

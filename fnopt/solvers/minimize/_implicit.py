@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from fnopt.jacobians import lacks_forward
-from fnopt.programs import opened
+from fnopt.programs import convert_closure
 from fnopt.residuals import minimum_tangent, projected_tangent, pushed, value_and_slope
 from fnopt.solvers._bounded import shifted
 from fnopt.solvers.minimize._problem import Evaluation, SmoothObjective
@@ -34,8 +34,8 @@ def implicitly(
         What `iterate` returns.
     """
     # What the function closes over becomes an argument, so that it can have a derivative.
-    f, consts = opened(problem.f, x)
-    onto, more = opened(problem.projection or (lambda v: v), x)
+    f, consts = convert_closure(problem.f, x)
+    onto, more = convert_closure(problem.projection or (lambda v: v), x)
 
     def rebuilt(data: Any) -> SmoothObjective:
         consts, box, more = data

@@ -20,7 +20,7 @@ from fnopt.core import (
     where,
 )
 from fnopt.jacobians import held_as_zeros, real_vector
-from fnopt.programs import opened
+from fnopt.programs import convert_closure
 from fnopt.residuals import Box, Parametrisation, box_of, fixed, parametrised, tied, value_and_slope
 from fnopt.sharding import replicate
 
@@ -92,7 +92,7 @@ class FlatObjective(NamedTuple):
 
     def traced(self) -> FlatObjective:
         """The same with the function traced, once."""
-        program, consts = opened(self.problem.f, self.x)
+        program, consts = convert_closure(self.problem.f, self.x)
         return self._replace(problem=self.problem._replace(f=lambda x: program(x, *consts)))
 
     def rounded(self, x: jax.Array, nfev: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -22,7 +22,7 @@ from fnopt.core import (
     where,
 )
 from fnopt.jacobians import is_about_forward_mode
-from fnopt.programs import Recorded, recorded, runs_now, traced_once
+from fnopt.programs import TracedFunction, is_eager, jit_copy, trace_function
 from fnopt.residuals import (
     ExampleResiduals,
     are_in_a_row,
@@ -133,31 +133,31 @@ def with_a_derivative_that_is_there(
 
 def recorded_functions(
     residual_fn: Any, jac: Any, params: Any, args: tuple[Any, ...], constraints: Any
-) -> tuple[Recorded | ExampleResiduals, Recorded | None] | None:
+) -> tuple[TracedFunction | ExampleResiduals, TracedFunction | None] | None:
     """The functions of a user as values, if the fit runs now and they can be told from others."""
     # A Jacobian that can be gone through in chunks is more than a function.
-    if not runs_now((params, args, constraints)) or hasattr(jac, "fold"):
+    if not is_eager((params, args, constraints)) or hasattr(jac, "fold"):
         return None
     seen = param_shapes(parametrised(params, constraints))
     if isinstance(residual_fn, ExampleResiduals):
         batch, *rest = args
 
-        def of_one(fn: Callable[..., Any], example: Any) -> Recorded | None:
+        def of_one(fn: Callable[..., Any], example: Any) -> TracedFunction | None:
             with explain_example_errors("residual_fn", example):
-                return recorded(fn, seen, example, *rest)
+                return trace_function(fn, seen, example, *rest)
 
         found = residual_fn.mapped(of_one, batch)
         return None if None in found.fns else (found, None)
-    r = recorded(joined_function(residual_fn), seen, *args)
-    J = None if jac is None else recorded(joined_function(jac, "jac"), seen, *args)
+    r = trace_function(joined_function(residual_fn), seen, *args)
+    J = None if jac is None else trace_function(joined_function(jac, "jac"), seen, *args)
     return None if r is None or (J is None and jac is not None) else (r, J)
 
 
 def residuals_traced_once(residual_fn: Any, args: tuple[Any, ...]) -> Callable[..., Any]:
     """The residuals as a function that is traced once for all its uses in a fit."""
     if isinstance(residual_fn, ExampleResiduals):
-        return residual_fn.mapped(lambda fn, example: traced_once(fn), args[0])
-    return traced_once(joined_function(residual_fn))
+        return residual_fn.mapped(lambda fn, example: jit_copy(fn), args[0])
+    return jit_copy(joined_function(residual_fn))
 
 
 def of_examples(residual_fn: Any, jac: Any, batch: Any) -> ExampleResiduals:

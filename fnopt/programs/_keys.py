@@ -1,4 +1,4 @@
-"""The key of a recorded function: equal for equal operations."""
+"""Hashable keys of jaxprs: equal keys mean equal operations."""
 
 from __future__ import annotations
 
@@ -9,39 +9,41 @@ import numpy as np
 from jax.core import eval_jaxpr
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
-from fnopt.programs._read import is_custom_rule
+from fnopt.programs._jaxprs import is_custom_rule
 
 
-class UnidentifiedError(Exception):
-    """The error for a value that only the identity of its object tells from others."""
+class NoKeyError(Exception):
+    """The error for a jaxpr that can't be compared with others."""
 
 
-def key_of(jaxpr: Jaxpr, first: int | None = None) -> tuple[Any, ...]:
-    """A key that is equal for two functions only if they and their derivatives do the same.
+def key_of(jaxpr: Jaxpr, num_differentiated: int | None = None) -> tuple[Any, ...]:
+    """Hashable key; equal keys mean equal functions, with equal derivatives if asked for.
 
     Args:
         jaxpr: The function.
-        first: How many of its inputs it may be differentiated by, up to two times; None if it
-            will only be run.
+        num_differentiated: The number of leading inputs by which the function may be
+            differentiated, up to two times; None if it will only be evaluated.
 
     Returns:
-        The key, which can be hashed.
+        The key.
 
     Raises:
-        UnidentifiedError: If there is none: it is made of objects that can't be compared.
+        NoKeyError: If parts of the jaxpr can't be compared.
     """
-    if first is None:
+    if num_differentiated is None:
         return _RunKeys().jaxpr(jaxpr)
     keys = _Keys()
     key = keys.jaxpr(jaxpr)
     if not keys.has_rules:
         return (key,)
-    # Rules are functions, made anew in every trace. What they compute is in the derivatives.
-    return key, _Keys().closed(_derivatives(jaxpr, first))
+    # The jaxpr of the second derivative shows what the rules of `jax.custom_jvp` compute.
+    return key, _Keys().closed(_derivatives(jaxpr, num_differentiated))
 
 
 def _derivatives(jaxpr: Jaxpr, first: int) -> ClosedJaxpr:
-    consts, inputs = ([like(v.aval) for v in side] for side in (jaxpr.constvars, jaxpr.invars))
+    consts, inputs = (
+        [shape_struct(v.aval) for v in side] for side in (jaxpr.constvars, jaxpr.invars)
+    )
 
     def twice(consts: Any, x: Any, rest: Any, v: Any, w: Any) -> Any:
         def once(x: Any) -> Any:
@@ -53,22 +55,22 @@ def _derivatives(jaxpr: Jaxpr, first: int) -> ClosedJaxpr:
     try:
         return jax.make_jaxpr(twice)(consts, x, inputs[first:], x, x)
     except TypeError:  # it has no such derivative
-        raise UnidentifiedError from None
+        raise NoKeyError from None
 
 
-def like(aval: Any) -> jax.ShapeDtypeStruct:
-    """An abstract value as an argument for a trace."""
+def shape_struct(aval: Any) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of an abstract value, as an argument for a trace."""
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
 class _Keys:
-    """Makes keys; variables are numbers in them."""
+    """Keys of jaxprs, in which variables are numbered."""
 
-    has_rules = False  # whether there were derivatives that a user wrote
+    has_rules = False  # whether the jaxpr calls a `jax.custom_jvp`
 
     def closed(self, closed: ClosedJaxpr) -> tuple[Any, ...]:
         if closed.consts:
-            raise UnidentifiedError
+            raise NoKeyError
         return self.jaxpr(closed.jaxpr)
 
     def jaxpr(self, jaxpr: Jaxpr) -> tuple[Any, ...]:
@@ -96,11 +98,12 @@ class _Keys:
 
     def params(self, eqn: JaxprEqn) -> tuple[Any, ...]:
         params = dict(eqn.params)
-        if eqn.primitive.name.startswith("custom_vjp_call"):
-            raise UnidentifiedError  # a reverse rule can't be traced without its residuals
-        if eqn.primitive.name == "custom_jvp_call" and not params["symbolic_zeros"]:
+        if is_custom_rule(eqn):
+            # A rule is a function that every trace makes anew. Only forward rules without symbolic
+            # zeros are traced by `_derivatives`.
+            if params.pop("jvp_jaxpr_fun", None) is None or params["symbolic_zeros"]:
+                raise NoKeyError
             self.has_rules = True
-            del params["jvp_jaxpr_fun"]
         return tuple((name, self.value(params[name])) for name in sorted(params))
 
     def value(self, value: Any) -> Any:
@@ -113,30 +116,30 @@ class _Keys:
         if isinstance(value, dict):
             return dict, *((name, self.value(value[name])) for name in sorted(value))
         if isinstance(value, (np.ndarray, np.generic, float, complex)):
-            array = np.asarray(value)  # by its bytes: NaN is no other number, -0.0 is
+            array = np.asarray(value)  # as bytes: NaN equals itself, and -0.0 differs from 0.0
             return type(value), array.dtype, array.shape, array.tobytes()
         try:
             hash(value)
         except TypeError:
-            raise UnidentifiedError from None
+            raise NoKeyError from None
         return type(value), value
 
 
 class _RunKeys(_Keys):
-    """The keys of programs that are run as they are, of which no derivative matters any more."""
+    """Keys of jaxprs that are evaluated and not differentiated: derivative rules don't matter."""
 
     def closed(self, closed: ClosedJaxpr) -> tuple[Any, ...]:
         try:
             consts = [np.asarray(const) for const in closed.consts]
-        except TypeError:  # traced, or no plain array
-            raise UnidentifiedError from None
+        except TypeError:  # tracers and typed keys
+            raise NoKeyError from None
         return *map(self.value, consts), self.jaxpr(closed.jaxpr)
 
     def params(self, eqn: JaxprEqn) -> tuple[Any, ...]:
         if eqn.effects or "callback" in eqn.primitive.name:
-            raise UnidentifiedError
+            raise NoKeyError  # the callback of a user is usually a new object in every call
         params = eqn.params
-        if is_custom_rule(eqn):  # the others are rules
+        if is_custom_rule(eqn):  # its other parameters are rules
             known = (ClosedJaxpr, Jaxpr, int)
             params = {name: v for name, v in params.items() if isinstance(v, known)}
         return tuple((name, self.value(params[name])) for name in sorted(params))

@@ -13,8 +13,8 @@ from fnopt.programs import (
     Scan,
     ShardMap,
     While,
-    _control,
-    called_with,
+    _control_flow,
+    call_view,
     control_view,
     jaxprs,
 )
@@ -69,14 +69,16 @@ def test_a_scan_is_run_again_by_its_view():
     args = (jnp.float32(0.5), jnp.arange(6.0, dtype=jnp.float32).reshape(3, 2))
     closed = jax.make_jaxpr(looped)(*args)
 
-    def evaluate(place, eqn, inputs):
+    def evaluate(eqn, inputs):
         loop = control_view(eqn)
         if not isinstance(loop, Scan):
             return jaxprs.bind(eqn, inputs)
         consts, init, xs = loop.parts(inputs)
 
         def body(carry, x):
-            outs = jaxprs.run(loop.body.jaxpr, loop.body.consts, [*consts, *carry, *x], evaluate)
+            outs = jaxprs.interpret(
+                loop.body.jaxpr, loop.body.consts, [*consts, *carry, *x], evaluate
+            )
             return loop.results(outs)
 
         carry, rows = jax.lax.scan(
@@ -84,7 +86,7 @@ def test_a_scan_is_run_again_by_its_view():
         )
         return [*carry, *rows]
 
-    again = jaxprs.run(closed.jaxpr, closed.consts, args, evaluate)
+    again = jaxprs.interpret(closed.jaxpr, closed.consts, args, evaluate)
     for ours, theirs in zip(again, jax.tree.leaves(looped(*args)), strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
@@ -132,15 +134,15 @@ def test_a_linear_solve_calls_its_solve_alone():
         return jax.lax.custom_linear_solve(lambda x: scale * x, b, solve, symmetric=True)
 
     eqn = equation(fn, jnp.ones(2), name="custom_linear_solve")
-    sub, inputs = called_with(eqn, [scale] * (len(eqn.invars) - 1) + [jnp.ones(2)])
+    sub, inputs = call_view(eqn, [scale] * (len(eqn.invars) - 1) + [jnp.ones(2)])
     assert [e.primitive.name for e in sub.jaxpr.eqns] == ["div"]
-    (out,) = jaxprs.run(sub.jaxpr, sub.consts, inputs, lambda _, e, ins: jaxprs.bind(e, ins))
+    (out,) = jaxprs.interpret(sub.jaxpr, sub.consts, inputs, jaxprs.bind)
     np.testing.assert_array_equal(out, [0.5, 0.25])
 
 
 def test_calls_and_plain_operations_are_no_control_flow():
     assert control_view(equation(jax.jit(jnp.sin), 1.0, name="sin")) is None
-    assert called_with(equation(jnp.sin, 1.0, name="sin"), ["x"]) is None
+    assert call_view(equation(jnp.sin, 1.0, name="sin"), ["x"]) is None
 
 
 # What a release after the ones that are known may do: rename a parameter, give it another meaning.
@@ -175,19 +177,19 @@ def test_foreign_parameters_are_unknown_and_no_error(name, change):
 
 def test_a_call_of_another_form_is_unknown():
     eqn = equation(jax.jit(jnp.sin), 1.0, name="jit")
-    assert jaxprs.called(eqn) is not None
-    assert jaxprs.called(_renamed(eqn)) is None
+    assert jaxprs.called_jaxpr(eqn) is not None
+    assert jaxprs.called_jaxpr(_renamed(eqn)) is None
     solve = equation(lambda b: jnp.linalg.solve(jnp.eye(2), b), np.ones(2), name="jit")
     inner = list(jaxprs.equations(solve.params["jaxpr"].jaxpr))
     linear = next(e for e in inner if e.primitive.name == "custom_linear_solve")
-    assert called_with(_renamed(linear), linear.invars) is None
+    assert call_view(_renamed(linear), linear.invars) is None
 
 
 @pytest.fixture
 def foreign(monkeypatch):
     """All loops and choices have parameters that nobody here knows."""
-    for name in list(_control._READERS):
-        monkeypatch.setitem(_control._READERS, name, lambda eqn: eqn.params["unheard of"])
+    for name in list(_control_flow._READERS):
+        monkeypatch.setitem(_control_flow._READERS, name, lambda eqn: eqn.params["unheard of"])
 
 
 def recurrent(w, x):

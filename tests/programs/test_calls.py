@@ -5,21 +5,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fnopt.programs import call_compiled
-from fnopt.programs._kept import _program
+from fnopt.programs import trace_and_call
+from fnopt.programs._calls import _jitted
 
 
 @pytest.fixture
 def compilations():
     """How many programs were compiled since the test began."""
-    _program.cache_clear()
-    return lambda: _program.cache_info().misses
+    _jitted.cache_clear()
+    return lambda: _jitted.cache_info().misses
 
 
 def test_other_data_of_the_same_shapes_need_no_compilation(compilations):
     for k in range(3):
         data, shift = np.arange(3.0, dtype=np.float32) + k, jnp.float32(k)
-        got = call_compiled(lambda x, d=data, s=shift: {"y": x * d + s}, jnp.float32(2))
+        got = trace_and_call(lambda x, d=data, s=shift: {"y": x * d + s}, jnp.float32(2))
         np.testing.assert_array_equal(got["y"], 2 * data + k)
     assert compilations() == 1
 
@@ -32,7 +32,7 @@ def test_data_inside_loops_and_derivatives_are_arguments_too(compilations):
             slope = jax.grad(lambda x: jnp.sum(jnp.sin(data * x)))
             return jax.lax.fori_loop(0, 2, lambda _, x: x - slope(x), x)
 
-        np.testing.assert_allclose(call_compiled(f, jnp.float32(1)), f(jnp.float32(1)), rtol=1e-5)
+        np.testing.assert_allclose(trace_and_call(f, jnp.float32(1)), f(jnp.float32(1)), rtol=1e-5)
     assert compilations() == 1
 
 
@@ -43,11 +43,11 @@ def test_nothing_that_the_function_reads_is_stale(compilations):
     def f(x):
         return x * table["scale"] * array
 
-    assert call_compiled(f, jnp.float32(1)).tolist() == [1.0, 1.0]
+    assert trace_and_call(f, jnp.float32(1)).tolist() == [1.0, 1.0]
     table["scale"] = 2.0
-    assert call_compiled(f, jnp.float32(1)).tolist() == [2.0, 2.0]
+    assert trace_and_call(f, jnp.float32(1)).tolist() == [2.0, 2.0]
     array[:] = 5.0
-    assert call_compiled(f, jnp.float32(1)).tolist() == [10.0, 10.0]
+    assert trace_and_call(f, jnp.float32(1)).tolist() == [10.0, 10.0]
     assert compilations() == 2  # a Python number is part of the program, an array is not
 
 
@@ -56,14 +56,14 @@ def test_it_is_transparent_to_transformations(name):
     x = jnp.ones(2) if name == "vmap" else jnp.float32(1)
 
     def inner(x):
-        return call_compiled(lambda y: jnp.sin(y) * x, x)
+        return trace_and_call(lambda y: jnp.sin(y) * x, x)
 
     wrap = getattr(jax, name)
     np.testing.assert_allclose(wrap(inner)(x), wrap(lambda x: jnp.sin(x) * x)(x), rtol=1e-6)
 
 
 def test_nothing_runs_while_a_program_is_recorded(compilations):
-    closed = jax.make_jaxpr(lambda: call_compiled(jnp.sin, jnp.float32(1)))()
+    closed = jax.make_jaxpr(lambda: trace_and_call(jnp.sin, jnp.float32(1)))()
     assert "sin" in str(closed)
     assert compilations() == 0
 
@@ -76,19 +76,19 @@ def test_callbacks_reach_the_one_who_asked():
             jax.debug.callback(lambda v: values.append(float(v)), x)
             return x + 1
 
-        assert float(call_compiled(f, jnp.float32(len(name)))) == 2.0
+        assert float(trace_and_call(f, jnp.float32(len(name)))) == 2.0
     jax.effects_barrier()
     assert seen == {"a": [1.0], "b": [1.0]}
 
 
 def test_equal_programs_of_other_trees_and_types(compilations):
     one = jnp.float32(1)
-    assert call_compiled(lambda x: {"a": x}, one) == {"a": 1}
-    assert call_compiled(lambda x: (x,), one) == (1,)
+    assert trace_and_call(lambda x: {"a": x}, one) == {"a": 1}
+    assert trace_and_call(lambda x: (x,), one) == (1,)
     assert compilations() == 1
-    weak = call_compiled(lambda x: x, 1.0)
+    weak = trace_and_call(lambda x: x, 1.0)
     assert weak.weak_type
-    assert not call_compiled(lambda x: x, one).weak_type
+    assert not trace_and_call(lambda x: x, one).weak_type
 
 
 def test_precision_is_part_of_the_program():
@@ -96,13 +96,13 @@ def test_precision_is_part_of_the_program():
         return jnp.asarray(x) / 3
 
     with jax.enable_x64(True):
-        assert call_compiled(f, 1.0).dtype == jnp.float64
-    assert call_compiled(f, 1.0).dtype == jnp.float32
+        assert trace_and_call(f, 1.0).dtype == jnp.float64
+    assert trace_and_call(f, 1.0).dtype == jnp.float32
 
 
 def test_errors_come_through():
     with pytest.raises(TypeError, match="my message"):
-        call_compiled(_raises, 1.0)
+        trace_and_call(_raises, 1.0)
 
 
 def _raises(x):
@@ -111,7 +111,7 @@ def _raises(x):
 
 def test_without_compilation():
     with jax.disable_jit():
-        assert float(call_compiled(lambda x: x + 1, jnp.float32(1))) == 2
+        assert float(trace_and_call(lambda x: x + 1, jnp.float32(1))) == 2
 
 
 @jax.custom_vjp
@@ -130,7 +130,7 @@ def test_derivatives_that_users_wrote_are_no_part_of_a_program(compilations):
             return 2 * x
 
         doubled.defjvp(lambda x, v, k=k: (2 * x[0], k * v[0]))
-        got = call_compiled(lambda x, f=doubled: f(x) + halved(x), jnp.float32(k))
+        got = trace_and_call(lambda x, f=doubled: f(x) + halved(x), jnp.float32(k))
         assert float(got) == 2.5 * k
     assert compilations() == 1
 
@@ -144,5 +144,5 @@ def test_data_that_only_a_loop_reads_are_told_apart(compilations):
             body = jax.jit(lambda x: x * data)
             return jax.lax.fori_loop(0, 2, lambda _, x: body(x), x)
 
-        np.testing.assert_array_equal(call_compiled(f, jnp.ones(2)), data * data)
+        np.testing.assert_array_equal(trace_and_call(f, jnp.ones(2)), data * data)
     assert compilations() <= 2

@@ -1,8 +1,8 @@
-"""Views of control flow: scans, loops, branches, calls, whatever JAX calls their parameters.
+"""Views of scans, loops, branches and calls that don't depend on the release of JAX.
 
-Here, and nowhere else, the parameters of these equations are named. An equation whose parameters
-are not those of any known release (JAX 0.7 to 0.12) has no view: it is unknown to its reader,
-like any other operation that the reader has no rule for.
+This file alone reads the parameters of these equations. An equation whose parameters are those of
+no known release (JAX 0.7 to 0.12) has no view. Its reader treats it like any other operation
+without a rule.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from jax.extend import core as jex
 
-from fnopt.programs._read import Sub, called, sub_of
+from fnopt.programs._jaxprs import SubJaxpr, called_jaxpr, sub_jaxpr
 
 T = TypeVar("T")
 
@@ -29,7 +29,7 @@ class Scan(NamedTuple):
         options: How it is compiled: further keyword arguments of `jax.lax.scan`.
     """
 
-    body: Sub
+    body: SubJaxpr
     consts: int
     carry: int
     length: int
@@ -38,7 +38,7 @@ class Scan(NamedTuple):
 
     def parts(self, inputs: Sequence[T]) -> tuple[list[T], list[T], list[T]]:
         """Inputs of the scan or of its body as constants, carry, and arrays to slice or slices."""
-        return _three(inputs, self.consts, self.carry)
+        return _split_in_three(inputs, self.consts, self.carry)
 
     def results(self, outputs: Sequence[T]) -> tuple[list[T], list[T]]:
         """Outputs of the scan or of its body as carry and rows."""
@@ -55,14 +55,14 @@ class While(NamedTuple):
         body_consts: How many inputs come next, which are constants of the body.
     """
 
-    test: Sub
-    body: Sub
+    test: SubJaxpr
+    body: SubJaxpr
     test_consts: int
     body_consts: int
 
     def parts(self, inputs: Sequence[T]) -> tuple[list[T], list[T], list[T]]:
         """Inputs of the loop as constants of the test, constants of the body, and carry."""
-        return _three(inputs, self.test_consts, self.body_consts)
+        return _split_in_three(inputs, self.test_consts, self.body_consts)
 
 
 class Cond(NamedTuple):
@@ -72,7 +72,7 @@ class Cond(NamedTuple):
         branches: The branches, which all take the other inputs.
     """
 
-    branches: tuple[Sub, ...]
+    branches: tuple[SubJaxpr, ...]
 
 
 class ShardMap(NamedTuple):
@@ -83,7 +83,7 @@ class ShardMap(NamedTuple):
         devices: How many devices run it.
     """
 
-    body: Sub
+    body: SubJaxpr
     devices: int
 
 
@@ -91,7 +91,7 @@ Control = Scan | While | Cond | ShardMap
 
 
 def control_view(eqn: jex.JaxprEqn) -> Control | None:
-    """A view of a loop, a choice or a map over devices.
+    """View of a loop, a branch or a map over devices.
 
     Args:
         eqn: An equation.
@@ -109,10 +109,10 @@ def control_view(eqn: jex.JaxprEqn) -> Control | None:
         ('Scan', 3, ([], ['start'], ['x']))
     """
     read = _READERS.get(eqn.primitive.name)
-    return None if read is None else _if_known(lambda: read(eqn))
+    return None if read is None else _none_if_unreadable(lambda: read(eqn))
 
 
-def called_with(eqn: jex.JaxprEqn, inputs: Sequence[T]) -> tuple[Sub, list[T]] | None:
+def call_view(eqn: jex.JaxprEqn, inputs: Sequence[T]) -> tuple[SubJaxpr, list[T]] | None:
     """Return the jaxpr that an equation calls, and its inputs.
 
     Args:
@@ -120,22 +120,22 @@ def called_with(eqn: jex.JaxprEqn, inputs: Sequence[T]) -> tuple[Sub, list[T]] |
         inputs: Its inputs.
 
     Returns:
-        `(jaxpr, its inputs)` for what `called` knows and for linear solves, which have four
-        programs and run one of them; `None` for all others.
+        `(jaxpr, its inputs)` for what `called_jaxpr` reads and for linear solves, which have four
+        jaxprs and run one of them; `None` for all others.
 
     Example:
-        >>> from fnopt.programs import called_with
+        >>> from fnopt.programs import call_view
         >>> eqn = jax.make_jaxpr(jax.jit(jnp.sin))(1.0).jaxpr.eqns[0]
-        >>> called_with(eqn, ["x"])[1]
+        >>> call_view(eqn, ["x"])[1]
         ['x']
     """
     if eqn.primitive.name == "custom_linear_solve":
-        return _if_known(lambda: _solve(eqn, inputs))
-    sub = called(eqn)
+        return _none_if_unreadable(lambda: _solve(eqn, inputs))
+    sub = called_jaxpr(eqn)
     return None if sub is None else (sub, list(inputs))
 
 
-def _if_known(read: Callable[[], T | None]) -> T | None:
+def _none_if_unreadable(read: Callable[[], T | None]) -> T | None:
     try:
         return read()
     except (KeyError, AttributeError, TypeError, ValueError):
@@ -149,7 +149,7 @@ def _scan(eqn: jex.JaxprEqn) -> Scan | None:
     else:  # trees of constants, carry and slices
         consts, carry, _ = map(len, p["ft_in"].unpack())
     options = {name: p[name] for name in ("unroll", "_split_transpose") if name in p}
-    view = Scan(sub_of("jaxpr", p["jaxpr"]), consts, carry, p["length"], p["reverse"], options)
+    view = Scan(sub_jaxpr("jaxpr", p["jaxpr"]), consts, carry, p["length"], p["reverse"], options)
     body = view.body.jaxpr
     fits = len(body.invars) == len(eqn.invars) and len(body.outvars) == len(eqn.outvars)
     return view if fits and consts + carry <= len(eqn.invars) else None
@@ -157,7 +157,7 @@ def _scan(eqn: jex.JaxprEqn) -> Scan | None:
 
 def _while(eqn: jex.JaxprEqn) -> While | None:
     p = eqn.params
-    test, body = (sub_of(name, p[name]) for name in ("cond_jaxpr", "body_jaxpr"))
+    test, body = (sub_jaxpr(name, p[name]) for name in ("cond_jaxpr", "body_jaxpr"))
     view = While(test, body, p["cond_nconsts"], p["body_nconsts"])
     carry = len(eqn.outvars)
     fits = (
@@ -169,21 +169,21 @@ def _while(eqn: jex.JaxprEqn) -> While | None:
 
 
 def _cond(eqn: jex.JaxprEqn) -> Cond | None:
-    view = Cond(tuple(sub_of("branches", branch) for branch in eqn.params["branches"]))
+    view = Cond(tuple(sub_jaxpr("branches", branch) for branch in eqn.params["branches"]))
     fits = all(len(branch.jaxpr.invars) == len(eqn.invars) - 1 for branch in view.branches)
     return view if fits else None
 
 
 def _shard_map(eqn: jex.JaxprEqn) -> ShardMap | None:
-    view = ShardMap(sub_of("jaxpr", eqn.params["jaxpr"]), int(eqn.params["mesh"].size))
+    view = ShardMap(sub_jaxpr("jaxpr", eqn.params["jaxpr"]), int(eqn.params["mesh"].size))
     return view if len(view.body.jaxpr.invars) == len(eqn.invars) else None
 
 
-def _solve(eqn: jex.JaxprEqn, inputs: Sequence[T]) -> tuple[Sub, list[T]]:
+def _solve(eqn: jex.JaxprEqn, inputs: Sequence[T]) -> tuple[SubJaxpr, list[T]]:
     # Of its four programs (matvec, vecmat, solve, transpose_solve) only `solve` runs here; the
     # constants of all of them come first, in this order.
     counts = eqn.params["const_lengths"]
-    sub = sub_of("solve", eqn.params["jaxprs"].solve)
+    sub = sub_jaxpr("solve", eqn.params["jaxprs"].solve)
     start = counts.matvec + counts.vecmat
     return sub, [*inputs[start : start + counts.solve], *inputs[sum(counts) :]]
 
@@ -196,6 +196,8 @@ _READERS: dict[str, Callable[[jex.JaxprEqn], Control | None]] = {
 }
 
 
-def _three(values: Sequence[T], first: int, second: int) -> tuple[list[T], list[T], list[T]]:
+def _split_in_three(
+    values: Sequence[T], first: int, second: int
+) -> tuple[list[T], list[T], list[T]]:
     end = first + second
     return list(values[:first]), list(values[first:end]), list(values[end:])

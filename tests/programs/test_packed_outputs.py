@@ -6,8 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from fnopt.programs import call_compiled, jaxprs
-from fnopt.programs._parcel import packed, unpacked
+from fnopt.programs import jaxprs, trace_and_call
+from fnopt.programs._packed_outputs import pack, unpack
 
 
 def tree(n=20):
@@ -38,25 +38,25 @@ def keys_dtype():
 
 def test_a_tree_of_all_kinds_of_arrays_comes_out_as_it_was():
     given = tree()
-    out = jax.jit(packed)(given)
+    out = jax.jit(pack)(given)
     assert {kind: vector.dtype for kind, vector in out.vectors.items()} == {
         "bfloat16": ml_dtypes.bfloat16,
         "float32": np.float32,
     }
-    same(unpacked(out), given)
+    same(unpack(out), given)
 
 
 def test_a_program_of_many_leaves_has_few_outputs():
     given = {f"leaf_{i}": jnp.float32(i) for i in range(100)}
-    out = jax.make_jaxpr(packed)(given)
+    out = jax.make_jaxpr(pack)(given)
     assert len(out.jaxpr.outvars) == 1
-    assert jaxprs.program_size(jax.make_jaxpr(packed)({"one": jnp.ones(3)}).jaxpr) == 0
+    assert jaxprs.program_size(jax.make_jaxpr(pack)({"one": jnp.ones(3)}).jaxpr) == 0
 
 
 def test_leaves_lie_where_the_arguments_do_and_may_be_given_away():
     device = jax.devices()[-1]
     for given in (jnp.ones(20), jax.device_put(jnp.ones(20), device)):
-        out = call_compiled(lambda x: [2 * part for part in jnp.split(x, 20)], given)
+        out = trace_and_call(lambda x: [2 * part for part in jnp.split(x, 20)], given)
         plain = jax.jit(lambda x: 2 * x)(given)
         assert {(leaf.device, leaf.committed) for leaf in out} == {(plain.device, plain.committed)}
         given_away = jax.jit(lambda leaves: [leaf + 1 for leaf in leaves], donate_argnums=0)(out)
@@ -66,7 +66,7 @@ def test_leaves_lie_where_the_arguments_do_and_may_be_given_away():
 @pytest.mark.parametrize("wrap", [jax.jit, jax.vmap])
 def test_inside_of_other_programs_nothing_is_packed(wrap):
     def fn(x):
-        return call_compiled(lambda x: [jnp.sin(part) for part in jnp.split(x, 20)], x)
+        return trace_and_call(lambda x: [jnp.sin(part) for part in jnp.split(x, 20)], x)
 
     x = jnp.ones((2, 20))
     got = wrap(fn)(x[0] if wrap is jax.jit else x)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import fnopt
-from fnopt.programs import Recorded, call_recorded, is_data, recorded
-from fnopt.programs._kept import _program
+from fnopt.programs import TracedFunction, is_data, jit_call, trace_function
+from fnopt.programs._calls import _jitted
 from fnopt.residuals import RobustLoss
 from fnopt.solvers import gauss_newton
 
@@ -19,7 +19,7 @@ DATA = jnp.asarray([1.0, -2.0, 3.0])
 
 def structure(fn, *args):
     """What decides whether a program is compiled again."""
-    found = recorded(fn, *(args or (ONE,)))
+    found = trace_function(fn, *(args or (ONE,)))
     assert found is not None
     return jax.tree.structure(found)
 
@@ -48,7 +48,7 @@ FUNCTIONS = [branching, looping, network, numeric]
 
 @pytest.mark.parametrize("fn", FUNCTIONS)
 def test_it_computes_what_the_function_does_and_its_derivatives(fn):
-    found = recorded(fn, ONE)
+    found = trace_function(fn, ONE)
     x = jnp.float32(0.7)
     for derived in (lambda f: f, jax.jacfwd, lambda f: jax.jacfwd(jax.jacfwd(f)), jax.jit):
         np.testing.assert_array_equal(derived(found)(x), derived(fn)(x))
@@ -94,7 +94,7 @@ def test_types_count_and_weak_ones_too():
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, lambda f: jax.jit(jax.jit(f))])
 def test_arrays_that_it_closes_over_are_leaves(wrap):
     def closing(data):
-        return recorded(wrap(lambda x: x * data), ONE)
+        return trace_function(wrap(lambda x: x * data), ONE)
 
     one, two = closing(DATA), closing(2 * DATA)
     assert jax.tree.structure(one) == jax.tree.structure(two)
@@ -108,9 +108,9 @@ def test_nothing_that_the_function_reads_is_stale():
     def f(x):
         return x * table["scale"] * array
 
-    before = recorded(f, ONE)
+    before = trace_function(f, ONE)
     table["scale"], array[:] = 2.0, 5.0
-    after = recorded(f, ONE)
+    after = trace_function(f, ONE)
     assert jax.tree.structure(before) != jax.tree.structure(after)
     assert after(ONE).tolist() == [10.0, 10.0]
 
@@ -145,18 +145,27 @@ def reverse_only(x):
 reverse_only.defvjp(lambda x: (x, None), lambda _, g: (2 * g,))
 
 
+@jax.custom_jvp
+def with_symbolic_zeros(x):
+    return x
+
+
+with_symbolic_zeros.defjvp(lambda x, v: (x[0], 2 * x[0]), symbolic_zeros=True)
+
+
 @pytest.mark.parametrize(
     "fn",
     [
         reverse_only,
+        with_symbolic_zeros,
         with_slope(lambda x: DATA[0] * x),  # data that only the derivative reads
         lambda x: jax.lax.scan(lambda c, _: (jax.jit(lambda c: c * DATA[0])(c), None), x, length=2),
     ],
-    ids=["custom_vjp", "rule with data", "loop over jit with data"],
+    ids=["custom_vjp", "symbolic zeros", "rule with data", "loop over jit with data"],
 )
 def test_what_cannot_be_told_apart_is_not_recorded(fn):
-    assert recorded(fn, ONE) is None
-    assert recorded(fn, ONE) is None  # nor when it is met again
+    assert trace_function(fn, ONE) is None
+    assert trace_function(fn, ONE) is None  # nor when it is met again
 
 
 def test_one_and_the_same_callback_can_be_told_from_others():
@@ -180,7 +189,7 @@ def test_a_callback_that_every_trace_makes_is_another_function():
 def test_a_function_of_traced_arrays_is_not_recorded():
     @jax.jit
     def outer(data):
-        assert recorded(lambda x: x * data, ONE) is None
+        assert trace_function(lambda x: x * data, ONE) is None
         return data
 
     outer(ONE)
@@ -199,15 +208,15 @@ def twice(fn, x, *, negative=False):
 
 
 def test_programs_are_kept_by_what_the_functions_do():
-    _program.cache_clear()
+    _jitted.cache_clear()
     for k in range(3):
         data = DATA + k
-        got = call_recorded(twice, recorded(lambda x, d=data: x * d, DATA), DATA)
+        got = jit_call(twice, trace_function(lambda x, d=data: x * d, DATA), DATA)
         np.testing.assert_array_equal(got, DATA * data * data)
-    assert _program.cache_info().misses == 1
-    assert call_recorded(twice, recorded(lambda x: x, ONE), ONE, negative=True) == -1
-    assert call_recorded(twice, recorded(lambda x: x, ONE), ONE) == 1
-    assert _program.cache_info().misses == 3
+    assert _jitted.cache_info().misses == 1
+    assert jit_call(twice, trace_function(lambda x: x, ONE), ONE, negative=True) == -1
+    assert jit_call(twice, trace_function(lambda x: x, ONE), ONE) == 1
+    assert _jitted.cache_info().misses == 3
 
 
 class mine(RobustLoss):
@@ -233,8 +242,8 @@ def test_is_data(tree, expected):
 
 
 def test_arguments_of_weaker_types_are_what_it_was_recorded_with():
-    found = recorded(lambda x: x * 2, jnp.bfloat16(1))
-    assert isinstance(found, Recorded)
+    found = trace_function(lambda x: x * 2, jnp.bfloat16(1))
+    assert isinstance(found, TracedFunction)
     assert found(1.0).dtype == jnp.bfloat16
 
 
@@ -250,7 +259,7 @@ def test_fits_follow_what_changes_and_compile_once():
 
         return float(fnopt.least_squares(residuals, jnp.ones(1), solver=gauss_newton()).params[0])
 
-    _program.cache_clear()
+    _jitted.cache_clear()
     assert mean() == pytest.approx(2)
     data[:] = 7  # in place
     assert mean() == pytest.approx(7)
@@ -258,4 +267,4 @@ def test_fits_follow_what_changes_and_compile_once():
     assert mean() == pytest.approx(14)
     held.shift = jnp.ones(3)
     assert mean() == pytest.approx(15)
-    assert _program.cache_info().misses == 1
+    assert _jitted.cache_info().misses == 1

@@ -18,7 +18,7 @@ _NAMES = {"name", "tap"}
 _CUSTOM_RULES = {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
 
 
-class Sub(NamedTuple):
+class SubJaxpr(NamedTuple):
     """A jaxpr inside an equation.
 
     Attributes:
@@ -52,7 +52,7 @@ def is_custom_rule(eqn: jex.JaxprEqn) -> bool:
     return eqn.primitive.name in _CUSTOM_RULES
 
 
-def is_name(eqn: jex.JaxprEqn) -> bool:
+def names_value(eqn: jex.JaxprEqn) -> bool:
     """Whether the equation is an identity that names a value, `eqn.params["name"]`.
 
     A tap of `fnopt.gradients`, or a `jax.ad_checkpoint.checkpoint_name`.
@@ -60,7 +60,7 @@ def is_name(eqn: jex.JaxprEqn) -> bool:
     return eqn.primitive.name in _NAMES
 
 
-def sub_jaxprs(eqn: jex.JaxprEqn) -> list[Sub]:
+def sub_jaxprs(eqn: jex.JaxprEqn) -> list[SubJaxpr]:
     """All jaxprs in an equation's parameters, in their order, also those in tuples.
 
     Example:
@@ -72,25 +72,25 @@ def sub_jaxprs(eqn: jex.JaxprEqn) -> list[Sub]:
     return [sub for name, value in eqn.params.items() for sub in _subs(name, value)]
 
 
-def sub_of(param: str, value: jex.Jaxpr | jex.ClosedJaxpr) -> Sub:
+def sub_jaxpr(param: str, value: jex.Jaxpr | jex.ClosedJaxpr) -> SubJaxpr:
     """The value of a parameter that is a jaxpr, open or closed (one class since JAX 0.12)."""
     # In this order: a closed jaxpr may answer to the attributes of an open one.
     if isinstance(value, jex.ClosedJaxpr):
-        return Sub(param, value.jaxpr, tuple(value.consts))
+        return SubJaxpr(param, value.jaxpr, tuple(value.consts))
     if isinstance(value, jex.Jaxpr):
-        return Sub(param, value, ())
+        return SubJaxpr(param, value, ())
     raise TypeError(f"{param}: a jaxpr was expected, not {type(value).__name__}")
 
 
-def _subs(name: str, value: Any) -> Iterator[Sub]:
+def _subs(name: str, value: Any) -> Iterator[SubJaxpr]:
     if isinstance(value, (jex.ClosedJaxpr, jex.Jaxpr)):
-        yield sub_of(name, value)
+        yield sub_jaxpr(name, value)
     elif isinstance(value, (tuple, list)):
         for item in value:
             yield from _subs(name, item)
 
 
-def called(eqn: jex.JaxprEqn) -> Sub | None:
+def called_jaxpr(eqn: jex.JaxprEqn) -> SubJaxpr | None:
     """The jaxpr that a call, a remat or a custom-rule call runs on the equation's inputs.
 
     Its `invars` and `outvars` are those of the equation, one to one. `None` for every other
@@ -130,7 +130,7 @@ def program_size(jaxpr: jex.Jaxpr) -> int:
     return size(jaxpr)
 
 
-def scope(eqn: jex.JaxprEqn) -> tuple[str, ...]:
+def name_scopes(eqn: jex.JaxprEqn) -> tuple[str, ...]:
     """The `jax.named_scope`s around an equation, outermost first, within its own jaxpr.
 
     A scope that was mapped over, `vmap(name)`, counts as `name`: mapping does not change which part
@@ -187,7 +187,7 @@ def bind(eqn: jex.JaxprEqn, values: Iterable[Any]) -> list[Any]:
         return values  # what differed between devices only from here on does so already
     if not sub_jaxprs(eqn):  # others were traced with types of their own
         values = pvary_like(values, values)  # it may have been traced where all are the same
-    with context(eqn):
+    with trace_context(eqn):
         outputs = eqn.primitive.bind(*subfuns, *values, **params)
     return list(outputs) if eqn.primitive.multiple_results else [outputs]
 
@@ -196,25 +196,19 @@ def _varies(x: Any, axes: Iterable[str]) -> bool:
     return varying_axes(x) >= {*axes}
 
 
-Place = tuple[int, ...]
-"""Where an equation is: its number, within the call whose number comes before."""
-
-
-def run(
+def interpret(
     jaxpr: jex.Jaxpr,
     consts: Sequence[Any],
     args: Sequence[Any],
-    evaluate: Callable[[Place, jex.JaxprEqn, list[Any]], list[Any]],
-    place: Place = (),
+    evaluate: Callable[[jex.JaxprEqn, list[Any]], list[Any]],
 ) -> list[Any]:
-    """Runs a jaxpr equation by equation, and what it calls as if it stood there itself.
+    """Evaluate a jaxpr equation by equation, with inner calls (`jax.jit`) inlined.
 
     Args:
         jaxpr: The jaxpr.
         consts: Values of its `constvars`.
         args: Values of its `invars`.
-        evaluate: `evaluate(place, eqn, inputs)` returns the outputs of an equation.
-        place: Where the jaxpr itself is.
+        evaluate: `evaluate(eqn, inputs)` returns the outputs of an equation, as :func:`bind` does.
 
     Returns:
         The values of its `outvars`.
@@ -223,27 +217,27 @@ def run(
         >>> from fnopt.programs import jaxprs
         >>> closed = jax.make_jaxpr(lambda x: jax.jit(jnp.sin)(x) + 1.0)(0.0)
         >>> seen = []
-        >>> def evaluate(place, eqn, inputs):
-        ...     seen.append((place, eqn.primitive.name))
+        >>> def evaluate(eqn, inputs):
+        ...     seen.append(eqn.primitive.name)
         ...     return jaxprs.bind(eqn, inputs)
-        >>> float(jaxprs.run(closed.jaxpr, closed.consts, [0.0], evaluate)[0]), seen
-        (1.0, [((0, 0), 'sin'), ((1,), 'add')])
+        >>> float(jaxprs.interpret(closed.jaxpr, closed.consts, [0.0], evaluate)[0]), seen
+        (1.0, ['sin', 'add'])
     """
     env = Environment(jaxpr, consts, args)
-    for i, eqn in enumerate(jaxpr.eqns):
-        ins, here = env.read(eqn.invars), (*place, i)
-        sub = called(eqn) if is_call(eqn) else None
+    for eqn in jaxpr.eqns:
+        inputs = env.read(eqn.invars)
+        sub = called_jaxpr(eqn) if is_call(eqn) else None
         if sub is None:
-            outs = evaluate(here, eqn, ins)
+            outputs = evaluate(eqn, inputs)
         else:
-            outs = run(sub.jaxpr, sub.consts, ins, evaluate, here)
-        env.write(eqn.outvars, outs)
+            outputs = interpret(sub.jaxpr, sub.consts, inputs, evaluate)
+        env.write(eqn.outvars, outputs)
     return env.read(jaxpr.outvars)
 
 
 @contextlib.contextmanager
-def context(eqn: jex.JaxprEqn) -> Iterator[None]:
+def trace_context(eqn: jex.JaxprEqn) -> Iterator[None]:
     """The scopes and settings (mesh, compute type) under which the equation was traced."""
-    name = "/".join(scope(eqn))
+    name = "/".join(name_scopes(eqn))
     with jax.named_scope(name) if name else contextlib.nullcontext(), eqn.ctx.manager:
         yield

@@ -40,7 +40,7 @@ def replay(x):
 def test_running_every_equation_again_gives_the_same_program():
     def described(fn):
         jaxpr = jax.make_jaxpr(fn)(1.0).jaxpr
-        return [(eqn.primitive.name, jaxprs.scope(eqn)) for eqn in jaxprs.equations(jaxpr)]
+        return [(eqn.primitive.name, jaxprs.name_scopes(eqn)) for eqn in jaxprs.equations(jaxpr)]
 
     assert described(replay) == described(everything)
     np.testing.assert_array_equal(replay(1.0), everything(1.0))
@@ -71,7 +71,7 @@ def test_what_is_called(fn, kind):
         True
     ) == 1
     assert kind(eqn)
-    sub = jaxprs.called(eqn)
+    sub = jaxprs.called_jaxpr(eqn)
     assert sub is not None
     assert len(sub.jaxpr.invars) == len(eqn.invars)
     assert len(sub.jaxpr.eqns) == 1
@@ -79,7 +79,7 @@ def test_what_is_called(fn, kind):
 
 def test_loops_and_branches_are_no_calls_but_have_jaxprs():
     scan = _only(lambda xs: jax.lax.map(jnp.sin, xs), jnp.ones(3))
-    assert jaxprs.called(scan) is None
+    assert jaxprs.called_jaxpr(scan) is None
     assert [s.param for s in jaxprs.sub_jaxprs(scan)] == ["jaxpr"]
     *_, cond = jax.make_jaxpr(lambda b, x: jax.lax.cond(b, jnp.sin, jnp.cos, x))(True, 1.0).eqns
     assert [s.param for s in jaxprs.sub_jaxprs(cond)] == ["branches", "branches"]
@@ -101,6 +101,6 @@ def test_a_mapped_scope_keeps_its_name():
             return jnp.sin(x)
 
     jaxpr = jax.make_jaxpr(jax.vmap(jax.vmap(fn)))(jnp.ones((2, 2))).jaxpr
-    assert [jaxprs.scope(eqn) for eqn in jaxpr.eqns] == [("layer",)]
+    assert [jaxprs.name_scopes(eqn) for eqn in jaxpr.eqns] == [("layer",)]
     jaxpr = jax.make_jaxpr(jax.grad(fn))(1.0).jaxpr
-    assert ("jvp(layer)",) in {jaxprs.scope(eqn) for eqn in jaxpr.eqns}
+    assert ("jvp(layer)",) in {jaxprs.name_scopes(eqn) for eqn in jaxpr.eqns}

@@ -1,4 +1,4 @@
-"""Evaluation of a traced function, with a visit to each of its nodes."""
+"""Evaluation of a jaxpr, with a function that reads or replaces the value of each node."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core as jex
 
-from fnopt.programs import _read as jaxprs
-from fnopt.programs._control import Cond, Scan, While, control_view
-from fnopt.programs._levels import Level
+from fnopt.programs import _jaxprs as jaxprs
+from fnopt.programs._control_flow import Cond, Scan, While, control_view
+from fnopt.programs._nodes import JaxprNodes
 
-Visit = Callable[[int, Any, Any], tuple[Any, Any]]
-"""`(node, value, probe) -> (value, record)`; no record is `None`, no probe too."""
+NodeFn = Callable[[int, Any, Any], tuple[Any, Any]]
+"""`(node, value, probe) -> (value, record)`; a record or probe that is `None` is none."""
 
-Records = dict[int, Any]
-"""By node: what is given to it (probes), or what was seen there."""
+NodeValues = dict[int, Any]
+"""Probes or records, by the number of their node."""
 
 
-def replay(
-    level: Level, args: Sequence[Any], visit: Visit, probes: Records
-) -> tuple[list[Any], Records]:
-    """Runs a level; every node's value goes through `visit` before anything else uses it.
+def intercept_nodes(
+    level: JaxprNodes, args: Sequence[Any], visit: NodeFn, probes: NodeValues
+) -> tuple[list[Any], NodeValues]:
+    """Evaluate a jaxpr; `visit` maps the value of every node before anything else uses it.
 
     Args:
         level: The jaxpr with its nodes.
         args: Values of its inputs.
         visit: Called once for each node, and once for all iterations of a loop.
         probes: Extra inputs of `visit` by node, with leading axes for the scans around the node;
-            what `visit` gets is the entry of the iteration.
+            `visit` gets the entry of the iteration.
 
     Returns:
         The outputs of the jaxpr, and the records by node, with leading axes for the scans.
     """
     env = jaxprs.Environment(level.jaxpr, level.consts, args)
-    records: Records = {}
+    records: NodeValues = {}
 
     def visited(node: int, value: Any) -> Any:
         value, record = visit(node, value, probes.get(node))
@@ -45,33 +45,37 @@ def replay(
         return value
 
     for i, eqn in enumerate(level.jaxpr.eqns):
-        ins, marks = env.read(eqn.invars), level.marks.get(i, ())
-        if jaxprs.is_name(eqn) and marks and marks[0].var is eqn.outvars[0]:
+        ins, pairs = env.read(eqn.invars), level.node_vars.get(i, ())
+        if jaxprs.names_value(eqn) and pairs and pairs[0].var is eqn.outvars[0]:
             # Before the tap, so that a look at a patched function shows what was put there.
-            ins, marks = [visited(marks[0].node, *ins)], marks[1:]
+            ins, pairs = [visited(pairs[0].node, *ins)], pairs[1:]
         if i in level.inner:
-            with jaxprs.context(eqn):
+            with jaxprs.trace_context(eqn):
                 outs, seen = _inside(eqn, level.inner[i], ins, visit, probes)
             records |= seen
         else:
             outs = jaxprs.bind(eqn, ins)
         env.write(eqn.outvars, outs)
-        for node, var in marks:
+        for node, var in pairs:
             env.write([var], [visited(node, *env.read([var]))])
     return env.read(level.jaxpr.outvars), records
 
 
 def _inside(
-    eqn: jex.JaxprEqn, levels: tuple[Level, ...], ins: list[Any], visit: Visit, probes: Records
-) -> tuple[list[Any], Records]:
-    """Runs an equation with nodes in it."""
+    eqn: jex.JaxprEqn,
+    levels: tuple[JaxprNodes, ...],
+    ins: list[Any],
+    visit: NodeFn,
+    probes: NodeValues,
+) -> tuple[list[Any], NodeValues]:
+    """Evaluate an equation with nodes in it."""
     if jaxprs.is_remat(eqn):
         return _remat(eqn, levels, ins, visit, probes)
     if jaxprs.is_custom_rule(eqn):
         # Beside the call, which keeps its rule; the compiler merges the two forward computations.
-        return jaxprs.bind(eqn, ins), replay(levels[0], ins, visit, probes)[1]
+        return jaxprs.bind(eqn, ins), intercept_nodes(levels[0], ins, visit, probes)[1]
     if jaxprs.is_call(eqn):
-        return replay(levels[0], ins, visit, probes)
+        return intercept_nodes(levels[0], ins, visit, probes)
     match control_view(eqn):
         case Scan() as loop:
             return _scan(loop, levels[0], ins, visit, probes)
@@ -83,27 +87,31 @@ def _inside(
 
 
 def _remat(
-    eqn: jex.JaxprEqn, levels: tuple[Level, ...], ins: list[Any], visit: Visit, probes: Records
-) -> tuple[list[Any], Records]:
+    eqn: jex.JaxprEqn,
+    levels: tuple[JaxprNodes, ...],
+    ins: list[Any],
+    visit: NodeFn,
+    probes: NodeValues,
+) -> tuple[list[Any], NodeValues]:
     # What is recorded is stored; all else is still forgotten and computed again.
-    def run(ins: list[Any], probes: Records) -> tuple[list[Any], Records]:
-        return replay(levels[0], ins, visit, probes)
+    def run(ins: list[Any], probes: NodeValues) -> tuple[list[Any], NodeValues]:
+        return intercept_nodes(levels[0], ins, visit, probes)
 
     options = {key: eqn.params[key] for key in ("prevent_cse", "policy") if key in eqn.params}
-    return jax.checkpoint(run, **options)(ins, _of(levels, probes))
+    return jax.checkpoint(run, **options)(ins, _probes_inside(levels, probes))
 
 
 def _scan(
-    loop: Scan, level: Level, ins: list[Any], visit: Visit, probes: Records
-) -> tuple[list[Any], Records]:
+    loop: Scan, level: JaxprNodes, ins: list[Any], visit: NodeFn, probes: NodeValues
+) -> tuple[list[Any], NodeValues]:
     consts, init, xs = loop.parts(ins)
 
-    def body(carry: list[Any], x: tuple[list[Any], Records]) -> tuple[list[Any], Any]:
-        outs, records = replay(level, [*consts, *carry, *x[0]], visit, x[1])
+    def body(carry: list[Any], x: tuple[list[Any], NodeValues]) -> tuple[list[Any], Any]:
+        outs, records = intercept_nodes(level, [*consts, *carry, *x[0]], visit, x[1])
         carry, rows = loop.results(outs)
         return carry, (rows, records)
 
-    slices = (xs, _of((level,), probes))
+    slices = (xs, _probes_inside((level,), probes))
     carry, (ys, records) = jax.lax.scan(
         body, init, slices, length=loop.length, reverse=loop.reverse, **loop.options
     )
@@ -111,19 +119,19 @@ def _scan(
 
 
 def _cond(
-    levels: tuple[Level, ...], ins: list[Any], visit: Visit, probes: Records
-) -> tuple[list[Any], Records]:
-    def runs(level: Level) -> Callable[..., tuple[list[Any], Records]]:
-        return lambda ins, probes: replay(level, ins, visit, probes)
+    levels: tuple[JaxprNodes, ...], ins: list[Any], visit: NodeFn, probes: NodeValues
+) -> tuple[list[Any], NodeValues]:
+    def runs(level: JaxprNodes) -> Callable[..., tuple[list[Any], NodeValues]]:
+        return lambda ins, probes: intercept_nodes(level, ins, visit, probes)
 
     index, *operands = ins
-    branches, probes = [runs(level) for level in levels], _of(levels, probes)
-    shapes: Records = {}
+    branches, probes = [runs(level) for level in levels], _probes_inside(levels, probes)
+    shapes: NodeValues = {}
     for branch in branches:
         shapes |= jax.eval_shape(branch, operands, probes)[1]
 
     def with_all_records(branch: Callable[..., Any]) -> Callable[..., Any]:
-        def run(ins: list[Any], probes: Records) -> tuple[list[Any], Records]:
+        def run(ins: list[Any], probes: NodeValues) -> tuple[list[Any], NodeValues]:
             outs, records = branch(ins, probes)
             return outs, _zeros(shapes) | records
 
@@ -133,25 +141,25 @@ def _cond(
 
 
 def _while(
-    loop: While, levels: tuple[Level, ...], ins: list[Any], visit: Visit, probes: Records
-) -> tuple[list[Any], Records]:
+    loop: While, levels: tuple[JaxprNodes, ...], ins: list[Any], visit: NodeFn, probes: NodeValues
+) -> tuple[list[Any], NodeValues]:
     test_consts, body_consts, init = loop.parts(ins)
     level = next(level for level in levels if level.jaxpr is loop.body.jaxpr)
 
-    def goes_on(state: tuple[list[Any], Records]) -> Any:
+    def goes_on(state: tuple[list[Any], NodeValues]) -> Any:
         return jex.jaxpr_as_fun(loop.test.closed)(*test_consts, *state[0])[0]
 
-    def body(state: tuple[list[Any], Records]) -> tuple[list[Any], Records]:
-        return replay(level, [*body_consts, *state[0]], visit, probes)
+    def body(state: tuple[list[Any], NodeValues]) -> tuple[list[Any], NodeValues]:
+        return intercept_nodes(level, [*body_consts, *state[0]], visit, probes)
 
     _, shapes = jax.eval_shape(body, (init, {}))
     return jax.lax.while_loop(goes_on, body, (init, _zeros(shapes)))
 
 
-def _of(levels: tuple[Level, ...], probes: Records) -> Records:
+def _probes_inside(levels: tuple[JaxprNodes, ...], probes: NodeValues) -> NodeValues:
     inside = set().union(*(level.nodes() for level in levels))
     return {node: probe for node, probe in probes.items() if node in inside}
 
 
-def _zeros(shapes: Records) -> Records:
+def _zeros(shapes: NodeValues) -> NodeValues:
     return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)

@@ -1,0 +1,229 @@
+"""The nodes of a jaxpr: values named by taps, and results of named scopes."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from jax.extend import core as jex
+
+from fnopt.core import is_inexact
+from fnopt.programs import _jaxprs as jaxprs
+from fnopt.programs._control_flow import Cond, Scan, While, control_view
+
+
+class Node(NamedTuple):
+    """A named intermediate value of a function.
+
+    Attributes:
+        name: The unique name of the node: `'hidden'`, `'hidden#1'`, `'scope:Model/Dense_0'`.
+        shape: The shape of its captured value; the iterations of scans are leading axes.
+        dtype: Its dtype.
+        axes: The lengths of the scans around it, outermost first.
+        note: The reason why it has no cotangent or can't be captured; else empty.
+        visible: Whether its value can be captured.
+        branches: The number of each `cond` around it, with the number of its branch.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: Any
+    axes: tuple[int, ...] = ()
+    note: str = ""
+    visible: bool = True
+    branches: tuple[tuple[int, int], ...] = ()
+
+    def excludes(self, other: Node) -> bool:
+        """Whether only one of two nodes can run: they are in different branches of one `cond`."""
+        mine, others = dict(self.branches), dict(other.branches)
+        return any(mine[cond] != others[cond] for cond in mine.keys() & others.keys())
+
+
+class NodeVar(NamedTuple):
+    """The number of a node, and the variable of the jaxpr that holds its value."""
+
+    node: int
+    var: jex.Var
+
+
+class JaxprNodes(NamedTuple):
+    """A jaxpr with its nodes, and those of the jaxprs inside its equations.
+
+    Attributes:
+        jaxpr: The jaxpr.
+        consts: The values of its constvars.
+        node_vars: The nodes whose values an equation completes, by the index of the equation.
+        inner: The jaxprs inside an equation, by its index.
+    """
+
+    jaxpr: jex.Jaxpr
+    consts: tuple[Any, ...]
+    node_vars: dict[int, tuple[NodeVar, ...]]
+    inner: dict[int, tuple[JaxprNodes, ...]]
+
+    def nodes(self) -> set[int]:
+        """The numbers of all nodes, those of inner jaxprs included."""
+        here = {pair.node for pairs in self.node_vars.values() for pair in pairs}
+        return here.union(*(level.nodes() for levels in self.inner.values() for level in levels))
+
+    def restrict(self, chosen: set[int]) -> JaxprNodes:
+        """Keep some of the nodes, and no inner jaxprs without any."""
+        kept = {i: tuple(p for p in ps if p.node in chosen) for i, ps in self.node_vars.items()}
+        inner = {i: tuple(s.restrict(chosen) for s in levels) for i, levels in self.inner.items()}
+        return self._replace(
+            node_vars={i: pairs for i, pairs in kept.items() if pairs},
+            inner={i: s for i, s in inner.items() if any(level.nodes() for level in s)},
+        )
+
+
+def find_nodes(closed: jex.ClosedJaxpr, scopes: bool) -> tuple[JaxprNodes, tuple[Node, ...]]:
+    """Find the nodes of a jaxpr; returns them in context, and their descriptions by number.
+
+    Args:
+        closed: The traced function.
+        scopes: Whether named scopes are nodes too, besides taps.
+    """
+    finder = _NodeFinder(scopes)
+    level = finder.level(jaxprs.SubJaxpr("jaxpr", closed.jaxpr, tuple(closed.consts)), _Context())
+    return level, _numbered(finder.found)
+
+
+def _numbered(found: list[Node]) -> tuple[Node, ...]:
+    """Number the nodes that share a name: `name#0`, `name#1`, in the order of the program."""
+    total = collections.Counter(node.name for node in found)
+    seen: collections.Counter[str] = collections.Counter()
+    numbered = []
+    for node in found:
+        several = total[node.name] > 1
+        numbered.append(node._replace(name=f"{node.name}#{seen[node.name]}") if several else node)
+        seen[node.name] += 1
+    return tuple(numbered)
+
+
+class _Context(NamedTuple):
+    """What is around a jaxpr: lengths of scans, scopes, branches, and obstacles."""
+
+    axes: tuple[int, ...] = ()
+    scope: tuple[str, ...] = ()
+    note: str = ""
+    visible: bool = True
+    branches: tuple[tuple[int, int], ...] = ()
+
+
+_IN_WHILE_LOOP = (
+    "inside a while loop, which has no reverse derivative; its value is the last iteration's"
+)
+SCOPE_PREFIX = "scope:"
+"""The prefix in the name of a node that is the result of a `jax.named_scope`, not a tap."""
+
+HIDDEN_BY_RULE = (
+    "inside a function with its own derivative rule (custom_jvp, custom_vjp), which hides it"
+)
+
+
+class _NodeFinder:
+    def __init__(self, scopes: bool) -> None:
+        self.scopes = scopes
+        self.found: list[Node] = []
+        self.conds = itertools.count()
+
+    def level(self, sub: jaxprs.SubJaxpr, context: _Context) -> JaxprNodes:
+        ends = _scope_ends(sub.jaxpr) if self.scopes else {}
+        level = JaxprNodes(sub.jaxpr, sub.consts, {}, {})
+        for i, eqn in enumerate(sub.jaxpr.eqns):
+            if inner := tuple(self.level(*pair) for pair in _inside(eqn, context, self.conds)):
+                level.inner[i] = inner
+            pairs = [self.add(name, var, context) for name, var in _taps(eqn)]
+            for path, var in ends.get(i, ()):
+                pairs.append(
+                    self.add(SCOPE_PREFIX + "/".join((*context.scope, *path)), var, context)
+                )
+            if pairs:
+                level.node_vars[i] = tuple(pairs)
+        return level
+
+    def add(self, name: str, var: jex.Var, context: _Context) -> NodeVar:
+        aval: Any = var.aval
+        note = context.note
+        if not note and not is_inexact(aval):
+            note = f"{aval.dtype}, which has no gradient"
+        shape = (*context.axes, *aval.shape)
+        rest = context.axes, note, context.visible, context.branches
+        self.found.append(Node(name, shape, aval.dtype, *rest))
+        return NodeVar(len(self.found) - 1, var)
+
+
+def _taps(eqn: jex.JaxprEqn) -> Iterator[tuple[str, jex.Var]]:
+    if jaxprs.names_value(eqn):
+        yield eqn.params["name"], eqn.outvars[0]
+
+
+def _inside(
+    eqn: jex.JaxprEqn, outer: _Context, conds: Iterator[int]
+) -> Iterator[tuple[jaxprs.SubJaxpr, _Context]]:
+    """The jaxprs in an equation, each with its context."""
+    context = outer._replace(scope=(*outer.scope, *jaxprs.name_scopes(eqn)))
+    if sub := jaxprs.called_jaxpr(eqn):
+        yield (
+            sub,
+            context._replace(note=HIDDEN_BY_RULE if jaxprs.is_custom_rule(eqn) else context.note),
+        )
+        return
+    match control_view(eqn):
+        case Scan() as loop:
+            yield loop.body, context._replace(axes=(*context.axes, loop.length))
+        case Cond() as choice:
+            cond = next(conds)
+            for i, branch in enumerate(choice.branches):
+                yield branch, context._replace(branches=(*context.branches, (cond, i)))
+        case While() as loop:
+            yield loop.test, _hidden(context, eqn, loop.test)
+            yield loop.body, context._replace(note=context.note or _IN_WHILE_LOOP)
+        case _:
+            yield from ((sub, _hidden(context, eqn, sub)) for sub in jaxprs.sub_jaxprs(eqn))
+
+
+def _hidden(context: _Context, eqn: jex.JaxprEqn, sub: jaxprs.SubJaxpr) -> _Context:
+    note = f"inside {eqn.primitive.name} ({sub.param}), where nothing can be seen"
+    return context._replace(note=note, visible=False)
+
+
+def _scope_ends(jaxpr: jex.Jaxpr) -> dict[int, list[tuple[tuple[str, ...], jex.Var]]]:
+    """The last equation of every scope that begins in this jaxpr, and the result of the scope.
+
+    A scope is a run of equations. Its result is its last floating value that is used after it.
+    """
+    last_use = _last_use(jaxpr)
+    ends: dict[int, list[tuple[tuple[str, ...], jex.Var]]] = {}
+    for path, start, end in _runs([jaxprs.name_scopes(eqn) for eqn in jaxpr.eqns]):
+        made = [v for eqn in jaxpr.eqns[start : end + 1] for v in eqn.outvars]
+        leaving = [v for v in made if last_use.get(v, -1) > end and is_inexact(v.aval)]
+        if leaving:
+            ends.setdefault(end, []).append((path, leaving[-1]))
+    return ends
+
+
+def _last_use(jaxpr: jex.Jaxpr) -> dict[Any, int]:
+    uses = [(v, i) for i, eqn in enumerate(jaxpr.eqns) for v in eqn.invars]
+    uses += [(v, len(jaxpr.eqns)) for v in jaxpr.outvars]
+    return {v: i for v, i in uses if not isinstance(v, jex.Literal)}
+
+
+def _runs(paths: list[tuple[str, ...]]) -> Iterator[tuple[tuple[str, ...], int, int]]:
+    """Every maximal run `(path, first, last)` of equations under a path; inner ones first."""
+    starts: list[int] = []
+    before: tuple[str, ...] = ()
+    for i, path in enumerate([*paths, ()]):
+        common = _common(before, path)
+        for depth in range(len(before), common, -1):
+            yield before[:depth], starts.pop(), i - 1
+        starts += [i] * (len(path) - common)
+        before = path
+
+
+def _common(a: tuple[str, ...], b: tuple[str, ...]) -> int:
+    """The number of leading names that two paths share."""
+    same = (x == y for x, y in zip(a, b, strict=False))
+    return sum(1 for _ in itertools.takewhile(bool, same))

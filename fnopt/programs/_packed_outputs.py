@@ -1,0 +1,77 @@
+"""Small outputs of a program, packed into one vector for each dtype.
+
+Each output of an XLA program costs time in every call and a kernel to compile. An eager `minimize`
+with 200 scalar leaves took 8.9 ms of CPU packed and 77 ms unpacked, with 20 leaves 1.6 and 8.6 ms.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections import Counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fnopt.core import is_inexact
+
+_MIN_ARRAYS = 17  # of one dtype: fewer are returned one by one, without a copy
+_MAX_SIZE = 1024  # numbers of an array that may be copied twice
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["unpacked", "vectors"],
+    meta_fields=["layout", "structure"],
+)
+@dataclasses.dataclass(frozen=True)
+class PackedOutputs:
+    """The leaves of a tree, of which the small ones of each dtype are concatenated."""
+
+    unpacked: list[jax.Array]
+    vectors: dict[str, jax.Array]
+    layout: tuple[tuple[str | None, tuple[int, ...]], ...]  # for each leaf: its vector, its shape
+    structure: Any
+
+
+def pack(tree: Any) -> PackedOutputs:
+    """Concatenate small arrays of a tree, inside a program of a single device."""
+    arrays, structure = jax.tree.flatten(tree)
+    dtypes = list(map(_packable_dtype, arrays))
+    counts = Counter(dtype for dtype in dtypes if dtype is not None)
+    packed = {dtype for dtype, count in counts.items() if count >= _MIN_ARRAYS}
+    keys = [dtype if dtype in packed else None for dtype in dtypes]
+    pairs = list(zip(keys, arrays, strict=True))
+    vectors = {
+        key: jnp.concatenate([a.reshape(-1) for other, a in pairs if other == key])
+        for key in packed
+    }
+    layout = tuple((key, jnp.shape(a)) for key, a in pairs)
+    return PackedOutputs([a for key, a in pairs if key is None], vectors, layout, structure)
+
+
+def unpack(outputs: PackedOutputs) -> Any:
+    """Restore the tree on the host, after the program has run."""
+    parts = {
+        key: iter(_split(vector, [shape for other, shape in outputs.layout if other == key]))
+        for key, vector in outputs.vectors.items()
+    }
+    rest = iter(outputs.unpacked)
+    arrays = [next(rest if key is None else parts[key]) for key, _ in outputs.layout]
+    return jax.tree.unflatten(outputs.structure, arrays)
+
+
+def _packable_dtype(x: Any) -> str | None:
+    """The dtype of a small inexact array; None for other arrays and for weak types."""
+    small = isinstance(x, jax.Array) and is_inexact(x) and x.size <= _MAX_SIZE
+    return str(x.dtype) if small and not jax.typeof(x).weak_type else None
+
+
+def _split(vector: jax.Array, shapes: list[tuple[int, ...]]) -> list[jax.Array]:
+    ends = np.cumsum(list(map(math.prod, shapes)))[:-1]
+    parts = np.split(np.asarray(vector), ends)
+    sharding = vector.sharding if vector.committed else None
+    return jax.device_put([p.reshape(s) for p, s in zip(parts, shapes, strict=True)], sharding)

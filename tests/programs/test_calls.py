@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import fnopt
 from fnopt.programs import trace_and_call
 from fnopt.programs._calls import _jitted
 
@@ -24,7 +25,7 @@ def test_other_data_of_the_same_shapes_need_no_compilation(compilations):
     assert compilations() == 1
 
 
-def test_data_inside_loops_and_derivatives_are_arguments_too(compilations):
+def test_data_in_loops_and_derivatives_are_arguments(compilations):
     for k in range(2):
         data = jnp.arange(3.0) + k
 
@@ -36,7 +37,7 @@ def test_data_inside_loops_and_derivatives_are_arguments_too(compilations):
     assert compilations() == 1
 
 
-def test_nothing_that_the_function_reads_is_stale(compilations):
+def test_changes_of_what_the_function_reads_are_seen(compilations):
     table = {"scale": 1.0}
     array = np.ones(2, np.float32)
 
@@ -52,7 +53,7 @@ def test_nothing_that_the_function_reads_is_stale(compilations):
 
 
 @pytest.mark.parametrize("name", ["jit", "grad", "vmap"])
-def test_it_is_transparent_to_transformations(name):
+def test_calls_inside_transformations_are_plain_calls(name):
     x = jnp.ones(2) if name == "vmap" else jnp.float32(1)
 
     def inner(x):
@@ -62,13 +63,13 @@ def test_it_is_transparent_to_transformations(name):
     np.testing.assert_allclose(wrap(inner)(x), wrap(lambda x: jnp.sin(x) * x)(x), rtol=1e-6)
 
 
-def test_nothing_runs_while_a_program_is_recorded(compilations):
+def test_a_call_inside_a_trace_compiles_nothing(compilations):
     closed = jax.make_jaxpr(lambda: trace_and_call(jnp.sin, jnp.float32(1)))()
     assert "sin" in str(closed)
     assert compilations() == 0
 
 
-def test_callbacks_reach_the_one_who_asked():
+def test_every_call_runs_its_own_callback():
     seen = {"a": [], "b": []}
     for name, values in seen.items():
 
@@ -122,7 +123,7 @@ def halved(x):
 halved.defvjp(lambda x: (x / 2, None), lambda _, g: (g / 2,))
 
 
-def test_derivatives_that_users_wrote_are_no_part_of_a_program(compilations):
+def test_derivative_rules_are_no_part_of_an_evaluated_program(compilations):
     for k in range(2):
 
         @jax.custom_jvp
@@ -135,7 +136,7 @@ def test_derivatives_that_users_wrote_are_no_part_of_a_program(compilations):
     assert compilations() == 1
 
 
-def test_data_that_only_a_loop_reads_are_told_apart(compilations):
+def test_data_that_only_a_loop_reads_are_part_of_the_key(compilations):
     # Within a loop a function under jit may close over arrays, which are no arguments then.
     for k in (1, 2, 1):
         data = jnp.full(2, k, jnp.float32)
@@ -146,3 +147,10 @@ def test_data_that_only_a_loop_reads_are_told_apart(compilations):
 
         np.testing.assert_array_equal(trace_and_call(f, jnp.ones(2)), data * data)
     assert compilations() <= 2
+
+
+def test_old_names_warn_and_work():
+    with pytest.warns(DeprecationWarning, match="write fnopt.programs.trace_and_call"):
+        assert fnopt.programs.call_compiled is trace_and_call
+    with pytest.raises(AttributeError, match="no attribute 'other'"):
+        _ = fnopt.programs.other

@@ -47,7 +47,7 @@ FUNCTIONS = [branching, looping, network, numeric]
 
 
 @pytest.mark.parametrize("fn", FUNCTIONS)
-def test_it_computes_what_the_function_does_and_its_derivatives(fn):
+def test_values_and_derivatives_are_those_of_the_function(fn):
     found = trace_function(fn, ONE)
     x = jnp.float32(0.7)
     for derived in (lambda f: f, jax.jacfwd, lambda f: jax.jacfwd(jax.jacfwd(f)), jax.jit):
@@ -55,12 +55,12 @@ def test_it_computes_what_the_function_does_and_its_derivatives(fn):
 
 
 @pytest.mark.parametrize("fn", FUNCTIONS)
-def test_any_trace_of_a_function_gives_the_same(fn):
+def test_two_traces_of_a_function_are_equal(fn):
     assert structure(fn) == structure(lambda x: fn(x))
     assert hash(structure(fn)) == hash(structure(lambda x: fn(x)))
 
 
-def test_functions_that_do_something_else_differ():
+def test_different_functions_are_unequal():
     functions = [
         *FUNCTIONS,
         lambda x: x,
@@ -83,7 +83,7 @@ def test_functions_that_do_something_else_differ():
     assert len({structure(fn) for fn in functions}) == len(functions)
 
 
-def test_types_count_and_weak_ones_too():
+def test_types_and_weak_types_are_part_of_the_key():
     def same(x):
         return x
 
@@ -92,7 +92,7 @@ def test_types_count_and_weak_ones_too():
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, lambda f: jax.jit(jax.jit(f))])
-def test_arrays_that_it_closes_over_are_leaves(wrap):
+def test_captured_arrays_are_leaves(wrap):
     def closing(data):
         return trace_function(wrap(lambda x: x * data), ONE)
 
@@ -102,7 +102,7 @@ def test_arrays_that_it_closes_over_are_leaves(wrap):
     np.testing.assert_array_equal(two(ONE), 2 * DATA)
 
 
-def test_nothing_that_the_function_reads_is_stale():
+def test_changes_of_what_the_function_reads_are_seen():
     table, array = {"scale": 1.0}, np.ones(2, np.float32)
 
     def f(x):
@@ -127,7 +127,7 @@ def with_slope(slope):
     return f
 
 
-def test_derivatives_that_users_wrote_are_told_apart_by_what_they_are():
+def test_derivative_rules_are_compared_by_their_derivatives():
     same = structure(with_slope(lambda x: 3 * x))
     assert same == structure(with_slope(lambda x: 3 * x))
     assert same != structure(with_slope(lambda x: 4 * x))
@@ -163,12 +163,11 @@ with_symbolic_zeros.defjvp(lambda x, v: (x[0], 2 * x[0]), symbolic_zeros=True)
     ],
     ids=["custom_vjp", "symbolic zeros", "rule with data", "loop over jit with data"],
 )
-def test_what_cannot_be_told_apart_is_not_recorded(fn):
+def test_functions_that_cannot_be_compared_have_no_value(fn):
     assert trace_function(fn, ONE) is None
-    assert trace_function(fn, ONE) is None  # nor when it is met again
 
 
-def test_one_and_the_same_callback_can_be_told_from_others():
+def test_callbacks_are_compared_by_their_functions():
     shape = jax.ShapeDtypeStruct((), jnp.float32)
     sine, cosine = (
         structure(lambda x, f=f: jax.pure_callback(f, shape, x)) for f in (np.sin, np.cos)
@@ -177,7 +176,7 @@ def test_one_and_the_same_callback_can_be_told_from_others():
     assert sine != cosine
 
 
-def test_a_callback_that_every_trace_makes_is_another_function():
+def test_a_callback_that_every_trace_creates_is_unequal():
     shape = jax.ShapeDtypeStruct((), jnp.float32)
 
     def fn(x):
@@ -186,7 +185,7 @@ def test_a_callback_that_every_trace_makes_is_another_function():
     assert structure(fn) != structure(fn)
 
 
-def test_a_function_of_traced_arrays_is_not_recorded():
+def test_a_function_that_captures_tracers_has_no_value():
     @jax.jit
     def outer(data):
         assert trace_function(lambda x: x * data, ONE) is None
@@ -195,7 +194,7 @@ def test_a_function_of_traced_arrays_is_not_recorded():
     outer(ONE)
 
 
-def test_precision_is_part_of_it(x64):
+def test_precision_is_part_of_the_key(x64):
     del x64
     wide = structure(jnp.sin, 1.0)
     with jax.enable_x64(False):
@@ -207,7 +206,7 @@ def twice(fn, x, *, negative=False):
     return -y if negative else y
 
 
-def test_programs_are_kept_by_what_the_functions_do():
+def test_equal_functions_share_a_compiled_program():
     _jitted.cache_clear()
     for k in range(3):
         data = DATA + k
@@ -241,7 +240,7 @@ def test_is_data(tree, expected):
     assert is_data(tree) is expected
 
 
-def test_arguments_of_weaker_types_are_what_it_was_recorded_with():
+def test_arguments_are_converted_to_the_traced_types():
     found = trace_function(lambda x: x * 2, jnp.bfloat16(1))
     assert isinstance(found, TracedFunction)
     assert found(1.0).dtype == jnp.bfloat16

@@ -52,7 +52,7 @@ def checked_model(
     else:
         check_takes_tree(f, at, layout.shapes, NAME)
     with explain_jax_errors(NAME):
-        found = trace_function(predict, numbers, at) if _can_be_recorded(x0, shared, own) else None
+        found = trace_function(predict, numbers, at) if _can_be_traced(x0, shared, own) else None
         value = jax.eval_shape(predict, numbers, at) if found is None else found.returns
     _check_value(value, one.y.shape)
     return predict if found is None else found
@@ -81,7 +81,7 @@ def checked_jacobian(
         return J
 
     with explain_jax_errors(NAME, "jac"):
-        found = trace_function(jacobian, numbers, at) if _can_be_recorded(x0, shared, own) else None
+        found = trace_function(jacobian, numbers, at) if _can_be_traced(x0, shared, own) else None
         if found is None:
             jax.eval_shape(jacobian, numbers, at)
     return jacobian if found is None else found
@@ -91,7 +91,7 @@ def has_no_forward_mode(
     predict: Predict | TracedFunction, x0: jax.Array, shared: Points, own: Points
 ) -> bool:
     """Whether there is a `custom_vjp` in the model."""
-    if isinstance(predict, TracedFunction):  # it can't be seen to be the same, so it isn't a value
+    if isinstance(predict, TracedFunction):  # a function with a `custom_vjp` is never one
         return False
     _, numbers, at = _of_one_fit(x0, shared, own)
     return lacks_forward(predict, numbers, at)
@@ -104,8 +104,8 @@ def _of_one_fit(x0: jax.Array, shared: Points, own: Points) -> tuple[Any, Any, A
     return one, numbers, joined(shared, one).x
 
 
-def _can_be_recorded(x0: jax.Array, shared: Points, own: Points) -> bool:
-    """Whether values are known, and no mesh is set: its types are not those of each device."""
+def _can_be_traced(x0: jax.Array, shared: Points, own: Points) -> bool:
+    """Whether the call is eager and no mesh is set, whose types differ from those of a device."""
     return is_eager((x0, shared, own)) and jax.sharding.get_abstract_mesh().empty
 
 

@@ -40,8 +40,15 @@ def _read(x: Any, name: str) -> Any:
     return _numbers(np.asarray(x), name)
 
 
-def _floating(x: Any) -> jax.Array:
-    """An array as it is if it is floating, else as floats."""
+def as_floating(x: Any) -> jax.Array:
+    """An array of JAX as it is if it is floating, else as floats."""
+    if not isinstance(x, jax.Array) and all(map(_is_known, jax.tree.leaves(x))):
+        # NumPy converts: a conversion by JAX is a program to compile.
+        x = np.asarray(x)
+        inexact = jnp.issubdtype(x.dtype, jnp.inexact)
+        with np.errstate(over="ignore"):
+            x = x.astype(jax.dtypes.canonicalize_dtype(x.dtype) if inexact else default_float())
+        return jax.device_put(x)
     x = jnp.asarray(x)
     return x if is_inexact(x) else x.astype(default_float())
 
@@ -100,7 +107,7 @@ def checked_x(xdata: Any, check_finite: bool) -> Any:
     if isinstance(xdata, (list, tuple)) and not _is_array(xdata):
         return xdata
     given = _read(xdata, "xdata")
-    x = _floating(given)
+    x = as_floating(given)
     _warn_if_coarse(given, x.dtype, "xdata")
     if check_finite:
         _check_finite(x, "xdata")
@@ -144,7 +151,7 @@ def checked_y(ydata: Any, check_finite: bool) -> jax.Array:
             "Concatenate them: jnp.concatenate(ydata)."
         )
     given = _read(ydata, "ydata")
-    y = _floating(given)
+    y = as_floating(given)
     _warn_if_coarse(given, y.dtype, "ydata")
     if y.size == 0:
         raise ValueError("curve_fit: ydata are empty, expected at least one point.")
@@ -192,7 +199,7 @@ def checked_sigma(sigma: Any, y: jax.Array) -> jax.Array | None:
     """`sigma` as a floating array."""
     if sigma is None:
         return None
-    sigma, square = _floating(_read(sigma, "sigma")), (y.size, y.size)
+    sigma, square = as_floating(_read(sigma, "sigma")), (y.size, y.size)
     if sigma.shape not in {(), y.shape, square}:
         raise ValueError(
             f"curve_fit: sigma has shape {sigma.shape}, expected (), {y.shape} for standard "

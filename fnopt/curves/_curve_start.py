@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import accepts_args, default_float, is_inexact, matches
+from fnopt.core import accepts_args, default_float, matches
+from fnopt.curves._curve_data import as_floating
 from fnopt.jacobians import ravel
 from fnopt.residuals import floating_start
 from fnopt.solvers import named_entries
@@ -53,8 +54,8 @@ def start_of(
     elif not _is_plain(p0):
         p0 = floating_start(p0, constraints)
     if _is_plain(p0):
-        p = jnp.atleast_1d(jnp.asarray(p0))
-        p = p if is_inexact(p) else p.astype(default_float())
+        p = as_floating(p0)
+        p = p if p.ndim else p[None]
         check_count_of_params(f, p.size)
         names = argument_names(f, p.size)
         if not constraints:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import Status
+from fnopt.core import Status, is_converged
 from fnopt.solvers import Solution, errors_of, fitted_count, listed
 
 _NEAR = 0.1  # standard errors from the minimum that do not count
@@ -85,7 +85,7 @@ def report_failures(
     solution, popt, pcov = jax.tree.map(jax.lax.stop_gradient, (solution, popt, pcov))
     if any(isinstance(x, Tracer) for x in (solution.status, pcov)):
         return  # under jit or vmap the status is all there is
-    if not bool(solution.converged):
+    if not is_converged(np.asarray(solution.status)):
         left = _errors_away(solution) if plain else np.inf
         status = Status(int(solution.status))
         advice = _ADVICE.get(status, "Try another p0")
@@ -117,7 +117,8 @@ def _doubt(
     certificate = solution.certificate
     if np.all(np.isfinite(pcov)) and np.all(np.diag(pcov) > 0):
         certified = certificate is None or bool(certificate.certified)
-        return "" if certified or not bool(solution.converged) else solution.worded(names)
+        unproven = is_converged(np.asarray(solution.status)) and not certified
+        return solution.worded(names) if unproven else ""
     errors = np.asarray(errors_of(solution, absolute_sigma))
     m, n, rank = np.size(solution.residuals), len(pcov), int(solution.rank)
     missing = "the covariance of the params could not be estimated: "

@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import compute_dtype, real_dtype
-from fnopt.distributed._packing import rows, whole
+from fnopt.distributed._packing import join_shards, split_in_shards
 from fnopt.transforms import decode, encode
 
 
 def compressed_sum(
     tree: Any, owed: Any, axes: tuple[str, ...], block_size: int, count: jax.Array
 ) -> tuple[Any, Any]:
-    r"""The sum of the devices' trees, the same on all, and what this device owes the next sum.
+    r"""Sum the trees of all devices, and keep this device's rounding error for the next sum.
 
     .. math:: q_k = Q(x_k + e_k), \quad s = Q\Bigl(\sum_k q_k\Bigr), \quad
               e_k' = x_k + e_k - q_k + \Bigl[\sum_j q_j - s\Bigr]_{\text{part } k}
@@ -35,58 +35,60 @@ def compressed_sum(
     if not sum(x.size for x in leaves):
         return tree, owed
     n = jax.lax.psum(1, axes)
-    given, block = _packed(leaves, n, block_size)
-    mine, sent = _message(given, block, count)
-    theirs = jax.lax.all_to_all(mine, axes, 0, 0)
-    part = jnp.sum(_numbers(theirs, given.shape[1], block, given.dtype), 0)
-    back, told = _message(part[None], block, count)
+    packed, block = _pack(leaves, n, block_size)
+    codes, sent = _encode_rows(packed, block, count)
+    received = jax.lax.all_to_all(codes, axes, 0, 0)
+    part = jnp.sum(_decode_rows(received, packed.shape[1], block, packed.dtype), 0)
+    back, decoded = _encode_rows(part[None], block, count)
     everything = jax.lax.all_gather(back[0], axes)
-    total = _numbers(everything, given.shape[1], block, given.dtype)
-    rest = (given - sent).at[jax.lax.axis_index(axes)].add(part - told[0])
-    return treedef.unflatten(_unpacked(total, leaves)), treedef.unflatten(_unpacked(rest, leaves))
+    total = _decode_rows(everything, packed.shape[1], block, packed.dtype)
+    rest = (packed - sent).at[jax.lax.axis_index(axes)].add(part - decoded[0])
+    return treedef.unflatten(_unpack(total, leaves)), treedef.unflatten(_unpack(rest, leaves))
 
 
-def reals(x: jax.Array) -> jax.Array:
-    """Complex numbers as pairs of real ones, in a further axis."""
+def as_pairs(x: jax.Array) -> jax.Array:
+    """Complex numbers as pairs of real ones, along a last axis."""
     return jnp.stack([x.real, x.imag], axis=-1) if jnp.iscomplexobj(x) else x
 
 
-def from_reals(x: jax.Array, dtype: Any) -> jax.Array:
-    """Numbers of this dtype from what `reals` gave."""
+def from_pairs(x: jax.Array, dtype: Any) -> jax.Array:
+    """The inverse of `as_pairs`, in this dtype."""
     if jnp.issubdtype(dtype, jnp.complexfloating):
         x = jax.lax.complex(x[..., 0], x[..., 1])
     return x.astype(dtype)
 
 
-def _packed(leaves: list[jax.Array], n: int, block_size: int) -> tuple[jax.Array, int]:
-    """All leaves as `n` rows, each a whole number of blocks, and how long a block is."""
+def _pack(leaves: list[jax.Array], n: int, block_size: int) -> tuple[jax.Array, int]:
+    """Pack leaves as `n` rows of whole blocks; returns the rows and the length of a block."""
     dtype = real_dtype(compute_dtype(*(x.dtype for x in leaves)))
-    packed = jnp.concatenate([rows(reals(x).astype(dtype), n) for x in leaves], axis=1)
+    packed = jnp.concatenate(
+        [split_in_shards(as_pairs(x).astype(dtype), n) for x in leaves], axis=1
+    )
     block = min(block_size, packed.shape[1])
     return jnp.pad(packed, ((0, 0), (0, -packed.shape[1] % block))), block
 
 
-def _unpacked(packed: jax.Array, leaves: list[jax.Array]) -> list[jax.Array]:
+def _unpack(packed: jax.Array, leaves: list[jax.Array]) -> list[jax.Array]:
     found, start = [], 0
     for x in leaves:
-        like = jax.eval_shape(reals, x)
+        like = jax.eval_shape(as_pairs, x)
         length = -(-like.size // packed.shape[0])
-        part = whole(packed[:, start : start + length], like.shape)
-        found.append(from_reals(part, x.dtype))
+        part = join_shards(packed[:, start : start + length], like.shape)
+        found.append(from_pairs(part, x.dtype))
         start += length
     return found
 
 
-def _message(x: jax.Array, block: int, count: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Rows of bytes, codes and then scales, and the numbers that they stand for."""
+def _encode_rows(x: jax.Array, block: int, count: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Encode rows as bytes, codes and then scales; returns the bytes and their decoded values."""
     codes, scales = encode(x, True, block, count)
     as_bytes = jax.lax.bitcast_convert_type(scales, jnp.uint8).reshape(x.shape[0], -1)
     sent = decode(codes, scales, True, block)
     return jnp.concatenate([codes, as_bytes], axis=1), sent
 
 
-def _numbers(message: jax.Array, length: int, block: int, dtype: Any) -> jax.Array:
-    """The numbers that messages of rows of this length stand for."""
+def _decode_rows(message: jax.Array, length: int, block: int, dtype: Any) -> jax.Array:
+    """Decode messages of rows of this length."""
     codes, as_bytes = message[:, :length], message[:, length:]
     blocks = () if length == block else (length // block,)
     as_bytes = as_bytes.reshape(len(message), *blocks, dtype.itemsize)

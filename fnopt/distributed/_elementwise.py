@@ -1,4 +1,4 @@
-"""The check that an optimizer can work on parts of leaves, by its program."""
+"""Check of an optimizer's program: whether it can run on shards of leaves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.extend import core as jex
 
 from fnopt.core import leaf_text, leaves_with_names, where
-from fnopt.distributed._packing import row_shape, whole_leaves_of
+from fnopt.distributed._packing import local_unsharded_leaves, row_shape
 from fnopt.programs import jaxprs
 from fnopt.sharding import SHARD_SUM, UnshardedLeaves, shards_over
 
@@ -38,7 +38,7 @@ _INSTEAD = (
 
 
 class ElementwiseProgram(NamedTuple):
-    """An optimizer's update of some leaves: the shapes of its state, and its operations.
+    """Program of an optimizer's update: the shapes of its state, and its operations.
 
     Attributes:
         state: The shapes of the state.
@@ -54,7 +54,7 @@ class ElementwiseProgram(NamedTuple):
 def check_elementwise(
     tx: Any, updates: Any, params: Any, extra_args: Any, axes: tuple[str, ...]
 ) -> None:
-    """Raises a ValueError if the update of `tx` needs more of a leaf than a part of it.
+    """Raise a ValueError if the update of `tx` needs whole leaves.
 
     Sums that know of parts (norms, inner products) are fine: they run over the devices. So are
     methods of matrices, which bring these together by themselves. What depends on the shape of a
@@ -67,25 +67,25 @@ def check_elementwise(
             f"{where()}the extra argument {functions[0]!r} is a function of the whole params, of "
             f"which a device updates a part. {_INSTEAD}"
         )
-    complaint = _complaint(
+    reason = _reason(
         _Shapes(tx),
         _Shapes(updates),
         None if params is None else _Shapes(params),
         _Shapes(extra_args),
         axes,
     )
-    if complaint:
-        raise ValueError(f"{where()}{complaint}, of which a device has a part. {_INSTEAD}")
+    if reason:
+        raise ValueError(f"{where()}{reason}, of which a device has a part. {_INSTEAD}")
 
 
 @functools.lru_cache(maxsize=64)
-def _complaint(
+def _reason(
     tx: _Shapes, updates: _Shapes, params: _Shapes | None, extras: _Shapes, axes: tuple[str, ...]
 ) -> str | None:
     given = _with_axes(updates.tree), None if params is None else _with_axes(params.tree)
-    divided = _in_parts(given[0]), None if params is None else _in_parts(given[1])
+    divided = _shard_shapes(given[0]), None if params is None else _shard_shapes(given[1])
     shapes = {name: x.shape for name, x in leaves_with_names(updates.tree)[0]}
-    leaves = whole_leaves_of(shapes, axes)._replace(is_probe=True)
+    leaves = local_unsharded_leaves(shapes, axes)._replace(is_probe=True)
     parts = _program(tx.tree, divided[0], divided[1], extras.tree, axes, leaves)
     if parts.mixing:
         return f"{parts.mixing[0]} needs the whole of a leaf ({parts.mixing[1]})"
@@ -115,13 +115,13 @@ def _program(
         state = jax.eval_shape(init, tx, updates if params is None else params)
         jaxpr = jax.make_jaxpr(update)(tx, updates, state, params, extras).jaxpr
     operations = list(_operations(jaxpr, tx._place))
-    mixing = ((name, eqn.primitive.name) for name, eqn in operations if _mixes(eqn))
-    steps = [_step(eqn) for _, eqn in operations if eqn.primitive.name not in _FORM]
+    mixing = ((name, eqn.primitive.name) for name, eqn in operations if _mixes_elements(eqn))
+    steps = [_signature(eqn) for _, eqn in operations if eqn.primitive.name not in _FORM]
     return ElementwiseProgram(state, steps, next(mixing, None))
 
 
 def _operations(jaxpr: jex.Jaxpr, name: str) -> Iterator[tuple[str, jex.JaxprEqn]]:
-    """All equations outside of what knows of parts, with the jitted function that they are in."""
+    """All equations outside of sums over shards, with the jitted function that they are in."""
     for eqn in jaxpr.eqns:
         if any(SHARD_SUM in part for part in jaxprs.name_scopes(eqn)):
             continue
@@ -131,7 +131,7 @@ def _operations(jaxpr: jex.Jaxpr, name: str) -> Iterator[tuple[str, jex.JaxprEqn
             yield from _operations(sub.jaxpr, name if inside.startswith("_") else inside)
 
 
-def _mixes(eqn: jex.JaxprEqn) -> bool:
+def _mixes_elements(eqn: jex.JaxprEqn) -> bool:
     shapes = [getattr(x.aval, "shape", ()) for x in (*eqn.invars, *eqn.outvars)]
     return eqn.primitive.name in _MIXING and any(map(_is_leaf, shapes))
 
@@ -140,18 +140,18 @@ def _is_leaf(shape: tuple[int, ...]) -> bool:
     return any(_PROBE <= length < _PROBE + _MOST_LEAVES for length in shape)
 
 
-def _step(eqn: jex.JaxprEqn) -> tuple[Any, ...]:
+def _signature(eqn: jex.JaxprEqn) -> tuple[Any, ...]:
     written = [x.val for x in eqn.invars if isinstance(x, jex.Literal) and jnp.ndim(x.val) == 0]
     return (eqn.primitive.name, *map(str, written))
 
 
 def _with_axes(tree: Any) -> Any:
-    """The shapes of the leaves; one without axes gets an axis, as its parts have."""
+    """The shapes of leaves; scalars get one axis, as their shards have."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape or (1,), x.dtype), tree)
 
 
-def _in_parts(tree: Any) -> Any:
-    """The shapes of parts of leaves; leaves of one shape have parts of one shape."""
+def _shard_shapes(tree: Any) -> Any:
+    """The shapes of shards; leaves of one shape have shards of one shape."""
     leaves, treedef = jax.tree.flatten(tree)
     first: dict[Any, int] = {}
     alike = [first.setdefault((x.shape, x.dtype), i) for i, x in enumerate(leaves)]
@@ -162,7 +162,7 @@ def _in_parts(tree: Any) -> Any:
 
 
 class _Shapes:
-    """The shapes and dtypes of a tree, as a key."""
+    """The shapes and dtypes of a tree as a hashable key."""
 
     def __init__(self, tree: Any) -> None:
         leaves, treedef = jax.tree.flatten(tree)

@@ -21,13 +21,12 @@ from fnopt.core import (
     check_same_tree,
     compute_dtype,
     hyper,
-    map_leaves,
     real_dtype,
     safe_increment,
     slot_copy,
     zero_count,
 )
-from fnopt.distributed._local_steps import all_finite
+from fnopt.distributed._local_steps import add_proximal_gradient, all_finite
 from fnopt.transforms import scale
 
 
@@ -183,9 +182,4 @@ class add_proximal_term(Transformation):
         self, updates: Any, state: ProximalState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, ProximalState]:
         """The updates plus the gradient of the proximal term."""
-
-        def leaf(mu: Any, g: Any, p: Any, start: Any) -> Any:
-            return g + mu * (p - start)
-
-        pulled = map_leaves(leaf, updates, hyper=self.strength, params=params, start=state.start)
-        return pulled, state
+        return add_proximal_gradient(updates, self.strength, params, state.start), state

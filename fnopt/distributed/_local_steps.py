@@ -1,4 +1,4 @@
-"""Local steps of workers, with an outer optimizer every so many steps (DiLoCo)."""
+"""Local SGD with an outer optimizer (DiLoCo)."""
 
 from __future__ import annotations
 
@@ -141,16 +141,18 @@ class diloco(Transformation):
         participates: Any = None,
         **extra_args: Any,
     ) -> tuple[Any, DilocoState]:
-        """The worker's own updates, or the way to the common params."""
-        pulled = self._pulled(updates, params, state.anchor)
+        """The worker's own updates, or those to the new common params."""
+        pulled = add_proximal_gradient(updates, self.proximal, params, state.anchor)
         own, inner_state = self.inner.update(pulled, state.inner_state, params, **extra_args)
         own = cast_like(own, state.anchor)
         count = safe_increment(state.count)
         weight = _weight(num_examples, participates)
 
         def meet() -> tuple[Any, ...]:
-            moved = _moved(state.anchor, params, own)
-            gradient, error, some = self._mean(moved, _heard(weight, moved), state.error, count)
+            moved = _outer_gradient(state.anchor, params, own)
+            gradient, error, some = self._mean(
+                moved, _valid_weight(weight, moved), state.error, count
+            )
             new, outer_state = self.outer.update(gradient, state.outer_state, state.anchor)
             new = apply_updates(state.anchor, cast_like(new, state.anchor))
             outer_state = cast_like(outer_state, state.outer_state)
@@ -159,7 +161,8 @@ class diloco(Transformation):
                 (new, outer_state, error),
                 (state.anchor, state.outer_state, state.error),
             )
-            return _difference(new, params), new, outer_state, error
+            jump = jax.tree.map(lambda a, p: a - p.astype(a.dtype), new, params)
+            return jump, new, outer_state, error
 
         def go_on() -> tuple[Any, ...]:
             return own, state.anchor, state.outer_state, state.error
@@ -168,16 +171,10 @@ class diloco(Transformation):
         own, anchor, outer_state, error = jax.lax.cond(meets, meet, go_on)
         return own, DilocoState(count, anchor, inner_state, outer_state, error)
 
-    def _pulled(self, updates: Any, params: Any, anchor: Any) -> Any:
-        def leaf(mu: Any, g: Any, p: Any, a: Any) -> Any:
-            return g + mu * (p - a)
-
-        return map_leaves(leaf, updates, hyper=self.proximal, params=params, anchor=anchor)
-
     def _mean(
         self, moved: Any, weight: jax.Array, error: Any, count: jax.Array
     ) -> tuple[Any, Any, jax.Array]:
-        """The weighted mean over workers, what is owed to it, and whether any has a weight."""
+        """Weighted mean over workers, its rounding error, and whether any worker has a weight."""
         try:
             # Scaled before they are summed, so that a worker without a weight is not heard at all.
             total = jax.lax.psum(weight, self.axis)
@@ -211,10 +208,19 @@ def _weight(num_examples: Any, participates: Any) -> jax.Array:
     return weight
 
 
-def _heard(weight: jax.Array, moved: Any) -> jax.Array:
-    """The weight of a worker; zero if it isn't a positive number, or its params aren't finite."""
+def _valid_weight(weight: jax.Array, moved: Any) -> jax.Array:
+    """The weight of a worker; zero unless it is positive and finite, with finite params."""
     finite = all_finite(moved) & jnp.isfinite(weight) & (weight > 0)
     return jnp.where(finite, weight, jnp.zeros_like(weight))
+
+
+def add_proximal_gradient(updates: Any, strength: Any, params: Any, start: Any) -> Any:
+    """Add the gradient of `strength / 2 * |params - start|^2`."""
+
+    def add(mu: Any, g: Any, p: Any, start: Any) -> Any:
+        return g + mu * (p - start)
+
+    return map_leaves(add, updates, hyper=strength, params=params, start=start)
 
 
 def all_finite(tree: Any) -> jax.Array:
@@ -223,19 +229,15 @@ def all_finite(tree: Any) -> jax.Array:
     return functools.reduce(jnp.logical_and, each, jnp.asarray(True))
 
 
-def _moved(anchor: Any, params: Any, own: Any) -> Any:
+def _outer_gradient(anchor: Any, params: Any, own: Any) -> Any:
     """The outer gradient: minus a worker's change of the params since the last meeting."""
 
-    def leaf(a: Any, p: Any, u: Any) -> Any:
+    def change(a: Any, p: Any, u: Any) -> Any:
         # From where the worker began, which is the common point as its params can hold it.
         begun = a.astype(jnp.result_type(p)).astype(a.dtype)
         return begun - (p.astype(a.dtype) + u)
 
-    return jax.tree.map(leaf, anchor, params, own)
-
-
-def _difference(new: Any, params: Any) -> Any:
-    return jax.tree.map(lambda a, p: a - p.astype(a.dtype), new, params)
+    return jax.tree.map(change, anchor, params, own)
 
 
 def _as(share: jax.Array, x: jax.Array) -> jax.Array:

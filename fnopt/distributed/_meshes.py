@@ -1,4 +1,4 @@
-"""The mesh that params are on, and how each of them is divided over it."""
+"""The mesh of params, and their partition specs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Axis = str | tuple[str, ...]
 
 
 def axis_names(axis: Axis) -> tuple[str, ...]:
-    """One name or several, as several."""
+    """A tuple of axis names from one name or several."""
     names = (axis,) if isinstance(axis, str) else axis
     if not isinstance(names, (tuple, list)) or not all(isinstance(name, str) for name in names):
         raise TypeError("expected a name, such as 'data', or a tuple of names")
@@ -28,8 +28,8 @@ def axis_names(axis: Axis) -> tuple[str, ...]:
     return tuple(names)
 
 
-def mesh_of_params(params: Any, mesh: Any, name: str) -> Any:
-    """The given mesh, or the one that the params are on; all of them have to be on it."""
+def common_mesh(params: Any, mesh: Any, name: str) -> Any:
+    """The given mesh, or that of the params; checks that all params are on it."""
     named = leaves_with_names(params)[0]
     placed = [(path, p.sharding) for path, p in named if _is_on_another_device(p)]
     placed += [(path, s) for path, p in named if (s := sharding_of(p)) is not None]
@@ -61,47 +61,47 @@ def mesh_of_params(params: Any, mesh: Any, name: str) -> Any:
 
 
 def check_axis(axis: Axis, mesh: Any, name: str) -> tuple[str, ...]:
-    """The names in `axis`, all of which the mesh has to have."""
+    """Check that the mesh has the axes, and return their names."""
     try:
         names = axis_names(axis)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{name}: axis = {axis!r}: {error}.") from None
-    for one in names:
-        if one not in mesh.axis_names:
+    for axis_name in names:
+        if axis_name not in mesh.axis_names:
             raise ValueError(
-                f"{name}: axis = {one!r}, expected an axis of the mesh: "
+                f"{name}: axis = {axis_name!r}, expected an axis of the mesh: "
                 f"{names_text(list(mesh.axis_names))}."
             )
     return names
 
 
 def spec_of(p: Any) -> tuple[Any, ...]:
-    """Over which axes every dimension of a leaf is divided; all None for one on no mesh."""
+    """The mesh axes that every dimension of a leaf is sharded over; all None without a mesh."""
     sharding = sharding_of(p)
     ndim = len(p.shape) if hasattr(p, "shape") else 0
     spec = () if sharding is None else tuple(sharding.spec)
     return spec + (None,) * (ndim - len(spec))
 
 
-def divided(
+def divide_further(
     shape: tuple[int, ...], spec: tuple[Any, ...], names: Axis, mesh: Any
 ) -> tuple[Any, ...]:
-    """A spec that divides the longest dimension that it can over further axes."""
+    """Shard the longest divisible dimension over further axes."""
     names = axis_names(names)
     used = {name for part in spec if part is not None for name in axis_names(part)}
     n = math.prod(mesh.shape[name] for name in names)
-    here = [length // _ways(part, mesh) for length, part in zip(shape, spec, strict=True)]
-    fitting = [i for i, length in enumerate(here) if length and length % n == 0]
+    local = [length // _shard_count(part, mesh) for length, part in zip(shape, spec, strict=True)]
+    fitting = [i for i, length in enumerate(local) if length and length % n == 0]
     if used & {*names} or not fitting:
         return spec
-    i = max(fitting, key=lambda i: here[i])
+    i = max(fitting, key=lambda i: local[i])
     old = () if spec[i] is None else axis_names(spec[i])
     new = [*old, *names]
     return (*spec[:i], tuple(new) if len(new) > 1 else new[0], *spec[i + 1 :])
 
 
-def shapes_of_state(tx: Any, params: Any, mesh: Any) -> Any:
-    """The types of the state for params that are whole on a mesh whose axes are explicit.
+def abstract_state(tx: Any, params: Any, mesh: Any) -> Any:
+    """The types of the state for params that are replicated on a mesh of explicit axes.
 
     What the optimizer makes of them has the sharding in its type, whatever the mesh's own axes are.
     """
@@ -111,18 +111,18 @@ def shapes_of_state(tx: Any, params: Any, mesh: Any) -> Any:
     )
     whole = NamedSharding(abstract, PartitionSpec())
 
-    def one(p: Any) -> Any:
+    def replicated(p: Any) -> Any:
         p = p if hasattr(p, "dtype") else jax.numpy.asarray(p)
         return jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=whole)
 
     # The context may have this mesh with axes of another kind, or a mesh of another size; JAX lets
     # no mesh follow on one of another size.
     with _use(jax.sharding.AbstractMesh((), ())), _use(abstract):
-        return jax.eval_shape(tx.init, jax.tree.map(one, params))
+        return jax.eval_shape(tx.init, jax.tree.map(replicated, params))
 
 
 def put(x: Any, place: NamedSharding) -> Any:
-    """An array with this sharding."""
+    """Put an array, eager or traced, in this sharding."""
     if isinstance(place.mesh, Mesh) and not isinstance(x, Tracer):
         return jax.device_put(x, place)
     if AxisType.Explicit in place.mesh.axis_types:
@@ -144,7 +144,7 @@ def sharding_of(p: Any) -> NamedSharding | None:
 
 
 def _is_on_another_device(p: Any) -> bool:
-    """Whether a leaf has been put somewhere that is no mesh."""
+    """Whether a leaf is committed to devices without a mesh."""
     if isinstance(p, Tracer) or sharding_of(p) is not None:
         return False
     if isinstance(p, jax.Array):
@@ -159,5 +159,5 @@ def _same_mesh(a: Any, b: Any) -> bool:
     return not known or list(a.devices.flat) == list(b.devices.flat)
 
 
-def _ways(part: Any, mesh: Any) -> int:
+def _shard_count(part: Any, mesh: Any) -> int:
     return 1 if part is None else math.prod(mesh.shape[name] for name in axis_names(part))

@@ -1,4 +1,4 @@
-"""Messages of clients: the change of the params as 8-bit codes."""
+"""Messages of federated clients: changes of params as 8-bit codes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fnopt.core import (
     static,
     zero_count,
 )
-from fnopt.distributed._compressed_sum import from_reals, reals
+from fnopt.distributed._compressed_sum import as_pairs, from_pairs
 from fnopt.transforms import decode, encode
 
 
@@ -40,7 +40,7 @@ class QuantizedDeltaState(NamedTuple):
 
 
 def checked_block_size(block_size: Any, name: str) -> int:
-    """A number of elements that share a scale."""
+    """Check the number of elements that share a scale."""
     check_count(block_size, "block_size", name)
     return int(block_size)
 
@@ -92,7 +92,7 @@ class quantized_delta(Value):
     def encode(
         self, params: Any, start: Any, state: QuantizedDeltaState
     ) -> tuple[Any, QuantizedDeltaState]:
-        """The message of a client, and its next state.
+        """Encode the message of a client; returns it and the next state.
 
         Args:
             params: What the client came to.
@@ -108,19 +108,19 @@ class quantized_delta(Value):
         check_inexact(start, "params of the server")
         check_same_tree(params, start, "params of the client", "params of the server")
 
-        def one(p: Any, x: Any, e: jax.Array) -> tuple[Codes, jax.Array]:
-            owed = reals(_wide(p, e.dtype) - _wide(x, e.dtype) + e)
+        def encode_leaf(p: Any, x: Any, e: jax.Array) -> tuple[Codes, jax.Array]:
+            owed = as_pairs(_wide(p, e.dtype) - _wide(x, e.dtype) + e)
             codes = Codes(*encode(owed, True, self.block_size, state.count))
-            return codes, from_reals(owed - self._decoded(codes), e.dtype)
+            return codes, from_pairs(owed - self._decoded(codes), e.dtype)
 
         leaves, treedef = jax.tree.flatten(start)
         others = jax.tree.leaves(params), jax.tree.leaves(state.error)
-        pairs = [one(p, x, e) for p, x, e in zip(leaves, *others, strict=True)]
+        pairs = [encode_leaf(p, x, e) for p, x, e in zip(leaves, *others, strict=True)]
         message, error = (treedef.unflatten([pair[i] for pair in pairs]) for i in (0, 1))
         return message, QuantizedDeltaState(safe_increment(state.count), error)
 
     def decode(self, message: Any, start: Any) -> Any:
-        """The params that a client came to.
+        """Decode the params of a client.
 
         Args:
             message: What `encode` gave there; NumPy arrays too.
@@ -140,21 +140,21 @@ class quantized_delta(Value):
                 f"{2 * len(named)}: codes and scales for each of {len(named)} leaves."
             )
 
-        def one(name: str, p: Any, codes: Any, scales: Any) -> jax.Array:
+        def decode_leaf(name: str, p: Any, codes: Any, scales: Any) -> jax.Array:
             dtype = compute_dtype(jnp.result_type(p))
-            expected = jax.eval_shape(reals, jax.ShapeDtypeStruct(jnp.shape(p), dtype)).shape
+            expected = jax.eval_shape(as_pairs, jax.ShapeDtypeStruct(jnp.shape(p), dtype)).shape
             if jnp.shape(codes) != expected or codes.dtype != jnp.uint8:
                 raise ValueError(
                     f"quantized_delta: {leaf_text(name)} of the message is {codes.dtype} of shape "
                     f"{jnp.shape(codes)}, expected uint8 of shape {expected}. Was it made from "
                     "these params?"
                 )
-            moved = from_reals(self._decoded(Codes(jnp.asarray(codes), jnp.asarray(scales))), dtype)
+            moved = from_pairs(self._decoded(Codes(jnp.asarray(codes), jnp.asarray(scales))), dtype)
             return (_wide(p, dtype) - moved).astype(jnp.result_type(p))
 
         codes = [iter(found)] * 2
         return treedef.unflatten(
-            [one(name, p, c, s) for (name, p), c, s in zip(named, *codes, strict=True)]
+            [decode_leaf(name, p, c, s) for (name, p), c, s in zip(named, *codes, strict=True)]
         )
 
     def _decoded(self, leaf: Codes) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Codes of slots in other blocks: from those of parts to those of whole leaves, and back."""
+"""Requantization of slots: from the blocks of shards to those of whole leaves, and back."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from fnopt.transforms.states import QuantizedStateState
 Context = contextlib.AbstractContextManager[None]
 
 
-def in_numbers(tx: Any, state: Any, params: Any) -> Any:
-    """The state with the numbers of slots in place of their codes."""
+def decode_slots(tx: Any, state: Any, params: Any) -> Any:
+    """Decode the slots of a state."""
 
-    def one(over: sharded | None, tx: quantized_state, state: QuantizedStateState) -> Any:
-        with contextlib.nullcontext() if over is None else _parts(over, state, params):
+    def decode_state(over: sharded | None, tx: quantized_state, state: QuantizedStateState) -> Any:
+        with contextlib.nullcontext() if over is None else _shards_of(over, state, params):
             inner = tx._map_slots(tx._decoded, state.inner_state)
         return QuantizedStateState(state.count, inner)
 
-    return _mapped(tx, state, one)
+    return _map_quantized(tx, state, decode_state)
 
 
-def in_codes(tx: Any, numbers: Any, params: Any) -> Any:
-    """The state with slots as codes again, rounded anew in the blocks of this optimizer."""
+def encode_slots(tx: Any, numbers: Any, params: Any) -> Any:
+    """Encode the slots of a state, rounded in the blocks of this optimizer."""
 
-    def one(over: sharded | None, tx: quantized_state, state: QuantizedStateState) -> Any:
-        known = None if over is None else over._leaves_in_rows(params)
+    def encode_state(over: sharded | None, tx: quantized_state, state: QuantizedStateState) -> Any:
+        known = None if over is None else over._unsharded_leaves(params)
         with shards_over((), known):
             return tx._coded(state.count, state.inner_state)
 
-    return _mapped(tx, numbers, one)
+    return _map_quantized(tx, numbers, encode_state)
 
 
-def _parts(over: sharded, state: Any, params: Any) -> Context:
-    """Says that slots are parts in rows, as many as there are devices in the mesh they are on."""
+def _shards_of(over: sharded, state: Any, params: Any) -> Context:
+    """Declare slots as shards, one for every device of their mesh."""
     named = leaves_with_names(state, is_coded)[0]
     name, codes = next((name, x[0]) for name, x in named if is_coded(x))
     mesh = mesh_of(codes)
@@ -55,15 +55,15 @@ def _parts(over: sharded, state: Any, params: Any) -> Context:
     return shards_over((), UnshardedLeaves(shapes_by_name(params), n, lambda parts: parts))
 
 
-def _mapped(tx: Any, state: Any, fn: Callable[..., Any]) -> Any:
-    new = {id(part): fn(over, own, part) for over, own, part in _found(tx, state)}
+def _map_quantized(tx: Any, state: Any, fn: Callable[..., Any]) -> Any:
+    new = {id(part): fn(over, own, part) for over, own, part in _quantized_members(tx, state)}
     return jax.tree.map(lambda x: new.get(id(x), x), state, is_leaf=lambda x: id(x) in new)
 
 
-def _found(
+def _quantized_members(
     tx: Transformation, state: Any, over: sharded | None = None
 ) -> Iterator[tuple[sharded | None, quantized_state, Any]]:
-    """All transforms that keep slots in codes, with what divides them and with their states."""
+    """All quantized transforms, with the `sharded` around them and their states."""
     over = tx if isinstance(tx, sharded) else over
     if isinstance(tx, quantized_state):
         if any(isinstance(member.tx, sharded) for member in tx.members()):
@@ -73,4 +73,4 @@ def _found(
             )
         yield over, tx, state
     for member in tx.members(state):
-        yield from _found(member.tx, member.state, over)
+        yield from _quantized_members(member.tx, member.state, over)

@@ -1,4 +1,4 @@
-"""The state of a divided optimizer, brought together for one device, and divided anew."""
+"""Conversion of states between sharded and plain optimizers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from fnopt.core import leaf_text, leaves_with_names
 from fnopt.distributed._meshes import put
-from fnopt.distributed._recoded import in_codes, in_numbers
+from fnopt.distributed._recoded import decode_slots, encode_slots
 from fnopt.distributed._sharded import sharded
 from fnopt.distributed._state_sharding import init_sharded, state_sharding
 from fnopt.sharding import replicate
@@ -22,7 +22,7 @@ from fnopt.transforms import is_coded
 
 
 def undivided(tx: Any) -> Any:
-    """The optimizer without the `sharded` in it: what has the same state on one device."""
+    """The optimizer without `sharded`, as it runs on one device."""
 
     def is_sharded(node: Any) -> bool:
         return isinstance(node, sharded)
@@ -65,16 +65,16 @@ def gather_state(tx: Any, state: Any, params: Any, *, requantize: bool = False) 
     """
     plain, target = undivided(tx), _undivided_state(tx, params)
 
-    def gathered_anew() -> Any:
-        numbers = in_numbers(tx, state, params)
-        like = jax.eval_shape(lambda s: in_numbers(plain, s, params), target)
-        return in_codes(plain, _mapped(_whole, numbers, like), params)
+    def gather_recoded() -> Any:
+        numbers = decode_slots(tx, state, params)
+        like = jax.eval_shape(lambda s: decode_slots(plain, s, params), target)
+        return encode_slots(plain, _map_states(_unsharded_leaf, numbers, like), params)
 
-    anew = _where_blocks_differ(state, target, gathered_anew if requantize else None)
-    return _mapped(_whole, state, target, anew)
+    anew = _where_blocks_differ(state, target, gather_recoded if requantize else None)
+    return _map_states(_unsharded_leaf, state, target, anew)
 
 
-def _whole(name: str, x: Any, like: Any) -> Any:
+def _unsharded_leaf(name: str, x: Any, like: Any) -> Any:
     if x.shape == like.shape:
         return x
     memory = x.size // max(x.shape[-1], 1) if x.size else 1  # how many rows of parts
@@ -117,19 +117,19 @@ def scatter_state(
         >>> fnopt.slots(state)["mu"]["w"].shape
         (1, 6)
     """
-    _mapped(_checked, state, _undivided_state(tx, params))
+    _map_states(_check_shape, state, _undivided_state(tx, params))
     places = state_sharding(tx, params, mesh=mesh)
     fresh = init_sharded(tx, params, mesh=mesh)
     mesh = next((s.mesh for s in jax.tree.leaves(places)), None)
-    in_parts = functools.partial(_in_parts, mesh)
+    shard_leaf = functools.partial(_sharded_leaf, mesh)
 
-    def scattered_anew() -> Any:
-        numbers = in_numbers(undivided(tx), state, params)
-        rows = _mapped(in_parts, numbers, in_numbers(tx, fresh, params))
-        return in_codes(tx, rows, params)
+    def scatter_recoded() -> Any:
+        numbers = decode_slots(undivided(tx), state, params)
+        rows = _map_states(shard_leaf, numbers, decode_slots(tx, fresh, params))
+        return encode_slots(tx, rows, params)
 
-    anew = _where_blocks_differ(fresh, state, scattered_anew if requantize else None)
-    return jax.tree.map(put, _mapped(in_parts, state, fresh, anew), places)
+    anew = _where_blocks_differ(fresh, state, scatter_recoded if requantize else None)
+    return jax.tree.map(put, _map_states(shard_leaf, state, fresh, anew), places)
 
 
 def _undivided_state(tx: Any, params: Any) -> Any:
@@ -138,7 +138,7 @@ def _undivided_state(tx: Any, params: Any) -> Any:
     return jax.eval_shape(undivided(tx).init, shapes)
 
 
-def _checked(name: str, x: Any, like: Any) -> Any:
+def _check_shape(name: str, x: Any, like: Any) -> Any:
     if jnp.shape(x) != like.shape:
         raise ValueError(
             f"scatter_state: {leaf_text(name)} of the state has shape {jnp.shape(x)}, expected "
@@ -147,7 +147,7 @@ def _checked(name: str, x: Any, like: Any) -> Any:
     return x
 
 
-def _in_parts(mesh: Any, _: str, x: Any, new: Any) -> Any:
+def _sharded_leaf(mesh: Any, _: str, x: Any, new: Any) -> Any:
     if jnp.shape(x) == new.shape:
         return x
     memory = new.size // max(new.shape[-1], 1) if new.size else 1
@@ -163,7 +163,7 @@ def _in_parts(mesh: Any, _: str, x: Any, new: Any) -> Any:
 def _where_blocks_differ(
     parts: Any, whole: Any, recoded: Callable[[], Any] | None
 ) -> dict[str, Any]:
-    """The replacements, by name, of codes whose blocks in parts are not those in whole leaves.
+    """Recode slots whose blocks in shards differ from those in whole leaves; by name.
 
     Raises a ValueError that names the first where nothing does.
     """
@@ -191,8 +191,8 @@ def _where_blocks_differ(
     return {name: x for name, x in leaves_with_names(recoded(), is_coded)[0] if name in differ}
 
 
-def _mapped(one: Any, state: Any, target: Any, instead: dict[str, Any] | None = None) -> Any:
-    """The tree of `one(name, x, y)` for the leaves of both; `instead` replaces some by name."""
+def _map_states(fn: Any, state: Any, target: Any, instead: dict[str, Any] | None = None) -> Any:
+    """Map `fn(name, x, y)` over the leaves of two states; `instead` replaces some by name."""
     wanted = jax.tree.structure(target)
     if jax.tree.structure(state) != wanted:
         found = jax.tree.structure(state)
@@ -202,7 +202,7 @@ def _mapped(one: Any, state: Any, target: Any, instead: dict[str, Any] | None = 
     def each(name: str, x: Any, y: Any) -> Any:
         if name in instead:
             return instead[name]
-        return tuple(map(functools.partial(one, name), x, y)) if is_coded(x) else one(name, x, y)
+        return tuple(map(functools.partial(fn, name), x, y)) if is_coded(x) else fn(name, x, y)
 
     leaves, treedef = leaves_with_names(state, is_coded)
     others = jax.tree.leaves(target, is_leaf=is_coded)

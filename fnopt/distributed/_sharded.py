@@ -1,4 +1,4 @@
-"""ZeRO: every device keeps, and works on, its part of an optimizer's state."""
+"""ZeRO: every device keeps and updates its shard of an optimizer's state."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from fnopt.core import (
 from fnopt.distributed._elementwise import check_elementwise
 from fnopt.distributed._meshes import axis_names, put
 from fnopt.distributed._packing import (
-    gathered_parts,
-    in_a_row,
-    own_parts,
-    summed_parts,
-    types_are_tracked,
-    whole_leaves_of,
+    all_gather_shards,
+    local_shards,
+    local_unsharded_leaves,
+    reduce_scatter,
+    shards_in_a_row,
+    tracks_varying_axes,
 )
 from fnopt.sharding import UnshardedLeaves, place_state, replicate, shards_over, varying_axes
 
@@ -117,19 +117,19 @@ class sharded(Transformation):
         return (Member(self.inner._place, self.inner, state),)
 
     def init(self, params: Any) -> Any:
-        """The inner state for this device's parts; on a mesh, for the parts of all devices."""
+        """The inner state for this device's shards; on a mesh, for the shards of all devices."""
         check_inexact(params, "params")
         n = _size_if_bound(self.axis)
         if n is None:
             named, treedef = leaves_with_names(params)
-            parts = treedef.unflatten([self._laid_out(name, p) for name, p in named])
+            parts = treedef.unflatten([self._shards_of(name, p) for name, p in named])
             return place_state(self._init_of_rows(params, parts), parts)
-        with shards_over(self.axis, whole_leaves_of(shapes_by_name(params), self.axis)):
-            return self.inner.init(own_parts(params, self.axis, n))
+        with shards_over(self.axis, local_unsharded_leaves(shapes_by_name(params), self.axis)):
+            return self.inner.init(local_shards(params, self.axis, n))
 
     def _init_of_rows(self, params: Any, parts: Any) -> Any:
         try:
-            with shards_over((), self._leaves_in_rows(params)):
+            with shards_over((), self._unsharded_leaves(params)):
                 return self.inner.init(parts)
         except Exception as error:
             if "Sharding" not in type(error).__name__:
@@ -143,28 +143,28 @@ class sharded(Transformation):
     def update(
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, Any]:
-        """Averages the gradients, updates this device's parts, and puts all updates together."""
+        """Average the gradients, update this device's shards, and gather the updates."""
         check_inexact(updates, "gradients")
         n = self._size()
-        _check_around()
+        _check_wrappers()
         check_elementwise(self.inner, updates, params, extra_args, self.axis)
-        mine = None if params is None else own_parts(params, self.axis, n)
+        mine = None if params is None else local_shards(params, self.axis, n)
         grads = self._averaged(updates, n)
-        with shards_over(self.axis, whole_leaves_of(shapes_by_name(updates), self.axis)):
+        with shards_over(self.axis, local_unsharded_leaves(shapes_by_name(updates), self.axis)):
             _check_parts(state, jax.eval_shape(self.inner.init, grads if mine is None else mine), n)
             new, state = self.inner.update(grads, state, mine, **extra_args)
-        return gathered_parts(new, updates, self.axis), state
+        return all_gather_shards(new, updates, self.axis), state
 
     def _averaged(self, updates: Any, n: int) -> Any:
-        """This device's parts of the averaged gradients."""
+        """This device's shards of the averaged gradients."""
         leaves, treedef = jax.tree.flatten(updates)
-        tracked = types_are_tracked(self.axis)
+        tracked = tracks_varying_axes(self.axis)
         same = [tracked and not {*self.axis} & varying_axes(g) for g in leaves]
         summed = iter(
-            summed_parts([g for g, s in zip(leaves, same, strict=True) if not s], self.axis, n)
+            reduce_scatter([g for g, s in zip(leaves, same, strict=True) if not s], self.axis, n)
         )
         parts = [
-            own_parts(g, self.axis, n) if s else self._scaled(next(summed), n)
+            local_shards(g, self.axis, n) if s else self._scaled(next(summed), n)
             for g, s in zip(leaves, same, strict=True)
         ]
         return treedef.unflatten(parts)
@@ -182,8 +182,8 @@ class sharded(Transformation):
             )
         return n
 
-    def _laid_out(self, name: str, p: Any) -> Any:
-        """A leaf as the parts of all devices in a row, divided over the mesh that it is on."""
+    def _shards_of(self, name: str, p: Any) -> Any:
+        """A leaf as the concatenated shards of all devices, sharded over its mesh."""
         mesh = mesh_of(p)
         if mesh is None or not {*self.axis} <= {*mesh.axis_names}:
             raise ValueError(
@@ -193,17 +193,17 @@ class sharded(Transformation):
                 "fnopt.distributed.init_sharded(tx, params, mesh=mesh)."
             )
         n = math.prod(mesh.shape[name] for name in self.axis)
-        return _last_divided(in_a_row(replicate(p), n), self.axis, mesh)
+        return _shard_last(shards_in_a_row(replicate(p), n), self.axis, mesh)
 
-    def _leaves_in_rows(self, params: Any) -> UnshardedLeaves | None:
-        """The whole leaves behind parts that lie in rows on a mesh."""
+    def _unsharded_leaves(self, params: Any) -> UnshardedLeaves | None:
+        """The leaves of concatenated shards on a mesh."""
         mesh = next(map(mesh_of, jax.tree.leaves(params)), None)
         if mesh is None:
             return None
 
         def kept(parts: jax.Array) -> jax.Array:
             row = parts.reshape(*parts.shape[:-2], -1)
-            return _last_divided(row, self.axis, mesh)
+            return _shard_last(row, self.axis, mesh)
 
         n = math.prod(mesh.shape[name] for name in self.axis)
         return UnshardedLeaves(shapes_by_name(params), n, kept)
@@ -213,7 +213,7 @@ class sharded(Transformation):
 _DECIDES = ("apply_if_finite", "skip_large_updates")
 
 
-def _check_around() -> None:
+def _check_wrappers() -> None:
     for name in _DECIDES:
         if name in where():
             raise ValueError(
@@ -231,17 +231,17 @@ def _size_if_bound(axes: tuple[str, ...]) -> int | None:
 
 
 def shapes_by_name(tree: Any) -> dict[str, tuple[int, ...]]:
-    """The shapes of leaves."""
+    """The shapes of leaves by name."""
     return {name: jax.numpy.shape(x) for name, x in leaves_with_names(tree)[0]}
 
 
-def _last_divided(x: Any, axis: tuple[str, ...], mesh: Any) -> jax.Array:
-    """An array whose last dimension is divided over these axes of a mesh."""
+def _shard_last(x: Any, axis: tuple[str, ...], mesh: Any) -> jax.Array:
+    """Shard the last dimension of an array over these mesh axes."""
     return put(x, NamedSharding(mesh, PartitionSpec(*(None,) * (x.ndim - 1), axis)))
 
 
 def mesh_of(p: Any) -> Any:
-    """The mesh that an array is on; None where its type or its sharding says of none."""
+    """The mesh of an array's type or sharding, or None."""
     if isinstance(p, Tracer):
         mesh = jax.typeof(p).sharding.mesh
         return None if mesh.empty else mesh

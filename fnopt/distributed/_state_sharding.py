@@ -1,4 +1,4 @@
-"""The shardings of an optimizer's state, and states made in place on their devices."""
+"""Shardings of an optimizer's state, and states initialized in them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from fnopt.core import is_abstract, slots, zeros_for
 from fnopt.distributed._meshes import (
     Axis,
+    abstract_state,
     check_axis,
-    divided,
-    mesh_of_params,
+    common_mesh,
+    divide_further,
     put,
-    shapes_of_state,
     spec_of,
 )
 from fnopt.sharding import fits_param, is_tracing, match_params
@@ -61,22 +61,22 @@ def state_sharding(
         >>> tuple(fnopt.slots(where)["mu"]["w"].spec), tuple(where[0].count.spec)
         ((None, 'data'), ())
     """
-    on: Any = mesh_of_params(params, mesh, "state_sharding")
+    on: Any = common_mesh(params, mesh, "state_sharding")
     names = () if axis is None else check_axis(axis, on, "state_sharding")
-    state = shapes_of_state(tx, params, on)
+    state = abstract_state(tx, params, on)
     in_slots = {id(x) for slot in slots(state).values() for x in jax.tree.leaves(slot)}
 
-    def one(leaf: Any, owner: Any) -> NamedSharding:
+    def slot_sharding(leaf: Any, owner: Any) -> NamedSharding:
         spec = spec_of(leaf)
         if not any(spec) and owner is not None and fits_param(leaf, owner):
             spec = (None,) * (len(leaf.shape) - len(owner.shape)) + spec_of(owner)
         if names and id(leaf) in in_slots:
-            spec = divided(leaf.shape, spec, names, on)
+            spec = divide_further(leaf.shape, spec, names, on)
         while spec and spec[-1] is None:
             spec = spec[:-1]
         return NamedSharding(on, PartitionSpec(*spec))
 
-    leaves = [one(leaf, owner) for _, leaf, owner in match_params(state, params)]
+    leaves = [slot_sharding(leaf, owner) for _, leaf, owner in match_params(state, params)]
     return jax.tree.unflatten(jax.tree.structure(state), leaves)
 
 

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 import fnopt
 from fnopt import distributed
 from fnopt.distributed._elementwise import check_elementwise
-from fnopt.distributed._recoded import in_numbers
+from fnopt.distributed._recoded import decode_slots
 from tests.contract.registry import CASES
 
 RNG = np.random.RandomState(0)
@@ -343,8 +343,8 @@ def test_codes_in_other_blocks_are_rounded_anew(kind):
     there = distributed.scatter_state(parts, known, params, requantize=True)
     back = distributed.gather_state(parts, there, params, requantize=True)
     assert jax.tree.structure(back) == jax.tree.structure(known)
-    numbers = [in_numbers(tx, s, params) for s in (known, back)]
-    in_parts = fnopt.slots(in_numbers(parts, there, params))
+    numbers = [decode_slots(tx, s, params) for s in (known, back)]
+    in_parts = fnopt.slots(decode_slots(parts, there, params))
     for name in ("mu", "nu"):
         before, after = (fnopt.slots(s)[name] for s in numbers)
         for leaf, x in before.items():

@@ -364,6 +364,26 @@ def _() -> None:
         fnopt.scale_by_lion(mode="none")
 
 
+@check("`lbfgs`, a pair of differences")
+def _() -> None:
+    theirs, ours = both("scale_by_lbfgs", scale_init_precond=False)
+    weights = []
+    for tx in (theirs, ours):
+        state = tx.init(ONE)
+        for p in (ONE, 2 * ONE):  # of -x^2 / 2
+            _, state = tx.update(-p, state, p)
+        weights.append(jnp.min(state.weights_memory))
+    assert weights[0] < 0
+    assert weights[1] == 0
+
+
+@check("`mu_dtype`, `accumulator_dtype` that are real")
+def _() -> None:
+    theirs, ours = both("adam", 0.1, mu_dtype=jnp.float32)
+    for tx, dtype in ((theirs, jnp.float32), (ours, jnp.complex64)):
+        assert tx.init(ONE + 0j)[0].mu.dtype == dtype
+
+
 @check("state of leaves that a mask leaves out")
 def _() -> None:
     mask, params = {"a": True, "b": False}, {"a": ONE, "b": {"c": ONE, "d": ONE}}
@@ -405,14 +425,6 @@ def _() -> None:
         assert (found == 1) == (dtype == jnp.bfloat16)
 
 
-@check("names that optax has deprecated")
-def _() -> None:
-    args = jnp.log(ONE / 2), ONE / 2
-    with pytest.warns(DeprecationWarning, match="use generalized_kl_divergence"):
-        expected = optax.convex_kl_divergence(*args)
-    np.testing.assert_allclose(optax_api.convex_kl_divergence(*args), expected, atol=1e-6)
-
-
 @check("`isinstance(tx, GradientTransformationExtraArgs)`")
 def _() -> None:
     for lib in (optax, optax_api):
@@ -445,13 +457,18 @@ def _() -> None:
             lib.losses.multiclass_hinge_loss(*args)
 
 
-@check("an extra argument nearly of the name")
+@check("an extra argument that nothing takes")
 def _() -> None:
-    known = {"value": 1.0, "grad": ONE, "value_fn": jnp.sum, "valeu": 2.0}
+    known = {"value": 1.0, "grad": ONE, "value_fn": lambda p: jnp.sum(p)}
     for lib in (optax, optax_api, fnopt):
         tx = lib.chain(lib.sgd(1.0), lib.scale_by_backtracking_linesearch(2))
         with pytest.raises(TypeError, match="valeu"):
-            tx.update(ONE, tx.init(ONE), ONE, **known)
+            tx.update(ONE, tx.init(ONE), ONE, **known, valeu=2.0)
+        if lib is optax:
+            with pytest.raises(TypeError, match="other"):
+                tx.update(ONE, tx.init(ONE), ONE, **known, other=2.0)
+        else:
+            tx.update(ONE, tx.init(ONE), ONE, **known, other=2.0)
 
 
 @check("`isinstance(tx, GradientTransformation)`")

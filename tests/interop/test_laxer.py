@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from typing import Any
 
@@ -326,3 +327,19 @@ def test_what_averages_no_examples_is_no_aggregator():
 def test_a_normal_distribution_of_means_that_fit_no_scales_is_refused(optax):
     with pytest.raises(ValueError, match="Incompatible shapes for broadcasting"):
         optax.multi_normal(jnp.ones(2), jnp.ones(3))
+
+
+def test_injected_numbers_have_the_defaults_of_optax():
+    # A loss is never below 0 there, so a step at the loss 0 is none.
+    for lib in (theirs, ours):
+        tx = lib.inject_hyperparams(lib.polyak_sgd)(max_learning_rate=1.0)
+        updates, _ = tx.update(PARAMS, tx.init(PARAMS), PARAMS, value=jnp.zeros(()))
+        assert not any(jnp.any(u) for u in jax.tree.leaves(updates))
+
+
+@pytest.mark.parametrize("name", ["optimistic_adam", "losses.convex_kl_divergence"])
+@BOTH
+def test_names_that_optax_deprecates_warn(name, optax):
+    args = {"optimistic_adam": (0.1,)}.get(name, (jnp.zeros(2), jnp.ones(2)))
+    with pytest.warns(DeprecationWarning, match="use .?(optimistic_adam_v2|generalized_kl)"):
+        operator.attrgetter(name)(optax)(*args)

@@ -99,13 +99,12 @@ def bridged(fn: Callable[..., Any]) -> Callable[..., Any]:
     Returns:
         A function of the same signature: plain functions are taken for schedules and masks.
     """
-    signature = inspect.signature(fn)
+    signature, defaults = inspect.signature(fn), _DEFAULTS.get(fn.__name__, {})
 
     @functools.wraps(fn)
     def made(*args: Any, **kwargs: Any) -> Any:
         kwargs = {own_name(k, signature): v for k, v in kwargs.items() if k not in PRINTING}
-        given = dict(signature.bind(*args, **kwargs).arguments)
-        given = {**_DEFAULTS.get(fn.__name__, {}), **given}
+        given = {**defaults, **signature.bind(*args, **kwargs).arguments}
         for name in _SCHEDULED & given.keys():
             given[name] = as_schedule(given[name])
         by_params = {n: f for n, f in given.items() if n.endswith(_OF_PARAMS) and is_function(f)}
@@ -117,6 +116,10 @@ def bridged(fn: Callable[..., Any]) -> Callable[..., Any]:
 
         return _with_labels(with_trees, lambda params: {n: f(params) for n, f in by_params.items()})
 
+    own = [
+        p.replace(default=defaults.get(p.name, p.default)) for p in signature.parameters.values()
+    ]
+    made.__signature__ = signature.replace(parameters=own)  # pyright: ignore[reportAttributeAccessIssue]
     return made
 
 

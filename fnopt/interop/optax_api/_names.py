@@ -6,6 +6,8 @@ import functools
 import importlib
 import inspect
 import types
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 from fnopt import tree
@@ -47,6 +49,11 @@ _OLD_TREE_NAMES = {
     "tree_l2_norm": functools.partial(tree.norm, ord=2),
     "tree_linf_norm": functools.partial(tree.norm, ord="inf"),
     "tree_scalar_mul": tree.scale,
+}
+# Names that optax has deprecated, and its advice.
+_DEPRECATED = {
+    "convex_kl_divergence": "use generalized_kl_divergence",
+    "optimistic_adam": "use `optimistic_adam_v2` instead",
 }
 # The rooms of functions that may return transforms.
 _MAKERS = ("optimizers", "transforms")
@@ -106,6 +113,21 @@ def find(name: str, home: str) -> Any:
     Raises:
         AttributeError: If nothing does; the message says what to use.
     """
+    value = _found(name, home)
+    return _deprecated(name, value) if name in _DEPRECATED else value
+
+
+def _deprecated(name: str, value: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(value)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        text = f"{name} is deprecated in optax: {_DEPRECATED[name]}."
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return value(*args, **kwargs)
+
+    return called
+
+
+def _found(name: str, home: str) -> Any:
     if name in _TYPES:
         return Any
     if name in _RENAMED:
